@@ -1,0 +1,48 @@
+package shardlimit
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Amount is a whole number, or a text with placeholders that yields one for
+// each request. In JSON it is a number or a string.
+type Amount string
+
+// number returns the amount if it is the same for every request.
+func (a Amount) number() (int64, error) {
+	n, err := strconv.ParseInt(string(a), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%q is not a whole number", string(a))
+	}
+	return n, nil
+}
+
+// isDynamic tells whether the amount depends on the request.
+func (a Amount) isDynamic() bool { return strings.Contains(string(a), "{") }
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (a *Amount) UnmarshalJSON(b []byte) error {
+	if len(b) > 0 && b[0] == '"' {
+		return json.Unmarshal(b, (*string)(a))
+	}
+	*a = Amount(b)
+	_, err := a.number()
+	return err
+}
+
+// MarshalJSON implements [json.Marshaler].
+func (a Amount) MarshalJSON() ([]byte, error) {
+	if n, err := a.number(); err == nil {
+		return strconv.AppendInt(nil, n, 10), nil
+	}
+	return json.Marshal(string(a))
+}
+
+// Interface guards.
+var (
+	_ json.Unmarshaler = (*Amount)(nil)
+	_ json.Marshaler   = Amount("")
+)

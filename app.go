@@ -1,0 +1,137 @@
+package shardlimit
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+)
+
+// defaultStore is the name of the store of handlers that name none.
+const defaultStore = "default"
+
+// App holds what all `rate_limit` handlers share: the stores in which they
+// count.
+type App struct {
+	// The stores by name. Handlers that name none use the one named `default`.
+	// If no store is configured at all, that is a memory store.
+	StoresRaw caddy.ModuleMap `json:"stores,omitempty" caddy:"namespace=rate_limit.stores inline_key=module"`
+
+	logger *zap.Logger
+	uses   map[string]*storeUse
+	zones  map[zoneID]string
+}
+
+// zoneID identifies a zone in a config.
+type zoneID struct{ store, zone string }
+
+// CaddyModule returns the Caddy module information.
+func (*App) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "rate_limit",
+		New: func() caddy.Module { return new(App) },
+	}
+}
+
+// Provision implements [caddy.Provisioner].
+func (a *App) Provision(ctx caddy.Context) error {
+	a.logger = ctx.Logger()
+	a.zones = map[zoneID]string{}
+	a.uses = map[string]*storeUse{}
+	if err := metrics.register(ctx.GetMetricsRegistry()); err != nil {
+		return err
+	}
+	modules := map[string]any{defaultStore: new(MemoryStore)}
+	if len(a.StoresRaw) > 0 {
+		loaded, err := ctx.LoadModule(a, "StoresRaw")
+		if err != nil {
+			return fmt.Errorf("load stores: %w", err)
+		}
+		modules = loaded.(map[string]any)
+	}
+	for name, module := range modules {
+		use, err := openStore(ctx, name, module)
+		if err != nil {
+			return err
+		}
+		a.uses[name] = use
+	}
+	return nil
+}
+
+// Start implements [caddy.App].
+func (*App) Start() error { return nil }
+
+// Stop implements [caddy.App].
+func (*App) Stop() error { return nil }
+
+// Cleanup implements [caddy.CleanerUpper]. Requests that are still running
+// keep what they use until they have settled.
+func (a *App) Cleanup() error {
+	for _, use := range a.uses {
+		use.leave()
+	}
+	if caddy.Exiting() {
+		for _, use := range a.uses {
+			use.end()
+		}
+		awaitFlushes(a.logger)
+	}
+	return nil
+}
+
+// store returns the store of that name.
+func (a *App) store(name string) (*storeUse, error) {
+	if name == "" {
+		name = defaultStore
+	}
+	if use, ok := a.uses[name]; ok {
+		return use, nil
+	}
+	names := strings.Join(slices.Sorted(maps.Keys(a.uses)), ", ")
+	return nil, fmt.Errorf("there is no store %s, only %s: name one of these with the option store, or configure a store %s", name, names, name)
+}
+
+// claim registers a handler's zone, and refuses one that another handler
+// defines differently.
+func (a *App) claim(storeName string, z *Zone) error {
+	id := zoneID{storeName, z.Name}
+	definition := z.definition()
+	other, ok := a.zones[id]
+	if !ok {
+		a.zones[id] = definition
+		return nil
+	}
+	return sameDefinition(z.Name, other, definition)
+}
+
+func sameDefinition(zone, one, other string) error {
+	if one == other {
+		return nil
+	}
+	return fmt.Errorf("zone %s is defined twice, differently: once with %s, once with %s; make them equal or rename one", zone, one, other)
+}
+
+// rawStoreName returns the name in a handler's option store, if it is one and
+// not a store of its own.
+func rawStoreName(raw json.RawMessage) (name string, isName bool, err error) {
+	if len(raw) == 0 {
+		return "", true, nil
+	}
+	if raw[0] != '"' {
+		return "", false, nil
+	}
+	err = json.Unmarshal(raw, &name)
+	return name, true, err
+}
+
+// Interface guards.
+var (
+	_ caddy.App          = (*App)(nil)
+	_ caddy.Provisioner  = (*App)(nil)
+	_ caddy.CleanerUpper = (*App)(nil)
+)

@@ -1,0 +1,208 @@
+package shardlimit
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// parseDirective parses the rate_limit directive:
+//
+//	rate_limit [<matcher>] <key> <events> <window> [<name>]
+//
+//	rate_limit [<matcher>] {
+//		store   <name>
+//		zone <name> {
+//			match       @<matcher> | { <matchers> }
+//			key         <text>...
+//			events      <n> | <placeholder> <fallback n>
+//			window      <duration>
+//			charge      after
+//			free_status <code|class>... | none
+//			ipv4_prefix <bits>
+//			ipv6_prefix <bits>
+//			on_error    allow|deny|local
+//		}
+//		headers github|none
+//		jitter  <ratio>
+//		log_key
+//	}
+//
+// It only translates. What is allowed is for the handler and its zones to say;
+// they are asked here as well, so that errors come with the line.
+func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+	handler := new(Handler)
+	h.Next()
+	p := parser{Dispenser: h.Dispenser, lines: map[string]caddyfile.Token{}, start: h.Token()}
+	zones := map[*Zone]caddyfile.Token{}
+	oneLine := h.CountRemainingArgs() > 0
+	if oneLine {
+		z, err := p.oneLineZone()
+		if err != nil {
+			return nil, err
+		}
+		handler.Zones, zones[z] = []*Zone{z}, p.start
+	}
+	for h.NextBlock(0) {
+		if oneLine && h.Val() == "zone" {
+			return nil, h.Err("rate_limit has a zone on its line and another in its block: write both as zones in the block")
+		}
+		if h.Val() == "zone" {
+			start := h.Token()
+			z, err := parseZone(h)
+			if err != nil {
+				return nil, err
+			}
+			handler.Zones = append(handler.Zones, z)
+			zones[z] = start
+			continue
+		}
+		if err := p.handlerOption(handler); err != nil {
+			return nil, err
+		}
+	}
+	if err := handler.validate(); err != nil {
+		return nil, p.at(err)
+	}
+	storeName, _, err := rawStoreName(handler.StoreRaw)
+	if err != nil {
+		return nil, p.at(err)
+	}
+	return handler, claimZones(h, storeName, handler.Zones, zones)
+}
+
+// claimZones refuses zones that another directive defines differently, as the
+// app does for a config in JSON, where there are no lines to name.
+func claimZones(h httpcaddyfile.Helper, storeName string, zones []*Zone, starts map[*Zone]caddyfile.Token) error {
+	type claim struct{ definition, place string }
+	const state = "rate_limit.zones"
+	claims, ok := h.State[state].(map[zoneID]claim)
+	if !ok {
+		claims = map[zoneID]claim{}
+		h.State[state] = claims
+	}
+	for _, z := range zones {
+		id, token := zoneID{storeName, z.Name}, starts[z]
+		mine := claim{z.definition(), fmt.Sprintf("%s:%d", token.File, token.Line)}
+		other, taken := claims[id]
+		if !taken {
+			claims[id] = mine
+		} else if err := sameDefinition(z.Name, other.definition, mine.definition); err != nil {
+			return fmt.Errorf("at %s and %s: %w", other.place, mine.place, err)
+		}
+	}
+	return nil
+}
+
+// parser parses the options of one block, each of which may be given once.
+type parser struct {
+	*caddyfile.Dispenser
+	start caddyfile.Token
+	lines map[string]caddyfile.Token
+}
+
+// once notes that the current token is an option, and refuses it the second
+// time.
+func (p *parser) once() error {
+	if first, ok := p.lines[p.Val()]; ok {
+		return p.Errf("%s is given twice, first in line %d: remove one", p.Val(), first.Line)
+	}
+	p.lines[p.Val()] = p.Token()
+	return nil
+}
+
+// at adds to err the place of the option it is about, or that of the block.
+func (p *parser) at(err error) error {
+	token := p.start
+	var bad *optionError
+	if errors.As(err, &bad) {
+		if option, ok := p.lines[bad.option]; ok {
+			token = option
+		}
+	}
+	return errorAt(token, err)
+}
+
+func errorAt(token caddyfile.Token, err error) error {
+	d := caddyfile.NewDispenser([]caddyfile.Token{token})
+	d.Next()
+	return d.WrapErr(err)
+}
+
+// arg returns the only argument of an option.
+func (p *parser) arg() (string, error) {
+	option := p.Val()
+	args := p.RemainingArgs()
+	if len(args) != 1 {
+		return "", p.Errf("%s takes one argument, not %d", option, len(args))
+	}
+	return args[0], nil
+}
+
+// args returns the arguments of an option that takes one or more.
+func (p *parser) args() ([]string, error) {
+	option := p.Val()
+	args := p.RemainingArgs()
+	if len(args) == 0 {
+		return nil, p.Errf("%s takes at least one argument", option)
+	}
+	return args, nil
+}
+
+// text sets an option that is a text.
+func (p *parser) text(to *string) (err error) {
+	*to, err = p.arg()
+	return err
+}
+
+// integer sets an option that is a whole number.
+func (p *parser) integer(to *int) error {
+	option := p.Val()
+	text, err := p.arg()
+	if err != nil {
+		return err
+	}
+	if *to, err = strconv.Atoi(text); err != nil {
+		return p.Errf("%s %q: it must be a whole number", option, text)
+	}
+	return nil
+}
+
+// positive sets an option that is a whole number of at least 1, where 0 would
+// mean the default.
+func (p *parser) positive(to *int) error {
+	option := p.Val()
+	if err := p.integer(to); err != nil {
+		return err
+	}
+	if *to < 1 {
+		return p.Errf("%s %d: it must be at least 1", option, *to)
+	}
+	return nil
+}
+
+// duration sets an option that is a time span, of which 0 would mean the
+// default.
+func (p *parser) duration(to *caddy.Duration) error {
+	option := p.Val()
+	text, err := p.arg()
+	if err != nil {
+		return err
+	}
+	d, err := caddy.ParseDuration(text)
+	if err != nil || d <= 0 {
+		return p.Errf("%s %q: it must be a time span, such as 250ms, 10s, 1m, 1h or 1d", option, text)
+	}
+	*to = caddy.Duration(d)
+	return nil
+}
+
+// unknown is the error about an option that does not exist.
+func (p *parser) unknown(known string) error {
+	return p.Errf("unknown option %s: it must be one of %s", p.Val(), known)
+}

@@ -1,0 +1,174 @@
+package shardlimit
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// handlerOption parses one option of the directive other than zone.
+func (p *parser) handlerOption(h *Handler) error {
+	if err := p.once(); err != nil {
+		return err
+	}
+	switch p.Val() {
+	case "store":
+		name, err := p.arg()
+		if err != nil {
+			return err
+		}
+		h.StoreRaw = []byte(strconv.Quote(name))
+		return nil
+	case "headers":
+		return p.text(&h.Headers)
+	case "jitter":
+		text, err := p.arg()
+		if err != nil {
+			return err
+		}
+		if h.Jitter, err = strconv.ParseFloat(text, 64); err != nil {
+			return p.Errf("jitter %q: it must be a number, such as 0.2", text)
+		}
+		return nil
+	case "log_key":
+		h.LogKey = true
+		return p.noArgs()
+	case "sweep_interval":
+		return p.duration(&h.SweepInterval)
+	case "distributed":
+		return p.Err(adviceDistributed)
+	case "storage":
+		return p.Err(adviceStorage)
+	default:
+		return p.unknown("store, zone, headers, jitter, log_key")
+	}
+}
+
+func (p *parser) noArgs() error {
+	option := p.Val()
+	if p.NextArg() {
+		return p.Errf("%s takes no argument", option)
+	}
+	return nil
+}
+
+// oneLineZone parses the arguments of the one-line form.
+func (p *parser) oneLineZone() (*Zone, error) {
+	args := p.RemainingArgs()
+	if len(args) != 3 && len(args) != 4 {
+		return nil, p.Err("write rate_limit <key> <events> <window> [<name>], or rate_limit { … } with a block")
+	}
+	window, err := caddy.ParseDuration(args[2])
+	if err != nil {
+		return nil, p.Errf("window %q: it must be a time span, such as 10s, 1m, 1h or 1d", args[2])
+	}
+	z := &Zone{Name: "default", Key: Texts{args[0]}, Events: Amount(args[1]), Window: caddy.Duration(window)}
+	if len(args) == 4 {
+		z.Name = args[3]
+	}
+	return z, nil
+}
+
+// parseZone parses one zone of the directive.
+func parseZone(h httpcaddyfile.Helper) (*Zone, error) {
+	p := parser{Dispenser: h.Dispenser, lines: map[string]caddyfile.Token{}, start: h.Token()}
+	z := new(Zone)
+	if err := p.text(&z.Name); err != nil {
+		return nil, p.Err("zone takes one argument, its name")
+	}
+	for nesting := h.Nesting(); h.NextBlock(nesting); {
+		if h.Val() == "match" {
+			if err := parseMatch(h, z); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if err := p.zoneOption(z); err != nil {
+			return nil, err
+		}
+	}
+	if err := z.validate(); err != nil {
+		return nil, p.at(err)
+	}
+	return z, nil
+}
+
+func (p *parser) zoneOption(z *Zone) (err error) {
+	if err := p.once(); err != nil {
+		return err
+	}
+	switch p.Val() {
+	case "key":
+		z.Key, err = p.args()
+		return err
+	case "events":
+		return p.events(z)
+	case "window":
+		return p.duration(&z.Window)
+	case "charge":
+		return p.text(&z.Charge)
+	case "free_status":
+		z.FreeStatus, err = p.args()
+		return err
+	case "ipv4_prefix":
+		return p.integer(&z.IPv4Prefix)
+	case "ipv6_prefix":
+		return p.integer(&z.IPv6Prefix)
+	case "on_error":
+		return p.text(&z.OnError)
+	default:
+		return p.unknown("match, key, events, window, charge, free_status, ipv4_prefix, ipv6_prefix, on_error")
+	}
+}
+
+// events parses a number, or a placeholder and the number that stands in.
+func (p *parser) events(z *Zone) error {
+	args := p.RemainingArgs()
+	if len(args) == 0 || len(args) > 2 {
+		return p.Err("events takes a number, or a placeholder and a number that counts where it yields none")
+	}
+	z.Events = Amount(args[0])
+	if len(args) == 1 {
+		return nil
+	}
+	fallback, err := strconv.ParseInt(args[1], 10, 64)
+	if err != nil || fallback == 0 {
+		return p.Errf("events %s: the fallback %q must be a number from 1 to 2^52", args[0], args[1])
+	}
+	z.EventsFallback = fallback
+	return nil
+}
+
+// parseMatch adds a matcher set to z: a named one, or the one in a block.
+func parseMatch(h httpcaddyfile.Helper, z *Zone) error {
+	var set caddy.ModuleMap
+	var err error
+	switch h.CountRemainingArgs() {
+	case 0:
+		set, err = caddyhttp.ParseCaddyfileNestedMatcherSet(h.Dispenser)
+		if err == nil && len(set) == 0 {
+			err = h.Err("match is empty: write match @<matcher>, or matchers in a block")
+		}
+	case 1:
+		directive := h.Token()
+		h.NextArg()
+		if !strings.HasPrefix(h.Val(), "@") {
+			return h.Errf("match %s: write match @<matcher>, or matchers in a block", h.Val())
+		}
+		// The helper looks for a matcher right after a directive.
+		named := h.WithDispenser(caddyfile.NewDispenser([]caddyfile.Token{directive, h.Token()}))
+		named.Next()
+		set, err = named.ExtractMatcherSet()
+	default:
+		return h.Err("match takes one matcher: repeat match for more, any of which then may match")
+	}
+	if err != nil {
+		return err
+	}
+	z.MatcherSetsRaw = append(z.MatcherSetsRaw, set)
+	return nil
+}

@@ -1,0 +1,319 @@
+package shardlimit
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// Handler limits how many requests each client may make. Requests that fit
+// pass; the others are refused with status 429, for which error routes
+// (`handle_errors`) work as usual. The response headers tell clients where
+// they stand: `X-RateLimit-Limit`, `X-RateLimit-Remaining`,
+// `X-RateLimit-Used`, `X-RateLimit-Reset` (seconds since the epoch) and
+// `X-RateLimit-Resource` (the zone), and on refusals `Retry-After` (seconds).
+// With several zones they are about the one with the least left, or on
+// refusals the one that makes the client wait longest.
+//
+// These placeholders are set:
+//
+// Placeholder | Description
+// ------------|-------------
+// `{http.rate_limit.exceeded.name}` | The name of the zone that refused the request
+// `{http.rate_limit.<zone>.limit}` | How many events the zone admits per window for this client
+// `{http.rate_limit.<zone>.remaining}` | How many are left
+// `{http.rate_limit.<zone>.used}` | How many are used up
+// `{http.rate_limit.<zone>.reset}` | When the window ends, in seconds since the epoch
+//
+// The last four include this request's cost once it is charged.
+type Handler struct {
+	// The store in which the zones count: the name of one that is configured
+	// in the `rate_limit` app, or a store of this handler's own. Default: the
+	// store named `default`.
+	StoreRaw json.RawMessage `json:"store,omitempty" caddy:"namespace=rate_limit.stores inline_key=module"`
+
+	// The zones, in the order in which they count requests. A request has to
+	// fit into all zones that match it; if one refuses it, none is charged.
+	Zones []*Zone `json:"zones,omitempty"`
+
+	// Which response headers tell of the limit: `github` or `none`.
+	// Default: `github`.
+	Headers string `json:"headers,omitempty"`
+
+	// By up to what part of itself `Retry-After` is lengthened at random, so
+	// that refused clients do not all come back at the same moment; 0.2 is up
+	// to 20 percent. Default: 0.
+	Jitter float64 `json:"jitter,omitempty"`
+
+	// Whether log entries about refusals contain the client key, which may be
+	// an address or a secret. Default: false.
+	LogKey bool `json:"log_key,omitempty"`
+
+	// Zones by name, in the form of the caddy-ratelimit plugin; they count in
+	// alphabetical order.
+	RateLimits map[string]*NamedZone `json:"rate_limits,omitempty"`
+
+	// Accepted for the caddy-ratelimit plugin's configs, and without effect:
+	// nothing here needs sweeping.
+	SweepInterval caddy.Duration `json:"sweep_interval,omitempty"`
+
+	// Not supported; see the error it causes.
+	DistributedRaw json.RawMessage `json:"distributed,omitempty"`
+
+	// Not supported; see the error it causes.
+	StorageRaw json.RawMessage `json:"storage,omitempty"`
+
+	logger *zap.Logger
+	now    func() time.Time
+	use    *storeUse
+	// ownsUse is set if the store is this handler's own.
+	ownsUse bool
+}
+
+const (
+	headersGitHub = "github"
+	headersNone   = "none"
+)
+
+// CaddyModule returns the Caddy module information.
+func (*Handler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.rate_limit",
+		New: func() caddy.Module { return new(Handler) },
+	}
+}
+
+// Provision implements [caddy.Provisioner]. It touches no network.
+func (h *Handler) Provision(ctx caddy.Context) error {
+	h.logger = ctx.Logger()
+	h.now = time.Now
+	if err := h.adoptNamedZones(); err != nil {
+		return err
+	}
+	if err := h.validate(); err != nil {
+		return err
+	}
+	module, err := ctx.App("rate_limit")
+	if err != nil {
+		return fmt.Errorf("load the rate_limit app: %w", err)
+	}
+	app := module.(*App)
+	if err := h.openStore(ctx, app); err != nil {
+		return err
+	}
+	for _, z := range h.Zones {
+		if err := app.claim(h.use.name, z); err != nil {
+			return err
+		}
+		if err := z.provision(ctx, h.use.onError); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// validate tells what is wrong with the handler, and how to mend it.
+func (h *Handler) validate() error {
+	if len(h.Zones) == 0 {
+		return errors.New("rate_limit has no zone: add one, such as zone api { key {client_ip}; events 100; window 1m } with a line for each option")
+	}
+	names := map[string]bool{}
+	for _, z := range h.Zones {
+		if err := z.validate(); err != nil {
+			return err
+		}
+		if names[z.Name] {
+			return fmt.Errorf("zone %s is defined twice in one rate_limit: rename one", z.Name)
+		}
+		names[z.Name] = true
+	}
+	if h.Jitter < 0 || h.Jitter > 10 || math.IsNaN(h.Jitter) {
+		return badOption("jitter", "%v: it must be from 0 to 10, such as 0.2", h.Jitter)
+	}
+	return oneOf("headers", h.Headers, headersGitHub, headersNone)
+}
+
+func (h *Handler) openStore(ctx caddy.Context, app *App) error {
+	name, isName, err := rawStoreName(h.StoreRaw)
+	if err != nil {
+		return fmt.Errorf("store: %w", err)
+	}
+	if isName {
+		h.use, err = app.store(name)
+		return err
+	}
+	// A store without a name is the same store again if it is written the
+	// same way.
+	sum := sha256.Sum256(h.StoreRaw)
+	name = "inline-" + hex.EncodeToString(sum[:6])
+	module, err := ctx.LoadModule(h, "StoreRaw")
+	if err != nil {
+		return fmt.Errorf("load store: %w", err)
+	}
+	if h.use, err = openStore(ctx, name, module); err != nil {
+		return err
+	}
+	h.ownsUse = true
+	return nil
+}
+
+// Cleanup implements [caddy.CleanerUpper].
+func (h *Handler) Cleanup() error {
+	if h.ownsUse {
+		h.use.leave()
+	}
+	return nil
+}
+
+// ServeHTTP implements [caddyhttp.MiddlewareHandler].
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	t := trackerOf(r)
+	if t != nil && t.refusal != nil {
+		// This is an error route of a request that was refused.
+		return next.ServeHTTP(w, r)
+	}
+	nested := t != nil && !t.settled
+	if !nested {
+		t = nil
+	}
+	t, p, err := h.collect(t, w, r)
+	if err != nil || p == nil {
+		if err != nil {
+			return err
+		}
+		return next.ServeHTTP(w, r)
+	}
+	if err := h.admit(t, p, w, r); err != nil {
+		if !nested {
+			t.settle(http.StatusTooManyRequests)
+		}
+		return err
+	}
+	if nested {
+		// The outer handler's writer sees the final status.
+		return next.ServeHTTP(w, r)
+	}
+	return t.serve(r, next)
+}
+
+// collect resolves what the request asks of the zones that match it, as a new
+// part of t, or of a new tracker if t is nil. A bucket that another handler
+// counts the request in already is left out. It returns no part if nothing is
+// left.
+func (h *Handler) collect(t *tracker, w http.ResponseWriter, r *http.Request) (*tracker, *part, error) {
+	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	var p *part
+	for _, z := range h.Zones {
+		if len(z.matchers) > 0 {
+			matches, err := z.matchers.AnyMatchWithError(r)
+			if err != nil {
+				return t, nil, err
+			}
+			if !matches {
+				continue
+			}
+		}
+		req := z.request(repl, h)
+		if t != nil && t.counts(h.use, req) {
+			continue
+		}
+		if p == nil {
+			if t == nil {
+				t = newTracker(w)
+			}
+			p = t.newPart(h)
+		}
+		p.add(z, req)
+	}
+	if p != nil {
+		t.enroll(p, r, repl)
+	}
+	return t, p, nil
+}
+
+// admit checks p and returns nil if the request may pass.
+func (h *Handler) admit(t *tracker, p *part, w http.ResponseWriter, r *http.Request) error {
+	if err := p.check(r); err != nil {
+		t.refusal = p
+		return err
+	}
+	refused, denied := -1, false
+	for i, z := range p.zones {
+		z.counts.requests.Inc()
+		switch st := &p.states[i]; {
+		case st.Err != nil:
+			denied = denied || z.onError == onErrorDeny
+		case !st.Allowed && (refused < 0 || st.RetryAfter > p.states[refused].RetryAfter):
+			refused = i
+		}
+	}
+	switch {
+	case refused >= 0:
+		return h.refuse(t, p, refused, w, r)
+	case denied:
+		t.refusal = p
+		return caddyhttp.Error(http.StatusServiceUnavailable, errStoreDown)
+	default:
+		return nil
+	}
+}
+
+var errStoreDown = errors.New("rate limit store cannot answer, and on_error is deny")
+
+// refuse answers by the state that refused; nothing more is asked of a store.
+func (h *Handler) refuse(t *tracker, p *part, i int, w http.ResponseWriter, r *http.Request) error {
+	z, st := p.zones[i], &p.states[i]
+	t.refusal, t.refusedBy = p, z
+	z.counts.declined.Inc()
+	wait := h.retryAfter(st)
+	if h.Headers != headersNone {
+		setLimitHeaders(w.Header(), z, st)
+	}
+	setRetryAfter(w.Header(), wait)
+	if entry := h.logger.Check(zapcore.DebugLevel, "rate limit exceeded"); entry != nil {
+		fields := []zap.Field{
+			zap.String("zone", z.Name),
+			zap.Int64("wait", wait),
+			zap.String("remote_ip", clientIP(r)),
+		}
+		if h.LogKey {
+			fields = append(fields, zap.String("key", p.reqs[i].ClientKey))
+		}
+		entry.Write(fields...)
+	}
+	return caddyhttp.Error(http.StatusTooManyRequests, z.refusal)
+}
+
+// retryAfter is how many seconds a refused client is told to wait.
+func (h *Handler) retryAfter(st *store.State) int64 {
+	wait := st.RetryAfter
+	if h.Jitter > 0 {
+		wait += time.Duration(rand.Float64() * h.Jitter * float64(wait)) //nolint:gosec // not a secret
+	}
+	return max(ceilSeconds(wait.Microseconds()), 1)
+}
+
+func clientIP(r *http.Request) string {
+	ip, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+	return ip
+}
+
+// Interface guards.
+var (
+	_ caddy.Provisioner           = (*Handler)(nil)
+	_ caddy.CleanerUpper          = (*Handler)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
+)

@@ -1,0 +1,39 @@
+package shardlimit
+
+import (
+	"net/http"
+	"strconv"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// ceilSeconds rounds microseconds up to seconds, so that a client which waits
+// that long, or until that second, does not come too early.
+func ceilSeconds(microseconds int64) int64 {
+	return (microseconds + 999_999) / 1_000_000
+}
+
+// setLimitHeaders sets the headers that tell of st, in place of any that are
+// there, such as a backend's own. It is called for every request: keys are in
+// canonical form and all values share one string and one slice.
+func setLimitHeaders(h http.Header, z *Zone, st *store.State) {
+	var scratch [96]byte
+	b := strconv.AppendInt(scratch[:0], st.Limit, 10)
+	limit := len(b)
+	b = strconv.AppendInt(b, st.Remaining, 10)
+	remaining := len(b)
+	b = strconv.AppendInt(b, st.Used, 10)
+	used := len(b)
+	b = strconv.AppendInt(b, ceilSeconds(st.Reset), 10)
+	text := string(b)
+	values := []string{text[:limit], text[limit:remaining], text[remaining:used], text[used:], z.Name}
+	h["X-Ratelimit-Limit"] = values[0:1:1]
+	h["X-Ratelimit-Remaining"] = values[1:2:2]
+	h["X-Ratelimit-Used"] = values[2:3:3]
+	h["X-Ratelimit-Reset"] = values[3:4:4]
+	h["X-Ratelimit-Resource"] = values[4:5:5]
+}
+
+func setRetryAfter(h http.Header, seconds int64) {
+	h["Retry-After"] = []string{strconv.FormatInt(seconds, 10)}
+}

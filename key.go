@@ -1,0 +1,115 @@
+package shardlimit
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// clientIPText is what counts for a request to which no text of a zone's key
+// applies.
+const clientIPText = "{http.vars." + caddyhttp.ClientIPVarKey + "}"
+
+// keyText is one text of a zone's key.
+type keyText struct {
+	// tag stands for the text in client keys, so that the values of two texts
+	// never meet.
+	tag string
+	// placeholders are the names in the text, in order. A text without any is
+	// the same for all requests.
+	placeholders []string
+}
+
+// compileKey prepares the texts of a zone's key, and the client's address as
+// what counts where none of them applies.
+func compileKey(texts Texts) []keyText {
+	compiled := make([]keyText, 0, len(texts)+1)
+	taken := map[string]bool{}
+	for i, text := range append(texts[:len(texts):len(texts)], clientIPText) {
+		if i == len(texts) && len(compiled) > 0 && texts[i-1] == clientIPText {
+			break
+		}
+		tag := textTag(text)
+		for salt := 0; taken[tag]; salt++ {
+			tag = textTag(text + strconv.Itoa(salt))
+		}
+		taken[tag] = true
+		compiled = append(compiled, keyText{tag: tag, placeholders: placeholdersIn(text)})
+	}
+	return compiled
+}
+
+// textTag is short, because it is part of every key in a store.
+func textTag(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return base64.RawURLEncoding.EncodeToString(sum[:3])[:3]
+}
+
+// placeholdersIn returns the names of the placeholders in text, by the rules of
+// Caddy's replacer: braces can be escaped by a backslash.
+func placeholdersIn(text string) (names []string) {
+	for i := 0; i < len(text); i++ {
+		if text[i] != '{' || i > 0 && text[i-1] == '\\' {
+			continue
+		}
+		end := strings.IndexByte(text[i:], '}')
+		if end < 0 {
+			break
+		}
+		names = append(names, text[i+1:i+end])
+		i += end
+	}
+	return names
+}
+
+// clientKey appends the client key that the text yields, and tells whether it
+// applies to the request: at least one of its placeholders is not empty, or it
+// has none. The lengths at the end keep the parts of a key with several
+// placeholders from running into each other.
+func (t *keyText) clientKey(b []byte, repl *caddy.Replacer, z *Zone) ([]byte, bool) {
+	b = append(append(b, t.tag...), ':')
+	applies := len(t.placeholders) == 0
+	var scratch [8]int
+	lengths := scratch[:0]
+	for _, name := range t.placeholders {
+		value, _ := repl.GetString(name)
+		applies = applies || value != ""
+		start := len(b)
+		b = z.appendMasked(b, value)
+		lengths = append(lengths, len(b)-start)
+	}
+	for i := range len(lengths) - 1 {
+		b = strconv.AppendInt(append(b, ':'), int64(lengths[i]), 10)
+	}
+	return b, applies
+}
+
+// appendMasked appends value, cut down to its network if it is an IP address
+// and the zone counts networks.
+func (z *Zone) appendMasked(b []byte, value string) []byte {
+	if z.IPv4Prefix == 0 && z.IPv6Prefix == 0 {
+		return append(b, value...)
+	}
+	addr, err := netip.ParseAddr(value)
+	if err != nil {
+		return append(b, value...)
+	}
+	addr = addr.Unmap().WithZone("")
+	bits := z.IPv6Prefix
+	if addr.Is4() {
+		bits = z.IPv4Prefix
+	}
+	if bits == 0 {
+		return addr.AppendTo(b)
+	}
+	network, err := addr.Prefix(bits)
+	if err != nil {
+		return append(b, value...)
+	}
+	return network.AppendTo(b)
+}

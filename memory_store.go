@@ -1,0 +1,78 @@
+package shardlimit
+
+import (
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/memory"
+)
+
+// MemoryStore counts in this process's memory. It needs nothing else, is not
+// shared with other Caddy instances, and keeps its counts when the config is
+// reloaded, but not when Caddy is restarted.
+type MemoryStore struct {
+	// How many buckets (a zone's count for one client) are kept at most, at
+	// less than 300 bytes each. When there are more, those whose window is
+	// over go first, then those whose window ends soonest. Default: 1000000.
+	MaxKeys int `json:"max_keys,omitempty"`
+
+	name string
+}
+
+// CaddyModule returns the Caddy module information.
+func (*MemoryStore) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "rate_limit.stores.memory",
+		New: func() caddy.Module { return new(MemoryStore) },
+	}
+}
+
+// Validate implements [caddy.Validator].
+func (m *MemoryStore) Validate() error {
+	if m.MaxKeys < 0 {
+		return badOption("max_keys", "%d: it must be at least 1", m.MaxKeys)
+	}
+	return nil
+}
+
+// OpenStore implements [StoreModule].
+func (m *MemoryStore) OpenStore(name string) (store.Store, error) {
+	m.name = name
+	return acquireBuckets(sharedBuckets+name, m.MaxKeys), nil
+}
+
+// CloseStore implements [StoreModule].
+func (m *MemoryStore) CloseStore() { releaseBuckets(sharedBuckets + m.name) }
+
+// OnErrorDefault implements [StoreModule]. Memory always answers.
+func (*MemoryStore) OnErrorDefault() string { return onErrorAllow }
+
+// Prefixes of the names under which buckets in memory are pooled.
+const (
+	sharedBuckets = "shared/"
+	localBuckets  = "local/"
+)
+
+// bucketPool keeps buckets in memory across configs.
+var bucketPool = caddy.NewUsagePool()
+
+type pooledBuckets struct{ *memory.Buckets }
+
+// Destruct implements [caddy.Destructor].
+func (pooledBuckets) Destruct() error { return nil }
+
+func acquireBuckets(name string, maxKeys int) *memory.Store {
+	pooled, _ := bucketPool.LoadOrStore(name, pooledBuckets{memory.NewBuckets()})
+	return memory.New(pooled.(pooledBuckets).Buckets, memory.Options{MaxKeys: maxKeys})
+}
+
+func releaseBuckets(name string) {
+	_, _ = bucketPool.Delete(name) //nolint:errcheck // Destruct does not fail
+}
+
+// Interface guards.
+var (
+	_ StoreModule      = (*MemoryStore)(nil)
+	_ caddy.Validator  = (*MemoryStore)(nil)
+	_ caddy.Destructor = pooledBuckets{}
+)

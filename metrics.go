@@ -1,0 +1,66 @@
+package shardlimit
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// metrics outlive configs, so that they do not start over at a reload.
+var metrics = newMetricSet()
+
+type metricSet struct {
+	requests    *prometheus.CounterVec
+	declined    *prometheus.CounterVec
+	storeErrors *prometheus.CounterVec
+	undelivered *prometheus.CounterVec
+}
+
+// zoneCounters are one zone's, looked up once.
+type zoneCounters struct{ requests, declined prometheus.Counter }
+
+func newMetricSet() *metricSet {
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: "caddy", Subsystem: "rate_limit", Name: name, Help: help,
+		}, labels)
+	}
+	return &metricSet{
+		requests: counter("requests_total", "Requests that a zone counted or refused.", "zone"),
+		declined: counter("declined_requests_total", "Requests that a zone refused.", "zone"),
+		storeErrors: counter("store_errors_total",
+			"Checks that a store could not answer.", "store"),
+		undelivered: counter("undelivered_charges_total",
+			"Charges that failed: lost ones surely did not count, of uncertain ones it is not known.", "store", "shard", "outcome"),
+	}
+}
+
+func (m *metricSet) zone(name string) zoneCounters {
+	return zoneCounters{m.requests.WithLabelValues(name), m.declined.WithLabelValues(name)}
+}
+
+// register adds the metrics to the registry of a config, of which there is a
+// new one for every config.
+func (m *metricSet) register(registry *prometheus.Registry) error {
+	if registry == nil {
+		return nil
+	}
+	for _, c := range []prometheus.Collector{m.requests, m.declined, m.storeErrors, m.undelivered} {
+		var already prometheus.AlreadyRegisteredError
+		if err := registry.Register(c); err != nil && !errors.As(err, &already) {
+			return fmt.Errorf("register metrics: %w", err)
+		}
+	}
+	return nil
+}
+
+// outcomeLabel names the outcome of a charge that failed.
+func outcomeLabel(err error) string {
+	if errors.Is(err, store.ErrUncertain) {
+		return "uncertain"
+	}
+	return "lost"
+}

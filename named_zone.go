@@ -1,0 +1,69 @@
+package shardlimit
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// NamedZone is a zone in the form of the caddy-ratelimit plugin, where its
+// name is the key of a map.
+type NamedZone struct {
+	// The requests that the zone counts. Default: all.
+	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
+
+	// By what clients are told apart: a text with placeholders.
+	Key Texts `json:"key,omitempty"`
+
+	// The length of the window.
+	Window caddy.Duration `json:"window,omitempty"`
+
+	// How many events are admitted per window and client.
+	MaxEvents int64 `json:"max_events,omitempty"`
+
+	// If not zero, IPv4 addresses are counted by their network of that many
+	// bits.
+	IPv4Prefix int `json:"ipv4_prefix,omitempty"`
+
+	// If not zero, IPv6 addresses are counted by their network of that many
+	// bits.
+	IPv6Prefix int `json:"ipv6_prefix,omitempty"`
+}
+
+const (
+	adviceDistributed = "distributed is not supported: write a redis store, with which all instances share their counts at once: { rate_limit { store redis { shard a { primary <address> } } } } as a global option with a line for each option"
+	adviceStorage     = "storage is not supported: counts live in a store of their own; write the global option rate_limit { store redis { … } }, or nothing for a store in memory"
+)
+
+// adoptNamedZones turns RateLimits into Zones.
+func (h *Handler) adoptNamedZones() error {
+	if h.DistributedRaw != nil {
+		return errors.New(adviceDistributed)
+	}
+	if h.StorageRaw != nil {
+		return errors.New(adviceStorage)
+	}
+	for _, name := range slices.Sorted(maps.Keys(h.RateLimits)) {
+		n := h.RateLimits[name]
+		if n == nil {
+			return fmt.Errorf("zone %s is null: define or remove it", name)
+		}
+		z := &Zone{
+			Name:           name,
+			MatcherSetsRaw: n.MatcherSetsRaw,
+			Key:            n.Key,
+			Window:         n.Window,
+			IPv4Prefix:     n.IPv4Prefix,
+			IPv6Prefix:     n.IPv6Prefix,
+		}
+		if n.MaxEvents != 0 {
+			z.Events = Amount(fmt.Sprint(n.MaxEvents))
+		}
+		h.Zones = append(h.Zones, z)
+	}
+	return nil
+}

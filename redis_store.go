@@ -1,0 +1,260 @@
+package shardlimit
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/redis"
+)
+
+// RedisStore counts in Redis (7.0 or later) or Valkey (7.2 or later), where
+// all Caddy instances that use the same shards share the counts. Each client's
+// counts live on one shard. Checks are answered by its replicas; charges go to
+// its primary, off the request's path.
+type RedisStore struct {
+	// The shards: independent Redis servers, each with its replicas, over
+	// which the clients are spread. Adding one moves only the clients it gets.
+	// Required.
+	Shards []*RedisShard `json:"shards,omitempty"`
+
+	// The ACL user. Placeholders such as `{env.REDIS_USERNAME}` work.
+	// Default: Redis's default user.
+	Username string `json:"username,omitempty"`
+
+	// The password. Placeholders such as `{env.REDIS_PASSWORD}` and
+	// `{file./run/secrets/redis}` work. Default: none.
+	Password string `json:"password,omitempty"`
+
+	// The number of the database. Default: 0.
+	DB int `json:"db,omitempty"`
+
+	// What the keys in Redis start with: letters, digits and the characters
+	// `_ . : -`. Stores with different prefixes do not share counts.
+	// Default: `rl`.
+	KeyPrefix string `json:"key_prefix,omitempty"`
+
+	// If set, client keys are replaced by their HMAC-SHA-256 under this
+	// secret, so that Redis never holds an IP address or a token. Placeholders
+	// work. Changing it starts new counters.
+	KeySecret string `json:"key_secret,omitempty"`
+
+	// Which servers answer checks: `replicas`, the primary standing in for
+	// them, or `primary`. Default: `replicas`.
+	ReadFrom string `json:"read_from,omitempty"`
+
+	// Whose clock tells whether a window is over: `redis`, that of the shard's
+	// primary, or `local`, that of this machine, which then must agree with
+	// those of the other Caddy instances. Default: `redis`.
+	Clock string `json:"clock,omitempty"`
+
+	// How long a request waits for a check at most; then `on_error` applies.
+	// Default: 50ms.
+	CheckTimeout caddy.Duration `json:"check_timeout,omitempty"`
+
+	// How long a charge is tried at most. No request waits for it.
+	// Default: 250ms.
+	ChargeTimeout caddy.Duration `json:"charge_timeout,omitempty"`
+
+	// How long connecting may take. Default: 200ms.
+	DialTimeout caddy.Duration `json:"dial_timeout,omitempty"`
+
+	// How many connections are kept to each server, once for checks and once
+	// for charges. Each carries many requests at a time, so few are needed; on
+	// a slow network more shorten the wait. Default: 4, or 64 if `pipelining`
+	// is `off`.
+	PoolSize int `json:"pool_size,omitempty"`
+
+	// `on`: what waits at the same time is sent together. `off`: each call
+	// is sent by itself. Default: `on`.
+	Pipelining string `json:"pipelining,omitempty"`
+
+	// What zones do while a shard cannot answer, unless they say otherwise:
+	// `allow`, `deny` (status 503) or `local` (this process counts alone).
+	// Default: `allow`.
+	OnError string `json:"on_error,omitempty"`
+
+	logger      *zap.Logger
+	name        string
+	open        []string
+	undelivered throttle
+}
+
+const (
+	readReplicas = "replicas"
+	readPrimary  = "primary"
+	clockRedis   = "redis"
+	clockLocal   = "local"
+	pipeliningOn = "on"
+	pipelineOff  = "off"
+)
+
+// CaddyModule returns the Caddy module information.
+func (*RedisStore) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "rate_limit.stores.redis",
+		New: func() caddy.Module { return new(RedisStore) },
+	}
+}
+
+// Provision implements [caddy.Provisioner]. It resolves placeholders and does
+// not connect.
+func (s *RedisStore) Provision(ctx caddy.Context) error {
+	s.logger = ctx.Logger()
+	repl := caddy.NewReplacer()
+	for _, option := range []struct {
+		name  string
+		value *string
+	}{{"username", &s.Username}, {"password", &s.Password}, {"key_secret", &s.KeySecret}} {
+		if err := resolve(repl, option.value); err != nil {
+			return fmt.Errorf("redis store: %s: %w", option.name, err)
+		}
+	}
+	for _, shard := range s.Shards {
+		if err := shard.resolve(repl); err != nil {
+			return fmt.Errorf("redis store: %w", err)
+		}
+	}
+	return nil
+}
+
+func resolve(repl *caddy.Replacer, value *string) (err error) {
+	*value, err = repl.ReplaceOrErr(*value, true, true)
+	return err
+}
+
+// Validate implements [caddy.Validator].
+func (s *RedisStore) Validate() error {
+	if err := s.validate(); err != nil {
+		return fmt.Errorf("redis store: %w", err)
+	}
+	return nil
+}
+
+func (s *RedisStore) validate() error {
+	if len(s.Shards) == 0 {
+		return errors.New("it has no shard: add one, such as shard a { primary localhost:6379 }")
+	}
+	names, primaries := map[string]bool{}, map[string]string{}
+	for _, shard := range s.Shards {
+		if err := shard.validate(); err != nil {
+			return err
+		}
+		if names[shard.Name] {
+			return fmt.Errorf("shard %s is defined twice: give each its own name", shard.Name)
+		}
+		names[shard.Name] = true
+		primary := complete(shard.Primary)
+		if other, ok := primaries[primary]; ok {
+			return fmt.Errorf("shards %s and %s have the same primary %s: remove one", other, shard.Name, primary)
+		}
+		primaries[primary] = shard.Name
+	}
+	switch {
+	case s.DB < 0:
+		return badOption("db", "%d: it must not be negative", s.DB)
+	case s.KeyPrefix != "" && !keyPrefix.MatchString(s.KeyPrefix):
+		return badOption("key_prefix", "%q: use only letters, digits and the characters _ . : -", s.KeyPrefix)
+	case s.PoolSize < 0:
+		return badOption("pool_size", "%d: it must be at least 1", s.PoolSize)
+	}
+	if err := oneOf("read_from", s.ReadFrom, readReplicas, readPrimary); err != nil {
+		return err
+	}
+	if err := oneOf("clock", s.Clock, clockRedis, clockLocal); err != nil {
+		return err
+	}
+	if err := oneOf("pipelining", s.Pipelining, pipeliningOn, pipelineOff); err != nil {
+		return err
+	}
+	for _, timeout := range []struct {
+		name  string
+		value caddy.Duration
+	}{{"check_timeout", s.CheckTimeout}, {"charge_timeout", s.ChargeTimeout}, {"dial_timeout", s.DialTimeout}} {
+		if timeout.value < 0 {
+			return badOption(timeout.name, "%s: it must be positive", time.Duration(timeout.value))
+		}
+	}
+	return validateOnError(s.OnError)
+}
+
+func oneOf(option, value, first, second string) error {
+	if value == "" || value == first || value == second {
+		return nil
+	}
+	return badOption(option, "%q: it must be %s or %s", value, first, second)
+}
+
+// OpenStore implements [StoreModule].
+func (s *RedisStore) OpenStore(name string) (store.Store, error) {
+	config := redis.Options{
+		KeyPrefix:     s.KeyPrefix,
+		KeySecret:     []byte(s.KeySecret),
+		ReadPrimary:   s.ReadFrom == readPrimary,
+		LocalClock:    s.Clock == clockLocal,
+		CheckTimeout:  time.Duration(s.CheckTimeout),
+		ChargeTimeout: time.Duration(s.ChargeTimeout),
+		OnUndelivered: s.reportUndelivered,
+	}
+	s.name = name
+	for _, shard := range s.Shards {
+		opts := redis.ShardOptions{
+			Primary:      complete(shard.Primary),
+			Username:     s.Username,
+			Password:     s.Password,
+			DB:           s.DB,
+			DialTimeout:  time.Duration(s.DialTimeout),
+			PoolSize:     s.PoolSize,
+			NoPipelining: s.Pipelining == pipelineOff,
+		}
+		for _, addr := range shard.Replicas {
+			opts.Replicas = append(opts.Replicas, complete(addr))
+		}
+		pooled, key, err := acquireShard(opts)
+		if err != nil {
+			return nil, fmt.Errorf("shard %s: %w", shard.Name, err)
+		}
+		s.open = append(s.open, key)
+		config.Members = append(config.Members, redis.Member{Name: shard.Name, Weight: shard.Weight, Shard: pooled})
+	}
+	return redis.New(config), nil
+}
+
+// CloseStore implements [StoreModule]. The charges that are still waiting are
+// delivered in the background, or, when the process ends, before it returns.
+func (s *RedisStore) CloseStore() {
+	for _, key := range s.open {
+		releaseShard(key)
+	}
+	s.open = nil
+}
+
+// OnErrorDefault implements [StoreModule].
+func (s *RedisStore) OnErrorDefault() string {
+	if s.OnError == "" {
+		return onErrorAllow
+	}
+	return s.OnError
+}
+
+func (s *RedisStore) reportUndelivered(shard string, err error) {
+	metrics.undelivered.WithLabelValues(s.name, shard, outcomeLabel(err)).Inc()
+	if caddy.Exiting() {
+		lostAtExit.Add(1)
+	}
+	if times, log := s.undelivered.report(time.Now()); log {
+		s.logger.Error("charges failed",
+			zap.String("store", s.name), zap.String("shard", shard), zap.Int64("charges", times), zap.Error(err))
+	}
+}
+
+// Interface guards.
+var (
+	_ caddy.Provisioner = (*RedisStore)(nil)
+	_ caddy.Validator   = (*RedisStore)(nil)
+	_ StoreModule       = (*RedisStore)(nil)
+)

@@ -1,0 +1,65 @@
+package shardlimit
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+)
+
+// StatusList names HTTP response statuses: codes such as 304, and classes such
+// as 4xx. The word none, alone, stands for the empty list. In JSON codes may
+// be numbers.
+type StatusList []string
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (l *StatusList) UnmarshalJSON(b []byte) error {
+	var items []any
+	if err := json.Unmarshal(b, &items); err != nil {
+		return err
+	}
+	*l = make(StatusList, 0, len(items))
+	for _, item := range items {
+		switch v := item.(type) {
+		case string:
+			*l = append(*l, v)
+		case float64:
+			*l = append(*l, strconv.FormatFloat(v, 'f', -1, 64))
+		default:
+			return fmt.Errorf("status %v is neither a code nor a class", item)
+		}
+	}
+	return nil
+}
+
+const statusNone = "none"
+
+// statusSet answers quickly whether a status is in a StatusList.
+type statusSet [10]uint64
+
+func (s *statusSet) add(code int) { s[code/64] |= 1 << (code % 64) }
+func (s *statusSet) contains(code int) bool {
+	return code < 600 && code >= 0 && s[code/64]>>(code%64)&1 == 1
+}
+
+// compile returns the set that l names.
+func (l StatusList) compile() (set statusSet, err error) {
+	if len(l) == 1 && l[0] == statusNone {
+		return set, nil
+	}
+	for _, text := range l {
+		if len(text) == 3 && text[1:] == "xx" && text[0] >= '2' && text[0] <= '5' {
+			for i := range 100 {
+				set.add(int(text[0]-'0')*100 + i)
+			}
+			continue
+		}
+		code, err := strconv.Atoi(text)
+		if err != nil || code < 200 || code > 599 {
+			return set, fmt.Errorf("%q: it must be a code from 200 to 599, a class from 2xx to 5xx, or the word none alone", text)
+		}
+		set.add(code)
+	}
+	return set, nil
+}
+
+var _ json.Unmarshaler = (*StatusList)(nil)

@@ -1,0 +1,95 @@
+package redis
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"strconv"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+const (
+	// layoutVersion is part of every key, so that programs which disagree
+	// about a bucket's content do not meet.
+	layoutVersion = "1"
+	// plainKeyLimit is how long a client key may be to be stored as it is.
+	plainKeyLimit = 64
+	// digestBytes of SHA-256 stand for a client key. 192 bits keep even an
+	// attacker from finding two client keys that share a bucket.
+	digestBytes = 24
+	// Client keys with these first bytes are never stored as they are.
+	digestMark = '#'
+	secretMark = '$'
+)
+
+// bucketKeys builds the Redis keys of buckets. It is the one place that knows
+// their form:
+//
+//	<prefix>:<layout version>:<zone>:<algorithm and window>:<client key>
+type bucketKeys struct {
+	prefix string
+	secret []byte
+}
+
+// key returns the key of a bucket. Two buckets never share a key.
+func (k bucketKeys) key(limit *store.Limit, clientKey string) string {
+	var scratch [160]byte
+	b := append(scratch[:0], k.prefix...)
+	b = append(b, ":"+layoutVersion+":"...)
+	b = append(b, limit.Zone...)
+	b = append(b, ':')
+	b = appendRule(b, limit)
+	b = append(b, ':')
+	switch {
+	case len(k.secret) > 0:
+		mac := hmac.New(sha256.New, k.secret)
+		mac.Write([]byte(clientKey))
+		b = appendDigest(b, secretMark, mac.Sum(nil))
+	case isPlain(clientKey):
+		b = append(b, clientKey...)
+	default:
+		sum := sha256.Sum256([]byte(clientKey))
+		b = appendDigest(b, digestMark, sum[:])
+	}
+	return string(b)
+}
+
+// appendRule writes the algorithm and the window in the largest unit that
+// holds it exactly.
+func appendRule(b []byte, limit *store.Limit) []byte {
+	switch limit.Algorithm {
+	case store.FixedWindow:
+		b = append(b, "fw"...)
+	default:
+		b = append(b, limit.Algorithm...)
+	}
+	switch w := limit.Window; {
+	case w%time.Second == 0:
+		return append(strconv.AppendInt(b, int64(w/time.Second), 10), 's')
+	case w%time.Millisecond == 0:
+		return append(strconv.AppendInt(b, w.Milliseconds(), 10), "ms"...)
+	default:
+		return append(strconv.AppendInt(b, w.Microseconds(), 10), "us"...)
+	}
+}
+
+func appendDigest(b []byte, mark byte, sum []byte) []byte {
+	return base64.RawURLEncoding.AppendEncode(append(b, mark), sum[:digestBytes])
+}
+
+// isPlain tells whether a client key can be stored as it is: short, printable,
+// without braces, which mean something to Redis Cluster, and not to be taken
+// for a digest.
+func isPlain(key string) bool {
+	if len(key) == 0 || len(key) > plainKeyLimit || key[0] == digestMark || key[0] == secretMark {
+		return false
+	}
+	for i := range len(key) {
+		if c := key[i]; c <= ' ' || c >= 0x7f || c == '{' || c == '}' {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,44 @@
+package redis
+
+import (
+	"strings"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+// ioTimeout only backs up the deadline that every call brings with it.
+const ioTimeout = 5 * time.Second
+
+// newClient returns a client that connects when it is first used. It never
+// repeats a command by itself, and every wait of it is bounded.
+func newClient(addr string, opts *ShardOptions) *goredis.Client {
+	o := &goredis.Options{
+		Network: "tcp",
+		Addr:    addr,
+		// RESP2 saves the push machinery of RESP3, which nothing here uses.
+		Protocol:              2,
+		Username:              opts.Username,
+		Password:              opts.Password,
+		DB:                    opts.DB,
+		MaxRetries:            -1,
+		DialTimeout:           opts.dialTimeout(),
+		DialerRetries:         1,
+		ReadTimeout:           ioTimeout,
+		WriteTimeout:          ioTimeout,
+		ContextTimeoutEnabled: true,
+		PoolTimeout:           ioTimeout,
+		PoolSize:              opts.poolSize(),
+		MaxActiveConns:        opts.poolSize(),
+		PipelinePoolSize:      -1,
+		DisableIdentity:       true,
+		MaintNotificationsConfig: &maintnotifications.Config{
+			Mode: maintnotifications.ModeDisabled,
+		},
+	}
+	if path, ok := strings.CutPrefix(addr, "unix/"); ok {
+		o.Network, o.Addr = "unix", path
+	}
+	return goredis.NewClient(o)
+}

@@ -1,0 +1,60 @@
+package redis
+
+import (
+	"sync"
+	"time"
+)
+
+const (
+	// clockPeriod is how long one observation of the primary's clock can keep
+	// the estimate up after that clock was set back.
+	clockPeriod = time.Second
+	// clockTrust is how long the estimate is used without an observation:
+	// monotonic clocks drift apart by less than 0.1 ms in that time.
+	clockTrust = 30 * time.Second
+)
+
+// primaryClock estimates the time of a shard's primary from what its replies
+// said and the monotonic time passed since. The estimate is never ahead, and
+// behind by no more than the fastest recent reply took; it does not run
+// backwards unless the primary's clock does.
+type primaryClock struct {
+	mu sync.Mutex
+	// start anchors the monotonic readings.
+	start time.Time
+	// now - (monotonic time since start), the highest of this and the previous
+	// period. The highest is the nearest, for every reply is late.
+	offset, previous int64
+	period           time.Duration
+	observed         time.Duration
+	known            bool
+}
+
+func newPrimaryClock() *primaryClock { return &primaryClock{start: time.Now()} }
+
+// observe takes in that a reply which arrived at the instant at says the
+// primary's clock showed now.
+func (c *primaryClock) observe(now int64, at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	mono := at.Sub(c.start)
+	offset := now - mono.Microseconds()
+	switch {
+	case !c.known || mono-c.period >= 2*clockPeriod:
+		c.offset, c.previous, c.period = offset, offset, mono
+	case mono-c.period >= clockPeriod:
+		c.offset, c.previous, c.period = offset, c.offset, mono
+	default:
+		c.offset = max(c.offset, offset)
+	}
+	c.known, c.observed = true, max(c.observed, mono)
+}
+
+// estimate returns the primary's time at the instant at, how long ago that
+// clock was last observed, and whether it ever was.
+func (c *primaryClock) estimate(at time.Time) (now int64, age time.Duration, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	mono := at.Sub(c.start)
+	return mono.Microseconds() + max(c.offset, c.previous), mono - c.observed, c.known
+}

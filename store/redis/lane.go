@@ -1,0 +1,251 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+	"github.com/sony/gobreaker/v2"
+)
+
+const (
+	// maxBatch bounds the calls in one pipeline, so that one batch does not
+	// keep the next waiting for long.
+	maxBatch = 300
+	// queueLimit bounds the calls that wait for one server: about a second's
+	// worth, beyond which waiting longer does not help.
+	queueLimit = 1 << 17
+	// retryPause is how long a worker waits before it sends again what a
+	// server refused.
+	retryPause = 10 * time.Millisecond
+	// breakerFailures failed pipelines in a row make a server be left out for
+	// breakerPause.
+	breakerFailures = 5
+	breakerPause    = time.Second
+)
+
+// lane is the way to one server for one purpose: a client, a queue, and the
+// workers that turn what is queued into pipelines.
+type lane struct {
+	addr    string
+	client  *goredis.Client
+	breaker *gobreaker.TwoStepCircuitBreaker[any]
+	queue   *queue
+	batch   int
+	// persistent makes the workers repeat, until its deadline, what the
+	// server surely did not run.
+	persistent bool
+	workers    sync.WaitGroup
+}
+
+func newLane(addr string, opts *ShardOptions, persistent bool) *lane {
+	l := &lane{
+		addr:       addr,
+		client:     newClient(addr, opts),
+		queue:      newQueue(queueLimit),
+		batch:      1,
+		persistent: persistent,
+		breaker: gobreaker.NewTwoStepCircuitBreaker[any](gobreaker.Settings{
+			Timeout:      breakerPause,
+			ReadyToTrip:  func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= breakerFailures },
+			IsSuccessful: func(err error) bool { return !isServerFault(err) },
+		}),
+	}
+	if !opts.NoPipelining {
+		l.batch = maxBatch
+	}
+	for range opts.poolSize() {
+		l.workers.Go(l.work)
+	}
+	return l
+}
+
+// isUp tells whether calls are made at all, be it to see whether the server is
+// back.
+func (l *lane) isUp() bool { return l.breaker.State() != gobreaker.StateOpen }
+
+// isHealthy tells whether the server answers, as far as is known.
+func (l *lane) isHealthy() bool { return l.breaker.State() == gobreaker.StateClosed }
+
+// do runs c and waits for it. If it returns nil every command has its outcome
+// and the caller releases c; otherwise c must not be touched.
+func (l *lane) do(ctx context.Context, c *call) (sent bool, err error) {
+	if err := l.queue.put(c); err != nil {
+		return false, fmt.Errorf("redis %s: %w", l.addr, err)
+	}
+	if sent, err = c.wait(ctx); err != nil {
+		return sent, fmt.Errorf("redis %s: %w", l.addr, err)
+	}
+	return sent, nil
+}
+
+// post runs c without waiting; c.detached is told.
+func (l *lane) post(c *call) {
+	if err := l.queue.put(c); err != nil {
+		c.fail(fmt.Errorf("redis %s: %w", l.addr, err))
+	}
+}
+
+// close lets the workers finish what is queued, or until ctx ends.
+func (l *lane) close(ctx context.Context) {
+	l.queue.close()
+	idle := make(chan struct{})
+	go func() {
+		l.workers.Wait()
+		close(idle)
+	}()
+	select {
+	case <-idle:
+	case <-ctx.Done():
+	}
+	_ = l.client.Close() //nolint:errcheck // nothing can be done about it
+	<-idle
+}
+
+func (l *lane) work() {
+	batch := make([]*call, 0, l.batch)
+	cmds := make([]*command, 0, l.batch)
+	for {
+		batch = l.queue.take(batch[:0], l.batch)
+		if len(batch) == 0 {
+			return
+		}
+		l.run(batch, cmds)
+		clear(batch)
+	}
+}
+
+// run gives every call of the batch its outcome. cmds is scratch space.
+func (l *lane) run(batch []*call, cmds []*command) {
+	now := time.Now()
+	var last time.Time
+	live := batch[:0]
+	for _, c := range batch {
+		switch {
+		case !c.state.CompareAndSwap(callQueued, callSent):
+		case !c.deadline.After(now):
+			c.fail(fmt.Errorf("redis %s: %w", l.addr, ErrTimeout))
+		default:
+			live = append(live, c)
+			cmds = append(cmds, c.cmds...)
+			if c.deadline.After(last) {
+				last = c.deadline
+			}
+		}
+	}
+	if len(live) == 0 {
+		return
+	}
+	// The latest deadline holds for the batch: whoever waits for an earlier
+	// one stops waiting by himself.
+	ctx, cancel := context.WithDeadline(context.Background(), last)
+	defer cancel()
+	l.send(ctx, cmds)
+	for l.persistent {
+		again := cmds[:0]
+		for _, cmd := range cmds {
+			if cmd.mayRunLater() {
+				again = append(again, cmd)
+			}
+		}
+		if cmds = again; len(cmds) == 0 || !pause(ctx, retryPause) {
+			break
+		}
+		l.send(ctx, cmds)
+	}
+	for _, c := range live {
+		c.finish()
+	}
+}
+
+// pause waits, and tells whether ctx is still alive.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// send gives every command its outcome of one try. A server that does not know
+// a script is given it, and asked again.
+func (l *lane) send(ctx context.Context, cmds []*command) {
+	reported, err := l.breaker.Allow()
+	if err != nil {
+		err = notExecuted(fmt.Errorf("redis %s: %w", l.addr, ErrShardDown))
+		for _, cmd := range cmds {
+			cmd.outcome = err
+		}
+		return
+	}
+	fault := l.pipeline(ctx, cmds)
+	if unknown := withoutScript(cmds); len(unknown) > 0 {
+		if fault = l.load(ctx, unknown); fault == nil {
+			fault = l.pipeline(ctx, unknown)
+		}
+	}
+	reported(fault)
+}
+
+// pipeline sends cmds in one round trip and returns an error that speaks
+// against the server, if there is one.
+func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
+	pipe := l.client.Pipeline()
+	for _, cmd := range cmds {
+		if cmd.sent || cmd.outcome != nil {
+			cmd.renew()
+		}
+		_ = pipe.Process(ctx, cmd) //nolint:errcheck // queues only
+	}
+	_, err := pipe.Exec(ctx)
+	at := time.Now()
+	for _, cmd := range cmds {
+		cmd.settleOutcome(err)
+		if cmd.outcome != nil {
+			if isServerFault(cmd.outcome) {
+				fault = cmd.outcome
+			}
+			cmd.outcome = fmt.Errorf("redis %s: %w", l.addr, cmd.outcome)
+		}
+	}
+	if cmd := cmds[len(cmds)-1]; cmd.outcome == nil && cmd.clock != nil {
+		if v := cmd.Val(); len(v) == 3 {
+			cmd.clock.observe(v[2], at)
+		}
+	}
+	return fault
+}
+
+// load gives the server the scripts of cmds.
+func (l *lane) load(ctx context.Context, cmds []*command) error {
+	pipe := l.client.Pipeline()
+	loaded := map[*script]bool{}
+	for _, cmd := range cmds {
+		if !loaded[cmd.script] {
+			loaded[cmd.script] = true
+			pipe.ScriptLoad(ctx, cmd.script.source)
+		}
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		err = fmt.Errorf("redis %s: load scripts: %w", l.addr, err)
+		for _, cmd := range cmds {
+			cmd.outcome = notExecuted(err)
+		}
+		return err
+	}
+	return nil
+}
+
+func withoutScript(cmds []*command) (unknown []*command) {
+	for _, cmd := range cmds {
+		if cmd.outcome != nil && isNoScript(cmd.outcome) {
+			unknown = append(unknown, cmd)
+		}
+	}
+	return unknown
+}

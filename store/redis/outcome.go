@@ -1,0 +1,96 @@
+package redis
+
+import (
+	"errors"
+	"fmt"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// ErrTimeout is the error, possibly wrapped, of a call that had no answer
+// before its deadline.
+var ErrTimeout = errors.New("no answer in time")
+
+// ErrShardDown is the error, possibly wrapped, of a call that was not made
+// because the calls before it failed.
+var ErrShardDown = errors.New("server is left out after repeated failures")
+
+var (
+	errOverload = errors.New("too many calls are waiting")
+	errClosed   = errors.New("connections are closed")
+	errNoReply  = errors.New("connection gave no reply")
+)
+
+// refusals are the replies by which a server says that it did not run a
+// command, and may run it later.
+var refusals = []func(error) bool{
+	goredis.IsReadOnlyError,
+	goredis.IsLoadingError,
+	goredis.IsMasterDownError,
+	goredis.IsNoReplicasError,
+	goredis.IsTryAgainError,
+	goredis.IsClusterDownError,
+	goredis.IsOOMError,
+	isMisconfError,
+	goredis.IsMaxClientsError,
+}
+
+func isMisconfError(err error) bool { return goredis.HasErrorPrefix(err, "MISCONF") }
+
+func isNoScript(err error) bool { return goredis.HasErrorPrefix(err, "NOSCRIPT") }
+
+// settleOutcome sets what became of c after a pipeline that returned execErr.
+func (c *command) settleOutcome(execErr error) {
+	err := c.Err()
+	if err == nil {
+		if c.Val() != nil {
+			c.outcome = nil
+			return
+		}
+		// go-redis leaves commands unmarked where a connection could not be
+		// set up, as when the server refuses the password.
+		if err = execErr; err == nil {
+			err = errNoReply
+		}
+	}
+	var reply goredis.Error
+	switch {
+	case !c.sent, errors.As(err, &reply):
+		c.outcome = notExecuted(err)
+	default:
+		c.outcome = fmt.Errorf("%w: %w", store.ErrUncertain, err)
+	}
+}
+
+func notExecuted(err error) error { return fmt.Errorf("%w: %w", store.ErrNotExecuted, err) }
+
+// mayRunLater tells whether c surely did not run and is worth another try.
+func (c *command) mayRunLater() bool {
+	if c.outcome == nil || !errors.Is(c.outcome, store.ErrNotExecuted) {
+		return false
+	}
+	if !c.sent {
+		return true
+	}
+	for _, is := range refusals {
+		if is(c.outcome) {
+			return true
+		}
+	}
+	return false
+}
+
+// isServerFault tells whether err speaks against the server as a whole, and
+// not against one command.
+func isServerFault(err error) bool {
+	if err == nil {
+		return false
+	}
+	var reply goredis.Error
+	if !errors.As(err, &reply) {
+		return true
+	}
+	return goredis.IsLoadingError(err) || goredis.IsMasterDownError(err) || goredis.IsAuthError(err)
+}

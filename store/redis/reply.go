@@ -1,0 +1,40 @@
+package redis
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+var errReply = errors.New("reply is not that of a fixed window script")
+
+// decodeCheck reads the reply of a check; now is what the script was given. A
+// bucket without an open window comes back as the zero value.
+func decodeCheck(reply []int64, now int64) (algorithm.FixedWindow, error) {
+	if len(reply) != 2 {
+		return algorithm.FixedWindow{}, fmt.Errorf("%w: %d values, want 2", errReply, len(reply))
+	}
+	b := algorithm.FixedWindow{Used: reply[0], Reset: reply[1]}
+	if b == (algorithm.FixedWindow{}) {
+		return b, nil
+	}
+	return b, sane(b, now)
+}
+
+// decodeWrite reads the reply of a script that leaves a window open, and the
+// instant at which it ran.
+func decodeWrite(reply []int64) (b algorithm.FixedWindow, now int64, err error) {
+	if len(reply) != 3 {
+		return b, 0, fmt.Errorf("%w: %d values, want 3", errReply, len(reply))
+	}
+	b, now = algorithm.FixedWindow{Used: reply[0], Reset: reply[1]}, reply[2]
+	return b, now, sane(b, now)
+}
+
+func sane(b algorithm.FixedWindow, now int64) error {
+	if b.Used < 0 || !b.IsOpen(now) {
+		return fmt.Errorf("%w: count %d, reset %d at %d", errReply, b.Used, b.Reset, now)
+	}
+	return nil
+}

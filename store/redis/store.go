@@ -1,0 +1,178 @@
+// Package redis keeps buckets in sharded, replicated Redis. A client's buckets
+// live on one shard; checks go to its replicas, charges to its primary. Redis
+// 7.0 or Valkey 7.2 is needed.
+package redis
+
+import (
+	"context"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+const (
+	// DefaultKeyPrefix starts every key in Redis.
+	DefaultKeyPrefix = "rl"
+	// DefaultCheckTimeout bounds what a check adds to a request.
+	DefaultCheckTimeout = 50 * time.Millisecond
+	// DefaultChargeTimeout bounds how long a charge is tried.
+	DefaultChargeTimeout = 250 * time.Millisecond
+)
+
+// Options configures a Store.
+type Options struct {
+	// Members are the shards; at least one.
+	Members []Member
+	// KeyPrefix starts every key; empty means DefaultKeyPrefix.
+	KeyPrefix string
+	// KeySecret, if not empty, replaces client keys by their HMAC, so that
+	// Redis never sees them.
+	KeySecret []byte
+	// ReadPrimary makes checks ask the primary instead of the replicas.
+	ReadPrimary bool
+	// LocalClock makes Now decide which window is open, not the primary's
+	// clock.
+	LocalClock bool
+	// Now is the clock of LocalClock; nil means time.Now.
+	Now func() time.Time
+	// CheckTimeout bounds a check; 0 means DefaultCheckTimeout.
+	CheckTimeout time.Duration
+	// ChargeTimeout bounds a charge and its repetitions; 0 means
+	// DefaultChargeTimeout.
+	ChargeTimeout time.Duration
+	// OnUndelivered, if set, is told of every detached charge that failed,
+	// with the name of the shard and an error that wraps store.ErrNotExecuted
+	// or store.ErrUncertain. It must be quick.
+	OnUndelivered func(shard string, err error)
+}
+
+// Member is a shard's place in a store.
+type Member struct {
+	// Name is the shard's identity: it decides which client keys it owns.
+	Name string
+	// Weight is its share of the client keys relative to the others'; 0 means
+	// 1.
+	Weight int
+	// Shard is the connections to it.
+	Shard *Shard
+}
+
+// Store keeps buckets on its shards.
+type Store struct {
+	opts    Options
+	keys    bucketKeys
+	shards  []*Shard
+	sharder *rendezvous
+	// reports, one a shard, end a detached call.
+	reports []func(*call)
+}
+
+// New returns a store. It does not own its shards: closing them is the
+// caller's, after the last use of the store.
+func New(opts Options) *Store {
+	s := &Store{opts: opts, keys: bucketKeys{prefix: opts.KeyPrefix, secret: opts.KeySecret}}
+	if s.keys.prefix == "" {
+		s.keys.prefix = DefaultKeyPrefix
+	}
+	if s.opts.Now == nil {
+		s.opts.Now = time.Now
+	}
+	if s.opts.CheckTimeout == 0 {
+		s.opts.CheckTimeout = DefaultCheckTimeout
+	}
+	if s.opts.ChargeTimeout == 0 {
+		s.opts.ChargeTimeout = DefaultChargeTimeout
+	}
+	names, weights := []string{}, []int{}
+	for _, m := range opts.Members {
+		names = append(names, m.Name)
+		weights = append(weights, max(m.Weight, 1))
+		s.shards = append(s.shards, m.Shard)
+		s.reports = append(s.reports, func(c *call) { s.report(m.Name, c) })
+	}
+	s.sharder = newRendezvous(names, weights)
+	return s
+}
+
+// Check implements [store.Store]. Replicas answer in turn, and the primary
+// where they cannot or where they see no open window.
+func (s *Store) Check(ctx context.Context, reqs []store.Request) []store.State {
+	states := make([]store.State, len(reqs))
+	if shard, ok := s.onlyShard(reqs); ok {
+		s.check(ctx, shard, whole(reqs, states))
+		return states
+	}
+	s.perShard(reqs, states, func(shard int, g group) { s.check(ctx, shard, g) })
+	return states
+}
+
+// Charge implements [store.Store].
+func (s *Store) Charge(ctx context.Context, reqs []store.Request) []store.State {
+	states := make([]store.State, len(reqs))
+	s.perShard(reqs, states, func(shard int, g group) {
+		s.ask(ctx, s.shards[shard].charges, g, time.Now().Add(s.opts.ChargeTimeout), s.charging(shard))
+	})
+	return states
+}
+
+// ChargeDetached implements [store.Detacher].
+func (s *Store) ChargeDetached(reqs []store.Request) {
+	if shard, ok := s.onlyShard(reqs); ok {
+		s.post(shard, whole(reqs, nil))
+		return
+	}
+	s.perShard(reqs, nil, s.post)
+}
+
+func (s *Store) post(shard int, g group) {
+	sh := s.shards[shard]
+	c := s.call(g, time.Now().Add(s.opts.ChargeTimeout), s.charging(shard))
+	c.detached = s.reports[shard]
+	sh.charges.post(c)
+}
+
+// report tells of the charges of c that failed, and ends it.
+func (s *Store) report(shard string, c *call) {
+	for _, cmd := range c.cmds {
+		if cmd.outcome != nil && s.opts.OnUndelivered != nil {
+			s.opts.OnUndelivered(shard, cmd.outcome)
+		}
+	}
+	c.release()
+}
+
+func (s *Store) check(ctx context.Context, shard int, g group) {
+	sh := s.shards[shard]
+	start := time.Now()
+	deadline := start.Add(s.opts.CheckTimeout)
+	if now, ok := s.checkTime(sh, start); ok {
+		if l := sh.replica(); l != nil {
+			// Half of the time is kept for the primary.
+			s.ask(ctx, l, g, start.Add(s.opts.CheckTimeout/2), operation{script: scriptCheck, now: now})
+			if g.members = g.unanswered(); len(g.members) == 0 || ctx.Err() != nil {
+				return
+			}
+		}
+	}
+	s.ask(ctx, sh.checks, g, deadline, s.opening(shard))
+}
+
+// checkTime returns the time to judge a replica's answer by, if there is one
+// and replicas are to be asked.
+func (s *Store) checkTime(sh *Shard, at time.Time) (now int64, ok bool) {
+	switch {
+	case s.opts.ReadPrimary || len(sh.replicas) == 0:
+		return 0, false
+	case s.opts.LocalClock:
+		return s.opts.Now().UnixMicro(), true
+	}
+	now, age, ok := sh.clock.estimate(at)
+	// An old estimate is better than none where the primary cannot be asked.
+	return now, ok && (age <= clockTrust || !sh.checks.isHealthy())
+}
+
+// Interface guards.
+var (
+	_ store.Store    = (*Store)(nil)
+	_ store.Detacher = (*Store)(nil)
+)

@@ -1,0 +1,127 @@
+package shardlimit
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/memory"
+)
+
+// StoreModule is what a module in the namespace rate_limit.stores implements.
+type StoreModule interface {
+	// OpenStore returns the store that the config calls name, without I/O.
+	// What is counted in it survives as long as some store of that name is
+	// open. It may be opened again after it was closed, by a request that was
+	// overtaken by a new config.
+	OpenStore(name string) (store.Store, error)
+
+	// CloseStore ends the use of what OpenStore returned, once for each call
+	// of it.
+	CloseStore()
+
+	// OnErrorDefault is what zones do that have no on_error of their own:
+	// allow, deny or local.
+	OnErrorDefault() string
+}
+
+// storeUse is one config's use of a store. It stays open until the config is
+// unloaded and the last request that entered it has left.
+type storeUse struct {
+	name    string
+	module  StoreModule
+	onError string
+	logger  *zap.Logger
+	errors  throttle
+
+	// users counts the config and the requests. Only under mu does it leave
+	// zero, and is the store opened and closed.
+	users atomic.Int64
+	open  atomic.Pointer[openedStore]
+	mu    sync.Mutex
+	ended bool
+}
+
+// openedStore is a store and what handlers need to know of it.
+type openedStore struct {
+	store    store.Store
+	detacher store.Detacher
+	// local counts where the store cannot.
+	local *memory.Store
+}
+
+func openStore(ctx caddy.Context, name string, module any) (*storeUse, error) {
+	m, ok := module.(StoreModule)
+	if !ok {
+		return nil, fmt.Errorf("store %s: module %T is not a rate_limit store", name, module)
+	}
+	u := &storeUse{name: name, module: m, onError: m.OnErrorDefault(), logger: ctx.Logger()}
+	if _, err := u.enter(); err != nil {
+		return nil, fmt.Errorf("store %s: %w", name, err)
+	}
+	return u, nil
+}
+
+// enter returns the store for use until leave is called.
+func (u *storeUse) enter() (*openedStore, error) {
+	for n := u.users.Load(); n > 0; n = u.users.Load() {
+		if u.users.CompareAndSwap(n, n+1) {
+			return u.open.Load(), nil
+		}
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.open.Load() == nil {
+		s, err := u.module.OpenStore(u.name)
+		if err != nil {
+			return nil, err
+		}
+		open := &openedStore{store: s, local: acquireBuckets(localBuckets+u.name, 0)}
+		open.detacher, _ = s.(store.Detacher)
+		u.open.Store(open)
+	}
+	u.users.Add(1)
+	return u.open.Load(), nil
+}
+
+// leave ends what enter began.
+func (u *storeUse) leave() {
+	if u.users.Add(-1) > 0 {
+		return
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.users.Load() == 0 && u.open.Swap(nil) != nil && !u.ended {
+		u.close()
+	}
+}
+
+// end closes the store when the process ends, though requests that outlasted
+// the grace period may still be in it: what was charged is to be delivered.
+func (u *storeUse) end() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.open.Load() != nil && !u.ended {
+		u.ended = true
+		u.close()
+	}
+}
+
+func (u *storeUse) close() {
+	u.module.CloseStore()
+	releaseBuckets(localBuckets + u.name)
+}
+
+// failed reports an error of the store, at most once a minute.
+func (u *storeUse) failed(now time.Time, zone string, err error) {
+	metrics.storeErrors.WithLabelValues(u.name).Inc()
+	if times, log := u.errors.report(now); log {
+		u.logger.Error("store cannot answer",
+			zap.String("store", u.name), zap.String("zone", zone), zap.Int64("times", times), zap.Error(err))
+	}
+}

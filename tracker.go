@@ -1,0 +1,198 @@
+package shardlimit
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// trackerVar is the request variable that holds the request's tracker.
+const trackerVar = "rate_limit.tracker"
+
+// tracker is what the limiter knows of one request, shared by all handlers
+// that the request passes: what was asked, what was answered, and whether it
+// is settled. It is also the response writer of the handlers after the
+// outermost one, for only that sees the final status in time.
+type tracker struct {
+	caddyhttp.ResponseWriterWrapper
+
+	parts []*part
+	// refusal is the part that ended the request: because of refusedBy or, if
+	// that is nil, because there was no answer from its store.
+	refusal   *part
+	refusedBy *Zone
+	settled   bool
+
+	firstPart part
+	partsRoom [2]*part
+}
+
+func trackerOf(r *http.Request) *tracker {
+	t, _ := caddyhttp.GetVar(r.Context(), trackerVar).(*tracker)
+	return t
+}
+
+func newTracker(w http.ResponseWriter) *tracker {
+	t := &tracker{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}}
+	t.parts = t.partsRoom[:0]
+	return t
+}
+
+// newPart returns a part that is not yet t's.
+func (t *tracker) newPart(h *Handler) *part {
+	p := &t.firstPart
+	if len(t.parts) > 0 {
+		p = new(part)
+	}
+	p.handler = h
+	p.zones, p.reqs = p.zonesRoom[:0], p.reqsRoom[:0]
+	return p
+}
+
+// enroll makes p a part of t, and t the request's.
+func (t *tracker) enroll(p *part, r *http.Request, repl *caddy.Replacer) {
+	if len(t.parts) == 0 {
+		caddyhttp.SetVar(r.Context(), trackerVar, t)
+		repl.Map(t.placeholder)
+	}
+	t.parts = append(t.parts, p)
+}
+
+// counts tells whether the request is counted in that bucket already.
+func (t *tracker) counts(use *storeUse, req store.Request) bool {
+	for _, p := range t.parts {
+		if p.handler.use.name != use.name {
+			continue
+		}
+		for i := range p.reqs {
+			if p.reqs[i].Limit.Zone == req.Limit.Zone && p.reqs[i].ClientKey == req.ClientKey {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// serve runs the rest of the chain and settles, at the latest when that ends.
+func (t *tracker) serve(r *http.Request, next caddyhttp.Handler) error {
+	defer func() {
+		// The chain panicked: to the client that is a failure of ours, but the
+		// request was made.
+		if !t.settled {
+			t.settle(http.StatusInternalServerError)
+		}
+	}()
+	err := next.ServeHTTP(t, r)
+	if err != nil {
+		// Error routes write to the outer writer; it has the same headers.
+		t.commit(statusOf(err))
+	} else {
+		t.commit(http.StatusOK)
+	}
+	return err
+}
+
+// statusOf is the status that the server answers err with.
+func statusOf(err error) int {
+	var handlerErr caddyhttp.HandlerError
+	if errors.As(err, &handlerErr) && handlerErr.StatusCode != 0 {
+		return handlerErr.StatusCode
+	}
+	return http.StatusInternalServerError
+}
+
+// commit settles and sets the headers, once the final status is known and
+// before the header is sent.
+func (t *tracker) commit(status int) {
+	if t.settled {
+		return
+	}
+	t.settle(status)
+	if t.refusal == nil {
+		t.setHeaders()
+	}
+}
+
+// settle charges, unless a handler refused the request, and lets go of the
+// stores.
+func (t *tracker) settle(status int) {
+	t.settled = true
+	for _, p := range t.parts {
+		if t.refusal == nil {
+			p.charge(status)
+		}
+		p.release()
+	}
+}
+
+// setHeaders reports the zone that has the least left.
+func (t *tracker) setHeaders() {
+	var zone *Zone
+	var least *store.State
+	for _, p := range t.parts {
+		if p.handler.Headers == headersNone {
+			continue
+		}
+		for i, z := range p.zones {
+			if st := &p.states[i]; st.Err == nil && (least == nil || st.Remaining < least.Remaining) {
+				zone, least = z, st
+			}
+		}
+	}
+	if least != nil {
+		setLimitHeaders(t.Header(), zone, least)
+	}
+}
+
+const placeholderPrefix = "http.rate_limit."
+
+// placeholder yields the values of {http.rate_limit.*}.
+func (t *tracker) placeholder(key string) (any, bool) {
+	rest, ok := strings.CutPrefix(key, placeholderPrefix)
+	if !ok {
+		return nil, false
+	}
+	if rest == "exceeded.name" {
+		if t.refusedBy == nil {
+			return nil, true
+		}
+		return t.refusedBy.Name, true
+	}
+	dot := strings.LastIndexByte(rest, '.')
+	if dot < 0 {
+		return nil, false
+	}
+	st := t.state(rest[:dot])
+	if st == nil {
+		return nil, true
+	}
+	switch rest[dot+1:] {
+	case "limit":
+		return st.Limit, true
+	case "remaining":
+		return st.Remaining, true
+	case "used":
+		return st.Used, true
+	case "reset":
+		return ceilSeconds(st.Reset), true
+	default:
+		return nil, false
+	}
+}
+
+// state returns what is known of a zone, or nil.
+func (t *tracker) state(zone string) *store.State {
+	for _, p := range t.parts {
+		for i, z := range p.zones {
+			if z.Name == zone && i < len(p.states) && p.states[i].Err == nil {
+				return &p.states[i]
+			}
+		}
+	}
+	return nil
+}
