@@ -21,6 +21,6 @@ local count = math.min(tonumber(ARGV[3]), 9007199254740991)
 local window = tonumber(ARGV[1])
 reset = now + window
 redis.call('HSET', KEYS[1], 'c', count, 'r', reset)
--- The reset alone decides; expiry cleans up, and not before a second later.
-redis.call('PEXPIRE', KEYS[1], math.ceil(window / 1000) + 1000)
+-- The reset alone decides; expiry cleans up, a second later or more.
+redis.call('PEXPIRE', KEYS[1], math.ceil(window / 1000) + 1001)
 return {count, reset, now}

@@ -16,6 +16,6 @@ end
 local window = tonumber(ARGV[1])
 reset = now + window
 redis.call('HSET', KEYS[1], 'c', 0, 'r', reset)
--- The reset alone decides; expiry cleans up, and not before a second later.
-redis.call('PEXPIRE', KEYS[1], math.ceil(window / 1000) + 1000)
+-- The reset alone decides; expiry cleans up, a second later or more.
+redis.call('PEXPIRE', KEYS[1], math.ceil(window / 1000) + 1001)
 return {0, reset, now}

@@ -36,6 +36,7 @@ type Store interface {
 	// Check tells whether each request's cost would fit, and spends nothing.
 	// It may read a replica, so it may lag behind. Where no window is open it
 	// opens one, count 0, so that the reset it returns is one that is stored.
+	// A cost of 0 fits as long as no more than the limit is spent.
 	Check(ctx context.Context, reqs []Request) []State
 
 	// Charge spends each request's cost, whether or not it still fits, in the
@@ -58,7 +59,8 @@ type Limit struct {
 	Zone string
 	// Algorithm is how events are counted.
 	Algorithm Algorithm
-	// Window is the length of a window, at least a microsecond.
+	// Window is the length of a window: whole microseconds, at least one, and
+	// at most 100 years, so that instants stay below MaxInteger.
 	Window time.Duration
 }
 
@@ -71,14 +73,15 @@ const FixedWindow Algorithm = "fixed_window"
 
 // Request asks about one bucket.
 type Request struct {
-	// Limit is the bucket's limit; it must not be nil.
+	// Limit is the bucket's limit; it must not be nil, nor change while a call
+	// runs. Equal limits are the same limit.
 	Limit *Limit
 	// ClientKey is whose bucket it is, any bytes.
 	ClientKey string
-	// Events is how many events the window admits for this client, at least 1.
-	// It is not part of the bucket: changing it keeps the count.
+	// Events is how many events the window admits for this client, from 1 to
+	// MaxInteger. It is not part of the bucket: changing it keeps the count.
 	Events int64
-	// Cost is what the request spends, at least 0.
+	// Cost is what the request spends, from 0 to MaxInteger.
 	Cost int64
 }
 

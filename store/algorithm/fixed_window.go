@@ -36,7 +36,7 @@ func (b FixedWindow) Open(now, window int64) FixedWindow {
 // [store.MaxInteger].
 func (b FixedWindow) Charge(now, window, cost int64) FixedWindow {
 	b = b.Open(now, window)
-	b.Used = min(b.Used+cost, store.MaxInteger)
+	b.Used += min(cost, store.MaxInteger-b.Used)
 	return b
 }
 

@@ -5,8 +5,16 @@ import (
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
+
+func init() {
+	// go-redis prints a line to stderr for each connection that fails, which
+	// for a server that is down is many times a second. The error is returned
+	// as well, and reported by whoever uses the store.
+	goredis.SetLogger(logging.NewBlacklistLogger([]string{"failed to dial"}))
+}
 
 // ioTimeout only backs up the deadline that every call brings with it.
 const ioTimeout = 5 * time.Second

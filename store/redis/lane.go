@@ -20,10 +20,10 @@ const (
 	// retryPause is how long a worker waits before it sends again what a
 	// server refused.
 	retryPause = 10 * time.Millisecond
-	// breakerFailures failed pipelines in a row make a server be left out for
-	// breakerPause.
-	breakerFailures = 5
-	breakerPause    = time.Second
+	// breakerPause is how long a server is left out whose pipelines fail in a
+	// row. It takes one more than there are connections, for these can all be
+	// cut at once while the server is well.
+	breakerPause = time.Second
 )
 
 // lane is the way to one server for one purpose: a client, a queue, and the
@@ -38,6 +38,9 @@ type lane struct {
 	// server surely did not run.
 	persistent bool
 	workers    sync.WaitGroup
+	// life ends when nothing is to be sent any more.
+	life context.Context
+	end  context.CancelFunc
 }
 
 func newLane(addr string, opts *ShardOptions, persistent bool) *lane {
@@ -49,13 +52,14 @@ func newLane(addr string, opts *ShardOptions, persistent bool) *lane {
 		persistent: persistent,
 		breaker: gobreaker.NewTwoStepCircuitBreaker[any](gobreaker.Settings{
 			Timeout:      breakerPause,
-			ReadyToTrip:  func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= breakerFailures },
+			ReadyToTrip:  func(c gobreaker.Counts) bool { return int(c.ConsecutiveFailures) > opts.poolSize() },
 			IsSuccessful: func(err error) bool { return !isServerFault(err) },
 		}),
 	}
 	if !opts.NoPipelining {
 		l.batch = maxBatch
 	}
+	l.life, l.end = context.WithCancel(context.Background())
 	for range opts.poolSize() {
 		l.workers.Go(l.work)
 	}
@@ -91,17 +95,14 @@ func (l *lane) post(c *call) {
 // close lets the workers finish what is queued, or until ctx ends.
 func (l *lane) close(ctx context.Context) {
 	l.queue.close()
-	idle := make(chan struct{})
-	go func() {
-		l.workers.Wait()
-		close(idle)
-	}()
-	select {
-	case <-idle:
-	case <-ctx.Done():
-	}
-	_ = l.client.Close() //nolint:errcheck // nothing can be done about it
-	<-idle
+	// Closing the client ends what waits for a reply.
+	end := sync.OnceFunc(func() {
+		l.end()
+		_ = l.client.Close() //nolint:errcheck // nothing can be done about it
+	})
+	defer context.AfterFunc(ctx, end)()
+	l.workers.Wait()
+	end()
 }
 
 func (l *lane) work() {
@@ -125,6 +126,8 @@ func (l *lane) run(batch []*call, cmds []*command) {
 	for _, c := range batch {
 		switch {
 		case !c.state.CompareAndSwap(callQueued, callSent):
+		case l.life.Err() != nil:
+			c.fail(fmt.Errorf("redis %s: %w", l.addr, errClosed))
 		case !c.deadline.After(now):
 			c.fail(fmt.Errorf("redis %s: %w", l.addr, ErrTimeout))
 		default:
@@ -140,7 +143,7 @@ func (l *lane) run(batch []*call, cmds []*command) {
 	}
 	// The latest deadline holds for the batch: whoever waits for an earlier
 	// one stops waiting by himself.
-	ctx, cancel := context.WithDeadline(context.Background(), last)
+	ctx, cancel := context.WithDeadline(l.life, last)
 	defer cancel()
 	l.send(ctx, cmds)
 	for l.persistent {
@@ -150,7 +153,8 @@ func (l *lane) run(batch []*call, cmds []*command) {
 				again = append(again, cmd)
 			}
 		}
-		if cmds = again; len(cmds) == 0 || !pause(ctx, retryPause) {
+		// The last try leaves time to tell whoever waits how it ended.
+		if cmds = again; len(cmds) == 0 || time.Until(last) < 2*retryPause || !pause(ctx, retryPause) {
 			break
 		}
 		l.send(ctx, cmds)

@@ -1,0 +1,76 @@
+package redistest
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+)
+
+// Pause stops the server's process with SIGSTOP. The system still accepts
+// connections and bytes for it, but nothing answers.
+func (s *Server) Pause() error {
+	return s.signal(syscall.SIGSTOP)
+}
+
+// Resume lets a paused server continue; it then handles what has arrived.
+func (s *Server) Resume() error {
+	return s.signal(syscall.SIGCONT)
+}
+
+func (s *Server) signal(sig syscall.Signal) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := errStopped
+	if s.process != nil {
+		err = s.process.signal(sig)
+	}
+	if err != nil {
+		return fmt.Errorf("send %v to redis-server on %s: %w", sig, s.Addr(), err)
+	}
+	return nil
+}
+
+// Kill kills the server, paused or not, with SIGKILL and returns when it is
+// gone. Its port stays reserved and refuses connections. Killing a killed server
+// does nothing.
+func (s *Server) Kill() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := errStopped
+	if s.process != nil {
+		err = s.process.kill()
+	}
+	if err != nil {
+		return fmt.Errorf("kill redis-server on %s: %w", s.Addr(), err)
+	}
+	return nil
+}
+
+// Restart kills the server unless that has happened and starts it again with
+// the same port, directory and arguments. It returns when the server answers,
+// within 10 seconds; a replica need not be in sync then, see [Server.WaitInSync].
+// Data survives only if the arguments enable persistence.
+func (s *Server) Restart() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.restart(); err != nil {
+		return fmt.Errorf("restart redis-server: %w", err)
+	}
+	return nil
+}
+
+func (s *Server) restart() error {
+	if s.process == nil {
+		return errStopped
+	}
+	if err := s.process.kill(); err != nil {
+		return err
+	}
+	previous := s.process
+	err := s.start()
+	// The directory passes to the new watchdog, even if its server failed.
+	if s.process != previous {
+		err = errors.Join(err, previous.release())
+	}
+	return err
+}

@@ -1,0 +1,334 @@
+package redistest_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+func TestProxyPasses(t *testing.T) {
+	s := redistest.Start(t)
+	client := clientOf(t, redistest.StartProxy(t, s.Addr()))
+	value := strings.Repeat("x", 4<<20)
+	if err := client.Set(t.Context(), "key", value, 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := client.Get(t.Context(), "key").Result(); got != value || err != nil {
+		t.Errorf("got %d bytes and %v through the proxy, want %d", len(got), err, len(value))
+	}
+}
+
+func TestProxyDelay(t *testing.T) {
+	s := redistest.Start(t)
+	proxy := redistest.StartProxy(t, s.Addr())
+	c := dial(t, proxy)
+	c.ping()
+	const delay = 300 * time.Millisecond
+	for _, d := range []time.Duration{delay / 2, delay} {
+		if err := proxy.Delay(d); err != nil {
+			t.Fatal(err)
+		}
+		if took := c.ping(); took < d {
+			t.Errorf("present connection answers after %v, want at least %v", took, d)
+		}
+	}
+	if took := dial(t, proxy).ping(); took < delay {
+		t.Errorf("new connection answers after %v, want at least %v", took, delay)
+	}
+	if err := proxy.Delay(0); err != nil {
+		t.Fatal(err)
+	}
+	if took := c.ping(); took >= delay {
+		t.Errorf("without delay it still takes %v", took)
+	}
+	if err := proxy.Delay(-1); err == nil {
+		t.Error("a negative delay was accepted")
+	}
+}
+
+func TestProxySwallowsReplies(t *testing.T) {
+	s := redistest.Start(t)
+	proxy := redistest.StartProxy(t, s.Addr())
+	present := dial(t, proxy)
+	present.ping()
+	if err := proxy.SwallowReplies(); err != nil {
+		t.Fatal(err)
+	}
+	created := dial(t, proxy)
+	for _, c := range []*connection{present, created} {
+		c.send("INCR key\r\n")
+		c.requireSilence()
+	}
+	waitForValue(t, s, "key", "2")
+
+	if err := proxy.Pass(); err != nil {
+		t.Fatal(err)
+	}
+	present.requireClosed()
+	created.requireClosed()
+	dial(t, proxy).ping()
+	requireValue(t, s, "key", "2")
+}
+
+func TestProxySwallowsAll(t *testing.T) {
+	s := redistest.Start(t)
+	proxy := redistest.StartProxy(t, s.Addr())
+	present := dial(t, proxy)
+	present.ping()
+	if err := proxy.SwallowAll(); err != nil {
+		t.Fatal(err)
+	}
+	created := dial(t, proxy)
+	for _, c := range []*connection{present, created} {
+		c.send("INCR key\r\n")
+		c.requireSilence()
+	}
+
+	if err := proxy.Pass(); err != nil {
+		t.Fatal(err)
+	}
+	present.requireClosed()
+	created.requireClosed()
+	dial(t, proxy).ping()
+	requireValue(t, s, "key", "")
+}
+
+func TestProxySwallowsLess(t *testing.T) {
+	s := redistest.Start(t)
+	proxy := redistest.StartProxy(t, s.Addr())
+	for _, swallow := range []func() error{proxy.SwallowReplies, proxy.SwallowAll, proxy.SwallowAll, proxy.SwallowReplies} {
+		if err := swallow(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := dial(t, proxy)
+	c.send("INCR key\r\n")
+	c.requireSilence()
+	waitForValue(t, s, "key", "1")
+}
+
+func TestProxyShowsNoGaps(t *testing.T) {
+	s := redistest.Start(t)
+	proxy := redistest.StartProxy(t, s.Addr())
+	c := dial(t, proxy)
+	c.send("SUBSCRIBE channel\r\n")
+
+	// The server writes without end while bytes are dropped and passed again.
+	payload := strings.Repeat("x", 1000)
+	ctx, cancel := context.WithCancel(t.Context())
+	var publisher sync.WaitGroup
+	publisher.Go(func() {
+		for ctx.Err() == nil {
+			s.Client().Publish(ctx, "channel", payload)
+		}
+	})
+	first, err := c.reader.ReadString('x')
+	if err != nil {
+		t.Error(err)
+	}
+	var rest []byte
+	var reader sync.WaitGroup
+	reader.Go(func() { rest, err = io.ReadAll(c.reader) })
+	if err := errors.Join(proxy.SwallowReplies(), proxy.Pass()); err != nil {
+		t.Error(err)
+	}
+	reader.Wait()
+	cancel()
+	publisher.Wait()
+
+	if isTimeout(err) {
+		t.Errorf("connection ended with %v, want it closed", err)
+	}
+	// Only the last message may be cut short, as nothing follows it.
+	const header = "*3\r\n$7\r\nmessage\r\n$7\r\nchannel\r\n$1000\r\n"
+	messages := strings.Split(first+string(rest), header)[1:]
+	for i, message := range messages[:max(0, len(messages)-1)] {
+		if message != payload+"\r\n" {
+			t.Fatalf("message %d of %d has %d bytes", i, len(messages), len(message))
+		}
+	}
+}
+
+func TestProxyCut(t *testing.T) {
+	s := redistest.Start(t)
+	proxy := redistest.StartProxy(t, s.Addr())
+	for range 20 {
+		c := dial(t, proxy)
+		c.ping()
+		if err := proxy.Cut(); err != nil {
+			t.Fatal(err)
+		}
+		c.requireClosed()
+	}
+	dial(t, proxy).ping()
+}
+
+func TestProxyCutRefusesNobody(t *testing.T) {
+	s := redistest.Start(t)
+	proxy := redistest.StartProxy(t, s.Addr())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 300 {
+			conn, err := net.Dial("tcp", proxy.Addr())
+			if err != nil {
+				t.Errorf("dial while connections are cut: %v", err)
+				return
+			}
+			conn.Close()
+		}
+	}()
+	for {
+		select {
+		case <-done:
+			return
+		default:
+		}
+		if err := proxy.Cut(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestProxyDownAndUp(t *testing.T) {
+	s := redistest.Start(t)
+	proxy := redistest.StartProxy(t, s.Addr())
+	addr := proxy.Addr()
+	c := dial(t, proxy)
+	c.ping()
+	for range 2 {
+		if err := proxy.Down(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.requireClosed()
+	if _, err := net.Dial("tcp", addr); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("dial while down got %v, want connection refused", err)
+	}
+	for range 2 {
+		if err := proxy.Up(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if proxy.Addr() != addr {
+		t.Errorf("address %s, want still %s", proxy.Addr(), addr)
+	}
+	dial(t, proxy).ping()
+}
+
+func TestProxyKeepsToxicsWhileDown(t *testing.T) {
+	s := redistest.Start(t)
+	proxy := redistest.StartProxy(t, s.Addr())
+	if err := errors.Join(proxy.Down(), proxy.SwallowAll(), proxy.Up()); err != nil {
+		t.Fatal(err)
+	}
+	c := dial(t, proxy)
+	c.send("PING\r\n")
+	c.requireSilence()
+}
+
+func TestProxyWithoutUpstream(t *testing.T) {
+	s := redistest.Start(t)
+	proxy := redistest.StartProxy(t, s.Addr())
+	if err := s.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	dial(t, proxy).requireClosed()
+	if err := s.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	dial(t, proxy).ping()
+}
+
+func TestProxyClosesWithServer(t *testing.T) {
+	s := redistest.Start(t)
+	c := dial(t, redistest.StartProxy(t, s.Addr()))
+	c.ping()
+	if err := s.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	c.requireClosed()
+}
+
+func TestClosedProxy(t *testing.T) {
+	s := redistest.Start(t)
+	before := runtime.NumGoroutine()
+	proxy := redistest.StartProxy(t, s.Addr())
+	for range 3 {
+		c := dial(t, proxy)
+		c.ping()
+		c.send("PING\r\n")
+	}
+	if err := errors.Join(proxy.Delay(time.Hour), proxy.SwallowReplies()); err != nil {
+		t.Fatal(err)
+	}
+	dial(t, proxy).send("PING\r\n")
+	for range 2 {
+		if err := proxy.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := proxy.Up(); err == nil {
+		t.Error("bringing up a closed proxy worked")
+	}
+	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d goroutines after closing, %d before", runtime.NumGoroutine(), before)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// TestProxyUnderLoad changes everything at once while clients work and leave.
+func TestProxyUnderLoad(t *testing.T) {
+	s := redistest.Start(t)
+	proxy := redistest.StartProxy(t, s.Addr())
+	ctx, cancel := context.WithCancel(t.Context())
+	var workers sync.WaitGroup
+	for range 4 {
+		workers.Go(func() {
+			for ctx.Err() == nil {
+				client := goredis.NewClient(&goredis.Options{
+					Addr:          proxy.Addr(),
+					ReadTimeout:   5 * time.Millisecond,
+					DialerRetries: 1,
+					MaxRetries:    -1,
+				})
+				for range 20 {
+					client.Echo(ctx, strings.Repeat("x", 10_000))
+				}
+				client.Close()
+			}
+		})
+	}
+	for range 25 {
+		err := errors.Join(
+			proxy.Delay(2*time.Millisecond), proxy.SwallowReplies(), proxy.Cut(),
+			proxy.Delay(0), proxy.Pass(), proxy.Delay(time.Millisecond),
+			proxy.SwallowAll(), proxy.Pass(),
+		)
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	cancel()
+	workers.Wait()
+	dial(t, proxy).ping()
+}
+
+func clientOf(t *testing.T, proxy *redistest.Proxy) *goredis.Client {
+	client := goredis.NewClient(&goredis.Options{Addr: proxy.Addr(), MaxRetries: -1})
+	t.Cleanup(func() { client.Close() })
+	return client
+}

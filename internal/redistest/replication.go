@@ -1,0 +1,170 @@
+package redistest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	goredis "github.com/redis/go-redis/v9"
+)
+
+// errNotReplica is the error of replication operations on a server that was
+// not launched as a replica, or that was promoted since.
+var errNotReplica = errors.New("the server is not a replica")
+
+// PauseReplication disconnects a replica from its primary and keeps it so. The
+// replica remains a replica and serves the data it has. Once PauseReplication
+// has returned nothing changes there, except that keys expire in time.
+func (s *Server) PauseReplication() error {
+	if err := s.pauseReplication(); err != nil {
+		return fmt.Errorf("pause replication to %s: %w", s.Addr(), err)
+	}
+	return nil
+}
+
+func (s *Server) pauseReplication() error {
+	if s.link == nil {
+		return errNotReplica
+	}
+	if err := s.link.Down(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	// The replica still applies what had arrived before it notices the end.
+	return poll(ctx, func() error {
+		info, err := s.info(ctx, "replication")
+		if err == nil && info["master_link_status"] == "up" {
+			err = errors.New("the link is still up")
+		}
+		return err
+	})
+}
+
+// ResumeReplication ends a PauseReplication and returns when the replica is in
+// sync again, by a partial or a full resynchronization, within 10 seconds.
+func (s *Server) ResumeReplication() error {
+	if err := s.resumeReplication(); err != nil {
+		return fmt.Errorf("resume replication to %s: %w", s.Addr(), err)
+	}
+	return nil
+}
+
+func (s *Server) resumeReplication() error {
+	if s.link == nil {
+		return errNotReplica
+	}
+	if err := s.link.Up(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	info, err := s.info(ctx, "replication")
+	if err != nil {
+		return err
+	}
+	if info["role"] != "slave" {
+		return errNotReplica
+	}
+	if info["master_link_status"] != "up" {
+		if err := s.reconnect(ctx); err != nil {
+			return err
+		}
+	}
+	return s.settle(ctx)
+}
+
+// settle waits until a replica is in sync and gets further writes without
+// delay.
+func (s *Server) settle(ctx context.Context) error {
+	if err := s.WaitInSync(ctx); err != nil {
+		return err
+	}
+	// After a full resynchronization the primary sends no writes before the
+	// replica's first acknowledgement, and overlooks it if its own child process
+	// has not ended by then. The next one comes a second later. A partial
+	// resynchronization, which this is, needs none.
+	if err := s.reconnect(ctx); err != nil {
+		return err
+	}
+	return s.WaitInSync(ctx)
+}
+
+// reconnect makes a replica connect to its primary at once. On its own it
+// tries once a second.
+func (s *Server) reconnect(ctx context.Context) error {
+	// REPLICAOF does nothing when it names the present primary. Naming another
+	// one (itself) in between makes it connect, and in one transaction there is
+	// no time to replicate that one. A replica that changes its primary keeps its
+	// data and its place in the replication stream.
+	_, err := s.client.TxPipelined(ctx, func(tx goredis.Pipeliner) error {
+		tx.ReplicaOf(ctx, loopback, strconv.Itoa(s.port.number))
+		tx.ReplicaOf(ctx, loopback, strconv.Itoa(s.link.port.number))
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("reconnect the replica: %w", err)
+	}
+	return nil
+}
+
+// WaitInSync returns when a replica is connected to its primary and has
+// applied everything that the primary had executed when WaitInSync was called.
+// It waits until ctx ends, at most a minute.
+func (s *Server) WaitInSync(ctx context.Context) error {
+	if s.primary == nil {
+		return fmt.Errorf("wait until %s is in sync: %w", s.Addr(), errNotReplica)
+	}
+	ctx, cancel := context.WithTimeout(ctx, replicationPatience)
+	defer cancel()
+
+	var target history
+	err := poll(ctx, func() error {
+		primary, err := s.primary.history(ctx, "master_repl_offset")
+		if err != nil {
+			return err
+		}
+		// The first replica, or a restart, begins a new history with offsets
+		// that say nothing about those of another one.
+		if target.id != primary.id {
+			target = primary
+		}
+		replica, err := s.history(ctx, "slave_repl_offset")
+		if err != nil {
+			return err
+		}
+		if !replica.connected || replica.id != target.id || replica.offset < target.offset {
+			return fmt.Errorf("it has %+v, the primary had %+v", replica, target)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("wait until %s is in sync with %s: %w", s.Addr(), s.primary.Addr(), err)
+	}
+	return nil
+}
+
+// history is how far a server is in a replication stream.
+type history struct {
+	id        string
+	offset    int64
+	connected bool // whether a replica's link is up
+}
+
+// history reads the server's place from the offset field of that name.
+func (s *Server) history(ctx context.Context, field string) (history, error) {
+	info, err := s.info(ctx, "replication")
+	if err != nil {
+		return history{}, err
+	}
+	offset, err := strconv.ParseInt(info[field], 10, 64)
+	if err != nil {
+		return history{}, fmt.Errorf("read %s of %s, whose role is %s: %w", field, s.Addr(), info["role"], err)
+	}
+	return history{
+		id:        info["master_replid"],
+		offset:    offset,
+		connected: info["master_link_status"] == "up",
+	}, nil
+}

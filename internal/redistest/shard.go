@@ -1,0 +1,73 @@
+package redistest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+)
+
+// Shard is a primary with its replicas.
+type Shard struct {
+	// Primary is the server that takes writes.
+	Primary *Server
+	// Replicas replicate Primary; there may be none.
+	Replicas []*Server
+}
+
+// LaunchShard starts a primary and as many replicas as asked for, all with the
+// same extra redis-server arguments, and returns when they are in sync. It fails
+// like [Launch], and then stops what it has started.
+func LaunchShard(replicas int, args ...string) (*Shard, error) {
+	primary, err := Launch(Options{Args: args})
+	if err != nil {
+		return nil, fmt.Errorf("launch primary: %w", err)
+	}
+	shard := &Shard{Primary: primary}
+	for range replicas {
+		replica, err := Launch(Options{Args: args, ReplicaOf: primary})
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("launch replica: %w", err), shard.Stop())
+		}
+		shard.Replicas = append(shard.Replicas, replica)
+	}
+	return shard, nil
+}
+
+// StartShard launches a shard like [LaunchShard] and stops it when the test
+// ends. The test fails if the shard cannot be launched.
+func StartShard(tb testing.TB, replicas int, args ...string) *Shard {
+	tb.Helper()
+	shard, err := LaunchShard(replicas, args...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := shard.Stop(); err != nil {
+			tb.Error(err)
+		}
+	})
+	return shard
+}
+
+// Stop stops all servers of the shard. Stopping it again does nothing.
+func (s *Shard) Stop() error {
+	var errs []error
+	for _, replica := range s.Replicas {
+		errs = append(errs, replica.Stop())
+	}
+	errs = append(errs, s.Primary.Stop())
+	return errors.Join(errs...)
+}
+
+// WaitReplicated returns when every replica has applied what the primary has
+// executed so far. A replica whose replication is paused never gets there. It
+// waits until ctx ends, at most a minute for each replica.
+func (s *Shard) WaitReplicated(ctx context.Context) error {
+	for _, replica := range s.Replicas {
+		if err := replica.WaitInSync(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}

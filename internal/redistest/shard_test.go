@@ -1,0 +1,198 @@
+package redistest_test
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+func TestReplica(t *testing.T) {
+	primary := redistest.Start(t)
+	set(t, primary, "before", "1")
+	replica := primary.StartReplica(t)
+	requireValue(t, replica, "before", "1")
+
+	set(t, primary, "after", "2")
+	waitInSync(t, replica)
+	requireValue(t, replica, "after", "2")
+	requireReplica(t, replica)
+	if err := replica.Client().Set(t.Context(), "key", "value", 0).Err(); err == nil ||
+		!strings.HasPrefix(err.Error(), "READONLY") {
+		t.Errorf("write to a replica got %v, want READONLY", err)
+	}
+}
+
+func TestPauseReplication(t *testing.T) {
+	shard := redistest.StartShard(t, 2)
+	primary, paused, other := shard.Primary, shard.Replicas[0], shard.Replicas[1]
+	for i := range 3 {
+		round, previous := strconv.Itoa(i+1), strconv.Itoa(i)
+		if i == 0 {
+			previous = ""
+		}
+		if err := paused.PauseReplication(); err != nil {
+			t.Fatal(err)
+		}
+		set(t, primary, "key", round)
+		waitInSync(t, other)
+		requireValue(t, other, "key", round)
+		requireValue(t, paused, "key", previous)
+		requireReplica(t, paused)
+
+		before := time.Now()
+		if err := paused.ResumeReplication(); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("resumed within %v", time.Since(before))
+		requireValue(t, paused, "key", round)
+		requireReplica(t, paused)
+	}
+}
+
+func TestResumeReplicationAfterPrimaryLostData(t *testing.T) {
+	primary := redistest.Start(t)
+	replica := primary.StartReplica(t)
+	set(t, primary, "old", "1")
+	waitInSync(t, replica)
+
+	if err := replica.PauseReplication(); err != nil {
+		t.Fatal(err)
+	}
+	if err := primary.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	set(t, primary, "new", "2")
+	requireValue(t, replica, "old", "1")
+
+	if err := replica.ResumeReplication(); err != nil {
+		t.Fatal(err)
+	}
+	requireValue(t, replica, "old", "")
+	requireValue(t, replica, "new", "2")
+}
+
+func TestResumeReplicationThatWasNotPaused(t *testing.T) {
+	replica := redistest.Start(t).StartReplica(t)
+	if err := replica.ResumeReplication(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestReplicaRestarts(t *testing.T) {
+	primary := redistest.Start(t)
+	replica := primary.StartReplica(t)
+	set(t, primary, "key", "value")
+	if err := replica.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := replica.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	waitInSync(t, replica)
+	requireValue(t, replica, "key", "value")
+}
+
+func TestReplicationNeedsReplica(t *testing.T) {
+	primary := redistest.Start(t)
+	promoted := primary.StartReplica(t)
+	if err := promoted.Client().ReplicaOf(t.Context(), "NO", "ONE").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for name, operation := range map[string]func() error{
+		"pause":           primary.PauseReplication,
+		"resume":          primary.ResumeReplication,
+		"resume promoted": promoted.ResumeReplication,
+		"wait":            func() error { return primary.WaitInSync(t.Context()) },
+	} {
+		if err := operation(); err == nil || !strings.Contains(err.Error(), "not a replica") {
+			t.Errorf("%s got error %v", name, err)
+		}
+	}
+}
+
+func TestWaitReplicated(t *testing.T) {
+	shard := redistest.StartShard(t, 2)
+	for i := range 20 {
+		value := strconv.Itoa(i)
+		set(t, shard.Primary, "key", value)
+		if err := shard.WaitReplicated(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for _, replica := range shard.Replicas {
+			requireValue(t, replica, "key", value)
+		}
+	}
+}
+
+func TestWaitReplicatedEndsWithContext(t *testing.T) {
+	for name, fault := range map[string]func(*redistest.Shard) error{
+		"replication paused": func(s *redistest.Shard) error { return s.Replicas[0].PauseReplication() },
+		"primary paused":     func(s *redistest.Shard) error { return s.Primary.Pause() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			shard := redistest.StartShard(t, 1)
+			if err := fault(shard); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			err := shard.WaitReplicated(ctx)
+			if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), shard.Replicas[0].Addr()) {
+				t.Errorf("got error %v, want one of the context and with the replica's address", err)
+			}
+		})
+	}
+}
+
+func TestShardWithoutReplicas(t *testing.T) {
+	shard := redistest.StartShard(t, 0)
+	if err := shard.WaitReplicated(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for range 2 {
+		if err := shard.Stop(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestLaunchShardFails(t *testing.T) {
+	if _, err := redistest.LaunchShard(1, "--no-such-directive", "1"); err == nil {
+		t.Error("launching with a wrong argument worked")
+	}
+}
+
+func waitInSync(t *testing.T, replica *redistest.Server) {
+	t.Helper()
+	if err := replica.WaitInSync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func requireReplica(t *testing.T, s *redistest.Server) {
+	t.Helper()
+	info, err := s.Info("replication")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info["role"] != "slave" {
+		t.Errorf("role %q, want slave", info["role"])
+	}
+}
+
+func BenchmarkStartReplica(b *testing.B) {
+	for b.Loop() {
+		shard, err := redistest.LaunchShard(1)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := shard.Stop(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

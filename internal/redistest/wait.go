@@ -1,0 +1,46 @@
+package redistest
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+const (
+	// patience bounds every wait that has no context of the caller's.
+	patience = 10 * time.Second
+
+	// replicationPatience bounds the waits for replication even if the
+	// caller's context has no deadline.
+	replicationPatience = time.Minute
+
+	// answerPatience bounds one attempt at getting an answer from a server that
+	// may not be there; others follow.
+	answerPatience = 200 * time.Millisecond
+
+	pollInterval = 2 * time.Millisecond
+)
+
+// poll calls done until it returns nil. Once ctx has ended it returns the
+// error of ctx together with what done last reported as missing.
+func poll(ctx context.Context, done func() error) error {
+	ticker := time.NewTicker(pollInterval)
+	defer ticker.Stop()
+
+	var missing error
+	for {
+		err := done()
+		if err == nil {
+			return nil
+		}
+		// An error that the end of ctx caused tells less than the one before.
+		if ctx.Err() == nil || missing == nil {
+			missing = err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", ctx.Err(), missing)
+		case <-ticker.C:
+		}
+	}
+}

@@ -1,0 +1,152 @@
+package redistest
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// childEnv makes the test binary be a program that launches a server and then
+// ends in the way that the variable names.
+const childEnv = "REDISTEST_CHILD"
+
+func TestMain(m *testing.M) {
+	if ending := os.Getenv(childEnv); ending != "" {
+		child(ending)
+	}
+	os.Exit(m.Run())
+}
+
+// child launches a server, prints its process id and directory, and waits for
+// the end of its input before it ends without stopping the server.
+func child(ending string) {
+	s, err := Launch(Options{})
+	if err != nil {
+		panic(err)
+	}
+	switch ending {
+	case "paused":
+		err = s.Pause()
+	case "killed":
+		err = s.Kill()
+	case "restarted":
+		err = s.Restart()
+	}
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(s.process.pid, s.dir)
+	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
+		panic(err)
+	}
+	switch ending {
+	case "exit":
+		os.Exit(3)
+	case "panic":
+		panic("the child ends here")
+	default:
+		panic(syscall.Kill(os.Getpid(), syscall.SIGKILL))
+	}
+}
+
+func TestServerEndsWithProgram(t *testing.T) {
+	// All but the first two end with a SIGKILL.
+	for _, ending := range []string{"exit", "panic", "sigkill", "paused", "killed", "restarted"} {
+		t.Run(ending, func(t *testing.T) {
+			cmd := exec.Command(os.Args[0])
+			cmd.Env = append(os.Environ(), childEnv+"="+ending)
+			stdin, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			stdout, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			line, err := bufio.NewReader(stdout).ReadString('\n')
+			if err != nil {
+				t.Fatalf("read what the child launched: %v", errors.Join(err, cmd.Wait()))
+			}
+			var pid int
+			var dir string
+			if _, err := fmt.Sscan(line, &pid, &dir); err != nil {
+				t.Fatalf("parse %q: %v", line, err)
+			}
+			if alive := syscall.Kill(pid, 0) == nil; alive != (ending != "killed") {
+				t.Errorf("server alive before the child ended: %v", alive)
+			}
+			if _, err := os.Stat(dir); err != nil {
+				t.Errorf("directory before the child ended: %v", err)
+			}
+
+			stdin.Close()
+			if err := cmd.Wait(); err == nil {
+				t.Error("child ended well, want a failure")
+			}
+			requireGone(t, pid, dir)
+		})
+	}
+}
+
+// requireGone waits until there is neither the process nor the directory.
+func requireGone(t *testing.T, pid int, dir string) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		processErr := syscall.Kill(pid, 0)
+		_, dirErr := os.Stat(dir)
+		if errors.Is(processErr, syscall.ESRCH) && errors.Is(dirErr, os.ErrNotExist) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("process %d: %v, directory %s: %v; want neither to exist", pid, processErr, dir, dirErr)
+		}
+		time.Sleep(pollInterval)
+	}
+}
+
+func TestStopLeavesNothing(t *testing.T) {
+	for name, fault := range map[string]func(*Server) error{
+		"running": func(*Server) error { return nil },
+		"paused":  (*Server).Pause,
+		"killed":  (*Server).Kill,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := Start(t)
+			pid := s.process.pid
+			if err := fault(s); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Stop(); err != nil {
+				t.Fatal(err)
+			}
+			requireGone(t, pid, s.dir)
+		})
+	}
+}
+
+func TestFailedLaunchLeavesNothing(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	before := time.Now()
+	_, err := Launch(Options{Args: []string{"--no-such-directive", "1"}})
+	if err == nil || !strings.Contains(err.Error(), "no-such-directive") {
+		t.Errorf("got error %v, want one that quotes the log", err)
+	}
+	if took := time.Since(before); took >= patience {
+		t.Errorf("it took %v to see that the server had exited", took)
+	}
+	left, err := os.ReadDir(os.TempDir())
+	if err != nil || len(left) != 0 {
+		t.Errorf("left %v, %v; want nothing", left, err)
+	}
+}

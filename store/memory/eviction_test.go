@@ -1,0 +1,128 @@
+package memory_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store/memory"
+)
+
+func TestExpiredBucketsGoFirst(t *testing.T) {
+	const half = 1000
+	f := newFixture(t, 2*half)
+	minute, hour := limit("minute", time.Minute), limit("hour", time.Hour)
+	for i := range half {
+		// What expired buckets have spent does not keep them.
+		f.charge(minute, clientKey(i), 100)
+		f.charge(hour, clientKey(i), 1)
+	}
+	f.clock.Advance(time.Minute)
+
+	// As many as have expired fit, wherever they are.
+	newcomers := limit("newcomers", time.Hour)
+	for i := range half {
+		f.charge(newcomers, clientKey(i), 5)
+	}
+	for i := range half {
+		if f.buckets.Has(minute, clientKey(i)) {
+			t.Fatalf("expired bucket %d is still there", i)
+		}
+		if used := f.charge(hour, clientKey(i), 1); used != 2 {
+			t.Fatalf("live bucket %d: used %d after two charges", i, used)
+		}
+	}
+
+	f.charge(newcomers, "one too many", 5)
+	live := 0
+	for i := range half {
+		for _, l := range []bool{f.buckets.Has(hour, clientKey(i)), f.buckets.Has(newcomers, clientKey(i))} {
+			if l {
+				live++
+			}
+		}
+	}
+	if live != 2*half-1 {
+		t.Errorf("%d of %d live buckets are left after one insertion too many", live, 2*half)
+	}
+}
+
+func TestLeastSpentGoesFirst(t *testing.T) {
+	f := newFixture(t, memory.SampleSize)
+	hour := limit("hour", time.Hour)
+	var clients []string
+	for i := range memory.SampleSize {
+		clients = append(clients, fmt.Sprint("client ", i))
+		f.charge(hour, clients[i], int64(i))
+		f.clock.Advance(time.Second)
+	}
+	// What was spent last counts, and so does what was spent past the limit.
+	f.charge(hour, clients[0], 1000)
+
+	for i := 1; i < len(clients); i++ {
+		newcomer := fmt.Sprint("newcomer ", i)
+		f.charge(hour, newcomer, 100)
+		f.wantOnly(hour, clients, append(clients[i+1:], clients[0])...)
+		f.wantOnly(hour, []string{newcomer}, newcomer)
+	}
+	f.charge(hour, "newcomer 0", 100)
+	f.wantOnly(hour, clients, clients[0])
+}
+
+func TestNearestResetGoesFirstAmongEquals(t *testing.T) {
+	f := newFixture(t, memory.SampleSize)
+	hour := limit("hour", time.Hour)
+	var clients []string
+	for i := range memory.SampleSize {
+		clients = append(clients, fmt.Sprint("client ", i))
+		f.charge(hour, clients[i], 1)
+		f.clock.Advance(time.Microsecond)
+	}
+	for i := range clients {
+		f.charge(hour, fmt.Sprint("newcomer ", i), 1)
+		f.wantOnly(hour, clients, clients[i+1:]...)
+		f.clock.Advance(time.Microsecond)
+	}
+}
+
+// TestFloodEvictsItself has a few clients who spent something and a flood of
+// clients who are never seen again.
+func TestFloodEvictsItself(t *testing.T) {
+	const bound, regulars, flood = 6400, 20, 20_000
+	f := newFixture(t, bound)
+	hour := limit("hour", time.Hour)
+	for i := range regulars {
+		f.charge(hour, fmt.Sprint("regular ", i), 5)
+	}
+	for i := range flood {
+		f.charge(hour, clientKey(i), 1)
+		f.clock.Advance(time.Microsecond)
+	}
+	for i := range regulars {
+		if used := f.charge(hour, fmt.Sprint("regular ", i), 1); used != 6 {
+			t.Errorf("regular %d: used %d, want 6", i, used)
+		}
+	}
+	if n := f.buckets.Len(); n != bound {
+		t.Errorf("%d buckets, want %d", n, bound)
+	}
+}
+
+// TestShortWindowsSurviveLongOnes has windows of an hour fill the buckets with
+// clients who each spent as much as the one whose window is a minute: a store
+// that evicts by reset would forget that one with every insertion.
+func TestShortWindowsSurviveLongOnes(t *testing.T) {
+	const bound = 6400
+	f := newFixture(t, bound)
+	minute, hour := limit("minute", time.Minute), limit("hour", time.Hour)
+	for i := range bound {
+		f.charge(hour, clientKey(i), 1)
+	}
+	f.charge(minute, "client", 3)
+	for i := range bound / 10 {
+		f.charge(hour, clientKey(-1-i), 1)
+	}
+	if used := f.charge(minute, "client", 1); used != 4 {
+		t.Errorf("used %d, want 4", used)
+	}
+}

@@ -1,0 +1,275 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// bothWays runs a test with pipelining on and off.
+func bothWays(t *testing.T, test func(t *testing.T, plain bool)) {
+	t.Run("Pipelining", func(t *testing.T) { test(t, false) })
+	t.Run("Plain", func(t *testing.T) { test(t, true) })
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSwallowedReplyCountsOnce(t *testing.T) {
+	for name, charge := range map[string]func(s *Store) error{
+		"Waited": func(s *Store) error { return s.Charge(context.Background(), ask("k"))[0].Err },
+		"Detached": func(s *Store) error {
+			told := make(chan error, 1)
+			s.opts.OnUndelivered = func(_ string, err error) { told <- err }
+			s.ChargeDetached(ask("k"))
+			return <-told
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bothWays(t, func(t *testing.T, plain bool) {
+				server := redistest.Start(t)
+				proxy := redistest.StartProxy(t, server.Addr())
+				opts := ShardOptions{Primary: proxy.Addr(), NoPipelining: plain, PoolSize: 1}
+				s := newStore(t, newShard(t, opts), func(o *Options) { o.ChargeTimeout = 500 * time.Millisecond })
+				// Brings the script and the connection.
+				waitUntilUp(t, s)
+				must(t, proxy.SwallowReplies())
+				if err := charge(s); !errors.Is(err, store.ErrUncertain) {
+					t.Errorf("charge without a reply has error %v, want an uncertain one", err)
+				}
+				must(t, proxy.Pass())
+				waitUntilUp(t, s)
+				if got := stored(t, server, "k"); got != 1 {
+					t.Errorf("it was counted %d times", got)
+				}
+			})
+		})
+	}
+}
+
+// waitUntilUp charges another bucket until that works.
+func waitUntilUp(t *testing.T, s *Store) {
+	t.Helper()
+	eventually(t, "charges work", func() error { return s.Charge(t.Context(), ask("probe"))[0].Err })
+}
+
+func TestCutConnectionsCountNothingTwice(t *testing.T) {
+	bothWays(t, func(t *testing.T, plain bool) {
+		const charges = 2000
+		server := redistest.Start(t)
+		proxy := redistest.StartProxy(t, server.Addr())
+		s := newStore(t, newShard(t, ShardOptions{Primary: proxy.Addr(), NoPipelining: plain}), nil)
+		waitUntilUp(t, s)
+		var lost, uncertain, done atomic.Int64
+		s.opts.OnUndelivered = func(_ string, err error) {
+			if errors.Is(err, store.ErrUncertain) {
+				uncertain.Add(1)
+			} else {
+				lost.Add(1)
+			}
+		}
+		for i := range charges {
+			if i%200 == 100 {
+				must(t, proxy.Cut())
+			}
+			s.ChargeDetached([]store.Request{{Limit: hourly, ClientKey: "cut", Events: 10, Cost: 1}})
+			done.Add(1)
+			if i%50 == 0 {
+				waitUntilUp(t, s)
+			}
+		}
+		eventually(t, "all charges have an outcome", func() error {
+			got := stored(t, server, "cut") + lost.Load()
+			if got > charges || got+uncertain.Load() < charges {
+				return fmt.Errorf("%d counted, %d lost, %d uncertain of %d", got-lost.Load(), lost.Load(), uncertain.Load(), charges)
+			}
+			return nil
+		})
+		if lost.Load() > 0 {
+			t.Errorf("%d charges were given up though the server was there", lost.Load())
+		}
+		t.Logf("%d counted, %d uncertain", stored(t, server, "cut"), uncertain.Load())
+	})
+}
+
+func TestChargeWaitsForAServerThatIsAway(t *testing.T) {
+	server := redistest.Start(t)
+	proxy := redistest.StartProxy(t, server.Addr())
+	s := newStore(t, newShard(t, ShardOptions{Primary: proxy.Addr()}), nil)
+	must(t, proxy.Down())
+	for range 20 {
+		s.ChargeDetached(ask("later"))
+	}
+	must(t, proxy.Up())
+	waitForCount(t, server, "later", 20)
+}
+
+func TestRefusedChargesAreRepeatedUntilTheyTake(t *testing.T) {
+	for name, c := range map[string]struct{ refuse, mend []any }{
+		"READONLY": {[]any{"REPLICAOF", "127.0.0.1", "1"}, []any{"REPLICAOF", "NO", "ONE"}},
+		"OOM":      {[]any{"CONFIG", "SET", "maxmemory", "1"}, []any{"CONFIG", "SET", "maxmemory", "0"}},
+		"NOREPLICAS": {
+			[]any{"CONFIG", "SET", "min-replicas-to-write", "1"}, []any{"CONFIG", "SET", "min-replicas-to-write", "0"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := redistest.Start(t)
+			shard := newShard(t, ShardOptions{Primary: server.Addr()})
+			s := newStore(t, shard, nil)
+			if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil {
+				t.Fatal(st.Err)
+			}
+			must(t, server.Client().Do(t.Context(), c.refuse...).Err())
+			hasty := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 100 * time.Millisecond })
+			st := hasty.Charge(t.Context(), ask("k"))[0]
+			if !errors.Is(st.Err, store.ErrNotExecuted) && !errors.Is(st.Err, store.ErrUncertain) {
+				t.Fatalf("error is %v, want that of a charge that did not run", st.Err)
+			}
+			s.ChargeDetached(ask("k"))
+			must(t, server.Client().Do(t.Context(), c.mend...).Err())
+			waitForCount(t, server, "k", 2)
+		})
+	}
+}
+
+func TestMisconfIsARefusal(t *testing.T) {
+	server := redistest.Start(t)
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), func(o *Options) { o.ChargeTimeout = 200 * time.Millisecond })
+	if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil {
+		t.Fatal(st.Err)
+	}
+	ctx := t.Context()
+	// A snapshot into a folder that is not there fails, after which Redis
+	// refuses writes.
+	must(t, server.Client().ConfigSet(ctx, "save", "1 1").Err())
+	dir, err := server.Client().ConfigGet(ctx, "dir").Result()
+	must(t, err)
+	removeAll(t, dir["dir"])
+	_ = server.Client().BgSave(ctx).Err()
+	eventually(t, "writes are refused", func() error {
+		st := s.Charge(ctx, ask("k"))[0]
+		if st.Err == nil || !strings.Contains(st.Err.Error(), "MISCONF") {
+			return fmt.Errorf("error is %w", st.Err)
+		}
+		if !errors.Is(st.Err, store.ErrNotExecuted) {
+			t.Fatalf("error is %v, want that of a charge that did not run", st.Err)
+		}
+		return nil
+	})
+}
+
+func TestWrongPasswordIsSaid(t *testing.T) {
+	server := redistest.Start(t)
+	must(t, server.Client().ConfigSet(t.Context(), "requirepass", "right").Err())
+	for password, want := range map[string]string{"": "NOAUTH", "wrong": "WRONGPASS"} {
+		s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), Password: password}), func(o *Options) {
+			o.ChargeTimeout = 200 * time.Millisecond
+		})
+		st := s.Check(t.Context(), ask("k"))[0]
+		if !errors.Is(st.Err, store.ErrNotExecuted) || !strings.Contains(st.Err.Error(), want) {
+			t.Errorf("check with password %q: %v, want %s", password, st.Err, want)
+		}
+		if st := s.Charge(t.Context(), ask("k"))[0]; !errors.Is(st.Err, store.ErrNotExecuted) {
+			t.Errorf("charge with password %q: %v, want a charge that did not run", password, st.Err)
+		}
+	}
+}
+
+func TestSilentServerCostsNoMoreThanTheTimeout(t *testing.T) {
+	bothWays(t, func(t *testing.T, plain bool) {
+		server := redistest.Start(t)
+		shard := newShard(t, ShardOptions{Primary: server.Addr(), NoPipelining: plain})
+		waitUntilUp(t, newStore(t, shard, nil))
+		s := newStore(t, shard, func(o *Options) { o.CheckTimeout = 20 * time.Millisecond })
+		must(t, server.Pause())
+		var down bool
+		for i := 0; i < 10_000 && !down; i++ {
+			st := s.Check(t.Context(), ask("k"))[0]
+			if st.Err == nil {
+				t.Fatal("a paused server answered")
+			}
+			down = down || errors.Is(st.Err, ErrShardDown)
+		}
+		if !down {
+			t.Error("the server is not left out after repeated failures")
+		}
+		must(t, server.Resume())
+		eventually(t, "checks work again", func() error { return s.Check(t.Context(), ask("k"))[0].Err })
+	})
+}
+
+func TestClientLeavesWhileWaiting(t *testing.T) {
+	server := redistest.Start(t)
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
+	waitUntilUp(t, s)
+	must(t, server.Pause())
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(20*time.Millisecond, cancel)
+	start := time.Now()
+	st := s.Check(ctx, ask("k"))[0]
+	if !errors.Is(st.Err, context.Canceled) {
+		t.Errorf("error is %v, want that of the context", st.Err)
+	}
+	if waited := time.Since(start); waited > patience/2 {
+		t.Errorf("the check went on for %v after the client had left", waited)
+	}
+	must(t, server.Resume())
+}
+
+func TestCloseDeliversWhatIsWaiting(t *testing.T) {
+	bothWays(t, func(t *testing.T, plain bool) {
+		const charges = 5000
+		server := redistest.Start(t)
+		shard := NewShard(ShardOptions{Primary: server.Addr(), DialTimeout: patience, NoPipelining: plain, PoolSize: 1})
+		s := newStore(t, shard, nil)
+		for range charges {
+			s.ChargeDetached([]store.Request{{Limit: hourly, ClientKey: "k", Events: 10, Cost: 1}})
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		shard.Close(ctx)
+		if got := stored(t, server, "k"); got != charges {
+			t.Errorf("%d charges were delivered, want %d", got, charges)
+		}
+		var told error
+		s.opts.OnUndelivered = func(_ string, err error) { told = err }
+		s.ChargeDetached(ask("k"))
+		if !errors.Is(told, store.ErrNotExecuted) {
+			t.Errorf("a charge after the end is reported as %v", told)
+		}
+	})
+}
+
+func TestCloseGivesUpOnASilentServer(t *testing.T) {
+	server := redistest.Start(t)
+	shard := NewShard(ShardOptions{Primary: server.Addr()})
+	var undelivered atomic.Int64
+	s := newStore(t, shard, func(o *Options) {
+		o.ChargeTimeout = time.Hour
+		o.OnUndelivered = func(string, error) { undelivered.Add(1) }
+	})
+	waitUntilUp(t, s)
+	must(t, server.Pause())
+	const charges = 1000
+	for range charges {
+		s.ChargeDetached(ask("k"))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	shard.Close(ctx)
+	if got := undelivered.Load(); got != charges {
+		t.Errorf("%d charges are reported, want %d", got, charges)
+	}
+	must(t, server.Resume())
+}

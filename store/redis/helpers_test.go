@@ -1,0 +1,100 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// patience replaces the timeouts where they are not what is tested.
+const patience = 20 * time.Second
+
+// newStore returns a store on one shard with generous timeouts.
+func newStore(t testing.TB, shard *Shard, change func(*Options)) *Store {
+	t.Helper()
+	opts := Options{
+		Members:       []Member{{Name: "a", Shard: shard}},
+		CheckTimeout:  patience,
+		ChargeTimeout: patience,
+	}
+	if change != nil {
+		change(&opts)
+	}
+	return New(opts)
+}
+
+// newShard returns a shard that is closed when the test ends.
+func newShard(t testing.TB, opts ShardOptions) *Shard {
+	t.Helper()
+	if opts.DialTimeout == 0 {
+		opts.DialTimeout = patience
+	}
+	s := NewShard(opts)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		s.Close(ctx)
+	})
+	return s
+}
+
+// shardOf connects to a shard that redistest started.
+func shardOf(t testing.TB, sh *redistest.Shard) *Shard {
+	t.Helper()
+	opts := ShardOptions{Primary: sh.Primary.Addr()}
+	for _, r := range sh.Replicas {
+		opts.Replicas = append(opts.Replicas, r.Addr())
+	}
+	return newShard(t, opts)
+}
+
+var hourly = &store.Limit{Zone: "hourly", Algorithm: store.FixedWindow, Window: time.Hour}
+
+// ask is one request with events 10 and cost 1.
+func ask(key string) []store.Request {
+	return []store.Request{{Limit: hourly, ClientKey: key, Events: 10, Cost: 1}}
+}
+
+// stored returns the count of a bucket as Redis has it, -1 if it has none.
+func stored(t testing.TB, server *redistest.Server, key string) int64 {
+	t.Helper()
+	n, err := server.Client().HGet(t.Context(), bucketKeys{prefix: DefaultKeyPrefix}.key(hourly, key), "c").Int64()
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+// eventually polls until f returns nil.
+func eventually(t testing.TB, what string, f func() error) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for err := f(); err != nil; err = f() {
+		if time.Now().After(deadline) {
+			t.Fatalf("waiting until %s: %v", what, err)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func waitForCount(t testing.TB, server *redistest.Server, key string, want int64) {
+	t.Helper()
+	eventually(t, "the count is there", func() error {
+		if got := stored(t, server, key); got != want {
+			return fmt.Errorf("count is %d, want %d", got, want)
+		}
+		return nil
+	})
+}
+
+func removeAll(t testing.TB, dir string) {
+	t.Helper()
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+}

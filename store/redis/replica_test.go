@@ -1,0 +1,129 @@
+package redis
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+func calls(t *testing.T, server *redistest.Server, command string) (n int64) {
+	t.Helper()
+	info, err := server.Info("commandstats")
+	must(t, err)
+	if stat, ok := info["cmdstat_"+command]; ok {
+		if _, err := fmt.Sscanf(stat, "calls=%d,", &n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return n
+}
+
+func TestChecksGoToReplicasInTurn(t *testing.T) {
+	const checks = 100
+	sh := redistest.StartShard(t, 2)
+	s := newStore(t, shardOf(t, sh), nil)
+	// Opens the window, and tells the primary's time.
+	if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil {
+		t.Fatal(st.Err)
+	}
+	must(t, sh.WaitReplicated(t.Context()))
+	opened := calls(t, sh.Primary, "evalsha")
+	for range checks {
+		if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 1 {
+			t.Fatalf("check: %+v", st)
+		}
+	}
+	if n := calls(t, sh.Primary, "evalsha"); n != opened {
+		t.Errorf("the primary was asked %d times", n-opened)
+	}
+	for i, r := range sh.Replicas {
+		// Another call each for the script the replica did not know.
+		if n := calls(t, r, "evalsha_ro"); n < checks/2 || n > checks/2+1 {
+			t.Errorf("replica %d was asked %d times, want %d", i, n, checks/2)
+		}
+	}
+}
+
+func TestPrimaryStandsInForReplicas(t *testing.T) {
+	sh := redistest.StartShard(t, 2)
+	s := newStore(t, shardOf(t, sh), nil)
+	if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil {
+		t.Fatal(st.Err)
+	}
+	for _, r := range sh.Replicas {
+		must(t, r.Kill())
+	}
+	for i := range 50 {
+		if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 1 {
+			t.Fatalf("check %d: %+v", i, st)
+		}
+	}
+}
+
+func TestReplicasAnswerWhileThePrimaryIsAway(t *testing.T) {
+	sh := redistest.StartShard(t, 1)
+	s := newStore(t, shardOf(t, sh), nil)
+	if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil {
+		t.Fatal(st.Err)
+	}
+	must(t, sh.WaitReplicated(t.Context()))
+	must(t, sh.Primary.Kill())
+	for i := range 20 {
+		if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 1 {
+			t.Fatalf("check %d: %+v", i, st)
+		}
+	}
+}
+
+func TestReadFromPrimaryLeavesReplicasAlone(t *testing.T) {
+	sh := redistest.StartShard(t, 1)
+	s := newStore(t, shardOf(t, sh), func(o *Options) { o.ReadPrimary = true })
+	for range 10 {
+		if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil {
+			t.Fatal(st.Err)
+		}
+	}
+	if n := calls(t, sh.Replicas[0], "evalsha_ro"); n != 0 {
+		t.Errorf("the replica was asked %d times", n)
+	}
+}
+
+// TestStaleReplicaIsJudgedByItsReset: a replica that still shows a closed
+// window, full, refuses nobody; the primary opens the next one.
+func TestStaleReplicaIsJudgedByItsReset(t *testing.T) {
+	sh := redistest.StartShard(t, 1)
+	s := newStore(t, shardOf(t, sh), nil)
+	limit := &store.Limit{Zone: "short", Algorithm: store.FixedWindow, Window: 300 * time.Millisecond}
+	full := []store.Request{{Limit: limit, ClientKey: "k", Events: 1, Cost: 1}}
+	first := s.Charge(t.Context(), full)[0]
+	if first.Err != nil {
+		t.Fatal(first.Err)
+	}
+	must(t, sh.WaitReplicated(t.Context()))
+	must(t, sh.Replicas[0].PauseReplication())
+	refusals := 0
+	eventually(t, "the window is over", func() error {
+		st := s.Check(t.Context(), full)[0]
+		switch {
+		case st.Err != nil:
+			t.Fatal(st.Err)
+		case st.Allowed && st.Reset == first.Reset:
+			t.Fatalf("allowed in the full window: %+v", st)
+		case !st.Allowed && (st.Reset != first.Reset || st.RetryAfter <= 0):
+			t.Fatalf("refused by another window: %+v", st)
+		case !st.Allowed:
+			refusals++
+			return fmt.Errorf("refused %d times", refusals)
+		case st.Used != 0 || st.Remaining != 1 || st.Reset < first.Reset+limit.Window.Microseconds():
+			t.Fatalf("the new window is %+v after %+v", st, first)
+		}
+		return nil
+	})
+	if refusals == 0 {
+		t.Error("the full window refused nothing")
+	}
+	must(t, sh.Replicas[0].ResumeReplication())
+}

@@ -1,0 +1,178 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// TestScriptsAgreeWithAlgorithm runs random histories on the scripts and on
+// the arithmetic side by side.
+func TestScriptsAgreeWithAlgorithm(t *testing.T) {
+	const operations = 30_000
+	server := redistest.Start(t)
+	shard := newShard(t, ShardOptions{Primary: server.Addr()})
+	rng := rand.New(rand.NewPCG(1, 2))
+	now := time.Now().UnixMicro()
+	windows := []int64{60e6, 3600e6, 86400e6, 60e6 + 1, 100 * 365 * 86400e6}
+	type bucket struct {
+		algorithm.FixedWindow
+		window int64
+	}
+	buckets := make([]bucket, 20)
+	for i := range buckets {
+		buckets[i].window = windows[i%len(windows)]
+	}
+	for n := 0; n < operations; {
+		// One call of many commands, as the instants between them are passed in.
+		var c call
+		c.deadline = time.Now().Add(patience)
+		c.done = make(chan struct{}, 1)
+		var expected [][]int64
+		var described []string
+		for range 100 {
+			switch rng.IntN(20) {
+			case 0:
+				now += rng.Int64N(4000e6)
+			case 1:
+				now -= rng.Int64N(50)
+			default:
+				now += rng.Int64N(2e6)
+			}
+			i := rng.IntN(len(buckets))
+			b := &buckets[i]
+			if rng.IntN(10) == 0 && b.Reset > 0 && b.window < 86400e6 {
+				now = max(now, b.Reset-1+rng.Int64N(3))
+			}
+			key := fmt.Sprintf("agree:%d", i)
+			switch op := rng.IntN(3); op {
+			case 0:
+				c.cmds = append(c.cmds, newCommand(scriptCheck, nil, key, now))
+				if b.IsOpen(now) {
+					expected = append(expected, []int64{b.Used, b.Reset})
+				} else {
+					expected = append(expected, []int64{0, 0})
+				}
+			case 1:
+				c.cmds = append(c.cmds, newCommand(scriptOpen, nil, key, b.window, now))
+				b.FixedWindow = b.Open(now, b.window)
+				expected = append(expected, []int64{b.Used, b.Reset, now})
+			case 2:
+				cost := rng.Int64N(10)
+				if rng.IntN(100) == 0 {
+					cost = store.MaxInteger - rng.Int64N(3)
+				}
+				c.cmds = append(c.cmds, newCommand(scriptCharge, nil, key, b.window, now, cost))
+				b.FixedWindow = b.Charge(now, b.window, cost)
+				expected = append(expected, []int64{b.Used, b.Reset, now})
+			}
+			described = append(described, fmt.Sprint(c.cmds[len(c.cmds)-1].script.verb, key, " at ", now))
+		}
+		if _, err := shard.checks.do(context.Background(), &c); err != nil {
+			t.Fatal(err)
+		}
+		for i, cmd := range c.cmds {
+			if cmd.outcome != nil {
+				t.Fatalf("operation %d, %s: %v", n+i, described[i], cmd.outcome)
+			}
+			if got := cmd.Val(); fmt.Sprint(got) != fmt.Sprint(expected[i]) {
+				t.Fatalf("operation %d, %s: script says %v, arithmetic %v", n+i, described[i], got, expected[i])
+			}
+		}
+		n += len(c.cmds)
+	}
+}
+
+func TestBucketExpiresAfterItsReset(t *testing.T) {
+	server := redistest.Start(t)
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
+	for name, use := range map[string]func(key string) []store.State{
+		"opened":  func(key string) []store.State { return s.Check(t.Context(), ask(key)) },
+		"charged": func(key string) []store.State { return s.Charge(t.Context(), ask(key)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			st := use(name)[0]
+			if st.Err != nil {
+				t.Fatal(st.Err)
+			}
+			at, err := server.Client().PExpireTime(t.Context(), s.keys.key(hourly, name)).Result()
+			if err != nil {
+				t.Fatal(err)
+			}
+			late := at.Microseconds() - st.Reset
+			if late < 1e6 || late > 2e6 {
+				t.Fatalf("key expires %d µs after the reset, want 1 to 2 seconds", late)
+			}
+		})
+	}
+}
+
+func TestMemoryPerBucket(t *testing.T) {
+	// As many as fill Redis's hash tables. With one more the tables double, and
+	// until they have filled again a bucket takes up to 16 bytes more.
+	const buckets, limit = 1<<17 - 1, 180
+	server := redistest.Start(t)
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
+	s.Charge(t.Context(), ask("first"))
+	before := usedMemory(t, server)
+	reqs := make([]store.Request, buckets)
+	for i := range reqs {
+		// "rl:1:hourly:fw3600s:" and 13 bytes more are 33.
+		reqs[i] = store.Request{Limit: hourly, ClientKey: fmt.Sprintf("abc:%09d", i), Events: 5000, Cost: 1}
+	}
+	if n := len(s.keys.key(hourly, reqs[0].ClientKey)); n != 33 {
+		t.Fatalf("keys have %d bytes, want 33", n)
+	}
+	for some := range slices.Chunk(reqs, 100) {
+		for _, st := range s.Charge(t.Context(), some) {
+			if st.Err != nil {
+				t.Fatal(st.Err)
+			}
+		}
+	}
+	perBucket := float64(usedMemory(t, server)-before) / buckets
+	t.Logf("%.1f bytes of used_memory per bucket", perBucket)
+	if perBucket > limit {
+		t.Errorf("a bucket takes %.1f bytes of used_memory, want at most %d", perBucket, limit)
+	}
+}
+
+func usedMemory(t *testing.T, server *redistest.Server) int64 {
+	t.Helper()
+	info, err := server.Info("memory")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var n int64
+	if _, err := fmt.Sscan(info["used_memory"], &n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestScriptFlushIsNotNoticed(t *testing.T) {
+	sh := redistest.StartShard(t, 1)
+	s := newStore(t, shardOf(t, sh), nil)
+	for i := range 20 {
+		if i%5 == 4 {
+			for _, server := range append(sh.Replicas, sh.Primary) {
+				if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil {
+			t.Fatalf("check %d: %v", i, st.Err)
+		}
+		if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != int64(i+1) {
+			t.Fatalf("charge %d: used %d, %v", i, st.Used, st.Err)
+		}
+	}
+}
