@@ -15,7 +15,7 @@ type Amount string
 func (a Amount) number() (int64, error) {
 	n, err := strconv.ParseInt(string(a), 10, 64)
 	if err != nil {
-		return 0, fmt.Errorf("%q is not a whole number", string(a))
+		return 0, fmt.Errorf("%q: it must be a whole number", string(a))
 	}
 	return n, nil
 }
@@ -28,9 +28,11 @@ func (a *Amount) UnmarshalJSON(b []byte) error {
 	if len(b) > 0 && b[0] == '"' {
 		return json.Unmarshal(b, (*string)(a))
 	}
+	if len(b) == 0 || b[0] != '-' && (b[0] < '0' || b[0] > '9') {
+		return fmt.Errorf("%s: it must be a whole number, or a text with a placeholder", b)
+	}
 	*a = Amount(b)
-	_, err := a.number()
-	return err
+	return nil
 }
 
 // MarshalJSON implements [json.Marshaler].

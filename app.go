@@ -1,6 +1,7 @@
 package shardlimit
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -8,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
-	"go.uber.org/zap"
 )
 
 // defaultStore is the name of the store of handlers that name none.
@@ -21,9 +21,8 @@ type App struct {
 	// If no store is configured at all, that is a memory store.
 	StoresRaw caddy.ModuleMap `json:"stores,omitempty" caddy:"namespace=rate_limit.stores inline_key=module"`
 
-	logger *zap.Logger
-	uses   map[string]*storeUse
-	zones  map[zoneID]string
+	uses  map[string]*storeUse
+	zones map[zoneID]string
 }
 
 // zoneID identifies a zone in a config.
@@ -39,7 +38,6 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 
 // Provision implements [caddy.Provisioner].
 func (a *App) Provision(ctx caddy.Context) error {
-	a.logger = ctx.Logger()
 	a.zones = map[zoneID]string{}
 	a.uses = map[string]*storeUse{}
 	if err := metrics.register(ctx.GetMetricsRegistry()); err != nil {
@@ -63,8 +61,14 @@ func (a *App) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-// Start implements [caddy.App].
-func (*App) Start() error { return nil }
+// Start implements [caddy.App]. It connects to the stores, without waiting, so
+// that the first requests do not have to.
+func (a *App) Start() error {
+	for _, use := range a.uses {
+		go use.warm()
+	}
+	return nil
+}
 
 // Stop implements [caddy.App].
 func (*App) Stop() error { return nil }
@@ -73,27 +77,25 @@ func (*App) Stop() error { return nil }
 // keep what they use until they have settled.
 func (a *App) Cleanup() error {
 	for _, use := range a.uses {
-		use.leave()
-	}
-	if caddy.Exiting() {
-		for _, use := range a.uses {
-			use.end()
-		}
-		awaitFlushes(a.logger)
+		use.unload()
 	}
 	return nil
 }
 
 // store returns the store of that name.
 func (a *App) store(name string) (*storeUse, error) {
-	if name == "" {
-		name = defaultStore
-	}
-	if use, ok := a.uses[name]; ok {
+	if use, ok := a.uses[cmp.Or(name, defaultStore)]; ok {
 		return use, nil
 	}
-	names := strings.Join(slices.Sorted(maps.Keys(a.uses)), ", ")
-	return nil, fmt.Errorf("there is no store %s, only %s: name one of these with the option store, or configure a store %s", name, names, name)
+	return nil, unknownStore(name, slices.Sorted(maps.Keys(a.uses)))
+}
+
+func unknownStore(name string, known []string) error {
+	names := strings.Join(known, ", ")
+	if name == "" {
+		return badOption("store", "is missing, and no configured store is called %s: name one with the option store; there is %s", defaultStore, names)
+	}
+	return badOption("store", "%s is not configured: add it to the stores of the global rate_limit, or name another; there is %s", name, names)
 }
 
 // claim registers a handler's zone, and refuses one that another handler
@@ -119,14 +121,16 @@ func sameDefinition(zone, one, other string) error {
 // rawStoreName returns the name in a handler's option store, if it is one and
 // not a store of its own.
 func rawStoreName(raw json.RawMessage) (name string, isName bool, err error) {
-	if len(raw) == 0 {
+	switch {
+	case len(raw) == 0 || string(raw) == "null":
 		return "", true, nil
-	}
-	if raw[0] != '"' {
+	case raw[0] == '{':
 		return "", false, nil
 	}
-	err = json.Unmarshal(raw, &name)
-	return name, true, err
+	if err := json.Unmarshal(raw, &name); err != nil || !zoneName.MatchString(name) {
+		return "", true, badOption("store", "%s: it must be the name of a store, or an object with the field module", raw)
+	}
+	return name, true, nil
 }
 
 // Interface guards.

@@ -1,9 +1,14 @@
 package shardlimit
 
 import (
+	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -59,7 +64,7 @@ func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 				return nil, err
 			}
 			handler.Zones = append(handler.Zones, z)
-			zones[z] = start
+			zones[z], p.lines["zone "+z.Name] = start, start
 			continue
 		}
 		if err := p.handlerOption(handler); err != nil {
@@ -73,7 +78,29 @@ func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 	if err != nil {
 		return nil, p.at(err)
 	}
+	if err := knowsStore(h, storeName); err != nil {
+		return nil, p.at(err)
+	}
 	return handler, claimZones(h, storeName, handler.Zones, zones)
+}
+
+// knowsStore refuses the name of a store that the global option does not
+// configure, as the app does for a config in JSON.
+func knowsStore(h httpcaddyfile.Helper, name string) error {
+	var app App
+	if option, ok := h.Option("rate_limit").(httpcaddyfile.App); ok {
+		if err := json.Unmarshal(option.Value, &app); err != nil {
+			return fmt.Errorf("read rate_limit: %w", err)
+		}
+	}
+	names := slices.Sorted(maps.Keys(app.StoresRaw))
+	if len(names) == 0 {
+		names = []string{defaultStore}
+	}
+	if slices.Contains(names, cmp.Or(name, defaultStore)) {
+		return nil
+	}
+	return unknownStore(name, names)
 }
 
 // claimZones refuses zones that another directive defines differently, as the
@@ -87,7 +114,7 @@ func claimZones(h httpcaddyfile.Helper, storeName string, zones []*Zone, starts 
 		h.State[state] = claims
 	}
 	for _, z := range zones {
-		id, token := zoneID{storeName, z.Name}, starts[z]
+		id, token := zoneID{cmp.Or(storeName, defaultStore), z.Name}, starts[z]
 		mine := claim{z.definition(), fmt.Sprintf("%s:%d", token.File, token.Line)}
 		other, taken := claims[id]
 		if !taken {
@@ -196,13 +223,20 @@ func (p *parser) duration(to *caddy.Duration) error {
 	}
 	d, err := caddy.ParseDuration(text)
 	if err != nil || d <= 0 {
-		return p.Errf("%s %q: it must be a time span, such as 250ms, 10s, 1m, 1h or 1d", option, text)
+		return p.Errf("%s %q: it must be a time span above zero, such as 250ms, 10s, 1m, 1h or 1d", option, text)
 	}
 	*to = caddy.Duration(d)
 	return nil
 }
 
-// unknown is the error about an option that does not exist.
-func (p *parser) unknown(known string) error {
+// unknown is the error about an option that does not exist here. It may be one
+// of those that belong elsewhere.
+func (p *parser) unknown(known, elsewhere, place string) error {
+	switch {
+	case p.Val() == "{":
+		return p.Err("the option before { takes no block: remove it")
+	case p.Val() != "" && slices.Contains(strings.Split(elsewhere, ", "), p.Val()):
+		return p.Errf("%s belongs into %s", p.Val(), place)
+	}
 	return p.Errf("unknown option %s: it must be one of %s", p.Val(), known)
 }

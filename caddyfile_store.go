@@ -10,6 +10,11 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 )
 
+const (
+	redisOptions = "shard, username, password, db, key_prefix, key_secret, read_from, clock, check_timeout, charge_timeout, dial_timeout, pool_size, pipelining, on_error"
+	shardOptions = "primary, replica, weight"
+)
+
 // parseGlobalOption parses the rate_limit global option, whose blocks add up:
 //
 //	rate_limit {
@@ -28,7 +33,7 @@ func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
 	}
 	for d.NextBlock(0) {
 		if d.Val() != "store" {
-			return nil, d.Errf("unknown option %s: it must be store", d.Val())
+			return nil, d.Errf("unknown option %s: the global option takes only store; zones and all else belong into the directive rate_limit in a site", d.Val())
 		}
 		if err := parseStore(d, app.StoresRaw); err != nil {
 			return nil, err
@@ -52,9 +57,12 @@ func parseStore(d *caddyfile.Dispenser, stores caddy.ModuleMap) error {
 		return d.Errf("store name %q: use only letters, digits and the characters _ . -", name)
 	}
 	if _, ok := stores[name]; ok {
-		return d.Errf("store %s is defined twice: give each its own name", name)
+		return d.Errf("store %s is defined twice: give each its own name, as in store <name> %s", name, d.Val())
 	}
 	module := d.Val()
+	if _, err := caddy.GetModule("rate_limit.stores." + module); err != nil {
+		return d.Errf("unknown store module %s: write store [<name>] memory or store [<name>] redis; other modules must be built into this Caddy", module)
+	}
 	unmarshaled, err := caddyfile.UnmarshalModule(d, "rate_limit.stores."+module)
 	if err != nil {
 		return err
@@ -79,7 +87,7 @@ func (m *MemoryStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			return err
 		}
 		if d.Val() != "max_keys" {
-			return p.unknown("max_keys")
+			return p.unknown("max_keys", "", "")
 		}
 		if err := p.positive(&m.MaxKeys); err != nil {
 			return err
@@ -118,11 +126,13 @@ func (s *RedisStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	}
 	for d.NextBlock(0) {
 		if d.Val() == "shard" {
+			start := d.Token()
 			shard, err := parseShard(d)
 			if err != nil {
 				return err
 			}
 			s.Shards = append(s.Shards, shard)
+			p.lines["shard "+shard.Name] = start
 			continue
 		}
 		if err := p.redisOption(s); err != nil {
@@ -167,7 +177,7 @@ func (p *parser) redisOption(s *RedisStore) error {
 	case "on_error":
 		return p.text(&s.OnError)
 	default:
-		return p.unknown("shard, username, password, db, key_prefix, key_secret, read_from, clock, check_timeout, charge_timeout, dial_timeout, pool_size, pipelining, on_error")
+		return p.unknown(redisOptions, shardOptions, "shard <name> { … }, in the block of the store")
 	}
 }
 
@@ -178,27 +188,7 @@ func parseShard(d *caddyfile.Dispenser) (*RedisShard, error) {
 		return nil, p.Err("shard takes one argument, its name")
 	}
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		if d.Val() == "replica" {
-			addrs, err := p.args()
-			if err != nil {
-				return nil, err
-			}
-			s.Replicas = append(s.Replicas, addrs...)
-			continue
-		}
-		if err := p.once(); err != nil {
-			return nil, err
-		}
-		var err error
-		switch d.Val() {
-		case "primary":
-			err = p.text(&s.Primary)
-		case "weight":
-			err = p.positive(&s.Weight)
-		default:
-			err = p.unknown("primary, replica, weight")
-		}
-		if err != nil {
+		if err := p.shardOption(s); err != nil {
 			return nil, err
 		}
 	}
@@ -206,6 +196,35 @@ func parseShard(d *caddyfile.Dispenser) (*RedisShard, error) {
 		return nil, p.at(err)
 	}
 	return s, nil
+}
+
+func (p *parser) shardOption(s *RedisShard) error {
+	option := p.Token()
+	if option.Text != "replica" {
+		if err := p.once(); err != nil {
+			return err
+		}
+	}
+	switch option.Text {
+	case "primary":
+		if err := p.text(&s.Primary); err != nil {
+			return err
+		}
+	case "replica":
+		addrs, err := p.args()
+		if err != nil {
+			return err
+		}
+		s.Replicas = append(s.Replicas, addrs...)
+	case "weight":
+		return p.positive(&s.Weight)
+	default:
+		return p.unknown(shardOptions, redisOptions, "the block of the store, outside shard")
+	}
+	if err := s.validateAddrs(); err != nil {
+		return errorAt(option, err)
+	}
+	return nil
 }
 
 // Interface guards.

@@ -1,6 +1,8 @@
 package shardlimit
 
 import (
+	"encoding/json"
+	"errors"
 	"strconv"
 	"strings"
 
@@ -8,6 +10,11 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+const (
+	handlerOptions = "store, zone, headers, jitter, log_key"
+	zoneOptions    = "match, key, events, window, charge, free_status, ipv4_prefix, ipv6_prefix, on_error"
 )
 
 // handlerOption parses one option of the directive other than zone.
@@ -21,8 +28,8 @@ func (p *parser) handlerOption(h *Handler) error {
 		if err != nil {
 			return err
 		}
-		h.StoreRaw = []byte(strconv.Quote(name))
-		return nil
+		h.StoreRaw, err = json.Marshal(name)
+		return err
 	case "headers":
 		return p.text(&h.Headers)
 	case "jitter":
@@ -44,7 +51,7 @@ func (p *parser) handlerOption(h *Handler) error {
 	case "storage":
 		return p.Err(adviceStorage)
 	default:
-		return p.unknown("store, zone, headers, jitter, log_key")
+		return p.unknown(handlerOptions, zoneOptions, "zone <name> { … }, in the block of rate_limit")
 	}
 }
 
@@ -63,10 +70,13 @@ func (p *parser) oneLineZone() (*Zone, error) {
 		return nil, p.Err("write rate_limit <key> <events> <window> [<name>], or rate_limit { … } with a block")
 	}
 	window, err := caddy.ParseDuration(args[2])
-	if err != nil {
-		return nil, p.Errf("window %q: it must be a time span, such as 10s, 1m, 1h or 1d", args[2])
+	if err != nil || window <= 0 {
+		return nil, p.Errf("window %q: it must be a time span above zero, such as 10s, 1m, 1h or 1d; write rate_limit <key> <events> <window> [<name>]", args[2])
 	}
 	z := &Zone{Name: "default", Key: Texts{args[0]}, Events: Amount(args[1]), Window: caddy.Duration(window)}
+	if z.Events.isDynamic() {
+		return nil, p.Errf("events %s: a placeholder needs a number that counts where it yields none: write a block with a zone and its option events %s 100", z.Events, z.Events)
+	}
 	if len(args) == 4 {
 		z.Name = args[3]
 	}
@@ -121,7 +131,7 @@ func (p *parser) zoneOption(z *Zone) (err error) {
 	case "on_error":
 		return p.text(&z.OnError)
 	default:
-		return p.unknown("match, key, events, window, charge, free_status, ipv4_prefix, ipv6_prefix, on_error")
+		return p.unknown(zoneOptions, handlerOptions, "the block of rate_limit, outside zone")
 	}
 }
 
@@ -149,10 +159,7 @@ func parseMatch(h httpcaddyfile.Helper, z *Zone) error {
 	var err error
 	switch h.CountRemainingArgs() {
 	case 0:
-		set, err = caddyhttp.ParseCaddyfileNestedMatcherSet(h.Dispenser)
-		if err == nil && len(set) == 0 {
-			err = h.Err("match is empty: write match @<matcher>, or matchers in a block")
-		}
+		set, err = parseMatchBlock(h)
 	case 1:
 		directive := h.Token()
 		h.NextArg()
@@ -162,7 +169,9 @@ func parseMatch(h httpcaddyfile.Helper, z *Zone) error {
 		// The helper looks for a matcher right after a directive.
 		named := h.WithDispenser(caddyfile.NewDispenser([]caddyfile.Token{directive, h.Token()}))
 		named.Next()
-		set, err = named.ExtractMatcherSet()
+		if set, err = named.ExtractMatcherSet(); err != nil {
+			return h.Errf("match %s: there is no such matcher: define it in this site, such as %s path /api/*", h.Val(), h.Val())
+		}
 	default:
 		return h.Err("match takes one matcher: repeat match for more, any of which then may match")
 	}
@@ -171,4 +180,27 @@ func parseMatch(h httpcaddyfile.Helper, z *Zone) error {
 	}
 	z.MatcherSetsRaw = append(z.MatcherSetsRaw, set)
 	return nil
+}
+
+// parseMatchBlock parses the matchers in a block.
+func parseMatchBlock(h httpcaddyfile.Helper) (caddy.ModuleMap, error) {
+	start, d := h.Token(), h.NewFromNextSegment()
+	d.Next()
+	empty := true
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		empty = false
+		if d.Token().Quoted() {
+			continue // an expression
+		}
+		if _, err := caddy.GetModule("http.matchers." + d.Val()); err != nil {
+			return nil, d.Errf("unknown matcher %s: write a request matcher, such as path /api/*", d.Val())
+		}
+		d.NextSegment()
+	}
+	if empty {
+		return nil, errorAt(start, errors.New("match is empty: write match @<matcher>, or matchers in a block"))
+	}
+	d.Reset()
+	d.Next()
+	return caddyhttp.ParseCaddyfileNestedMatcherSet(d)
 }

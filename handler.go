@@ -136,7 +136,7 @@ func (h *Handler) validate() error {
 			return err
 		}
 		if names[z.Name] {
-			return fmt.Errorf("zone %s is defined twice in one rate_limit: rename one", z.Name)
+			return badOption("zone "+z.Name, "is defined twice in one rate_limit: rename one")
 		}
 		names[z.Name] = true
 	}
@@ -149,7 +149,7 @@ func (h *Handler) validate() error {
 func (h *Handler) openStore(ctx caddy.Context, app *App) error {
 	name, isName, err := rawStoreName(h.StoreRaw)
 	if err != nil {
-		return fmt.Errorf("store: %w", err)
+		return err
 	}
 	if isName {
 		h.use, err = app.store(name)
@@ -173,7 +173,7 @@ func (h *Handler) openStore(ctx caddy.Context, app *App) error {
 // Cleanup implements [caddy.CleanerUpper].
 func (h *Handler) Cleanup() error {
 	if h.ownsUse {
-		h.use.leave()
+		h.use.unload()
 	}
 	return nil
 }
@@ -186,9 +186,6 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return next.ServeHTTP(w, r)
 	}
 	nested := t != nil && !t.settled
-	if !nested {
-		t = nil
-	}
 	t, p, err := h.collect(t, w, r)
 	if err != nil || p == nil {
 		if err != nil {
@@ -210,9 +207,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 }
 
 // collect resolves what the request asks of the zones that match it, as a new
-// part of t, or of a new tracker if t is nil. A bucket that another handler
-// counts the request in already is left out. It returns no part if nothing is
-// left.
+// part of t, or of a new tracker if t is nil or, in an error route, settled. A
+// bucket that another handler counts the request in already is left out. It
+// returns no part if nothing is left.
 func (h *Handler) collect(t *tracker, w http.ResponseWriter, r *http.Request) (*tracker, *part, error) {
 	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	var p *part
@@ -231,8 +228,8 @@ func (h *Handler) collect(t *tracker, w http.ResponseWriter, r *http.Request) (*
 			continue
 		}
 		if p == nil {
-			if t == nil {
-				t = newTracker(w)
+			if t == nil || t.settled {
+				t = newTracker(w, t)
 			}
 			p = t.newPart(h)
 		}

@@ -57,12 +57,20 @@ func placeholdersIn(text string) (names []string) {
 		if text[i] != '{' || i > 0 && text[i-1] == '\\' {
 			continue
 		}
-		end := strings.IndexByte(text[i:], '}')
-		if end < 0 {
-			break
+		end := i + strings.IndexByte(text[i:], '}')
+		for end > i && end < len(text)-1 && text[end-1] == '\\' {
+			next := strings.IndexByte(text[end+1:], '}')
+			if next < 0 {
+				end = i
+				break
+			}
+			end += next + 1
 		}
-		names = append(names, text[i+1:i+end])
-		i += end
+		if end <= i {
+			continue
+		}
+		names = append(names, text[i+1:end])
+		i = end
 	}
 	return names
 }

@@ -8,6 +8,8 @@
 package shardlimit
 
 import (
+	"context"
+
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 )
@@ -22,4 +24,7 @@ func init() {
 	httpcaddyfile.RegisterGlobalOption("rate_limit", parseGlobalOption)
 	httpcaddyfile.RegisterHandlerDirective("rate_limit", parseDirective)
 	httpcaddyfile.RegisterDirectiveOrder("rate_limit", httpcaddyfile.Before, "basic_auth")
+
+	// Only here all modules, which Caddy unloads in random order, are unloaded.
+	caddy.OnExit(func(context.Context) { flushes.end(caddy.Log().Named("rate_limit")) })
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -60,9 +61,10 @@ func (h *Handler) adoptNamedZones() error {
 			IPv4Prefix:     n.IPv4Prefix,
 			IPv6Prefix:     n.IPv6Prefix,
 		}
-		if n.MaxEvents != 0 {
-			z.Events = Amount(fmt.Sprint(n.MaxEvents))
+		if n.MaxEvents == 0 {
+			return fmt.Errorf("zone %s: max_events is missing or 0: it must be from 1 to 2^52", name)
 		}
+		z.Events = Amount(strconv.FormatInt(n.MaxEvents, 10))
 		h.Zones = append(h.Zones, z)
 	}
 	return nil

@@ -4,9 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"regexp"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
 )
@@ -72,6 +75,8 @@ func complete(addr string) string {
 
 func (s *RedisShard) validate() error {
 	switch {
+	case s == nil:
+		return errors.New("a shard is null: define or remove it")
 	case s.Name == "":
 		return errors.New("a shard has no name: give it one")
 	case !zoneName.MatchString(s.Name):
@@ -79,25 +84,51 @@ func (s *RedisShard) validate() error {
 	case s.Primary == "":
 		return fmt.Errorf("shard %s has no primary: add its address, such as primary localhost:6379", s.Name)
 	case s.Weight < 0 || s.Weight > maxWeight:
-		return fmt.Errorf("shard %s: weight %d: it must be from 1 to %d", s.Name, s.Weight, maxWeight)
+		return fmt.Errorf("shard %s: %w", s.Name, badOption("weight", "%d: it must be from 1 to %d", s.Weight, maxWeight))
 	}
+	return s.validateAddrs()
+}
+
+// validateAddrs checks the addresses given so far.
+func (s *RedisShard) validateAddrs() error {
 	taken := map[string]bool{}
-	for _, given := range s.addrs() {
+	for i, given := range s.addrs() {
 		addr := complete(*given)
+		if i == 0 && addr == "" {
+			continue
+		}
 		if taken[addr] {
 			return fmt.Errorf("shard %s: address %s is given twice: remove one", s.Name, addr)
 		}
 		taken[addr] = true
-		if isDynamic(addr) || strings.HasPrefix(addr, unixPrefix) {
-			continue
-		}
-		host, port, err := net.SplitHostPort(addr)
-		if err != nil || host == "" {
-			return fmt.Errorf("shard %s: address %q: it must be host, host:port or unix/path", s.Name, addr)
-		}
-		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-			return fmt.Errorf("shard %s: address %q: port %q is not a number from 1 to 65535", s.Name, addr, port)
+		if !isAddr(addr) {
+			return fmt.Errorf("shard %s: address %q: it must be host, host:port or unix/path, with a port from 1 to 65535", s.Name, *given)
 		}
 	}
 	return nil
+}
+
+// isAddr tells a complete address apart from such as a URL.
+func isAddr(addr string) bool {
+	switch path, isUnix := strings.CutPrefix(addr, unixPrefix); {
+	case !utf8.ValidString(addr):
+		return false
+	case isUnix:
+		return path != ""
+	case isDynamic(addr):
+		return true
+	}
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return false
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return false
+	}
+	if _, err := netip.ParseAddr(host); err == nil {
+		return true
+	}
+	return host != "" && strings.IndexFunc(host, func(r rune) bool {
+		return !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("_.-", r)
+	}) < 0
 }

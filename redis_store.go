@@ -56,8 +56,8 @@ type RedisStore struct {
 	// Default: 50ms.
 	CheckTimeout caddy.Duration `json:"check_timeout,omitempty"`
 
-	// How long a charge is tried at most. No request waits for it.
-	// Default: 250ms.
+	// How long a charge is tried at most until it is sent; its reply is waited
+	// for two seconds longer. No request waits for either. Default: 250ms.
 	ChargeTimeout caddy.Duration `json:"charge_timeout,omitempty"`
 
 	// How long connecting may take. Default: 200ms.
@@ -115,6 +115,9 @@ func (s *RedisStore) Provision(ctx caddy.Context) error {
 		}
 	}
 	for _, shard := range s.Shards {
+		if shard == nil {
+			continue // for Validate to refuse
+		}
 		if err := shard.resolve(repl); err != nil {
 			return fmt.Errorf("redis store: %w", err)
 		}
@@ -122,9 +125,15 @@ func (s *RedisStore) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-func resolve(repl *caddy.Replacer, value *string) (err error) {
-	*value, err = repl.ReplaceOrErr(*value, true, true)
-	return err
+// resolve replaces the placeholders in a value, all of which must yield
+// something.
+func resolve(repl *caddy.Replacer, value *string) error {
+	resolved, err := repl.ReplaceOrErr(*value, true, true)
+	if err != nil {
+		return fmt.Errorf("%w: set it, or write \\{ for a brace that begins no placeholder", err)
+	}
+	*value = resolved
+	return nil
 }
 
 // Validate implements [caddy.Validator].
@@ -139,20 +148,22 @@ func (s *RedisStore) validate() error {
 	if len(s.Shards) == 0 {
 		return errors.New("it has no shard: add one, such as shard a { primary localhost:6379 }")
 	}
-	names, primaries := map[string]bool{}, map[string]string{}
+	names, owners := map[string]bool{}, map[string]string{}
 	for _, shard := range s.Shards {
 		if err := shard.validate(); err != nil {
 			return err
 		}
 		if names[shard.Name] {
-			return fmt.Errorf("shard %s is defined twice: give each its own name", shard.Name)
+			return badOption("shard "+shard.Name, "is defined twice: give each its own name")
 		}
 		names[shard.Name] = true
-		primary := complete(shard.Primary)
-		if other, ok := primaries[primary]; ok {
-			return fmt.Errorf("shards %s and %s have the same primary %s: remove one", other, shard.Name, primary)
+		for _, given := range shard.addrs() {
+			addr := complete(*given)
+			if other, ok := owners[addr]; ok {
+				return badOption("shard "+shard.Name, "has the address %s of shard %s: give each its own servers", addr, other)
+			}
+			owners[addr] = shard.Name
 		}
-		primaries[primary] = shard.Name
 	}
 	switch {
 	case s.DB < 0:
@@ -216,6 +227,7 @@ func (s *RedisStore) OpenStore(name string) (store.Store, error) {
 		}
 		pooled, key, err := acquireShard(opts)
 		if err != nil {
+			s.CloseStore()
 			return nil, fmt.Errorf("shard %s: %w", shard.Name, err)
 		}
 		s.open = append(s.open, key)

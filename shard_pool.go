@@ -24,14 +24,74 @@ const (
 	flushPatience = time.Minute
 )
 
-var (
-	// shardPool keeps connections across configs, by how they are made.
-	shardPool = caddy.NewUsagePool()
-	// flushes are the connections that are being closed.
-	flushes sync.WaitGroup
-	// lostAtExit counts charges that failed while the process ended.
-	lostAtExit atomic.Int64
-)
+// shardPool keeps connections across configs, by how they are made.
+var shardPool = caddy.NewUsagePool()
+
+// lostAtExit counts charges that failed while the process ended.
+var lostAtExit atomic.Int64
+
+// flushes are the connections that are being closed.
+var flushes = newFlushSet()
+
+type flushSet struct {
+	running sync.WaitGroup
+	// life ends when the process no longer waits for flushes.
+	life context.Context
+	stop context.CancelFunc
+
+	mu sync.Mutex
+	// ended is set at the end of the process, from when on none begins.
+	ended bool
+}
+
+func newFlushSet() *flushSet {
+	f := new(flushSet)
+	f.life, f.stop = context.WithCancel(context.Background())
+	return f
+}
+
+// begin delivers, in the background, what is waiting for s, and closes it.
+func (f *flushSet) begin(s pooledShard) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.ended {
+		f.run(s)
+	}
+}
+
+func (f *flushSet) run(s pooledShard) {
+	f.running.Go(func() {
+		ctx, cancel := context.WithTimeout(f.life, flushPatience)
+		defer cancel()
+		s.Close(ctx)
+	})
+}
+
+// end flushes all shards, whoever still uses them, waits for that and for what
+// was begun before, and logs how many charges could not be delivered.
+func (f *flushSet) end(logger *zap.Logger) {
+	f.mu.Lock()
+	shardPool.Range(func(_, shard any) bool {
+		f.run(shard.(pooledShard))
+		return true
+	})
+	f.ended = true
+	f.mu.Unlock()
+
+	time.AfterFunc(exitPatience, f.stop)
+	done := make(chan struct{})
+	go func() {
+		f.running.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(exitPatience + time.Second):
+	}
+	if n := lostAtExit.Load(); n > 0 {
+		logger.Error("charges were lost at exit", zap.Int64("charges", n))
+	}
+}
 
 // pooledShard is a shard in shardPool.
 type pooledShard struct{ *redis.Shard }
@@ -39,15 +99,7 @@ type pooledShard struct{ *redis.Shard }
 // Destruct implements [caddy.Destructor]: it delivers what is waiting, then
 // closes the connections.
 func (s pooledShard) Destruct() error {
-	patience := flushPatience
-	if caddy.Exiting() {
-		patience = exitPatience
-	}
-	flushes.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		s.Close(ctx)
-	})
+	flushes.begin(s)
 	return nil
 }
 
@@ -71,23 +123,6 @@ func acquireShard(opts redis.ShardOptions) (shard *redis.Shard, key string, err 
 
 func releaseShard(key string) {
 	_, _ = shardPool.Delete(key) //nolint:errcheck // Destruct does not fail
-}
-
-// awaitFlushes waits, when the process ends, for all charges to be delivered
-// and logs how many were not.
-func awaitFlushes(logger *zap.Logger) {
-	done := make(chan struct{})
-	go func() {
-		flushes.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-	case <-time.After(exitPatience + time.Second):
-	}
-	if n := lostAtExit.Load(); n > 0 {
-		logger.Error("charges were lost at exit", zap.Int64("charges", n))
-	}
 }
 
 var _ caddy.Destructor = pooledShard{}

@@ -15,7 +15,7 @@ type StatusList []string
 func (l *StatusList) UnmarshalJSON(b []byte) error {
 	var items []any
 	if err := json.Unmarshal(b, &items); err != nil {
-		return err
+		return fmt.Errorf("%s: it must be a list of statuses, such as [304]", b)
 	}
 	*l = make(StatusList, 0, len(items))
 	for _, item := range items {
@@ -25,7 +25,7 @@ func (l *StatusList) UnmarshalJSON(b []byte) error {
 		case float64:
 			*l = append(*l, strconv.FormatFloat(v, 'f', -1, 64))
 		default:
-			return fmt.Errorf("status %v is neither a code nor a class", item)
+			return fmt.Errorf("status %v: it must be a code, such as 304, or a class, such as 5xx", item)
 		}
 	}
 	return nil

@@ -1,6 +1,7 @@
 package shardlimit
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -89,6 +90,22 @@ func (u *storeUse) enter() (*openedStore, error) {
 	return u.open.Load(), nil
 }
 
+// warmPatience bounds the connecting ahead of the first request.
+const warmPatience = 5 * time.Second
+
+func (u *storeUse) warm() {
+	open, err := u.enter()
+	if err != nil {
+		return
+	}
+	defer u.leave()
+	if w, ok := open.store.(store.Warmer); ok {
+		ctx, cancel := context.WithTimeout(context.Background(), warmPatience)
+		defer cancel()
+		w.Warm(ctx)
+	}
+}
+
 // leave ends what enter began.
 func (u *storeUse) leave() {
 	if u.users.Add(-1) > 0 {
@@ -101,9 +118,14 @@ func (u *storeUse) leave() {
 	}
 }
 
-// end closes the store when the process ends, though requests that outlasted
-// the grace period may still be in it: what was charged is to be delivered.
-func (u *storeUse) end() {
+// unload ends the config's use of the store. When the process ends it closes
+// the store, though requests that outlasted the grace period may still be in
+// it: what was charged is to be delivered.
+func (u *storeUse) unload() {
+	u.leave()
+	if !caddy.Exiting() {
+		return
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.open.Load() != nil && !u.ended {

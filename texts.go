@@ -1,6 +1,9 @@
 package shardlimit
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"fmt"
+)
 
 // Texts is a list of texts with placeholders. In JSON a list of one may be
 // written as that one.
@@ -12,7 +15,10 @@ func (t *Texts) UnmarshalJSON(b []byte) error {
 		*t = Texts{""}
 		return json.Unmarshal(b, &(*t)[0])
 	}
-	return json.Unmarshal(b, (*[]string)(t))
+	if err := json.Unmarshal(b, (*[]string)(t)); err != nil {
+		return fmt.Errorf("%s: it must be a text or a list of texts", b)
+	}
+	return nil
 }
 
 var _ json.Unmarshaler = (*Texts)(nil)

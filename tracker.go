@@ -22,6 +22,9 @@ type tracker struct {
 	caddyhttp.ResponseWriterWrapper
 
 	parts []*part
+	// inherited is how many of the parts were settled before this tracker
+	// began, in the route whose error is being handled.
+	inherited int
 	// refusal is the part that ended the request: because of refusedBy or, if
 	// that is nil, because there was no answer from its store.
 	refusal   *part
@@ -37,16 +40,22 @@ func trackerOf(r *http.Request) *tracker {
 	return t
 }
 
-func newTracker(w http.ResponseWriter) *tracker {
+// newTracker returns a tracker of responses to w. The settled one, if it is not
+// nil, is the request's so far.
+func newTracker(w http.ResponseWriter, settled *tracker) *tracker {
 	t := &tracker{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}}
 	t.parts = t.partsRoom[:0]
+	if settled != nil {
+		t.parts = append(t.parts, settled.parts...)
+		t.inherited = len(t.parts)
+	}
 	return t
 }
 
 // newPart returns a part that is not yet t's.
 func (t *tracker) newPart(h *Handler) *part {
 	p := &t.firstPart
-	if len(t.parts) > 0 {
+	if len(t.parts) > t.inherited {
 		p = new(part)
 	}
 	p.handler = h
@@ -56,9 +65,11 @@ func (t *tracker) newPart(h *Handler) *part {
 
 // enroll makes p a part of t, and t the request's.
 func (t *tracker) enroll(p *part, r *http.Request, repl *caddy.Replacer) {
-	if len(t.parts) == 0 {
+	if len(t.parts) == t.inherited {
 		caddyhttp.SetVar(r.Context(), trackerVar, t)
-		repl.Map(t.placeholder)
+	}
+	if len(t.parts) == 0 {
+		repl.Map(func(key string) (any, bool) { return trackerOf(r).placeholder(key) })
 	}
 	t.parts = append(t.parts, p)
 }
@@ -122,7 +133,7 @@ func (t *tracker) commit(status int) {
 // stores.
 func (t *tracker) settle(status int) {
 	t.settled = true
-	for _, p := range t.parts {
+	for _, p := range t.parts[t.inherited:] {
 		if t.refusal == nil {
 			p.charge(status)
 		}

@@ -108,6 +108,8 @@ var zoneName = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
 // validate tells what is wrong with the zone, and how to mend it.
 func (z *Zone) validate() error {
 	switch {
+	case z == nil:
+		return errors.New("a zone is null: define or remove it")
 	case z.Name == "":
 		return errors.New("a zone has no name: give it one")
 	case !zoneName.MatchString(z.Name):
@@ -154,6 +156,8 @@ func (z *Zone) validateEvents() error {
 	switch {
 	case z.Events == "":
 		return errors.New("events is missing: add it, such as events 100")
+	case z.Events.isDynamic() && len(placeholdersIn(string(z.Events))) == 0:
+		return badOption("events", "%s: it must be a number, or a text with a placeholder in braces", z.Events)
 	case z.Events.isDynamic() && z.EventsFallback == 0:
 		return badOption("events", "%s: add the number that counts where the placeholder yields none, such as events %s 100", z.Events, z.Events)
 	case z.Events.isDynamic():
@@ -163,7 +167,7 @@ func (z *Zone) validateEvents() error {
 	}
 	n, err := z.Events.number()
 	if err != nil {
-		return badOption("events", "%w", err)
+		return badOption("events", "%q: it must be a whole number from 1 to 2^52", string(z.Events))
 	}
 	return validateEventsNumber(n)
 }
@@ -211,14 +215,39 @@ func (z *Zone) provision(ctx caddy.Context, onError string) error {
 	return nil
 }
 
-// definition is what zones of one name must agree on.
+// definition is what zones of one name must agree on, as options that differ
+// from the default.
 func (z *Zone) definition() string {
-	free := slices.Clone(z.FreeStatus)
-	slices.Sort(free)
-	return fmt.Sprintf("key %s, events %s, window %s, free_status %s, ipv4_prefix %d, ipv6_prefix %d, on_error %s",
-		strings.Join(z.Key, " "),
-		strings.TrimSuffix(string(z.Events)+" "+strconv.FormatInt(z.EventsFallback, 10), " 0"),
-		time.Duration(z.Window), strings.Join(free, " "), z.IPv4Prefix, z.IPv6Prefix, z.OnError)
+	var b strings.Builder
+	b.WriteString("key")
+	for _, text := range z.Key {
+		if strings.ContainsAny(text, " \t\n\"`") {
+			text = strconv.Quote(text)
+		}
+		b.WriteString(" " + text)
+	}
+	events := string(z.Events)
+	if n, err := z.Events.number(); err == nil {
+		events = strconv.FormatInt(n, 10)
+	}
+	fmt.Fprintf(&b, ", events %s", events)
+	if z.EventsFallback != 0 {
+		fmt.Fprintf(&b, " %d", z.EventsFallback)
+	}
+	fmt.Fprintf(&b, ", window %s", time.Duration(z.Window))
+	if free := slices.Compact(slices.Sorted(slices.Values(z.FreeStatus))); len(free) > 0 && !slices.Equal(free, []string{"304"}) {
+		fmt.Fprintf(&b, ", free_status %s", strings.Join(free, " "))
+	}
+	if z.IPv4Prefix != 0 {
+		fmt.Fprintf(&b, ", ipv4_prefix %d", z.IPv4Prefix)
+	}
+	if z.IPv6Prefix != 0 {
+		fmt.Fprintf(&b, ", ipv6_prefix %d", z.IPv6Prefix)
+	}
+	if z.OnError != "" {
+		fmt.Fprintf(&b, ", on_error %s", z.OnError)
+	}
+	return b.String()
 }
 
 // request is what r asks of the zone.

@@ -9,15 +9,18 @@ if now == 0 then
   local t = redis.call('TIME')
   now = t[1] * 1000000 + t[2]
 end
-local b = redis.call('HMGET', KEYS[1], 'c', 'r')
-local reset = tonumber(b[2])
-if reset and reset > now then
-  -- The count stops at 2^53-1, the last integer a double holds exactly.
-  local count = math.min(b[1] + ARGV[3], 9007199254740991)
-  redis.call('HSET', KEYS[1], 'c', count)
+-- The count stops at 2^53-1, the last integer a double holds exactly.
+local most = 9007199254740991
+local reset = tonumber(redis.call('HGET', KEYS[1], 'r') or 0)
+if reset > now then
+  local count = redis.call('HINCRBY', KEYS[1], 'c', ARGV[3])
+  if count > most then
+    count = most
+    redis.call('HSET', KEYS[1], 'c', count)
+  end
   return {count, reset, now}
 end
-local count = math.min(tonumber(ARGV[3]), 9007199254740991)
+local count = math.min(tonumber(ARGV[3]), most)
 local window = tonumber(ARGV[1])
 reset = now + window
 redis.call('HSET', KEYS[1], 'c', count, 'r', reset)

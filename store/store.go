@@ -47,9 +47,15 @@ type Store interface {
 // Detacher is a Store that can charge without being waited for, as remote
 // stores do so that a response is never delayed by its charge.
 type Detacher interface {
-	// ChargeDetached takes over reqs, and the slice itself, and returns at
-	// once. Charges it cannot deliver are counted and logged by the store.
+	// ChargeDetached may keep reqs, which nobody changes any more, and returns
+	// at once. Charges it cannot deliver are counted and logged by the store.
 	ChargeDetached(reqs []Request)
+}
+
+// Warmer is a Store that can get ready ahead of its first use.
+type Warmer interface {
+	// Warm does so and returns when it is done, cannot be done, or ctx ends.
+	Warm(ctx context.Context)
 }
 
 // Limit is one zone's rule as the stores know it. It identifies, with a client

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -17,6 +18,15 @@ const (
 	// queueLimit bounds the calls that wait for one server: about a second's
 	// worth, beyond which waiting longer does not help.
 	queueLimit = 1 << 17
+	// linger is how long a charge waits for others to be sent with it: nobody
+	// waits for it, and every pipeline costs as much as several charges.
+	linger = time.Millisecond
+	// nearby is how quickly a server answers for which it pays to have one
+	// pipeline on its way at a time, and to let it carry more.
+	nearby = 300 * time.Microsecond
+	// replyPatience is how long, beyond its deadline, the reply to a charge is
+	// waited for. Nobody else waits, and to give up is not to know.
+	replyPatience = 2 * time.Second
 	// retryPause is how long a worker waits before it sends again what a
 	// server refused.
 	retryPause = 10 * time.Millisecond
@@ -38,6 +48,12 @@ type lane struct {
 	// server surely did not run.
 	persistent bool
 	workers    sync.WaitGroup
+	// gathering is held by the worker that waits for the next batch.
+	gathering sync.Mutex
+	// flight is held while a pipeline to a nearby server is on its way.
+	flight sync.Mutex
+	// pace is the recent average of how long a pipeline takes.
+	pace atomic.Int64
 	// life ends when nothing is to be sent any more.
 	life context.Context
 	end  context.CancelFunc
@@ -109,13 +125,39 @@ func (l *lane) work() {
 	batch := make([]*call, 0, l.batch)
 	cmds := make([]*command, 0, l.batch)
 	for {
-		batch = l.queue.take(batch[:0], l.batch)
-		if len(batch) == 0 {
+		var alone bool
+		if batch, alone = l.gather(batch[:0]); len(batch) == 0 {
 			return
 		}
+		start := time.Now()
 		l.run(batch, cmds)
+		if alone {
+			l.flight.Unlock()
+		}
+		l.pace.Add((int64(time.Since(start)) - l.pace.Load()) / 8)
 		clear(batch)
 	}
+}
+
+// gather returns the next calls to be sent, or none once the lane is closed,
+// and whether the caller holds l.flight.
+func (l *lane) gather(batch []*call) (_ []*call, alone bool) {
+	if l.batch == 1 {
+		return l.queue.take(batch, 1), false
+	}
+	l.gathering.Lock()
+	defer l.gathering.Unlock()
+	if !l.queue.wait() {
+		return batch, false
+	}
+	switch {
+	case l.persistent:
+		pause(l.life, linger)
+	case l.pace.Load() < int64(nearby):
+		l.flight.Lock()
+		alone = true
+	}
+	return l.queue.take(batch, l.batch), alone
 }
 
 // run gives every call of the batch its outcome. cmds is scratch space.
@@ -143,7 +185,11 @@ func (l *lane) run(batch []*call, cmds []*command) {
 	}
 	// The latest deadline holds for the batch: whoever waits for an earlier
 	// one stops waiting by himself.
-	ctx, cancel := context.WithDeadline(l.life, last)
+	patient := last
+	if l.persistent {
+		patient = last.Add(replyPatience)
+	}
+	ctx, cancel := context.WithDeadline(l.life, patient)
 	defer cancel()
 	l.send(ctx, cmds)
 	for l.persistent {
@@ -223,6 +269,13 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 		}
 	}
 	return fault
+}
+
+// warm connects and brings the script that the lane runs, so that the first
+// call does not have to wait for that.
+func (l *lane) warm(ctx context.Context, s *script) {
+	// What goes wrong will be said by the call that needs it.
+	_ = l.client.ScriptLoad(ctx, s.source).Err() //nolint:errcheck // see above
 }
 
 // load gives the server the scripts of cmds.

@@ -36,16 +36,30 @@ func (q *queue) put(c *call) error {
 	return nil
 }
 
+// wait waits for a call, and returns false once the queue is closed and empty.
+func (q *queue) wait() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.await()
+}
+
+func (q *queue) await() bool {
+	for len(q.calls) == 0 {
+		if q.closed {
+			return false
+		}
+		q.filled.Wait()
+	}
+	return true
+}
+
 // take moves up to limit calls into batch, oldest first, waiting for the first
 // one. It returns nothing once the queue is closed and empty.
 func (q *queue) take(batch []*call, limit int) []*call {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for len(q.calls) == 0 {
-		if q.closed {
-			return batch
-		}
-		q.filled.Wait()
+	if !q.await() {
+		return batch
 	}
 	n := min(limit, len(q.calls))
 	batch = append(batch, q.calls[:n]...)

@@ -49,27 +49,33 @@ type command struct {
 	sent bool
 	// outcome is what became of it: nil once the reply is there.
 	outcome error
+
+	// The arguments, pointed to by argv so that they are not boxed one by one.
+	key  string
+	ints [3]int64
+	argv [7]any
 }
 
-// newCommand returns a call of s on one key. args may be int64 only.
+// newCommand returns a call of s on one key, with up to three arguments.
 func newCommand(s *script, clock *primaryClock, key string, args ...int64) *command {
-	all := make([]any, 4, 4+len(args))
-	all[0], all[1], all[2], all[3] = s.verb, s.sha, boxedOne, key
-	for _, a := range args {
-		all = append(all, a)
+	c := &command{script: s, clock: clock, key: key}
+	c.argv[0], c.argv[1], c.argv[2], c.argv[3] = s.verb, s.sha, boxedOne, &c.key
+	for i, arg := range args {
+		c.ints[i] = arg
+		c.argv[4+i] = &c.ints[i]
 	}
-	return bind(&command{script: s, clock: clock}, all)
-}
-
-func bind(c *command, args []any) *command {
-	c.IntSliceCmd = goredis.NewIntSliceCmd(context.Background(), args...)
-	c.SetFirstKeyPos(3)
-	c.sent, c.outcome = false, nil
+	c.bind(4 + len(args))
 	return c
 }
 
+func (c *command) bind(args int) {
+	c.IntSliceCmd = goredis.NewIntSliceCmd(context.Background(), c.argv[:args]...)
+	c.SetFirstKeyPos(3)
+	c.sent, c.outcome = false, nil
+}
+
 // renew makes c ready to be sent again.
-func (c *command) renew() { bind(c, c.IntSliceCmd.Args()) }
+func (c *command) renew() { c.bind(len(c.IntSliceCmd.Args())) }
 
 // NoRetry keeps go-redis from sending a script again that may already have
 // spent something.

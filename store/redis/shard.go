@@ -84,6 +84,17 @@ func NewShard(opts ShardOptions) *Shard {
 	return s
 }
 
+// warm connects to all servers.
+func (s *Shard) warm(ctx context.Context) {
+	var wg sync.WaitGroup
+	wg.Go(func() { s.checks.warm(ctx, scriptOpen) })
+	wg.Go(func() { s.charges.warm(ctx, scriptCharge) })
+	for _, l := range s.replicas {
+		wg.Go(func() { l.warm(ctx, scriptCheck) })
+	}
+	wg.Wait()
+}
+
 // Close delivers the detached charges that are still waiting, or gives them up
 // when ctx ends, and closes the connections. No call may be made afterwards.
 func (s *Shard) Close(ctx context.Context) {

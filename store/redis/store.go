@@ -5,6 +5,7 @@ package redis
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -15,7 +16,7 @@ const (
 	DefaultKeyPrefix = "rl"
 	// DefaultCheckTimeout bounds what a check adds to a request.
 	DefaultCheckTimeout = 50 * time.Millisecond
-	// DefaultChargeTimeout bounds how long a charge is tried.
+	// DefaultChargeTimeout bounds how long a charge is tried until it is sent.
 	DefaultChargeTimeout = 250 * time.Millisecond
 )
 
@@ -37,8 +38,8 @@ type Options struct {
 	Now func() time.Time
 	// CheckTimeout bounds a check; 0 means DefaultCheckTimeout.
 	CheckTimeout time.Duration
-	// ChargeTimeout bounds a charge and its repetitions; 0 means
-	// DefaultChargeTimeout.
+	// ChargeTimeout bounds how long a charge is tried until it is sent; 0
+	// means DefaultChargeTimeout. The reply is waited for a little longer.
 	ChargeTimeout time.Duration
 	// OnUndelivered, if set, is told of every detached charge that failed,
 	// with the name of the shard and an error that wraps store.ErrNotExecuted
@@ -92,6 +93,15 @@ func New(opts Options) *Store {
 	}
 	s.sharder = newRendezvous(names, weights)
 	return s
+}
+
+// Warm implements [store.Warmer].
+func (s *Store) Warm(ctx context.Context) {
+	var wg sync.WaitGroup
+	for _, sh := range s.shards {
+		wg.Go(func() { sh.warm(ctx) })
+	}
+	wg.Wait()
 }
 
 // Check implements [store.Store]. Replicas answer in turn, and the primary
@@ -175,4 +185,5 @@ func (s *Store) checkTime(sh *Shard, at time.Time) (now int64, ok bool) {
 var (
 	_ store.Store    = (*Store)(nil)
 	_ store.Detacher = (*Store)(nil)
+	_ store.Warmer   = (*Store)(nil)
 )

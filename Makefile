@@ -1,0 +1,43 @@
+# GNU make. `make` lists the targets.
+
+GO                ?= go
+GOLANGCI_VERSION   = v2.15.0
+GOLANGCI           = bin/golangci-lint-$(GOLANGCI_VERSION)
+FUZZTIME          ?= 10s
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint bench fmt demo
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+
+run: ## run Caddy with Caddyfile.example
+	$(GO) run ./cmd/caddy run --config Caddyfile.example
+
+test: ## run all tests with the race detector, then each fuzz target for FUZZTIME
+	scripts/install-needed.sh
+	CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 15m ./...
+	FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
+
+lint: $(GOLANGCI) ## check format, go vet, golangci-lint, go.mod and the modules
+	@files=$$(gofmt -l .) || exit 1; \
+	if [ -n "$$files" ]; then echo "not formatted (see make fmt):"; echo "$$files"; exit 1; fi
+	$(GO) vet ./...
+	$(GOLANGCI) run ./...
+	$(GO) mod tidy -diff
+	$(GO) mod verify
+
+bench: ## run all benchmarks
+	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+fmt: $(GOLANGCI) ## format the code and group its imports
+	gofmt -w .
+	$(GOLANGCI) fmt ./...
+
+demo: ## show the limiter at work on Redis servers of its own
+	$(GO) run ./internal/demo
+
+# Built from source once per version.
+$(GOLANGCI):
+	GOBIN=$(CURDIR)/bin $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
+	mv bin/golangci-lint $@

@@ -1,0 +1,113 @@
+package shardlimit_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+)
+
+var update = flag.Bool("update", false, "write what Caddyfiles adapt to into the goldens in testdata")
+
+// goldenLine parts a golden's Caddyfile from the JSON or error that it adapts
+// to.
+const goldenLine = "\n----------\n"
+
+func TestCaddyfileGoldens(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.caddyfiletest")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("find goldens: %v, %d files", err, len(files))
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".caddyfiletest"), func(t *testing.T) { testGolden(t, file) })
+	}
+}
+
+func testGolden(t *testing.T, file string) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	caddyfile, expected, ok := strings.Cut(string(text), goldenLine)
+	if !ok {
+		t.Fatalf("%s has no line of dashes between the Caddyfile and what it adapts to", file)
+	}
+	caddyfile += "\n"
+	config, adaptErr := adapt(caddyfile)
+	got := string(config)
+	if adaptErr != nil {
+		got = adaptErr.Error() + "\n"
+	}
+	if *update && got != expected {
+		if err := os.WriteFile(file, []byte(strings.TrimSuffix(caddyfile, "\n")+goldenLine+got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		expected = got
+	}
+	if got != expected {
+		t.Errorf("adapts to\n%swant\n%s", got, expected)
+	}
+	isError := strings.HasPrefix(filepath.Base(file), "error_")
+	switch {
+	case isError != (adaptErr != nil):
+		t.Errorf("the name of a golden begins with error_ if its Caddyfile does not adapt; error: %v", adaptErr)
+	case isError && !placed.MatchString(got):
+		t.Errorf("the error names no line: %s", got)
+	case isError || strings.Contains(got, "{file."):
+		// There is nothing to load, or not without that file.
+	default:
+		setPlaceholders(t, config)
+		if err := validate(config); err != nil {
+			t.Errorf("adapts, but does not load: %v", err)
+		}
+	}
+}
+
+var (
+	placed   = regexp.MustCompile(`Caddyfile:\d+`)
+	envNames = regexp.MustCompile(`\{env\.(\w+)\}`)
+)
+
+// setPlaceholders gives the environment variables that a config names values
+// that differ, as addresses must.
+func setPlaceholders(t *testing.T, config []byte) {
+	for i, match := range envNames.FindAllSubmatch(config, -1) {
+		t.Setenv(string(match[1]), fmt.Sprintf("10.0.0.%d", i+1))
+	}
+}
+
+// adapt returns the JSON that a Caddyfile adapts to.
+func adapt(caddyfile string) ([]byte, error) {
+	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(caddyfile), nil)
+	if err != nil {
+		return nil, err
+	}
+	var indented bytes.Buffer
+	if err := json.Indent(&indented, config, "", "\t"); err != nil {
+		return nil, err
+	}
+	return append(indented.Bytes(), '\n'), nil
+}
+
+// validate loads a config and unloads it before anything starts, as
+// `caddy validate` does.
+func validate(config []byte) error {
+	parsed := new(caddy.Config)
+	if err := caddy.StrictUnmarshalJSON(config, parsed); err != nil {
+		return err
+	}
+	// Only the admin endpoint of a running Caddy is worth its port.
+	parsed.Admin = &caddy.AdminConfig{Disabled: true}
+	parsed.Logging = &caddy.Logging{Logs: map[string]*caddy.CustomLog{
+		caddy.DefaultLoggerName: {BaseLog: caddy.BaseLog{WriterRaw: []byte(`{"output":"discard"}`)}},
+	}}
+	return caddy.Validate(parsed)
+}

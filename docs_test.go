@@ -1,0 +1,100 @@
+package shardlimit_test
+
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+)
+
+// codeBlocks returns the fenced blocks of a document.
+func codeBlocks(t *testing.T, file string) (blocks []string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile("(?s)\n```[a-z]*\n(.*?)\n```").FindAllSubmatch(text, -1) {
+		blocks = append(blocks, string(m[1]))
+	}
+	return blocks
+}
+
+// TestDocumentedConfigsLoad keeps the configs that people copy true.
+func TestDocumentedConfigsLoad(t *testing.T) {
+	t.Setenv("REDIS_PASSWORD", "secret")
+	t.Setenv("XDG_DATA_HOME", t.TempDir())
+	adapter := caddyconfig.GetAdapter("caddyfile")
+	caddyfiles, jsons := 0, 0
+	adapt := func(name, text string) {
+		adapted, _, err := adapter.Adapt([]byte(text), map[string]any{"filename": name})
+		if err != nil {
+			t.Errorf("%s: %v\n%s", name, err, text)
+			return
+		}
+		if err := validate(adapted); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		caddyfiles++
+	}
+	example, err := os.ReadFile("Caddyfile.example")
+	if err != nil {
+		t.Fatal(err)
+	}
+	adapt("Caddyfile.example", string(example))
+	uncommented := regexp.MustCompile(`(?m)^\t# ?`).ReplaceAllString(string(example), "\t")
+	if uncommented == string(example) {
+		t.Error("Caddyfile.example has no store to take the comment marks off")
+	}
+	adapt("Caddyfile.example without comment marks", uncommented)
+	for _, file := range []string{"README.md", "docs/configuration.md"} {
+		for _, block := range codeBlocks(t, file) {
+			switch {
+			case strings.HasPrefix(block, "{\n\t\"apps\""):
+				if err := validate([]byte(block)); err != nil {
+					t.Errorf("%s: %v", file, err)
+				}
+				jsons++
+			case strings.Contains(block, "reverse_proxy"):
+				adapt(file, block)
+			}
+		}
+	}
+	if caddyfiles < 3 || jsons < 1 {
+		t.Errorf("found %d Caddyfiles and %d JSON configs in the documents", caddyfiles, jsons)
+	}
+}
+
+// TestReadmeNamesTheCommands: the two commands are all the set-up there is.
+func TestReadmeNamesTheCommands(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	head := strings.Join(strings.SplitN(string(text), "\n", 25)[:20], "\n")
+	for _, command := range []string{"go run ./cmd/caddy run --config Caddyfile.example", "make test"} {
+		if !strings.Contains(head, command) {
+			t.Errorf("the README's first screen does not name %s", command)
+		}
+	}
+}
+
+// TestLinksInDocumentsLead checks the links between documents.
+func TestLinksInDocumentsLead(t *testing.T) {
+	for _, file := range []string{"README.md", "CONTRIBUTING.md", "docs/configuration.md", "docs/failure-modes.md"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`\]\(([^)#]+)\)`).FindAllStringSubmatch(string(text), -1) {
+			if target := m[1]; !strings.HasPrefix(target, "http") {
+				dir := file[:strings.LastIndexByte(file, '/')+1]
+				if _, err := os.Stat(dir + target); err != nil {
+					t.Errorf("%s: %v", file, err)
+				}
+			}
+		}
+	}
+}

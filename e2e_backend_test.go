@@ -1,0 +1,116 @@
+package shardlimit_test
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+)
+
+// slowBackend is a server that begins to answer when it is told to. To /stream
+// it begins at once, and ends when it is told to.
+type slowBackend struct {
+	server  *httptest.Server
+	arrived chan *http.Request
+	release chan struct{}
+}
+
+func startSlowBackend(t *testing.T) *slowBackend {
+	t.Helper()
+	b := &slowBackend{arrived: make(chan *http.Request, 100), release: make(chan struct{}, 100)}
+	ended := make(chan struct{})
+	b.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/stream" {
+			_, _ = io.WriteString(w, "first")
+			_ = http.NewResponseController(w).Flush()
+		}
+		b.arrived <- r
+		select {
+		case <-b.release:
+		case <-r.Context().Done():
+		case <-ended:
+		}
+		_, _ = io.WriteString(w, "last")
+	}))
+	t.Cleanup(func() {
+		close(ended)
+		b.server.Close()
+	})
+	return b
+}
+
+// await waits until a request has arrived, and so was admitted.
+func (b *slowBackend) await(t *testing.T) *http.Request {
+	t.Helper()
+	select {
+	case r := <-b.arrived:
+		return r
+	case <-time.After(20 * time.Second):
+		t.Fatal("no request arrives at the backend")
+		return nil
+	}
+}
+
+// running is a request that waits for its answer.
+type running struct {
+	answer chan answer
+	err    chan error
+}
+
+// start sends a request and returns when the backend has it.
+func (b *slowBackend) start(t *testing.T, c *caddyProcess, path string, headers ...string) running {
+	t.Helper()
+	r := running{make(chan answer, 1), make(chan error, 1)}
+	go func() {
+		a, err := c.tryAsk(path, headers...)
+		if err != nil {
+			r.err <- err
+			return
+		}
+		r.answer <- a
+	}()
+	b.await(t)
+	return r
+}
+
+// finish lets as many of the backend's requests end as are given, and returns
+// their answers.
+func (b *slowBackend) finish(t *testing.T, requests ...running) []answer {
+	t.Helper()
+	for range requests {
+		b.release <- struct{}{}
+	}
+	answers := make([]answer, len(requests))
+	for i, r := range requests {
+		select {
+		case answers[i] = <-r.answer:
+		case err := <-r.err:
+			t.Fatal(err)
+		case <-time.After(20 * time.Second):
+			t.Fatal("no answer")
+		}
+	}
+	return answers
+}
+
+// proxySite is apiSite with a backend.
+func proxySite(store string, events int, backend string) string {
+	return fmt.Sprintf(`
+{
+	{{global}}
+	%s
+}
+{{site}} {
+	rate_limit {
+		zone api {
+			key {header.X-Key}
+			events %d
+			window 1h
+		}
+	}
+	reverse_proxy %s
+}
+`, store, events, backend)
+}

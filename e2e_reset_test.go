@@ -1,0 +1,202 @@
+package shardlimit_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// ceilSeconds is how the headers round an instant in microseconds.
+func ceilSeconds(microseconds int64) int64 { return (microseconds + 999_999) / 1_000_000 }
+
+// resets are the distinct resets that clients were told.
+type resets struct {
+	mu       sync.Mutex
+	byClient map[string]map[int64]int
+	seconds  map[int64]bool
+	requests int
+	refused  int
+}
+
+func (r *resets) add(client string, a answer) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.byClient[client] == nil {
+		r.byClient[client] = map[int64]int{}
+	}
+	r.byClient[client][a.reset]++
+	r.seconds[a.received.Unix()] = true
+	r.requests++
+	if a.status == http.StatusTooManyRequests {
+		r.refused++
+	}
+}
+
+func (r *resets) enough(start time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.requests >= 2000 && len(r.seconds) >= 5 && time.Since(start) > 3500*time.Millisecond
+}
+
+func TestResetIsTheSameOnAllResponsesOfAWindow(t *testing.T) {
+	const events = 200
+	servers := startShards(t, 2, 1)
+	caddys := startCaddys(t, 2, apiSite(servers.store(), events, "1h"))
+	seen := &resets{byClient: map[string]map[int64]int{}, seconds: map[int64]bool{}}
+	ask := func(worker int, key string) error {
+		a, err := caddys[worker%2].tryAsk("/", "X-Key: "+key)
+		if err != nil {
+			return err
+		}
+		if a.status != http.StatusOK && a.status != http.StatusTooManyRequests || a.limit != events {
+			return fmt.Errorf("status %d, headers %v", a.status, a.header)
+		}
+		seen.add(key, a)
+		return nil
+	}
+
+	// Both Caddys open each of these windows at the same moment.
+	early := []string{"ann", "ben", "cleo", "dan"}
+	together(t, 2*len(early), func(i int) error { return ask(i, early[i/2]) })
+
+	// These windows are opened, likewise, while no replica hears of it.
+	late := []string{"eve", "fay"}
+	var keys atomic.Pointer[[]string]
+	keys.Store(&early)
+
+	start := time.Now()
+	together(t, 5, func(worker int) error {
+		if worker == 4 {
+			return pauseInTheMiddle(servers, start, func() {
+				all := append(early[:len(early):len(early)], late...)
+				keys.Store(&all)
+			})
+		}
+		for i := worker; !seen.enough(start); i++ {
+			keys := *keys.Load()
+			if err := ask(worker, keys[i%len(keys)]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+
+	stored := servers.buckets(t, "api")
+	for _, key := range append(early, late...) {
+		told := seen.byClient[key]
+		must(t, key, errors.Join(
+			want("number of distinct resets", len(told), 1),
+			want("responses with the reset in Redis, rounded up,", told[ceilSeconds(stored[key].Reset)] > 0, true)))
+	}
+	t.Logf("%d requests, %d of them refused, in %d different seconds from 2 Caddys: 1 reset for each of %d clients",
+		seen.requests, seen.refused, len(seen.seconds), len(seen.byClient))
+}
+
+// pauseInTheMiddle pauses the replication of all shards a second after start,
+// for at least a second.
+func pauseInTheMiddle(servers shards, start time.Time, paused func()) error {
+	time.Sleep(time.Until(start.Add(time.Second)))
+	for _, r := range servers.replicas() {
+		if err := r.PauseReplication(); err != nil {
+			return err
+		}
+	}
+	paused()
+	time.Sleep(time.Second)
+	for _, r := range servers.replicas() {
+		if err := r.ResumeReplication(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestStaleReplicaNeitherRefusesNorContradicts(t *testing.T) {
+	const (
+		events = 3
+		window = 2 * time.Second
+	)
+	servers := startShards(t, 1, 1)
+	replica := servers[0].Replicas[0]
+	caddys := startCaddys(t, 2, apiSite(servers.store(), events, "2s"))
+
+	// Use a window up, and keep a replica that shows it.
+	var key string
+	var old bucket
+	for try := 0; ; try++ {
+		key = fmt.Sprintf("client-%d", try)
+		for i := range events {
+			caddys[i%2].ask("/", "X-Key: "+key)
+		}
+		eventually(t, "the replica has the count", func() error {
+			if old = find(t, replica, "api")[key]; old.Count < events {
+				return fmt.Errorf("it has %+v", old)
+			}
+			return nil
+		})
+		must(t, "pause replication", replica.PauseReplication())
+		// On a busy machine the window may be almost over.
+		if old = find(t, replica, "api")[key]; old.Count == events && time.Until(time.UnixMicro(old.Reset)) > window/4 {
+			break
+		}
+		must(t, "resume replication", replica.ResumeReplication())
+	}
+	oldReset := ceilSeconds(old.Reset)
+	a := caddys[0].ask("/", "X-Key: "+key)
+	must(t, "request that the replica refuses", errors.Join(a.is(http.StatusTooManyRequests, events), want("reset", a.reset, oldReset)))
+
+	// Ask both Caddys until they admit again.
+	over := time.UnixMicro(old.Reset)
+	for i, c := range caddys {
+		awaitAdmission(t, c, key, over)
+		if view := find(t, replica, "api")[key]; view != old && time.Since(over) < time.Second {
+			t.Fatalf("the replica, which Caddy %d asked, has %+v, want the old window %+v", i, view, old)
+		}
+	}
+
+	// The replica shows nothing of the new window, but its reset is the one
+	// that both Caddys tell.
+	for i, c := range caddys {
+		eventually(t, "a response falls into one window", func() error {
+			before := servers.buckets(t, "api")[key]
+			a := c.ask("/", "X-Key: "+key)
+			if after := servers.buckets(t, "api")[key]; before.Reset != after.Reset {
+				return fmt.Errorf("reset was %d, then %d", before.Reset, after.Reset)
+			}
+			must(t, fmt.Sprintf("Caddy %d", i), want("reset", a.reset, ceilSeconds(before.Reset)))
+			return nil
+		})
+	}
+	eventually(t, "the new window is used up", func() error {
+		a := caddys[0].ask("/", "X-Key: "+key)
+		must(t, "response", want("being of a later window", a.reset > oldReset, true))
+		return want("status", a.status, http.StatusTooManyRequests)
+	})
+}
+
+// awaitAdmission asks until the client is admitted, which must be soon after
+// its window is over, and no earlier.
+func awaitAdmission(t *testing.T, c *caddyProcess, key string, over time.Time) {
+	t.Helper()
+	oldReset := ceilSeconds(over.UnixMicro())
+	for i := 0; ; i++ {
+		// What Caddy knows of the primary's time is as exact as the fastest of
+		// the primary's replies, of which these requests make many.
+		c.ask("/", fmt.Sprintf("X-Key: %s-%s-%d", c.site, key, i))
+
+		a := c.ask("/", "X-Key: "+key)
+		if a.status == http.StatusOK {
+			must(t, "first admitted request", errors.Join(
+				want("coming before the window is over", a.received.Before(over), false),
+				want("being in a new window", a.reset > oldReset, true)))
+			return
+		}
+		must(t, "refused request", errors.Join(
+			want("reset", a.reset, oldReset),
+			want("coming long after the window was over", a.sent.After(over.Add(500*time.Millisecond)), false)))
+	}
+}

@@ -1,0 +1,78 @@
+package shardlimit_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"testing"
+)
+
+// unlimitedSite is a config that has nothing of this module.
+const unlimitedSite = `
+{
+	{{global}}
+}
+{{site}} {
+	respond unlimited
+}
+`
+
+func TestRequestRunningDuringAReloadIsCharged(t *testing.T) {
+	servers := startShards(t, 2, 1)
+	backend := startSlowBackend(t)
+	addr := backend.server.Listener.Addr().String()
+	redis, other := servers[:1].store(), servers[1:].store()
+
+	t.Run("redis", func(t *testing.T) {
+		for name, config := range map[string]string{
+			"the same":                proxySite(redis, 5, addr),
+			"other events":            proxySite(redis, 7, addr),
+			"other connections":       proxySite(servers[:1].store("pool_size 1", "check_timeout 5s"), 5, addr),
+			"a shard more":            proxySite(servers.store(), 5, addr),
+			"another shard instead":   proxySite(other, 5, addr),
+			"a memory store":          proxySite("", 5, addr),
+			"no limiter and no redis": unlimitedSite,
+		} {
+			t.Run(name, func(t *testing.T) {
+				must(t, "flush", servers[0].Primary.Client().FlushAll(t.Context()).Err())
+				c := startCaddy(t, proxySite(redis, 5, addr))
+				whole := backend.start(t, c, "/", "X-Key: alice")
+				streamed := backend.start(t, c, "/stream", "X-Key: bob")
+				servers.awaitCounts(t, "api", map[string]int64{"bob": 1})
+
+				c.mustLoad(config)
+				if name == "no limiter and no redis" {
+					must(t, "request after the reload", want("body", c.ask("/").body, "unlimited"))
+				}
+				for i, a := range backend.finish(t, whole, streamed) {
+					must(t, fmt.Sprintf("running request %d", i), errors.Join(a.is(http.StatusOK, 1), want("limit", a.limit, 5)))
+				}
+				servers[:1].awaitCounts(t, "api", map[string]int64{"alice": 1, "bob": 1})
+				// Once Caddy has ended, no other charge is on its way.
+				c.stop()
+				servers.awaitCounts(t, "api", map[string]int64{"alice": 1, "bob": 1})
+			})
+		}
+	})
+
+	t.Run("memory, then no limiter", func(t *testing.T) {
+		c := startCaddy(t, proxySite("", 5, addr))
+		first := backend.start(t, c, "/", "X-Key: alice")
+		c.mustLoad(proxySite(memoryStore(1000), 7, addr))
+		second := backend.start(t, c, "/", "X-Key: alice")
+		c.mustLoad(unlimitedSite)
+		// Both were checked before either was charged.
+		for i, a := range backend.finish(t, first, second) {
+			must(t, fmt.Sprintf("running request %d", i), errors.Join(a.is(http.StatusOK, 1), want("limit", a.limit, []int64{5, 7}[i])))
+		}
+	})
+
+	t.Run("memory across a reload", func(t *testing.T) {
+		c := startCaddy(t, proxySite("", 5, addr))
+		first := backend.start(t, c, "/", "X-Key: alice")
+		c.mustLoad(proxySite(memoryStore(1000), 7, addr))
+		must(t, "running request", backend.finish(t, first)[0].is(http.StatusOK, 1))
+		second := backend.start(t, c, "/", "X-Key: alice")
+		must(t, "next request", backend.finish(t, second)[0].is(http.StatusOK, 2))
+	})
+}

@@ -1,0 +1,133 @@
+package shardlimit_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"testing"
+)
+
+// onErrorSite has a zone for each on_error, and a handler with a zone that
+// stands in where the other one's shard does not answer.
+func onErrorSite(store string) string {
+	zone := func(name, key, more string) string {
+		return fmt.Sprintf("zone %s {\nkey %s\nevents 3\nwindow 1h\n%s\n}\n", name, key, more)
+	}
+	return "{\n\t{{global}}\n\t" + store + "\n}\n{{site}} {\n" +
+		"handle /default {\nrate_limit {\n" + zone("default", "{header.X-Key}", "") + "}\n}\n" +
+		"handle /allow {\nrate_limit {\n" + zone("allow", "{header.X-Key}", "on_error allow") + "}\n}\n" +
+		"handle /deny {\nrate_limit {\n" + zone("deny", "{header.X-Key}", "on_error deny") + "}\n}\n" +
+		"handle /local {\nrate_limit {\n" + zone("local", "{header.X-Key}", "on_error local") + "}\n}\n" +
+		"handle /both {\nrate_limit {\n" +
+		zone("first", "{header.X-Key}", "on_error allow") + zone("second", "{header.X-Other}", "on_error allow") + "}\n}\n" +
+		"handle /probe {\nrate_limit {header.X-Key} 1000000 1h probe\n}\n" +
+		"respond ok\n}\n"
+}
+
+// clientsOf returns a client of each of two shards.
+func clientsOf(t *testing.T, servers shards, c *caddyProcess, path, zone string) (ofA, ofB string) {
+	t.Helper()
+	for i := 0; ofA == "" || ofB == ""; i++ {
+		key := fmt.Sprintf("client-%d", i)
+		c.ask(path, "X-Key: "+key)
+		servers.awaitCount(t, zone, key, 1)
+		if servers.owner(t, zone, key) == 0 {
+			ofA = key
+		} else {
+			ofB = key
+		}
+	}
+	return ofA, ofB
+}
+
+func TestShardThatIsDownAffectsOnlyItsClients(t *testing.T) {
+	for _, pipelining := range []string{"pipelining on", "pipelining off"} {
+		t.Run(pipelining, func(t *testing.T) {
+			// They spend their time waiting.
+			t.Parallel()
+			servers := startShards(t, 2, 1)
+			// Charges are given up before the shard is back, so that what it
+			// counts then is known.
+			c := startCaddy(t, onErrorSite(servers.store(pipelining, "charge_timeout 2s")))
+			up, down := clientsOf(t, servers, c, "/default", "default")
+			for i, key := range []string{up, down} {
+				for _, zone := range []string{"allow", "deny", "local"} {
+					must(t, zone, c.ask("/"+zone, "X-Key: "+key).is(http.StatusOK, 1))
+					servers.awaitCount(t, zone, key, 1)
+				}
+				used := int64(i + 1)
+				must(t, "both", c.ask("/both", "X-Key: "+key, "X-Other: "+up).is(http.StatusOK, used))
+				servers.awaitCount(t, "first", key, 1)
+				servers.awaitCount(t, "second", up, used)
+				servers.awaitReplicas(t)
+			}
+
+			b := servers[1]
+			must(t, "kill the primary", b.Primary.Kill())
+			must(t, "kill the replica", b.Replicas[0].Kill())
+			withShardDown(t, servers[:1], c, up, down)
+			// 4 by default, 4 that were allowed, 3 counted locally, 1 of the
+			// zone first; what was denied is not charged.
+			eventually(t, "the charges are given up", func() error {
+				return want("number of them", c.undelivered("b", "lost")+c.undelivered("b", "uncertain"), 12)
+			})
+			must(t, "metric", want("charges of the other shard that failed", c.undelivered("a", "lost")+c.undelivered("a", "uncertain"), 0))
+
+			must(t, "restart the primary", b.Primary.Restart())
+			must(t, "restart the replica", b.Replicas[0].Restart())
+			withShardBack(t, servers, c, up, down)
+		})
+	}
+}
+
+// withShardDown asks for a client whose shard is up, and for one whose shard
+// is down.
+func withShardDown(t *testing.T, alive shards, c *caddyProcess, up, down string) {
+	t.Helper()
+	for i := range 4 {
+		for _, path := range []string{"/default", "/allow"} {
+			a := c.ask(path, "X-Key: "+down)
+			must(t, path, errors.Join(want("status", a.status, http.StatusOK), want("having limit headers", a.isLimited(), false)))
+		}
+		a := c.ask("/deny", "X-Key: "+down)
+		must(t, "/deny", errors.Join(want("status", a.status, http.StatusServiceUnavailable), want("having limit headers", a.isLimited(), false)))
+
+		a = c.ask("/local", "X-Key: "+down)
+		if i < 3 {
+			must(t, "/local", a.is(http.StatusOK, int64(i+1)))
+		} else {
+			must(t, "/local", a.is(http.StatusTooManyRequests, 3))
+		}
+	}
+	for _, zone := range []string{"default", "allow", "deny", "local"} {
+		useUp(t, alive, c, zone, up, 2)
+	}
+	a := c.ask("/both", "X-Key: "+down, "X-Other: "+up)
+	must(t, "/both", errors.Join(a.is(http.StatusOK, 3), want("zone", a.resource, "second")))
+}
+
+// useUp makes the requests of a client from the one with the given number on,
+// and one too many.
+func useUp(t *testing.T, servers shards, c *caddyProcess, zone, key string, from int64) {
+	t.Helper()
+	for used := from; used <= 3; used++ {
+		must(t, zone, c.ask("/"+zone, "X-Key: "+key).is(http.StatusOK, used))
+		servers.awaitCount(t, zone, key, used)
+		servers.awaitReplicas(t)
+	}
+	must(t, zone, c.ask("/"+zone, "X-Key: "+key).is(http.StatusTooManyRequests, 3))
+}
+
+// withShardBack asks for both clients when the shard is back, which has lost
+// its data.
+func withShardBack(t *testing.T, servers shards, c *caddyProcess, up, down string) {
+	t.Helper()
+	eventually(t, "the shard is charged again", func() error {
+		c.ask("/probe", "X-Key: "+down)
+		return want("probe being charged", servers.counts(t, "probe")[down] > 0, true)
+	})
+	for _, zone := range []string{"default", "allow", "deny", "local"} {
+		useUp(t, servers, c, zone, down, 1)
+		must(t, zone, c.ask("/"+zone, "X-Key: "+up).is(http.StatusTooManyRequests, 3))
+	}
+}

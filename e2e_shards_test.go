@@ -1,0 +1,236 @@
+package shardlimit_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+// shards are real Redis shards, which configs call a, b, c and so on.
+type shards []*redistest.Shard
+
+// startShards starts n primaries, each with as many replicas as asked for.
+func startShards(t *testing.T, n, replicas int) shards {
+	t.Helper()
+	s := make(shards, n)
+	together(t, n, func(i int) (err error) {
+		if s[i], err = redistest.LaunchShard(replicas); err == nil {
+			t.Cleanup(func() {
+				if err := s[i].Stop(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		return err
+	})
+	return s
+}
+
+// shardName is what configs call the shard with that index.
+func shardName(i int) string { return string(rune('a' + i)) }
+
+// patient are timeouts that even a busy machine keeps, for tests that are
+// about something else.
+var patient = []string{"check_timeout 10s", "charge_timeout 30s", "dial_timeout 10s"}
+
+// store is the global option for a Redis store on the shards. Options are lines
+// such as "db 1"; those of patient hold where there is no other.
+func (s shards) store(options ...string) string {
+	var b strings.Builder
+	b.WriteString("rate_limit {\n\t\tstore redis {\n")
+	for i, shard := range s {
+		fmt.Fprintf(&b, "\t\t\tshard %s {\n\t\t\t\tprimary %s\n", shardName(i), shard.Primary.Addr())
+		for _, r := range shard.Replicas {
+			fmt.Fprintf(&b, "\t\t\t\treplica %s\n", r.Addr())
+		}
+		b.WriteString("\t\t\t}\n")
+	}
+	given := map[string]bool{}
+	for _, option := range append(options[:len(options):len(options)], patient...) {
+		name, _, _ := strings.Cut(option, " ")
+		if !given[name] {
+			b.WriteString("\t\t\t" + option + "\n")
+		}
+		given[name] = true
+	}
+	b.WriteString("\t\t}\n\t}")
+	return b.String()
+}
+
+// bucket is what Redis holds under a key.
+type bucket struct {
+	Count int64 `redis:"c"`
+	Reset int64 `redis:"r"`
+}
+
+// readBuckets returns all buckets that a client can see, by key.
+func readBuckets(t *testing.T, client *goredis.Client) map[string]bucket {
+	t.Helper()
+	ctx := t.Context()
+	keys, err := client.Keys(ctx, "*").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := map[string]bucket{}
+	for _, key := range keys {
+		fields := client.HMGet(ctx, key, "c", "r")
+		if fields.Err() == nil && fields.Val()[0] == nil {
+			continue // it has expired since
+		}
+		var b bucket
+		if err := fields.Scan(&b); err != nil {
+			t.Fatalf("bucket %s: %v", key, err)
+		}
+		read[key] = b
+	}
+	return read
+}
+
+// find returns the buckets of a zone on one server by client: what comes after
+// the last colon of a key, and so its value where it is one placeholder's.
+func find(t *testing.T, server *redistest.Server, zone string) map[string]bucket {
+	t.Helper()
+	found := map[string]bucket{}
+	for key, b := range readBuckets(t, server.Client()) {
+		if strings.Contains(key, ":"+zone+":") {
+			found[key[strings.LastIndexByte(key, ':')+1:]] = b
+		}
+	}
+	return found
+}
+
+// buckets returns the buckets of a zone on all primaries by client. A client
+// that has buckets on two of them fails the test.
+func (s shards) buckets(t *testing.T, zone string) map[string]bucket {
+	t.Helper()
+	all := map[string]bucket{}
+	for _, shard := range s {
+		for client, b := range find(t, shard.Primary, zone) {
+			if _, ok := all[client]; ok {
+				t.Fatalf("client %s has a bucket of zone %s on two shards", client, zone)
+			}
+			all[client] = b
+		}
+	}
+	return all
+}
+
+// counts returns the counts of a zone by client, without those of zero.
+func (s shards) counts(t *testing.T, zone string) map[string]int64 {
+	t.Helper()
+	counts := map[string]int64{}
+	for client, b := range s.buckets(t, zone) {
+		if b.Count != 0 {
+			counts[client] = b.Count
+		}
+	}
+	return counts
+}
+
+// awaitCounts waits until the counts of a zone are the wanted ones, for charges
+// arrive after their responses.
+func (s shards) awaitCounts(t *testing.T, zone string, wanted map[string]int64) {
+	t.Helper()
+	eventually(t, "zone "+zone+" is charged", func() error {
+		if got := s.counts(t, zone); !maps.Equal(got, wanted) {
+			return fmt.Errorf("counts are %v, want %v", got, wanted)
+		}
+		return nil
+	})
+}
+
+// awaitCount is awaitCounts for one client.
+func (s shards) awaitCount(t *testing.T, zone, client string, wanted int64) {
+	t.Helper()
+	eventually(t, "client "+client+" is charged", func() error {
+		return want("its count in zone "+zone, s.counts(t, zone)[client], wanted)
+	})
+}
+
+// awaitSum waits until the counts of all buckets whose keys begin with prefix
+// add up to the wanted number.
+func (s shards) awaitSum(t *testing.T, prefix string, wanted int64) {
+	t.Helper()
+	eventually(t, "all requests are charged", func() error {
+		sum := int64(0)
+		for _, shard := range s {
+			for key, b := range readBuckets(t, shard.Primary.Client()) {
+				if strings.HasPrefix(key, prefix) {
+					sum += b.Count
+				}
+			}
+		}
+		return want("sum of the counts", sum, wanted)
+	})
+}
+
+// awaitReplicas waits until the replicas have what the primaries have.
+func (s shards) awaitReplicas(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for _, shard := range s {
+		must(t, "replicate", shard.WaitReplicated(ctx))
+	}
+}
+
+// owner returns the index of the shard that holds the client's bucket.
+func (s shards) owner(t *testing.T, zone, client string) int {
+	t.Helper()
+	for i, shard := range s {
+		if _, ok := find(t, shard.Primary, zone)[client]; ok {
+			return i
+		}
+	}
+	t.Fatalf("no shard has client %s of zone %s", client, zone)
+	return -1
+}
+
+// replicas are those of all shards.
+func (s shards) replicas() (all []*redistest.Server) {
+	for _, shard := range s {
+		all = append(all, shard.Replicas...)
+	}
+	return all
+}
+
+// tally counts by client.
+type tally struct {
+	mu sync.Mutex
+	n  map[string]int64
+}
+
+func (c *tally) add(client string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.n == nil {
+		c.n = map[string]int64{}
+	}
+	c.n[client]++
+}
+
+func (c *tally) total() (sum int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, n := range c.n {
+		sum += n
+	}
+	return sum
+}
+
+// awaitGrowth waits until c has counted n more, or has not grown for seconds,
+// as when those who count have failed.
+func awaitGrowth(c *tally, n int64) {
+	start, deadline := c.total(), time.Now().Add(10*time.Second)
+	for c.total() < start+n && time.Now().Before(deadline) {
+		time.Sleep(time.Millisecond)
+	}
+}

@@ -1,0 +1,166 @@
+package shardlimit
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+)
+
+// FuzzCaddyfile adapts any text, as a whole Caddyfile, as what follows
+// rate_limit in a site, and as what is in the block of the global option.
+// Nothing may panic, and what adapts must be a config that loads.
+func FuzzCaddyfile(f *testing.F) {
+	files, err := filepath.Glob("testdata/*.caddyfiletest")
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		caddyfile, _, _ := strings.Cut(string(text), "\n----------\n")
+		f.Add(caddyfile)
+	}
+	for _, text := range []string{
+		"{client_ip} 10 1m",
+		"{client_ip} {http.vars.quota} 1m api {\n\theaders none\n}",
+		"@api {client_ip} 10 1m\n@api path /api/*",
+		"{\n\tzone a {\n\t\tkey a \"{b}{c}\"\n\t\tevents {d} 5\n\t\twindow 1d\n\t\tmatch {\n\t\t\tpath /\n\t\t}\n\t}\n}",
+		"store memory\nstore a redis {\n\tshard a {\n\t\tprimary [::1]\n\t\treplica {env.A}:1\n\t}\n}",
+		"store a redis {\n\tshard a {\n\t\tprimary unix//a\n\t}\n\tpassword \"\"\n\tdb 0\n}",
+		"{\n}\nrate_limit {\n\tzone",
+	} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if strings.Contains(text, "import") || strings.Contains(text, "_file") {
+			t.Skip("reads files")
+		}
+		adaptAndCheck(t, text)
+		adaptAndCheck(t, ":8080 {\n\trate_limit "+text+"\n}\n")
+		adaptAndCheck(t, "{\n\trate_limit {\n"+text+"\n\t}\n}\n:8080 {\n\trate_limit static 10 1m\n}\n")
+	})
+}
+
+func adaptAndCheck(t *testing.T, text string) {
+	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(text), nil)
+	if err != nil {
+		return
+	}
+	decoder := json.NewDecoder(bytes.NewReader(config))
+	decoder.UseNumber()
+	var root map[string]any
+	if err := decoder.Decode(&root); err != nil {
+		t.Fatalf("%q adapts to %s: %v", text, config, err)
+	}
+	checkHandlers(t, root)
+	apps, _ := root["apps"].(map[string]any)
+	app, _ := apps["rate_limit"].(map[string]any)
+	stores, _ := app["stores"].(map[string]any)
+	for name, store := range stores {
+		fields, _ := store.(map[string]any)
+		var module caddy.Validator
+		switch fields["module"] {
+		case "memory":
+			module = new(MemoryStore)
+		case "redis":
+			module = new(RedisStore)
+		default:
+			continue
+		}
+		decodeModule(t, fields, "module", module)
+		if err := module.Validate(); err != nil {
+			t.Errorf("store %s adapts, but is refused in JSON: %v", name, err)
+		}
+	}
+}
+
+// checkHandlers checks the rate_limit handlers anywhere in a config.
+func checkHandlers(t *testing.T, node any) {
+	switch node := node.(type) {
+	case []any:
+		for _, child := range node {
+			checkHandlers(t, child)
+		}
+	case map[string]any:
+		if node["handler"] == "rate_limit" {
+			h := new(Handler)
+			decodeModule(t, node, "handler", h)
+			if err := h.validate(); err != nil {
+				t.Errorf("a handler adapts, but is refused in JSON: %v", err)
+			}
+			return
+		}
+		for _, child := range node {
+			checkHandlers(t, child)
+		}
+	}
+}
+
+// decodeModule decodes fields as Caddy does when it loads a module.
+func decodeModule(t *testing.T, fields map[string]any, inlineKey string, to any) {
+	delete(fields, inlineKey)
+	text, err := json.Marshal(fields)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := caddy.StrictUnmarshalJSON(text, to); err != nil {
+		t.Errorf("%s adapts, but does not decode: %v", text, err)
+	}
+}
+
+// FuzzClientKey compares the client keys of two requests: they are equal
+// exactly if the same text of the zone's key applies to both and all its
+// placeholders yield the same.
+func FuzzClientKey(f *testing.F) {
+	f.Add("a", "b", "c", "192.0.2.1", "a", "b", "c", "192.0.2.1", 0, 0)
+	f.Add("ab", "", "", "", "a", "b", "", "", 24, 64)
+	f.Add("a:1", "b", "", "", "a", ":1b", "", "", 0, 0)
+	f.Add("1:1", "", "", "", "1", ":1", "", "", 32, 128)
+	f.Add("", "", "x", "192.0.2.1", "", "", "", "x", 0, 64)
+	f.Add("", "", "192.0.2.1", "192.0.2.2", "", "", "", "192.0.2.1", 8, 0)
+	f.Add("::ffff:192.0.2.1", "fe80::1%eth0", "", "::", "192.0.2.1", "fe80::1", "", "", 1, 1)
+	names := []string{"a", "b", "c", ipVar}
+	z := keyZone("{a}-{b}", "{a}{b}{c}")
+	h, _ := keyHandler()
+	f.Fuzz(func(t *testing.T, a1, b1, c1, ip1, a2, b2, c2, ip2 string, ipv4, ipv6 int) {
+		one, other := []string{a1, b1, c1, ip1}, []string{a2, b2, c2, ip2}
+		key := func(z *Zone, texts []string) string {
+			v := values{}
+			for i, name := range names {
+				v[name] = texts[i]
+			}
+			return z.clientKey(v.replacer(), h)
+		}
+		key1, key2 := key(z, one), key(z, other)
+		if same := identityOf(one) == identityOf(other); same != (key1 == key2) {
+			t.Errorf("%q and %q have the keys %q and %q", one, other, key1, key2)
+		}
+		// Networks put addresses into one bucket, so only this holds.
+		masked := keyZone(z.Key...)
+		masked.IPv4Prefix, masked.IPv6Prefix = int(uint(ipv4)%33), int(uint(ipv6)%129)
+		if key1 == key2 && key(masked, one) != key(masked, other) {
+			t.Errorf("%q and %q differ only where networks are counted", one, other)
+		}
+		key(masked, other)
+	})
+}
+
+// identityOf is what FuzzClientKey's zone has to tell clients apart by.
+func identityOf(v []string) [4]string {
+	switch {
+	case v[0] != "" || v[1] != "":
+		return [4]string{"first", v[0], v[1]}
+	case v[2] != "":
+		return [4]string{"second", v[2]}
+	default:
+		return [4]string{"client IP", v[3]}
+	}
+}

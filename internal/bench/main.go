@@ -1,0 +1,169 @@
+// Command bench measures what the limiter costs in Caddy's process and in
+// Redis, as CPU time per request, against Caddy without a limiter that sends
+// the same headers. All cases run in turn, several rounds, in one Caddy; what
+// counts is their ratio to the floor of the same round.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
+	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+var (
+	rounds      = flag.Int("rounds", 7, "rounds, of which the median counts")
+	duration    = flag.Duration("duration", 3*time.Second, "how long each case runs in a round")
+	connections = flag.Int("connections", 64, "requests at a time")
+	clients     = flag.Int64("clients", 500, "distinct client keys")
+)
+
+func main() {
+	flag.Parse()
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	dir, err := os.MkdirTemp("", "bench")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	shard, err := redistest.LaunchShard(1)
+	if err != nil {
+		return err
+	}
+	defer shard.Stop()
+	caddy, err := startCaddy(dir, shard)
+	if err != nil {
+		return err
+	}
+	defer caddy.Stop()
+
+	perRequest := map[string][]sample{}
+	for round := range *rounds + 1 {
+		for _, c := range cases {
+			s, err := measure(c, caddy, shard)
+			if err != nil {
+				return fmt.Errorf("%s: %w", c.name, err)
+			}
+			// The first round opens windows and connections.
+			if round > 0 {
+				perRequest[c.name] = append(perRequest[c.name], s)
+			}
+		}
+	}
+	report(perRequest)
+	return nil
+}
+
+// sample is one case in one round, per request in microseconds.
+type sample struct{ caddy, primary, replica, rate float64 }
+
+func measure(c benchCase, p *caddyproc.Process, shard *redistest.Shard) (s sample, err error) {
+	caddyBefore, primaryBefore, replicaBefore, err := cpuTimes(p, shard)
+	if err != nil {
+		return s, err
+	}
+	result, err := loadgen.Run(context.Background(), loadgen.Options{
+		Addr: c.addr, Header: "X-Key", Connections: *connections, Duration: *duration,
+		Key: func(n int64) string { return "client-" + strconv.FormatInt(n%*clients, 10) },
+	})
+	if err != nil {
+		return s, err
+	}
+	// The last charges are on their way still.
+	time.Sleep(50 * time.Millisecond)
+	caddyAfter, primaryAfter, replicaAfter, err := cpuTimes(p, shard)
+	if err != nil {
+		return s, err
+	}
+	if odd := result.Requests - result.Status[c.status]; odd > *clients {
+		return s, fmt.Errorf("%d responses have another status than %d", odd, c.status)
+	}
+	each := func(before, after time.Duration) float64 {
+		return float64((after - before).Microseconds()) / float64(result.Requests)
+	}
+	return sample{
+		caddy:   each(caddyBefore, caddyAfter),
+		primary: each(primaryBefore, primaryAfter),
+		replica: each(replicaBefore, replicaAfter),
+		rate:    float64(result.Requests) / result.Elapsed.Seconds(),
+	}, nil
+}
+
+func cpuTimes(p *caddyproc.Process, shard *redistest.Shard) (caddy, primary, replica time.Duration, err error) {
+	if caddy, err = p.CPU(); err != nil {
+		return
+	}
+	if primary, err = shard.Primary.CPU(); err != nil {
+		return
+	}
+	replica, err = shard.Replicas[0].CPU()
+	return
+}
+
+func report(samples map[string][]sample) {
+	fmt.Printf("%-24s %8s %8s %8s  %-24s %6s\n", "case", "caddy", "primary", "replica", "", "req/s")
+	fmt.Printf("%-24s %8s %8s %8s  %-24s\n", "", "µs", "µs", "µs", "caddy ÷ floor")
+	for _, c := range cases {
+		s := samples[c.name]
+		ratio := ""
+		if c.floor != "" {
+			var ratios []float64
+			for i := range s {
+				ratios = append(ratios, s[i].caddy/samples[c.floor][i].caddy)
+			}
+			slices.Sort(ratios)
+			ratio = fmt.Sprintf("%.2f (%.2f to %.2f)", ratios[len(ratios)/2], ratios[0], ratios[len(ratios)-1])
+			if c.limit > 0 {
+				ratio += fmt.Sprintf(" ≤ %.2f", c.limit)
+			}
+		}
+		fmt.Printf("%-24s %8.1f %8.1f %8.1f  %-24s %6.0f\n", c.name,
+			median(s, func(s sample) float64 { return s.caddy }),
+			median(s, func(s sample) float64 { return s.primary }),
+			median(s, func(s sample) float64 { return s.replica }), ratio,
+			median(s, func(s sample) float64 { return s.rate }))
+	}
+}
+
+func median(samples []sample, of func(sample) float64) float64 {
+	var values []float64
+	for _, s := range samples {
+		values = append(values, of(s))
+	}
+	slices.Sort(values)
+	return values[len(values)/2]
+}
+
+// startCaddy builds Caddy and runs it with one site for each case.
+func startCaddy(dir string, shard *redistest.Shard) (*caddyproc.Process, error) {
+	binary, err := caddyproc.Build(dir)
+	if err != nil {
+		return nil, err
+	}
+	addrs, err := caddyproc.FreeAddrs(len(cases) + 1)
+	if err != nil {
+		return nil, err
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, globalOptions, addrs[len(cases)], shard.Primary.Addr(), shard.Replicas[0].Addr())
+	for i := range cases {
+		cases[i].addr = addrs[i]
+		fmt.Fprintf(&b, "http://%s {\n%s\n}\n", addrs[i], cases[i].site)
+	}
+	return caddyproc.Start(binary, filepath.Join(dir, "run"), b.String(), os.Stderr, addrs...)
+}

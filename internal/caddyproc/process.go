@@ -1,0 +1,87 @@
+// Package caddyproc builds Caddy with this module and runs it as a process of
+// its own, for benchmarks and demonstrations.
+package caddyproc
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Build builds cmd/caddy into dir and returns the path of the binary. It is to
+// be called in the module's root.
+func Build(dir string) (string, error) {
+	binary := filepath.Join(dir, "caddy")
+	build := exec.Command("go", "build", "-o", binary, "./cmd/caddy")
+	build.Stderr = os.Stderr
+	if err := build.Run(); err != nil {
+		return "", fmt.Errorf("build caddy: %w", err)
+	}
+	return binary, nil
+}
+
+// Process is a running Caddy.
+type Process struct {
+	cmd   *exec.Cmd
+	ended chan struct{}
+}
+
+// Start runs Caddy with a Caddyfile, in a folder of its own, and waits until it
+// listens on addrs. Its log goes to logs.
+func Start(binary, dir, caddyfile string, logs io.Writer, addrs ...string) (*Process, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make a folder for caddy: %w", err)
+	}
+	file := filepath.Join(dir, "Caddyfile")
+	if err := os.WriteFile(file, []byte(caddyfile), 0o600); err != nil {
+		return nil, fmt.Errorf("write the config: %w", err)
+	}
+	p := &Process{cmd: exec.Command(binary, "run", "--config", file), ended: make(chan struct{})}
+	p.cmd.Dir = dir
+	p.cmd.Env = append(os.Environ(), "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
+	p.cmd.Stderr = logs
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	if err := p.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start caddy: %w", err)
+	}
+	go func() {
+		_ = p.cmd.Wait()
+		close(p.ended)
+	}()
+	if err := awaitListening(addrs, p.ended); err != nil {
+		p.Stop()
+		return nil, err
+	}
+	return p, nil
+}
+
+// Stop ends Caddy gracefully and waits for it.
+func (p *Process) Stop() {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	<-p.ended
+}
+
+// CPU is the user and system time of the process so far, in steps of 10 ms.
+func (p *Process) CPU() (time.Duration, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	if err != nil {
+		return 0, fmt.Errorf("read CPU time: %w", err)
+	}
+	// The second field, in parentheses, can contain spaces.
+	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+	var ticks int64
+	for _, field := range fields[11:13] {
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read CPU time: %w", err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond, nil
+}

@@ -1,0 +1,73 @@
+package shardlimit
+
+import (
+	"encoding/json"
+	"slices"
+	"testing"
+)
+
+func TestStatusListFromJSON(t *testing.T) {
+	for text, want := range map[string]StatusList{
+		`[304]`:               {"304"},
+		`["304"]`:             {"304"},
+		`[304, "404", "5xx"]`: {"304", "404", "5xx"},
+		`["none"]`:            {"none"},
+		`[]`:                  {},
+		`null`:                {},
+	} {
+		var got StatusList
+		if err := json.Unmarshal([]byte(text), &got); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s is %q, %v, want %q", text, got, err, want)
+		}
+	}
+	for _, text := range []string{`304`, `"304"`, `{}`, `[true]`, `[null]`, `[[304]]`} {
+		var got StatusList
+		if err := json.Unmarshal([]byte(text), &got); err == nil {
+			t.Errorf("%s is %q, want an error", text, got)
+		}
+	}
+}
+
+func TestStatusListCompiles(t *testing.T) {
+	for _, test := range []struct {
+		list    StatusList
+		in, out []int
+	}{
+		{nil, nil, []int{200, 304, 500}},
+		{StatusList{"none"}, nil, []int{200, 304, 500}},
+		{StatusList{"304"}, []int{304}, []int{200, 303, 305, 404}},
+		{StatusList{"200", "599"}, []int{200, 599}, []int{201, 598}},
+		{StatusList{"4xx"}, []int{400, 450, 499}, []int{399, 500}},
+		{StatusList{"2xx", "304", "5xx"}, []int{200, 299, 304, 500, 599}, []int{300, 404}},
+		{StatusList{"304", "304"}, []int{304}, []int{200}},
+	} {
+		set, err := test.list.compile()
+		if err != nil {
+			t.Errorf("%q: %v", test.list, err)
+			continue
+		}
+		for _, code := range test.in {
+			if !set.contains(code) {
+				t.Errorf("%q lacks %d", test.list, code)
+			}
+		}
+		for _, code := range append(test.out, -1, 0, 101, 600, 999, 1<<40) {
+			if set.contains(code) {
+				t.Errorf("%q contains %d", test.list, code)
+			}
+		}
+	}
+}
+
+func TestStatusListRefuses(t *testing.T) {
+	for _, text := range []string{"", "0", "-304", "100", "199", "600", "304.5", "1xx", "6xx", "0xx", "xxx", "4x", "4xxx", "4XX", "teapot"} {
+		if _, err := (StatusList{text}).compile(); err == nil {
+			t.Errorf("%q is taken for a status", text)
+		}
+	}
+	for _, list := range []StatusList{{"none", "304"}, {"304", "none"}, {"none", "none"}} {
+		if _, err := list.compile(); err == nil {
+			t.Errorf("%q is taken for statuses", list)
+		}
+	}
+}

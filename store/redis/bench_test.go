@@ -1,0 +1,91 @@
+package redis
+
+import (
+	"context"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+func benchRequests(keys int) [][]store.Request {
+	reqs := make([][]store.Request, keys)
+	for i := range reqs {
+		reqs[i] = []store.Request{{Limit: hourly, ClientKey: "client-" + strconv.Itoa(i), Events: 1 << 40, Cost: 1}}
+	}
+	return reqs
+}
+
+// BenchmarkStore is decisions per second of many callers; server-µs/op is the
+// CPU time of the primary and the replica.
+func BenchmarkStore(b *testing.B) {
+	sh := redistest.StartShard(b, 1)
+	s := newStore(b, shardOf(b, sh), nil)
+	plain := newStore(b, newShard(b, ShardOptions{
+		Primary: sh.Primary.Addr(), Replicas: []string{sh.Replicas[0].Addr()}, NoPipelining: true,
+	}), nil)
+	reqs := benchRequests(500)
+	for _, r := range reqs {
+		if st := s.Charge(b.Context(), r)[0]; st.Err != nil {
+			b.Fatal(st.Err)
+		}
+	}
+	for _, c := range []struct {
+		name string
+		do   func(r []store.Request) []store.State
+	}{
+		{"Check", func(r []store.Request) []store.State { return s.Check(context.Background(), r) }},
+		{"CheckPlain", func(r []store.Request) []store.State { return plain.Check(context.Background(), r) }},
+		{"Charge", func(r []store.Request) []store.State { return s.Charge(context.Background(), r) }},
+		{"CheckAndChargeDetached", func(r []store.Request) []store.State {
+			states := s.Check(context.Background(), r)
+			s.ChargeDetached(r)
+			return states
+		}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			b.ReportAllocs()
+			b.SetParallelism(32)
+			before := serverCPU(b, sh)
+			var n atomic.Int64
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					if st := c.do(reqs[n.Add(1)%int64(len(reqs))])[0]; st.Err != nil {
+						b.Error(st.Err)
+						return
+					}
+				}
+			})
+			b.StopTimer()
+			b.ReportMetric(float64((serverCPU(b, sh)-before).Nanoseconds())/1e3/float64(b.N), "server-µs/op")
+		})
+	}
+}
+
+func serverCPU(b *testing.B, sh *redistest.Shard) (sum time.Duration) {
+	b.Helper()
+	for _, server := range append(sh.Replicas, sh.Primary) {
+		d, err := server.CPU()
+		must(b, err)
+		sum += d
+	}
+	return sum
+}
+
+func BenchmarkBucketKey(b *testing.B) {
+	b.ReportAllocs()
+	keys := bucketKeys{prefix: "rl"}
+	for b.Loop() {
+		keys.key(hourly, "x7Q:client-0001")
+	}
+}
+
+func BenchmarkOwner(b *testing.B) {
+	r := newRendezvous(names(8))
+	for b.Loop() {
+		r.owner("x7Q:client-0001")
+	}
+}
