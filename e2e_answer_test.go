@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -155,4 +156,30 @@ func together(t *testing.T, n int, f func(i int) error) {
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// startTraffic runs n workers, each of which calls f again and again. Calling
+// stop, or the end of the test, ends and awaits them, and fails the test by
+// their errors.
+func startTraffic(t *testing.T, n int, f func(worker, i int) error) (stop func()) {
+	t.Helper()
+	var ended atomic.Bool
+	var wg sync.WaitGroup
+	errs := make([]error, n)
+	for worker := range n {
+		wg.Go(func() {
+			for i := 0; !ended.Load() && errs[worker] == nil; i++ {
+				errs[worker] = f(worker, i)
+			}
+		})
+	}
+	stop = sync.OnceFunc(func() {
+		ended.Store(true)
+		wg.Wait()
+		if err := errors.Join(errs...); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
 }

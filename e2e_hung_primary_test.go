@@ -41,57 +41,65 @@ func askAll(t *testing.T, c *caddyProcess, clients []string, each int) time.Dura
 
 func TestHungPrimaryDelaysNoResponse(t *testing.T) {
 	const each, bound = 10, 250 * time.Millisecond
-	for _, pipelining := range []string{"pipelining on", "pipelining off"} {
-		for _, resumes := range []bool{true, false} {
-			t.Run(fmt.Sprintf("%s, resumes %v", pipelining, resumes), func(t *testing.T) {
-				servers := startShards(t, 1, 1)
-				timeout := "charge_timeout 30s"
-				if !resumes {
-					timeout = "charge_timeout 2s"
-				}
-				// A check on the replica may take half of its time.
-				c := startCaddy(t, apiSite(servers.store(pipelining, timeout, "check_timeout 20s"), 1000, "1h"))
-				clients := []string{"alice", "bob", "carol"}
-				wanted := map[string]int64{}
+	for _, test := range []struct {
+		pipelining, timeout string
+		hangs               time.Duration // 0: until the charges are given up
+	}{
+		{"on", "30s", time.Nanosecond},
+		{"off", "30s", time.Nanosecond},
+		// Longer than a client of Redis commonly waits for a reply.
+		{"on", "30s", 6 * time.Second},
+		{"on", "2s", 0},
+		{"off", "2s", 0},
+	} {
+		t.Run(fmt.Sprintf("pipelining %s, charge_timeout %s, hangs %v", test.pipelining, test.timeout, test.hangs), func(t *testing.T) {
+			// They spend their time waiting.
+			t.Parallel()
+			servers := startShards(t, 1, 1)
+			// A check on the replica may take half of its time.
+			store := servers.store("pipelining "+test.pipelining, "charge_timeout "+test.timeout, "check_timeout 20s")
+			c := startCaddy(t, apiSite(store, 1000, "1h"))
+			clients := []string{"alice", "bob", "carol"}
+			wanted := map[string]int64{}
+			for _, key := range clients {
+				must(t, key, c.ask("/", "X-Key: "+key).is(http.StatusOK, 1))
+				wanted[key] = 1
+			}
+			servers.awaitCounts(t, "api", wanted)
+			servers.awaitReplicas(t)
+
+			primary := servers[0].Primary
+			must(t, "hang", primary.Pause())
+			median := askAll(t, c, clients, each)
+			must(t, "responses", want(fmt.Sprintf("a median of %v being above %v", median, bound), median > bound, false))
+			charges := int64(each * len(clients))
+			failed := func() int64 { return c.undelivered("a", "lost") + c.undelivered("a", "uncertain") }
+
+			if test.hangs > 0 {
+				time.Sleep(test.hangs)
+				must(t, "resume", primary.Resume())
 				for _, key := range clients {
-					must(t, key, c.ask("/", "X-Key: "+key).is(http.StatusOK, 1))
-					wanted[key] = 1
+					wanted[key] += each
 				}
 				servers.awaitCounts(t, "api", wanted)
-				servers.awaitReplicas(t)
-
-				primary := servers[0].Primary
-				must(t, "hang", primary.Pause())
-				median := askAll(t, c, clients, each)
-				must(t, "response", want(fmt.Sprintf("median of %v being above %v", median, bound), median > bound, false))
-				charges := int64(each * len(clients))
-				failed := func() int64 { return c.undelivered("a", "lost") + c.undelivered("a", "uncertain") }
-
-				if resumes {
-					must(t, "resume", primary.Resume())
-					for _, key := range clients {
-						wanted[key] += each
-					}
-					servers.awaitCounts(t, "api", wanted)
-					must(t, "metric", want("charges that failed", failed(), 0))
-					return
-				}
-				eventually(t, "all charges are given up", func() error { return want("number of them", failed(), charges) })
-				uncertain := c.undelivered("a", "uncertain")
-				must(t, "resume", primary.Resume())
-				// What was on its way to Redis may count, but never twice, and
-				// what is lost never counts.
-				c.stop()
-				counted := int64(0)
-				for _, n := range servers.counts(t, "api") {
-					counted += n - 1
-				}
-				if counted > uncertain {
-					t.Errorf("%d charges counted, but only %d of %d are uncertain", counted, uncertain, charges)
-				}
-				must(t, "log", want("charges that failed being told", strings.Contains(c.logs.String(), `"msg":"charges failed"`), true))
-				t.Logf("%d of %d charges were uncertain, %d of these counted", uncertain, charges, counted)
-			})
-		}
+				must(t, "metric", want("number of charges that failed", failed(), 0))
+				return
+			}
+			eventually(t, "all charges are given up", func() error { return want("their number", failed(), charges) })
+			uncertain := c.undelivered("a", "uncertain")
+			must(t, "resume", primary.Resume())
+			// What was on its way to Redis may count, but never twice, and what
+			// is lost never counts.
+			c.stop()
+			counted := int64(0)
+			for _, n := range servers.counts(t, "api") {
+				counted += n - 1
+			}
+			if counted > uncertain {
+				t.Errorf("%d charges counted, but only %d of %d are uncertain", counted, uncertain, charges)
+			}
+			must(t, "log", want("telling of failed charges", strings.Contains(c.logs.String(), `"msg":"charges failed"`), true))
+			t.Logf("median response %v; %d of %d charges were uncertain, %d of these counted", median, uncertain, charges, counted)
+		})
 	}
 }

@@ -4,10 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"sync/atomic"
 	"testing"
-
-	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
 func TestClientsDoNotNoticeScriptFlush(t *testing.T) {
@@ -21,32 +18,26 @@ func TestClientsDoNotNoticeScriptFlush(t *testing.T) {
 				nodes = append(nodes, shard.Primary)
 			}
 			var admitted tally
-			var enough atomic.Bool
-			together(t, workers+1, func(worker int) error {
-				if worker == workers {
-					defer enough.Store(true)
-					for range flushes {
-						awaitGrowth(&admitted, 40)
-						if err := flushScripts(t, nodes); err != nil {
-							return err
-						}
-					}
-					awaitGrowth(&admitted, 40)
-					return nil
+			stop := startTraffic(t, workers, func(_, i int) error {
+				key := fmt.Sprintf("client-%d", i%10)
+				a, err := c.tryAsk("/", "X-Key: "+key)
+				if err != nil {
+					return err
 				}
-				for i := 0; !enough.Load(); i++ {
-					key := fmt.Sprintf("client-%d", i%10)
-					a, err := c.tryAsk("/", "X-Key: "+key)
-					if err != nil {
-						return err
-					}
-					if a.status != http.StatusOK || !a.isLimited() {
-						return fmt.Errorf("status %d, headers %v", a.status, a.header)
-					}
-					admitted.add(key)
+				if a.status != http.StatusOK || !a.isLimited() {
+					return fmt.Errorf("status %d, headers %v", a.status, a.header)
 				}
+				admitted.add(key)
 				return nil
 			})
+			for range flushes {
+				admitted.awaitGrowth(t, 40)
+				for _, node := range nodes {
+					must(t, "flush scripts", node.Client().ScriptFlush(t.Context()).Err())
+				}
+			}
+			admitted.awaitGrowth(t, 40)
+			stop()
 			servers.awaitCounts(t, "api", admitted.n)
 			for _, shard := range []string{"a", "b"} {
 				must(t, "metric", errors.Join(
@@ -57,11 +48,35 @@ func TestClientsDoNotNoticeScriptFlush(t *testing.T) {
 	}
 }
 
-func flushScripts(t *testing.T, nodes []*redistest.Server) error {
-	for _, node := range nodes {
-		if err := node.Client().ScriptFlush(t.Context()).Err(); err != nil {
-			return err
-		}
+// TestScriptFlushStormLosesNoCharge takes the scripts away faster than they
+// can be loaded, which charges outlast.
+func TestScriptFlushStormLosesNoCharge(t *testing.T) {
+	const requests = 20
+	for _, pipelining := range []string{"pipelining on", "pipelining off"} {
+		t.Run(pipelining, func(t *testing.T) {
+			servers := startShards(t, 1, 0)
+			backend := startSlowBackend(t)
+			c := startCaddy(t, proxySite(servers.store(pipelining), 100, backend.server.Listener.Addr().String()))
+			var all []running
+			for range requests {
+				all = append(all, backend.start(t, c, "/", "X-Key: alice"))
+			}
+			var flushes tally
+			primary := servers[0].Primary.Client()
+			stop := startTraffic(t, 4, func(int, int) error {
+				flushes.add("")
+				return primary.ScriptFlush(t.Context()).Err()
+			})
+			flushes.awaitGrowth(t, 100)
+			for _, a := range backend.finish(t, all...) {
+				must(t, "request", want("status", a.status, http.StatusOK))
+			}
+			flushes.awaitGrowth(t, 1000)
+			stop()
+			servers.awaitCount(t, "api", "alice", requests)
+			must(t, "metric", errors.Join(
+				want("lost charges", c.undelivered("a", "lost"), 0), want("uncertain charges", c.undelivered("a", "uncertain"), 0)))
+			t.Logf("%d times SCRIPT FLUSH", flushes.total())
+		})
 	}
-	return nil
 }

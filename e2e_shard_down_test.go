@@ -122,9 +122,10 @@ func useUp(t *testing.T, servers shards, c *caddyProcess, zone, key string, from
 // its data.
 func withShardBack(t *testing.T, servers shards, c *caddyProcess, up, down string) {
 	t.Helper()
-	eventually(t, "the shard is charged again", func() error {
-		c.ask("/probe", "X-Key: "+down)
-		return want("probe being charged", servers.counts(t, "probe")[down] > 0, true)
+	eventually(t, "the shard works again", func() error {
+		a := c.ask("/probe", "X-Key: "+down)
+		return errors.Join(want("probe being checked", a.isLimited(), true),
+			want("probe being charged", servers.counts(t, "probe")[down] > 0, true))
 	})
 	for _, zone := range []string{"default", "allow", "deny", "local"} {
 		useUp(t, servers, c, zone, down, 1)

@@ -226,11 +226,14 @@ func (c *tally) total() (sum int64) {
 	return sum
 }
 
-// awaitGrowth waits until c has counted n more, or has not grown for seconds,
-// as when those who count have failed.
-func awaitGrowth(c *tally, n int64) {
-	start, deadline := c.total(), time.Now().Add(10*time.Second)
-	for c.total() < start+n && time.Now().Before(deadline) {
-		time.Sleep(time.Millisecond)
-	}
+// awaitGrowth waits until c has counted n more.
+func (c *tally) awaitGrowth(t *testing.T, n int64) {
+	t.Helper()
+	wanted := c.total() + n
+	eventually(t, "requests are answered", func() error {
+		if got := c.total(); got < wanted {
+			return fmt.Errorf("%d were, want %d", got, wanted)
+		}
+		return nil
+	})
 }

@@ -161,23 +161,26 @@ func (c *caddyProcess) awaitServers() {
 	client.CloseIdleConnections()
 }
 
-func (c *caddyProcess) adminCall(method, path, contentType, body string) (int, string) {
+// adminCall calls the admin API, again where the connection breaks: it may
+// wait at the endpoint of an older config that is about to be closed.
+func (c *caddyProcess) adminCall(method, path, contentType, body string) (status int, text string) {
 	c.t.Helper()
-	req, err := http.NewRequest(method, "http://"+c.admin+path, strings.NewReader(body))
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", contentType)
-	resp, err := adminClient.Do(req)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return resp.StatusCode, string(b)
+	eventually(c.t, "the admin endpoint answers", func() error {
+		req, err := http.NewRequest(method, "http://"+c.admin+path, strings.NewReader(body))
+		if err != nil {
+			return err
+		}
+		req.Header.Set("Content-Type", contentType)
+		resp, err := adminClient.Do(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		status, text = resp.StatusCode, string(b)
+		return err
+	})
+	return status, text
 }
 
 // metric returns the value of a line of /metrics, such as

@@ -245,6 +245,9 @@ func (l *lane) send(ctx context.Context, cmds []*command) {
 // pipeline sends cmds in one round trip and returns an error that speaks
 // against the server, if there is one.
 func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
+	// One of them tells the time.
+	first := cmds[0]
+	first.tellTime()
 	pipe := l.client.Pipeline()
 	for _, cmd := range cmds {
 		if cmd.sent || cmd.outcome != nil {
@@ -263,9 +266,9 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 			cmd.outcome = fmt.Errorf("redis %s: %w", l.addr, cmd.outcome)
 		}
 	}
-	if cmd := cmds[len(cmds)-1]; cmd.outcome == nil && cmd.clock != nil {
-		if v := cmd.Val(); len(v) == 3 {
-			cmd.clock.observe(v[2], at)
+	if first.outcome == nil && first.clock != nil {
+		if v := first.Val(); len(v) == 3 {
+			first.clock.observe(v[2], at)
 		}
 	}
 	return fault

@@ -12,7 +12,8 @@ import (
 // operation is what is asked about every bucket of a group.
 type operation struct {
 	script *script
-	// now is passed to the script; 0 means the server's own clock.
+	// now is the instant that decides. If there is a clock it is the server's
+	// that decides, and now is at most an estimate.
 	now int64
 	// clock is told that server's clock by the reply.
 	clock *primaryClock
@@ -25,18 +26,31 @@ func (s *Store) writing(script *script, shard int) operation {
 	if s.opts.LocalClock {
 		return operation{script: script, now: s.opts.Now().UnixMicro()}
 	}
-	return operation{script: script, clock: s.shards[shard].clock}
+	op := operation{script: script, clock: s.shards[shard].clock}
+	if now, age, ok := op.clock.estimate(time.Now()); ok && age <= clockTrust {
+		op.now = now
+	}
+	return op
 }
 
 func (op operation) command(keys bucketKeys, r *store.Request) *command {
 	key := keys.key(r.Limit, r.ClientKey)
 	switch op.script {
 	case scriptCheck:
-		return newCommand(op.script, nil, key, op.now)
+		return newCommand(op.script, nil, key)
 	case scriptOpen:
-		return newCommand(op.script, op.clock, key, r.Limit.Window.Microseconds(), op.now)
+		now := op.now
+		if op.clock != nil {
+			now = 0
+		}
+		return newCommand(op.script, op.clock, key, r.Limit.Window.Microseconds(), now)
 	default:
-		return newCommand(op.script, op.clock, key, r.Limit.Window.Microseconds(), op.now, r.Cost)
+		now := op.now
+		if op.clock != nil {
+			// The estimate is never ahead: it has passed.
+			now = -now
+		}
+		return newCommand(op.script, op.clock, key, r.Limit.Window.Microseconds(), now, r.Cost)
 	}
 }
 
@@ -51,7 +65,7 @@ func (op operation) state(cmd *command, r *store.Request) store.State {
 	if op.script == scriptCheck {
 		bucket, err = decodeCheck(cmd.Val(), now)
 	} else {
-		bucket, now, err = decodeWrite(cmd.Val())
+		bucket, now, err = decodeWrite(cmd.Val(), now)
 	}
 	switch {
 	case err != nil:

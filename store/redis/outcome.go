@@ -35,6 +35,8 @@ var refusals = []func(error) bool{
 	goredis.IsOOMError,
 	isMisconfError,
 	goredis.IsMaxClientsError,
+	// The scripts were flushed again, after they had been loaded.
+	isNoScript,
 }
 
 func isMisconfError(err error) bool { return goredis.HasErrorPrefix(err, "MISCONF") }

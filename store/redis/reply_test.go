@@ -28,7 +28,7 @@ func FuzzReply(f *testing.F) {
 				t.Fatalf("check reply %v at %d is taken for %+v", reply, now, st)
 			}
 		}
-		if b, at, err := decodeWrite(reply); err == nil {
+		if b, at, err := decodeWrite(reply, now); err == nil {
 			if st := b.Charged(at, 10); b.Used < 0 || st.Remaining < 0 || st.Remaining > 10 || st.Reset <= at {
 				t.Fatalf("reply %v is taken for %+v", reply, st)
 			}

@@ -77,6 +77,13 @@ func (c *command) bind(args int) {
 // renew makes c ready to be sent again.
 func (c *command) renew() { c.bind(len(c.IntSliceCmd.Args())) }
 
+// tellTime makes a charge read the server's clock even if it could do without.
+func (c *command) tellTime() {
+	if c.script == scriptCharge && c.clock != nil {
+		c.ints[1] = 0
+	}
+}
+
 // NoRetry keeps go-redis from sending a script again that may already have
 // spent something.
 func (c *command) NoRetry() bool { return c.script.writes }
