@@ -16,8 +16,8 @@ func init() {
 	goredis.SetLogger(logging.NewBlacklistLogger([]string{"failed to dial"}))
 }
 
-// ioTimeout only backs up the deadline that every call brings with it.
-const ioTimeout = 5 * time.Second
+// poolTimeout is not met: there are as many connections as workers.
+const poolTimeout = 5 * time.Second
 
 // newClient returns a client that connects when it is first used. It never
 // repeats a command by itself, and every wait of it is bounded.
@@ -26,17 +26,18 @@ func newClient(addr string, opts *ShardOptions) *goredis.Client {
 		Network: "tcp",
 		Addr:    addr,
 		// RESP2 saves the push machinery of RESP3, which nothing here uses.
-		Protocol:              2,
-		Username:              opts.Username,
-		Password:              opts.Password,
-		DB:                    opts.DB,
-		MaxRetries:            -1,
-		DialTimeout:           opts.dialTimeout(),
-		DialerRetries:         1,
-		ReadTimeout:           ioTimeout,
-		WriteTimeout:          ioTimeout,
+		Protocol:      2,
+		Username:      opts.Username,
+		Password:      opts.Password,
+		DB:            opts.DB,
+		MaxRetries:    -1,
+		DialTimeout:   opts.dialTimeout(),
+		DialerRetries: 1,
+		// Every call brings its deadline, which may be a long one.
+		ReadTimeout:           -1,
+		WriteTimeout:          -1,
 		ContextTimeoutEnabled: true,
-		PoolTimeout:           ioTimeout,
+		PoolTimeout:           poolTimeout,
 		PoolSize:              opts.poolSize(),
 		MaxActiveConns:        opts.poolSize(),
 		PipelinePoolSize:      -1,

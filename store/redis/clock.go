@@ -9,8 +9,8 @@ const (
 	// clockPeriod is how long one observation of the primary's clock can keep
 	// the estimate up after that clock was set back.
 	clockPeriod = time.Second
-	// clockTrust is how long the estimate is used without an observation:
-	// monotonic clocks drift apart by less than 0.1 ms in that time.
+	// clockTrust is how long the estimate is as good as new: monotonic clocks
+	// drift apart by a few milliseconds in that time. Afterwards it is renewed.
 	clockTrust = 30 * time.Second
 )
 
@@ -27,6 +27,7 @@ type primaryClock struct {
 	offset, previous int64
 	period           time.Duration
 	observed         time.Duration
+	claimed          time.Duration
 	known            bool
 }
 
@@ -57,4 +58,27 @@ func (c *primaryClock) estimate(at time.Time) (now int64, age time.Duration, ok 
 	defer c.mu.Unlock()
 	mono := at.Sub(c.start)
 	return mono.Microseconds() + max(c.offset, c.previous), mono - c.observed, c.known
+}
+
+// passed returns an instant that the primary's clock has passed at the instant
+// at, or 0.
+func (c *primaryClock) passed(at time.Time) int64 {
+	now, age, ok := c.estimate(at)
+	if !ok || age > clockTrust {
+		return 0
+	}
+	return now
+}
+
+// claimObservation tells whether the caller is to see to a new observation,
+// because the last one is old; it tells so once in clockTrust.
+func (c *primaryClock) claimObservation(at time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	mono := at.Sub(c.start)
+	if mono-max(c.observed, c.claimed) <= clockTrust {
+		return false
+	}
+	c.claimed = mono
+	return true
 }

@@ -1,7 +1,6 @@
 package redis
 
 import (
-	"slices"
 	"sync"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -24,7 +23,7 @@ var first = func() (n [16]int) {
 
 func whole(reqs []store.Request, states []store.State) group {
 	if len(reqs) <= len(first) {
-		return group{reqs, states, first[:len(reqs)]}
+		return group{reqs, states, first[:len(reqs):len(reqs)]}
 	}
 	members := make([]int, len(reqs))
 	for i := range members {
@@ -68,7 +67,7 @@ func (s *Store) perShard(reqs []store.Request, states []store.State, f func(shar
 	var wg sync.WaitGroup
 	for shard, members := range owned {
 		if len(members) > 0 {
-			wg.Go(func() { f(shard, group{slices.Clip(reqs), states, members}) })
+			wg.Go(func() { f(shard, group{reqs, states, members}) })
 		}
 	}
 	wg.Wait()

@@ -50,8 +50,8 @@ type lane struct {
 	workers    sync.WaitGroup
 	// gathering is held by the worker that waits for the next batch.
 	gathering sync.Mutex
-	// flight is held while a pipeline to a nearby server is on its way.
-	flight sync.Mutex
+	// flight is full while a pipeline to a nearby server is on its way.
+	flight chan struct{}
 	// pace is the recent average of how long a pipeline takes.
 	pace atomic.Int64
 	// life ends when nothing is to be sent any more.
@@ -64,6 +64,7 @@ func newLane(addr string, opts *ShardOptions, persistent bool) *lane {
 		addr:       addr,
 		client:     newClient(addr, opts),
 		queue:      newQueue(queueLimit),
+		flight:     make(chan struct{}, 1),
 		batch:      1,
 		persistent: persistent,
 		breaker: gobreaker.NewTwoStepCircuitBreaker[any](gobreaker.Settings{
@@ -132,7 +133,7 @@ func (l *lane) work() {
 		start := time.Now()
 		l.run(batch, cmds)
 		if alone {
-			l.flight.Unlock()
+			<-l.flight
 		}
 		l.pace.Add((int64(time.Since(start)) - l.pace.Load()) / 8)
 		clear(batch)
@@ -140,7 +141,7 @@ func (l *lane) work() {
 }
 
 // gather returns the next calls to be sent, or none once the lane is closed,
-// and whether the caller holds l.flight.
+// and whether the caller fills l.flight.
 func (l *lane) gather(batch []*call) (_ []*call, alone bool) {
 	if l.batch == 1 {
 		return l.queue.take(batch, 1), false
@@ -154,10 +155,28 @@ func (l *lane) gather(batch []*call) (_ []*call, alone bool) {
 	case l.persistent:
 		pause(l.life, linger)
 	case l.pace.Load() < int64(nearby):
-		l.flight.Lock()
-		alone = true
+		alone = l.takeOff()
 	}
 	return l.queue.take(batch, l.batch), alone
+}
+
+// takeOff waits until no pipeline is on its way, but not for one that takes
+// longer than it should, and tells whether the caller fills l.flight.
+func (l *lane) takeOff() bool {
+	select {
+	case l.flight <- struct{}{}:
+		return true
+	default:
+	}
+	timer := timerPool.Get().(*time.Timer)
+	defer timerPool.Put(timer)
+	timer.Reset(nearby)
+	select {
+	case l.flight <- struct{}{}:
+		return true
+	case <-timer.C:
+		return false
+	}
 }
 
 // run gives every call of the batch its outcome. cmds is scratch space.
@@ -200,7 +219,7 @@ func (l *lane) run(batch []*call, cmds []*command) {
 			}
 		}
 		// The last try leaves time to tell whoever waits how it ended.
-		if cmds = again; len(cmds) == 0 || time.Until(last) < 2*retryPause || !pause(ctx, retryPause) {
+		if cmds = again; len(cmds) == 0 || time.Until(last) < 2*retryPause || !pause(ctx, retryPause) || time.Until(last) < 0 {
 			break
 		}
 		l.send(ctx, cmds)
@@ -245,13 +264,18 @@ func (l *lane) send(ctx context.Context, cmds []*command) {
 // pipeline sends cmds in one round trip and returns an error that speaks
 // against the server, if there is one.
 func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
-	// One of them tells the time.
-	first := cmds[0]
-	first.tellTime()
 	pipe := l.client.Pipeline()
+	var teller *command
+	var passed int64
 	for _, cmd := range cmds {
 		if cmd.sent || cmd.outcome != nil {
 			cmd.renew()
+		}
+		if cmd.clock != nil {
+			if cmd.stamp(passed); teller == nil {
+				// The first one reads the clock; the others may save it.
+				teller, passed = cmd, cmd.clock.passed(time.Now())
+			}
 		}
 		_ = pipe.Process(ctx, cmd) //nolint:errcheck // queues only
 	}
@@ -266,9 +290,9 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 			cmd.outcome = fmt.Errorf("redis %s: %w", l.addr, cmd.outcome)
 		}
 	}
-	if first.outcome == nil && first.clock != nil {
-		if v := first.Val(); len(v) == 3 {
-			first.clock.observe(v[2], at)
+	if teller != nil && teller.outcome == nil {
+		if reply, err := teller.reply(); err == nil && len(reply) == 3 {
+			teller.clock.observe(reply[2], at)
 		}
 	}
 	return fault
@@ -294,7 +318,8 @@ func (l *lane) load(ctx context.Context, cmds []*command) error {
 	if _, err := pipe.Exec(ctx); err != nil {
 		err = fmt.Errorf("redis %s: load scripts: %w", l.addr, err)
 		for _, cmd := range cmds {
-			cmd.outcome = notExecuted(err)
+			// They were refused, so they are as good as never sent.
+			cmd.sent, cmd.outcome = false, notExecuted(err)
 		}
 		return err
 	}

@@ -12,10 +12,9 @@ import (
 // operation is what is asked about every bucket of a group.
 type operation struct {
 	script *script
-	// now is the instant that decides. If there is a clock it is the server's
-	// that decides, and now is at most an estimate.
+	// now is the instant that decides, if no clock does.
 	now int64
-	// clock is told that server's clock by the reply.
+	// clock is that of the server, if it decides.
 	clock *primaryClock
 }
 
@@ -26,11 +25,7 @@ func (s *Store) writing(script *script, shard int) operation {
 	if s.opts.LocalClock {
 		return operation{script: script, now: s.opts.Now().UnixMicro()}
 	}
-	op := operation{script: script, clock: s.shards[shard].clock}
-	if now, age, ok := op.clock.estimate(time.Now()); ok && age <= clockTrust {
-		op.now = now
-	}
-	return op
+	return operation{script: script, clock: s.shards[shard].clock}
 }
 
 func (op operation) command(keys bucketKeys, r *store.Request) *command {
@@ -39,18 +34,9 @@ func (op operation) command(keys bucketKeys, r *store.Request) *command {
 	case scriptCheck:
 		return newCommand(op.script, nil, key)
 	case scriptOpen:
-		now := op.now
-		if op.clock != nil {
-			now = 0
-		}
-		return newCommand(op.script, op.clock, key, r.Limit.Window.Microseconds(), now)
+		return newCommand(op.script, op.clock, key, r.Limit.Window.Microseconds(), op.now)
 	default:
-		now := op.now
-		if op.clock != nil {
-			// The estimate is never ahead: it has passed.
-			now = -now
-		}
-		return newCommand(op.script, op.clock, key, r.Limit.Window.Microseconds(), now, r.Cost)
+		return newCommand(op.script, op.clock, key, r.Limit.Window.Microseconds(), op.now, r.Cost)
 	}
 }
 
@@ -59,13 +45,16 @@ func (op operation) state(cmd *command, r *store.Request) store.State {
 	if cmd.outcome != nil {
 		return store.State{Err: cmd.outcome}
 	}
+	reply, err := cmd.reply()
+	if err != nil {
+		return store.State{Err: err}
+	}
 	var bucket algorithm.FixedWindow
-	var err error
 	now := op.now
 	if op.script == scriptCheck {
-		bucket, err = decodeCheck(cmd.Val(), now)
+		bucket, err = decodeCheck(reply, now)
 	} else {
-		bucket, now, err = decodeWrite(cmd.Val(), now)
+		bucket, now, err = decodeWrite(reply, -cmd.ints[argNow])
 	}
 	switch {
 	case err != nil:

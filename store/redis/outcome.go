@@ -47,7 +47,7 @@ func isNoScript(err error) bool { return goredis.HasErrorPrefix(err, "NOSCRIPT")
 func (c *command) settleOutcome(execErr error) {
 	err := c.Err()
 	if err == nil {
-		if c.Val() != nil {
+		if c.answered() {
 			c.outcome = nil
 			return
 		}

@@ -7,7 +7,9 @@ import "sync"
 type queue struct {
 	mu     sync.Mutex
 	filled *sync.Cond
+	// calls[head:] are those that wait.
 	calls  []*call
+	head   int
 	limit  int
 	closed bool
 }
@@ -25,12 +27,17 @@ func (q *queue) put(c *call) error {
 	if q.closed {
 		return errClosed
 	}
-	if len(q.calls) >= q.limit {
+	if len(q.calls)-q.head >= q.limit {
 		return errOverload
+	}
+	if q.head > 0 && len(q.calls) == cap(q.calls) {
+		q.calls = q.calls[:copy(q.calls, q.calls[q.head:])]
+		clear(q.calls[len(q.calls):cap(q.calls)])
+		q.head = 0
 	}
 	q.calls = append(q.calls, c)
 	// Who takes from a longer queue wakes the next worker.
-	if len(q.calls) == 1 {
+	if len(q.calls)-q.head == 1 {
 		q.filled.Signal()
 	}
 	return nil
@@ -44,7 +51,7 @@ func (q *queue) wait() bool {
 }
 
 func (q *queue) await() bool {
-	for len(q.calls) == 0 {
+	for len(q.calls) == q.head {
 		if q.closed {
 			return false
 		}
@@ -61,12 +68,12 @@ func (q *queue) take(batch []*call, limit int) []*call {
 	if !q.await() {
 		return batch
 	}
-	n := min(limit, len(q.calls))
-	batch = append(batch, q.calls[:n]...)
-	rest := copy(q.calls, q.calls[n:])
-	clear(q.calls[rest:])
-	q.calls = q.calls[:rest]
-	if rest > 0 {
+	taken := q.calls[q.head:min(q.head+limit, len(q.calls))]
+	batch = append(batch, taken...)
+	clear(taken)
+	if q.head += len(taken); q.head == len(q.calls) {
+		q.calls, q.head = q.calls[:0], 0
+	} else {
 		q.filled.Signal()
 	}
 	return batch

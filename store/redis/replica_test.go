@@ -96,7 +96,7 @@ func TestReadFromPrimaryLeavesReplicasAlone(t *testing.T) {
 func TestStaleReplicaIsJudgedByItsReset(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), nil)
-	limit := &store.Limit{Zone: "short", Algorithm: store.FixedWindow, Window: 300 * time.Millisecond}
+	limit := &store.Limit{Zone: "short", Algorithm: store.FixedWindow, Window: 2 * time.Second}
 	full := []store.Request{{Limit: limit, ClientKey: "k", Events: 1, Cost: 1}}
 	first := s.Charge(t.Context(), full)[0]
 	if first.Err != nil {

@@ -2,8 +2,10 @@ package redis
 
 import (
 	"context"
-	"crypto/sha1" //nolint:gosec // SHA-1 is how Redis names scripts
+	"crypto/sha1"
 	"encoding/hex"
+	"fmt"
+	"strconv"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -26,7 +28,7 @@ var (
 )
 
 func newScript(source string, writes bool) *script {
-	sum := sha1.Sum([]byte(source)) //nolint:gosec // see the import
+	sum := sha1.Sum([]byte(source)) // SHA-1 is how Redis names scripts.
 	s := &script{source: source, sha: hex.EncodeToString(sum[:]), verb: "evalsha", writes: writes}
 	if !writes {
 		// A replica refuses EVALSHA of a script that could write.
@@ -39,10 +41,10 @@ var boxedOne any = 1
 
 // command is one script call in a pipeline.
 type command struct {
-	*goredis.IntSliceCmd
+	goredis.Cmder
 	script *script
-	// clock is told the server's time if the reply carries it; nil if the
-	// script was given a time.
+	// clock, if not nil, is the server's clock, which then decides. It is told
+	// the time where a reply carries it.
 	clock *primaryClock
 	// sent is set once the command was given to a connection: from then on it
 	// may have run.
@@ -54,34 +56,75 @@ type command struct {
 	key  string
 	ints [3]int64
 	argv [7]any
+	argc int
 }
+
+// The place of the instant among ints.
+const argNow = 1
 
 // newCommand returns a call of s on one key, with up to three arguments.
 func newCommand(s *script, clock *primaryClock, key string, args ...int64) *command {
-	c := &command{script: s, clock: clock, key: key}
+	c := &command{script: s, clock: clock, key: key, argc: 4 + len(args)}
 	c.argv[0], c.argv[1], c.argv[2], c.argv[3] = s.verb, s.sha, boxedOne, &c.key
 	for i, arg := range args {
 		c.ints[i] = arg
 		c.argv[4+i] = &c.ints[i]
 	}
-	c.bind(4 + len(args))
+	c.renew()
 	return c
 }
 
-func (c *command) bind(args int) {
-	c.IntSliceCmd = goredis.NewIntSliceCmd(context.Background(), c.argv[:args]...)
+// renew makes c ready to be sent, again.
+func (c *command) renew() {
+	if c.script.writes {
+		c.Cmder = goredis.NewIntSliceCmd(context.Background(), c.argv[:c.argc]...)
+	} else {
+		// Texts, so that a bucket that somebody tampered with spoils its own
+		// answer and not what comes after it on the connection.
+		c.Cmder = goredis.NewStringSliceCmd(context.Background(), c.argv[:c.argc]...)
+	}
 	c.SetFirstKeyPos(3)
 	c.sent, c.outcome = false, nil
 }
 
-// renew makes c ready to be sent again.
-func (c *command) renew() { c.bind(len(c.IntSliceCmd.Args())) }
-
-// tellTime makes a charge read the server's clock even if it could do without.
-func (c *command) tellTime() {
+// stamp tells a charge an instant that the server's clock has passed, which may
+// save it the reading; 0 makes it read the clock.
+func (c *command) stamp(now int64) {
 	if c.script == scriptCharge && c.clock != nil {
-		c.ints[1] = 0
+		c.ints[argNow] = -now
 	}
+}
+
+// answered tells whether there is a reply.
+func (c *command) answered() bool {
+	switch cmd := c.Cmder.(type) {
+	case *goredis.IntSliceCmd:
+		return cmd.Val() != nil
+	case *goredis.StringSliceCmd:
+		return cmd.Val() != nil
+	}
+	return false
+}
+
+// reply returns the numbers of the reply.
+func (c *command) reply() ([]int64, error) {
+	if cmd, ok := c.Cmder.(*goredis.IntSliceCmd); ok {
+		return cmd.Val(), nil
+	}
+	var numbers []int64
+	for _, text := range c.Cmder.(*goredis.StringSliceCmd).Val() {
+		if text == "" {
+			// No such field.
+			numbers = append(numbers, 0)
+			continue
+		}
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %q", errReply, text)
+		}
+		numbers = append(numbers, n)
+	}
+	return numbers, nil
 }
 
 // NoRetry keeps go-redis from sending a script again that may already have
@@ -92,7 +135,7 @@ func (c *command) NoRetry() bool { return c.script.writes }
 // the last moment at which it surely did not run.
 func (c *command) Args() []any {
 	c.sent = true
-	return c.IntSliceCmd.Args()
+	return c.Cmder.Args()
 }
 
 var _ goredis.Cmder = (*command)(nil)

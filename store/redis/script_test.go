@@ -78,7 +78,11 @@ func TestScriptsAgreeWithAlgorithm(t *testing.T) {
 			if cmd.outcome != nil {
 				t.Fatalf("operation %d, %s: %v", n+i, described[i], cmd.outcome)
 			}
-			if got := cmd.Val(); fmt.Sprint(got) != fmt.Sprint(expected[i]) {
+			got, err := cmd.reply()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if fmt.Sprint(got) != fmt.Sprint(expected[i]) {
 				t.Fatalf("operation %d, %s: script says %v, arithmetic %v", n+i, described[i], got, expected[i])
 			}
 		}
@@ -169,6 +173,86 @@ func TestScriptFlushIsNotNoticed(t *testing.T) {
 		}
 		if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != int64(i+1) {
 			t.Fatalf("charge %d: used %d, %v", i, st.Used, st.Err)
+		}
+	}
+}
+
+// TestChargeReadsTheClockNearTheReset gives charges an instant that has passed:
+// whatever it is, they count in the window that is open by the server's clock.
+func TestChargeReadsTheClockNearTheReset(t *testing.T) {
+	server := redistest.Start(t)
+	shard := newShard(t, ShardOptions{Primary: server.Addr()})
+	now, err := server.Client().Time(t.Context()).Result()
+	must(t, err)
+	for i, c := range []struct {
+		name          string
+		reset, passed time.Duration
+		want          int64
+		reads         bool
+	}{
+		{"over", -time.Second, time.Second, 1, true},
+		{"over for long, and the instant is old", -2 * time.Second, 50 * time.Second, 1, true},
+		{"open and near its end", 30 * time.Second, 0, 6, true},
+		{"open for long", time.Hour, time.Second, 6, false},
+	} {
+		key := fmt.Sprintf("clock:%d", i)
+		must(t, server.Client().HSet(t.Context(), key, "c", 5, "r", now.Add(c.reset).UnixMicro()).Err())
+		call := newCall(time.Now().Add(patience))
+		// The first of a pipeline always reads it.
+		for range 2 {
+			call.cmds = append(call.cmds, newCommand(scriptOpen, nil, "other", 60e6, now.UnixMicro()))
+		}
+		call.cmds[1] = newCommand(scriptCharge, nil, key, 60e6, -now.Add(-c.passed).UnixMicro(), 1)
+		_, err := shard.checks.do(t.Context(), call)
+		must(t, err)
+		must(t, call.cmds[1].outcome)
+		reply, err := call.cmds[1].reply()
+		must(t, err)
+		if reply[0] != c.want || (reply[2] != 0) != c.reads {
+			t.Errorf("%s: reply is %v, want count %d, and the clock read: %v", c.name, reply, c.want, c.reads)
+		}
+	}
+}
+
+// TestLateChargeCountsInTheWindowThatIsOpen stops the primary across a reset
+// while charges wait in it.
+func TestLateChargeCountsInTheWindowThatIsOpen(t *testing.T) {
+	server := redistest.Start(t)
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
+	limit := &store.Limit{Zone: "late", Algorithm: store.FixedWindow, Window: 2 * time.Second}
+	reqs := []store.Request{{Limit: limit, ClientKey: "k", Events: 10, Cost: 1}}
+	first := s.Charge(t.Context(), reqs)[0]
+	must(t, first.Err)
+	must(t, server.Pause())
+	for range 5 {
+		s.ChargeDetached(slices.Clone(reqs))
+	}
+	eventually(t, "the window is over", func() error {
+		if left := time.Until(time.UnixMicro(first.Reset)); left > -100*time.Millisecond {
+			return fmt.Errorf("it lasts %v", left)
+		}
+		return nil
+	})
+	must(t, server.Resume())
+	eventually(t, "the charges are counted", func() error {
+		st := s.Check(t.Context(), reqs)[0]
+		if st.Err != nil || st.Used != 5 || st.Reset < first.Reset+limit.Window.Microseconds() {
+			return fmt.Errorf("state is %+v", st)
+		}
+		return nil
+	})
+}
+
+func TestSpoiltBucketSpoilsNoOther(t *testing.T) {
+	sh := redistest.StartShard(t, 1)
+	s := newStore(t, shardOf(t, sh), nil)
+	must(t, s.Charge(t.Context(), ask("good"))[0].Err)
+	must(t, sh.Primary.Client().HSet(t.Context(), s.keys.key(hourly, "bad"), "c", "1.5", "r", "x").Err())
+	must(t, sh.WaitReplicated(t.Context()))
+	for range 20 {
+		states := s.Check(t.Context(), []store.Request{ask("bad")[0], ask("good")[0]})
+		if states[1].Err != nil || states[1].Used != 1 {
+			t.Fatalf("the other bucket's state is %+v", states[1])
 		}
 	}
 }

@@ -155,7 +155,7 @@ func (s *Store) check(ctx context.Context, shard int, g group) {
 	sh := s.shards[shard]
 	start := time.Now()
 	deadline := start.Add(s.opts.CheckTimeout)
-	if now, ok := s.checkTime(sh, start); ok {
+	if now, ok := s.checkTime(shard, start, g); ok {
 		if l := sh.replica(); l != nil {
 			// Half of the time is kept for the primary.
 			s.ask(ctx, l, g, start.Add(s.opts.CheckTimeout/2), operation{script: scriptCheck, now: now})
@@ -168,8 +168,11 @@ func (s *Store) check(ctx context.Context, shard int, g group) {
 }
 
 // checkTime returns the time to judge a replica's answer by, if there is one
-// and replicas are to be asked.
-func (s *Store) checkTime(sh *Shard, at time.Time) (now int64, ok bool) {
+// and replicas are to be asked. Where the primary has not told its time for
+// long, as when all clients of the shard are refused, it is asked, for the
+// first of g's buckets, and not waited for.
+func (s *Store) checkTime(shard int, at time.Time, g group) (now int64, ok bool) {
+	sh := s.shards[shard]
 	switch {
 	case s.opts.ReadPrimary || len(sh.replicas) == 0:
 		return 0, false
@@ -177,8 +180,12 @@ func (s *Store) checkTime(sh *Shard, at time.Time) (now int64, ok bool) {
 		return s.opts.Now().UnixMicro(), true
 	}
 	now, age, ok := sh.clock.estimate(at)
-	// An old estimate is better than none where the primary cannot be asked.
-	return now, ok && (age <= clockTrust || !sh.checks.isHealthy())
+	if ok && age > clockTrust && sh.clock.claimObservation(at) {
+		c := s.call(group{g.reqs, nil, g.members[:1]}, at.Add(s.opts.CheckTimeout), s.opening(shard))
+		c.detached = (*call).release
+		sh.checks.post(c)
+	}
+	return now, ok
 }
 
 // Interface guards.
