@@ -21,8 +21,10 @@ type App struct {
 	// If no store is configured at all, that is a memory store.
 	StoresRaw caddy.ModuleMap `json:"stores,omitempty" caddy:"namespace=rate_limit.stores inline_key=module"`
 
-	uses  map[string]*storeUse
-	zones map[zoneID]string
+	uses map[string]*storeUse
+	// unnamed are the stores that belong to a handler.
+	unnamed []*storeUse
+	zones   map[zoneID]string
 }
 
 // zoneID identifies a zone in a config.
@@ -64,7 +66,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 // Start implements [caddy.App]. It connects to the stores, without waiting, so
 // that the first requests do not have to.
 func (a *App) Start() error {
-	for _, use := range a.uses {
+	for _, use := range slices.AppendSeq(a.unnamed, maps.Values(a.uses)) {
 		go use.warm()
 	}
 	return nil

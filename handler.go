@@ -41,8 +41,9 @@ import (
 // The last four include this request's cost once it is charged.
 type Handler struct {
 	// The store in which the zones count: the name of one that is configured
-	// in the `rate_limit` app, or a store of this handler's own. Default: the
-	// store named `default`.
+	// in the `rate_limit` app, or a store of this handler's own, whose counts
+	// in memory survive a reload only if it is written the same way. Default:
+	// the store named `default`.
 	StoreRaw json.RawMessage `json:"store,omitempty" caddy:"namespace=rate_limit.stores inline_key=module"`
 
 	// The zones, in the order in which they count requests. A request has to
@@ -167,6 +168,7 @@ func (h *Handler) openStore(ctx caddy.Context, app *App) error {
 		return err
 	}
 	h.ownsUse = true
+	app.unnamed = append(app.unnamed, h.use)
 	return nil
 }
 
@@ -185,33 +187,32 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		// This is an error route of a request that was refused.
 		return next.ServeHTTP(w, r)
 	}
+	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	if t == nil {
+		repl.Map(placeholders(r))
+	}
 	nested := t != nil && !t.settled
-	t, p, err := h.collect(t, w, r)
-	if err != nil || p == nil {
-		if err != nil {
-			return err
-		}
+	t, p, err := h.collect(t, w, r, repl)
+	switch {
+	case err != nil:
+		return err
+	case p == nil:
 		return next.ServeHTTP(w, r)
+	case !nested:
+		return t.serve(h, p, w, r, next)
 	}
 	if err := h.admit(t, p, w, r); err != nil {
-		if !nested {
-			t.settle(http.StatusTooManyRequests)
-		}
 		return err
 	}
-	if nested {
-		// The outer handler's writer sees the final status.
-		return next.ServeHTTP(w, r)
-	}
-	return t.serve(r, next)
+	// The outer handler's writer sees the final status.
+	return next.ServeHTTP(w, r)
 }
 
 // collect resolves what the request asks of the zones that match it, as a new
 // part of t, or of a new tracker if t is nil or, in an error route, settled. A
 // bucket that another handler counts the request in already is left out. It
 // returns no part if nothing is left.
-func (h *Handler) collect(t *tracker, w http.ResponseWriter, r *http.Request) (*tracker, *part, error) {
-	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+func (h *Handler) collect(t *tracker, w http.ResponseWriter, r *http.Request, repl *caddy.Replacer) (*tracker, *part, error) {
 	var p *part
 	for _, z := range h.Zones {
 		if len(z.matchers) > 0 {
@@ -236,7 +237,7 @@ func (h *Handler) collect(t *tracker, w http.ResponseWriter, r *http.Request) (*
 		p.add(z, req)
 	}
 	if p != nil {
-		t.enroll(p, r, repl)
+		t.enroll(p, r)
 	}
 	return t, p, nil
 }
@@ -262,6 +263,7 @@ func (h *Handler) admit(t *tracker, p *part, w http.ResponseWriter, r *http.Requ
 		return h.refuse(t, p, refused, w, r)
 	case denied:
 		t.refusal = p
+		deleteLimitHeaders(w.Header())
 		return caddyhttp.Error(http.StatusServiceUnavailable, errStoreDown)
 	default:
 		return nil
@@ -278,6 +280,8 @@ func (h *Handler) refuse(t *tracker, p *part, i int, w http.ResponseWriter, r *h
 	wait := h.retryAfter(st)
 	if h.Headers != headersNone {
 		setLimitHeaders(w.Header(), z, st)
+	} else {
+		deleteLimitHeaders(w.Header())
 	}
 	setRetryAfter(w.Header(), wait)
 	if entry := h.logger.Check(zapcore.DebugLevel, "rate limit exceeded"); entry != nil {
@@ -296,11 +300,12 @@ func (h *Handler) refuse(t *tracker, p *part, i int, w http.ResponseWriter, r *h
 
 // retryAfter is how many seconds a refused client is told to wait.
 func (h *Handler) retryAfter(st *store.State) int64 {
-	wait := st.RetryAfter
+	wait := st.RetryAfter.Microseconds()
 	if h.Jitter > 0 {
-		wait += time.Duration(rand.Float64() * h.Jitter * float64(wait)) //nolint:gosec // not a secret
+		// In floating point, for a century times ten leaves a Duration.
+		wait += int64(rand.Float64() * h.Jitter * float64(wait))
 	}
-	return max(ceilSeconds(wait.Microseconds()), 1)
+	return max(ceilSeconds(wait), 1)
 }
 
 func clientIP(r *http.Request) string {

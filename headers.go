@@ -34,6 +34,13 @@ func setLimitHeaders(h http.Header, z *Zone, st *store.State) {
 	h["X-Ratelimit-Resource"] = values[4:5:5]
 }
 
+// deleteLimitHeaders takes back what an earlier route was told.
+func deleteLimitHeaders(h http.Header) {
+	for _, name := range []string{"Limit", "Remaining", "Used", "Reset", "Resource"} {
+		delete(h, "X-Ratelimit-"+name)
+	}
+}
+
 func setRetryAfter(h http.Header, seconds int64) {
 	h["Retry-After"] = []string{strconv.FormatInt(seconds, 10)}
 }

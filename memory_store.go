@@ -13,7 +13,8 @@ import (
 type MemoryStore struct {
 	// How many buckets (a zone's count for one client) are kept at most, at
 	// less than 300 bytes each. When there are more, those whose window is
-	// over go first, then those whose window ends soonest. Default: 1000000.
+	// over go first; if there are none, the one that has spent least of a few
+	// taken at random. Default: 1000000.
 	MaxKeys int `json:"max_keys,omitempty"`
 
 	name string

@@ -29,8 +29,8 @@ func newMetricSet() *metricSet {
 		}, labels)
 	}
 	return &metricSet{
-		requests: counter("requests_total", "Requests that a zone counted or refused.", "zone"),
-		declined: counter("declined_requests_total", "Requests that a zone refused.", "zone"),
+		requests: counter("requests_total", "Requests that a zone decided on.", "zone"),
+		declined: counter("declined_requests_total", "Requests that were refused because of a zone.", "zone"),
 		storeErrors: counter("store_errors_total",
 			"Checks that a store could not answer.", "store"),
 		undelivered: counter("undelivered_charges_total",

@@ -70,6 +70,10 @@ const statusClientClosedRequest = 499
 // charge spends what the request costs where its status is not free, and makes
 // the states show it.
 func (p *part) charge(status int) {
+	if p.states == nil {
+		// The check did not come to an end.
+		return
+	}
 	charged := p.reqs
 	for i, z := range p.zones {
 		if z.isFree(status) {

@@ -79,7 +79,6 @@ type RedisStore struct {
 	OnError string `json:"on_error,omitempty"`
 
 	logger      *zap.Logger
-	name        string
 	open        []string
 	undelivered throttle
 }
@@ -91,6 +90,8 @@ const (
 	clockLocal   = "local"
 	pipeliningOn = "on"
 	pipelineOff  = "off"
+
+	maxPoolSize = 1000
 )
 
 // CaddyModule returns the Caddy module information.
@@ -170,8 +171,8 @@ func (s *RedisStore) validate() error {
 		return badOption("db", "%d: it must not be negative", s.DB)
 	case s.KeyPrefix != "" && !keyPrefix.MatchString(s.KeyPrefix):
 		return badOption("key_prefix", "%q: use only letters, digits and the characters _ . : -", s.KeyPrefix)
-	case s.PoolSize < 0:
-		return badOption("pool_size", "%d: it must be at least 1", s.PoolSize)
+	case s.PoolSize < 0 || s.PoolSize > maxPoolSize:
+		return badOption("pool_size", "%d: it must be from 1 to %d", s.PoolSize, maxPoolSize)
 	}
 	if err := oneOf("read_from", s.ReadFrom, readReplicas, readPrimary); err != nil {
 		return err
@@ -209,9 +210,8 @@ func (s *RedisStore) OpenStore(name string) (store.Store, error) {
 		LocalClock:    s.Clock == clockLocal,
 		CheckTimeout:  time.Duration(s.CheckTimeout),
 		ChargeTimeout: time.Duration(s.ChargeTimeout),
-		OnUndelivered: s.reportUndelivered,
+		OnUndelivered: func(shard string, err error) { s.reportUndelivered(name, shard, err) },
 	}
-	s.name = name
 	for _, shard := range s.Shards {
 		opts := redis.ShardOptions{
 			Primary:      complete(shard.Primary),
@@ -253,14 +253,14 @@ func (s *RedisStore) OnErrorDefault() string {
 	return s.OnError
 }
 
-func (s *RedisStore) reportUndelivered(shard string, err error) {
-	metrics.undelivered.WithLabelValues(s.name, shard, outcomeLabel(err)).Inc()
+func (s *RedisStore) reportUndelivered(name, shard string, err error) {
+	metrics.undelivered.WithLabelValues(name, shard, outcomeLabel(err)).Inc()
 	if caddy.Exiting() {
 		lostAtExit.Add(1)
 	}
 	if times, log := s.undelivered.report(time.Now()); log {
 		s.logger.Error("charges failed",
-			zap.String("store", s.name), zap.String("shard", shard), zap.Int64("charges", times), zap.Error(err))
+			zap.String("store", name), zap.String("shard", shard), zap.Int64("charges", times), zap.Error(err))
 	}
 }
 

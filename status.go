@@ -2,12 +2,13 @@ package shardlimit
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 )
 
 // StatusList names HTTP response statuses: codes such as 304, and classes such
-// as 4xx. The word none, alone, stands for the empty list. In JSON codes may
+// as 4xx. The word none, alone, names no status. In JSON codes may
 // be numbers.
 type StatusList []string
 
@@ -16,6 +17,9 @@ func (l *StatusList) UnmarshalJSON(b []byte) error {
 	var items []any
 	if err := json.Unmarshal(b, &items); err != nil {
 		return fmt.Errorf("%s: it must be a list of statuses, such as [304]", b)
+	}
+	if *l = nil; items == nil {
+		return nil
 	}
 	*l = make(StatusList, 0, len(items))
 	for _, item := range items {
@@ -45,6 +49,9 @@ func (s *statusSet) contains(code int) bool {
 func (l StatusList) compile() (set statusSet, err error) {
 	if len(l) == 1 && l[0] == statusNone {
 		return set, nil
+	}
+	if l != nil && len(l) == 0 {
+		return set, errors.New("is empty: leave it out for 304, or write none to charge every status")
 	}
 	for _, text := range l {
 		if len(text) == 3 && text[1:] == "xx" && text[0] >= '2' && text[0] <= '5' {

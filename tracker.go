@@ -3,9 +3,7 @@ package shardlimit
 import (
 	"errors"
 	"net/http"
-	"strings"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -64,12 +62,9 @@ func (t *tracker) newPart(h *Handler) *part {
 }
 
 // enroll makes p a part of t, and t the request's.
-func (t *tracker) enroll(p *part, r *http.Request, repl *caddy.Replacer) {
+func (t *tracker) enroll(p *part, r *http.Request) {
 	if len(t.parts) == t.inherited {
 		caddyhttp.SetVar(r.Context(), trackerVar, t)
-	}
-	if len(t.parts) == 0 {
-		repl.Map(func(key string) (any, bool) { return trackerOf(r).placeholder(key) })
 	}
 	t.parts = append(t.parts, p)
 }
@@ -89,8 +84,9 @@ func (t *tracker) counts(use *storeUse, req store.Request) bool {
 	return false
 }
 
-// serve runs the rest of the chain and settles, at the latest when that ends.
-func (t *tracker) serve(r *http.Request, next caddyhttp.Handler) error {
+// serve checks p, which is h's and t's first part, runs the rest of the chain if
+// the request may pass, and settles, at the latest when that ends.
+func (t *tracker) serve(h *Handler, p *part, w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	defer func() {
 		// The chain panicked: to the client that is a failure of ours, but the
 		// request was made.
@@ -98,7 +94,10 @@ func (t *tracker) serve(r *http.Request, next caddyhttp.Handler) error {
 			t.settle(http.StatusInternalServerError)
 		}
 	}()
-	err := next.ServeHTTP(t, r)
+	err := h.admit(t, p, w, r)
+	if err == nil {
+		err = next.ServeHTTP(t, r)
+	}
 	if err != nil {
 		// Error routes write to the outer writer; it has the same headers.
 		t.commit(statusOf(err))
@@ -158,52 +157,4 @@ func (t *tracker) setHeaders() {
 	if least != nil {
 		setLimitHeaders(t.Header(), zone, least)
 	}
-}
-
-const placeholderPrefix = "http.rate_limit."
-
-// placeholder yields the values of {http.rate_limit.*}.
-func (t *tracker) placeholder(key string) (any, bool) {
-	rest, ok := strings.CutPrefix(key, placeholderPrefix)
-	if !ok {
-		return nil, false
-	}
-	if rest == "exceeded.name" {
-		if t.refusedBy == nil {
-			return nil, true
-		}
-		return t.refusedBy.Name, true
-	}
-	dot := strings.LastIndexByte(rest, '.')
-	if dot < 0 {
-		return nil, false
-	}
-	st := t.state(rest[:dot])
-	if st == nil {
-		return nil, true
-	}
-	switch rest[dot+1:] {
-	case "limit":
-		return st.Limit, true
-	case "remaining":
-		return st.Remaining, true
-	case "used":
-		return st.Used, true
-	case "reset":
-		return ceilSeconds(st.Reset), true
-	default:
-		return nil, false
-	}
-}
-
-// state returns what is known of a zone, or nil.
-func (t *tracker) state(zone string) *store.State {
-	for _, p := range t.parts {
-		for i, z := range p.zones {
-			if z.Name == zone && i < len(p.states) && p.states[i].Err == nil {
-				return &p.states[i]
-			}
-		}
-	}
-	return nil
 }

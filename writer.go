@@ -34,13 +34,16 @@ func (t *tracker) ReadFrom(r io.Reader) (int64, error) {
 // FlushError is what [http.ResponseController] calls to flush.
 func (t *tracker) FlushError() error {
 	t.commit(http.StatusOK)
-	return http.NewResponseController(t.ResponseWriter).Flush() //nolint:bodyclose // no response here
+	return http.NewResponseController(t.ResponseWriter).Flush()
 }
 
 // Hijack implements [http.Hijacker].
 func (t *tracker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	t.commit(http.StatusSwitchingProtocols)
-	return http.NewResponseController(t.ResponseWriter).Hijack() //nolint:bodyclose // no response here
+	conn, buf, err := http.NewResponseController(t.ResponseWriter).Hijack()
+	if err == nil {
+		t.commit(http.StatusSwitchingProtocols)
+	}
+	return conn, buf, err
 }
 
 // Interface guards.
