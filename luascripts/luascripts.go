@@ -1,13 +1,9 @@
-// Package luascripts embeds the scripts that a Redis store runs. Each touches
-// exactly the key in KEYS[1]; its file says what it takes and replies.
+// Package luascripts embeds the scripts by which a Redis store writes. Each
+// touches exactly the key in KEYS[1]; its file says what it takes and replies.
+// Reading a bucket needs no script: one command reads it whole.
 package luascripts
 
 import _ "embed"
-
-// FixedWindowCheck reads a bucket; it writes nothing and may run on replicas.
-//
-//go:embed fixed_window_check.lua
-var FixedWindowCheck string
 
 // FixedWindowOpen reads a bucket and opens a window if none is open.
 //

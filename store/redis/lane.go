@@ -298,11 +298,15 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 	return fault
 }
 
-// warm connects and brings the script that the lane runs, so that the first
-// call does not have to wait for that.
+// warm connects and brings the script that the lane runs, if any, so that the
+// first call does not have to wait for that. What goes wrong will be said by
+// the call that needs it.
 func (l *lane) warm(ctx context.Context, s *script) {
-	// What goes wrong will be said by the call that needs it.
-	_ = l.client.ScriptLoad(ctx, s.source).Err() //nolint:errcheck // see above
+	if s == nil {
+		_ = l.client.Ping(ctx).Err()
+		return
+	}
+	_ = l.client.ScriptLoad(ctx, s.source).Err()
 }
 
 // load gives the server the scripts of cmds.

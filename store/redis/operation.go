@@ -11,6 +11,7 @@ import (
 
 // operation is what is asked about every bucket of a group.
 type operation struct {
+	// script is nil for one that reads.
 	script *script
 	// now is the instant that decides, if no clock does.
 	now int64
@@ -31,8 +32,8 @@ func (s *Store) writing(script *script, shard int) operation {
 func (op operation) command(keys bucketKeys, r *store.Request) *command {
 	key := keys.key(r.Limit, r.ClientKey)
 	switch op.script {
-	case scriptCheck:
-		return newCommand(op.script, nil, key)
+	case nil:
+		return newRead(key)
 	case scriptOpen:
 		return newCommand(op.script, op.clock, key, r.Limit.Window.Microseconds(), op.now)
 	default:
@@ -51,7 +52,7 @@ func (op operation) state(cmd *command, r *store.Request) store.State {
 	}
 	var bucket algorithm.FixedWindow
 	now := op.now
-	if op.script == scriptCheck {
+	if op.script == nil {
 		bucket, err = decodeCheck(reply, now)
 	} else {
 		bucket, now, err = decodeWrite(reply, -cmd.ints[argNow])

@@ -17,31 +17,32 @@ import (
 type script struct {
 	source string
 	sha    any
-	verb   any
-	writes bool
 }
 
 var (
-	scriptCheck  = newScript(luascripts.FixedWindowCheck, false)
-	scriptOpen   = newScript(luascripts.FixedWindowOpen, true)
-	scriptCharge = newScript(luascripts.FixedWindowCharge, true)
+	scriptOpen   = newScript(luascripts.FixedWindowOpen)
+	scriptCharge = newScript(luascripts.FixedWindowCharge)
 )
 
-func newScript(source string, writes bool) *script {
+func newScript(source string) *script {
 	sum := sha1.Sum([]byte(source)) // SHA-1 is how Redis names scripts.
-	s := &script{source: source, sha: hex.EncodeToString(sum[:]), verb: "evalsha", writes: writes}
-	if !writes {
-		// A replica refuses EVALSHA of a script that could write.
-		s.verb = "evalsha_ro"
-	}
-	return s
+	return &script{source: source, sha: hex.EncodeToString(sum[:])}
 }
 
-var boxedOne any = 1
+// The words of commands, boxed.
+var (
+	wordEvalSHA any = "evalsha"
+	wordOneKey  any = 1
+	wordHMGet   any = "hmget"
+	wordCount   any = "c"
+	wordReset   any = "r"
+)
 
-// command is one script call in a pipeline.
+// command is what is asked about one bucket, in a pipeline: to run a script, or
+// to read it.
 type command struct {
 	goredis.Cmder
+	// script is nil for a command that reads.
 	script *script
 	// clock, if not nil, is the server's clock, which then decides. It is told
 	// the time where a reply carries it.
@@ -62,10 +63,19 @@ type command struct {
 // The place of the instant among ints.
 const argNow = 1
 
+// newRead returns a command that reads the bucket of a fixed window, for a
+// replica or the primary.
+func newRead(key string) *command {
+	c := &command{key: key, argc: 4}
+	c.argv[0], c.argv[1], c.argv[2], c.argv[3] = wordHMGet, &c.key, wordCount, wordReset
+	c.renew()
+	return c
+}
+
 // newCommand returns a call of s on one key, with up to three arguments.
 func newCommand(s *script, clock *primaryClock, key string, args ...int64) *command {
 	c := &command{script: s, clock: clock, key: key, argc: 4 + len(args)}
-	c.argv[0], c.argv[1], c.argv[2], c.argv[3] = s.verb, s.sha, boxedOne, &c.key
+	c.argv[0], c.argv[1], c.argv[2], c.argv[3] = wordEvalSHA, s.sha, wordOneKey, &c.key
 	for i, arg := range args {
 		c.ints[i] = arg
 		c.argv[4+i] = &c.ints[i]
@@ -76,14 +86,15 @@ func newCommand(s *script, clock *primaryClock, key string, args ...int64) *comm
 
 // renew makes c ready to be sent, again.
 func (c *command) renew() {
-	if c.script.writes {
+	if c.script != nil {
 		c.Cmder = goredis.NewIntSliceCmd(context.Background(), c.argv[:c.argc]...)
+		c.SetFirstKeyPos(3)
 	} else {
 		// Texts, so that a bucket that somebody tampered with spoils its own
 		// answer and not what comes after it on the connection.
 		c.Cmder = goredis.NewStringSliceCmd(context.Background(), c.argv[:c.argc]...)
+		c.SetFirstKeyPos(1)
 	}
-	c.SetFirstKeyPos(3)
 	c.sent, c.outcome = false, nil
 }
 
@@ -111,7 +122,7 @@ func (c *command) reply() ([]int64, error) {
 	if cmd, ok := c.Cmder.(*goredis.IntSliceCmd); ok {
 		return cmd.Val(), nil
 	}
-	var numbers []int64
+	numbers := make([]int64, 0, 2)
 	for _, text := range c.Cmder.(*goredis.StringSliceCmd).Val() {
 		if text == "" {
 			// No such field.
@@ -129,7 +140,7 @@ func (c *command) reply() ([]int64, error) {
 
 // NoRetry keeps go-redis from sending a script again that may already have
 // spent something.
-func (c *command) NoRetry() bool { return c.script.writes }
+func (c *command) NoRetry() bool { return c.script != nil }
 
 // Args is what go-redis calls to write the command to a connection, which is
 // the last moment at which it surely did not run.

@@ -90,7 +90,7 @@ func (s *Shard) warm(ctx context.Context) {
 	wg.Go(func() { s.checks.warm(ctx, scriptOpen) })
 	wg.Go(func() { s.charges.warm(ctx, scriptCharge) })
 	for _, l := range s.replicas {
-		wg.Go(func() { l.warm(ctx, scriptCheck) })
+		wg.Go(func() { l.warm(ctx, nil) })
 	}
 	wg.Wait()
 }

@@ -158,7 +158,7 @@ func (s *Store) check(ctx context.Context, shard int, g group) {
 	if now, ok := s.checkTime(shard, start, g); ok {
 		if l := sh.replica(); l != nil {
 			// Half of the time is kept for the primary.
-			s.ask(ctx, l, g, start.Add(s.opts.CheckTimeout/2), operation{script: scriptCheck, now: now})
+			s.ask(ctx, l, g, start.Add(s.opts.CheckTimeout/2), operation{now: now})
 			if g.members = g.unanswered(); len(g.members) == 0 || ctx.Err() != nil {
 				return
 			}
