@@ -78,6 +78,10 @@ func TestLocalClockDecides(t *testing.T) {
 		servers.awaitReplicas(t)
 	}
 	must(t, "request too many", caddys[0].ask("/", "X-Key: alice").is(http.StatusTooManyRequests, 5))
+	// All processes of a test share one clock: whose was asked shows here.
+	stats, err := servers[0].Primary.Info("commandstats")
+	must(t, "ask the primary", err)
+	must(t, "calls of TIME", want("their statistics", stats["cmdstat_time"], ""))
 }
 
 func TestDatabaseAndUser(t *testing.T) {

@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,9 +19,9 @@ const (
 	// queueLimit bounds the calls that wait for one server: about a second's
 	// worth, beyond which waiting longer does not help.
 	queueLimit = 1 << 17
-	// linger is how long a charge waits for others to be sent with it: nobody
+	// linger is how long a charge waits for others to be sent with it: no response
 	// waits for it, and every pipeline costs as much as several charges.
-	linger = time.Millisecond
+	linger = 2 * time.Millisecond
 	// nearby is how quickly a server answers for which it pays to have one
 	// pipeline on its way at a time, and to let it carry more.
 	nearby = 300 * time.Microsecond
@@ -156,6 +157,8 @@ func (l *lane) gather(batch []*call) (_ []*call, alone bool) {
 		pause(l.life, linger)
 	case l.pace.Load() < int64(nearby):
 		alone = l.takeOff()
+		// Requests that are ready to run go first: what they ask goes along.
+		runtime.Gosched()
 	}
 	return l.queue.take(batch, l.batch), alone
 }
