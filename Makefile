@@ -27,8 +27,10 @@ lint: $(GOLANGCI) ## check format, go vet, golangci-lint, go.mod and the modules
 	$(GO) mod tidy -diff
 	$(GO) mod verify
 
-bench: ## run all benchmarks
+bench: ## run all benchmarks, and write docs/benchmarks.md
+	scripts/install-needed.sh
 	$(GO) test -run '^$$' -bench . -benchmem ./...
+	$(GO) run ./internal/bench -o docs/benchmarks.md
 
 fmt: $(GOLANGCI) ## format the code and group its imports
 	gofmt -w .

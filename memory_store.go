@@ -68,7 +68,7 @@ func acquireBuckets(name string, maxKeys int) *memory.Store {
 }
 
 func releaseBuckets(name string) {
-	_, _ = bucketPool.Delete(name) //nolint:errcheck // Destruct does not fail
+	_, _ = bucketPool.Delete(name)
 }
 
 // Interface guards.

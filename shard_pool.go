@@ -122,7 +122,7 @@ func acquireShard(opts redis.ShardOptions) (shard *redis.Shard, key string, err 
 }
 
 func releaseShard(key string) {
-	_, _ = shardPool.Delete(key) //nolint:errcheck // Destruct does not fail
+	_, _ = shardPool.Delete(key)
 }
 
 var _ caddy.Destructor = pooledShard{}

@@ -88,7 +88,7 @@ type Zone struct {
 	refusal  error
 	counts   zoneCounters
 
-	noKey, noEvents, noStore throttle
+	noKey, noEvents throttle
 }
 
 const (
@@ -201,10 +201,10 @@ func (z *Zone) provision(ctx caddy.Context, onError string) error {
 	}
 	z.texts = compileKey(z.Key)
 	if z.events = z.EventsFallback; !z.Events.isDynamic() {
-		z.events, _ = z.Events.number() //nolint:errcheck // validated
+		z.events, _ = z.Events.number()
 	}
 	if z.free.add(http.StatusNotModified); len(z.FreeStatus) > 0 {
-		z.free, _ = z.FreeStatus.compile() //nolint:errcheck // validated
+		z.free, _ = z.FreeStatus.compile()
 	}
 	z.limit = store.Limit{Zone: z.Name, Algorithm: store.FixedWindow, Window: time.Duration(z.Window)}
 	if z.onError = z.OnError; z.onError == "" {

@@ -25,6 +25,7 @@ var (
 	duration    = flag.Duration("duration", 3*time.Second, "how long each case runs in a round")
 	connections = flag.Int("connections", 64, "requests at a time")
 	clients     = flag.Int64("clients", 500, "distinct client keys")
+	out         = flag.String("o", "", "file to write the report to, as Markdown, besides standard output")
 )
 
 func main() {
@@ -45,7 +46,7 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	defer shard.Stop()
+	defer func() { _ = shard.Stop() }()
 	caddy, err := startCaddy(dir, shard)
 	if err != nil {
 		return err
@@ -65,8 +66,7 @@ func run() error {
 			}
 		}
 	}
-	report(perRequest)
-	return nil
+	return report(perRequest)
 }
 
 // sample is one case in one round, per request in microseconds.
@@ -113,31 +113,6 @@ func cpuTimes(p *caddyproc.Process, shard *redistest.Shard) (caddy, primary, rep
 	}
 	replica, err = shard.Replicas[0].CPU()
 	return
-}
-
-func report(samples map[string][]sample) {
-	fmt.Printf("%-24s %8s %8s %8s  %-24s %6s\n", "case", "caddy", "primary", "replica", "", "req/s")
-	fmt.Printf("%-24s %8s %8s %8s  %-24s\n", "", "µs", "µs", "µs", "caddy ÷ floor")
-	for _, c := range cases {
-		s := samples[c.name]
-		ratio := ""
-		if c.floor != "" {
-			var ratios []float64
-			for i := range s {
-				ratios = append(ratios, s[i].caddy/samples[c.floor][i].caddy)
-			}
-			slices.Sort(ratios)
-			ratio = fmt.Sprintf("%.2f (%.2f to %.2f)", ratios[len(ratios)/2], ratios[0], ratios[len(ratios)-1])
-			if c.limit > 0 {
-				ratio += fmt.Sprintf(" ≤ %.2f", c.limit)
-			}
-		}
-		fmt.Printf("%-24s %8.1f %8.1f %8.1f  %-24s %6.0f\n", c.name,
-			median(s, func(s sample) float64 { return s.caddy }),
-			median(s, func(s sample) float64 { return s.primary }),
-			median(s, func(s sample) float64 { return s.replica }), ratio,
-			median(s, func(s sample) float64 { return s.rate }))
-	}
 }
 
 func median(samples []sample, of func(sample) float64) float64 {

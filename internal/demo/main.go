@@ -84,7 +84,7 @@ func run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		defer shard.Stop()
+		defer func() { _ = shard.Stop() }()
 		redis = append(redis, shard)
 		fmt.Printf("shard %c: primary %s, replica %s\n", 'a'+i, shard.Primary.Addr(), shard.Replicas[0].Addr())
 	}

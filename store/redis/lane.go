@@ -88,9 +88,6 @@ func newLane(addr string, opts *ShardOptions, persistent bool) *lane {
 // back.
 func (l *lane) isUp() bool { return l.breaker.State() != gobreaker.StateOpen }
 
-// isHealthy tells whether the server answers, as far as is known.
-func (l *lane) isHealthy() bool { return l.breaker.State() == gobreaker.StateClosed }
-
 // do runs c and waits for it. If it returns nil every command has its outcome
 // and the caller releases c; otherwise c must not be touched.
 func (l *lane) do(ctx context.Context, c *call) (sent bool, err error) {
@@ -116,7 +113,7 @@ func (l *lane) close(ctx context.Context) {
 	// Closing the client ends what waits for a reply.
 	end := sync.OnceFunc(func() {
 		l.end()
-		_ = l.client.Close() //nolint:errcheck // nothing can be done about it
+		_ = l.client.Close()
 	})
 	defer context.AfterFunc(ctx, end)()
 	l.workers.Wait()
@@ -280,7 +277,7 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 				teller, passed = cmd, cmd.clock.passed(time.Now())
 			}
 		}
-		_ = pipe.Process(ctx, cmd) //nolint:errcheck // queues only
+		_ = pipe.Process(ctx, cmd)
 	}
 	_, err := pipe.Exec(ctx)
 	at := time.Now()

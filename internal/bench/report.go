@@ -1,0 +1,86 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+)
+
+// report prints the medians, and what they are to be compared with.
+func report(samples map[string][]sample) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s, %d processors, %s, %s, %s. %d requests at a time, %d clients, %d rounds of %v a case.\n\n",
+		processor(), runtime.NumCPU(), runtime.Version(), redisVersion(), time.Now().UTC().Format(time.DateOnly),
+		*connections, *clients, *rounds, *duration)
+	b.WriteString("| case | Caddy µs | primary µs | replica µs | Caddy ÷ floor: median (min to max) | goal | requests/s |\n")
+	b.WriteString("|---|---|---|---|---|---|---|\n")
+	for _, c := range cases {
+		s := samples[c.name]
+		ratio, goal := "", ""
+		if c.floor != "" {
+			var ratios []float64
+			for i := range s {
+				ratios = append(ratios, s[i].caddy/samples[c.floor][i].caddy)
+			}
+			slices.Sort(ratios)
+			ratio = fmt.Sprintf("%.2f (%.2f to %.2f)", ratios[len(ratios)/2], ratios[0], ratios[len(ratios)-1])
+		}
+		if c.limit > 0 {
+			goal = fmt.Sprintf("≤ %.2f", c.limit)
+		}
+		fmt.Fprintf(&b, "| %s | %.1f | %.1f | %.1f | %s | %s | %.0f |\n", c.name,
+			median(s, func(s sample) float64 { return s.caddy }),
+			median(s, func(s sample) float64 { return s.primary }),
+			median(s, func(s sample) float64 { return s.replica }), ratio, goal,
+			median(s, func(s sample) float64 { return s.rate }))
+	}
+	fmt.Print(b.String())
+	if *out == "" {
+		return nil
+	}
+	return rewrite(*out, b.String())
+}
+
+const mark = "<!-- what follows is written by make bench -->\n"
+
+// rewrite replaces what follows the mark in a file.
+func rewrite(file, text string) error {
+	old, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("read the report: %w", err)
+	}
+	head, _, found := strings.Cut(string(old), mark)
+	if !found {
+		return fmt.Errorf("%s has no line %q", file, mark)
+	}
+	if err := os.WriteFile(file, []byte(head+mark+"\n"+text), 0o644); err != nil {
+		return fmt.Errorf("write the report: %w", err)
+	}
+	return nil
+}
+
+func processor() string {
+	b, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return "unknown processor"
+	}
+	for line := range strings.Lines(string(b)) {
+		if name, ok := strings.CutPrefix(line, "model name"); ok {
+			return strings.TrimSpace(strings.TrimLeft(name, "\t :"))
+		}
+	}
+	return "unknown processor"
+}
+
+func redisVersion() string {
+	b, err := exec.Command("redis-server", "--version").Output()
+	fields := strings.Fields(string(b))
+	if err != nil || len(fields) < 3 {
+		return "unknown Redis"
+	}
+	return "Redis " + strings.TrimPrefix(fields[2], "v=")
+}

@@ -1,0 +1,220 @@
+package shardlimit_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+func TestEventsOfAPlaceholder(t *testing.T) {
+	c := startCaddy(t, `
+{
+	{{global}}
+}
+{{site}} {
+	rate_limit {
+		zone plan {
+			key {header.X-Key}
+			events {header.X-Plan} 5
+			window 1h
+		}
+	}
+	respond ok
+}
+`)
+	for i, step := range []struct{ plan, limit, remaining string }{
+		{"10", "10", "9"},
+		// A larger plan keeps the count, and so does a smaller one.
+		{"100", "100", "98"},
+		{"4", "4", "1"},
+		// The fallback counts for whatever is no number from 1 to 2^52.
+		{"", "5", "1"},
+		{"-1", "5", "0"},
+	} {
+		resp := c.get("/", "X-Key: k", "X-Plan: "+step.plan)
+		if got := resp.Header.Get("X-RateLimit-Limit"); got != step.limit || remaining(resp) != step.remaining {
+			t.Errorf("step %d, plan %q: limit %s, remaining %s, want %s and %s", i, step.plan, got, remaining(resp), step.limit, step.remaining)
+		}
+	}
+	if resp := c.get("/", "X-Key: k", "X-Plan: none"); resp.StatusCode != http.StatusTooManyRequests {
+		t.Errorf("beyond the fallback the status is %d", resp.StatusCode)
+	}
+	if n := strings.Count(c.logs.String(), "using the fallback"); n != 1 {
+		t.Errorf("the fallback is logged %d times, want once a minute", n)
+	}
+}
+
+func TestHeadersNone(t *testing.T) {
+	c := startCaddy(t, `
+{
+	{{global}}
+}
+{{site}} {
+	rate_limit {
+		zone api {
+			key static
+			events 1
+			window 1h
+		}
+		headers none
+	}
+	respond ok
+}
+`)
+	for _, status := range []int{200, 429} {
+		resp := c.get("/")
+		if resp.StatusCode != status {
+			t.Fatalf("status is %d, want %d", resp.StatusCode, status)
+		}
+		for _, name := range limitHeaders {
+			if resp.Header.Get(name) != "" {
+				t.Errorf("status %d has %s", status, name)
+			}
+		}
+		if (resp.Header.Get("Retry-After") != "") != (status == 429) {
+			t.Errorf("status %d has Retry-After %q", status, resp.Header.Get("Retry-After"))
+		}
+	}
+}
+
+// refusals returns the Retry-After values of n refusals, and the log.
+func refusals(t *testing.T, options string, n int) (seconds []int, logs string) {
+	t.Helper()
+	c := startCaddy(t, `
+{
+	{{global}}
+	debug
+}
+{{site}} {
+	rate_limit {
+		zone api {
+			key {header.X-Key}
+			events 1
+			window 1000s
+		}
+		`+options+`
+	}
+	respond ok
+}
+`)
+	for range n + 1 {
+		resp := c.get("/", "X-Key: very-secret")
+		if resp.StatusCode == http.StatusTooManyRequests {
+			s, err := strconv.Atoi(resp.Header.Get("Retry-After"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			seconds = append(seconds, s)
+		}
+	}
+	if len(seconds) != n {
+		t.Fatalf("%d refusals, want %d", len(seconds), n)
+	}
+	// What is written last may take a moment to arrive.
+	c.stop()
+	var lines []string
+	for line := range strings.Lines(c.logs.String()) {
+		if strings.Contains(line, `"rate limit exceeded"`) {
+			lines = append(lines, line)
+		}
+	}
+	if len(lines) != n {
+		t.Errorf("%d refusals are logged, want %d", len(lines), n)
+	}
+	return seconds, strings.Join(lines, "")
+}
+
+func TestJitterOnlyLengthens(t *testing.T) {
+	plain, _ := refusals(t, "", 5)
+	for _, s := range plain {
+		if s < 950 || s > 1000 {
+			t.Errorf("without jitter Retry-After is %d, want the rest of the window", s)
+		}
+	}
+	jittered, _ := refusals(t, "jitter 0.5", 30)
+	distinct := map[int]bool{}
+	for _, s := range jittered {
+		distinct[s] = true
+		if s < 950 || s > 1501 {
+			t.Errorf("with jitter Retry-After is %d, want the rest of the window and up to half as much more", s)
+		}
+	}
+	if len(distinct) < 10 {
+		t.Errorf("30 refusals have the values %v", jittered)
+	}
+}
+
+func TestKeysAreLoggedOnlyIfWanted(t *testing.T) {
+	if _, logs := refusals(t, "", 1); strings.Contains(logs, "very-secret") {
+		t.Errorf("the key is logged: %s", logs)
+	}
+	if _, logs := refusals(t, "log_key", 1); !strings.Contains(logs, "very-secret") || !strings.Contains(logs, `"zone":"api"`) {
+		t.Errorf("log_key does not log the key: %s", logs)
+	}
+}
+
+// TestClientThatLeavesDuringTheCheck: it is not charged, and the backend does
+// not see it.
+func TestClientThatLeavesDuringTheCheck(t *testing.T) {
+	server := redistest.Start(t)
+	c := startCaddy(t, fmt.Sprintf(`
+{
+	{{global}}
+	rate_limit {
+		store redis {
+			shard a {
+				primary %s
+			}
+			check_timeout 30s
+			charge_timeout 30s
+		}
+	}
+}
+{{site}} {
+	log
+	rate_limit {header.X-Key} 100 1h
+	header X-Reached yes
+	respond ok
+}
+`, server.Addr()))
+	if got := remaining(c.get("/", "X-Key: k")); got != "99" {
+		t.Fatalf("remaining is %s", got)
+	}
+	if err := server.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("X-Key", "k")
+	if resp, err := http.DefaultClient.Do(req); err == nil {
+		_, _ = io.Copy(io.Discard, resp.Body)
+		_ = resp.Body.Close()
+		t.Fatal("a paused Redis answered")
+	}
+	eventually(t, "the request is over", func() error {
+		if strings.Contains(c.logs.String(), `"status":499`) {
+			return nil
+		}
+		return fmt.Errorf("no such line in the log")
+	})
+	if err := server.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	if got := remaining(c.get("/", "X-Key: k")); got != "98" {
+		t.Errorf("remaining is %s, want 98: the request that was given up is not charged", got)
+	}
+	if n := c.metric(`caddy_rate_limit_store_errors_total{store="default"}`); n != "" && n != "0" {
+		t.Errorf("a client that left counts as %s errors of the store", n)
+	}
+}
