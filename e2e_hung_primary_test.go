@@ -49,8 +49,8 @@ func TestHungPrimaryDelaysNoResponse(t *testing.T) {
 		{"off", "30s", time.Nanosecond},
 		// Longer than a client of Redis commonly waits for a reply.
 		{"on", "30s", 6 * time.Second},
-		{"on", "2s", 0},
-		{"off", "2s", 0},
+		{"on", "1s", 0},
+		{"off", "1s", 0},
 	} {
 		t.Run(fmt.Sprintf("pipelining %s, charge_timeout %s, hangs %v", test.pipelining, test.timeout, test.hangs), func(t *testing.T) {
 			// They spend their time waiting.

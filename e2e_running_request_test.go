@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 )
 
@@ -41,13 +42,20 @@ func TestRequestRunningDuringAReloadIsCharged(t *testing.T) {
 				servers.awaitCounts(t, "api", map[string]int64{"bob": 1})
 
 				c.mustLoad(config)
-				if name == "no limiter and no redis" {
+				if config == unlimitedSite {
 					must(t, "request after the reload", want("body", c.ask("/").body, "unlimited"))
 				}
 				for i, a := range backend.finish(t, whole, streamed) {
 					must(t, fmt.Sprintf("running request %d", i), errors.Join(a.is(http.StatusOK, 1), want("limit", a.limit, 5)))
 				}
 				servers[:1].awaitCounts(t, "api", map[string]int64{"alice": 1, "bob": 1})
+				if config == unlimitedSite {
+					// Nothing uses the connections any more.
+					eventually(t, "the connections are closed", func() error {
+						_, stacks := c.adminCall(http.MethodGet, "/debug/pprof/goroutine?debug=2", "", "")
+						return want("one at work", strings.Contains(stacks, "/store/redis."), false)
+					})
+				}
 				// Once Caddy has ended, no other charge is on its way.
 				c.stop()
 				servers.awaitCounts(t, "api", map[string]int64{"alice": 1, "bob": 1})

@@ -48,7 +48,7 @@ func TestShardThatIsDownAffectsOnlyItsClients(t *testing.T) {
 			servers := startShards(t, 2, 1)
 			// Charges are given up before the shard is back, so that what it
 			// counts then is known.
-			c := startCaddy(t, onErrorSite(servers.store(pipelining, "charge_timeout 2s")))
+			c := startCaddy(t, onErrorSite(servers.store(pipelining, "charge_timeout 1500ms")))
 			up, down := clientsOf(t, servers, c, "/default", "default")
 			for i, key := range []string{up, down} {
 				for _, zone := range []string{"allow", "deny", "local"} {

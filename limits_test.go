@@ -202,12 +202,7 @@ func TestClientThatLeavesDuringTheCheck(t *testing.T) {
 		_ = resp.Body.Close()
 		t.Fatal("a paused Redis answered")
 	}
-	eventually(t, "the request is over", func() error {
-		if strings.Contains(c.logs.String(), `"status":499`) {
-			return nil
-		}
-		return fmt.Errorf("no such line in the log")
-	})
+	c.awaitLog(`"status":499`)
 	if err := server.Resume(); err != nil {
 		t.Fatal(err)
 	}
