@@ -17,7 +17,8 @@ type NamedZone struct {
 	// The requests that the zone counts. Default: all.
 	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
 
-	// By what clients are told apart: a text with placeholders.
+	// By what clients are told apart: a text with placeholders. Default: all
+	// clients share one bucket.
 	Key Texts `json:"key,omitempty"`
 
 	// The length of the window.
@@ -60,6 +61,9 @@ func (h *Handler) adoptNamedZones() error {
 			Window:         n.Window,
 			IPv4Prefix:     n.IPv4Prefix,
 			IPv6Prefix:     n.IPv6Prefix,
+		}
+		if len(z.Key) == 0 {
+			z.Key = Texts{"static"}
 		}
 		if n.MaxEvents == 0 {
 			return fmt.Errorf("zone %s: max_events is missing or 0: it must be from 1 to 2^52", name)
