@@ -56,8 +56,9 @@ type RedisStore struct {
 	// Default: 50ms.
 	CheckTimeout caddy.Duration `json:"check_timeout,omitempty"`
 
-	// How long a charge is tried at most until it is sent; its reply is waited
-	// for two seconds longer. No request waits for either. Default: 250ms.
+	// How long a charge is tried again that could not be sent or was refused;
+	// the reply is waited for two seconds longer. No request waits for either.
+	// Default: 250ms.
 	ChargeTimeout caddy.Duration `json:"charge_timeout,omitempty"`
 
 	// How long connecting may take. Default: 200ms.

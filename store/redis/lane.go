@@ -189,7 +189,7 @@ func (l *lane) run(batch []*call, cmds []*command) {
 		case !c.state.CompareAndSwap(callQueued, callSent):
 		case l.life.Err() != nil:
 			c.fail(fmt.Errorf("redis %s: %w", l.addr, errClosed))
-		case !c.deadline.After(now):
+		case !c.deadline.After(now) && !l.persistent:
 			c.fail(fmt.Errorf("redis %s: %w", l.addr, ErrTimeout))
 		default:
 			live = append(live, c)
@@ -206,6 +206,11 @@ func (l *lane) run(batch []*call, cmds []*command) {
 	// one stops waiting by himself.
 	patient := last
 	if l.persistent {
+		// A charge is tried at least once, however long it had to wait for the
+		// processor.
+		if last.Before(now) {
+			last = now
+		}
 		patient = last.Add(replyPatience)
 	}
 	ctx, cancel := context.WithDeadline(l.life, patient)

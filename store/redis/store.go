@@ -16,7 +16,7 @@ const (
 	DefaultKeyPrefix = "rl"
 	// DefaultCheckTimeout bounds what a check adds to a request.
 	DefaultCheckTimeout = 50 * time.Millisecond
-	// DefaultChargeTimeout bounds how long a charge is tried until it is sent.
+	// DefaultChargeTimeout bounds how long a charge is tried again.
 	DefaultChargeTimeout = 250 * time.Millisecond
 )
 
@@ -38,8 +38,9 @@ type Options struct {
 	Now func() time.Time
 	// CheckTimeout bounds a check; 0 means DefaultCheckTimeout.
 	CheckTimeout time.Duration
-	// ChargeTimeout bounds how long a charge is tried until it is sent; 0
-	// means DefaultChargeTimeout. The reply is waited for a little longer.
+	// ChargeTimeout bounds how long a charge is tried again that surely did
+	// not run; 0 means DefaultChargeTimeout. Once it is sent, the reply is
+	// waited for a little longer.
 	ChargeTimeout time.Duration
 	// OnUndelivered, if set, is told of every detached charge that failed,
 	// with the name of the shard and an error that wraps store.ErrNotExecuted
