@@ -1,7 +1,6 @@
 package shardlimit_test
 
 import (
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -97,20 +96,5 @@ func (b *slowBackend) finish(t *testing.T, requests ...running) []answer {
 
 // proxySite is apiSite with a backend.
 func proxySite(store string, events int, backend string) string {
-	return fmt.Sprintf(`
-{
-	{{global}}
-	%s
-}
-{{site}} {
-	rate_limit {
-		zone api {
-			key {header.X-Key}
-			events %d
-			window 1h
-		}
-	}
-	reverse_proxy %s
-}
-`, store, events, backend)
+	return limitedSite(store, events, "1h", "reverse_proxy "+backend)
 }

@@ -9,6 +9,12 @@ import (
 
 // apiSite is a site with one zone, api, that counts by the header X-Key.
 func apiSite(store string, events int, window string) string {
+	return limitedSite(store, events, window, "respond ok")
+}
+
+// limitedSite is a site whose zone, api, counts by the header X-Key what answer
+// then answers.
+func limitedSite(store string, events int, window, answer string) string {
 	return fmt.Sprintf(`
 {
 	{{global}}
@@ -22,9 +28,9 @@ func apiSite(store string, events int, window string) string {
 			window %s
 		}
 	}
-	respond ok
+	%s
 }
-`, store, events, window)
+`, store, events, window, answer)
 }
 
 // startCaddys runs n Caddys with the same config.

@@ -145,7 +145,8 @@ func (t *tracker) setHeaders() {
 	var zone *Zone
 	var least *store.State
 	for _, p := range t.parts {
-		if p.handler.Headers == headersNone {
+		// A part has no states if its check did not come to an end.
+		if p.handler.Headers == headersNone || p.states == nil {
 			continue
 		}
 		for i, z := range p.zones {
