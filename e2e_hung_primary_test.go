@@ -13,7 +13,7 @@ import (
 // undelivered is what the metric of charges that failed says of a shard.
 func (c *caddyProcess) undelivered(shard, outcome string) int64 {
 	c.t.Helper()
-	text := c.metric(fmt.Sprintf(`caddy_rate_limit_undelivered_charges_total{outcome=%q,shard=%q,store="default"}`, outcome, shard))
+	text := c.metric(fmt.Sprintf(`caddy_rate_limit_undelivered_total{operation="charge",outcome=%q,shard=%q,store="default"}`, outcome, shard))
 	if text == "" {
 		return 0
 	}

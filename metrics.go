@@ -33,8 +33,9 @@ func newMetricSet() *metricSet {
 		declined: counter("declined_requests_total", "Requests that were refused because of a zone.", "zone"),
 		storeErrors: counter("store_errors_total",
 			"Checks that a store could not answer.", "store"),
-		undelivered: counter("undelivered_charges_total",
-			"Charges that failed: lost ones surely did not count, of uncertain ones it is not known.", "store", "shard", "outcome"),
+		undelivered: counter("undelivered_total",
+			"Charges, refunds and penalties that failed: lost ones surely did not count, of uncertain ones it is not known.",
+			"store", "shard", "operation", "outcome"),
 	}
 }
 

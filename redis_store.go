@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
@@ -211,7 +212,9 @@ func (s *RedisStore) OpenStore(name string) (store.Store, error) {
 		LocalClock:    s.Clock == clockLocal,
 		CheckTimeout:  time.Duration(s.CheckTimeout),
 		ChargeTimeout: time.Duration(s.ChargeTimeout),
-		OnUndelivered: func(shard string, err error) { s.reportUndelivered(name, shard, err) },
+		OnUndelivered: func(shard string, op algorithm.Operation, err error) {
+			s.reportUndelivered(name, shard, op, err)
+		},
 	}
 	for _, shard := range s.Shards {
 		opts := redis.ShardOptions{
@@ -254,14 +257,15 @@ func (s *RedisStore) OnErrorDefault() string {
 	return s.OnError
 }
 
-func (s *RedisStore) reportUndelivered(name, shard string, err error) {
-	metrics.undelivered.WithLabelValues(name, shard, outcomeLabel(err)).Inc()
+func (s *RedisStore) reportUndelivered(name, shard string, op algorithm.Operation, err error) {
+	metrics.undelivered.WithLabelValues(name, shard, op.String(), outcomeLabel(err)).Inc()
 	if caddy.Exiting() {
 		lostAtExit.Add(1)
 	}
 	if times, log := s.undelivered.report(time.Now()); log {
 		s.logger.Error("charges failed",
-			zap.String("store", name), zap.String("shard", shard), zap.Int64("charges", times), zap.Error(err))
+			zap.String("store", name), zap.String("shard", shard), zap.String("operation", op.String()),
+			zap.Int64("charges", times), zap.Error(err))
 	}
 }
 

@@ -1,16 +1,33 @@
-// Package luascripts embeds the scripts by which a Redis store writes. Each
-// touches exactly the key in KEYS[1]; its file says what it takes and replies.
-// Reading a bucket needs no script: one command reads it whole.
+// Package luascripts embeds the scripts by which a Redis store writes, one for
+// each algorithm. Each touches exactly the key in KEYS[1]; its file says what it
+// takes and replies.
 package luascripts
 
 import _ "embed"
 
-// FixedWindowOpen reads a bucket and opens a window if none is open.
-//
-//go:embed fixed_window_open.lua
-var FixedWindowOpen string
+// The scripts.
+var (
+	//go:embed fixed_window.lua
+	FixedWindow string
 
-// FixedWindowCharge spends in a bucket.
-//
-//go:embed fixed_window_charge.lua
-var FixedWindowCharge string
+	//go:embed sliding_window.lua
+	SlidingWindow string
+
+	//go:embed gcra.lua
+	GCRA string
+
+	// SlidingLog is complete with what it shares.
+	SlidingLog = members + slidingLog
+
+	// Concurrency is complete with what it shares.
+	Concurrency = members + concurrency
+
+	//go:embed members.lua
+	members string
+
+	//go:embed sliding_log.lua
+	slidingLog string
+
+	//go:embed concurrency.lua
+	concurrency string
+)

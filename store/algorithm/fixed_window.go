@@ -1,68 +1,100 @@
-// Package algorithm is the arithmetic of the rate limiting algorithms: pure
-// functions of a bucket's content and an instant, without I/O or a clock. The
-// memory store runs it, and the Lua scripts are held to it by tests.
 package algorithm
 
 import (
-	"time"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// FixedWindow is the content of a fixed window bucket. The zero value is a
-// bucket in which no window was ever opened.
+// FixedWindow is the content of a bucket of [store.FixedWindow].
 type FixedWindow struct {
 	// Used is what was spent in the window.
 	Used int64
 	// Reset is the instant at which the window ends. It is chosen once, when
 	// the window opens.
 	Reset int64
+	penalty
+}
+
+// NewFixedWindow returns the content that the numbers describe.
+func NewFixedWindow(used, reset, penalized int64) *FixedWindow {
+	return &FixedWindow{used, reset, penalty{penalized}}
 }
 
 // IsOpen tells whether the window is open at now. The instant of its reset no
 // longer belongs to it.
-func (b FixedWindow) IsOpen(now int64) bool { return b.Reset > now }
+func (b *FixedWindow) IsOpen(now int64) bool { return b.Reset > now }
 
-// Open returns the window that is open at now: b itself, or a new one of the
-// given length in microseconds.
-func (b FixedWindow) Open(now, window int64) FixedWindow {
-	if b.IsOpen(now) {
-		return b
+// Open implements [Bucket]. A window that follows the clock has a reset without
+// being opened, and a penalty has an end to tell.
+func (b *FixedWindow) Open(r *store.Request, now int64) {
+	if !r.Limit.Align && !b.isPenalized(now) {
+		b.open(r, now)
 	}
-	return FixedWindow{Reset: now + window}
 }
 
-// Charge spends cost in the window that is open at now. The count stops at
-// [store.MaxInteger].
-func (b FixedWindow) Charge(now, window, cost int64) FixedWindow {
-	b = b.Open(now, window)
-	b.Used += min(cost, store.MaxInteger-b.Used)
-	return b
-}
-
-// Check is what the open window b looks like at now to a request that has yet
-// to spend cost.
-func (b FixedWindow) Check(now, events, cost int64) store.State {
-	return b.state(now, events, b.Used <= events-cost)
-}
-
-// Charged is what the open window b looks like at now to a request whose cost
-// is already part of it.
-func (b FixedWindow) Charged(now, events int64) store.State {
-	return b.state(now, events, b.Used <= events)
-}
-
-func (b FixedWindow) state(now, events int64, fits bool) store.State {
-	s := store.State{
-		Allowed:   fits,
-		Limit:     events,
-		Used:      b.Used,
-		Remaining: max(events-b.Used, 0),
-		Reset:     b.Reset,
-		Now:       now,
+func (b *FixedWindow) open(r *store.Request, now int64) {
+	if !b.IsOpen(now) {
+		b.Used, b.Reset = 0, nextReset(r.Limit, now)
 	}
-	if !fits {
-		s.RetryAfter = time.Duration(b.Reset-now) * time.Microsecond
+}
+
+// nextReset is the end of a window that opens at now.
+func nextReset(limit *store.Limit, now int64) int64 {
+	window := limit.Window.Microseconds()
+	if limit.Align {
+		return now - now%window + window
+	}
+	return now + window
+}
+
+// Charge implements [Bucket]. The count stops at [store.MaxInteger].
+func (b *FixedWindow) Charge(r *store.Request, now int64) {
+	b.open(r, now)
+	b.Used = add(b.Used, r.Cost)
+}
+
+// Take implements [Bucket].
+func (b *FixedWindow) Take(r *store.Request, now int64) bool {
+	if b.isPenalized(now) {
+		return false
+	}
+	b.open(r, now)
+	if b.Used+r.Need() > r.Capacity() {
+		return false
+	}
+	b.Used = add(b.Used, r.Cost)
+	return true
+}
+
+// Refund implements [Bucket]. What was spent in another window is gone.
+func (b *FixedWindow) Refund(r *store.Request, _ int64) {
+	if b.Reset == r.Receipt.Period {
+		b.Used = max(b.Used-r.Cost, 0)
+	}
+}
+
+// View implements [Bucket]. The reset is 0 if no window is open and windows do
+// not follow the clock.
+func (b *FixedWindow) View(r *store.Request, now int64, spent bool) store.State {
+	used, reset := b.Used, b.Reset
+	if !b.IsOpen(now) {
+		used, reset = 0, 0
+		if r.Limit.Align {
+			reset = nextReset(r.Limit, now)
+		}
+	}
+	s := newState(r, now, used, spent)
+	s.Reset, s.ResetOtherwise = reset, reset
+	wait(&s, r, reset, spent)
+	if spent {
+		s.Receipt.Period = reset
+	} else {
+		b.apply(&s)
 	}
 	return s
 }
+
+// Expiry implements [Bucket].
+func (b *FixedWindow) Expiry(*store.Limit) int64 { return max(b.Reset, b.Penalty) }
+
+// Weight implements [Bucket].
+func (b *FixedWindow) Weight(*store.Limit) int64 { return b.Used }

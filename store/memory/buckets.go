@@ -2,6 +2,7 @@ package memory
 
 import (
 	"hash/maphash"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"sync/atomic"
@@ -16,27 +17,27 @@ const (
 
 	// sampleSize is how many live buckets are compared to evict one of them.
 	sampleSize = 8
-	// sweepSize is how many expired buckets the opening of a window removes at
-	// most. Above 1, expired buckets become fewer however many are inserted.
+	// sweepSize is how many expired buckets are removed at a time. Above 1, expired buckets become fewer however many are inserted.
 	sweepSize = 8
 	// trimSize is how many buckets an insertion evicts at most, beside the one
 	// it replaces, to get below a bound that was lowered.
 	trimSize = 64
 )
 
-// Buckets are the state that views share, and that outlives them. A bucket
-// whose window is closed is expired: it says nothing any more, and memory is
-// all that it costs.
+// Buckets are the state that views share, and that outlives them. A bucket in
+// which nothing counts any more, such as one whose window is closed, is
+// expired: it says nothing, and memory is all that it costs.
 //
-// Where a window is opened, a few expired buckets are removed, so that memory
-// follows the number of live ones; nothing runs in the background.
+// Where a bucket is inserted, or an expired one comes into use again, a few
+// expired buckets are removed, so that memory follows the number of live ones;
+// nothing runs in the background.
 //
 // Where a bucket is inserted into a view that is full, an expired one goes if
 // there is any in any shard. If there is none, a live one goes: out of a few
 // taken at random the one that has spent least, because the least is forgotten
 // with it and because a flood of new clients then mostly evicts itself; among
 // equals the one that resets first. If the bound is lower than it was, every
-// opening of a window evicts some more until it is met.
+// insertion evicts some more until it is met.
 type Buckets struct {
 	seed   maphash.Seed
 	limits limits
@@ -46,7 +47,7 @@ type Buckets struct {
 	// are never more than that.
 	count atomic.Int64
 
-	// nearest holds each shard's nearest reset, so that whether a shard has
+	// nearest holds each shard's earliest due, so that whether a shard may have
 	// expired buckets is known without its lock. They lie side by side to be
 	// read in a few cache lines.
 	nearest [shardCount]atomic.Int64
@@ -57,7 +58,7 @@ type Buckets struct {
 func NewBuckets() *Buckets {
 	b := &Buckets{seed: maphash.MakeSeed()}
 	for i := range b.shards {
-		b.shards[i].nearest = &b.nearest[i]
+		b.shards[i].nearest, b.shards[i].limits = &b.nearest[i], &b.limits
 		b.shards[i].publish()
 	}
 	return b
@@ -67,23 +68,40 @@ func NewBuckets() *Buckets {
 // included.
 func (b *Buckets) Len() int { return int(b.count.Load()) }
 
-// charge spends cost in a bucket's window, opening one where none is open at
-// now, and returns the window. An insertion leaves at most maxKeys buckets, or
-// fewer than there were.
-func (b *Buckets) charge(limit *store.Limit, clientKey string, now, cost, maxKeys int64) algorithm.FixedWindow {
-	id := newIdentity(b.limits.number(limit), clientKey)
+// run does op to the bucket that r asks about. An insertion leaves at most
+// maxKeys buckets, or fewer than there were.
+func (b *Buckets) run(op algorithm.Operation, r *store.Request, now, maxKeys int64) store.State {
+	id := newIdentity(b.limits.number(r.Limit), r.ClientKey)
 	s := &b.shards[b.shardOf(id)]
-	window := limit.Window.Microseconds()
-	if w, open := s.charge(id, now, window, cost); open {
-		return w
+	st, found, revived := s.run(op, id, r, now)
+	switch {
+	case revived:
+		b.sweep(now)
+	case !found && keeps(op, r.Limit):
+		b.reserve(now, maxKeys)
+		var inserted bool
+		if st, inserted = s.insertAndRun(op, id, r, now); !inserted {
+			b.count.Add(-1)
+		}
+		b.sweep(now)
+	case !found:
+		st = op.Run(algorithm.New(r.Limit), r, now)
 	}
-	b.reserve(now, maxKeys)
-	w, inserted := s.open(id, now, window, cost)
-	if !inserted {
-		b.count.Add(-1)
+	return st
+}
+
+// keeps tells whether op leaves something to remember in a bucket that is not
+// there yet.
+func keeps(op algorithm.Operation, limit *store.Limit) bool {
+	switch op {
+	case algorithm.Check:
+		// A reset that is told has to stay.
+		return limit.Algorithm == store.FixedWindow && !limit.Align
+	case algorithm.Refund:
+		return false
+	default:
+		return true
 	}
-	b.sweep(now)
-	return w
 }
 
 func (b *Buckets) shardOf(id identity) uint64 {
@@ -127,7 +145,7 @@ func (b *Buckets) evict(now int64) bool {
 	start := rand.IntN(shardCount)
 	for i := range shardCount {
 		i = (start + i) % shardCount
-		if b.nearest[i].Load() <= now && b.shards[i].expire(now, 1) == 1 {
+		if b.nearest[i].Load() <= now && b.shards[i].expire(now, 1, math.MaxInt) == 1 {
 			return true
 		}
 	}
@@ -142,6 +160,6 @@ func (b *Buckets) evict(now int64) bool {
 func (b *Buckets) sweep(now int64) {
 	i := rand.IntN(shardCount)
 	if b.nearest[i].Load() <= now {
-		b.count.Add(-int64(b.shards[i].expire(now, sweepSize)))
+		b.count.Add(-int64(b.shards[i].expire(now, sweepSize, sweepSize)))
 	}
 }

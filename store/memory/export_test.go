@@ -57,24 +57,24 @@ func (s *shard) verify() error {
 	}
 	nearest := int64(never)
 	for _, b := range s.queue {
-		nearest = min(nearest, b.Reset)
-		if s.find(b.identity) != b {
+		nearest = min(nearest, b.due)
+		if s.find(identity{limit: b.limit, key: b.key}) != b {
 			return fmt.Errorf("bucket of %q is not found", b.key)
 		}
 	}
 	if n := s.nearest.Load(); n != nearest {
-		return fmt.Errorf("nearest reset is published as %d and is %d", n, nearest)
+		return fmt.Errorf("nearest due is published as %d and is %d", n, nearest)
 	}
 	return nil
 }
 
 func (q queue) verify() error {
 	for i, b := range q {
-		if b.place != i {
+		if int(b.place) != i {
 			return fmt.Errorf("bucket at %d believes to be at %d", i, b.place)
 		}
-		if parent := q[max(i-1, 0)/2]; parent.Reset > b.Reset {
-			return fmt.Errorf("reset %d at %d is below %d", b.Reset, i, parent.Reset)
+		if parent := q[max(i-1, 0)/2]; parent.due > b.due {
+			return fmt.Errorf("due %d at %d is below %d", b.due, i, parent.due)
 		}
 	}
 	return nil

@@ -10,7 +10,7 @@ func TestIndexGivesMemoryBack(t *testing.T) {
 	var x index
 	buckets := make([]*bucket, most)
 	for i := range buckets {
-		buckets[i] = &bucket{identity: identity{key: strconv.Itoa(i)}}
+		buckets[i] = &bucket{key: strconv.Itoa(i)}
 		x.add(buckets[i])
 	}
 	for i, b := range buckets {

@@ -2,6 +2,7 @@ package memory
 
 import (
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -13,31 +14,41 @@ import (
 // from configs, so there are few.
 type limits struct {
 	mu sync.Mutex
-	// numbers is replaced as a whole, so that reading takes no lock.
-	numbers atomic.Pointer[map[store.Limit]uint32]
+	// table is replaced as a whole, so that reading takes no lock.
+	table atomic.Pointer[limitTable]
+}
+
+type limitTable struct {
+	numbers map[store.Limit]uint32
+	limits  []*store.Limit // by number
 }
 
 func (l *limits) number(limit *store.Limit) uint32 {
-	if m := l.numbers.Load(); m != nil {
-		if n, ok := (*m)[*limit]; ok {
+	if t := l.table.Load(); t != nil {
+		if n, ok := t.numbers[*limit]; ok {
 			return n
 		}
 	}
 	return l.add(limit)
 }
 
+// limit returns the limit of that number.
+func (l *limits) limit(number uint32) *store.Limit { return l.table.Load().limits[number] }
+
 func (l *limits) add(limit *store.Limit) uint32 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	next := map[store.Limit]uint32{}
-	if m := l.numbers.Load(); m != nil {
-		if n, ok := (*m)[*limit]; ok {
+	next := limitTable{numbers: map[store.Limit]uint32{}}
+	if t := l.table.Load(); t != nil {
+		if n, ok := t.numbers[*limit]; ok {
 			return n
 		}
-		next = maps.Clone(*m)
+		next.numbers, next.limits = maps.Clone(t.numbers), slices.Clone(t.limits)
 	}
-	n := uint32(len(next))
-	next[*limit] = n
-	l.numbers.Store(&next)
+	n := uint32(len(next.limits))
+	own := *limit
+	next.numbers[own] = n
+	next.limits = append(next.limits, &own)
+	l.table.Store(&next)
 	return n
 }

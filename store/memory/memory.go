@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // DefaultMaxKeys is how many buckets there may be where [Options] do not say.
@@ -32,8 +33,6 @@ type Store struct {
 	now     func() time.Time
 }
 
-var _ store.Store = (*Store)(nil)
-
 // New returns a view of buckets.
 func New(buckets *Buckets, opts Options) *Store {
 	if opts.MaxKeys <= 0 {
@@ -47,23 +46,43 @@ func New(buckets *Buckets, opts Options) *Store {
 
 // Check implements [store.Store].
 func (s *Store) Check(_ context.Context, reqs []store.Request) []store.State {
-	now := s.now().UnixMicro()
-	states := make([]store.State, len(reqs))
-	for i := range reqs {
-		r := &reqs[i]
-		// To spend nothing opens a window just as a charge does.
-		states[i] = s.buckets.charge(r.Limit, r.ClientKey, now, 0, s.maxKeys).Check(now, r.Events, r.Cost)
-	}
-	return states
+	return s.run(algorithm.Check, reqs)
 }
 
 // Charge implements [store.Store].
 func (s *Store) Charge(_ context.Context, reqs []store.Request) []store.State {
+	return s.run(algorithm.Charge, reqs)
+}
+
+// Take implements [store.Store].
+func (s *Store) Take(_ context.Context, reqs []store.Request) []store.State {
+	return s.run(algorithm.Take, reqs)
+}
+
+// Refund implements [store.Store].
+func (s *Store) Refund(_ context.Context, reqs []store.Request) []store.State {
+	return s.run(algorithm.Refund, reqs)
+}
+
+// Penalize implements [store.Penalizer].
+func (s *Store) Penalize(_ context.Context, reqs []store.Request) []store.State {
+	return s.run(algorithm.Penalize, reqs)
+}
+
+// PenalizeDetached implements [store.Penalizer].
+func (s *Store) PenalizeDetached(reqs []store.Request) { s.run(algorithm.Penalize, reqs) }
+
+func (s *Store) run(op algorithm.Operation, reqs []store.Request) []store.State {
 	now := s.now().UnixMicro()
 	states := make([]store.State, len(reqs))
 	for i := range reqs {
-		r := &reqs[i]
-		states[i] = s.buckets.charge(r.Limit, r.ClientKey, now, r.Cost, s.maxKeys).Charged(now, r.Events)
+		states[i] = s.buckets.run(op, &reqs[i], now, s.maxKeys)
 	}
 	return states
 }
+
+// Interface guards.
+var (
+	_ store.Store     = (*Store)(nil)
+	_ store.Penalizer = (*Store)(nil)
+)

@@ -1,6 +1,6 @@
 package memory
 
-// queue is a binary heap of buckets, the one with the nearest reset first.
+// queue is a binary heap of buckets, the one with the earliest due first.
 // Each bucket knows its place, so that any can be removed.
 type queue []*bucket
 
@@ -15,7 +15,7 @@ func (q *queue) push(b *bucket) {
 // remove takes b out and marks it removed.
 func (q *queue) remove(b *bucket) {
 	old := *q
-	i, last := b.place, len(old)-1
+	i, last := int(b.place), len(old)-1
 	old[i] = old[last]
 	old[last] = nil
 	*q = old[:last]
@@ -28,7 +28,7 @@ func (q *queue) remove(b *bucket) {
 	}
 }
 
-// fix restores the order after the reset of the bucket at i changed.
+// fix restores the order after the bucket at i got another due.
 func (q *queue) fix(i int) {
 	if q.down(i) == i {
 		q.up(i)
@@ -40,7 +40,7 @@ func (q *queue) up(i int) {
 	b := h[i]
 	for i > 0 {
 		parent := (i - 1) / 2
-		if h[parent].Reset <= b.Reset {
+		if h[parent].due <= b.due {
 			break
 		}
 		h.put(i, h[parent])
@@ -58,10 +58,10 @@ func (q *queue) down(i int) int {
 		if child >= len(h) {
 			break
 		}
-		if right := child + 1; right < len(h) && h[right].Reset < h[child].Reset {
+		if right := child + 1; right < len(h) && h[right].due < h[child].due {
 			child = right
 		}
-		if h[child].Reset >= b.Reset {
+		if h[child].due >= b.due {
 			break
 		}
 		h.put(i, h[child])
@@ -73,5 +73,5 @@ func (q *queue) down(i int) int {
 
 func (q queue) put(i int, b *bucket) {
 	q[i] = b
-	b.place = i
+	b.place = int32(i)
 }

@@ -18,18 +18,18 @@ func TestQueue(t *testing.T) {
 			}
 			return rapid.SampledFrom(model).Draw(t, "bucket")
 		}
-		reset := rapid.Int64Range(0, 20)
+		due := rapid.Int64Range(0, 20)
 		t.Repeat(map[string]func(*rapid.T){
 			"push": func(t *rapid.T) {
 				b := &bucket{}
-				b.Reset = reset.Draw(t, "reset")
+				b.due = due.Draw(t, "due")
 				q.push(b)
 				model = append(model, b)
 			},
 			"fix": func(t *rapid.T) {
 				b := pick(t)
-				b.Reset = reset.Draw(t, "reset")
-				q.fix(b.place)
+				b.due = due.Draw(t, "due")
+				q.fix(int(b.place))
 			},
 			"remove": func(t *rapid.T) {
 				b := pick(t)
@@ -54,13 +54,11 @@ func TestQueue(t *testing.T) {
 func TestQueueGivesMemoryBack(t *testing.T) {
 	var q queue
 	for i := range 10_000 {
-		b := &bucket{}
-		b.Reset = int64(i)
-		q.push(b)
+		q.push(&bucket{due: int64(i)})
 	}
 	for i := 0; len(q) > 0; i++ {
-		if q[0].Reset != int64(i) {
-			t.Fatalf("reset %d comes first, want %d", q[0].Reset, i)
+		if q[0].due != int64(i) {
+			t.Fatalf("due %d comes first, want %d", q[0].due, i)
 		}
 		q.remove(q[0])
 		if c := cap(q); c >= minQueue && c > 4*len(q) {

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
@@ -16,56 +17,76 @@ type shard struct {
 	mu      sync.Mutex
 	indexes []index // by the limit's number
 	queue   queue
-	// nearest is the reset of the first in the queue, or never.
+	// nearest is the due of the first in the queue, or never.
 	nearest *atomic.Int64
+	limits  *limits
 	// Two cache lines each, lest one shard's lock slow its neighbours down.
-	_ [56]byte
+	_ [48]byte
 }
 
-// never is the nearest reset of an empty shard.
+// never is the due of an empty shard.
 const never = math.MaxInt64
 
-// charge spends cost in the bucket's window if that is open at now, and tells
-// whether it is.
-func (s *shard) charge(id identity, now, window, cost int64) (algorithm.FixedWindow, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	b := s.find(id)
-	if b == nil || !b.IsOpen(now) {
-		return algorithm.FixedWindow{}, false
-	}
-	b.FixedWindow = b.Charge(now, window, cost)
-	return b.FixedWindow, true
-}
-
-// open spends cost in the window that is open at now, or in a new one. It
-// tells whether that took the insertion of a bucket.
-func (s *shard) open(id identity, now, window, cost int64) (algorithm.FixedWindow, bool) {
+// run does op to the bucket, if it is found. An expired one may have been
+// revived by that.
+func (s *shard) run(op algorithm.Operation, id identity, r *store.Request, now int64) (st store.State, found, revived bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.find(id)
 	if b == nil {
+		return st, false, false
+	}
+	st = op.Run(b.content, r, now)
+	if b.due <= now {
+		s.postpone(b)
+		s.publish()
+		revived = true
+	}
+	return st, true, revived
+}
+
+// insertAndRun does op to the bucket, and tells whether it took its insertion.
+func (s *shard) insertAndRun(op algorithm.Operation, id identity, r *store.Request, now int64) (st store.State, inserted bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.find(id)
+	if inserted = b == nil; inserted {
 		// The caller's key may be a part of something large.
 		id.key = strings.Clone(id.key)
-		b = &bucket{identity: id, FixedWindow: algorithm.FixedWindow{}.Charge(now, window, cost)}
-		s.insert(b)
-		return b.FixedWindow, true
+		b = newBucket(id, r.Limit)
 	}
-	b.FixedWindow = b.Charge(now, window, cost)
-	s.queue.fix(b.place)
-	s.publish()
-	return b.FixedWindow, false
+	st = op.Run(b.content, r, now)
+	if inserted {
+		b.due = b.content.Expiry(r.Limit)
+		s.insert(b)
+	}
+	return st, inserted
+}
+
+// postpone makes b due when it will have expired, as far as is known now.
+func (s *shard) postpone(b *bucket) {
+	b.due = b.content.Expiry(s.limits.limit(b.limit))
+	s.queue.fix(int(b.place))
 }
 
 // expire removes up to most buckets that are expired at now, and returns how
-// many it did.
-func (s *shard) expire(now int64, most int) int {
+// many it did. On the way it postpones up to spare buckets that are due and
+// have not expired.
+func (s *shard) expire(now int64, most, spare int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := 0
-	for n < most && len(s.queue) > 0 && !s.queue[0].IsOpen(now) {
-		s.remove(s.queue[0])
-		n++
+	for n < most && len(s.queue) > 0 && s.queue[0].due <= now {
+		b := s.queue[0]
+		if b.content.Expiry(s.limits.limit(b.limit)) <= now {
+			s.remove(b)
+			n++
+			continue
+		}
+		if spare--; spare < 0 {
+			break
+		}
+		s.postpone(b)
 	}
 	s.publish()
 	return n
@@ -123,7 +144,7 @@ func (s *shard) remove(b *bucket) {
 func (s *shard) publish() {
 	nearest := int64(never)
 	if len(s.queue) > 0 {
-		nearest = s.queue[0].Reset
+		nearest = s.queue[0].due
 	}
 	if s.nearest.Load() != nearest {
 		s.nearest.Store(nearest)

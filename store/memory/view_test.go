@@ -17,7 +17,8 @@ func TestViewsShareBuckets(t *testing.T) {
 	first := f.store.Charge(t.Context(), []store.Request{{Limit: hour, ClientKey: "client", Events: 10, Cost: 3}})[0]
 	second := other.Charge(t.Context(), []store.Request{{Limit: hour, ClientKey: "client", Events: 20, Cost: 4}})[0]
 	want := store.State{
-		Allowed: true, Limit: 20, Used: 7, Remaining: 13, Reset: first.Reset, Now: first.Now + time.Minute.Microseconds(),
+		Allowed: true, Limit: 20, Used: 7, Remaining: 13, Reset: first.Reset, ResetOtherwise: first.Reset,
+		Receipt: first.Receipt, Now: first.Now + time.Minute.Microseconds(),
 	}
 	if second != want {
 		t.Errorf("charge through the other view:\n got %+v\nwant %+v", second, want)

@@ -62,8 +62,17 @@ func appendRule(b []byte, limit *store.Limit) []byte {
 	switch limit.Algorithm {
 	case store.FixedWindow:
 		b = append(b, "fw"...)
-	default:
-		b = append(b, limit.Algorithm...)
+	case store.SlidingWindow:
+		b = append(b, "sw"...)
+	case store.SlidingLog:
+		b = append(b, "sl"...)
+	case store.GCRA:
+		b = append(b, "gcra"...)
+	case store.Concurrency:
+		b = append(b, "cc"...)
+	}
+	if limit.Align {
+		b = append(b, 'a')
 	}
 	switch w := limit.Window; {
 	case w%time.Second == 0:

@@ -8,6 +8,27 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
+// TestScriptsAgreeWithAlgorithm holds the Lua scripts and what is read without
+// them to the arithmetic in Go, on every field of every answer.
+func TestScriptsAgreeWithAlgorithm(t *testing.T) {
+	shard := newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})
+	for _, limit := range storetest.Limits {
+		name := string(limit.Algorithm)
+		if limit.Align {
+			name += "/align"
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			storetest.History{Limit: limit, Operations: 50_000}.Run(t, func(_ *testing.T, clock *storetest.Clock) store.Store {
+				return New(Options{
+					LocalClock: true, Now: clock.Now, CheckTimeout: patience, ChargeTimeout: patience,
+					Members: []Member{{Name: "a", Shard: shard}},
+				})
+			})
+		})
+	}
+}
+
 func TestContract(t *testing.T) {
 	server := redistest.Start(t)
 	other := redistest.Start(t)

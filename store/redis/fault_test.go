@@ -11,6 +11,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // bothWays runs a test with pipelining on and off.
@@ -31,7 +32,7 @@ func TestSwallowedReplyCountsOnce(t *testing.T) {
 		"Waited": func(s *Store) error { return s.Charge(context.Background(), ask("k"))[0].Err },
 		"Detached": func(s *Store) error {
 			told := make(chan error, 1)
-			s.opts.OnUndelivered = func(_ string, err error) { told <- err }
+			s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { told <- err }
 			s.ChargeDetached(ask("k"))
 			return <-told
 		},
@@ -72,7 +73,7 @@ func TestCutConnectionsCountNothingTwice(t *testing.T) {
 		s := newStore(t, newShard(t, ShardOptions{Primary: proxy.Addr(), NoPipelining: plain}), nil)
 		waitUntilUp(t, s)
 		var lost, uncertain, done atomic.Int64
-		s.opts.OnUndelivered = func(_ string, err error) {
+		s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) {
 			if errors.Is(err, store.ErrUncertain) {
 				uncertain.Add(1)
 			} else {
@@ -243,7 +244,7 @@ func TestCloseDeliversWhatIsWaiting(t *testing.T) {
 			t.Errorf("%d charges were delivered, want %d", got, charges)
 		}
 		var told error
-		s.opts.OnUndelivered = func(_ string, err error) { told = err }
+		s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { told = err }
 		s.ChargeDetached(ask("k"))
 		if !errors.Is(told, store.ErrNotExecuted) {
 			t.Errorf("a charge after the end is reported as %v", told)
@@ -257,7 +258,7 @@ func TestCloseGivesUpOnASilentServer(t *testing.T) {
 	var undelivered atomic.Int64
 	s := newStore(t, shard, func(o *Options) {
 		o.ChargeTimeout = time.Hour
-		o.OnUndelivered = func(string, error) { undelivered.Add(1) }
+		o.OnUndelivered = func(string, algorithm.Operation, error) { undelivered.Add(1) }
 	})
 	waitUntilUp(t, s)
 	must(t, server.Pause())

@@ -32,10 +32,10 @@ func whole(reqs []store.Request, states []store.State) group {
 	return group{reqs, states, members}
 }
 
-// unanswered returns the members to which no open window was shown.
+// unanswered returns the members that failed, or whose window has to be opened.
 func (g group) unanswered() (members []int) {
 	for _, i := range g.members {
-		if st := &g.states[i]; st.Err != nil || st.Reset == 0 {
+		if st := &g.states[i]; st.Err != nil || isUnopened(&g.reqs[i], st) {
 			members = append(members, i)
 		}
 	}

@@ -296,22 +296,21 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 		}
 	}
 	if teller != nil && teller.outcome == nil {
-		if reply, err := teller.reply(); err == nil && len(reply) == 3 {
-			teller.clock.observe(reply[2], at)
+		if reply := teller.integers(); len(reply) > 0 && reply[placeOfNow] != 0 {
+			teller.clock.observe(reply[placeOfNow], at)
 		}
 	}
 	return fault
 }
 
-// warm connects and brings the script that the lane runs, if any, so that the
-// first call does not have to wait for that. What goes wrong will be said by
-// the call that needs it.
-func (l *lane) warm(ctx context.Context, s *script) {
-	if s == nil {
-		_ = l.client.Ping(ctx).Err()
-		return
+// warm connects and brings the scripts, so that the first call does not have
+// to wait for that. What goes wrong will be said by the call that needs it.
+func (l *lane) warm(ctx context.Context) {
+	pipe := l.client.Pipeline()
+	for _, s := range allScripts {
+		pipe.ScriptLoad(ctx, s.source)
 	}
-	_ = l.client.ScriptLoad(ctx, s.source).Err()
+	_, _ = pipe.Exec(ctx)
 }
 
 // load gives the server the scripts of cmds.

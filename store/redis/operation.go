@@ -11,34 +11,35 @@ import (
 
 // operation is what is asked about every bucket of a group.
 type operation struct {
-	// script is nil for one that reads.
-	script *script
+	algorithm.Operation
+	// replica is set if a replica is asked, which can only read.
+	replica bool
 	// now is the instant that decides, if no clock does.
 	now int64
 	// clock is that of the server, if it decides.
 	clock *primaryClock
 }
 
-func (s *Store) opening(shard int) operation  { return s.writing(scriptOpen, shard) }
-func (s *Store) charging(shard int) operation { return s.writing(scriptCharge, shard) }
-
-func (s *Store) writing(script *script, shard int) operation {
+// writing is an operation for the primary of a shard.
+func (s *Store) writing(op algorithm.Operation, shard int) operation {
 	if s.opts.LocalClock {
-		return operation{script: script, now: s.opts.Now().UnixMicro()}
+		return operation{Operation: op, now: s.opts.Now().UnixMicro()}
 	}
-	return operation{script: script, clock: s.shards[shard].clock}
+	return operation{Operation: op, clock: s.shards[shard].clock}
 }
 
 func (op operation) command(keys bucketKeys, r *store.Request) *command {
 	key := keys.key(r.Limit, r.ClientKey)
-	switch op.script {
-	case nil:
-		return newRead(key)
-	case scriptOpen:
-		return newCommand(op.script, op.clock, key, r.Limit.Window.Microseconds(), op.now)
-	default:
-		return newCommand(op.script, op.clock, key, r.Limit.Window.Microseconds(), op.now, r.Cost)
+	l := layoutOf(r.Limit.Algorithm)
+	if op.replica && l.read != nil {
+		return l.read(key)
 	}
+	c := newCommand(l.script, op.Operation, op.replica, key)
+	c.clock = op.clock
+	c.add(op.now)
+	l.arguments(c, op.Operation, r)
+	c.renew()
+	return c
 }
 
 // state is what the outcome of cmd means to r.
@@ -46,25 +47,56 @@ func (op operation) state(cmd *command, r *store.Request) store.State {
 	if cmd.outcome != nil {
 		return store.State{Err: cmd.outcome}
 	}
-	reply, err := cmd.reply()
-	if err != nil {
-		return store.State{Err: err}
+	l := layoutOf(r.Limit.Algorithm)
+	if cmd.script == nil {
+		numbers, err := l.numbers(cmd.texts())
+		if err != nil {
+			return store.State{Err: err}
+		}
+		return l.state(r, op.now, false, numbers)
 	}
-	var bucket algorithm.FixedWindow
-	now := op.now
-	if op.script == nil {
-		bucket, err = decodeCheck(reply, now)
-	} else {
-		bucket, now, err = decodeWrite(reply, -cmd.ints[argNow])
+	// A script that did without the clock was told an instant it has passed.
+	return op.reply(l, r, cmd.integers(), -cmd.ints[placeOfNow])
+}
+
+// reply is what a script's reply means to r. about is the instant for a script
+// that did not need to know it.
+func (op operation) reply(l *layout, r *store.Request, reply []int64, about int64) store.State {
+	if len(reply) < 2 {
+		return store.State{Err: fmt.Errorf("%w: a reply of %d numbers", errReply, len(reply))}
 	}
-	switch {
-	case err != nil:
-		return store.State{Err: err}
-	case op.script == scriptCharge:
-		return bucket.Charged(now, r.Events)
+	now := reply[placeOfNow]
+	if now == 0 {
+		now = about
+	}
+	st := l.state(r, now, reply[1] == 1, reply[2:])
+	if st.Err == nil && op.opens() && isUnopened(r, &st) {
+		st = store.State{Err: fmt.Errorf("%w: no window is open in %d", errReply, reply)}
+	}
+	return st
+}
+
+// opens tells whether a window is open after the operation.
+func (op operation) opens() bool {
+	switch op.Operation {
+	case algorithm.Check, algorithm.Charge, algorithm.Take:
+		return !op.replica
 	default:
-		return bucket.Check(now, r.Events, r.Cost)
+		return false
 	}
+}
+
+// state is what the numbers of a bucket mean to r.
+func (l *layout) state(r *store.Request, now int64, spent bool, numbers []int64) store.State {
+	if err := l.check(now, numbers); err != nil {
+		return store.State{Err: err}
+	}
+	return l.decode(numbers).View(r, now, spent)
+}
+
+// isUnopened tells whether st shows that a window has to be opened.
+func isUnopened(r *store.Request, st *store.State) bool {
+	return st.Reset == 0 && r.Limit.Algorithm == store.FixedWindow
 }
 
 func (s *Store) call(g group, deadline time.Time, op operation) *call {
@@ -80,7 +112,7 @@ func (s *Store) ask(ctx context.Context, l *lane, g group, deadline time.Time, o
 	c := s.call(g, deadline, op)
 	sent, err := l.do(ctx, c)
 	if err != nil {
-		if sent && op.script == scriptCharge {
+		if sent && op.Operation != algorithm.Check {
 			err = fmt.Errorf("%w: %w", store.ErrUncertain, err)
 		} else {
 			err = notExecuted(err)

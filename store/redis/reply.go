@@ -1,43 +1,62 @@
 package redis
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
+	"strconv"
 
-	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-var errReply = errors.New("reply is not that of a fixed window script")
+var errReply = errors.New("this is not a bucket of ours")
 
-// decodeCheck reads the reply of a check. A bucket whose window is not open at
-// now comes back as the zero value.
-func decodeCheck(reply []int64, now int64) (algorithm.FixedWindow, error) {
-	if len(reply) != 2 {
-		return algorithm.FixedWindow{}, fmt.Errorf("%w: %d values, want 2", errReply, len(reply))
+// parseNumbers reads the fields of a hash. A field that is missing is 0.
+func parseNumbers(texts []string) ([]int64, error) {
+	numbers := make([]int64, len(texts))
+	for i, text := range texts {
+		if text == "" {
+			continue
+		}
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %q", errReply, text)
+		}
+		numbers[i] = n
 	}
-	b := algorithm.FixedWindow{Used: reply[0], Reset: reply[1]}
-	if !b.IsOpen(now) {
-		return algorithm.FixedWindow{}, nil
-	}
-	return b, sane(b, now)
+	return numbers, nil
 }
 
-// decodeWrite reads the reply of a script that leaves a window open, and the
-// instant at which it ran, for which about stands if the script does not tell.
-func decodeWrite(reply []int64, about int64) (b algorithm.FixedWindow, now int64, err error) {
-	if len(reply) != 3 {
-		return b, 0, fmt.Errorf("%w: %d values, want 3", errReply, len(reply))
+// unpackNumbers reads count packed doubles. A key that is missing is as many
+// zeros.
+func unpackNumbers(texts []string, count int) ([]int64, error) {
+	numbers := make([]int64, count)
+	if len(texts) == 1 && texts[0] == "" {
+		return numbers, nil
 	}
-	b, now = algorithm.FixedWindow{Used: reply[0], Reset: reply[1]}, reply[2]
-	if now == 0 {
-		now = about
+	if len(texts) != 1 || len(texts[0]) != 8*count {
+		return nil, fmt.Errorf("%w: %q, want %d packed numbers", errReply, texts, count)
 	}
-	return b, now, sane(b, now)
+	packed := []byte(texts[0])
+	for i := range numbers {
+		f := math.Float64frombits(binary.LittleEndian.Uint64(packed[8*i:]))
+		if numbers[i] = int64(f); float64(numbers[i]) != f {
+			return nil, fmt.Errorf("%w: %v", errReply, f)
+		}
+	}
+	return numbers, nil
 }
 
-func sane(b algorithm.FixedWindow, now int64) error {
-	if b.Used < 0 || !b.IsOpen(now) {
-		return fmt.Errorf("%w: count %d, reset %d at %d", errReply, b.Used, b.Reset, now)
+// check returns an error unless numbers can be those of a bucket at now.
+func (l *layout) check(now int64, numbers []int64) error {
+	if len(numbers) != l.count {
+		return fmt.Errorf("%w: %d numbers, want %d", errReply, len(numbers), l.count)
+	}
+	for _, n := range append(numbers[:l.count:l.count], now) {
+		if n < 0 || n > store.MaxInteger {
+			return fmt.Errorf("%w: %d at %d", errReply, numbers, now)
+		}
 	}
 	return nil
 }

@@ -1,9 +1,7 @@
 package redis
 
 import (
-	"context"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -12,85 +10,6 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
-
-// TestScriptsAgreeWithAlgorithm runs random histories on the scripts and on
-// the arithmetic side by side.
-func TestScriptsAgreeWithAlgorithm(t *testing.T) {
-	const operations = 30_000
-	server := redistest.Start(t)
-	shard := newShard(t, ShardOptions{Primary: server.Addr()})
-	// A script that is not there yet would run after the reads beside it.
-	shard.warm(t.Context())
-	rng := rand.New(rand.NewPCG(1, 2))
-	now := time.Now().UnixMicro()
-	windows := []int64{60e6, 3600e6, 86400e6, 60e6 + 1, 100 * 365 * 86400e6}
-	type bucket struct {
-		algorithm.FixedWindow
-		window int64
-	}
-	buckets := make([]bucket, 20)
-	for i := range buckets {
-		buckets[i].window = windows[i%len(windows)]
-	}
-	for n := 0; n < operations; {
-		// One call of many commands, as the instants between them are passed in.
-		var c call
-		c.deadline = time.Now().Add(patience)
-		c.done = make(chan struct{}, 1)
-		var expected [][]int64
-		var described []string
-		for range 100 {
-			switch rng.IntN(20) {
-			case 0:
-				now += rng.Int64N(4000e6)
-			case 1:
-				now -= rng.Int64N(50)
-			default:
-				now += rng.Int64N(2e6)
-			}
-			i := rng.IntN(len(buckets))
-			b := &buckets[i]
-			if rng.IntN(10) == 0 && b.Reset > 0 && b.window < 86400e6 {
-				now = max(now, b.Reset-1+rng.Int64N(3))
-			}
-			key := fmt.Sprintf("agree:%d", i)
-			switch op := rng.IntN(3); op {
-			case 0:
-				c.cmds = append(c.cmds, newRead(key))
-				expected = append(expected, []int64{b.Used, b.Reset})
-			case 1:
-				c.cmds = append(c.cmds, newCommand(scriptOpen, nil, key, b.window, now))
-				b.FixedWindow = b.Open(now, b.window)
-				expected = append(expected, []int64{b.Used, b.Reset, now})
-			case 2:
-				cost := rng.Int64N(10)
-				if rng.IntN(100) == 0 {
-					cost = store.MaxInteger - rng.Int64N(3)
-				}
-				c.cmds = append(c.cmds, newCommand(scriptCharge, nil, key, b.window, now, cost))
-				b.FixedWindow = b.Charge(now, b.window, cost)
-				expected = append(expected, []int64{b.Used, b.Reset, now})
-			}
-			described = append(described, fmt.Sprint(c.cmds[len(c.cmds)-1].argv[0], " ", key, " at ", now))
-		}
-		if _, err := shard.checks.do(context.Background(), &c); err != nil {
-			t.Fatal(err)
-		}
-		for i, cmd := range c.cmds {
-			if cmd.outcome != nil {
-				t.Fatalf("operation %d, %s: %v", n+i, described[i], cmd.outcome)
-			}
-			got, err := cmd.reply()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if fmt.Sprint(got) != fmt.Sprint(expected[i]) {
-				t.Fatalf("operation %d, %s: script says %v, arithmetic %v", n+i, described[i], got, expected[i])
-			}
-		}
-		n += len(c.cmds)
-	}
-}
 
 func TestBucketExpiresAfterItsReset(t *testing.T) {
 	server := redistest.Start(t)
@@ -202,15 +121,20 @@ func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 		call := newCall(time.Now().Add(patience))
 		// The first of a pipeline always reads it.
 		for range 2 {
-			call.cmds = append(call.cmds, newCommand(scriptOpen, nil, "other", 60e6, now.UnixMicro()))
+			cmd := newCommand(scriptFixedWindow, algorithm.Check, false, "other")
+			cmd.add(now.UnixMicro(), 60e6, 0)
+			cmd.renew()
+			call.cmds = append(call.cmds, cmd)
 		}
-		call.cmds[1] = newCommand(scriptCharge, nil, key, 60e6, -now.Add(-c.passed).UnixMicro(), 1)
+		charge := newCommand(scriptFixedWindow, algorithm.Charge, false, key)
+		charge.add(-now.Add(-c.passed).UnixMicro(), 60e6, 1)
+		charge.renew()
+		call.cmds[1] = charge
 		_, err := shard.checks.do(t.Context(), call)
 		must(t, err)
 		must(t, call.cmds[1].outcome)
-		reply, err := call.cmds[1].reply()
-		must(t, err)
-		if reply[0] != c.want || (reply[2] != 0) != c.reads {
+		reply := charge.integers()
+		if reply[2] != c.want || (reply[0] != 0) != c.reads {
 			t.Errorf("%s: reply is %v, want count %d, and the clock read: %v", c.name, reply, c.want, c.reads)
 		}
 	}

@@ -87,10 +87,10 @@ func NewShard(opts ShardOptions) *Shard {
 // warm connects to all servers.
 func (s *Shard) warm(ctx context.Context) {
 	var wg sync.WaitGroup
-	wg.Go(func() { s.checks.warm(ctx, scriptOpen) })
-	wg.Go(func() { s.charges.warm(ctx, scriptCharge) })
+	wg.Go(func() { s.checks.warm(ctx) })
+	wg.Go(func() { s.charges.warm(ctx) })
 	for _, l := range s.replicas {
-		wg.Go(func() { l.warm(ctx, nil) })
+		wg.Go(func() { l.warm(ctx) })
 	}
 	wg.Wait()
 }

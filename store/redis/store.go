@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 const (
@@ -36,16 +37,16 @@ type Options struct {
 	LocalClock bool
 	// Now is the clock of LocalClock; nil means time.Now.
 	Now func() time.Time
-	// CheckTimeout bounds a check; 0 means DefaultCheckTimeout.
+	// CheckTimeout bounds a check and a take; 0 means DefaultCheckTimeout.
 	CheckTimeout time.Duration
-	// ChargeTimeout bounds how long a charge is tried again that surely did
-	// not run; 0 means DefaultChargeTimeout. Once it is sent, the reply is
-	// waited for a little longer.
+	// ChargeTimeout bounds how long a charge, a refund or a penalty is tried
+	// again that surely did not run; 0 means DefaultChargeTimeout. Once it is
+	// sent, the reply is waited for a little longer.
 	ChargeTimeout time.Duration
-	// OnUndelivered, if set, is told of every detached charge that failed,
-	// with the name of the shard and an error that wraps store.ErrNotExecuted
-	// or store.ErrUncertain. It must be quick.
-	OnUndelivered func(shard string, err error)
+	// OnUndelivered, if set, is told of everything detached that failed, with
+	// the name of the shard, the operation, and an error that wraps
+	// store.ErrNotExecuted or store.ErrUncertain. It must be quick.
+	OnUndelivered func(shard string, op algorithm.Operation, err error)
 }
 
 // Member is a shard's place in a store.
@@ -65,8 +66,8 @@ type Store struct {
 	keys    bucketKeys
 	shards  []*Shard
 	sharder *rendezvous
-	// reports, one a shard, end a detached call.
-	reports []func(*call)
+	// reports, one for each shard and operation, end a detached call.
+	reports [][]func(*call)
 }
 
 // New returns a store. It does not own its shards: closing them is the
@@ -90,7 +91,11 @@ func New(opts Options) *Store {
 		names = append(names, m.Name)
 		weights = append(weights, max(m.Weight, 1))
 		s.shards = append(s.shards, m.Shard)
-		s.reports = append(s.reports, func(c *call) { s.report(m.Name, c) })
+		reports := make([]func(*call), algorithm.Penalize+1)
+		for op := range reports {
+			reports[op] = func(c *call) { s.report(m.Name, algorithm.Operation(op), c) }
+		}
+		s.reports = append(s.reports, reports)
 	}
 	s.sharder = newRendezvous(names, weights)
 	return s
@@ -117,36 +122,73 @@ func (s *Store) Check(ctx context.Context, reqs []store.Request) []store.State {
 	return states
 }
 
+// Take implements [store.Store].
+func (s *Store) Take(ctx context.Context, reqs []store.Request) []store.State {
+	states := make([]store.State, len(reqs))
+	if shard, ok := s.onlyShard(reqs); ok {
+		s.take(ctx, shard, whole(reqs, states))
+		return states
+	}
+	s.perShard(reqs, states, func(shard int, g group) { s.take(ctx, shard, g) })
+	return states
+}
+
+func (s *Store) take(ctx context.Context, shard int, g group) {
+	s.ask(ctx, s.shards[shard].checks, g, time.Now().Add(s.opts.CheckTimeout), s.writing(algorithm.Take, shard))
+}
+
 // Charge implements [store.Store].
 func (s *Store) Charge(ctx context.Context, reqs []store.Request) []store.State {
+	return s.settle(ctx, algorithm.Charge, reqs)
+}
+
+// Refund implements [store.Store].
+func (s *Store) Refund(ctx context.Context, reqs []store.Request) []store.State {
+	return s.settle(ctx, algorithm.Refund, reqs)
+}
+
+// Penalize implements [store.Penalizer].
+func (s *Store) Penalize(ctx context.Context, reqs []store.Request) []store.State {
+	return s.settle(ctx, algorithm.Penalize, reqs)
+}
+
+func (s *Store) settle(ctx context.Context, op algorithm.Operation, reqs []store.Request) []store.State {
 	states := make([]store.State, len(reqs))
 	s.perShard(reqs, states, func(shard int, g group) {
-		s.ask(ctx, s.shards[shard].charges, g, time.Now().Add(s.opts.ChargeTimeout), s.charging(shard))
+		s.ask(ctx, s.shards[shard].charges, g, time.Now().Add(s.opts.ChargeTimeout), s.writing(op, shard))
 	})
 	return states
 }
 
 // ChargeDetached implements [store.Detacher].
-func (s *Store) ChargeDetached(reqs []store.Request) {
+func (s *Store) ChargeDetached(reqs []store.Request) { s.detach(algorithm.Charge, reqs) }
+
+// RefundDetached implements [store.Detacher].
+func (s *Store) RefundDetached(reqs []store.Request) { s.detach(algorithm.Refund, reqs) }
+
+// PenalizeDetached implements [store.Penalizer].
+func (s *Store) PenalizeDetached(reqs []store.Request) { s.detach(algorithm.Penalize, reqs) }
+
+func (s *Store) detach(op algorithm.Operation, reqs []store.Request) {
 	if shard, ok := s.onlyShard(reqs); ok {
-		s.post(shard, whole(reqs, nil))
+		s.post(op, shard, whole(reqs, nil))
 		return
 	}
-	s.perShard(reqs, nil, s.post)
+	s.perShard(reqs, nil, func(shard int, g group) { s.post(op, shard, g) })
 }
 
-func (s *Store) post(shard int, g group) {
+func (s *Store) post(op algorithm.Operation, shard int, g group) {
 	sh := s.shards[shard]
-	c := s.call(g, time.Now().Add(s.opts.ChargeTimeout), s.charging(shard))
-	c.detached = s.reports[shard]
+	c := s.call(g, time.Now().Add(s.opts.ChargeTimeout), s.writing(op, shard))
+	c.detached = s.reports[shard][op]
 	sh.charges.post(c)
 }
 
-// report tells of the charges of c that failed, and ends it.
-func (s *Store) report(shard string, c *call) {
+// report tells what of c failed, and ends it.
+func (s *Store) report(shard string, op algorithm.Operation, c *call) {
 	for _, cmd := range c.cmds {
 		if cmd.outcome != nil && s.opts.OnUndelivered != nil {
-			s.opts.OnUndelivered(shard, cmd.outcome)
+			s.opts.OnUndelivered(shard, op, cmd.outcome)
 		}
 	}
 	c.release()
@@ -159,13 +201,13 @@ func (s *Store) check(ctx context.Context, shard int, g group) {
 	if now, ok := s.checkTime(shard, start, g); ok {
 		if l := sh.replica(); l != nil {
 			// Half of the time is kept for the primary.
-			s.ask(ctx, l, g, start.Add(s.opts.CheckTimeout/2), operation{now: now})
+			s.ask(ctx, l, g, start.Add(s.opts.CheckTimeout/2), operation{replica: true, now: now})
 			if g.members = g.unanswered(); len(g.members) == 0 || ctx.Err() != nil {
 				return
 			}
 		}
 	}
-	s.ask(ctx, sh.checks, g, deadline, s.opening(shard))
+	s.ask(ctx, sh.checks, g, deadline, s.writing(algorithm.Check, shard))
 }
 
 // checkTime returns the time to judge a replica's answer by, if there is one
@@ -182,7 +224,7 @@ func (s *Store) checkTime(shard int, at time.Time, g group) (now int64, ok bool)
 	}
 	now, age, ok := sh.clock.estimate(at)
 	if ok && age > clockTrust && sh.clock.claimObservation(at) {
-		c := s.call(group{g.reqs, nil, g.members[:1]}, at.Add(s.opts.CheckTimeout), s.opening(shard))
+		c := s.call(group{g.reqs, nil, g.members[:1]}, at.Add(s.opts.CheckTimeout), s.writing(algorithm.Check, shard))
 		c.detached = (*call).release
 		sh.checks.post(c)
 	}
@@ -191,7 +233,8 @@ func (s *Store) checkTime(shard int, at time.Time, g group) (now int64, ok bool)
 
 // Interface guards.
 var (
-	_ store.Store    = (*Store)(nil)
-	_ store.Detacher = (*Store)(nil)
-	_ store.Warmer   = (*Store)(nil)
+	_ store.Store     = (*Store)(nil)
+	_ store.Detacher  = (*Store)(nil)
+	_ store.Penalizer = (*Store)(nil)
+	_ store.Warmer    = (*Store)(nil)
 )

@@ -22,25 +22,28 @@ func testAnswersInOrder(f *fixture) {
 			})
 		}
 	}
-	want := func(i int, used int64, fits bool) store.State {
+	want := func(i int, used, cost int64) store.State {
 		r := reqs[i]
 		s := store.State{
-			Allowed: fits, Limit: r.Events, Used: used, Remaining: max(r.Events-used, 0),
+			Allowed: used+cost <= r.Events, Limit: r.Events, Used: used, Remaining: max(r.Events-used, 0),
 			Reset: f.now() + micros(r.Limit.Window), Now: f.now(),
 		}
-		if !fits {
+		switch {
+		case cost > r.Events:
+			s.RetryAfter = store.Never
+		case !s.Allowed:
 			s.RetryAfter = r.Limit.Window
 		}
 		return s
 	}
 	for i, s := range f.answer(f.store.Check(f.Context(), reqs), len(reqs)) {
-		f.want(fmt.Sprint("check ", i), s, want(i, 0, reqs[i].Cost <= reqs[i].Events))
+		f.want(fmt.Sprint("check ", i), s, want(i, 0, reqs[i].Cost))
 	}
 	for i, s := range f.answer(f.store.Charge(f.Context(), reqs), len(reqs)) {
-		f.want(fmt.Sprint("charge ", i), s, want(i, reqs[i].Cost, reqs[i].Cost <= reqs[i].Events))
+		f.want(fmt.Sprint("charge ", i), s, want(i, reqs[i].Cost, 0))
 	}
 	for i, s := range f.answer(f.store.Check(f.Context(), reqs), len(reqs)) {
-		f.want(fmt.Sprint("second check ", i), s, want(i, reqs[i].Cost, 2*reqs[i].Cost <= reqs[i].Events))
+		f.want(fmt.Sprint("second check ", i), s, want(i, reqs[i].Cost, reqs[i].Cost))
 	}
 }
 

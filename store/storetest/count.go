@@ -136,10 +136,10 @@ func testCostAboveEvents(f *fixture) {
 	r.Cost = 6
 	want := store.State{
 		Limit: 5, Remaining: 5, Reset: f.now() + micros(time.Minute),
-		RetryAfter: time.Minute, Now: f.now(),
+		RetryAfter: store.Never, Now: f.now(),
 	}
 	f.want("check", f.check(r), want)
-	want.Used, want.Remaining = 6, 0
+	want.Used, want.Remaining, want.RetryAfter = 6, 0, time.Minute
 	f.want("charge", f.charge(r), want)
 }
 

@@ -1,32 +1,68 @@
 package storetest
 
 import (
-	"math/rand/v2"
+	"fmt"
 	"testing"
 	"time"
+
+	"pgregory.net/rapid"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// History holds a store to the arithmetic of [algorithm.FixedWindow], field by
-// field, over a long random history of checks and charges, while the clock
-// stands still, steps and jumps. The zero value is ready to use.
+// History holds a store to the arithmetic of package algorithm, field by field,
+// over long random histories: all operations, costs, changing limits, while the
+// clock stands still, steps, jumps and runs back. A history that goes wrong is
+// made as short as it can be.
 type History struct {
-	// Operations is how many requests are made; zero means 10,000.
+	// Limit is the kind of bucket; its zone does not matter.
+	Limit store.Limit
+	// Operations is how many requests are made at least; zero means 5,000.
 	Operations int
-	// Seed chooses the history; zero means a random one, which a failure
-	// tells.
-	Seed uint64
 }
+
+// checksOfRapid is in how many histories rapid asks for by default.
+const checksOfRapid = 100
+
+// Run makes a store go through histories.
+func (h History) Run(t *testing.T, open Open) {
+	if h.Operations == 0 {
+		h.Operations = 5_000
+	}
+	f := newFixture(t, open)
+	histories, done := 0, 0
+	rapid.Check(t, func(rt *rapid.T) {
+		histories++
+		m := h.newModel(f, rt, histories)
+		for m.done <= h.Operations/checksOfRapid {
+			m.call()
+			m.passTime()
+		}
+		done += m.done
+	})
+	if !t.Failed() && done < h.Operations {
+		t.Errorf("made %d requests, want at least %d", done, h.Operations)
+	}
+}
+
+// lifetime is how long in real time a store that forgets in real time
+// surely remembers what was spent: a second.
+const lifetime = 700 * time.Millisecond
 
 // model is what the store has to be like.
 type model struct {
-	*fixture
-	rand    *rand.Rand
+	*rapid.T
+	*History
+	fixture *fixture
+	name    string
+	began   time.Time
 	limits  []*store.Limit
-	clients []string
-	windows map[bucketID]algorithm.FixedWindow
+	buckets map[bucketID]algorithm.Bucket
+	// taken is what can be refunded.
+	taken []store.Request
+	ids   int
+	done  int
 }
 
 type bucketID struct {
@@ -34,124 +70,181 @@ type bucketID struct {
 	client string
 }
 
-// Run makes a store go through the history.
-func (h History) Run(t *testing.T, open Open) {
-	if h.Operations == 0 {
-		h.Operations = 10_000
-	}
-	if h.Seed == 0 {
-		h.Seed = rand.Uint64()
-	}
-	f := newFixture(t, open)
-	m := &model{
-		fixture: f,
-		rand:    rand.New(rand.NewPCG(h.Seed, 0)),
-		clients: []string{client, "2001:db8::/64", "", "\x00\xff{}", "token:abc"},
-		windows: map[bucketID]algorithm.FixedWindow{},
-	}
+func (h *History) newModel(f *fixture, t *rapid.T, number int) *model {
+	m := &model{T: t, History: h, fixture: f}
+	m.restart(fmt.Sprint("history", number))
+	return m
+}
+
+// restart begins with other, empty buckets.
+func (m *model) restart(name string) {
+	m.name, m.began = name, time.Now()
+	m.buckets, m.taken, m.limits = map[bucketID]algorithm.Bucket{}, nil, nil
 	for _, zone := range []string{"a", "b"} {
-		for _, window := range []time.Duration{time.Minute, time.Hour, 24 * time.Hour} {
-			m.limits = append(m.limits, f.limit(zone, window))
-		}
-	}
-	for done := 0; done < h.Operations; {
-		m.passTime()
-		done += m.call()
-		if t.Failed() {
-			t.Fatalf("the history with seed %#x went wrong within its first %d operations", h.Seed, done)
-		}
+		limit := m.Limit
+		limit.Zone = name + zone + "." + m.fixture.id
+		m.limits = append(m.limits, &limit)
 	}
 }
 
-// call makes one call and returns how many requests were in it.
-func (m *model) call() int {
-	reqs := make([]store.Request, 1+m.rand.IntN(2)*m.rand.IntN(4))
-	for i := range reqs {
-		reqs[i] = m.request()
+// call makes one call.
+func (m *model) call() {
+	if time.Since(m.began) > lifetime {
+		m.restart(m.name + "again")
 	}
-	var states []store.State
-	kind := "check"
-	if m.rand.IntN(2) == 0 {
-		kind = "charge"
-		states = m.store.Charge(m.Context(), reqs)
-	} else {
-		states = m.store.Check(m.Context(), reqs)
+	op := rapid.SampledFrom([]algorithm.Operation{
+		algorithm.Check, algorithm.Check, algorithm.Charge, algorithm.Take, algorithm.Take, algorithm.Refund, algorithm.Penalize,
+	}).Draw(m.T, "operation")
+	reqs := m.requests(op)
+	states := m.ask(op, reqs)
+	if len(states) != len(reqs) {
+		m.Fatalf("%d requests got %d states", len(reqs), len(states))
 	}
-	for i, s := range m.answer(states, len(reqs)) {
-		r := reqs[i]
-		if want := m.expect(kind, r); s != want {
-			m.Errorf("%s %d of %d in one call, cost %d, %s:\n got %+v\nwant %+v",
-				kind, i+1, len(reqs), r.Cost, describe(r), s, want)
+	for i, got := range states {
+		r := &reqs[i]
+		want := op.Run(m.bucket(r), r, m.now())
+		if got != want {
+			m.Fatalf("%s %d of %d in one call, %s, %+v:\n got %+v\nwant %+v", op, i+1, len(reqs), describe(*r), *r, got, want)
+		}
+		if op == algorithm.Take && got.Allowed {
+			taken := *r
+			taken.Receipt = got.Receipt
+			m.taken = append(m.taken, taken)
 		}
 	}
-	return len(reqs)
+	m.done += len(reqs)
 }
 
-// request is about one of few buckets, mostly at a small cost.
-func (m *model) request() store.Request {
+func (m *model) ask(op algorithm.Operation, reqs []store.Request) []store.State {
+	s, ctx := m.fixture.store, m.fixture.Context()
+	switch op {
+	case algorithm.Check:
+		return s.Check(ctx, reqs)
+	case algorithm.Charge:
+		return s.Charge(ctx, reqs)
+	case algorithm.Take:
+		return s.Take(ctx, reqs)
+	case algorithm.Refund:
+		return s.Refund(ctx, reqs)
+	default:
+		return s.(store.Penalizer).Penalize(ctx, reqs)
+	}
+}
+
+// requests are about few buckets.
+func (m *model) requests(op algorithm.Operation) []store.Request {
+	reqs := make([]store.Request, rapid.IntRange(1, 8).Draw(m.T, "requests"))
+	kept := reqs[:0]
+	for range reqs {
+		if op != algorithm.Refund {
+			kept = append(kept, m.request(op))
+			continue
+		}
+		if len(m.taken) == 0 {
+			break
+		}
+		i := rapid.IntRange(0, len(m.taken)-1).Draw(m.T, "taken")
+		kept = append(kept, m.taken[i])
+		m.taken = append(m.taken[:i], m.taken[i+1:]...)
+	}
+	return kept
+}
+
+func (m *model) request(op algorithm.Operation) store.Request {
+	number := func(name string, low, high int64) int64 { return rapid.Int64Range(low, high).Draw(m.T, name) }
 	r := store.Request{
-		Limit:     m.limits[m.rand.IntN(len(m.limits))],
-		ClientKey: m.clients[m.rand.IntN(len(m.clients))],
-		Events:    1 + m.rand.Int64N(20),
-		Cost:      m.rand.Int64N(4),
+		Limit:     rapid.SampledFrom(m.limits).Draw(m.T, "limit"),
+		ClientKey: rapid.SampledFrom([]string{client, "2001:db8::/64", "\x00\xff{}"}).Draw(m.T, "client"),
+		Cost:      number("cost", 0, 4),
 	}
-	switch m.rand.IntN(100) {
-	case 0:
-		r.Cost = m.rand.Int64N(store.MaxInteger)
-	case 1, 2, 3:
-		r.Cost = m.rand.Int64N(40)
+	if m.ids++; m.Limit.Algorithm == store.Concurrency {
+		// Leases are renewed.
+		r.ID = fmt.Sprintf("%08d", number("id", 0, 9))
+	} else {
+		r.ID = fmt.Sprintf("%08d", m.ids)
 	}
-	switch m.rand.IntN(50) {
+	many := int64(store.MaxInteger)
+	if l := m.Limit.Algorithm; l == store.SlidingLog || l == store.Concurrency {
+		many = 2_000
+	}
+	// Few values, so that buckets are used at the same rate again.
+	r.Events = rapid.SampledFrom([]int64{1, 3, 7, 7, 20, 20, 20, 999_983 % many, many}).Draw(m.T, "events")
+	switch number("odd", 0, 19) {
 	case 0:
-		r.Events = store.MaxInteger
-	case 1, 2, 3:
-		r.Events = 1 + m.rand.Int64N(1_000_000_000)
+		r.Cost = number("any cost", 0, many)
+	case 1:
+		r.Cost = number("high cost", 0, min(2*r.Events, many))
+	case 2:
+		r.Reserved = number("reserved", 0, min(r.Events, 30))
+	case 3:
+		r.Burst = number("burst", 1, min(2*r.Events, many))
+	case 4, 5:
+		if op == algorithm.Check {
+			r.Ahead = number("ahead", 0, 10)
+		}
+	}
+	if op == algorithm.Penalize {
+		r.Until = m.now() + number("penalty", 1, micros(time.Hour))
 	}
 	return r
 }
 
-// expect does to the model what r does to the store.
-func (m *model) expect(kind string, r store.Request) store.State {
+func (m *model) bucket(r *store.Request) algorithm.Bucket {
 	id := bucketID{r.Limit, r.ClientKey}
-	now := m.now()
-	w := m.windows[id]
-	if kind == "charge" {
-		w = w.Charge(now, micros(r.Limit.Window), r.Cost)
-		m.windows[id] = w
-		return w.Charged(now, r.Events)
+	b, ok := m.buckets[id]
+	if !ok {
+		b = algorithm.New(r.Limit)
+		m.buckets[id] = b
 	}
-	w = w.Open(now, micros(r.Limit.Window))
-	m.windows[id] = w
-	return w.Check(now, r.Events, r.Cost)
+	return b
 }
+
+func (m *model) now() int64 { return m.fixture.now() }
 
 // passTime moves the clock, or does not.
 func (m *model) passTime() {
-	switch p := m.rand.IntN(1000); {
-	case p < 700: // it stands still
-	case p < 960:
-		m.clock.Advance(time.Duration(m.rand.Int64N(int64(2 * time.Second))))
-	case p < 970:
-		m.clock.Advance(time.Duration(m.rand.Int64N(int64(2 * time.Minute))))
-	case p < 972:
-		m.clock.Advance(time.Duration(m.rand.Int64N(int64(2 * time.Hour))))
-	case p < 973:
-		m.clock.Advance(time.Duration(m.rand.Int64N(int64(48 * time.Hour))))
+	window := int64(m.Limit.Window)
+	span := func(name string, most int64) time.Duration {
+		return time.Duration(rapid.Int64Range(0, most).Draw(m.T, name))
+	}
+	switch p := rapid.IntRange(0, 19).Draw(m.T, "time"); {
+	case p < 8: // it stands still
+	case p < 14:
+		m.fixture.clock.Advance(span("step", window/20))
+	case p < 16:
+		m.fixture.clock.Advance(span("leap", 2*window))
+	case p < 17:
+		m.fixture.clock.Advance(span("jump", 5*window))
+	case p < 18:
+		m.fixture.clock.Advance(-span("back", min(window/50, m.sinceExpiry())))
 	default:
-		m.approachReset()
+		m.approachEnd()
 	}
 }
 
-// approachReset moves the clock to the nearest reset that is ahead, or to
-// right before it.
-func (m *model) approachReset() {
-	nearest := int64(0)
-	for _, w := range m.windows {
-		if w.IsOpen(m.now()) && (nearest == 0 || w.Reset < nearest) {
-			nearest = w.Reset
+// sinceExpiry is how long ago a bucket expired: a store may have forgotten it,
+// so the clock must not run back as far.
+func (m *model) sinceExpiry() int64 {
+	latest := int64(0)
+	for id, b := range m.buckets {
+		if e := b.Expiry(id.limit); e <= m.now() {
+			latest = max(latest, e)
 		}
 	}
-	if nearest > 0 {
-		m.clock.Advance(time.Duration(nearest-m.rand.Int64N(2)-m.now()) * time.Microsecond)
+	return (m.now() - latest) * int64(time.Microsecond)
+}
+
+// approachEnd moves the clock to the nearest end of a bucket that is ahead, or
+// to right before it.
+func (m *model) approachEnd() {
+	nearest := int64(0)
+	for id, b := range m.buckets {
+		if e := b.Expiry(id.limit); e > m.now() && (nearest == 0 || e < nearest) {
+			nearest = e
+		}
+	}
+	before := rapid.Int64Range(0, 1).Draw(m.T, "before")
+	if ahead := nearest - m.now(); nearest > 0 && ahead <= 5*micros(m.Limit.Window) {
+		m.fixture.clock.Advance(time.Duration(ahead-before) * time.Microsecond)
 	}
 }

@@ -28,12 +28,27 @@ import (
 type Open = func(t *testing.T, clock *Clock) store.Store
 
 // Run tests the whole contract, and ends with a random [History] of the
-// default length.
+// default length for every algorithm.
 func Run(t *testing.T, open Open) {
 	for _, c := range contract {
 		t.Run(c.name, func(t *testing.T) { c.test(newFixture(t, open)) })
 	}
-	t.Run("History", func(t *testing.T) { History{}.Run(t, open) })
+	for _, limit := range Limits {
+		t.Run("History/"+string(limit.Algorithm), func(t *testing.T) {
+			t.Parallel()
+			History{Limit: limit}.Run(t, open)
+		})
+	}
+}
+
+// Limits are one limit, without a zone, for each way of counting.
+var Limits = []store.Limit{
+	{Algorithm: store.FixedWindow, Window: time.Minute},
+	{Algorithm: store.FixedWindow, Window: time.Minute, Align: true},
+	{Algorithm: store.SlidingWindow, Window: time.Minute},
+	{Algorithm: store.SlidingLog, Window: time.Minute},
+	{Algorithm: store.GCRA, Window: time.Minute},
+	{Algorithm: store.Concurrency, Window: time.Minute},
 }
 
 // contract has one test for every promise.

@@ -1,0 +1,99 @@
+-- Fixed window: counts in the window that is open, and opens one where none is.
+-- KEYS[1]  bucket: hash with c = count, r = reset and, once there was one,
+--          p = end of the penalty
+-- ARGV[1]  check, charge, take, refund or penalize
+-- ARGV[2]  now, or 0 for this server's clock; or, less than 0, the negative of
+--          an instant that this clock has passed
+-- ARGV[3]  window
+-- ARGV[4]  cost; penalize: the end of the penalty
+-- ARGV[5]  take: capacity; refund: the reset of the window it was spent in
+-- ARGV[6]  given if windows begin at multiples of their length
+-- Reply    {now, 1 if the cost was spent, count, reset, end of the penalty};
+--          now is 0 if it was not needed
+-- Instants are microseconds since the epoch, spans are microseconds.
+local call, key, op = redis.call, KEYS[1], ARGV[1]
+local now, count, reset, penalty = tonumber(ARGV[2]), 0, 0, 0
+if op == 'charge' then
+  reset = tonumber(call('HGET', key, 'r') or 0)
+else
+  local b = call('HMGET', key, 'c', 'r', 'p')
+  count, reset, penalty = tonumber(b[1] or 0), tonumber(b[2] or 0), tonumber(b[3] or 0)
+end
+
+-- A window that ends more than a minute after the instant that has passed is
+-- taken for open without reading the clock, which is a fifth of the work. The
+-- minute is for a server that was stopped while the command waited in it.
+local open = now < 0 and penalty == 0 and reset + now > 60000000
+if open then
+  now = 0
+else
+  if now <= 0 then
+    local t = call('TIME')
+    now = t[1] * 1000000 + t[2]
+  end
+  open = reset > now
+end
+
+-- The bucket outlives what it says: expiry cleans up, a second later or more.
+local function lifetime(last)
+  return math.ceil((last - now) / 1000) + 1001
+end
+
+local function begin(spent)
+  local window = tonumber(ARGV[3])
+  count, reset = spent, now + window
+  if ARGV[6] then
+    reset = reset - math.fmod(now, window)
+  end
+  call('HSET', key, 'c', count, 'r', reset)
+  call('PEXPIRE', key, lifetime(math.max(reset, penalty)))
+end
+
+if op == 'charge' then
+  -- The count stops at 2^53-1, the last integer a double holds exactly.
+  local most = 9007199254740991
+  if open then
+    count = call('HINCRBY', key, 'c', ARGV[4])
+    if count > most then
+      count = most
+      call('HSET', key, 'c', count)
+    end
+  else
+    penalty = tonumber(call('HGET', key, 'p') or 0)
+    begin(math.min(tonumber(ARGV[4]), most))
+  end
+  return {now, 1, count, reset, penalty}
+end
+
+local spent = 0
+if op == 'take' then
+  local cost, capacity = tonumber(ARGV[4]), tonumber(ARGV[5])
+  if penalty > now then
+    -- Refused, whatever the count.
+  elseif open then
+    if count + cost <= capacity then
+      count, spent = call('HINCRBY', key, 'c', ARGV[4]), 1
+    end
+  elseif cost <= capacity then
+    begin(cost)
+    spent = 1
+  else
+    begin(0)
+  end
+elseif op == 'check' then
+  if not open and penalty <= now and not ARGV[6] then
+    begin(0)
+  end
+elseif op == 'refund' then
+  local back = math.min(tonumber(ARGV[4]), count)
+  if back > 0 and reset == tonumber(ARGV[5]) then
+    count = call('HINCRBY', key, 'c', -back)
+  end
+elseif penalty <= now then
+  penalty = tonumber(ARGV[4])
+  call('HSET', key, 'p', penalty)
+  if call('PTTL', key) < lifetime(penalty) then
+    call('PEXPIRE', key, lifetime(penalty))
+  end
+end
+return {now, spent, count, reset, penalty}

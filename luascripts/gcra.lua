@@ -1,0 +1,99 @@
+-- GCRA: what was spent drains, one event after the other.
+-- KEYS[1]  bucket: string of six packed doubles, the theoretical arrival time,
+--          its rest in parts of a microsecond of which there are as many as
+--          events, those events, the name of the busy time, what was refunded in
+--          it, end of the penalty
+-- ARGV[1]  check, charge, take, refund or penalize
+-- ARGV[2]  now, or 0 for this server's clock
+-- ARGV[3]  events in a window
+-- ARGV[4]  how long the cost takes to drain; penalize: the end of the penalty
+-- ARGV[5]  the rest of that, in the parts that events make
+-- ARGV[6]  take: by how much the arrival time may be ahead; refund: the busy
+--          time in which it was spent
+-- ARGV[7]  take: the rest of that; refund: where in that time it drains
+-- Reply    {now, 1 if the cost was spent, arrival time, rest, events, busy
+--          time, refunded, end of the penalty}
+-- Instants are microseconds since the epoch, spans are microseconds.
+local call, key, op = redis.call, KEYS[1], ARGV[1]
+local now, events, whole, part = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+if now == 0 then
+  local t = call('TIME')
+  now = t[1] * 1000000 + t[2]
+end
+local tat, rest, rate, busy, refunded, penalty = 0, 0, 0, 0, 0, 0
+local stored = call('GET', key)
+if stored then
+  tat, rest, rate, busy, refunded, penalty = struct.unpack('<dddddd', stored)
+end
+
+local function save()
+  local last = math.max(tat + (rest > 0 and 1 or 0), penalty)
+  -- The bucket outlives what it says: expiry cleans up, a second later or more.
+  call('SET', key, struct.pack('<dddddd', tat, rest, rate, busy, refunded, penalty),
+    'PX', math.max(math.ceil((last - now) / 1000), 0) + 1001)
+end
+
+-- Returns the bucket with the cost spent. Sums stop at 2^53-1, the last integer
+-- a double holds exactly.
+local function spend()
+  local most = 9007199254740991
+  local t, r, b, f = tat, rest, busy, refunded
+  local empty = t < now or t == now and r == 0
+  if empty or rate ~= events then
+    if empty then
+      t = now
+    else
+      local debt = t - now
+      if r > 0 then
+        debt = debt + 1
+      end
+      t = now + math.min(math.ceil(debt * (rate / events)), most - now)
+    end
+    r, f, b = 0, 0, math.max(b + 1, now)
+  end
+  t, r = math.min(t + whole, most), r + part
+  if r >= events then
+    t, r = math.min(t + 1, most), r - events
+  end
+  if t == most then
+    r = 0
+  end
+  return t, r, events, b, f
+end
+
+local spent = 0
+if op == 'charge' then
+  spent = 1
+  if whole > 0 or part > 0 then
+    tat, rest, rate, busy, refunded = spend()
+    save()
+  end
+elseif op == 'take' then
+  local t, r, e, b, f = spend()
+  local ahead, tolerance = t - now, tonumber(ARGV[6])
+  if penalty <= now and (ahead < tolerance or ahead == tolerance and r <= tonumber(ARGV[7])) then
+    spent = 1
+    if whole > 0 or part > 0 then
+      tat, rest, rate, busy, refunded = t, r, e, b, f
+      save()
+    end
+  end
+elseif op == 'refund' then
+  -- What has not drained goes, and what was spent later moves up.
+  local left = tonumber(ARGV[7]) - refunded - now
+  if busy == tonumber(ARGV[6]) and rate == events and tat > now and left > 0 and (whole > 0 or part > 0) then
+    if left <= whole then
+      whole, part = left, 0
+    end
+    tat, rest = tat - whole, rest - part
+    if rest < 0 then
+      tat, rest = tat - 1, rest + rate
+    end
+    refunded = refunded + whole + (part > 0 and 1 or 0)
+    save()
+  end
+elseif op == 'penalize' and penalty <= now then
+  penalty = whole
+  save()
+end
+return {now, spent, tat, rest, rate, busy, refunded, penalty}

@@ -1,0 +1,73 @@
+-- Sliding window: two counters, of which the older is weighted by overlap.
+-- KEYS[1]  bucket: string of four packed doubles, the current window's start,
+--          what was spent in it and in the one before it, end of the penalty
+-- ARGV[1]  check, charge, take, refund or penalize
+-- ARGV[2]  now, or 0 for this server's clock
+-- ARGV[3]  window
+-- ARGV[4]  cost; penalize: the end of the penalty
+-- ARGV[5]  take: capacity; refund: the start of the window it was spent in
+-- ARGV[6]  take: the length of the parts that weigh the window before
+-- Reply    {now, 1 if the cost was spent, start, current, previous, end of the
+--          penalty}
+-- Instants are microseconds since the epoch, spans are microseconds.
+local call, key, op = redis.call, KEYS[1], ARGV[1]
+local now, window, cost = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+if now == 0 then
+  local t = call('TIME')
+  now = t[1] * 1000000 + t[2]
+end
+local start, current, previous, penalty = 0, 0, 0, 0
+local stored = call('GET', key)
+if stored then
+  start, current, previous, penalty = struct.unpack('<dddd', stored)
+end
+
+local begin = now - math.fmod(now, window)
+if begin > start then
+  previous = begin == start + window and current or 0
+  start, current = begin, 0
+end
+
+local function save()
+  -- The bucket outlives what it says: expiry cleans up, a second later or more.
+  local last = math.max(start + 2 * window, penalty)
+  call('SET', key, struct.pack('<dddd', start, current, previous, penalty),
+    'PX', math.ceil((last - now) / 1000) + 1001)
+end
+
+local function spend()
+  if cost > 0 then
+    -- The count stops at 2^53-1, the last integer a double holds exactly.
+    current = math.min(current + cost, 9007199254740991)
+    save()
+  end
+  return 1
+end
+
+local spent = 0
+if op == 'charge' then
+  spent = spend()
+elseif op == 'take' then
+  local unit = tonumber(ARGV[6])
+  local left = math.min(start + window - now, window)
+  -- The product is below 2^52, so the quotient is exact enough to round up.
+  local weighted = math.ceil(math.min(previous, 4294967295) * math.ceil(left / unit) / math.ceil(window / unit))
+  if penalty <= now and current + weighted + cost <= tonumber(ARGV[5]) then
+    spent = spend()
+  end
+elseif op == 'refund' then
+  local period = tonumber(ARGV[5])
+  if cost == 0 then
+    -- Nothing to give back.
+  elseif period == start and current > 0 then
+    current = math.max(current - cost, 0)
+    save()
+  elseif period == start - window and previous > 0 then
+    previous = math.max(previous - cost, 0)
+    save()
+  end
+elseif op == 'penalize' and penalty <= now then
+  penalty = cost
+  save()
+end
+return {now, spent, start, current, previous, penalty}

@@ -1,0 +1,202 @@
+package algorithm
+
+import (
+	"math"
+	"math/bits"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// GCRA is the content of a bucket of [store.GCRA]. What was spent drains, one
+// event after the other, in Window / Events for each; the rest of that division
+// is kept, so that no rate loses accuracy.
+type GCRA struct {
+	noWindow
+	// TAT is the theoretical arrival time: when all that was spent has
+	// drained. Together with Rest, in parts of a microsecond of which there
+	// are Events, it is exact.
+	TAT, Rest int64
+	// Events is the rate at which TAT was computed.
+	Events int64
+	// Busy names the time since when the bucket was never empty.
+	Busy int64
+	// Refunded is what was given back in that time, in microseconds.
+	Refunded int64
+	penalty
+}
+
+// NewGCRA returns the content that the numbers describe.
+func NewGCRA(tat, rest, events, busy, refunded, penalized int64) *GCRA {
+	return &GCRA{TAT: tat, Rest: rest, Events: events, Busy: busy, Refunded: refunded, penalty: penalty{penalized}}
+}
+
+// DrainTime is how long n events take to drain: whole microseconds, and the
+// rest in parts of one of which there are as many as r.Events.
+func DrainTime(r *store.Request, n int64) (whole, rest int64) {
+	return mulDiv(n, r.Limit.Window.Microseconds(), r.Events)
+}
+
+// Tolerance is by how much TAT may be ahead of the present once a request that
+// needs that much has spent it. It is less than 0 if that cannot be.
+func Tolerance(r *store.Request, need int64) (whole, rest int64) {
+	if capacity := r.Capacity(); capacity >= need {
+		return DrainTime(r, capacity)
+	}
+	return -1, 0
+}
+
+// renew begins another busy time if the bucket is empty at now, or if its rate
+// is no longer r's: then what was spent becomes as many events of the new rate.
+func (b *GCRA) renew(r *store.Request, now int64) {
+	switch {
+	case b.TAT < now || b.TAT == now && b.Rest == 0:
+		b.TAT = now
+	case b.Events != r.Events:
+		debt := float64(b.TAT - now)
+		if b.Rest > 0 {
+			debt++
+		}
+		// A product alone is rounded alike in Go and in Lua.
+		debt = math.Ceil(debt * (float64(b.Events) / float64(r.Events)))
+		b.TAT = now + int64(min(debt, float64(store.MaxInteger-now)))
+	default:
+		return
+	}
+	b.Rest, b.Events, b.Refunded = 0, r.Events, 0
+	b.Busy = max(b.Busy+1, now)
+}
+
+// spend moves TAT on by what n events take.
+func (b *GCRA) spend(r *store.Request, n int64) {
+	whole, rest := DrainTime(r, n)
+	b.TAT = add(b.TAT, whole)
+	if b.Rest += rest; b.Rest >= b.Events {
+		b.Rest -= b.Events
+		b.TAT = add(b.TAT, 1)
+	}
+	if b.TAT == store.MaxInteger {
+		b.Rest = 0
+	}
+}
+
+// holds tells whether the bucket, in which need is spent already, has not
+// overflowed.
+func (b *GCRA) holds(r *store.Request, now, need int64) bool {
+	whole, rest := Tolerance(r, need)
+	ahead := b.TAT - now
+	return ahead < whole || ahead == whole && b.Rest <= rest
+}
+
+// Charge implements [Bucket].
+func (b *GCRA) Charge(r *store.Request, now int64) {
+	if r.Cost > 0 {
+		b.renew(r, now)
+		b.spend(r, r.Cost)
+	}
+}
+
+// Take implements [Bucket].
+func (b *GCRA) Take(r *store.Request, now int64) bool {
+	if b.isPenalized(now) {
+		return false
+	}
+	need := r.Need()
+	after := *b
+	after.renew(r, now)
+	after.spend(r, need)
+	if !after.holds(r, now, need) {
+		return false
+	}
+	b.Charge(r, now)
+	return true
+}
+
+// Refund implements [Bucket]. Events drain in the order in which they were
+// spent; a refund removes those of the request that have not drained yet, and
+// the others move up.
+func (b *GCRA) Refund(r *store.Request, now int64) {
+	if b.Busy != r.Receipt.Period || b.Events != r.Events || b.TAT <= now {
+		return
+	}
+	left := r.Receipt.Position - b.Refunded - now
+	if left <= 0 {
+		return
+	}
+	whole, rest := DrainTime(r, r.Cost)
+	if left <= whole {
+		whole, rest = left, 0
+	}
+	b.TAT -= whole
+	if b.Rest -= rest; b.Rest < 0 {
+		b.Rest += b.Events
+		b.TAT--
+	}
+	b.Refunded += whole
+	if rest > 0 {
+		b.Refunded++
+	}
+}
+
+// View implements [Bucket].
+func (b *GCRA) View(r *store.Request, now int64, spent bool) store.State {
+	at := *b
+	at.renew(r, now)
+	s := newState(r, now, at.used(now, r.Limit.Window.Microseconds()), spent)
+	need := int64(0)
+	other := at
+	if spent {
+		whole, rest := DrainTime(r, r.Cost)
+		if other.TAT -= whole; other.Rest < rest {
+			other.TAT--
+			other.Rest += other.Events
+		}
+		other.Rest -= rest
+		s.Receipt = store.Receipt{Period: at.Busy, Position: at.TAT + at.Refunded}
+	} else {
+		need = r.Need()
+		other.spend(r, r.Cost)
+	}
+	s.Reset, s.ResetOtherwise = at.end(), max(other.end(), now)
+	after := at
+	after.spend(r, need)
+	if s.Allowed = after.holds(r, now, need); !s.Allowed {
+		whole, rest := DrainTime(r, max(r.Capacity(), 0))
+		fits := after.TAT - whole
+		if after.Rest > rest {
+			fits++
+		}
+		wait(&s, r, fits, spent)
+	}
+	if !spent {
+		b.apply(&s)
+	}
+	return s
+}
+
+// end is TAT, rounded up.
+func (b *GCRA) end() int64 {
+	if b.Rest > 0 {
+		return b.TAT + 1
+	}
+	return b.TAT
+}
+
+// used is how many events have not drained at now, rounded up.
+func (b *GCRA) used(now, window int64) int64 {
+	hi, lo := bits.Mul64(uint64(b.TAT-now), uint64(b.Events))
+	lo, carry := bits.Add64(lo, uint64(b.Rest+window-1), 0)
+	if hi += carry; hi >= uint64(window) {
+		return store.MaxInteger
+	}
+	n, _ := bits.Div64(hi, lo, uint64(window))
+	return int64(min(n, store.MaxInteger))
+}
+
+// Expiry implements [Bucket].
+func (b *GCRA) Expiry(*store.Limit) int64 { return max(b.end(), b.Penalty) }
+
+// Weight implements [Bucket]. It counts all that was spent since the bucket was
+// empty.
+func (b *GCRA) Weight(limit *store.Limit) int64 {
+	return b.used(min(b.Busy, b.TAT), limit.Window.Microseconds())
+}

@@ -1,0 +1,164 @@
+package algorithm
+
+import (
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// SlidingWindow is the content of a bucket of [store.SlidingWindow].
+type SlidingWindow struct {
+	noWindow
+	// Start is when the current window began.
+	Start int64
+	// Current is what was spent in it.
+	Current int64
+	// Previous is what was spent in the window before it.
+	Previous int64
+	penalty
+}
+
+// NewSlidingWindow returns the content that the numbers describe.
+func NewSlidingWindow(start, current, previous, penalized int64) *SlidingWindow {
+	return &SlidingWindow{Start: start, Current: current, Previous: previous, penalty: penalty{penalized}}
+}
+
+// weightSteps bounds the parts into which a window is cut to weigh the one
+// before it, so that a product with [store.MaxWeighted] is exact.
+const weightSteps = 1 << 20
+
+// WeightUnit is the length of such a part.
+func WeightUnit(window int64) int64 { return (window + weightSteps - 1) / weightSteps }
+
+func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
+
+// roll goes on to the window that now is in.
+func (b *SlidingWindow) roll(now, window int64) {
+	start := now - now%window
+	switch {
+	case start <= b.Start:
+		return
+	case start == b.Start+window:
+		b.Previous, b.Current = b.Current, 0
+	default:
+		b.Previous, b.Current = 0, 0
+	}
+	b.Start = start
+}
+
+// weighted is how much of Previous still counts at now, rounded up.
+func (b *SlidingWindow) weighted(now, window int64) int64 {
+	unit := WeightUnit(window)
+	left := min(b.Start+window-now, window)
+	return ceilDiv(min(b.Previous, store.MaxWeighted)*ceilDiv(left, unit), ceilDiv(window, unit))
+}
+
+// Charge implements [Bucket].
+func (b *SlidingWindow) Charge(r *store.Request, now int64) {
+	if r.Cost == 0 {
+		return
+	}
+	b.roll(now, r.Limit.Window.Microseconds())
+	b.Current = add(b.Current, r.Cost)
+}
+
+// Take implements [Bucket].
+func (b *SlidingWindow) Take(r *store.Request, now int64) bool {
+	window := r.Limit.Window.Microseconds()
+	after := *b
+	after.roll(now, window)
+	used := add(after.Current, after.weighted(now, window))
+	if b.isPenalized(now) || used+r.Need() > r.Capacity() {
+		return false
+	}
+	b.Charge(r, now)
+	return true
+}
+
+// Refund implements [Bucket]. What was spent two windows ago is gone.
+func (b *SlidingWindow) Refund(r *store.Request, now int64) {
+	window := r.Limit.Window.Microseconds()
+	after := *b
+	after.roll(now, window)
+	switch {
+	case r.Cost == 0:
+	case r.Receipt.Period == after.Start && after.Current > 0:
+		*b = after
+		b.Current = max(b.Current-r.Cost, 0)
+	case r.Receipt.Period == after.Start-window && after.Previous > 0:
+		*b = after
+		b.Previous = max(b.Previous-r.Cost, 0)
+	}
+}
+
+// Penalize implements [Bucket].
+func (b *SlidingWindow) Penalize(r *store.Request, now int64) {
+	if !b.isPenalized(now) {
+		b.roll(now, r.Limit.Window.Microseconds())
+		b.penalty.Penalize(r, now)
+	}
+}
+
+// View implements [Bucket].
+func (b *SlidingWindow) View(r *store.Request, now int64, spent bool) store.State {
+	window := r.Limit.Window.Microseconds()
+	after := *b
+	after.roll(now, window)
+	s := newState(r, now, add(after.Current, after.weighted(now, window)), spent)
+	s.Reset = after.reset(now, window)
+	otherwise := after
+	if spent {
+		otherwise.Current -= min(r.Cost, after.Current)
+	} else {
+		otherwise.Current = add(after.Current, r.Cost)
+	}
+	s.ResetOtherwise = otherwise.reset(now, window)
+	if !s.Allowed {
+		wait(&s, r, after.fitsAt(r, window, spent), spent)
+	}
+	if spent {
+		s.Receipt.Period = after.Start
+	} else {
+		b.apply(&s)
+	}
+	return s
+}
+
+func (b *SlidingWindow) reset(now, window int64) int64 {
+	switch {
+	case b.Current > 0:
+		return b.Start + 2*window
+	case b.Previous > 0:
+		return b.Start + window
+	default:
+		return now
+	}
+}
+
+// fitsAt is the instant at which a request fits that does not now.
+func (b *SlidingWindow) fitsAt(r *store.Request, window int64, spent bool) int64 {
+	room := r.Capacity()
+	if !spent {
+		room -= r.Need()
+	}
+	unit := WeightUnit(window)
+	end := b.Start + window
+	weighs, most := min(b.Previous, store.MaxWeighted), room-b.Current
+	if most < 0 {
+		// Not before the current window has become the previous one.
+		end += window
+		weighs, most = min(b.Current, store.MaxWeighted), max(room, 0)
+	}
+	if weighs == 0 {
+		return end
+	}
+	// As many parts of the window before may still count.
+	parts, _ := mulDiv(most, ceilDiv(window, unit), weighs)
+	return max(end-min(parts, weightSteps)*unit, end-window)
+}
+
+// Expiry implements [Bucket].
+func (b *SlidingWindow) Expiry(limit *store.Limit) int64 {
+	return max(b.Start+2*limit.Window.Microseconds(), b.Penalty)
+}
+
+// Weight implements [Bucket].
+func (b *SlidingWindow) Weight(*store.Limit) int64 { return add(b.Current, b.Previous) }

@@ -1,0 +1,53 @@
+package store
+
+import "time"
+
+// Limit is one zone's rule as the stores know it. It identifies, with a client
+// key, a bucket; a limit that differs in any field has buckets of its own.
+type Limit struct {
+	// Zone is the zone's name.
+	Zone string
+	// Algorithm is how events are counted.
+	Algorithm Algorithm
+	// Window is the length of a window, or of a lease: whole microseconds, at
+	// least one, and at most 100 years, so that instants stay below
+	// MaxInteger.
+	Window time.Duration
+	// Align makes windows of [FixedWindow] begin at multiples of their length
+	// since the epoch, and not with a client's first request.
+	Align bool
+}
+
+// Algorithm names a way of counting.
+type Algorithm string
+
+// The algorithms.
+const (
+	// FixedWindow counts in windows of a fixed length; a client's first
+	// request opens its window.
+	FixedWindow Algorithm = "fixed_window"
+	// SlidingWindow counts in windows that begin at multiples of their length
+	// since the epoch, and adds what was spent in the window before, by the
+	// part of it that the last Window of time still covers. Events are at most
+	// MaxWeighted.
+	SlidingWindow Algorithm = "sliding_window"
+	// SlidingLog remembers the instant of every event of the last Window.
+	// Events are at most MaxMembers.
+	SlidingLog Algorithm = "sliding_log"
+	// GCRA is the generic cell rate algorithm: a bucket of Burst events that
+	// leaks Events per Window.
+	GCRA Algorithm = "gcra"
+	// Concurrency counts what runs at the same time, as leases that last for
+	// Window unless they are charged again or refunded. Events are at most
+	// MaxMembers.
+	Concurrency Algorithm = "concurrency"
+)
+
+const (
+	// MaxWeighted is the most that is counted of a window of [SlidingWindow]
+	// once it has gone by, for its weight is a product that has to be exact.
+	MaxWeighted = 1<<32 - 1
+	// MaxMembers is how many events a bucket holds one by one: of a cost above
+	// it, the rest is not counted.
+	MaxMembers = 100_000
+)

@@ -1,0 +1,145 @@
+package redis
+
+import (
+	"context"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// command is what is asked about one bucket, in a pipeline: to run a script, or
+// to read it.
+type command struct {
+	goredis.Cmder
+	// script is nil for a command that reads by itself.
+	script *script
+	// readOnly is set for a script that a replica runs.
+	readOnly bool
+	// mayGuess is set if the script may do without reading the clock.
+	mayGuess bool
+	// clock, if not nil, is the server's clock, which then decides. It is told
+	// the time where a reply carries it.
+	clock *primaryClock
+	// sent is set once the command was given to a connection: from then on it
+	// may have run.
+	sent bool
+	// outcome is what became of it: nil once the reply is there.
+	outcome error
+
+	// The arguments, pointed to by argv so that they are not boxed one by one.
+	key      string
+	id       string
+	ints     [6]int64
+	numbers  int
+	argv     [11]any
+	argc     int
+	firstKey int8
+}
+
+// The words of commands, boxed.
+var (
+	wordEvalSHA   any = "evalsha"
+	wordEvalSHARO any = "evalsha_ro"
+	wordOneKey    any = 1
+	wordHMGet     any = "hmget"
+	wordMGet      any = "mget"
+	wordCount     any = "c"
+	wordReset     any = "r"
+	wordPenalty   any = "p"
+	operations        = [...]any{
+		algorithm.Check: "check", algorithm.Charge: "charge", algorithm.Take: "take",
+		algorithm.Refund: "refund", algorithm.Penalize: "penalize",
+	}
+)
+
+// newRead returns a command that reads a bucket by itself: word, the key, and
+// what comes after it.
+func newRead(word any, key string, rest ...any) *command {
+	c := &command{key: key, argc: 2, firstKey: 1}
+	c.argv[0], c.argv[1] = word, &c.key
+	c.argc += copy(c.argv[c.argc:], rest)
+	c.renew()
+	return c
+}
+
+// newCommand returns a call of s on one key, to which arguments are added.
+func newCommand(s *script, op algorithm.Operation, readOnly bool, key string) *command {
+	c := &command{script: s, readOnly: readOnly, key: key, argc: 5, firstKey: 3}
+	c.argv[0], c.argv[1], c.argv[2], c.argv[3], c.argv[4] = wordEvalSHA, s.sha, wordOneKey, &c.key, operations[op]
+	if readOnly {
+		c.argv[0] = wordEvalSHARO
+	}
+	return c
+}
+
+// add adds arguments.
+func (c *command) add(numbers ...int64) {
+	for _, n := range numbers {
+		c.ints[c.numbers] = n
+		c.argv[c.argc] = &c.ints[c.numbers]
+		c.numbers++
+		c.argc++
+	}
+}
+
+// addID adds an argument that is a text.
+func (c *command) addID(id string) {
+	c.id = id
+	c.argv[c.argc] = &c.id
+	c.argc++
+}
+
+// renew makes c ready to be sent, again.
+func (c *command) renew() {
+	if c.script != nil {
+		c.Cmder = goredis.NewIntSliceCmd(context.Background(), c.argv[:c.argc]...)
+	} else {
+		// Texts, so that a bucket that somebody tampered with spoils its own
+		// answer and not what comes after it on the connection.
+		c.Cmder = goredis.NewStringSliceCmd(context.Background(), c.argv[:c.argc]...)
+	}
+	c.SetFirstKeyPos(c.firstKey)
+	c.sent, c.outcome = false, nil
+}
+
+// The first number of a script's arguments, and of its reply, is the instant.
+const placeOfNow = 0
+
+// stamp tells a script an instant that the server's clock has passed, which may
+// save it the reading; 0 makes it read the clock.
+func (c *command) stamp(now int64) {
+	if c.mayGuess {
+		c.ints[placeOfNow] = -now
+	}
+}
+
+// answered tells whether there is a reply.
+func (c *command) answered() bool {
+	switch cmd := c.Cmder.(type) {
+	case *goredis.IntSliceCmd:
+		return cmd.Val() != nil
+	case *goredis.StringSliceCmd:
+		return cmd.Val() != nil
+	}
+	return false
+}
+
+// texts is the reply of a command that reads by itself.
+func (c *command) texts() []string { return c.Cmder.(*goredis.StringSliceCmd).Val() }
+
+// integers is the reply of a script.
+func (c *command) integers() []int64 { return c.Cmder.(*goredis.IntSliceCmd).Val() }
+
+// NoRetry keeps go-redis from sending a script again that may already have
+// spent something.
+func (c *command) NoRetry() bool { return c.script != nil }
+
+// Args is what go-redis calls to write the command to a connection, which is
+// the last moment at which it surely did not run.
+func (c *command) Args() []any {
+	c.sent = true
+	return c.Cmder.Args()
+}
+
+var _ goredis.Cmder = (*command)(nil)

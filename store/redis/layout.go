@@ -1,0 +1,135 @@
+package redis
+
+import (
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// layout is how the buckets of an algorithm are kept in Redis.
+type layout struct {
+	script *script
+	// read returns a command that reads the bucket without a script; nil if
+	// only the script can.
+	read func(key string) *command
+	// numbers turns what read replies into the numbers of a bucket.
+	numbers func(texts []string) ([]int64, error)
+	// arguments adds to a call of the script what comes after the instant.
+	arguments func(c *command, op algorithm.Operation, r *store.Request)
+	// decode makes a view of a bucket's numbers, count of them.
+	decode func(n []int64) view
+	count  int
+}
+
+// view is what an algorithm makes of a bucket's content.
+type view interface {
+	View(r *store.Request, now int64, spent bool) store.State
+}
+
+func layoutOf(a store.Algorithm) *layout {
+	switch a {
+	case store.SlidingWindow:
+		return &layoutSlidingWindow
+	case store.SlidingLog:
+		return &layoutSlidingLog
+	case store.GCRA:
+		return &layoutGCRA
+	case store.Concurrency:
+		return &layoutConcurrency
+	default:
+		return &layoutFixedWindow
+	}
+}
+
+var layoutFixedWindow = layout{
+	script:  scriptFixedWindow,
+	read:    func(key string) *command { return newRead(wordHMGet, key, wordCount, wordReset, wordPenalty) },
+	numbers: parseNumbers,
+	arguments: func(c *command, op algorithm.Operation, r *store.Request) {
+		c.add(r.Limit.Window.Microseconds())
+		addCounting(c, op, r)
+		if r.Limit.Align {
+			c.add(1)
+		}
+		c.mayGuess = c.clock != nil && (op == algorithm.Charge || op == algorithm.Take)
+	},
+	decode: func(n []int64) view { return algorithm.NewFixedWindow(n[0], n[1], n[2]) },
+	count:  3,
+}
+
+var layoutSlidingWindow = layout{
+	script:  scriptSlidingWindow,
+	read:    func(key string) *command { return newRead(wordMGet, key) },
+	numbers: func(texts []string) ([]int64, error) { return unpackNumbers(texts, 4) },
+	arguments: func(c *command, op algorithm.Operation, r *store.Request) {
+		window := r.Limit.Window.Microseconds()
+		c.add(window)
+		addCounting(c, op, r)
+		c.add(algorithm.WeightUnit(window))
+	},
+	decode: func(n []int64) view { return algorithm.NewSlidingWindow(n[0], n[1], n[2], n[3]) },
+	count:  4,
+}
+
+// addCounting adds what operations on counters take.
+func addCounting(c *command, op algorithm.Operation, r *store.Request) {
+	switch op {
+	case algorithm.Take:
+		c.add(r.Cost, r.Capacity())
+	case algorithm.Refund:
+		c.add(r.Cost, r.Receipt.Period)
+	case algorithm.Penalize:
+		c.add(r.Until, 0)
+	default:
+		c.add(r.Cost, 0)
+	}
+}
+
+var layoutGCRA = layout{
+	script:  scriptGCRA,
+	read:    func(key string) *command { return newRead(wordMGet, key) },
+	numbers: func(texts []string) ([]int64, error) { return unpackNumbers(texts, 6) },
+	arguments: func(c *command, op algorithm.Operation, r *store.Request) {
+		c.add(r.Events)
+		if op == algorithm.Penalize {
+			c.add(r.Until, 0)
+			return
+		}
+		c.add(pair(algorithm.DrainTime(r, r.Cost))...)
+		switch op {
+		case algorithm.Take:
+			c.add(pair(algorithm.Tolerance(r, r.Cost))...)
+		case algorithm.Refund:
+			c.add(r.Receipt.Period, r.Receipt.Position)
+		}
+	},
+	decode: func(n []int64) view { return algorithm.NewGCRA(n[0], n[1], n[2], n[3], n[4], n[5]) },
+	count:  6,
+}
+
+func pair(a, b int64) []int64 { return []int64{a, b} }
+
+var layoutSlidingLog = layout{
+	script:    scriptSlidingLog,
+	arguments: addMembers,
+	decode: func(n []int64) view {
+		return algorithm.LogSummary{Used: n[0], Newest: n[1], Other: n[2], Blocking: n[3]}
+	},
+	count: 4,
+}
+
+var layoutConcurrency = layout{
+	script:    scriptConcurrency,
+	arguments: addMembers,
+	decode:    func(n []int64) view { return algorithm.LeaseSummary{Used: n[0]} },
+	count:     1,
+}
+
+// addMembers adds what operations on events that are kept one by one take.
+func addMembers(c *command, op algorithm.Operation, r *store.Request) {
+	cost := r.Cost
+	if op == algorithm.Check {
+		cost = r.Need()
+	}
+	c.add(r.Limit.Window.Microseconds(), cost, r.Capacity(), r.Events)
+	c.addID(r.ID)
+}

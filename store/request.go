@@ -1,0 +1,53 @@
+package store
+
+// Request asks about one bucket.
+type Request struct {
+	// Limit is the bucket's limit; it must not be nil, nor change while a call
+	// runs. Equal limits are the same limit.
+	Limit *Limit
+	// ClientKey is whose bucket it is, any bytes.
+	ClientKey string
+	// Events is how many events the window admits for this client, from 1 to
+	// MaxInteger. It is not part of the bucket: changing it keeps the count.
+	Events int64
+	// Burst is how many events [GCRA] admits at once; 0 means Events. The
+	// other algorithms do not look at it.
+	Burst int64
+	// Reserved is how much of Events, or of Burst, this request may not use,
+	// because it is kept for more important ones.
+	Reserved int64
+	// Ahead is what is waiting to be spent before this request: a Check asks
+	// for as much more. It is 0 for the other operations.
+	Ahead int64
+	// Cost is what the request spends, or gets back, from 0 to MaxInteger.
+	Cost int64
+	// ID tells this request from all others, where events are kept one by one:
+	// under [SlidingLog] and [Concurrency], which need it to spend and to
+	// refund.
+	ID string
+	// Receipt is what the Take returned that a Refund takes back.
+	Receipt Receipt
+	// Until is the instant at which a penalty ends.
+	Until int64
+}
+
+// Capacity is the most that may be spent for the request to be admitted.
+func (r *Request) Capacity() int64 {
+	if r.Limit.Algorithm == GCRA && r.Burst > 0 {
+		return r.Burst - r.Reserved
+	}
+	return r.Events - r.Reserved
+}
+
+// Need is what has to fit for the request to be admitted: its cost, and what
+// is ahead of it.
+func (r *Request) Need() int64 { return r.Cost + r.Ahead }
+
+// Receipt tells which part of a bucket a Take has spent. Its fields mean
+// something to the algorithm alone. The zero value is the receipt of nothing.
+type Receipt struct {
+	// Period is the window, or the time without pause, in which it was spent.
+	Period int64
+	// Position is where in that time it drains.
+	Position int64
+}
