@@ -20,6 +20,14 @@ func (a Amount) number() (int64, error) {
 	return n, nil
 }
 
+// canonical writes the same number always alike.
+func (a Amount) canonical() string {
+	if n, err := a.number(); err == nil {
+		return strconv.FormatInt(n, 10)
+	}
+	return string(a)
+}
+
 // isDynamic tells whether the amount depends on the request.
 func (a Amount) isDynamic() bool { return strings.Contains(string(a), "{") }
 

@@ -27,8 +27,17 @@ import (
 //			key         <text>...
 //			events      <n> | <placeholder> <fallback n>
 //			window      <duration>
-//			charge      after
+//			algorithm   fixed_window|sliding_window|sliding_log|gcra|concurrency
+//			align
+//			burst       <n>
+//			cost        <n>|<placeholder>
+//			charge      after|before
 //			free_status <code|class>... | none
+//			count_status <code|class>...
+//			max_wait    <duration>
+//			max_wait_queue <n>
+//			penalty     <duration>
+//			reserve     <percent> @<matcher> | <percent> { <matchers> }
 //			ipv4_prefix <bits>
 //			ipv6_prefix <bits>
 //			on_error    allow|deny|local
@@ -209,6 +218,19 @@ func (p *parser) positive(to *int) error {
 	}
 	if *to < 1 {
 		return p.Errf("%s %d: it must be at least 1", option, *to)
+	}
+	return nil
+}
+
+// positive64 is positive for numbers that may be large.
+func (p *parser) positive64(to *int64) error {
+	option := p.Val()
+	text, err := p.arg()
+	if err != nil {
+		return err
+	}
+	if *to, err = strconv.ParseInt(text, 10, 64); err != nil || *to < 1 {
+		return p.Errf("%s %q: it must be a whole number of at least 1", option, text)
 	}
 	return nil
 }

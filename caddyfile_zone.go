@@ -2,7 +2,7 @@ package shardlimit
 
 import (
 	"encoding/json"
-	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 
@@ -14,7 +14,7 @@ import (
 
 const (
 	handlerOptions = "store, zone, headers, jitter, log_key"
-	zoneOptions    = "match, key, events, window, charge, free_status, ipv4_prefix, ipv6_prefix, on_error"
+	zoneOptions    = "match, key, events, window, algorithm, align, burst, cost, charge, free_status, count_status, max_wait, max_wait_queue, penalty, reserve, ipv4_prefix, ipv6_prefix, on_error"
 )
 
 // handlerOption parses one option of the directive other than zone.
@@ -91,13 +91,17 @@ func parseZone(h httpcaddyfile.Helper) (*Zone, error) {
 		return nil, p.Err("zone takes one argument, its name")
 	}
 	for nesting := h.Nesting(); h.NextBlock(nesting); {
-		if h.Val() == "match" {
-			if err := parseMatch(h, z); err != nil {
-				return nil, err
-			}
-			continue
+		var err error
+		switch h.Val() {
+		case "match":
+			err = parseMatch(h, "match", &z.MatcherSetsRaw)
+		case "reserve":
+			p.lines["reserve"] = p.Token()
+			err = p.reserve(h, z)
+		default:
+			err = p.zoneOption(z)
 		}
-		if err := p.zoneOption(z); err != nil {
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -119,11 +123,31 @@ func (p *parser) zoneOption(z *Zone) (err error) {
 		return p.events(z)
 	case "window":
 		return p.duration(&z.Window)
+	case "algorithm":
+		return p.text(&z.Algorithm)
+	case "align":
+		z.Align = true
+		return p.noArgs()
+	case "burst":
+		return p.positive64(&z.Burst)
+	case "cost":
+		text, err := p.arg()
+		z.Cost = Amount(text)
+		return err
 	case "charge":
 		return p.text(&z.Charge)
 	case "free_status":
 		z.FreeStatus, err = p.args()
 		return err
+	case "count_status":
+		z.CountStatus, err = p.args()
+		return err
+	case "max_wait":
+		return p.duration(&z.MaxWait)
+	case "max_wait_queue":
+		return p.positive(&z.MaxWaitQueue)
+	case "penalty":
+		return p.duration(&z.Penalty)
 	case "ipv4_prefix":
 		return p.integer(&z.IPv4Prefix)
 	case "ipv6_prefix":
@@ -153,37 +177,58 @@ func (p *parser) events(z *Zone) error {
 	return nil
 }
 
-// parseMatch adds a matcher set to z: a named one, or the one in a block.
-func parseMatch(h httpcaddyfile.Helper, z *Zone) error {
+// reserve parses a part that is kept, and for which requests.
+func (p *parser) reserve(h httpcaddyfile.Helper, z *Zone) error {
+	if !p.NextArg() {
+		return p.Err("reserve takes a percentage and matchers, such as reserve 20 @important")
+	}
+	percent, err := strconv.Atoi(p.Val())
+	if err != nil {
+		return p.Errf("reserve %q: it must be a whole number of percent, from 1 to 100", p.Val())
+	}
+	r := &Reserve{Percent: percent}
+	z.Reserves = append(z.Reserves, r)
+	if err := parseMatch(h, "reserve "+p.Val(), &r.MatcherSetsRaw); err != nil {
+		return err
+	}
+	// Here, while this reserve's line is the one to name.
+	if err := z.validateReserves(); err != nil {
+		return p.at(err)
+	}
+	return nil
+}
+
+// parseMatch adds a matcher set to sets: a named one, or the one in a block.
+func parseMatch(h httpcaddyfile.Helper, option string, sets *caddyhttp.RawMatcherSets) error {
 	var set caddy.ModuleMap
 	var err error
 	switch h.CountRemainingArgs() {
 	case 0:
-		set, err = parseMatchBlock(h)
+		set, err = parseMatchBlock(h, option)
 	case 1:
 		directive := h.Token()
 		h.NextArg()
 		if !strings.HasPrefix(h.Val(), "@") {
-			return h.Errf("match %s: write match @<matcher>, or matchers in a block", h.Val())
+			return h.Errf("%s %s: write %s @<matcher>, or matchers in a block", option, h.Val(), option)
 		}
 		// The helper looks for a matcher right after a directive.
 		named := h.WithDispenser(caddyfile.NewDispenser([]caddyfile.Token{directive, h.Token()}))
 		named.Next()
 		if set, err = named.ExtractMatcherSet(); err != nil {
-			return h.Errf("match %s: there is no such matcher: define it in this site, such as %s path /api/*", h.Val(), h.Val())
+			return h.Errf("%s %s: there is no such matcher: define it in this site, such as %s path /api/*", option, h.Val(), h.Val())
 		}
 	default:
-		return h.Err("match takes one matcher: repeat match for more, any of which then may match")
+		return h.Errf("%s takes one matcher: repeat it for more, any of which then may match", option)
 	}
 	if err != nil {
 		return err
 	}
-	z.MatcherSetsRaw = append(z.MatcherSetsRaw, set)
+	*sets = append(*sets, set)
 	return nil
 }
 
 // parseMatchBlock parses the matchers in a block.
-func parseMatchBlock(h httpcaddyfile.Helper) (caddy.ModuleMap, error) {
+func parseMatchBlock(h httpcaddyfile.Helper, option string) (caddy.ModuleMap, error) {
 	start, d := h.Token(), h.NewFromNextSegment()
 	d.Next()
 	empty := true
@@ -198,7 +243,7 @@ func parseMatchBlock(h httpcaddyfile.Helper) (caddy.ModuleMap, error) {
 		d.NextSegment()
 	}
 	if empty {
-		return nil, errorAt(start, errors.New("match is empty: write match @<matcher>, or matchers in a block"))
+		return nil, errorAt(start, fmt.Errorf("%s is empty: write %s @<matcher>, or matchers in a block", option, option))
 	}
 	d.Reset()
 	d.Next()

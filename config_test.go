@@ -99,7 +99,7 @@ func TestConfigOfHandlers(t *testing.T) {
 		"window negative":         {zoneOf(`"window": "-1m"`), `zone api: window -1m0s: it must be from 1ms to 100 years`},
 		"window too long":         {zoneOf(`"window": "36501d"`), `it must be from 1ms to 100 years`},
 		"window not whole":        {zoneOf(`"window": 1000001`), `zone api: window 1.000001ms: it must be whole microseconds`},
-		"charge unknown":          {zoneOf(`"charge": "often"`), `zone api: charge "often": the only way is after`},
+		"charge unknown":          {zoneOf(`"charge": "often"`), `zone api: charge "often": it must be after or before`},
 		"on_error unknown":        {zoneOf(`"on_error": "retry"`), `zone api: on_error "retry": it must be allow, deny or local`},
 		"ipv4_prefix too large":   {zoneOf(`"ipv4_prefix": 33`), `zone api: ipv4_prefix 33: it must be from 0 to 32 bits`},
 		"ipv6_prefix negative":    {zoneOf(`"ipv6_prefix": -1`), `zone api: ipv6_prefix -1: it must be from 0 to 128 bits`},

@@ -46,8 +46,8 @@ type Handler struct {
 	// the store named `default`.
 	StoreRaw json.RawMessage `json:"store,omitempty" caddy:"namespace=rate_limit.stores inline_key=module"`
 
-	// The zones, in the order in which they count requests. A request has to
-	// fit into all zones that match it; if one refuses it, none is charged.
+	// The zones. A request has to fit into all zones that match it; if one
+	// refuses it, none is charged.
 	Zones []*Zone `json:"zones,omitempty"`
 
 	// Which response headers tell of the limit: `github` or `none`.
@@ -119,7 +119,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		if err := app.claim(h.use.name, z); err != nil {
 			return err
 		}
-		if err := z.provision(ctx, h.use.onError); err != nil {
+		if err := z.provision(ctx, h.use); err != nil {
 			return err
 		}
 	}
@@ -224,7 +224,10 @@ func (h *Handler) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 				continue
 			}
 		}
-		req := z.request(repl, h)
+		req, err := z.request(r, repl, h)
+		if err != nil {
+			return t, nil, err
+		}
 		if t != nil && t.counts(h.use, req) {
 			continue
 		}
@@ -232,7 +235,7 @@ func (h *Handler) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 			if t == nil || t.settled {
 				t = newTracker(w, t)
 			}
-			p = t.newPart(h)
+			p = t.newPart(h, repl)
 		}
 		p.add(z, req)
 	}
@@ -242,30 +245,28 @@ func (h *Handler) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 	return t, p, nil
 }
 
-// admit checks p and returns nil if the request may pass.
+// admit asks p's store and returns nil if the request may pass.
 func (h *Handler) admit(t *tracker, p *part, w http.ResponseWriter, r *http.Request) error {
-	if err := p.check(r); err != nil {
+	p.enter()
+	if err := p.askInTurn(r); err != nil {
 		t.refusal = p
 		return err
 	}
-	refused, denied := -1, false
 	for i, z := range p.zones {
-		z.counts.requests.Inc()
-		switch st := &p.states[i]; {
-		case st.Err != nil:
-			denied = denied || z.onError == onErrorDeny
-		case !st.Allowed && (refused < 0 || st.RetryAfter > p.states[refused].RetryAfter):
-			refused = i
+		if p.wasAsked(i) {
+			z.counts.requests.Inc()
 		}
 	}
-	switch {
+	p.penalize()
+	switch refused := p.refusedBy(); {
 	case refused >= 0:
 		return h.refuse(t, p, refused, w, r)
-	case denied:
+	case p.isDenied():
 		t.refusal = p
 		deleteLimitHeaders(w.Header())
 		return caddyhttp.Error(http.StatusServiceUnavailable, errStoreDown)
 	default:
+		p.holdLeases()
 		return nil
 	}
 }
@@ -277,25 +278,36 @@ func (h *Handler) refuse(t *tracker, p *part, i int, w http.ResponseWriter, r *h
 	z, st := p.zones[i], &p.states[i]
 	t.refusal, t.refusedBy = p, z
 	z.counts.declined.Inc()
-	wait := h.retryAfter(st)
 	if h.Headers != headersNone {
 		setLimitHeaders(w.Header(), z, st)
 	} else {
 		deleteLimitHeaders(w.Header())
 	}
-	setRetryAfter(w.Header(), wait)
+	fields := make([]zap.Field, 0, 4)
+	if st.RetryAfter == store.Never {
+		h.warnNever(z, &p.reqs[i])
+	} else {
+		wait := h.retryAfter(st)
+		setRetryAfter(w.Header(), wait)
+		fields = append(fields, zap.Int64("wait", wait))
+	}
 	if entry := h.logger.Check(zapcore.DebugLevel, "rate limit exceeded"); entry != nil {
-		fields := []zap.Field{
-			zap.String("zone", z.Name),
-			zap.Int64("wait", wait),
-			zap.String("remote_ip", clientIP(r)),
-		}
+		fields = append(fields, zap.String("zone", z.Name), zap.String("remote_ip", clientIP(r)))
 		if h.LogKey {
 			fields = append(fields, zap.String("key", p.reqs[i].ClientKey))
 		}
 		entry.Write(fields...)
 	}
 	return caddyhttp.Error(http.StatusTooManyRequests, z.refusal)
+}
+
+// warnNever tells of a request that costs more than its zone ever admits.
+func (h *Handler) warnNever(z *Zone, req *store.Request) {
+	if times, log := z.never.report(h.now()); log {
+		h.logger.Warn("a request costs more than its zone ever admits; it is refused, and waiting will not help",
+			zap.String("zone", z.Name), zap.Int64("cost", req.Cost), zap.Int64("capacity", req.Capacity()),
+			zap.Int64("times", times), zap.String("hint", "raise events or, with gcra, burst; or lower cost or reserve"))
+	}
 }
 
 // retryAfter is how many seconds a refused client is told to wait.

@@ -30,7 +30,12 @@ func setLimitHeaders(h http.Header, z *Zone, st *store.State) {
 	h["X-Ratelimit-Limit"] = values[0:1:1]
 	h["X-Ratelimit-Remaining"] = values[1:2:2]
 	h["X-Ratelimit-Used"] = values[2:3:3]
-	h["X-Ratelimit-Reset"] = values[3:4:4]
+	if st.Reset != 0 {
+		h["X-Ratelimit-Reset"] = values[3:4:4]
+	} else {
+		// Requests that run at the same time know no reset.
+		delete(h, "X-Ratelimit-Reset")
+	}
 	h["X-Ratelimit-Resource"] = values[4:5:5]
 }
 

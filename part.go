@@ -2,8 +2,11 @@ package shardlimit
 
 import (
 	"context"
+	"errors"
 	"net/http"
+	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -13,17 +16,30 @@ import (
 // the same length.
 type part struct {
 	handler *Handler
+	repl    *caddy.Replacer
 	zones   []*Zone
 	reqs    []store.Request
 	states  []store.State
-	// local tells which states came from the local counts.
-	local []bool
-	// open is the store, held until the request has settled.
-	open *openedStore
+	// marks tell what was done beyond a check; nil if nothing was.
+	marks []mark
+	// open is the store, held until the request has settled and its leases
+	// have ended.
+	open  *openedStore
+	lease *lease
 
 	// Room for the few zones that most handlers have.
 	zonesRoom [2]*Zone
 	reqsRoom  [2]store.Request
+}
+
+// mark tells where a zone's state came from.
+type mark struct {
+	// local: from the local counts.
+	local bool
+	// taken: the cost was spent and can be refunded.
+	taken bool
+	// unknown: a take may have spent the cost or not.
+	unknown bool
 }
 
 func (p *part) add(z *Zone, req store.Request) {
@@ -31,19 +47,149 @@ func (p *part) add(z *Zone, req store.Request) {
 	p.reqs = append(p.reqs, req)
 }
 
-// check sets the states. An error of the store is a state's; the error it
-// returns ends the request.
-func (p *part) check(r *http.Request) (err error) {
-	use := p.handler.use
-	if p.open, err = use.enter(); err != nil {
-		p.states = make([]store.State, len(p.reqs))
-		for i := range p.states {
-			p.states[i].Err = err
-		}
-	} else {
-		p.states = p.open.store.Check(r.Context(), p.reqs)
+func (p *part) mark(i int) *mark {
+	if p.marks == nil {
+		p.marks = make([]mark, len(p.zones))
 	}
+	return &p.marks[i]
+}
+
+func (p *part) has(i int) mark {
+	if p.marks == nil {
+		return mark{}
+	}
+	return p.marks[i]
+}
+
+// wasAsked tells whether there is an answer about zone i: after a refusal the
+// others are not asked.
+func (p *part) wasAsked(i int) bool { return p.states[i].Err != nil || p.states[i].Now != 0 }
+
+// enter opens the store. Where that fails, it fails every zone.
+func (p *part) enter() {
+	var err error
+	if p.open, err = p.handler.use.enter(); err == nil {
+		return
+	}
+	p.states = make([]store.State, len(p.reqs))
 	for i, z := range p.zones {
+		p.states[i].Err = err
+		p.handler.use.failed(p.handler.now(), z.Name, err)
+	}
+}
+
+// ask sets the states: it checks, and takes if the checks let the request
+// pass. An error of the store is a state's; the error it returns ends the
+// request.
+func (p *part) ask(r *http.Request) error {
+	if p.open == nil {
+		return nil
+	}
+	takes := p.takes()
+	if len(takes) == 0 {
+		p.states = p.open.store.Check(r.Context(), p.reqs)
+		return p.handleErrors(r, store.Store.Check, nil)
+	}
+	p.states = make([]store.State, len(p.reqs))
+	if checks := p.where(func(i int) bool { return !p.zones[i].takes }); len(checks) > 0 {
+		if err := p.askSome(r, store.Store.Check, checks); err != nil || !p.passes(checks) {
+			return err
+		}
+	}
+	return p.take(r, takes)
+}
+
+// take takes from some zones. Those that are known to be full go first: if they
+// refuse again, the others are left alone.
+func (p *part) take(r *http.Request, takes []int) error {
+	if len(takes) > 1 {
+		now := p.handler.now()
+		full, others := []int{}, []int{}
+		for _, i := range takes {
+			if p.open.full.has(&p.reqs[i], now) {
+				full = append(full, i)
+			} else {
+				others = append(others, i)
+			}
+		}
+		if len(full) > 0 && len(others) > 0 {
+			if err := p.takeSome(r, full); err != nil || !p.passes(full) {
+				return err
+			}
+			takes = others
+		}
+	}
+	return p.takeSome(r, takes)
+}
+
+func (p *part) takeSome(r *http.Request, takes []int) error {
+	err := p.askSome(r, store.Store.Take, takes)
+	for _, i := range takes {
+		switch st, m := &p.states[i], p.mark(i); {
+		case st.Err == nil && st.Allowed:
+			m.taken = true
+			p.reqs[i].Receipt = st.Receipt
+		case st.Err == nil:
+			p.open.full.note(&p.reqs[i], st, p.handler.now())
+		}
+	}
+	return err
+}
+
+// passes tells whether none of these zones ends the request.
+func (p *part) passes(some []int) bool {
+	for _, i := range some {
+		st := &p.states[i]
+		if st.Err == nil && !st.Allowed || st.Err != nil && p.zones[i].onError == onErrorDeny {
+			return false
+		}
+	}
+	return true
+}
+
+// takes are the zones that take.
+func (p *part) takes() []int {
+	return p.where(func(i int) bool { return p.zones[i].takes })
+}
+
+func (p *part) where(is func(i int) bool) (some []int) {
+	for i := range p.zones {
+		if is(i) {
+			some = append(some, i)
+		}
+	}
+	return some
+}
+
+// question is a method of a store that answers requests.
+type question = func(s store.Store, ctx context.Context, reqs []store.Request) []store.State
+
+// askSome asks about some zones, in one call.
+func (p *part) askSome(r *http.Request, q question, some []int) error {
+	reqs := p.reqs
+	if len(some) < len(reqs) {
+		reqs = make([]store.Request, len(some))
+		for n, i := range some {
+			reqs[n] = p.reqs[i]
+		}
+	}
+	for n, st := range q(p.open.store, r.Context(), reqs) {
+		p.states[some[n]] = st
+	}
+	return p.handleErrors(r, q, some)
+}
+
+// handleErrors reports what failed, and asks the local counts where that is
+// wanted. some may be nil for all.
+func (p *part) handleErrors(r *http.Request, q question, some []int) error {
+	for n := range p.states {
+		i := n
+		if some != nil {
+			if n == len(some) {
+				break
+			}
+			i = some[n]
+		}
 		err := p.states[i].Err
 		if err == nil {
 			continue
@@ -52,13 +198,14 @@ func (p *part) check(r *http.Request) (err error) {
 			// The client left while the store was asked.
 			return caddyhttp.Error(statusClientClosedRequest, err)
 		}
-		use.failed(p.handler.now(), z.Name, err)
-		if z.onError == onErrorLocal && p.open != nil {
-			if p.local == nil {
-				p.local = make([]bool, len(p.zones))
-			}
-			p.local[i] = true
-			p.states[i] = p.open.local.Check(r.Context(), p.reqs[i:i+1])[0]
+		z := p.zones[i]
+		p.handler.use.failed(p.handler.now(), z.Name, err)
+		if errors.Is(err, store.ErrUncertain) {
+			p.mark(i).unknown = true
+		}
+		if z.onError == onErrorLocal {
+			p.mark(i).local = true
+			p.states[i] = p.askLocal(q, p.reqs[i])
 		}
 	}
 	return nil
@@ -67,46 +214,27 @@ func (p *part) check(r *http.Request) (err error) {
 // statusClientClosedRequest is what Caddy reports where a client left.
 const statusClientClosedRequest = 499
 
-// charge spends what the request costs where its status is not free, and makes
-// the states show it.
-func (p *part) charge(status int) {
-	if p.states == nil {
-		// The check did not come to an end.
-		return
-	}
-	charged := p.reqs
-	for i, z := range p.zones {
-		if z.isFree(status) {
-			charged = nil
-			continue
-		}
-		st := &p.states[i]
-		st.Used += p.reqs[i].Cost
-		st.Remaining = max(st.Limit-st.Used, 0)
-		if p.local != nil && p.local[i] {
-			p.open.local.Charge(context.Background(), p.reqs[i:i+1])
-		}
-	}
-	if charged == nil {
-		for i, z := range p.zones {
-			if !z.isFree(status) {
-				charged = append(charged, p.reqs[i])
-			}
-		}
-	}
-	switch {
-	case len(charged) == 0 || p.open == nil:
-	case p.open.detacher != nil:
-		p.open.detacher.ChargeDetached(charged)
-	default:
-		p.open.store.Charge(context.Background(), charged)
-	}
-}
-
 // release lets go of the store.
 func (p *part) release() {
 	if p.open != nil {
 		p.open = nil
 		p.handler.use.leave()
+	}
+}
+
+// detachedPatience bounds a call for which nobody waits, in a store that cannot
+// make it by itself.
+const detachedPatience = 5 * time.Second
+
+// detach makes a call for which nobody waits.
+func (p *part) detach(alone func(store.Detacher, []store.Request), q question, reqs []store.Request) {
+	switch {
+	case len(reqs) == 0:
+	case p.open.detacher != nil:
+		alone(p.open.detacher, reqs)
+	default:
+		ctx, cancel := context.WithTimeout(context.Background(), detachedPatience)
+		defer cancel()
+		q(p.open.store, ctx, reqs)
 	}
 }

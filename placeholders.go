@@ -59,7 +59,7 @@ func (t *tracker) placeholder(rest string) (any, bool) {
 func (t *tracker) state(zone string) *store.State {
 	for _, p := range t.parts {
 		for i, z := range p.zones {
-			if z.Name == zone && i < len(p.states) && p.states[i].Err == nil {
+			if z.Name == zone && i < len(p.states) && p.states[i].Err == nil && p.wasAsked(i) {
 				return &p.states[i]
 			}
 		}

@@ -45,13 +45,21 @@ func (s *statusSet) contains(code int) bool {
 	return code < 600 && code >= 0 && s[code/64]>>(code%64)&1 == 1
 }
 
+// complement returns the statuses that are not in s.
+func (s statusSet) complement() (others statusSet) {
+	for i := range s {
+		others[i] = ^s[i]
+	}
+	return others
+}
+
 // compile returns the set that l names.
 func (l StatusList) compile() (set statusSet, err error) {
 	if len(l) == 1 && l[0] == statusNone {
 		return set, nil
 	}
 	if l != nil && len(l) == 0 {
-		return set, errors.New("is empty: leave it out for 304, or write none to charge every status")
+		return set, errors.New("is empty: leave it out, or name statuses")
 	}
 	for _, text := range l {
 		if len(text) == 3 && text[1:] == "xx" && text[0] >= '2' && text[0] <= '5' {

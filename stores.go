@@ -50,10 +50,13 @@ type storeUse struct {
 
 // openedStore is a store and what handlers need to know of it.
 type openedStore struct {
-	store    store.Store
-	detacher store.Detacher
+	store     store.Store
+	detacher  store.Detacher
+	penalizer store.Penalizer
 	// local counts where the store cannot.
 	local *memory.Store
+	// full are the buckets that refused.
+	full *fullBuckets
 }
 
 func openStore(ctx caddy.Context, name string, module any) (*storeUse, error) {
@@ -82,13 +85,18 @@ func (u *storeUse) enter() (*openedStore, error) {
 		if err != nil {
 			return nil, err
 		}
-		open := &openedStore{store: s, local: acquireBuckets(localBuckets+u.name, 0)}
+		open := &openedStore{store: s, local: acquireBuckets(localBuckets+u.name, 0), full: newFullBuckets()}
 		open.detacher, _ = s.(store.Detacher)
+		open.penalizer, _ = s.(store.Penalizer)
 		u.open.Store(open)
 	}
 	u.users.Add(1)
 	return u.open.Load(), nil
 }
+
+// knowsPenalties tells whether the store, which is open, can keep clients
+// refused.
+func (u *storeUse) knowsPenalties() bool { return u.open.Load().penalizer != nil }
 
 // warmPatience bounds the connecting ahead of the first request.
 const warmPatience = 5 * time.Second

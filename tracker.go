@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -51,12 +52,12 @@ func newTracker(w http.ResponseWriter, settled *tracker) *tracker {
 }
 
 // newPart returns a part that is not yet t's.
-func (t *tracker) newPart(h *Handler) *part {
+func (t *tracker) newPart(h *Handler, repl *caddy.Replacer) *part {
 	p := &t.firstPart
 	if len(t.parts) > t.inherited {
 		p = new(part)
 	}
-	p.handler = h
+	p.handler, p.repl = h, repl
 	p.zones, p.reqs = p.zonesRoom[:0], p.reqsRoom[:0]
 	return p
 }
@@ -93,6 +94,7 @@ func (t *tracker) serve(h *Handler, p *part, w http.ResponseWriter, r *http.Requ
 		if !t.settled {
 			t.settle(http.StatusInternalServerError)
 		}
+		t.end()
 	}()
 	err := h.admit(t, p, w, r)
 	if err == nil {
@@ -128,14 +130,26 @@ func (t *tracker) commit(status int) {
 	}
 }
 
-// settle charges, unless a handler refused the request, and lets go of the
-// stores.
+// settle charges and refunds by the status, or refunds everything if a handler
+// refused the request, and lets go of the stores in which there are no leases.
 func (t *tracker) settle(status int) {
 	t.settled = true
 	for _, p := range t.parts[t.inherited:] {
 		if t.refusal == nil {
-			p.charge(status)
+			p.settle(status)
+		} else {
+			p.undo()
 		}
+		if p.lease == nil {
+			p.release()
+		}
+	}
+}
+
+// end gives back what was held while the request ran.
+func (t *tracker) end() {
+	for _, p := range t.parts[t.inherited:] {
+		p.lease.end()
 		p.release()
 	}
 }
@@ -150,7 +164,7 @@ func (t *tracker) setHeaders() {
 			continue
 		}
 		for i, z := range p.zones {
-			if st := &p.states[i]; st.Err == nil && (least == nil || st.Remaining < least.Remaining) {
+			if st := &p.states[i]; st.Err == nil && p.wasAsked(i) && (least == nil || st.Remaining < least.Remaining) {
 				zone, least = z, st
 			}
 		}

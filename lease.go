@@ -1,0 +1,85 @@
+package shardlimit
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// lease keeps the slots that a part has taken while its request runs.
+type lease struct {
+	part *part
+	mu   sync.Mutex
+	// timer renews; nil once the slots were given back.
+	timer  *time.Timer
+	period time.Duration
+}
+
+// renewals is how often a lease is renewed while it lasts: all but one may
+// fail.
+const renewals = 3
+
+// holdLeases begins to renew the slots that were taken. Nothing else is taken
+// afterwards.
+func (p *part) holdLeases() {
+	period := time.Duration(0)
+	for i, z := range p.zones {
+		if m := p.has(i); z.isLease() && (m.taken || m.unknown) {
+			if every := z.limit.Window / renewals; period == 0 || every < period {
+				period = every
+			}
+		}
+	}
+	if period == 0 {
+		return
+	}
+	p.lease = &lease{part: p, period: period}
+	p.lease.timer = time.AfterFunc(period, p.lease.renew)
+}
+
+// renew makes the slots last for another window.
+func (l *lease) renew() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.timer == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), l.period)
+	defer cancel()
+	for i, z := range l.part.zones {
+		switch m := l.part.has(i); {
+		case !z.isLease():
+		case m.local:
+			l.part.askLocal(store.Store.Charge, l.part.reqs[i])
+		case m.taken || m.unknown:
+			// Where this fails the slot may be lost; the request goes on.
+			l.part.open.store.Charge(ctx, l.part.reqs[i:i+1])
+		}
+	}
+	l.timer.Reset(l.period)
+}
+
+// stop ends the renewing, and tells whether there was any. A renewal that is on
+// its way comes to its end first, lest it take back a slot that is given back.
+func (l *lease) stop() bool {
+	if l == nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.timer == nil {
+		return false
+	}
+	l.timer.Stop()
+	l.timer = nil
+	return true
+}
+
+// end gives the slots back.
+func (l *lease) end() {
+	if l.stop() {
+		l.part.refund(func(i int) bool { return l.part.zones[i].isLease() })
+	}
+}

@@ -1,0 +1,60 @@
+package shardlimit
+
+import (
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// refusedBy returns the zone that refuses the request for the longest time, or
+// -1 if none does.
+func (p *part) refusedBy() int {
+	longest := -1
+	for i := range p.states {
+		if p.refuses(i) && (longest < 0 || p.states[i].RetryAfter > p.states[longest].RetryAfter) {
+			longest = i
+		}
+	}
+	return longest
+}
+
+func (p *part) refuses(i int) bool {
+	return p.states[i].Err == nil && p.wasAsked(i) && !p.states[i].Allowed
+}
+
+// isDenied tells whether a zone ends the request because its store failed.
+func (p *part) isDenied() bool {
+	for i, z := range p.zones {
+		if p.states[i].Err != nil && z.onError == onErrorDeny {
+			return true
+		}
+	}
+	return false
+}
+
+// penalize keeps clients refused that were refused just now, by zones that want
+// that. Nobody waits for it: the states show it already.
+func (p *part) penalize() {
+	var reqs []store.Request
+	for i, z := range p.zones {
+		st := &p.states[i]
+		if z.Penalty == 0 || !p.refuses(i) || st.Penalty != 0 {
+			continue
+		}
+		penalty := time.Duration(z.Penalty)
+		st.Penalty = st.Now + penalty.Microseconds()
+		st.RetryAfter = max(st.RetryAfter, penalty)
+		st.Reset = max(st.Reset, st.Penalty)
+		st.Remaining = 0
+		req := p.reqs[i]
+		req.Until = st.Penalty
+		if p.has(i).local {
+			p.open.local.PenalizeDetached([]store.Request{req})
+			continue
+		}
+		reqs = append(reqs, req)
+	}
+	if len(reqs) > 0 {
+		p.open.penalizer.PenalizeDetached(reqs)
+	}
+}

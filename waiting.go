@@ -1,0 +1,135 @@
+package shardlimit
+
+import (
+	"cmp"
+	"net/http"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// defaultMaxWaitQueue is how many requests of a zone wait at most.
+const defaultMaxWaitQueue = 1000
+
+// askInTurn is ask, but requests wait that do not fit yet, in zones that hold
+// them, and come behind those that wait already. The error it returns ends the
+// request.
+func (p *part) askInTurn(r *http.Request) error {
+	began := p.handler.now()
+	line := p.openLine()
+	if line < 0 {
+		if err := p.ask(r); err != nil {
+			return err
+		}
+		if line = p.waitsFor(began); line < 0 {
+			return nil
+		}
+		p.undo()
+	} else {
+		p.states = make([]store.State, len(p.reqs))
+	}
+	z := p.zones[line]
+	w, ahead := z.room.join(p.reqs[line].ClientKey, p.reqs[line].Cost, began, cmp.Or(z.MaxWaitQueue, defaultMaxWaitQueue))
+	if w == nil {
+		return p.turnAway(r, line)
+	}
+	defer z.room.leave(w)
+	return p.wait(r, w, line, ahead, began)
+}
+
+// openLine returns a zone in which others of the same client wait, or -1.
+func (p *part) openLine() int {
+	for i, z := range p.zones {
+		if z.room != nil && p.open != nil && z.room.hasLine(p.reqs[i].ClientKey) {
+			return i
+		}
+	}
+	return -1
+}
+
+// waitsFor returns the zone for which the request waits longest, or -1 if it
+// does not wait: because it passes, or has to be refused.
+func (p *part) waitsFor(began time.Time) int {
+	if p.isDenied() {
+		return -1
+	}
+	for i := range p.zones {
+		if p.refuses(i) && p.states[i].RetryAfter > p.patience(i, began) {
+			return -1
+		}
+	}
+	return p.refusedBy()
+}
+
+// patience is how long the request may still wait for zone i.
+func (p *part) patience(i int, began time.Time) time.Duration {
+	return time.Duration(p.zones[i].MaxWait) - p.handler.now().Sub(began)
+}
+
+// wait waits in the line of a zone until nobody is before the request, and
+// until the time has come that the last answer told.
+func (p *part) wait(r *http.Request, w *waiter, line int, ahead int64, began time.Time) error {
+	if ahead > 0 {
+		p.foresee(r, line, ahead)
+		if p.refuses(line) && p.states[line].RetryAfter > p.patience(line, began) {
+			return nil
+		}
+	}
+	wake := time.NewTimer(p.patience(line, began))
+	defer wake.Stop()
+	select {
+	case <-w.first:
+	case <-wake.C:
+		return p.turnAway(r, line)
+	case <-r.Context().Done():
+		return caddyhttp.Error(statusClientClosedRequest, r.Context().Err())
+	}
+	if ahead > 0 {
+		// What was foreseen is no answer.
+		p.states[line] = store.State{}
+	}
+	for {
+		if i := p.refusedBy(); i >= 0 {
+			wake.Reset(p.states[i].RetryAfter)
+			select {
+			case <-wake.C:
+			case <-r.Context().Done():
+				return caddyhttp.Error(statusClientClosedRequest, r.Context().Err())
+			}
+		}
+		if err := p.ask(r); err != nil || p.waitsFor(began) < 0 {
+			return err
+		}
+		p.undo()
+	}
+}
+
+// foresee sets the state of a zone to what it would be if those had passed that
+// are ahead. That is a lower bound of the time to wait.
+func (p *part) foresee(r *http.Request, i int, ahead int64) {
+	req := p.reqs[i]
+	req.Ahead = ahead
+	if st := p.open.store.Check(r.Context(), []store.Request{req})[0]; st.Err == nil {
+		p.states[i] = st
+	}
+}
+
+// turnAway makes the state of a zone refuse a request that may not wait any
+// longer, or not at all because too many do.
+func (p *part) turnAway(r *http.Request, i int) error {
+	if !p.wasAsked(i) {
+		p.foresee(r, i, 0)
+	}
+	st := &p.states[i]
+	if st.Err == nil {
+		if st.Now == 0 {
+			st.Now = p.handler.now().UnixMicro()
+			st.Limit = p.reqs[i].Capacity()
+		}
+		st.Allowed, st.Remaining = false, 0
+		st.RetryAfter = max(st.RetryAfter, time.Second)
+	}
+	return nil
+}

@@ -1,0 +1,122 @@
+package shardlimit
+
+import (
+	"encoding/base64"
+	"encoding/binary"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// request is what r asks of the zone.
+func (z *Zone) request(r *http.Request, repl *caddy.Replacer, h *Handler) (store.Request, error) {
+	req := store.Request{
+		Limit: &z.limit, ClientKey: z.clientKey(repl, h), Events: z.eventsFor(repl, h), Burst: z.Burst,
+		Cost: z.cost,
+	}
+	if z.Cost.isDynamic() {
+		req.Cost, _ = z.readCost(repl)
+	}
+	if z.needsID {
+		req.ID = newID()
+	}
+	if len(z.Reserves) == 0 {
+		return req, nil
+	}
+	percent, err := z.reservedFrom(r)
+	req.Reserved = share(req.Capacity(), percent)
+	return req, err
+}
+
+// newID returns a text that no other request has.
+func newID() string {
+	b := binary.LittleEndian.AppendUint64(make([]byte, 0, 8), rand.Uint64())
+	return base64.RawURLEncoding.EncodeToString(b)
+}
+
+// readCost returns what the zone's placeholder yields, or 1 and the text that
+// is no cost.
+func (z *Zone) readCost(repl *caddy.Replacer) (cost int64, bad string) {
+	text := repl.ReplaceAll(string(z.Cost), "")
+	n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
+	if err != nil || n < 0 || n > maxEvents {
+		return 1, strconv.Quote(text)
+	}
+	return n, ""
+}
+
+// finalCost is what a request costs whose response is about to begin.
+func (z *Zone) finalCost(repl *caddy.Replacer, h *Handler) int64 {
+	if !z.Cost.isDynamic() {
+		return z.cost
+	}
+	cost, bad := z.readCost(repl)
+	if bad != "" {
+		if times, log := z.noCost.report(h.now()); log {
+			h.logger.Warn("cost is not a number from 0 to 2^52; charging 1",
+				zap.String("zone", z.Name), zap.String("cost", bad), zap.Int64("times", times))
+		}
+	}
+	return cost
+}
+
+func (z *Zone) clientKey(repl *caddy.Replacer, h *Handler) string {
+	var scratch [128]byte
+	for i := range z.texts {
+		key, applies := z.texts[i].clientKey(scratch[:0], repl, z)
+		if applies && i < len(z.Key) {
+			return string(key)
+		}
+		if i == len(z.texts)-1 {
+			z.warnNoKey(repl, h)
+			return string(key)
+		}
+	}
+	return ""
+}
+
+func (z *Zone) warnNoKey(repl *caddy.Replacer, h *Handler) {
+	times, log := z.noKey.report(h.now())
+	if !log {
+		return
+	}
+	hint := "see to it that clients send what key asks for, or end key with {client_ip}"
+	for _, t := range z.texts {
+		for _, name := range t.placeholders {
+			if strings.HasPrefix(name, "http.auth.") {
+				hint = "put rate_limit into a route after the authentication, for it runs before basic_auth"
+			} else if _, known := repl.Get(name); !known {
+				hint = "placeholder {" + name + "} is unknown"
+			}
+		}
+	}
+	h.logger.Warn("key is empty; counting by client IP",
+		zap.String("zone", z.Name), zap.Strings("key", z.Key), zap.Int64("times", times), zap.String("hint", hint))
+}
+
+// eventsFor returns how many events the zone admits for the request.
+func (z *Zone) eventsFor(repl *caddy.Replacer, h *Handler) int64 {
+	if !z.Events.isDynamic() {
+		return z.events
+	}
+	most, words := z.mostEvents()
+	text := repl.ReplaceAll(string(z.Events), "")
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err == nil && n >= 1 && n <= most {
+		return n
+	}
+	if times, log := z.noEvents.report(h.now()); log {
+		h.logger.Warn("events is not a number from 1 to "+words+"; using the fallback",
+			zap.String("zone", z.Name), zap.String("events", text), zap.Int64("fallback", z.events), zap.Int64("times", times))
+	}
+	return z.events
+}
+
+// isFree tells whether responses with the status cost nothing.
+func (z *Zone) isFree(status int) bool { return z.free.contains(status) }

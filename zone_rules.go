@@ -1,0 +1,223 @@
+package shardlimit
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+const (
+	chargeAfter  = "after"
+	chargeBefore = "before"
+
+	onErrorAllow = "allow"
+	onErrorDeny  = "deny"
+	onErrorLocal = "local"
+
+	maxEvents = 1 << 52
+	minWindow = time.Millisecond
+	maxWindow = 100 * 365 * 24 * time.Hour
+	minLease  = time.Second
+)
+
+var zoneName = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
+
+// validate tells what is wrong with the zone, and how to mend it.
+func (z *Zone) validate() error {
+	switch {
+	case z == nil:
+		return errors.New("a zone is null: define or remove it")
+	case z.Name == "":
+		return errors.New("a zone has no name: give it one")
+	case !zoneName.MatchString(z.Name):
+		return fmt.Errorf("zone name %q: use only letters, digits and the characters _ . -", z.Name)
+	}
+	for _, rule := range []func() error{
+		z.validateKey, z.validateAlgorithm, z.validateEvents, z.validateWindow, z.validateCost,
+		z.validateStatus, z.validateWaiting, z.validateReserves,
+	} {
+		if err := rule(); err != nil {
+			return fmt.Errorf("zone %s: %w", z.Name, err)
+		}
+	}
+	return nil
+}
+
+func (z *Zone) validateKey() error {
+	switch {
+	case len(z.Key) == 0:
+		return errors.New("key is missing: add one, such as key {client_ip}, or key static for one bucket that all clients share")
+	case slices.Contains(z.Key, ""):
+		return badOption("key", "has an empty text: remove it")
+	case z.IPv4Prefix < 0 || z.IPv4Prefix > 32:
+		return badOption("ipv4_prefix", "%d: it must be from 0 to 32 bits", z.IPv4Prefix)
+	case z.IPv6Prefix < 0 || z.IPv6Prefix > 128:
+		return badOption("ipv6_prefix", "%d: it must be from 0 to 128 bits", z.IPv6Prefix)
+	}
+	return validateOnError(z.OnError)
+}
+
+func (z *Zone) validateAlgorithm() error {
+	switch store.Algorithm(z.Algorithm) {
+	case "", store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA, store.Concurrency:
+	default:
+		return badOption("algorithm", "%q: it must be fixed_window, sliding_window, sliding_log, gcra or concurrency", z.Algorithm)
+	}
+	a := z.algorithm()
+	switch {
+	case z.Align && a != store.FixedWindow:
+		return badOption("align", "goes with algorithm fixed_window only: remove it")
+	case z.Burst != 0 && a != store.GCRA:
+		return badOption("burst", "goes with algorithm gcra only: remove it, or write algorithm gcra")
+	case z.Burst < 0 || z.Burst > maxEvents:
+		return badOption("burst", "%d: it must be from 1 to 2^52", z.Burst)
+	}
+	if a == store.Concurrency && z.Charge == chargeAfter {
+		return badOption("charge", "after: concurrency always charges before; remove it")
+	}
+	return oneOf("charge", z.Charge, chargeAfter, chargeBefore)
+}
+
+// algorithm is how the zone counts.
+func (z *Zone) algorithm() store.Algorithm {
+	if z.Algorithm == "" {
+		return store.FixedWindow
+	}
+	return store.Algorithm(z.Algorithm)
+}
+
+// mostEvents is how many events the zone's algorithm can count, and in words.
+func (z *Zone) mostEvents() (n int64, words string) {
+	switch z.algorithm() {
+	case store.SlidingWindow:
+		return store.MaxWeighted, "2^32-1 with sliding_window"
+	case store.SlidingLog, store.Concurrency:
+		return store.MaxMembers, fmt.Sprintf("%d with %s", store.MaxMembers, z.Algorithm)
+	default:
+		return maxEvents, "2^52"
+	}
+}
+
+func (z *Zone) validateEvents() error {
+	_, words := z.mostEvents()
+	switch {
+	case z.Events == "":
+		return errors.New("events is missing: add it, such as events 100")
+	case z.Events.isDynamic() && len(placeholdersIn(string(z.Events))) == 0:
+		return badOption("events", "%s: it must be a number, or a text with a placeholder in braces", z.Events)
+	case z.Events.isDynamic() && z.EventsFallback == 0:
+		return badOption("events", "%s: add the number that counts where the placeholder yields none, such as events %s 100", z.Events, z.Events)
+	case z.Events.isDynamic():
+		return z.validateEventsNumber(z.EventsFallback)
+	case z.EventsFallback != 0:
+		return badOption("events", "%s: a second number goes with a placeholder only; remove it", z.Events)
+	}
+	n, err := z.Events.number()
+	if err != nil {
+		return badOption("events", "%q: it must be a whole number from 1 to %s", string(z.Events), words)
+	}
+	return z.validateEventsNumber(n)
+}
+
+func (z *Zone) validateEventsNumber(n int64) error {
+	if most, words := z.mostEvents(); n < 1 || n > most {
+		return badOption("events", "%d: it must be from 1 to %s", n, words)
+	}
+	return nil
+}
+
+func (z *Zone) validateWindow() error {
+	window, isLease := time.Duration(z.Window), z.algorithm() == store.Concurrency
+	switch {
+	case window == 0 && isLease:
+		return nil
+	case window == 0:
+		return errors.New("window is missing: add one, such as window 1m")
+	case isLease && window < minLease:
+		return badOption("window", "%s: with concurrency it must be from 1s to 100 years", window)
+	case window < minWindow || window > maxWindow:
+		return badOption("window", "%s: it must be from 1ms to 100 years", window)
+	case window%time.Microsecond != 0:
+		return badOption("window", "%s: it must be whole microseconds", window)
+	}
+	return nil
+}
+
+func (z *Zone) validateCost() error {
+	switch {
+	case z.Cost == "":
+		return nil
+	case z.Cost.isDynamic() && len(placeholdersIn(string(z.Cost))) == 0:
+		return badOption("cost", "%s: it must be a number, or a text with a placeholder in braces", z.Cost)
+	case z.Cost.isDynamic():
+		return nil
+	}
+	n, err := z.Cost.number()
+	if err != nil || n < 0 || n > maxEvents {
+		return badOption("cost", "%q: it must be a whole number from 0 to 2^52, or a placeholder", string(z.Cost))
+	}
+	most, err := z.Events.number()
+	if z.Burst != 0 {
+		most, err = z.Burst, nil
+	}
+	if err == nil && n > most {
+		return badOption("cost", "%d is more than the %d that the zone ever admits: no request would pass", n, most)
+	}
+	return nil
+}
+
+func (z *Zone) validateStatus() error {
+	concurrency := z.algorithm() == store.Concurrency
+	for _, list := range []struct {
+		option   string
+		statuses StatusList
+	}{{"free_status", z.FreeStatus}, {"count_status", z.CountStatus}} {
+		if _, err := list.statuses.compile(); err != nil {
+			return badOption(list.option, "%w", err)
+		}
+		if len(list.statuses) > 0 && concurrency {
+			return badOption(list.option, "does not go with concurrency, which counts requests while they run: remove it")
+		}
+	}
+	switch {
+	case len(z.FreeStatus) > 0 && len(z.CountStatus) > 0:
+		return badOption("count_status", "and free_status exclude each other: remove one")
+	case len(z.CountStatus) == 1 && z.CountStatus[0] == statusNone:
+		return badOption("count_status", "none would never charge: name statuses, such as 401 403")
+	}
+	return nil
+}
+
+func (z *Zone) validateWaiting() error {
+	a := z.algorithm()
+	switch {
+	case z.MaxWait < 0 || time.Duration(z.MaxWait) > maxWindow:
+		return badOption("max_wait", "%s: it must be above zero, and at most 100 years", time.Duration(z.MaxWait))
+	case z.MaxWait > 0 && a == store.Concurrency:
+		return badOption("max_wait", "does not go with concurrency, where it is not known when a slot becomes free: remove it")
+	case z.MaxWaitQueue < 0:
+		return badOption("max_wait_queue", "%d: it must be at least 1", z.MaxWaitQueue)
+	case z.MaxWaitQueue > 0 && z.MaxWait == 0:
+		return badOption("max_wait_queue", "needs max_wait: add it, such as max_wait 5s")
+	case z.Penalty < 0 || time.Duration(z.Penalty) > maxWindow:
+		return badOption("penalty", "%s: it must be above zero, and at most 100 years", time.Duration(z.Penalty))
+	case z.Penalty > 0 && time.Duration(z.Penalty)%time.Microsecond != 0:
+		return badOption("penalty", "%s: it must be whole microseconds", time.Duration(z.Penalty))
+	case z.Penalty > 0 && (a == store.SlidingLog || a == store.Concurrency):
+		return badOption("penalty", "does not go with %s: remove it, or use another algorithm", a)
+	}
+	return nil
+}
+
+func validateOnError(s string) error {
+	switch s {
+	case "", onErrorAllow, onErrorDeny, onErrorLocal:
+		return nil
+	default:
+		return badOption("on_error", "%q: it must be allow, deny or local", s)
+	}
+}
