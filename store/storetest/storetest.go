@@ -69,6 +69,13 @@ var contract = []struct {
 	{"Saturation", testSaturation},
 	{"RetryAfter", testRetryAfter},
 
+	{"TakeSpendsWhatFits", testTakeSpendsWhatFits},
+	{"TakeIsAllOrNothing", testTakeIsAllOrNothing},
+	{"RefundGivesBack", testRefundGivesBack},
+	{"RefundOfAnotherTime", testRefundOfAnotherTime},
+	{"Reserved", testReserved},
+	{"Penalty", testPenalty},
+
 	{"WindowClosesAtReset", testWindowClosesAtReset},
 	{"WindowFollowsWindow", testWindowFollowsWindow},
 	{"WindowLeftAlone", testWindowLeftAlone},
@@ -84,6 +91,7 @@ var contract = []struct {
 	{"ClientKeysHaveOwnBuckets", testClientKeysHaveOwnBuckets},
 
 	{"ConcurrentCharges", testConcurrentCharges},
+	{"ConcurrentTakes", testConcurrentTakes},
 	{"ConcurrentFirstChecks", testConcurrentFirstChecks},
 	{"ConcurrentReopening", testConcurrentReopening},
 	{"ContextEnded", testContextEnded},

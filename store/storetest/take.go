@@ -1,0 +1,181 @@
+package storetest
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// kinds returns a request like [fixture.request] for every way of counting.
+func (f *fixture) kinds() map[string]store.Request {
+	all := map[string]store.Request{}
+	for _, limit := range Limits {
+		name := string(limit.Algorithm)
+		if limit.Align {
+			name += ", aligned"
+		}
+		r := f.request()
+		limit.Zone = r.Limit.Zone
+		r.Limit, r.ID = &limit, "first000"
+		all[name] = r
+	}
+	return all
+}
+
+// take takes for one request.
+func (f *fixture) take(r store.Request) store.State {
+	f.Helper()
+	return f.answer(f.store.Take(f.Context(), []store.Request{r}), 1)[0]
+}
+
+// refund refunds one request.
+func (f *fixture) refund(r store.Request) store.State {
+	f.Helper()
+	return f.answer(f.store.Refund(f.Context(), []store.Request{r}), 1)[0]
+}
+
+func testTakeSpendsWhatFits(f *fixture) {
+	for name, r := range f.kinds() {
+		for used := int64(1); used <= 5; used++ {
+			r.ID = fmt.Sprintf("take%04d", used)
+			if s := f.take(r); !s.Allowed || s.Used != used || s.Remaining != 5-used || s.RetryAfter != 0 {
+				f.Errorf("%s: take %d of 5: %+v", name, used, s)
+			}
+		}
+		for range 3 {
+			r.ID += "x"
+			if s := f.take(r); s.Allowed || s.Used != 5 || s.Remaining != 0 || s.RetryAfter <= 0 {
+				f.Errorf("%s: take past the limit: %+v", name, s)
+			}
+		}
+		f.wantUsed(name+": check after the takes", f.check(r), 5)
+	}
+}
+
+// testTakeIsAllOrNothing asks for more than is left, and then for what is.
+func testTakeIsAllOrNothing(f *fixture) {
+	for name, r := range f.kinds() {
+		r.Cost = 3
+		f.wantUsed(name+": first take", f.take(r), 3)
+		r.ID = "second00"
+		if s := f.take(r); s.Allowed || s.Used != 3 {
+			f.Errorf("%s: take of 3 with 2 left: %+v", name, s)
+		}
+		r.Cost = 2
+		if s := f.take(r); !s.Allowed || s.Used != 5 {
+			f.Errorf("%s: take of 2 with 2 left: %+v", name, s)
+		}
+		r.Cost, r.ID = 6, "third000"
+		if s := f.take(r); s.Allowed || s.RetryAfter != store.Never {
+			f.Errorf("%s: take of 6 out of 5: %+v", name, s)
+		}
+	}
+}
+
+func testRefundGivesBack(f *fixture) {
+	for name, r := range f.kinds() {
+		r.Cost = 4
+		r.Receipt = f.take(r).Receipt
+		half := r
+		half.Cost = 2
+		if s := f.refund(half); s.Used != 2 || s.Remaining != 3 {
+			f.Errorf("%s: refund of 2 of 4: %+v", name, s)
+		}
+		if r.Limit.Algorithm == store.SlidingLog || r.Limit.Algorithm == store.Concurrency {
+			// What is refunded goes by the ID, so the rest is what is left.
+			f.wantUsed(name+": refund of the rest", f.refund(r), 0)
+			continue
+		}
+		f.wantUsed(name+": refund of the rest", f.refund(half), 0)
+		f.wantUsed(name+": refund of what is not there", f.refund(half), 0)
+	}
+}
+
+// testRefundOfAnotherTime refunds when nothing of what was taken counts any
+// more, but something else does.
+func testRefundOfAnotherTime(f *fixture) {
+	for name, r := range f.kinds() {
+		r.Cost = 4
+		r.Receipt = f.take(r).Receipt
+		f.clock.Advance(3 * time.Minute)
+		later := r
+		later.Cost, later.ID, later.Receipt = 3, "later000", store.Receipt{}
+		f.wantUsed(name+": take later", f.take(later), 3)
+		f.wantUsed(name+": refund of what was long gone", f.refund(r), 3)
+	}
+}
+
+func testConcurrentTakes(f *fixture) {
+	const events = 100
+	for name, r := range f.kinds() {
+		r.Events = events
+		var allowed atomic.Int64
+		atOnce(func(g int) {
+			for i := range 10 {
+				mine := r
+				mine.ID = fmt.Sprintf("%04d%04d", g, i)
+				if s := f.take(mine); s.Allowed {
+					allowed.Add(1)
+				} else if s.Remaining != 0 || s.Used != events {
+					f.Errorf("%s: refused with %+v", name, s)
+				}
+			}
+		})
+		if n := allowed.Load(); n != events {
+			f.Errorf("%s: %d takes were allowed, want %d", name, n, events)
+		}
+		f.wantUsed(name+": check after all", f.check(r), events)
+	}
+}
+
+func testReserved(f *fixture) {
+	for name, r := range f.kinds() {
+		r.Reserved = 3
+		for used := int64(1); used <= 2; used++ {
+			r.ID = fmt.Sprintf("take%04d", used)
+			if s := f.take(r); !s.Allowed || s.Limit != 2 || s.Remaining != 2-used {
+				f.Errorf("%s: take %d of 2: %+v", name, used, s)
+			}
+		}
+		r.ID = "other000"
+		if s := f.take(r); s.Allowed || s.Remaining != 0 {
+			f.Errorf("%s: take of what is reserved: %+v", name, s)
+		}
+		r.Reserved = 0
+		if s := f.take(r); !s.Allowed || s.Used != 3 || s.Remaining != 2 {
+			f.Errorf("%s: take from all: %+v", name, s)
+		}
+	}
+}
+
+func testPenalty(f *fixture) {
+	penalizer, ok := f.store.(store.Penalizer)
+	if !ok {
+		return
+	}
+	for name, r := range f.kinds() {
+		if r.Limit.Algorithm == store.SlidingLog || r.Limit.Algorithm == store.Concurrency {
+			continue
+		}
+		f.charge(r)
+		until := f.now() + micros(5*time.Minute)
+		for _, end := range []int64{until, until + micros(time.Minute)} {
+			r.Until = end
+			f.answer(penalizer.Penalize(f.Context(), []store.Request{r}), 1)
+			f.clock.Advance(time.Second)
+		}
+		for _, ask := range []func(store.Request) store.State{f.check, f.take} {
+			s := ask(r)
+			if s.Allowed || s.Penalty != until || s.Remaining != 0 || s.Reset < until || micros(s.RetryAfter) != until-f.now() {
+				f.Errorf("%s: under a penalty: %+v", name, s)
+			}
+			f.clock.Advance(2 * time.Minute)
+		}
+		f.clock.Advance(2 * time.Minute)
+		if s := f.take(r); !s.Allowed || s.Used != 1 || s.Penalty != 0 {
+			f.Errorf("%s: after the penalty: %+v", name, s)
+		}
+	}
+}
