@@ -6,10 +6,10 @@ GOLANGCI           = bin/golangci-lint-$(GOLANGCI_VERSION)
 FUZZTIME          ?= 10s
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench fmt demo
+.PHONY: help run test lint bench bench-peers algorithms fmt demo
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
 
 run: ## run Caddy with Caddyfile.example
 	$(GO) run ./cmd/caddy run --config Caddyfile.example
@@ -17,6 +17,7 @@ run: ## run Caddy with Caddyfile.example
 test: ## run all tests with the race detector, then each fuzz target for FUZZTIME
 	scripts/install-needed.sh
 	CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 15m ./...
+	cd bench && CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 5m ./...
 	FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
 
 lint: $(GOLANGCI) ## check format, go vet, golangci-lint, go.mod and the modules
@@ -26,15 +27,28 @@ lint: $(GOLANGCI) ## check format, go vet, golangci-lint, go.mod and the modules
 	$(GOLANGCI) run ./...
 	$(GO) mod tidy -diff
 	$(GO) mod verify
+	cd bench && $(GO) vet ./...
+	cd bench && ../$(GOLANGCI) run --config ../.golangci.yml ./...
+	cd bench && $(GO) mod tidy -diff
+	cd bench && $(GO) mod verify
 
 bench: ## run all benchmarks, and write docs/benchmarks.md
 	scripts/install-needed.sh
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 	$(GO) run ./internal/bench -o docs/benchmarks.md
 
+bench-peers: ## compare with other limiters, and write docs/benchmarks.md
+	scripts/install-needed.sh
+	cd bench && $(GO) run . -o ../docs/benchmarks.md
+
+algorithms: ## draw and measure the algorithms, for docs/algorithms.md
+	scripts/install-needed.sh
+	$(GO) run ./internal/algorithms
+
 fmt: $(GOLANGCI) ## format the code and group its imports
 	gofmt -w .
 	$(GOLANGCI) fmt ./...
+	cd bench && ../$(GOLANGCI) fmt --config ../.golangci.yml ./...
 
 demo: ## show the limiter at work on Redis servers of its own
 	$(GO) run ./internal/demo

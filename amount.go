@@ -3,6 +3,7 @@ package shardlimit
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -30,6 +31,13 @@ func (a Amount) canonical() string {
 
 // isDynamic tells whether the amount depends on the request.
 func (a Amount) isDynamic() bool { return strings.Contains(string(a), "{") }
+
+// hasPlaceholder tells whether some placeholder is in the amount, and none
+// without a name.
+func (a Amount) hasPlaceholder() bool {
+	names := placeholdersIn(string(a))
+	return len(names) > 0 && !slices.Contains(names, "")
+}
 
 // UnmarshalJSON implements [json.Unmarshaler].
 func (a *Amount) UnmarshalJSON(b []byte) error {

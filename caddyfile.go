@@ -196,6 +196,18 @@ func (p *parser) text(to *string) (err error) {
 	return err
 }
 
+// filled sets an option that is a text, of which none would mean the default.
+func (p *parser) filled(to *string) error {
+	option := p.Val()
+	if err := p.text(to); err != nil {
+		return err
+	}
+	if *to == "" {
+		return p.Errf("%s is empty: give it a value, or remove it", option)
+	}
+	return nil
+}
+
 // integer sets an option that is a whole number.
 func (p *parser) integer(to *int) error {
 	option := p.Val()
@@ -222,7 +234,7 @@ func (p *parser) positive(to *int) error {
 	return nil
 }
 
-// positive64 is positive for numbers that may be large.
+// positive64 is positive for numbers up to 2^52.
 func (p *parser) positive64(to *int64) error {
 	option := p.Val()
 	text, err := p.arg()
@@ -230,7 +242,7 @@ func (p *parser) positive64(to *int64) error {
 		return err
 	}
 	if *to, err = strconv.ParseInt(text, 10, 64); err != nil || *to < 1 {
-		return p.Errf("%s %q: it must be a whole number of at least 1", option, text)
+		return p.Errf("%s %q: it must be a whole number from 1 to 2^52", option, text)
 	}
 	return nil
 }

@@ -31,7 +31,7 @@ func (p *parser) handlerOption(h *Handler) error {
 		h.StoreRaw, err = json.Marshal(name)
 		return err
 	case "headers":
-		return p.text(&h.Headers)
+		return p.filled(&h.Headers)
 	case "jitter":
 		text, err := p.arg()
 		if err != nil {
@@ -124,18 +124,16 @@ func (p *parser) zoneOption(z *Zone) (err error) {
 	case "window":
 		return p.duration(&z.Window)
 	case "algorithm":
-		return p.text(&z.Algorithm)
+		return p.filled(&z.Algorithm)
 	case "align":
 		z.Align = true
 		return p.noArgs()
 	case "burst":
 		return p.positive64(&z.Burst)
 	case "cost":
-		text, err := p.arg()
-		z.Cost = Amount(text)
-		return err
+		return p.filled((*string)(&z.Cost))
 	case "charge":
-		return p.text(&z.Charge)
+		return p.filled(&z.Charge)
 	case "free_status":
 		z.FreeStatus, err = p.args()
 		return err
@@ -153,7 +151,7 @@ func (p *parser) zoneOption(z *Zone) (err error) {
 	case "ipv6_prefix":
 		return p.integer(&z.IPv6Prefix)
 	case "on_error":
-		return p.text(&z.OnError)
+		return p.filled(&z.OnError)
 	default:
 		return p.unknown(zoneOptions, handlerOptions, "the block of rate_limit, outside zone")
 	}
@@ -184,7 +182,7 @@ func (p *parser) reserve(h httpcaddyfile.Helper, z *Zone) error {
 	}
 	percent, err := strconv.Atoi(p.Val())
 	if err != nil {
-		return p.Errf("reserve %q: it must be a whole number of percent, from 1 to 100", p.Val())
+		return p.Errf("reserve %q: it must be a whole number of percent from 1 to 100, as in reserve 20 @important", p.Val())
 	}
 	r := &Reserve{Percent: percent}
 	z.Reserves = append(z.Reserves, r)
@@ -218,7 +216,10 @@ func parseMatch(h httpcaddyfile.Helper, option string, sets *caddyhttp.RawMatche
 			return h.Errf("%s %s: there is no such matcher: define it in this site, such as %s path /api/*", option, h.Val(), h.Val())
 		}
 	default:
-		return h.Errf("%s takes one matcher: repeat it for more, any of which then may match", option)
+		if option != "match" {
+			return h.Errf("%s takes one matcher: write one that matches all that it is kept for", option)
+		}
+		return h.Errf("match takes one matcher: repeat it for more, any of which then may match")
 	}
 	if err != nil {
 		return err

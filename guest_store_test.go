@@ -16,6 +16,8 @@ func init() { caddy.RegisterModule(new(guestStore)) }
 // guestStore is a store module as another plugin would bring along.
 type guestStore struct {
 	Motto string `json:"motto,omitempty"`
+	// Plain leaves out what a store need not have.
+	Plain bool `json:"plain,omitempty"`
 }
 
 // guests counts how often guest stores were opened, and how many are open.
@@ -35,10 +37,14 @@ func (g *guestStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-func (*guestStore) OpenStore(string) (store.Store, error) {
+func (g *guestStore) OpenStore(string) (store.Store, error) {
 	guests.opened.Add(1)
 	guests.open.Add(1)
-	return memory.New(memory.NewBuckets(), memory.Options{}), nil
+	s := memory.New(memory.NewBuckets(), memory.Options{})
+	if g.Plain {
+		return struct{ store.Store }{s}, nil
+	}
+	return s, nil
 }
 
 func (*guestStore) CloseStore() { guests.open.Add(-1) }

@@ -36,6 +36,9 @@ func (p *part) holdLeases() {
 		return
 	}
 	p.lease = &lease{part: p, period: period}
+	// The timer's own goroutine looks for it.
+	p.lease.mu.Lock()
+	defer p.lease.mu.Unlock()
 	p.lease.timer = time.AfterFunc(period, p.lease.renew)
 }
 

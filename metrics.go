@@ -32,7 +32,7 @@ func newMetricSet() *metricSet {
 		requests: counter("requests_total", "Requests that a zone decided on.", "zone"),
 		declined: counter("declined_requests_total", "Requests that were refused because of a zone.", "zone"),
 		storeErrors: counter("store_errors_total",
-			"Checks that a store could not answer.", "store"),
+			"Checks and takes that a store could not answer.", "store"),
 		undelivered: counter("undelivered_total",
 			"Charges, refunds and penalties that failed: lost ones surely did not count, of uncertain ones it is not known.",
 			"store", "shard", "operation", "outcome"),

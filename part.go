@@ -92,7 +92,7 @@ func (p *part) ask(r *http.Request) error {
 	}
 	p.states = make([]store.State, len(p.reqs))
 	if checks := p.where(func(i int) bool { return !p.zones[i].takes }); len(checks) > 0 {
-		if err := p.askSome(r, store.Store.Check, checks); err != nil || !p.passes(checks) {
+		if err := p.askSome(r.Context(), r, store.Store.Check, checks); err != nil || !p.passes(checks) {
 			return err
 		}
 	}
@@ -123,7 +123,9 @@ func (p *part) take(r *http.Request, takes []int) error {
 }
 
 func (p *part) takeSome(r *http.Request, takes []int) error {
-	err := p.askSome(r, store.Store.Take, takes)
+	// A take is brought to its end although the client leaves, so that it can
+	// be refunded. The store's timeout bounds it.
+	err := p.askSome(context.WithoutCancel(r.Context()), r, store.Store.Take, takes)
 	for _, i := range takes {
 		switch st, m := &p.states[i], p.mark(i); {
 		case st.Err == nil && st.Allowed:
@@ -165,7 +167,7 @@ func (p *part) where(is func(i int) bool) (some []int) {
 type question = func(s store.Store, ctx context.Context, reqs []store.Request) []store.State
 
 // askSome asks about some zones, in one call.
-func (p *part) askSome(r *http.Request, q question, some []int) error {
+func (p *part) askSome(ctx context.Context, r *http.Request, q question, some []int) error {
 	reqs := p.reqs
 	if len(some) < len(reqs) {
 		reqs = make([]store.Request, len(some))
@@ -173,7 +175,7 @@ func (p *part) askSome(r *http.Request, q question, some []int) error {
 			reqs[n] = p.reqs[i]
 		}
 	}
-	for n, st := range q(p.open.store, r.Context(), reqs) {
+	for n, st := range q(p.open.store, ctx, reqs) {
 		p.states[some[n]] = st
 	}
 	return p.handleErrors(r, q, some)
@@ -194,15 +196,15 @@ func (p *part) handleErrors(r *http.Request, q question, some []int) error {
 		if err == nil {
 			continue
 		}
+		if errors.Is(err, store.ErrUncertain) {
+			p.mark(i).unknown = true
+		}
 		if r.Context().Err() != nil {
 			// The client left while the store was asked.
 			return caddyhttp.Error(statusClientClosedRequest, err)
 		}
 		z := p.zones[i]
 		p.handler.use.failed(p.handler.now(), z.Name, err)
-		if errors.Is(err, store.ErrUncertain) {
-			p.mark(i).unknown = true
-		}
 		if z.onError == onErrorLocal {
 			p.mark(i).local = true
 			p.states[i] = p.askLocal(q, p.reqs[i])

@@ -70,7 +70,7 @@ func (l StatusList) compile() (set statusSet, err error) {
 		}
 		code, err := strconv.Atoi(text)
 		if err != nil || code < 200 || code > 599 {
-			return set, fmt.Errorf("%q: it must be a code from 200 to 599, a class from 2xx to 5xx, or the word none alone", text)
+			return set, fmt.Errorf("%q: it must be a code from 200 to 599 or a class from 2xx to 5xx", text)
 		}
 		set.add(code)
 	}

@@ -71,3 +71,52 @@ func TestStatusListRefuses(t *testing.T) {
 		}
 	}
 }
+
+func TestStatusSetComplement(t *testing.T) {
+	for _, list := range []StatusList{nil, {"none"}, {"401", "403"}, {"4xx", "599"}, {"2xx", "3xx", "4xx", "5xx"}} {
+		set, err := list.compile()
+		if err != nil {
+			t.Fatal(err)
+		}
+		others := set.complement()
+		for code := 100; code < 600; code++ {
+			if set.contains(code) == others.contains(code) {
+				t.Errorf("%q: %d is in the set and in its complement, or in none", list, code)
+			}
+		}
+		for _, code := range []int{-1, 600, 639, 640, 999, 1 << 40} {
+			if others.contains(code) {
+				t.Errorf("the complement of %q contains %d", list, code)
+			}
+		}
+		if others.complement() != set {
+			t.Errorf("the complement of the complement of %q is another set", list)
+		}
+	}
+}
+
+func TestStatusesThatAreFree(t *testing.T) {
+	for name, test := range map[string]struct {
+		zone          *Zone
+		free, charged []int
+	}{
+		"by default":   {&Zone{}, []int{304}, []int{200, 303, 404, 500}},
+		"free_status":  {&Zone{FreeStatus: StatusList{"5xx"}}, []int{500, 503}, []int{200, 304, 404}},
+		"none":         {&Zone{FreeStatus: StatusList{"none"}}, nil, []int{200, 304, 404, 500}},
+		"count_status": {&Zone{CountStatus: StatusList{"401", "403"}}, []int{101, 200, 304, 402, 500}, []int{401, 403}},
+	} {
+		z := test.zone
+		z.Key, z.Events = Texts{"static"}, "10"
+		z.compile()
+		for _, code := range test.free {
+			if !z.free.contains(code) {
+				t.Errorf("%s: %d is charged", name, code)
+			}
+		}
+		for _, code := range test.charged {
+			if z.free.contains(code) {
+				t.Errorf("%s: %d is free", name, code)
+			}
+		}
+	}
+}

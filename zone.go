@@ -35,13 +35,14 @@ type Zone struct {
 	Key Texts `json:"key,omitempty"`
 
 	// How many events are admitted per window and client, or with
-	// `concurrency` at the same time: a number from 1 to 2^52, or a text with a placeholder that yields one for the request, in
-	// which case `events_fallback` is needed as well. Changing it keeps what
-	// is counted. Required.
+	// `concurrency` at the same time: a number from 1 to 2^52, or a text with a
+	// placeholder that yields one for the request, in which case
+	// `events_fallback` is needed as well. Some algorithms admit fewer.
+	// Changing it keeps what is counted. Required.
 	Events Amount `json:"events,omitempty"`
 
 	// What counts where the placeholder of `events` does not yield a number
-	// from 1 to 2^52.
+	// that `events` could be.
 	EventsFallback int64 `json:"events_fallback,omitempty"`
 
 	// The length of the window, from 1 millisecond to 100 years. With
@@ -66,8 +67,8 @@ type Zone struct {
 	Align bool `json:"align,omitempty"`
 
 	// With `gcra`: how many events are admitted at once, from 1 to 2^52, while
-	// `events` per `window` is the rate at which they come back. Changing it
-	// keeps what is counted. Default: `events`.
+	// `events` per `window` is the rate at which they come back, all of them
+	// within 100 years. Changing it keeps what is counted. Default: `events`.
 	Burst int64 `json:"burst,omitempty"`
 
 	// What a request costs: a number from 0 to 2^52, or a text with a
@@ -75,7 +76,8 @@ type Zone struct {
 	// comes and again when its response begins, and the latter counts:
 	// `{http.response.header.X-Cost}` charges what the backend says. Where it
 	// yields no such number, the cost is 1. A request of cost 0 is free and is
-	// told where it stands. Default: 1.
+	// told where it stands, so do not read the cost from what clients send.
+	// Default: 1.
 	Cost Amount `json:"cost,omitempty"`
 
 	// When requests are charged. `after`: once the response's status is known;
@@ -98,7 +100,9 @@ type Zone struct {
 
 	// How long a request that does not fit is held until it does, in the order
 	// of arrival at this process. A request that would have to wait longer is
-	// refused at once. Not with `concurrency`. Default: 0, none is held.
+	// refused at once. Goes with `charge` `before`: otherwise those that are
+	// held at the same moment see the same room and pass together. Not with
+	// `concurrency`. Default: 0, none is held.
 	MaxWait caddy.Duration `json:"max_wait,omitempty"`
 
 	// How many requests are held at the same time by each process; those

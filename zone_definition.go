@@ -27,10 +27,14 @@ func (z *Zone) definition() string {
 	if add(true, "events %s", z.Events.canonical()); z.EventsFallback != 0 {
 		fmt.Fprintf(&b, " %d", z.EventsFallback)
 	}
-	add(z.Window != 0, "window %s", time.Duration(z.Window))
+	window := time.Duration(z.Window)
+	if z.isLease() && window == defaultLease {
+		window = 0
+	}
+	add(window != 0, "window %s", window)
 	add(z.Algorithm != "" && z.Algorithm != "fixed_window", "algorithm %s", z.Algorithm)
 	add(z.Align, "align")
-	add(z.Burst != 0, "burst %d", z.Burst)
+	add(z.Burst != 0 && strconv.FormatInt(z.Burst, 10) != z.Events.canonical(), "burst %d", z.Burst)
 	add(z.Cost != "" && z.Cost.canonical() != "1", "cost %s", z.Cost.canonical())
 	add(z.Charge == chargeBefore && !z.isLease(), "charge %s", z.Charge)
 	free := sortedStatuses(z.FreeStatus)

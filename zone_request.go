@@ -3,6 +3,7 @@ package shardlimit
 import (
 	"encoding/base64"
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
@@ -105,18 +106,16 @@ func (z *Zone) eventsFor(repl *caddy.Replacer, h *Handler) int64 {
 	if !z.Events.isDynamic() {
 		return z.events
 	}
+	least := z.leastEvents()
 	most, words := z.mostEvents()
 	text := repl.ReplaceAll(string(z.Events), "")
 	n, err := strconv.ParseInt(text, 10, 64)
-	if err == nil && n >= 1 && n <= most {
+	if err == nil && n >= least && n <= most {
 		return n
 	}
 	if times, log := z.noEvents.report(h.now()); log {
-		h.logger.Warn("events is not a number from 1 to "+words+"; using the fallback",
+		h.logger.Warn(fmt.Sprintf("events is not a number from %d to %s; using the fallback", least, words),
 			zap.String("zone", z.Name), zap.String("events", text), zap.Int64("fallback", z.events), zap.Int64("times", times))
 	}
 	return z.events
 }
-
-// isFree tells whether responses with the status cost nothing.
-func (z *Zone) isFree(status int) bool { return z.free.contains(status) }

@@ -3,6 +3,7 @@ package shardlimit
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"regexp"
 	"slices"
 	"time"
@@ -37,8 +38,8 @@ func (z *Zone) validate() error {
 		return fmt.Errorf("zone name %q: use only letters, digits and the characters _ . -", z.Name)
 	}
 	for _, rule := range []func() error{
-		z.validateKey, z.validateAlgorithm, z.validateEvents, z.validateWindow, z.validateCost,
-		z.validateStatus, z.validateWaiting, z.validateReserves,
+		z.validateKey, z.validateAlgorithm, z.validateEvents, z.validateWindow, z.validateDrain,
+		z.validateCost, z.validateStatus, z.validateWaiting, z.validateReserves,
 	} {
 		if err := rule(); err != nil {
 			return fmt.Errorf("zone %s: %w", z.Name, err)
@@ -102,12 +103,38 @@ func (z *Zone) mostEvents() (n int64, words string) {
 	}
 }
 
+// leastEvents is how many events the zone has to admit. Under gcra that is so
+// many that a burst drains within a century, or else the instant at which it
+// has would not be an exact number.
+func (z *Zone) leastEvents() int64 {
+	if z.Burst == 0 {
+		return 1
+	}
+	const century = int64(maxWindow / time.Microsecond)
+	hi, lo := bits.Mul64(uint64(z.Burst), uint64(time.Duration(z.Window).Microseconds()))
+	lo, carry := bits.Add64(lo, uint64(century-1), 0)
+	n, _ := bits.Div64(hi+carry, lo, uint64(century))
+	return max(int64(n), 1)
+}
+
+func (z *Zone) validateDrain() error {
+	events := z.EventsFallback
+	if !z.Events.isDynamic() {
+		events, _ = z.Events.number()
+	}
+	if least := z.leastEvents(); events < least {
+		return badOption("burst", "%d would take more than 100 years to come back, at %d in %s: lower it, or raise events to %d",
+			z.Burst, events, time.Duration(z.Window), least)
+	}
+	return nil
+}
+
 func (z *Zone) validateEvents() error {
 	_, words := z.mostEvents()
 	switch {
 	case z.Events == "":
 		return errors.New("events is missing: add it, such as events 100")
-	case z.Events.isDynamic() && len(placeholdersIn(string(z.Events))) == 0:
+	case z.Events.isDynamic() && !z.Events.hasPlaceholder():
 		return badOption("events", "%s: it must be a number, or a text with a placeholder in braces", z.Events)
 	case z.Events.isDynamic() && z.EventsFallback == 0:
 		return badOption("events", "%s: add the number that counts where the placeholder yields none, such as events %s 100", z.Events, z.Events)
@@ -131,13 +158,13 @@ func (z *Zone) validateEventsNumber(n int64) error {
 }
 
 func (z *Zone) validateWindow() error {
-	window, isLease := time.Duration(z.Window), z.algorithm() == store.Concurrency
+	window := time.Duration(z.Window)
 	switch {
-	case window == 0 && isLease:
+	case window == 0 && z.isLease():
 		return nil
 	case window == 0:
 		return errors.New("window is missing: add one, such as window 1m")
-	case isLease && window < minLease:
+	case z.isLease() && (window < minLease || window > maxWindow):
 		return badOption("window", "%s: with concurrency it must be from 1s to 100 years", window)
 	case window < minWindow || window > maxWindow:
 		return badOption("window", "%s: it must be from 1ms to 100 years", window)
@@ -151,7 +178,7 @@ func (z *Zone) validateCost() error {
 	switch {
 	case z.Cost == "":
 		return nil
-	case z.Cost.isDynamic() && len(placeholdersIn(string(z.Cost))) == 0:
+	case z.Cost.isDynamic() && !z.Cost.hasPlaceholder():
 		return badOption("cost", "%s: it must be a number, or a text with a placeholder in braces", z.Cost)
 	case z.Cost.isDynamic():
 		return nil
@@ -161,33 +188,33 @@ func (z *Zone) validateCost() error {
 		return badOption("cost", "%q: it must be a whole number from 0 to 2^52, or a placeholder", string(z.Cost))
 	}
 	most, err := z.Events.number()
+	raise := "events"
 	if z.Burst != 0 {
-		most, err = z.Burst, nil
+		most, err, raise = z.Burst, nil, "burst"
 	}
 	if err == nil && n > most {
-		return badOption("cost", "%d is more than the %d that the zone ever admits: no request would pass", n, most)
+		return badOption("cost", "%d is more than the %d that the zone ever admits, so no request would pass: lower it, or raise %s", n, most, raise)
 	}
 	return nil
 }
 
 func (z *Zone) validateStatus() error {
-	concurrency := z.algorithm() == store.Concurrency
-	for _, list := range []struct {
-		option   string
-		statuses StatusList
-	}{{"free_status", z.FreeStatus}, {"count_status", z.CountStatus}} {
-		if _, err := list.statuses.compile(); err != nil {
-			return badOption(list.option, "%w", err)
-		}
-		if len(list.statuses) > 0 && concurrency {
-			return badOption(list.option, "does not go with concurrency, which counts requests while they run: remove it")
-		}
-	}
+	const running = "does not go with concurrency, which counts requests while they run: remove it"
 	switch {
+	case len(z.FreeStatus) > 0 && z.isLease():
+		return badOption("free_status", running)
+	case len(z.CountStatus) > 0 && z.isLease():
+		return badOption("count_status", running)
 	case len(z.FreeStatus) > 0 && len(z.CountStatus) > 0:
 		return badOption("count_status", "and free_status exclude each other: remove one")
-	case len(z.CountStatus) == 1 && z.CountStatus[0] == statusNone:
+	case slices.Contains(z.CountStatus, statusNone):
 		return badOption("count_status", "none would never charge: name statuses, such as 401 403")
+	}
+	if _, err := z.FreeStatus.compile(); err != nil {
+		return badOption("free_status", "%w, or the word none alone", err)
+	}
+	if _, err := z.CountStatus.compile(); err != nil {
+		return badOption("count_status", "%w", err)
 	}
 	return nil
 }

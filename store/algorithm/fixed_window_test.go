@@ -10,16 +10,47 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-const minute = int64(60_000_000)
+func TestFixedWindow(t *testing.T) {
+	const s, m = time.Second, time.Minute
+	play(t, store.Request{Limit: &store.Limit{Algorithm: store.FixedWindow, Window: m}, Events: 10}, []step{
+		// The first request opens the window, whatever it is.
+		{at: 20 * s, op: check, cost: 4, allowed: true, used: 0, remaining: 10, reset: 80 * s},
+		{at: 30 * s, op: take, cost: 4, allowed: true, used: 4, remaining: 6, reset: 80 * s},
+		{at: 31 * s, op: take, cost: 7, allowed: false, used: 4, remaining: 6, reset: 80 * s, retry: 49 * s},
+		{at: 32 * s, op: take, cost: 6, allowed: true, used: 10, remaining: 0, reset: 80 * s},
+		{at: 33 * s, op: check, cost: 0, allowed: true, used: 10, remaining: 0, reset: 80 * s},
+		{at: 34 * s, op: check, cost: 1, allowed: false, used: 10, remaining: 0, reset: 80 * s, retry: 46 * s},
+		{at: 35 * s, op: charge, cost: 2, allowed: false, used: 12, remaining: 0, reset: 80 * s, retry: 45 * s},
+		{at: 36 * s, op: refund, cost: 6, used: 6, remaining: 4, reset: 80 * s},
+		{at: 37 * s, op: check, cost: 11, allowed: false, used: 6, remaining: 4, reset: 80 * s, retry: store.Never},
+		// The instant of the reset is no longer part of the window.
+		{at: 80*s - 1*time.Microsecond, op: check, cost: 5, allowed: false, used: 6, remaining: 4, reset: 80 * s, retry: time.Microsecond},
+		{at: 80 * s, op: charge, cost: 5, allowed: true, used: 5, remaining: 5, reset: 140 * s},
+		// What was taken in another window is gone.
+		{at: 81 * s, op: refund, cost: 4, used: 5, remaining: 5, reset: 140 * s},
+		// The clock runs backwards: the window remains.
+		{at: 10 * s, op: take, cost: 6, allowed: false, used: 5, remaining: 5, reset: 140 * s, retry: 130 * s},
+	})
+}
+
+func TestFixedWindowAligned(t *testing.T) {
+	const s, m = time.Second, time.Minute
+	play(t, store.Request{Limit: &store.Limit{Algorithm: store.FixedWindow, Window: m, Align: true}, Events: 3}, []step{
+		{at: 59 * s, op: take, cost: 3, allowed: true, used: 3, remaining: 0, reset: 60 * s},
+		{at: 59 * s, op: take, cost: 1, allowed: false, used: 3, remaining: 0, reset: 60 * s, retry: s},
+		{at: 60 * s, op: take, cost: 3, allowed: true, used: 3, remaining: 0, reset: 120 * s},
+		{at: 200 * s, op: check, cost: 1, allowed: true, used: 0, remaining: 3, reset: 240 * s},
+	})
+}
 
 func TestZeroValueIsClosed(t *testing.T) {
-	if (algorithm.FixedWindow{}).IsOpen(0) {
+	if new(algorithm.FixedWindow).IsOpen(0) {
 		t.Error("a window that was never opened is open at the epoch")
 	}
 }
 
 func TestIsOpen(t *testing.T) {
-	b := algorithm.FixedWindow{Reset: 1000}
+	b := algorithm.NewFixedWindow(0, 1000, 0)
 	for now, want := range map[int64]bool{0: true, 998: true, 999: true, 1000: false, 1001: false, 1 << 52: false} {
 		if got := b.IsOpen(now); got != want {
 			t.Errorf("open at %d: %t, want %t", now, got, want)
@@ -27,177 +58,110 @@ func TestIsOpen(t *testing.T) {
 	}
 }
 
-func TestCheck(t *testing.T) {
-	const now, reset = 1000, 1500
+// TestFixedWindowIsOpenedOnce requires that a window's reset is chosen when it
+// opens, as far ahead as it has to be, and then stays.
+func TestFixedWindowIsOpenedOnce(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := newSubject(t, rapid.SampledFrom(kinds[:2]).Draw(t, "kind"))
+		s.backwards = true
+		b := s.bucket.(*algorithm.FixedWindow)
+		for range 30 {
+			before := *b
+			op, _, _ := s.do(check, charge, take)
+			want := s.now + s.window()
+			if s.limit.Align {
+				want = (s.now/s.window() + 1) * s.window()
+			}
+			// A window that follows the clock has its reset without being stored.
+			if before.IsOpen(s.now) || s.limit.Align && op == check {
+				want = before.Reset
+			}
+			if b.Reset != want {
+				t.Fatalf("at %d the window of %d is %+v after %+v, want reset %d", s.now, s.window(), *b, before, want)
+			}
+			s.pass()
+		}
+	})
+}
+
+// TestFixedWindowNeverTakesMoreThanItsCapacity counts by window, over time
+// that stands still, jumps and runs backwards.
+func TestFixedWindowNeverTakesMoreThanItsCapacity(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := newSubject(t, rapid.SampledFrom(kinds[:2]).Draw(t, "kind"))
+		s.backwards = true
+		taken := map[int64]int64{}
+		latest := int64(0)
+		for range 50 {
+			_, r, state := s.do(take)
+			if state.Reset < latest {
+				t.Fatalf("went back from the window until %d to that until %d", latest, state.Reset)
+			}
+			latest = state.Reset
+			if state.Allowed {
+				taken[state.Reset] += r.Cost
+				if taken[state.Reset] > r.Capacity() {
+					t.Fatalf("%d taken of %d until %d", taken[state.Reset], r.Capacity(), state.Reset)
+				}
+			}
+			s.pass()
+		}
+	})
+}
+
+// TestFixedWindowBound shows how much can be taken in an interval of one
+// window: twice the events if windows are aligned or were opened by a request
+// that spent nothing, and one less if the first taker opened its own.
+func TestFixedWindowBound(t *testing.T) {
+	const events, window = 10, int64(60_000_000)
 	for _, c := range []struct {
-		used, events, cost int64
-		allowed            bool
-		remaining          int64
+		name  string
+		align bool
+		open  algorithm.Operation // what happens half a window before the burst
+		cost  int64
+		want  int64
 	}{
-		{used: 0, events: 1, cost: 0, allowed: true, remaining: 1},
-		{used: 0, events: 1, cost: 1, allowed: true, remaining: 1},
-		{used: 0, events: 1, cost: 2, allowed: false, remaining: 1},
-		{used: 1, events: 1, cost: 0, allowed: true, remaining: 0},
-		{used: 1, events: 1, cost: 1, allowed: false, remaining: 0},
-		{used: 2, events: 1, cost: 0, allowed: false, remaining: 0},
-		{used: 3, events: 10, cost: 7, allowed: true, remaining: 7},
-		{used: 3, events: 10, cost: 8, allowed: false, remaining: 7},
-		{used: store.MaxInteger, events: store.MaxInteger, cost: 0, allowed: true, remaining: 0},
-		{used: store.MaxInteger, events: store.MaxInteger, cost: 1, allowed: false, remaining: 0},
-		{used: store.MaxInteger, events: 1, cost: store.MaxInteger, allowed: false, remaining: 0},
+		{name: "aligned", align: true, open: take, cost: 0, want: 2 * events},
+		{name: "opened by a check", open: check, cost: 1, want: 2 * events},
+		{name: "opened by a take", open: take, cost: 1, want: 2*events - 1},
 	} {
-		want := store.State{
-			Allowed: c.allowed, Limit: c.events, Used: c.used, Remaining: c.remaining, Reset: reset, Now: now,
-		}
-		if !c.allowed {
-			want.RetryAfter = 500 * time.Microsecond
-		}
-		if got := (algorithm.FixedWindow{Used: c.used, Reset: reset}).Check(now, c.events, c.cost); got != want {
-			t.Errorf("check of %+v:\n got %+v\nwant %+v", c, got, want)
-		}
+		t.Run(c.name, func(t *testing.T) {
+			limit := store.Limit{Algorithm: store.FixedWindow, Window: micros(window), Align: c.align}
+			b := algorithm.New(&limit)
+			c.open.Run(b, &store.Request{Limit: &limit, Events: events, Cost: c.cost}, origin)
+			got := int64(0)
+			for _, at := range []int64{origin + window - 1, origin + window, origin + 2*window - 2} {
+				for take.Run(b, &store.Request{Limit: &limit, Events: events, Cost: 1}, at).Allowed {
+					got++
+				}
+			}
+			if got != c.want {
+				t.Errorf("%d taken in an interval of one window, want %d", got, c.want)
+			}
+		})
 	}
 }
 
-// step is what may happen to a bucket.
-type step struct {
-	passed, cost, events int64
-	charge               bool
-}
-
-// steps draws what happens to one bucket, with a window and the instant at
-// which it begins. All sums stay where a store's arithmetic is exact.
-func steps(t *rapid.T) (now, window int64, steps []step) {
-	now = rapid.Int64Range(0, 4_000_000_000_000_000).Draw(t, "now") // until 2096
-	window = rapid.OneOf(
-		rapid.Just(int64(1)), rapid.Just(int64(999)), rapid.Just(minute), rapid.Int64Range(1, 24*60*minute),
-	).Draw(t, "window")
-	amount := rapid.OneOf(
-		rapid.Int64Range(0, 10), rapid.Int64Range(0, store.MaxInteger), rapid.Just(int64(store.MaxInteger)),
-	)
-	steps = rapid.SliceOfN(rapid.Custom(func(t *rapid.T) step {
-		return step{
-			passed: rapid.OneOf(
-				rapid.Just(int64(0)), rapid.Int64Range(0, window), rapid.Just(window-1), rapid.Just(window),
-				rapid.Int64Range(0, 10*window),
-			).Draw(t, "passed"),
-			cost:   amount.Draw(t, "cost"),
-			events: max(amount.Draw(t, "events"), 1),
-			charge: rapid.Bool().Draw(t, "charge"),
-		}
-	}), 1, 50).Draw(t, "steps")
-	return now, window, steps
-}
-
-func TestWindowProperties(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		now, window, steps := steps(t)
-		var b algorithm.FixedWindow
-		for i, s := range steps {
-			now += s.passed
-			before := b
-			if s.charge {
-				b = b.Charge(now, window, s.cost)
-			} else {
-				b = b.Open(now, window)
+// TestFixedWindowStaysWithinItsBound holds random traffic to that.
+func TestFixedWindowStaysWithinItsBound(t *testing.T) {
+	for _, align := range []bool{false, true} {
+		rapid.Check(t, func(t *rapid.T) {
+			s := newSubject(t, store.Limit{Algorithm: store.FixedWindow, Align: align})
+			bound := 2 * s.events
+			if !align {
+				bound--
 			}
-			switch {
-			case !b.IsOpen(now):
-				t.Fatalf("step %d: %+v is closed at %d", i, b, now)
-			case before.IsOpen(now) && b.Reset != before.Reset:
-				t.Fatalf("step %d: reset of an open window went from %d to %d", i, before.Reset, b.Reset)
-			case !before.IsOpen(now) && b.Reset != now+window:
-				t.Fatalf("step %d: window of %d opened at %d has reset %d", i, window, now, b.Reset)
+			var log admissions
+			for range 60 {
+				r := store.Request{Limit: &s.limit, Events: s.events, Cost: number(t, "cost", 1, s.events)}
+				if take.Run(s.bucket, &r, s.now).Allowed {
+					log.add(s.now, r.Cost)
+				}
+				s.pass()
 			}
-			spent := int64(0)
-			if before.IsOpen(now) {
-				spent = before.Used
+			if got := log.most(s.window()); got > bound {
+				t.Fatalf("%d taken in an interval of one window, want at most %d: %v", got, bound, log)
 			}
-			if b.Used < spent || b.Used > store.MaxInteger {
-				t.Fatalf("step %d: count went from %d to %d", i, spent, b.Used)
-			}
-			if s.charge {
-				spent = saturated(spent, s.cost)
-			}
-			if b.Used != spent {
-				t.Fatalf("step %d: count is %d, want %d", i, b.Used, spent)
-			}
-		}
-	})
-}
-
-func TestStateProperties(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		now, window, steps := steps(t)
-		var b algorithm.FixedWindow
-		for i, s := range steps {
-			now += s.passed
-			b = b.Open(now, window)
-			checked := b.Check(now, s.events, s.cost)
-			verify(t, b, checked, now, s.events)
-			if !s.charge {
-				continue
-			}
-			exact := b.Used <= store.MaxInteger-s.cost
-			b = b.Charge(now, window, s.cost)
-			charged := b.Charged(now, s.events)
-			verify(t, b, charged, now, s.events)
-			// Where the count is exact, a charge fits if its check did.
-			if exact && charged.Allowed != checked.Allowed {
-				t.Fatalf("step %d: check says %+v, charge %+v", i, checked, charged)
-			}
-		}
-	})
-}
-
-// verify requires what is true of every state of the open window b.
-func verify(t *rapid.T, b algorithm.FixedWindow, s store.State, now, events int64) {
-	switch {
-	case s.Limit != events || s.Used != b.Used || s.Reset != b.Reset || s.Now != now || s.Err != nil:
-		t.Fatalf("state of %+v with %d events at %d: %+v", b, events, now, s)
-	case s.Remaining < 0 || s.Remaining > events || s.Remaining > 0 && s.Used+s.Remaining != events:
-		t.Fatalf("remaining is wrong: %+v", s)
-	case s.Allowed && s.RetryAfter != 0:
-		t.Fatalf("allowed, but to be retried: %+v", s)
-	case !s.Allowed && s.RetryAfter != time.Duration(s.Reset-s.Now)*time.Microsecond:
-		t.Fatalf("refused, and to be retried at another instant than the reset: %+v", s)
-	case !s.Allowed && s.RetryAfter <= 0:
-		t.Fatalf("refused, and to be retried at once: %+v", s)
+		})
 	}
-}
-
-func TestChargeOfNothingOnlyOpens(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		b := algorithm.FixedWindow{
-			Used:  rapid.Int64Range(0, store.MaxInteger).Draw(t, "used"),
-			Reset: rapid.Int64Range(0, 100).Draw(t, "reset"),
-		}
-		now := rapid.Int64Range(0, 100).Draw(t, "now")
-		if got, want := b.Charge(now, minute, 0), b.Open(now, minute); got != want {
-			t.Fatalf("charge of nothing makes %+v of %+v, want %+v", got, b, want)
-		}
-	})
-}
-
-// TestChargesAdd requires that costs count the same one by one and at once.
-func TestChargesAdd(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		var one, all algorithm.FixedWindow
-		sum := int64(0)
-		for _, cost := range rapid.SliceOf(rapid.Int64Range(0, store.MaxInteger)).Draw(t, "costs") {
-			one = one.Charge(0, minute, cost)
-			sum = saturated(sum, cost)
-		}
-		one = one.Open(0, minute)
-		if all = all.Charge(0, minute, sum); one != all {
-			t.Fatalf("one by one: %+v, at once: %+v", one, all)
-		}
-	})
-}
-
-// saturated adds in a way that cannot overflow.
-func saturated(a, b int64) int64 {
-	if a > store.MaxInteger-b {
-		return store.MaxInteger
-	}
-	return a + b
 }

@@ -123,7 +123,9 @@ func (b *GCRA) Refund(r *store.Request, now int64) {
 		return
 	}
 	whole, rest := DrainTime(r, r.Cost)
-	if left <= whole {
+	// Where it drains is known to the microsecond; only what is spent last ends
+	// where the bucket does.
+	if left < whole || left == whole && b.TAT-now > left {
 		whole, rest = left, 0
 	}
 	b.TAT -= whole

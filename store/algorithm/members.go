@@ -74,5 +74,9 @@ func (l members) without(id string) members {
 	return l
 }
 
+// Kept is how many members of a request, or of a log, are kept at most: one
+// more than fit, so that it shows that they do not.
+func Kept(r *store.Request) int64 { return r.Events + 1 }
+
 // count is how many members a request's cost makes.
-func count(r *store.Request) int64 { return min(r.Cost, r.Events, store.MaxMembers) }
+func count(r *store.Request) int64 { return min(r.Cost, Kept(r), store.MaxMembers) }

@@ -28,15 +28,15 @@ func (b *SlidingLog) live(r *store.Request, now int64) members {
 	return b.members.after(now - r.Limit.Window.Microseconds())
 }
 
-// Charge implements [Bucket]. No more than the newest r.Events events are kept:
-// older ones decide nothing.
+// Charge implements [Bucket]. Only the newest events are kept: older ones decide
+// nothing.
 func (b *SlidingLog) Charge(r *store.Request, now int64) {
 	if r.Cost == 0 {
 		return
 	}
 	b.members.keep(b.live(r, now))
 	b.members.put(now, r.ID, count(r))
-	if excess := int64(len(b.members)) - r.Events; excess > 0 {
+	if excess := int64(len(b.members)) - Kept(r); excess > 0 {
 		b.members.keep(b.members[excess:])
 	}
 }

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/go-redis/redis_rate/v10"
+	goredis "github.com/redis/go-redis/v9"
+	"github.com/throttled/throttled/v2"
+	throttledredis "github.com/throttled/throttled/v2/store/goredisstore.v9"
+	ulule "github.com/ulule/limiter/v3"
+	ululeredis "github.com/ulule/limiter/v3/drivers/store/redis"
+)
+
+// peers are set up as their documentation shows. It leaves the client to the
+// user, so that is go-redis as it is unless told otherwise, but for its pool.
+var peers = []*kind{
+	{name: "redis_rate", module: "github.com/go-redis/redis_rate/v10", pools: peerPools, open: openRedisRate},
+	{name: "ulule/limiter", module: "github.com/ulule/limiter/v3", pools: peerPools, open: openUlule},
+	{name: "throttled", module: "github.com/throttled/throttled/v2", pools: peerPools, open: openThrottled},
+}
+
+// peerPools: with few connections goroutines wait for one, with many the server
+// serves each less often.
+var peerPools = []int{16, 64, 256}
+
+func newClient(addr string, pool int) *goredis.Client {
+	return goredis.NewClient(&goredis.Options{
+		Addr:     addr,
+		PoolSize: pool,
+		// The second pool, which pipelines have, holds ten if it is not told.
+		PipelinePoolSize: pool,
+	})
+}
+
+func openRedisRate(addr string, pool int) (*limiter, error) {
+	client := newClient(addr, pool)
+	l := redis_rate.NewLimiter(client)
+	return &limiter{
+		limit: func(events int) (decide, error) {
+			limit := redis_rate.PerHour(events)
+			return func(ctx context.Context, key string) (bool, error) {
+				res, err := l.Allow(ctx, key, limit)
+				if err != nil {
+					return false, err
+				}
+				return res.Allowed > 0, nil
+			}, nil
+		},
+		close: func() { _ = client.Close() },
+	}, nil
+}
+
+func openUlule(addr string, pool int) (*limiter, error) {
+	client := newClient(addr, pool)
+	store, err := ululeredis.NewStore(client)
+	if err != nil {
+		_ = client.Close()
+		return nil, fmt.Errorf("open the store of ulule/limiter: %w", err)
+	}
+	return &limiter{
+		limit: func(events int) (decide, error) {
+			l := ulule.New(store, ulule.Rate{Period: time.Hour, Limit: int64(events)})
+			return func(ctx context.Context, key string) (bool, error) {
+				state, err := l.Get(ctx, key)
+				return !state.Reached, err
+			}, nil
+		},
+		close: func() { _ = client.Close() },
+	}, nil
+}
+
+func openThrottled(addr string, pool int) (*limiter, error) {
+	client := newClient(addr, pool)
+	store, err := throttledredis.NewCtx(client, "throttled:")
+	if err != nil {
+		_ = client.Close()
+		return nil, fmt.Errorf("open the store of throttled: %w", err)
+	}
+	return &limiter{
+		limit: func(events int) (decide, error) {
+			l, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{
+				MaxRate: throttled.PerHour(events), MaxBurst: events - 1,
+			})
+			if err != nil {
+				return nil, fmt.Errorf("make a limit of throttled: %w", err)
+			}
+			return func(ctx context.Context, key string) (bool, error) {
+				limited, _, err := l.RateLimitCtx(ctx, key, 1)
+				return !limited, err
+			}, nil
+		},
+		close: func() { _ = client.Close() },
+	}, nil
+}

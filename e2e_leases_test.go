@@ -1,0 +1,145 @@
+package shardlimit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"testing"
+)
+
+// slotsSite counts requests that run at the same time. Those to /held run until
+// the backend ends them, and those to other paths end at once.
+func slotsSite(servers shards, window string, backend *slowBackend) string {
+	return zonesSite(servers.store(), zoneWith("slots", "algorithm concurrency", "events 3", "window "+window), `
+reverse_proxy /held `+backend.server.Listener.Addr().String()+`
+@panic path /panic
+test_answer @panic panic
+@late path /panic-late
+test_answer @late panic-late
+error /error 503
+respond ok
+`)
+}
+
+func TestLeasesComeBackAfterKill(t *testing.T) {
+	t.Parallel() // it spends its time waiting
+	const lease = 5_000_000
+	servers := startShards(t, 1, 0)
+	backend := startSlowBackend(t)
+	caddys := startCaddys(t, 2, slotsSite(servers, "5s", backend))
+	leases := func() map[string]int64 { return servers.content(t, "slots", "alice").members }
+	refused := func(when string) {
+		t.Helper()
+		for i, c := range caddys {
+			a := c.probe("/", "X-Key: alice")
+			must(t, fmt.Sprintf("Caddy %d, %s", i, when), errors.Join(a.refuses("slots"), a.shows(http.StatusTooManyRequests, 3, 3),
+				want("having X-RateLimit-Reset", a.header.Values("X-RateLimit-Reset") != nil, false)))
+		}
+	}
+	for range 3 {
+		backend.hold(t, caddys[0], "/held", "X-Key: alice")
+	}
+	taken := leases()
+	must(t, "running requests", want("number of leases", len(taken), 3))
+	refused("while three requests run")
+
+	// They run for longer than what they have taken.
+	over := slices.Max(slices.Collect(maps.Values(taken)))
+	eventually(t, "the leases that were taken are over", func() error {
+		return want("being so", servers.now(t) > over, true)
+	})
+	renewed := leases()
+	must(t, "long requests", want("number of leases", len(renewed), 3))
+	for id, until := range taken {
+		must(t, "lease "+id, want("being renewed", renewed[id] > until, true))
+	}
+	refused("while three requests run for longer")
+
+	// Nobody gives back what a killed Caddy holds, and nobody renews it.
+	caddys[0].kill()
+	left := leases()
+	killed := servers.now(t)
+	c := caddys[1]
+	caddys = caddys[1:]
+	for id, until := range left {
+		must(t, "lease "+id, want("ending within a window", until <= killed+lease, true))
+	}
+	if earliest := slices.Min(slices.Collect(maps.Values(left))); killed < earliest {
+		a := c.probe("/", "X-Key: alice")
+		if servers.now(t) < earliest {
+			must(t, "the other Caddy, at first", a.refuses("slots"))
+		}
+	}
+	eventually(t, "a slot is free", func() error {
+		return want("status", c.probe("/", "X-Key: alice").status, http.StatusOK)
+	})
+	// This one, too, has to wait for the end of the first lease.
+	first := slices.Min(slices.Collect(maps.Values(left)))
+	must(t, "the first slot", want("being free only when its lease was over", servers.now(t) > first, true))
+	eventually(t, "all leases are over", func() error { return want("number of leases", len(leases()), 0) })
+	var held []running
+	for range 3 {
+		held = append(held, backend.hold(t, c, "/held", "X-Key: alice"))
+	}
+	refused("with the slots of the killed one")
+	for _, a := range backend.finish(t, held...) {
+		must(t, "request", want("status", a.status, http.StatusOK))
+	}
+	servers.awaitUsed(t, "slots", "alice", 0)
+}
+
+// TestSlotsComeBackAtTheEnd: long before the lease would be over.
+func TestSlotsComeBackAtTheEnd(t *testing.T) {
+	servers := startShards(t, 1, 0)
+	backend := startSlowBackend(t)
+	c := startCaddy(t, slotsSite(servers, "100h", backend))
+	used := func(n int64) {
+		t.Helper()
+		servers.awaitUsed(t, "slots", "alice", n)
+	}
+	t.Run("of a response", func(t *testing.T) {
+		held := []running{backend.hold(t, c, "/held", "X-Key: alice"), backend.hold(t, c, "/held", "X-Key: alice")}
+		used(2)
+		backend.finish(t, held[0])
+		used(1)
+		backend.finish(t, held[1])
+		used(0)
+	})
+	t.Run("because the client leaves", func(t *testing.T) {
+		ctx, leave := context.WithCancel(t.Context())
+		gone := c.begin(ctx, "/held", "X-Key: alice")
+		backend.await(t)
+		stays := backend.hold(t, c, "/held", "X-Key: alice")
+		used(2)
+		leave()
+		must(t, "request", want("its client having left", errors.Is(<-gone.err, context.Canceled), true))
+		used(1)
+		backend.finish(t, stays)
+		used(0)
+	})
+	// More often than there are slots.
+	for _, path := range []string{"/at-once", "/panic", "/panic-late"} {
+		t.Run(path, func(t *testing.T) {
+			for i := range 8 {
+				// On a connection that was used before, the client would try
+				// again.
+				client.CloseIdleConnections()
+				_, err := c.tryProbe(t.Context(), path, "X-Key: alice")
+				must(t, fmt.Sprint("request ", i), want("being answered", err == nil, path == "/at-once"))
+				used(0)
+			}
+		})
+	}
+	t.Run("of an error", func(t *testing.T) {
+		for range 8 {
+			must(t, "request", c.probe("/error", "X-Key: alice").shows(http.StatusServiceUnavailable, 3, 1))
+			used(0)
+		}
+	})
+	// Nothing takes a slot back that was given back.
+	c.stop()
+	must(t, "at the end", want("number of leases", servers.content(t, "slots", "alice").used, 0))
+}

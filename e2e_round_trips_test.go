@@ -1,0 +1,209 @@
+package shardlimit_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// wiretap is a way to a server on which the round trips are counted that are
+// about buckets.
+type wiretap struct {
+	addr string
+	// trips, and the commands that they carried.
+	trips, commands atomic.Int64
+}
+
+func startWiretap(t *testing.T, server string) *wiretap {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, "listen", err)
+	w := &wiretap{addr: listener.Addr().String()}
+	var running sync.WaitGroup
+	running.Go(func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			running.Go(func() { w.relay(client, server) })
+		}
+	})
+	t.Cleanup(func() {
+		_ = listener.Close()
+		running.Wait()
+	})
+	return w
+}
+
+// relay passes bytes on until either side has closed its connection.
+func (w *wiretap) relay(client net.Conn, server string) {
+	defer client.Close()
+	upstream, err := net.Dial("tcp", server)
+	if err != nil {
+		return
+	}
+	defer upstream.Close()
+	// A trip lasts until there is a reply.
+	var counted atomic.Bool
+	var replies sync.WaitGroup
+	replies.Go(func() {
+		passOn(client, upstream, func([]byte) { counted.Store(false) })
+		_ = client.Close()
+	})
+	passOn(upstream, client, func(b []byte) {
+		n := bytes.Count(b, []byte("rl:1:"))
+		w.commands.Add(int64(n))
+		if n > 0 && !counted.Swap(true) {
+			w.trips.Add(1)
+		}
+	})
+	_ = upstream.Close()
+	replies.Wait()
+}
+
+// passOn copies from one connection to another what look has seen.
+func passOn(to io.Writer, from io.Reader, look func([]byte)) {
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(buffer)
+		look(buffer[:n])
+		if _, writeErr := to.Write(buffer[:n]); err != nil || writeErr != nil {
+			return
+		}
+	}
+}
+
+// took returns the round trips and commands since it was called last.
+func (w *wiretap) took() [2]int64 { return [2]int64{w.trips.Swap(0), w.commands.Swap(0)} }
+
+// tappedShard is a shard with a wiretap before each of its servers, and the
+// global option for it.
+func tappedShard(t *testing.T, replicas int) (servers shards, primary, replica *wiretap, store string) {
+	t.Helper()
+	servers = startShards(t, 1, replicas)
+	primary = startWiretap(t, servers[0].Primary.Addr())
+	store = strings.Replace(servers.store(), servers[0].Primary.Addr(), primary.addr, 1)
+	if replicas > 0 {
+		replica = startWiretap(t, servers[0].Replicas[0].Addr())
+		store = strings.Replace(store, servers[0].Replicas[0].Addr(), replica.addr, 1)
+	}
+	return servers, primary, replica, store
+}
+
+// TestThreeZonesOneRoundTrip: all zones of a client are on one shard, and are
+// asked about together.
+func TestThreeZonesOneRoundTrip(t *testing.T) {
+	for _, algorithm := range counting {
+		for _, mode := range modes {
+			t.Run(algorithm+", "+mode, func(t *testing.T) {
+				servers, primary, _, store := tappedShard(t, 0)
+				options := func(events int, window string) []string {
+					return []string{fmt.Sprint("events ", events), "window " + window, "algorithm " + algorithm, "charge " + mode}
+				}
+				c := startWith(t, store, zoneWith("second", options(10, "1s")...)+
+					zoneWith("hour", options(5000, "1h")...)+zoneWith("day", options(50000, "24h")...), byStatus)
+				// The scripts may still be on their way to the server.
+				c.probe("/", "X-Key: bob", "X-Status: 200")
+				servers.awaitUsed(t, "day", "bob", 1)
+				primary.took()
+
+				day := int64(0)
+				for range 5 {
+					// One is charged and one is free.
+					a := c.probe("/", "X-Key: alice", "X-Status: 200")
+					must(t, "request", errors.Join(want("status", a.status, http.StatusOK), want("zone", a.resource, "second")))
+					day++
+					servers.awaitUsed(t, "day", "alice", day)
+					trips := [2]int64{2, 6} // a check and a charge
+					if mode == "before" {
+						trips = [2]int64{1, 3} // a take
+					}
+					must(t, "request", want("round trips and commands", primary.took(), trips))
+
+					must(t, "free request", want("status", c.probe("/", "X-Key: alice", "X-Status: 304").status, http.StatusNotModified))
+					trips = [2]int64{1, 3} // a check
+					if mode == "before" {
+						trips = [2]int64{2, 6} // a take and a refund
+					}
+					eventually(t, "the free request is settled", func() error {
+						return want("number of commands", primary.commands.Load(), trips[1])
+					})
+					must(t, "free request", want("round trips and commands", primary.took(), trips))
+				}
+			})
+		}
+	}
+}
+
+// TestThreeZonesOneRoundTripToAReplica: a refusal asks a replica once, and
+// nothing else.
+func TestThreeZonesOneRoundTripToAReplica(t *testing.T) {
+	const refusals = 10
+	for _, algorithm := range counting {
+		t.Run(algorithm, func(t *testing.T) {
+			servers, primary, replica, store := tappedShard(t, 1)
+			c := startWith(t, store, zoneWith("one", "algorithm "+algorithm)+
+				zoneWith("two", "algorithm "+algorithm, "events 2")+zoneWith("three", "algorithm "+algorithm), "respond ok")
+			for used := range int64(2) {
+				must(t, "request that fits", c.probe("/", "X-Key: alice").shows(http.StatusOK, 2, used+1))
+				servers.awaitUsed(t, "three", "alice", used+1)
+				servers.awaitReplicas(t)
+			}
+			primary.took()
+			replica.took()
+			for range refusals {
+				must(t, "request too many", c.probe("/", "X-Key: alice").refuses("two"))
+			}
+			c.stop()
+			must(t, "refusals", errors.Join(want("round trips and commands at the replica", replica.took(), [2]int64{refusals, 3 * refusals}),
+				want("round trips and commands at the primary", primary.took(), [2]int64{})))
+		})
+	}
+}
+
+// TestLongestWaitIsReported, whatever the order of the zones.
+func TestLongestWaitIsReported(t *testing.T) {
+	servers := startShards(t, 1, 1)
+	for name, store := range bothStores(servers) {
+		for _, mode := range modes {
+			t.Run(name+", "+mode, func(t *testing.T) {
+				zones := ""
+				for _, zone := range []struct{ name, keys, events, window string }{
+					{"hour", "/hour /all /hour-and-week", "2", "1h"},
+					{"week", "/all /hour-and-week", "2", "168h"},
+					{"large", "/hour /all /hour-and-week /roomy", "1000", "10000h"},
+					{"day", "/all /roomy", "2", "24h"},
+				} {
+					// Each path has buckets of its own.
+					zones += zoneWith(name+"."+mode+"."+zone.name, "key {path}", "events "+zone.events, "window "+zone.window, "charge "+mode,
+						"match {\npath "+zone.keys+"\n}")
+				}
+				c := startWith(t, store, zones, "respond ok")
+				for path, longest := range map[string]string{"/hour": "hour", "/all": "week", "/hour-and-week": "week", "/roomy": "day"} {
+					zone := name + "." + mode + "." + longest
+					for used := range int64(2) {
+						must(t, path, c.probe(path).shows(http.StatusOK, 2, used+1))
+						if store != "" {
+							servers.awaitUsed(t, zone, path, used+1)
+							servers.awaitReplicas(t)
+						}
+					}
+					window := map[string]int64{"hour": 3600, "day": 24 * 3600, "week": 168 * 3600}
+					for range 3 {
+						a := c.probe(path)
+						must(t, path, errors.Join(a.refuses(zone), a.shows(http.StatusTooManyRequests, 2, 2),
+							want("Retry-After being that of the zone", a.retryAfter > window[longest]-600 && a.retryAfter <= window[longest], true)))
+					}
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,188 @@
+package shardlimit_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// scripts is how often the primaries have run scripts: once for each bucket that
+// was asked about or written.
+func (s shards) scripts(t *testing.T) (calls int) {
+	t.Helper()
+	for _, shard := range s {
+		stats, err := shard.Primary.Info("commandstats")
+		must(t, "statistics", err)
+		if _, text, ok := strings.Cut(stats["cmdstat_evalsha"], "calls="); ok {
+			text, _, _ = strings.Cut(text, ",")
+			n, err := strconv.Atoi(text)
+			must(t, "statistics", err)
+			calls += n
+		}
+	}
+	return calls
+}
+
+func TestSecondZoneRefusesLeavesTheFirstUntouched(t *testing.T) {
+	for _, first := range modes {
+		for _, second := range modes {
+			for _, place := range []struct {
+				algorithm string
+				shards    int
+				group     string // what the second zone counts by
+			}{
+				{"fixed_window", 1, "X-Key"},
+				{"gcra", 1, "X-Key"},
+				{"sliding_log", 2, "X-Group"},
+			} {
+				t.Run(fmt.Sprintf("%s, %s, %s on %d shards", first, second, place.algorithm, place.shards), func(t *testing.T) {
+					servers := startShards(t, place.shards, 0)
+					c := startWith(t, servers.store(), zoneWith("first", "algorithm "+place.algorithm, "charge "+first)+
+						zoneWith("second", "key {header."+place.group+"}", "events 2", "charge "+second), "respond ok")
+					secondZoneRefuses(t, c, servers, first, second, place.group)
+				})
+			}
+		}
+	}
+}
+
+// secondZoneRefuses uses up the second zone and looks at what happens then.
+func secondZoneRefuses(t *testing.T, c *caddyProcess, servers shards, first, second, group string) {
+	const refusals = 10
+	key := servers.apart(t, c, group)
+	ask := func() answer { return c.probe("/", "X-Key: "+key, "X-Group: group-"+key) }
+	if group == "X-Group" {
+		group = "group-" + key
+	} else {
+		group = key
+	}
+	a := ask()
+	must(t, "request that fits", errors.Join(a.shows(http.StatusOK, 2, 2), want("zone", a.resource, "second")))
+	servers.awaitUsed(t, "first", key, 2)
+	servers.awaitUsed(t, "second", group, 2)
+	was := servers.content(t, "first", key).spent
+
+	before := servers.scripts(t)
+	must(t, "first request too many", ask().refuses("second"))
+	// Checks come first and stop takes. Where both take, they do so together,
+	// and what the first zone lost is refunded.
+	asked := 2
+	switch {
+	case first == "before" && second == "before":
+		asked = 3
+	case first == "before":
+		asked = 1
+	}
+	eventually(t, "the request is settled", func() error {
+		return want("number of scripts", servers.scripts(t)-before, asked)
+	})
+	must(t, "first zone", want("what was spent", servers.content(t, "first", key).spent, was))
+
+	// From now on the second zone is known to be full.
+	before = servers.scripts(t)
+	for range refusals {
+		a := ask()
+		must(t, "request too many", errors.Join(a.refuses("second"), a.shows(http.StatusTooManyRequests, 2, 2)))
+	}
+	asked = refusals
+	if first == "after" {
+		// A check writes nothing.
+		asked = 2 * refusals
+	}
+	c.stop()
+	must(t, "at the end", errors.Join(
+		want("number of scripts", servers.scripts(t)-before, asked),
+		want("what was spent in the first zone", servers.content(t, "first", key).spent, was),
+		want("count of the second zone", servers.content(t, "second", group).used, 2)))
+}
+
+// apart makes one request each for some clients, until there is one whose
+// buckets are on different shards if there are several.
+func (s shards) apart(t *testing.T, c *caddyProcess, group string) (key string) {
+	t.Helper()
+	for i := range 100 {
+		key = fmt.Sprint("client-", i)
+		member := key
+		if group == "X-Group" {
+			member = "group-" + key
+		}
+		must(t, key, want("status", c.probe("/", "X-Key: "+key, "X-Group: group-"+key).status, http.StatusOK))
+		s.awaitUsed(t, "first", key, 1)
+		s.awaitUsed(t, "second", member, 1)
+		if len(s) == 1 || s.holder(t, "first", key) != s.holder(t, "second", member) {
+			return key
+		}
+	}
+	t.Fatal("all clients have their buckets on one shard")
+	return ""
+}
+
+// holder returns the index of the shard that holds the client's bucket.
+func (s shards) holder(t *testing.T, zone, client string) int {
+	t.Helper()
+	for i := range s {
+		if s[i:i+1].content(t, zone, client).spent != "" {
+			return i
+		}
+	}
+	t.Fatalf("no shard has client %s of zone %s", client, zone)
+	return -1
+}
+
+// TestRefusalRefundsWhatWasTaken: by another zone or by an inner handler, of
+// every algorithm.
+func TestRefusalRefundsWhatWasTaken(t *testing.T) {
+	servers := startShards(t, 1, 0)
+	outer, inner := "", ""
+	for _, algorithm := range append(counting, "concurrency") {
+		outer += zoneWith(algorithm, "algorithm "+algorithm, "charge before", "match {\nnot path /ok\n}")
+	}
+	for _, mode := range modes {
+		inner += pathZone("full."+mode, "key static", "events 1", "charge "+mode)
+	}
+	for name, store := range bothStores(servers) {
+		for place, zones := range map[string][2]string{"in one handler": {outer + inner, ""}, "in the inner handler": {outer, "rate_limit {\n" + inner + "}\n"}} {
+			t.Run(name+", "+place, func(t *testing.T) {
+				must(t, "flush", servers[0].Primary.Client().FlushAll(t.Context()).Err())
+				c := startWith(t, store, zones[0], zones[1]+"respond \"{http.rate_limit.fixed_window.used} {http.rate_limit.sliding_window.used} "+
+					"{http.rate_limit.sliding_log.used} {http.rate_limit.gcra.used} {http.rate_limit.concurrency.used}\"")
+				used := 0
+				for _, mode := range modes {
+					zone := "full." + mode
+					used++
+					must(t, "request that fits", c.probe("/"+zone, "X-Key: alice").shows(http.StatusOK, 1, 1))
+					if store != "" {
+						servers.awaitSettled(t, int64(used), zone)
+					}
+					for range 4 {
+						must(t, "request too many", c.probe("/"+zone, "X-Key: alice").refuses(zone))
+					}
+					if store != "" {
+						servers.awaitSettled(t, int64(used), zone)
+					}
+					used++
+					a := c.probe("/", "X-Key: alice")
+					must(t, "what the others count", want("body", a.body, fmt.Sprintf("%d %[1]d %[1]d %[1]d 1", used)))
+				}
+				c.stop()
+				if store != "" {
+					servers.awaitSettled(t, int64(used), "full.after")
+				}
+			})
+		}
+	}
+}
+
+// awaitSettled waits until that much is used of the zones that count, nothing
+// of that which counts what runs, and one event of the full one.
+func (s shards) awaitSettled(t *testing.T, used int64, full string) {
+	t.Helper()
+	for _, algorithm := range counting {
+		s.awaitUsed(t, algorithm, "alice", used)
+	}
+	s.awaitUsed(t, "concurrency", "alice", 0)
+	s.awaitUsed(t, full, "*", 1)
+}

@@ -1,0 +1,232 @@
+package shardlimit_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+// arrivals are the requests that a backend has seen, in order, by their header
+// X-Name.
+type arrivals struct {
+	mu    sync.Mutex
+	names []string
+	addr  string
+}
+
+func startArrivals(t *testing.T) *arrivals {
+	t.Helper()
+	a := &arrivals{}
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.names = append(a.names, r.Header.Get("X-Name"))
+	}))
+	t.Cleanup(server.Close)
+	a.addr = server.Listener.Addr().String()
+	return a
+}
+
+func (a *arrivals) all() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.names)
+}
+
+// held is how many requests wait in Caddy.
+func (c *caddyProcess) held() int {
+	c.t.Helper()
+	_, stacks := c.adminCall(http.MethodGet, "/debug/pprof/goroutine?debug=2", "", "")
+	return strings.Count(stacks, "shardlimit.(*part).wait(")
+}
+
+func (c *caddyProcess) awaitHeld(t *testing.T, n int) {
+	t.Helper()
+	eventually(t, "requests wait", func() error { return want("their number", c.held(), n) })
+}
+
+// line begins a request of alice and returns when it waits.
+func (c *caddyProcess) line(ctx context.Context, t *testing.T, name string, headers ...string) running {
+	t.Helper()
+	before := c.held()
+	r := c.begin(ctx, "/", append(headers, "X-Key: alice", "X-Name: "+name)...)
+	c.awaitHeld(t, before+1)
+	return r
+}
+
+// ends waits for the answer.
+func (r running) ends(t *testing.T) answer {
+	t.Helper()
+	select {
+	case a := <-r.answer:
+		return a
+	case err := <-r.err:
+		t.Fatal(err)
+	case <-time.After(30 * time.Second):
+		t.Fatal("no answer")
+	}
+	return answer{}
+}
+
+// leaves waits until the client has given up.
+func (r running) leaves(t *testing.T) {
+	t.Helper()
+	select {
+	case a := <-r.answer:
+		t.Fatalf("a request that is given up is answered: %d %v", a.status, a.header)
+	case err := <-r.err:
+		must(t, "a request that is given up", want("its error being that", errors.Is(err, context.Canceled), true))
+	}
+}
+
+// farShard is a shard whose replies take their time: from the leaving of one
+// request to that of the next it takes so long, for that one asks.
+func farShard(t *testing.T) (shards, string) {
+	t.Helper()
+	servers := startShards(t, 1, 0)
+	proxy := redistest.StartProxy(t, servers[0].Primary.Addr())
+	must(t, "delay replies", proxy.Delay(200*time.Millisecond))
+	return servers, strings.Replace(servers.store(), servers[0].Primary.Addr(), proxy.Addr(), 1)
+}
+
+// awaitBucket waits until there is a bucket, for it drains as soon as it is
+// charged.
+func (s shards) awaitBucket(t *testing.T, zone, client string) {
+	t.Helper()
+	eventually(t, "client "+client+" is charged", func() error {
+		return want("there being a bucket", s.content(t, zone, client).spent != "", true)
+	})
+}
+
+// keepFull makes a client's bucket of gcra stay full for a while from now on, and
+// returns until when.
+func (s shards) keepFull(t *testing.T, zone, client string, d time.Duration) time.Time {
+	t.Helper()
+	redis := s[0].Primary.Client()
+	keys, err := redis.Keys(t.Context(), "rl:1:"+zone+":*:"+client).Result()
+	must(t, "find the bucket", errors.Join(err, want("number of buckets", len(keys), 1)))
+	until := s.now(t) + d.Microseconds()
+	// It begins with the instant at which it is empty.
+	tat := binary.LittleEndian.AppendUint64(nil, math.Float64bits(float64(until)))
+	must(t, "fill the bucket", redis.SetRange(t.Context(), keys[0], 0, string(tat)).Err())
+	must(t, "fill the bucket", redis.PExpire(t.Context(), keys[0], d+time.Minute).Err())
+	return time.UnixMicro(until)
+}
+
+func TestHeldRequestsLeaveInOrder(t *testing.T) {
+	const requests = 10
+	for _, test := range []struct {
+		mode   string
+		far    bool
+		events int
+	}{
+		// A request that is charged after its response leaves the line before
+		// that, so that the next one may leave when it has asked.
+		{"after", true, 20},
+		{"before", true, 20},
+		// Taking holds the next one back for a quarter of a second.
+		{"before", false, 4},
+	} {
+		t.Run(fmt.Sprintf("%s, %d per second", test.mode, test.events), func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			servers, store := farShard(t)
+			if !test.far {
+				store = servers.store()
+			}
+			backend := startArrivals(t)
+			c := startWith(t, store, zoneWith("slow", "algorithm gcra", fmt.Sprint("events ", test.events), "window 1s", "burst 1",
+				"max_wait 20s", "charge "+test.mode), "reverse_proxy "+backend.addr)
+			must(t, "first request", want("status", c.probe("/", "X-Key: alice", "X-Name: before").status, http.StatusOK))
+			servers.awaitBucket(t, "slow", "alice")
+			free := servers.keepFull(t, "slow", "alice", 6*time.Second)
+			before := servers.scripts(t)
+			all, names := []running{}, []string{"before"}
+			for i := range requests {
+				names = append(names, fmt.Sprint("request ", i))
+				all = append(all, c.line(t.Context(), t, names[i+1]))
+			}
+			must(t, "backend", want("number of requests", len(backend.all()), 1))
+			for i, r := range all {
+				a := r.ends(t)
+				must(t, names[i+1], want("status", a.status, http.StatusOK))
+				earliest := free
+				if test.mode == "before" {
+					earliest = free.Add(time.Duration(i) * time.Second / time.Duration(test.events))
+				}
+				must(t, names[i+1], want("being answered before it fits", a.received.Before(earliest), false))
+			}
+			must(t, "backend", want("order", fmt.Sprintf("%q", backend.all()), fmt.Sprintf("%q", names)))
+
+			// Who comes first asks, is refused, and asks again when the time
+			// has come. Who comes later looks whether it pays to wait, and when
+			// it is its turn asks, once more if it still has to wait.
+			c.stop()
+			most := 3 * requests
+			if test.mode == "after" {
+				// Each charges as well. That may come too late for the answer
+				// to the next one, which then has to ask once more.
+				most += 2 * requests
+			}
+			asked := servers.scripts(t) - before
+			must(t, "Redis", want(fmt.Sprintf("%d scripts being more than %d", asked, most), asked > most, false))
+			t.Logf("%d scripts for %d requests", asked, requests)
+		})
+	}
+}
+
+// TestClientThatLeavesTheLine: the others move up and keep their order.
+func TestClientThatLeavesTheLine(t *testing.T) {
+	for _, mode := range modes {
+		for _, who := range []string{"the first", "others"} {
+			t.Run(mode+", "+who, func(t *testing.T) {
+				t.Parallel() // it spends its time waiting
+				servers, store := farShard(t)
+				backend := startArrivals(t)
+				c := startWith(t, store, zoneWith("slow", "algorithm gcra", "events 20", "window 1s", "burst 160", "max_wait 100s",
+					"cost {header.X-Cost}", "charge "+mode), "reverse_proxy "+backend.addr)
+				must(t, "request", want("status", c.probe("/", "X-Key: alice", "X-Name: before", "X-Cost: 160").status, http.StatusOK))
+				servers.awaitBucket(t, "slow", "alice")
+				ctx, leave := context.WithCancel(t.Context())
+				defer leave()
+				var gone, stay []running
+				names := []string{"before"}
+				begin := func(name string, leaves bool, cost string) {
+					if leaves {
+						gone = append(gone, c.line(ctx, t, name, "X-Cost: "+cost))
+						return
+					}
+					stay = append(stay, c.line(t.Context(), t, name, "X-Cost: "+cost))
+					names = append(names, name)
+				}
+				// The first one costs all there is, and so keeps the others
+				// where they are for eight seconds.
+				begin("expensive", who == "the first", "160")
+				for i := range 3 {
+					begin(fmt.Sprint("gone ", i), who == "others", "1")
+					begin(fmt.Sprint("stays ", i), false, "1")
+				}
+				must(t, "backend", want("number of requests", len(backend.all()), 1))
+				leave()
+				for _, r := range gone {
+					r.leaves(t)
+				}
+				for i, r := range stay {
+					must(t, names[i+1], want("status", r.ends(t).status, http.StatusOK))
+				}
+				must(t, "backend", want("order", fmt.Sprintf("%q", backend.all()), fmt.Sprintf("%q", names)))
+				c.awaitHeld(t, 0)
+			})
+		}
+	}
+}

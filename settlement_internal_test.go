@@ -1,0 +1,151 @@
+package shardlimit
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// deafStore answers no take, and notes what else it is asked.
+type deafStore struct {
+	takeError error
+	asked     []string
+}
+
+func (*deafStore) Check(_ context.Context, reqs []store.Request) []store.State {
+	return make([]store.State, len(reqs))
+}
+
+func (s *deafStore) Take(_ context.Context, reqs []store.Request) []store.State {
+	states := make([]store.State, len(reqs))
+	for i := range states {
+		states[i].Err = s.takeError
+	}
+	return states
+}
+
+func (s *deafStore) Charge(_ context.Context, reqs []store.Request) []store.State {
+	return s.note("charge", reqs)
+}
+
+func (s *deafStore) Refund(_ context.Context, reqs []store.Request) []store.State {
+	return s.note("refund", reqs)
+}
+
+func (s *deafStore) note(operation string, reqs []store.Request) []store.State {
+	for i := range reqs {
+		s.asked = append(s.asked, fmt.Sprint(operation, " ", reqs[i].Cost))
+	}
+	return make([]store.State, len(reqs))
+}
+
+// deafModule opens a deafStore.
+type deafModule struct{ store *deafStore }
+
+func (m deafModule) OpenStore(string) (store.Store, error) { return m.store, nil }
+func (deafModule) CloseStore()                             {}
+func (deafModule) OnErrorDefault() string                  { return onErrorAllow }
+
+// answeredWith serves one request by a handler with the zone in front of a chain
+// that answers with status, and returns what the client gets.
+func answeredWith(t *testing.T, z *Zone, s *deafStore, status int) int {
+	t.Helper()
+	use := &storeUse{name: t.Name(), module: deafModule{s}, logger: zap.NewNop()}
+	if _, err := use.enter(); err != nil {
+		t.Fatal(err)
+	}
+	defer use.unload()
+	z.Name, z.Key, z.Events, z.Window = "test", Texts{"static"}, "10", caddy.Duration(time.Hour)
+	z.compile()
+	z.onError, z.counts = z.OnError, metrics.zone(z.Name)
+	h := &Handler{Zones: []*Zone{z}, logger: zap.NewNop(), now: time.Now, use: use}
+	w := httptest.NewRecorder()
+	r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), caddy.NewReplacer(), w, nil)
+	err := h.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
+		w.WriteHeader(status)
+		return nil
+	}))
+	if err != nil {
+		return statusOf(err)
+	}
+	return w.Code
+}
+
+// TestTakeOfUnknownOutcome: what may have been spent is not spent again, and is
+// given back only where that cannot give back too much.
+func TestTakeOfUnknownOutcome(t *testing.T) {
+	uncertain := fmt.Errorf("%w: no answer in time", store.ErrUncertain)
+	notExecuted := fmt.Errorf("%w: connection refused", store.ErrNotExecuted)
+	for name, test := range map[string]struct {
+		zone   *Zone
+		err    error
+		status int
+		want   int
+		asked  []string
+	}{
+		"uncertain": {
+			zone: &Zone{Charge: chargeBefore, OnError: onErrorAllow}, err: uncertain, status: 200, want: 200,
+		},
+		"uncertain, and free": {
+			zone: &Zone{Charge: chargeBefore, OnError: onErrorAllow}, err: uncertain, status: 304, want: 304,
+		},
+		"uncertain, and refused": {
+			zone: &Zone{Charge: chargeBefore, OnError: onErrorDeny}, err: uncertain, status: 200, want: 503,
+		},
+		"uncertain in a log": {
+			zone: &Zone{Charge: chargeBefore, OnError: onErrorAllow, Algorithm: "sliding_log"}, err: uncertain, status: 200, want: 200,
+		},
+		"uncertain in a log, and refused": {
+			zone: &Zone{Charge: chargeBefore, OnError: onErrorDeny, Algorithm: "sliding_log"}, err: uncertain, status: 200, want: 503,
+			asked: []string{"refund 1"},
+		},
+		"uncertain lease": {
+			zone: &Zone{OnError: onErrorAllow, Algorithm: "concurrency"}, err: uncertain, status: 200, want: 200,
+			asked: []string{"refund 1"},
+		},
+		"uncertain lease, and refused": {
+			zone: &Zone{OnError: onErrorDeny, Algorithm: "concurrency"}, err: uncertain, status: 200, want: 503,
+			asked: []string{"refund 1"},
+		},
+		"not executed": {
+			zone: &Zone{Charge: chargeBefore, OnError: onErrorAllow}, err: notExecuted, status: 200, want: 200,
+			asked: []string{"charge 1"},
+		},
+		"not executed, and free": {
+			zone: &Zone{Charge: chargeBefore, OnError: onErrorAllow}, err: notExecuted, status: 304, want: 304,
+		},
+		"not executed, and refused": {
+			zone: &Zone{Charge: chargeBefore, OnError: onErrorDeny}, err: notExecuted, status: 200, want: 503,
+		},
+		"not executed lease": {
+			zone: &Zone{OnError: onErrorAllow, Algorithm: "concurrency"}, err: notExecuted, status: 200, want: 200,
+		},
+		"counted locally, outcome uncertain": {
+			zone: &Zone{Charge: chargeBefore, OnError: onErrorLocal}, err: uncertain, status: 200, want: 200,
+		},
+		"counted locally, not executed": {
+			zone: &Zone{Charge: chargeBefore, OnError: onErrorLocal}, err: notExecuted, status: 200, want: 200,
+			asked: []string{"charge 1"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &deafStore{takeError: test.err}
+			if got := answeredWith(t, test.zone, s, test.status); got != test.want {
+				t.Errorf("status is %d, want %d", got, test.want)
+			}
+			if !slices.Equal(s.asked, test.asked) {
+				t.Errorf("the store is asked to %q, want %q", s.asked, test.asked)
+			}
+		})
+	}
+}

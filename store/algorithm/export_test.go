@@ -1,0 +1,38 @@
+package algorithm
+
+import (
+	"slices"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// MulDiv is mulDiv.
+func MulDiv(a, b, c int64) (quotient, rest int64) { return mulDiv(a, b, c) }
+
+// Clone returns a bucket of the same content that shares nothing with b.
+func Clone(b Bucket) Bucket {
+	switch b := b.(type) {
+	case *FixedWindow:
+		c := *b
+		return &c
+	case *SlidingWindow:
+		c := *b
+		return &c
+	case *SlidingLog:
+		return &SlidingLog{members: slices.Clone(b.members)}
+	case *GCRA:
+		c := *b
+		return &c
+	case *Concurrency:
+		return &Concurrency{leases: slices.Clone(b.leases)}
+	}
+	panic("unknown bucket")
+}
+
+// Touch does to b what a take of r does beside spending.
+func Touch(b Bucket, r *store.Request, now int64) {
+	b.Open(r, now)
+	if b, ok := b.(*GCRA); ok && r.Cost > 0 {
+		b.renew(r, now)
+	}
+}

@@ -1,0 +1,218 @@
+package algorithm_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+func TestGCRA(t *testing.T) {
+	const s, m = time.Second, time.Minute
+	// An event drains in 10 s.
+	play(t, store.Request{Limit: &store.Limit{Algorithm: store.GCRA, Window: m}, Events: 6, Burst: 3}, []step{
+		{at: 5 * s, op: check, cost: 3, allowed: true, used: 0, remaining: 3, reset: 5 * s},
+		{at: 5 * s, op: take, cost: 2, allowed: true, used: 2, remaining: 1, reset: 25 * s},
+		{at: 6 * s, op: take, cost: 2, allowed: false, used: 2, remaining: 1, reset: 25 * s, retry: 9 * s},
+		{at: 15*s - time.Microsecond, op: take, cost: 2, allowed: false, used: 2, remaining: 1, reset: 25 * s, retry: time.Microsecond},
+		{at: 15 * s, op: check, cost: 0, allowed: true, used: 1, remaining: 2, reset: 25 * s},
+		{at: 15 * s, op: take, cost: 1, allowed: true, used: 2, remaining: 1, reset: 35 * s},
+		// Of the 2 of the first take, 1 has drained.
+		{at: 16 * s, op: refund, cost: 2, used: 1, remaining: 2, reset: 26 * s},
+		{at: 16 * s, op: take, cost: 4, allowed: false, used: 1, remaining: 2, reset: 26 * s, retry: store.Never},
+		{at: 17 * s, op: charge, cost: 4, allowed: false, used: 5, remaining: 0, reset: 66 * s, retry: 19 * s},
+		// The clock runs backwards.
+		{at: 7 * s, op: check, cost: 0, allowed: false, used: 6, remaining: 0, reset: 66 * s, retry: 29 * s},
+		{at: 36 * s, op: check, cost: 0, allowed: true, used: 3, remaining: 0, reset: 66 * s},
+		{at: 66 * s, op: check, cost: 3, allowed: true, used: 0, remaining: 3, reset: 66 * s},
+	})
+}
+
+// rates are some that do not divide a window, or not into whole microseconds.
+var rates = []struct {
+	events int64
+	window time.Duration
+}{
+	{1_000_000, time.Second}, {3, time.Second}, {7, time.Minute}, {999_983, time.Hour},
+}
+
+// forRates runs a test at each of the rates, with so many arrivals.
+func forRates(t *testing.T, test func(t *testing.T, r store.Request, arrivals int)) {
+	for _, rate := range rates {
+		for burst, arrivals := range map[int64]int{1: 100_000, 10: 1_000_000} {
+			t.Run(fmt.Sprintf("%d in %v, burst %d", rate.events, rate.window, burst), func(t *testing.T) {
+				limit := &store.Limit{Algorithm: store.GCRA, Window: rate.window}
+				test(t, store.Request{Limit: limit, Events: rate.events, Burst: burst, Cost: 1}, arrivals)
+			})
+		}
+	}
+}
+
+// TestGCRAGivesASaturatingClientItsRate lets a client that takes whenever it
+// may make a million attempts: after d it has never more than burst + d×rate,
+// and never a whole event less. With a burst of 1 the part of a microsecond is
+// lost for which it has to wait too long.
+func TestGCRAGivesASaturatingClientItsRate(t *testing.T) {
+	forRates(t, func(t *testing.T, r store.Request, arrivals int) {
+		window := r.Limit.Window.Microseconds()
+		b := algorithm.New(r.Limit)
+		got, now := int64(0), origin
+		for range arrivals {
+			s := take.Run(b, &r, now)
+			if s.Allowed {
+				got++
+				continue
+			}
+			// In parts of an event of which there are as many as the window has
+			// microseconds, all this is exact.
+			passed := now - origin
+			admitted, due := got*window, r.Burst*window+passed*r.Events
+			if r.Burst == 1 {
+				due = (1 + passed/((window+r.Events-1)/r.Events)) * window
+			}
+			if admitted > due || admitted+window <= due {
+				t.Fatalf("%d admitted after %d µs", got, passed)
+			}
+			now += s.RetryAfter.Microseconds()
+		}
+	})
+}
+
+// TestGCRAConforms holds a million random arrivals, some at the same time, to
+// an exact leaky bucket.
+func TestGCRAConforms(t *testing.T) {
+	const seed = 20261121
+	forRates(t, func(t *testing.T, r store.Request, arrivals int) {
+		random := rand.New(rand.NewPCG(seed, uint64(r.Events)))
+		window := r.Limit.Window.Microseconds()
+		b := algorithm.New(r.Limit)
+		level, now, admitted := int64(0), origin, 0
+		for i := range arrivals {
+			passed := int64(random.ExpFloat64() * 1.5 * float64(window) / float64(r.Events))
+			now += passed
+			level = max(level-passed*r.Events, 0)
+			r.Cost = 1 + random.Int64N(min(r.Burst, 3))
+			fits := level+r.Cost*window <= r.Burst*window
+			if got := b.Take(&r, now); got != fits {
+				t.Fatalf("arrival %d (seed %d): a cost of %d is taken at a level of %d/%d: %t", i, seed, r.Cost, level, window, got)
+			}
+			if fits {
+				level += r.Cost * window
+				admitted++
+			}
+		}
+		if admitted < arrivals/10 || admitted > arrivals-arrivals/100 {
+			t.Errorf("%d of %d admitted: that shows little", admitted, arrivals)
+		}
+	})
+}
+
+// TestGCRAIsExactAtAnyRate does the same at rates of any kind, above one event
+// in a microsecond too, while time may run backwards: then nothing drains.
+func TestGCRAIsExactAtAnyRate(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := newSubject(t, store.Limit{Algorithm: store.GCRA})
+		s.backwards = true
+		r := store.Request{Limit: &s.limit, Events: number(t, "rate", 1, 1e6), Burst: number(t, "most", 1, 100)}
+		w := s.window()
+		level, at := int64(0), int64(0)
+		for range 80 {
+			r.Cost = number(t, "cost", 0, 5)
+			if level == 0 { // nothing was ever spent
+				at = s.now
+			}
+			now := max(level-max(s.now-at, 0)*r.Events, 0)
+			took := s.bucket.Take(&r, s.now)
+			if fits := now+r.Cost*w <= r.Burst*w; took && !fits || s.now >= at && took != fits {
+				t.Fatalf("a cost of %d is taken at a level of %d/%d: %t", r.Cost, now, w, took)
+			}
+			if took && r.Cost > 0 {
+				level, at = now+r.Cost*w, max(at, s.now)
+			}
+			s.pass()
+		}
+	})
+}
+
+// TestGCRABound shows how much can be taken in an interval of one window: the
+// burst and, before the window is over, all events but one.
+func TestGCRABound(t *testing.T) {
+	for _, burst := range []int64{1, 4, 10} {
+		limit := store.Limit{Algorithm: store.GCRA, Window: time.Minute}
+		r := store.Request{Limit: &limit, Events: 7, Burst: burst, Cost: 1}
+		b := algorithm.New(&limit)
+		var log admissions
+		for now := origin; now < origin+3*60e6; {
+			s := take.Run(b, &r, now)
+			if s.Allowed {
+				log.add(now, 1)
+			}
+			now += s.RetryAfter.Microseconds()
+		}
+		if got, want := log.most(60e6), burst+r.Events-1; got != want {
+			t.Errorf("burst %d: %d taken in an interval of one window, want %d", burst, got, want)
+		}
+	}
+}
+
+// TestGCRAStaysWithinItsBound holds random traffic to that.
+func TestGCRAStaysWithinItsBound(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := newSubject(t, store.Limit{Algorithm: store.GCRA})
+		burst := number(t, "most", 1, 30)
+		var log admissions
+		for range 80 {
+			r := store.Request{Limit: &s.limit, Events: s.events, Burst: burst, Cost: number(t, "cost", 1, burst)}
+			if take.Run(s.bucket, &r, s.now).Allowed {
+				log.add(s.now, r.Cost)
+			}
+			s.pass()
+		}
+		if got, bound := log.most(s.window()), burst+s.events-1; got > bound {
+			t.Fatalf("%d taken in an interval of one window, want at most %d: %v", got, bound, log)
+		}
+	})
+}
+
+// TestBurstIsApartFromTheRate requires that the burst bounds what is taken at
+// once, not how fast it comes back, and that without one it is the events.
+func TestBurstIsApartFromTheRate(t *testing.T) {
+	limit := store.Limit{Algorithm: store.GCRA, Window: time.Minute}
+	for burst, want := range map[int64]int64{0: 6, 1: 1, 20: 20} {
+		r := store.Request{Limit: &limit, Events: 6, Burst: burst, Cost: 1}
+		b := algorithm.New(&limit)
+		got := int64(0)
+		for take.Run(b, &r, origin).Allowed {
+			got++
+		}
+		if got != want {
+			t.Errorf("burst %d: %d taken at once, want %d", burst, got, want)
+		}
+		if s := check.Run(b, &r, origin); s.RetryAfter != 10*time.Second {
+			t.Errorf("burst %d: the next fits after %v, want 10s", burst, s.RetryAfter)
+		}
+	}
+}
+
+// TestGCRAAdmitsWhatTheLogAdmits requires that with a burst of all events what
+// a log has admitted never fills the bucket: in no span has more come than can
+// drain.
+func TestGCRAAdmitsWhatTheLogAdmits(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := newSubject(t, store.Limit{Algorithm: store.GCRA})
+		log := algorithm.New(&store.Limit{Algorithm: store.SlidingLog})
+		for range 60 {
+			r := s.request()
+			r.Burst, r.Reserved = 0, 0
+			if log.Take(&r, s.now) && !take.Run(s.bucket, &r, s.now).Allowed {
+				t.Fatalf("the log admits a cost of %d at %d, gcra does not", r.Cost, s.now)
+			}
+			s.pass()
+		}
+	})
+}

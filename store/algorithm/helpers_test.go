@@ -1,0 +1,204 @@
+package algorithm_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// origin is where scenarios begin: a multiple of every window used in them.
+const origin = int64(1_800_000_000_000_000)
+
+const (
+	check    = algorithm.Check
+	charge   = algorithm.Charge
+	take     = algorithm.Take
+	refund   = algorithm.Refund
+	penalize = algorithm.Penalize
+)
+
+// op is short for what a store is asked to do.
+type op = algorithm.Operation
+
+// kinds has one limit for each way of counting.
+var kinds = []store.Limit{
+	{Zone: "fixed_window", Algorithm: store.FixedWindow},
+	{Zone: "fixed_window align", Algorithm: store.FixedWindow, Align: true},
+	{Zone: "sliding_window", Algorithm: store.SlidingWindow},
+	{Zone: "sliding_log", Algorithm: store.SlidingLog},
+	{Zone: "gcra", Algorithm: store.GCRA},
+	{Zone: "concurrency", Algorithm: store.Concurrency},
+}
+
+// forKinds runs a property on every way of counting but those left out.
+func forKinds(t *testing.T, property func(t *rapid.T, kind store.Limit), leftOut ...store.Algorithm) {
+	for _, kind := range kinds {
+		out := false
+		for _, a := range leftOut {
+			out = out || a == kind.Algorithm
+		}
+		if !out {
+			t.Run(kind.Zone, rapid.MakeCheck(func(t *rapid.T) { property(t, kind) }))
+		}
+	}
+}
+
+// keepsMembers tells whether events are kept one by one.
+func keepsMembers(kind store.Limit) bool {
+	return kind.Algorithm == store.SlidingLog || kind.Algorithm == store.Concurrency
+}
+
+func number(t *rapid.T, name string, low, high int64) int64 {
+	return rapid.Int64Range(low, high).Draw(t, name)
+}
+
+// subject is one bucket and what happens to it.
+type subject struct {
+	*rapid.T
+	limit  store.Limit
+	bucket algorithm.Bucket
+	now    int64
+	// events is what requests ask for; they differ if varied.
+	events int64
+	varied bool
+	// backwards lets time run backwards too.
+	backwards bool
+	requests  int
+}
+
+// newSubject draws a window and a rate for a bucket in which nothing ever was.
+// There is no more than an event in a microsecond.
+func newSubject(t *rapid.T, kind store.Limit) *subject {
+	s := &subject{T: t, limit: kind, now: origin + number(t, "now", 0, 1e12)}
+	s.limit.Window = micros(rapid.OneOf(
+		rapid.SampledFrom([]int64{1, 7, 999, 1e6, 60e6, 3600e6}), rapid.Int64Range(1, 100e9),
+	).Draw(t, "window"))
+	s.events = min(rapid.OneOf(
+		rapid.SampledFrom([]int64{1, 3, 7, 20}), rapid.Int64Range(1, 50),
+	).Draw(t, "events"), s.window())
+	s.bucket = algorithm.New(&s.limit)
+	return s
+}
+
+func (s *subject) window() int64 { return s.limit.Window.Microseconds() }
+
+// request draws a request with an ID of its own.
+func (s *subject) request() store.Request {
+	s.requests++
+	r := store.Request{
+		Limit: &s.limit, Events: s.events, Cost: number(s.T, "cost", 0, 4), ID: fmt.Sprintf("request-%06d", s.requests),
+	}
+	if s.varied {
+		r.Events = min(rapid.SampledFrom([]int64{s.events, s.events, 1, 7, 30}).Draw(s.T, "events"), s.window())
+	}
+	switch number(s.T, "odd", 0, 11) {
+	case 0:
+		r.Cost = number(s.T, "high cost", 0, 2*r.Events)
+	case 1:
+		r.Reserved = number(s.T, "reserved", 0, r.Events)
+	case 2:
+		r.Burst = number(s.T, "burst", 1, 2*r.Events)
+	}
+	r.Until = s.now + number(s.T, "penalty", 1, s.window()+5)
+	return r
+}
+
+// pass lets time pass, or not.
+func (s *subject) pass() {
+	w := s.window()
+	spans := []*rapid.Generator[int64]{
+		rapid.Just(int64(0)), rapid.Just(int64(0)), rapid.Just(int64(1)), rapid.Int64Range(0, w/4+1),
+		rapid.Int64Range(0, w/4+1), rapid.Int64Range(0, w), rapid.Just(w), rapid.Int64Range(0, 3*w),
+	}
+	if s.backwards {
+		spans = append(spans, rapid.Int64Range(-2*w, 0), rapid.Int64Range(-w/4, 0))
+	}
+	s.now += rapid.OneOf(spans...).Draw(s.T, "passed")
+}
+
+// do does one of the operations, and returns what it did. There are few
+// penalties, or nothing else would happen.
+func (s *subject) do(ops ...algorithm.Operation) (algorithm.Operation, store.Request, store.State) {
+	op := rapid.SampledFrom(ops).Draw(s.T, "operation")
+	if op == penalize && number(s.T, "mercy", 0, 3) > 0 {
+		op = check
+	}
+	r := s.request()
+	return op, r, op.Run(s.bucket, &r, s.now)
+}
+
+// live makes things happen to the bucket, so that it may have any content.
+func (s *subject) live(ops ...algorithm.Operation) {
+	var taken []store.Request
+	for range number(s.T, "operations", 0, 30) {
+		if len(taken) > 0 && number(s.T, "refund", 0, 5) == 0 {
+			i := number(s.T, "taken", 0, int64(len(taken))-1)
+			refund.Run(s.bucket, &taken[i], s.now)
+			taken = append(taken[:i], taken[i+1:]...)
+		}
+		if op, r, state := s.do(ops...); op == take && state.Allowed {
+			r.Receipt = state.Receipt
+			taken = append(taken, r)
+		}
+		s.pass()
+	}
+}
+
+// after is what op would return at an instant; it does nothing.
+func (s *subject) after(op algorithm.Operation, r store.Request, now int64) store.State {
+	return op.Run(algorithm.Clone(s.bucket), &r, now)
+}
+
+func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
+
+// step is one operation of a scenario, and its result.
+type step struct {
+	at   time.Duration // since origin
+	op   algorithm.Operation
+	cost int64
+
+	allowed         bool
+	used, remaining int64
+	reset           time.Duration // since origin
+	retry           time.Duration
+}
+
+// play makes the steps happen to a new bucket. A refund takes back what the
+// last successful take of that cost spent.
+func play(t *testing.T, r store.Request, steps []step) {
+	t.Helper()
+	b := algorithm.New(r.Limit)
+	taken := map[int64]store.Request{}
+	for i, s := range steps {
+		now := origin + s.at.Microseconds()
+		r.Cost, r.ID = s.cost, fmt.Sprintf("request-%03d", i)
+		asked := r
+		if s.op == refund {
+			asked = taken[s.cost]
+		}
+		got := s.op.Run(b, &asked, now)
+		if s.op == take && got.Allowed {
+			r.Receipt = got.Receipt
+			taken[s.cost] = r
+			r.Receipt = store.Receipt{}
+		}
+		want := store.State{
+			Allowed: s.allowed, Limit: r.Capacity(), Used: s.used, Remaining: s.remaining, RetryAfter: s.retry, Now: now,
+		}
+		if r.Limit.Algorithm != store.Concurrency {
+			want.Reset = origin + s.reset.Microseconds()
+		}
+		want.ResetOtherwise, want.Receipt = got.ResetOtherwise, got.Receipt // these have tests of their own
+		if s.op == refund {                                                 // whether it would fit again
+			want.Allowed, want.RetryAfter = got.Allowed, got.RetryAfter
+		}
+		if got != want {
+			t.Errorf("step %d, %s of %d at %v:\n got %+v\nwant %+v", i, s.op, s.cost, s.at, got, want)
+		}
+	}
+}

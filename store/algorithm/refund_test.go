@@ -1,0 +1,251 @@
+package algorithm_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// TestRefundRestores requires that a take and its refund leave what there was,
+// if no time has passed between them.
+func TestRefundRestores(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		s := newSubject(t, kind)
+		s.varied = true
+		s.live(check, charge, take)
+		r := s.request()
+		look := r
+		look.Cost = 0
+		before := check.Run(s.bucket, &look, s.now)
+		took := take.Run(s.bucket, &r, s.now)
+		if !took.Allowed {
+			t.Skip("nothing was taken")
+		}
+		r.Receipt = took.Receipt
+		refund.Run(s.bucket, &r, s.now)
+		if got := check.Run(s.bucket, &look, s.now); got != before {
+			t.Fatalf("before %+v,\ntaken  %+v,\nafter  %+v", before, took, got)
+		}
+	})
+}
+
+// act is one operation of a history, and what came of it.
+type act struct {
+	op       algorithm.Operation
+	r        store.Request
+	now      int64
+	taken    bool
+	refunded int64 // by a later operation
+}
+
+// history draws takes, charges, penalties, and refunds of all or a part of what
+// was taken, some of them late.
+func (s *subject) history() []act {
+	var acts []act
+	ops := []algorithm.Operation{check, charge, take, take, take, penalize}
+	if s.limit.Algorithm == store.SlidingLog {
+		// What is charged beyond the limit pushes out what was taken.
+		ops = []algorithm.Operation{check, take, take, take}
+	}
+	for range number(s.T, "length", 1, 40) {
+		var open []int
+		for i, a := range acts {
+			if a.taken && a.r.Cost > 0 && a.refunded == 0 {
+				open = append(open, i)
+			}
+		}
+		if len(open) > 0 && number(s.T, "refund", 0, 2) == 0 {
+			a := &acts[rapid.SampledFrom(open).Draw(s.T, "of")]
+			back := a.r
+			if number(s.T, "part", 0, 3) == 0 {
+				back.Cost = number(s.T, "cost back", 1, a.r.Cost)
+			}
+			a.refunded = back.Cost
+			refund.Run(s.bucket, &back, s.now)
+			acts = append(acts, act{op: refund, r: back, now: s.now})
+		} else {
+			op, r, state := s.do(ops...)
+			r.Receipt = state.Receipt
+			acts = append(acts, act{op: op, r: r, now: s.now, taken: op == take && state.Allowed})
+		}
+		s.pass()
+	}
+	return acts
+}
+
+// TestRefundsCreateNothing requires that a bucket never has more left than one
+// with the same history in which what is refunded was never taken.
+func TestRefundsCreateNothing(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		s := newSubject(t, kind)
+		s.varied = true
+		if kind.Algorithm == store.GCRA {
+			// In a short window the parts of a microsecond matter.
+			s.limit.Window = micros(rapid.OneOf(rapid.Just(s.window()), rapid.Int64Range(1, 40)).Draw(t, "short"))
+			s.events = number(t, "rate", 1, min(1e6, s.window()))
+		}
+		acts := s.history()
+		with, without := algorithm.New(&s.limit), algorithm.New(&s.limit)
+		for i, a := range acts {
+			a.op.Run(with, &a.r, a.now)
+			switch {
+			case a.op == refund:
+			case a.op == take && !a.taken:
+				check.Run(without, &a.r, a.now)
+			case a.op == take:
+				// What was refused to the one may be taken from the other.
+				algorithm.Touch(without, &a.r, a.now)
+				rest := a.r
+				rest.Cost -= a.refunded
+				charge.Run(without, &rest, a.now)
+			default:
+				a.op.Run(without, &a.r, a.now)
+			}
+			look := store.Request{Limit: &s.limit, Events: a.r.Events}
+			for later := int64(0); later < s.window(); later += s.window()/50 + 1 {
+				got, want := with.View(&look, a.now+later, false), without.View(&look, a.now+later, false)
+				if got.Used < want.Used {
+					t.Fatalf("%d µs after act %d of %+v:\nwith the refunds %+v,\nwithout the takes %+v", later, i, acts, got, want)
+				}
+			}
+		}
+	})
+}
+
+// TestRefundOfWhatIsGone requires that what time has given back is not given
+// back again.
+func TestRefundOfWhatIsGone(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		s := newSubject(t, kind)
+		s.live(check, charge, take)
+		r := s.request()
+		took := take.Run(s.bucket, &r, s.now)
+		if !took.Allowed || r.Cost == 0 {
+			t.Skip("nothing was taken")
+		}
+		r.Receipt = took.Receipt
+		s.now += 2*s.window() + number(t, "late", 0, s.window())
+		if e := s.bucket.Expiry(&s.limit); s.now < e {
+			s.now = e
+		}
+		again := s.request()
+		charge.Run(s.bucket, &again, s.now)
+		want := check.Run(s.bucket, &again, s.now)
+		refund.Run(s.bucket, &r, s.now)
+		if got := check.Run(s.bucket, &again, s.now); got != want {
+			t.Fatalf("before %+v,\nafter %+v", want, got)
+		}
+	})
+}
+
+// TestReceiptOfNothing requires that a refund without a receipt, or with
+// another's ID, gives nothing back.
+func TestReceiptOfNothing(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		s := newSubject(t, kind)
+		s.live(check, charge)
+		r := s.request()
+		want := check.Run(s.bucket, &r, s.now)
+		refund.Run(s.bucket, &r, s.now)
+		if got := check.Run(s.bucket, &r, s.now); got != want {
+			t.Fatalf("before %+v,\nafter %+v", want, got)
+		}
+	})
+}
+
+// TestLogChargedBeyondItsLimitForgets shows the price of its bounded memory:
+// what was pushed out is missing once others are refunded.
+func TestLogChargedBeyondItsLimitForgets(t *testing.T) {
+	limit := store.Limit{Algorithm: store.SlidingLog, Window: time.Minute}
+	b := algorithm.New(&limit)
+	for i, op := range []algorithm.Operation{charge, take, take, charge, charge} {
+		op.Run(b, &store.Request{Limit: &limit, Events: 3, Cost: 1, ID: fmt.Sprint(i)}, origin+int64(i))
+	}
+	refund.Run(b, &store.Request{Limit: &limit, Events: 3, Cost: 1, ID: "1"}, origin+9)
+	got := refund.Run(b, &store.Request{Limit: &limit, Events: 3, Cost: 1, ID: "2"}, origin+9)
+	if got.Used != 2 {
+		t.Errorf("%d used, want 2 of the 3 that were charged", got.Used)
+	}
+}
+
+// TestGCRARefundsWhatHasNotDrained shows what comes back when requests overlap:
+// events drain in the order in which they were spent.
+func TestGCRARefundsWhatHasNotDrained(t *testing.T) {
+	const s = int64(1e6) // an event drains in 10 s
+	limit := store.Limit{Algorithm: store.GCRA, Window: time.Minute}
+	b := algorithm.New(&limit)
+	step := func(op algorithm.Operation, r *store.Request, at, want int64) {
+		t.Helper()
+		got := op.Run(b, r, origin+at)
+		if op == take {
+			r.Receipt = got.Receipt
+		}
+		if got.Used != want {
+			t.Errorf("%s at %d s: %d used, want %d", op, at/s, got.Used, want)
+		}
+	}
+	request := func(cost int64) *store.Request { return &store.Request{Limit: &limit, Events: 6, Burst: 8, Cost: cost} }
+	first, second, third, fourth := request(2), request(2), request(1), request(3)
+	step(take, first, 0, 2)
+	step(take, second, 0, 4)
+	step(take, third, 0, 5)
+	step(take, fourth, 0, 8)
+	// One of the first has drained: one comes back, and the others move up.
+	step(refund, first, 10*s, 6)
+	// One of the second has drained.
+	step(refund, second, 20*s, 4)
+	// All of the third has, and 10 s ago.
+	step(refund, third, 40*s, 2)
+	step(refund, fourth, 40*s, 0)
+
+	// What is refunded out of order comes back less: it may have drained.
+	first, second = request(1), request(1)
+	step(take, first, 100*s, 1)
+	step(take, second, 100*s, 2)
+	step(refund, second, 100*s, 1)
+	step(refund, first, 100*s, 1)
+}
+
+// TestGCRARefundsWithinABusyTime requires that a receipt is worth nothing once
+// the bucket was empty, or has another rate: its position means another time.
+func TestGCRARefundsWithinABusyTime(t *testing.T) {
+	limit := store.Limit{Algorithm: store.GCRA, Window: time.Minute}
+	request := func(events, cost int64) store.Request {
+		return store.Request{Limit: &limit, Events: events, Burst: 20, Cost: cost}
+	}
+	b := algorithm.New(&limit)
+	takes := func(r *store.Request, at int64) {
+		r.Receipt = take.Run(b, r, origin+at).Receipt
+	}
+	refunds := func(r store.Request, at, want int64) {
+		t.Helper()
+		if got := refund.Run(b, &r, origin+at).Used; got != want {
+			t.Errorf("%d used after a refund, want %d", got, want)
+		}
+	}
+
+	first, second := request(6, 1), request(6, 1)
+	takes(&first, 0)
+	takes(&second, 0)
+	refunds(first, 0, 1)
+	// The second drains until 10 s; its position is at 20 s.
+	third := request(6, 3)
+	takes(&third, 11e6)
+	refunds(second, 11e6, 3)
+
+	// At another rate an event is another time.
+	other := third
+	other.Events = 1
+	before := check.Run(b, &other, origin+11e6).Used
+	refunds(other, 11e6, before)
+
+	fourth := request(60, 1)
+	takes(&fourth, 11e6)
+	refunds(third, 11e6, 4)
+	refunds(fourth, 11e6, 3)
+}
