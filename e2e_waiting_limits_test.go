@@ -140,7 +140,7 @@ func TestPatienceEndsInTheLine(t *testing.T) {
 // TestHeldRequestIsCountedOnce: it gives back what it took when it begins to
 // wait. When it takes it again at once, that must not be given back as well.
 func TestHeldRequestIsCountedOnce(t *testing.T) {
-	const requests = 200
+	const workers, requests = 4, 100
 	servers := startShards(t, 1, 0)
 	zones := zoneWith("pace", "algorithm gcra", "events 1000", "window 1s", "burst 1", "max_wait 100s", "charge before")
 	for _, algorithm := range counting {
@@ -150,16 +150,23 @@ func TestHeldRequestIsCountedOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := startWith(t, store, zones, "respond \"{http.rate_limit.fixed_window.used} {http.rate_limit.sliding_window.used} "+
 				"{http.rate_limit.sliding_log.used} {http.rate_limit.gcra.used}\"")
-			for i := range requests {
-				a := c.probe("/", "X-Key: alice")
-				must(t, fmt.Sprint("request ", i), want("status", a.status, http.StatusOK))
-			}
+			together(t, workers, func(int) error {
+				for range requests {
+					a, err := c.tryProbe(t.Context(), "/", "X-Key: alice")
+					if err = errors.Join(err, want("status", a.status, http.StatusOK)); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			const all = workers * requests
 			if store == "" {
+				must(t, "next request", want("body", c.probe("/", "X-Key: alice").body, fmt.Sprintf("%d %[1]d %[1]d %[1]d", all+1)))
 				return
 			}
 			c.stop()
 			for _, algorithm := range counting {
-				must(t, "Redis", want("used of "+algorithm, servers.content(t, algorithm, "alice").used, requests))
+				must(t, "Redis", want("used of "+algorithm, servers.content(t, algorithm, "alice").used, all))
 			}
 		})
 	}

@@ -49,6 +49,10 @@ func (t *tracker) placeholder(rest string) (any, bool) {
 	case "used":
 		return st.Used, true
 	case "reset":
+		if st.Reset == 0 {
+			// Requests that run at the same time know none.
+			return nil, true
+		}
 		return ceilSeconds(st.Reset), true
 	default:
 		return nil, false

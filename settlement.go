@@ -42,8 +42,14 @@ func (p *part) settle(status int) {
 				func(r store.Request) { p.askLocal(store.Store.Refund, r) })
 			spent = 0
 		}
-		if m.unknown {
+		if m.unknown && !z.needsID {
 			// To charge could be to charge twice.
+			continue
+		}
+		if m.unknown && cost == 0 {
+			// Under an ID it is no mistake to refund what was never taken, nor to
+			// charge what was.
+			refunds = append(refunds, p.reqs[i])
 			continue
 		}
 		adjust(p.reqs[i], spent, cost,
@@ -117,6 +123,13 @@ func (p *part) undo() {
 	p.lease.stop()
 	p.lease = nil
 	p.refund(func(int) bool { return true })
+	for i, z := range p.zones {
+		if m := p.has(i); z.needsID && (m.taken || m.unknown) {
+			// A request that waits takes again, maybe before the refund has
+			// arrived, which must not find what it takes then.
+			p.reqs[i].ID = newID()
+		}
+	}
 	p.marks = nil
 }
 

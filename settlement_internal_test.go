@@ -104,6 +104,11 @@ func TestTakeOfUnknownOutcome(t *testing.T) {
 		},
 		"uncertain in a log": {
 			zone: &Zone{Charge: chargeBefore, OnError: onErrorAllow, Algorithm: "sliding_log"}, err: uncertain, status: 200, want: 200,
+			asked: []string{"charge 1"},
+		},
+		"uncertain in a log, and free": {
+			zone: &Zone{Charge: chargeBefore, OnError: onErrorAllow, Algorithm: "sliding_log"}, err: uncertain, status: 304, want: 304,
+			asked: []string{"refund 1"},
 		},
 		"uncertain in a log, and refused": {
 			zone: &Zone{Charge: chargeBefore, OnError: onErrorDeny, Algorithm: "sliding_log"}, err: uncertain, status: 200, want: 503,

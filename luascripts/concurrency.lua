@@ -5,7 +5,7 @@
 -- ARGV[3]  how long a lease lasts
 -- ARGV[4]  cost, which for a check includes what is ahead
 -- ARGV[5]  capacity
--- ARGV[6]  events, the most leases of one request
+-- ARGV[6]  the most leases of one request
 -- ARGV[7]  ID of the request
 -- Reply    {now, 1 if the leases were taken, leases there are}
 -- Instants are microseconds since the epoch, spans are microseconds.

@@ -82,7 +82,7 @@ elseif op == 'refund' then
   -- What has not drained goes, and what was spent later moves up.
   local left = tonumber(ARGV[7]) - refunded - now
   if busy == tonumber(ARGV[6]) and rate == events and tat > now and left > 0 and (whole > 0 or part > 0) then
-    if left <= whole then
+    if left < whole or left == whole and tat - now > left then
       whole, part = left, 0
     end
     tat, rest = tat - whole, rest - part

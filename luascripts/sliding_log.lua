@@ -5,7 +5,7 @@
 -- ARGV[3]  window
 -- ARGV[4]  cost, which for a check includes what is ahead
 -- ARGV[5]  capacity
--- ARGV[6]  events, the most that are kept
+-- ARGV[6]  the most events that are kept
 -- ARGV[7]  ID of the request
 -- Reply    {now, 1 if the cost was spent, events that count, instant of the
 --          newest, instant of the newest that is not of the request, instant of

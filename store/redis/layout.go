@@ -130,6 +130,6 @@ func addMembers(c *command, op algorithm.Operation, r *store.Request) {
 	if op == algorithm.Check {
 		cost = r.Need()
 	}
-	c.add(r.Limit.Window.Microseconds(), cost, r.Capacity(), r.Events)
+	c.add(r.Limit.Window.Microseconds(), cost, r.Capacity(), algorithm.Kept(r))
 	c.addID(r.ID)
 }
