@@ -49,9 +49,10 @@ func alignedWindow(t *testing.T, caddys []*caddyProcess, servers shards, zone st
 				})
 			}
 		}
-		reset := end(first.sent)
+		// What Caddy knows of the primary's time may be a little behind.
+		reset := end(first.sent.Add(-time.Second))
 		if last := answers[len(answers)-1]; end(last.received) != reset {
-			continue // they are of two windows
+			continue // they may be of two windows
 		}
 		for i, a := range answers {
 			must(t, fmt.Sprintf("%s, answer %d", zone, i), errors.Join(want("status", a.status, http.StatusOK), want("reset", a.reset, reset)))
@@ -93,7 +94,7 @@ func TestAlignedWindowEndsOnTheClock(t *testing.T) {
 					})
 					must(t, "refusal", errors.Join(refused.refuses("aligned."+mode), want("reset being a multiple of the window", refused.reset%window, 0),
 						want("reset being no more than a window away", refused.reset <= refused.received.Unix()+window, true),
-						want("Retry-After being no longer than the window", refused.retryAfter <= window, true)))
+						want("Retry-After being no longer than the window, rounded up", refused.retryAfter <= window+1, true)))
 					eventually(t, "a request is admitted", func() error {
 						a := c.probe("/aligned."+mode, "X-Key: alice")
 						if a.status == http.StatusOK {

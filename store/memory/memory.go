@@ -69,8 +69,21 @@ func (s *Store) Penalize(_ context.Context, reqs []store.Request) []store.State 
 	return s.run(algorithm.Penalize, reqs)
 }
 
+// ChargeDetached implements [store.Detacher]; it charges at once.
+func (s *Store) ChargeDetached(reqs []store.Request) { s.runEach(algorithm.Charge, reqs) }
+
+// RefundDetached implements [store.Detacher]; it refunds at once.
+func (s *Store) RefundDetached(reqs []store.Request) { s.runEach(algorithm.Refund, reqs) }
+
 // PenalizeDetached implements [store.Penalizer].
-func (s *Store) PenalizeDetached(reqs []store.Request) { s.run(algorithm.Penalize, reqs) }
+func (s *Store) PenalizeDetached(reqs []store.Request) { s.runEach(algorithm.Penalize, reqs) }
+
+func (s *Store) runEach(op algorithm.Operation, reqs []store.Request) {
+	now := s.now().UnixMicro()
+	for i := range reqs {
+		s.buckets.run(op, &reqs[i], now, s.maxKeys)
+	}
+}
 
 func (s *Store) run(op algorithm.Operation, reqs []store.Request) []store.State {
 	now := s.now().UnixMicro()
@@ -84,5 +97,6 @@ func (s *Store) run(op algorithm.Operation, reqs []store.Request) []store.State 
 // Interface guards.
 var (
 	_ store.Store     = (*Store)(nil)
+	_ store.Detacher  = (*Store)(nil)
 	_ store.Penalizer = (*Store)(nil)
 )
