@@ -135,6 +135,9 @@ func (p *part) takeSome(r *http.Request, takes []int) error {
 			p.open.full.note(&p.reqs[i], st, p.handler.now())
 		}
 	}
+	if err == nil && r.Context().Err() != nil {
+		err = caddyhttp.Error(statusClientClosedRequest, r.Context().Err())
+	}
 	return err
 }
 

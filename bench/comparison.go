@@ -27,7 +27,7 @@ func compare(kinds []*kind, goroutines, rounds int, length time.Duration, server
 		}
 	}()
 	for _, k := range kinds {
-		l, err := openBest(k, load, server, length/3)
+		l, err := openBest(k, load, server, length)
 		if err != nil {
 			return nil, err
 		}

@@ -90,10 +90,14 @@ func (o *outcome) quantile(q float64) time.Duration {
 
 // touch asks for one event of every client key.
 func touch(d decide) error {
-	for _, key := range clientKeys {
-		if _, err := d(context.Background(), key); err != nil {
-			return fmt.Errorf("decide: %w", err)
-		}
+	var wg sync.WaitGroup
+	errs := make([]error, len(clientKeys))
+	for i, key := range clientKeys {
+		wg.Go(func() { _, errs[i] = d(context.Background(), key) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("decide: %w", err)
 	}
 	return nil
 }

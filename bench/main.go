@@ -15,8 +15,8 @@ import (
 )
 
 var (
-	rounds   = flag.Int("rounds", 7, "rounds, of which the median counts")
-	duration = flag.Duration("duration", 650*time.Millisecond, "how long each limiter runs in a round")
+	rounds   = flag.Int("rounds", 15, "rounds, of which the median counts")
+	duration = flag.Duration("duration", 300*time.Millisecond, "how long each limiter runs in a round")
 	out      = flag.String("o", "", "file to write the report to, between two marks, besides standard output")
 )
 

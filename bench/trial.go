@@ -23,7 +23,8 @@ func openBest(k *kind, load *load, server *redistest.Server, length time.Duratio
 		}
 	}()
 	for _, pool := range k.pools {
-		if pool > load.goroutines() {
+		// More connections than goroutines are never used.
+		if pool > load.goroutines() && len(candidates) > 0 {
 			continue
 		}
 		l, err := openLimiter(k, server.Addr(), pool)

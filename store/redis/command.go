@@ -14,8 +14,6 @@ type command struct {
 	goredis.Cmder
 	// script is nil for a command that reads by itself.
 	script *script
-	// readOnly is set for a script that a replica runs.
-	readOnly bool
 	// mayGuess is set if the script may do without reading the clock.
 	mayGuess bool
 	// clock, if not nil, is the server's clock, which then decides. It is told
@@ -27,15 +25,28 @@ type command struct {
 	// outcome is what became of it: nil once the reply is there.
 	outcome error
 
-	// The arguments, pointed to by argv so that they are not boxed one by one.
+	// args are its words. Those that differ from command to command are
+	// pointed to, so that they are not boxed one by one.
+	args     []any
 	key      string
-	id       string
-	ints     [6]int64
-	numbers  int
-	argv     [11]any
-	argc     int
 	firstKey int8
+	// ints are the numbers among them.
+	ints []int64
 }
+
+// readCommand and scriptCommand have the room that a command needs.
+type (
+	readCommand struct {
+		command
+		argsRoom [5]any
+	}
+	scriptCommand struct {
+		command
+		id       string
+		intsRoom [6]int64
+		argsRoom [11]any
+	}
+)
 
 // The words of commands, boxed.
 var (
@@ -56,48 +67,46 @@ var (
 // newRead returns a command that reads a bucket by itself: word, the key, and
 // what comes after it.
 func newRead(word any, key string, rest ...any) *command {
-	c := &command{key: key, argc: 2, firstKey: 1}
-	c.argv[0], c.argv[1] = word, &c.key
-	c.argc += copy(c.argv[c.argc:], rest)
+	c := &readCommand{command: command{key: key, firstKey: 1}}
+	c.args = append(append(c.argsRoom[:0], word, &c.key), rest...)
 	c.renew()
-	return c
+	return &c.command
 }
 
 // newCommand returns a call of s on one key, to which arguments are added.
-func newCommand(s *script, op algorithm.Operation, readOnly bool, key string) *command {
-	c := &command{script: s, readOnly: readOnly, key: key, argc: 5, firstKey: 3}
-	c.argv[0], c.argv[1], c.argv[2], c.argv[3], c.argv[4] = wordEvalSHA, s.sha, wordOneKey, &c.key, operations[op]
+func newCommand(s *script, op algorithm.Operation, readOnly bool, key string) *scriptCommand {
+	c := &scriptCommand{command: command{script: s, key: key, firstKey: 3}}
+	word := wordEvalSHA
 	if readOnly {
-		c.argv[0] = wordEvalSHARO
+		word = wordEvalSHARO
 	}
+	c.args = append(c.argsRoom[:0], word, s.sha, wordOneKey, &c.key, operations[op])
+	c.ints = c.intsRoom[:0]
 	return c
 }
 
-// add adds arguments.
-func (c *command) add(numbers ...int64) {
+// add adds arguments, as many as there is room for.
+func (c *scriptCommand) add(numbers ...int64) {
 	for _, n := range numbers {
-		c.ints[c.numbers] = n
-		c.argv[c.argc] = &c.ints[c.numbers]
-		c.numbers++
-		c.argc++
+		c.ints = append(c.ints, n)
+		c.args = append(c.args, &c.ints[len(c.ints)-1])
 	}
 }
 
 // addID adds an argument that is a text.
-func (c *command) addID(id string) {
+func (c *scriptCommand) addID(id string) {
 	c.id = id
-	c.argv[c.argc] = &c.id
-	c.argc++
+	c.args = append(c.args, &c.id)
 }
 
 // renew makes c ready to be sent, again.
 func (c *command) renew() {
 	if c.script != nil {
-		c.Cmder = goredis.NewIntSliceCmd(context.Background(), c.argv[:c.argc]...)
+		c.Cmder = goredis.NewIntSliceCmd(context.Background(), c.args...)
 	} else {
 		// Texts, so that a bucket that somebody tampered with spoils its own
 		// answer and not what comes after it on the connection.
-		c.Cmder = goredis.NewStringSliceCmd(context.Background(), c.argv[:c.argc]...)
+		c.Cmder = goredis.NewStringSliceCmd(context.Background(), c.args...)
 	}
 	c.SetFirstKeyPos(c.firstKey)
 	c.sent, c.outcome = false, nil

@@ -14,15 +14,10 @@ type layout struct {
 	// numbers turns what read replies into the numbers of a bucket.
 	numbers func(texts []string) ([]int64, error)
 	// arguments adds to a call of the script what comes after the instant.
-	arguments func(c *command, op algorithm.Operation, r *store.Request)
-	// decode makes a view of a bucket's numbers, count of them.
-	decode func(n []int64) view
-	count  int
-}
-
-// view is what an algorithm makes of a bucket's content.
-type view interface {
-	View(r *store.Request, now int64, spent bool) store.State
+	arguments func(c *scriptCommand, op algorithm.Operation, r *store.Request)
+	// view is what a bucket's numbers, count of them, look like to r.
+	view  func(n []int64, r *store.Request, now int64, spent bool) store.State
+	count int
 }
 
 func layoutOf(a store.Algorithm) *layout {
@@ -44,7 +39,7 @@ var layoutFixedWindow = layout{
 	script:  scriptFixedWindow,
 	read:    func(key string) *command { return newRead(wordHMGet, key, wordCount, wordReset, wordPenalty) },
 	numbers: parseNumbers,
-	arguments: func(c *command, op algorithm.Operation, r *store.Request) {
+	arguments: func(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 		c.add(r.Limit.Window.Microseconds())
 		addCounting(c, op, r)
 		if r.Limit.Align {
@@ -52,26 +47,30 @@ var layoutFixedWindow = layout{
 		}
 		c.mayGuess = c.clock != nil && (op == algorithm.Charge || op == algorithm.Take)
 	},
-	decode: func(n []int64) view { return algorithm.NewFixedWindow(n[0], n[1], n[2]) },
-	count:  3,
+	view: func(n []int64, r *store.Request, now int64, spent bool) store.State {
+		return algorithm.NewFixedWindow(n[0], n[1], n[2]).View(r, now, spent)
+	},
+	count: 3,
 }
 
 var layoutSlidingWindow = layout{
 	script:  scriptSlidingWindow,
 	read:    func(key string) *command { return newRead(wordMGet, key) },
 	numbers: func(texts []string) ([]int64, error) { return unpackNumbers(texts, 4) },
-	arguments: func(c *command, op algorithm.Operation, r *store.Request) {
+	arguments: func(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 		window := r.Limit.Window.Microseconds()
 		c.add(window)
 		addCounting(c, op, r)
 		c.add(algorithm.WeightUnit(window))
 	},
-	decode: func(n []int64) view { return algorithm.NewSlidingWindow(n[0], n[1], n[2], n[3]) },
-	count:  4,
+	view: func(n []int64, r *store.Request, now int64, spent bool) store.State {
+		return algorithm.NewSlidingWindow(n[0], n[1], n[2], n[3]).View(r, now, spent)
+	},
+	count: 4,
 }
 
 // addCounting adds what operations on counters take.
-func addCounting(c *command, op algorithm.Operation, r *store.Request) {
+func addCounting(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 	switch op {
 	case algorithm.Take:
 		c.add(r.Cost, r.Capacity())
@@ -88,7 +87,7 @@ var layoutGCRA = layout{
 	script:  scriptGCRA,
 	read:    func(key string) *command { return newRead(wordMGet, key) },
 	numbers: func(texts []string) ([]int64, error) { return unpackNumbers(texts, 6) },
-	arguments: func(c *command, op algorithm.Operation, r *store.Request) {
+	arguments: func(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 		c.add(r.Events)
 		if op == algorithm.Penalize {
 			c.add(r.Until, 0)
@@ -102,8 +101,10 @@ var layoutGCRA = layout{
 			c.add(r.Receipt.Period, r.Receipt.Position)
 		}
 	},
-	decode: func(n []int64) view { return algorithm.NewGCRA(n[0], n[1], n[2], n[3], n[4], n[5]) },
-	count:  6,
+	view: func(n []int64, r *store.Request, now int64, spent bool) store.State {
+		return algorithm.NewGCRA(n[0], n[1], n[2], n[3], n[4], n[5]).View(r, now, spent)
+	},
+	count: 6,
 }
 
 func pair(a, b int64) []int64 { return []int64{a, b} }
@@ -111,8 +112,8 @@ func pair(a, b int64) []int64 { return []int64{a, b} }
 var layoutSlidingLog = layout{
 	script:    scriptSlidingLog,
 	arguments: addMembers,
-	decode: func(n []int64) view {
-		return algorithm.LogSummary{Used: n[0], Newest: n[1], Other: n[2], Blocking: n[3]}
+	view: func(n []int64, r *store.Request, now int64, spent bool) store.State {
+		return algorithm.LogSummary{Used: n[0], Newest: n[1], Other: n[2], Blocking: n[3]}.View(r, now, spent)
 	},
 	count: 4,
 }
@@ -120,12 +121,14 @@ var layoutSlidingLog = layout{
 var layoutConcurrency = layout{
 	script:    scriptConcurrency,
 	arguments: addMembers,
-	decode:    func(n []int64) view { return algorithm.LeaseSummary{Used: n[0]} },
-	count:     1,
+	view: func(n []int64, r *store.Request, now int64, spent bool) store.State {
+		return algorithm.LeaseSummary{Used: n[0]}.View(r, now, spent)
+	},
+	count: 1,
 }
 
 // addMembers adds what operations on events that are kept one by one take.
-func addMembers(c *command, op algorithm.Operation, r *store.Request) {
+func addMembers(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 	cost := r.Cost
 	if op == algorithm.Check {
 		cost = r.Need()

@@ -39,7 +39,7 @@ func (op operation) command(keys bucketKeys, r *store.Request) *command {
 	c.add(op.now)
 	l.arguments(c, op.Operation, r)
 	c.renew()
-	return c
+	return &c.command
 }
 
 // state is what the outcome of cmd means to r.
@@ -91,7 +91,7 @@ func (l *layout) state(r *store.Request, now int64, spent bool, numbers []int64)
 	if err := l.check(now, numbers); err != nil {
 		return store.State{Err: err}
 	}
-	return l.decode(numbers).View(r, now, spent)
+	return l.view(numbers, r, now, spent)
 }
 
 // isUnopened tells whether st shows that a window has to be opened.

@@ -53,10 +53,14 @@ func (l *layout) check(now int64, numbers []int64) error {
 	if len(numbers) != l.count {
 		return fmt.Errorf("%w: %d numbers, want %d", errReply, len(numbers), l.count)
 	}
-	for _, n := range append(numbers[:l.count:l.count], now) {
-		if n < 0 || n > store.MaxInteger {
-			return fmt.Errorf("%w: %d at %d", errReply, numbers, now)
-		}
+	sane := isSane(now)
+	for _, n := range numbers {
+		sane = sane && isSane(n)
+	}
+	if !sane {
+		return fmt.Errorf("%w: %d at %d", errReply, numbers, now)
 	}
 	return nil
 }
+
+func isSane(n int64) bool { return n >= 0 && n <= store.MaxInteger }

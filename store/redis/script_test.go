@@ -124,12 +124,12 @@ func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 			cmd := newCommand(scriptFixedWindow, algorithm.Check, false, "other")
 			cmd.add(now.UnixMicro(), 60e6, 0)
 			cmd.renew()
-			call.cmds = append(call.cmds, cmd)
+			call.cmds = append(call.cmds, &cmd.command)
 		}
 		charge := newCommand(scriptFixedWindow, algorithm.Charge, false, key)
 		charge.add(-now.Add(-c.passed).UnixMicro(), 60e6, 1)
 		charge.renew()
-		call.cmds[1] = charge
+		call.cmds[1] = &charge.command
 		_, err := shard.checks.do(t.Context(), call)
 		must(t, err)
 		must(t, call.cmds[1].outcome)

@@ -1,0 +1,57 @@
+package shardlimit_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+// TestClientThatLeavesDuringTheTake: the rest of the chain does not run, and what
+// was taken is given back.
+func TestClientThatLeavesDuringTheTake(t *testing.T) {
+	servers := startShards(t, 1, 0)
+	proxy := redistest.StartProxy(t, servers[0].Primary.Addr())
+	backend := startArrivals(t)
+	zones := ""
+	algorithms := append([]string{"concurrency"}, counting...)
+	for _, algorithm := range algorithms {
+		zones += pathZone(algorithm, "algorithm "+algorithm, "charge before")
+	}
+	c := startWith(t, strings.Replace(servers.store("check_timeout 100s"), servers[0].Primary.Addr(), proxy.Addr(), 1), zones, "reverse_proxy "+backend.addr)
+	for _, algorithm := range algorithms {
+		t.Run(algorithm, func(t *testing.T) {
+			c.probe("/"+algorithm, "X-Key: alice", "X-Name: "+algorithm)
+			used := int64(1)
+			if algorithm == "concurrency" {
+				used = 0
+			}
+			servers.awaitUsed(t, algorithm, "alice", used)
+			arrived := len(backend.all())
+
+			// Redis does what it is asked for at once; its reply takes longer.
+			must(t, "delay", proxy.Delay(time.Minute))
+			ctx, leave := context.WithCancel(t.Context())
+			defer leave()
+			gone := c.begin(ctx, "/"+algorithm, "X-Key: alice", "X-Name: gone")
+			servers.awaitUsed(t, algorithm, "alice", used+1)
+			leave()
+			must(t, "request", want("its client having left", errors.Is(<-gone.err, context.Canceled), true))
+			must(t, "end the delay", proxy.Delay(0))
+			servers.awaitUsed(t, algorithm, "alice", used)
+			must(t, "next request", want("status", c.probe("/"+algorithm, "X-Key: alice", "X-Name: "+algorithm).status, 200))
+			must(t, "backend", want("number of requests", len(backend.all()), arrived+1))
+		})
+	}
+	c.stop()
+	for _, algorithm := range algorithms {
+		used := int64(2)
+		if algorithm == "concurrency" {
+			used = 0
+		}
+		must(t, "at the end", want("used of "+algorithm, servers.content(t, algorithm, "alice").used, used))
+	}
+}
