@@ -10,7 +10,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-
 // BenchmarkHandler is one allowed request on the memory store, without a server
 // around it.
 func BenchmarkHandler(b *testing.B) {
