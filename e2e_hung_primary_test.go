@@ -98,7 +98,7 @@ func TestHungPrimaryDelaysNoResponse(t *testing.T) {
 			if counted > uncertain {
 				t.Errorf("%d charges counted, but only %d of %d are uncertain", counted, uncertain, charges)
 			}
-			must(t, "log", want("telling of failed charges", strings.Contains(c.logs.String(), `"msg":"charges failed"`), true))
+			must(t, "log", want("telling of failed charges", strings.Contains(c.logs.String(), `"msg":"charges or refunds failed"`), true))
 			t.Logf("median response %v; %d of %d charges were uncertain, %d of these counted", median, uncertain, charges, counted)
 		})
 	}

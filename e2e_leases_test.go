@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -142,4 +143,27 @@ func TestSlotsComeBackAtTheEnd(t *testing.T) {
 	// Nothing takes a slot back that was given back.
 	c.stop()
 	must(t, "at the end", want("number of leases", servers.content(t, "slots", "alice").used, 0))
+}
+
+// TestSlotOutlivesTheConfig: a request that runs during a reload keeps its slot
+// and gives it back, also where the new config has no limiter.
+func TestSlotOutlivesTheConfig(t *testing.T) {
+	servers := startShards(t, 1, 0)
+	backend := startSlowBackend(t)
+	site := slotsSite(servers, "100h", backend)
+	c := startCaddy(t, site)
+	first := backend.hold(t, c, "/held", "X-Key: alice")
+	c.mustLoad(strings.Replace(site, "events 3", "events 2", 1))
+	second := backend.hold(t, c, "/held", "X-Key: alice")
+	must(t, "request", c.probe("/", "X-Key: alice").shows(http.StatusTooManyRequests, 2, 2))
+	for i, a := range backend.finish(t, first, second) {
+		must(t, "request", a.shows(http.StatusOK, int64(3-i), int64(i+1)))
+	}
+	servers.awaitUsed(t, "slots", "alice", 0)
+
+	last := backend.hold(t, c, "/held", "X-Key: alice")
+	c.mustLoad(unlimitedSite)
+	must(t, "running request", want("number of leases", servers.content(t, "slots", "alice").used, 1))
+	must(t, "running request", backend.finish(t, last)[0].shows(http.StatusOK, 2, 1))
+	servers.awaitUsed(t, "slots", "alice", 0)
 }

@@ -3,6 +3,7 @@ package shardlimit_test
 import (
 	"context"
 	"errors"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -40,9 +41,10 @@ func TestClientThatLeavesDuringTheTake(t *testing.T) {
 			servers.awaitUsed(t, algorithm, "alice", used+1)
 			leave()
 			must(t, "request", want("its client having left", errors.Is(<-gone.err, context.Canceled), true))
+			c.awaitLeaving(t)
 			must(t, "end the delay", proxy.Delay(0))
 			servers.awaitUsed(t, algorithm, "alice", used)
-			must(t, "next request", want("status", c.probe("/"+algorithm, "X-Key: alice", "X-Name: "+algorithm).status, 200))
+			must(t, "next request", want("status", c.probe("/"+algorithm, "X-Key: alice", "X-Name: "+algorithm).status, http.StatusOK))
 			must(t, "backend", want("number of requests", len(backend.all()), arrived+1))
 		})
 	}
@@ -54,4 +56,14 @@ func TestClientThatLeavesDuringTheTake(t *testing.T) {
 		}
 		must(t, "at the end", want("used of "+algorithm, servers.content(t, algorithm, "alice").used, used))
 	}
+}
+
+// awaitLeaving waits until Caddy has noticed that the only client of a running
+// request has left. Until then it tries to read from its connection.
+func (c *caddyProcess) awaitLeaving(t *testing.T) {
+	t.Helper()
+	eventually(t, "caddy notices that the client has left", func() error {
+		_, stacks := c.adminCall(http.MethodGet, "/debug/pprof/goroutine?debug=2", "", "")
+		return want("number of clients", strings.Count(stacks, "(*connReader).backgroundRead(")-1, 0) // but for this one
+	})
 }

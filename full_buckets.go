@@ -8,34 +8,40 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// fullBuckets remembers, of a bounded number of buckets, until when they refuse
-// whatever is asked of them. Where a request takes from several buckets, those
-// are asked first, so that it touches no other if they refuse it again.
+// fullBuckets remembers, of a bounded number of buckets, what they refused and
+// until when they will. Where a request takes from several buckets, those that
+// will refuse it are asked first, so that it touches no other if they do.
 type fullBuckets struct {
-	until *otter.Cache[bucketID, time.Time]
+	refusals *otter.Cache[bucketID, refusedTake]
 }
 
 type bucketID struct{ zone, clientKey string }
+
+// refusedTake stands for all takes of as much or more.
+type refusedTake struct {
+	until          time.Time
+	cost, reserved int64
+}
 
 // maxFullBuckets bounds the memory: to forget one costs a take that is
 // refunded.
 const maxFullBuckets = 100_000
 
 func newFullBuckets() *fullBuckets {
-	return &fullBuckets{otter.Must(&otter.Options[bucketID, time.Time]{MaximumSize: maxFullBuckets})}
+	return &fullBuckets{otter.Must(&otter.Options[bucketID, refusedTake]{MaximumSize: maxFullBuckets})}
 }
 
 func idOf(req *store.Request) bucketID { return bucketID{req.Limit.Zone, req.ClientKey} }
 
-// has tells whether the request's bucket is known to be full.
+// has tells whether the request is known to be refused.
 func (f *fullBuckets) has(req *store.Request, now time.Time) bool {
-	until, ok := f.until.GetIfPresent(idOf(req))
-	return ok && now.Before(until)
+	refused, ok := f.refusals.GetIfPresent(idOf(req))
+	return ok && now.Before(refused.until) && req.Cost >= refused.cost && req.Reserved >= refused.reserved
 }
 
 // note takes in a refusal.
 func (f *fullBuckets) note(req *store.Request, st *store.State, now time.Time) {
 	if st.RetryAfter != store.Never {
-		f.until.Set(idOf(req), now.Add(st.RetryAfter))
+		f.refusals.Set(idOf(req), refusedTake{now.Add(st.RetryAfter), req.Cost, req.Reserved})
 	}
 }

@@ -33,7 +33,7 @@ import (
 // Placeholder | Description
 // ------------|-------------
 // `{http.rate_limit.exceeded.name}` | The name of the zone that refused the request
-// `{http.rate_limit.<zone>.limit}` | How many events the zone admits per window for this client
+// `{http.rate_limit.<zone>.limit}` | How many events the zone admits for this request
 // `{http.rate_limit.<zone>.remaining}` | How many are left
 // `{http.rate_limit.<zone>.used}` | How many are used up
 // `{http.rate_limit.<zone>.reset}` | When the window ends, in seconds since the epoch

@@ -53,7 +53,7 @@ func (l *lease) renew() {
 	defer cancel()
 	for i, z := range l.part.zones {
 		switch m := l.part.has(i); {
-		case !z.isLease():
+		case !z.isLease() || l.part.reqs[i].Cost == 0:
 		case m.local:
 			l.part.askLocal(store.Store.Charge, l.part.reqs[i])
 		case m.taken || m.unknown:
@@ -64,8 +64,9 @@ func (l *lease) renew() {
 	l.timer.Reset(l.period)
 }
 
-// stop ends the renewing, and tells whether there was any. A renewal that is on
-// its way comes to its end first, lest it take back a slot that is given back.
+// stop ends the renewing, and tells whether there was any. A renewal that is
+// being waited for comes to its end first, lest it take back a slot that is given
+// back; one that was given up may, for another window.
 func (l *lease) stop() bool {
 	if l == nil {
 		return false

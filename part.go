@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -85,8 +86,7 @@ func (p *part) ask(r *http.Request) error {
 	if p.open == nil {
 		return nil
 	}
-	takes := p.takes()
-	if len(takes) == 0 {
+	if !p.anyTakes() {
 		p.states = p.open.store.Check(r.Context(), p.reqs)
 		return p.handleErrors(r, store.Store.Check, nil)
 	}
@@ -96,12 +96,15 @@ func (p *part) ask(r *http.Request) error {
 			return err
 		}
 	}
-	return p.take(r, takes)
+	return p.take(r, p.takes())
 }
 
 // take takes from some zones. Those that are known to be full go first: if they
 // refuse again, the others are left alone.
 func (p *part) take(r *http.Request, takes []int) error {
+	if len(takes) == 0 {
+		return nil
+	}
 	if len(takes) > 1 {
 		now := p.handler.now()
 		full, others := []int{}, []int{}
@@ -152,9 +155,19 @@ func (p *part) passes(some []int) bool {
 	return true
 }
 
-// takes are the zones that take.
+func (p *part) anyTakes() bool {
+	for _, z := range p.zones {
+		if z.takes {
+			return true
+		}
+	}
+	return false
+}
+
+// takes are the zones that take, apart from those that may have done so before
+// the request waited.
 func (p *part) takes() []int {
-	return p.where(func(i int) bool { return p.zones[i].takes })
+	return p.where(func(i int) bool { return p.zones[i].takes && !p.has(i).unknown })
 }
 
 func (p *part) where(is func(i int) bool) (some []int) {
@@ -187,26 +200,27 @@ func (p *part) askSome(ctx context.Context, r *http.Request, q question, some []
 // handleErrors reports what failed, and asks the local counts where that is
 // wanted. some may be nil for all.
 func (p *part) handleErrors(r *http.Request, q question, some []int) error {
-	for n := range p.states {
-		i := n
-		if some != nil {
-			if n == len(some) {
-				break
+	var failed error
+	for i := range p.states {
+		if err := p.states[i].Err; err != nil && (some == nil || slices.Contains(some, i)) {
+			failed = err
+			if errors.Is(err, store.ErrUncertain) {
+				p.mark(i).unknown = true
 			}
-			i = some[n]
 		}
+	}
+	if failed == nil {
+		return nil
+	}
+	if r.Context().Err() != nil {
+		// The client left while the store was asked.
+		return caddyhttp.Error(statusClientClosedRequest, failed)
+	}
+	for i, z := range p.zones {
 		err := p.states[i].Err
-		if err == nil {
+		if err == nil || some != nil && !slices.Contains(some, i) {
 			continue
 		}
-		if errors.Is(err, store.ErrUncertain) {
-			p.mark(i).unknown = true
-		}
-		if r.Context().Err() != nil {
-			// The client left while the store was asked.
-			return caddyhttp.Error(statusClientClosedRequest, err)
-		}
-		z := p.zones[i]
 		p.handler.use.failed(p.handler.now(), z.Name, err)
 		if z.onError == onErrorLocal {
 			p.mark(i).local = true

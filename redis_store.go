@@ -263,9 +263,9 @@ func (s *RedisStore) reportUndelivered(name, shard string, op algorithm.Operatio
 		lostAtExit.Add(1)
 	}
 	if times, log := s.undelivered.report(time.Now()); log {
-		s.logger.Error("charges failed",
+		s.logger.Error("charges or refunds failed",
 			zap.String("store", name), zap.String("shard", shard), zap.String("operation", op.String()),
-			zap.Int64("charges", times), zap.Error(err))
+			zap.Int64("times", times), zap.Error(err))
 	}
 }
 

@@ -124,13 +124,17 @@ func (p *part) undo() {
 	p.lease = nil
 	p.refund(func(int) bool { return true })
 	for i, z := range p.zones {
-		if m := p.has(i); z.needsID && (m.taken || m.unknown) {
+		m := p.has(i)
+		if z.needsID && (m.taken || m.unknown) {
 			// A request that waits takes again, maybe before the refund has
 			// arrived, which must not find what it takes then.
 			p.reqs[i].ID = newID()
 		}
+		if m != (mark{}) {
+			// What may have been spent without a name is not spent again.
+			*p.mark(i) = mark{unknown: m.unknown && !z.needsID}
+		}
 	}
-	p.marks = nil
 }
 
 // refund gives back what was taken by some zones.

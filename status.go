@@ -38,11 +38,11 @@ func (l *StatusList) UnmarshalJSON(b []byte) error {
 const statusNone = "none"
 
 // statusSet answers quickly whether a status is in a StatusList.
-type statusSet [10]uint64
+type statusSet [16]uint64
 
 func (s *statusSet) add(code int) { s[code/64] |= 1 << (code % 64) }
 func (s *statusSet) contains(code int) bool {
-	return code < 600 && code >= 0 && s[code/64]>>(code%64)&1 == 1
+	return code < 1000 && code >= 0 && s[code/64]>>(code%64)&1 == 1
 }
 
 // complement returns the statuses that are not in s.

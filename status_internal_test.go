@@ -79,12 +79,12 @@ func TestStatusSetComplement(t *testing.T) {
 			t.Fatal(err)
 		}
 		others := set.complement()
-		for code := 100; code < 600; code++ {
+		for code := range 1000 {
 			if set.contains(code) == others.contains(code) {
 				t.Errorf("%q: %d is in the set and in its complement, or in none", list, code)
 			}
 		}
-		for _, code := range []int{-1, 600, 639, 640, 999, 1 << 40} {
+		for _, code := range []int{-1, 1000, 1024, 1 << 40} {
 			if others.contains(code) {
 				t.Errorf("the complement of %q contains %d", list, code)
 			}

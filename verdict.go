@@ -38,7 +38,7 @@ func (p *part) penalize() {
 	var reqs []store.Request
 	for i, z := range p.zones {
 		st := &p.states[i]
-		if z.Penalty == 0 || !p.refuses(i) || st.Penalty != 0 {
+		if z.Penalty == 0 || !p.refuses(i) || st.Penalty != 0 || st.RetryAfter == store.Never {
 			continue
 		}
 		penalty := time.Duration(z.Penalty)

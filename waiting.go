@@ -17,6 +17,9 @@ const defaultMaxWaitQueue = 1000
 // them, and come behind those that wait already. The error it returns ends the
 // request.
 func (p *part) askInTurn(r *http.Request) error {
+	if !p.mayWait() {
+		return p.ask(r)
+	}
 	began := p.handler.now()
 	line := p.openLine()
 	if line < 0 {
@@ -31,7 +34,7 @@ func (p *part) askInTurn(r *http.Request) error {
 		p.states = make([]store.State, len(p.reqs))
 	}
 	z := p.zones[line]
-	w, ahead := z.room.join(p.reqs[line].ClientKey, p.reqs[line].Cost, began, cmp.Or(z.MaxWaitQueue, defaultMaxWaitQueue))
+	w, ahead := z.room.join(lineOf(&p.reqs[line]), p.reqs[line].Cost, began, cmp.Or(z.MaxWaitQueue, defaultMaxWaitQueue))
 	if w == nil {
 		return p.turnAway(r, line)
 	}
@@ -39,10 +42,21 @@ func (p *part) askInTurn(r *http.Request) error {
 	return p.wait(r, w, line, ahead, began)
 }
 
-// openLine returns a zone in which others of the same client wait, or -1.
+// mayWait tells whether some zone holds requests.
+func (p *part) mayWait() bool {
+	for _, z := range p.zones {
+		if z.room != nil {
+			return p.open != nil
+		}
+	}
+	return false
+}
+
+// openLine returns a zone in which others wait before the request, or -1. One
+// that costs nothing takes nothing from them.
 func (p *part) openLine() int {
 	for i, z := range p.zones {
-		if z.room != nil && p.open != nil && z.room.hasLine(p.reqs[i].ClientKey) {
+		if z.room != nil && p.reqs[i].Cost > 0 && z.room.hasLine(lineOf(&p.reqs[i])) {
 			return i
 		}
 	}
@@ -111,9 +125,15 @@ func (p *part) wait(r *http.Request, w *waiter, line int, ahead int64, began tim
 func (p *part) foresee(r *http.Request, i int, ahead int64) {
 	req := p.reqs[i]
 	req.Ahead = ahead
-	if st := p.open.store.Check(r.Context(), []store.Request{req})[0]; st.Err == nil {
-		p.states[i] = st
+	st := p.open.store.Check(r.Context(), []store.Request{req})[0]
+	if st.Err != nil {
+		return
 	}
+	if !st.Allowed {
+		// What is left is for those who are ahead.
+		st.Remaining = 0
+	}
+	p.states[i] = st
 }
 
 // turnAway makes the state of a zone refuse a request that may not wait any

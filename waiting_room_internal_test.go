@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-func newRoom() *waitingRoom { return &waitingRoom{lines: map[string][]*waiter{}} }
+func newRoom() *waitingRoom { return &waitingRoom{lines: map[lineID][]*waiter{}} }
 
 // arrival is an instant, in seconds.
 func arrival(s int64) time.Time { return time.Unix(1_000_000+s, 0) }
@@ -23,7 +23,7 @@ func isFirst(w *waiter) bool {
 // mustJoin joins a line for 1, of at most 100.
 func mustJoin(t *testing.T, m *waitingRoom, clientKey string, at int64) *waiter {
 	t.Helper()
-	w, _ := m.join(clientKey, 1, arrival(at), 100)
+	w, _ := m.join(lineID{clientKey: clientKey}, 1, arrival(at), 100)
 	if w == nil {
 		t.Fatalf("%s may not wait", clientKey)
 	}
@@ -80,12 +80,12 @@ func TestWaitersAreToldWhatIsAhead(t *testing.T) {
 		{arrived: 5, cost: 0, ahead: 15},
 		{arrived: 0, cost: 1, ahead: 3},
 	} {
-		w, ahead := m.join("k", step.cost, arrival(step.arrived), 100)
+		w, ahead := m.join(lineID{clientKey: "k"}, step.cost, arrival(step.arrived), 100)
 		if w == nil || ahead != step.ahead {
 			t.Errorf("step %d: %d is ahead, want %d", i, ahead, step.ahead)
 		}
 	}
-	if _, ahead := m.join("other", 1, arrival(9), 100); ahead != 0 {
+	if _, ahead := m.join(lineID{clientKey: "other"}, 1, arrival(9), 100); ahead != 0 {
 		t.Errorf("%d of other clients is ahead", ahead)
 	}
 }
@@ -93,35 +93,35 @@ func TestWaitersAreToldWhatIsAhead(t *testing.T) {
 func TestLinesAreOneForEachClient(t *testing.T) {
 	m := newRoom()
 	a, b := mustJoin(t, m, "a", 1), mustJoin(t, m, "b", 2)
-	if !isFirst(a) || !isFirst(b) || !m.hasLine("a") || !m.hasLine("b") || m.hasLine("c") {
+	if !isFirst(a) || !isFirst(b) || !m.hasLine(lineID{clientKey: "a"}) || !m.hasLine(lineID{clientKey: "b"}) || m.hasLine(lineID{clientKey: "c"}) {
 		t.Error("one client waits for another")
 	}
 	m.leave(a)
-	if m.hasLine("a") || !m.hasLine("b") {
+	if m.hasLine(lineID{clientKey: "a"}) || !m.hasLine(lineID{clientKey: "b"}) {
 		t.Error("the wrong line is gone")
 	}
 }
 
 func TestRoomHoldsNoMoreThanItsBound(t *testing.T) {
 	m := newRoom()
-	first, _ := m.join("a", 1, arrival(1), 2)
-	second, _ := m.join("b", 1, arrival(2), 2)
+	first, _ := m.join(lineID{clientKey: "a"}, 1, arrival(1), 2)
+	second, _ := m.join(lineID{clientKey: "b"}, 1, arrival(2), 2)
 	if first == nil || second == nil {
 		t.Fatal("two may not wait where two may")
 	}
 	for _, clientKey := range []string{"a", "b", "c"} {
-		if w, ahead := m.join(clientKey, 1, arrival(3), 2); w != nil || ahead != 0 {
+		if w, ahead := m.join(lineID{clientKey: clientKey}, 1, arrival(3), 2); w != nil || ahead != 0 {
 			t.Errorf("a third may wait in the line of %s, behind %d", clientKey, ahead)
 		}
 	}
-	if m.hasLine("c") {
+	if m.hasLine(lineID{clientKey: "c"}) {
 		t.Error("who was turned away is in a line")
 	}
 	m.leave(first)
-	if w, _ := m.join("c", 1, arrival(4), 2); w == nil {
+	if w, _ := m.join(lineID{clientKey: "c"}, 1, arrival(4), 2); w == nil {
 		t.Error("nobody may wait where one has left")
 	}
-	if w, _ := m.join("c", 1, arrival(5), 3); w == nil {
+	if w, _ := m.join(lineID{clientKey: "c"}, 1, arrival(5), 3); w == nil {
 		t.Error("a larger bound lets nobody in")
 	}
 }
@@ -149,7 +149,7 @@ func TestRoomEmpties(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 100 {
 		wg.Go(func() {
-			w, _ := m.join(string(rune('a'+i%5)), 1, arrival(int64(i)), 100)
+			w, _ := m.join(lineID{clientKey: string(rune('a' + i%5))}, 1, arrival(int64(i)), 100)
 			if i%3 != 0 {
 				<-w.first
 			}

@@ -110,8 +110,10 @@ type Zone struct {
 	MaxWaitQueue int `json:"max_wait_queue,omitempty"`
 
 	// How long a client that was refused stays refused, even if there is room
-	// again. Requests that are refused meanwhile do not make it longer. Not
-	// with `sliding_log` and `concurrency`. Default: 0, no longer than needed.
+	// again. Requests that are refused meanwhile do not make it longer. A
+	// request that costs more than could ever fit is no reason for it. Not with
+	// `sliding_log`, `concurrency` and `reserve`. Default: 0, no longer than
+	// needed.
 	Penalty caddy.Duration `json:"penalty,omitempty"`
 
 	// What is kept for more important requests, the most important ones first.

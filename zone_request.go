@@ -21,7 +21,11 @@ func (z *Zone) request(r *http.Request, repl *caddy.Replacer, h *Handler) (store
 		Limit: &z.limit, ClientKey: z.clientKey(repl, h), Events: z.eventsFor(repl, h), Burst: z.Burst,
 		Cost: z.cost,
 	}
-	if z.Cost.isDynamic() {
+	switch {
+	case z.Cost.isDynamic() && z.isLease():
+		// It is not read again.
+		req.Cost = z.finalCost(repl, h)
+	case z.Cost.isDynamic():
 		req.Cost, _ = z.readCost(repl)
 	}
 	if z.needsID {
@@ -109,7 +113,7 @@ func (z *Zone) eventsFor(repl *caddy.Replacer, h *Handler) int64 {
 	least := z.leastEvents()
 	most, words := z.mostEvents()
 	text := repl.ReplaceAll(string(z.Events), "")
-	n, err := strconv.ParseInt(text, 10, 64)
+	n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
 	if err == nil && n >= least && n <= most {
 		return n
 	}

@@ -234,6 +234,8 @@ func (z *Zone) validateWaiting() error {
 		return badOption("penalty", "%s: it must be above zero, and at most 100 years", time.Duration(z.Penalty))
 	case z.Penalty > 0 && time.Duration(z.Penalty)%time.Microsecond != 0:
 		return badOption("penalty", "%s: it must be whole microseconds", time.Duration(z.Penalty))
+	case z.Penalty > 0 && len(z.Reserves) > 0:
+		return badOption("penalty", "does not go with reserve, for it would refuse the important requests as well: remove one")
 	case z.Penalty > 0 && (a == store.SlidingLog || a == store.Concurrency):
 		return badOption("penalty", "does not go with %s: remove it, or use another algorithm", a)
 	}

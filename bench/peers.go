@@ -21,9 +21,9 @@ var peers = []*kind{
 	{name: "throttled", module: "github.com/throttled/throttled/v2", pools: peerPools, open: openThrottled},
 }
 
-// peerPools: with few connections goroutines wait for one, with many the server
-// serves each less often.
-var peerPools = []int{16, 64, 256}
+// peerPools: with fewer connections goroutines wait for one, with more the
+// server serves each less often.
+var peerPools = []int{64, 256}
 
 func newClient(addr string, pool int) *goredis.Client {
 	return goredis.NewClient(&goredis.Options{

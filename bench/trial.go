@@ -9,7 +9,7 @@ import (
 )
 
 // trials are as many rounds as are spent on the choice of a pool.
-const trials = 3
+const trials = 7
 
 // openBest connects the implementation with that of its pools which admits
 // most, so that every one is at its best.

@@ -90,6 +90,11 @@ elseif op == 'refund' then
       tat, rest = tat - 1, rest + rate
     end
     refunded = refunded + whole + (part > 0 and 1 or 0)
+    if refunded > 4503599627370496 then
+      -- Sums stay exact; what is refunded from now on was not spent in this
+      -- busy time.
+      busy, refunded = busy + 1, 0
+    end
     save()
   end
 elseif op == 'penalize' and penalty <= now then

@@ -84,7 +84,7 @@ func (b *FixedWindow) View(r *store.Request, now int64, spent bool) store.State 
 	}
 	s := newState(r, now, used, spent)
 	s.Reset, s.ResetOtherwise = reset, reset
-	wait(&s, r, reset, spent)
+	wait(&s, r, add(max(reset, now), othersTurn(r, used, spent)), spent)
 	if spent {
 		s.Receipt.Period = reset
 	} else {

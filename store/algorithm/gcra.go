@@ -137,7 +137,16 @@ func (b *GCRA) Refund(r *store.Request, now int64) {
 	if rest > 0 {
 		b.Refunded++
 	}
+	if b.Refunded > maxRefunded {
+		// Nothing that is refunded from now on has been spent in this busy time.
+		b.Busy++
+		b.Refunded = 0
+	}
 }
+
+// maxRefunded keeps what was refunded in a busy time, and positions in it,
+// exact.
+const maxRefunded = 1 << 52
 
 // View implements [Bucket].
 func (b *GCRA) View(r *store.Request, now int64, spent bool) store.State {
@@ -153,7 +162,7 @@ func (b *GCRA) View(r *store.Request, now int64, spent bool) store.State {
 			other.Rest += other.Events
 		}
 		other.Rest -= rest
-		s.Receipt = store.Receipt{Period: at.Busy, Position: at.TAT + at.Refunded}
+		s.Receipt = store.Receipt{Period: at.Busy, Position: add(at.TAT, at.Refunded)}
 	} else {
 		need = r.Need()
 		other.spend(r, r.Cost)

@@ -80,7 +80,7 @@ func (l LogSummary) View(r *store.Request, now int64, spent bool) store.State {
 	default:
 		s.ResetOtherwise = s.Reset
 	}
-	wait(&s, r, l.Blocking+window, spent)
+	wait(&s, r, max(l.Blocking+window, add(now, othersTurn(r, l.Used, spent))), spent)
 	return s
 }
 

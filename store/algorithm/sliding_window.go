@@ -112,7 +112,15 @@ func (b *SlidingWindow) View(r *store.Request, now int64, spent bool) store.Stat
 	}
 	s.ResetOtherwise = otherwise.reset(now, window)
 	if !s.Allowed {
-		wait(&s, r, after.fitsAt(r, window, spent), spent)
+		at := add(now, othersTurn(r, s.Used, spent))
+		need := int64(0)
+		if !spent {
+			need = r.Cost
+		}
+		if s.Used+need > r.Capacity() {
+			at = max(at, after.fitsAt(r.Capacity()-need, window))
+		}
+		wait(&s, r, at, spent)
 	}
 	if spent {
 		s.Receipt.Period = after.Start
@@ -133,12 +141,8 @@ func (b *SlidingWindow) reset(now, window int64) int64 {
 	}
 }
 
-// fitsAt is the instant at which a request fits that does not now.
-func (b *SlidingWindow) fitsAt(r *store.Request, window int64, spent bool) int64 {
-	room := r.Capacity()
-	if !spent {
-		room -= r.Need()
-	}
+// fitsAt is the instant at which no more than room counts, as more does now.
+func (b *SlidingWindow) fitsAt(room, window int64) int64 {
 	unit := WeightUnit(window)
 	end := b.Start + window
 	weighs, most := min(b.Previous, store.MaxWeighted), room-b.Current

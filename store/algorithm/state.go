@@ -37,6 +37,19 @@ func wait(s *store.State, r *store.Request, at int64, spent bool) {
 	}
 }
 
+// othersTurn is how long the whole windows are in which those ahead of r take
+// everything, after the one in which used was spent and before it is the turn of
+// r; no window lets more than the capacity through for long.
+func othersTurn(r *store.Request, used int64, spent bool) int64 {
+	capacity := r.Capacity()
+	if spent || r.Ahead == 0 || capacity < 1 {
+		return 0
+	}
+	window := r.Limit.Window.Microseconds()
+	windows := max(r.Need()-max(capacity-used, 0)-1, 0) / capacity
+	return min(windows, store.MaxInteger/window) * window
+}
+
 func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
 
 // mulDiv returns a*b/c, rounded down, and what is left over, in units of 1/c.

@@ -47,6 +47,15 @@ func (op operation) state(cmd *command, r *store.Request) store.State {
 	if cmd.outcome != nil {
 		return store.State{Err: cmd.outcome}
 	}
+	st := op.outcome(cmd, r)
+	if st.Err != nil && op.Operation != algorithm.Check {
+		// It ran, but what it did is not known.
+		st.Err = fmt.Errorf("%w: %w", store.ErrUncertain, st.Err)
+	}
+	return st
+}
+
+func (op operation) outcome(cmd *command, r *store.Request) store.State {
 	l := layoutOf(r.Limit.Algorithm)
 	if cmd.script == nil {
 		numbers, err := l.numbers(cmd.texts())
