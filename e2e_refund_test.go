@@ -90,7 +90,9 @@ func TestRefundOn304(t *testing.T) {
 			// Once Caddy has ended no other charge or refund is on its way.
 			c.stop()
 			for zone, b := range left {
-				must(t, "at the end", want(zone, servers.content(t, zone, "alice").spent, b.spent))
+				if store != "" {
+					must(t, "at the end", want(zone, servers.content(t, zone, "alice").spent, b.spent))
+				}
 			}
 		})
 	}

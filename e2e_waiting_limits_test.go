@@ -55,9 +55,7 @@ func TestWaitThatWouldBeTooLong(t *testing.T) {
 					// Two requests that passed, a refusal that began the line,
 					// and five looks at it.
 					asked := map[string]int{"after": 2*2 + 1 + 5, "before": 2 + 1 + 5}[mode]
-					eventually(t, "all have asked", func() error {
-						return want("number of scripts", servers.scripts(t)-before, asked)
-					})
+					servers.awaitScripts(t, before+asked)
 				}
 
 				// Nobody else waits here.
@@ -120,12 +118,12 @@ func TestPatienceEndsInTheLine(t *testing.T) {
 			c := startWith(t, servers.store("check_timeout 100s"), zoneWith("slow", "algorithm gcra", "events 20", "window 1s", "burst 1",
 				"max_wait 5s", "charge "+mode), "reverse_proxy "+backend.addr)
 			must(t, "first request", want("status", c.probe("/", "X-Key: alice", "X-Name: before").status, http.StatusOK))
-			servers.awaitBucket(t, "slow", "alice")
-			servers.keepFull(t, "slow", "alice", 3*time.Second)
-			before := servers.scripts(t)
+			before := scriptsOf(mode)
+			servers.awaitScripts(t, before)
+			servers.keepFull(t, 20, 3*time.Second)
 			first := c.line(t.Context(), t, "first")
 			second := c.line(t.Context(), t, "second")
-			eventually(t, "both have asked", func() error { return want("number of scripts", servers.scripts(t)-before, 2) })
+			servers.awaitScripts(t, before+2)
 			must(t, "hang", servers[0].Primary.Pause())
 			a := second.ends(t)
 			must(t, "second request", errors.Join(a.refuses("slow"),

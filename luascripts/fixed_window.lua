@@ -34,6 +34,23 @@ else
   open = reset > now
 end
 
+-- What most calls come to is here, before functions are made that it does not
+-- need.
+if open and op == 'charge' then
+  count = call('HINCRBY', key, 'c', ARGV[4])
+  -- The count stops at 2^53-1, the last integer a double holds exactly.
+  if count > 9007199254740991 then
+    count = 9007199254740991
+    call('HSET', key, 'c', count)
+  end
+  return {now, 1, count, reset, penalty}
+elseif open and op == 'take' and penalty <= now then
+  if count + tonumber(ARGV[4]) <= tonumber(ARGV[5]) then
+    return {now, 1, call('HINCRBY', key, 'c', ARGV[4]), reset, penalty}
+  end
+  return {now, 0, count, reset, penalty}
+end
+
 -- The bucket outlives what it says: expiry cleans up, a second later or more.
 local function lifetime(last)
   return math.ceil((last - now) / 1000) + 1001
@@ -49,36 +66,16 @@ local function begin(spent)
   call('PEXPIRE', key, lifetime(math.max(reset, penalty)))
 end
 
-if op == 'charge' then
-  -- The count stops at 2^53-1, the last integer a double holds exactly.
-  local most = 9007199254740991
-  if open then
-    count = call('HINCRBY', key, 'c', ARGV[4])
-    if count > most then
-      count = most
-      call('HSET', key, 'c', count)
-    end
-  else
-    penalty = tonumber(call('HGET', key, 'p') or 0)
-    begin(math.min(tonumber(ARGV[4]), most))
-  end
-  return {now, 1, count, reset, penalty}
-end
-
 local spent = 0
-if op == 'take' then
-  local cost, capacity = tonumber(ARGV[4]), tonumber(ARGV[5])
-  if penalty > now then
-    -- Refused, whatever the count.
-  elseif open then
-    if count + cost <= capacity then
-      count, spent = call('HINCRBY', key, 'c', ARGV[4]), 1
-    end
-  elseif cost <= capacity then
-    begin(cost)
-    spent = 1
-  else
-    begin(0)
+if op == 'charge' then
+  penalty = tonumber(call('HGET', key, 'p') or 0)
+  begin(math.min(tonumber(ARGV[4]), 9007199254740991))
+  spent = 1
+elseif op == 'take' then
+  if penalty <= now then
+    local cost = tonumber(ARGV[4])
+    spent = cost <= tonumber(ARGV[5]) and 1 or 0
+    begin(cost * spent)
   end
 elseif op == 'check' then
   if not open and penalty <= now and not ARGV[6] then

@@ -26,16 +26,9 @@ if stored then
   tat, rest, rate, busy, refunded, penalty = struct.unpack('<dddddd', stored)
 end
 
-local function save()
-  local last = math.max(tat + (rest > 0 and 1 or 0), penalty)
-  -- The bucket outlives what it says: expiry cleans up, a second later or more.
-  call('SET', key, struct.pack('<dddddd', tat, rest, rate, busy, refunded, penalty),
-    'PX', math.max(math.ceil((last - now) / 1000), 0) + 1001)
-end
-
--- Returns the bucket with the cost spent. Sums stop at 2^53-1, the last integer
--- a double holds exactly.
-local function spend()
+local spent, changed = 0, false
+if op == 'charge' or op == 'take' then
+  -- Sums stop at 2^53-1, the last integer a double holds exactly.
   local most = 9007199254740991
   local t, r, b, f = tat, rest, busy, refunded
   local empty = t < now or t == now and r == 0
@@ -58,24 +51,15 @@ local function spend()
   if t == most then
     r = 0
   end
-  return t, r, events, b, f
-end
-
-local spent = 0
-if op == 'charge' then
-  spent = 1
-  if whole > 0 or part > 0 then
-    tat, rest, rate, busy, refunded = spend()
-    save()
+  local fits = op == 'charge'
+  if not fits and penalty <= now then
+    local ahead, tolerance = t - now, tonumber(ARGV[6])
+    fits = ahead < tolerance or ahead == tolerance and r <= tonumber(ARGV[7])
   end
-elseif op == 'take' then
-  local t, r, e, b, f = spend()
-  local ahead, tolerance = t - now, tonumber(ARGV[6])
-  if penalty <= now and (ahead < tolerance or ahead == tolerance and r <= tonumber(ARGV[7])) then
-    spent = 1
-    if whole > 0 or part > 0 then
-      tat, rest, rate, busy, refunded = t, r, e, b, f
-      save()
+  if fits then
+    spent, changed = 1, whole > 0 or part > 0
+    if changed then
+      tat, rest, rate, busy, refunded = t, r, events, b, f
     end
   end
 elseif op == 'refund' then
@@ -95,10 +79,15 @@ elseif op == 'refund' then
       -- busy time.
       busy, refunded = busy + 1, 0
     end
-    save()
+    changed = true
   end
 elseif op == 'penalize' and penalty <= now then
-  penalty = whole
-  save()
+  penalty, changed = whole, true
+end
+if changed then
+  local last = math.max(rest > 0 and tat + 1 or tat, penalty)
+  -- The bucket outlives what it says: expiry cleans up, a second later or more.
+  call('SET', key, struct.pack('<dddddd', tat, rest, rate, busy, refunded, penalty),
+    'PX', math.max(math.ceil((last - now) / 1000), 0) + 1001)
 end
 return {now, spent, tat, rest, rate, busy, refunded, penalty}
