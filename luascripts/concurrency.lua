@@ -1,36 +1,37 @@
 -- Concurrency: leases of what runs at the same time.
 -- KEYS[1]  bucket: sorted set of leases by expiry
 -- ARGV[1]  charge, take or refund; check and penalize write nothing
--- ARGV[2]  now, or 0 for this server's clock
--- ARGV[3]  how long a lease lasts
--- ARGV[4]  cost, which for a check includes what is ahead
--- ARGV[5]  capacity
--- ARGV[6]  the most leases of one request
--- ARGV[7]  ID of the request
--- Reply    {now, 1 if the leases were taken, leases there are}
+-- ARGV[2]  packed doubles:
+--          now, or 0 for this server's clock
+--          how long a lease lasts
+--          cost, which for a check includes what is ahead
+--          capacity
+--          the most leases of one request
+-- ARGV[3]  ID of the request
+-- Reply    packed doubles: now, 1 if the leases were taken, leases there are
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-local now, window, cost = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local now, window, cost, capacity, most = struct.unpack('<ddddd', ARGV[2])
 if now == 0 then
   local t = call('TIME')
   now = t[1] * 1000000 + t[2]
 end
 if op == 'check' or op == 'penalize' then
-  return {now, 0, call('ZCOUNT', key, string.format('(%.0f', now), '+inf')}
+  return struct.pack('<ddd', now, 0, call('ZCOUNT', key, string.format('(%.0f', now), '+inf'))
 end
 
-local n = math.min(cost, tonumber(ARGV[6]), 100000)
+local n = math.min(cost, most, 100000)
 call('ZREMRANGEBYSCORE', key, '-inf', now)
 if op == 'refund' then
-  members(n, ARGV[7])
+  members(n, ARGV[3])
 end
 local used, spent = call('ZCARD', key), 0
-if op == 'charge' or op == 'take' and used + cost <= tonumber(ARGV[5]) then
+if op == 'charge' or op == 'take' and used + cost <= capacity then
   spent = 1
   if n > 0 then
-    used = used + members(n, ARGV[7], now + window)
+    used = used + members(n, ARGV[3], now + window)
     -- The bucket outlives what it says: expiry cleans up, a second later.
     call('PEXPIRE', key, math.ceil(window / 1000) + 1001)
   end
 end
-return {now, spent, used}
+return struct.pack('<ddd', now, spent, used)

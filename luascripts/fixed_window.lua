@@ -2,17 +2,19 @@
 -- KEYS[1]  bucket: hash with c = count, r = reset and, once there was one,
 --          p = end of the penalty
 -- ARGV[1]  check, charge, take, refund or penalize
--- ARGV[2]  now, or 0 for this server's clock; or, less than 0, the negative of
+-- ARGV[2]  packed doubles:
+--          now, or 0 for this server's clock; or, less than 0, the negative of
 --          an instant that this clock has passed
--- ARGV[3]  window
--- ARGV[4]  cost; penalize: the end of the penalty
--- ARGV[5]  take: capacity; refund: the reset of the window it was spent in
--- ARGV[6]  given if windows begin at multiples of their length
--- Reply    {now, 1 if the cost was spent, count, reset, end of the penalty};
---          now is 0 if it was not needed
+--          window
+--          cost; penalize: the end of the penalty
+--          take: capacity; refund: the reset of the window it was spent in
+--          1 if windows begin at multiples of their length, or 0
+-- Reply    packed doubles: now, 1 if the cost was spent, count, reset, end of
+--          the penalty; now is 0 if it was not needed
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-local now, count, reset, penalty = tonumber(ARGV[2]), 0, 0, 0
+local now, window, cost, bound, align = struct.unpack('<ddddd', ARGV[2])
+local count, reset, penalty = 0, 0, 0
 if op == 'charge' then
   reset = tonumber(call('HGET', key, 'r') or 0)
 else
@@ -37,18 +39,18 @@ end
 -- What most calls come to is here, before functions are made that it does not
 -- need.
 if open and op == 'charge' then
-  count = call('HINCRBY', key, 'c', ARGV[4])
+  count = call('HINCRBY', key, 'c', cost)
   -- The count stops at 2^53-1, the last integer a double holds exactly.
   if count > 9007199254740991 then
     count = 9007199254740991
     call('HSET', key, 'c', count)
   end
-  return {now, 1, count, reset, penalty}
+  return struct.pack('<ddddd', now, 1, count, reset, penalty)
 elseif open and op == 'take' and penalty <= now then
-  if count + tonumber(ARGV[4]) <= tonumber(ARGV[5]) then
-    return {now, 1, call('HINCRBY', key, 'c', ARGV[4]), reset, penalty}
+  if count + cost <= bound then
+    return struct.pack('<ddddd', now, 1, call('HINCRBY', key, 'c', cost), reset, penalty)
   end
-  return {now, 0, count, reset, penalty}
+  return struct.pack('<ddddd', now, 0, count, reset, penalty)
 end
 
 -- The bucket outlives what it says: expiry cleans up, a second later or more.
@@ -57,9 +59,8 @@ local function lifetime(last)
 end
 
 local function begin(spent)
-  local window = tonumber(ARGV[3])
   count, reset = spent, now + window
-  if ARGV[6] then
+  if align > 0 then
     reset = reset - math.fmod(now, window)
   end
   call('HSET', key, 'c', count, 'r', reset)
@@ -69,28 +70,27 @@ end
 local spent = 0
 if op == 'charge' then
   penalty = tonumber(call('HGET', key, 'p') or 0)
-  begin(math.min(tonumber(ARGV[4]), 9007199254740991))
+  begin(math.min(cost, 9007199254740991))
   spent = 1
 elseif op == 'take' then
   if penalty <= now then
-    local cost = tonumber(ARGV[4])
-    spent = cost <= tonumber(ARGV[5]) and 1 or 0
+    spent = cost <= bound and 1 or 0
     begin(cost * spent)
   end
 elseif op == 'check' then
-  if not open and penalty <= now and not ARGV[6] then
+  if not open and penalty <= now and align == 0 then
     begin(0)
   end
 elseif op == 'refund' then
-  local back = math.min(tonumber(ARGV[4]), count)
-  if back > 0 and reset == tonumber(ARGV[5]) then
+  local back = math.min(cost, count)
+  if back > 0 and reset == bound then
     count = call('HINCRBY', key, 'c', -back)
   end
 elseif penalty <= now then
-  penalty = tonumber(ARGV[4])
+  penalty = cost
   call('HSET', key, 'p', penalty)
   if call('PTTL', key) < lifetime(penalty) then
     call('PEXPIRE', key, lifetime(penalty))
   end
 end
-return {now, spent, count, reset, penalty}
+return struct.pack('<ddddd', now, spent, count, reset, penalty)

@@ -4,18 +4,18 @@
 --          events, those events, the name of the busy time, what was refunded in
 --          it, end of the penalty
 -- ARGV[1]  check, charge, take, refund or penalize
--- ARGV[2]  now, or 0 for this server's clock
--- ARGV[3]  events in a window
--- ARGV[4]  how long the cost takes to drain; penalize: the end of the penalty
--- ARGV[5]  the rest of that, in the parts that events make
--- ARGV[6]  take: by how much the arrival time may be ahead; refund: the busy
+-- ARGV[2]  packed doubles:
+--          now, or 0 for this server's clock
+--          events in a window
+--          how long the cost takes to drain; penalize: the end of the penalty
+--          the rest of that, in the parts that events make
+--          take: by how much the arrival time may be ahead; refund: the busy
 --          time in which it was spent
--- ARGV[7]  take: the rest of that; refund: where in that time it drains
--- Reply    {now, 1 if the cost was spent, arrival time, rest, events, busy
---          time, refunded, end of the penalty}
+--          take: the rest of that; refund: where in that time it drains
+-- Reply    packed doubles: now, 1 if the cost was spent, and the bucket's
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-local now, events, whole, part = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local now, events, whole, part, first, second = struct.unpack('<dddddd', ARGV[2])
 if now == 0 then
   local t = call('TIME')
   now = t[1] * 1000000 + t[2]
@@ -53,8 +53,8 @@ if op == 'charge' or op == 'take' then
   end
   local fits = op == 'charge'
   if not fits and penalty <= now then
-    local ahead, tolerance = t - now, tonumber(ARGV[6])
-    fits = ahead < tolerance or ahead == tolerance and r <= tonumber(ARGV[7])
+    local ahead = t - now
+    fits = ahead < first or ahead == first and r <= second
   end
   if fits then
     spent, changed = 1, whole > 0 or part > 0
@@ -64,8 +64,8 @@ if op == 'charge' or op == 'take' then
   end
 elseif op == 'refund' then
   -- What has not drained goes, and what was spent later moves up.
-  local left = tonumber(ARGV[7]) - refunded - now
-  if busy == tonumber(ARGV[6]) and rate == events and tat > now and left > 0 and (whole > 0 or part > 0) then
+  local left = second - refunded - now
+  if busy == first and rate == events and tat > now and left > 0 and (whole > 0 or part > 0) then
     if left < whole or left == whole and tat - now > left then
       whole, part = left, 0
     end
@@ -84,10 +84,10 @@ elseif op == 'refund' then
 elseif op == 'penalize' and penalty <= now then
   penalty, changed = whole, true
 end
+local bucket = struct.pack('<dddddd', tat, rest, rate, busy, refunded, penalty)
 if changed then
   local last = math.max(rest > 0 and tat + 1 or tat, penalty)
   -- The bucket outlives what it says: expiry cleans up, a second later or more.
-  call('SET', key, struct.pack('<dddddd', tat, rest, rate, busy, refunded, penalty),
-    'PX', math.max(math.ceil((last - now) / 1000), 0) + 1001)
+  call('SET', key, bucket, 'PX', math.max(math.ceil((last - now) / 1000), 0) + 1001)
 end
-return {now, spent, tat, rest, rate, busy, refunded, penalty}
+return struct.pack('<dd', now, spent) .. bucket

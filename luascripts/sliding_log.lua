@@ -1,18 +1,19 @@
 -- Sliding log: remembers the instant of every event of the last window.
 -- KEYS[1]  bucket: sorted set of events by instant
 -- ARGV[1]  charge, take or refund; check and penalize write nothing
--- ARGV[2]  now, or 0 for this server's clock
--- ARGV[3]  window
--- ARGV[4]  cost, which for a check includes what is ahead
--- ARGV[5]  capacity
--- ARGV[6]  the most events that are kept
--- ARGV[7]  ID of the request
--- Reply    {now, 1 if the cost was spent, events that count, instant of the
---          newest, instant of the newest that is not of the request, instant of
---          the one that has to go for the cost to fit}
+-- ARGV[2]  packed doubles:
+--          now, or 0 for this server's clock
+--          window
+--          cost, which for a check includes what is ahead
+--          capacity
+--          the most events that are kept
+-- ARGV[3]  ID of the request
+-- Reply    packed doubles: now, 1 if the cost was spent, events that count,
+--          instant of the newest, instant of the newest that is not of the
+--          request, instant of the one that has to go for the cost to fit
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-local now, window, cost, capacity = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local now, window, cost, capacity, most = struct.unpack('<ddddd', ARGV[2])
 if now == 0 then
   local t = call('TIME')
   now = t[1] * 1000000 + t[2]
@@ -24,9 +25,9 @@ local function instant(rank)
   return tonumber(call('ZRANGE', key, rank, rank, 'WITHSCORES')[2])
 end
 
-local n = math.min(cost, tonumber(ARGV[6]), 100000)
+local n = math.min(cost, most, 100000)
 if op == 'refund' then
-  members(n, ARGV[7])
+  members(n, ARGV[3])
 end
 local used = call('ZCOUNT', key, after, '+inf')
 local need, spent, other = cost, 0, 0
@@ -34,8 +35,8 @@ if op == 'charge' or op == 'take' and used + cost <= capacity then
   need, spent = 0, 1
   if n > 0 then
     call('ZREMRANGEBYSCORE', key, '-inf', now - window)
-    used = used + members(n, ARGV[7], now)
-    local excess = used - tonumber(ARGV[6])
+    used = used + members(n, ARGV[3], now)
+    local excess = used - most
     if excess > 0 then
       call('ZREMRANGEBYRANK', key, 0, excess - 1)
       used = used - excess
@@ -45,7 +46,7 @@ if op == 'charge' or op == 'take' and used + cost <= capacity then
   end
   local last = used > 0 and call('ZRANGE', key, -math.min(n + 1, used), -1, 'WITHSCORES') or {}
   for i = #last - 1, 1, -2 do
-    if string.sub(last[i], 1, #ARGV[7]) ~= ARGV[7] then
+    if string.sub(last[i], 1, #ARGV[3]) ~= ARGV[3] then
       other = tonumber(last[i + 1])
       break
     end
@@ -56,4 +57,4 @@ local blocking, excess = 0, used + need - capacity
 if excess > 0 and used > 0 then
   blocking = instant(math.min(excess, used) - used - 1)
 end
-return {now, spent, used, used > 0 and instant(-1) or 0, other, blocking}
+return struct.pack('<dddddd', now, spent, used, used > 0 and instant(-1) or 0, other, blocking)

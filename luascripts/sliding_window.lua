@@ -2,16 +2,17 @@
 -- KEYS[1]  bucket: string of four packed doubles, the current window's start,
 --          what was spent in it and in the one before it, end of the penalty
 -- ARGV[1]  check, charge, take, refund or penalize
--- ARGV[2]  now, or 0 for this server's clock
--- ARGV[3]  window
--- ARGV[4]  cost; penalize: the end of the penalty
--- ARGV[5]  take: capacity; refund: the start of the window it was spent in
--- ARGV[6]  take: the length of the parts that weigh the window before
--- Reply    {now, 1 if the cost was spent, start, current, previous, end of the
---          penalty}
+-- ARGV[2]  packed doubles:
+--          now, or 0 for this server's clock
+--          window
+--          cost; penalize: the end of the penalty
+--          take: capacity; refund: the start of the window it was spent in
+--          the length of the parts that weigh the window before
+-- Reply    packed doubles: now, 1 if the cost was spent, start, current,
+--          previous, end of the penalty
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-local now, window, cost = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local now, window, cost, bound, unit = struct.unpack('<ddddd', ARGV[2])
 if now == 0 then
   local t = call('TIME')
   now = t[1] * 1000000 + t[2]
@@ -48,21 +49,19 @@ local spent = 0
 if op == 'charge' then
   spent = spend()
 elseif op == 'take' then
-  local unit = tonumber(ARGV[6])
   local left = math.min(start + window - now, window)
   -- The product is below 2^52, so the quotient is exact enough to round up.
   local weighted = math.ceil(math.min(previous, 4294967295) * math.ceil(left / unit) / math.ceil(window / unit))
-  if penalty <= now and current + weighted + cost <= tonumber(ARGV[5]) then
+  if penalty <= now and current + weighted + cost <= bound then
     spent = spend()
   end
 elseif op == 'refund' then
-  local period = tonumber(ARGV[5])
   if cost == 0 then
     -- Nothing to give back.
-  elseif period == start and current > 0 then
+  elseif bound == start and current > 0 then
     current = math.max(current - cost, 0)
     save()
-  elseif period == start - window and previous > 0 then
+  elseif bound == start - window and previous > 0 then
     previous = math.max(previous - cost, 0)
     save()
   end
@@ -70,4 +69,4 @@ elseif op == 'penalize' and penalty <= now then
   penalty = cost
   save()
 end
-return {now, spent, start, current, previous, penalty}
+return struct.pack('<dddddd', now, spent, start, current, previous, penalty)

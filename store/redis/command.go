@@ -2,6 +2,8 @@ package redis
 
 import (
 	"context"
+	"encoding/binary"
+	"math"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -30,8 +32,9 @@ type command struct {
 	args     []any
 	key      string
 	firstKey int8
-	// ints are the numbers among them.
-	ints []int64
+	// ints are the numbers that a script is given, packed into one of them.
+	ints   []int64
+	packed []byte
 }
 
 // readCommand and scriptCommand have the room that a command needs.
@@ -42,9 +45,10 @@ type (
 	}
 	scriptCommand struct {
 		command
-		id       string
-		intsRoom [6]int64
-		argsRoom [11]any
+		id         string
+		intsRoom   [6]int64
+		packedRoom [48]byte
+		argsRoom   [7]any
 	}
 )
 
@@ -80,18 +84,18 @@ func newCommand(s *script, op algorithm.Operation, readOnly bool, key string) *s
 	if readOnly {
 		word = wordEvalSHARO
 	}
-	c.args = append(c.argsRoom[:0], word, s.sha, wordOneKey, &c.key, operations[op])
-	c.ints = c.intsRoom[:0]
+	c.args = append(c.argsRoom[:0], word, s.sha, wordOneKey, &c.key, operations[op], nil)
+	c.ints, c.packed = c.intsRoom[:0], c.packedRoom[:0]
 	return c
 }
 
-// add adds arguments, as many as there is room for.
-func (c *scriptCommand) add(numbers ...int64) {
-	for _, n := range numbers {
-		c.ints = append(c.ints, n)
-		c.args = append(c.args, &c.ints[len(c.ints)-1])
-	}
-}
+// placeOfNumbers is where in a script's command its numbers are. Redis turns
+// each argument into a text and each number of a reply into one more, which
+// costs it more than the script does.
+const placeOfNumbers = 5
+
+// add adds numbers.
+func (c *scriptCommand) add(numbers ...int64) { c.ints = append(c.ints, numbers...) }
 
 // addID adds an argument that is a text.
 func (c *scriptCommand) addID(id string) {
@@ -102,7 +106,12 @@ func (c *scriptCommand) addID(id string) {
 // renew makes c ready to be sent, again.
 func (c *command) renew() {
 	if c.script != nil {
-		c.Cmder = goredis.NewIntSliceCmd(context.Background(), c.args...)
+		c.packed = c.packed[:0]
+		for _, n := range c.ints {
+			c.packed = binary.LittleEndian.AppendUint64(c.packed, math.Float64bits(float64(n)))
+		}
+		c.args[placeOfNumbers] = c.packed
+		c.Cmder = goredis.NewStringCmd(context.Background(), c.args...)
 	} else {
 		// Texts, so that a bucket that somebody tampered with spoils its own
 		// answer and not what comes after it on the connection.
@@ -120,14 +129,15 @@ const placeOfNow = 0
 func (c *command) stamp(now int64) {
 	if c.mayGuess {
 		c.ints[placeOfNow] = -now
+		binary.LittleEndian.PutUint64(c.packed, math.Float64bits(float64(-now)))
 	}
 }
 
 // answered tells whether there is a reply.
 func (c *command) answered() bool {
 	switch cmd := c.Cmder.(type) {
-	case *goredis.IntSliceCmd:
-		return cmd.Val() != nil
+	case *goredis.StringCmd:
+		return cmd.Val() != ""
 	case *goredis.StringSliceCmd:
 		return cmd.Val() != nil
 	}
@@ -137,8 +147,14 @@ func (c *command) answered() bool {
 // texts is the reply of a command that reads by itself.
 func (c *command) texts() []string { return c.Cmder.(*goredis.StringSliceCmd).Val() }
 
-// integers is the reply of a script.
-func (c *command) integers() []int64 { return c.Cmder.(*goredis.IntSliceCmd).Val() }
+// integers is the reply of a script, or nil if that is none of ours.
+func (c *command) integers() []int64 {
+	numbers, err := unpack(c.Cmder.(*goredis.StringCmd).Val())
+	if err != nil {
+		return nil
+	}
+	return numbers
+}
 
 // NoRetry keeps go-redis from sending a script again that may already have
 // spent something.

@@ -42,9 +42,11 @@ var layoutFixedWindow = layout{
 	arguments: func(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 		c.add(r.Limit.Window.Microseconds())
 		addCounting(c, op, r)
+		align := int64(0)
 		if r.Limit.Align {
-			c.add(1)
+			align = 1
 		}
+		c.add(align)
 		c.mayGuess = c.clock != nil && (op == algorithm.Charge || op == algorithm.Take)
 	},
 	view: func(n []int64, r *store.Request, now int64, spent bool) store.State {
@@ -90,7 +92,7 @@ var layoutGCRA = layout{
 	arguments: func(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 		c.add(r.Events)
 		if op == algorithm.Penalize {
-			c.add(r.Until, 0)
+			c.add(r.Until, 0, 0, 0)
 			return
 		}
 		c.add(pair(algorithm.DrainTime(r, r.Cost))...)
@@ -99,6 +101,8 @@ var layoutGCRA = layout{
 			c.add(pair(algorithm.Tolerance(r, r.Cost))...)
 		case algorithm.Refund:
 			c.add(r.Receipt.Period, r.Receipt.Position)
+		default:
+			c.add(0, 0)
 		}
 	},
 	view: func(n []int64, r *store.Request, now int64, spent bool) store.State {

@@ -28,19 +28,28 @@ func parseNumbers(texts []string) ([]int64, error) {
 	return numbers, nil
 }
 
-// unpackNumbers reads count packed doubles. A key that is missing is as many
-// zeros.
+// unpackNumbers reads a string of count packed doubles. A key that is missing
+// is as many zeros.
 func unpackNumbers(texts []string, count int) ([]int64, error) {
-	numbers := make([]int64, count)
 	if len(texts) == 1 && texts[0] == "" {
-		return numbers, nil
+		return make([]int64, count), nil
 	}
 	if len(texts) != 1 || len(texts[0]) != 8*count {
 		return nil, fmt.Errorf("%w: %q, want %d packed numbers", errReply, texts, count)
 	}
-	packed := []byte(texts[0])
+	return unpack(texts[0])
+}
+
+// unpack reads packed doubles that are integers.
+func unpack(packed string) ([]int64, error) {
+	if len(packed)%8 != 0 {
+		return nil, fmt.Errorf("%w: %q", errReply, packed)
+	}
+	numbers := make([]int64, len(packed)/8)
 	for i := range numbers {
-		f := math.Float64frombits(binary.LittleEndian.Uint64(packed[8*i:]))
+		var b [8]byte
+		copy(b[:], packed[8*i:])
+		f := math.Float64frombits(binary.LittleEndian.Uint64(b[:]))
 		if numbers[i] = int64(f); float64(numbers[i]) != f {
 			return nil, fmt.Errorf("%w: %v", errReply, f)
 		}

@@ -122,12 +122,12 @@ func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 		// The first of a pipeline always reads it.
 		for range 2 {
 			cmd := newCommand(scriptFixedWindow, algorithm.Check, false, "other")
-			cmd.add(now.UnixMicro(), 60e6, 0)
+			cmd.add(now.UnixMicro(), 60e6, 0, 0, 0)
 			cmd.renew()
 			call.cmds = append(call.cmds, &cmd.command)
 		}
 		charge := newCommand(scriptFixedWindow, algorithm.Charge, false, key)
-		charge.add(-now.Add(-c.passed).UnixMicro(), 60e6, 1)
+		charge.add(-now.Add(-c.passed).UnixMicro(), 60e6, 1, 0, 0)
 		charge.renew()
 		call.cmds[1] = &charge.command
 		_, err := shard.checks.do(t.Context(), call)
