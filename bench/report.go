@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/machine"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
@@ -23,7 +24,7 @@ func report(comparisons []*comparison, rounds int, length time.Duration, server 
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, %d processors, %s, Redis %s, %s, %s. %d clients, %d rounds of %v.\n",
-		processor(), runtime.NumCPU(), runtime.Version(), info["redis_version"],
+		machine.Processor(), runtime.NumCPU(), runtime.Version(), info["redis_version"],
 		strings.Join(versions(), ", "), time.Now().UTC().Format(time.DateOnly),
 		len(clientKeys), rounds, length)
 	for _, c := range comparisons {
@@ -68,19 +69,6 @@ func versions() (texts []string) {
 		}
 	}
 	return texts
-}
-
-func processor() string {
-	b, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return "unknown processor"
-	}
-	for line := range strings.Lines(string(b)) {
-		if name, ok := strings.CutPrefix(line, "model name"); ok {
-			return strings.TrimSpace(strings.TrimLeft(name, "\t :"))
-		}
-	}
-	return "unknown processor"
 }
 
 // Where the report is in a file that says other things as well.

@@ -2,11 +2,10 @@ package main
 
 import (
 	"fmt"
-	"os"
-	"os/exec"
 	"strings"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/machine"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -64,7 +63,7 @@ func percent(n, of int) string { return fmt.Sprintf("%.2f", 100*float64(n)/float
 func costTable(costs map[string]*cost) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, %s, %s. Bytes: MEMORY USAGE of a bucket that has had so many events. Microseconds: CPU time of redis-server, the median of %d rounds of %d calls by %d callers with pipelining, on %d buckets of 5 to %d events; in parentheses the ratio to fixed_window.\n\n",
-		processor(), redisVersion(), time.Now().UTC().Format(time.DateOnly),
+		machine.Processor(), machine.Redis(), time.Now().UTC().Format(time.DateOnly),
 		measuredRounds, measuredCalls, measuredCallers, measuredClients, measuredTimes*len(measured))
 	b.WriteString("| algorithm |")
 	for _, size := range sizes {
@@ -88,26 +87,4 @@ func costTable(costs map[string]*cost) string {
 		b.WriteString("\n")
 	}
 	return b.String()
-}
-
-func processor() string {
-	b, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return "unknown processor"
-	}
-	for line := range strings.Lines(string(b)) {
-		if name, ok := strings.CutPrefix(line, "model name"); ok {
-			return strings.TrimSpace(strings.TrimLeft(name, "\t :"))
-		}
-	}
-	return "unknown processor"
-}
-
-func redisVersion() string {
-	b, err := exec.Command("redis-server", "--version").Output()
-	fields := strings.Fields(string(b))
-	if err != nil || len(fields) < 3 {
-		return "unknown Redis"
-	}
-	return "Redis " + strings.TrimPrefix(fields[2], "v=")
 }

@@ -3,18 +3,19 @@ package main
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"runtime"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/machine"
 )
 
 // report prints the medians, and what they are to be compared with.
 func report(samples map[string][]sample) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, %d processors, %s, %s, %s. %d requests at a time, %d clients, %d rounds of %v a case.\n\n",
-		processor(), runtime.NumCPU(), runtime.Version(), redisVersion(), time.Now().UTC().Format(time.DateOnly),
+		machine.Processor(), runtime.NumCPU(), runtime.Version(), machine.Redis(), time.Now().UTC().Format(time.DateOnly),
 		*connections, *clients, *rounds, *duration)
 	b.WriteString("| case | Caddy µs | primary µs | replica µs | Caddy ÷ floor: median (min to max) | goal | requests/s |\n")
 	b.WriteString("|---|---|---|---|---|---|---|\n")
@@ -61,26 +62,4 @@ func rewrite(file, text string) error {
 		return fmt.Errorf("write the report: %w", err)
 	}
 	return nil
-}
-
-func processor() string {
-	b, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return "unknown processor"
-	}
-	for line := range strings.Lines(string(b)) {
-		if name, ok := strings.CutPrefix(line, "model name"); ok {
-			return strings.TrimSpace(strings.TrimLeft(name, "\t :"))
-		}
-	}
-	return "unknown processor"
-}
-
-func redisVersion() string {
-	b, err := exec.Command("redis-server", "--version").Output()
-	fields := strings.Fields(string(b))
-	if err != nil || len(fields) < 3 {
-		return "unknown Redis"
-	}
-	return "Redis " + strings.TrimPrefix(fields[2], "v=")
 }
