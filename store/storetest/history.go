@@ -59,6 +59,9 @@ type model struct {
 	began   time.Time
 	limits  []*store.Limit
 	buckets map[bucketID]algorithm.Bucket
+	// expired is the last end of a bucket that the clock has passed: a store may
+	// have forgotten that bucket, so the clock must not run back as far.
+	expired int64
 	// taken is what can be refunded.
 	taken []store.Request
 	ids   int
@@ -79,7 +82,7 @@ func (h *History) newModel(f *fixture, t *rapid.T, number int) *model {
 // restart begins with other, empty buckets.
 func (m *model) restart(name string) {
 	m.name, m.began = name, time.Now()
-	m.buckets, m.taken, m.limits = map[bucketID]algorithm.Bucket{}, nil, nil
+	m.buckets, m.expired, m.taken, m.limits = map[bucketID]algorithm.Bucket{}, 0, nil, nil
 	for _, zone := range []string{"a", "b"} {
 		limit := m.Limit
 		limit.Zone = name + zone + "." + m.fixture.id
@@ -96,6 +99,7 @@ func (m *model) call() {
 		algorithm.Check, algorithm.Check, algorithm.Charge, algorithm.Take, algorithm.Take, algorithm.Refund, algorithm.Penalize,
 	}).Draw(m.T, "operation")
 	reqs := m.requests(op)
+	m.noteExpired()
 	states := m.ask(op, reqs)
 	if len(states) != len(reqs) {
 		m.Fatalf("%d requests got %d states", len(reqs), len(states))
@@ -222,16 +226,20 @@ func (m *model) passTime() {
 	}
 }
 
-// sinceExpiry is how long ago a bucket expired: a store may have forgotten it,
-// so the clock must not run back as far.
-func (m *model) sinceExpiry() int64 {
-	latest := int64(0)
+// noteExpired looks for ends that the clock has passed, before a call makes
+// buckets last longer again.
+func (m *model) noteExpired() {
 	for id, b := range m.buckets {
 		if e := b.Expiry(id.limit); e <= m.now() {
-			latest = max(latest, e)
+			m.expired = max(m.expired, e)
 		}
 	}
-	return (m.now() - latest) * int64(time.Microsecond)
+}
+
+// sinceExpiry is how long ago a bucket expired.
+func (m *model) sinceExpiry() int64 {
+	m.noteExpired()
+	return max(m.now()-m.expired, 0) * int64(time.Microsecond)
 }
 
 // approachEnd moves the clock to the nearest end of a bucket that is ahead, or
