@@ -32,6 +32,8 @@ import (
 //			burst       <n>
 //			cost        <n>|<placeholder>
 //			charge      after|before
+//			batch       off|auto|<n>
+//			batch_share <percent>
 //			free_status <code|class>... | none
 //			count_status <code|class>...
 //			max_wait    <duration>

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	redisOptions = "shard, username, password, db, key_prefix, key_secret, read_from, clock, check_timeout, charge_timeout, dial_timeout, pool_size, pipelining, on_error"
+	redisOptions = "shard, username, password, db, key_prefix, key_secret, read_from, clock, check_timeout, charge_timeout, dial_timeout, pool_size, pipelining, ledger_trust, ledger_max_buckets, on_error"
 	shardOptions = "primary, replica, weight"
 )
 
@@ -116,6 +116,8 @@ func (m *MemoryStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 //		dial_timeout   <duration>
 //		pool_size      <n>
 //		pipelining     on|off
+//		ledger_trust   <duration>
+//		ledger_max_buckets <n>
 //		on_error       allow|deny|local
 //	}
 func (s *RedisStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
@@ -174,6 +176,10 @@ func (p *parser) redisOption(s *RedisStore) error {
 		return p.positive(&s.PoolSize)
 	case "pipelining":
 		return p.text(&s.Pipelining)
+	case "ledger_trust":
+		return p.duration(&s.LedgerTrust)
+	case "ledger_max_buckets":
+		return p.positive(&s.LedgerMaxBuckets)
 	case "on_error":
 		return p.text(&s.OnError)
 	default:

@@ -14,7 +14,7 @@ import (
 
 const (
 	handlerOptions = "store, zone, headers, jitter, log_key"
-	zoneOptions    = "match, key, events, window, algorithm, align, burst, cost, charge, free_status, count_status, max_wait, max_wait_queue, penalty, reserve, ipv4_prefix, ipv6_prefix, on_error"
+	zoneOptions    = "match, key, events, window, algorithm, align, burst, cost, charge, batch, batch_share, free_status, count_status, max_wait, max_wait_queue, penalty, reserve, ipv4_prefix, ipv6_prefix, on_error"
 )
 
 // handlerOption parses one option of the directive other than zone.
@@ -134,6 +134,10 @@ func (p *parser) zoneOption(z *Zone) (err error) {
 		return p.filled((*string)(&z.Cost))
 	case "charge":
 		return p.filled(&z.Charge)
+	case "batch":
+		return p.filled((*string)(&z.Batch))
+	case "batch_share":
+		return p.positive(&z.BatchShare)
 	case "free_status":
 		z.FreeStatus, err = p.args()
 		return err

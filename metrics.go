@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 )
 
 // metrics outlive configs, so that they do not start over at a reload.
@@ -34,7 +35,7 @@ func newMetricSet() *metricSet {
 		storeErrors: counter("store_errors_total",
 			"Checks and takes that a store could not answer.", "store"),
 		undelivered: counter("undelivered_total",
-			"Charges, refunds and penalties that failed: lost ones surely did not count, of uncertain ones it is not known.",
+			"Charges, refunds and penalties that failed: lost ones surely did not count, of uncertain ones it is not known; expired ones were for a window that is over.",
 			"store", "shard", "operation", "outcome"),
 	}
 }
@@ -60,8 +61,12 @@ func (m *metricSet) register(registry *prometheus.Registry) error {
 
 // outcomeLabel names the outcome of a charge that failed.
 func outcomeLabel(err error) string {
-	if errors.Is(err, store.ErrUncertain) {
+	switch {
+	case errors.Is(err, store.ErrUncertain):
 		return "uncertain"
+	case errors.Is(err, ledger.ErrExpired):
+		return "expired"
+	default:
+		return "lost"
 	}
-	return "lost"
 }

@@ -31,10 +31,13 @@ type part struct {
 	// Room for the few zones that most handlers have.
 	zonesRoom [2]*Zone
 	reqsRoom  [2]store.Request
+	marksRoom [2]mark
 }
 
 // mark tells where a zone's state came from.
 type mark struct {
+	// held: the cost is in flight.
+	held bool
 	// local: from the local counts.
 	local bool
 	// taken: the cost was spent and can be refunded.
@@ -50,7 +53,9 @@ func (p *part) add(z *Zone, req store.Request) {
 
 func (p *part) mark(i int) *mark {
 	if p.marks == nil {
-		p.marks = make([]mark, len(p.zones))
+		if p.marks = p.marksRoom[:]; len(p.zones) > len(p.marks) {
+			p.marks = make([]mark, len(p.zones))
+		}
 	}
 	return &p.marks[i]
 }
@@ -87,16 +92,29 @@ func (p *part) ask(r *http.Request) error {
 		return nil
 	}
 	if !p.anyTakes() {
-		p.states = p.open.store.Check(r.Context(), p.reqs)
+		p.states = p.open.accounts.Admit(r.Context(), p.reqs)
+		p.noteHeld(nil)
 		return p.handleErrors(r, store.Store.Check, nil)
 	}
 	p.states = make([]store.State, len(p.reqs))
 	if checks := p.where(func(i int) bool { return !p.zones[i].takes }); len(checks) > 0 {
-		if err := p.askSome(r.Context(), r, store.Store.Check, checks); err != nil || !p.passes(checks) {
+		p.askSome(r.Context(), p.open.accounts.Admit, checks)
+		p.noteHeld(checks)
+		if err := p.handleErrors(r, store.Store.Check, checks); err != nil || !p.passes(checks) {
 			return err
 		}
 	}
 	return p.take(r, p.takes())
+}
+
+// noteHeld marks the zones that hold the cost in flight, of some or, if that is
+// nil, of all.
+func (p *part) noteHeld(some []int) {
+	for i := range p.states {
+		if st := &p.states[i]; st.Err == nil && st.Allowed && (some == nil || slices.Contains(some, i)) {
+			p.mark(i).held = true
+		}
+	}
 }
 
 // take takes from some zones. Those that are known to be full go first: if they
@@ -128,13 +146,14 @@ func (p *part) take(r *http.Request, takes []int) error {
 func (p *part) takeSome(r *http.Request, takes []int) error {
 	// A take is brought to its end although the client leaves, so that it can
 	// be refunded. The store's timeout bounds it.
-	err := p.askSome(context.WithoutCancel(r.Context()), r, store.Store.Take, takes)
+	p.askSome(context.WithoutCancel(r.Context()), p.open.store.Take, takes)
+	err := p.handleErrors(r, store.Store.Take, takes)
 	for _, i := range takes {
 		switch st, m := &p.states[i], p.mark(i); {
 		case st.Err == nil && st.Allowed:
 			m.taken = true
 			p.reqs[i].Receipt = st.Receipt
-		case st.Err == nil:
+		case st.Err == nil && p.wasAsked(i):
 			p.open.full.note(&p.reqs[i], st, p.handler.now())
 		}
 	}
@@ -183,7 +202,7 @@ func (p *part) where(is func(i int) bool) (some []int) {
 type question = func(s store.Store, ctx context.Context, reqs []store.Request) []store.State
 
 // askSome asks about some zones, in one call.
-func (p *part) askSome(ctx context.Context, r *http.Request, q question, some []int) error {
+func (p *part) askSome(ctx context.Context, ask func(context.Context, []store.Request) []store.State, some []int) {
 	reqs := p.reqs
 	if len(some) < len(reqs) {
 		reqs = make([]store.Request, len(some))
@@ -191,10 +210,9 @@ func (p *part) askSome(ctx context.Context, r *http.Request, q question, some []
 			reqs[n] = p.reqs[i]
 		}
 	}
-	for n, st := range q(p.open.store, ctx, reqs) {
+	for n, st := range ask(ctx, reqs) {
 		p.states[some[n]] = st
 	}
-	return p.handleErrors(r, q, some)
 }
 
 // handleErrors reports what failed, and asks the local counts where that is

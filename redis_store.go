@@ -3,6 +3,7 @@ package shardlimit
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
@@ -75,14 +77,30 @@ type RedisStore struct {
 	// is sent by itself. Default: `on`.
 	Pipelining string `json:"pipelining,omitempty"`
 
+	// How long what the primary said about a bucket is relied upon. For that
+	// time a replica that says less is overruled, and a client that is over its
+	// limit is refused without asking. Afterwards the primary is asked.
+	// Default: 1s.
+	LedgerTrust caddy.Duration `json:"ledger_trust,omitempty"`
+
+	// For how many buckets (a zone's count for one client) this process
+	// remembers what it knows, at less than 300 bytes each. When there are
+	// more, those that are not in use are forgotten first; charges that wait
+	// for a shard that is down and have to be dropped are logged and counted.
+	// Default: 1000000.
+	LedgerMaxBuckets int `json:"ledger_max_buckets,omitempty"`
+
 	// What zones do while a shard cannot answer, unless they say otherwise:
 	// `allow`, `deny` (status 503) or `local` (this process counts alone).
 	// Default: `allow`.
 	OnError string `json:"on_error,omitempty"`
 
 	logger      *zap.Logger
-	open        []string
 	undelivered throttle
+
+	mu sync.Mutex
+	// open are the shards of each call of OpenStore.
+	open [][]string
 }
 
 const (
@@ -175,6 +193,8 @@ func (s *RedisStore) validate() error {
 		return badOption("key_prefix", "%q: use only letters, digits and the characters _ . : -", s.KeyPrefix)
 	case s.PoolSize < 0 || s.PoolSize > maxPoolSize:
 		return badOption("pool_size", "%d: it must be from 1 to %d", s.PoolSize, maxPoolSize)
+	case s.LedgerMaxBuckets < 0:
+		return badOption("ledger_max_buckets", "%d: it must be at least 1", s.LedgerMaxBuckets)
 	}
 	if err := oneOf("read_from", s.ReadFrom, readReplicas, readPrimary); err != nil {
 		return err
@@ -185,12 +205,15 @@ func (s *RedisStore) validate() error {
 	if err := oneOf("pipelining", s.Pipelining, pipeliningOn, pipelineOff); err != nil {
 		return err
 	}
-	for _, timeout := range []struct {
+	for _, duration := range []struct {
 		name  string
 		value caddy.Duration
-	}{{"check_timeout", s.CheckTimeout}, {"charge_timeout", s.ChargeTimeout}, {"dial_timeout", s.DialTimeout}} {
-		if timeout.value < 0 {
-			return badOption(timeout.name, "%s: it must be positive", time.Duration(timeout.value))
+	}{
+		{"check_timeout", s.CheckTimeout}, {"charge_timeout", s.ChargeTimeout}, {"dial_timeout", s.DialTimeout},
+		{"ledger_trust", s.LedgerTrust},
+	} {
+		if duration.value < 0 {
+			return badOption(duration.name, "%s: it must be positive", time.Duration(duration.value))
 		}
 	}
 	return validateOnError(s.OnError)
@@ -205,6 +228,7 @@ func oneOf(option, value, first, second string) error {
 
 // OpenStore implements [StoreModule].
 func (s *RedisStore) OpenStore(name string) (store.Store, error) {
+	var keys []string
 	config := redis.Options{
 		KeyPrefix:     s.KeyPrefix,
 		KeySecret:     []byte(s.KeySecret),
@@ -213,7 +237,7 @@ func (s *RedisStore) OpenStore(name string) (store.Store, error) {
 		CheckTimeout:  time.Duration(s.CheckTimeout),
 		ChargeTimeout: time.Duration(s.ChargeTimeout),
 		OnUndelivered: func(shard string, op algorithm.Operation, err error) {
-			s.reportUndelivered(name, shard, op, err)
+			s.reportUndelivered(name, shard, op, 1, err)
 		},
 	}
 	for _, shard := range s.Shards {
@@ -231,22 +255,38 @@ func (s *RedisStore) OpenStore(name string) (store.Store, error) {
 		}
 		pooled, key, err := acquireShard(opts)
 		if err != nil {
-			s.CloseStore()
+			releaseShards(keys)
 			return nil, fmt.Errorf("shard %s: %w", shard.Name, err)
 		}
-		s.open = append(s.open, key)
+		keys = append(keys, key)
 		config.Members = append(config.Members, redis.Member{Name: shard.Name, Weight: shard.Weight, Shard: pooled})
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open = append(s.open, keys)
 	return redis.New(config), nil
 }
 
 // CloseStore implements [StoreModule]. The charges that are still waiting are
 // delivered in the background, or, when the process ends, before it returns.
 func (s *RedisStore) CloseStore() {
-	for _, key := range s.open {
-		releaseShard(key)
+	s.mu.Lock()
+	keys := s.open[0]
+	s.open = s.open[1:]
+	s.mu.Unlock()
+	releaseShards(keys)
+}
+
+// ledgerOptions implements [ledgerConfig].
+func (s *RedisStore) ledgerOptions(name string) ledger.Options {
+	return ledger.Options{
+		Trust:      time.Duration(s.LedgerTrust),
+		MaxBuckets: s.LedgerMaxBuckets,
+		Patience:   time.Duration(s.CheckTimeout),
+		OnUndelivered: func(shard string, requests int64, err error) {
+			s.reportUndelivered(name, shard, algorithm.Charge, requests, err)
+		},
 	}
-	s.open = nil
 }
 
 // OnErrorDefault implements [StoreModule].
@@ -257,10 +297,10 @@ func (s *RedisStore) OnErrorDefault() string {
 	return s.OnError
 }
 
-func (s *RedisStore) reportUndelivered(name, shard string, op algorithm.Operation, err error) {
-	metrics.undelivered.WithLabelValues(name, shard, op.String(), outcomeLabel(err)).Inc()
+func (s *RedisStore) reportUndelivered(name, shard string, op algorithm.Operation, requests int64, err error) {
+	metrics.undelivered.WithLabelValues(name, shard, op.String(), outcomeLabel(err)).Add(float64(requests))
 	if caddy.Exiting() {
-		lostAtExit.Add(1)
+		lostAtExit.Add(requests)
 	}
 	if times, log := s.undelivered.report(time.Now()); log {
 		s.logger.Error("charges or refunds failed",
@@ -274,4 +314,5 @@ var (
 	_ caddy.Provisioner = (*RedisStore)(nil)
 	_ caddy.Validator   = (*RedisStore)(nil)
 	_ StoreModule       = (*RedisStore)(nil)
+	_ ledgerConfig      = (*RedisStore)(nil)
 )

@@ -18,10 +18,11 @@ func (p *part) settle(status int) {
 		for i := range p.zones {
 			p.show(i, 0, p.reqs[i].Cost)
 		}
-		p.detach(store.Detacher.ChargeDetached, store.Store.Charge, p.reqs)
+		p.open.accounts.Settle(p.reqs, nil)
 		return
 	}
-	var charges, refunds []store.Request
+	var charges, refunds, settled []store.Request
+	var held []int64
 	for i, z := range p.zones {
 		if z.isLease() {
 			continue
@@ -35,6 +36,12 @@ func (p *part) settle(status int) {
 			spent = p.reqs[i].Cost
 		}
 		p.show(i, spent, cost)
+		if m.held {
+			req := p.reqs[i]
+			req.Cost = cost
+			settled, held = append(settled, req), append(held, p.reqs[i].Cost)
+			continue
+		}
 		if m.local {
 			// The store is told as well what was spent: it may be back.
 			adjust(p.reqs[i], spent, cost,
@@ -57,6 +64,7 @@ func (p *part) settle(status int) {
 			func(r store.Request) { refunds = append(refunds, r) })
 	}
 	if p.open != nil {
+		p.open.accounts.Settle(settled, held)
 		p.detach(store.Detacher.ChargeDetached, store.Store.Charge, charges)
 		p.detach(store.Detacher.RefundDetached, store.Store.Refund, refunds)
 	}
@@ -86,12 +94,12 @@ func (p *part) askLocal(q question, req store.Request) store.State {
 // chargesWhole tells whether all that was asked is to be charged as it is,
 // which is so for most requests.
 func (p *part) chargesWhole(status int) bool {
-	for _, z := range p.zones {
-		if z.takes || z.Cost.isDynamic() || z.cost == 0 || z.free.contains(status) {
+	for i, z := range p.zones {
+		if z.Cost.isDynamic() || z.cost == 0 || z.free.contains(status) || p.has(i) != (mark{held: true}) {
 			return false
 		}
 	}
-	return p.marks == nil && p.open != nil
+	return true
 }
 
 // show makes the state tell what it is like once a request that has spent
@@ -118,10 +126,27 @@ func (p *part) show(i int, spent, cost int64) {
 	}
 }
 
+// releaseHeld ends what is in flight, for nothing.
+func (p *part) releaseHeld() {
+	var reqs []store.Request
+	var held []int64
+	for i := range p.zones {
+		if p.has(i).held {
+			req := p.reqs[i]
+			req.Cost = 0
+			reqs, held = append(reqs, req), append(held, p.reqs[i].Cost)
+		}
+	}
+	if len(reqs) > 0 {
+		p.open.accounts.Settle(reqs, held)
+	}
+}
+
 // undo refunds what was taken, because the request does not go on.
 func (p *part) undo() {
 	p.lease.stop()
 	p.lease = nil
+	p.releaseHeld()
 	p.refund(func(int) bool { return true })
 	for i, z := range p.zones {
 		m := p.has(i)

@@ -35,6 +35,8 @@ var flushes = newFlushSet()
 
 type flushSet struct {
 	running sync.WaitGroup
+	// ledgers deliver through shards what waits in them.
+	ledgers sync.WaitGroup
 	// life ends when the process no longer waits for flushes.
 	life context.Context
 	stop context.CancelFunc
@@ -67,9 +69,20 @@ func (f *flushSet) run(s pooledShard) {
 	})
 }
 
+// settle runs deliver in the background, before the shards are flushed.
+func (f *flushSet) settle(deliver func(ctx context.Context)) {
+	f.ledgers.Go(func() {
+		ctx, cancel := context.WithTimeout(f.life, flushPatience)
+		defer cancel()
+		deliver(ctx)
+	})
+}
+
 // end flushes all shards, whoever still uses them, waits for that and for what
 // was begun before, and logs how many charges could not be delivered.
 func (f *flushSet) end(logger *zap.Logger) {
+	time.AfterFunc(exitPatience, f.stop)
+	f.ledgers.Wait()
 	f.mu.Lock()
 	shardPool.Range(func(_, shard any) bool {
 		f.run(shard.(pooledShard))
@@ -78,7 +91,6 @@ func (f *flushSet) end(logger *zap.Logger) {
 	f.ended = true
 	f.mu.Unlock()
 
-	time.AfterFunc(exitPatience, f.stop)
 	done := make(chan struct{})
 	go func() {
 		f.running.Wait()
@@ -121,8 +133,10 @@ func acquireShard(opts redis.ShardOptions) (shard *redis.Shard, key string, err 
 	return pooled.(pooledShard).Shard, key, nil
 }
 
-func releaseShard(key string) {
-	_, _ = shardPool.Delete(key)
+func releaseShards(keys []string) {
+	for _, key := range keys {
+		_, _ = shardPool.Delete(key)
+	}
 }
 
 var _ caddy.Destructor = pooledShard{}

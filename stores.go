@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
@@ -23,7 +24,7 @@ type StoreModule interface {
 	OpenStore(name string) (store.Store, error)
 
 	// CloseStore ends the use of what OpenStore returned, once for each call
-	// of it.
+	// of it, in the same order. It may be called while OpenStore runs.
 	CloseStore()
 
 	// OnErrorDefault is what zones do that have no on_error of their own:
@@ -51,12 +52,15 @@ type storeUse struct {
 // openedStore is a store and what handlers need to know of it.
 type openedStore struct {
 	store     store.Store
+	accounts  accounts
 	detacher  store.Detacher
 	penalizer store.Penalizer
 	// local counts where the store cannot.
 	local *memory.Store
 	// full are the buckets that refused.
 	full *fullBuckets
+	// ledger is store, if it is one.
+	ledger *ledger.Ledger
 }
 
 func openStore(ctx caddy.Context, name string, module any) (*storeUse, error) {
@@ -88,6 +92,7 @@ func (u *storeUse) enter() (*openedStore, error) {
 		open := &openedStore{store: s, local: acquireBuckets(localBuckets+u.name, 0), full: newFullBuckets()}
 		open.detacher, _ = s.(store.Detacher)
 		open.penalizer, _ = s.(store.Penalizer)
+		open.keepLedger(u.name, u.module)
 		u.open.Store(open)
 	}
 	u.users.Add(1)
@@ -121,8 +126,10 @@ func (u *storeUse) leave() {
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.users.Load() == 0 && u.open.Swap(nil) != nil && !u.ended {
-		u.close()
+	if u.users.Load() == 0 {
+		if open := u.open.Swap(nil); open != nil && !u.ended {
+			u.close(open)
+		}
 	}
 }
 
@@ -136,15 +143,15 @@ func (u *storeUse) unload() {
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.open.Load() != nil && !u.ended {
+	if open := u.open.Load(); open != nil && !u.ended {
 		u.ended = true
-		u.close()
+		u.close(open)
 	}
 }
 
-func (u *storeUse) close() {
-	u.module.CloseStore()
+func (u *storeUse) close(open *openedStore) {
 	releaseBuckets(localBuckets + u.name)
+	open.leaveLedger(u.name, u.module.CloseStore)
 }
 
 // failed reports an error of the store, at most once a minute.

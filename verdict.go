@@ -33,12 +33,12 @@ func (p *part) isDenied() bool {
 }
 
 // penalize keeps clients refused that were refused just now, by zones that want
-// that. Nobody waits for it: the states show it already.
+// that. What is in flight may turn out to cost nothing, so it earns no penalty. Nobody waits for it: the states show it already.
 func (p *part) penalize() {
 	var reqs []store.Request
 	for i, z := range p.zones {
 		st := &p.states[i]
-		if z.Penalty == 0 || !p.refuses(i) || st.Penalty != 0 || st.RetryAfter == store.Never {
+		if z.Penalty == 0 || !p.refuses(i) || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
 			continue
 		}
 		penalty := time.Duration(z.Penalty)

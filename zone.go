@@ -1,6 +1,7 @@
 package shardlimit
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"time"
@@ -88,6 +89,21 @@ type Zone struct {
 	// with `concurrency` always `before`.
 	Charge string `json:"charge,omitempty"`
 
+	// How many events this process takes from the store at once, to serve
+	// requests from them without asking the store again. A number: so many,
+	// and no more than `events`. `auto`: sized by traffic. `off`: each request
+	// asks. No more than `events` are admitted with any of them, but what one
+	// process has taken is not there for the others: a client whose requests
+	// reach several may be refused while another process has events left.
+	// Needs `charge` `before` and `fixed_window` or `sliding_window`; not with
+	// `reserves`. Default: `off`.
+	Batch Batch `json:"batch,omitempty"`
+
+	// With `batch` `auto`: how many percent of `events` the batches of all
+	// processes together hold at most, from 1 to 100. More means fewer calls,
+	// and more events that are not there for who needs them. Default: 10.
+	BatchShare int `json:"batch_share,omitempty"`
+
 	// The response statuses that cost nothing: codes like `304` and classes
 	// like `5xx`. `["none"]` charges every status. Default: `["304"]`, or none
 	// where `count_status` is given.
@@ -135,18 +151,20 @@ type Zone struct {
 	// unless configured otherwise.
 	OnError string `json:"on_error,omitempty"`
 
-	matchers caddyhttp.MatcherSets
-	texts    []keyText
-	events   int64
-	cost     int64
-	free     statusSet
-	limit    store.Limit
-	takes    bool
-	needsID  bool
-	onError  string
-	refusal  error
-	counts   zoneCounters
-	room     *waitingRoom
+	matchers   caddyhttp.MatcherSets
+	texts      []keyText
+	events     int64
+	cost       int64
+	batch      int64 // 0 if off, batchAuto, or how many events
+	batchShare int64 // percent
+	free       statusSet
+	limit      store.Limit
+	takes      bool
+	needsID    bool
+	onError    string
+	refusal    error
+	counts     zoneCounters
+	room       *waitingRoom
 
 	noKey, noEvents, noCost, never throttle
 }
@@ -193,6 +211,8 @@ func (z *Zone) compile() {
 	if z.cost = 1; z.Cost != "" && !z.Cost.isDynamic() {
 		z.cost, _ = z.Cost.number()
 	}
+	z.batch, _ = z.Batch.parse()
+	z.batchShare = int64(cmp.Or(z.BatchShare, defaultBatchShare))
 	switch {
 	case len(z.CountStatus) > 0:
 		counted, _ := z.CountStatus.compile()

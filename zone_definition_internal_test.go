@@ -15,7 +15,7 @@ func TestDefinition(t *testing.T) {
 		"key k, events 10, window 1m0s": {
 			{Key: Texts{"k"}, Events: "10", Window: minute},
 			{Key: Texts{"k"}, Events: "0010", Window: minute, Algorithm: "fixed_window", Charge: "after", Cost: "01"},
-			{Key: Texts{"k"}, Events: "10", Window: minute, FreeStatus: StatusList{"304"}, MaxWaitQueue: defaultMaxWaitQueue},
+			{Key: Texts{"k"}, Events: "10", Window: minute, FreeStatus: StatusList{"304"}, MaxWaitQueue: defaultMaxWaitQueue, Batch: "off"},
 			{Key: Texts{"k"}, Events: "10", Window: minute, Name: "n", MatcherSetsRaw: match},
 		},
 		`key a "b c", events {x} 5, window 1s, algorithm sliding_window`: {
@@ -23,6 +23,17 @@ func TestDefinition(t *testing.T) {
 		},
 		"key k, events 10, window 1s, align, cost {x}, charge before, free_status 304 5xx": {
 			{Key: Texts{"k"}, Events: "10", Window: second, Align: true, Cost: "{x}", Charge: "before", FreeStatus: StatusList{"5xx", "304", "5xx"}},
+		},
+		"key k, events 10, window 1s, charge before, batch 5": {
+			{Key: Texts{"k"}, Events: "10", Window: second, Charge: "before", Batch: "5"},
+			{Key: Texts{"k"}, Events: "10", Window: second, Charge: "before", Batch: "05"},
+		},
+		"key k, events 10, window 1s, charge before, batch auto": {
+			{Key: Texts{"k"}, Events: "10", Window: second, Charge: "before", Batch: "auto"},
+			{Key: Texts{"k"}, Events: "10", Window: second, Charge: "before", Batch: "auto", BatchShare: defaultBatchShare},
+		},
+		"key k, events 10, window 1s, charge before, batch auto, batch_share 20": {
+			{Key: Texts{"k"}, Events: "10", Window: second, Charge: "before", Batch: "auto", BatchShare: 20},
 		},
 		"key k, events 10, window 1s, cost 0, free_status none": {
 			{Key: Texts{"k"}, Events: "10", Window: second, Cost: "0", FreeStatus: StatusList{"none"}},

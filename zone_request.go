@@ -19,7 +19,7 @@ import (
 func (z *Zone) request(r *http.Request, repl *caddy.Replacer, h *Handler) (store.Request, error) {
 	req := store.Request{
 		Limit: &z.limit, ClientKey: z.clientKey(repl, h), Events: z.eventsFor(repl, h), Burst: z.Burst,
-		Cost: z.cost,
+		Cost: z.cost, Batch: z.batch, BatchShare: z.batchShare,
 	}
 	switch {
 	case z.Cost.isDynamic() && z.isLease():

@@ -19,8 +19,17 @@ type Request struct {
 	// Ahead is what is waiting to be spent before this request: a Check asks
 	// for as much more. It is 0 for the other operations.
 	Ahead int64
+	// Primary makes a Check ask for the word of the server that is written to,
+	// not of one that may lag behind.
+	Primary bool
 	// Cost is what the request spends, or gets back, from 0 to MaxInteger.
 	Cost int64
+	// Batch is how many events this process may take at once, to serve other
+	// requests from them: 0 for none, or [BatchAuto]. Only a ledger looks at it.
+	Batch int64
+	// BatchShare is how many percent of Events the batches of all processes
+	// hold at most under BatchAuto.
+	BatchShare int64
 	// ID tells this request from all others, where events are kept one by one:
 	// under [SlidingLog] and [Concurrency], which need it to spend and to
 	// refund.
@@ -30,6 +39,9 @@ type Request struct {
 	// Until is the instant at which a penalty ends.
 	Until int64
 }
+
+// BatchAuto lets the traffic decide how large batches are.
+const BatchAuto = -1
 
 // Capacity is the most that may be spent for the request to be admitted.
 func (r *Request) Capacity() int64 {

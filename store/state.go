@@ -9,6 +9,10 @@ import (
 // costs more than could ever fit.
 const Never time.Duration = math.MaxInt64
 
+// Content is a bucket's numbers. Which they are is for package algorithm to
+// say.
+type Content [6]int64
+
 // State is what a bucket looks like to one request.
 type State struct {
 	// Allowed tells whether the cost fits (Check), was spent (Take) or did fit
@@ -38,6 +42,14 @@ type State struct {
 	Penalty int64
 	// Now is the instant of the decision by the clock that decided.
 	Now int64
+	// Content is the bucket as its algorithm keeps it, as far as it counts at
+	// Now. It is zero for [SlidingLog] and [Concurrency].
+	Content Content
+	// Replica is set if a replica answered, which may lag behind.
+	Replica bool
+	// InFlight is set if the cost would fit but for requests of this process
+	// that were admitted and are not charged yet.
+	InFlight bool
 	// Receipt is what a refund takes, where a Take has spent something.
 	Receipt Receipt
 	// Err is set if the backend failed; then no other field means anything.

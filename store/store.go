@@ -68,6 +68,18 @@ type Detacher interface {
 	RefundDetached(reqs []Request)
 }
 
+// Reporter is a Detacher that other processes write to as well, and that tells
+// what became of a charge.
+type Reporter interface {
+	Detacher
+	// ChargeReported is Charge without waiting. report is called once for each
+	// request, by its place in reqs, maybe before ChargeReported returns, and
+	// must be quick. The caller sees to what could not be delivered.
+	ChargeReported(reqs []Request, report func(i int, st State))
+	// Owner is the name of the shard that keeps the client's buckets.
+	Owner(clientKey string) string
+}
+
 // Penalizer is a Store that can keep clients refused.
 type Penalizer interface {
 	// Penalize keeps each request's bucket refused until the request's Until,

@@ -62,6 +62,14 @@ type penalty struct {
 
 func (p *penalty) isPenalized(now int64) bool { return p.Penalty > now }
 
+// live is the penalty's end, or 0 if it is over.
+func (p *penalty) live(now int64) int64 {
+	if p.isPenalized(now) {
+		return p.Penalty
+	}
+	return 0
+}
+
 // Penalize implements [Bucket].
 func (p *penalty) Penalize(r *store.Request, now int64) {
 	if !p.isPenalized(now) {

@@ -153,6 +153,7 @@ func (b *GCRA) View(r *store.Request, now int64, spent bool) store.State {
 	at := *b
 	at.renew(r, now)
 	s := newState(r, now, at.used(now, r.Limit.Window.Microseconds()), spent)
+	s.Content = b.content(now)
 	need := int64(0)
 	other := at
 	if spent {
@@ -182,6 +183,16 @@ func (b *GCRA) View(r *store.Request, now int64, spent bool) store.State {
 		b.apply(&s)
 	}
 	return s
+}
+
+// content is what counts at now: arrival time, rest, events, busy, refunded,
+// penalty.
+func (b *GCRA) content(now int64) (c store.Content) {
+	if b.end() > now {
+		c[0], c[1], c[2], c[3], c[4] = b.TAT, b.Rest, b.Events, b.Busy, b.Refunded
+	}
+	c[5] = b.live(now)
+	return c
 }
 
 // end is TAT, rounded up.

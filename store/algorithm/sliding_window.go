@@ -104,6 +104,7 @@ func (b *SlidingWindow) View(r *store.Request, now int64, spent bool) store.Stat
 	after.roll(now, window)
 	s := newState(r, now, add(after.Current, after.weighted(now, window)), spent)
 	s.Reset = after.reset(now, window)
+	s.Content = after.content(now)
 	otherwise := after
 	if spent {
 		otherwise.Current -= min(r.Cost, after.Current)
@@ -128,6 +129,16 @@ func (b *SlidingWindow) View(r *store.Request, now int64, spent bool) store.Stat
 		b.apply(&s)
 	}
 	return s
+}
+
+// content is what counts at now, for a bucket that has rolled: start, current,
+// previous, penalty.
+func (b *SlidingWindow) content(now int64) (c store.Content) {
+	if b.Current > 0 || b.Previous > 0 {
+		c[0], c[1], c[2] = b.Start, b.Current, b.Previous
+	}
+	c[3] = b.live(now)
+	return c
 }
 
 func (b *SlidingWindow) reset(now, window int64) int64 {

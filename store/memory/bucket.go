@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -19,8 +20,8 @@ type bucket struct {
 
 const removed = -1
 
-func newBucket(id identity, limit *store.Limit) *bucket {
-	return &bucket{key: id.key, limit: id.limit, content: algorithm.New(limit)}
+func newBucket(id identity.ID, limit *store.Limit) *bucket {
+	return &bucket{key: id.Key, limit: id.Limit, content: algorithm.New(limit)}
 }
 
 // candidate is a live bucket that may be evicted, as it was when it was seen.
@@ -32,7 +33,7 @@ type candidate struct {
 
 // offer makes b the candidate if it is to go rather than the candidate so far.
 func (c *candidate) offer(s *shard, b *bucket) {
-	limit := s.limits.limit(b.limit)
+	limit := s.limits.Limit(b.limit)
 	weight, expiry := b.content.Weight(limit), b.content.Expiry(limit)
 	if c.bucket == nil || weight < c.weight || weight == c.weight && expiry < c.expiry {
 		*c = candidate{shard: s, bucket: b, weight: weight, expiry: expiry}

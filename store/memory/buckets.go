@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"sync/atomic"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/identity"
+
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -40,7 +42,7 @@ const (
 // insertion evicts some more until it is met.
 type Buckets struct {
 	seed   maphash.Seed
-	limits limits
+	limits identity.Limits
 
 	// count is how many places are taken: one is taken before the bucket is
 	// inserted, and given up after it is removed, so the buckets in the shards
@@ -71,7 +73,7 @@ func (b *Buckets) Len() int { return int(b.count.Load()) }
 // run does op to the bucket that r asks about. An insertion leaves at most
 // maxKeys buckets, or fewer than there were.
 func (b *Buckets) run(op algorithm.Operation, r *store.Request, now, maxKeys int64) store.State {
-	id := newIdentity(b.limits.number(r.Limit), r.ClientKey)
+	id := identity.New(b.limits.Number(r.Limit), r.ClientKey)
 	s := &b.shards[b.shardOf(id)]
 	st, found, revived := s.run(op, id, r, now)
 	switch {
@@ -104,13 +106,8 @@ func keeps(op algorithm.Operation, limit *store.Limit) bool {
 	}
 }
 
-func (b *Buckets) shardOf(id identity) uint64 {
-	// The limit takes part so that one client key in many zones, such as the
-	// empty one of zones that count everybody together, is not one lock. The
-	// multiplier is 2^64 divided by the golden ratio, which spreads numbers
-	// that follow each other over the upper bits.
-	h := maphash.String(b.seed, id.key) + uint64(id.limit)*0x9e3779b97f4a7c15
-	return h >> (64 - shardBits)
+func (b *Buckets) shardOf(id identity.ID) uint64 {
+	return id.Hash(b.seed) >> (64 - shardBits)
 }
 
 // reserve takes a place for a bucket, evicting one if there are maxKeys.

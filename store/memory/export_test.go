@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/identity"
+
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -16,7 +18,7 @@ const (
 
 // Has tells whether there is a bucket, and opens none.
 func (b *Buckets) Has(limit *store.Limit, clientKey string) bool {
-	id := newIdentity(b.limits.number(limit), clientKey)
+	id := identity.New(b.limits.Number(limit), clientKey)
 	s := &b.shards[b.shardOf(id)]
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,7 +60,7 @@ func (s *shard) verify() error {
 	nearest := int64(never)
 	for _, b := range s.queue {
 		nearest = min(nearest, b.due)
-		if s.find(identity{limit: b.limit, key: b.key}) != b {
+		if s.find(identity.ID{Limit: b.limit, Key: b.key}) != b {
 			return fmt.Errorf("bucket of %q is not found", b.key)
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/identity"
+
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -19,7 +21,7 @@ type shard struct {
 	queue   queue
 	// nearest is the due of the first in the queue, or never.
 	nearest *atomic.Int64
-	limits  *limits
+	limits  *identity.Limits
 	// Two cache lines each, lest one shard's lock slow its neighbours down.
 	_ [48]byte
 }
@@ -29,7 +31,7 @@ const never = math.MaxInt64
 
 // run does op to the bucket, if it is found. An expired one may have been
 // revived by that.
-func (s *shard) run(op algorithm.Operation, id identity, r *store.Request, now int64) (st store.State, found, revived bool) {
+func (s *shard) run(op algorithm.Operation, id identity.ID, r *store.Request, now int64) (st store.State, found, revived bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.find(id)
@@ -46,13 +48,13 @@ func (s *shard) run(op algorithm.Operation, id identity, r *store.Request, now i
 }
 
 // insertAndRun does op to the bucket, and tells whether it took its insertion.
-func (s *shard) insertAndRun(op algorithm.Operation, id identity, r *store.Request, now int64) (st store.State, inserted bool) {
+func (s *shard) insertAndRun(op algorithm.Operation, id identity.ID, r *store.Request, now int64) (st store.State, inserted bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.find(id)
 	if inserted = b == nil; inserted {
 		// The caller's key may be a part of something large.
-		id.key = strings.Clone(id.key)
+		id.Key = strings.Clone(id.Key)
 		b = newBucket(id, r.Limit)
 	}
 	st = op.Run(b.content, r, now)
@@ -65,7 +67,7 @@ func (s *shard) insertAndRun(op algorithm.Operation, id identity, r *store.Reque
 
 // postpone makes b due when it will have expired, as far as is known now.
 func (s *shard) postpone(b *bucket) {
-	b.due = b.content.Expiry(s.limits.limit(b.limit))
+	b.due = b.content.Expiry(s.limits.Limit(b.limit))
 	s.queue.fix(int(b.place))
 }
 
@@ -78,7 +80,7 @@ func (s *shard) expire(now int64, most, spare int) int {
 	n := 0
 	for n < most && len(s.queue) > 0 && s.queue[0].due <= now {
 		b := s.queue[0]
-		if b.content.Expiry(s.limits.limit(b.limit)) <= now {
+		if b.content.Expiry(s.limits.Limit(b.limit)) <= now {
 			s.remove(b)
 			n++
 			continue
@@ -120,11 +122,11 @@ func (s *shard) evict(b *bucket) bool {
 	return true
 }
 
-func (s *shard) find(id identity) *bucket {
-	if int(id.limit) >= len(s.indexes) {
+func (s *shard) find(id identity.ID) *bucket {
+	if int(id.Limit) >= len(s.indexes) {
 		return nil
 	}
-	return s.indexes[id.limit].buckets[id.key]
+	return s.indexes[id.Limit].buckets[id.Key]
 }
 
 func (s *shard) insert(b *bucket) {

@@ -18,7 +18,7 @@ func TestViewsShareBuckets(t *testing.T) {
 	second := other.Charge(t.Context(), []store.Request{{Limit: hour, ClientKey: "client", Events: 20, Cost: 4}})[0]
 	want := store.State{
 		Allowed: true, Limit: 20, Used: 7, Remaining: 13, Reset: first.Reset, ResetOtherwise: first.Reset,
-		Receipt: first.Receipt, Now: first.Now + time.Minute.Microseconds(),
+		Receipt: first.Receipt, Content: store.Content{7, first.Reset}, Now: first.Now + time.Minute.Microseconds(),
 	}
 	if second != want {
 		t.Errorf("charge through the other view:\n got %+v\nwant %+v", second, want)

@@ -42,6 +42,16 @@ func (g group) unanswered() (members []int) {
 	return members
 }
 
+// asksPrimary tells whether some member is about the primary's word.
+func (g group) asksPrimary() bool {
+	for _, i := range g.members {
+		if g.reqs[i].Primary {
+			return true
+		}
+	}
+	return false
+}
+
 // onlyShard returns the shard that owns all of reqs, if there is one.
 func (s *Store) onlyShard(reqs []store.Request) (shard int, ok bool) {
 	if len(reqs) == 0 {

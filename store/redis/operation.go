@@ -48,6 +48,7 @@ func (op operation) state(cmd *command, r *store.Request) store.State {
 		return store.State{Err: cmd.outcome}
 	}
 	st := op.outcome(cmd, r)
+	st.Replica = op.replica
 	if st.Err != nil && op.Operation != algorithm.Check {
 		// It ran, but what it did is not known.
 		st.Err = fmt.Errorf("%w: %w", store.ErrUncertain, st.Err)

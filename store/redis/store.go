@@ -184,6 +184,32 @@ func (s *Store) post(op algorithm.Operation, shard int, g group) {
 	sh.charges.post(c)
 }
 
+// ChargeReported implements [store.Reporter].
+func (s *Store) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
+	if shard, ok := s.onlyShard(reqs); ok {
+		s.postReported(shard, whole(reqs, nil), report)
+		return
+	}
+	s.perShard(reqs, nil, func(shard int, g group) { s.postReported(shard, g, report) })
+}
+
+func (s *Store) postReported(shard int, g group, report func(i int, st store.State)) {
+	op := s.writing(algorithm.Charge, shard)
+	c := s.call(g, time.Now().Add(s.opts.ChargeTimeout), op)
+	c.detached = func(c *call) {
+		for n, i := range g.members {
+			report(i, op.state(c.cmds[n], &g.reqs[i]))
+		}
+		c.release()
+	}
+	s.shards[shard].charges.post(c)
+}
+
+// Owner implements [store.Reporter].
+func (s *Store) Owner(clientKey string) string {
+	return s.opts.Members[s.sharder.owner(clientKey)].Name
+}
+
 // report tells what of c failed, and ends it.
 func (s *Store) report(shard string, op algorithm.Operation, c *call) {
 	for _, cmd := range c.cmds {
@@ -198,7 +224,7 @@ func (s *Store) check(ctx context.Context, shard int, g group) {
 	sh := s.shards[shard]
 	start := time.Now()
 	deadline := start.Add(s.opts.CheckTimeout)
-	if now, ok := s.checkTime(shard, start, g); ok {
+	if now, ok := s.checkTime(shard, start, g); ok && !g.asksPrimary() {
 		if l := sh.replica(); l != nil {
 			// Half of the time is kept for the primary.
 			s.ask(ctx, l, g, start.Add(s.opts.CheckTimeout/2), operation{replica: true, now: now})
@@ -234,7 +260,7 @@ func (s *Store) checkTime(shard int, at time.Time, g group) (now int64, ok bool)
 // Interface guards.
 var (
 	_ store.Store     = (*Store)(nil)
-	_ store.Detacher  = (*Store)(nil)
+	_ store.Reporter  = (*Store)(nil)
 	_ store.Penalizer = (*Store)(nil)
 	_ store.Warmer    = (*Store)(nil)
 )

@@ -79,7 +79,7 @@ func (f *fixture) answer(states []store.State, requests int) []store.State {
 func (f *fixture) want(what string, got, want store.State) {
 	f.Helper()
 	want.ResetOtherwise = want.Reset
-	got.Receipt = store.Receipt{}
+	got.Receipt, got.Content = store.Receipt{}, store.Content{}
 	if got != want {
 		f.Errorf("%s:\n got %+v\nwant %+v", what, got, want)
 	}

@@ -1,4 +1,4 @@
-package memory
+package identity
 
 import (
 	"maps"
@@ -9,10 +9,10 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// limits numbers limits from 0 on, so that a bucket need not carry its limit.
+// Limits numbers limits from 0 on, so that a bucket need not carry its limit.
 // The zero value has numbered none. Numbers are never taken back: limits come
 // from configs, so there are few.
-type limits struct {
+type Limits struct {
 	mu sync.Mutex
 	// table is replaced as a whole, so that reading takes no lock.
 	table atomic.Pointer[limitTable]
@@ -23,7 +23,8 @@ type limitTable struct {
 	limits  []*store.Limit // by number
 }
 
-func (l *limits) number(limit *store.Limit) uint32 {
+// Number returns the number of the limit.
+func (l *Limits) Number(limit *store.Limit) uint32 {
 	if t := l.table.Load(); t != nil {
 		if n, ok := t.numbers[*limit]; ok {
 			return n
@@ -32,10 +33,10 @@ func (l *limits) number(limit *store.Limit) uint32 {
 	return l.add(limit)
 }
 
-// limit returns the limit of that number.
-func (l *limits) limit(number uint32) *store.Limit { return l.table.Load().limits[number] }
+// Limit returns the limit of that number.
+func (l *Limits) Limit(number uint32) *store.Limit { return l.table.Load().limits[number] }
 
-func (l *limits) add(limit *store.Limit) uint32 {
+func (l *Limits) add(limit *store.Limit) uint32 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	next := limitTable{numbers: map[store.Limit]uint32{}}

@@ -1,4 +1,4 @@
-package memory
+package identity
 
 import (
 	"sync"
@@ -10,13 +10,13 @@ import (
 
 func TestLimitsAreNumberedOnce(t *testing.T) {
 	const goroutines, zones = 16, 50
-	var l limits
+	var l Limits
 	var numbers [goroutines][zones]uint32
 	var wg sync.WaitGroup
 	for g := range goroutines {
 		wg.Go(func() {
 			for z := range zones {
-				numbers[g][z] = l.number(&store.Limit{
+				numbers[g][z] = l.Number(&store.Limit{
 					Zone: string(rune('A' + z)), Algorithm: store.FixedWindow, Window: time.Hour,
 				})
 			}

@@ -1,0 +1,75 @@
+package shardlimit
+
+import (
+	"context"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger"
+)
+
+// accounts hold what requests cost from their admission until they are settled.
+type accounts interface {
+	// Admit is [ledger.Ledger.Admit].
+	Admit(ctx context.Context, reqs []store.Request) []store.State
+	// Settle is [ledger.Ledger.Settle].
+	Settle(reqs []store.Request, held []int64)
+}
+
+// ledgerPool keeps what is known of stores across configs, by their names.
+var ledgerPool = caddy.NewUsagePool()
+
+type pooledLedger struct {
+	books   *ledger.Books
+	flights *ledger.Flights
+}
+
+// Destruct implements [caddy.Destructor].
+func (pooledLedger) Destruct() error { return nil }
+
+// keepLedger puts a ledger before the store that open has.
+func (open *openedStore) keepLedger(name string, module StoreModule) {
+	pooled, _ := ledgerPool.LoadOrStore(name, pooledLedger{ledger.NewBooks(nil), ledger.NewFlights()})
+	known := pooled.(pooledLedger)
+	remote, isRemote := open.store.(ledger.Remote)
+	if !isRemote {
+		open.accounts = ledger.NewLocal(known.flights, open.store)
+		return
+	}
+	opts := ledger.Options{}
+	if m, ok := module.(ledgerConfig); ok {
+		opts = m.ledgerOptions(name)
+	}
+	l := ledger.New(known.books, remote, opts)
+	open.ledger, open.store, open.accounts, open.detacher = l, l, l, l
+	if open.penalizer != nil {
+		open.penalizer = l
+	}
+}
+
+// ledgerConfig is a store module that says how its ledger is kept.
+type ledgerConfig interface {
+	ledgerOptions(name string) ledger.Options
+}
+
+// leaveLedger ends the use of the ledger, and calls then, once what waits in it
+// has been delivered if nobody else can do that.
+func (open *openedStore) leaveLedger(name string, then func()) {
+	last, _ := ledgerPool.Delete(name)
+	switch {
+	case open.ledger == nil:
+		then()
+	case last && open.ledger.Owes():
+		flushes.settle(func(ctx context.Context) {
+			open.ledger.Flush(ctx)
+			open.ledger.Leave()
+			then()
+		})
+	default:
+		open.ledger.Leave()
+		then()
+	}
+}
+
+var _ caddy.Destructor = pooledLedger{}

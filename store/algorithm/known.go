@@ -1,0 +1,154 @@
+package algorithm
+
+import "github.com/shardlimit/caddy-shardlimit/store"
+
+// Known is a copy of a bucket, from what a store said about it. The zero value
+// is that of a bucket in which nothing counts. Buckets that keep events one by
+// one ([store.SlidingLog], [store.Concurrency]) cannot be copied: nothing is
+// known of them.
+type Known struct{ Content store.Content }
+
+// Copies tells whether buckets of the algorithm can be copied.
+func Copies(a store.Algorithm) bool {
+	return a != store.SlidingLog && a != store.Concurrency
+}
+
+func (k *Known) fixedWindow() FixedWindow {
+	c := &k.Content
+	return FixedWindow{c[0], c[1], penalty{c[2]}}
+}
+
+func (k *Known) slidingWindow() SlidingWindow {
+	c := &k.Content
+	return SlidingWindow{Start: c[0], Current: c[1], Previous: c[2], penalty: penalty{c[3]}}
+}
+
+func (k *Known) gcra() GCRA {
+	c := &k.Content
+	return GCRA{TAT: c[0], Rest: c[1], Events: c[2], Busy: c[3], Refunded: c[4], penalty: penalty{c[5]}}
+}
+
+// IsOpen tells whether what is spent at now is spent where the bucket says: in
+// a window of [store.FixedWindow] that is open.
+func (k *Known) IsOpen(limit *store.Limit, now int64) bool {
+	if limit.Algorithm == store.FixedWindow && !limit.Align {
+		b := k.fixedWindow()
+		return b.IsOpen(now)
+	}
+	return Copies(limit.Algorithm)
+}
+
+// View is [Bucket.View] of the bucket, before anything is spent.
+func (k *Known) View(r *store.Request, now int64) store.State {
+	switch r.Limit.Algorithm {
+	case store.FixedWindow:
+		b := k.fixedWindow()
+		return b.View(r, now, false)
+	case store.SlidingWindow:
+		b := k.slidingWindow()
+		return b.View(r, now, false)
+	default:
+		b := k.gcra()
+		return b.View(r, now, false)
+	}
+}
+
+// Charge is [Bucket.Charge].
+func (k *Known) Charge(r *store.Request, now int64) {
+	switch r.Limit.Algorithm {
+	case store.FixedWindow:
+		b := k.fixedWindow()
+		b.Charge(r, now)
+		k.Content = store.Content{b.Used, b.Reset, b.Penalty}
+	case store.SlidingWindow:
+		b := k.slidingWindow()
+		b.Charge(r, now)
+		k.Content = store.Content{b.Start, b.Current, b.Previous, b.Penalty}
+	default:
+		b := k.gcra()
+		b.Charge(r, now)
+		k.Content = store.Content{b.TAT, b.Rest, b.Events, b.Busy, b.Refunded, b.Penalty}
+	}
+}
+
+// Penalize is [Bucket.Penalize].
+func (k *Known) Penalize(r *store.Request, now int64) {
+	place := map[store.Algorithm]int{store.FixedWindow: 2, store.SlidingWindow: 3, store.GCRA: 5}[r.Limit.Algorithm]
+	if k.Content[place] <= now {
+		k.Content[place] = r.Until
+	}
+}
+
+// Expiry is [Bucket.Expiry].
+func (k *Known) Expiry(limit *store.Limit) int64 {
+	switch limit.Algorithm {
+	case store.FixedWindow:
+		b := k.fixedWindow()
+		return b.Expiry(limit)
+	case store.SlidingWindow:
+		b := k.slidingWindow()
+		return b.Expiry(limit)
+	default:
+		b := k.gcra()
+		return b.Expiry(limit)
+	}
+}
+
+// Raise takes in what another copy of the bucket says beyond this one: of a
+// window that both know, the higher count; of two windows, the later one. It
+// tells whether the other says less than this one, of what still counts at now.
+func (k *Known) Raise(limit *store.Limit, other Known, now int64) (less bool) {
+	switch limit.Algorithm {
+	case store.FixedWindow:
+		return k.raiseFixedWindow(&other.Content, now)
+	case store.SlidingWindow:
+		return k.raiseSlidingWindow(limit, &other.Content, now)
+	default:
+		return k.raiseGCRA(&other.Content, now)
+	}
+}
+
+func (k *Known) raiseFixedWindow(other *store.Content, now int64) (less bool) {
+	c := &k.Content
+	switch {
+	case other[1] > c[1]:
+		c[0], c[1] = other[0], other[1]
+	case other[1] == c[1]:
+		less = other[0] < c[0] && c[1] > now
+		c[0] = max(c[0], other[0])
+	default:
+		less = c[1] > now
+	}
+	return raisePenalty(&c[2], other[2], now) || less
+}
+
+func raisePenalty(own *int64, other, now int64) (less bool) {
+	less = other < *own && *own > now
+	*own = max(*own, other)
+	return less
+}
+
+func (k *Known) raiseSlidingWindow(limit *store.Limit, other *store.Content, now int64) (less bool) {
+	window := limit.Window.Microseconds()
+	own := SlidingWindow{Start: k.Content[0], Current: k.Content[1], Previous: k.Content[2]}
+	their := SlidingWindow{Start: other[0], Current: other[1], Previous: other[2]}
+	// Both as of the window that now is in, or of the later one.
+	at := max(now, own.Start, their.Start)
+	own.roll(at, window)
+	their.roll(at, window)
+	less = their.Current < own.Current || their.Previous < own.Previous
+	own.Current, own.Previous = max(own.Current, their.Current), max(own.Previous, their.Previous)
+	less = raisePenalty(&k.Content[3], other[3], now) || less
+	k.Content[0], k.Content[1], k.Content[2] = own.Start, own.Current, own.Previous
+	return less
+}
+
+func (k *Known) raiseGCRA(other *store.Content, now int64) (less bool) {
+	c := &k.Content
+	ahead := other[0] > c[0] || other[0] == c[0] && other[1] > c[1]
+	behind := other[0] < c[0] || other[0] == c[0] && other[1] < c[1]
+	if ahead {
+		copy(c[:5], other[:5])
+	}
+	return raisePenalty(&c[5], other[5], now) || behind && c[0] > now
+}

@@ -1,0 +1,213 @@
+package ledger
+
+import (
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// outcome is what becomes of a request with a batch.
+type outcome uint8
+
+const (
+	// claimServed: from what was taken in advance.
+	claimServed outcome = iota
+	// claimFetches: the request fetches a batch, for itself and others.
+	claimFetches
+	// claimWaits: for the batch that is being fetched.
+	claimWaits
+	// claimDirect: the request takes what it costs by itself.
+	claimDirect
+)
+
+// hasTokens tells whether a request can be served from the reservation, or may
+// be soon.
+func (e *entry) hasTokens(r *store.Request, now int64) bool {
+	v := e.reservation
+	return v != nil && r.Batch != 0 && (v.coming > 0 || v.tokens >= r.Cost && now+e.clock < v.ends)
+}
+
+// claim serves the request at a place of t from the reservation, or tells what
+// it has to do.
+func (l *Ledger) claim(t *taking, place int) outcome {
+	r := &t.reqs[place]
+	processes := l.processes(r)
+	p, e := l.enter(r)
+	defer p.mu.Unlock()
+	if e.reservation == nil {
+		e.reservation = new(reservation)
+	}
+	v, now := e.reservation, l.books.now()
+	if r.Cost > 0 && v.use(r.Cost, now+e.clock, now) {
+		e.showTokens(r, &t.states[place], now+e.clock)
+		return claimServed
+	}
+	if v.coming > 0 {
+		// Whoever waits is sure of his part.
+		if r.Cost == 0 || v.claimed+r.Cost > v.coming {
+			return claimDirect
+		}
+		if t.turns == nil {
+			t.turns = make(chan message, len(t.reqs))
+		}
+		v.claimed += r.Cost
+		v.claims = append(v.claims, &claim{t, place})
+		return claimWaits
+	}
+	if v.tokens > 0 && now+e.clock >= v.ends {
+		v.waste()
+	} else if v.tokens < r.Cost && v.began != 0 {
+		v.adapt(r, processes, now)
+	}
+	size := v.ration(r, processes)
+	if r.Cost == 0 || size <= 1 || r.Cost > size || now+e.clock < v.short {
+		return claimDirect
+	}
+	v.coming, v.claimed = size, r.Cost
+	return claimFetches
+}
+
+// batch is the request that fetches.
+func (l *Ledger) batch(r *store.Request) store.Request {
+	p, e := l.find(r)
+	defer p.mu.Unlock()
+	fetch := *r
+	fetch.Cost = e.reservation.coming
+	return fetch
+}
+
+// fetched takes in what became of a batch, and serves those that wait for it.
+// It tells whether the request that fetched has to take by itself.
+func (l *Ledger) fetched(t *taking, place int, batch *store.Request, st *store.State) (again bool) {
+	p, e := l.enter(batch)
+	defer p.mu.Unlock()
+	v, now := e.reservation, l.books.now()
+	claims := append([]*claim{{t, place}}, v.claims...)
+	v.coming, v.claimed, v.claims = 0, 0, nil
+	switch {
+	case st.Err == nil && st.Allowed:
+		if leftover := v.add(batch, st, batch.Cost, now); leftover.Cost > 0 {
+			l.store.RefundDetached([]store.Request{leftover})
+		}
+	case st.Err == nil:
+		v.shortfall(batch, st)
+	}
+	for n, c := range claims {
+		r, turn := &c.reqs[c.place], turnAgain
+		switch {
+		case st.Err != nil:
+			c.states[c.place], turn = *st, turnAnswered
+		case st.Allowed && v.use(r.Cost, st.Now, now):
+			e.showTokens(r, &c.states[c.place], st.Now)
+			turn = turnAnswered
+		}
+		if n > 0 {
+			c.turns <- message{c.place, turn}
+		} else {
+			again = turn == turnAgain
+		}
+	}
+	if v.tokens > 0 {
+		l.books.noteReserved(e)
+	}
+	return again
+}
+
+// showTokens sets the state of a request that was served from the reservation.
+func (e *entry) showTokens(r *store.Request, st *store.State, storeNow int64) {
+	asked := *r
+	asked.Cost = 0
+	*st = e.known.View(&asked, storeNow)
+	st.Allowed, st.RetryAfter = true, 0
+	st.Used = max(st.Used-e.reservation.tokens, r.Cost)
+	st.Remaining = max(st.Limit-st.Used, 0)
+	st.Receipt = store.Receipt{Period: e.reservation.period}
+}
+
+// restore puts back what was taken from reservations, and returns the other
+// refunds.
+func (l *Ledger) restore(reqs []store.Request) (others []store.Request) {
+	kept := 0
+	for i := range reqs {
+		if !l.restoreOne(&reqs[i]) {
+			reqs[kept] = reqs[i]
+			kept++
+		}
+	}
+	return reqs[:kept]
+}
+
+func (l *Ledger) restoreOne(r *store.Request) bool {
+	if r.Batch == 0 || r.Cost == 0 {
+		return false
+	}
+	p, e := l.find(r)
+	if e == nil {
+		return false
+	}
+	defer p.mu.Unlock()
+	v, now := e.reservation, l.books.now()
+	if v == nil || v.period == 0 || v.period != r.Receipt.Period || now+e.clock >= v.ends {
+		return false
+	}
+	v.tokens += r.Cost
+	v.used = now
+	l.books.noteReserved(e)
+	return true
+}
+
+// noteReserved sees to it that the entry's tokens are given back when they are
+// not used. Its page is locked.
+func (b *Books) noteReserved(e *entry) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.reserved) == 0 {
+		go b.reap()
+	}
+	b.reserved[e] = true
+}
+
+// reapPause is how often idle batches are looked for.
+const reapPause = 250 * time.Millisecond
+
+// reap gives back what is not used, until nothing is reserved.
+func (b *Books) reap() {
+	for {
+		time.Sleep(reapPause)
+		if b.giveBack(idleBatch) {
+			return
+		}
+	}
+}
+
+// giveBack gives back what was not used for so long, and tells whether nothing
+// is left.
+func (b *Books) giveBack(idle int64) bool {
+	b.mu.Lock()
+	entries := make([]*entry, 0, len(b.reserved))
+	for e := range b.reserved {
+		entries = append(entries, e)
+	}
+	b.mu.Unlock()
+	l, now := b.current(), b.now()
+	for _, e := range entries {
+		p := b.pageOf(e.id)
+		p.mu.Lock()
+		v := e.reservation
+		if v.tokens > 0 && v.coming == 0 && now-v.used >= idle {
+			if refund := v.giveBack(); l != nil && now+e.clock < v.ends {
+				e.doubted, e.confirmed = true, now
+				l.store.RefundDetached([]store.Request{refund})
+			}
+		}
+		if v.tokens == 0 {
+			b.mu.Lock()
+			delete(b.reserved, e)
+			b.mu.Unlock()
+		}
+		p.mu.Unlock()
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.reserved) == 0
+}

@@ -1,0 +1,189 @@
+package ledger
+
+import (
+	"hash/maphash"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/identity"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+const (
+	pageBits  = 8
+	pageCount = 1 << pageBits
+	// sweepSize is how many entries an insertion looks at, to remove those that
+	// say nothing any more. Above 1, such entries become fewer.
+	sweepSize = 2
+	// evictSize is how many entries of a page are looked at for one to evict.
+	evictSize = 32
+)
+
+// Books are the state that views share, and that outlives them.
+type Books struct {
+	seed   maphash.Seed
+	limits identity.Limits
+	clock  func() time.Time
+	start  time.Time
+	count  atomic.Int64
+	// owing is how many entries have charges that are on their way or wait.
+	owing atomic.Int64
+	pages [pageCount]page
+
+	mu sync.Mutex
+	// views are in use, in the order in which they came.
+	views    []*Ledger
+	backlogs map[string]*backlog
+	// reserved are the entries that hold what was taken in advance.
+	reserved map[*entry]bool
+}
+
+// page is a part of the books with a lock of its own.
+type page struct {
+	mu      sync.Mutex
+	entries map[identity.ID]*entry
+	// ring has the same entries, for a hand that goes round.
+	ring []*entry
+	hand int
+}
+
+// NewBooks returns empty books. The clock is for durations; nil means time.Now.
+func NewBooks(clock func() time.Time) *Books {
+	if clock == nil {
+		clock = time.Now
+	}
+	b := &Books{seed: maphash.MakeSeed(), clock: clock, start: clock(), backlogs: map[string]*backlog{}, reserved: map[*entry]bool{}}
+	for i := range b.pages {
+		b.pages[i].entries = map[identity.ID]*entry{}
+	}
+	return b
+}
+
+// Len is how many buckets are remembered.
+func (b *Books) Len() int { return int(b.count.Load()) }
+
+// now is how long the books exist, in microseconds. It begins at 1, so that 0
+// is before everything.
+func (b *Books) now() int64 { return b.clock().Sub(b.start).Microseconds() + 1 }
+
+func (b *Books) attach(l *Ledger) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.views = append(b.views, l)
+}
+
+// current is the view through which charges are delivered that waited: the
+// latest.
+func (b *Books) current() *Ledger {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.views) == 0 {
+		return nil
+	}
+	return b.views[len(b.views)-1]
+}
+
+// Leave ends the view: what waits is delivered through others. The store must
+// not be closed before.
+func (l *Ledger) Leave() {
+	l.presence.leave()
+	l.books.mu.Lock()
+	defer l.books.mu.Unlock()
+	if i := slices.Index(l.books.views, l); i >= 0 {
+		l.books.views = slices.Delete(l.books.views, i, i+1)
+	}
+}
+
+func (b *Books) pageOf(id identity.ID) *page {
+	return &b.pages[placeOf(b.seed, id)]
+}
+
+// placeOf spreads buckets over pages.
+func placeOf(seed maphash.Seed, id identity.ID) uint64 {
+	return id.Hash(seed) >> (64 - pageBits)
+}
+
+// find returns the bucket's entry and its page, which is then locked, or nil.
+func (l *Ledger) find(r *store.Request) (*page, *entry) {
+	id := identity.New(l.books.limits.Number(r.Limit), r.ClientKey)
+	p := l.books.pageOf(id)
+	p.mu.Lock()
+	e, ok := p.entries[id]
+	if !ok {
+		p.mu.Unlock()
+		return nil, nil
+	}
+	return p, e
+}
+
+// enter returns the bucket's entry, which is made if there is none, and its
+// page, which is then locked.
+func (l *Ledger) enter(r *store.Request) (*page, *entry) {
+	id := identity.New(l.books.limits.Number(r.Limit), r.ClientKey)
+	p := l.books.pageOf(id)
+	p.mu.Lock()
+	if e, ok := p.entries[id]; ok {
+		return p, e
+	}
+	now := l.books.now()
+	l.books.sweep(p, now)
+	if l.books.count.Load() >= l.maxBuckets {
+		l.evict(p, now)
+	}
+	e := &entry{id: id, place: len(p.ring), until: now}
+	p.entries[id] = e
+	p.ring = append(p.ring, e)
+	l.books.count.Add(1)
+	return p, e
+}
+
+// sweep removes entries that say nothing any more. p is locked.
+func (b *Books) sweep(p *page, now int64) {
+	for range sweepSize {
+		if e := p.next(); e != nil && e.isIdle() && e.until <= now {
+			b.remove(p, e)
+		}
+	}
+}
+
+// evict makes room in p, which is locked: by forgetting what is known of a
+// bucket or, if there is none of which no more than that would be forgotten, by
+// giving up charges that wait.
+func (l *Ledger) evict(p *page, now int64) {
+	var owing *entry
+	for range min(evictSize, len(p.ring)) {
+		e := p.next()
+		if e.isIdle() {
+			l.books.remove(p, e)
+			return
+		}
+		if owing == nil && e.mayBeGivenUp() {
+			owing = e
+		}
+	}
+	if owing != nil {
+		l.giveUp(owing, errNoRoom)
+		l.books.remove(p, owing)
+	}
+}
+
+// next is the entry that the hand comes to, or nil if there is none.
+func (p *page) next() *entry {
+	if len(p.ring) == 0 {
+		return nil
+	}
+	p.hand = (p.hand + 1) % len(p.ring)
+	return p.ring[p.hand]
+}
+
+func (b *Books) remove(p *page, e *entry) {
+	last := len(p.ring) - 1
+	p.ring[e.place] = p.ring[last]
+	p.ring[e.place].place = e.place
+	p.ring[last] = nil
+	p.ring = p.ring[:last]
+	delete(p.entries, e.id)
+	b.count.Add(-1)
+}

@@ -1,0 +1,230 @@
+package ledger
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+var (
+	errNoRoom = fmt.Errorf("%w: the ledger is full", store.ErrNotExecuted)
+	// ErrExpired is the error of charges that could not be delivered before
+	// their window was over.
+	ErrExpired = fmt.Errorf("%w: their window is over", store.ErrNotExecuted)
+	errEnded   = fmt.Errorf("%w: there was no time left to deliver them", store.ErrNotExecuted)
+)
+
+// debts are the charges of one bucket that the store has not confirmed. One is
+// on its way at a time; what comes meanwhile is added up, and sent when that is
+// answered. So an answer surely has in it what was sent before, and surely lacks
+// what was not.
+type debts struct {
+	// sent is set while a charge is on its way; sentRequests is how many
+	// requests it is for.
+	sent         bool
+	sentRequests int64
+	// sentAt is when it was sent; expires is when it is about the past.
+	sentAt, expires int64
+	// looseSent is how much of it is part of the entry's loose.
+	looseSent int64
+	// waiting is what comes next, or nil.
+	waiting *debt
+	// heard is what was said since that was sent, or nil.
+	heard *algorithm.Known
+	// arrived is closed when that is answered; nil if nobody waits.
+	arrived chan struct{}
+	// queued is set while the debts are in a backlog.
+	queued bool
+}
+
+// debt is charges added up.
+type debt struct {
+	req      store.Request
+	requests int64
+	expires  int64
+}
+
+func (e *entry) isSent() bool { return e.debts != nil && e.debts.sent }
+
+// note remembers what was said while a charge is on its way.
+func (d *debts) note(limit *store.Limit, word algorithm.Known, storeNow int64) {
+	if d.heard == nil {
+		d.heard = &word
+		return
+	}
+	d.heard.Raise(limit, word, storeNow)
+}
+
+// Settle ends what the requests hold in flight, and charges their costs, without
+// being waited for. A request whose cost turned out to be another than what it
+// held has its own in held; nil if none has. reqs are not changed any more.
+func (l *Ledger) Settle(reqs []store.Request, held []int64) {
+	now := l.books.now()
+	send := make([]int, 0, 4)
+	for i := range reqs {
+		r := &reqs[i]
+		hold := r.Cost
+		if held != nil {
+			hold = held[i]
+		}
+		if l.settle(r, hold, now) {
+			send = append(send, i)
+		}
+	}
+	switch {
+	case len(send) == 0:
+	case len(send) == len(reqs):
+		l.deliver(reqs)
+	default:
+		some := make([]store.Request, len(send))
+		for n, i := range send {
+			some[n] = reqs[i]
+		}
+		l.deliver(some)
+	}
+}
+
+// settle tells whether the charge is to be sent.
+func (l *Ledger) settle(r *store.Request, hold, now int64) bool {
+	p, e := l.enter(r)
+	defer p.mu.Unlock()
+	e.flight -= hold
+	if r.Cost == 0 {
+		return false
+	}
+	e.confirmed = now
+	expires := now + r.Limit.Window.Microseconds()
+	if r.Limit.Algorithm == store.FixedWindow && e.known.IsOpen(r.Limit, now+e.clock) {
+		expires = e.known.Expiry(r.Limit) - e.clock
+	}
+	e.spend(r, now+e.clock)
+	e.keepUntil(r, now)
+	if e.debts == nil {
+		l.books.owing.Add(1)
+		e.debts = &debts{sent: true, sentRequests: 1, sentAt: now, expires: expires, looseSent: e.loose}
+		return true
+	}
+	w := e.debts.waiting
+	if w != nil && w.expires <= now {
+		l.lose(w.req.ClientKey, w.requests, ErrExpired)
+		e.loose = e.debts.looseSent
+		w = nil
+	}
+	if w == nil {
+		e.debts.waiting = &debt{req: *r, requests: 1, expires: expires}
+		return false
+	}
+	cost := w.req.Cost + min(r.Cost, store.MaxInteger-w.req.Cost)
+	w.req = *r
+	w.req.Cost = cost
+	w.requests++
+	w.expires = min(w.expires, expires)
+	return false
+}
+
+// deliver sends charges that are noted as sent.
+func (l *Ledger) deliver(reqs []store.Request) {
+	l.store.ChargeReported(reqs, func(i int, st store.State) { l.delivered(&reqs[i], &st) })
+}
+
+// delivered takes in what became of a charge, and sends the next.
+func (l *Ledger) delivered(r *store.Request, st *store.State) {
+	if next := l.conclude(r, st); next != nil {
+		l.deliver(next)
+	}
+}
+
+// conclude takes in what became of a charge, and returns the next.
+func (l *Ledger) conclude(r *store.Request, st *store.State) []store.Request {
+	p, e := l.find(r)
+	if e == nil {
+		return nil
+	}
+	defer p.mu.Unlock()
+	now := l.books.now()
+	d := e.debts
+	requests := d.sentRequests
+	d.sent, d.sentRequests = false, 0
+	if d.arrived != nil {
+		close(d.arrived)
+		d.arrived = nil
+	}
+	heard := d.heard
+	d.heard = nil
+	e.confirmed = now
+	switch {
+	case st.Err == nil:
+		e.clock, e.silent = st.Now-now, false
+		e.confirm(r, algorithm.Known{Content: st.Content}, st, d.sentAt)
+		if heard != nil {
+			e.known.Raise(r.Limit, *heard, st.Now)
+		}
+		e.keepUntil(r, now)
+	case errors.Is(st.Err, store.ErrUncertain):
+		// It counts here as spent until the primary says otherwise.
+		d.looseSent, e.doubted = 0, true
+		l.lose(r.ClientKey, requests, st.Err)
+	default:
+		d.looseSent, e.silent = 0, true
+		l.putBack(e, r, requests, now)
+		return nil
+	}
+	return l.sendNext(e, now)
+}
+
+// sendNext makes what waits be on its way, and returns it.
+func (l *Ledger) sendNext(e *entry, now int64) []store.Request {
+	d := e.debts
+	w := d.waiting
+	d.waiting = nil
+	if w == nil {
+		e.debts = nil
+		l.books.owing.Add(-1)
+		return nil
+	}
+	reqs := []store.Request{w.req}
+	d.sent, d.sentRequests, d.sentAt, d.expires = true, w.requests, now, w.expires
+	d.looseSent = e.loose
+	return reqs
+}
+
+// putBack keeps a charge that did not run, and makes it wait for its shard.
+func (l *Ledger) putBack(e *entry, r *store.Request, requests, now int64) {
+	d := e.debts
+	if l.books.current() == nil {
+		// Nobody is left to deliver it.
+		d.waiting = nil
+		l.lose(r.ClientKey, requests, errEnded)
+		e.debts = nil
+		l.books.owing.Add(-1)
+		return
+	}
+	if w := d.waiting; w != nil {
+		w.req.Cost += min(r.Cost, store.MaxInteger-w.req.Cost)
+		w.requests += requests
+		w.expires = min(w.expires, d.expires)
+	} else {
+		d.waiting = &debt{req: *r, requests: requests, expires: d.expires}
+	}
+	if !d.queued {
+		d.queued = true
+		l.books.enqueue(l.store.Owner(r.ClientKey), e, now)
+	}
+}
+
+// giveUp drops what waits.
+func (l *Ledger) giveUp(e *entry, err error) {
+	if w := e.debts.waiting; w != nil {
+		l.lose(w.req.ClientKey, w.requests, err)
+	}
+	e.debts = nil
+	l.books.owing.Add(-1)
+}
+
+func (l *Ledger) lose(clientKey string, requests int64, err error) {
+	if l.opts.OnUndelivered != nil {
+		l.opts.OnUndelivered(l.store.Owner(clientKey), requests, err)
+	}
+}

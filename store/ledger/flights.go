@@ -1,0 +1,157 @@
+package ledger
+
+import (
+	"context"
+	"hash/maphash"
+	"sync"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/identity"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// Flights are what is in flight, by bucket: all that has to be known of a store
+// that no other process writes to. Views share them, and they outlive views.
+type Flights struct {
+	seed   maphash.Seed
+	limits identity.Limits
+	pages  [pageCount]flightPage
+}
+
+type flightPage struct {
+	mu      sync.Mutex
+	flights map[identity.ID]*flight
+}
+
+// localPatience bounds a charge of a store that cannot charge by itself.
+const localPatience = 5 * time.Second
+
+// flight is what is in flight of one bucket.
+type flight struct {
+	// mu makes an answer of the store and what follows from it one step.
+	mu sync.Mutex
+	// cost was admitted and is not settled.
+	cost int64
+	// users are those that hold some of it or look at it; the page's lock
+	// guards the number.
+	users int
+}
+
+// NewFlights returns none.
+func NewFlights() *Flights {
+	f := &Flights{seed: maphash.MakeSeed()}
+	for i := range f.pages {
+		f.pages[i].flights = map[identity.ID]*flight{}
+	}
+	return f
+}
+
+// Len is of how many buckets something is in flight.
+func (f *Flights) Len() (n int) {
+	for i := range f.pages {
+		p := &f.pages[i]
+		p.mu.Lock()
+		n += len(p.flights)
+		p.mu.Unlock()
+	}
+	return n
+}
+
+// use returns the bucket's flight, locked.
+func (f *Flights) use(r *store.Request) (*flightPage, identity.ID, *flight) {
+	id := identity.New(f.limits.Number(r.Limit), r.ClientKey)
+	p := &f.pages[placeOf(f.seed, id)]
+	p.mu.Lock()
+	fl, ok := p.flights[id]
+	if !ok {
+		fl = new(flight)
+		p.flights[id] = fl
+	}
+	fl.users++
+	p.mu.Unlock()
+	fl.mu.Lock()
+	return p, id, fl
+}
+
+// leave unlocks a flight that so many no longer use.
+func (p *flightPage) leave(id identity.ID, fl *flight, users int) {
+	fl.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if fl.users -= users; fl.users == 0 {
+		delete(p.flights, id)
+	}
+}
+
+// Local is a view of flights on a store that answers at once. What it does not
+// add is the store's.
+type Local struct {
+	store.Store
+	flights  *Flights
+	detacher store.Detacher
+}
+
+// NewLocal returns a view of flights on s.
+func NewLocal(flights *Flights, s store.Store) *Local {
+	l := &Local{Store: s, flights: flights}
+	l.detacher, _ = s.(store.Detacher)
+	return l
+}
+
+// Admit is [Ledger.Admit].
+func (l *Local) Admit(ctx context.Context, reqs []store.Request) []store.State {
+	states := make([]store.State, len(reqs))
+	for i := range reqs {
+		states[i] = l.admit(ctx, &reqs[i])
+	}
+	return states
+}
+
+func (l *Local) admit(ctx context.Context, r *store.Request) store.State {
+	page, id, fl := l.flights.use(r)
+	asked := []store.Request{*r}
+	asked[0].Ahead += fl.cost
+	st := l.Check(ctx, asked)[0]
+	switch {
+	case st.Err != nil:
+	case st.Allowed:
+		showFlight(&st, fl.cost)
+		fl.cost += r.Cost
+		page.leave(id, fl, 0)
+		return st
+	case fl.cost > 0:
+		asked[0].Ahead = r.Ahead
+		if st = l.Check(ctx, asked)[0]; st.Err == nil && st.Allowed {
+			st.Allowed, st.InFlight, st.RetryAfter = false, true, flightRetry
+			showFlight(&st, fl.cost)
+		}
+	}
+	page.leave(id, fl, 1)
+	return st
+}
+
+// Settle is [Ledger.Settle].
+func (l *Local) Settle(reqs []store.Request, held []int64) {
+	for i := range reqs {
+		hold := reqs[i].Cost
+		if held != nil {
+			hold = held[i]
+		}
+		page, id, fl := l.flights.use(&reqs[i])
+		if reqs[i].Cost > 0 {
+			l.charge(reqs[i : i+1])
+		}
+		fl.cost -= hold
+		page.leave(id, fl, 2)
+	}
+}
+
+func (l *Local) charge(reqs []store.Request) {
+	if l.detacher != nil {
+		l.detacher.ChargeDetached(reqs)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), localPatience)
+	defer cancel()
+	l.Charge(ctx, reqs)
+}

@@ -1,0 +1,191 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// question is what the store is asked about one bucket. There is one at a time:
+// who comes while it is on its way joins the next, because what he has to know
+// may have happened since it was sent.
+type question struct {
+	// joined are those that the answer is for, beside who asks.
+	joined []*waiter
+	// next are those that came since it was sent.
+	next []*waiter
+}
+
+// waiter is a request that waits for a question.
+type waiter struct {
+	*admission
+	place int
+}
+
+func (w *waiter) tell(t turn) { w.turns <- message{w.place, t} }
+
+// turn is what a waiter is told.
+type turn uint8
+
+const (
+	// turnAnswered: the state is set.
+	turnAnswered turn = iota
+	// turnLead: the next question is the waiter's to ask.
+	turnLead
+	// turnAgain: a charge on its way decides.
+	turnAgain
+)
+
+// join makes a request wait for the next question about its bucket, or tells
+// that the question is its own to ask.
+func (l *Ledger) join(a *admission, place int) bool {
+	p, e := l.enter(&a.reqs[place])
+	defer p.mu.Unlock()
+	if e.question == nil {
+		e.question = new(question)
+		return false
+	}
+	if a.turns == nil {
+		// Nobody waits to tell: each place is told once.
+		a.turns = make(chan message, len(a.reqs))
+	}
+	e.question.next = append(e.question.next, &waiter{a, place})
+	return true
+}
+
+// beginQuestion notes that the question about a bucket is sent now. It tells
+// whether the primary is to be asked, and whether others wait for the answer.
+func (l *Ledger) beginQuestion(r *store.Request) (primary, joined bool) {
+	p, e := l.find(r)
+	defer p.mu.Unlock()
+	now := l.books.now()
+	switch {
+	case !algorithm.Copies(r.Limit.Algorithm):
+		// What a replica lacks cannot be made up for.
+		primary = e.until > now || e.debts != nil
+	case e.doubted, e.loose > 0 && e.debts == nil:
+		primary = true
+	case e.asked > e.trusted && !e.trusts(now, l.trust):
+		// It is known to be full.
+		primary = true
+	}
+	return primary, len(e.question.joined) > 0
+}
+
+// progress is what is left to do about an answer.
+type progress uint8
+
+const (
+	done progress = iota
+	needsPrimary
+	needsTime
+)
+
+// answer takes in the store's answer about a bucket, sets the states of who
+// waits for it, and gives the next question to who waits for that.
+func (l *Ledger) answer(r *store.Request, st *store.State, answer store.State, asked int64) progress {
+	p, e := l.find(r)
+	defer p.mu.Unlock()
+	now := l.books.now()
+	if answer.Err != nil {
+		// A client that left says nothing about the store.
+		e.silent = e.silent || !errors.Is(answer.Err, context.Canceled)
+		*st = answer
+		for _, w := range e.question.joined {
+			w.states[w.place] = answer
+			w.tell(turnAnswered)
+		}
+		e.nextQuestion()
+		return done
+	}
+	if e.hear(r, &answer, asked, now) && !e.trusts(now, l.trust) {
+		return needsPrimary
+	}
+	progress := done
+	if e.admit(r, st, &answer) == unclear {
+		progress = needsTime
+	}
+	for _, w := range e.question.joined {
+		other := &w.reqs[w.place]
+		if !algorithm.Copies(r.Limit.Algorithm) && !sameQuestion(r, other) || e.admit(other, &w.states[w.place], &answer) == unclear {
+			w.tell(turnAgain)
+			continue
+		}
+		w.tell(turnAnswered)
+	}
+	e.nextQuestion()
+	return progress
+}
+
+// sameQuestion tells whether an answer to r is one to other, where it is all
+// that there is.
+func sameQuestion(r, other *store.Request) bool {
+	return r.Cost == other.Cost && r.Events == other.Events && r.Reserved == other.Reserved
+}
+
+// admit judges by an answer, and holds what fits.
+func (e *entry) admit(r *store.Request, st, answer *store.State) judgement {
+	judged := *answer
+	j := e.judge(r, &judged, answer.Now)
+	if j == unclear {
+		return j
+	}
+	if *st = judged; j == fits {
+		e.flight += r.Cost
+	}
+	return j
+}
+
+// nextQuestion passes the question on to who came since it was sent.
+func (e *entry) nextQuestion() {
+	next := e.question.next
+	if len(next) == 0 {
+		e.question = nil
+		return
+	}
+	e.question = &question{joined: next[1:]}
+	next[0].tell(turnLead)
+}
+
+// awaitCharge waits until a charge of the bucket is no longer on its way, and
+// tells whether that was within the time given.
+func (l *Ledger) awaitCharge(r *store.Request, most time.Duration) bool {
+	p, e := l.find(r)
+	if e == nil {
+		return true
+	}
+	if !e.isSent() {
+		p.mu.Unlock()
+		return true
+	}
+	if e.debts.arrived == nil {
+		e.debts.arrived = make(chan struct{})
+	}
+	arrived := e.debts.arrived
+	p.mu.Unlock()
+	timer := time.NewTimer(most)
+	defer timer.Stop()
+	select {
+	case <-arrived:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+// refuseUnclear refuses a request for which a charge on its way decides that
+// does not arrive.
+func (l *Ledger) refuseUnclear(r *store.Request, st *store.State) {
+	p, e := l.enter(r)
+	defer p.mu.Unlock()
+	now := l.books.now() + e.clock
+	*st = store.State{Limit: max(r.Capacity(), 0), Now: now, InFlight: true, RetryAfter: flightRetry}
+	if algorithm.Copies(r.Limit.Algorithm) {
+		*st = e.known.View(r, now)
+		st.Allowed, st.InFlight, st.RetryAfter = false, true, max(st.RetryAfter, flightRetry)
+		showFlight(st, e.flight+e.loose)
+	}
+}

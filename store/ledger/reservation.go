@@ -1,0 +1,122 @@
+package ledger
+
+import (
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+const (
+	// autoStart is the part of the limit that the first batch is, inverted.
+	autoStart = 1000
+	// idleBatch is how long, in microseconds, a batch may lie unused before it
+	// is given back.
+	idleBatch = 1_000_000
+	// shortPart is the part of a window, inverted, for which no batch is fetched
+	// after one was refused.
+	shortPart = 10
+)
+
+// reservation is what was taken of one bucket in advance.
+type reservation struct {
+	// tokens are left, taken in the period, which ends by the store's clock.
+	tokens int64
+	period int64
+	ends   int64
+	// size is that of the last batch, or what is left to be learnt from it;
+	// 0 if there was none.
+	size int64
+	// began is when the last batch came, used is when some of it was last used
+	// or given back.
+	began, used int64
+	// short is the store's instant before which no batch is fetched, because
+	// less was left than one.
+	short int64
+	// coming is how much is being fetched, or 0; claims wait for it.
+	coming  int64
+	claimed int64
+	claims  []*claim
+	// request is one for the bucket, to give tokens back.
+	request store.Request
+}
+
+// claim is a request that waits for a batch.
+type claim struct {
+	*taking
+	place int
+}
+
+func (v *reservation) isEmpty() bool { return v.tokens == 0 && v.coming == 0 }
+
+// ration is how large the next batch is, if so many processes share the limit.
+// Nothing is taken in advance while their number is unknown.
+func (v *reservation) ration(r *store.Request, processes int64) int64 {
+	capacity := max(r.Capacity(), 0)
+	if r.Batch != store.BatchAuto {
+		return min(r.Batch, capacity)
+	}
+	if processes == 0 {
+		return 0
+	}
+	size := v.size
+	if size == 0 {
+		size = capacity / autoStart
+	}
+	return min(max(size, 1), max((capacity/100*r.BatchShare+capacity%100*r.BatchShare/100)/processes, 1), capacity)
+}
+
+// adapt learns from a batch that is used up.
+func (v *reservation) adapt(r *store.Request, processes, now int64) {
+	if v.size == 0 || processes == 0 || r.Capacity() < 1 {
+		return
+	}
+	share := float64(r.Limit.Window.Microseconds()) * float64(v.size) * float64(processes) / float64(r.Capacity())
+	if float64(now-v.began) <= share {
+		v.size = min(v.size+(v.size+1)/2, store.MaxInteger)
+	}
+}
+
+// waste learns from tokens that nobody used.
+func (v *reservation) waste() {
+	v.size = max(v.size/2, 1)
+	v.tokens = 0
+}
+
+// shortfall learns from a batch that was refused.
+func (v *reservation) shortfall(r *store.Request, st *store.State) {
+	v.size = max(min(v.size, st.Remaining)/2, 1)
+	v.short = min(st.Reset, st.Now+r.Limit.Window.Microseconds()/shortPart)
+}
+
+// add takes in a batch, and returns leftovers of another period, which cannot
+// be used any more.
+func (v *reservation) add(r *store.Request, st *store.State, size, now int64) (leftover store.Request) {
+	period := st.Receipt.Period
+	if v.tokens > 0 && v.period != period {
+		leftover = v.giveBack()
+	}
+	v.period, v.ends = period, period
+	if r.Limit.Algorithm == store.SlidingWindow {
+		v.ends += r.Limit.Window.Microseconds()
+	}
+	v.tokens += size
+	v.size, v.began, v.used = size, now, now
+	v.request = *r
+	return leftover
+}
+
+// use spends some tokens, if there are so many that can still be used.
+func (v *reservation) use(cost, storeNow, now int64) bool {
+	if v.tokens < cost || storeNow >= v.ends {
+		return false
+	}
+	v.tokens -= cost
+	v.used = now
+	return true
+}
+
+// giveBack returns the refund of all tokens.
+func (v *reservation) giveBack() store.Request {
+	r := v.request
+	r.Cost, r.Receipt = v.tokens, store.Receipt{Period: v.period}
+	v.waste()
+	return r
+}

@@ -1,0 +1,135 @@
+package ledger
+
+import (
+	"context"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// Take implements [store.Store]. Where a bucket is known to refuse its request,
+// nothing is taken from the others, and their states are zero. Requests with a
+// batch are served from what was taken in advance.
+func (l *Ledger) Take(ctx context.Context, reqs []store.Request) []store.State {
+	t := taking{ledger: l, ctx: ctx, reqs: reqs, states: make([]store.State, len(reqs))}
+	if !t.refuseKnown() {
+		t.run()
+	}
+	return t.states
+}
+
+// taking is one call of Take.
+type taking struct {
+	ledger *Ledger
+	ctx    context.Context
+	reqs   []store.Request
+	states []store.State
+	turns  chan message
+}
+
+// refuseKnown sets the states of requests that are refused without a call, and
+// tells whether there are any.
+func (t *taking) refuseKnown() (refused bool) {
+	now := t.ledger.books.now()
+	for i := range t.reqs {
+		r := &t.reqs[i]
+		p, e := t.ledger.find(r)
+		if e == nil {
+			continue
+		}
+		if !e.hasTokens(r, now) && t.ledger.refuses(e, r, &t.states[i], now) {
+			refused = true
+		}
+		p.mu.Unlock()
+	}
+	return refused
+}
+
+// run takes: what there is from reservations, what others fetch from what they
+// fetch, and the rest from the store in one call.
+func (t *taking) run() {
+	var own, fetches []int
+	waiting := 0
+	for i := range t.reqs {
+		if t.reqs[i].Batch == 0 {
+			own = append(own, i)
+			continue
+		}
+		switch t.ledger.claim(t, i) {
+		case claimServed:
+		case claimFetches:
+			fetches = append(fetches, i)
+		case claimWaits:
+			waiting++
+		case claimDirect:
+			own = append(own, i)
+		}
+	}
+	again := t.take(own, fetches)
+	for range waiting {
+		if m := <-t.turns; m.turn == turnAgain {
+			again = append(again, m.place)
+		}
+	}
+	t.take(again, nil)
+}
+
+// take takes what some requests cost, and batches for those that fetch, in one
+// call. It returns the places of those that fetched in vain.
+func (t *taking) take(own, fetches []int) (again []int) {
+	if len(own)+len(fetches) == 0 {
+		return nil
+	}
+	l := t.ledger
+	asked := l.books.now()
+	reqs := t.reqs
+	if len(fetches) > 0 || len(own) < len(reqs) {
+		reqs = make([]store.Request, 0, len(own)+len(fetches))
+		for _, i := range own {
+			reqs = append(reqs, t.reqs[i])
+		}
+		for _, i := range fetches {
+			reqs = append(reqs, l.batch(&t.reqs[i]))
+		}
+	}
+	for n, st := range l.buckets.Take(t.ctx, reqs) {
+		l.hearTake(&reqs[n], &st, asked)
+		if n < len(own) {
+			t.states[own[n]] = st
+			continue
+		}
+		if i := fetches[n-len(own)]; l.fetched(t, i, &reqs[n], &st) {
+			again = append(again, i)
+		}
+	}
+	return again
+}
+
+// hearTake remembers what a take was told, of buckets that are full or known
+// already.
+func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) {
+	var p *page
+	var e *entry
+	switch {
+	case r.Limit.Algorithm == store.Concurrency:
+		return
+	case st.Err == nil && !st.Allowed:
+		p, e = l.enter(r)
+	default:
+		if p, e = l.find(r); e == nil {
+			return
+		}
+	}
+	defer p.mu.Unlock()
+	if st.Err != nil {
+		e.silent = true
+		return
+	}
+	now := l.books.now()
+	e.hear(r, st, asked, now)
+	if algorithm.Copies(r.Limit.Algorithm) {
+		// Takes overlap: one that was asked for before this answer may lack what
+		// this one spent.
+		e.confirmed = now
+	}
+}
