@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // wiretap is a way to a server on which the round trips are counted that are
@@ -86,11 +87,11 @@ func (w *wiretap) took() [2]int64 { return [2]int64{w.trips.Swap(0), w.commands.
 
 // tappedShard is a shard with a wiretap before each of its servers, and the
 // global option for it.
-func tappedShard(t *testing.T, replicas int) (servers shards, primary, replica *wiretap, store string) {
+func tappedShard(t *testing.T, replicas int, options ...string) (servers shards, primary, replica *wiretap, store string) {
 	t.Helper()
 	servers = startShards(t, 1, replicas)
 	primary = startWiretap(t, servers[0].Primary.Addr())
-	store = strings.Replace(servers.store(), servers[0].Primary.Addr(), primary.addr, 1)
+	store = strings.Replace(servers.store(options...), servers[0].Primary.Addr(), primary.addr, 1)
 	if replicas > 0 {
 		replica = startWiretap(t, servers[0].Replicas[0].Addr())
 		store = strings.Replace(store, servers[0].Replicas[0].Addr(), replica.addr, 1)
@@ -143,28 +144,55 @@ func TestThreeZonesOneRoundTrip(t *testing.T) {
 	}
 }
 
-// TestThreeZonesOneRoundTripToAReplica: a refusal asks a replica once, and
-// nothing else.
+// TestThreeZonesOneRoundTripToAReplica: what a Caddy does not know yet it asks a
+// replica, once. The primary is asked once whether a refusal is still true, and
+// again when its word is old; in between a refusal asks nobody.
 func TestThreeZonesOneRoundTripToAReplica(t *testing.T) {
-	const refusals = 10
+	const (
+		refusals = 10
+		trust    = 3 * time.Second
+	)
 	for _, algorithm := range counting {
 		t.Run(algorithm, func(t *testing.T) {
-			servers, primary, replica, store := tappedShard(t, 1)
-			c := startWith(t, store, zoneWith("one", "algorithm "+algorithm)+
-				zoneWith("two", "algorithm "+algorithm, "events 2")+zoneWith("three", "algorithm "+algorithm), "respond ok")
-			for used := range int64(2) {
-				must(t, "request that fits", c.probe("/", "X-Key: alice").shows(http.StatusOK, 2, used+1))
-				servers.awaitUsed(t, "three", "alice", used+1)
+			t.Parallel() // it spends its time waiting
+			servers, primary, replica, store := tappedShard(t, 1, fmt.Sprint("ledger_trust ", trust))
+			caddys := startCaddys(t, 2, zonesSite(store, zoneWith("one", "algorithm "+algorithm)+
+				zoneWith("two", "algorithm "+algorithm, "events 2")+zoneWith("three", "algorithm "+algorithm), "respond ok"))
+			charged := func(key string, used int64) {
+				servers.awaitUsed(t, "three", key, used)
 				servers.awaitReplicas(t)
 			}
+			for used := range int64(2) {
+				must(t, "request that fits", caddys[0].probe("/", "X-Key: alice").shows(http.StatusOK, 2, used+1))
+				charged("alice", used+1)
+			}
+			c := caddys[1]
+			// A replica is asked once the primary has told its time.
+			must(t, "request of another client", c.probe("/", "X-Key: bob").shows(http.StatusOK, 2, 1))
+			charged("bob", 1)
+
 			primary.took()
 			replica.took()
-			for range refusals {
-				must(t, "request too many", c.probe("/", "X-Key: alice").refuses("two"))
+			refused := func(what string, times int, atReplica, atPrimary [2]int64) {
+				t.Helper()
+				for range times {
+					must(t, what, c.probe("/", "X-Key: alice").refuses("two"))
+				}
+				must(t, what, errors.Join(want("round trips and commands at the replica", replica.took(), atReplica),
+					want("round trips and commands at the primary", primary.took(), atPrimary)))
 			}
-			c.stop()
-			must(t, "refusals", errors.Join(want("round trips and commands at the replica", replica.took(), [2]int64{refusals, 3 * refusals}),
-				want("round trips and commands at the primary", primary.took(), [2]int64{})))
+			nothing, once := [2]int64{}, [2]int64{1, 3}
+			refused("first request too many", 1, once, nothing)
+			refused("second request too many", 1, nothing, once)
+			refused("request of a client that is known to be full", refusals, nothing, nothing)
+			time.Sleep(trust)
+			refused("first request when trust has run out", 1, nothing, once)
+			refused("request of a client that is still full", refusals, nothing, nothing)
+			for _, c := range caddys {
+				c.stop()
+			}
+			must(t, "at the end", errors.Join(want("round trips and commands at the replica", replica.took(), nothing),
+				want("round trips and commands at the primary", primary.took(), nothing)))
 		})
 	}
 }

@@ -194,7 +194,7 @@ func play(t *testing.T, r store.Request, steps []step) {
 			want.Reset = origin + s.reset.Microseconds()
 		}
 		want.ResetOtherwise, want.Receipt, want.Content = got.ResetOtherwise, got.Receipt, got.Content // these have tests of their own
-		if s.op == refund {                                                 // whether it would fit again
+		if s.op == refund {                                                                            // whether it would fit again
 			want.Allowed, want.RetryAfter = got.Allowed, got.RetryAfter
 		}
 		if got != want {

@@ -32,7 +32,7 @@ func (l *Ledger) refuseKnown(reqs []store.Request, states []store.State) (refuse
 		if e == nil {
 			continue
 		}
-		if l.refuses(e, &reqs[i], &states[i], now) {
+		if e.trusts(now, l.trust) && l.refuses(e, &reqs[i], &states[i], now) {
 			refused = true
 		}
 		p.mu.Unlock()
@@ -40,9 +40,7 @@ func (l *Ledger) refuseKnown(reqs []store.Request, states []store.State) (refuse
 	return refused
 }
 
-// refuses sets the state of a request that is refused without a call. Once
-// trust has run out one request is let through to ask, and the others are
-// refused as before until it has an answer.
+// refuses sets the state of a request that is refused by what is known.
 func (l *Ledger) refuses(e *entry, r *store.Request, st *store.State, now int64) bool {
 	if e.silent || e.doubted {
 		return false
@@ -56,10 +54,6 @@ func (l *Ledger) refuses(e *entry, r *store.Request, st *store.State, now int64)
 		isFull = e.refusesAsBefore(r, &refusal, storeNow)
 	}
 	if !isFull {
-		return false
-	}
-	if !e.trusts(now, l.trust) && (e.asked == 0 || now-e.asked > l.trust) {
-		e.asked = now
 		return false
 	}
 	*st = refusal

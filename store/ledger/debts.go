@@ -22,13 +22,14 @@ var (
 // what was not.
 type debts struct {
 	// sent is set while a charge is on its way; sentRequests is how many
-	// requests it is for.
+	// requests it is for, and sentCost what they cost.
 	sent         bool
 	sentRequests int64
+	sentCost     int64
 	// sentAt is when it was sent; expires is when it is about the past.
 	sentAt, expires int64
-	// looseSent is how much of it is part of the entry's loose.
-	looseSent int64
+	// base is what was known when it was sent.
+	base algorithm.Known
 	// waiting is what comes next, or nil.
 	waiting *debt
 	// heard is what was said since that was sent, or nil.
@@ -44,6 +45,14 @@ type debt struct {
 	req      store.Request
 	requests int64
 	expires  int64
+}
+
+// owed is what the charges cost.
+func (d *debts) owed() int64 {
+	if d.waiting == nil {
+		return d.sentCost
+	}
+	return d.sentCost + d.waiting.req.Cost
 }
 
 func (e *entry) isSent() bool { return e.debts != nil && e.debts.sent }
@@ -99,17 +108,15 @@ func (l *Ledger) settle(r *store.Request, hold, now int64) bool {
 	if r.Limit.Algorithm == store.FixedWindow && e.known.IsOpen(r.Limit, now+e.clock) {
 		expires = e.known.Expiry(r.Limit) - e.clock
 	}
-	e.spend(r, now+e.clock)
 	e.keepUntil(r, now)
 	if e.debts == nil {
 		l.books.owing.Add(1)
-		e.debts = &debts{sent: true, sentRequests: 1, sentAt: now, expires: expires, looseSent: e.loose}
+		e.debts = &debts{sent: true, sentRequests: 1, sentCost: r.Cost, sentAt: now, expires: expires, base: e.known}
 		return true
 	}
 	w := e.debts.waiting
 	if w != nil && w.expires <= now {
 		l.lose(w.req.ClientKey, w.requests, ErrExpired)
-		e.loose = e.debts.looseSent
 		w = nil
 	}
 	if w == nil {
@@ -145,8 +152,8 @@ func (l *Ledger) conclude(r *store.Request, st *store.State) []store.Request {
 	defer p.mu.Unlock()
 	now := l.books.now()
 	d := e.debts
-	requests := d.sentRequests
-	d.sent, d.sentRequests = false, 0
+	requests, cost := d.sentRequests, d.sentCost
+	d.sent, d.sentRequests, d.sentCost = false, 0, 0
 	if d.arrived != nil {
 		close(d.arrived)
 		d.arrived = nil
@@ -157,17 +164,20 @@ func (l *Ledger) conclude(r *store.Request, st *store.State) []store.Request {
 	switch {
 	case st.Err == nil:
 		e.clock, e.silent = st.Now-now, false
-		e.confirm(r, algorithm.Known{Content: st.Content}, st, d.sentAt)
+		e.confirm(algorithm.Known{Content: st.Content}, d.sentAt)
+		if e.question != nil {
+			e.question.landed += cost
+		}
 		if heard != nil {
 			e.known.Raise(r.Limit, *heard, st.Now)
 		}
 		e.keepUntil(r, now)
 	case errors.Is(st.Err, store.ErrUncertain):
 		// It counts here as spent until the primary says otherwise.
-		d.looseSent, e.doubted = 0, true
+		e.suspect(r, cost, now+e.clock)
 		l.lose(r.ClientKey, requests, st.Err)
 	default:
-		d.looseSent, e.silent = 0, true
+		e.silent = true
 		l.putBack(e, r, requests, now)
 		return nil
 	}
@@ -185,9 +195,24 @@ func (l *Ledger) sendNext(e *entry, now int64) []store.Request {
 		return nil
 	}
 	reqs := []store.Request{w.req}
-	d.sent, d.sentRequests, d.sentAt, d.expires = true, w.requests, now, w.expires
-	d.looseSent = e.loose
+	d.sent, d.sentRequests, d.sentCost, d.sentAt, d.expires = true, w.requests, w.req.Cost, now, w.expires
+	d.base = e.known
 	return reqs
+}
+
+// suspect notes that so much may have been spent. What is known may have it
+// already.
+func (e *entry) suspect(r *store.Request, cost, storeNow int64) {
+	e.doubted = true
+	if !e.isBase(e.debts, r.Limit, storeNow) {
+		e.loose += cost
+		return
+	}
+	base, spent := e.debts.base, *r
+	spent.Cost = cost
+	base.Charge(&spent, storeNow)
+	base.Raise(r.Limit, e.known, storeNow)
+	e.known = base
 }
 
 // putBack keeps a charge that did not run, and makes it wait for its shard.

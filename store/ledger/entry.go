@@ -17,8 +17,7 @@ const flightRetry = time.Second
 type entry struct {
 	id    identity.ID
 	place int // in its page's ring
-	// known is what the primary said last, raised by what replicas said since,
-	// and by charges of this process that are yet to be confirmed.
+	// known is what the primary said last, raised by what was heard since.
 	known algorithm.Known
 	// clock is how much the store's clock is ahead of the books'.
 	clock int64
@@ -33,8 +32,8 @@ type entry struct {
 	until int64
 	// flight is the cost that was admitted and is not settled.
 	flight int64
-	// loose is the cost that was settled and that known lacks, because no
-	// window was known to be open.
+	// loose is the cost that may have been spent, and that known lacks because
+	// no window was known to be open.
 	loose int64
 	// silent is set while the store does not answer; doubted, until the primary
 	// is heard after something was given back or may have been spent.
@@ -79,51 +78,34 @@ func (e *entry) trusts(now, trust int64) bool { return e.trusted != 0 && now-e.t
 func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (less bool) {
 	e.clock = st.Now - now
 	e.silent = false
-	copies := algorithm.Copies(r.Limit.Algorithm)
 	word := algorithm.Known{Content: st.Content}
+	// A charge of ours may be in a word that was asked for before it was
+	// confirmed, or not.
 	overlaps := e.isSent() || asked < e.confirmed
 	switch {
-	case st.Replica:
-		less = copies && e.known.Raise(r.Limit, word, st.Now)
-	case overlaps:
-		// A charge of ours may be in it or not.
-		if copies {
-			e.known.Raise(r.Limit, word, st.Now)
-		}
-	default:
-		e.confirm(r, word, st, asked)
-	}
-	if e.isSent() && copies {
-		e.debts.note(r.Limit, word, st.Now)
-	}
-	if !copies {
+	case !algorithm.Copies(r.Limit.Algorithm):
 		e.noteRefusal(r, st)
+		if !st.Replica && !overlaps {
+			e.confirm(e.known, asked)
+		}
+	case !st.Replica && !overlaps:
+		e.confirm(word, asked)
+	default:
+		less = e.known.Raise(r.Limit, word, st.Now) && st.Replica
+		if e.isSent() {
+			e.debts.note(r.Limit, word, st.Now)
+		}
 	}
 	e.keepUntil(r, now)
 	return less
 }
 
-// confirm makes the primary's word what is known, and adds what it lacks.
-func (e *entry) confirm(r *store.Request, word algorithm.Known, st *store.State, asked int64) {
-	if algorithm.Copies(r.Limit.Algorithm) {
-		e.known = word
-	}
-	e.trusted, e.doubted, e.loose = asked, false, 0
+// confirm makes the primary's word what is known.
+func (e *entry) confirm(word algorithm.Known, asked int64) {
+	e.known, e.trusted, e.doubted, e.loose = word, asked, false, 0
 	if e.debts != nil {
-		e.debts.looseSent = 0
-		if w := e.debts.waiting; w != nil {
-			e.spend(&w.req, st.Now)
-		}
+		e.debts.base = word
 	}
-}
-
-// spend adds a charge to what is known.
-func (e *entry) spend(r *store.Request, storeNow int64) {
-	if e.known.IsOpen(r.Limit, storeNow) {
-		e.known.Charge(r, storeNow)
-		return
-	}
-	e.loose += r.Cost
 }
 
 // judgement is what an entry says to a request.
@@ -142,38 +124,93 @@ const (
 // judge sets the state of a request, for which st is the store's last answer
 // where buckets cannot be copied.
 func (e *entry) judge(r *store.Request, st *store.State, storeNow int64) judgement {
-	unclearCost := int64(0)
-	if e.debts != nil {
-		unclearCost = e.debts.looseSent
-	}
-	ahead := e.flight + e.loose
-	with := e.view(r, st, storeNow, ahead)
-	if with.Allowed {
+	v := e.viewOf(r, st, storeNow)
+	if with := v.ahead(v.flight); with.Allowed {
 		*st = with
-		showFlight(st, ahead)
+		showFlight(st, v.flight)
 		return fits
 	}
-	if unclearCost > 0 && e.view(r, st, storeNow, ahead-unclearCost).Allowed {
-		return unclear
+	if v.unclear > 0 {
+		if with := v.ahead(v.flight - v.unclear); with.Allowed {
+			return unclear
+		}
 	}
-	without := e.view(r, st, storeNow, 0)
-	if *st = without; without.Allowed {
+	if *st = v.ahead(0); st.Allowed {
 		st.Allowed, st.InFlight, st.RetryAfter = false, true, flightRetry
-		showFlight(st, ahead)
+		showFlight(st, v.flight)
 	}
 	return full
 }
 
-// view is what the bucket looks like to a request before which so much is
-// spent.
-func (e *entry) view(r *store.Request, answer *store.State, storeNow, ahead int64) store.State {
-	asked := *r
-	asked.Ahead += ahead
-	if algorithm.Copies(r.Limit.Algorithm) {
-		return e.known.View(&asked, storeNow)
+// view is a bucket as a request has to see it.
+type view struct {
+	req    *store.Request
+	known  algorithm.Known
+	answer *store.State
+	now    int64
+	// flight is what has to fit before the request, beside what is known;
+	// unclear is how much of it may be known already.
+	flight, unclear int64
+}
+
+// viewOf adds to what is known the charges that the store has not confirmed.
+func (e *entry) viewOf(r *store.Request, answer *store.State, now int64) view {
+	v := view{req: r, known: e.known, answer: answer, now: now, flight: e.flight + e.loose}
+	if !algorithm.Copies(r.Limit.Algorithm) && e.question != nil {
+		v.flight, v.unclear = v.flight+e.question.landed, e.question.landed
 	}
-	st := *answer
-	if st.Allowed = st.Allowed && st.Used+asked.Need() <= r.Capacity(); !st.Allowed && st.RetryAfter == 0 {
+	d := e.debts
+	if d == nil {
+		return v
+	}
+	waiting := d.owed() - d.sentCost
+	switch {
+	case e.isBase(d, r.Limit, now):
+		// Whatever was heard since may have in it what was sent then, and lacks
+		// what waits.
+		base := d.base
+		v.charge(&base, d.owed())
+		v.charge(&v.known, waiting)
+		base.Raise(r.Limit, v.known, now)
+		v.known = base
+	case v.known.IsOpen(r.Limit, now):
+		v.charge(&v.known, waiting)
+		v.flight, v.unclear = v.flight+d.sentCost, d.sentCost
+	default:
+		v.flight, v.unclear = v.flight+d.owed(), v.unclear+d.sentCost
+	}
+	return v
+}
+
+// isBase tells whether what was sent on top of base was spent in the window that
+// is open now.
+func (e *entry) isBase(d *debts, limit *store.Limit, now int64) bool {
+	switch limit.Algorithm {
+	case store.FixedWindow:
+		return d.base.IsOpen(limit, now) && d.base.Content[1] == e.known.Content[1]
+	case store.SlidingWindow:
+		window := limit.Window.Microseconds()
+		return now-now%window <= d.sentAt+e.clock
+	default:
+		return algorithm.Copies(limit.Algorithm)
+	}
+}
+
+func (v *view) charge(k *algorithm.Known, cost int64) {
+	charged := *v.req
+	charged.Cost = cost
+	k.Charge(&charged, v.now)
+}
+
+// ahead is what the bucket looks like if so much is spent before the request.
+func (v *view) ahead(cost int64) store.State {
+	asked := *v.req
+	asked.Ahead += cost
+	if algorithm.Copies(asked.Limit.Algorithm) {
+		return v.known.View(&asked, v.now)
+	}
+	st := *v.answer
+	if st.Allowed = st.Allowed && st.Used+asked.Need() <= asked.Capacity(); !st.Allowed && st.RetryAfter == 0 {
 		st.RetryAfter = flightRetry
 	}
 	return st

@@ -17,6 +17,9 @@ type question struct {
 	joined []*waiter
 	// next are those that came since it was sent.
 	next []*waiter
+	// landed is what was confirmed as charged since it was sent: the answer may
+	// have it or not.
+	landed int64
 }
 
 // waiter is a request that waits for a question.
@@ -62,15 +65,16 @@ func (l *Ledger) beginQuestion(r *store.Request) (primary, joined bool) {
 	p, e := l.find(r)
 	defer p.mu.Unlock()
 	now := l.books.now()
+	e.question.landed = 0
 	switch {
+	case e.doubted:
+		primary = true
 	case !algorithm.Copies(r.Limit.Algorithm):
 		// What a replica lacks cannot be made up for.
 		primary = e.until > now || e.debts != nil
-	case e.doubted, e.loose > 0 && e.debts == nil:
-		primary = true
-	case e.asked > e.trusted && !e.trusts(now, l.trust):
-		// It is known to be full.
-		primary = true
+	case !e.trusts(now, l.trust):
+		// Where it was full, a replica's word is not enough to go on refusing.
+		primary = e.judge(r, new(store.State), now+e.clock) == full
 	}
 	return primary, len(e.question.joined) > 0
 }
@@ -91,14 +95,8 @@ func (l *Ledger) answer(r *store.Request, st *store.State, answer store.State, a
 	defer p.mu.Unlock()
 	now := l.books.now()
 	if answer.Err != nil {
-		// A client that left says nothing about the store.
-		e.silent = e.silent || !errors.Is(answer.Err, context.Canceled)
 		*st = answer
-		for _, w := range e.question.joined {
-			w.states[w.place] = answer
-			w.tell(turnAnswered)
-		}
-		e.nextQuestion()
+		l.fail(e, &answer)
 		return done
 	}
 	if e.hear(r, &answer, asked, now) && !e.trusts(now, l.trust) {
@@ -116,8 +114,24 @@ func (l *Ledger) answer(r *store.Request, st *store.State, answer store.State, a
 		}
 		w.tell(turnAnswered)
 	}
-	e.nextQuestion()
+	l.nextQuestion(e, now)
 	return progress
+}
+
+// fail tells those who wait that the store cannot answer, lest each of them
+// finds out by himself, one after the other.
+func (l *Ledger) fail(e *entry, answer *store.State) {
+	if errors.Is(answer.Err, context.Canceled) {
+		// A client has left, which says nothing about the store.
+		l.nextQuestion(e, l.books.now())
+		return
+	}
+	e.silent = true
+	for _, w := range append(e.question.joined, e.question.next...) {
+		w.states[w.place] = *answer
+		w.tell(turnAnswered)
+	}
+	e.question = nil
 }
 
 // sameQuestion tells whether an answer to r is one to other, where it is all
@@ -139,9 +153,17 @@ func (e *entry) admit(r *store.Request, st, answer *store.State) judgement {
 	return j
 }
 
-// nextQuestion passes the question on to who came since it was sent.
-func (e *entry) nextQuestion() {
-	next := e.question.next
+// nextQuestion passes the question on to who came since it was sent, apart from
+// those who are refused by what is known now.
+func (l *Ledger) nextQuestion(e *entry, now int64) {
+	next := e.question.next[:0]
+	for _, w := range e.question.next {
+		if e.trusts(now, l.trust) && l.refuses(e, &w.reqs[w.place], &w.states[w.place], now) {
+			w.tell(turnAnswered)
+		} else {
+			next = append(next, w)
+		}
+	}
 	if len(next) == 0 {
 		e.question = nil
 		return
@@ -184,8 +206,9 @@ func (l *Ledger) refuseUnclear(r *store.Request, st *store.State) {
 	now := l.books.now() + e.clock
 	*st = store.State{Limit: max(r.Capacity(), 0), Now: now, InFlight: true, RetryAfter: flightRetry}
 	if algorithm.Copies(r.Limit.Algorithm) {
-		*st = e.known.View(r, now)
+		v := e.viewOf(r, nil, now)
+		*st = v.ahead(0)
 		st.Allowed, st.InFlight, st.RetryAfter = false, true, max(st.RetryAfter, flightRetry)
-		showFlight(st, e.flight+e.loose)
+		showFlight(st, v.flight)
 	}
 }

@@ -37,12 +37,28 @@ func (t *taking) refuseKnown() (refused bool) {
 		if e == nil {
 			continue
 		}
-		if !e.hasTokens(r, now) && t.ledger.refuses(e, r, &t.states[i], now) {
+		if !e.hasTokens(r, now) && t.ledger.refusesTake(e, r, &t.states[i], now) {
 			refused = true
 		}
 		p.mu.Unlock()
 	}
 	return refused
+}
+
+// refusesTake tells whether a request is refused without a call. Once trust has
+// run out one request is let through to ask, and the others are refused as
+// before until it has an answer.
+func (l *Ledger) refusesTake(e *entry, r *store.Request, st *store.State, now int64) bool {
+	var refusal store.State
+	if !l.refuses(e, r, &refusal, now) {
+		return false
+	}
+	if !e.trusts(now, l.trust) && (e.asked == 0 || now-e.asked > l.trust) {
+		e.asked = now
+		return false
+	}
+	*st = refusal
+	return true
 }
 
 // run takes: what there is from reservations, what others fetch from what they

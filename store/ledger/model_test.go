@@ -1,0 +1,327 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+var (
+	seeds     = flag.Int("ledger.seeds", 10_000, "how many interleavings TestModel goes through")
+	firstSeed = flag.Uint64("ledger.seed", 1, "the first of them")
+)
+
+// TestModel runs one process against a simulated store, in random interleavings
+// of requests, settlements, lagging replicas, lost replies, outages, windows
+// that end and buckets that an operator resets. At every step it holds the
+// ledger to the truth, which only the test knows.
+func TestModel(t *testing.T) {
+	const groups = 4
+	n := *seeds
+	if testing.Short() {
+		n /= 20
+	}
+	for group := range groups {
+		t.Run(fmt.Sprint(group), func(t *testing.T) {
+			t.Parallel()
+			for seed := *firstSeed + uint64(group); seed < *firstSeed+uint64(n) && !t.Failed(); seed += groups {
+				synctest.Test(t, func(t *testing.T) { newModel(t, seed).run() })
+			}
+		})
+	}
+}
+
+// kinds are what the ledger can be in front of with charges after the response.
+var kinds = []store.Limit{
+	{Algorithm: store.FixedWindow},
+	{Algorithm: store.FixedWindow},
+	{Algorithm: store.FixedWindow, Align: true},
+	{Algorithm: store.SlidingWindow},
+	{Algorithm: store.SlidingLog},
+	{Algorithm: store.GCRA},
+}
+
+// lookback is how old the truth may be that justifies a refusal: what messages
+// take, and how long a request waits for a charge.
+const lookback = 120 * time.Millisecond
+
+// model is what has to be true.
+type model struct {
+	*testing.T
+	seed   uint64
+	rng    *rand.Rand
+	sim    *simulation
+	ledger *Ledger
+	limit  store.Limit
+	events int64
+	cost   int64
+
+	mu sync.Mutex
+	// unlanded is what was admitted, or has to be charged, and is not in the
+	// primary yet, nor given up.
+	unlanded int64
+	// vanished is what never will be, because it was lost on its way; uncertain
+	// is what the ledger has reported of that kind, at most.
+	vanished, uncertain int64
+	// ghosts is what vanished and the ledger cannot know of yet.
+	ghosts int64
+	// truth is what was spent or about to be, at the instants at which that
+	// changed, as far as the lookback goes, and last is what it was last.
+	truth []moment
+	// excused is until when refusals need no justification by the truth, because
+	// a replica may say what was true before an operator's reset; wasReset is
+	// when that was, by the books' clock.
+	excused  time.Time
+	wasReset int64
+
+	last int64
+}
+
+type moment struct {
+	at   time.Time
+	used int64
+}
+
+func newModel(t *testing.T, seed uint64) *model {
+	rng := rand.New(rand.NewPCG(seed, 0))
+	m := &model{T: t, seed: seed, rng: rng, sim: newSimulation(seed)}
+	m.limit = kinds[rng.IntN(len(kinds))]
+	m.limit.Zone = "zone"
+	m.limit.Window = []time.Duration{300 * time.Millisecond, time.Second, 4 * time.Second, time.Minute}[rng.IntN(4)]
+	m.events = []int64{1, 2, 5, 20}[rng.IntN(4)]
+	m.cost = []int64{1, 1, 1, 2, 3}[rng.IntN(5)]
+	m.sim.lag = []time.Duration{0, 0, time.Millisecond, 50 * time.Millisecond, 3 * time.Second, 5 * time.Second}[rng.IntN(6)]
+	m.sim.lossy = []float64{0, 0, 0.02, 0.2}[rng.IntN(4)]
+	m.sim.touched = m.noteTruth
+	m.ledger = New(NewBooks(time.Now), m.sim, Options{OnUndelivered: func(_ string, requests int64, err error) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if errors.Is(err, store.ErrUncertain) {
+			m.uncertain += requests * m.cost
+			m.ghosts = max(m.ghosts-requests*m.cost, 0)
+		} else {
+			m.unlanded -= requests * m.cost
+		}
+	}})
+	return m
+}
+
+func (m *model) request(rng *rand.Rand) store.Request {
+	return store.Request{Limit: &m.limit, ClientKey: "client", Events: m.events, Cost: m.cost, ID: fmt.Sprint(rng.Uint64())}
+}
+
+// used is what is spent in the primary. The simulation's lock is held.
+func (m *model) used() int64 {
+	r := store.Request{Limit: &m.limit, ClientKey: "client", Events: m.events}
+	return bucketIn(m.sim.primary, &r).View(&r, m.sim.now(), false).Used
+}
+
+func (m *model) run() {
+	var wg sync.WaitGroup
+	for range 1 + m.rng.IntN(12) {
+		rng := rand.New(rand.NewPCG(m.seed, m.rng.Uint64()))
+		wg.Go(func() { m.client(rng, 5+rng.IntN(25)) })
+	}
+	rng := rand.New(rand.NewPCG(m.seed, 2))
+	ctx, stop := context.WithCancel(context.Background())
+	var weather sync.WaitGroup
+	weather.Go(func() { m.weather(ctx, rng) })
+	wg.Wait()
+	stop()
+	weather.Wait()
+	m.sim.mu.Lock()
+	m.sim.down = false
+	m.sim.mu.Unlock()
+	m.ledger.Flush(context.Background())
+	time.Sleep(10 * time.Second)
+	m.atEnd()
+	m.ledger.Leave()
+}
+
+// weather makes things go wrong from time to time.
+func (m *model) weather(ctx context.Context, rng *rand.Rand) {
+	if rng.IntN(2) == 0 {
+		return
+	}
+	for ctx.Err() == nil {
+		time.Sleep(time.Duration(rng.Int64N(int64(2 * time.Second))))
+		switch rng.IntN(3) {
+		case 0:
+			m.mu.Lock()
+			m.excused = time.Now().Add(m.sim.lag + DefaultTrust + lookback)
+			m.mu.Unlock()
+			m.sim.reset("zone/client")
+			m.mu.Lock()
+			m.wasReset = m.ledger.books.now()
+			m.mu.Unlock()
+		case 1:
+			m.setDown(true)
+			time.Sleep(time.Duration(rng.Int64N(int64(3 * time.Second))))
+			m.setDown(false)
+		}
+	}
+}
+
+func (m *model) setDown(down bool) {
+	m.sim.mu.Lock()
+	defer m.sim.mu.Unlock()
+	m.sim.down = down
+}
+
+// noteTruth notes what is true from now on, and what was until now. The
+// simulation's lock is held.
+func (m *model) noteTruth(landed int64, vanished bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.unlanded -= landed
+	if vanished {
+		m.vanished += landed
+		m.ghosts += landed
+	}
+	m.note()
+}
+
+func (m *model) note() {
+	now := time.Now()
+	for len(m.truth) > 0 && now.Sub(m.truth[0].at) > lookback {
+		m.truth = m.truth[1:]
+	}
+	m.truth = append(m.truth, moment{now, m.last})
+	m.last = m.used() + m.unlanded
+	m.truth = append(m.truth, moment{now, m.last})
+}
+
+// change changes what is unlanded, and returns what is true then.
+func (m *model) change(by int64) int64 {
+	m.sim.mu.Lock()
+	defer m.sim.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.unlanded += by
+	m.note()
+	return m.last
+}
+
+// client makes requests, one after the other.
+func (m *model) client(rng *rand.Rand, requests int) {
+	pause := int64(m.limit.Window) / m.events
+	if rng.IntN(3) == 0 {
+		pause = int64(5 * time.Millisecond)
+	}
+	for range requests {
+		time.Sleep(time.Duration(rng.Int64N(2*pause + 1)))
+		r := m.request(rng)
+		st := m.ledger.Admit(context.Background(), []store.Request{r})[0]
+		held := int64(0)
+		switch {
+		case st.Err != nil:
+		case !st.Allowed:
+			m.isJustified(&st)
+			continue
+		default:
+			held = m.cost
+			if used := m.change(m.cost); used > m.events {
+				m.fail("admitted though with it %d of %d are used: %+v", used, m.events, st)
+			}
+		}
+		time.Sleep(time.Duration(rng.Int64N(int64(50 * time.Millisecond))))
+		switch free := rng.IntN(4) == 0; {
+		case held == 0 && !free:
+			// on_error allow.
+			m.change(m.cost)
+			m.ledger.ChargeDetached([]store.Request{r})
+		case held > 0 && free:
+			m.change(-m.cost)
+			r.Cost = 0
+			m.ledger.Settle([]store.Request{r}, []int64{held})
+		case held > 0:
+			m.ledger.Settle([]store.Request{r}, nil)
+		}
+	}
+}
+
+// isJustified requires that a refusal is one by what is true, or was a moment
+// ago.
+func (m *model) isJustified(st *store.State) {
+	// Who was admitted at the same instant says so first.
+	time.Sleep(time.Nanosecond)
+	m.sim.mu.Lock()
+	defer m.sim.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r := store.Request{Limit: &m.limit, ClientKey: "client", Events: m.events}
+	// A window that has just ended may be known as open.
+	b := bucketIn(m.sim.primary, &r)
+	most := max(b.View(&r, m.sim.now()-(5*time.Millisecond).Microseconds(), false).Used, m.used()) + m.unlanded + m.ghosts
+	for _, was := range m.truth {
+		if time.Since(was.at) <= lookback {
+			most = max(most, was.used+m.ghosts)
+		}
+	}
+	if m.limit.Algorithm == store.GCRA {
+		// A charge that is on its way has not begun to drain, as far as is known.
+		most += 1 + int64(lookback)*m.events/int64(m.limit.Window)
+	}
+	switch {
+	case st.InFlight && m.limit.Algorithm == store.SlidingLog && m.sim.lossy > 0:
+		// A charge that decides was lost, or may be: nobody waits for longer.
+	case st.RetryAfter <= 0:
+		m.fail("refused without a time to wait: %+v", *st)
+	case m.cost > m.events && st.RetryAfter != store.Never:
+		m.fail("refused for some time only, though it never fits: %+v", *st)
+	case most+m.cost <= m.events && time.Now().After(m.excused) && !m.waitsForWord():
+		m.fail("refused though of %d no more than %d were used: %+v", m.events, most, *st)
+	}
+}
+
+// waitsForWord tells whether the primary's word is awaited that tells of a reset,
+// or of a charge that may have been lost and counts until then: it was not heard
+// yet, or together with a charge that may be in it or not.
+func (m *model) waitsForWord() bool {
+	r := m.request(m.rng)
+	p, e := m.ledger.find(&r)
+	if e == nil {
+		return false
+	}
+	defer p.mu.Unlock()
+	return e.doubted || e.trusted < m.wasReset
+}
+
+// atEnd requires that nothing is on its way any more, that nothing was lost or
+// doubled, and that what vanished was reported.
+func (m *model) atEnd() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.unlanded != 0 {
+		m.fail("%d are neither charged nor given up; less than 0 were charged twice", m.unlanded)
+	}
+	if m.vanished > m.uncertain {
+		m.fail("%d vanished, but only %d are reported as uncertain", m.vanished, m.uncertain)
+	}
+	if m.sim.most > 1 {
+		m.fail("the store was asked %d times about the bucket at once", m.sim.most)
+	}
+	r := store.Request{Limit: &m.limit, ClientKey: "client"}
+	if p, e := m.ledger.find(&r); e != nil {
+		defer p.mu.Unlock()
+		if e.flight != 0 || e.question != nil || e.debts != nil {
+			m.fail("left at the end: %+v", *e)
+		}
+	}
+	if n := m.ledger.books.owing.Load(); n != 0 {
+		m.fail("%d buckets owe something at the end", n)
+	}
+}
+
+func (m *model) fail(format string, args ...any) {
+	m.Errorf("seed %d, %s, window %v, %d events at %d, lag %v, loss %v: "+format, append([]any{m.seed, m.limit.Algorithm, m.limit.Window,
+		m.events, m.cost, m.sim.lag, m.sim.lossy}, args...)...)
+}

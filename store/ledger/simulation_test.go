@@ -1,0 +1,221 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// simulation is a remote store in a bubble of package synctest: a primary and a
+// replica that run the algorithms, a network that is slow and loses replies,
+// and outages. What Redis itself does is tested with Redis; this is about what
+// the ledger makes of it in whatever order things happen.
+type simulation struct {
+	mu  sync.Mutex
+	rng *rand.Rand
+	// skew is how much the store's clock is ahead of this process's.
+	skew    time.Duration
+	primary map[string]algorithm.Bucket
+	replica map[string]algorithm.Bucket
+	// lag is how far the replica is behind.
+	lag time.Duration
+	// lossy is the part of replies that are lost; down is set in an outage.
+	lossy float64
+	down  bool
+	// checks and writes are how often it was asked.
+	checks, writes int
+	// asking is how many checks are on their way for each bucket, and most is
+	// the highest that was.
+	asking map[string]int
+	most   int
+	// touched is called with mu held whenever the primary has changed, and when
+	// a charge vanishes; landed is what it was about.
+	touched func(landed int64, vanished bool)
+}
+
+func newSimulation(seed uint64) *simulation {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	return &simulation{
+		rng: rng, skew: time.Duration(rng.Int64N(int64(4*time.Hour))) - 2*time.Hour,
+		primary: map[string]algorithm.Bucket{}, replica: map[string]algorithm.Bucket{}, asking: map[string]int{},
+		touched: func(int64, bool) {},
+	}
+}
+
+func (s *simulation) now() int64 { return time.Now().Add(s.skew).UnixMicro() }
+
+// travel lets a message be on its way.
+func (s *simulation) travel() {
+	s.mu.Lock()
+	d := time.Duration(20+s.rng.IntN(800)) * time.Microsecond
+	s.mu.Unlock()
+	time.Sleep(d)
+}
+
+func (s *simulation) chance(p float64) bool { return s.rng.Float64() < p }
+
+func bucketIn(m map[string]algorithm.Bucket, r *store.Request) algorithm.Bucket {
+	key := r.Limit.Zone + "/" + r.ClientKey
+	b, ok := m[key]
+	if !ok {
+		b = algorithm.New(r.Limit)
+		m[key] = b
+	}
+	return b
+}
+
+// write runs an operation in the primary and, later, in the replica. mu is
+// held.
+func (s *simulation) write(op algorithm.Operation, r store.Request) store.State {
+	now := s.now()
+	st := op.Run(bucketIn(s.primary, &r), &r, now)
+	if lag := s.lag; lag == 0 {
+		op.Run(bucketIn(s.replica, &r), &r, now)
+	} else {
+		time.AfterFunc(lag, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			op.Run(bucketIn(s.replica, &r), &r, now)
+		})
+	}
+	landed := int64(0)
+	if op == algorithm.Charge {
+		landed = r.Cost
+	}
+	s.touched(landed, false)
+	return st
+}
+
+// reset is what an operator does.
+func (s *simulation) reset(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.primary, key)
+	time.AfterFunc(s.lag, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.replica, key)
+	})
+	s.touched(0, false)
+}
+
+var (
+	errDown = fmt.Errorf("%w: simulated outage", store.ErrNotExecuted)
+	errLost = fmt.Errorf("%w: simulated loss", store.ErrUncertain)
+)
+
+func (s *simulation) Check(ctx context.Context, reqs []store.Request) []store.State {
+	s.begin(reqs, 1)
+	defer s.begin(reqs, -1)
+	s.travel()
+	states := make([]store.State, len(reqs))
+	s.mu.Lock()
+	s.checks++
+	down, lost := s.down, s.chance(s.lossy)
+	for i := range reqs {
+		r := &reqs[i]
+		now := s.now()
+		b := bucketIn(s.replica, r)
+		if states[i] = b.View(r, now, false); !r.Primary && states[i].Reset != 0 {
+			states[i].Replica = true
+			continue
+		}
+		states[i] = s.write(algorithm.Check, *r)
+	}
+	s.mu.Unlock()
+	switch {
+	case ctx.Err() != nil:
+		return fail(reqs, ctx.Err())
+	case down:
+		time.Sleep(20 * time.Millisecond)
+		return fail(reqs, errDown)
+	case lost:
+		time.Sleep(50 * time.Millisecond)
+		return fail(reqs, errDown)
+	}
+	s.travel()
+	return states
+}
+
+func (s *simulation) begin(reqs []store.Request, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range reqs {
+		key := reqs[i].Limit.Zone + "/" + reqs[i].ClientKey
+		s.asking[key] += n
+		s.most = max(s.most, s.asking[key])
+	}
+}
+
+func fail(reqs []store.Request, err error) []store.State {
+	states := make([]store.State, len(reqs))
+	for i := range states {
+		states[i].Err = err
+	}
+	return states
+}
+
+// run makes writes that are waited for.
+func (s *simulation) run(op algorithm.Operation, reqs []store.Request) []store.State {
+	s.travel()
+	s.mu.Lock()
+	s.writes++
+	if s.down {
+		s.mu.Unlock()
+		time.Sleep(20 * time.Millisecond)
+		return fail(reqs, errDown)
+	}
+	lost := s.chance(s.lossy)
+	if lost && s.chance(0.5) {
+		for i := range reqs {
+			s.touched(reqs[i].Cost, true)
+		}
+		s.mu.Unlock()
+		time.Sleep(50 * time.Millisecond)
+		return fail(reqs, errLost)
+	}
+	states := make([]store.State, len(reqs))
+	for i := range reqs {
+		states[i] = s.write(op, reqs[i])
+	}
+	s.mu.Unlock()
+	if lost {
+		time.Sleep(50 * time.Millisecond)
+		return fail(reqs, errLost)
+	}
+	s.travel()
+	return states
+}
+
+func (s *simulation) Charge(_ context.Context, reqs []store.Request) []store.State {
+	return s.run(algorithm.Charge, reqs)
+}
+
+func (s *simulation) Take(_ context.Context, reqs []store.Request) []store.State {
+	return s.run(algorithm.Take, reqs)
+}
+
+func (s *simulation) Refund(_ context.Context, reqs []store.Request) []store.State {
+	return s.run(algorithm.Refund, reqs)
+}
+
+func (s *simulation) ChargeDetached(reqs []store.Request) { go s.run(algorithm.Charge, reqs) }
+func (s *simulation) RefundDetached(reqs []store.Request) { go s.run(algorithm.Refund, reqs) }
+
+func (s *simulation) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
+	go func() {
+		time.Sleep(2 * time.Millisecond)
+		for i, st := range s.run(algorithm.Charge, reqs) {
+			report(i, st)
+		}
+	}()
+}
+
+func (*simulation) Owner(string) string { return "shard" }
+
+var _ Remote = (*simulation)(nil)
