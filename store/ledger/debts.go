@@ -103,7 +103,6 @@ func (l *Ledger) settle(r *store.Request, hold, now int64) bool {
 	if r.Cost == 0 {
 		return false
 	}
-	e.confirmed = now
 	expires := now + r.Limit.Window.Microseconds()
 	if r.Limit.Algorithm == store.FixedWindow && e.known.IsOpen(r.Limit, now+e.clock) {
 		expires = e.known.Expiry(r.Limit) - e.clock

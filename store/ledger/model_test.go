@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 var (
@@ -73,6 +75,10 @@ type model struct {
 	vanished, uncertain int64
 	// ghosts is what vanished and the ledger cannot know of yet.
 	ghosts int64
+	// shared is set if other processes charge as well; heard is the most that the
+	// primary has said to be spent until a reset.
+	shared bool
+	heard  map[int64]int64
 	// truth is what was spent or about to be, at the instants at which that
 	// changed, as far as the lookback goes, and last is what it was last.
 	truth []moment
@@ -101,6 +107,8 @@ func newModel(t *testing.T, seed uint64) *model {
 	m.sim.lag = []time.Duration{0, 0, time.Millisecond, 50 * time.Millisecond, 3 * time.Second, 5 * time.Second}[rng.IntN(6)]
 	m.sim.lossy = []float64{0, 0, 0.02, 0.2}[rng.IntN(4)]
 	m.sim.touched = m.noteTruth
+	m.shared, m.heard = rng.IntN(3) == 0, map[int64]int64{}
+	m.sim.said = m.noteWord
 	m.ledger = New(NewBooks(time.Now), m.sim, Options{OnUndelivered: func(_ string, requests int64, err error) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
@@ -134,6 +142,8 @@ func (m *model) run() {
 	ctx, stop := context.WithCancel(context.Background())
 	var weather sync.WaitGroup
 	weather.Go(func() { m.weather(ctx, rng) })
+	others := rand.New(rand.NewPCG(m.seed, 3))
+	weather.Go(func() { m.neighbours(ctx, others) })
 	wg.Wait()
 	stop()
 	weather.Wait()
@@ -144,6 +154,34 @@ func (m *model) run() {
 	time.Sleep(10 * time.Second)
 	m.atEnd()
 	m.ledger.Leave()
+}
+
+// noteWord notes what the primary said. Where there are windows, what is spent
+// until a reset never becomes less.
+func (m *model) noteWord(st *store.State) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.limit.Algorithm == store.FixedWindow && m.wasReset == 0 {
+		m.heard[st.Reset] = max(m.heard[st.Reset], st.Used)
+	}
+}
+
+// words are what the primary has said.
+func (m *model) words() map[int64]int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.wasReset > 0 {
+		return nil
+	}
+	return maps.Clone(m.heard)
+}
+
+// neighbours are other processes.
+func (m *model) neighbours(ctx context.Context, rng *rand.Rand) {
+	for m.shared && ctx.Err() == nil {
+		time.Sleep(time.Duration(rng.Int64N(2*int64(m.limit.Window)/m.events + 1)))
+		m.sim.others(algorithm.Charge, m.request(rng))
+	}
 }
 
 // weather makes things go wrong from time to time.
@@ -219,6 +257,7 @@ func (m *model) client(rng *rand.Rand, requests int) {
 	for range requests {
 		time.Sleep(time.Duration(rng.Int64N(2*pause + 1)))
 		r := m.request(rng)
+		before := m.words()
 		st := m.ledger.Admit(context.Background(), []store.Request{r})[0]
 		held := int64(0)
 		switch {
@@ -228,8 +267,11 @@ func (m *model) client(rng *rand.Rand, requests int) {
 			continue
 		default:
 			held = m.cost
-			if used := m.change(m.cost); used > m.events {
+			if used := m.change(m.cost); used > m.events && !m.shared {
 				m.fail("admitted though with it %d of %d are used: %+v", used, m.events, st)
+			}
+			if least := before[st.Reset]; st.Used < least {
+				m.fail("admitted on a count below %d, which the primary had said: %+v", least, st)
 			}
 		}
 		time.Sleep(time.Duration(rng.Int64N(int64(50 * time.Millisecond))))
@@ -286,7 +328,7 @@ func (m *model) isJustified(st *store.State) {
 // or of a charge that may have been lost and counts until then: it was not heard
 // yet, or together with a charge that may be in it or not.
 func (m *model) waitsForWord() bool {
-	r := m.request(m.rng)
+	r := store.Request{Limit: &m.limit, ClientKey: "client"}
 	p, e := m.ledger.find(&r)
 	if e == nil {
 		return false

@@ -36,6 +36,8 @@ type simulation struct {
 	// touched is called with mu held whenever the primary has changed, and when
 	// a charge vanishes; landed is what it was about.
 	touched func(landed int64, vanished bool)
+	// said is called with what the primary said when that arrives.
+	said func(st *store.State)
 }
 
 func newSimulation(seed uint64) *simulation {
@@ -43,7 +45,7 @@ func newSimulation(seed uint64) *simulation {
 	return &simulation{
 		rng: rng, skew: time.Duration(rng.Int64N(int64(4*time.Hour))) - 2*time.Hour,
 		primary: map[string]algorithm.Bucket{}, replica: map[string]algorithm.Bucket{}, asking: map[string]int{},
-		touched: func(int64, bool) {},
+		touched: func(int64, bool) {}, said: func(*store.State) {},
 	}
 }
 
@@ -69,9 +71,28 @@ func bucketIn(m map[string]algorithm.Bucket, r *store.Request) algorithm.Bucket 
 	return b
 }
 
-// write runs an operation in the primary and, later, in the replica. mu is
-// held.
+// write runs an operation of this process in the primary. mu is held.
 func (s *simulation) write(op algorithm.Operation, r store.Request) store.State {
+	st := s.replicate(op, r)
+	landed := int64(0)
+	if op == algorithm.Charge {
+		landed = r.Cost
+	}
+	s.touched(landed, false)
+	return st
+}
+
+// others runs an operation of another process.
+func (s *simulation) others(op algorithm.Operation, r store.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.replicate(op, r)
+	s.touched(0, false)
+}
+
+// replicate runs an operation in the primary and, later, in the replica. mu is
+// held.
+func (s *simulation) replicate(op algorithm.Operation, r store.Request) store.State {
 	now := s.now()
 	st := op.Run(bucketIn(s.primary, &r), &r, now)
 	if lag := s.lag; lag == 0 {
@@ -83,11 +104,6 @@ func (s *simulation) write(op algorithm.Operation, r store.Request) store.State 
 			op.Run(bucketIn(s.replica, &r), &r, now)
 		})
 	}
-	landed := int64(0)
-	if op == algorithm.Charge {
-		landed = r.Cost
-	}
-	s.touched(landed, false)
 	return st
 }
 
@@ -139,7 +155,17 @@ func (s *simulation) Check(ctx context.Context, reqs []store.Request) []store.St
 		return fail(reqs, errDown)
 	}
 	s.travel()
+	s.tell(states)
 	return states
+}
+
+// tell notes what the primary has said.
+func (s *simulation) tell(states []store.State) {
+	for i := range states {
+		if !states[i].Replica {
+			s.said(&states[i])
+		}
+	}
 }
 
 func (s *simulation) begin(reqs []store.Request, n int) {
@@ -189,6 +215,7 @@ func (s *simulation) run(op algorithm.Operation, reqs []store.Request) []store.S
 		return fail(reqs, errLost)
 	}
 	s.travel()
+	s.tell(states)
 	return states
 }
 
