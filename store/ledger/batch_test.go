@@ -1,0 +1,320 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// batches is some processes that take batches of one bucket.
+type batches struct {
+	*testing.T
+	sim     *simulation
+	ledgers []*Ledger
+	limit   store.Limit
+	events  int64
+	batch   int64
+	served  atomic.Int64
+}
+
+func newBatches(t *testing.T, seed uint64, processes int, events, batch int64) *batches {
+	b := &batches{T: t, sim: newSimulation(seed), events: events, batch: batch}
+	b.limit = store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour}
+	for range processes {
+		b.ledgers = append(b.ledgers, New(NewBooks(nil), b.sim, Options{}))
+	}
+	return b
+}
+
+func (b *batches) request(cost int64) store.Request {
+	return store.Request{Limit: &b.limit, ClientKey: "client", Events: b.events, Cost: cost, Batch: b.batch, BatchShare: 10}
+}
+
+func (b *batches) take(l *Ledger, cost int64) store.State {
+	st := l.Take(context.Background(), []store.Request{b.request(cost)})[0]
+	if st.Err == nil && st.Allowed {
+		b.served.Add(cost)
+	}
+	return st
+}
+
+func (b *batches) refund(l *Ledger, cost int64, st store.State) {
+	r := b.request(cost)
+	r.Receipt = st.Receipt
+	b.served.Add(-cost)
+	l.RefundDetached([]store.Request{r})
+}
+
+// spent is what is spent in the store.
+func (b *batches) spent() int64 {
+	b.sim.mu.Lock()
+	defer b.sim.mu.Unlock()
+	r := b.request(0)
+	return bucketIn(b.sim.primary, &r).View(&r, b.sim.now(), false).Used
+}
+
+func (b *batches) leave() {
+	for _, l := range b.ledgers {
+		l.Flush(context.Background())
+		l.Leave()
+	}
+	time.Sleep(2 * time.Second)
+}
+
+// TestNobodyIsRefusedWhileEveryFetchSucceeds has many requests that wait for
+// the same batches. What a batch brings is given to those that wait for it, so
+// that nobody finds it used up when he wakes.
+func TestNobodyIsRefusedWhileEveryFetchSucceeds(t *testing.T) {
+	for _, batch := range []int64{2, 5, 50, store.BatchAuto} {
+		synctest.Test(t, func(t *testing.T) {
+			const workers, requests = 64, 100
+			b := newBatches(t, 1, 1, 1_000_000, batch)
+			b.take(b.ledgers[0], 1)
+			time.Sleep(time.Second)
+			var wg sync.WaitGroup
+			for worker := range workers {
+				wg.Go(func() {
+					rng := rand.New(rand.NewPCG(uint64(worker), 0))
+					for range requests {
+						if st := b.take(b.ledgers[0], 1+rng.Int64N(3)); st.Err != nil || !st.Allowed {
+							t.Errorf("batch %d: refused though every fetch succeeds: %+v", batch, st)
+						}
+						if rng.IntN(10) == 0 {
+							time.Sleep(time.Duration(rng.IntN(1000)) * time.Microsecond)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			b.leave()
+			time.Sleep(time.Second)
+			if spent, served := b.spent(), b.served.Load(); spent != served {
+				t.Errorf("batch %d: served %d, but %d are spent in the store", batch, served, spent)
+			}
+		})
+	}
+}
+
+// TestBatchesNeverServeMoreThanTheLimit runs several processes against one
+// bucket until it is used up, with refunds and replies that are lost.
+func TestBatchesNeverServeMoreThanTheLimit(t *testing.T) {
+	for seed := range uint64(300) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 9))
+			processes := 1 + rng.IntN(4)
+			events := []int64{10, 100, 1000, 3000}[rng.IntN(4)]
+			batch := []int64{store.BatchAuto, 1, 7, events / 2}[rng.IntN(4)]
+			b := newBatches(t, seed, processes, events, batch)
+			lossy := rng.IntN(4) == 0
+			if lossy {
+				b.sim.lossy = 0.1
+			}
+			var wg sync.WaitGroup
+			for i := range 4 * processes {
+				l := b.ledgers[i%processes]
+				wg.Go(func() { b.spendAll(l, rand.New(rand.NewPCG(seed, uint64(i)))) })
+			}
+			wg.Wait()
+			b.leave()
+			b.sim.mu.Lock()
+			b.sim.lossy = 0
+			b.sim.mu.Unlock()
+			time.Sleep(3 * time.Second)
+			spent, served := b.spent(), b.served.Load()
+			switch {
+			case served > events:
+				t.Errorf("seed %d: served %d of %d", seed, served, events)
+			case served > spent || !lossy && served != spent:
+				t.Errorf("seed %d: served %d of %d at batch %d by %d, but %d are spent in the store", seed, served, events, batch, processes, spent)
+			}
+		})
+	}
+}
+
+// spendAll takes until it is refused for good, and gives some back.
+func (b *batches) spendAll(l *Ledger, rng *rand.Rand) {
+	for refusals := 0; refusals < 5; {
+		cost := 1 + rng.Int64N(2)
+		st := b.take(l, cost)
+		switch {
+		case st.Err != nil:
+		case !st.Allowed:
+			refusals++
+			b.isShort(l, &st, cost)
+			time.Sleep(time.Duration(rng.Int64N(int64(time.Second))))
+		case rng.IntN(8) == 0:
+			b.refund(l, cost, st)
+		}
+		if rng.IntN(3) == 0 {
+			time.Sleep(time.Duration(rng.IntN(2000)) * time.Microsecond)
+		}
+	}
+}
+
+// isShort requires that a refusal is one because what is left is elsewhere.
+func (b *batches) isShort(l *Ledger, st *store.State, cost int64) {
+	if st.RetryAfter <= 0 {
+		b.Errorf("refused without a time to wait: %+v", *st)
+	}
+	r := b.request(cost)
+	p, e := l.find(&r)
+	if e == nil || e.reservation == nil {
+		return
+	}
+	defer p.mu.Unlock()
+	// Others may have given some back at the same instant.
+	if v := e.reservation; v.tokens > 8*cost {
+		b.Errorf("refused %d while %d are reserved here: %+v", cost, v.tokens, *st)
+	}
+}
+
+// TestIdleBatchIsGivenBack, after a second and at the end.
+func TestIdleBatchIsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBatches(t, 1, 2, 1000, 100)
+		b.take(b.ledgers[0], 3)
+		synctest.Wait()
+		if spent := b.spent(); spent != 100 {
+			t.Fatalf("%d are spent for a batch of 100", spent)
+		}
+		time.Sleep(1500 * time.Millisecond)
+		if spent := b.spent(); spent != 3 {
+			t.Errorf("%d are spent once the batch was idle, want 3", spent)
+		}
+		b.take(b.ledgers[1], 4)
+		b.leave()
+		time.Sleep(10 * time.Millisecond)
+		if spent := b.spent(); spent != 7 {
+			t.Errorf("%d are spent at the end, want 7", spent)
+		}
+	})
+}
+
+// TestRefundsGoToTheReservation, without a call.
+func TestRefundsGoToTheReservation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBatches(t, 1, 1, 1000, 10)
+		l := b.ledgers[0]
+		for range 100 {
+			b.refund(l, 1, b.take(l, 1))
+		}
+		b.sim.mu.Lock()
+		if b.sim.writes != 1 {
+			t.Errorf("the store was written to %d times, want once", b.sim.writes)
+		}
+		b.sim.mu.Unlock()
+		b.leave()
+		time.Sleep(time.Second)
+		if spent := b.spent(); spent != 0 {
+			t.Errorf("%d are spent, want nothing", spent)
+		}
+	})
+}
+
+// TestBatchDiesWithItsWindow: what is left of it is not served later.
+func TestBatchDiesWithItsWindow(t *testing.T) {
+	for _, a := range []store.Algorithm{store.FixedWindow, store.SlidingWindow} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBatches(t, 1, 1, 1000, 100)
+			b.limit.Algorithm, b.limit.Window = a, 500*time.Millisecond
+			first := b.take(b.ledgers[0], 1)
+			time.Sleep(time.Duration(first.Reset-first.Now) * time.Microsecond)
+			second := b.take(b.ledgers[0], 1)
+			if second.Receipt == first.Receipt {
+				t.Errorf("%s: served from a batch of a window that is over: %+v after %+v", a, second, first)
+			}
+			// Nor is what comes back from then.
+			b.refund(b.ledgers[0], 1, first)
+			r := b.request(1)
+			p, e := b.ledgers[0].find(&r)
+			tokens := e.reservation.tokens
+			p.mu.Unlock()
+			if tokens != 99 {
+				t.Errorf("%s: %d are left of a batch of 100 of which one was used", a, tokens)
+			}
+			b.leave()
+		})
+	}
+}
+
+// TestAutoBatch follows the sizes of batches.
+func TestAutoBatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBatches(t, 1, 2, 100_000, store.BatchAuto)
+		sizes := func(l *Ledger) int64 {
+			r := b.request(1)
+			p, e := l.find(&r)
+			defer p.mu.Unlock()
+			return e.reservation.size
+		}
+		// Nothing is taken in advance before the processes are counted.
+		b.take(b.ledgers[0], 1)
+		b.take(b.ledgers[1], 1)
+		if spent := b.spent(); spent != 2 {
+			t.Errorf("%d were taken before the processes were counted", spent)
+		}
+		time.Sleep(2 * time.Second)
+		for i, l := range b.ledgers {
+			r := b.request(1)
+			if n := l.processes(&r); n != 2 {
+				t.Errorf("process %d counts %d", i, n)
+			}
+		}
+		l := b.ledgers[0]
+		b.take(l, 1)
+		if size := sizes(l); size != 100 {
+			t.Errorf("the first batch is %d of 100,000, want 100", size)
+		}
+		// At more than the limit's rate batches grow as far as the share.
+		for range 60_000 {
+			b.take(l, 1)
+		}
+		if size := sizes(l); size != 5_000 {
+			t.Errorf("batches grow to %d, want 10 %% of 100,000 for two processes", size)
+		}
+		time.Sleep(3 * time.Second)
+		if size := sizes(l); size != 2_500 {
+			t.Errorf("a batch that was wasted leaves a size of %d, want 2,500", size)
+		}
+		b.leave()
+		time.Sleep(time.Second)
+		if spent, served := b.spent(), b.served.Load(); spent != served {
+			t.Errorf("served %d, but %d are spent", served, spent)
+		}
+		if n := bucketIn(b.sim.primary, &store.Request{Limit: &store.Limit{Zone: presenceZone, Algorithm: store.Concurrency, Window: presenceLease}}).(*algorithm.Concurrency); n != nil {
+			if used := n.View(&store.Request{Limit: &store.Limit{Algorithm: store.Concurrency, Window: presenceLease}, Events: 10}, b.sim.now(), false).Used; used != 0 {
+				t.Errorf("%d processes are counted that have left", used)
+			}
+		}
+	})
+}
+
+// TestRation has sizes that are not so simple.
+func TestRation(t *testing.T) {
+	for _, c := range []struct{ events, batch, share, size, processes, want int64 }{
+		{events: 1000, batch: 10, want: 10},
+		{events: 5, batch: 10, want: 5},
+		{events: 1000, batch: store.BatchAuto, share: 10, processes: 0, want: 0},
+		{events: 1000, batch: store.BatchAuto, share: 10, processes: 1, want: 1},
+		{events: 999, batch: store.BatchAuto, share: 10, processes: 1, want: 1},
+		{events: 1_000_000, batch: store.BatchAuto, share: 10, processes: 1, want: 1000},
+		{events: 1_000_000, batch: store.BatchAuto, share: 10, size: 90_000_000, processes: 1, want: 100_000},
+		{events: 1_000_000, batch: store.BatchAuto, share: 10, size: 90_000_000, processes: 16, want: 6_250},
+		{events: 50, batch: store.BatchAuto, share: 10, size: 100, processes: 2, want: 2},
+		{events: 50, batch: store.BatchAuto, share: 10, size: 100, processes: 200, want: 1},
+	} {
+		v := reservation{size: c.size}
+		r := store.Request{Limit: &store.Limit{}, Events: c.events, Batch: c.batch, BatchShare: c.share}
+		if got := v.ration(&r, c.processes); got != c.want {
+			t.Errorf("%s: %d", fmt.Sprintf("%+v", c), got)
+		}
+	}
+}

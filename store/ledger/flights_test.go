@@ -1,0 +1,94 @@
+package ledger_test
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger"
+	"github.com/shardlimit/caddy-shardlimit/store/memory"
+)
+
+// plain is a store that can do no more than it must.
+type plain struct{ store.Store }
+
+// TestFlightsNeverPassTheLimit has requests that come together, of which some
+// turn out to be free, and requires that what was admitted and not free is
+// never above the limit, and that in the end all of it was used.
+func TestFlightsNeverPassTheLimit(t *testing.T) {
+	const events, workers = 50, 64
+	memoryStore := memory.New(memory.NewBuckets(), memory.Options{})
+	for name, s := range map[string]store.Store{"memory": memoryStore, "plain": plain{memoryStore}} {
+		flights := ledger.NewFlights()
+		limit := store.Limit{Zone: name, Algorithm: store.FixedWindow, Window: time.Hour}
+		var charged, inFlight atomic.Int64
+		var wg sync.WaitGroup
+		for worker := range workers {
+			// Two views, as during a reload.
+			l := ledger.NewLocal(flights, s)
+			wg.Go(func() {
+				for i := range 200 {
+					reqs := []store.Request{{Limit: &limit, ClientKey: "alice", Events: events, Cost: 1}}
+					st := l.Admit(context.Background(), reqs)[0]
+					if !st.Allowed {
+						if st.RetryAfter <= 0 || st.InFlight && st.RetryAfter != time.Second {
+							t.Errorf("%s: refused %+v", name, st)
+						}
+						continue
+					}
+					if n := inFlight.Add(1) + charged.Load(); n > events+workers {
+						t.Errorf("%s: %d are admitted", name, n)
+					}
+					if (worker+i)%3 == 0 {
+						inFlight.Add(-1)
+						reqs[0].Cost = 0
+						l.Settle(reqs, []int64{1})
+						continue
+					}
+					charged.Add(1)
+					inFlight.Add(-1)
+					l.Settle(reqs, nil)
+				}
+			})
+		}
+		wg.Wait()
+		if n := charged.Load(); n != events {
+			t.Errorf("%s: %d were charged of %d", name, n, events)
+		}
+		if n := flights.Len(); n != 0 {
+			t.Errorf("%s: %d buckets have something in flight", name, n)
+		}
+	}
+}
+
+// TestFlightRefusal tells a client that only its own requests are in the way.
+func TestFlightRefusal(t *testing.T) {
+	l := ledger.NewLocal(ledger.NewFlights(), memory.New(memory.NewBuckets(), memory.Options{}))
+	limit := store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour}
+	ask := func(cost int64) store.State {
+		return l.Admit(t.Context(), []store.Request{{Limit: &limit, ClientKey: "alice", Events: 5, Cost: cost}})[0]
+	}
+	if st := ask(3); !st.Allowed || st.Used != 0 {
+		t.Errorf("first: %+v", st)
+	}
+	if st := ask(1); !st.Allowed || st.Used != 3 || st.Remaining != 2 {
+		t.Errorf("second: %+v", st)
+	}
+	if st := ask(2); st.Allowed || !st.InFlight || st.RetryAfter != time.Second || st.Used != 4 || st.Remaining != 1 {
+		t.Errorf("third: %+v", st)
+	}
+	if st := ask(6); st.Allowed || st.InFlight || st.RetryAfter != store.Never {
+		t.Errorf("one that never fits: %+v", st)
+	}
+	l.Settle([]store.Request{{Limit: &limit, ClientKey: "alice", Events: 5, Cost: 3}}, nil)
+	if st := ask(2); st.Allowed || !st.InFlight || st.Used != 4 {
+		t.Errorf("after the first was charged: %+v", st)
+	}
+	l.Settle([]store.Request{{Limit: &limit, ClientKey: "alice", Events: 5}}, []int64{1})
+	if st := ask(2); !st.Allowed || st.Used != 3 {
+		t.Errorf("after the second was free: %+v", st)
+	}
+}
