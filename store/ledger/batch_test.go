@@ -55,10 +55,8 @@ func (b *batches) refund(l *Ledger, cost int64, st store.State) {
 
 // spent is what is spent in the store.
 func (b *batches) spent() int64 {
-	b.sim.mu.Lock()
-	defer b.sim.mu.Unlock()
 	r := b.request(0)
-	return bucketIn(b.sim.primary, &r).View(&r, b.sim.now(), false).Used
+	return b.sim.used(r)
 }
 
 func (b *batches) leave() {
@@ -67,6 +65,7 @@ func (b *batches) leave() {
 		l.Leave()
 	}
 	time.Sleep(2 * time.Second)
+	synctest.Wait()
 }
 
 // TestNobodyIsRefusedWhileEveryFetchSucceeds has many requests that wait for
@@ -79,6 +78,7 @@ func TestNobodyIsRefusedWhileEveryFetchSucceeds(t *testing.T) {
 			b := newBatches(t, 1, 1, 1_000_000, batch)
 			b.take(b.ledgers[0], 1)
 			time.Sleep(time.Second)
+			synctest.Wait()
 			var wg sync.WaitGroup
 			for worker := range workers {
 				wg.Go(func() {
@@ -96,6 +96,7 @@ func TestNobodyIsRefusedWhileEveryFetchSucceeds(t *testing.T) {
 			wg.Wait()
 			b.leave()
 			time.Sleep(time.Second)
+			synctest.Wait()
 			if spent, served := b.spent(), b.served.Load(); spent != served {
 				t.Errorf("batch %d: served %d, but %d are spent in the store", batch, served, spent)
 			}
@@ -128,6 +129,7 @@ func TestBatchesNeverServeMoreThanTheLimit(t *testing.T) {
 			b.sim.lossy = 0
 			b.sim.mu.Unlock()
 			time.Sleep(3 * time.Second)
+			synctest.Wait()
 			spent, served := b.spent(), b.served.Load()
 			switch {
 			case served > events:
@@ -213,6 +215,7 @@ func TestRefundsGoToTheReservation(t *testing.T) {
 		b.sim.mu.Unlock()
 		b.leave()
 		time.Sleep(time.Second)
+		synctest.Wait()
 		if spent := b.spent(); spent != 0 {
 			t.Errorf("%d are spent, want nothing", spent)
 		}
@@ -262,6 +265,7 @@ func TestAutoBatch(t *testing.T) {
 			t.Errorf("%d were taken before the processes were counted", spent)
 		}
 		time.Sleep(2 * time.Second)
+		synctest.Wait()
 		for i, l := range b.ledgers {
 			r := b.request(1)
 			if n := l.processes(&r); n != 2 {
@@ -281,11 +285,13 @@ func TestAutoBatch(t *testing.T) {
 			t.Errorf("batches grow to %d, want 10 %% of 100,000 for two processes", size)
 		}
 		time.Sleep(3 * time.Second)
+		synctest.Wait()
 		if size := sizes(l); size != 2_500 {
 			t.Errorf("a batch that was wasted leaves a size of %d, want 2,500", size)
 		}
 		b.leave()
 		time.Sleep(time.Second)
+		synctest.Wait()
 		if spent, served := b.spent(), b.served.Load(); spent != served {
 			t.Errorf("served %d, but %d are spent", served, spent)
 		}

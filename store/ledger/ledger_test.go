@@ -169,13 +169,14 @@ func TestOutageIsMadeUpFor(t *testing.T) {
 		next := New(books, s, Options{})
 		l.Leave()
 		time.Sleep(30 * time.Second)
+		synctest.Wait()
 		s.mu.Lock()
 		s.down, s.writes = false, 0
 		s.mu.Unlock()
 		time.Sleep(3 * time.Second)
+		synctest.Wait()
 		for i := range clients {
-			r := requestOf(fmt.Sprint(i), 1000)
-			if used := bucketIn(s.primary, &r).View(&r, s.now(), false).Used; used != each {
+			if used := s.used(requestOf(fmt.Sprint(i), 1000)); used != each {
 				t.Errorf("client %d: %d are charged, want %d", i, used, each)
 			}
 		}
@@ -205,12 +206,13 @@ func TestChargesExpireWithTheirWindow(t *testing.T) {
 			l.ChargeDetached([]store.Request{requestOf("alice", 1000)})
 		}
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		s.mu.Lock()
 		s.down = false
 		s.mu.Unlock()
 		time.Sleep(3 * time.Second)
-		r := requestOf("alice", 1000)
-		if used := bucketIn(s.primary, &r).View(&r, s.now(), false).Used; used != 0 || expired != 3 {
+		synctest.Wait()
+		if used := s.used(requestOf("alice", 1000)); used != 0 || expired != 3 {
 			t.Errorf("%d are charged, %d have expired, want none and 3", used, expired)
 		}
 		l.Leave()
@@ -237,6 +239,7 @@ func TestWhatIsLeftAtTheEndIsReported(t *testing.T) {
 		l.Flush(ctx)
 		l.Leave()
 		time.Sleep(5 * time.Second)
+		synctest.Wait()
 		if lost != 10 || l.Owes() {
 			t.Errorf("%d are reported as lost, want 10; owes: %t", lost, l.Owes())
 		}

@@ -90,6 +90,13 @@ func (s *simulation) others(op algorithm.Operation, r store.Request) {
 	s.touched(0, false)
 }
 
+// used is what is spent in the primary.
+func (s *simulation) used(r store.Request) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return bucketIn(s.primary, &r).View(&r, s.now(), false).Used
+}
+
 // replicate runs an operation in the primary and, later, in the replica. mu is
 // held.
 func (s *simulation) replicate(op algorithm.Operation, r store.Request) store.State {
