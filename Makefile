@@ -4,9 +4,11 @@ GO                ?= go
 GOLANGCI_VERSION   = v2.15.0
 GOLANGCI           = bin/golangci-lint-$(GOLANGCI_VERSION)
 FUZZTIME          ?= 10s
+# How many interleavings make soak goes through: about ten minutes' worth.
+SOAK              ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench bench-peers algorithms fmt demo
+.PHONY: help run test soak lint bench bench-peers algorithms fmt demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -19,6 +21,9 @@ test: ## run all tests with the race detector, then each fuzz target for FUZZTIM
 	CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 15m ./...
 	cd bench && CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 5m ./...
 	FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
+
+soak: ## hold the ledger to its model in many more interleavings
+	$(GO) test -run TestModel -timeout 3h ./store/ledger -ledger.seeds $(SOAK) -ledger.seed $$(date +%s)
 
 lint: $(GOLANGCI) ## check format, go vet, golangci-lint, go.mod and the modules
 	@files=$$(gofmt -l .) || exit 1; \

@@ -18,6 +18,9 @@ type Limits struct {
 	table atomic.Pointer[limitTable]
 }
 
+// fewLimits is how many limits are compared one by one.
+const fewLimits = 4
+
 type limitTable struct {
 	numbers map[store.Limit]uint32
 	limits  []*store.Limit // by number
@@ -26,6 +29,12 @@ type limitTable struct {
 // Number returns the number of the limit.
 func (l *Limits) Number(limit *store.Limit) uint32 {
 	if t := l.table.Load(); t != nil {
+		// To compare with the first few is quicker than to look one up.
+		for n, known := range t.limits[:min(len(t.limits), fewLimits)] {
+			if *known == *limit {
+				return uint32(n) //nolint:gosec // few
+			}
+		}
 		if n, ok := t.numbers[*limit]; ok {
 			return n
 		}

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -15,10 +14,10 @@ import (
 // are zero.
 func (l *Ledger) Admit(ctx context.Context, reqs []store.Request) []store.State {
 	states := make([]store.State, len(reqs))
-	if len(reqs) == 0 || l.refuseKnown(reqs, states) {
+	if l.refuseKnown(reqs, states) {
 		return states
 	}
-	a := admission{ledger: l, ctx: ctx, reqs: reqs, states: states, began: l.books.clock()}
+	a := &admission{ledger: l, ctx: ctx, reqs: reqs, states: states}
 	a.run()
 	return states
 }
@@ -28,52 +27,65 @@ func (l *Ledger) Admit(ctx context.Context, reqs []store.Request) []store.State 
 func (l *Ledger) refuseKnown(reqs []store.Request, states []store.State) (refused bool) {
 	now := l.books.now()
 	for i := range reqs {
-		p, e := l.find(&reqs[i])
-		if e == nil {
-			continue
+		if e := l.find(&reqs[i]); e != nil {
+			refused = l.refusesUnasked(e, &reqs[i], &states[i], now) || refused
+			e.page.mu.Unlock()
 		}
-		if e.trusts(now, l.trust) && l.refuses(e, &reqs[i], &states[i], now) {
-			refused = true
-		}
-		p.mu.Unlock()
 	}
 	return refused
 }
 
+// refusesUnasked sets the state of a request that is refused without a call.
+func (l *Ledger) refusesUnasked(e *entry, r *store.Request, st *store.State, now int64) bool {
+	return e.trusts(now, l.trust) && l.refuses(e, r, st, now)
+}
+
 // refuses sets the state of a request that is refused by what is known.
-func (l *Ledger) refuses(e *entry, r *store.Request, st *store.State, now int64) bool {
+func (*Ledger) refuses(e *entry, r *store.Request, st *store.State, now int64) bool {
 	if e.silent || e.doubted {
 		return false
 	}
 	storeNow := now + e.clock
-	refusal, isFull := store.State{}, false
-	if algorithm.Copies(r.Limit.Algorithm) {
-		// What fits is not let through: the store is to be asked.
-		isFull = e.judge(r, &refusal, storeNow) == full
-	} else {
-		isFull = e.refusesAsBefore(r, &refusal, storeNow)
+	if !algorithm.Copies(r.Limit.Algorithm) {
+		return e.refusesAsBefore(r, st, storeNow)
 	}
-	if !isFull {
+	// What fits is not let through: the store is to be asked.
+	var refusal store.State
+	if e.judge(r, &refusal, storeNow) != full {
 		return false
 	}
 	*st = refusal
 	return true
 }
 
-// admission is one call of Admit.
+// admission is one call of Admit. Its slices have the same length.
 type admission struct {
 	ledger *Ledger
 	ctx    context.Context
 	reqs   []store.Request
 	states []store.State
-	began  time.Time
-	turns  chan message
+	// asking are the requests whose questions are the admission's.
+	asking []asking
+	// began is when it had to wait for a charge first.
+	began time.Time
+	turns chan message
+
+	askingRoom [2]asking
+}
+
+// asking is a request about whose bucket the store is to be asked.
+type asking struct {
+	place int
+	entry *entry
+	// primary is set if the primary is to be asked, joined if others wait for
+	// the answer.
+	primary, joined bool
 }
 
 // message tells an admission about the request at a place.
 type message struct {
-	place int
-	turn  turn
+	turn turn
+	asking
 }
 
 // run asks about all requests: those about whose buckets nobody is asking in
@@ -81,13 +93,20 @@ type message struct {
 func (a *admission) run() {
 	pending := places(len(a.reqs))
 	for len(pending) > 0 {
-		lead, joined := a.join(pending)
-		unclear := a.ask(lead)
+		a.asking = a.askingRoom[:0]
+		joined := 0
+		now := a.ledger.books.now()
+		for _, i := range pending {
+			if a.ledger.join(a, i, now) {
+				joined++
+			}
+		}
+		unclear := a.ask(a.asking, now)
 		// A question that is given to a must not wait for another's answer.
 		for range joined {
 			switch m := <-a.turns; m.turn {
 			case turnLead:
-				unclear = append(unclear, a.ask([]int{m.place})...)
+				unclear = append(unclear, a.ask([]asking{m.asking}, a.ledger.books.now())...)
 			case turnAgain:
 				unclear = append(unclear, m.place)
 			case turnAnswered:
@@ -112,30 +131,12 @@ func places(n int) []int {
 	return all
 }
 
-// join makes the requests at these places wait for the next question, where
-// there is one, and returns the others, and how many wait.
-func (a *admission) join(places []int) (lead []int, joined int) {
-	for n, i := range places {
-		if !a.ledger.join(a, i) {
-			if joined > 0 {
-				lead = append(lead, i)
-			}
-			continue
-		}
-		if joined == 0 {
-			lead = slices.Clone(places[:n])
-		}
-		joined++
-	}
-	if joined == 0 {
-		return places, 0
-	}
-	return lead, joined
-}
-
 // awaitCharges waits until the charges have arrived that decide, and returns
 // what is to be asked again.
 func (a *admission) awaitCharges(unclear []int) (pending []int) {
+	if len(unclear) > 0 && a.began.IsZero() {
+		a.began = a.ledger.books.clock()
+	}
 	for _, i := range unclear {
 		left := a.ledger.opts.Patience - a.ledger.books.clock().Sub(a.began)
 		if left > 0 && a.ledger.awaitCharge(&a.reqs[i], left) {
@@ -147,65 +148,44 @@ func (a *admission) awaitCharges(unclear []int) (pending []int) {
 	return pending
 }
 
-// ask asks the store about the requests at these places, whose questions are
-// a's, and sets their states, and those of who joined. It returns the places
-// of which nothing is clear yet.
-func (a *admission) ask(places []int) (unclear []int) {
-	if len(places) == 0 {
+// ask asks the store, and sets the states of the requests, and those of who
+// joined. It returns the places of which nothing is clear yet.
+func (a *admission) ask(what []asking, asked int64) (unclear []int) {
+	if len(what) == 0 {
 		return nil
 	}
-	var primary []int
-	asked := a.ledger.books.now()
-	for n, answer := range a.answers(places, false) {
-		i := places[n]
-		switch a.ledger.answer(&a.reqs[i], &a.states[i], answer, asked) {
+	var primary []asking
+	for n, answer := range a.answers(what) {
+		q := what[n]
+		switch a.ledger.answer(q.entry, &a.reqs[q.place], &a.states[q.place], answer, asked) {
 		case needsPrimary:
-			primary = append(primary, i)
+			q.primary, q.joined = true, true
+			primary = append(primary, q)
 		case needsTime:
-			unclear = append(unclear, i)
+			unclear = append(unclear, q.place)
 		case done:
 		}
 	}
-	if len(primary) == 0 {
-		return unclear
-	}
-	asked = a.ledger.books.now()
-	for n, answer := range a.answers(primary, true) {
-		i := primary[n]
-		if a.ledger.answer(&a.reqs[i], &a.states[i], answer, asked) == needsTime {
-			unclear = append(unclear, i)
-		}
-	}
-	return unclear
+	return append(unclear, a.ask(primary, a.ledger.books.now())...)
 }
 
-// answers asks the store, the primary if that is wanted or has to be.
-func (a *admission) answers(places []int, primary bool) []store.State {
+// answers asks the store.
+func (a *admission) answers(what []asking) []store.State {
 	reqs, ctx, own := a.reqs, a.ctx, false
-	if len(places) < len(reqs) {
-		reqs, own = a.some(places), true
-	}
-	for n, i := range places {
-		toPrimary, joined := a.ledger.beginQuestion(&a.reqs[i])
-		if joined {
+	for n, q := range what {
+		if q.joined {
 			// Others wait for the answer.
 			ctx = context.WithoutCancel(a.ctx)
 		}
-		if !toPrimary && !primary {
-			continue
+		if !own && (q.primary || len(what) < len(reqs)) {
+			reqs, own = make([]store.Request, len(what)), true
+			for n, q := range what {
+				reqs[n] = a.reqs[q.place]
+			}
 		}
-		if !own {
-			reqs, own = a.some(places), true
+		if q.primary {
+			reqs[n].Primary = true
 		}
-		reqs[n].Primary = true
 	}
 	return a.ledger.buckets.Check(ctx, reqs)
-}
-
-func (a *admission) some(places []int) []store.Request {
-	reqs := make([]store.Request, len(places))
-	for n, i := range places {
-		reqs[n] = a.reqs[i]
-	}
-	return reqs
 }

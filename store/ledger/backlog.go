@@ -103,7 +103,7 @@ func (b *Books) try(batch []*entry) bool {
 func (l *Ledger) takeWaiting(batch []*entry) (reqs []store.Request) {
 	now := l.books.now()
 	for _, e := range batch {
-		p := l.books.pageOf(e.id)
+		p := e.page
 		p.mu.Lock()
 		if p.entries[e.id] == e && e.debts != nil && e.debts.queued {
 			e.debts.queued = false

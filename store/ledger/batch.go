@@ -32,12 +32,13 @@ func (e *entry) hasTokens(r *store.Request, now int64) bool {
 func (l *Ledger) claim(t *taking, place int) outcome {
 	r := &t.reqs[place]
 	processes := l.processes(r)
-	p, e := l.enter(r)
-	defer p.mu.Unlock()
+	now := l.books.now()
+	e := l.enter(r, now)
+	defer e.page.mu.Unlock()
 	if e.reservation == nil {
 		e.reservation = new(reservation)
 	}
-	v, now := e.reservation, l.books.now()
+	v := e.reservation
 	if r.Cost > 0 && v.use(r.Cost, now+e.clock, now) {
 		e.showTokens(r, &t.states[place], now+e.clock)
 		return claimServed
@@ -69,8 +70,8 @@ func (l *Ledger) claim(t *taking, place int) outcome {
 
 // batch is the request that fetches.
 func (l *Ledger) batch(r *store.Request) store.Request {
-	p, e := l.find(r)
-	defer p.mu.Unlock()
+	e := l.find(r)
+	defer e.page.mu.Unlock()
 	fetch := *r
 	fetch.Cost = e.reservation.coming
 	return fetch
@@ -79,9 +80,10 @@ func (l *Ledger) batch(r *store.Request) store.Request {
 // fetched takes in what became of a batch, and serves those that wait for it.
 // It tells whether the request that fetched has to take by itself.
 func (l *Ledger) fetched(t *taking, place int, batch *store.Request, st *store.State) (again bool) {
-	p, e := l.enter(batch)
-	defer p.mu.Unlock()
-	v, now := e.reservation, l.books.now()
+	now := l.books.now()
+	e := l.enter(batch, now)
+	defer e.page.mu.Unlock()
+	v := e.reservation
 	claims := append([]*claim{{t, place}}, v.claims...)
 	v.coming, v.claimed, v.claims = 0, 0, nil
 	switch {
@@ -102,7 +104,7 @@ func (l *Ledger) fetched(t *taking, place int, batch *store.Request, st *store.S
 			turn = turnAnswered
 		}
 		if n > 0 {
-			c.turns <- message{c.place, turn}
+			c.turns <- message{turn, asking{place: c.place}}
 		} else {
 			again = turn == turnAgain
 		}
@@ -141,11 +143,11 @@ func (l *Ledger) restoreOne(r *store.Request) bool {
 	if r.Batch == 0 || r.Cost == 0 {
 		return false
 	}
-	p, e := l.find(r)
+	e := l.find(r)
 	if e == nil {
 		return false
 	}
-	defer p.mu.Unlock()
+	defer e.page.mu.Unlock()
 	v, now := e.reservation, l.books.now()
 	if v == nil || v.period == 0 || v.period != r.Receipt.Period || now+e.clock >= v.ends {
 		return false
@@ -191,8 +193,7 @@ func (b *Books) giveBack(idle int64) bool {
 	b.mu.Unlock()
 	l, now := b.current(), b.now()
 	for _, e := range entries {
-		p := b.pageOf(e.id)
-		p.mu.Lock()
+		e.page.mu.Lock()
 		v := e.reservation
 		if v.tokens > 0 && v.coming == 0 && now-v.used >= idle {
 			if refund := v.giveBack(); l != nil && now+e.clock < v.ends {
@@ -205,7 +206,7 @@ func (b *Books) giveBack(idle int64) bool {
 			delete(b.reserved, e)
 			b.mu.Unlock()
 		}
-		p.mu.Unlock()
+		e.page.mu.Unlock()
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()

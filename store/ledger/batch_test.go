@@ -167,11 +167,11 @@ func (b *batches) isShort(l *Ledger, st *store.State, cost int64) {
 		b.Errorf("refused without a time to wait: %+v", *st)
 	}
 	r := b.request(cost)
-	p, e := l.find(&r)
+	e := l.find(&r)
 	if e == nil || e.reservation == nil {
 		return
 	}
-	defer p.mu.Unlock()
+	defer e.page.mu.Unlock()
 	// Others may have given some back at the same instant.
 	if v := e.reservation; v.tokens > 8*cost {
 		b.Errorf("refused %d while %d are reserved here: %+v", cost, v.tokens, *st)
@@ -237,9 +237,9 @@ func TestBatchDiesWithItsWindow(t *testing.T) {
 			// Nor is what comes back from then.
 			b.refund(b.ledgers[0], 1, first)
 			r := b.request(1)
-			p, e := b.ledgers[0].find(&r)
+			e := b.ledgers[0].find(&r)
 			tokens := e.reservation.tokens
-			p.mu.Unlock()
+			e.page.mu.Unlock()
 			if tokens != 99 {
 				t.Errorf("%s: %d are left of a batch of 100 of which one was used", a, tokens)
 			}
@@ -254,8 +254,8 @@ func TestAutoBatch(t *testing.T) {
 		b := newBatches(t, 1, 2, 100_000, store.BatchAuto)
 		sizes := func(l *Ledger) int64 {
 			r := b.request(1)
-			p, e := l.find(&r)
-			defer p.mu.Unlock()
+			e := l.find(&r)
+			defer e.page.mu.Unlock()
 			return e.reservation.size
 		}
 		// Nothing is taken in advance before the processes are counted.

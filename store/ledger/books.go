@@ -105,38 +105,37 @@ func placeOf(seed maphash.Seed, id identity.ID) uint64 {
 	return id.Hash(seed) >> (64 - pageBits)
 }
 
-// find returns the bucket's entry and its page, which is then locked, or nil.
-func (l *Ledger) find(r *store.Request) (*page, *entry) {
+// find returns the bucket's entry, whose page is then locked, or nil.
+func (l *Ledger) find(r *store.Request) *entry {
 	id := identity.New(l.books.limits.Number(r.Limit), r.ClientKey)
 	p := l.books.pageOf(id)
 	p.mu.Lock()
 	e, ok := p.entries[id]
 	if !ok {
 		p.mu.Unlock()
-		return nil, nil
+		return nil
 	}
-	return p, e
+	return e
 }
 
-// enter returns the bucket's entry, which is made if there is none, and its
-// page, which is then locked.
-func (l *Ledger) enter(r *store.Request) (*page, *entry) {
+// enter returns the bucket's entry, which is made if there is none. Its page is
+// then locked.
+func (l *Ledger) enter(r *store.Request, now int64) *entry {
 	id := identity.New(l.books.limits.Number(r.Limit), r.ClientKey)
 	p := l.books.pageOf(id)
 	p.mu.Lock()
 	if e, ok := p.entries[id]; ok {
-		return p, e
+		return e
 	}
-	now := l.books.now()
 	l.books.sweep(p, now)
 	if l.books.count.Load() >= l.maxBuckets {
 		l.evict(p, now)
 	}
-	e := &entry{id: id, place: len(p.ring), until: now}
+	e := &entry{id: id, page: p, place: len(p.ring), until: now}
 	p.entries[id] = e
 	p.ring = append(p.ring, e)
 	l.books.count.Add(1)
-	return p, e
+	return e
 }
 
 // sweep removes entries that say nothing any more. p is locked.

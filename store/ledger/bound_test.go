@@ -109,9 +109,9 @@ func TestMemoryPerBucket(t *testing.T) {
 	before := heap()
 	for i := range requests {
 		r := requests[i]
-		p, e := l.enter(&r)
+		e := l.enter(&r, 1)
 		e.hear(&r, &store.State{Now: 1, Content: store.Content{1, int64(time.Hour)}}, 1, 1)
-		p.mu.Unlock()
+		e.page.mu.Unlock()
 	}
 	used := (heap() - before) / buckets
 	runtime.KeepAlive(requests)

@@ -97,8 +97,8 @@ func (l *Ledger) Settle(reqs []store.Request, held []int64) {
 
 // settle tells whether the charge is to be sent.
 func (l *Ledger) settle(r *store.Request, hold, now int64) bool {
-	p, e := l.enter(r)
-	defer p.mu.Unlock()
+	e := l.enter(r, now)
+	defer e.page.mu.Unlock()
 	e.flight -= hold
 	if r.Cost == 0 {
 		return false
@@ -144,11 +144,11 @@ func (l *Ledger) delivered(r *store.Request, st *store.State) {
 
 // conclude takes in what became of a charge, and returns the next.
 func (l *Ledger) conclude(r *store.Request, st *store.State) []store.Request {
-	p, e := l.find(r)
+	e := l.find(r)
 	if e == nil {
 		return nil
 	}
-	defer p.mu.Unlock()
+	defer e.page.mu.Unlock()
 	now := l.books.now()
 	d := e.debts
 	requests, cost := d.sentRequests, d.sentCost

@@ -16,6 +16,7 @@ const flightRetry = time.Second
 // of the books' clock, in microseconds.
 type entry struct {
 	id    identity.ID
+	page  *page
 	place int // in its page's ring
 	// known is what the primary said last, raised by what was heard since.
 	known algorithm.Known

@@ -96,11 +96,11 @@ func (l *Ledger) Check(ctx context.Context, reqs []store.Request) []store.State 
 
 // look makes an answer show what is known beyond it.
 func (l *Ledger) look(r *store.Request, st *store.State, asked int64) {
-	p, e := l.find(r)
+	e := l.find(r)
 	if e == nil {
 		return
 	}
-	defer p.mu.Unlock()
+	defer e.page.mu.Unlock()
 	e.hear(r, st, asked, l.books.now())
 	e.judge(r, st, st.Now)
 }
@@ -136,10 +136,10 @@ func (l *Ledger) PenalizeDetached(reqs []store.Request) {
 		if !algorithm.Copies(r.Limit.Algorithm) {
 			continue
 		}
-		p, e := l.enter(r)
+		e := l.enter(r, now)
 		e.known.Penalize(r, now+e.clock)
 		e.keepUntil(r, now)
-		p.mu.Unlock()
+		e.page.mu.Unlock()
 	}
 	l.buckets.(store.Penalizer).PenalizeDetached(reqs)
 }
@@ -152,9 +152,9 @@ func (l *Ledger) Penalize(ctx context.Context, reqs []store.Request) []store.Sta
 // doubt makes buckets be asked about again, because something is given back.
 func (l *Ledger) doubt(reqs []store.Request) {
 	for i := range reqs {
-		if p, e := l.find(&reqs[i]); e != nil {
+		if e := l.find(&reqs[i]); e != nil {
 			e.doubted, e.confirmed = true, l.books.now()
-			p.mu.Unlock()
+			e.page.mu.Unlock()
 		}
 	}
 }

@@ -118,11 +118,11 @@ func TestWordsHeardMeanwhileStay(t *testing.T) {
 	}
 	r := requestOf("alice", 100)
 	l := &Ledger{books: NewBooks(nil), store: newSimulation(1)}
-	p, own := l.enter(&r)
-	*own = entry{id: own.id, place: own.place}
+	own := l.enter(&r, 1)
+	*own = entry{id: own.id, page: own.page, place: own.place}
 	e = own
 	e.hear(&r, word(3), 1, 1)
-	p.mu.Unlock()
+	own.page.mu.Unlock()
 	l.settle(&r, 0, 2)
 	e.hear(&r, word(7), 3, 3)
 	l.conclude(&r, word(5))

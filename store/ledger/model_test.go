@@ -329,11 +329,11 @@ func (m *model) isJustified(st *store.State) {
 // yet, or together with a charge that may be in it or not.
 func (m *model) waitsForWord() bool {
 	r := store.Request{Limit: &m.limit, ClientKey: "client"}
-	p, e := m.ledger.find(&r)
+	e := m.ledger.find(&r)
 	if e == nil {
 		return false
 	}
-	defer p.mu.Unlock()
+	defer e.page.mu.Unlock()
 	return e.doubted || e.trusted < m.wasReset
 }
 
@@ -352,8 +352,8 @@ func (m *model) atEnd() {
 		m.fail("the store was asked %d times about the bucket at once", m.sim.most)
 	}
 	r := store.Request{Limit: &m.limit, ClientKey: "client"}
-	if p, e := m.ledger.find(&r); e != nil {
-		defer p.mu.Unlock()
+	if e := m.ledger.find(&r); e != nil {
+		defer e.page.mu.Unlock()
 		if e.flight != 0 || e.question != nil || e.debts != nil {
 			m.fail("left at the end: %+v", *e)
 		}

@@ -28,7 +28,7 @@ type waiter struct {
 	place int
 }
 
-func (w *waiter) tell(t turn) { w.turns <- message{w.place, t} }
+func (w *waiter) tell(t turn) { w.turns <- message{t, asking{place: w.place}} }
 
 // turn is what a waiter is told.
 type turn uint8
@@ -42,16 +42,20 @@ const (
 	turnAgain
 )
 
-// join makes a request wait for the next question about its bucket, or tells
-// that the question is its own to ask.
-func (l *Ledger) join(a *admission, place int) bool {
-	p, e := l.enter(&a.reqs[place])
-	defer p.mu.Unlock()
-	if e.question == nil {
-		e.question = new(question)
+// join makes a request wait for the next question about its bucket, and tells
+// so, or makes the question its own, or refuses it by what is known.
+func (l *Ledger) join(a *admission, place int, now int64) bool {
+	r := &a.reqs[place]
+	e := l.enter(r, now)
+	defer e.page.mu.Unlock()
+	switch {
+	case l.refusesUnasked(e, r, &a.states[place], now):
 		return false
-	}
-	if a.turns == nil {
+	case e.question == nil:
+		e.question = new(question)
+		a.asking = append(a.asking, asking{place, e, l.wantsPrimary(e, r, now), false})
+		return false
+	case a.turns == nil:
 		// Nobody waits to tell: each place is told once.
 		a.turns = make(chan message, len(a.reqs))
 	}
@@ -59,24 +63,20 @@ func (l *Ledger) join(a *admission, place int) bool {
 	return true
 }
 
-// beginQuestion notes that the question about a bucket is sent now. It tells
-// whether the primary is to be asked, and whether others wait for the answer.
-func (l *Ledger) beginQuestion(r *store.Request) (primary, joined bool) {
-	p, e := l.find(r)
-	defer p.mu.Unlock()
-	now := l.books.now()
-	e.question.landed = 0
+// wantsPrimary tells whether only the primary can answer.
+func (l *Ledger) wantsPrimary(e *entry, r *store.Request, now int64) bool {
 	switch {
 	case e.doubted:
-		primary = true
+		return true
 	case !algorithm.Copies(r.Limit.Algorithm):
 		// What a replica lacks cannot be made up for.
-		primary = e.until > now || e.debts != nil
-	case !e.trusts(now, l.trust):
+		return e.until > now || e.debts != nil
+	case e.trusts(now, l.trust):
+		return false
+	default:
 		// Where it was full, a replica's word is not enough to go on refusing.
-		primary = e.judge(r, new(store.State), now+e.clock) == full
+		return e.judge(r, new(store.State), now+e.clock) == full
 	}
-	return primary, len(e.question.joined) > 0
 }
 
 // progress is what is left to do about an answer.
@@ -90,9 +90,9 @@ const (
 
 // answer takes in the store's answer about a bucket, sets the states of who
 // waits for it, and gives the next question to who waits for that.
-func (l *Ledger) answer(r *store.Request, st *store.State, answer store.State, asked int64) progress {
-	p, e := l.find(r)
-	defer p.mu.Unlock()
+func (l *Ledger) answer(e *entry, r *store.Request, st *store.State, answer store.State, asked int64) progress {
+	e.page.mu.Lock()
+	defer e.page.mu.Unlock()
 	now := l.books.now()
 	if answer.Err != nil {
 		*st = answer
@@ -100,6 +100,7 @@ func (l *Ledger) answer(r *store.Request, st *store.State, answer store.State, a
 		return done
 	}
 	if e.hear(r, &answer, asked, now) && !e.trusts(now, l.trust) {
+		e.question.landed = 0
 		return needsPrimary
 	}
 	progress := done
@@ -158,7 +159,7 @@ func (e *entry) admit(r *store.Request, st, answer *store.State) judgement {
 func (l *Ledger) nextQuestion(e *entry, now int64) {
 	next := e.question.next[:0]
 	for _, w := range e.question.next {
-		if e.trusts(now, l.trust) && l.refuses(e, &w.reqs[w.place], &w.states[w.place], now) {
+		if l.refusesUnasked(e, &w.reqs[w.place], &w.states[w.place], now) {
 			w.tell(turnAnswered)
 		} else {
 			next = append(next, w)
@@ -169,25 +170,26 @@ func (l *Ledger) nextQuestion(e *entry, now int64) {
 		return
 	}
 	e.question = &question{joined: next[1:]}
-	next[0].tell(turnLead)
+	w := next[0]
+	w.turns <- message{turnLead, asking{w.place, e, l.wantsPrimary(e, &w.reqs[w.place], now), len(next) > 1}}
 }
 
 // awaitCharge waits until a charge of the bucket is no longer on its way, and
 // tells whether that was within the time given.
 func (l *Ledger) awaitCharge(r *store.Request, most time.Duration) bool {
-	p, e := l.find(r)
+	e := l.find(r)
 	if e == nil {
 		return true
 	}
 	if !e.isSent() {
-		p.mu.Unlock()
+		e.page.mu.Unlock()
 		return true
 	}
 	if e.debts.arrived == nil {
 		e.debts.arrived = make(chan struct{})
 	}
 	arrived := e.debts.arrived
-	p.mu.Unlock()
+	e.page.mu.Unlock()
 	timer := time.NewTimer(most)
 	defer timer.Stop()
 	select {
@@ -201,9 +203,10 @@ func (l *Ledger) awaitCharge(r *store.Request, most time.Duration) bool {
 // refuseUnclear refuses a request for which a charge on its way decides that
 // does not arrive.
 func (l *Ledger) refuseUnclear(r *store.Request, st *store.State) {
-	p, e := l.enter(r)
-	defer p.mu.Unlock()
-	now := l.books.now() + e.clock
+	now := l.books.now()
+	e := l.enter(r, now)
+	defer e.page.mu.Unlock()
+	now += e.clock
 	*st = store.State{Limit: max(r.Capacity(), 0), Now: now, InFlight: true, RetryAfter: flightRetry}
 	if algorithm.Copies(r.Limit.Algorithm) {
 		v := e.viewOf(r, nil, now)

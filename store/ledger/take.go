@@ -33,14 +33,14 @@ func (t *taking) refuseKnown() (refused bool) {
 	now := t.ledger.books.now()
 	for i := range t.reqs {
 		r := &t.reqs[i]
-		p, e := t.ledger.find(r)
+		e := t.ledger.find(r)
 		if e == nil {
 			continue
 		}
 		if !e.hasTokens(r, now) && t.ledger.refusesTake(e, r, &t.states[i], now) {
 			refused = true
 		}
-		p.mu.Unlock()
+		e.page.mu.Unlock()
 	}
 	return refused
 }
@@ -124,24 +124,23 @@ func (t *taking) take(own, fetches []int) (again []int) {
 // hearTake remembers what a take was told, of buckets that are full or known
 // already.
 func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) {
-	var p *page
 	var e *entry
+	now := l.books.now()
 	switch {
 	case r.Limit.Algorithm == store.Concurrency:
 		return
 	case st.Err == nil && !st.Allowed:
-		p, e = l.enter(r)
+		e = l.enter(r, now)
 	default:
-		if p, e = l.find(r); e == nil {
+		if e = l.find(r); e == nil {
 			return
 		}
 	}
-	defer p.mu.Unlock()
+	defer e.page.mu.Unlock()
 	if st.Err != nil {
 		e.silent = true
 		return
 	}
-	now := l.books.now()
 	e.hear(r, st, asked, now)
 	if algorithm.Copies(r.Limit.Algorithm) {
 		// Takes overlap: one that was asked for before this answer may lack what
