@@ -91,6 +91,11 @@ func (c *caddyProcess) askContext(ctx context.Context, path string, headers ...s
 // isLimited tells whether the answer has limit headers.
 func (a answer) isLimited() bool { return a.limit >= 0 }
 
+// errTooEarly is the contradiction of a refusal that makes the client come back
+// before the reset. It is none where requests in flight are what refuses it: how
+// they end is not known.
+var errTooEarly = errors.New("the client is to come back before the reset")
+
 // contradiction tells what the headers say that cannot be true together.
 func (a answer) contradiction() error {
 	if a.status == http.StatusTooManyRequests && a.retryAfter < 1 {
@@ -117,7 +122,7 @@ func (a answer) contradiction() error {
 	// The reset in the header is rounded up, so the true one may be up to a
 	// second earlier.
 	if comeBack := a.received.Add(time.Duration(a.retryAfter) * time.Second); comeBack.Before(time.Unix(a.reset-1, 0)) {
-		return fmt.Errorf("waiting %d seconds leads to %v, before the reset", a.retryAfter, comeBack)
+		return fmt.Errorf("%w: waiting %d seconds leads to %v", errTooEarly, a.retryAfter, comeBack)
 	}
 	if leave := a.sent.Add(time.Duration(a.retryAfter-2) * time.Second); leave.After(time.Unix(a.reset, 0)) {
 		return errors.New("Retry-After is longer than the window")

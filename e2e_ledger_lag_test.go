@@ -28,11 +28,7 @@ func TestReplicaHeldBehind(t *testing.T) {
 		t.Run(fmt.Sprintf("trust %s, %d events %v apart, %d early", test.trust, test.events, test.apart, test.early), func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
 			servers := startShards(t, 1, 1)
-			zones := ""
-			for _, algorithm := range counting {
-				zones += pathZone(algorithm, "algorithm "+algorithm, fmt.Sprint("events ", test.events))
-			}
-			c := startWith(t, servers.store("ledger_trust "+test.trust), zones, "respond ok")
+			c := startWith(t, servers.store("ledger_trust "+test.trust), sequentialZones(test.events), "respond ok")
 			each := func(f func(algorithm string) error) {
 				t.Helper()
 				together(t, len(counting), func(i int) error {

@@ -45,19 +45,23 @@ func TestSecondZoneRefusesLeavesTheFirstUntouched(t *testing.T) {
 				{"gcra", 1, "X-Key"},
 				{"sliding_log", 2, "X-Group"},
 			} {
-				t.Run(fmt.Sprintf("%s, %s, %s on %d shards", first, second, place.algorithm, place.shards), func(t *testing.T) {
-					servers := startShards(t, place.shards, 0)
-					c := startWith(t, servers.store(), zoneWith("first", "algorithm "+place.algorithm, "charge "+first)+
-						zoneWith("second", "key {header."+place.group+"}", "events 2", "charge "+second), "respond ok")
-					secondZoneRefuses(t, c, servers, first, second, place.group)
-				})
+				// What is known of a full bucket is relied upon for as long as the
+				// test runs, or not at all.
+				for _, trust := range []string{"1h", "1us"} {
+					t.Run(fmt.Sprintf("%s, %s, %s on %d shards, trust %s", first, second, place.algorithm, place.shards, trust), func(t *testing.T) {
+						servers := startShards(t, place.shards, 0)
+						c := startWith(t, servers.store("ledger_trust "+trust), zoneWith("first", "algorithm "+place.algorithm, "charge "+first)+
+							zoneWith("second", "key {header."+place.group+"}", "events 2", "charge "+second), "respond ok")
+						secondZoneRefuses(t, c, servers, first, second, place.group, trust == "1h")
+					})
+				}
 			}
 		}
 	}
 }
 
 // secondZoneRefuses uses up the second zone and looks at what happens then.
-func secondZoneRefuses(t *testing.T, c *caddyProcess, servers shards, first, second, group string) {
+func secondZoneRefuses(t *testing.T, c *caddyProcess, servers shards, first, second, group string, trusted bool) {
 	const refusals = 10
 	key := servers.apart(t, c, group)
 	ask := func() answer { return c.probe("/", "X-Key: "+key, "X-Group: group-"+key) }
@@ -78,6 +82,9 @@ func secondZoneRefuses(t *testing.T, c *caddyProcess, servers shards, first, sec
 	// and what the first zone lost is refunded.
 	asked := 2
 	switch {
+	case trusted && second == "after":
+		// The reply to its last charge told that it is full.
+		asked = 0
 	case first == "before" && second == "before":
 		asked = 3
 	case first == "before":
@@ -88,16 +95,21 @@ func secondZoneRefuses(t *testing.T, c *caddyProcess, servers shards, first, sec
 	})
 	must(t, "first zone", want("what was spent", servers.content(t, "first", key).spent, was))
 
-	// From now on the second zone is known to be full.
+	// From now on the second zone is known to be full: nobody is asked, or it
+	// alone, or where the first zone is checked, that as well.
 	before = servers.scripts(t)
 	for range refusals {
 		a := ask()
 		must(t, "request too many", errors.Join(a.refuses("second"), a.shows(http.StatusTooManyRequests, 2, 2)))
 	}
-	asked = refusals
-	if first == "after" {
+	switch {
+	case trusted:
+		asked = 0
+	case first == "after":
 		// A check writes nothing.
 		asked = 2 * refusals
+	default:
+		asked = refusals
 	}
 	c.stop()
 	must(t, "at the end", errors.Join(

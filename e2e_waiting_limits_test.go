@@ -20,7 +20,7 @@ func TestWaitThatWouldBeTooLong(t *testing.T) {
 			"match {\nheader X-Mode "+mode+"\n}")
 		zones += pathZone("slower."+mode, "algorithm gcra", "events 1", "window 61m", "burst 2", "max_wait 1h", "charge "+mode)
 	}
-	for name, store := range bothStores(servers) {
+	for name, store := range bothStores(servers, "ledger_trust 1h") {
 		for _, mode := range modes {
 			t.Run(name+", "+mode, func(t *testing.T) {
 				must(t, "flush", servers[0].Primary.Client().FlushAll(t.Context()).Err())
@@ -52,9 +52,10 @@ func TestWaitThatWouldBeTooLong(t *testing.T) {
 				again := c.line(ctx, t, "again", header)
 				if store != "" {
 					servers.awaitUsed(t, zone, "bob", 1)
-					// Two requests that passed, a refusal that began the line,
-					// and five looks at it.
-					asked := map[string]int{"after": 2*2 + 1 + 5, "before": 2 + 1 + 5}[mode]
+					// Two requests that passed, and five looks at the line. The
+					// refusal that began it asked only where no reply to a charge
+					// had told that the bucket is full.
+					asked := map[string]int{"after": 2*2 + 5, "before": 2 + 1 + 5}[mode]
 					servers.awaitScripts(t, before+asked)
 				}
 
@@ -117,7 +118,9 @@ func TestPatienceEndsInTheLine(t *testing.T) {
 			backend := startArrivals(t)
 			c := startWith(t, servers.store("check_timeout 100s"), zoneWith("slow", "algorithm gcra", "events 20", "window 1s", "burst 1",
 				"max_wait 8s", "charge "+mode), "reverse_proxy "+backend.addr)
-			must(t, "first request", want("status", c.probe("/", "X-Key: alice", "X-Name: before").status, http.StatusOK))
+			// It is another client's, lest Caddy knows that alice's bucket is full:
+			// then it would not ask, and not learn for how long.
+			must(t, "first request", want("status", c.probe("/", "X-Key: bob", "X-Name: before").status, http.StatusOK))
 			before := scriptsOf(mode)
 			servers.awaitScripts(t, before)
 			servers.keepFull(t, 20, 6*time.Second)

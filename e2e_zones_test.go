@@ -44,9 +44,9 @@ func zonesSite(store, zones, answers string) string {
 }
 
 // bothStores are the global options for memory, which is the default, and for
-// Redis.
-func bothStores(servers shards) map[string]string {
-	return map[string]string{"memory": "", "redis": servers.store()}
+// Redis, whose options are lines.
+func bothStores(servers shards, options ...string) map[string]string {
+	return map[string]string{"memory": "", "redis": servers.store(options...)}
 }
 
 // probe is ask for zones of whatever algorithm.

@@ -13,6 +13,8 @@ import (
 type accounts interface {
 	// Admit is [ledger.Ledger.Admit].
 	Admit(ctx context.Context, reqs []store.Request) []store.State
+	// RefuseKnown is [ledger.Ledger.RefuseKnown].
+	RefuseKnown(reqs []store.Request, states []store.State) bool
 	// Settle is [ledger.Ledger.Settle].
 	Settle(reqs []store.Request, held []int64)
 }

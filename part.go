@@ -98,6 +98,10 @@ func (p *part) ask(r *http.Request) error {
 	}
 	p.states = make([]store.State, len(p.reqs))
 	if checks := p.where(func(i int) bool { return !p.zones[i].takes }); len(checks) > 0 {
+		// No zone is asked if another is known to refuse.
+		if p.refuseKnown(p.takes()) {
+			return nil
+		}
 		p.askSome(r.Context(), p.open.accounts.Admit, checks)
 		p.noteHeld(checks)
 		if err := p.handleErrors(r, store.Store.Check, checks); err != nil || !p.passes(checks) {
@@ -105,6 +109,17 @@ func (p *part) ask(r *http.Request) error {
 		}
 	}
 	return p.take(r, p.takes())
+}
+
+// refuseKnown sets the states of zones that refuse without being asked, and
+// tells whether there are any.
+func (p *part) refuseKnown(some []int) (refused bool) {
+	p.askSome(context.Background(), func(_ context.Context, reqs []store.Request) []store.State {
+		states := make([]store.State, len(reqs))
+		refused = p.open.accounts.RefuseKnown(reqs, states)
+		return states
+	}, some)
+	return refused
 }
 
 // noteHeld marks the zones that hold the cost in flight, of some or, if that is

@@ -19,8 +19,8 @@ type Request struct {
 	// Ahead is what is waiting to be spent before this request: a Check asks
 	// for as much more. It is 0 for the other operations.
 	Ahead int64
-	// Primary makes a Check ask for the word of the server that is written to,
-	// not of one that may lag behind.
+	// Primary makes a Check ask for the word of the server that is written to.
+	// Only where that cannot answer may one that lags behind do so.
 	Primary bool
 	// Cost is what the request spends, or gets back, from 0 to MaxInteger.
 	Cost int64

@@ -57,8 +57,38 @@ var cases = []benchCase{
 	respond ok`,
 	},
 	{
-		name: "redis store", status: 200, floor: "respond, five headers", limit: 1.50, site: `
+		name: "redis store", status: 200, floor: "respond, five headers", limit: 1.40, site: `
 	rate_limit {header.X-Key} 50000000 1h
+	respond ok`,
+	},
+	{
+		name: "redis store, one hot key", status: 200, floor: "respond, five headers", site: `
+	rate_limit static 50000000 1h hot
+	respond ok`,
+	},
+	{
+		name: "redis store, charge before", status: 200, floor: "respond, five headers", site: `
+	rate_limit {
+		zone before {
+			key static
+			events 1000000
+			window 1m
+			charge before
+		}
+	}
+	respond ok`,
+	},
+	{
+		name: "redis store, batch auto", status: 200, floor: "respond, five headers", limit: 1.15, site: `
+	rate_limit {
+		zone batch {
+			key static
+			events 1000000
+			window 1m
+			charge before
+			batch auto
+		}
+	}
 	respond ok`,
 	},
 	{name: "error 429, six headers", status: 429, site: fiveHeaders + "header Retry-After 3600\nerror 429"},
@@ -75,8 +105,13 @@ var cases = []benchCase{
 	respond ok`,
 	},
 	{
-		name: "redis store, refused", status: 429, floor: "error 429, six headers", site: `
+		name: "redis store, refused", status: 429, floor: "error 429, six headers", limit: 1.08, site: `
 	rate_limit {header.X-Key} 1 1h refused
+	respond ok`,
+	},
+	{
+		name: "redis store, one refused key", status: 429, floor: "error 429, six headers", limit: 1.08, site: `
+	rate_limit static 1 1h attacked
 	respond ok`,
 	},
 }

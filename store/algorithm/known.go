@@ -38,7 +38,8 @@ func (k *Known) IsOpen(limit *store.Limit, now int64) bool {
 	return Copies(limit.Algorithm)
 }
 
-// View is [Bucket.View] of the bucket, before anything is spent.
+// View is [Bucket.View] of the bucket, before anything is spent. now may be
+// estimated, and behind the clock by which the bucket was made.
 func (k *Known) View(r *store.Request, now int64) store.State {
 	switch r.Limit.Algorithm {
 	case store.FixedWindow:
@@ -48,8 +49,11 @@ func (k *Known) View(r *store.Request, now int64) store.State {
 		b := k.slidingWindow()
 		return b.View(r, now, false)
 	default:
+		// Nothing has drained before it was spent.
 		b := k.gcra()
-		return b.View(r, now, false)
+		s := b.View(r, max(now, b.Busy), false)
+		s.Now = now
+		return s
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 // are zero.
 func (l *Ledger) Admit(ctx context.Context, reqs []store.Request) []store.State {
 	states := make([]store.State, len(reqs))
-	if l.refuseKnown(reqs, states) {
+	if l.RefuseKnown(reqs, states) {
 		return states
 	}
 	a := &admission{ledger: l, ctx: ctx, reqs: reqs, states: states}
@@ -22,9 +22,9 @@ func (l *Ledger) Admit(ctx context.Context, reqs []store.Request) []store.State 
 	return states
 }
 
-// refuseKnown sets the states of requests that are refused without a call, and
+// RefuseKnown sets the states of requests that are refused without a call, and
 // tells whether there are any.
-func (l *Ledger) refuseKnown(reqs []store.Request, states []store.State) (refused bool) {
+func (l *Ledger) RefuseKnown(reqs []store.Request, states []store.State) (refused bool) {
 	now := l.books.now()
 	for i := range reqs {
 		if e := l.find(&reqs[i]); e != nil {
@@ -157,7 +157,7 @@ func (a *admission) ask(what []asking, asked int64) (unclear []int) {
 	var primary []asking
 	for n, answer := range a.answers(what) {
 		q := what[n]
-		switch a.ledger.answer(q.entry, &a.reqs[q.place], &a.states[q.place], answer, asked) {
+		switch a.ledger.answer(&q, &a.reqs[q.place], &a.states[q.place], answer, asked) {
 		case needsPrimary:
 			q.primary, q.joined = true, true
 			primary = append(primary, q)

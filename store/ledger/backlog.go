@@ -149,8 +149,13 @@ func (l *Ledger) abandon() {
 		p := &l.books.pages[i]
 		p.mu.Lock()
 		for _, e := range p.ring {
-			if e.debts != nil && !e.debts.sent {
+			switch d := e.debts; {
+			case d == nil:
+			case !d.sent:
 				l.giveUp(e, errEnded)
+			case d.waiting != nil:
+				l.lose(d.waiting.req.ClientKey, d.waiting.requests, errEnded)
+				d.waiting = nil
 			}
 		}
 		p.mu.Unlock()

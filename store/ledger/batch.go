@@ -20,11 +20,52 @@ const (
 	claimDirect
 )
 
-// hasTokens tells whether a request can be served from the reservation, or may
-// be soon.
-func (e *entry) hasTokens(r *store.Request, now int64) bool {
+// tokens is what the reservation can serve of a request.
+func (e *entry) tokens(r *store.Request, now int64) int64 {
+	if v := e.reservation; v != nil && r.Batch != 0 && now+e.clock < v.ends {
+		return min(v.tokens, r.Cost)
+	}
+	return 0
+}
+
+// isFetching tells whether a batch is on its way.
+func (e *entry) isFetching() bool { return e.reservation != nil && e.reservation.coming > 0 }
+
+// borrow takes what there is of a request's cost out of the reservation, which
+// is less than all of it. The rest is for the store to give.
+func (l *Ledger) borrow(r *store.Request) (tokens int64) {
+	if r.Batch == 0 {
+		return 0
+	}
+	e := l.find(r)
+	if e == nil {
+		return 0
+	}
+	defer e.page.mu.Unlock()
+	if tokens = e.tokens(r, l.books.now()); tokens > 0 {
+		e.reservation.tokens -= tokens
+	}
+	return tokens
+}
+
+// repay ends a borrowing, once the store has answered about the rest.
+func (l *Ledger) repay(r *store.Request, tokens int64, st *store.State) {
+	if tokens == 0 {
+		return
+	}
+	e := l.find(r)
+	if e == nil {
+		return
+	}
+	defer e.page.mu.Unlock()
 	v := e.reservation
-	return v != nil && r.Batch != 0 && (v.coming > 0 || v.tokens >= r.Cost && now+e.clock < v.ends)
+	switch {
+	case st.Err != nil || !st.Allowed:
+		v.tokens += tokens
+	case st.Receipt.Period != v.period:
+		// Parts of it are of two windows: it cannot be given back.
+		st.Receipt = store.Receipt{}
+	}
 }
 
 // claim serves the request at a place of t from the reservation, or tells what
@@ -182,8 +223,8 @@ func (b *Books) reap() {
 	}
 }
 
-// giveBack gives back what was not used for so long, and tells whether nothing
-// is left.
+// giveBack gives back what was not used for so long, and what became too much
+// because there are more processes now. It tells whether nothing is left.
 func (b *Books) giveBack(idle int64) bool {
 	b.mu.Lock()
 	entries := make([]*entry, 0, len(b.reserved))
@@ -195,11 +236,9 @@ func (b *Books) giveBack(idle int64) bool {
 	for _, e := range entries {
 		e.page.mu.Lock()
 		v := e.reservation
-		if v.tokens > 0 && v.coming == 0 && now-v.used >= idle {
-			if refund := v.giveBack(); l != nil && now+e.clock < v.ends {
-				e.doubted, e.confirmed = true, now
-				l.store.RefundDetached([]store.Request{refund})
-			}
+		if refund := v.surplus(l, idle, now); refund.Cost > 0 && l != nil && now+e.clock < v.ends {
+			e.doubted, e.confirmed = true, now
+			l.store.RefundDetached([]store.Request{refund})
 		}
 		if v.tokens == 0 {
 			b.mu.Lock()

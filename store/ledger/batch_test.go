@@ -264,7 +264,7 @@ func TestAutoBatch(t *testing.T) {
 		if spent := b.spent(); spent != 2 {
 			t.Errorf("%d were taken before the processes were counted", spent)
 		}
-		time.Sleep(2 * time.Second)
+		time.Sleep(3 * time.Second)
 		synctest.Wait()
 		for i, l := range b.ledgers {
 			r := b.request(1)

@@ -163,7 +163,11 @@ func (l *Ledger) conclude(r *store.Request, st *store.State) []store.Request {
 	switch {
 	case st.Err == nil:
 		e.clock, e.silent = st.Now-now, false
-		e.confirm(algorithm.Known{Content: st.Content}, d.sentAt)
+		word := algorithm.Known{Content: st.Content}
+		if !algorithm.Copies(r.Limit.Algorithm) {
+			word.Content[confirmedUsed] = st.Used
+		}
+		e.confirm(word, d.sentAt)
 		if e.question != nil {
 			e.question.landed += cost
 		}
@@ -219,7 +223,9 @@ func (l *Ledger) putBack(e *entry, r *store.Request, requests, now int64) {
 	d := e.debts
 	if l.books.current() == nil {
 		// Nobody is left to deliver it.
-		d.waiting = nil
+		if w := d.waiting; w != nil {
+			requests += w.requests
+		}
 		l.lose(r.ClientKey, requests, errEnded)
 		e.debts = nil
 		l.books.owing.Add(-1)

@@ -26,6 +26,9 @@ type entry struct {
 	// must not be relied upon; confirmed is when something was last heard, or
 	// done, that a word asked for before might lack.
 	trusted, confirmed int64
+	// failed is when the primary could last not answer, though its word was
+	// wanted.
+	failed int64
 	// asked is when somebody was last let through to ask about a bucket that
 	// is known to be full.
 	asked int64
@@ -74,6 +77,10 @@ func (e *entry) keepUntil(r *store.Request, now int64) {
 // trusts tells whether the primary's word can be relied upon.
 func (e *entry) trusts(now, trust int64) bool { return e.trusted != 0 && now-e.trusted <= trust }
 
+// canReach tells whether the primary is worth asking for its word: it is not
+// asked in vain more often than it is trusted.
+func (e *entry) canReach(now, trust int64) bool { return e.failed == 0 || now-e.failed > trust }
+
 // hear takes in what the store said to r, asked for at the instant asked. It
 // tells whether a replica says less than is known.
 func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (less bool) {
@@ -87,6 +94,7 @@ func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (less 
 	case !algorithm.Copies(r.Limit.Algorithm):
 		e.noteRefusal(r, st)
 		if !st.Replica && !overlaps {
+			e.known.Content[confirmedUsed] = st.Used
 			e.confirm(e.known, asked)
 		}
 	case !st.Replica && !overlaps:
@@ -128,7 +136,7 @@ func (e *entry) judge(r *store.Request, st *store.State, storeNow int64) judgeme
 	v := e.viewOf(r, st, storeNow)
 	if with := v.ahead(v.flight); with.Allowed {
 		*st = with
-		showFlight(st, v.flight)
+		e.showAhead(st, &v)
 		return fits
 	}
 	if v.unclear > 0 {
@@ -138,7 +146,7 @@ func (e *entry) judge(r *store.Request, st *store.State, storeNow int64) judgeme
 	}
 	if *st = v.ahead(0); st.Allowed {
 		st.Allowed, st.InFlight, st.RetryAfter = false, true, flightRetry
-		showFlight(st, v.flight)
+		e.showAhead(st, &v)
 	}
 	return full
 }
@@ -215,6 +223,19 @@ func (v *view) ahead(cost int64) store.State {
 		st.RetryAfter = flightRetry
 	}
 	return st
+}
+
+// showAhead makes a state count what is ahead of the request, and what is
+// unclear once.
+func (e *entry) showAhead(st *store.State, v *view) {
+	if !algorithm.Copies(v.req.Limit.Algorithm) {
+		used := e.known.Content[confirmedUsed]
+		if e.debts != nil {
+			used += e.debts.sentCost
+		}
+		st.Used = max(st.Used, used)
+	}
+	showFlight(st, v.flight-v.unclear)
 }
 
 // showFlight makes a state count what is in flight.

@@ -130,6 +130,10 @@ func (l *Local) admit(ctx context.Context, r *store.Request) store.State {
 	return st
 }
 
+// RefuseKnown is [Ledger.RefuseKnown]. What would be known the store says as
+// quickly.
+func (*Local) RefuseKnown([]store.Request, []store.State) bool { return false }
+
 // Settle is [Ledger.Settle].
 func (l *Local) Settle(reqs []store.Request, held []int64) {
 	for i := range reqs {

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -87,6 +88,9 @@ type model struct {
 	// when that was, by the books' clock.
 	excused  time.Time
 	wasReset int64
+	// wasAway is set once a replica had to answer alone, resets once an operator
+	// did that.
+	wasAway, resets atomic.Bool
 
 	last int64
 }
@@ -147,9 +151,7 @@ func (m *model) run() {
 	wg.Wait()
 	stop()
 	weather.Wait()
-	m.sim.mu.Lock()
-	m.sim.down = false
-	m.sim.mu.Unlock()
+	m.setDown(false, false)
 	m.ledger.Flush(context.Background())
 	time.Sleep(10 * time.Second)
 	m.atEnd()
@@ -191,27 +193,41 @@ func (m *model) weather(ctx context.Context, rng *rand.Rand) {
 	}
 	for ctx.Err() == nil {
 		time.Sleep(time.Duration(rng.Int64N(int64(2 * time.Second))))
-		switch rng.IntN(3) {
+		switch rng.IntN(4) {
 		case 0:
-			m.mu.Lock()
-			m.excused = time.Now().Add(m.sim.lag + DefaultTrust + lookback)
-			m.mu.Unlock()
+			m.excuse(m.sim.lag + DefaultTrust + lookback)
+			m.resets.Store(true)
 			m.sim.reset("zone/client")
 			m.mu.Lock()
 			m.wasReset = m.ledger.books.now()
 			m.mu.Unlock()
 		case 1:
-			m.setDown(true)
+			m.setDown(true, false)
 			time.Sleep(time.Duration(rng.Int64N(int64(3 * time.Second))))
-			m.setDown(false)
+			m.setDown(false, false)
+		case 2:
+			// Nobody can be asked whether what a replica said still holds.
+			m.wasAway.Store(true)
+			m.excuse(time.Hour)
+			m.setDown(false, true)
+			time.Sleep(time.Duration(rng.Int64N(int64(3 * time.Second))))
+			m.setDown(false, false)
+			m.excuse(m.sim.lag + DefaultTrust + lookback)
 		}
 	}
 }
 
-func (m *model) setDown(down bool) {
+// excuse makes refusals need no justification for so long.
+func (m *model) excuse(d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.excused = time.Now().Add(d)
+}
+
+func (m *model) setDown(down, away bool) {
 	m.sim.mu.Lock()
 	defer m.sim.mu.Unlock()
-	m.sim.down = down
+	m.sim.down, m.sim.away = down, away
 }
 
 // noteTruth notes what is true from now on, and what was until now. The
@@ -267,7 +283,11 @@ func (m *model) client(rng *rand.Rand, requests int) {
 			continue
 		default:
 			held = m.cost
-			if used := m.change(m.cost); used > m.events && !m.shared {
+			// While the primary is away, nothing makes up for what a replica of a
+			// log lacks, or of a window that began after an operator's reset and of
+			// which this process knows only that it may have charged something.
+			lacks := m.wasAway.Load() && (st.Replica && m.limit.Algorithm == store.SlidingLog || m.resets.Load() && m.sim.lossy > 0)
+			if used := m.change(m.cost); used > m.events && !m.shared && !lacks {
 				m.fail("admitted though with it %d of %d are used: %+v", used, m.events, st)
 			}
 			if least := before[st.Reset]; st.Used < least {

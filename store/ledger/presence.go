@@ -24,7 +24,8 @@ const (
 // lease there.
 type presence struct {
 	ledger *Ledger
-	// count is how many there are; 0 while that is unknown.
+	// count is how many there are; 0 while that is unknown, or the others may
+	// not know of this one.
 	count atomic.Int64
 	begin sync.Once
 	life  context.Context
@@ -56,9 +57,12 @@ func (p *presence) keep() {
 	}}
 	tick := time.NewTicker(presencePeriod)
 	defer tick.Stop()
-	for {
+	for said := false; ; {
 		if st := p.ledger.buckets.Charge(p.life, lease)[0]; st.Err == nil {
-			p.count.Store(max(st.Used, 1))
+			if said {
+				p.count.Store(max(st.Used, 1))
+			}
+			said = true
 		}
 		select {
 		case <-tick.C:

@@ -66,6 +66,8 @@ func (l *Ledger) join(a *admission, place int, now int64) bool {
 // wantsPrimary tells whether only the primary can answer.
 func (l *Ledger) wantsPrimary(e *entry, r *store.Request, now int64) bool {
 	switch {
+	case !e.canReach(now, l.trust):
+		return false
 	case e.doubted:
 		return true
 	case !algorithm.Copies(r.Limit.Algorithm):
@@ -90,7 +92,8 @@ const (
 
 // answer takes in the store's answer about a bucket, sets the states of who
 // waits for it, and gives the next question to who waits for that.
-func (l *Ledger) answer(e *entry, r *store.Request, st *store.State, answer store.State, asked int64) progress {
+func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer store.State, asked int64) progress {
+	e := q.entry
 	e.page.mu.Lock()
 	defer e.page.mu.Unlock()
 	now := l.books.now()
@@ -99,7 +102,15 @@ func (l *Ledger) answer(e *entry, r *store.Request, st *store.State, answer stor
 		l.fail(e, &answer)
 		return done
 	}
-	if e.hear(r, &answer, asked, now) && !e.trusts(now, l.trust) {
+	less := e.hear(r, &answer, asked, now)
+	if q.primary {
+		// Where a replica answers all the same, the primary could not.
+		e.failed = 0
+		if answer.Replica {
+			e.failed = now
+		}
+	}
+	if less && !e.trusts(now, l.trust) && e.canReach(now, l.trust) {
 		e.question.landed = 0
 		return needsPrimary
 	}
@@ -212,6 +223,6 @@ func (l *Ledger) refuseUnclear(r *store.Request, st *store.State) {
 		v := e.viewOf(r, nil, now)
 		*st = v.ahead(0)
 		st.Allowed, st.InFlight, st.RetryAfter = false, true, max(st.RetryAfter, flightRetry)
-		showFlight(st, v.flight)
+		e.showAhead(st, &v)
 	}
 }

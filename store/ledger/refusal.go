@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // Of a bucket that cannot be copied, the place of its content is taken by the
@@ -15,17 +14,20 @@ const (
 	refusalCapacity
 	refusalUsed
 	refusalReset
+	// confirmedUsed is what was spent when the primary was last heard.
+	confirmedUsed
 )
 
 // noteRefusal remembers what the store said about a bucket of
 // [store.SlidingLog]. When a slot of [store.Concurrency] becomes free is not
 // known, so nothing can be remembered of it.
 func (e *entry) noteRefusal(r *store.Request, st *store.State) {
-	e.known = algorithm.Known{}
+	e.known.Content = store.Content{confirmedUsed: e.known.Content[confirmedUsed]}
 	if r.Limit.Algorithm == store.SlidingLog && !st.Allowed && st.RetryAfter != store.Never {
 		e.known.Content = store.Content{
 			refusalUntil: st.Now + st.RetryAfter.Microseconds(), refusalCost: r.Need(),
 			refusalCapacity: r.Capacity(), refusalUsed: st.Used, refusalReset: st.Reset,
+			confirmedUsed: e.known.Content[confirmedUsed],
 		}
 	}
 }

@@ -113,6 +113,25 @@ func (v *reservation) use(cost, storeNow, now int64) bool {
 	return true
 }
 
+// surplus returns the refund of what is too much: all, if it was not used for so
+// long.
+func (v *reservation) surplus(l *Ledger, idle, now int64) store.Request {
+	if v.tokens == 0 || v.coming > 0 {
+		return store.Request{}
+	}
+	if l == nil || now-v.used >= idle {
+		return v.giveBack()
+	}
+	r := v.request
+	r.Receipt = store.Receipt{Period: v.period}
+	r.Cost = 0
+	if ration := v.ration(&r, l.processes(&r)); r.Batch == store.BatchAuto && ration > 0 && v.tokens > ration {
+		r.Cost = v.tokens - ration
+		v.tokens = ration
+	}
+	return r
+}
+
 // giveBack returns the refund of all tokens.
 func (v *reservation) giveBack() store.Request {
 	r := v.request

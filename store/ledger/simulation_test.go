@@ -24,9 +24,10 @@ type simulation struct {
 	replica map[string]algorithm.Bucket
 	// lag is how far the replica is behind.
 	lag time.Duration
-	// lossy is the part of replies that are lost; down is set in an outage.
-	lossy float64
-	down  bool
+	// lossy is the part of replies that are lost; down is set in an outage of
+	// all, away while the replica answers alone.
+	lossy      float64
+	down, away bool
 	// checks and writes are how often it was asked.
 	checks, writes int
 	// asking is how many checks are on their way for each bucket, and most is
@@ -144,11 +145,14 @@ func (s *simulation) Check(ctx context.Context, reqs []store.Request) []store.St
 		r := &reqs[i]
 		now := s.now()
 		b := bucketIn(s.replica, r)
-		if states[i] = b.View(r, now, false); !r.Primary && states[i].Reset != 0 {
+		switch states[i] = b.View(r, now, false); {
+		case (!r.Primary || s.away) && states[i].Reset != 0:
 			states[i].Replica = true
-			continue
+		case s.away:
+			states[i] = store.State{Err: errDown}
+		default:
+			states[i] = s.write(algorithm.Check, *r)
 		}
-		states[i] = s.write(algorithm.Check, *r)
 	}
 	s.mu.Unlock()
 	switch {
@@ -169,7 +173,7 @@ func (s *simulation) Check(ctx context.Context, reqs []store.Request) []store.St
 // tell notes what the primary has said.
 func (s *simulation) tell(states []store.State) {
 	for i := range states {
-		if !states[i].Replica {
+		if !states[i].Replica && states[i].Err == nil {
 			s.said(&states[i])
 		}
 	}
@@ -198,7 +202,7 @@ func (s *simulation) run(op algorithm.Operation, reqs []store.Request) []store.S
 	s.travel()
 	s.mu.Lock()
 	s.writes++
-	if s.down {
+	if s.down || s.away {
 		s.mu.Unlock()
 		time.Sleep(20 * time.Millisecond)
 		return fail(reqs, errDown)

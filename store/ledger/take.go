@@ -37,7 +37,11 @@ func (t *taking) refuseKnown() (refused bool) {
 		if e == nil {
 			continue
 		}
-		if !e.hasTokens(r, now) && t.ledger.refusesTake(e, r, &t.states[i], now) {
+		// What is reserved here need not fit there.
+		rest := *r
+		rest.Cost -= e.tokens(r, now)
+		isServed := r.Batch != 0 && (e.isFetching() || rest.Cost == 0)
+		if !isServed && t.ledger.refusesTake(e, &rest, &t.states[i], now) {
 			refused = true
 		}
 		e.page.mu.Unlock()
@@ -99,10 +103,14 @@ func (t *taking) take(own, fetches []int) (again []int) {
 	l := t.ledger
 	asked := l.books.now()
 	reqs := t.reqs
-	if len(fetches) > 0 || len(own) < len(reqs) {
+	var borrowed []int64
+	if len(fetches) > 0 || len(own) < len(reqs) || t.anyBatch() {
 		reqs = make([]store.Request, 0, len(own)+len(fetches))
-		for _, i := range own {
+		borrowed = make([]int64, len(own))
+		for n, i := range own {
 			reqs = append(reqs, t.reqs[i])
+			borrowed[n] = l.borrow(&reqs[n])
+			reqs[n].Cost -= borrowed[n]
 		}
 		for _, i := range fetches {
 			reqs = append(reqs, l.batch(&t.reqs[i]))
@@ -111,6 +119,9 @@ func (t *taking) take(own, fetches []int) (again []int) {
 	for n, st := range l.buckets.Take(t.ctx, reqs) {
 		l.hearTake(&reqs[n], &st, asked)
 		if n < len(own) {
+			if borrowed != nil {
+				l.repay(&reqs[n], borrowed[n], &st)
+			}
 			t.states[own[n]] = st
 			continue
 		}
@@ -119,6 +130,15 @@ func (t *taking) take(own, fetches []int) (again []int) {
 		}
 	}
 	return again
+}
+
+func (t *taking) anyBatch() bool {
+	for i := range t.reqs {
+		if t.reqs[i].Batch != 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // hearTake remembers what a take was told, of buckets that are full or known

@@ -221,19 +221,50 @@ func (s *Store) report(shard string, op algorithm.Operation, c *call) {
 }
 
 func (s *Store) check(ctx context.Context, shard int, g group) {
-	sh := s.shards[shard]
 	start := time.Now()
-	deadline := start.Add(s.opts.CheckTimeout)
-	if now, ok := s.checkTime(shard, start, g); ok && !g.asksPrimary() {
-		if l := sh.replica(); l != nil {
-			// Half of the time is kept for the primary.
-			s.ask(ctx, l, g, start.Add(s.opts.CheckTimeout/2), operation{replica: true, now: now})
-			if g.members = g.unanswered(); len(g.members) == 0 || ctx.Err() != nil {
-				return
-			}
+	half, deadline := start.Add(s.opts.CheckTimeout/2), start.Add(s.opts.CheckTimeout)
+	primary := s.shards[shard].checks
+	switch now, replica := s.reader(shard, start, g); {
+	case replica == nil:
+		s.ask(ctx, primary, g, deadline, s.writing(algorithm.Check, shard))
+	case g.asksPrimary():
+		s.ask(ctx, primary, g, half, s.writing(algorithm.Check, shard))
+		s.standIn(ctx, replica, g, deadline, now)
+	default:
+		// Half of the time is kept for the primary.
+		s.ask(ctx, replica, g, half, operation{replica: true, now: now})
+		if g.members = g.unanswered(); len(g.members) > 0 && ctx.Err() == nil {
+			s.ask(ctx, primary, g, deadline, s.writing(algorithm.Check, shard))
 		}
 	}
-	s.ask(ctx, sh.checks, g, deadline, s.writing(algorithm.Check, shard))
+}
+
+// reader returns the replica to ask, if there is one, and the time to judge its
+// answer by.
+func (s *Store) reader(shard int, at time.Time, g group) (now int64, l *lane) {
+	now, ok := s.checkTime(shard, at, g)
+	if !ok {
+		return 0, nil
+	}
+	return now, s.shards[shard].replica()
+}
+
+// standIn asks a replica about what the primary could not answer. Where it knows
+// no open window either, the error stays.
+func (s *Store) standIn(ctx context.Context, replica *lane, g group, deadline time.Time, now int64) {
+	if g.members = g.unanswered(); len(g.members) == 0 || ctx.Err() != nil {
+		return
+	}
+	failed := make([]store.State, len(g.members))
+	for n, i := range g.members {
+		failed[n] = g.states[i]
+	}
+	s.ask(ctx, replica, g, deadline, operation{replica: true, now: now})
+	for n, i := range g.members {
+		if st := &g.states[i]; st.Err != nil || isUnopened(&g.reqs[i], st) {
+			*st = failed[n]
+		}
+	}
 }
 
 // checkTime returns the time to judge a replica's answer by, if there is one

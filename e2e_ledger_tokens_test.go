@@ -1,0 +1,174 @@
+package shardlimit_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+)
+
+// takesBatch makes requests of a client until Redis has more than they cost, and
+// returns how many they were.
+func (c *caddyProcess) takesBatch(t *testing.T, servers shards, zone, client string, headers ...string) (asked int64) {
+	t.Helper()
+	eventually(t, "a batch is taken", func() error {
+		c.probe("/"+zone, append(headers, "X-Key: "+client)...)
+		asked++
+		return want("Redis having more than was asked for", servers.content(t, zone, client).used > asked, true)
+	})
+	return asked
+}
+
+// TestBatchComesBack when nobody uses it, and when Caddy no longer can.
+func TestBatchComesBack(t *testing.T) {
+	site := func(servers shards, options ...string) string {
+		return zonesSite(servers.store(options...), batchZones([]string{"50", "auto"}, "events 100000"), "respond ok")
+	}
+	for name, end := range map[string]func(*caddyProcess, shards){
+		"idle":                 func(*caddyProcess, shards) {},
+		"stopped":              func(c *caddyProcess, _ shards) { c.stop() },
+		"store of no config":   func(c *caddyProcess, _ shards) { c.mustLoad(unlimitedSite) },
+		"config replaced":      func(c *caddyProcess, s shards) { c.mustLoad(site(s)) },
+		"connections replaced": func(c *caddyProcess, s shards) { c.mustLoad(site(s, "pool_size 2")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			servers := startShards(t, 2, 1)
+			c := startCaddy(t, site(servers))
+			asked := map[string]int64{}
+			for _, algorithm := range batched {
+				for _, batch := range []string{"50", "auto"} {
+					zone := batchZone(algorithm, batch)
+					asked[zone] = c.takesBatch(t, servers, zone, "alice")
+				}
+			}
+			start := time.Now()
+			end(c, servers)
+			for zone, n := range asked {
+				if name == "stopped" {
+					must(t, "after the end of caddy", want("what is used of zone "+zone, servers.content(t, zone, "alice").used, n))
+					continue
+				}
+				servers.awaitUsed(t, zone, "alice", n)
+			}
+			t.Logf("%v were asked for; the rest came back within %v", asked, time.Since(start).Round(10*time.Millisecond))
+			if name == "stopped" || name == "store of no config" {
+				return
+			}
+			for zone, n := range asked {
+				must(t, "request after all came back", c.probe("/"+zone, "X-Key: alice").shows(http.StatusOK, 100000, n+1))
+			}
+			c.stop()
+			for zone, n := range asked {
+				must(t, "at the end", want("what is used of zone "+zone, servers.content(t, zone, "alice").used, n+1))
+			}
+		})
+	}
+}
+
+// TestBatchRefundsCostNoCall: what a free response gives back is there for the
+// next request.
+func TestBatchRefundsCostNoCall(t *testing.T) {
+	const requests = 300
+	servers := startShards(t, 1, 0)
+	c := startWith(t, servers.store(), batchZones([]string{"50"}, "events 100"), byStatus)
+	for _, algorithm := range batched {
+		t.Run(algorithm, func(t *testing.T) {
+			zone := batchZone(algorithm, "50")
+			// More than the client may have, were it not given back.
+			before, start, paid := servers.calls(t), time.Now(), int64(0)
+			for i := range requests {
+				status := http.StatusNotModified
+				if i%10 == 9 {
+					status = http.StatusOK
+					paid++
+				}
+				a := c.probe("/"+zone, "X-Key: alice", fmt.Sprint("X-Status: ", status))
+				must(t, fmt.Sprint("request ", i+1), a.shows(status, 100, paid))
+			}
+			made := servers.calls(t) - before
+			// A batch that is idle for a second, as it may be on a busy machine,
+			// is given back and taken again.
+			most := 1 + 2*int64(time.Since(start)/time.Second)
+			must(t, "Redis", want(fmt.Sprintf("having got %d calls, which is more than %d,", made, most), made > most, false))
+			servers.awaitUsed(t, zone, "alice", paid)
+			t.Logf("%d requests, %d of them free, cost %d calls", requests, requests-paid, made)
+		})
+	}
+}
+
+// TestBatchHasBackWhatAnotherZoneRefuses, so that who is refused takes nothing.
+func TestBatchHasBackWhatAnotherZoneRefuses(t *testing.T) {
+	for _, algorithm := range batched {
+		for _, mode := range modes {
+			t.Run(algorithm+", "+mode, func(t *testing.T) {
+				t.Parallel() // it spends its time waiting
+				servers := startShards(t, 1, 0)
+				zones := zoneWith("first", "algorithm "+algorithm, "charge before", "batch 30") + zoneWith("second", "charge "+mode, "events 20")
+				c := startWith(t, servers.store(), zones, "respond ok")
+				served, refused := int64(0), 0
+				for range 150 {
+					if a := c.probe("/", "X-Key: alice"); a.status == http.StatusOK {
+						served++
+					} else {
+						must(t, "refusal", a.refuses("second"))
+						refused++
+					}
+				}
+				must(t, "requests", errors.Join(want("number of those served", served, 20), want("number of those refused", refused, 130)))
+				servers.awaitUsed(t, "second", "alice", 20)
+				servers.awaitUsed(t, "first", "alice", 20)
+			})
+		}
+	}
+}
+
+// TestBatchShare: all Caddys together hold no more than their share of the limit.
+func TestBatchShare(t *testing.T) {
+	const events, workers = 6000, 6
+	for _, percent := range []int64{0, 2, 25} {
+		share := percent
+		if share == 0 {
+			share = 10
+		}
+		t.Run(fmt.Sprint(share, " percent"), func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			options := []string{fmt.Sprint("events ", events), "batch auto", "charge before"}
+			if percent > 0 {
+				options = append(options, fmt.Sprint("batch_share ", percent))
+			}
+			servers := startShards(t, 1, 0)
+			caddys := startCaddys(t, 3, zonesSite(servers.store(), zoneWith("api", options...), "respond ok"))
+			var served tally
+			for _, c := range caddys {
+				must(t, "first request", want("status", c.probe("/", "X-Key: alice").status, http.StatusOK))
+				served.add("alice")
+			}
+			// They learn of each other.
+			time.Sleep(2500 * time.Millisecond)
+			stop := startTraffic(t, workers, func(worker, _ int) error {
+				a, err := caddys[worker%len(caddys)].tryProbe(t.Context(), "/", "X-Key: alice")
+				if err != nil || a.status != http.StatusOK {
+					return errors.Join(err, want("status", a.status, http.StatusOK))
+				}
+				served.add("alice")
+				time.Sleep(2 * time.Millisecond)
+				return nil
+			})
+			most := int64(0)
+			for start := time.Now(); time.Since(start) < 4*time.Second && served.total() < events*3/4; {
+				// What is served in between is not held any more.
+				used := servers.content(t, "api", "alice").used
+				most = max(most, used-served.total())
+				time.Sleep(time.Millisecond)
+			}
+			stop()
+			// What a worker was served, but has not counted yet, is not held.
+			bound := events*share/100 + workers
+			must(t, "Caddys", want(fmt.Sprintf("holding %d of %d, which is more than %d,", most, events, bound), most > bound, false))
+			servers.awaitUsed(t, "api", "alice", served.total())
+			t.Logf("%d served; the Caddys held %d of %d at most, %d percent", served.total(), most, events, most*100/events)
+		})
+	}
+}
