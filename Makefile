@@ -8,7 +8,7 @@ FUZZTIME          ?= 10s
 SOAK              ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak lint bench bench-peers algorithms fmt demo
+.PHONY: help run test soak lint bench bench-peers algorithms calls fmt demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -49,6 +49,10 @@ bench-peers: ## compare with other limiters, and write docs/benchmarks.md
 algorithms: ## draw and measure the algorithms, for docs/algorithms.md
 	scripts/install-needed.sh
 	$(GO) run ./internal/algorithms
+
+calls: ## count the calls to Redis per request, for docs/ledger.md
+	scripts/install-needed.sh
+	$(GO) run ./internal/calls
 
 fmt: $(GOLANGCI) ## format the code and group its imports
 	gofmt -w .

@@ -2,9 +2,10 @@ package main
 
 import (
 	"fmt"
-	"strings"
+	"strconv"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/drawing"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -100,96 +101,81 @@ func (l *lane) hold(end, now int64) {
 
 // The sizes of the picture.
 const (
-	left, right  = 160, 172
-	pitch        = 44 // of the rows
-	top          = 56
-	scale        = 2 // per tenth of a second
-	shown        = int64(shownTime / (time.Second / 10))
-	plot         = shown * scale
-	width        = left + plot + right
-	legend       = 40
-	blue, orange = "#0072b2", "#d55e00"
-	ink, gray    = "#24292f", "#8c959f"
-	reach        = 4 // of a mark
-	borderReach  = 16
+	left, right = 160, 172
+	pitch       = 44 // of the rows
+	top         = 56
+	scale       = 2 // per tenth of a second
+	shown       = int64(shownTime / (time.Second / 10))
+	plot        = shown * scale
+	width       = left + plot + right
+	legend      = 40
+	reach       = 4 // of a mark
+	borderReach = 16
 )
 
 // draw returns the picture, an SVG.
 func draw() string {
 	all := lanes()
 	height := top + pitch*(len(all)+1) + legend
-	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" font-family="sans-serif" font-size="13" fill="%s" role="img" aria-label="What each algorithm allows of the same requests">`+"\n",
-		width, height, width, height, ink)
-	fmt.Fprintf(&b, `<rect width="%d" height="%d" rx="6" fill="#ffffff" stroke="#d0d7de"/>`+"\n", width, height)
-	fmt.Fprintf(&b, `<text x="16" y="26" font-size="15" font-weight="bold">The same requests, at %d events and a window of %v</text>`+"\n", shownEvents, shownWindow)
-	label(&b, width-right+16, top-8, "allowed; most in "+shownWindow.String())
-	drawArrivals(&b, top+pitch/2)
+	p := drawing.New(int(width), height, "What each algorithm allows of the same requests",
+		fmt.Sprintf("The same requests, at %d events and a window of %v", shownEvents, shownWindow))
+	p.Text(width-right+16, top-8, "allowed; most in "+shownWindow.String())
+	drawArrivals(p, top+pitch/2)
 	for i, l := range all {
-		l.draw(&b, top+pitch*(i+1)+pitch/2)
+		l.draw(p, top+pitch*(i+1)+pitch/2)
 	}
-	drawLegend(&b, height-legend/2)
-	b.WriteString("</svg>\n")
-	return b.String()
+	drawLegend(p, height-legend/2)
+	return p.String()
 }
 
 func x(at int64) int64 { return left + at*scale }
 
-func label(b *strings.Builder, at int64, y int, text string) {
-	fmt.Fprintf(b, `<text x="%d" y="%d">%s</text>`+"\n", at, y, text)
-}
-
-func drawAxis(b *strings.Builder, y int) {
-	fmt.Fprintf(b, `<path d="M%d %dh%d" stroke="#d0d7de"/>`+"\n", left, y, plot)
-}
-
-func drawArrivals(b *strings.Builder, y int) {
-	label(b, 16, y+4, "arrivals")
-	drawAxis(b, y)
+func drawArrivals(p *drawing.Picture, y int) {
+	p.Text(16, y+4, "arrivals")
+	p.Axis(left, y, plot)
 	for _, at := range arrivals {
-		fmt.Fprintf(b, `<path d="M%d %dv%d" stroke="%s" stroke-width="2"/>`+"\n", x(at), y-8, 16, ink)
+		p.Tick(x(at), y-8, 16)
 	}
 	for at := int64(0); at*10 <= shown; at += 5 {
-		fmt.Fprintf(b, `<text x="%d" y="%d" font-size="10" text-anchor="middle" fill="#57606a">%ds</text>`+"\n", x(at*10), y-16, at)
+		p.Number(x(at*10), y-16, strconv.FormatInt(at, 10)+"s")
 	}
 }
 
-func (l lane) draw(b *strings.Builder, y int) {
-	label(b, 16, y+4, l.name)
-	drawAxis(b, y)
+func (l lane) draw(p *drawing.Picture, y int) {
+	p.Text(16, y+4, l.name)
+	p.Axis(left, y, plot)
 	for _, at := range l.borders {
 		if at <= shown {
-			fmt.Fprintf(b, `<path d="M%d %dv%d" stroke="%s" stroke-dasharray="3 3"/>`+"\n", x(at), y-borderReach, 2*borderReach, gray)
+			p.Border(x(at), y-borderReach, 2*borderReach)
 		}
 	}
 	for i, at := range arrivals {
 		if l.ends != nil && l.allowed[i] {
-			fmt.Fprintf(b, `<path d="M%d %dh%d" stroke="%s" stroke-width="2" opacity="0.5"/>`+"\n", x(at), y+4+4*int(l.slots[i]), (min(l.ends[i], shown)-at)*scale, blue)
+			p.Span(x(at), y+4+4*int(l.slots[i]), (min(l.ends[i], shown)-at)*scale, drawing.Blue)
 		}
-		drawMark(b, x(at), y-4*min(len(l.ends), 1), l.allowed[i])
+		drawMark(p, x(at), y-4*min(len(l.ends), 1), l.allowed[i])
 	}
 	text := fmt.Sprintf("%d of %d; %d", len(l.taken), len(arrivals), most(l.taken, int64(shownWindow/(time.Second/10))))
-	label(b, width-right+16, y+4, text)
+	p.Text(width-right+16, y+4, text)
 }
 
 // drawMark draws a disc for what is allowed and a cross for what is refused.
-func drawMark(b *strings.Builder, at int64, y int, allowed bool) {
+func drawMark(p *drawing.Picture, at int64, y int, allowed bool) {
 	if allowed {
-		fmt.Fprintf(b, `<circle cx="%d" cy="%d" r="%d" fill="%s"/>`+"\n", at, y, reach, blue)
+		p.Disc(at, y, reach, drawing.Blue)
 		return
 	}
-	fmt.Fprintf(b, `<path d="M%d %dl%d %dm0 -%dl-%d %d" stroke="%s" stroke-width="2"/>`+"\n",
-		at-reach+1, y-reach+1, 2*reach-2, 2*reach-2, 2*reach-2, 2*reach-2, 2*reach-2, orange)
+	p.Cross(at, y, reach-1, drawing.Orange)
 }
 
-func drawLegend(b *strings.Builder, y int) {
+func drawLegend(p *drawing.Picture, y int) {
 	at := int64(left)
-	drawMark(b, at, y-4, true)
-	label(b, at+12, y, "allowed")
-	drawMark(b, at+90, y-4, false)
-	label(b, at+102, y, "refused")
-	fmt.Fprintf(b, `<path d="M%d %dv16" stroke="%s" stroke-dasharray="3 3"/>`+"\n", at+180, y-12, gray)
-	label(b, at+190, y, "a window begins or ends")
-	fmt.Fprintf(b, `<path d="M%d %dh24" stroke="%s" stroke-width="2" opacity="0.5"/>`+"\n", at+360, y-4, blue)
-	label(b, at+392, y, "it runs, and holds a slot")
+	drawMark(p, at, y-4, true)
+	p.Text(at+12, y, "allowed")
+	drawMark(p, at+90, y-4, false)
+	p.Text(at+102, y, "refused")
+	p.Border(at+180, y-12, 16)
+	p.Text(at+190, y, "a window begins or ends")
+	p.Span(at+360, y-4, 24, drawing.Blue)
+	p.Text(at+392, y, "it runs, and holds a slot")
 }

@@ -2,33 +2,12 @@ package main
 
 import (
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
-)
 
-// TestRewriteKeepsWhatIsWrittenByHand requires that only what follows the mark
-// is replaced, and that a document without one is left alone.
-func TestRewriteKeepsWhatIsWrittenByHand(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "document")
-	for _, c := range []struct{ old, want string }{
-		{"by hand\n" + mark + "old\n", "by hand\n" + mark + "\nnew\n"},
-		{"by hand\n", ""},
-	} {
-		if err := os.WriteFile(file, []byte(c.old), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		err := rewrite(file, "new\n")
-		got, readErr := os.ReadFile(file)
-		if readErr != nil {
-			t.Fatal(readErr)
-		}
-		if want := c.want; want != "" && string(got) != want || want == "" && (err == nil || string(got) != c.old) {
-			t.Errorf("rewriting %q: %q, %v", c.old, got, err)
-		}
-	}
-}
+	"github.com/shardlimit/caddy-shardlimit/internal/document"
+)
 
 // TestDocumentHasTheMark requires that make algorithms finds its place.
 func TestDocumentHasTheMark(t *testing.T) {
@@ -36,7 +15,7 @@ func TestDocumentHasTheMark(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if strings.Count(string(text), mark) != 1 {
+	if mark := document.Mark("algorithms"); strings.Count(string(text), mark) != 1 {
 		t.Errorf("docs/algorithms.md has not one line %q", mark)
 	}
 	for _, w := range ways {

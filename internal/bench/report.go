@@ -2,12 +2,12 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/document"
 	"github.com/shardlimit/caddy-shardlimit/internal/machine"
 )
 
@@ -43,23 +43,5 @@ func report(samples map[string][]sample) error {
 	if *out == "" {
 		return nil
 	}
-	return rewrite(*out, b.String())
-}
-
-const mark = "<!-- what follows is written by make bench -->\n"
-
-// rewrite replaces what follows the mark in a file.
-func rewrite(file, text string) error {
-	old, err := os.ReadFile(file)
-	if err != nil {
-		return fmt.Errorf("read the report: %w", err)
-	}
-	head, _, found := strings.Cut(string(old), mark)
-	if !found {
-		return fmt.Errorf("%s has no line %q", file, mark)
-	}
-	if err := os.WriteFile(file, []byte(head+mark+"\n"+text), 0o644); err != nil {
-		return fmt.Errorf("write the report: %w", err)
-	}
-	return nil
+	return document.Rewrite(*out, "bench", b.String())
 }

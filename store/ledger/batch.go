@@ -102,7 +102,7 @@ func (l *Ledger) claim(t *taking, place int) outcome {
 		v.adapt(r, processes, now)
 	}
 	size := v.ration(r, processes)
-	if r.Cost == 0 || size <= 1 || r.Cost > size || now+e.clock < v.short {
+	if r.Cost == 0 || r.Cost > size || now+e.clock < v.short {
 		return claimDirect
 	}
 	v.coming, v.claimed = size, r.Cost

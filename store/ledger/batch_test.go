@@ -324,3 +324,27 @@ func TestRation(t *testing.T) {
 		}
 	}
 }
+
+// TestAutoBatchGrowsFromOne: a size that had to become 1 is no dead end.
+func TestAutoBatchGrowsFromOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBatches(t, 1, 1, 1000, store.BatchAuto)
+		l := b.ledgers[0]
+		b.take(l, 1)
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		b.sim.mu.Lock()
+		before := b.sim.writes
+		b.sim.mu.Unlock()
+		for range 500 {
+			b.take(l, 1)
+		}
+		b.sim.mu.Lock()
+		calls := b.sim.writes - before
+		b.sim.mu.Unlock()
+		if calls > 50 {
+			t.Errorf("%d calls for 500 requests", calls)
+		}
+		b.leave()
+	})
+}

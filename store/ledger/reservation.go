@@ -11,7 +11,7 @@ const (
 	// is given back.
 	idleBatch = 1_000_000
 	// shortPart is the part of a window, inverted, for which no batch is fetched
-	// after one was refused.
+	// after one found nothing left.
 	shortPart = 10
 )
 
@@ -28,7 +28,7 @@ type reservation struct {
 	// or given back.
 	began, used int64
 	// short is the store's instant before which no batch is fetched, because
-	// less was left than one.
+	// nothing was left.
 	short int64
 	// coming is how much is being fetched, or 0; claims wait for it.
 	coming  int64
@@ -83,7 +83,9 @@ func (v *reservation) waste() {
 // shortfall learns from a batch that was refused.
 func (v *reservation) shortfall(r *store.Request, st *store.State) {
 	v.size = max(min(v.size, st.Remaining)/2, 1)
-	v.short = min(st.Reset, st.Now+r.Limit.Window.Microseconds()/shortPart)
+	if st.Remaining <= 1 {
+		v.short = min(st.Reset, st.Now+r.Limit.Window.Microseconds()/shortPart)
+	}
 }
 
 // add takes in a batch, and returns leftovers of another period, which cannot
