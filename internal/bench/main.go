@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,11 +26,18 @@ var (
 	duration    = flag.Duration("duration", 3*time.Second, "how long each case runs in a round")
 	connections = flag.Int("connections", 64, "requests at a time")
 	clients     = flag.Int64("clients", 500, "distinct client keys")
+	only        = flag.String("only", "", "regular expression for the names of the cases to run, beside the floors; all if empty")
 	out         = flag.String("o", "", "file to write the report to, as Markdown, besides standard output")
 )
 
 func main() {
 	flag.Parse()
+	wanted, err := regexp.Compile(*only)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+	cases = slices.DeleteFunc(cases, func(c benchCase) bool { return !isFloor(c.name) && !wanted.MatchString(c.name) })
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
@@ -67,6 +75,11 @@ func run() error {
 		}
 	}
 	return report(perRequest)
+}
+
+// isFloor tells whether other cases are compared with that one.
+func isFloor(name string) bool {
+	return slices.ContainsFunc(cases, func(c benchCase) bool { return c.floor == name })
 }
 
 // sample is one case in one round, per request in microseconds.

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -14,13 +15,20 @@ import (
 // are zero.
 func (l *Ledger) Admit(ctx context.Context, reqs []store.Request) []store.State {
 	states := make([]store.State, len(reqs))
-	if l.RefuseKnown(reqs, states) {
+	// A single one is looked at when it joins a question.
+	if len(reqs) > 1 && l.RefuseKnown(reqs, states) {
 		return states
 	}
-	a := &admission{ledger: l, ctx: ctx, reqs: reqs, states: states}
+	a := admissions.Get().(*admission)
+	a.ledger, a.ctx, a.reqs, a.states = l, ctx, reqs, states
 	a.run()
+	*a = admission{}
+	admissions.Put(a)
 	return states
 }
+
+// admissions are given back once nobody has anything to tell them.
+var admissions = sync.Pool{New: func() any { return new(admission) }}
 
 // RefuseKnown sets the states of requests that are refused without a call, and
 // tells whether there are any.

@@ -78,7 +78,7 @@ func (b *Books) try(batch []*entry) bool {
 		// The last view is gone, and waits no longer.
 		return false
 	}
-	reqs := l.takeWaiting(batch)
+	reqs, owing := l.takeWaiting(batch)
 	if len(reqs) == 0 {
 		return true
 	}
@@ -89,7 +89,7 @@ func (b *Books) try(batch []*entry) bool {
 		if st.Err != nil && !errors.Is(st.Err, store.ErrUncertain) {
 			refused.Add(1)
 		}
-		l.delivered(&reqs[i], &st)
+		l.delivered(owing[i], &reqs[i], &st)
 		if left.Add(-1) == 0 {
 			close(finished)
 		}
@@ -100,7 +100,7 @@ func (b *Books) try(batch []*entry) bool {
 
 // takeWaiting makes what waits in the entries be on its way, and gives up what
 // is about the past.
-func (l *Ledger) takeWaiting(batch []*entry) (reqs []store.Request) {
+func (l *Ledger) takeWaiting(batch []*entry) (reqs []store.Request, owing []*entry) {
 	now := l.books.now()
 	for _, e := range batch {
 		p := e.page
@@ -112,12 +112,12 @@ func (l *Ledger) takeWaiting(batch []*entry) (reqs []store.Request) {
 			case w == nil || w.expires <= now:
 				l.giveUp(e, ErrExpired)
 			default:
-				reqs = append(reqs, l.sendNext(e, now)...)
+				reqs, owing = append(reqs, l.sendNext(e, now)...), append(owing, e)
 			}
 		}
 		p.mu.Unlock()
 	}
-	return reqs
+	return reqs, owing
 }
 
 // Owes tells whether something waits that would be lost with the ledger.

@@ -71,37 +71,39 @@ func (d *debts) note(limit *store.Limit, word algorithm.Known, storeNow int64) {
 // held has its own in held; nil if none has. reqs are not changed any more.
 func (l *Ledger) Settle(reqs []store.Request, held []int64) {
 	now := l.books.now()
-	send := make([]int, 0, 4)
+	send := make([]sending, 0, 4)
 	for i := range reqs {
 		r := &reqs[i]
 		hold := r.Cost
 		if held != nil {
 			hold = held[i]
 		}
-		if l.settle(r, hold, now) {
-			send = append(send, i)
+		if e := l.settle(r, hold, now); e != nil {
+			send = append(send, sending{r, e})
 		}
 	}
 	switch {
 	case len(send) == 0:
-	case len(send) == len(reqs):
-		l.deliver(reqs)
+	case len(reqs) == 1:
+		l.deliver(reqs, send[0].entry)
 	default:
-		some := make([]store.Request, len(send))
-		for n, i := range send {
-			some[n] = reqs[i]
-		}
-		l.deliver(some)
+		l.deliverSome(send)
 	}
 }
 
-// settle tells whether the charge is to be sent.
-func (l *Ledger) settle(r *store.Request, hold, now int64) bool {
+// sending is a charge that is to be sent, and the entry that owes it.
+type sending struct {
+	req   *store.Request
+	entry *entry
+}
+
+// settle returns the entry if the charge is to be sent.
+func (l *Ledger) settle(r *store.Request, hold, now int64) *entry {
 	e := l.enter(r, now)
 	defer e.page.mu.Unlock()
 	e.flight -= hold
 	if r.Cost == 0 {
-		return false
+		return nil
 	}
 	expires := now + r.Limit.Window.Microseconds()
 	if r.Limit.Algorithm == store.FixedWindow && e.known.IsOpen(r.Limit, now+e.clock) {
@@ -111,7 +113,7 @@ func (l *Ledger) settle(r *store.Request, hold, now int64) bool {
 	if e.debts == nil {
 		l.books.owing.Add(1)
 		e.debts = &debts{sent: true, sentRequests: 1, sentCost: r.Cost, sentAt: now, expires: expires, base: e.known}
-		return true
+		return e
 	}
 	w := e.debts.waiting
 	if w != nil && w.expires <= now {
@@ -120,34 +122,41 @@ func (l *Ledger) settle(r *store.Request, hold, now int64) bool {
 	}
 	if w == nil {
 		e.debts.waiting = &debt{req: *r, requests: 1, expires: expires}
-		return false
+		return nil
 	}
 	cost := w.req.Cost + min(r.Cost, store.MaxInteger-w.req.Cost)
 	w.req = *r
 	w.req.Cost = cost
 	w.requests++
 	w.expires = min(w.expires, expires)
-	return false
+	return nil
 }
 
-// deliver sends charges that are noted as sent.
-func (l *Ledger) deliver(reqs []store.Request) {
-	l.store.ChargeReported(reqs, func(i int, st store.State) { l.delivered(&reqs[i], &st) })
+// deliver sends one charge that is noted as sent.
+func (l *Ledger) deliver(reqs []store.Request, e *entry) {
+	l.store.ChargeReported(reqs, func(_ int, st store.State) { l.delivered(e, &reqs[0], &st) })
+}
+
+// deliverSome sends several, in one call.
+func (l *Ledger) deliverSome(send []sending) {
+	reqs := make([]store.Request, len(send))
+	for i := range send {
+		reqs[i] = *send[i].req
+	}
+	l.store.ChargeReported(reqs, func(i int, st store.State) { l.delivered(send[i].entry, &reqs[i], &st) })
 }
 
 // delivered takes in what became of a charge, and sends the next.
-func (l *Ledger) delivered(r *store.Request, st *store.State) {
-	if next := l.conclude(r, st); next != nil {
-		l.deliver(next)
+func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) {
+	if next := l.conclude(e, r, st); next != nil {
+		l.deliver(next, e)
 	}
 }
 
-// conclude takes in what became of a charge, and returns the next.
-func (l *Ledger) conclude(r *store.Request, st *store.State) []store.Request {
-	e := l.find(r)
-	if e == nil {
-		return nil
-	}
+// conclude takes in what became of a charge, and returns the next. An entry
+// that owes something stays in the books.
+func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State) []store.Request {
+	e.page.mu.Lock()
 	defer e.page.mu.Unlock()
 	now := l.books.now()
 	d := e.debts

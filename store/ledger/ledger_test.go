@@ -125,13 +125,13 @@ func TestWordsHeardMeanwhileStay(t *testing.T) {
 	own.page.mu.Unlock()
 	l.settle(&r, 0, 2)
 	e.hear(&r, word(7), 3, 3)
-	l.conclude(&r, word(5))
+	l.conclude(e, &r, word(5))
 	if used := e.known.Content[0]; used != 7 {
 		t.Errorf("known is %d, want the 7 that the primary had said", used)
 	}
 	// And from then on the reply to a charge that was sent later counts.
 	l.settle(&r, 0, 4)
-	l.conclude(&r, word(6))
+	l.conclude(e, &r, word(6))
 	if used := e.known.Content[0]; used != 6 {
 		t.Errorf("known is %d, want the 6 of the last word", used)
 	}
