@@ -279,11 +279,11 @@ func (p *part) release() {
 const detachedPatience = 5 * time.Second
 
 // detach makes a call for which nobody waits.
-func (p *part) detach(alone func(store.Detacher, []store.Request), q question, reqs []store.Request) {
+func (p *part) detach(s store.Detacher, alone func(store.Detacher, []store.Request), q question, reqs []store.Request) {
 	switch {
 	case len(reqs) == 0:
-	case p.open.detacher != nil:
-		alone(p.open.detacher, reqs)
+	case s != nil:
+		alone(s, reqs)
 	default:
 		ctx, cancel := context.WithTimeout(context.Background(), detachedPatience)
 		defer cancel()

@@ -283,8 +283,8 @@ func (s *RedisStore) ledgerOptions(name string) ledger.Options {
 		Trust:      time.Duration(s.LedgerTrust),
 		MaxBuckets: s.LedgerMaxBuckets,
 		Patience:   time.Duration(s.CheckTimeout),
-		OnUndelivered: func(shard string, requests int64, err error) {
-			s.reportUndelivered(name, shard, algorithm.Charge, requests, err)
+		OnUndelivered: func(shard string, op algorithm.Operation, requests int64, err error) {
+			s.reportUndelivered(name, shard, op, requests, err)
 		},
 	}
 }

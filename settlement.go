@@ -21,7 +21,7 @@ func (p *part) settle(status int) {
 		p.open.accounts.Settle(p.reqs, nil)
 		return
 	}
-	var charges, refunds, settled []store.Request
+	var charges, again, refunds, settled []store.Request
 	var held []int64
 	for i, z := range p.zones {
 		if z.isLease() {
@@ -60,13 +60,22 @@ func (p *part) settle(status int) {
 			continue
 		}
 		adjust(p.reqs[i], spent, cost,
-			func(r store.Request) { charges = append(charges, r) },
+			func(r store.Request) {
+				if m.unknown {
+					again = append(again, r)
+				} else {
+					charges = append(charges, r)
+				}
+			},
 			func(r store.Request) { refunds = append(refunds, r) })
 	}
 	if p.open != nil {
 		p.open.accounts.Settle(settled, held)
-		p.detach(store.Detacher.ChargeDetached, store.Store.Charge, charges)
-		p.detach(store.Detacher.RefundDetached, store.Store.Refund, refunds)
+		p.detach(p.open.detacher, store.Detacher.ChargeDetached, store.Store.Charge, charges)
+		// What may be there already is charged under its own name, and not added
+		// to anything.
+		p.detach(p.open.direct, store.Detacher.ChargeDetached, store.Store.Charge, again)
+		p.detach(p.open.detacher, store.Detacher.RefundDetached, store.Store.Refund, refunds)
 	}
 }
 
@@ -179,6 +188,6 @@ func (p *part) refund(some func(i int) bool) {
 		}
 	}
 	if p.open != nil {
-		p.detach(store.Detacher.RefundDetached, store.Store.Refund, refunds)
+		p.detach(p.open.detacher, store.Detacher.RefundDetached, store.Store.Refund, refunds)
 	}
 }

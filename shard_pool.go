@@ -42,8 +42,8 @@ type flushSet struct {
 	stop context.CancelFunc
 
 	mu sync.Mutex
-	// ended is set at the end of the process, from when on none begins.
-	ended bool
+	// ending is set at the end of the process, ended when the last have begun.
+	ending, ended bool
 }
 
 func newFlushSet() *flushSet {
@@ -71,16 +71,28 @@ func (f *flushSet) run(s pooledShard) {
 
 // settle runs deliver in the background, before the shards are flushed.
 func (f *flushSet) settle(deliver func(ctx context.Context)) {
-	f.ledgers.Go(func() {
+	run := func() {
 		ctx, cancel := context.WithTimeout(f.life, flushPatience)
 		defer cancel()
 		deliver(ctx)
-	})
+	}
+	f.mu.Lock()
+	if !f.ending {
+		f.ledgers.Go(run)
+		run = nil
+	}
+	f.mu.Unlock()
+	if run != nil {
+		run()
+	}
 }
 
 // end flushes all shards, whoever still uses them, waits for that and for what
 // was begun before, and logs how many charges could not be delivered.
 func (f *flushSet) end(logger *zap.Logger) {
+	f.mu.Lock()
+	f.ending = true
+	f.mu.Unlock()
 	time.AfterFunc(exitPatience, f.stop)
 	f.ledgers.Wait()
 	f.mu.Lock()

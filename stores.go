@@ -59,6 +59,8 @@ type openedStore struct {
 	local *memory.Store
 	// full are the buckets that refused.
 	full *fullBuckets
+	// direct charges without a ledger.
+	direct store.Detacher
 	// ledger is store, if it is one.
 	ledger *ledger.Ledger
 }
@@ -91,6 +93,7 @@ func (u *storeUse) enter() (*openedStore, error) {
 		}
 		open := &openedStore{store: s, local: acquireBuckets(localBuckets+u.name, 0), full: newFullBuckets()}
 		open.detacher, _ = s.(store.Detacher)
+		open.direct = open.detacher
 		open.penalizer, _ = s.(store.Penalizer)
 		open.keepLedger(u.name, u.module)
 		u.open.Store(open)

@@ -69,13 +69,15 @@ type Detacher interface {
 }
 
 // Reporter is a Detacher that other processes write to as well, and that tells
-// what became of a charge.
+// what became of charges and refunds.
 type Reporter interface {
 	Detacher
 	// ChargeReported is Charge without waiting. report is called once for each
 	// request, by its place in reqs, maybe before ChargeReported returns, and
 	// must be quick. The caller sees to what could not be delivered.
 	ChargeReported(reqs []Request, report func(i int, st State))
+	// RefundReported is the same for Refund.
+	RefundReported(reqs []Request, report func(i int, st State))
 	// Owner is the name of the shard that keeps the client's buckets.
 	Owner(clientKey string) string
 }

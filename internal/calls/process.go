@@ -40,7 +40,7 @@ func newProcess(servers *redistest.Shard) *process {
 		OnUndelivered: func(string, algorithm.Operation, error) { p.lost.Add(1) },
 	})
 	p.ledger = ledger.New(ledger.NewBooks(nil), s, ledger.Options{
-		OnUndelivered: func(_ string, requests int64, _ error) { p.lost.Add(requests) },
+		OnUndelivered: func(_ string, _ algorithm.Operation, requests int64, _ error) { p.lost.Add(requests) },
 	})
 	p.ledger.Warm(context.Background())
 	return p

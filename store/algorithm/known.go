@@ -31,12 +31,14 @@ func (k *Known) gcra() GCRA {
 // IsOpen tells whether what is spent at now is spent where the bucket says: in
 // a window of [store.FixedWindow] that is open.
 func (k *Known) IsOpen(limit *store.Limit, now int64) bool {
-	if limit.Algorithm == store.FixedWindow && !limit.Align {
-		b := k.fixedWindow()
-		return b.IsOpen(now)
+	if limit.Algorithm == store.FixedWindow {
+		return k.WindowEnd() > now
 	}
 	return Copies(limit.Algorithm)
 }
+
+// WindowEnd is when the last window known of [store.FixedWindow] ends, or 0.
+func (k *Known) WindowEnd() int64 { return k.Content[1] }
 
 // View is [Bucket.View] of the bucket, before anything is spent. now may be
 // estimated, and behind the clock by which the bucket was made.

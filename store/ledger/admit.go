@@ -36,7 +36,8 @@ func (l *Ledger) RefuseKnown(reqs []store.Request, states []store.State) (refuse
 	now := l.books.now()
 	for i := range reqs {
 		if e := l.find(&reqs[i]); e != nil {
-			refused = l.refusesUnasked(e, &reqs[i], &states[i], now) || refused
+			rest, isServed := e.rest(&reqs[i], now)
+			refused = !isServed && l.refusesUnasked(e, &rest, &states[i], now) || refused
 			e.page.mu.Unlock()
 		}
 	}
@@ -185,7 +186,8 @@ func (a *admission) answers(what []asking) []store.State {
 			// Others wait for the answer.
 			ctx = context.WithoutCancel(a.ctx)
 		}
-		if !own && (q.primary || len(what) < len(reqs)) {
+		// What is unclear comes in another order.
+		if !own && (q.primary || len(what) < len(reqs) || q.place != n) {
 			reqs, own = make([]store.Request, len(what)), true
 			for n, q := range what {
 				reqs[n] = a.reqs[q.place]

@@ -31,40 +31,67 @@ func (e *entry) tokens(r *store.Request, now int64) int64 {
 // isFetching tells whether a batch is on its way.
 func (e *entry) isFetching() bool { return e.reservation != nil && e.reservation.coming > 0 }
 
-// borrow takes what there is of a request's cost out of the reservation, which
-// is less than all of it. The rest is for the store to give.
-func (l *Ledger) borrow(r *store.Request) (tokens int64) {
+// rest is what the store has to give of a request, beside what is reserved; it
+// need not give anything where the request is served here, or is likely to be.
+func (e *entry) rest(r *store.Request, now int64) (rest store.Request, isServed bool) {
+	rest = *r
 	if r.Batch == 0 {
-		return 0
+		return rest, false
 	}
-	e := l.find(r)
-	if e == nil {
-		return 0
-	}
-	defer e.page.mu.Unlock()
-	if tokens = e.tokens(r, l.books.now()); tokens > 0 {
-		e.reservation.tokens -= tokens
-	}
-	return tokens
+	rest.Cost -= e.tokens(r, now)
+	return rest, e.isFetching() || rest.Cost == 0
 }
 
-// repay ends a borrowing, once the store has answered about the rest.
-func (l *Ledger) repay(r *store.Request, tokens int64, st *store.State) {
-	if tokens == 0 {
-		return
+// loan is what was taken out of a reservation for a request of which the store
+// is to give the rest.
+type loan struct {
+	entry          *entry
+	tokens, period int64
+}
+
+// borrow takes as much of a request's cost out of the reservation as there is.
+func (l *Ledger) borrow(r *store.Request) loan {
+	if r.Batch == 0 {
+		return loan{}
 	}
 	e := l.find(r)
 	if e == nil {
-		return
+		return loan{}
 	}
 	defer e.page.mu.Unlock()
+	tokens := e.tokens(r, l.books.now())
+	if tokens == 0 {
+		return loan{}
+	}
 	v := e.reservation
+	v.tokens -= tokens
+	v.lent += tokens
+	return loan{e, tokens, v.period}
+}
+
+// repay ends a loan, once the store has answered about the rest.
+func (l *Ledger) repay(r *store.Request, b loan, st *store.State) {
+	if b.tokens == 0 {
+		return
+	}
+	b.entry.page.mu.Lock()
+	defer b.entry.page.mu.Unlock()
+	v := b.entry.reservation
+	v.lent -= b.tokens
 	switch {
-	case st.Err != nil || !st.Allowed:
-		v.tokens += tokens
-	case st.Receipt.Period != v.period:
-		// Parts of it are of two windows: it cannot be given back.
-		st.Receipt = store.Receipt{}
+	case st.Err == nil && st.Allowed:
+		if st.Receipt.Period != b.period {
+			// Parts of it are of two windows: it cannot be given back.
+			st.Receipt = store.Receipt{}
+		}
+	case v.period == b.period:
+		v.tokens += b.tokens
+		l.books.noteReserved(b.entry)
+	default:
+		// The window is over, or soon will be; the store knows what is left of it.
+		refund := *r
+		refund.Cost, refund.Receipt = b.tokens, store.Receipt{Period: b.period}
+		l.store.RefundDetached([]store.Request{refund})
 	}
 }
 
@@ -100,6 +127,7 @@ func (l *Ledger) claim(t *taking, place int) outcome {
 		v.waste()
 	} else if v.tokens < r.Cost && v.began != 0 {
 		v.adapt(r, processes, now)
+		v.began = 0
 	}
 	size := v.ration(r, processes)
 	if r.Cost == 0 || r.Cost > size || now+e.clock < v.short {
@@ -233,12 +261,12 @@ func (b *Books) giveBack(idle int64) bool {
 	}
 	b.mu.Unlock()
 	l, now := b.current(), b.now()
+	var refunds []store.Request
 	for _, e := range entries {
 		e.page.mu.Lock()
 		v := e.reservation
 		if refund := v.surplus(l, idle, now); refund.Cost > 0 && l != nil && now+e.clock < v.ends {
-			e.doubted, e.confirmed = true, now
-			l.store.RefundDetached([]store.Request{refund})
+			refunds = append(refunds, refund)
 		}
 		if v.tokens == 0 {
 			b.mu.Lock()
@@ -246,6 +274,9 @@ func (b *Books) giveBack(idle int64) bool {
 			b.mu.Unlock()
 		}
 		e.page.mu.Unlock()
+	}
+	if len(refunds) > 0 {
+		l.refund(refunds)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()

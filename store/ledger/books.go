@@ -75,14 +75,14 @@ func (b *Books) attach(l *Ledger) {
 }
 
 // current is the view through which charges are delivered that waited: the
-// latest.
+// oldest, for a later one may be of a config that is yet to be rejected.
 func (b *Books) current() *Ledger {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.views) == 0 {
 		return nil
 	}
-	return b.views[len(b.views)-1]
+	return b.views[0]
 }
 
 // Leave ends the view: what waits is delivered through others. The store must

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // TestBooksAreBounded, by forgetting what is known.
@@ -16,7 +17,7 @@ func TestBooksAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most, clients = 10_000, 40_000
 		s := newSimulation(1)
-		l := New(NewBooks(nil), s, Options{MaxBuckets: most, OnUndelivered: func(_ string, n int64, err error) {
+		l := New(NewBooks(nil), s, Options{MaxBuckets: most, OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
 			t.Errorf("%d were lost: %v", n, err)
 		}})
 		for i := range clients {
@@ -64,7 +65,7 @@ func TestBoundInAnOutage(t *testing.T) {
 		const most, clients = 1000, 5000
 		s := newSimulation(1)
 		lost := int64(0)
-		l := New(NewBooks(nil), s, Options{MaxBuckets: most, OnUndelivered: func(_ string, n int64, err error) {
+		l := New(NewBooks(nil), s, Options{MaxBuckets: most, OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
 			if !errors.Is(err, errNoRoom) {
 				t.Errorf("%d were lost: %v", n, err)
 			}

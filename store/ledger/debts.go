@@ -107,9 +107,12 @@ func (l *Ledger) settle(r *store.Request, hold, now int64) *entry {
 	}
 	expires := now + r.Limit.Window.Microseconds()
 	if r.Limit.Algorithm == store.FixedWindow && e.known.IsOpen(r.Limit, now+e.clock) {
-		expires = e.known.Expiry(r.Limit) - e.clock
+		expires = e.known.WindowEnd() - e.clock
 	}
 	e.keepUntil(r, now)
+	if !algorithm.Copies(r.Limit.Algorithm) {
+		e.charged = now
+	}
 	if e.debts == nil {
 		l.books.owing.Add(1)
 		e.debts = &debts{sent: true, sentRequests: 1, sentCost: r.Cost, sentAt: now, expires: expires, base: e.known}
@@ -264,6 +267,6 @@ func (l *Ledger) giveUp(e *entry, err error) {
 
 func (l *Ledger) lose(clientKey string, requests int64, err error) {
 	if l.opts.OnUndelivered != nil {
-		l.opts.OnUndelivered(l.store.Owner(clientKey), requests, err)
+		l.opts.OnUndelivered(l.store.Owner(clientKey), algorithm.Charge, requests, err)
 	}
 }

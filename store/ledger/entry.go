@@ -34,11 +34,16 @@ type entry struct {
 	asked int64
 	// until is when what is known is about the past.
 	until int64
+	// charged is when this process charged last, of a bucket that cannot be
+	// copied.
+	charged int64
 	// flight is the cost that was admitted and is not settled.
 	flight int64
 	// loose is the cost that may have been spent, and that known lacks because
 	// no window was known to be open.
 	loose int64
+	// refunds are on their way.
+	refunds int32
 	// silent is set while the store does not answer; doubted, until the primary
 	// is heard after something was given back or may have been spent.
 	silent, doubted bool
@@ -57,7 +62,7 @@ func (e *entry) isIdle() bool {
 }
 
 func (e *entry) isUnused() bool {
-	return e.flight == 0 && e.question == nil && (e.reservation == nil || e.reservation.isEmpty())
+	return e.flight == 0 && e.refunds == 0 && e.question == nil && (e.reservation == nil || e.reservation.isEmpty())
 }
 
 // mayBeGivenUp tells whether charges wait that are not on their way.
@@ -87,9 +92,9 @@ func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (less 
 	e.clock = st.Now - now
 	e.silent = false
 	word := algorithm.Known{Content: st.Content}
-	// A charge of ours may be in a word that was asked for before it was
-	// confirmed, or not.
-	overlaps := e.isSent() || asked < e.confirmed
+	// A charge or refund of ours may be in a word that was asked for before it
+	// was confirmed, or not.
+	overlaps := e.isSent() || e.refunds > 0 || asked < e.confirmed
 	switch {
 	case !algorithm.Copies(r.Limit.Algorithm):
 		e.noteRefusal(r, st)
@@ -196,7 +201,7 @@ func (e *entry) viewOf(r *store.Request, answer *store.State, now int64) view {
 func (e *entry) isBase(d *debts, limit *store.Limit, now int64) bool {
 	switch limit.Algorithm {
 	case store.FixedWindow:
-		return d.base.IsOpen(limit, now) && d.base.Content[1] == e.known.Content[1]
+		return d.base.IsOpen(limit, now) && d.base.WindowEnd() == e.known.WindowEnd()
 	case store.SlidingWindow:
 		window := limit.Window.Microseconds()
 		return now-now%window <= d.sentAt+e.clock

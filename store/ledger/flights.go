@@ -83,8 +83,9 @@ func (p *flightPage) leave(id identity.ID, fl *flight, users int) {
 	}
 }
 
-// Local is a view of flights on a store that answers at once. What it does not
-// add is the store's.
+// Local is a view of flights on a store that answers at once: a client's
+// requests wait for each other while it does. What it does not add is the
+// store's.
 type Local struct {
 	store.Store
 	flights  *Flights

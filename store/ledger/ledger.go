@@ -38,10 +38,10 @@ type Options struct {
 	// Patience bounds how long a request waits for a charge that is on its way
 	// and decides about it; 0 means DefaultPatience.
 	Patience time.Duration
-	// OnUndelivered, if set, is told of charges that are given up: of how many
-	// requests, on which shard, and why. The error wraps
+	// OnUndelivered, if set, is told of charges and refunds that are given up:
+	// of how many requests, on which shard, and why. The error wraps
 	// [store.ErrNotExecuted] or [store.ErrUncertain]. It must be quick.
-	OnUndelivered func(shard string, requests int64, err error)
+	OnUndelivered func(shard string, op algorithm.Operation, requests int64, err error)
 }
 
 // Ledger is a view of books on a store: the books are shared and last, the
@@ -120,9 +120,32 @@ func (l *Ledger) Refund(ctx context.Context, reqs []store.Request) []store.State
 // back to that, without a call.
 func (l *Ledger) RefundDetached(reqs []store.Request) {
 	if reqs = l.restore(reqs); len(reqs) > 0 {
-		l.doubt(reqs)
-		l.store.RefundDetached(reqs)
+		l.refund(reqs)
 	}
+}
+
+// refund gives back to the store. Until it has, what it says about the buckets
+// may lack that.
+func (l *Ledger) refund(reqs []store.Request) {
+	entries := make([]*entry, len(reqs))
+	now := l.books.now()
+	for i := range reqs {
+		e := l.enter(&reqs[i], now)
+		e.refunds++
+		e.doubted = true
+		entries[i] = e
+		e.page.mu.Unlock()
+	}
+	l.store.RefundReported(reqs, func(i int, st store.State) {
+		if st.Err != nil && l.opts.OnUndelivered != nil {
+			l.opts.OnUndelivered(l.store.Owner(reqs[i].ClientKey), algorithm.Refund, 1, st.Err)
+		}
+		e := entries[i]
+		e.page.mu.Lock()
+		e.refunds--
+		e.confirmed = l.books.now()
+		e.page.mu.Unlock()
+	})
 }
 
 // ChargeDetached implements [store.Detacher], for requests that hold nothing.

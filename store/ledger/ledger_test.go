@@ -155,7 +155,7 @@ func TestOutageIsMadeUpFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		books := NewBooks(nil)
-		l := New(books, s, Options{OnUndelivered: func(_ string, n int64, err error) { t.Errorf("%d were lost: %v", n, err) }})
+		l := New(books, s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) { t.Errorf("%d were lost: %v", n, err) }})
 		s.down = true
 		const clients, each = 50, 20
 		for i := range clients * each {
@@ -195,7 +195,7 @@ func TestChargesExpireWithTheirWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		var expired int64
-		l := New(NewBooks(nil), s, Options{OnUndelivered: func(_ string, n int64, err error) {
+		l := New(NewBooks(nil), s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
 			if !errors.Is(err, ErrExpired) {
 				t.Errorf("%d were lost: %v", n, err)
 			}
@@ -224,7 +224,7 @@ func TestWhatIsLeftAtTheEndIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		lost := int64(0)
-		l := New(NewBooks(nil), s, Options{OnUndelivered: func(shard string, n int64, err error) {
+		l := New(NewBooks(nil), s, Options{OnUndelivered: func(shard string, _ algorithm.Operation, n int64, err error) {
 			if shard != "shard" || !errors.Is(err, store.ErrNotExecuted) {
 				t.Errorf("%d of shard %s were lost: %v", n, shard, err)
 			}

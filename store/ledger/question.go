@@ -72,7 +72,8 @@ func (l *Ledger) wantsPrimary(e *entry, r *store.Request, now int64) bool {
 		return true
 	case !algorithm.Copies(r.Limit.Algorithm):
 		// What a replica lacks cannot be made up for.
-		return e.until > now || e.debts != nil
+		return e.debts != nil || e.charged > 0 && now-e.charged <= r.Limit.Window.Microseconds() ||
+			e.refusesAsBefore(r, new(store.State), now+e.clock)
 	case e.trusts(now, l.trust):
 		return false
 	default:
@@ -135,6 +136,9 @@ func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer sto
 func (l *Ledger) fail(e *entry, answer *store.State) {
 	if errors.Is(answer.Err, context.Canceled) {
 		// A client has left, which says nothing about the store.
+		for _, w := range e.question.joined {
+			w.tell(turnAgain)
+		}
 		l.nextQuestion(e, l.books.now())
 		return
 	}

@@ -11,7 +11,7 @@ const (
 	// is given back.
 	idleBatch = 1_000_000
 	// shortPart is the part of a window, inverted, for which no batch is fetched
-	// after one found nothing left.
+	// after one that cannot become smaller found too little left.
 	shortPart = 10
 )
 
@@ -21,14 +21,16 @@ type reservation struct {
 	tokens int64
 	period int64
 	ends   int64
+	// lent is what requests have borrowed that wait for the rest of their cost.
+	lent int64
 	// size is that of the last batch, or what is left to be learnt from it;
 	// 0 if there was none.
 	size int64
-	// began is when the last batch came, used is when some of it was last used
+	// began is when the last batch came, or 0 once it was learnt from; used is when some of it was last used
 	// or given back.
 	began, used int64
 	// short is the store's instant before which no batch is fetched, because
-	// nothing was left.
+	// there was not enough left.
 	short int64
 	// coming is how much is being fetched, or 0; claims wait for it.
 	coming  int64
@@ -44,7 +46,7 @@ type claim struct {
 	place int
 }
 
-func (v *reservation) isEmpty() bool { return v.tokens == 0 && v.coming == 0 }
+func (v *reservation) isEmpty() bool { return v.tokens == 0 && v.coming == 0 && v.lent == 0 }
 
 // ration is how large the next batch is, if so many processes share the limit.
 // Nothing is taken in advance while their number is unknown.
@@ -83,7 +85,7 @@ func (v *reservation) waste() {
 // shortfall learns from a batch that was refused.
 func (v *reservation) shortfall(r *store.Request, st *store.State) {
 	v.size = max(min(v.size, st.Remaining)/2, 1)
-	if st.Remaining <= 1 {
+	if r.Batch != store.BatchAuto || st.Remaining <= 1 {
 		v.short = min(st.Reset, st.Now+r.Limit.Window.Microseconds()/shortPart)
 	}
 }

@@ -254,6 +254,15 @@ func (s *simulation) ChargeReported(reqs []store.Request, report func(i int, st 
 	}()
 }
 
+func (s *simulation) RefundReported(reqs []store.Request, report func(i int, st store.State)) {
+	go func() {
+		time.Sleep(2 * time.Millisecond)
+		for i, st := range s.run(algorithm.Refund, reqs) {
+			report(i, st)
+		}
+	}()
+}
+
 func (*simulation) Owner(string) string { return "shard" }
 
 var _ Remote = (*simulation)(nil)

@@ -31,22 +31,38 @@ type taking struct {
 // tells whether there are any.
 func (t *taking) refuseKnown() (refused bool) {
 	now := t.ledger.books.now()
+	var let []letThrough
 	for i := range t.reqs {
 		r := &t.reqs[i]
 		e := t.ledger.find(r)
 		if e == nil {
 			continue
 		}
-		// What is reserved here need not fit there.
-		rest := *r
-		rest.Cost -= e.tokens(r, now)
-		isServed := r.Batch != 0 && (e.isFetching() || rest.Cost == 0)
-		if !isServed && t.ledger.refusesTake(e, &rest, &t.states[i], now) {
-			refused = true
+		if rest, isServed := e.rest(r, now); !isServed {
+			was := e.asked
+			if t.ledger.refusesTake(e, &rest, &t.states[i], now) {
+				refused = true
+			} else if e.asked != was {
+				let = append(let, letThrough{e, was})
+			}
 		}
 		e.page.mu.Unlock()
 	}
+	for _, l := range let {
+		if refused {
+			// Nobody asks, so somebody else may.
+			l.entry.page.mu.Lock()
+			l.entry.asked = l.was
+			l.entry.page.mu.Unlock()
+		}
+	}
 	return refused
+}
+
+// letThrough is an entry about which a request may ask, and when one did last.
+type letThrough struct {
+	entry *entry
+	was   int64
 }
 
 // refusesTake tells whether a request is refused without a call. Once trust has
@@ -103,14 +119,14 @@ func (t *taking) take(own, fetches []int) (again []int) {
 	l := t.ledger
 	asked := l.books.now()
 	reqs := t.reqs
-	var borrowed []int64
+	var borrowed []loan
 	if len(fetches) > 0 || len(own) < len(reqs) || t.anyBatch() {
 		reqs = make([]store.Request, 0, len(own)+len(fetches))
-		borrowed = make([]int64, len(own))
+		borrowed = make([]loan, len(own))
 		for n, i := range own {
 			reqs = append(reqs, t.reqs[i])
 			borrowed[n] = l.borrow(&reqs[n])
-			reqs[n].Cost -= borrowed[n]
+			reqs[n].Cost -= borrowed[n].tokens
 		}
 		for _, i := range fetches {
 			reqs = append(reqs, l.batch(&t.reqs[i]))

@@ -186,15 +186,24 @@ func (s *Store) post(op algorithm.Operation, shard int, g group) {
 
 // ChargeReported implements [store.Reporter].
 func (s *Store) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
-	if shard, ok := s.onlyShard(reqs); ok {
-		s.postReported(shard, whole(reqs, nil), report)
-		return
-	}
-	s.perShard(reqs, nil, func(shard int, g group) { s.postReported(shard, g, report) })
+	s.detachReported(algorithm.Charge, reqs, report)
 }
 
-func (s *Store) postReported(shard int, g group, report func(i int, st store.State)) {
-	op := s.writing(algorithm.Charge, shard)
+// RefundReported implements [store.Reporter].
+func (s *Store) RefundReported(reqs []store.Request, report func(i int, st store.State)) {
+	s.detachReported(algorithm.Refund, reqs, report)
+}
+
+func (s *Store) detachReported(op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
+	if shard, ok := s.onlyShard(reqs); ok {
+		s.postReported(op, shard, whole(reqs, nil), report)
+		return
+	}
+	s.perShard(reqs, nil, func(shard int, g group) { s.postReported(op, shard, g, report) })
+}
+
+func (s *Store) postReported(what algorithm.Operation, shard int, g group, report func(i int, st store.State)) {
+	op := s.writing(what, shard)
 	c := s.call(g, time.Now().Add(s.opts.ChargeTimeout), op)
 	c.detached = func(c *call) {
 		for n, i := range g.members {
