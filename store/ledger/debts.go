@@ -162,6 +162,9 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State) []store.R
 	e.page.mu.Lock()
 	defer e.page.mu.Unlock()
 	now := l.books.now()
+	if e.charged > 0 {
+		e.charged = now
+	}
 	d := e.debts
 	requests, cost := d.sentRequests, d.sentCost
 	d.sent, d.sentRequests, d.sentCost = false, 0, 0

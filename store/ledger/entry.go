@@ -34,8 +34,8 @@ type entry struct {
 	asked int64
 	// until is when what is known is about the past.
 	until int64
-	// charged is when this process charged last, of a bucket that cannot be
-	// copied.
+	// charged is when a charge of this process was last on its way, of a bucket
+	// that cannot be copied.
 	charged int64
 	// flight is the cost that was admitted and is not settled.
 	flight int64
