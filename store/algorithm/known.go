@@ -77,12 +77,30 @@ func (k *Known) Charge(r *store.Request, now int64) {
 	}
 }
 
+// penalty is the end of the penalty.
+func (k *Known) penalty(limit *store.Limit) *int64 {
+	switch limit.Algorithm {
+	case store.FixedWindow:
+		return &k.Content[2]
+	case store.SlidingWindow:
+		return &k.Content[3]
+	default:
+		return &k.Content[5]
+	}
+}
+
 // Penalize is [Bucket.Penalize].
 func (k *Known) Penalize(r *store.Request, now int64) {
-	place := map[store.Algorithm]int{store.FixedWindow: 2, store.SlidingWindow: 3, store.GCRA: 5}[r.Limit.Algorithm]
-	if k.Content[place] <= now {
-		k.Content[place] = r.Until
+	if p := k.penalty(r.Limit); *p <= now {
+		*p = r.Until
 	}
+}
+
+// KeepPenalty keeps the penalty of another copy, for the reply to a charge does
+// not tell it.
+func (k *Known) KeepPenalty(limit *store.Limit, other Known) {
+	p := k.penalty(limit)
+	*p = max(*p, *other.penalty(limit))
 }
 
 // Expiry is [Bucket.Expiry].

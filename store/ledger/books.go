@@ -129,7 +129,7 @@ func (l *Ledger) enter(r *store.Request, now int64) *entry {
 	}
 	l.books.sweep(p, now)
 	if l.books.count.Load() >= l.maxBuckets {
-		l.evict(p, now)
+		l.evict(p)
 	}
 	e := &entry{id: id, page: p, place: len(p.ring), until: now}
 	p.entries[id] = e
@@ -150,7 +150,7 @@ func (b *Books) sweep(p *page, now int64) {
 // evict makes room in p, which is locked: by forgetting what is known of a
 // bucket or, if there is none of which no more than that would be forgotten, by
 // giving up charges that wait.
-func (l *Ledger) evict(p *page, now int64) {
+func (l *Ledger) evict(p *page) {
 	var owing *entry
 	for range min(evictSize, len(p.ring)) {
 		e := p.next()

@@ -179,7 +179,9 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State) []store.R
 	case st.Err == nil:
 		e.clock, e.silent = st.Now-now, false
 		word := algorithm.Known{Content: st.Content}
-		if !algorithm.Copies(r.Limit.Algorithm) {
+		if algorithm.Copies(r.Limit.Algorithm) {
+			word.KeepPenalty(r.Limit, e.known)
+		} else {
 			word.Content[confirmedUsed] = st.Used
 		}
 		e.confirm(word, d.sentAt)

@@ -112,7 +112,6 @@ func TestSecondZoneIsNotAsked(t *testing.T) {
 // way is not forgotten for the charge's reply, which may be older.
 func TestWordsHeardMeanwhileStay(t *testing.T) {
 	const now = 1_000_000
-	e := &entry{until: 1}
 	word := func(used int64) *store.State {
 		return &store.State{Now: now, Content: store.Content{used, 2 * now}}
 	}
@@ -120,7 +119,7 @@ func TestWordsHeardMeanwhileStay(t *testing.T) {
 	l := &Ledger{books: NewBooks(nil), store: newSimulation(1)}
 	own := l.enter(&r, 1)
 	*own = entry{id: own.id, page: own.page, place: own.place}
-	e = own
+	e := own
 	e.hear(&r, word(3), 1, 1)
 	own.page.mu.Unlock()
 	l.settle(&r, 0, 2)
