@@ -71,24 +71,29 @@ func (d *debts) note(limit *store.Limit, word algorithm.Known, storeNow int64) {
 // held has its own in held; nil if none has. reqs are not changed any more.
 func (l *Ledger) Settle(reqs []store.Request, held []int64) {
 	now := l.books.now()
-	send := make([]sending, 0, 4)
-	for i := range reqs {
-		r := &reqs[i]
-		hold := r.Cost
-		if held != nil {
-			hold = held[i]
+	if len(reqs) == 1 {
+		if e := l.settle(&reqs[0], holdOf(reqs, held, 0), now); e != nil {
+			l.deliver(reqs, e)
 		}
-		if e := l.settle(r, hold, now); e != nil {
-			send = append(send, sending{r, e})
+		return
+	}
+	var send []sending
+	for i := range reqs {
+		if e := l.settle(&reqs[i], holdOf(reqs, held, i), now); e != nil {
+			send = append(send, sending{&reqs[i], e})
 		}
 	}
-	switch {
-	case len(send) == 0:
-	case len(reqs) == 1:
-		l.deliver(reqs, send[0].entry)
-	default:
+	if len(send) > 0 {
 		l.deliverSome(send)
 	}
+}
+
+// holdOf is what a request holds in flight.
+func holdOf(reqs []store.Request, held []int64, i int) int64 {
+	if held == nil {
+		return reqs[i].Cost
+	}
+	return held[i]
 }
 
 // sending is a charge that is to be sent, and the entry that owes it.

@@ -138,15 +138,11 @@ func (*Local) RefuseKnown([]store.Request, []store.State) bool { return false }
 // Settle is [Ledger.Settle].
 func (l *Local) Settle(reqs []store.Request, held []int64) {
 	for i := range reqs {
-		hold := reqs[i].Cost
-		if held != nil {
-			hold = held[i]
-		}
 		page, id, fl := l.flights.use(&reqs[i])
 		if reqs[i].Cost > 0 {
 			l.charge(reqs[i : i+1])
 		}
-		fl.cost -= hold
+		fl.cost -= holdOf(reqs, held, i)
 		page.leave(id, fl, 2)
 	}
 }

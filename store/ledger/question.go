@@ -3,6 +3,7 @@ package ledger
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -21,6 +22,9 @@ type question struct {
 	// have it or not.
 	landed int64
 }
+
+// questions are given back once they are answered.
+var questions = sync.Pool{New: func() any { return new(question) }}
 
 // waiter is a request that waits for a question.
 type waiter struct {
@@ -52,7 +56,7 @@ func (l *Ledger) join(a *admission, place int, now int64) bool {
 	case l.refusesUnasked(e, r, &a.states[place], now):
 		return false
 	case e.question == nil:
-		e.question = new(question)
+		e.question = questions.Get().(*question)
 		a.asking = append(a.asking, asking{place, e, l.wantsPrimary(e, r, now), false})
 		return false
 	case a.turns == nil:
@@ -181,6 +185,8 @@ func (l *Ledger) nextQuestion(e *entry, now int64) {
 		}
 	}
 	if len(next) == 0 {
+		*e.question = question{}
+		questions.Put(e.question)
 		e.question = nil
 		return
 	}
