@@ -33,7 +33,8 @@ func (p *part) isDenied() bool {
 }
 
 // penalize keeps clients refused that were refused just now, by zones that want
-// that. What is in flight may turn out to cost nothing, so it earns no penalty. Nobody waits for it: the states show it already.
+// that. What is in flight may turn out to cost nothing, so it earns no penalty.
+// Nobody waits for it: the states show it already.
 func (p *part) penalize() {
 	var reqs []store.Request
 	for i, z := range p.zones {

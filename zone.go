@@ -155,7 +155,7 @@ type Zone struct {
 	texts      []keyText
 	events     int64
 	cost       int64
-	batch      int64 // 0 if off, batchAuto, or how many events
+	batch      int64 // 0 if off, store.BatchAuto, or how many events
 	batchShare int64 // percent
 	free       statusSet
 	limit      store.Limit

@@ -12,22 +12,17 @@ import (
 // a whole number. In JSON it is a string or a number.
 type Batch string
 
-const (
-	// batchAuto stands for a batch that traffic sizes, where other batches are
-	// a number of events, and 0 is none.
-	batchAuto int64 = store.BatchAuto
+// defaultBatchShare is how many percent of events batches hold at most.
+const defaultBatchShare = 10
 
-	// defaultBatchShare is how many percent of events batches hold at most.
-	defaultBatchShare = 10
-)
-
-// parse returns how many events a batch has, 0 if there is none, or batchAuto.
+// parse returns how many events a batch has, 0 if there is none, or
+// [store.BatchAuto].
 func (b Batch) parse() (int64, error) {
 	switch b {
 	case "", "off":
 		return 0, nil
 	case "auto":
-		return batchAuto, nil
+		return store.BatchAuto, nil
 	}
 	n, err := strconv.ParseInt(string(b), 10, 64)
 	if err != nil || n < 1 || n > store.MaxInteger {
@@ -60,7 +55,7 @@ func (z *Zone) validateBatch() error {
 	switch {
 	case z.BatchShare < 0 || z.BatchShare > 100:
 		return badOption("batch_share", "%d: it must be from 1 to 100 percent", z.BatchShare)
-	case z.BatchShare > 0 && batch != batchAuto:
+	case z.BatchShare > 0 && batch != store.BatchAuto:
 		return badOption("batch_share", "needs batch auto: write it, or remove batch_share")
 	}
 	return nil

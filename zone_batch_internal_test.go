@@ -37,7 +37,7 @@ func TestBatchInJSON(t *testing.T) {
 
 func TestBatchOfAZone(t *testing.T) {
 	for batch, want := range map[Batch]int64{
-		"": 0, "off": 0, "auto": batchAuto, "1": 1, "0010": 10, "9007199254740991": store.MaxInteger,
+		"": 0, "off": 0, "auto": store.BatchAuto, "1": 1, "0010": 10, "9007199254740991": store.MaxInteger,
 	} {
 		z := &Zone{Name: "test", Key: Texts{"k"}, Events: "10", Batch: batch}
 		if z.compile(); z.batch != want || z.batchShare != defaultBatchShare {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/xml"
 	"errors"
-	"io"
 	"os"
 	"strings"
 	"testing"
@@ -154,13 +153,8 @@ func TestTablesAreWhole(t *testing.T) {
 }
 
 func TestPictureIsXML(t *testing.T) {
-	d := xml.NewDecoder(strings.NewReader(draw(samples())))
-	for {
-		if _, err := d.Token(); errors.Is(err, io.EOF) {
-			return
-		} else if err != nil {
-			t.Fatal(err)
-		}
+	if err := xml.Unmarshal([]byte(draw(samples())), new(struct{})); err != nil {
+		t.Error(err)
 	}
 }
 

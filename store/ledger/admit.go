@@ -46,11 +46,11 @@ func (l *Ledger) RefuseKnown(reqs []store.Request, states []store.State) (refuse
 
 // refusesUnasked sets the state of a request that is refused without a call.
 func (l *Ledger) refusesUnasked(e *entry, r *store.Request, st *store.State, now int64) bool {
-	return e.trusts(now, l.trust) && l.refuses(e, r, st, now)
+	return e.trusts(now, l.trust) && e.refuses(r, st, now)
 }
 
 // refuses sets the state of a request that is refused by what is known.
-func (*Ledger) refuses(e *entry, r *store.Request, st *store.State, now int64) bool {
+func (e *entry) refuses(r *store.Request, st *store.State, now int64) bool {
 	if e.silent || e.doubted {
 		return false
 	}
@@ -67,7 +67,7 @@ func (*Ledger) refuses(e *entry, r *store.Request, st *store.State, now int64) b
 	return true
 }
 
-// admission is one call of Admit. Its slices have the same length.
+// admission is one call of Admit. Each of reqs has its place in states.
 type admission struct {
 	ledger *Ledger
 	ctx    context.Context
@@ -197,5 +197,5 @@ func (a *admission) answers(what []asking) []store.State {
 			reqs[n].Primary = true
 		}
 	}
-	return a.ledger.buckets.Check(ctx, reqs)
+	return a.ledger.store.Check(ctx, reqs)
 }

@@ -18,23 +18,15 @@ const (
 	backlogBatch = 256
 )
 
-// backlog holds the entries whose charges wait for one shard, those first that
-// wait longest. While there are any, a goroutine tries them.
-type backlog struct {
-	entries []*entry
-}
-
 // enqueue makes an entry wait for a shard. Its page is locked.
-func (b *Books) enqueue(owner string, e *entry, _ int64) {
+func (b *Books) enqueue(owner string, e *entry) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	line, ok := b.backlogs[owner]
 	if !ok {
-		line = new(backlog)
-		b.backlogs[owner] = line
 		go b.work(owner)
 	}
-	line.entries = append(line.entries, e)
+	b.backlogs[owner] = append(line, e)
 }
 
 // dequeue returns the next entries, or none, after which the caller ends.
@@ -42,14 +34,14 @@ func (b *Books) dequeue(owner string) []*entry {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	line := b.backlogs[owner]
-	n := min(len(line.entries), backlogBatch)
+	n := min(len(line), backlogBatch)
 	if n == 0 {
 		delete(b.backlogs, owner)
 		return nil
 	}
-	batch := line.entries[:n:n]
-	line.entries = line.entries[n:]
-	return batch
+	// It stays when it is empty: as long as there is one, the caller goes on.
+	b.backlogs[owner] = line[n:]
+	return line[:n:n]
 }
 
 // work tries what waits for a shard until nothing does.
@@ -127,8 +119,9 @@ func (l *Ledger) Owes() bool {
 	return l.books.owing.Load() > 0 || len(l.books.reserved) > 0
 }
 
-// Flush gives back what was taken in advance, and waits until the charges have been delivered that are on their way or
-// wait, or until ctx ends: then it gives up, and reports what is left.
+// Flush gives back what was taken in advance, and waits until the charges have
+// been delivered that are on their way or wait, or until ctx ends: then it gives
+// up, and reports what is left.
 func (l *Ledger) Flush(ctx context.Context) {
 	l.books.giveBack(0)
 	tick := time.NewTicker(5 * time.Millisecond)

@@ -45,7 +45,7 @@ func BenchmarkLedger(b *testing.B) {
 		run  func(l *Ledger, reqs []store.Request)
 	}{
 		{"store alone", func(l *Ledger, reqs []store.Request) {
-			l.buckets.Check(context.Background(), reqs)
+			l.store.Check(context.Background(), reqs)
 			l.store.ChargeReported(reqs, func(int, store.State) {})
 		}},
 		{"charge after", func(l *Ledger, reqs []store.Request) {

@@ -34,8 +34,10 @@ type Books struct {
 
 	mu sync.Mutex
 	// views are in use, in the order in which they came.
-	views    []*Ledger
-	backlogs map[string]*backlog
+	views []*Ledger
+	// backlogs hold, by shard, the entries whose charges wait for it, those
+	// first that wait longest. While there is one, a goroutine tries them.
+	backlogs map[string][]*entry
 	// reserved are the entries that hold what was taken in advance.
 	reserved map[*entry]bool
 }
@@ -54,7 +56,7 @@ func NewBooks(clock func() time.Time) *Books {
 	if clock == nil {
 		clock = time.Now
 	}
-	b := &Books{seed: maphash.MakeSeed(), clock: clock, start: clock(), backlogs: map[string]*backlog{}, reserved: map[*entry]bool{}}
+	b := &Books{seed: maphash.MakeSeed(), clock: clock, start: clock(), backlogs: map[string][]*entry{}, reserved: map[*entry]bool{}}
 	for i := range b.pages {
 		b.pages[i].entries = map[identity.ID]*entry{}
 	}

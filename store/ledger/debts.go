@@ -55,6 +55,22 @@ func (d *debts) owed() int64 {
 	return d.sentCost + d.waiting.req.Cost
 }
 
+// add adds a charge, of so many requests.
+func (w *debt) add(cost, requests, expires int64) {
+	w.req.Cost += min(cost, store.MaxInteger-w.req.Cost)
+	w.requests += requests
+	w.expires = min(w.expires, expires)
+}
+
+// onBase is what was known when that was sent, with so much charged on top, and
+// raised by what is known.
+func (d *debts) onBase(r *store.Request, cost int64, known algorithm.Known, now int64) algorithm.Known {
+	base := d.base
+	charge(&base, r, cost, now)
+	base.Raise(r.Limit, known, now)
+	return base
+}
+
 func (e *entry) isSent() bool { return e.debts != nil && e.debts.sent }
 
 // note remembers what was said while a charge is on its way.
@@ -132,11 +148,11 @@ func (l *Ledger) settle(r *store.Request, hold, now int64) *entry {
 		e.debts.waiting = &debt{req: *r, requests: 1, expires: expires}
 		return nil
 	}
-	cost := w.req.Cost + min(r.Cost, store.MaxInteger-w.req.Cost)
+	w.add(r.Cost, 1, expires)
+	cost := w.req.Cost
+	// What the limit is now, the newer request says.
 	w.req = *r
 	w.req.Cost = cost
-	w.requests++
-	w.expires = min(w.expires, expires)
 	return nil
 }
 
@@ -203,7 +219,7 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State) []store.R
 		l.lose(r.ClientKey, requests, st.Err)
 	default:
 		e.silent = true
-		l.putBack(e, r, requests, now)
+		l.putBack(e, r, requests)
 		return nil
 	}
 	return l.sendNext(e, now)
@@ -233,36 +249,25 @@ func (e *entry) suspect(r *store.Request, cost, storeNow int64) {
 		e.loose += cost
 		return
 	}
-	base, spent := e.debts.base, *r
-	spent.Cost = cost
-	base.Charge(&spent, storeNow)
-	base.Raise(r.Limit, e.known, storeNow)
-	e.known = base
+	e.known = e.debts.onBase(r, cost, e.known, storeNow)
 }
 
 // putBack keeps a charge that did not run, and makes it wait for its shard.
-func (l *Ledger) putBack(e *entry, r *store.Request, requests, now int64) {
+func (l *Ledger) putBack(e *entry, r *store.Request, requests int64) {
 	d := e.debts
-	if l.books.current() == nil {
-		// Nobody is left to deliver it.
-		if w := d.waiting; w != nil {
-			requests += w.requests
-		}
-		l.lose(r.ClientKey, requests, errEnded)
-		e.debts = nil
-		l.books.owing.Add(-1)
-		return
-	}
-	if w := d.waiting; w != nil {
-		w.req.Cost += min(r.Cost, store.MaxInteger-w.req.Cost)
-		w.requests += requests
-		w.expires = min(w.expires, d.expires)
+	if d.waiting != nil {
+		d.waiting.add(r.Cost, requests, d.expires)
 	} else {
 		d.waiting = &debt{req: *r, requests: requests, expires: d.expires}
 	}
+	if l.books.current() == nil {
+		// Nobody is left to deliver it.
+		l.giveUp(e, errEnded)
+		return
+	}
 	if !d.queued {
 		d.queued = true
-		l.books.enqueue(l.store.Owner(r.ClientKey), e, now)
+		l.books.enqueue(l.store.Owner(r.ClientKey), e)
 	}
 }
 

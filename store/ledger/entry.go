@@ -150,7 +150,7 @@ func (e *entry) judge(r *store.Request, st *store.State, storeNow int64) judgeme
 		}
 	}
 	if *st = v.ahead(0); st.Allowed {
-		st.Allowed, st.InFlight, st.RetryAfter = false, true, flightRetry
+		refuseForFlight(st)
 		e.showAhead(st, &v)
 	}
 	return full
@@ -182,13 +182,10 @@ func (e *entry) viewOf(r *store.Request, answer *store.State, now int64) view {
 	case e.isBase(d, r.Limit, now):
 		// Whatever was heard since may have in it what was sent then, and lacks
 		// what waits.
-		base := d.base
-		v.charge(&base, d.owed())
-		v.charge(&v.known, waiting)
-		base.Raise(r.Limit, v.known, now)
-		v.known = base
+		charge(&v.known, r, waiting, now)
+		v.known = d.onBase(r, d.owed(), v.known, now)
 	case v.known.IsOpen(r.Limit, now):
-		v.charge(&v.known, waiting)
+		charge(&v.known, r, waiting, now)
 		v.flight, v.unclear = v.flight+d.sentCost, d.sentCost
 	default:
 		v.flight, v.unclear = v.flight+d.owed(), v.unclear+d.sentCost
@@ -210,10 +207,11 @@ func (e *entry) isBase(d *debts, limit *store.Limit, now int64) bool {
 	}
 }
 
-func (v *view) charge(k *algorithm.Known, cost int64) {
-	charged := *v.req
+// charge adds so much to what is known, as a request like r would.
+func charge(k *algorithm.Known, r *store.Request, cost, now int64) {
+	charged := *r
 	charged.Cost = cost
-	k.Charge(&charged, v.now)
+	k.Charge(&charged, now)
 }
 
 // ahead is what the bucket looks like if so much is spent before the request.
@@ -241,6 +239,11 @@ func (e *entry) showAhead(st *store.State, v *view) {
 		st.Used = max(st.Used, used)
 	}
 	showFlight(st, v.flight-v.unclear)
+}
+
+// refuseForFlight makes a state refuse its request because of what is in flight.
+func refuseForFlight(st *store.State) {
+	st.Allowed, st.InFlight, st.RetryAfter = false, true, max(st.RetryAfter, flightRetry)
 }
 
 // showFlight makes a state count what is in flight.

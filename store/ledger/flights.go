@@ -123,7 +123,7 @@ func (l *Local) admit(ctx context.Context, r *store.Request) store.State {
 	case fl.cost > 0:
 		asked[0].Ahead = r.Ahead
 		if st = l.Check(ctx, asked)[0]; st.Err == nil && st.Allowed {
-			st.Allowed, st.InFlight, st.RetryAfter = false, true, flightRetry
+			refuseForFlight(&st)
 			showFlight(&st, fl.cost)
 		}
 	}

@@ -47,8 +47,7 @@ type Options struct {
 // Ledger is a view of books on a store: the books are shared and last, the
 // store and the settings are the view's own. It is safe for concurrent use.
 type Ledger struct {
-	store      store.Reporter
-	buckets    store.Store
+	store      Remote
 	books      *Books
 	opts       Options
 	trust      int64
@@ -74,7 +73,7 @@ func New(books *Books, s Remote, opts Options) *Ledger {
 		opts.Patience = DefaultPatience
 	}
 	l := &Ledger{
-		store: s, buckets: s, books: books, opts: opts,
+		store: s, books: books, opts: opts,
 		trust: opts.Trust.Microseconds(), maxBuckets: int64(opts.MaxBuckets),
 	}
 	l.presence = newPresence(l)
@@ -85,7 +84,7 @@ func New(books *Books, s Remote, opts Options) *Ledger {
 // Check implements [store.Store]. Nothing is held in flight.
 func (l *Ledger) Check(ctx context.Context, reqs []store.Request) []store.State {
 	asked := l.books.now()
-	states := l.buckets.Check(ctx, reqs)
+	states := l.store.Check(ctx, reqs)
 	for i := range reqs {
 		if states[i].Err == nil {
 			l.look(&reqs[i], &states[i], asked)
@@ -107,13 +106,13 @@ func (l *Ledger) look(r *store.Request, st *store.State, asked int64) {
 
 // Charge implements [store.Store].
 func (l *Ledger) Charge(ctx context.Context, reqs []store.Request) []store.State {
-	return l.buckets.Charge(ctx, reqs)
+	return l.store.Charge(ctx, reqs)
 }
 
 // Refund implements [store.Store].
 func (l *Ledger) Refund(ctx context.Context, reqs []store.Request) []store.State {
 	l.doubt(reqs)
-	return l.buckets.Refund(ctx, reqs)
+	return l.store.Refund(ctx, reqs)
 }
 
 // RefundDetached implements [store.Detacher]. What was taken in advance goes
@@ -164,12 +163,12 @@ func (l *Ledger) PenalizeDetached(reqs []store.Request) {
 		e.keepUntil(r, now)
 		e.page.mu.Unlock()
 	}
-	l.buckets.(store.Penalizer).PenalizeDetached(reqs)
+	l.store.(store.Penalizer).PenalizeDetached(reqs)
 }
 
 // Penalize implements [store.Penalizer], if the store does.
 func (l *Ledger) Penalize(ctx context.Context, reqs []store.Request) []store.State {
-	return l.buckets.(store.Penalizer).Penalize(ctx, reqs)
+	return l.store.(store.Penalizer).Penalize(ctx, reqs)
 }
 
 // doubt makes buckets be asked about again, because something is given back.
@@ -184,7 +183,7 @@ func (l *Ledger) doubt(reqs []store.Request) {
 
 // Warm implements [store.Warmer].
 func (l *Ledger) Warm(ctx context.Context) {
-	if w, ok := l.buckets.(store.Warmer); ok {
+	if w, ok := l.store.(store.Warmer); ok {
 		w.Warm(ctx)
 	}
 }

@@ -58,7 +58,7 @@ func (p *presence) keep() {
 	tick := time.NewTicker(presencePeriod)
 	defer tick.Stop()
 	for said := false; ; {
-		if st := p.ledger.buckets.Charge(p.life, lease)[0]; st.Err == nil {
+		if st := p.ledger.store.Charge(p.life, lease)[0]; st.Err == nil {
 			if said {
 				p.count.Store(max(st.Used, 1))
 			}

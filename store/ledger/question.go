@@ -228,11 +228,11 @@ func (l *Ledger) refuseUnclear(r *store.Request, st *store.State) {
 	e := l.enter(r, now)
 	defer e.page.mu.Unlock()
 	now += e.clock
-	*st = store.State{Limit: max(r.Capacity(), 0), Now: now, InFlight: true, RetryAfter: flightRetry}
+	*st = store.State{Limit: max(r.Capacity(), 0), Now: now}
 	if algorithm.Copies(r.Limit.Algorithm) {
 		v := e.viewOf(r, nil, now)
 		*st = v.ahead(0)
-		st.Allowed, st.InFlight, st.RetryAfter = false, true, max(st.RetryAfter, flightRetry)
 		e.showAhead(st, &v)
 	}
+	refuseForFlight(st)
 }

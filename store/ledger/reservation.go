@@ -26,8 +26,8 @@ type reservation struct {
 	// size is that of the last batch, or what is left to be learnt from it;
 	// 0 if there was none.
 	size int64
-	// began is when the last batch came, or 0 once it was learnt from; used is when some of it was last used
-	// or given back.
+	// began is when the last batch came, or 0 once it was learnt from; used is
+	// when some of it was last used or given back.
 	began, used int64
 	// short is the store's instant before which no batch is fetched, because
 	// there was not enough left.
@@ -126,20 +126,24 @@ func (v *reservation) surplus(l *Ledger, idle, now int64) store.Request {
 	if l == nil || now-v.used >= idle {
 		return v.giveBack()
 	}
-	r := v.request
-	r.Receipt = store.Receipt{Period: v.period}
-	r.Cost = 0
-	if ration := v.ration(&r, l.processes(&r)); r.Batch == store.BatchAuto && ration > 0 && v.tokens > ration {
-		r.Cost = v.tokens - ration
-		v.tokens = ration
+	r := &v.request
+	if ration := v.ration(r, l.processes(r)); r.Batch == store.BatchAuto && ration > 0 && v.tokens > ration {
+		return v.refund(v.tokens - ration)
 	}
-	return r
+	return store.Request{}
 }
 
 // giveBack returns the refund of all tokens.
 func (v *reservation) giveBack() store.Request {
-	r := v.request
-	r.Cost, r.Receipt = v.tokens, store.Receipt{Period: v.period}
+	r := v.refund(v.tokens)
 	v.waste()
+	return r
+}
+
+// refund takes out so many tokens, and returns the refund of them.
+func (v *reservation) refund(tokens int64) store.Request {
+	v.tokens -= tokens
+	r := v.request
+	r.Cost, r.Receipt = tokens, store.Receipt{Period: v.period}
 	return r
 }

@@ -70,7 +70,7 @@ type letThrough struct {
 // before until it has an answer.
 func (l *Ledger) refusesTake(e *entry, r *store.Request, st *store.State, now int64) bool {
 	var refusal store.State
-	if !l.refuses(e, r, &refusal, now) {
+	if !e.refuses(r, &refusal, now) {
 		return false
 	}
 	if !e.trusts(now, l.trust) && (e.asked == 0 || now-e.asked > l.trust) {
@@ -132,7 +132,7 @@ func (t *taking) take(own, fetches []int) (again []int) {
 			reqs = append(reqs, l.batch(&t.reqs[i]))
 		}
 	}
-	for n, st := range l.buckets.Take(t.ctx, reqs) {
+	for n, st := range l.store.Take(t.ctx, reqs) {
 		l.hearTake(&reqs[n], &st, asked)
 		if n < len(own) {
 			if borrowed != nil {

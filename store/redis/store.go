@@ -161,55 +161,45 @@ func (s *Store) settle(ctx context.Context, op algorithm.Operation, reqs []store
 }
 
 // ChargeDetached implements [store.Detacher].
-func (s *Store) ChargeDetached(reqs []store.Request) { s.detach(algorithm.Charge, reqs) }
+func (s *Store) ChargeDetached(reqs []store.Request) { s.detach(algorithm.Charge, reqs, nil) }
 
 // RefundDetached implements [store.Detacher].
-func (s *Store) RefundDetached(reqs []store.Request) { s.detach(algorithm.Refund, reqs) }
+func (s *Store) RefundDetached(reqs []store.Request) { s.detach(algorithm.Refund, reqs, nil) }
 
 // PenalizeDetached implements [store.Penalizer].
-func (s *Store) PenalizeDetached(reqs []store.Request) { s.detach(algorithm.Penalize, reqs) }
-
-func (s *Store) detach(op algorithm.Operation, reqs []store.Request) {
-	if shard, ok := s.onlyShard(reqs); ok {
-		s.post(op, shard, whole(reqs, nil))
-		return
-	}
-	s.perShard(reqs, nil, func(shard int, g group) { s.post(op, shard, g) })
-}
-
-func (s *Store) post(op algorithm.Operation, shard int, g group) {
-	sh := s.shards[shard]
-	c := s.call(g, time.Now().Add(s.opts.ChargeTimeout), s.writing(op, shard))
-	c.detached = s.reports[shard][op]
-	sh.charges.post(c)
-}
+func (s *Store) PenalizeDetached(reqs []store.Request) { s.detach(algorithm.Penalize, reqs, nil) }
 
 // ChargeReported implements [store.Reporter].
 func (s *Store) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
-	s.detachReported(algorithm.Charge, reqs, report)
+	s.detach(algorithm.Charge, reqs, report)
 }
 
 // RefundReported implements [store.Reporter].
 func (s *Store) RefundReported(reqs []store.Request, report func(i int, st store.State)) {
-	s.detachReported(algorithm.Refund, reqs, report)
+	s.detach(algorithm.Refund, reqs, report)
 }
 
-func (s *Store) detachReported(op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
+// detach runs an operation without waiting. report, if not nil, is told of each
+// request; otherwise what fails is undelivered.
+func (s *Store) detach(what algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
 	if shard, ok := s.onlyShard(reqs); ok {
-		s.postReported(op, shard, whole(reqs, nil), report)
+		s.post(what, shard, whole(reqs, nil), report)
 		return
 	}
-	s.perShard(reqs, nil, func(shard int, g group) { s.postReported(op, shard, g, report) })
+	s.perShard(reqs, nil, func(shard int, g group) { s.post(what, shard, g, report) })
 }
 
-func (s *Store) postReported(what algorithm.Operation, shard int, g group, report func(i int, st store.State)) {
+func (s *Store) post(what algorithm.Operation, shard int, g group, report func(i int, st store.State)) {
 	op := s.writing(what, shard)
 	c := s.call(g, time.Now().Add(s.opts.ChargeTimeout), op)
-	c.detached = func(c *call) {
-		for n, i := range g.members {
-			report(i, op.state(c.cmds[n], &g.reqs[i]))
+	c.detached = s.reports[shard][what]
+	if report != nil {
+		c.detached = func(c *call) {
+			for n, i := range g.members {
+				report(i, op.state(c.cmds[n], &g.reqs[i]))
+			}
+			c.release()
 		}
-		c.release()
 	}
 	s.shards[shard].charges.post(c)
 }
