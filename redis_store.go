@@ -78,8 +78,10 @@ type RedisStore struct {
 	Pipelining string `json:"pipelining,omitempty"`
 
 	// How long what the primary said about a bucket is relied upon. For that
-	// time a replica that says less is overruled, and a client that is over its
-	// limit is refused without asking. Afterwards the primary is asked.
+	// time a replica that says less is overruled, a client that is over its
+	// limit is refused without asking, and one whose requests all come to this
+	// Caddy is admitted without asking while half of its limit is left.
+	// Afterwards the primary is asked.
 	// Default: 1s.
 	LedgerTrust caddy.Duration `json:"ledger_trust,omitempty"`
 

@@ -11,6 +11,9 @@ type benchCase struct {
 	floor string
 	limit float64
 	site  string
+	// clients is how many distinct client keys there are; 0 means as many as the
+	// flag says.
+	clients int64
 }
 
 const globalOptions = `{
@@ -59,6 +62,12 @@ var cases = []benchCase{
 	{
 		name: "redis store", status: 200, floor: "respond, five headers", limit: 1.40, site: `
 	rate_limit {header.X-Key} 50000000 1h
+	respond ok`,
+	},
+	{
+		// Each comes once in several seconds, so that little is known of it.
+		name: "redis store, 20,000 clients", status: 200, floor: "respond, five headers", clients: 20_000, site: `
+	rate_limit {header.X-Key} 50000000 1h many
 	respond ok`,
 	},
 	{

@@ -90,9 +90,13 @@ func measure(c benchCase, p *caddyproc.Process, shard *redistest.Shard) (s sampl
 	if err != nil {
 		return s, err
 	}
+	keys := c.clients
+	if keys == 0 {
+		keys = *clients
+	}
 	result, err := loadgen.Run(context.Background(), loadgen.Options{
 		Addr: c.addr, Header: "X-Key", Connections: *connections, Duration: *duration,
-		Key: func(n int64) string { return "client-" + strconv.FormatInt(n%*clients, 10) },
+		Key: func(n int64) string { return "client-" + strconv.FormatInt(n%keys, 10) },
 	})
 	if err != nil {
 		return s, err
@@ -103,7 +107,7 @@ func measure(c benchCase, p *caddyproc.Process, shard *redistest.Shard) (s sampl
 	if err != nil {
 		return s, err
 	}
-	if odd := result.Requests - result.Status[c.status]; odd > *clients {
+	if odd := result.Requests - result.Status[c.status]; odd > keys {
 		return s, fmt.Errorf("%d responses have another status than %d", odd, c.status)
 	}
 	each := func(before, after time.Duration) float64 {

@@ -60,6 +60,25 @@ func TestCallsAreThoseThatWereMade(t *testing.T) {
 	}
 }
 
+// TestOwnClientsCostTheirChargesAlone is a small form of the measurement: clients
+// that come to one process cost no checks, those that come to two as many as
+// before. The bounds leave room for a machine on which a client does not come
+// for a second.
+func TestOwnClientsCostTheirChargesAlone(t *testing.T) {
+	own := singleCase{name: "own", clients: 20, callers: 8}
+	shared := singleCase{name: "shared", clients: 20, callers: 8, shared: true}
+	list, err := measureSingles(t.Context(), []singleCase{own, shared}, time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := list[0]; s.perRequest(s.replica) > 0.2 {
+		t.Errorf("%d checks for %d requests of clients that come to one process", s.replica, s.requests)
+	}
+	if s := list[1]; s.perRequest(s.replica) < 0.6 {
+		t.Errorf("%d checks for %d requests of clients that come to two", s.replica, s.requests)
+	}
+}
+
 // TestRefusedTrafficMakesOneCallASecond is the small form of the measurement.
 func TestRefusedTrafficMakesOneCallASecond(t *testing.T) {
 	var cases []singleCase

@@ -10,6 +10,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 )
 
 const (
@@ -20,11 +21,14 @@ const (
 	// attackRate is how many requests of a client come in a second that is over
 	// its limit.
 	attackRate = 10_000
+	// acquaintance is how long clients come before anything is counted: a second
+	// later it is known whether they come to this process alone.
+	acquaintance = 2 * ledger.DefaultTrust
 	// roomy is a limit that is not reached.
 	roomy = 1_000_000_000
 )
 
-// singleCase is traffic through one process, without batches.
+// singleCase is traffic through one process, or two, without batches.
 type singleCase struct {
 	name string
 	// before is set for charge before.
@@ -34,11 +38,14 @@ type singleCase struct {
 	callers int
 	// refused makes the client be over its limit.
 	refused bool
+	// shared makes another process serve every other request of a client.
+	shared bool
 }
 
 var singleCases = []singleCase{
 	{name: "charge after, no client comes twice", callers: 64},
 	{name: "charge after, 500 clients in turn", clients: severalClients, callers: 64},
+	{name: "charge after, 500 clients in turn, each at two Caddys", clients: severalClients, callers: 64, shared: true},
 	{name: "charge after, one client, 1 at a time", clients: 1, callers: 1},
 	{name: "charge after, one client, 16 at a time", clients: 1, callers: 16},
 	{name: "charge after, one client, 64 at a time", clients: 1, callers: 64},
@@ -89,33 +96,49 @@ func measureSingles(ctx context.Context, cases []singleCase, span time.Duration)
 func (c singleCase) measure(ctx context.Context, servers *redistest.Shard, span time.Duration) (_ single, err error) {
 	p := newProcess(servers)
 	defer func() { err = errors.Join(err, p.close()) }()
-	// Opening a window and filling it is not what is measured, nor is the first
-	// check of a client, unless that is all there is.
+	other := p
+	if c.shared {
+		other = newProcess(servers)
+		defer func() { err = errors.Join(err, other.close()) }()
+	}
+	var number atomic.Int64
+	send := func(ctx context.Context) store.State {
+		n := number.Add(1)
+		if c.clients > 0 && n/c.clients%2 == 1 {
+			return c.send(ctx, other, n)
+		}
+		return c.send(ctx, p, n)
+	}
+	// Opening a window and filling it is not what is measured, nor are the first
+	// checks of a client, unless those are all there is.
 	if c.refused {
 		r := c.request(0)
 		r.Cost = roomy
 		p.ledger.Charge(ctx, []store.Request{r})
 	}
-	for n := range c.clients {
-		c.send(ctx, p, n)
+	if c.clients > 0 && !c.before && !c.refused {
+		l := load{callers: c.callers, until: time.Now().Add(acquaintance), request: func(ctx context.Context, _, _ int) store.State { return send(ctx) }}
+		l.run(ctx)
+	}
+	for range c.clients {
+		send(ctx)
 	}
 	p.settle()
+	other.settle()
 
 	before, err := countCalls(servers)
 	if err != nil {
 		return single{}, err
 	}
-	var number atomic.Int64
 	start := time.Now()
-	l := load{callers: c.callers, until: start.Add(span), request: func(ctx context.Context, _, _ int) store.State {
-		return c.send(ctx, p, number.Add(1))
-	}}
+	l := load{callers: c.callers, until: start.Add(span), request: func(ctx context.Context, _, _ int) store.State { return send(ctx) }}
 	if c.refused {
 		l.rate = attackRate
 	}
 	total := l.run(ctx)
 	seconds := time.Since(start).Seconds()
 	p.settle()
+	other.settle()
 	after, err := countCalls(servers)
 	switch {
 	case err != nil:

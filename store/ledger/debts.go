@@ -202,6 +202,7 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State) []store.R
 		word := algorithm.Known{Content: st.Content}
 		if algorithm.Copies(r.Limit.Algorithm) {
 			word.KeepPenalty(r.Limit, e.known)
+			e.noteAlone(r, word, st.Now, now)
 		} else {
 			word.Content[confirmedUsed] = st.Used
 		}
@@ -210,7 +211,9 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State) []store.R
 			e.question.landed += cost
 		}
 		if heard != nil {
-			e.known.Raise(r.Limit, *heard, st.Now)
+			if e.known.Raise(r.Limit, *heard, st.Now); e.known != word {
+				e.alone = 0
+			}
 		}
 		e.keepUntil(r, now)
 	case errors.Is(st.Err, store.ErrUncertain):
@@ -244,7 +247,7 @@ func (l *Ledger) sendNext(e *entry, now int64) []store.Request {
 // suspect notes that so much may have been spent. What is known may have it
 // already.
 func (e *entry) suspect(r *store.Request, cost, storeNow int64) {
-	e.doubted = true
+	e.doubted, e.alone = true, 0
 	if !e.isBase(e.debts, r.Limit, storeNow) {
 		e.loose += cost
 		return

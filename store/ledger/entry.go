@@ -26,6 +26,9 @@ type entry struct {
 	// must not be relied upon; confirmed is when something was last heard, or
 	// done, that a word asked for before might lack.
 	trusted, confirmed int64
+	// alone is since when the primary has counted what this process charged, and
+	// nothing else; 0 if that is not so.
+	alone int64
 	// failed is when the primary could last not answer, though its word was
 	// wanted.
 	failed int64
@@ -92,6 +95,7 @@ func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (less 
 	e.clock = st.Now - now
 	e.silent = false
 	word := algorithm.Known{Content: st.Content}
+	before := e.known
 	// A charge or refund of ours may be in a word that was asked for before it
 	// was confirmed, or not.
 	overlaps := e.isSent() || e.refunds > 0 || asked < e.confirmed
@@ -109,6 +113,9 @@ func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (less 
 		if e.isSent() {
 			e.debts.note(r.Limit, word, st.Now)
 		}
+	}
+	if e.known != before && !e.isSent() {
+		e.alone = 0
 	}
 	e.keepUntil(r, now)
 	return less

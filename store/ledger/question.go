@@ -47,13 +47,15 @@ const (
 )
 
 // join makes a request wait for the next question about its bucket, and tells
-// so, or makes the question its own, or refuses it by what is known.
+// so, or makes the question its own, or decides by what is known.
 func (l *Ledger) join(a *admission, place int, now int64) bool {
 	r := &a.reqs[place]
 	e := l.enter(r, now)
 	defer e.page.mu.Unlock()
 	switch {
 	case l.refusesUnasked(e, r, &a.states[place], now):
+		return false
+	case l.fitsUnasked(e, r, &a.states[place], now):
 		return false
 	case e.question == nil:
 		e.question = questions.Get().(*question)
