@@ -1,6 +1,7 @@
 package shardlimit
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -245,8 +246,7 @@ func (s *RedisStore) OpenStore(name string) (store.Store, error) {
 	for _, shard := range s.Shards {
 		opts := redis.ShardOptions{
 			Primary:      complete(shard.Primary),
-			Username:     s.Username,
-			Password:     s.Password,
+			Credentials:  s.credentials,
 			DB:           s.DB,
 			DialTimeout:  time.Duration(s.DialTimeout),
 			PoolSize:     s.PoolSize,
@@ -255,7 +255,9 @@ func (s *RedisStore) OpenStore(name string) (store.Store, error) {
 		for _, addr := range shard.Replicas {
 			opts.Replicas = append(opts.Replicas, complete(addr))
 		}
-		pooled, key, err := acquireShard(opts)
+		pooled, key, err := acquireShard(opts, []any{
+			opts.Primary, opts.Replicas, opts.DB, opts.DialTimeout, opts.PoolSize, opts.NoPipelining, s.Username, s.Password,
+		})
 		if err != nil {
 			releaseShards(keys)
 			return nil, fmt.Errorf("shard %s: %w", shard.Name, err)
@@ -267,6 +269,10 @@ func (s *RedisStore) OpenStore(name string) (store.Store, error) {
 	defer s.mu.Unlock()
 	s.open = append(s.open, keys)
 	return redis.New(config), nil
+}
+
+func (s *RedisStore) credentials(context.Context) (username, password string, err error) {
+	return s.Username, s.Password, nil
 }
 
 // CloseStore implements [StoreModule]. The charges that are still waiting are

@@ -128,9 +128,10 @@ func (s pooledShard) Destruct() error {
 }
 
 // acquireShard returns the shard that is reached by opts, and its key in the
-// pool. The key holds no secret.
-func acquireShard(opts redis.ShardOptions) (shard *redis.Shard, key string, err error) {
-	text, err := json.Marshal(opts)
+// pool: a digest of identity, for it may hold secrets. Shards of one identity
+// share their connections.
+func acquireShard(opts redis.ShardOptions, identity any) (shard *redis.Shard, key string, err error) {
+	text, err := json.Marshal(identity)
 	if err != nil {
 		return nil, "", fmt.Errorf("encode connection settings: %w", err)
 	}

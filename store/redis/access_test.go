@@ -29,7 +29,7 @@ func TestDocumentedACLSuffices(t *testing.T) {
 	}
 	s := newStore(t, newShard(t, ShardOptions{
 		Primary: sh.Primary.Addr(), Replicas: []string{sh.Replicas[0].Addr()},
-		Username: "limiter", Password: "secret",
+		Credentials: login("limiter", "secret"),
 	}), nil)
 	s.Warm(t.Context())
 	for i := range 10 {

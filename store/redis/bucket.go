@@ -28,9 +28,14 @@ const (
 // their form:
 //
 //	<prefix>:<layout version>:<zone>:<algorithm and window>:<client key>
+//
+// In a Redis Cluster the client key is put into braces: by what is in them the
+// cluster chooses the node, so that the buckets of a client are on one.
 type bucketKeys struct {
 	prefix string
 	secret []byte
+	// tagged is set for a Redis Cluster.
+	tagged bool
 }
 
 // key returns the key of a bucket. Two buckets never share a key.
@@ -42,18 +47,35 @@ func (k bucketKeys) key(limit *store.Limit, clientKey string) string {
 	b = append(b, ':')
 	b = appendRule(b, limit)
 	b = append(b, ':')
+	if k.tagged {
+		b = append(b, '{')
+	}
+	b = k.appendClient(b, clientKey)
+	if k.tagged {
+		b = append(b, '}')
+	}
+	return string(b)
+}
+
+// slot is that of a client key's buckets in a Redis Cluster.
+func (k bucketKeys) slot(clientKey string) uint16 {
+	var scratch [plainKeyLimit]byte
+	return slotOf(k.appendClient(scratch[:0], clientKey))
+}
+
+// appendClient writes what stands for a client key.
+func (k bucketKeys) appendClient(b []byte, clientKey string) []byte {
 	switch {
 	case len(k.secret) > 0:
 		mac := hmac.New(sha256.New, k.secret)
 		mac.Write([]byte(clientKey))
-		b = appendDigest(b, secretMark, mac.Sum(nil))
+		return appendDigest(b, secretMark, mac.Sum(nil))
 	case isPlain(clientKey):
-		b = append(b, clientKey...)
+		return append(b, clientKey...)
 	default:
 		sum := sha256.Sum256([]byte(clientKey))
-		b = appendDigest(b, digestMark, sum[:])
+		return appendDigest(b, digestMark, sum[:])
 	}
-	return string(b)
 }
 
 // appendRule writes the algorithm and the window in the largest unit that

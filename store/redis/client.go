@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"context"
 	"strings"
 	"time"
 
@@ -16,23 +17,24 @@ func init() {
 	goredis.SetLogger(logging.NewBlacklistLogger([]string{"failed to dial"}))
 }
 
-// poolTimeout is not met: there are as many connections as workers.
+// poolTimeout is not met: there are as many connections as workers, and few
+// that ask for a server's health.
 const poolTimeout = 5 * time.Second
 
-// newClient returns a client that connects when it is first used. It never
-// repeats a command by itself, and every wait of it is bounded.
-func newClient(addr string, opts *ShardOptions) *goredis.Client {
+// clientOptions are those of a client that connects when it is first used. It
+// never repeats a command by itself, and every wait of it is bounded.
+func clientOptions(addr string, opts *ShardOptions) *goredis.Options {
 	o := &goredis.Options{
 		Network: "tcp",
 		Addr:    addr,
 		// RESP2 saves the push machinery of RESP3, which nothing here uses.
-		Protocol:      2,
-		Username:      opts.Username,
-		Password:      opts.Password,
-		DB:            opts.DB,
-		MaxRetries:    -1,
-		DialTimeout:   opts.dialTimeout(),
-		DialerRetries: 1,
+		Protocol:                   2,
+		CredentialsProviderContext: opts.Credentials,
+		TLSConfig:                  opts.TLS,
+		DB:                         opts.DB,
+		MaxRetries:                 -1,
+		DialTimeout:                opts.dialTimeout(),
+		DialerRetries:              1,
 		// Every call brings its deadline, which may be a long one.
 		ReadTimeout:           -1,
 		WriteTimeout:          -1,
@@ -48,6 +50,16 @@ func newClient(addr string, opts *ShardOptions) *goredis.Client {
 	}
 	if path, ok := strings.CutPrefix(addr, "unix/"); ok {
 		o.Network, o.Addr = "unix", path
+	}
+	return o
+}
+
+// newClient returns a client for one server.
+func newClient(addr string, opts *ShardOptions, persistent bool) *goredis.Client {
+	o := clientOptions(addr, opts)
+	if len(opts.Cluster) > 0 && !persistent {
+		// A replica in a Redis Cluster answers only who asks for that.
+		o.OnConnect = func(ctx context.Context, cn *goredis.Conn) error { return cn.ReadOnly(ctx).Err() }
 	}
 	return goredis.NewClient(o)
 }

@@ -56,6 +56,8 @@ type (
 var (
 	wordEvalSHA   any = "evalsha"
 	wordEvalSHARO any = "evalsha_ro"
+	wordEval      any = "eval"
+	wordEvalRO    any = "eval_ro"
 	wordOneKey    any = 1
 	wordHMGet     any = "hmget"
 	wordMGet      any = "mget"
@@ -119,6 +121,25 @@ func (c *command) renew() {
 	}
 	c.SetFirstKeyPos(c.firstKey)
 	c.sent, c.outcome = false, nil
+}
+
+// spellOut makes a call of a script bring the script itself, for a server that
+// may not know it, and whose clock is another.
+func (c *command) spellOut() {
+	if c.script == nil {
+		c.renew()
+		return
+	}
+	if c.args[0] == wordEvalSHARO {
+		c.args[0] = wordEvalRO
+	} else {
+		c.args[0] = wordEval
+	}
+	c.args[1] = c.script.source
+	if c.mayGuess {
+		c.ints[placeOfNow] = 0
+	}
+	c.renew()
 }
 
 // The first number of a script's arguments, and of its reply, is the instant.

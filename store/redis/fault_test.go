@@ -174,7 +174,7 @@ func TestWrongPasswordIsSaid(t *testing.T) {
 	server := redistest.Start(t)
 	must(t, server.Client().ConfigSet(t.Context(), "requirepass", "right").Err())
 	for password, want := range map[string]string{"": "NOAUTH", "wrong": "WRONGPASS"} {
-		s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), Password: password}), func(o *Options) {
+		s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), Credentials: login("", password)}), func(o *Options) {
 			o.ChargeTimeout = 200 * time.Millisecond
 		})
 		st := s.Check(t.Context(), ask("k"))[0]

@@ -1,7 +1,9 @@
 package redis
 
 import (
+	"context"
 	"sync"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -32,10 +34,11 @@ func whole(reqs []store.Request, states []store.State) group {
 	return group{reqs, states, members}
 }
 
-// unanswered returns the members that failed, or whose window has to be opened.
-func (g group) unanswered() (members []int) {
+// unanswered returns the members that failed, or whose window has to be opened,
+// or of which replicas of these servers know nothing.
+func (g group) unanswered(of *servers) (members []int) {
 	for _, i := range g.members {
-		if st := &g.states[i]; st.Err != nil || isUnopened(&g.reqs[i], st) {
+		if st := &g.states[i]; st.Err != nil || isUnopened(&g.reqs[i], st) || of.mayMiss(st) {
 			members = append(members, i)
 		}
 	}
@@ -52,33 +55,68 @@ func (g group) asksPrimary() bool {
 	return false
 }
 
-// onlyShard returns the shard that owns all of reqs, if there is one.
-func (s *Store) onlyShard(reqs []store.Request) (shard int, ok bool) {
-	if len(reqs) == 0 {
-		return 0, false
-	}
-	shard = s.sharder.owner(reqs[0].ClientKey)
-	for i := 1; i < len(reqs); i++ {
-		if reqs[i].ClientKey != reqs[0].ClientKey && s.sharder.owner(reqs[i].ClientKey) != shard {
-			return 0, false
-		}
-	}
-	return shard, true
+// owner is who holds a bucket: a shard, by its place, and servers of it, nil
+// while none are known.
+type owner struct {
+	shard   int
+	servers *servers
 }
 
-// perShard calls f for each shard that owns some of reqs, at the same time,
-// and waits.
-func (s *Store) perShard(reqs []store.Request, states []store.State, f func(shard int, g group)) {
-	owned := make([][]int, len(s.shards))
-	for i := range reqs {
-		shard := s.sharder.owner(reqs[i].ClientKey)
-		owned[shard] = append(owned[shard], i)
+func (s *Store) ownerOf(clientKey string) owner {
+	shard := s.sharder.owner(clientKey)
+	if s.shards[shard].cluster == nil {
+		return owner{shard, s.shards[shard].owner(0)}
 	}
-	var wg sync.WaitGroup
-	for shard, members := range owned {
-		if len(members) > 0 {
-			wg.Go(func() { f(shard, group{reqs, states, members}) })
+	return owner{shard, s.shards[shard].owner(s.keys.slot(clientKey))}
+}
+
+// onlyOwner returns the owner of all of reqs' buckets, if there is one.
+func (s *Store) onlyOwner(reqs []store.Request) (only owner, ok bool) {
+	if len(reqs) == 0 {
+		return owner{}, false
+	}
+	only = s.ownerOf(reqs[0].ClientKey)
+	for i := 1; i < len(reqs); i++ {
+		if reqs[i].ClientKey != reqs[0].ClientKey && s.ownerOf(reqs[i].ClientKey) != only {
+			return owner{}, false
 		}
 	}
+	return only, true
+}
+
+// perOwner calls f for each owner of some of reqs' buckets, at the same time,
+// and waits.
+func (s *Store) perOwner(reqs []store.Request, states []store.State, f func(at owner, g group)) {
+	owned := map[owner][]int{}
+	for i := range reqs {
+		at := s.ownerOf(reqs[i].ClientKey)
+		owned[at] = append(owned[at], i)
+	}
+	var wg sync.WaitGroup
+	for at, members := range owned {
+		wg.Go(func() { f(at, group{reqs, states, members}) })
+	}
 	wg.Wait()
+}
+
+// fail sets an error as the answer to all.
+func (g group) fail(err error) {
+	for _, i := range g.members {
+		g.states[i] = store.State{Err: err}
+	}
+}
+
+// awaitServers waits, for as long as there is time, until it is known who the
+// servers of the buckets are.
+func (s *Store) awaitServers(ctx context.Context, reqs []store.Request, timeout time.Duration) {
+	if s.fixed {
+		return
+	}
+	for i := range reqs {
+		if shard := s.shards[s.sharder.owner(reqs[i].ClientKey)]; !shard.isFound() {
+			ctx, cancel := context.WithTimeout(ctx, timeout)
+			defer cancel()
+			shard.await(ctx)
+		}
+	}
 }

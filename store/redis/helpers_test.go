@@ -43,6 +43,10 @@ func newShard(t testing.TB, opts ShardOptions) *Shard {
 	return s
 }
 
+func login(username, password string) Credentials {
+	return func(context.Context) (string, string, error) { return username, password, nil }
+}
+
 // shardOf connects to a shard that redistest started.
 func shardOf(t testing.TB, sh *redistest.Shard) *Shard {
 	t.Helper()

@@ -40,6 +40,7 @@ const (
 // lane is the way to one server for one purpose: a client, a queue, and the
 // workers that turn what is queued into pipelines.
 type lane struct {
+	shard   *Shard
 	addr    string
 	client  *goredis.Client
 	breaker *gobreaker.TwoStepCircuitBreaker[any]
@@ -53,6 +54,12 @@ type lane struct {
 	gathering sync.Mutex
 	// flight is full while a pipeline to a nearby server is on its way.
 	flight chan struct{}
+	// fault is the last that spoke against the server.
+	fault fault
+	// lags is set while a replica is too far behind to be asked; lag is how far,
+	// in nanoseconds.
+	lags atomic.Bool
+	lag  atomic.Int64
 	// pace is the recent average of how long a pipeline takes.
 	pace atomic.Int64
 	// life ends when nothing is to be sent any more.
@@ -60,20 +67,23 @@ type lane struct {
 	end  context.CancelFunc
 }
 
-func newLane(addr string, opts *ShardOptions, persistent bool) *lane {
+func newLane(s *Shard, addr string, persistent bool) *lane {
+	opts := &s.opts
 	l := &lane{
+		shard:      s,
 		addr:       addr,
-		client:     newClient(addr, opts),
+		client:     newClient(addr, opts, persistent),
 		queue:      newQueue(queueLimit),
 		flight:     make(chan struct{}, 1),
 		batch:      1,
 		persistent: persistent,
-		breaker: gobreaker.NewTwoStepCircuitBreaker[any](gobreaker.Settings{
-			Timeout:      breakerPause,
-			ReadyToTrip:  func(c gobreaker.Counts) bool { return int(c.ConsecutiveFailures) > opts.poolSize() },
-			IsSuccessful: func(err error) bool { return !isServerFault(err) },
-		}),
 	}
+	l.breaker = gobreaker.NewTwoStepCircuitBreaker[any](gobreaker.Settings{
+		Timeout:       breakerPause,
+		ReadyToTrip:   func(c gobreaker.Counts) bool { return int(c.ConsecutiveFailures) > opts.poolSize() },
+		IsSuccessful:  func(err error) bool { return !isServerFault(err) },
+		OnStateChange: l.tellState,
+	})
 	if !opts.NoPipelining {
 		l.batch = maxBatch
 	}
@@ -84,13 +94,16 @@ func newLane(addr string, opts *ShardOptions, persistent bool) *lane {
 	return l
 }
 
-// isUp tells whether calls are made at all, be it to see whether the server is
-// back.
-func (l *lane) isUp() bool { return l.breaker.State() != gobreaker.StateOpen }
+// isUp tells whether calls are made. Whether a server is back is seen by pings.
+func (l *lane) isUp() bool { return l.breaker.State() == gobreaker.StateClosed }
 
 // do runs c and waits for it. If it returns nil every command has its outcome
 // and the caller releases c; otherwise c must not be touched.
 func (l *lane) do(ctx context.Context, c *call) (sent bool, err error) {
+	if !l.isUp() {
+		// Its workers may be waiting still for what it owes.
+		return false, fmt.Errorf("redis %s: %w", l.addr, ErrShardDown)
+	}
 	if err := l.queue.put(c); err != nil {
 		return false, fmt.Errorf("redis %s: %w", l.addr, err)
 	}
@@ -249,7 +262,11 @@ func pause(ctx context.Context, d time.Duration) bool {
 // send gives every command its outcome of one try. A server that does not know
 // a script is given it, and asked again.
 func (l *lane) send(ctx context.Context, cmds []*command) {
-	reported, err := l.breaker.Allow()
+	var reported func(error)
+	err := error(ErrShardDown)
+	if l.isUp() {
+		reported, err = l.breaker.Allow()
+	}
 	if err != nil {
 		err = notExecuted(fmt.Errorf("redis %s: %w", l.addr, ErrShardDown))
 		for _, cmd := range cmds {
@@ -263,6 +280,8 @@ func (l *lane) send(ctx context.Context, cmds []*command) {
 			fault = l.pipeline(ctx, unknown)
 		}
 	}
+	l.redirect(ctx, cmds)
+	l.fault.note(fault)
 	reported(fault)
 }
 
@@ -287,12 +306,8 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 	_, err := pipe.Exec(ctx)
 	at := time.Now()
 	for _, cmd := range cmds {
-		cmd.settleOutcome(err)
-		if cmd.outcome != nil {
-			if isServerFault(cmd.outcome) {
-				fault = cmd.outcome
-			}
-			cmd.outcome = fmt.Errorf("redis %s: %w", l.addr, cmd.outcome)
+		if l.settle(cmd, err); isServerFault(cmd.outcome) {
+			fault = cmd.outcome
 		}
 	}
 	if teller != nil && teller.outcome == nil {
@@ -301,6 +316,17 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 		}
 	}
 	return fault
+}
+
+// settle sets what became of cmd in a pipeline that returned execErr.
+func (l *lane) settle(cmd *command, execErr error) {
+	if cmd.settleOutcome(execErr); cmd.outcome == nil {
+		return
+	}
+	if l.shard.finder != nil && pointsElsewhere(cmd.outcome) {
+		l.shard.nudge()
+	}
+	cmd.outcome = fmt.Errorf("redis %s: %w", l.addr, cmd.outcome)
 }
 
 // warm connects and brings the scripts, so that the first call does not have

@@ -12,6 +12,8 @@ import (
 // operation is what is asked about every bucket of a group.
 type operation struct {
 	algorithm.Operation
+	// tagged is set if it is asked in a Redis Cluster.
+	tagged bool
 	// replica is set if a replica is asked, which can only read.
 	replica bool
 	// now is the instant that decides, if no clock does.
@@ -20,15 +22,21 @@ type operation struct {
 	clock *primaryClock
 }
 
-// writing is an operation for the primary of a shard.
-func (s *Store) writing(op algorithm.Operation, shard int) operation {
+// writing is an operation for a primary.
+func (s *Store) writing(op algorithm.Operation, at *servers) operation {
 	if s.opts.LocalClock {
-		return operation{Operation: op, now: s.opts.Now().UnixMicro()}
+		return operation{Operation: op, tagged: at.tagged, now: s.opts.Now().UnixMicro()}
 	}
-	return operation{Operation: op, clock: s.shards[shard].clock}
+	return operation{Operation: op, tagged: at.tagged, clock: at.clock}
+}
+
+// reading is a check for a replica, judged by the instant now.
+func reading(at *servers, now int64) operation {
+	return operation{replica: true, tagged: at.tagged, now: now}
 }
 
 func (op operation) command(keys bucketKeys, r *store.Request) *command {
+	keys.tagged = op.tagged
 	key := keys.key(r.Limit, r.ClientKey)
 	l := layoutOf(r.Limit.Algorithm)
 	if op.replica && l.read != nil {

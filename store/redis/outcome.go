@@ -84,6 +84,18 @@ func (c *command) mayRunLater() bool {
 	return false
 }
 
+// pointsElsewhere tells whether err suggests that a shard has another primary
+// now.
+func pointsElsewhere(err error) bool {
+	return isServerFault(err) || goredis.IsReadOnlyError(err) || goredis.IsClusterDownError(err)
+}
+
+// isRefusal tells whether err is a server's reply.
+func isRefusal(err error) bool {
+	var reply goredis.Error
+	return errors.As(err, &reply)
+}
+
 // isServerFault tells whether err speaks against the server as a whole, and
 // not against one command.
 func isServerFault(err error) bool {

@@ -130,7 +130,7 @@ func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 		charge.add(-now.Add(-c.passed).UnixMicro(), 60e6, 1, 0, 0)
 		charge.renew()
 		call.cmds[1] = &charge.command
-		_, err := shard.checks.do(t.Context(), call)
+		_, err := shard.owner(0).checks.do(t.Context(), call)
 		must(t, err)
 		must(t, call.cmds[1].outcome)
 		reply := charge.integers()

@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"crypto/tls"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,20 +16,32 @@ const (
 	DefaultPoolSize = 4
 	// DefaultPlainPoolSize is the same without pipelining.
 	DefaultPlainPoolSize = 64
+	// DefaultMaxReplicaLag is how far a replica may be behind to be asked.
+	DefaultMaxReplicaLag = 5 * time.Second
 )
 
-// ShardOptions is how the servers of a shard are reached. Two shards with equal
-// options can share their connections.
+// Credentials yield the user, empty for the default one, and the password for a
+// connection that is being made.
+type Credentials func(ctx context.Context) (username, password string, err error)
+
+// ShardOptions is how the servers of a shard are reached: by Primary and
+// Replicas, by Sentinel, or by Cluster.
 type ShardOptions struct {
 	// Primary is the address, host:port or unix/path, of the server that takes
 	// the writes.
 	Primary string
 	// Replicas are the addresses of its replicas, which answer checks.
 	Replicas []string
-	// Username is the ACL user; empty for the default user.
-	Username string
-	// Password of the user; empty for none.
-	Password string
+	// Sentinel finds a primary and its replicas instead, and follows a failover.
+	Sentinel *SentinelOptions
+	// Cluster are the addresses of some nodes of a Redis Cluster, which tell the
+	// others.
+	Cluster []string
+	// Credentials are asked for at each connection; nil for the default user
+	// without a password.
+	Credentials Credentials
+	// TLS, if set, makes connections use it.
+	TLS *tls.Config
 	// DB is the database number.
 	DB int
 	// DialTimeout bounds the making of one connection; 0 means
@@ -41,6 +54,9 @@ type ShardOptions struct {
 	// NoPipelining sends each call by itself instead of putting into one
 	// pipeline what is waiting at the same time.
 	NoPipelining bool
+	// MaxReplicaLag is how far a replica may be behind its primary to be asked;
+	// 0 means DefaultMaxReplicaLag.
+	MaxReplicaLag time.Duration
 }
 
 func (o *ShardOptions) dialTimeout() time.Duration {
@@ -61,35 +77,203 @@ func (o *ShardOptions) poolSize() int {
 	}
 }
 
+func (o *ShardOptions) maxReplicaLag() time.Duration {
+	if o.MaxReplicaLag == 0 {
+		return DefaultMaxReplicaLag
+	}
+	return o.MaxReplicaLag
+}
+
 // Shard is the connections to one independent Redis: a primary and its
-// replicas. It is safe for concurrent use and may serve several stores.
+// replicas, or a Redis Cluster. It is safe for concurrent use and may serve
+// several stores.
 type Shard struct {
-	clock    *primaryClock
-	checks   *lane
-	charges  *lane
-	replicas []*lane
-	turn     atomic.Uint32
+	opts     ShardOptions
+	topology atomic.Pointer[topology]
+	// finder finds the servers; nil if they were given.
+	finder finder
+	// cluster is the finder of a Redis Cluster, or nil.
+	cluster *cluster
+	// found is closed when the servers have been found; nudged makes it be asked
+	// soon who they are.
+	found  chan struct{}
+	nudged chan struct{}
+
+	// life ends when nothing is done in the background any more.
+	life       context.Context
+	end        context.CancelFunc
+	started    sync.Once
+	background sync.WaitGroup
+
+	mu sync.Mutex
+	// lanes are those in use, by server and purpose.
+	lanes  map[laneKey]*lane
+	closed bool
+	// retired are no longer in use.
+	retired sync.WaitGroup
+	// listeners are told of events; listened is how many there ever were.
+	listeners map[int]func(Event)
+	listened  int
+	// met are the servers that were looked at, and what they call themselves.
+	met map[string]string
+
+	events chan Event
+}
+
+// laneKey tells lanes of a shard apart.
+type laneKey struct {
+	addr       string
+	persistent bool
 }
 
 // NewShard returns a shard. Nothing is dialled before the first call.
 func NewShard(opts ShardOptions) *Shard {
 	s := &Shard{
-		clock:   newPrimaryClock(),
-		checks:  newLane(opts.Primary, &opts, false),
-		charges: newLane(opts.Primary, &opts, true),
+		opts:   opts,
+		found:  make(chan struct{}),
+		nudged: make(chan struct{}, 1),
+		lanes:  map[laneKey]*lane{},
+		met:    map[string]string{},
+		events: make(chan Event, eventRoom),
+
+		listeners: map[int]func(Event){},
 	}
-	for _, addr := range opts.Replicas {
-		s.replicas = append(s.replicas, newLane(addr, &opts, false))
+	s.life, s.end = context.WithCancel(context.Background())
+	switch {
+	case opts.Sentinel != nil:
+		s.finder = newSentinel(&s.opts)
+	case len(opts.Cluster) > 0:
+		s.cluster = newCluster(&s.opts)
+		s.finder = s.cluster
+	default:
+		s.adopt([]roles{{primary: opts.Primary, replicas: opts.Replicas}})
 	}
 	return s
 }
 
+// start begins what is done in the background, once.
+func (s *Shard) start() {
+	s.started.Do(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.closed {
+			return
+		}
+		if s.finder != nil {
+			s.background.Go(s.discover)
+		}
+		s.background.Go(s.relay)
+		s.background.Go(s.probe)
+		s.background.Go(s.inspect)
+	})
+}
+
+// owner returns the servers that hold the buckets of a slot, or nil if none are
+// known.
+func (s *Shard) owner(slot uint16) *servers {
+	s.start()
+	return s.topology.Load().owner(slot)
+}
+
+// isFound tells whether the servers have been found.
+func (s *Shard) isFound() bool { return s.topology.Load() != nil }
+
+// await waits until the servers have been found, or ctx ends.
+func (s *Shard) await(ctx context.Context) {
+	s.start()
+	select {
+	case <-s.found:
+	case <-ctx.Done():
+	}
+}
+
+// adopt makes these the servers. Those that go on keep their connections.
+func (s *Shard) adopt(found []roles) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || len(found) == 0 {
+		return
+	}
+	before := s.topology.Load()
+	next := new(topology)
+	for place, r := range found {
+		next.servers = append(next.servers, s.serversOf(r, before))
+		if s.cluster != nil {
+			next.assign(r.slots, place)
+		}
+	}
+	s.topology.Store(next)
+	if before == nil {
+		close(s.found)
+	}
+	s.tellPrimaries(before, next)
+	s.retire(next)
+}
+
+// serversOf returns the servers in these roles. mu is held.
+func (s *Shard) serversOf(r roles, before *topology) *servers {
+	next := &servers{
+		primary: r.primary,
+		checks:  s.laneTo(r.primary, false),
+		charges: s.laneTo(r.primary, true),
+		tagged:  s.cluster != nil,
+	}
+	for _, addr := range r.replicas {
+		next.replicas = append(next.replicas, s.laneTo(addr, false))
+	}
+	if before != nil {
+		for _, was := range before.servers {
+			if was.primary == r.primary {
+				next.clock, next.offsets, next.turn = was.clock, was.offsets, was.turn
+				return next
+			}
+		}
+	}
+	next.clock, next.offsets, next.turn = newPrimaryClock(), new(offsets), new(atomic.Uint32)
+	return next
+}
+
+func (s *Shard) laneTo(addr string, persistent bool) *lane {
+	key := laneKey{addr, persistent}
+	l, ok := s.lanes[key]
+	if !ok {
+		l = newLane(s, addr, persistent)
+		s.lanes[key] = l
+	}
+	return l
+}
+
+// retirePause is how long connections stay after nobody shall use them any
+// more, for the sake of calls that have chosen them already.
+const retirePause = time.Second
+
+// retire closes the lanes that are not in use any more. mu is held.
+func (s *Shard) retire(next *topology) {
+	used := map[*lane]bool{}
+	for _, l := range next.lanes() {
+		used[l] = true
+	}
+	for key, l := range s.lanes {
+		if used[l] {
+			continue
+		}
+		delete(s.lanes, key)
+		s.retired.Go(func() {
+			pause(s.life, retirePause)
+			// What waits there is refused by a server that is no primary any more,
+			// and sent again by whoever wanted it.
+			ctx, cancel := context.WithTimeout(s.life, replyPatience)
+			defer cancel()
+			l.close(ctx)
+		})
+	}
+}
+
 // warm connects to all servers.
 func (s *Shard) warm(ctx context.Context) {
+	s.await(ctx)
 	var wg sync.WaitGroup
-	wg.Go(func() { s.checks.warm(ctx) })
-	wg.Go(func() { s.charges.warm(ctx) })
-	for _, l := range s.replicas {
+	for _, l := range s.topology.Load().lanes() {
 		wg.Go(func() { l.warm(ctx) })
 	}
 	wg.Wait()
@@ -98,20 +282,20 @@ func (s *Shard) warm(ctx context.Context) {
 // Close delivers the detached charges that are still waiting, or gives them up
 // when ctx ends, and closes the connections. No call may be made afterwards.
 func (s *Shard) Close(ctx context.Context) {
+	s.mu.Lock()
+	s.closed = true
+	lanes := s.lanes
+	s.lanes = nil
+	s.mu.Unlock()
 	var wg sync.WaitGroup
-	for _, l := range append([]*lane{s.checks, s.charges}, s.replicas...) {
+	for _, l := range lanes {
 		wg.Go(func() { l.close(ctx) })
 	}
 	wg.Wait()
-}
-
-// replica returns the next replica in turn that is up, or nil.
-func (s *Shard) replica() *lane {
-	for range s.replicas {
-		l := s.replicas[int(s.turn.Add(1)%uint32(len(s.replicas)))] //nolint:gosec // a handful
-		if l.isUp() {
-			return l
-		}
+	s.end()
+	s.background.Wait()
+	s.retired.Wait()
+	if s.finder != nil {
+		s.finder.close()
 	}
-	return nil
 }

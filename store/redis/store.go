@@ -66,6 +66,8 @@ type Store struct {
 	keys    bucketKeys
 	shards  []*Shard
 	sharder *rendezvous
+	// fixed is set if the servers of all shards are given.
+	fixed bool
 	// reports, one for each shard and operation, end a detached call.
 	reports [][]func(*call)
 }
@@ -73,7 +75,7 @@ type Store struct {
 // New returns a store. It does not own its shards: closing them is the
 // caller's, after the last use of the store.
 func New(opts Options) *Store {
-	s := &Store{opts: opts, keys: bucketKeys{prefix: opts.KeyPrefix, secret: opts.KeySecret}}
+	s := &Store{opts: opts, fixed: true, keys: bucketKeys{prefix: opts.KeyPrefix, secret: opts.KeySecret}}
 	if s.keys.prefix == "" {
 		s.keys.prefix = DefaultKeyPrefix
 	}
@@ -91,6 +93,7 @@ func New(opts Options) *Store {
 		names = append(names, m.Name)
 		weights = append(weights, max(m.Weight, 1))
 		s.shards = append(s.shards, m.Shard)
+		s.fixed = s.fixed && m.Shard.finder == nil
 		reports := make([]func(*call), algorithm.Penalize+1)
 		for op := range reports {
 			reports[op] = func(c *call) { s.report(m.Name, algorithm.Operation(op), c) }
@@ -114,27 +117,33 @@ func (s *Store) Warm(ctx context.Context) {
 // where they cannot or where they see no open window.
 func (s *Store) Check(ctx context.Context, reqs []store.Request) []store.State {
 	states := make([]store.State, len(reqs))
-	if shard, ok := s.onlyShard(reqs); ok {
-		s.check(ctx, shard, whole(reqs, states))
+	s.awaitServers(ctx, reqs, s.opts.CheckTimeout)
+	if only, ok := s.onlyOwner(reqs); ok {
+		s.check(ctx, only.servers, whole(reqs, states))
 		return states
 	}
-	s.perShard(reqs, states, func(shard int, g group) { s.check(ctx, shard, g) })
+	s.perOwner(reqs, states, func(at owner, g group) { s.check(ctx, at.servers, g) })
 	return states
 }
 
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, reqs []store.Request) []store.State {
 	states := make([]store.State, len(reqs))
-	if shard, ok := s.onlyShard(reqs); ok {
-		s.take(ctx, shard, whole(reqs, states))
+	s.awaitServers(ctx, reqs, s.opts.CheckTimeout)
+	if only, ok := s.onlyOwner(reqs); ok {
+		s.take(ctx, only.servers, whole(reqs, states))
 		return states
 	}
-	s.perShard(reqs, states, func(shard int, g group) { s.take(ctx, shard, g) })
+	s.perOwner(reqs, states, func(at owner, g group) { s.take(ctx, at.servers, g) })
 	return states
 }
 
-func (s *Store) take(ctx context.Context, shard int, g group) {
-	s.ask(ctx, s.shards[shard].checks, g, time.Now().Add(s.opts.CheckTimeout), s.writing(algorithm.Take, shard))
+func (s *Store) take(ctx context.Context, at *servers, g group) {
+	if at == nil {
+		g.fail(notExecuted(errNoServers))
+		return
+	}
+	s.ask(ctx, at.checks, g, time.Now().Add(s.opts.CheckTimeout), s.writing(algorithm.Take, at))
 }
 
 // Charge implements [store.Store].
@@ -154,8 +163,13 @@ func (s *Store) Penalize(ctx context.Context, reqs []store.Request) []store.Stat
 
 func (s *Store) settle(ctx context.Context, op algorithm.Operation, reqs []store.Request) []store.State {
 	states := make([]store.State, len(reqs))
-	s.perShard(reqs, states, func(shard int, g group) {
-		s.ask(ctx, s.shards[shard].charges, g, time.Now().Add(s.opts.ChargeTimeout), s.writing(op, shard))
+	s.awaitServers(ctx, reqs, s.opts.ChargeTimeout)
+	s.perOwner(reqs, states, func(at owner, g group) {
+		if at.servers == nil {
+			g.fail(notExecuted(errNoServers))
+			return
+		}
+		s.ask(ctx, at.servers.charges, g, time.Now().Add(s.opts.ChargeTimeout), s.writing(op, at.servers))
 	})
 	return states
 }
@@ -182,17 +196,21 @@ func (s *Store) RefundReported(reqs []store.Request, report func(i int, st store
 // detach runs an operation without waiting. report, if not nil, is told of each
 // request; otherwise what fails is undelivered.
 func (s *Store) detach(what algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
-	if shard, ok := s.onlyShard(reqs); ok {
-		s.post(what, shard, whole(reqs, nil), report)
+	if only, ok := s.onlyOwner(reqs); ok {
+		s.post(what, only, whole(reqs, nil), report)
 		return
 	}
-	s.perShard(reqs, nil, func(shard int, g group) { s.post(what, shard, g, report) })
+	s.perOwner(reqs, nil, func(at owner, g group) { s.post(what, at, g, report) })
 }
 
-func (s *Store) post(what algorithm.Operation, shard int, g group, report func(i int, st store.State)) {
-	op := s.writing(what, shard)
+func (s *Store) post(what algorithm.Operation, at owner, g group, report func(i int, st store.State)) {
+	if at.servers == nil {
+		s.refuse(what, at, g, report)
+		return
+	}
+	op := s.writing(what, at.servers)
 	c := s.call(g, time.Now().Add(s.opts.ChargeTimeout), op)
-	c.detached = s.reports[shard][what]
+	c.detached = s.reports[at.shard][what]
 	if report != nil {
 		c.detached = func(c *call) {
 			for n, i := range g.members {
@@ -201,7 +219,20 @@ func (s *Store) post(what algorithm.Operation, shard int, g group, report func(i
 			c.release()
 		}
 	}
-	s.shards[shard].charges.post(c)
+	at.servers.charges.post(c)
+}
+
+// refuse tells that nothing was sent, for nobody knows where to.
+func (s *Store) refuse(what algorithm.Operation, at owner, g group, report func(i int, st store.State)) {
+	err := notExecuted(errNoServers)
+	for _, i := range g.members {
+		switch {
+		case report != nil:
+			report(i, store.State{Err: err})
+		case s.opts.OnUndelivered != nil:
+			s.opts.OnUndelivered(s.opts.Members[at.shard].Name, what, err)
+		}
+	}
 }
 
 // Owner implements [store.Reporter].
@@ -219,46 +250,49 @@ func (s *Store) report(shard string, op algorithm.Operation, c *call) {
 	c.release()
 }
 
-func (s *Store) check(ctx context.Context, shard int, g group) {
+func (s *Store) check(ctx context.Context, at *servers, g group) {
+	if at == nil {
+		g.fail(notExecuted(errNoServers))
+		return
+	}
 	start := time.Now()
 	half, deadline := start.Add(s.opts.CheckTimeout/2), start.Add(s.opts.CheckTimeout)
-	primary := s.shards[shard].checks
-	switch now, replica := s.reader(shard, start, g); {
+	switch now, replica := s.reader(at, start, g); {
 	case replica == nil:
-		s.ask(ctx, primary, g, deadline, s.writing(algorithm.Check, shard))
+		s.ask(ctx, at.checks, g, deadline, s.writing(algorithm.Check, at))
 	case g.asksPrimary():
-		s.ask(ctx, primary, g, half, s.writing(algorithm.Check, shard))
-		s.standIn(ctx, replica, g, deadline, now)
+		s.ask(ctx, at.checks, g, half, s.writing(algorithm.Check, at))
+		s.standIn(ctx, replica, g, deadline, reading(at, now))
 	default:
 		// Half of the time is kept for the primary.
-		s.ask(ctx, replica, g, half, operation{replica: true, now: now})
-		if g.members = g.unanswered(); len(g.members) > 0 && ctx.Err() == nil {
-			s.ask(ctx, primary, g, deadline, s.writing(algorithm.Check, shard))
+		s.ask(ctx, replica, g, half, reading(at, now))
+		if g.members = g.unanswered(at); len(g.members) > 0 && ctx.Err() == nil {
+			s.ask(ctx, at.checks, g, deadline, s.writing(algorithm.Check, at))
 		}
 	}
 }
 
 // reader returns the replica to ask, if there is one, and the time to judge its
 // answer by.
-func (s *Store) reader(shard int, at time.Time, g group) (now int64, l *lane) {
-	now, ok := s.checkTime(shard, at, g)
+func (s *Store) reader(at *servers, start time.Time, g group) (now int64, l *lane) {
+	now, ok := s.checkTime(at, start, g)
 	if !ok {
 		return 0, nil
 	}
-	return now, s.shards[shard].replica()
+	return now, at.replica()
 }
 
 // standIn asks a replica about what the primary could not answer. Where it knows
 // no open window either, the error stays.
-func (s *Store) standIn(ctx context.Context, replica *lane, g group, deadline time.Time, now int64) {
-	if g.members = g.unanswered(); len(g.members) == 0 || ctx.Err() != nil {
+func (s *Store) standIn(ctx context.Context, replica *lane, g group, deadline time.Time, op operation) {
+	if g.members = g.unanswered(nil); len(g.members) == 0 || ctx.Err() != nil {
 		return
 	}
 	failed := make([]store.State, len(g.members))
 	for n, i := range g.members {
 		failed[n] = g.states[i]
 	}
-	s.ask(ctx, replica, g, deadline, operation{replica: true, now: now})
+	s.ask(ctx, replica, g, deadline, op)
 	for n, i := range g.members {
 		if st := &g.states[i]; st.Err != nil || isUnopened(&g.reqs[i], st) {
 			*st = failed[n]
@@ -270,19 +304,18 @@ func (s *Store) standIn(ctx context.Context, replica *lane, g group, deadline ti
 // and replicas are to be asked. Where the primary has not told its time for
 // long, as when all clients of the shard are refused, it is asked, for the
 // first of g's buckets, and not waited for.
-func (s *Store) checkTime(shard int, at time.Time, g group) (now int64, ok bool) {
-	sh := s.shards[shard]
+func (s *Store) checkTime(at *servers, start time.Time, g group) (now int64, ok bool) {
 	switch {
-	case s.opts.ReadPrimary || len(sh.replicas) == 0:
+	case s.opts.ReadPrimary || len(at.replicas) == 0:
 		return 0, false
 	case s.opts.LocalClock:
 		return s.opts.Now().UnixMicro(), true
 	}
-	now, age, ok := sh.clock.estimate(at)
-	if ok && age > clockTrust && sh.clock.claimObservation(at) {
-		c := s.call(group{g.reqs, nil, g.members[:1]}, at.Add(s.opts.CheckTimeout), s.writing(algorithm.Check, shard))
+	now, age, ok := at.clock.estimate(start)
+	if ok && age > clockTrust && at.clock.claimObservation(start) {
+		c := s.call(group{g.reqs, nil, g.members[:1]}, start.Add(s.opts.CheckTimeout), s.writing(algorithm.Check, at))
 		c.detached = (*call).release
-		sh.checks.post(c)
+		at.checks.post(c)
 	}
 	return now, ok
 }

@@ -1,0 +1,163 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+
+	goredis "github.com/redis/go-redis/v9"
+)
+
+// maxRedirects is how often a command follows a MOVED or ASK. go-redis counts
+// its own repetitions by the same number, which a command that reports NoRetry
+// does not take part in.
+const maxRedirects = 3
+
+// cluster finds the nodes of a Redis Cluster, and brings commands to their node
+// that have met another one.
+type cluster struct {
+	opts *ShardOptions
+	// redirects follows MOVED and ASK. Only what was redirected goes through it:
+	// in a pipeline of its own for each node, a silent one holds up no other.
+	redirects *goredis.ClusterClient
+	// nodes are those that were found last, asked before the addresses that were
+	// given; the first one answered last.
+	nodes []string
+	// clients are for the questions, by address.
+	clients map[string]*goredis.Client
+}
+
+func newCluster(opts *ShardOptions) *cluster {
+	o := clientOptions(opts.Cluster[0], opts)
+	return &cluster{
+		opts:    opts,
+		clients: map[string]*goredis.Client{},
+		redirects: goredis.NewClusterClient(&goredis.ClusterOptions{
+			Addrs:                      slices.Clone(opts.Cluster),
+			Protocol:                   o.Protocol,
+			CredentialsProviderContext: o.CredentialsProviderContext,
+			MaxRedirects:               maxRedirects,
+			DialTimeout:                o.DialTimeout,
+			DialerRetries:              o.DialerRetries,
+			ReadTimeout:                o.ReadTimeout,
+			WriteTimeout:               o.WriteTimeout,
+			ContextTimeoutEnabled:      true,
+			PoolTimeout:                o.PoolTimeout,
+			PoolSize:                   o.PoolSize,
+			MaxActiveConns:             o.MaxActiveConns,
+			DisableIdentity:            true,
+			DisableRoutingPolicies:     true,
+			TLSConfig:                  o.TLSConfig,
+			MaintNotificationsConfig:   o.MaintNotificationsConfig,
+		}),
+	}
+}
+
+func (c *cluster) find(ctx context.Context) ([]roles, error) {
+	var failures []error
+	for _, addr := range c.candidates() {
+		slots, err := c.client(addr).ClusterSlots(ctx).Result()
+		if err == nil && len(slots) == 0 {
+			err = errors.New("it knows no slots")
+		}
+		if err != nil {
+			failures = append(failures, fmt.Errorf("%s: %w", addr, err))
+			continue
+		}
+		found := rolesIn(slots, addr)
+		c.remember(found, addr)
+		return found, nil
+	}
+	return nil, fmt.Errorf("ask the cluster for its slots: %w", errors.Join(failures...))
+}
+
+// candidates are the nodes to ask, in order.
+func (c *cluster) candidates() []string {
+	all := slices.Clone(c.nodes)
+	for _, addr := range c.opts.Cluster {
+		if !slices.Contains(all, addr) {
+			all = append(all, addr)
+		}
+	}
+	return all
+}
+
+// client returns one with a short timeout, so that several nodes can be asked
+// while there is time.
+func (c *cluster) client(addr string) *goredis.Client {
+	if client, ok := c.clients[addr]; ok {
+		return client
+	}
+	o := clientOptions(addr, c.opts)
+	o.PoolSize, o.MaxActiveConns = 1, 1
+	o.ContextTimeoutEnabled = false
+	o.ReadTimeout, o.WriteTimeout = findTimeout/4, findTimeout/4
+	client := goredis.NewClient(o)
+	c.clients[addr] = client
+	return client
+}
+
+// rolesIn are the primaries that own slots, with their replicas. from is the
+// node that answered.
+func rolesIn(slots []goredis.ClusterSlot, from string) []roles {
+	var found []roles
+	places := map[string]int{}
+	for _, slot := range slots {
+		var addrs []string
+		for _, node := range slot.Nodes {
+			addrs = append(addrs, nodeAddr(node.Addr, from))
+		}
+		if len(addrs) == 0 {
+			continue
+		}
+		place, ok := places[addrs[0]]
+		if !ok {
+			place = len(found)
+			places[addrs[0]] = place
+			found = append(found, roles{primary: addrs[0], replicas: addrs[1:]})
+		}
+		found[place].slots = append(found[place].slots, slotRange{slot.Start, slot.End})
+	}
+	return found
+}
+
+// nodeAddr completes an address without a host: that of the node which told it.
+func nodeAddr(addr, from string) string {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil || host != "" {
+		return addr
+	}
+	if own, _, err := net.SplitHostPort(from); err == nil {
+		host = own
+	}
+	return net.JoinHostPort(host, port)
+}
+
+// remember notes whom to ask the next time: who just answered, then the others.
+func (c *cluster) remember(found []roles, answered string) {
+	c.nodes = []string{answered}
+	for _, r := range found {
+		for _, addr := range append([]string{r.primary}, r.replicas...) {
+			if !slices.Contains(c.nodes, addr) {
+				c.nodes = append(c.nodes, addr)
+			}
+		}
+	}
+	for addr, client := range c.clients {
+		if !slices.Contains(c.nodes, addr) && !slices.Contains(c.opts.Cluster, addr) {
+			_ = client.Close()
+			delete(c.clients, addr)
+		}
+	}
+}
+
+func (c *cluster) close() {
+	for _, client := range c.clients {
+		_ = client.Close()
+	}
+	_ = c.redirects.Close()
+}
+
+var _ finder = (*cluster)(nil)
