@@ -9,15 +9,15 @@ import (
 // Pause stops the server's process with SIGSTOP. The system still accepts
 // connections and bytes for it, but nothing answers.
 func (s *Server) Pause() error {
-	return s.signal(syscall.SIGSTOP)
+	return s.signal(syscall.SIGSTOP, true)
 }
 
 // Resume lets a paused server continue; it then handles what has arrived.
 func (s *Server) Resume() error {
-	return s.signal(syscall.SIGCONT)
+	return s.signal(syscall.SIGCONT, false)
 }
 
-func (s *Server) signal(sig syscall.Signal) error {
+func (s *Server) signal(sig syscall.Signal, paused bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	err := errStopped
@@ -27,6 +27,7 @@ func (s *Server) signal(sig syscall.Signal) error {
 	if err != nil {
 		return fmt.Errorf("send %v to redis-server on %s: %w", sig, s.Addr(), err)
 	}
+	s.paused = paused
 	return nil
 }
 
@@ -49,7 +50,8 @@ func (s *Server) Kill() error {
 // Restart kills the server unless that has happened and starts it again with
 // the same port, directory and arguments. It returns when the server answers,
 // within 10 seconds; a replica need not be in sync then, see [Server.WaitInSync].
-// Data survives only if the arguments enable persistence.
+// Data survives only if the arguments enable persistence; the role that Sentinel
+// or a cluster has given the server does.
 func (s *Server) Restart() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

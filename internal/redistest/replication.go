@@ -13,9 +13,15 @@ import (
 // not launched as a replica, or that was promoted since.
 var errNotReplica = errors.New("the server is not a replica")
 
+// errOtherLink is the error of operations on a replica's link when the replica
+// does not use it.
+var errOtherLink = errors.New("the replica was told to connect to its primary in another way")
+
 // PauseReplication disconnects a replica from its primary and keeps it so. The
 // replica remains a replica and serves the data it has. Once PauseReplication
-// has returned nothing changes there, except that keys expire in time.
+// has returned nothing changes there, except that keys expire in time. It is not
+// for replicas that sentinels watch: they choose a replica's connection, and do
+// so at once.
 func (s *Server) PauseReplication() error {
 	if err := s.pauseReplication(); err != nil {
 		return fmt.Errorf("pause replication to %s: %w", s.Addr(), err)
@@ -27,11 +33,14 @@ func (s *Server) pauseReplication() error {
 	if s.link == nil {
 		return errNotReplica
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if _, err := s.linked(ctx); err != nil {
+		return err
+	}
 	if err := s.link.Down(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
 	// The replica still applies what had arrived before it notices the end.
 	return poll(ctx, func() error {
 		info, err := s.info(ctx, "replication")
@@ -60,12 +69,9 @@ func (s *Server) resumeReplication() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	info, err := s.info(ctx, "replication")
+	info, err := s.linked(ctx)
 	if err != nil {
 		return err
-	}
-	if info["role"] != "slave" {
-		return errNotReplica
 	}
 	if info["master_link_status"] != "up" {
 		if err := s.reconnect(ctx); err != nil {
@@ -73,6 +79,22 @@ func (s *Server) resumeReplication() error {
 		}
 	}
 	return s.settle(ctx)
+}
+
+// linked returns what a replica says of its replication, which must go through
+// its link.
+func (s *Server) linked(ctx context.Context) (map[string]string, error) {
+	info, err := s.info(ctx, "replication")
+	switch {
+	case err != nil:
+		return nil, err
+	case info["role"] != "slave":
+		return nil, errNotReplica
+	case info["master_port"] != strconv.Itoa(s.link.port.number):
+		return nil, errOtherLink
+	default:
+		return info, nil
+	}
 }
 
 // settle waits until a replica is in sync and gets further writes without
@@ -111,24 +133,30 @@ func (s *Server) reconnect(ctx context.Context) error {
 
 // WaitInSync returns when a replica is connected to its primary and has
 // applied everything that the primary had executed when WaitInSync was called.
-// It waits until ctx ends, at most a minute.
+// The primary is that of the launch. It waits until ctx ends, at most a minute.
 func (s *Server) WaitInSync(ctx context.Context) error {
 	if s.primary == nil {
 		return fmt.Errorf("wait until %s is in sync: %w", s.Addr(), errNotReplica)
 	}
+	return s.WaitInSyncWith(ctx, s.primary)
+}
+
+// WaitInSyncWith is [Server.WaitInSync] for a server whose primary is not, or
+// not any more, that of its launch.
+func (s *Server) WaitInSyncWith(ctx context.Context, primary *Server) error {
 	ctx, cancel := context.WithTimeout(ctx, replicationPatience)
 	defer cancel()
 
 	var target history
 	err := poll(ctx, func() error {
-		primary, err := s.primary.history(ctx, "master_repl_offset")
+		source, err := primary.history(ctx, "master_repl_offset")
 		if err != nil {
 			return err
 		}
 		// The first replica, or a restart, begins a new history with offsets
 		// that say nothing about those of another one.
-		if target.id != primary.id {
-			target = primary
+		if target.id != source.id {
+			target = source
 		}
 		replica, err := s.history(ctx, "slave_repl_offset")
 		if err != nil {
@@ -140,7 +168,7 @@ func (s *Server) WaitInSync(ctx context.Context) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("wait until %s is in sync with %s: %w", s.Addr(), s.primary.Addr(), err)
+		return fmt.Errorf("wait until %s is in sync with %s: %w", s.Addr(), primary.Addr(), err)
 	}
 	return nil
 }

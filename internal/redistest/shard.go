@@ -9,9 +9,9 @@ import (
 
 // Shard is a primary with its replicas.
 type Shard struct {
-	// Primary is the server that takes writes.
+	// Primary is the server that takes writes, unless sentinels chose another.
 	Primary *Server
-	// Replicas replicate Primary; there may be none.
+	// Replicas replicate Primary at first; there may be none.
 	Replicas []*Server
 }
 
@@ -19,13 +19,21 @@ type Shard struct {
 // same extra redis-server arguments, and returns when they are in sync. It fails
 // like [Launch], and then stops what it has started.
 func LaunchShard(replicas int, args ...string) (*Shard, error) {
-	primary, err := Launch(Options{Args: args})
+	return LaunchShardWith(replicas, Options{Args: args})
+}
+
+// LaunchShardWith is [LaunchShard] with the same options for all servers,
+// except that ReplicaOf has no meaning.
+func LaunchShardWith(replicas int, opts Options) (*Shard, error) {
+	opts.ReplicaOf = nil
+	primary, err := Launch(opts)
 	if err != nil {
 		return nil, fmt.Errorf("launch primary: %w", err)
 	}
 	shard := &Shard{Primary: primary}
+	opts.ReplicaOf = primary
 	for range replicas {
-		replica, err := Launch(Options{Args: args, ReplicaOf: primary})
+		replica, err := Launch(opts)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("launch replica: %w", err), shard.Stop())
 		}
@@ -38,7 +46,14 @@ func LaunchShard(replicas int, args ...string) (*Shard, error) {
 // ends. The test fails if the shard cannot be launched.
 func StartShard(tb testing.TB, replicas int, args ...string) *Shard {
 	tb.Helper()
-	shard, err := LaunchShard(replicas, args...)
+	return StartShardWith(tb, replicas, Options{Args: args})
+}
+
+// StartShardWith launches a shard like [LaunchShardWith] and stops it when the
+// test ends. The test fails if the shard cannot be launched.
+func StartShardWith(tb testing.TB, replicas int, opts Options) *Shard {
+	tb.Helper()
+	shard, err := LaunchShardWith(replicas, opts)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -14,17 +14,29 @@ const (
 	// caller's context has no deadline.
 	replicationPatience = time.Minute
 
+	// groupPatience bounds the waits for a group of servers to agree even if
+	// the caller's context has no deadline.
+	groupPatience = time.Minute
+
 	// answerPatience bounds one attempt at getting an answer from a server that
 	// may not be there; others follow.
 	answerPatience = 200 * time.Millisecond
 
 	pollInterval = 2 * time.Millisecond
+
+	// groupPollInterval is for questions to all members of a group of servers,
+	// which cost them time that they need to agree.
+	groupPollInterval = 20 * time.Millisecond
 )
 
 // poll calls done until it returns nil. Once ctx has ended it returns the
 // error of ctx together with what done last reported as missing.
 func poll(ctx context.Context, done func() error) error {
-	ticker := time.NewTicker(pollInterval)
+	return pollEvery(ctx, pollInterval, done)
+}
+
+func pollEvery(ctx context.Context, interval time.Duration, done func() error) error {
+	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 
 	var missing error
@@ -33,8 +45,11 @@ func poll(ctx context.Context, done func() error) error {
 		if err == nil {
 			return nil
 		}
-		// An error that the end of ctx caused tells less than the one before.
-		if ctx.Err() == nil || missing == nil {
+		// An error that the end of ctx caused tells less than the one before. A
+		// connection can notice the deadline before ctx does.
+		end, bounded := ctx.Deadline()
+		ended := ctx.Err() != nil || bounded && !time.Now().Before(end)
+		if !ended || missing == nil {
 			missing = err
 		}
 		select {

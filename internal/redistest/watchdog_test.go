@@ -38,6 +38,11 @@ func child(ending string) {
 		err = s.Kill()
 	case "restarted":
 		err = s.Restart()
+	case "sentinel":
+		var sentinels *Sentinels
+		if sentinels, err = LaunchSentinels("primary", s, 1, SentinelOptions{}); err == nil {
+			s = sentinels.Nodes[0]
+		}
 	}
 	if err != nil {
 		panic(err)
@@ -58,7 +63,7 @@ func child(ending string) {
 
 func TestServerEndsWithProgram(t *testing.T) {
 	// All but the first two end with a SIGKILL.
-	for _, ending := range []string{"exit", "panic", "sigkill", "paused", "killed", "restarted"} {
+	for _, ending := range []string{"exit", "panic", "sigkill", "paused", "killed", "restarted", "sentinel"} {
 		t.Run(ending, func(t *testing.T) {
 			cmd := exec.Command(os.Args[0])
 			cmd.Env = append(os.Environ(), childEnv+"="+ending)

@@ -31,6 +31,7 @@ func clientOptions(addr string, opts *ShardOptions) *goredis.Options {
 		Protocol:                   2,
 		CredentialsProviderContext: opts.Credentials,
 		TLSConfig:                  opts.TLS,
+		Dialer:                     opts.dial,
 		DB:                         opts.DB,
 		MaxRetries:                 -1,
 		DialTimeout:                opts.dialTimeout(),

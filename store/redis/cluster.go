@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strconv"
 
 	goredis "github.com/redis/go-redis/v9"
 )
@@ -50,6 +51,7 @@ func newCluster(opts *ShardOptions) *cluster {
 			DisableIdentity:            true,
 			DisableRoutingPolicies:     true,
 			TLSConfig:                  o.TLSConfig,
+			Dialer:                     opts.dial,
 			MaintNotificationsConfig:   o.MaintNotificationsConfig,
 		}),
 	}
@@ -58,15 +60,15 @@ func newCluster(opts *ShardOptions) *cluster {
 func (c *cluster) find(ctx context.Context) ([]roles, error) {
 	var failures []error
 	for _, addr := range c.candidates() {
-		slots, err := c.client(addr).ClusterSlots(ctx).Result()
-		if err == nil && len(slots) == 0 {
+		shards, err := c.client(addr).ClusterShards(ctx).Result()
+		found := c.rolesIn(shards, addr)
+		if err == nil && len(found) == 0 {
 			err = errors.New("it knows no slots")
 		}
 		if err != nil {
 			failures = append(failures, fmt.Errorf("%s: %w", addr, err))
 			continue
 		}
-		found := rolesIn(slots, addr)
 		c.remember(found, addr)
 		return found, nil
 	}
@@ -99,40 +101,42 @@ func (c *cluster) client(addr string) *goredis.Client {
 	return client
 }
 
-// rolesIn are the primaries that own slots, with their replicas. from is the
-// node that answered.
-func rolesIn(slots []goredis.ClusterSlot, from string) []roles {
-	var found []roles
-	places := map[string]int{}
-	for _, slot := range slots {
-		var addrs []string
-		for _, node := range slot.Nodes {
-			addrs = append(addrs, nodeAddr(node.Addr, from))
+// rolesIn are the primaries that own slots, with their replicas, apart from
+// nodes that have failed. from is the node that answered.
+func (c *cluster) rolesIn(shards []goredis.ClusterShard, from string) (found []roles) {
+	for _, shard := range shards {
+		var r roles
+		for _, node := range shard.Nodes {
+			addr := c.addrOf(node, from)
+			switch {
+			case node.Health == "fail":
+			case node.Role != "master":
+				r.replicas = append(r.replicas, addr)
+			case r.primary == "":
+				r.primary = addr
+			}
 		}
-		if len(addrs) == 0 {
-			continue
+		for _, slots := range shard.Slots {
+			r.slots = append(r.slots, slotRange{int(slots.Start), int(slots.End)})
 		}
-		place, ok := places[addrs[0]]
-		if !ok {
-			place = len(found)
-			places[addrs[0]] = place
-			found = append(found, roles{primary: addrs[0], replicas: addrs[1:]})
+		if r.primary != "" && len(r.slots) > 0 {
+			found = append(found, r)
 		}
-		found[place].slots = append(found[place].slots, slotRange{slot.Start, slot.End})
 	}
 	return found
 }
 
-// nodeAddr completes an address without a host: that of the node which told it.
-func nodeAddr(addr, from string) string {
-	host, port, err := net.SplitHostPort(addr)
-	if err != nil || host != "" {
-		return addr
+// addrOf is the address of a node. One that does not say its own is where the
+// node is that told of it.
+func (c *cluster) addrOf(node goredis.Node, from string) string {
+	host, port := node.Endpoint, node.Port
+	if host == "" || host == "?" {
+		host, _, _ = net.SplitHostPort(from)
 	}
-	if own, _, err := net.SplitHostPort(from); err == nil {
-		host = own
+	if c.opts.TLS != nil && node.TLSPort != 0 {
+		port = node.TLSPort
 	}
-	return net.JoinHostPort(host, port)
+	return net.JoinHostPort(host, strconv.FormatInt(port, 10))
 }
 
 // remember notes whom to ask the next time: who just answered, then the others.

@@ -55,7 +55,7 @@ func (s *Shard) inspectReplica(ctx context.Context, at *servers, l *lane) {
 		// Whether it answers at all is for its breaker to say.
 		return
 	}
-	lag, known := at.offsets.lag(i, time.Now())
+	lag, known := at.offsets.lag(i)
 	if !known {
 		return
 	}

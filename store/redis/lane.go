@@ -263,7 +263,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 // a script is given it, and asked again.
 func (l *lane) send(ctx context.Context, cmds []*command) {
 	var reported func(error)
-	err := error(ErrShardDown)
+	err := ErrShardDown
 	if l.isUp() {
 		reported, err = l.breaker.Allow()
 	}

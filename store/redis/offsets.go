@@ -34,10 +34,9 @@ func (o *offsets) note(i info, at time.Time, keep time.Duration) {
 	o.samples = append(o.samples, sample{at, i.offset()})
 }
 
-// lag is how old the data of a replica is, at most, at an instant; known tells
-// whether that can be said. It is in doubt while its primary does not answer:
-// then it is what it was last.
-func (o *offsets) lag(i info, at time.Time) (lag time.Duration, known bool) {
+// lag is how old the data of a replica is, at most; known tells whether that can
+// be said. While the primary does not answer nothing is added to it.
+func (o *offsets) lag(i info) (lag time.Duration, known bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if len(o.samples) == 0 || i.offset() < 0 {

@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"crypto/tls"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,6 +55,9 @@ type ShardOptions struct {
 	// NoPipelining sends each call by itself instead of putting into one
 	// pipeline what is waiting at the same time.
 	NoPipelining bool
+	// dial makes connections in place of the usual way, for tests that put faults
+	// between.
+	dial func(ctx context.Context, network, addr string) (net.Conn, error)
 	// MaxReplicaLag is how far a replica may be behind its primary to be asked;
 	// 0 means DefaultMaxReplicaLag.
 	MaxReplicaLag time.Duration

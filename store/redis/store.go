@@ -25,6 +25,9 @@ const (
 type Options struct {
 	// Members are the shards; at least one.
 	Members []Member
+	// Former, if not empty, are the shards before a resharding: client keys that
+	// were another one's keep what they have spent.
+	Former []Member
 	// KeyPrefix starts every key; empty means DefaultKeyPrefix.
 	KeyPrefix string
 	// KeySecret, if not empty, replaces client keys by their HMAC, so that
@@ -66,6 +69,8 @@ type Store struct {
 	keys    bucketKeys
 	shards  []*Shard
 	sharder *rendezvous
+	// former are the shards before a resharding, or nil.
+	former *former
 	// fixed is set if the servers of all shards are given.
 	fixed bool
 	// reports, one for each shard and operation, end a detached call.
@@ -88,11 +93,8 @@ func New(opts Options) *Store {
 	if s.opts.ChargeTimeout == 0 {
 		s.opts.ChargeTimeout = DefaultChargeTimeout
 	}
-	names, weights := []string{}, []int{}
+	s.sharder, s.shards = shardersOf(opts.Members)
 	for _, m := range opts.Members {
-		names = append(names, m.Name)
-		weights = append(weights, max(m.Weight, 1))
-		s.shards = append(s.shards, m.Shard)
 		s.fixed = s.fixed && m.Shard.finder == nil
 		reports := make([]func(*call), algorithm.Penalize+1)
 		for op := range reports {
@@ -100,7 +102,9 @@ func New(opts Options) *Store {
 		}
 		s.reports = append(s.reports, reports)
 	}
-	s.sharder = newRendezvous(names, weights)
+	if len(opts.Former) > 0 {
+		s.former = newFormer(opts.Former)
+	}
 	return s
 }
 
@@ -116,6 +120,14 @@ func (s *Store) Warm(ctx context.Context) {
 // Check implements [store.Store]. Replicas answer in turn, and the primary
 // where they cannot or where they see no open window.
 func (s *Store) Check(ctx context.Context, reqs []store.Request) []store.State {
+	if s.former != nil && s.anyMoved(reqs) {
+		return s.moved(ctx, reqs, s.opts.CheckTimeout, func(ready []store.Request) []store.State { return s.checkReady(ctx, ready) })
+	}
+	return s.checkReady(ctx, reqs)
+}
+
+// checkReady is Check of buckets that are where they belong.
+func (s *Store) checkReady(ctx context.Context, reqs []store.Request) []store.State {
 	states := make([]store.State, len(reqs))
 	s.awaitServers(ctx, reqs, s.opts.CheckTimeout)
 	if only, ok := s.onlyOwner(reqs); ok {
@@ -128,6 +140,14 @@ func (s *Store) Check(ctx context.Context, reqs []store.Request) []store.State {
 
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, reqs []store.Request) []store.State {
+	if s.former != nil && s.anyMoved(reqs) {
+		return s.moved(ctx, reqs, s.opts.CheckTimeout, func(ready []store.Request) []store.State { return s.takeReady(ctx, ready) })
+	}
+	return s.takeReady(ctx, reqs)
+}
+
+// takeReady is Take from buckets that are where they belong.
+func (s *Store) takeReady(ctx context.Context, reqs []store.Request) []store.State {
 	states := make([]store.State, len(reqs))
 	s.awaitServers(ctx, reqs, s.opts.CheckTimeout)
 	if only, ok := s.onlyOwner(reqs); ok {
@@ -162,6 +182,14 @@ func (s *Store) Penalize(ctx context.Context, reqs []store.Request) []store.Stat
 }
 
 func (s *Store) settle(ctx context.Context, op algorithm.Operation, reqs []store.Request) []store.State {
+	if s.former != nil && s.anyMoved(reqs) {
+		return s.moved(ctx, reqs, s.opts.ChargeTimeout, func(ready []store.Request) []store.State { return s.settleReady(ctx, op, ready) })
+	}
+	return s.settleReady(ctx, op, reqs)
+}
+
+// settleReady is settle for buckets that are where they belong.
+func (s *Store) settleReady(ctx context.Context, op algorithm.Operation, reqs []store.Request) []store.State {
 	states := make([]store.State, len(reqs))
 	s.awaitServers(ctx, reqs, s.opts.ChargeTimeout)
 	s.perOwner(reqs, states, func(at owner, g group) {
@@ -196,6 +224,15 @@ func (s *Store) RefundReported(reqs []store.Request, report func(i int, st store
 // detach runs an operation without waiting. report, if not nil, is told of each
 // request; otherwise what fails is undelivered.
 func (s *Store) detach(what algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
+	if s.former != nil && s.anyMoved(reqs) {
+		go s.detachMoved(what, reqs, report)
+		return
+	}
+	s.detachReady(what, reqs, report)
+}
+
+// detachReady is detach for buckets that are where they belong.
+func (s *Store) detachReady(what algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
 	if only, ok := s.onlyOwner(reqs); ok {
 		s.post(what, only, whole(reqs, nil), report)
 		return

@@ -1,0 +1,201 @@
+package redistest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+func TestCluster(t *testing.T) {
+	t.Parallel()
+	before := time.Now()
+	cluster := redistest.StartCluster(t, 3, 1, "--maxmemory-policy", "allkeys-lfu")
+	t.Logf("launched within %v", time.Since(before))
+
+	if addrs := cluster.Addrs(); len(addrs) != 6 || addrs[4] != cluster.Nodes[4].Addr() {
+		t.Errorf("addresses %v of %d nodes", addrs, len(cluster.Nodes))
+	}
+	for i, node := range cluster.Nodes[:3] {
+		replicas, err := cluster.ReplicasOf(t.Context(), node)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(replicas) != 1 || replicas[0] != cluster.Nodes[3+i] {
+			t.Errorf("master %d has replicas %v", i, replicas)
+		}
+		requireReplica(t, replicas[0])
+		info, err := replicas[0].Info("memory")
+		if err != nil || info["maxmemory_policy"] != "allkeys-lfu" {
+			t.Errorf("maxmemory_policy %q, %v; want that of the arguments", info["maxmemory_policy"], err)
+		}
+	}
+
+	for _, key := range []string{
+		"", "a", "123456789", "{user}.a", "a{user}b", "{}a", "a{}b{c}", "a{b", "a}b{c}", "{{a}}", "{a}{b}", "kéy", "\x00\xff",
+	} {
+		want, err := cluster.Nodes[5].Client().ClusterKeySlot(t.Context(), key).Result()
+		if got := redistest.Keyslot(key); int64(got) != want || err != nil {
+			t.Errorf("slot %d for %q, want %d, %v", got, key, want, err)
+		}
+	}
+
+	client := clusterClient(t, cluster, "")
+	owned := make(map[*redistest.Server]int)
+	for i := range 30 {
+		key := fmt.Sprint("key", i)
+		if err := client.Set(t.Context(), key, key, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		owner := masterOf(t, cluster, key)
+		requireValue(t, owner, key, key)
+		owned[owner]++
+	}
+	if len(owned) != 3 {
+		t.Errorf("only %d masters have keys", len(owned))
+	}
+}
+
+func TestClusterFailsOver(t *testing.T) {
+	for name, fault := range map[string]struct{ begin, end func(*redistest.Server) error }{
+		"killed": {(*redistest.Server).Kill, (*redistest.Server).Restart},
+		"paused": {(*redistest.Server).Pause, (*redistest.Server).Resume},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cluster := redistest.StartCluster(t, 3, 1)
+			client := clusterClient(t, cluster, "")
+			if err := client.Set(t.Context(), "key", "value", 0).Err(); err != nil {
+				t.Fatal(err)
+			}
+			old := masterOf(t, cluster, "key")
+			replica := replicaOf(t, cluster, old)
+			if err := replica.WaitInSyncWith(t.Context(), old); err != nil {
+				t.Fatal(err)
+			}
+
+			if err := fault.begin(old); err != nil {
+				t.Fatal(err)
+			}
+			before := time.Now()
+			if now := masterOf(t, cluster, "key"); now != replica {
+				t.Errorf("the new master is %s, want the replica %s", now.Addr(), replica.Addr())
+			}
+			waitUntilOK(t, cluster)
+			t.Logf("failed over within %v", time.Since(before))
+			requireValue(t, replica, "key", "value")
+
+			if err := fault.end(old); err != nil {
+				t.Fatal(err)
+			}
+			before = time.Now()
+			waitUntilOK(t, cluster)
+			t.Logf("the old master was a replica within %v", time.Since(before))
+			if got := replicaOf(t, cluster, replica); got != old {
+				t.Errorf("the new master's replica is %s, want the old master %s", got.Addr(), old.Addr())
+			}
+			if err := old.WaitInSyncWith(t.Context(), replica); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := client.Get(t.Context(), "key").Result(); got != "value" || err != nil {
+				t.Errorf("got %q, %v through the cluster", got, err)
+			}
+		})
+	}
+}
+
+func TestClusterWithoutFullCoverage(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 3, 0, "--cluster-require-full-coverage", "no")
+	lost, left := cluster.Nodes[0], cluster.Nodes[1]
+	if err := lost.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"a", "b", "c", "d", "e", "f"} {
+		if owner, err := cluster.MasterOf(deadline(t, 100*time.Millisecond), key); err == nil {
+			err := owner.Client().Set(t.Context(), key, "value", 0).Err()
+			if owner == lost || owner == left && err != nil {
+				t.Errorf("write to master %s got %v", owner.Addr(), err)
+			}
+		}
+	}
+	err := cluster.WaitUntilOK(deadline(t, 100*time.Millisecond))
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "slot 0 has") {
+		t.Errorf("got error %v, want one of the context and about slot 0", err)
+	}
+	if err := lost.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	waitUntilOK(t, cluster)
+}
+
+func TestLaunchClusterFails(t *testing.T) {
+	if _, err := redistest.LaunchCluster(0, 0); err == nil {
+		t.Error("launching a cluster without masters worked")
+	}
+	if _, err := redistest.LaunchCluster(1, 0, "--no-such-directive", "1"); err == nil {
+		t.Error("launching with a wrong argument worked")
+	}
+}
+
+func TestStoppedCluster(t *testing.T) {
+	t.Parallel()
+	cluster, err := redistest.LaunchCluster(1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := cluster.Stop(); err != nil {
+			t.Error(err)
+		}
+	}
+	if owner, err := cluster.Owner(deadline(t, 50*time.Millisecond), 0); err == nil {
+		t.Errorf("stopped node %s owns a slot", owner.Addr())
+	}
+	if _, err := cluster.ReplicasOf(t.Context(), cluster.Nodes[0]); err == nil {
+		t.Error("replicas of a stopped node were found")
+	}
+}
+
+// clusterClient makes a client of the whole cluster.
+func clusterClient(t *testing.T, cluster *redistest.Cluster, password string) *goredis.ClusterClient {
+	t.Helper()
+	client := goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: cluster.Addrs(), Password: password, MaxRedirects: 20})
+	t.Cleanup(func() { client.Close() })
+	return client
+}
+
+func masterOf(t *testing.T, cluster *redistest.Cluster, key string) *redistest.Server {
+	t.Helper()
+	master, err := cluster.MasterOf(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return master
+}
+
+// replicaOf is a master's only replica.
+func replicaOf(t *testing.T, cluster *redistest.Cluster, master *redistest.Server) *redistest.Server {
+	t.Helper()
+	replicas, err := cluster.ReplicasOf(t.Context(), master)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(replicas) != 1 {
+		t.Fatalf("master %s has %d replicas, want 1", master.Addr(), len(replicas))
+	}
+	return replicas[0]
+}
+
+func waitUntilOK(t *testing.T, cluster *redistest.Cluster) {
+	t.Helper()
+	if err := cluster.WaitUntilOK(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}

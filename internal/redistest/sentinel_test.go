@@ -1,0 +1,230 @@
+package redistest_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+const masterName = "shard-one"
+
+// swift are sentinels that find a server down soon.
+var swift = redistest.SentinelOptions{DownAfter: 500 * time.Millisecond}
+
+func TestSentinelsFailOver(t *testing.T) {
+	t.Parallel()
+	shard := redistest.StartShard(t, 2)
+	sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 3, swift)
+	servers := append(shard.Replicas, shard.Primary)
+
+	old := requireMaster(t, sentinels, shard.Primary.Addr())
+	if err := shard.Primary.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	before := time.Now()
+	now := waitForMaster(t, sentinels, old)
+	t.Logf("failed over within %v", time.Since(before))
+	waitForReplicas(t, sentinels, 1)
+	promoted := serverAt(t, servers, now)
+	set(t, promoted, "key", "value")
+
+	// It comes back as a primary without data, and becomes a replica.
+	if err := shard.Primary.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	before = time.Now()
+	waitForReplicas(t, sentinels, 2)
+	t.Logf("the old primary was a replica within %v", time.Since(before))
+	for _, s := range servers {
+		if s != promoted {
+			waitInSyncWith(t, s, promoted)
+			requireReplica(t, s)
+			requireValue(t, s, "key", "value")
+		}
+	}
+
+	// Servers keep the roles that the sentinels gave them.
+	if err := promoted.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	info, err := promoted.Info("replication")
+	if err != nil || info["role"] != "master" {
+		t.Errorf("restarted with role %q, %v; want master", info["role"], err)
+	}
+}
+
+func TestOrderedFailover(t *testing.T) {
+	t.Parallel()
+	shard := redistest.StartShard(t, 1)
+	sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 1, redistest.SentinelOptions{})
+
+	addr := shard.Primary.Addr()
+	for i := range 2 {
+		if err := sentinels.Failover(t.Context()); err != nil {
+			t.Fatalf("failover %d: %v", i, err)
+		}
+		before := time.Now()
+		addr = waitForMaster(t, sentinels, addr)
+		t.Logf("failed over within %v", time.Since(before))
+		waitForReplicas(t, sentinels, 1)
+	}
+	if want := shard.Primary.Addr(); addr != want {
+		t.Errorf("primary %s after two failovers, want %s", addr, want)
+	}
+	waitInSync(t, shard.Replicas[0])
+	if err := shard.Primary.WaitInSyncWith(deadline(t, 50*time.Millisecond), shard.Replicas[0]); err == nil {
+		t.Error("a primary was in sync with its former primary")
+	}
+}
+
+func TestSentinelsWithoutReplica(t *testing.T) {
+	t.Parallel()
+	primary := redistest.Start(t)
+	sentinels := redistest.StartSentinels(t, masterName, primary, 1, redistest.SentinelOptions{})
+	if err := sentinels.Failover(t.Context()); err == nil || !strings.Contains(err.Error(), "NOGOODSLAVE") {
+		t.Errorf("failover without a replica got %v, want NOGOODSLAVE", err)
+	}
+	// The sentinels find a replica that comes later, and connect it to the primary.
+	replica := primary.StartReplica(t)
+	waitForReplicas(t, sentinels, 1)
+	if err := replica.PauseReplication(); err == nil {
+		t.Error("paused a replication that sentinels control")
+	}
+}
+
+func TestSentinelsOneByOne(t *testing.T) {
+	t.Parallel()
+	shard := redistest.StartShard(t, 1)
+	sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 3, redistest.SentinelOptions{})
+	addr := shard.Primary.Addr()
+	addrs := sentinels.Addrs()
+	if len(addrs) != 3 || addrs[1] != sentinels.Nodes[1].Addr() {
+		t.Errorf("addresses %v of %d sentinels", addrs, len(sentinels.Nodes))
+	}
+	killed, paused, asked := sentinels.Nodes[0], sentinels.Nodes[1], sentinels.Nodes[2]
+	if err := killed.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := paused.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	requireMaster(t, sentinels, addr)
+	reply, err := asked.Client().Do(t.Context(), "SENTINEL", "GET-MASTER-ADDR-BY-NAME", masterName).StringSlice()
+	if err != nil || len(reply) != 2 || reply[0]+":"+reply[1] != addr {
+		t.Errorf("the client of a sentinel got %v, %v; want %s", reply, err, addr)
+	}
+	if err := asked.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if master, err := sentinels.Master(t.Context()); err == nil {
+		t.Errorf("no sentinel answers, but the primary is %s", master)
+	}
+	if err := sentinels.Failover(t.Context()); err == nil {
+		t.Error("no sentinel answers, but one fails over")
+	}
+
+	if err := paused.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []*redistest.Server{killed, asked} {
+		if err := s.Restart(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waitForReplicas(t, sentinels, 1)
+	requireMaster(t, sentinels, addr)
+}
+
+func TestSentinelWaitsEndWithContext(t *testing.T) {
+	t.Parallel()
+	shard := redistest.StartShard(t, 1)
+	sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 1, redistest.SentinelOptions{})
+	_, err := sentinels.WaitForMaster(deadline(t, 50*time.Millisecond), shard.Primary.Addr())
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), shard.Primary.Addr()) {
+		t.Errorf("got error %v, want one of the context and with the primary's address", err)
+	}
+	if err := sentinels.WaitForReplicas(deadline(t, 50*time.Millisecond), 2); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got error %v, want one of the context", err)
+	}
+}
+
+func TestSentinelsWithPasswords(t *testing.T) {
+	for name, opts := range map[string]redistest.SentinelOptions{
+		"password": {Password: "sentinel-secret"},
+		"user":     {Username: "watcher", Password: "sentinel-secret"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			shard := redistest.StartShard(t, 1, "--requirepass", "server-secret")
+			sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 3, opts)
+
+			stranger := newClient(t, sentinels.Nodes[0], "", "")
+			if err := stranger.Ping(t.Context()).Err(); err == nil || !strings.HasPrefix(err.Error(), "NOAUTH") {
+				t.Errorf("ping without a password got %v, want NOAUTH", err)
+			}
+			friend := newClient(t, sentinels.Nodes[0], opts.Username, opts.Password)
+			if err := friend.Ping(t.Context()).Err(); err != nil {
+				t.Errorf("ping with the password: %v", err)
+			}
+			if err := sentinels.Nodes[1].Restart(); err != nil {
+				t.Fatal(err)
+			}
+			waitForReplicas(t, sentinels, 1)
+			if err := sentinels.Failover(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			waitForMaster(t, sentinels, shard.Primary.Addr())
+			waitForReplicas(t, sentinels, 1)
+			waitInSyncWith(t, shard.Primary, shard.Replicas[0])
+		})
+	}
+}
+
+func TestLaunchSentinelsFails(t *testing.T) {
+	primary := redistest.Start(t)
+	if _, err := redistest.LaunchSentinels("a name", primary, 1, redistest.SentinelOptions{}); err == nil {
+		t.Error("launching sentinels for a name with a blank worked")
+	}
+	if err := primary.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := redistest.LaunchSentinels(masterName, primary, 1, redistest.SentinelOptions{}); err == nil {
+		t.Error("launching sentinels for a killed server worked")
+	}
+}
+
+func requireMaster(t *testing.T, sentinels *redistest.Sentinels, want string) string {
+	t.Helper()
+	got, err := sentinels.Master(t.Context())
+	if err != nil || got != want {
+		t.Fatalf("primary %s, %v; want %s", got, err, want)
+	}
+	return got
+}
+
+func waitForMaster(t *testing.T, sentinels *redistest.Sentinels, old string) string {
+	t.Helper()
+	master, err := sentinels.WaitForMaster(t.Context(), old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return master
+}
+
+func waitForReplicas(t *testing.T, sentinels *redistest.Sentinels, n int) {
+	t.Helper()
+	if err := sentinels.WaitForReplicas(t.Context(), n); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func waitInSyncWith(t *testing.T, replica, primary *redistest.Server) {
+	t.Helper()
+	if err := replica.WaitInSyncWith(t.Context(), primary); err != nil {
+		t.Fatal(err)
+	}
+}

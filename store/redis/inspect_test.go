@@ -1,0 +1,256 @@
+package redis
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// journal keeps the events of a shard.
+type journal struct {
+	mu     sync.Mutex
+	events []Event
+}
+
+func keepJournal(s *Shard) *journal {
+	j := new(journal)
+	s.Listen(func(e Event) {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		j.events = append(j.events, e)
+	})
+	return j
+}
+
+// all returns the events of a kind about a server.
+func (j *journal) all(kind EventKind, addr string) (some []Event) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, e := range j.events {
+		if e.Kind == kind && e.Addr == addr {
+			some = append(some, e)
+		}
+	}
+	return some
+}
+
+func (j *journal) await(t *testing.T, kind EventKind, addr string) Event {
+	t.Helper()
+	var found []Event
+	eventually(t, fmt.Sprintf("event %d of %s is told", kind, addr), func() error {
+		if found = j.all(kind, addr); len(found) == 0 {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	return found[0]
+}
+
+// awaitProblem waits until it is told that something is wrong with a server,
+// in words that have all of these in them.
+func (j *journal) awaitProblem(t *testing.T, addr string, words ...string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("it is said that %q is wrong with %s", words, addr), func() error {
+		for _, e := range j.all(Misconfigured, addr) {
+			missing := false
+			for _, word := range words {
+				missing = missing || !strings.Contains(e.Err.Error(), word)
+			}
+			if !missing {
+				return nil
+			}
+		}
+		return fmt.Errorf("there are %+v", j.all(Misconfigured, addr))
+	})
+}
+
+// TestReplicaThatLagsIsLeftOut, and returns by itself.
+func TestReplicaThatLagsIsLeftOut(t *testing.T) {
+	sh := redistest.StartShard(t, 2)
+	opts := ShardOptions{Primary: sh.Primary.Addr(), MaxReplicaLag: time.Second}
+	for _, r := range sh.Replicas {
+		opts.Replicas = append(opts.Replicas, r.Addr())
+	}
+	shard := newShard(t, opts)
+	j := keepJournal(shard)
+	s := newStore(t, shard, nil)
+	behind := sh.Replicas[0]
+	ask := func() {
+		must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+		must(t, s.Check(t.Context(), ask("k"))[0].Err)
+	}
+	ask()
+	must(t, sh.WaitReplicated(t.Context()))
+	must(t, behind.PauseReplication())
+	eventually(t, "the replica is left out", func() error {
+		ask()
+		if len(j.all(ReplicaLags, behind.Addr())) == 0 {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	asked := calls(t, behind, "hmget")
+	for range 50 {
+		ask()
+	}
+	if n := calls(t, behind, "hmget"); n != asked {
+		t.Errorf("it was asked %d times all the same", n-asked)
+	}
+	if n := len(j.all(ReplicaLags, behind.Addr())); n != 1 {
+		t.Errorf("that was told %d times", n)
+	}
+	must(t, behind.ResumeReplication())
+	j.await(t, ReplicaCaughtUp, behind.Addr())
+	for range 50 {
+		ask()
+	}
+	if n := calls(t, behind, "hmget"); n == asked {
+		t.Error("it is not asked though it has caught up")
+	}
+}
+
+// TestReplicaOfAnotherPrimaryIsLeftOut, for it knows nothing of the buckets.
+func TestReplicaOfAnotherPrimaryIsLeftOut(t *testing.T) {
+	sh, other := redistest.StartShard(t, 0), redistest.StartShard(t, 1)
+	stray := other.Replicas[0]
+	shard := newShard(t, ShardOptions{Primary: sh.Primary.Addr(), Replicas: []string{stray.Addr()}})
+	j := keepJournal(shard)
+	s := newStore(t, shard, nil)
+	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	if e := j.await(t, ReplicaLags, stray.Addr()); e.Err == nil || !strings.Contains(e.Err.Error(), "another primary") {
+		t.Errorf("told with %v", e.Err)
+	}
+	before := calls(t, stray, "hmget")
+	for range 20 {
+		if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 1 {
+			t.Fatalf("%+v", st)
+		}
+	}
+	if n := calls(t, stray, "hmget"); n != before {
+		t.Errorf("it was asked %d times", n-before)
+	}
+}
+
+// TestMisconfiguredServersAreToldOfOnce, with what to do.
+func TestMisconfiguredServersAreToldOfOnce(t *testing.T) {
+	evicting := redistest.Start(t, "--maxmemory-policy", "allkeys-lru")
+	sh := redistest.StartShard(t, 1)
+	lone := redistest.Start(t)
+	for _, c := range []struct {
+		ShardOptions
+		addr  string
+		words []string
+	}{
+		{ShardOptions{Primary: evicting.Addr()}, evicting.Addr(), []string{"allkeys-lru", "noeviction"}},
+		{ShardOptions{Primary: sh.Replicas[0].Addr()}, sh.Replicas[0].Addr(), []string{"replica of 127.0.0.1:", "sentinel"}},
+		{ShardOptions{Primary: sh.Primary.Addr(), Replicas: []string{lone.Addr()}}, lone.Addr(), []string{"is a primary", "REPLICAOF"}},
+	} {
+		shard := newShard(t, c.ShardOptions)
+		j := keepJournal(shard)
+		shard.start()
+		j.awaitProblem(t, c.addr, c.words...)
+		before := len(j.all(Misconfigured, c.addr))
+		eventually(t, "it was looked at again", func() error {
+			if len(j.all(Met, c.addr)) == 0 {
+				return fmt.Errorf("it is yet to be met")
+			}
+			return nil
+		})
+		shard.inspectServers(t.Context(), shard.topology.Load().servers[0])
+		if after := len(j.all(Misconfigured, c.addr)); after != before {
+			t.Errorf("%s was told of %d times", c.addr, after)
+		}
+	}
+}
+
+// TestVersionsAndClocks that cannot be had here.
+func TestVersionsAndClocks(t *testing.T) {
+	for text, want := range map[string]bool{
+		"redis_version:6.2.14\r\n":                        true,
+		"redis_version:7.0.0\r\n":                         false,
+		"redis_version:7.0.15\r\n":                        false,
+		"redis_version:8.2.1\r\n":                         false,
+		"redis_version:7.2.4\r\nvalkey_version:8.0.1\r\n": false,
+		"redis_version:unheard-of\r\n":                    false,
+		"":                                                false,
+	} {
+		if got := parseInfo(text).isBefore(oldestMajor, oldestMinor); got != want {
+			t.Errorf("%q is too old: %v, want %v", text, got, want)
+		}
+	}
+}
+
+// TestTwinsAreFound: two shards that are one server.
+func TestTwinsAreFound(t *testing.T) {
+	server, other := redistest.Start(t), redistest.Start(t)
+	proxy := redistest.StartProxy(t, server.Addr())
+	shards := []*Shard{
+		newShard(t, ShardOptions{Primary: server.Addr()}),
+		newShard(t, ShardOptions{Primary: other.Addr()}),
+		newShard(t, ShardOptions{Primary: proxy.Addr()}),
+	}
+	var members []Member
+	for i, shard := range shards {
+		members = append(members, Member{Name: string(rune('a' + i)), Shard: shard})
+		shard.start()
+	}
+	s := New(Options{Members: members})
+	eventually(t, "all have been met", func() error {
+		for _, shard := range shards {
+			shard.mu.Lock()
+			n := len(shard.met)
+			shard.mu.Unlock()
+			if n == 0 {
+				return fmt.Errorf("one is yet to be met")
+			}
+		}
+		return nil
+	})
+	if first, second := s.Twins(); first != server.Addr() || second != proxy.Addr() {
+		t.Errorf("got %q and %q, want %s and %s", first, second, server.Addr(), proxy.Addr())
+	}
+	if first, second := New(Options{Members: members[:2]}).Twins(); first != "" || second != "" {
+		t.Errorf("got %q and %q of two servers", first, second)
+	}
+}
+
+// TestServerComesBackByPings, without any request, and requests cost nothing
+// while it is left out.
+func TestServerComesBackByPings(t *testing.T) {
+	server := redistest.Start(t)
+	shard := newShard(t, ShardOptions{Primary: server.Addr(), PoolSize: 1})
+	j := keepJournal(shard)
+	s := newStore(t, shard, func(o *Options) { o.CheckTimeout = 100 * time.Millisecond })
+	waitUntilUp(t, s)
+	must(t, server.Kill())
+	eventually(t, "the server is left out", func() error {
+		if shard.owner(0).checks.isUp() {
+			return fmt.Errorf("check: %w", s.Check(t.Context(), ask("k"))[0].Err)
+		}
+		return nil
+	})
+	if e := j.await(t, ServerDown, server.Addr()); e.Role != RoleChecks || e.Err == nil {
+		t.Errorf("told as %+v", e)
+	}
+	var states []store.State
+	for range 1000 {
+		states = s.Check(t.Context(), ask("k"))
+	}
+	if states[0].Err == nil {
+		t.Error("a server that is down has answered")
+	}
+	must(t, server.Restart())
+	j.await(t, ServerUp, server.Addr())
+	if n := calls(t, server, "evalsha"); n > 0 {
+		t.Errorf("%d requests looked for it", n)
+	}
+	if n := len(j.all(ServerDown, server.Addr())); n > 2 {
+		t.Errorf("that it is down was told %d times", n)
+	}
+}

@@ -1,0 +1,327 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+const masterName = "limits"
+
+// sentinelShard is a primary and replicas that sentinels watch.
+func sentinelShard(t *testing.T, replicas int) (*redistest.Shard, *redistest.Sentinels) {
+	t.Helper()
+	sh := redistest.StartShard(t, replicas)
+	return sh, redistest.StartSentinels(t, masterName, sh.Primary, 3, redistest.SentinelOptions{DownAfter: 500 * time.Millisecond})
+}
+
+func sentinelOptions(sentinels *redistest.Sentinels) ShardOptions {
+	return ShardOptions{Sentinel: &SentinelOptions{Master: masterName, Addrs: sentinels.Addrs()}}
+}
+
+// detour leads the connections to servers through proxies.
+type detour struct {
+	mu      sync.Mutex
+	proxies map[string]*redistest.Proxy
+}
+
+func newDetour(t *testing.T, servers ...*redistest.Server) *detour {
+	d := &detour{proxies: map[string]*redistest.Proxy{}}
+	for _, s := range servers {
+		d.proxies[s.Addr()] = redistest.StartProxy(t, s.Addr())
+	}
+	return d
+}
+
+func (d *detour) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	d.mu.Lock()
+	if proxy, ok := d.proxies[addr]; ok {
+		addr = proxy.Addr()
+	}
+	d.mu.Unlock()
+	return new(net.Dialer).DialContext(ctx, network, addr)
+}
+
+// TestSwallowedReplyCountsOnceInEachKind of shard.
+func TestSwallowedReplyCountsOnceInEachKind(t *testing.T) {
+	t.Run("Sentinel", func(t *testing.T) {
+		sh, sentinels := sentinelShard(t, 0)
+		swallow(t, sentinelOptions(sentinels), func() *redistest.Server { return sh.Primary }, sh.Primary)
+	})
+	t.Run("Cluster", func(t *testing.T) {
+		c := redistest.StartCluster(t, 3, 0)
+		swallow(t, ShardOptions{Cluster: c.Addrs()[:1]}, func() *redistest.Server { return masterOf(t, c, "k") }, c.Nodes...)
+	})
+	t.Run("ClusterRedirect", func(t *testing.T) {
+		c := redistest.StartCluster(t, 3, 0)
+		slot := int(bucketKeys{prefix: DefaultKeyPrefix, tagged: true}.slot("k"))
+		from := masterOf(t, c, "k")
+		to := c.Nodes[0]
+		if to == from {
+			to = c.Nodes[1]
+		}
+		m, err := c.BeginMigration(t.Context(), slot, from, to)
+		must(t, err)
+		t.Cleanup(func() { must(t, m.Finish(context.Background())) })
+		// The key is not there, so an ASK leads to the other node.
+		swallow(t, ShardOptions{Cluster: c.Addrs()[:1]}, func() *redistest.Server { return to }, c.Nodes...)
+	})
+}
+
+// swallow charges while no reply arrives, once waiting and once detached.
+func swallow(t *testing.T, opts ShardOptions, owner func() *redistest.Server, servers ...*redistest.Server) {
+	t.Helper()
+	detour := newDetour(t, servers...)
+	opts.dial = detour.dial
+	s := newStore(t, newShard(t, opts), func(o *Options) { o.ChargeTimeout = 500 * time.Millisecond })
+	waitUntilUp(t, s)
+	eventually(t, "the bucket's own server is reached", func() error { return s.Charge(t.Context(), ask("k"))[0].Err })
+	before := tagged(t, owner(), "k")
+	proxy := detour.proxies[owner().Addr()]
+	must(t, proxy.SwallowReplies())
+	if st := s.Charge(t.Context(), ask("k"))[0]; !errors.Is(st.Err, store.ErrUncertain) {
+		t.Errorf("charge without a reply has error %v, want an uncertain one", st.Err)
+	}
+	told := make(chan error, 1)
+	s.ChargeReported(ask("k"), func(_ int, st store.State) { told <- st.Err })
+	if err := <-told; err == nil {
+		t.Error("detached charge without a reply has no error")
+	}
+	must(t, proxy.Pass())
+	eventually(t, "charges work", func() error { return s.Charge(t.Context(), ask("k"))[0].Err })
+	// The detached one may not have been sent, for the server was left out.
+	if got := tagged(t, owner(), "k") - before; got < 2 || got > 3 {
+		t.Errorf("of three charges %d were counted", got)
+	}
+}
+
+// tagged is the count of a bucket in either form, 0 if there is none.
+func tagged(t testing.TB, server *redistest.Server, key string) int64 {
+	t.Helper()
+	for _, tagged := range []bool{true, false} {
+		// A node that is being given the slot answers who asks for that.
+		pipe := server.Client().Pipeline()
+		pipe.Do(t.Context(), "ASKING")
+		count := pipe.HGet(t.Context(), bucketKeys{prefix: DefaultKeyPrefix, tagged: tagged}.key(hourly, key), "c")
+		_, _ = pipe.Exec(t.Context())
+		if n, err := count.Int64(); err == nil {
+			return n
+		}
+	}
+	return 0
+}
+
+func masterOf(t *testing.T, c *redistest.Cluster, client string) *redistest.Server {
+	t.Helper()
+	server, err := c.MasterOf(t.Context(), bucketKeys{prefix: DefaultKeyPrefix, tagged: true}.key(hourly, client))
+	must(t, err)
+	return server
+}
+
+// traffic charges many clients, without waiting, until it is stopped.
+type traffic struct {
+	*testing.T
+	store   *Store
+	clients int
+	sent    []int64
+	// uncertain and refused are charges without a reply, and those that surely
+	// did not run.
+	uncertain, refused atomic.Int64
+	waiting            sync.WaitGroup
+	stopped            atomic.Bool
+	done               sync.WaitGroup
+}
+
+func startTraffic(t *testing.T, s *Store, clients int) *traffic {
+	tr := &traffic{T: t, store: s, clients: clients, sent: make([]int64, clients)}
+	tr.done.Go(tr.run)
+	return tr
+}
+
+func (tr *traffic) run() {
+	for n := 0; !tr.stopped.Load(); n++ {
+		client := n % tr.clients
+		tr.sent[client]++
+		tr.waiting.Add(1)
+		tr.store.ChargeReported(ask(fmt.Sprint("client-", client)), func(_ int, st store.State) {
+			switch {
+			case st.Err == nil:
+			case errors.Is(st.Err, store.ErrUncertain):
+				tr.uncertain.Add(1)
+			default:
+				tr.refused.Add(1)
+			}
+			tr.waiting.Done()
+		})
+		if n%10 == 0 {
+			time.Sleep(time.Millisecond)
+		}
+	}
+}
+
+// stop ends it once every charge has an outcome, and returns how many were
+// sent.
+func (tr *traffic) stop() (sent int64) {
+	tr.stopped.Store(true)
+	tr.done.Wait()
+	tr.waiting.Wait()
+	for _, n := range tr.sent {
+		sent += n
+	}
+	return sent
+}
+
+// TestSlotMigrationUnderLoad loses and doubles nothing.
+func TestSlotMigrationUnderLoad(t *testing.T) {
+	c := redistest.StartCluster(t, 3, 1, "--cluster-node-timeout", "15000")
+	s := newStore(t, newShard(t, ShardOptions{Cluster: c.Addrs()[:1]}), nil)
+	waitUntilUp(t, s)
+	const clients = 40
+	tr := startTraffic(t, s, clients)
+	moved := 0
+	for n := range clients {
+		client := fmt.Sprint("client-", n)
+		from := masterOf(t, c, client)
+		to := c.Nodes[(n+1)%3]
+		if to == from {
+			continue
+		}
+		slot := int(bucketKeys{tagged: true}.slot(client))
+		must(t, c.MigrateSlot(t.Context(), slot, from, to))
+		moved++
+	}
+	sent := tr.stop()
+	var counted int64
+	for n := range clients {
+		client := fmt.Sprint("client-", n)
+		counted += tagged(t, masterOf(t, c, client), client)
+	}
+	if counted+tr.refused.Load() > sent || counted+tr.refused.Load()+tr.uncertain.Load() < sent {
+		t.Errorf("%d counted, %d refused, %d uncertain of %d", counted, tr.refused.Load(), tr.uncertain.Load(), sent)
+	}
+	if tr.refused.Load()+tr.uncertain.Load() > 0 {
+		t.Errorf("%d refused, %d uncertain, though all nodes were there", tr.refused.Load(), tr.uncertain.Load())
+	}
+	for n := range clients {
+		client := fmt.Sprint("client-", n)
+		want := tagged(t, masterOf(t, c, client), client)
+		eventually(t, "checks see what was counted", func() error {
+			if st := s.Check(t.Context(), ask(client))[0]; st.Err != nil || st.Used != want {
+				return fmt.Errorf("%s: %+v, want %d", client, st, want)
+			}
+			return nil
+		})
+	}
+	t.Logf("%d charges, %d slots moved", sent, moved)
+}
+
+// TestSilentNodeFailsOnlyItsKeys, and no other node's.
+func TestSilentNodeFailsOnlyItsKeys(t *testing.T) {
+	c := redistest.StartCluster(t, 3, 0, "--cluster-node-timeout", "60000")
+	s := newStore(t, newShard(t, ShardOptions{Cluster: c.Addrs()}), func(o *Options) { o.CheckTimeout = 200 * time.Millisecond })
+	waitUntilUp(t, s)
+	owners := map[string]*redistest.Server{}
+	for n := range 30 {
+		client := fmt.Sprint("client-", n)
+		owners[client] = masterOf(t, c, client)
+		must(t, s.Charge(t.Context(), ask(client))[0].Err)
+	}
+	silent := c.Nodes[1]
+	must(t, silent.Pause())
+	defer func() { must(t, silent.Resume()) }()
+	for range 20 {
+		var failed atomic.Int64
+		var wg sync.WaitGroup
+		for client, owner := range owners {
+			wg.Go(func() {
+				st := s.Check(t.Context(), ask(client))[0]
+				switch {
+				case owner == silent && st.Err == nil:
+					t.Errorf("%s was answered by a server that is silent", client)
+				case owner != silent && st.Err != nil:
+					t.Errorf("%s failed with another's node: %v", client, st.Err)
+				case st.Err != nil:
+					failed.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
+// TestSentinelFailover: charges and checks go on with the new primary, and the
+// old one becomes a replica that is asked.
+func TestSentinelFailover(t *testing.T) {
+	sh, sentinels := sentinelShard(t, 2)
+	shard := newShard(t, sentinelOptions(sentinels))
+	var changed atomic.Int64
+	shard.Listen(func(e Event) {
+		if e.Kind == PrimaryChanged {
+			changed.Add(1)
+		}
+	})
+	s := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 250 * time.Millisecond })
+	waitUntilUp(t, s)
+	tr := startTraffic(t, s, 10)
+	time.Sleep(200 * time.Millisecond)
+	must(t, sh.Primary.Kill())
+	killed := time.Now()
+	_, err := sentinels.WaitForMaster(t.Context(), sh.Primary.Addr())
+	must(t, err)
+	waitUntilUp(t, s)
+	t.Logf("charges work %v after the primary was killed", time.Since(killed).Round(time.Millisecond))
+	must(t, sh.Primary.Restart())
+	eventually(t, "the old primary is a replica that is asked", func() error {
+		for _, l := range shard.topology.Load().servers[0].replicas {
+			if l.addr == sh.Primary.Addr() && l.isUp() {
+				return nil
+			}
+		}
+		return fmt.Errorf("replicas are %v", shard.topology.Load().servers[0].replicas)
+	})
+	sent := tr.stop()
+	if changed.Load() == 0 {
+		t.Error("no event told of the new primary")
+	}
+	t.Logf("%d charges, %d refused, %d uncertain", sent, tr.refused.Load(), tr.uncertain.Load())
+}
+
+// TestUnknownServers are awaited, and then an error.
+func TestUnknownServers(t *testing.T) {
+	sh := redistest.StartShard(t, 0)
+	nobody := redistest.Start(t)
+	must(t, nobody.Kill())
+	for name, opts := range map[string]ShardOptions{
+		"sentinel": {Sentinel: &SentinelOptions{Master: masterName, Addrs: []string{nobody.Addr()}}},
+		// No cluster, and no sentinel.
+		"cluster":     {Cluster: []string{sh.Primary.Addr()}},
+		"no sentinel": {Sentinel: &SentinelOptions{Master: masterName, Addrs: []string{sh.Primary.Addr()}}},
+	} {
+		shard := newShard(t, opts)
+		failed := make(chan error, 10)
+		shard.Listen(func(e Event) {
+			if e.Kind == DiscoveryFailed {
+				failed <- e.Err
+			}
+		})
+		s := newStore(t, shard, func(o *Options) { o.CheckTimeout, o.ChargeTimeout = 50*time.Millisecond, 50*time.Millisecond })
+		for _, st := range []store.State{s.Check(t.Context(), ask("k"))[0], s.Take(t.Context(), ask("k"))[0], s.Charge(t.Context(), ask("k"))[0]} {
+			if !errors.Is(st.Err, errNoServers) || !errors.Is(st.Err, store.ErrNotExecuted) {
+				t.Errorf("%s: error %v, want that no primary is known", name, st.Err)
+			}
+		}
+		if err := <-failed; err == nil {
+			t.Errorf("%s: the event does not tell what is wrong", name)
+		} else {
+			t.Log(err)
+		}
+	}
+}
