@@ -58,6 +58,12 @@ local function lifetime(last)
   return math.ceil((last - now) / 1000) + 1001
 end
 
+-- Another program's data under this key stays what it is.
+local function isForeign()
+  return reset == 0 and penalty == 0 and call('EXISTS', key) == 1
+end
+local foreign = redis.error_reply('WRONGTYPE the key holds something else than a fixed window')
+
 local function begin(spent)
   count, reset = spent, now + window
   if align > 0 then
@@ -70,16 +76,27 @@ end
 local spent = 0
 if op == 'charge' then
   penalty = tonumber(call('HGET', key, 'p') or 0)
+  if isForeign() then
+    return foreign
+  end
   begin(math.min(cost, 9007199254740991))
   spent = 1
 elseif op == 'take' then
+  if isForeign() then
+    return foreign
+  end
   if penalty <= now then
     spent = cost <= bound and 1 or 0
     begin(cost * spent)
   end
 elseif op == 'check' then
-  if not open and penalty <= now and align == 0 then
-    begin(0)
+  if not open and penalty <= now then
+    if isForeign() then
+      return foreign
+    end
+    if align == 0 then
+      begin(0)
+    end
   end
 elseif op == 'refund' then
   local back = math.min(cost, count)
@@ -87,6 +104,9 @@ elseif op == 'refund' then
     count = call('HINCRBY', key, 'c', -back)
   end
 elseif penalty <= now then
+  if isForeign() then
+    return foreign
+  end
   penalty = cost
   call('HSET', key, 'p', penalty)
   if call('PTTL', key) < lifetime(penalty) then

@@ -23,6 +23,9 @@ end
 local tat, rest, rate, busy, refunded, penalty = 0, 0, 0, 0, 0, 0
 local stored = call('GET', key)
 if stored then
+  if #stored ~= 48 then
+    return redis.error_reply('WRONGTYPE the key holds something else than a GCRA bucket')
+  end
   tat, rest, rate, busy, refunded, penalty = struct.unpack('<dddddd', stored)
 end
 

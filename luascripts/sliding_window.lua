@@ -20,6 +20,9 @@ end
 local start, current, previous, penalty = 0, 0, 0, 0
 local stored = call('GET', key)
 if stored then
+  if #stored ~= 32 then
+    return redis.error_reply('WRONGTYPE the key holds something else than a sliding window')
+  end
   start, current, previous, penalty = struct.unpack('<dddd', stored)
 end
 
