@@ -84,20 +84,20 @@ func (a *App) Cleanup() error {
 	return nil
 }
 
-// store returns the store of that name.
-func (a *App) store(name string) (*storeUse, error) {
+// store returns the store of the name that an option gives.
+func (a *App) store(option, name string) (*storeUse, error) {
 	if use, ok := a.uses[cmp.Or(name, defaultStore)]; ok {
 		return use, nil
 	}
-	return nil, unknownStore(name, slices.Sorted(maps.Keys(a.uses)))
+	return nil, unknownStore(option, name, slices.Sorted(maps.Keys(a.uses)))
 }
 
-func unknownStore(name string, known []string) error {
+func unknownStore(option, name string, known []string) error {
 	names := strings.Join(known, ", ")
 	if name == "" {
-		return badOption("store", "is missing, and no configured store is called %s: name one with the option store; there is %s", defaultStore, names)
+		return badOption(option, "is missing, and no configured store is called %s: name one with the option store; there is %s", defaultStore, names)
 	}
-	return badOption("store", "%s is not configured: add it to the stores of the global rate_limit, or name another; there is %s", name, names)
+	return badOption(option, "%s is not configured: add it to the stores of the global rate_limit, or name another; there is %s", name, names)
 }
 
 // claim registers a handler's zone, and refuses one that another handler

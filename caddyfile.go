@@ -22,6 +22,7 @@ import (
 //
 //	rate_limit [<matcher>] {
 //		store   <name>
+//		rollout <store> <percent>
 //		zone <name> {
 //			match       @<matcher> | { <matchers> }
 //			key         <text>...
@@ -89,15 +90,22 @@ func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 	if err != nil {
 		return nil, p.at(err)
 	}
-	if err := knowsStore(h, storeName); err != nil {
+	if err := knowsStore(h, "store", storeName); err != nil {
 		return nil, p.at(err)
 	}
-	return handler, claimZones(h, storeName, handler.Zones, zones)
+	stores := []string{cmp.Or(storeName, defaultStore)}
+	if handler.Rollout != nil {
+		if err := knowsStore(h, "rollout", handler.Rollout.Store); err != nil {
+			return nil, p.at(err)
+		}
+		stores = append(stores, handler.Rollout.Store)
+	}
+	return handler, claimZones(h, stores, handler.Zones, zones)
 }
 
 // knowsStore refuses the name of a store that the global option does not
 // configure, as the app does for a config in JSON.
-func knowsStore(h httpcaddyfile.Helper, name string) error {
+func knowsStore(h httpcaddyfile.Helper, option, name string) error {
 	var app App
 	if option, ok := h.Option("rate_limit").(httpcaddyfile.App); ok {
 		if err := json.Unmarshal(option.Value, &app); err != nil {
@@ -111,12 +119,12 @@ func knowsStore(h httpcaddyfile.Helper, name string) error {
 	if slices.Contains(names, cmp.Or(name, defaultStore)) {
 		return nil
 	}
-	return unknownStore(name, names)
+	return unknownStore(option, name, names)
 }
 
 // claimZones refuses zones that another directive defines differently, as the
 // app does for a config in JSON, where there are no lines to name.
-func claimZones(h httpcaddyfile.Helper, storeName string, zones []*Zone, starts map[*Zone]caddyfile.Token) error {
+func claimZones(h httpcaddyfile.Helper, stores []string, zones []*Zone, starts map[*Zone]caddyfile.Token) error {
 	type claim struct{ definition, place string }
 	const state = "rate_limit.zones"
 	claims, ok := h.State[state].(map[zoneID]claim)
@@ -125,13 +133,14 @@ func claimZones(h httpcaddyfile.Helper, storeName string, zones []*Zone, starts 
 		h.State[state] = claims
 	}
 	for _, z := range zones {
-		id, token := zoneID{cmp.Or(storeName, defaultStore), z.Name}, starts[z]
-		mine := claim{z.definition(), fmt.Sprintf("%s:%d", token.File, token.Line)}
-		other, taken := claims[id]
-		if !taken {
-			claims[id] = mine
-		} else if err := sameDefinition(z.Name, other.definition, mine.definition); err != nil {
-			return fmt.Errorf("at %s and %s: %w", other.place, mine.place, err)
+		mine := claim{z.definition(), fmt.Sprintf("%s:%d", starts[z].File, starts[z].Line)}
+		for _, store := range stores {
+			other, taken := claims[zoneID{store, z.Name}]
+			if !taken {
+				claims[zoneID{store, z.Name}] = mine
+			} else if err := sameDefinition(z.Name, other.definition, mine.definition); err != nil {
+				return fmt.Errorf("at %s and %s: %w", other.place, mine.place, err)
+			}
 		}
 	}
 	return nil

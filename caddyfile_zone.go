@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	handlerOptions = "store, zone, headers, jitter, log_key"
+	handlerOptions = "store, rollout, zone, headers, jitter, log_key"
 	zoneOptions    = "match, key, events, window, algorithm, align, burst, cost, charge, batch, batch_share, free_status, count_status, max_wait, max_wait_queue, penalty, reserve, ipv4_prefix, ipv6_prefix, on_error"
 )
 
@@ -30,6 +30,8 @@ func (p *parser) handlerOption(h *Handler) error {
 		}
 		h.StoreRaw, err = json.Marshal(name)
 		return err
+	case "rollout":
+		return p.rollout(h)
 	case "headers":
 		return p.filled(&h.Headers)
 	case "jitter":
@@ -53,6 +55,20 @@ func (p *parser) handlerOption(h *Handler) error {
 	default:
 		return p.unknown(handlerOptions, zoneOptions, "zone <name> { … }, in the block of rate_limit")
 	}
+}
+
+// rollout parses another store and the share of the clients that it gets.
+func (p *parser) rollout(h *Handler) error {
+	args := p.RemainingArgs()
+	if len(args) != 2 {
+		return p.Errf("rollout takes two arguments, a store and how many percent of the clients it gets, such as rollout other 12.5, not %d", len(args))
+	}
+	percent, err := strconv.ParseFloat(args[1], 64)
+	if err != nil {
+		return p.Errf("rollout %s %q: it must be a number of percent from 0 to 100, such as 12.5", args[0], args[1])
+	}
+	h.Rollout = &Rollout{Store: args[0], Percent: percent}
+	return nil
 }
 
 func (p *parser) noArgs() error {

@@ -46,6 +46,10 @@ type Handler struct {
 	// the store named `default`.
 	StoreRaw json.RawMessage `json:"store,omitempty" caddy:"namespace=rate_limit.stores inline_key=module"`
 
+	// The share of the clients that is counted in another store than that one.
+	// Default: none.
+	Rollout *Rollout `json:"rollout,omitempty"`
+
 	// The zones. A request has to fit into all zones that match it; if one
 	// refuses it, none is charged.
 	Zones []*Zone `json:"zones,omitempty"`
@@ -115,11 +119,20 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.openStore(ctx, app); err != nil {
 		return err
 	}
-	for _, z := range h.Zones {
-		if err := app.claim(h.use.name, z); err != nil {
+	stores := []*storeUse{h.use}
+	if h.Rollout != nil {
+		if err := h.Rollout.provision(app); err != nil {
 			return err
 		}
-		if err := z.provision(ctx, h.use); err != nil {
+		stores = append(stores, h.Rollout.use)
+	}
+	for _, z := range h.Zones {
+		for _, use := range stores {
+			if err := app.claim(use.name, z); err != nil {
+				return err
+			}
+		}
+		if err := z.provision(ctx, stores...); err != nil {
 			return err
 		}
 	}
@@ -144,7 +157,14 @@ func (h *Handler) validate() error {
 	if h.Jitter < 0 || h.Jitter > 10 || math.IsNaN(h.Jitter) {
 		return badOption("jitter", "%v: it must be from 0 to 10, such as 0.2", h.Jitter)
 	}
-	return oneOf("headers", h.Headers, headersGitHub, headersNone)
+	if err := oneOf("headers", h.Headers, headersGitHub, headersNone); err != nil {
+		return err
+	}
+	own, isName, err := rawStoreName(h.StoreRaw)
+	if err != nil {
+		return err
+	}
+	return h.Rollout.validate(own, isName)
 }
 
 func (h *Handler) openStore(ctx caddy.Context, app *App) error {
@@ -153,7 +173,7 @@ func (h *Handler) openStore(ctx caddy.Context, app *App) error {
 		return err
 	}
 	if isName {
-		h.use, err = app.store(name)
+		h.use, err = app.store("store", name)
 		return err
 	}
 	// A store without a name is the same store again if it is written the
@@ -228,7 +248,8 @@ func (h *Handler) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 		if err != nil {
 			return t, nil, err
 		}
-		if t != nil && t.counts(h.use, req) {
+		use := z.useFor(req.ClientKey, h.Rollout)
+		if t != nil && t.counts(use, &req) {
 			continue
 		}
 		if p == nil {
@@ -237,7 +258,7 @@ func (h *Handler) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 			}
 			p = t.newPart(h, repl)
 		}
-		p.add(z, req)
+		p.add(use, req)
 	}
 	if p != nil {
 		t.enroll(p, r)
@@ -245,7 +266,7 @@ func (h *Handler) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 	return t, p, nil
 }
 
-// admit asks p's store and returns nil if the request may pass.
+// admit asks p's stores and returns nil if the request may pass.
 func (h *Handler) admit(t *tracker, p *part, w http.ResponseWriter, r *http.Request) error {
 	p.enter()
 	if err := p.askInTurn(r); err != nil {
@@ -275,7 +296,7 @@ var errStoreDown = errors.New("rate limit store cannot answer, and on_error is d
 
 // refuse answers by the state that refused; nothing more is asked of a store.
 func (h *Handler) refuse(t *tracker, p *part, i int, w http.ResponseWriter, r *http.Request) error {
-	z, st := p.zones[i], &p.states[i]
+	z, st := p.zones[i].Zone, &p.states[i]
 	t.refusal, t.refusedBy = p, z
 	z.counts.declined.Inc()
 	if h.Headers != headersNone {

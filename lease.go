@@ -55,10 +55,10 @@ func (l *lease) renew() {
 		switch m := l.part.has(i); {
 		case !z.isLease() || l.part.reqs[i].Cost == 0:
 		case m.local:
-			l.part.askLocal(store.Store.Charge, l.part.reqs[i])
+			l.part.askLocal(i, store.Store.Charge, l.part.reqs[i])
 		case m.taken || m.unknown:
 			// Where this fails the slot may be lost; the request goes on.
-			l.part.open.store.Charge(ctx, l.part.reqs[i:i+1])
+			l.part.open(i).store.Charge(ctx, l.part.reqs[i:i+1])
 		}
 	}
 	l.timer.Reset(l.period)

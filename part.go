@@ -5,7 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"slices"
-	"time"
+	"sync"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -13,23 +13,23 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// part is what one handler asks of its store for one request. Its slices have
+// part is what one handler asks of its stores for one request. Its slices have
 // the same length.
 type part struct {
 	handler *Handler
 	repl    *caddy.Replacer
-	zones   []*Zone
+	zones   []*zoneUse
 	reqs    []store.Request
 	states  []store.State
 	// marks tell what was done beyond a check; nil if nothing was.
-	marks []mark
-	// open is the store, held until the request has settled and its leases
-	// have ended.
-	open  *openedStore
+	marks  []mark
+	visits [mostStores]visit
+	// split is set if the zones do not all count in the same store.
+	split bool
 	lease *lease
 
 	// Room for the few zones that most handlers have.
-	zonesRoom [2]*Zone
+	zonesRoom [2]*zoneUse
 	reqsRoom  [2]store.Request
 	marksRoom [2]mark
 }
@@ -46,7 +46,8 @@ type mark struct {
 	unknown bool
 }
 
-func (p *part) add(z *Zone, req store.Request) {
+func (p *part) add(z *zoneUse, req store.Request) {
+	p.split = p.split || len(p.zones) > 0 && p.zones[0].in != z.in
 	p.zones = append(p.zones, z)
 	p.reqs = append(p.reqs, req)
 }
@@ -71,54 +72,48 @@ func (p *part) has(i int) mark {
 // others are not asked.
 func (p *part) wasAsked(i int) bool { return p.states[i].Err != nil || p.states[i].Now != 0 }
 
-// enter opens the store. Where that fails, it fails every zone.
-func (p *part) enter() {
-	var err error
-	if p.open, err = p.handler.use.enter(); err == nil {
-		return
-	}
-	p.states = make([]store.State, len(p.reqs))
-	for i, z := range p.zones {
-		p.states[i].Err = err
-		p.handler.use.failed(p.handler.now(), z.Name, err)
-	}
-}
-
 // ask sets the states: it checks, and takes if the checks let the request
 // pass. An error of the store is a state's; the error it returns ends the
 // request.
 func (p *part) ask(r *http.Request) error {
-	if p.open == nil {
-		return nil
-	}
-	if !p.anyTakes() {
-		p.states = p.open.accounts.Admit(r.Context(), p.reqs)
+	if open := p.onlyOpen(); open != nil && !p.anyTakes() {
+		p.states = open.admit(r.Context(), p.reqs)
 		p.noteHeld(nil)
 		return p.handleErrors(r, store.Store.Check, nil)
 	}
 	p.states = make([]store.State, len(p.reqs))
-	if checks := p.where(func(i int) bool { return !p.zones[i].takes }); len(checks) > 0 {
-		// No zone is asked if another is known to refuse.
-		if p.refuseKnown(p.takes()) {
-			return nil
-		}
-		p.askSome(r.Context(), p.open.accounts.Admit, checks)
+	checks, takes := p.where(func(i int) bool { return !p.zones[i].takes }), p.takes()
+	// No zone is asked if another is known to refuse. What one store is asked in
+	// one call it knows itself.
+	known := takes
+	if p.split {
+		known = append(takes[:len(takes):len(takes)], checks...)
+	}
+	if (p.split || len(checks) > 0) && p.refuseKnown(known) {
+		return nil
+	}
+	if len(checks) > 0 {
+		p.askSome(r.Context(), (*openedStore).admit, checks)
 		p.noteHeld(checks)
 		if err := p.handleErrors(r, store.Store.Check, checks); err != nil || !p.passes(checks) {
 			return err
 		}
 	}
-	return p.take(r, p.takes())
+	return p.take(r, takes)
 }
 
 // refuseKnown sets the states of zones that refuse without being asked, and
 // tells whether there are any.
 func (p *part) refuseKnown(some []int) (refused bool) {
-	p.askSome(context.Background(), func(_ context.Context, reqs []store.Request) []store.State {
-		states := make([]store.State, len(reqs))
-		refused = p.open.accounts.RefuseKnown(reqs, states)
-		return states
-	}, some)
+	for in, there := range p.byStore(some) {
+		open := p.visits[in].open
+		if open == nil || len(there) == 0 {
+			continue
+		}
+		states := make([]store.State, len(there))
+		refused = open.accounts.RefuseKnown(p.pick(there), states) || refused
+		p.put(there, states)
+	}
 	return refused
 }
 
@@ -142,7 +137,7 @@ func (p *part) take(r *http.Request, takes []int) error {
 		now := p.handler.now()
 		full, others := []int{}, []int{}
 		for _, i := range takes {
-			if p.open.full.has(&p.reqs[i], now) {
+			if open := p.open(i); open != nil && open.full.has(&p.reqs[i], now) {
 				full = append(full, i)
 			} else {
 				others = append(others, i)
@@ -161,7 +156,7 @@ func (p *part) take(r *http.Request, takes []int) error {
 func (p *part) takeSome(r *http.Request, takes []int) error {
 	// A take is brought to its end although the client leaves, so that it can
 	// be refunded. The store's timeout bounds it.
-	p.askSome(context.WithoutCancel(r.Context()), p.open.store.Take, takes)
+	p.askSome(context.WithoutCancel(r.Context()), (*openedStore).take, takes)
 	err := p.handleErrors(r, store.Store.Take, takes)
 	for _, i := range takes {
 		switch st, m := &p.states[i], p.mark(i); {
@@ -169,7 +164,7 @@ func (p *part) takeSome(r *http.Request, takes []int) error {
 			m.taken = true
 			p.reqs[i].Receipt = st.Receipt
 		case st.Err == nil && p.wasAsked(i):
-			p.open.full.note(&p.reqs[i], st, p.handler.now())
+			p.open(i).full.note(&p.reqs[i], st, p.handler.now())
 		}
 	}
 	if err == nil && r.Context().Err() != nil {
@@ -216,17 +211,50 @@ func (p *part) where(is func(i int) bool) (some []int) {
 // question is a method of a store that answers requests.
 type question = func(s store.Store, ctx context.Context, reqs []store.Request) []store.State
 
-// askSome asks about some zones, in one call.
-func (p *part) askSome(ctx context.Context, ask func(context.Context, []store.Request) []store.State, some []int) {
-	reqs := p.reqs
-	if len(some) < len(reqs) {
-		reqs = make([]store.Request, len(some))
-		for n, i := range some {
-			reqs[n] = p.reqs[i]
-		}
+// openQuestion is a method of an opened store that answers requests.
+type openQuestion = func(open *openedStore, ctx context.Context, reqs []store.Request) []store.State
+
+// askSome asks about some zones: each store in one call, both at the same time.
+func (p *part) askSome(ctx context.Context, ask openQuestion, some []int) {
+	in := p.byStore(some)
+	if len(in[ownStore]) == 0 || len(in[rolloutStore]) == 0 {
+		p.askIn(ctx, p.zones[some[0]].in, ask, some)
+		return
 	}
-	for n, st := range ask(ctx, reqs) {
-		p.states[some[n]] = st
+	var others sync.WaitGroup
+	others.Go(func() { p.askIn(ctx, rolloutStore, ask, in[rolloutStore]) })
+	p.askIn(ctx, ownStore, ask, in[ownStore])
+	others.Wait()
+}
+
+// askIn asks one store about some zones that count there.
+func (p *part) askIn(ctx context.Context, in int, ask openQuestion, some []int) {
+	v := &p.visits[in]
+	if v.open == nil {
+		for _, i := range some {
+			p.states[i] = store.State{Err: v.err}
+		}
+		return
+	}
+	p.put(some, ask(v.open, ctx, p.pick(some)))
+}
+
+// pick returns the requests of some zones.
+func (p *part) pick(some []int) []store.Request {
+	if len(some) == len(p.reqs) {
+		return p.reqs
+	}
+	reqs := make([]store.Request, len(some))
+	for n, i := range some {
+		reqs[n] = p.reqs[i]
+	}
+	return reqs
+}
+
+// put sets the states of some zones.
+func (p *part) put(some []int, states []store.State) {
+	for n, i := range some {
+		p.states[i] = states[n]
 	}
 }
 
@@ -254,10 +282,10 @@ func (p *part) handleErrors(r *http.Request, q question, some []int) error {
 		if err == nil || some != nil && !slices.Contains(some, i) {
 			continue
 		}
-		p.handler.use.failed(p.handler.now(), z.Name, err)
-		if z.onError == onErrorLocal {
+		z.use.failed(p.handler.now(), z.Name, err)
+		if z.onError == onErrorLocal && p.open(i) != nil {
 			p.mark(i).local = true
-			p.states[i] = p.askLocal(q, p.reqs[i])
+			p.states[i] = p.askLocal(i, q, p.reqs[i])
 		}
 	}
 	return nil
@@ -265,28 +293,3 @@ func (p *part) handleErrors(r *http.Request, q question, some []int) error {
 
 // statusClientClosedRequest is what Caddy reports where a client left.
 const statusClientClosedRequest = 499
-
-// release lets go of the store.
-func (p *part) release() {
-	if p.open != nil {
-		p.open = nil
-		p.handler.use.leave()
-	}
-}
-
-// detachedPatience bounds a call for which nobody waits, in a store that cannot
-// make it by itself.
-const detachedPatience = 5 * time.Second
-
-// detach makes a call for which nobody waits.
-func (p *part) detach(s store.Detacher, alone func(store.Detacher, []store.Request), q question, reqs []store.Request) {
-	switch {
-	case len(reqs) == 0:
-	case s != nil:
-		alone(s, reqs)
-	default:
-		ctx, cancel := context.WithTimeout(context.Background(), detachedPatience)
-		defer cancel()
-		q(p.open.store, ctx, reqs)
-	}
-}

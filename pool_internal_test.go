@@ -45,6 +45,7 @@ func TestLoadReleasesWhatItAcquired(t *testing.T) {
 		"store is invalid":         {`"a": ` + redisModule + `, "b": {"module": "redis"}`, []string{`"store": "a", ` + goodZones}, "it has no shard"},
 		"module is no store":       {`"a": ` + redisModule + `, "b": {"module": "stranger"}`, []string{`"store": "a", ` + goodZones}, "is not a rate_limit store"},
 		"store is unknown":         {`"a": ` + redisModule, []string{`"store": "a", ` + goodZones, `"store": "b", ` + goodZones}, "store b is not configured"},
+		"rollout's store is not":   {`"a": ` + redisModule, []string{`"store": ` + redisModule + `, "rollout": {"store": "b"}, ` + goodZones}, "rollout b is not configured"},
 		"zone is invalid":          {`"a": ` + redisModule, []string{`"store": "a", ` + goodZones, `"store": "a", "zones": []`}, "has no zone"},
 		"zones differ":             {`"a": ` + redisModule, []string{`"store": "a", ` + goodZones, `"store": "a", ` + otherZones}, "zone api is defined twice, differently"},
 		"matchers do not load":     {``, []string{`"store": ` + redisModule + `, ` + twoZones}, "zone b: load matchers"},

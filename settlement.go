@@ -14,15 +14,14 @@ func (p *part) settle(status int) {
 		// Nothing was asked.
 		return
 	}
-	if p.chargesWhole(status) {
+	if open := p.onlyOpen(); open != nil && p.chargesWhole(status) {
 		for i := range p.zones {
 			p.show(i, 0, p.reqs[i].Cost)
 		}
-		p.open.accounts.Settle(p.reqs, nil)
+		open.accounts.Settle(p.reqs, nil)
 		return
 	}
-	var charges, again, refunds, settled []store.Request
-	var held []int64
+	var told [mostStores]settlement
 	for i, z := range p.zones {
 		if z.isLease() {
 			continue
@@ -31,22 +30,20 @@ func (p *part) settle(status int) {
 		if !z.free.contains(status) {
 			cost = z.finalCost(p.repl, p.handler)
 		}
-		m, spent := p.has(i), int64(0)
+		tell, m, spent := &told[z.in], p.has(i), int64(0)
 		if m.taken {
 			spent = p.reqs[i].Cost
 		}
 		p.show(i, spent, cost)
 		if m.held {
-			req := p.reqs[i]
-			req.Cost = cost
-			settled, held = append(settled, req), append(held, p.reqs[i].Cost)
+			tell.endFlight(p.reqs[i], cost)
 			continue
 		}
 		if m.local {
 			// The store is told as well what was spent: it may be back.
 			adjust(p.reqs[i], spent, cost,
-				func(r store.Request) { p.askLocal(store.Store.Charge, r) },
-				func(r store.Request) { p.askLocal(store.Store.Refund, r) })
+				func(r store.Request) { p.askLocal(i, store.Store.Charge, r) },
+				func(r store.Request) { p.askLocal(i, store.Store.Refund, r) })
 			spent = 0
 		}
 		if m.unknown && !z.needsID {
@@ -56,26 +53,54 @@ func (p *part) settle(status int) {
 		if m.unknown && cost == 0 {
 			// Under an ID it is no mistake to refund what was never taken, nor to
 			// charge what was.
-			refunds = append(refunds, p.reqs[i])
+			tell.refunds = append(tell.refunds, p.reqs[i])
 			continue
 		}
 		adjust(p.reqs[i], spent, cost,
 			func(r store.Request) {
 				if m.unknown {
-					again = append(again, r)
+					tell.again = append(tell.again, r)
 				} else {
-					charges = append(charges, r)
+					tell.charges = append(tell.charges, r)
 				}
 			},
-			func(r store.Request) { refunds = append(refunds, r) })
+			func(r store.Request) { tell.refunds = append(tell.refunds, r) })
 	}
-	if p.open != nil {
-		p.open.accounts.Settle(settled, held)
-		p.detach(p.open.detacher, store.Detacher.ChargeDetached, store.Store.Charge, charges)
+	p.tell(&told)
+}
+
+// settlement is what a store is told once it is known what a request costs.
+type settlement struct {
+	// ended is what was in flight, at the cost that is charged, and held is the
+	// cost that was.
+	ended []store.Request
+	held  []int64
+	// again are charges of what may be there already.
+	charges, again, refunds []store.Request
+}
+
+// endFlight adds a request that was in flight.
+func (s *settlement) endFlight(req store.Request, cost int64) {
+	s.held = append(s.held, req.Cost)
+	req.Cost = cost
+	s.ended = append(s.ended, req)
+}
+
+// tell tells each store what concerns it.
+func (p *part) tell(told *[mostStores]settlement) {
+	for in := range told {
+		open, s := p.visits[in].open, &told[in]
+		if open == nil {
+			continue
+		}
+		if len(s.ended) > 0 {
+			open.accounts.Settle(s.ended, s.held)
+		}
+		open.detach(open.detacher, store.Detacher.ChargeDetached, store.Store.Charge, s.charges)
 		// What may be there already is charged under its own name, and not added
 		// to anything.
-		p.detach(p.open.direct, store.Detacher.ChargeDetached, store.Store.Charge, again)
-		p.detach(p.open.detacher, store.Detacher.RefundDetached, store.Store.Refund, refunds)
+		open.detach(open.direct, store.Detacher.ChargeDetached, store.Store.Charge, s.again)
+		open.detach(open.detacher, store.Detacher.RefundDetached, store.Store.Refund, s.refunds)
 	}
 }
 
@@ -95,9 +120,9 @@ func adjust(req store.Request, spent, cost int64, charge, refund func(store.Requ
 	}
 }
 
-// askLocal asks the local counts.
-func (p *part) askLocal(q question, req store.Request) store.State {
-	return q(p.open.local, context.Background(), []store.Request{req})[0]
+// askLocal asks the local counts of zone i.
+func (p *part) askLocal(i int, q question, req store.Request) store.State {
+	return q(p.open(i).local, context.Background(), []store.Request{req})[0]
 }
 
 // chargesWhole tells whether all that was asked is to be charged as it is,
@@ -137,18 +162,13 @@ func (p *part) show(i int, spent, cost int64) {
 
 // releaseHeld ends what is in flight, for nothing.
 func (p *part) releaseHeld() {
-	var reqs []store.Request
-	var held []int64
-	for i := range p.zones {
+	var told [mostStores]settlement
+	for i, z := range p.zones {
 		if p.has(i).held {
-			req := p.reqs[i]
-			req.Cost = 0
-			reqs, held = append(reqs, req), append(held, p.reqs[i].Cost)
+			told[z.in].endFlight(p.reqs[i], 0)
 		}
 	}
-	if len(reqs) > 0 {
-		p.open.accounts.Settle(reqs, held)
-	}
+	p.tell(&told)
 }
 
 // undo refunds what was taken, because the request does not go on.
@@ -173,21 +193,19 @@ func (p *part) undo() {
 
 // refund gives back what was taken by some zones.
 func (p *part) refund(some func(i int) bool) {
-	var refunds []store.Request
+	var told [mostStores]settlement
 	for i, z := range p.zones {
 		m := p.has(i)
 		if !some(i) {
 			continue
 		}
 		if m.taken && m.local {
-			p.askLocal(store.Store.Refund, p.reqs[i])
+			p.askLocal(i, store.Store.Refund, p.reqs[i])
 		}
 		// Under an ID it is no mistake to refund what was never taken.
 		if m.taken && !m.local || m.unknown && z.needsID {
-			refunds = append(refunds, p.reqs[i])
+			told[z.in].refunds = append(told[z.in].refunds, p.reqs[i])
 		}
 	}
-	if p.open != nil {
-		p.detach(p.open.detacher, store.Detacher.RefundDetached, store.Store.Refund, refunds)
-	}
+	p.tell(&told)
 }

@@ -102,6 +102,32 @@ func (u *storeUse) enter() (*openedStore, error) {
 	return u.open.Load(), nil
 }
 
+// admit checks, and holds in flight what is allowed.
+func (open *openedStore) admit(ctx context.Context, reqs []store.Request) []store.State {
+	return open.accounts.Admit(ctx, reqs)
+}
+
+func (open *openedStore) take(ctx context.Context, reqs []store.Request) []store.State {
+	return open.store.Take(ctx, reqs)
+}
+
+// detachedPatience bounds a call for which nobody waits, in a store that cannot
+// make it by itself.
+const detachedPatience = 5 * time.Second
+
+// detach makes a call for which nobody waits.
+func (open *openedStore) detach(s store.Detacher, alone func(store.Detacher, []store.Request), q question, reqs []store.Request) {
+	switch {
+	case len(reqs) == 0:
+	case s != nil:
+		alone(s, reqs)
+	default:
+		ctx, cancel := context.WithTimeout(context.Background(), detachedPatience)
+		defer cancel()
+		q(open.store, ctx, reqs)
+	}
+}
+
 // knowsPenalties tells whether the store, which is open, can keep clients
 // refused.
 func (u *storeUse) knowsPenalties() bool { return u.open.Load().penalizer != nil }

@@ -71,13 +71,10 @@ func (t *tracker) enroll(p *part, r *http.Request) {
 }
 
 // counts tells whether the request is counted in that bucket already.
-func (t *tracker) counts(use *storeUse, req store.Request) bool {
+func (t *tracker) counts(z *zoneUse, req *store.Request) bool {
 	for _, p := range t.parts {
-		if p.handler.use.name != use.name {
-			continue
-		}
-		for i := range p.reqs {
-			if p.reqs[i].Limit.Zone == req.Limit.Zone && p.reqs[i].ClientKey == req.ClientKey {
+		for i, other := range p.zones {
+			if other.Name == z.Name && other.use.name == z.use.name && p.reqs[i].ClientKey == req.ClientKey {
 				return true
 			}
 		}
@@ -165,7 +162,7 @@ func (t *tracker) setHeaders() {
 		}
 		for i, z := range p.zones {
 			if st := &p.states[i]; st.Err == nil && p.wasAsked(i) && (least == nil || st.Remaining < least.Remaining) {
-				zone, least = z, st
+				zone, least = z.Zone, st
 			}
 		}
 	}

@@ -36,7 +36,7 @@ func (p *part) isDenied() bool {
 // that. What is in flight may turn out to cost nothing, so it earns no penalty.
 // Nobody waits for it: the states show it already.
 func (p *part) penalize() {
-	var reqs []store.Request
+	var reqs [mostStores][]store.Request
 	for i, z := range p.zones {
 		st := &p.states[i]
 		if z.Penalty == 0 || !p.refuses(i) || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
@@ -50,12 +50,14 @@ func (p *part) penalize() {
 		req := p.reqs[i]
 		req.Until = st.Penalty
 		if p.has(i).local {
-			p.open.local.PenalizeDetached([]store.Request{req})
+			p.open(i).local.PenalizeDetached([]store.Request{req})
 			continue
 		}
-		reqs = append(reqs, req)
+		reqs[z.in] = append(reqs[z.in], req)
 	}
-	if len(reqs) > 0 {
-		p.open.penalizer.PenalizeDetached(reqs)
+	for in := range reqs {
+		if len(reqs[in]) > 0 {
+			p.visits[in].open.penalizer.PenalizeDetached(reqs[in])
+		}
 	}
 }

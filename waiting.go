@@ -44,19 +44,22 @@ func (p *part) askInTurn(r *http.Request) error {
 
 // mayWait tells whether some zone holds requests.
 func (p *part) mayWait() bool {
-	for _, z := range p.zones {
-		if z.room != nil {
-			return p.open != nil
+	for i := range p.zones {
+		if p.holds(i) {
+			return true
 		}
 	}
 	return false
 }
 
+// holds tells whether zone i holds requests, for which its store is needed.
+func (p *part) holds(i int) bool { return p.zones[i].room != nil && p.open(i) != nil }
+
 // openLine returns a zone in which others wait before the request, or -1. One
 // that costs nothing takes nothing from them.
 func (p *part) openLine() int {
 	for i, z := range p.zones {
-		if z.room != nil && p.reqs[i].Cost > 0 && z.room.hasLine(lineOf(&p.reqs[i])) {
+		if p.holds(i) && p.reqs[i].Cost > 0 && z.room.hasLine(lineOf(&p.reqs[i])) {
 			return i
 		}
 	}
@@ -125,7 +128,7 @@ func (p *part) wait(r *http.Request, w *waiter, line int, ahead int64, began tim
 func (p *part) foresee(r *http.Request, i int, ahead int64) {
 	req := p.reqs[i]
 	req.Ahead = ahead
-	st := p.open.store.Check(r.Context(), []store.Request{req})[0]
+	st := p.open(i).store.Check(r.Context(), []store.Request{req})[0]
 	if st.Err != nil {
 		return
 	}

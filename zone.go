@@ -121,8 +121,8 @@ type Zone struct {
 	// `concurrency`. Default: 0, none is held.
 	MaxWait caddy.Duration `json:"max_wait,omitempty"`
 
-	// How many requests are held at the same time by each process; those
-	// beyond are refused. Default: 1000.
+	// How many requests are held at the same time by each process, for each
+	// store; those beyond are refused. Default: 1000.
 	MaxWaitQueue int `json:"max_wait_queue,omitempty"`
 
 	// How long a client that was refused stays refused, even if there is room
@@ -161,16 +161,16 @@ type Zone struct {
 	limit      store.Limit
 	takes      bool
 	needsID    bool
-	onError    string
 	refusal    error
 	counts     zoneCounters
-	room       *waitingRoom
+	uses       [mostStores]zoneUse
 
 	noKey, noEvents, noCost, never throttle
 }
 
-// provision prepares a valid zone, which counts in the store that use is of.
-func (z *Zone) provision(ctx caddy.Context, use *storeUse) error {
+// provision prepares a valid zone, which counts in these stores, the handler's
+// own first.
+func (z *Zone) provision(ctx caddy.Context, stores ...*storeUse) error {
 	if z.MatcherSetsRaw != nil {
 		sets, err := ctx.LoadModule(z, "MatcherSetsRaw")
 		if err != nil {
@@ -186,14 +186,11 @@ func (z *Zone) provision(ctx caddy.Context, use *storeUse) error {
 		}
 	}
 	z.compile()
-	if z.onError = z.OnError; z.onError == "" {
-		z.onError = use.onError
-	}
-	if z.Penalty > 0 && !use.knowsPenalties() {
-		return fmt.Errorf("zone %s: %w", z.Name, badOption("penalty", "does not go with the store %s: remove it", use.name))
-	}
-	if z.MaxWait > 0 {
-		z.room = roomOf(use.name, z.Name)
+	for in, use := range stores {
+		if z.Penalty > 0 && !use.knowsPenalties() {
+			return fmt.Errorf("zone %s: %w", z.Name, badOption("penalty", "does not go with the store %s: remove it", use.name))
+		}
+		z.countIn(in, use)
 	}
 	z.counts = metrics.zone(z.Name)
 	return nil

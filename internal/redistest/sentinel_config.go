@@ -87,7 +87,9 @@ func hurrySentinel(ctx context.Context, client *goredis.Client) error {
 		length time.Duration
 	}{
 		{"INFO-PERIOD", 500 * time.Millisecond},
-		{"PING-PERIOD", 100 * time.Millisecond},
+		// A replica is promoted only if what it said of itself is no older than
+		// five of these, and while its primary is down it is asked once a second.
+		{"PING-PERIOD", 300 * time.Millisecond},
 		{"ASK-PERIOD", 100 * time.Millisecond},
 		// After four of these a sentinel makes a primary that it takes for an old
 		// one a replica. The sentinel that has promoted it may need a second to see

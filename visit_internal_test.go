@@ -1,0 +1,69 @@
+package shardlimit
+
+import (
+	"cmp"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+)
+
+// TestStoreThatDoesNotOpen, of two that a request needs: its zones follow their
+// on_error, and those in the other store are asked and settled as ever.
+func TestStoreThatDoesNotOpen(t *testing.T) {
+	for _, broken := range []int{ownStore, rolloutStore} {
+		for onError, status := range map[string]int{onErrorAllow: http.StatusOK, onErrorLocal: http.StatusOK, onErrorDeny: http.StatusServiceUnavailable} {
+			for _, charge := range []string{chargeAfter, chargeBefore} {
+				s := new(deafStore)
+				var uses [mostStores]*storeUse
+				for in := range uses {
+					uses[in] = &storeUse{name: t.Name(), module: deafModule{s}, logger: zap.NewNop()}
+				}
+				uses[broken].module = new(brokenStore)
+				h := &Handler{logger: zap.NewNop(), now: time.Now, use: uses[ownStore]}
+				for _, name := range []string{"a", "b"} {
+					z := &Zone{Name: name, Key: Texts{name}, Events: "10", Window: caddy.Duration(time.Hour), Charge: charge, OnError: onError, MaxWait: 1}
+					z.compile()
+					z.counts = metrics.zone(name)
+					for in, use := range uses {
+						z.countIn(in, use)
+					}
+					h.Zones = append(h.Zones, z)
+				}
+				// The clients are the same for all requests, and one is moved.
+				place := func(z *Zone) uint64 { return rolloutPlace(z.clientKey(caddy.NewReplacer(), h)) }
+				slices.SortFunc(h.Zones, func(a, b *Zone) int { return cmp.Compare(place(a), place(b)) })
+				h.Rollout = &Rollout{bound: place(h.Zones[1])}
+
+				w := httptest.NewRecorder()
+				r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), caddy.NewReplacer(), w, nil)
+				err := h.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
+					w.WriteHeader(http.StatusOK)
+					return nil
+				}))
+				got := w.Code
+				if err != nil {
+					got = statusOf(err)
+				}
+				asked := []string{"charge 1"}
+				if status == http.StatusServiceUnavailable {
+					asked = nil
+				}
+				if got != status || !slices.Equal(s.asked, asked) {
+					t.Errorf("store %d does not open, on_error %s, charge %s: status %d, the other one is asked to %q, want %d and %q",
+						broken, onError, charge, got, s.asked, status, asked)
+				}
+				for in, use := range uses {
+					if n := use.users.Load(); n != 0 {
+						t.Errorf("store %d has %d users in the end", in, n)
+					}
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,36 @@
+package shardlimit
+
+import "cmp"
+
+// A handler counts in its own store and, with a rollout, in another one.
+const (
+	ownStore = iota
+	rolloutStore
+	mostStores
+)
+
+// zoneUse is a zone in one of the stores in which its handler counts.
+type zoneUse struct {
+	*Zone
+	// in is ownStore or rolloutStore.
+	in      int
+	use     *storeUse
+	onError string
+	room    *waitingRoom
+}
+
+// countIn makes the zone count in a store.
+func (z *Zone) countIn(in int, use *storeUse) {
+	z.uses[in] = zoneUse{Zone: z, in: in, use: use, onError: cmp.Or(z.OnError, use.onError)}
+	if z.MaxWait > 0 {
+		z.uses[in].room = roomOf(use.name, z.Name)
+	}
+}
+
+// useFor is the zone in the store in which the client is counted.
+func (z *Zone) useFor(clientKey string, rollout *Rollout) *zoneUse {
+	if rollout.moves(clientKey) {
+		return &z.uses[rolloutStore]
+	}
+	return &z.uses[ownStore]
+}
