@@ -93,6 +93,12 @@ type Penalizer interface {
 	PenalizeDetached(reqs []Request)
 }
 
+// Peeker is a Store that can tell what is in a bucket without changing it.
+type Peeker interface {
+	// Peek is Check, but opens no window. It may read a replica.
+	Peek(ctx context.Context, reqs []Request) []State
+}
+
 // Warmer is a Store that can get ready ahead of its first use.
 type Warmer interface {
 	// Warm does so and returns when it is done, cannot be done, or ctx ends.

@@ -68,3 +68,12 @@ func (i info) isBefore(major, minor int) bool {
 	}
 	return has[0] < major || has[0] == major && has[1] < minor
 }
+
+// skew is how much the server's clock was ahead of this machine's at an instant.
+func (i info) skew(at time.Time) (skew time.Duration, ok bool) {
+	micros, err := strconv.ParseInt(i["server_time_usec"], 10, 64)
+	if err != nil {
+		return 0, false
+	}
+	return time.UnixMicro(micros).Sub(at), true
+}

@@ -89,7 +89,9 @@ func (s *Shard) meet(ctx context.Context, l *lane, isReplica bool) {
 	if met {
 		return
 	}
+	before := time.Now()
 	i, err := l.info(ctx)
+	after := time.Now()
 	if err != nil {
 		if isRefusal(err) {
 			s.noteMet(l.addr, "")
@@ -102,7 +104,7 @@ func (s *Shard) meet(ctx context.Context, l *lane, isReplica bool) {
 	for _, problem := range problemsOf(i, isReplica) {
 		s.complain(l, problem)
 	}
-	if skew, ok := l.skew(ctx); ok && (skew > clockTolerance || skew < -clockTolerance) {
+	if skew, ok := i.skew(before.Add(after.Sub(before) / 2)); ok && (skew > clockTolerance || skew < -clockTolerance) {
 		s.complain(l, fmt.Errorf("its clock differs from this machine's by %s: let both follow a time server (NTP)", skew.Round(time.Millisecond)))
 	}
 }
@@ -132,19 +134,6 @@ func problemsOf(i info, isReplica bool) (problems []error) {
 		problems = append(problems, fmt.Errorf("it is given as a primary and is a replica of %s:%s: give that one, or use sentinel", i["master_host"], i["master_port"]))
 	}
 	return problems
-}
-
-// skew is how much the server's clock is ahead of this machine's.
-func (l *lane) skew(ctx context.Context) (skew time.Duration, ok bool) {
-	ctx, cancel := context.WithTimeout(ctx, infoTimeout)
-	defer cancel()
-	before := time.Now()
-	server, err := l.client.Time(ctx).Result()
-	if err != nil {
-		return 0, false
-	}
-	after := time.Now()
-	return server.Sub(before.Add(after.Sub(before) / 2)), true
 }
 
 // Twins are the addresses of two servers of different shards that are the same

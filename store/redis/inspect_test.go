@@ -184,6 +184,23 @@ func TestVersionsAndClocks(t *testing.T) {
 			t.Errorf("%q is too old: %v, want %v", text, got, want)
 		}
 	}
+	at := time.UnixMicro(1_700_000_000_000_000)
+	if skew, ok := parseInfo("server_time_usec:1700000002500000\r\n").skew(at); !ok || skew != 2500*time.Millisecond {
+		t.Errorf("got skew %v, %v", skew, ok)
+	}
+	if _, ok := parseInfo("").skew(at); ok {
+		t.Error("got the skew of a server that does not tell its time")
+	}
+}
+
+// TestClockOfAServerIsRead, and is this machine's.
+func TestClockOfAServerIsRead(t *testing.T) {
+	shard := newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})
+	i, err := shard.owner(0).checks.info(t.Context())
+	must(t, err)
+	if skew, ok := i.skew(time.Now()); !ok || skew > time.Second || skew < -time.Second {
+		t.Errorf("got skew %v, %v", skew, ok)
+	}
 }
 
 // TestTwinsAreFound: two shards that are one server.

@@ -161,7 +161,7 @@ func (tr *traffic) run() {
 			}
 			tr.waiting.Done()
 		})
-		if n%10 == 0 {
+		if n%2 == 0 {
 			time.Sleep(time.Millisecond)
 		}
 	}
@@ -274,8 +274,13 @@ func TestSentinelFailover(t *testing.T) {
 	time.Sleep(200 * time.Millisecond)
 	must(t, sh.Primary.Kill())
 	killed := time.Now()
-	_, err := sentinels.WaitForMaster(t.Context(), sh.Primary.Addr())
-	must(t, err)
+	if _, err := sentinels.WaitForMaster(t.Context(), sh.Primary.Addr()); err != nil {
+		for _, node := range sentinels.Nodes {
+			t.Log(node.Client().Do(context.Background(), "SENTINEL", "MASTER", masterName).Result())
+			t.Log(node.Client().Do(context.Background(), "INFO").Result())
+		}
+		t.Fatal(err)
+	}
 	waitUntilUp(t, s)
 	t.Logf("charges work %v after the primary was killed", time.Since(killed).Round(time.Millisecond))
 	must(t, sh.Primary.Restart())
