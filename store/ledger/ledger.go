@@ -181,22 +181,6 @@ func (l *Ledger) doubt(reqs []store.Request) {
 	}
 }
 
-// Knows tells whether something is known of a bucket that still counts.
-func (l *Ledger) Knows(r *store.Request) bool {
-	now := l.books.now()
-	e := l.find(r)
-	if e == nil {
-		return false
-	}
-	defer e.page.mu.Unlock()
-	return e.until > now || !e.isIdle()
-}
-
-// Peek implements [store.Peeker], if the store does.
-func (l *Ledger) Peek(ctx context.Context, reqs []store.Request) []store.State {
-	return l.store.(store.Peeker).Peek(ctx, reqs)
-}
-
 // Warm implements [store.Warmer].
 func (l *Ledger) Warm(ctx context.Context) {
 	if w, ok := l.store.(store.Warmer); ok {
@@ -210,5 +194,4 @@ var (
 	_ store.Detacher  = (*Ledger)(nil)
 	_ store.Penalizer = (*Ledger)(nil)
 	_ store.Warmer    = (*Ledger)(nil)
-	_ store.Peeker    = (*Ledger)(nil)
 )

@@ -41,8 +41,9 @@ func clientOptions(addr string, opts *ShardOptions) *goredis.Options {
 		WriteTimeout:          -1,
 		ContextTimeoutEnabled: true,
 		PoolTimeout:           poolTimeout,
-		PoolSize:              opts.poolSize(),
-		MaxActiveConns:        opts.poolSize(),
+		// One for each worker, and one to ask for the server's health.
+		PoolSize:              opts.poolSize() + 1,
+		MaxActiveConns:        opts.poolSize() + 1,
 		PipelinePoolSize:      -1,
 		DisableIdentity:       true,
 		MaintNotificationsConfig: &maintnotifications.Config{
