@@ -133,7 +133,7 @@ type traffic struct {
 	clients int
 	// each is how many charges are sent a millisecond.
 	each int
-	sent    []int64
+	sent []int64
 	// uncertain and refused are charges without a reply, and those that surely
 	// did not run.
 	uncertain, refused atomic.Int64
