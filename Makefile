@@ -4,7 +4,7 @@ GO                ?= go
 GOLANGCI_VERSION   = v2.15.0
 GOLANGCI           = bin/golangci-lint-$(GOLANGCI_VERSION)
 FUZZTIME          ?= 10s
-# How many interleavings make soak goes through: about ten minutes' worth.
+# How many interleavings of the ledger make soak goes through: about ten minutes' worth.
 SOAK              ?= 1000000
 
 .DEFAULT_GOAL := help
@@ -22,7 +22,9 @@ test: ## run all tests with the race detector, then each fuzz target for FUZZTIM
 	cd bench && CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 5m ./...
 	FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
 
-soak: ## hold the ledger to its model in many more interleavings
+soak: ## ten minutes of faults under load, then the ledger's model in many more interleavings
+	scripts/install-needed.sh
+	$(GO) run ./internal/soak
 	$(GO) test -run TestModel -timeout 3h ./store/ledger -ledger.seeds $(SOAK) -ledger.seed $$(date +%s)
 
 lint: $(GOLANGCI) ## check format, go vet, golangci-lint, go.mod and the modules
