@@ -8,7 +8,7 @@ FUZZTIME          ?= 10s
 SOAK              ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak lint bench bench-peers algorithms calls fmt demo
+.PHONY: help run test soak lint bench bench-peers algorithms calls faults fmt demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -55,6 +55,10 @@ algorithms: ## draw and measure the algorithms, for docs/algorithms.md
 calls: ## count the calls to Redis per request, for docs/ledger.md
 	scripts/install-needed.sh
 	$(GO) run ./internal/calls
+
+faults: ## break Redis in many ways while Caddy serves, for docs/failure-modes.md
+	scripts/install-needed.sh
+	$(GO) run ./internal/faults
 
 fmt: $(GOLANGCI) ## format the code and group its imports
 	gofmt -w .

@@ -74,9 +74,9 @@ func TestConfigOfStores(t *testing.T) {
 		"address resolves to an invalid one": {shardsOf(`{"name": "a", "primary": "{env.SHARDLIMIT_TEST_URL}"}`), `redis store: shard a: address "redis://redis-a": it must be host, host:port or unix/path`},
 		"addresses resolve to one":           {shardsOf(`{"name": "a", "primary": "{env.SHARDLIMIT_TEST_HOST}"}, {"name": "b", "primary": "redis-a"}`), `redis store: shard b has the address redis-a:6379 of shard a`},
 		"address does not resolve":           {shardsOf(`{"name": "a", "primary": "{env.SHARDLIMIT_TEST_UNSET}"}`), `redis store: shard a: address: evaluated placeholder {env.SHARDLIMIT_TEST_UNSET} is empty: set it, or write \{`},
-		"username does not resolve":          {redisOf(`"username": "{env.SHARDLIMIT_TEST_UNSET}"`), `redis store: username: evaluated placeholder {env.SHARDLIMIT_TEST_UNSET} is empty: set it`},
-		"password does not resolve":          {redisOf(`"password": "{file.no-such-file}"`), `redis store: password: `},
-		"key_secret is unknown":              {redisOf(`"key_secret": "{nobody.knows}"`), `redis store: key_secret: unrecognized placeholder {nobody.knows}: set it, or write \{`},
+		"username does not resolve":          {redisOf(`"username": "{env.SHARDLIMIT_TEST_UNSET}"`), `redis store: username: placeholder {env.SHARDLIMIT_TEST_UNSET} is empty: set it`},
+		"password does not resolve":          {redisOf(`"password": "{file.no-such-file}"`), `redis store: password: placeholder {file.no-such-file} is empty: set it, or see that Caddy can read the file`},
+		"key_secret is unknown":              {redisOf(`"key_secret": "{nobody.knows}"`), `redis store: key_secret: it has a placeholder that is not known: write {env.*} or {file.*}, or \{`},
 		"password with a brace":              {app: redisOf(`"password": "a\\{b}"`)},
 	} {
 		t.Run(name, func(t *testing.T) {

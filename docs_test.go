@@ -67,6 +67,23 @@ func TestDocumentedConfigsLoad(t *testing.T) {
 	}
 }
 
+// TestDocumentedStoresAdapt: to load they would need the files that they name.
+func TestDocumentedStoresAdapt(t *testing.T) {
+	stores := 0
+	for _, block := range codeBlocks(t, "docs/redis.md") {
+		if !strings.HasPrefix(block, "{\n") {
+			continue
+		}
+		if _, err := adapt(block + "\n"); err != nil {
+			t.Errorf("%v\n%s", err, block)
+		}
+		stores++
+	}
+	if stores < 4 {
+		t.Errorf("found %d stores in docs/redis.md", stores)
+	}
+}
+
 // TestReadmeNamesTheCommands: the two commands are all the set-up there is.
 func TestReadmeNamesTheCommands(t *testing.T) {
 	text, err := os.ReadFile("README.md")
@@ -83,7 +100,7 @@ func TestReadmeNamesTheCommands(t *testing.T) {
 
 // TestLinksInDocumentsLead checks the links between documents.
 func TestLinksInDocumentsLead(t *testing.T) {
-	for _, file := range []string{"README.md", "CONTRIBUTING.md", "docs/configuration.md", "docs/failure-modes.md"} {
+	for _, file := range []string{"README.md", "CONTRIBUTING.md", "docs/configuration.md", "docs/failure-modes.md", "docs/redis.md"} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

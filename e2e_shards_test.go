@@ -42,27 +42,43 @@ func shardName(i int) string { return string(rune('a' + i)) }
 var patient = []string{"check_timeout 10s", "charge_timeout 30s", "dial_timeout 10s"}
 
 // store is the global option for a Redis store on the shards. Options are lines
-// such as "db 1"; those of patient hold where there is no other.
+// such as "db 1".
 func (s shards) store(options ...string) string {
-	var b strings.Builder
-	b.WriteString("rate_limit {\n\t\tstore redis {\n")
+	var lines []string
 	for i, shard := range s {
-		fmt.Fprintf(&b, "\t\t\tshard %s {\n\t\t\t\tprimary %s\n", shardName(i), shard.Primary.Addr())
-		for _, r := range shard.Replicas {
-			fmt.Fprintf(&b, "\t\t\t\treplica %s\n", r.Addr())
-		}
-		b.WriteString("\t\t\t}\n")
+		lines = append(lines, shardOf(shardName(i), shard))
 	}
+	return redisStore(append(lines, options...)...)
+}
+
+// redisStore is the global option for a Redis store with these lines; those of
+// patient hold where there is no other.
+func redisStore(lines ...string) string {
 	given := map[string]bool{}
-	for _, option := range append(options[:len(options):len(options)], patient...) {
-		name, _, _ := strings.Cut(option, " ")
-		if !given[name] {
-			b.WriteString("\t\t\t" + option + "\n")
-		}
+	for _, line := range lines {
+		name, _, _ := strings.Cut(line, " ")
 		given[name] = true
 	}
-	b.WriteString("\t\t}\n\t}")
-	return b.String()
+	for _, line := range patient {
+		if name, _, _ := strings.Cut(line, " "); !given[name] {
+			lines = append(lines[:len(lines):len(lines)], line)
+		}
+	}
+	return "rate_limit {\n\t\tstore redis {\n" + strings.Join(lines, "\n") + "\n\t\t}\n\t}"
+}
+
+// shardWith is a shard with these lines.
+func shardWith(name string, lines ...string) string {
+	return "shard " + name + " {\n" + strings.Join(lines, "\n") + "\n}"
+}
+
+// shardOf is a shard of given servers, with more lines.
+func shardOf(name string, shard *redistest.Shard, more ...string) string {
+	lines := []string{"primary " + shard.Primary.Addr()}
+	for _, replica := range shard.Replicas {
+		lines = append(lines, "replica "+replica.Addr())
+	}
+	return shardWith(name, append(lines, more...)...)
 }
 
 // bucket is what Redis holds under a key.

@@ -39,6 +39,9 @@ func FuzzCaddyfile(f *testing.F) {
 		"{\n\tzone a {\n\t\tkey a \"{b}{c}\"\n\t\tevents {d} 5\n\t\twindow 1d\n\t\tmatch {\n\t\t\tpath /\n\t\t}\n\t}\n}",
 		"store memory\nstore a redis {\n\tshard a {\n\t\tprimary [::1]\n\t\treplica {env.A}:1\n\t}\n}",
 		"store a redis {\n\tshard a {\n\t\tprimary unix//a\n\t}\n\tpassword \"\"\n\tdb 0\n}",
+		"store redis {\n\tshard a {\n\t\tsentinel m s1 {env.S}:1\n\t\tsentinel_password a\n\t\ttls\n\t}\n\tshard b {\n\t\tsentinel n s1\n\t}\n\tmax_replica_lag 1s\n}",
+		"store redis {\n\tshard a {\n\t\tcluster r1 [::1]:2\n\t\tcluster {env.A}\n\t\tdb 0\n\t}\n\tdb 1\n}",
+		"store redis {\n\tshard a {\n\t\tprimary a\n\t\ttls {\n\t\t\tca \"\"\n\t\t}\n\t\tusername a\n\t}\n\tpassword b\n\ttls {\n\t\tcert a b\n\t\tserver_name c\n\t}\n}",
 		"{\n}\nrate_limit {\n\tzone",
 	} {
 		f.Add(text)

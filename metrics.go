@@ -18,6 +18,7 @@ type metricSet struct {
 	declined    *prometheus.CounterVec
 	storeErrors *prometheus.CounterVec
 	undelivered *prometheus.CounterVec
+	overflowed  *prometheus.CounterVec
 }
 
 // zoneCounters are one zone's, looked up once.
@@ -34,6 +35,8 @@ func newMetricSet() *metricSet {
 		declined: counter("declined_requests_total", "Requests that were refused because of a zone.", "zone"),
 		storeErrors: counter("store_errors_total",
 			"Checks and takes that a store could not answer.", "store"),
+		overflowed: counter("overflowed_requests_total",
+			"Requests of new clients beyond max_new_buckets, which were counted in the bucket that these share.", "zone"),
 		undelivered: counter("undelivered_total",
 			"Charges, refunds and penalties that failed: lost ones surely did not count, of uncertain ones it is not known; expired ones were for a window that is over.",
 			"store", "shard", "operation", "outcome"),
@@ -50,7 +53,7 @@ func (m *metricSet) register(registry *prometheus.Registry) error {
 	if registry == nil {
 		return nil
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.declined, m.storeErrors, m.undelivered} {
+	for _, c := range []prometheus.Collector{m.requests, m.declined, m.storeErrors, m.undelivered, m.overflowed} {
 		var already prometheus.AlreadyRegisteredError
 		if err := registry.Register(c); err != nil && !errors.As(err, &already) {
 			return fmt.Errorf("register metrics: %w", err)

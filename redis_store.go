@@ -1,8 +1,6 @@
 package shardlimit
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -21,21 +19,21 @@ import (
 // counts live on one shard. Checks are answered by its replicas; charges go to
 // its primary, off the request's path.
 type RedisStore struct {
-	// The shards: independent Redis servers, each with its replicas, over
-	// which the clients are spread. Adding one moves only the clients it gets.
-	// Required.
+	// The shards: independent Redis servers, each with its replicas, or Redis
+	// Clusters, over which the clients are spread. Adding one moves only the
+	// clients it gets. Required.
 	Shards []*RedisShard `json:"shards,omitempty"`
 
-	// The ACL user. Placeholders such as `{env.REDIS_USERNAME}` work.
-	// Default: Redis's default user.
-	Username string `json:"username,omitempty"`
+	// While shards are added, removed or weighted anew: the names of the shards
+	// before that, each with `:` and its weight then if that has changed. Clients
+	// who get another shard keep what they have spent there: it is brought along
+	// when they first come. Give this to all Caddys one by one, and leave it out
+	// again once the longest window is over; shards that are removed stay defined
+	// until then, with `retired`. While some Caddys do not have it yet, a client
+	// who moves can get up to twice its limit in a window.
+	PreviousShards []string `json:"previous_shards,omitempty"`
 
-	// The password. Placeholders such as `{env.REDIS_PASSWORD}` and
-	// `{file./run/secrets/redis}` work. Default: none.
-	Password string `json:"password,omitempty"`
-
-	// The number of the database. Default: 0.
-	DB int `json:"db,omitempty"`
+	RedisConnection
 
 	// What the keys in Redis start with: letters, digits and the characters
 	// `_ . : -`. Stores with different prefixes do not share counts.
@@ -65,15 +63,6 @@ type RedisStore struct {
 	// Default: 250ms.
 	ChargeTimeout caddy.Duration `json:"charge_timeout,omitempty"`
 
-	// How long connecting may take. Default: 200ms.
-	DialTimeout caddy.Duration `json:"dial_timeout,omitempty"`
-
-	// How many connections are kept to each server, once for checks and once
-	// for charges. Each carries many requests at a time, so few are needed; on
-	// a slow network more shorten the wait. Default: 4, or 64 if `pipelining`
-	// is `off`.
-	PoolSize int `json:"pool_size,omitempty"`
-
 	// `on`: what waits at the same time is sent together. `off`: each call
 	// is sent by itself. Default: `on`.
 	Pipelining string `json:"pipelining,omitempty"`
@@ -93,6 +82,14 @@ type RedisStore struct {
 	// Default: 1000000.
 	LedgerMaxBuckets int `json:"ledger_max_buckets,omitempty"`
 
+	// How many buckets this Caddy opens a second, in each zone, for clients that
+	// have none. New clients beyond that share one bucket of their zone until
+	// there are fewer of them, so that made-up client keys cannot fill Redis.
+	// Choose it well above the number of new clients that a busy second brings,
+	// after a restart of Redis too, and so that as many buckets as are opened in
+	// a window fit into Redis, at about 180 bytes each. Default: 0, any number.
+	MaxNewBuckets int `json:"max_new_buckets,omitempty"`
+
 	// What zones do while a shard cannot answer, unless they say otherwise:
 	// `allow`, `deny` (status 503) or `local` (this process counts alone).
 	// Default: `allow`.
@@ -103,19 +100,15 @@ type RedisStore struct {
 
 	mu sync.Mutex
 	// open are the shards of each call of OpenStore.
-	open [][]string
+	open []openShards
 }
 
-const (
-	readReplicas = "replicas"
-	readPrimary  = "primary"
-	clockRedis   = "redis"
-	clockLocal   = "local"
-	pipeliningOn = "on"
-	pipelineOff  = "off"
-
-	maxPoolSize = 1000
-)
+// openShards are the keys in shardPool of a store's shards, and what logs what
+// happens to them.
+type openShards struct {
+	keys []string
+	log  *shardLog
+}
 
 // CaddyModule returns the Caddy module information.
 func (*RedisStore) CaddyModule() caddy.ModuleInfo {
@@ -125,113 +118,36 @@ func (*RedisStore) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
-// Provision implements [caddy.Provisioner]. It resolves placeholders and does
-// not connect.
+// Provision implements [caddy.Provisioner]. It resolves placeholders, reads
+// files, and does not connect.
 func (s *RedisStore) Provision(ctx caddy.Context) error {
 	s.logger = ctx.Logger()
-	repl := caddy.NewReplacer()
-	for _, option := range []struct {
-		name  string
-		value *string
-	}{{"username", &s.Username}, {"password", &s.Password}, {"key_secret", &s.KeySecret}} {
-		if err := resolve(repl, option.value); err != nil {
-			return fmt.Errorf("redis store: %s: %w", option.name, err)
-		}
-	}
-	for _, shard := range s.Shards {
-		if shard == nil {
-			continue // for Validate to refuse
-		}
-		if err := shard.resolve(repl); err != nil {
-			return fmt.Errorf("redis store: %w", err)
-		}
-	}
-	return nil
-}
-
-// resolve replaces the placeholders in a value, all of which must yield
-// something.
-func resolve(repl *caddy.Replacer, value *string) error {
-	resolved, err := repl.ReplaceOrErr(*value, true, true)
-	if err != nil {
-		return fmt.Errorf("%w: set it, or write \\{ for a brace that begins no placeholder", err)
-	}
-	*value = resolved
-	return nil
-}
-
-// Validate implements [caddy.Validator].
-func (s *RedisStore) Validate() error {
-	if err := s.validate(); err != nil {
+	if err := s.provision(caddy.NewReplacer()); err != nil {
 		return fmt.Errorf("redis store: %w", err)
 	}
 	return nil
 }
 
-func (s *RedisStore) validate() error {
-	if len(s.Shards) == 0 {
-		return errors.New("it has no shard: add one, such as shard a { primary localhost:6379 }")
+func (s *RedisStore) provision(repl *caddy.Replacer) (err error) {
+	if err := s.RedisConnection.provision(repl); err != nil {
+		return err
 	}
-	names, owners := map[string]bool{}, map[string]string{}
+	if s.KeySecret, err = reveal(repl, s.KeySecret); err != nil {
+		return fmt.Errorf("key_secret: %w", err)
+	}
 	for _, shard := range s.Shards {
-		if err := shard.validate(); err != nil {
-			return err
+		if shard == nil {
+			continue // for Validate to refuse
 		}
-		if names[shard.Name] {
-			return badOption("shard "+shard.Name, "is defined twice: give each its own name")
-		}
-		names[shard.Name] = true
-		for _, given := range shard.addrs() {
-			addr := complete(*given)
-			if other, ok := owners[addr]; ok {
-				return badOption("shard "+shard.Name, "has the address %s of shard %s: give each its own servers", addr, other)
-			}
-			owners[addr] = shard.Name
+		if err := shard.provision(repl); err != nil {
+			return fmt.Errorf("shard %s: %w", shard.Name, err)
 		}
 	}
-	switch {
-	case s.DB < 0:
-		return badOption("db", "%d: it must not be negative", s.DB)
-	case s.KeyPrefix != "" && !keyPrefix.MatchString(s.KeyPrefix):
-		return badOption("key_prefix", "%q: use only letters, digits and the characters _ . : -", s.KeyPrefix)
-	case s.PoolSize < 0 || s.PoolSize > maxPoolSize:
-		return badOption("pool_size", "%d: it must be from 1 to %d", s.PoolSize, maxPoolSize)
-	case s.LedgerMaxBuckets < 0:
-		return badOption("ledger_max_buckets", "%d: it must be at least 1", s.LedgerMaxBuckets)
-	}
-	if err := oneOf("read_from", s.ReadFrom, readReplicas, readPrimary); err != nil {
-		return err
-	}
-	if err := oneOf("clock", s.Clock, clockRedis, clockLocal); err != nil {
-		return err
-	}
-	if err := oneOf("pipelining", s.Pipelining, pipeliningOn, pipelineOff); err != nil {
-		return err
-	}
-	for _, duration := range []struct {
-		name  string
-		value caddy.Duration
-	}{
-		{"check_timeout", s.CheckTimeout}, {"charge_timeout", s.ChargeTimeout}, {"dial_timeout", s.DialTimeout},
-		{"ledger_trust", s.LedgerTrust},
-	} {
-		if duration.value < 0 {
-			return badOption(duration.name, "%s: it must be positive", time.Duration(duration.value))
-		}
-	}
-	return validateOnError(s.OnError)
-}
-
-func oneOf(option, value, first, second string) error {
-	if value == "" || value == first || value == second {
-		return nil
-	}
-	return badOption(option, "%q: it must be %s or %s", value, first, second)
+	return nil
 }
 
 // OpenStore implements [StoreModule].
 func (s *RedisStore) OpenStore(name string) (store.Store, error) {
-	var keys []string
 	config := redis.Options{
 		KeyPrefix:     s.KeyPrefix,
 		KeySecret:     []byte(s.KeySecret),
@@ -243,46 +159,43 @@ func (s *RedisStore) OpenStore(name string) (store.Store, error) {
 			s.reportUndelivered(name, shard, op, 1, err)
 		},
 	}
-	for _, shard := range s.Shards {
-		opts := redis.ShardOptions{
-			Primary:      complete(shard.Primary),
-			Credentials:  s.credentials,
-			DB:           s.DB,
-			DialTimeout:  time.Duration(s.DialTimeout),
-			PoolSize:     s.PoolSize,
-			NoPipelining: s.Pipelining == pipelineOff,
-		}
-		for _, addr := range shard.Replicas {
-			opts.Replicas = append(opts.Replicas, complete(addr))
-		}
-		pooled, key, err := acquireShard(opts, []any{
-			opts.Primary, opts.Replicas, opts.DB, opts.DialTimeout, opts.PoolSize, opts.NoPipelining, s.Username, s.Password,
-		})
+	var opened openShards
+	shards, connections := make([]pooledShard, len(s.Shards)), map[string]*redis.Shard{}
+	for i, shard := range s.Shards {
+		pooled, key, err := acquireShard(s.reach(shard))
 		if err != nil {
-			releaseShards(keys)
+			releaseShards(opened.keys)
 			return nil, fmt.Errorf("shard %s: %w", shard.Name, err)
 		}
-		keys = append(keys, key)
-		config.Members = append(config.Members, redis.Member{Name: shard.Name, Weight: shard.Weight, Shard: pooled})
+		shards[i] = pooled
+		opened.keys = append(opened.keys, key)
+		connections[shard.Name] = pooled.Shard
+	}
+	var err error
+	if config.Members, config.Former, err = s.membersOf(connections); err != nil {
+		releaseShards(opened.keys)
+		return nil, err
+	}
+	remote := redis.New(config)
+	opened.log = startShardLog(s.logger, name, remote)
+	for i, shard := range s.Shards {
+		opened.log.add(shard.Name, shards[i])
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.open = append(s.open, keys)
-	return redis.New(config), nil
-}
-
-func (s *RedisStore) credentials(context.Context) (username, password string, err error) {
-	return s.Username, s.Password, nil
+	s.open = append(s.open, opened)
+	return remote, nil
 }
 
 // CloseStore implements [StoreModule]. The charges that are still waiting are
 // delivered in the background, or, when the process ends, before it returns.
 func (s *RedisStore) CloseStore() {
 	s.mu.Lock()
-	keys := s.open[0]
+	closed := s.open[0]
 	s.open = s.open[1:]
 	s.mu.Unlock()
-	releaseShards(keys)
+	closed.log.stop()
+	releaseShards(closed.keys)
 }
 
 // ledgerOptions implements [ledgerConfig].
@@ -296,6 +209,9 @@ func (s *RedisStore) ledgerOptions(name string) ledger.Options {
 		},
 	}
 }
+
+// maxNewBuckets implements [newcomerConfig].
+func (s *RedisStore) maxNewBuckets() int { return s.MaxNewBuckets }
 
 // OnErrorDefault implements [StoreModule].
 func (s *RedisStore) OnErrorDefault() string {
@@ -320,7 +236,7 @@ func (s *RedisStore) reportUndelivered(name, shard string, op algorithm.Operatio
 // Interface guards.
 var (
 	_ caddy.Provisioner = (*RedisStore)(nil)
-	_ caddy.Validator   = (*RedisStore)(nil)
 	_ StoreModule       = (*RedisStore)(nil)
 	_ ledgerConfig      = (*RedisStore)(nil)
+	_ newcomerConfig    = (*RedisStore)(nil)
 )

@@ -2,9 +2,6 @@ package shardlimit
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -117,8 +114,12 @@ func (f *flushSet) end(logger *zap.Logger) {
 	}
 }
 
-// pooledShard is a shard in shardPool.
-type pooledShard struct{ *redis.Shard }
+// pooledShard is a shard in shardPool, and the certificate that its connections
+// show, or nil.
+type pooledShard struct {
+	*redis.Shard
+	certificate *clientCertificate
+}
 
 // Destruct implements [caddy.Destructor]: it delivers what is waiting, then
 // closes the connections.
@@ -127,23 +128,19 @@ func (s pooledShard) Destruct() error {
 	return nil
 }
 
-// acquireShard returns the shard that is reached by opts, and its key in the
-// pool: a digest of identity, for it may hold secrets. Shards of one identity
-// share their connections.
-func acquireShard(opts redis.ShardOptions, identity any) (shard *redis.Shard, key string, err error) {
-	text, err := json.Marshal(identity)
-	if err != nil {
-		return nil, "", fmt.Errorf("encode connection settings: %w", err)
+// acquireShard returns the shard that is reached as said, and its key in the
+// pool. Shards that are reached in the same way share their connections.
+func acquireShard(r reach) (shard pooledShard, key string, err error) {
+	if key, err = r.key(); err != nil {
+		return pooledShard{}, "", err
 	}
-	sum := sha256.Sum256(text)
-	key = hex.EncodeToString(sum[:])
 	pooled, _, err := shardPool.LoadOrNew(key, func() (caddy.Destructor, error) {
-		return pooledShard{redis.NewShard(opts)}, nil
+		return pooledShard{redis.NewShard(r.options()), r.certificate()}, nil
 	})
 	if err != nil {
-		return nil, "", fmt.Errorf("connect: %w", err)
+		return pooledShard{}, "", fmt.Errorf("connect: %w", err)
 	}
-	return pooled.(pooledShard).Shard, key, nil
+	return pooled.(pooledShard), key, nil
 }
 
 func releaseShards(keys []string) {

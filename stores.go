@@ -57,6 +57,8 @@ type openedStore struct {
 	penalizer store.Penalizer
 	// local counts where the store cannot.
 	local *memory.Store
+	// newcomers bounds new buckets, if that is wanted.
+	newcomers *newcomers
 	// full are the buckets that refused.
 	full *fullBuckets
 	// direct charges without a ledger.
@@ -95,6 +97,7 @@ func (u *storeUse) enter() (*openedStore, error) {
 		open.detacher, _ = s.(store.Detacher)
 		open.direct = open.detacher
 		open.penalizer, _ = s.(store.Penalizer)
+		open.boundNewcomers(u.name, u.module, u.logger)
 		open.keepLedger(u.name, u.module)
 		u.open.Store(open)
 	}

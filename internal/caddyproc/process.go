@@ -14,11 +14,12 @@ import (
 	"time"
 )
 
-// Build builds cmd/caddy into dir and returns the path of the binary. It is to
-// be called in the module's root.
-func Build(dir string) (string, error) {
+// Build builds cmd/caddy into dir, with flags for go build such as "-race", and
+// returns the path of the binary. It is to be called somewhere in the module.
+func Build(dir string, flags ...string) (string, error) {
 	binary := filepath.Join(dir, "caddy")
-	build := exec.Command("go", "build", "-o", binary, "./cmd/caddy")
+	args := append([]string{"build", "-o", binary}, flags...)
+	build := exec.Command("go", append(args, "github.com/shardlimit/caddy-shardlimit/cmd/caddy")...)
 	build.Stderr = os.Stderr
 	if err := build.Run(); err != nil {
 		return "", fmt.Errorf("build caddy: %w", err)
@@ -61,10 +62,19 @@ func Start(binary, dir, caddyfile string, logs io.Writer, addrs ...string) (*Pro
 	return p, nil
 }
 
-// Stop ends Caddy gracefully and waits for it.
+// stopPatience is how long Caddy may take to end.
+const stopPatience = 30 * time.Second
+
+// Stop ends Caddy gracefully and waits for it. A Caddy that does not end is
+// killed.
 func (p *Process) Stop() {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
-	<-p.ended
+	select {
+	case <-p.ended:
+	case <-time.After(stopPatience):
+		_ = p.cmd.Process.Kill()
+		<-p.ended
+	}
 }
 
 // CPU is the user and system time of the process so far, in steps of 10 ms.

@@ -9,7 +9,7 @@ var errNoneRunning = errors.New("none of the servers is running")
 // running returns those servers that can answer.
 func running(all []*Server) (some []*Server) {
 	for _, s := range all {
-		if s.running() {
+		if s.Running() {
 			some = append(some, s)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	toxiproxy "github.com/Shopify/toxiproxy/v2"
@@ -29,6 +30,10 @@ type Proxy struct {
 	// taken before mu.
 	ops     sync.Mutex
 	counter int
+
+	// replyLimit is after how many bytes from the server a connection is reset; 0
+	// means never.
+	replyLimit atomic.Int64
 
 	mu       sync.Mutex
 	listener net.Listener // nil while the proxy is down
@@ -218,8 +223,20 @@ func (p *Proxy) connect(s *session) {
 	// came back with the client's port would make it forget a new link.
 	p.counter++
 	name := strconv.Itoa(p.counter)
-	p.links.Toxics.StartLink(p.api, name+" requests", s.client, sink{server, end}, stream.Upstream)
-	p.links.Toxics.StartLink(p.api, name+" replies", server, sink{s.client, end}, stream.Downstream)
+	requests := sink{conn: server, end: end}
+	replies := sink{conn: s.client, end: end, limit: &p.replyLimit, reset: func() { p.reset(s) }, passed: new(int64)}
+	p.links.Toxics.StartLink(p.api, name+" requests", s.client, requests, stream.Upstream)
+	p.links.Toxics.StartLink(p.api, name+" replies", server, replies, stream.Downstream)
+}
+
+// reset closes a session so that the client sees a reset.
+func (p *Proxy) reset(s *session) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if tcp, ok := s.client.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	s.close()
 }
 
 func (p *Proxy) forget(s *session) {

@@ -201,6 +201,37 @@ func TestProxyCutRefusesNobody(t *testing.T) {
 	}
 }
 
+// TestProxyResetsReplies requires that a connection breaks in the middle of its
+// second reply, which is of seven bytes as the first one.
+func TestProxyResetsReplies(t *testing.T) {
+	s := redistest.Start(t)
+	proxy := redistest.StartProxy(t, s.Addr())
+	present := dial(t, proxy)
+	present.ping()
+	if err := proxy.ResetReplies(10); err != nil {
+		t.Fatal(err)
+	}
+	created := dial(t, proxy)
+	created.ping()
+	for _, c := range []*connection{present, created} {
+		c.send("PING\r\n")
+		// A reset may overtake the bytes before it.
+		got, err := io.ReadAll(c.reader)
+		if text := string(got); !errors.Is(err, syscall.ECONNRESET) || text != "+PO" && text != "" {
+			t.Errorf("got %q and %v, want a reset in the middle of the reply", got, err)
+		}
+	}
+	if err := proxy.Pass(); err != nil {
+		t.Fatal(err)
+	}
+	c := dial(t, proxy)
+	c.ping()
+	c.ping()
+	if err := proxy.ResetReplies(-1); err == nil {
+		t.Error("a negative number of bytes was accepted")
+	}
+}
+
 func TestProxyDownAndUp(t *testing.T) {
 	s := redistest.Start(t)
 	proxy := redistest.StartProxy(t, s.Addr())

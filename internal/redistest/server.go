@@ -81,9 +81,9 @@ func (s *Server) Client() *goredis.Client {
 	return s.client
 }
 
-// running tells whether the server can answer: it was not killed, paused or
+// Running tells whether the server can answer: it was not killed, paused or
 // stopped and has not exited.
-func (s *Server) running() bool {
+func (s *Server) Running() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.process == nil || s.process.killed || s.paused {

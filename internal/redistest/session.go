@@ -35,6 +35,12 @@ func (s *session) close() {
 type sink struct {
 	conn net.Conn
 	end  func() // called when the direction has ended
+
+	// reset is called once more bytes have passed than limit, unless that is 0.
+	// Both are nil where there is no limit.
+	limit  *atomic.Int64
+	reset  func()
+	passed *int64
 }
 
 // Write never fails. Toxiproxy stops reading a direction whose sink fails, and
@@ -42,8 +48,25 @@ type sink struct {
 // removed. What cannot be written is lost anyway, and the session ends because
 // reading from a broken connection fails.
 func (s sink) Write(b []byte) (int, error) {
-	_, _ = s.conn.Write(b)
+	most := len(b)
+	if s.limit != nil {
+		most = s.most(b)
+	}
+	_, _ = s.conn.Write(b[:most])
+	if most < len(b) {
+		s.reset()
+	}
 	return len(b), nil
+}
+
+// most is how much of b may pass.
+func (s sink) most(b []byte) int {
+	*s.passed += int64(len(b))
+	limit := s.limit.Load()
+	if limit == 0 || *s.passed <= limit {
+		return len(b)
+	}
+	return int(max(limit-(*s.passed-int64(len(b))), 0))
 }
 
 // Close is called by Toxiproxy once, after the last Write.

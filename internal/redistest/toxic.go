@@ -56,10 +56,23 @@ func (p *Proxy) SwallowAll() error {
 	return p.setDrops(true, true)
 }
 
-// Pass ends the delay and the dropping of bytes. Connections that were open
-// while bytes were dropped are closed, so that no stream of replies goes on
-// after a gap.
+// ResetReplies makes every connection, present ones too, break with a reset once
+// n bytes have come from the server in all, and so in the middle of a reply or
+// between two. It replaces the previous number; 0 removes it. n must not be
+// negative.
+func (p *Proxy) ResetReplies(n int64) error {
+	if n < 0 {
+		return fmt.Errorf("reset after %d bytes: negative", n)
+	}
+	p.replyLimit.Store(n)
+	return nil
+}
+
+// Pass ends the delay, the resets and the dropping of bytes. Connections that
+// were open while bytes were dropped are closed, so that no stream of replies
+// goes on after a gap.
 func (p *Proxy) Pass() error {
+	p.replyLimit.Store(0)
 	p.ops.Lock()
 	defer p.ops.Unlock()
 	if err := p.setDelay(0); err != nil {

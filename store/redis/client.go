@@ -41,11 +41,10 @@ func clientOptions(addr string, opts *ShardOptions) *goredis.Options {
 		WriteTimeout:          -1,
 		ContextTimeoutEnabled: true,
 		PoolTimeout:           poolTimeout,
-		// One for each worker, and one to ask for the server's health.
-		PoolSize:         opts.poolSize() + 1,
-		MaxActiveConns:   opts.poolSize() + 1,
-		PipelinePoolSize: -1,
-		DisableIdentity:  true,
+		PoolSize:              opts.connections(),
+		MaxActiveConns:        opts.connections(),
+		PipelinePoolSize:      -1,
+		DisableIdentity:       true,
 		MaintNotificationsConfig: &maintnotifications.Config{
 			Mode: maintnotifications.ModeDisabled,
 		},

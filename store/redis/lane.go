@@ -80,7 +80,7 @@ func newLane(s *Shard, addr string, persistent bool) *lane {
 	}
 	l.breaker = gobreaker.NewTwoStepCircuitBreaker[any](gobreaker.Settings{
 		Timeout:       breakerPause,
-		ReadyToTrip:   func(c gobreaker.Counts) bool { return int(c.ConsecutiveFailures) > opts.poolSize() },
+		ReadyToTrip:   func(c gobreaker.Counts) bool { return int(c.ConsecutiveFailures) > opts.connections() },
 		IsSuccessful:  func(err error) bool { return !isServerFault(err) },
 		OnStateChange: l.tellState,
 	})
@@ -97,12 +97,21 @@ func newLane(s *Shard, addr string, persistent bool) *lane {
 // isUp tells whether calls are made. Whether a server is back is seen by pings.
 func (l *lane) isUp() bool { return l.breaker.State() == gobreaker.StateClosed }
 
+// down is the error of calls that are not made. What spoke against the server
+// last is told in words alone, for what that means to a call is another matter.
+func (l *lane) down() error {
+	if fault := l.fault.load(); fault != nil {
+		return fmt.Errorf("redis %s: %w, the last of which was: %s", l.addr, ErrShardDown, fault.Error())
+	}
+	return fmt.Errorf("redis %s: %w", l.addr, ErrShardDown)
+}
+
 // do runs c and waits for it. If it returns nil every command has its outcome
 // and the caller releases c; otherwise c must not be touched.
 func (l *lane) do(ctx context.Context, c *call) (sent bool, err error) {
 	if !l.isUp() {
 		// Its workers may be waiting still for what it owes.
-		return false, fmt.Errorf("redis %s: %w", l.addr, ErrShardDown)
+		return false, l.down()
 	}
 	if err := l.queue.put(c); err != nil {
 		return false, fmt.Errorf("redis %s: %w", l.addr, err)
@@ -268,7 +277,7 @@ func (l *lane) send(ctx context.Context, cmds []*command) {
 		reported, err = l.breaker.Allow()
 	}
 	if err != nil {
-		err = notExecuted(fmt.Errorf("redis %s: %w", l.addr, ErrShardDown))
+		err = notExecuted(l.down())
 		for _, cmd := range cmds {
 			cmd.outcome = err
 		}

@@ -81,6 +81,9 @@ func (o *ShardOptions) poolSize() int {
 	}
 }
 
+// connections are one for each worker, and one to ask for the server's health.
+func (o *ShardOptions) connections() int { return o.poolSize() + 1 }
+
 func (o *ShardOptions) maxReplicaLag() time.Duration {
 	if o.MaxReplicaLag == 0 {
 		return DefaultMaxReplicaLag

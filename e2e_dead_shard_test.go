@@ -1,0 +1,61 @@
+package shardlimit_test
+
+import (
+	"net/http"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+// TestDeadShardCostsNoMemory: while a shard accepts connections and never
+// answers, or refuses them, neither memory nor goroutines grow with the
+// requests.
+func TestDeadShardCostsNoMemory(t *testing.T) {
+	for name, kill := range map[string]func(*redistest.Server) error{
+		"silent": (*redistest.Server).Pause,
+		"gone":   (*redistest.Server).Kill,
+	} {
+		t.Run(name, func(t *testing.T) {
+			shard := redistest.StartShard(t, 0)
+			c := startCaddy(t, zonesSite(redisStore(shardOf("a", shard), "check_timeout 50ms", "charge_timeout 250ms", "dial_timeout 200ms"),
+				zoneWith("api", "events 1000000", "on_error allow"), "respond ok"))
+			must(t, "a request", want("status", c.ask("/", "X-Key: client-0").status, http.StatusOK))
+			must(t, "end the shard", kill(shard.Primary))
+			t.Cleanup(func() { _ = shard.Primary.Resume() })
+			load := func(d time.Duration) int64 {
+				result, err := loadgen.Run(t.Context(), loadgen.Options{
+					Addr: c.site, Header: "X-Key", Connections: 64, Duration: d,
+					Key: func(n int64) string { return "client-" + strconv.FormatInt(n%500, 10) },
+				})
+				must(t, "load", err)
+				if ok := result.Status[http.StatusOK]; ok != result.Requests {
+					t.Errorf("statuses are %v", result.Status)
+				}
+				return result.Requests
+			}
+			load(3 * time.Second)
+			memory, goroutines := c.gauge(t, "go_memstats_heap_inuse_bytes"), c.gauge(t, "go_goroutines")
+			n := load(6 * time.Second)
+			memoryAfter, goroutinesAfter := c.gauge(t, "go_memstats_heap_inuse_bytes"), c.gauge(t, "go_goroutines")
+			t.Logf("%d requests: heap %.1f to %.1f MB, goroutines %.0f to %.0f", n, memory/1e6, memoryAfter/1e6, goroutines, goroutinesAfter)
+			// The collector lets a heap double before it collects.
+			if memoryAfter > 2.5*memory+8e6 {
+				t.Errorf("the heap grew from %.1f to %.1f MB", memory/1e6, memoryAfter/1e6)
+			}
+			if goroutinesAfter > 1.5*goroutines+100 {
+				t.Errorf("goroutines grew from %.0f to %.0f", goroutines, goroutinesAfter)
+			}
+		})
+	}
+}
+
+// gauge is the value of a metric.
+func (c *caddyProcess) gauge(t *testing.T, name string) float64 {
+	t.Helper()
+	value, err := strconv.ParseFloat(c.metric(name), 64)
+	must(t, name, err)
+	return value
+}

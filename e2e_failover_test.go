@@ -1,0 +1,76 @@
+package shardlimit_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+// TestFailoverUnderSteadyRequests: no response is a 5xx, and the new primary
+// goes on counting, without a reload, also when no sentinel is left.
+func TestFailoverUnderSteadyRequests(t *testing.T) {
+	t.Parallel()
+	const workers = 4
+	shard := redistest.StartShard(t, 2)
+	sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 3, redistest.SentinelOptions{DownAfter: 500 * time.Millisecond})
+	c := startCaddy(t, apiSite(redisStore(
+		shardWith("a", sentinelLine(sentinels)), "check_timeout 100ms", "charge_timeout 250ms", "on_error allow",
+	), 1_000_000, "1h"))
+	var limited atomic.Int64
+	stop := startTraffic(t, workers, func(worker, i int) error {
+		time.Sleep(time.Millisecond)
+		a, err := c.tryAsk("/", fmt.Sprintf("X-Key: client-%d", (worker+i)%20))
+		switch {
+		case err != nil:
+			return err
+		case a.status != http.StatusOK:
+			return fmt.Errorf("status %d", a.status)
+		case a.isLimited():
+			limited.Add(1)
+		}
+		return nil
+	})
+	growth := func() {
+		t.Helper()
+		before := limited.Load()
+		eventually(t, "requests are limited", func() error { return want("more being limited", limited.Load() > before+100, true) })
+	}
+	growth()
+	must(t, "kill the primary", shard.Primary.Kill())
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	addr, err := sentinels.WaitForMaster(ctx, shard.Primary.Addr())
+	must(t, "fail over", err)
+	var primary *redistest.Server
+	for _, replica := range shard.Replicas {
+		if replica.Addr() == addr {
+			primary = replica
+		}
+	}
+	line := c.awaitLine("info", "shard has another primary", "")
+	must(t, "line", want("its address", line.Address, addr))
+	growth()
+	sum := func() (n int64) {
+		for _, count := range countsOn(t, "api", primary) {
+			n += count
+		}
+		return n
+	}
+	before := sum()
+	eventually(t, "the new primary counts", func() error { return want("its counts having grown", sum() > before+100, true) })
+	must(t, "log", want("lines about a loss of the sentinels", c.countLines("servers cannot be found"), 0))
+
+	for _, sentinel := range sentinels.Nodes {
+		must(t, "kill a sentinel", sentinel.Kill())
+	}
+	c.awaitLine("warn", "servers cannot be found", "ask the sentinels for "+masterName)
+	growth()
+	must(t, "restart a sentinel", sentinels.Nodes[0].Restart())
+	c.awaitLine("info", "servers are found again", "")
+	stop()
+}

@@ -1,0 +1,101 @@
+package shardlimit_test
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+// TestFloodOfNewClients: made-up client keys fill no Redis, clients that have a
+// bucket keep their limit, and nobody is let pass for want of memory.
+func TestFloodOfNewClients(t *testing.T) {
+	const (
+		most   = 100
+		events = 50
+		made   = 20_000
+	)
+	for _, charge := range []string{"after", "before"} {
+		t.Run(charge, func(t *testing.T) {
+			// Room for some thousands of buckets.
+			server := redistest.Start(t, "--maxmemory", "4mb", "--maxmemory-policy", "noeviction")
+			c := startCaddy(t, fmt.Sprintf(`{
+	{{global}}
+	rate_limit {
+		store redis {
+			shard a {
+				primary %s
+			}
+			check_timeout 10s
+			max_new_buckets %d
+		}
+	}
+}
+{{site}} {
+	rate_limit {
+		zone api {
+			key {header.X-Key}
+			events %d
+			window 1h
+			charge %s
+		}
+	}
+	respond ok
+}`, server.Addr(), most, events, charge))
+			ask := func() answer {
+				t.Helper()
+				a, err := c.tryAsk("/", "X-Key: alice")
+				must(t, "ask as alice", err)
+				return a
+			}
+			for range events / 2 {
+				if a := ask(); a.status != http.StatusOK {
+					t.Fatalf("alice got %d", a.status)
+				}
+			}
+			start := time.Now()
+			result, err := loadgen.Run(t.Context(), loadgen.Options{
+				Addr: c.site, Header: "X-Key", Connections: 32, Requests: made,
+				Key: func(n int64) string { return "made-up-" + strconv.FormatInt(n, 10) },
+			})
+			must(t, "flood", err)
+			seconds := time.Since(start).Seconds() + 1
+			if result.Requests != made || result.Status[http.StatusOK]+result.Status[http.StatusTooManyRequests] != made {
+				t.Errorf("answers are %v", result.Status)
+			}
+			keys, err := server.Client().DBSize(t.Context()).Result()
+			must(t, "count the keys", err)
+			// A bucketful at first, then so many a second; alice, and what they share.
+			if bound := int64(most*(1+seconds)) + 2; keys > bound {
+				t.Errorf("%d buckets after %.1f s, want at most %d", keys, seconds, bound)
+			}
+			if passed := result.Status[http.StatusOK]; passed > keys+events {
+				t.Errorf("%d requests passed with %d buckets", passed, keys)
+			}
+			for n := range events {
+				a := ask()
+				if want := http.StatusOK; n < events/2 && a.status != want {
+					t.Errorf("request %d of alice got %d", events/2+n, a.status)
+				}
+				if want := http.StatusTooManyRequests; n >= events/2 && a.status != want {
+					t.Errorf("request %d of alice got %d", events/2+n, a.status)
+				}
+			}
+			if info, err := server.Info("errorstats"); err != nil || info["errorstat_OOM"] != "" {
+				t.Errorf("redis was out of memory: %v, %v", info, err)
+			}
+			if n := strings.Count(c.logs.String(), "too many new clients"); n != 1 {
+				t.Errorf("the log says so %d times", n)
+			}
+			overflowed, err := strconv.Atoi(c.metric(`caddy_rate_limit_overflowed_requests_total{zone="api"}`))
+			if err != nil || overflowed < made/2 {
+				t.Errorf("the metric counts %d of %d, %v", overflowed, made, err)
+			}
+		})
+	}
+}
