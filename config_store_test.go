@@ -61,7 +61,7 @@ func TestConfigOfStores(t *testing.T) {
 		"shard null":              {shardsOf(`null`), `redis store: a shard is null: define or remove it`},
 		"shard without a name":    {shardsOf(`{"primary": "redis-a"}`), `redis store: a shard has no name: give it one`},
 		"shard with a bad name":   {shardsOf(`{"name": "a/b", "primary": "redis-a"}`), `redis store: shard name "a/b": use only letters`},
-		"shard without a primary": {shardsOf(`{"name": "a", "replicas": ["redis-a1"]}`), `redis store: shard a has no primary: add its address`},
+		"shard without a primary": {shardsOf(`{"name": "a", "replicas": ["redis-a1"]}`), `redis store: shard a has no primary: add sentinel <master> <addr>`},
 		"shard's unknown field":   {shardsOf(`{"name": "a", "primary": "redis-a", "replica": "redis-b"}`), `unknown field "replica"`},
 		"weight negative":         {shardsOf(`{"name": "a", "primary": "redis-a", "weight": -1}`), `redis store: shard a: weight -1: it must be from 1 to 1000`},
 		"weight too large":        {shardsOf(`{"name": "a", "primary": "redis-a", "weight": 1001}`), `redis store: shard a: weight 1001: it must be from 1 to 1000`},

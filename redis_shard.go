@@ -106,7 +106,7 @@ func (s *RedisShard) validate() error {
 	case !zoneName.MatchString(s.Name):
 		return fmt.Errorf("shard name %q: use only letters, digits and the characters _ . -", s.Name)
 	case len(s.kinds()) == 0:
-		return fmt.Errorf("shard %s has no primary: add its address, such as primary localhost:6379, or sentinel <master> <addr>..., or cluster <addr>...", s.Name)
+		return fmt.Errorf("shard %s has no primary: add sentinel <master> <addr>..., cluster <addr>..., or its address, such as primary localhost:6379", s.Name)
 	}
 	for _, rule := range []func() error{s.validateServers, s.validateWeight, s.RedisConnection.validate, s.validateConnection} {
 		if err := rule(); err != nil {
