@@ -45,7 +45,7 @@ type RedisConnection struct {
 	DialTimeout caddy.Duration `json:"dial_timeout,omitempty"`
 
 	// How many connections are kept to each server, once for checks and once
-	// for charges, 1 to 1000. Each carries many requests at a time, so few are
+	// for charges, 1 to 1000; one more each asks for its health. Each carries many requests at a time, so few are
 	// needed; on a slow network more shorten the wait. Default: 4, or 64 if
 	// `pipelining` is `off`.
 	PoolSize int `json:"pool_size,omitempty"`

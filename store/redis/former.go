@@ -190,7 +190,7 @@ func (s *Shard) direct(at *servers) (goredis.UniversalClient, error) {
 	case s.cluster != nil:
 		return s.cluster.redirects, nil
 	case !at.checks.isUp():
-		return nil, notExecuted(fmt.Errorf("redis %s: %w", at.primary, ErrShardDown))
+		return nil, notExecuted(at.checks.down())
 	default:
 		return at.checks.client, nil
 	}

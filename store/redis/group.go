@@ -112,11 +112,17 @@ func (s *Store) awaitServers(ctx context.Context, reqs []store.Request, timeout 
 	if s.fixed {
 		return
 	}
+	var patient context.Context
 	for i := range reqs {
-		if shard := s.shards[s.sharder.owner(reqs[i].ClientKey)]; !shard.isFound() {
-			ctx, cancel := context.WithTimeout(ctx, timeout)
-			defer cancel()
-			shard.await(ctx)
+		shard := s.shards[s.sharder.owner(reqs[i].ClientKey)]
+		if shard.isFound() {
+			continue
 		}
+		if patient == nil {
+			var cancel context.CancelFunc
+			patient, cancel = context.WithTimeout(ctx, timeout)
+			defer cancel()
+		}
+		shard.await(patient)
 	}
 }

@@ -322,6 +322,15 @@ func TestUnknownServers(t *testing.T) {
 			}
 		})
 		s := newStore(t, shard, func(o *Options) { o.CheckTimeout, o.ChargeTimeout = 50*time.Millisecond, 50*time.Millisecond })
+		start := time.Now()
+		for _, st := range s.Check(t.Context(), append(append(append(ask("k"), ask("l")...), ask("m")...), ask("n")...)) {
+			if st.Err == nil {
+				t.Errorf("%s: answered %+v", name, st)
+			}
+		}
+		if took := time.Since(start); took > 4*50*time.Millisecond {
+			t.Errorf("%s: four requests waited %v, together 50 ms are enough", name, took)
+		}
 		for _, st := range []store.State{s.Check(t.Context(), ask("k"))[0], s.Take(t.Context(), ask("k"))[0], s.Charge(t.Context(), ask("k"))[0]} {
 			if !errors.Is(st.Err, errNoServers) || !errors.Is(st.Err, store.ErrNotExecuted) {
 				t.Errorf("%s: error %v, want that no primary is known", name, st.Err)
