@@ -47,9 +47,13 @@ if op == 'charge' or op == 'take' then
     end
     r, f, b = 0, 0, math.max(b + 1, now)
   end
-  t, r = math.min(t + whole, most), r + part
-  if r >= events then
-    t, r = math.min(t + 1, most), r - events
+  t = math.min(t + whole, most)
+  -- The sum of two rests can be more than a double holds exactly.
+  local over = r - (events - part)
+  if over >= 0 then
+    t, r = math.min(t + 1, most), over
+  else
+    r = r + part
   end
   if t == most then
     r = 0

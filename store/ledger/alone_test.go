@@ -37,6 +37,12 @@ func (c *steady) come(n int) (checks int) {
 	return c.sim.checks - before
 }
 
+func (c *steady) setDown(down bool) {
+	c.sim.mu.Lock()
+	defer c.sim.mu.Unlock()
+	c.sim.down = down
+}
+
 func (c *steady) want(what string, got, least, most int) {
 	c.Helper()
 	if got < least || got > most {
@@ -67,9 +73,9 @@ func TestOwnBucketIsNotAskedAbout(t *testing.T) {
 			c.want("once trust has run out", c.come(1), 1, 1)
 			c.want("which one question renews", c.come(10), 0, 0)
 
-			c.sim.down = true
+			c.setDown(true)
 			c.want("in an outage", c.come(20), 18, 20)
-			c.sim.down = false
+			c.setDown(false)
 			c.come(30)
 			c.want("after an outage", c.come(20), 0, 0)
 

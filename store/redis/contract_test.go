@@ -1,10 +1,13 @@
 package redis
 
 import (
+	"fmt"
 	"testing"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
@@ -26,6 +29,27 @@ func TestScriptsAgreeWithAlgorithm(t *testing.T) {
 				})
 			})
 		})
+	}
+}
+
+// TestRestsAddUpExactly where their sum is more than a double holds.
+func TestRestsAddUpExactly(t *testing.T) {
+	const events = store.MaxInteger
+	now := time.UnixMicro(1_795_258_977_534_988)
+	s := newStore(t, newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), func(o *Options) {
+		o.LocalClock, o.Now = true, func() time.Time { return now }
+	})
+	limit := &store.Limit{Zone: "rests", Algorithm: store.GCRA, Window: time.Minute + time.Microsecond}
+	for i := range 300 {
+		bucket := algorithm.New(limit)
+		for n := range 4 {
+			r := store.Request{Limit: limit, ClientKey: fmt.Sprint(i), Events: events, Cost: 2_398_311_873_043 + int64(i*n), ID: "id"}
+			want := algorithm.Take.Run(bucket, &r, now.UnixMicro())
+			got := s.Take(t.Context(), []store.Request{r})[0]
+			if got.Err != nil || got.Content != want.Content || got.Used != want.Used {
+				t.Fatalf("take %d of %d: got %+v, want %+v", n, i, got, want)
+			}
+		}
 	}
 }
 
