@@ -35,7 +35,7 @@ func (l *Ledger) fitsUnasked(e *entry, r *store.Request, st *store.State, now in
 		return false
 	}
 	var known store.State
-	if e.judge(r, &known, storeNow) != fits || known.Remaining-r.Cost < known.Limit/2 {
+	if e.judge(r, &known, storeNow) != fits || 2*(known.Remaining-r.Cost) < known.Limit {
 		return false
 	}
 	*st = known

@@ -59,7 +59,13 @@ func newCluster(opts *ShardOptions) *cluster {
 
 func (c *cluster) find(ctx context.Context) ([]roles, error) {
 	var failures []error
+	var doubtful []roles
 	for _, addr := range c.candidates() {
+		state, err := c.client(addr).ClusterInfo(ctx).Result()
+		if err != nil {
+			failures = append(failures, fmt.Errorf("%s: %w", addr, err))
+			continue
+		}
 		shards, err := c.client(addr).ClusterShards(ctx).Result()
 		found := c.rolesIn(shards, addr)
 		if err == nil && len(found) == 0 {
@@ -69,8 +75,16 @@ func (c *cluster) find(ctx context.Context) ([]roles, error) {
 			failures = append(failures, fmt.Errorf("%s: %w", addr, err))
 			continue
 		}
+		// A node that was cut off from the others knows only what was.
+		if parseInfo(state)["cluster_state"] != "ok" {
+			doubtful = found
+			continue
+		}
 		c.remember(found, addr)
 		return found, nil
+	}
+	if doubtful != nil {
+		return doubtful, nil
 	}
 	return nil, fmt.Errorf("ask the cluster for its slots: %w", errors.Join(failures...))
 }

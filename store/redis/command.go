@@ -16,6 +16,9 @@ type command struct {
 	goredis.Cmder
 	// script is nil for a command that reads by itself.
 	script *script
+	// reads is set if it spends nothing and gives nothing back: whether it ran does
+	// not matter.
+	reads bool
 	// mayGuess is set if the script may do without reading the clock.
 	mayGuess bool
 	// clock, if not nil, is the server's clock, which then decides. It is told
@@ -73,7 +76,7 @@ var (
 // newRead returns a command that reads a bucket by itself: word, the key, and
 // what comes after it.
 func newRead(word any, key string, rest ...any) *command {
-	c := &readCommand{command: command{key: key, firstKey: 1}}
+	c := &readCommand{command: command{key: key, firstKey: 1, reads: true}}
 	c.args = append(append(c.argsRoom[:0], word, &c.key), rest...)
 	c.renew()
 	return &c.command

@@ -55,7 +55,7 @@ func TestForeignDataIsAnErrorAndStays(t *testing.T) {
 			request := func() []store.Request {
 				return []store.Request{
 					{Limit: &limit, ClientKey: name, Events: 10, Cost: 1, ID: "id", Until: 1 << 50},
-					{Limit: hourly, ClientKey: "other", Events: 1 << 40, Cost: 1, ID: "id"},
+					{Limit: hourly, ClientKey: "other", Events: 1 << 40, Cost: 1, ID: "id", Until: 1 << 50},
 				}
 			}
 			for op, ask := range map[string]func(context.Context, []store.Request) []store.State{

@@ -18,18 +18,25 @@ import (
 // former owner: to forget one costs a call.
 const maxInherited = 1_000_000
 
+// mostCopies is how many buckets are brought at the same time: fewer than there
+// are connections, for checks go on meanwhile.
+const mostCopies = DefaultPoolSize / 2
+
 // former are the shards before a resharding. A bucket whose client key has
 // another owner now is copied from its former one before it is first used, and
 // goes on there.
 type former struct {
 	sharder *rendezvous
 	shards  []*Shard
+	// copying is full while as many buckets are brought as connections can be
+	// spared for that.
+	copying chan struct{}
 	// seen are the buckets, by their key, that were copied or were not there.
 	seen *otter.Cache[string, time.Duration]
 }
 
 func newFormer(members []Member) *former {
-	f := &former{seen: otter.Must(&otter.Options[string, time.Duration]{
+	f := &former{copying: make(chan struct{}, mostCopies), seen: otter.Must(&otter.Options[string, time.Duration]{
 		MaximumSize: maxInherited,
 		// A bucket that was not there for a window cannot come back.
 		ExpiryCalculator: otter.ExpiryCreatingFunc(func(e otter.Entry[string, time.Duration]) time.Duration { return e.Value }),
@@ -78,10 +85,10 @@ func (s *Store) anyMoved(reqs []store.Request) bool {
 // moved asks about requests some of which are about buckets that had another
 // owner, once these have been brought to the new one. Leases are not brought,
 // for they end one by one: those at the former owner are counted there.
-func (s *Store) moved(ctx context.Context, reqs []store.Request, timeout time.Duration, ask func([]store.Request) []store.State) []store.State {
+func (s *Store) moved(ctx context.Context, op algorithm.Operation, reqs []store.Request, timeout time.Duration, ask func([]store.Request) []store.State) []store.State {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	elsewhere, failed := s.inherit(ctx, reqs)
+	elsewhere, failed := s.inherit(ctx, op, reqs)
 	var places []int
 	var ready []store.Request
 	for i := range reqs {
@@ -111,7 +118,7 @@ func (s *Store) moved(ctx context.Context, reqs []store.Request, timeout time.Du
 
 // inherit brings buckets from their former owners, and returns how many leases
 // there are still, and what went wrong.
-func (s *Store) inherit(ctx context.Context, reqs []store.Request) (elsewhere []int64, failed []error) {
+func (s *Store) inherit(ctx context.Context, op algorithm.Operation, reqs []store.Request) (elsewhere []int64, failed []error) {
 	elsewhere, failed = make([]int64, len(reqs)), make([]error, len(reqs))
 	var wg sync.WaitGroup
 	for i := range reqs {
@@ -119,8 +126,15 @@ func (s *Store) inherit(ctx context.Context, reqs []store.Request) (elsewhere []
 		was := s.formerOf(r.ClientKey)
 		switch {
 		case was == nil:
+		case r.Limit.Algorithm == store.Concurrency && op == algorithm.Refund:
+			// Leases that the new owner has end there, whatever the former one says.
 		case r.Limit.Algorithm == store.Concurrency:
-			wg.Go(func() { elsewhere[i], failed[i] = s.leasesAt(ctx, was, r) })
+			wg.Go(func() {
+				var err error
+				if elsewhere[i], err = s.leasesAt(ctx, was, r); op != algorithm.Charge {
+					failed[i] = err
+				}
+			})
 		default:
 			wg.Go(func() { failed[i] = s.bring(ctx, was, r) })
 		}
@@ -161,15 +175,27 @@ func (s *Store) bring(ctx context.Context, was *Shard, r *store.Request) error {
 	if _, ok := s.former.seen.GetIfPresent(target); ok {
 		return nil
 	}
-	from, err := was.direct(s.at(ctx, was, r.ClientKey))
-	if err != nil {
-		return err
+	select {
+	case s.former.copying <- struct{}{}:
+		defer func() { <-s.former.copying }()
+	case <-ctx.Done():
+		return notExecuted(fmt.Errorf("bring a bucket from its former shard: %w", ErrTimeout))
 	}
-	to, err := now.direct(s.at(ctx, now, r.ClientKey))
-	if err != nil {
-		return err
+	from, to := s.at(ctx, was, r.ClientKey), s.at(ctx, now, r.ClientKey)
+	if from == nil || to == nil {
+		return notExecuted(errNoServers)
 	}
-	if err := copyKey(ctx, from, source, to, target); err != nil {
+	var content string
+	var expiry time.Duration
+	err := was.directly(from, func(c goredis.UniversalClient) (err error) {
+		content, expiry, err = dump(ctx, c, source)
+		return err
+	})
+	// -2: it has expired meanwhile.
+	if err == nil && content != "" && expiry >= 0 {
+		err = now.directly(to, func(c goredis.UniversalClient) error { return restore(ctx, c, target, content, expiry) })
+	}
+	if err != nil {
 		return notExecuted(fmt.Errorf("bring a bucket from its former shard: %w", err))
 	}
 	s.former.seen.Set(target, max(r.Limit.Window, time.Second))
@@ -182,39 +208,40 @@ func (s *Store) keyIn(shard *Shard, r *store.Request) string {
 	return keys.key(r.Limit, r.ClientKey)
 }
 
-// direct is the way to single commands for a primary.
-func (s *Shard) direct(at *servers) (goredis.UniversalClient, error) {
-	switch {
-	case at == nil:
-		return nil, notExecuted(errNoServers)
-	case s.cluster != nil:
-		return s.cluster.redirects, nil
-	case !at.checks.isUp():
-		return nil, notExecuted(at.checks.down())
-	default:
-		return at.checks.client, nil
+// directly runs commands at a primary, unless it is left out, and notes whether
+// it answers.
+func (s *Shard) directly(at *servers, run func(c goredis.UniversalClient) error) error {
+	if !at.checks.isUp() {
+		return at.checks.down()
 	}
+	reported, err := at.checks.breaker.Allow()
+	if err != nil {
+		return at.checks.down()
+	}
+	if s.cluster != nil {
+		err = run(s.cluster.redirects)
+	} else {
+		err = run(at.checks.client)
+	}
+	at.checks.fault.note(err)
+	reported(err)
+	return err
 }
 
-// copyKey copies a key with its expiry, unless it is there already. A key that
-// is not there is not copied.
-func copyKey(ctx context.Context, from goredis.UniversalClient, source string, to goredis.UniversalClient, target string) error {
-	content, err := from.Dump(ctx, source).Result()
-	switch {
-	case errors.Is(err, goredis.Nil):
-		return nil
-	case err != nil:
-		return err
+// dump returns the content of a key, empty if it is not there, and when it
+// expires.
+func dump(ctx context.Context, c goredis.UniversalClient, key string) (content string, expiry time.Duration, err error) {
+	pipe := c.Pipeline()
+	dumped, expires := pipe.Dump(ctx, key), pipe.PExpireTime(ctx, key)
+	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, goredis.Nil) {
+		return "", 0, err
 	}
-	expiry, err := from.PExpireTime(ctx, source).Result()
-	if err != nil {
-		return err
-	}
-	// -2: it has expired meanwhile.
-	if expiry < 0 {
-		return nil
-	}
-	err = to.Do(ctx, "RESTORE", target, expiry.Milliseconds(), content, "ABSTTL").Err()
+	return dumped.Val(), expires.Val(), nil
+}
+
+// restore makes a key, unless it is there already.
+func restore(ctx context.Context, c goredis.UniversalClient, key, content string, expiry time.Duration) error {
+	err := c.Do(ctx, "RESTORE", key, expiry.Milliseconds(), content, "ABSTTL").Err()
 	if goredis.HasErrorPrefix(err, "BUSYKEY") {
 		return nil
 	}
@@ -226,7 +253,7 @@ func copyKey(ctx context.Context, from goredis.UniversalClient, source string, t
 func (s *Store) detachMoved(what algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
 	ctx, cancel := context.WithTimeout(context.Background(), s.opts.ChargeTimeout)
 	defer cancel()
-	_, failed := s.inherit(ctx, reqs)
+	_, failed := s.inherit(ctx, what, reqs)
 	var places []int
 	var ready []store.Request
 	for i := range reqs {

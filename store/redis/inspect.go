@@ -31,10 +31,12 @@ func (s *Shard) inspect() {
 
 // inspectServers looks at a primary and its replicas.
 func (s *Shard) inspectServers(ctx context.Context, at *servers) {
-	s.meet(ctx, at.checks, false)
+	var meetings sync.WaitGroup
+	meetings.Go(func() { s.meet(ctx, at.checks, false) })
 	for _, l := range at.replicas {
-		s.meet(ctx, l, true)
+		meetings.Go(func() { s.meet(ctx, l, true) })
 	}
+	meetings.Wait()
 	if len(at.replicas) == 0 {
 		return
 	}
@@ -55,19 +57,26 @@ func (s *Shard) inspectReplica(ctx context.Context, at *servers, l *lane) {
 		// Whether it answers at all is for its breaker to say.
 		return
 	}
-	lag, known := at.offsets.lag(i)
-	if !known {
+	age, ok := at.offsets.ageOf(i)
+	if !ok {
 		return
 	}
-	l.lag.Store(int64(lag))
-	switch lags := lag > s.opts.maxReplicaLag(); {
-	case l.lags.Swap(lags) == lags:
+	lags := age.least > s.opts.maxReplicaLag()
+	l.lag.Store(int64(age.least))
+	// One that lacks what was there when its primary was first looked at may lack
+	// anything.
+	l.lags.Store(lags || !age.isKnown)
+	if !lags && !age.isKnown {
+		return
+	}
+	switch {
+	case l.lagTold.Swap(lags) == lags:
 	case !lags:
 		s.tell(Event{Kind: ReplicaCaughtUp, Addr: l.addr, Role: RoleChecks})
-	case lag == foreign:
+	case age.least == foreign:
 		s.tell(Event{Kind: ReplicaLags, Addr: l.addr, Role: RoleChecks, Err: errForeign})
 	default:
-		s.tell(Event{Kind: ReplicaLags, Addr: l.addr, Role: RoleChecks, Err: fmt.Errorf("it is %s behind its primary", lag.Round(time.Second))})
+		s.tell(Event{Kind: ReplicaLags, Addr: l.addr, Role: RoleChecks, Err: fmt.Errorf("it is %s behind its primary", age.least.Round(time.Second))})
 	}
 }
 

@@ -60,6 +60,8 @@ type lane struct {
 	// in nanoseconds.
 	lags atomic.Bool
 	lag  atomic.Int64
+	// lagTold is set while it was told that it is.
+	lagTold atomic.Bool
 	// pace is the recent average of how long a pipeline takes.
 	pace atomic.Int64
 	// life ends when nothing is to be sent any more.

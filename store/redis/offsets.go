@@ -12,6 +12,10 @@ type offsets struct {
 	mu      sync.Mutex
 	history []string
 	samples []sample
+	// before is the history that the primary had until it was changed, as when it
+	// restarts, and forgiven is until when replicas may have that still.
+	before   []string
+	forgiven time.Time
 }
 
 type sample struct {
@@ -24,8 +28,8 @@ type sample struct {
 func (o *offsets) note(i info, at time.Time, keep time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if id := i["master_replid"]; !slices.Contains(o.history, id) {
-		o.samples = nil
+	if !shareHistory(o.history, i.history()) {
+		o.before, o.forgiven, o.samples = o.history, at.Add(keep/2), nil
 	}
 	o.history = i.history()
 	for len(o.samples) > 1 && at.Sub(o.samples[1].at) > keep {
@@ -34,30 +38,44 @@ func (o *offsets) note(i info, at time.Time, keep time.Duration) {
 	o.samples = append(o.samples, sample{at, i.offset()})
 }
 
-// lag is how old the data of a replica is, at most; known tells whether that can
-// be said. While the primary does not answer nothing is added to it.
-func (o *offsets) lag(i info) (lag time.Duration, known bool) {
+// age is how old the data of a replica is.
+type age struct {
+	// least is that it is at least so old.
+	least time.Duration
+	// isKnown is set if it is not older.
+	isKnown bool
+}
+
+// ageOf tells how old the data of a replica is, if that can be said. While the
+// primary does not answer nothing is added to it.
+func (o *offsets) ageOf(i info) (a age, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if len(o.samples) == 0 || i.offset() < 0 {
-		return 0, false
+		return age{}, false
 	}
-	if !slices.Contains(o.history, i["master_replid"]) {
-		// It has another primary.
-		return foreign, true
+	last := o.samples[len(o.samples)-1]
+	// In a failover a replica may follow the new primary before that is known
+	// here: it tells the old history as well.
+	if !shareHistory(o.history, i.history()) {
+		return age{foreign, true}, !shareHistory(o.before, i.history()) || last.at.After(o.forgiven)
 	}
 	has := i.offset()
-	last := o.samples[len(o.samples)-1]
-	if has >= last.offset {
-		return 0, true
-	}
 	for n := len(o.samples) - 1; n >= 0; n-- {
 		if o.samples[n].offset <= has {
-			return last.at.Sub(o.samples[n].at), true
+			return age{last.at.Sub(o.samples[n].at), true}, true
 		}
 	}
-	return last.at.Sub(o.samples[0].at), true
+	return age{last.at.Sub(o.samples[0].at), false}, true
 }
 
-// foreign is the lag of a replica that has nothing of its primary.
+// noHistory is what servers say that have had one history only.
+const noHistory = "0000000000000000000000000000000000000000"
+
+// shareHistory tells whether two servers' offsets are about the same.
+func shareHistory(one, other []string) bool {
+	return slices.ContainsFunc(one, func(id string) bool { return id != noHistory && id != "" && slices.Contains(other, id) })
+}
+
+// foreign is the age of a replica's data that is not its primary's.
 const foreign = time.Duration(1<<63 - 1)

@@ -43,7 +43,7 @@ func (op operation) command(keys bucketKeys, r *store.Request) *command {
 		return l.read(key)
 	}
 	c := newCommand(l.script, op.Operation, op.replica, key)
-	c.clock = op.clock
+	c.clock, c.reads = op.clock, op.Operation == algorithm.Check
 	c.add(op.now)
 	l.arguments(c, op.Operation, r)
 	c.renew()

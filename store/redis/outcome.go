@@ -3,6 +3,7 @@ package redis
 import (
 	"errors"
 	"fmt"
+	"net"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -59,11 +60,18 @@ func (c *command) settleOutcome(execErr error) {
 	}
 	var reply goredis.Error
 	switch {
-	case !c.sent, errors.As(err, &reply):
+	case !c.sent, c.reads, isDialError(err), errors.As(err, &reply):
 		c.outcome = notExecuted(err)
 	default:
 		c.outcome = fmt.Errorf("%w: %w", store.ErrUncertain, err)
 	}
+}
+
+// isDialError tells whether no connection could be made. go-redis's cluster
+// client looks at a command before it makes one.
+func isDialError(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "dial"
 }
 
 func notExecuted(err error) error { return fmt.Errorf("%w: %w", store.ErrNotExecuted, err) }

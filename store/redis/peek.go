@@ -5,12 +5,13 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // Peek implements [store.Peeker].
 func (s *Store) Peek(ctx context.Context, reqs []store.Request) []store.State {
 	if s.former != nil && s.anyMoved(reqs) {
-		return s.moved(ctx, reqs, s.opts.CheckTimeout, func(ready []store.Request) []store.State { return s.peekReady(ctx, ready) })
+		return s.moved(ctx, algorithm.Check, reqs, s.opts.CheckTimeout, func(ready []store.Request) []store.State { return s.peekReady(ctx, ready) })
 	}
 	return s.peekReady(ctx, reqs)
 }
@@ -38,11 +39,18 @@ func (s *Store) peek(ctx context.Context, at *servers, g group) {
 		}
 	}
 	if now == 0 {
-		// The primary has not told its time yet: nobody can say better whether a
-		// window is over.
-		now = s.opts.Now().UnixMicro()
+		now = s.peekTime(at, start)
 	}
 	s.ask(ctx, at.checks, g, deadline, reading(at, now))
+}
+
+// peekTime is the instant that decides whether a window is over.
+func (s *Store) peekTime(at *servers, start time.Time) int64 {
+	if now, _, ok := at.clock.estimate(start); ok && !s.opts.LocalClock {
+		return now
+	}
+	// Where the primary has not told its time yet, nobody can say better.
+	return s.opts.Now().UnixMicro()
 }
 
 // failed returns the members that have an error.

@@ -21,21 +21,37 @@ type servers struct {
 	tagged bool
 }
 
-// replica returns the next replica in turn that can be asked, or nil.
+// replica returns the next, in turn, of the replicas that can be asked, or nil.
 func (s *servers) replica() *lane {
-	for range s.replicas {
-		l := s.replicas[int(s.turn.Add(1)%uint32(len(s.replicas)))] //nolint:gosec // a handful
-		if l.isUp() && !l.lags.Load() {
+	usable := 0
+	for _, l := range s.replicas {
+		if l.isUsable() {
+			usable++
+		}
+	}
+	if usable == 0 {
+		return nil
+	}
+	next := int(s.turn.Add(1) % uint32(usable)) //nolint:gosec // a handful
+	for _, l := range s.replicas {
+		if !l.isUsable() {
+			continue
+		}
+		if next == 0 {
 			return l
 		}
+		next--
 	}
 	return nil
 }
 
+// isUsable tells whether a replica can be asked.
+func (l *lane) isUsable() bool { return l.isUp() && !l.lags.Load() }
+
 // mayMiss tells whether a replica may know nothing of a bucket that there is: in
 // a Redis Cluster a slot may be about to move, with half of its keys elsewhere.
 func (s *servers) mayMiss(st *store.State) bool {
-	return s != nil && s.tagged && st.Content == store.Content{}
+	return s != nil && s.tagged && st.Content == store.Content{} && st.Used == 0
 }
 
 // lanes are the ways to all of the servers.

@@ -121,7 +121,7 @@ func (s *Store) Warm(ctx context.Context) {
 // where they cannot or where they see no open window.
 func (s *Store) Check(ctx context.Context, reqs []store.Request) []store.State {
 	if s.former != nil && s.anyMoved(reqs) {
-		return s.moved(ctx, reqs, s.opts.CheckTimeout, func(ready []store.Request) []store.State { return s.checkReady(ctx, ready) })
+		return s.moved(ctx, algorithm.Check, reqs, s.opts.CheckTimeout, func(ready []store.Request) []store.State { return s.checkReady(ctx, ready) })
 	}
 	return s.checkReady(ctx, reqs)
 }
@@ -141,7 +141,7 @@ func (s *Store) checkReady(ctx context.Context, reqs []store.Request) []store.St
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, reqs []store.Request) []store.State {
 	if s.former != nil && s.anyMoved(reqs) {
-		return s.moved(ctx, reqs, s.opts.CheckTimeout, func(ready []store.Request) []store.State { return s.takeReady(ctx, ready) })
+		return s.moved(ctx, algorithm.Take, reqs, s.opts.CheckTimeout, func(ready []store.Request) []store.State { return s.takeReady(ctx, ready) })
 	}
 	return s.takeReady(ctx, reqs)
 }
@@ -183,7 +183,7 @@ func (s *Store) Penalize(ctx context.Context, reqs []store.Request) []store.Stat
 
 func (s *Store) settle(ctx context.Context, op algorithm.Operation, reqs []store.Request) []store.State {
 	if s.former != nil && s.anyMoved(reqs) {
-		return s.moved(ctx, reqs, s.opts.ChargeTimeout, func(ready []store.Request) []store.State { return s.settleReady(ctx, op, ready) })
+		return s.moved(ctx, op, reqs, s.opts.ChargeTimeout, func(ready []store.Request) []store.State { return s.settleReady(ctx, op, ready) })
 	}
 	return s.settleReady(ctx, op, reqs)
 }
