@@ -1,0 +1,74 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestTablesAreWhole requires as many cells in each row as there are in the head.
+func TestTablesAreWhole(t *testing.T) {
+	list := []*outcome{
+		observed(total, allow, after, 5, 3, fine, fine, fine, unchecked),
+		observed(total, local, before, 5, 4, fine, fine, fine, alone, refused),
+	}
+	for _, text := range []string{responseTable(list), countTable(list)} {
+		rows, cells := 0, 0
+		for line := range strings.Lines(text) {
+			n := strings.Count(line, "|")
+			if rows++; rows == 1 {
+				cells = n
+			}
+			if n != cells {
+				t.Errorf("%d cells, want %d: %s", n-1, cells-1, line)
+			}
+		}
+		if rows != 2+len(list) {
+			t.Errorf("%d rows, want %d:\n%s", rows, 2+len(list), text)
+		}
+	}
+	for _, want := range []string{
+		"| total | allow, after [1] | 3 × 200 | 1 × 200 unchecked |  |",
+		"| total | local, before | 3 × 200 | 1 × 200, 1 × 429 (local: 2) |  |",
+		"| total | allow, after [1] | 4 | -1 | -1 | 0 | 0 | 0 |",
+		"\n[1] Other than promised: ",
+	} {
+		if text := report(patient, list); !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+}
+
+func TestQuantile(t *testing.T) {
+	ten := make([]time.Duration, 10)
+	for i := range ten {
+		ten[i] = time.Duration(i)
+	}
+	for q, want := range map[float64]time.Duration{0: 0, 0.5: 5, 0.999: 9, 1: 9} {
+		if got := quantile(ten, q); got != want {
+			t.Errorf("quantile %v is %d, want %d", q, got, want)
+		}
+	}
+	if got := quantile(nil, 0.5); got != 0 {
+		t.Errorf("quantile of nothing is %d", got)
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	m := metrics{undelivered: map[string]map[string]int64{faulty: {}, sound: {}}}
+	for _, line := range []string{
+		`caddy_rate_limit_undelivered_total{operation="charge",outcome="uncertain",shard="faulty",store="default"} 3`,
+		`caddy_rate_limit_undelivered_total{operation="refund",outcome="uncertain",shard="faulty",store="default"} 1`,
+		`caddy_rate_limit_undelivered_total{operation="charge",outcome="lost",shard="sound",store="default"} 2`,
+		`caddy_rate_limit_store_errors_total{store="default"} 1e+02`,
+		`# HELP caddy_rate_limit_store_errors_total Checks and takes that a store could not answer.`,
+		`go_goroutines 20`,
+	} {
+		if err := m.read(line); err != nil {
+			t.Error(err)
+		}
+	}
+	if m.storeErrors != 100 || m.failed(faulty) != 4 || m.failed(sound) != 2 || m.undelivered[faulty]["uncertain"] != 4 {
+		t.Errorf("%+v", m)
+	}
+}
