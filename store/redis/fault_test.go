@@ -274,3 +274,21 @@ func TestCloseGivesUpOnASilentServer(t *testing.T) {
 	}
 	must(t, server.Resume())
 }
+
+// TestCheckThatBrokeOffIsNoTake: whether it ran does not matter, so that its
+// request can be charged.
+func TestCheckThatBrokeOffIsNoTake(t *testing.T) {
+	bothWays(t, func(t *testing.T, plain bool) {
+		server := redistest.Start(t)
+		proxy := redistest.StartProxy(t, server.Addr())
+		s := newStore(t, newShard(t, ShardOptions{Primary: proxy.Addr(), NoPipelining: plain, PoolSize: 1}), func(o *Options) { o.CheckTimeout = 500 * time.Millisecond })
+		waitUntilUp(t, s)
+		must(t, s.Check(t.Context(), ask("k"))[0].Err)
+		must(t, proxy.SwallowReplies())
+		cut := time.AfterFunc(100*time.Millisecond, func() { _ = proxy.Cut() })
+		defer cut.Stop()
+		if st := s.Check(t.Context(), ask("k"))[0]; !errors.Is(st.Err, store.ErrNotExecuted) || errors.Is(st.Err, store.ErrUncertain) {
+			t.Errorf("error %v, want one of a call that did nothing", st.Err)
+		}
+	})
+}
