@@ -14,7 +14,7 @@ import (
 // is due to the fault.
 var patient = settings{
 	checkTimeout: time.Second, dialTimeout: time.Second,
-	before: 500 * time.Millisecond, during: 1200 * time.Millisecond, after: 300 * time.Millisecond,
+	before: 500 * time.Millisecond, during: 2 * time.Second, after: 300 * time.Millisecond,
 }
 
 // TestFaults tries every fault once, with policies in turn; make faults tries all.

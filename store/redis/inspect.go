@@ -63,12 +63,7 @@ func (s *Shard) inspectReplica(ctx context.Context, at *servers, l *lane) {
 	}
 	lags := age.least > s.opts.maxReplicaLag()
 	l.lag.Store(int64(age.least))
-	// One that lacks what was there when its primary was first looked at may lack
-	// anything.
-	l.lags.Store(lags || !age.isKnown)
-	if !lags && !age.isKnown {
-		return
-	}
+	l.lags.Store(lags)
 	switch {
 	case l.lagTold.Swap(lags) == lags:
 	case !lags:
