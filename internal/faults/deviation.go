@@ -1,6 +1,9 @@
 package main
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // deviation is a promise that is known not to be kept, and why.
 type deviation struct {
@@ -13,30 +16,27 @@ type deviation struct {
 // deviations are all that are known.
 var deviations = []deviation{
 	{
-		promise: omissions,
-		// At most each of those that are let through while the store does not answer.
+		promise: responses,
 		concerns: func(o *outcome) bool {
-			return o.charge == after && o.onError != deny && o.missing()-o.mostMissing() <= o.letThrough()
+			return o.charge == after && slices.Contains(successions, o.fault.name) && o.mostStrays() <= int(2*time.Second/pace)
 		},
-		text: "A request whose check was on its way when the connection broke is let through, but not charged, and no metric tells.",
-	},
-	{
-		promise:  responses,
-		concerns: func(o *outcome) bool { return o.charge == after && slices.Contains(successions, o.fault.name) },
-		text:     "When a primary is restarted or replaced, replicas are left out for a moment as if they were another primary's, and Sentinel closes connections; `on_error` then decides some requests about open windows, although there are replicas.",
+		text: "when a primary is restarted or replaced, replicas that do not follow it yet are left out as if they were another's, and Sentinel closes connections; for up to a second `on_error` then decides requests about open windows, although there are replicas.",
 	},
 }
 
-// letThrough is how many requests on_error let pass.
-func (o *outcome) letThrough() (n int64) {
+// mostStrays is how many requests of one client the store did not decide although
+// what decides about it was there.
+func (o *outcome) mostStrays() (most int) {
 	for _, c := range o.concerned() {
+		n := 0
 		for _, r := range c.responses() {
-			if !o.isNormal(c, &r) {
+			if o.decides(c) == there && !o.isNormal(c, &r) {
 				n++
 			}
 		}
+		most = max(most, n)
 	}
-	return n
+	return most
 }
 
 // knownAs returns the number of the deviation that b is, from 1, or 0.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"flag"
 	"os"
 	"strings"
 	"testing"
@@ -17,6 +18,8 @@ var patient = settings{
 	before: 500 * time.Millisecond, during: 2 * time.Second, after: 300 * time.Millisecond,
 }
 
+var turn = flag.Int("faults.turn", 0, "the policy, from 0 to 5, under which TestFaults tries the first fault")
+
 // TestFaults tries every fault once, with policies in turn; make faults tries all.
 func TestFaults(t *testing.T) {
 	set := patient
@@ -24,7 +27,7 @@ func TestFaults(t *testing.T) {
 	all := cells()
 	policies := len(all) / len(faults())
 	for i := range faults() {
-		c := all[i*policies+i%policies]
+		c := all[i*policies+(i+*turn)%policies]
 		t.Run(c.String(), func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
 			o, err := c.run(t.Context(), set)

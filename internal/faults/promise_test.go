@@ -126,16 +126,21 @@ func TestPromisesThatAreNot(t *testing.T) {
 	}
 }
 
-// TestKnownDeviationsAreBounded requires that a deviation excuses no more than it
-// is about.
+// TestKnownDeviationsAreBounded requires that a deviation excuses nothing but what
+// it is about.
 func TestKnownDeviationsAreBounded(t *testing.T) {
-	for counted, want := range map[int64]int{4: 0, 3: 1, 2: 2, 0: 2} {
-		o := observed(total, allow, after, 9, counted, fine, fine, fine, unchecked)
-		if n := len(o.unknown()); (n > 0) != (want == 2) {
-			t.Errorf("%d counted of 4: %v, known as %v", counted, o.unknown(), o.known())
-		}
-		if marks := o.marks(); (marks != "") != (want == 1) {
-			t.Errorf("%d counted of 4: marks %q", counted, marks)
+	restarted := fault{name: restart, primary: away}
+	late := observed(restarted, allow, after, 9, 4, fine, fine, fine, unchecked)
+	if len(late.unknown()) > 0 || late.marks() != " [1]" {
+		t.Errorf("unknown are %v, marks are %q", late.unknown(), late.marks())
+	}
+	for name, o := range map[string]*outcome{
+		"another fault":   observed(unnoticed, allow, after, 9, 4, fine, fine, fine, unchecked),
+		"another promise": observed(restarted, allow, after, 9, 2, fine, fine, fine),
+		"too long":        observed(restarted, allow, after, 99, 81, slices.Repeat([]response{unchecked}, 81)...),
+	} {
+		if len(o.unknown()) == 0 || o.marks() != "" {
+			t.Errorf("%s: unknown are %v, marks are %q", name, o.unknown(), o.marks())
 		}
 	}
 }

@@ -41,7 +41,7 @@ var stateFaults = []*fault{
 	},
 	{
 		name: "SCRIPT FLUSH on all servers, again and again", launch: static(2),
-		bring: repeats(50*time.Millisecond, func(ctx context.Context, s *shard) error {
+		bring: repeats(250*time.Millisecond, func(ctx context.Context, s *shard) error {
 			var errs []error
 			for _, server := range s.servers {
 				errs = append(errs, server.Client().ScriptFlush(ctx).Err())

@@ -9,7 +9,7 @@ import (
 // TestTablesAreWhole requires as many cells in each row as there are in the head.
 func TestTablesAreWhole(t *testing.T) {
 	list := []*outcome{
-		observed(total, allow, after, 5, 3, fine, fine, fine, unchecked),
+		observed(fault{name: restart, primary: away}, allow, after, 5, 4, fine, fine, fine, unchecked),
 		observed(total, local, before, 5, 4, fine, fine, fine, alone, refused),
 	}
 	for _, text := range []string{responseTable(list), countTable(list)} {
@@ -28,9 +28,10 @@ func TestTablesAreWhole(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		"| total | allow, after [1] | 3 × 200 | 1 × 200 unchecked |  |",
+		"| " + restart + " | allow, after [1] | 3 × 200 | 1 × 200 unchecked |  |",
 		"| total | local, before | 3 × 200 | 1 × 200, 1 × 429 (local: 2) |  |",
-		"| total | allow, after [1] | 4 | -1 | -1 | 0 | 0 | 0 |",
+		"| " + restart + " | allow, after [1] | 4 | 0 | 0 | 0 | 0 | 0 |",
+		"| total | local, before | 4 | 0 | 0 | 0 | 0 | 0 |",
 		"\n[1] Other than promised: ",
 	} {
 		if text := report(patient, list); !strings.Contains(text, want) {
