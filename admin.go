@@ -1,31 +1,89 @@
 package shardlimit
 
-import "github.com/caddyserver/caddy/v2"
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
 
-// adminMetrics registers the metrics whenever Caddy sets up its admin endpoint.
+	"github.com/caddyserver/caddy/v2"
+)
+
+// adminAPI answers /rate_limit/ on Caddy's admin endpoint, about the config that
+// is running. It also registers the metrics whenever Caddy sets up that endpoint.
 // Caddy does that before it loads a config's apps, and does not undo it where
 // they fail to load: without this module the metrics would be gone after a
 // rejected config.
-type adminMetrics struct{}
+type adminAPI struct{}
+
+// adminRoot is where the admin API begins.
+const adminRoot = "/rate_limit/"
 
 // CaddyModule returns the Caddy module information.
-func (*adminMetrics) CaddyModule() caddy.ModuleInfo {
+func (*adminAPI) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{
 		ID:  "admin.api.rate_limit",
-		New: func() caddy.Module { return new(adminMetrics) },
+		New: func() caddy.Module { return new(adminAPI) },
 	}
 }
 
 // Provision implements [caddy.Provisioner].
-func (*adminMetrics) Provision(ctx caddy.Context) error {
+func (*adminAPI) Provision(ctx caddy.Context) error {
 	return metrics.register(ctx.GetMetricsRegistry())
 }
 
+// adminCall answers one request to the admin API about the running app, with
+// what is sent as JSON, or with an error, of which an [caddy.APIError] tells
+// the status.
+type adminCall func(app *App, r *http.Request) (any, error)
+
 // Routes implements [caddy.AdminRouter].
-func (*adminMetrics) Routes() []caddy.AdminRoute { return nil }
+func (*adminAPI) Routes() []caddy.AdminRoute {
+	return []caddy.AdminRoute{
+		adminRoute("{$}", map[string]adminCall{}),
+	}
+}
+
+// adminRoute is the route of a path below adminRoot, with a call for each
+// method.
+func adminRoute(path string, calls map[string]adminCall) caddy.AdminRoute {
+	return caddy.AdminRoute{Pattern: adminRoot + path, Handler: caddy.AdminHandlerFunc(
+		func(w http.ResponseWriter, r *http.Request) error {
+			call, ok := calls[r.Method]
+			if !ok {
+				return apiError(http.StatusMethodNotAllowed, fmt.Errorf("method %s is not allowed here", r.Method))
+			}
+			app, err := runningApp()
+			if err != nil {
+				return err
+			}
+			answer, err := call(app, r)
+			if err != nil {
+				return err
+			}
+			w.Header().Set("Content-Type", "application/json")
+			return json.NewEncoder(w).Encode(answer)
+		})}
+}
+
+// runningApp is the app of the config that is running.
+func runningApp() (*App, error) {
+	app, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
+	switch {
+	case errors.Is(err, caddy.ErrNotConfigured):
+		return nil, apiError(http.StatusNotFound, errors.New("the running config has no rate_limit"))
+	case err != nil:
+		return nil, apiError(http.StatusInternalServerError, err)
+	}
+	return app.(*App), nil
+}
+
+func apiError(status int, err error) error {
+	return caddy.APIError{HTTPStatus: status, Err: err}
+}
 
 // Interface guards.
 var (
-	_ caddy.Provisioner = (*adminMetrics)(nil)
-	_ caddy.AdminRouter = (*adminMetrics)(nil)
+	_ caddy.Provisioner = (*adminAPI)(nil)
+	_ caddy.AdminRouter = (*adminAPI)(nil)
 )

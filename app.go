@@ -25,6 +25,8 @@ type App struct {
 	// unnamed are the stores that belong to a handler.
 	unnamed []*storeUse
 	zones   map[zoneID]string
+	// handlers are all of the config.
+	handlers []*Handler
 }
 
 // zoneID identifies a zone in a config.

@@ -136,6 +136,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 			return err
 		}
 	}
+	app.handlers = append(app.handlers, h)
 	return nil
 }
 

@@ -19,7 +19,7 @@ func init() {
 	caddy.RegisterModule(new(Handler))
 	caddy.RegisterModule(new(MemoryStore))
 	caddy.RegisterModule(new(RedisStore))
-	caddy.RegisterModule(new(adminMetrics))
+	caddy.RegisterModule(new(adminAPI))
 
 	httpcaddyfile.RegisterGlobalOption("rate_limit", parseGlobalOption)
 	httpcaddyfile.RegisterHandlerDirective("rate_limit", parseDirective)
