@@ -41,6 +41,7 @@ type adminCall func(app *App, r *http.Request) (any, error)
 func (*adminAPI) Routes() []caddy.AdminRoute {
 	return []caddy.AdminRoute{
 		adminRoute("{$}", map[string]adminCall{}),
+		adminRoute("top", map[string]adminCall{http.MethodGet: adminTop}),
 	}
 }
 

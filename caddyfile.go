@@ -44,8 +44,11 @@ import (
 //			ipv4_prefix <bits>
 //			ipv6_prefix <bits>
 //			on_error    allow|deny|local
+//			enforce     <percent>
 //		}
-//		headers github|none
+//		headers github|ietf|both|none
+//		problem
+//		log_refusals first|all|none
 //		jitter  <ratio>
 //		log_key
 //	}

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	handlerOptions = "store, rollout, zone, headers, jitter, log_key"
-	zoneOptions    = "match, key, events, window, algorithm, align, burst, cost, charge, batch, batch_share, free_status, count_status, max_wait, max_wait_queue, penalty, reserve, ipv4_prefix, ipv6_prefix, on_error"
+	handlerOptions = "store, rollout, zone, headers, problem, log_refusals, jitter, log_key"
+	zoneOptions    = "match, key, events, window, algorithm, align, burst, cost, charge, batch, batch_share, free_status, count_status, max_wait, max_wait_queue, penalty, reserve, ipv4_prefix, ipv6_prefix, on_error, enforce"
 )
 
 // handlerOption parses one option of the directive other than zone.
@@ -43,6 +43,11 @@ func (p *parser) handlerOption(h *Handler) error {
 			return p.Errf("jitter %q: it must be a number, such as 0.2", text)
 		}
 		return nil
+	case "problem":
+		h.Problem = true
+		return p.noArgs()
+	case "log_refusals":
+		return p.filled(&h.LogRefusals)
 	case "log_key":
 		h.LogKey = true
 		return p.noArgs()
@@ -68,6 +73,20 @@ func (p *parser) rollout(h *Handler) error {
 		return p.Errf("rollout %s %q: it must be a number of percent from 0 to 100, such as 12.5", args[0], args[1])
 	}
 	h.Rollout = &Rollout{Store: args[0], Percent: percent}
+	return nil
+}
+
+// enforce parses for how many percent of the clients the zone is enforced.
+func (p *parser) enforce(z *Zone) error {
+	text, err := p.arg()
+	if err != nil {
+		return err
+	}
+	percent, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		return p.Errf("enforce %q: it must be a number of percent from 0 to 100, such as 12.5", text)
+	}
+	z.Enforce = &percent
 	return nil
 }
 
@@ -172,6 +191,8 @@ func (p *parser) zoneOption(z *Zone) (err error) {
 		return p.integer(&z.IPv6Prefix)
 	case "on_error":
 		return p.filled(&z.OnError)
+	case "enforce":
+		return p.enforce(z)
 	default:
 		return p.unknown(zoneOptions, handlerOptions, "the block of rate_limit, outside zone")
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -54,8 +53,11 @@ type Handler struct {
 	// refuses it, none is charged.
 	Zones []*Zone `json:"zones,omitempty"`
 
-	// Which response headers tell of the limit: `github` or `none`.
-	// Default: `github`.
+	// Which response headers tell of the limit. `github`: `X-RateLimit-*`, of
+	// one zone. `ietf`: `RateLimit-Policy` and `RateLimit` of
+	// draft-ietf-httpapi-ratelimit-headers-10, of all zones in their order.
+	// `both`, or `none`. `Retry-After` comes with each of them. Default:
+	// `github`.
 	Headers string `json:"headers,omitempty"`
 
 	// By up to what part of itself `Retry-After` is lengthened at random, so
@@ -63,8 +65,22 @@ type Handler struct {
 	// to 20 percent. Default: 0.
 	Jitter float64 `json:"jitter,omitempty"`
 
-	// Whether log entries about refusals contain the client key, which may be
-	// an address or a secret. Default: false.
+	// Whether refused requests get a body of type `application/problem+json`
+	// (RFC 9457) with the problem type `quota-exceeded` and the zones that were
+	// exceeded, or `temporary-reduced-capacity` where what is left is reserved
+	// for more important requests or the store cannot answer. Where an error
+	// route (`handle_errors`) matches, that makes the response. Default: false.
+	Problem bool `json:"problem,omitempty"`
+
+	// Which refusals are logged, at level INFO. `first`: the first one of each
+	// client and zone in a window; 100000 clients are remembered. `all`, or
+	// `none`. Default: `first`.
+	LogRefusals string `json:"log_refusals,omitempty"`
+
+	// Whether the log entries about refusals, the access log and the
+	// placeholders show client keys, which may be addresses or secrets. If not,
+	// they show the beginning of their SHA-256, by which entries about one
+	// client can be found. Default: false.
 	LogKey bool `json:"log_key,omitempty"`
 
 	// Zones by name, in the form of the caddy-ratelimit plugin; they count in
@@ -84,14 +100,10 @@ type Handler struct {
 	logger *zap.Logger
 	now    func() time.Time
 	use    *storeUse
+	refusals *refusals
 	// ownsUse is set if the store is this handler's own.
 	ownsUse bool
 }
-
-const (
-	headersGitHub = "github"
-	headersNone   = "none"
-)
 
 // CaddyModule returns the Caddy module information.
 func (*Handler) CaddyModule() caddy.ModuleInfo {
@@ -126,7 +138,11 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		}
 		stores = append(stores, h.Rollout.use)
 	}
-	for _, z := range h.Zones {
+	if h.refusals, err = newRefusals(ctx, h); err != nil {
+		return err
+	}
+	for i, z := range h.Zones {
+		z.place = uint32(i)
 		for _, use := range stores {
 			if err := app.claim(use.name, z); err != nil {
 				return err
@@ -158,7 +174,10 @@ func (h *Handler) validate() error {
 	if h.Jitter < 0 || h.Jitter > 10 || math.IsNaN(h.Jitter) {
 		return badOption("jitter", "%v: it must be from 0 to 10, such as 0.2", h.Jitter)
 	}
-	if err := oneOf("headers", h.Headers, headersGitHub, headersNone); err != nil {
+	if err := oneOf("headers", h.Headers, headersGitHub, headersIETF, headersBoth, headersNone); err != nil {
+		return err
+	}
+	if err := oneOf("log_refusals", h.LogRefusals, logFirst, logAll, logNone); err != nil {
 		return err
 	}
 	own, isName, err := rawStoreName(h.StoreRaw)
@@ -220,13 +239,22 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	case p == nil:
 		return next.ServeHTTP(w, r)
 	case !nested:
-		return t.serve(h, p, w, r, next)
+		err = t.serve(h, p, w, r, next)
+		return h.answer(t, p, w, r, err)
 	}
 	if err := h.admit(t, p, w, r); err != nil {
-		return err
+		return h.answer(t, p, w, r, err)
 	}
 	// The outer handler's writer sees the final status.
 	return next.ServeHTTP(w, r)
+}
+
+// answer answers a request that p ended with err, if the handler is to do that.
+func (h *Handler) answer(t *tracker, p *part, w http.ResponseWriter, r *http.Request, err error) error {
+	if err == nil || !h.Problem || t.refusal != p {
+		return err
+	}
+	return p.writeProblem(w, r, err)
 }
 
 // collect resolves what the request asks of the zones that match it, as a new
@@ -275,12 +303,13 @@ func (h *Handler) admit(t *tracker, p *part, w http.ResponseWriter, r *http.Requ
 		t.refusal = p
 		return err
 	}
-	for i, z := range p.zones {
-		if p.wasAsked(i) {
-			z.counts.requests.Inc()
+	p.penalize()
+	p.count()
+	for _, i := range p.observed {
+		if p.declines(i) {
+			h.refusals.tell(p, i, r)
 		}
 	}
-	p.penalize()
 	switch refused := p.refusedBy(); {
 	case refused >= 0:
 		return h.refuse(t, p, refused, w, r)
@@ -301,26 +330,15 @@ func (h *Handler) refuse(t *tracker, p *part, i int, w http.ResponseWriter, r *h
 	z, st := p.zones[i].Zone, &p.states[i]
 	t.refusal, t.refusedBy = p, z
 	z.counts.declined.Inc()
-	if h.Headers != headersNone {
-		setLimitHeaders(w.Header(), z, st)
-	} else {
-		deleteLimitHeaders(w.Header())
-	}
-	fields := make([]zap.Field, 0, 4)
+	t.showRefunds()
+	t.setRefusal(p, i, w.Header())
 	if st.RetryAfter == store.Never {
 		h.warnNever(z, &p.reqs[i])
 	} else {
-		wait := h.retryAfter(st)
-		setRetryAfter(w.Header(), wait)
-		fields = append(fields, zap.Int64("wait", wait))
+		setRetryAfter(w.Header(), h.retryAfter(st))
 	}
-	if entry := h.logger.Check(zapcore.DebugLevel, "rate limit exceeded"); entry != nil {
-		fields = append(fields, zap.String("zone", z.Name), zap.String("remote_ip", clientIP(r)))
-		if h.LogKey {
-			fields = append(fields, zap.String("key", p.reqs[i].ClientKey))
-		}
-		entry.Write(fields...)
-	}
+	h.refusals.tell(p, i, r)
+	p.zones[i].refused.note(p.reqs[i].ClientKey, h.now())
 	return caddyhttp.Error(http.StatusTooManyRequests, z.refusal)
 }
 

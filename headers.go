@@ -7,6 +7,57 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
+// What the option headers can be.
+const (
+	headersGitHub = "github"
+	headersIETF   = "ietf"
+	headersBoth   = "both"
+	headersNone   = "none"
+)
+
+func (h *Handler) setsGitHub() bool { return h.Headers != headersNone && h.Headers != headersIETF }
+
+func (h *Handler) setsIETF() bool { return h.Headers == headersIETF || h.Headers == headersBoth }
+
+// setHeaders tells a client that may pass where it stands.
+func (t *tracker) setHeaders() {
+	ietf := false
+	var part *part
+	var at, rank int
+	for _, p := range t.parts {
+		// A part has no states if its check did not come to an end.
+		if p.states == nil {
+			continue
+		}
+		ietf = ietf || p.handler.setsIETF()
+		if !p.handler.setsGitHub() {
+			continue
+		}
+		for i := range p.zones {
+			if r := p.rank(i); r > max(rank, rankError) || r == rank && p.states[i].Remaining < part.states[at].Remaining {
+				part, at, rank = p, i, r
+			}
+		}
+	}
+	if part != nil {
+		setLimitHeaders(t.Header(), part.zones[at].Zone, &part.states[at])
+	}
+	if ietf {
+		t.setFields(t.Header())
+	}
+}
+
+// setRefusal tells a client that zone i of p, which is the last part, refused.
+func (t *tracker) setRefusal(p *part, i int, h http.Header) {
+	deleteLimitHeaders(h)
+	if p.handler.setsGitHub() {
+		setLimitHeaders(h, p.zones[i].Zone, &p.states[i])
+	}
+	if p.handler.setsIETF() {
+		t.setFields(h)
+	}
+}
+
 // ceilSeconds rounds microseconds up to seconds, so that a client which waits
 // that long, or until that second, does not come too early.
 func ceilSeconds(microseconds int64) int64 {
@@ -44,6 +95,8 @@ func deleteLimitHeaders(h http.Header) {
 	for _, name := range []string{"Limit", "Remaining", "Used", "Reset", "Resource"} {
 		delete(h, "X-Ratelimit-"+name)
 	}
+	delete(h, policyField)
+	delete(h, limitField)
 }
 
 func setRetryAfter(h http.Header, seconds int64) {

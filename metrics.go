@@ -16,13 +16,19 @@ var metrics = newMetricSet()
 type metricSet struct {
 	requests    *prometheus.CounterVec
 	declined    *prometheus.CounterVec
+	decisions   *prometheus.CounterVec
+	settled     *prometheus.CounterVec
 	storeErrors *prometheus.CounterVec
 	undelivered *prometheus.CounterVec
 	overflowed  *prometheus.CounterVec
 }
 
 // zoneCounters are one zone's, looked up once.
-type zoneCounters struct{ requests, declined prometheus.Counter }
+type zoneCounters struct {
+	requests, declined      prometheus.Counter
+	decisions               [outcomes]prometheus.Counter
+	charged, free, refunded prometheus.Counter
+}
 
 func newMetricSet() *metricSet {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
@@ -33,6 +39,12 @@ func newMetricSet() *metricSet {
 	return &metricSet{
 		requests: counter("requests_total", "Requests that a zone decided on.", "zone"),
 		declined: counter("declined_requests_total", "Requests that were refused because of a zone.", "zone"),
+		decisions: counter("decisions_total",
+			"What zones decided: allowed, refused, would_refuse (where enforce only observes), and error_allowed and error_refused where the store could not answer.",
+			"zone", "outcome"),
+		settled: counter("settled_cost_total",
+			"Cost of requests, once their response was known: charged, free because of the status, or refunded after it was taken.",
+			"zone", "kind"),
 		storeErrors: counter("store_errors_total",
 			"Checks and takes that a store could not answer.", "store"),
 		overflowed: counter("overflowed_requests_total",
@@ -44,7 +56,16 @@ func newMetricSet() *metricSet {
 }
 
 func (m *metricSet) zone(name string) zoneCounters {
-	return zoneCounters{m.requests.WithLabelValues(name), m.declined.WithLabelValues(name)}
+	c := zoneCounters{
+		requests: m.requests.WithLabelValues(name), declined: m.declined.WithLabelValues(name),
+		charged:  m.settled.WithLabelValues(name, "charged"),
+		free:     m.settled.WithLabelValues(name, "free"),
+		refunded: m.settled.WithLabelValues(name, "refunded"),
+	}
+	for o := allowed; o < outcomes; o++ {
+		c.decisions[o] = m.decisions.WithLabelValues(name, o.String())
+	}
+	return c
 }
 
 // register adds the metrics to the registry of a config, of which there is a
@@ -53,7 +74,7 @@ func (m *metricSet) register(registry *prometheus.Registry) error {
 	if registry == nil {
 		return nil
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.declined, m.storeErrors, m.undelivered, m.overflowed} {
+	for _, c := range []prometheus.Collector{m.requests, m.declined, m.decisions, m.settled, m.storeErrors, m.undelivered, m.overflowed} {
 		var already prometheus.AlreadyRegisteredError
 		if err := registry.Register(c); err != nil && !errors.As(err, &already) {
 			return fmt.Errorf("register metrics: %w", err)

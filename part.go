@@ -27,6 +27,8 @@ type part struct {
 	// split is set if the zones do not all count in the same store.
 	split bool
 	lease *lease
+	// observed are the zones that are not enforced for this client.
+	observed []int
 
 	// Room for the few zones that most handlers have.
 	zonesRoom [2]*zoneUse
@@ -44,12 +46,18 @@ type mark struct {
 	taken bool
 	// unknown: a take may have spent the cost or not.
 	unknown bool
+	// settled: cost is what it came to.
+	settled bool
+	cost    int64
 }
 
 func (p *part) add(z *zoneUse, req store.Request) {
 	p.split = p.split || len(p.zones) > 0 && p.zones[0].in != z.in
 	p.zones = append(p.zones, z)
 	p.reqs = append(p.reqs, req)
+	if !z.enforces(req.ClientKey) {
+		p.observed = append(p.observed, len(p.zones)-1)
+	}
 }
 
 func (p *part) mark(i int) *mark {
@@ -76,13 +84,24 @@ func (p *part) wasAsked(i int) bool { return p.states[i].Err != nil || p.states[
 // pass. An error of the store is a state's; the error it returns ends the
 // request.
 func (p *part) ask(r *http.Request) error {
-	if open := p.onlyOpen(); open != nil && !p.anyTakes() {
+	if open := p.onlyOpen(); open != nil && !p.anyTakes() && p.observed == nil {
 		p.states = open.admit(r.Context(), p.reqs)
 		p.noteHeld(nil)
 		return p.handleErrors(r, store.Store.Check, nil)
 	}
 	p.states = make([]store.State, len(p.reqs))
-	checks, takes := p.where(func(i int) bool { return !p.zones[i].takes }), p.takes()
+	await := p.observe(r)
+	err := p.askEnforced(r)
+	if failed := await(); err == nil {
+		err = failed
+	}
+	return err
+}
+
+// askEnforced asks the zones of which each may refuse the request.
+func (p *part) askEnforced(r *http.Request) error {
+	checks := p.where(func(i int) bool { return !p.zones[i].takes && !p.observes(i) })
+	takes := p.where(func(i int) bool { return p.takes(i) && !p.observes(i) })
 	// No zone is asked if another is known to refuse. What one store is asked in
 	// one call it knows itself.
 	known := takes
@@ -121,7 +140,11 @@ func (p *part) refuseKnown(some []int) (refused bool) {
 // nil, of all.
 func (p *part) noteHeld(some []int) {
 	for i := range p.states {
-		if st := &p.states[i]; st.Err == nil && st.Allowed && (some == nil || slices.Contains(some, i)) {
+		// Others may be asked at this moment.
+		if some != nil && !slices.Contains(some, i) {
+			continue
+		}
+		if st := &p.states[i]; st.Err == nil && st.Allowed {
 			p.mark(i).held = true
 		}
 	}
@@ -158,6 +181,15 @@ func (p *part) takeSome(r *http.Request, takes []int) error {
 	// be refunded. The store's timeout bounds it.
 	p.askSome(context.WithoutCancel(r.Context()), (*openedStore).take, takes)
 	err := p.handleErrors(r, store.Store.Take, takes)
+	p.noteTaken(takes)
+	if err == nil && r.Context().Err() != nil {
+		err = caddyhttp.Error(statusClientClosedRequest, r.Context().Err())
+	}
+	return err
+}
+
+// noteTaken marks the zones that have spent the cost, and notes which refused.
+func (p *part) noteTaken(takes []int) {
 	for _, i := range takes {
 		switch st, m := &p.states[i], p.mark(i); {
 		case st.Err == nil && st.Allowed:
@@ -167,17 +199,12 @@ func (p *part) takeSome(r *http.Request, takes []int) error {
 			p.open(i).full.note(&p.reqs[i], st, p.handler.now())
 		}
 	}
-	if err == nil && r.Context().Err() != nil {
-		err = caddyhttp.Error(statusClientClosedRequest, r.Context().Err())
-	}
-	return err
 }
 
 // passes tells whether none of these zones ends the request.
 func (p *part) passes(some []int) bool {
 	for _, i := range some {
-		st := &p.states[i]
-		if st.Err == nil && !st.Allowed || st.Err != nil && p.zones[i].onError == onErrorDeny {
+		if st := &p.states[i]; st.Err == nil && !st.Allowed || p.deniesByError(i) {
 			return false
 		}
 	}
@@ -193,11 +220,9 @@ func (p *part) anyTakes() bool {
 	return false
 }
 
-// takes are the zones that take, apart from those that may have done so before
-// the request waited.
-func (p *part) takes() []int {
-	return p.where(func(i int) bool { return p.zones[i].takes && !p.has(i).unknown })
-}
+// takes tells whether zone i takes. One that may have done so before the request
+// waited does not.
+func (p *part) takes(i int) bool { return p.zones[i].takes && !p.has(i).unknown }
 
 func (p *part) where(is func(i int) bool) (some []int) {
 	for i := range p.zones {
@@ -263,7 +288,10 @@ func (p *part) put(some []int, states []store.State) {
 func (p *part) handleErrors(r *http.Request, q question, some []int) error {
 	var failed error
 	for i := range p.states {
-		if err := p.states[i].Err; err != nil && (some == nil || slices.Contains(some, i)) {
+		if some != nil && !slices.Contains(some, i) {
+			continue
+		}
+		if err := p.states[i].Err; err != nil {
 			failed = err
 			if errors.Is(err, store.ErrUncertain) {
 				p.mark(i).unknown = true
@@ -278,8 +306,11 @@ func (p *part) handleErrors(r *http.Request, q question, some []int) error {
 		return caddyhttp.Error(statusClientClosedRequest, failed)
 	}
 	for i, z := range p.zones {
+		if some != nil && !slices.Contains(some, i) {
+			continue
+		}
 		err := p.states[i].Err
-		if err == nil || some != nil && !slices.Contains(some, i) {
+		if err == nil {
 			continue
 		}
 		z.use.failed(p.handler.now(), z.Name, err)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -125,11 +126,12 @@ func (s *RedisStore) validateChoices() error {
 	return oneOf("pipelining", s.Pipelining, pipeliningOn, pipelineOff)
 }
 
-func oneOf(option, value, first, second string) error {
-	if value == "" || value == first || value == second {
+func oneOf(option, value string, known ...string) error {
+	if value == "" || slices.Contains(known, value) {
 		return nil
 	}
-	return badOption(option, "%q: it must be %s or %s", value, first, second)
+	last := len(known) - 1
+	return badOption(option, "%q: it must be %s or %s", value, strings.Join(known[:last], ", "), known[last])
 }
 
 func (s *RedisStore) validateNumbers() error {

@@ -96,6 +96,7 @@ type RedisStore struct {
 	OnError string `json:"on_error,omitempty"`
 
 	logger      *zap.Logger
+	events      events
 	undelivered throttle
 
 	mu sync.Mutex
@@ -122,6 +123,10 @@ func (*RedisStore) CaddyModule() caddy.ModuleInfo {
 // files, and does not connect.
 func (s *RedisStore) Provision(ctx caddy.Context) error {
 	s.logger = ctx.Logger()
+	var err error
+	if s.events, err = newEvents(ctx); err != nil {
+		return err
+	}
 	if err := s.provision(caddy.NewReplacer()); err != nil {
 		return fmt.Errorf("redis store: %w", err)
 	}
@@ -177,7 +182,7 @@ func (s *RedisStore) OpenStore(name string) (store.Store, error) {
 		return nil, err
 	}
 	remote := redis.New(config)
-	opened.log = startShardLog(s.logger, name, remote)
+	opened.log = startShardLog(s.logger, s.events, name, remote)
 	for i, shard := range s.Shards {
 		opened.log.add(shard.Name, shards[i])
 	}

@@ -3,8 +3,6 @@ package shardlimit
 import (
 	"cmp"
 	"math"
-
-	"github.com/cespare/xxhash/v2"
 )
 
 // Rollout moves a share of a handler's clients to another store, so that it can
@@ -52,7 +50,7 @@ func (o *Rollout) validate(own string, ownIsName bool) error {
 
 // provision prepares a valid rollout.
 func (o *Rollout) provision(app *App) (err error) {
-	o.bound = uint64(math.Round(o.Percent / 100 * rolloutPlaces))
+	o.bound = uint64(math.Round(o.Percent / 100 * places))
 	o.use, err = app.store("rollout", o.Store)
 	return err
 }
@@ -62,20 +60,9 @@ func (o *Rollout) moves(clientKey string) bool {
 	return o != nil && rolloutPlace(clientKey) < o.bound
 }
 
-const (
-	// rolloutSalt makes the order in which clients are moved independent of
-	// which shard owns them. If it changed, other clients would be moved.
-	rolloutSalt = 0x726f6c6c6f7574
-
-	// rolloutPlaces is how many places the order has: as many as a float64 can
-	// tell apart.
-	rolloutPlaces = 1 << 53
-)
+// rolloutSalt makes the order in which clients are moved independent of which
+// shard owns them. If it changed, other clients would be moved.
+const rolloutSalt = 0x726f6c6c6f7574
 
 // rolloutPlace is the client's place in the order in which clients are moved.
-func rolloutPlace(clientKey string) uint64 {
-	var d xxhash.Digest
-	d.ResetWithSeed(rolloutSalt)
-	_, _ = d.WriteString(clientKey)
-	return d.Sum64() % rolloutPlaces
-}
+func rolloutPlace(clientKey string) uint64 { return placeOf(rolloutSalt, clientKey) }

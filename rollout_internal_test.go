@@ -32,7 +32,7 @@ func TestRolloutMovesTheSameClientsAlways(t *testing.T) {
 		if got := rolloutPlace(key); got != want {
 			t.Errorf("place of %q is %d, want %d", key, got, want)
 		}
-		percent := float64(want) / rolloutPlaces * 100
+		percent := float64(want) / places * 100
 		if rolloutTo(t, percent-0.01).moves(key) || !rolloutTo(t, percent+0.01).moves(key) {
 			t.Errorf("%q is not moved from %f percent on", key, percent)
 		}

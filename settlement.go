@@ -15,15 +15,17 @@ func (p *part) settle(status int) {
 		return
 	}
 	if open := p.onlyOpen(); open != nil && p.chargesWhole(status) {
-		for i := range p.zones {
+		for i, z := range p.zones {
 			p.show(i, 0, p.reqs[i].Cost)
+			z.counts.charged.Add(float64(p.reqs[i].Cost))
 		}
 		open.accounts.Settle(p.reqs, nil)
 		return
 	}
 	var told [mostStores]settlement
 	for i, z := range p.zones {
-		if z.isLease() {
+		if z.isLease() || p.declines(i) {
+			// What would have been refused would not have been charged.
 			continue
 		}
 		cost := int64(0)
@@ -35,6 +37,9 @@ func (p *part) settle(status int) {
 			spent = p.reqs[i].Cost
 		}
 		p.show(i, spent, cost)
+		p.countSettled(i, spent, cost, z.free.contains(status))
+		settled := p.mark(i)
+		settled.settled, settled.cost = true, cost
 		if m.held {
 			tell.endFlight(p.reqs[i], cost)
 			continue
@@ -67,6 +72,20 @@ func (p *part) settle(status int) {
 			func(r store.Request) { tell.refunds = append(tell.refunds, r) })
 	}
 	p.tell(&told)
+}
+
+// countSettled counts what a request costs zone i that has spent something. What
+// a take without a reply has spent nobody knows.
+func (p *part) countSettled(i int, spent, cost int64, free bool) {
+	counts := &p.zones[i].counts
+	if !p.has(i).unknown {
+		counts.charged.Add(float64(cost))
+	}
+	if spent > cost {
+		counts.refunded.Add(float64(spent - cost))
+	} else if free {
+		counts.free.Add(float64(p.reqs[i].Cost))
+	}
 }
 
 // settlement is what a store is told once it is known what a request costs.
@@ -160,6 +179,17 @@ func (p *part) show(i int, spent, cost int64) {
 	}
 }
 
+// showRefunds makes the states tell what they are like without what was taken.
+func (t *tracker) showRefunds() {
+	for _, p := range t.parts[t.inherited:] {
+		for i := range p.zones {
+			if p.has(i).taken {
+				p.show(i, p.reqs[i].Cost, 0)
+			}
+		}
+	}
+}
+
 // releaseHeld ends what is in flight, for nothing.
 func (p *part) releaseHeld() {
 	var told [mostStores]settlement
@@ -201,6 +231,9 @@ func (p *part) refund(some func(i int) bool) {
 		}
 		if m.taken && m.local {
 			p.askLocal(i, store.Store.Refund, p.reqs[i])
+		}
+		if m.taken && !z.isLease() {
+			z.counts.refunded.Add(float64(p.reqs[i].Cost))
 		}
 		// Under an ID it is no mistake to refund what was never taken.
 		if m.taken && !m.local || m.unknown && z.needsID {

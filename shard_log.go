@@ -12,6 +12,8 @@ import (
 // logs nothing.
 type shardLog struct {
 	logger *zap.Logger
+	events events
+	name   string
 	store  *redis.Store
 	stops  []func()
 
@@ -23,9 +25,9 @@ type shardLog struct {
 }
 
 // startShardLog logs until stop is called.
-func startShardLog(logger *zap.Logger, name string, store *redis.Store) *shardLog {
+func startShardLog(logger *zap.Logger, events events, name string, store *redis.Store) *shardLog {
 	l := &shardLog{
-		logger: logger.With(zap.String("store", name)), store: store,
+		logger: logger.With(zap.String("store", name)), events: events, name: name, store: store,
 		twins: map[[2]string]bool{}, certificates: map[string]string{},
 	}
 	// Shards that were in use before have met their servers.
@@ -36,7 +38,10 @@ func startShardLog(logger *zap.Logger, name string, store *redis.Store) *shardLo
 // add listens to a shard.
 func (l *shardLog) add(name string, shard pooledShard) {
 	logger := l.logger.With(zap.String("shard", name))
-	l.stops = append(l.stops, shard.Listen(func(e redis.Event) { l.log(logger, e) }))
+	l.stops = append(l.stops, shard.Listen(func(e redis.Event) {
+		l.log(logger, e)
+		l.emit(name, e)
+	}))
 	if shard.certificate != nil {
 		l.stops = append(l.stops, shard.certificate.listen(func(fault error) { l.logCertificate(shard.certificate, fault) }))
 	}
@@ -78,6 +83,21 @@ func (l *shardLog) log(logger *zap.Logger, e redis.Event) {
 	case redis.Met:
 		l.lookForTwins()
 	}
+}
+
+// emit makes an event of a server that is left out, or back, without waiting
+// for those who listen.
+func (l *shardLog) emit(shard string, e redis.Event) {
+	kind := eventShardDown
+	if e.Kind == redis.ServerUp {
+		kind = eventShardUp
+	}
+	if e.Kind != redis.ServerUp && e.Kind != redis.ServerDown || !l.events.wants(kind) {
+		return
+	}
+	go l.events.emit(kind, map[string]any{
+		"store": l.name, "shard": shard, "address": e.Addr, "role": string(e.Role),
+	})
 }
 
 // lookForTwins tells, once, of two shards that are the same server.

@@ -18,7 +18,7 @@ import (
 
 func TestEveryEventIsALine(t *testing.T) {
 	core, lines := observer.New(zapcore.DebugLevel)
-	l := startShardLog(zap.New(core), "default", redis.New(redis.Options{}))
+	l := startShardLog(zap.New(core), events{}, "default", redis.New(redis.Options{}))
 	fault := errors.New("no")
 	for _, test := range []struct {
 		event redis.Event
@@ -61,7 +61,7 @@ func TestTwinsAreToldOfOnce(t *testing.T) {
 	for range 2 {
 		core, lines := observer.New(zapcore.DebugLevel)
 		s := redis.New(redis.Options{Members: members})
-		l := startShardLog(zap.New(core), "default", s)
+		l := startShardLog(zap.New(core), events{}, "default", s)
 		for i, shard := range shards {
 			l.add(members[i].Name, shard)
 		}
@@ -86,7 +86,7 @@ func TestTwinsAreToldOfOnce(t *testing.T) {
 // TestCertificateIsToldOfOnce, however many shards show it.
 func TestCertificateIsToldOfOnce(t *testing.T) {
 	core, lines := observer.New(zapcore.DebugLevel)
-	l := startShardLog(zap.New(core), "default", redis.New(redis.Options{}))
+	l := startShardLog(zap.New(core), events{}, "default", redis.New(redis.Options{}))
 	one, other := &clientCertificate{files: [2]string{"cert.pem", "key.pem"}}, &clientCertificate{files: [2]string{"cert.pem", "key.pem"}}
 	fault := errors.New("read cert cert.pem: garbage")
 	for _, c := range []*clientCertificate{one, other} {

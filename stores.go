@@ -51,6 +51,7 @@ type storeUse struct {
 
 // openedStore is a store and what handlers need to know of it.
 type openedStore struct {
+	name      string
 	store     store.Store
 	accounts  accounts
 	detacher  store.Detacher
@@ -93,7 +94,7 @@ func (u *storeUse) enter() (*openedStore, error) {
 		if err != nil {
 			return nil, err
 		}
-		open := &openedStore{store: s, local: acquireBuckets(localBuckets+u.name, 0), full: newFullBuckets()}
+		open := &openedStore{name: u.name, store: s, local: acquireBuckets(localBuckets+u.name, 0), full: newFullBuckets()}
 		open.detacher, _ = s.(store.Detacher)
 		open.direct = open.detacher
 		open.penalizer, _ = s.(store.Penalizer)
@@ -107,11 +108,17 @@ func (u *storeUse) enter() (*openedStore, error) {
 
 // admit checks, and holds in flight what is allowed.
 func (open *openedStore) admit(ctx context.Context, reqs []store.Request) []store.State {
-	return open.accounts.Admit(ctx, reqs)
+	ctx, span := open.startSpan(ctx, "check", reqs)
+	states := open.accounts.Admit(ctx, reqs)
+	endSpan(span, states)
+	return states
 }
 
 func (open *openedStore) take(ctx context.Context, reqs []store.Request) []store.State {
-	return open.store.Take(ctx, reqs)
+	ctx, span := open.startSpan(ctx, "take", reqs)
+	states := open.store.Take(ctx, reqs)
+	endSpan(span, states)
+	return states
 }
 
 // detachedPatience bounds a call for which nobody waits, in a store that cannot

@@ -66,6 +66,7 @@ func (t *tracker) newPart(h *Handler, repl *caddy.Replacer) *part {
 func (t *tracker) enroll(p *part, r *http.Request) {
 	if len(t.parts) == t.inherited {
 		caddyhttp.SetVar(r.Context(), trackerVar, t)
+		t.logAccess(r)
 	}
 	t.parts = append(t.parts, p)
 }
@@ -148,25 +149,5 @@ func (t *tracker) end() {
 	for _, p := range t.parts[t.inherited:] {
 		p.lease.end()
 		p.release()
-	}
-}
-
-// setHeaders reports the zone that has the least left.
-func (t *tracker) setHeaders() {
-	var zone *Zone
-	var least *store.State
-	for _, p := range t.parts {
-		// A part has no states if its check did not come to an end.
-		if p.handler.Headers == headersNone || p.states == nil {
-			continue
-		}
-		for i, z := range p.zones {
-			if st := &p.states[i]; st.Err == nil && p.wasAsked(i) && (least == nil || st.Remaining < least.Remaining) {
-				zone, least = z.Zone, st
-			}
-		}
-	}
-	if least != nil {
-		setLimitHeaders(t.Header(), zone, least)
 	}
 }

@@ -18,14 +18,10 @@ func (p *part) refusedBy() int {
 	return longest
 }
 
-func (p *part) refuses(i int) bool {
-	return p.states[i].Err == nil && p.wasAsked(i) && !p.states[i].Allowed
-}
-
 // isDenied tells whether a zone ends the request because its store failed.
 func (p *part) isDenied() bool {
-	for i, z := range p.zones {
-		if p.states[i].Err != nil && z.onError == onErrorDeny {
+	for i := range p.zones {
+		if p.deniesByError(i) {
 			return true
 		}
 	}
@@ -39,7 +35,7 @@ func (p *part) penalize() {
 	var reqs [mostStores][]store.Request
 	for i, z := range p.zones {
 		st := &p.states[i]
-		if z.Penalty == 0 || !p.refuses(i) || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
+		if z.Penalty == 0 || !p.declines(i) || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
 			continue
 		}
 		penalty := time.Duration(z.Penalty)

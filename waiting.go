@@ -53,7 +53,9 @@ func (p *part) mayWait() bool {
 }
 
 // holds tells whether zone i holds requests, for which its store is needed.
-func (p *part) holds(i int) bool { return p.zones[i].room != nil && p.open(i) != nil }
+func (p *part) holds(i int) bool {
+	return p.zones[i].room != nil && p.open(i) != nil && !p.observes(i)
+}
 
 // openLine returns a zone in which others wait before the request, or -1. One
 // that costs nothing takes nothing from them.

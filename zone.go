@@ -151,6 +151,15 @@ type Zone struct {
 	// unless configured otherwise.
 	OnError string `json:"on_error,omitempty"`
 
+	// For how many percent of the clients the limit is enforced, from 0 to 100;
+	// fractions are allowed. The others are only observed: they pass where they
+	// would be refused, which metrics, logs and placeholders tell, and the
+	// response headers show what would have been. A hash of the client key, the
+	// same in every process, decides who is who: more percent enforce the limit
+	// for more clients, and lift it for none. To change it while Caddy runs,
+	// replace this value by the admin API. Default: 100.
+	Enforce *float64 `json:"enforce,omitempty"`
+
 	matchers   caddyhttp.MatcherSets
 	texts      []keyText
 	events     int64
@@ -159,6 +168,8 @@ type Zone struct {
 	batchShare int64 // percent
 	free       statusSet
 	limit      store.Limit
+	enforced   uint64 // of places
+	place      uint32 // among the handler's zones
 	takes      bool
 	needsID    bool
 	refusal    error
@@ -223,6 +234,7 @@ func (z *Zone) compile() {
 	if z.isLease() && z.limit.Window == 0 {
 		z.limit.Window = defaultLease
 	}
+	z.enforced = enforceBound(z.Enforce)
 	z.takes = z.Charge == chargeBefore || z.isLease()
 	z.needsID = z.isLease() || z.limit.Algorithm == store.SlidingLog
 	z.refusal = fmt.Errorf("rate limit %s exceeded", z.Name)

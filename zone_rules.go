@@ -40,7 +40,7 @@ func (z *Zone) validate() error {
 	for _, rule := range []func() error{
 		z.validateKey, z.validateAlgorithm, z.validateEvents, z.validateWindow, z.validateDrain,
 		z.validateCost, z.validateStatus, z.validateWaiting, z.validateReserves,
-		z.validateBatch,
+		z.validateBatch, func() error { return validateEnforce(z.Enforce) },
 	} {
 		if err := rule(); err != nil {
 			return fmt.Errorf("zone %s: %w", z.Name, err)
@@ -244,10 +244,5 @@ func (z *Zone) validateWaiting() error {
 }
 
 func validateOnError(s string) error {
-	switch s {
-	case "", onErrorAllow, onErrorDeny, onErrorLocal:
-		return nil
-	default:
-		return badOption("on_error", "%q: it must be allow, deny or local", s)
-	}
+	return oneOf("on_error", s, onErrorAllow, onErrorDeny, onErrorLocal)
 }

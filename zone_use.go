@@ -17,11 +17,12 @@ type zoneUse struct {
 	use     *storeUse
 	onError string
 	room    *waitingRoom
+	refused *refusedClients
 }
 
 // countIn makes the zone count in a store.
 func (z *Zone) countIn(in int, use *storeUse) {
-	z.uses[in] = zoneUse{Zone: z, in: in, use: use, onError: cmp.Or(z.OnError, use.onError)}
+	z.uses[in] = zoneUse{Zone: z, in: in, use: use, onError: cmp.Or(z.OnError, use.onError), refused: refusedClientsOf(use.name, z.Name)}
 	if z.MaxWait > 0 {
 		z.uses[in].room = roomOf(use.name, z.Name)
 	}

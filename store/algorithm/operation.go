@@ -12,11 +12,13 @@ const (
 	Take
 	Refund
 	Penalize
+	// Peek is Check, but opens no window.
+	Peek
 )
 
 // String returns the operation's name.
 func (op Operation) String() string {
-	return [...]string{"check", "charge", "take", "refund", "penalize"}[op]
+	return [...]string{"check", "charge", "take", "refund", "penalize", "peek"}[op]
 }
 
 // Run does the operation to b, and returns what b then looks like to r.
@@ -34,6 +36,7 @@ func (op Operation) Run(b Bucket, r *store.Request, now int64) store.State {
 		b.Refund(r, now)
 	case Penalize:
 		b.Penalize(r, now)
+	case Peek:
 	}
 	return b.View(r, now, spent)
 }

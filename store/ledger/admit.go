@@ -46,7 +46,11 @@ func (l *Ledger) RefuseKnown(reqs []store.Request, states []store.State) (refuse
 
 // refusesUnasked sets the state of a request that is refused without a call.
 func (l *Ledger) refusesUnasked(e *entry, r *store.Request, st *store.State, now int64) bool {
-	return e.trusts(now, l.trust) && e.refuses(r, st, now)
+	if !e.trusts(now, l.trust) || !e.refuses(r, st, now) {
+		return false
+	}
+	e.page.counts.refusals++
+	return true
 }
 
 // refuses sets the state of a request that is refused by what is known.

@@ -39,6 +39,7 @@ func (l *Ledger) fitsUnasked(e *entry, r *store.Request, st *store.State, now in
 		return false
 	}
 	*st = known
-	e.flight += r.Cost
+	e.hold(r.Cost)
+	e.page.counts.admissions++
 	return true
 }

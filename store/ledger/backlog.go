@@ -148,7 +148,7 @@ func (l *Ledger) abandon() {
 				l.giveUp(e, errEnded)
 			case d.waiting != nil:
 				l.lose(d.waiting.req.ClientKey, d.waiting.requests, errEnded)
-				d.waiting = nil
+				e.setWaiting(nil)
 			}
 		}
 		p.mu.Unlock()

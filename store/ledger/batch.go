@@ -89,6 +89,7 @@ func (l *Ledger) repay(r *store.Request, b loan, st *store.State) {
 		l.books.noteReserved(b.entry)
 	default:
 		// The window is over, or soon will be; the store knows what is left of it.
+		b.entry.page.counts.returned += b.tokens
 		refund := *r
 		refund.Cost, refund.Receipt = b.tokens, store.Receipt{Period: b.period}
 		l.store.RefundDetached([]store.Request{refund})
@@ -124,6 +125,7 @@ func (l *Ledger) claim(t *taking, place int) outcome {
 		return claimWaits
 	}
 	if v.tokens > 0 && now+e.clock >= v.ends {
+		e.page.counts.expired += v.tokens
 		v.waste()
 	} else if v.tokens < r.Cost && v.began != 0 {
 		v.adapt(r, processes, now)
@@ -155,9 +157,12 @@ func (l *Ledger) fetched(t *taking, place int, batch *store.Request, st *store.S
 	v := e.reservation
 	claims := append([]*claim{{t, place}}, v.claims...)
 	v.coming, v.claimed, v.claims = 0, 0, nil
+	e.page.counts.fetches++
 	switch {
 	case st.Err == nil && st.Allowed:
+		e.page.counts.fetched += batch.Cost
 		if leftover := v.add(batch, st, batch.Cost, now); leftover.Cost > 0 {
+			e.page.counts.returned += leftover.Cost
 			l.store.RefundDetached([]store.Request{leftover})
 		}
 	case st.Err == nil:
@@ -177,6 +182,10 @@ func (l *Ledger) fetched(t *taking, place int, batch *store.Request, st *store.S
 		} else {
 			again = turn == turnAgain
 		}
+	}
+	if v.isStale {
+		// It may be of what was there before the reset.
+		e.page.counts.expired += v.abandon()
 	}
 	if v.tokens > 0 {
 		l.books.noteReserved(e)
@@ -265,8 +274,13 @@ func (b *Books) giveBack(idle int64) bool {
 	for _, e := range entries {
 		e.page.mu.Lock()
 		v := e.reservation
-		if refund := v.surplus(l, idle, now); refund.Cost > 0 && l != nil && now+e.clock < v.ends {
+		switch refund := v.surplus(l, idle, now); {
+		case refund.Cost == 0:
+		case l != nil && now+e.clock < v.ends:
+			e.page.counts.returned += refund.Cost
 			refunds = append(refunds, refund)
+		default:
+			e.page.counts.expired += refund.Cost
 		}
 		if v.tokens == 0 {
 			b.mu.Lock()

@@ -47,8 +47,9 @@ type page struct {
 	mu      sync.Mutex
 	entries map[identity.ID]*entry
 	// ring has the same entries, for a hand that goes round.
-	ring []*entry
-	hand int
+	ring   []*entry
+	hand   int
+	counts counts
 }
 
 // NewBooks returns empty books. The clock is for durations; nil means time.Now.
@@ -180,6 +181,7 @@ func (p *page) next() *entry {
 }
 
 func (b *Books) remove(p *page, e *entry) {
+	e.noteUnsure(false)
 	last := len(p.ring) - 1
 	p.ring[e.place] = p.ring[last]
 	p.ring[e.place].place = e.place

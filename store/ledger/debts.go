@@ -36,8 +36,9 @@ type debts struct {
 	heard *algorithm.Known
 	// arrived is closed when that is answered; nil if nobody waits.
 	arrived chan struct{}
-	// queued is set while the debts are in a backlog.
-	queued bool
+	// queued is set while the debts are in a backlog; isStale, if the bucket was
+	// reset since that was sent.
+	queued, isStale bool
 }
 
 // debt is charges added up.
@@ -122,7 +123,7 @@ type sending struct {
 func (l *Ledger) settle(r *store.Request, hold, now int64) *entry {
 	e := l.enter(r, now)
 	defer e.page.mu.Unlock()
-	e.flight -= hold
+	e.hold(-hold)
 	if r.Cost == 0 {
 		return nil
 	}
@@ -142,13 +143,14 @@ func (l *Ledger) settle(r *store.Request, hold, now int64) *entry {
 	w := e.debts.waiting
 	if w != nil && w.expires <= now {
 		l.lose(w.req.ClientKey, w.requests, ErrExpired)
+		e.setWaiting(nil)
 		w = nil
 	}
 	if w == nil {
-		e.debts.waiting = &debt{req: *r, requests: 1, expires: expires}
+		e.setWaiting(&debt{req: *r, requests: 1, expires: expires})
 		return nil
 	}
-	w.add(r.Cost, 1, expires)
+	e.addWaiting(r.Cost, 1, expires)
 	cost := w.req.Cost
 	// What the limit is now, the newer request says.
 	w.req = *r
@@ -197,6 +199,10 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State) []store.R
 	d.heard = nil
 	e.confirmed = now
 	switch {
+	case d.isStale:
+		// What it says may be about what was there before, and whether it counts
+		// in what is there now is for the primary to say.
+		d.isStale, e.doubted = false, true
 	case st.Err == nil:
 		e.clock, e.silent = st.Now-now, false
 		word := algorithm.Known{Content: st.Content}
@@ -232,7 +238,7 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State) []store.R
 func (l *Ledger) sendNext(e *entry, now int64) []store.Request {
 	d := e.debts
 	w := d.waiting
-	d.waiting = nil
+	e.setWaiting(nil)
 	if w == nil {
 		e.debts = nil
 		l.books.owing.Add(-1)
@@ -248,6 +254,7 @@ func (l *Ledger) sendNext(e *entry, now int64) []store.Request {
 // already.
 func (e *entry) suspect(r *store.Request, cost, storeNow int64) {
 	e.doubted, e.alone = true, 0
+	e.noteUnsure(true)
 	if !e.isBase(e.debts, r.Limit, storeNow) {
 		e.loose += cost
 		return
@@ -259,9 +266,9 @@ func (e *entry) suspect(r *store.Request, cost, storeNow int64) {
 func (l *Ledger) putBack(e *entry, r *store.Request, requests int64) {
 	d := e.debts
 	if d.waiting != nil {
-		d.waiting.add(r.Cost, requests, d.expires)
+		e.addWaiting(r.Cost, requests, d.expires)
 	} else {
-		d.waiting = &debt{req: *r, requests: requests, expires: d.expires}
+		e.setWaiting(&debt{req: *r, requests: requests, expires: d.expires})
 	}
 	if l.books.current() == nil {
 		// Nobody is left to deliver it.
@@ -278,6 +285,7 @@ func (l *Ledger) putBack(e *entry, r *store.Request, requests int64) {
 func (l *Ledger) giveUp(e *entry, err error) {
 	if w := e.debts.waiting; w != nil {
 		l.lose(w.req.ClientKey, w.requests, err)
+		e.setWaiting(nil)
 	}
 	e.debts = nil
 	l.books.owing.Add(-1)

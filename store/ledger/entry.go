@@ -50,6 +50,8 @@ type entry struct {
 	// silent is set while the store does not answer; doubted, until the primary
 	// is heard after something was given back or may have been spent.
 	silent, doubted bool
+	// unsure is set if it may have been spent.
+	unsure bool
 	// question is what the store is being asked, or nil.
 	question *question
 	// debts are the charges that the store has not confirmed, or nil.
@@ -124,6 +126,7 @@ func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (less 
 // confirm makes the primary's word what is known.
 func (e *entry) confirm(word algorithm.Known, asked int64) {
 	e.known, e.trusted, e.doubted, e.loose = word, asked, false, 0
+	e.noteUnsure(false)
 	if e.debts != nil {
 		e.debts.base = word
 	}

@@ -21,6 +21,8 @@ type Flights struct {
 type flightPage struct {
 	mu      sync.Mutex
 	flights map[identity.ID]*flight
+	// inFlight is the cost of all of them.
+	inFlight int64
 }
 
 // localPatience bounds a charge of a store that cannot charge by itself.
@@ -47,14 +49,19 @@ func NewFlights() *Flights {
 }
 
 // Len is of how many buckets something is in flight.
-func (f *Flights) Len() (n int) {
+func (f *Flights) Len() int { return int(f.Figures().Buckets) }
+
+// Figures tell of how many buckets something is in flight, and how much. There
+// are no others.
+func (f *Flights) Figures() (sum Figures) {
 	for i := range f.pages {
 		p := &f.pages[i]
 		p.mu.Lock()
-		n += len(p.flights)
+		sum.Buckets += int64(len(p.flights))
+		sum.InFlight += p.inFlight
 		p.mu.Unlock()
 	}
-	return n
+	return sum
 }
 
 // use returns the bucket's flight, locked.
@@ -73,11 +80,13 @@ func (f *Flights) use(r *store.Request) (*flightPage, identity.ID, *flight) {
 	return p, id, fl
 }
 
-// leave unlocks a flight that so many no longer use.
-func (p *flightPage) leave(id identity.ID, fl *flight, users int) {
+// leave unlocks a flight that so many no longer use, and to which so much was
+// added.
+func (p *flightPage) leave(id identity.ID, fl *flight, users int, cost int64) {
 	fl.mu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.inFlight += cost
 	if fl.users -= users; fl.users == 0 {
 		delete(p.flights, id)
 	}
@@ -118,7 +127,7 @@ func (l *Local) admit(ctx context.Context, r *store.Request) store.State {
 	case st.Allowed:
 		showFlight(&st, fl.cost)
 		fl.cost += r.Cost
-		page.leave(id, fl, 0)
+		page.leave(id, fl, 0, r.Cost)
 		return st
 	case fl.cost > 0:
 		asked[0].Ahead = r.Ahead
@@ -127,9 +136,12 @@ func (l *Local) admit(ctx context.Context, r *store.Request) store.State {
 			showFlight(&st, fl.cost)
 		}
 	}
-	page.leave(id, fl, 1)
+	page.leave(id, fl, 1, 0)
 	return st
 }
+
+// Figures are those of the flights.
+func (l *Local) Figures() Figures { return l.flights.Figures() }
 
 // RefuseKnown is [Ledger.RefuseKnown]. What would be known the store says as
 // quickly.
@@ -142,8 +154,9 @@ func (l *Local) Settle(reqs []store.Request, held []int64) {
 		if reqs[i].Cost > 0 {
 			l.charge(reqs[i : i+1])
 		}
-		fl.cost -= holdOf(reqs, held, i)
-		page.leave(id, fl, 2)
+		hold := holdOf(reqs, held, i)
+		fl.cost -= hold
+		page.leave(id, fl, 2, -hold)
 	}
 }
 

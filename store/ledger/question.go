@@ -170,7 +170,7 @@ func (e *entry) admit(r *store.Request, st, answer *store.State) judgement {
 		return j
 	}
 	if *st = judged; j == fits {
-		e.flight += r.Cost
+		e.hold(r.Cost)
 	}
 	return j
 }

@@ -36,6 +36,8 @@ type reservation struct {
 	coming  int64
 	claimed int64
 	claims  []*claim
+	// isStale is set if the bucket was reset since that is being fetched.
+	isStale bool
 	// request is one for the bucket, to give tokens back.
 	request store.Request
 }
@@ -105,6 +107,15 @@ func (v *reservation) add(r *store.Request, st *store.State, size, now int64) (l
 	v.size, v.began, v.used = size, now, now
 	v.request = *r
 	return leftover
+}
+
+// abandon drops what was taken of a bucket that was reset, and returns how much
+// that was.
+func (v *reservation) abandon() (tokens int64) {
+	tokens, v.tokens = v.tokens, 0
+	v.period, v.ends, v.began, v.short = 0, 0, 0, 0
+	v.isStale = v.coming > 0
+	return tokens
 }
 
 // use spends some tokens, if there are so many that can still be used.

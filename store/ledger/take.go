@@ -78,6 +78,7 @@ func (l *Ledger) refusesTake(e *entry, r *store.Request, st *store.State, now in
 		return false
 	}
 	*st = refusal
+	e.page.counts.refusals++
 	return true
 }
 

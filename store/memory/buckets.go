@@ -99,7 +99,7 @@ func keeps(op algorithm.Operation, limit *store.Limit) bool {
 	case algorithm.Check:
 		// A reset that is told has to stay.
 		return limit.Algorithm == store.FixedWindow && !limit.Align
-	case algorithm.Refund:
+	case algorithm.Refund, algorithm.Peek:
 		return false
 	default:
 		return true

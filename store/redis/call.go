@@ -17,9 +17,10 @@ const (
 // call is a group of commands that one caller wants run by one server in one
 // round trip.
 type call struct {
-	cmds     []*command
-	deadline time.Time
-	state    atomic.Int32
+	cmds []*command
+	// began is when it was made.
+	began, deadline time.Time
+	state           atomic.Int32
 	// done has room for one value, so that finishing never blocks.
 	done chan struct{}
 	// detached, if set, is run in place of signalling done.
@@ -30,7 +31,7 @@ var callPool = sync.Pool{New: func() any { return &call{done: make(chan struct{}
 
 func newCall(deadline time.Time) *call {
 	c := callPool.Get().(*call)
-	c.deadline = deadline
+	c.began, c.deadline = time.Now(), deadline
 	return c
 }
 

@@ -70,6 +70,8 @@ var (
 	operations        = [...]any{
 		algorithm.Check: "check", algorithm.Charge: "charge", algorithm.Take: "take",
 		algorithm.Refund: "refund", algorithm.Penalize: "penalize",
+		// To the scripts a peek is a check, which writes nothing where they are asked.
+		algorithm.Peek: "check",
 	}
 )
 

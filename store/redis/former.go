@@ -28,6 +28,7 @@ const mostCopies = DefaultPoolSize / 2
 type former struct {
 	sharder *rendezvous
 	shards  []*Shard
+	names   []string
 	// copying is full while as many buckets are brought as connections can be
 	// spared for that.
 	copying chan struct{}
@@ -42,8 +43,14 @@ func newFormer(members []Member) *former {
 		ExpiryCalculator: otter.ExpiryCreatingFunc(func(e otter.Entry[string, time.Duration]) time.Duration { return e.Value }),
 	})}
 	f.sharder, f.shards = shardersOf(members)
+	for _, m := range members {
+		f.names = append(f.names, m.Name)
+	}
 	return f
 }
+
+// name is that of the shard that owned a client key.
+func (f *former) name(clientKey string) string { return f.names[f.sharder.owner(clientKey)] }
 
 // shardersOf returns what chooses one of the members for a client key, and their
 // shards.

@@ -89,6 +89,7 @@ func newLane(s *Shard, addr string, persistent bool) *lane {
 	if !opts.NoPipelining {
 		l.batch = maxBatch
 	}
+	l.lag.Store(int64(unknownLag))
 	l.life, l.end = context.WithCancel(context.Background())
 	for range opts.poolSize() {
 		l.workers.Go(l.work)

@@ -134,7 +134,7 @@ var layoutConcurrency = layout{
 // addMembers adds what operations on events that are kept one by one take.
 func addMembers(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 	cost := r.Cost
-	if op == algorithm.Check {
+	if op == algorithm.Check || op == algorithm.Peek {
 		cost = r.Need()
 	}
 	c.add(r.Limit.Window.Microseconds(), cost, r.Capacity(), algorithm.Kept(r))

@@ -79,3 +79,6 @@ func shareHistory(one, other []string) bool {
 
 // foreign is the age of a replica's data that is not its primary's.
 const foreign = time.Duration(1<<63 - 1)
+
+// unknownLag is the lag of a replica of which nothing is known.
+const unknownLag = time.Duration(-1)

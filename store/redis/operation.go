@@ -14,8 +14,9 @@ type operation struct {
 	algorithm.Operation
 	// tagged is set if it is asked in a Redis Cluster.
 	tagged bool
-	// replica is set if a replica is asked, which can only read.
-	replica bool
+	// replica is set if a replica is asked; readOnly, if nothing may be written,
+	// as there.
+	replica, readOnly bool
 	// now is the instant that decides, if no clock does.
 	now int64
 	// clock is that of the server, if it decides.
@@ -30,20 +31,38 @@ func (s *Store) writing(op algorithm.Operation, at *servers) operation {
 	return operation{Operation: op, tagged: at.tagged, clock: at.clock}
 }
 
-// reading is a check for a replica, judged by the instant now.
-func reading(at *servers, now int64) operation {
-	return operation{replica: true, tagged: at.tagged, now: now}
+// reading is a check or peek at a replica, judged by the instant now.
+func reading(op algorithm.Operation, at *servers, now int64) operation {
+	return operation{Operation: op, replica: true, readOnly: true, tagged: at.tagged, now: now}
+}
+
+// peeking is a peek at a primary, judged by the instant now.
+func peeking(at *servers, now int64) operation {
+	return operation{Operation: algorithm.Peek, readOnly: true, tagged: at.tagged, now: now}
+}
+
+// reads tells whether the operation spends nothing and gives nothing back.
+func (op operation) reads() bool {
+	return op.Operation == algorithm.Check || op.Operation == algorithm.Peek
+}
+
+// role is that of the server that is asked.
+func (op operation) role() store.Role {
+	if op.replica {
+		return store.RoleReplica
+	}
+	return store.RolePrimary
 }
 
 func (op operation) command(keys bucketKeys, r *store.Request) *command {
 	keys.tagged = op.tagged
 	key := keys.key(r.Limit, r.ClientKey)
 	l := layoutOf(r.Limit.Algorithm)
-	if op.replica && l.read != nil {
+	if op.readOnly && l.read != nil {
 		return l.read(key)
 	}
-	c := newCommand(l.script, op.Operation, op.replica, key)
-	c.clock, c.reads = op.clock, op.Operation == algorithm.Check
+	c := newCommand(l.script, op.Operation, op.readOnly, key)
+	c.clock, c.reads = op.clock, op.reads()
 	c.add(op.now)
 	l.arguments(c, op.Operation, r)
 	c.renew()
@@ -57,7 +76,7 @@ func (op operation) state(cmd *command, r *store.Request) store.State {
 	}
 	st := op.outcome(cmd, r)
 	st.Replica = op.replica
-	if st.Err != nil && op.Operation != algorithm.Check {
+	if st.Err != nil && !op.reads() {
 		// It ran, but what it did is not known.
 		st.Err = fmt.Errorf("%w: %w", store.ErrUncertain, st.Err)
 	}
@@ -98,7 +117,7 @@ func (op operation) reply(l *layout, r *store.Request, reply []int64, about int6
 func (op operation) opens() bool {
 	switch op.Operation {
 	case algorithm.Check, algorithm.Charge, algorithm.Take:
-		return !op.replica
+		return !op.readOnly
 	default:
 		return false
 	}
@@ -128,9 +147,13 @@ func (s *Store) call(g group, deadline time.Time, op operation) *call {
 // ask runs op on every bucket of g in one round trip and sets their states.
 func (s *Store) ask(ctx context.Context, l *lane, g group, deadline time.Time, op operation) {
 	c := s.call(g, deadline, op)
+	watch, began := s.observers[l.shard], c.began
 	sent, err := l.do(ctx, c)
 	if err != nil {
-		if sent && op.Operation != algorithm.Check {
+		for range g.members {
+			watch.tell(op.role(), op.Operation, began, err)
+		}
+		if sent && !op.reads() {
 			err = fmt.Errorf("%w: %w", store.ErrUncertain, err)
 		} else {
 			err = notExecuted(err)
@@ -140,6 +163,7 @@ func (s *Store) ask(ctx context.Context, l *lane, g group, deadline time.Time, o
 		}
 		return
 	}
+	watch.tellAll(op.role(), op.Operation, c)
 	for n, i := range g.members {
 		g.states[i] = op.state(c.cmds[n], &g.reqs[i])
 	}

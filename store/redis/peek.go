@@ -33,7 +33,7 @@ func (s *Store) peek(ctx context.Context, at *servers, g group) {
 	half, deadline := start.Add(s.opts.CheckTimeout/2), start.Add(s.opts.CheckTimeout)
 	now, replica := s.reader(at, start, g)
 	if replica != nil {
-		s.ask(ctx, replica, g, half, reading(at, now))
+		s.ask(ctx, replica, g, half, reading(algorithm.Peek, at, now))
 		if g.members = g.failed(); len(g.members) == 0 || ctx.Err() != nil {
 			return
 		}
@@ -41,7 +41,7 @@ func (s *Store) peek(ctx context.Context, at *servers, g group) {
 	if now == 0 {
 		now = s.peekTime(at, start)
 	}
-	s.ask(ctx, at.checks, g, deadline, reading(at, now))
+	s.ask(ctx, at.checks, g, deadline, peeking(at, now))
 }
 
 // peekTime is the instant that decides whether a window is over.

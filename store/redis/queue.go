@@ -79,6 +79,13 @@ func (q *queue) take(batch []*call, limit int) []*call {
 	return batch
 }
 
+// len is how many calls wait.
+func (q *queue) len() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.calls) - q.head
+}
+
 // close lets the workers end once they have taken what is there.
 func (q *queue) close() {
 	q.mu.Lock()

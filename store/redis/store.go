@@ -61,6 +61,8 @@ type Member struct {
 	Weight int
 	// Shard is the connections to it.
 	Shard *Shard
+	// Observe, if set, is told of every command that the store has run there.
+	Observe Observer
 }
 
 // Store keeps buckets on its shards.
@@ -75,6 +77,8 @@ type Store struct {
 	fixed bool
 	// reports, one for each shard and operation, end a detached call.
 	reports [][]func(*call)
+	// observers are told of commands, by the shard that runs them.
+	observers map[*Shard]Observer
 }
 
 // New returns a store. It does not own its shards: closing them is the
@@ -94,11 +98,12 @@ func New(opts Options) *Store {
 		s.opts.ChargeTimeout = DefaultChargeTimeout
 	}
 	s.sharder, s.shards = shardersOf(opts.Members)
+	s.observers = observersOf(opts.Former, opts.Members)
 	for _, m := range opts.Members {
 		s.fixed = s.fixed && m.Shard.finder == nil
 		reports := make([]func(*call), algorithm.Penalize+1)
 		for op := range reports {
-			reports[op] = func(c *call) { s.report(m.Name, algorithm.Operation(op), c) }
+			reports[op] = func(c *call) { s.report(m, algorithm.Operation(op), c) }
 		}
 		s.reports = append(s.reports, reports)
 	}
@@ -250,6 +255,7 @@ func (s *Store) post(what algorithm.Operation, at owner, g group, report func(i 
 	c.detached = s.reports[at.shard][what]
 	if report != nil {
 		c.detached = func(c *call) {
+			s.opts.Members[at.shard].Observe.tellAll(op.role(), what, c)
 			for n, i := range g.members {
 				report(i, op.state(c.cmds[n], &g.reqs[i]))
 			}
@@ -278,10 +284,11 @@ func (s *Store) Owner(clientKey string) string {
 }
 
 // report tells what of c failed, and ends it.
-func (s *Store) report(shard string, op algorithm.Operation, c *call) {
+func (s *Store) report(shard Member, op algorithm.Operation, c *call) {
+	shard.Observe.tellAll(store.RolePrimary, op, c)
 	for _, cmd := range c.cmds {
 		if cmd.outcome != nil && s.opts.OnUndelivered != nil {
-			s.opts.OnUndelivered(shard, op, cmd.outcome)
+			s.opts.OnUndelivered(shard.Name, op, cmd.outcome)
 		}
 	}
 	c.release()
@@ -299,10 +306,10 @@ func (s *Store) check(ctx context.Context, at *servers, g group) {
 		s.ask(ctx, at.checks, g, deadline, s.writing(algorithm.Check, at))
 	case g.asksPrimary():
 		s.ask(ctx, at.checks, g, half, s.writing(algorithm.Check, at))
-		s.standIn(ctx, replica, g, deadline, reading(at, now))
+		s.standIn(ctx, replica, g, deadline, reading(algorithm.Check, at, now))
 	default:
 		// Half of the time is kept for the primary.
-		s.ask(ctx, replica, g, half, reading(at, now))
+		s.ask(ctx, replica, g, half, reading(algorithm.Check, at, now))
 		if g.members = g.unanswered(at); len(g.members) > 0 && ctx.Err() == nil {
 			s.ask(ctx, at.checks, g, deadline, s.writing(algorithm.Check, at))
 		}

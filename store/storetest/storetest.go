@@ -90,6 +90,8 @@ var contract = []struct {
 	{"EqualLimitsShareBuckets", testEqualLimitsShareBuckets},
 	{"ClientKeysHaveOwnBuckets", testClientKeysHaveOwnBuckets},
 
+	{"Reset", testReset},
+
 	{"ConcurrentCharges", testConcurrentCharges},
 	{"ConcurrentTakes", testConcurrentTakes},
 	{"ConcurrentFirstChecks", testConcurrentFirstChecks},

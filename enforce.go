@@ -1,0 +1,87 @@
+package shardlimit
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"net/http"
+	"slices"
+	"sync"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// enforceSalt makes the order in which a zone is enforced independent of that
+// in which clients are moved by a rollout. If it changed, it would be enforced
+// for others.
+const enforceSalt = 0x656e666f726365
+
+func validateEnforce(percent *float64) error {
+	if percent != nil && !(*percent >= 0 && *percent <= 100) { // which NaN is not
+		return badOption("enforce", "%v: it must be from 0 to 100 percent, such as 12.5", *percent)
+	}
+	return nil
+}
+
+// enforceBound is how far in the order of places a zone is enforced.
+func enforceBound(percent *float64) uint64 {
+	if percent == nil {
+		return places
+	}
+	return uint64(math.Round(*percent / 100 * places))
+}
+
+// enforces tells whether the zone refuses this client, and does not only
+// observe it.
+func (z *Zone) enforces(clientKey string) bool {
+	return z.enforced == places || placeOf(enforceSalt, clientKey) < z.enforced
+}
+
+// observes tells whether zone i only observes the client.
+func (p *part) observes(i int) bool { return slices.Contains(p.observed, i) }
+
+// observe asks the zones that only observe the client, while others are asked,
+// and each by itself: no refusal of theirs may keep another zone from being
+// asked. What it returns waits for the answers and deals with them.
+func (p *part) observe(r *http.Request) (await func() error) {
+	checks, takes := p.observedZones()
+	if len(checks)+len(takes) == 0 {
+		return func() error { return nil }
+	}
+	var calls sync.WaitGroup
+	for _, i := range checks {
+		calls.Go(func() { p.askIn(r.Context(), p.zones[i].in, (*openedStore).admit, []int{i}) })
+	}
+	for _, i := range takes {
+		calls.Go(func() {
+			p.askIn(context.WithoutCancel(r.Context()), p.zones[i].in, (*openedStore).take, []int{i})
+		})
+	}
+	return func() error {
+		calls.Wait()
+		var errs [2]error
+		if len(checks) > 0 {
+			p.noteHeld(checks)
+			errs[0] = p.handleErrors(r, store.Store.Check, checks)
+		}
+		if len(takes) > 0 {
+			errs[1] = p.handleErrors(r, store.Store.Take, takes)
+			p.noteTaken(takes)
+		}
+		return cmp.Or(errs[0], errs[1])
+	}
+}
+
+// observedZones are the zones that only observe the client, apart from those
+// that may have taken before the request waited.
+func (p *part) observedZones() (checks, takes []int) {
+	for _, i := range p.observed {
+		switch {
+		case !p.zones[i].takes:
+			checks = append(checks, i)
+		case p.takes(i):
+			takes = append(takes, i)
+		}
+	}
+	return checks, takes
+}

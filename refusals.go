@@ -1,0 +1,110 @@
+package shardlimit
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"net/http"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/maypok86/otter/v2"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/identity"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+const (
+	logFirst = "first"
+	logAll   = "all"
+	logNone  = "none"
+)
+
+// maxLoggedRefusals bounds the memory for refusals that were logged: to forget
+// one costs a line.
+const maxLoggedRefusals = 100_000
+
+// refusals tell of a handler's refusals, in the log and as events.
+type refusals struct {
+	logger *zap.Logger
+	events events
+	// logged are those of this window, for [logFirst].
+	logged *otter.Cache[identity.ID, time.Duration]
+	none   bool
+}
+
+func newRefusals(ctx caddy.Context, h *Handler) (*refusals, error) {
+	events, err := newEvents(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r := &refusals{logger: h.logger, events: events, none: h.LogRefusals == logNone}
+	if h.LogRefusals == "" || h.LogRefusals == logFirst {
+		r.logged = otter.Must(&otter.Options[identity.ID, time.Duration]{
+			MaximumSize:      maxLoggedRefusals,
+			ExpiryCalculator: otter.ExpiryCreatingFunc(func(e otter.Entry[identity.ID, time.Duration]) time.Duration { return e.Value }),
+		})
+	}
+	return r, nil
+}
+
+// tell tells that zone i refused, or would have refused, the request.
+func (o *refusals) tell(p *part, i int, r *http.Request) {
+	o.log(p, i, r)
+	if p.outcome(i) == refused && o.events.wants(eventExceeded) {
+		o.events.emit(eventExceeded, map[string]any{
+			"zone": p.zones[i].Name, "wait": time.Duration(wait(&p.states[i])) * time.Microsecond, "remote_ip": clientIP(r),
+		})
+	}
+}
+
+func (o *refusals) log(p *part, i int, r *http.Request) {
+	if o.none || !o.isFirst(p, i) {
+		return
+	}
+	text := "rate limit exceeded"
+	if p.outcome(i) == wouldRefuse {
+		text = "rate limit would have been exceeded"
+	}
+	entry := o.logger.Check(zapcore.InfoLevel, text)
+	if entry == nil {
+		return
+	}
+	z, st := p.zones[i], &p.states[i]
+	fields := []zap.Field{
+		zap.String("zone", z.Name), zap.String("remote_ip", clientIP(r)), zap.String("key", p.shownKey(i)),
+		zap.String("reason", p.reason(i)), zap.Int64("limit", st.Limit), zap.Int64("used", st.Used),
+	}
+	if st.RetryAfter != store.Never {
+		fields = append(fields, zap.Int64("wait", ceilSeconds(wait(st))))
+	}
+	entry.Write(fields...)
+}
+
+// isFirst tells whether the refusal is to be logged: as the first one of the
+// client in this window, or as any.
+func (o *refusals) isFirst(p *part, i int) bool {
+	if o.logged == nil {
+		return true
+	}
+	z, st := p.zones[i], &p.states[i]
+	window := z.limit.Window
+	if z.limit.Algorithm == store.FixedWindow {
+		// It began before.
+		window = time.Duration(st.Reset-st.Now) * time.Microsecond
+	}
+	_, isNew := o.logged.SetIfAbsent(identity.New(z.place, p.reqs[i].ClientKey), max(window, time.Millisecond))
+	return isNew
+}
+
+// shownKey is the client key as it may be shown: itself with log_key, and else
+// the beginning of its digest, by which lines about one client are found.
+func (p *part) shownKey(i int) string {
+	key := p.reqs[i].ClientKey
+	if p.handler.LogKey {
+		return key
+	}
+	digest := sha256.Sum256([]byte(key))
+	return hex.EncodeToString(digest[:8])
+}

@@ -1,0 +1,164 @@
+package shardlimit
+
+import (
+	"hash/maphash"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/go-kratos/aegis/topk"
+)
+
+// refusedClients tells which clients of a zone were refused most in the last
+// minutes, in bounded memory: it counts by sketches, each for a part of that
+// time. A client key belongs to one stripe, so that refusals at the same time
+// seldom meet at one lock.
+type refusedClients struct {
+	began   time.Time
+	seed    maphash.Seed
+	stripes [refusedStripes]refusedStripe
+}
+
+const (
+	refusedStripes = 4
+	// refusedPeriod is what one sketch covers, and refusedPeriods how many are
+	// kept: the one that runs now and those before it, five minutes together.
+	refusedPeriod  = 75 * time.Second
+	refusedPeriods = 4
+
+	// A sketch takes less than 19 kB, client keys included, of which 5 are its
+	// random numbers; a zone less than 300 kB, and nothing before it refuses
+	// somebody.
+	sketchClients = 32
+	sketchWidth   = 128
+	sketchDepth   = 3
+	// sketchDecay is HeavyKeeper's: how likely a client that has been counted n
+	// times loses one to another that has the same place, is its n-th power.
+	sketchDecay = 0.925
+
+	// maxNotedKey bounds the bytes that a sketch keeps of a client key.
+	maxNotedKey = 128
+)
+
+type refusedStripe struct {
+	mu       sync.Mutex
+	sketches [refusedPeriods]refusedSketch
+	// Two cache lines, lest one stripe's lock slow its neighbours down.
+	_ [24]byte
+}
+
+// refusedSketch is of the period of that number, since 1970.
+type refusedSketch struct {
+	period int64
+	counts topk.Topk
+}
+
+// refusals outlive configs, as the buckets do that they are about. There are few.
+var refusedLately sync.Map // of *refusedClients by zoneID
+
+func refusedClientsOf(store, zone string) *refusedClients {
+	if known, ok := refusedLately.Load(zoneID{store, zone}); ok {
+		return known.(*refusedClients)
+	}
+	c, _ := refusedLately.LoadOrStore(zoneID{store, zone}, newRefusedClients(time.Now()))
+	return c.(*refusedClients)
+}
+
+func newRefusedClients(now time.Time) *refusedClients {
+	return &refusedClients{began: now, seed: maphash.MakeSeed()}
+}
+
+func periodOf(now time.Time) int64 { return now.UnixNano() / int64(refusedPeriod) }
+
+// note counts a refusal.
+func (c *refusedClients) note(clientKey string, now time.Time) {
+	clientKey = notedKey(clientKey)
+	s := &c.stripes[maphash.String(c.seed, clientKey)%refusedStripes]
+	period := periodOf(now)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sketch := &s.sketches[period%refusedPeriods]
+	if period < sketch.period {
+		// Somebody who was held up, or a clock that was set back.
+		return
+	}
+	if sketch.counts == nil || sketch.period != period {
+		*sketch = refusedSketch{period, topk.NewHeavyKeeper(sketchClients, sketchWidth, sketchDepth, sketchDecay, 1)}
+	}
+	sketch.counts.Add(clientKey, 1)
+}
+
+// notedKey is what is kept of a client key: of a long one its beginning, and a
+// digest.
+func notedKey(clientKey string) string {
+	if len(clientKey) <= maxNotedKey {
+		return clientKey
+	}
+	const digits = 16
+	return clientKey[:maxNotedKey-digits-len("…")] + "…" + strconv.FormatUint(xxhash.Sum64String(clientKey), 16)
+}
+
+// refusedClient is how often a client was refused: at least so often, and with a
+// likelihood of one in billions more than it was.
+type refusedClient struct {
+	ClientKey string `json:"client_key"`
+	Store     string `json:"store"`
+	Count     int64  `json:"count"`
+}
+
+// top returns up to n clients that were refused most, those first that were most
+// often.
+func (c *refusedClients) top(n int, store string, now time.Time) []refusedClient {
+	counts := map[string]int64{}
+	for i := range c.stripes {
+		c.stripes[i].sum(counts, periodOf(now))
+	}
+	clients := make([]refusedClient, 0, len(counts))
+	for key, count := range counts {
+		clients = append(clients, refusedClient{ClientKey: key, Store: store, Count: count})
+	}
+	return mostRefused(clients, n)
+}
+
+// mostRefused returns the n clients of the list that were refused most.
+func mostRefused(clients []refusedClient, n int) []refusedClient {
+	slices.SortFunc(clients, func(a, b refusedClient) int {
+		if a.Count != b.Count {
+			return int(max(min(b.Count-a.Count, math.MaxInt32), math.MinInt32))
+		}
+		return strings.Compare(a.ClientKey, b.ClientKey)
+	})
+	return clients[:min(n, len(clients))]
+}
+
+// sum adds what the stripe counted in the last periods.
+func (s *refusedStripe) sum(counts map[string]int64, period int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range s.sketches {
+		sketch := &s.sketches[i]
+		switch {
+		case sketch.counts == nil:
+		case sketch.period <= period-refusedPeriods:
+			// Nobody was refused since: what it says is over.
+			*sketch = refusedSketch{}
+		default:
+			for _, client := range sketch.counts.List() {
+				counts[client.Key] += int64(client.Count)
+			}
+		}
+	}
+}
+
+// since is how much time top covers.
+func (c *refusedClients) since(now time.Time) time.Duration {
+	first := time.Unix(0, (periodOf(now)-refusedPeriods+1)*int64(refusedPeriod))
+	if first.Before(c.began) {
+		first = c.began
+	}
+	return now.Sub(first)
+}

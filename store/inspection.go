@@ -1,0 +1,67 @@
+package store
+
+import "context"
+
+// Inspector is a Store that can tell what there is of a bucket.
+type Inspector interface {
+	// Inspect tells it, and changes nothing. The request says what the states
+	// are about; its cost should be 0.
+	Inspect(ctx context.Context, r Request) Inspection
+}
+
+// Inspection is what there is of a bucket.
+type Inspection struct {
+	// Shard is the name of the shard that keeps the bucket; empty if the store
+	// has none.
+	Shard string
+	// Copies are what each server has, the primary first.
+	Copies []Copy
+	// Former is the same of the shard that kept the bucket before a resharding,
+	// or nil.
+	Former *Inspection
+	// Account is what this process knows, or nil.
+	Account *Account
+}
+
+// Copy is a bucket as one server has it.
+type Copy struct {
+	// Address is the server's; empty for this process's memory.
+	Address string
+	// Role is the server's.
+	Role Role
+	// Exists is set if there is something that counts.
+	Exists bool
+	// State is what it looks like, or the error of the server.
+	State State
+}
+
+// Holds tells whether st shows a bucket of the limit in which something counts,
+// or that has a window that was opened. An aligned one is open whether there is a
+// bucket or not.
+func (st *State) Holds(limit *Limit) bool {
+	return st.Err == nil && (st.Used > 0 || st.Penalty > 0 || !limit.Align && st.Content != Content{})
+}
+
+// Account is what this process knows of a bucket beyond what the store says.
+type Account struct {
+	// Used is what has been spent, as far as is known.
+	Used int64
+	// InFlight is the cost of the requests that were admitted and are not
+	// settled.
+	InFlight int64
+	// Unsent is the cost of the charges that wait to be sent.
+	Unsent int64
+	// Reserved is what is left of the events that were taken in advance.
+	Reserved int64
+	// Full is set if requests are refused without a call.
+	Full bool
+}
+
+// Resetter is a Store that can empty buckets.
+type Resetter interface {
+	// Reset empties the request's bucket wherever it is kept, so that its client
+	// begins anew. What is on its way may be counted in the new one. An error
+	// means that the bucket may be there still, and that nothing was forgotten
+	// of what is known of it.
+	Reset(ctx context.Context, r Request) error
+}

@@ -1,0 +1,132 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// resetPatience bounds the wait for charges that are on their way, so that they
+// do not come after the reset.
+const resetPatience = 500 * time.Millisecond
+
+// Peek implements [store.Peeker], if the store does: what it tells shows what is
+// known beyond it.
+func (l *Ledger) Peek(ctx context.Context, reqs []store.Request) []store.State {
+	asked := l.books.now()
+	states := l.store.(store.Peeker).Peek(ctx, reqs)
+	for i := range reqs {
+		if states[i].Err == nil {
+			l.look(&reqs[i], &states[i], asked)
+		}
+	}
+	return states
+}
+
+// Inspect implements [store.Inspector], if the store does.
+func (l *Ledger) Inspect(ctx context.Context, r store.Request) store.Inspection {
+	var found store.Inspection
+	if s, ok := l.store.(store.Inspector); ok {
+		found = s.Inspect(ctx, r)
+	}
+	found.Account = l.account(&r)
+	return found
+}
+
+// account is what is known of a bucket, or nil.
+func (l *Ledger) account(r *store.Request) *store.Account {
+	e := l.find(r)
+	if e == nil {
+		return nil
+	}
+	defer e.page.mu.Unlock()
+	now := l.books.now()
+	if e.isIdle() && e.until <= now {
+		return nil
+	}
+	asked := *r
+	asked.Cost = 0
+	a := &store.Account{InFlight: e.flight, Used: e.known.Content[confirmedUsed]}
+	if algorithm.Copies(r.Limit.Algorithm) {
+		a.Used = e.known.View(&asked, now+e.clock).Used
+	}
+	if e.debts != nil {
+		a.Unsent = e.debts.owed() - e.debts.sentCost
+	}
+	if v := e.reservation; v != nil && now+e.clock < v.ends {
+		a.Reserved = v.tokens
+	}
+	// What would be refused is a request of the least cost.
+	asked.Cost = 1
+	a.Full = e.trusts(now, l.trust) && e.refuses(&asked, new(store.State), now)
+	return a
+}
+
+// Reset implements [store.Resetter], if the store does. What is in flight stays
+// so; other processes hear of it once they trust the primary's last word no
+// longer.
+func (l *Ledger) Reset(ctx context.Context, r store.Request) error {
+	s, ok := l.store.(store.Resetter)
+	if !ok {
+		return fmt.Errorf("%w: the store cannot reset a bucket", errors.ErrUnsupported)
+	}
+	l.awaitCharges(&r)
+	if err := s.Reset(ctx, r); err != nil {
+		return err
+	}
+	l.forget(&r)
+	return nil
+}
+
+// awaitCharges waits until no charge of the bucket is on its way.
+func (l *Ledger) awaitCharges(r *store.Request) {
+	began := l.books.clock()
+	for left := resetPatience; left > 0 && l.isSent(r); left = resetPatience - l.books.clock().Sub(began) {
+		l.awaitCharge(r, left)
+	}
+}
+
+func (l *Ledger) isSent(r *store.Request) bool {
+	e := l.find(r)
+	if e == nil {
+		return false
+	}
+	defer e.page.mu.Unlock()
+	return e.isSent()
+}
+
+// forget drops what is known of a bucket that was reset, the charges that wait,
+// and what was taken in advance. Whoever comes next asks the primary, for a
+// replica may not know yet.
+func (l *Ledger) forget(r *store.Request) {
+	now := l.books.now()
+	e := l.enter(r, now)
+	defer e.page.mu.Unlock()
+	e.known, e.loose = algorithm.Known{}, 0
+	e.trusted, e.alone, e.asked = 0, 0, 0
+	e.confirmed, e.doubted = now, true
+	e.noteUnsure(false)
+	if d := e.debts; d != nil {
+		d.base, d.heard = algorithm.Known{}, nil
+		e.setWaiting(nil)
+		if d.isStale = d.sent; !d.sent {
+			e.debts = nil
+			l.books.owing.Add(-1)
+		}
+	}
+	if e.reservation != nil {
+		e.page.counts.expired += e.reservation.abandon()
+	}
+	e.until = max(e.until, now+l.trust)
+}
+
+// Interface guards.
+var (
+	_ store.Peeker    = (*Ledger)(nil)
+	_ store.Inspector = (*Ledger)(nil)
+	_ store.Resetter  = (*Ledger)(nil)
+)

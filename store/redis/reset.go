@@ -1,0 +1,70 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// resetPatience bounds the removal of a bucket.
+const resetPatience = 2 * time.Second
+
+// Reset implements [store.Resetter]. The former shard comes first, so that what
+// other processes bring from there meanwhile is removed as well.
+func (s *Store) Reset(ctx context.Context, r store.Request) error {
+	// It is brought to its end although whoever asked for it leaves.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resetPatience)
+	defer cancel()
+	if was := s.formerOf(r.ClientKey); was != nil {
+		if err := s.remove(ctx, was, &r); err != nil {
+			return fmt.Errorf("reset at the former shard %s: %w", s.former.name(r.ClientKey), err)
+		}
+	}
+	place := s.sharder.owner(r.ClientKey)
+	if err := s.remove(ctx, s.shards[place], &r); err != nil {
+		return fmt.Errorf("reset at shard %s: %w", s.opts.Members[place].Name, err)
+	}
+	return nil
+}
+
+// remove removes a bucket from a shard, under whatever algorithm it is kept.
+func (s *Store) remove(ctx context.Context, shard *Shard, r *store.Request) error {
+	at := s.at(ctx, shard, r.ClientKey)
+	if at == nil {
+		return notExecuted(errNoServers)
+	}
+	var keys []string
+	for _, limit := range rulesLike(r.Limit) {
+		keys = append(keys, s.keyIn(shard, &store.Request{Limit: &limit, ClientKey: r.ClientKey}))
+	}
+	err := shard.directly(at, func(c goredis.UniversalClient) error { return c.Del(ctx, keys...).Err() })
+	if err == nil {
+		return nil
+	}
+	if shard.finder != nil && pointsElsewhere(err) {
+		shard.nudge()
+	}
+	return fmt.Errorf("redis %s: %w", at.primary, err)
+}
+
+// rulesLike are the limit and those of the same zone and window that count in
+// another way: some processes may have a config in which the zone was, or will
+// be, such a one.
+func rulesLike(limit *store.Limit) (all []store.Limit) {
+	like := *limit
+	for _, like.Algorithm = range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA, store.Concurrency} {
+		if like.Align = false; like.Algorithm == store.FixedWindow {
+			aligned := like
+			aligned.Align = true
+			all = append(all, aligned)
+		}
+		all = append(all, like)
+	}
+	return all
+}
+
+var _ store.Resetter = (*Store)(nil)
