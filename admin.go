@@ -42,6 +42,7 @@ func (*adminAPI) Routes() []caddy.AdminRoute {
 	return []caddy.AdminRoute{
 		adminRoute("{$}", map[string]adminCall{}),
 		adminRoute("top", map[string]adminCall{http.MethodGet: adminTop}),
+		adminRoute("simulate", map[string]adminCall{http.MethodPost: adminSimulate}),
 	}
 }
 

@@ -86,6 +86,21 @@ func (a *App) Cleanup() error {
 	return nil
 }
 
+// storesInUse are all stores of the config, in alphabetical order of their
+// names, each once: handlers may have written the same one of their own.
+func (a *App) storesInUse() []*storeUse {
+	byName := map[string]*storeUse{}
+	for _, use := range a.unnamed {
+		byName[use.name] = use
+	}
+	maps.Copy(byName, a.uses)
+	all := make([]*storeUse, 0, len(byName))
+	for _, name := range slices.Sorted(maps.Keys(byName)) {
+		all = append(all, byName[name])
+	}
+	return all
+}
+
 // store returns the store of the name that an option gives.
 func (a *App) store(option, name string) (*storeUse, error) {
 	if use, ok := a.uses[cmp.Or(name, defaultStore)]; ok {

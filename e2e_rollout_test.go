@@ -28,12 +28,22 @@ func (s shards) otherStore(options ...string) string {
 // the status and the body of what the admin API answers.
 func (c *caddyProcess) rollOut(percent float64) (int, string) {
 	c.t.Helper()
+	return c.patch("rollout", percent, "percent")
+}
+
+// patch replaces the first field of that name in the config, or one below it,
+// by the admin API, and returns the status and the body of its answer.
+func (c *caddyProcess) patch(field string, value any, below ...string) (int, string) {
+	c.t.Helper()
 	_, text := c.adminCall(http.MethodGet, "/config/apps/http/servers", "", "")
 	var servers any
 	must(c.t, "read the config", json.Unmarshal([]byte(text), &servers))
-	path, ok := pathTo(servers, "rollout")
-	must(c.t, "config", want("having a rollout", ok, true))
-	return c.adminCall(http.MethodPatch, "/config/apps/http/servers"+path+"/percent", "application/json", fmt.Sprint(percent))
+	path, ok := pathTo(servers, field)
+	must(c.t, "config", want("having "+field, ok, true))
+	for _, name := range below {
+		path += "/" + name
+	}
+	return c.adminCall(http.MethodPatch, "/config/apps/http/servers"+path, "application/json", fmt.Sprint(value))
 }
 
 // mustRollOut is rollOut, and waits until only the new config serves.

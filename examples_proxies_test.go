@@ -8,7 +8,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
-	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -118,7 +117,9 @@ func TestExampleForwardAuth(t *testing.T) {
 
 func TestExampleAuthRequest(t *testing.T) {
 	limiter := startExample(t, "limiter_service")
-	url := startNginx(t, limiter.site)
+	site, backend := freeAddr(t), freeAddr(t)
+	url := startNginx(t, "examples/auth_request.nginx.conf", site, "localhost:8080", limiter.site, "listen 8081", "listen "+site,
+		"localhost:8082", backend, "listen 8082", "listen "+backend)
 	drivesLimiterService(t, url)
 	limiter.stop()
 	resp := send(t, client, http.MethodGet, url)
@@ -139,21 +140,21 @@ func installed(t *testing.T, program, debianPackage string) string {
 	return path
 }
 
-// startNginx runs nginx with the example, in front of a limiter.
-func startNginx(t *testing.T, limiter string) (url string) {
+// startNginx runs nginx with a config, of which is to be replaced what comes in
+// pairs, and waits until it listens on site.
+func startNginx(t *testing.T, config, site string, replace ...string) (url string) {
 	t.Helper()
-	b, err := os.ReadFile("examples/auth_request.nginx.conf")
+	b, err := os.ReadFile(config)
 	must(t, "read", err)
-	dir, site, backend := t.TempDir(), freeAddr(t), freeAddr(t)
-	text := strings.NewReplacer(
-		"localhost:8080", limiter, "listen 8081", "listen "+site,
-		"localhost:8082", backend, "listen 8082", "listen "+backend,
-		// The system's folders belong to somebody else.
-		"http {\n", "http {\n"+strings.Join(nginxFolders, dir+";\n")+dir+";\n",
-	).Replace(string(b))
-	if left := regexp.MustCompile(`(?m)^\s*[^#\s].*808\d.*`).FindString(text); left != "" && !strings.Contains(left, "127.0.0.1") {
-		t.Fatalf("the test leaves %s as it is", left)
+	dir, text := t.TempDir(), string(b)
+	for i := 0; i < len(replace); i += 2 {
+		if !strings.Contains(text, replace[i]) {
+			t.Fatalf("%s has no %s", config, replace[i])
+		}
+		text = strings.ReplaceAll(text, replace[i], replace[i+1])
 	}
+	// The system's folders belong to somebody else.
+	text = strings.Replace(text, "http {\n", "http {\n"+strings.Join(nginxFolders, dir+";\n")+dir+";\n", 1)
 	file := dir + "/nginx.conf"
 	must(t, "write", os.WriteFile(file, []byte(text), 0o600))
 	logs := new(lockedBuffer)

@@ -17,6 +17,8 @@ type accounts interface {
 	RefuseKnown(reqs []store.Request, states []store.State) bool
 	// Settle is [ledger.Ledger.Settle].
 	Settle(reqs []store.Request, held []int64)
+	// Figures are [ledger.Ledger.Figures].
+	Figures() ledger.Figures
 }
 
 // ledgerPool keeps what is known of stores across configs, by their names.

@@ -19,8 +19,10 @@ type metricSet struct {
 	decisions   *prometheus.CounterVec
 	settled     *prometheus.CounterVec
 	storeErrors *prometheus.CounterVec
-	undelivered *prometheus.CounterVec
-	overflowed  *prometheus.CounterVec
+	// storeDuration is how long commands take.
+	storeDuration *prometheus.HistogramVec
+	undelivered   *prometheus.CounterVec
+	overflowed    *prometheus.CounterVec
 }
 
 // zoneCounters are one zone's, looked up once.
@@ -46,7 +48,12 @@ func newMetricSet() *metricSet {
 			"Cost of requests, once their response was known: charged, free because of the status, or refunded after it was taken.",
 			"zone", "kind"),
 		storeErrors: counter("store_errors_total",
-			"Checks and takes that a store could not answer.", "store"),
+			"Checks and takes that a store could not answer, by the kind of error.", "store", "kind"),
+		storeDuration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Namespace: "caddy", Subsystem: "rate_limit", Name: "store_duration_seconds",
+			Help:    "How long commands to the servers of shards take, waiting for others to be sent with included.",
+			Buckets: durationBuckets,
+		}, []string{"store", "shard", "role", "operation"}),
 		overflowed: counter("overflowed_requests_total",
 			"Requests of new clients beyond max_new_buckets, which were counted in the bucket that these share.", "zone"),
 		undelivered: counter("undelivered_total",
@@ -74,7 +81,7 @@ func (m *metricSet) register(registry *prometheus.Registry) error {
 	if registry == nil {
 		return nil
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.declined, m.decisions, m.settled, m.storeErrors, m.undelivered, m.overflowed} {
+	for _, c := range []prometheus.Collector{m.requests, m.declined, m.decisions, m.settled, m.storeErrors, m.storeDuration, m.undelivered, m.overflowed, stateCollector{}} {
 		var already prometheus.AlreadyRegisteredError
 		if err := registry.Register(c); err != nil && !errors.As(err, &already) {
 			return fmt.Errorf("register metrics: %w", err)

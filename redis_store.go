@@ -181,6 +181,11 @@ func (s *RedisStore) OpenStore(name string) (store.Store, error) {
 		releaseShards(opened.keys)
 		return nil, err
 	}
+	for _, members := range [][]redis.Member{config.Members, config.Former} {
+		for i := range members {
+			members[i].Observe = observeShard(name, members[i].Name)
+		}
+	}
 	remote := redis.New(config)
 	opened.log = startShardLog(s.logger, s.events, name, remote)
 	for i, shard := range s.Shards {

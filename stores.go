@@ -13,6 +13,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
+	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
 // StoreModule is what a module in the namespace rate_limit.stores implements.
@@ -51,8 +52,10 @@ type storeUse struct {
 
 // openedStore is a store and what handlers need to know of it.
 type openedStore struct {
-	name      string
-	store     store.Store
+	name  string
+	store store.Store
+	// base is the store without a ledger.
+	base      store.Store
 	accounts  accounts
 	detacher  store.Detacher
 	penalizer store.Penalizer
@@ -82,10 +85,8 @@ func openStore(ctx caddy.Context, name string, module any) (*storeUse, error) {
 
 // enter returns the store for use until leave is called.
 func (u *storeUse) enter() (*openedStore, error) {
-	for n := u.users.Load(); n > 0; n = u.users.Load() {
-		if u.users.CompareAndSwap(n, n+1) {
-			return u.open.Load(), nil
-		}
+	if open := u.enterOpen(); open != nil {
+		return open, nil
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -94,7 +95,7 @@ func (u *storeUse) enter() (*openedStore, error) {
 		if err != nil {
 			return nil, err
 		}
-		open := &openedStore{name: u.name, store: s, local: acquireBuckets(localBuckets+u.name, 0), full: newFullBuckets()}
+		open := &openedStore{name: u.name, store: s, base: s, local: acquireBuckets(localBuckets+u.name, 0), full: newFullBuckets()}
 		open.detacher, _ = s.(store.Detacher)
 		open.direct = open.detacher
 		open.penalizer, _ = s.(store.Penalizer)
@@ -104,6 +105,16 @@ func (u *storeUse) enter() (*openedStore, error) {
 	}
 	u.users.Add(1)
 	return u.open.Load(), nil
+}
+
+// enterOpen is enter, but returns nil if the store is not open.
+func (u *storeUse) enterOpen() *openedStore {
+	for n := u.users.Load(); n > 0; n = u.users.Load() {
+		if u.users.CompareAndSwap(n, n+1) {
+			return u.open.Load()
+		}
+	}
+	return nil
 }
 
 // admit checks, and holds in flight what is allowed.
@@ -195,7 +206,7 @@ func (u *storeUse) close(open *openedStore) {
 
 // failed reports an error of the store, at most once a minute.
 func (u *storeUse) failed(now time.Time, zone string, err error) {
-	metrics.storeErrors.WithLabelValues(u.name).Inc()
+	metrics.storeErrors.WithLabelValues(u.name, redis.KindOf(err)).Inc()
 	if times, log := u.errors.report(now); log {
 		u.logger.Error("store cannot answer",
 			zap.String("store", u.name), zap.String("zone", zone), zap.Int64("times", times), zap.Error(err))

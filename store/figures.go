@@ -71,8 +71,7 @@ type Server struct {
 type Lane struct {
 	// Purpose is what it is for: checks or charges.
 	Purpose string
-	// Breaker is closed, open or half-open. Calls are made only while it is
-	// closed.
+	// Breaker is BreakerClosed, open or half-open.
 	Breaker string
 	// Latency is the recent average of how long a pipeline takes; 0 if there was
 	// none.
@@ -82,6 +81,12 @@ type Lane struct {
 	// Pool are the connections.
 	Pool Pool
 }
+
+// BreakerClosed is the Breaker of a lane that is used.
+const BreakerClosed = "closed"
+
+// IsUp tells whether calls are made.
+func (l *Lane) IsUp() bool { return l.Breaker == BreakerClosed }
 
 // Pool is how connections are used.
 type Pool struct {

@@ -84,6 +84,9 @@ func (l *Ledger) repay(r *store.Request, b loan, st *store.State) {
 			// Parts of it are of two windows: it cannot be given back.
 			st.Receipt = store.Receipt{}
 		}
+	case v.period == 0:
+		// The bucket was reset.
+		b.entry.page.counts.expired += b.tokens
 	case v.period == b.period:
 		v.tokens += b.tokens
 		l.books.noteReserved(b.entry)

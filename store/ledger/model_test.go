@@ -371,6 +371,9 @@ func (m *model) atEnd() {
 	if m.sim.most > 1 {
 		m.fail("the store was asked %d times about the bucket at once", m.sim.most)
 	}
+	if f := m.ledger.Figures(); f.InFlight != 0 || f.Unsent != 0 {
+		m.fail("figures at the end: %+v", f)
+	}
 	r := store.Request{Limit: &m.limit, ClientKey: "client"}
 	if e := m.ledger.find(&r); e != nil {
 		defer e.page.mu.Unlock()

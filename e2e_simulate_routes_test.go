@@ -1,0 +1,254 @@
+package shardlimit_test
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// simulatedSite has the routes that a request can take.
+const simulatedSite = `{
+	{{global}}
+	servers {
+		trusted_proxies static 10.0.0.0/8
+	}
+}
+&(shared) {
+	rate_limit {header.X-Key} 100 1h shared
+}
+{{site}} {
+	handle_path /stripped/* {
+		rate_limit {
+			zone stripped {
+				match {
+					path /inner
+				}
+				key {uri}
+				events 5
+				window 1h
+			}
+		}
+		respond ok
+	}
+	handle /invoked {
+		invoke shared
+		respond ok
+	}
+	handle /nested {
+		route {
+			rate_limit {client_ip} 10 1h outer
+			rate_limit {header.X-Key} 1 1h inner
+			rate_limit {header.X-Key} 100 1h behind
+			respond ok
+		}
+	}
+	handle /answered {
+		route {
+			respond early
+			rate_limit {header.X-Key} 100 1h unreachable
+		}
+	}
+	handle /unknown {
+		route {
+			rate_limit {header.X-Key} 100 1h first
+			basic_auth {
+				bob $2a$14$Zkx19XLiW6VYouLHR5NmfOFU0z2GTNmpkT/5qqR7hx4IjWJPDhjvG
+			}
+			rate_limit {http.auth.user.id} 100 1h user
+			respond ok
+		}
+	}
+	handle /tiers {
+		rate_limit {
+			zone tiers {
+				key {header.X-Key}
+				events {header.X-Events} 10
+				window 1h
+				cost {header.X-Cost}
+				reserve 50 {
+					header X-Tier gold
+				}
+			}
+		}
+		respond ok
+	}
+	handle /held {
+		rate_limit {
+			zone held {
+				key {header.X-Key}
+				events 1
+				window 10s
+				charge before
+				max_wait 1m
+			}
+		}
+		respond ok
+	}
+	handle /observed {
+		rate_limit {
+			zone observed {
+				key {header.X-Key}
+				events 1
+				window 1h
+				enforce 0
+			}
+		}
+		respond ok
+	}
+	respond "none"
+}
+`
+
+// TestSimulateTakesTheRoutes that a request takes, and meets the zones that it
+// meets.
+func TestSimulateTakesTheRoutes(t *testing.T) {
+	c := startCaddy(t, simulatedSite)
+	for _, k := range []struct {
+		path    string
+		headers []string
+		zones   string
+		keys    []string // ends of the client keys
+	}{
+		{"/", nil, "", nil},
+		{"/stripped/inner", nil, "stripped", []string{":/inner"}},
+		{"/stripped/other", nil, "", nil},
+		{"/invoked", []string{"X-Key: alice"}, "shared", []string{":alice"}},
+		{"/invoked", nil, "shared", []string{":127.0.0.1"}},
+		{"/nested", []string{"X-Key: alice"}, "outer inner behind", []string{":127.0.0.1", ":alice", ":alice"}},
+		{"/answered", []string{"X-Key: alice"}, "", nil},
+		{"/unknown", []string{"X-Key: alice"}, "first user", []string{":alice", ":127.0.0.1"}},
+	} {
+		s := c.simulate(k.path, k.headers...)
+		must(t, k.path, errors.Join(want("zones", s.names(), k.zones), want("decision", s.Decision, "allowed"), want("error", s.Error, "")))
+		for i, end := range k.keys {
+			if !strings.HasSuffix(s.Zones[i].ClientKey, end) {
+				t.Errorf("%s: client key %d is %s, want ...%s", k.path, i, s.Zones[i].ClientKey, end)
+			}
+		}
+		if passed := strings.Join(s.PassedOver, " "); (k.path == "/unknown") != (passed == "http.handlers.authentication") {
+			t.Errorf("%s: passed over %q", k.path, passed)
+		}
+	}
+
+	c.probe("/nested", "X-Key: alice")
+	s := c.simulate("/nested", "X-Key: alice")
+	must(t, "a handler behind the one that refuses", errors.Join(want("zones", s.names(), "outer inner"),
+		want("decision", s.Decision, "refused"), want("zone", s.Zone, "inner")))
+
+	s = c.simulate("/tiers", "X-Key: alice", "X-Cost: 4", "X-Events: 6")
+	must(t, "a tier without the reserve", errors.Join(want("limit", s.Zones[0].Limit, 3), want("cost", s.Zones[0].Cost, 4),
+		want("decision", s.Decision, "refused"), want("reason", s.Zones[0].Reason, "reserved")))
+	s = c.simulate("/tiers", "X-Key: alice", "X-Cost: 4", "X-Events: 6", "X-Tier: gold")
+	must(t, "a tier with the reserve", errors.Join(want("limit", s.Zones[0].Limit, 6), want("decision", s.Decision, "allowed")))
+
+	c.probe("/held", "X-Key: alice")
+	s = c.simulate("/held", "X-Key: alice")
+	if s.Decision != "allowed" || s.Wait <= 0 || s.Wait > 10 || s.Zones[0].Allowed {
+		t.Errorf("held: %+v", s)
+	}
+	c.probe("/observed", "X-Key: alice")
+	s = c.simulate("/observed", "X-Key: alice")
+	must(t, "observed", errors.Join(want("decision", s.Decision, "allowed"), want("outcome", s.Zones[0].Outcome, "would_refuse")))
+	if strings.Contains(c.logs.String(), "key is empty") {
+		t.Error("a simulation is in the log")
+	}
+}
+
+// TestSimulateRequest is made as the server would have it, or refused with a
+// reason.
+func TestSimulateRequest(t *testing.T) {
+	c := startCaddy(t, simulatedSite)
+	var s simulated
+	c.adminJSON(http.MethodPost, "/rate_limit/simulate", `{"url": "/nested", "remote_addr": "10.1.2.3:5", "headers": {"X-Forwarded-For": ["7.7.7.7"]}}`, &s)
+	if s.names() != "outer inner behind" || !strings.HasSuffix(s.Zones[0].ClientKey, ":7.7.7.7") {
+		t.Errorf("behind a trusted proxy: %+v", s)
+	}
+	c.adminJSON(http.MethodPost, "/rate_limit/simulate", `{"url": "/nested", "remote_addr": "::1", "headers": {"X-Forwarded-For": ["7.7.7.7"]}}`, &s)
+	if !strings.HasSuffix(s.Zones[0].ClientKey, ":::1") {
+		t.Errorf("not behind a trusted proxy: %+v", s)
+	}
+	c.adminJSON(http.MethodPost, "/rate_limit/simulate", `{"method": "POST", "url": "http://other.example/nested", "server": "srv0"}`, &s)
+	must(t, "another site", want("zones", s.names(), ""))
+	for _, bad := range []struct {
+		body   string
+		status int
+		word   string
+	}{
+		{``, http.StatusBadRequest, "EOF"},
+		{`{}`, http.StatusBadRequest, "url is missing"},
+		{`{"url": "/", "path": "/"}`, http.StatusBadRequest, `unknown field "path"`},
+		{`{"url": "/"} {}`, http.StatusBadRequest, "something behind"},
+		{`{"url": "api"}`, http.StatusBadRequest, "must begin with"},
+		{`{"url": "ftp://example.com/"}`, http.StatusBadRequest, "must begin with"},
+		{`{"url": "http://%zz/"}`, http.StatusBadRequest, "invalid URL escape"},
+		{`{"url": "/", "method": "GE T"}`, http.StatusBadRequest, "invalid method"},
+		{`{"url": "/", "remote_addr": "example.com:1"}`, http.StatusBadRequest, "must be an IP address"},
+		{`{"url": "/", "server": "nope"}`, http.StatusNotFound, "there is srv0"},
+		{`{"url": "/", "headers": {"a b": ["c"]}}`, http.StatusBadRequest, "no name of a header"},
+		{`{"url": "/", "headers": {"a": ["c\n"]}}`, http.StatusBadRequest, "not allowed"},
+		{`{"url": "/` + strings.Repeat("x", 300_000) + `"}`, http.StatusRequestEntityTooLarge, "too large"},
+	} {
+		c.adminRefuses(http.MethodPost, "/rate_limit/simulate", bad.body, bad.status, bad.word)
+	}
+	c.adminRefuses(http.MethodGet, "/rate_limit/simulate", "", http.StatusMethodNotAllowed)
+}
+
+// TestSimulateKnowsWhatIsInFlight, and which store counts a client.
+func TestSimulateKnowsWhatIsInFlight(t *testing.T) {
+	servers := startShards(t, 1, 0)
+	for name, store := range bothStores(servers) {
+		t.Run(name, func(t *testing.T) {
+			backend := startSlowBackend(t)
+			c := startCaddy(t, zonesSite(store, zoneWith("api", "events 1"), "reverse_proxy "+backend.server.Listener.Addr().String()))
+			request := backend.start(t, c, "/", "X-Key: alice")
+			s := c.simulate("/", "X-Key: alice")
+			must(t, "while a request runs", errors.Join(want("decision", s.Decision, "refused"),
+				want("reason", s.Zones[0].Reason, "in_flight"), want("used", s.Zones[0].Used, 1)))
+			must(t, "another client", want("decision", c.simulate("/", "X-Key: bob").Decision, "allowed"))
+			backend.finish(t, request)
+		})
+	}
+}
+
+// TestSimulateRollout asks the store in which a client is counted.
+func TestSimulateRollout(t *testing.T) {
+	servers := startShards(t, 2, 0)
+	site := zonesSite(twoStores(servers), zoneWith("api", "events 1"), "respond ok")
+	c := startCaddy(t, strings.Replace(site, "rate_limit {\nzone", "rate_limit {\nrollout other 50\nzone", 1))
+	stores := map[string]bool{}
+	for _, client := range []string{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"} {
+		must(t, "before", want("decision", c.simulate("/", "X-Key: "+client).Decision, "allowed"))
+		c.get("/", "X-Key: "+client)
+		s := c.simulate("/", "X-Key: "+client)
+		must(t, "after", want("decision", s.Decision, "refused"))
+		stores[s.Zones[0].Store] = true
+	}
+	must(t, "stores", want("number", len(stores), 2))
+}
+
+// TestSimulateWithoutStore foretells what on_error does.
+func TestSimulateWithoutStore(t *testing.T) {
+	servers := startShards(t, 1, 0)
+	c := startCaddy(t, onErrorSite(servers.store()))
+	c.get("/local", "X-Key: alice")
+	must(t, "stop", servers[0].Primary.Stop())
+	for path, decision := range map[string]string{"/default": "error_allowed", "/deny": "error_refused", "/local": "allowed"} {
+		s := c.simulate(path, "X-Key: alice")
+		must(t, path, want("decision", s.Decision, decision))
+		if z := s.Zones[0]; (decision != "allowed") != (z.Error != "" && z.Reason == "store_error") {
+			t.Errorf("%s: %+v", path, s)
+		}
+	}
+	// A store of another plugin, of which nothing can be asked.
+	c = startCaddy(t, zonesSite("rate_limit {\nstore guest {\n}\n}", zoneWith("api", "events 1"), "respond ok"))
+	_, config := c.adminCall(http.MethodGet, "/config/", "", "")
+	config = strings.Replace(config, `"module":"guest"`, `"module":"guest","plain":true`, 1)
+	status, text := c.adminCall(http.MethodPost, "/load", "application/json", config)
+	must(t, text, want("status", status, http.StatusOK))
+	c.awaitServers()
+	s := c.simulate("/")
+	if !strings.Contains(s.Zones[0].Error, "without changing it") || s.Decision != "error_refused" {
+		t.Errorf("a guest's store: %+v", s)
+	}
+}

@@ -1,0 +1,287 @@
+package ledger
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// Reset implements [store.Resetter].
+func (s *simulation) Reset(_ context.Context, r store.Request) error {
+	s.travel()
+	s.mu.Lock()
+	down := s.down || s.away
+	s.mu.Unlock()
+	if down {
+		return errDown
+	}
+	s.reset(r.Limit.Zone + "/" + r.ClientKey)
+	s.travel()
+	return nil
+}
+
+// Inspect implements [store.Inspector].
+func (s *simulation) Inspect(_ context.Context, r store.Request) store.Inspection {
+	return store.Inspection{Shard: "shard", Copies: []store.Copy{{Role: store.RolePrimary, State: store.State{Used: s.used(r)}}}}
+}
+
+// spend makes n requests that are charged, and returns how many were admitted.
+func spend(l *Ledger, r store.Request, n int, pause time.Duration) (admitted int) {
+	for range n {
+		r.ID = time.Now().String()
+		if admit(l, r).Allowed {
+			admitted++
+			l.Settle([]store.Request{r}, nil)
+		}
+		time.Sleep(pause)
+	}
+	return admitted
+}
+
+// TestResetIsSeen: at once by the process that made it, though a replica lags,
+// and by others within the time of trust, for all algorithms.
+func TestResetIsSeen(t *testing.T) {
+	for _, kind := range kinds {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSimulation(1)
+			s.lag = 300 * time.Millisecond
+			own, other := New(NewBooks(nil), s, Options{}), New(NewBooks(nil), s, Options{})
+			limit := kind
+			limit.Zone, limit.Window = "zone", time.Hour
+			r := store.Request{Limit: &limit, ClientKey: "alice", Events: 5, Cost: 1}
+			if n := spend(own, r, 8, 0); n != 5 {
+				t.Errorf("%s: %d of 5 admitted", limit.Algorithm, n)
+			}
+			time.Sleep(time.Second)
+			if n := spend(other, r, 5, time.Millisecond); n != 0 {
+				t.Errorf("%s: %d admitted by the other process", limit.Algorithm, n)
+			}
+			if a := other.Inspect(t.Context(), r).Account; a == nil || !a.Full {
+				t.Errorf("%s: the other process knows %+v", limit.Algorithm, a)
+			}
+			if err := own.Reset(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+			if a := own.Inspect(t.Context(), r).Account; a == nil || *a != (store.Account{}) {
+				t.Errorf("%s: after the reset %+v is known", limit.Algorithm, a)
+			}
+			if n := spend(own, r, 1, 0); n != 1 {
+				t.Errorf("%s: refused by the process that made the reset", limit.Algorithm)
+			}
+			time.Sleep(DefaultTrust + 10*time.Millisecond)
+			if n := spend(other, r, 4, 0); n != 4 {
+				t.Errorf("%s: %d of 4 admitted by the other process after the reset", limit.Algorithm, n)
+			}
+			time.Sleep(time.Second)
+			if used := s.used(r); used != 5 {
+				t.Errorf("%s: %d used at the end", limit.Algorithm, used)
+			}
+			own.Leave()
+			other.Leave()
+		})
+	}
+}
+
+// TestResetKeepsWhatIsInFlight, and awaits what is on its way.
+func TestResetKeepsWhatIsInFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSimulation(1)
+		l := New(NewBooks(nil), s, Options{})
+		r := requestOf("alice", 5)
+		if admit(l, r); spend(l, r, 3, 0) != 3 {
+			t.Fatal("refused")
+		}
+		if err := l.Reset(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		if used := s.used(r); used != 0 {
+			t.Errorf("%d of what was sent came after the reset", used)
+		}
+		if a := l.Inspect(t.Context(), r).Account; *a != (store.Account{InFlight: 1}) {
+			t.Errorf("known: %+v", *a)
+		}
+		if st := admit(l, r); !st.Allowed || st.Used != 1 {
+			t.Errorf("beside the one in flight: %+v", st)
+		}
+		l.Settle([]store.Request{r, r}, nil)
+		time.Sleep(time.Second)
+		if used := s.used(r); used != 2 {
+			t.Errorf("%d used", used)
+		}
+		l.Leave()
+	})
+}
+
+// TestResetDropsWhatWaits, but not where the store cannot be reset.
+func TestResetDropsWhatWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSimulation(1)
+		l := New(NewBooks(nil), s, Options{})
+		r := requestOf("alice", 50)
+		spend(l, r, 1, time.Second)
+		s.mu.Lock()
+		s.down = true
+		s.mu.Unlock()
+		for range 10 {
+			l.ChargeDetached([]store.Request{r})
+		}
+		time.Sleep(100 * time.Millisecond)
+		if err := l.Reset(t.Context(), r); err == nil {
+			t.Error("reset though the store is down")
+		}
+		if f := l.Figures(); f.Unsent != 10 {
+			t.Errorf("%d wait, want 10", f.Unsent)
+		}
+		s.mu.Lock()
+		s.down = false
+		s.mu.Unlock()
+		if err := l.Reset(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Second)
+		if used := s.used(r); used != 0 {
+			t.Errorf("%d are used", used)
+		}
+		if f := l.Figures(); f.Unsent != 0 || l.Owes() {
+			t.Errorf("%+v are owed", f)
+		}
+		l.Leave()
+	})
+}
+
+// TestResetGivesUpTokens that were taken in advance.
+func TestResetGivesUpTokens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBatches(t, 1, 1, 100, 10)
+		l := b.ledgers[0]
+		b.take(l, 1)
+		r := b.request(0)
+		if a := l.Inspect(t.Context(), r).Account; a == nil || a.Reserved != 9 {
+			t.Errorf("known: %+v", a)
+		}
+		if err := l.Reset(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		if st := b.take(l, 1); !st.Allowed || b.spent() != 10 {
+			t.Errorf("%+v, %d spent in the store, want a batch", st, b.spent())
+		}
+		want := Figures{Buckets: 1, Fetches: 2, TokensFetched: 20, TokensExpired: 9}
+		if f := l.Figures(); f != want {
+			t.Errorf("figures %+v, want %+v", f, want)
+		}
+		time.Sleep(2 * time.Second)
+		want.TokensReturned = 9
+		if f := l.Figures(); f != want || b.spent() != 1 {
+			t.Errorf("figures %+v, want %+v; %d spent in the store", f, want, b.spent())
+		}
+		b.leave()
+	})
+}
+
+// TestFiguresCountWhatIsSaved: refusals and admissions without a call, and
+// charges of which it is not known whether they count.
+func TestFiguresCountWhatIsSaved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSimulation(1)
+		l := New(NewBooks(nil), s, Options{})
+		r := requestOf("alice", 100)
+		r.Limit = &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour}
+		spend(l, r, 30, 100*time.Millisecond)
+		checks := s.checks
+		if f := l.Figures(); f.UnaskedAdmissions != int64(30-checks) || f.UnaskedAdmissions == 0 || f.Buckets != 1 || f.InFlight != 0 {
+			t.Errorf("after %d checks: %+v", checks, f)
+		}
+		full := r
+		full.Events = 20
+		for range 9 {
+			admit(l, full)
+		}
+		if f := l.Figures(); f.LocalRefusals != int64(9-(s.checks-checks)) || f.LocalRefusals == 0 {
+			t.Errorf("%d refusals after %d checks", f.LocalRefusals, s.checks-checks)
+		}
+		s.mu.Lock()
+		s.lossy = 1
+		s.mu.Unlock()
+		l.ChargeDetached([]store.Request{r})
+		time.Sleep(time.Second)
+		if f := l.Figures(); f.Uncertain != 1 {
+			t.Errorf("%d uncertain, want 1", f.Uncertain)
+		}
+		s.mu.Lock()
+		s.lossy = 0
+		s.mu.Unlock()
+		spend(l, r, 1, time.Second)
+		if f := l.Figures(); f.Uncertain != 0 {
+			t.Errorf("%d uncertain though the primary was heard", f.Uncertain)
+		}
+		l.Leave()
+	})
+}
+
+// TestResetsAmongRequests leave nothing behind, in whatever order things happen.
+func TestResetsAmongRequests(t *testing.T) {
+	for seed := range uint64(300) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 7))
+			s := newSimulation(seed)
+			s.lossy = []float64{0, 0.1}[seed%2]
+			s.lag = []time.Duration{0, 20 * time.Millisecond}[rng.IntN(2)]
+			l := New(NewBooks(nil), s, Options{})
+			limit := kinds[rng.IntN(len(kinds))]
+			limit.Zone, limit.Window = "zone", time.Hour
+			r := store.Request{Limit: &limit, ClientKey: "alice", Events: 10, Cost: 1}
+			if algorithm.Copies(limit.Algorithm) && limit.Algorithm != store.GCRA {
+				r.Batch, r.BatchShare = []int64{0, 3}[rng.IntN(2)], 10
+			}
+			var wg sync.WaitGroup
+			for n := range 4 {
+				seeds := rand.New(rand.NewPCG(seed, uint64(n)))
+				wg.Go(func() {
+					for range 40 {
+						r := r
+						r.ID = time.Now().String() + string(rune('a'+n))
+						if r.Batch != 0 {
+							l.Take(context.Background(), []store.Request{r})
+						} else if admit(l, r).Allowed {
+							time.Sleep(time.Duration(seeds.IntN(5)) * time.Millisecond)
+							l.Settle([]store.Request{r}, nil)
+						}
+						time.Sleep(time.Duration(seeds.IntN(10)) * time.Millisecond)
+					}
+				})
+			}
+			for range 8 {
+				time.Sleep(time.Duration(rng.IntN(60)) * time.Millisecond)
+				if err := l.Reset(context.Background(), r); err != nil {
+					t.Error(err)
+				}
+			}
+			wg.Wait()
+			s.mu.Lock()
+			s.lossy = 0
+			s.mu.Unlock()
+			time.Sleep(3 * time.Second)
+			if err := l.Reset(context.Background(), r); err != nil {
+				t.Error(err)
+			}
+			r.ID, r.Batch = "last", 0
+			if st := l.Take(context.Background(), []store.Request{r})[0]; !st.Allowed || st.Used != 1 {
+				t.Errorf("seed %d, %s: after the last reset: %+v", seed, limit.Algorithm, st)
+			}
+			l.Flush(context.Background())
+			if f := l.Figures(); f.InFlight != 0 || f.Unsent != 0 || f.Uncertain != 0 || l.Owes() {
+				t.Errorf("seed %d, %s: left: %+v", seed, limit.Algorithm, f)
+			}
+			if f := l.Figures(); f.TokensFetched < f.TokensReturned+f.TokensExpired {
+				t.Errorf("seed %d: more tokens went than came: %+v", seed, f)
+			}
+			l.Leave()
+		})
+	}
+}
