@@ -40,7 +40,8 @@ type adminCall func(app *App, r *http.Request) (any, error)
 // Routes implements [caddy.AdminRouter].
 func (*adminAPI) Routes() []caddy.AdminRoute {
 	return []caddy.AdminRoute{
-		adminRoute("{$}", map[string]adminCall{}),
+		adminRoute("{$}", map[string]adminCall{http.MethodGet: adminStatus}),
+		adminRoute("buckets/{zone}", map[string]adminCall{http.MethodGet: adminInspect, http.MethodDelete: adminReset}),
 		adminRoute("top", map[string]adminCall{http.MethodGet: adminTop}),
 		adminRoute("simulate", map[string]adminCall{http.MethodPost: adminSimulate}),
 	}

@@ -37,6 +37,9 @@ func (l *Ledger) Inspect(ctx context.Context, r store.Request) store.Inspection 
 	return found
 }
 
+// Owner is the name of the shard that keeps the client's buckets.
+func (l *Ledger) Owner(clientKey string) string { return l.store.Owner(clientKey) }
+
 // account is what is known of a bucket, or nil.
 func (l *Ledger) account(r *store.Request) *store.Account {
 	e := l.find(r)

@@ -1,0 +1,190 @@
+package shardlimit
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// bucketsAnswer is what the admin API tells of some of a zone's buckets.
+type bucketsAnswer struct {
+	Zone    string         `json:"zone"`
+	Store   string         `json:"store"`
+	Buckets []bucketAnswer `json:"buckets"`
+}
+
+type bucketAnswer struct {
+	namedBucket
+	copiesAnswer
+	// Former is the shard that kept the bucket before a resharding.
+	Former *copiesAnswer `json:"former,omitempty"`
+	// Local is what this process has counted while the store did not answer.
+	Local *stateAnswer `json:"local,omitempty"`
+	// Ledger is what this process knows beyond what the store says.
+	Ledger *accountAnswer `json:"ledger,omitempty"`
+}
+
+// namedBucket tells whose bucket it is, and by which text of the zone's key.
+type namedBucket struct {
+	ClientKey string `json:"client_key"`
+	Text      string `json:"text,omitempty"`
+}
+
+type copiesAnswer struct {
+	Shard   string       `json:"shard,omitempty"`
+	Servers []copyAnswer `json:"servers"`
+}
+
+// copyAnswer is a bucket as one server has it. There is no state if it has none.
+type copyAnswer struct {
+	Address string       `json:"address,omitempty"`
+	Role    store.Role   `json:"role"`
+	State   *stateAnswer `json:"state"`
+	Error   string       `json:"error,omitempty"`
+}
+
+// stateAnswer is a state. Instants are seconds since the epoch.
+type stateAnswer struct {
+	Limit     int64   `json:"limit"`
+	Used      int64   `json:"used"`
+	Remaining int64   `json:"remaining"`
+	Reset     float64 `json:"reset,omitempty"`
+	Penalty   float64 `json:"penalty,omitempty"`
+}
+
+type accountAnswer struct {
+	Used     int64 `json:"used"`
+	InFlight int64 `json:"in_flight"`
+	Unsent   int64 `json:"unsent"`
+	Reserved int64 `json:"reserved,omitempty"`
+	Full     bool  `json:"full"`
+}
+
+// resetAnswer tells of buckets that were emptied.
+type resetAnswer struct {
+	Zone    string        `json:"zone"`
+	Store   string        `json:"store"`
+	Buckets []resetBucket `json:"buckets"`
+}
+
+type resetBucket struct {
+	namedBucket
+	Shard   string `json:"shard,omitempty"`
+	Deleted bool   `json:"deleted"`
+}
+
+// adminInspect answers GET /rate_limit/buckets/<zone>: what there is of a
+// client's buckets.
+func adminInspect(app *App, r *http.Request) (any, error) {
+	q, open, err := openBuckets(app, r)
+	if err != nil {
+		return nil, err
+	}
+	defer q.use.leave()
+	inspector, ok := open.store.(store.Inspector)
+	if !ok {
+		return nil, apiError(http.StatusNotImplemented, fmt.Errorf("store %s cannot tell what is in a bucket", q.use.name))
+	}
+	answer := bucketsAnswer{Zone: q.zone.Name, Store: q.use.name, Buckets: []bucketAnswer{}}
+	for _, b := range q.buckets {
+		req := q.request(b)
+		found := inspector.Inspect(r.Context(), req)
+		told := bucketAnswer{namedBucket: b, copiesAnswer: answerOfCopies(&found), Ledger: answerOfAccount(found.Account)}
+		if found.Former != nil {
+			former := answerOfCopies(found.Former)
+			told.Former = &former
+		}
+		if local := open.local.Inspect(r.Context(), req).Copies[0]; local.Exists {
+			told.Local = answerOfState(&local.State)
+		}
+		answer.Buckets = append(answer.Buckets, told)
+	}
+	return answer, nil
+}
+
+// adminReset answers DELETE /rate_limit/buckets/<zone>: it empties a client's
+// buckets. All are tried, whatever becomes of the others; to repeat it does no
+// harm.
+func adminReset(app *App, r *http.Request) (any, error) {
+	q, open, err := openBuckets(app, r)
+	if err != nil {
+		return nil, err
+	}
+	defer q.use.leave()
+	resetter, ok := open.store.(store.Resetter)
+	if !ok {
+		return nil, apiError(http.StatusNotImplemented, fmt.Errorf("store %s cannot reset a bucket", q.use.name))
+	}
+	answer := resetAnswer{Zone: q.zone.Name, Store: q.use.name, Buckets: []resetBucket{}}
+	var failed []error
+	for _, b := range q.buckets {
+		req := q.request(b)
+		if err := errors.Join(resetter.Reset(r.Context(), req), open.local.Reset(r.Context(), req)); err != nil {
+			failed = append(failed, err)
+			continue
+		}
+		reset := resetBucket{namedBucket: b, Deleted: true}
+		if s, ok := open.store.(interface{ Owner(clientKey string) string }); ok {
+			reset.Shard = s.Owner(b.ClientKey)
+		}
+		answer.Buckets = append(answer.Buckets, reset)
+	}
+	switch err := errors.Join(failed...); {
+	case errors.Is(err, errors.ErrUnsupported):
+		return nil, apiError(http.StatusNotImplemented, fmt.Errorf("store %s: %w", q.use.name, err))
+	case err != nil:
+		// Caddy logs errors, so no client key is in it.
+		return nil, apiError(http.StatusBadGateway, fmt.Errorf("%d of %d buckets may be there still, ask again: %s",
+			len(failed), len(q.buckets), strings.ReplaceAll(err.Error(), "\n", "; ")))
+	}
+	return answer, nil
+}
+
+// openBuckets reads which buckets a request is about, and opens their store
+// until q.use.leave is called.
+func openBuckets(app *App, r *http.Request) (*bucketQuery, *openedStore, error) {
+	q, err := app.bucketQuery(r.PathValue("zone"), r.URL.RawQuery)
+	if err != nil {
+		return nil, nil, err
+	}
+	open, err := q.use.enter()
+	if err != nil {
+		return nil, nil, apiError(http.StatusBadGateway, fmt.Errorf("store %s: %w", q.use.name, err))
+	}
+	return q, open, nil
+}
+
+func answerOfCopies(found *store.Inspection) copiesAnswer {
+	a := copiesAnswer{Shard: found.Shard, Servers: []copyAnswer{}}
+	for i := range found.Copies {
+		c := &found.Copies[i]
+		told := copyAnswer{Address: c.Address, Role: c.Role}
+		switch {
+		case c.State.Err != nil:
+			told.Error = c.State.Err.Error()
+		case c.Exists:
+			told.State = answerOfState(&c.State)
+		}
+		a.Servers = append(a.Servers, told)
+	}
+	return a
+}
+
+func answerOfState(st *store.State) *stateAnswer {
+	return &stateAnswer{
+		Limit: st.Limit, Used: st.Used, Remaining: st.Remaining, Reset: epochSeconds(st.Reset), Penalty: epochSeconds(st.Penalty),
+	}
+}
+
+// epochSeconds is an instant in seconds since the epoch.
+func epochSeconds(micros int64) float64 { return float64(micros) / 1e6 }
+
+func answerOfAccount(a *store.Account) *accountAnswer {
+	if a == nil {
+		return nil
+	}
+	return &accountAnswer{Used: a.Used, InFlight: a.InFlight, Unsent: a.Unsent, Reserved: a.Reserved, Full: a.Full}
+}

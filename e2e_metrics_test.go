@@ -1,0 +1,116 @@
+package shardlimit_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
+)
+
+const measuredSite = `
+{
+	{{global}}
+	%s
+}
+{{site}} {
+	route {
+		rate_limit {
+			zone api {
+				key {header.X-Key}
+				events %d
+				window 1h
+				charge %s
+			}
+		}
+		respond /free 304
+		respond ok
+	}
+}
+`
+
+// series are the lines of /metrics that the limiter exports, by name and labels.
+func (c *caddyProcess) series() map[string]string {
+	c.t.Helper()
+	_, text := c.adminCall(http.MethodGet, "/metrics", "", "")
+	series := map[string]string{}
+	for line := range strings.Lines(text) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), "} "); ok && strings.HasPrefix(name, "caddy_rate_limit_") {
+			series[name+"}"] = value
+		}
+	}
+	return series
+}
+
+// TestClientsMakeNoSeries sends 100,000 clients, half of them as often as to be
+// refused.
+func TestClientsMakeNoSeries(t *testing.T) {
+	servers := startShards(t, 2, 1)
+	c := startCaddy(t, fmt.Sprintf(measuredSite, servers.store(patient...), 1, "after"))
+	for range 2 {
+		c.get("/", "X-Key: first")
+	}
+	c.get("/free", "X-Key: other")
+	var before map[string]string
+	client := 0
+	eventually(t, "both shards were asked and charged", func() error {
+		client++
+		c.get("/", fmt.Sprint("X-Key: client ", client/2))
+		before = c.series()
+		for _, call := range []string{
+			`operation="check",role="primary"`, `operation="check",role="replica"`, `operation="charge",role="primary"`,
+		} {
+			for _, shard := range []string{"a", "b"} {
+				if series := `caddy_rate_limit_store_duration_seconds_count{` + call + `,shard="` + shard + `",store="default"}`; before[series] == "" {
+					return errors.New("no series " + series)
+				}
+			}
+		}
+		return nil
+	})
+	result, err := loadgen.Run(t.Context(), loadgen.Options{
+		Addr: c.site, Connections: 16, Requests: 150_000, Header: "X-Key",
+		Key: func(n int64) string { return strconv.FormatInt(n%100_000, 10) },
+	})
+	must(t, "load", err)
+	must(t, fmt.Sprint(result.Status), errors.Join(
+		want("served", result.Status[http.StatusOK], 100_000), want("refused", result.Status[http.StatusTooManyRequests], 50_000)))
+	after := c.series()
+	for name := range after {
+		if _, ok := before[name]; !ok {
+			t.Errorf("new series: %s", name)
+		}
+	}
+	must(t, "series", want("number", len(after), len(before)))
+}
+
+// TestMetricsAreContinuous counts through ten reloads, one of them rejected,
+// and tells what became of the cost.
+func TestMetricsAreContinuous(t *testing.T) {
+	for kind, store := range map[string]string{"memory": "", "redis": startShards(t, 1, 1).store(patient...)} {
+		for charge, free := range map[string]string{"after": "free", "before": "refunded"} {
+			t.Run(kind+" "+charge, func(t *testing.T) {
+				c := startCaddy(t, fmt.Sprintf(measuredSite, store, 1000, charge))
+				for n := 1; n <= 10; n++ {
+					a, b := c.get("/", "X-Key: "+charge), c.get("/free", "X-Key: "+charge)
+					must(t, "requests", errors.Join(want("status", a.StatusCode, http.StatusOK), want("free", b.StatusCode, http.StatusNotModified)))
+					if n == 5 {
+						status, _ := c.load(fmt.Sprintf(measuredSite, store, 0, charge))
+						must(t, "load", want("accepted", status == http.StatusOK, false))
+					} else {
+						c.mustLoad(fmt.Sprintf(measuredSite, store, 1000+n, charge))
+					}
+					count := func(series string) string { return c.series()["caddy_rate_limit_"+series] }
+					must(t, fmt.Sprintf("reload %d", n), errors.Join(
+						want("requests", count(`requests_total{zone="api"}`), fmt.Sprint(2*n)),
+						want("allowed", count(`decisions_total{outcome="allowed",zone="api"}`), fmt.Sprint(2*n)),
+						want("charged", count(`settled_cost_total{kind="charged",zone="api"}`), fmt.Sprint(n)),
+						want(free, count(`settled_cost_total{kind="`+free+`",zone="api"}`), fmt.Sprint(n))))
+				}
+			})
+		}
+	}
+}
