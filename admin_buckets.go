@@ -122,7 +122,11 @@ func adminReset(app *App, r *http.Request) (any, error) {
 	var failed []error
 	for _, b := range q.buckets {
 		req := q.request(b)
-		if err := errors.Join(resetter.Reset(r.Context(), req), open.local.Reset(r.Context(), req)); err != nil {
+		err := resetter.Reset(r.Context(), req)
+		if err == nil {
+			err = open.local.Reset(r.Context(), req)
+		}
+		if err != nil {
 			failed = append(failed, err)
 			continue
 		}

@@ -100,7 +100,7 @@ func TestReadmeNamesTheCommands(t *testing.T) {
 
 // TestLinksInDocumentsLead checks the links between documents.
 func TestLinksInDocumentsLead(t *testing.T) {
-	for _, file := range []string{"README.md", "CONTRIBUTING.md", "docs/configuration.md", "docs/failure-modes.md", "docs/redis.md"} {
+	for _, file := range []string{"README.md", "CONTRIBUTING.md", "docs/configuration.md", "docs/failure-modes.md", "docs/redis.md", "docs/operating.md"} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

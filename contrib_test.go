@@ -1,0 +1,205 @@
+package shardlimit_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// dashboard is what a test looks at in a dashboard of Grafana.
+type dashboard struct {
+	UID        string
+	Templating struct {
+		List []struct {
+			Name, Type, Definition string
+		}
+	}
+	Panels []dashboardPanel
+}
+
+type dashboardPanel struct {
+	ID         int
+	Type       string
+	Title      string
+	Datasource struct{ UID string }
+	GridPos    struct{ H, W, X, Y int }
+	Targets    []struct {
+		Expr       string
+		Datasource struct{ UID string }
+	}
+}
+
+func readDashboard(t *testing.T) dashboard {
+	t.Helper()
+	text, err := os.ReadFile("contrib/grafana-dashboard.json")
+	must(t, "read", err)
+	var d dashboard
+	must(t, "unmarshal", json.Unmarshal(text, &d))
+	return d
+}
+
+// expressions are those of the dashboard, as Grafana would send them.
+func (d dashboard) expressions() (exprs []string) {
+	variables := strings.NewReplacer("$__rate_interval", "5m", "$job", ".*", "$instance", ".*", "$zone", ".*", "$store", ".*")
+	for _, panel := range d.Panels {
+		for _, target := range panel.Targets {
+			exprs = append(exprs, variables.Replace(target.Expr))
+		}
+	}
+	return exprs
+}
+
+// TestDashboard: it names a data source by a variable, its panels do not cover
+// each other, and Prometheus understands what they ask.
+func TestDashboard(t *testing.T) {
+	d := readDashboard(t)
+	variables := map[string]string{}
+	for _, v := range d.Templating.List {
+		variables[v.Name] = v.Type
+	}
+	for name, kind := range map[string]string{"datasource": "datasource", "job": "query", "instance": "query", "zone": "query", "store": "query"} {
+		must(t, "variable "+name, want("type", variables[name], kind))
+	}
+	ids, places := map[int]bool{}, map[[2]int]string{}
+	for _, panel := range d.Panels {
+		if ids[panel.ID] {
+			t.Errorf("two panels have the ID %d", panel.ID)
+		}
+		ids[panel.ID] = true
+		for x := range panel.GridPos.W {
+			for y := range panel.GridPos.H {
+				place := [2]int{panel.GridPos.X + x, panel.GridPos.Y + y}
+				if other, taken := places[place]; taken || place[0] >= 24 {
+					t.Fatalf("%s covers %s at %v", panel.Title, other, place)
+				}
+				places[place] = panel.Title
+			}
+		}
+		if panel.Type == "row" {
+			continue
+		}
+		if panel.Datasource.UID != "${datasource}" || len(panel.Targets) == 0 {
+			t.Errorf("%s: data source %s, %d targets", panel.Title, panel.Datasource.UID, len(panel.Targets))
+		}
+		for _, target := range panel.Targets {
+			if target.Datasource.UID != "${datasource}" || strings.Contains(target.Expr, metricPrefix) != strings.Contains(target.Expr, `instance=~"$instance"`) {
+				t.Errorf("%s: %s does not heed the variables", panel.Title, target.Expr)
+			}
+		}
+	}
+	rules := "groups:\n  - name: dashboard\n    rules:\n"
+	for i, expr := range d.expressions() {
+		rules += fmt.Sprintf("      - record: dashboard:%d\n        expr: %q\n", i, expr)
+	}
+	file := t.TempDir() + "/dashboard.yml"
+	must(t, "write", os.WriteFile(file, []byte(rules), 0o600))
+	promtool(t, "check", "rules", file)
+}
+
+// promtool runs Prometheus's tool.
+func promtool(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), installed(t, "promtool", "prometheus"), args...).CombinedOutput(); err != nil {
+		t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+func TestAlertRules(t *testing.T) {
+	promtool(t, "check", "rules", "contrib/alerts.yml")
+	promtool(t, "test", "rules", "contrib/alerts_test.yml")
+}
+
+var (
+	selector = regexp.MustCompile(`(` + metricPrefix + `\w+)(?:\{([^}]*)\})?`)
+	matcher  = regexp.MustCompile(`(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"`)
+	grouping = regexp.MustCompile(`\b(?:by|without)\s*\(([^)]*)\)`)
+)
+
+// TestContribNamesWhatThereIs: every metric, label and value of a label in the
+// dashboard and the rules is one that Caddy exports.
+func TestContribNamesWhatThereIs(t *testing.T) {
+	alerts, err := os.ReadFile("contrib/alerts.yml")
+	must(t, "read", err)
+	series, err := os.ReadFile("contrib/alerts_test.yml")
+	must(t, "read", err)
+	texts := append(readDashboard(t).expressions(), string(alerts), string(series))
+	for _, v := range readDashboard(t).Templating.List {
+		texts = append(texts, v.Definition)
+	}
+	known, words, used := documentedMetrics(t), documentedWords(t), map[string]bool{}
+	// Prometheus adds the target's, and histograms have le.
+	all := map[string]bool{"job": true, "instance": true, "le": true}
+	for _, metric := range known {
+		for _, label := range strings.Split(metric.labels, ", ") {
+			all[label] = true
+		}
+	}
+	free := map[string]bool{"job": true, "instance": true, "zone": true, "store": true, "shard": true}
+	for _, text := range texts {
+		for _, m := range selector.FindAllStringSubmatch(text, -1) {
+			name := regexp.MustCompile(`_seconds_(bucket|sum|count)$`).ReplaceAllString(m[1], "_seconds")
+			metric, ok := known[name]
+			if !ok {
+				t.Errorf("there is no metric %s", m[1])
+			}
+			used[name] = true
+			for _, label := range matcher.FindAllStringSubmatch(m[2], -1) {
+				if !strings.Contains(" job, instance, "+metric.labels+",", " "+label[1]+",") {
+					t.Errorf("%s has no label %s", m[1], label[1])
+				}
+				for _, value := range strings.Split(label[2], "|") {
+					if !free[label[1]] && !words[value] {
+						t.Errorf("%s: no %s is %s", m[1], label[1], value)
+					}
+				}
+			}
+		}
+		for _, m := range grouping.FindAllStringSubmatch(text, -1) {
+			for _, label := range strings.Split(m[1], ",") {
+				if !all[strings.TrimSpace(label)] {
+					t.Errorf("no metric has the label %s", label)
+				}
+			}
+		}
+	}
+	for name := range known {
+		if !used[name] {
+			t.Errorf("neither the dashboard nor the rules use %s", name)
+		}
+	}
+}
+
+// TestRunbooksLead: alerts link to sections that exist.
+func TestRunbooksLead(t *testing.T) {
+	text, err := os.ReadFile("contrib/alerts.yml")
+	must(t, "read", err)
+	rules := strings.Count(string(text), "- alert: ")
+	links := regexp.MustCompile(`runbook_url: https://github.com/shardlimit/caddy-shardlimit/blob/main/(docs/[\w-]+\.md)#([\w-]+)\n`).FindAllStringSubmatch(string(text), -1)
+	if len(links) != rules || rules == 0 || strings.Count(string(text), "summary: ") != rules {
+		t.Errorf("%d rules, %d links, %d summaries", rules, len(links), strings.Count(string(text), "summary: "))
+	}
+	for _, link := range links {
+		if !hasSection(t, link[1], link[2]) {
+			t.Errorf("%s has no section %s", link[1], link[2])
+		}
+	}
+}
+
+// hasSection tells whether a document has a heading of which GitHub makes that
+// anchor.
+func hasSection(t *testing.T, file, anchor string) bool {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	must(t, "read", err)
+	for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(string(text), -1) {
+		plain := regexp.MustCompile(`[^\w\- ]`).ReplaceAllString(strings.ToLower(heading[1]), "")
+		if strings.ReplaceAll(plain, " ", "-") == anchor {
+			return true
+		}
+	}
+	return false
+}
