@@ -25,7 +25,7 @@ type zoneStatus struct {
 	Rollout   *Rollout         `json:"rollout,omitempty"`
 	Algorithm store.Algorithm  `json:"algorithm"`
 	Key       Texts            `json:"key"`
-	Events    Amount           `json:"events"`
+	Events    string           `json:"events"`
 	Burst     int64            `json:"burst,omitempty"`
 	Window    float64          `json:"window"` // seconds
 	Charge    string           `json:"charge"`
@@ -114,7 +114,7 @@ func adminStatus(app *App, r *http.Request) (any, error) {
 func statusOfZone(h *Handler, z *Zone) zoneStatus {
 	s := zoneStatus{
 		Name: z.Name, Store: h.use.name, Rollout: h.Rollout, Algorithm: z.limit.Algorithm, Key: z.Key,
-		Events: z.Events, Burst: z.Burst, Window: z.limit.Window.Seconds(),
+		Events: string(z.Events), Burst: z.Burst, Window: z.limit.Window.Seconds(),
 		Charge: chargeAfter, Enforce: 100, Decisions: map[string]int64{},
 	}
 	if z.takes {
@@ -190,7 +190,9 @@ func statusOfServer(server *store.Server) serverStatus {
 	for i := range server.Lanes {
 		lane := &server.Lanes[i]
 		s.Breakers[lane.Purpose] = lane.Breaker
-		s.Latency[lane.Purpose] = roundSeconds(lane.Latency)
+		if lane.Latency > 0 {
+			s.Latency[lane.Purpose] = roundSeconds(lane.Latency)
+		}
 		s.Pools[lane.Purpose] = poolStatus(lane.Pool)
 		s.Queued += lane.Queued
 	}

@@ -35,8 +35,8 @@ func exportedMetrics(t *testing.T) map[string]exportedMetric {
 	servers := startShards(t, 1, 1)
 	primary := servers[0].Primary.Addr()
 	proxy := redistest.StartProxy(t, primary)
-	store := strings.Replace(servers.store("check_timeout 300ms", "charge_timeout 300ms", "max_new_buckets 1"), primary, proxy.Addr(), 1)
-	c := startWith(t, store, pathZone("api", "events 1000")+pathZone("takes", "charge before", "batch 2"), "respond ok")
+	global := strings.Replace(servers.store("check_timeout 300ms", "charge_timeout 300ms", "max_new_buckets 1"), primary, proxy.Addr(), 1)
+	c := startWith(t, global, pathZone("api", "events 1000")+pathZone("takes", "charge before", "batch 2"), "respond ok")
 	overflowed := func() error {
 		for i := range 10 {
 			c.get("/api", fmt.Sprint("X-Key: made-up-", i))

@@ -188,18 +188,3 @@ func TestRunbooksLead(t *testing.T) {
 		}
 	}
 }
-
-// hasSection tells whether a document has a heading of which GitHub makes that
-// anchor.
-func hasSection(t *testing.T, file, anchor string) bool {
-	t.Helper()
-	text, err := os.ReadFile(file)
-	must(t, "read", err)
-	for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(string(text), -1) {
-		plain := regexp.MustCompile(`[^\w\- ]`).ReplaceAllString(strings.ToLower(heading[1]), "")
-		if strings.ReplaceAll(plain, " ", "-") == anchor {
-			return true
-		}
-	}
-	return false
-}

@@ -1,6 +1,7 @@
 package shardlimit_test
 
 import (
+	"flag"
 	"net/http"
 	"strconv"
 	"testing"
@@ -9,6 +10,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
+
+var deadDuration = flag.Duration("dead.duration", 6*time.Second, "how long TestDeadShardCostsNoMemory sends requests to a dead shard")
 
 // TestDeadShardCostsNoMemory: while a shard accepts connections and never
 // answers, or refuses them, neither memory nor goroutines grow with the
@@ -38,7 +41,7 @@ func TestDeadShardCostsNoMemory(t *testing.T) {
 			}
 			load(3 * time.Second)
 			memory, goroutines := c.gauge(t, "go_memstats_heap_inuse_bytes"), c.gauge(t, "go_goroutines")
-			n := load(6 * time.Second)
+			n := load(*deadDuration)
 			memoryAfter, goroutinesAfter := c.gauge(t, "go_memstats_heap_inuse_bytes"), c.gauge(t, "go_goroutines")
 			t.Logf("%d requests: heap %.1f to %.1f MB, goroutines %.0f to %.0f", n, memory/1e6, memoryAfter/1e6, goroutines, goroutinesAfter)
 			// The collector lets a heap double before it collects.

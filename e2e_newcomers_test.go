@@ -1,6 +1,7 @@
 package shardlimit_test
 
 import (
+	"flag"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -12,14 +13,16 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
+var floodKeys = flag.Int64("flood.keys", 20_000, "how many made-up client keys TestFloodOfNewClients sends")
+
 // TestFloodOfNewClients: made-up client keys fill no Redis, clients that have a
 // bucket keep their limit, and nobody is let pass for want of memory.
 func TestFloodOfNewClients(t *testing.T) {
 	const (
 		most   = 100
 		events = 50
-		made   = 20_000
 	)
+	made := *floodKeys
 	for _, charge := range []string{"after", "before"} {
 		t.Run(charge, func(t *testing.T) {
 			// Room for some thousands of buckets.
@@ -60,10 +63,11 @@ func TestFloodOfNewClients(t *testing.T) {
 			}
 			start := time.Now()
 			result, err := loadgen.Run(t.Context(), loadgen.Options{
-				Addr: c.site, Header: "X-Key", Connections: 32, Requests: made,
+				Addr: c.site, Header: "X-Key", Connections: 32, Requests: made, Duration: 20 * time.Minute,
 				Key: func(n int64) string { return "made-up-" + strconv.FormatInt(n, 10) },
 			})
 			must(t, "flood", err)
+			t.Logf("%d requests in %v", result.Requests, time.Since(start))
 			seconds := time.Since(start).Seconds() + 1
 			if result.Requests != made || result.Status[http.StatusOK]+result.Status[http.StatusTooManyRequests] != made {
 				t.Errorf("answers are %v", result.Status)
@@ -93,7 +97,7 @@ func TestFloodOfNewClients(t *testing.T) {
 				t.Errorf("the log says so %d times", n)
 			}
 			overflowed, err := strconv.Atoi(c.metric(`caddy_rate_limit_overflowed_requests_total{zone="api"}`))
-			if err != nil || overflowed < made/2 {
+			if err != nil || int64(overflowed) < made/2 {
 				t.Errorf("the metric counts %d of %d, %v", overflowed, made, err)
 			}
 		})

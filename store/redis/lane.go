@@ -241,6 +241,11 @@ func (l *lane) run(batch []*call, cmds []*command) {
 	ctx, cancel := context.WithDeadline(l.life, patient)
 	defer cancel()
 	l.send(ctx, cmds)
+	if elsewhere := l.redirected(cmds); len(elsewhere) > 0 {
+		// Who has his answer does not wait for another node.
+		live, cmds = l.finishSettled(live)
+		l.redirect(ctx, elsewhere)
+	}
 	for l.persistent {
 		again := cmds[:0]
 		for _, cmd := range cmds {
@@ -253,6 +258,7 @@ func (l *lane) run(batch []*call, cmds []*command) {
 			break
 		}
 		l.send(ctx, cmds)
+		l.redirect(ctx, l.redirected(cmds))
 	}
 	for _, c := range live {
 		c.finish()
@@ -292,7 +298,6 @@ func (l *lane) send(ctx context.Context, cmds []*command) {
 			fault = l.pipeline(ctx, unknown)
 		}
 	}
-	l.redirect(ctx, cmds)
 	l.fault.note(fault)
 	reported(fault)
 }

@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"slices"
 
 	goredis "github.com/redis/go-redis/v9"
 )
@@ -17,17 +18,21 @@ func (c *command) isRedirected() bool {
 	return moved || ask
 }
 
-// redirect brings to their node those of cmds that met another one.
-func (l *lane) redirect(ctx context.Context, cmds []*command) {
+// redirected are those of cmds that met another node of the cluster than theirs.
+func (l *lane) redirected(cmds []*command) (elsewhere []*command) {
 	if l.shard.cluster == nil {
-		return
+		return nil
 	}
-	var elsewhere []*command
 	for _, cmd := range cmds {
 		if cmd.isRedirected() {
 			elsewhere = append(elsewhere, cmd)
 		}
 	}
+	return elsewhere
+}
+
+// redirect brings commands that were redirected to their node.
+func (l *lane) redirect(ctx context.Context, elsewhere []*command) {
 	if len(elsewhere) == 0 {
 		return
 	}
@@ -42,4 +47,20 @@ func (l *lane) redirect(ctx context.Context, cmds []*command) {
 	for _, cmd := range elsewhere {
 		l.settle(cmd, err)
 	}
+}
+
+// finishSettled finishes those calls whose commands all have their outcome, and
+// returns the others with their commands.
+func (l *lane) finishSettled(calls []*call) (open []*call, cmds []*command) {
+	for _, c := range calls {
+		if slices.ContainsFunc(c.cmds, func(cmd *command) bool {
+			return cmd.isRedirected() || l.persistent && cmd.mayRunLater()
+		}) {
+			open = append(open, c)
+			cmds = append(cmds, c.cmds...)
+			continue
+		}
+		c.finish()
+	}
+	return open, cmds
 }
