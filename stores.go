@@ -156,12 +156,16 @@ func (u *storeUse) knowsPenalties() bool { return u.open.Load().penalizer != nil
 // warmPatience bounds the connecting ahead of the first request.
 const warmPatience = 5 * time.Second
 
+// warm tells the store that its config runs, and lets it get ready.
 func (u *storeUse) warm() {
 	open, err := u.enter()
 	if err != nil {
 		return
 	}
 	defer u.leave()
+	if open.ledger != nil {
+		open.ledger.Run()
+	}
 	if w, ok := open.store.(store.Warmer); ok {
 		ctx, cancel := context.WithTimeout(context.Background(), warmPatience)
 		defer cancel()

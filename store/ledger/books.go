@@ -78,14 +78,28 @@ func (b *Books) attach(l *Ledger) {
 }
 
 // current is the view through which charges are delivered that waited: the
-// oldest, for a later one may be of a config that is yet to be rejected.
+// latest whose config runs or, if there is none, the oldest, for the others may
+// be of a config that is yet to be rejected.
 func (b *Books) current() *Ledger {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.views) == 0 {
 		return nil
 	}
+	for _, l := range slices.Backward(b.views) {
+		if l.runs {
+			return l
+		}
+	}
 	return b.views[0]
+}
+
+// Run says that the view's config runs. What waits is delivered through it from
+// now on, although requests of an older one may go on for long.
+func (l *Ledger) Run() {
+	l.books.mu.Lock()
+	defer l.books.mu.Unlock()
+	l.runs = true
 }
 
 // Leave ends the view: what waits is delivered through others. The store must

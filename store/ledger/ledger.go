@@ -53,6 +53,8 @@ type Ledger struct {
 	trust      int64
 	maxBuckets int64
 	presence   *presence
+	// runs is set once the view's config does; it is under the lock of the books.
+	runs bool
 }
 
 // Remote is a store that a ledger is kept for.
