@@ -286,5 +286,5 @@ func (p *parser) unknown(known, elsewhere, place string) error {
 	case p.Val() != "" && slices.Contains(strings.Split(elsewhere, ", "), p.Val()):
 		return p.Errf("%s belongs into %s", p.Val(), place)
 	}
-	return p.Errf("unknown option %s: it must be one of %s", p.Val(), known)
+	return p.Errf("unknown option %s: it must be one of %s%s", p.Val(), known, didYouMean(p.Val(), strings.Split(known, ", ")))
 }
