@@ -102,6 +102,12 @@ func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 			reqs[i].Until = until
 		}
 		run("penalize", s.Penalize(t.Context(), []store.Request{reqs[0], reqs[1], reqs[3]}))
+		for _, r := range reqs {
+			for _, found := range s.Inspect(t.Context(), r).Copies {
+				must(t, "inspect", found.State.Err)
+			}
+			must(t, "reset", s.Reset(t.Context(), r))
+		}
 		// The next round finds buckets whose windows are over.
 		time.Sleep(window)
 	}
@@ -210,6 +216,7 @@ func TestDocumentedACLRulesAreTheLeast(t *testing.T) {
 	databaseRules := documentedRules(t, "limiter", "+select")
 	clusterRules := documentedRules(t, "limiter", "+cluster|slots ")
 	movingRules := documentedRules(t, "limiter", "+dump ")
+	resettingRules := documentedRules(t, "limiter", "+del")
 	sentinelRules := documentedRules(t, "watcher", "on >secret ")
 	var shard, watched *redistest.Shard
 	var sentinels *redistest.Sentinels
@@ -230,7 +237,8 @@ func TestDocumentedACLRulesAreTheLeast(t *testing.T) {
 		return err
 	})
 	data := []*redistest.Server{shard.Primary, shard.Replicas[0], watched.Primary}
-	rules = append(rules, databaseRules...)
+	rules = slices.Concat(rules, databaseRules, resettingRules)
+	clusterRules = append(clusterRules, resettingRules...)
 	setUser(t, "limiter", rules, data...)
 	setUser(t, "mover", append(slices.Clone(rules), movingRules...), data...)
 	setUser(t, "limiter", append(documentedRules(t, "limiter", "on >secret ~rl:* "), clusterRules...), cluster.Nodes...)

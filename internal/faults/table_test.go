@@ -61,7 +61,7 @@ func TestMetrics(t *testing.T) {
 		`caddy_rate_limit_undelivered_total{operation="charge",outcome="uncertain",shard="faulty",store="default"} 3`,
 		`caddy_rate_limit_undelivered_total{operation="refund",outcome="uncertain",shard="faulty",store="default"} 1`,
 		`caddy_rate_limit_undelivered_total{operation="charge",outcome="lost",shard="sound",store="default"} 2`,
-		`caddy_rate_limit_store_errors_total{store="default"} 1e+02`,
+		`caddy_rate_limit_store_errors_total{kind="timeout",store="default"} 1e+02`,
 		`# HELP caddy_rate_limit_store_errors_total Checks and takes that a store could not answer.`,
 		`go_goroutines 20`,
 	} {
