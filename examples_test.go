@@ -9,8 +9,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-
-	"github.com/caddyserver/caddy/v2/caddyconfig"
 )
 
 // exampleFiles are all Caddyfiles in examples.
@@ -27,23 +25,22 @@ func exampleFiles(t *testing.T) (files []string) {
 	return files
 }
 
-// TestExamplesAreFormattedAndLoad: `caddy adapt` has nothing to warn of, which
-// it does of a file that `caddy fmt` would change.
+// TestExamplesAreFormattedAndLoad: `caddy validate` has nothing to warn of,
+// which it does of a file that `caddy fmt` would change.
 func TestExamplesAreFormattedAndLoad(t *testing.T) {
-	t.Setenv("XDG_DATA_HOME", t.TempDir())
+	dir := t.TempDir()
 	for _, file := range exampleFiles(t) {
-		text, err := os.ReadFile(file)
-		must(t, "read", err)
-		config, warnings, err := caddyconfig.GetAdapter("caddyfile").Adapt(text, map[string]any{"filename": file})
-		if err != nil {
-			t.Errorf("%s: %v", file, err)
-			continue
+		path, err := filepath.Abs(file)
+		must(t, "path", err)
+		out, err := caddyCommand(dir, "validate", "--config", path).CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "Valid configuration") {
+			t.Errorf("%s: %v\n%s", file, err, out)
 		}
-		for _, warning := range warnings {
-			t.Errorf("%s: %v", file, warning)
+		if strings.Contains(string(out), `"level":"warn"`) {
+			t.Errorf("%s: Caddy warns:\n%s", file, out)
 		}
-		if err := validate(config); err != nil {
-			t.Errorf("%s: %v", file, err)
+		if out, err := caddyCommand(dir, "fmt", "--diff", path).CombinedOutput(); err != nil {
+			t.Errorf("%s is not formatted: %v\n%s", file, err, out)
 		}
 	}
 }
