@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -135,10 +136,13 @@ func TestExampleErrorPage(t *testing.T) {
 		t.Errorf("the page is %s", page)
 	}
 	resp = c.get("/")
-	var told map[string]string
+	var told struct {
+		Error, Zone string
+		Wait        int
+	}
 	must(t, "JSON", json.Unmarshal([]byte(body(t, resp)), &told))
 	must(t, "JSON", errors.Join(want("status", resp.StatusCode, 429), want("type", resp.Header.Get("Content-Type"), "application/json"),
-		want("error", told["error"], "rate_limited"), want("zone", told["zone"], "page")))
+		want("error", told.Error, "rate_limited"), want("zone", told.Zone, "page"), want("wait", fmt.Sprint(told.Wait), resp.Header.Get("Retry-After"))))
 }
 
 func TestExampleBrowserClients(t *testing.T) {

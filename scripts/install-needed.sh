@@ -1,21 +1,25 @@
 #!/usr/bin/env bash
 # Installs what the tests need beside Go and is not there yet: make,
-# redis-server, and a C compiler for the race detector. Knows Debian and its
-# descendants.
+# redis-server, a C compiler for the race detector, promtool for the alert rules,
+# nginx for an example, and chromium for the page of `caddy rate-limit ui`. Knows
+# Debian and its descendants.
 #
-# The Redis service that comes with the package is neither started now nor at
-# the next boot: the tests start servers of their own.
+# The services that come with the packages are neither started now nor at the
+# next boot: the tests start servers of their own.
 set -euo pipefail
 
 wanted() {
 	command -v make >/dev/null || echo make
 	command -v redis-server >/dev/null || echo redis-server
+	command -v promtool >/dev/null || echo prometheus
+	[ -x /usr/sbin/nginx ] || command -v nginx >/dev/null || echo nginx
+	command -v chromium >/dev/null || echo chromium
 	local cc
 	cc=$(go env CC)
 	command -v "${cc%% *}" >/dev/null || echo gcc libc6-dev
 }
 
-# Denies every action on a Redis service and leaves the others to the machine's
+# Denies every action on these services and leaves the others to the machine's
 # own policy, which comes back when this script ends.
 policy=/usr/sbin/policy-rc.d
 saved=$policy.saved-by-shardlimit
@@ -25,14 +29,14 @@ restore_policy() {
 	if [ -e "$saved" ]; then mv "$saved" "$policy"; fi
 }
 
-deny_redis_service() {
+deny_services() {
 	restore_policy # should an earlier run have been killed
 	trap restore_policy EXIT
 	trap 'exit 1' HUP INT TERM
 	if [ -e "$policy" ]; then mv "$policy" "$saved"; fi
 	cat >"$policy" <<-POLICY
 		#!/bin/sh
-		case "\$*" in *redis*) exit 101 ;; esac
+		case "\$*" in *redis* | *prometheus* | *nginx*) exit 101 ;; esac
 		[ ! -x $saved ] || exec $saved "\$@"
 	POLICY
 	chmod 755 "$policy"
@@ -40,12 +44,15 @@ deny_redis_service() {
 
 install() {
 	export DEBIAN_FRONTEND=noninteractive
-	deny_redis_service
+	deny_services
 	apt-get -q -o DPkg::Lock::Timeout=300 update
 	apt-get -q -y -o DPkg::Lock::Timeout=300 install --no-install-recommends "$@"
-	case " $* " in
-	*" redis-server "*) update-rc.d redis-server disable ;;
-	esac
+	local package
+	for package in "$@"; do
+		case $package in
+		redis-server | prometheus | nginx) update-rc.d "$package" disable ;;
+		esac
+	done
 }
 
 if [ "${1:-}" = install ]; then # as root
