@@ -13,7 +13,7 @@ import (
 // and to headings where they name one.
 func TestLinksToSectionsLead(t *testing.T) {
 	links := 0
-	for _, pattern := range []string{"*.md", "docs/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "examples/*.md"} {
 		files, err := filepath.Glob(pattern)
 		must(t, "find documents", err)
 		for _, file := range files {

@@ -55,7 +55,7 @@ func (testTracer) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		if s.Parent().SpanID() == span.SpanContext().SpanID() {
 			attributes := map[string]string{}
 			for _, a := range s.Attributes() {
-				attributes[string(a.Key)] = a.Value.Emit()
+				attributes[string(a.Key)] = a.Value.String()
 			}
 			fmt.Printf("span %s %s %v\n", s.Name(), s.Status().Code, attributes)
 		}

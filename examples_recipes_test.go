@@ -86,7 +86,7 @@ func TestExampleBurstAndQuota(t *testing.T) {
 					t.Fatalf("%d were served", served)
 				}
 			case 429:
-				if refusedBy[zone]++; zone == "burst" && served < 10 {
+				if refusedBy[zone]++; zone == "burst" && served < 5 {
 					t.Fatalf("a burst of %d is refused", served)
 				}
 			}

@@ -31,13 +31,20 @@ import (
 //
 // Placeholder | Description
 // ------------|-------------
-// `{http.rate_limit.exceeded.name}` | The name of the zone that refused the request
-// `{http.rate_limit.<zone>.limit}` | How many events the zone admits for this request
-// `{http.rate_limit.<zone>.remaining}` | How many are left
-// `{http.rate_limit.<zone>.used}` | How many are used up
-// `{http.rate_limit.<zone>.reset}` | When the window ends, in seconds since the epoch
+// `{http.rate_limit.zone}` | The zone that the response tells of
+// `{http.rate_limit.key}` | Its client key, with `log_key`; else the beginning of its SHA-256
+// `{http.rate_limit.limit}` | How many events the zone admits for this request
+// `{http.rate_limit.remaining}` | How many are left
+// `{http.rate_limit.used}` | How many are used up
+// `{http.rate_limit.reset}` | When the window ends, in seconds since the epoch
+// `{http.rate_limit.wait}` | In how many seconds a refused request fits
+// `{http.rate_limit.cost}` | What the request costs
+// `{http.rate_limit.outcome}` | `allowed`, `refused`, `would_refuse` (see `enforce`), `error_allowed` or `error_refused` (see `on_error`)
+// `{http.rate_limit.reason}` | Why not: `over_limit`, `in_flight`, `penalty`, `reserved` or `store_error`
+// `{http.rate_limit.<zone>.…}` | The same, of the zone of that name
+// `{http.rate_limit.exceeded.name}` | The zone that refused the request
 //
-// The last four include this request's cost once it is charged.
+// They include this request's cost once it is charged.
 type Handler struct {
 	// The store in which the zones count: the name of one that is configured
 	// in the `rate_limit` app, or a store of this handler's own, whose counts
@@ -97,9 +104,9 @@ type Handler struct {
 	// Not supported; see the error it causes.
 	StorageRaw json.RawMessage `json:"storage,omitempty"`
 
-	logger *zap.Logger
-	now    func() time.Time
-	use    *storeUse
+	logger   *zap.Logger
+	now      func() time.Time
+	use      *storeUse
 	refusals *refusals
 	// ownsUse is set if the store is this handler's own.
 	ownsUse bool

@@ -2,6 +2,7 @@ package shardlimit
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -25,8 +26,8 @@ const (
 // writeProblem answers a request that the limiter ended because of err, unless
 // an error route does. It returns what is left to be handled.
 func (p *part) writeProblem(w http.ResponseWriter, r *http.Request, err error) error {
-	handlerErr, ok := err.(caddyhttp.HandlerError)
-	if !ok || handlerErr.StatusCode == statusClientClosedRequest || hasErrorRoute(r, handlerErr) {
+	var handlerErr caddyhttp.HandlerError
+	if !errors.As(err, &handlerErr) || handlerErr.StatusCode == statusClientClosedRequest || hasErrorRoute(r, handlerErr) {
 		return err
 	}
 	body, marshalErr := json.Marshal(p.problem(handlerErr.StatusCode))

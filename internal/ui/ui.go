@@ -1,0 +1,187 @@
+// Package ui serves a page that shows the limits of a running Caddy, to browsers
+// on the same machine, and passes the page's calls on to the admin API.
+//
+// Whoever may open a port on a loopback address may also be any web page that
+// the user looks at. So only requests are answered that name this server as
+// their host, by a loopback name and its port, which a name that was bound to a
+// loopback address later does not have; and calls are passed on only if they
+// come from the page itself.
+package ui
+
+import (
+	"context"
+	"crypto/sha256"
+	_ "embed" // of the page
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+//go:embed index.html
+var page []byte
+
+// API is the admin API of a running Caddy.
+type API interface {
+	// Call makes one request, whose path has the query in it, and returns the
+	// answer whatever its status. An error means that there is none.
+	Call(ctx context.Context, method, path string, body []byte) (status int, answer []byte, err error)
+}
+
+// Listen listens on a loopback address, and on no other.
+func Listen(ctx context.Context, address string) (net.Listener, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %q: %w", address, err)
+	}
+	if host == "localhost" {
+		host = "127.0.0.1"
+	}
+	if ip, err := netip.ParseAddr(host); err != nil || !ip.IsLoopback() || ip.Is4In6() {
+		return nil, fmt.Errorf("listen on %q: it must be a loopback address, such as 127.0.0.1:2020: whoever can reach the page can reset limits", address)
+	}
+	return new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(host, port))
+}
+
+// Serve serves the page until ctx ends.
+func Serve(ctx context.Context, l net.Listener, handler http.Handler) error {
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 64 << 10}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
+	defer stop()
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// gate lets requests pass that name this server, and calls that come from its
+// page.
+type gate struct {
+	hosts  map[string]bool
+	routes http.Handler
+}
+
+// fromPage is a header that no other site's page can send without being asked
+// whether it may.
+const fromPage = "X-Rate-Limit-Page"
+
+// Handler serves the page where the loopback address listens.
+func Handler(api API, address *net.TCPAddr) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", servePage)
+	p := &proxy{api: api}
+	mux.HandleFunc("GET /rate_limit/{$}", p.pass)
+	mux.HandleFunc("GET /rate_limit/top", p.pass)
+	mux.HandleFunc("GET /rate_limit/buckets/{zone}", p.pass)
+	mux.HandleFunc("DELETE /rate_limit/buckets/{zone}", p.pass)
+	g := &gate{hosts: map[string]bool{address.String(): true}, routes: mux}
+	for _, name := range []string{"127.0.0.1", "localhost", "[::1]"} {
+		g.hosts[name+":"+strconv.Itoa(address.Port)] = true
+		if address.Port == 80 {
+			g.hosts[name] = true
+		}
+	}
+	return g
+}
+
+// ServeHTTP implements [http.Handler].
+func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Cache-Control", "no-store")
+	h.Set("Content-Security-Policy", policy)
+	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("X-Frame-Options", "DENY")
+	if err := g.check(r); err != nil {
+		fail(w, http.StatusForbidden, err)
+		return
+	}
+	g.routes.ServeHTTP(w, r)
+}
+
+// check tells why a request is not answered.
+func (g *gate) check(r *http.Request) error {
+	if !g.hosts[r.Host] {
+		return fmt.Errorf("host %q is not this server", r.Host)
+	}
+	isPage := r.URL.Path == "/"
+	if origin := r.Header.Get("Origin"); origin != "" && origin != "http://"+r.Host {
+		return fmt.Errorf("origin %q is not this page", origin)
+	}
+	switch site := r.Header.Get("Sec-Fetch-Site"); {
+	case site == "", site == "same-origin":
+	case site == "none" && isPage:
+		// Typed in, or a bookmark.
+	default:
+		return fmt.Errorf("a request from another site (%s) is not answered", site)
+	}
+	if !isPage && r.Header.Get(fromPage) == "" {
+		return errors.New("the header " + fromPage + " is missing")
+	}
+	return nil
+}
+
+// policy lets the page do what it does, and nothing else.
+var policy = "default-src 'none'; connect-src 'self'; img-src data:; script-src " + hashOf("script") + "; style-src " + hashOf("style") +
+	"; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+// hashOf is the source expression of the page's only element of that name.
+func hashOf(element string) string {
+	content := regexp.MustCompile(`(?s)<` + element + `>(.*?)</` + element + `>`).FindSubmatch(page)[1]
+	sum := sha256.Sum256(content)
+	return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
+}
+
+func servePage(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_, _ = w.Write(page)
+}
+
+// proxy passes calls on.
+type proxy struct{ api API }
+
+// zoneName is what names of zones are made of.
+var zoneName = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
+
+func (p *proxy) pass(w http.ResponseWriter, r *http.Request) {
+	path := r.URL.Path
+	if zone := r.PathValue("zone"); zone != "" {
+		if !zoneName.MatchString(zone) || strings.Trim(zone, ".") == "" {
+			fail(w, http.StatusBadRequest, fmt.Errorf("zone %q: that is no name of a zone", zone))
+			return
+		}
+		path = "/rate_limit/buckets/" + zone
+	}
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		fail(w, http.StatusBadRequest, fmt.Errorf("query: %w", err))
+		return
+	}
+	if len(query) > 0 {
+		path += "?" + query.Encode()
+	}
+	status, answer, err := p.api.Call(r.Context(), r.Method, path, nil)
+	if err != nil {
+		fail(w, http.StatusBadGateway, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(answer)
+}
+
+func fail(w http.ResponseWriter, status int, err error) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(map[string]string{"error": err.Error()})
+}
