@@ -94,7 +94,11 @@ func (o *refusals) isFirst(p *part, i int) bool {
 		// It began before.
 		window = time.Duration(st.Reset-st.Now) * time.Microsecond
 	}
-	_, isNew := o.logged.SetIfAbsent(identity.New(z.place, p.reqs[i].ClientKey), max(window, time.Millisecond))
+	id := identity.New(z.place, p.reqs[i].ClientKey)
+	if _, ok := o.logged.GetIfPresent(id); ok {
+		return false
+	}
+	_, isNew := o.logged.SetIfAbsent(id, max(window, time.Millisecond))
 	return isNew
 }
 
