@@ -68,7 +68,7 @@ func (s *simulatedRequest) prepare(ctx context.Context, w http.ResponseWriter, a
 	if err != nil {
 		return nil, nil, err
 	}
-	host := cmp.Or(http.Header(s.Headers).Get("Host"), target.Host)
+	host := cmp.Or(s.Headers.Get("Host"), target.Host)
 	if host == "" {
 		if host, err = onlyHost(server); err != nil {
 			return nil, nil, err

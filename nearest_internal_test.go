@@ -18,7 +18,7 @@ func TestNearest(t *testing.T) {
 		{"event", zone, "events"},
 		{"windw", zone, "window"},
 		{"windows", zone, "window"},
-		{"algoritm", zone, "algorithm"},
+		{"algorithmus", zone, "algorithm"},
 		{"ley", zone, "key"},
 		{"kye", zone, "key"},
 		{"costs", zone, "cost"},

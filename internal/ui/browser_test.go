@@ -1,0 +1,383 @@
+package ui_test
+
+import (
+	"bufio"
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/network"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+var screenshot = flag.String("ui.screenshot", "", "write a picture of the page into this file")
+
+// site is a Caddy under load, with its page.
+type site struct {
+	caddy *caddyproc.Process
+	// addr is where the site listens, page the URL of the page.
+	addr, page string
+}
+
+const siteConfig = `{
+	admin unix/%s
+	persist_config off
+	rate_limit {
+		store redis {
+			shard a {
+				primary %s
+				replica %s
+			}
+			shard b {
+				primary %s
+				replica %s
+			}
+		}
+	}
+}
+http://%s {
+	rate_limit {
+		zone api {
+			key {header.X-Key}
+			events 40
+			window %s
+		}
+		zone login {
+			match {
+				path /login
+			}
+			key {header.X-Key} {client_ip}
+			events 1000
+			window 1m
+			algorithm gcra
+		}
+	}
+	respond ok
+}
+`
+
+// startSite starts Redis, Caddy and the page's server, as users do.
+func startSite(t *testing.T, window string) *site {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ui") // short enough for a socket
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	binary, err := caddyproc.Build(dir)
+	must(t, err)
+	a, b := redistest.StartShard(t, 1), redistest.StartShard(t, 1)
+	addrs, err := caddyproc.FreeAddrs(1)
+	must(t, err)
+	socket := filepath.Join(dir, "admin.sock")
+	config := fmt.Sprintf(siteConfig, socket, a.Primary.Addr(), a.Replicas[0].Addr(), b.Primary.Addr(), b.Replicas[0].Addr(), addrs[0], window)
+	s := &site{addr: addrs[0]}
+	s.caddy, err = caddyproc.Start(binary, filepath.Join(dir, "site"), config, io.Discard, s.addr)
+	must(t, err)
+	t.Cleanup(s.caddy.Stop)
+
+	server := exec.Command(binary, "rate-limit", "ui", "--listen", "127.0.0.1:0", "--address", "unix/"+socket)
+	server.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := server.StdoutPipe()
+	must(t, err)
+	must(t, server.Start())
+	t.Cleanup(func() {
+		_ = server.Process.Signal(syscall.SIGINT)
+		if err := server.Wait(); err != nil {
+			t.Errorf("the page's server ended with %v", err)
+		}
+	})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	must(t, err)
+	s.page = strings.TrimSpace(line)
+	return s
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ask sends a request as a client, and returns the status.
+func (s *site) ask(path, client string) (int, error) {
+	r, err := http.NewRequest(http.MethodGet, "http://"+s.addr+path, nil)
+	if err != nil {
+		return 0, err
+	}
+	r.Header.Set("X-Key", client)
+	resp, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return 0, err
+	}
+	_, _ = io.Copy(io.Discard, resp.Body)
+	return resp.StatusCode, resp.Body.Close()
+}
+
+// load sends requests until stop is called: half of them of one greedy client.
+func (s *site) load(t *testing.T) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for n := 0; ctx.Err() == nil; n++ {
+			client, path := fmt.Sprintf("client-%d", n%97), "/"
+			if n%2 == 0 {
+				client = greedy
+			}
+			if n%5 == 1 {
+				path = "/login"
+			}
+			if _, err := s.ask(path, client); err != nil {
+				t.Errorf("load: %v", err)
+				return
+			}
+			time.Sleep(4 * time.Millisecond)
+		}
+	})
+	return func() {
+		cancel()
+		wg.Wait()
+	}
+}
+
+// greedy is one that asks too much, and would be markup if it could.
+var greedy = "greedy<b onload=x>&\"'"
+
+// browser is a tab, and what is wrong with the page in it.
+type browser struct {
+	t    *testing.T
+	ctx  context.Context
+	page string
+	mu   sync.Mutex
+	// complaints are console errors, exceptions, and requests that leave.
+	complaints []string
+}
+
+func startBrowser(t *testing.T, page string) *browser {
+	t.Helper()
+	path, err := exec.LookPath("chromium")
+	if err != nil {
+		t.Fatalf("the page is tested in chromium (apt-get install chromium): %v", err)
+	}
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox,
+		chromedp.Flag("disable-dev-shm-usage", true), chromedp.UserDataDir(t.TempDir()))
+	allocator, cancel := chromedp.NewExecAllocator(context.Background(), options...)
+	t.Cleanup(cancel)
+	b := &browser{t: t, page: page}
+	b.ctx, cancel = chromedp.NewContext(allocator, chromedp.WithListener(b.hear))
+	t.Cleanup(cancel)
+	return b
+}
+
+func (b *browser) hear(event any) {
+	complaint := ""
+	switch e := event.(type) {
+	case *runtime.EventExceptionThrown:
+		complaint = "exception: " + e.ExceptionDetails.Text
+	case *runtime.EventConsoleAPICalled:
+		complaint = fmt.Sprintf("console.%s", e.Type)
+	case *log.EventEntryAdded:
+		complaint = fmt.Sprintf("log: %s: %s %s", e.Entry.Level, e.Entry.Text, e.Entry.URL)
+	case *network.EventRequestWillBeSent:
+		if !strings.HasPrefix(e.Request.URL, b.page) && !strings.HasPrefix(e.Request.URL, "data:") {
+			complaint = "request to " + e.Request.URL
+		}
+	}
+	if complaint != "" {
+		b.mu.Lock()
+		b.complaints = append(b.complaints, complaint)
+		b.mu.Unlock()
+	}
+}
+
+// satisfied tells of all complaints so far, and forgets them.
+func (b *browser) satisfied(when string) {
+	b.t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, complaint := range b.complaints {
+		b.t.Errorf("%s: %s", when, complaint)
+	}
+	b.complaints = nil
+}
+
+func (b *browser) do(actions ...chromedp.Action[chromedp.Void]) {
+	b.t.Helper()
+	must(b.t, chromedp.Do(b.ctx, actions...))
+}
+
+// run evaluates an expression on the page.
+func run[T any](b *browser, expression string) T {
+	b.t.Helper()
+	value, err := chromedp.Run(b.ctx, chromedp.Evaluate[T](expression))
+	must(b.t, err)
+	return value
+}
+
+// is tells whether an expression is true on the page.
+func (b *browser) is(expression string) bool {
+	b.t.Helper()
+	// What it is about may not be there yet.
+	return run[bool](b, "(() => { try { return Boolean("+expression+") } catch { return false } })()")
+}
+
+// patience is more than it takes to fill a chart for the picture.
+const patience = 3 * time.Minute
+
+// await waits until an expression is true on the page.
+func (b *browser) await(what, expression string) {
+	b.t.Helper()
+	for deadline := time.Now().Add(patience); !b.is(expression); time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			b.t.Fatalf("%s: it does not come; the page is\n%s", what, run[string](b, "document.body.innerText"))
+		}
+	}
+}
+
+// TestPageInBrowser shows a live Caddy under load, and steers it.
+func TestPageInBrowser(t *testing.T) {
+	s := startSite(t, "1h")
+	stop := s.load(t)
+	b := startBrowser(t, s.page)
+	b.do(chromedp.EmulateViewport(1200, 1250), chromedp.Navigate(s.page))
+	for _, kind := range []string{"allowed", "refused"} {
+		b.await("a chart of what was "+kind, `(document.querySelector('[data-zone=api] polyline.`+kind+`').getAttribute('points') || '').split(' ').filter(p => +p.split(',')[1] < 97).length > 4`)
+	}
+	b.await("the chart says what it shows", `/zone api .* now [0-9.]*[1-9][0-9.]* a second allowed and [0-9.]*[1-9][0-9.]* refused/.test(document.querySelector('[data-zone=api] svg').getAttribute('aria-label'))`)
+	b.await("both zones", `document.querySelectorAll('#zones article').length === 2`)
+	b.await("who is refused most, as text", `document.querySelector('#top tr td.name').textContent.endsWith(':greedy<b onload=x>&"\'') && +document.querySelector('#top tr td.number').textContent.replace(/\D/g, '') > 20`)
+	b.await("the servers of both shards, with latencies", `document.querySelectorAll('#stores tr[data-server] .good').length === 4 && /[0-9] (ms|µs)/.test(document.querySelector('#stores tr[data-server]').textContent)`)
+	b.satisfied("under load")
+	stop()
+
+	b.lookUpAndReset(s)
+	b.satisfied("look-up and reset")
+	b.fitsPhone()
+	b.isAccessible()
+	b.satisfied("phone and keyboard")
+
+	b.noticesWrongs(s)
+	s.caddy.Stop()
+	b.await("an error when Caddy is away", `!document.getElementById('error').hidden && /admin/.test(document.getElementById('error').textContent)`)
+}
+
+// noticesWrongs tells whether the policy stops what the page must not do, and
+// satisfied would tell of it.
+func (b *browser) noticesWrongs(s *site) {
+	b.t.Helper()
+	b.do(chromedp.Evaluate[chromedp.Void](`console.error("wrong"); fetch("http://` + s.addr + `/").then(() => { window.left = true }, () => { window.stayed = true })`))
+	b.await("the end of a request to another site", `window.stayed || window.left`)
+	if b.is(`window.left`) {
+		b.t.Error("the page can call another site")
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if all := strings.Join(b.complaints, "\n"); !strings.Contains(all, "console.error") || !strings.Contains(all, "Content Security Policy") {
+		b.t.Errorf("noticed is only %s", all)
+	}
+	b.complaints = nil
+}
+
+// TestPicture takes the picture of the page for the documentation.
+func TestPicture(t *testing.T) {
+	if *screenshot == "" {
+		t.Skip("no picture is wanted, see -ui.screenshot")
+	}
+	greedy = "203.0.113.7"
+	s := startSite(t, "10s")
+	defer s.load(t)()
+	b := startBrowser(t, s.page)
+	b.do(chromedp.EmulateViewport(1200, 1250), chromedp.Navigate(s.page))
+	b.await("a minute of charts", `document.querySelector('[data-zone=api] polyline.refused').getAttribute('points').split(' ').length > 90`)
+	b.do(chromedp.Click("#top button"))
+	b.await("a bucket", `document.querySelector('#found tbody tr')`)
+	b.do(chromedp.Evaluate[chromedp.Void](`scrollTo(0, 0)`))
+	picture, err := chromedp.Run(b.ctx, chromedp.FullScreenshot(100))
+	must(t, err)
+	must(t, os.WriteFile(*screenshot, picture, 0o644))
+}
+
+// lookUpAndReset uses the form with the keyboard, and then the buttons.
+func (b *browser) lookUpAndReset(s *site) {
+	b.t.Helper()
+	if status, err := s.ask("/", greedy); err != nil || status != http.StatusTooManyRequests {
+		b.t.Fatalf("the greedy client got %d, %v", status, err)
+	}
+	b.do(chromedp.Focus("#values input"), chromedp.SendKeys("#values input", greedy+"\r"))
+	b.await("the greedy client's bucket", `/40 of 40/.test(document.getElementById('found').textContent)`)
+	b.await("on a primary and a replica", `document.querySelectorAll('#found tbody tr').length === 2`)
+	b.do(chromedp.Focus("#found button"), chromedp.SendKeys("#found button", "\r"))
+	b.await("the reset", `/^Reset: .*greedy/.test(document.getElementById('found').textContent)`)
+	if status, err := s.ask("/", greedy); err != nil || status != http.StatusOK {
+		b.t.Errorf("after the reset the greedy client got %d, %v", status, err)
+	}
+	// The list leads to the bucket too.
+	b.do(chromedp.Evaluate[chromedp.Void](`document.getElementById('found').replaceChildren()`), chromedp.Click("#top button"))
+	b.await("the bucket of the list's client", `/ of 40/.test(document.getElementById('found').textContent)`)
+	// A zone with two texts, of one placeholder each, has one input.
+	b.do(chromedp.SetValue("#zone", "login"), chromedp.Evaluate[chromedp.Void](`document.getElementById('zone').dispatchEvent(new Event('change'))`))
+	b.await("the inputs of another zone", `/X-Key.* or /.test(document.querySelector('#values label').textContent)`)
+	b.do(chromedp.SendKeys("#values input", "nobody\r"))
+	b.await("buckets that are not there", `document.querySelectorAll('[data-bucket]').length === 2 && /no bucket/.test(document.getElementById('found').textContent)`)
+}
+
+// fitsPhone tells whether nothing is cut off, in the dark as well.
+func (b *browser) fitsPhone() {
+	b.t.Helper()
+	for _, scheme := range []string{"light", "dark"} {
+		b.do(chromedp.EmulateViewport(360, 740, chromedp.EmulateMobile), inColors(scheme))
+		if !b.is(`document.documentElement.scrollWidth <= innerWidth`) {
+			b.t.Errorf("%s: the page is wider than a phone", scheme)
+		}
+		dark := `getComputedStyle(document.body).backgroundColor.match(/\d+/g).every(n => n < 64)`
+		if b.is(dark) != (scheme == "dark") {
+			b.t.Errorf("%s: the background is not", scheme)
+		}
+	}
+}
+
+// inColors makes the browser prefer a color scheme.
+func inColors(scheme string) chromedp.Action[chromedp.Void] {
+	return chromedp.Func(func(ctx context.Context, tab *chromedp.Target) error {
+		_, err := cdp.Call(ctx, tab, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+			Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}},
+		})
+		return err
+	})
+}
+
+// isAccessible tells whether all that can be used has a name, and can be reached
+// by the keyboard.
+func (b *browser) isAccessible() {
+	b.t.Helper()
+	if !b.is(`[...document.querySelectorAll('input, select, button, svg')].every(e => (e.getAttribute('aria-label') || e.textContent || (e.labels && e.labels[0] && e.labels[0].textContent) || '').trim() && (e.tagName !== 'INPUT' && e.tagName !== 'SELECT' || e.labels.length))`) {
+		b.t.Error("something has no name")
+	}
+	b.do(chromedp.Evaluate[chromedp.Void](`document.activeElement.blur()`))
+	reached := map[string]bool{}
+	for range 30 {
+		b.do(chromedp.KeyEvent("\t"))
+		reached[run[string](b, `document.activeElement.id || document.activeElement.textContent || document.activeElement.tagName`)] = true
+	}
+	for _, name := range []string{"zone", "by", "INPUT", "Look up", "Reset"} {
+		if !reached[name] {
+			b.t.Errorf("the keyboard does not reach %s, only %v", name, reached)
+		}
+	}
+}
