@@ -13,23 +13,34 @@ import (
 type buckets struct {
 	Zone, Store string
 	Buckets     []struct {
-		ClientKey   string `json:"client_key"`
-		Text, Shard string
-		Deleted     bool
-		Servers     []struct {
-			Address, Role, Error string
-			State                *struct {
-				Limit, Used, Remaining int64
-				Reset, Penalty         float64
-			}
-		}
+		copies
+		ClientKey string `json:"client_key"`
+		Text      string
+		Deleted   bool
+		// Former is what the shard has that kept the bucket before, Local what this
+		// process has counted alone.
+		Former *copies
+		Local  *state
 		Ledger *struct {
-			Used     int64
-			InFlight int64 `json:"in_flight"`
-			Unsent   int64
-			Full     bool
+			Used, Unsent, Reserved int64
+			InFlight               int64 `json:"in_flight"`
+			Full                   bool
 		}
 	}
+}
+
+// copies are those of a bucket at the servers of a shard.
+type copies struct {
+	Shard   string
+	Servers []struct {
+		Address, Role, Error string
+		State                *state
+	}
+}
+
+type state struct {
+	Limit, Used, Remaining int64
+	Reset, Penalty         float64
 }
 
 func getCommand(host Host) *cobra.Command {
@@ -141,24 +152,40 @@ func (b *buckets) show(s *session) {
 		}
 		fmt.Fprintln(s.out)
 		t := newTable(s.out, "SERVER", "ROLE", "LIMIT", "USED", "REMAINING", "RESET", "PENALTY")
-		for _, server := range bucket.Servers {
-			address := or(server.Address, "(memory)")
-			switch st := server.State; {
-			case server.Error != "":
-				t.row(address, server.Role, "error: "+server.Error)
-			case st == nil:
-				t.row(address, server.Role, "-", "0", "-", "-", "-")
-			default:
-				t.row(address, server.Role, number(st.Limit), number(st.Used), number(st.Remaining), until(st.Reset, now), until(st.Penalty, now))
-			}
+		bucket.rows(t, "", now)
+		if bucket.Former != nil {
+			bucket.Former.rows(t, "former ", now)
+		}
+		if bucket.Local != nil {
+			bucket.Local.row(t, "(memory)", "local", now)
 		}
 		t.end()
 		if l := bucket.Ledger; l != nil {
-			fmt.Fprintf(s.out, "ledger: %d used, %d in flight, %d unsent", l.Used, l.InFlight, l.Unsent)
+			fmt.Fprintf(s.out, "ledger: %d used, %d in flight, %d unsent, %d reserved", l.Used, l.InFlight, l.Unsent, l.Reserved)
 			if l.Full {
 				fmt.Fprint(s.out, ", known to be full")
 			}
 			fmt.Fprintln(s.out)
 		}
 	}
+}
+
+// rows shows the copies, each with its role.
+func (c *copies) rows(t *table, prefix string, now time.Time) {
+	for _, server := range c.Servers {
+		address := or(server.Address, "(memory)")
+		if server.Error != "" {
+			t.row(address, prefix+server.Role, "error: "+server.Error)
+		} else {
+			server.State.row(t, address, prefix+server.Role, now)
+		}
+	}
+}
+
+func (st *state) row(t *table, address, role string, now time.Time) {
+	if st == nil {
+		t.row(address, role, "-", "0", "-", "-", "-")
+		return
+	}
+	t.row(address, role, number(st.Limit), number(st.Used), number(st.Remaining), until(st.Reset, now), until(st.Penalty, now))
 }

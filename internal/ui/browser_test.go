@@ -176,7 +176,8 @@ func startBrowser(t *testing.T, page string) *browser {
 		t.Fatalf("the page is tested in chromium (apt-get install chromium): %v", err)
 	}
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox,
-		chromedp.Flag("disable-dev-shm-usage", true), chromedp.UserDataDir(t.TempDir()))
+		chromedp.Flag("disable-dev-shm-usage", true),
+		chromedp.Flag("host-resolver-rules", "MAP *.example 127.0.0.1"), chromedp.UserDataDir(t.TempDir()))
 	allocator, cancel := chromedp.NewExecAllocator(context.Background(), options...)
 	t.Cleanup(cancel)
 	b := &browser{t: t, page: page}
@@ -266,6 +267,7 @@ func TestPageInBrowser(t *testing.T) {
 	b.satisfied("under load")
 	stop()
 
+	b.isNotDriven(s)
 	b.lookUpAndReset(s)
 	b.satisfied("look-up and reset")
 	b.fitsPhone()

@@ -48,17 +48,19 @@ func (l *Ledger) foresee(r *store.Request, st *store.State, asked int64) {
 	defer e.page.mu.Unlock()
 	copied := *e
 	copied.clock = st.Now - l.books.now()
-	if algorithm.Copies(r.Limit.Algorithm) {
-		word := algorithm.Known{Content: st.Content}
-		if st.Replica || e.isSent() || e.refunds > 0 || asked < e.confirmed {
-			copied.known.Raise(r.Limit, word, st.Now)
-		} else {
-			copied.known, copied.loose = word, 0
-			if e.debts != nil {
-				debts := *e.debts
-				debts.base, copied.debts = word, &debts
-			}
+	overlaps := st.Replica || e.isSent() || e.refunds > 0 || asked < e.confirmed
+	word := algorithm.Known{Content: st.Content}
+	switch {
+	case !overlaps && algorithm.Copies(r.Limit.Algorithm):
+		copied.known, copied.loose = word, 0
+		if e.debts != nil {
+			debts := *e.debts
+			debts.base, copied.debts = word, &debts
 		}
+	case !overlaps:
+		copied.known.Content[confirmedUsed], copied.loose = st.Used, 0
+	case algorithm.Copies(r.Limit.Algorithm):
+		copied.known.Raise(r.Limit, word, st.Now)
 	}
 	copied.judge(r, st, st.Now)
 }
