@@ -207,6 +207,16 @@ func TestSimulateKnowsWhatIsInFlight(t *testing.T) {
 				want("reason", s.Zones[0].Reason, "in_flight"), want("used", s.Zones[0].Used, 1)))
 			must(t, "another client", want("decision", c.simulate("/", "X-Key: bob").Decision, "allowed"))
 			backend.finish(t, request)
+
+			c.mustLoad(zonesSite(store, zoneWith("slots", "events 1", "algorithm concurrency", "window 1m"), "reverse_proxy "+backend.server.Listener.Addr().String()))
+			must(t, "a free slot", want("decision", c.simulate("/", "X-Key: alice").Decision, "allowed"))
+			answered := make(chan *http.Response, 1)
+			go func() { resp, _ := c.try("/", "X-Key: alice"); answered <- resp }()
+			backend.await(t)
+			s = c.simulate("/", "X-Key: alice")
+			must(t, "while the slot is taken", errors.Join(want("decision", s.Decision, "refused"), want("used", s.Zones[0].Used, 1)))
+			backend.release <- struct{}{}
+			<-answered
 		})
 	}
 }

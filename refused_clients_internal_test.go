@@ -146,3 +146,23 @@ func TestRefusedTogether(t *testing.T) {
 		t.Errorf("top is %v", top)
 	}
 }
+
+// BenchmarkRefusedClients is what a refusal costs more for being noted.
+func BenchmarkRefusedClients(b *testing.B) {
+	now := time.Now()
+	for _, clients := range []int{1, 100, 100_000} {
+		keys := make([]string, clients)
+		for i := range keys {
+			keys[i] = fmt.Sprintf("Q1x:10.0.%d.%d", i/256, i%256)
+		}
+		b.Run(fmt.Sprintf("clients=%d", clients), func(b *testing.B) {
+			c := newRefusedClients(now)
+			b.ReportAllocs()
+			b.RunParallel(func(pb *testing.PB) {
+				for i := rand.IntN(clients); pb.Next(); i += 7 {
+					c.note(keys[i%clients], now)
+				}
+			})
+		})
+	}
+}

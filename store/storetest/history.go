@@ -101,6 +101,11 @@ func (m *model) call() {
 	reqs := m.requests(op)
 	m.noteExpired()
 	states := m.ask(op, reqs)
+	if time.Since(m.began) > lifetime {
+		// The machine stood still: what was spent may be forgotten.
+		m.restart(m.name + "again")
+		return
+	}
 	if len(states) != len(reqs) {
 		m.Fatalf("%d requests got %d states", len(reqs), len(states))
 	}
