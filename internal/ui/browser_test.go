@@ -306,7 +306,7 @@ func TestPicture(t *testing.T) {
 	defer s.load(t)()
 	b := startBrowser(t, s.page)
 	b.do(chromedp.EmulateViewport(1200, 1250), chromedp.Navigate(s.page))
-	b.await("a minute of charts", `document.querySelector('[data-zone=api] polyline.refused').getAttribute('points').split(' ').length > 90`)
+	b.await("a minute of charts", `document.querySelector('[data-zone=api] polyline.refused').getAttribute('points').split(' ').length > 45`)
 	b.do(chromedp.Click("#top button"))
 	b.await("a bucket", `document.querySelector('#found tbody tr')`)
 	b.do(chromedp.Evaluate[chromedp.Void](`scrollTo(0, 0)`))
