@@ -31,7 +31,7 @@ func (s *Store) peek(ctx context.Context, at *servers, g group) {
 	}
 	start := time.Now()
 	half, deadline := start.Add(s.opts.CheckTimeout/2), start.Add(s.opts.CheckTimeout)
-	now, replica := s.reader(at, start, g)
+	now, _, replica := s.reader(at, start)
 	if replica != nil {
 		s.ask(ctx, replica, g, half, reading(algorithm.Peek, at, now))
 		if g.members = g.failed(); len(g.members) == 0 || ctx.Err() != nil {

@@ -47,3 +47,45 @@ func TestPeekAsksThePrimaryForAReplica(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 }
+
+// TestPeekOpensNothingForTheClock: where the primary's time was not told for
+// long, a check has it told by opening its window, and a peek does not.
+func TestPeekOpensNothingForTheClock(t *testing.T) {
+	sh := redistest.StartShard(t, 1)
+	s := newStore(t, shardOf(t, sh), nil)
+	must(t, s.Charge(t.Context(), ask("other"))[0].Err)
+	must(t, sh.WaitReplicated(t.Context()))
+	clock := s.ownerOf("k").servers.clock
+	age := func() {
+		clock.mu.Lock()
+		defer clock.mu.Unlock()
+		clock.start = clock.start.Add(-2 * clockTrust)
+		clock.offset -= (2 * clockTrust).Microseconds()
+		clock.previous = clock.offset
+	}
+	keys := func() int64 {
+		n, err := sh.Primary.Client().DBSize(t.Context()).Result()
+		must(t, err)
+		return n
+	}
+	before := keys()
+	age()
+	if st := s.Peek(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 0 {
+		t.Errorf("%+v", st)
+	}
+	// What the peek sent is in line before this.
+	r := ask("other")
+	r[0].Primary = true
+	must(t, s.Check(t.Context(), r)[0].Err)
+	if after := keys(); after != before {
+		t.Errorf("%d keys, were %d", after, before)
+	}
+	age()
+	must(t, s.Check(t.Context(), ask("other"))[0].Err)
+	eventually(t, "the clock is told", func() error {
+		if _, age, _ := clock.estimate(time.Now()); age > clockTrust {
+			return fmt.Errorf("it is %v old", age)
+		}
+		return nil
+	})
+}

@@ -301,7 +301,11 @@ func (s *Store) check(ctx context.Context, at *servers, g group) {
 	}
 	start := time.Now()
 	half, deadline := start.Add(s.opts.CheckTimeout/2), start.Add(s.opts.CheckTimeout)
-	switch now, replica := s.reader(at, start, g); {
+	now, age, replica := s.reader(at, start)
+	if age > clockTrust {
+		s.refreshClock(at, start, g)
+	}
+	switch {
 	case replica == nil:
 		s.ask(ctx, at.checks, g, deadline, s.writing(algorithm.Check, at))
 	case g.asksPrimary():
@@ -316,14 +320,14 @@ func (s *Store) check(ctx context.Context, at *servers, g group) {
 	}
 }
 
-// reader returns the replica to ask, if there is one, and the time to judge its
-// answer by.
-func (s *Store) reader(at *servers, start time.Time, g group) (now int64, l *lane) {
-	now, ok := s.checkTime(at, start, g)
+// reader returns the replica to ask, if there is one, the time to judge its
+// answer by, and how long ago the primary told that.
+func (s *Store) reader(at *servers, start time.Time) (now int64, age time.Duration, l *lane) {
+	now, age, ok := s.checkTime(at, start)
 	if !ok {
-		return 0, nil
+		return 0, 0, nil
 	}
-	return now, at.replica()
+	return now, age, at.replica()
 }
 
 // standIn asks a replica about what the primary could not answer. Where it knows
@@ -345,23 +349,26 @@ func (s *Store) standIn(ctx context.Context, replica *lane, g group, deadline ti
 }
 
 // checkTime returns the time to judge a replica's answer by, if there is one
-// and replicas are to be asked. Where the primary has not told its time for
-// long, as when all clients of the shard are refused, it is asked, for the
-// first of g's buckets, and not waited for.
-func (s *Store) checkTime(at *servers, start time.Time, g group) (now int64, ok bool) {
+// and replicas are to be asked, and how long ago the primary told it.
+func (s *Store) checkTime(at *servers, start time.Time) (now int64, age time.Duration, ok bool) {
 	switch {
 	case s.opts.ReadPrimary || len(at.replicas) == 0:
-		return 0, false
+		return 0, 0, false
 	case s.opts.LocalClock:
-		return s.opts.Now().UnixMicro(), true
+		return s.opts.Now().UnixMicro(), 0, true
 	}
-	now, age, ok := at.clock.estimate(start)
-	if ok && age > clockTrust && at.clock.claimObservation(start) {
+	return at.clock.estimate(start)
+}
+
+// refreshClock asks the primary, which has not told its time for long, as when
+// all clients of the shard are refused: for the first of g's buckets, which a
+// check may open, and without waiting.
+func (s *Store) refreshClock(at *servers, start time.Time, g group) {
+	if at.clock.claimObservation(start) {
 		c := s.call(group{g.reqs, nil, g.members[:1]}, start.Add(s.opts.CheckTimeout), s.writing(algorithm.Check, at))
 		c.detached = (*call).release
 		at.checks.post(c)
 	}
-	return now, ok
 }
 
 // Interface guards.
