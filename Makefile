@@ -8,7 +8,7 @@ FUZZTIME          ?= 10s
 SOAK              ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak lint bench bench-peers algorithms calls faults fmt demo
+.PHONY: help run test soak lint bench bench-peers algorithms calls faults guarantees scaling fmt demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -59,6 +59,13 @@ calls: ## count the calls to Redis per request, for docs/ledger.md
 faults: ## break Redis in many ways while Caddy serves, for docs/failure-modes.md
 	scripts/install-needed.sh
 	$(GO) run ./internal/faults
+
+guarantees: ## measure what clients get against the bounds, for docs/guarantees.md
+	scripts/install-needed.sh
+	$(GO) run ./internal/guarantees
+
+scaling: ## compute what many Caddys and shards need, for docs/scaling.md
+	$(GO) run ./internal/scaling
 
 fmt: $(GOLANGCI) ## format the code and group its imports
 	gofmt -w .

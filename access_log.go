@@ -12,7 +12,7 @@ import (
 // log, if there is one.
 func (t *tracker) logAccess(r *http.Request) {
 	server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	if !ok || server.Logs == nil {
+	if !ok || server == nil || server.Logs == nil {
 		return
 	}
 	if fields, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {

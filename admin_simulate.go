@@ -99,7 +99,7 @@ func (s *simulation) meet(h *Handler, r *http.Request) (goesOn bool, err error) 
 	}
 	quiet := *h
 	quiet.logger = zap.NewNop()
-	// Before the first report there can be: none is made, and none put off.
+	// No report is due before the first one there can be.
 	quiet.now = func() time.Time { return time.Unix(-1, 0) }
 	var p *part
 	s.tracker, p, err = quiet.collect(s.tracker, s.w, r, repl)
@@ -123,7 +123,10 @@ func (s *simulation) decide(p *part) bool {
 	if i := p.refusedBy(); i >= 0 {
 		z, st := p.zones[i], &p.states[i]
 		wait := st.RetryAfter
-		if z.room != nil && wait <= time.Duration(z.MaxWait) {
+		if p.isDenied() {
+			return s.denied(p)
+		}
+		if p.waits() {
 			s.answer.Wait = max(s.answer.Wait, wait.Seconds())
 			return true
 		}
@@ -136,13 +139,32 @@ func (s *simulation) decide(p *part) bool {
 		}
 		return false
 	}
-	for i, z := range p.zones {
-		switch p.outcome(i) {
-		case errorRefused:
-			s.answer.Decision, s.answer.Zone, s.answer.Wait = errorRefused.String(), z.Name, 0
-			return false
-		case errorAllowed:
+	if p.isDenied() {
+		return s.denied(p)
+	}
+	for i := range p.zones {
+		if p.outcome(i) == errorAllowed {
 			s.answer.Decision = errorAllowed.String()
+		}
+	}
+	return true
+}
+
+// denied tells which zone ends the request because its store cannot answer.
+func (s *simulation) denied(p *part) (goesOn bool) {
+	for i, z := range p.zones {
+		if p.outcome(i) == errorRefused {
+			s.answer.Decision, s.answer.Zone, s.answer.Wait = errorRefused.String(), z.Name, 0
+		}
+	}
+	return false
+}
+
+// waits tells whether the request would be held by all zones that refuse it.
+func (p *part) waits() bool {
+	for i := range p.zones {
+		if p.refuses(i) && (!p.holds(i) || p.states[i].RetryAfter > time.Duration(p.zones[i].MaxWait)) {
+			return false
 		}
 	}
 	return true

@@ -87,6 +87,9 @@ func (z *Zone) bucketsOf(values, clientKeys []string) (buckets []namedBucket, er
 		if len(values) > 0 {
 			return nil, errors.New("give key or client_key, not both")
 		}
+		if !z.couldHave(clientKeys[0]) {
+			return nil, fmt.Errorf("client_key %q is none of zone %s: copy it from a log or from /rate_limit/top, or give key", clientKeys[0], z.Name)
+		}
 		return []namedBucket{{ClientKey: clientKeys[0]}}, nil
 	}
 	if len(values) > 0 && !slices.ContainsFunc(values, func(v string) bool { return v != "" }) {
@@ -116,6 +119,11 @@ func (z *Zone) bucketsOf(values, clientKeys []string) (buckets []namedBucket, er
 		return nil, fmt.Errorf("no text of its key (%s) has %d placeholders: give key once for each placeholder of one of them, in their order", strings.Join(z.Key, ", "), len(values))
 	}
 	return buckets, nil
+}
+
+// couldHave tells whether a client of the zone could have that client key.
+func (z *Zone) couldHave(clientKey string) bool {
+	return clientKey == overflowKey || slices.ContainsFunc(z.texts, func(t keyText) bool { return strings.HasPrefix(clientKey, t.tag+":") })
 }
 
 // distinct are names, each once, in the order in which they come first.

@@ -114,8 +114,11 @@ func TestRefusalsAreLogged(t *testing.T) {
 					c.get("/", "X-Key: secret-alice")
 					c.get("/", "X-Key: secret-bob")
 				}
-				entries := c.entries("rate limit exceeded")
-				must(t, "log", want("lines", len(entries), lines))
+				var entries []map[string]any
+				eventually(t, "refusals are logged", func() error {
+					entries = c.entries("rate limit exceeded")
+					return want("lines", len(entries), lines)
+				})
 				keys := map[string]bool{}
 				for _, entry := range entries {
 					keys[fmt.Sprint(entry["key"])] = true

@@ -231,3 +231,39 @@ func TestProblemWithoutAStore(t *testing.T) {
 		want("type", a.header.Get("Content-Type"), "application/problem+json"),
 		want("problem", strings.Contains(a.body, "#temporary-reduced-capacity"), true)))
 }
+
+// TestProblemKnowsErrorRoutesOfTheRequestAsItCame: Caddy takes back what routes
+// made of the request before it looks for an error route.
+func TestProblemKnowsErrorRoutesOfTheRequestAsItCame(t *testing.T) {
+	for matcher, friendly := range map[string]bool{"path /api/*": true, "not path /api/*": false} {
+		t.Run(matcher, func(t *testing.T) {
+			c := startCaddy(t, fmt.Sprintf(`
+{
+	{{global}}
+}
+{{site}} {
+	handle_path /api/* {
+		rate_limit {
+			zone api {
+				key static
+				events 1
+				window 1h
+			}
+			problem
+		}
+		respond ok
+	}
+	handle_errors {
+		@some %s
+		respond @some friendly
+	}
+}
+`, matcher))
+			c.get("/api/x")
+			a := c.ask("/api/x")
+			must(t, a.body, errors.Join(want("status", a.status, http.StatusTooManyRequests),
+				want("of the error route", a.body == "friendly", friendly),
+				want("problem", strings.Contains(a.body, "quota-exceeded"), !friendly)))
+		})
+	}
+}

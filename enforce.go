@@ -72,6 +72,12 @@ func (p *part) observe(r *http.Request) (await func() error) {
 	}
 }
 
+// enforced are the zones that may refuse the client, apart from those that may
+// have taken before the request waited.
+func (p *part) enforced() []int {
+	return p.where(func(i int) bool { return !p.observes(i) && (!p.zones[i].takes || p.takes(i)) })
+}
+
 // observedZones are the zones that only observe the client, apart from those
 // that may have taken before the request waited.
 func (p *part) observedZones() (checks, takes []int) {

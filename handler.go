@@ -76,7 +76,7 @@ type Handler struct {
 	// (RFC 9457) with the problem type `quota-exceeded` and the zones that were
 	// exceeded, or `temporary-reduced-capacity` where what is left is reserved
 	// for more important requests or the store cannot answer. Where an error
-	// route (`handle_errors`) matches, that makes the response. Default: false.
+	// route of the server (`handle_errors`) matches, that makes the response. Default: false.
 	Problem bool `json:"problem,omitempty"`
 
 	// Which refusals are logged, at level INFO. `first`: the first one of each
@@ -148,8 +148,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if h.refusals, err = newRefusals(ctx, h); err != nil {
 		return err
 	}
-	for i, z := range h.Zones {
-		z.place = uint32(i)
+	for _, z := range h.Zones {
 		for _, use := range stores {
 			if err := app.claim(use.name, z); err != nil {
 				return err

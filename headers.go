@@ -34,7 +34,8 @@ func (t *tracker) setHeaders() {
 			continue
 		}
 		for i := range p.zones {
-			if r := p.rank(i); r > max(rank, rankError) || r == rank && p.states[i].Remaining < part.states[at].Remaining {
+			r := p.rank(i)
+			if r > max(rank, rankError) || part != nil && r == rank && p.states[i].Remaining < part.states[at].Remaining {
 				part, at, rank = p, i, r
 			}
 		}

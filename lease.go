@@ -52,8 +52,12 @@ func (l *lease) renew() {
 	ctx, cancel := context.WithTimeout(context.Background(), l.period)
 	defer cancel()
 	for i, z := range l.part.zones {
+		if !z.isLease() {
+			// Its mark may be settled at this moment.
+			continue
+		}
 		switch m := l.part.has(i); {
-		case !z.isLease() || l.part.reqs[i].Cost == 0:
+		case l.part.reqs[i].Cost == 0:
 		case m.local:
 			l.part.askLocal(i, store.Store.Charge, l.part.reqs[i])
 		case m.taken || m.unknown:

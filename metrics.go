@@ -45,7 +45,7 @@ func newMetricSet() *metricSet {
 			"What zones decided: allowed, refused, would_refuse (where enforce only observes), and error_allowed and error_refused where the store could not answer.",
 			"zone", "outcome"),
 		settled: counter("settled_cost_total",
-			"Cost of requests, once their response was known: charged, free because of the status, or refunded after it was taken.",
+			"Cost of requests, once their response was known: charged, free because of the status, or refunded after it was taken. Without concurrency, where nothing is spent.",
 			"zone", "kind"),
 		storeErrors: counter("store_errors_total",
 			"Checks and takes that a store could not answer, by the kind of error.", "store", "kind"),

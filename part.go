@@ -90,6 +90,10 @@ func (p *part) ask(r *http.Request) error {
 		return p.handleErrors(r, store.Store.Check, nil)
 	}
 	p.states = make([]store.State, len(p.reqs))
+	if len(p.observed) > 0 && p.refuseKnown(p.enforced()) {
+		// Those that only observe cost such a request no call either.
+		return nil
+	}
 	await := p.observe(r)
 	err := p.askEnforced(r)
 	if failed := await(); err == nil {

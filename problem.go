@@ -58,11 +58,17 @@ func (p *part) problem(status int) problem {
 	return tell
 }
 
-// hasErrorRoute tells whether the server has a route for the error.
+// hasErrorRoute tells whether the server has a route for the error, which gets
+// the request as it came.
 func hasErrorRoute(r *http.Request, err caddyhttp.HandlerError) bool {
 	server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	if !ok || server.Errors == nil || len(server.Errors.Routes) == 0 {
+	if !ok || server == nil || server.Errors == nil || len(server.Errors.Routes) == 0 {
 		return false
+	}
+	if original, ok := r.Context().Value(caddyhttp.OriginalRequestCtxKey).(http.Request); ok {
+		came := *r
+		came.Method, came.RemoteAddr, came.RequestURI, came.URL = original.Method, original.RemoteAddr, original.RequestURI, original.URL
+		r = &came
 	}
 	return anyRoute(server.Errors.Routes, server.Errors.WithError(r, err))
 }

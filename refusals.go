@@ -1,9 +1,12 @@
 package shardlimit
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"net/http"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -25,13 +28,29 @@ const (
 // one costs a line.
 const maxLoggedRefusals = 100_000
 
+// loggedRefusals are the clients whose refusal was logged in this window.
+type loggedRefusals = otter.Cache[identity.ID, time.Duration]
+
+// loggedLately has the [loggedRefusals] of each zone by its zoneID. They outlive
+// configs, as the windows do.
+var loggedLately sync.Map
+
+func loggedRefusalsOf(store, zone string) *loggedRefusals {
+	if known, ok := loggedLately.Load(zoneID{store, zone}); ok {
+		return known.(*loggedRefusals)
+	}
+	c, _ := loggedLately.LoadOrStore(zoneID{store, zone}, otter.Must(&otter.Options[identity.ID, time.Duration]{
+		MaximumSize:      maxLoggedRefusals,
+		ExpiryCalculator: otter.ExpiryCreatingFunc(func(e otter.Entry[identity.ID, time.Duration]) time.Duration { return e.Value }),
+	}))
+	return c.(*loggedRefusals)
+}
+
 // refusals tell of a handler's refusals, in the log and as events.
 type refusals struct {
 	logger *zap.Logger
 	events events
-	// logged are those of this window, for [logFirst].
-	logged *otter.Cache[identity.ID, time.Duration]
-	none   bool
+	which  string
 }
 
 func newRefusals(ctx caddy.Context, h *Handler) (*refusals, error) {
@@ -39,14 +58,7 @@ func newRefusals(ctx caddy.Context, h *Handler) (*refusals, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &refusals{logger: h.logger, events: events, none: h.LogRefusals == logNone}
-	if h.LogRefusals == "" || h.LogRefusals == logFirst {
-		r.logged = otter.Must(&otter.Options[identity.ID, time.Duration]{
-			MaximumSize:      maxLoggedRefusals,
-			ExpiryCalculator: otter.ExpiryCreatingFunc(func(e otter.Entry[identity.ID, time.Duration]) time.Duration { return e.Value }),
-		})
-	}
-	return r, nil
+	return &refusals{logger: h.logger, events: events, which: cmp.Or(h.LogRefusals, logFirst)}, nil
 }
 
 // tell tells that zone i refused, or would have refused, the request.
@@ -60,7 +72,7 @@ func (o *refusals) tell(p *part, i int, r *http.Request) {
 }
 
 func (o *refusals) log(p *part, i int, r *http.Request) {
-	if o.none || !o.isFirst(p, i) {
+	if o.which == logNone || o.which == logFirst && !p.isFirstRefusal(i) {
 		return
 	}
 	text := "rate limit exceeded"
@@ -73,8 +85,12 @@ func (o *refusals) log(p *part, i int, r *http.Request) {
 	}
 	z, st := p.zones[i], &p.states[i]
 	fields := []zap.Field{
-		zap.String("zone", z.Name), zap.String("remote_ip", clientIP(r)), zap.String("key", p.shownKey(i)),
+		zap.String("zone", z.Name), zap.String("key", p.shownKey(i)),
 		zap.String("reason", p.reason(i)), zap.Int64("limit", st.Limit), zap.Int64("used", st.Used),
+	}
+	if ip := clientIP(r); p.handler.LogKey || !strings.Contains(p.reqs[i].ClientKey, ip) {
+		// Where clients are told apart by it, it is a client key.
+		fields = append(fields, zap.String("remote_ip", ip))
 	}
 	if st.RetryAfter != store.Never {
 		fields = append(fields, zap.Int64("wait", ceilSeconds(wait(st))))
@@ -82,23 +98,19 @@ func (o *refusals) log(p *part, i int, r *http.Request) {
 	entry.Write(fields...)
 }
 
-// isFirst tells whether the refusal is to be logged: as the first one of the
-// client in this window, or as any.
-func (o *refusals) isFirst(p *part, i int) bool {
-	if o.logged == nil {
-		return true
-	}
+// isFirstRefusal tells whether the client was not refused before in this window.
+func (p *part) isFirstRefusal(i int) bool {
 	z, st := p.zones[i], &p.states[i]
 	window := z.limit.Window
-	if z.limit.Algorithm == store.FixedWindow {
+	if z.limit.Algorithm == store.FixedWindow && st.Reset > st.Now {
 		// It began before.
 		window = time.Duration(st.Reset-st.Now) * time.Microsecond
 	}
-	id := identity.New(z.place, p.reqs[i].ClientKey)
-	if _, ok := o.logged.GetIfPresent(id); ok {
+	id := identity.New(0, p.reqs[i].ClientKey)
+	if _, ok := z.logged.GetIfPresent(id); ok {
 		return false
 	}
-	_, isNew := o.logged.SetIfAbsent(id, max(window, time.Millisecond))
+	_, isNew := z.logged.SetIfAbsent(id, window)
 	return isNew
 }
 

@@ -78,9 +78,10 @@ func (p *part) settle(status int) {
 // a take without a reply has spent nobody knows.
 func (p *part) countSettled(i int, spent, cost int64, free bool) {
 	counts := &p.zones[i].counts
-	if !p.has(i).unknown {
-		counts.charged.Add(float64(cost))
+	if p.has(i).unknown {
+		return
 	}
+	counts.charged.Add(float64(cost))
 	if spent > cost {
 		counts.refunded.Add(float64(spent - cost))
 	} else if free {

@@ -16,6 +16,9 @@ type shardLog struct {
 	name   string
 	store  *redis.Store
 	stops  []func()
+	// queue are events that wait to be emitted, in the order in which they came.
+	queue chan func()
+	done  chan struct{}
 
 	mu sync.Mutex
 	// twins are the pairs of servers that were told of, certificates the faults
@@ -24,12 +27,17 @@ type shardLog struct {
 	certificates map[string]string
 }
 
+// eventQueue is how many events wait for those who listen; more are dropped.
+const eventQueue = 64
+
 // startShardLog logs until stop is called.
 func startShardLog(logger *zap.Logger, events events, name string, store *redis.Store) *shardLog {
 	l := &shardLog{
 		logger: logger.With(zap.String("store", name)), events: events, name: name, store: store,
 		twins: map[[2]string]bool{}, certificates: map[string]string{},
+		queue: make(chan func(), eventQueue), done: make(chan struct{}),
 	}
+	go l.emitQueued()
 	// Shards that were in use before have met their servers.
 	l.lookForTwins()
 	return l
@@ -51,6 +59,7 @@ func (l *shardLog) stop() {
 	for _, stop := range l.stops {
 		stop()
 	}
+	close(l.done)
 }
 
 func (l *shardLog) log(logger *zap.Logger, e redis.Event) {
@@ -85,6 +94,17 @@ func (l *shardLog) log(logger *zap.Logger, e redis.Event) {
 	}
 }
 
+func (l *shardLog) emitQueued() {
+	for {
+		select {
+		case emit := <-l.queue:
+			emit()
+		case <-l.done:
+			return
+		}
+	}
+}
+
 // emit makes an event of a server that is left out, or back, without waiting
 // for those who listen.
 func (l *shardLog) emit(shard string, e redis.Event) {
@@ -95,9 +115,15 @@ func (l *shardLog) emit(shard string, e redis.Event) {
 	if e.Kind != redis.ServerUp && e.Kind != redis.ServerDown || !l.events.wants(kind) {
 		return
 	}
-	go l.events.emit(kind, map[string]any{
-		"store": l.name, "shard": shard, "address": e.Addr, "role": string(e.Role),
-	})
+	select {
+	case l.queue <- func() {
+		l.events.emit(kind, map[string]any{
+			"store": l.name, "shard": shard, "address": e.Addr, "role": string(e.Role),
+		})
+	}:
+	default:
+		l.logger.Warn("events are dropped, for those who handle them are slow", zap.String("event", kind))
+	}
 }
 
 // lookForTwins tells, once, of two shards that are the same server.

@@ -169,7 +169,6 @@ type Zone struct {
 	free       statusSet
 	limit      store.Limit
 	enforced   uint64 // of places
-	place      uint32 // among the handler's zones
 	takes      bool
 	needsID    bool
 	refusal    error

@@ -18,11 +18,14 @@ type zoneUse struct {
 	onError string
 	room    *waitingRoom
 	refused *refusedClients
+	logged  *loggedRefusals
 }
 
 // countIn makes the zone count in a store.
 func (z *Zone) countIn(in int, use *storeUse) {
-	z.uses[in] = zoneUse{Zone: z, in: in, use: use, onError: cmp.Or(z.OnError, use.onError), refused: refusedClientsOf(use.name, z.Name)}
+	z.uses[in] = zoneUse{Zone: z, in: in, use: use, onError: cmp.Or(z.OnError, use.onError),
+		refused: refusedClientsOf(use.name, z.Name), logged: loggedRefusalsOf(use.name, z.Name),
+	}
 	if z.MaxWait > 0 {
 		z.uses[in].room = roomOf(use.name, z.Name)
 	}

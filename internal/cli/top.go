@@ -26,8 +26,8 @@ func topCommand(host Host) *cobra.Command {
 		Short: "Shows the clients that were refused most in the last minutes",
 		Long: `
 Shows the clients that were refused most in the last minutes, in one zone or in
-all, and renews that each second until Ctrl-C. Scripts use --count 1; with --json
-that is the default.
+all, and renews that each second until Ctrl-C. Into a file or a pipe, and with
+--json, it shows them once; --count says how often.
 `,
 		Args: cobra.MaximumNArgs(1),
 	}
@@ -42,7 +42,7 @@ that is the default.
 		if err != nil {
 			return 0, err
 		}
-		if s.raw && l.count == 0 {
+		if l.count == 0 && (s.raw || !isTerminal(s.out)) {
 			l.count = 1
 		}
 		query := url.Values{"n": {strconv.Itoa(n)}}

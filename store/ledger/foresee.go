@@ -21,7 +21,7 @@ func (l *Ledger) Foresee(r store.Request, takes bool, word Word) store.State {
 		if takes {
 			rest, isServed = e.rest(&r, asked)
 		}
-		refused = !isServed && l.refusesUnasked(e, &rest, &refusal, asked)
+		refused = !isServed && e.trusts(asked, l.trust) && e.refuses(&rest, &refusal, asked)
 		e.page.mu.Unlock()
 	}
 	if refused {
