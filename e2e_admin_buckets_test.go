@@ -200,7 +200,6 @@ func TestBucketsOfEveryText(t *testing.T) {
 	for query, wanted := range map[string][]string{
 		"key=1.2.3.4":        {"{http.request.header.X-Key}", "{http.vars.client_ip}"},
 		"key=alice&key=left": {"{http.request.header.X-User}|{http.request.header.X-Device}"},
-		"client_key=exact":   {""},
 	} {
 		must(t, query, want("texts", fmt.Sprint(texts(query)), fmt.Sprint(wanted)))
 	}
@@ -231,6 +230,8 @@ func TestBadBucketRequests(t *testing.T) {
 		{"GET", "api?keys=alice", 400, `parameter \"keys\" is unknown`},
 		{"GET", "api?client_key=a&client_key=b", 400, "twice"},
 		{"GET", "api?client_key=a&key=b", 400, "not both"},
+		{"GET", "api?client_key=", 400, "none of zone api"},
+		{"DELETE", "api?client_key=nobody", 400, "none of zone api"},
 		{"GET", "api?key=%zz", 400, "query"},
 		{"GET", "api?key=alice&store=other", 404, "default"},
 		{"GET", "moving?key=alice", 400, "several stores: add store= with one of default, other"},

@@ -11,7 +11,7 @@ import (
 // TestSlotIsRenewedWhileOthersAreSettled: a request that has begun its response
 // is settled in one zone while its slot in another one is renewed.
 func TestSlotIsRenewedWhileOthersAreSettled(t *testing.T) {
-	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		// The slot is renewed after a third of a second, again and again.
 		for range 3 {
 			time.Sleep(300 * time.Millisecond)

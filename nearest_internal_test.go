@@ -18,7 +18,6 @@ func TestNearest(t *testing.T) {
 		{"event", zone, "events"},
 		{"windw", zone, "window"},
 		{"windows", zone, "window"},
-		{"algorithmus", zone, "algorithm"},
 		{"ley", zone, "key"},
 		{"kye", zone, "key"},
 		{"costs", zone, "cost"},
