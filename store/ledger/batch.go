@@ -47,6 +47,7 @@ func (e *entry) rest(r *store.Request, now int64) (rest store.Request, isServed 
 type loan struct {
 	entry          *entry
 	tokens, period int64
+	resets         int64
 }
 
 // borrow takes as much of a request's cost out of the reservation as there is.
@@ -66,7 +67,7 @@ func (l *Ledger) borrow(r *store.Request) loan {
 	v := e.reservation
 	v.tokens -= tokens
 	v.lent += tokens
-	return loan{e, tokens, v.period}
+	return loan{e, tokens, v.period, v.resets}
 }
 
 // repay ends a loan, once the store has answered about the rest.
@@ -84,8 +85,8 @@ func (l *Ledger) repay(r *store.Request, b loan, st *store.State) {
 			// Parts of it are of two windows: it cannot be given back.
 			st.Receipt = store.Receipt{}
 		}
-	case v.period == 0:
-		// The bucket was reset.
+	case v.resets != b.resets:
+		// The bucket was reset: they are no part of the new one.
 		b.entry.page.counts.expired += b.tokens
 	case v.period == b.period:
 		v.tokens += b.tokens

@@ -38,6 +38,8 @@ type reservation struct {
 	claims  []*claim
 	// isStale is set if the bucket was reset since that is being fetched.
 	isStale bool
+	// resets is how often the bucket was reset.
+	resets int64
 	// request is one for the bucket, to give tokens back.
 	request store.Request
 }
@@ -115,6 +117,7 @@ func (v *reservation) abandon() (tokens int64) {
 	tokens, v.tokens = v.tokens, 0
 	v.period, v.ends, v.began, v.short = 0, 0, 0, 0
 	v.isStale = v.coming > 0
+	v.resets++
 	return tokens
 }
 
