@@ -1,9 +1,11 @@
 package shardlimit
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -122,6 +124,7 @@ func adminReset(app *App, r *http.Request) (any, error) {
 	var failed []error
 	for _, b := range q.buckets {
 		req := q.request(b)
+		existed := open.mayHold(r.Context(), req)
 		err := resetter.Reset(r.Context(), req)
 		if err == nil {
 			err = open.local.Reset(r.Context(), req)
@@ -130,7 +133,7 @@ func adminReset(app *App, r *http.Request) (any, error) {
 			failed = append(failed, err)
 			continue
 		}
-		reset := resetBucket{namedBucket: b, Deleted: true}
+		reset := resetBucket{namedBucket: b, Deleted: existed}
 		if s, ok := open.store.(interface{ Owner(clientKey string) string }); ok {
 			reset.Shard = s.Owner(b.ClientKey)
 		}
@@ -145,6 +148,23 @@ func adminReset(app *App, r *http.Request) (any, error) {
 			len(failed), len(q.buckets), strings.ReplaceAll(err.Error(), "\n", "; ")))
 	}
 	return answer, nil
+}
+
+// mayHold tells whether there is something to reset, or that is not known.
+func (open *openedStore) mayHold(ctx context.Context, req store.Request) bool {
+	inspector, ok := open.store.(store.Inspector)
+	if !ok || open.local.Inspect(ctx, req).Copies[0].Exists {
+		return true
+	}
+	found := inspector.Inspect(ctx, req)
+	if a := found.Account; a != nil && (a.Used > 0 || a.InFlight > 0 || a.Unsent > 0 || a.Reserved > 0) {
+		return true
+	}
+	copies := found.Copies
+	if found.Former != nil {
+		copies = append(copies, found.Former.Copies...)
+	}
+	return slices.ContainsFunc(copies, func(c store.Copy) bool { return c.Exists || c.State.Err != nil })
 }
 
 // openBuckets reads which buckets a request is about, and opens their store

@@ -75,8 +75,12 @@ func (s *simulatedRequest) prepare(ctx context.Context, w http.ResponseWriter, a
 		}
 	}
 	ctx = context.WithValue(ctx, http.LocalAddrContextKey, localAddr(server))
-	r, err := http.NewRequestWithContext(ctx, s.Method, target.RequestURI(), http.NoBody)
+	r, err := http.NewRequestWithContext(ctx, s.Method, "/", http.NoBody)
 	if err != nil {
+		return nil, nil, err
+	}
+	// As a server does, to which a path that begins with two slashes is one.
+	if r.URL, err = url.ParseRequestURI(target.RequestURI()); err != nil {
 		return nil, nil, err
 	}
 	r.Host, r.RequestURI, r.RemoteAddr = host, target.RequestURI(), remote

@@ -207,6 +207,13 @@ func TestBucketsOfEveryText(t *testing.T) {
 	found := c.buckets("GET", "api?key=alice&key=left")
 	must(t, "two placeholders", want("used", found.primaryUsed(), 1))
 	must(t, "by the client key", want("used", c.buckets("GET", "api?client_key="+found.Buckets[0].ClientKey).primaryUsed(), 1))
+	reset := func(query string) bool {
+		b := c.buckets("DELETE", "api?"+query).Buckets
+		return len(b) == 1 && b[0].Deleted
+	}
+	must(t, "reset of nobody", want("deleted", reset("key=nobody&key=left"), false))
+	must(t, "reset", want("deleted", reset("key=alice&key=left"), true))
+	must(t, "reset again", want("deleted", reset("key=alice&key=left"), false))
 	must(t, "in another order", want("used", c.buckets("GET", "api?key=left&key=alice").primaryUsed(), -1))
 }
 

@@ -51,6 +51,7 @@ func TestExampleBruteForce(t *testing.T) {
 	c := startExample(t, "brute_force")
 	good, bad := loginAs("alice", "secret"), loginAs("alice", "guess")
 	must(t, "good logins", want("statuses", c.statuses(7, "/login", good), many(7, 200)))
+	must(t, "browsers that ask", want("statuses", c.statuses(7, "/login"), many(7, 401)))
 	must(t, "guesses", want("statuses", c.statuses(6, "/login", bad), many(5, 401)+" 429"))
 	must(t, "a good login from there", want("status", c.get("/login", good).StatusCode, 429))
 	must(t, "a good login from elsewhere", want("status", send(t, clientAt("127.0.0.2"), http.MethodGet, c.URL+"/login", good).StatusCode, 200))

@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 )
 
@@ -88,6 +89,18 @@ func (m *metricSet) register(registry *prometheus.Registry) error {
 		}
 	}
 	return nil
+}
+
+// exportUndelivered exports the counters of what was not delivered while they
+// are 0: of a series that begins with the first failure, rates miss that one.
+func (m *metricSet) exportUndelivered(store string, shards []*RedisShard) {
+	for _, shard := range shards {
+		for _, op := range []algorithm.Operation{algorithm.Charge, algorithm.Refund, algorithm.Penalize} {
+			for _, outcome := range []string{"lost", "uncertain", "expired"} {
+				m.undelivered.WithLabelValues(store, shard.Name, op.String(), outcome)
+			}
+		}
+	}
 }
 
 // outcomeLabel names the outcome of a charge that failed.

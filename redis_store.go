@@ -191,6 +191,7 @@ func (s *RedisStore) OpenStore(name string) (store.Store, error) {
 	for i, shard := range s.Shards {
 		opened.log.add(shard.Name, shards[i])
 	}
+	metrics.exportUndelivered(name, s.Shards)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.open = append(s.open, opened)

@@ -133,6 +133,9 @@ func (s *session) call(method, path string, body []byte, answer any) error {
 	if status >= http.StatusBadRequest {
 		var told struct{ Error string }
 		if json.Unmarshal(text, &told) != nil || told.Error == "" {
+			if status == http.StatusNotFound {
+				return errors.New("that Caddy does not know rate_limit: it is another one, see --address, or was built without it")
+			}
 			told.Error = fmt.Sprintf("status %d: %s", status, strings.TrimSpace(string(text)))
 		}
 		return &apiError{status, told.Error}

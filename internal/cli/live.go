@@ -49,10 +49,15 @@ func (l live) show(s *session, view func(out *session) error) error {
 		shot := *s
 		shot.out = &page
 		if err := view(&shot); err != nil {
-			if s.ctx.Err() != nil {
+			switch {
+			case s.ctx.Err() != nil:
 				return nil
+			case n == 1 || l.count > 0 || !again:
+				return err
 			}
-			return err
+			// Caddy may be restarting, which is when somebody watches.
+			page.Reset()
+			fmt.Fprintln(&page, "Error:", err)
 		}
 		switch {
 		case again:

@@ -59,6 +59,10 @@ refused.
 		if sim.Decision == "refused" || sim.Decision == "error_refused" {
 			return ExitRefused, nil
 		}
+		if sim.Error != "" {
+			// It is not known whether it would pass.
+			return ExitFailed, nil
+		}
 		return 0, nil
 	})
 	return cmd
