@@ -111,7 +111,7 @@ func TestConfigOfHandlers(t *testing.T) {
 		"unknown matcher":         {zoneOf(`"match": [{"pathh": ["/"]}]`), `zone api: load matchers: `},
 		"jitter negative":         {withZone(`"jitter": -0.1`), `jitter -0.1: it must be from 0 to 10, such as 0.2`},
 		"jitter too large":        {withZone(`"jitter": 11`), `jitter 11: it must be from 0 to 10, such as 0.2`},
-		"headers unknown":         {withZone(`"headers": "x"`), `headers "x": it must be github or none`},
+		"headers unknown":         {withZone(`"headers": "x"`), `headers "x": it must be github, ietf, both or none`},
 		"handler's unknown field": {withZone(`"zone": []`), `unknown field "zone"`},
 		"zone's unknown field":    {zoneOf(`"limit": 5`), `unknown field "limit"`},
 	} {

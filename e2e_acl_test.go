@@ -55,7 +55,9 @@ func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 	shard := redis.NewShard(opts)
 	t.Cleanup(func() { shard.Close(context.Background()) })
 	shard.Listen(func(e redis.Event) {
-		if e.Err != nil {
+		// A busy machine may take longer than is waited for; that is no right that
+		// is missing.
+		if e.Err != nil && !strings.Contains(e.Err.Error(), "i/o timeout") {
 			t.Errorf("%s: %v", e.Addr, e.Err)
 		}
 	})

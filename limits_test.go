@@ -99,6 +99,7 @@ func refusals(t *testing.T, options string, n int) (seconds []int, logs string) 
 			events 1
 			window 1000s
 		}
+		log_refusals all
 		`+options+`
 	}
 	respond ok
