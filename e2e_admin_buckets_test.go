@@ -46,15 +46,6 @@ func (c *caddyProcess) buckets(method, zoneAndQuery string) (a bucketsAnswer) {
 	return a
 }
 
-// awaitRunning waits until the config is the running one: Caddy listens before.
-func (c *caddyProcess) awaitRunning() {
-	c.t.Helper()
-	eventually(c.t, "the config runs", func() error {
-		status, _ := c.adminCall(http.MethodGet, "/rate_limit/", "", "")
-		return want("status", status, http.StatusOK)
-	})
-}
-
 // primaryUsed is what the primary says to be used of a client's only bucket, -1
 // if it has none.
 func (a bucketsAnswer) primaryUsed() int64 {
@@ -190,7 +181,6 @@ func TestResetOfLocalCounts(t *testing.T) {
 // are values.
 func TestBucketsOfEveryText(t *testing.T) {
 	c := startCaddy(t, zonesSite("", zoneWith("api", "key {header.X-Key} {header.X-User}|{header.X-Device} {client_ip}"), "respond ok"))
-	c.awaitRunning()
 	texts := func(query string) (texts []string) {
 		for _, b := range c.buckets("GET", "api?"+query).Buckets {
 			texts = append(texts, b.Text)
@@ -223,7 +213,6 @@ func TestBadBucketRequests(t *testing.T) {
 	global := strings.TrimSuffix(servers.store(), "\n\t}") + "\nstore other memory\n}"
 	c := startCaddy(t, "{\n\t{{global}}\n\t"+global+"\n}\n{{site}} {\nroute {\nrate_limit {\nrollout other 50\n"+
 		zoneWith("moving")+"}\nrate_limit {\n"+zoneWith("api")+zoneWith("all", "key everybody")+"}\nrespond ok\n}\n}\n")
-	c.awaitRunning()
 	for _, bad := range []struct {
 		method, request string
 		status          int

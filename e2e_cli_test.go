@@ -54,6 +54,18 @@ func prints(t *testing.T, code int, words []string, args ...string) string {
 	return out
 }
 
+// awaitCommands waits until the config is the running one: Caddy listens before.
+func (c *caddyProcess) awaitCommands(where ...string) {
+	c.t.Helper()
+	eventually(c.t, "the config runs", func() error {
+		_, errOut, code := command(c.t, append([]string{"status"}, where...)...)
+		if code != 0 {
+			return errors.New(errOut)
+		}
+		return nil
+	})
+}
+
 // cliSite limits by a header, and by a header and the address.
 func cliSite(store string) string {
 	return zonesSite(store, pathZone("api", "events 2")+pathZone("pair", "key {header.X-Key}{client_ip}", "events 5"), "respond ok")
@@ -69,6 +81,8 @@ func TestCLI(t *testing.T) {
 	c := startCaddy(t, cliSite(servers.store()))
 	config := strings.Replace(cliSite(servers.store("key_prefix unix")), "{{global}}", "admin unix/"+socket+"|0600\n\tpersist_config off", 1)
 	unix := startCaddy(t, config)
+	c.awaitCommands("--address", c.admin)
+	unix.awaitCommands("--address", "unix/"+socket)
 	file := filepath.Join(dir, "Caddyfile")
 	must(t, "write a config", os.WriteFile(file, []byte(unix.expand(config)), 0o600))
 	for name, k := range map[string]struct {
@@ -181,6 +195,7 @@ func (c *caddyProcess) adminAddress() string {
 func TestCLIShardDown(t *testing.T) {
 	servers := startShards(t, 1, 0)
 	c := startCaddy(t, cliSite(servers.store()))
+	c.awaitCommands("--address", c.admin)
 	c.get("/api", "X-Key: alice")
 	must(t, "stop", servers[0].Primary.Stop())
 	prints(t, 4, nil, "reset", "api", "alice", "--address", c.admin)
@@ -191,7 +206,10 @@ func TestCLIShardDown(t *testing.T) {
 // TestCLILive is renewed until the user has enough, which is no failure.
 func TestCLILive(t *testing.T) {
 	c := startCaddy(t, cliSite(""))
-	for _, args := range [][]string{{"top"}, {"status", "--watch"}} {
+	c.awaitCommands("--address", c.admin)
+	out := prints(t, 0, []string{"ZONE"}, "top", "--address", c.admin)
+	must(t, "top in a pipe", want("views", strings.Count(out, "ZONE"), 1))
+	for _, args := range [][]string{{"top", "--count", "1000"}, {"status", "--watch"}} {
 		cmd := caddyCommand(t.TempDir(), append(append([]string{"rate-limit"}, args...), "--address", c.admin, "--interval", "100ms")...)
 		out, err := cmd.StdoutPipe()
 		must(t, "pipe", err)
@@ -202,6 +220,7 @@ func TestCLILive(t *testing.T) {
 				views++
 			}
 		}
+		must(t, fmt.Sprint(args), want("views", views, 3))
 		must(t, "interrupt", cmd.Process.Signal(syscall.SIGINT))
 		ended := make(chan error, 1)
 		go func() { ended <- cmd.Wait() }()

@@ -120,7 +120,6 @@ func (s shards) dump(t *testing.T) map[string]string {
 func TestSimulateWaitsOnlyWhereAllWould(t *testing.T) {
 	c := startCaddy(t, zonesSite("",
 		zoneWith("fast", "events 1", "window 20s")+zoneWith("patient", "events 1", "window 30s", "charge before", "max_wait 1m"), "respond ok"))
-	c.awaitRunning()
 	c.probe("/", "X-Key: alice")
 	a, s := c.probe("/", "X-Key: alice"), c.simulate("/", "X-Key: alice")
 	must(t, fmt.Sprintf("%+v", s), errors.Join(

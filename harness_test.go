@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -162,7 +163,8 @@ func (c *caddyProcess) awaitServers() {
 }
 
 // adminCall calls the admin API, again where the connection breaks: it may
-// wait at the endpoint of an older config that is about to be closed.
+// wait at the endpoint of an older config that is about to be closed. Caddy
+// listens a moment before its config is the running one; that is waited for.
 func (c *caddyProcess) adminCall(method, path, contentType, body string) (status int, text string) {
 	c.t.Helper()
 	eventually(c.t, "the admin endpoint answers", func() error {
@@ -178,6 +180,10 @@ func (c *caddyProcess) adminCall(method, path, contentType, body string) (status
 		defer resp.Body.Close()
 		b, err := io.ReadAll(resp.Body)
 		status, text = resp.StatusCode, string(b)
+		if status == http.StatusNotFound && strings.Contains(text, "the running config has no rate_limit") &&
+			!strings.Contains(c.logs.String(), "serving initial configuration") {
+			return errors.New(text)
+		}
 		return err
 	})
 	return status, text
