@@ -63,7 +63,7 @@ func adminTop(app *App, r *http.Request) (any, error) {
 func topOf(zone string, stores []string, n int, now time.Time) zoneTop {
 	top := zoneTop{Zone: zone, Refused: []refusedClient{}}
 	for _, name := range stores {
-		c := refusedClientsOf(name, zone)
+		c := refusedLately.of(name, zone)
 		top.Since = max(top.Since, c.since(now).Seconds())
 		top.Refused = append(top.Refused, c.top(n, name, now)...)
 	}

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -31,20 +30,12 @@ const maxLoggedRefusals = 100_000
 // loggedRefusals are the clients whose refusal was logged in this window.
 type loggedRefusals = otter.Cache[identity.ID, time.Duration]
 
-// loggedLately has the [loggedRefusals] of each zone by its zoneID. They outlive
-// configs, as the windows do.
-var loggedLately sync.Map
-
-func loggedRefusalsOf(store, zone string) *loggedRefusals {
-	if known, ok := loggedLately.Load(zoneID{store, zone}); ok {
-		return known.(*loggedRefusals)
-	}
-	c, _ := loggedLately.LoadOrStore(zoneID{store, zone}, otter.Must(&otter.Options[identity.ID, time.Duration]{
+var loggedLately = byZone[*loggedRefusals]{make: func() *loggedRefusals {
+	return otter.Must(&otter.Options[identity.ID, time.Duration]{
 		MaximumSize:      maxLoggedRefusals,
 		ExpiryCalculator: otter.ExpiryCreatingFunc(func(e otter.Entry[identity.ID, time.Duration]) time.Duration { return e.Value }),
-	}))
-	return c.(*loggedRefusals)
-}
+	})
+}}
 
 // refusals tell of a handler's refusals, in the log and as events.
 type refusals struct {

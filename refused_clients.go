@@ -57,16 +57,7 @@ type refusedSketch struct {
 	counts topk.Topk
 }
 
-// refusals outlive configs, as the buckets do that they are about. There are few.
-var refusedLately sync.Map // of *refusedClients by zoneID
-
-func refusedClientsOf(store, zone string) *refusedClients {
-	if known, ok := refusedLately.Load(zoneID{store, zone}); ok {
-		return known.(*refusedClients)
-	}
-	c, _ := refusedLately.LoadOrStore(zoneID{store, zone}, newRefusedClients(time.Now()))
-	return c.(*refusedClients)
-}
+var refusedLately = byZone[*refusedClients]{make: func() *refusedClients { return newRefusedClients(time.Now()) }}
 
 func newRefusedClients(now time.Time) *refusedClients {
 	return &refusedClients{began: now, seed: maphash.MakeSeed()}

@@ -34,13 +34,7 @@ type waiter struct {
 	first chan struct{}
 }
 
-// rooms outlive configs, as the buckets do that they are for. There are few.
-var rooms sync.Map // of *waitingRoom by zoneID
-
-func roomOf(store, zone string) *waitingRoom {
-	room, _ := rooms.LoadOrStore(zoneID{store, zone}, &waitingRoom{lines: map[lineID][]*waiter{}})
-	return room.(*waitingRoom)
-}
+var rooms = byZone[*waitingRoom]{make: func() *waitingRoom { return &waitingRoom{lines: map[lineID][]*waiter{}} }}
 
 // hasLine tells whether somebody waits.
 func (m *waitingRoom) hasLine(id lineID) bool {

@@ -163,11 +163,11 @@ func TestRoomEmpties(t *testing.T) {
 }
 
 func TestRoomsAreThoseOfTheZone(t *testing.T) {
-	one := roomOf("store", "TestRoomsAreThoseOfTheZone")
-	if roomOf("store", "TestRoomsAreThoseOfTheZone") != one {
+	one := rooms.of("store", "TestRoomsAreThoseOfTheZone")
+	if rooms.of("store", "TestRoomsAreThoseOfTheZone") != one {
 		t.Error("a zone that is loaded again has another room")
 	}
-	if roomOf("other", "TestRoomsAreThoseOfTheZone") == one || roomOf("store", "TestRoomsAreThoseOfTheZone2") == one {
+	if rooms.of("other", "TestRoomsAreThoseOfTheZone") == one || rooms.of("store", "TestRoomsAreThoseOfTheZone2") == one {
 		t.Error("two zones share a room")
 	}
 }

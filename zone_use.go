@@ -24,10 +24,10 @@ type zoneUse struct {
 // countIn makes the zone count in a store.
 func (z *Zone) countIn(in int, use *storeUse) {
 	z.uses[in] = zoneUse{Zone: z, in: in, use: use, onError: cmp.Or(z.OnError, use.onError),
-		refused: refusedClientsOf(use.name, z.Name), logged: loggedRefusalsOf(use.name, z.Name),
+		refused: refusedLately.of(use.name, z.Name), logged: loggedLately.of(use.name, z.Name),
 	}
 	if z.MaxWait > 0 {
-		z.uses[in].room = roomOf(use.name, z.Name)
+		z.uses[in].room = rooms.of(use.name, z.Name)
 	}
 }
 
