@@ -43,6 +43,16 @@ type state struct {
 	Reset, Penalty         float64
 }
 
+// buckets calls the API about the buckets that a command's arguments mean.
+func (s *session) buckets(method string, cmd *cobra.Command, args []string) (b buckets, err error) {
+	path, err := bucketArgs(cmd, args)
+	if err != nil {
+		return b, err
+	}
+	err = s.call(method, path, nil, &b)
+	return b, err
+}
+
 func getCommand(host Host) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get <zone> [<value>...]",
@@ -60,12 +70,8 @@ simulate show it. A zone without placeholders in its key needs none.
 	}
 	bucketFlags(cmd)
 	cmd.RunE = host.run(func(s *session, cmd *cobra.Command, args []string) (int, error) {
-		path, err := bucketArgs(cmd, args)
-		if err != nil {
-			return 0, err
-		}
-		var b buckets
-		if err := s.call(http.MethodGet, path, nil, &b); err != nil || s.raw {
+		b, err := s.buckets(http.MethodGet, cmd, args)
+		if err != nil || s.raw {
 			return 0, err
 		}
 		b.show(s)
@@ -91,12 +97,8 @@ cannot be reached; then nothing is forgotten.
 	}
 	bucketFlags(cmd)
 	cmd.RunE = host.run(func(s *session, cmd *cobra.Command, args []string) (int, error) {
-		path, err := bucketArgs(cmd, args)
-		if err != nil {
-			return 0, err
-		}
-		var b buckets
-		if err := s.call(http.MethodDelete, path, nil, &b); err != nil || s.raw {
+		b, err := s.buckets(http.MethodDelete, cmd, args)
+		if err != nil || s.raw {
 			return 0, err
 		}
 		for _, bucket := range b.Buckets {

@@ -110,19 +110,19 @@ func (c cell) runOnce(ctx context.Context, set settings) (_ *outcome, err error)
 	if err != nil {
 		return nil, err
 	}
-	defer site.stop()
+	defer site.Stop()
 	mine, others, err := site.clients(ctx, broken, other)
 	if err != nil {
 		return nil, err
 	}
-	t, err := recruit(site.url, mine, others, set.greedyEvents())
+	t, err := recruit("http://"+site.Addr, mine, others, set.greedyEvents())
 	if err != nil {
 		return nil, err
 	}
 	defer t.stop()
 	e := &experiment{cell: c, settings: set, broken: broken, other: other, site: site, traffic: t}
 	if err := e.run(ctx); err != nil {
-		return nil, fmt.Errorf("%w; the end of Caddy's log:\n%s", err, tailOf(site.logs.String()))
+		return nil, fmt.Errorf("%w; the end of Caddy's log:\n%s", err, tailOf(site.Logs.String()))
 	}
 	return e.outcome(), nil
 }

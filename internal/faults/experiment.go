@@ -62,7 +62,7 @@ func (e *experiment) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e.site.stop()
+	e.site.Stop()
 	// Caddy delivers what waits before it ends.
 	return e.count(ctx)
 }

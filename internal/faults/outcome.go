@@ -26,7 +26,7 @@ type outcome struct {
 func (e *experiment) outcome() *outcome {
 	o := &outcome{
 		cell: e.cell, clients: e.traffic.clients, start: e.start, begin: e.begin, end: e.end,
-		buckets: e.buckets, metrics: e.metrics, log: e.site.logs.String(),
+		buckets: e.buckets, metrics: e.metrics, log: e.site.Logs.String(),
 	}
 	for _, c := range o.concerned() {
 		for _, r := range c.responses() {

@@ -1,16 +1,11 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
@@ -70,60 +65,20 @@ http://%s {
 
 // site is a running Caddy.
 type site struct {
-	url, admin string
-	process    *caddyproc.Process
-	logs       *logs
-	client     *http.Client
+	*caddyproc.Site
+	client *http.Client
 }
-
-// logs is what Caddy has said.
-type logs struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-// Write implements [io.Writer].
-func (l *logs) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-// startAttempts is how often Caddy is started where a port was lost.
-const startAttempts = 3
 
 // startSite runs Caddy for a cell, on these two shards.
 func startSite(c cell, set settings, dir string, broken, other *shard) (*site, error) {
-	s := &site{logs: new(logs), client: &http.Client{Timeout: requestPatience}}
-	// A port that was free may be taken by the time at which Caddy wants it.
-	var err error
-	for range startAttempts {
-		var addrs []string
-		if addrs, err = caddyproc.FreeAddrs(2); err != nil {
-			return nil, err
-		}
-		s.url, s.admin = "http://"+addrs[0], "http://"+addrs[1]
-		config := fmt.Sprintf(caddyfile, addrs[1], strings.Join(broken.config, "\n"), strings.Join(other.config, "\n"),
-			set.checkTimeout, set.dialTimeout, addrs[0], c.charge, c.onError)
-		if s.process, err = caddyproc.Start(set.caddy, filepath.Join(dir, "caddy"), config, s.logs, addrs...); err == nil {
-			return s, nil
-		}
+	running, err := caddyproc.StartSite(set.caddy, filepath.Join(dir, "caddy"), func(addr, admin string) string {
+		return fmt.Sprintf(caddyfile, admin, strings.Join(broken.config, "\n"), strings.Join(other.config, "\n"),
+			set.checkTimeout, set.dialTimeout, addr, c.charge, c.onError)
+	})
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("%w; its log:\n%s", err, s.logs)
-}
-
-// stop ends Caddy, once.
-func (s *site) stop() {
-	if s.process != nil {
-		s.process.Stop()
-		s.process = nil
-	}
+	return &site{running, &http.Client{Timeout: requestPatience}}, nil
 }
 
 const (
@@ -158,7 +113,7 @@ func (s *site) clients(ctx context.Context, broken, other *shard) (mine, others 
 
 // visit makes a request that tells whom its client belongs to.
 func (s *site) visit(client string) error {
-	req, err := http.NewRequest(http.MethodGet, s.url+"/survey", nil)
+	req, err := http.NewRequest(http.MethodGet, "http://"+s.Addr+"/survey", nil)
 	if err != nil {
 		return err
 	}
@@ -181,47 +136,24 @@ type metrics struct {
 
 // metrics reads them.
 func (s *site) metrics() (m metrics, err error) {
-	resp, err := s.client.Get(s.admin + "/metrics")
+	all, err := s.Metrics()
 	if err != nil {
-		return m, fmt.Errorf("read metrics: %w", err)
+		return m, err
 	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return m, fmt.Errorf("read metrics: %w", err)
-	}
-	m.undelivered = map[string]map[string]int64{faulty: {}, sound: {}}
-	var errs []error
-	for line := range strings.Lines(string(text)) {
-		errs = append(errs, m.read(strings.TrimSpace(line)))
-	}
-	return m, errors.Join(errs...)
+	return metricsIn(all), nil
 }
 
-// read takes over a line such as name{label="value"} 1.
-func (m *metrics) read(line string) error {
-	name, value, _ := strings.Cut(line, " ")
-	name, labels, _ := strings.Cut(name, "{")
-	if name != "caddy_rate_limit_store_errors_total" && name != "caddy_rate_limit_undelivered_total" {
-		return nil
+func metricsIn(all caddyproc.Metrics) metrics {
+	m := metrics{
+		storeErrors: int64(all.Sum("caddy_rate_limit_store_errors_total")),
+		undelivered: map[string]map[string]int64{faulty: {}, sound: {}},
 	}
-	n, err := strconv.ParseFloat(value, 64)
-	if err != nil {
-		return fmt.Errorf("read metric %s: %w", line, err)
+	for key, n := range all {
+		if caddyproc.Has(key, "caddy_rate_limit_undelivered_total") {
+			m.undelivered[caddyproc.Label(key, "shard")][caddyproc.Label(key, "outcome")] += int64(n)
+		}
 	}
-	if name == "caddy_rate_limit_store_errors_total" {
-		m.storeErrors += int64(n)
-	} else {
-		m.undelivered[label(labels, "shard")][label(labels, "outcome")] += int64(n)
-	}
-	return nil
-}
-
-// label is the value of one of some labels.
-func label(labels, name string) string {
-	_, rest, _ := strings.Cut(labels, name+`="`)
-	value, _, _ := strings.Cut(rest, `"`)
-	return value
+	return m
 }
 
 // failed is how many charges of a shard did.

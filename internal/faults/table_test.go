@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 )
 
 // TestTablesAreWhole requires as many cells in each row as there are in the head.
@@ -56,19 +58,18 @@ func TestQuantile(t *testing.T) {
 }
 
 func TestMetrics(t *testing.T) {
-	m := metrics{undelivered: map[string]map[string]int64{faulty: {}, sound: {}}}
-	for _, line := range []string{
+	all, err := caddyproc.ParseMetrics(strings.Join([]string{
 		`caddy_rate_limit_undelivered_total{operation="charge",outcome="uncertain",shard="faulty",store="default"} 3`,
 		`caddy_rate_limit_undelivered_total{operation="refund",outcome="uncertain",shard="faulty",store="default"} 1`,
 		`caddy_rate_limit_undelivered_total{operation="charge",outcome="lost",shard="sound",store="default"} 2`,
 		`caddy_rate_limit_store_errors_total{kind="timeout",store="default"} 1e+02`,
 		`# HELP caddy_rate_limit_store_errors_total Checks and takes that a store could not answer.`,
 		`go_goroutines 20`,
-	} {
-		if err := m.read(line); err != nil {
-			t.Error(err)
-		}
+	}, "\n"))
+	if err != nil {
+		t.Fatal(err)
 	}
+	m := metricsIn(all)
 	if m.storeErrors != 100 || m.failed(faulty) != 4 || m.failed(sound) != 2 || m.undelivered[faulty]["uncertain"] != 4 {
 		t.Errorf("%+v", m)
 	}

@@ -148,15 +148,15 @@ func (l *loss) look(ctx context.Context, sites []*site) error {
 		pause(ctx, countPace)
 	}
 	for _, s := range sites {
-		m, err := s.metrics()
+		m, err := s.Metrics()
 		if err != nil {
 			return err
 		}
 		store := `store="` + l.limit.zone() + `"`
-		l.uncertain += int64(m.sum("caddy_rate_limit_undelivered_total", store, `outcome="uncertain"`))
+		l.uncertain += int64(m.Sum("caddy_rate_limit_undelivered_total", store, `outcome="uncertain"`))
 		if l.limit.charge == before {
 			for _, kind := range []string{"timeout", "connection"} {
-				l.untold += int64(m.sum("caddy_rate_limit_store_errors_total", store, `kind="`+kind+`"`))
+				l.untold += int64(m.Sum("caddy_rate_limit_store_errors_total", store, `kind="`+kind+`"`))
 			}
 		}
 	}
@@ -169,7 +169,7 @@ type bucket struct{ used, waiting int64 }
 // bucket asks the admin API for it.
 func (s *site) bucket(ctx context.Context, l limit, client string) (b bucket, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
-		"http://"+s.admin+"/rate_limit/buckets/"+l.zone()+"?key="+url.QueryEscape(client)+"&store="+l.zone(), nil)
+		"http://"+s.Admin+"/rate_limit/buckets/"+l.zone()+"?key="+url.QueryEscape(client)+"&store="+l.zone(), nil)
 	if err != nil {
 		return b, err
 	}

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
@@ -137,9 +138,9 @@ func (m *matrix) tryOnce(ctx context.Context, group []cell) ([]*outcome, error) 
 // is idle again.
 const settleTime = 300 * time.Millisecond
 
-func readMetrics(sites []*site) (all []metrics, err error) {
+func readMetrics(sites []*site) (all []caddyproc.Metrics, err error) {
 	for _, s := range sites {
-		m, err := s.metrics()
+		m, err := s.Metrics()
 		if err != nil {
 			return nil, err
 		}
@@ -149,10 +150,10 @@ func readMetrics(sites []*site) (all []metrics, err error) {
 }
 
 // longestSince is the longest that a command took since figures were read.
-func longestSince(sites []*site, earlier []metrics) (longest time.Duration, err error) {
+func longestSince(sites []*site, earlier []caddyproc.Metrics) (longest time.Duration, err error) {
 	now, err := readMetrics(sites)
 	for i := range now {
-		longest = max(longest, now[i].longest(earlier[i]))
+		longest = max(longest, longestCall(now[i], earlier[i]))
 	}
 	return longest, err
 }

@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
-	"sync"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 )
@@ -36,51 +34,17 @@ http://%s {
 `
 
 // site is a running Caddy.
-type site struct {
-	addr, admin string
-	process     *caddyproc.Process
-	logs        *logs
-}
-
-// logs is what Caddy has said.
-type logs struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-// Write implements [io.Writer].
-func (l *logs) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-// startAttempts is how often Caddy is started where a port was lost.
-const startAttempts = 3
+type site struct{ *caddyproc.Site }
 
 // startSite runs a Caddy with these parts of a config.
 func startSite(binary, dir, stores, handlers, answer string) (*site, error) {
-	s := &site{logs: new(logs)}
-	// A port that was free may be taken by the time at which Caddy wants it.
-	var err error
-	for range startAttempts {
-		var addrs []string
-		if addrs, err = caddyproc.FreeAddrs(2); err != nil {
-			return nil, err
-		}
-		s.addr, s.admin = addrs[0], addrs[1]
-		config := fmt.Sprintf(caddyfile, s.admin, stores, s.addr, handlers, answer)
-		if s.process, err = caddyproc.Start(binary, dir, config, s.logs, addrs...); err == nil {
-			return s, nil
-		}
+	running, err := caddyproc.StartSite(binary, dir, func(addr, admin string) string {
+		return fmt.Sprintf(caddyfile, admin, stores, addr, handlers, answer)
+	})
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("%w; its log:\n%s", err, s.logs)
+	return &site{running}, nil
 }
 
 // startSites runs n of them.
@@ -99,8 +63,8 @@ func startSites(n int, binary, dir, stores, handlers, answer string) (sites []*s
 func stopSites(sites []*site) error {
 	var errs []error
 	for _, s := range sites {
-		s.process.Stop()
-		if text := s.logs.String(); strings.Contains(text, "DATA RACE") {
+		s.Stop()
+		if text := s.Logs.String(); strings.Contains(text, "DATA RACE") {
 			errs = append(errs, fmt.Errorf("a data race in Caddy:\n%s", text))
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/document"
 )
 
@@ -102,7 +103,7 @@ func TestBreaches(t *testing.T) {
 }
 
 func TestLongest(t *testing.T) {
-	earlier, err := parseMetrics("")
+	earlier, err := caddyproc.ParseMetrics("")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,20 +120,20 @@ func TestLongest(t *testing.T) {
 	}{
 		{0, 0, 0, 0}, {3, 3, 3, time.Millisecond}, {3, 4, 4, 10 * time.Millisecond}, {4, 5, 5, 10 * time.Millisecond}, {5, 6, 6, 10 * time.Millisecond}, {5, 6, 7, 5 * time.Second},
 	} {
-		m, err := parseMetrics(text(test.quick, test.slow, test.more))
+		m, err := caddyproc.ParseMetrics(text(test.quick, test.slow, test.more))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := m.longest(earlier); got != test.want {
+		if got := longestCall(m, earlier); got != test.want {
 			t.Errorf("%v: longest is %v", test, got)
 		}
-		if n := m.sum("caddy_rate_limit_undelivered_total", `outcome="uncertain"`); n != 3 {
+		if n := m.Sum("caddy_rate_limit_undelivered_total", `outcome="uncertain"`); n != 3 {
 			t.Errorf("%v are uncertain, want 3", n)
 		}
 	}
-	m, _ := parseMetrics(text(3, 4, 4))
-	later, _ := parseMetrics(text(5, 6, 6))
-	if got := later.longest(m); got != time.Millisecond {
+	m, _ := caddyproc.ParseMetrics(text(3, 4, 4))
+	later, _ := caddyproc.ParseMetrics(text(5, 6, 6))
+	if got := longestCall(later, m); got != time.Millisecond {
 		t.Errorf("the longest since then is %v, want 1ms", got)
 	}
 }

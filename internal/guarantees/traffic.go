@@ -65,7 +65,7 @@ func (t *traffic) run(ctx context.Context) []response {
 func (t *traffic) ask(client *http.Client, caddy int) (r response) {
 	r.caddy, r.begun = caddy, time.Now()
 	defer func() { r.ended = time.Now() }()
-	req, err := http.NewRequest(http.MethodGet, "http://"+t.sites[caddy].addr+"/"+t.zone, nil)
+	req, err := http.NewRequest(http.MethodGet, "http://"+t.sites[caddy].Addr+"/"+t.zone, nil)
 	if err != nil {
 		return r
 	}

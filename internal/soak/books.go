@@ -71,7 +71,7 @@ func balance(ctx context.Context, w *world, all sites, l *load, early need) erro
 		errs = append(errs, errors.New("memory or goroutines have grown"))
 	}
 	for _, s := range all {
-		if text := s.logs.String(); strings.Contains(text, "panic") || strings.Contains(text, "DATA RACE") {
+		if text := s.Logs.String(); strings.Contains(text, "panic") || strings.Contains(text, "DATA RACE") {
 			errs = append(errs, fmt.Errorf("a panic or a data race:\n%s", text))
 		}
 	}
@@ -95,15 +95,15 @@ func areBalanced(accounts []account) bool {
 func open(ctx context.Context, w *world, all sites, l *load) ([]account, error) {
 	var undelivered, unanswered float64
 	for _, s := range all {
-		m, err := s.metrics()
+		m, err := s.Metrics()
 		if err != nil {
 			return nil, err
 		}
 		// Expired ones are of the zones with short windows.
 		for _, outcome := range []string{`outcome="lost"`, `outcome="uncertain"`} {
-			undelivered += m.sum("caddy_rate_limit_undelivered_total", `operation="charge"`, outcome)
+			undelivered += m.Sum("caddy_rate_limit_undelivered_total", `operation="charge"`, outcome)
 		}
-		unanswered += m.sum("caddy_rate_limit_store_errors_total")
+		unanswered += m.Sum("caddy_rate_limit_store_errors_total")
 	}
 	var accounts []account
 	for _, zone := range counted {

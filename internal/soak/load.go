@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
 )
 
@@ -40,10 +41,10 @@ func startLoad(ctx context.Context, all sites) *load {
 }
 
 // run sends requests in short spells, so that an end is soon seen.
-func (l *load) run(ctx context.Context, s *site, path string) {
+func (l *load) run(ctx context.Context, s *caddyproc.Site, path string) {
 	for ctx.Err() == nil {
 		result, err := loadgen.Run(context.Background(), loadgen.Options{
-			Addr: s.addr, Path: "/" + path, Header: "X-Key", Connections: workers, Duration: time.Second,
+			Addr: s.Addr, Path: "/" + path, Header: "X-Key", Connections: workers, Duration: time.Second,
 			Key:        func(n int64) string { return "client-" + strconv.FormatInt(n%clients, 10) },
 			OnResponse: func(string, *http.Response) { time.Sleep(5 * time.Millisecond) },
 		})

@@ -1,16 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
-	"io"
-	"net/http"
 	"path/filepath"
-	"slices"
 	"strconv"
-	"strings"
-	"sync"
-	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 )
@@ -96,33 +89,7 @@ http://%s {
 // counted are the zones whose counts are compared with what was served.
 var counted = []string{"after", "before", "batch", "local"}
 
-// site is a running Caddy.
-type site struct {
-	addr, admin string
-	process     *caddyproc.Process
-	logs        *logs
-}
-
-type sites []*site
-
-// logs is what Caddy has said.
-type logs struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-// Write implements [io.Writer].
-func (l *logs) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
+type sites []*caddyproc.Site
 
 func startSites(dir string, w *world) (sites, error) {
 	binary, err := caddyproc.Build(dir)
@@ -131,14 +98,12 @@ func startSites(dir string, w *world) (sites, error) {
 	}
 	var all sites
 	for i := range 2 {
-		addrs, err := caddyproc.FreeAddrs(2)
+		s, err := caddyproc.StartSite(binary, filepath.Join(dir, strconv.Itoa(i)), func(addr, admin string) string {
+			return fmt.Sprintf(caddyfile, admin, w.config(), addr)
+		})
 		if err != nil {
+			all.stop()
 			return nil, err
-		}
-		s := &site{addr: addrs[0], admin: "http://" + addrs[1], logs: new(logs)}
-		config := fmt.Sprintf(caddyfile, addrs[1], w.config(), s.addr)
-		if s.process, err = caddyproc.Start(binary, filepath.Join(dir, strconv.Itoa(i)), config, s.logs, addrs...); err != nil {
-			return nil, fmt.Errorf("%w; its log:\n%s", err, s.logs)
 		}
 		all = append(all, s)
 	}
@@ -148,7 +113,7 @@ func startSites(dir string, w *world) (sites, error) {
 // stop ends all of them, which delivers what waits.
 func (all sites) stop() {
 	for _, s := range all {
-		s.process.Stop()
+		s.Stop()
 	}
 }
 
@@ -157,49 +122,12 @@ type need struct{ memory, goroutines float64 }
 
 func (all sites) need() (n need, err error) {
 	for _, s := range all {
-		m, err := s.metrics()
+		m, err := s.Metrics()
 		if err != nil {
 			return n, err
 		}
-		n.memory += m.sum("process_resident_memory_bytes")
-		n.goroutines += m.sum("go_goroutines")
+		n.memory += m.Sum("process_resident_memory_bytes")
+		n.goroutines += m.Sum("go_goroutines")
 	}
 	return n, nil
-}
-
-// metrics are a Caddy's, by name and labels.
-type metrics map[string]float64
-
-var client = &http.Client{Timeout: 10 * time.Second}
-
-func (s *site) metrics() (metrics, error) {
-	resp, err := client.Get(s.admin + "/metrics")
-	if err != nil {
-		return nil, fmt.Errorf("read metrics: %w", err)
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return nil, fmt.Errorf("read metrics: %w", err)
-	}
-	m := metrics{}
-	for line := range strings.Lines(string(text)) {
-		if name, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && !strings.HasPrefix(line, "#") {
-			if m[name], err = strconv.ParseFloat(value, 64); err != nil {
-				return nil, fmt.Errorf("read metric %s: %w", line, err)
-			}
-		}
-	}
-	return m, nil
-}
-
-// sum adds up the metrics of a name that have all of these labels.
-func (m metrics) sum(name string, wanted ...string) (n float64) {
-	for key, value := range m {
-		metric, labels, _ := strings.Cut(key, "{")
-		if metric == name && !slices.ContainsFunc(wanted, func(label string) bool { return !strings.Contains(labels, label) }) {
-			n += value
-		}
-	}
-	return n
 }
