@@ -8,7 +8,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"go.uber.org/zap"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
@@ -98,9 +97,7 @@ func (s *simulation) meet(h *Handler, r *http.Request) (goesOn bool, err error) 
 		repl.Map(placeholders(r))
 	}
 	quiet := *h
-	quiet.logger = zap.NewNop()
-	// No report is due before the first one there can be.
-	quiet.now = func() time.Time { return time.Unix(-1, 0) }
+	quiet.isSimulated = true
 	var p *part
 	s.tracker, p, err = quiet.collect(s.tracker, s.w, r, repl)
 	if err != nil || p == nil {

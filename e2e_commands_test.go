@@ -64,3 +64,14 @@ http://localhost:8080 {
 	}
 	must(t, "validate and adapt", want("number of connections to Redis", visitors.Load(), 0))
 }
+
+// TestModulesAreListed by the command that operators look at first.
+func TestModulesAreListed(t *testing.T) {
+	output, err := caddyCommand(t.TempDir(), "list-modules").CombinedOutput()
+	must(t, "list-modules", err)
+	for _, module := range []string{
+		"rate_limit", "http.handlers.rate_limit", "admin.api.rate_limit", "rate_limit.stores.memory", "rate_limit.stores.redis",
+	} {
+		must(t, "list-modules", want(module+" listed", strings.Contains("\n"+string(output), "\n"+module+"\n"), true))
+	}
+}

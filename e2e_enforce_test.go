@@ -45,8 +45,9 @@ const observing = `
 // forStores runs a test on each kind of store, with what is to stand in the
 // global options.
 func forStores(t *testing.T, test func(t *testing.T, store string)) {
-	t.Run("memory", func(t *testing.T) { test(t, "") })
-	t.Run("redis", func(t *testing.T) { test(t, startShards(t, 2, 1).store()) })
+	for name, store := range bothStores(startShards(t, 2, 1)) {
+		t.Run(name, func(t *testing.T) { test(t, store) })
+	}
 }
 
 // TestObservedClientsPass: a zone that is not enforced refuses nobody, does not

@@ -167,6 +167,18 @@ func TestDecisionsAreExplained(t *testing.T) {
 	}
 }
 
+// startWithJSON runs Caddy with a config in JSON, in which {{admin}} and {{addr}}
+// stand for the addresses of the admin API and of the site.
+func startWithJSON(t *testing.T, config string) *caddyProcess {
+	t.Helper()
+	c := startCaddy(t, "{\n{{global}}\n}\n{{site}} {\nrespond ok\n}\n")
+	config = strings.NewReplacer("{{admin}}", c.admin, "{{addr}}", c.site).Replace(config)
+	status, body := c.adminCall(http.MethodPost, "/load", "application/json", config)
+	must(t, body, want("status", status, http.StatusOK))
+	c.awaitServers()
+	return c
+}
+
 // TestEventsAreEmitted: of each refusal, and of servers that are left out and
 // come back.
 func TestEventsAreEmitted(t *testing.T) {
@@ -179,11 +191,7 @@ func TestEventsAreEmitted(t *testing.T) {
 		"http": {"servers": {"s": {"listen": ["{{addr}}"], "routes": [{"handle": [
 			{"handler": "rate_limit", "zones": [{"name": "api", "key": ["static"], "events": 1, "window": "1h"}]},
 			{"handler": "static_response", "body": "ok"}]}]}}}}}`, servers[0].Primary.Addr())
-	c := startCaddy(t, "{\n{{global}}\n}\n{{site}} {\nrespond ok\n}\n")
-	config = strings.NewReplacer("{{admin}}", c.admin, "{{addr}}", c.site).Replace(config)
-	status, body := c.adminCall(http.MethodPost, "/load", "application/json", config)
-	must(t, body, want("status", status, http.StatusOK))
-	c.awaitServers()
+	c := startWithJSON(t, config)
 	for range 3 {
 		c.get("/")
 	}
@@ -213,11 +221,7 @@ func TestStoreCallsAreTraced(t *testing.T) {
 		"http": {"servers": {"s": {"listen": ["{{addr}}"], "routes": [{"handle": [
 			{"handler": "test_trace"}, {"handler": "rate_limit", "zones": [%s]}, {"handler": "static_response", "body": "ok"}]}]}}}}}`,
 		servers[0].Primary.Addr(), zones)
-	c := startCaddy(t, "{\n{{global}}\n}\n{{site}} {\nrespond ok\n}\n")
-	config = strings.NewReplacer("{{admin}}", c.admin, "{{addr}}", c.site).Replace(config)
-	status, body := c.adminCall(http.MethodPost, "/load", "application/json", config)
-	must(t, body, want("status", status, http.StatusOK))
-	c.awaitServers()
+	c := startWithJSON(t, config)
 	spans := func() []string {
 		var lines []string
 		for line := range strings.Lines(c.logs.String()) {

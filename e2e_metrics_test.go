@@ -94,7 +94,7 @@ func TestClientsMakeNoSeries(t *testing.T) {
 // TestMetricsAreContinuous counts through ten reloads, one of them rejected,
 // and tells what became of the cost.
 func TestMetricsAreContinuous(t *testing.T) {
-	for kind, store := range map[string]string{"memory": "", "redis": startShards(t, 1, 1).store(patient...)} {
+	for kind, store := range bothStores(startShards(t, 1, 1), patient...) {
 		for charge, free := range map[string]string{"after": "free", "before": "refunded"} {
 			t.Run(kind+" "+charge, func(t *testing.T) {
 				c := startCaddy(t, fmt.Sprintf(measuredSite, store, 1000, charge))

@@ -3,7 +3,6 @@ package shardlimit
 import (
 	"cmp"
 	"context"
-	"math"
 	"net/http"
 	"slices"
 	"sync"
@@ -16,19 +15,11 @@ import (
 // for others.
 const enforceSalt = 0x656e666f726365
 
-func validateEnforce(percent *float64) error {
-	if percent != nil && !(*percent >= 0 && *percent <= 100) { // which NaN is not
-		return badOption("enforce", "%v: it must be from 0 to 100 percent, such as 12.5", *percent)
+func (z *Zone) validateEnforce() error {
+	if z.Enforce != nil && !isPercent(*z.Enforce) {
+		return badOption("enforce", "%v: it must be from 0 to 100 percent, such as 12.5", *z.Enforce)
 	}
 	return nil
-}
-
-// enforceBound is how far in the order of places a zone is enforced.
-func enforceBound(percent *float64) uint64 {
-	if percent == nil {
-		return places
-	}
-	return uint64(math.Round(*percent / 100 * places))
 }
 
 // enforces tells whether the zone refuses this client, and does not only

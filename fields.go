@@ -1,13 +1,13 @@
 package shardlimit
 
 import (
-	"math/big"
 	"net/http"
 	"time"
 
 	"github.com/dunglas/httpsfv"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // The fields of draft-ietf-httpapi-ratelimit-headers-10, in canonical form.
@@ -70,9 +70,8 @@ func policyWindow(req *store.Request) time.Duration {
 	if req.Limit.Algorithm != store.GCRA || req.Burst == 0 {
 		return req.Limit.Window
 	}
-	// The product may leave 64 bits.
-	n := new(big.Int).Mul(big.NewInt(int64(req.Limit.Window)), big.NewInt(req.Burst))
-	return time.Duration(n.Div(n, big.NewInt(req.Events)).Int64())
+	microseconds, _ := algorithm.DrainTime(req, req.Burst)
+	return time.Duration(microseconds) * time.Microsecond
 }
 
 // limitItem tells what is left, and how long it takes until there is more or,

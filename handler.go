@@ -108,6 +108,8 @@ type Handler struct {
 	now      func() time.Time
 	use      *storeUse
 	refusals *refusals
+	// isSimulated is set on a copy that requests meet which are only imagined.
+	isSimulated bool
 	// ownsUse is set if the store is this handler's own.
 	ownsUse bool
 }
@@ -348,9 +350,18 @@ func (h *Handler) refuse(t *tracker, p *part, i int, w http.ResponseWriter, r *h
 	return caddyhttp.Error(http.StatusTooManyRequests, z.refusal)
 }
 
+// report tells whether a condition that a request has met is to be logged, as
+// throttle does. An imagined request has met none.
+func (h *Handler) report(t *throttle) (times int64, log bool) {
+	if h.isSimulated {
+		return 0, false
+	}
+	return t.report(h.now())
+}
+
 // warnNever tells of a request that costs more than its zone ever admits.
 func (h *Handler) warnNever(z *Zone, req *store.Request) {
-	if times, log := z.never.report(h.now()); log {
+	if times, log := h.report(&z.never); log {
 		h.logger.Warn("a request costs more than its zone ever admits; it is refused, and waiting will not help",
 			zap.String("zone", z.Name), zap.Int64("cost", req.Cost), zap.Int64("capacity", req.Capacity()),
 			zap.Int64("times", times), zap.String("hint", "raise events or, with gcra, burst; or lower cost or reserve"))

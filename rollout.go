@@ -1,9 +1,6 @@
 package shardlimit
 
-import (
-	"cmp"
-	"math"
-)
+import "cmp"
 
 // Rollout moves a share of a handler's clients to another store, so that it can
 // be tried out on some before all use it. A hash of the client key, which is
@@ -40,7 +37,7 @@ func (o *Rollout) validate(own string, ownIsName bool) error {
 		return nil
 	case o.Store == "":
 		return badOption("rollout", "names no store: add the one to which clients are moved, such as rollout other 10")
-	case !(o.Percent >= 0 && o.Percent <= 100): // which NaN is not
+	case !isPercent(o.Percent):
 		return badOption("rollout", "%s %v: it must be from 0 to 100 percent, such as 12.5", o.Store, o.Percent)
 	case ownIsName && cmp.Or(own, defaultStore) == o.Store:
 		return badOption("rollout", "%s: that is the handler's own store: name the store to which clients are moved, or remove rollout", o.Store)
@@ -50,7 +47,7 @@ func (o *Rollout) validate(own string, ownIsName bool) error {
 
 // provision prepares a valid rollout.
 func (o *Rollout) provision(app *App) (err error) {
-	o.bound = uint64(math.Round(o.Percent / 100 * places))
+	o.bound = boundOf(o.Percent)
 	o.use, err = app.store("rollout", o.Store)
 	return err
 }

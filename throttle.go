@@ -19,10 +19,6 @@ type throttle struct {
 // report tells whether the condition is to be logged at the instant at, and
 // how often it was met since the last time it was, this time included.
 func (t *throttle) report(at time.Time) (times int64, log bool) {
-	if at.Before(time.Unix(0, 0)) {
-		// It is only imagined.
-		return 0, false
-	}
 	t.held.Add(1)
 	next, now := t.next.Load(), at.UnixNano()
 	if now < next || !t.next.CompareAndSwap(next, now+int64(reportInterval)) {

@@ -233,7 +233,9 @@ func (z *Zone) compile() {
 	if z.isLease() && z.limit.Window == 0 {
 		z.limit.Window = defaultLease
 	}
-	z.enforced = enforceBound(z.Enforce)
+	if z.enforced = places; z.Enforce != nil {
+		z.enforced = boundOf(*z.Enforce)
+	}
 	z.takes = z.Charge == chargeBefore || z.isLease()
 	z.needsID = z.isLease() || z.limit.Algorithm == store.SlidingLog
 	z.refusal = fmt.Errorf("rate limit %s exceeded", z.Name)

@@ -63,7 +63,7 @@ func (z *Zone) finalCost(repl *caddy.Replacer, h *Handler) int64 {
 	}
 	cost, bad := z.readCost(repl)
 	if bad != "" {
-		if times, log := z.noCost.report(h.now()); log {
+		if times, log := h.report(&z.noCost); log {
 			h.logger.Warn("cost is not a number from 0 to 2^52; charging 1",
 				zap.String("zone", z.Name), zap.String("cost", bad), zap.Int64("times", times))
 		}
@@ -87,7 +87,7 @@ func (z *Zone) clientKey(repl *caddy.Replacer, h *Handler) string {
 }
 
 func (z *Zone) warnNoKey(repl *caddy.Replacer, h *Handler) {
-	times, log := z.noKey.report(h.now())
+	times, log := h.report(&z.noKey)
 	if !log {
 		return
 	}
@@ -117,7 +117,7 @@ func (z *Zone) eventsFor(repl *caddy.Replacer, h *Handler) int64 {
 	if err == nil && n >= least && n <= most {
 		return n
 	}
-	if times, log := z.noEvents.report(h.now()); log {
+	if times, log := h.report(&z.noEvents); log {
 		h.logger.Warn(fmt.Sprintf("events is not a number from %d to %s; using the fallback", least, words),
 			zap.String("zone", z.Name), zap.String("events", text), zap.Int64("fallback", z.events), zap.Int64("times", times))
 	}

@@ -40,7 +40,7 @@ func (z *Zone) validate() error {
 	for _, rule := range []func() error{
 		z.validateKey, z.validateAlgorithm, z.validateEvents, z.validateWindow, z.validateDrain,
 		z.validateCost, z.validateStatus, z.validateWaiting, z.validateReserves,
-		z.validateBatch, func() error { return validateEnforce(z.Enforce) },
+		z.validateBatch, z.validateEnforce,
 	} {
 		if err := rule(); err != nil {
 			return fmt.Errorf("zone %s: %w", z.Name, err)
