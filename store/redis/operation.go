@@ -146,12 +146,16 @@ func (s *Store) call(g group, deadline time.Time, op operation) *call {
 
 // ask runs op on every bucket of g in one round trip and sets their states.
 func (s *Store) ask(ctx context.Context, l *lane, g group, deadline time.Time, op operation) {
+	l.shard.strays.await(ctx, op.Operation, g)
 	c := s.call(g, deadline, op)
 	watch, began := s.observers[l.shard], c.began
 	sent, err := l.do(ctx, c)
 	if err != nil {
 		for range g.members {
 			watch.tell(op.role(), op.Operation, began, err)
+		}
+		if sent && op.Operation == algorithm.Take {
+			l.shard.strays.add(c, g)
 		}
 		if sent && !op.reads() {
 			err = fmt.Errorf("%w: %w", store.ErrUncertain, err)

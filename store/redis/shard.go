@@ -123,6 +123,8 @@ type Shard struct {
 	listened  int
 	// met are the servers that were looked at, and what they call themselves.
 	met map[string]string
+	// strays are its takes that nobody waits for any more.
+	strays strays
 
 	events chan Event
 }
@@ -289,6 +291,7 @@ func (s *Shard) warm(ctx context.Context) {
 // Close delivers the detached charges that are still waiting, or gives them up
 // when ctx ends, and closes the connections. No call may be made afterwards.
 func (s *Shard) Close(ctx context.Context) {
+	s.strays.settle(ctx)
 	s.mu.Lock()
 	s.closed = true
 	lanes := s.lanes

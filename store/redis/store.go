@@ -250,6 +250,11 @@ func (s *Store) post(what algorithm.Operation, at owner, g group, report func(i 
 		s.refuse(what, at, g, report)
 		return
 	}
+	at.servers.charges.shard.strays.before(what, g, func() { s.send(what, at, g, report) })
+}
+
+// send is post for what nothing has to wait for.
+func (s *Store) send(what algorithm.Operation, at owner, g group, report func(i int, st store.State)) {
 	op := s.writing(what, at.servers)
 	c := s.call(g, time.Now().Add(s.opts.ChargeTimeout), op)
 	c.detached = s.reports[at.shard][what]

@@ -1,0 +1,109 @@
+package redis
+
+import (
+	"context"
+	"sync"
+
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// strays are takes that nobody waits for any more and that are still on their way
+// to a server. What gives back the events that they have under an ID waits for
+// them: on another connection it could arrive before they do, find nothing, and
+// leave what they take then.
+type strays struct {
+	mu   sync.Mutex
+	ends map[string]chan struct{}
+	// homing are those that wait for strays.
+	homing sync.WaitGroup
+}
+
+// add remembers the takes of c, which its worker holds, until it is finished.
+func (s *strays) add(c *call, g group) {
+	var ids []string
+	for _, i := range g.members {
+		if id := g.reqs[i].ID; id != "" {
+			ids = append(ids, id)
+		}
+	}
+	if len(ids) == 0 {
+		return
+	}
+	end := make(chan struct{})
+	s.mu.Lock()
+	if s.ends == nil {
+		s.ends = map[string]chan struct{}{}
+	}
+	for _, id := range ids {
+		s.ends[id] = end
+	}
+	s.mu.Unlock()
+	go func() {
+		<-c.done
+		s.mu.Lock()
+		for _, id := range ids {
+			if s.ends[id] == end {
+				delete(s.ends, id)
+			}
+		}
+		s.mu.Unlock()
+		close(end)
+	}()
+}
+
+// of returns the ends of those whose events g gives back.
+func (s *strays) of(what algorithm.Operation, g group) (ends []chan struct{}) {
+	if what != algorithm.Refund {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.ends) == 0 {
+		return nil
+	}
+	for _, i := range g.members {
+		if end := s.ends[g.reqs[i].ID]; end != nil {
+			ends = append(ends, end)
+		}
+	}
+	return ends
+}
+
+// await waits for those whose events g gives back, or until ctx ends.
+func (s *strays) await(ctx context.Context, what algorithm.Operation, g group) {
+	for _, end := range s.of(what, g) {
+		select {
+		case <-end:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// before runs send once those have ended whose events g gives back.
+func (s *strays) before(what algorithm.Operation, g group, send func()) {
+	ends := s.of(what, g)
+	if len(ends) == 0 {
+		send()
+		return
+	}
+	s.homing.Go(func() {
+		for _, end := range ends {
+			<-end
+		}
+		send()
+	})
+}
+
+// settle waits until all were given back that are to be, or until ctx ends.
+func (s *strays) settle(ctx context.Context) {
+	settled := make(chan struct{})
+	go func() {
+		s.homing.Wait()
+		close(settled)
+	}()
+	select {
+	case <-settled:
+	case <-ctx.Done():
+	}
+}

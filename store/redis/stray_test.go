@@ -1,0 +1,152 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// gate passes connections on to a server, and holds up those that are made while
+// it is shut.
+type gate struct {
+	listener net.Listener
+	upstream string
+	// held is told of each connection that is held up.
+	held chan struct{}
+
+	mu sync.Mutex
+	// shut is closed when the gate is opened; nil while it is open.
+	shut chan struct{}
+}
+
+func startGate(t *testing.T, upstream string) *gate {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	g := &gate{listener: listener, upstream: upstream, held: make(chan struct{}, 16)}
+	var running sync.WaitGroup
+	running.Go(func() {
+		for client, err := listener.Accept(); err == nil; client, err = listener.Accept() {
+			running.Go(func() { g.pass(client) })
+		}
+	})
+	t.Cleanup(func() {
+		listener.Close()
+		running.Wait()
+	})
+	return g
+}
+
+func (g *gate) pass(client net.Conn) {
+	defer client.Close()
+	g.mu.Lock()
+	shut := g.shut
+	g.mu.Unlock()
+	if shut != nil {
+		g.held <- struct{}{}
+		<-shut
+	}
+	server, err := net.Dial("tcp", g.upstream)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	go func() {
+		_, _ = io.Copy(server, client)
+		server.Close()
+	}()
+	_, _ = io.Copy(client, server)
+}
+
+func (g *gate) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.shut = make(chan struct{})
+}
+
+func (g *gate) open() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	close(g.shut)
+	g.shut = nil
+}
+
+// strayed is a take of a client that left while the take waits for a connection.
+// Refunds have one.
+func strayed(t *testing.T, s *Store, way *gate) []store.Request {
+	t.Helper()
+	waitUntilUp(t, s)
+	reqs := ask("k")
+	reqs[0].Limit = &store.Limit{Zone: "log", Algorithm: store.SlidingLog, Window: time.Hour}
+	reqs[0].ID = "request"
+	// The connections for takes that there are already are occupied.
+	for client := s.shards[0].topology.Load().servers[0].checks.client; client.PoolStats().IdleConns > 0; {
+		conn := client.Conn()
+		t.Cleanup(func() { conn.Close() })
+		must(t, conn.Ping(t.Context()).Err())
+	}
+	way.close()
+	ctx, leave := context.WithCancel(t.Context())
+	go func() {
+		<-way.held
+		leave()
+	}()
+	if err := s.Take(ctx, reqs)[0].Err; !errors.Is(err, store.ErrUncertain) {
+		t.Fatalf("a take that nobody waits for has error %v, want an uncertain one", err)
+	}
+	return reqs
+}
+
+func TestRefundDoesNotOvertakeItsTake(t *testing.T) {
+	for name, refund := range map[string]func(s *Store, reqs []store.Request, done chan<- error){
+		"Waited": func(s *Store, reqs []store.Request, done chan<- error) {
+			go func() { done <- s.Refund(context.Background(), reqs)[0].Err }()
+		},
+		"Detached": func(s *Store, reqs []store.Request, done chan<- error) {
+			s.RefundReported(reqs, func(_ int, st store.State) { done <- st.Err })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			way := startGate(t, redistest.Start(t).Addr())
+			s := newStore(t, newShard(t, ShardOptions{Primary: way.listener.Addr().String()}), nil)
+			reqs := strayed(t, s, way)
+			done := make(chan error, 1)
+			refund(s, reqs, done)
+			select {
+			case err := <-done:
+				t.Error("it was given back before it was taken")
+				done <- err
+			case <-time.After(50 * time.Millisecond):
+			}
+			way.open()
+			must(t, <-done)
+			if st := s.Check(t.Context(), reqs)[0]; st.Err != nil || st.Used != 0 {
+				t.Errorf("%d are spent of what was given back, error %v", st.Used, st.Err)
+			}
+		})
+	}
+}
+
+// What waits to be given back is given back before the connections are closed.
+func TestCloseGivesStraysBack(t *testing.T) {
+	server := redistest.Start(t)
+	way := startGate(t, server.Addr())
+	shard := NewShard(ShardOptions{Primary: way.listener.Addr().String(), DialTimeout: patience})
+	s := newStore(t, shard, nil)
+	reqs := strayed(t, s, way)
+	done := make(chan error, 1)
+	s.RefundReported(reqs, func(_ int, st store.State) { done <- st.Err })
+	go way.open()
+	shard.Close(t.Context())
+	must(t, <-done)
+	if n := server.Client().DBSize(t.Context()).Val(); n != 1 {
+		t.Errorf("%d buckets are left, want that of the probe", n)
+	}
+}
