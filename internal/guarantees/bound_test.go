@@ -102,7 +102,7 @@ func TestLoss(t *testing.T) {
 		"before, denied and taken twice": {loss{limit: small(gcra, before), served: 5, counted: 7, unanswered: 3, untold: 1}, 1},
 		"before, served and not taken":   {loss{limit: small(gcra, before), served: 5, counted: 4, untold: 1}, 1},
 		"a log gives back":               {loss{limit: small(slidingLog, before), served: 5, counted: 6, unanswered: 3, untold: 3}, 1},
-		"a log cannot give back":         {loss{limit: small(slidingLog, before), served: 5, counted: 6, unanswered: 3, untold: 3, uncertain: 1}, 0},
+		"a log cannot give back":         {loss{limit: small(slidingLog, before), served: 5, counted: 6, unanswered: 3, untold: 3, notRefunded: 1}, 0},
 		"no fault":                       {loss{limit: small(gcra, before), served: 5, counted: 5}, 1},
 		"refused":                        {loss{limit: small(gcra, after), served: 5, counted: 5, uncertain: 1, refused: 1}, 1},
 	} {

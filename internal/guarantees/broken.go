@@ -128,7 +128,7 @@ const (
 // look waits until nothing is in flight, unsent or uncertain, and reads what was
 // counted.
 func (l *loss) look(ctx context.Context, sites []*site) error {
-	for deadline := time.Now().Add(countPatience); ; {
+	for deadline, settled := time.Now().Add(countPatience), false; ; {
 		waiting, used := int64(0), int64(0)
 		for _, s := range sites {
 			b, err := s.bucket(ctx, l.limit, faultClient)
@@ -138,10 +138,12 @@ func (l *loss) look(ctx context.Context, sites []*site) error {
 			waiting += b.waiting
 			used = max(used, b.used)
 		}
-		if waiting == 0 {
+		// What was on its way may have arrived after its bucket was read.
+		if settled && waiting == 0 {
 			l.counted = used
 			break
 		}
+		settled = waiting == 0
 		if time.Now().After(deadline) {
 			return fmt.Errorf("%s, %s: %d charges are still on their way", l.fault, l.limit, waiting)
 		}
@@ -154,6 +156,7 @@ func (l *loss) look(ctx context.Context, sites []*site) error {
 		}
 		store := `store="` + l.limit.zone() + `"`
 		l.uncertain += int64(m.Sum("caddy_rate_limit_undelivered_total", store, `outcome="uncertain"`))
+		l.notRefunded += int64(m.Sum("caddy_rate_limit_undelivered_total", store, `operation="refund"`))
 		if l.limit.charge == before {
 			for _, kind := range []string{"timeout", "connection"} {
 				l.untold += int64(m.Sum("caddy_rate_limit_store_errors_total", store, `kind="`+kind+`"`))

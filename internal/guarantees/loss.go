@@ -13,8 +13,9 @@ type loss struct {
 	// counted is what Redis holds.
 	counted int64
 	// uncertain is how many charges and refunds Caddy does not know the outcome
-	// of, untold how many takes.
-	uncertain, untold int64
+	// of, untold how many takes; notRefunded is how many refunds were given up,
+	// with those that are uncertain.
+	uncertain, untold, notRefunded int64
 }
 
 // double is how much more was counted than was served, lost how much less.
@@ -25,13 +26,13 @@ func (l *loss) lost() int64 { return max(l.served-l.counted, 0) }
 // mayBeDouble is how much more may be counted than was served: with charge after
 // nothing, for nothing is sent twice; with charge before what was taken for
 // requests that were denied because the reply did not come. A sliding log gives
-// that back by its name, unless the reply to that does not come either.
+// that back by its name, unless that fails as well.
 func (l *loss) mayBeDouble() int64 {
 	switch {
 	case l.limit.charge == after:
 		return 0
 	case l.limit.algorithm == slidingLog:
-		return l.uncertain
+		return l.notRefunded
 	default:
 		return min(l.untold, l.unanswered)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -86,20 +87,28 @@ func (m *matrix) try(ctx context.Context, group []cell) (outcomes []*outcome, er
 		return nil, err
 	}
 	for range attempts {
-		if outcomes, err = m.tryOnce(ctx, group); err != nil || !anyStill(outcomes) {
+		if outcomes, err = m.tryOnce(ctx, group); err != nil {
+			return nil, err
+		}
+		if !slices.ContainsFunc(outcomes, (*outcome).isStill) {
 			break
 		}
 	}
-	return outcomes, err
-}
-
-func anyStill(outcomes []*outcome) bool {
-	for _, o := range outcomes {
-		if o.isStill() {
-			return true
-		}
+	if len(group) == 1 {
+		return outcomes, nil
 	}
-	return false
+	for i, o := range outcomes {
+		if !o.isIdle() {
+			continue
+		}
+		// On a busy machine it reaches its limit when it is alone.
+		again, err := m.try(ctx, group[i:i+1])
+		if err != nil {
+			return nil, err
+		}
+		outcomes[i] = again[0]
+	}
+	return outcomes, nil
 }
 
 func (m *matrix) tryOnce(ctx context.Context, group []cell) ([]*outcome, error) {
