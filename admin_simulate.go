@@ -105,7 +105,7 @@ func (s *simulation) meet(h *Handler, r *http.Request) (goesOn bool, err error) 
 	}
 	p.enter()
 	defer p.release()
-	p.states = make([]store.State, len(p.reqs))
+	p.clearStates()
 	for i := range p.reqs {
 		p.states[i] = p.wouldBeTold(r.Context(), i)
 	}

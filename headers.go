@@ -41,7 +41,7 @@ func (t *tracker) setHeaders() {
 		}
 	}
 	if part != nil {
-		setLimitHeaders(t.Header(), part.zones[at].Zone, &part.states[at])
+		t.setLimitHeaders(t.Header(), part.zones[at].Zone, &part.states[at])
 	}
 	if ietf {
 		t.setFields(t.Header())
@@ -52,7 +52,7 @@ func (t *tracker) setHeaders() {
 func (t *tracker) setRefusal(p *part, i int, h http.Header) {
 	deleteLimitHeaders(h)
 	if p.handler.setsGitHub() {
-		setLimitHeaders(h, p.zones[i].Zone, &p.states[i])
+		t.setLimitHeaders(h, p.zones[i].Zone, &p.states[i])
 	}
 	if p.handler.setsIETF() {
 		t.setFields(h)
@@ -67,8 +67,8 @@ func ceilSeconds(microseconds int64) int64 {
 
 // setLimitHeaders sets the headers that tell of st, in place of any that are
 // there, such as a backend's own. It is called for every request: keys are in
-// canonical form and all values share one string and one slice.
-func setLimitHeaders(h http.Header, z *Zone, st *store.State) {
+// canonical form, all values share one string, and t has the room for them.
+func (t *tracker) setLimitHeaders(h http.Header, z *Zone, st *store.State) {
 	var scratch [96]byte
 	b := strconv.AppendInt(scratch[:0], st.Limit, 10)
 	limit := len(b)
@@ -78,7 +78,8 @@ func setLimitHeaders(h http.Header, z *Zone, st *store.State) {
 	used := len(b)
 	b = strconv.AppendInt(b, ceilSeconds(st.Reset), 10)
 	text := string(b)
-	values := []string{text[:limit], text[limit:remaining], text[remaining:used], text[used:], z.Name}
+	values := &t.limitValues
+	*values = [...]string{text[:limit], text[limit:remaining], text[remaining:used], text[used:], z.Name}
 	h["X-Ratelimit-Limit"] = values[0:1:1]
 	h["X-Ratelimit-Remaining"] = values[1:2:2]
 	h["X-Ratelimit-Used"] = values[2:3:3]

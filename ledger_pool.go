@@ -12,7 +12,7 @@ import (
 // accounts hold what requests cost from their admission until they are settled.
 type accounts interface {
 	// Admit is [ledger.Ledger.Admit].
-	Admit(ctx context.Context, reqs []store.Request) []store.State
+	Admit(ctx context.Context, reqs []store.Request, states []store.State)
 	// RefuseKnown is [ledger.Ledger.RefuseKnown].
 	RefuseKnown(reqs []store.Request, states []store.State) bool
 	// Settle is [ledger.Ledger.Settle].

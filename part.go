@@ -34,6 +34,17 @@ type part struct {
 	zonesRoom [2]*zoneUse
 	reqsRoom  [2]store.Request
 	marksRoom [2]mark
+	stateRoom [2]store.State
+}
+
+// clearStates makes the states those of zones that were not asked.
+func (p *part) clearStates() {
+	if len(p.reqs) > len(p.stateRoom) {
+		p.states = make([]store.State, len(p.reqs))
+		return
+	}
+	p.states = p.stateRoom[:len(p.reqs)]
+	clear(p.states)
 }
 
 // mark tells where a zone's state came from.
@@ -84,12 +95,12 @@ func (p *part) wasAsked(i int) bool { return p.states[i].Err != nil || p.states[
 // pass. An error of the store is a state's; the error it returns ends the
 // request.
 func (p *part) ask(r *http.Request) error {
+	p.clearStates()
 	if open := p.onlyOpen(); open != nil && !p.anyTakes() && p.observed == nil {
-		p.states = open.admit(r.Context(), p.reqs)
+		open.admit(r.Context(), p.reqs, p.states)
 		p.noteHeld(nil)
 		return p.handleErrors(r, store.Store.Check, nil)
 	}
-	p.states = make([]store.State, len(p.reqs))
 	if len(p.observed) > 0 && p.refuseKnown(p.enforced()) {
 		// Those that only observe cost such a request no call either.
 		return nil
@@ -240,8 +251,8 @@ func (p *part) where(is func(i int) bool) (some []int) {
 // question is a method of a store that answers requests.
 type question = func(s store.Store, ctx context.Context, reqs []store.Request) []store.State
 
-// openQuestion is a method of an opened store that answers requests.
-type openQuestion = func(open *openedStore, ctx context.Context, reqs []store.Request) []store.State
+// openQuestion is a method of an opened store that sets the states of requests.
+type openQuestion = func(open *openedStore, ctx context.Context, reqs []store.Request, states []store.State)
 
 // askSome asks about some zones: each store in one call, both at the same time.
 func (p *part) askSome(ctx context.Context, ask openQuestion, some []int) {
@@ -265,7 +276,13 @@ func (p *part) askIn(ctx context.Context, in int, ask openQuestion, some []int) 
 		}
 		return
 	}
-	p.put(some, ask(v.open, ctx, p.pick(some)))
+	if len(some) == len(p.reqs) {
+		ask(v.open, ctx, p.reqs, p.states)
+		return
+	}
+	states := make([]store.State, len(some))
+	ask(v.open, ctx, p.pick(some), states)
+	p.put(some, states)
 }
 
 // pick returns the requests of some zones.

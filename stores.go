@@ -118,18 +118,16 @@ func (u *storeUse) enterOpen() *openedStore {
 }
 
 // admit checks, and holds in flight what is allowed.
-func (open *openedStore) admit(ctx context.Context, reqs []store.Request) []store.State {
+func (open *openedStore) admit(ctx context.Context, reqs []store.Request, states []store.State) {
 	ctx, span := open.startSpan(ctx, "check", reqs)
-	states := open.accounts.Admit(ctx, reqs)
+	open.accounts.Admit(ctx, reqs, states)
 	endSpan(span, states)
-	return states
 }
 
-func (open *openedStore) take(ctx context.Context, reqs []store.Request) []store.State {
+func (open *openedStore) take(ctx context.Context, reqs []store.Request, states []store.State) {
 	ctx, span := open.startSpan(ctx, "take", reqs)
-	states := open.store.Take(ctx, reqs)
+	copy(states, open.store.Take(ctx, reqs))
 	endSpan(span, states)
-	return states
 }
 
 // detachedPatience bounds a call for which nobody waits, in a store that cannot

@@ -30,6 +30,9 @@ type tracker struct {
 	refusedBy *Zone
 	settled   bool
 
+	// limitValues are those of the headers X-RateLimit-*.
+	limitValues [5]string
+
 	firstPart part
 	partsRoom [2]*part
 }

@@ -77,7 +77,9 @@ func closeAll(processes []*process) error {
 // serve charges after: what is admitted takes its time and is settled.
 func (p *process) serve(ctx context.Context, r store.Request, takes time.Duration) store.State {
 	reqs := []store.Request{r}
-	st := p.ledger.Admit(ctx, reqs)[0]
+	states := make([]store.State, len(reqs))
+	p.ledger.Admit(ctx, reqs, states)
+	st := states[0]
 	if st.Err == nil && st.Allowed {
 		time.Sleep(takes)
 		p.ledger.Settle(reqs, nil)

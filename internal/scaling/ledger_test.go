@@ -123,7 +123,8 @@ func send(l *ledger.Ledger, before bool, r store.Request) bool {
 	if before {
 		return l.Take(context.Background(), reqs)[0].Allowed
 	}
-	if !l.Admit(context.Background(), reqs)[0].Allowed {
+	states := make([]store.State, 1)
+	if l.Admit(context.Background(), reqs, states); !states[0].Allowed {
 		return false
 	}
 	time.Sleep(serving * time.Microsecond)

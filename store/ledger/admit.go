@@ -9,22 +9,21 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// Admit is Check, but the cost of what is allowed is held in flight: it counts
-// against what comes later, until [Ledger.Settle] ends that. Where a bucket is
-// known to refuse its request, the others are not asked about, and their states
-// are zero.
-func (l *Ledger) Admit(ctx context.Context, reqs []store.Request) []store.State {
-	states := make([]store.State, len(reqs))
+// Admit sets the states of requests as Check tells them, but the cost of what is
+// allowed is held in flight: it counts against what comes later, until
+// [Ledger.Settle] ends that. Where a bucket is known to refuse its request, the
+// others are not asked about, and their states stay as they were, which is to be
+// zero.
+func (l *Ledger) Admit(ctx context.Context, reqs []store.Request, states []store.State) {
 	// A single one is looked at when it joins a question.
 	if len(reqs) > 1 && l.RefuseKnown(reqs, states) {
-		return states
+		return
 	}
 	a := admissions.Get().(*admission)
 	a.ledger, a.ctx, a.reqs, a.states = l, ctx, reqs, states
 	a.run()
 	*a = admission{}
 	admissions.Put(a)
-	return states
 }
 
 // admissions are given back once nobody has anything to tell them.

@@ -42,24 +42,24 @@ func BenchmarkLedger(b *testing.B) {
 	}
 	for _, c := range []struct {
 		name string
-		run  func(l *Ledger, reqs []store.Request)
+		run  func(l *Ledger, reqs []store.Request, states []store.State)
 	}{
-		{"store alone", func(l *Ledger, reqs []store.Request) {
+		{"store alone", func(l *Ledger, reqs []store.Request, states []store.State) {
 			l.store.Check(context.Background(), reqs)
 			l.store.ChargeReported(reqs, func(int, store.State) {})
 		}},
-		{"charge after", func(l *Ledger, reqs []store.Request) {
-			l.Admit(context.Background(), reqs)
+		{"charge after", func(l *Ledger, reqs []store.Request, states []store.State) {
+			l.Admit(context.Background(), reqs, states)
 			l.Settle(reqs, nil)
 		}},
-		{"charge before", func(l *Ledger, reqs []store.Request) { l.Take(context.Background(), reqs) }},
-		{"batch", func(l *Ledger, reqs []store.Request) {
+		{"charge before", func(l *Ledger, reqs []store.Request, states []store.State) { l.Take(context.Background(), reqs) }},
+		{"batch", func(l *Ledger, reqs []store.Request, states []store.State) {
 			reqs[0].Batch = 1000
 			l.Take(context.Background(), reqs)
 		}},
-		{"refused", func(l *Ledger, reqs []store.Request) {
+		{"refused", func(l *Ledger, reqs []store.Request, states []store.State) {
 			reqs[0].Events = 1
-			l.Admit(context.Background(), reqs)
+			l.Admit(context.Background(), reqs, states)
 		}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
@@ -67,7 +67,7 @@ func BenchmarkLedger(b *testing.B) {
 			defer l.Leave()
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
-				c.run(l, []store.Request{requests[i%len(requests)]})
+				c.run(l, []store.Request{requests[i%len(requests)]}, make([]store.State, 1))
 			}
 		})
 	}

@@ -37,7 +37,12 @@ type flight struct {
 	// users are those that hold some of it or look at it; the page's lock
 	// guards the number.
 	users int
+	// asked is what the store is asked.
+	asked [1]store.Request
 }
+
+// idle are flights that nobody uses.
+var idle = sync.Pool{New: func() any { return new(flight) }}
 
 // NewFlights returns none.
 func NewFlights() *Flights {
@@ -71,7 +76,7 @@ func (f *Flights) use(r *store.Request) (*flightPage, identity.ID, *flight) {
 	p.mu.Lock()
 	fl, ok := p.flights[id]
 	if !ok {
-		fl = new(flight)
+		fl = idle.Get().(*flight)
 		p.flights[id] = fl
 	}
 	fl.users++
@@ -89,6 +94,8 @@ func (p *flightPage) leave(id identity.ID, fl *flight, users int, cost int64) {
 	p.inFlight += cost
 	if fl.users -= users; fl.users == 0 {
 		delete(p.flights, id)
+		*fl = flight{}
+		idle.Put(fl)
 	}
 }
 
@@ -109,17 +116,16 @@ func NewLocal(flights *Flights, s store.Store) *Local {
 }
 
 // Admit is [Ledger.Admit].
-func (l *Local) Admit(ctx context.Context, reqs []store.Request) []store.State {
-	states := make([]store.State, len(reqs))
+func (l *Local) Admit(ctx context.Context, reqs []store.Request, states []store.State) {
 	for i := range reqs {
 		states[i] = l.admit(ctx, &reqs[i])
 	}
-	return states
 }
 
 func (l *Local) admit(ctx context.Context, r *store.Request) store.State {
 	page, id, fl := l.flights.use(r)
-	asked := []store.Request{*r}
+	asked := fl.asked[:]
+	asked[0] = *r
 	asked[0].Ahead += fl.cost
 	st := l.Check(ctx, asked)[0]
 	switch {

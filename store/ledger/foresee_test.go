@@ -122,7 +122,7 @@ func TestForeseeLocal(t *testing.T) {
 				t.Errorf("with %d in flight: %+v", n, st)
 			}
 		}
-		l.Admit(context.Background(), []store.Request{r})
+		admit(l, r)
 	}
 	if n := flights.Figures().InFlight; n != 2 {
 		t.Errorf("%d are in flight", n)

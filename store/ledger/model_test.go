@@ -274,7 +274,7 @@ func (m *model) client(rng *rand.Rand, requests int) {
 		time.Sleep(time.Duration(rng.Int64N(2*pause + 1)))
 		r := m.request(rng)
 		before := m.words()
-		st := m.ledger.Admit(context.Background(), []store.Request{r})[0]
+		st := admit(m.ledger, r)
 		held := int64(0)
 		switch {
 		case st.Err != nil:
