@@ -250,7 +250,12 @@ func (s *Store) post(what algorithm.Operation, at owner, g group, report func(i 
 		s.refuse(what, at, g, report)
 		return
 	}
-	at.servers.charges.shard.strays.before(what, g, func() { s.send(what, at, g, report) })
+	strays := &at.servers.charges.shard.strays
+	if ends := strays.of(what, g); len(ends) > 0 {
+		strays.after(ends, func() { s.send(what, at, g, report) })
+		return
+	}
+	s.send(what, at, g, report)
 }
 
 // send is post for what nothing has to wait for.

@@ -80,13 +80,8 @@ func (s *strays) await(ctx context.Context, what algorithm.Operation, g group) {
 	}
 }
 
-// before runs send once those have ended whose events g gives back.
-func (s *strays) before(what algorithm.Operation, g group, send func()) {
-	ends := s.of(what, g)
-	if len(ends) == 0 {
-		send()
-		return
-	}
+// after runs send once some have ended.
+func (s *strays) after(ends []chan struct{}, send func()) {
 	s.homing.Go(func() {
 		for _, end := range ends {
 			<-end
