@@ -130,16 +130,15 @@ func TestResetOfLeases(t *testing.T) {
 			backend := startSlowBackend(t)
 			c := startCaddy(t, zonesSite(global, zoneWith("slots", "algorithm concurrency", "events 3", "window 1m"),
 				"reverse_proxy /held "+backend.server.Listener.Addr().String()+"\nrespond ok"))
+			var held []running
 			for range 3 {
-				backend.hold(t, c, "/held", "X-Key: alice")
+				held = append(held, backend.hold(t, c, "/held", "X-Key: alice"))
 			}
 			must(t, "while three run", errors.Join(want("status", c.probe("/", "X-Key: alice").status, http.StatusTooManyRequests),
 				want("used", c.buckets("GET", "slots?key=alice").primaryUsed(), 3)))
 			c.buckets("DELETE", "slots?key=alice")
 			must(t, "after the reset", errors.Join(want("status", c.probe("/", "X-Key: alice").status, http.StatusOK)))
-			for range 3 {
-				backend.release <- struct{}{}
-			}
+			backend.finish(t, held...)
 			eventually(t, "all are over", func() error { return want("used", c.buckets("GET", "slots?key=alice").primaryUsed(), -1) })
 		})
 	}

@@ -12,22 +12,26 @@ import (
 // it begins at once, and ends when it is told to.
 type slowBackend struct {
 	server  *httptest.Server
-	arrived chan *http.Request
-	release chan struct{}
+	arrived chan *arrival
 }
+
+// arrival is a request that is at the backend, which answers it when end is
+// closed.
+type arrival struct{ end chan struct{} }
 
 func startSlowBackend(t *testing.T) *slowBackend {
 	t.Helper()
-	b := &slowBackend{arrived: make(chan *http.Request, 100), release: make(chan struct{}, 100)}
+	b := &slowBackend{arrived: make(chan *arrival, 100)}
 	ended := make(chan struct{})
 	b.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/stream" {
 			_, _ = io.WriteString(w, "first")
 			_ = http.NewResponseController(w).Flush()
 		}
-		b.arrived <- r
+		a := &arrival{make(chan struct{})}
+		b.arrived <- a
 		select {
-		case <-b.release:
+		case <-a.end:
 		case <-r.Context().Done():
 		case <-ended:
 		}
@@ -41,11 +45,11 @@ func startSlowBackend(t *testing.T) *slowBackend {
 }
 
 // await waits until a request has arrived, and so was admitted.
-func (b *slowBackend) await(t *testing.T) *http.Request {
+func (b *slowBackend) await(t *testing.T) *arrival {
 	t.Helper()
 	select {
-	case r := <-b.arrived:
-		return r
+	case a := <-b.arrived:
+		return a
 	case <-time.After(20 * time.Second):
 		t.Fatal("no request arrives at the backend")
 		return nil
@@ -56,12 +60,14 @@ func (b *slowBackend) await(t *testing.T) *http.Request {
 type running struct {
 	answer chan answer
 	err    chan error
+	// at is where it is, if it was seen to arrive.
+	at *arrival
 }
 
 // start sends a request and returns when the backend has it.
 func (b *slowBackend) start(t *testing.T, c *caddyProcess, path string, headers ...string) running {
 	t.Helper()
-	r := running{make(chan answer, 1), make(chan error, 1)}
+	r := running{answer: make(chan answer, 1), err: make(chan error, 1)}
 	go func() {
 		a, err := c.tryAsk(path, headers...)
 		if err != nil {
@@ -70,16 +76,15 @@ func (b *slowBackend) start(t *testing.T, c *caddyProcess, path string, headers 
 		}
 		r.answer <- a
 	}()
-	b.await(t)
+	r.at = b.await(t)
 	return r
 }
 
-// finish lets as many of the backend's requests end as are given, and returns
-// their answers.
+// finish lets requests end that have arrived, and returns their answers.
 func (b *slowBackend) finish(t *testing.T, requests ...running) []answer {
 	t.Helper()
-	for range requests {
-		b.release <- struct{}{}
+	for _, r := range requests {
+		close(r.at.end)
 	}
 	answers := make([]answer, len(requests))
 	for i, r := range requests {

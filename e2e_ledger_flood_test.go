@@ -174,8 +174,7 @@ func TestRequestsInFlightRefuseOthersForASecond(t *testing.T) {
 						must(t, fmt.Sprint("refusal ", i, " ", a.body), errors.Join(a.refuses(algorithm), want("Retry-After", a.retryAfter, 1)))
 					}
 					for range floodEvents {
-						backend.await(t)
-						backend.release <- struct{}{}
+						close(backend.await(t).end)
 					}
 					for range floodEvents {
 						must(t, "request that is served", want("status", next().status, http.StatusOK))

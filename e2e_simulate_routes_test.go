@@ -212,10 +212,10 @@ func TestSimulateKnowsWhatIsInFlight(t *testing.T) {
 			must(t, "a free slot", want("decision", c.simulate("/", "X-Key: alice").Decision, "allowed"))
 			answered := make(chan *http.Response, 1)
 			go func() { resp, _ := c.try("/", "X-Key: alice"); answered <- resp }()
-			backend.await(t)
+			held := backend.await(t)
 			s = c.simulate("/", "X-Key: alice")
 			must(t, "while the slot is taken", errors.Join(want("decision", s.Decision, "refused"), want("used", s.Zones[0].Used, 1)))
-			backend.release <- struct{}{}
+			close(held.end)
 			<-answered
 		})
 	}

@@ -112,13 +112,13 @@ func (c *caddyProcess) awaitLines(t *testing.T, n int, texts ...string) (lines [
 func (b *slowBackend) hold(t *testing.T, c *caddyProcess, path string, headers ...string) running {
 	t.Helper()
 	r := c.begin(t.Context(), path, headers...)
-	b.await(t)
+	r.at = b.await(t)
 	return r
 }
 
 // begin sends a request for the rest of ctx.
 func (c *caddyProcess) begin(ctx context.Context, path string, headers ...string) running {
-	r := running{make(chan answer, 1), make(chan error, 1)}
+	r := running{answer: make(chan answer, 1), err: make(chan error, 1)}
 	go func() {
 		a, err := c.tryProbe(ctx, path, headers...)
 		if err != nil {

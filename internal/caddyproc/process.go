@@ -16,23 +16,32 @@ import (
 
 const module = "github.com/shardlimit/caddy-shardlimit"
 
-// Build builds cmd/caddy into dir, with flags for go build such as "-race", and
-// returns the path of the binary. It is to be called somewhere in the module, or
-// in one that has it replaced by a folder.
-func Build(dir string, flags ...string) (string, error) {
-	binary, err := filepath.Abs(filepath.Join(dir, "caddy"))
-	if err != nil {
-		return "", fmt.Errorf("build caddy: %w", err)
-	}
+// Root returns the folder of the module. It is to be called somewhere in it, or
+// in a module that has it replaced by that folder.
+func Root() (string, error) {
 	find := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module)
 	find.Stderr = os.Stderr
 	root, err := find.Output()
 	if err != nil {
 		return "", fmt.Errorf("find the module of caddy: %w", err)
 	}
+	return strings.TrimSpace(string(root)), nil
+}
+
+// Build builds cmd/caddy into dir, with flags for go build such as "-race", and
+// returns the path of the binary. It is to be called where [Root] is.
+func Build(dir string, flags ...string) (string, error) {
+	binary, err := filepath.Abs(filepath.Join(dir, "caddy"))
+	if err != nil {
+		return "", fmt.Errorf("build caddy: %w", err)
+	}
+	root, err := Root()
+	if err != nil {
+		return "", err
+	}
 	args := append([]string{"build", "-o", binary}, flags...)
 	build := exec.Command("go", append(args, module+"/cmd/caddy")...)
-	build.Dir = strings.TrimSpace(string(root))
+	build.Dir = root
 	build.Stderr = os.Stderr
 	if err := build.Run(); err != nil {
 		return "", fmt.Errorf("build caddy: %w", err)
