@@ -54,6 +54,10 @@ type lane struct {
 	gathering sync.Mutex
 	// flight is full while a pipeline to a nearby server is on its way.
 	flight chan struct{}
+	// turns, without pipelining, is full while all connections are used.
+	turns chan struct{}
+	// watched is how many wait for calls of a persistent lane.
+	watched atomic.Int32
 	// fault is the last that spoke against the server.
 	fault fault
 	// lags is set while a replica is too far behind to be asked; lag is how far,
@@ -86,7 +90,9 @@ func newLane(s *Shard, addr string, persistent bool) *lane {
 		IsSuccessful:  func(err error) bool { return !isServerFault(err) },
 		OnStateChange: l.tellState,
 	})
-	if !opts.NoPipelining {
+	if opts.NoPipelining {
+		l.turns = make(chan struct{}, opts.poolSize())
+	} else {
 		l.batch = maxBatch
 	}
 	l.lag.Store(int64(unknownLag))
@@ -116,6 +122,11 @@ func (l *lane) do(ctx context.Context, c *call) (sent bool, err error) {
 		// Its workers may be waiting still for what it owes.
 		return false, l.down()
 	}
+	if l.turns != nil {
+		return l.doAlone(ctx, c)
+	}
+	l.watched.Add(1)
+	defer l.watched.Add(-1)
 	if err := l.queue.put(c); err != nil {
 		return false, fmt.Errorf("redis %s: %w", l.addr, err)
 	}
@@ -142,6 +153,9 @@ func (l *lane) close(ctx context.Context) {
 	})
 	defer context.AfterFunc(ctx, end)()
 	l.workers.Wait()
+	for range cap(l.turns) {
+		l.turns <- struct{}{}
+	}
 	end()
 }
 
@@ -154,7 +168,13 @@ func (l *lane) work() {
 			return
 		}
 		start := time.Now()
+		if l.turns != nil {
+			l.turns <- struct{}{}
+		}
 		l.run(batch, cmds)
+		if l.turns != nil {
+			<-l.turns
+		}
 		if alone {
 			<-l.flight
 		}
@@ -176,7 +196,9 @@ func (l *lane) gather(batch []*call) (_ []*call, alone bool) {
 	}
 	switch {
 	case l.persistent:
-		pause(l.life, linger)
+		if l.watched.Load() == 0 {
+			pause(l.life, linger)
+		}
 	case l.pace.Load() < int64(nearby):
 		alone = l.takeOff()
 		// Requests that are ready to run go first: what they ask goes along.
@@ -277,75 +299,6 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// send gives every command its outcome of one try. A server that does not know
-// a script is given it, and asked again.
-func (l *lane) send(ctx context.Context, cmds []*command) {
-	var reported func(error)
-	err := ErrShardDown
-	if l.isUp() {
-		reported, err = l.breaker.Allow()
-	}
-	if err != nil {
-		err = notExecuted(l.down())
-		for _, cmd := range cmds {
-			cmd.outcome = err
-		}
-		return
-	}
-	fault := l.pipeline(ctx, cmds)
-	if unknown := withoutScript(cmds); len(unknown) > 0 {
-		if fault = l.load(ctx, unknown); fault == nil {
-			fault = l.pipeline(ctx, unknown)
-		}
-	}
-	l.fault.note(fault)
-	reported(fault)
-}
-
-// pipeline sends cmds in one round trip and returns an error that speaks
-// against the server, if there is one.
-func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
-	pipe := l.client.Pipeline()
-	var teller *command
-	var passed int64
-	for _, cmd := range cmds {
-		if cmd.sent || cmd.outcome != nil {
-			cmd.renew()
-		}
-		if cmd.clock != nil {
-			if cmd.stamp(passed); teller == nil {
-				// The first one reads the clock; the others may save it.
-				teller, passed = cmd, cmd.clock.passed(time.Now())
-			}
-		}
-		_ = pipe.Process(ctx, cmd)
-	}
-	_, err := pipe.Exec(ctx)
-	at := time.Now()
-	for _, cmd := range cmds {
-		if l.settle(cmd, err); isServerFault(cmd.outcome) {
-			fault = cmd.outcome
-		}
-	}
-	if teller != nil && teller.outcome == nil {
-		if reply := teller.integers(); len(reply) > 0 && reply[placeOfNow] != 0 {
-			teller.clock.observe(reply[placeOfNow], at)
-		}
-	}
-	return fault
-}
-
-// settle sets what became of cmd in a pipeline that returned execErr.
-func (l *lane) settle(cmd *command, execErr error) {
-	if cmd.settleOutcome(execErr); cmd.outcome == nil {
-		return
-	}
-	if l.shard.finder != nil && pointsElsewhere(cmd.outcome) {
-		l.shard.nudge()
-	}
-	cmd.outcome = fmt.Errorf("redis %s: %w", l.addr, cmd.outcome)
-}
-
 // warm connects and brings the scripts, so that the first call does not have
 // to wait for that. What goes wrong will be said by the call that needs it.
 func (l *lane) warm(ctx context.Context) {
@@ -375,13 +328,4 @@ func (l *lane) load(ctx context.Context, cmds []*command) error {
 		return err
 	}
 	return nil
-}
-
-func withoutScript(cmds []*command) (unknown []*command) {
-	for _, cmd := range cmds {
-		if cmd.outcome != nil && isNoScript(cmd.outcome) {
-			unknown = append(unknown, cmd)
-		}
-	}
-	return unknown
 }
