@@ -25,6 +25,8 @@ type call struct {
 	done chan struct{}
 	// detached, if set, is run in place of signalling done.
 	detached func(*call)
+	// room is that of the first command, if it is a script's.
+	room scriptCommand
 }
 
 var callPool = sync.Pool{New: func() any { return &call{done: make(chan struct{}, 1)} }}
@@ -41,6 +43,7 @@ func (c *call) release() {
 	clear(c.cmds)
 	c.cmds = c.cmds[:0]
 	c.detached = nil
+	c.room = scriptCommand{}
 	c.state.Store(callQueued)
 	callPool.Put(c)
 }

@@ -37,8 +37,15 @@ type command struct {
 	firstKey int8
 	// ints are the numbers that a script is given, packed into one of them.
 	ints   []int64
-	packed []byte
+	packed packed
 }
+
+// packed is numbers as one argument. Its pointer is what go-redis is given, for
+// to box a slice is to allocate.
+type packed []byte
+
+// MarshalBinary implements [encoding.BinaryMarshaler].
+func (p *packed) MarshalBinary() ([]byte, error) { return *p, nil }
 
 // readCommand and scriptCommand have the room that a command needs.
 type (
@@ -84,24 +91,20 @@ func newRead(word any, key string, rest ...any) *command {
 	return &c.command
 }
 
-// newCommand returns a call of s on one key, to which arguments are added.
-func newCommand(s *script, op algorithm.Operation, readOnly bool, key string) *scriptCommand {
-	c := &scriptCommand{command: command{script: s, key: key, firstKey: 3}}
+// begin makes c a call of s on one key, to which arguments are added.
+func (c *scriptCommand) begin(s *script, op algorithm.Operation, readOnly bool, key string) {
+	*c = scriptCommand{command: command{script: s, key: key, firstKey: 3}}
 	word := wordEvalSHA
 	if readOnly {
 		word = wordEvalSHARO
 	}
-	c.args = append(c.argsRoom[:0], word, s.sha, wordOneKey, &c.key, operations[op], nil)
+	c.args = append(c.argsRoom[:0], word, s.sha, wordOneKey, &c.key, operations[op], &c.packed)
 	c.ints, c.packed = c.intsRoom[:0], c.packedRoom[:0]
-	return c
 }
 
-// placeOfNumbers is where in a script's command its numbers are. Redis turns
-// each argument into a text and each number of a reply into one more, which
-// costs it more than the script does.
-const placeOfNumbers = 5
-
-// add adds numbers.
+// add adds numbers. They are packed into one argument: Redis turns each into a
+// text and each number of a reply into one more, which costs it more than the
+// script does.
 func (c *scriptCommand) add(numbers ...int64) { c.ints = append(c.ints, numbers...) }
 
 // addID adds an argument that is a text.
@@ -117,7 +120,6 @@ func (c *command) renew() {
 		for _, n := range c.ints {
 			c.packed = binary.LittleEndian.AppendUint64(c.packed, math.Float64bits(float64(n)))
 		}
-		c.args[placeOfNumbers] = c.packed
 		c.Cmder = goredis.NewStringCmd(context.Background(), c.args...)
 	} else {
 		// Texts, so that a bucket that somebody tampered with spoils its own

@@ -54,14 +54,15 @@ func (op operation) role() store.Role {
 	return store.RolePrimary
 }
 
-func (op operation) command(keys bucketKeys, r *store.Request) *command {
+// command is what asks about one bucket. A call of a script is put where c is.
+func (op operation) command(keys bucketKeys, r *store.Request, c *scriptCommand) *command {
 	keys.tagged = op.tagged
 	key := keys.key(r.Limit, r.ClientKey)
 	l := layoutOf(r.Limit.Algorithm)
 	if op.readOnly && l.read != nil {
 		return l.read(key)
 	}
-	c := newCommand(l.script, op.Operation, op.readOnly, key)
+	c.begin(l.script, op.Operation, op.readOnly, key)
 	c.clock, c.reads = op.clock, op.reads()
 	c.add(op.now)
 	l.arguments(c, op.Operation, r)
@@ -138,8 +139,12 @@ func isUnopened(r *store.Request, st *store.State) bool {
 
 func (s *Store) call(g group, deadline time.Time, op operation) *call {
 	c := newCall(deadline)
-	for _, i := range g.members {
-		c.cmds = append(c.cmds, op.command(s.keys, &g.reqs[i]))
+	for n, i := range g.members {
+		room := &c.room
+		if n > 0 {
+			room = new(scriptCommand)
+		}
+		c.cmds = append(c.cmds, op.command(s.keys, &g.reqs[i], room))
 	}
 	return c
 }

@@ -121,12 +121,14 @@ func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 		call := newCall(time.Now().Add(patience))
 		// The first of a pipeline always reads it.
 		for range 2 {
-			cmd := newCommand(scriptFixedWindow, algorithm.Check, false, "other")
+			cmd := new(scriptCommand)
+			cmd.begin(scriptFixedWindow, algorithm.Check, false, "other")
 			cmd.add(now.UnixMicro(), 60e6, 0, 0, 0)
 			cmd.renew()
 			call.cmds = append(call.cmds, &cmd.command)
 		}
-		charge := newCommand(scriptFixedWindow, algorithm.Charge, false, key)
+		charge := new(scriptCommand)
+		charge.begin(scriptFixedWindow, algorithm.Charge, false, key)
 		charge.add(-now.Add(-c.passed).UnixMicro(), 60e6, 1, 0, 0)
 		charge.renew()
 		call.cmds[1] = &charge.command
