@@ -8,7 +8,7 @@ FUZZTIME          ?= 10s
 SOAK              ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak lint bench bench-peers algorithms calls faults guarantees scaling fmt demo
+.PHONY: help run test soak lint bench bench-quick algorithms calls faults guarantees scaling fmt demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -39,14 +39,15 @@ lint: $(GOLANGCI) ## check format, go vet, golangci-lint, go.mod and the modules
 	cd bench && $(GO) mod tidy -diff
 	cd bench && $(GO) mod verify
 
-bench: ## run all benchmarks, and write docs/benchmarks.md
+bench: ## measure the limiter and its peers, and write docs/benchmarks.md
 	scripts/install-needed.sh
-	$(GO) test -run '^$$' -bench . -benchmem ./...
-	$(GO) run ./internal/bench -o docs/benchmarks.md
+	cd bench && $(GO) run . -docs ../docs
+	$(GO) run ./internal/scaling
 
-bench-peers: ## compare with other limiters, and write docs/benchmarks.md
+bench-quick: ## run every benchmark for a moment, and write nothing
 	scripts/install-needed.sh
-	cd bench && $(GO) run . -o ../docs/benchmarks.md
+	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
+	cd bench && $(GO) run . -quick
 
 algorithms: ## draw and measure the algorithms, for docs/algorithms.md
 	scripts/install-needed.sh

@@ -1,58 +1,76 @@
-// Command bench compares a Take of the Redis store with a decision of other
-// limiters for Go that count in Redis. All use one redis-server, which it
-// starts, and take turns, several rounds; what counts is the ratio to the
-// fastest of the others in the same round.
+// Command bench measures the limiter: its stores against other limiters for Go,
+// and in Caddy against Caddy without it. It starts the servers that it needs, and
+// writes docs/benchmarks.md and its pictures.
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
+	"path/filepath"
 	"time"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/bench/endtoend"
+	"github.com/shardlimit/caddy-shardlimit/bench/libraries"
+	"github.com/shardlimit/caddy-shardlimit/internal/document"
 )
 
 var (
-	rounds   = flag.Int("rounds", 15, "rounds, of which the median counts")
-	duration = flag.Duration("duration", 300*time.Millisecond, "how long each limiter runs in a round")
-	out      = flag.String("o", "", "file to write the report to, between two marks, besides standard output")
+	docs   = flag.String("docs", "", "folder of the documents to write to; none if empty")
+	quick  = flag.Bool("quick", false, "measure everything once, for a moment: it shows that it runs, and no speed")
+	rounds = flag.Int("rounds", 5, "rounds, of which the median counts")
 )
 
 func main() {
 	flag.Parse()
-	if err := run(); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
-func run() (err error) {
-	if *rounds < 1 || *duration <= 0 {
-		return errors.New("rounds and duration must be positive")
-	}
-	server, err := redistest.Launch(redistest.Options{})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, server.Stop()) }()
+// What -quick makes of each measurement.
+const (
+	quickLibraries = 50 * time.Millisecond
+	quickEndToEnd  = 100 * time.Millisecond
+)
 
-	var all []*comparison
-	for _, goroutines := range []int{64, 256} {
-		comparisons, err := compare(kinds, goroutines, *rounds, *duration, server)
-		if err != nil {
-			return err
-		}
-		all = append(all, comparisons...)
+func run(ctx context.Context) error {
+	if *rounds < 1 {
+		return errors.New("rounds must be positive")
 	}
-	text, err := report(all, *rounds, *duration, server)
+	began := time.Now()
+	own, err := ownAllocations(ctx)
 	if err != nil {
 		return err
 	}
+	library, caddy := libraries.Options{Rounds: *rounds}, endtoend.Options{Rounds: *rounds}
+	if *quick {
+		library = libraries.Options{Rounds: 1, Length: quickLibraries, Goroutines: []int{1, 64}}
+		caddy = endtoend.Options{Rounds: 1, Length: quickEndToEnd, Quick: true}
+	}
+	m := &measured{own: own}
+	if m.endToEnd, err = endtoend.Run(ctx, caddy, os.Stderr); err != nil {
+		return fmt.Errorf("measure the limiter in Caddy: %w", err)
+	}
+	if m.libraries, err = libraries.Run(ctx, library, os.Stderr); err != nil {
+		return fmt.Errorf("measure the stores: %w", err)
+	}
+	m.took = time.Since(began)
+	text := m.markdown()
 	fmt.Print(text)
-	if *out == "" {
+	if *docs == "" {
 		return nil
 	}
-	return rewrite(*out, text)
+	pictures := filepath.Join(*docs, "img")
+	return errors.Join(
+		m.endToEnd.Draw(pictures),
+		m.libraries.Draw(pictures),
+		document.Rewrite(filepath.Join(*docs, "benchmarks.md"), "bench", text),
+	)
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs what the tests need beside Go and is not there yet: make,
-# redis-server, a C compiler for the race detector, promtool for the alert rules,
-# nginx for an example, and chromium for the page of `caddy rate-limit ui`. Knows
-# Debian and its descendants.
+# Installs what the tests and benchmarks need beside Go and is not there yet:
+# make, redis-server, a C compiler for the race detector, promtool for the alert
+# rules, nginx for an example, chromium for the page of `caddy rate-limit ui`, and
+# wrk for a second opinion on speed. Knows Debian and its descendants.
 #
 # The services that come with the packages are neither started now nor at the
 # next boot: the tests start servers of their own.
@@ -14,6 +14,7 @@ wanted() {
 	command -v promtool >/dev/null || echo prometheus
 	[ -x /usr/sbin/nginx ] || command -v nginx >/dev/null || echo nginx
 	command -v chromium >/dev/null || echo chromium
+	command -v wrk >/dev/null || echo wrk
 	local cc
 	cc=$(go env CC)
 	command -v "${cc%% *}" >/dev/null || echo gcc libc6-dev

@@ -1,161 +1,127 @@
-// Command bench measures what the limiter costs in Caddy's process and in
-// Redis, as CPU time per request, against Caddy without a limiter that sends
-// the same headers. All cases run in turn, several rounds, in one Caddy; what
-// counts is their ratio to the floor of the same round.
-package main
+// Package endtoend measures what the limiter costs: CPU time per request in
+// Caddy's process and in Redis, and latency. The comparison is with Caddy
+// without a limiter that sends the same headers, the floor. All cases run in
+// turn, several rounds; what counts is their ratio to, or difference from, the
+// floor of the same round.
+package endtoend
 
 import (
 	"context"
-	"flag"
+	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"regexp"
-	"slices"
-	"strconv"
-	"strings"
+	"io"
 	"time"
-
-	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
-	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
-	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
-var (
-	rounds      = flag.Int("rounds", 7, "rounds, of which the median counts")
-	duration    = flag.Duration("duration", 3*time.Second, "how long each case runs in a round")
-	connections = flag.Int("connections", 64, "requests at a time")
-	clients     = flag.Int64("clients", 500, "distinct client keys")
-	only        = flag.String("only", "", "regular expression for the names of the cases to run, beside the floors; all if empty")
-	out         = flag.String("o", "", "file to write the report to, as Markdown, besides standard output")
-)
-
-func main() {
-	flag.Parse()
-	wanted, err := regexp.Compile(*only)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		os.Exit(1)
-	}
-	cases = slices.DeleteFunc(cases, func(c benchCase) bool { return !isFloor(c.name) && !wanted.MatchString(c.name) })
-	if err := run(); err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		os.Exit(1)
-	}
+// Options say how much is measured.
+type Options struct {
+	// Rounds is how many rounds there are, of which the median counts; 0 means 5.
+	Rounds int
+	// Length is how long each case runs in a round; 0 means a second.
+	Length time.Duration
+	// Connections is how many requests run at a time; 0 means 64.
+	Connections int
+	// Quick leaves out what takes long, for tests: there are fewer clients, and
+	// nothing is run to warm up.
+	Quick bool
+	// Caddy is the path of a Caddy with this module; one is built if it is empty.
+	Caddy string
 }
 
-func run() error {
-	dir, err := os.MkdirTemp("", "bench")
-	if err != nil {
-		return err
+// sweepKeys is how many clients the cases of the sweep have, unless that is what
+// differs.
+func (o *Options) sweepKeys() int64 {
+	if o.Quick {
+		return 1_000
 	}
-	defer os.RemoveAll(dir)
-	shard, err := redistest.LaunchShard(1)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = shard.Stop() }()
-	caddy, err := startCaddy(dir, shard)
-	if err != nil {
-		return err
-	}
-	defer caddy.Stop()
+	return 10_000
+}
 
-	perRequest := map[string][]sample{}
-	for round := range *rounds + 1 {
-		for _, c := range cases {
-			s, err := measure(c, caddy, shard)
-			if err != nil {
-				return fmt.Errorf("%s: %w", c.name, err)
+// manyKeys is how many the last value of the sweep by keys has.
+func (o *Options) manyKeys() int64 {
+	if o.Quick {
+		return 5_000
+	}
+	return 1_000_000
+}
+
+// heapKeys is how many are counted to see what they take of Caddy's heap.
+func (o *Options) heapKeys() int64 {
+	if o.Quick {
+		return 2_000
+	}
+	return 50_000
+}
+
+// leadIn is how long a case runs before it is measured for so long, so that what
+// is known of its clients is what it would be in the long run.
+func leadIn(length time.Duration) time.Duration { return length / 8 }
+
+// slices is how many rounds of latencies there are for each other round, each so
+// much shorter: a pause of the machine spoils a round, and so not many of them.
+func (o *Options) slices() int {
+	if o.Quick {
+		return 1
+	}
+	return 3
+}
+
+// Run measures everything and tells progress what it does.
+func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err error) {
+	if opts.Rounds == 0 {
+		opts.Rounds = 5
+	}
+	if opts.Length == 0 {
+		opts.Length = time.Second
+	}
+	if opts.Connections == 0 {
+		opts.Connections = 64
+	}
+	start := time.Now()
+	say := func(format string, args ...any) {
+		fmt.Fprintf(progress, "%4.0fs "+format+"\n", append([]any{time.Since(start).Seconds()}, args...)...)
+	}
+	l, err := openLab(opts)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, l.close()) }()
+	r := newResult(opts, l)
+	say("fill Redis with %d buckets", opts.manyKeys())
+	if r.memory, err = l.measureMemory(ctx); err != nil {
+		return nil, err
+	}
+	if r.pings, err = l.pings(ctx); err != nil {
+		return nil, err
+	}
+	if err := l.greet(ctx); err != nil {
+		return nil, err
+	}
+	for _, step := range []struct {
+		name   string
+		rounds int
+		run    func(ctx context.Context, isCounted bool) error
+	}{
+		{"cases", opts.Rounds, func(ctx context.Context, isCounted bool) error { return l.measureAll(ctx, l.cases, r.cases, isCounted) }},
+		{"sweep", opts.Rounds, func(ctx context.Context, isCounted bool) error { return l.measureAll(ctx, l.sweep, r.sweep, isCounted) }},
+		{"latency", opts.Rounds * opts.slices(), func(ctx context.Context, isCounted bool) error { return l.measureLatencies(ctx, r, isCounted) }},
+		{"wrk", opts.Rounds, func(ctx context.Context, isCounted bool) error { return l.crossCheck(ctx, r, isCounted) }},
+	} {
+		// The first round opens windows and connections.
+		for round := range step.rounds + 1 {
+			if round == 0 && opts.Quick {
+				continue
 			}
-			// The first round opens windows and connections.
-			if round > 0 {
-				perRequest[c.name] = append(perRequest[c.name], s)
+			say("%s: round %d of %d", step.name, round, step.rounds)
+			if err := step.run(ctx, round > 0); err != nil {
+				return nil, fmt.Errorf("%s: %w", step.name, err)
 			}
 		}
 	}
-	return report(perRequest)
-}
-
-// isFloor tells whether other cases are compared with that one.
-func isFloor(name string) bool {
-	return slices.ContainsFunc(cases, func(c benchCase) bool { return c.floor == name })
-}
-
-// sample is one case in one round, per request in microseconds.
-type sample struct{ caddy, primary, replica, rate float64 }
-
-func measure(c benchCase, p *caddyproc.Process, shard *redistest.Shard) (s sample, err error) {
-	caddyBefore, primaryBefore, replicaBefore, err := cpuTimes(p, shard)
-	if err != nil {
-		return s, err
-	}
-	keys := c.clients
-	if keys == 0 {
-		keys = *clients
-	}
-	result, err := loadgen.Run(context.Background(), loadgen.Options{
-		Addr: c.addr, Header: "X-Key", Connections: *connections, Duration: *duration,
-		Key: func(n int64) string { return "client-" + strconv.FormatInt(n%keys, 10) },
-	})
-	if err != nil {
-		return s, err
-	}
-	// The last charges are on their way still.
-	time.Sleep(50 * time.Millisecond)
-	caddyAfter, primaryAfter, replicaAfter, err := cpuTimes(p, shard)
-	if err != nil {
-		return s, err
-	}
-	if odd := result.Requests - result.Status[c.status]; odd > keys {
-		return s, fmt.Errorf("%d responses have another status than %d", odd, c.status)
-	}
-	each := func(before, after time.Duration) float64 {
-		return float64((after - before).Microseconds()) / float64(result.Requests)
-	}
-	return sample{
-		caddy:   each(caddyBefore, caddyAfter),
-		primary: each(primaryBefore, primaryAfter),
-		replica: each(replicaBefore, replicaAfter),
-		rate:    float64(result.Requests) / result.Elapsed.Seconds(),
-	}, nil
-}
-
-func cpuTimes(p *caddyproc.Process, shard *redistest.Shard) (caddy, primary, replica time.Duration, err error) {
-	if caddy, err = p.CPU(); err != nil {
-		return
-	}
-	if primary, err = shard.Primary.CPU(); err != nil {
-		return
-	}
-	replica, err = shard.Replicas[0].CPU()
-	return
-}
-
-func median(samples []sample, of func(sample) float64) float64 {
-	var values []float64
-	for _, s := range samples {
-		values = append(values, of(s))
-	}
-	slices.Sort(values)
-	return values[len(values)/2]
-}
-
-// startCaddy builds Caddy and runs it with one site for each case.
-func startCaddy(dir string, shard *redistest.Shard) (*caddyproc.Process, error) {
-	binary, err := caddyproc.Build(dir)
-	if err != nil {
+	if err := l.checkFilled(ctx); err != nil {
 		return nil, err
 	}
-	addrs, err := caddyproc.FreeAddrs(len(cases) + 1)
-	if err != nil {
-		return nil, err
-	}
-	var b strings.Builder
-	fmt.Fprintf(&b, globalOptions, addrs[len(cases)], shard.Primary.Addr(), shard.Replicas[0].Addr())
-	for i := range cases {
-		cases[i].addr = addrs[i]
-		fmt.Fprintf(&b, "http://%s {\n%s\n}\n", addrs[i], cases[i].site)
-	}
-	return caddyproc.Start(binary, filepath.Join(dir, "run"), b.String(), os.Stderr, addrs...)
+	r.took = time.Since(start)
+	say("done")
+	return r, nil
 }

@@ -1,12 +1,6 @@
-package main
+package libraries
 
-import (
-	"fmt"
-	"slices"
-	"time"
-
-	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
-)
+import "slices"
 
 // comparison is what the limiters did in one scene.
 type comparison struct {
@@ -14,50 +8,23 @@ type comparison struct {
 	limiters []*limiter
 	// samples are those of each limiter, by round.
 	samples [][]sample
+	// ceiling is by round too; nil where it was not measured.
+	ceiling []ceiling
 }
 
-// compare measures the implementations with so many goroutines, in both scenes.
-// They take turns, and no one is first more often than the others.
-func compare(kinds []*kind, goroutines, rounds int, length time.Duration, server *redistest.Server) ([]*comparison, error) {
-	load := newLoad(goroutines)
-	var limiters []*limiter
-	defer func() {
-		for _, l := range limiters {
-			l.close()
-		}
-	}()
-	for _, k := range kinds {
-		l, err := openBest(k, load, server, length)
-		if err != nil {
-			return nil, err
-		}
-		limiters = append(limiters, l)
-	}
-	var comparisons []*comparison
-	for _, refused := range []bool{false, true} {
-		c := &comparison{
-			scene:    scene{goroutines: goroutines, refused: refused},
-			limiters: limiters,
-			samples:  make([][]sample, len(limiters)),
-		}
-		for round := range rounds {
-			for turn := range limiters {
-				i := (round + turn) % len(limiters)
-				s, err := measure(limiters[i], c.scene, load, server, length)
-				if err != nil {
-					return nil, fmt.Errorf("%s, %v: %w", limiters[i].kind.name, c.scene, err)
-				}
-				c.samples[i] = append(c.samples[i], s)
-			}
-		}
-		comparisons = append(comparisons, c)
-	}
-	return comparisons, nil
+// spread is some rounds' values of one figure.
+type spread struct{ median, least, most float64 }
+
+func spreadOf(values []float64) spread {
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	return spread{median: (sorted[(n-1)/2] + sorted[n/2]) / 2, least: sorted[0], most: sorted[n-1]}
 }
 
-// ratios returns the rates of a limiter relative to that of the fastest peer of
-// the same round, sorted.
-func (c *comparison) ratios(limiter int) (ratios []float64) {
+// ratios are the rates of a limiter relative to that of the fastest peer of the
+// same round.
+func (c *comparison) ratios(limiter int) spread {
+	var ratios []float64
 	for round, s := range c.samples[limiter] {
 		fastest := 0.0
 		for i, l := range c.limiters {
@@ -67,21 +34,51 @@ func (c *comparison) ratios(limiter int) (ratios []float64) {
 		}
 		ratios = append(ratios, s.rate/fastest)
 	}
-	slices.Sort(ratios)
-	return ratios
+	return spreadOf(ratios)
 }
 
-// median returns the median of a figure of a limiter's samples.
-func (c *comparison) median(limiter int, of func(sample) float64) float64 {
+// parts are the rates of a limiter as parts of the ceiling of the same round.
+func (c *comparison) parts(limiter int) spread {
+	var parts []float64
+	for round, s := range c.samples[limiter] {
+		parts = append(parts, s.rate/c.ceiling[round].rate)
+	}
+	return spreadOf(parts)
+}
+
+// spread is that of a figure of a limiter's samples.
+func (c *comparison) spread(limiter int, of func(*sample) float64) spread {
 	var values []float64
-	for _, s := range c.samples[limiter] {
+	for i := range c.samples[limiter] {
+		values = append(values, of(&c.samples[limiter][i]))
+	}
+	return spreadOf(values)
+}
+
+// ceilings is the spread of a figure of the ceiling.
+func (c *comparison) ceilings(of func(ceiling) float64) spread {
+	var values []float64
+	for _, s := range c.ceiling {
 		values = append(values, of(s))
 	}
-	return median(values)
+	return spreadOf(values)
 }
 
-func median(values []float64) float64 {
-	sorted := slices.Sorted(slices.Values(values))
-	n := len(sorted)
-	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+// place is where among the limiters one is, or -1.
+func (c *comparison) place(k *kind) int {
+	return slices.IndexFunc(c.limiters, func(l *limiter) bool { return l.kind == k })
 }
+
+// The figures of which there are spreads.
+func rate(s *sample) float64         { return s.rate }
+func clientMicros(s *sample) float64 { return s.client }
+func serverMicros(s *sample) float64 { return s.server }
+func bothMicros(s *sample) float64   { return s.client + s.server }
+func allocations(s *sample) float64  { return s.allocations }
+func allocated(s *sample) float64    { return s.bytes }
+func calls(s *sample) float64        { return s.calls }
+func p50(s *sample) float64          { return s.p50 }
+func p99(s *sample) float64          { return s.p99 }
+
+func ceilingRate(s ceiling) float64   { return s.rate }
+func ceilingMicros(s ceiling) float64 { return s.server }

@@ -1,119 +1,141 @@
-package main
+package libraries
 
 import (
-	"context"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
-// small has of every implementation one of few connections.
-func small() (all []*kind) {
-	for _, k := range kinds {
-		one := *k
-		one.pools = []int{4}
-		all = append(all, &one)
+// TestRun runs one short round of everything.
+func TestRun(t *testing.T) {
+	r, err := Run(t.Context(), Options{Rounds: 1, Length: 20 * time.Millisecond, Goroutines: []int{64, 1}}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return all
+	for _, c := range r.shared {
+		if want := len(with(redisKinds, c.scene.goroutines)); len(c.limiters) != want {
+			t.Errorf("%v: %d limiters in Redis, want %d", c.scene, len(c.limiters), want)
+		}
+		for i, l := range c.limiters {
+			requireSane(t, c, i)
+			s, least := c.samples[i][0], 1.0
+			if (l.kind == checkAndCharge || l.kind == checkAndDetach) && !c.scene.refused {
+				least = 2
+			}
+			if s.calls < least || s.server <= 0 || s.p50 <= 0 || s.p99 < s.p50 {
+				t.Errorf("%s, %v: %+v", l.kind.name, c.scene, s)
+			}
+		}
+	}
+	for _, c := range r.apart {
+		if len(c.limiters) != len(memoryKinds) {
+			t.Errorf("%v: %d limiters in memory, want %d", c.scene, len(c.limiters), len(memoryKinds))
+		}
+		for i := range c.limiters {
+			requireSane(t, c, i)
+			if s := c.samples[i][0]; s.calls != 0 || s.server != 0 {
+				t.Errorf("%s, %v: %+v", c.limiters[i].kind.name, c.scene, s)
+			}
+		}
+	}
+	f := r.Figures()
+	if f.Goroutines != 64 || f.TakeRate <= 0 || f.TakeServerMicros <= 0 || f.CeilingRate <= 0 || f.CeilingServerMicros <= 0 {
+		t.Errorf("figures %+v", f)
+	}
+	requireTables(t, r.Markdown())
+	requireGoals(t, r)
+	requirePictures(t, r)
 }
 
-func TestAllCount(t *testing.T) {
-	server := redistest.Start(t)
-	for _, k := range small() {
-		l, err := openLimiter(k, server.Addr(), 4)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := checkCount(l, server); err != nil {
-			t.Errorf("%s: %v", k.name, err)
-		}
-		l.close()
+// requireSane requires figures that can be.
+func requireSane(t *testing.T, c *comparison, limiter int) {
+	t.Helper()
+	s, l := c.samples[limiter][0], c.limiters[limiter]
+	// In memory some do without.
+	few := l.pool > 0 && s.allocations < 1
+	if s.rate <= 0 || s.client <= 0 || few || s.allocations > 200 || s.bytes > 100_000 {
+		t.Errorf("%s, %v: %+v", l.kind.name, c.scene, s)
 	}
 }
 
-func TestCheckCountFindsThoseThatDoNot(t *testing.T) {
-	server := redistest.Start(t)
-	for name, d := range map[string]decide{
-		"admits all":    func(context.Context, string) (bool, error) { return true, nil },
-		"refuses all":   func(context.Context, string) (bool, error) { return false, nil },
-		"has one count": onlyFive(),
+func requireTables(t *testing.T, text string) {
+	t.Helper()
+	for _, want := range []string{
+		"| 1, admitted | pool |", "| 64, admitted | pool |", "| 64, refused | pool |",
+		"img/" + decisionsFile, "img/" + cpuFile, "| redis-benchmark, 50 connections,",
 	} {
-		l := &limiter{limit: func(int) (decide, error) { return d, nil }}
-		if checkCount(l, server) == nil {
-			t.Errorf("a limiter that %s is said to count", name)
+		if strings.Count(text, want) != 1 {
+			t.Errorf("not one %q in\n%s", want, text)
+		}
+	}
+	lines := map[string]int{}
+	for _, k := range redisKinds {
+		lines[k.name] += 3
+	}
+	lines[takePlain.name] = 1
+	// One more stands beside the ceiling.
+	lines[takeFixedWindow.name]++
+	for _, k := range memoryKinds {
+		lines[k.name]++
+	}
+	for name, want := range lines {
+		if n := strings.Count(text, "| "+name+" |"); n != want {
+			t.Errorf("%d lines about %s, want %d, in\n%s", n, name, want, text)
 		}
 	}
 }
 
-func onlyFive() decide {
-	n := 0
-	return func(context.Context, string) (bool, error) {
-		n++
-		return n <= 5, nil
+// requireGoals requires those for 1 and 64 goroutines.
+func requireGoals(t *testing.T, r *Result) {
+	t.Helper()
+	var got []string
+	for _, g := range r.Goals() {
+		if !g.AtLeast || g.Bound <= 0 || g.Median <= 0 || g.Min > g.Median || g.Max < g.Median {
+			t.Errorf("goal %+v", g)
+		}
+		got = append(got, g.What)
+	}
+	want := []string{
+		"Take, fixed window, pipelining off, 1 goroutine ÷ fastest peer",
+		"Take, fixed window, 64 goroutines ÷ fastest peer",
+		"check + charge, fixed window, 64 goroutines ÷ fastest peer",
+		"check + detached charge, fixed window, 64 goroutines ÷ fastest peer",
+		"Take, GCRA, 64 goroutines ÷ fastest peer",
+		"Take, fixed window, 64 goroutines, refused ÷ fastest peer",
+		"Take, GCRA, 64 goroutines, refused ÷ fastest peer",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("goals %q, want %q", got, want)
 	}
 }
 
-// TestReport runs one short round of everything.
-func TestReport(t *testing.T) {
-	server := redistest.Start(t)
-	const length = 30 * time.Millisecond
-	comparisons, err := compare(small(), 8, 1, length, server)
-	if err != nil {
+func requirePictures(t *testing.T, r *Result) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := r.Draw(dir); err != nil {
 		t.Fatal(err)
 	}
-	text, err := report(comparisons, 1, length, server)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"| 8, admitted |", "| 8, refused |"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("no %q in\n%s", want, text)
-		}
-	}
-	for _, k := range kinds {
-		if n := strings.Count(text, "| "+k.name+" |"); n != 2 {
-			t.Errorf("%d lines about %s in\n%s", n, k.name, text)
-		}
-	}
-}
-
-func TestRatiosAreToTheFastestPeerOfTheRound(t *testing.T) {
-	peer, us := &limiter{kind: &kind{}}, &limiter{kind: &kind{ours: true}}
-	c := comparison{
-		limiters: []*limiter{peer, peer, us},
-		samples:  [][]sample{{{rate: 10}, {rate: 40}}, {{rate: 20}, {rate: 30}}, {{rate: 30}, {rate: 50}}},
-	}
-	if got := c.ratios(2); got[0] != 1.25 || got[1] != 1.5 {
-		t.Errorf("ratios %v, want 1.25 and 1.5", got)
-	}
-}
-
-func TestRewriteKeepsTheRest(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "report.md")
-	write := func(text string) {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("before\n" + startMark + "old\n" + endMark + "after\n")
-	for range 2 {
-		if err := rewrite(file, "new\n"); err != nil {
-			t.Fatal(err)
-		}
-		got, err := os.ReadFile(file)
+	for _, file := range []string{decisionsFile, cpuFile} {
+		text, err := os.ReadFile(filepath.Join(dir, file))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want := "before\n" + startMark + "\nnew\n\n" + endMark + "after\n"; string(got) != want {
-			t.Errorf("%q, want %q", got, want)
+		for _, name := range []string{"envoy ratelimit", takeGCRA.name} {
+			if !strings.Contains(string(text), name) {
+				t.Errorf("%s is not about %s", file, name)
+			}
 		}
 	}
-	write("before\n" + startMark)
-	if rewrite(file, "new\n") == nil {
-		t.Error("a file without the second mark was rewritten")
+}
+
+func TestRunRefusesNonsense(t *testing.T) {
+	for _, opts := range []Options{{Rounds: -1}, {Length: -1}, {Goroutines: []int{0}}} {
+		if _, err := Run(t.Context(), opts, io.Discard); err == nil {
+			t.Errorf("%+v was taken", opts)
+		}
 	}
 }

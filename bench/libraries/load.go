@@ -1,4 +1,4 @@
-package main
+package libraries
 
 import (
 	"context"
@@ -13,79 +13,120 @@ import (
 
 // clientKeys are whose events are asked for, in turn. As there are more of them
 // than goroutines, no two ask for the same one at the same time.
-var clientKeys = func() (keys [500]string) {
+var clientKeys = func() (keys [2000]string) {
 	for i := range keys {
 		keys[i] = "client-" + strconv.Itoa(i)
 	}
 	return keys
 }()
 
+// memoryStride is how many decisions in memory there are between two looks at
+// the clock, which takes about as long as one of them.
+const memoryStride = 64
+
 // load is what some goroutines ask for at the same time.
 type load struct {
-	// latencies are how long the decisions of each goroutine took. They are
-	// kept to be used again.
-	latencies [][]time.Duration
+	// stride is how many decisions there are between two looks at the clock.
+	stride  int
+	tallies []tally
 }
 
-// outcome is what came of a load.
-type outcome struct {
-	decisions, admitted int
-	elapsed             time.Duration
-	// latencies are sorted.
+// tally is what came of one goroutine's decisions.
+type tally struct {
+	admitted int
+	// latencies are how long each stride took. They are kept to be used again.
 	latencies []time.Duration
+	err       error
 }
 
-func newLoad(goroutines int) *load { return &load{latencies: make([][]time.Duration, goroutines)} }
+// fastest is more strides a second than there will be.
+const fastest = 400_000
 
-func (l *load) goroutines() int { return len(l.latencies) }
+// newLoad has room for all latencies, so that making it is not counted among
+// what a limiter allocates.
+func newLoad(goroutines, stride int, length time.Duration) *load {
+	l := &load{stride: stride, tallies: make([]tally, goroutines)}
+	room := 2*int(length.Seconds()*fastest)/goroutines + 16
+	for i := range l.tallies {
+		l.tallies[i].latencies = make([]time.Duration, 0, room)
+	}
+	return l
+}
+
+func (l *load) goroutines() int { return len(l.tallies) }
 
 // run makes every goroutine ask for one decision after the other until the
-// time is up.
-func (l *load) run(d decide, length time.Duration) (outcome, error) {
+// time is up, and returns how long it took until all of them counted, which is
+// what settled waits for.
+func (l *load) run(d decide, settled func() error, length time.Duration) (elapsed time.Duration, err error) {
 	var (
-		wg       sync.WaitGroup
-		next     atomic.Int64
-		admitted atomic.Int64
-		errs     = make([]error, len(l.latencies))
+		wg   sync.WaitGroup
+		next atomic.Int64
 	)
 	start := time.Now()
 	end := start.Add(length)
-	for i := range l.latencies {
+	for i := range l.tallies {
 		wg.Go(func() {
-			took, mine := l.latencies[i][:0], int64(0)
-			for begin := time.Now(); begin.Before(end); {
-				ok, err := d(context.Background(), clientKeys[next.Add(1)%int64(len(clientKeys))])
-				if err != nil {
-					errs[i] = err
-					break
-				}
-				if ok {
-					mine++
-				}
+			t := tally{latencies: l.tallies[i].latencies[:0]}
+			for begin := time.Now(); begin.Before(end) && t.err == nil; {
+				t.decide(d, int(next.Add(int64(l.stride))), l.stride)
 				now := time.Now()
-				took = append(took, now.Sub(begin))
+				t.latencies = append(t.latencies, now.Sub(begin))
 				begin = now
 			}
-			l.latencies[i] = took
-			admitted.Add(mine)
+			l.tallies[i] = t
 		})
 	}
 	wg.Wait()
-	o := outcome{elapsed: time.Since(start), admitted: int(admitted.Load())}
+	errs := []error{settled()}
+	elapsed = time.Since(start)
+	for i := range l.tallies {
+		errs = append(errs, l.tallies[i].err)
+	}
 	if err := errors.Join(errs...); err != nil {
-		return o, fmt.Errorf("decide: %w", err)
+		return 0, fmt.Errorf("decide: %w", err)
 	}
-	o.latencies = slices.Concat(l.latencies...)
-	slices.Sort(o.latencies)
-	if o.decisions = len(o.latencies); o.decisions == 0 {
-		return o, errors.New("no decision in time")
-	}
-	return o, nil
+	return elapsed, nil
 }
 
-// quantile returns the latency that a part q of the decisions did not exceed.
-func (o *outcome) quantile(q float64) time.Duration {
-	return o.latencies[int(q*float64(len(o.latencies)-1))]
+// decide asks for one event of each of some clients.
+func (t *tally) decide(d decide, first, stride int) {
+	for i := range stride {
+		ok, err := d(context.Background(), clientKeys[(first+i)%len(clientKeys)])
+		if err != nil {
+			t.err = err
+			return
+		}
+		if ok {
+			t.admitted++
+		}
+	}
+}
+
+// counts returns how many decisions there were, and how many admitted.
+func (l *load) counts() (decisions, admitted int) {
+	for i := range l.tallies {
+		decisions += l.stride * len(l.tallies[i].latencies)
+		admitted += l.tallies[i].admitted
+	}
+	return decisions, admitted
+}
+
+// quantiles returns the latencies that parts of the strides did not exceed.
+func (l *load) quantiles(parts ...float64) []time.Duration {
+	var all []time.Duration
+	for i := range l.tallies {
+		all = append(all, l.tallies[i].latencies...)
+	}
+	slices.Sort(all)
+	return quantiles(all, parts)
+}
+
+func quantiles(sorted []time.Duration, parts []float64) (values []time.Duration) {
+	for _, part := range parts {
+		values = append(values, sorted[int(part*float64(len(sorted)-1))])
+	}
+	return values
 }
 
 // touch asks for one event of every client key.

@@ -1,4 +1,4 @@
-package main
+package libraries
 
 import (
 	"context"
@@ -13,17 +13,49 @@ import (
 	ululeredis "github.com/ulule/limiter/v3/drivers/store/redis"
 )
 
-// peers are set up as their documentation shows. It leaves the client to the
-// user, so that is go-redis as it is unless told otherwise, but for its pool.
+// peers are set up as their documentation shows. Where it leaves the client to
+// the user, that is as it is unless told otherwise, but for its pool.
 var peers = []*kind{
-	{name: "redis_rate", module: "github.com/go-redis/redis_rate/v10", pools: peerPools, open: openRedisRate},
-	{name: "ulule/limiter", module: "github.com/ulule/limiter/v3", pools: peerPools, open: openUlule},
-	{name: "throttled", module: "github.com/throttled/throttled/v2", pools: peerPools, open: openThrottled},
+	{
+		name: "redis_rate", modules: []string{"github.com/go-redis/redis_rate/v10", goredisModule},
+		pools: peerPools, commands: scripted, open: openRedisRate,
+	},
+	{
+		name: "ulule/limiter", modules: []string{ululeModule, goredisModule},
+		pools: peerPools, commands: scripted, open: openUlule,
+	},
+	{
+		name: "throttled", modules: []string{throttledModule, goredisModule}, pools: peerPools,
+		// A GET goes with every TIME; other GETs are in its script.
+		commands: map[string]int64{"time": 2, "eval": 1, "setnx": 1, "expire": 1}, open: openThrottled,
+	},
+	{
+		name: "go-redisstore", modules: []string{"github.com/sethvargo/go-redisstore", redigoModule},
+		pools: peerPools, commands: scripted, open: openRedisstore,
+	},
+	{
+		name: "envoy ratelimit", modules: []string{"github.com/envoyproxy/ratelimit", radixModule},
+		pools: sharedPools, commands: map[string]int64{"incrby": 1, "expire": 1}, open: openEnvoy,
+	},
 }
 
-// peerPools: with fewer connections goroutines wait for one, with more the
-// server serves each less often.
-var peerPools = []int{64, 256}
+// The modules that several have in common, and the clients.
+const (
+	goredisModule   = "github.com/redis/go-redis/v9"
+	redigoModule    = "github.com/gomodule/redigo"
+	radixModule     = "github.com/mediocregopher/radix/v4"
+	ululeModule     = "github.com/ulule/limiter/v3"
+	throttledModule = "github.com/throttled/throttled/v2"
+)
+
+var (
+	// peerPools: with fewer connections goroutines wait for one, with more the
+	// server serves each less often.
+	peerPools = []int{64, 256}
+	// sharedPools has the default of a pool whose connections several goroutines
+	// use at the same time.
+	sharedPools = []int{10, 64, 256}
+)
 
 func newClient(addr string, pool int) *goredis.Client {
 	return goredis.NewClient(&goredis.Options{
@@ -60,15 +92,17 @@ func openUlule(addr string, pool int) (*limiter, error) {
 		return nil, fmt.Errorf("open the store of ulule/limiter: %w", err)
 	}
 	return &limiter{
-		limit: func(events int) (decide, error) {
-			l := ulule.New(store, ulule.Rate{Period: time.Hour, Limit: int64(events)})
-			return func(ctx context.Context, key string) (bool, error) {
-				state, err := l.Get(ctx, key)
-				return !state.Reached, err
-			}, nil
-		},
+		limit: func(events int) (decide, error) { return decideUlule(store, events), nil },
 		close: func() { _ = client.Close() },
 	}, nil
+}
+
+func decideUlule(store ulule.Store, events int) decide {
+	l := ulule.New(store, ulule.Rate{Period: time.Hour, Limit: int64(events)})
+	return func(ctx context.Context, key string) (bool, error) {
+		state, err := l.Get(ctx, key)
+		return !state.Reached, err
+	}
 }
 
 func openThrottled(addr string, pool int) (*limiter, error) {
@@ -79,18 +113,20 @@ func openThrottled(addr string, pool int) (*limiter, error) {
 		return nil, fmt.Errorf("open the store of throttled: %w", err)
 	}
 	return &limiter{
-		limit: func(events int) (decide, error) {
-			l, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{
-				MaxRate: throttled.PerHour(events), MaxBurst: events - 1,
-			})
-			if err != nil {
-				return nil, fmt.Errorf("make a limit of throttled: %w", err)
-			}
-			return func(ctx context.Context, key string) (bool, error) {
-				limited, _, err := l.RateLimitCtx(ctx, key, 1)
-				return !limited, err
-			}, nil
-		},
+		limit: func(events int) (decide, error) { return decideThrottled(store, events) },
 		close: func() { _ = client.Close() },
+	}, nil
+}
+
+func decideThrottled(store throttled.GCRAStoreCtx, events int) (decide, error) {
+	l, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{
+		MaxRate: throttled.PerHour(events), MaxBurst: events - 1,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make a limit of throttled: %w", err)
+	}
+	return func(ctx context.Context, key string) (bool, error) {
+		limited, _, err := l.RateLimitCtx(ctx, key, 1)
+		return !limited, err
 	}, nil
 }

@@ -1,95 +1,92 @@
-package main
+package libraries
 
 import (
 	"fmt"
-	"os"
-	"runtime"
-	"runtime/debug"
+	"slices"
 	"strings"
-	"time"
-
-	"github.com/shardlimit/caddy-shardlimit/internal/machine"
-	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
-// goals are how many times as fast as the fastest peer a Take is to be, by
-// goroutines.
-var goals = map[int]float64{64: 1.3, 256: 1.8}
-
-// report returns what was measured, as Markdown.
-func report(comparisons []*comparison, rounds int, length time.Duration, server *redistest.Server) (string, error) {
-	info, err := server.Info("server")
-	if err != nil {
-		return "", err
-	}
+// Markdown returns the tables of all that was measured.
+func (r *Result) Markdown() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s, %d processors, %s, Redis %s, %s, %s. %d clients, %d rounds of %v.\n",
-		machine.Processor(), runtime.NumCPU(), runtime.Version(), info["redis_version"],
-		strings.Join(versions(), ", "), time.Now().UTC().Format(time.DateOnly),
-		len(clientKeys), rounds, length)
-	for _, c := range comparisons {
+	fmt.Fprintf(&b, "Each limiter in Redis had %v in each of %d rounds, each in memory %v, and %d clients in turn. "+
+		"Figures are medians. Calls are commands that were sent to Redis for a decision.\n",
+		r.opts.Length, r.opts.Rounds, r.opts.Length/memoryShare, len(clientKeys))
+	b.WriteString("\n### In Redis\n\n")
+	fmt.Fprintf(&b, "![decisions per second by goroutines](img/%s)\n\n![CPU time per decision](img/%s)\n",
+		decisionsFile, cpuFile)
+	for _, c := range r.shared {
 		b.WriteString("\n")
 		c.write(&b)
 	}
-	return b.String(), nil
+	b.WriteString("\n### In memory\n\n")
+	r.writeMemory(&b)
+	b.WriteString("\n### The ceiling\n\n")
+	r.writeCeiling(&b)
+	return b.String()
 }
 
 // write writes the table of one scene.
 func (c *comparison) write(b *strings.Builder) {
-	fmt.Fprintf(b, "| %v | pool | decisions/s | ÷ fastest peer: median (min to max) | goal | client µs | server µs | p50 ms | p99 ms |\n", c.scene)
-	b.WriteString("|---|---|---|---|---|---|---|---|---|\n")
+	writeHead(b, c.scene.String(), "pool", "decisions/s (min to max)", "÷ fastest peer: median (min to max)",
+		"client µs", "server µs", "calls", "allocations", "bytes", "p50 ms", "p99 ms")
 	for i, l := range c.limiters {
-		ratios, goal := c.ratios(i), ""
-		if g, ok := goals[c.scene.goroutines]; ok && l.kind.ours {
-			goal = fmt.Sprintf("≥ %.2f", g)
-		}
-		fmt.Fprintf(b, "| %s | %d | %.0f | %.2f (%.2f to %.2f) | %s | %.1f | %.1f | %.2f | %.2f |\n",
-			l.kind.name, l.pool,
-			c.median(i, func(s sample) float64 { return s.rate }),
-			median(ratios), ratios[0], ratios[len(ratios)-1], goal,
-			c.median(i, func(s sample) float64 { return micros(s.client) }),
-			c.median(i, func(s sample) float64 { return micros(s.server) }),
-			c.median(i, func(s sample) float64 { return micros(s.p50) / 1e3 }),
-			c.median(i, func(s sample) float64 { return micros(s.p99) / 1e3 }))
+		fmt.Fprintf(b, "| %s | %d | %s | %s | %.1f | %.1f | %.2f | %.1f | %.0f | %.2f | %.2f |\n",
+			l.kind.name, l.pool, c.spread(i, rate).whole(), c.ratios(i),
+			c.spread(i, clientMicros).median, c.spread(i, serverMicros).median, c.spread(i, calls).median,
+			c.spread(i, allocations).median, c.spread(i, allocated).median,
+			c.spread(i, p50).median, c.spread(i, p99).median)
 	}
 }
 
-func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
-
-// versions are those of the peers, and of the client that all of them use.
-func versions() (texts []string) {
-	wanted := map[string]string{"github.com/redis/go-redis/v9": "go-redis"}
-	for _, p := range peers {
-		wanted[p.module] = p.name
-	}
-	info, _ := debug.ReadBuildInfo()
-	for _, m := range info.Deps {
-		if name, ok := wanted[m.Path]; ok {
-			texts = append(texts, name+" "+m.Version)
-		}
-	}
-	return texts
+func writeHead(b *strings.Builder, columns ...string) {
+	fmt.Fprintf(b, "| %s |\n|%s\n", strings.Join(columns, " | "), strings.Repeat("---|", len(columns)))
 }
 
-// Where the report is in a file that says other things as well.
-const (
-	startMark = "<!-- what follows is written by make bench-peers -->\n"
-	endMark   = "<!-- end of what make bench-peers writes -->\n"
-)
+func (s spread) String() string {
+	return fmt.Sprintf("%.2f (%.2f to %.2f)", s.median, s.least, s.most)
+}
 
-// rewrite replaces what is between the marks in a file.
-func rewrite(file, text string) error {
-	old, err := os.ReadFile(file)
-	if err != nil {
-		return fmt.Errorf("read the report: %w", err)
+// whole writes numbers that are large.
+func (s spread) whole() string {
+	return fmt.Sprintf("%.0f (%.0f to %.0f)", s.median, s.least, s.most)
+}
+
+// detailedWith is the number of goroutines of which there is more than the
+// rate.
+const detailedWith = 64
+
+// writeMemory writes one table: limiters by scenes, and more of one scene.
+func (r *Result) writeMemory(b *strings.Builder) {
+	detailed := find(r.apart, scene{goroutines: nearest(r.opts.Goroutines, detailedWith)})
+	columns := []string{"million decisions/s"}
+	for _, refused := range []bool{false, true} {
+		for _, c := range r.apart {
+			if c.scene.refused == refused {
+				columns = append(columns, c.scene.String())
+			}
+		}
 	}
-	head, rest, started := strings.Cut(string(old), startMark)
-	_, tail, ended := strings.Cut(rest, endMark)
-	if !started || !ended {
-		return fmt.Errorf("%s lacks the line %q, or %q after it", file, startMark, endMark)
+	with := fmt.Sprintf("%d: ", detailed.scene.goroutines)
+	writeHead(b, append(columns, with+"÷ fastest peer: median (min to max)", "CPU µs", "allocations", "bytes")...)
+	for i, l := range detailed.limiters {
+		fmt.Fprintf(b, "| %s |", l.kind.name)
+		for _, column := range columns[1:] {
+			at := slices.IndexFunc(r.apart, func(c *comparison) bool { return c.scene.String() == column })
+			fmt.Fprintf(b, " %.2f |", r.apart[at].spread(i, rate).median/1e6)
+		}
+		fmt.Fprintf(b, " %s | %.2f | %.1f | %.0f |\n", detailed.ratios(i), detailed.spread(i, clientMicros).median,
+			detailed.spread(i, allocations).median, detailed.spread(i, allocated).median)
 	}
-	if err := os.WriteFile(file, []byte(head+startMark+"\n"+text+"\n"+endMark+tail), 0o644); err != nil {
-		return fmt.Errorf("write the report: %w", err)
-	}
-	return nil
+}
+
+// writeCeiling writes what redis-benchmark reached beside what a Take did.
+func (r *Result) writeCeiling(b *strings.Builder) {
+	c := r.admitted(ceilingWith)
+	take := c.place(takeFixedWindow)
+	writeHead(b, c.scene.crowd(), "calls/s (min to max)", "÷ ceiling: median (min to max)", "server µs")
+	fmt.Fprintf(b, "| redis-benchmark, %d connections, %d calls in a pipeline | %s |  | %.1f |\n",
+		ceilingConnections, ceilingPipeline, c.ceilings(ceilingRate).whole(), c.ceilings(ceilingMicros).median)
+	fmt.Fprintf(b, "| %s | %s | %s | %.1f |\n",
+		takeFixedWindow.name, c.spread(take, rate).whole(), c.parts(take), c.spread(take, serverMicros).median)
 }

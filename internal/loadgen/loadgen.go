@@ -3,15 +3,11 @@
 package loadgen
 
 import (
-	"bufio"
 	"context"
 	"errors"
-	"fmt"
-	"io"
-	"net"
 	"net/http"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -27,6 +23,10 @@ type Options struct {
 	Key func(n int64) string
 	// Connections is how many requests run at a time; 0 means 1.
 	Connections int
+	// Rate is how many requests come in a second, whether others are answered or
+	// not; 0 means that each connection sends one as soon as it has an answer. A
+	// request that finds all connections busy waits, and its waiting counts.
+	Rate float64
 	// Requests is how many are sent at most; 0 means as many as fit into
 	// Duration.
 	Requests int64
@@ -45,6 +45,11 @@ type Result struct {
 	Status map[int]int64
 	// Elapsed is how long it took.
 	Elapsed time.Duration
+	// Latencies, of requests at a Rate, are how long answers took from the
+	// instants at which the requests were due. Lags are how long after these they
+	// were sent, and Times how long answers took from then. All are in order of
+	// length.
+	Latencies, Lags, Times []time.Duration
 }
 
 // Run sends the load and waits for the answers.
@@ -52,76 +57,53 @@ func Run(ctx context.Context, opts Options) (Result, error) {
 	if opts.Duration == 0 {
 		opts.Duration = time.Minute
 	}
+	result := Result{Status: map[int]int64{}}
+	workers := make([]*worker, max(opts.Connections, 1))
+	for i := range workers {
+		w, err := dial(&opts)
+		if err != nil {
+			return result, err
+		}
+		defer w.conn.Close()
+		workers[i] = w
+	}
+
+	start := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, opts.Duration)
 	defer cancel()
 	var (
 		wg   sync.WaitGroup
-		next atomic.Int64
-		mu   sync.Mutex
-		errs []error
+		errs = make([]error, len(workers))
+		next = inTurn(&opts)
 	)
-	result := Result{Status: map[int]int64{}}
-	start := time.Now()
-	for range max(opts.Connections, 1) {
-		wg.Go(func() {
-			status, err := worker(ctx, &opts, &next)
-			mu.Lock()
-			defer mu.Unlock()
-			for code, n := range status {
-				result.Status[code] += n
-				result.Requests += n
-			}
-			errs = append(errs, err)
-		})
+	if opts.Rate > 0 {
+		next = paced(ctx, &opts, start)
+	}
+	for i, w := range workers {
+		wg.Go(func() { errs[i] = w.run(ctx, next) })
 	}
 	wg.Wait()
 	result.Elapsed = time.Since(start)
+	for _, w := range workers {
+		for code, n := range w.status {
+			result.Status[code] += n
+			result.Requests += n
+		}
+		result.Latencies = append(result.Latencies, w.latencies...)
+		result.Lags = append(result.Lags, w.lags...)
+		result.Times = append(result.Times, w.times...)
+	}
+	slices.Sort(result.Latencies)
+	slices.Sort(result.Lags)
+	slices.Sort(result.Times)
 	return result, errors.Join(errs...)
 }
 
-// worker sends requests over one connection.
-func worker(ctx context.Context, opts *Options, next *atomic.Int64) (map[int]int64, error) {
-	status := map[int]int64{}
-	conn, err := net.Dial("tcp", opts.Addr)
-	if err != nil {
-		return status, fmt.Errorf("connect: %w", err)
+// Quantile is the duration that a part of all, such as 0.99, does not exceed. It
+// is 0 if there are none.
+func Quantile(sorted []time.Duration, part float64) time.Duration {
+	if len(sorted) == 0 {
+		return 0
 	}
-	defer conn.Close()
-	r := bufio.NewReader(conn)
-	path := opts.Path
-	if path == "" {
-		path = "/"
-	}
-	var b []byte
-	for ctx.Err() == nil {
-		n := next.Add(1) - 1
-		if opts.Requests > 0 && n >= opts.Requests {
-			break
-		}
-		key := ""
-		b = append(b[:0], "GET "+path+" HTTP/1.1\r\nHost: "+opts.Addr+"\r\n"...)
-		if opts.Header != "" {
-			key = opts.Key(n)
-			b = append(b, opts.Header+": "+key+"\r\n"...)
-		}
-		b = append(b, "\r\n"...)
-		if _, err := conn.Write(b); err != nil {
-			return status, fmt.Errorf("send request: %w", err)
-		}
-		resp, err := http.ReadResponse(r, nil)
-		if err != nil {
-			return status, fmt.Errorf("read response: %w", err)
-		}
-		if _, err := io.Copy(io.Discard, resp.Body); err != nil {
-			return status, fmt.Errorf("read body: %w", err)
-		}
-		status[resp.StatusCode]++
-		if opts.OnResponse != nil {
-			opts.OnResponse(key, resp)
-		}
-		if resp.Close {
-			return status, errors.New("server closed the connection")
-		}
-	}
-	return status, nil
+	return sorted[min(int(part*float64(len(sorted))), len(sorted)-1)]
 }

@@ -1,8 +1,11 @@
 package loadgen
 
 import (
+	"context"
 	"net/http"
 	"net/http/httptest"
+	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -40,5 +43,120 @@ func TestRunEndsInTime(t *testing.T) {
 	result, err := Run(t.Context(), Options{Addr: strings.TrimPrefix(server.URL, "http://"), Duration: 50 * time.Millisecond})
 	if err != nil || result.Status[404] == 0 || result.Status[404] != result.Requests {
 		t.Errorf("result %v, error %v", result, err)
+	}
+}
+
+// TestPacedKeepsTheRate: requests come when they are due, and one that has to
+// wait for a connection has waited.
+func TestPacedKeepsTheRate(t *testing.T) {
+	const stall = 100 * time.Millisecond
+	var served atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		if served.Add(1) == 20 {
+			time.Sleep(stall)
+		}
+	}))
+	defer server.Close()
+	result, err := Run(t.Context(), Options{
+		Addr: strings.TrimPrefix(server.URL, "http://"), Rate: 200, Duration: 500 * time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if result.Requests != 100 || len(result.Latencies) != 100 || len(result.Lags) != 100 || len(result.Times) != 100 {
+		t.Fatalf("%d answers, %d latencies, %d lags, %d times, want 100 each",
+			result.Requests, len(result.Latencies), len(result.Lags), len(result.Times))
+	}
+	if result.Elapsed < 490*time.Millisecond {
+		t.Errorf("it took %v, want half a second", result.Elapsed)
+	}
+	if longest := Quantile(result.Latencies, 1); longest < stall {
+		t.Errorf("the longest took %v, want at least %v", longest, stall)
+	}
+	// Only one of them was in the server meanwhile.
+	if second := result.Times[len(result.Times)-2]; second >= stall {
+		t.Errorf("the second longest took %v from when it was sent, want less than %v", second, stall)
+	}
+	// Of those that were due meanwhile, half waited for half of the stall.
+	waited := 0
+	for _, lag := range result.Lags {
+		if lag > stall/2-5*time.Millisecond {
+			waited++
+		}
+	}
+	if waited < 9 {
+		t.Errorf("%d requests waited for the one before, want 9 or more", waited)
+	}
+}
+
+func TestPacedEndsWithTheContext(t *testing.T) {
+	server := httptest.NewServer(http.NotFoundHandler())
+	defer server.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	_, err := Run(ctx, Options{Addr: strings.TrimPrefix(server.URL, "http://"), Rate: 100, Connections: 2})
+	if took := time.Since(start); err != nil || took > 5*time.Second {
+		t.Errorf("it took %v, error %v", took, err)
+	}
+}
+
+// TestAnswersOfAllKinds: answers that do not say how long they are, or that the
+// connection ends, are read as well.
+func TestAnswersOfAllKinds(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.Header.Get("X-Key") {
+		case "0":
+			_, _ = w.Write([]byte("short"))
+		case "1":
+			_, _ = w.Write(make([]byte, 100_000))
+		case "2":
+			w.WriteHeader(http.StatusNoContent)
+		case "3":
+			w.Header().Set("Content-Length", "10000")
+			_, _ = w.Write(make([]byte, 10_000))
+		case "4":
+			w.Header().Set("Connection", "close")
+		}
+	}))
+	defer server.Close()
+	result, err := Run(t.Context(), Options{
+		Addr: strings.TrimPrefix(server.URL, "http://"), Header: "X-Key", Requests: 10,
+		Key: func(n int64) string { return strconv.FormatInt(n/2, 10) },
+	})
+	if err == nil || !strings.Contains(err.Error(), "closed") {
+		t.Errorf("error %v, want that the connection was closed", err)
+	}
+	if result.Status[200] != 7 || result.Status[204] != 2 {
+		t.Errorf("statuses are %v, want 7 and 2", result.Status)
+	}
+}
+
+func TestQuantile(t *testing.T) {
+	all := []time.Duration{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
+	for part, want := range map[float64]time.Duration{0: 1, 0.5: 6, 0.99: 10, 1: 10} {
+		if got := Quantile(all, part); got != want {
+			t.Errorf("the quantile %v is %d, want %d", part, got, want)
+		}
+	}
+	if got := Quantile(nil, 0.5); got != 0 {
+		t.Errorf("the quantile of nothing is %d", got)
+	}
+}
+
+func TestSleeperIsPrecise(t *testing.T) {
+	const span = 200 * time.Microsecond
+	took := make([]time.Duration, 50)
+	sleep := NewSleeper()
+	defer sleep.Close()
+	for i := range took {
+		start := time.Now()
+		sleep.Until(start.Add(span))
+		took[i] = time.Since(start)
+	}
+	slices.Sort(took)
+	t.Logf("the median of sleeps of %v is %v, the longest %v", span, took[len(took)/2], took[len(took)-1])
+	if took[0] < span {
+		t.Errorf("a sleep took %v, want at least %v", took[0], span)
 	}
 }

@@ -1,0 +1,126 @@
+package endtoend
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestRunMeasuresAll requires that a run, however short, has figures in all rows.
+func TestRunMeasuresAll(t *testing.T) {
+	r, err := Run(t.Context(), Options{Rounds: 1, Length: 100 * time.Millisecond, Quick: true}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := r.Markdown()
+	t.Log("\n" + text)
+	rows := map[string]int{}
+	for line := range strings.Lines(text) {
+		if cells := strings.Split(line, " | "); len(cells) > 1 {
+			rows[strings.TrimPrefix(cells[0], "| ")]++
+			for _, cell := range cells[1:] {
+				if strings.Contains(cell, "NaN") || strings.Contains(cell, "Inf") {
+					t.Errorf("no figure: %s", line)
+				}
+			}
+		}
+		if strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "### ") {
+			t.Errorf("the heading is of another level: %s", line)
+		}
+	}
+	for _, c := range r.baseCases {
+		if rows[c.name] == 0 {
+			t.Errorf("there is no row %q", c.name)
+		}
+	}
+	for _, row := range sweepRows(&r.opts) {
+		if rows[row.factor] == 0 || len(r.sweep[row.name]) != 1 {
+			t.Errorf("there is no sample of %q", row.name)
+		}
+	}
+	for _, name := range latencyCases {
+		if rows[name] < 2 || len(r.latency[name]) != 1 {
+			t.Errorf("there is no latency of %q", name)
+		}
+	}
+	if table := strings.Index(text, "|"); !strings.HasPrefix(text[table:], "| case | Caddy µs | primary µs | replica µs | ") {
+		t.Errorf("the first table is %.100q", text[table:])
+	}
+	checkFigures(t, r)
+
+	dir := t.TempDir()
+	if err := r.Draw(dir); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{caddyPicture, sweepPicture, latencyPicture} {
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Size() == 0 {
+			t.Errorf("%s was not drawn: %v", name, err)
+		}
+		if !strings.Contains(text, "(img/"+name+")") {
+			t.Errorf("the text does not show %s", name)
+		}
+	}
+}
+
+// checkFigures requires what is so on any machine.
+func checkFigures(t *testing.T, r *Result) {
+	t.Helper()
+	f := r.Figures()
+	for what, figure := range map[string]float64{
+		"CPU of the floor": f.FloorMicros, "CPU of the limiter": f.LimiterMicros, "CPU of the primary": f.PrimaryMicros,
+		"CPU of the replica": f.ReplicaMicros, "requests/s": f.RequestsPerSecond, "requests/s of the floor": f.FloorPerSecond,
+		"CPU of a shard": f.ShardMicros, "CPU of one of two shards": f.Shards2Micros,
+	} {
+		if figure <= 0 {
+			t.Errorf("%s is %v", what, figure)
+		}
+	}
+	within := func(what string, least, most, got float64) {
+		t.Helper()
+		if got < least || got > most {
+			t.Errorf("%s: %v, want %v to %v", what, got, least, most)
+		}
+	}
+	// With so few, what Redis keeps for its replica is in it.
+	within("bytes of a bucket in Redis", 100, 1000, f.RedisBytes)
+	calls := func(s samples, name string) float64 { return s[name][0].calls }
+	within("calls without a limiter", 0, 0.01, calls(r.cases, floor))
+	within("calls of the memory store", 0, 0.01, calls(r.cases, memoryStore))
+	within("calls of charge before", 0.95, 1.05, calls(r.cases, ChargeBefore))
+	within("calls of a refused key", 0, 0.1, calls(r.cases, refusedHot))
+	within("calls of a client that comes seldom", 0.9, 2.2, f.SeldomCalls)
+	if one, three := calls(r.sweep, sweepBase), calls(r.sweep, "3 zones"); three < 2*one {
+		t.Errorf("three zones cost %v calls, and one %v", three, one)
+	}
+	if s := r.sweep["4 shards"][0]; s.busiest > 0.7*s.redis() {
+		t.Errorf("of four shards one needs %v µs, and all %v µs", s.busiest, s.redis())
+	}
+	for i, d := range roundTrips {
+		if got := r.pings[i+1]; got < d {
+			t.Errorf("at %v a ping takes %v", d, got)
+		}
+	}
+	if far := r.latency[beforeName(5*time.Millisecond)][0]; far.limiter.p50 < 5 {
+		t.Errorf("with Redis 5 ms away half of the requests take less than %v ms", far.limiter.p50)
+	}
+	goals := r.Goals()
+	if len(goals) != 7+len(latencyCases) {
+		t.Errorf("there are %d goals", len(goals))
+	}
+	for _, g := range goals {
+		if g.Bound <= 0 || g.What == "" || g.Min > g.Median || g.Median > g.Max {
+			t.Errorf("odd goal: %+v", g)
+		}
+	}
+}
+
+// TestRunTellsWhatIsMissing: what was started until then is stopped.
+func TestRunTellsWhatIsMissing(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "caddy")
+	if _, err := Run(t.Context(), Options{Quick: true, Caddy: missing}, io.Discard); err == nil || !strings.Contains(err.Error(), missing) {
+		t.Errorf("a Caddy that is not there: %v", err)
+	}
+}

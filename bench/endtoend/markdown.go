@@ -1,0 +1,171 @@
+package endtoend
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Markdown is what was measured, as tables with what is to be known of them.
+func (r *Result) Markdown() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d requests at a time, %d clients, %d rounds of %v a case. Everything here took %v.\n\n",
+		r.opts.Connections, clients, r.opts.Rounds, r.opts.Length, r.took.Round(time.Second))
+	r.writeCases(&b)
+	r.writeSweep(&b)
+	r.writeLatency(&b)
+	r.writeWrk(&b)
+	r.writeMemory(&b)
+	return b.String()
+}
+
+func (r *Result) writeCases(b *strings.Builder) {
+	b.WriteString("| case | Caddy µs | primary µs | replica µs | Caddy ÷ floor: median (min to max) | goal | requests/s | calls per request |\n")
+	b.WriteString("|---|---|---|---|---|---|---|---|\n")
+	for _, c := range r.baseCases {
+		median := func(of func(sample) float64) float64 { return r.cases.spread(c.name, of).median }
+		ratio, bound := "", ""
+		if c.floor != "" {
+			ratio = r.cases.ratio(c.name, c.floor).text("%.2f")
+		}
+		if c.limit > 0 {
+			bound = fmt.Sprintf("≤ %.2f", c.limit)
+		}
+		fmt.Fprintf(b, "| %s | %.1f | %.1f | %.1f | %s | %s | %.0f | %s |\n", c.name, median(sample.ofCaddy),
+			median(sample.ofPrimary), median(sample.ofReplica), ratio, bound, median(sample.requests), short(median(sample.ofCalls)))
+	}
+	fmt.Fprintf(b, "\n![CPU of Caddy per request, by case](img/%s)\n", caddyPicture)
+}
+
+// short writes a number of calls, of which there may be next to none.
+func short(f float64) string {
+	if f < 0.01 {
+		return fmt.Sprintf("%.2g", f)
+	}
+	return fmt.Sprintf("%.2f", f)
+}
+
+// sweepRow is a row of the table of the sweep, and a bar of its drawing.
+type sweepRow struct{ factor, value, name string }
+
+func sweepRows(opts *Options) []sweepRow {
+	rows := []sweepRow{
+		{"base", "1 shard, 1 replica, 1 zone, " + thousands(opts.sweepKeys()) + " keys", sweepBase},
+		{"shards", "2", twoShards},
+		{"shards", "4", "4 shards"},
+		{"replicas", "0", "no replica"},
+		{"replicas", "2", "2 replicas"},
+		{"zones", "3", "3 zones"},
+		{"keys", "1", "1 key"},
+		{"keys", thousands(opts.manyKeys()), manyKeys},
+	}
+	for _, d := range roundTrips {
+		rows = append(rows, sweepRow{"distance", distanceName(d), distanceName(d)})
+	}
+	return rows
+}
+
+// thousands writes a number with commas.
+func thousands(n int64) string {
+	if n < 1000 {
+		return fmt.Sprint(n)
+	}
+	return fmt.Sprintf("%s,%03d", thousands(n/1000), n%1000)
+}
+
+func (r *Result) writeSweep(b *strings.Builder) {
+	fmt.Fprintf(b, `
+### One factor at a time
+
+The Redis store with `+"`charge after`"+`, for %s clients in turn: as they are many, each comes about once a second, so that most requests ask a replica and are charged, unlike those of the %d clients above. Each row differs from the base in one thing. Redis µs are all servers of all shards together, *busiest shard* the servers of that one which had most to do; a call is a command of the limiter in `+"`INFO commandstats`"+`. Distance is made by a relay in the program that sends the requests, of which each direction takes half; the row without a delay shows what the relay itself does to the figures, and *round trip* is a PING through it while nothing else runs. The %s buckets of the last value of keys were written beforehand, in %v, by the store that Caddy uses, under the keys that Caddy uses; that case runs in a Caddy of its own, whose heap would slow down or speed up the others. Each figure is the median (min to max) of the rounds.
+
+| factor | value | round trip ms | requests/s | Caddy µs | Redis µs | busiest shard µs | calls per request | Caddy ÷ floor |
+|---|---|---|---|---|---|---|---|---|
+`, thousands(r.opts.sweepKeys()), clients, thousands(r.opts.manyKeys()), r.memory.fill.Round(100*time.Millisecond))
+	write := func(factor, value, name string, ping time.Duration, ratio string) {
+		cell := func(format string, of func(sample) float64) string { return r.sweep.spread(name, of).text(format) }
+		fmt.Fprintf(b, "| %s | %s | %.2f | %s | %s | %s | %s | %s | %s |\n", factor, value, milliseconds(ping),
+			cell("%.0f", sample.requests), cell("%.1f", sample.ofCaddy), cell("%.1f", sample.redis),
+			cell("%.1f", sample.ofBusiest), cell("%.2f", sample.ofCalls), ratio)
+	}
+	write("floor", "no limiter", floor, r.pings[0], "")
+	for _, row := range sweepRows(&r.opts) {
+		write(row.factor, row.value, row.name, r.pingOf(row.name), r.sweep.ratio(row.name, floor).text("%.2f"))
+	}
+	fmt.Fprintf(b, "\n![CPU of Caddy and Redis per request, by factor](img/%s)\n", sweepPicture)
+}
+
+// pingOf is how far away the Redis of a case of the sweep is.
+func (r *Result) pingOf(name string) time.Duration {
+	for i, d := range roundTrips {
+		if name == distanceName(d) {
+			return r.pings[i+1]
+		}
+	}
+	return r.pings[0]
+}
+
+func (r *Result) writeLatency(b *strings.Builder) {
+	fmt.Fprintf(b, `
+### Latency
+
+Requests come at a steady rate whether others are answered or not, over %d connections, and the latency of each counts from the instant at which it was due, so that nobody's waiting is left out. The rate is half of what the case reached above; the floor gets the same rate in the same round, and what is *added* is the difference of both; there are %d rounds of %v, and each figure is the median (min to max). Below zero it is less than what both wander by. *Lag* is how late the load generator sent requests, because it or all connections were busy, which is in the latency; *from sending* leaves it out.
+
+| latency of | requests/s | floor p50 ms | floor p99 ms | added p50 ms | added p99 ms | added p99.9 ms | added p99 ms from sending | lag p99 ms |
+|---|---|---|---|---|---|---|---|---|
+`, r.opts.Connections, r.opts.Rounds*r.opts.slices(), (r.opts.Length / time.Duration(r.opts.slices())).Round(time.Millisecond))
+	for _, name := range latencyCases {
+		r.writeAdded(b, name, name)
+	}
+	fmt.Fprintf(b, `
+The same with Redis at a distance, for the %s clients of the sweep, who are not known from their last request: with `+"`charge after`"+` each waits for a replica, with `+"`charge before`"+` for the primary. All have the same rate and the same floor.
+
+| latency at a distance | requests/s | floor p50 ms | floor p99 ms | added p50 ms | added p99 ms | added p99.9 ms | added p99 ms from sending | lag p99 ms |
+|---|---|---|---|---|---|---|---|---|
+`, thousands(r.opts.sweepKeys()))
+	for i, d := range roundTrips {
+		for _, name := range []string{distanceName(d), beforeName(d)} {
+			r.writeAdded(b, fmt.Sprintf("%s (round trip %.2f ms)", name, milliseconds(r.pings[i+1])), name)
+		}
+	}
+	fmt.Fprintf(b, "\n![Latency that the limiter adds, by how far away Redis is](img/%s)\n", latencyPicture)
+}
+
+func (r *Result) writeAdded(b *strings.Builder, title, name string) {
+	all := r.latency[name]
+	cell := func(of func(latencies) float64) string { return all.spread(of).text("%.2f") }
+	added := func(of func(quantiles) float64) string { return all.added(of).text("%.2f") }
+	fmt.Fprintf(b, "| %s | %.0f | %s | %s | %s | %s | %s | %s | %s |\n", title,
+		all.spread(func(l latencies) float64 { return l.rate }).median,
+		cell(func(l latencies) float64 { return l.floor.p50 }), cell(func(l latencies) float64 { return l.floor.p99 }),
+		added(quantiles.ofP50), added(quantiles.ofP99), added(quantiles.ofP999), added(quantiles.ofSent99),
+		cell(func(l latencies) float64 { return l.limiter.lag99 }))
+}
+
+func (r *Result) writeWrk(b *strings.Builder) {
+	b.WriteString("\n### As wrk sees it\n\n")
+	if len(r.wrk) == 0 {
+		b.WriteString("There is no wrk on the machine.\n")
+		return
+	}
+	fmt.Fprintf(b, "The same sites, asked in turn by wrk with one thread and %d connections, and by the load generator of the tables above.\n\n", r.opts.Connections)
+	b.WriteString("| requests/s of | wrk | load generator |\n|---|---|---|\n")
+	for _, name := range wrkCases {
+		fmt.Fprintf(b, "| %s | %s | %s |\n", name, spreadOf(r.wrk[name]).text("%.0f"), spreadOf(r.own[name]).text("%.0f"))
+	}
+}
+
+func (r *Result) writeMemory(b *strings.Builder) {
+	fmt.Fprintf(b, `
+### Memory
+
+What a bucket takes, here with keys of the length that these clients have: in Redis by `+"`used_memory`"+` of a primary between %s and %s keys; in Caddy by its heap after a collection of garbage, %s clients later. Tables that double make the latter depend on how many there are.
+
+| bytes for each bucket | |
+|---|---|
+| each server of Redis | %.0f |
+| Caddy, memory store | %.0f |
+| Caddy, what it knows of a bucket in Redis | %.0f |
+`, thousands(r.opts.sweepKeys()), thousands(r.opts.manyKeys()), thousands(r.opts.heapKeys()*9/10),
+		r.memory.redis, r.memory.store, r.memory.ledger)
+}
