@@ -24,7 +24,7 @@ type Series struct {
 	Low, High []float64
 }
 
-// Len, XY and YError make a series what gonum draws.
+// Len is how many points it has.
 func (s Series) Len() int { return len(s.X) }
 
 // XY is a median.
@@ -150,7 +150,7 @@ func save(file string, wide, tall vg.Length, drawOn func(draw.Canvas)) error {
 	canvas := vgsvg.New(wide, tall)
 	all := draw.New(canvas)
 	all.SetColor(color.White)
-	all.Fill(all.Rectangle.Path())
+	all.Fill(all.Path())
 	drawOn(draw.Crop(all, margin, -margin, margin/2, -margin/2))
 	var b bytes.Buffer
 	if _, err := canvas.WriteTo(&b); err != nil {

@@ -15,10 +15,6 @@ import (
 // busy with something else they pass, and what is measured is speed.
 const timeout = 5 * time.Second
 
-// read are the commands of those that read a bucket without a script. The script
-// of a charge reads none.
-var read = map[string]int64{"evalsha": 1, "eval": 1, "hmget": 1}
-
 // takeBounds are what a Take is to reach.
 var takeBounds = map[int]float64{64: 1.3, 256: 1.8, 1024: 2.0}
 
@@ -39,12 +35,12 @@ var (
 	}
 	checkAndCharge = &kind{
 		name: "check + charge, fixed window", ours: true, bounds: map[int]float64{64: 0.75, 256: 1},
-		pools: []int{redis.DefaultPoolSize}, commands: read, open: openOurs(store.FixedWindow, false, takeInTwo),
+		pools: []int{redis.DefaultPoolSize}, commands: scripted, open: openOurs(store.FixedWindow, false, takeInTwo),
 	}
 	// What the handler does: nobody waits for the charge.
 	checkAndDetach = &kind{
 		name: "check + detached charge, fixed window", ours: true, bounds: checkAndCharge.bounds,
-		pools: []int{redis.DefaultPoolSize}, commands: checkAndCharge.commands, open: openDetaching,
+		pools: []int{redis.DefaultPoolSize}, commands: scripted, open: openDetaching,
 	}
 	ours = []*kind{takeFixedWindow, takePlain, takeGCRA, checkAndCharge, checkAndDetach}
 

@@ -45,18 +45,6 @@ func (g group) unanswered(of *servers) (members []int) {
 	return members
 }
 
-// untouched returns the members of whose buckets a primary had nothing to read:
-// their windows may have to be opened, their keys may be of another program, and
-// in a Redis Cluster they may be elsewhere.
-func (g group) untouched() (members []int) {
-	for _, i := range g.members {
-		if st := &g.states[i]; st.Err == nil && st.Used == 0 {
-			members = append(members, i)
-		}
-	}
-	return members
-}
-
 // asksPrimary tells whether some member is about the primary's word.
 func (g group) asksPrimary() bool {
 	for _, i := range g.members {

@@ -33,14 +33,14 @@ func (s *Store) copies(ctx context.Context, name string, shard *Shard, r store.R
 	if at == nil {
 		return store.Inspection{Shard: name, Copies: []store.Copy{{Role: store.RolePrimary, State: store.State{Err: notExecuted(errNoServers)}}}}
 	}
-	now, _ := s.peekTime(at, time.Now())
+	now := s.peekTime(at, time.Now())
 	lanes := append([]*lane{at.checks}, at.replicas...)
 	copies := make([]store.Copy, len(lanes))
 	var wg sync.WaitGroup
 	for i, l := range lanes {
 		op := reading(algorithm.Peek, at, now)
 		if i == 0 {
-			op = readingPrimary(algorithm.Peek, at, now)
+			op = peeking(at, now)
 		}
 		wg.Go(func() { copies[i] = s.copyAt(ctx, l, op, r) })
 	}

@@ -36,10 +36,9 @@ func reading(op algorithm.Operation, at *servers, now int64) operation {
 	return operation{Operation: op, replica: true, readOnly: true, tagged: at.tagged, now: now}
 }
 
-// readingPrimary is a check or peek at a primary that changes nothing, judged by
-// the instant now.
-func readingPrimary(op algorithm.Operation, at *servers, now int64) operation {
-	return operation{Operation: op, readOnly: true, tagged: at.tagged, now: now}
+// peeking is a peek at a primary, judged by the instant now.
+func peeking(at *servers, now int64) operation {
+	return operation{Operation: algorithm.Peek, readOnly: true, tagged: at.tagged, now: now}
 }
 
 // reads tells whether the operation spends nothing and gives nothing back.

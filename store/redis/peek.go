@@ -31,23 +31,26 @@ func (s *Store) peek(ctx context.Context, at *servers, g group) {
 	}
 	start := time.Now()
 	half, deadline := start.Add(s.opts.CheckTimeout/2), start.Add(s.opts.CheckTimeout)
-	now, known := s.peekTime(at, start)
-	if replica := s.replica(at); known && replica != nil {
+	now, _, replica := s.reader(at, start)
+	if replica != nil {
 		s.ask(ctx, replica, g, half, reading(algorithm.Peek, at, now))
 		if g.members = g.failed(); len(g.members) == 0 || ctx.Err() != nil {
 			return
 		}
 	}
-	s.ask(ctx, at.checks, g, deadline, readingPrimary(algorithm.Peek, at, now))
+	if now == 0 {
+		now = s.peekTime(at, start)
+	}
+	s.ask(ctx, at.checks, g, deadline, peeking(at, now))
 }
 
-// peekTime is the time to judge by, and whether it is known. Where the primary has
-// not told its time yet, nobody can say better than this machine.
-func (s *Store) peekTime(at *servers, start time.Time) (now int64, known bool) {
-	if now, _, known = s.checkTime(at, start); !known {
-		now = s.opts.Now().UnixMicro()
+// peekTime is the instant that decides whether a window is over.
+func (s *Store) peekTime(at *servers, start time.Time) int64 {
+	if now, _, ok := at.clock.estimate(start); ok && !s.opts.LocalClock {
+		return now
 	}
-	return now, known
+	// Where the primary has not told its time yet, nobody can say better.
+	return s.opts.Now().UnixMicro()
 }
 
 // failed returns the members that have an error.

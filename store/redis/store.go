@@ -311,20 +311,13 @@ func (s *Store) check(ctx context.Context, at *servers, g group) {
 	}
 	start := time.Now()
 	half, deadline := start.Add(s.opts.CheckTimeout/2), start.Add(s.opts.CheckTimeout)
-	now, age, known := s.checkTime(at, start)
+	now, age, replica := s.reader(at, start)
 	if age > clockTrust {
 		s.refreshClock(at, start, g)
 	}
-	replica := s.replica(at)
 	switch {
-	case !known:
-		s.ask(ctx, at.checks, g, deadline, s.writing(algorithm.Check, at))
 	case replica == nil:
-		// To read a bucket costs a primary less than the script.
-		s.ask(ctx, at.checks, g, deadline, readingPrimary(algorithm.Check, at, now))
-		if g.members = g.untouched(); len(g.members) > 0 && ctx.Err() == nil {
-			s.ask(ctx, at.checks, g, deadline, s.writing(algorithm.Check, at))
-		}
+		s.ask(ctx, at.checks, g, deadline, s.writing(algorithm.Check, at))
 	case g.asksPrimary():
 		s.ask(ctx, at.checks, g, half, s.writing(algorithm.Check, at))
 		s.standIn(ctx, replica, g, deadline, reading(algorithm.Check, at, now))
@@ -337,12 +330,14 @@ func (s *Store) check(ctx context.Context, at *servers, g group) {
 	}
 }
 
-// replica returns the replica to ask, or nil if the primary is to be asked.
-func (s *Store) replica(at *servers) *lane {
-	if s.opts.ReadPrimary {
-		return nil
+// reader returns the replica to ask, if there is one, the time to judge its
+// answer by, and how long ago the primary told that.
+func (s *Store) reader(at *servers, start time.Time) (now int64, age time.Duration, l *lane) {
+	now, age, ok := s.checkTime(at, start)
+	if !ok {
+		return 0, 0, nil
 	}
-	return at.replica()
+	return now, age, at.replica()
 }
 
 // standIn asks a replica about what the primary could not answer. Where it knows
@@ -363,10 +358,13 @@ func (s *Store) standIn(ctx context.Context, replica *lane, g group, deadline ti
 	}
 }
 
-// checkTime returns the time to judge by what is read, if it is known, and how
-// long ago the primary told it.
-func (s *Store) checkTime(at *servers, start time.Time) (now int64, age time.Duration, known bool) {
-	if s.opts.LocalClock {
+// checkTime returns the time to judge a replica's answer by, if there is one
+// and replicas are to be asked, and how long ago the primary told it.
+func (s *Store) checkTime(at *servers, start time.Time) (now int64, age time.Duration, ok bool) {
+	switch {
+	case s.opts.ReadPrimary || len(at.replicas) == 0:
+		return 0, 0, false
+	case s.opts.LocalClock:
 		return s.opts.Now().UnixMicro(), 0, true
 	}
 	return at.clock.estimate(start)
