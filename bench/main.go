@@ -16,6 +16,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/bench/endtoend"
 	"github.com/shardlimit/caddy-shardlimit/bench/libraries"
 	"github.com/shardlimit/caddy-shardlimit/internal/document"
+	"github.com/shardlimit/caddy-shardlimit/internal/machine"
 )
 
 var (
@@ -44,7 +45,7 @@ func run(ctx context.Context) error {
 	if *rounds < 1 {
 		return errors.New("rounds must be positive")
 	}
-	began := time.Now()
+	began, times := time.Now(), machine.Now()
 	own, err := ownAllocations(ctx)
 	if err != nil {
 		return err
@@ -61,7 +62,7 @@ func run(ctx context.Context) error {
 	if m.libraries, err = libraries.Run(ctx, library, os.Stderr); err != nil {
 		return fmt.Errorf("measure the stores: %w", err)
 	}
-	m.took = time.Since(began)
+	m.took, m.stolen = time.Since(began), machine.Now().StolenSince(times)
 	text := m.markdown()
 	fmt.Print(text)
 	if *docs == "" {

@@ -21,13 +21,15 @@ type measured struct {
 	endToEnd  *endtoend.Result
 	libraries *libraries.Result
 	took      time.Duration
+	// stolen is the part of the processors' time that others had meanwhile.
+	stolen float64
 }
 
 func (m *measured) markdown() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s, %d processors, %s, %s, %s; %s. The whole took %v.\n",
+	fmt.Fprintf(&b, "%s, %d processors, %s, %s, %s; %s. The whole took %v, during which the host gave %.0f %% of the processors' time to others.\n",
 		machine.Processor(), runtime.NumCPU(), runtime.Version(), machine.Redis(), strings.Join(libraries.Versions(), ", "),
-		time.Now().UTC().Format(time.DateOnly), m.took.Round(time.Second))
+		time.Now().UTC().Format(time.DateOnly), m.took.Round(time.Second), 100*m.stolen)
 	b.WriteString("\n## Goals\n\n" + goal.Table(m.goals()))
 	b.WriteString("\n## What the figures mean\n\n" + m.meaning())
 	b.WriteString("\n## The limiter in Caddy\n\n" + m.endToEnd.Markdown())

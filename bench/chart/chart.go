@@ -37,7 +37,7 @@ const (
 	width  = 7 * vg.Inch
 	height = 4 * vg.Inch
 	// legendWidth is what names of lines take beside the drawing.
-	legendWidth = 2.2 * vg.Inch
+	legendWidth = 3 * vg.Inch
 	// barStep is the height of a bar with the space around it.
 	barStep = 0.32 * vg.Inch
 )
@@ -130,6 +130,8 @@ func Bars(file, title, unit string, bars ...Bar) error {
 	}
 	p.Add(drawn, lines)
 	p.NominalY(names...)
+	// A wider font than the one that was measured does not reach the bars.
+	p.Y.Padding = margin
 	return save(file, width, vg.Length(len(bars))*barStep+1.2*vg.Inch, p.Draw)
 }
 

@@ -61,8 +61,11 @@ func (r *Result) byDistance() (all []chart.Series) {
 				added := r.latency[kind.of(roundTrip)].added(part.of)
 				s.X = append(s.X, math.Max(math.Round(milliseconds(r.pings[at+1])*100)/100, 0.01))
 				// A difference of two figures that wander may be less than nothing.
-				s.Y, s.Low, s.High = append(s.Y, max(added.median, 0)), append(s.Low, max(added.least, 0)), append(s.High, max(added.most, 0))
+				s.Y = append(s.Y, max(added.median, 0))
 			}
+			// The least and the most, which the table has, would leave no room for the
+			// medians.
+			s.Low, s.High = s.Y, s.Y
 			all = append(all, s)
 		}
 	}
