@@ -54,7 +54,8 @@ type lane struct {
 	gathering sync.Mutex
 	// flight is full while a pipeline to a nearby server is on its way.
 	flight chan struct{}
-	// turns, without pipelining, is full while all connections are used.
+	// turns, without pipelining, is full while all connections are used; nil if
+	// callers do not make their calls themselves.
 	turns chan struct{}
 	// watched is how many wait for calls of a persistent lane.
 	watched atomic.Int32
@@ -90,10 +91,13 @@ func newLane(s *Shard, addr string, persistent bool) *lane {
 		IsSuccessful:  func(err error) bool { return !isServerFault(err) },
 		OnStateChange: l.tellState,
 	})
-	if opts.NoPipelining {
-		l.turns = make(chan struct{}, opts.poolSize())
-	} else {
+	switch {
+	case !opts.NoPipelining:
 		l.batch = maxBatch
+	case !persistent:
+		// What is repeated until its deadline, and whose reply is waited for beyond
+		// that, is not for a caller who stops waiting at the deadline.
+		l.turns = make(chan struct{}, opts.poolSize())
 	}
 	l.lag.Store(int64(unknownLag))
 	l.life, l.end = context.WithCancel(context.Background())
@@ -167,7 +171,6 @@ func (l *lane) work() {
 		if batch, alone = l.gather(batch[:0]); len(batch) == 0 {
 			return
 		}
-		start := time.Now()
 		if l.turns != nil {
 			l.turns <- struct{}{}
 		}
@@ -178,7 +181,6 @@ func (l *lane) work() {
 		if alone {
 			<-l.flight
 		}
-		l.pace.Add((int64(time.Since(start)) - l.pace.Load()) / 8)
 		clear(batch)
 	}
 }
@@ -263,6 +265,7 @@ func (l *lane) run(batch []*call, cmds []*command) {
 	ctx, cancel := context.WithDeadline(l.life, patient)
 	defer cancel()
 	l.send(ctx, cmds)
+	l.pace.Add((int64(time.Since(now)) - l.pace.Load()) / 8)
 	if elsewhere := l.redirected(cmds); len(elsewhere) > 0 {
 		// Who has his answer does not wait for another node.
 		live, cmds = l.finishSettled(live)
