@@ -39,7 +39,7 @@ lint: $(GOLANGCI) ## check format, go vet, golangci-lint, go.mod and the modules
 	cd bench && $(GO) mod tidy -diff
 	cd bench && $(GO) mod verify
 
-bench: ## measure the limiter and its peers, and write docs/benchmarks.md
+bench: ## measure the limiter and its peers, for docs/benchmarks.md and docs/scaling.md
 	scripts/install-needed.sh
 	cd bench && $(GO) run . -docs ../docs
 	$(GO) run ./internal/scaling

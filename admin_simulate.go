@@ -105,7 +105,7 @@ func (s *simulation) meet(h *Handler, r *http.Request) (goesOn bool, err error) 
 	}
 	p.enter()
 	defer p.release()
-	p.clearStates()
+	p.states = p.freshStates()
 	for i := range p.reqs {
 		p.states[i] = p.wouldBeTold(r.Context(), i)
 	}

@@ -37,14 +37,14 @@ type part struct {
 	stateRoom [2]store.State
 }
 
-// clearStates makes the states those of zones that were not asked.
-func (p *part) clearStates() {
+// freshStates are those of zones that were not asked.
+func (p *part) freshStates() []store.State {
 	if len(p.reqs) > len(p.stateRoom) {
-		p.states = make([]store.State, len(p.reqs))
-		return
+		return make([]store.State, len(p.reqs))
 	}
-	p.states = p.stateRoom[:len(p.reqs)]
-	clear(p.states)
+	states := p.stateRoom[:len(p.reqs)]
+	clear(states)
+	return states
 }
 
 // mark tells where a zone's state came from.
@@ -95,12 +95,14 @@ func (p *part) wasAsked(i int) bool { return p.states[i].Err != nil || p.states[
 // pass. An error of the store is a state's; the error it returns ends the
 // request.
 func (p *part) ask(r *http.Request) error {
-	p.clearStates()
+	states := p.freshStates()
 	if open := p.onlyOpen(); open != nil && !p.anyTakes() && p.observed == nil {
-		open.admit(r.Context(), p.reqs, p.states)
+		open.admit(r.Context(), p.reqs, states)
+		p.states = states
 		p.noteHeld(nil)
 		return p.handleErrors(r, store.Store.Check, nil)
 	}
+	p.states = states
 	if len(p.observed) > 0 && p.refuseKnown(p.enforced()) {
 		// Those that only observe cost such a request no call either.
 		return nil

@@ -31,7 +31,7 @@ func (p *part) askInTurn(r *http.Request) error {
 		}
 		p.undo()
 	} else {
-		p.clearStates()
+		p.states = p.freshStates()
 	}
 	z := p.zones[line]
 	w, ahead := z.room.join(lineOf(&p.reqs[line]), p.reqs[line].Cost, began, cmp.Or(z.MaxWaitQueue, defaultMaxWaitQueue))

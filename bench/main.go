@@ -15,6 +15,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/bench/endtoend"
 	"github.com/shardlimit/caddy-shardlimit/bench/libraries"
+	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/document"
 	"github.com/shardlimit/caddy-shardlimit/internal/machine"
 )
@@ -45,6 +46,9 @@ func run(ctx context.Context) error {
 	if *rounds < 1 {
 		return errors.New("rounds must be positive")
 	}
+	if *quick && *docs != "" {
+		return errors.New("-quick shows no speed: leave out -docs")
+	}
 	began, times := time.Now(), machine.Now()
 	own, err := ownAllocations(ctx)
 	if err != nil {
@@ -55,7 +59,11 @@ func run(ctx context.Context) error {
 		library = libraries.Options{Rounds: 1, Length: quickLibraries, Goroutines: []int{1, 64}}
 		caddy = endtoend.Options{Rounds: 1, Length: quickEndToEnd, Quick: true}
 	}
-	m := &measured{own: own}
+	version, err := caddyproc.Version()
+	if err != nil {
+		return err
+	}
+	m := &measured{own: own, caddy: version}
 	if m.endToEnd, err = endtoend.Run(ctx, caddy, os.Stderr); err != nil {
 		return fmt.Errorf("measure the limiter in Caddy: %w", err)
 	}
@@ -66,7 +74,7 @@ func run(ctx context.Context) error {
 	text := m.markdown()
 	fmt.Print(text)
 	if *docs == "" {
-		return nil
+		return m.drawNowhere()
 	}
 	pictures := filepath.Join(*docs, "img")
 	return errors.Join(
@@ -74,4 +82,13 @@ func run(ctx context.Context) error {
 		m.libraries.Draw(pictures),
 		document.Rewrite(filepath.Join(*docs, "benchmarks.md"), "bench", text),
 	)
+}
+
+// drawNowhere draws the pictures to see that it can be done.
+func (m *measured) drawNowhere() error {
+	dir, err := os.MkdirTemp("", "bench-")
+	if err != nil {
+		return fmt.Errorf("make a folder: %w", err)
+	}
+	return errors.Join(m.endToEnd.Draw(dir), m.libraries.Draw(dir), os.RemoveAll(dir))
 }

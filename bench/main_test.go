@@ -1,6 +1,9 @@
 package main
 
-import "testing"
+import (
+	"math"
+	"testing"
+)
 
 func TestReadOwnAllocations(t *testing.T) {
 	const told = `goos: linux
@@ -12,5 +15,21 @@ PASS
 	}
 	if own, err := readOwnAllocations([]byte("PASS\n")); err == nil {
 		t.Errorf("%v without an error", own)
+	}
+}
+
+func TestThousands(t *testing.T) {
+	for f, want := range map[float64]string{0: "0", math.SmallestNonzeroFloat64: "0", 7.4: "7", 12.9: "13", 999.4: "999", 1234: "1,230", 75_781: "75,800", 1e6: "1,000,000"} {
+		if got := thousands(f); got != want {
+			t.Errorf("%v is %q, want %q", f, got, want)
+		}
+	}
+}
+
+func TestProcessors(t *testing.T) {
+	for micros, want := range map[float64]int{0: 0, 0.1: 1, 0.5: 1, 56: 112, 56.1: 113} {
+		if got := processors(micros); got != want {
+			t.Errorf("%v µs need %d, want %d", micros, got, want)
+		}
 	}
 }

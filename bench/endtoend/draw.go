@@ -38,7 +38,7 @@ func (r *Result) Draw(dir string) error {
 		return err
 	}
 	return chart.Lines(filepath.Join(dir, latencyPicture), chart.Axes{
-		Title: "Latency that the limiter adds at half of saturation", X: "round trip to Redis, ms", Y: "ms", LogX: true,
+		Title: "Latency that the limiter adds, at one rate", X: "round trip to Redis, ms", Y: "ms", LogX: true,
 	}, r.byDistance()...)
 }
 

@@ -34,7 +34,7 @@ func (o *Options) sweepKeys() int64 {
 	if o.Quick {
 		return 1_000
 	}
-	return 10_000
+	return 30_000
 }
 
 // manyKeys is how many the last value of the sweep by keys has.

@@ -71,8 +71,8 @@ func checkFigures(t *testing.T, r *Result) {
 	f := r.Figures()
 	for what, figure := range map[string]float64{
 		"CPU of the floor": f.FloorMicros, "CPU of the limiter": f.LimiterMicros, "CPU of the primary": f.PrimaryMicros,
-		"CPU of the replica": f.ReplicaMicros, "requests/s": f.RequestsPerSecond, "requests/s of the floor": f.FloorPerSecond,
-		"CPU of a shard": f.ShardMicros, "CPU of one of two shards": f.Shards2Micros,
+		"CPU of the replica": f.ReplicaMicros, "requests/s": f.RequestsPerSecond,
+		"CPU of a shard": f.Shards[0].All, "CPU of one of two shards": f.Shards[1].Busiest, "CPU of four shards": f.Shards[2].All,
 	} {
 		if figure <= 0 {
 			t.Errorf("%s is %v", what, figure)
@@ -85,7 +85,7 @@ func checkFigures(t *testing.T, r *Result) {
 		}
 	}
 	// With so few, what Redis keeps for its replica is in it.
-	within("bytes of a bucket in Redis", 100, 1000, f.RedisBytes)
+	within("bytes of a bucket in Redis", 100, 1000, r.memory.redis)
 	calls := func(s samples, name string) float64 { return s[name][0].calls }
 	within("calls without a limiter", 0, 0.01, calls(r.cases, floor))
 	within("calls of the memory store", 0, 0.01, calls(r.cases, memoryStore))

@@ -16,8 +16,10 @@ import (
 // for what fills its memory, which would change how often the garbage of others
 // is collected.
 type lab struct {
-	opts   Options
-	dir    string
+	opts Options
+	dir  string
+	// turn is how often all of some cases were measured.
+	turn   int
 	shards []*redistest.Shard
 	stores stores
 	caddys []*caddyproc.Process

@@ -125,12 +125,11 @@ func (l *lab) against(ctx context.Context, c *site, rate float64, floor quantile
 // paced sends requests at a rate.
 func (l *lab) paced(ctx context.Context, c *site, rate float64) (q quantiles, err error) {
 	length := l.opts.Length / time.Duration(l.opts.slices())
-	opts := loadgen.Options{Connections: l.opts.Connections, Rate: rate, Duration: leadIn(length)}
-	if _, err := c.send(ctx, opts); err != nil {
-		return q, fmt.Errorf("%s: %w", c.name, err)
-	}
-	opts.Duration = length
-	result, err := c.send(ctx, opts)
+	// The first requests of connections are others'.
+	lead := leadIn(length)
+	result, err := c.send(ctx, loadgen.Options{
+		Connections: l.opts.Connections, Rate: rate, Duration: lead + length, Skip: int64(rate * lead.Seconds()),
+	})
 	if err != nil {
 		return q, fmt.Errorf("%s: %w", c.name, err)
 	}

@@ -52,11 +52,12 @@ func sweepRows(opts *Options) []sweepRow {
 	rows := []sweepRow{
 		{"base", "1 shard, 1 replica, 1 zone, " + thousands(opts.sweepKeys()) + " keys", sweepBase},
 		{"shards", "2", twoShards},
-		{"shards", "4", "4 shards"},
+		{"shards", "4", fourShards},
 		{"replicas", "0", "no replica"},
 		{"replicas", "2", "2 replicas"},
 		{"zones", "3", "3 zones"},
 		{"keys", "1", "1 key"},
+		{"keys", thousands(opts.sweepKeys() / 3), fewerKeys},
 		{"keys", thousands(opts.manyKeys()), manyKeys},
 	}
 	for _, d := range roundTrips {
@@ -77,7 +78,7 @@ func (r *Result) writeSweep(b *strings.Builder) {
 	fmt.Fprintf(b, `
 ### One factor at a time
 
-The Redis store with `+"`charge after`"+`, for %s clients in turn: as they are many, each comes about once a second, so that most requests ask a replica and are charged, unlike those of the %d clients above. Each row differs from the base in one thing. Redis µs are all servers of all shards together, *busiest shard* the servers of that one which had most to do; a call is a command of the limiter in `+"`INFO commandstats`"+`. Distance is made by a relay in the program that sends the requests, of which each direction takes half; the row without a delay shows what the relay itself does to the figures, and *round trip* is a PING through it while nothing else runs. The %s buckets of the last value of keys were written beforehand, in %v, by the store that Caddy uses, under the keys that Caddy uses; that case runs in a Caddy of its own, whose heap would slow down or speed up the others. Each figure is the median (min to max) of the rounds.
+The Redis store with `+"`charge after`"+`, for %s clients in turn: as they are many, each comes every few seconds, so that each request asks a replica and is charged, unlike those of the %d clients above. Of a third as many, some come twice within the second for which [the ledger](ledger.md) trusts what it was told. Each row differs from the base in one thing. Redis µs are all servers of all shards together, *busiest shard* the servers of that one which had most to do; a call is a command of the limiter in `+"`INFO commandstats`"+`. Distance is made by a relay in the program that sends the requests, of which each direction takes half; the row without a delay shows what the relay itself does to the figures, and *round trip* is a PING through it while nothing else runs. The %s buckets of the last value of keys were written beforehand, in %v, by the store that Caddy uses, under the keys that Caddy uses; that case runs in a Caddy of its own, whose heap would slow down or speed up the others. Each figure is the median (min to max) of the rounds.
 
 | factor | value | round trip ms | requests/s | Caddy µs | Redis µs | busiest shard µs | calls per request | Caddy ÷ floor |
 |---|---|---|---|---|---|---|---|---|

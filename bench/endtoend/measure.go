@@ -45,7 +45,10 @@ func (s samples) ratio(name, floor string) spread {
 
 // measureAll runs each case once.
 func (l *lab) measureAll(ctx context.Context, cases []*site, into samples, isCounted bool) error {
-	for _, c := range cases {
+	// No case is always the first after another.
+	l.turn++
+	for i := range cases {
+		c := cases[(i+l.turn)%len(cases)]
 		length := l.opts.Length
 		if !isCounted {
 			length /= 3

@@ -13,7 +13,8 @@ func spreadOf(values []float64) spread {
 		return spread{}
 	}
 	sorted := slices.Sorted(slices.Values(values))
-	return spread{sorted[len(sorted)/2], sorted[0], sorted[len(sorted)-1]}
+	n := len(sorted)
+	return spread{(sorted[(n-1)/2] + sorted[n/2]) / 2, sorted[0], sorted[n-1]}
 }
 
 // text writes it with a format such as %.2f.

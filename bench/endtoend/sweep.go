@@ -14,9 +14,11 @@ var roundTrips = []time.Duration{0, 100 * time.Microsecond, time.Millisecond, 5 
 
 // The names of cases of the sweep that are referred to.
 const (
-	sweepBase = "base"
-	twoShards = "2 shards"
-	manyKeys  = "many keys"
+	sweepBase  = "base"
+	twoShards  = "2 shards"
+	manyKeys   = "many keys"
+	fewerKeys  = "fewer keys"
+	fourShards = "4 shards"
 )
 
 // limiting is a site with some zones that count the client of the header.
@@ -46,17 +48,20 @@ func (l *lab) sweepCases() []*site {
 	s := &l.stores
 	oneKey := l.limiting("1 key", &s.base, 1, "")
 	oneKey.keys = 1
+	someKeys := l.limiting(fewerKeys, &s.base, 1, "")
+	someKeys.keys = l.opts.sweepKeys() / 3
 	many := l.limiting(manyKeys, &s.many, 1, "")
 	many.keys, many.isAlone = l.opts.manyKeys(), true
 	cases := []*site{
 		{name: floor, text: fiveHeaders + "respond ok", status: 200, keys: l.opts.sweepKeys(), store: &s.base},
 		l.limiting(sweepBase, &s.base, 1, ""),
 		l.limiting(twoShards, &s.two, 1, ""),
-		l.limiting("4 shards", &s.four, 1, ""),
+		l.limiting(fourShards, &s.four, 1, ""),
 		l.limiting("no replica", &s.alone, 1, ""),
 		l.limiting("2 replicas", &s.followed, 1, ""),
 		l.limiting("3 zones", &s.base, 3, ""),
 		oneKey,
+		someKeys,
 		many,
 	}
 	for i, far := range s.far {

@@ -21,8 +21,12 @@ func twoPeers() *comparison {
 	}
 }
 
-func TestRatiosAreToTheFastestPeerOfTheRound(t *testing.T) {
-	if got, want := twoPeers().ratios(2), (spread{1.375, 1.25, 1.5}); got != want {
+// TestRatiosAreToTheFastestPeerInTheSameRound: the second is it by the median,
+// though the first is in one of the rounds.
+func TestRatiosAreToTheFastestPeerInTheSameRound(t *testing.T) {
+	c := twoPeers()
+	c.samples[1][1].rate = 32
+	if got, want := c.ratios(2), (spread{(1.5 + 50.0/32) / 2, 1.5, 50.0 / 32}); got != want {
 		t.Errorf("ratios %v, want %v", got, want)
 	}
 }

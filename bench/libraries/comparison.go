@@ -21,18 +21,19 @@ func spreadOf(values []float64) spread {
 	return spread{median: (sorted[(n-1)/2] + sorted[n/2]) / 2, least: sorted[0], most: sorted[n-1]}
 }
 
-// ratios are the rates of a limiter relative to that of the fastest peer of the
-// same round.
+// ratios are the rates of a limiter relative to that of the fastest peer in the
+// same round. The fastest is the one that is it by the median: of several that
+// are measured on a busy machine, the luckiest of each round would be faster.
 func (c *comparison) ratios(limiter int) spread {
+	fastest, most := 0, 0.0
+	for i, l := range c.limiters {
+		if median := c.spread(i, rate).median; !l.kind.ours && median > most {
+			fastest, most = i, median
+		}
+	}
 	var ratios []float64
 	for round, s := range c.samples[limiter] {
-		fastest := 0.0
-		for i, l := range c.limiters {
-			if !l.kind.ours {
-				fastest = max(fastest, c.samples[i][round].rate)
-			}
-		}
-		ratios = append(ratios, s.rate/fastest)
+		ratios = append(ratios, s.rate/c.samples[fastest][round].rate)
 	}
 	return spreadOf(ratios)
 }

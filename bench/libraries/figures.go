@@ -10,6 +10,8 @@ type Figures struct {
 	// CeilingRate is calls of the same script per second by redis-benchmark, and
 	// CeilingServerMicros the server's CPU time for each.
 	CeilingRate, CeilingServerMicros float64
+	// CeilingPart is which part of the ceiling a Take reached in the same round.
+	CeilingPart float64
 }
 
 // Figures returns those with 256 goroutines or, if nothing was measured with
@@ -21,6 +23,7 @@ func (r *Result) Figures() Figures {
 		Goroutines:          c.scene.goroutines,
 		TakeRate:            c.spread(take, rate).median,
 		TakeServerMicros:    c.spread(take, serverMicros).median,
+		CeilingPart:         c.parts(take).median,
 		CeilingRate:         c.ceilings(ceilingRate).median,
 		CeilingServerMicros: c.ceilings(ceilingMicros).median,
 	}

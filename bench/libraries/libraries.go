@@ -29,12 +29,12 @@ type Options struct {
 
 // The default options.
 const (
-	DefaultRounds = 5
-	DefaultLength = 200 * time.Millisecond
+	defaultRounds = 5
+	defaultLength = 300 * time.Millisecond
 )
 
-// DefaultGoroutines are the default numbers of goroutines.
-var DefaultGoroutines = []int{1, 16, 64, 256, 1024}
+// defaultGoroutines are the default numbers of goroutines.
+var defaultGoroutines = []int{1, 16, 64, 256, 1024}
 
 // memoryShare is the part of the time, one in so many, that those in memory
 // have: they make a hundred times as many decisions in it.
@@ -59,13 +59,13 @@ type Result struct {
 // how far it is.
 func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err error) {
 	if opts.Rounds == 0 {
-		opts.Rounds = DefaultRounds
+		opts.Rounds = defaultRounds
 	}
 	if opts.Length == 0 {
-		opts.Length = DefaultLength
+		opts.Length = defaultLength
 	}
 	if len(opts.Goroutines) == 0 {
-		opts.Goroutines = DefaultGoroutines
+		opts.Goroutines = defaultGoroutines
 	}
 	if opts.Rounds < 1 || opts.Length < 0 || slices.Min(opts.Goroutines) < 1 {
 		return nil, errors.New("rounds, length and goroutines must be positive")

@@ -28,6 +28,21 @@ func Root() (string, error) {
 	return strings.TrimSpace(string(root)), nil
 }
 
+// Version is that of Caddy in the module.
+func Version() (string, error) {
+	root, err := Root()
+	if err != nil {
+		return "", err
+	}
+	find := exec.Command("go", "list", "-m", "-f", "{{.Version}}", "github.com/caddyserver/caddy/v2")
+	find.Dir, find.Stderr = root, os.Stderr
+	version, err := find.Output()
+	if err != nil {
+		return "", fmt.Errorf("find caddy's version: %w", err)
+	}
+	return strings.TrimSpace(string(version)), nil
+}
+
 // Build builds cmd/caddy into dir, with flags for go build such as "-race", and
 // returns the path of the binary. It is to be called where [Root] is.
 func Build(dir string, flags ...string) (string, error) {

@@ -27,6 +27,9 @@ type Options struct {
 	// not; 0 means that each connection sends one as soon as it has an answer. A
 	// request that finds all connections busy waits, and its waiting counts.
 	Rate float64
+	// Skip is how many requests at a Rate come first that are not in Latencies,
+	// Lags and Times.
+	Skip int64
 	// Requests is how many are sent at most; 0 means as many as fit into
 	// Duration.
 	Requests int64

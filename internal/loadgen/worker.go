@@ -60,7 +60,7 @@ func (w *worker) run(ctx context.Context, next turns) error {
 		if err != nil {
 			return err
 		}
-		if !due.IsZero() {
+		if !due.IsZero() && n >= w.opts.Skip {
 			answered := time.Now()
 			w.latencies = append(w.latencies, answered.Sub(due))
 			w.lags = append(w.lags, sent.Sub(due))

@@ -6,7 +6,7 @@ package main
 const (
 	cases   = "case"
 	floor   = "respond, five headers"
-	rarely  = "redis store, 20,000 clients"
+	rarely  = "redis store, 50,000 clients"
 	own     = "redis store"
 	taking  = "redis store, charge before"
 	batched = "redis store, batch auto"

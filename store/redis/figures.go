@@ -91,7 +91,7 @@ func (l *lane) figures() store.Lane {
 		Purpose: string(RoleChecks),
 		Breaker: l.breaker.State().String(),
 		Latency: time.Duration(l.pace.Load()),
-		Queued:  l.queue.len(),
+		Queued:  l.queue.len() + int(l.awaiting.Load()),
 		Pool: store.Pool{
 			Connections: int64(pool.TotalConns), Idle: int64(pool.IdleConns),
 			Hits: int64(pool.Hits), Misses: int64(pool.Misses), Timeouts: int64(pool.Timeouts), Stale: int64(pool.StaleConns),

@@ -57,6 +57,8 @@ type lane struct {
 	// turns, without pipelining, is full while all connections are used; nil if
 	// callers do not make their calls themselves.
 	turns chan struct{}
+	// awaiting is how many callers wait for a connection.
+	awaiting atomic.Int64
 	// watched is how many wait for calls of a persistent lane.
 	watched atomic.Int32
 	// fault is the last that spoke against the server.
@@ -158,7 +160,10 @@ func (l *lane) close(ctx context.Context) {
 	defer context.AfterFunc(ctx, end)()
 	l.workers.Wait()
 	for range cap(l.turns) {
-		l.turns <- struct{}{}
+		select {
+		case l.turns <- struct{}{}:
+		case <-l.life.Done():
+		}
 	}
 	end()
 }

@@ -14,8 +14,10 @@ import (
 type strays struct {
 	mu   sync.Mutex
 	ends map[string]chan struct{}
-	// homing are those that wait for strays.
-	homing sync.WaitGroup
+	// homing is how many wait for strays; idle, if somebody waits for that, is
+	// closed when none does. Others may begin to meanwhile.
+	homing int
+	idle   chan struct{}
 }
 
 // add remembers the takes of c, which its worker holds, until it is finished.
@@ -82,23 +84,37 @@ func (s *strays) await(ctx context.Context, what algorithm.Operation, g group) {
 
 // after runs send once some have ended.
 func (s *strays) after(ends []chan struct{}, send func()) {
-	s.homing.Go(func() {
+	s.mu.Lock()
+	s.homing++
+	s.mu.Unlock()
+	go func() {
 		for _, end := range ends {
 			<-end
 		}
 		send()
-	})
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.homing--; s.homing == 0 && s.idle != nil {
+			close(s.idle)
+			s.idle = nil
+		}
+	}()
 }
 
 // settle waits until all were given back that are to be, or until ctx ends.
 func (s *strays) settle(ctx context.Context) {
-	settled := make(chan struct{})
-	go func() {
-		s.homing.Wait()
-		close(settled)
-	}()
+	s.mu.Lock()
+	if s.homing == 0 {
+		s.mu.Unlock()
+		return
+	}
+	if s.idle == nil {
+		s.idle = make(chan struct{})
+	}
+	idle := s.idle
+	s.mu.Unlock()
 	select {
-	case <-settled:
+	case <-idle:
 	case <-ctx.Done():
 	}
 }

@@ -7,9 +7,15 @@ import (
 )
 
 // doAlone is do where each call has a connection for itself: its caller makes it,
-// which saves waking a worker and being woken. From then on the call ends by its
-// deadline alone.
+// which saves waking a worker and being woken. From then on it ends by its deadline
+// or by that of ctx, but not when ctx is cancelled.
 func (l *lane) doAlone(ctx context.Context, c *call) (sent bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return false, fmt.Errorf("redis %s: %w", l.addr, err)
+	}
+	if end, ok := ctx.Deadline(); ok && end.Before(c.deadline) {
+		c.deadline = end
+	}
 	select {
 	case l.turns <- struct{}{}:
 	default:
@@ -17,14 +23,16 @@ func (l *lane) doAlone(ctx context.Context, c *call) (sent bool, err error) {
 			return false, fmt.Errorf("redis %s: %w", l.addr, err)
 		}
 	}
+	defer func() { <-l.turns }()
 	l.run([]*call{c}, nil)
-	<-l.turns
 	<-c.done
 	return true, nil
 }
 
 // awaitTurn waits for a connection.
 func (l *lane) awaitTurn(ctx context.Context, deadline time.Time) error {
+	l.awaiting.Add(1)
+	defer l.awaiting.Add(-1)
 	timer := timerPool.Get().(*time.Timer)
 	defer timerPool.Put(timer)
 	timer.Reset(time.Until(deadline))
