@@ -44,7 +44,7 @@ func BenchmarkLedger(b *testing.B) {
 		name string
 		run  func(l *Ledger, reqs []store.Request, states []store.State)
 	}{
-		{"store alone", func(l *Ledger, reqs []store.Request, states []store.State) {
+		{"store alone", func(l *Ledger, reqs []store.Request, _ []store.State) {
 			l.store.Check(context.Background(), reqs)
 			l.store.ChargeReported(reqs, func(int, store.State) {})
 		}},
@@ -52,8 +52,8 @@ func BenchmarkLedger(b *testing.B) {
 			l.Admit(context.Background(), reqs, states)
 			l.Settle(reqs, nil)
 		}},
-		{"charge before", func(l *Ledger, reqs []store.Request, states []store.State) { l.Take(context.Background(), reqs) }},
-		{"batch", func(l *Ledger, reqs []store.Request, states []store.State) {
+		{"charge before", func(l *Ledger, reqs []store.Request, _ []store.State) { l.Take(context.Background(), reqs) }},
+		{"batch", func(l *Ledger, reqs []store.Request, _ []store.State) {
 			reqs[0].Batch = 1000
 			l.Take(context.Background(), reqs)
 		}},

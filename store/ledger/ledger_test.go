@@ -30,10 +30,14 @@ func admit(l admitter, r store.Request) store.State {
 	return states[0]
 }
 
-func admitAll(l *Ledger, ctx context.Context, reqs []store.Request) []store.State {
+func admitAll(l *Ledger, reqs []store.Request) []store.State {
 	states := make([]store.State, len(reqs))
-	l.Admit(ctx, reqs, states)
+	l.Admit(context.Background(), reqs, states)
 	return states
+}
+
+func takeAll(l *Ledger, reqs []store.Request) []store.State {
+	return l.Take(context.Background(), reqs)
 }
 
 // TestQuestionsAreShared: of many that come at once, one asks, and the others
@@ -77,10 +81,10 @@ func TestFullBucketIsAskedAboutOnceASecond(t *testing.T) {
 				s.others(algorithm.Charge, store.Request{Limit: &limit, ClientKey: "alice", Events: 5, Cost: 5, ID: "other"})
 				ask := admitAll
 				if op == algorithm.Take {
-					ask = (*Ledger).Take
+					ask = takeAll
 				}
 				for range 10_000 {
-					st := ask(l, t.Context(), []store.Request{r})[0]
+					st := ask(l, []store.Request{r})[0]
 					if st.Err != nil || st.Allowed || st.Used != 5 || st.RetryAfter <= 0 {
 						t.Fatalf("%s, %s: %+v", limit.Algorithm, op, st)
 					}
@@ -108,8 +112,8 @@ func TestSecondZoneIsNotAsked(t *testing.T) {
 		admit(l, full)
 		admit(l, full)
 		asked := s.checks
-		for _, ask := range []func(*Ledger, context.Context, []store.Request) []store.State{admitAll, (*Ledger).Take} {
-			states := ask(l, t.Context(), []store.Request{free, full})
+		for _, ask := range []func(*Ledger, []store.Request) []store.State{admitAll, takeAll} {
+			states := ask(l, []store.Request{free, full})
 			if states[0] != (store.State{}) || states[1].Allowed || states[1].Now == 0 {
 				t.Errorf("states %+v", states)
 			}
