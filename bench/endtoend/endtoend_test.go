@@ -107,7 +107,7 @@ func checkFigures(t *testing.T, r *Result) {
 		t.Errorf("with Redis 5 ms away half of the requests take less than %v ms", far.limiter.p50)
 	}
 	goals := r.Goals()
-	if len(goals) != 7+len(latencyCases) {
+	if len(goals) != 8+len(latencyCases) {
 		t.Errorf("there are %d goals", len(goals))
 	}
 	for _, g := range goals {

@@ -58,7 +58,7 @@ func TestGoals(t *testing.T) {
 
 func TestFiguresAreMedians(t *testing.T) {
 	r := &Result{opts: Options{Goroutines: []int{1, ceilingWith}}, shared: []*comparison{twoPeers()}}
-	want := Figures{Goroutines: ceilingWith, TakeRate: 40, CeilingRate: 70, CeilingServerMicros: 4}
+	want := Figures{Goroutines: ceilingWith, TakeRate: 40, CeilingRate: 70, CeilingServerMicros: 4, CeilingPart: 0.625}
 	if got := r.Figures(); got != want {
 		t.Errorf("figures %+v, want %+v", got, want)
 	}
