@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/bench/spread"
 )
 
 // twoPeers is a comparison of two peers with two of ours, in two rounds.
@@ -26,13 +28,13 @@ func twoPeers() *comparison {
 func TestRatiosAreToTheFastestPeerInTheSameRound(t *testing.T) {
 	c := twoPeers()
 	c.samples[1][1].rate = 32
-	if got, want := c.ratios(2), (spread{(1.5 + 50.0/32) / 2, 1.5, 50.0 / 32}); got != want {
+	if got, want := c.ratios(2), (spread.Spread{Median: (1.5 + 50.0/32) / 2, Least: 1.5, Most: 50.0 / 32}); got != want {
 		t.Errorf("ratios %v, want %v", got, want)
 	}
 }
 
 func TestPartsAreOfTheCeilingOfTheRound(t *testing.T) {
-	if got, want := twoPeers().parts(2), (spread{0.625, 0.5, 0.75}); got != want {
+	if got, want := twoPeers().parts(2), (spread.Spread{Median: 0.625, Least: 0.5, Most: 0.75}); got != want {
 		t.Errorf("parts %v, want %v", got, want)
 	}
 }
@@ -64,21 +66,6 @@ func TestFiguresAreMedians(t *testing.T) {
 	}
 }
 
-func TestSpreadOf(t *testing.T) {
-	for _, c := range []struct {
-		values []float64
-		want   spread
-	}{
-		{[]float64{3}, spread{3, 3, 3}},
-		{[]float64{3, 1, 2}, spread{2, 1, 3}},
-		{[]float64{4, 1, 2, 8}, spread{3, 1, 8}},
-	} {
-		if got := spreadOf(c.values); got != c.want {
-			t.Errorf("%v: %v, want %v", c.values, got, c.want)
-		}
-	}
-}
-
 func TestNearest(t *testing.T) {
 	for _, c := range []struct {
 		numbers []int
@@ -98,16 +85,9 @@ func TestQuantiles(t *testing.T) {
 }
 
 func TestCountCalls(t *testing.T) {
-	stats := map[string]string{
-		"cmdstat_time": "calls=7,usec=9", "cmdstat_eval": "calls=5,usec=9", "cmdstat_get": "calls=12,usec=9",
-	}
-	n, err := countCalls(stats, map[string]int64{"time": 2, "eval": 1, "setnx": 1})
-	if err != nil || n != 19 {
-		t.Errorf("%d calls, %v, want 19", n, err)
-	}
-	stats["cmdstat_eval"] = "usec=9"
-	if _, err := countCalls(stats, scripted); err == nil {
-		t.Error("statistics without calls were read")
+	made := map[string]int64{"time": 7, "eval": 5, "get": 12}
+	if n := countCalls(made, map[string]int64{"time": 2, "eval": 1, "setnx": 1}); n != 19 {
+		t.Errorf("%d calls, want 19", n)
 	}
 }
 

@@ -3,8 +3,6 @@ package libraries
 import (
 	"fmt"
 	"runtime"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -45,31 +43,19 @@ func readServer(server *redistest.Server, commands map[string]int64) (u serverUs
 	if server == nil {
 		return u, nil
 	}
-	stats, err := server.Info("commandstats")
+	made, err := server.Calls()
 	if err != nil {
 		return u, err
 	}
-	if u.calls, err = countCalls(stats, commands); err != nil {
-		return u, err
-	}
+	u.calls = countCalls(made, commands)
 	u.cpu, err = server.CPU()
 	return u, err
 }
 
-// countCalls adds up commands of the server's statistics.
-func countCalls(stats map[string]string, commands map[string]int64) (sum int64, err error) {
+// countCalls adds up what a limiter sends of the commands that a server ran.
+func countCalls(made, commands map[string]int64) (sum int64) {
 	for name, sent := range commands {
-		text, ok := stats["cmdstat_"+name]
-		if !ok {
-			// It was never called.
-			continue
-		}
-		first, _, _ := strings.Cut(text, ",")
-		n, err := strconv.ParseInt(strings.TrimPrefix(first, "calls="), 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("read the calls of %s from %q: %w", name, text, err)
-		}
-		sum += n * sent
+		sum += made[name] * sent
 	}
-	return sum, nil
+	return sum
 }

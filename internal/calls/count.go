@@ -1,12 +1,6 @@
 package main
 
-import (
-	"fmt"
-	"strconv"
-	"strings"
-
-	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
-)
+import "github.com/shardlimit/caddy-shardlimit/internal/redistest"
 
 // calls is how many calls the servers of a shard have had.
 type calls struct{ primary, replica int64 }
@@ -42,22 +36,9 @@ func countCalls(shard *redistest.Shard) (c calls, err error) {
 }
 
 func countCommands(server *redistest.Server, names []string) (sum int64, err error) {
-	stats, err := server.Info("commandstats")
-	if err != nil {
-		return 0, err
-	}
+	calls, err := server.Calls()
 	for _, name := range names {
-		text, ok := stats["cmdstat_"+name]
-		if !ok {
-			// It was never called.
-			continue
-		}
-		first, _, _ := strings.Cut(text, ",")
-		n, err := strconv.ParseInt(strings.TrimPrefix(first, "calls="), 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("read the calls of %s from %q: %w", name, text, err)
-		}
-		sum += n
+		sum += calls[name]
 	}
-	return sum, nil
+	return sum, err
 }

@@ -3,6 +3,8 @@ package main
 import (
 	"slices"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
 )
 
 // latencies are how long concerned clients waited, in order.
@@ -18,14 +20,5 @@ func (o *outcome) latencies(p phase) (all []time.Duration) {
 
 // added is by how much a quantile was higher while the fault lasted.
 func (o *outcome) added(q float64) time.Duration {
-	return quantile(o.latencies(meanwhile), q) - quantile(o.latencies(earlier), q)
-}
-
-// quantile is that of durations in order: the least of which at least so many are
-// no longer.
-func quantile(sorted []time.Duration, q float64) time.Duration {
-	if len(sorted) == 0 {
-		return 0
-	}
-	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
+	return loadgen.Quantile(o.latencies(meanwhile), q) - loadgen.Quantile(o.latencies(earlier), q)
 }

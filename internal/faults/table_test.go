@@ -3,7 +3,6 @@ package main
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 )
@@ -39,21 +38,6 @@ func TestTablesAreWhole(t *testing.T) {
 		if text := report(patient, list); !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
-	}
-}
-
-func TestQuantile(t *testing.T) {
-	ten := make([]time.Duration, 10)
-	for i := range ten {
-		ten[i] = time.Duration(i)
-	}
-	for q, want := range map[float64]time.Duration{0: 0, 0.5: 5, 0.999: 9, 1: 9} {
-		if got := quantile(ten, q); got != want {
-			t.Errorf("quantile %v is %d, want %d", q, got, want)
-		}
-	}
-	if got := quantile(nil, 0.5); got != 0 {
-		t.Errorf("quantile of nothing is %d", got)
 	}
 }
 

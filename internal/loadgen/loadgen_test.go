@@ -134,7 +134,7 @@ func TestAnswersOfAllKinds(t *testing.T) {
 
 func TestQuantile(t *testing.T) {
 	all := []time.Duration{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
-	for part, want := range map[float64]time.Duration{0: 1, 0.5: 6, 0.99: 10, 1: 10} {
+	for part, want := range map[float64]time.Duration{0: 1, 0.5: 6, 0.99: 10, 0.999: 10, 1: 10} {
 		if got := Quantile(all, part); got != want {
 			t.Errorf("the quantile %v is %d, want %d", part, got, want)
 		}
