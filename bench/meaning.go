@@ -11,6 +11,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/bench/goal"
 	"github.com/shardlimit/caddy-shardlimit/bench/libraries"
 	"github.com/shardlimit/caddy-shardlimit/internal/machine"
+
+	"github.com/shardlimit/caddy-shardlimit/bench/spread"
 )
 
 // measured is all of it.
@@ -43,7 +45,7 @@ func (m *measured) markdown() string {
 const mostOwn = 6
 
 func (m *measured) goals() []goal.Goal {
-	own := goal.Goal{What: "allocations of the limiter's own code per request: memory store", Bound: mostOwn, Median: m.own, Min: m.own, Max: m.own}
+	own := goal.Goal{What: "allocations of the limiter's own code per request: memory store", Bound: mostOwn, Spread: spread.Of([]float64{m.own})}
 	goals := append(m.endToEnd.Goals(), own)
 	return append(goals, m.libraries.Goals()...)
 }

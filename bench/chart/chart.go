@@ -14,6 +14,8 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgsvg"
+
+	"github.com/shardlimit/caddy-shardlimit/bench/spread"
 )
 
 // Series is a line of medians, with the least and the most of each.
@@ -103,9 +105,8 @@ func Lines(file string, axes Axes, series ...Series) error {
 
 // Bar is a median, with the least and the most.
 type Bar struct {
-	Name        string
-	Median      float64
-	Least, Most float64
+	Name string
+	spread.Spread
 }
 
 // Bars draws bars to the right, the first on top, into a file.
@@ -114,17 +115,17 @@ func Bars(file, title, unit string, bars ...Bar) error {
 	p.X.Label.Text = unit
 	p.X.Min = 0
 	values, names := make(plotter.Values, len(bars)), make([]string, len(bars))
-	spread := make(spreads, len(bars))
+	all := make(spreads, len(bars))
 	for i, b := range bars {
 		place := len(bars) - 1 - i
-		values[place], names[place], spread[place] = b.Median, b.Name, b
+		values[place], names[place], all[place] = b.Median, b.Name, b
 	}
 	drawn, err := plotter.NewBarChart(values, barStep*0.6)
 	if err != nil {
 		return fmt.Errorf("draw %s: %w", file, err)
 	}
 	drawn.Horizontal, drawn.Color, drawn.LineStyle.Width = true, color.RGBA{0x00, 0x72, 0xb2, 0xff}, 0
-	lines, err := plotter.NewXErrorBars(spread)
+	lines, err := plotter.NewXErrorBars(all)
 	if err != nil {
 		return fmt.Errorf("draw %s: %w", file, err)
 	}

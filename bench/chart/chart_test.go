@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/bench/spread"
 )
 
 // texts are those of an SVG file, which has to be well-formed.
@@ -55,7 +57,7 @@ func TestLines(t *testing.T) {
 func TestBars(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "bars.svg")
 	err := Bars(file, "CPU time per request", "µs",
-		Bar{Name: "memory store", Median: 50, Least: 48, Most: 55}, Bar{Name: "redis store, charge after", Median: 60, Least: 58, Most: 70})
+		Bar{Name: "memory store", Spread: spread.Spread{Median: 50, Least: 48, Most: 55}}, Bar{Name: "redis store, charge after", Spread: spread.Spread{Median: 60, Least: 58, Most: 70}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +71,7 @@ func TestBars(t *testing.T) {
 
 func TestNoFolder(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "missing", "bars.svg")
-	if err := Bars(file, "title", "µs", Bar{Name: "one", Median: 1, Least: 1, Most: 1}); !errors.Is(err, os.ErrNotExist) {
+	if err := Bars(file, "title", "µs", Bar{Name: "one", Spread: spread.Spread{Median: 1, Least: 1, Most: 1}}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("error is %v", err)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/bench/chart"
+
+	"github.com/shardlimit/caddy-shardlimit/bench/spread"
 )
 
 // The files that Draw makes.
@@ -42,8 +44,8 @@ func (r *Result) Draw(dir string) error {
 	}, r.byDistance()...)
 }
 
-func bar(name string, s spread) chart.Bar {
-	return chart.Bar{Name: name, Median: s.median, Least: s.least, Most: s.most}
+func bar(name string, s spread.Spread) chart.Bar {
+	return chart.Bar{Name: name, Spread: s}
 }
 
 // byDistance are the latencies that are added with Redis at the distances.
@@ -61,7 +63,7 @@ func (r *Result) byDistance() (all []chart.Series) {
 				added := r.latency[kind.of(roundTrip)].added(part.of)
 				s.X = append(s.X, math.Max(math.Round(milliseconds(r.pings[at+1])*100)/100, 0.01))
 				// A difference of two figures that wander may be less than nothing.
-				s.Y = append(s.Y, max(added.median, 0))
+				s.Y = append(s.Y, max(added.Median, 0))
 			}
 			// The least and the most, which the table has, would leave no room for the
 			// medians.

@@ -111,7 +111,7 @@ func checkFigures(t *testing.T, r *Result) {
 		t.Errorf("there are %d goals", len(goals))
 	}
 	for _, g := range goals {
-		if g.Bound <= 0 || g.What == "" || g.Min > g.Median || g.Median > g.Max {
+		if g.Bound <= 0 || g.What == "" || g.Least > g.Median || g.Median > g.Most {
 			t.Errorf("odd goal: %+v", g)
 		}
 	}

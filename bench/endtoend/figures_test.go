@@ -5,23 +5,9 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
-)
 
-func TestSpread(t *testing.T) {
-	values := []float64{3, 1, 2, 5, 4}
-	if got, want := spreadOf(values), (spread{3, 1, 5}); got != want {
-		t.Errorf("the spread is %v, want %v", got, want)
-	}
-	if values[0] != 3 {
-		t.Error("the rounds were put in another order")
-	}
-	if got := spreadOf(nil); got != (spread{}) {
-		t.Errorf("the spread of nothing is %v", got)
-	}
-	if got, want := (spread{1.234, 1, 2}).text("%.2f"), "1.23 (1.00 to 2.00)"; got != want {
-		t.Errorf("the text is %q, want %q", got, want)
-	}
-}
+	"github.com/shardlimit/caddy-shardlimit/bench/spread"
+)
 
 // TestComparisonsAreOfTheSameRound: a round in which everything was slow changes
 // no ratio and no difference.
@@ -30,14 +16,14 @@ func TestComparisonsAreOfTheSameRound(t *testing.T) {
 		floor:       {{caddy: 10}, {caddy: 100}, {caddy: 20}},
 		memoryStore: {{caddy: 11}, {caddy: 110}, {caddy: 22}},
 	}
-	if got := s.ratio(memoryStore, floor); got.text("%.2f") != "1.10 (1.10 to 1.10)" {
+	if got := s.ratio(memoryStore, floor); got.Text("%.2f") != "1.10 (1.10 to 1.10)" {
 		t.Errorf("the ratios are %v", got)
 	}
 	r := rounds{
 		{floor: quantiles{p99: 1}, limiter: quantiles{p99: 3}},
 		{floor: quantiles{p99: 50}, limiter: quantiles{p99: 52}},
 	}
-	if got, want := r.added(quantiles.ofP99), (spread{2, 2, 2}); got != want {
+	if got, want := r.added(quantiles.ofP99), (spread.Spread{Median: 2, Least: 2, Most: 2}); got != want {
 		t.Errorf("what is added is %v, want %v", got, want)
 	}
 }

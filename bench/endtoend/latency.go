@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
+
+	"github.com/shardlimit/caddy-shardlimit/bench/spread"
 )
 
 // latencies are those of one case in one round, in milliseconds, and of the
@@ -45,16 +47,16 @@ func milliseconds(d time.Duration) float64 { return d.Seconds() * 1e3 }
 type rounds []latencies
 
 // added is the spread of what a case adds to a quantile of the floor.
-func (r rounds) added(of func(quantiles) float64) spread {
+func (r rounds) added(of func(quantiles) float64) spread.Spread {
 	return r.spread(func(l latencies) float64 { return of(l.limiter) - of(l.floor) })
 }
 
-func (r rounds) spread(of func(latencies) float64) spread {
+func (r rounds) spread(of func(latencies) float64) spread.Spread {
 	values := make([]float64, 0, len(r))
 	for _, l := range r {
 		values = append(values, of(l))
 	}
-	return spreadOf(values)
+	return spread.Of(values)
 }
 
 // latencyCases are those whose latency is measured on loopback.
@@ -69,7 +71,7 @@ func (l *lab) measureLatencies(ctx context.Context, r *Result, isCounted bool) e
 	}
 	for _, name := range latencyCases {
 		c := byName[name]
-		rate := r.cases.spread(name, sample.requests).median / 2
+		rate := r.cases.spread(name, sample.requests).Median / 2
 		floor, err := l.paced(ctx, byName[c.floor], rate)
 		if err != nil {
 			return err
@@ -103,9 +105,9 @@ func (l *lab) measureLatencies(ctx context.Context, r *Result, isCounted bool) e
 // distanceRate is half of what all cases at a distance can serve. Those with
 // charge before are taken to serve what it serves on loopback.
 func (r *Result) distanceRate() float64 {
-	least := r.cases.spread(ChargeBefore, sample.requests).median
+	least := r.cases.spread(ChargeBefore, sample.requests).Median
 	for _, roundTrip := range roundTrips {
-		least = math.Min(least, r.sweep.spread(distanceName(roundTrip), sample.requests).median)
+		least = math.Min(least, r.sweep.spread(distanceName(roundTrip), sample.requests).Median)
 	}
 	return least / 2
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/bench/spread"
 )
 
 // Markdown is what was measured, as tables with what is to be known of them.
@@ -23,10 +25,10 @@ func (r *Result) writeCases(b *strings.Builder) {
 	b.WriteString("| case | Caddy µs | primary µs | replica µs | Caddy ÷ floor: median (min to max) | goal | requests/s | calls per request |\n")
 	b.WriteString("|---|---|---|---|---|---|---|---|\n")
 	for _, c := range r.baseCases {
-		median := func(of func(sample) float64) float64 { return r.cases.spread(c.name, of).median }
+		median := func(of func(sample) float64) float64 { return r.cases.spread(c.name, of).Median }
 		ratio, bound := "", ""
 		if c.floor != "" {
-			ratio = r.cases.ratio(c.name, c.floor).text("%.2f")
+			ratio = r.cases.ratio(c.name, c.floor).Text("%.2f")
 		}
 		if c.limit > 0 {
 			bound = fmt.Sprintf("≤ %.2f", c.limit)
@@ -84,14 +86,14 @@ The Redis store with `+"`charge after`"+`, for %s clients in turn: as they are m
 |---|---|---|---|---|---|---|---|---|
 `, thousands(r.opts.sweepKeys()), clients, thousands(r.opts.manyKeys()), r.memory.fill.Round(100*time.Millisecond))
 	write := func(factor, value, name string, ping time.Duration, ratio string) {
-		cell := func(format string, of func(sample) float64) string { return r.sweep.spread(name, of).text(format) }
+		cell := func(format string, of func(sample) float64) string { return r.sweep.spread(name, of).Text(format) }
 		fmt.Fprintf(b, "| %s | %s | %.2f | %s | %s | %s | %s | %s | %s |\n", factor, value, milliseconds(ping),
 			cell("%.0f", sample.requests), cell("%.1f", sample.ofCaddy), cell("%.1f", sample.redis),
 			cell("%.1f", sample.ofBusiest), cell("%.2f", sample.ofCalls), ratio)
 	}
 	write("floor", "no limiter", floor, r.pings[0], "")
 	for _, row := range sweepRows(&r.opts) {
-		write(row.factor, row.value, row.name, r.pingOf(row.name), r.sweep.ratio(row.name, floor).text("%.2f"))
+		write(row.factor, row.value, row.name, r.pingOf(row.name), r.sweep.ratio(row.name, floor).Text("%.2f"))
 	}
 	fmt.Fprintf(b, "\n![CPU of Caddy and Redis per request, by factor](img/%s)\n", sweepPicture)
 }
@@ -134,10 +136,10 @@ The same with Redis at a distance, for the %s clients of the sweep, who are not 
 
 func (r *Result) writeAdded(b *strings.Builder, title, name string) {
 	all := r.latency[name]
-	cell := func(of func(latencies) float64) string { return all.spread(of).text("%.2f") }
-	added := func(of func(quantiles) float64) string { return all.added(of).text("%.2f") }
+	cell := func(of func(latencies) float64) string { return all.spread(of).Text("%.2f") }
+	added := func(of func(quantiles) float64) string { return all.added(of).Text("%.2f") }
 	fmt.Fprintf(b, "| %s | %.0f | %s | %s | %s | %s | %s | %s | %s |\n", title,
-		all.spread(func(l latencies) float64 { return l.rate }).median,
+		all.spread(func(l latencies) float64 { return l.rate }).Median,
 		cell(func(l latencies) float64 { return l.floor.p50 }), cell(func(l latencies) float64 { return l.floor.p99 }),
 		added(quantiles.ofP50), added(quantiles.ofP99), added(quantiles.ofP999), added(quantiles.ofSent99),
 		cell(func(l latencies) float64 { return l.limiter.lag99 }))
@@ -152,7 +154,7 @@ func (r *Result) writeWrk(b *strings.Builder) {
 	fmt.Fprintf(b, "The same sites, asked in turn by wrk with one thread and %d connections, and by the load generator of the tables above.\n\n", r.opts.Connections)
 	b.WriteString("| requests/s of | wrk | load generator |\n|---|---|---|\n")
 	for _, name := range wrkCases {
-		fmt.Fprintf(b, "| %s | %s | %s |\n", name, spreadOf(r.wrk[name]).text("%.0f"), spreadOf(r.own[name]).text("%.0f"))
+		fmt.Fprintf(b, "| %s | %s | %s |\n", name, spread.Of(r.wrk[name]).Text("%.0f"), spread.Of(r.own[name]).Text("%.0f"))
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
+
+	"github.com/shardlimit/caddy-shardlimit/bench/spread"
 )
 
 // sample is one case in one round. CPU times are per request, in microseconds.
@@ -25,22 +27,22 @@ type sample struct {
 type samples map[string][]sample
 
 // spread is that of a figure of a case.
-func (s samples) spread(name string, of func(sample) float64) spread {
+func (s samples) spread(name string, of func(sample) float64) spread.Spread {
 	values := make([]float64, 0, len(s[name]))
 	for _, one := range s[name] {
 		values = append(values, of(one))
 	}
-	return spreadOf(values)
+	return spread.Of(values)
 }
 
 // ratio is the CPU time of Caddy in a case, relative to that of the floor in the
 // same round.
-func (s samples) ratio(name, floor string) spread {
+func (s samples) ratio(name, floor string) spread.Spread {
 	var values []float64
 	for i, one := range s[name] {
 		values = append(values, one.caddy/s[floor][i].caddy)
 	}
-	return spreadOf(values)
+	return spread.Of(values)
 }
 
 // measureAll runs each case once.

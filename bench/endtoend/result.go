@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/bench/goal"
+
+	"github.com/shardlimit/caddy-shardlimit/bench/spread"
 )
 
 // Result is what was measured.
@@ -59,7 +61,7 @@ type ShardCost struct{ All, Busiest float64 }
 
 // Figures returns them.
 func (r *Result) Figures() Figures {
-	sweep := func(name string, of func(sample) float64) float64 { return r.sweep.spread(name, of).median }
+	sweep := func(name string, of func(sample) float64) float64 { return r.sweep.spread(name, of).Median }
 	shards := func(name string) ShardCost {
 		return ShardCost{sweep(name, sample.redis), sweep(name, sample.ofBusiest)}
 	}
@@ -69,12 +71,12 @@ func (r *Result) Figures() Figures {
 		LimiterMicros:     limiter.Caddy,
 		PrimaryMicros:     limiter.Primary,
 		ReplicaMicros:     limiter.Replica,
-		RequestsPerSecond: r.cases.spread(ChargeAfter, sample.requests).median,
+		RequestsPerSecond: r.cases.spread(ChargeAfter, sample.requests).Median,
 		Shards:            [3]ShardCost{shards(sweepBase), shards(twoShards), shards(fourShards)},
 		SeldomCalls:       sweep(sweepBase, sample.ofCalls),
-		KnownCalls:        r.cases.spread(ChargeAfter, sample.ofCalls).median,
-		AddedP50Millis:    latency.added(quantiles.ofP50).median,
-		AddedP99Millis:    latency.added(quantiles.ofP99).median,
+		KnownCalls:        r.cases.spread(ChargeAfter, sample.ofCalls).Median,
+		AddedP50Millis:    latency.added(quantiles.ofP50).Median,
+		AddedP99Millis:    latency.added(quantiles.ofP99).Median,
 	}
 }
 
@@ -84,7 +86,7 @@ type Cost struct{ Caddy, Primary, Replica float64 }
 
 // Cost is the median of a case, such as ChargeAfter.
 func (r *Result) Cost(name string) Cost {
-	median := func(of func(sample) float64) float64 { return r.cases.spread(name, of).median }
+	median := func(of func(sample) float64) float64 { return r.cases.spread(name, of).Median }
 	return Cost{median(sample.ofCaddy), median(sample.ofPrimary), median(sample.ofReplica)}
 }
 
@@ -118,6 +120,6 @@ func (r *Result) Goals() []goal.Goal {
 	return goals
 }
 
-func goalOf(what string, bound float64, unit string, s spread) goal.Goal {
-	return goal.Goal{What: what, Bound: bound, Unit: unit, Median: s.median, Min: s.least, Max: s.most}
+func goalOf(what string, bound float64, unit string, s spread.Spread) goal.Goal {
+	return goal.Goal{What: what, Bound: bound, Unit: unit, Spread: s}
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"strings"
+
+	"github.com/shardlimit/caddy-shardlimit/bench/spread"
 )
 
 // Goal is a bound for a figure, and what was measured.
@@ -17,8 +19,8 @@ type Goal struct {
 	Bound   float64
 	// Unit stands after the figures, with its space; empty for a ratio.
 	Unit string
-	// Median, Min and Max are of several rounds.
-	Median, Min, Max float64
+	// Spread is that of what was measured.
+	spread.Spread
 }
 
 // IsReached tells whether the median is within the bound.
@@ -43,7 +45,7 @@ func Table(goals []Goal) string {
 			reached = "**no**"
 		}
 		fmt.Fprintf(&b, "| %s | %s %s%s | %s%s (%s to %s) | %s |\n", g.What, sign, number(g.Bound), g.Unit,
-			number(g.Median), g.Unit, number(g.Min), number(g.Max), reached)
+			number(g.Median), g.Unit, number(g.Least), number(g.Most), reached)
 	}
 	return b.String()
 }

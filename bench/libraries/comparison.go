@@ -1,6 +1,10 @@
 package libraries
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/shardlimit/caddy-shardlimit/bench/spread"
+)
 
 // comparison is what the limiters did in one scene.
 type comparison struct {
@@ -12,22 +16,13 @@ type comparison struct {
 	ceiling []ceiling
 }
 
-// spread is some rounds' values of one figure.
-type spread struct{ median, least, most float64 }
-
-func spreadOf(values []float64) spread {
-	sorted := slices.Sorted(slices.Values(values))
-	n := len(sorted)
-	return spread{median: (sorted[(n-1)/2] + sorted[n/2]) / 2, least: sorted[0], most: sorted[n-1]}
-}
-
 // ratios are the rates of a limiter relative to that of the fastest peer in the
 // same round. The fastest is the one that is it by the median: of several that
 // are measured on a busy machine, the luckiest of each round would be faster.
-func (c *comparison) ratios(limiter int) spread {
+func (c *comparison) ratios(limiter int) spread.Spread {
 	fastest, most := 0, 0.0
 	for i, l := range c.limiters {
-		if median := c.spread(i, rate).median; !l.kind.ours && median > most {
+		if median := c.spread(i, rate).Median; !l.kind.ours && median > most {
 			fastest, most = i, median
 		}
 	}
@@ -35,34 +30,34 @@ func (c *comparison) ratios(limiter int) spread {
 	for round, s := range c.samples[limiter] {
 		ratios = append(ratios, s.rate/c.samples[fastest][round].rate)
 	}
-	return spreadOf(ratios)
+	return spread.Of(ratios)
 }
 
 // parts are the rates of a limiter as parts of the ceiling of the same round.
-func (c *comparison) parts(limiter int) spread {
+func (c *comparison) parts(limiter int) spread.Spread {
 	var parts []float64
 	for round, s := range c.samples[limiter] {
 		parts = append(parts, s.rate/c.ceiling[round].rate)
 	}
-	return spreadOf(parts)
+	return spread.Of(parts)
 }
 
 // spread is that of a figure of a limiter's samples.
-func (c *comparison) spread(limiter int, of func(*sample) float64) spread {
+func (c *comparison) spread(limiter int, of func(*sample) float64) spread.Spread {
 	var values []float64
 	for i := range c.samples[limiter] {
 		values = append(values, of(&c.samples[limiter][i]))
 	}
-	return spreadOf(values)
+	return spread.Of(values)
 }
 
 // ceilings is the spread of a figure of the ceiling.
-func (c *comparison) ceilings(of func(ceiling) float64) spread {
+func (c *comparison) ceilings(of func(ceiling) float64) spread.Spread {
 	var values []float64
 	for _, s := range c.ceiling {
 		values = append(values, of(s))
 	}
-	return spreadOf(values)
+	return spread.Of(values)
 }
 
 // place is where among the limiters one is, or -1.

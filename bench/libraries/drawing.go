@@ -36,8 +36,8 @@ func (r *Result) series() (all []chart.Series) {
 		for _, goroutines := range r.opts.Goroutines {
 			c := r.admitted(goroutines)
 			s := c.spread(c.place(k), rate)
-			one.X, one.Y = append(one.X, float64(goroutines)), append(one.Y, s.median)
-			one.Low, one.High = append(one.Low, s.least), append(one.High, s.most)
+			one.X, one.Y = append(one.X, float64(goroutines)), append(one.Y, s.Median)
+			one.Low, one.High = append(one.Low, s.Least), append(one.High, s.Most)
 		}
 		all = append(all, one)
 	}
@@ -48,7 +48,7 @@ func (r *Result) series() (all []chart.Series) {
 func (c *comparison) bars(of func(*sample) float64) (all []chart.Bar) {
 	for i, l := range c.limiters {
 		s := c.spread(i, of)
-		all = append(all, chart.Bar{Name: l.kind.name, Median: s.median, Least: s.least, Most: s.most})
+		all = append(all, chart.Bar{Name: l.kind.name, Spread: s})
 	}
 	return all
 }

@@ -21,10 +21,10 @@ func (r *Result) Figures() Figures {
 	take := c.place(takeFixedWindow)
 	return Figures{
 		Goroutines:          c.scene.goroutines,
-		TakeRate:            c.spread(take, rate).median,
-		TakeServerMicros:    c.spread(take, serverMicros).median,
-		CeilingPart:         c.parts(take).median,
-		CeilingRate:         c.ceilings(ceilingRate).median,
-		CeilingServerMicros: c.ceilings(ceilingMicros).median,
+		TakeRate:            c.spread(take, rate).Median,
+		TakeServerMicros:    c.spread(take, serverMicros).Median,
+		CeilingPart:         c.parts(take).Median,
+		CeilingRate:         c.ceilings(ceilingRate).Median,
+		CeilingServerMicros: c.ceilings(ceilingMicros).Median,
 	}
 }

@@ -2,6 +2,8 @@ package libraries
 
 import (
 	"github.com/shardlimit/caddy-shardlimit/bench/goal"
+
+	"github.com/shardlimit/caddy-shardlimit/bench/spread"
 )
 
 // ceilingBound is the part of the ceiling that a Take is to reach.
@@ -32,6 +34,6 @@ func (r *Result) Goals() []goal.Goal {
 	return append(first, extra...)
 }
 
-func newGoal(what string, atLeast float64, s spread) goal.Goal {
-	return goal.Goal{What: what, AtLeast: true, Bound: atLeast, Median: s.median, Min: s.least, Max: s.most}
+func newGoal(what string, atLeast float64, s spread.Spread) goal.Goal {
+	return goal.Goal{What: what, AtLeast: true, Bound: atLeast, Spread: s}
 }

@@ -94,7 +94,7 @@ func requireGoals(t *testing.T, r *Result) {
 	t.Helper()
 	var got []string
 	for _, g := range r.Goals() {
-		if !g.AtLeast || g.Bound <= 0 || g.Median <= 0 || g.Min > g.Median || g.Max < g.Median {
+		if !g.AtLeast || g.Bound <= 0 || g.Median <= 0 || g.Least > g.Median || g.Most < g.Median {
 			t.Errorf("goal %+v", g)
 		}
 		got = append(got, g.What)

@@ -32,24 +32,15 @@ func (c *comparison) write(b *strings.Builder) {
 		"client µs", "server µs", "calls", "allocations", "bytes", "p50 ms", "p99 ms")
 	for i, l := range c.limiters {
 		fmt.Fprintf(b, "| %s | %d | %s | %s | %.1f | %.1f | %.2f | %.1f | %.0f | %.2f | %.2f |\n",
-			l.kind.name, l.pool, c.spread(i, rate).whole(), c.ratios(i),
-			c.spread(i, clientMicros).median, c.spread(i, serverMicros).median, c.spread(i, calls).median,
-			c.spread(i, allocations).median, c.spread(i, allocated).median,
-			c.spread(i, p50).median, c.spread(i, p99).median)
+			l.kind.name, l.pool, c.spread(i, rate).Text("%.0f"), c.ratios(i).Text("%.2f"),
+			c.spread(i, clientMicros).Median, c.spread(i, serverMicros).Median, c.spread(i, calls).Median,
+			c.spread(i, allocations).Median, c.spread(i, allocated).Median,
+			c.spread(i, p50).Median, c.spread(i, p99).Median)
 	}
 }
 
 func writeHead(b *strings.Builder, columns ...string) {
 	fmt.Fprintf(b, "| %s |\n|%s\n", strings.Join(columns, " | "), strings.Repeat("---|", len(columns)))
-}
-
-func (s spread) String() string {
-	return fmt.Sprintf("%.2f (%.2f to %.2f)", s.median, s.least, s.most)
-}
-
-// whole writes numbers that are large.
-func (s spread) whole() string {
-	return fmt.Sprintf("%.0f (%.0f to %.0f)", s.median, s.least, s.most)
 }
 
 // detailedWith is the number of goroutines of which there is more than the
@@ -73,10 +64,10 @@ func (r *Result) writeMemory(b *strings.Builder) {
 		fmt.Fprintf(b, "| %s |", l.kind.name)
 		for _, column := range columns[1:] {
 			at := slices.IndexFunc(r.apart, func(c *comparison) bool { return c.scene.String() == column })
-			fmt.Fprintf(b, " %.2f |", r.apart[at].spread(i, rate).median/1e6)
+			fmt.Fprintf(b, " %.2f |", r.apart[at].spread(i, rate).Median/1e6)
 		}
-		fmt.Fprintf(b, " %s | %.2f | %.1f | %.0f |\n", detailed.ratios(i), detailed.spread(i, clientMicros).median,
-			detailed.spread(i, allocations).median, detailed.spread(i, allocated).median)
+		fmt.Fprintf(b, " %s | %.2f | %.1f | %.0f |\n", detailed.ratios(i).Text("%.2f"), detailed.spread(i, clientMicros).Median,
+			detailed.spread(i, allocations).Median, detailed.spread(i, allocated).Median)
 	}
 }
 
@@ -86,7 +77,7 @@ func (r *Result) writeCeiling(b *strings.Builder) {
 	take := c.place(takeFixedWindow)
 	writeHead(b, c.scene.crowd(), "calls/s (min to max)", "÷ ceiling: median (min to max)", "server µs")
 	fmt.Fprintf(b, "| redis-benchmark, %d connections, %d calls in a pipeline | %s |  | %.1f |\n",
-		ceilingConnections, ceilingPipeline, c.ceilings(ceilingRate).whole(), c.ceilings(ceilingMicros).median)
+		ceilingConnections, ceilingPipeline, c.ceilings(ceilingRate).Text("%.0f"), c.ceilings(ceilingMicros).Median)
 	fmt.Fprintf(b, "| %s | %s | %s | %.1f |\n",
-		takeFixedWindow.name, c.spread(take, rate).whole(), c.parts(take), c.spread(take, serverMicros).median)
+		takeFixedWindow.name, c.spread(take, rate).Text("%.0f"), c.parts(take).Text("%.2f"), c.spread(take, serverMicros).Median)
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+
+	"github.com/shardlimit/caddy-shardlimit/bench/spread"
 )
 
 // trials are what is measured with one number of goroutines.
@@ -124,7 +126,7 @@ func (t *trials) openBest(ctx context.Context, k *kind) (best *limiter, err erro
 	}
 	top := math.Inf(-1)
 	for i, l := range candidates {
-		if rate := spreadOf(rates[i]).median; rate > top {
+		if rate := spread.Of(rates[i]).Median; rate > top {
 			top, best = rate, l
 		}
 	}
