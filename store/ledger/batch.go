@@ -18,6 +18,8 @@ const (
 	claimWaits
 	// claimDirect: the request takes what it costs by itself.
 	claimDirect
+	// claimRefused: there is nothing for the request here.
+	claimRefused
 )
 
 // tokens is what the reservation can serve of a request.
@@ -117,16 +119,10 @@ func (l *Ledger) claim(t *taking, place int) outcome {
 		return claimServed
 	}
 	if v.coming > 0 {
-		// Whoever waits is sure of his part.
-		if r.Cost == 0 || v.claimed+r.Cost > v.coming {
-			return claimDirect
+		if v.wait(t, place) {
+			return claimWaits
 		}
-		if t.turns == nil {
-			t.turns = make(chan message, len(t.reqs))
-		}
-		v.claimed += r.Cost
-		v.claims = append(v.claims, &claim{t, place})
-		return claimWaits
+		return claimDirect
 	}
 	if v.tokens > 0 && now+e.clock >= v.ends {
 		e.page.counts.expired += v.tokens
@@ -141,6 +137,44 @@ func (l *Ledger) claim(t *taking, place int) outcome {
 	}
 	v.coming, v.claimed = size, r.Cost
 	return claimFetches
+}
+
+// wait lets the request at a place of t have a part of the batch that is being
+// fetched, if there is one for it: whoever waits is sure of his part.
+func (v *reservation) wait(t *taking, place int) bool {
+	cost := t.reqs[place].Cost
+	if cost == 0 || v.claimed+cost > v.coming {
+		return false
+	}
+	if t.turns == nil {
+		t.turns = make(chan message, len(t.reqs))
+	}
+	v.claimed += cost
+	v.claims = append(v.claims, &claim{t, place})
+	return true
+}
+
+// reclaim serves the request at a place of t, which the store has refused, from
+// what was fetched meanwhile, or tells what it has to do.
+func (l *Ledger) reclaim(t *taking, place int) outcome {
+	r, st := &t.reqs[place], &t.states[place]
+	e := l.find(r)
+	if e == nil {
+		return claimRefused
+	}
+	defer e.page.mu.Unlock()
+	v, now := e.reservation, l.books.now()
+	tokens := e.tokens(r, now)
+	switch {
+	case tokens > 0 && v.use(r.Cost, now+e.clock, now):
+		e.showTokens(r, st, now+e.clock)
+		return claimServed
+	case v != nil && v.wait(t, place):
+		return claimWaits
+	case tokens > 0 && tokens+st.Remaining >= r.Cost:
+		return claimDirect
+	}
+	return claimRefused
 }
 
 // batch is the request that fetches.

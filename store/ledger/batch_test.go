@@ -104,6 +104,54 @@ func TestNobodyIsRefusedWhileEveryFetchSucceeds(t *testing.T) {
 	}
 }
 
+// TestNobodyIsRefusedBeforeTheLastToken: what is left of the limit is in the
+// store, in a batch on its way, or reserved, and wherever it is a request finds
+// it.
+func TestNobodyIsRefusedBeforeTheLastToken(t *testing.T) {
+	for seed := range uint64(300) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 10))
+			events := 100 + rng.Int64N(500)
+			batch := []int64{store.BatchAuto, store.BatchAuto, 7, 50}[rng.IntN(4)]
+			b := newBatches(t, seed, 1, events, batch)
+			b.take(b.ledgers[0], 1)
+			// Long enough to know of other processes, so that batches grow, and for
+			// the first one to be given back.
+			time.Sleep(3 * time.Second)
+			synctest.Wait()
+			var mu sync.Mutex
+			var firstRefused, lastServed time.Time
+			var wg sync.WaitGroup
+			for worker := range 32 {
+				wg.Go(func() {
+					rng := rand.New(rand.NewPCG(seed, uint64(worker)))
+					for range 32 {
+						sent := time.Now()
+						st := b.take(b.ledgers[0], 1)
+						mu.Lock()
+						switch {
+						case st.Allowed && sent.After(lastServed):
+							lastServed = sent
+						case !st.Allowed && (firstRefused.IsZero() || time.Now().Before(firstRefused)):
+							firstRefused = time.Now()
+						}
+						mu.Unlock()
+						time.Sleep(time.Duration(rng.IntN(3000)) * time.Microsecond)
+					}
+				})
+			}
+			wg.Wait()
+			if served := b.served.Load(); served != events {
+				t.Errorf("seed %d: batch %d: served %d of %d", seed, batch, served, events)
+			}
+			if firstRefused.Before(lastServed) {
+				t.Errorf("seed %d: batch %d: a request that was sent %v after a refusal was served", seed, batch, lastServed.Sub(firstRefused))
+			}
+			b.leave()
+		})
+	}
+}
+
 // TestBatchesNeverServeMoreThanTheLimit runs several processes against one
 // bucket until it is used up, with refunds and replies that are lost.
 func TestBatchesNeverServeMoreThanTheLimit(t *testing.T) {

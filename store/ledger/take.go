@@ -103,12 +103,38 @@ func (t *taking) run() {
 		}
 	}
 	again := t.take(own, fetches)
+	t.take(t.await(waiting, again), nil)
+	t.reclaim()
+}
+
+// await waits for batches, and adds the places of those to which they were of
+// no use.
+func (t *taking) await(waiting int, again []int) []int {
 	for range waiting {
 		if m := <-t.turns; m.turn == turnAgain {
 			again = append(again, m.place)
 		}
 	}
-	t.take(again, nil)
+	return again
+}
+
+// reclaim looks for what the store refused, because a batch overtook it on its
+// way there, in that batch.
+func (t *taking) reclaim() {
+	var again []int
+	waiting := 0
+	for i := range t.reqs {
+		if st := &t.states[i]; t.reqs[i].Batch == 0 || st.Err != nil || st.Allowed {
+			continue
+		}
+		switch t.ledger.reclaim(t, i) {
+		case claimWaits:
+			waiting++
+		case claimDirect:
+			again = append(again, i)
+		}
+	}
+	t.take(t.await(waiting, again), nil)
 }
 
 // take takes what some requests cost, and batches for those that fetch, in one
