@@ -26,7 +26,7 @@ func TestRolloutOfASecondZoneLeavesTheFirstUntouched(t *testing.T) {
 						servers := startShards(t, 2, 0)
 						c := startWith(t, twoStores(servers, "ledger_trust "+trust), "rollout other 50\n"+
 							zoneWith("first", "charge "+first)+zoneWith("second", byGroup, "events 2", "charge "+second), "respond ok")
-						secondZoneRefuses(t, c, servers, first, second, "X-Group", at, trust == "1h")
+						secondZoneRefuses(t, c, servers, first, second, "X-Group", at, 2, trust == "1h")
 					})
 				}
 			}

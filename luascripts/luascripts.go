@@ -1,6 +1,6 @@
 // Package luascripts embeds the scripts by which a Redis store writes, one for
-// each algorithm. Each touches exactly the key in KEYS[1]; its file says what it
-// takes and replies.
+// each algorithm. Each concerns the bucket in KEYS[1]; its file says what it takes
+// and replies.
 package luascripts
 
 import _ "embed"
@@ -30,4 +30,14 @@ var (
 
 	//go:embed concurrency.lua
 	concurrency string
+
+	//go:embed bundle.lua
+	bundle string
 )
+
+// Bundle makes of a script for one bucket, which takes nothing but an operation
+// and numbers, one for several buckets. The file bundle.lua says what it takes and
+// replies.
+func Bundle(script string) string {
+	return "local function run(KEYS, ARGV)\n" + script + "\nend\n" + bundle
+}

@@ -91,6 +91,12 @@ func newRead(word any, key string, rest ...any) *command {
 	return &c.command
 }
 
+// Where in a script's words are the command's name and the operation.
+const (
+	placeOfWord      = 0
+	placeOfOperation = 4
+)
+
 // begin makes c a call of s on one key, to which arguments are added.
 func (c *scriptCommand) begin(s *script, op algorithm.Operation, readOnly bool, key string) {
 	*c = scriptCommand{command: command{script: s, key: key, firstKey: 3}}
@@ -137,10 +143,10 @@ func (c *command) spellOut() {
 		c.renew()
 		return
 	}
-	if c.args[0] == wordEvalSHARO {
-		c.args[0] = wordEvalRO
+	if c.args[placeOfWord] == wordEvalSHARO {
+		c.args[placeOfWord] = wordEvalRO
 	} else {
-		c.args[0] = wordEval
+		c.args[placeOfWord] = wordEval
 	}
 	c.args[1] = c.script.source
 	if c.mayGuess {

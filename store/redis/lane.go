@@ -61,6 +61,8 @@ type lane struct {
 	awaiting atomic.Int64
 	// watched is how many wait for calls of a persistent lane.
 	watched atomic.Int32
+	// splits is set once the server has refused several keys in one call.
+	splits atomic.Bool
 	// fault is the last that spoke against the server.
 	fault fault
 	// lags is set while a replica is too far behind to be asked; lag is how far,
@@ -312,7 +314,9 @@ func pause(ctx context.Context, d time.Duration) bool {
 func (l *lane) warm(ctx context.Context) {
 	pipe := l.client.Pipeline()
 	for _, s := range allScripts {
-		pipe.ScriptLoad(ctx, s.source)
+		for _, source := range s.sources() {
+			pipe.ScriptLoad(ctx, source)
+		}
 	}
 	_, _ = pipe.Exec(ctx)
 }
@@ -324,7 +328,9 @@ func (l *lane) load(ctx context.Context, cmds []*command) error {
 	for _, cmd := range cmds {
 		if !loaded[cmd.script] {
 			loaded[cmd.script] = true
-			pipe.ScriptLoad(ctx, cmd.script.source)
+			for _, source := range cmd.script.sources() {
+				pipe.ScriptLoad(ctx, source)
+			}
 		}
 	}
 	if _, err := pipe.Exec(ctx); err != nil {

@@ -44,6 +44,8 @@ func isMisconfError(err error) bool { return goredis.HasErrorPrefix(err, "MISCON
 
 func isNoScript(err error) bool { return goredis.HasErrorPrefix(err, "NOSCRIPT") }
 
+func isCrossSlot(err error) bool { return goredis.HasErrorPrefix(err, "CROSSSLOT") }
+
 // settleOutcome sets what became of c after a pipeline that returned execErr.
 func (c *command) settleOutcome(execErr error) {
 	err := c.Err()

@@ -22,7 +22,11 @@ func (l *lane) send(ctx context.Context, cmds []*command) {
 		return
 	}
 	fault := l.pipeline(ctx, cmds)
-	if unknown := withoutScript(cmds); len(unknown) > 0 {
+	if crossing := withOutcome(cmds, isCrossSlot); len(crossing) > 0 {
+		l.splits.Store(true)
+		fault = l.pipeline(ctx, crossing)
+	}
+	if unknown := withOutcome(cmds, isNoScript); len(unknown) > 0 {
 		if fault = l.load(ctx, unknown); fault == nil {
 			fault = l.pipeline(ctx, unknown)
 		}
@@ -67,11 +71,21 @@ func (l *lane) exec(ctx context.Context, cmds []*command) error {
 	if len(cmds) == 1 {
 		return l.client.Process(ctx, cmds[0])
 	}
+	var bundles []*bundle
+	if l.canBundle() {
+		bundles, cmds = newBundles(cmds)
+	}
 	pipe := l.client.Pipeline()
+	for _, b := range bundles {
+		_ = pipe.Process(ctx, b)
+	}
 	for _, cmd := range cmds {
 		_ = pipe.Process(ctx, cmd)
 	}
 	_, err := pipe.Exec(ctx)
+	for _, b := range bundles {
+		b.share()
+	}
 	return err
 }
 
@@ -86,11 +100,12 @@ func (l *lane) settle(cmd *command, execErr error) {
 	cmd.outcome = fmt.Errorf("redis %s: %w", l.addr, cmd.outcome)
 }
 
-func withoutScript(cmds []*command) (unknown []*command) {
+// withOutcome are those whose outcome is such an error.
+func withOutcome(cmds []*command, is func(error) bool) (some []*command) {
 	for _, cmd := range cmds {
-		if cmd.outcome != nil && isNoScript(cmd.outcome) {
-			unknown = append(unknown, cmd)
+		if cmd.outcome != nil && is(cmd.outcome) {
+			some = append(some, cmd)
 		}
 	}
-	return unknown
+	return some
 }

@@ -12,13 +12,15 @@ import (
 type script struct {
 	source string
 	sha    any
+	// bundle does the same for several buckets; nil if there is no such script.
+	bundle *script
 }
 
 var (
-	scriptFixedWindow   = newScript(luascripts.FixedWindow)
-	scriptSlidingWindow = newScript(luascripts.SlidingWindow)
+	scriptFixedWindow   = newBundled(luascripts.FixedWindow)
+	scriptSlidingWindow = newBundled(luascripts.SlidingWindow)
 	scriptSlidingLog    = newScript(luascripts.SlidingLog)
-	scriptGCRA          = newScript(luascripts.GCRA)
+	scriptGCRA          = newBundled(luascripts.GCRA)
 	scriptConcurrency   = newScript(luascripts.Concurrency)
 )
 
@@ -27,4 +29,19 @@ var allScripts = []*script{scriptFixedWindow, scriptSlidingWindow, scriptSliding
 func newScript(source string) *script {
 	sum := sha1.Sum([]byte(source)) // SHA-1 is how Redis names scripts.
 	return &script{source: source, sha: hex.EncodeToString(sum[:])}
+}
+
+func newBundled(source string) *script {
+	s := newScript(source)
+	s.bundle = newScript(luascripts.Bundle(source))
+	return s
+}
+
+// sources are what a server has to know to run the script for one bucket, or for
+// several.
+func (s *script) sources() []string {
+	if s.bundle == nil {
+		return []string{s.source}
+	}
+	return []string{s.source, s.bundle.source}
 }

@@ -1,0 +1,21 @@
+-- Bundle: the end of a script that is run for several buckets in one call, where
+-- run is the script for one.
+-- KEYS     the buckets
+-- ARGV[1]  what is done to each of them, as for one
+-- ARGV[2]  the numbers for each, one after the other, as many for all
+-- Reply    the replies for each, one after the other, as long for all; or, if
+--          there is an error among them, a list of them
+local key, arguments, replies, failed = {}, { ARGV[1] }, {}, false
+local size, sub, pcall = #ARGV[2] / #KEYS, string.sub, pcall
+for i = 1, #KEYS do
+  key[1], arguments[2] = KEYS[i], sub(ARGV[2], (i - 1) * size + 1, i * size)
+  -- What is wrong with one bucket is no matter of the others.
+  local ok, reply = pcall(run, key, arguments)
+  if type(reply) == 'table' then
+    failed = true
+  elseif not ok then
+    reply, failed = redis.error_reply('ERR ' .. tostring(reply)), true
+  end
+  replies[i] = reply
+end
+return failed and replies or table.concat(replies)

@@ -1,0 +1,199 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/storetest"
+)
+
+// TestBundlesAgreeWithAlgorithm does the same to some buckets as to each by itself.
+func TestBundlesAgreeWithAlgorithm(t *testing.T) {
+	const buckets, operations = 2*maxBundle + 17, 60
+	shard := newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})
+	for n, limit := range storetest.Limits {
+		limit.Zone = fmt.Sprint("bundles", n)
+		t.Run(fmt.Sprint(limit.Algorithm, limit.Align), func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(uint64(n), 1))
+			now := time.UnixMicro(1_795_258_977_534_988)
+			s := newStore(t, shard, func(o *Options) {
+				o.LocalClock, o.Now = true, func() time.Time { return now }
+			})
+			want := make([]algorithm.Bucket, buckets)
+			receipts := make([]store.Receipt, buckets)
+			for i := range want {
+				want[i] = algorithm.New(&limit)
+			}
+			for step := range operations {
+				now = now.Add(time.Duration(rng.Int64N(int64(limit.Window / 8))).Truncate(time.Microsecond))
+				op := []algorithm.Operation{algorithm.Check, algorithm.Charge, algorithm.Take, algorithm.Take, algorithm.Refund, algorithm.Penalize}[rng.IntN(6)]
+				reqs := make([]store.Request, buckets)
+				for i := range reqs {
+					reqs[i] = store.Request{
+						Limit: &limit, ClientKey: fmt.Sprint("client", i), Events: 10, Cost: rng.Int64N(4), ID: fmt.Sprint(step),
+						Receipt: receipts[i], Until: now.Add(time.Duration(rng.Int64N(int64(limit.Window)))).UnixMicro(),
+					}
+				}
+				do := map[algorithm.Operation]func(context.Context, []store.Request) []store.State{
+					algorithm.Check: s.Check, algorithm.Charge: s.Charge, algorithm.Take: s.Take,
+					algorithm.Refund: s.Refund, algorithm.Penalize: s.Penalize,
+				}[op]
+				for i, got := range do(t.Context(), reqs) {
+					state := op.Run(want[i], &reqs[i], now.UnixMicro())
+					if got != state {
+						t.Fatalf("step %d, %v of bucket %d:\ngot  %+v\nwant %+v", step, op, i, got, state)
+					}
+					receipts[i] = got.Receipt
+				}
+			}
+		})
+	}
+}
+
+// takes are as many requests for the same limit, by different clients.
+func takes(limit *store.Limit, n int) []store.Request {
+	reqs := make([]store.Request, n)
+	for i := range reqs {
+		reqs[i] = store.Request{Limit: limit, ClientKey: fmt.Sprint("client", i), Events: 10, Cost: 1}
+	}
+	return reqs
+}
+
+func TestBundlesAreFewCalls(t *testing.T) {
+	server := redistest.Start(t)
+	for name, c := range map[string]struct {
+		opts ShardOptions
+		want int64
+	}{
+		"pipelining":     {ShardOptions{Primary: server.Addr()}, 3},
+		"pipelining off": {ShardOptions{Primary: server.Addr(), NoPipelining: true}, 2*maxBundle + 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStore(t, newShard(t, c.opts), nil)
+			s.Warm(t.Context())
+			before := calls(t, server, "evalsha")
+			asked, err := server.Asked()
+			must(t, err)
+			for i, st := range s.Take(t.Context(), takes(hourly, 2*maxBundle+1)) {
+				if st.Err != nil {
+					t.Fatalf("take %d: %v", i, st.Err)
+				}
+			}
+			if n := calls(t, server, "evalsha") - before; n != c.want {
+				t.Errorf("%d calls for %d takes, want %d", n, 2*maxBundle+1, c.want)
+			}
+			if n, err := server.Asked(); err != nil || n-asked != 2*maxBundle+1 {
+				t.Errorf("the server was asked %d times for %d takes, error %v", n-asked, 2*maxBundle+1, err)
+			}
+		})
+	}
+}
+
+// TestSpoiltBucketSpoilsNoOtherOfItsBundle, whether it is foreign or its script
+// fails on it.
+func TestSpoiltBucketSpoilsNoOtherOfItsBundle(t *testing.T) {
+	server := redistest.Start(t)
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
+	key := func(i int) string { return s.keys.key(hourly, fmt.Sprint("client", i)) }
+	must(t, server.Client().Set(t.Context(), key(3), "foreign", 0).Err())
+	must(t, server.Client().HSet(t.Context(), key(5), "c", "many", "r", "soon").Err())
+	for round := range int64(5) {
+		for i, st := range s.Take(t.Context(), takes(hourly, 8)) {
+			switch {
+			case i == 3:
+				if !errors.Is(st.Err, store.ErrNotExecuted) || KindOf(st.Err) != KindForeignData {
+					t.Errorf("foreign bucket: %+v", st)
+				}
+			case i == 5:
+				if !errors.Is(st.Err, store.ErrNotExecuted) || !strings.Contains(st.Err.Error(), "user_script") {
+					t.Errorf("spoilt bucket: %+v", st)
+				}
+			case st.Err != nil || st.Used != round+1:
+				t.Errorf("bucket %d in round %d: %+v", i, round, st)
+			}
+		}
+	}
+}
+
+// TestRefusalsOfABundleAreToldOfEach: what a server refuses to write did not
+// happen, and may be repeated.
+func TestRefusalsOfABundleAreToldOfEach(t *testing.T) {
+	server := redistest.Start(t)
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
+	must(t, server.Client().ConfigSet(t.Context(), "maxmemory", "1").Err())
+	for i, st := range s.Take(t.Context(), takes(hourly, 8)) {
+		if !errors.Is(st.Err, store.ErrNotExecuted) || KindOf(st.Err) != KindMemory {
+			t.Errorf("take %d: %+v", i, st)
+		}
+	}
+	s.ChargeDetached(takes(hourly, 8))
+	must(t, server.Client().ConfigSet(t.Context(), "maxmemory", "0").Err())
+	for i := range 8 {
+		waitForCount(t, server, fmt.Sprint("client", i), 1)
+	}
+}
+
+func TestScriptFlushIsNotNoticedByABundle(t *testing.T) {
+	server := redistest.Start(t)
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
+	for round := range int64(3) {
+		must(t, server.Client().ScriptFlush(t.Context()).Err())
+		for i, st := range s.Take(t.Context(), takes(hourly, 8)) {
+			if st.Err != nil || st.Used != round+1 {
+				t.Errorf("take %d in round %d: %+v", i, round, st)
+			}
+		}
+	}
+}
+
+// TestLostReplyOfABundleIsUncertainForEach, and none is counted twice.
+func TestLostReplyOfABundleIsUncertainForEach(t *testing.T) {
+	server := redistest.Start(t)
+	proxy := redistest.StartProxy(t, server.Addr())
+	s := newStore(t, newShard(t, ShardOptions{Primary: proxy.Addr()}), func(o *Options) { o.CheckTimeout = 300 * time.Millisecond })
+	for _, st := range s.Take(t.Context(), takes(hourly, 8)) {
+		must(t, st.Err)
+	}
+	must(t, proxy.SwallowReplies())
+	for i, st := range s.Take(t.Context(), takes(hourly, 8)) {
+		if !errors.Is(st.Err, store.ErrUncertain) {
+			t.Errorf("take %d: %+v, want an outcome that is not known", i, st)
+		}
+	}
+	for i := range 8 {
+		waitForCount(t, server, fmt.Sprint("client", i), 2)
+	}
+}
+
+// TestServerThatSplitsItsKeysIsSentNoBundles: it refuses the first one, of which
+// nothing is seen.
+func TestServerThatSplitsItsKeysIsSentNoBundles(t *testing.T) {
+	server := redistest.Start(t, "--cluster-enabled", "yes")
+	must(t, server.Client().ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
+	eventually(t, "the cluster is up", func() error {
+		if info := parseInfo(server.Client().ClusterInfo(t.Context()).Val()); info["cluster_state"] != "ok" {
+			return fmt.Errorf("it is %v", info["cluster_state"])
+		}
+		return nil
+	})
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
+	for round := range int64(3) {
+		for i, st := range s.Take(t.Context(), takes(hourly, 8)) {
+			if st.Err != nil || st.Used != 2*round+1 {
+				t.Errorf("take %d in round %d: %+v", i, round, st)
+			}
+		}
+		s.ChargeDetached(takes(hourly, 8))
+		for i := range 8 {
+			waitForCount(t, server, fmt.Sprint("client", i), 2*(round+1))
+		}
+	}
+}
