@@ -62,12 +62,12 @@ func TestRewriteKeepsWhatIsWrittenByHand(t *testing.T) {
 }
 
 func TestFiguresAreRead(t *testing.T) {
-	m := measured{"document", "It takes 161 bytes.\n\n| a | b | c | b |\n|---|---|---|---|\n| x | 1 | 2 | 3 |\n| x | y | 4.5 | 6 |\n\n| d | b |\n|---|---|\n| x | 7 |\n"}
+	m := measured{"document", "It takes 161 bytes.\n\n| a | b | c | b |\n|---|---|---|---|\n| x | 1 | 2 | 3 |\n| x | y | 4.5 | 6 |\n\n| d | b |\n|---|---|\n| x | 7 |\n| y | 8.5 (-2 to 9.25) |\n| z | 8.5 (about) |\n"}
 	for _, c := range []struct {
 		table, column string
 		row           []string
 		want          float64
-	}{{"a", "b", []string{"x"}, 1}, {"a", "c", []string{"x", "y"}, 4.5}, {"d", "b", []string{"x"}, 7}} {
+	}{{"a", "b", []string{"x"}, 1}, {"a", "c", []string{"x", "y"}, 4.5}, {"d", "b", []string{"x"}, 7}, {"d", "b", []string{"y"}, 8.5}} {
 		if got, err := m.figure(c.table, c.column, c.row...); err != nil || got != c.want {
 			t.Errorf("%+v: %v, %v", c, got, err)
 		}
@@ -77,6 +77,9 @@ func TestFiguresAreRead(t *testing.T) {
 	}
 	if _, err := m.figure("a", "b", "x", "y"); err == nil {
 		t.Error("a cell that is no number was read")
+	}
+	if _, err := m.figure("d", "b", "z"); err == nil {
+		t.Error("a number with a remark was read as the median of rounds")
 	}
 	if got, err := m.stated(`takes (\d+) bytes`); err != nil || got != 161 {
 		t.Errorf("%v, %v", got, err)

@@ -29,8 +29,8 @@ func cells(row string) []string {
 }
 
 // figure returns the number in a column of the row that begins with some cells,
-// of the table whose head begins with a cell. Of columns of one name the first
-// counts.
+// of the table whose head begins with a cell: the only one, or the median of
+// several rounds. Of columns of one name the first counts.
 func (m measured) figure(table, column string, row ...string) (float64, error) {
 	where := fmt.Sprintf("%s, table %q, row %q, column %q", m.name, table, row, column)
 	place := -1
@@ -54,13 +54,24 @@ func (m measured) figure(table, column string, row ...string) (float64, error) {
 		if place < 0 || len(all) < len(row) || strings.Join(all[:len(row)], "|") != strings.Join(row, "|") {
 			continue
 		}
-		v, err := strconv.ParseFloat(all[place], 64)
+		v, err := median(all[place])
 		if err != nil {
 			return 0, fmt.Errorf("%s: %w", where, err)
 		}
 		return v, nil
 	}
 	return 0, fmt.Errorf("%s: there is none", where)
+}
+
+// ofRounds is a cell that tells of several rounds: median (min to max).
+var ofRounds = regexp.MustCompile(`^(\S+) \(\S+ to \S+\)$`)
+
+// median is that of the rounds that a cell tells of, or its only number.
+func median(cell string) (float64, error) {
+	if found := ofRounds.FindStringSubmatch(cell); found != nil {
+		cell = found[1]
+	}
+	return strconv.ParseFloat(cell, 64)
 }
 
 // stated returns the number in the text that an expression finds.
