@@ -44,8 +44,8 @@ func Table(goals []Goal) string {
 		if !g.IsReached() {
 			reached = "**no**"
 		}
-		fmt.Fprintf(&b, "| %s | %s %s%s | %s%s (%s to %s) | %s |\n", g.What, sign, number(g.Bound), g.Unit,
-			number(g.Median), g.Unit, number(g.Least), number(g.Most), reached)
+		fmt.Fprintf(&b, "| %s | %s %s%s | %s%s | %s |\n", g.What, sign, number(g.Bound), g.Unit,
+			g.As(number), g.Unit, reached)
 	}
 	return b.String()
 }

@@ -21,5 +21,15 @@ func Of(values []float64) Spread {
 
 // Text writes it with a format such as %.2f.
 func (s Spread) Text(format string) string {
-	return fmt.Sprintf(format+" ("+format+" to "+format+")", s.Median, s.Least, s.Most)
+	return s.As(func(f float64) string { return fmt.Sprintf(format, f) })
+}
+
+// As writes it as "median (min to max)". What is the same in all rounds, to the
+// digits that are written, stands alone.
+func (s Spread) As(write func(float64) string) string {
+	median, least, most := write(s.Median), write(s.Least), write(s.Most)
+	if least == most {
+		return median
+	}
+	return median + " (" + least + " to " + most + ")"
 }
