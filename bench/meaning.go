@@ -31,7 +31,7 @@ type measured struct {
 
 func (m *measured) markdown() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s, %d processors, %s, Caddy %s, %s, %s; %s. The whole took %v, during which the host gave %.0f %% of the processors' time to others.\n",
+	fmt.Fprintf(&b, "%s, %d processors, %s, Caddy %s, %s, %s; %s. The whole took %v, during which the host gave %.0f %% of the processors' time to others. A figure in a table is the median of its rounds (with their least and most, where these differ in the digits that are written).\n",
 		machine.Processor(), runtime.NumCPU(), runtime.Version(), m.caddy, machine.Redis(), strings.Join(libraries.Versions(), ", "),
 		time.Now().UTC().Format(time.DateOnly), m.took.Round(time.Second), 100*m.stolen)
 	b.WriteString("\n## Goals\n\n" + goal.Table(m.goals()))

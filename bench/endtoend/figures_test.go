@@ -85,7 +85,7 @@ func TestNumbersAsText(t *testing.T) {
 			t.Errorf("%d is %q, want %q", n, got, want)
 		}
 	}
-	for f, want := range map[float64]string{0: "0", 0.00012: "0.00012", 1.004: "1.00"} {
+	for f, want := range map[float64]string{0: "0", 0.000046: "0.000046", 0.00012: "0.00012", 0.001: "0.0010", 0.0073: "0.0073", 0.01: "0.01", 1.004: "1.00"} {
 		if got := short(f); got != want {
 			t.Errorf("%v is %q, want %q", f, got, want)
 		}

@@ -2,6 +2,7 @@ package endtoend
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -11,7 +12,7 @@ import (
 // Markdown is what was measured, as tables with what is to be known of them.
 func (r *Result) Markdown() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d requests at a time, %d clients, %d rounds of %v a case. Everything here took %v.\n\n",
+	fmt.Fprintf(&b, "%d requests at a time, %d clients, %d rounds of %v a case, all cases in turn. Everything here took %v.\n\n",
 		r.opts.Connections, clients, r.opts.Rounds, r.opts.Length, r.took.Round(time.Second))
 	r.writeCases(&b)
 	r.writeSweep(&b)
@@ -22,10 +23,10 @@ func (r *Result) Markdown() string {
 }
 
 func (r *Result) writeCases(b *strings.Builder) {
-	b.WriteString("| case | Caddy µs | primary µs | replica µs | Caddy ÷ floor: median (min to max) | goal | requests/s | calls per request |\n")
+	b.WriteString("| case | Caddy µs | primary µs | replica µs | Caddy ÷ floor | goal | requests/s | calls per request |\n")
 	b.WriteString("|---|---|---|---|---|---|---|---|\n")
 	for _, c := range r.baseCases {
-		median := func(of func(sample) float64) float64 { return r.cases.spread(c.name, of).Median }
+		cell := func(format string, of func(sample) float64) string { return r.cases.spread(c.name, of).Text(format) }
 		ratio, bound := "", ""
 		if c.floor != "" {
 			ratio = r.cases.ratio(c.name, c.floor).Text("%.2f")
@@ -33,18 +34,24 @@ func (r *Result) writeCases(b *strings.Builder) {
 		if c.limit > 0 {
 			bound = fmt.Sprintf("≤ %.2f", c.limit)
 		}
-		fmt.Fprintf(b, "| %s | %.1f | %.1f | %.1f | %s | %s | %.0f | %s |\n", c.name, median(sample.ofCaddy),
-			median(sample.ofPrimary), median(sample.ofReplica), ratio, bound, median(sample.requests), short(median(sample.ofCalls)))
+		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s | %s |\n", c.name, cell("%.1f", sample.ofCaddy),
+			cell("%.1f", sample.ofPrimary), cell("%.1f", sample.ofReplica), ratio, bound,
+			cell("%.0f", sample.requests), r.cases.spread(c.name, sample.ofCalls).As(short))
 	}
 	fmt.Fprintf(b, "\n![CPU of Caddy per request, by case](img/%s)\n", caddyPicture)
 }
 
-// short writes a number of calls, of which there may be next to none.
+// short writes a number of calls. Of next to none there are two digits, however
+// many zeros come first.
 func short(f float64) string {
-	if f < 0.01 {
-		return fmt.Sprintf("%.2g", f)
+	switch {
+	case f == 0:
+		return "0"
+	case f < 0.01:
+		return fmt.Sprintf("%.*f", 1-int(math.Floor(math.Log10(f))), f)
+	default:
+		return fmt.Sprintf("%.2f", f)
 	}
-	return fmt.Sprintf("%.2f", f)
 }
 
 // sweepRow is a row of the table of the sweep, and a bar of its drawing.
@@ -80,7 +87,7 @@ func (r *Result) writeSweep(b *strings.Builder) {
 	fmt.Fprintf(b, `
 ### One factor at a time
 
-The Redis store with `+"`charge after`"+`, for %s clients in turn: as they are many, each comes every few seconds, so that each request asks a replica and is charged, unlike those of the %d clients above. Of a third as many, some come twice within the second for which [the ledger](ledger.md) trusts what it was told. Each row differs from the base in one thing. Redis µs are all servers of all shards together, *busiest shard* the servers of that one which had most to do; a call is a command of the limiter in `+"`INFO commandstats`"+`. Distance is made by a relay in the program that sends the requests, of which each direction takes half; the row without a delay shows what the relay itself does to the figures, and *round trip* is a PING through it while nothing else runs. The %s buckets of the last value of keys were written beforehand, in %v, by the store that Caddy uses, under the keys that Caddy uses; that case runs in a Caddy of its own, whose heap would slow down or speed up the others. Each figure is the median (min to max) of the rounds.
+The Redis store with `+"`charge after`"+`, for %s clients in turn: as they are many, each comes every few seconds, so that each request asks a replica and is charged, unlike those of the %d clients above. Of a third as many, some come twice within the second for which [the ledger](ledger.md) trusts what it was told. Each row differs from the base in one thing. Redis µs are all servers of all shards together, *busiest shard* the servers of that one which had most to do; a call is a command of the limiter in `+"`INFO commandstats`"+`. Distance is made by a relay in the program that sends the requests, of which each direction takes half; the row without a delay shows what the relay itself does to the figures, and *round trip* is a PING through it while nothing else runs. The %s buckets of the last value of keys were written beforehand, in %v, by the store that Caddy uses, under the keys that Caddy uses; that case runs in a Caddy of its own, whose heap would slow down or speed up the others.
 
 | factor | value | round trip ms | requests/s | Caddy µs | Redis µs | busiest shard µs | calls per request | Caddy ÷ floor |
 |---|---|---|---|---|---|---|---|---|
@@ -112,7 +119,7 @@ func (r *Result) writeLatency(b *strings.Builder) {
 	fmt.Fprintf(b, `
 ### Latency
 
-Requests come at a steady rate whether others are answered or not, over %d connections, and the latency of each counts from the instant at which it was due, so that nobody's waiting is left out. The rate is half of what the case reached above; the floor gets the same rate in the same round, and what is *added* is the difference of both; there are %d rounds of %v, and each figure is the median (min to max). Below zero it is less than what both wander by. *Lag* is how late the load generator sent requests, because it or all connections were busy, which is in the latency; *from sending* leaves it out.
+Requests come at a steady rate whether others are answered or not, over %d connections, and the latency of each counts from the instant at which it was due, so that nobody's waiting is left out. The rate is half of what the case reached above; the floor gets the same rate in the same round, and what is *added* is the difference of both; there are %d rounds of %v. Below zero it is less than what both wander by. *Lag* is how late the load generator sent requests, because it or all connections were busy, which is in the latency; *from sending* leaves it out.
 
 | latency of | requests/s | floor p50 ms | floor p99 ms | added p50 ms | added p99 ms | added p99.9 ms | added p99 ms from sending | lag p99 ms |
 |---|---|---|---|---|---|---|---|---|
