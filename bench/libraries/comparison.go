@@ -67,6 +67,7 @@ func (c *comparison) place(k *kind) int {
 
 // The figures of which there are spreads.
 func rate(s *sample) float64         { return s.rate }
+func millions(s *sample) float64     { return s.rate / 1e6 }
 func clientMicros(s *sample) float64 { return s.client }
 func serverMicros(s *sample) float64 { return s.server }
 func bothMicros(s *sample) float64   { return s.client + s.server }
