@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -15,29 +14,32 @@ import (
 var ownAllocs = regexp.MustCompile(`(?m)^BenchmarkHandler/own_allocations\S*\s.*\s([0-9.]+) own-allocs/op`)
 
 // ownAllocations is how many allocations the limiter's own code makes for an
-// allowed request on the memory store, as BenchmarkHandler counts them.
-func ownAllocations(ctx context.Context) (float64, error) {
+// allowed request on the memory store, as BenchmarkHandler counts them in so many
+// rounds.
+func ownAllocations(ctx context.Context, rounds int) (own []float64, err error) {
 	root, err := caddyproc.Root()
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	test := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-bench", "BenchmarkHandler/own", "-benchtime", "1x", ".")
+	test := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-bench", "BenchmarkHandler/own", "-benchtime", "1x", "-count", strconv.Itoa(rounds), ".")
 	test.Dir, test.Stderr = root, os.Stderr
 	out, err := test.Output()
 	if err != nil {
-		return 0, fmt.Errorf("run BenchmarkHandler: %w: %s", err, out)
+		return nil, fmt.Errorf("run BenchmarkHandler: %w: %s", err, out)
 	}
-	return readOwnAllocations(out)
+	if own, err = readOwnAllocations(out); err == nil && len(own) != rounds {
+		err = fmt.Errorf("BenchmarkHandler told of %d rounds, want %d: %s", len(own), rounds, out)
+	}
+	return own, err
 }
 
-func readOwnAllocations(out []byte) (float64, error) {
-	match := ownAllocs.FindSubmatch(bytes.TrimSpace(out))
-	if match == nil {
-		return 0, fmt.Errorf("BenchmarkHandler told no allocations: %s", out)
-	}
-	own, err := strconv.ParseFloat(string(match[1]), 64)
-	if err != nil {
-		return 0, fmt.Errorf("read what BenchmarkHandler told: %w", err)
+func readOwnAllocations(out []byte) (own []float64, err error) {
+	for _, match := range ownAllocs.FindAllSubmatch(out, -1) {
+		each, err := strconv.ParseFloat(string(match[1]), 64)
+		if err != nil {
+			return nil, fmt.Errorf("read what BenchmarkHandler told: %w", err)
+		}
+		own = append(own, each)
 	}
 	return own, nil
 }

@@ -50,10 +50,6 @@ func run(ctx context.Context) error {
 		return errors.New("-quick shows no speed: leave out -docs")
 	}
 	began, times := time.Now(), machine.Now()
-	own, err := ownAllocations(ctx)
-	if err != nil {
-		return err
-	}
 	library, caddy := libraries.Options{Rounds: *rounds}, endtoend.Options{Rounds: *rounds}
 	if *quick {
 		library = libraries.Options{Rounds: 1, Length: quickLibraries, Goroutines: []int{1, 64}}
@@ -63,7 +59,10 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m := &measured{own: own, caddy: version}
+	m := &measured{caddy: version}
+	if m.own, err = ownAllocations(ctx, library.Rounds); err != nil {
+		return err
+	}
 	if m.endToEnd, err = endtoend.Run(ctx, caddy, os.Stderr); err != nil {
 		return fmt.Errorf("measure the limiter in Caddy: %w", err)
 	}
