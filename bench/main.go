@@ -15,7 +15,6 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/bench/endtoend"
 	"github.com/shardlimit/caddy-shardlimit/bench/libraries"
-	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/document"
 	"github.com/shardlimit/caddy-shardlimit/internal/machine"
 )
@@ -55,11 +54,11 @@ func run(ctx context.Context) error {
 		library = libraries.Options{Rounds: 1, Length: quickLibraries, Goroutines: []int{1, 64}}
 		caddy = endtoend.Options{Rounds: 1, Length: quickEndToEnd, Quick: true}
 	}
-	version, err := caddyproc.Version()
-	if err != nil {
+	m := new(measured)
+	var err error
+	if m.versions, err = versions(ctx); err != nil {
 		return err
 	}
-	m := &measured{caddy: version}
 	if m.own, err = ownAllocations(ctx, library.Rounds); err != nil {
 		return err
 	}

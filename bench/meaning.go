@@ -23,16 +23,16 @@ type measured struct {
 	endToEnd  *endtoend.Result
 	libraries *libraries.Result
 	took      time.Duration
-	// caddy is its version.
-	caddy string
+	// versions are those of what was measured and of what measured it.
+	versions []string
 	// stolen is the part of the processors' time that others had meanwhile.
 	stolen float64
 }
 
 func (m *measured) markdown() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s, %d processors, %s, Caddy %s, %s, %s; %s. The whole took %v, during which the host gave %.0f %% of the processors' time to others. A figure in a table is the median of its rounds (with their least and most, where these differ in the digits that are written).\n",
-		machine.Processor(), runtime.NumCPU(), runtime.Version(), m.caddy, machine.Redis(), strings.Join(libraries.Versions(), ", "),
+	fmt.Fprintf(&b, "%s, %d processors, %s; %s. The whole took %v, during which the host gave %.0f %% of the processors' time to others. A figure in a table is the median of its rounds (with their least and most, where these differ in the digits that are written).\n",
+		machine.Processor(), runtime.NumCPU(), strings.Join(m.versions, ", "),
 		time.Now().UTC().Format(time.DateOnly), m.took.Round(time.Second), 100*m.stolen)
 	b.WriteString("\n## Goals\n\n" + goal.Table(m.goals()))
 	b.WriteString("\n## What the figures mean\n\n" + m.meaning())

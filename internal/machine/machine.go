@@ -31,3 +31,19 @@ func Redis() string {
 	}
 	return "Redis " + strings.TrimPrefix(fields[2], "v=")
 }
+
+// Wrk is the version of wrk, such as "wrk 4.1.0", or "no wrk".
+func Wrk() string {
+	// It tells its version together with how it is used, and fails.
+	b, _ := exec.Command("wrk", "-v").Output()
+	return wrkVersion(string(b))
+}
+
+// wrkVersion is the version in what wrk tells. Debian puts its own name before it.
+func wrkVersion(told string) string {
+	fields := strings.Fields(told)
+	if len(fields) < 2 || fields[0] != "wrk" {
+		return "no wrk"
+	}
+	return "wrk " + strings.TrimPrefix(fields[1], "debian/")
+}
