@@ -45,12 +45,21 @@ func (o *Options) manyKeys() int64 {
 	return 1_000_000
 }
 
-// heapKeys is how many are counted to see what they take of Caddy's heap.
+// redisKeys is how many have buckets when it is seen what those take in Redis. It
+// and half of it are numbers for which Redis's tables are full.
+func (o *Options) redisKeys() int64 {
+	if o.Quick {
+		return 1 << 12
+	}
+	return 1 << 15
+}
+
+// heapKeys is how many of these are counted to see what they take of Caddy's heap.
 func (o *Options) heapKeys() int64 {
 	if o.Quick {
 		return 2_000
 	}
-	return 50_000
+	return 25_000
 }
 
 // leadIn is how long a case runs before it is measured for so long, so that what
@@ -87,8 +96,8 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 	}
 	defer func() { err = errors.Join(err, l.close()) }()
 	r := newResult(opts, l)
-	say("fill Redis with %d buckets", opts.manyKeys())
-	if r.memory, err = l.measureMemory(ctx); err != nil {
+	say("memory: %d rounds, then fill Redis with %d buckets", opts.Rounds, opts.manyKeys())
+	if err := l.fill(ctx, r); err != nil {
 		return nil, err
 	}
 	if r.pings, err = l.pings(ctx); err != nil {

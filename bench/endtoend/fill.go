@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
@@ -19,6 +20,33 @@ const (
 	fillWriters = 4
 	fillChunk   = 500
 )
+
+// fill gives all clients the buckets that Caddy would give them, those of many
+// keys last, and measures meanwhile what they take.
+func (l *lab) fill(ctx context.Context, r *Result) error {
+	c := l.heap[1]
+	// Its bucket shows what keys look like.
+	if _, err := c.send(ctx, loadgen.Options{Requests: 1}); err != nil {
+		return err
+	}
+	time.Sleep(lastCharges)
+	tag, err := c.clientKeyTag(ctx)
+	if err != nil {
+		return err
+	}
+	if err := l.open(ctx, tag); err != nil {
+		return err
+	}
+	if r.memory, err = l.measureMemory(ctx, tag); err != nil {
+		return err
+	}
+	start, there := time.Now(), l.opts.redisKeys()
+	if err := c.charge(ctx, tag, there, c.keys); err != nil {
+		return err
+	}
+	r.fillRate = float64(c.keys-there) / time.Since(start).Seconds()
+	return l.checkFilled(ctx)
+}
 
 // open gives the clients of the sweep their buckets: to open one takes a call
 // more, which is seldom in the long run. A tag is what Caddy puts before the

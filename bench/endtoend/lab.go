@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -22,12 +23,15 @@ type lab struct {
 	turn   int
 	shards []*redistest.Shard
 	stores stores
+	// binary is the path of Caddy, and starts how often it was started.
+	binary string
+	starts int
 	caddys []*caddyproc.Process
 	// admin is the address of the second Caddy's admin API.
 	admin string
 
 	cases, sweep, distances []*site
-	// heap are sites of the second Caddy whose clients fill its memory.
+	// heap are the sites of the second Caddy, whose clients fill its memory.
 	heap []*site
 }
 
@@ -121,41 +125,46 @@ func (l *lab) close() error {
 	return errors.Join(errs...)
 }
 
+// startCaddys runs both, with a site for each case.
+func (l *lab) startCaddys() (err error) {
+	l.binary = l.opts.Caddy
+	if l.binary == "" {
+		if l.binary, err = caddyproc.Build(l.dir); err != nil {
+			return err
+		}
+	}
+	var first []*site
+	for _, c := range slices.Concat(l.cases, l.sweep, l.distances) {
+		if !c.isAlone {
+			first = append(first, c)
+		}
+	}
+	if err := l.startCaddy(first); err != nil {
+		return err
+	}
+	return l.startCaddy(l.heap)
+}
+
+// restartSecond replaces the second Caddy by one that has had no clients yet.
+func (l *lab) restartSecond() error {
+	l.caddys[1].Stop()
+	l.caddys = l.caddys[:1]
+	return l.startCaddy(l.heap)
+}
+
 // startAttempts is how often a Caddy is started where a port was lost.
 const startAttempts = 3
 
-// startCaddys runs both, with a site for each case.
-func (l *lab) startCaddys() (err error) {
-	binary := l.opts.Caddy
-	if binary == "" {
-		if binary, err = caddyproc.Build(l.dir); err != nil {
-			return err
+func (l *lab) startCaddy(sites []*site) (err error) {
+	for range startAttempts {
+		if err = l.tryCaddy(sites); err == nil {
+			break
 		}
 	}
-	var first, second []*site
-	for _, list := range [][]*site{l.cases, l.sweep, l.distances, l.heap[:1]} {
-		for _, c := range list {
-			if c.isAlone {
-				second = append(second, c)
-			} else {
-				first = append(first, c)
-			}
-		}
-	}
-	for i, sites := range [][]*site{first, second} {
-		for attempt := range startAttempts {
-			if err = l.startCaddy(binary, fmt.Sprintf("run%d-%d", i, attempt), sites); err == nil {
-				break
-			}
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return err
 }
 
-func (l *lab) startCaddy(binary, dir string, sites []*site) error {
+func (l *lab) tryCaddy(sites []*site) error {
 	addrs, err := caddyproc.FreeAddrs(len(sites) + 1)
 	if err != nil {
 		return err
@@ -176,13 +185,15 @@ func (l *lab) startCaddy(binary, dir string, sites []*site) error {
 		c.addr = addrs[i]
 		fmt.Fprintf(&b, "http://%s {\n%s\n}\n", c.addr, c.text)
 	}
-	p, err := caddyproc.Start(binary, filepath.Join(l.dir, dir), b.String(), os.Stderr, addrs...)
+	l.starts++
+	p, err := caddyproc.Start(l.binary, filepath.Join(l.dir, fmt.Sprintf("run%d", l.starts)), b.String(), os.Stderr, addrs...)
 	if err != nil {
 		return fmt.Errorf("%w; its Caddyfile:\n%s", err, &b)
 	}
 	l.caddys = append(l.caddys, p)
 	for _, c := range sites {
-		c.caddy = p
+		// It knows nobody: the clients come from the first on.
+		c.caddy, c.sent = p, 0
 	}
 	return nil
 }

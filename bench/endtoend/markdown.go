@@ -87,11 +87,11 @@ func (r *Result) writeSweep(b *strings.Builder) {
 	fmt.Fprintf(b, `
 ### One factor at a time
 
-The Redis store with `+"`charge after`"+`, for %s clients in turn: as they are many, each comes every few seconds, so that each request asks a replica and is charged, unlike those of the %d clients above. Of a third as many, some come twice within the second for which [the ledger](ledger.md) trusts what it was told. Each row differs from the base in one thing. Redis µs are all servers of all shards together, *busiest shard* the servers of that one which had most to do; a call is a command of the limiter in `+"`INFO commandstats`"+`. Distance is made by a relay in the program that sends the requests, of which each direction takes half; the row without a delay shows what the relay itself does to the figures, and *round trip* is a PING through it while nothing else runs. The %s buckets of the last value of keys were written beforehand, in %v, by the store that Caddy uses, under the keys that Caddy uses; that case runs in a Caddy of its own, whose heap would slow down or speed up the others.
+The Redis store with `+"`charge after`"+`, for %s clients in turn: as they are many, each comes every few seconds, so that each request asks a replica and is charged, unlike those of the %d clients above. Of a third as many, some come twice within the second for which [the ledger](ledger.md) trusts what it was told. Each row differs from the base in one thing. Redis µs are all servers of all shards together, *busiest shard* the servers of that one which had most to do; a call is a command of the limiter in `+"`INFO commandstats`"+`. Distance is made by a relay in the program that sends the requests, of which each direction takes half; the row without a delay shows what the relay itself does to the figures, and *round trip* is a PING through it while nothing else runs. The %s buckets of the last value of keys were written beforehand, %s a second, by the store that Caddy uses, under the keys that Caddy uses; that case runs in a Caddy of its own, whose heap would slow down or speed up the others.
 
 | factor | value | round trip ms | requests/s | Caddy µs | Redis µs | busiest shard µs | calls per request | Caddy ÷ floor |
 |---|---|---|---|---|---|---|---|---|
-`, thousands(r.opts.sweepKeys()), clients, thousands(r.opts.manyKeys()), r.memory.fill.Round(100*time.Millisecond))
+`, thousands(r.opts.sweepKeys()), clients, thousands(r.opts.manyKeys()), thousands(int64(r.fillRate)))
 	write := func(factor, value, name string, ping time.Duration, ratio string) {
 		cell := func(format string, of func(sample) float64) string { return r.sweep.spread(name, of).Text(format) }
 		fmt.Fprintf(b, "| %s | %s | %.2f | %s | %s | %s | %s | %s | %s |\n", factor, value, milliseconds(ping),
@@ -169,13 +169,19 @@ func (r *Result) writeMemory(b *strings.Builder) {
 	fmt.Fprintf(b, `
 ### Memory
 
-What a bucket takes, here with keys of the length that these clients have: in Redis by `+"`used_memory`"+` of a primary between %s and %s keys; in Caddy by its heap after a collection of garbage, %s clients later. Tables that double make the latter depend on how many there are.
+What a bucket takes, here with keys of the length that these clients have, measured once a round, with an empty Redis and a Caddy that has just started: in Redis by `+"`used_memory`"+` of a primary between %s and %s keys, in full tables both times; in Caddy by its heap after a collection of garbage, %s clients later. Tables that double make the latter depend on how many there are.
 
 | bytes for each bucket | |
 |---|---|
-| each server of Redis | %.0f |
-| Caddy, memory store | %.0f |
-| Caddy, what it knows of a bucket in Redis | %.0f |
-`, thousands(r.opts.sweepKeys()), thousands(r.opts.manyKeys()), thousands(r.opts.heapKeys()*9/10),
-		r.memory.redis, r.memory.store, r.memory.ledger)
+`, thousands(r.opts.redisKeys()/2), thousands(r.opts.redisKeys()), thousands(r.opts.heapKeys()*9/10))
+	for _, of := range []struct {
+		where string
+		bytes []float64
+	}{
+		{"each server of Redis", r.memory.redis},
+		{"Caddy, memory store", r.memory.store},
+		{"Caddy, what it knows of a bucket in Redis", r.memory.ledger},
+	} {
+		fmt.Fprintf(b, "| %s | %s |\n", of.where, spread.Of(of.bytes).Text("%.0f"))
+	}
 }

@@ -3,63 +3,66 @@ package endtoend
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
+	"regexp"
 	"strconv"
 	"time"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
 )
 
-// memory is what buckets take, in bytes each.
+// memory is what buckets take, in bytes each, by round.
 type memory struct {
 	// redis is that of used_memory, store of Caddy's heap in the memory store, and
 	// ledger of the heap for what Caddy knows of a bucket in Redis.
-	redis, store, ledger float64
-	// fill is how long it took to write the buckets into Redis.
-	fill time.Duration
+	redis, store, ledger []float64
 }
 
-// measureMemory gives the clients of many keys the buckets that Caddy would give
-// them, and measures what they take.
-func (l *lab) measureMemory(ctx context.Context) (m memory, err error) {
-	c := l.heap[1]
-	// Its bucket shows what keys look like.
-	if _, err := c.send(ctx, loadgen.Options{Requests: 1}); err != nil {
-		return m, err
-	}
-	time.Sleep(lastCharges)
-	tag, err := c.clientKeyTag(ctx)
-	if err != nil {
-		return m, err
-	}
-	if err := l.open(ctx, tag); err != nil {
-		return m, err
-	}
-	start := time.Now()
-	few := l.opts.sweepKeys()
-	if err := c.charge(ctx, tag, 0, few); err != nil {
-		return m, err
-	}
-	before, err := c.usedMemory()
-	if err != nil {
-		return m, err
-	}
-	if err := c.charge(ctx, tag, few, c.keys); err != nil {
-		return m, err
-	}
-	m.fill = time.Since(start)
-	after, err := c.usedMemory()
-	if err != nil {
-		return m, err
-	}
-	m.redis = (after - before) / float64(c.keys-few)
-	for i, of := range []*float64{&m.store, &m.ledger} {
-		if *of, err = l.heapPerKey(ctx, l.heap[i]); err != nil {
+// measureMemory measures what the buckets take that Caddy gives to clients, who
+// have the tag before their names.
+func (l *lab) measureMemory(ctx context.Context, tag string) (m memory, err error) {
+	for range l.opts.Rounds {
+		each, err := l.redisPerKey(ctx, tag)
+		if err != nil {
 			return m, err
 		}
+		m.redis = append(m.redis, each)
+		// One that has had clients has room for more.
+		if err := l.restartSecond(); err != nil {
+			return m, err
+		}
+		for i, of := range []*[]float64{&m.store, &m.ledger} {
+			each, err := l.heapPerKey(ctx, l.heap[i])
+			if err != nil {
+				return m, err
+			}
+			*of = append(*of, each)
+		}
 	}
-	return m, l.checkFilled(ctx)
+	return m, nil
+}
+
+// redisPerKey empties the servers of many keys, gives some clients buckets, and
+// tells by how much the second half of them has made the primary grow: with the
+// first half Redis has all that it keeps for its replica.
+func (l *lab) redisPerKey(ctx context.Context, tag string) (float64, error) {
+	c, half := l.heap[1], l.opts.redisKeys()/2
+	if err := c.store.shards[0].Primary.Client().FlushAll(ctx).Err(); err != nil {
+		return 0, fmt.Errorf("empty Redis: %w", err)
+	}
+	if err := c.charge(ctx, tag, 0, half); err != nil {
+		return 0, err
+	}
+	before, err := c.usedMemory(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if err := c.charge(ctx, tag, half, 2*half); err != nil {
+		return 0, err
+	}
+	after, err := c.usedMemory(ctx)
+	return (after - before) / float64(half), err
 }
 
 // heapPerKey sends one request of each client, and tells by how much the heap
@@ -82,23 +85,44 @@ func (l *lab) heapPerKey(ctx context.Context, c *site) (float64, error) {
 	return (after - before) / float64(count), err
 }
 
+// heapAlloc is the size of the heap in a profile of it as text. It is read before
+// the profile is written, which leaves garbage of a megabyte.
+var heapAlloc = regexp.MustCompile(`(?m)^# HeapAlloc = (\d+)$`)
+
 // heapBytes is what the second Caddy's heap holds after a collection of garbage.
-func (l *lab) heapBytes() (float64, error) {
+func (l *lab) heapBytes() (n float64, err error) {
 	// Once is not enough for what pools hold.
 	for range 2 {
-		resp, err := http.Get("http://" + l.admin + "/debug/pprof/heap?gc=1")
+		resp, err := http.Get("http://" + l.admin + "/debug/pprof/heap?gc=1&debug=1")
 		if err != nil {
 			return 0, fmt.Errorf("collect garbage: %w", err)
 		}
+		profile, err := io.ReadAll(resp.Body)
 		resp.Body.Close()
+		if err != nil {
+			return 0, fmt.Errorf("read the profile of the heap: %w", err)
+		}
+		found := heapAlloc.FindSubmatch(profile)
+		if found == nil {
+			return 0, fmt.Errorf("the profile does not say how large the heap is: %.200s", profile)
+		}
+		if n, err = strconv.ParseFloat(string(found[1]), 64); err != nil {
+			return 0, fmt.Errorf("read the size of the heap: %w", err)
+		}
 	}
-	m, err := (&caddyproc.Site{Admin: l.admin}).Metrics()
-	return m.Sum("go_memstats_alloc_bytes"), err
+	return n, nil
 }
 
-// usedMemory is that of the store's only primary.
-func (c *site) usedMemory() (float64, error) {
-	info, err := c.store.shards[0].Primary.Info("memory")
+// usedMemory is that of the store's only primary, once it keeps nothing that its
+// replicas have not had yet.
+func (c *site) usedMemory(ctx context.Context) (float64, error) {
+	shard := c.store.shards[0]
+	for _, replica := range shard.Replicas {
+		if err := replica.WaitInSyncWith(ctx, shard.Primary); err != nil {
+			return 0, err
+		}
+	}
+	info, err := shard.Primary.Info("memory")
 	if err != nil {
 		return 0, err
 	}

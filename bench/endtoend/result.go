@@ -25,6 +25,8 @@ type Result struct {
 	// roundTrips.
 	pings  []time.Duration
 	memory memory
+	// fillRate is how many buckets a second were written beforehand.
+	fillRate float64
 }
 
 func newResult(opts Options, l *lab) *Result {
