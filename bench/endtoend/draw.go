@@ -61,7 +61,7 @@ func (r *Result) byDistance() (all []chart.Series) {
 			s := chart.Series{Name: kind.name + ", " + part.name}
 			for at, roundTrip := range roundTrips {
 				added := r.latency[kind.of(roundTrip)].added(part.of)
-				s.X = append(s.X, math.Max(math.Round(milliseconds(r.pings[at+1])*100)/100, 0.01))
+				s.X = append(s.X, math.Max(math.Round(r.pings[at+1].Median*100)/100, 0.01))
 				// A difference of two figures that wander may be less than nothing.
 				s.Y = append(s.Y, max(added.Median, 0))
 			}

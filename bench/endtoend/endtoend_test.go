@@ -104,8 +104,8 @@ func checkFigures(t *testing.T, r *Result) {
 		t.Errorf("of four shards one needs %v µs, and all %v µs", s.busiest, s.redis())
 	}
 	for i, d := range roundTrips {
-		if got := r.pings[i+1]; got < d {
-			t.Errorf("at %v a ping takes %v", d, got)
+		if got := r.pings[i+1]; got.Least < milliseconds(d) {
+			t.Errorf("at %v a ping takes %v ms", d, got)
 		}
 	}
 	if far := r.latency[beforeName(5*time.Millisecond)][0]; far.limiter.p50 < 5 {

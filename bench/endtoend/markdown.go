@@ -87,16 +87,16 @@ func (r *Result) writeSweep(b *strings.Builder) {
 	fmt.Fprintf(b, `
 ### One factor at a time
 
-The Redis store with `+"`charge after`"+`, for %s clients in turn: as they are many, each comes every few seconds, so that each request asks a replica and is charged, unlike those of the %d clients above. Of a third as many, some come twice within the second for which [the ledger](ledger.md) trusts what it was told. Each row differs from the base in one thing. Redis µs are all servers of all shards together, *busiest shard* the servers of that one which had most to do; a call is a command of the limiter in `+"`INFO commandstats`"+`. Distance is made by a relay in the program that sends the requests, of which each direction takes half; the row without a delay shows what the relay itself does to the figures, and *round trip* is a PING through it while nothing else runs. The %s buckets of the last value of keys were written beforehand, %s a second, by the store that Caddy uses, under the keys that Caddy uses; that case runs in a Caddy of its own, whose heap would slow down or speed up the others.
+The Redis store with `+"`charge after`"+`, for %s clients in turn: as they are many, each comes every few seconds, so that each request asks a replica and is charged, unlike those of the %d clients above. Of a third as many, some come twice within the second for which [the ledger](ledger.md) trusts what it was told. Each row differs from the base in one thing. Redis µs are all servers of all shards together, *busiest shard* the servers of that one which had most to do; a call is a command of the limiter in `+"`INFO commandstats`"+`. Distance is made by a relay in the program that sends the requests, of which each direction takes half; the row without a delay shows what the relay itself does to the figures, and *round trip* is a PING through it while nothing else runs, of each round the median of %d. The %s buckets of the last value of keys were written beforehand, %s a second, by the store that Caddy uses, under the keys that Caddy uses; that case runs in a Caddy of its own, whose heap would slow down or speed up the others.
 
 | factor | value | round trip ms | requests/s | Caddy µs | Redis µs | busiest shard µs | calls per request | Caddy ÷ floor |
 |---|---|---|---|---|---|---|---|---|
-`, thousands(r.opts.sweepKeys()), clients, thousands(r.opts.manyKeys()), thousands(int64(r.fillRate)))
-	write := func(factor, value, name string, ping time.Duration, ratio string) {
+`, thousands(r.opts.sweepKeys()), clients, pingCount, thousands(r.opts.manyKeys()), thousands(int64(r.fillRate)))
+	write := func(factor, value, name string, ping spread.Spread, ratio string) {
 		cell := func(format string, of func(sample) float64) string { return r.sweep.spread(name, of).Text(format) }
-		fmt.Fprintf(b, "| %s | %s | %.2f | %s | %s | %s | %s | %s | %s |\n", factor, value, milliseconds(ping),
+		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", factor, value, ping.Text("%.2f"),
 			cell("%.0f", sample.requests), cell("%.1f", sample.ofCaddy), cell("%.1f", sample.redis),
-			cell("%.1f", sample.ofBusiest), cell("%.2f", sample.ofCalls), ratio)
+			cell("%.1f", sample.ofBusiest), r.sweep.spread(name, sample.ofCalls).As(short), ratio)
 	}
 	write("floor", "no limiter", floor, r.pings[0], "")
 	for _, row := range sweepRows(&r.opts) {
@@ -106,7 +106,7 @@ The Redis store with `+"`charge after`"+`, for %s clients in turn: as they are m
 }
 
 // pingOf is how far away the Redis of a case of the sweep is.
-func (r *Result) pingOf(name string) time.Duration {
+func (r *Result) pingOf(name string) spread.Spread {
 	for i, d := range roundTrips {
 		if name == distanceName(d) {
 			return r.pings[i+1]
@@ -135,7 +135,7 @@ The same with Redis at a distance, for the %s clients of the sweep, who are not 
 `, thousands(r.opts.sweepKeys()))
 	for i, d := range roundTrips {
 		for _, name := range []string{distanceName(d), beforeName(d)} {
-			r.writeAdded(b, fmt.Sprintf("%s (round trip %.2f ms)", name, milliseconds(r.pings[i+1])), name)
+			r.writeAdded(b, fmt.Sprintf("%s (round trip %.2f ms)", name, r.pings[i+1].Median), name)
 		}
 	}
 	fmt.Fprintf(b, "\n![Latency that the limiter adds, by how far away Redis is](img/%s)\n", latencyPicture)

@@ -8,25 +8,33 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/shardlimit/caddy-shardlimit/bench/spread"
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
 )
 
-// pingCount is how many pings tell how far away a server is.
-const pingCount = 200
+// pingCount is how many pings tell in a round how far away a server is.
+const pingCount = 40
 
-// pings are how long a PING takes to the default store's primary, while nothing
-// else runs: at once, and through the relays in the order of roundTrips.
-func (l *lab) pings(ctx context.Context) (all []time.Duration, err error) {
+// pings are how many milliseconds a PING takes to the default store's primary,
+// while nothing else runs: at once, and through the relays in the order of
+// roundTrips.
+func (l *lab) pings(ctx context.Context) (all []spread.Spread, err error) {
 	addrs := []string{l.stores.base.shards[0].Primary.Addr()}
 	for _, far := range l.stores.far {
 		addrs = append(addrs, far.relays[0].addr())
 	}
-	for _, addr := range addrs {
-		d, err := ping(ctx, addr)
-		if err != nil {
-			return nil, err
+	took := make([][]float64, len(addrs))
+	for range l.opts.Rounds {
+		for i, addr := range addrs {
+			d, err := ping(ctx, addr)
+			if err != nil {
+				return nil, err
+			}
+			took[i] = append(took[i], milliseconds(d))
 		}
-		all = append(all, d)
+	}
+	for _, values := range took {
+		all = append(all, spread.Of(values))
 	}
 	return all, nil
 }

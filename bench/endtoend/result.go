@@ -21,9 +21,9 @@ type Result struct {
 	// wrk are requests/s as wrk sees them, and own what the load generator saw
 	// next; both are empty if there is no wrk.
 	wrk, own map[string][]float64
-	// pings are how far away Redis is, at once and then in the order of
-	// roundTrips.
-	pings  []time.Duration
+	// pings are how many milliseconds away Redis is, at once and then in the order
+	// of roundTrips.
+	pings  []spread.Spread
 	memory memory
 	// fillRate is how many buckets a second were written beforehand.
 	fillRate float64
