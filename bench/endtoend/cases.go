@@ -1,6 +1,7 @@
 package endtoend
 
 import (
+	"slices"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
@@ -31,6 +32,11 @@ type site struct {
 	// sent is how many requests it has had, so that their clients go on where
 	// they were.
 	sent int64
+}
+
+// called is the one of some sites that has a name.
+func called(sites []*site, name string) *site {
+	return sites[slices.IndexFunc(sites, func(c *site) bool { return c.name == name })]
 }
 
 // Cases whose cost is asked for: the Redis store with clients of whom much is

@@ -30,11 +30,7 @@ func (r *Result) Draw(dir string) error {
 	}
 	bars = bars[:0]
 	for _, row := range sweepRows(&r.opts) {
-		name := row.factor + ": " + row.value
-		if row.name == sweepBase {
-			name = row.factor
-		}
-		bars = append(bars, bar(name, r.sweep.spread(row.name, func(s sample) float64 { return s.caddy + s.redis() })))
+		bars = append(bars, bar(row.title(), r.sweep.spread(row.name, func(s sample) float64 { return s.caddy + s.redis() })))
 	}
 	if err := chart.Bars(filepath.Join(dir, sweepPicture), "CPU of Caddy and Redis per request", "µs", bars...); err != nil {
 		return err

@@ -43,6 +43,14 @@ func TestRunMeasuresAll(t *testing.T) {
 			t.Errorf("there is no sample of %q", row.name)
 		}
 	}
+	for _, row := range factorRows(&r.opts) {
+		if rows[row.title()] == 0 || len(r.latency[row.name]) != 1 {
+			t.Errorf("there is no latency of %q", row.title())
+		}
+		if got, all := r.latency[row.name][0], r.latency[sweepBase][0]; got.rate != all.rate || got.floor != all.floor {
+			t.Errorf("%s has another rate or floor than the base", row.title())
+		}
+	}
 	for _, name := range latencyCases {
 		if rows[name] < 2 || len(r.latency[name]) != 1 {
 			t.Errorf("there is no latency of %q", name)

@@ -46,13 +46,19 @@ func TestUsePerRequest(t *testing.T) {
 	}
 }
 
-func TestDistanceRateIsHalfOfTheLeast(t *testing.T) {
-	r := &Result{cases: samples{ChargeBefore: {{rate: 900}}}, sweep: samples{}}
-	for i, d := range roundTrips {
-		r.sweep[distanceName(d)] = []sample{{rate: 1000 - 100*float64(i)}}
+// TestSharedRateIsHalfOfTheLeast of what the cases reached, and of what charge
+// before did if one of them has that.
+func TestSharedRateIsHalfOfTheLeast(t *testing.T) {
+	r := &Result{
+		cases: samples{ChargeBefore: {{rate: 600}}},
+		sweep: samples{sweepBase: {{rate: 1000}}, twoShards: {{rate: 700}, {rate: 900}}, fourShards: {{rate: 850}}, manyKeys: {{rate: 500}}},
 	}
-	if got := r.distanceRate(); got != 350 {
-		t.Errorf("the rate is %v, want 350", got)
+	cases := []*site{{name: sweepBase}, {name: twoShards}, {name: fourShards}}
+	if got := r.sharedRate(cases); got != 400 {
+		t.Errorf("the rate is %v, want 400", got)
+	}
+	if got := r.sharedRate(append(cases, &site{name: beforeName(0)})); got != 300 {
+		t.Errorf("with charge before the rate is %v, want 300", got)
 	}
 }
 

@@ -63,63 +63,69 @@ func (r rounds) spread(of func(latencies) float64) spread.Spread {
 var latencyCases = []string{memoryStore, ChargeAfter, ChargeBefore, BatchAuto, refusedHot}
 
 // measureLatencies runs each case at half of what it reached before, after its
-// floor at the same rate. The floor of those at a distance is shared.
+// floor at the same rate. Those of the sweep share a rate and a floor, the ones of
+// other factors and the ones at a distance apart.
 func (l *lab) measureLatencies(ctx context.Context, r *Result, isCounted bool) error {
-	byName := map[string]*site{}
-	for _, c := range l.cases {
-		byName[c.name] = c
-	}
 	for _, name := range latencyCases {
-		c := byName[name]
+		c := called(l.cases, name)
 		rate := r.cases.spread(name, sample.requests).Median / 2
-		floor, err := l.paced(ctx, byName[c.floor], rate)
-		if err != nil {
-			return err
-		}
-		if err := l.against(ctx, c, rate, floor, r.latency, isCounted); err != nil {
+		if err := l.against(ctx, c.floor, rate, r.latency, isCounted, c); err != nil {
 			return err
 		}
 	}
-
-	rate := r.distanceRate()
-	floor, err := l.paced(ctx, byName[floor], rate)
-	if err != nil {
-		return err
-	}
-	for i, roundTrip := range roundTrips {
-		for _, c := range l.sweep {
-			if c.name != distanceName(roundTrip) {
-				continue
-			}
-			if err := l.against(ctx, c, rate, floor, r.latency, isCounted); err != nil {
-				return err
-			}
-		}
-		if err := l.against(ctx, l.distances[i], rate, floor, r.latency, isCounted); err != nil {
+	for _, group := range [][]*site{l.factorCases(), l.farCases()} {
+		if err := l.against(ctx, floor, r.sharedRate(group), r.latency, isCounted, group...); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// distanceRate is half of what all cases at a distance can serve. Those with
-// charge before are taken to serve what it serves on loopback.
-func (r *Result) distanceRate() float64 {
-	least := r.cases.spread(ChargeBefore, sample.requests).Median
-	for _, roundTrip := range roundTrips {
-		least = math.Min(least, r.sweep.spread(distanceName(roundTrip), sample.requests).Median)
+// factorCases are those of the sweep that differ in another factor than distance.
+func (l *lab) factorCases() (cases []*site) {
+	for _, row := range factorRows(&l.opts) {
+		cases = append(cases, called(l.sweep, row.name))
+	}
+	return cases
+}
+
+// farCases are those of the sweep at a distance, and the same with charge before.
+func (l *lab) farCases() (cases []*site) {
+	for i, roundTrip := range roundTrips {
+		cases = append(cases, called(l.sweep, distanceName(roundTrip)), l.distances[i])
+	}
+	return cases
+}
+
+// sharedRate is half of what each of the cases can serve. Those with charge
+// before, of which the sweep has none, are taken to serve what it serves on
+// loopback.
+func (r *Result) sharedRate(cases []*site) float64 {
+	least := math.Inf(1)
+	for _, c := range cases {
+		reached := r.sweep.spread(c.name, sample.requests)
+		if len(r.sweep[c.name]) == 0 {
+			reached = r.cases.spread(ChargeBefore, sample.requests)
+		}
+		least = math.Min(least, reached.Median)
 	}
 	return least / 2
 }
 
-// against measures a case after its floor.
-func (l *lab) against(ctx context.Context, c *site, rate float64, floor quantiles, into map[string]rounds, isCounted bool) error {
-	q, err := l.paced(ctx, c, rate)
+// against measures a floor, and then cases at the same rate.
+func (l *lab) against(ctx context.Context, floor string, rate float64, into map[string]rounds, isCounted bool, cases ...*site) error {
+	without, err := l.paced(ctx, called(l.cases, floor), rate)
 	if err != nil {
 		return err
 	}
-	if isCounted {
-		into[c.name] = append(into[c.name], latencies{rate: rate, floor: floor, limiter: q})
+	for _, c := range cases {
+		q, err := l.paced(ctx, c, rate)
+		if err != nil {
+			return err
+		}
+		if isCounted {
+			into[c.name] = append(into[c.name], latencies{rate: rate, floor: without, limiter: q})
+		}
 	}
 	return nil
 }

@@ -57,8 +57,17 @@ func short(f float64) string {
 // sweepRow is a row of the table of the sweep, and a bar of its drawing.
 type sweepRow struct{ factor, value, name string }
 
-func sweepRows(opts *Options) []sweepRow {
-	rows := []sweepRow{
+// title is factor and value, but of the base, which has all of the values.
+func (r *sweepRow) title() string {
+	if r.name == sweepBase {
+		return r.factor
+	}
+	return r.factor + ": " + r.value
+}
+
+// factorRows are those of all factors but distance.
+func factorRows(opts *Options) []sweepRow {
+	return []sweepRow{
 		{"base", "1 shard, 1 replica, 1 zone, " + thousands(opts.sweepKeys()) + " keys", sweepBase},
 		{"shards", "2", twoShards},
 		{"shards", "4", fourShards},
@@ -69,6 +78,10 @@ func sweepRows(opts *Options) []sweepRow {
 		{"keys", thousands(opts.sweepKeys() / 3), fewerKeys},
 		{"keys", thousands(opts.manyKeys()), manyKeys},
 	}
+}
+
+func sweepRows(opts *Options) []sweepRow {
+	rows := factorRows(opts)
 	for _, d := range roundTrips {
 		rows = append(rows, sweepRow{"distance", distanceName(d), distanceName(d)})
 	}
@@ -121,24 +134,35 @@ func (r *Result) writeLatency(b *strings.Builder) {
 
 Requests come at a steady rate whether others are answered or not, over %d connections, and the latency of each counts from the instant at which it was due, so that nobody's waiting is left out. The rate is half of what the case reached above; the floor gets the same rate in the same round, and what is *added* is the difference of both; there are %d rounds of %v. Below zero it is less than what both wander by. *Lag* is how late the load generator sent requests, because it or all connections were busy, which is in the latency; *from sending* leaves it out.
 
-| latency of | requests/s | floor p50 ms | floor p99 ms | added p50 ms | added p99 ms | added p99.9 ms | added p99 ms from sending | lag p99 ms |
-|---|---|---|---|---|---|---|---|---|
 `, r.opts.Connections, r.opts.Rounds*r.opts.slices(), (r.opts.Length / time.Duration(r.opts.slices())).Round(time.Millisecond))
+	writeAddedHead(b, "latency of")
 	for _, name := range latencyCases {
 		r.writeAdded(b, name, name)
 	}
 	fmt.Fprintf(b, `
-The same with Redis at a distance, for the %s clients of the sweep, who are not known from their last request: with `+"`charge after`"+` each waits for a replica, with `+"`charge before`"+` for the primary. All have the same rate and the same floor.
+The same, one factor at a time, for the %s clients of the sweep, who are not known from their last request, unless all come with one key: each waits for a replica or, where there is none, for the primary. All have the same rate, half of what the slowest of them reached above, and the same floor, which is in the Caddy of all but that with %s keys. At this rate those with fewer keys come as seldom as others.
 
-| latency at a distance | requests/s | floor p50 ms | floor p99 ms | added p50 ms | added p99 ms | added p99.9 ms | added p99 ms from sending | lag p99 ms |
-|---|---|---|---|---|---|---|---|---|
-`, thousands(r.opts.sweepKeys()))
+`, thousands(r.opts.sweepKeys()), thousands(r.opts.manyKeys()))
+	writeAddedHead(b, "latency, one factor at a time")
+	for _, row := range factorRows(&r.opts) {
+		r.writeAdded(b, row.title(), row.name)
+	}
+	b.WriteString(`
+The same with Redis at a distance: with ` + "`charge after`" + ` each waits for a replica, with ` + "`charge before`" + ` for the primary. Here too all have the same rate and the same floor.
+
+`)
+	writeAddedHead(b, "latency at a distance")
 	for i, d := range roundTrips {
 		for _, name := range []string{distanceName(d), beforeName(d)} {
 			r.writeAdded(b, fmt.Sprintf("%s (round trip %.2f ms)", name, r.pings[i+1].Median), name)
 		}
 	}
 	fmt.Fprintf(b, "\n![Latency that the limiter adds, by how far away Redis is](img/%s)\n", latencyPicture)
+}
+
+func writeAddedHead(b *strings.Builder, first string) {
+	fmt.Fprintf(b, "| %s | requests/s | floor p50 ms | floor p99 ms | added p50 ms | added p99 ms | added p99.9 ms | added p99 ms from sending | lag p99 ms |\n", first)
+	b.WriteString("|---|---|---|---|---|---|---|---|---|\n")
 }
 
 func (r *Result) writeAdded(b *strings.Builder, title, name string) {

@@ -44,27 +44,23 @@ func (l *lab) crossCheck(ctx context.Context, r *Result, isCounted bool) error {
 	// It takes whole seconds.
 	length := max(l.opts.Length.Round(time.Second), time.Second)
 	for _, name := range wrkCases {
-		for _, c := range l.cases {
-			if c.name != name {
-				continue
-			}
-			out, err := exec.CommandContext(ctx, wrk, "-t1", "-c"+strconv.Itoa(l.opts.Connections),
-				"-d"+strconv.Itoa(int(length.Seconds()))+"s", "--timeout", "30s", "-s", script, "http://"+c.addr).CombinedOutput()
-			if err != nil {
-				return fmt.Errorf("%s: %w: %s", name, err, out)
-			}
-			rate, err := wrkRate(string(out))
-			if err != nil {
-				return fmt.Errorf("%s: %w", name, err)
-			}
-			own, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Duration: length})
-			if err != nil {
-				return fmt.Errorf("%s: %w", name, err)
-			}
-			if isCounted {
-				r.wrk[name] = append(r.wrk[name], rate)
-				r.own[name] = append(r.own[name], float64(own.Requests)/own.Elapsed.Seconds())
-			}
+		c := called(l.cases, name)
+		out, err := exec.CommandContext(ctx, wrk, "-t1", "-c"+strconv.Itoa(l.opts.Connections),
+			"-d"+strconv.Itoa(int(length.Seconds()))+"s", "--timeout", "30s", "-s", script, "http://"+c.addr).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%s: %w: %s", name, err, out)
+		}
+		rate, err := wrkRate(string(out))
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		own, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Duration: length})
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		if isCounted {
+			r.wrk[name] = append(r.wrk[name], rate)
+			r.own[name] = append(r.own[name], float64(own.Requests)/own.Elapsed.Seconds())
 		}
 	}
 	return nil
