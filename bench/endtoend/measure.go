@@ -156,7 +156,7 @@ func (c *site) use() (u use, err error) {
 			return u, err
 		}
 		u.primary += primary
-		made, err := calls(shard.Primary, false)
+		made, err := shard.Primary.Asked()
 		if err != nil {
 			return u, err
 		}
@@ -169,7 +169,7 @@ func (c *site) use() (u use, err error) {
 			}
 			u.replica += replica
 			all += replica
-			made, err := calls(server, true)
+			made, err := server.Asked()
 			if err != nil {
 				return u, err
 			}

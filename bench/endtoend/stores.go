@@ -93,18 +93,3 @@ func launchShard(replicas int) (*redistest.Shard, error) {
 	}
 	return shard, nil
 }
-
-// calls is how many calls of the limiter a server has had. A primary is only
-// asked by scripts: the HMGET in its statistics is what scripts do inside. A
-// replica answers checks, mostly without a script.
-func calls(server *redistest.Server, isReplica bool) (sum int64, err error) {
-	names := []string{"evalsha", "evalsha_ro"}
-	if isReplica {
-		names = append(names, "hmget", "mget")
-	}
-	made, err := server.Calls()
-	for _, name := range names {
-		sum += made[name]
-	}
-	return sum, err
-}

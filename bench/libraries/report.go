@@ -10,7 +10,7 @@ import (
 func (r *Result) Markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Each limiter in Redis had %v in each of %d rounds, each in memory %v, and %d clients in turn. "+
-		"In every round all take turns. Calls are commands that were sent to Redis for a decision.\n",
+		"In every round all take turns. Calls are commands that were sent to Redis for a decision; one of the Redis store is for several, where they leave together.\n",
 		r.opts.Length, r.opts.Rounds, r.opts.Length/memoryShare, len(clientKeys))
 	b.WriteString("\n### In Redis\n\n")
 	fmt.Fprintf(&b, "![decisions per second by goroutines](img/%s)\n\n![CPU time per decision](img/%s)\n",
