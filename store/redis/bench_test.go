@@ -39,6 +39,7 @@ func BenchmarkStore(b *testing.B) {
 	}{
 		{"Check", func(r []store.Request) []store.State { return s.Check(context.Background(), r) }},
 		{"CheckPlain", func(r []store.Request) []store.State { return plain.Check(context.Background(), r) }},
+		{"Take", func(r []store.Request) []store.State { return s.Take(context.Background(), r) }},
 		{"Charge", func(r []store.Request) []store.State { return s.Charge(context.Background(), r) }},
 		{"CheckAndChargeDetached", func(r []store.Request) []store.State {
 			states := s.Check(context.Background(), r)
