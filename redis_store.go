@@ -63,8 +63,9 @@ type RedisStore struct {
 	// Default: 250ms.
 	ChargeTimeout caddy.Duration `json:"charge_timeout,omitempty"`
 
-	// `on`: what waits at the same time is sent together. `off`: each call
-	// is sent by itself. Default: `on`.
+	// `on`: what waits at the same time is sent together, scripts for several
+	// keys as one. `off`: each call is sent by itself, which suits proxies that
+	// spread keys over servers. Default: `on`.
 	Pipelining string `json:"pipelining,omitempty"`
 
 	// How long what the primary said about a bucket is relied upon. For that

@@ -9,12 +9,13 @@ local key, arguments, replies, failed = {}, { ARGV[1] }, {}, false
 local size, sub, pcall = #ARGV[2] / #KEYS, string.sub, pcall
 for i = 1, #KEYS do
   key[1], arguments[2] = KEYS[i], sub(ARGV[2], (i - 1) * size + 1, i * size)
-  -- What is wrong with one bucket is no matter of the others.
+  -- What is wrong with one bucket is no matter of the others. Among other replies
+  -- clients take an error for one only if its first word is ERR: go-redis has types
+  -- for the other words, at which it stops reading.
   local ok, reply = pcall(run, key, arguments)
-  if type(reply) == 'table' then
-    failed = true
-  elseif not ok then
-    reply, failed = redis.error_reply('ERR ' .. tostring(reply)), true
+  if not ok or type(reply) == 'table' then
+    local text = type(reply) == 'table' and reply.err or tostring(reply)
+    reply, failed = redis.error_reply('ERR ' .. string.gsub(text, '^%-', '')), true
   end
   replies[i] = reply
 end

@@ -2,6 +2,8 @@ package ledger
 
 import (
 	"context"
+	"errors"
+	"slices"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -119,22 +121,44 @@ func (t *taking) await(waiting int, again []int) []int {
 }
 
 // reclaim looks for what the store refused, because a batch overtook it on its
-// way there, in that batch.
+// way there, in that batch. Where that ends in an error and nothing was spent, the
+// refusal stands.
 func (t *taking) reclaim() {
-	var again []int
-	waiting := 0
+	var again, waiting, refused []int
 	for i := range t.reqs {
-		if st := &t.states[i]; t.reqs[i].Batch == 0 || st.Err != nil || st.Allowed {
-			continue
+		switch st := &t.states[i]; {
+		case st.Err != nil || st.Allowed:
+		case t.reqs[i].Batch == 0:
+			// Whatever the others find, it would be given back.
+			return
+		default:
+			refused = append(refused, i)
 		}
+	}
+	if len(refused) == 0 {
+		return
+	}
+	was := slices.Clone(t.states)
+	for _, i := range refused {
 		switch t.ledger.reclaim(t, i) {
 		case claimWaits:
-			waiting++
+			waiting = append(waiting, i)
 		case claimDirect:
 			again = append(again, i)
 		}
 	}
-	t.take(t.await(waiting, again), nil)
+	again = t.await(len(waiting), again)
+	for _, i := range waiting {
+		if t.states[i].Err != nil {
+			t.states[i] = was[i]
+		}
+	}
+	t.take(again, nil)
+	for _, i := range again {
+		if errors.Is(t.states[i].Err, store.ErrNotExecuted) {
+			t.states[i] = was[i]
+		}
+	}
 }
 
 // take takes what some requests cost, and batches for those that fetch, in one

@@ -7,7 +7,7 @@ import (
 )
 
 // maxBundle bounds the buckets of one call of a script, during which its server
-// answers nobody else: it takes half a millisecond.
+// answers nobody else, which is less than a millisecond.
 const maxBundle = 100
 
 // bundle is several commands of one script that are sent as one call of it. That

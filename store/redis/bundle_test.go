@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -124,20 +125,45 @@ func TestSpoiltBucketSpoilsNoOtherOfItsBundle(t *testing.T) {
 }
 
 // TestRefusalsOfABundleAreToldOfEach: what a server refuses to write did not
-// happen, and may be repeated.
+// happen.
 func TestRefusalsOfABundleAreToldOfEach(t *testing.T) {
+	for name, c := range serverRefusals {
+		t.Run(name, func(t *testing.T) {
+			server := redistest.Start(t)
+			s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
+			s.Warm(t.Context())
+			must(t, server.Client().Do(t.Context(), c.refuse...).Err())
+			for i, st := range s.Take(t.Context(), takes(hourly, 8)) {
+				if !errors.Is(st.Err, store.ErrNotExecuted) || !strings.Contains(st.Err.Error(), name) {
+					t.Errorf("take %d: %+v", i, st)
+				}
+				if name == "READONLY" && !pointsElsewhere(st.Err) {
+					t.Errorf("take %d: nobody looks for another primary after %v", i, st.Err)
+				}
+			}
+			must(t, server.Client().Do(t.Context(), c.mend...).Err())
+			for i, st := range s.Take(t.Context(), takes(hourly, 8)) {
+				if st.Err != nil || st.Used != 1 {
+					t.Errorf("take %d once it is mended: %+v", i, st)
+				}
+			}
+		})
+	}
+}
+
+// TestErrorsInABundleLeaveTheConnectionInOrder: the reply after one with errors in
+// it is that of the command after it.
+func TestErrorsInABundleLeaveTheConnectionInOrder(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
-	must(t, server.Client().ConfigSet(t.Context(), "maxmemory", "1").Err())
-	for i, st := range s.Take(t.Context(), takes(hourly, 8)) {
-		if !errors.Is(st.Err, store.ErrNotExecuted) || KindOf(st.Err) != KindMemory {
+	gcra := &store.Limit{Zone: "gcra", Algorithm: store.GCRA, Window: time.Hour}
+	log := &store.Limit{Zone: "log", Algorithm: store.SlidingLog, Window: time.Hour}
+	must(t, server.Client().Do(t.Context(), serverRefusals["READONLY"].refuse...).Err())
+	reqs := slices.Concat(takes(hourly, 3), takes(gcra, 3), takes(log, 3))
+	for i, st := range s.Take(t.Context(), reqs) {
+		if KindOf(st.Err) != KindReadOnly || !errors.Is(st.Err, store.ErrNotExecuted) {
 			t.Errorf("take %d: %+v", i, st)
 		}
-	}
-	s.ChargeDetached(takes(hourly, 8))
-	must(t, server.Client().ConfigSet(t.Context(), "maxmemory", "0").Err())
-	for i := range 8 {
-		waitForCount(t, server, fmt.Sprint("client", i), 1)
 	}
 }
 

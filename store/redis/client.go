@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"time"
 
@@ -58,9 +59,17 @@ func clientOptions(addr string, opts *ShardOptions) *goredis.Options {
 // newClient returns a client for one server.
 func newClient(addr string, opts *ShardOptions, persistent bool) *goredis.Client {
 	o := clientOptions(addr, opts)
-	if len(opts.Cluster) > 0 && !persistent {
-		// A replica in a Redis Cluster answers only who asks for that.
-		o.OnConnect = func(ctx context.Context, cn *goredis.Conn) error { return cn.ReadOnly(ctx).Err() }
+	o.OnConnect = func(ctx context.Context, cn *goredis.Conn) error {
+		// A server that wants a password closes a connection that sends it a bundle
+		// without one, and then nobody knows what ran.
+		if err := cn.Ping(ctx).Err(); goredis.IsAuthError(err) {
+			return fmt.Errorf("ping at connecting: %w", err)
+		}
+		if len(opts.Cluster) > 0 && !persistent {
+			// A replica in a Redis Cluster answers only who asks for that.
+			return cn.ReadOnly(ctx).Err()
+		}
+		return nil
 	}
 	return goredis.NewClient(o)
 }

@@ -116,31 +116,53 @@ func TestChargeWaitsForAServerThatIsAway(t *testing.T) {
 	waitForCount(t, server, "later", 20)
 }
 
-func TestRefusedChargesAreRepeatedUntilTheyTake(t *testing.T) {
-	for name, c := range map[string]struct{ refuse, mend []any }{
-		"READONLY": {[]any{"REPLICAOF", "127.0.0.1", "1"}, []any{"REPLICAOF", "NO", "ONE"}},
-		"OOM":      {[]any{"CONFIG", "SET", "maxmemory", "1"}, []any{"CONFIG", "SET", "maxmemory", "0"}},
-		"NOREPLICAS": {
-			[]any{"CONFIG", "SET", "min-replicas-to-write", "1"}, []any{"CONFIG", "SET", "min-replicas-to-write", "0"},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			server := redistest.Start(t)
-			shard := newShard(t, ShardOptions{Primary: server.Addr()})
-			s := newStore(t, shard, nil)
-			if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil {
-				t.Fatal(st.Err)
-			}
-			must(t, server.Client().Do(t.Context(), c.refuse...).Err())
-			hasty := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 200 * time.Millisecond })
-			st := hasty.Charge(t.Context(), ask("k"))[0]
-			if !errors.Is(st.Err, store.ErrNotExecuted) {
-				t.Fatalf("error is %v, want that of a charge that did not run", st.Err)
-			}
-			s.ChargeDetached(ask("k"))
-			must(t, server.Client().Do(t.Context(), c.mend...).Err())
-			waitForCount(t, server, "k", 2)
-		})
+// serverRefusals are the commands that make a server refuse to write, and those
+// that mend it.
+var serverRefusals = map[string]struct{ refuse, mend []any }{
+	"READONLY": {[]any{"REPLICAOF", "127.0.0.1", "1"}, []any{"REPLICAOF", "NO", "ONE"}},
+	"OOM":      {[]any{"CONFIG", "SET", "maxmemory", "1"}, []any{"CONFIG", "SET", "maxmemory", "0"}},
+	"NOREPLICAS": {
+		[]any{"CONFIG", "SET", "min-replicas-to-write", "1"}, []any{"CONFIG", "SET", "min-replicas-to-write", "0"},
+	},
+}
+
+// TestRefusedWritesAreRepeatedUntilTheyTake, of one bucket and of a bundle.
+func TestRefusedWritesAreRepeatedUntilTheyTake(t *testing.T) {
+	for name, c := range serverRefusals {
+		for _, buckets := range []int{1, 8} {
+			t.Run(fmt.Sprint(name, " ", buckets), func(t *testing.T) {
+				t.Parallel()
+				server := redistest.Start(t)
+				shard := newShard(t, ShardOptions{Primary: server.Addr()})
+				s := newStore(t, shard, nil)
+				reqs := takes(hourly, buckets)
+				for i, st := range s.Charge(t.Context(), reqs) {
+					must(t, st.Err)
+					reqs[i].Receipt.Period = st.Reset
+				}
+				must(t, server.Client().Do(t.Context(), c.refuse...).Err())
+				hasty := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 200 * time.Millisecond })
+				for _, st := range hasty.Charge(t.Context(), reqs) {
+					if !errors.Is(st.Err, store.ErrNotExecuted) {
+						t.Errorf("error is %v, want that of a charge that did not run", st.Err)
+					}
+				}
+				before := calls(t, server, "evalsha")
+				s.ChargeDetached(reqs)
+				s.ChargeDetached(reqs)
+				s.RefundDetached(reqs)
+				eventually(t, "all were refused", func() error {
+					if n := calls(t, server, "evalsha") - before; n < int64(4*buckets) {
+						return fmt.Errorf("%d calls", n)
+					}
+					return nil
+				})
+				must(t, server.Client().Do(t.Context(), c.mend...).Err())
+				for i := range buckets {
+					waitForCount(t, server, reqs[i].ClientKey, 2)
+				}
+			})
+		}
 	}
 }
 
@@ -183,6 +205,11 @@ func TestWrongPasswordIsSaid(t *testing.T) {
 		}
 		if st := s.Charge(t.Context(), ask("k"))[0]; !errors.Is(st.Err, store.ErrNotExecuted) {
 			t.Errorf("charge with password %q: %v, want a charge that did not run", password, st.Err)
+		}
+		for i, st := range s.Take(t.Context(), takes(hourly, 2*maxBundle)) {
+			if !errors.Is(st.Err, store.ErrNotExecuted) || KindOf(st.Err) != KindAuth {
+				t.Errorf("take %d with password %q: %v, want one that did not run", i, password, st.Err)
+			}
 		}
 	}
 }

@@ -27,24 +27,28 @@ var (
 // refusals are the replies by which a server says that it did not run a
 // command, and may run it later.
 var refusals = []func(error) bool{
-	goredis.IsReadOnlyError,
-	goredis.IsLoadingError,
-	goredis.IsMasterDownError,
-	goredis.IsNoReplicasError,
-	goredis.IsTryAgainError,
-	goredis.IsClusterDownError,
-	goredis.IsOOMError,
+	isReadOnly,
+	hasPrefix("LOADING"),
+	hasPrefix("MASTERDOWN"),
+	hasPrefix("NOREPLICAS"),
+	hasPrefix("TRYAGAIN"),
+	isClusterDown,
+	hasPrefix("OOM"),
 	isMisconfError,
 	goredis.IsMaxClientsError,
 	// The scripts were flushed again, after they had been loaded.
 	isNoScript,
 }
 
-func isMisconfError(err error) bool { return goredis.HasErrorPrefix(err, "MISCONF") }
-
-func isNoScript(err error) bool { return goredis.HasErrorPrefix(err, "NOSCRIPT") }
-
-func isCrossSlot(err error) bool { return goredis.HasErrorPrefix(err, "CROSSSLOT") }
+// What a server says of one bucket of a bundle has ERR before it, which these skip
+// and go-redis's own functions do not.
+var (
+	isReadOnly     = hasPrefix("READONLY")
+	isClusterDown  = hasPrefix("CLUSTERDOWN")
+	isMisconfError = hasPrefix("MISCONF")
+	isNoScript     = hasPrefix("NOSCRIPT")
+	isCrossSlot    = hasPrefix("CROSSSLOT")
+)
 
 // settleOutcome sets what became of c after a pipeline that returned execErr.
 func (c *command) settleOutcome(execErr error) {
@@ -97,7 +101,7 @@ func (c *command) mayRunLater() bool {
 // pointsElsewhere tells whether err suggests that a shard has another primary
 // now.
 func pointsElsewhere(err error) bool {
-	return isServerFault(err) || goredis.IsReadOnlyError(err) || goredis.IsClusterDownError(err)
+	return isServerFault(err) || isReadOnly(err) || isClusterDown(err)
 }
 
 // isRefusal tells whether err is a server's reply.
