@@ -24,6 +24,10 @@ const (
 	faultPace        = 25 * time.Millisecond
 	// calm is how long there is no fault at first, and at the end.
 	calm = 500 * time.Millisecond
+	// longestCharge is how long a charge can be on its way, when it shows nowhere:
+	// charge_timeout and two seconds for the reply, and time for the next, which
+	// has what came meanwhile.
+	longestCharge = 3 * time.Second
 )
 
 // faultLimits are those under which nothing is forgotten while faults last, and
@@ -100,6 +104,7 @@ func (f fault) try(ctx context.Context, set settings, limits []limit) (_ []*loss
 	pause(ctx, calm)
 	end()
 	running.Wait()
+	pause(ctx, longestCharge)
 	if err != nil {
 		return nil, err
 	}
