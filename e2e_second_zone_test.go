@@ -4,34 +4,20 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strconv"
-	"strings"
 	"testing"
 )
 
 // scripts is how often the primaries have run scripts: once for each bucket that
 // was asked about or written, but once for several of one algorithm and operation
-// that are asked about or written together. Calls of scripts that they did not
-// know yet have failed.
-func (s shards) scripts(t *testing.T) (ran int) {
+// that are asked about or written together.
+func (s shards) scripts(t *testing.T) (total int) {
 	t.Helper()
 	for _, shard := range s {
 		stats, err := shard.Primary.Info("commandstats")
 		must(t, "statistics", err)
-		for field := range strings.SplitSeq(stats["cmdstat_evalsha"], ",") {
-			name, value, _ := strings.Cut(field, "=")
-			if name != "calls" && name != "failed_calls" {
-				continue
-			}
-			n, err := strconv.Atoi(value)
-			must(t, "statistics", err)
-			if name == "failed_calls" {
-				n = -n
-			}
-			ran += n
-		}
+		total += int(ran(t, stats, "evalsha"))
 	}
-	return ran
+	return total
 }
 
 func TestSecondZoneRefusesLeavesTheFirstUntouched(t *testing.T) {

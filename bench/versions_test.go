@@ -11,9 +11,6 @@ import (
 // TestCommit tells of a repository's commit and changes, and of nothing where
 // there is no repository of the folder's own.
 func TestCommit(t *testing.T) {
-	if _, err := exec.LookPath("git"); err != nil {
-		t.Skip("there is no git")
-	}
 	dir := t.TempDir()
 	// What is around the folder, and how its user has set up git, is left out.
 	for name, value := range map[string]string{"GIT_CEILING_DIRECTORIES": filepath.Dir(dir), "GIT_CONFIG_GLOBAL": os.DevNull, "GIT_CONFIG_NOSYSTEM": "1"} {

@@ -37,12 +37,6 @@ func (c *steady) come(n int) (checks int) {
 	return c.sim.checks - before
 }
 
-func (c *steady) setDown(down bool) {
-	c.sim.mu.Lock()
-	defer c.sim.mu.Unlock()
-	c.sim.down = down
-}
-
 func (c *steady) want(what string, got, least, most int) {
 	c.Helper()
 	if got < least || got > most {
@@ -73,9 +67,9 @@ func TestOwnBucketIsNotAskedAbout(t *testing.T) {
 			c.want("once trust has run out", c.come(1), 1, 1)
 			c.want("which one question renews", c.come(10), 0, 0)
 
-			c.setDown(true)
+			c.sim.setDown(true, false)
 			c.want("in an outage", c.come(20), 18, 20)
-			c.setDown(false)
+			c.sim.setDown(false, false)
 			c.come(30)
 			c.want("after an outage", c.come(20), 0, 0)
 

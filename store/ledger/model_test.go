@@ -151,7 +151,7 @@ func (m *model) run() {
 	wg.Wait()
 	stop()
 	weather.Wait()
-	m.setDown(false, false)
+	m.sim.setDown(false, false)
 	m.ledger.Flush(context.Background())
 	time.Sleep(10 * time.Second)
 	m.atEnd()
@@ -202,16 +202,16 @@ func (m *model) weather(ctx context.Context, rng *rand.Rand) {
 			m.wasReset = m.ledger.books.now()
 			m.mu.Unlock()
 		case 1:
-			m.setDown(true, false)
+			m.sim.setDown(true, false)
 			time.Sleep(time.Duration(rng.Int64N(int64(3 * time.Second))))
-			m.setDown(false, false)
+			m.sim.setDown(false, false)
 		case 2:
 			// Nobody can be asked whether what a replica said still holds.
 			m.wasAway.Store(true)
 			m.excuse(time.Hour)
-			m.setDown(false, true)
+			m.sim.setDown(false, true)
 			time.Sleep(time.Duration(rng.Int64N(int64(3 * time.Second))))
-			m.setDown(false, false)
+			m.sim.setDown(false, false)
 			m.excuse(m.sim.lag + DefaultTrust + lookback)
 		}
 	}
@@ -222,12 +222,6 @@ func (m *model) excuse(d time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.excused = time.Now().Add(d)
-}
-
-func (m *model) setDown(down, away bool) {
-	m.sim.mu.Lock()
-	defer m.sim.mu.Unlock()
-	m.sim.down, m.sim.away = down, away
 }
 
 // noteTruth notes what is true from now on, and what was until now. The

@@ -89,17 +89,13 @@ func TestRefusalStands(t *testing.T) {
 		if st := k.states[0]; st.Err != nil || st.Allowed || st.RetryAfter != 1 {
 			t.Errorf("the batch was lost: %+v", st)
 		}
-		b.sim.mu.Lock()
-		b.sim.down = true
-		b.sim.mu.Unlock()
+		b.sim.setDown(true, false)
 		k = b.refusedTake(1, b.request(3))
 		k.reclaim()
 		if st := k.states[0]; st.Err != nil || st.Allowed || st.RetryAfter != 1 {
 			t.Errorf("the store is away: %+v", st)
 		}
-		b.sim.mu.Lock()
-		b.sim.down = false
-		b.sim.mu.Unlock()
+		b.sim.setDown(false, false)
 		b.requireLeft(2, 1)
 		b.leave()
 	})

@@ -60,6 +60,13 @@ func (s *simulation) travel() {
 	time.Sleep(d)
 }
 
+// setDown begins an outage of all, or of the primary alone, or ends it.
+func (s *simulation) setDown(down, away bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.down, s.away = down, away
+}
+
 func (s *simulation) chance(p float64) bool { return s.rng.Float64() < p }
 
 func bucketIn(m map[string]algorithm.Bucket, r *store.Request) algorithm.Bucket {

@@ -314,9 +314,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 func (l *lane) warm(ctx context.Context) {
 	pipe := l.client.Pipeline()
 	for _, s := range allScripts {
-		for _, source := range s.sources() {
-			pipe.ScriptLoad(ctx, source)
-		}
+		s.load(ctx, pipe)
 	}
 	_, _ = pipe.Exec(ctx)
 }
@@ -328,9 +326,7 @@ func (l *lane) load(ctx context.Context, cmds []*command) error {
 	for _, cmd := range cmds {
 		if !loaded[cmd.script] {
 			loaded[cmd.script] = true
-			for _, source := range cmd.script.sources() {
-				pipe.ScriptLoad(ctx, source)
-			}
+			cmd.script.load(ctx, pipe)
 		}
 	}
 	if _, err := pipe.Exec(ctx); err != nil {

@@ -1,8 +1,11 @@
 package redis
 
 import (
+	"context"
 	"crypto/sha1"
 	"encoding/hex"
+
+	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/shardlimit/caddy-shardlimit/luascripts"
 )
@@ -37,11 +40,11 @@ func newBundled(source string) *script {
 	return s
 }
 
-// sources are what a server has to know to run the script for one bucket, or for
-// several.
-func (s *script) sources() []string {
-	if s.bundle == nil {
-		return []string{s.source}
+// load adds to a pipeline what makes a server know the script, for one bucket and
+// for several.
+func (s *script) load(ctx context.Context, pipe goredis.Pipeliner) {
+	pipe.ScriptLoad(ctx, s.source)
+	if s.bundle != nil {
+		s.bundle.load(ctx, pipe)
 	}
-	return []string{s.source, s.bundle.source}
 }
