@@ -8,7 +8,7 @@ FUZZTIME          ?= 10s
 SOAK              ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak lint bench bench-quick algorithms calls faults guarantees scaling fmt demo
+.PHONY: help run test check soak lint bench bench-quick algorithms calls faults guarantees scaling fmt demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -16,53 +16,62 @@ help: ## list the targets
 run: ## run Caddy with Caddyfile.example
 	$(GO) run ./cmd/caddy run --config Caddyfile.example
 
-test: ## run all tests with the race detector, then each fuzz target for FUZZTIME
+test: ## install what the tests need, and run them
+	scripts/install-needed.sh redis-server promtool nginx chromium
+	@echo "Running the tests; the first time, Go builds Caddy and its libraries, which takes a few minutes."
+	$(GO) test -shuffle=on -timeout 20m ./...
+
+check: ## run all tests with the race detector, those of the benchmarks too, then each fuzz target for FUZZTIME
 	scripts/install-needed.sh
-	CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 30m ./...
-	cd bench && CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 5m ./...
+	CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 40m ./...
+	cd bench && CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 10m ./...
 	FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
 
 soak: ## ten minutes of faults under load, then the ledger's model in many more interleavings
-	scripts/install-needed.sh
+	scripts/install-needed.sh redis-server
 	$(GO) run ./internal/soak
 	$(GO) test -run TestModel -timeout 3h ./store/ledger -ledger.seeds $(SOAK) -ledger.seed $$(date +%s)
 
-lint: $(GOLANGCI) ## check format, go vet, golangci-lint, go.mod and the modules
+lint: $(GOLANGCI) ## check format, go vet (for Linux, macOS and Windows), golangci-lint, go.mod and the modules
 	@files=$$(gofmt -l .) || exit 1; \
 	if [ -n "$$files" ]; then echo "not formatted (see make fmt):"; echo "$$files"; exit 1; fi
-	$(GO) vet ./...
+	@for os in linux darwin windows; do \
+		for dir in . bench; do \
+			echo "GOOS=$$os go vet ./... in $$dir"; \
+			(cd $$dir && GOOS=$$os CGO_ENABLED=0 $(GO) vet ./...) || exit 1; \
+		done; \
+	done
 	$(GOLANGCI) run ./...
 	$(GO) mod tidy -diff
 	$(GO) mod verify
-	cd bench && $(GO) vet ./...
 	cd bench && ../$(GOLANGCI) run --config ../.golangci.yml ./...
 	cd bench && $(GO) mod tidy -diff
 	cd bench && $(GO) mod verify
 
 bench: ## measure the limiter and its peers, for docs/benchmarks.md and docs/scaling.md
-	scripts/install-needed.sh
+	scripts/install-needed.sh redis-server wrk
 	cd bench && $(GO) run . -docs ../docs
 	$(GO) run ./internal/scaling
 
 bench-quick: ## run every benchmark for a moment, and write nothing
-	scripts/install-needed.sh
+	scripts/install-needed.sh redis-server wrk
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
 	cd bench && $(GO) run . -quick
 
 algorithms: ## draw and measure the algorithms, for docs/algorithms.md
-	scripts/install-needed.sh
+	scripts/install-needed.sh redis-server
 	$(GO) run ./internal/algorithms
 
 calls: ## count the calls to Redis per request, for docs/ledger.md
-	scripts/install-needed.sh
+	scripts/install-needed.sh redis-server
 	$(GO) run ./internal/calls
 
 faults: ## break Redis in many ways while Caddy serves, for docs/failure-modes.md
-	scripts/install-needed.sh
+	scripts/install-needed.sh redis-server
 	$(GO) run ./internal/faults
 
 guarantees: ## measure what clients get against the bounds, for docs/guarantees.md
-	scripts/install-needed.sh
+	scripts/install-needed.sh redis-server
 	$(GO) run ./internal/guarantees
 
 scaling: ## compute what many Caddys and shards need, for docs/scaling.md
@@ -74,6 +83,7 @@ fmt: $(GOLANGCI) ## format the code and group its imports
 	cd bench && ../$(GOLANGCI) fmt --config ../.golangci.yml ./...
 
 demo: ## show the limiter at work on Redis servers of its own
+	scripts/install-needed.sh redis-server
 	$(GO) run ./internal/demo
 
 # Built from source once per version.

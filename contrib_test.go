@@ -103,7 +103,7 @@ func TestDashboard(t *testing.T) {
 // promtool runs Prometheus's tool.
 func promtool(t *testing.T, args ...string) {
 	t.Helper()
-	if out, err := exec.CommandContext(t.Context(), installed(t, "promtool", "prometheus"), args...).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), installed(t, "promtool"), args...).CombinedOutput(); err != nil {
 		t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 }

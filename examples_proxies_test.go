@@ -11,9 +11,10 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/process"
 )
 
 // TestExampleOutgoing: calls made at the same time leave one after the other,
@@ -127,15 +128,11 @@ func TestExampleAuthRequest(t *testing.T) {
 }
 
 // installed finds a program that make test installs.
-func installed(t *testing.T, program, debianPackage string) string {
+func installed(t *testing.T, program string) string {
 	t.Helper()
-	path, err := exec.LookPath(program)
+	path, err := process.Find(program)
 	if err != nil {
-		// Where an ordinary user does not look for it.
-		path, err = exec.LookPath("/usr/sbin/" + program)
-	}
-	if err != nil {
-		t.Fatalf("%s is not installed: run scripts/install-needed.sh, or install Debian's package %s", program, debianPackage)
+		t.Fatal(err)
 	}
 	return path
 }
@@ -158,9 +155,9 @@ func startNginx(t *testing.T, config, site string, replace ...string) (url strin
 	file := dir + "/nginx.conf"
 	must(t, "write", os.WriteFile(file, []byte(text), 0o600))
 	logs := new(lockedBuffer)
-	cmd := exec.CommandContext(t.Context(), installed(t, "nginx", "nginx"), "-p", dir, "-c", file, "-g", "daemon off; master_process off;")
+	cmd := exec.CommandContext(t.Context(), installed(t, "nginx"), "-p", dir, "-c", file, "-g", "daemon off; master_process off;")
 	cmd.Stdout, cmd.Stderr = logs, logs
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	process.EndWithParent(cmd)
 	must(t, "start nginx", cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()

@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/process"
 )
 
 // caddyProcess is a Caddy with this module, run as a process of its own.
@@ -112,7 +114,7 @@ func caddyCommand(dir string, args ...string) *exec.Cmd {
 		// With the race detector a process otherwise sleeps a second at its end.
 		"GORACE=atexit_sleep_ms=0")
 	cmd.Dir = dir
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	process.EndWithParent(cmd)
 	return cmd
 }
 
@@ -271,33 +273,15 @@ func want[T comparable](what string, got, want T) error {
 	return nil
 }
 
-// freeAddr returns a loopback address that belongs to the test until it ends. A
-// socket that is bound but does not listen holds the port, and lets servers
-// that set SO_REUSEADDR, as Caddy and Go do, listen on it; without it the
-// system could give the port to somebody else before Caddy is up.
+// freeAddr returns a loopback address that belongs to the test until it ends.
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	syscall.ForkLock.RLock()
-	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
-	if err == nil {
-		syscall.CloseOnExec(fd)
-	}
-	syscall.ForkLock.RUnlock()
+	port, release, err := process.ReservePort()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = syscall.Close(fd) })
-	if err := syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
-		t.Fatal(err)
-	}
-	name, err := syscall.Getsockname(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return fmt.Sprintf("127.0.0.1:%d", name.(*syscall.SockaddrInet4).Port)
+	t.Cleanup(func() { _ = release() })
+	return fmt.Sprintf("127.0.0.1:%d", port)
 }
 
 // remaining is the header that says how much is left, or "".

@@ -1,23 +1,49 @@
 #!/usr/bin/env bash
-# Installs what the tests and benchmarks need beside Go and is not there yet:
-# make, redis-server, a C compiler for the race detector, promtool for the alert
-# rules, nginx for an example, chromium for the page of `caddy rate-limit ui`, and
-# wrk for a second opinion on speed. Knows Debian and its descendants.
+# Installs the programs named as arguments that are not there yet:
+#
+#   redis-server  the tests count in it        promtool  checks the alert rules
+#   nginx         an example runs it           chromium  opens the page of `caddy rate-limit ui`
+#   wrk           a second opinion on speed    cc        a C compiler, for the race detector
+#   make          runs the targets of Makefile
+#
+# Without arguments: all of them. Knows Debian and its descendants; elsewhere it
+# says what to install, and fails.
 #
 # The services that come with the packages are neither started now nor at the
 # next boot: the tests start servers of their own.
 set -euo pipefail
 
-wanted() {
-	command -v make >/dev/null || echo make
-	command -v redis-server >/dev/null || echo redis-server
-	command -v promtool >/dev/null || echo prometheus
-	[ -x /usr/sbin/nginx ] || command -v nginx >/dev/null || echo nginx
-	command -v chromium >/dev/null || echo chromium
-	command -v wrk >/dev/null || echo wrk
+# is_there PROGRAM reports whether a program is installed.
+is_there() {
 	local cc
-	cc=$(go env CC)
-	command -v "${cc%% *}" >/dev/null || echo gcc libc6-dev
+	case $1 in
+	nginx) [ -x /usr/sbin/nginx ] || command -v nginx >/dev/null ;;
+	chromium) command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null ||
+		[ -x /Applications/Chromium.app/Contents/MacOS/Chromium ] ;;
+	cc)
+		cc=$(go env CC)
+		command -v "${cc%% *}" >/dev/null
+		;;
+	*) command -v "$1" >/dev/null ;;
+	esac
+}
+
+debian_packages() {
+	case $1 in
+	promtool) echo prometheus ;;
+	cc) echo gcc libc6-dev ;;
+	*) echo "$1" ;;
+	esac
+}
+
+homebrew_packages() {
+	case $1 in
+	redis-server) echo redis ;;
+	promtool) echo prometheus ;;
+	chromium) echo --cask chromium ;;
+	cc) ;;
+	*) echo "$1" ;;
+	esac
 }
 
 # Denies every action on these services and leaves the others to the machine's
@@ -43,38 +69,59 @@ deny_services() {
 	chmod 755 "$policy"
 }
 
-install() {
+install_packages() {
 	export DEBIAN_FRONTEND=noninteractive
 	deny_services
-	apt-get -q -o DPkg::Lock::Timeout=300 update
-	apt-get -q -y -o DPkg::Lock::Timeout=300 install --no-install-recommends "$@"
+	echo "- reading the lists of packages"
+	apt-get -qq -o DPkg::Lock::Timeout=300 update
 	local package
 	for package in "$@"; do
+		echo "- installing $package"
+		apt-get -qq -y -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 install --no-install-recommends "$package" >/dev/null
 		case $package in
-		redis-server | prometheus | nginx) update-rc.d "$package" disable ;;
+		redis-server | prometheus | nginx) update-rc.d "$package" disable >/dev/null ;;
 		esac
 	done
+	echo "- installed; no service was started"
 }
 
-if [ "${1:-}" = install ]; then # as root
+if [ "${1:-}" = as-root ]; then
 	shift
-	install "$@" </dev/null
+	install_packages "$@" </dev/null
 	exit
 fi
 
-packages=$(wanted)
-if [ -z "$packages" ]; then exit; fi
-read -r -d '' -a packages <<<"$packages" || true
-echo "installing: ${packages[*]}"
+if [ $# -eq 0 ]; then set -- make redis-server promtool nginx chromium wrk cc; fi
+missing=()
+for program in "$@"; do
+	is_there "$program" || missing+=("$program")
+done
+if [ ${#missing[@]} -eq 0 ]; then exit; fi
+
 if ! command -v apt-get >/dev/null; then
-	echo "no apt-get here; please install: ${packages[*]}" >&2
+	echo "Please install what the tests need and is missing: ${missing[*]}" >&2
+	if command -v brew >/dev/null || [ "$(uname)" = Darwin ]; then
+		for program in "${missing[@]}"; do
+			packages=$(homebrew_packages "$program")
+			if [ -n "$packages" ]; then echo "  brew install $packages" >&2; else echo "  xcode-select --install" >&2; fi
+		done
+	else
+		echo "There is no apt-get here. Homebrew's packages are redis, prometheus, nginx, wrk, and the cask chromium." >&2
+	fi
 	exit 1
 fi
+
+packages=()
+for program in "${missing[@]}"; do
+	read -r -a some <<<"$(debian_packages "$program")"
+	packages+=("${some[@]}")
+done
+echo "Installing ${packages[*]} with apt-get, which takes a minute or two:"
 if [ "$(id -u)" -eq 0 ]; then
-	"$0" install "${packages[@]}"
+	"$0" as-root "${packages[@]}"
 elif command -v sudo >/dev/null; then
-	sudo "$0" install "${packages[@]}"
+	sudo "$0" as-root "${packages[@]}"
 else
-	echo "neither root nor sudo; please install: ${packages[*]}" >&2
+	echo "This needs root, or sudo. Please run as root: apt-get install ${packages[*]}" >&2
 	exit 1
 fi

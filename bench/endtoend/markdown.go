@@ -179,7 +179,7 @@ func (r *Result) writeAdded(b *strings.Builder, title, name string) {
 func (r *Result) writeWrk(b *strings.Builder) {
 	b.WriteString("\n### As wrk sees it\n\n")
 	if len(r.wrk) == 0 {
-		b.WriteString("There is no wrk on the machine.\n")
+		b.WriteString("wrk was not asked.\n")
 		return
 	}
 	fmt.Fprintf(b, "The same sites, asked in turn by wrk with one thread and %d connections, and by the load generator of the tables above.\n\n", r.opts.Connections)

@@ -19,7 +19,7 @@ type Result struct {
 	// latency are the latencies by the name of the case.
 	latency map[string]rounds
 	// wrk are requests/s as wrk sees them, and own what the load generator saw
-	// next; both are empty if there is no wrk.
+	// next.
 	wrk, own map[string][]float64
 	// pings are how many milliseconds away Redis is, at once and then in the order
 	// of roundTrips.

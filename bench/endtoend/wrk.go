@@ -2,7 +2,6 @@ package endtoend
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
+	"github.com/shardlimit/caddy-shardlimit/internal/process"
 )
 
 // wrkScript makes wrk send the clients in turn.
@@ -27,15 +27,11 @@ end
 // wrkCases are those that wrk sees, too.
 var wrkCases = []string{floor, ChargeAfter}
 
-// crossCheck has wrk ask some of the cases, where it is installed, and then the
-// load generator.
+// crossCheck has wrk ask some of the cases, and then the load generator.
 func (l *lab) crossCheck(ctx context.Context, r *Result, isCounted bool) error {
-	wrk, err := exec.LookPath("wrk")
-	if errors.Is(err, exec.ErrNotFound) {
-		return nil
-	}
+	wrk, err := process.Find("wrk")
 	if err != nil {
-		return fmt.Errorf("find wrk: %w", err)
+		return err
 	}
 	script := filepath.Join(l.dir, "clients.lua")
 	if err := os.WriteFile(script, fmt.Appendf(nil, wrkScript, clients), 0o600); err != nil {

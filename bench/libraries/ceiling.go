@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/process"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/luascripts"
 )
@@ -81,7 +82,11 @@ func benchmark(ctx context.Context, addr, sha string, n int) (float64, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "redis-benchmark", "-h", host, "-p", port, "--csv",
+	benchmark, err := process.Find("redis-benchmark")
+	if err != nil {
+		return 0, err
+	}
+	cmd := exec.CommandContext(ctx, benchmark, "-h", host, "-p", port, "--csv",
 		"-c", strconv.Itoa(ceilingConnections), "-P", strconv.Itoa(ceilingPipeline),
 		"-n", strconv.Itoa(n), "-r", strconv.Itoa(len(clientKeys)),
 		"evalsha", sha, "1", "rl:1:bench:fw3600s:__rand_int__", "take", strings.Repeat("-", len(ceilingNumbers(0))))
@@ -91,7 +96,7 @@ func benchmark(ctx context.Context, addr, sha string, n int) (float64, error) {
 		if errors.As(err, &exit) {
 			err = fmt.Errorf("%w: %s", err, exit.Stderr)
 		}
-		return 0, fmt.Errorf("run redis-benchmark (to install it: apt-get install redis-tools): %w", err)
+		return 0, fmt.Errorf("run redis-benchmark: %w", err)
 	}
 	return parseRate(out)
 }

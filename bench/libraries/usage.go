@@ -1,11 +1,10 @@
 package libraries
 
 import (
-	"fmt"
 	"runtime"
-	"syscall"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/process"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
@@ -17,14 +16,14 @@ type clientUsage struct {
 
 // readClient returns the processor time, user and system, and the allocations.
 func readClient() (clientUsage, error) {
-	var used syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
-		return clientUsage{}, fmt.Errorf("get the used processor time: %w", err)
+	cpu, err := process.CPUTime()
+	if err != nil {
+		return clientUsage{}, err
 	}
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
 	return clientUsage{
-		cpu:         time.Duration(used.Utime.Nano() + used.Stime.Nano()),
+		cpu:         cpu,
 		allocations: memory.Mallocs,
 		bytes:       memory.TotalAlloc,
 	}, nil

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/process"
 )
 
 const module = "github.com/shardlimit/caddy-shardlimit"
@@ -84,7 +86,8 @@ func Start(binary, dir, caddyfile string, logs io.Writer, addrs ...string) (*Pro
 	p.cmd.Dir = dir
 	p.cmd.Env = append(os.Environ(), "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
 	p.cmd.Stderr = logs
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	process.EndWithParent(p.cmd)
+	process.OwnGroup(p.cmd)
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start caddy: %w", err)
 	}

@@ -3,29 +3,30 @@ package redistest
 import (
 	"errors"
 	"fmt"
-	"syscall"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/process"
 )
 
 // Pause stops the server's process with SIGSTOP. The system still accepts
 // connections and bytes for it, but nothing answers.
 func (s *Server) Pause() error {
-	return s.signal(syscall.SIGSTOP, true)
+	return s.signal("pause", process.Pause, true)
 }
 
 // Resume lets a paused server continue; it then handles what has arrived.
 func (s *Server) Resume() error {
-	return s.signal(syscall.SIGCONT, false)
+	return s.signal("resume", process.Resume, false)
 }
 
-func (s *Server) signal(sig syscall.Signal, paused bool) error {
+func (s *Server) signal(verb string, send func(pid int) error, paused bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	err := errStopped
 	if s.process != nil {
-		err = s.process.signal(sig)
+		err = s.process.signal(send)
 	}
 	if err != nil {
-		return fmt.Errorf("send %v to redis-server on %s: %w", sig, s.Addr(), err)
+		return fmt.Errorf("%s redis-server on %s: %w", verb, s.Addr(), err)
 	}
 	s.paused = paused
 	return nil

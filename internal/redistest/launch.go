@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/process"
 )
 
 // Options say how a server is launched. The zero value makes a primary that
@@ -77,9 +78,9 @@ func StartWith(tb testing.TB, opts Options) *Server {
 }
 
 func launch(opts Options, reserve func() (*port, error)) (*Server, error) {
-	binary, err := exec.LookPath("redis-server")
+	binary, err := process.Find("redis-server")
 	if err != nil {
-		return nil, fmt.Errorf("find redis-server (to install it: apt-get install redis-server): %w", err)
+		return nil, err
 	}
 	// A port that was free can be lost to a program that insists on its number.
 	const attempts = 5

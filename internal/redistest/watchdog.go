@@ -10,7 +10,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/process"
 )
 
 // watchdogScript runs a server ("$2" and what follows) and kills it once the
@@ -60,7 +61,7 @@ func watch(dir string, argv []string) (*watchdog, error) {
 	cmd := exec.Command("/bin/sh", append([]string{"-c", watchdogScript, "sh", dir}, argv...)...)
 	// An interrupt typed at a terminal goes to the foreground process group.
 	// The server must not get it before this program has decided what to do.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	process.OwnGroup(cmd)
 	orders, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, fmt.Errorf("start watchdog: %w", err)
@@ -104,12 +105,12 @@ func (w *watchdog) reply() (string, error) {
 	return strings.TrimSuffix(line, "\n"), err
 }
 
-// signal sends sig to the server, and to nothing else.
-func (w *watchdog) signal(sig syscall.Signal) error {
+// signal sends a signal to the server, and to nothing else.
+func (w *watchdog) signal(send func(pid int) error) error {
 	if w.killed {
 		return errors.New("the process was killed")
 	}
-	return syscall.Kill(w.pid, sig)
+	return send(w.pid)
 }
 
 // kill kills the server, stopped or not, and returns when it is gone. The

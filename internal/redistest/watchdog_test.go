@@ -8,9 +8,10 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/process"
 )
 
 // childEnv makes the test binary be a program that launches a server and then
@@ -57,7 +58,8 @@ func child(ending string) {
 	case "panic":
 		panic("the child ends here")
 	default:
-		panic(syscall.Kill(os.Getpid(), syscall.SIGKILL))
+		self, err := os.FindProcess(os.Getpid())
+		panic(errors.Join(err, self.Kill()))
 	}
 }
 
@@ -87,7 +89,7 @@ func TestServerEndsWithProgram(t *testing.T) {
 			if _, err := fmt.Sscan(line, &pid, &dir); err != nil {
 				t.Fatalf("parse %q: %v", line, err)
 			}
-			if alive := syscall.Kill(pid, 0) == nil; alive != (ending != "killed") {
+			if alive := process.IsAlive(pid); alive != (ending != "killed") {
 				t.Errorf("server alive before the child ended: %v", alive)
 			}
 			if _, err := os.Stat(dir); err != nil {
@@ -108,13 +110,12 @@ func requireGone(t *testing.T, pid int, dir string) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
 	for {
-		processErr := syscall.Kill(pid, 0)
 		_, dirErr := os.Stat(dir)
-		if errors.Is(processErr, syscall.ESRCH) && errors.Is(dirErr, os.ErrNotExist) {
+		if !process.IsAlive(pid) && errors.Is(dirErr, os.ErrNotExist) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("process %d: %v, directory %s: %v; want neither to exist", pid, processErr, dir, dirErr)
+			t.Fatalf("process %d alive: %v, directory %s: %v; want neither to exist", pid, process.IsAlive(pid), dir, dirErr)
 		}
 		time.Sleep(pollInterval)
 	}

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// deliverPatience bounds the time until what waits has been delivered.
-	deliverPatience = time.Minute
+	// deliverTimeout bounds the time until what waits has been delivered.
+	deliverTimeout = time.Minute
 	// Memory may have grown by so much, and goroutines, since all was in use.
 	mostGrowth  = 1.5
 	spareMemory = 30e6
@@ -43,12 +43,15 @@ func (a account) isBalanced() bool {
 func balance(ctx context.Context, w *world, all sites, l *load, early need) error {
 	errs := l.failed
 	var accounts []account
-	for deadline := time.Now().Add(deliverPatience); ; time.Sleep(time.Second) {
+	for deadline := time.Now().Add(deliverTimeout); ; time.Sleep(time.Second) {
 		var err error
-		if accounts, err = open(ctx, w, all, l); err != nil {
-			return err
+		if accounts, err = open(ctx, w, all, l); err == nil && areBalanced(accounts) {
+			break
 		}
-		if areBalanced(accounts) || time.Now().After(deadline) {
+		if time.Now().After(deadline) {
+			if err != nil {
+				return err
+			}
 			break
 		}
 	}

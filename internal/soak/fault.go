@@ -90,7 +90,12 @@ func (w *world) moveSlot(rng *rand.Rand) error {
 	}
 	ctx, cancel := context.WithTimeout(background, 20*time.Second)
 	defer cancel()
-	return w.cluster.MigrateSlot(ctx, redistest.Keyslot(key), from, w.cluster.Nodes[0])
+	m := migration{redistest.Keyslot(key), from, w.cluster.Nodes[0]}
+	err = w.cluster.MigrateSlot(ctx, m.slot, m.from, m.to)
+	if err != nil {
+		w.unfinished = append(w.unfinished, m)
+	}
+	return err
 }
 
 // tale is what went wrong, and how often.

@@ -62,11 +62,32 @@ func run(ctx context.Context) (err error) {
 	}
 	faults := bringFaults(loading, w, rand.New(rand.NewPCG(*seed, 1)))
 	served.wait()
-	if err := w.mend(); err != nil {
-		return fmt.Errorf("mend what is broken: %w", err)
+	if err := mended(ctx, w); err != nil {
+		return fmt.Errorf("mend what is broken (seed %d): %w", *seed, err)
 	}
 	fmt.Println(faults)
 	return balance(ctx, w, sites, served, early)
+}
+
+// mendTimeout bounds the time until the world is whole after the last fault.
+const mendTimeout = 3 * time.Minute
+
+// mended mends the world. A step that fails because another server is not ready
+// yet is tried again.
+func mended(ctx context.Context, w *world) error {
+	ctx, cancel := context.WithTimeout(ctx, mendTimeout)
+	defer cancel()
+	for {
+		err := w.mend(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(time.Second):
+		}
+	}
 }
 
 // warmed is what the Caddys need once all has been used: a tenth into the load.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -19,7 +20,15 @@ type world struct {
 	watched   *redistest.Shard
 	sentinels *redistest.Sentinels
 	cluster   *redistest.Cluster
-	stops     []func() error
+	// unfinished are the migrations of slots that a fault interrupted.
+	unfinished []migration
+	stops      []func() error
+}
+
+// migration is a slot of the cluster that moves from one node to another.
+type migration struct {
+	slot     int
+	from, to *redistest.Server
 }
 
 // lasting makes servers keep, if their process is killed, all that they have
@@ -89,16 +98,47 @@ func (w *world) servers() []*redistest.Server {
 	return append(append(all, w.watched.Replicas...), w.cluster.Nodes...)
 }
 
-// mend ends all faults.
-func (w *world) mend() error {
+// mend ends all faults, and waits until every shard is whole: the cluster agrees
+// on its slots, no slot is half moved, replicas are in sync, and the sentinels see
+// all of them.
+func (w *world) mend(ctx context.Context) error {
 	var errs []error
 	for _, p := range w.proxies {
 		errs = append(errs, p.Up(), p.Pass(), p.Delay(0))
 	}
 	for _, s := range append(w.servers(), w.sentinels.Nodes...) {
-		if s.Resume() != nil || s.Client().Ping(background).Err() != nil {
+		if s.Resume() != nil || s.Client().Ping(ctx).Err() != nil {
 			errs = append(errs, s.Restart())
 		}
 	}
-	return errors.Join(errs...)
+	for _, s := range w.servers() {
+		errs = append(errs, s.Client().ConfigSet(ctx, "maxmemory", "0").Err(), s.Client().ClientUnpause(ctx).Err())
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := w.cluster.WaitUntilOK(ctx); err != nil {
+		return err
+	}
+	for _, m := range w.unfinished {
+		if err := w.finish(ctx, m); err != nil {
+			return err
+		}
+	}
+	if err := w.cluster.WaitUntilOK(ctx); err != nil {
+		return err
+	}
+	if err := w.static.WaitReplicated(ctx); err != nil {
+		return err
+	}
+	return w.sentinels.WaitForReplicas(ctx, len(w.watched.Replicas))
+}
+
+// finish completes a migration, unless the slot has arrived.
+func (w *world) finish(ctx context.Context, m migration) error {
+	owner, err := w.cluster.Owner(ctx, m.slot)
+	if err != nil || owner == m.to {
+		return err
+	}
+	return w.cluster.MigrateSlot(ctx, m.slot, m.from, m.to)
 }

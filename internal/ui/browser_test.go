@@ -24,6 +24,7 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
+	"github.com/shardlimit/caddy-shardlimit/internal/process"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
@@ -92,7 +93,7 @@ func startSite(t *testing.T, window string) *site {
 	t.Cleanup(s.caddy.Stop)
 
 	server := exec.Command(binary, "rate-limit", "ui", "--listen", "127.0.0.1:0", "--address", "unix/"+socket)
-	server.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	process.EndWithParent(server)
 	out, err := server.StdoutPipe()
 	must(t, err)
 	must(t, server.Start())
@@ -171,9 +172,9 @@ type browser struct {
 
 func startBrowser(t *testing.T, page string) *browser {
 	t.Helper()
-	path, err := exec.LookPath("chromium")
+	path, err := process.Find("chromium")
 	if err != nil {
-		t.Fatalf("the page is tested in chromium (apt-get install chromium): %v", err)
+		t.Fatalf("the page is tested in a browser: %v", err)
 	}
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox,
 		chromedp.Flag("disable-dev-shm-usage", true),

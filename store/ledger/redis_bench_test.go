@@ -4,10 +4,10 @@ import (
 	"context"
 	"strconv"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/process"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
@@ -64,9 +64,6 @@ func BenchmarkRedis(b *testing.B) {
 
 // cpu is the processor time that this process has used.
 func cpu() time.Duration {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		return 0
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	used, _ := process.CPUTime()
+	return used
 }
