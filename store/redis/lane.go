@@ -333,7 +333,7 @@ func (l *lane) load(ctx context.Context, cmds []*command) error {
 		err = fmt.Errorf("redis %s: load scripts: %w", l.addr, err)
 		for _, cmd := range cmds {
 			// They were refused, so they are as good as never sent.
-			cmd.sent, cmd.outcome = false, notExecuted(err)
+			cmd.sent, cmd.outcome = false, refused(err)
 		}
 		return err
 	}

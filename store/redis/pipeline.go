@@ -22,11 +22,11 @@ func (l *lane) send(ctx context.Context, cmds []*command) {
 		return
 	}
 	fault := l.pipeline(ctx, cmds)
-	if crossing := withOutcome(cmds, isCrossSlot); len(crossing) > 0 {
+	if crossing := withOutcome(cmds, splitting); len(crossing) > 0 {
 		l.splits.Store(true)
 		fault = l.pipeline(ctx, crossing)
 	}
-	if unknown := withOutcome(cmds, isNoScript); len(unknown) > 0 {
+	if unknown := withOutcome(cmds, scriptless); len(unknown) > 0 {
 		if fault = l.load(ctx, unknown); fault == nil {
 			fault = l.pipeline(ctx, unknown)
 		}
@@ -100,10 +100,10 @@ func (l *lane) settle(cmd *command, execErr error) {
 	cmd.outcome = fmt.Errorf("redis %s: %w", l.addr, cmd.outcome)
 }
 
-// withOutcome are those whose outcome is such an error.
-func withOutcome(cmds []*command, is func(error) bool) (some []*command) {
+// withOutcome returns those that were answered with a reply that has the hint.
+func withOutcome(cmds []*command, h hint) (some []*command) {
 	for _, cmd := range cmds {
-		if cmd.outcome != nil && is(cmd.outcome) {
+		if cmd.outcome != nil && says(cmd.outcome, h) {
 			some = append(some, cmd)
 		}
 	}
