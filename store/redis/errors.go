@@ -132,7 +132,10 @@ const (
 )
 
 // meaningOf returns what err means if it is a server's reply.
-func meaningOf(err error) (a meaning, ok bool) {
+func meaningOf(err error) (m meaning, ok bool) {
+	if err == nil {
+		return meaning{}, false
+	}
 	var e goredis.Error
 	if !errors.As(err, &e) {
 		return meaning{}, false
@@ -140,27 +143,27 @@ func meaningOf(err error) (a meaning, ok bool) {
 	text, partial := strings.CutPrefix(e.Error(), wordPartial)
 	text, refused := strings.CutPrefix(text, wordRefused)
 	text = strings.TrimPrefix(text, "ERR ")
-	a = meaning{kind: KindOther}
+	m = meaning{kind: KindOther}
 	if refused {
 		// The script has stumbled over what it found.
-		a.fate = final
+		m.fate = final
 	}
 	for i := range replies {
 		if strings.HasPrefix(text, replies[i].text) {
-			a = replies[i].meaning
+			m = replies[i].meaning
 			break
 		}
 	}
 	if partial {
-		a.fate = uncertain
+		m.fate = uncertain
 	}
-	return a, true
+	return m, true
 }
 
 // says reports whether err is a reply with that hint.
 func says(err error, h hint) bool {
-	a, ok := meaningOf(err)
-	return ok && a.hint&h != 0
+	m, ok := meaningOf(err)
+	return ok && m.hint&h != 0
 }
 
 // failure is a kind of errors that are not replies.
@@ -197,8 +200,8 @@ func KindOf(err error) string {
 	if kind, ok := kindIn(made, err); ok {
 		return kind
 	}
-	if a, ok := meaningOf(err); ok {
-		return a.kind
+	if m, ok := meaningOf(err); ok {
+		return m.kind
 	}
 	kind, _ := kindIn(met, err)
 	return kind
@@ -243,7 +246,8 @@ func isRefusal(err error) bool {
 // isServerFault reports whether err speaks against the server as a whole, and not
 // against one command.
 func isServerFault(err error) bool {
-	return err != nil && (!isRefusal(err) || says(err, unfit))
+	m, isReply := meaningOf(err)
+	return err != nil && (!isReply || m.hint&unfit != 0)
 }
 
 // pointsElsewhere reports whether err suggests that a shard has another primary
@@ -255,7 +259,7 @@ func notExecuted(err error) error { return fmt.Errorf("%w: %w", store.ErrNotExec
 // refused is the error of a command that err kept from being sent, or from being
 // run, by what err means.
 func refused(err error) error {
-	if a, ok := meaningOf(err); ok && a.fate == final {
+	if m, ok := meaningOf(err); ok && m.fate == final {
 		return fmt.Errorf("%w: %w", store.ErrFinal, err)
 	}
 	return notExecuted(err)
@@ -275,15 +279,23 @@ func (c *command) settleOutcome(execErr error) {
 			err = errNoReply
 		}
 	}
-	a, isReply := meaningOf(err)
+	m, isReply := meaningOf(err)
 	switch {
 	case !c.sent, isDialError(err):
 		c.outcome = notExecuted(err)
-	case c.reads, isReply && a.fate != uncertain:
+	case c.reads, isReply && m.fate != uncertain:
 		c.outcome = refused(err)
 	default:
 		c.outcome = fmt.Errorf("%w: %w", store.ErrUncertain, err)
 	}
+}
+
+// isOpen reports whether c is to be sent, for the first time or again.
+func (c *command) isOpen() bool {
+	if c.outcome == nil {
+		return !c.answered()
+	}
+	return c.mayRunLater()
 }
 
 // mayRunLater reports whether c surely did not run and is worth another try.

@@ -53,10 +53,15 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 	}
 	err := l.exec(ctx, cmds)
 	at := time.Now()
+	var demoted bool
 	for _, cmd := range cmds {
 		if l.settle(cmd, err); isServerFault(cmd.outcome) {
 			fault = cmd.outcome
 		}
+		demoted = demoted || says(cmd.outcome, elsewhere)
+	}
+	if demoted {
+		l.shard.reconnect(l.addr)
 	}
 	if teller != nil && teller.outcome == nil {
 		if reply := teller.integers(); len(reply) > 0 && reply[placeOfNow] != 0 {
@@ -69,13 +74,13 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 // exec sends cmds in one go. A single one needs no pipeline.
 func (l *lane) exec(ctx context.Context, cmds []*command) error {
 	if len(cmds) == 1 {
-		return l.client.Process(ctx, cmds[0])
+		return l.client.Load().Process(ctx, cmds[0])
 	}
 	var bundles []*bundle
 	if l.canBundle() {
 		bundles, cmds = newBundles(cmds)
 	}
-	pipe := l.client.Pipeline()
+	pipe := l.client.Load().Pipeline()
 	for _, b := range bundles {
 		_ = pipe.Process(ctx, b)
 	}
