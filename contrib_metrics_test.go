@@ -108,7 +108,7 @@ func TestLabelValuesAreDocumented(t *testing.T) {
 	values := []string{
 		"allowed", "refused", "would_refuse", "error_allowed", "error_refused", "charged", "free", "refunded",
 		"lost", "uncertain", "expired", "fetched", "returned", "checks", "charges",
-		redis.KindTimeout, redis.KindConnection, redis.KindBreaker, redis.KindOverload, redis.KindLoading, redis.KindReadOnly,
+		redis.KindTimeout, redis.KindConnection, redis.KindBreaker, redis.KindOverload, redis.KindLoading, redis.KindBusy, redis.KindReadOnly,
 		redis.KindMemory, redis.KindMisconf, redis.KindAuth, redis.KindForeignData, redis.KindUnfound, redis.KindOther,
 		string(store.RolePrimary), string(store.RoleReplica),
 	}

@@ -1,5 +1,4 @@
--- Bundle: the end of a script that is run for several buckets in one call, where
--- run is the script for one.
+-- Bundle: the end of a script that is run for several buckets in one call.
 -- KEYS     the buckets
 -- ARGV[1]  what is done to each of them, as for one
 -- ARGV[2]  the numbers for each, one after the other, as many for all
@@ -8,14 +7,13 @@
 local key, arguments, replies, failed = {}, { ARGV[1] }, {}, false
 local size, sub, pcall = #ARGV[2] / #KEYS, string.sub, pcall
 for i = 1, #KEYS do
-  key[1], arguments[2] = KEYS[i], sub(ARGV[2], (i - 1) * size + 1, i * size)
+  key[1], arguments[2], wrote = KEYS[i], sub(ARGV[2], (i - 1) * size + 1, i * size), false
   -- What is wrong with one bucket is no matter of the others. Among other replies
-  -- clients take an error for one only if its first word is ERR: go-redis has types
-  -- for the other words, at which it stops reading.
+  -- go-redis stops reading at an error that begins with a word for which it has a
+  -- type, such as READONLY; for those of the guard it has none.
   local ok, reply = pcall(run, key, arguments)
   if not ok or type(reply) == 'table' then
-    local text = type(reply) == 'table' and reply.err or tostring(reply)
-    reply, failed = redis.error_reply('ERR ' .. string.gsub(text, '^%-', '')), true
+    reply, failed = failure(reply), true
   end
   replies[i] = reply
 end

@@ -21,6 +21,8 @@ if op == 'check' or op == 'penalize' then
 end
 
 local n = math.min(cost, most, 100000)
+-- A server that is full refuses no write after this one: leases are few, and have
+-- to be renewed.
 call('ZREMRANGEBYSCORE', key, '-inf', now)
 if op == 'refund' then
   members(n, ARGV[3])
@@ -29,6 +31,10 @@ local used, spent = call('ZCARD', key), 0
 if op == 'charge' or op == 'take' and used + cost <= capacity then
   spent = 1
   if n > 0 then
+    if used == 0 then
+      -- A bucket is not made that would never expire.
+      assert(redis.acl_check_cmd('PEXPIRE', key, 1), 'NOPERM the user may not run pexpire')
+    end
     used = used + members(n, ARGV[3], now + window)
     -- The bucket outlives what it says: expiry cleans up, a second later.
     call('PEXPIRE', key, math.ceil(window / 1000) + 1001)

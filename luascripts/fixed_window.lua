@@ -44,7 +44,7 @@ if open and op == 'charge' then
   count = call('HINCRBY', key, 'c', amount)
   -- The count stops at 2^53-1, the last integer a double holds exactly.
   if count > 9007199254740991 then
-    count = 9007199254740991
+    count, wrote = 9007199254740991, true
     call('HSET', key, 'c', count)
   end
   return struct.pack('<ddddd', now, 1, count, reset, penalty)
@@ -71,7 +71,10 @@ local function begin(spent)
   if align > 0 then
     reset = reset - math.fmod(now, window)
   end
+  -- A bucket is not made that would never expire.
+  assert(redis.acl_check_cmd('PEXPIRE', key, 1), 'NOPERM the user may not run pexpire')
   call('HSET', key, 'c', count, 'r', reset)
+  wrote = true
   call('PEXPIRE', key, lifetime(math.max(reset, penalty)))
 end
 
@@ -110,8 +113,11 @@ elseif penalty <= now then
     return foreign
   end
   penalty = cost
+  local short = call('PTTL', key) < lifetime(penalty)
+  assert(redis.acl_check_cmd('PEXPIRE', key, 1), 'NOPERM the user may not run pexpire')
   call('HSET', key, 'p', penalty)
-  if call('PTTL', key) < lifetime(penalty) then
+  wrote = true
+  if short then
     call('PEXPIRE', key, lifetime(penalty))
   end
 end

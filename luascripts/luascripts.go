@@ -5,39 +5,58 @@ package luascripts
 
 import _ "embed"
 
-// The scripts.
+// The scripts for one bucket.
 var (
-	//go:embed fixed_window.lua
-	FixedWindow string
+	FixedWindow   = script(fixedWindow, single)
+	SlidingWindow = script(slidingWindow, single)
+	GCRA          = script(gcra, single)
+	SlidingLog    = script(members+slidingLog, single)
+	Concurrency   = script(members+concurrency, single)
+)
 
-	//go:embed sliding_window.lua
-	SlidingWindow string
+// The scripts for several buckets in one call, of those that take nothing but an
+// operation and numbers. The file bundle.lua says what they take and reply.
+var (
+	FixedWindowBundle   = script(fixedWindow, bundle)
+	SlidingWindowBundle = script(slidingWindow, bundle)
+	GCRABundle          = script(gcra, bundle)
+)
 
-	//go:embed gcra.lua
-	GCRA string
+// The parts of the scripts.
+var (
+	//go:embed head.lua
+	head string
 
-	// SlidingLog is complete with what it shares.
-	SlidingLog = members + slidingLog
+	//go:embed guard.lua
+	guard string
 
-	// Concurrency is complete with what it shares.
-	Concurrency = members + concurrency
+	//go:embed single.lua
+	single string
+
+	//go:embed bundle.lua
+	bundle string
 
 	//go:embed members.lua
 	members string
+
+	//go:embed fixed_window.lua
+	fixedWindow string
+
+	//go:embed sliding_window.lua
+	slidingWindow string
+
+	//go:embed gcra.lua
+	gcra string
 
 	//go:embed sliding_log.lua
 	slidingLog string
 
 	//go:embed concurrency.lua
 	concurrency string
-
-	//go:embed bundle.lua
-	bundle string
 )
 
-// Bundle makes of a script for one bucket, which takes nothing but an operation
-// and numbers, one for several buckets. The file bundle.lua says what it takes and
-// replies.
-func Bundle(script string) string {
-	return "local function run(KEYS, ARGV)\n" + script + "\nend\n" + bundle
+// script makes a function of what is done with one bucket, and ends with what
+// runs it.
+func script(body, end string) string {
+	return head + "local function run(KEYS, ARGV)\n" + body + "\nend\n" + guard + end
 }

@@ -5,10 +5,9 @@
 -- how many were new, or were there.
 local function members(n, id, score)
   if n == 1 then
-    if score then
-      return redis.call('ZADD', KEYS[1], score, id)
-    end
-    return redis.call('ZREM', KEYS[1], id)
+    local sum = score and redis.call('ZADD', KEYS[1], score, id) or redis.call('ZREM', KEYS[1], id)
+    wrote = true
+    return sum
   end
   local sum, done = 0, 0
   while done < n do
@@ -21,7 +20,7 @@ local function members(n, id, score)
       args[#args + 1] = part == 0 and id or id .. string.format(':%05d', part)
     end
     sum = sum + redis.call(score and 'ZADD' or 'ZREM', KEYS[1], unpack(args))
-    done = last
+    done, wrote = last, true
   end
   return sum
 end

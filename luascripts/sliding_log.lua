@@ -34,15 +34,21 @@ local need, spent, other = cost, 0, 0
 if op == 'charge' or op == 'take' and used + cost <= capacity then
   need, spent = 0, 1
   if n > 0 then
+    if used == 0 then
+      -- A bucket is not made that would never expire.
+      assert(redis.acl_check_cmd('PEXPIRE', key, 1), 'NOPERM the user may not run pexpire')
+    end
+    -- A server that is full refuses what adds, but not after a write that does not.
+    members(n, ARGV[3], now)
+    -- The bucket outlives what it says: expiry cleans up, a second later.
+    call('PEXPIRE', key, math.ceil(window / 1000) + 1001)
     call('ZREMRANGEBYSCORE', key, '-inf', now - window)
-    used = used + members(n, ARGV[3], now)
+    used = call('ZCARD', key)
     local excess = used - most
     if excess > 0 then
       call('ZREMRANGEBYRANK', key, 0, excess - 1)
       used = used - excess
     end
-    -- The bucket outlives what it says: expiry cleans up, a second later.
-    call('PEXPIRE', key, math.ceil(window / 1000) + 1001)
   end
   local last = used > 0 and call('ZRANGE', key, -math.min(n + 1, used), -1, 'WITHSCORES') or {}
   for i = #last - 1, 1, -2 do

@@ -9,6 +9,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 )
 
 // MaxInteger is the largest integer, 2^53-1, that the arithmetic of every
@@ -18,6 +19,10 @@ const MaxInteger = 1<<53 - 1
 // ErrNotExecuted is the error, possibly wrapped, of an operation that surely did not
 // run: the backend was not reached, or it said that it did nothing.
 var ErrNotExecuted = errors.New("not executed")
+
+// ErrFinal is an [ErrNotExecuted] of an operation that would fail again: the backend
+// refuses it for what it is, and not for a state that passes.
+var ErrFinal = fmt.Errorf("%w, and trying again does not help", ErrNotExecuted)
 
 // ErrUncertain is the error, possibly wrapped, of an operation that spends or
 // gives back and whose outcome is unknown, because the backend was asked and

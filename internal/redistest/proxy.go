@@ -18,8 +18,7 @@ import (
 // one passes everything. Its methods are safe for concurrent use; while a client
 // does not read the bytes that are on their way to it, they may have to wait.
 type Proxy struct {
-	upstream string
-	port     *port
+	port *port
 
 	// Connections are accepted here and not by Toxiproxy because it cannot cut
 	// them without refusing new ones for a moment.
@@ -36,6 +35,7 @@ type Proxy struct {
 	replyLimit atomic.Int64
 
 	mu       sync.Mutex
+	upstream string       // the server that new connections go to
 	listener net.Listener // nil while the proxy is down
 	closed   bool
 	sessions map[*session]struct{}
@@ -83,6 +83,14 @@ func StartProxy(tb testing.TB, upstream string) *Proxy {
 // Addr is the proxy's address, "127.0.0.1:port". It never changes.
 func (p *Proxy) Addr() string {
 	return p.port.addr()
+}
+
+// PointTo makes new connections go to another server, as when a virtual IP moves.
+// The connections that exist stay with theirs.
+func (p *Proxy) PointTo(upstream string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.upstream = upstream
 }
 
 // Cut closes all connections that the proxy has accepted. It goes on accepting
@@ -185,7 +193,7 @@ func (p *Proxy) accept(listener net.Listener) {
 		p.mu.Lock()
 		if p.listener == listener {
 			p.sessions[s] = struct{}{}
-			go p.connect(s)
+			go p.connect(s, p.upstream)
 		} else {
 			client.Close()
 		}
@@ -194,8 +202,8 @@ func (p *Proxy) accept(listener net.Listener) {
 }
 
 // connect makes the connection to the server and lets bytes flow.
-func (p *Proxy) connect(s *session) {
-	server, err := net.DialTimeout("tcp", p.upstream, patience)
+func (p *Proxy) connect(s *session, upstream string) {
+	server, err := net.DialTimeout("tcp", upstream, patience)
 	if err != nil {
 		s.client.Close()
 		p.forget(s)

@@ -160,6 +160,29 @@ func TestProxyShowsNoGaps(t *testing.T) {
 	}
 }
 
+// TestProxyPointsElsewhere for connections that are made from then on.
+func TestProxyPointsElsewhere(t *testing.T) {
+	before, after := redistest.Start(t), redistest.Start(t)
+	for name, s := range map[string]*redistest.Server{"before": before, "after": after} {
+		if err := s.Client().Set(t.Context(), "name", name, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	proxy := redistest.StartProxy(t, before.Addr())
+	old := clientOf(t, proxy).Conn()
+	defer old.Close()
+	require := func(c goredis.Cmdable, want string) {
+		t.Helper()
+		if name, err := c.Get(t.Context(), "name").Result(); name != want || err != nil {
+			t.Errorf("a connection leads to the server %q, error %v, want %q", name, err, want)
+		}
+	}
+	require(old, "before")
+	proxy.PointTo(after.Addr())
+	require(clientOf(t, proxy), "after")
+	require(old, "before")
+}
+
 func TestProxyCut(t *testing.T) {
 	s := redistest.Start(t)
 	proxy := redistest.StartProxy(t, s.Addr())

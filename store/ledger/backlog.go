@@ -78,7 +78,7 @@ func (b *Books) try(batch []*entry) bool {
 	left.Store(int64(len(reqs)))
 	finished := make(chan struct{})
 	l.store.ChargeReported(reqs, func(i int, st store.State) {
-		if st.Err != nil && !errors.Is(st.Err, store.ErrUncertain) {
+		if errors.Is(st.Err, store.ErrNotExecuted) && !errors.Is(st.Err, store.ErrFinal) {
 			refused.Add(1)
 		}
 		l.delivered(owing[i], &reqs[i], &st)

@@ -226,6 +226,9 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State) []store.R
 		// It counts here as spent until the primary says otherwise.
 		e.suspect(r, cost, now+e.clock)
 		l.lose(r.ClientKey, requests, st.Err)
+	case errors.Is(st.Err, store.ErrFinal):
+		e.silent = true
+		l.lose(r.ClientKey, requests, st.Err)
 	default:
 		e.silent = true
 		l.putBack(e, r, requests)

@@ -2,12 +2,14 @@ package redis
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// The life of a call: it waits, then it is either sent or abandoned.
+// The life of a call: it waits, then it is either sent or abandoned. One of which
+// nothing ran may wait again.
 const (
 	callQueued int32 = iota
 	callSent
@@ -25,6 +27,8 @@ type call struct {
 	done chan struct{}
 	// detached, if set, is run in place of signalling done.
 	detached func(*call)
+	// tries is how often it was sent and refused.
+	tries int
 	// room is that of the first command, if it is a script's.
 	room scriptCommand
 }
@@ -42,17 +46,51 @@ func newCall(deadline time.Time) *call {
 func (c *call) release() {
 	clear(c.cmds)
 	c.cmds = c.cmds[:0]
-	c.detached = nil
+	c.detached, c.tries = nil, 0
 	c.room = scriptCommand{}
 	c.state.Store(callQueued)
 	callPool.Put(c)
 }
 
-// fail finishes c without having run it.
+// claim makes c the worker's, and reports whether somebody wants it still.
+func (c *call) claim() bool {
+	// One that was sent before has commands that did not run, whoever waits.
+	return c.state.CompareAndSwap(callQueued, callSent) || c.state.Load() == callSent
+}
+
+// isOpen reports whether some command has no outcome yet, or one that another try
+// may change.
+func (c *call) isOpen() bool { return slices.ContainsFunc(c.cmds, (*command).isOpen) }
+
+// reopen makes c wait for another try. Where nothing of it ran, whoever waits for
+// it may abandon it.
+func (c *call) reopen() {
+	c.tries++
+	if !slices.ContainsFunc(c.cmds, func(cmd *command) bool { return !cmd.isOpen() }) {
+		c.state.Store(callQueued)
+	}
+}
+
+// appendOpen appends the commands of c that are to be sent.
+func (c *call) appendOpen(cmds []*command) []*command {
+	if c.tries == 0 {
+		return append(cmds, c.cmds...)
+	}
+	for _, cmd := range c.cmds {
+		if cmd.isOpen() {
+			cmds = append(cmds, cmd)
+		}
+	}
+	return cmds
+}
+
+// fail finishes c without having run what is open.
 func (c *call) fail(err error) {
 	err = notExecuted(err)
 	for _, cmd := range c.cmds {
-		cmd.outcome = err
+		if c.tries == 0 || cmd.isOpen() {
+			cmd.outcome = err
+		}
 	}
 	c.finish()
 }

@@ -63,7 +63,7 @@ func newClient(addr string, opts *ShardOptions, persistent bool) *goredis.Client
 		// A server that wants a password closes a connection that sends it a bundle
 		// without one, and then nobody knows what ran. What else it may say to this
 		// is not what was asked for.
-		if err := cn.Ping(ctx).Err(); err != nil && (!isRefusal(err) || goredis.IsAuthError(err)) {
+		if err := cn.Ping(ctx).Err(); err != nil && (!isRefusal(err) || says(err, shut)) {
 			return fmt.Errorf("ping at connecting: %w", err)
 		}
 		if len(opts.Cluster) > 0 && !persistent {

@@ -86,7 +86,7 @@ func (s *Shard) serverFigures(role store.Role, lanes ...*lane) store.Server {
 }
 
 func (l *lane) figures() store.Lane {
-	pool := l.client.PoolStats()
+	pool := l.client.Load().PoolStats()
 	f := store.Lane{
 		Purpose: string(RoleChecks),
 		Breaker: l.breaker.State().String(),

@@ -228,7 +228,7 @@ func (s *Shard) directly(at *servers, run func(c goredis.UniversalClient) error)
 	if s.cluster != nil {
 		err = run(s.cluster.redirects)
 	} else {
-		err = run(at.checks.client)
+		err = run(at.checks.client.Load())
 	}
 	at.checks.fault.note(err)
 	reported(err)

@@ -29,7 +29,7 @@ const infoTimeout = time.Second
 func (l *lane) info(ctx context.Context, sections ...string) (info, error) {
 	ctx, cancel := context.WithTimeout(ctx, infoTimeout)
 	defer cancel()
-	text, err := l.client.Info(ctx, sections...).Result()
+	text, err := l.client.Load().Info(ctx, sections...).Result()
 	if err != nil {
 		return nil, fmt.Errorf("ask %s for INFO: %w", l.addr, err)
 	}

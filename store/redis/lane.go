@@ -28,9 +28,12 @@ const (
 	// replyPatience is how long, beyond its deadline, the reply to a charge is
 	// waited for. Nobody else waits, and to give up is not to know.
 	replyPatience = 2 * time.Second
-	// retryPause is how long a worker waits before it sends again what a
-	// server refused.
-	retryPause = 10 * time.Millisecond
+	// retryPause is how long a call waits that a server refused, before it is sent
+	// again. It doubles with each refusal, so often at most.
+	retryPause    = 10 * time.Millisecond
+	mostDoublings = 4
+	// reconnectPause is how often at most connections are replaced.
+	reconnectPause = 100 * time.Millisecond
 	// breakerPause is how long a server is left out whose pipelines fail in a
 	// row. It takes one more than there are connections, for these can all be
 	// cut at once while the server is well.
@@ -40,14 +43,17 @@ const (
 // lane is the way to one server for one purpose: a client, a queue, and the
 // workers that turn what is queued into pipelines.
 type lane struct {
-	shard   *Shard
-	addr    string
-	client  *goredis.Client
-	breaker *gobreaker.TwoStepCircuitBreaker[any]
-	queue   *queue
-	batch   int
-	// persistent makes the workers repeat, until its deadline, what the
-	// server surely did not run.
+	shard *Shard
+	addr  string
+	// client has the connections. It is replaced when these lead to a server that is
+	// no primary any more; reconnected is when, in nanoseconds since 1970.
+	client      atomic.Pointer[goredis.Client]
+	reconnected atomic.Int64
+	breaker     *gobreaker.TwoStepCircuitBreaker[any]
+	queue       *queue
+	batch       int
+	// persistent makes what the server surely did not run be sent again, until its
+	// deadline.
 	persistent bool
 	workers    sync.WaitGroup
 	// gathering is held by the worker that waits for the next batch.
@@ -83,12 +89,12 @@ func newLane(s *Shard, addr string, persistent bool) *lane {
 	l := &lane{
 		shard:      s,
 		addr:       addr,
-		client:     newClient(addr, opts, persistent),
 		queue:      newQueue(queueLimit),
 		flight:     make(chan struct{}, 1),
 		batch:      1,
 		persistent: persistent,
 	}
+	l.client.Store(newClient(addr, opts, persistent))
 	l.breaker = gobreaker.NewTwoStepCircuitBreaker[any](gobreaker.Settings{
 		Timeout:       breakerPause,
 		ReadyToTrip:   func(c gobreaker.Counts) bool { return int(c.ConsecutiveFailures) > opts.connections() },
@@ -157,7 +163,7 @@ func (l *lane) close(ctx context.Context) {
 	// Closing the client ends what waits for a reply.
 	end := sync.OnceFunc(func() {
 		l.end()
-		_ = l.client.Close()
+		_ = l.client.Load().Close()
 	})
 	defer context.AfterFunc(ctx, end)()
 	l.workers.Wait()
@@ -235,21 +241,24 @@ func (l *lane) takeOff() bool {
 	}
 }
 
-// run gives every call of the batch its outcome. cmds is scratch space.
+// run gives every call of the batch its outcome, or makes it wait for another try.
+// cmds is scratch space.
 func (l *lane) run(batch []*call, cmds []*command) {
 	now := time.Now()
 	var last time.Time
 	live := batch[:0]
 	for _, c := range batch {
 		switch {
-		case !c.state.CompareAndSwap(callQueued, callSent):
+		case !c.claim():
 		case l.life.Err() != nil:
 			c.fail(fmt.Errorf("redis %s: %w", l.addr, errClosed))
 		case !c.deadline.After(now) && !l.persistent:
 			c.fail(fmt.Errorf("redis %s: %w", l.addr, ErrTimeout))
+		case !c.deadline.After(now) && c.tries > 0:
+			c.finish()
 		default:
 			live = append(live, c)
-			cmds = append(cmds, c.cmds...)
+			cmds = c.appendOpen(cmds)
 			if c.deadline.After(last) {
 				last = c.deadline
 			}
@@ -275,26 +284,26 @@ func (l *lane) run(batch []*call, cmds []*command) {
 	l.pace.Add((int64(time.Since(now)) - l.pace.Load()) / 8)
 	if elsewhere := l.redirected(cmds); len(elsewhere) > 0 {
 		// Who has his answer does not wait for another node.
-		live, cmds = l.finishSettled(live)
+		live = l.concludeSettled(live)
 		l.redirect(ctx, elsewhere)
 	}
-	for l.persistent {
-		again := cmds[:0]
-		for _, cmd := range cmds {
-			if cmd.mayRunLater() {
-				again = append(again, cmd)
-			}
-		}
-		// The last try leaves time to tell whoever waits how it ended.
-		if cmds = again; len(cmds) == 0 || time.Until(last) < 2*retryPause || !pause(ctx, retryPause) || time.Until(last) < 0 {
-			break
-		}
-		l.send(ctx, cmds)
-		l.redirect(ctx, l.redirected(cmds))
-	}
 	for _, c := range live {
-		c.finish()
+		l.conclude(c)
 	}
+}
+
+// conclude finishes a call, or makes it wait for another try: apart from the others
+// of its pipeline and from the worker.
+func (l *lane) conclude(c *call) {
+	left := time.Until(c.deadline)
+	// The last try leaves time to tell whoever waits how it ended.
+	if !l.persistent || left < 2*retryPause || l.life.Err() != nil || !c.isOpen() {
+		c.finish()
+		return
+	}
+	after := min(retryPause<<min(c.tries, mostDoublings), left-retryPause)
+	c.reopen()
+	l.queue.putBack(c, after)
 }
 
 // pause waits, and tells whether ctx is still alive.
@@ -309,10 +318,29 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
+// reconnect makes calls use new connections, for a name or a virtual IP may lead to
+// another server by now. What is on its way ends on the old ones.
+func (l *lane) reconnect() {
+	last, now := l.reconnected.Load(), time.Now().UnixNano()
+	if now-last < int64(reconnectPause) || !l.reconnected.CompareAndSwap(last, now) {
+		return
+	}
+	old := l.client.Swap(newClient(l.addr, &l.shard.opts, l.persistent))
+	l.shard.retired.Go(func() {
+		// Whoever has chosen them already may use them still.
+		for pause(l.life, retirePause) {
+			if used := old.PoolStats(); used.TotalConns == used.IdleConns {
+				break
+			}
+		}
+		_ = old.Close()
+	})
+}
+
 // warm connects and brings the scripts, so that the first call does not have
 // to wait for that. What goes wrong will be said by the call that needs it.
 func (l *lane) warm(ctx context.Context) {
-	pipe := l.client.Pipeline()
+	pipe := l.client.Load().Pipeline()
 	for _, s := range allScripts {
 		s.load(ctx, pipe)
 	}
@@ -321,7 +349,7 @@ func (l *lane) warm(ctx context.Context) {
 
 // load gives the server the scripts of cmds.
 func (l *lane) load(ctx context.Context, cmds []*command) error {
-	pipe := l.client.Pipeline()
+	pipe := l.client.Load().Pipeline()
 	loaded := map[*script]bool{}
 	for _, cmd := range cmds {
 		if !loaded[cmd.script] {
@@ -333,7 +361,7 @@ func (l *lane) load(ctx context.Context, cmds []*command) error {
 		err = fmt.Errorf("redis %s: load scripts: %w", l.addr, err)
 		for _, cmd := range cmds {
 			// They were refused, so they are as good as never sent.
-			cmd.sent, cmd.outcome = false, notExecuted(err)
+			cmd.sent, cmd.outcome = false, refused(err)
 		}
 		return err
 	}

@@ -22,7 +22,7 @@ func TestConnectionsThatAreAllCutLeaveNoServerOut(t *testing.T) {
 	s := newStore(t, shard, nil)
 	waitUntilUp(t, s)
 	// While one connection is taken, the check makes the other.
-	taken := shard.owner(0).checks.client.Conn()
+	taken := shard.owner(0).checks.client.Load().Conn()
 	must(t, taken.Ping(t.Context()).Err())
 	must(t, s.Check(t.Context(), ask("k"))[0].Err)
 	must(t, taken.Close())

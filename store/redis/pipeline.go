@@ -22,11 +22,11 @@ func (l *lane) send(ctx context.Context, cmds []*command) {
 		return
 	}
 	fault := l.pipeline(ctx, cmds)
-	if crossing := withOutcome(cmds, isCrossSlot); len(crossing) > 0 {
+	if crossing := withOutcome(cmds, splitting); len(crossing) > 0 {
 		l.splits.Store(true)
 		fault = l.pipeline(ctx, crossing)
 	}
-	if unknown := withOutcome(cmds, isNoScript); len(unknown) > 0 {
+	if unknown := withOutcome(cmds, scriptless); len(unknown) > 0 {
 		if fault = l.load(ctx, unknown); fault == nil {
 			fault = l.pipeline(ctx, unknown)
 		}
@@ -53,10 +53,15 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 	}
 	err := l.exec(ctx, cmds)
 	at := time.Now()
+	var demoted bool
 	for _, cmd := range cmds {
 		if l.settle(cmd, err); isServerFault(cmd.outcome) {
 			fault = cmd.outcome
 		}
+		demoted = demoted || says(cmd.outcome, elsewhere)
+	}
+	if demoted {
+		l.shard.reconnect(l.addr)
 	}
 	if teller != nil && teller.outcome == nil {
 		if reply := teller.integers(); len(reply) > 0 && reply[placeOfNow] != 0 {
@@ -69,13 +74,13 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 // exec sends cmds in one go. A single one needs no pipeline.
 func (l *lane) exec(ctx context.Context, cmds []*command) error {
 	if len(cmds) == 1 {
-		return l.client.Process(ctx, cmds[0])
+		return l.client.Load().Process(ctx, cmds[0])
 	}
 	var bundles []*bundle
 	if l.canBundle() {
 		bundles, cmds = newBundles(cmds)
 	}
-	pipe := l.client.Pipeline()
+	pipe := l.client.Load().Pipeline()
 	for _, b := range bundles {
 		_ = pipe.Process(ctx, b)
 	}
@@ -100,10 +105,10 @@ func (l *lane) settle(cmd *command, execErr error) {
 	cmd.outcome = fmt.Errorf("redis %s: %w", l.addr, cmd.outcome)
 }
 
-// withOutcome are those whose outcome is such an error.
-func withOutcome(cmds []*command, is func(error) bool) (some []*command) {
+// withOutcome returns those that were answered with a reply that has the hint.
+func withOutcome(cmds []*command, h hint) (some []*command) {
 	for _, cmd := range cmds {
-		if cmd.outcome != nil && is(cmd.outcome) {
+		if cmd.outcome != nil && says(cmd.outcome, h) {
 			some = append(some, cmd)
 		}
 	}

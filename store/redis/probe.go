@@ -36,7 +36,7 @@ func (l *lane) ping(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	err = l.client.Ping(ctx).Err()
+	err = l.client.Load().Ping(ctx).Err()
 	l.fault.note(err)
 	reported(err)
 }

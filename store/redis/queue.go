@@ -1,6 +1,9 @@
 package redis
 
-import "sync"
+import (
+	"sync"
+	"time"
+)
 
 // queue holds calls until a worker takes them. It is bounded, and its memory
 // grows only as far as it is used.
@@ -12,6 +15,8 @@ type queue struct {
 	head   int
 	limit  int
 	closed bool
+	// away is how many were put back and are not here yet.
+	away int
 }
 
 func newQueue(limit int) *queue {
@@ -27,7 +32,7 @@ func (q *queue) put(c *call) error {
 	if q.closed {
 		return errClosed
 	}
-	if len(q.calls)-q.head >= q.limit {
+	if len(q.calls)-q.head+q.away >= q.limit {
 		return errOverload
 	}
 	if q.head > 0 && len(q.calls) == cap(q.calls) {
@@ -43,6 +48,24 @@ func (q *queue) put(c *call) error {
 	return nil
 }
 
+// putBack adds a call that was taken, after a pause: however many wait, and even if
+// the queue is closed meanwhile.
+func (q *queue) putBack(c *call, after time.Duration) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.away++
+	time.AfterFunc(after, func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.away--
+		q.calls = append(q.calls, c)
+		q.filled.Signal()
+		if q.closed && q.away == 0 {
+			q.filled.Broadcast()
+		}
+	})
+}
+
 // wait waits for a call, and returns false once the queue is closed and empty.
 func (q *queue) wait() bool {
 	q.mu.Lock()
@@ -52,7 +75,7 @@ func (q *queue) wait() bool {
 
 func (q *queue) await() bool {
 	for len(q.calls) == q.head {
-		if q.closed {
+		if q.closed && q.away == 0 {
 			return false
 		}
 		q.filled.Wait()
@@ -83,7 +106,7 @@ func (q *queue) take(batch []*call, limit int) []*call {
 func (q *queue) len() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.calls) - q.head
+	return len(q.calls) - q.head + q.away
 }
 
 // close lets the workers end once they have taken what is there.

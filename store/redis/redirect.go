@@ -49,18 +49,15 @@ func (l *lane) redirect(ctx context.Context, elsewhere []*command) {
 	}
 }
 
-// finishSettled finishes those calls whose commands all have their outcome, and
-// returns the others with their commands.
-func (l *lane) finishSettled(calls []*call) (open []*call, cmds []*command) {
+// concludeSettled concludes those calls that were not redirected, and returns the
+// others.
+func (l *lane) concludeSettled(calls []*call) (open []*call) {
 	for _, c := range calls {
-		if slices.ContainsFunc(c.cmds, func(cmd *command) bool {
-			return cmd.isRedirected() || l.persistent && cmd.mayRunLater()
-		}) {
+		if slices.ContainsFunc(c.cmds, (*command).isRedirected) {
 			open = append(open, c)
-			cmds = append(cmds, c.cmds...)
 			continue
 		}
-		c.finish()
+		l.conclude(c)
 	}
-	return open, cmds
+	return open
 }

@@ -20,10 +20,10 @@ type script struct {
 }
 
 var (
-	scriptFixedWindow   = newBundled(luascripts.FixedWindow)
-	scriptSlidingWindow = newBundled(luascripts.SlidingWindow)
+	scriptFixedWindow   = newBundled(luascripts.FixedWindow, luascripts.FixedWindowBundle)
+	scriptSlidingWindow = newBundled(luascripts.SlidingWindow, luascripts.SlidingWindowBundle)
 	scriptSlidingLog    = newScript(luascripts.SlidingLog)
-	scriptGCRA          = newBundled(luascripts.GCRA)
+	scriptGCRA          = newBundled(luascripts.GCRA, luascripts.GCRABundle)
 	scriptConcurrency   = newScript(luascripts.Concurrency)
 )
 
@@ -34,9 +34,9 @@ func newScript(source string) *script {
 	return &script{source: source, sha: hex.EncodeToString(sum[:])}
 }
 
-func newBundled(source string) *script {
+func newBundled(source, bundle string) *script {
 	s := newScript(source)
-	s.bundle = newScript(luascripts.Bundle(source))
+	s.bundle = newScript(bundle)
 	return s
 }
 

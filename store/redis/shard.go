@@ -252,6 +252,19 @@ func (s *Shard) laneTo(addr string, persistent bool) *lane {
 	return l
 }
 
+// reconnect replaces all connections to a server that says it is no primary.
+// go-redis drops just the one it hears that on, and only from the first reply of a
+// pipeline that begins with READONLY.
+func (s *Shard) reconnect(addr string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for key, l := range s.lanes {
+		if key.addr == addr {
+			l.reconnect()
+		}
+	}
+}
+
 // retirePause is how long connections stay after nobody shall use them any
 // more, for the sake of calls that have chosen them already.
 const retirePause = time.Second

@@ -1,0 +1,69 @@
+package redis
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// TestRefusedChargeDelaysNoOther: a server that is full refuses to open a window
+// and refunds what is there to be refunded of none.
+func TestRefusedChargeDelaysNoOther(t *testing.T) {
+	bothWays(t, func(t *testing.T, plain bool) {
+		const good = 50
+		server := redistest.Start(t)
+		shard := newShard(t, ShardOptions{Primary: server.Addr(), NoPipelining: plain, PoolSize: 1})
+		s := newStore(t, shard, nil)
+		must(t, s.Charge(t.Context(), ask("probe"))[0].Err)
+		must(t, server.Client().Do(t.Context(), serverRefusals["OOM"].refuse...).Err())
+
+		reqs := []store.Request{{Limit: hourly, ClientKey: "refused", Events: 10, Cost: 1}}
+		for i := range good {
+			reqs = append(reqs, store.Request{Limit: freeOfCharge, ClientKey: fmt.Sprint("good", i), Events: 10, Cost: 0})
+		}
+		refused, answered := make(chan store.State, 1), make(chan store.State, 2*good)
+		report := func(i int, st store.State) {
+			if i == 0 {
+				refused <- st
+			} else {
+				answered <- st
+			}
+		}
+		s.ChargeReported(reqs, report)
+		// These come later, and there is one connection.
+		s.ChargeReported(reqs[1:], func(i int, st store.State) { report(i+1, st) })
+		for range 2 * good {
+			select {
+			case st := <-answered:
+				must(t, st.Err)
+			case st := <-refused:
+				t.Fatalf("the charge that is refused ends before others that are not: %v", st.Err)
+			}
+		}
+		must(t, server.Client().Do(t.Context(), serverRefusals["OOM"].mend...).Err())
+		must(t, (<-refused).Err)
+		waitForCount(t, server, "refused", 1)
+	})
+}
+
+// freeOfCharge is a limit under which a charge of nothing writes nothing.
+var freeOfCharge = &store.Limit{Zone: "free", Algorithm: store.GCRA, Window: time.Hour}
+
+// TestRefusedChargeIsGivenUpAtItsDeadline, however long others go on.
+func TestRefusedChargeIsGivenUpAtItsDeadline(t *testing.T) {
+	server := redistest.Start(t)
+	shard := newShard(t, ShardOptions{Primary: server.Addr()})
+	s := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 200 * time.Millisecond })
+	must(t, server.Client().Do(t.Context(), serverRefusals["OOM"].refuse...).Err())
+	told := make(chan error, 1)
+	s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { told <- err }
+	s.ChargeDetached(ask("k"))
+	if err := <-told; !errors.Is(err, store.ErrNotExecuted) || KindOf(err) != KindMemory {
+		t.Errorf("error is %v, want that of a charge that did not run", err)
+	}
+}
