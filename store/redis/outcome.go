@@ -31,7 +31,7 @@ var refusals = []func(error) bool{
 	hasPrefix("LOADING"),
 	hasPrefix("MASTERDOWN"),
 	hasPrefix("NOREPLICAS"),
-	hasPrefix("TRYAGAIN"),
+	isTryAgain,
 	isClusterDown,
 	hasPrefix("OOM"),
 	isMisconfError,
@@ -48,6 +48,7 @@ var (
 	isMisconfError = hasPrefix("MISCONF")
 	isNoScript     = hasPrefix("NOSCRIPT")
 	isCrossSlot    = hasPrefix("CROSSSLOT")
+	isTryAgain     = hasPrefix("TRYAGAIN")
 )
 
 // settleOutcome sets what became of c after a pipeline that returned execErr.
