@@ -105,11 +105,21 @@ type RedisStore struct {
 	open []openShards
 }
 
-// openShards are the keys in shardPool of a store's shards, and what logs what
-// happens to them.
+// openShards are the keys in shardPool of a store's shards, the key in
+// migrationsPool of what was brought to them, if there are previous ones, and what
+// logs what happens to them.
 type openShards struct {
-	keys []string
-	log  *shardLog
+	keys       []string
+	migrations string
+	log        *shardLog
+}
+
+// release ends the use of what is in pools.
+func (o *openShards) release() {
+	releaseShards(o.keys)
+	if o.migrations != "" {
+		_, _ = migrationsPool.Delete(o.migrations)
+	}
 }
 
 // CaddyModule returns the Caddy module information.
@@ -167,20 +177,27 @@ func (s *RedisStore) OpenStore(name string) (store.Store, error) {
 	}
 	var opened openShards
 	shards, connections := make([]pooledShard, len(s.Shards)), map[string]*redis.Shard{}
+	reached := map[string]string{}
 	for i, shard := range s.Shards {
 		pooled, key, err := acquireShard(s.reach(shard))
 		if err != nil {
-			releaseShards(opened.keys)
+			opened.release()
 			return nil, fmt.Errorf("shard %s: %w", shard.Name, err)
 		}
 		shards[i] = pooled
 		opened.keys = append(opened.keys, key)
-		connections[shard.Name] = pooled.Shard
+		connections[shard.Name], reached[shard.Name] = pooled.Shard, key
 	}
 	var err error
 	if config.Members, config.Former, err = s.membersOf(connections); err != nil {
-		releaseShards(opened.keys)
+		opened.release()
 		return nil, err
+	}
+	if len(config.Former) > 0 {
+		if config.Migrations, opened.migrations, err = acquireMigrations(config.Members, config.Former, reached); err != nil {
+			opened.release()
+			return nil, err
+		}
 	}
 	for _, members := range [][]redis.Member{config.Members, config.Former} {
 		for i := range members {
@@ -207,7 +224,7 @@ func (s *RedisStore) CloseStore() {
 	s.open = s.open[1:]
 	s.mu.Unlock()
 	closed.log.stop()
-	releaseShards(closed.keys)
+	closed.release()
 }
 
 // ledgerOptions implements [ledgerConfig].

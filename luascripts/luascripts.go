@@ -1,6 +1,6 @@
 // Package luascripts embeds the scripts by which a Redis store writes, one for
-// each algorithm. Each concerns the bucket in KEYS[1]; its file says what it takes
-// and replies.
+// each algorithm, and those that bring a bucket to another server. Each concerns
+// the bucket in KEYS[1]; its file says what it takes and replies.
 package luascripts
 
 import _ "embed"
@@ -35,6 +35,14 @@ var (
 
 	//go:embed bundle.lua
 	bundle string
+
+	// Dump and Restore bring a bucket to another server.
+
+	//go:embed dump.lua
+	Dump string
+
+	//go:embed restore.lua
+	Restore string
 
 	//go:embed members.lua
 	members string

@@ -57,6 +57,16 @@ func (k bucketKeys) key(limit *store.Limit, clientKey string) string {
 	return string(b)
 }
 
+// markOf returns the key that keeps a bucket from being brought from its former
+// owner. It is in the bucket's slot, whoever spreads keys by their hash tags, and
+// is no key of a bucket, for no prefix has a #.
+func (k bucketKeys) markOf(bucket string) string {
+	if k.tagged {
+		return k.prefix + ":#" + bucket
+	}
+	return k.prefix + ":#{" + bucket + "}"
+}
+
 // slot is that of a client key's buckets in a Redis Cluster.
 func (k bucketKeys) slot(clientKey string) uint16 {
 	var scratch [plainKeyLimit]byte

@@ -22,7 +22,10 @@ type call struct {
 	cmds []*command
 	// began is when it was made.
 	began, deadline time.Time
-	state           atomic.Int32
+	// fair is how long its server is given to answer, at least, however little is
+	// left until the deadline: by less it is not judged.
+	fair  time.Duration
+	state atomic.Int32
 	// done has room for one value, so that finishing never blocks.
 	done chan struct{}
 	// detached, if set, is run in place of signalling done.
@@ -37,7 +40,7 @@ var callPool = sync.Pool{New: func() any { return &call{done: make(chan struct{}
 
 func newCall(deadline time.Time) *call {
 	c := callPool.Get().(*call)
-	c.began, c.deadline = time.Now(), deadline
+	c.began, c.deadline, c.fair = time.Now(), deadline, 0
 	return c
 }
 

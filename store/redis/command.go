@@ -91,6 +91,18 @@ func newRead(word any, key string, rest ...any) *command {
 	return &c.command
 }
 
+// newScriptCall returns a call of a script that it does no harm to repeat, with the
+// arguments that it takes.
+func newScriptCall(s *script, word any, keys []string, args ...any) *command {
+	c := &command{script: s, firstKey: 3, reads: true, args: []any{word, s.sha, len(keys)}}
+	for _, key := range keys {
+		c.args = append(c.args, key)
+	}
+	c.args = append(c.args, args...)
+	c.renew()
+	return c
+}
+
 // Where in a script's words are the command's name and the operation.
 const (
 	placeOfWord      = 0
@@ -122,10 +134,7 @@ func (c *scriptCommand) addID(id string) {
 // renew makes c ready to be sent, again.
 func (c *command) renew() {
 	if c.script != nil {
-		c.packed = c.packed[:0]
-		for _, n := range c.ints {
-			c.packed = binary.LittleEndian.AppendUint64(c.packed, math.Float64bits(float64(n)))
-		}
+		c.packed = appendPacked(c.packed[:0], c.ints...)
 		c.Cmder = goredis.NewStringCmd(context.Background(), c.args...)
 	} else {
 		// Texts, so that a bucket that somebody tampered with spoils its own
@@ -134,6 +143,13 @@ func (c *command) renew() {
 	}
 	c.SetFirstKeyPos(c.firstKey)
 	c.sent, c.outcome = false, nil
+}
+
+func appendPacked(b []byte, numbers ...int64) []byte {
+	for _, n := range numbers {
+		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(float64(n)))
+	}
+	return b
 }
 
 // spellOut makes a call of a script bring the script itself, for a server that

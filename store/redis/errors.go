@@ -71,6 +71,8 @@ const (
 	scriptless
 	// splitting: the server takes only one key in a call, or keys of one slot.
 	splitting
+	// oneKey: the node takes one key at a time, while a slot is on its way to it.
+	oneKey
 )
 
 // meaning is what an error reply means.
@@ -95,7 +97,7 @@ var replies = []struct {
 	{"CLUSTERDOWN", meaning{KindUnfound, later, elsewhere}},
 	{"MOVED ", meaning{KindOther, later, 0}},
 	{"ASK ", meaning{KindOther, later, 0}},
-	{"TRYAGAIN", meaning{KindOther, later, 0}},
+	{"TRYAGAIN", meaning{KindOther, later, oneKey}},
 	// The server refuses writes for now.
 	{"OOM", meaning{KindMemory, later, 0}},
 	{"MISCONF", meaning{KindMisconf, later, 0}},

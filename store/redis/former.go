@@ -2,46 +2,28 @@ package redis
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"sync"
 	"time"
-
-	"github.com/maypok86/otter/v2"
-	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// maxInherited bounds the memory for buckets that were looked for at their
-// former owner: to forget one costs a call.
-const maxInherited = 1_000_000
-
-// mostCopies is how many buckets are brought at the same time: fewer than there
-// are connections, for checks go on meanwhile.
-const mostCopies = DefaultPoolSize / 2
-
 // former are the shards before a resharding. A bucket whose client key has
 // another owner now is copied from its former one before it is first used, and
 // goes on there.
 type former struct {
-	sharder *rendezvous
-	shards  []*Shard
-	names   []string
-	// copying is full while as many buckets are brought as connections can be
-	// spared for that.
-	copying chan struct{}
-	// seen are the buckets, by their key, that were copied or were not there.
-	seen *otter.Cache[string, time.Duration]
+	sharder    *rendezvous
+	shards     []*Shard
+	names      []string
+	migrations *Migrations
 }
 
-func newFormer(members []Member) *former {
-	f := &former{copying: make(chan struct{}, mostCopies), seen: otter.Must(&otter.Options[string, time.Duration]{
-		MaximumSize: maxInherited,
-		// A bucket that was not there for a window cannot come back.
-		ExpiryCalculator: otter.ExpiryCreatingFunc(func(e otter.Entry[string, time.Duration]) time.Duration { return e.Value }),
-	})}
+func newFormer(members []Member, migrations *Migrations) *former {
+	if migrations == nil {
+		migrations = NewMigrations()
+	}
+	f := &former{migrations: migrations}
 	f.sharder, f.shards = shardersOf(members)
 	for _, m := range members {
 		f.names = append(f.names, m.Name)
@@ -79,33 +61,19 @@ func (s *Store) formerOf(clientKey string) *Shard {
 	return was
 }
 
-// anyMoved tells whether some of the client keys had another owner.
-func (s *Store) anyMoved(reqs []store.Request) bool {
-	for i := range reqs {
-		if s.formerOf(reqs[i].ClientKey) != nil {
-			return true
-		}
-	}
-	return false
-}
-
 // moved asks about requests some of which are about buckets that had another
-// owner, once these have been brought to the new one. Leases are not brought,
-// for they end one by one: those at the former owner are counted there.
-func (s *Store) moved(ctx context.Context, op algorithm.Operation, reqs []store.Request, timeout time.Duration, ask func([]store.Request) []store.State) []store.State {
+// owner, once these have been brought to the new one, within timeout in all.
+// Leases are not brought, for they end one by one: those at the former owner are
+// counted there.
+func (s *Store) moved(ctx context.Context, op algorithm.Operation, reqs []store.Request, timeout time.Duration, ask func(context.Context, []store.Request) []store.State) []store.State {
+	arriving, lent := s.arriving(reqs), s.anyLent(op, reqs)
+	if arriving == nil && !lent {
+		return ask(ctx, reqs)
+	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	elsewhere, failed := s.inherit(ctx, op, reqs)
-	var places []int
-	var ready []store.Request
-	for i := range reqs {
-		if failed[i] != nil {
-			continue
-		}
-		r := reqs[i]
-		r.Reserved += elsewhere[i]
-		places, ready = append(places, i), append(ready, r)
-	}
+	elsewhere, failed := s.lent(ctx, op, reqs)
+	ready, places := awaitAll(ctx, arriving, reqs, failed)
 	states := make([]store.State, len(reqs))
 	for i, err := range failed {
 		states[i] = store.State{Err: err}
@@ -113,7 +81,10 @@ func (s *Store) moved(ctx context.Context, op algorithm.Operation, reqs []store.
 	if len(ready) == 0 {
 		return states
 	}
-	for n, st := range ask(ready) {
+	for n, i := range places {
+		ready[n].Reserved += elsewhere[i]
+	}
+	for n, st := range ask(ctx, ready) {
 		if st.Err == nil {
 			st.Used += elsewhere[places[n]]
 			st.Limit += elsewhere[places[n]]
@@ -123,28 +94,68 @@ func (s *Store) moved(ctx context.Context, op algorithm.Operation, reqs []store.
 	return states
 }
 
-// inherit brings buckets from their former owners, and returns how many leases
-// there are still, and what went wrong.
-func (s *Store) inherit(ctx context.Context, op algorithm.Operation, reqs []store.Request) (elsewhere []int64, failed []error) {
+// arriving returns the migrations of the buckets that are not at their owner yet,
+// each at its request's place, having begun those that had not; nil if there are
+// none.
+func (s *Store) arriving(reqs []store.Request) (all []*migration) {
+	for i := range reqs {
+		was := s.formerOf(reqs[i].ClientKey)
+		if was == nil || reqs[i].Limit.Algorithm == store.Concurrency {
+			continue
+		}
+		if m := s.bring(was, &reqs[i]); m != nil {
+			if all == nil {
+				all = make([]*migration, len(reqs))
+			}
+			all[i] = m
+		}
+	}
+	return all
+}
+
+// awaitAll waits for buckets that are on their way, notes which failed, and returns
+// the requests that did not, with their places.
+func awaitAll(ctx context.Context, arriving []*migration, reqs []store.Request, failed []error) (ready []store.Request, places []int) {
+	for i := range reqs {
+		if failed[i] == nil && arriving != nil {
+			failed[i] = arriving[i].wait(ctx)
+		}
+		if failed[i] == nil {
+			ready, places = append(ready, reqs[i]), append(places, i)
+		}
+	}
+	return ready, places
+}
+
+// lends reports whether a former owner is to be asked for leases. Those that the
+// new owner has end there, whatever the former one says.
+func (s *Store) lends(op algorithm.Operation, r *store.Request) bool {
+	return r.Limit.Algorithm == store.Concurrency && op != algorithm.Refund && s.formerOf(r.ClientKey) != nil
+}
+
+func (s *Store) anyLent(op algorithm.Operation, reqs []store.Request) bool {
+	for i := range reqs {
+		if s.lends(op, &reqs[i]) {
+			return true
+		}
+	}
+	return false
+}
+
+// lent returns how many leases there are at former owners, and what went wrong.
+func (s *Store) lent(ctx context.Context, op algorithm.Operation, reqs []store.Request) (elsewhere []int64, failed []error) {
 	elsewhere, failed = make([]int64, len(reqs)), make([]error, len(reqs))
 	var wg sync.WaitGroup
 	for i := range reqs {
-		r := &reqs[i]
-		was := s.formerOf(r.ClientKey)
-		switch {
-		case was == nil:
-		case r.Limit.Algorithm == store.Concurrency && op == algorithm.Refund:
-			// Leases that the new owner has end there, whatever the former one says.
-		case r.Limit.Algorithm == store.Concurrency:
-			wg.Go(func() {
-				var err error
-				if elsewhere[i], err = s.leasesAt(ctx, was, r); op != algorithm.Charge {
-					failed[i] = err
-				}
-			})
-		default:
-			wg.Go(func() { failed[i] = s.bring(ctx, was, r) })
+		if !s.lends(op, &reqs[i]) {
+			continue
 		}
+		wg.Go(func() {
+			var err error
+			if elsewhere[i], err = s.leasesAt(ctx, s.formerOf(reqs[i].ClientKey), &reqs[i]); op != algorithm.Charge {
+				failed[i] = err
+			}
+		})
 	}
 	wg.Wait()
 	return elsewhere, failed
@@ -168,109 +179,42 @@ func (s *Store) at(ctx context.Context, shard *Shard, clientKey string) *servers
 	if !shard.isFound() {
 		shard.await(ctx)
 	}
+	return s.serversOf(shard, clientKey)
+}
+
+// serversOf is at without waiting.
+func (s *Store) serversOf(shard *Shard, clientKey string) *servers {
 	if shard.cluster == nil {
 		return shard.owner(0)
 	}
 	return shard.owner(s.keys.slot(clientKey))
 }
 
-// bring copies a bucket, unless the new owner has it already. Other processes
-// may do so at the same time.
-func (s *Store) bring(ctx context.Context, was *Shard, r *store.Request) error {
-	now := s.shards[s.sharder.owner(r.ClientKey)]
-	source, target := s.keyIn(was, r), s.keyIn(now, r)
-	if _, ok := s.former.seen.GetIfPresent(target); ok {
-		return nil
-	}
-	select {
-	case s.former.copying <- struct{}{}:
-		defer func() { <-s.former.copying }()
-	case <-ctx.Done():
-		return notExecuted(fmt.Errorf("bring a bucket from its former shard: %w", ErrTimeout))
-	}
-	from, to := s.at(ctx, was, r.ClientKey), s.at(ctx, now, r.ClientKey)
-	if from == nil || to == nil {
-		return notExecuted(errNoServers)
-	}
-	var content string
-	var expiry time.Duration
-	err := was.directly(from, func(c goredis.UniversalClient) (err error) {
-		content, expiry, err = dump(ctx, c, source)
-		return err
-	})
-	// -2: it has expired meanwhile.
-	if err == nil && content != "" && expiry >= 0 {
-		err = now.directly(to, func(c goredis.UniversalClient) error { return restore(ctx, c, target, content, expiry) })
-	}
-	if err != nil {
-		return notExecuted(fmt.Errorf("bring a bucket from its former shard: %w", err))
-	}
-	s.former.seen.Set(target, max(r.Limit.Window, time.Second))
-	return nil
+// keysIn builds the keys of a shard.
+func (s *Store) keysIn(shard *Shard) bucketKeys {
+	keys := s.keys
+	keys.tagged = shard.cluster != nil
+	return keys
 }
 
 func (s *Store) keyIn(shard *Shard, r *store.Request) string {
-	keys := s.keys
-	keys.tagged = shard.cluster != nil
-	return keys.key(r.Limit, r.ClientKey)
+	return s.keysIn(shard).key(r.Limit, r.ClientKey)
 }
 
-// directly runs commands at a primary, unless it is left out, and notes whether
-// it answers.
-func (s *Shard) directly(at *servers, run func(c goredis.UniversalClient) error) error {
-	if !at.checks.isUp() {
-		return at.checks.down()
-	}
-	reported, err := at.checks.breaker.Allow()
-	if err != nil {
-		return at.checks.down()
-	}
-	if s.cluster != nil {
-		err = run(s.cluster.redirects)
-	} else {
-		err = run(at.checks.client.Load())
-	}
-	at.checks.fault.note(err)
-	reported(err)
-	return err
-}
-
-// dump returns the content of a key, empty if it is not there, and when it
-// expires.
-func dump(ctx context.Context, c goredis.UniversalClient, key string) (content string, expiry time.Duration, err error) {
-	pipe := c.Pipeline()
-	dumped, expires := pipe.Dump(ctx, key), pipe.PExpireTime(ctx, key)
-	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, goredis.Nil) {
-		return "", 0, err
-	}
-	return dumped.Val(), expires.Val(), nil
-}
-
-// restore makes a key, unless it is there already.
-func restore(ctx context.Context, c goredis.UniversalClient, key, content string, expiry time.Duration) error {
-	err := c.Do(ctx, "RESTORE", key, expiry.Milliseconds(), content, "ABSTTL").Err()
-	if goredis.HasErrorPrefix(err, "BUSYKEY") {
-		return nil
-	}
-	return err
-}
-
-// detachMoved is detach for requests some of which are about buckets that had
-// another owner.
-func (s *Store) detachMoved(what algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
+// detachArriving is detach for requests some of which are about buckets that are
+// on their way to their owner.
+func (s *Store) detachArriving(arriving []*migration, what algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
 	ctx, cancel := context.WithTimeout(context.Background(), s.opts.ChargeTimeout)
 	defer cancel()
-	_, failed := s.inherit(ctx, what, reqs)
-	var places []int
-	var ready []store.Request
-	for i := range reqs {
+	failed := make([]error, len(reqs))
+	ready, places := awaitAll(ctx, arriving, reqs, failed)
+	for i, err := range failed {
 		switch {
-		case failed[i] == nil:
-			places, ready = append(places, i), append(ready, reqs[i])
+		case err == nil:
 		case report != nil:
-			report(i, store.State{Err: failed[i]})
+			report(i, store.State{Err: err})
 		case s.opts.OnUndelivered != nil:
-			s.opts.OnUndelivered(s.Owner(reqs[i].ClientKey), what, failed[i])
+			s.opts.OnUndelivered(s.Owner(reqs[i].ClientKey), what, err)
 		}
 	}
 	told := report

@@ -15,12 +15,16 @@ type resharding struct {
 	servers map[string]*redistest.Server
 }
 
-func newResharding(t *testing.T) *resharding {
+func newResharding(t *testing.T) *resharding { return newReshardingOf(t, ShardOptions{}) }
+
+// newReshardingOf connects to its shards as opts say.
+func newReshardingOf(t *testing.T, opts ShardOptions) *resharding {
 	r := &resharding{servers: map[string]*redistest.Server{}}
 	for _, name := range []string{"a", "b", "c"} {
 		server := redistest.Start(t)
 		r.servers[name] = server
-		r.members = append(r.members, Member{Name: name, Shard: newShard(t, ShardOptions{Primary: server.Addr()})})
+		opts.Primary = server.Addr()
+		r.members = append(r.members, Member{Name: name, Shard: newShard(t, opts)})
 	}
 	return r
 }

@@ -63,7 +63,7 @@ type lane struct {
 	// turns, without pipelining, is full while all connections are used; nil if
 	// callers do not make their calls themselves.
 	turns chan struct{}
-	// awaiting is how many callers wait for a connection.
+	// awaiting is how many calls that workers have taken wait for a connection.
 	awaiting atomic.Int64
 	// watched is how many wait for calls of a persistent lane.
 	watched atomic.Int32
@@ -136,8 +136,12 @@ func (l *lane) do(ctx context.Context, c *call) (sent bool, err error) {
 		// Its workers may be waiting still for what it owes.
 		return false, l.down()
 	}
-	if l.turns != nil {
-		return l.doAlone(ctx, c)
+	if err := ctx.Err(); err != nil {
+		return false, fmt.Errorf("redis %s: %w", l.addr, err)
+	}
+	if l.takesTurn(ctx, c) {
+		l.doAlone(c)
+		return true, nil
 	}
 	l.watched.Add(1)
 	defer l.watched.Add(-1)
@@ -185,7 +189,9 @@ func (l *lane) work() {
 			return
 		}
 		if l.turns != nil {
+			l.awaiting.Add(1)
 			l.turns <- struct{}{}
+			l.awaiting.Add(-1)
 		}
 		l.run(batch, cmds)
 		if l.turns != nil {
@@ -246,6 +252,7 @@ func (l *lane) takeOff() bool {
 func (l *lane) run(batch []*call, cmds []*command) {
 	now := time.Now()
 	var last time.Time
+	var fair time.Duration
 	live := batch[:0]
 	for _, c := range batch {
 		switch {
@@ -259,6 +266,7 @@ func (l *lane) run(batch []*call, cmds []*command) {
 		default:
 			live = append(live, c)
 			cmds = c.appendOpen(cmds)
+			fair = max(fair, c.fair)
 			if c.deadline.After(last) {
 				last = c.deadline
 			}
@@ -268,8 +276,12 @@ func (l *lane) run(batch []*call, cmds []*command) {
 		return
 	}
 	// The latest deadline holds for the batch: whoever waits for an earlier
-	// one stops waiting by himself.
+	// one stops waiting by himself. A server that times out has had its fair time:
+	// what callers had lost before does not speak against it.
 	patient := last
+	if end := now.Add(fair); end.After(last) {
+		patient = end
+	}
 	if l.persistent {
 		// A charge is tried at least once, however long it had to wait for the
 		// processor.

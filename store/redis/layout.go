@@ -18,6 +18,9 @@ type layout struct {
 	// view is what a bucket's numbers, count of them, look like to r.
 	view  func(n []int64, r *store.Request, now int64, spent bool) store.State
 	count int
+	// endsEarly is set if a bucket can end before the expiry it had, as when what
+	// was spent is refunded.
+	endsEarly bool
 }
 
 func layoutOf(a store.Algorithm) *layout {
@@ -108,7 +111,8 @@ var layoutGCRA = layout{
 	view: func(n []int64, r *store.Request, now int64, spent bool) store.State {
 		return algorithm.NewGCRA(n[0], n[1], n[2], n[3], n[4], n[5]).View(r, now, spent)
 	},
-	count: 6,
+	count:     6,
+	endsEarly: true,
 }
 
 func pair(a, b int64) []int64 { return []int64{a, b} }
@@ -119,7 +123,8 @@ var layoutSlidingLog = layout{
 	view: func(n []int64, r *store.Request, now int64, spent bool) store.State {
 		return algorithm.LogSummary{Used: n[0], Newest: n[1], Other: n[2], Blocking: n[3]}.View(r, now, spent)
 	},
-	count: 4,
+	count:     4,
+	endsEarly: true,
 }
 
 var layoutConcurrency = layout{

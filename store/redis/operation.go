@@ -137,8 +137,13 @@ func isUnopened(r *store.Request, st *store.State) bool {
 	return st.Reset == 0 && r.Limit.Algorithm == store.FixedWindow
 }
 
+// fairTime is the least that a server is given to answer a check or take, for a
+// replica and the primary share the timeout.
+func (s *Store) fairTime() time.Duration { return s.opts.CheckTimeout / 2 }
+
 func (s *Store) call(g group, deadline time.Time, op operation) *call {
 	c := newCall(deadline)
+	c.fair = s.fairTime()
 	for n, i := range g.members {
 		room := &c.room
 		if n > 0 {

@@ -10,8 +10,8 @@ import (
 
 // Peek implements [store.Peeker].
 func (s *Store) Peek(ctx context.Context, reqs []store.Request) []store.State {
-	if s.former != nil && s.anyMoved(reqs) {
-		return s.moved(ctx, algorithm.Check, reqs, s.opts.CheckTimeout, func(ready []store.Request) []store.State { return s.peekReady(ctx, ready) })
+	if s.former != nil {
+		return s.moved(ctx, algorithm.Check, reqs, s.opts.CheckTimeout, s.peekReady)
 	}
 	return s.peekReady(ctx, reqs)
 }

@@ -10,29 +10,37 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// resetPatience bounds the removal of a bucket.
-const resetPatience = 2 * time.Second
+const (
+	// resetPatience bounds the removal of a bucket from a server, and the search
+	// for the servers.
+	resetPatience = 2 * time.Second
+	// resetMark is how long a bucket that was reset is not brought from its former
+	// owner: what other processes had read there before is on its way no longer.
+	resetMark = time.Minute
+)
 
-// Reset implements [store.Resetter]. The former shard comes first, so that what
-// other processes bring from there meanwhile is removed as well.
+// Reset implements [store.Resetter]. What other processes bring from the former
+// shard meanwhile is removed as well, or kept away.
 func (s *Store) Reset(ctx context.Context, r store.Request) error {
 	// It is brought to its end although whoever asked for it leaves.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resetPatience)
 	defer cancel()
-	if was := s.formerOf(r.ClientKey); was != nil {
-		if err := s.remove(ctx, was, &r); err != nil {
+	was := s.formerOf(r.ClientKey)
+	if was != nil {
+		if err := s.remove(ctx, was, &r, false); err != nil {
 			return fmt.Errorf("reset at the former shard %s: %w", s.former.name(r.ClientKey), err)
 		}
 	}
 	place := s.sharder.owner(r.ClientKey)
-	if err := s.remove(ctx, s.shards[place], &r); err != nil {
+	if err := s.remove(ctx, s.shards[place], &r, was != nil); err != nil {
 		return fmt.Errorf("reset at shard %s: %w", s.opts.Members[place].Name, err)
 	}
 	return nil
 }
 
-// remove removes a bucket from a shard, under whatever algorithm it is kept.
-func (s *Store) remove(ctx context.Context, shard *Shard, r *store.Request) error {
+// remove removes a bucket from a shard, under whatever algorithm it is kept. If it
+// had another owner, it is not brought from there for a while.
+func (s *Store) remove(ctx context.Context, shard *Shard, r *store.Request, moved bool) error {
 	at := s.at(ctx, shard, r.ClientKey)
 	if at == nil {
 		return notExecuted(errNoServers)
@@ -41,7 +49,17 @@ func (s *Store) remove(ctx context.Context, shard *Shard, r *store.Request) erro
 	for _, limit := range rulesLike(r.Limit) {
 		keys = append(keys, s.keyIn(shard, &store.Request{Limit: &limit, ClientKey: r.ClientKey}))
 	}
-	err := shard.directly(at, func(c goredis.UniversalClient) error { return c.Del(ctx, keys...).Err() })
+	err := shard.directly(at, func(ctx context.Context, c goredis.UniversalClient) error {
+		pipe := c.Pipeline()
+		if moved {
+			for _, key := range keys {
+				pipe.Set(ctx, s.keysIn(shard).markOf(key), "", resetMark)
+			}
+		}
+		pipe.Del(ctx, keys...)
+		_, err := pipe.Exec(ctx)
+		return err
+	})
 	if err == nil {
 		return nil
 	}
@@ -49,6 +67,28 @@ func (s *Store) remove(ctx context.Context, shard *Shard, r *store.Request) erro
 		shard.nudge()
 	}
 	return fmt.Errorf("redis %s: %w", at.primary, err)
+}
+
+// directly runs commands at a primary, unless it is left out, and notes whether it
+// answers. However late it is for whoever asked, the server has its time.
+func (s *Shard) directly(at *servers, run func(ctx context.Context, c goredis.UniversalClient) error) error {
+	if !at.checks.isUp() {
+		return at.checks.down()
+	}
+	reported, err := at.checks.breaker.Allow()
+	if err != nil {
+		return at.checks.down()
+	}
+	ctx, cancel := context.WithTimeout(s.life, resetPatience)
+	defer cancel()
+	if s.cluster != nil {
+		err = run(ctx, s.cluster.redirects)
+	} else {
+		err = run(ctx, at.checks.client.Load())
+	}
+	at.checks.fault.note(err)
+	reported(err)
+	return err
 }
 
 // rulesLike are the limit and those of the same zone and window that count in

@@ -50,9 +50,9 @@ func TestResetReachesEveryCopy(t *testing.T) {
 		limit.Zone, limit.Window = "reset", time.Hour
 		return []store.Request{{Limit: &limit, ClientKey: client, Events: 10, Cost: 1, ID: fmt.Sprint("id", time.Now().UnixNano())}}
 	}
-	keys := func() (n int) {
+	buckets := func() (n int) {
 		for _, server := range r.servers {
-			found, err := server.Client().Keys(t.Context(), "*").Result()
+			found, err := server.Client().Keys(t.Context(), before.keys.prefix+":"+layoutVersion+":*").Result()
 			must(t, err)
 			n += len(found)
 		}
@@ -62,8 +62,8 @@ func TestResetReachesEveryCopy(t *testing.T) {
 		must(t, before.Charge(t.Context(), request(limit))[0].Err)
 		must(t, after.Charge(t.Context(), request(limit))[0].Err)
 	}
-	if n := keys(); n != 2*len(storetest.Limits) {
-		t.Fatalf("%d keys", n)
+	if n := buckets(); n != 2*len(storetest.Limits) {
+		t.Fatalf("%d buckets", n)
 	}
 	// The limits after the first are the same zone in other configs.
 	reset := request(storetest.Limits[0])[0]
@@ -72,8 +72,8 @@ func TestResetReachesEveryCopy(t *testing.T) {
 		t.Errorf("found %+v", found)
 	}
 	must(t, after.Reset(t.Context(), reset))
-	if n := keys(); n != 0 {
-		t.Errorf("%d keys are left", n)
+	if n := buckets(); n != 0 {
+		t.Errorf("%d buckets are left", n)
 	}
 }
 

@@ -25,6 +25,10 @@ var (
 	scriptSlidingLog    = newScript(luascripts.SlidingLog)
 	scriptGCRA          = newBundled(luascripts.GCRA, luascripts.GCRABundle)
 	scriptConcurrency   = newScript(luascripts.Concurrency)
+
+	// Servers are given these when a bucket is brought for the first time.
+	scriptDump    = newScript(luascripts.Dump)
+	scriptRestore = newScript(luascripts.Restore)
 )
 
 var allScripts = []*script{scriptFixedWindow, scriptSlidingWindow, scriptSlidingLog, scriptGCRA, scriptConcurrency}

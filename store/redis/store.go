@@ -28,6 +28,10 @@ type Options struct {
 	// Former, if not empty, are the shards before a resharding: client keys that
 	// were another one's keep what they have spent.
 	Former []Member
+	// Migrations remembers what was brought from the former shards. Stores that
+	// follow each other with the same Members and Former may share it, so that
+	// nothing is brought again; nil means that the store has its own.
+	Migrations *Migrations
 	// KeyPrefix starts every key; empty means DefaultKeyPrefix.
 	KeyPrefix string
 	// KeySecret, if not empty, replaces client keys by their HMAC, so that
@@ -108,7 +112,7 @@ func New(opts Options) *Store {
 		s.reports = append(s.reports, reports)
 	}
 	if len(opts.Former) > 0 {
-		s.former = newFormer(opts.Former)
+		s.former = newFormer(opts.Former, opts.Migrations)
 	}
 	return s
 }
@@ -125,8 +129,8 @@ func (s *Store) Warm(ctx context.Context) {
 // Check implements [store.Store]. Replicas answer in turn, and the primary
 // where they cannot or where they see no open window.
 func (s *Store) Check(ctx context.Context, reqs []store.Request) []store.State {
-	if s.former != nil && s.anyMoved(reqs) {
-		return s.moved(ctx, algorithm.Check, reqs, s.opts.CheckTimeout, func(ready []store.Request) []store.State { return s.checkReady(ctx, ready) })
+	if s.former != nil {
+		return s.moved(ctx, algorithm.Check, reqs, s.opts.CheckTimeout, s.checkReady)
 	}
 	return s.checkReady(ctx, reqs)
 }
@@ -145,8 +149,8 @@ func (s *Store) checkReady(ctx context.Context, reqs []store.Request) []store.St
 
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, reqs []store.Request) []store.State {
-	if s.former != nil && s.anyMoved(reqs) {
-		return s.moved(ctx, algorithm.Take, reqs, s.opts.CheckTimeout, func(ready []store.Request) []store.State { return s.takeReady(ctx, ready) })
+	if s.former != nil {
+		return s.moved(ctx, algorithm.Take, reqs, s.opts.CheckTimeout, s.takeReady)
 	}
 	return s.takeReady(ctx, reqs)
 }
@@ -187,8 +191,10 @@ func (s *Store) Penalize(ctx context.Context, reqs []store.Request) []store.Stat
 }
 
 func (s *Store) settle(ctx context.Context, op algorithm.Operation, reqs []store.Request) []store.State {
-	if s.former != nil && s.anyMoved(reqs) {
-		return s.moved(ctx, op, reqs, s.opts.ChargeTimeout, func(ready []store.Request) []store.State { return s.settleReady(ctx, op, ready) })
+	if s.former != nil {
+		return s.moved(ctx, op, reqs, s.opts.ChargeTimeout, func(ctx context.Context, ready []store.Request) []store.State {
+			return s.settleReady(ctx, op, ready)
+		})
 	}
 	return s.settleReady(ctx, op, reqs)
 }
@@ -229,9 +235,11 @@ func (s *Store) RefundReported(reqs []store.Request, report func(i int, st store
 // detach runs an operation without waiting. report, if not nil, is told of each
 // request; otherwise what fails is undelivered.
 func (s *Store) detach(what algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
-	if s.former != nil && s.anyMoved(reqs) {
-		go s.detachMoved(what, reqs, report)
-		return
+	if s.former != nil {
+		if arriving := s.arriving(reqs); arriving != nil {
+			go s.detachArriving(arriving, what, reqs, report)
+			return
+		}
 	}
 	s.detachReady(what, reqs, report)
 }

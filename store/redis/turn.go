@@ -2,48 +2,32 @@ package redis
 
 import (
 	"context"
-	"fmt"
 	"time"
 )
 
-// doAlone is do where each call has a connection for itself: its caller makes it,
-// which saves waking a worker and being woken. From then on it ends by its deadline
-// or by that of ctx, but not when ctx is cancelled.
-func (l *lane) doAlone(ctx context.Context, c *call) (sent bool, err error) {
-	if err := ctx.Err(); err != nil {
-		return false, fmt.Errorf("redis %s: %w", l.addr, err)
+// takesTurn reports whether the caller makes c itself, which saves waking a worker
+// and being woken: where each call has a connection to itself, one is free, and
+// nothing makes the caller leave before the server has had its time. The caller
+// then holds a turn.
+func (l *lane) takesTurn(ctx context.Context, c *call) bool {
+	if l.turns == nil || time.Until(c.deadline) < c.fair {
+		return false
 	}
 	if end, ok := ctx.Deadline(); ok && end.Before(c.deadline) {
-		c.deadline = end
+		return false
 	}
 	select {
 	case l.turns <- struct{}{}:
+		return true
 	default:
-		if err := l.awaitTurn(ctx, c.deadline); err != nil {
-			return false, fmt.Errorf("redis %s: %w", l.addr, err)
-		}
+		return false
 	}
+}
+
+// doAlone makes c and gives the turn back. It ends by c's deadline, and not when
+// a context is cancelled.
+func (l *lane) doAlone(c *call) {
 	defer func() { <-l.turns }()
 	l.run([]*call{c}, nil)
 	<-c.done
-	return true, nil
-}
-
-// awaitTurn waits for a connection.
-func (l *lane) awaitTurn(ctx context.Context, deadline time.Time) error {
-	l.awaiting.Add(1)
-	defer l.awaiting.Add(-1)
-	timer := timerPool.Get().(*time.Timer)
-	defer timerPool.Put(timer)
-	timer.Reset(time.Until(deadline))
-	select {
-	case l.turns <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return ErrTimeout
-	case <-l.life.Done():
-		return errClosed
-	}
 }
