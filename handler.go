@@ -87,7 +87,8 @@ type Handler struct {
 	// Whether the log entries about refusals, the access log and the
 	// placeholders show client keys, which may be addresses or secrets. If not,
 	// they show the beginning of their SHA-256, by which entries about one
-	// client can be found. Default: false.
+	// client can be found, and entries about refusals leave out the client's
+	// address where the key has it or a network of it. Default: false.
 	LogKey bool `json:"log_key,omitempty"`
 
 	// Zones by name, in the form of the caddy-ratelimit plugin; they count in

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -79,8 +78,7 @@ func (o *refusals) log(p *part, i int, r *http.Request) {
 		zap.String("zone", z.Name), zap.String("key", p.shownKey(i)),
 		zap.String("reason", p.reason(i)), zap.Int64("limit", st.Limit), zap.Int64("used", st.Used),
 	}
-	if ip := clientIP(r); p.handler.LogKey || !strings.Contains(p.reqs[i].ClientKey, ip) {
-		// Where clients are told apart by it, it is a client key.
+	if ip := clientIP(r); p.handler.LogKey || !z.showsAddress(p.repl, ip) {
 		fields = append(fields, zap.String("remote_ip", ip))
 	}
 	if st.RetryAfter != store.Never {
