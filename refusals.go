@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/maypok86/otter/v2"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -59,6 +60,11 @@ func (o *refusals) tell(p *part, i int, r *http.Request) {
 			"zone": p.zones[i].Name, "wait": time.Duration(wait(&p.states[i])) * time.Microsecond, "remote_ip": clientIP(r),
 		})
 	}
+}
+
+func clientIP(r *http.Request) string {
+	ip, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+	return ip
 }
 
 func (o *refusals) log(p *part, i int, r *http.Request) {
