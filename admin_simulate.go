@@ -198,7 +198,10 @@ type foreseer interface {
 // it deals with errors.
 func (p *part) wouldBeTold(ctx context.Context, i int) store.State {
 	z, v := p.zones[i], &p.visits[p.zones[i].in]
-	if v.open == nil {
+	switch {
+	case p.wasAsked(i):
+		return p.states[i]
+	case v.open == nil:
 		return store.State{Err: v.err}
 	}
 	word := func(r store.Request) store.State { return v.open.peek(ctx, r) }

@@ -62,19 +62,25 @@ func TestAmountIsANumberOrDynamic(t *testing.T) {
 
 func TestEventsForARequest(t *testing.T) {
 	for name, test := range map[string]struct {
-		quota    string
-		want     int64
-		fallback bool
+		quota  string
+		want   int64
+		logged string
 	}{
-		"number":         {"25", 25, false},
-		"largest":        {"4503599627370496", maxEvents, false},
-		"missing":        {"", 10, true},
-		"text":           {"many", 10, true},
-		"fraction":       {"2.5", 10, true},
-		"zero":           {"0", 10, true},
-		"negative":       {"-1", 10, true},
-		"too large":      {"4503599627370497", 10, true},
-		"beyond 64 bits": {"99999999999999999999", 10, true},
+		"number":              {"25", 25, ""},
+		"largest":             {"4503599627370496", maxEvents, ""},
+		"zero":                {"0", 0, ""},
+		"unlimited":           {"unlimited", unlimited, ""},
+		"spaces":              {" 25\t", 25, ""},
+		"unlimited, spaces":   {" unlimited\t", unlimited, ""},
+		"missing":             {"", 10, "using the fallback"},
+		"text":                {"many", 10, "using the fallback"},
+		"another word":        {"Unlimited", 10, "using the fallback"},
+		"fraction":            {"2.5", 10, "using the fallback"},
+		"negative":            {"-1", 10, "using the fallback"},
+		"negative, 64 bits":   {"-99999999999999999999", 10, "using the fallback"},
+		"too large":           {"4503599627370497", maxEvents, "using the nearest"},
+		"beyond 64 bits":      {"99999999999999999999", maxEvents, "using the nearest"},
+		"number and the word": {"5 unlimited", 10, "using the fallback"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			z := &Zone{Name: "test", Events: "{" + headerA + "}", EventsFallback: 10, events: 10}
@@ -82,8 +88,12 @@ func TestEventsForARequest(t *testing.T) {
 			if got := z.eventsFor(values{headerA: test.quota}.replacer(), h); got != test.want {
 				t.Errorf("events are %d, want %d", got, test.want)
 			}
-			if warned := logs.Len() == 1; warned != test.fallback {
-				t.Errorf("warnings: %v, want one: %v", logs.All(), test.fallback)
+			if n := logs.FilterMessageSnippet(test.logged).Len(); n != logs.Len() || (n == 1) != (test.logged != "") {
+				t.Errorf("warnings: %v, want %q", logs.All(), test.logged)
+			}
+			z.eventsFor(values{headerA: test.quota}.replacer(), h)
+			if logs.Len() > 1 {
+				t.Errorf("warnings: %v, want one a minute", logs.All())
 			}
 		})
 	}

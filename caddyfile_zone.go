@@ -53,6 +53,9 @@ func (p *parser) handlerOption(h *Handler) error {
 		return p.noArgs()
 	case "sweep_interval":
 		return p.duration(&h.SweepInterval)
+	case "disable_metrics":
+		h.DisableMetrics = true
+		return p.noArgs()
 	case "distributed":
 		return p.Err(adviceDistributed)
 	case "storage":

@@ -123,7 +123,7 @@ func TestConfigInTheFormOfAMap(t *testing.T) {
 	const zone = `{"key": "static", "window": "1m", "max_events": 10}`
 	for name, test := range map[string]struct{ handler, want string }{
 		"one zone":               {handler: handlerOf(`"rate_limits": {"api": ` + zone + `}`)},
-		"everything":             {handler: handlerOf(`"rate_limits": {"api": {"match": [{"method": ["GET"]}], "key": "{http.request.remote.host}", "window": "5s", "max_events": 2, "ipv4_prefix": 24, "ipv6_prefix": 64}}, "jitter": 0.5, "sweep_interval": "5m", "log_key": true`)},
+		"everything":             {handler: handlerOf(`"rate_limits": {"api": {"match": [{"method": ["GET"]}], "key": "{http.request.remote.host}", "window": "5s", "max_events": 2, "ipv4_prefix": 24, "ipv6_prefix": 64}}, "jitter": 0.5, "sweep_interval": "5m", "disable_metrics": true, "log_key": true`)},
 		"no key":                 {handler: handlerOf(`"rate_limits": {"api": {"window": "1m", "max_events": 10}}`)},
 		"besides zones":          {handler: withZone(`"rate_limits": {"other": ` + zone + `}`)},
 		"name of another zone":   {withZone(`"rate_limits": {"api": ` + zone + `}`), `zone api is defined twice in one rate_limit: rename one`},
@@ -136,6 +136,7 @@ func TestConfigInTheFormOfAMap(t *testing.T) {
 		"distributed":            {withZone(`"distributed": {"write_interval": "5s"}`), `distributed is not supported: write a redis store`},
 		"storage":                {withZone(`"storage": {"module": "file_system"}`), `storage is not supported: counts live in a store of their own`},
 		"sweep_interval":         {handler: withZone(`"sweep_interval": "1m"`)},
+		"disable_metrics":        {handler: withZone(`"disable_metrics": true`)},
 		"zone's unknown field":   {handlerOf(`"rate_limits": {"api": {"events": 10}}`), `unknown field "events"`},
 		"text that is no number": {handlerOf(`"rate_limits": {"api": {"max_events": "10"}}`), `max_events`},
 	} {

@@ -70,10 +70,12 @@ func (p *part) enforced() []int {
 }
 
 // observedZones are the zones that only observe the client, apart from those
-// that may have taken before the request waited.
+// that have an answer already, and those that may have taken before the request
+// waited.
 func (p *part) observedZones() (checks, takes []int) {
 	for _, i := range p.observed {
 		switch {
+		case p.wasAsked(i):
 		case !p.zones[i].takes:
 			checks = append(checks, i)
 		case p.takes(i):

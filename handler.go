@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"net/http"
 	"time"
 
@@ -87,7 +86,8 @@ type Handler struct {
 	// Whether the log entries about refusals, the access log and the
 	// placeholders show client keys, which may be addresses or secrets. If not,
 	// they show the beginning of their SHA-256, by which entries about one
-	// client can be found. Default: false.
+	// client can be found, and entries about refusals leave out the client's
+	// address where the key has it or a network of it. Default: false.
 	LogKey bool `json:"log_key,omitempty"`
 
 	// Zones by name, in the form of the caddy-ratelimit plugin; they count in
@@ -97,6 +97,10 @@ type Handler struct {
 	// Accepted for the caddy-ratelimit plugin's configs, and without effect:
 	// nothing here needs sweeping.
 	SweepInterval caddy.Duration `json:"sweep_interval,omitempty"`
+
+	// Accepted for the same reason, and without effect: metrics are by zone, and
+	// no label tells of clients.
+	DisableMetrics bool `json:"disable_metrics,omitempty"`
 
 	// Not supported; see the error it causes.
 	DistributedRaw json.RawMessage `json:"distributed,omitempty"`
@@ -267,8 +271,9 @@ func (h *Handler) answer(t *tracker, p *part, w http.ResponseWriter, r *http.Req
 
 // collect resolves what the request asks of the zones that match it, as a new
 // part of t, or of a new tracker if t is nil or, in an error route, settled. A
-// bucket that another handler counts the request in already is left out. It
-// returns no part if nothing is left.
+// zone that does not limit the request is left out, and so is a bucket that
+// another handler counts the request in already. It returns no part if nothing is
+// left.
 func (h *Handler) collect(t *tracker, w http.ResponseWriter, r *http.Request, repl *caddy.Replacer) (*tracker, *part, error) {
 	var p *part
 	for _, z := range h.Zones {
@@ -284,6 +289,9 @@ func (h *Handler) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 		req, err := z.request(r, repl, h)
 		if err != nil {
 			return t, nil, err
+		}
+		if req.Events == unlimited {
+			continue
 		}
 		use := z.useFor(req.ClientKey, h.Rollout)
 		if t != nil && t.counts(use, &req) {
@@ -306,10 +314,12 @@ func (h *Handler) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 // admit asks p's stores and returns nil if the request may pass.
 func (h *Handler) admit(t *tracker, p *part, w http.ResponseWriter, r *http.Request) error {
 	p.enter()
-	p.divert(r.Context())
-	if err := p.askInTurn(r); err != nil {
-		t.refusal = p
-		return err
+	if p.states = p.freshStates(); p.refusedBy() < 0 {
+		p.divert(r.Context())
+		if err := p.askInTurn(r); err != nil {
+			t.refusal = p
+			return err
+		}
 	}
 	p.penalize()
 	p.count()
@@ -340,10 +350,11 @@ func (h *Handler) refuse(t *tracker, p *part, i int, w http.ResponseWriter, r *h
 	z.counts.declined.Inc()
 	t.showRefunds()
 	t.setRefusal(p, i, w.Header())
-	if st.RetryAfter == store.Never {
-		h.warnNever(z, &p.reqs[i])
-	} else {
+	switch {
+	case st.RetryAfter != store.Never:
 		setRetryAfter(w.Header(), h.retryAfter(st))
+	case p.reqs[i].Events > 0:
+		h.warnNever(z, &p.reqs[i])
 	}
 	h.refusals.tell(p, i, r)
 	p.zones[i].refused.note(p.reqs[i].ClientKey, h.now())
@@ -366,21 +377,6 @@ func (h *Handler) warnNever(z *Zone, req *store.Request) {
 			zap.String("zone", z.Name), zap.Int64("cost", req.Cost), zap.Int64("capacity", req.Capacity()),
 			zap.Int64("times", times), zap.String("hint", "raise events or, with gcra, burst; or lower cost or reserve"))
 	}
-}
-
-// retryAfter is how many seconds a refused client is told to wait.
-func (h *Handler) retryAfter(st *store.State) int64 {
-	wait := st.RetryAfter.Microseconds()
-	if h.Jitter > 0 {
-		// In floating point, for a century times ten leaves a Duration.
-		wait += int64(rand.Float64() * h.Jitter * float64(wait))
-	}
-	return max(ceilSeconds(wait), 1)
-}
-
-func clientIP(r *http.Request) string {
-	ip, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
-	return ip
 }
 
 // Interface guards.

@@ -1,6 +1,7 @@
 package shardlimit
 
 import (
+	"math/rand/v2"
 	"net/http"
 	"strconv"
 
@@ -99,6 +100,16 @@ func deleteLimitHeaders(h http.Header) {
 	}
 	delete(h, policyField)
 	delete(h, limitField)
+}
+
+// retryAfter is how many seconds a refused client is told to wait.
+func (h *Handler) retryAfter(st *store.State) int64 {
+	wait := st.RetryAfter.Microseconds()
+	if h.Jitter > 0 {
+		// In floating point, for a century times ten leaves a Duration.
+		wait += int64(rand.Float64() * h.Jitter * float64(wait))
+	}
+	return max(ceilSeconds(wait), 1)
 }
 
 func setRetryAfter(h http.Header, seconds int64) {

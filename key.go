@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -23,6 +24,8 @@ type keyText struct {
 	// placeholders are the names in the text, in order. A text without any is
 	// the same for all requests.
 	placeholders []string
+	// hasAddress is set if one of them is the client's address.
+	hasAddress bool
 }
 
 // compileKey prepares the texts of a zone's key, and the client's address as
@@ -39,9 +42,36 @@ func compileKey(texts Texts) []keyText {
 			tag = textTag(text + strconv.Itoa(salt))
 		}
 		taken[tag] = true
-		compiled = append(compiled, keyText{tag: tag, placeholders: placeholdersIn(text)})
+		names := placeholdersIn(text)
+		compiled = append(compiled, keyText{tag: tag, placeholders: names, hasAddress: slices.ContainsFunc(names, isAddress)})
 	}
 	return compiled
+}
+
+// isAddress reports whether the placeholder of that name yields the client's
+// address, or a network of it.
+func isAddress(name string) bool {
+	return name == "http.vars."+caddyhttp.ClientIPVarKey ||
+		name == "http.request.remote" || strings.HasPrefix(name, "http.request.remote.host")
+}
+
+// showsAddress reports whether the zone identifies the request's client by the
+// address ip. Which bucket counts the request says nothing about that: it may be
+// that of a network, or one that many clients share.
+func (z *Zone) showsAddress(repl *caddy.Replacer, ip string) bool {
+	for i := range z.texts {
+		t := &z.texts[i]
+		applies, isIn := len(t.placeholders) == 0, t.hasAddress
+		for _, name := range t.placeholders {
+			value, _ := repl.GetString(name)
+			applies = applies || value != ""
+			isIn = isIn || strings.Contains(value, ip)
+		}
+		if applies || i == len(z.texts)-1 {
+			return isIn
+		}
+	}
+	return false
 }
 
 // textTag is short, because it is part of every key in a store.

@@ -34,7 +34,7 @@ func TestEventsOfAPlaceholder(t *testing.T) {
 		// A larger plan keeps the count, and so does a smaller one.
 		{"100", "100", "98"},
 		{"4", "4", "1"},
-		// The fallback counts for whatever is no number from 1 to 2^52.
+		// The fallback counts for whatever is no whole number.
 		{"", "5", "1"},
 		{"-1", "5", "0"},
 	} {

@@ -65,8 +65,9 @@ func (n *newcomers) divert(ctx context.Context, reqs []store.Request, now time.T
 	var asked []store.Request
 	for i := range reqs {
 		r := &reqs[i]
-		if r.Limit.Algorithm == store.Concurrency {
-			// Leases are there only while requests run.
+		if r.Limit.Algorithm == store.Concurrency || r.Events == 0 {
+			// Leases are there only while requests run, and a limit of 0 needs no
+			// bucket.
 			continue
 		}
 		if _, ok := n.acquainted.GetIfPresent(idOf(r)); ok {

@@ -37,13 +37,18 @@ type part struct {
 	stateRoom [2]store.State
 }
 
-// freshStates are those of zones that were not asked.
+// freshStates are the states before any store is asked: only zones whose limit
+// is 0 have an answer.
 func (p *part) freshStates() []store.State {
-	if len(p.reqs) > len(p.stateRoom) {
-		return make([]store.State, len(p.reqs))
+	states := p.stateRoom[:min(len(p.reqs), len(p.stateRoom))]
+	if clear(states); len(states) < len(p.reqs) {
+		states = make([]store.State, len(p.reqs))
 	}
-	states := p.stateRoom[:len(p.reqs)]
-	clear(states)
+	for i := range p.reqs {
+		if p.reqs[i].Events == 0 {
+			states[i] = store.State{RetryAfter: store.Never, Now: p.handler.now().UnixMicro()}
+		}
+	}
 	return states
 }
 

@@ -14,10 +14,10 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
-// RedisStore counts in Redis (7.0 or later) or Valkey (7.2 or later), where
-// all Caddy instances that use the same shards share the counts. Each client's
-// counts live on one shard. Checks are answered by its replicas; charges go to
-// its primary, off the request's path.
+// RedisStore counts in Redis, 7.0 or later, where all Caddy instances that use
+// the same shards share the counts. (Valkey, 7.2 or later, is meant to work and
+// was not tested.) Each client's counts live on one shard. Checks are answered by
+// its replicas; charges go to its primary, off the request's path.
 type RedisStore struct {
 	// The shards: independent Redis servers, each with its replicas, or Redis
 	// Clusters, over which the clients are spread. Adding one moves only the

@@ -5,10 +5,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/maypok86/otter/v2"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -62,6 +62,11 @@ func (o *refusals) tell(p *part, i int, r *http.Request) {
 	}
 }
 
+func clientIP(r *http.Request) string {
+	ip, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+	return ip
+}
+
 func (o *refusals) log(p *part, i int, r *http.Request) {
 	if o.which == logNone || o.which == logFirst && !p.isFirstRefusal(i) {
 		return
@@ -79,8 +84,7 @@ func (o *refusals) log(p *part, i int, r *http.Request) {
 		zap.String("zone", z.Name), zap.String("key", p.shownKey(i)),
 		zap.String("reason", p.reason(i)), zap.Int64("limit", st.Limit), zap.Int64("used", st.Used),
 	}
-	if ip := clientIP(r); p.handler.LogKey || !strings.Contains(p.reqs[i].ClientKey, ip) {
-		// Where clients are told apart by it, it is a client key.
+	if ip := clientIP(r); p.handler.LogKey || !z.showsAddress(p.repl, ip) {
 		fields = append(fields, zap.String("remote_ip", ip))
 	}
 	if st.RetryAfter != store.Never {

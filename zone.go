@@ -38,12 +38,14 @@ type Zone struct {
 	// How many events are admitted per window and client, or with
 	// `concurrency` at the same time: a number from 1 to 2^52, or a text with a
 	// placeholder that yields one for the request, in which case
-	// `events_fallback` is needed as well. Some algorithms admit fewer.
-	// Changing it keeps what is counted. Required.
+	// `events_fallback` is needed as well. The placeholder may also yield `0`,
+	// which refuses the request, or `unlimited`, with which the zone does not
+	// count it. Some algorithms admit fewer; a number that is out of range
+	// becomes the nearest one. Changing it keeps what is counted. Required.
 	Events Amount `json:"events,omitempty"`
 
-	// What counts where the placeholder of `events` does not yield a number
-	// that `events` could be.
+	// What counts where the placeholder of `events` yields neither a whole number
+	// from 0 on nor `unlimited`.
 	EventsFallback int64 `json:"events_fallback,omitempty"`
 
 	// The length of the window, from 1 millisecond to 100 years. With
@@ -81,12 +83,13 @@ type Zone struct {
 	// Default: 1.
 	Cost Amount `json:"cost,omitempty"`
 
-	// When requests are charged. `after`: once the response's status is known;
-	// requests that run at the same time can therefore all be admitted while
-	// one fits. `before`: when they come, in one step with the check, so that
-	// never more than `events` are admitted; the price is that the primary is
-	// asked, and what turns out to be free is given back. Default: `after`;
-	// with `concurrency` always `before`.
+	// When requests are charged. `after`: once the response's status is known.
+	// Until then a request counts in this process, in later windows too if it is
+	// slow, so that one process never admits more than `events`; several
+	// processes together may. `before`: when they come, in one step with the
+	// check, so that never more than `events` are admitted; the price is that
+	// the primary is asked, and what turns out to be free is given back.
+	// Default: `after`; with `concurrency` always `before`.
 	Charge string `json:"charge,omitempty"`
 
 	// How many events this process takes from the store at once, to serve
@@ -116,9 +119,10 @@ type Zone struct {
 
 	// How long a request that does not fit is held until it does, in the order
 	// of arrival at this process. A request that would have to wait longer is
-	// refused at once. Goes with `charge` `before`: otherwise those that are
-	// held at the same moment see the same room and pass together. Not with
-	// `concurrency`. Default: 0, none is held.
+	// refused at once. Goes with `charge` `before`: otherwise a slow request
+	// holds up those behind it until its response begins, even when its window
+	// is over, and requests held by several processes can pass together. Not
+	// with `concurrency`. Default: 0, none is held.
 	MaxWait caddy.Duration `json:"max_wait,omitempty"`
 
 	// How many requests are held at the same time by each process, for each
@@ -175,7 +179,7 @@ type Zone struct {
 	counts     zoneCounters
 	uses       [mostStores]zoneUse
 
-	noKey, noEvents, noCost, never throttle
+	noKey, noEvents, farEvents, noCost, never throttle
 }
 
 // provision prepares a valid zone, which counts in these stores, the handler's

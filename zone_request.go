@@ -3,6 +3,7 @@ package shardlimit
 import (
 	"encoding/base64"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -15,11 +16,19 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// request is what r asks of the zone.
+// request is what r asks of the zone. Where Events is unlimited the zone does not
+// count r; where it is 0 no store is asked.
 func (z *Zone) request(r *http.Request, repl *caddy.Replacer, h *Handler) (store.Request, error) {
+	events := z.eventsFor(repl, h)
+	if events == unlimited {
+		return store.Request{Events: unlimited}, nil
+	}
 	req := store.Request{
-		Limit: &z.limit, ClientKey: z.clientKey(repl, h), Events: z.eventsFor(repl, h), Burst: z.Burst,
+		Limit: &z.limit, ClientKey: z.clientKey(repl, h), Events: events, Burst: z.Burst,
 		Cost: z.cost, Batch: z.batch, BatchShare: z.batchShare,
+	}
+	if events == 0 {
+		req.Burst = 0
 	}
 	switch {
 	case z.Cost.isDynamic() && z.isLease():
@@ -105,21 +114,44 @@ func (z *Zone) warnNoKey(repl *caddy.Replacer, h *Handler) {
 		zap.String("zone", z.Name), zap.Strings("key", z.Key), zap.Int64("times", times), zap.String("hint", hint))
 }
 
-// eventsFor returns how many events the zone admits for the request.
+// unlimited is the number of events of a request that the zone does not limit;
+// unlimitedWord is what the placeholder yields then.
+const (
+	unlimited     = -1
+	unlimitedWord = "unlimited"
+)
+
+// eventsFor returns how many events the zone admits for the request: 0 for none,
+// or unlimited.
 func (z *Zone) eventsFor(repl *caddy.Replacer, h *Handler) int64 {
 	if !z.Events.isDynamic() {
 		return z.events
 	}
+	text := strings.TrimSpace(repl.ReplaceAll(string(z.Events), ""))
+	if text == unlimitedWord {
+		return unlimited
+	}
+	// A number that is out of range becomes the nearest one.
+	n, err := strconv.ParseInt(text, 10, 64)
+	switch {
+	case err != nil && !errors.Is(err, strconv.ErrRange) || n < 0:
+		if times, log := h.report(&z.noEvents); log {
+			h.logger.Warn("events is neither a whole number nor unlimited; using the fallback",
+				zap.String("zone", z.Name), zap.String("events", text), zap.Int64("fallback", z.events), zap.Int64("times", times))
+		}
+		return z.events
+	case n == 0:
+		return 0
+	}
 	least := z.leastEvents()
 	most, words := z.mostEvents()
-	text := repl.ReplaceAll(string(z.Events), "")
-	n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
-	if err == nil && n >= least && n <= most {
+	if n >= least && n <= most {
 		return n
 	}
-	if times, log := h.report(&z.noEvents); log {
-		h.logger.Warn(fmt.Sprintf("events is not a number from %d to %s; using the fallback", least, words),
-			zap.String("zone", z.Name), zap.String("events", text), zap.Int64("fallback", z.events), zap.Int64("times", times))
+	nearest := min(max(n, least), most)
+	if times, log := h.report(&z.farEvents); log {
+		h.logger.Warn(fmt.Sprintf("events is not a number from %d to %s; using the nearest", least, words),
+			zap.String("zone", z.Name), zap.String("events", text), zap.Int64("nearest", nearest), zap.Int64("times", times))
 	}
-	return z.events
+	return nearest
 }

@@ -144,6 +144,9 @@ func (z *Zone) validateEvents() error {
 	case z.EventsFallback != 0:
 		return badOption("events", "%s: a second number goes with a placeholder only; remove it", z.Events)
 	}
+	if z.Events == unlimitedWord {
+		return badOption("events", "unlimited: only a placeholder can yield that; remove the zone, for it would limit nothing")
+	}
 	n, err := z.Events.number()
 	if err != nil {
 		return badOption("events", "%q: it must be a whole number from 1 to %s", string(z.Events), words)

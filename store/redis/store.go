@@ -1,6 +1,6 @@
 // Package redis keeps buckets in sharded, replicated Redis. A client's buckets
 // live on one shard; checks go to its replicas, charges to its primary. Redis
-// 7.0 or Valkey 7.2 is needed.
+// 7.0 is needed. Valkey 7.2 is meant to work and was not tested.
 package redis
 
 import (
