@@ -2,6 +2,7 @@ package shardlimit
 
 import (
 	"context"
+	"reflect"
 
 	"github.com/caddyserver/caddy/v2"
 
@@ -21,8 +22,19 @@ type accounts interface {
 	Figures() ledger.Figures
 }
 
-// ledgerPool keeps what is known of stores across configs, by their names.
+// ledgerPool keeps what is known of stores across configs, by their ledgerKeys.
 var ledgerPool = caddy.NewUsagePool()
+
+// ledgerKey identifies what is known of a store: what waits for one kind of store
+// cannot be delivered through another.
+type ledgerKey struct {
+	name string
+	kind reflect.Type
+}
+
+func ledgerKeyOf(name string, module StoreModule) ledgerKey {
+	return ledgerKey{name, reflect.TypeOf(module)}
+}
 
 type pooledLedger struct {
 	books   *ledger.Books
@@ -34,7 +46,7 @@ func (pooledLedger) Destruct() error { return nil }
 
 // keepLedger puts a ledger before the store that open has.
 func (open *openedStore) keepLedger(name string, module StoreModule) {
-	pooled, _ := ledgerPool.LoadOrStore(name, pooledLedger{ledger.NewBooks(nil), ledger.NewFlights()})
+	pooled, _ := ledgerPool.LoadOrStore(ledgerKeyOf(name, module), pooledLedger{ledger.NewBooks(nil), ledger.NewFlights()})
 	known := pooled.(pooledLedger)
 	remote, isRemote := open.store.(ledger.Remote)
 	if !isRemote {
@@ -57,23 +69,26 @@ type ledgerConfig interface {
 	ledgerOptions(name string) ledger.Options
 }
 
-// leaveLedger ends the use of the ledger, and calls then, once what waits in it
-// has been delivered if nobody else can do that.
-func (open *openedStore) leaveLedger(name string, then func()) {
-	last, _ := ledgerPool.Delete(name)
-	switch {
-	case open.ledger == nil:
-		then()
-	case last && open.ledger.Owes():
-		flushes.settle(func(ctx context.Context) {
-			open.ledger.Flush(ctx)
+// leaveLedger ends the use of the ledger, and calls then. If something waits that
+// is delivered through this store, both happen later: when that was delivered,
+// when another config does it, or when there is no more time. Until then a config
+// that comes finds what is known, and what waits.
+func (open *openedStore) leaveLedger(name string, module StoreModule, then func()) {
+	leave := func() {
+		if open.ledger != nil {
 			open.ledger.Leave()
-			then()
-		})
-	default:
-		open.ledger.Leave()
+		}
+		_, _ = ledgerPool.Delete(ledgerKeyOf(name, module))
 		then()
 	}
+	if open.ledger == nil || !open.ledger.IsNeeded() {
+		leave()
+		return
+	}
+	flushes.settle(func(ctx context.Context) {
+		open.ledger.Flush(ctx)
+		leave()
+	})
 }
 
 var _ caddy.Destructor = pooledLedger{}

@@ -202,8 +202,10 @@ func (u *storeUse) unload() {
 }
 
 func (u *storeUse) close(open *openedStore) {
-	releaseBuckets(localBuckets + u.name)
-	open.leaveLedger(u.name, u.module.CloseStore)
+	open.leaveLedger(u.name, u.module, func() {
+		releaseBuckets(localBuckets + u.name)
+		u.module.CloseStore()
+	})
 }
 
 // failed reports an error of the store, at most once a minute.
