@@ -8,6 +8,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
+	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
 // accounts hold what requests cost from their admission until they are settled.
@@ -16,6 +17,10 @@ type accounts interface {
 	Admit(ctx context.Context, reqs []store.Request, states []store.State)
 	// RefuseKnown is [ledger.Ledger.RefuseKnown].
 	RefuseKnown(reqs []store.Request, states []store.State) bool
+	// Foresee is [ledger.Ledger.Foresee].
+	Foresee(r store.Request, takes bool, word ledger.Word) store.State
+	// Hold is [ledger.Ledger.Hold].
+	Hold(reqs []store.Request)
 	// Settle is [ledger.Ledger.Settle].
 	Settle(reqs []store.Request, held []int64)
 	// Figures are [ledger.Ledger.Figures].
@@ -36,18 +41,41 @@ func ledgerKeyOf(name string, module StoreModule) ledgerKey {
 	return ledgerKey{name, reflect.TypeOf(module)}
 }
 
+// pooledLedger is what is known of a store, and of the local counts in its place.
 type pooledLedger struct {
 	books   *ledger.Books
 	flights *ledger.Flights
+
+	local        *memory.Buckets
+	localFlights *ledger.Flights
+}
+
+func newPooledLedger() pooledLedger {
+	return pooledLedger{ledger.NewBooks(nil), ledger.NewFlights(), memory.NewBuckets(), ledger.NewFlights()}
 }
 
 // Destruct implements [caddy.Destructor].
 func (pooledLedger) Destruct() error { return nil }
 
-// keepLedger puts a ledger before the store that open has.
+// localCounts decide where the store cannot: a store in memory, like others.
+type localCounts struct {
+	*openedStore
+	*memory.Store
+}
+
+func newLocalCounts(name string, known pooledLedger) localCounts {
+	s := memory.New(known.local, memory.Options{})
+	return localCounts{&openedStore{
+		name: name, store: s, base: s, detacher: s, direct: s, penalizer: s, accounts: ledger.NewLocal(known.localFlights, s),
+	}, s}
+}
+
+// keepLedger puts a ledger before the store that open has, and local counts beside
+// it.
 func (open *openedStore) keepLedger(name string, module StoreModule) {
-	pooled, _ := ledgerPool.LoadOrStore(ledgerKeyOf(name, module), pooledLedger{ledger.NewBooks(nil), ledger.NewFlights()})
+	pooled, _ := ledgerPool.LoadOrStore(ledgerKeyOf(name, module), newPooledLedger())
 	known := pooled.(pooledLedger)
+	open.local = newLocalCounts(name, known)
 	remote, isRemote := open.store.(ledger.Remote)
 	if !isRemote {
 		open.accounts = ledger.NewLocal(known.flights, open.store)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
-	"github.com/shardlimit/caddy-shardlimit/store/memory"
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
@@ -60,7 +59,7 @@ type openedStore struct {
 	detacher  store.Detacher
 	penalizer store.Penalizer
 	// local counts where the store cannot.
-	local *memory.Store
+	local localCounts
 	// newcomers bounds new buckets, if that is wanted.
 	newcomers *newcomers
 	// full are the buckets that refused.
@@ -95,7 +94,7 @@ func (u *storeUse) enter() (*openedStore, error) {
 		if err != nil {
 			return nil, err
 		}
-		open := &openedStore{name: u.name, store: s, base: s, local: acquireBuckets(localBuckets+u.name, 0), full: newFullBuckets()}
+		open := &openedStore{name: u.name, store: s, base: s, full: newFullBuckets()}
 		open.detacher, _ = s.(store.Detacher)
 		open.direct = open.detacher
 		open.penalizer, _ = s.(store.Penalizer)
@@ -202,10 +201,7 @@ func (u *storeUse) unload() {
 }
 
 func (u *storeUse) close(open *openedStore) {
-	open.leaveLedger(u.name, u.module, func() {
-		releaseBuckets(localBuckets + u.name)
-		u.module.CloseStore()
-	})
+	open.leaveLedger(u.name, u.module, u.module.CloseStore)
 }
 
 // failed reports an error of the store, at most once a minute.
