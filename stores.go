@@ -47,6 +47,8 @@ type storeUse struct {
 	open  atomic.Pointer[openedStore]
 	mu    sync.Mutex
 	ended bool
+	// zones are the states of the config's zones.
+	zones map[string]*zoneState
 }
 
 // openedStore is a store and what handlers need to know of it.
@@ -201,6 +203,7 @@ func (u *storeUse) unload() {
 }
 
 func (u *storeUse) close(open *openedStore) {
+	u.releaseZones()
 	open.leaveLedger(u.name, u.module, u.module.CloseStore)
 }
 
