@@ -10,7 +10,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 )
 
 // simulatedAnswer is what the admin API tells of a request that was simulated.
@@ -188,12 +187,6 @@ func (p *part) simulated(i int) simulatedZone {
 
 func secondsSince1970(microseconds int64) float64 { return float64(microseconds) / 1e6 }
 
-// foreseer tells what accounts would answer.
-type foreseer interface {
-	// Foresee is [ledger.Ledger.Foresee].
-	Foresee(r store.Request, takes bool, word ledger.Word) store.State
-}
-
 // wouldBeTold is what zone i would be told, or its local counts where that is how
 // it deals with errors.
 func (p *part) wouldBeTold(ctx context.Context, i int) store.State {
@@ -204,15 +197,12 @@ func (p *part) wouldBeTold(ctx context.Context, i int) store.State {
 	case v.open == nil:
 		return store.State{Err: v.err}
 	}
-	word := func(r store.Request) store.State { return v.open.peek(ctx, r) }
-	var st store.State
-	if f, ok := v.open.accounts.(foreseer); ok {
-		st = f.Foresee(p.reqs[i], z.takes, word)
-	} else {
-		st = word(p.reqs[i])
+	foresee := func(open *openedStore) store.State {
+		return open.accounts.Foresee(p.reqs[i], z.takes, func(r store.Request) store.State { return open.peek(ctx, r) })
 	}
+	st := foresee(v.open)
 	if st.Err != nil && z.onError == onErrorLocal && !errors.Is(st.Err, errNoPeek) {
-		st = v.open.local.Peek(ctx, p.reqs[i:i+1])[0]
+		st = foresee(v.open.local.openedStore)
 	}
 	return st
 }

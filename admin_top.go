@@ -63,9 +63,10 @@ func adminTop(app *App, r *http.Request) (any, error) {
 func topOf(zone string, stores []string, n int, now time.Time) zoneTop {
 	top := zoneTop{Zone: zone, Refused: []refusedClient{}}
 	for _, name := range stores {
-		c := refusedLately.of(name, zone)
-		top.Since = max(top.Since, c.since(now).Seconds())
-		top.Refused = append(top.Refused, c.top(n, name, now)...)
+		if state, ok := zoneStates.find(zoneID{name, zone}); ok {
+			top.Since = max(top.Since, state.refused.since(now).Seconds())
+			top.Refused = append(top.Refused, state.refused.top(n, name, now)...)
+		}
 	}
 	top.Refused = mostRefused(top.Refused, n)
 	return top

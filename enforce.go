@@ -6,8 +6,6 @@ import (
 	"net/http"
 	"slices"
 	"sync"
-
-	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // enforceSalt makes the order in which a zone is enforced independent of that
@@ -53,10 +51,10 @@ func (p *part) observe(r *http.Request) (await func() error) {
 		var errs [2]error
 		if len(checks) > 0 {
 			p.noteHeld(checks)
-			errs[0] = p.handleErrors(r, store.Store.Check, checks)
+			errs[0] = p.handleErrors(r, checks)
 		}
 		if len(takes) > 0 {
-			errs[1] = p.handleErrors(r, store.Store.Take, takes)
+			errs[1] = p.handleErrors(r, takes)
 			p.noteTaken(takes)
 		}
 		return cmp.Or(errs[0], errs[1])

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -286,3 +287,17 @@ func freeAddr(t *testing.T) string {
 
 // remaining is the header that says how much is left, or "".
 func remaining(resp *http.Response) string { return resp.Header.Get("X-RateLimit-Remaining") }
+
+// metricSum is the sum of a metric's values over all labels.
+func (c *caddyProcess) metricSum(name string) (sum float64) {
+	c.t.Helper()
+	_, text := c.adminCall(http.MethodGet, "/metrics", "", "")
+	for line := range strings.Lines(text) {
+		if rest, ok := strings.CutPrefix(line, name+"{"); ok {
+			value, err := strconv.ParseFloat(strings.TrimSpace(rest[strings.LastIndexByte(rest, '}')+1:]), 64)
+			must(c.t, name, err)
+			sum += value
+		}
+	}
+	return sum
+}

@@ -2,6 +2,8 @@ package shardlimit
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,6 +17,8 @@ type lease struct {
 	// timer renews; nil once the slots were given back.
 	timer  *time.Timer
 	period time.Duration
+	// handedOver are zones whose local slots the store may count as well.
+	handedOver []int
 }
 
 // renewals is how often a lease is renewed while it lasts: all but one may
@@ -56,13 +60,17 @@ func (l *lease) renew() {
 			// Its mark may be settled at this moment.
 			continue
 		}
-		switch m := l.part.has(i); {
-		case l.part.reqs[i].Cost == 0:
-		case m.local:
-			l.part.askLocal(i, store.Store.Charge, l.part.reqs[i])
-		case m.taken || m.unknown:
-			// Where this fails the slot may be lost; the request goes on.
-			l.part.open(i).store.Charge(ctx, l.part.reqs[i:i+1])
+		m, open, req := l.part.has(i), l.part.open(i), l.part.reqs[i:i+1]
+		if req[0].Cost == 0 || !m.taken && !m.unknown {
+			continue
+		}
+		if m.local && m.taken {
+			open.local.Charge(ctx, req)
+		}
+		// Where this fails the slot may be lost; the request goes on. What the local
+		// counts gave counts in the store from now on, if that is back.
+		if st := open.store.Charge(ctx, req)[0]; m.local && !errors.Is(st.Err, store.ErrNotExecuted) && !slices.Contains(l.handedOver, i) {
+			l.handedOver = append(l.handedOver, i)
 		}
 	}
 	l.timer.Reset(l.period)
@@ -82,12 +90,15 @@ func (l *lease) stop() bool {
 	}
 	l.timer.Stop()
 	l.timer = nil
+	for _, i := range l.handedOver {
+		l.part.mark(i).unknown = true
+	}
 	return true
 }
 
 // end gives the slots back.
 func (l *lease) end() {
 	if l.stop() {
-		l.part.refund(func(i int) bool { return l.part.zones[i].isLease() })
+		l.part.giveBack(func(i int) bool { return l.part.zones[i].isLease() })
 	}
 }

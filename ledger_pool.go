@@ -2,11 +2,13 @@ package shardlimit
 
 import (
 	"context"
+	"reflect"
 
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
+	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
 // accounts hold what requests cost from their admission until they are settled.
@@ -15,27 +17,65 @@ type accounts interface {
 	Admit(ctx context.Context, reqs []store.Request, states []store.State)
 	// RefuseKnown is [ledger.Ledger.RefuseKnown].
 	RefuseKnown(reqs []store.Request, states []store.State) bool
+	// Foresee is [ledger.Ledger.Foresee].
+	Foresee(r store.Request, takes bool, word ledger.Word) store.State
+	// Hold is [ledger.Ledger.Hold].
+	Hold(reqs []store.Request)
 	// Settle is [ledger.Ledger.Settle].
 	Settle(reqs []store.Request, held []int64)
 	// Figures are [ledger.Ledger.Figures].
 	Figures() ledger.Figures
 }
 
-// ledgerPool keeps what is known of stores across configs, by their names.
+// ledgerPool keeps what is known of stores across configs, by their ledgerKeys.
 var ledgerPool = caddy.NewUsagePool()
 
+// ledgerKey identifies what is known of a store: what waits for one kind of store
+// cannot be delivered through another.
+type ledgerKey struct {
+	name string
+	kind reflect.Type
+}
+
+func ledgerKeyOf(name string, module StoreModule) ledgerKey {
+	return ledgerKey{name, reflect.TypeOf(module)}
+}
+
+// pooledLedger is what is known of a store, and of the local counts in its place.
 type pooledLedger struct {
 	books   *ledger.Books
 	flights *ledger.Flights
+
+	local        *memory.Buckets
+	localFlights *ledger.Flights
+}
+
+func newPooledLedger() pooledLedger {
+	return pooledLedger{ledger.NewBooks(nil), ledger.NewFlights(), memory.NewBuckets(), ledger.NewFlights()}
 }
 
 // Destruct implements [caddy.Destructor].
 func (pooledLedger) Destruct() error { return nil }
 
-// keepLedger puts a ledger before the store that open has.
+// localCounts decide where the store cannot: a store in memory, like others.
+type localCounts struct {
+	*openedStore
+	*memory.Store
+}
+
+func newLocalCounts(name string, known pooledLedger) localCounts {
+	s := memory.New(known.local, memory.Options{})
+	return localCounts{&openedStore{
+		name: name, store: s, base: s, detacher: s, direct: s, penalizer: s, accounts: ledger.NewLocal(known.localFlights, s),
+	}, s}
+}
+
+// keepLedger puts a ledger before the store that open has, and local counts beside
+// it.
 func (open *openedStore) keepLedger(name string, module StoreModule) {
-	pooled, _ := ledgerPool.LoadOrStore(name, pooledLedger{ledger.NewBooks(nil), ledger.NewFlights()})
+	pooled, _ := ledgerPool.LoadOrStore(ledgerKeyOf(name, module), newPooledLedger())
 	known := pooled.(pooledLedger)
+	open.local = newLocalCounts(name, known)
 	remote, isRemote := open.store.(ledger.Remote)
 	if !isRemote {
 		open.accounts = ledger.NewLocal(known.flights, open.store)
@@ -57,23 +97,26 @@ type ledgerConfig interface {
 	ledgerOptions(name string) ledger.Options
 }
 
-// leaveLedger ends the use of the ledger, and calls then, once what waits in it
-// has been delivered if nobody else can do that.
-func (open *openedStore) leaveLedger(name string, then func()) {
-	last, _ := ledgerPool.Delete(name)
-	switch {
-	case open.ledger == nil:
-		then()
-	case last && open.ledger.Owes():
-		flushes.settle(func(ctx context.Context) {
-			open.ledger.Flush(ctx)
+// leaveLedger ends the use of the ledger, and calls then. If something waits that
+// is delivered through this store, both happen later: when that was delivered,
+// when another config does it, or when there is no more time. Until then a config
+// that comes finds what is known, and what waits.
+func (open *openedStore) leaveLedger(name string, module StoreModule, then func()) {
+	leave := func() {
+		if open.ledger != nil {
 			open.ledger.Leave()
-			then()
-		})
-	default:
-		open.ledger.Leave()
+		}
+		_, _ = ledgerPool.Delete(ledgerKeyOf(name, module))
 		then()
 	}
+	if open.ledger == nil || !open.ledger.IsNeeded() {
+		leave()
+		return
+	}
+	flushes.settle(func(ctx context.Context) {
+		open.ledger.Flush(ctx)
+		leave()
+	})
 }
 
 var _ caddy.Destructor = pooledLedger{}

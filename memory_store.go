@@ -39,37 +39,23 @@ func (m *MemoryStore) Validate() error {
 // OpenStore implements [StoreModule].
 func (m *MemoryStore) OpenStore(name string) (store.Store, error) {
 	m.name = name
-	return acquireBuckets(sharedBuckets+name, m.MaxKeys), nil
+	pooled, _ := bucketPool.LoadOrStore(name, pooledBuckets{memory.NewBuckets()})
+	return memory.New(pooled.(pooledBuckets).Buckets, memory.Options{MaxKeys: m.MaxKeys}), nil
 }
 
 // CloseStore implements [StoreModule].
-func (m *MemoryStore) CloseStore() { releaseBuckets(sharedBuckets + m.name) }
+func (m *MemoryStore) CloseStore() { _, _ = bucketPool.Delete(m.name) }
 
 // OnErrorDefault implements [StoreModule]. Memory always answers.
 func (*MemoryStore) OnErrorDefault() string { return onErrorAllow }
 
-// Prefixes of the names under which buckets in memory are pooled.
-const (
-	sharedBuckets = "shared/"
-	localBuckets  = "local/"
-)
-
-// bucketPool keeps buckets in memory across configs.
+// bucketPool keeps buckets in memory across configs, by the names of their stores.
 var bucketPool = caddy.NewUsagePool()
 
 type pooledBuckets struct{ *memory.Buckets }
 
 // Destruct implements [caddy.Destructor].
 func (pooledBuckets) Destruct() error { return nil }
-
-func acquireBuckets(name string, maxKeys int) *memory.Store {
-	pooled, _ := bucketPool.LoadOrStore(name, pooledBuckets{memory.NewBuckets()})
-	return memory.New(pooled.(pooledBuckets).Buckets, memory.Options{MaxKeys: maxKeys})
-}
-
-func releaseBuckets(name string) {
-	_, _ = bucketPool.Delete(name)
-}
 
 // Interface guards.
 var (

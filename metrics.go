@@ -76,6 +76,13 @@ func (m *metricSet) zone(name string) zoneCounters {
 	return c
 }
 
+// forgetZone removes the metrics of a zone.
+func (m *metricSet) forgetZone(name string) {
+	for _, c := range []*prometheus.CounterVec{m.requests, m.declined, m.decisions, m.settled, m.overflowed} {
+		c.DeletePartialMatch(prometheus.Labels{"zone": name})
+	}
+}
+
 // register adds the metrics to the registry of a config, of which there is a
 // new one for every config.
 func (m *metricSet) register(registry *prometheus.Registry) error {

@@ -56,7 +56,8 @@ func (p *part) freshStates() []store.State {
 type mark struct {
 	// held: the cost is in flight.
 	held bool
-	// local: from the local counts.
+	// local: the local counts decided, and hold what is held there as well, or
+	// spent what was taken.
 	local bool
 	// taken: the cost was spent and can be refunded.
 	taken bool
@@ -105,7 +106,7 @@ func (p *part) ask(r *http.Request) error {
 		open.admit(r.Context(), p.reqs, states)
 		p.states = states
 		p.noteHeld(nil)
-		return p.handleErrors(r, store.Store.Check, nil)
+		return p.handleErrors(r, nil)
 	}
 	p.states = states
 	if len(p.observed) > 0 && p.refuseKnown(p.enforced()) {
@@ -136,7 +137,7 @@ func (p *part) askEnforced(r *http.Request) error {
 	if len(checks) > 0 {
 		p.askSome(r.Context(), (*openedStore).admit, checks)
 		p.noteHeld(checks)
-		if err := p.handleErrors(r, store.Store.Check, checks); err != nil || !p.passes(checks) {
+		if err := p.handleErrors(r, checks); err != nil || !p.passes(checks) {
 			return err
 		}
 	}
@@ -202,7 +203,7 @@ func (p *part) takeSome(r *http.Request, takes []int) error {
 	// A take is brought to its end although the client leaves, so that it can
 	// be refunded. The store's timeout bounds it.
 	p.askSome(context.WithoutCancel(r.Context()), (*openedStore).take, takes)
-	err := p.handleErrors(r, store.Store.Take, takes)
+	err := p.handleErrors(r, takes)
 	p.noteTaken(takes)
 	if err == nil && r.Context().Err() != nil {
 		err = caddyhttp.Error(statusClientClosedRequest, r.Context().Err())
@@ -313,7 +314,7 @@ func (p *part) put(some []int, states []store.State) {
 
 // handleErrors reports what failed, and asks the local counts where that is
 // wanted. some may be nil for all.
-func (p *part) handleErrors(r *http.Request, q question, some []int) error {
+func (p *part) handleErrors(r *http.Request, some []int) error {
 	var failed error
 	for i := range p.states {
 		if some != nil && !slices.Contains(some, i) {
@@ -343,11 +344,33 @@ func (p *part) handleErrors(r *http.Request, q question, some []int) error {
 		}
 		z.use.failed(p.handler.now(), z.Name, err)
 		if z.onError == onErrorLocal && p.open(i) != nil {
-			p.mark(i).local = true
-			p.states[i] = p.askLocal(i, q, p.reqs[i])
+			p.askLocal(i)
 		}
 	}
 	return nil
+}
+
+// askLocal makes the local counts decide about zone i. What they hold in flight the
+// store holds as well, for it may be back before the request has settled.
+func (p *part) askLocal(i int) {
+	open, reqs, m := p.open(i), p.reqs[i:i+1], p.mark(i)
+	m.local = true
+	if p.zones[i].takes {
+		copy(p.states[i:], open.local.Take(context.Background(), reqs))
+		return
+	}
+	open.local.accounts.Admit(context.Background(), reqs, p.states[i:i+1])
+	if m.held = p.states[i].Allowed; m.held {
+		open.accounts.Hold(reqs)
+	}
+}
+
+// decider is the store that decided about zone i, or its local counts.
+func (p *part) decider(i int) *openedStore {
+	if p.has(i).local {
+		return p.open(i).local.openedStore
+	}
+	return p.open(i)
 }
 
 // statusClientClosedRequest is what Caddy reports where a client left.

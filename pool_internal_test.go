@@ -65,6 +65,7 @@ func TestLoadReleasesWhatItAcquired(t *testing.T) {
 				}
 				wantEmpty(t, "bucketPool", bucketPool)
 				wantEmpty(t, "shardPool", shardPool)
+				wantEmpty(t, "ledgerPool", ledgerPool)
 			}
 		})
 	}

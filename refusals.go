@@ -30,12 +30,12 @@ const maxLoggedRefusals = 100_000
 // loggedRefusals are the clients whose refusal was logged in this window.
 type loggedRefusals = otter.Cache[identity.ID, time.Duration]
 
-var loggedLately = byZone[*loggedRefusals]{make: func() *loggedRefusals {
+func newLoggedRefusals() *loggedRefusals {
 	return otter.Must(&otter.Options[identity.ID, time.Duration]{
 		MaximumSize:      maxLoggedRefusals,
 		ExpiryCalculator: otter.ExpiryCreatingFunc(func(e otter.Entry[identity.ID, time.Duration]) time.Duration { return e.Value }),
 	})
-}}
+}
 
 // refusals tell of a handler's refusals, in the log and as events.
 type refusals struct {

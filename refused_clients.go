@@ -57,8 +57,6 @@ type refusedSketch struct {
 	counts topk.Topk
 }
 
-var refusedLately = byZone[*refusedClients]{make: func() *refusedClients { return newRefusedClients(time.Now()) }}
-
 func newRefusedClients(now time.Time) *refusedClients {
 	return &refusedClients{began: now, seed: maphash.MakeSeed()}
 }

@@ -1,8 +1,6 @@
 package shardlimit
 
 import (
-	"context"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -22,7 +20,7 @@ func (p *part) settle(status int) {
 		open.accounts.Settle(p.reqs, nil)
 		return
 	}
-	var told [mostStores]settlement
+	var told settlements
 	for i, z := range p.zones {
 		if z.isLease() || p.declines(i) {
 			// What would have been refused would not have been charged.
@@ -32,46 +30,22 @@ func (p *part) settle(status int) {
 		if !z.free.contains(status) {
 			cost = z.finalCost(p.repl, p.handler)
 		}
-		tell, m, spent := &told[z.in], p.has(i), int64(0)
-		if m.taken {
-			spent = p.reqs[i].Cost
-		}
+		spent := p.spent(i)
 		p.show(i, spent, cost)
 		p.countSettled(i, spent, cost, z.free.contains(status))
 		settled := p.mark(i)
 		settled.settled, settled.cost = true, cost
-		if m.held {
-			tell.endFlight(p.reqs[i], cost)
-			continue
-		}
-		if m.local {
-			// The store is told as well what was spent: it may be back.
-			adjust(p.reqs[i], spent, cost,
-				func(r store.Request) { p.askLocal(i, store.Store.Charge, r) },
-				func(r store.Request) { p.askLocal(i, store.Store.Refund, r) })
-			spent = 0
-		}
-		if m.unknown && !z.needsID {
-			// To charge could be to charge twice.
-			continue
-		}
-		if m.unknown && cost == 0 {
-			// Under an ID it is no mistake to refund what was never taken, nor to
-			// charge what was.
-			tell.refunds = append(tell.refunds, p.reqs[i])
-			continue
-		}
-		adjust(p.reqs[i], spent, cost,
-			func(r store.Request) {
-				if m.unknown {
-					tell.again = append(tell.again, r)
-				} else {
-					tell.charges = append(tell.charges, r)
-				}
-			},
-			func(r store.Request) { tell.refunds = append(tell.refunds, r) })
+		told.add(p, i, spent, cost)
 	}
 	p.tell(&told)
+}
+
+// spent is what the request has spent in zone i.
+func (p *part) spent(i int) int64 {
+	if p.has(i).taken {
+		return p.reqs[i].Cost
+	}
+	return 0
 }
 
 // countSettled counts what a request costs zone i that has spent something. What
@@ -89,6 +63,26 @@ func (p *part) countSettled(i int, spent, cost int64, free bool) {
 	}
 }
 
+// settlements are what each store and its local counts are told.
+type settlements [mostStores]struct{ store, local settlement }
+
+// add adds what the stores of zone i are told of a request that has spent something
+// and costs something else.
+func (s *settlements) add(p *part, i int, spent, cost int64) {
+	z, m, req := p.zones[i], p.has(i), p.reqs[i]
+	told := &s[z.in]
+	if m.local {
+		told.local.add(req, mark{held: m.held}, spent, cost)
+		// The store is told as well what it costs, for it may be back.
+		spent = 0
+	}
+	if m.unknown && !z.needsID {
+		// To charge could be to charge twice.
+		return
+	}
+	told.store.add(req, m, spent, cost)
+}
+
 // settlement is what a store is told once it is known what a request costs.
 type settlement struct {
 	// ended is what was in flight, at the cost that is charged, and held is the
@@ -99,50 +93,51 @@ type settlement struct {
 	charges, again, refunds []store.Request
 }
 
-// endFlight adds a request that was in flight.
-func (s *settlement) endFlight(req store.Request, cost int64) {
-	s.held = append(s.held, req.Cost)
-	req.Cost = cost
-	s.ended = append(s.ended, req)
-}
-
-// tell tells each store what concerns it.
-func (p *part) tell(told *[mostStores]settlement) {
-	for in := range told {
-		open, s := p.visits[in].open, &told[in]
-		if open == nil {
-			continue
-		}
-		if len(s.ended) > 0 {
-			open.accounts.Settle(s.ended, s.held)
-		}
-		open.detach(open.detacher, store.Detacher.ChargeDetached, store.Store.Charge, s.charges)
-		// What may be there already is charged under its own name, and not added
-		// to anything.
-		open.detach(open.direct, store.Detacher.ChargeDetached, store.Store.Charge, s.again)
-		open.detach(open.detacher, store.Detacher.RefundDetached, store.Store.Refund, s.refunds)
-	}
-}
-
-// adjust charges or refunds the difference between what a request has spent and
-// what it costs.
-func adjust(req store.Request, spent, cost int64, charge, refund func(store.Request)) {
+// add adds a request that is marked with m, has spent something and costs something
+// else. What was taken with an unknown outcome is known by its ID: it is no mistake
+// to refund what was never taken, nor to charge what was.
+func (s *settlement) add(req store.Request, m mark, spent, cost int64) {
 	switch {
+	case m.held:
+		s.held = append(s.held, req.Cost)
+		req.Cost = cost
+		s.ended = append(s.ended, req)
+	case m.unknown && cost == 0:
+		s.refunds = append(s.refunds, req)
+	case m.unknown:
+		req.Cost = cost
+		s.again = append(s.again, req)
 	case cost > spent:
 		if req.Cost = cost - spent; req.ID != "" && spent > 0 {
 			// What is under the old ID stays.
 			req.ID = newID()
 		}
-		charge(req)
+		s.charges = append(s.charges, req)
 	case cost < spent:
 		req.Cost = spent - cost
-		refund(req)
+		s.refunds = append(s.refunds, req)
 	}
 }
 
-// askLocal asks the local counts of zone i.
-func (p *part) askLocal(i int, q question, req store.Request) store.State {
-	return q(p.open(i).local, context.Background(), []store.Request{req})[0]
+// tell tells each store what concerns it.
+func (p *part) tell(told *settlements) {
+	for in := range told {
+		if open := p.visits[in].open; open != nil {
+			told[in].local.tell(open.local.openedStore)
+			told[in].store.tell(open)
+		}
+	}
+}
+
+func (s *settlement) tell(open *openedStore) {
+	if len(s.ended) > 0 {
+		open.accounts.Settle(s.ended, s.held)
+	}
+	open.detach(open.detacher, store.Detacher.ChargeDetached, store.Store.Charge, s.charges)
+	// What may be there already is charged under its own name, and not added
+	// to anything.
+	open.detach(open.direct, store.Detacher.ChargeDetached, store.Store.Charge, s.again)
+	open.detach(open.detacher, store.Detacher.RefundDetached, store.Store.Refund, s.refunds)
 }
 
 // chargesWhole tells whether all that was asked is to be charged as it is,
@@ -191,23 +186,11 @@ func (t *tracker) showRefunds() {
 	}
 }
 
-// releaseHeld ends what is in flight, for nothing.
-func (p *part) releaseHeld() {
-	var told [mostStores]settlement
-	for i, z := range p.zones {
-		if p.has(i).held {
-			told[z.in].endFlight(p.reqs[i], 0)
-		}
-	}
-	p.tell(&told)
-}
-
 // undo refunds what was taken, because the request does not go on.
 func (p *part) undo() {
 	p.lease.stop()
 	p.lease = nil
-	p.releaseHeld()
-	p.refund(func(int) bool { return true })
+	p.giveBack(func(int) bool { return true })
 	for i, z := range p.zones {
 		m := p.has(i)
 		if z.needsID && (m.taken || m.unknown) {
@@ -222,24 +205,18 @@ func (p *part) undo() {
 	}
 }
 
-// refund gives back what was taken by some zones.
-func (p *part) refund(some func(i int) bool) {
-	var told [mostStores]settlement
+// giveBack gives back what some zones hold in flight or have taken.
+func (p *part) giveBack(some func(i int) bool) {
+	var told settlements
 	for i, z := range p.zones {
-		m := p.has(i)
 		if !some(i) {
 			continue
 		}
-		if m.taken && m.local {
-			p.askLocal(i, store.Store.Refund, p.reqs[i])
+		spent := p.spent(i)
+		if !z.isLease() {
+			z.counts.refunded.Add(float64(spent))
 		}
-		if m.taken && !z.isLease() {
-			z.counts.refunded.Add(float64(p.reqs[i].Cost))
-		}
-		// Under an ID it is no mistake to refund what was never taken.
-		if m.taken && !m.local || m.unknown && z.needsID {
-			told[z.in].refunds = append(told[z.in].refunds, p.reqs[i])
-		}
+		told.add(p, i, spent, 0)
 	}
 	p.tell(&told)
 }

@@ -67,7 +67,6 @@ func answeredWith(t *testing.T, z *Zone, s *deafStore, status int) int {
 	defer use.unload()
 	z.Name, z.Key, z.Events, z.Window = "test", Texts{"static"}, "10", caddy.Duration(time.Hour)
 	z.compile()
-	z.counts = metrics.zone(z.Name)
 	z.countIn(ownStore, use)
 	h := &Handler{Zones: []*Zone{z}, logger: zap.NewNop(), now: time.Now, use: use}
 	w := httptest.NewRecorder()

@@ -12,7 +12,6 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
-	"github.com/shardlimit/caddy-shardlimit/store/memory"
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
@@ -48,6 +47,8 @@ type storeUse struct {
 	open  atomic.Pointer[openedStore]
 	mu    sync.Mutex
 	ended bool
+	// zones are the states of the config's zones.
+	zones map[string]*zoneState
 }
 
 // openedStore is a store and what handlers need to know of it.
@@ -60,7 +61,7 @@ type openedStore struct {
 	detacher  store.Detacher
 	penalizer store.Penalizer
 	// local counts where the store cannot.
-	local *memory.Store
+	local localCounts
 	// newcomers bounds new buckets, if that is wanted.
 	newcomers *newcomers
 	// full are the buckets that refused.
@@ -95,7 +96,7 @@ func (u *storeUse) enter() (*openedStore, error) {
 		if err != nil {
 			return nil, err
 		}
-		open := &openedStore{name: u.name, store: s, base: s, local: acquireBuckets(localBuckets+u.name, 0), full: newFullBuckets()}
+		open := &openedStore{name: u.name, store: s, base: s, full: newFullBuckets()}
 		open.detacher, _ = s.(store.Detacher)
 		open.direct = open.detacher
 		open.penalizer, _ = s.(store.Penalizer)
@@ -202,8 +203,8 @@ func (u *storeUse) unload() {
 }
 
 func (u *storeUse) close(open *openedStore) {
-	releaseBuckets(localBuckets + u.name)
-	open.leaveLedger(u.name, u.module.CloseStore)
+	u.releaseZones()
+	open.leaveLedger(u.name, u.module, u.module.CloseStore)
 }
 
 // failed reports an error of the store, at most once a minute.

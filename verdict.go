@@ -32,7 +32,6 @@ func (p *part) isDenied() bool {
 // that. What is in flight may turn out to cost nothing, so it earns no penalty.
 // Nobody waits for it: the states show it already.
 func (p *part) penalize() {
-	var reqs [mostStores][]store.Request
 	for i, z := range p.zones {
 		st := &p.states[i]
 		if z.Penalty == 0 || !p.declines(i) || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
@@ -45,15 +44,6 @@ func (p *part) penalize() {
 		st.Remaining = 0
 		req := p.reqs[i]
 		req.Until = st.Penalty
-		if p.has(i).local {
-			p.open(i).local.PenalizeDetached([]store.Request{req})
-			continue
-		}
-		reqs[z.in] = append(reqs[z.in], req)
-	}
-	for in := range reqs {
-		if len(reqs[in]) > 0 {
-			p.visits[in].open.penalizer.PenalizeDetached(reqs[in])
-		}
+		p.decider(i).penalizer.PenalizeDetached([]store.Request{req})
 	}
 }

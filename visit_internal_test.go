@@ -29,7 +29,6 @@ func TestStoreThatDoesNotOpen(t *testing.T) {
 				for _, name := range []string{"a", "b"} {
 					z := &Zone{Name: name, Key: Texts{name}, Events: "10", Window: caddy.Duration(time.Hour), Charge: charge, OnError: onError, MaxWait: 1}
 					z.compile()
-					z.counts = metrics.zone(name)
 					for in, use := range uses {
 						z.countIn(in, use)
 					}

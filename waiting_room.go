@@ -34,7 +34,7 @@ type waiter struct {
 	first chan struct{}
 }
 
-var rooms = byZone[*waitingRoom]{make: func() *waitingRoom { return &waitingRoom{lines: map[lineID][]*waiter{}} }}
+func newWaitingRoom() *waitingRoom { return &waitingRoom{lines: map[lineID][]*waiter{}} }
 
 // hasLine tells whether somebody waits.
 func (m *waitingRoom) hasLine(id lineID) bool {

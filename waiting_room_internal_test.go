@@ -161,13 +161,3 @@ func TestRoomEmpties(t *testing.T) {
 		t.Errorf("%d are held in %d lines after all have left", m.held, len(m.lines))
 	}
 }
-
-func TestRoomsAreThoseOfTheZone(t *testing.T) {
-	one := rooms.of("store", "TestRoomsAreThoseOfTheZone")
-	if rooms.of("store", "TestRoomsAreThoseOfTheZone") != one {
-		t.Error("a zone that is loaded again has another room")
-	}
-	if rooms.of("other", "TestRoomsAreThoseOfTheZone") == one || rooms.of("store", "TestRoomsAreThoseOfTheZone2") == one {
-		t.Error("two zones share a room")
-	}
-}

@@ -206,7 +206,6 @@ func (z *Zone) provision(ctx caddy.Context, stores ...*storeUse) error {
 		}
 		z.countIn(in, use)
 	}
-	z.counts = metrics.zone(z.Name)
 	return nil
 }
 

@@ -16,6 +16,7 @@ type zoneUse struct {
 	in      int
 	use     *storeUse
 	onError string
+	// room is nil if the zone holds no requests.
 	room    *waitingRoom
 	refused *refusedClients
 	logged  *loggedRefusals
@@ -23,11 +24,11 @@ type zoneUse struct {
 
 // countIn makes the zone count in a store.
 func (z *Zone) countIn(in int, use *storeUse) {
-	z.uses[in] = zoneUse{Zone: z, in: in, use: use, onError: cmp.Or(z.OnError, use.onError),
-		refused: refusedLately.of(use.name, z.Name), logged: loggedLately.of(use.name, z.Name),
-	}
+	state := use.zone(z.Name)
+	z.counts = state.counts
+	z.uses[in] = zoneUse{Zone: z, in: in, use: use, onError: cmp.Or(z.OnError, use.onError), refused: state.refused, logged: state.logged}
 	if z.MaxWait > 0 {
-		z.uses[in].room = rooms.of(use.name, z.Name)
+		z.uses[in].room = state.room
 	}
 }
 

@@ -26,6 +26,17 @@ func (l *Ledger) Admit(ctx context.Context, reqs []store.Request, states []store
 	admissions.Put(a)
 }
 
+// Hold holds the costs of requests in flight that were admitted without the store,
+// until [Ledger.Settle] ends that.
+func (l *Ledger) Hold(reqs []store.Request) {
+	now := l.books.now()
+	for i := range reqs {
+		e := l.enter(&reqs[i], now)
+		e.hold(reqs[i].Cost)
+		e.page.mu.Unlock()
+	}
+}
+
 // admissions are given back once nobody has anything to tell them.
 var admissions = sync.Pool{New: func() any { return new(admission) }}
 

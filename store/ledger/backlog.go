@@ -16,32 +16,40 @@ const (
 	backlogPatience = time.Second
 	// backlogBatch is how many charges are tried at a time.
 	backlogBatch = 256
+	// flushTick is how often a flush looks whether it is done.
+	flushTick = 5 * time.Millisecond
 )
 
-// enqueue makes an entry wait for a shard. Its page is locked.
-func (b *Books) enqueue(owner string, e *entry) {
+// enqueue makes an entry wait for a shard, and reports whether there is a view to
+// deliver its charges. Its page is locked.
+func (b *Books) enqueue(owner string, e *entry) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if len(b.views) == 0 {
+		return false
+	}
 	line, ok := b.backlogs[owner]
 	if !ok {
 		go b.work(owner)
 	}
 	b.backlogs[owner] = append(line, e)
+	return true
 }
 
-// dequeue returns the next entries, or none, after which the caller ends.
-func (b *Books) dequeue(owner string) []*entry {
+// dequeue returns the next entries and the view to deliver them through, or none,
+// after which the caller ends.
+func (b *Books) dequeue(owner string) (through *Ledger, batch []*entry) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	line := b.backlogs[owner]
 	n := min(len(line), backlogBatch)
 	if n == 0 {
 		delete(b.backlogs, owner)
-		return nil
+		return nil, nil
 	}
 	// It stays when it is empty: as long as there is one, the caller goes on.
 	b.backlogs[owner] = line[n:]
-	return line[:n:n]
+	return b.currentLocked(), line[:n:n]
 }
 
 // work tries what waits for a shard until nothing does.
@@ -49,11 +57,11 @@ func (b *Books) work(owner string) {
 	wait := backlogPause
 	time.Sleep(wait)
 	for {
-		batch := b.dequeue(owner)
+		through, batch := b.dequeue(owner)
 		if len(batch) == 0 {
 			return
 		}
-		if b.try(batch) {
+		if through.try(batch) {
 			wait = backlogPause
 			continue
 		}
@@ -62,14 +70,9 @@ func (b *Books) work(owner string) {
 	}
 }
 
-// try sends what waits in the entries, waits for what becomes of it, and tells
+// try sends what waits in the entries, waits for what becomes of it, and reports
 // whether the shard answers. What it refuses is enqueued again.
-func (b *Books) try(batch []*entry) bool {
-	l := b.current()
-	if l == nil {
-		// The last view is gone, and waits no longer.
-		return false
-	}
+func (l *Ledger) try(batch []*entry) bool {
 	reqs, owing := l.takeWaiting(batch)
 	if len(reqs) == 0 {
 		return true
@@ -97,60 +100,66 @@ func (l *Ledger) takeWaiting(batch []*entry) (reqs []store.Request, owing []*ent
 	for _, e := range batch {
 		p := e.page
 		p.mu.Lock()
-		if p.entries[e.id] == e && e.debts != nil && e.debts.queued {
-			e.debts.queued = false
-			switch w := e.debts.waiting; {
-			case e.debts.sent:
-			case w == nil || w.expires <= now:
-				l.giveUp(e, ErrExpired)
-			default:
-				reqs, owing = append(reqs, l.sendNext(e, now)...), append(owing, e)
-			}
+		switch {
+		case p.entries[e.id] != e || !e.debts.isUnsent():
+			// It was given up, and may have begun anew.
+		case e.debts.waiting.expires <= now:
+			l.giveUp(e, ErrExpired)
+		default:
+			reqs, owing = append(reqs, l.sendNext(e, now)...), append(owing, e)
 		}
 		p.mu.Unlock()
 	}
 	return reqs, owing
 }
 
-// Owes tells whether something waits that would be lost with the ledger.
+// Owes reports whether the books have charges that were not delivered, or events
+// to give back.
 func (l *Ledger) Owes() bool {
 	l.books.mu.Lock()
 	defer l.books.mu.Unlock()
-	return l.books.owing.Load() > 0 || len(l.books.reserved) > 0
+	return l.books.owes()
+}
+
+// owes is [Ledger.Owes], with mu held.
+func (b *Books) owes() bool { return b.owing.Load() > 0 || len(b.reserved) > 0 }
+
+// IsNeeded reports whether something is owed that is delivered through this view.
+// It is not once a later view runs.
+func (l *Ledger) IsNeeded() bool {
+	l.books.mu.Lock()
+	defer l.books.mu.Unlock()
+	return l.books.owes() && l.books.currentLocked() == l
 }
 
 // Flush gives back what was taken in advance, and waits until the charges have
-// been delivered that are on their way or wait, or until ctx ends: then it gives
-// up, and reports what is left.
+// been delivered that are on their way or wait, until another view delivers them,
+// or until ctx ends.
 func (l *Ledger) Flush(ctx context.Context) {
+	if !l.IsNeeded() {
+		return
+	}
 	l.books.giveBack(0)
-	tick := time.NewTicker(5 * time.Millisecond)
+	tick := time.NewTicker(flushTick)
 	defer tick.Stop()
-	for l.books.owing.Load() > 0 {
+	for l.books.owing.Load() > 0 && l.books.current() == l {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			l.abandon()
 			return
 		}
 	}
 }
 
-// abandon gives up what waits.
-func (l *Ledger) abandon() {
-	for i := range l.books.pages {
-		p := &l.books.pages[i]
-		p.mu.Lock()
-		for _, e := range p.ring {
-			switch d := e.debts; {
-			case d == nil:
-			case !d.sent:
-				l.giveUp(e, errEnded)
-			case d.waiting != nil:
-				l.lose(d.waiting.req.ClientKey, d.waiting.requests, errEnded)
-				e.setWaiting(nil)
-			}
+// giveUpAll gives up what waits in p, which is locked.
+func (l *Ledger) giveUpAll(p *page) {
+	for _, e := range p.ring {
+		switch d := e.debts; {
+		case d.isUnsent():
+			l.giveUp(e, errEnded)
+		case d != nil && d.waiting != nil:
+			l.lose(d.waiting.req.ClientKey, d.waiting.requests, errEnded)
+			e.setWaiting(nil)
 		}
-		p.mu.Unlock()
 	}
 }

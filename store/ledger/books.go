@@ -36,7 +36,8 @@ type Books struct {
 	// views are in use, in the order in which they came.
 	views []*Ledger
 	// backlogs hold, by shard, the entries whose charges wait for it, those
-	// first that wait longest. While there is one, a goroutine tries them.
+	// first that wait longest. While there is one, a goroutine tries them. Without
+	// a view all are empty.
 	backlogs map[string][]*entry
 	// reserved are the entries that hold what was taken in advance.
 	reserved map[*entry]bool
@@ -79,10 +80,15 @@ func (b *Books) attach(l *Ledger) {
 
 // current is the view through which charges are delivered that waited: the
 // latest whose config runs or, if there is none, the oldest, for the others may
-// be of a config that is yet to be rejected.
+// be of a config that is yet to be rejected. Without a view it is nil.
 func (b *Books) current() *Ledger {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	return b.currentLocked()
+}
+
+// currentLocked is current, with mu held.
+func (b *Books) currentLocked() *Ledger {
 	if len(b.views) == 0 {
 		return nil
 	}
@@ -102,15 +108,37 @@ func (l *Ledger) Run() {
 	l.runs = true
 }
 
-// Leave ends the view: what waits is delivered through others. The store must
+// Leave ends the view. What waits is delivered through the other views; if there
+// is none, it is given up and reported. [Ledger.Flush] avoids that. The store must
 // not be closed before.
 func (l *Ledger) Leave() {
 	l.presence.leave()
-	l.books.mu.Lock()
-	defer l.books.mu.Unlock()
-	if i := slices.Index(l.books.views, l); i >= 0 {
-		l.books.views = slices.Delete(l.books.views, i, i+1)
+	b := l.books
+	// An entry begins to wait with its page locked: none does in between.
+	for i := range b.pages {
+		b.pages[i].mu.Lock()
 	}
+	loses := b.detach(l) && b.owing.Load() > 0
+	for i := range b.pages {
+		if loses {
+			l.giveUpAll(&b.pages[i])
+		}
+		b.pages[i].mu.Unlock()
+	}
+}
+
+// detach removes a view, and reports whether none is left.
+func (b *Books) detach(l *Ledger) (last bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.views = slices.DeleteFunc(b.views, func(other *Ledger) bool { return other == l })
+	if last = len(b.views) == 0; last {
+		for owner := range b.backlogs {
+			// The goroutine that tries them finds that and ends.
+			b.backlogs[owner] = nil
+		}
+	}
+	return last
 }
 
 func (b *Books) pageOf(id identity.ID) *page {

@@ -36,10 +36,13 @@ type debts struct {
 	heard *algorithm.Known
 	// arrived is closed when that is answered; nil if nobody waits.
 	arrived chan struct{}
-	// queued is set while the debts are in a backlog; isStale, if the bucket was
-	// reset since that was sent.
-	queued, isStale bool
+	// isStale is set if the bucket was reset since that was sent.
+	isStale bool
 }
+
+// isUnsent reports whether there are debts of which none is on its way: they are
+// in a backlog, or with the goroutine that tries it.
+func (d *debts) isUnsent() bool { return d != nil && !d.sent }
 
 // debt is charges added up.
 type debt struct {
@@ -273,14 +276,8 @@ func (l *Ledger) putBack(e *entry, r *store.Request, requests int64) {
 	} else {
 		e.setWaiting(&debt{req: *r, requests: requests, expires: d.expires})
 	}
-	if l.books.current() == nil {
-		// Nobody is left to deliver it.
+	if !l.books.enqueue(l.store.Owner(r.ClientKey), e) {
 		l.giveUp(e, errEnded)
-		return
-	}
-	if !d.queued {
-		d.queued = true
-		l.books.enqueue(l.store.Owner(r.ClientKey), e)
 	}
 }
 

@@ -72,7 +72,7 @@ func (e *entry) isUnused() bool {
 
 // mayBeGivenUp tells whether charges wait that are not on their way.
 func (e *entry) mayBeGivenUp() bool {
-	return e.isUnused() && e.debts != nil && !e.debts.sent && e.debts.waiting != nil
+	return e.isUnused() && e.debts.isUnsent()
 }
 
 // keepUntil notes for how long the entry says something.

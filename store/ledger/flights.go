@@ -146,6 +146,15 @@ func (l *Local) admit(ctx context.Context, r *store.Request) store.State {
 	return st
 }
 
+// Hold is [Ledger.Hold].
+func (l *Local) Hold(reqs []store.Request) {
+	for i := range reqs {
+		page, id, fl := l.flights.use(&reqs[i])
+		fl.cost += reqs[i].Cost
+		page.leave(id, fl, 0, reqs[i].Cost)
+	}
+}
+
 // Figures are those of the flights.
 func (l *Local) Figures() Figures { return l.flights.Figures() }
 

@@ -1,0 +1,68 @@
+package shardlimit_test
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// TestReloadsLeaveNothingBehind of zones that no config has any more.
+func TestReloadsLeaveNothingBehind(t *testing.T) {
+	const reloads = 60
+	occupied, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, "listen", err)
+	defer occupied.Close()
+	cannotListen := "\nhttp://" + occupied.Addr().String() + " {\n\trespond never\n}\n"
+	site := func(zone string) string {
+		return zonesSite("", zoneWith(zone, "events 1", "max_wait 1ms"), "respond ok")
+	}
+	c := startCaddy(t, site("first"))
+	n := 0
+	reload := func(times int) {
+		for range times {
+			n++
+			if status, body := c.load(site(fmt.Sprint("rejected-", n)) + cannotListen); status == http.StatusOK {
+				t.Fatalf("a config that cannot listen was accepted: %s", body)
+			}
+			c.mustLoad(site(fmt.Sprint("zone-", n)))
+			for _, status := range []int{http.StatusOK, http.StatusTooManyRequests} {
+				must(t, "a request", want("status", c.probe("/", "X-Key: alice").status, status))
+			}
+		}
+	}
+	reload(20) // what Caddy itself keeps
+	goroutines, heap := c.footprint()
+	reload(reloads)
+	const most = 16 << 10 // of bytes a zone, with which a cache or a sketch does not go
+	var moreGoroutines, moreHeap int64
+	eventually(t, "the caches of zones are gone", func() error {
+		g, h := c.footprint()
+		moreGoroutines, moreHeap = g-goroutines, h-heap
+		if moreGoroutines > 10 || moreHeap > reloads*most {
+			return fmt.Errorf("%d goroutines and %d bytes more after %d reloads", moreGoroutines, moreHeap, reloads)
+		}
+		return nil
+	})
+	_, metrics := c.adminCall(http.MethodGet, "/metrics", "", "")
+	must(t, "metrics", want("those of zones that are gone", strings.Count(metrics, `requests_total{zone="`), 2))
+	t.Logf("after %d reloads and as many rejected: %d goroutines and %d bytes more", reloads, moreGoroutines, moreHeap)
+}
+
+// footprint is how many goroutines Caddy has, and bytes on its heap.
+func (c *caddyProcess) footprint() (goroutines, heap int64) {
+	c.t.Helper()
+	number := func(text, before string) int64 {
+		_, rest, _ := strings.Cut(text, before)
+		digits, _, _ := strings.Cut(rest, "\n")
+		n, err := strconv.ParseInt(digits, 10, 64)
+		must(c.t, before, err)
+		return n
+	}
+	_, text := c.adminCall(http.MethodGet, "/debug/pprof/heap?gc=1&debug=1", "", "")
+	heap = number(text, "# HeapAlloc = ")
+	_, text = c.adminCall(http.MethodGet, "/debug/pprof/goroutine?debug=1", "", "")
+	return number(text, "goroutine profile: total "), heap
+}

@@ -1,0 +1,100 @@
+package shardlimit
+
+import (
+	"sync"
+	"time"
+)
+
+// zoneState is what a zone has in a store beside its buckets. Configs and requests
+// that use the store share it, and it ends with the last of them.
+type zoneState struct {
+	counts  zoneCounters
+	refused *refusedClients
+	logged  *loggedRefusals
+	room    *waitingRoom
+}
+
+var zoneStates = shared[zoneID, *zoneState]{
+	begin: func(id zoneID) *zoneState {
+		return &zoneState{
+			counts:  zoneSeries.acquire(id.zone),
+			refused: newRefusedClients(time.Now()), logged: newLoggedRefusals(), room: newWaitingRoom(),
+		}
+	},
+	end: func(id zoneID) { zoneSeries.release(id.zone) },
+}
+
+// zoneSeries are the metrics of zones, which do not name the store.
+var zoneSeries = shared[string, zoneCounters]{begin: metrics.zone, end: metrics.forgetZone}
+
+// shared are values by keys. Each exists as long as it is used.
+type shared[K comparable, V any] struct {
+	begin func(K) V
+	end   func(K)
+
+	mu   sync.Mutex
+	used map[K]*sharedValue[V]
+}
+
+type sharedValue[V any] struct {
+	value V
+	users int
+}
+
+func (s *shared[K, V]) acquire(key K) V {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v, ok := s.used[key]
+	if !ok {
+		if s.used == nil {
+			s.used = map[K]*sharedValue[V]{}
+		}
+		v = &sharedValue[V]{value: s.begin(key)}
+		s.used[key] = v
+	}
+	v.users++
+	return v.value
+}
+
+// find returns the value of a key that is used.
+func (s *shared[K, V]) find(key K) (value V, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if v := s.used[key]; v != nil {
+		return v.value, true
+	}
+	return value, false
+}
+
+// release ends what one call of acquire began.
+func (s *shared[K, V]) release(key K) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := s.used[key]
+	if v.users--; v.users == 0 {
+		delete(s.used, key)
+		s.end(key)
+	}
+}
+
+// zone is the state of a zone in the store, until that is not used any more.
+func (u *storeUse) zone(name string) *zoneState {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if state, ok := u.zones[name]; ok {
+		return state
+	}
+	if u.zones == nil {
+		u.zones = map[string]*zoneState{}
+	}
+	u.zones[name] = zoneStates.acquire(zoneID{u.name, name})
+	return u.zones[name]
+}
+
+// releaseZones lets go of the zones' states. mu is held.
+func (u *storeUse) releaseZones() {
+	for name := range u.zones {
+		zoneStates.release(zoneID{u.name, name})
+	}
+	u.zones = nil
+}
