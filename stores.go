@@ -203,6 +203,7 @@ func (u *storeUse) unload() {
 
 func (u *storeUse) close(open *openedStore) {
 	releaseBuckets(localBuckets + u.name)
+	open.leaveNewcomers()
 	open.leaveLedger(u.name, u.module.CloseStore)
 }
 
