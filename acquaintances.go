@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// A client is remembered for at least these after its last request: one that
-	// comes regularly has no bucket between two windows, and must not be a
-	// newcomer each time.
+	// A client is remembered for so many windows, and for at least so long, after
+	// its last request. One that comes regularly has no bucket between two windows,
+	// and must not be a newcomer each time.
 	acquaintanceWindows = 3
 	leastAcquaintance   = time.Minute
 
@@ -22,8 +22,8 @@ const (
 	maxAcquaintances = 1_000_000
 
 	acquaintancePages = 64
-	// acquaintanceSweep is how many entries are looked at, in search of those that
-	// are over, when one is added.
+	// acquaintanceSweep is how many entries are looked at when one is added, in
+	// search of those whose time is over.
 	acquaintanceSweep = 4
 )
 

@@ -134,8 +134,9 @@ func shortened(key []byte) []byte {
 	return base64.RawURLEncoding.AppendEncode(key, digest[:shortDigest])
 }
 
-// canonicalKey returns the client key that is meant by one from a log, the API
-// or an operator: a long key is shortened unless it is already.
+// canonicalKey returns the client key that an operator means by one that was
+// copied from a log or an answer, or written in full: it shortens a long key
+// unless that is a shortened one already.
 func canonicalKey(clientKey string) string {
 	if isShortened(clientKey) {
 		return clientKey

@@ -249,7 +249,7 @@ func TestAcquaintancesLastWhileTheyAreUsed(t *testing.T) {
 // TestMadeUpKeysPushNobodyOut of what is remembered, and take bounded memory;
 // once they stay away there is room again.
 func TestMadeUpKeysPushNobodyOut(t *testing.T) {
-	const most, regulars, bytesEach = 200_000, 1000, 50
+	const most, regulars, bytesEach = 50_000, 1000, 50
 	now := time.Unix(1_700_000_000, 0)
 	heap := func() uint64 {
 		var m runtime.MemStats

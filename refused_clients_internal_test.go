@@ -93,14 +93,18 @@ func TestRefusedMemoryIsBounded(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc
 	}
+	keys := make([]string, 2000)
+	for i := range keys {
+		keys[i] = canonicalKey(fmt.Sprintf("%s-%d", strings.Repeat("x", 10_000), i))
+	}
 	before := heap()
 	zones := make([]*refusedClients, 10)
 	for n := range zones {
 		zones[n] = newRefusedClients(now)
 		for period := range refusedPeriods {
-			for i := range 2000 {
-				key := canonicalKey(fmt.Sprintf("%s-%d", strings.Repeat("x", 10_000), i))
-				zones[n].note(key, now.Add(time.Duration(period)*refusedPeriod))
+			for _, key := range keys {
+				// As each request has its own.
+				zones[n].note(strings.Clone(key), now.Add(time.Duration(period)*refusedPeriod))
 			}
 		}
 	}
@@ -110,6 +114,7 @@ func TestRefusedMemoryIsBounded(t *testing.T) {
 		t.Logf("a zone takes %d bytes", each)
 	}
 	runtime.KeepAlive(zones)
+	runtime.KeepAlive(keys)
 }
 
 // TestRefusedTogether counts every refusal, and readers harm nobody.
