@@ -90,7 +90,7 @@ func (z *Zone) bucketsOf(values, clientKeys []string) (buckets []namedBucket, er
 		if !z.couldHave(clientKeys[0]) {
 			return nil, fmt.Errorf("client_key %q is none of zone %s: copy it from a log or from /rate_limit/top, or give key", clientKeys[0], z.Name)
 		}
-		return []namedBucket{{ClientKey: clientKeys[0]}}, nil
+		return []namedBucket{{ClientKey: canonicalKey(clientKeys[0])}}, nil
 	}
 	if len(values) > 0 && !slices.ContainsFunc(values, func(v string) bool { return v != "" }) {
 		return nil, errors.New("key is empty: write what the placeholder has for the client")

@@ -104,3 +104,30 @@ func TestFloodOfNewClients(t *testing.T) {
 		})
 	}
 }
+
+// TestNewClientsInTwoHandlersAreChargedOnce, also those whose bucket is shared,
+// and also where the bound lets a client in between the two handlers.
+func TestNewClientsInTwoHandlersAreChargedOnce(t *testing.T) {
+	const clients = 200
+	servers := startShards(t, 2, 1)
+	for _, charge := range []string{"after", "before"} {
+		t.Run(charge, func(t *testing.T) {
+			prefix := "once-" + charge
+			zone := zoneWith("api", "charge "+charge, "events 1000")
+			c := startCaddy(t, twoHandlersSite(servers.store("max_new_buckets 1", "key_prefix "+prefix), zone, zone))
+			together(t, clients, func(i int) error {
+				a, err := c.tryProbe(t.Context(), "/", "X-Key: "+strconv.Itoa(i))
+				if err != nil {
+					return err
+				}
+				return want("status", a.status, http.StatusOK)
+			})
+			if c.metric(`caddy_rate_limit_overflowed_requests_total{zone="api"}`) == "" {
+				t.Error("nobody shares a bucket")
+			}
+			// It delivers what is on its way.
+			c.stop()
+			servers.awaitSum(t, prefix+":", clients)
+		})
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -105,10 +106,10 @@ func placeholdersIn(text string) (names []string) {
 	return names
 }
 
-// clientKey appends the client key that the text yields, and tells whether it
-// applies to the request: at least one of its placeholders is not empty, or it
-// has none. The lengths at the end keep the parts of a key with several
-// placeholders from running into each other.
+// clientKey appends the client key that the text yields to b, which is empty,
+// and reports whether the text applies to the request: at least one of its
+// placeholders is not empty, or it has none. The lengths at the end keep the
+// parts of a key with several placeholders from running into each other.
 func (t *keyText) clientKey(b []byte, repl *caddy.Replacer, z *Zone) ([]byte, bool) {
 	b = append(append(b, t.tag...), ':')
 	applies := len(t.placeholders) == 0
@@ -124,7 +125,61 @@ func (t *keyText) clientKey(b []byte, repl *caddy.Replacer, z *Zone) ([]byte, bo
 	for i := range len(lengths) - 1 {
 		b = strconv.AppendInt(append(b, ':'), int64(lengths[i]), 10)
 	}
-	return b, applies
+	return shortened(b), applies
+}
+
+// A client key of more than maxKey bytes is shortened to shortKey bytes: its
+// beginning, at least as many dots as shortDots has, and a digest of all of it.
+// Everything that the limiter keeps about a client, here and in the stores, is
+// kept under that key, so clients cannot choose how much memory they take.
+// These numbers decide which bucket, shard and cohort a client belongs to: they
+// are the same in all Caddys and must not change.
+const (
+	maxKey    = 128
+	shortKey  = 144
+	shortDots = "..."
+	// shortDigest is how many bytes of the SHA-256 are kept: 192 bits, so that
+	// nobody can find two client keys that share a bucket.
+	shortDigest = 24
+	shortHead   = shortKey - len(shortDots) - shortDigest*8/6
+)
+
+// shortened returns key itself, or overwrites it with what stands for it. The
+// result for a long key is longer than any key that stays as it is, so no client
+// can send the shortened key of another.
+func shortened(key []byte) []byte {
+	if len(key) <= maxKey {
+		return key
+	}
+	digest := sha256.Sum256(key)
+	head := shortHead
+	for head > shortHead-utf8.UTFMax && !utf8.RuneStart(key[head]) {
+		// The API and the logs show text, which no broken rune survives.
+		head--
+	}
+	key = append(key[:head], shortDots...)
+	for len(key) < shortHead+len(shortDots) {
+		key = append(key, '.')
+	}
+	return base64.RawURLEncoding.AppendEncode(key, digest[:shortDigest])
+}
+
+// canonicalKey returns the client key that an operator means by one that was
+// copied from a log or an answer, or written in full: it shortens a long key
+// unless that is a shortened one already.
+func canonicalKey(clientKey string) string {
+	if isShortened(clientKey) {
+		return clientKey
+	}
+	return string(shortened([]byte(clientKey)))
+}
+
+func isShortened(clientKey string) bool {
+	if len(clientKey) != shortKey || !strings.HasPrefix(clientKey[shortHead:], shortDots) {
+		return false
+	}
+	_, err := base64.RawURLEncoding.DecodeString(clientKey[shortHead+len(shortDots):])
+	return err == nil
 }
 
 // appendMasked appends value, cut down to its network if it is an IP address

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
@@ -184,6 +185,89 @@ func TestCompileKeyAddsTheClientIPUnlessItIsLast(t *testing.T) {
 	}{{Texts{"a"}, 2}, {Texts{clientIPText}, 1}, {Texts{"a", clientIPText}, 2}, {Texts{clientIPText, "a"}, 3}} {
 		if got := len(compileKey(test.key)); got != test.want {
 			t.Errorf("%q has %d texts, want %d", test.key, got, test.want)
+		}
+	}
+}
+
+// TestLongClientKeysAreShortened to a fixed length, and none becomes another
+// client's key.
+func TestLongClientKeysAreShortened(t *testing.T) {
+	z := keyZone("{" + headerA + "}{" + headerB + "}")
+	tag := z.texts[0].tag + ":"
+	seen := map[string]string{}
+	for n := range 2*shortKey + 1 {
+		for _, b := range []string{"", "x", "xx"} {
+			value := strings.Repeat("x", n)
+			// What the key would be in full.
+			full := fmt.Sprint(tag, value, b, ":", n)
+			key := keyFor(z, values{headerA: value, headerB: b, ipVar: "192.0.2.1"})
+			if n+len(b) == 0 {
+				continue
+			}
+			switch {
+			case len(full) <= maxKey && key != full:
+				t.Errorf("a key of %d bytes became %q, want %q", len(full), key, full)
+			case len(full) > maxKey && (len(key) != shortKey || !strings.HasPrefix(key, full[:shortHead]) || !isShortened(key)):
+				t.Errorf("a key of %d bytes became %q, want %d bytes that begin like it", len(full), key, shortKey)
+			}
+			if other, taken := seen[key]; taken {
+				t.Errorf("%q and %q share the key %q", other, full, key)
+			}
+			seen[key] = full
+		}
+	}
+}
+
+// TestShortenedKeyIsNoClientKey sends the shortened key of another client, which
+// is long itself.
+func TestShortenedKeyIsNoClientKey(t *testing.T) {
+	z := keyZone("{" + headerA + "}")
+	for n := maxKey; n < 2*shortKey; n++ {
+		victim := keyFor(z, values{headerA: strings.Repeat("x", n)})
+		for _, tail := range []string{"", victim[len(victim)-10:]} {
+			for _, sent := range []string{victim + tail, strings.TrimPrefix(victim, z.texts[0].tag+":") + tail} {
+				if forged := keyFor(z, values{headerA: sent}); forged == victim {
+					t.Errorf("%q has the key of the client that it imitates", sent)
+				}
+			}
+		}
+	}
+}
+
+func TestShortenedKeysAreText(t *testing.T) {
+	z := keyZone("{" + headerA + "}")
+	for shift := range 5 {
+		for _, letter := range []string{"é", "漢", "🙂"} {
+			key := keyFor(z, values{headerA: strings.Repeat("x", shift) + strings.Repeat(letter, 100)})
+			if len(key) != shortKey || !utf8.ValidString(key) {
+				t.Errorf("the shortened key is %q of %d bytes, want %d of text", key, len(key), shortKey)
+			}
+		}
+	}
+	// What is no text is cut anywhere.
+	if key := keyFor(z, values{headerA: strings.Repeat("\x80", 1000)}); len(key) != shortKey {
+		t.Errorf("the shortened key is %q of %d bytes, want %d", key, len(key), shortKey)
+	}
+}
+
+// TestCanonicalKey of what an operator copies: a shortened key is the client's,
+// and another long one is shortened as it would be in a request.
+func TestCanonicalKey(t *testing.T) {
+	for n := range 3 * shortKey {
+		key := strings.Repeat("k", n)
+		once := canonicalKey(key)
+		if len(key) <= maxKey && once != key || len(key) > maxKey && len(once) != shortKey {
+			t.Errorf("a key of %d bytes is %q", n, once)
+		}
+		if twice := canonicalKey(once); twice != once {
+			t.Errorf("%q is shortened again, to %q", once, twice)
+		}
+	}
+	for _, key := range []string{
+		strings.Repeat("k", shortKey), strings.Repeat(".", shortKey), strings.Repeat("k", shortHead) + shortDots + strings.Repeat("/", shortDigest*8/6),
+	} {
+		if canonicalKey(key) == key {
+			t.Errorf("%q counts as shortened", key)
 		}
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/maypok86/otter/v2"
 	"go.uber.org/zap"
 	"golang.org/x/time/rate"
 
@@ -16,10 +15,6 @@ import (
 // when there are too many of them. No client has it: theirs begin otherwise.
 const overflowKey = "*overflow"
 
-// maxAcquainted bounds the memory for clients that have been seen: to forget one
-// costs a question.
-const maxAcquainted = 1_000_000
-
 // newcomers bounds how many buckets a second are opened in each zone of a store
 // for clients that have none, so that made-up client keys cannot fill it.
 type newcomers struct {
@@ -27,8 +22,8 @@ type newcomers struct {
 	most   int
 	peeker store.Peeker
 	logger *zap.Logger
-	// acquainted are the clients that have been let in, for a window.
-	acquainted *otter.Cache[bucketID, time.Duration]
+	// acquainted are the clients that have been let in.
+	acquainted *acquaintances
 	reports    throttle
 
 	mu    sync.Mutex
@@ -50,53 +45,53 @@ func (open *openedStore) boundNewcomers(name string, module StoreModule, logger 
 		return
 	}
 	open.newcomers = &newcomers{
-		store: name, most: m.maxNewBuckets(), peeker: peeker, logger: logger, zones: map[string]*rate.Limiter{},
-		acquainted: otter.Must(&otter.Options[bucketID, time.Duration]{
-			MaximumSize:      maxAcquainted,
-			ExpiryCalculator: otter.ExpiryCreatingFunc(func(e otter.Entry[bucketID, time.Duration]) time.Duration { return e.Value }),
-		}),
+		store: name, most: m.maxNewBuckets(), peeker: peeker, logger: logger,
+		acquainted: acquireAcquaintances(name), zones: map[string]*rate.Limiter{},
 	}
 }
 
-// divert makes new clients beyond the bound share a bucket of their zone. Nobody
-// is diverted who has a bucket, nor while the store cannot say who does.
-func (n *newcomers) divert(ctx context.Context, reqs []store.Request, now time.Time) {
+// leaveNewcomers ends what boundNewcomers began.
+func (open *openedStore) leaveNewcomers() {
+	if open.newcomers != nil {
+		releaseAcquaintances(open.newcomers.store)
+	}
+}
+
+// strangers returns the places of the requests of new clients beyond the bound,
+// which are to share a bucket of their zone. A client that has a bucket is none,
+// nor is any while the store cannot say who has.
+func (n *newcomers) strangers(ctx context.Context, reqs []store.Request, now time.Time) (places []int) {
 	var doubtful []int
 	var asked []store.Request
 	for i := range reqs {
 		r := &reqs[i]
-		if r.Limit.Algorithm == store.Concurrency || r.Events == 0 {
+		switch {
+		case r.Limit.Algorithm == store.Concurrency || r.Events == 0:
 			// Leases are there only while requests run, and a limit of 0 needs no
 			// bucket.
-			continue
+		case n.acquainted.renew(r, now):
+		case n.limiterOf(r.Limit.Zone).AllowN(now, 1):
+			n.acquainted.add(r, now)
+		default:
+			doubtful, asked = append(doubtful, i), append(asked, *r)
 		}
-		if _, ok := n.acquainted.GetIfPresent(idOf(r)); ok {
-			continue
-		}
-		if n.limiterOf(r.Limit.Zone).AllowN(now, 1) {
-			n.admit(r)
-			continue
-		}
-		doubtful, asked = append(doubtful, i), append(asked, *r)
 	}
 	if len(asked) == 0 {
-		return
+		return nil
 	}
 	for k, st := range n.peeker.Peek(ctx, asked) {
-		r := &reqs[doubtful[k]]
+		r := &asked[k]
 		switch {
 		case st.Err != nil:
-		case st.Used > 0 || st.Penalty > 0:
-			n.admit(r)
+		case st.Holds(r.Limit):
+			n.acquainted.add(r, now)
 		default:
 			n.report(r.Limit.Zone, now)
-			r.ClientKey = overflowKey
+			places = append(places, doubtful[k])
 		}
 	}
+	return places
 }
-
-// admit notes that a client has a bucket, or is about to.
-func (n *newcomers) admit(r *store.Request) { n.acquainted.Set(idOf(r), r.Limit.Window) }
 
 func (n *newcomers) limiterOf(zone string) *rate.Limiter {
 	n.mu.Lock()
@@ -117,7 +112,8 @@ func (n *newcomers) report(zone string, now time.Time) {
 	}
 }
 
-// divert sees to new clients in each store in which the part counts.
+// divert makes new clients beyond the bound share a bucket, in each store in
+// which the part counts.
 func (p *part) divert(ctx context.Context) {
 	for in := range p.visits {
 		open := p.visits[in].open
@@ -125,13 +121,33 @@ func (p *part) divert(ctx context.Context) {
 			continue
 		}
 		if !p.split {
-			open.newcomers.divert(ctx, p.reqs, p.handler.now())
+			for _, i := range open.newcomers.strangers(ctx, p.reqs, p.handler.now()) {
+				p.shareOverflow(i)
+			}
 			continue
 		}
 		for i, z := range p.zones {
-			if z.in == in {
-				open.newcomers.divert(ctx, p.reqs[i:i+1], p.handler.now())
+			if z.in == in && len(open.newcomers.strangers(ctx, p.reqs[i:i+1], p.handler.now())) > 0 {
+				p.shareOverflow(i)
 			}
 		}
 	}
+}
+
+// shareOverflow makes zone i count the request in its overflow bucket.
+func (p *part) shareOverflow(i int) {
+	if p.diverted == nil {
+		p.diverted = map[int]string{}
+	}
+	p.diverted[i] = p.reqs[i].ClientKey
+	p.reqs[i].ClientKey = overflowKey
+}
+
+// resolvedKey is what the key of zone i yields for the request, whichever bucket
+// counts it.
+func (p *part) resolvedKey(i int) string {
+	if key, ok := p.diverted[i]; ok {
+		return key
+	}
+	return p.reqs[i].ClientKey
 }

@@ -29,6 +29,9 @@ type part struct {
 	lease *lease
 	// observed are the zones that are not enforced for this client.
 	observed []int
+	// diverted has the client key of each zone that counts the request in its
+	// overflow bucket.
+	diverted map[int]string
 
 	// Room for the few zones that most handlers have.
 	zonesRoom [2]*zoneUse

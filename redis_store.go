@@ -84,8 +84,10 @@ type RedisStore struct {
 	LedgerMaxBuckets int `json:"ledger_max_buckets,omitempty"`
 
 	// How many buckets this Caddy opens a second, in each zone, for clients that
-	// have none. New clients beyond that share one bucket of their zone until
-	// there are fewer of them, so that made-up client keys cannot fill Redis.
+	// are new: those that have no bucket and have not come to it within the last
+	// three windows, or within a minute if that is longer. New clients beyond that
+	// share one bucket of their zone until there are fewer of them, so that made-up
+	// client keys cannot fill Redis. A million clients of a store are remembered.
 	// Choose it well above the number of new clients that a busy second brings,
 	// after a restart of Redis too, and so that as many buckets as are opened in
 	// a window fit into Redis, at about 180 bytes each. Default: 0, any number.

@@ -4,12 +4,10 @@ import (
 	"hash/maphash"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
 	"github.com/go-kratos/aegis/topk"
 )
 
@@ -39,9 +37,6 @@ const (
 	// sketchDecay is HeavyKeeper's: how likely a client that has been counted n
 	// times loses one to another that has the same place, is its n-th power.
 	sketchDecay = 0.925
-
-	// maxNotedKey bounds the bytes that a sketch keeps of a client key.
-	maxNotedKey = 128
 )
 
 type refusedStripe struct {
@@ -65,7 +60,6 @@ func periodOf(now time.Time) int64 { return now.UnixNano() / int64(refusedPeriod
 
 // note counts a refusal.
 func (c *refusedClients) note(clientKey string, now time.Time) {
-	clientKey = notedKey(clientKey)
 	s := &c.stripes[maphash.String(c.seed, clientKey)%refusedStripes]
 	period := periodOf(now)
 	s.mu.Lock()
@@ -79,16 +73,6 @@ func (c *refusedClients) note(clientKey string, now time.Time) {
 		*sketch = refusedSketch{period, topk.NewHeavyKeeper(sketchClients, sketchWidth, sketchDepth, sketchDecay, 1)}
 	}
 	sketch.counts.Add(clientKey, 1)
-}
-
-// notedKey is what is kept of a client key: of a long one its beginning, and a
-// digest.
-func notedKey(clientKey string) string {
-	if len(clientKey) <= maxNotedKey {
-		return clientKey
-	}
-	const digits = 16
-	return clientKey[:maxNotedKey-digits-len("…")] + "…" + strconv.FormatUint(xxhash.Sum64String(clientKey), 16)
 }
 
 // refusedClient is how often a client was refused: at least so often, and with a

@@ -204,6 +204,7 @@ func (u *storeUse) unload() {
 
 func (u *storeUse) close(open *openedStore) {
 	u.releaseZones()
+	open.leaveNewcomers()
 	open.leaveLedger(u.name, u.module, u.module.CloseStore)
 }
 

@@ -74,11 +74,12 @@ func (t *tracker) enroll(p *part, r *http.Request) {
 	t.parts = append(t.parts, p)
 }
 
-// counts tells whether the request is counted in that bucket already.
+// counts reports whether the request is counted in that bucket already, or in the
+// overflow bucket in its place.
 func (t *tracker) counts(z *zoneUse, req *store.Request) bool {
 	for _, p := range t.parts {
 		for i, other := range p.zones {
-			if other.Name == z.Name && other.use.name == z.use.name && p.reqs[i].ClientKey == req.ClientKey {
+			if other.Name == z.Name && other.use.name == z.use.name && p.resolvedKey(i) == req.ClientKey {
 				return true
 			}
 		}

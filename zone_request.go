@@ -60,9 +60,18 @@ func (z *Zone) readCost(repl *caddy.Replacer) (cost int64, bad string) {
 	text := repl.ReplaceAll(string(z.Cost), "")
 	n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
 	if err != nil || n < 0 || n > maxEvents {
-		return 1, strconv.Quote(text)
+		return 1, strconv.Quote(clipped(text))
 	}
 	return n, ""
+}
+
+// clipped returns the beginning of a text that clients choose, for the log.
+func clipped(text string) string {
+	const most = 128
+	if len(text) <= most {
+		return text
+	}
+	return text[:most] + "..."
 }
 
 // finalCost is what a request costs whose response is about to begin.
@@ -137,7 +146,7 @@ func (z *Zone) eventsFor(repl *caddy.Replacer, h *Handler) int64 {
 	case err != nil && !errors.Is(err, strconv.ErrRange) || n < 0:
 		if times, log := h.report(&z.noEvents); log {
 			h.logger.Warn("events is neither a whole number nor unlimited; using the fallback",
-				zap.String("zone", z.Name), zap.String("events", text), zap.Int64("fallback", z.events), zap.Int64("times", times))
+				zap.String("zone", z.Name), zap.String("events", clipped(text)), zap.Int64("fallback", z.events), zap.Int64("times", times))
 		}
 		return z.events
 	case n == 0:
@@ -151,7 +160,7 @@ func (z *Zone) eventsFor(repl *caddy.Replacer, h *Handler) int64 {
 	nearest := min(max(n, least), most)
 	if times, log := h.report(&z.farEvents); log {
 		h.logger.Warn(fmt.Sprintf("events is not a number from %d to %s; using the nearest", least, words),
-			zap.String("zone", z.Name), zap.String("events", text), zap.Int64("nearest", nearest), zap.Int64("times", times))
+			zap.String("zone", z.Name), zap.String("events", clipped(text)), zap.Int64("nearest", nearest), zap.Int64("times", times))
 	}
 	return nearest
 }

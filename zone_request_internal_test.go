@@ -3,6 +3,7 @@ package shardlimit
 import (
 	"net/http/httptest"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -76,6 +77,26 @@ func TestCostWarnsOnceAMinute(t *testing.T) {
 	fields := logs.All()[1].ContextMap()
 	if fields["zone"] != "test" || fields["cost"] != `"2.5"` || fields["times"] != int64(5) {
 		t.Errorf("warning has %v, want zone test, cost \"2.5\" and times 5", fields)
+	}
+}
+
+// TestWarningsOfLongTextsAreShort, whatever a client sends as its cost or plan.
+func TestWarningsOfLongTextsAreShort(t *testing.T) {
+	z := &Zone{Name: "test", Key: Texts{"static"}, Events: "{" + headerA + "}", EventsFallback: 10, Cost: "{" + headerA + "}"}
+	z.compile()
+	h, logs := keyHandler()
+	repl := values{headerA: strings.Repeat("9", 19_000)}.replacer()
+	z.eventsFor(repl, h)
+	z.finalCost(repl, h)
+	if logs.Len() != 2 {
+		t.Fatalf("%d warnings, want 2", logs.Len())
+	}
+	for _, entry := range logs.All() {
+		for name, value := range entry.ContextMap() {
+			if text, ok := value.(string); ok && len(text) > 200 {
+				t.Errorf("%s: %s has %d bytes", entry.Message, name, len(text))
+			}
+		}
 	}
 }
 
