@@ -55,7 +55,9 @@ func (l *Ledger) knowsAhead(e *entry, r *store.Request, patience time.Duration, 
 	case isDue || e.silent || e.doubted:
 		return st, false
 	case !algorithm.Copies(r.Limit.Algorithm):
-		isKnown = e.refusesAsBefore(r, &st, now+e.clock) && (r.Need() == e.known.Content[refusalCost] || st.RetryAfter > patience)
+		c := &e.known.Content
+		isSame := r.Need() == c[refusalCost] && r.Capacity() == c[refusalCapacity]
+		isKnown = e.refusesAsBefore(r, &st, now+e.clock) && (isSame || st.RetryAfter > patience)
 		return st, isKnown
 	}
 	// Where a charge on its way decides, nothing is set.
