@@ -52,10 +52,10 @@ func TestWaitThatWouldBeTooLong(t *testing.T) {
 				again := c.line(ctx, t, "again", header)
 				if store != "" {
 					servers.awaitUsed(t, zone, "bob", 1)
-					// Two requests that passed, and five looks at the line. The
-					// refusal that began it asked only where no reply to a charge
-					// had told that the bucket is full.
-					asked := map[string]int{"after": 2*2 + 5, "before": 2 + 1 + 5}[mode]
+					// Two requests that passed. The refusal that began the line asked
+					// only where no reply to a charge had told that the bucket is
+					// full, and the five looks at the line asked nobody.
+					asked := map[string]int{"after": 2 * 2, "before": 2 + 1}[mode]
 					servers.awaitScripts(t, before+asked)
 				}
 
@@ -126,7 +126,7 @@ func TestPatienceEndsInTheLine(t *testing.T) {
 			servers.keepFull(t, 20, 6*time.Second)
 			first := c.line(t.Context(), t, "first")
 			second := c.line(t.Context(), t, "second")
-			servers.awaitScripts(t, before+2)
+			servers.awaitScripts(t, before+1)
 			must(t, "hang", servers[0].Primary.Pause())
 			a := second.ends(t)
 			must(t, "second request", errors.Join(a.refuses("slow"),

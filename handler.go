@@ -314,7 +314,7 @@ func (h *Handler) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 // admit asks p's stores and returns nil if the request may pass.
 func (h *Handler) admit(t *tracker, p *part, w http.ResponseWriter, r *http.Request) error {
 	p.enter()
-	if p.states = p.freshStates(); p.refusedBy() < 0 {
+	if !p.refusesOutright() {
 		p.divert(r.Context())
 		if err := p.askInTurn(r); err != nil {
 			t.refusal = p

@@ -55,6 +55,18 @@ func (p *part) freshStates() []store.State {
 	return states
 }
 
+// refusesOutright reports whether a zone whose limit is 0 refuses the request, so
+// that no store is asked.
+func (p *part) refusesOutright() bool {
+	for i := range p.reqs {
+		if p.reqs[i].Events == 0 && !p.observes(i) {
+			p.states = p.freshStates()
+			return true
+		}
+	}
+	return false
+}
+
 // mark tells where a zone's state came from.
 type mark struct {
 	// held: the cost is in flight.

@@ -2,6 +2,7 @@ package shardlimit
 
 import (
 	"cmp"
+	"context"
 	"net/http"
 	"time"
 
@@ -91,7 +92,7 @@ func (p *part) patience(i int, began time.Time) time.Duration {
 // until the time has come that the last answer told.
 func (p *part) wait(r *http.Request, w *waiter, line int, ahead int64, began time.Time) error {
 	if ahead > 0 {
-		p.foresee(r, line, ahead)
+		p.foresee(r, line, ahead, p.patience(line, began))
 		if p.refuses(line) && p.states[line].RetryAfter > p.patience(line, began) {
 			return nil
 		}
@@ -126,11 +127,12 @@ func (p *part) wait(r *http.Request, w *waiter, line int, ahead int64, began tim
 }
 
 // foresee sets the state of a zone to what it would be if those had passed that
-// are ahead. That is a lower bound of the time to wait.
-func (p *part) foresee(r *http.Request, i int, ahead int64) {
+// are ahead. That is a lower bound of the time to wait, and the highest that is
+// known without a call if it is above patience.
+func (p *part) foresee(r *http.Request, i int, ahead int64, patience time.Duration) {
 	req := p.reqs[i]
 	req.Ahead = ahead
-	st := p.open(i).store.Check(r.Context(), []store.Request{req})[0]
+	st := p.open(i).checkAhead(r.Context(), req, patience)
 	if st.Err != nil {
 		return
 	}
@@ -141,11 +143,20 @@ func (p *part) foresee(r *http.Request, i int, ahead int64) {
 	p.states[i] = st
 }
 
+// checkAhead checks a request that waits behind others. A ledger answers most such
+// checks by what it knows.
+func (open *openedStore) checkAhead(ctx context.Context, r store.Request, patience time.Duration) store.State {
+	if open.ledger != nil {
+		return open.ledger.CheckAhead(ctx, r, patience)
+	}
+	return open.store.Check(ctx, []store.Request{r})[0]
+}
+
 // turnAway makes the state of a zone refuse a request that may not wait any
 // longer, or not at all because too many do.
 func (p *part) turnAway(r *http.Request, i int) error {
 	if !p.wasAsked(i) {
-		p.foresee(r, i, 0)
+		p.foresee(r, i, 0, 0)
 	}
 	st := &p.states[i]
 	if st.Err == nil {
