@@ -227,7 +227,7 @@ func TestCLILive(t *testing.T) {
 		select {
 		case err := <-ended:
 			must(t, fmt.Sprint(args, " after an interrupt"), err)
-		case <-time.After(10 * time.Second):
+		case <-time.After(waitLimit):
 			_ = cmd.Process.Kill()
 			t.Fatalf("%v does not end", args)
 		}

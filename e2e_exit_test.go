@@ -30,7 +30,7 @@ func (c *caddyProcess) awaitEnd() {
 	c.t.Helper()
 	select {
 	case <-c.done:
-	case <-time.After(30 * time.Second):
+	case <-time.After(waitLimit):
 		c.t.Fatal("caddy does not end")
 	}
 }
@@ -168,17 +168,13 @@ func TestExitDoesNotWaitForAHungRedis(t *testing.T) {
 			// They spend their time waiting.
 			t.Parallel()
 			servers := startShards(t, 1, 1)
-			// A charge is worth trying for longer than the end may take.
-			c := startCaddy(t, apiSite(servers.store(pipelining, "charge_timeout 30s"), 5, "1h"))
+			// A charge is worth trying for longer than the end is awaited.
+			c := startCaddy(t, apiSite(servers.store(pipelining, "charge_timeout 1h"), 5, "1h"))
 			hang(t, servers, c, clients)
-			start := time.Now()
 			c.terminate()
 			c.awaitEnd()
-			took := time.Since(start)
-			must(t, "end", want("lasting too long", took > 9*time.Second, false))
 			must(t, "log", want("number of lost charges being told", strings.Contains(c.logs.String(),
 				fmt.Sprintf(`"msg":"charges were lost at exit","charges":%d`, clients)), true))
-			t.Logf("caddy took %v to end", took.Round(10*time.Millisecond))
 		})
 	}
 }

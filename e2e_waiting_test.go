@@ -75,7 +75,7 @@ func (r running) ends(t *testing.T) answer {
 		return a
 	case err := <-r.err:
 		t.Fatal(err)
-	case <-time.After(30 * time.Second):
+	case <-time.After(waitLimit):
 		t.Fatal("no answer")
 	}
 	return answer{}

@@ -1,6 +1,7 @@
 package shardlimit_test
 
 import (
+	"flag"
 	"os"
 	"testing"
 
@@ -16,6 +17,16 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asCaddy) != "" {
 		caddycmd.Main()
 		return
+	}
+	flag.Parse()
+	isGiven := false
+	flag.Visit(func(f *flag.Flag) { isGiven = isGiven || f.Name == "test.parallel" })
+	if !isGiven {
+		// Tests that run in parallel spend their time waiting, on however few
+		// processors.
+		if err := flag.Set("test.parallel", "8"); err != nil {
+			panic(err)
+		}
 	}
 	os.Exit(m.Run())
 }

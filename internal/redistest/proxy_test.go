@@ -313,7 +313,7 @@ func TestClosedProxy(t *testing.T) {
 	if err := proxy.Up(); err == nil {
 		t.Error("bringing up a closed proxy worked")
 	}
-	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; {
+	for deadline := time.Now().Add(waitLimit); runtime.NumGoroutine() > before; {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d goroutines after closing, %d before", runtime.NumGoroutine(), before)
 		}

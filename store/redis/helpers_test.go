@@ -12,7 +12,7 @@ import (
 )
 
 // patience replaces the timeouts where they are not what is tested.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // newStore returns a store on one shard with generous timeouts.
 func newStore(t testing.TB, shard *Shard, change func(*Options)) *Store {
