@@ -1,12 +1,13 @@
 package shardlimit_test
 
 import (
-	"flag"
 	"os"
 	"testing"
 
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
 // asCaddy, set in the environment, makes the test binary be Caddy, so that
@@ -18,15 +19,5 @@ func TestMain(m *testing.M) {
 		caddycmd.Main()
 		return
 	}
-	flag.Parse()
-	isGiven := false
-	flag.Visit(func(f *flag.Flag) { isGiven = isGiven || f.Name == "test.parallel" })
-	if !isGiven {
-		// Tests that run in parallel spend their time waiting, on however few
-		// processors.
-		if err := flag.Set("test.parallel", "8"); err != nil {
-			panic(err)
-		}
-	}
-	os.Exit(m.Run())
+	os.Exit(redistest.RunTests(m))
 }

@@ -86,6 +86,22 @@ func eventually(t testing.TB, what string, f func() error) {
 	}
 }
 
+// soon calls f, which is to return without waiting for what it was told to wait
+// for, and fails the test after patience.
+func soon(t testing.TB, what string, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatalf("%s takes more than %v", what, patience)
+	}
+}
+
 func waitForCount(t testing.TB, server *redistest.Server, key string, want int64) {
 	t.Helper()
 	eventually(t, "the count is there", func() error {
