@@ -153,7 +153,7 @@ func TestResetOfLeases(t *testing.T) {
 // but nothing is where the shard cannot be reset.
 func TestResetOfLocalCounts(t *testing.T) {
 	servers := startLastingShards(t, 1, 0)
-	c := startCaddy(t, zonesSite(servers.store("check_timeout 200ms", "charge_timeout 200ms"),
+	c := startCaddy(t, zonesSite(servers.store("charge_timeout 2s"),
 		zoneWith("api", "events 5", "window 1h", "charge before", "on_error local"), "respond ok"))
 	serve := func(when string) {
 		t.Helper()

@@ -58,7 +58,7 @@ func (c *caddyProcess) adminStatus() (a statusAnswer, text string) {
 // reloads, also of such configs as are rejected; and so do the metrics.
 func TestStatus(t *testing.T) {
 	servers := startShards(t, 2, 1)
-	store := strings.TrimSuffix(servers.store("check_timeout 300ms", "dial_timeout 300ms", "max_replica_lag 1h"), "\n\t}") + "\nstore other memory\n}"
+	store := strings.TrimSuffix(servers.store("check_timeout 30s", "max_replica_lag 1h"), "\n\t}") + "\nstore other memory\n}"
 	zones := zoneWith("api", "events 5", "enforce 100", "charge before")
 	site := "{\n\t{{global}}\n" + store + "\n}\n{{site}} {\nroute {\nrate_limit {\n" + zones + zoneWith("batched", "batch 10", "charge before") +
 		"}\nrate_limit {\n" + zones + "}\nrate_limit {\nstore other\n" + zones + "}\nrespond ok\n}\n}\n"
@@ -116,7 +116,7 @@ func TestStatus(t *testing.T) {
 		must(t, when, want("takes being measured", c.metric(took) != "" && c.metric(took) != "0", true))
 	}
 	check("at first")
-	c.mustLoad(strings.Replace(site, "check_timeout 300ms", "check_timeout 301ms", 1))
+	c.mustLoad(strings.Replace(site, "check_timeout 30s", "check_timeout 31s", 1))
 	check("after a reload")
 	occupied, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, "listen", err)
@@ -143,7 +143,7 @@ func TestStatus(t *testing.T) {
 // metrics, and errors are counted by their kind.
 func TestStatusOfOutage(t *testing.T) {
 	servers := startLastingShards(t, 1, 1)
-	c := startCaddy(t, apiSite(servers.store("check_timeout 300ms", "dial_timeout 300ms", "charge_timeout 300ms"), 100, "1h"))
+	c := startCaddy(t, apiSite(servers.store("charge_timeout 2s"), 100, "1h"))
 	must(t, "before", c.ask("/", "X-Key: alice").is(http.StatusOK, 1))
 	servers.kill(t)
 	eventually(t, "both are left out", func() error {
