@@ -77,6 +77,7 @@ func (a answer) seesReset(known time.Time) error {
 // TestResetIsSeenByAllCaddys, by the one that is asked at once and by others
 // within ledger_trust, and concerns one client alone.
 func TestResetIsSeenByAllCaddys(t *testing.T) {
+	t.Parallel()
 	const trust = 1500 * time.Millisecond
 	servers := startShards(t, 2, 1)
 	names, zones := countingZones()
@@ -152,6 +153,7 @@ func TestResetOfLeases(t *testing.T) {
 // TestResetOfLocalCounts: those of on_error local are shown and reset as well,
 // but nothing is where the shard cannot be reset.
 func TestResetOfLocalCounts(t *testing.T) {
+	t.Parallel()
 	servers := startLastingShards(t, 1, 0)
 	c := startCaddy(t, zonesSite(servers.store("charge_timeout 2s"),
 		zoneWith("api", "events 5", "window 1h", "charge before", "on_error local"), "respond ok"))

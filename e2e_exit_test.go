@@ -36,6 +36,7 @@ func (c *caddyProcess) awaitEnd() {
 }
 
 func TestDisconnectedClientIsCharged(t *testing.T) {
+	t.Parallel()
 	servers := startShards(t, 1, 1)
 	backend := startSlowBackend(t)
 	c := startCaddy(t, proxySite(servers.store(), 5, backend.server.Listener.Addr().String()))
@@ -63,6 +64,7 @@ func TestDisconnectedClientIsCharged(t *testing.T) {
 }
 
 func TestLastChargesAreDeliveredAtExit(t *testing.T) {
+	t.Parallel()
 	servers := startShards(t, 2, 1)
 	c := startCaddy(t, apiSite(servers.store(), 1000, "1h"))
 	var admitted tally
@@ -114,6 +116,7 @@ func (s shards) resume(t *testing.T) {
 }
 
 func TestChargesThatWaitAreDeliveredAtExit(t *testing.T) {
+	t.Parallel()
 	// Caddy unloads the modules of a config in random order.
 	for name, test := range map[string]struct{ before, after func(*caddyProcess) }{
 		"store of the app":         {},
@@ -121,6 +124,7 @@ func TestChargesThatWaitAreDeliveredAtExit(t *testing.T) {
 		"store of an older config": {after: func(c *caddyProcess) { c.mustLoad(unlimitedSite) }},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
 			servers := startShards(t, 2, 1)
 			c := startCaddy(t, apiSite(servers.store(), 5, "1h"))
 			if test.before != nil {

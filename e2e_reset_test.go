@@ -43,6 +43,7 @@ func (r *resets) enough(start time.Time) bool {
 }
 
 func TestResetIsTheSameOnAllResponsesOfAWindow(t *testing.T) {
+	t.Parallel()
 	const events = 200
 	servers := startShards(t, 2, 1)
 	caddys := startCaddys(t, 2, apiSite(servers.store(), events, "1h"))
@@ -117,6 +118,7 @@ func pauseInTheMiddle(servers shards, start time.Time, paused func()) error {
 }
 
 func TestStaleReplicaNeitherRefusesNorContradicts(t *testing.T) {
+	t.Parallel()
 	const (
 		events = 3
 		window = 2 * time.Second

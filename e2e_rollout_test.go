@@ -99,6 +99,7 @@ func (s shards) awaitBoth(t *testing.T, zone string, wanted map[string]int64) (o
 // TestRolloutIsChangedAmidTraffic by the admin API: only the share that is added
 // is moved, nobody is moved back, and nobody notices.
 func TestRolloutIsChangedAmidTraffic(t *testing.T) {
+	t.Parallel()
 	const clients, workers, events = 200, 4, 1_000_000
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {

@@ -76,6 +76,7 @@ func TestWaitThatWouldBeTooLong(t *testing.T) {
 
 // TestFullQueue: no more than max_wait_queue requests of a zone wait.
 func TestFullQueue(t *testing.T) {
+	t.Parallel()
 	servers := startShards(t, 1, 0)
 	for name, store := range bothStores(servers) {
 		for _, mode := range modes {

@@ -86,7 +86,7 @@ const (
 	// enough of them.
 	surveyed = 24
 	// surveyPatience bounds that.
-	surveyPatience = 20 * time.Second
+	surveyPatience = time.Minute
 )
 
 // clients returns names of clients that belong to each of the shards.
