@@ -89,6 +89,7 @@ func documentedMetrics(t *testing.T) map[string]exportedMetric {
 // TestMetricsAreDocumented: docs/metrics.md names exactly the metrics, with
 // their labels.
 func TestMetricsAreDocumented(t *testing.T) {
+	t.Parallel()
 	exported, documented := exportedMetrics(t), documentedMetrics(t)
 	for name, metric := range exported {
 		if documented[name] != metric {

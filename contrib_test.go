@@ -109,6 +109,7 @@ func promtool(t *testing.T, args ...string) {
 }
 
 func TestAlertRules(t *testing.T) {
+	t.Parallel()
 	promtool(t, "check", "rules", "contrib/alerts.yml")
 	promtool(t, "test", "rules", "contrib/alerts_test.yml")
 }

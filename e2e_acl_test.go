@@ -51,7 +51,7 @@ func asUser(name string) redis.Credentials {
 // between.
 func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 	t.Helper()
-	opts.DialTimeout = 10 * time.Second
+	opts.DialTimeout = waitLimit
 	shard := redis.NewShard(opts)
 	t.Cleanup(func() { shard.Close(context.Background()) })
 	shard.Listen(func(e redis.Event) {
@@ -62,9 +62,9 @@ func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 		}
 	})
 	s := redis.New(redis.Options{
-		Members: []redis.Member{{Name: "a", Shard: shard}}, CheckTimeout: 10 * time.Second, ChargeTimeout: 10 * time.Second,
+		Members: []redis.Member{{Name: "a", Shard: shard}}, CheckTimeout: waitLimit, ChargeTimeout: waitLimit,
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	s.Warm(ctx)
 	run := func(what string, states []store.State) []store.State {
@@ -150,16 +150,16 @@ func losesServer(t *testing.T, shard *redistest.Shard) {
 func inherits(t *testing.T, from, to *redistest.Server) {
 	t.Helper()
 	member := func(name string, server *redistest.Server) redis.Member {
-		shard := redis.NewShard(redis.ShardOptions{Primary: server.Addr(), DB: 1, DialTimeout: 10 * time.Second, Credentials: asUser("mover")})
+		shard := redis.NewShard(redis.ShardOptions{Primary: server.Addr(), DB: 1, DialTimeout: waitLimit, Credentials: asUser("mover")})
 		t.Cleanup(func() { shard.Close(context.Background()) })
 		return redis.Member{Name: name, Shard: shard}
 	}
 	before, after := []redis.Member{member("before", from)}, []redis.Member{member("after", to)}
 	reqs := requests("moved", 0)
-	for i, st := range redis.New(redis.Options{Members: before, ChargeTimeout: 10 * time.Second}).Charge(t.Context(), reqs) {
+	for i, st := range redis.New(redis.Options{Members: before, ChargeTimeout: waitLimit}).Charge(t.Context(), reqs) {
 		must(t, "charge, "+counting[i], st.Err)
 	}
-	for i, st := range redis.New(redis.Options{Members: after, Former: before, CheckTimeout: 10 * time.Second}).Check(t.Context(), reqs) {
+	for i, st := range redis.New(redis.Options{Members: after, Former: before, CheckTimeout: waitLimit}).Check(t.Context(), reqs) {
 		must(t, "check, "+counting[i], errors.Join(st.Err, want("used", st.Used, 1)))
 	}
 }

@@ -57,8 +57,9 @@ func (c *caddyProcess) adminStatus() (a statusAnswer, text string) {
 // TestStatus tells of zones, shards and servers, and goes on doing so after
 // reloads, also of such configs as are rejected; and so do the metrics.
 func TestStatus(t *testing.T) {
+	t.Parallel()
 	servers := startShards(t, 2, 1)
-	store := strings.TrimSuffix(servers.store("check_timeout 300ms", "dial_timeout 300ms", "max_replica_lag 1h"), "\n\t}") + "\nstore other memory\n}"
+	store := strings.TrimSuffix(servers.store("check_timeout 30s", "max_replica_lag 1h"), "\n\t}") + "\nstore other memory\n}"
 	zones := zoneWith("api", "events 5", "enforce 100", "charge before")
 	site := "{\n\t{{global}}\n" + store + "\n}\n{{site}} {\nroute {\nrate_limit {\n" + zones + zoneWith("batched", "batch 10", "charge before") +
 		"}\nrate_limit {\n" + zones + "}\nrate_limit {\nstore other\n" + zones + "}\nrespond ok\n}\n}\n"
@@ -116,7 +117,7 @@ func TestStatus(t *testing.T) {
 		must(t, when, want("takes being measured", c.metric(took) != "" && c.metric(took) != "0", true))
 	}
 	check("at first")
-	c.mustLoad(strings.Replace(site, "check_timeout 300ms", "check_timeout 301ms", 1))
+	c.mustLoad(strings.Replace(site, "check_timeout 30s", "check_timeout 31s", 1))
 	check("after a reload")
 	occupied, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, "listen", err)
@@ -142,8 +143,9 @@ func TestStatus(t *testing.T) {
 // TestStatusOfOutage: a server that is away is told, by the admin API and by
 // metrics, and errors are counted by their kind.
 func TestStatusOfOutage(t *testing.T) {
+	t.Parallel()
 	servers := startLastingShards(t, 1, 1)
-	c := startCaddy(t, apiSite(servers.store("check_timeout 300ms", "dial_timeout 300ms", "charge_timeout 300ms"), 100, "1h"))
+	c := startCaddy(t, apiSite(servers.store("charge_timeout 2s"), 100, "1h"))
 	must(t, "before", c.ask("/", "X-Key: alice").is(http.StatusOK, 1))
 	servers.kill(t)
 	eventually(t, "both are left out", func() error {
@@ -177,6 +179,7 @@ func TestStatusOfOutage(t *testing.T) {
 
 // TestStatusTellsNoSecrets, whatever the servers say about them.
 func TestStatusTellsNoSecrets(t *testing.T) {
+	t.Parallel()
 	servers := startShards(t, 1, 0)
 	const password, secret = "correct-horse-battery", "staple-of-keys"
 	c := startCaddy(t, apiSite(servers.store("username nobody", "password "+password, "key_secret "+secret, "check_timeout 300ms"), 5, "1h"))

@@ -50,7 +50,7 @@ func (b *slowBackend) await(t *testing.T) *arrival {
 	select {
 	case a := <-b.arrived:
 		return a
-	case <-time.After(20 * time.Second):
+	case <-time.After(waitLimit):
 		t.Fatal("no request arrives at the backend")
 		return nil
 	}
@@ -92,7 +92,7 @@ func (b *slowBackend) finish(t *testing.T, requests ...running) []answer {
 		case answers[i] = <-r.answer:
 		case err := <-r.err:
 			t.Fatal(err)
-		case <-time.After(20 * time.Second):
+		case <-time.After(waitLimit):
 			t.Fatal("no answer")
 		}
 	}

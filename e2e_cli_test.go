@@ -73,6 +73,7 @@ func cliSite(store string) string {
 
 // TestCLI over TCP and over a unix socket, as a script uses it.
 func TestCLI(t *testing.T) {
+	t.Parallel()
 	servers := startShards(t, 1, 1)
 	dir, err := os.MkdirTemp("", "cli") // short enough for a socket
 	must(t, "make a directory", err)
@@ -193,6 +194,7 @@ func (c *caddyProcess) adminAddress() string {
 
 // TestCLIShardDown tells that a shard cannot be reached, and forgets nothing.
 func TestCLIShardDown(t *testing.T) {
+	t.Parallel()
 	servers := startShards(t, 1, 0)
 	c := startCaddy(t, cliSite(servers.store()))
 	c.awaitCommands("--address", c.admin)
@@ -205,6 +207,7 @@ func TestCLIShardDown(t *testing.T) {
 
 // TestCLILive is renewed until the user has enough, which is no failure.
 func TestCLILive(t *testing.T) {
+	t.Parallel()
 	c := startCaddy(t, cliSite(""))
 	c.awaitCommands("--address", c.admin)
 	out := prints(t, 0, []string{"ZONE"}, "top", "--address", c.admin)
@@ -227,7 +230,7 @@ func TestCLILive(t *testing.T) {
 		select {
 		case err := <-ended:
 			must(t, fmt.Sprint(args, " after an interrupt"), err)
-		case <-time.After(10 * time.Second):
+		case <-time.After(waitLimit):
 			_ = cmd.Process.Kill()
 			t.Fatalf("%v does not end", args)
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
-var deadDuration = flag.Duration("dead.duration", 6*time.Second, "how long TestDeadShardCostsNoMemory sends requests to a dead shard")
+var deadDuration = flag.Duration("dead.duration", 3*time.Second, "how long TestDeadShardCostsNoMemory sends requests to a dead shard")
 
 // TestDeadShardCostsNoMemory: while a shard accepts connections and never
 // answers, or refuses them, neither memory nor goroutines grow with the
@@ -22,6 +22,7 @@ func TestDeadShardCostsNoMemory(t *testing.T) {
 		"gone":   (*redistest.Server).Kill,
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			shard := redistest.StartShard(t, 0)
 			c := startCaddy(t, zonesSite(redisStore(shardOf("a", shard), "check_timeout 50ms", "charge_timeout 250ms", "dial_timeout 200ms"),
 				zoneWith("api", "events 1000000", "on_error allow"), "respond ok"))
@@ -39,7 +40,7 @@ func TestDeadShardCostsNoMemory(t *testing.T) {
 				}
 				return result.Requests
 			}
-			load(3 * time.Second)
+			load(*deadDuration / 2)
 			memory, goroutines := c.gauge(t, "go_memstats_heap_inuse_bytes"), c.gauge(t, "go_goroutines")
 			n := load(*deadDuration)
 			memoryAfter, goroutinesAfter := c.gauge(t, "go_memstats_heap_inuse_bytes"), c.gauge(t, "go_goroutines")

@@ -30,12 +30,13 @@ func (c *caddyProcess) awaitEnd() {
 	c.t.Helper()
 	select {
 	case <-c.done:
-	case <-time.After(30 * time.Second):
+	case <-time.After(waitLimit):
 		c.t.Fatal("caddy does not end")
 	}
 }
 
 func TestDisconnectedClientIsCharged(t *testing.T) {
+	t.Parallel()
 	servers := startShards(t, 1, 1)
 	backend := startSlowBackend(t)
 	c := startCaddy(t, proxySite(servers.store(), 5, backend.server.Listener.Addr().String()))
@@ -63,6 +64,7 @@ func TestDisconnectedClientIsCharged(t *testing.T) {
 }
 
 func TestLastChargesAreDeliveredAtExit(t *testing.T) {
+	t.Parallel()
 	servers := startShards(t, 2, 1)
 	c := startCaddy(t, apiSite(servers.store(), 1000, "1h"))
 	var admitted tally
@@ -114,6 +116,7 @@ func (s shards) resume(t *testing.T) {
 }
 
 func TestChargesThatWaitAreDeliveredAtExit(t *testing.T) {
+	t.Parallel()
 	// Caddy unloads the modules of a config in random order.
 	for name, test := range map[string]struct{ before, after func(*caddyProcess) }{
 		"store of the app":         {},
@@ -121,6 +124,7 @@ func TestChargesThatWaitAreDeliveredAtExit(t *testing.T) {
 		"store of an older config": {after: func(c *caddyProcess) { c.mustLoad(unlimitedSite) }},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
 			servers := startShards(t, 2, 1)
 			c := startCaddy(t, apiSite(servers.store(), 5, "1h"))
 			if test.before != nil {
@@ -168,17 +172,13 @@ func TestExitDoesNotWaitForAHungRedis(t *testing.T) {
 			// They spend their time waiting.
 			t.Parallel()
 			servers := startShards(t, 1, 1)
-			// A charge is worth trying for longer than the end may take.
-			c := startCaddy(t, apiSite(servers.store(pipelining, "charge_timeout 30s"), 5, "1h"))
+			// A charge is worth trying for longer than the end is awaited.
+			c := startCaddy(t, apiSite(servers.store(pipelining, "charge_timeout 1h"), 5, "1h"))
 			hang(t, servers, c, clients)
-			start := time.Now()
 			c.terminate()
 			c.awaitEnd()
-			took := time.Since(start)
-			must(t, "end", want("lasting too long", took > 9*time.Second, false))
 			must(t, "log", want("number of lost charges being told", strings.Contains(c.logs.String(),
 				fmt.Sprintf(`"msg":"charges were lost at exit","charges":%d`, clients)), true))
-			t.Logf("caddy took %v to end", took.Round(10*time.Millisecond))
 		})
 	}
 }

@@ -182,6 +182,7 @@ func startWithJSON(t *testing.T, config string) *caddyProcess {
 // TestEventsAreEmitted: of each refusal, and of servers that are left out and
 // come back.
 func TestEventsAreEmitted(t *testing.T) {
+	t.Parallel()
 	servers := startShards(t, 1, 0)
 	config := fmt.Sprintf(`{
 	"admin": {"listen": "{{admin}}", "config": {"persist": false}},

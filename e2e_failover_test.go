@@ -42,7 +42,7 @@ func TestFailoverUnderSteadyRequests(t *testing.T) {
 	}
 	growth()
 	must(t, "kill the primary", shard.Primary.Kill())
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	addr, err := sentinels.WaitForMaster(ctx, shard.Primary.Addr())
 	must(t, "fail over", err)

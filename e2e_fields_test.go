@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/dunglas/httpsfv"
 )
@@ -83,8 +84,12 @@ func TestFields(t *testing.T) {
 		for _, headers := range []string{"ietf", "both"} {
 			t.Run(headers, func(t *testing.T) {
 				c := startCaddy(t, fmt.Sprintf(fieldsSite, store, headers, backend.Listener.Addr()))
+				var opened time.Time
 				for n := range 3 {
 					a := c.ask("/", "X-Key: "+headers)
+					if n == 0 {
+						opened = a.sent
+					}
 					github := int64(-1)
 					if headers == "both" {
 						github = int64(max(1-n, 0))
@@ -98,7 +103,7 @@ func TestFields(t *testing.T) {
 						must(t, a.header.Get("RateLimit"), errors.Join(
 							want("zones", fmt.Sprint(zones), "[minute running smooth short]"),
 							want("minute's r", left["minute"], int64(1-n)),
-							want("minute's t", reset["minute"] > 50 && reset["minute"] <= 60, true),
+							want("minute's t", reset["minute"] <= 60 && !a.received.Add(time.Duration(reset["minute"])*time.Second).Before(opened.Add(time.Minute)), true),
 							// The slot of the request before may be free a moment later.
 							want("running's r", left["running"] == 6 || left["running"] == 5 && n > 0, true),
 							want("running's t", reset["running"], 0),
@@ -176,7 +181,7 @@ func TestProblem(t *testing.T) {
 			}
 			a, p := ask(c, "X-Key: alice")
 			must(t, "refusal", errors.Join(want("status", a.status, http.StatusTooManyRequests),
-				want("told the wait", a.retryAfter > 3590, true), want("remaining", a.remaining, 0)))
+				want("told the wait", a.retryAfter > 3000, true), want("remaining", a.remaining, 0)))
 			if !answers {
 				must(t, "body", want("of the error route", a.body, "mine"))
 				return

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -24,32 +23,28 @@ func (c *caddyProcess) undelivered(shard, outcome string) int64 {
 }
 
 // askAll makes the same number of requests for each client while the primary
-// hangs, and returns the time that the middle one took.
-func askAll(t *testing.T, c *caddyProcess, clients []string, each int) time.Duration {
+// hangs. A response that waits for the primary fails the test: check_timeout is
+// longer than the test's own client waits.
+func askAll(t *testing.T, c *caddyProcess, clients []string, each int) {
 	t.Helper()
-	var took []time.Duration
 	for range each {
 		for _, key := range clients {
 			a := c.ask("/", "X-Key: "+key)
-			must(t, key, want("status", a.status, http.StatusOK))
-			must(t, key, want("being checked", a.isLimited(), true))
-			took = append(took, a.received.Sub(a.sent))
+			must(t, key, errors.Join(want("status", a.status, http.StatusOK), want("being checked", a.isLimited(), true)))
 		}
 	}
-	slices.Sort(took)
-	return took[len(took)/2]
 }
 
 func TestHungPrimaryDelaysNoResponse(t *testing.T) {
-	const each, bound = 10, 250 * time.Millisecond
+	const each = 10
 	for _, test := range []struct {
 		pipelining, timeout string
 		hangs               time.Duration // 0: until charges are given up
 	}{
-		{"on", "30s", time.Nanosecond},
-		{"off", "30s", time.Nanosecond},
+		{"on", "1h", time.Nanosecond},
+		{"off", "1h", time.Nanosecond},
 		// Longer than a client of Redis commonly waits for a reply.
-		{"on", "30s", 6 * time.Second},
+		{"on", "1h", 6 * time.Second},
 		{"on", "1s", 0},
 		{"off", "1s", 0},
 	} {
@@ -58,7 +53,7 @@ func TestHungPrimaryDelaysNoResponse(t *testing.T) {
 			t.Parallel()
 			servers := startShards(t, 1, 1)
 			// A check on the replica may take half of its time.
-			store := servers.store("pipelining "+test.pipelining, "charge_timeout "+test.timeout, "check_timeout 20s")
+			store := servers.store("pipelining "+test.pipelining, "charge_timeout "+test.timeout, "check_timeout 1h")
 			c := startCaddy(t, apiSite(store, 1000, "1h"))
 			clients := []string{"alice", "bob", "carol"}
 			wanted := map[string]int64{}
@@ -71,8 +66,7 @@ func TestHungPrimaryDelaysNoResponse(t *testing.T) {
 
 			primary := servers[0].Primary
 			must(t, "hang", primary.Pause())
-			median := askAll(t, c, clients, each)
-			must(t, "responses", want(fmt.Sprintf("a median of %v being above %v", median, bound), median > bound, false))
+			askAll(t, c, clients, each)
 			charges := int64(each * len(clients))
 			failed := func() int64 {
 				return c.undelivered("a", "lost") + c.undelivered("a", "expired") + c.undelivered("a", "uncertain")
@@ -115,7 +109,7 @@ func TestHungPrimaryDelaysNoResponse(t *testing.T) {
 			logs := c.logs.String()
 			must(t, "log", errors.Join(want("telling of failed charges", strings.Contains(logs, `"msg":"charges or refunds failed"`), true),
 				want("telling of charges that are lost", strings.Contains(logs, `"msg":"charges were lost at exit"`), false)))
-			t.Logf("median response %v; %d of %d charges were uncertain, %d charges counted", median, uncertain, charges, counted)
+			t.Logf("%d of %d charges were uncertain, %d charges counted", uncertain, charges, counted)
 		})
 	}
 }

@@ -35,6 +35,7 @@ func keySite(store, key, options string) string {
 const emptyKeyWarning = `"msg":"key is empty; counting by client IP"`
 
 func TestRequestWithoutKeyCountsAsItsAddress(t *testing.T) {
+	t.Parallel()
 	servers := startShards(t, 2, 0)
 	for _, test := range []struct {
 		name, key string

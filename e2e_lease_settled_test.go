@@ -11,6 +11,7 @@ import (
 // TestSlotIsRenewedWhileOthersAreSettled: a request that has begun its response
 // is settled in one zone while its slot in another one is renewed.
 func TestSlotIsRenewedWhileOthersAreSettled(t *testing.T) {
+	t.Parallel()
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		// The slot is renewed after a third of a second, again and again.
 		for range 3 {

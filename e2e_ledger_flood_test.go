@@ -164,7 +164,7 @@ func TestRequestsInFlightRefuseOthersForASecond(t *testing.T) {
 						select {
 						case a := <-answers:
 							return a
-						case <-time.After(20 * time.Second):
+						case <-time.After(waitLimit):
 							t.Fatalf("no answer, while %d requests are at the backend", len(backend.arrived))
 							return answer{}
 						}

@@ -145,8 +145,36 @@ func TestBatchShare(t *testing.T) {
 				must(t, "first request", want("status", c.probe("/", "X-Key: alice").status, http.StatusOK))
 				served.add("alice")
 			}
-			// They learn of each other.
-			time.Sleep(2500 * time.Millisecond)
+			// Each says that it is there, and hears how many there are when it says so
+			// again.
+			said, primary := map[string]float64{}, servers[0].Primary.Client()
+			eventually(t, "the Caddys know of each other", func() error {
+				leases, err := primary.Keys(t.Context(), "*:\\*processes:*").Result()
+				if err == nil {
+					err = want("number of buckets", len(leases), 1)
+				}
+				if err != nil {
+					return err
+				}
+				now, err := primary.ZRangeWithScores(t.Context(), leases[0], 0, -1).Result()
+				if err == nil {
+					err = want("number of leases", len(now), len(caddys))
+				}
+				if err != nil {
+					return err
+				}
+				renewed := 0
+				for _, lease := range now {
+					id := fmt.Sprint(lease.Member)
+					if _, known := said[id]; !known {
+						said[id] = lease.Score
+					}
+					if lease.Score > said[id] {
+						renewed++
+					}
+				}
+				return want("number of those renewed", renewed, len(caddys))
+			})
 			stop := startTraffic(t, workers, func(worker, _ int) error {
 				a, err := caddys[worker%len(caddys)].tryProbe(t.Context(), "/", "X-Key: alice")
 				if err != nil || a.status != http.StatusOK {

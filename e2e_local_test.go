@@ -17,7 +17,7 @@ func TestLocalCountsAreHandedOver(t *testing.T) {
 				t.Parallel() // it spends its time waiting
 				servers := startLastingShards(t, 1, 0)
 				zone := zoneWith("api", fmt.Sprint("events ", events), "algorithm "+algorithm, "charge "+charge, "on_error local")
-				c := startCaddy(t, zonesSite(servers.store("check_timeout 200ms"), zone,
+				c := startCaddy(t, zonesSite(servers.store(), zone,
 					"@unchanged path /unchanged\nrespond @unchanged 304\nrespond ok"))
 				key := "X-Key: alice"
 				for range before {

@@ -49,6 +49,7 @@ func (c *caddyProcess) series() map[string]string {
 // TestClientsMakeNoSeries: 100,000 client keys, 10 in each request, all of which
 // come a second time and are refused.
 func TestClientsMakeNoSeries(t *testing.T) {
+	t.Parallel()
 	const zones, clients = 10, 10_000
 	servers := startShards(t, 2, 1)
 	text := ""
@@ -94,6 +95,7 @@ func TestClientsMakeNoSeries(t *testing.T) {
 // TestMetricsAreContinuous counts through ten reloads, one of them rejected,
 // and tells what became of the cost.
 func TestMetricsAreContinuous(t *testing.T) {
+	t.Parallel()
 	for kind, store := range bothStores(startShards(t, 1, 1), patient...) {
 		for charge, free := range map[string]string{"after": "free", "before": "refunded"} {
 			t.Run(kind+" "+charge, func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 // TestPlanUpgradeKeepsTheCount: how many events there may be is not part of a
 // bucket.
 func TestPlanUpgradeKeepsTheCount(t *testing.T) {
+	t.Parallel()
 	servers := startShards(t, 1, 1)
 	zones, names := "", []string{}
 	for _, algorithm := range counting {

@@ -122,6 +122,7 @@ func TestReloadAddingAShardMovesOnlyItsClients(t *testing.T) {
 }
 
 func TestReloadsAmidTrafficLoseNothing(t *testing.T) {
+	t.Parallel()
 	const events, workers, reloads = 1_000_000, 4, 8
 	servers := startShards(t, 2, 1)
 	configs := []string{

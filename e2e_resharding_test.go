@@ -12,6 +12,7 @@ import (
 // by a Caddy that has the new one, and what the other admits of a client that
 // moves comes on top, at most.
 func TestReshardingOneCaddyAfterTheOther(t *testing.T) {
+	t.Parallel()
 	const (
 		clients = 60
 		events  = 10

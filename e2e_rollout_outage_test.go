@@ -16,7 +16,6 @@ func TestRolloutStoreThatIsDown(t *testing.T) {
 				t.Parallel() // it spends its time waiting
 				servers := startShards(t, 2, 0)
 				// The store that stays up would do something else.
-				const answersSlowly = "check_timeout 1s"
 				options := [2]string{"on_error deny", "on_error deny"}
 				if onError == "deny" {
 					options = [2]string{"on_error allow", "on_error allow"}
@@ -24,7 +23,7 @@ func TestRolloutStoreThatIsDown(t *testing.T) {
 				down := 1 - at
 				options[down] = "on_error " + onError
 				zones := "rollout other 50\n" + zoneWith("first", "charge before") + zoneWith("second", byGroup, "events 3", "charge before")
-				c := startWith(t, servers[:1].store(options[0], answersSlowly)+"\n\t"+servers[1:].otherStore(options[1], answersSlowly), zones, "respond ok")
+				c := startWith(t, servers[:1].store(options[0])+"\n\t"+servers[1:].otherStore(options[1]), zones, "respond ok")
 				key := servers.apart(t, c, "X-Group", at)
 				group := "group-" + key
 				up := servers[at : at+1]

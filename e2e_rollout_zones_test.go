@@ -23,6 +23,7 @@ func TestRolloutOfASecondZoneLeavesTheFirstUntouched(t *testing.T) {
 			for place, at := range places {
 				for _, trust := range []string{"1h", "1us"} {
 					t.Run(fmt.Sprintf("%s, %s, %s, trust %s", first, second, place, trust), func(t *testing.T) {
+						t.Parallel()
 						servers := startShards(t, 2, 0)
 						c := startWith(t, twoStores(servers, "ledger_trust "+trust), "rollout other 50\n"+
 							zoneWith("first", "charge "+first)+zoneWith("second", byGroup, "events 2", "charge "+second), "respond ok")

@@ -162,32 +162,42 @@ func TestThreeZonesOneRoundTripToAReplica(t *testing.T) {
 				servers.awaitUsed(t, "three", key, used)
 				servers.awaitReplicas(t)
 			}
-			for used := range int64(2) {
-				must(t, "request that fits", caddys[0].probe("/", "X-Key: alice").shows(http.StatusOK, 2, used+1))
-				charged("alice", used+1)
-			}
 			c := caddys[1]
 			// A replica is asked once the primary has told its time.
 			must(t, "request of another client", c.probe("/", "X-Key: bob").shows(http.StatusOK, 2, 1))
 			charged("bob", 1)
 
-			primary.took()
-			replica.took()
-			refused := func(what string, times int, atReplica, atPrimary [2]int64) {
-				t.Helper()
-				for range times {
-					must(t, what, c.probe("/", "X-Key: alice").refuses("two"))
-				}
-				must(t, what, errors.Join(want("round trips and commands at the replica", replica.took(), atReplica),
-					want("round trips and commands at the primary", primary.took(), atPrimary)))
-			}
 			nothing, once := [2]int64{}, [2]int64{1, 3}
-			refused("first request too many", 1, once, nothing)
-			refused("second request too many", 1, nothing, once)
-			refused("request of a client that is known to be full", refusals, nothing, nothing)
-			time.Sleep(trust)
-			refused("first request when trust has run out", 1, nothing, once)
-			refused("request of a client that is still full", refusals, nothing, nothing)
+			// Where the requests took longer than trust lasts, another client makes them
+			// again.
+			for try, inTime := 0, false; !inTime; try++ {
+				key := fmt.Sprint("alice-", try)
+				for used := range int64(2) {
+					must(t, "request that fits", caddys[0].probe("/", "X-Key: "+key).shows(http.StatusOK, 2, used+1))
+					charged(key, used+1)
+				}
+				inTime = true
+				primary.took()
+				replica.took()
+				refused := func(what string, times int, atReplica, atPrimary [2]int64) {
+					t.Helper()
+					begun := time.Now()
+					for range times {
+						must(t, what, c.probe("/", "X-Key: "+key).refuses("two"))
+					}
+					told := errors.Join(want("round trips and commands at the replica", replica.took(), atReplica),
+						want("round trips and commands at the primary", primary.took(), atPrimary))
+					if inTime = inTime && time.Since(begun) < trust/3; inTime {
+						must(t, what, told)
+					}
+				}
+				refused("first request too many", 1, once, nothing)
+				refused("second request too many", 1, nothing, once)
+				refused("request of a client that is known to be full", refusals, nothing, nothing)
+				time.Sleep(trust)
+				refused("first request when trust has run out", 1, nothing, once)
+				refused("request of a client that is still full", refusals, nothing, nothing)
+			}
 			for _, c := range caddys {
 				c.stop()
 			}

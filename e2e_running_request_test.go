@@ -19,6 +19,7 @@ const unlimitedSite = `
 `
 
 func TestRequestRunningDuringAReloadIsCharged(t *testing.T) {
+	t.Parallel()
 	servers := startShards(t, 2, 1)
 	backend := startSlowBackend(t)
 	addr := backend.server.Listener.Addr().String()

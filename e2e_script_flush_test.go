@@ -8,6 +8,7 @@ import (
 )
 
 func TestClientsDoNotNoticeScriptFlush(t *testing.T) {
+	t.Parallel()
 	const workers, flushes = 4, 12
 	for _, pipelining := range []string{"pipelining on", "pipelining off"} {
 		t.Run(pipelining, func(t *testing.T) {
@@ -51,6 +52,7 @@ func TestClientsDoNotNoticeScriptFlush(t *testing.T) {
 // TestScriptFlushStormLosesNoCharge takes the scripts away faster than they
 // can be loaded, which charges outlast.
 func TestScriptFlushStormLosesNoCharge(t *testing.T) {
+	t.Parallel()
 	const requests = 20
 	for _, pipelining := range []string{"pipelining on", "pipelining off"} {
 		t.Run(pipelining, func(t *testing.T) {

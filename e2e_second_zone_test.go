@@ -37,6 +37,7 @@ func TestSecondZoneRefusesLeavesTheFirstUntouched(t *testing.T) {
 				// test runs, or not at all.
 				for _, trust := range []string{"1h", "1us"} {
 					t.Run(fmt.Sprintf("%s, %s, %s on %d shards, trust %s", first, second, place.algorithm, place.shards, trust), func(t *testing.T) {
+						t.Parallel()
 						servers := startShards(t, place.shards, 0)
 						c := startWith(t, servers.store("ledger_trust "+trust), zoneWith("first", "algorithm "+place.algorithm, "charge "+first)+
 							zoneWith("second", "key {header."+place.group+"}", "events 2", "charge "+second), "respond ok")

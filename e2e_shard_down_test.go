@@ -47,7 +47,7 @@ func TestShardThatIsDownAffectsOnlyItsClients(t *testing.T) {
 			// They spend their time waiting.
 			t.Parallel()
 			servers := startShards(t, 2, 1)
-			c := startCaddy(t, onErrorSite(servers.store(pipelining, "charge_timeout 500ms")))
+			c := startCaddy(t, onErrorSite(servers.store(pipelining, "charge_timeout 2s")))
 			up, down := clientsOf(t, servers, c, "/default", "default")
 			for i, key := range []string{up, down} {
 				for _, zone := range []string{"allow", "deny", "local"} {
@@ -67,7 +67,7 @@ func TestShardThatIsDownAffectsOnlyItsClients(t *testing.T) {
 			withShardDown(t, servers[:1], c, up, down)
 			// Charges that surely did not run wait for longer than
 			// charge_timeout.
-			time.Sleep(time.Second)
+			time.Sleep(2500 * time.Millisecond)
 			givenUp := func() {
 				t.Helper()
 				for i := range servers {

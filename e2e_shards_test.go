@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -39,7 +38,7 @@ func shardName(i int) string { return string(rune('a' + i)) }
 
 // patient are timeouts that even a busy machine keeps, for tests that are
 // about something else.
-var patient = []string{"check_timeout 10s", "charge_timeout 30s", "dial_timeout 10s"}
+var patient = []string{"check_timeout 1m", "charge_timeout 1m", "dial_timeout 1m"}
 
 // store is the global option for a Redis store on the shards. Options are lines
 // such as "db 1".
@@ -191,7 +190,7 @@ func (s shards) awaitSum(t *testing.T, prefix string, wanted int64) {
 // awaitReplicas waits until the replicas have what the primaries have.
 func (s shards) awaitReplicas(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	for _, shard := range s {
 		must(t, "replicate", shard.WaitReplicated(ctx))
@@ -240,6 +239,13 @@ func (c *tally) total() (sum int64) {
 		sum += n
 	}
 	return sum
+}
+
+// clients is how many clients c has counted.
+func (c *tally) clients() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.n)
 }
 
 // awaitGrowth waits until c has counted n more.

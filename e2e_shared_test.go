@@ -46,6 +46,7 @@ func startCaddys(t *testing.T, n int, caddyfile string) []*caddyProcess {
 }
 
 func TestTwoCaddysShareALimit(t *testing.T) {
+	t.Parallel()
 	const events = 10
 	servers := startShards(t, 2, 1)
 	caddys := startCaddys(t, 2, apiSite(servers.store(), events, "1h"))

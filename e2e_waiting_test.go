@@ -75,6 +75,37 @@ func (c *caddyProcess) line(ctx context.Context, t *testing.T, name string, head
 	return r
 }
 
+// lineUntil is line, and reports whether the request waits before a bucket has
+// room again.
+func (c *caddyProcess) lineUntil(ctx context.Context, t *testing.T, room time.Time, name string, headers ...string) (r running, inTime bool) {
+	t.Helper()
+	before := c.held()
+	r = c.begin(ctx, "/", append(headers, "X-Key: alice", "X-Name: "+name)...)
+	eventually(t, "the request waits", func() error {
+		held := c.held()
+		if inTime = isBefore(room); !inTime {
+			return nil
+		}
+		return want("number of requests that wait", held, before+1)
+	})
+	return r, inTime
+}
+
+// isBefore reports whether an instant is to come, and not at once.
+func isBefore(at time.Time) bool { return time.Until(at) > time.Second }
+
+// whileFull calls f, which fills a bucket for so long and reports whether what it
+// looked at was before the bucket had room again. On a busy machine it is called
+// again, with a longer time.
+func whileFull(t *testing.T, full time.Duration, f func(full time.Duration) (inTime bool)) {
+	t.Helper()
+	for ; !f(full); full *= 2 {
+		if full > waitLimit {
+			t.Fatalf("requests do not line up within %v", full)
+		}
+	}
+}
+
 // ends waits for the answer.
 func (r running) ends(t *testing.T) answer {
 	t.Helper()
@@ -83,7 +114,7 @@ func (r running) ends(t *testing.T) answer {
 		return a
 	case err := <-r.err:
 		t.Fatal(err)
-	case <-time.After(30 * time.Second):
+	case <-time.After(waitLimit):
 		t.Fatal("no answer")
 	}
 	return answer{}
@@ -159,49 +190,56 @@ func TestHeldRequestsLeaveInOrder(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s, %d per second", test.mode, test.events), func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
-			servers, store := farShard(t)
-			if !test.far {
-				store = servers.store()
-			}
-			backend := startArrivals(t)
-			c := startWith(t, store, zoneWith("slow", "algorithm gcra", fmt.Sprint("events ", test.events), "window 1s", "burst 1",
-				"max_wait 20s", "charge "+test.mode), "reverse_proxy "+backend.addr)
-			must(t, "first request", want("status", c.probe("/", "X-Key: alice", "X-Name: before").status, http.StatusOK))
-			before := scriptsOf(test.mode)
-			servers.awaitScripts(t, before)
-			free := servers.keepFull(t, test.events, 6*time.Second)
-			all, names := []running{}, []string{"before"}
-			for i := range requests {
-				names = append(names, fmt.Sprint("request ", i))
-				all = append(all, c.line(t.Context(), t, names[i+1]))
-			}
-			must(t, "backend", want("number of requests", len(backend.all()), 1))
-			for i, r := range all {
-				a := r.ends(t)
-				must(t, names[i+1], want("status", a.status, http.StatusOK))
-				earliest := free
-				if test.mode == "before" {
-					earliest = free.Add(time.Duration(i) * time.Second / time.Duration(test.events))
+			whileFull(t, 6*time.Second, func(full time.Duration) bool {
+				servers, store := farShard(t)
+				if !test.far {
+					store = servers.store()
 				}
-				must(t, names[i+1], want("being answered before it fits", a.received.Before(earliest), false))
-			}
-			must(t, "backend", want("order", fmt.Sprintf("%q", backend.all()), fmt.Sprintf("%q", names)))
+				backend := startArrivals(t)
+				c := startWith(t, store, zoneWith("slow", "algorithm gcra", fmt.Sprint("events ", test.events), "window 1s", "burst 1",
+					"max_wait 10m", "charge "+test.mode), "reverse_proxy "+backend.addr)
+				must(t, "first request", want("status", c.probe("/", "X-Key: alice", "X-Name: before").status, http.StatusOK))
+				before := scriptsOf(test.mode)
+				servers.awaitScripts(t, before)
+				free := servers.keepFull(t, test.events, full)
+				all, names := []running{}, []string{"before"}
+				for i := range requests {
+					names = append(names, fmt.Sprint("request ", i))
+					r, inTime := c.lineUntil(t.Context(), t, free, names[i+1])
+					if !inTime {
+						return false
+					}
+					all = append(all, r)
+				}
+				must(t, "backend", want("number of requests", len(backend.all()), 1))
+				for i, r := range all {
+					a := r.ends(t)
+					must(t, names[i+1], want("status", a.status, http.StatusOK))
+					earliest := free
+					if test.mode == "before" {
+						earliest = free.Add(time.Duration(i) * time.Second / time.Duration(test.events))
+					}
+					must(t, names[i+1], want("being answered before it fits", a.received.Before(earliest), false))
+				}
+				must(t, "backend", want("order", fmt.Sprintf("%q", backend.all()), fmt.Sprintf("%q", names)))
 
-			// The first request asks, is refused, and asks again when the time
-			// has come. The others look whether it pays to wait, for which one a
-			// second asks, and ask when it is their turn, once more if they still
-			// have to wait, and again where Caddy's clock was ahead of the
-			// server's.
-			c.stop()
-			most := 4 * requests
-			if test.mode == "after" {
-				// Each charges as well. That may come too late for the answer
-				// to the next one, which then has to ask once more.
-				most += 2 * requests
-			}
-			asked := servers.scripts(t) - before
-			must(t, "Redis", want(fmt.Sprintf("%d scripts being more than %d", asked, most), asked > most, false))
-			t.Logf("%d scripts for %d requests", asked, requests)
+				// The first request asks, is refused, and asks again when the time
+				// has come. The others look whether it pays to wait, for which one a
+				// second asks, and ask when it is their turn, once more if they still
+				// have to wait, and again where Caddy's clock was ahead of the
+				// server's.
+				c.stop()
+				most := 4 * requests
+				if test.mode == "after" {
+					// Each charges as well. That may come too late for the answer
+					// to the next one, which then has to ask once more.
+					most += 2 * requests
+				}
+				asked := servers.scripts(t) - before
+				must(t, "Redis", want(fmt.Sprintf("%d scripts being more than %d", asked, most), asked > most, false))
+				t.Logf("%d scripts for %d requests", asked, requests)
+				return true
+			})
 		})
 	}
 }
@@ -212,41 +250,55 @@ func TestClientThatLeavesTheLine(t *testing.T) {
 		for _, who := range []string{"the first", "others"} {
 			t.Run(mode+", "+who, func(t *testing.T) {
 				t.Parallel() // it spends its time waiting
-				servers, store := farShard(t)
-				backend := startArrivals(t)
-				c := startWith(t, store, zoneWith("slow", "algorithm gcra", "events 20", "window 1s", "burst 160", "max_wait 100s",
-					"cost {header.X-Cost}", "charge "+mode), "reverse_proxy "+backend.addr)
-				must(t, "request", want("status", c.probe("/", "X-Key: alice", "X-Name: before", "X-Cost: 160").status, http.StatusOK))
-				servers.awaitScripts(t, scriptsOf(mode))
-				ctx, leave := context.WithCancel(t.Context())
-				defer leave()
-				var gone, stay []running
-				names := []string{"before"}
-				begin := func(name string, leaves bool, cost string) {
-					if leaves {
-						gone = append(gone, c.line(ctx, t, name, "X-Cost: "+cost))
-						return
+				whileFull(t, 8*time.Second, func(full time.Duration) bool {
+					servers, store := farShard(t)
+					backend := startArrivals(t)
+					c := startWith(t, store, zoneWith("slow", "algorithm gcra", "events 160", fmt.Sprint("window ", full), "burst 160", "max_wait 10m",
+						"cost {header.X-Cost}", "charge "+mode), "reverse_proxy "+backend.addr)
+					first := c.probe("/", "X-Key: alice", "X-Name: before", "X-Cost: 160")
+					must(t, "request", want("status", first.status, http.StatusOK))
+					room, inTime := first.sent.Add(full), true
+					servers.awaitScripts(t, scriptsOf(mode))
+					ctx, leave := context.WithCancel(t.Context())
+					defer leave()
+					var gone, stay []running
+					names := []string{"before"}
+					begin := func(name string, leaves bool, cost string) {
+						if !inTime {
+							return
+						}
+						var r running
+						if leaves {
+							r, inTime = c.lineUntil(ctx, t, room, name, "X-Cost: "+cost)
+							gone = append(gone, r)
+							return
+						}
+						r, inTime = c.lineUntil(t.Context(), t, room, name, "X-Cost: "+cost)
+						stay = append(stay, r)
+						names = append(names, name)
 					}
-					stay = append(stay, c.line(t.Context(), t, name, "X-Cost: "+cost))
-					names = append(names, name)
-				}
-				// The first one costs all there is, and so keeps the others
-				// where they are for eight seconds.
-				begin("expensive", who == "the first", "160")
-				for i := range 3 {
-					begin(fmt.Sprint("gone ", i), who == "others", "1")
-					begin(fmt.Sprint("stays ", i), false, "1")
-				}
-				must(t, "backend", want("number of requests", len(backend.all()), 1))
-				leave()
-				for _, r := range gone {
-					r.leaves(t)
-				}
-				for i, r := range stay {
-					must(t, names[i+1], want("status", r.ends(t).status, http.StatusOK))
-				}
-				must(t, "backend", want("order", fmt.Sprintf("%q", backend.all()), fmt.Sprintf("%q", names)))
-				c.awaitHeld(t, 0)
+					// The first one costs all there is, and so keeps the others
+					// where they are until there is room for it.
+					begin("expensive", who == "the first", "160")
+					for i := range 3 {
+						begin(fmt.Sprint("gone ", i), who == "others", "1")
+						begin(fmt.Sprint("stays ", i), false, "1")
+					}
+					if !inTime {
+						return false
+					}
+					must(t, "backend", want("number of requests", len(backend.all()), 1))
+					leave()
+					for _, r := range gone {
+						r.leaves(t)
+					}
+					for i, r := range stay {
+						must(t, names[i+1], want("status", r.ends(t).status, http.StatusOK))
+					}
+					must(t, "backend", want("order", fmt.Sprintf("%q", backend.all()), fmt.Sprintf("%q", names)))
+					c.awaitHeld(t, 0)
+					return true
+				})
 			})
 		}
 	}

@@ -28,7 +28,7 @@ func (c *caddyProcess) openWebSocket(t *testing.T, key string) (net.Conn, *bufio
 	conn, err := net.Dial("tcp", c.site)
 	must(t, "dial", err)
 	t.Cleanup(func() { _ = conn.Close() })
-	must(t, "dial", conn.SetDeadline(time.Now().Add(time.Minute)))
+	must(t, "dial", conn.SetDeadline(time.Now().Add(waitLimit)))
 	_, err = fmt.Fprintf(conn, "GET /ws HTTP/1.1\r\nHost: %s\r\nX-Key: %s\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n\r\n", c.site, key)
 	must(t, "ask for the upgrade", err)
 	r := bufio.NewReader(conn)

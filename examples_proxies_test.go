@@ -70,7 +70,7 @@ func TestExampleOutgoing(t *testing.T) {
 		case wait := <-refused:
 			seconds, err := strconv.Atoi(wait)
 			must(t, "refusal", errors.Join(err, want("Retry-After being more than half a minute", seconds > 30, true)))
-		case <-time.After(20 * time.Second):
+		case <-time.After(waitLimit):
 			t.Fatal("calls that would wait for more than 30 seconds are not refused")
 		}
 	}

@@ -28,6 +28,7 @@ func exampleFiles(t *testing.T) (files []string) {
 // TestExamplesAreFormattedAndLoad: `caddy validate` has nothing to warn of,
 // which it does of a file that `caddy fmt` would change.
 func TestExamplesAreFormattedAndLoad(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	for _, file := range exampleFiles(t) {
 		path, err := filepath.Abs(file)

@@ -34,16 +34,20 @@ type caddyProcess struct {
 	done chan struct{}
 }
 
+// waitLimit bounds every wait for a condition. A machine that is merely slow
+// meets the condition before.
+const waitLimit = time.Minute
+
 // client keeps enough connections for tests with many workers, and gives up on
 // a Caddy that hangs.
 var client = &http.Client{
 	Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true},
-	Timeout:   time.Minute,
+	Timeout:   waitLimit,
 }
 
 // adminClient keeps no connections, lest one lead to the admin endpoint of an
 // older config.
-var adminClient = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute}
+var adminClient = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: waitLimit}
 
 type lockedBuffer struct {
 	mu sync.Mutex
@@ -240,7 +244,7 @@ func (c *caddyProcess) stop() {
 	_ = c.cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-c.done:
-	case <-time.After(20 * time.Second):
+	case <-time.After(waitLimit):
 		c.t.Fatal("caddy does not stop")
 	}
 }
@@ -250,10 +254,10 @@ func (c *caddyProcess) kill() {
 	<-c.done
 }
 
-// eventually polls until f returns nil, for 20 seconds at most.
+// eventually polls until f returns nil, for waitLimit at most.
 func eventually(t *testing.T, what string, f func() error) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(waitLimit)
 	for {
 		err := f()
 		if err == nil {

@@ -12,14 +12,19 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
-// directStore is a store of one shard at addr, without Caddy.
-func directStore(t *testing.T, addr string, plain bool, undelivered func(op algorithm.Operation, err error)) *redis.Store {
+// directShard is a shard at addr, without Caddy.
+func directShard(t *testing.T, addr string, plain bool) *redis.Shard {
 	t.Helper()
-	shard := redis.NewShard(redis.ShardOptions{Primary: addr, NoPipelining: plain, PoolSize: 1})
+	shard := redis.NewShard(redis.ShardOptions{Primary: addr, DialTimeout: waitLimit, NoPipelining: plain, PoolSize: 1})
 	t.Cleanup(func() { shard.Close(t.Context()) })
+	return shard
+}
+
+// directStore is a store of one shard that waits so long for a reply.
+func directStore(shard *redis.Shard, timeout time.Duration, undelivered func(op algorithm.Operation, err error)) *redis.Store {
 	return redis.New(redis.Options{
 		Members:      []redis.Member{{Name: "a", Shard: shard}},
-		CheckTimeout: 300 * time.Millisecond, ChargeTimeout: 300 * time.Millisecond,
+		CheckTimeout: timeout, ChargeTimeout: timeout,
 		OnUndelivered: func(_ string, op algorithm.Operation, err error) {
 			if undelivered != nil {
 				undelivered(op, err)
@@ -37,17 +42,19 @@ func TestLostRepliesOfTakesAndRefunds(t *testing.T) {
 			server := redistest.Start(t)
 			proxy := redistest.StartProxy(t, server.Addr())
 			told := make(chan error, len(counting))
-			s := directStore(t, proxy.Addr(), plain, func(op algorithm.Operation, err error) {
+			shard := directShard(t, proxy.Addr(), plain)
+			patient := directStore(shard, waitLimit, nil)
+			s := directStore(shard, 300*time.Millisecond, func(op algorithm.Operation, err error) {
 				told <- errors.Join(want("operation", op, algorithm.Refund), uncertain(err))
 			})
 			// reachable waits until both ways to the server are open.
 			reachable := func() {
 				other := requests("other", 0)
 				eventually(t, "the server is reached", func() error {
-					return errors.Join(s.Check(t.Context(), other)[0].Err, s.Charge(t.Context(), other)[0].Err)
+					return errors.Join(patient.Check(t.Context(), other)[0].Err, patient.Charge(t.Context(), other)[0].Err)
 				})
 			}
-			direct := directStore(t, server.Addr(), plain, nil)
+			direct := directStore(directShard(t, server.Addr(), plain), waitLimit, nil)
 			used := func(what string, n int64) {
 				t.Helper()
 				for i, st := range direct.Check(t.Context(), requests("k", 0)) {
@@ -58,7 +65,7 @@ func TestLostRepliesOfTakesAndRefunds(t *testing.T) {
 			var taken []store.Request
 			for id := range 3 {
 				taken = requests("k", id)
-				for i, st := range s.Take(t.Context(), taken) {
+				for i, st := range patient.Take(t.Context(), taken) {
 					must(t, "take", st.Err)
 					taken[i].Receipt = st.Receipt
 				}

@@ -6,6 +6,8 @@ import (
 
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
 // asCaddy, set in the environment, makes the test binary be Caddy, so that
@@ -17,5 +19,5 @@ func TestMain(m *testing.M) {
 		caddycmd.Main()
 		return
 	}
-	os.Exit(m.Run())
+	os.Exit(redistest.RunTests(m))
 }

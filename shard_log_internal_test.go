@@ -53,7 +53,7 @@ func TestTwinsAreToldOfOnce(t *testing.T) {
 	var members []redis.Member
 	var shards []pooledShard
 	for i, addr := range []string{server.Addr(), proxy.Addr()} {
-		shard := redis.NewShard(redis.ShardOptions{Primary: addr, DialTimeout: 10 * time.Second})
+		shard := redis.NewShard(redis.ShardOptions{Primary: addr, DialTimeout: time.Minute})
 		t.Cleanup(func() { shard.Close(context.Background()) })
 		shards = append(shards, pooledShard{Shard: shard})
 		members = append(members, redis.Member{Name: fmt.Sprint(i), Shard: shard})
@@ -66,7 +66,7 @@ func TestTwinsAreToldOfOnce(t *testing.T) {
 			l.add(members[i].Name, shard)
 		}
 		s.Warm(t.Context())
-		deadline := time.Now().Add(10 * time.Second)
+		deadline := time.Now().Add(time.Minute)
 		for lines.FilterLevelExact(zapcore.ErrorLevel).Len() == 0 && time.Now().Before(deadline) {
 			time.Sleep(time.Millisecond)
 		}

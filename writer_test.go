@@ -175,7 +175,7 @@ func TestWebSocketOverHTTP1SettlesAtItsUpgrade(t *testing.T) {
 	if got := c.left(t, "/plain", "ws"); got != 99 {
 		t.Errorf("%d are left during the upgraded connection, want 99", got)
 	}
-	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(waitLimit))
 	if _, err := io.WriteString(conn, "echo"); err != nil {
 		t.Fatal(err)
 	}

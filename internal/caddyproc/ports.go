@@ -22,7 +22,7 @@ func FreeAddrs(n int) (addrs []string, err error) {
 
 // awaitListening waits until somebody listens on all of the addresses.
 func awaitListening(addrs []string, ended <-chan struct{}) error {
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for _, addr := range addrs {
 		for {
 			conn, err := net.Dial("tcp", addr)

@@ -103,7 +103,7 @@ func Start(binary, dir, caddyfile string, logs io.Writer, addrs ...string) (*Pro
 }
 
 // stopPatience is how long Caddy may take to end.
-const stopPatience = 30 * time.Second
+const stopPatience = time.Minute
 
 // Stop ends Caddy gracefully and waits for it. A Caddy that does not end is
 // killed.

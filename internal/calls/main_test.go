@@ -60,59 +60,20 @@ func TestCallsAreThoseThatWereMade(t *testing.T) {
 	}
 }
 
-// TestOwnClientsCostTheirChargesAlone is a small form of the measurement: clients
-// that come to one process cost no checks, those that come to two as many as
-// before. The bounds leave room for a machine on which a client does not come
-// for a second.
-func TestOwnClientsCostTheirChargesAlone(t *testing.T) {
-	own := singleCase{name: "own", clients: 20, callers: 8}
-	shared := singleCase{name: "shared", clients: 20, callers: 8, shared: true}
-	list, err := measureSingles(t.Context(), []singleCase{own, shared}, time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s := list[0]; s.perRequest(s.replica) > 0.2 {
-		t.Errorf("%d checks for %d requests of clients that come to one process", s.replica, s.requests)
-	}
-	if s := list[1]; s.perRequest(s.replica) < 0.6 {
-		t.Errorf("%d checks for %d requests of clients that come to two", s.replica, s.requests)
-	}
-}
-
 // TestRefusedTrafficMakesOneCallASecond is the small form of the measurement.
 func TestRefusedTrafficMakesOneCallASecond(t *testing.T) {
-	var cases []singleCase
+	servers := redistest.StartShard(t, 1)
 	for _, c := range singleCases {
-		if c.refused {
-			cases = append(cases, c)
+		if !c.refused {
+			continue
 		}
-	}
-	list, err := measureSingles(t.Context(), cases, 2*time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, s := range list {
+		s, err := c.measure(t.Context(), servers, 2*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
 		// One at the beginning, and one of the store for the primary's clock.
 		if most := int64(s.seconds) + 2; s.sum() > most {
 			t.Errorf("%s: %d calls in %.1f s, want at most %d", s.name, s.sum(), s.seconds, most)
-		}
-	}
-}
-
-// TestBatchesSaveCalls is the small form of the measurement.
-func TestBatchesSaveCalls(t *testing.T) {
-	list, err := measureBatches(t.Context(), []int64{1_000, 10_000}, []int{4}, time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, b := range list {
-		for _, p := range []phase{b.steady, b.again} {
-			if most := 0.5; b.isSteady(p) && p.perRequest() > most {
-				t.Errorf("%v: %d calls for %d requests", b.batchCase, p.sum(), p.requests)
-			}
-		}
-		if b.isHeavy(b.heavy) && b.stranded() > 0.1 {
-			t.Errorf("%v: %d admitted of %d", b.batchCase, b.admitted, b.heavy.requests)
 		}
 	}
 }

@@ -95,7 +95,7 @@ func (e *experiment) recover(ctx context.Context) error {
 }
 
 // normalPatience is how long it may take until all is as it was.
-const normalPatience = 20 * time.Second
+const normalPatience = time.Minute
 
 // awaitNormal waits until some clients have been answered by the store for a
 // while, since then.
@@ -116,7 +116,7 @@ func (e *experiment) awaitNormal(ctx context.Context, then time.Time, isOne func
 
 const (
 	// settlePatience bounds the time until all charges have arrived.
-	settlePatience = 15 * time.Second
+	settlePatience = time.Minute
 	// quiet is how long nothing has arrived when nothing more is on its way: what
 	// waits for a shard is tried once a second.
 	quiet = 2500 * time.Millisecond

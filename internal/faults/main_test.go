@@ -9,6 +9,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/document"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
 // patient are settings whose timeouts a busy machine keeps, so that what happens
@@ -42,6 +43,8 @@ func TestFaults(t *testing.T) {
 		})
 	}
 }
+
+func TestMain(m *testing.M) { os.Exit(redistest.RunTests(m)) }
 
 // buildCaddy returns a Caddy with the race detector if the test has it.
 func buildCaddy(t *testing.T) string {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -86,16 +87,28 @@ const (
 	// enough of them.
 	surveyed = 24
 	// surveyPatience bounds that.
-	surveyPatience = 20 * time.Second
+	surveyPatience = time.Minute
 )
 
 // clients returns names of clients that belong to each of the shards.
 func (s *site) clients(ctx context.Context, broken, other *shard) (mine, others []string, err error) {
-	for n := range surveyed {
-		if err := s.visit(fmt.Sprintf("client-%d", n)); err != nil {
-			return nil, nil, err
+	// A request that a busy machine did not serve in time is made again.
+	visit := func() error {
+		for n := range surveyed {
+			name := fmt.Sprintf("client-%d", n)
+			if slices.Contains(mine, name) || slices.Contains(others, name) {
+				continue
+			}
+			if err := s.visit(name); err != nil {
+				return err
+			}
 		}
+		return nil
 	}
+	if err := visit(); err != nil {
+		return nil, nil, err
+	}
+	visited := time.Now()
 	err = poll(ctx, surveyPatience, func() error {
 		if mine, err = broken.clients(ctx, survey); err != nil {
 			return err
@@ -104,6 +117,12 @@ func (s *site) clients(ctx context.Context, broken, other *shard) (mine, others 
 			return err
 		}
 		if n := len(mine) + len(others); n < surveyed {
+			if time.Since(visited) > time.Second {
+				if err := visit(); err != nil {
+					return err
+				}
+				visited = time.Now()
+			}
 			return fmt.Errorf("%d of %d clients are charged", n, surveyed)
 		}
 		return nil

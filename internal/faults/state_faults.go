@@ -76,7 +76,7 @@ func onceInTheMiddle(step func(context.Context, *shard) error) func(context.Cont
 }
 
 // snapshotPatience bounds the writing of a snapshot of a few keys.
-const snapshotPatience = 10 * time.Second
+const snapshotPatience = time.Minute
 
 // obstructDisk makes snapshots fail, after which Redis takes no writes: where the
 // file should be, there is a folder.

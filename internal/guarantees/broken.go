@@ -126,7 +126,7 @@ func newLoss(f fault, l limit, seen []response) *loss {
 
 const (
 	// countPatience bounds how long charges may take whose replies were lost.
-	countPatience = 20 * time.Second
+	countPatience = time.Minute
 	countPace     = 50 * time.Millisecond
 )
 

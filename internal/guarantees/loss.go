@@ -48,6 +48,9 @@ func (l *loss) mayBeLost() int64 {
 	return 0
 }
 
+// untouched is the breach of a client that the fault did not meet.
+const untouched = "no reply was lost, so the fault did not happen"
+
 // breaches are the bounds that were exceeded.
 func (l *loss) breaches() (all []string) {
 	tell := func(format string, args ...any) {
@@ -60,7 +63,7 @@ func (l *loss) breaches() (all []string) {
 		tell("%d served and not counted, at most %d may be", n, most)
 	}
 	if l.uncertain+l.untold == 0 {
-		tell("no reply was lost, so the fault did not happen")
+		tell(untouched)
 	}
 	if l.refused > 0 {
 		tell("%d requests were refused, though the limit is far", l.refused)

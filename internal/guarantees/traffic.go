@@ -23,7 +23,7 @@ type traffic struct {
 }
 
 // requestPatience bounds a request; nothing should take as long.
-const requestPatience = 20 * time.Second
+const requestPatience = time.Minute
 
 // run sends requests until ctx ends, and returns what came back.
 func (t *traffic) run(ctx context.Context) []response {

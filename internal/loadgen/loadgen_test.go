@@ -40,9 +40,13 @@ func TestRunSendsWhatIsAsked(t *testing.T) {
 func TestRunEndsInTime(t *testing.T) {
 	server := httptest.NewServer(http.NotFoundHandler())
 	defer server.Close()
-	result, err := Run(t.Context(), Options{Addr: strings.TrimPrefix(server.URL, "http://"), Duration: 50 * time.Millisecond})
-	if err != nil || result.Status[404] == 0 || result.Status[404] != result.Requests {
-		t.Errorf("result %v, error %v", result, err)
+	// In a moment, a busy machine may send nothing.
+	for d, answered := 50*time.Millisecond, int64(0); answered == 0; d *= 2 {
+		result, err := Run(t.Context(), Options{Addr: strings.TrimPrefix(server.URL, "http://"), Duration: d})
+		if err != nil || result.Status[404] != result.Requests || d > time.Minute {
+			t.Fatalf("within %v, result %v, error %v", d, result, err)
+		}
+		answered = result.Requests
 	}
 }
 
@@ -73,9 +77,14 @@ func TestPacedKeepsTheRate(t *testing.T) {
 	if longest := Quantile(result.Latencies, 1); longest < stall {
 		t.Errorf("the longest took %v, want at least %v", longest, stall)
 	}
-	// Only one of them was in the server meanwhile.
-	if second := result.Times[len(result.Times)-2]; second >= stall {
-		t.Errorf("the second longest took %v from when it was sent, want less than %v", second, stall)
+	// On one connection they are sent one after the other, so that times without
+	// the waiting do not overlap.
+	sum := time.Duration(0)
+	for _, took := range result.Times {
+		sum += took
+	}
+	if sum > result.Elapsed {
+		t.Errorf("from when they were sent they took %v within %v", sum, result.Elapsed)
 	}
 	// Of those that were due meanwhile, half waited for half of the stall.
 	waited := 0
@@ -94,10 +103,18 @@ func TestPacedEndsWithTheContext(t *testing.T) {
 	defer server.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	start := time.Now()
-	_, err := Run(ctx, Options{Addr: strings.TrimPrefix(server.URL, "http://"), Rate: 100, Connections: 2})
-	if took := time.Since(start); err != nil || took > 5*time.Second {
-		t.Errorf("it took %v, error %v", took, err)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := Run(ctx, Options{Addr: strings.TrimPrefix(server.URL, "http://"), Rate: 100, Connections: 2})
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("it goes on without its context")
 	}
 }
 

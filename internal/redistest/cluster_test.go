@@ -118,14 +118,14 @@ func TestClusterWithoutFullCoverage(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, key := range []string{"a", "b", "c", "d", "e", "f"} {
-		if owner, err := cluster.MasterOf(deadline(t, 100*time.Millisecond), key); err == nil {
+		if owner, err := cluster.MasterOf(deadline(t, 300*time.Millisecond), key); err == nil {
 			err := owner.Client().Set(t.Context(), key, "value", 0).Err()
 			if owner == lost || owner == left && err != nil {
 				t.Errorf("write to master %s got %v", owner.Addr(), err)
 			}
 		}
 	}
-	err := cluster.WaitUntilOK(deadline(t, 100*time.Millisecond))
+	err := cluster.WaitUntilOK(deadline(t, 2*time.Second))
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "slot 0 has") {
 		t.Errorf("got error %v, want one of the context and about slot 0", err)
 	}

@@ -10,10 +10,13 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
+// waitLimit bounds every wait for a condition.
+const waitLimit = time.Minute
+
 // short is how long the tests wait for what shall not happen.
 const short = 100 * time.Millisecond
 
-// connection is a bare connection through a proxy. It ends after 10 seconds.
+// connection is a bare connection through a proxy. It ends after waitLimit.
 type connection struct {
 	t      *testing.T
 	conn   net.Conn
@@ -28,7 +31,7 @@ func dial(t *testing.T, proxy *redistest.Proxy) *connection {
 	}
 	t.Cleanup(func() { conn.Close() })
 	c := &connection{t: t, conn: conn, reader: bufio.NewReader(conn)}
-	c.endAfter(10 * time.Second)
+	c.endAfter(waitLimit)
 	return c
 }
 
@@ -65,7 +68,7 @@ func (c *connection) requireSilence() {
 	if b, err := c.reader.ReadByte(); !isTimeout(err) {
 		c.t.Errorf("read got %q, %v; want silence", b, err)
 	}
-	c.endAfter(10 * time.Second)
+	c.endAfter(waitLimit)
 }
 
 // requireClosed checks that the connection ends and that nothing arrives.

@@ -143,7 +143,7 @@ func TestSentinelWaitsEndWithContext(t *testing.T) {
 	t.Parallel()
 	shard := redistest.StartShard(t, 1)
 	sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 1, redistest.SentinelOptions{})
-	_, err := sentinels.WaitForMaster(deadline(t, 50*time.Millisecond), shard.Primary.Addr())
+	_, err := sentinels.WaitForMaster(deadline(t, 2*time.Second), shard.Primary.Addr())
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), shard.Primary.Addr()) {
 		t.Errorf("got error %v, want one of the context and with the primary's address", err)
 	}

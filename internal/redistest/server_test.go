@@ -75,7 +75,7 @@ func TestCPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	const busy = "local n = 0; for i = 1, 1e6 do n = n + i end; return n"
-	for deadline := time.Now().Add(10 * time.Second); ; {
+	for deadline := time.Now().Add(waitLimit); ; {
 		if err := s.Client().Eval(t.Context(), busy, nil).Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -201,7 +201,7 @@ func requireValue(t *testing.T, s *redistest.Server, key, want string) {
 // waitForValue waits until a key has a value.
 func waitForValue(t *testing.T, s *redistest.Server, key, want string) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(waitLimit); ; time.Sleep(time.Millisecond) {
 		got := value(t, s, key)
 		if got == want {
 			return

@@ -8,7 +8,7 @@ import (
 
 const (
 	// patience bounds every wait that has no context of the caller's.
-	patience = 10 * time.Second
+	patience = time.Minute
 
 	// replicationPatience bounds the waits for replication even if the
 	// caller's context has no deadline.

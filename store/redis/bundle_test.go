@@ -184,12 +184,13 @@ func TestScriptFlushIsNotNoticedByABundle(t *testing.T) {
 func TestLostReplyOfABundleIsUncertainForEach(t *testing.T) {
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr())
-	s := newStore(t, newShard(t, ShardOptions{Primary: proxy.Addr()}), func(o *Options) { o.CheckTimeout = 300 * time.Millisecond })
-	for _, st := range s.Take(t.Context(), takes(hourly, 8)) {
+	shard := newShard(t, ShardOptions{Primary: proxy.Addr()})
+	for _, st := range newStore(t, shard, nil).Take(t.Context(), takes(hourly, 8)) {
 		must(t, st.Err)
 	}
 	must(t, proxy.SwallowReplies())
-	for i, st := range s.Take(t.Context(), takes(hourly, 8)) {
+	hasty := newStore(t, shard, func(o *Options) { o.CheckTimeout = 300 * time.Millisecond })
+	for i, st := range hasty.Take(t.Context(), takes(hourly, 8)) {
 		if !errors.Is(st.Err, store.ErrUncertain) {
 			t.Errorf("take %d: %+v, want an outcome that is not known", i, st)
 		}
@@ -202,6 +203,7 @@ func TestLostReplyOfABundleIsUncertainForEach(t *testing.T) {
 // TestServerThatSplitsItsKeysIsSentNoBundles: it refuses the first one, of which
 // nothing is seen.
 func TestServerThatSplitsItsKeysIsSentNoBundles(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t, "--cluster-enabled", "yes")
 	must(t, server.Client().ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
 	eventually(t, "the cluster is up", func() error {

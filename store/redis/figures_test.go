@@ -18,9 +18,9 @@ func requireShardsToBeToldOf(t *testing.T, plain bool) {
 	sh := redistest.StartShard(t, 2)
 	shard := newShard(t, ShardOptions{
 		Primary: sh.Primary.Addr(), Replicas: []string{sh.Replicas[0].Addr(), sh.Replicas[1].Addr()},
-		DialTimeout: 100 * time.Millisecond, PoolSize: 1, NoPipelining: plain,
+		PoolSize: 1, NoPipelining: plain,
 	})
-	s := newStore(t, shard, func(o *Options) { o.CheckTimeout, o.ChargeTimeout = 100*time.Millisecond, 100*time.Millisecond })
+	s := newStore(t, shard, nil)
 	if got := s.Shards(); len(got) != 1 || got[0].Name != "a" || got[0].Kind != "static" || !got[0].Found || got[0].Servers[0].State != store.ServerUnmet {
 		t.Errorf("before the first call: %+v", got)
 	}

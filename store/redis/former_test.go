@@ -161,6 +161,7 @@ func TestReshardingCountsLeasesAtBothOwners(t *testing.T) {
 
 // TestFormerOwnerThatIsAway makes nothing be refilled: it is an error.
 func TestFormerOwnerThatIsAway(t *testing.T) {
+	t.Parallel()
 	r := newResharding(t)
 	before := r.store(r.members[:2], nil)
 	after := New(Options{Members: r.members, Former: r.members[:2], CheckTimeout: 200 * time.Millisecond, ChargeTimeout: 200 * time.Millisecond})
@@ -184,6 +185,7 @@ func TestFormerOwnerThatIsAway(t *testing.T) {
 
 // TestReshardingBetweenKinds: a cluster has other keys for the same buckets.
 func TestReshardingBetweenKinds(t *testing.T) {
+	t.Parallel()
 	server, c := redistest.Start(t), redistest.StartCluster(t, 3, 0)
 	single := []Member{{Name: "single", Shard: newShard(t, ShardOptions{Primary: server.Addr()})}}
 	cluster := []Member{{Name: "cluster", Shard: newShard(t, ShardOptions{Cluster: c.Addrs()})}}

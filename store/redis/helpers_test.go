@@ -12,7 +12,7 @@ import (
 )
 
 // patience replaces the timeouts where they are not what is tested.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // newStore returns a store on one shard with generous timeouts.
 func newStore(t testing.TB, shard *Shard, change func(*Options)) *Store {
@@ -83,6 +83,22 @@ func eventually(t testing.TB, what string, f func() error) {
 			t.Fatalf("waiting until %s: %v", what, err)
 		}
 		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// soon calls f, which is to return without waiting for what it was told to wait
+// for, and fails the test after patience.
+func soon(t testing.TB, what string, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatalf("%s takes more than %v", what, patience)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 // TestOthersDoNotWaitForARedirect: what is sent together with a charge that
 // another node has to be asked for is answered although that node is silent.
 func TestOthersDoNotWaitForARedirect(t *testing.T) {
+	t.Parallel()
 	c := redistest.StartCluster(t, 3, 0)
 	keys := bucketKeys{prefix: DefaultKeyPrefix, tagged: true}
 	from := masterOf(t, c, "k")

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
-	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 func calls(t *testing.T, server *redistest.Server, command string) int64 {
@@ -88,36 +87,34 @@ func TestReadFromPrimaryLeavesReplicasAlone(t *testing.T) {
 // TestStaleReplicaIsJudgedByItsReset: a replica that still shows a closed
 // window, full, refuses nobody; the primary opens the next one.
 func TestStaleReplicaIsJudgedByItsReset(t *testing.T) {
+	t.Parallel()
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), nil)
-	limit := &store.Limit{Zone: "short", Algorithm: store.FixedWindow, Window: 2 * time.Second}
-	full := []store.Request{{Limit: limit, ClientKey: "k", Events: 1, Cost: 1}}
-	first := s.Charge(t.Context(), full)[0]
-	if first.Err != nil {
-		t.Fatal(first.Err)
+	for refusals, try := 0, 0; refusals == 0; try++ {
+		// On a busy machine the window may end before anybody asks.
+		full := ask(fmt.Sprint("k", try))
+		full[0].Events = 1
+		must(t, s.Charge(t.Context(), full)[0].Err)
+		reset := endsIn(t, s, sh.Primary, full[0], 2*time.Second)
+		must(t, sh.WaitReplicated(t.Context()))
+		must(t, sh.Replicas[0].PauseReplication())
+		eventually(t, "the window is over", func() error {
+			st := s.Check(t.Context(), full)[0]
+			switch {
+			case st.Err != nil:
+				t.Fatal(st.Err)
+			case st.Allowed && st.Reset == reset:
+				t.Fatalf("allowed in the full window: %+v", st)
+			case !st.Allowed && (st.Reset != reset || st.RetryAfter <= 0):
+				t.Fatalf("refused by another window: %+v", st)
+			case !st.Allowed:
+				refusals++
+				return fmt.Errorf("refused %d times", refusals)
+			case st.Used != 0 || st.Remaining != 1 || st.Reset < reset+hourly.Window.Microseconds():
+				t.Fatalf("the new window is %+v after %d", st, reset)
+			}
+			return nil
+		})
+		must(t, sh.Replicas[0].ResumeReplication())
 	}
-	must(t, sh.WaitReplicated(t.Context()))
-	must(t, sh.Replicas[0].PauseReplication())
-	refusals := 0
-	eventually(t, "the window is over", func() error {
-		st := s.Check(t.Context(), full)[0]
-		switch {
-		case st.Err != nil:
-			t.Fatal(st.Err)
-		case st.Allowed && st.Reset == first.Reset:
-			t.Fatalf("allowed in the full window: %+v", st)
-		case !st.Allowed && (st.Reset != first.Reset || st.RetryAfter <= 0):
-			t.Fatalf("refused by another window: %+v", st)
-		case !st.Allowed:
-			refusals++
-			return fmt.Errorf("refused %d times", refusals)
-		case st.Used != 0 || st.Remaining != 1 || st.Reset < first.Reset+limit.Window.Microseconds():
-			t.Fatalf("the new window is %+v after %+v", st, first)
-		}
-		return nil
-	})
-	if refusals == 0 {
-		t.Error("the full window refused nothing")
-	}
-	must(t, sh.Replicas[0].ResumeReplication())
 }
