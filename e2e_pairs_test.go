@@ -1,6 +1,7 @@
 package shardlimit_test
 
 import (
+	"errors"
 	"flag"
 	"hash/fnv"
 	"math/rand/v2"
@@ -133,6 +134,7 @@ func tryPair(t *testing.T, which pair, seed uint64) {
 	p.startBackend()
 	p.caddy = startCaddy(t, unlimitedSite, exactHeap+"=1")
 	before := p.caddy.holdings()
+	must(t, "a Caddy without a limiter", errors.Join(want("goroutines", before.Goroutines, 0), want("bytes of stores", before.Bytes, 0)))
 
 	if words := which.exclusion(); words != "" {
 		status, text := p.caddy.load(p.site().caddyfile())
@@ -152,7 +154,7 @@ func tryPair(t *testing.T, which pair, seed uint64) {
 	p.probe()
 	counted := p.settle()
 	p.check()
-	p.unload(before)
+	p.unload()
 	t.Logf("%s; ready after %v, done after %v", counted, ready.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
 }
 
