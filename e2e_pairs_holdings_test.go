@@ -84,11 +84,11 @@ func (h *holdings) countBytes() {
 		}
 		// What libraries allocate, such as series of metrics, is theirs.
 		var stack []string
-		isWaiting := false
+		isKept := false
 		for frames := runtime.CallersFrames(r.Stack()); ; {
 			frame, more := frames.Next()
-			// What waiting takes the runtime keeps for the next who waits.
-			isWaiting = isWaiting || frame.Function == "runtime.acquireSudog"
+			// What waiting and timers take, the runtime keeps for the next of them.
+			isKept = isKept || frame.Function == "runtime.acquireSudog" || strings.HasPrefix(frame.Function, "runtime.(*timers).")
 			if len(stack) > 0 || !strings.HasPrefix(frame.Function, "runtime.") && !strings.HasPrefix(frame.Function, "internal/runtime/") {
 				stack = append(stack, frame.Function)
 			}
@@ -96,7 +96,7 @@ func (h *holdings) countBytes() {
 				break
 			}
 		}
-		if len(stack) > 0 && !isWaiting && strings.HasPrefix(stack[0], module+"/store/") {
+		if len(stack) > 0 && !isKept && strings.HasPrefix(stack[0], module+"/store/") {
 			h.Bytes += r.InUseBytes()
 			h.Stacks = append(h.Stacks, fmt.Sprintf("%d bytes: %s", r.InUseBytes(), strings.Join(stack, " < ")))
 		}

@@ -23,9 +23,9 @@ type pairSite struct {
 	p *pairRun
 	// shards are those of the default store.
 	shards []string
-	// storeLines are options of all Redis stores.
-	storeLines []string
-	inMemory   bool
+	// storeLines are options of all Redis stores, defaultLines of the default one.
+	storeLines, defaultLines []string
+	inMemory                 bool
 	// others are the shards of a second store.
 	others []string
 	// handlerLines and zoneLines are options of each handler and of its zones.
@@ -34,7 +34,10 @@ type pairSite struct {
 	handlers                int
 }
 
-func (s *pairSite) store(lines ...string)      { s.storeLines = append(s.storeLines, lines...) }
+func (s *pairSite) store(lines ...string) { s.storeLines = append(s.storeLines, lines...) }
+func (s *pairSite) defaultStore(lines ...string) {
+	s.defaultLines = append(s.defaultLines, lines...)
+}
 func (s *pairSite) otherStore(shard ...string) { s.others = shard }
 func (s *pairSite) handler(lines ...string)    { s.handlerLines = append(s.handlerLines, lines...) }
 func (s *pairSite) zone(lines ...string)       { s.zoneLines = append(s.zoneLines, lines...) }
@@ -72,7 +75,7 @@ func (s *pairSite) redis(name string, shards []string, more ...string) string {
 }
 
 func (s *pairSite) stores() string {
-	text := s.redis("default", s.shards)
+	text := s.redis("default", s.shards, s.defaultLines...)
 	if s.inMemory {
 		text = memoryStore(1000)
 	}
@@ -131,6 +134,7 @@ func (s *pairSite) caddyfile() string {
 // load replaces the config by the one of this moment.
 func (p *pairRun) load() {
 	p.t.Helper()
+	p.loads.Add(1)
 	if status, text := p.caddy.load(p.site().caddyfile()); status != http.StatusOK {
 		p.t.Fatalf("load: status %d: %s", status, text)
 	}

@@ -86,7 +86,7 @@ var features = []feature{
 		configure: func(p *pairRun, s *pairSite) {
 			if p.resharded {
 				s.shards = append(s.shards, "c")
-				s.store("previous_shards a b")
+				s.defaultStore("previous_shards a b")
 			}
 		},
 		disturb: func(p *pairRun) []func() {
@@ -103,13 +103,14 @@ var features = []feature{
 		},
 		allow: func(_ *pairRun, b *bounds) {
 			// A take or refund without a reply may be about a whole batch.
-			b.tokens = pairLimit * batchPercent / 100
+			b.takes, b.tokens = true, pairLimit*batchPercent/100
 		},
-		excludes: map[string]string{"reserve": "batch: does not go with reserve"},
+		excludes: map[string]string{"reserve": "batch does not go with reserve"},
 	},
 	{
 		name:      "charge before",
 		configure: func(_ *pairRun, s *pairSite) { s.zone("charge before") },
+		allow:     func(_ *pairRun, b *bounds) { b.takes = true },
 	},
 	{
 		name:      "max_wait",
@@ -128,7 +129,7 @@ var features = []feature{
 	{
 		name:      "penalty",
 		configure: func(_ *pairRun, s *pairSite) { s.zone("penalty 1h") },
-		excludes:  map[string]string{"reserve": "penalty: does not go with reserve"},
+		excludes:  map[string]string{"reserve": "penalty does not go with reserve"},
 	},
 	{
 		name: "reserve",
@@ -197,7 +198,9 @@ type bounds struct {
 	// faults is set if servers are away for a time: what could not be checked is
 	// admitted on top, and calls that lose their reply may count or not.
 	faults bool
-	// tokens is what one call may be about.
+	// takes is set if requests take what they cost, and tokens is what one call may
+	// be about.
+	takes  bool
 	tokens int64
 	// shared is set if some clients share a bucket, so that only sums are compared.
 	shared bool
