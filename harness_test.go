@@ -66,10 +66,10 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// startCaddy runs Caddy with a Caddyfile and stops it when the test ends. In
-// the text, {{site}} stands for the address of a free port and {{global}} for
-// the global options that the harness needs.
-func startCaddy(t *testing.T, caddyfile string) *caddyProcess {
+// startCaddy runs Caddy with a Caddyfile, and with more in its environment, and
+// stops it when the test ends. In the text, {{site}} stands for the address of a
+// free port and {{global}} for the global options that the harness needs.
+func startCaddy(t *testing.T, caddyfile string, env ...string) *caddyProcess {
 	t.Helper()
 	c := &caddyProcess{
 		t: t, admin: freeAddr(t), site: freeAddr(t), dir: t.TempDir(), logs: new(lockedBuffer), done: make(chan struct{}),
@@ -80,6 +80,7 @@ func startCaddy(t *testing.T, caddyfile string) *caddyProcess {
 		t.Fatal(err)
 	}
 	c.cmd = caddyCommand(c.dir, "run", "--config", file, "--adapter", "caddyfile")
+	c.cmd.Env = append(c.cmd.Env, env...)
 	c.cmd.Stdout, c.cmd.Stderr = c.logs, c.logs
 	if err := c.cmd.Start(); err != nil {
 		t.Fatal(err)
