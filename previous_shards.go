@@ -1,15 +1,11 @@
 package shardlimit
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/caddyserver/caddy/v2"
 
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
@@ -128,39 +124,3 @@ func (s *RedisStore) membersOf(connections map[string]*redis.Shard) (members, fo
 	}
 	return members, former, nil
 }
-
-// migrationsPool keeps what was brought from previous shards as long as a config
-// has the same shards, and the same before. Whatever is counted under another
-// config makes it void.
-var migrationsPool = caddy.NewUsagePool()
-
-// pooledMigrations is what was brought in a store, in migrationsPool.
-type pooledMigrations struct{ *redis.Migrations }
-
-// Destruct implements [caddy.Destructor].
-func (m pooledMigrations) Destruct() error {
-	m.Close()
-	return nil
-}
-
-// acquireMigrations returns what was brought between shards that are reached by
-// the connections of these keys, and its own key in the pool.
-func acquireMigrations(members, former []redis.Member, connections map[string]string) (*redis.Migrations, string, error) {
-	digest := sha256.New()
-	for _, side := range [][]redis.Member{members, former} {
-		for _, m := range side {
-			fmt.Fprintf(digest, "%q %d %s\n", m.Name, max(m.Weight, 1), connections[m.Name])
-		}
-		fmt.Fprintln(digest)
-	}
-	key := hex.EncodeToString(digest.Sum(nil))
-	pooled, _, err := migrationsPool.LoadOrNew(key, func() (caddy.Destructor, error) {
-		return pooledMigrations{redis.NewMigrations()}, nil
-	})
-	if err != nil {
-		return nil, "", fmt.Errorf("previous_shards: %w", err)
-	}
-	return pooled.(pooledMigrations).Migrations, key, nil
-}
-
-var _ caddy.Destructor = pooledMigrations{}

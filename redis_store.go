@@ -201,6 +201,7 @@ func (s *RedisStore) OpenStore(name string) (store.Store, error) {
 			return nil, err
 		}
 	}
+	renewMigrations(opened.keys, opened.migrations)
 	for _, members := range [][]redis.Member{config.Members, config.Former} {
 		for i := range members {
 			members[i].Observe = observeShard(name, members[i].Name)

@@ -28,4 +28,6 @@ func TestContextBoundsCallsWithoutPipelining(t *testing.T) {
 	if err := s.Take(ctx, ask("k"))[0].Err; !errors.Is(err, store.ErrNotExecuted) {
 		t.Errorf("a take of a context that has ended has error %v", err)
 	}
+	// The connection is occupied until check_timeout is over.
+	must(t, proxy.Cut())
 }
