@@ -25,6 +25,8 @@ type call struct {
 	done chan struct{}
 	// detached, if set, is run in place of signalling done.
 	detached func(*call)
+	// redirects is how many nodes have redirected it.
+	redirects int
 	// room is that of the first command, if it is a script's.
 	room scriptCommand
 }
@@ -43,6 +45,7 @@ func (c *call) release() {
 	clear(c.cmds)
 	c.cmds = c.cmds[:0]
 	c.detached = nil
+	c.redirects = 0
 	c.room = scriptCommand{}
 	c.state.Store(callQueued)
 	callPool.Put(c)

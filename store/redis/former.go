@@ -2,7 +2,6 @@ package redis
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -192,15 +191,10 @@ func (s *Store) bring(ctx context.Context, was *Shard, r *store.Request) error {
 	if from == nil || to == nil {
 		return notExecuted(errNoServers)
 	}
-	var content string
-	var expiry time.Duration
-	err := was.directly(from, func(c goredis.UniversalClient) (err error) {
-		content, expiry, err = dump(ctx, c, source)
-		return err
-	})
+	content, expiry, err := dump(ctx, from.checks, source)
 	// -2: it has expired meanwhile.
 	if err == nil && content != "" && expiry >= 0 {
-		err = now.directly(to, func(c goredis.UniversalClient) error { return restore(ctx, c, target, content, expiry) })
+		err = restore(ctx, to.checks, target, content, expiry)
 	}
 	if err != nil {
 		return notExecuted(fmt.Errorf("bring a bucket from its former shard: %w", err))
@@ -215,45 +209,28 @@ func (s *Store) keyIn(shard *Shard, r *store.Request) string {
 	return keys.key(r.Limit, r.ClientKey)
 }
 
-// directly runs commands at a primary, unless it is left out, and notes whether
-// it answers.
-func (s *Shard) directly(at *servers, run func(c goredis.UniversalClient) error) error {
-	if !at.checks.isUp() {
-		return at.checks.down()
-	}
-	reported, err := at.checks.breaker.Allow()
-	if err != nil {
-		return at.checks.down()
-	}
-	if s.cluster != nil {
-		err = run(s.cluster.redirects)
-	} else {
-		err = run(at.checks.client)
-	}
-	at.checks.fault.note(err)
-	reported(err)
-	return err
-}
-
-// dump returns the content of a key, empty if it is not there, and when it
-// expires.
-func dump(ctx context.Context, c goredis.UniversalClient, key string) (content string, expiry time.Duration, err error) {
-	pipe := c.Pipeline()
-	dumped, expires := pipe.Dump(ctx, key), pipe.PExpireTime(ctx, key)
-	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, goredis.Nil) {
+// dump returns the content of a key, empty if it is not there, and the instant,
+// in milliseconds, at which it expires.
+func dump(ctx context.Context, l *lane, key string) (content string, expiry int64, err error) {
+	dumped, expires := newPlain("dump", key), newPlain("pexpiretime", key)
+	if err := l.doPlain(ctx, dumped, expires); err != nil {
 		return "", 0, err
 	}
-	return dumped.Val(), expires.Val(), nil
+	content, _ = dumped.Cmder.(*goredis.Cmd).Val().(string)
+	expiry, _ = expires.Cmder.(*goredis.Cmd).Val().(int64)
+	return content, expiry, nil
 }
 
 // restore makes a key, unless it is there already.
-func restore(ctx context.Context, c goredis.UniversalClient, key, content string, expiry time.Duration) error {
-	err := c.Do(ctx, "RESTORE", key, expiry.Milliseconds(), content, "ABSTTL").Err()
-	if goredis.HasErrorPrefix(err, "BUSYKEY") {
+func restore(ctx context.Context, l *lane, key, content string, expiry int64) error {
+	err := l.doPlain(ctx, newPlain("restore", key, expiry, content, "absttl"))
+	if isBusyKey(err) {
 		return nil
 	}
 	return err
 }
+
+var isBusyKey = hasPrefix("BUSYKEY")
 
 // detachMoved is detach for requests some of which are about buckets that had
 // another owner.

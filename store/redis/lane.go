@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -144,6 +145,24 @@ func (l *lane) do(ctx context.Context, c *call) (sent bool, err error) {
 	return sent, nil
 }
 
+// doPlain runs plain commands, for which the deadline of ctx holds, and returns the
+// first error. That a key is not there is none.
+func (l *lane) doPlain(ctx context.Context, cmds ...*command) error {
+	deadline, _ := ctx.Deadline()
+	c := newCall(deadline)
+	c.cmds = append(c.cmds, cmds...)
+	if _, err := l.do(ctx, c); err != nil {
+		return err
+	}
+	defer c.release()
+	for _, cmd := range cmds {
+		if cmd.outcome != nil && !errors.Is(cmd.outcome, goredis.Nil) {
+			return cmd.outcome
+		}
+	}
+	return nil
+}
+
 // post runs c without waiting; c.detached is told.
 func (l *lane) post(c *call) {
 	if err := l.queue.put(c); err != nil {
@@ -273,10 +292,9 @@ func (l *lane) run(batch []*call, cmds []*command) {
 	defer cancel()
 	l.send(ctx, cmds)
 	l.pace.Add((int64(time.Since(now)) - l.pace.Load()) / 8)
-	if elsewhere := l.redirected(cmds); len(elsewhere) > 0 {
-		// Who has his answer does not wait for another node.
+	if l.persistent {
+		// An answer does not wait for what is sent again.
 		live, cmds = l.finishSettled(live)
-		l.redirect(ctx, elsewhere)
 	}
 	for l.persistent {
 		again := cmds[:0]
@@ -290,10 +308,9 @@ func (l *lane) run(batch []*call, cmds []*command) {
 			break
 		}
 		l.send(ctx, cmds)
-		l.redirect(ctx, l.redirected(cmds))
 	}
 	for _, c := range live {
-		c.finish()
+		l.finish(c)
 	}
 }
 

@@ -73,8 +73,7 @@ func (c *command) settleOutcome(execErr error) {
 	}
 }
 
-// isDialError tells whether no connection could be made. go-redis's cluster
-// client looks at a command before it makes one.
+// isDialError reports whether no connection could be made.
 func isDialError(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) && op.Op == "dial"

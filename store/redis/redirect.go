@@ -1,66 +1,125 @@
 package redis
 
 import (
-	"context"
+	"fmt"
+	"net"
 	"slices"
+	"strings"
+	"sync/atomic"
 
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// isRedirected tells whether a node of a Redis Cluster did not run c, because
-// its slot is, or is about to be, another node's.
-func (c *command) isRedirected() bool {
-	if c.outcome == nil {
-		return false
-	}
-	_, moved := goredis.IsMovedError(c.outcome)
-	_, ask := goredis.IsAskError(c.outcome)
-	return moved || ask
+// maxRedirects is how often a command follows a MOVED or ASK.
+const maxRedirects = 3
+
+// node is another node of a Redis Cluster, to which a command was redirected.
+type node struct {
+	addr string
+	// asking is set if that node runs the command only after ASKING.
+	asking bool
 }
 
-// redirected are those of cmds that met another node of the cluster than theirs.
-func (l *lane) redirected(cmds []*command) (elsewhere []*command) {
-	if l.shard.cluster == nil {
+// redirection returns the node to which err redirects a command. The node that
+// replied err did not run the command.
+func (l *lane) redirection(err error) (to node, ok bool) {
+	if err == nil || l.shard.cluster == nil {
+		return node{}, false
+	}
+	addr, ok := goredis.IsMovedError(err)
+	if !ok {
+		if addr, ok = goredis.IsAskError(err); !ok {
+			return node{}, false
+		}
+		to.asking = true
+	}
+	colon := strings.LastIndexByte(addr, ':')
+	if colon < 0 {
+		return node{}, false
+	}
+	host := strings.Trim(addr[:colon], "[]")
+	if host == "" || host == "?" {
+		// A node without a name of its own is where the one is that replied.
+		host, _, _ = net.SplitHostPort(l.addr)
+	}
+	to.addr = net.JoinHostPort(host, addr[colon+1:])
+	return to, true
+}
+
+// laneAt returns the lane to a node, or nil once the shard is closed. A node that
+// is in no topology yet keeps its lane until the next one is adopted.
+func (s *Shard) laneAt(addr string, persistent bool) *lane {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
 		return nil
 	}
-	for _, cmd := range cmds {
-		if cmd.isRedirected() {
-			elsewhere = append(elsewhere, cmd)
-		}
-	}
-	return elsewhere
+	return s.laneTo(addr, persistent)
 }
 
-// redirect brings commands that were redirected to their node.
-func (l *lane) redirect(ctx context.Context, elsewhere []*command) {
-	if len(elsewhere) == 0 {
+// finish ends c. Commands that were redirected go to the lanes of their nodes
+// first, where they are calls of their own, so that nobody here waits for a node
+// that is silent.
+func (l *lane) finish(c *call) {
+	parts := l.redirected(c)
+	if len(parts) == 0 {
+		c.finish()
 		return
 	}
 	l.shard.nudge()
-	pipe := l.shard.cluster.redirects.Pipeline()
-	for _, cmd := range elsewhere {
-		// The node may not know the script.
-		cmd.spellOut()
-		_ = pipe.Process(ctx, cmd)
-	}
-	_, err := pipe.Exec(ctx)
-	for _, cmd := range elsewhere {
-		l.settle(cmd, err)
+	open := new(atomic.Int32)
+	open.Store(int32(len(parts))) //nolint:gosec // a handful
+	for addr, part := range parts {
+		part.detached = func(part *call) {
+			part.release()
+			if open.Add(-1) == 0 {
+				c.finish()
+			}
+		}
+		if to := l.shard.laneAt(addr, l.persistent); to != nil {
+			to.post(part)
+		} else {
+			part.fail(fmt.Errorf("redis %s: %w", addr, errClosed))
+		}
 	}
 }
 
-// finishSettled finishes those calls whose commands all have their outcome, and
+// redirected returns calls of c's commands that belong to other nodes, by address.
+func (l *lane) redirected(c *call) (parts map[string]*call) {
+	if l.shard.cluster == nil || c.redirects == maxRedirects {
+		return nil
+	}
+	for _, cmd := range c.cmds {
+		to, ok := l.redirection(cmd.outcome)
+		if !ok {
+			continue
+		}
+		if parts == nil {
+			parts = map[string]*call{}
+		}
+		part := parts[to.addr]
+		if part == nil {
+			part = newCall(c.deadline)
+			part.redirects = c.redirects + 1
+			parts[to.addr] = part
+		}
+		cmd.asking = to.asking
+		cmd.forgetClock()
+		part.cmds = append(part.cmds, cmd)
+	}
+	return parts
+}
+
+// finishSettled finishes those calls of which nothing is sent again from here, and
 // returns the others with their commands.
 func (l *lane) finishSettled(calls []*call) (open []*call, cmds []*command) {
 	for _, c := range calls {
-		if slices.ContainsFunc(c.cmds, func(cmd *command) bool {
-			return cmd.isRedirected() || l.persistent && cmd.mayRunLater()
-		}) {
+		if slices.ContainsFunc(c.cmds, (*command).mayRunLater) {
 			open = append(open, c)
 			cmds = append(cmds, c.cmds...)
 			continue
 		}
-		c.finish()
+		l.finish(c)
 	}
 	return open, cmds
 }

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	goredis "github.com/redis/go-redis/v9"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -37,18 +35,15 @@ func (s *Store) remove(ctx context.Context, shard *Shard, r *store.Request) erro
 	if at == nil {
 		return notExecuted(errNoServers)
 	}
-	var keys []string
+	// One by one: while a slot moves, its keys can be on either node.
+	var cmds []*command
 	for _, limit := range rulesLike(r.Limit) {
-		keys = append(keys, s.keyIn(shard, &store.Request{Limit: &limit, ClientKey: r.ClientKey}))
+		key := s.keyIn(shard, &store.Request{Limit: &limit, ClientKey: r.ClientKey})
+		del := newPlain("del", key)
+		del.reads = false
+		cmds = append(cmds, del)
 	}
-	err := shard.directly(at, func(c goredis.UniversalClient) error { return c.Del(ctx, keys...).Err() })
-	if err == nil {
-		return nil
-	}
-	if shard.finder != nil && pointsElsewhere(err) {
-		shard.nudge()
-	}
-	return fmt.Errorf("redis %s: %w", at.primary, err)
+	return at.checks.doPlain(ctx, cmds...)
 }
 
 // rulesLike are the limit and those of the same zone and window that count in

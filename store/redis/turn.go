@@ -25,8 +25,16 @@ func (l *lane) doAlone(ctx context.Context, c *call) (sent bool, err error) {
 	}
 	defer func() { <-l.turns }()
 	l.run([]*call{c}, nil)
-	<-c.done
-	return true, nil
+	select {
+	case <-c.done:
+		return true, nil
+	default:
+	}
+	// It was redirected, and is a call of another lane.
+	if sent, err = c.wait(context.WithoutCancel(ctx)); err != nil {
+		return sent, fmt.Errorf("redis %s: %w", l.addr, err)
+	}
+	return sent, nil
 }
 
 // awaitTurn waits for a connection.
