@@ -79,9 +79,7 @@ var (
 	wordPenalty   any = "p"
 	operations        = [...]any{
 		algorithm.Check: "check", algorithm.Charge: "charge", algorithm.Take: "take",
-		algorithm.Refund: "refund", algorithm.Penalize: "penalize",
-		// To the scripts a peek is a check, which writes nothing where they are asked.
-		algorithm.Peek: "check",
+		algorithm.Refund: "refund", algorithm.Penalize: "penalize", algorithm.Peek: "peek",
 	}
 )
 
@@ -114,7 +112,7 @@ func (c *scriptCommand) begin(s *script, op algorithm.Operation, readOnly bool, 
 	*c = scriptCommand{command: command{script: s, key: key, firstKey: 3}}
 	word := wordEvalSHA
 	if readOnly {
-		word = wordEvalSHARO
+		word, op = wordEvalSHARO, algorithm.Peek
 	}
 	c.args = append(c.argsRoom[:0], word, s.sha, wordOneKey, &c.key, operations[op], &c.packed)
 	c.ints, c.packed = c.intsRoom[:0], c.packedRoom[:0]
