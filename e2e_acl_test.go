@@ -216,7 +216,7 @@ func TestDocumentedACLRulesAreTheLeast(t *testing.T) {
 	t.Parallel()
 	rules := documentedRules(t, "limiter", "on >secret ~rl:* ")
 	databaseRules := documentedRules(t, "limiter", "+select")
-	clusterRules := documentedRules(t, "limiter", "+cluster|slots ")
+	clusterRules := documentedRules(t, "limiter", "+cluster|shards ")
 	movingRules := documentedRules(t, "limiter", "+dump ")
 	resettingRules := documentedRules(t, "limiter", "+del")
 	sentinelRules := documentedRules(t, "watcher", "on >secret ")

@@ -89,6 +89,8 @@ func (l *shardLog) log(logger *zap.Logger, e redis.Event) {
 		logger.Info("servers are found again")
 	case redis.Misconfigured:
 		logger.Warn("server is misconfigured")
+	case redis.Mended:
+		logger.Info("server is no longer misconfigured")
 	case redis.Met:
 		l.lookForTwins()
 	}

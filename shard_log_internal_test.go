@@ -32,6 +32,7 @@ func TestEveryEventIsALine(t *testing.T) {
 		{redis.Event{Kind: redis.DiscoveryFailed, Err: fault}, "warn servers cannot be found map[error:no shard:a store:default]"},
 		{redis.Event{Kind: redis.Discovered}, "info servers are found again map[shard:a store:default]"},
 		{redis.Event{Kind: redis.Misconfigured, Addr: "redis-a:6379", Err: fault}, "warn server is misconfigured map[address:redis-a:6379 error:no shard:a store:default]"},
+		{redis.Event{Kind: redis.Mended, Addr: "redis-a:6379", Err: fault}, "info server is no longer misconfigured map[address:redis-a:6379 error:no shard:a store:default]"},
 		{redis.Event{Kind: redis.Met, Addr: "redis-a:6379", ID: "x"}, ""},
 	} {
 		l.log(l.logger.With(zap.String("shard", "a")), test.event)

@@ -1,6 +1,6 @@
 -- Concurrency: leases of what runs at the same time.
 -- KEYS[1]  bucket: sorted set of leases by expiry
--- ARGV[1]  charge, take or refund; check and penalize write nothing
+-- ARGV[1]  charge, take or refund; check, peek and penalize write nothing
 -- ARGV[2]  packed doubles:
 --          now, or 0 for this server's clock
 --          how long a lease lasts
@@ -16,7 +16,7 @@ if now == 0 then
   local t = call('TIME')
   now = t[1] * 1000000 + t[2]
 end
-if op == 'check' or op == 'penalize' then
+if op == 'check' or op == 'peek' or op == 'penalize' then
   return struct.pack('<ddd', now, 0, call('ZCOUNT', key, string.format('(%.0f', now), '+inf'))
 end
 

@@ -1,7 +1,7 @@
 -- Fixed window: counts in the window that is open, and opens one where none is.
 -- KEYS[1]  bucket: hash with c = count, r = reset and, once there was one,
 --          p = end of the penalty
--- ARGV[1]  check, charge, take, refund or penalize
+-- ARGV[1]  check, charge, take, refund or penalize; peek, which writes nothing
 -- ARGV[2]  packed doubles:
 --          now, or 0 for this server's clock; or, less than 0, the negative of
 --          an instant that this clock has passed
@@ -108,7 +108,7 @@ elseif op == 'refund' then
   if back > 0 and reset == bound then
     count = call('HINCRBY', key, 'c', -back)
   end
-elseif penalty <= now then
+elseif op == 'penalize' and penalty <= now then
   if isForeign() then
     return foreign
   end

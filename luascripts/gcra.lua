@@ -3,7 +3,7 @@
 --          its rest in parts of a microsecond of which there are as many as
 --          events, those events, the name of the busy time, what was refunded in
 --          it, end of the penalty
--- ARGV[1]  check, charge, take, refund or penalize
+-- ARGV[1]  charge, take, refund or penalize; check and peek write nothing
 -- ARGV[2]  packed doubles:
 --          now, or 0 for this server's clock
 --          events in a window

@@ -1,6 +1,6 @@
 -- Sliding log: remembers the instant of every event of the last window.
 -- KEYS[1]  bucket: sorted set of events by instant
--- ARGV[1]  charge, take or refund; check and penalize write nothing
+-- ARGV[1]  charge, take or refund; check, peek and penalize write nothing
 -- ARGV[2]  packed doubles:
 --          now, or 0 for this server's clock
 --          window

@@ -1,7 +1,7 @@
 -- Sliding window: two counters, of which the older is weighted by overlap.
 -- KEYS[1]  bucket: string of four packed doubles, the current window's start,
 --          what was spent in it and in the one before it, end of the penalty
--- ARGV[1]  check, charge, take, refund or penalize
+-- ARGV[1]  charge, take, refund or penalize; check and peek write nothing
 -- ARGV[2]  packed doubles:
 --          now, or 0 for this server's clock
 --          window

@@ -32,6 +32,8 @@ type call struct {
 	detached func(*call)
 	// tries is how often it was sent and refused.
 	tries int
+	// redirects is how many nodes have redirected it.
+	redirects int
 	// room is that of the first command, if it is a script's.
 	room scriptCommand
 }
@@ -49,7 +51,7 @@ func newCall(deadline time.Time) *call {
 func (c *call) release() {
 	clear(c.cmds)
 	c.cmds = c.cmds[:0]
-	c.detached, c.tries = nil, 0
+	c.detached, c.tries, c.redirects = nil, 0, 0
 	c.room = scriptCommand{}
 	c.state.Store(callQueued)
 	callPool.Put(c)

@@ -11,18 +11,9 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// maxRedirects is how often a command follows a MOVED or ASK. go-redis counts
-// its own repetitions by the same number, which a command that reports NoRetry
-// does not take part in.
-const maxRedirects = 3
-
-// cluster finds the nodes of a Redis Cluster, and brings commands to their node
-// that have met another one.
+// cluster finds the nodes of a Redis Cluster.
 type cluster struct {
 	opts *ShardOptions
-	// redirects follows MOVED and ASK. Only what was redirected goes through it:
-	// in a pipeline of its own for each node, a silent one holds up no other.
-	redirects *goredis.ClusterClient
 	// nodes are those that were found last, asked before the addresses that were
 	// given; the first one answered last.
 	nodes []string
@@ -31,30 +22,7 @@ type cluster struct {
 }
 
 func newCluster(opts *ShardOptions) *cluster {
-	o := clientOptions(opts.Cluster[0], opts)
-	return &cluster{
-		opts:    opts,
-		clients: map[string]*goredis.Client{},
-		redirects: goredis.NewClusterClient(&goredis.ClusterOptions{
-			Addrs:                      slices.Clone(opts.Cluster),
-			Protocol:                   o.Protocol,
-			CredentialsProviderContext: o.CredentialsProviderContext,
-			MaxRedirects:               maxRedirects,
-			DialTimeout:                o.DialTimeout,
-			DialerRetries:              o.DialerRetries,
-			ReadTimeout:                o.ReadTimeout,
-			WriteTimeout:               o.WriteTimeout,
-			ContextTimeoutEnabled:      true,
-			PoolTimeout:                o.PoolTimeout,
-			PoolSize:                   o.PoolSize,
-			MaxActiveConns:             o.MaxActiveConns,
-			DisableIdentity:            true,
-			DisableRoutingPolicies:     true,
-			TLSConfig:                  o.TLSConfig,
-			Dialer:                     opts.dial,
-			MaintNotificationsConfig:   o.MaintNotificationsConfig,
-		}),
-	}
+	return &cluster{opts: opts, clients: map[string]*goredis.Client{}}
 }
 
 func (c *cluster) find(ctx context.Context) ([]roles, error) {
@@ -175,7 +143,6 @@ func (c *cluster) close() {
 	for _, client := range c.clients {
 		_ = client.Close()
 	}
-	_ = c.redirects.Close()
 }
 
 var _ finder = (*cluster)(nil)

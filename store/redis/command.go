@@ -16,6 +16,8 @@ type command struct {
 	goredis.Cmder
 	// script is nil for a command that reads by itself.
 	script *script
+	// plain is set if its reply is not that of a bucket.
+	plain bool
 	// reads is set if it spends nothing and gives nothing back: whether it ran does
 	// not matter.
 	reads bool
@@ -24,6 +26,8 @@ type command struct {
 	// clock, if not nil, is the server's clock, which then decides. It is told
 	// the time where a reply carries it.
 	clock *primaryClock
+	// asking is set if the node of a Redis Cluster runs it only after ASKING.
+	asking bool
 	// sent is set once the command was given to a connection: from then on it
 	// may have run.
 	sent bool
@@ -66,8 +70,7 @@ type (
 var (
 	wordEvalSHA   any = "evalsha"
 	wordEvalSHARO any = "evalsha_ro"
-	wordEval      any = "eval"
-	wordEvalRO    any = "eval_ro"
+	wordAsking    any = "asking"
 	wordOneKey    any = 1
 	wordHMGet     any = "hmget"
 	wordMGet      any = "mget"
@@ -76,9 +79,7 @@ var (
 	wordPenalty   any = "p"
 	operations        = [...]any{
 		algorithm.Check: "check", algorithm.Charge: "charge", algorithm.Take: "take",
-		algorithm.Refund: "refund", algorithm.Penalize: "penalize",
-		// To the scripts a peek is a check, which writes nothing where they are asked.
-		algorithm.Peek: "check",
+		algorithm.Refund: "refund", algorithm.Penalize: "penalize", algorithm.Peek: "peek",
 	}
 )
 
@@ -103,6 +104,15 @@ func newScriptCall(s *script, word any, keys []string, args ...any) *command {
 	return c
 }
 
+// newPlain returns a command that is no script's, has any reply, and may run
+// twice.
+func newPlain(word, key string, rest ...any) *command {
+	c := &command{key: key, firstKey: 1, plain: true, reads: true}
+	c.args = append([]any{word, &c.key}, rest...)
+	c.renew()
+	return c
+}
+
 // Where in a script's words are the command's name and the operation.
 const (
 	placeOfWord      = 0
@@ -114,7 +124,7 @@ func (c *scriptCommand) begin(s *script, op algorithm.Operation, readOnly bool, 
 	*c = scriptCommand{command: command{script: s, key: key, firstKey: 3}}
 	word := wordEvalSHA
 	if readOnly {
-		word = wordEvalSHARO
+		word, op = wordEvalSHARO, algorithm.Peek
 	}
 	c.args = append(c.argsRoom[:0], word, s.sha, wordOneKey, &c.key, operations[op], &c.packed)
 	c.ints, c.packed = c.intsRoom[:0], c.packedRoom[:0]
@@ -133,10 +143,13 @@ func (c *scriptCommand) addID(id string) {
 
 // renew makes c ready to be sent, again.
 func (c *command) renew() {
-	if c.script != nil {
+	switch {
+	case c.script != nil:
 		c.packed = appendPacked(c.packed[:0], c.ints...)
 		c.Cmder = goredis.NewStringCmd(context.Background(), c.args...)
-	} else {
+	case c.plain:
+		c.Cmder = goredis.NewCmd(context.Background(), c.args...)
+	default:
 		// Texts, so that a bucket that somebody tampered with spoils its own
 		// answer and not what comes after it on the connection.
 		c.Cmder = goredis.NewStringSliceCmd(context.Background(), c.args...)
@@ -152,23 +165,14 @@ func appendPacked(b []byte, numbers ...int64) []byte {
 	return b
 }
 
-// spellOut makes a call of a script bring the script itself, for a server that
-// may not know it, and whose clock is another.
-func (c *command) spellOut() {
-	if c.script == nil {
-		c.renew()
-		return
-	}
-	if c.args[placeOfWord] == wordEvalSHARO {
-		c.args[placeOfWord] = wordEvalRO
-	} else {
-		c.args[placeOfWord] = wordEval
-	}
-	c.args[1] = c.script.source
+// forgetClock makes c run by the clock of whatever server runs it, for c goes to
+// another one than that of c.clock.
+func (c *command) forgetClock() {
+	c.clock = nil
 	if c.mayGuess {
+		c.mayGuess = false
 		c.ints[placeOfNow] = 0
 	}
-	c.renew()
 }
 
 // The first number of a script's arguments, and of its reply, is the instant.
@@ -189,6 +193,8 @@ func (c *command) answered() bool {
 	case *goredis.StringCmd:
 		return cmd.Val() != ""
 	case *goredis.StringSliceCmd:
+		return cmd.Val() != nil
+	case *goredis.Cmd:
 		return cmd.Val() != nil
 	}
 	return false

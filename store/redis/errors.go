@@ -232,8 +232,7 @@ func isNetTimeout(err error) bool {
 	return errors.As(err, &e) && e.Timeout()
 }
 
-// isDialError reports whether no connection could be made. go-redis's cluster
-// client looks at a command before it makes one.
+// isDialError reports whether no connection could be made.
 func isDialError(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) && op.Op == "dial"

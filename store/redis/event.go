@@ -29,7 +29,10 @@ const (
 	Discovered
 	// Misconfigured: Err says what is wrong with a server, and what to do.
 	Misconfigured
-	// Met: a server was reached for the first time; ID is what it calls itself.
+	// Mended: what Err says is no longer wrong with a server.
+	Mended
+	// Met: a server was reached for the first time, or has been started since; ID
+	// is what it calls itself.
 	Met
 )
 

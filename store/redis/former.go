@@ -62,15 +62,15 @@ func (s *Store) formerOf(clientKey string) *Shard {
 }
 
 // moved asks about requests some of which are about buckets that had another
-// owner, once these have been brought to the new one, within timeout in all.
+// owner, once these have been brought to the new one, all before the deadline.
 // Leases are not brought, for they end one by one: those at the former owner are
 // counted there.
-func (s *Store) moved(ctx context.Context, op algorithm.Operation, reqs []store.Request, timeout time.Duration, ask func(context.Context, []store.Request) []store.State) []store.State {
+func (s *Store) moved(ctx context.Context, op algorithm.Operation, reqs []store.Request, deadline time.Time, ask func(context.Context, []store.Request, time.Time) []store.State) []store.State {
 	arriving, lent := s.arriving(reqs), s.anyLent(op, reqs)
 	if arriving == nil && !lent {
-		return ask(ctx, reqs)
+		return ask(ctx, reqs, deadline)
 	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
 	elsewhere, failed := s.lent(ctx, op, reqs)
 	ready, places := awaitAll(ctx, arriving, reqs, failed)
@@ -84,7 +84,7 @@ func (s *Store) moved(ctx context.Context, op algorithm.Operation, reqs []store.
 	for n, i := range places {
 		ready[n].Reserved += elsewhere[i]
 	}
-	for n, st := range ask(ctx, ready) {
+	for n, st := range ask(ctx, ready, deadline) {
 		if st.Err == nil {
 			st.Used += elsewhere[places[n]]
 			st.Limit += elsewhere[places[n]]

@@ -108,7 +108,7 @@ func (g group) fail(err error) {
 
 // awaitServers waits, for as long as there is time, until it is known who the
 // servers of the buckets are.
-func (s *Store) awaitServers(ctx context.Context, reqs []store.Request, timeout time.Duration) {
+func (s *Store) awaitServers(ctx context.Context, reqs []store.Request, deadline time.Time) {
 	if s.fixed {
 		return
 	}
@@ -120,7 +120,7 @@ func (s *Store) awaitServers(ctx context.Context, reqs []store.Request, timeout 
 		}
 		if patient == nil {
 			var cancel context.CancelFunc
-			patient, cancel = context.WithTimeout(ctx, timeout)
+			patient, cancel = context.WithDeadline(ctx, deadline)
 			defer cancel()
 		}
 		shard.await(patient)

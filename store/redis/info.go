@@ -25,11 +25,11 @@ func parseInfo(text string) info {
 // infoTimeout bounds a question about a server's health.
 const infoTimeout = time.Second
 
-// info asks the server about itself: about one section, or all.
-func (l *lane) info(ctx context.Context, sections ...string) (info, error) {
+// info asks the server about itself.
+func (l *lane) info(ctx context.Context) (info, error) {
 	ctx, cancel := context.WithTimeout(ctx, infoTimeout)
 	defer cancel()
-	text, err := l.client.Load().Info(ctx, sections...).Result()
+	text, err := l.client.Load().Info(ctx).Result()
 	if err != nil {
 		return nil, fmt.Errorf("ask %s for INFO: %w", l.addr, err)
 	}

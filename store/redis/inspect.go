@@ -7,13 +7,15 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	goredis "github.com/redis/go-redis/v9"
 )
 
-// inspectPeriod is how often replicas are asked how far behind they are.
+// inspectPeriod is how often servers are asked about themselves.
 const inspectPeriod = time.Second
 
-// inspect looks at the servers, until the shard is closed: at each for the first
-// time, to see whether it is what it should be, and at replicas regularly.
+// inspect looks at the servers regularly, until the shard is closed: whether they
+// are what they should be, and how far behind replicas are.
 func (s *Shard) inspect() {
 	for {
 		var groups sync.WaitGroup
@@ -31,32 +33,22 @@ func (s *Shard) inspect() {
 
 // inspectServers looks at a primary and its replicas.
 func (s *Shard) inspectServers(ctx context.Context, at *servers) {
-	var meetings sync.WaitGroup
-	meetings.Go(func() { s.meet(ctx, at.checks, false) })
-	for _, l := range at.replicas {
-		meetings.Go(func() { s.meet(ctx, l, true) })
-	}
-	meetings.Wait()
-	if len(at.replicas) == 0 {
-		return
-	}
-	if i, err := at.checks.info(ctx, "replication"); err == nil && !i.isReplica() {
+	if i, ok := s.look(ctx, at.checks, false); ok && !i.isReplica() {
 		at.offsets.note(i, time.Now(), 2*s.opts.maxReplicaLag())
 	}
 	var replicas sync.WaitGroup
 	for _, l := range at.replicas {
-		replicas.Go(func() { s.inspectReplica(ctx, at, l) })
+		replicas.Go(func() {
+			if i, ok := s.look(ctx, l, true); ok {
+				s.judgeLag(at, l, i)
+			}
+		})
 	}
 	replicas.Wait()
 }
 
-// inspectReplica leaves a replica out that is too far behind, and takes it back.
-func (s *Shard) inspectReplica(ctx context.Context, at *servers, l *lane) {
-	i, err := l.info(ctx, "replication")
-	if err != nil {
-		// Whether it answers at all is for its breaker to say.
-		return
-	}
+// judgeLag leaves a replica out that is too far behind, and takes it back.
+func (s *Shard) judgeLag(at *servers, l *lane, i info) {
 	age, ok := at.offsets.ageOf(i)
 	if !ok {
 		return
@@ -85,59 +77,95 @@ const (
 	oldestMinor    = 0
 )
 
-// meet looks at a server for the first time.
-func (s *Shard) meet(ctx context.Context, l *lane, isReplica bool) {
-	s.mu.Lock()
-	_, met := s.met[l.addr]
-	s.mu.Unlock()
-	if met {
-		return
-	}
+// What can be wrong with a server.
+const (
+	wrongAccess = iota
+	wrongVersion
+	wrongPolicy
+	wrongRole
+	wrongClock
+	wrongThings
+)
+
+// sight is how a server was when it was last looked at: what it calls itself,
+// which is another name after each start, and what was wrong with it.
+type sight struct {
+	id    string
+	wrong [wrongThings]error
+}
+
+// look asks a server about itself, and tells what is wrong with it, and what no
+// longer is, whenever that has changed.
+func (s *Shard) look(ctx context.Context, l *lane, isReplica bool) (i info, ok bool) {
 	before := time.Now()
 	i, err := l.info(ctx)
-	after := time.Now()
-	if err != nil {
-		if isRefusal(err) {
-			s.noteMet(l.addr, "")
-			s.complain(l, fmt.Errorf("INFO is refused, so that nobody sees whether it lags or is set up wrongly: allow it (+info): %w", err))
-		}
-		return
-	}
-	s.noteMet(l.addr, i["run_id"])
-	s.tell(Event{Kind: Met, Addr: l.addr, ID: i["run_id"]})
-	for _, problem := range problemsOf(i, isReplica) {
-		s.complain(l, problem)
-	}
-	if skew, ok := i.skew(before.Add(after.Sub(before) / 2)); ok && (skew > clockTolerance || skew < -clockTolerance) {
-		s.complain(l, fmt.Errorf("its clock differs from this machine's by %s: let both follow a time server (NTP)", skew.Round(time.Millisecond)))
-	}
-}
-
-func (s *Shard) noteMet(addr, id string) {
+	middle := before.Add(time.Since(before) / 2)
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.met[addr] = id
+	was, met := s.met[l.addr]
+	s.mu.Unlock()
+	now := was
+	switch {
+	case err == nil:
+		now = sight{id: i["run_id"], wrong: s.wrongBy(i, isReplica)}
+		if now.wrong[wrongClock] = was.wrong[wrongClock]; !met || now.id != was.id {
+			// Once for each start: where it is about as much as is tolerated, that
+			// would be told again and again.
+			now.wrong[wrongClock] = wrongClockBy(i, middle)
+		}
+	case goredis.IsPermissionError(err), isRefusal(err) && !met:
+		now.wrong[wrongAccess] = fmt.Errorf("INFO is refused, so that nobody sees whether it lags or is set up wrongly: allow it (+info): %w", err)
+	default:
+		// Whether it answers at all is for its breaker to say.
+		return nil, false
+	}
+	s.mu.Lock()
+	s.met[l.addr] = now
+	s.mu.Unlock()
+	if err == nil && (!met || now.id != was.id) {
+		s.tell(Event{Kind: Met, Addr: l.addr, ID: now.id})
+	}
+	s.tellWrong(l, was, now)
+	return i, err == nil
 }
 
-func (s *Shard) complain(l *lane, problem error) {
-	s.tell(Event{Kind: Misconfigured, Addr: l.addr, Err: problem})
+// tellWrong tells what differs between two sights of a server.
+func (s *Shard) tellWrong(l *lane, was, now sight) {
+	for what, problem := range now.wrong {
+		switch before := was.wrong[what]; {
+		case problem == nil && before != nil:
+			s.tell(Event{Kind: Mended, Addr: l.addr, Err: before})
+		case problem != nil && (before == nil || before.Error() != problem.Error()):
+			s.tell(Event{Kind: Misconfigured, Addr: l.addr, Err: problem})
+		}
+	}
 }
 
-// problemsOf is what is wrong with a server by what it says.
-func problemsOf(i info, isReplica bool) (problems []error) {
+// wrongBy is what is wrong with a server by what it says, its clock apart.
+func (s *Shard) wrongBy(i info, isReplica bool) (wrong [wrongThings]error) {
 	if i.isBefore(oldestMajor, oldestMinor) {
-		problems = append(problems, fmt.Errorf("it is Redis %s: use %d.%d or later", i["redis_version"], oldestMajor, oldestMinor))
+		wrong[wrongVersion] = fmt.Errorf("it is Redis %s: use %d.%d or later", i["redis_version"], oldestMajor, oldestMinor)
 	}
 	if policy := i["maxmemory_policy"]; policy != "" && policy != "noeviction" {
-		problems = append(problems, fmt.Errorf("its maxmemory-policy is %s, which lets it forget counts: set it to noeviction", policy))
+		wrong[wrongPolicy] = fmt.Errorf("its maxmemory-policy is %s, which lets it forget counts: set it to noeviction", policy)
 	}
 	switch {
+	case s.finder != nil:
+		// Servers that are found change their roles by themselves.
 	case isReplica && !i.isReplica():
-		problems = append(problems, errors.New("it is given as a replica and is a primary: make it a replica (REPLICAOF), or remove it"))
+		wrong[wrongRole] = errors.New("it is given as a replica and is a primary: make it a replica (REPLICAOF), or remove it")
 	case !isReplica && i.isReplica():
-		problems = append(problems, fmt.Errorf("it is given as a primary and is a replica of %s:%s: give that one, or use sentinel", i["master_host"], i["master_port"]))
+		wrong[wrongRole] = fmt.Errorf("it is given as a primary and is a replica of %s:%s: give that one, or use sentinel", i["master_host"], i["master_port"])
 	}
-	return problems
+	return wrong
+}
+
+// wrongClockBy is what is wrong with a server's clock, which it told at an instant.
+func wrongClockBy(i info, at time.Time) error {
+	skew, ok := i.skew(at)
+	if !ok || skew <= clockTolerance && skew >= -clockTolerance {
+		return nil
+	}
+	return fmt.Errorf("its clock differs from this machine's by %s: let both follow a time server (NTP)", skew.Round(time.Millisecond))
 }
 
 // Twins are the addresses of two servers of different shards that are the same
@@ -149,13 +177,13 @@ func (s *Store) Twins() (first, second string) {
 			continue
 		}
 		shard.mu.Lock()
-		for addr, id := range shard.met {
-			if other, ok := owners[id]; ok && id != "" && first == "" {
+		for addr, seen := range shard.met {
+			if other, ok := owners[seen.id]; ok && seen.id != "" && first == "" {
 				first, second = other, addr
 			}
 		}
-		for addr, id := range shard.met {
-			owners[id] = addr
+		for addr, seen := range shard.met {
+			owners[seen.id] = addr
 		}
 		shard.mu.Unlock()
 	}

@@ -1,10 +1,13 @@
 package redis
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -168,6 +171,52 @@ func TestMisconfiguredServersAreToldOfOnce(t *testing.T) {
 			t.Errorf("%s was told of %d times", c.addr, after)
 		}
 	}
+}
+
+// TestServerThatComesBackIsLookedAtAgain: another policy is told of once, and so is
+// that it has been mended.
+func TestServerThatComesBackIsLookedAtAgain(t *testing.T) {
+	first, second := redistest.Start(t), redistest.Start(t, "--maxmemory-policy", "allkeys-lru")
+	var behind atomic.Pointer[redistest.Server]
+	behind.Store(first)
+	const addr = "redis:6379"
+	shard := newShard(t, ShardOptions{Primary: addr, dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, behind.Load().Addr())
+	}})
+	j := keepJournal(shard)
+	shard.start()
+	j.await(t, Met, addr)
+	times := func(kind EventKind, n int) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("event %d is told %d times", kind, n), func() error {
+			if all := j.all(kind, addr); len(all) != n {
+				return fmt.Errorf("there are %+v", all)
+			}
+			return nil
+		})
+	}
+	setPolicy := func(policy string) { must(t, second.Client().ConfigSet(t.Context(), "maxmemory-policy", policy).Err()) }
+
+	behind.Store(second)
+	must(t, first.Kill())
+	j.awaitProblem(t, addr, "allkeys-lru", "noeviction")
+	must(t, second.Restart())
+	times(Met, 3)
+	times(Misconfigured, 1)
+	setPolicy("noeviction")
+	times(Mended, 1)
+	if e := j.all(Mended, addr)[0]; e.Err == nil || !strings.Contains(e.Err.Error(), "allkeys-lru") {
+		t.Errorf("what was mended is %v", e.Err)
+	}
+	setPolicy("volatile-ttl")
+	j.awaitProblem(t, addr, "volatile-ttl", "noeviction")
+	setPolicy("allkeys-lfu")
+	j.awaitProblem(t, addr, "allkeys-lfu", "noeviction")
+	for range 3 {
+		shard.inspectServers(t.Context(), shard.topology.Load().servers[0])
+	}
+	times(Misconfigured, 3)
+	times(Mended, 1)
 }
 
 // TestVersionsAndClocks that cannot be had here.

@@ -33,7 +33,7 @@ func (s *Store) copies(ctx context.Context, name string, shard *Shard, r store.R
 	if at == nil {
 		return store.Inspection{Shard: name, Copies: []store.Copy{{Role: store.RolePrimary, State: store.State{Err: notExecuted(errNoServers)}}}}
 	}
-	now := s.peekTime(at, time.Now())
+	now, _ := s.timeAt(at, time.Now())
 	lanes := append([]*lane{at.checks}, at.replicas...)
 	copies := make([]store.Copy, len(lanes))
 	var wg sync.WaitGroup

@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -140,7 +141,9 @@ func (l *lane) do(ctx context.Context, c *call) (sent bool, err error) {
 		return false, fmt.Errorf("redis %s: %w", l.addr, err)
 	}
 	if l.takesTurn(ctx, c) {
-		l.doAlone(c)
+		if sent, err = l.doAlone(c); err != nil {
+			return sent, fmt.Errorf("redis %s: %w", l.addr, err)
+		}
 		return true, nil
 	}
 	l.watched.Add(1)
@@ -152,6 +155,24 @@ func (l *lane) do(ctx context.Context, c *call) (sent bool, err error) {
 		return sent, fmt.Errorf("redis %s: %w", l.addr, err)
 	}
 	return sent, nil
+}
+
+// doPlain runs plain commands, for which the deadline of ctx holds, and returns the
+// first error. That a key is not there is none.
+func (l *lane) doPlain(ctx context.Context, cmds ...*command) error {
+	deadline, _ := ctx.Deadline()
+	c := newCall(deadline)
+	c.cmds = append(c.cmds, cmds...)
+	if _, err := l.do(ctx, c); err != nil {
+		return err
+	}
+	defer c.release()
+	for _, cmd := range cmds {
+		if cmd.outcome != nil && !errors.Is(cmd.outcome, goredis.Nil) {
+			return cmd.outcome
+		}
+	}
+	return nil
 }
 
 // post runs c without waiting; c.detached is told.
@@ -294,19 +315,17 @@ func (l *lane) run(batch []*call, cmds []*command) {
 	defer cancel()
 	l.send(ctx, cmds)
 	l.pace.Add((int64(time.Since(now)) - l.pace.Load()) / 8)
-	if elsewhere := l.redirected(cmds); len(elsewhere) > 0 {
-		// Who has his answer does not wait for another node.
-		live = l.concludeSettled(live)
-		l.redirect(ctx, elsewhere)
-	}
 	for _, c := range live {
 		l.conclude(c)
 	}
 }
 
-// conclude finishes a call, or makes it wait for another try: apart from the others
-// of its pipeline and from the worker.
+// conclude finishes a call, makes it follow redirections, or makes it wait for
+// another try: apart from the others of its pipeline and from the worker.
 func (l *lane) conclude(c *call) {
+	if l.redirect(c) {
+		return
+	}
 	left := time.Until(c.deadline)
 	// The last try leaves time to tell whoever waits how it ended.
 	if !l.persistent || left < 2*retryPause || l.life.Err() != nil || !c.isOpen() {

@@ -17,9 +17,10 @@ type operation struct {
 	// replica is set if a replica is asked; readOnly, if nothing may be written,
 	// as there.
 	replica, readOnly bool
-	// now is the instant that decides, if no clock does.
+	// now is the instant that decides; 0 leaves it to the clock of the server that
+	// is asked.
 	now int64
-	// clock is that of the server, if it decides.
+	// clock, if that of a primary decides, learns the time from the reply.
 	clock *primaryClock
 }
 
@@ -31,12 +32,12 @@ func (s *Store) writing(op algorithm.Operation, at *servers) operation {
 	return operation{Operation: op, tagged: at.tagged, clock: at.clock}
 }
 
-// reading is a check or peek at a replica, judged by the instant now.
+// reading is a check or peek at a replica.
 func reading(op algorithm.Operation, at *servers, now int64) operation {
 	return operation{Operation: op, replica: true, readOnly: true, tagged: at.tagged, now: now}
 }
 
-// peeking is a peek at a primary, judged by the instant now.
+// peeking is a peek at a primary.
 func peeking(at *servers, now int64) operation {
 	return operation{Operation: algorithm.Peek, readOnly: true, tagged: at.tagged, now: now}
 }
@@ -59,7 +60,7 @@ func (op operation) command(keys bucketKeys, r *store.Request, c *scriptCommand)
 	keys.tagged = op.tagged
 	key := keys.key(r.Limit, r.ClientKey)
 	l := layoutOf(r.Limit.Algorithm)
-	if op.readOnly && l.read != nil {
+	if op.readOnly && op.now != 0 && l.read != nil {
 		return l.read(key)
 	}
 	c.begin(l.script, op.Operation, op.readOnly, key)

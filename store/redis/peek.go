@@ -10,47 +10,36 @@ import (
 
 // Peek implements [store.Peeker].
 func (s *Store) Peek(ctx context.Context, reqs []store.Request) []store.State {
+	deadline := time.Now().Add(s.opts.CheckTimeout)
 	if s.former != nil {
-		return s.moved(ctx, algorithm.Check, reqs, s.opts.CheckTimeout, s.peekReady)
+		return s.moved(ctx, algorithm.Check, reqs, deadline, s.peekReady)
 	}
-	return s.peekReady(ctx, reqs)
+	return s.peekReady(ctx, reqs, deadline)
 }
 
-func (s *Store) peekReady(ctx context.Context, reqs []store.Request) []store.State {
+func (s *Store) peekReady(ctx context.Context, reqs []store.Request, deadline time.Time) []store.State {
 	states := make([]store.State, len(reqs))
-	s.awaitServers(ctx, reqs, s.opts.CheckTimeout)
-	s.perOwner(reqs, states, func(at owner, g group) { s.peek(ctx, at.servers, g) })
+	s.awaitServers(ctx, reqs, deadline)
+	s.perOwner(reqs, states, func(at owner, g group) { s.peek(ctx, at.servers, g, deadline) })
 	return states
 }
 
 // peek reads from a replica, or from the primary if there is none.
-func (s *Store) peek(ctx context.Context, at *servers, g group) {
+func (s *Store) peek(ctx context.Context, at *servers, g group, deadline time.Time) {
 	if at == nil {
 		g.fail(notExecuted(errNoServers))
 		return
 	}
 	start := time.Now()
-	half, deadline := start.Add(s.opts.CheckTimeout/2), start.Add(s.opts.CheckTimeout)
-	now, _, replica := s.reader(at, start)
-	if replica != nil {
+	now, _ := s.timeAt(at, start)
+	if replica := s.replica(at); replica != nil {
+		half := start.Add(deadline.Sub(start) / 2)
 		s.ask(ctx, replica, g, half, reading(algorithm.Peek, at, now))
 		if g.members = g.failed(); len(g.members) == 0 || ctx.Err() != nil {
 			return
 		}
 	}
-	if now == 0 {
-		now = s.peekTime(at, start)
-	}
 	s.ask(ctx, at.checks, g, deadline, peeking(at, now))
-}
-
-// peekTime is the instant that decides whether a window is over.
-func (s *Store) peekTime(at *servers, start time.Time) int64 {
-	if now, _, ok := at.clock.estimate(start); ok && !s.opts.LocalClock {
-		return now
-	}
-	// Where the primary has not told its time yet, nobody can say better.
-	return s.opts.Now().UnixMicro()
 }
 
 // failed returns the members that have an error.

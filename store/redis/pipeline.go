@@ -73,7 +73,7 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 
 // exec sends cmds in one go. A single one needs no pipeline.
 func (l *lane) exec(ctx context.Context, cmds []*command) error {
-	if len(cmds) == 1 {
+	if len(cmds) == 1 && !cmds[0].asking {
 		return l.client.Load().Process(ctx, cmds[0])
 	}
 	var bundles []*bundle
@@ -85,6 +85,9 @@ func (l *lane) exec(ctx context.Context, cmds []*command) error {
 		_ = pipe.Process(ctx, b)
 	}
 	for _, cmd := range cmds {
+		if cmd.asking {
+			pipe.Do(ctx, wordAsking)
+		}
 		_ = pipe.Process(ctx, cmd)
 	}
 	_, err := pipe.Exec(ctx)

@@ -1,63 +1,116 @@
 package redis
 
 import (
-	"context"
+	"fmt"
+	"net"
 	"slices"
+	"strings"
+	"sync/atomic"
 
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// isRedirected tells whether a node of a Redis Cluster did not run c, because
-// its slot is, or is about to be, another node's.
-func (c *command) isRedirected() bool {
-	if c.outcome == nil {
-		return false
-	}
-	_, moved := goredis.IsMovedError(c.outcome)
-	_, ask := goredis.IsAskError(c.outcome)
-	return moved || ask
+// maxRedirects is how often a command follows a MOVED or ASK.
+const maxRedirects = 3
+
+// node is another node of a Redis Cluster, to which a command was redirected.
+type node struct {
+	addr string
+	// asking is set if that node runs the command only after ASKING.
+	asking bool
 }
 
-// redirected are those of cmds that met another node of the cluster than theirs.
-func (l *lane) redirected(cmds []*command) (elsewhere []*command) {
-	if l.shard.cluster == nil {
+// redirection returns the node to which err redirects a command. The node that
+// replied err did not run the command.
+func (l *lane) redirection(err error) (to node, ok bool) {
+	if err == nil || l.shard.cluster == nil {
+		return node{}, false
+	}
+	addr, ok := goredis.IsMovedError(err)
+	if !ok {
+		if addr, ok = goredis.IsAskError(err); !ok {
+			return node{}, false
+		}
+		to.asking = true
+	}
+	colon := strings.LastIndexByte(addr, ':')
+	if colon < 0 {
+		return node{}, false
+	}
+	host := strings.Trim(addr[:colon], "[]")
+	if host == "" || host == "?" {
+		// A node without a name of its own is where the one is that replied.
+		host, _, _ = net.SplitHostPort(l.addr)
+	}
+	to.addr = net.JoinHostPort(host, addr[colon+1:])
+	return to, true
+}
+
+// laneAt returns the lane to a node, or nil once the shard is closed. A node that
+// is in no topology yet keeps its lane until the next one is adopted.
+func (s *Shard) laneAt(addr string, persistent bool) *lane {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
 		return nil
 	}
-	for _, cmd := range cmds {
-		if cmd.isRedirected() {
-			elsewhere = append(elsewhere, cmd)
-		}
-	}
-	return elsewhere
+	return s.laneTo(addr, persistent)
 }
 
-// redirect brings commands that were redirected to their node.
-func (l *lane) redirect(ctx context.Context, elsewhere []*command) {
-	if len(elsewhere) == 0 {
-		return
+// redirect reports whether some of c's commands belong to other nodes, and lets
+// these run them: as calls of their own in the nodes' lanes, so that nobody here
+// waits for a node that is silent. What else of c is to be sent again is another
+// such call. When all of them have ended, c is finished.
+func (l *lane) redirect(c *call) bool {
+	parts := l.redirected(c)
+	if parts == nil {
+		return false
 	}
 	l.shard.nudge()
-	pipe := l.shard.cluster.redirects.Pipeline()
-	for _, cmd := range elsewhere {
-		// The node may not know the script.
-		cmd.spellOut()
-		_ = pipe.Process(ctx, cmd)
+	open := new(atomic.Int32)
+	open.Store(int32(len(parts))) //nolint:gosec // a handful
+	for addr, part := range parts {
+		part.detached = func(part *call) {
+			part.release()
+			if open.Add(-1) == 0 {
+				c.finish()
+			}
+		}
+		if to := l.shard.laneAt(addr, l.persistent); to != nil {
+			to.post(part)
+		} else {
+			part.fail(fmt.Errorf("redis %s: %w", addr, errClosed))
+		}
 	}
-	_, err := pipe.Exec(ctx)
-	for _, cmd := range elsewhere {
-		l.settle(cmd, err)
-	}
+	return true
 }
 
-// concludeSettled concludes those calls that were not redirected, and returns the
-// others.
-func (l *lane) concludeSettled(calls []*call) (open []*call) {
-	for _, c := range calls {
-		if slices.ContainsFunc(c.cmds, (*command).isRedirected) {
-			open = append(open, c)
+// redirected returns calls of c's commands that are to be sent again, by the
+// address of the node to send them to; nil unless one was redirected.
+func (l *lane) redirected(c *call) (parts map[string]*call) {
+	if l.shard.cluster == nil || c.redirects == maxRedirects ||
+		!slices.ContainsFunc(c.cmds, func(cmd *command) bool { _, ok := l.redirection(cmd.outcome); return ok }) {
+		return nil
+	}
+	parts = map[string]*call{}
+	for _, cmd := range c.cmds {
+		to, ok := l.redirection(cmd.outcome)
+		switch {
+		case ok:
+			cmd.asking = to.asking
+			cmd.forgetClock()
+		case l.persistent && cmd.isOpen():
+			to.addr = l.addr
+		default:
 			continue
 		}
-		l.conclude(c)
+		part := parts[to.addr]
+		if part == nil {
+			part = newCall(c.deadline)
+			part.fair, part.redirects = c.fair, c.redirects+1
+			parts[to.addr] = part
+		}
+		part.cmds = append(part.cmds, cmd)
 	}
-	return open
+	return parts
 }

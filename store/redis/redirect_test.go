@@ -2,7 +2,11 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -10,36 +14,69 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// TestOthersDoNotWaitForARedirect: what is sent together with a charge that
-// another node has to be asked for is answered although that node is silent.
+// movingSlot is the slot of a client key in a cluster, which moves from one node to
+// another.
+type movingSlot struct {
+	*redistest.Cluster
+	from, to, third *redistest.Server
+}
+
+// beginMove opens the slot of "k", so that who asks for it at its node is
+// redirected to another one.
+func beginMove(t *testing.T) *movingSlot {
+	t.Helper()
+	m := &movingSlot{Cluster: redistest.StartCluster(t, 3, 0, "--cluster-node-timeout", "60000")}
+	m.from = masterOf(t, m.Cluster, "k")
+	others := slices.DeleteFunc(slices.Clone(m.Nodes), func(s *redistest.Server) bool { return s == m.from })
+	m.to, m.third = others[0], others[1]
+	moving, err := m.BeginMigration(t.Context(), int(bucketKeys{tagged: true}.slot("k")), m.from, m.to)
+	must(t, err)
+	t.Cleanup(func() { must(t, moving.Finish(context.Background())) })
+	return m
+}
+
+// silence stops a node until the test ends.
+func silence(t *testing.T, node *redistest.Server) {
+	t.Helper()
+	must(t, node.Pause())
+	t.Cleanup(func() { must(t, node.Resume()) })
+}
+
+// redirects is how many commands a node has redirected.
+func redirects(t *testing.T, node *redistest.Server) (n int) {
+	t.Helper()
+	stats, err := node.Info("errorstats")
+	must(t, err)
+	_, _ = fmt.Sscanf(stats["errorstat_ASK"], "count=%d", &n)
+	return n
+}
+
+// TestOthersDoNotWaitForARedirect: the only worker of a node goes on while a
+// charge that it redirected waits for a node that is silent.
 func TestOthersDoNotWaitForARedirect(t *testing.T) {
 	t.Parallel()
-	c := redistest.StartCluster(t, 3, 0)
-	keys := bucketKeys{prefix: DefaultKeyPrefix, tagged: true}
-	from := masterOf(t, c, "k")
-	to := c.Nodes[0]
-	if to == from {
-		to = c.Nodes[1]
-	}
-	s := newStore(t, newShard(t, ShardOptions{Cluster: c.Addrs()[:1]}), func(o *Options) { o.ChargeTimeout = 5 * time.Second })
+	m := beginMove(t)
+	s := newStore(t, newShard(t, ShardOptions{Cluster: m.Addrs()[:1], PoolSize: 1}), nil)
 	waitUntilUp(t, s)
+	keys := bucketKeys{prefix: DefaultKeyPrefix, tagged: true}
 	var others []string
 	for n := 0; len(others) < 32; n++ {
 		key := fmt.Sprint("other-", n)
-		if masterOf(t, c, key) == from && keys.slot(key) != keys.slot("k") {
+		if masterOf(t, m.Cluster, key) == m.from && keys.slot(key) != keys.slot("k") {
 			others = append(others, key)
 			must(t, s.Charge(t.Context(), ask(key))[0].Err)
 		}
 	}
-	m, err := c.BeginMigration(t.Context(), int(keys.slot("k")), from, to)
-	must(t, err)
-	t.Cleanup(func() { must(t, m.Finish(context.Background())) })
-	must(t, to.Pause())
-	t.Cleanup(func() { must(t, to.Resume()) })
-
+	silence(t, m.to)
 	silent := make(chan store.State, 1)
-	answered := make(chan error, len(others))
 	go func() { silent <- s.Charge(t.Context(), ask("k"))[0] }()
+	eventually(t, "the charge is redirected", func() error {
+		if n := redirects(t, m.from); n == 0 {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	answered := make(chan error, len(others))
 	for _, key := range others {
 		go func() { answered <- s.Charge(t.Context(), ask(key))[0].Err }()
 	}
@@ -51,7 +88,73 @@ func TestOthersDoNotWaitForARedirect(t *testing.T) {
 			t.Fatalf("the redirected charge ended with %v before the others", st.Err)
 		}
 	}
-	if st := <-silent; st.Err == nil {
-		t.Error("a silent node has answered")
+}
+
+// TestRedirectNeedsNoThirdNode: between two nodes that answer it arrives, though
+// the one that told of the others is silent.
+func TestRedirectNeedsNoThirdNode(t *testing.T) {
+	m := beginMove(t)
+	s := newStore(t, newShard(t, ShardOptions{Cluster: []string{m.third.Addr()}}), func(o *Options) { o.CheckTimeout, o.ChargeTimeout = 5*time.Second, 5*time.Second })
+	waitUntilUp(t, s)
+	silence(t, m.third)
+	if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 1 {
+		t.Fatalf("charge: %+v", st)
+	}
+	if st := s.Take(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 2 {
+		t.Errorf("take: %+v", st)
+	}
+	told := make(chan store.State, 1)
+	s.ChargeReported(ask("k"), func(_ int, st store.State) { told <- st })
+	if st := <-told; st.Err != nil || st.Used != 3 {
+		t.Errorf("detached charge: %+v", st)
+	}
+	if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 3 {
+		t.Errorf("check: %+v", st)
+	}
+	if got := tagged(t, m.to, "k"); got != 3 {
+		t.Errorf("the count is %d", got)
+	}
+	must(t, s.Reset(t.Context(), ask("k")[0]))
+	if got := tagged(t, m.to, "k"); got != 0 {
+		t.Errorf("the count is %d after the reset", got)
+	}
+}
+
+// TestSilentNodeIsBlamedForItself, and not the node that redirected to it.
+func TestSilentNodeIsBlamedForItself(t *testing.T) {
+	for name, call := range map[string]func(s *Store) error{
+		"Charge": func(s *Store) error { return s.Charge(t.Context(), ask("k"))[0].Err },
+		"Take":   func(s *Store) error { return s.Take(t.Context(), ask("k"))[0].Err },
+		"Reset":  func(s *Store) error { return s.Reset(t.Context(), ask("k")[0]) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := beginMove(t)
+			shard := newShard(t, ShardOptions{Cluster: m.Addrs()[:1], PoolSize: 1, DialTimeout: 200 * time.Millisecond})
+			j := keepJournal(shard)
+			s := newStore(t, shard, func(o *Options) { o.CheckTimeout, o.ChargeTimeout = 100*time.Millisecond, 100*time.Millisecond })
+			waitUntilUp(t, s)
+			silence(t, m.to)
+			eventually(t, "the silent node is left out", func() error {
+				var calls sync.WaitGroup
+				for range 5 {
+					calls.Go(func() {
+						if call(s) == nil {
+							t.Error("a silent node has answered")
+						}
+					})
+				}
+				calls.Wait()
+				if len(j.all(ServerDown, m.to.Addr())) == 0 {
+					return fmt.Errorf("it is not, but the one that redirected to it %d times", len(j.all(ServerDown, m.from.Addr())))
+				}
+				return nil
+			})
+			if err := call(s); err == nil || !strings.Contains(err.Error(), m.to.Addr()) {
+				t.Errorf("the error is %v, which does not name the silent node %s", err, m.to.Addr())
+			}
+			if n := len(j.all(ServerDown, m.from.Addr())); n != 0 {
+				t.Errorf("the node that redirected to it was left out %d times", n)
+			}
+		})
 	}
 }

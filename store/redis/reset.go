@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	goredis "github.com/redis/go-redis/v9"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -45,50 +43,18 @@ func (s *Store) remove(ctx context.Context, shard *Shard, r *store.Request, move
 	if at == nil {
 		return notExecuted(errNoServers)
 	}
-	var keys []string
+	// One by one: while a slot moves, its keys can be on either node.
+	var cmds []*command
 	for _, limit := range rulesLike(r.Limit) {
-		keys = append(keys, s.keyIn(shard, &store.Request{Limit: &limit, ClientKey: r.ClientKey}))
-	}
-	err := shard.directly(at, func(ctx context.Context, c goredis.UniversalClient) error {
-		pipe := c.Pipeline()
+		key := s.keyIn(shard, &store.Request{Limit: &limit, ClientKey: r.ClientKey})
 		if moved {
-			for _, key := range keys {
-				pipe.Set(ctx, s.keysIn(shard).markOf(key), "", resetMark)
-			}
+			cmds = append(cmds, newPlain("set", s.keysIn(shard).markOf(key), "", "px", resetMark.Milliseconds()))
 		}
-		pipe.Del(ctx, keys...)
-		_, err := pipe.Exec(ctx)
-		return err
-	})
-	if err == nil {
-		return nil
+		del := newPlain("del", key)
+		del.reads = false
+		cmds = append(cmds, del)
 	}
-	if shard.finder != nil && pointsElsewhere(err) {
-		shard.nudge()
-	}
-	return fmt.Errorf("redis %s: %w", at.primary, err)
-}
-
-// directly runs commands at a primary, unless it is left out, and notes whether it
-// answers. However late it is for whoever asked, the server has its time.
-func (s *Shard) directly(at *servers, run func(ctx context.Context, c goredis.UniversalClient) error) error {
-	if !at.checks.isUp() {
-		return at.checks.down()
-	}
-	reported, err := at.checks.breaker.Allow()
-	if err != nil {
-		return at.checks.down()
-	}
-	ctx, cancel := context.WithTimeout(s.life, resetPatience)
-	defer cancel()
-	if s.cluster != nil {
-		err = run(ctx, s.cluster.redirects)
-	} else {
-		err = run(ctx, at.checks.client.Load())
-	}
-	at.checks.fault.note(err)
-	reported(err)
-	return err
+	return at.checks.doPlain(ctx, cmds...)
 }
 
 // rulesLike are the limit and those of the same zone and window that count in

@@ -121,8 +121,8 @@ type Shard struct {
 	// listeners are told of events; listened is how many there ever were.
 	listeners map[int]func(Event)
 	listened  int
-	// met are the servers that were looked at, and what they call themselves.
-	met map[string]string
+	// met are the servers that were looked at, by address.
+	met map[string]sight
 	// strays are its takes that nobody waits for any more.
 	strays strays
 
@@ -142,7 +142,7 @@ func NewShard(opts ShardOptions) *Shard {
 		found:  make(chan struct{}),
 		nudged: make(chan struct{}, 1),
 		lanes:  map[laneKey]*lane{},
-		met:    map[string]string{},
+		met:    map[string]sight{},
 		events: make(chan Event, eventRoom),
 
 		listeners: map[int]func(Event){},

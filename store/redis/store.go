@@ -129,50 +129,52 @@ func (s *Store) Warm(ctx context.Context) {
 // Check implements [store.Store]. Replicas answer in turn, and the primary
 // where they cannot or where they see no open window.
 func (s *Store) Check(ctx context.Context, reqs []store.Request) []store.State {
+	deadline := time.Now().Add(s.opts.CheckTimeout)
 	if s.former != nil {
-		return s.moved(ctx, algorithm.Check, reqs, s.opts.CheckTimeout, s.checkReady)
+		return s.moved(ctx, algorithm.Check, reqs, deadline, s.checkReady)
 	}
-	return s.checkReady(ctx, reqs)
+	return s.checkReady(ctx, reqs, deadline)
 }
 
 // checkReady is Check of buckets that are where they belong.
-func (s *Store) checkReady(ctx context.Context, reqs []store.Request) []store.State {
+func (s *Store) checkReady(ctx context.Context, reqs []store.Request, deadline time.Time) []store.State {
 	states := make([]store.State, len(reqs))
-	s.awaitServers(ctx, reqs, s.opts.CheckTimeout)
+	s.awaitServers(ctx, reqs, deadline)
 	if only, ok := s.onlyOwner(reqs); ok {
-		s.check(ctx, only.servers, whole(reqs, states))
+		s.check(ctx, only.servers, whole(reqs, states), deadline)
 		return states
 	}
-	s.perOwner(reqs, states, func(at owner, g group) { s.check(ctx, at.servers, g) })
+	s.perOwner(reqs, states, func(at owner, g group) { s.check(ctx, at.servers, g, deadline) })
 	return states
 }
 
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, reqs []store.Request) []store.State {
+	deadline := time.Now().Add(s.opts.CheckTimeout)
 	if s.former != nil {
-		return s.moved(ctx, algorithm.Take, reqs, s.opts.CheckTimeout, s.takeReady)
+		return s.moved(ctx, algorithm.Take, reqs, deadline, s.takeReady)
 	}
-	return s.takeReady(ctx, reqs)
+	return s.takeReady(ctx, reqs, deadline)
 }
 
 // takeReady is Take from buckets that are where they belong.
-func (s *Store) takeReady(ctx context.Context, reqs []store.Request) []store.State {
+func (s *Store) takeReady(ctx context.Context, reqs []store.Request, deadline time.Time) []store.State {
 	states := make([]store.State, len(reqs))
-	s.awaitServers(ctx, reqs, s.opts.CheckTimeout)
+	s.awaitServers(ctx, reqs, deadline)
 	if only, ok := s.onlyOwner(reqs); ok {
-		s.take(ctx, only.servers, whole(reqs, states))
+		s.take(ctx, only.servers, whole(reqs, states), deadline)
 		return states
 	}
-	s.perOwner(reqs, states, func(at owner, g group) { s.take(ctx, at.servers, g) })
+	s.perOwner(reqs, states, func(at owner, g group) { s.take(ctx, at.servers, g, deadline) })
 	return states
 }
 
-func (s *Store) take(ctx context.Context, at *servers, g group) {
+func (s *Store) take(ctx context.Context, at *servers, g group, deadline time.Time) {
 	if at == nil {
 		g.fail(notExecuted(errNoServers))
 		return
 	}
-	s.ask(ctx, at.checks, g, time.Now().Add(s.opts.CheckTimeout), s.writing(algorithm.Take, at))
+	s.ask(ctx, at.checks, g, deadline, s.writing(algorithm.Take, at))
 }
 
 // Charge implements [store.Store].
@@ -191,24 +193,25 @@ func (s *Store) Penalize(ctx context.Context, reqs []store.Request) []store.Stat
 }
 
 func (s *Store) settle(ctx context.Context, op algorithm.Operation, reqs []store.Request) []store.State {
+	deadline := time.Now().Add(s.opts.ChargeTimeout)
 	if s.former != nil {
-		return s.moved(ctx, op, reqs, s.opts.ChargeTimeout, func(ctx context.Context, ready []store.Request) []store.State {
-			return s.settleReady(ctx, op, ready)
+		return s.moved(ctx, op, reqs, deadline, func(ctx context.Context, ready []store.Request, deadline time.Time) []store.State {
+			return s.settleReady(ctx, op, ready, deadline)
 		})
 	}
-	return s.settleReady(ctx, op, reqs)
+	return s.settleReady(ctx, op, reqs, deadline)
 }
 
 // settleReady is settle for buckets that are where they belong.
-func (s *Store) settleReady(ctx context.Context, op algorithm.Operation, reqs []store.Request) []store.State {
+func (s *Store) settleReady(ctx context.Context, op algorithm.Operation, reqs []store.Request, deadline time.Time) []store.State {
 	states := make([]store.State, len(reqs))
-	s.awaitServers(ctx, reqs, s.opts.ChargeTimeout)
+	s.awaitServers(ctx, reqs, deadline)
 	s.perOwner(reqs, states, func(at owner, g group) {
 		if at.servers == nil {
 			g.fail(notExecuted(errNoServers))
 			return
 		}
-		s.ask(ctx, at.servers.charges, g, time.Now().Add(s.opts.ChargeTimeout), s.writing(op, at.servers))
+		s.ask(ctx, at.servers.charges, g, deadline, s.writing(op, at.servers))
 	})
 	return states
 }
@@ -314,21 +317,23 @@ func (s *Store) report(shard Member, op algorithm.Operation, c *call) {
 	c.release()
 }
 
-func (s *Store) check(ctx context.Context, at *servers, g group) {
+func (s *Store) check(ctx context.Context, at *servers, g group, deadline time.Time) {
 	if at == nil {
 		g.fail(notExecuted(errNoServers))
 		return
 	}
 	start := time.Now()
-	half, deadline := start.Add(s.opts.CheckTimeout/2), start.Add(s.opts.CheckTimeout)
-	now, age, replica := s.reader(at, start)
-	if age > clockTrust {
+	half := start.Add(deadline.Sub(start) / 2)
+	replica := s.replica(at)
+	now, age := s.timeAt(at, start)
+	if replica != nil && age > clockTrust {
 		s.refreshClock(at, start, g)
 	}
 	switch {
 	case replica == nil:
 		s.ask(ctx, at.checks, g, deadline, s.writing(algorithm.Check, at))
-	case g.asksPrimary():
+	case now == 0 || g.asksPrimary():
+		// By its own clock a replica only stands in.
 		s.ask(ctx, at.checks, g, half, s.writing(algorithm.Check, at))
 		s.standIn(ctx, replica, g, deadline, reading(algorithm.Check, at, now))
 	default:
@@ -340,14 +345,25 @@ func (s *Store) check(ctx context.Context, at *servers, g group) {
 	}
 }
 
-// reader returns the replica to ask, if there is one, the time to judge its
-// answer by, and how long ago the primary told that.
-func (s *Store) reader(at *servers, start time.Time) (now int64, age time.Duration, l *lane) {
-	now, age, ok := s.checkTime(at, start)
-	if !ok {
-		return 0, 0, nil
+// replica returns the replica to ask, or nil.
+func (s *Store) replica(at *servers) *lane {
+	if s.opts.ReadPrimary {
+		return nil
 	}
-	return now, age, at.replica()
+	return at.replica()
+}
+
+// timeAt returns the time that decides what is over at servers, and how long ago
+// their primary told it; 0 while the primary has not been heard.
+func (s *Store) timeAt(at *servers, start time.Time) (now int64, age time.Duration) {
+	if s.opts.LocalClock {
+		return s.opts.Now().UnixMicro(), 0
+	}
+	now, age, ok := at.clock.estimate(start)
+	if !ok {
+		return 0, 0
+	}
+	return now, age
 }
 
 // standIn asks a replica about what the primary could not answer. Where it knows
@@ -366,18 +382,6 @@ func (s *Store) standIn(ctx context.Context, replica *lane, g group, deadline ti
 			*st = failed[n]
 		}
 	}
-}
-
-// checkTime returns the time to judge a replica's answer by, if there is one
-// and replicas are to be asked, and how long ago the primary told it.
-func (s *Store) checkTime(at *servers, start time.Time) (now int64, age time.Duration, ok bool) {
-	switch {
-	case s.opts.ReadPrimary || len(at.replicas) == 0:
-		return 0, 0, false
-	case s.opts.LocalClock:
-		return s.opts.Now().UnixMicro(), 0, true
-	}
-	return at.clock.estimate(start)
 }
 
 // refreshClock asks the primary, which has not told its time for long, as when
