@@ -41,7 +41,7 @@ func TestReloadsLeaveNothingBehind(t *testing.T) {
 	eventually(t, "the caches of zones are gone", func() error {
 		g, h := c.footprint()
 		moreGoroutines, moreHeap = g-goroutines, h-heap
-		if moreGoroutines > 10 || moreHeap > reloads*most {
+		if moreGoroutines > reloads/2 || moreHeap > reloads*most {
 			return fmt.Errorf("%d goroutines and %d bytes more after %d reloads", moreGoroutines, moreHeap, reloads)
 		}
 		return nil

@@ -50,25 +50,31 @@ func (s *deafStore) note(operation string, reqs []store.Request) []store.State {
 }
 
 // deafModule opens a deafStore.
-type deafModule struct{ store *deafStore }
+type deafModule struct{ store store.Store }
 
 func (m deafModule) OpenStore(string) (store.Store, error) { return m.store, nil }
 func (deafModule) CloseStore()                             {}
 func (deafModule) OnErrorDefault() string                  { return onErrorAllow }
 
-// answeredWith serves one request by a handler with the zone in front of a chain
-// that answers with status, and returns what the client gets.
-func answeredWith(t *testing.T, z *Zone, s *deafStore, status int) int {
+// newTestHandler is a handler with one zone, which counts in s.
+func newTestHandler(t *testing.T, z *Zone, s store.Store) *Handler {
 	t.Helper()
 	use := &storeUse{name: t.Name(), module: deafModule{s}, logger: zap.NewNop()}
 	if _, err := use.enter(); err != nil {
 		t.Fatal(err)
 	}
-	defer use.unload()
+	t.Cleanup(use.unload)
 	z.Name, z.Key, z.Events, z.Window = "test", Texts{"static"}, "10", caddy.Duration(time.Hour)
 	z.compile()
 	z.countIn(ownStore, use)
-	h := &Handler{Zones: []*Zone{z}, logger: zap.NewNop(), now: time.Now, use: use}
+	return &Handler{Zones: []*Zone{z}, logger: zap.NewNop(), now: time.Now, use: use}
+}
+
+// answeredWith serves one request by a handler with the zone in front of a chain
+// that answers with status, and returns what the client gets.
+func answeredWith(t *testing.T, z *Zone, s *deafStore, status int) int {
+	t.Helper()
+	h := newTestHandler(t, z, s)
 	w := httptest.NewRecorder()
 	r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), caddy.NewReplacer(), w, nil)
 	err := h.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
