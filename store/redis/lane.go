@@ -295,11 +295,18 @@ func (l *lane) run(batch []*call, cmds []*command) {
 // conclude finishes a call, or makes it wait for another try: apart from the others
 // of its pipeline and from the worker.
 func (l *lane) conclude(c *call) {
-	left := time.Until(c.deadline)
-	// The last try leaves time to tell whoever waits how it ended.
-	if !l.persistent || left < 2*retryPause || l.life.Err() != nil || !c.isOpen() {
+	if !l.persistent || !c.isOpen() {
 		c.finish()
 		return
+	}
+	left := time.Until(c.deadline)
+	// The last try leaves time to tell whoever waits how it ended.
+	if left < 2*retryPause || l.life.Err() != nil {
+		c.finish()
+		return
+	}
+	if c.detached != nil && len(c.cmds) > 1 {
+		c.finishSettled()
 	}
 	after := min(retryPause<<min(c.tries, mostDoublings), left-retryPause)
 	c.reopen()
