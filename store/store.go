@@ -26,7 +26,7 @@ var ErrFinal = fmt.Errorf("%w, and trying again does not help", ErrNotExecuted)
 
 // ErrUncertain is the error, possibly wrapped, of an operation that spends or
 // gives back and whose outcome is unknown, because the backend was asked and
-// its answer did not arrive. Such an operation is never repeated.
+// its answer did not arrive, or says that it failed halfway. Such an operation is never repeated.
 var ErrUncertain = errors.New("outcome unknown")
 
 // Store keeps buckets. Every method answers each request at the same place of

@@ -28,7 +28,8 @@ type call struct {
 	state atomic.Int32
 	// done has room for one value, so that finishing never blocks.
 	done chan struct{}
-	// detached, if set, is run in place of signalling done.
+	// detached, if set, is run in place of signalling done: once, or more often with
+	// some of the commands each time.
 	detached func(*call)
 	// tries is how often it was sent and refused.
 	tries int
@@ -87,6 +88,24 @@ func (c *call) appendOpen(cmds []*command) []*command {
 		}
 	}
 	return cmds
+}
+
+// finishSettled tells the caller of a detached call what became of the commands
+// that are not open. The others stay.
+func (c *call) finishSettled() {
+	settled := newCall(c.deadline)
+	settled.began, settled.detached = c.began, c.detached
+	open := c.cmds[:0]
+	for _, cmd := range c.cmds {
+		if cmd.isOpen() {
+			open = append(open, cmd)
+		} else {
+			settled.cmds = append(settled.cmds, cmd)
+		}
+	}
+	clear(c.cmds[len(open):])
+	c.cmds = open
+	settled.finish()
 }
 
 // fail finishes c without having run what is open.

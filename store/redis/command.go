@@ -33,6 +33,8 @@ type command struct {
 	sent bool
 	// outcome is what became of it: nil once the reply is there.
 	outcome error
+	// place is that of its request among those that its caller has.
+	place int
 
 	// args are its words. Those that differ from command to command are
 	// pointed to, so that they are not boxed one by one.

@@ -60,9 +60,11 @@ const (
 type hint uint8
 
 const (
-	// elsewhere: another server is the primary by now, perhaps at this very
-	// address, to which the connection does not lead.
+	// elsewhere: another server may be the primary by now.
 	elsewhere hint = 1 << iota
+	// demoted: this server is not the primary. Its address may be a name or a
+	// virtual IP that leads to another one by now, unlike the connection.
+	demoted
 	// unfit: the server can run no command.
 	unfit
 	// shut: the server runs no command on this connection.
@@ -90,8 +92,8 @@ var replies = []struct {
 	meaning
 }{
 	// The server is not what it was; it or its successor will do.
-	{"READONLY", meaning{KindReadOnly, later, elsewhere}},
-	{"MASTERDOWN", meaning{KindUnfound, later, elsewhere | unfit}},
+	{"READONLY", meaning{KindReadOnly, later, elsewhere | demoted}},
+	{"MASTERDOWN", meaning{KindUnfound, later, elsewhere | demoted | unfit}},
 	{"LOADING", meaning{KindLoading, later, unfit}},
 	// The cluster elects, or moves a slot.
 	{"CLUSTERDOWN", meaning{KindUnfound, later, elsewhere}},

@@ -326,11 +326,19 @@ func (l *lane) conclude(c *call) {
 	if l.redirect(c) {
 		return
 	}
-	left := time.Until(c.deadline)
-	// The last try leaves time to tell whoever waits how it ended.
-	if !l.persistent || left < 2*retryPause || l.life.Err() != nil || !c.isOpen() {
+	if !l.persistent || !c.isOpen() {
 		c.finish()
 		return
+	}
+	left := time.Until(c.deadline)
+	// The last try leaves time to tell whoever waits how it ended.
+	if left < 2*retryPause || l.life.Err() != nil {
+		c.finish()
+		return
+	}
+	// Whoever redirected a call waits for all of it.
+	if c.detached != nil && c.redirects == 0 && len(c.cmds) > 1 {
+		c.finishSettled()
 	}
 	after := min(retryPause<<min(c.tries, mostDoublings), left-retryPause)
 	c.reopen()

@@ -150,7 +150,9 @@ func (s *Store) call(g group, deadline time.Time, op operation) *call {
 		if n > 0 {
 			room = new(scriptCommand)
 		}
-		c.cmds = append(c.cmds, op.command(s.keys, &g.reqs[i], room))
+		cmd := op.command(s.keys, &g.reqs[i], room)
+		cmd.place = i
+		c.cmds = append(c.cmds, cmd)
 	}
 	return c
 }

@@ -53,14 +53,14 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 	}
 	err := l.exec(ctx, cmds)
 	at := time.Now()
-	var demoted bool
+	var reconnect bool
 	for _, cmd := range cmds {
 		if l.settle(cmd, err); isServerFault(cmd.outcome) {
 			fault = cmd.outcome
 		}
-		demoted = demoted || says(cmd.outcome, elsewhere)
+		reconnect = reconnect || says(cmd.outcome, demoted)
 	}
-	if demoted {
+	if reconnect {
 		l.shard.reconnect(l.addr)
 	}
 	if teller != nil && teller.outcome == nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// TestRefusedChargeDelaysNoOther: a server that is full refuses to open a window
-// and refunds what is there to be refunded of none.
+// TestRefusedChargeDelaysNoOther of its pipeline or after it: a server that is full
+// refuses to open a window, and answers where nothing is to be written.
 func TestRefusedChargeDelaysNoOther(t *testing.T) {
 	bothWays(t, func(t *testing.T, plain bool) {
 		const good = 50

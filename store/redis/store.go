@@ -269,23 +269,21 @@ func (s *Store) post(what algorithm.Operation, at owner, g group, report func(i 
 	s.send(what, at, g, report)
 }
 
-// send is post for what nothing has to wait for. Each request is a call of its own,
-// so that one which is refused for now delays no other.
+// send is post for what nothing has to wait for.
 func (s *Store) send(what algorithm.Operation, at owner, g group, report func(i int, st store.State)) {
 	op := s.writing(what, at.servers)
-	deadline := time.Now().Add(s.opts.ChargeTimeout)
-	for n, i := range g.members {
-		c := s.call(group{g.reqs, nil, g.members[n : n+1]}, deadline, op)
-		c.detached = s.reports[at.shard][what]
-		if report != nil {
-			c.detached = func(c *call) {
-				s.opts.Members[at.shard].Observe.tellAll(op.role(), what, c)
-				report(i, op.state(c.cmds[0], &g.reqs[i]))
-				c.release()
+	c := s.call(g, time.Now().Add(s.opts.ChargeTimeout), op)
+	c.detached = s.reports[at.shard][what]
+	if report != nil {
+		c.detached = func(c *call) {
+			s.opts.Members[at.shard].Observe.tellAll(op.role(), what, c)
+			for _, cmd := range c.cmds {
+				report(cmd.place, op.state(cmd, &g.reqs[cmd.place]))
 			}
+			c.release()
 		}
-		at.servers.charges.post(c)
 	}
+	at.servers.charges.post(c)
 }
 
 // refuse tells that nothing was sent, for nobody knows where to.
