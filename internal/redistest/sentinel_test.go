@@ -13,7 +13,7 @@ import (
 const masterName = "shard-one"
 
 // swift are sentinels that find a server down soon.
-var swift = redistest.SentinelOptions{DownAfter: 500 * time.Millisecond}
+var swift = redistest.SentinelOptions{DownAfter: 2 * time.Second}
 
 func TestSentinelsFailOver(t *testing.T) {
 	t.Parallel()

@@ -20,7 +20,7 @@ const masterName = "limits"
 func sentinelShard(t *testing.T, replicas int) (*redistest.Shard, *redistest.Sentinels) {
 	t.Helper()
 	sh := redistest.StartShard(t, replicas)
-	return sh, redistest.StartSentinels(t, masterName, sh.Primary, 3, redistest.SentinelOptions{DownAfter: 500 * time.Millisecond})
+	return sh, redistest.StartSentinels(t, masterName, sh.Primary, 3, redistest.SentinelOptions{DownAfter: 2 * time.Second})
 }
 
 func sentinelOptions(sentinels *redistest.Sentinels) ShardOptions {
