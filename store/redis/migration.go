@@ -14,7 +14,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// maxMigrated bounds how many buckets are remembered, at about 120 bytes each. To
+// maxMigrated bounds how many buckets are remembered, at about 110 bytes each. To
 // forget one costs a call.
 const maxMigrated = 1_000_000
 

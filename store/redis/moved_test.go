@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,22 +14,36 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// TestWhatWasRefundedIsNotBroughtAgain although the refund ends the bucket at the
-// new owner before the copy at the former one, whichever Caddy looks next.
-func TestWhatWasRefundedIsNotBroughtAgain(t *testing.T) {
+// TestBucketThatEndsEarlyIsNotBroughtAgain, whichever Caddy looks next, although
+// the copy at the former owner lives on: a refund ended it, or another rate.
+func TestBucketThatEndsEarlyIsNotBroughtAgain(t *testing.T) {
 	r := newResharding(t)
 	before := r.store(r.members[:2], nil)
 	client := moving(before, r.store(r.members, nil), 1)[0]
 	former, owner := r.servers[before.Owner(client)].Client(), r.servers["c"].Client()
-	for _, limit := range []store.Limit{
-		{Algorithm: store.FixedWindow}, {Algorithm: store.SlidingWindow}, {Algorithm: store.SlidingLog}, {Algorithm: store.GCRA},
+	refund := func(t *testing.T, s *Store, reqs []store.Request) {
+		for _, st := range s.Refund(t.Context(), reqs) {
+			must(t, st.Err)
+		}
+	}
+	for name, c := range map[string]struct {
+		algorithm store.Algorithm
+		end       func(t *testing.T, s *Store, reqs []store.Request)
+	}{
+		"fixed window": {store.FixedWindow, refund}, "sliding window": {store.SlidingWindow, refund},
+		"sliding log": {store.SlidingLog, refund}, "gcra": {store.GCRA, refund},
+		"gcra that drains faster now": {store.GCRA, func(t *testing.T, s *Store, reqs []store.Request) {
+			quick := reqs[0]
+			quick.Events = 1_000_000
+			must(t, s.Charge(t.Context(), []store.Request{quick})[0].Err)
+		}},
 	} {
-		t.Run(string(limit.Algorithm), func(t *testing.T) {
-			limit.Zone, limit.Window = "refund", time.Hour
+		t.Run(name, func(t *testing.T) {
+			limit := store.Limit{Zone: name, Algorithm: c.algorithm, Window: time.Hour}
 			key := before.keys.key(&limit, client)
 			var reqs []store.Request
 			for i := range 7 {
-				req := store.Request{Limit: &limit, ClientKey: client, Events: 10, Burst: 10, Cost: 1, ID: fmt.Sprint(i)}
+				req := store.Request{Limit: &limit, ClientKey: client, Events: 10, Cost: 1, ID: fmt.Sprint(i)}
 				st := before.Take(t.Context(), []store.Request{req})[0]
 				if !st.Allowed {
 					t.Fatalf("%+v", st)
@@ -36,9 +51,7 @@ func TestWhatWasRefundedIsNotBroughtAgain(t *testing.T) {
 				req.Receipt = st.Receipt
 				reqs = append(reqs, req)
 			}
-			for _, st := range r.store(r.members, r.members[:2]).Refund(t.Context(), reqs) {
-				must(t, st.Err)
-			}
+			c.end(t, r.store(r.members, r.members[:2]), reqs)
 			eventually(t, "the copy lives no shorter than the former bucket, or has ended", func() error {
 				was, err := former.PExpireTime(t.Context(), key).Result()
 				must(t, err)
@@ -51,7 +64,7 @@ func TestWhatWasRefundedIsNotBroughtAgain(t *testing.T) {
 			})
 			other := r.store(r.members, r.members[:2])
 			if st := other.Check(t.Context(), reqs[:1])[0]; st.Err != nil || st.Used != 0 {
-				t.Errorf("all was refunded, and then: %+v", st)
+				t.Errorf("nothing is spent any more, and then: %+v", st)
 			}
 		})
 	}
@@ -139,5 +152,182 @@ func TestCallersWhoLeaveSpeakAgainstNoServer(t *testing.T) {
 	})
 }
 
-var _ = goredis.Nil
-var _ = redistest.Start
+// TestCopyOutlivesWhoAskedForIt: the bucket arrives although the only caller has
+// left.
+func TestCopyOutlivesWhoAskedForIt(t *testing.T) {
+	r := newResharding(t)
+	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
+	client := moving(before, after, 1)[0]
+	must(t, before.Charge(t.Context(), ask(client))[0].Err)
+	was := r.servers[before.Owner(client)]
+	must(t, was.Pause())
+	ctx, leave := context.WithCancel(t.Context())
+	left := make(chan error)
+	go func() { left <- after.Check(ctx, ask(client))[0].Err }()
+	all := after.former.migrations
+	eventually(t, "the bucket is on its way", func() error {
+		all.mu.Lock()
+		defer all.mu.Unlock()
+		if len(all.running) == 0 {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	leave()
+	if err := <-left; !errors.Is(err, store.ErrNotExecuted) || !errors.Is(err, context.Canceled) {
+		t.Errorf("who left has error %v", err)
+	}
+	must(t, was.Resume())
+	waitForCount(t, r.servers["c"], client, 1)
+}
+
+// pipelineCounter counts the pipelines of a client that have commands of a script.
+type pipelineCounter struct {
+	script *script
+
+	mu                  sync.Mutex
+	pipelines, commands int
+}
+
+func (p *pipelineCounter) count(cmds ...goredis.Cmder) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	some := 0
+	for _, cmd := range cmds {
+		if c, ok := cmd.(*command); ok && c.script == p.script {
+			some++
+		}
+	}
+	p.commands += some
+	p.pipelines += min(some, 1)
+}
+
+func (p *pipelineCounter) DialHook(next goredis.DialHook) goredis.DialHook { return next }
+
+func (p *pipelineCounter) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook {
+	return func(ctx context.Context, cmd goredis.Cmder) error {
+		p.count(cmd)
+		return next(ctx, cmd)
+	}
+}
+
+func (p *pipelineCounter) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []goredis.Cmder) error {
+		p.count(cmds...)
+		return next(ctx, cmds)
+	}
+}
+
+// TestManyBucketsAreBroughtInFewPipelines: those that wait at the same time leave
+// together.
+func TestManyBucketsAreBroughtInFewPipelines(t *testing.T) {
+	const clients = 1000
+	r := newResharding(t)
+	before := []Member{r.members[0]}
+	after := []Member{r.members[2]}
+	s := r.store(after, before)
+	// The servers know the scripts.
+	must(t, r.store(before, nil).Charge(t.Context(), ask("first"))[0].Err)
+	must(t, s.Check(t.Context(), ask("first"))[0].Err)
+	reqs := make([]store.Request, clients)
+	for i := range reqs {
+		reqs[i] = ask(fmt.Sprint("client-", i))[0]
+	}
+	for _, st := range r.store(before, nil).Charge(t.Context(), reqs) {
+		must(t, st.Err)
+	}
+	dumps, restores := &pipelineCounter{script: scriptDump}, &pipelineCounter{script: scriptRestore}
+	from, to := before[0].Shard.owner(0).checks, after[0].Shard.owner(0).checks
+	from.client.AddHook(dumps)
+	to.client.AddHook(restores)
+	// What is asked while a server stands still waits together.
+	must(t, r.servers["a"].Pause())
+	must(t, r.servers["c"].Pause())
+	answers := make(chan store.State, clients)
+	for i := range reqs {
+		go func() { answers <- s.Check(context.Background(), reqs[i:i+1])[0] }()
+	}
+	waiting := func(l *lane, p *pipelineCounter) {
+		t.Helper()
+		eventually(t, "all wait", func() error {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if n := p.commands + l.queue.len(); n != clients {
+				return fmt.Errorf("%d do", n)
+			}
+			return nil
+		})
+	}
+	waiting(from, dumps)
+	must(t, r.servers["a"].Resume())
+	waiting(to, restores)
+	must(t, r.servers["c"].Resume())
+	for range reqs {
+		if st := <-answers; st.Err != nil || st.Used != 1 {
+			t.Fatalf("%+v", st)
+		}
+	}
+	most := DefaultPoolSize + (clients+maxBatch-1)/maxBatch
+	for name, p := range map[string]*pipelineCounter{"dumped": dumps, "restored": restores} {
+		if p.commands != clients || p.pipelines > most {
+			t.Errorf("%d buckets were %s in %d pipelines, want %d in at most %d", p.commands, name, p.pipelines, clients, most)
+		}
+	}
+}
+
+// TestResetIsNotUndone by another process that had read the former bucket before,
+// whatever the algorithm.
+func TestResetIsNotUndone(t *testing.T) {
+	r := newResharding(t)
+	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
+	client := moving(before, after, 1)[0]
+	for _, algorithm := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA} {
+		req := ask(client)[0]
+		req.Limit, req.ID = &store.Limit{Zone: "undone", Algorithm: algorithm, Window: time.Hour}, "id"
+		reqs := []store.Request{req}
+		must(t, before.Charge(t.Context(), reqs)[0].Err)
+		key := before.keys.key(req.Limit, client)
+		source := r.servers[before.Owner(client)].Client()
+		content, err := source.Dump(t.Context(), key).Result()
+		must(t, err)
+		expiry, err := source.PExpireTime(t.Context(), key).Result()
+		must(t, err)
+
+		must(t, after.Reset(t.Context(), req))
+		other := r.store(r.members, r.members[:2])
+		late, _ := other.former.migrations.join(key)
+		late.store, late.now, late.clientKey = other, r.members[2].Shard, client
+		late.restore(expiry.Milliseconds(), content, true)
+		must(t, late.wait(t.Context()))
+		for _, s := range []*Store{after, other, r.store(r.members, r.members[:2])} {
+			if st := s.Check(t.Context(), reqs)[0]; st.Err != nil || st.Used != 0 {
+				t.Errorf("%s: after the reset: %+v", algorithm, st)
+			}
+		}
+	}
+}
+
+// TestBucketIsBroughtToASlotThatMoves in a Redis Cluster, where a node that is
+// getting the slot takes no two keys in a call.
+func TestBucketIsBroughtToASlotThatMoves(t *testing.T) {
+	server, c := redistest.Start(t), redistest.StartCluster(t, 3, 0)
+	single := []Member{{Name: "single", Shard: newShard(t, ShardOptions{Primary: server.Addr()})}}
+	cluster := []Member{{Name: "cluster", Shard: newShard(t, ShardOptions{Cluster: c.Addrs()})}}
+	r := new(resharding)
+	before, after := r.store(single, nil), r.store(cluster, single)
+	req := ask("client")[0]
+	req.Limit = &store.Limit{Zone: "moving", Algorithm: store.GCRA, Window: time.Hour}
+	must(t, before.Charge(t.Context(), []store.Request{req})[0].Err)
+	slot := redistest.Keyslot("{client}")
+	from, err := c.Owner(t.Context(), slot)
+	must(t, err)
+	to := c.Nodes[0]
+	if to == from {
+		to = c.Nodes[1]
+	}
+	_, err = c.BeginMigration(t.Context(), slot, from, to)
+	must(t, err)
+	if st := after.Check(t.Context(), []store.Request{req})[0]; st.Err != nil || st.Used != 1 {
+		t.Errorf("%+v", st)
+	}
+}
