@@ -84,6 +84,7 @@ func TestMigratingFromNginx(t *testing.T) {
 // that they are sent again from another address.
 func queued(t *testing.T, url string, served int) {
 	t.Helper()
+	t.Helper()
 	for try := 1; ; try++ {
 		from := clientAt(fmt.Sprint("127.0.1.", try))
 		var passed, refused atomic.Int64

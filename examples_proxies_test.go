@@ -3,7 +3,6 @@ package shardlimit_test
 import (
 	"context"
 	"errors"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -166,13 +165,7 @@ func startNginx(t *testing.T, config, site string, replace ...string) (url strin
 			t.Logf("nginx:\n%s", logs)
 		}
 	})
-	eventually(t, "nginx listens", func() error {
-		conn, err := net.Dial("tcp", site)
-		if err == nil {
-			_ = conn.Close()
-		}
-		return err
-	})
+	awaitListening(t, site)
 	return "http://" + site
 }
 

@@ -97,8 +97,9 @@ func startExample(t *testing.T, name string, replace ...string) *caddyProcess {
 		text = strings.ReplaceAll(text, replace[i], replace[i+1])
 	}
 	text = sitePort.ReplaceAllString(text, "{{site}} {")
+	standIn := ""
 	if standInPort.MatchString(text) {
-		standIn := freeAddr(t)
+		standIn = freeAddr(t)
 		text = standInPort.ReplaceAllString(text, "http://"+standIn+" {")
 		text = strings.ReplaceAll(text, "localhost:9000", standIn)
 	}
@@ -107,7 +108,11 @@ func startExample(t *testing.T, name string, replace ...string) *caddyProcess {
 	} else {
 		text = "{\n\t{{global}}\n}\n" + text
 	}
-	return startCaddy(t, text)
+	c := startCaddy(t, text)
+	if standIn != "" {
+		awaitListening(t, standIn)
+	}
+	return c
 }
 
 // statuses are those of n requests, as text: "200 200 429".

@@ -104,13 +104,23 @@ func startCaddy(t *testing.T, caddyfile string, env ...string) *caddyProcess {
 			t.Fatalf("caddy ended:\n%s", c.logs)
 		default:
 		}
-		conn, err := net.Dial("tcp", c.site)
-		if err == nil {
-			_ = conn.Close()
-		}
-		return err
+		return dials(c.site)
 	})
 	return c
+}
+
+// awaitListening waits until somebody listens at an address.
+func awaitListening(t *testing.T, addr string) {
+	t.Helper()
+	eventually(t, "somebody listens at "+addr, func() error { return dials(addr) })
+}
+
+func dials(addr string) error {
+	conn, err := net.Dial("tcp", addr)
+	if err == nil {
+		_ = conn.Close()
+	}
+	return err
 }
 
 // caddyCommand is a call of Caddy's command line.
