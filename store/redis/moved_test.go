@@ -238,8 +238,8 @@ func TestManyBucketsAreBroughtInFewPipelines(t *testing.T) {
 	}
 	dumps, restores := &pipelineCounter{script: scriptDump}, &pipelineCounter{script: scriptRestore}
 	from, to := before[0].Shard.owner(0).checks, after[0].Shard.owner(0).checks
-	from.client.AddHook(dumps)
-	to.client.AddHook(restores)
+	from.client.Load().AddHook(dumps)
+	to.client.Load().AddHook(restores)
 	// What is asked while a server stands still waits together.
 	must(t, r.servers["a"].Pause())
 	must(t, r.servers["c"].Pause())
