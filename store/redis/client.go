@@ -74,3 +74,22 @@ func newClient(addr string, opts *ShardOptions, persistent bool) *goredis.Client
 	}
 	return goredis.NewClient(o)
 }
+
+// reconnect makes calls use new connections, for a name or a virtual IP may lead to
+// another server by now. What is on its way ends on the old ones.
+func (l *lane) reconnect() {
+	last, now := l.reconnected.Load(), time.Now().UnixNano()
+	if now-last < int64(reconnectPause) || !l.reconnected.CompareAndSwap(last, now) {
+		return
+	}
+	old := l.client.Swap(newClient(l.addr, &l.shard.opts, l.persistent))
+	l.shard.retired.Go(func() {
+		// Whoever has chosen them already may use them still.
+		for pause(l.life, retirePause) {
+			if used := old.PoolStats(); used.TotalConns == used.IdleConns {
+				break
+			}
+		}
+		_ = old.Close()
+	})
+}

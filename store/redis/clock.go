@@ -82,3 +82,16 @@ func (c *primaryClock) claimObservation(at time.Time) bool {
 	c.claimed = mono
 	return true
 }
+
+// timeAt returns the time that decides what is over at servers, and how long ago
+// their primary told it; 0 while the primary has not been heard.
+func (s *Store) timeAt(at *servers, start time.Time) (now int64, age time.Duration) {
+	if s.opts.LocalClock {
+		return s.opts.Now().UnixMicro(), 0
+	}
+	now, age, ok := at.clock.estimate(start)
+	if !ok {
+		return 0, 0
+	}
+	return now, age
+}

@@ -83,7 +83,7 @@ func TestWhatRepliesMean(t *testing.T) {
 			sent.SetErr(text)
 			sent.settleOutcome(text)
 			later := errors.Is(sent.outcome, store.ErrNotExecuted) && !errors.Is(sent.outcome, store.ErrFinal)
-			if later != (want == errLater) || sent.mayRunLater() != later || !later && !errors.Is(sent.outcome, want) {
+			if later != errors.Is(want, errLater) || sent.mayRunLater() != later || !later && !errors.Is(sent.outcome, want) {
 				t.Errorf("%q is %v, want: %v", text, sent.outcome, want)
 			}
 			if errors.Is(sent.outcome, store.ErrUncertain) && errors.Is(sent.outcome, store.ErrNotExecuted) {

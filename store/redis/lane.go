@@ -357,25 +357,6 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// reconnect makes calls use new connections, for a name or a virtual IP may lead to
-// another server by now. What is on its way ends on the old ones.
-func (l *lane) reconnect() {
-	last, now := l.reconnected.Load(), time.Now().UnixNano()
-	if now-last < int64(reconnectPause) || !l.reconnected.CompareAndSwap(last, now) {
-		return
-	}
-	old := l.client.Swap(newClient(l.addr, &l.shard.opts, l.persistent))
-	l.shard.retired.Go(func() {
-		// Whoever has chosen them already may use them still.
-		for pause(l.life, retirePause) {
-			if used := old.PoolStats(); used.TotalConns == used.IdleConns {
-				break
-			}
-		}
-		_ = old.Close()
-	})
-}
-
 // warm connects and brings the scripts, so that the first call does not have
 // to wait for that. What goes wrong will be said by the call that needs it.
 func (l *lane) warm(ctx context.Context) {

@@ -351,19 +351,6 @@ func (s *Store) replica(at *servers) *lane {
 	return at.replica()
 }
 
-// timeAt returns the time that decides what is over at servers, and how long ago
-// their primary told it; 0 while the primary has not been heard.
-func (s *Store) timeAt(at *servers, start time.Time) (now int64, age time.Duration) {
-	if s.opts.LocalClock {
-		return s.opts.Now().UnixMicro(), 0
-	}
-	now, age, ok := at.clock.estimate(start)
-	if !ok {
-		return 0, 0
-	}
-	return now, age
-}
-
 // standIn asks a replica about what the primary could not answer. Where it knows
 // no open window either, the error stays.
 func (s *Store) standIn(ctx context.Context, replica *lane, g group, deadline time.Time, op operation) {
