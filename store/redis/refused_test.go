@@ -67,3 +67,21 @@ func TestRefusedChargeIsGivenUpAtItsDeadline(t *testing.T) {
 		t.Errorf("error is %v, want that of a charge that did not run", err)
 	}
 }
+
+// TestFullServerRefusesWhatAdds, whatever the algorithm, but for leases: these are
+// few, and have to be renewed.
+func TestFullServerRefusesWhatAdds(t *testing.T) {
+	server := redistest.Start(t)
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
+	s.Warm(t.Context())
+	must(t, server.Client().Do(t.Context(), serverRefusals["OOM"].refuse...).Err())
+	for _, algorithm := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA, store.Concurrency} {
+		limit := &store.Limit{Zone: "full", Algorithm: algorithm, Window: time.Hour}
+		err := s.Take(t.Context(), []store.Request{{Limit: limit, ClientKey: "k", Events: 10, Cost: 1, ID: "id"}})[0].Err
+		if algorithm == store.Concurrency {
+			must(t, err)
+		} else if KindOf(err) != KindMemory || !errors.Is(err, store.ErrNotExecuted) {
+			t.Errorf("take of %s: error %v, want that it did not run", algorithm, err)
+		}
+	}
+}
