@@ -32,7 +32,12 @@ type Books struct {
 	owing atomic.Int64
 	pages [pageCount]page
 
+	// latest is the latest view whose config runs, or nil.
+	latest atomic.Pointer[Ledger]
+
 	mu sync.Mutex
+	// attached is how many views there have been.
+	attached int64
 	// views are in use, in the order in which they came.
 	views []*Ledger
 	// backlogs hold, by shard, the entries whose charges wait for it, those
@@ -74,6 +79,8 @@ func (b *Books) now() int64 { return b.clock().Sub(b.start).Microseconds() + 1 }
 func (b *Books) attach(l *Ledger) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.attached++
+	l.serial = b.attached
 	b.views = append(b.views, l)
 }
 
@@ -81,17 +88,25 @@ func (b *Books) attach(l *Ledger) {
 // latest whose config runs or, if there is none, the oldest, for the others may
 // be of a config that is yet to be rejected.
 func (b *Books) current() *Ledger {
+	if l := b.latest.Load(); l != nil {
+		return l
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.views) == 0 {
 		return nil
 	}
-	for _, l := range slices.Backward(b.views) {
-		if l.runs {
-			return l
-		}
-	}
 	return b.views[0]
+}
+
+// writer returns the view through which l changes buckets without being waited
+// for: the latest whose config runs, unless l is later. Requests outlast their
+// config, and the shards of the next one may have taken over their buckets.
+func (l *Ledger) writer() *Ledger {
+	if latest := l.books.latest.Load(); latest != nil && latest.serial > l.serial {
+		return latest
+	}
+	return l
 }
 
 // Run says that the view's config runs. What waits is delivered through it from
@@ -100,6 +115,7 @@ func (l *Ledger) Run() {
 	l.books.mu.Lock()
 	defer l.books.mu.Unlock()
 	l.runs = true
+	l.books.noteLatest()
 }
 
 // Leave ends the view: what waits is delivered through others. The store must
@@ -110,7 +126,19 @@ func (l *Ledger) Leave() {
 	defer l.books.mu.Unlock()
 	if i := slices.Index(l.books.views, l); i >= 0 {
 		l.books.views = slices.Delete(l.books.views, i, i+1)
+		l.books.noteLatest()
 	}
+}
+
+// noteLatest sets latest. mu is held.
+func (b *Books) noteLatest() {
+	for _, l := range slices.Backward(b.views) {
+		if l.runs {
+			b.latest.Store(l)
+			return
+		}
+	}
+	b.latest.Store(nil)
 }
 
 func (b *Books) pageOf(id identity.ID) *page {
