@@ -98,7 +98,7 @@ func (l *Ledger) repay(r *store.Request, b loan, st *store.State) {
 		b.entry.page.counts.returned += b.tokens
 		refund := *r
 		refund.Cost, refund.Receipt = b.tokens, store.Receipt{Period: b.period}
-		l.store.RefundDetached([]store.Request{refund})
+		l.writer().store.RefundDetached([]store.Request{refund})
 	}
 }
 
@@ -201,7 +201,7 @@ func (l *Ledger) fetched(t *taking, place int, batch *store.Request, st *store.S
 		e.page.counts.fetched += batch.Cost
 		if leftover := v.add(batch, st, batch.Cost, now); leftover.Cost > 0 {
 			e.page.counts.returned += leftover.Cost
-			l.store.RefundDetached([]store.Request{leftover})
+			l.writer().store.RefundDetached([]store.Request{leftover})
 		}
 	case st.Err == nil:
 		v.shortfall(batch, st)

@@ -32,7 +32,12 @@ type Books struct {
 	owing atomic.Int64
 	pages [pageCount]page
 
+	// latest is the latest view whose config runs, or nil.
+	latest atomic.Pointer[Ledger]
+
 	mu sync.Mutex
+	// attached is how many views there have been.
+	attached int64
 	// views are in use, in the order in which they came.
 	views []*Ledger
 	// backlogs hold, by shard, the entries whose charges wait for it, those
@@ -75,6 +80,8 @@ func (b *Books) now() int64 { return b.clock().Sub(b.start).Microseconds() + 1 }
 func (b *Books) attach(l *Ledger) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.attached++
+	l.serial = b.attached
 	b.views = append(b.views, l)
 }
 
@@ -89,15 +96,20 @@ func (b *Books) current() *Ledger {
 
 // currentLocked is current, with mu held.
 func (b *Books) currentLocked() *Ledger {
-	if len(b.views) == 0 {
-		return nil
-	}
-	for _, l := range slices.Backward(b.views) {
-		if l.runs {
-			return l
-		}
+	if l := b.latest.Load(); l != nil || len(b.views) == 0 {
+		return l
 	}
 	return b.views[0]
+}
+
+// writer returns the view through which l changes buckets without being waited
+// for: the latest whose config runs, unless l is later. Requests outlast their
+// config, and the shards of the next one may have taken over their buckets.
+func (l *Ledger) writer() *Ledger {
+	if latest := l.books.latest.Load(); latest != nil && latest.serial > l.serial {
+		return latest
+	}
+	return l
 }
 
 // Run says that the view's config runs. What waits is delivered through it from
@@ -106,6 +118,7 @@ func (l *Ledger) Run() {
 	l.books.mu.Lock()
 	defer l.books.mu.Unlock()
 	l.runs = true
+	l.books.noteLatest()
 }
 
 // Leave ends the view. What waits is delivered through the other views; if there
@@ -132,6 +145,7 @@ func (b *Books) detach(l *Ledger) (last bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.views = slices.DeleteFunc(b.views, func(other *Ledger) bool { return other == l })
+	b.noteLatest()
 	if last = len(b.views) == 0; last {
 		for owner := range b.backlogs {
 			// The goroutine that tries them finds that and ends.
@@ -139,6 +153,17 @@ func (b *Books) detach(l *Ledger) (last bool) {
 		}
 	}
 	return last
+}
+
+// noteLatest sets latest. mu is held.
+func (b *Books) noteLatest() {
+	for _, l := range slices.Backward(b.views) {
+		if l.runs {
+			b.latest.Store(l)
+			return
+		}
+	}
+	b.latest.Store(nil)
 }
 
 func (b *Books) pageOf(id identity.ID) *page {

@@ -163,7 +163,8 @@ func (l *Ledger) settle(r *store.Request, hold, now int64) *entry {
 
 // deliver sends one charge that is noted as sent.
 func (l *Ledger) deliver(reqs []store.Request, e *entry) {
-	l.store.ChargeReported(reqs, func(_ int, st store.State) { l.delivered(e, &reqs[0], &st) })
+	w := l.writer()
+	w.store.ChargeReported(reqs, func(_ int, st store.State) { w.delivered(e, &reqs[0], &st) })
 }
 
 // deliverSome sends several, in one call.
@@ -172,7 +173,8 @@ func (l *Ledger) deliverSome(send []sending) {
 	for i := range send {
 		reqs[i] = *send[i].req
 	}
-	l.store.ChargeReported(reqs, func(i int, st store.State) { l.delivered(send[i].entry, &reqs[i], &st) })
+	w := l.writer()
+	w.store.ChargeReported(reqs, func(i int, st store.State) { w.delivered(send[i].entry, &reqs[i], &st) })
 }
 
 // delivered takes in what became of a charge, and sends the next.

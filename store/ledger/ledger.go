@@ -53,6 +53,8 @@ type Ledger struct {
 	trust      int64
 	maxBuckets int64
 	presence   *presence
+	// serial numbers the views of the books in the order in which they came.
+	serial int64
 	// runs is set once the view's config does; it is under the lock of the books.
 	runs bool
 }
@@ -137,9 +139,10 @@ func (l *Ledger) refund(reqs []store.Request) {
 		entries[i] = e
 		e.page.mu.Unlock()
 	}
-	l.store.RefundReported(reqs, func(i int, st store.State) {
-		if st.Err != nil && l.opts.OnUndelivered != nil {
-			l.opts.OnUndelivered(l.store.Owner(reqs[i].ClientKey), algorithm.Refund, 1, st.Err)
+	w := l.writer()
+	w.store.RefundReported(reqs, func(i int, st store.State) {
+		if st.Err != nil && w.opts.OnUndelivered != nil {
+			w.opts.OnUndelivered(w.store.Owner(reqs[i].ClientKey), algorithm.Refund, 1, st.Err)
 		}
 		e := entries[i]
 		e.page.mu.Lock()
@@ -165,7 +168,7 @@ func (l *Ledger) PenalizeDetached(reqs []store.Request) {
 		e.keepUntil(r, now)
 		e.page.mu.Unlock()
 	}
-	l.store.(store.Penalizer).PenalizeDetached(reqs)
+	l.writer().store.(store.Penalizer).PenalizeDetached(reqs)
 }
 
 // Penalize implements [store.Penalizer], if the store does.
