@@ -4,6 +4,8 @@ GO                ?= go
 GOLANGCI_VERSION   = v2.15.0
 GOLANGCI           = bin/golangci-lint-$(GOLANGCI_VERSION)
 FUZZTIME          ?= 10s
+# The seed of the pairs of features. A failure prints it.
+PAIRSEED          ?= 1
 # How many interleavings of the ledger make soak goes through: about ten minutes' worth.
 SOAK              ?= 1000000
 
@@ -21,10 +23,11 @@ test: ## install what the tests need, and run them
 	@echo "Running the tests; the first time, Go builds Caddy and its libraries, which takes a few minutes."
 	$(GO) test -shuffle=on -timeout 20m ./...
 
-check: ## run all tests with the race detector, those of the benchmarks too, then each fuzz target for FUZZTIME
+check: ## run all tests with the race detector, those of the benchmarks too, all pairs of features, then each fuzz target for FUZZTIME
 	scripts/install-needed.sh
 	CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 40m ./...
 	cd bench && CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 10m ./...
+	$(GO) test -run 'TestPairs$$|TestDeadShard' -timeout 30m . -pairs.all -pairs.seed $(PAIRSEED) -dead.duration 6s
 	FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
 
 soak: ## ten minutes of faults under load, then the ledger's model in many more interleavings
