@@ -50,8 +50,8 @@ type pooledLedger struct {
 	localFlights *ledger.Flights
 }
 
-func newPooledLedger() pooledLedger {
-	return pooledLedger{ledger.NewBooks(nil), ledger.NewFlights(), memory.NewBuckets(), ledger.NewFlights()}
+func newPooledLedger() (caddy.Destructor, error) {
+	return pooledLedger{ledger.NewBooks(nil), ledger.NewFlights(), memory.NewBuckets(), ledger.NewFlights()}, nil
 }
 
 // Destruct implements [caddy.Destructor].
@@ -73,7 +73,7 @@ func newLocalCounts(name string, known pooledLedger) localCounts {
 // keepLedger puts a ledger before the store that open has, and local counts beside
 // it.
 func (open *openedStore) keepLedger(name string, module StoreModule) {
-	pooled, _ := ledgerPool.LoadOrStore(ledgerKeyOf(name, module), newPooledLedger())
+	pooled, _, _ := ledgerPool.LoadOrNew(ledgerKeyOf(name, module), newPooledLedger)
 	known := pooled.(pooledLedger)
 	open.local = newLocalCounts(name, known)
 	remote, isRemote := open.store.(ledger.Remote)
