@@ -56,8 +56,12 @@ func (s *Store) remove(ctx context.Context, shard *Shard, r *store.Request, move
 				pipe.Set(ctx, s.keysIn(shard).markOf(key), "", resetMark)
 			}
 		}
-		pipe.Del(ctx, keys...)
+		removed := pipe.Del(ctx, keys...)
 		_, err := pipe.Exec(ctx)
+		if isRefusal(err) {
+			// A server that is full takes no marks, and nothing that is brought either.
+			err = removed.Err()
+		}
 		return err
 	})
 	if err == nil {
