@@ -44,17 +44,21 @@ func (s *Store) remove(ctx context.Context, shard *Shard, r *store.Request, move
 		return notExecuted(errNoServers)
 	}
 	// One by one: while a slot moves, its keys can be on either node.
-	var cmds []*command
+	var marks, dels []*command
 	for _, limit := range rulesLike(r.Limit) {
 		key := s.keyIn(shard, &store.Request{Limit: &limit, ClientKey: r.ClientKey})
-		if moved {
-			cmds = append(cmds, newPlain("set", s.keysIn(shard).markOf(key), "", "px", resetMark.Milliseconds()))
-		}
+		marks = append(marks, newPlain("set", s.keysIn(shard).markOf(key), "", "px", resetMark.Milliseconds()))
 		del := newPlain("del", key)
 		del.reads = false
-		cmds = append(cmds, del)
+		dels = append(dels, del)
 	}
-	return at.checks.doPlain(ctx, cmds...)
+	if moved {
+		// A server that is full takes no marks, and nothing that is brought either.
+		if err := at.checks.doPlain(ctx, marks...); err != nil && !isRefusal(err) {
+			return err
+		}
+	}
+	return at.checks.doPlain(ctx, dels...)
 }
 
 // rulesLike are the limit and those of the same zone and window that count in
