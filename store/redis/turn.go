@@ -23,8 +23,8 @@ func (l *lane) doAlone(ctx context.Context, c *call) (sent bool, err error) {
 			return false, fmt.Errorf("redis %s: %w", l.addr, err)
 		}
 	}
-	defer func() { <-l.turns }()
 	l.run([]*call{c}, nil)
+	<-l.turns
 	select {
 	case <-c.done:
 		return true, nil
