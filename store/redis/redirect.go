@@ -67,8 +67,8 @@ func (l *lane) redirect(c *call) bool {
 		return false
 	}
 	l.shard.nudge()
-	open := new(atomic.Int32)
-	open.Store(int32(len(parts))) //nolint:gosec // a handful
+	open := new(atomic.Int64)
+	open.Store(int64(len(parts)))
 	for addr, part := range parts {
 		part.detached = func(part *call) {
 			part.release()
