@@ -88,13 +88,15 @@ func (b *Books) attach(l *Ledger) {
 // latest whose config runs or, if there is none, the oldest, for the others may
 // be of a config that is yet to be rejected.
 func (b *Books) current() *Ledger {
-	if l := b.latest.Load(); l != nil {
-		return l
-	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.views) == 0 {
 		return nil
+	}
+	for _, l := range slices.Backward(b.views) {
+		if l.runs {
+			return l
+		}
 	}
 	return b.views[0]
 }
