@@ -99,6 +99,11 @@ func (b *Books) currentLocked() *Ledger {
 	if l := b.latest.Load(); l != nil || len(b.views) == 0 {
 		return l
 	}
+	for _, l := range slices.Backward(b.views) {
+		if l.runs {
+			return l
+		}
+	}
 	return b.views[0]
 }
 
