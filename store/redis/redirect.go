@@ -68,11 +68,14 @@ func (l *lane) redirect(c *call) bool {
 	}
 	l.shard.nudge()
 	open := new(atomic.Int64)
-	open.Store(int64(len(parts)))
+	for _, part := range parts {
+		open.Add(int64(len(part.cmds)))
+	}
 	for addr, part := range parts {
 		part.detached = func(part *call) {
+			ended := int64(len(part.cmds))
 			part.release()
-			if open.Add(-1) == 0 {
+			if open.Add(-ended) == 0 {
 				c.finish()
 			}
 		}
