@@ -336,8 +336,7 @@ func (l *lane) conclude(c *call) {
 		c.finish()
 		return
 	}
-	// Whoever redirected a call waits for all of it.
-	if c.detached != nil && c.redirects == 0 && len(c.cmds) > 1 {
+	if c.detached != nil && len(c.cmds) > 1 {
 		c.finishSettled()
 	}
 	after := min(retryPause<<min(c.tries, mostDoublings), left-retryPause)
