@@ -25,10 +25,11 @@ func (c *pairClient) bucket(zone string) pairBucket {
 	return pairBucket{zone, c.key}
 }
 
-// held is what a store has of a bucket.
+// heldBucket is what a store has of a bucket, and what this process has counted
+// while the store did not answer.
 type heldBucket struct {
-	used      int64
-	penalized bool
+	used, local int64
+	penalized   bool
 }
 
 // books are all buckets, by store.
@@ -70,6 +71,7 @@ type bucketsOfPair struct {
 	Buckets []struct {
 		serversOfPair
 		Former *serversOfPair
+		Local  *stateOfPair
 		Ledger *struct {
 			InFlight int64 `json:"in_flight"`
 			Unsent   int64
@@ -81,12 +83,14 @@ type bucketsOfPair struct {
 type serversOfPair struct {
 	Servers []struct {
 		Role  string
-		State *struct {
-			Used    int64
-			Penalty float64
-		}
+		State *stateOfPair
 		Error string
 	}
+}
+
+type stateOfPair struct {
+	Used    int64
+	Penalty float64
 }
 
 // primary returns what the primary has, and whether it has anything.
@@ -99,7 +103,7 @@ func (s *serversOfPair) primary() (b heldBucket, found bool, err error) {
 			return b, false, errors.New(server.Error)
 		}
 		if st := server.State; st != nil {
-			return heldBucket{st.Used, st.Penalty != 0}, true, nil
+			return heldBucket{used: st.Used, penalized: st.Penalty != 0}, true, nil
 		}
 	}
 	return b, false, nil
@@ -120,6 +124,9 @@ func (p *pairRun) readBucket(books pairBooks, store string, b pairBucket, query 
 	if err == nil && !ok && found.Former != nil {
 		// It is brought when the client comes again.
 		held, _, err = found.Former.primary()
+	}
+	if found.Local != nil {
+		held.local = found.Local.Used
 	}
 	books[store][b] = held
 	return err

@@ -72,6 +72,9 @@ func (p *pairRun) check() {
 				most = map[string]int64{zoneAPI: pairLimit, zoneGroup: groupLimit, zoneInner: innerLimit}[bucket.zone]
 				unchecked[bucket] = slices.Max(append(slices.Collect(maps.Values(unchecked)), 0))
 			}
+			if held.local > most {
+				p.complain("%s of %.30q: %d counted while store %s was away, at most %d may be", bucket.zone, bucket.name, held.local, store, most)
+			}
 			if most = most*b.limits + unchecked[bucket]; held.used > most {
 				p.complain("%s of %.30q in store %s: %d counted, at most %d may be", bucket.zone, bucket.name, store, held.used, most)
 			}
