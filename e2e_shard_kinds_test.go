@@ -87,7 +87,12 @@ func TestShardsOfEveryKind(t *testing.T) {
 		}
 		return want("clients", seen, clients)
 	})
-	must(t, "log", want("lines of a healthy store", len(c.storeLines()), 0))
+	for _, line := range c.storeLines() {
+		// On a machine that stands still for a second nobody finds anybody.
+		if words := line.Message; words != "servers cannot be found" && words != "servers are found again" {
+			t.Errorf("a healthy store says %+v", line)
+		}
+	}
 	c.mustHide(password, sentinelPassword)
 }
 

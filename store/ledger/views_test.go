@@ -3,6 +3,7 @@ package ledger
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -69,12 +70,12 @@ func TestChargesThatNobodyDelivers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		books := NewBooks(nil)
-		lost := int64(0)
+		var lost atomic.Int64
 		opts := Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
 			if !errors.Is(err, store.ErrNotExecuted) {
 				t.Errorf("%d were lost: %v", n, err)
 			}
-			lost += n
+			lost.Add(n)
 		}}
 		l := New(books, s, opts)
 		r := requestOf("alice", 100)
@@ -88,8 +89,8 @@ func TestChargesThatNobodyDelivers(t *testing.T) {
 		l.Leave()
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
-		if f := books.Figures(); lost != 4 || f.Unsent != 0 || books.owing.Load() != 0 {
-			t.Errorf("%d are reported as lost, want 4; %d buckets are owed to, left: %+v", lost, books.owing.Load(), f)
+		if f := books.Figures(); lost.Load() != 4 || f.Unsent != 0 || books.owing.Load() != 0 {
+			t.Errorf("%d are reported as lost, want 4; %d buckets are owed to, left: %+v", lost.Load(), books.owing.Load(), f)
 		}
 
 		next := New(books, s, opts)
@@ -98,8 +99,8 @@ func TestChargesThatNobodyDelivers(t *testing.T) {
 		s.setDown(false, false)
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
-		if used := s.used(r); used != 1 || lost != 4 || next.Owes() {
-			t.Errorf("%d are charged, want 1; %d are lost; owes: %t", used, lost, next.Owes())
+		if used := s.used(r); used != 1 || lost.Load() != 4 || next.Owes() {
+			t.Errorf("%d are charged, want 1; %d are lost; owes: %t", used, lost.Load(), next.Owes())
 		}
 		next.Leave()
 	})
