@@ -27,8 +27,8 @@ func (l *lane) takesTurn(ctx context.Context, c *call) bool {
 // doAlone makes c and gives the turn back. It ends by c's deadline, and not when
 // a context is cancelled.
 func (l *lane) doAlone(c *call) (sent bool, err error) {
-	defer func() { <-l.turns }()
 	l.run([]*call{c}, nil)
+	<-l.turns
 	select {
 	case <-c.done:
 		return true, nil
