@@ -89,7 +89,7 @@ func TestShardsOfEveryKind(t *testing.T) {
 	})
 	for _, line := range c.storeLines() {
 		// On a machine that stands still for a second nobody finds anybody.
-		if words := line.Message; words != "servers cannot be found" && words != "servers are found again" {
+		if words := line.Msg; words != "servers cannot be found" && words != "servers are found again" {
 			t.Errorf("a healthy store says %+v", line)
 		}
 	}

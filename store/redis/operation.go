@@ -138,9 +138,9 @@ func isUnopened(r *store.Request, st *store.State) bool {
 	return st.Reset == 0 && r.Limit.Algorithm == store.FixedWindow
 }
 
-// fairTime is the least that a server is given to answer a check or take, for a
-// replica and the primary share the timeout.
-func (s *Store) fairTime() time.Duration { return s.opts.CheckTimeout / 2 }
+// fairTime is the least that a server is given to answer a check or take. A replica
+// and the primary share the timeout, and a little of it is over when they are asked.
+func (s *Store) fairTime() time.Duration { return s.opts.CheckTimeout * 7 / 16 }
 
 func (s *Store) call(g group, deadline time.Time, op operation) *call {
 	c := newCall(deadline)

@@ -47,11 +47,12 @@ func (l *lane) redirection(err error) (to node, ok bool) {
 }
 
 // laneAt returns the lane to a node, or nil once the shard is closed. A node that
-// is in no topology yet keeps its lane until the next one is adopted.
+// is in no topology yet keeps its lane until the next one is adopted. While the
+// shard is being closed the lane is a new one, which is closed after the others.
 func (s *Shard) laneAt(addr string, persistent bool) *lane {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	if s.lanes == nil {
 		return nil
 	}
 	return s.laneTo(addr, persistent)
@@ -60,13 +61,17 @@ func (s *Shard) laneAt(addr string, persistent bool) *lane {
 // redirect reports whether some of c's commands belong to other nodes, and lets
 // these run them: as calls of their own in the nodes' lanes, so that nobody here
 // waits for a node that is silent. What else of c is to be sent again is another
-// such call. When all of them have ended, c is finished.
+// such call. When all of them have ended, c is finished; if it is detached, those of
+// its commands that are settled do not wait for that.
 func (l *lane) redirect(c *call) bool {
 	parts := l.redirected(c)
 	if parts == nil {
 		return false
 	}
 	l.shard.nudge()
+	if c.detached != nil && len(c.cmds) > 1 {
+		c.finishSettled()
+	}
 	open := new(atomic.Int64)
 	for _, part := range parts {
 		open.Add(int64(len(part.cmds)))

@@ -307,18 +307,32 @@ func (s *Shard) Close(ctx context.Context) {
 	s.strays.settle(ctx)
 	s.mu.Lock()
 	s.closed = true
-	lanes := s.lanes
-	s.lanes = nil
 	s.mu.Unlock()
-	var wg sync.WaitGroup
-	for _, l := range lanes {
-		wg.Go(func() { l.close(ctx) })
+	// What a lane redirects to other nodes while it is being closed goes by lanes of
+	// the next round: no more than maxRedirects of them.
+	for s.closeLanes(ctx) {
 	}
-	wg.Wait()
 	s.end()
 	s.background.Wait()
 	s.retired.Wait()
 	if s.finder != nil {
 		s.finder.close()
 	}
+}
+
+// closeLanes closes the lanes there are, and tells whether there were any. If not,
+// there are none from now on.
+func (s *Shard) closeLanes(ctx context.Context) bool {
+	s.mu.Lock()
+	lanes := s.lanes
+	if s.lanes = nil; len(lanes) > 0 {
+		s.lanes = map[laneKey]*lane{}
+	}
+	s.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, l := range lanes {
+		wg.Go(func() { l.close(ctx) })
+	}
+	wg.Wait()
+	return len(lanes) > 0
 }

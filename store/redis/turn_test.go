@@ -31,3 +31,18 @@ func TestContextBoundsCallsWithoutPipelining(t *testing.T) {
 	// The connection is occupied until check_timeout is over.
 	must(t, proxy.Cut())
 }
+
+// TestChecksAtReplicasWakeNoWorker: without pipelining their callers make them too,
+// although a replica has only half of the time.
+func TestChecksAtReplicasWakeNoWorker(t *testing.T) {
+	sh := redistest.StartShard(t, 1)
+	shard := newShard(t, ShardOptions{Primary: sh.Primary.Addr(), Replicas: []string{sh.Replicas[0].Addr()}, NoPipelining: true})
+	s := newStore(t, shard, nil)
+	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	must(t, sh.WaitReplicated(t.Context()))
+	// What would be left to a worker fails.
+	shard.owner(0).replicas[0].queue.close()
+	if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil || !st.Replica {
+		t.Errorf("check: %+v, want the replica's answer", st)
+	}
+}
