@@ -157,8 +157,9 @@ const warmPatience = 5 * time.Second
 
 // warm tells the store that its config runs, and lets it get ready.
 func (u *storeUse) warm() {
-	open, err := u.enter()
-	if err != nil {
+	open := u.enterOpen()
+	if open == nil {
+		// The config has ended.
 		return
 	}
 	defer u.leave()
@@ -190,6 +191,9 @@ func (u *storeUse) leave() {
 // the store, though requests that outlasted the grace period may still be in
 // it: what was charged is to be delivered.
 func (u *storeUse) unload() {
+	if open := u.open.Load(); open != nil && open.ledger != nil && !caddy.Exiting() {
+		open.ledger.Stop()
+	}
 	u.leave()
 	if !caddy.Exiting() {
 		return

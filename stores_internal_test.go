@@ -1,9 +1,11 @@
 package shardlimit
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -81,5 +83,78 @@ func TestStoreIsNeverUsedClosed(t *testing.T) {
 	wg.Wait()
 	if o, c := m.opened.Load(), m.closed.Load(); o != c || o < 1 {
 		t.Errorf("opened %d times, closed %d times", o, c)
+	}
+}
+
+// remoteModule opens stores that others write to as well, as far as a ledger can
+// tell.
+type remoteModule struct{ remote *remoteStore }
+
+func (m remoteModule) OpenStore(string) (store.Store, error) { return m.remote, nil }
+func (remoteModule) CloseStore()                             {}
+func (remoteModule) OnErrorDefault() string                  { return onErrorAllow }
+
+// remoteStore is a store in memory that cannot be reached while it is away.
+type remoteStore struct {
+	*memory.Store
+	away atomic.Bool
+}
+
+func (s *remoteStore) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
+	if s.away.Load() {
+		for i := range reqs {
+			report(i, store.State{Err: store.ErrNotExecuted})
+		}
+		return
+	}
+	for i, st := range s.Charge(context.Background(), reqs) {
+		report(i, st)
+	}
+}
+
+func (s *remoteStore) RefundReported(reqs []store.Request, report func(i int, st store.State)) {
+	for i, st := range s.Refund(context.Background(), reqs) {
+		report(i, st)
+	}
+}
+
+func (*remoteStore) Owner(string) string { return "a" }
+
+func newRemoteUse(t *testing.T) (*storeUse, *remoteStore) {
+	t.Helper()
+	s := &remoteStore{Store: memory.New(memory.NewBuckets(), memory.Options{})}
+	u := &storeUse{name: t.Name(), module: remoteModule{s}, logger: zap.NewNop()}
+	if _, err := u.enter(); err != nil {
+		t.Fatal(err)
+	}
+	return u, s
+}
+
+// TestRejectedConfigDeliversNothing once it has ended, although it ran for a
+// moment: Caddy starts the apps of a config one by one, and a later one can fail.
+func TestRejectedConfigDeliversNothing(t *testing.T) {
+	running, good := newRemoteUse(t)
+	defer running.unload()
+	running.warm()
+	rejected, bad := newRemoteUse(t)
+	bad.away.Store(true)
+	rejected.warm()
+	r := store.Request{
+		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
+		ClientKey: "alice", Events: 100, Cost: 1,
+	}
+	charge := func() { running.open.Load().detacher.ChargeDetached([]store.Request{r}) }
+	charge()
+	rejected.unload()
+	rejected.warm() // it is slow, and does not know yet
+	charge()
+	asked := r
+	asked.Cost = 0
+	var used int64
+	for began := time.Now(); used != 2 && time.Since(began) < 20*time.Second; time.Sleep(10 * time.Millisecond) {
+		used = good.Check(t.Context(), []store.Request{asked})[0].Used
+	}
+	if used != 2 {
+		t.Errorf("%d charges have reached the store of the running config, want 2", used)
 	}
 }

@@ -122,7 +122,17 @@ func (l *Ledger) writer() *Ledger {
 func (l *Ledger) Run() {
 	l.books.mu.Lock()
 	defer l.books.mu.Unlock()
-	l.runs = true
+	l.runs = !l.stopped
+	l.books.noteLatest()
+}
+
+// Stop says that the view's config has ended, or was rejected after it had begun,
+// for good. Another view delivers what waits if it runs; requests of the config may
+// go on.
+func (l *Ledger) Stop() {
+	l.books.mu.Lock()
+	defer l.books.mu.Unlock()
+	l.runs, l.stopped = false, true
 	l.books.noteLatest()
 }
 

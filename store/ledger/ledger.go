@@ -55,8 +55,9 @@ type Ledger struct {
 	presence   *presence
 	// serial numbers the views of the books in the order in which they came.
 	serial int64
-	// runs is set once the view's config does; it is under the lock of the books.
-	runs bool
+	// runs is set while the view's config does, stopped once that has ended; they
+	// are under the lock of the books.
+	runs, stopped bool
 }
 
 // Remote is a store that a ledger is kept for.
