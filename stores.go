@@ -47,6 +47,8 @@ type storeUse struct {
 	open  atomic.Pointer[openedStore]
 	mu    sync.Mutex
 	ended bool
+	// opened is set once the store was.
+	opened bool
 	// zones are the states of the config's zones.
 	zones map[string]*zoneState
 }
@@ -102,6 +104,11 @@ func (u *storeUse) enter() (*openedStore, error) {
 		open.penalizer, _ = s.(store.Penalizer)
 		open.boundNewcomers(u.name, u.module, u.logger)
 		open.keepLedger(u.name, u.module)
+		if u.opened && open.ledger != nil {
+			// For a request that was overtaken by a new config.
+			open.ledger.Stop()
+		}
+		u.opened = true
 		u.open.Store(open)
 	}
 	u.users.Add(1)

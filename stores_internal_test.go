@@ -148,13 +148,40 @@ func TestRejectedConfigDeliversNothing(t *testing.T) {
 	rejected.unload()
 	rejected.warm() // it is slow, and does not know yet
 	charge()
-	asked := r
-	asked.Cost = 0
-	var used int64
-	for began := time.Now(); used != 2 && time.Since(began) < 20*time.Second; time.Sleep(10 * time.Millisecond) {
-		used = good.Check(t.Context(), []store.Request{asked})[0].Used
+	good.awaitUsed(t, r, 2)
+}
+
+// TestOvertakenRequestChargesWhereOthersDo: in the store of the config that runs,
+// whose shards may have taken over its bucket.
+func TestOvertakenRequestChargesWhereOthersDo(t *testing.T) {
+	overtaken, _ := newRemoteUse(t)
+	overtaken.warm()
+	running, good := newRemoteUse(t)
+	defer running.unload()
+	running.warm()
+	overtaken.unload()
+	open, err := overtaken.enter()
+	if err != nil {
+		t.Fatal(err)
 	}
-	if used != 2 {
-		t.Errorf("%d charges have reached the store of the running config, want 2", used)
+	defer overtaken.leave()
+	r := store.Request{
+		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
+		ClientKey: "alice", Events: 100, Cost: 1,
+	}
+	open.detacher.ChargeDetached([]store.Request{r})
+	good.awaitUsed(t, r, 1)
+}
+
+// awaitUsed waits until so much is used of the bucket of r.
+func (s *remoteStore) awaitUsed(t *testing.T, r store.Request, want int64) {
+	t.Helper()
+	r.Cost = 0
+	var used int64
+	for began := time.Now(); used != want && time.Since(began) < 20*time.Second; time.Sleep(10 * time.Millisecond) {
+		used = s.Check(t.Context(), []store.Request{r})[0].Used
+	}
+	if used != want {
+		t.Errorf("%d charges have reached the store of the running config, want %d", used, want)
 	}
 }

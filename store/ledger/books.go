@@ -108,10 +108,11 @@ func (b *Books) currentLocked() *Ledger {
 }
 
 // writer returns the view through which l changes buckets without being waited
-// for: the latest whose config runs, unless l is later. Requests outlast their
-// config, and the shards of the next one may have taken over their buckets.
+// for: the latest whose config runs, unless l is of one that comes after that.
+// Requests outlast their config, and the shards of the next one may have taken over
+// their buckets.
 func (l *Ledger) writer() *Ledger {
-	if latest := l.books.latest.Load(); latest != nil && latest.serial > l.serial {
+	if latest := l.books.latest.Load(); latest != nil && (latest.serial > l.serial || l.stopped.Load()) {
 		return latest
 	}
 	return l
@@ -122,7 +123,7 @@ func (l *Ledger) writer() *Ledger {
 func (l *Ledger) Run() {
 	l.books.mu.Lock()
 	defer l.books.mu.Unlock()
-	l.runs = !l.stopped
+	l.runs = !l.stopped.Load()
 	l.books.noteLatest()
 }
 
@@ -132,7 +133,8 @@ func (l *Ledger) Run() {
 func (l *Ledger) Stop() {
 	l.books.mu.Lock()
 	defer l.books.mu.Unlock()
-	l.runs, l.stopped = false, true
+	l.runs = false
+	l.stopped.Store(true)
 	l.books.noteLatest()
 }
 

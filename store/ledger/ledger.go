@@ -10,6 +10,7 @@ package ledger
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -55,9 +56,10 @@ type Ledger struct {
 	presence   *presence
 	// serial numbers the views of the books in the order in which they came.
 	serial int64
-	// runs is set while the view's config does, stopped once that has ended; they
-	// are under the lock of the books.
-	runs, stopped bool
+	// runs is set while the view's config does, and stopped once that has ended.
+	// Both change under the lock of the books.
+	runs    bool
+	stopped atomic.Bool
 }
 
 // Remote is a store that a ledger is kept for.
