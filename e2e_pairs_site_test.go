@@ -177,6 +177,26 @@ func (p *pairRun) startShard(name string) {
 			must(p.t, "restart the replica", replica.Restart())
 		}
 	}
+	if p.attachesLater {
+		p.attachReplica()
+	}
+}
+
+// detachReplica leaves a replica with what it has.
+func (p *pairRun) detachReplica() {
+	p.t.Helper()
+	must(p.t, "detach the replica", p.shard("a").Replicas[0].PauseReplication())
+}
+
+// attachReplica ends that, once the primary is there.
+func (p *pairRun) attachReplica() {
+	p.t.Helper()
+	if s := p.shard("a"); s.Primary.Running() {
+		must(p.t, "attach the replica", s.Replicas[0].ResumeReplication())
+		p.attachesLater = false
+	} else {
+		p.attachesLater = true
+	}
 }
 
 // awaitWhole waits until all servers are in use, by the word of the Caddy.

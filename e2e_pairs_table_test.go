@@ -171,11 +171,7 @@ var features = []feature{
 	{
 		name: "replica detached",
 		disturb: func(p *pairRun) []func() {
-			replica := p.shard("a").Replicas[0]
-			return []func(){
-				func() { must(p.t, "detach the replica", replica.PauseReplication()) },
-				func() { must(p.t, "attach the replica", replica.ResumeReplication()) },
-			}
+			return []func(){p.detachReplica, p.attachReplica}
 		},
 	},
 }

@@ -41,6 +41,9 @@ type pairRun struct {
 	socket  string
 	shards  map[string]*redistest.Shard
 
+	// attachesLater is set if the replica is to be attached when its primary is back.
+	attachesLater bool
+
 	// What the config depends on.
 	alike, resharded bool
 	life, percent    int
