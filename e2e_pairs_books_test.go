@@ -196,7 +196,7 @@ func (p *pairRun) settle() (found string) {
 			}
 			missing, extra = missing+short, extra+long
 		}
-		found = fmt.Sprintf("%s; %d missing, %d too many; %s", total, missing, extra, d.text)
+		found = fmt.Sprintf("%s; %d missing, %d too many; %s; %d loads, %d hang-ups", total, missing, extra, d.text, p.loads.Load(), p.hangUps.Load())
 		if missing > d.missing || extra > d.extra {
 			return fmt.Errorf("%s\n%s", found, strings.Join(texts, "\n"))
 		}

@@ -163,7 +163,7 @@ func tryPair(t *testing.T, which pair, seed uint64) {
 	counted := p.settle()
 	p.check()
 	p.unload()
-	t.Logf("%s; %d loads, %d hang-ups; ready after %v, done after %v", counted, p.loads.Load(), p.hangUps.Load(), ready.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+	t.Logf("%s; ready after %v, done after %v", counted, ready.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
 }
 
 // steps are what disturbs, and a reload, each at a random time among n requests.
