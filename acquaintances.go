@@ -62,7 +62,7 @@ func (a *acquaintances) pageOf(r *store.Request) (*acquaintancePage, uint64) {
 // until is when the client of r is forgotten if it does not come again.
 func (a *acquaintances) until(r *store.Request, now time.Time) time.Duration {
 	// A window lasts a century at most.
-	return now.Sub(a.began) + max(min(r.Limit.Window, maxWindow/acquaintanceWindows)*acquaintanceWindows, leastAcquaintance)
+	return now.Sub(a.began) + max(min(r.Limit.Window, store.MaxWindow/acquaintanceWindows)*acquaintanceWindows, leastAcquaintance)
 }
 
 // renew reports whether the client of r is remembered, and if so remembers it

@@ -32,10 +32,10 @@ func (*adminAPI) Provision(ctx caddy.Context) error {
 	return metrics.register(ctx.GetMetricsRegistry())
 }
 
-// adminCall answers one request to the admin API about the running app, with
+// adminCall answers one request to the admin API about the running config, with
 // what is sent as JSON, or with an error, of which an [caddy.APIError] tells
 // the status.
-type adminCall func(app *App, r *http.Request) (any, error)
+type adminCall func(running runningConfig, r *http.Request) (any, error)
 
 // Routes implements [caddy.AdminRouter].
 func (*adminAPI) Routes() []caddy.AdminRoute {
@@ -69,8 +69,16 @@ func adminRoute(path string, calls map[string]adminCall) caddy.AdminRoute {
 		})}
 }
 
-// runningApp is the app of the config that is running.
-func runningApp() (*App, error) {
+// runningConfig is the app rate_limit of a config.
+type runningConfig interface {
+	// Limiters returns those of all handlers.
+	Limiters() []*Limiter
+	// Stores returns the stores, in alphabetical order of their names, each once.
+	Stores() []*storeUse
+}
+
+// runningApp returns the app of the config that is running.
+func runningApp() (runningConfig, error) {
 	app, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
 	switch {
 	case errors.Is(err, caddy.ErrNotConfigured):
@@ -78,7 +86,7 @@ func runningApp() (*App, error) {
 	case err != nil:
 		return nil, apiError(http.StatusInternalServerError, err)
 	}
-	return app.(*App), nil
+	return app.(runningConfig), nil
 }
 
 func apiError(status int, err error) error {

@@ -19,7 +19,7 @@ type bucketsAnswer struct {
 }
 
 type bucketAnswer struct {
-	namedBucket
+	NamedBucket
 	copiesAnswer
 	// Former is the shard that kept the bucket before a resharding.
 	Former *copiesAnswer `json:"former,omitempty"`
@@ -27,12 +27,6 @@ type bucketAnswer struct {
 	Local *stateAnswer `json:"local,omitempty"`
 	// Ledger is what this process knows beyond what the store says.
 	Ledger *accountAnswer `json:"ledger,omitempty"`
-}
-
-// namedBucket tells whose bucket it is, and by which text of the zone's key.
-type namedBucket struct {
-	ClientKey string `json:"client_key"`
-	Text      string `json:"text,omitempty"`
 }
 
 type copiesAnswer struct {
@@ -73,15 +67,15 @@ type resetAnswer struct {
 }
 
 type resetBucket struct {
-	namedBucket
+	NamedBucket
 	Shard   string `json:"shard,omitempty"`
 	Deleted bool   `json:"deleted"`
 }
 
 // adminInspect answers GET /rate_limit/buckets/<zone>: what there is of a
 // client's buckets.
-func adminInspect(app *App, r *http.Request) (any, error) {
-	q, open, err := openBuckets(app, r)
+func adminInspect(running runningConfig, r *http.Request) (any, error) {
+	q, open, err := openBuckets(running, r)
 	if err != nil {
 		return nil, err
 	}
@@ -92,9 +86,9 @@ func adminInspect(app *App, r *http.Request) (any, error) {
 	}
 	answer := bucketsAnswer{Zone: q.zone.Name, Store: q.use.name, Buckets: []bucketAnswer{}}
 	for _, b := range q.buckets {
-		req := q.request(b)
+		req := q.zone.About(b)
 		found := inspector.Inspect(r.Context(), req)
-		told := bucketAnswer{namedBucket: b, copiesAnswer: answerOfCopies(&found), Ledger: answerOfAccount(found.Account)}
+		told := bucketAnswer{NamedBucket: b, copiesAnswer: answerOfCopies(&found), Ledger: answerOfAccount(found.Account)}
 		if found.Former != nil {
 			former := answerOfCopies(found.Former)
 			told.Former = &former
@@ -110,8 +104,8 @@ func adminInspect(app *App, r *http.Request) (any, error) {
 // adminReset answers DELETE /rate_limit/buckets/<zone>: it empties a client's
 // buckets. All are tried, whatever becomes of the others; to repeat it does no
 // harm.
-func adminReset(app *App, r *http.Request) (any, error) {
-	q, open, err := openBuckets(app, r)
+func adminReset(running runningConfig, r *http.Request) (any, error) {
+	q, open, err := openBuckets(running, r)
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +117,7 @@ func adminReset(app *App, r *http.Request) (any, error) {
 	answer := resetAnswer{Zone: q.zone.Name, Store: q.use.name, Buckets: []resetBucket{}}
 	var failed []error
 	for _, b := range q.buckets {
-		req := q.request(b)
+		req := q.zone.About(b)
 		existed := open.mayHold(r.Context(), req)
 		err := resetter.Reset(r.Context(), req)
 		if err == nil {
@@ -133,7 +127,7 @@ func adminReset(app *App, r *http.Request) (any, error) {
 			failed = append(failed, err)
 			continue
 		}
-		reset := resetBucket{namedBucket: b, Deleted: existed}
+		reset := resetBucket{NamedBucket: b, Deleted: existed}
 		if s, ok := open.store.(interface{ Owner(clientKey string) string }); ok {
 			reset.Shard = s.Owner(b.ClientKey)
 		}
@@ -169,8 +163,8 @@ func (open *openedStore) mayHold(ctx context.Context, req store.Request) bool {
 
 // openBuckets reads which buckets a request is about, and opens their store
 // until q.use.leave is called.
-func openBuckets(app *App, r *http.Request) (*bucketQuery, *openedStore, error) {
-	q, err := app.bucketQuery(r.PathValue("zone"), r.URL.RawQuery)
+func openBuckets(running runningConfig, r *http.Request) (*bucketQuery, *openedStore, error) {
+	q, err := newBucketQuery(running, r.PathValue("zone"), r.URL.RawQuery)
 	if err != nil {
 		return nil, nil, err
 	}

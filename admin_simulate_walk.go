@@ -20,10 +20,13 @@ type walk struct {
 	depth  int
 	// meet is called for each rate_limit handler, and tells whether the request
 	// goes on.
-	meet func(h *Handler, r *http.Request) (goesOn bool, err error)
+	meet func(l *Limiter, r *http.Request) (goesOn bool, err error)
 	// passedOver are the modules of handlers that were not run.
 	passedOver []string
 }
+
+// limiting is a handler that has a limiter.
+type limiting interface{ Limiter() *Limiter }
 
 // step is what comes next for a request.
 type step = func(r *http.Request) error
@@ -99,8 +102,8 @@ func (k *walk) handlers(handlers []caddyhttp.MiddlewareHandler, r *http.Request,
 	}
 	rest := func(r *http.Request) error { return k.handlers(handlers[1:], r, next) }
 	switch h := handlers[0].(type) {
-	case *Handler:
-		goesOn, err := k.meet(h, r)
+	case limiting:
+		goesOn, err := k.meet(h.Limiter(), r)
 		if err != nil || !goesOn {
 			return err
 		}

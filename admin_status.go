@@ -22,15 +22,20 @@ type status struct {
 type zoneStatus struct {
 	Name      string           `json:"name"`
 	Store     string           `json:"store"`
-	Rollout   *Rollout         `json:"rollout,omitempty"`
+	Rollout   *rolloutStatus   `json:"rollout,omitempty"`
 	Algorithm store.Algorithm  `json:"algorithm"`
-	Key       Texts            `json:"key"`
+	Key       []string         `json:"key"`
 	Events    string           `json:"events"`
 	Burst     int64            `json:"burst,omitempty"`
 	Window    float64          `json:"window"` // seconds
 	Charge    string           `json:"charge"`
 	Enforce   float64          `json:"enforce"` // percent
 	Decisions map[string]int64 `json:"decisions"`
+}
+
+type rolloutStatus struct {
+	Store   string  `json:"store"`
+	Percent float64 `json:"percent"`
 }
 
 type storeStatus struct {
@@ -90,34 +95,37 @@ type batchStatus struct {
 
 // adminStatus answers GET /rate_limit/: the zones, and how the stores are. No
 // server is asked for it.
-func adminStatus(app *App, r *http.Request) (any, error) {
+func adminStatus(running runningConfig, r *http.Request) (any, error) {
 	if _, err := queryOf(r); err != nil {
 		return nil, err
 	}
 	s := status{Zones: []zoneStatus{}, Stores: []storeStatus{}}
 	seen := map[zoneID]bool{}
-	for _, h := range app.handlers {
-		for _, z := range h.Zones {
-			id := zoneID{h.use.name, z.Name}
+	for _, l := range running.Limiters() {
+		for _, z := range l.Zones {
+			id := zoneID{l.Store.name, z.Name}
 			if !seen[id] {
 				seen[id] = true
-				s.Zones = append(s.Zones, statusOfZone(h, z))
+				s.Zones = append(s.Zones, statusOfZone(l, z))
 			}
 		}
 	}
-	for _, use := range app.storesInUse() {
+	for _, use := range running.Stores() {
 		s.Stores = append(s.Stores, statusOfStore(use))
 	}
 	return s, nil
 }
 
-func statusOfZone(h *Handler, z *Zone) zoneStatus {
+func statusOfZone(l *Limiter, z *compiledZone) zoneStatus {
 	s := zoneStatus{
-		Name: z.Name, Store: h.use.name, Rollout: h.Rollout, Algorithm: z.limit.Algorithm, Key: z.Key,
-		Events: string(z.Events), Burst: z.Burst, Window: z.limit.Window.Seconds(),
+		Name: z.Name, Store: l.Store.name, Algorithm: z.Algorithm, Key: z.Key,
+		Events: z.Events.String(), Burst: z.Burst, Window: z.Window.Seconds(),
 		Charge: chargeAfter, Enforce: 100, Decisions: map[string]int64{},
 	}
-	if z.takes {
+	if l.Rollout != nil {
+		s.Rollout = &rolloutStatus{l.Rollout.Store.name, l.Rollout.Percent}
+	}
+	if z.ChargeBefore {
 		s.Charge = chargeBefore
 	}
 	if z.Enforce != nil {

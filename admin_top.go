@@ -32,7 +32,7 @@ const (
 
 // adminTop answers GET /rate_limit/top: the clients that were refused most in
 // the last minutes.
-func adminTop(app *App, r *http.Request) (any, error) {
+func adminTop(running runningConfig, r *http.Request) (any, error) {
 	query, err := queryOf(r, "zone", "n")
 	if err != nil {
 		return nil, err
@@ -44,7 +44,7 @@ func adminTop(app *App, r *http.Request) (any, error) {
 		}
 	}
 	now := time.Now()
-	stores := app.storesOfZones()
+	stores := storesOfZones(running)
 	if zone := query.Get("zone"); zone != "" {
 		names, ok := stores[zone]
 		if !ok {
@@ -62,24 +62,19 @@ func adminTop(app *App, r *http.Request) (any, error) {
 // topOf is about a zone in all stores in which it counts.
 func topOf(zone string, stores []string, n int, now time.Time) zoneTop {
 	top := zoneTop{Zone: zone, Refused: []refusedClient{}}
-	for _, name := range stores {
-		if state, ok := zoneStates.find(zoneID{name, zone}); ok {
-			top.Since = max(top.Since, state.refused.since(now).Seconds())
-			top.Refused = append(top.Refused, state.refused.top(n, name, now)...)
-		}
-	}
-	top.Refused = mostRefused(top.Refused, n)
+	refused, since := refusedMost(zone, stores, n, now)
+	top.Since, top.Refused = since.Seconds(), append(top.Refused, refused...)
 	return top
 }
 
-// storesOfZones are the names of the stores in which each zone counts.
-func (a *App) storesOfZones() map[string][]string {
+// storesOfZones returns the names of the stores in which each zone counts.
+func storesOfZones(running runningConfig) map[string][]string {
 	stores := map[string][]string{}
-	for _, h := range a.handlers {
-		for _, z := range h.Zones {
-			for _, in := range z.uses {
-				if in.use != nil && !slices.Contains(stores[z.Name], in.use.name) {
-					stores[z.Name] = append(stores[z.Name], in.use.name)
+	for _, l := range running.Limiters() {
+		for _, z := range l.Zones {
+			for _, use := range l.Stores() {
+				if !slices.Contains(stores[z.Name], use.name) {
+					stores[z.Name] = append(stores[z.Name], use.name)
 				}
 			}
 		}

@@ -21,6 +21,16 @@ func (a Amount) number() (int64, error) {
 	return n, nil
 }
 
+// quantity returns what the amount is for requests; number is for those to which
+// its text yields none.
+func (a Amount) quantity(number int64) Quantity {
+	if a.isDynamic() {
+		return Quantity{Text: string(a), Number: number}
+	}
+	number, _ = a.number()
+	return Quantity{Number: number}
+}
+
 // canonical writes the same number always alike.
 func (a Amount) canonical() string {
 	if n, err := a.number(); err == nil {

@@ -3,6 +3,8 @@ package shardlimit
 import (
 	"encoding/json"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 func TestAmountInJSON(t *testing.T) {
@@ -67,7 +69,7 @@ func TestEventsForARequest(t *testing.T) {
 		logged string
 	}{
 		"number":              {"25", 25, ""},
-		"largest":             {"4503599627370496", maxEvents, ""},
+		"largest":             {"4503599627370496", store.MaxEvents, ""},
 		"zero":                {"0", 0, ""},
 		"unlimited":           {"unlimited", unlimited, ""},
 		"spaces":              {" 25\t", 25, ""},
@@ -78,8 +80,8 @@ func TestEventsForARequest(t *testing.T) {
 		"fraction":            {"2.5", 10, "using the fallback"},
 		"negative":            {"-1", 10, "using the fallback"},
 		"negative, 64 bits":   {"-99999999999999999999", 10, "using the fallback"},
-		"too large":           {"4503599627370497", maxEvents, "using the nearest"},
-		"beyond 64 bits":      {"99999999999999999999", maxEvents, "using the nearest"},
+		"too large":           {"4503599627370497", store.MaxEvents, "using the nearest"},
+		"beyond 64 bits":      {"99999999999999999999", store.MaxEvents, "using the nearest"},
 		"number and the word": {"5 unlimited", 10, "using the fallback"},
 	} {
 		t.Run(name, func(t *testing.T) {

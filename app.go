@@ -25,8 +25,8 @@ type App struct {
 	// unnamed are the stores that belong to a handler.
 	unnamed []*storeUse
 	zones   map[zoneID]string
-	// handlers are all of the config.
-	handlers []*Handler
+	// limiters are those of all handlers of the config.
+	limiters []*Limiter
 }
 
 // zoneID identifies a zone in a config.
@@ -86,9 +86,12 @@ func (a *App) Cleanup() error {
 	return nil
 }
 
-// storesInUse are all stores of the config, in alphabetical order of their
-// names, each once: handlers may have written the same one of their own.
-func (a *App) storesInUse() []*storeUse {
+// Limiters returns those of all handlers of the config.
+func (a *App) Limiters() []*Limiter { return a.limiters }
+
+// Stores returns all stores of the config, in alphabetical order of their names,
+// each once: handlers may have written the same one of their own.
+func (a *App) Stores() []*storeUse {
 	byName := map[string]*storeUse{}
 	for _, use := range a.unnamed {
 		byName[use.name] = use

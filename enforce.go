@@ -13,16 +13,9 @@ import (
 // for others.
 const enforceSalt = 0x656e666f726365
 
-func (z *Zone) validateEnforce() error {
-	if z.Enforce != nil && !isPercent(*z.Enforce) {
-		return badOption("enforce", "%v: it must be from 0 to 100 percent, such as 12.5", *z.Enforce)
-	}
-	return nil
-}
-
 // enforces tells whether the zone refuses this client, and does not only
 // observe it.
-func (z *Zone) enforces(clientKey string) bool {
+func (z *compiledZone) enforces(clientKey string) bool {
 	return z.enforced == places || placeOf(enforceSalt, clientKey) < z.enforced
 }
 
@@ -64,7 +57,7 @@ func (p *part) observe(r *http.Request) (await func() error) {
 // enforced are the zones that may refuse the client, apart from those that may
 // have taken before the request waited.
 func (p *part) enforced() []int {
-	return p.where(func(i int) bool { return !p.observes(i) && (!p.zones[i].takes || p.takes(i)) })
+	return p.where(func(i int) bool { return !p.observes(i) && (!p.zones[i].ChargeBefore || p.takes(i)) })
 }
 
 // observedZones are the zones that only observe the client, apart from those
@@ -74,7 +67,7 @@ func (p *part) observedZones() (checks, takes []int) {
 	for _, i := range p.observed {
 		switch {
 		case p.wasAsked(i):
-		case !p.zones[i].takes:
+		case !p.zones[i].ChargeBefore:
 			checks = append(checks, i)
 		case p.takes(i):
 			takes = append(takes, i)

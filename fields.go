@@ -25,7 +25,7 @@ const maxFieldInteger = 999_999_999_999_999
 func (t *tracker) setFields(h http.Header) {
 	var policies, limits httpsfv.List
 	for _, p := range t.parts {
-		if !p.handler.setsIETF() {
+		if !p.limiter.setsIETF() {
 			continue
 		}
 		for i, z := range p.zones {

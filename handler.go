@@ -1,6 +1,7 @@
 package shardlimit
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -12,9 +13,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"go.uber.org/zap"
-
-	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // Handler limits how many requests each client may make. Requests that fit
@@ -108,14 +106,9 @@ type Handler struct {
 	// Not supported; see the error it causes.
 	StorageRaw json.RawMessage `json:"storage,omitempty"`
 
-	logger   *zap.Logger
-	now      func() time.Time
-	use      *storeUse
-	refusals *refusals
-	// isSimulated is set on a copy that requests meet which are only imagined.
-	isSimulated bool
-	// ownsUse is set if the store is this handler's own.
-	ownsUse bool
+	limiter *Limiter
+	// own is the store of this handler alone, if it has one.
+	own *storeUse
 }
 
 // CaddyModule returns the Caddy module information.
@@ -128,8 +121,6 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 
 // Provision implements [caddy.Provisioner]. It touches no network.
 func (h *Handler) Provision(ctx caddy.Context) error {
-	h.logger = ctx.Logger()
-	h.now = time.Now
 	if err := h.adoptNamedZones(); err != nil {
 		return err
 	}
@@ -141,32 +132,46 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return fmt.Errorf("load the rate_limit app: %w", err)
 	}
 	app := module.(*App)
-	if err := h.openStore(ctx, app); err != nil {
+	config := Config{
+		Headers: cmp.Or(h.Headers, headersGitHub), Jitter: h.Jitter, Problem: h.Problem,
+		LogRefusals: cmp.Or(h.LogRefusals, logFirst), LogKey: h.LogKey,
+		Logger: ctx.Logger(), Now: time.Now,
+	}
+	if config.Store, err = h.openStore(ctx, app); err != nil {
 		return err
 	}
-	stores := []*storeUse{h.use}
+	stores := []string{config.Store.name}
 	if h.Rollout != nil {
-		if err := h.Rollout.provision(app); err != nil {
+		config.Rollout = &movedShare{Percent: h.Rollout.Percent}
+		if config.Rollout.Store, err = app.store("rollout", h.Rollout.Store); err != nil {
 			return err
 		}
-		stores = append(stores, h.Rollout.use)
+		stores = append(stores, h.Rollout.Store)
 	}
-	if h.refusals, err = newRefusals(ctx, h); err != nil {
+	if config.Events, err = newEvents(ctx); err != nil {
 		return err
 	}
 	for _, z := range h.Zones {
-		for _, use := range stores {
-			if err := app.claim(use.name, z); err != nil {
+		for _, name := range stores {
+			if err := app.claim(name, z); err != nil {
 				return err
 			}
 		}
-		if err := z.provision(ctx, stores...); err != nil {
+		compiled, err := z.provision(ctx)
+		if err != nil {
 			return err
 		}
+		config.Zones = append(config.Zones, compiled)
 	}
-	app.handlers = append(app.handlers, h)
+	if h.limiter, err = newLimiter(config); err != nil {
+		return err
+	}
+	app.limiters = append(app.limiters, h.limiter)
 	return nil
 }
+
+// Limiter returns what limits the handler's requests.
+func (h *Handler) Limiter() *Limiter { return h.limiter }
 
 // validate tells what is wrong with the handler, and how to mend it.
 func (h *Handler) validate() error {
@@ -199,14 +204,13 @@ func (h *Handler) validate() error {
 	return h.Rollout.validate(own, isName)
 }
 
-func (h *Handler) openStore(ctx caddy.Context, app *App) error {
+func (h *Handler) openStore(ctx caddy.Context, app *App) (*storeUse, error) {
 	name, isName, err := rawStoreName(h.StoreRaw)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if isName {
-		h.use, err = app.store("store", name)
-		return err
+		return app.store("store", name)
 	}
 	// A store without a name is the same store again if it is written the
 	// same way.
@@ -214,169 +218,26 @@ func (h *Handler) openStore(ctx caddy.Context, app *App) error {
 	name = "inline-" + hex.EncodeToString(sum[:6])
 	module, err := ctx.LoadModule(h, "StoreRaw")
 	if err != nil {
-		return fmt.Errorf("load store: %w", err)
+		return nil, fmt.Errorf("load store: %w", err)
 	}
-	if h.use, err = openStore(ctx, name, module); err != nil {
-		return err
+	if h.own, err = openStore(ctx, name, module); err != nil {
+		return nil, err
 	}
-	h.ownsUse = true
-	app.unnamed = append(app.unnamed, h.use)
-	return nil
+	app.unnamed = append(app.unnamed, h.own)
+	return h.own, nil
 }
 
 // Cleanup implements [caddy.CleanerUpper].
 func (h *Handler) Cleanup() error {
-	if h.ownsUse {
-		h.use.unload()
+	if h.own != nil {
+		h.own.unload()
 	}
 	return nil
 }
 
 // ServeHTTP implements [caddyhttp.MiddlewareHandler].
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	t := trackerOf(r)
-	if t != nil && t.refusal != nil {
-		// This is an error route of a request that was refused.
-		return next.ServeHTTP(w, r)
-	}
-	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	if t == nil {
-		repl.Map(placeholders(r))
-	}
-	nested := t != nil && !t.settled
-	t, p, err := h.collect(t, w, r, repl)
-	switch {
-	case err != nil:
-		return err
-	case p == nil:
-		return next.ServeHTTP(w, r)
-	case !nested:
-		err = t.serve(h, p, w, r, next)
-		return h.answer(t, p, w, r, err)
-	}
-	if err := h.admit(t, p, w, r); err != nil {
-		return h.answer(t, p, w, r, err)
-	}
-	// The outer handler's writer sees the final status.
-	return next.ServeHTTP(w, r)
-}
-
-// answer answers a request that p ended with err, if the handler is to do that.
-func (h *Handler) answer(t *tracker, p *part, w http.ResponseWriter, r *http.Request, err error) error {
-	if err == nil || !h.Problem || t.refusal != p {
-		return err
-	}
-	return p.writeProblem(w, r, err)
-}
-
-// collect resolves what the request asks of the zones that match it, as a new
-// part of t, or of a new tracker if t is nil or, in an error route, settled. A
-// zone that does not limit the request is left out, and so is a bucket that
-// another handler counts the request in already. It returns no part if nothing is
-// left.
-func (h *Handler) collect(t *tracker, w http.ResponseWriter, r *http.Request, repl *caddy.Replacer) (*tracker, *part, error) {
-	var p *part
-	for _, z := range h.Zones {
-		if len(z.matchers) > 0 {
-			matches, err := z.matchers.AnyMatchWithError(r)
-			if err != nil {
-				return t, nil, err
-			}
-			if !matches {
-				continue
-			}
-		}
-		req, err := z.request(r, repl, h)
-		if err != nil {
-			return t, nil, err
-		}
-		if req.Events == unlimited {
-			continue
-		}
-		use := z.useFor(req.ClientKey, h.Rollout)
-		if t != nil && t.counts(use, &req) {
-			continue
-		}
-		if p == nil {
-			if t == nil || t.settled {
-				t = newTracker(w, t)
-			}
-			p = t.newPart(h, repl)
-		}
-		p.add(use, req)
-	}
-	if p != nil {
-		t.enroll(p, r)
-	}
-	return t, p, nil
-}
-
-// admit asks p's stores and returns nil if the request may pass.
-func (h *Handler) admit(t *tracker, p *part, w http.ResponseWriter, r *http.Request) error {
-	p.enter()
-	if !p.refusesOutright() {
-		p.divert(r.Context())
-		if err := p.askInTurn(r); err != nil {
-			t.refusal = p
-			return err
-		}
-	}
-	p.penalize()
-	p.count()
-	for _, i := range p.observed {
-		if p.declines(i) {
-			h.refusals.tell(p, i, r)
-		}
-	}
-	switch refused := p.refusedBy(); {
-	case refused >= 0:
-		return h.refuse(t, p, refused, w, r)
-	case p.isDenied():
-		t.refusal = p
-		deleteLimitHeaders(w.Header())
-		return caddyhttp.Error(http.StatusServiceUnavailable, errStoreDown)
-	default:
-		p.holdLeases()
-		return nil
-	}
-}
-
-var errStoreDown = errors.New("rate limit store cannot answer, and on_error is deny")
-
-// refuse answers by the state that refused; nothing more is asked of a store.
-func (h *Handler) refuse(t *tracker, p *part, i int, w http.ResponseWriter, r *http.Request) error {
-	z, st := p.zones[i].Zone, &p.states[i]
-	t.refusal, t.refusedBy = p, z
-	z.counts.declined.Inc()
-	t.showRefunds()
-	t.setRefusal(p, i, w.Header())
-	switch {
-	case st.RetryAfter != store.Never:
-		setRetryAfter(w.Header(), h.retryAfter(st))
-	case p.reqs[i].Events > 0:
-		h.warnNever(z, &p.reqs[i])
-	}
-	h.refusals.tell(p, i, r)
-	p.zones[i].refused.note(p.reqs[i].ClientKey, h.now())
-	return caddyhttp.Error(http.StatusTooManyRequests, z.refusal)
-}
-
-// report tells whether a condition that a request has met is to be logged, as
-// throttle does. An imagined request has met none.
-func (h *Handler) report(t *throttle) (times int64, log bool) {
-	if h.isSimulated {
-		return 0, false
-	}
-	return t.report(h.now())
-}
-
-// warnNever tells of a request that costs more than its zone ever admits.
-func (h *Handler) warnNever(z *Zone, req *store.Request) {
-	if times, log := h.report(&z.never); log {
-		h.logger.Warn("a request costs more than its zone ever admits; it is refused, and waiting will not help",
-			zap.String("zone", z.Name), zap.Int64("cost", req.Cost), zap.Int64("capacity", req.Capacity()),
-			zap.Int64("times", times), zap.String("hint", "raise events or, with gcra, burst; or lower cost or reserve"))
-	}
+	return h.limiter.ServeHTTP(w, r, next)
 }
 
 // Interface guards.

@@ -16,9 +16,9 @@ const (
 	headersNone   = "none"
 )
 
-func (h *Handler) setsGitHub() bool { return h.Headers != headersNone && h.Headers != headersIETF }
+func (l *Limiter) setsGitHub() bool { return l.Headers != headersNone && l.Headers != headersIETF }
 
-func (h *Handler) setsIETF() bool { return h.Headers == headersIETF || h.Headers == headersBoth }
+func (l *Limiter) setsIETF() bool { return l.Headers == headersIETF || l.Headers == headersBoth }
 
 // setHeaders tells a client that may pass where it stands.
 func (t *tracker) setHeaders() {
@@ -30,8 +30,8 @@ func (t *tracker) setHeaders() {
 		if p.states == nil {
 			continue
 		}
-		ietf = ietf || p.handler.setsIETF()
-		if !p.handler.setsGitHub() {
+		ietf = ietf || p.limiter.setsIETF()
+		if !p.limiter.setsGitHub() {
 			continue
 		}
 		for i := range p.zones {
@@ -42,7 +42,7 @@ func (t *tracker) setHeaders() {
 		}
 	}
 	if part != nil {
-		t.setLimitHeaders(t.Header(), part.zones[at].Zone, &part.states[at])
+		t.setLimitHeaders(t.Header(), part.zones[at].compiledZone, &part.states[at])
 	}
 	if ietf {
 		t.setFields(t.Header())
@@ -52,10 +52,10 @@ func (t *tracker) setHeaders() {
 // setRefusal tells a client that zone i of p, which is the last part, refused.
 func (t *tracker) setRefusal(p *part, i int, h http.Header) {
 	deleteLimitHeaders(h)
-	if p.handler.setsGitHub() {
-		t.setLimitHeaders(h, p.zones[i].Zone, &p.states[i])
+	if p.limiter.setsGitHub() {
+		t.setLimitHeaders(h, p.zones[i].compiledZone, &p.states[i])
 	}
-	if p.handler.setsIETF() {
+	if p.limiter.setsIETF() {
 		t.setFields(h)
 	}
 }
@@ -69,7 +69,7 @@ func ceilSeconds(microseconds int64) int64 {
 // setLimitHeaders sets the headers that tell of st, in place of any that are
 // there, such as a backend's own. It is called for every request: keys are in
 // canonical form, all values share one string, and t has the room for them.
-func (t *tracker) setLimitHeaders(h http.Header, z *Zone, st *store.State) {
+func (t *tracker) setLimitHeaders(h http.Header, z *compiledZone, st *store.State) {
 	var scratch [96]byte
 	b := strconv.AppendInt(scratch[:0], st.Limit, 10)
 	limit := len(b)
@@ -103,11 +103,11 @@ func deleteLimitHeaders(h http.Header) {
 }
 
 // retryAfter is how many seconds a refused client is told to wait.
-func (h *Handler) retryAfter(st *store.State) int64 {
+func (l *Limiter) retryAfter(st *store.State) int64 {
 	wait := st.RetryAfter.Microseconds()
-	if h.Jitter > 0 {
+	if l.Jitter > 0 {
 		// In floating point, for a century times ten leaves a Duration.
-		wait += int64(rand.Float64() * h.Jitter * float64(wait))
+		wait += int64(rand.Float64() * l.Jitter * float64(wait))
 	}
 	return max(ceilSeconds(wait), 1)
 }

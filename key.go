@@ -31,7 +31,7 @@ type keyText struct {
 
 // compileKey prepares the texts of a zone's key, and the client's address as
 // what counts where none of them applies.
-func compileKey(texts Texts) []keyText {
+func compileKey(texts []string) []keyText {
 	compiled := make([]keyText, 0, len(texts)+1)
 	taken := map[string]bool{}
 	for i, text := range append(texts[:len(texts):len(texts)], clientIPText) {
@@ -59,16 +59,16 @@ func isAddress(name string) bool {
 // showsAddress reports whether the zone identifies the request's client by the
 // address ip. Which bucket counts the request says nothing about that: it may be
 // that of a network, or one that many clients share.
-func (z *Zone) showsAddress(repl *caddy.Replacer, ip string) bool {
-	for i := range z.texts {
-		t := &z.texts[i]
+func (z *compiledZone) showsAddress(repl *caddy.Replacer, ip string) bool {
+	for i := range z.templates {
+		t := &z.templates[i]
 		applies, isIn := len(t.placeholders) == 0, t.hasAddress
 		for _, name := range t.placeholders {
 			value, _ := repl.GetString(name)
 			applies = applies || value != ""
 			isIn = isIn || strings.Contains(value, ip)
 		}
-		if applies || i == len(z.texts)-1 {
+		if applies || i == len(z.templates)-1 {
 			return isIn
 		}
 	}
@@ -110,7 +110,7 @@ func placeholdersIn(text string) (names []string) {
 // and reports whether the text applies to the request: at least one of its
 // placeholders is not empty, or it has none. The lengths at the end keep the
 // parts of a key with several placeholders from running into each other.
-func (t *keyText) clientKey(b []byte, repl *caddy.Replacer, z *Zone) ([]byte, bool) {
+func (t *keyText) clientKey(b []byte, repl *caddy.Replacer, z *compiledZone) ([]byte, bool) {
 	b = append(append(b, t.tag...), ':')
 	applies := len(t.placeholders) == 0
 	var scratch [8]int
@@ -184,7 +184,7 @@ func isShortened(clientKey string) bool {
 
 // appendMasked appends value, cut down to its network if it is an IP address
 // and the zone counts networks.
-func (z *Zone) appendMasked(b []byte, value string) []byte {
+func (z *compiledZone) appendMasked(b []byte, value string) []byte {
 	if z.IPv4Prefix == 0 && z.IPv6Prefix == 0 {
 		return append(b, value...)
 	}

@@ -61,7 +61,7 @@ func (stateCollector) Collect(found chan<- prometheus.Metric) {
 	if err != nil {
 		return
 	}
-	for _, use := range app.storesInUse() {
+	for _, use := range app.Stores() {
 		if open := use.enterOpen(); open != nil {
 			collectStore(found, open)
 			use.leave()

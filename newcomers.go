@@ -121,13 +121,13 @@ func (p *part) divert(ctx context.Context) {
 			continue
 		}
 		if !p.split {
-			for _, i := range open.newcomers.strangers(ctx, p.reqs, p.handler.now()) {
+			for _, i := range open.newcomers.strangers(ctx, p.reqs, p.limiter.Now()) {
 				p.shareOverflow(i)
 			}
 			continue
 		}
 		for i, z := range p.zones {
-			if z.in == in && len(open.newcomers.strangers(ctx, p.reqs[i:i+1], p.handler.now())) > 0 {
+			if z.in == in && len(open.newcomers.strangers(ctx, p.reqs[i:i+1], p.limiter.Now())) > 0 {
 				p.shareOverflow(i)
 			}
 		}

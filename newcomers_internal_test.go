@@ -239,9 +239,9 @@ func TestAcquaintancesLastWhileTheyAreUsed(t *testing.T) {
 		t.Error("a client is remembered in a zone that it never came to")
 	}
 	long := *alice.Limit
-	long.Window = maxWindow
+	long.Window = store.MaxWindow
 	a.add(&store.Request{Limit: &long, ClientKey: "bob"}, now)
-	if !a.renew(&store.Request{Limit: &long, ClientKey: "bob"}, now.Add(maxWindow/2)) {
+	if !a.renew(&store.Request{Limit: &long, ClientKey: "bob"}, now.Add(store.MaxWindow/2)) {
 		t.Error("a client is forgotten before the longest window is over")
 	}
 }

@@ -16,7 +16,7 @@ import (
 // part is what one handler asks of its stores for one request. Its slices have
 // the same length.
 type part struct {
-	handler *Handler
+	limiter *Limiter
 	repl    *caddy.Replacer
 	zones   []*zoneUse
 	reqs    []store.Request
@@ -49,7 +49,7 @@ func (p *part) freshStates() []store.State {
 	}
 	for i := range p.reqs {
 		if p.reqs[i].Events == 0 {
-			states[i] = store.State{RetryAfter: store.Never, Now: p.handler.now().UnixMicro()}
+			states[i] = store.State{RetryAfter: store.Never, Now: p.limiter.Now().UnixMicro()}
 		}
 	}
 	return states
@@ -138,7 +138,7 @@ func (p *part) ask(r *http.Request) error {
 
 // askEnforced asks the zones of which each may refuse the request.
 func (p *part) askEnforced(r *http.Request) error {
-	checks := p.where(func(i int) bool { return !p.zones[i].takes && !p.observes(i) })
+	checks := p.where(func(i int) bool { return !p.zones[i].ChargeBefore && !p.observes(i) })
 	takes := p.where(func(i int) bool { return p.takes(i) && !p.observes(i) })
 	// No zone is asked if another is known to refuse. What one store is asked in
 	// one call it knows itself.
@@ -195,7 +195,7 @@ func (p *part) take(r *http.Request, takes []int) error {
 		return nil
 	}
 	if len(takes) > 1 {
-		now := p.handler.now()
+		now := p.limiter.Now()
 		full, others := []int{}, []int{}
 		for _, i := range takes {
 			if open := p.open(i); open != nil && open.full.has(&p.reqs[i], now) {
@@ -234,7 +234,7 @@ func (p *part) noteTaken(takes []int) {
 			m.taken = true
 			p.reqs[i].Receipt = st.Receipt
 		case st.Err == nil && p.wasAsked(i):
-			p.open(i).full.note(&p.reqs[i], st, p.handler.now())
+			p.open(i).full.note(&p.reqs[i], st, p.limiter.Now())
 		}
 	}
 }
@@ -251,7 +251,7 @@ func (p *part) passes(some []int) bool {
 
 func (p *part) anyTakes() bool {
 	for _, z := range p.zones {
-		if z.takes {
+		if z.ChargeBefore {
 			return true
 		}
 	}
@@ -260,7 +260,7 @@ func (p *part) anyTakes() bool {
 
 // takes tells whether zone i takes. One that may have done so before the request
 // waited does not.
-func (p *part) takes(i int) bool { return p.zones[i].takes && !p.has(i).unknown }
+func (p *part) takes(i int) bool { return p.zones[i].ChargeBefore && !p.has(i).unknown }
 
 func (p *part) where(is func(i int) bool) (some []int) {
 	for i := range p.zones {
@@ -357,7 +357,7 @@ func (p *part) handleErrors(r *http.Request, some []int) error {
 		if err == nil {
 			continue
 		}
-		z.use.failed(p.handler.now(), z.Name, err)
+		z.use.failed(p.limiter.Now(), z.Name, err)
 		if z.onError == onErrorLocal && p.open(i) != nil {
 			p.askLocal(i)
 		}
@@ -370,7 +370,7 @@ func (p *part) handleErrors(r *http.Request, some []int) error {
 func (p *part) askLocal(i int) {
 	open, reqs, m := p.open(i), p.reqs[i:i+1], p.mark(i)
 	m.local = true
-	if p.zones[i].takes {
+	if p.zones[i].ChargeBefore {
 		copy(p.states[i:], open.local.Take(context.Background(), reqs))
 		return
 	}

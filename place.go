@@ -22,5 +22,9 @@ func placeOf(salt uint64, clientKey string) uint64 {
 // boundOf is up to where a share of the clients reaches in such an order.
 func boundOf(percent float64) uint64 { return uint64(math.Round(percent / 100 * places)) }
 
-// isPercent tells whether f is from 0 to 100, which NaN is not.
-func isPercent(f float64) bool { return f >= 0 && f <= 100 }
+// rolloutSalt makes the order in which clients are moved independent of which
+// shard owns them. If it changed, other clients would be moved.
+const rolloutSalt = 0x726f6c6c6f7574
+
+// rolloutPlace is the client's place in the order in which clients are moved.
+func rolloutPlace(clientKey string) uint64 { return placeOf(rolloutSalt, clientKey) }

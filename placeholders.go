@@ -121,7 +121,7 @@ func (t *tracker) reported() (*part, int) {
 	var at, rank int
 	for _, p := range t.parts {
 		for i, z := range p.zones {
-			if t.refusedBy != nil && (t.refusal != p || t.refusedBy != z.Zone) {
+			if t.refusedBy != nil && (t.refusal != p || t.refusedBy != z.compiledZone) {
 				continue
 			}
 			r := p.rank(i)

@@ -1,13 +1,11 @@
 package shardlimit
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"net/http"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/maypok86/otter/v2"
 	"go.uber.org/zap"
@@ -37,26 +35,12 @@ func newLoggedRefusals() *loggedRefusals {
 	})
 }
 
-// refusals tell of a handler's refusals, in the log and as events.
-type refusals struct {
-	logger *zap.Logger
-	events events
-	which  string
-}
-
-func newRefusals(ctx caddy.Context, h *Handler) (*refusals, error) {
-	events, err := newEvents(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return &refusals{logger: h.logger, events: events, which: cmp.Or(h.LogRefusals, logFirst)}, nil
-}
-
-// tell tells that zone i refused, or would have refused, the request.
-func (o *refusals) tell(p *part, i int, r *http.Request) {
-	o.log(p, i, r)
-	if p.outcome(i) == refused && o.events.wants(eventExceeded) {
-		o.events.emit(eventExceeded, map[string]any{
+// reportRefusal logs that zone i refused, or would have refused, the request, and
+// emits the event of a refusal.
+func (l *Limiter) reportRefusal(p *part, i int, r *http.Request) {
+	l.logRefusal(p, i, r)
+	if p.outcome(i) == refused && l.Events.wants(eventExceeded) {
+		l.Events.emit(eventExceeded, map[string]any{
 			"zone": p.zones[i].Name, "wait": time.Duration(wait(&p.states[i])) * time.Microsecond, "remote_ip": clientIP(r),
 		})
 	}
@@ -67,15 +51,15 @@ func clientIP(r *http.Request) string {
 	return ip
 }
 
-func (o *refusals) log(p *part, i int, r *http.Request) {
-	if o.which == logNone || o.which == logFirst && !p.isFirstRefusal(i) {
+func (l *Limiter) logRefusal(p *part, i int, r *http.Request) {
+	if l.LogRefusals == logNone || l.LogRefusals == logFirst && !p.isFirstRefusal(i) {
 		return
 	}
 	text := "rate limit exceeded"
 	if p.outcome(i) == wouldRefuse {
 		text = "rate limit would have been exceeded"
 	}
-	entry := o.logger.Check(zapcore.InfoLevel, text)
+	entry := l.Logger.Check(zapcore.InfoLevel, text)
 	if entry == nil {
 		return
 	}
@@ -84,7 +68,7 @@ func (o *refusals) log(p *part, i int, r *http.Request) {
 		zap.String("zone", z.Name), zap.String("key", p.shownKey(i)),
 		zap.String("reason", p.reason(i)), zap.Int64("limit", st.Limit), zap.Int64("used", st.Used),
 	}
-	if ip := clientIP(r); p.handler.LogKey || !z.showsAddress(p.repl, ip) {
+	if ip := clientIP(r); l.LogKey || !z.showsAddress(p.repl, ip) {
 		fields = append(fields, zap.String("remote_ip", ip))
 	}
 	if st.RetryAfter != store.Never {
@@ -113,7 +97,7 @@ func (p *part) isFirstRefusal(i int) bool {
 // the beginning of its digest, by which lines about one client are found.
 func (p *part) shownKey(i int) string {
 	key := p.reqs[i].ClientKey
-	if p.handler.LogKey {
+	if p.limiter.LogKey {
 		return key
 	}
 	digest := sha256.Sum256([]byte(key))

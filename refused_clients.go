@@ -135,3 +135,15 @@ func (c *refusedClients) since(now time.Time) time.Duration {
 	}
 	return now.Sub(first)
 }
+
+// refusedMost returns up to n clients that a zone refused most in these stores, and
+// how much time the counts cover.
+func refusedMost(zone string, stores []string, n int, now time.Time) (clients []refusedClient, since time.Duration) {
+	for _, name := range stores {
+		if state, ok := zoneStates.find(zoneID{name, zone}); ok {
+			since = max(since, state.refused.since(now))
+			clients = append(clients, state.refused.top(n, name, now)...)
+		}
+	}
+	return mostRefused(clients, n), since
+}

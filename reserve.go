@@ -1,10 +1,6 @@
 package shardlimit
 
 import (
-	"fmt"
-	"net/http"
-
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
@@ -17,8 +13,6 @@ type Reserve struct {
 	// The requests for which it is kept; those that match any of the sets.
 	// They may use what is kept for those after them as well. Required.
 	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
-
-	matchers caddyhttp.MatcherSets
 }
 
 func (z *Zone) validateReserves() error {
@@ -37,36 +31,4 @@ func (z *Zone) validateReserves() error {
 		}
 	}
 	return nil
-}
-
-func (s *Reserve) provision(ctx caddy.Context) error {
-	sets, err := ctx.LoadModule(s, "MatcherSetsRaw")
-	if err == nil {
-		err = s.matchers.FromInterface(sets)
-	}
-	if err != nil {
-		return fmt.Errorf("reserve %d: load matchers: %w", s.Percent, err)
-	}
-	return nil
-}
-
-// reservedFrom is how many percent r must not use: what is kept for requests
-// that are more important.
-func (z *Zone) reservedFrom(r *http.Request) (percent int64, err error) {
-	for _, s := range z.Reserves {
-		matches, err := s.matchers.AnyMatchWithError(r)
-		if err != nil {
-			return percent, err
-		}
-		if matches {
-			break
-		}
-		percent += int64(s.Percent)
-	}
-	return percent, nil
-}
-
-// share returns that many percent of n, rounded up.
-func share(n, percent int64) int64 {
-	return n/100*percent + (n%100*percent+99)/100
 }

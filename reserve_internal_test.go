@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 func TestShareIsRoundedUp(t *testing.T) {
@@ -25,15 +27,15 @@ func TestShareIsRoundedUp(t *testing.T) {
 		{3, 34, 2},
 		{101, 50, 51},
 		{199, 1, 2},
-		{maxEvents, 100, maxEvents},
-		{maxEvents, 50, maxEvents / 2},
+		{store.MaxEvents, 100, store.MaxEvents},
+		{store.MaxEvents, 50, store.MaxEvents / 2},
 	} {
 		if got := share(test.n, test.percent); got != test.want {
 			t.Errorf("%d percent of %d is %d, want %d", test.percent, test.n, got, test.want)
 		}
 	}
 	for range 1000 {
-		n, percent := rand.Int64N(maxEvents)+1, rand.Int64N(101)
+		n, percent := rand.Int64N(store.MaxEvents)+1, rand.Int64N(101)
 		want := new(big.Int).Mul(big.NewInt(n), big.NewInt(percent))
 		want.Add(want, big.NewInt(99)).Div(want, big.NewInt(100))
 		if got := share(n, percent); got != want.Int64() {

@@ -23,10 +23,6 @@ type Rollout struct {
 	// so around that moment it can get up to twice its limit; one that is moved
 	// back finds what is left of its old counts. Default: 0.
 	Percent float64 `json:"percent"`
-
-	use *storeUse
-	// bound is how far in the order of rolloutPlace clients are moved.
-	bound uint64
 }
 
 // validate tells what is wrong with the rollout of a handler that counts in the
@@ -44,22 +40,3 @@ func (o *Rollout) validate(own string, ownIsName bool) error {
 	}
 	return nil
 }
-
-// provision prepares a valid rollout.
-func (o *Rollout) provision(app *App) (err error) {
-	o.bound = boundOf(o.Percent)
-	o.use, err = app.store("rollout", o.Store)
-	return err
-}
-
-// moves tells whether the client is counted in the other store.
-func (o *Rollout) moves(clientKey string) bool {
-	return o != nil && rolloutPlace(clientKey) < o.bound
-}
-
-// rolloutSalt makes the order in which clients are moved independent of which
-// shard owns them. If it changed, other clients would be moved.
-const rolloutSalt = 0x726f6c6c6f7574
-
-// rolloutPlace is the client's place in the order in which clients are moved.
-func rolloutPlace(clientKey string) uint64 { return placeOf(rolloutSalt, clientKey) }

@@ -27,12 +27,12 @@ func (p *part) settle(status int) {
 			continue
 		}
 		cost := int64(0)
-		if !z.free.contains(status) {
-			cost = z.finalCost(p.repl, p.handler)
+		if !z.Free.contains(status) {
+			cost = z.finalCost(p.repl, p.limiter)
 		}
 		spent := p.spent(i)
 		p.show(i, spent, cost)
-		p.countSettled(i, spent, cost, z.free.contains(status))
+		p.countSettled(i, spent, cost, z.Free.contains(status))
 		settled := p.mark(i)
 		settled.settled, settled.cost = true, cost
 		told.add(p, i, spent, cost)
@@ -144,7 +144,7 @@ func (s *settlement) tell(open *openedStore) {
 // which is so for most requests.
 func (p *part) chargesWhole(status int) bool {
 	for i, z := range p.zones {
-		if z.Cost.isDynamic() || z.cost == 0 || z.free.contains(status) || p.has(i) != (mark{held: true}) {
+		if z.Cost.isDynamic() || z.Cost.Number == 0 || z.Free.contains(status) || p.has(i) != (mark{held: true}) {
 			return false
 		}
 	}

@@ -37,24 +37,8 @@ func (l *StatusList) UnmarshalJSON(b []byte) error {
 
 const statusNone = "none"
 
-// statusSet answers quickly whether a status is in a StatusList.
-type statusSet [16]uint64
-
-func (s *statusSet) add(code int) { s[code/64] |= 1 << (code % 64) }
-func (s *statusSet) contains(code int) bool {
-	return code < 1000 && code >= 0 && s[code/64]>>(code%64)&1 == 1
-}
-
-// complement returns the statuses that are not in s.
-func (s statusSet) complement() (others statusSet) {
-	for i := range s {
-		others[i] = ^s[i]
-	}
-	return others
-}
-
 // compile returns the set that l names.
-func (l StatusList) compile() (set statusSet, err error) {
+func (l StatusList) compile() (set StatusSet, err error) {
 	if len(l) == 1 && l[0] == statusNone {
 		return set, nil
 	}

@@ -2,6 +2,7 @@ package shardlimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -226,4 +227,33 @@ func (u *storeUse) failed(now time.Time, zone string, err error) {
 		u.logger.Error("store cannot answer",
 			zap.String("store", u.name), zap.String("zone", zone), zap.Int64("times", times), zap.Error(err))
 	}
+}
+
+// errNoPeek is the error of a store that cannot be asked without being changed.
+var errNoPeek = errors.New("the store cannot tell what is in a bucket without changing it")
+
+// peek is what the store, without what is known of it, says about a bucket. The
+// server that is written to is asked first.
+func (open *openedStore) peek(ctx context.Context, r store.Request) store.State {
+	var s any = open.direct
+	if open.direct == nil {
+		s = open.store
+	}
+	inspector, ok := s.(store.Inspector)
+	if !ok {
+		if peeker, ok := s.(store.Peeker); ok {
+			return peeker.Peek(ctx, []store.Request{r})[0]
+		}
+		return store.State{Err: errNoPeek}
+	}
+	found := inspector.Inspect(ctx, r)
+	if found.Former != nil && !found.Copies[0].Exists {
+		found = *found.Former
+	}
+	for i := range found.Copies {
+		if found.Copies[i].State.Err == nil {
+			return found.Copies[i].State
+		}
+	}
+	return found.Copies[0].State
 }

@@ -27,7 +27,7 @@ type tracker struct {
 	// refusal is the part that ended the request: because of refusedBy or, if
 	// that is nil, because there was no answer from its store.
 	refusal   *part
-	refusedBy *Zone
+	refusedBy *compiledZone
 	settled   bool
 
 	// limitValues are those of the headers X-RateLimit-*.
@@ -55,12 +55,12 @@ func newTracker(w http.ResponseWriter, settled *tracker) *tracker {
 }
 
 // newPart returns a part that is not yet t's.
-func (t *tracker) newPart(h *Handler, repl *caddy.Replacer) *part {
+func (t *tracker) newPart(l *Limiter, repl *caddy.Replacer) *part {
 	p := &t.firstPart
 	if len(t.parts) > t.inherited {
 		p = new(part)
 	}
-	p.handler, p.repl = h, repl
+	p.limiter, p.repl = l, repl
 	p.zones, p.reqs = p.zonesRoom[:0], p.reqsRoom[:0]
 	return p
 }
@@ -89,7 +89,7 @@ func (t *tracker) counts(z *zoneUse, req *store.Request) bool {
 
 // serve checks p, which is h's and t's first part, runs the rest of the chain if
 // the request may pass, and settles, at the latest when that ends.
-func (t *tracker) serve(h *Handler, p *part, w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+func (t *tracker) serve(l *Limiter, p *part, w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	defer func() {
 		// The chain panicked: to the client that is a failure of ours, but the
 		// request was made.
@@ -98,7 +98,7 @@ func (t *tracker) serve(h *Handler, p *part, w http.ResponseWriter, r *http.Requ
 		}
 		t.end()
 	}()
-	err := h.admit(t, p, w, r)
+	err := l.admit(t, p, w, r)
 	if err == nil {
 		err = next.ServeHTTP(t, r)
 	}

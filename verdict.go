@@ -1,8 +1,6 @@
 package shardlimit
 
 import (
-	"time"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -37,7 +35,7 @@ func (p *part) penalize() {
 		if z.Penalty == 0 || !p.declines(i) || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
 			continue
 		}
-		penalty := time.Duration(z.Penalty)
+		penalty := z.Penalty
 		st.Penalty = st.Now + penalty.Microseconds()
 		st.RetryAfter = max(st.RetryAfter, penalty)
 		st.Reset = max(st.Reset, st.Penalty)

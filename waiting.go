@@ -1,7 +1,6 @@
 package shardlimit
 
 import (
-	"cmp"
 	"context"
 	"net/http"
 	"time"
@@ -21,7 +20,7 @@ func (p *part) askInTurn(r *http.Request) error {
 	if !p.mayWait() {
 		return p.ask(r)
 	}
-	began := p.handler.now()
+	began := p.limiter.Now()
 	line := p.openLine()
 	if line < 0 {
 		if err := p.ask(r); err != nil {
@@ -35,7 +34,7 @@ func (p *part) askInTurn(r *http.Request) error {
 		p.states = p.freshStates()
 	}
 	z := p.zones[line]
-	w, ahead := z.room.join(lineOf(&p.reqs[line]), p.reqs[line].Cost, began, cmp.Or(z.MaxWaitQueue, defaultMaxWaitQueue))
+	w, ahead := z.room.join(lineOf(&p.reqs[line]), p.reqs[line].Cost, began, z.MaxWaitQueue)
 	if w == nil {
 		return p.turnAway(r, line)
 	}
@@ -85,7 +84,7 @@ func (p *part) waitsFor(began time.Time) int {
 
 // patience is how long the request may still wait for zone i.
 func (p *part) patience(i int, began time.Time) time.Duration {
-	return time.Duration(p.zones[i].MaxWait) - p.handler.now().Sub(began)
+	return p.zones[i].MaxWait - p.limiter.Now().Sub(began)
 }
 
 // wait waits in the line of a zone until nobody is before the request, and
@@ -161,7 +160,7 @@ func (p *part) turnAway(r *http.Request, i int) error {
 	st := &p.states[i]
 	if st.Err == nil {
 		if st.Now == 0 {
-			st.Now = p.handler.now().UnixMicro()
+			st.Now = p.limiter.Now().UnixMicro()
 			st.Limit = p.reqs[i].Capacity()
 		}
 		st.Allowed, st.Remaining = false, 0

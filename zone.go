@@ -163,86 +163,71 @@ type Zone struct {
 	// for more clients, and lift it for none. To change it while Caddy runs,
 	// replace this value by the admin API. Default: 100.
 	Enforce *float64 `json:"enforce,omitempty"`
-
-	matchers   caddyhttp.MatcherSets
-	texts      []keyText
-	events     int64
-	cost       int64
-	batch      int64 // 0 if off, store.BatchAuto, or how many events
-	batchShare int64 // percent
-	free       statusSet
-	limit      store.Limit
-	enforced   uint64 // of places
-	takes      bool
-	needsID    bool
-	refusal    error
-	counts     zoneCounters
-	uses       [mostStores]zoneUse
-
-	noKey, noEvents, farEvents, noCost, never throttle
 }
 
-// provision prepares a valid zone, which counts in these stores, the handler's
-// own first.
-func (z *Zone) provision(ctx caddy.Context, stores ...*storeUse) error {
-	if z.MatcherSetsRaw != nil {
-		sets, err := ctx.LoadModule(z, "MatcherSetsRaw")
-		if err != nil {
-			return fmt.Errorf("zone %s: load matchers: %w", z.Name, err)
+// provision compiles a valid zone. It loads the matchers.
+func (z *Zone) provision(ctx caddy.Context) (*compiledZone, error) {
+	c := z.compile()
+	err := loadMatchers(ctx, z, z.MatcherSetsRaw, &c.Matchers)
+	for i, reserve := range z.Reserves {
+		if err == nil {
+			err = loadMatchers(ctx, reserve, reserve.MatcherSetsRaw, &c.Reserves[i].Matchers)
 		}
-		if err := z.matchers.FromInterface(sets); err != nil {
-			return fmt.Errorf("zone %s: load matchers: %w", z.Name, err)
-		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("zone %s: load matchers: %w", z.Name, err)
+	}
+	return c, nil
+}
+
+func loadMatchers(ctx caddy.Context, of any, raw caddyhttp.RawMatcherSets, sets *caddyhttp.MatcherSets) error {
+	if raw == nil {
+		return nil
+	}
+	loaded, err := ctx.LoadModule(of, "MatcherSetsRaw")
+	if err != nil {
+		return err
+	}
+	return sets.FromInterface(loaded)
+}
+
+// compile returns what the zone is for requests, without matchers.
+func (z *Zone) compile() *compiledZone {
+	c := &compiledZone{
+		Name: z.Name, Key: z.Key, IPv4Prefix: z.IPv4Prefix, IPv6Prefix: z.IPv6Prefix,
+		Algorithm: z.algorithm(), Window: z.window(), Align: z.Align, Burst: z.Burst,
+		Events: z.Events.quantity(z.EventsFallback), Cost: cmp.Or(z.Cost, "1").quantity(1),
+		ChargeBefore: z.Charge == chargeBefore || z.isLease(),
+		BatchShare:   int64(cmp.Or(z.BatchShare, defaultBatchShare)),
+		MaxWait:      time.Duration(z.MaxWait), MaxWaitQueue: cmp.Or(z.MaxWaitQueue, defaultMaxWaitQueue),
+		Penalty: time.Duration(z.Penalty), OnError: z.OnError, Enforce: z.Enforce,
+	}
+	c.Batch, _ = z.Batch.parse()
+	switch {
+	case len(z.CountStatus) > 0:
+		counted, _ := z.CountStatus.compile()
+		c.Free = counted.complement()
+	case len(z.FreeStatus) > 0:
+		c.Free, _ = z.FreeStatus.compile()
+	default:
+		c.Free.add(http.StatusNotModified)
 	}
 	for _, reserve := range z.Reserves {
-		if err := reserve.provision(ctx); err != nil {
-			return fmt.Errorf("zone %s: %w", z.Name, err)
-		}
+		c.Reserves = append(c.Reserves, compiledReserve{Percent: int64(reserve.Percent)})
 	}
-	z.compile()
-	for in, use := range stores {
-		if z.Penalty > 0 && !use.knowsPenalties() {
-			return fmt.Errorf("zone %s: %w", z.Name, badOption("penalty", "does not go with the store %s: remove it", use.name))
-		}
-		z.countIn(in, use)
-	}
-	return nil
+	return c
 }
 
 // defaultLease is how long the slot of a process that died stays taken.
 const defaultLease = time.Minute
 
-// compile prepares what depends on the options alone.
-func (z *Zone) compile() {
-	z.texts = compileKey(z.Key)
-	if z.events = z.EventsFallback; !z.Events.isDynamic() {
-		z.events, _ = z.Events.number()
+// window is the length of the window, or of a lease.
+func (z *Zone) window() time.Duration {
+	if z.isLease() && z.Window == 0 {
+		return defaultLease
 	}
-	if z.cost = 1; z.Cost != "" && !z.Cost.isDynamic() {
-		z.cost, _ = z.Cost.number()
-	}
-	z.batch, _ = z.Batch.parse()
-	z.batchShare = int64(cmp.Or(z.BatchShare, defaultBatchShare))
-	switch {
-	case len(z.CountStatus) > 0:
-		counted, _ := z.CountStatus.compile()
-		z.free = counted.complement()
-	case len(z.FreeStatus) > 0:
-		z.free, _ = z.FreeStatus.compile()
-	default:
-		z.free.add(http.StatusNotModified)
-	}
-	z.limit = store.Limit{Zone: z.Name, Algorithm: z.algorithm(), Window: time.Duration(z.Window), Align: z.Align}
-	if z.isLease() && z.limit.Window == 0 {
-		z.limit.Window = defaultLease
-	}
-	if z.enforced = places; z.Enforce != nil {
-		z.enforced = boundOf(*z.Enforce)
-	}
-	z.takes = z.Charge == chargeBefore || z.isLease()
-	z.needsID = z.isLease() || z.limit.Algorithm == store.SlidingLog
-	z.refusal = fmt.Errorf("rate limit %s exceeded", z.Name)
+	return time.Duration(z.Window)
 }
 
-// isLease tells whether the zone counts requests while they run.
+// isLease reports whether the zone counts requests while they run.
 func (z *Zone) isLease() bool { return z.algorithm() == store.Concurrency }

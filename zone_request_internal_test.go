@@ -24,7 +24,7 @@ func TestCostOfAPlaceholder(t *testing.T) {
 		"zero":           {cost: "0", want: 0},
 		"spaces":         {cost: " 25\t", want: 25},
 		"leading zeros":  {cost: "007", want: 7},
-		"largest":        {cost: "4503599627370496", want: maxEvents},
+		"largest":        {cost: "4503599627370496", want: store.MaxEvents},
 		"too large":      {cost: "4503599627370497", want: 1, bad: true},
 		"beyond 64 bits": {cost: "99999999999999999999", want: 1, bad: true},
 		"empty":          {cost: "", want: 1, bad: true},
@@ -140,8 +140,8 @@ func TestEventsForABurst(t *testing.T) {
 		"one for a day":    {36500, 24 * time.Hour, "1", 1},
 		"one more":         {36501, 24 * time.Hour, "1", 2},
 		"without a burst":  {0, 100 * year, "1", 1},
-		"largest products": {maxEvents, 100 * year, "4503599627370495", maxEvents},
-		"largest":          {maxEvents, 100 * year, "4503599627370496", maxEvents},
+		"largest products": {store.MaxEvents, 100 * year, "4503599627370495", store.MaxEvents},
+		"largest":          {store.MaxEvents, 100 * year, "4503599627370496", store.MaxEvents},
 	} {
 		t.Run(name, func(t *testing.T) {
 			z := &Zone{

@@ -3,7 +3,6 @@ package shardlimit
 import (
 	"errors"
 	"fmt"
-	"math/bits"
 	"regexp"
 	"slices"
 	"time"
@@ -19,9 +18,7 @@ const (
 	onErrorDeny  = "deny"
 	onErrorLocal = "local"
 
-	maxEvents = 1 << 52
 	minWindow = time.Millisecond
-	maxWindow = 100 * 365 * 24 * time.Hour
 	minLease  = time.Second
 )
 
@@ -75,7 +72,7 @@ func (z *Zone) validateAlgorithm() error {
 		return badOption("align", "goes with algorithm fixed_window only: remove it")
 	case z.Burst != 0 && a != store.GCRA:
 		return badOption("burst", "goes with algorithm gcra only: remove it, or write algorithm gcra")
-	case z.Burst < 0 || z.Burst > maxEvents:
+	case z.Burst < 0 || z.Burst > store.MaxEvents:
 		return badOption("burst", "%d: it must be from 1 to 2^52", z.Burst)
 	}
 	if a == store.Concurrency && z.Charge == chargeAfter {
@@ -92,38 +89,12 @@ func (z *Zone) algorithm() store.Algorithm {
 	return store.Algorithm(z.Algorithm)
 }
 
-// mostEvents is how many events the zone's algorithm can count, and in words.
-func (z *Zone) mostEvents() (n int64, words string) {
-	switch z.algorithm() {
-	case store.SlidingWindow:
-		return store.MaxWeighted, "2^32-1 with sliding_window"
-	case store.SlidingLog, store.Concurrency:
-		return store.MaxMembers, fmt.Sprintf("%d with %s", store.MaxMembers, z.Algorithm)
-	default:
-		return maxEvents, "2^52"
-	}
-}
-
-// leastEvents is how many events the zone has to admit. Under gcra that is so
-// many that a burst drains within a century, or else the instant at which it
-// has would not be an exact number.
-func (z *Zone) leastEvents() int64 {
-	if z.Burst == 0 {
-		return 1
-	}
-	const century = int64(maxWindow / time.Microsecond)
-	hi, lo := bits.Mul64(uint64(z.Burst), uint64(time.Duration(z.Window).Microseconds()))
-	lo, carry := bits.Add64(lo, uint64(century-1), 0)
-	n, _ := bits.Div64(hi+carry, lo, uint64(century))
-	return max(int64(n), 1)
-}
-
 func (z *Zone) validateDrain() error {
 	events := z.EventsFallback
 	if !z.Events.isDynamic() {
 		events, _ = z.Events.number()
 	}
-	if least := z.leastEvents(); events < least {
+	if least := leastEvents(z.Burst, time.Duration(z.Window)); events < least {
 		return badOption("burst", "%d would take more than 100 years to come back, at %d in %s: lower it, or raise events to %d",
 			z.Burst, events, time.Duration(z.Window), least)
 	}
@@ -131,7 +102,7 @@ func (z *Zone) validateDrain() error {
 }
 
 func (z *Zone) validateEvents() error {
-	_, words := z.mostEvents()
+	_, words := mostEvents(z.algorithm())
 	switch {
 	case z.Events == "":
 		return errors.New("events is missing: add it, such as events 100")
@@ -155,7 +126,7 @@ func (z *Zone) validateEvents() error {
 }
 
 func (z *Zone) validateEventsNumber(n int64) error {
-	if most, words := z.mostEvents(); n < 1 || n > most {
+	if most, words := mostEvents(z.algorithm()); n < 1 || n > most {
 		return badOption("events", "%d: it must be from 1 to %s", n, words)
 	}
 	return nil
@@ -168,9 +139,9 @@ func (z *Zone) validateWindow() error {
 		return nil
 	case window == 0:
 		return errors.New("window is missing: add one, such as window 1m")
-	case z.isLease() && (window < minLease || window > maxWindow):
+	case z.isLease() && (window < minLease || window > store.MaxWindow):
 		return badOption("window", "%s: with concurrency it must be from 1s to 100 years", window)
-	case window < minWindow || window > maxWindow:
+	case window < minWindow || window > store.MaxWindow:
 		return badOption("window", "%s: it must be from 1ms to 100 years", window)
 	case window%time.Microsecond != 0:
 		return badOption("window", "%s: it must be whole microseconds", window)
@@ -188,7 +159,7 @@ func (z *Zone) validateCost() error {
 		return nil
 	}
 	n, err := z.Cost.number()
-	if err != nil || n < 0 || n > maxEvents {
+	if err != nil || n < 0 || n > store.MaxEvents {
 		return badOption("cost", "%q: it must be a whole number from 0 to 2^52, or a placeholder", string(z.Cost))
 	}
 	most, err := z.Events.number()
@@ -226,7 +197,7 @@ func (z *Zone) validateStatus() error {
 func (z *Zone) validateWaiting() error {
 	a := z.algorithm()
 	switch {
-	case z.MaxWait < 0 || time.Duration(z.MaxWait) > maxWindow:
+	case z.MaxWait < 0 || time.Duration(z.MaxWait) > store.MaxWindow:
 		return badOption("max_wait", "%s: it must be above zero, and at most 100 years", time.Duration(z.MaxWait))
 	case z.MaxWait > 0 && a == store.Concurrency:
 		return badOption("max_wait", "does not go with concurrency, where it is not known when a slot becomes free: remove it")
@@ -234,7 +205,7 @@ func (z *Zone) validateWaiting() error {
 		return badOption("max_wait_queue", "%d: it must be at least 1", z.MaxWaitQueue)
 	case z.MaxWaitQueue > 0 && z.MaxWait == 0:
 		return badOption("max_wait_queue", "needs max_wait: add it, such as max_wait 5s")
-	case z.Penalty < 0 || time.Duration(z.Penalty) > maxWindow:
+	case z.Penalty < 0 || time.Duration(z.Penalty) > store.MaxWindow:
 		return badOption("penalty", "%s: it must be above zero, and at most 100 years", time.Duration(z.Penalty))
 	case z.Penalty > 0 && time.Duration(z.Penalty)%time.Microsecond != 0:
 		return badOption("penalty", "%s: it must be whole microseconds", time.Duration(z.Penalty))
@@ -249,3 +220,13 @@ func (z *Zone) validateWaiting() error {
 func validateOnError(s string) error {
 	return oneOf("on_error", s, onErrorAllow, onErrorDeny, onErrorLocal)
 }
+
+func (z *Zone) validateEnforce() error {
+	if z.Enforce != nil && !isPercent(*z.Enforce) {
+		return badOption("enforce", "%v: it must be from 0 to 100 percent, such as 12.5", *z.Enforce)
+	}
+	return nil
+}
+
+// isPercent reports whether f is from 0 to 100, which NaN is not.
+func isPercent(f float64) bool { return f >= 0 && f <= 100 }

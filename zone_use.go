@@ -11,7 +11,7 @@ const (
 
 // zoneUse is a zone in one of the stores in which its handler counts.
 type zoneUse struct {
-	*Zone
+	*compiledZone
 	// in is ownStore or rolloutStore.
 	in      int
 	use     *storeUse
@@ -23,19 +23,33 @@ type zoneUse struct {
 }
 
 // countIn makes the zone count in a store.
-func (z *Zone) countIn(in int, use *storeUse) {
+func (z *compiledZone) countIn(in int, use *storeUse) {
 	state := use.zone(z.Name)
 	z.counts = state.counts
-	z.uses[in] = zoneUse{Zone: z, in: in, use: use, onError: cmp.Or(z.OnError, use.onError), refused: state.refused, logged: state.logged}
+	z.uses[in] = zoneUse{compiledZone: z, in: in, use: use, onError: cmp.Or(z.OnError, use.onError), refused: state.refused, logged: state.logged}
 	if z.MaxWait > 0 {
 		z.uses[in].room = state.room
 	}
 }
 
 // useFor is the zone in the store in which the client is counted.
-func (z *Zone) useFor(clientKey string, rollout *Rollout) *zoneUse {
+func (z *compiledZone) useFor(clientKey string, rollout *movedShare) *zoneUse {
 	if rollout.moves(clientKey) {
 		return &z.uses[rolloutStore]
 	}
 	return &z.uses[ownStore]
+}
+
+// movedShare is the share of the clients that is counted in another store.
+type movedShare struct {
+	Store *storeUse
+	// Percent is from 0 to 100.
+	Percent float64
+	// bound is how far in the order of rolloutPlace clients are moved.
+	bound uint64
+}
+
+// moves reports whether the client is counted in the other store.
+func (o *movedShare) moves(clientKey string) bool {
+	return o != nil && rolloutPlace(clientKey) < o.bound
 }

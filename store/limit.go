@@ -10,7 +10,7 @@ type Limit struct {
 	// Algorithm is how events are counted.
 	Algorithm Algorithm
 	// Window is the length of a window, or of a lease: whole microseconds, at
-	// least one, and at most 100 years, so that instants stay below
+	// least one, and at most MaxWindow, so that instants stay below
 	// MaxInteger.
 	Window time.Duration
 	// Align makes windows of [FixedWindow] begin at multiples of their length
@@ -44,6 +44,10 @@ const (
 )
 
 const (
+	// MaxEvents is the most that a limit admits in a window, or at once.
+	MaxEvents = 1 << 52
+	// MaxWindow is the longest window.
+	MaxWindow = 100 * 365 * 24 * time.Hour
 	// MaxWeighted is the most that is counted of a window of [SlidingWindow]
 	// once it has gone by, for its weight is a product that has to be exact.
 	MaxWeighted = 1<<32 - 1
