@@ -103,17 +103,18 @@ func (a *acquaintances) add(r *store.Request, now time.Time) {
 	}
 }
 
-// acquaintancePool keeps acquaintances across configs, by the names of stores.
-var acquaintancePool = caddy.NewUsagePool()
+// acquaintancesKey is the key in the pool of the acquaintances of the store with
+// that name.
+type acquaintancesKey string
 
 // Destruct implements [caddy.Destructor].
 func (*acquaintances) Destruct() error { return nil }
 
 func acquireAcquaintances(store string) *acquaintances {
-	pooled, _ := acquaintancePool.LoadOrStore(store, newAcquaintances(maxAcquaintances, time.Now()))
+	pooled, _ := pool.LoadOrStore(acquaintancesKey(store), newAcquaintances(maxAcquaintances, time.Now()))
 	return pooled.(*acquaintances)
 }
 
-func releaseAcquaintances(store string) { _, _ = acquaintancePool.Delete(store) }
+func releaseAcquaintances(store string) { _, _ = pool.Delete(acquaintancesKey(store)) }
 
 var _ caddy.Destructor = (*acquaintances)(nil)

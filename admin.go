@@ -29,13 +29,18 @@ func (*adminAPI) CaddyModule() caddy.ModuleInfo {
 
 // Provision implements [caddy.Provisioner].
 func (*adminAPI) Provision(ctx caddy.Context) error {
-	return metrics.register(ctx.GetMetricsRegistry())
+	return registerMetrics(ctx)
 }
 
 // adminCall answers one request to the admin API about the running config, with
 // what is sent as JSON, or with an error, of which an [caddy.APIError] tells
 // the status.
 type adminCall func(running runningConfig, r *http.Request) (any, error)
+
+// registerMetrics adds all metrics to the registry of a config.
+func registerMetrics(ctx caddy.Context) error {
+	return metrics.register(ctx.GetMetricsRegistry(), stateCollector{})
+}
 
 // Routes implements [caddy.AdminRouter].
 func (*adminAPI) Routes() []caddy.AdminRoute {

@@ -3,8 +3,6 @@ package shardlimit
 import (
 	"encoding/json"
 	"testing"
-
-	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 func TestAmountInJSON(t *testing.T) {
@@ -62,41 +60,28 @@ func TestAmountIsANumberOrDynamic(t *testing.T) {
 	}
 }
 
-func TestEventsForARequest(t *testing.T) {
-	for name, test := range map[string]struct {
-		quota  string
-		want   int64
-		logged string
+// TestCostWithoutPlaceholder compiles to a number.
+func TestCostWithoutPlaceholder(t *testing.T) {
+	for cost, want := range map[Amount]int64{"": 1, "1": 1, "0": 0, "7": 7, "007": 7} {
+		z := &Zone{Key: Texts{"static"}, Events: "10", Cost: cost}
+		if got := z.compile().Cost; got != (Quantity{Number: want}) {
+			t.Errorf("cost %q is %v, want %d", cost, got, want)
+		}
+	}
+}
+
+// TestZonesThatTake: concurrency does in any case.
+func TestZonesThatTake(t *testing.T) {
+	for _, test := range []struct {
+		algorithm, charge string
+		want              bool
 	}{
-		"number":              {"25", 25, ""},
-		"largest":             {"4503599627370496", store.MaxEvents, ""},
-		"zero":                {"0", 0, ""},
-		"unlimited":           {"unlimited", unlimited, ""},
-		"spaces":              {" 25\t", 25, ""},
-		"unlimited, spaces":   {" unlimited\t", unlimited, ""},
-		"missing":             {"", 10, "using the fallback"},
-		"text":                {"many", 10, "using the fallback"},
-		"another word":        {"Unlimited", 10, "using the fallback"},
-		"fraction":            {"2.5", 10, "using the fallback"},
-		"negative":            {"-1", 10, "using the fallback"},
-		"negative, 64 bits":   {"-99999999999999999999", 10, "using the fallback"},
-		"too large":           {"4503599627370497", store.MaxEvents, "using the nearest"},
-		"beyond 64 bits":      {"99999999999999999999", store.MaxEvents, "using the nearest"},
-		"number and the word": {"5 unlimited", 10, "using the fallback"},
+		{"", "", false}, {"gcra", "after", false}, {"", "before", true},
+		{"concurrency", "", true}, {"concurrency", "before", true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			z := &Zone{Name: "test", Events: "{" + headerA + "}", EventsFallback: 10, events: 10}
-			h, logs := keyHandler()
-			if got := z.eventsFor(values{headerA: test.quota}.replacer(), h); got != test.want {
-				t.Errorf("events are %d, want %d", got, test.want)
-			}
-			if n := logs.FilterMessageSnippet(test.logged).Len(); n != logs.Len() || (n == 1) != (test.logged != "") {
-				t.Errorf("warnings: %v, want %q", logs.All(), test.logged)
-			}
-			z.eventsFor(values{headerA: test.quota}.replacer(), h)
-			if logs.Len() > 1 {
-				t.Errorf("warnings: %v, want one a minute", logs.All())
-			}
-		})
+		z := &Zone{Key: Texts{"static"}, Events: "10", Algorithm: test.algorithm, Charge: test.charge}
+		if got := z.compile().ChargeBefore; got != test.want {
+			t.Errorf("algorithm %q, charge %q: takes is %v, want %v", test.algorithm, test.charge, got, test.want)
+		}
 	}
 }

@@ -44,7 +44,7 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 func (a *App) Provision(ctx caddy.Context) error {
 	a.zones = map[zoneID]string{}
 	a.uses = map[string]*storeUse{}
-	if err := metrics.register(ctx.GetMetricsRegistry()); err != nil {
+	if err := registerMetrics(ctx); err != nil {
 		return err
 	}
 	modules := map[string]any{defaultStore: new(MemoryStore)}

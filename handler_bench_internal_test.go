@@ -23,10 +23,15 @@ func BenchmarkHandler(b *testing.B) {
 	if err := app.Provision(ctx); err != nil {
 		b.Fatal(err)
 	}
-	h.logger = ctx.Logger()
-	h.now = time.Now
-	h.use = app.uses["default"]
-	if err := h.Zones[0].provision(ctx, h.use); err != nil {
+	zone, err := h.Zones[0].provision(ctx)
+	if err != nil {
+		b.Fatal(err)
+	}
+	config := Config{
+		Zones: []*compiledZone{zone}, Store: app.uses[defaultStore], Headers: headersGitHub, LogRefusals: logFirst,
+		Logger: ctx.Logger(), Now: time.Now,
+	}
+	if h.limiter, err = newLimiter(config); err != nil {
 		b.Fatal(err)
 	}
 	next := caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {

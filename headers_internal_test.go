@@ -19,10 +19,10 @@ func TestHeadersOfUndecidedZones(t *testing.T) {
 		for _, format := range []string{headersGitHub, headersBoth} {
 			t.Run(name+" "+format, func(t *testing.T) {
 				w := httptest.NewRecorder()
-				p := &part{handler: &Handler{Headers: format}, states: states}
+				p := &part{limiter: &Limiter{Config: Config{Headers: format}}, states: states}
 				for range states {
 					limit := &store.Limit{Zone: "api", Window: 1}
-					p.zones = append(p.zones, &zoneUse{Zone: &Zone{Name: "api"}})
+					p.zones = append(p.zones, &zoneUse{compiledZone: &compiledZone{Name: "api"}})
 					p.reqs = append(p.reqs, store.Request{Limit: limit, Events: 5, Cost: 1})
 				}
 				tr := &tracker{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, parts: []*part{p}}

@@ -32,18 +32,18 @@ func (v values) replacer() *caddy.Replacer {
 }
 
 // keyZone is a zone that counts by these texts, ready to make client keys.
-func keyZone(texts ...string) *Zone {
-	return &Zone{Name: "test", Key: texts, texts: compileKey(texts)}
+func keyZone(texts ...string) *compiledZone {
+	return &compiledZone{Name: "test", Key: texts, templates: compileKey(texts)}
 }
 
 // keyHandler is a handler that logs to the returned log.
-func keyHandler() (*Handler, *observer.ObservedLogs) {
+func keyHandler() (*Limiter, *observer.ObservedLogs) {
 	core, logs := observer.New(zapcore.WarnLevel)
 	now := time.Unix(1_000_000, 0)
-	return &Handler{logger: zap.New(core), now: func() time.Time { return now }}, logs
+	return &Limiter{Config: Config{Logger: zap.New(core), Now: func() time.Time { return now }}}, logs
 }
 
-func keyFor(z *Zone, v values) string {
+func keyFor(z *compiledZone, v values) string {
 	h, _ := keyHandler()
 	return z.clientKey(v.replacer(), h)
 }
@@ -66,7 +66,7 @@ func TestClientKeyTellsWhichTextResolved(t *testing.T) {
 }
 
 func TestClientKeyFallsBackToTheClientIP(t *testing.T) {
-	for name, key := range map[string]Texts{
+	for name, key := range map[string][]string{
 		"header":              {"{" + headerA + "}"},
 		"two headers":         {"{" + headerA + "}", "{" + headerB + "}"},
 		"unknown placeholder": {"{nobody.knows}"},
@@ -125,12 +125,12 @@ func TestClientKeyWarnsOnceAMinuteThatItIsEmpty(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			z := keyZone(test.key)
 			h, logs := keyHandler()
-			start := h.now()
+			start := h.Now()
 			repl := values{headerA: "", ipVar: "192.0.2.1"}.replacer()
 			for range 5 {
 				z.clientKey(repl, h)
 			}
-			h.now = func() time.Time { return start.Add(reportInterval) }
+			h.Now = func() time.Time { return start.Add(reportInterval) }
 			z.clientKey(repl, h)
 			if logs.Len() != 2 {
 				t.Fatalf("%d warnings, want 2", logs.Len())
@@ -155,24 +155,24 @@ func TestClientKeyDoesNotWarnWhereSomeTextApplies(t *testing.T) {
 
 func TestKeyTagsAreUnique(t *testing.T) {
 	// Among so many texts some tags of 18 bits would collide.
-	texts := make(Texts, 0, 3000)
+	texts := make([]string, 0, 3000)
 	for i := range cap(texts) {
 		texts = append(texts, fmt.Sprint("text ", i))
 	}
 	tags := map[string]bool{}
-	for _, text := range append(compileKey(texts), compileKey(Texts{"a", "a"})[0]) {
+	for _, text := range append(compileKey(texts), compileKey([]string{"a", "a"})[0]) {
 		if tags[text.tag] {
 			t.Fatalf("tag %s is used twice", text.tag)
 		}
 		tags[text.tag] = true
 	}
-	if same := compileKey(Texts{"a", "a"}); same[0].tag == same[1].tag {
+	if same := compileKey([]string{"a", "a"}); same[0].tag == same[1].tag {
 		t.Error("a text given twice has one tag")
 	}
 }
 
 func TestKeyTagsDoNotDependOnTheirPlace(t *testing.T) {
-	one, other := compileKey(Texts{"a", "b"}), compileKey(Texts{"b", "a"})
+	one, other := compileKey([]string{"a", "b"}), compileKey([]string{"b", "a"})
 	if one[0].tag != other[1].tag || one[1].tag != other[0].tag {
 		t.Errorf("tags are %v and %v", one, other)
 	}
@@ -180,9 +180,9 @@ func TestKeyTagsDoNotDependOnTheirPlace(t *testing.T) {
 
 func TestCompileKeyAddsTheClientIPUnlessItIsLast(t *testing.T) {
 	for _, test := range []struct {
-		key  Texts
+		key  []string
 		want int
-	}{{Texts{"a"}, 2}, {Texts{clientIPText}, 1}, {Texts{"a", clientIPText}, 2}, {Texts{clientIPText, "a"}, 3}} {
+	}{{[]string{"a"}, 2}, {[]string{clientIPText}, 1}, {[]string{"a", clientIPText}, 2}, {[]string{clientIPText, "a"}, 3}} {
 		if got := len(compileKey(test.key)); got != test.want {
 			t.Errorf("%q has %d texts, want %d", test.key, got, test.want)
 		}
@@ -193,7 +193,7 @@ func TestCompileKeyAddsTheClientIPUnlessItIsLast(t *testing.T) {
 // client's key.
 func TestLongClientKeysAreShortened(t *testing.T) {
 	z := keyZone("{" + headerA + "}{" + headerB + "}")
-	tag := z.texts[0].tag + ":"
+	tag := z.templates[0].tag + ":"
 	seen := map[string]string{}
 	for n := range 2*shortKey + 1 {
 		for _, b := range []string{"", "x", "xx"} {
@@ -225,7 +225,7 @@ func TestShortenedKeyIsNoClientKey(t *testing.T) {
 	for n := maxKey; n < 2*shortKey; n++ {
 		victim := keyFor(z, values{headerA: strings.Repeat("x", n)})
 		for _, tail := range []string{"", victim[len(victim)-10:]} {
-			for _, sent := range []string{victim + tail, strings.TrimPrefix(victim, z.texts[0].tag+":") + tail} {
+			for _, sent := range []string{victim + tail, strings.TrimPrefix(victim, z.templates[0].tag+":") + tail} {
 				if forged := keyFor(z, values{headerA: sent}); forged == victim {
 					t.Errorf("%q has the key of the client that it imitates", sent)
 				}

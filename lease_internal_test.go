@@ -43,7 +43,7 @@ func TestLocalSlotIsHandedOver(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &returningStore{&deafStore{takeError: notExecuted}, test.err}
-			h := newTestHandler(t, &Zone{OnError: onErrorLocal, Algorithm: "concurrency"}, s)
+			h := newTestHandler(t, &compiledZone{OnError: onErrorLocal, Algorithm: "concurrency"}, s)
 			repl := caddy.NewReplacer()
 			w := httptest.NewRecorder()
 			r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), repl, w, nil)

@@ -27,10 +27,7 @@ type accounts interface {
 	Figures() ledger.Figures
 }
 
-// ledgerPool keeps what is known of stores across configs, by their ledgerKeys.
-var ledgerPool = caddy.NewUsagePool()
-
-// ledgerKey identifies what is known of a store: what waits for one kind of store
+// ledgerKey is the key in the pool of what is known of a store: what waits for one kind of store
 // cannot be delivered through another.
 type ledgerKey struct {
 	name string
@@ -73,7 +70,7 @@ func newLocalCounts(name string, known pooledLedger) localCounts {
 // keepLedger puts a ledger before the store that open has, and local counts beside
 // it.
 func (open *openedStore) keepLedger(name string, module StoreModule) {
-	pooled, _, _ := ledgerPool.LoadOrNew(ledgerKeyOf(name, module), newPooledLedger)
+	pooled, _, _ := pool.LoadOrNew(ledgerKeyOf(name, module), newPooledLedger)
 	known := pooled.(pooledLedger)
 	open.local = newLocalCounts(name, known)
 	remote, isRemote := open.store.(ledger.Remote)
@@ -83,7 +80,7 @@ func (open *openedStore) keepLedger(name string, module StoreModule) {
 	}
 	opts := ledger.Options{}
 	if m, ok := module.(ledgerConfig); ok {
-		opts = m.ledgerOptions(name)
+		opts = m.LedgerOptions(name)
 	}
 	l := ledger.New(known.books, remote, opts)
 	open.ledger, open.store, open.accounts, open.detacher = l, l, l, l
@@ -94,7 +91,7 @@ func (open *openedStore) keepLedger(name string, module StoreModule) {
 
 // ledgerConfig is a store module that says how its ledger is kept.
 type ledgerConfig interface {
-	ledgerOptions(name string) ledger.Options
+	LedgerOptions(name string) ledger.Options
 }
 
 // leaveLedger ends the use of the ledger, and calls then. If something waits that
@@ -106,7 +103,7 @@ func (open *openedStore) leaveLedger(name string, module StoreModule, then func(
 		if open.ledger != nil {
 			open.ledger.Leave()
 		}
-		_, _ = ledgerPool.Delete(ledgerKeyOf(name, module))
+		_, _ = pool.Delete(ledgerKeyOf(name, module))
 		then()
 	}
 	if open.ledger == nil || !open.ledger.IsNeeded() {

@@ -39,18 +39,18 @@ func (m *MemoryStore) Validate() error {
 // OpenStore implements [StoreModule].
 func (m *MemoryStore) OpenStore(name string) (store.Store, error) {
 	m.name = name
-	pooled, _ := bucketPool.LoadOrStore(name, pooledBuckets{memory.NewBuckets()})
+	pooled, _ := pool.LoadOrStore(bucketsKey(name), pooledBuckets{memory.NewBuckets()})
 	return memory.New(pooled.(pooledBuckets).Buckets, memory.Options{MaxKeys: m.MaxKeys}), nil
 }
 
 // CloseStore implements [StoreModule].
-func (m *MemoryStore) CloseStore() { _, _ = bucketPool.Delete(m.name) }
+func (m *MemoryStore) CloseStore() { _, _ = pool.Delete(bucketsKey(m.name)) }
 
 // OnErrorDefault implements [StoreModule]. Memory always answers.
 func (*MemoryStore) OnErrorDefault() string { return onErrorAllow }
 
-// bucketPool keeps buckets in memory across configs, by the names of their stores.
-var bucketPool = caddy.NewUsagePool()
+// bucketsKey is the key in the pool of the buckets of the store with that name.
+type bucketsKey string
 
 type pooledBuckets struct{ *memory.Buckets }
 

@@ -83,13 +83,13 @@ func (m *metricSet) forgetZone(name string) {
 	}
 }
 
-// register adds the metrics to the registry of a config, of which there is a
+// register adds the metrics, and other collectors, to the registry of a config, of which there is a
 // new one for every config.
-func (m *metricSet) register(registry *prometheus.Registry) error {
+func (m *metricSet) register(registry *prometheus.Registry, others ...prometheus.Collector) error {
 	if registry == nil {
 		return nil
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.declined, m.decisions, m.settled, m.storeErrors, m.storeDuration, m.undelivered, m.overflowed, stateCollector{}} {
+	for _, c := range append(others, m.requests, m.declined, m.decisions, m.settled, m.storeErrors, m.storeDuration, m.undelivered, m.overflowed) {
 		var already prometheus.AlreadyRegisteredError
 		if err := registry.Register(c); err != nil && !errors.As(err, &already) {
 			return fmt.Errorf("register metrics: %w", err)
@@ -100,11 +100,11 @@ func (m *metricSet) register(registry *prometheus.Registry) error {
 
 // exportUndelivered exports the counters of what was not delivered while they
 // are 0: of a series that begins with the first failure, rates miss that one.
-func (m *metricSet) exportUndelivered(store string, shards []*RedisShard) {
+func (m *metricSet) exportUndelivered(store string, shards []string) {
 	for _, shard := range shards {
 		for _, op := range []algorithm.Operation{algorithm.Charge, algorithm.Refund, algorithm.Penalize} {
 			for _, outcome := range []string{"lost", "uncertain", "expired"} {
-				m.undelivered.WithLabelValues(store, shard.Name, op.String(), outcome)
+				m.undelivered.WithLabelValues(store, shard, op.String(), outcome)
 			}
 		}
 	}
@@ -121,3 +121,7 @@ func outcomeLabel(err error) string {
 		return "lost"
 	}
 }
+
+// durationBuckets span what a call to a near server takes and how long a charge
+// is waited for.
+var durationBuckets = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5}

@@ -12,15 +12,15 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
-// migrationsPool keeps across configs what was brought from previous shards, by
-// what the shards are and were.
-var migrationsPool = caddy.NewUsagePool()
+// migrationsKey is the key in the pool of what was brought from previous shards: a
+// digest of what the shards are and were.
+type migrationsKey string
 
-// pooledMigrations is what was brought between some shards, in migrationsPool.
+// pooledMigrations is what was brought between some shards, in the pool.
 type pooledMigrations struct {
 	current atomic.Pointer[redis.Migrations]
-	// shards are the keys in shardPool of those that clients leave or get.
-	shards []string
+	// shards are the keys in the pool of those that clients leave or get.
+	shards []shardKey
 }
 
 // Destruct implements [caddy.Destructor].
@@ -34,10 +34,10 @@ func (p *pooledMigrations) Destruct() error {
 func (p *pooledMigrations) renew() { p.current.Swap(redis.NewMigrations()).Close() }
 
 // acquireMigrations returns what was brought between members, reached by the
-// connections of these keys in shardPool, and its own key in migrationsPool.
-func acquireMigrations(members, former []redis.Member, reached map[string]string) (*redis.Migrations, string, error) {
+// connections of these keys in the pool, and its own key there.
+func acquireMigrations(members, former []redis.Member, reached map[string]shardKey) (*redis.Migrations, migrationsKey, error) {
 	digest := sha256.New()
-	var shards []string
+	var shards []shardKey
 	for _, side := range [][]redis.Member{members, former} {
 		for _, m := range side {
 			fmt.Fprintf(digest, "%q %d %s\n", m.Name, max(m.Weight, 1), reached[m.Name])
@@ -45,8 +45,8 @@ func acquireMigrations(members, former []redis.Member, reached map[string]string
 		}
 		fmt.Fprintln(digest)
 	}
-	key := hex.EncodeToString(digest.Sum(nil))
-	pooled, _, err := migrationsPool.LoadOrNew(key, func() (caddy.Destructor, error) {
+	key := migrationsKey(hex.EncodeToString(digest.Sum(nil)))
+	pooled, _, err := pool.LoadOrNew(key, func() (caddy.Destructor, error) {
 		p := &pooledMigrations{shards: shards}
 		p.current.Store(redis.NewMigrations())
 		return p, nil
@@ -60,10 +60,10 @@ func acquireMigrations(members, former []redis.Member, reached map[string]string
 // renewMigrations forgets what was brought to or from any of these shards other
 // than under key: from now on clients are, or were, spread in another way, and what
 // they spend has to be looked for where they spend it.
-func renewMigrations(shards []string, key string) {
-	migrationsPool.Range(func(other, pooled any) bool {
-		p := pooled.(*pooledMigrations)
-		if other != key && slices.ContainsFunc(shards, func(shard string) bool { return slices.Contains(p.shards, shard) }) {
+func renewMigrations(shards []shardKey, key migrationsKey) {
+	pool.Range(func(other, pooled any) bool {
+		p, ok := pooled.(*pooledMigrations)
+		if ok && other != key && slices.ContainsFunc(shards, func(shard shardKey) bool { return slices.Contains(p.shards, shard) }) {
 			p.renew()
 		}
 		return true

@@ -26,5 +26,5 @@ func init() {
 	httpcaddyfile.RegisterDirectiveOrder("rate_limit", httpcaddyfile.Before, "basic_auth")
 
 	// Only here all modules, which Caddy unloads in random order, are unloaded.
-	caddy.OnExit(func(context.Context) { flushes.end(caddy.Log().Named("rate_limit")) })
+	caddy.OnExit(func(context.Context) { endFlushes(caddy.Log().Named("rate_limit")) })
 }

@@ -32,8 +32,8 @@ type newcomers struct {
 
 // newcomerConfig is a store module that bounds new buckets.
 type newcomerConfig interface {
-	// maxNewBuckets is how many a second, in each zone; 0 for any number.
-	maxNewBuckets() int
+	// NewBuckets is how many a second, in each zone; 0 for any number.
+	NewBuckets() int
 }
 
 // boundNewcomers sets the bound that the module wants, if it does and the store
@@ -41,11 +41,11 @@ type newcomerConfig interface {
 func (open *openedStore) boundNewcomers(name string, module StoreModule, logger *zap.Logger) {
 	m, ok := module.(newcomerConfig)
 	peeker, canPeek := open.store.(store.Peeker)
-	if !ok || !canPeek || m.maxNewBuckets() == 0 {
+	if !ok || !canPeek || m.NewBuckets() == 0 {
 		return
 	}
 	open.newcomers = &newcomers{
-		store: name, most: m.maxNewBuckets(), peeker: peeker, logger: logger,
+		store: name, most: m.NewBuckets(), peeker: peeker, logger: logger,
 		acquainted: acquireAcquaintances(name), zones: map[string]*rate.Limiter{},
 	}
 }
@@ -110,44 +110,4 @@ func (n *newcomers) report(zone string, now time.Time) {
 		n.logger.Warn("too many new clients: those beyond the bound share one bucket of their zone",
 			zap.String("store", n.store), zap.String("zone", zone), zap.Int("max_new_buckets", n.most), zap.Int64("times", times))
 	}
-}
-
-// divert makes new clients beyond the bound share a bucket, in each store in
-// which the part counts.
-func (p *part) divert(ctx context.Context) {
-	for in := range p.visits {
-		open := p.visits[in].open
-		if open == nil || open.newcomers == nil {
-			continue
-		}
-		if !p.split {
-			for _, i := range open.newcomers.strangers(ctx, p.reqs, p.limiter.Now()) {
-				p.shareOverflow(i)
-			}
-			continue
-		}
-		for i, z := range p.zones {
-			if z.in == in && len(open.newcomers.strangers(ctx, p.reqs[i:i+1], p.limiter.Now())) > 0 {
-				p.shareOverflow(i)
-			}
-		}
-	}
-}
-
-// shareOverflow makes zone i count the request in its overflow bucket.
-func (p *part) shareOverflow(i int) {
-	if p.diverted == nil {
-		p.diverted = map[int]string{}
-	}
-	p.diverted[i] = p.reqs[i].ClientKey
-	p.reqs[i].ClientKey = overflowKey
-}
-
-// resolvedKey is what the key of zone i yields for the request, whichever bucket
-// counts it.
-func (p *part) resolvedKey(i int) string {
-	if key, ok := p.diverted[i]; ok {
-		return key
-	}
-	return p.reqs[i].ClientKey
 }

@@ -28,7 +28,7 @@ type boundedModule struct {
 func (m boundedModule) OpenStore(string) (store.Store, error) { return m.store, nil }
 func (boundedModule) CloseStore()                             {}
 func (boundedModule) OnErrorDefault() string                  { return onErrorAllow }
-func (m boundedModule) maxNewBuckets() int                    { return m.most }
+func (m boundedModule) NewBuckets() int                       { return m.most }
 
 // boundedWorld is a site whose store bounds new buckets, and whose clock stands
 // still.
@@ -37,18 +37,19 @@ type boundedWorld struct {
 	now   time.Time
 	store *memory.Store
 	use   *storeUse
-	zone  *Zone
+	zone  *compiledZone
 }
 
 // newBoundedWorld has a zone by the header A, that lets this many new clients in
 // a second.
-func newBoundedWorld(t *testing.T, most int, zone *Zone) *boundedWorld {
+func newBoundedWorld(t *testing.T, most int, zone *compiledZone) *boundedWorld {
 	t.Helper()
 	w := &boundedWorld{t: t, now: time.Unix(1_700_000_000, 0), zone: zone}
 	w.store = memory.New(memory.NewBuckets(), memory.Options{Now: func() time.Time { return w.now }})
 	w.use = w.open(most)
-	zone.Name, zone.Key = "test", Texts{"{" + headerA + "}"}
-	zone.compile()
+	zone.Cost = Quantity{Number: 1}
+	zone.Name, zone.Key = "test", []string{"{" + headerA + "}"}
+	zone.prepare()
 	zone.counts = metrics.zone(zone.Name)
 	zone.countIn(ownStore, w.use)
 	return w
@@ -72,7 +73,7 @@ func (w *boundedWorld) open(most int) *storeUse {
 // returns the status.
 func (w *boundedWorld) ask(client string, handlers int) int {
 	w.t.Helper()
-	h := &Handler{Zones: []*Zone{w.zone}, logger: zap.NewNop(), now: func() time.Time { return w.now }, use: w.use, refusals: &refusals{which: logNone}}
+	h := &Limiter{Config: Config{Zones: []*compiledZone{w.zone}, Logger: zap.NewNop(), Now: func() time.Time { return w.now }, Store: w.use, LogRefusals: logNone}}
 	next := caddyhttp.Handler(caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
 		w.WriteHeader(http.StatusOK)
 		return nil
@@ -93,11 +94,11 @@ func (w *boundedWorld) ask(client string, handlers int) int {
 
 // used is what is spent of a client's bucket.
 func (w *boundedWorld) used(clientKey string) int64 {
-	r := store.Request{Limit: &w.zone.limit, ClientKey: clientKey, Events: w.zone.events}
+	r := store.Request{Limit: &w.zone.limit, ClientKey: clientKey, Events: w.zone.Events.Number}
 	return w.store.Peek(context.Background(), []store.Request{r})[0].Used
 }
 
-func (w *boundedWorld) keyOf(client string) string { return w.zone.texts[0].tag + ":" + client }
+func (w *boundedWorld) keyOf(client string) string { return w.zone.templates[0].tag + ":" + client }
 
 // TestRegularsAreNotNewcomers: a client that comes all the time is not refused
 // because made-up keys come beside it, however many windows end meanwhile, and
@@ -109,14 +110,14 @@ func TestRegularsAreNotNewcomers(t *testing.T) {
 		madeUp = 23 // in each step
 		steps  = 120
 	)
-	for name, zone := range map[string]*Zone{
-		"fixed window, after":     {Events: "25", Window: caddy.Duration(2 * time.Second)},
-		"fixed window, before":    {Events: "25", Window: caddy.Duration(2 * time.Second), Charge: chargeBefore},
-		"aligned":                 {Events: "25", Window: caddy.Duration(2 * time.Second), Align: true},
-		"shorter than the pauses": {Events: "5", Window: caddy.Duration(10 * time.Millisecond)},
-		"sliding window":          {Events: "25", Window: caddy.Duration(2 * time.Second), Algorithm: "sliding_window"},
-		"gcra":                    {Events: "25", Window: caddy.Duration(2 * time.Second), Algorithm: "gcra"},
-		"longer pauses":           {Events: "25", Window: caddy.Duration(2 * time.Second)},
+	for name, zone := range map[string]*compiledZone{
+		"fixed window, after":     {Events: Quantity{Number: 25}, Window: 2 * time.Second},
+		"fixed window, before":    {Events: Quantity{Number: 25}, Window: 2 * time.Second, ChargeBefore: true},
+		"aligned":                 {Events: Quantity{Number: 25}, Window: 2 * time.Second, Align: true},
+		"shorter than the pauses": {Events: Quantity{Number: 5}, Window: 10 * time.Millisecond},
+		"sliding window":          {Events: Quantity{Number: 25}, Window: 2 * time.Second, Algorithm: "sliding_window"},
+		"gcra":                    {Events: Quantity{Number: 25}, Window: 2 * time.Second, Algorithm: "gcra"},
+		"longer pauses":           {Events: Quantity{Number: 25}, Window: 2 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			every := 1
@@ -150,7 +151,7 @@ func TestRegularsAreNotNewcomers(t *testing.T) {
 			if refused > 0 {
 				t.Errorf("%d of %d requests of a regular client were refused", refused, asked)
 			}
-			if n < 10*passed && zone.Window > caddy.Duration(time.Second) {
+			if n < 10*passed && zone.Window > time.Second {
 				t.Errorf("%d of %d requests with made-up keys passed", passed, n)
 			}
 		})
@@ -159,7 +160,7 @@ func TestRegularsAreNotNewcomers(t *testing.T) {
 
 // TestOpenWindowIsABucket, although nothing has been spent in it yet.
 func TestOpenWindowIsABucket(t *testing.T) {
-	w := newBoundedWorld(t, 1, &Zone{Events: "1", Window: caddy.Duration(time.Hour)})
+	w := newBoundedWorld(t, 1, &compiledZone{Events: Quantity{Number: 1}, Window: time.Hour})
 	// As another process does whose request still runs.
 	w.store.Check(context.Background(), []store.Request{{Limit: &w.zone.limit, ClientKey: w.keyOf("alice"), Events: 1, Cost: 1}})
 	for _, client := range []string{"first", "second"} {
@@ -178,9 +179,9 @@ func TestOpenWindowIsABucket(t *testing.T) {
 // TestDivertedRequestIsChargedOnce where two handlers have the zone, though a new
 // client may have been let in between them.
 func TestDivertedRequestIsChargedOnce(t *testing.T) {
-	for _, charge := range []string{chargeAfter, chargeBefore} {
+	for _, charge := range []bool{false, true} {
 		for _, handlers := range []int{1, 2, 3} {
-			w := newBoundedWorld(t, 1, &Zone{Events: "100", Window: caddy.Duration(time.Hour), Charge: charge})
+			w := newBoundedWorld(t, 1, &compiledZone{Events: Quantity{Number: 100}, Window: time.Hour, ChargeBefore: charge})
 			const clients = 10
 			for n := range clients {
 				if status := w.ask(strconv.Itoa(n), handlers); status != http.StatusOK {
@@ -188,10 +189,10 @@ func TestDivertedRequestIsChargedOnce(t *testing.T) {
 				}
 			}
 			if used := w.used(w.keyOf("0")); used != 1 {
-				t.Errorf("charge %s, %d handlers: the first client was charged %d, want 1", charge, handlers, used)
+				t.Errorf("charge before %v, %d handlers: the first client was charged %d, want 1", charge, handlers, used)
 			}
 			if used := w.used(overflowKey); used != clients-1 {
-				t.Errorf("charge %s, %d handlers: %d requests were diverted, charged are %d", charge, handlers, clients-1, used)
+				t.Errorf("charge before %v, %d handlers: %d requests were diverted, charged are %d", charge, handlers, clients-1, used)
 			}
 			w.use.unload()
 		}
@@ -200,14 +201,14 @@ func TestDivertedRequestIsChargedOnce(t *testing.T) {
 
 // TestAcquaintancesEndWithTheirStore, and not before its last config does.
 func TestAcquaintancesEndWithTheirStore(t *testing.T) {
-	w := newBoundedWorld(t, 1, &Zone{Events: "1", Window: caddy.Duration(time.Hour)})
+	w := newBoundedWorld(t, 1, &compiledZone{Events: Quantity{Number: 1}, Window: time.Hour})
 	next := w.open(1)
 	w.use.unload()
-	if refs, ok := acquaintancePool.References(t.Name()); !ok || refs != 1 {
+	if refs, ok := pool.References(acquaintancesKey(t.Name())); !ok || refs != 1 {
 		t.Errorf("after a reload %d configs use them, want 1", refs)
 	}
 	next.unload()
-	if refs, ok := acquaintancePool.References(t.Name()); ok {
+	if refs, ok := pool.References(acquaintancesKey(t.Name())); ok {
 		t.Errorf("after the last config %d use them", refs)
 	}
 }

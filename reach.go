@@ -54,13 +54,13 @@ func (s *RedisStore) reach(shard *RedisShard) reach {
 }
 
 // key is a digest, for what it is made of may hold secrets.
-func (r reach) key() (string, error) {
+func (r reach) key() (shardKey, error) {
 	text, err := json.Marshal(r)
 	if err != nil {
 		return "", fmt.Errorf("encode connection settings: %w", err)
 	}
 	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:]), nil
+	return shardKey(hex.EncodeToString(sum[:])), nil
 }
 
 func (r reach) options() redis.ShardOptions {

@@ -107,12 +107,11 @@ type RedisStore struct {
 	open []openShards
 }
 
-// openShards are the keys in shardPool of a store's shards, the key in
-// migrationsPool of what was brought to them, if there are previous ones, and what
-// logs what happens to them.
+// openShards are the keys in the pool of a store's shards and, if there are
+// previous ones, of what was brought to them; and what logs what happens to them.
 type openShards struct {
-	keys       []string
-	migrations string
+	keys       []shardKey
+	migrations migrationsKey
 	log        *shardLog
 }
 
@@ -120,7 +119,7 @@ type openShards struct {
 func (o *openShards) release() {
 	releaseShards(o.keys)
 	if o.migrations != "" {
-		_, _ = migrationsPool.Delete(o.migrations)
+		_, _ = pool.Delete(o.migrations)
 	}
 }
 
@@ -179,7 +178,8 @@ func (s *RedisStore) OpenStore(name string) (store.Store, error) {
 	}
 	var opened openShards
 	shards, connections := make([]pooledShard, len(s.Shards)), map[string]*redis.Shard{}
-	reached := map[string]string{}
+	var names []string
+	reached := map[string]shardKey{}
 	for i, shard := range s.Shards {
 		pooled, key, err := acquireShard(s.reach(shard))
 		if err != nil {
@@ -187,6 +187,7 @@ func (s *RedisStore) OpenStore(name string) (store.Store, error) {
 			return nil, fmt.Errorf("shard %s: %w", shard.Name, err)
 		}
 		shards[i] = pooled
+		names = append(names, shard.Name)
 		opened.keys = append(opened.keys, key)
 		connections[shard.Name], reached[shard.Name] = pooled.Shard, key
 	}
@@ -212,7 +213,7 @@ func (s *RedisStore) OpenStore(name string) (store.Store, error) {
 	for i, shard := range s.Shards {
 		opened.log.add(shard.Name, shards[i])
 	}
-	metrics.exportUndelivered(name, s.Shards)
+	metrics.exportUndelivered(name, names)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.open = append(s.open, opened)
@@ -230,8 +231,8 @@ func (s *RedisStore) CloseStore() {
 	closed.release()
 }
 
-// ledgerOptions implements [ledgerConfig].
-func (s *RedisStore) ledgerOptions(name string) ledger.Options {
+// LedgerOptions implements [ledgerConfig].
+func (s *RedisStore) LedgerOptions(name string) ledger.Options {
 	return ledger.Options{
 		Trust:      time.Duration(s.LedgerTrust),
 		MaxBuckets: s.LedgerMaxBuckets,
@@ -242,8 +243,8 @@ func (s *RedisStore) ledgerOptions(name string) ledger.Options {
 	}
 }
 
-// maxNewBuckets implements [newcomerConfig].
-func (s *RedisStore) maxNewBuckets() int { return s.MaxNewBuckets }
+// NewBuckets implements [newcomerConfig].
+func (s *RedisStore) NewBuckets() int { return s.MaxNewBuckets }
 
 // OnErrorDefault implements [StoreModule].
 func (s *RedisStore) OnErrorDefault() string {
@@ -255,9 +256,7 @@ func (s *RedisStore) OnErrorDefault() string {
 
 func (s *RedisStore) reportUndelivered(name, shard string, op algorithm.Operation, requests int64, err error) {
 	metrics.undelivered.WithLabelValues(name, shard, op.String(), outcomeLabel(err)).Add(float64(requests))
-	if caddy.Exiting() {
-		lostAtExit.Add(requests)
-	}
+	noteLost(requests)
 	if times, log := s.undelivered.report(time.Now()); log {
 		s.logger.Error("charges or refunds failed",
 			zap.String("store", name), zap.String("shard", shard), zap.String("operation", op.String()),

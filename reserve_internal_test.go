@@ -52,16 +52,16 @@ var errBroken = errors.New("broken")
 func (brokenMatcher) MatchWithError(*http.Request) (bool, error) { return false, errBroken }
 
 // reserveFor is a reserve for requests of these methods, one matcher for each.
-func reserveFor(percent int, methods ...string) *Reserve {
-	r := &Reserve{Percent: percent}
+func reserveFor(percent int64, methods ...string) compiledReserve {
+	r := compiledReserve{Percent: percent}
 	for _, method := range methods {
-		r.matchers = append(r.matchers, caddyhttp.MatcherSet{caddyhttp.MatchMethod{method}})
+		r.Matchers = append(r.Matchers, caddyhttp.MatcherSet{caddyhttp.MatchMethod{method}})
 	}
 	return r
 }
 
 func TestReservedFromTheLessImportant(t *testing.T) {
-	z := &Zone{Reserves: []*Reserve{reserveFor(10, "DELETE"), reserveFor(30, "POST", "PUT"), reserveFor(5, "GET")}}
+	z := &compiledZone{Reserves: []compiledReserve{reserveFor(10, "DELETE"), reserveFor(30, "POST", "PUT"), reserveFor(5, "GET")}}
 	for method, want := range map[string]int64{
 		"DELETE":  0,
 		"POST":    10,
@@ -74,14 +74,14 @@ func TestReservedFromTheLessImportant(t *testing.T) {
 			t.Errorf("%s must not use %d percent, %v, want %d", method, got, err, want)
 		}
 	}
-	if got, err := new(Zone).reservedFrom(httptest.NewRequest("GET", "/", nil)); err != nil || got != 0 {
+	if got, err := new(compiledZone).reservedFrom(httptest.NewRequest("GET", "/", nil)); err != nil || got != 0 {
 		t.Errorf("without reserves a request must not use %d percent, %v", got, err)
 	}
 }
 
 func TestReservedFromAMatcherThatFails(t *testing.T) {
-	broken := &Reserve{Percent: 10, matchers: caddyhttp.MatcherSets{{brokenMatcher{}}}}
-	z := &Zone{Reserves: []*Reserve{reserveFor(20, "POST"), broken}}
+	broken := compiledReserve{Percent: 10, Matchers: caddyhttp.MatcherSets{{brokenMatcher{}}}}
+	z := &compiledZone{Reserves: []compiledReserve{reserveFor(20, "POST"), broken}}
 	if _, err := z.reservedFrom(httptest.NewRequest("GET", "/", nil)); !errors.Is(err, errBroken) {
 		t.Errorf("error is %v, want the matcher's", err)
 	}
@@ -89,8 +89,8 @@ func TestReservedFromAMatcherThatFails(t *testing.T) {
 		t.Errorf("a request that matches before it is told %d, %v", got, err)
 	}
 	h, _ := keyHandler()
-	z.Key, z.Events = Texts{"static"}, "10"
-	z.compile()
+	z.Key, z.Events = []string{"static"}, Quantity{Number: 10}
+	z.prepare()
 	if _, err := z.request(httptest.NewRequest("GET", "/", nil), values{}.replacer(), h); !errors.Is(err, errBroken) {
 		t.Errorf("request returns %v, want the matcher's error", err)
 	}
@@ -98,21 +98,21 @@ func TestReservedFromAMatcherThatFails(t *testing.T) {
 
 func TestReservedOfARequest(t *testing.T) {
 	for name, test := range map[string]struct {
-		zone     *Zone
+		zone     *compiledZone
 		quota    string
 		reserved int64
 	}{
-		"events":              {zone: &Zone{Events: "10"}, reserved: 3},
-		"events of the plan":  {zone: &Zone{Events: "{" + headerA + "}", EventsFallback: 10}, quota: "1000", reserved: 250},
-		"fallback":            {zone: &Zone{Events: "{" + headerA + "}", EventsFallback: 10}, reserved: 3},
-		"burst":               {zone: &Zone{Events: "10", Algorithm: "gcra", Burst: 40}, reserved: 10},
-		"events without one":  {zone: &Zone{Events: "10", Algorithm: "gcra"}, reserved: 3},
-		"concurrent requests": {zone: &Zone{Events: "8", Algorithm: "concurrency"}, reserved: 2},
+		"events":              {zone: &compiledZone{Events: Quantity{Number: 10}}, reserved: 3},
+		"events of the plan":  {zone: &compiledZone{Events: Quantity{Text: "{" + headerA + "}", Number: 10}}, quota: "1000", reserved: 250},
+		"fallback":            {zone: &compiledZone{Events: Quantity{Text: "{" + headerA + "}", Number: 10}}, reserved: 3},
+		"burst":               {zone: &compiledZone{Events: Quantity{Number: 10}, Algorithm: "gcra", Burst: 40}, reserved: 10},
+		"events without one":  {zone: &compiledZone{Events: Quantity{Number: 10}, Algorithm: "gcra"}, reserved: 3},
+		"concurrent requests": {zone: &compiledZone{Events: Quantity{Number: 8}, Algorithm: "concurrency"}, reserved: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			z := test.zone
-			z.Key, z.Reserves = Texts{"static"}, []*Reserve{reserveFor(25, "POST")}
-			z.compile()
+			z.Key, z.Reserves = []string{"static"}, []compiledReserve{reserveFor(25, "POST")}
+			z.prepare()
 			h, _ := keyHandler()
 			repl := values{headerA: test.quota}.replacer()
 			for method, want := range map[string]int64{"GET": test.reserved, "POST": 0} {

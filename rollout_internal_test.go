@@ -9,13 +9,8 @@ import (
 )
 
 // rolloutTo is a rollout of so many percent, ready for use.
-func rolloutTo(t *testing.T, percent float64) *Rollout {
-	t.Helper()
-	o := &Rollout{Store: "other", Percent: percent}
-	if err := o.provision(&App{uses: map[string]*storeUse{"other": {}}}); err != nil {
-		t.Fatal(err)
-	}
-	return o
+func rolloutTo(percent float64) *movedShare {
+	return &movedShare{Percent: percent, bound: boundOf(percent)}
 }
 
 // TestRolloutMovesTheSameClientsAlways: other values would move other clients,
@@ -33,7 +28,7 @@ func TestRolloutMovesTheSameClientsAlways(t *testing.T) {
 			t.Errorf("place of %q is %d, want %d", key, got, want)
 		}
 		percent := float64(want) / places * 100
-		if rolloutTo(t, percent-0.01).moves(key) || !rolloutTo(t, percent+0.01).moves(key) {
+		if rolloutTo(percent-0.01).moves(key) || !rolloutTo(percent+0.01).moves(key) {
 			t.Errorf("%q is not moved from %f percent on", key, percent)
 		}
 	}
@@ -43,7 +38,7 @@ func TestRolloutMovesItsShareAndNobodyBack(t *testing.T) {
 	const keys = 100_000
 	var before map[string]bool
 	for _, percent := range []float64{0, 0.01, 0.1, 1, 2.5, 12.5, 100.0 / 3, 50, 66.66, 99.5, 99.99, 100} {
-		o := rolloutTo(t, percent)
+		o := rolloutTo(percent)
 		moved := map[string]bool{}
 		for i := range keys {
 			if key := fmt.Sprintf("x7Q:client-%d", i); o.moves(key) {
@@ -65,7 +60,7 @@ func TestRolloutMovesItsShareAndNobodyBack(t *testing.T) {
 			t.Errorf("%g percent move %d of %d", percent, len(moved), keys)
 		}
 	}
-	if new(Rollout).moves("x7Q:client-1") || (*Rollout)(nil).moves("x7Q:client-1") {
+	if new(movedShare).moves("x7Q:client-1") || (*movedShare)(nil).moves("x7Q:client-1") {
 		t.Error("a client is moved without a rollout")
 	}
 }
@@ -82,7 +77,7 @@ func TestRolloutIsIndependentOfTheShards(t *testing.T) {
 	}
 	store := redis.New(redis.Options{Members: members})
 	for _, percent := range []float64{5, 50, 95} {
-		o := rolloutTo(t, percent)
+		o := rolloutTo(percent)
 		owned, moved := map[string]float64{}, map[string]float64{}
 		for i := range keys {
 			key := fmt.Sprintf("x7Q:client-%d", i)

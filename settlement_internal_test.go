@@ -57,22 +57,26 @@ func (deafModule) CloseStore()                             {}
 func (deafModule) OnErrorDefault() string                  { return onErrorAllow }
 
 // newTestHandler is a handler with one zone, which counts in s.
-func newTestHandler(t *testing.T, z *Zone, s store.Store) *Handler {
+func newTestHandler(t *testing.T, z *compiledZone, s store.Store) *Limiter {
 	t.Helper()
 	use := &storeUse{name: t.Name(), module: deafModule{s}, logger: zap.NewNop()}
 	if _, err := use.enter(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(use.unload)
-	z.Name, z.Key, z.Events, z.Window = "test", Texts{"static"}, "10", caddy.Duration(time.Hour)
-	z.compile()
-	z.countIn(ownStore, use)
-	return &Handler{Zones: []*Zone{z}, logger: zap.NewNop(), now: time.Now, use: use}
+	z.Name, z.Key, z.Events, z.Window = "test", []string{"static"}, Quantity{Number: 10}, time.Hour
+	z.Cost = Quantity{Number: 1}
+	z.Free.add(http.StatusNotModified)
+	l, err := newLimiter(Config{Zones: []*compiledZone{z}, Logger: zap.NewNop(), Now: time.Now, Store: use})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
 }
 
 // answeredWith serves one request by a handler with the zone in front of a chain
 // that answers with status, and returns what the client gets.
-func answeredWith(t *testing.T, z *Zone, s *deafStore, status int) int {
+func answeredWith(t *testing.T, z *compiledZone, s *deafStore, status int) int {
 	t.Helper()
 	h := newTestHandler(t, z, s)
 	w := httptest.NewRecorder()
@@ -93,59 +97,59 @@ func TestTakeOfUnknownOutcome(t *testing.T) {
 	uncertain := fmt.Errorf("%w: no answer in time", store.ErrUncertain)
 	notExecuted := fmt.Errorf("%w: connection refused", store.ErrNotExecuted)
 	for name, test := range map[string]struct {
-		zone   *Zone
+		zone   *compiledZone
 		err    error
 		status int
 		want   int
 		asked  []string
 	}{
 		"uncertain": {
-			zone: &Zone{Charge: chargeBefore, OnError: onErrorAllow}, err: uncertain, status: 200, want: 200,
+			zone: &compiledZone{ChargeBefore: true, OnError: onErrorAllow}, err: uncertain, status: 200, want: 200,
 		},
 		"uncertain, and free": {
-			zone: &Zone{Charge: chargeBefore, OnError: onErrorAllow}, err: uncertain, status: 304, want: 304,
+			zone: &compiledZone{ChargeBefore: true, OnError: onErrorAllow}, err: uncertain, status: 304, want: 304,
 		},
 		"uncertain, and refused": {
-			zone: &Zone{Charge: chargeBefore, OnError: onErrorDeny}, err: uncertain, status: 200, want: 503,
+			zone: &compiledZone{ChargeBefore: true, OnError: onErrorDeny}, err: uncertain, status: 200, want: 503,
 		},
 		"uncertain in a log": {
-			zone: &Zone{Charge: chargeBefore, OnError: onErrorAllow, Algorithm: "sliding_log"}, err: uncertain, status: 200, want: 200,
+			zone: &compiledZone{ChargeBefore: true, OnError: onErrorAllow, Algorithm: "sliding_log"}, err: uncertain, status: 200, want: 200,
 			asked: []string{"charge 1"},
 		},
 		"uncertain in a log, and free": {
-			zone: &Zone{Charge: chargeBefore, OnError: onErrorAllow, Algorithm: "sliding_log"}, err: uncertain, status: 304, want: 304,
+			zone: &compiledZone{ChargeBefore: true, OnError: onErrorAllow, Algorithm: "sliding_log"}, err: uncertain, status: 304, want: 304,
 			asked: []string{"refund 1"},
 		},
 		"uncertain in a log, and refused": {
-			zone: &Zone{Charge: chargeBefore, OnError: onErrorDeny, Algorithm: "sliding_log"}, err: uncertain, status: 200, want: 503,
+			zone: &compiledZone{ChargeBefore: true, OnError: onErrorDeny, Algorithm: "sliding_log"}, err: uncertain, status: 200, want: 503,
 			asked: []string{"refund 1"},
 		},
 		"uncertain lease": {
-			zone: &Zone{OnError: onErrorAllow, Algorithm: "concurrency"}, err: uncertain, status: 200, want: 200,
+			zone: &compiledZone{OnError: onErrorAllow, Algorithm: "concurrency"}, err: uncertain, status: 200, want: 200,
 			asked: []string{"refund 1"},
 		},
 		"uncertain lease, and refused": {
-			zone: &Zone{OnError: onErrorDeny, Algorithm: "concurrency"}, err: uncertain, status: 200, want: 503,
+			zone: &compiledZone{OnError: onErrorDeny, Algorithm: "concurrency"}, err: uncertain, status: 200, want: 503,
 			asked: []string{"refund 1"},
 		},
 		"not executed": {
-			zone: &Zone{Charge: chargeBefore, OnError: onErrorAllow}, err: notExecuted, status: 200, want: 200,
+			zone: &compiledZone{ChargeBefore: true, OnError: onErrorAllow}, err: notExecuted, status: 200, want: 200,
 			asked: []string{"charge 1"},
 		},
 		"not executed, and free": {
-			zone: &Zone{Charge: chargeBefore, OnError: onErrorAllow}, err: notExecuted, status: 304, want: 304,
+			zone: &compiledZone{ChargeBefore: true, OnError: onErrorAllow}, err: notExecuted, status: 304, want: 304,
 		},
 		"not executed, and refused": {
-			zone: &Zone{Charge: chargeBefore, OnError: onErrorDeny}, err: notExecuted, status: 200, want: 503,
+			zone: &compiledZone{ChargeBefore: true, OnError: onErrorDeny}, err: notExecuted, status: 200, want: 503,
 		},
 		"not executed lease": {
-			zone: &Zone{OnError: onErrorAllow, Algorithm: "concurrency"}, err: notExecuted, status: 200, want: 200,
+			zone: &compiledZone{OnError: onErrorAllow, Algorithm: "concurrency"}, err: notExecuted, status: 200, want: 200,
 		},
 		"counted locally, outcome uncertain": {
-			zone: &Zone{Charge: chargeBefore, OnError: onErrorLocal}, err: uncertain, status: 200, want: 200,
+			zone: &compiledZone{ChargeBefore: true, OnError: onErrorLocal}, err: uncertain, status: 200, want: 200,
 		},
 		"counted locally, not executed": {
-			zone: &Zone{Charge: chargeBefore, OnError: onErrorLocal}, err: notExecuted, status: 200, want: 200,
+			zone: &compiledZone{ChargeBefore: true, OnError: onErrorLocal}, err: notExecuted, status: 200, want: 200,
 			asked: []string{"charge 1"},
 		},
 	} {

@@ -11,10 +11,6 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
-// durationBuckets span what a call to a near server takes and how long a charge
-// is waited for.
-var durationBuckets = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5}
-
 // shardDurations are the histograms of one shard of a store, each looked up when
 // something is first measured.
 type shardDurations struct {

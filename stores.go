@@ -50,8 +50,8 @@ type storeUse struct {
 	ended bool
 	// opened is set once the store was.
 	opened bool
-	// zones are the states of the config's zones.
-	zones map[string]*zoneState
+	// closing are called when the store is closed.
+	closing []func()
 }
 
 // openedStore is a store and what handlers need to know of it.
@@ -214,8 +214,19 @@ func (u *storeUse) unload() {
 	}
 }
 
+// onClose calls f when the store, which is open, is closed.
+func (u *storeUse) onClose(f func()) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.closing = append(u.closing, f)
+}
+
+// close ends the use of the store. mu is held.
 func (u *storeUse) close(open *openedStore) {
-	u.releaseZones()
+	for _, f := range u.closing {
+		f()
+	}
+	u.closing = nil
 	open.leaveNewcomers()
 	open.leaveLedger(u.name, u.module, u.module.CloseStore)
 }

@@ -18,26 +18,30 @@ import (
 func TestStoreThatDoesNotOpen(t *testing.T) {
 	for _, broken := range []int{ownStore, rolloutStore} {
 		for onError, status := range map[string]int{onErrorAllow: http.StatusOK, onErrorLocal: http.StatusOK, onErrorDeny: http.StatusServiceUnavailable} {
-			for _, charge := range []string{chargeAfter, chargeBefore} {
+			for _, charge := range []bool{false, true} {
 				s := new(deafStore)
 				var uses [mostStores]*storeUse
 				for in := range uses {
 					uses[in] = &storeUse{name: t.Name(), module: deafModule{s}, logger: zap.NewNop()}
 				}
 				uses[broken].module = new(brokenStore)
-				h := &Handler{logger: zap.NewNop(), now: time.Now, use: uses[ownStore]}
+				moved := &movedShare{Store: uses[rolloutStore]}
+				h := &Limiter{Config: Config{Logger: zap.NewNop(), Now: time.Now, Store: uses[ownStore], Rollout: moved}}
 				for _, name := range []string{"a", "b"} {
-					z := &Zone{Name: name, Key: Texts{name}, Events: "10", Window: caddy.Duration(time.Hour), Charge: charge, OnError: onError, MaxWait: 1}
-					z.compile()
+					z := &compiledZone{
+						Name: name, Key: []string{name}, Events: Quantity{Number: 10}, Cost: Quantity{Number: 1},
+						Window: time.Hour, ChargeBefore: charge, OnError: onError, MaxWait: 1,
+					}
+					z.prepare()
 					for in, use := range uses {
 						z.countIn(in, use)
 					}
 					h.Zones = append(h.Zones, z)
 				}
 				// The clients are the same for all requests, and one is moved.
-				place := func(z *Zone) uint64 { return rolloutPlace(z.clientKey(caddy.NewReplacer(), h)) }
-				slices.SortFunc(h.Zones, func(a, b *Zone) int { return cmp.Compare(place(a), place(b)) })
-				h.Rollout = &Rollout{bound: place(h.Zones[1])}
+				place := func(z *compiledZone) uint64 { return rolloutPlace(z.clientKey(caddy.NewReplacer(), h)) }
+				slices.SortFunc(h.Zones, func(a, b *compiledZone) int { return cmp.Compare(place(a), place(b)) })
+				moved.bound = place(h.Zones[1])
 
 				w := httptest.NewRecorder()
 				r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), caddy.NewReplacer(), w, nil)
@@ -54,7 +58,7 @@ func TestStoreThatDoesNotOpen(t *testing.T) {
 					asked = nil
 				}
 				if got != status || !slices.Equal(s.asked, asked) {
-					t.Errorf("store %d does not open, on_error %s, charge %s: status %d, the other one is asked to %q, want %d and %q",
+					t.Errorf("store %d does not open, on_error %s, charge before %v: status %d, the other one is asked to %q, want %d and %q",
 						broken, onError, charge, got, s.asked, status, asked)
 				}
 				for in, use := range uses {

@@ -40,12 +40,12 @@ func TestBatchOfAZone(t *testing.T) {
 		"": 0, "off": 0, "auto": store.BatchAuto, "1": 1, "0010": 10, "9007199254740991": store.MaxInteger,
 	} {
 		z := &Zone{Name: "test", Key: Texts{"k"}, Events: "10", Batch: batch}
-		if z.compile(); z.batch != want || z.batchShare != defaultBatchShare {
-			t.Errorf("batch %q is %d with a share of %d percent, want %d and %d", batch, z.batch, z.batchShare, want, defaultBatchShare)
+		if c := z.compile(); c.Batch != want || c.BatchShare != defaultBatchShare {
+			t.Errorf("batch %q is %d with a share of %d percent, want %d and %d", batch, c.Batch, c.BatchShare, want, defaultBatchShare)
 		}
 	}
 	z := &Zone{Name: "test", Key: Texts{"k"}, Events: "10", Batch: "auto", BatchShare: 25}
-	if z.compile(); z.batchShare != 25 {
-		t.Errorf("batch_share 25 is %d", z.batchShare)
+	if c := z.compile(); c.BatchShare != 25 {
+		t.Errorf("batch_share 25 is %d", c.BatchShare)
 	}
 }

@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
@@ -37,8 +35,8 @@ func TestCostOfAPlaceholder(t *testing.T) {
 		"negative":       {cost: "-1", want: 1, bad: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			z := &Zone{Name: "test", Key: Texts{"static"}, Events: "10", Cost: "{" + headerA + "}"}
-			z.compile()
+			z := &compiledZone{Name: "test", Key: []string{"static"}, Events: Quantity{Number: 10}, Cost: Quantity{Text: "{" + headerA + "}"}}
+			z.prepare()
 			h, logs := keyHandler()
 			repl := values{headerA: test.cost}.replacer()
 			if got, bad := z.readCost(repl); got != test.want || (bad != "") != test.bad {
@@ -62,14 +60,14 @@ func TestCostOfAPlaceholder(t *testing.T) {
 }
 
 func TestCostWarnsOnceAMinute(t *testing.T) {
-	z := &Zone{Name: "test", Cost: "{" + headerA + "}"}
+	z := &compiledZone{Name: "test", Cost: Quantity{Text: "{" + headerA + "}"}}
 	h, logs := keyHandler()
-	start := h.now()
+	start := h.Now()
 	repl := values{headerA: "2.5"}.replacer()
 	for range 5 {
 		z.finalCost(repl, h)
 	}
-	h.now = func() time.Time { return start.Add(reportInterval) }
+	h.Now = func() time.Time { return start.Add(reportInterval) }
 	z.finalCost(repl, h)
 	if logs.Len() != 2 {
 		t.Fatalf("%d warnings, want 2", logs.Len())
@@ -82,8 +80,8 @@ func TestCostWarnsOnceAMinute(t *testing.T) {
 
 // TestWarningsOfLongTextsAreShort, whatever a client sends as its cost or plan.
 func TestWarningsOfLongTextsAreShort(t *testing.T) {
-	z := &Zone{Name: "test", Key: Texts{"static"}, Events: "{" + headerA + "}", EventsFallback: 10, Cost: "{" + headerA + "}"}
-	z.compile()
+	z := &compiledZone{Name: "test", Key: []string{"static"}, Events: Quantity{Text: "{" + headerA + "}", Number: 10}, Cost: Quantity{Text: "{" + headerA + "}"}}
+	z.prepare()
 	h, logs := keyHandler()
 	repl := values{headerA: strings.Repeat("9", 19_000)}.replacer()
 	z.eventsFor(repl, h)
@@ -101,22 +99,22 @@ func TestWarningsOfLongTextsAreShort(t *testing.T) {
 }
 
 func TestCostThatIsTheSameForAll(t *testing.T) {
-	for cost, want := range map[Amount]int64{"": 1, "1": 1, "0": 0, "7": 7, "007": 7} {
-		z := &Zone{Key: Texts{"static"}, Events: "10", Cost: cost}
-		z.compile()
+	for _, want := range []int64{0, 1, 7} {
+		z := &compiledZone{Key: []string{"static"}, Events: Quantity{Number: 10}, Cost: Quantity{Number: want}}
+		z.prepare()
 		h, logs := keyHandler()
 		req, err := z.request(httptest.NewRequest("GET", "/", nil), values{}.replacer(), h)
 		if final := z.finalCost(values{}.replacer(), h); err != nil || req.Cost != want || final != want {
-			t.Errorf("cost %q is %d, then %d, %v, want %d", cost, req.Cost, final, err, want)
+			t.Errorf("cost is %d, then %d, %v, want %d", req.Cost, final, err, want)
 		}
 		if logs.Len() != 0 {
-			t.Errorf("cost %q logs %v", cost, logs.All())
+			t.Errorf("cost %d logs %v", want, logs.All())
 		}
 	}
 }
 
 func TestCostOfSeveralPlaceholders(t *testing.T) {
-	z := &Zone{Name: "test", Cost: "{" + headerA + "}{" + headerB + "}0"}
+	z := &compiledZone{Name: "test", Cost: Quantity{Text: "{" + headerA + "}{" + headerB + "}0"}}
 	h, _ := keyHandler()
 	if got := z.finalCost(values{headerA: "1", headerB: "2"}.replacer(), h); got != 120 {
 		t.Errorf("cost is %d, want 120", got)
@@ -144,9 +142,9 @@ func TestEventsForABurst(t *testing.T) {
 		"largest":          {store.MaxEvents, 100 * year, "4503599627370496", store.MaxEvents},
 	} {
 		t.Run(name, func(t *testing.T) {
-			z := &Zone{
-				Name: "test", Algorithm: "gcra", Events: "{" + headerA + "}", EventsFallback: 10,
-				Burst: test.burst, Window: caddy.Duration(test.window), events: 10,
+			z := &compiledZone{
+				Name: "test", Algorithm: "gcra", Events: Quantity{Text: "{" + headerA + "}", Number: 10},
+				Burst: test.burst, Window: test.window,
 			}
 			h, logs := keyHandler()
 			if got := z.eventsFor(values{headerA: test.plan}.replacer(), h); got != test.want {
@@ -163,14 +161,11 @@ func TestEventsForABurst(t *testing.T) {
 // longer to drain than an instant can tell would be none.
 func TestBurstOfACentury(t *testing.T) {
 	const burst = 100
-	z := &Zone{
-		Name: "test", Key: Texts{"static"}, Algorithm: "gcra", Events: "1", Burst: burst,
-		Window: caddy.Duration(365 * 24 * time.Hour),
+	z := &compiledZone{
+		Name: "test", Key: []string{"static"}, Algorithm: "gcra", Events: Quantity{Number: 1}, Burst: burst,
+		Window: 365 * 24 * time.Hour,
 	}
-	if err := z.validate(); err != nil {
-		t.Fatal(err)
-	}
-	z.compile()
+	z.prepare()
 	h, _ := keyHandler()
 	buckets := memory.New(memory.NewBuckets(), memory.Options{})
 	for n := range 3 * burst {
@@ -196,12 +191,12 @@ func TestNewIDsAreShortAndDistinct(t *testing.T) {
 }
 
 func TestRequestsHaveAnIDWhereEventsAreKeptOneByOne(t *testing.T) {
-	for algorithm, want := range map[string]bool{
-		"": false, "fixed_window": false, "sliding_window": false, "gcra": false,
+	for algorithm, want := range map[store.Algorithm]bool{
+		"fixed_window": false, "sliding_window": false, "gcra": false,
 		"sliding_log": true, "concurrency": true,
 	} {
-		z := &Zone{Key: Texts{"static"}, Events: "10", Algorithm: algorithm}
-		z.compile()
+		z := &compiledZone{Key: []string{"static"}, Events: Quantity{Number: 10}, Algorithm: algorithm}
+		z.prepare()
 		h, _ := keyHandler()
 		req, err := z.request(httptest.NewRequest("GET", "/", nil), values{}.replacer(), h)
 		if err != nil || (req.ID != "") != want {
@@ -210,19 +205,41 @@ func TestRequestsHaveAnIDWhereEventsAreKeptOneByOne(t *testing.T) {
 	}
 }
 
-// TestZonesThatTake: concurrency does in any case.
-func TestZonesThatTake(t *testing.T) {
-	for _, test := range []struct {
-		algorithm, charge string
-		want              bool
+func TestEventsForARequest(t *testing.T) {
+	for name, test := range map[string]struct {
+		quota  string
+		want   int64
+		logged string
 	}{
-		{"", "", false}, {"gcra", "after", false}, {"", "before", true},
-		{"concurrency", "", true}, {"concurrency", "before", true},
+		"number":              {"25", 25, ""},
+		"largest":             {"4503599627370496", store.MaxEvents, ""},
+		"zero":                {"0", 0, ""},
+		"unlimited":           {"unlimited", unlimited, ""},
+		"spaces":              {" 25\t", 25, ""},
+		"unlimited, spaces":   {" unlimited\t", unlimited, ""},
+		"missing":             {"", 10, "using the fallback"},
+		"text":                {"many", 10, "using the fallback"},
+		"another word":        {"Unlimited", 10, "using the fallback"},
+		"fraction":            {"2.5", 10, "using the fallback"},
+		"negative":            {"-1", 10, "using the fallback"},
+		"negative, 64 bits":   {"-99999999999999999999", 10, "using the fallback"},
+		"too large":           {"4503599627370497", store.MaxEvents, "using the nearest"},
+		"beyond 64 bits":      {"99999999999999999999", store.MaxEvents, "using the nearest"},
+		"number and the word": {"5 unlimited", 10, "using the fallback"},
 	} {
-		z := &Zone{Key: Texts{"static"}, Events: "10", Algorithm: test.algorithm, Charge: test.charge}
-		z.compile()
-		if z.takes != test.want {
-			t.Errorf("algorithm %q, charge %q: takes is %v, want %v", test.algorithm, test.charge, z.takes, test.want)
-		}
+		t.Run(name, func(t *testing.T) {
+			z := &compiledZone{Name: "test", Events: Quantity{Text: "{" + headerA + "}", Number: 10}}
+			h, logs := keyHandler()
+			if got := z.eventsFor(values{headerA: test.quota}.replacer(), h); got != test.want {
+				t.Errorf("events are %d, want %d", got, test.want)
+			}
+			if n := logs.FilterMessageSnippet(test.logged).Len(); n != logs.Len() || (n == 1) != (test.logged != "") {
+				t.Errorf("warnings: %v, want %q", logs.All(), test.logged)
+			}
+			z.eventsFor(values{headerA: test.quota}.replacer(), h)
+			if logs.Len() > 1 {
+				t.Errorf("warnings: %v, want one a minute", logs.All())
+			}
+		})
 	}
 }

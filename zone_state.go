@@ -77,24 +77,10 @@ func (s *shared[K, V]) release(key K) {
 	}
 }
 
-// zone is the state of a zone in the store, until that is not used any more.
-func (u *storeUse) zone(name string) *zoneState {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if state, ok := u.zones[name]; ok {
-		return state
-	}
-	if u.zones == nil {
-		u.zones = map[string]*zoneState{}
-	}
-	u.zones[name] = zoneStates.acquire(zoneID{u.name, name})
-	return u.zones[name]
-}
-
-// releaseZones lets go of the zones' states. mu is held.
-func (u *storeUse) releaseZones() {
-	for name := range u.zones {
-		zoneStates.release(zoneID{u.name, name})
-	}
-	u.zones = nil
+// acquireState returns the state of a zone in a store, and keeps it until the
+// store is closed.
+func acquireState(use *storeUse, zone string) *zoneState {
+	id := zoneID{use.name, zone}
+	use.onClose(func() { zoneStates.release(id) })
+	return zoneStates.acquire(id)
 }

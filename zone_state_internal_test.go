@@ -30,17 +30,17 @@ func TestZoneStateLivesWithTheStore(t *testing.T) {
 	}
 	before := series()
 	one, other := load("one"), load("other")
-	state := one.zone("zone")
-	if one.zone("zone") != state {
+	state := acquireState(one, "zone")
+	if acquireState(one, "zone") != state {
 		t.Error("another handler's zone has another state")
 	}
-	if other.zone("zone") == state || one.zone("zone2") == state {
+	if acquireState(other, "zone") == state || acquireState(one, "zone2") == state {
 		t.Error("two zones share a state")
 	}
 	state.counts.requests.Inc()
 
 	next := load("one")
-	if next.zone("zone") != state {
+	if acquireState(next, "zone") != state {
 		t.Error("a zone that is loaded again has another state")
 	}
 	if _, err := one.enter(); err != nil {
@@ -58,7 +58,7 @@ func TestZoneStateLivesWithTheStore(t *testing.T) {
 	if n := series() - before; n != 1 {
 		t.Errorf("%d zones have metrics, want that of the other store", n)
 	}
-	if n := valueOf(other.zone("zone").counts.requests); n != 1 {
+	if n := valueOf(acquireState(other, "zone").counts.requests); n != 1 {
 		t.Errorf("%d requests are counted of the zone in both stores, want 1", n)
 	}
 	other.unload()

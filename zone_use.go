@@ -24,7 +24,7 @@ type zoneUse struct {
 
 // countIn makes the zone count in a store.
 func (z *compiledZone) countIn(in int, use *storeUse) {
-	state := use.zone(z.Name)
+	state := acquireState(use, z.Name)
 	z.counts = state.counts
 	z.uses[in] = zoneUse{compiledZone: z, in: in, use: use, onError: cmp.Or(z.OnError, use.onError), refused: state.refused, logged: state.logged}
 	if z.MaxWait > 0 {
