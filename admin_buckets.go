@@ -197,9 +197,6 @@ func answerOfState(st *store.State) *stateAnswer {
 	}
 }
 
-// epochSeconds is an instant in seconds since the epoch.
-func epochSeconds(micros int64) float64 { return float64(micros) / 1e6 }
-
 func answerOfAccount(a *store.Account) *accountAnswer {
 	if a == nil {
 		return nil

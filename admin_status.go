@@ -5,8 +5,6 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
@@ -135,15 +133,6 @@ func statusOfZone(l *Limiter, z *compiledZone) zoneStatus {
 		s.Decisions[o.String()] = valueOf(z.counts.decisions[o])
 	}
 	return s
-}
-
-// valueOf is what a counter counts.
-func valueOf(c prometheus.Counter) int64 {
-	var m dto.Metric
-	if err := c.Write(&m); err != nil {
-		return 0
-	}
-	return int64(m.GetCounter().GetValue())
 }
 
 func statusOfStore(use *storeUse) storeStatus {

@@ -69,19 +69,3 @@ func TestCostWithoutPlaceholder(t *testing.T) {
 		}
 	}
 }
-
-// TestZonesThatTake: concurrency does in any case.
-func TestZonesThatTake(t *testing.T) {
-	for _, test := range []struct {
-		algorithm, charge string
-		want              bool
-	}{
-		{"", "", false}, {"gcra", "after", false}, {"", "before", true},
-		{"concurrency", "", true}, {"concurrency", "before", true},
-	} {
-		z := &Zone{Key: Texts{"static"}, Events: "10", Algorithm: test.algorithm, Charge: test.charge}
-		if got := z.compile().ChargeBefore; got != test.want {
-			t.Errorf("algorithm %q, charge %q: takes is %v, want %v", test.algorithm, test.charge, got, test.want)
-		}
-	}
-}

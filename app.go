@@ -29,9 +29,6 @@ type App struct {
 	limiters []*Limiter
 }
 
-// zoneID identifies a zone in a config.
-type zoneID struct{ store, zone string }
-
 // CaddyModule returns the Caddy module information.
 func (*App) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{
@@ -149,7 +146,7 @@ func rawStoreName(raw json.RawMessage) (name string, isName bool, err error) {
 	case raw[0] == '{':
 		return "", false, nil
 	}
-	if err := json.Unmarshal(raw, &name); err != nil || !zoneName.MatchString(name) {
+	if err := json.Unmarshal(raw, &name); err != nil || !validName(name) {
 		return "", true, badOption("store", "%s: it must be the name of a store, or an object with the field module", raw)
 	}
 	return name, true, nil

@@ -56,7 +56,7 @@ const (
 //	}
 func (s *RedisStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next()
-	p := parser{Dispenser: d, lines: map[string]caddyfile.Token{}, start: d.Token()}
+	p := redisParser{newParser(d)}
 	if err := p.noArgs(); err != nil {
 		return err
 	}
@@ -68,7 +68,7 @@ func (s *RedisStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 				return err
 			}
 			s.Shards = append(s.Shards, shard)
-			p.lines["shard "+shard.Name] = start
+			p.startsAt("shard "+shard.Name, start)
 			continue
 		}
 		if err := p.redisOption(s); err != nil {
@@ -81,7 +81,10 @@ func (s *RedisStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-func (p *parser) redisOption(s *RedisStore) error {
+// redisParser parses the options of a store or a shard.
+type redisParser struct{ *parser }
+
+func (p redisParser) redisOption(s *RedisStore) error {
 	if err := p.once(); err != nil {
 		return err
 	}
@@ -118,7 +121,7 @@ func (p *parser) redisOption(s *RedisStore) error {
 }
 
 func parseShard(d *caddyfile.Dispenser) (*RedisShard, error) {
-	p := parser{Dispenser: d, lines: map[string]caddyfile.Token{}, start: d.Token()}
+	p := redisParser{newParser(d)}
 	s := new(RedisShard)
 	if err := p.text(&s.Name); err != nil {
 		return nil, p.Err("shard takes one argument, its name")
@@ -134,7 +137,7 @@ func parseShard(d *caddyfile.Dispenser) (*RedisShard, error) {
 	return s, nil
 }
 
-func (p *parser) shardOption(s *RedisShard) error {
+func (p redisParser) shardOption(s *RedisShard) error {
 	option := p.Token()
 	if option.Text != "replica" && option.Text != "cluster" {
 		if err := p.once(); err != nil {
@@ -154,7 +157,7 @@ func (p *parser) shardOption(s *RedisShard) error {
 }
 
 // serversOption parses an option that only a shard has.
-func (p *parser) serversOption(s *RedisShard) error {
+func (p redisParser) serversOption(s *RedisShard) error {
 	switch p.Val() {
 	case "primary":
 		return p.text(&s.Primary)
@@ -181,7 +184,7 @@ func (p *parser) serversOption(s *RedisShard) error {
 
 // connectionOption parses an option that a store and a shard have, and tells
 // whether this is one.
-func (p *parser) connectionOption(c *RedisConnection) (known bool, err error) {
+func (p redisParser) connectionOption(c *RedisConnection) (known bool, err error) {
 	switch p.Val() {
 	case "username":
 		return true, p.text(&c.Username)
@@ -209,8 +212,8 @@ func (p *parser) connectionOption(c *RedisConnection) (known bool, err error) {
 }
 
 // tls parses a block, which may be missing.
-func (p *parser) tls() (*RedisTLS, error) {
-	block := parser{Dispenser: p.Dispenser, lines: map[string]caddyfile.Token{}, start: p.Token()}
+func (p redisParser) tls() (*RedisTLS, error) {
+	block := redisParser{newParser(p.Dispenser)}
 	if err := block.noArgs(); err != nil {
 		return nil, err
 	}
@@ -226,7 +229,7 @@ func (p *parser) tls() (*RedisTLS, error) {
 	return t, nil
 }
 
-func (p *parser) tlsOption(t *RedisTLS) error {
+func (p redisParser) tlsOption(t *RedisTLS) error {
 	if err := p.once(); err != nil {
 		return err
 	}
@@ -246,13 +249,6 @@ func (p *parser) tlsOption(t *RedisTLS) error {
 	default:
 		return p.unknown(tlsOptions, "key", "the line cert <file> <key>")
 	}
-}
-
-// more adds the arguments of an option that may be repeated.
-func (p *parser) more(to *[]string) error {
-	args, err := p.args()
-	*to = append(*to, args...)
-	return err
 }
 
 // Interface guard.

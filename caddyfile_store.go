@@ -48,7 +48,7 @@ func parseStore(d *caddyfile.Dispenser, stores caddy.ModuleMap) error {
 		return d.Err("write store [<name>] memory or store [<name>] redis, then a block")
 	}
 	d.NextArg()
-	if !zoneName.MatchString(name) {
+	if !validName(name) {
 		return d.Errf("store name %q: use only letters, digits and the characters _ . -", name)
 	}
 	if _, ok := stores[name]; ok {
@@ -65,31 +65,3 @@ func parseStore(d *caddyfile.Dispenser, stores caddy.ModuleMap) error {
 	stores[name] = caddyconfig.JSONModuleObject(unmarshaled, "module", module, nil)
 	return nil
 }
-
-// UnmarshalCaddyfile implements [caddyfile.Unmarshaler]:
-//
-//	memory {
-//		max_keys <n>
-//	}
-func (m *MemoryStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	d.Next()
-	p := parser{Dispenser: d, lines: map[string]caddyfile.Token{}, start: d.Token()}
-	if err := p.noArgs(); err != nil {
-		return err
-	}
-	for d.NextBlock(0) {
-		if err := p.once(); err != nil {
-			return err
-		}
-		if d.Val() != "max_keys" {
-			return p.unknown("max_keys", "", "")
-		}
-		if err := p.positive(&m.MaxKeys); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// Interface guard.
-var _ caddyfile.Unmarshaler = (*MemoryStore)(nil)

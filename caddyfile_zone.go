@@ -17,8 +17,11 @@ const (
 	zoneOptions    = "match, key, events, window, algorithm, align, burst, cost, charge, batch, batch_share, free_status, count_status, max_wait, max_wait_queue, penalty, reserve, ipv4_prefix, ipv6_prefix, on_error, enforce"
 )
 
+// zoneParser parses the options of a handler or a zone.
+type zoneParser struct{ *parser }
+
 // handlerOption parses one option of the directive other than zone.
-func (p *parser) handlerOption(h *Handler) error {
+func (p zoneParser) handlerOption(h *Handler) error {
 	if err := p.once(); err != nil {
 		return err
 	}
@@ -66,7 +69,7 @@ func (p *parser) handlerOption(h *Handler) error {
 }
 
 // rollout parses another store and the share of the clients that it gets.
-func (p *parser) rollout(h *Handler) error {
+func (p zoneParser) rollout(h *Handler) error {
 	args := p.RemainingArgs()
 	if len(args) != 2 {
 		return p.Errf("rollout takes two arguments, a store and how many percent of the clients it gets, such as rollout other 12.5, not %d", len(args))
@@ -80,7 +83,7 @@ func (p *parser) rollout(h *Handler) error {
 }
 
 // enforce parses for how many percent of the clients the zone is enforced.
-func (p *parser) enforce(z *Zone) error {
+func (p zoneParser) enforce(z *Zone) error {
 	text, err := p.arg()
 	if err != nil {
 		return err
@@ -93,16 +96,8 @@ func (p *parser) enforce(z *Zone) error {
 	return nil
 }
 
-func (p *parser) noArgs() error {
-	option := p.Val()
-	if p.NextArg() {
-		return p.Errf("%s takes no argument", option)
-	}
-	return nil
-}
-
 // oneLineZone parses the arguments of the one-line form.
-func (p *parser) oneLineZone() (*Zone, error) {
+func (p zoneParser) oneLineZone() (*Zone, error) {
 	args := p.RemainingArgs()
 	if len(args) != 3 && len(args) != 4 {
 		return nil, p.Err("write rate_limit <key> <events> <window> [<name>], or rate_limit { … } with a block")
@@ -123,7 +118,7 @@ func (p *parser) oneLineZone() (*Zone, error) {
 
 // parseZone parses one zone of the directive.
 func parseZone(h httpcaddyfile.Helper) (*Zone, error) {
-	p := parser{Dispenser: h.Dispenser, lines: map[string]caddyfile.Token{}, start: h.Token()}
+	p := zoneParser{newParser(h.Dispenser)}
 	z := new(Zone)
 	if err := p.text(&z.Name); err != nil {
 		return nil, p.Err("zone takes one argument, its name")
@@ -134,7 +129,7 @@ func parseZone(h httpcaddyfile.Helper) (*Zone, error) {
 		case "match":
 			err = parseMatch(h, "match", &z.MatcherSetsRaw)
 		case "reserve":
-			p.lines["reserve"] = p.Token()
+			p.startsAt("reserve", p.Token())
 			err = p.reserve(h, z)
 		default:
 			err = p.zoneOption(z)
@@ -149,7 +144,7 @@ func parseZone(h httpcaddyfile.Helper) (*Zone, error) {
 	return z, nil
 }
 
-func (p *parser) zoneOption(z *Zone) (err error) {
+func (p zoneParser) zoneOption(z *Zone) (err error) {
 	if err := p.once(); err != nil {
 		return err
 	}
@@ -202,7 +197,7 @@ func (p *parser) zoneOption(z *Zone) (err error) {
 }
 
 // events parses a number, or a placeholder and the number that stands in.
-func (p *parser) events(z *Zone) error {
+func (p zoneParser) events(z *Zone) error {
 	args := p.RemainingArgs()
 	if len(args) == 0 || len(args) > 2 {
 		return p.Err("events takes a number, or a placeholder and a number that counts where it yields none")
@@ -220,7 +215,7 @@ func (p *parser) events(z *Zone) error {
 }
 
 // reserve parses a part that is kept, and for which requests.
-func (p *parser) reserve(h httpcaddyfile.Helper, z *Zone) error {
+func (p zoneParser) reserve(h httpcaddyfile.Helper, z *Zone) error {
 	if !p.NextArg() {
 		return p.Err("reserve takes a percentage and matchers, such as reserve 20 @important")
 	}

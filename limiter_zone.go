@@ -27,7 +27,8 @@ type compiledZone struct {
 	Events    Quantity
 	Burst     int64
 	Cost      Quantity
-	// ChargeBefore is set for a zone that takes when a request comes.
+	// ChargeBefore is set for a zone that takes when a request comes, as one with
+	// concurrency always does.
 	ChargeBefore bool
 	// Batch is 0, [store.BatchAuto], or the number of events that are taken at
 	// once; BatchShare is in percent.
@@ -56,6 +57,12 @@ type compiledZone struct {
 
 	noKey, noEvents, farEvents, noCost, never throttle
 }
+
+// When a zone charges.
+const (
+	chargeAfter  = "after"
+	chargeBefore = "before"
+)
 
 // Quantity is a number, or a text with placeholders that yields one for each
 // request.
@@ -102,6 +109,7 @@ func (z *compiledZone) prepare() {
 	if z.enforced = places; z.Enforce != nil {
 		z.enforced = boundOf(*z.Enforce)
 	}
+	z.ChargeBefore = z.ChargeBefore || z.isLease()
 	z.needsID = z.isLease() || z.Algorithm == store.SlidingLog
 	z.refusal = fmt.Errorf("rate limit %s exceeded", z.Name)
 }

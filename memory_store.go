@@ -2,6 +2,7 @@ package shardlimit
 
 import (
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
@@ -36,6 +37,31 @@ func (m *MemoryStore) Validate() error {
 	return nil
 }
 
+// UnmarshalCaddyfile implements [caddyfile.Unmarshaler]:
+//
+//	memory {
+//		max_keys <n>
+//	}
+func (m *MemoryStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next()
+	p := newParser(d)
+	if err := p.noArgs(); err != nil {
+		return err
+	}
+	for d.NextBlock(0) {
+		if err := p.once(); err != nil {
+			return err
+		}
+		if d.Val() != "max_keys" {
+			return p.unknown("max_keys", "", "")
+		}
+		if err := p.positive(&m.MaxKeys); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // OpenStore implements [StoreModule].
 func (m *MemoryStore) OpenStore(name string) (store.Store, error) {
 	m.name = name
@@ -59,7 +85,8 @@ func (pooledBuckets) Destruct() error { return nil }
 
 // Interface guards.
 var (
-	_ StoreModule      = (*MemoryStore)(nil)
-	_ caddy.Validator  = (*MemoryStore)(nil)
-	_ caddy.Destructor = pooledBuckets{}
+	_ StoreModule           = (*MemoryStore)(nil)
+	_ caddy.Validator       = (*MemoryStore)(nil)
+	_ caddyfile.Unmarshaler = (*MemoryStore)(nil)
+	_ caddy.Destructor      = pooledBuckets{}
 )

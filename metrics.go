@@ -26,6 +26,28 @@ type metricSet struct {
 	overflowed    *prometheus.CounterVec
 }
 
+// outcome is what a zone decided about a request.
+type outcome int
+
+const (
+	// undecided: the zone was not asked, because another refused before.
+	undecided outcome = iota
+	allowed
+	refused
+	// wouldRefuse: the client is only observed, and would have been refused.
+	wouldRefuse
+	// errorAllowed and errorRefused: the store could not answer, and on_error
+	// decided.
+	errorAllowed
+	errorRefused
+	outcomes
+)
+
+// String is the outcome's name in metrics, placeholders and logs.
+func (o outcome) String() string {
+	return [outcomes]string{"", "allowed", "refused", "would_refuse", "error_allowed", "error_refused"}[o]
+}
+
 // zoneCounters are one zone's, looked up once.
 type zoneCounters struct {
 	requests, declined      prometheus.Counter
@@ -125,3 +147,12 @@ func outcomeLabel(err error) string {
 // durationBuckets span what a call to a near server takes and how long a charge
 // is waited for.
 var durationBuckets = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5}
+
+// valueOf returns what a counter counts.
+func valueOf(c prometheus.Counter) int64 {
+	var m dto.Metric
+	if err := c.Write(&m); err != nil {
+		return 0
+	}
+	return int64(m.GetCounter().GetValue())
+}

@@ -2,28 +2,6 @@ package shardlimit
 
 import "github.com/shardlimit/caddy-shardlimit/store"
 
-// outcome is what a zone decided about a request.
-type outcome int
-
-const (
-	// undecided: the zone was not asked, because another refused before.
-	undecided outcome = iota
-	allowed
-	refused
-	// wouldRefuse: the client is only observed, and would have been refused.
-	wouldRefuse
-	// errorAllowed and errorRefused: the store could not answer, and on_error
-	// decided.
-	errorAllowed
-	errorRefused
-	outcomes
-)
-
-// String is the outcome's name in metrics, placeholders and logs.
-func (o outcome) String() string {
-	return [outcomes]string{"", "allowed", "refused", "would_refuse", "error_allowed", "error_refused"}[o]
-}
-
 // outcome is what zone i decided.
 func (p *part) outcome(i int) outcome {
 	switch {

@@ -271,9 +271,6 @@ func (p *part) where(is func(i int) bool) (some []int) {
 	return some
 }
 
-// question is a method of a store that answers requests.
-type question = func(s store.Store, ctx context.Context, reqs []store.Request) []store.State
-
 // openQuestion is a method of an opened store that sets the states of requests.
 type openQuestion = func(open *openedStore, ctx context.Context, reqs []store.Request, states []store.State)
 

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -124,14 +123,6 @@ func (s *RedisStore) validateChoices() error {
 		return err
 	}
 	return oneOf("pipelining", s.Pipelining, pipeliningOn, pipelineOff)
-}
-
-func oneOf(option, value string, known ...string) error {
-	if value == "" || slices.Contains(known, value) {
-		return nil
-	}
-	last := len(known) - 1
-	return badOption(option, "%q: it must be %s or %s", value, strings.Join(known[:last], ", "), known[last])
 }
 
 func (s *RedisStore) validateNumbers() error {

@@ -103,7 +103,7 @@ func (s *RedisShard) validate() error {
 		return errors.New("a shard is null: define or remove it")
 	case s.Name == "":
 		return errors.New("a shard has no name: give it one")
-	case !zoneName.MatchString(s.Name):
+	case !validName(s.Name):
 		return fmt.Errorf("shard name %q: use only letters, digits and the characters _ . -", s.Name)
 	case len(s.kinds()) == 0:
 		return fmt.Errorf("shard %s has no primary: add sentinel <master> <addr>..., cluster <addr>..., or its address, such as primary localhost:6379", s.Name)
@@ -162,7 +162,7 @@ func (s *RedisSentinel) validate() error {
 		return nil
 	case s.Master == "":
 		return badOption("sentinel", "has no master: add the name under which the sentinels watch the primary, such as mymaster")
-	case !isDynamic(s.Master) && !zoneName.MatchString(s.Master):
+	case !isDynamic(s.Master) && !validName(s.Master):
 		return badOption("sentinel", "has the master %q: write the name under which the sentinels watch the primary, such as mymaster, of letters, digits and the characters _ . -", s.Master)
 	case len(s.Addrs) == 0:
 		return badOption("sentinel", "has no addresses: add those of the sentinels, such as sentinel-1 sentinel-2 sentinel-3")

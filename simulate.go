@@ -173,3 +173,6 @@ func (p *part) wouldBeTold(ctx context.Context, i int) store.State {
 	}
 	return st
 }
+
+// epochSeconds converts microseconds since the epoch to seconds.
+func epochSeconds(micros int64) float64 { return float64(micros) / 1e6 }

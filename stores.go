@@ -33,6 +33,18 @@ type StoreModule interface {
 	OnErrorDefault() string
 }
 
+// What a zone does while its store cannot answer.
+const (
+	onErrorAllow = "allow"
+	onErrorDeny  = "deny"
+	onErrorLocal = "local"
+)
+
+// validateOnError checks the option on_error; empty is the default.
+func validateOnError(s string) error {
+	return oneOf("on_error", s, onErrorAllow, onErrorDeny, onErrorLocal)
+}
+
 // storeUse is one config's use of a store. It stays open until the config is
 // unloaded and the last request that entered it has left.
 type storeUse struct {
@@ -138,6 +150,9 @@ func (open *openedStore) take(ctx context.Context, reqs []store.Request, states 
 	copy(states, open.store.Take(ctx, reqs))
 	endSpan(span, states)
 }
+
+// question is a method of a store that answers requests.
+type question = func(s store.Store, ctx context.Context, reqs []store.Request) []store.State
 
 // detachedPatience bounds a call for which nobody waits, in a store that cannot
 // make it by itself.

@@ -2,6 +2,7 @@ package shardlimit
 
 import (
 	"cmp"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -11,6 +12,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // TestStoreThatDoesNotOpen, of two that a request needs: its zones follow their
@@ -24,7 +27,7 @@ func TestStoreThatDoesNotOpen(t *testing.T) {
 				for in := range uses {
 					uses[in] = &storeUse{name: t.Name(), module: deafModule{s}, logger: zap.NewNop()}
 				}
-				uses[broken].module = new(brokenStore)
+				uses[broken].module = brokenModule{}
 				moved := &movedShare{Store: uses[rolloutStore]}
 				h := &Limiter{Config: Config{Logger: zap.NewNop(), Now: time.Now, Store: uses[ownStore], Rollout: moved}}
 				for _, name := range []string{"a", "b"} {
@@ -70,3 +73,8 @@ func TestStoreThatDoesNotOpen(t *testing.T) {
 		}
 	}
 }
+
+// brokenModule is a store module whose stores do not open.
+type brokenModule struct{ deafModule }
+
+func (brokenModule) OpenStore(string) (store.Store, error) { return nil, errors.New("out of order") }

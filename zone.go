@@ -197,7 +197,7 @@ func (z *Zone) compile() *compiledZone {
 		Name: z.Name, Key: z.Key, IPv4Prefix: z.IPv4Prefix, IPv6Prefix: z.IPv6Prefix,
 		Algorithm: z.algorithm(), Window: z.window(), Align: z.Align, Burst: z.Burst,
 		Events: z.Events.quantity(z.EventsFallback), Cost: cmp.Or(z.Cost, "1").quantity(1),
-		ChargeBefore: z.Charge == chargeBefore || z.isLease(),
+		ChargeBefore: z.Charge == chargeBefore,
 		BatchShare:   int64(cmp.Or(z.BatchShare, defaultBatchShare)),
 		MaxWait:      time.Duration(z.MaxWait), MaxWaitQueue: cmp.Or(z.MaxWaitQueue, defaultMaxWaitQueue),
 		Penalty: time.Duration(z.Penalty), OnError: z.OnError, Enforce: z.Enforce,

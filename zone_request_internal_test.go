@@ -243,3 +243,19 @@ func TestEventsForARequest(t *testing.T) {
 		})
 	}
 }
+
+// TestZonesThatTake: concurrency does in any case.
+func TestZonesThatTake(t *testing.T) {
+	for _, test := range []struct {
+		algorithm    store.Algorithm
+		before, want bool
+	}{
+		{store.FixedWindow, false, false}, {store.GCRA, false, false}, {store.FixedWindow, true, true},
+		{store.Concurrency, false, true}, {store.Concurrency, true, true},
+	} {
+		z := &compiledZone{Key: []string{"static"}, Events: Quantity{Number: 10}, Algorithm: test.algorithm, ChargeBefore: test.before}
+		if z.prepare(); z.ChargeBefore != test.want {
+			t.Errorf("algorithm %q, charge before %v: takes is %v, want %v", test.algorithm, test.before, z.ChargeBefore, test.want)
+		}
+	}
+}

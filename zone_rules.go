@@ -3,7 +3,6 @@ package shardlimit
 import (
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"time"
 
@@ -11,18 +10,9 @@ import (
 )
 
 const (
-	chargeAfter  = "after"
-	chargeBefore = "before"
-
-	onErrorAllow = "allow"
-	onErrorDeny  = "deny"
-	onErrorLocal = "local"
-
 	minWindow = time.Millisecond
 	minLease  = time.Second
 )
-
-var zoneName = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
 
 // validate tells what is wrong with the zone, and how to mend it.
 func (z *Zone) validate() error {
@@ -31,7 +21,7 @@ func (z *Zone) validate() error {
 		return errors.New("a zone is null: define or remove it")
 	case z.Name == "":
 		return errors.New("a zone has no name: give it one")
-	case !zoneName.MatchString(z.Name):
+	case !validName(z.Name):
 		return fmt.Errorf("zone name %q: use only letters, digits and the characters _ . -", z.Name)
 	}
 	for _, rule := range []func() error{
@@ -215,10 +205,6 @@ func (z *Zone) validateWaiting() error {
 		return badOption("penalty", "does not go with %s: remove it, or use another algorithm", a)
 	}
 	return nil
-}
-
-func validateOnError(s string) error {
-	return oneOf("on_error", s, onErrorAllow, onErrorDeny, onErrorLocal)
 }
 
 func (z *Zone) validateEnforce() error {

@@ -5,6 +5,9 @@ import (
 	"time"
 )
 
+// zoneID identifies a zone in a store.
+type zoneID struct{ store, zone string }
+
 // zoneState is what a zone has in a store beside its buckets. Configs and requests
 // that use the store share it, and it ends with the last of them.
 type zoneState struct {
