@@ -28,7 +28,8 @@ type Books struct {
 	clock  func() time.Time
 	start  time.Time
 	count  atomic.Int64
-	// owing is how many entries have charges that are on their way or wait.
+	// owing is how many entries have charges that are on their way or wait, and how
+	// many refunds are on their way.
 	owing atomic.Int64
 	pages [pageCount]page
 
