@@ -119,4 +119,17 @@ func (open *openedStore) leaveLedger(name string, module StoreModule, then func(
 	})
 }
 
+// endLedgers delivers, at the end of the process, what waits in ledgers that requests
+// of older configs still use, and gives up the rest.
+func endLedgers(ctx context.Context) {
+	var used []pooledLedger
+	ledgerPool.Range(func(_, known any) bool {
+		used = append(used, known.(pooledLedger))
+		return true
+	})
+	for _, known := range used {
+		known.books.End(ctx)
+	}
+}
+
 var _ caddy.Destructor = pooledLedger{}

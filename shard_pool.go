@@ -92,6 +92,7 @@ func (f *flushSet) end(logger *zap.Logger) {
 	f.mu.Unlock()
 	time.AfterFunc(exitPatience, f.stop)
 	f.ledgers.Wait()
+	endLedgers(f.life)
 	f.mu.Lock()
 	shardPool.Range(func(_, shard any) bool {
 		f.run(shard.(pooledShard))
