@@ -62,10 +62,12 @@ func (a *App) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-// Start implements [caddy.App]. It connects to the stores, without waiting, so
-// that the first requests do not have to.
+// Start implements [caddy.App]. From then on charges that wait are delivered as
+// this config says. It connects to the stores, without waiting, so that the first
+// requests do not have to.
 func (a *App) Start() error {
 	for _, use := range slices.AppendSeq(a.unnamed, maps.Values(a.uses)) {
+		use.run()
 		go use.warm()
 	}
 	return nil

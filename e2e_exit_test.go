@@ -165,6 +165,40 @@ func (c *caddyProcess) moveStoreInline() {
 	}
 }
 
+// TestExitTellsWhatIsLostThoughARequestHangs, of an older config: it may not end, so
+// what waits is not kept for it.
+func TestExitTellsWhatIsLostThoughARequestHangs(t *testing.T) {
+	t.Parallel() // it spends its time waiting
+	backend := startSlowBackend(t)
+	site := func(servers shards, options ...string) string {
+		return zonesSite("grace_period 200ms\n"+servers.store(append(options, "charge_timeout 2s")...), zoneWith("api", "events 1000000", "on_error allow"),
+			"reverse_proxy /hang "+backend.server.Listener.Addr().String()+"\nrespond ok")
+	}
+	for name, isUsed := range map[string]bool{"the store is in use": true, "no config uses the store": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			servers := startLastingShards(t, 1, 1)
+			c := startCaddy(t, site(servers))
+			backend.start(t, c, "/hang", "X-Key: patient")
+			served := outOfReach(t, servers, c)
+			if isUsed {
+				c.mustLoad(site(servers, "ledger_trust 500ms"))
+				for i := range 20 {
+					key := fmt.Sprintf("client-%d", i)
+					must(t, key, want("status", c.ask("/", "X-Key: "+key).status, http.StatusOK))
+					served[key]++
+				}
+			} else {
+				c.mustLoad(unlimitedSite)
+			}
+			uncertain := c.undelivered("a", "uncertain")
+			c.terminate()
+			c.awaitEnd()
+			must(t, "log", want("number of lost charges", c.lostAtExit(t), sum(served)-beforeOutage-uncertain))
+		})
+	}
+}
+
 func TestExitDoesNotWaitForAHungRedis(t *testing.T) {
 	const clients = 20
 	for _, pipelining := range []string{"pipelining on", "pipelining off"} {

@@ -109,6 +109,7 @@ func (f *flushSet) end(logger *zap.Logger) {
 	f.mu.Unlock()
 	time.AfterFunc(exitPatience, f.stop)
 	f.ledgers.Wait()
+	endLedgers(f.life)
 	f.mu.Lock()
 	pool.Range(func(_, pooled any) bool {
 		if c, ok := pooled.(closer); ok {

@@ -116,4 +116,19 @@ func (open *openedStore) leaveLedger(name string, module StoreModule, then func(
 	})
 }
 
+// endLedgers delivers, at the end of the process, what waits in ledgers that requests
+// of older configs still use, and gives up the rest.
+func endLedgers(ctx context.Context) {
+	var used []pooledLedger
+	pool.Range(func(_, pooled any) bool {
+		if known, ok := pooled.(pooledLedger); ok {
+			used = append(used, known)
+		}
+		return true
+	})
+	for _, known := range used {
+		known.books.End(ctx)
+	}
+}
+
 var _ caddy.Destructor = pooledLedger{}

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	dto "github.com/prometheus/client_model/go"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/shardlimit/caddy-shardlimit/store"

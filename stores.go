@@ -178,7 +178,14 @@ func (u *storeUse) knowsPenalties() bool { return u.open.Load().penalizer != nil
 // warmPatience bounds the connecting ahead of the first request.
 const warmPatience = 5 * time.Second
 
-// warm tells the store that its config runs, and lets it get ready.
+// run tells the store, which the config has open, that the config runs.
+func (u *storeUse) run() {
+	if l := u.open.Load().ledger; l != nil {
+		l.Run()
+	}
+}
+
+// warm lets the store get ready.
 func (u *storeUse) warm() {
 	open := u.enterOpen()
 	if open == nil {
@@ -186,9 +193,6 @@ func (u *storeUse) warm() {
 		return
 	}
 	defer u.leave()
-	if open.ledger != nil {
-		open.ledger.Run()
-	}
 	if w, ok := open.store.(store.Warmer); ok {
 		ctx, cancel := context.WithTimeout(context.Background(), warmPatience)
 		defer cancel()

@@ -135,10 +135,10 @@ func newRemoteUse(t *testing.T) (*storeUse, *remoteStore) {
 func TestRejectedConfigDeliversNothing(t *testing.T) {
 	running, good := newRemoteUse(t)
 	defer running.unload()
-	running.warm()
+	running.run()
 	rejected, bad := newRemoteUse(t)
 	bad.away.Store(true)
-	rejected.warm()
+	rejected.run()
 	r := store.Request{
 		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
 		ClientKey: "alice", Events: 100, Cost: 1,
@@ -146,19 +146,41 @@ func TestRejectedConfigDeliversNothing(t *testing.T) {
 	charge := func() { running.open.Load().detacher.ChargeDetached([]store.Request{r}) }
 	charge()
 	rejected.unload()
-	rejected.warm() // it is slow, and does not know yet
 	charge()
 	good.awaitUsed(t, r, 2)
+}
+
+// TestConfigDeliversOnceItHasStarted: Caddy ends the one before right afterwards, and
+// nobody else must deliver in between.
+func TestConfigDeliversOnceItHasStarted(t *testing.T) {
+	before, s := newRemoteUse(t)
+	defer before.unload()
+	before.run()
+	s.away.Store(true)
+	r := store.Request{
+		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
+		ClientKey: "alice", Events: 100, Cost: 1,
+	}
+	before.open.Load().detacher.ChargeDetached([]store.Request{r})
+	after, good := newRemoteUse(t)
+	defer after.unload()
+	if err := (&App{unnamed: []*storeUse{after}}).Start(); err != nil {
+		t.Fatal(err)
+	}
+	if before.open.Load().ledger.IsNeeded() {
+		t.Error("the config before delivers what waits")
+	}
+	good.awaitUsed(t, r, 1)
 }
 
 // TestOvertakenRequestChargesWhereOthersDo: in the store of the config that runs,
 // whose shards may have taken over its bucket.
 func TestOvertakenRequestChargesWhereOthersDo(t *testing.T) {
 	overtaken, _ := newRemoteUse(t)
-	overtaken.warm()
+	overtaken.run()
 	running, good := newRemoteUse(t)
 	defer running.unload()
-	running.warm()
+	running.run()
 	overtaken.unload()
 	open, err := overtaken.enter()
 	if err != nil {

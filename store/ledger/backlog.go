@@ -113,8 +113,8 @@ func (l *Ledger) takeWaiting(batch []*entry) (reqs []store.Request, owing []*ent
 	return reqs, owing
 }
 
-// Owes reports whether the books have charges that were not delivered, or events
-// to give back.
+// Owes reports whether the books have charges or refunds that were not delivered,
+// or events to give back.
 func (l *Ledger) Owes() bool {
 	l.books.mu.Lock()
 	defer l.books.mu.Unlock()
@@ -132,9 +132,10 @@ func (l *Ledger) IsNeeded() bool {
 	return l.books.owes() && l.books.currentLocked() == l
 }
 
-// Flush gives back what was taken in advance, and waits until the charges have
-// been delivered that are on their way or wait, until another view delivers them,
-// or until ctx ends.
+// Flush gives back what was taken in advance, and waits until the charges and
+// refunds have been delivered that are on their way or wait, until another view
+// delivers them, or until ctx ends. Books that began before a refund arrived would
+// trust a word that lacks it.
 func (l *Ledger) Flush(ctx context.Context) {
 	if !l.IsNeeded() {
 		return

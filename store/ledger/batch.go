@@ -74,9 +74,13 @@ func (l *Ledger) borrow(r *store.Request) loan {
 
 // repay ends a loan, once the store has answered about the rest.
 func (l *Ledger) repay(r *store.Request, b loan, st *store.State) {
-	if b.tokens == 0 {
-		return
+	if b.tokens > 0 {
+		l.refund(l.endLoan(r, b, st))
 	}
+}
+
+// endLoan is repay, but returns the refund that is to be made.
+func (l *Ledger) endLoan(r *store.Request, b loan, st *store.State) (refunds []store.Request) {
 	b.entry.page.mu.Lock()
 	defer b.entry.page.mu.Unlock()
 	v := b.entry.reservation
@@ -98,8 +102,9 @@ func (l *Ledger) repay(r *store.Request, b loan, st *store.State) {
 		b.entry.page.counts.returned += b.tokens
 		refund := *r
 		refund.Cost, refund.Receipt = b.tokens, store.Receipt{Period: b.period}
-		l.writer().store.RefundDetached([]store.Request{refund})
+		refunds = append(refunds, refund)
 	}
+	return refunds
 }
 
 // claim serves the request at a place of t from the reservation, or tells what
@@ -189,6 +194,13 @@ func (l *Ledger) batch(r *store.Request) store.Request {
 // fetched takes in what became of a batch, and serves those that wait for it.
 // It tells whether the request that fetched has to take by itself.
 func (l *Ledger) fetched(t *taking, place int, batch *store.Request, st *store.State) (again bool) {
+	again, refunds := l.share(t, place, batch, st)
+	l.refund(refunds)
+	return again
+}
+
+// share is fetched, but returns the refund that is to be made.
+func (l *Ledger) share(t *taking, place int, batch *store.Request, st *store.State) (again bool, refunds []store.Request) {
 	now := l.books.now()
 	e := l.enter(batch, now)
 	defer e.page.mu.Unlock()
@@ -201,7 +213,7 @@ func (l *Ledger) fetched(t *taking, place int, batch *store.Request, st *store.S
 		e.page.counts.fetched += batch.Cost
 		if leftover := v.add(batch, st, batch.Cost, now); leftover.Cost > 0 {
 			e.page.counts.returned += leftover.Cost
-			l.writer().store.RefundDetached([]store.Request{leftover})
+			refunds = append(refunds, leftover)
 		}
 	case st.Err == nil:
 		v.shortfall(batch, st)
@@ -228,7 +240,7 @@ func (l *Ledger) fetched(t *taking, place int, batch *store.Request, st *store.S
 	if v.tokens > 0 {
 		l.books.noteReserved(e)
 	}
-	return again
+	return again, refunds
 }
 
 // showTokens sets the state of a request that was served from the reservation.
@@ -327,9 +339,7 @@ func (b *Books) giveBack(idle int64) bool {
 		}
 		e.page.mu.Unlock()
 	}
-	if len(refunds) > 0 {
-		l.refund(refunds)
-	}
+	l.refund(refunds)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return len(b.reserved) == 0

@@ -396,3 +396,79 @@ func TestAutoBatchGrowsFromOne(t *testing.T) {
 		b.leave()
 	})
 }
+
+// awaitWindow sleeps until a window begins in the store.
+func (b *batches) awaitWindow() {
+	window := b.limit.Window.Microseconds()
+	time.Sleep(time.Duration(window-b.sim.now()%window) * time.Microsecond)
+}
+
+// TestNoRefusalOutlastsARefund: whoever gives back, the store may be asked before
+// that has arrived, and what it says then is not what refuses later.
+func TestNoRefusalOutlastsARefund(t *testing.T) {
+	// giveBack begins a refund of 4, before which the limit is used up.
+	for name, giveBack := range map[string]func(b *batches, l *Ledger){
+		"of a loan": func(b *batches, l *Ledger) {
+			b.take(l, 1)
+			r := b.request(9)
+			loaned := l.borrow(&r)
+			b.awaitWindow()
+			time.Sleep(10 * time.Millisecond)
+			b.take(l, 1)
+			l.repay(&r, loaned, &store.State{})
+		},
+		"of what a batch leaves over": func(b *batches, l *Ledger) {
+			b.take(l, 1)
+			b.awaitWindow()
+			b.take(l, 5)
+		},
+		"that is waited for": func(b *batches, l *Ledger) {
+			r := b.request(4)
+			r.Batch = 0
+			r.Receipt = l.Take(b.Context(), []store.Request{r})[0].Receipt
+			b.take(l, 5)
+			go l.Refund(b.Context(), []store.Request{r})
+			synctest.Wait()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			refused := 0
+			for seed := range uint64(50) {
+				synctest.Test(t, func(t *testing.T) {
+					b := newBatches(t, seed, 1, 10, 5)
+					l := b.ledgers[0]
+					b.limit.Algorithm = store.SlidingWindow
+					b.awaitWindow()
+					time.Sleep(b.limit.Window - 10*time.Millisecond)
+					giveBack(b, l)
+					r := b.request(4)
+					r.Batch = 0
+					if !l.Take(t.Context(), []store.Request{r})[0].Allowed {
+						refused++
+						time.Sleep(10 * time.Millisecond)
+						if st := l.Take(t.Context(), []store.Request{r})[0]; !st.Allowed {
+							t.Errorf("seed %d: refused after the refund: %+v", seed, st)
+						}
+					}
+					b.leave()
+				})
+			}
+			if refused == 0 {
+				t.Error("the refund was always faster")
+			}
+		})
+	}
+}
+
+// TestFlushAwaitsRefunds: books that begin afterwards know nothing of them.
+func TestFlushAwaitsRefunds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBatches(t, 1, 1, 10, 10)
+		b.take(b.ledgers[0], 3)
+		b.ledgers[0].Flush(t.Context())
+		if spent := b.spent(); spent != 3 || b.ledgers[0].Owes() {
+			t.Errorf("%d are spent once a batch was given back of which 3 were used; owes: %t", spent, b.ledgers[0].Owes())
+		}
+		b.leave()
+	})
+}

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"context"
 	"hash/maphash"
 	"slices"
 	"sync"
@@ -28,7 +29,8 @@ type Books struct {
 	clock  func() time.Time
 	start  time.Time
 	count  atomic.Int64
-	// owing is how many entries have charges that are on their way or wait.
+	// owing is how many entries have charges that are on their way or wait, and how
+	// many refunds are on their way.
 	owing atomic.Int64
 	pages [pageCount]page
 
@@ -123,7 +125,7 @@ func (l *Ledger) writer() *Ledger {
 func (l *Ledger) Run() {
 	l.books.mu.Lock()
 	defer l.books.mu.Unlock()
-	l.runs = !l.stopped.Load()
+	l.runs = true
 	l.books.noteLatest()
 }
 
@@ -142,13 +144,28 @@ func (l *Ledger) Stop() {
 // is none, it is given up and reported. [Ledger.Flush] avoids that. The store must
 // not be closed before.
 func (l *Ledger) Leave() {
+	l.leave(func(other *Ledger) bool { return other == l })
+}
+
+// End delivers what waits, at the end of the process, until ctx ends, although
+// requests may still use views. The rest is given up and reported, and so is what
+// cannot be delivered from then on.
+func (b *Books) End(ctx context.Context) {
+	if l := b.current(); l != nil {
+		l.Flush(ctx)
+		l.leave(func(*Ledger) bool { return true })
+	}
+}
+
+// leave ends some views, l among them.
+func (l *Ledger) leave(ends func(*Ledger) bool) {
 	l.presence.leave()
 	b := l.books
 	// An entry begins to wait with its page locked: none does in between.
 	for i := range b.pages {
 		b.pages[i].mu.Lock()
 	}
-	loses := b.detach(l) && b.owing.Load() > 0
+	loses := b.detach(ends) && b.owing.Load() > 0
 	for i := range b.pages {
 		if loses {
 			l.giveUpAll(&b.pages[i])
@@ -157,11 +174,11 @@ func (l *Ledger) Leave() {
 	}
 }
 
-// detach removes a view, and reports whether none is left.
-func (b *Books) detach(l *Ledger) (last bool) {
+// detach removes views, and reports whether none is left.
+func (b *Books) detach(ends func(*Ledger) bool) (last bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.views = slices.DeleteFunc(b.views, func(other *Ledger) bool { return other == l })
+	b.views = slices.DeleteFunc(b.views, ends)
 	b.noteLatest()
 	if last = len(b.views) == 0; last {
 		for owner := range b.backlogs {

@@ -154,6 +154,33 @@ func TestOwnRefundIsSeenAtOnce(t *testing.T) {
 	})
 }
 
+// TestLateWordLacksARefund: a take was refused before a refund, and its reply comes
+// after that of a take which was sent later.
+func TestLateWordLacksARefund(t *testing.T) {
+	for _, a := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSimulation(1)
+			l := New(NewBooks(nil), s, Options{})
+			request := func(id string, cost int64) store.Request {
+				return store.Request{Limit: &store.Limit{Zone: "zone", Algorithm: a, Window: time.Hour}, ClientKey: "alice", Events: 10, Cost: cost, ID: id}
+			}
+			taken, late := request("taken", 8), request("late", 5)
+			taken.Receipt = l.Take(t.Context(), []store.Request{taken})[0].Receipt
+			asked := l.books.now()
+			refusal := s.Take(t.Context(), []store.Request{late})[0]
+			l.RefundDetached([]store.Request{taken})
+			time.Sleep(10 * time.Millisecond)
+			for _, cost := range []int64{1, 5} {
+				if st := l.Take(t.Context(), []store.Request{request("", cost)})[0]; !st.Allowed {
+					t.Errorf("%s: %d refused after the refund: %+v", a, cost, st)
+				}
+				l.hearTake(&late, &refusal, asked)
+			}
+			l.Leave()
+		})
+	}
+}
+
 // TestWhoIsLetThroughAsks: where another zone refuses, nobody asks, and the next
 // request may.
 func TestWhoIsLetThroughAsks(t *testing.T) {

@@ -26,6 +26,8 @@ type entry struct {
 	// must not be relied upon; confirmed is when something was last heard, or
 	// done, that a word asked for before might lack.
 	trusted, confirmed int64
+	// refunded is when a refund of this process last arrived.
+	refunded int64
 	// alone is since when the primary has counted what this process charged, and
 	// nothing else; 0 if that is not so.
 	alone int64
@@ -48,7 +50,8 @@ type entry struct {
 	// refunds are on their way.
 	refunds int32
 	// silent is set while the store does not answer; doubted, until the primary
-	// is heard after something was given back or may have been spent.
+	// is heard after something was given back or may have been spent, and again when
+	// an older word comes later than that.
 	silent, doubted bool
 	// unsure is set if it may have been spent.
 	unsure bool
@@ -116,6 +119,8 @@ func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (less 
 			e.debts.note(r.Limit, word, st.Now)
 		}
 	}
+	// It may count what has been given back since, so it must not refuse for long.
+	e.doubted = e.doubted || asked < e.refunded
 	if e.known != before && !e.isSent() {
 		e.alone = 0
 	}

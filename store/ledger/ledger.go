@@ -118,23 +118,41 @@ func (l *Ledger) Charge(ctx context.Context, reqs []store.Request) []store.State
 
 // Refund implements [store.Store].
 func (l *Ledger) Refund(ctx context.Context, reqs []store.Request) []store.State {
-	l.doubt(reqs)
-	return l.store.Refund(ctx, reqs)
+	entries := l.beginRefund(reqs)
+	states := l.store.Refund(ctx, reqs)
+	for _, e := range entries {
+		l.books.endRefund(e)
+	}
+	return states
 }
 
 // RefundDetached implements [store.Detacher]. What was taken in advance goes
 // back to that, without a call.
 func (l *Ledger) RefundDetached(reqs []store.Request) {
-	if reqs = l.restore(reqs); len(reqs) > 0 {
-		l.refund(reqs)
-	}
+	l.refund(l.restore(reqs))
 }
 
-// refund gives back to the store. Until it has, what it says about the buckets
-// may lack that.
+// refund gives back to the store, without being waited for. No page is locked.
 func (l *Ledger) refund(reqs []store.Request) {
+	if len(reqs) == 0 {
+		return
+	}
+	entries := l.beginRefund(reqs)
+	w := l.writer()
+	w.store.RefundReported(reqs, func(i int, st store.State) {
+		if st.Err != nil && w.opts.OnUndelivered != nil {
+			w.opts.OnUndelivered(w.store.Owner(reqs[i].ClientKey), algorithm.Refund, 1, st.Err)
+		}
+		w.books.endRefund(entries[i])
+	})
+}
+
+// beginRefund notes that refunds are on their way: until endRefund, what the store
+// says about the buckets may lack them.
+func (l *Ledger) beginRefund(reqs []store.Request) []*entry {
 	entries := make([]*entry, len(reqs))
 	now := l.books.now()
+	l.books.owing.Add(int64(len(reqs)))
 	for i := range reqs {
 		e := l.enter(&reqs[i], now)
 		e.refunds++
@@ -142,17 +160,16 @@ func (l *Ledger) refund(reqs []store.Request) {
 		entries[i] = e
 		e.page.mu.Unlock()
 	}
-	w := l.writer()
-	w.store.RefundReported(reqs, func(i int, st store.State) {
-		if st.Err != nil && w.opts.OnUndelivered != nil {
-			w.opts.OnUndelivered(w.store.Owner(reqs[i].ClientKey), algorithm.Refund, 1, st.Err)
-		}
-		e := entries[i]
-		e.page.mu.Lock()
-		e.refunds--
-		e.confirmed = l.books.now()
-		e.page.mu.Unlock()
-	})
+	return entries
+}
+
+func (b *Books) endRefund(e *entry) {
+	e.page.mu.Lock()
+	e.refunds--
+	e.refunded = b.now()
+	e.confirmed = e.refunded
+	e.page.mu.Unlock()
+	b.owing.Add(-1)
 }
 
 // ChargeDetached implements [store.Detacher], for requests that hold nothing.
@@ -177,16 +194,6 @@ func (l *Ledger) PenalizeDetached(reqs []store.Request) {
 // Penalize implements [store.Penalizer], if the store does.
 func (l *Ledger) Penalize(ctx context.Context, reqs []store.Request) []store.State {
 	return l.store.(store.Penalizer).Penalize(ctx, reqs)
-}
-
-// doubt makes buckets be asked about again, because something is given back.
-func (l *Ledger) doubt(reqs []store.Request) {
-	for i := range reqs {
-		if e := l.find(&reqs[i]); e != nil {
-			e.doubted, e.confirmed = true, l.books.now()
-			e.page.mu.Unlock()
-		}
-	}
 }
 
 // Warm implements [store.Warmer].
