@@ -36,7 +36,7 @@ func (c *cluster) find(ctx context.Context) ([]roles, error) {
 		}
 		shards, err := c.client(addr).ClusterShards(ctx).Result()
 		found := c.rolesIn(shards, addr)
-		if err == nil && len(found) == 0 {
+		if err == nil && !slices.ContainsFunc(found, func(r roles) bool { return len(r.slots) > 0 }) {
 			err = errors.New("it knows no slots")
 		}
 		if err != nil {
@@ -83,8 +83,8 @@ func (c *cluster) client(addr string) *goredis.Client {
 	return client
 }
 
-// rolesIn are the primaries that own slots, with their replicas, apart from
-// nodes that have failed. from is the node that answered.
+// rolesIn are the primaries, with their replicas and slots, apart from nodes that
+// have failed. from is the node that answered.
 func (c *cluster) rolesIn(shards []goredis.ClusterShard, from string) (found []roles) {
 	for _, shard := range shards {
 		var r roles
@@ -101,7 +101,7 @@ func (c *cluster) rolesIn(shards []goredis.ClusterShard, from string) (found []r
 		for _, slots := range shard.Slots {
 			r.slots = append(r.slots, slotRange{int(slots.Start), int(slots.End)})
 		}
-		if r.primary != "" && len(r.slots) > 0 {
+		if r.primary != "" {
 			found = append(found, r)
 		}
 	}

@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -202,24 +203,43 @@ func (s *Store) keyIn(shard *Shard, r *store.Request) string {
 }
 
 // detachArriving is detach for requests some of which are about buckets that are
-// on their way to their owner.
+// on their way to their owner. A migration that failed is begun again while there is
+// time for that; what has arrived does not wait for it.
 func (s *Store) detachArriving(arriving []*migration, what algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
-	ctx, cancel := context.WithTimeout(context.Background(), s.opts.ChargeTimeout)
+	deadline := time.Now().Add(s.opts.ChargeTimeout)
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
 	defer cancel()
-	failed := make([]error, len(reqs))
-	ready, places := awaitAll(ctx, arriving, reqs, failed)
-	for i, err := range failed {
-		switch {
-		case err == nil:
-		case report != nil:
-			report(i, store.State{Err: err})
-		case s.opts.OnUndelivered != nil:
-			s.opts.OnUndelivered(s.Owner(reqs[i].ClientKey), what, err)
+	for tries := 0; ; tries++ {
+		failed := make([]error, len(reqs))
+		ready, places := awaitAll(ctx, arriving, reqs, failed)
+		s.detachReady(what, ready, reportAt(report, places))
+		after, hasTime := nextTry(tries, deadline)
+		var again []store.Request
+		var openPlaces []int
+		for i, err := range failed {
+			switch {
+			case err == nil:
+			case hasTime && !errors.Is(err, store.ErrFinal):
+				again, openPlaces = append(again, reqs[i]), append(openPlaces, i)
+			case report != nil:
+				report(i, store.State{Err: err})
+			case s.opts.OnUndelivered != nil:
+				s.opts.OnUndelivered(s.Owner(reqs[i].ClientKey), what, err)
+			}
 		}
+		if len(again) == 0 {
+			return
+		}
+		pause(ctx, after)
+		arriving, reqs, report = s.arriving(again), again, reportAt(report, openPlaces)
 	}
-	told := report
-	if report != nil {
-		told = func(n int, st store.State) { report(places[n], st) }
+}
+
+// reportAt returns what reports the requests that are at these places among those
+// of report.
+func reportAt(report func(i int, st store.State), places []int) func(n int, st store.State) {
+	if report == nil {
+		return nil
 	}
-	s.detachReady(what, ready, told)
+	return func(n int, st store.State) { report(places[n], st) }
 }

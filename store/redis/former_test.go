@@ -1,12 +1,15 @@
 package redis
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // resharding is shards of which one is added, or removed.
@@ -200,4 +203,103 @@ func TestReshardingBetweenKinds(t *testing.T) {
 			t.Errorf("%s a cluster: %+v", name, st)
 		}
 	}
+}
+
+// TestDetachedOutlivesAFailedMigration: a former owner that is silent for longer than
+// check_timeout, but not than charge_timeout, costs nothing that is detached.
+func TestDetachedOutlivesAFailedMigration(t *testing.T) {
+	r := newResharding(t)
+	before := r.store(r.members[:2], nil)
+	clients := moving(before, r.store(r.members, nil), 40)
+	was := before.Owner(clients[0])
+	for name, op := range map[string]struct {
+		detach func(s *Store, reqs []store.Request)
+		want   int64
+	}{
+		"charge": {(*Store).ChargeDetached, 4},
+		"refund": {(*Store).RefundDetached, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lost := make(chan error, 1)
+			after := New(Options{
+				Members: r.members, Former: r.members[:2], CheckTimeout: 20 * time.Millisecond, ChargeTimeout: patience,
+				OnUndelivered: func(_ string, _ algorithm.Operation, err error) { lost <- err },
+			})
+			// One whose former owner is silent, and one whose former owner answers.
+			var reqs []store.Request
+			for _, silent := range []bool{true, false} {
+				i := slices.IndexFunc(clients, func(client string) bool { return (before.Owner(client) == was) == silent })
+				req := ask(clients[i])[0]
+				clients = slices.Delete(clients, i, i+1)
+				for range 3 {
+					st := before.Charge(t.Context(), []store.Request{req})[0]
+					must(t, st.Err)
+					req.Receipt.Period = st.Reset
+				}
+				reqs = append(reqs, req)
+			}
+			must(t, r.servers[was].Pause())
+			op.detach(after, reqs)
+			all := after.former.migrations
+			var migration *migration
+			eventually(t, "the bucket is on its way", func() error {
+				all.mu.Lock()
+				defer all.mu.Unlock()
+				if migration = all.running[after.keys.key(hourly, reqs[0].ClientKey)]; migration == nil {
+					return errors.New("it is not")
+				}
+				return nil
+			})
+			<-migration.ended
+			if migration.err == nil {
+				t.Fatal("a silent server has answered")
+			}
+			waitForCount(t, r.servers["c"], reqs[1].ClientKey, op.want)
+			must(t, r.servers[was].Resume())
+			eventually(t, "the operation arrives", func() error {
+				select {
+				case err := <-lost:
+					t.Fatalf("it is reported lost: %v", err)
+				default:
+				}
+				if n := stored(t, r.servers["c"], reqs[0].ClientKey); n != op.want {
+					return fmt.Errorf("the count is %d, want %d", n, op.want)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// TestDetachedOfASilentFormerOwnerIsGivenUp when charge_timeout is over, and at once
+// if no other try can help.
+func TestDetachedOfASilentFormerOwnerIsGivenUp(t *testing.T) {
+	r := newResharding(t)
+	before := r.store(r.members[:2], nil)
+	clients := moving(before, r.store(r.members, nil), 2)
+	charge := func(client string, timeout time.Duration) error {
+		after := New(Options{Members: r.members, Former: r.members[:2], CheckTimeout: 20 * time.Millisecond, ChargeTimeout: timeout})
+		told := make(chan error, 1)
+		after.ChargeReported(ask(client), func(_ int, st store.State) { told <- st.Err })
+		return <-told
+	}
+	was := r.servers[before.Owner(clients[0])]
+	must(t, was.Pause())
+	began := time.Now()
+	if err := charge(clients[0], 300*time.Millisecond); !errors.Is(err, store.ErrNotExecuted) {
+		t.Errorf("error is %v, want that of a charge that did not run", err)
+	}
+	if took := time.Since(began); took < 250*time.Millisecond {
+		t.Errorf("it was given up after %v", took)
+	}
+	must(t, was.Resume())
+	for _, server := range r.servers {
+		must(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "default", "-dump").Err())
+	}
+	eventually(t, "the missing right is final", func() error {
+		if err := charge(clients[1], time.Second); !errors.Is(err, store.ErrFinal) {
+			return fmt.Errorf("error is %w", err)
+		}
+		return nil
+	})
 }

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	goredis "github.com/redis/go-redis/v9"
 )
 
 // inspectPeriod is how often servers are asked about themselves.
@@ -112,11 +110,13 @@ func (s *Shard) look(ctx context.Context, l *lane, isReplica bool) (i info, ok b
 			// would be told again and again.
 			now.wrong[wrongClock] = wrongClockBy(i, middle)
 		}
-	case goredis.IsPermissionError(err), isRefusal(err) && !met:
-		now.wrong[wrongAccess] = fmt.Errorf("INFO is refused, so that nobody sees whether it lags or is set up wrongly: allow it (+info): %w", err)
 	default:
-		// Whether it answers at all is for its breaker to say.
-		return nil, false
+		problem := wrongAccessBy(err)
+		if problem == nil {
+			// Whether it answers at all is for its breaker to say.
+			return nil, false
+		}
+		now.wrong[wrongAccess] = problem
 	}
 	s.mu.Lock()
 	s.met[l.addr] = now
@@ -127,6 +127,23 @@ func (s *Shard) look(ctx context.Context, l *lane, isReplica bool) (i info, ok b
 	s.tellWrong(l, was, now)
 	return i, err == nil
 }
+
+// wrongAccessBy is what is wrong with the access to a server by err, with which INFO
+// failed; nil if INFO may well work at another time.
+func wrongAccessBy(err error) error {
+	switch m, isReply := meaningOf(err); {
+	case m.kind == KindAuth && m.hint&shut != 0:
+		return fmt.Errorf("it refuses the credentials: check username and password: %w", err)
+	case m.kind == KindAuth:
+		return fmt.Errorf("%s: allow it (+info): %w", infoRefused, err)
+	case isReply && m.fate != later:
+		return fmt.Errorf("%s: %w", infoRefused, err)
+	default:
+		return nil
+	}
+}
+
+const infoRefused = "INFO is refused, so that nobody sees whether it lags or is set up wrongly"
 
 // tellWrong tells what differs between two sights of a server.
 func (s *Shard) tellWrong(l *lane, was, now sight) {

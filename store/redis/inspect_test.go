@@ -327,3 +327,56 @@ func TestServerComesBackByPings(t *testing.T) {
 		t.Errorf("that it is down was told %d times", n)
 	}
 }
+
+// TestRefusedHealthLooksAreToldAsWhatTheyAre: only a right that is missing can be
+// given by +info.
+func TestRefusedHealthLooksAreToldAsWhatTheyAre(t *testing.T) {
+	const hint = "+info"
+	server, secret := redistest.Start(t), redistest.Start(t)
+	must(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "on", ">secret", "~*", "+@all", "-info").Err())
+	must(t, secret.Client().ConfigSet(t.Context(), "requirepass", "right").Err())
+	for _, c := range []struct {
+		*redistest.Server
+		Credentials
+		words []string
+		hints bool
+	}{
+		{server, login("limiter", "secret"), []string{"NOPERM", hint}, true},
+		{secret, nil, []string{"NOAUTH", "username", "password"}, false},
+		{secret, login("", "wrong"), []string{"WRONGPASS", "username", "password"}, false},
+	} {
+		shard := newShard(t, ShardOptions{Primary: c.Addr(), Credentials: c.Credentials})
+		j := keepJournal(shard)
+		shard.start()
+		j.awaitProblem(t, c.Addr(), c.words...)
+		for _, e := range j.all(Misconfigured, c.Addr()) {
+			if strings.Contains(e.Err.Error(), hint) != c.hints {
+				t.Errorf("told with %v", e.Err)
+			}
+		}
+	}
+}
+
+// TestBusyServerIsNotMisconfigured: what passes by itself is left to the breaker.
+func TestBusyServerIsNotMisconfigured(t *testing.T) {
+	server := redistest.Start(t, "--busy-reply-threshold", "1")
+	ended := make(chan error, 1)
+	go func() { ended <- server.Client().Eval(context.Background(), "while true do end", nil).Err() }()
+	eventually(t, "the server is busy", func() error {
+		if err := server.Client().Ping(t.Context()).Err(); err == nil || !strings.Contains(err.Error(), "BUSY") {
+			return fmt.Errorf("ping: %w", err)
+		}
+		return nil
+	})
+	shard := newShard(t, ShardOptions{Primary: server.Addr()})
+	j := keepJournal(shard)
+	shard.inspectServers(t.Context(), shard.topology.Load().servers[0])
+	must(t, server.Client().ScriptKill(t.Context()).Err())
+	<-ended
+	shard.start()
+	// Events are told in their order.
+	j.await(t, Met, server.Addr())
+	if all := j.all(Misconfigured, server.Addr()); len(all) > 0 {
+		t.Errorf("told with %v", all[0].Err)
+	}
+}

@@ -330,18 +330,23 @@ func (l *lane) conclude(c *call) {
 		c.finish()
 		return
 	}
-	left := time.Until(c.deadline)
-	// The last try leaves time to tell whoever waits how it ended.
-	if left < 2*retryPause || l.life.Err() != nil {
+	after, hasTime := nextTry(c.tries, c.deadline)
+	if !hasTime || l.life.Err() != nil {
 		c.finish()
 		return
 	}
 	if c.detached != nil && len(c.cmds) > 1 {
 		c.finishSettled()
 	}
-	after := min(retryPause<<min(c.tries, mostDoublings), left-retryPause)
 	c.reopen()
 	l.queue.putBack(c, after)
+}
+
+// nextTry returns after which pause to try again what was refused, and whether there
+// is time for that. The last try leaves time to tell whoever waits how it ended.
+func nextTry(tries int, deadline time.Time) (after time.Duration, hasTime bool) {
+	left := time.Until(deadline)
+	return min(retryPause<<min(tries, mostDoublings), left-retryPause), left >= 2*retryPause
 }
 
 // pause waits, and tells whether ctx is still alive.

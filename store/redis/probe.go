@@ -2,6 +2,8 @@ package redis
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,13 +21,20 @@ const (
 func (s *Shard) probe() {
 	for pause(s.life, probePeriod) {
 		var pings sync.WaitGroup
-		for _, l := range s.topology.Load().lanes() {
+		for _, l := range s.allLanes() {
 			if !l.isUp() {
 				pings.Go(func() { l.ping(s.life) })
 			}
 		}
 		pings.Wait()
 	}
+}
+
+// allLanes are those in use, also the ones that only redirections lead to.
+func (s *Shard) allLanes() []*lane {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.lanes))
 }
 
 // ping lets the breaker close if the server answers, once it is time to try.

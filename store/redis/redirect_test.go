@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -156,5 +157,112 @@ func TestSilentNodeIsBlamedForItself(t *testing.T) {
 				t.Errorf("the node that redirected to it was left out %d times", n)
 			}
 		})
+	}
+}
+
+// emptyNode is a master of a Redis Cluster, and a replica of it that can become a
+// master without slots.
+type emptyNode struct {
+	*redistest.Cluster
+	from, to *redistest.Server
+}
+
+func newEmptyNode(t *testing.T) *emptyNode {
+	t.Helper()
+	c := redistest.StartCluster(t, 1, 1, "--user", "limiter", "on", ">secret", "~*", "+@all", "-cluster")
+	return &emptyNode{Cluster: c, from: c.Nodes[0], to: c.Nodes[1]}
+}
+
+// leave makes the replica a master without slots, and the slot of "k" begin to move
+// there.
+func (e *emptyNode) leave(t *testing.T) {
+	t.Helper()
+	must(t, e.to.Client().Do(t.Context(), "CLUSTER", "RESET").Err())
+	bus, err := e.from.Client().ConfigGet(t.Context(), "cluster-port").Result()
+	must(t, err)
+	host, port, err := net.SplitHostPort(e.from.Addr())
+	must(t, err)
+	must(t, e.to.Client().Do(t.Context(), "CLUSTER", "MEET", host, port, bus["cluster-port"]).Err())
+	for _, node := range e.Nodes {
+		eventually(t, "the nodes agree that one of two masters has the slots", func() error {
+			shards, err := node.Client().ClusterShards(t.Context()).Result()
+			if err != nil || len(shards) != 2 || len(shards[0].Slots)+len(shards[1].Slots) != 1 {
+				return fmt.Errorf("%s knows %+v, %w", node.Addr(), shards, err)
+			}
+			return nil
+		})
+	}
+	eventually(t, "the slot begins to move", func() error {
+		_, err := e.BeginMigration(t.Context(), int(bucketKeys{tagged: true}.slot("k")), e.from, e.to)
+		return err
+	})
+}
+
+// TestNodeWithoutSlotsKeepsItsLane while commands are redirected to it, however often
+// the servers are found.
+func TestNodeWithoutSlotsKeepsItsLane(t *testing.T) {
+	e := newEmptyNode(t)
+	e.leave(t)
+	shard := newShard(t, ShardOptions{Cluster: e.Addrs()[:1]})
+	j := keepJournal(shard)
+	s := newStore(t, shard, nil)
+	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	if n := redirects(t, e.from); n == 0 {
+		t.Fatal("the charge was not redirected")
+	}
+	was := shard.laneAt(e.to.Addr(), true)
+	// The one that is being adopted may know less than those after it.
+	for range 3 {
+		before := shard.topology.Load()
+		eventually(t, "the servers are found again", func() error {
+			if shard.topology.Load() == before {
+				return errors.New("they are not")
+			}
+			return nil
+		})
+	}
+	if shard.laneAt(e.to.Addr(), true) != was {
+		t.Error("it has another lane now")
+	}
+	if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 2 {
+		t.Errorf("charge: %+v", st)
+	}
+	if at := shard.topology.Load().owner(bucketKeys{tagged: true}.slot("k")); at == nil || at.primary != e.from.Addr() {
+		t.Errorf("the owner is %+v, want %s", at, e.from.Addr())
+	}
+	if all := j.all(PrimaryChanged, e.to.Addr()); len(all) > 0 {
+		t.Errorf("a node without slots is told of as a primary: %+v", all)
+	}
+}
+
+// TestRedirectedLaneComesBack after it was left out, though nobody tells who the
+// servers are any more and no topology has it.
+func TestRedirectedLaneComesBack(t *testing.T) {
+	e := newEmptyNode(t)
+	allow := func(rule string) {
+		for _, node := range e.Nodes {
+			must(t, node.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", rule).Err())
+		}
+	}
+	allow("+cluster")
+	shard := newShard(t, ShardOptions{Cluster: e.Addrs()[:1], PoolSize: 1, Credentials: login("limiter", "secret")})
+	j := keepJournal(shard)
+	s := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 100 * time.Millisecond })
+	waitUntilUp(t, s)
+	allow("-cluster")
+	j.await(t, DiscoveryFailed, "")
+	e.leave(t)
+	must(t, e.to.Kill())
+	lane := shard.laneAt(e.to.Addr(), true)
+	eventually(t, "the node is left out", func() error {
+		if err := s.Charge(t.Context(), ask("k"))[0].Err; lane.isUp() {
+			return fmt.Errorf("it is not: %w", err)
+		}
+		return nil
+	})
+	must(t, e.to.Restart())
+	eventually(t, "charges work", func() error { return s.Charge(t.Context(), ask("k"))[0].Err })
+	if shard.laneAt(e.to.Addr(), true) != lane {
+		t.Error("it has another lane now: the test shows nothing")
 	}
 }

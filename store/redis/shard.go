@@ -205,11 +205,15 @@ func (s *Shard) adopt(found []roles) {
 	}
 	before := s.topology.Load()
 	next := new(topology)
-	for place, r := range found {
-		next.servers = append(next.servers, s.serversOf(r, before))
+	for _, r := range found {
 		if s.cluster != nil {
-			next.assign(r.slots, place)
+			if len(r.slots) == 0 {
+				next.spare = append(next.spare, s.laneTo(r.primary, false), s.laneTo(r.primary, true))
+				continue
+			}
+			next.assign(r.slots, len(next.servers))
 		}
+		next.servers = append(next.servers, s.serversOf(r, before))
 	}
 	s.topology.Store(next)
 	if before == nil {

@@ -6,6 +6,9 @@ type topology struct {
 	// slots are the places in servers, from 1, of those who own the slots of a
 	// Redis Cluster, 0 where nobody does; nil for a shard that is none.
 	slots *[slotCount]uint16
+	// spare are the lanes to primaries of a Redis Cluster that own no slots: the
+	// owner of a slot that one of them is about to get redirects commands there.
+	spare []*lane
 }
 
 // owner returns the servers that hold the buckets of a slot, or nil if none are
@@ -30,6 +33,7 @@ func (t *topology) lanes() []*lane {
 		for _, s := range t.servers {
 			all = append(all, s.lanes()...)
 		}
+		all = append(all, t.spare...)
 	}
 	return all
 }
