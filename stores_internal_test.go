@@ -164,9 +164,7 @@ func TestConfigDeliversOnceItHasStarted(t *testing.T) {
 	before.open.Load().detacher.ChargeDetached([]store.Request{r})
 	after, good := newRemoteUse(t)
 	defer after.unload()
-	if err := (&App{unnamed: []*storeUse{after}}).Start(); err != nil {
-		t.Fatal(err)
-	}
+	after.run()
 	if before.open.Load().ledger.IsNeeded() {
 		t.Error("the config before delivers what waits")
 	}
