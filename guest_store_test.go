@@ -1,7 +1,11 @@
 package shardlimit_test
 
 import (
+	"context"
+	"fmt"
+	"net/http"
 	"sync/atomic"
+	"testing"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -18,6 +22,19 @@ type guestStore struct {
 	Motto string `json:"motto,omitempty"`
 	// Plain leaves out what a store need not have.
 	Plain bool `json:"plain,omitempty"`
+	// Unsure makes checks fail as only what writes should.
+	Unsure bool `json:"unsure,omitempty"`
+}
+
+// unsureStore is a store whose checks fail so.
+type unsureStore struct{ store.Store }
+
+func (unsureStore) Check(_ context.Context, reqs []store.Request) []store.State {
+	states := make([]store.State, len(reqs))
+	for i := range states {
+		states[i].Err = store.ErrUncertain
+	}
+	return states
 }
 
 // guests counts how often guest stores were opened, and how many are open.
@@ -30,7 +47,9 @@ func (*guestStore) CaddyModule() caddy.ModuleInfo {
 func (g *guestStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next()
 	for d.NextBlock(0) {
-		if d.Val() != "motto" || !d.AllArgs(&g.Motto) {
+		switch g.Unsure = g.Unsure || d.Val() == "unsure"; {
+		case d.Val() == "unsure" && !d.NextArg():
+		case d.Val() != "motto" || !d.AllArgs(&g.Motto):
 			return d.ArgErr()
 		}
 	}
@@ -41,6 +60,9 @@ func (g *guestStore) OpenStore(string) (store.Store, error) {
 	guests.opened.Add(1)
 	guests.open.Add(1)
 	s := memory.New(memory.NewBuckets(), memory.Options{})
+	if g.Unsure {
+		return unsureStore{s}, nil
+	}
 	if g.Plain {
 		return struct{ store.Store }{s}, nil
 	}
@@ -50,6 +72,23 @@ func (g *guestStore) OpenStore(string) (store.Store, error) {
 func (*guestStore) CloseStore() { guests.open.Add(-1) }
 
 func (*guestStore) OnErrorDefault() string { return "deny" }
+
+// TestUnsureCheckSpendsNothing, so that what its request costs is charged, and held
+// in flight no longer than the request runs.
+func TestUnsureCheckSpendsNothing(t *testing.T) {
+	const requests = 3
+	for _, onError := range []string{"local", "allow"} {
+		c := startCaddy(t, zonesSite("rate_limit {\nstore guest {\nunsure\n}\n}", zoneWith("api", "events 10", "on_error "+onError), "respond ok"))
+		for range requests {
+			must(t, onError, want("status", c.ask("/", "X-Key: alice").status, http.StatusOK))
+		}
+		eventually(t, "nothing is in flight", func() error {
+			status, _ := c.adminStatus()
+			return want("in flight", status.Stores[0].Ledger.InFlight, 0)
+		})
+		must(t, onError, want("charged", c.metric(`caddy_rate_limit_settled_cost_total{kind="charged",zone="api"}`), fmt.Sprint(requests)))
+	}
+}
 
 var (
 	_ shardlimit.StoreModule = (*guestStore)(nil)

@@ -334,7 +334,8 @@ func (p *part) handleErrors(r *http.Request, some []int) error {
 		}
 		if err := p.states[i].Err; err != nil {
 			failed = err
-			if errors.Is(err, store.ErrUncertain) {
+			// A check spends nothing, whatever the store says.
+			if p.zones[i].ChargeBefore && errors.Is(err, store.ErrUncertain) {
 				p.mark(i).unknown = true
 			}
 		}
