@@ -93,7 +93,7 @@ func adminInspect(running runningConfig, r *http.Request) (any, error) {
 			former := answerOfCopies(found.Former)
 			told.Former = &former
 		}
-		if local := open.local.Inspect(r.Context(), req).Copies[0]; local.Exists {
+		if local := open.local.Buckets.Inspect(r.Context(), req).Copies[0]; local.Exists {
 			told.Local = answerOfState(&local.State)
 		}
 		answer.Buckets = append(answer.Buckets, told)
@@ -121,7 +121,7 @@ func adminReset(running runningConfig, r *http.Request) (any, error) {
 		existed := open.mayHold(r.Context(), req)
 		err := resetter.Reset(r.Context(), req)
 		if err == nil {
-			err = open.local.Reset(r.Context(), req)
+			err = open.local.Buckets.Reset(r.Context(), req)
 		}
 		if err != nil {
 			failed = append(failed, err)
@@ -147,7 +147,7 @@ func adminReset(running runningConfig, r *http.Request) (any, error) {
 // mayHold tells whether there is something to reset, or that is not known.
 func (open *openedStore) mayHold(ctx context.Context, req store.Request) bool {
 	inspector, ok := open.store.(store.Inspector)
-	if !ok || open.local.Inspect(ctx, req).Copies[0].Exists {
+	if !ok || open.local.Buckets.Inspect(ctx, req).Copies[0].Exists {
 		return true
 	}
 	found := inspector.Inspect(ctx, req)

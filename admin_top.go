@@ -44,46 +44,46 @@ func adminTop(running runningConfig, r *http.Request) (any, error) {
 		}
 	}
 	now := time.Now()
-	stores := storesOfZones(running)
+	storeNames := storesOfZones(running)
 	if zone := query.Get("zone"); zone != "" {
-		names, ok := stores[zone]
+		names, ok := storeNames[zone]
 		if !ok {
-			return nil, unknownZone(zone, stores)
+			return nil, unknownZone(zone, storeNames)
 		}
 		return topOf(zone, names, n, now), nil
 	}
 	all := allTops{Zones: []zoneTop{}}
-	for _, zone := range sortedKeys(stores) {
-		all.Zones = append(all.Zones, topOf(zone, stores[zone], n, now))
+	for _, zone := range sortedKeys(storeNames) {
+		all.Zones = append(all.Zones, topOf(zone, storeNames[zone], n, now))
 	}
 	return all, nil
 }
 
 // topOf is about a zone in all stores in which it counts.
-func topOf(zone string, stores []string, n int, now time.Time) zoneTop {
+func topOf(zone string, storeNames []string, n int, now time.Time) zoneTop {
 	top := zoneTop{Zone: zone, Refused: []refusedClient{}}
-	refused, since := refusedMost(zone, stores, n, now)
+	refused, since := refusedMost(zone, storeNames, n, now)
 	top.Since, top.Refused = since.Seconds(), append(top.Refused, refused...)
 	return top
 }
 
 // storesOfZones returns the names of the stores in which each zone counts.
 func storesOfZones(running runningConfig) map[string][]string {
-	stores := map[string][]string{}
+	storeNames := map[string][]string{}
 	for _, l := range running.Limiters() {
 		for _, z := range l.Zones {
 			for _, use := range l.Stores() {
-				if !slices.Contains(stores[z.Name], use.name) {
-					stores[z.Name] = append(stores[z.Name], use.name)
+				if !slices.Contains(storeNames[z.Name], use.name) {
+					storeNames[z.Name] = append(storeNames[z.Name], use.name)
 				}
 			}
 		}
 	}
-	return stores
+	return storeNames
 }
 
-func unknownZone(zone string, stores map[string][]string) error {
-	return apiError(http.StatusNotFound, fmt.Errorf("zone %q is unknown; there is %s", zone, strings.Join(sortedKeys(stores), ", ")))
+func unknownZone(zone string, storeNames map[string][]string) error {
+	return apiError(http.StatusNotFound, fmt.Errorf("zone %q is unknown; there is %s", zone, strings.Join(sortedKeys(storeNames), ", ")))
 }
 
 func sortedKeys[V any](m map[string]V) []string {

@@ -104,19 +104,19 @@ func (a *App) Stores() []*storeUse {
 }
 
 // store returns the store of the name that an option gives.
-func (a *App) store(option, name string) (*storeUse, error) {
+func (a *App) store(which, name string) (*storeUse, error) {
 	if use, ok := a.uses[cmp.Or(name, defaultStore)]; ok {
 		return use, nil
 	}
-	return nil, unknownStore(option, name, slices.Sorted(maps.Keys(a.uses)))
+	return nil, unknownStore(which, name, slices.Sorted(maps.Keys(a.uses)))
 }
 
-func unknownStore(option, name string, known []string) error {
+func unknownStore(which, name string, known []string) error {
 	names := strings.Join(known, ", ")
 	if name == "" {
-		return badOption(option, "is missing, and no configured store is called %s: name one with the option store; there is %s", defaultStore, names)
+		return badOption(which, "is missing, and no configured store is called %s: name one with the option store; there is %s", defaultStore, names)
 	}
-	return badOption(option, "%s is not configured: add it to the stores of the global rate_limit, or name another; there is %s", name, names)
+	return badOption(which, "%s is not configured: add it to the stores of the global rate_limit, or name another; there is %s", name, names)
 }
 
 // claim registers a handler's zone, and refuses one that another handler

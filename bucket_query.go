@@ -32,10 +32,10 @@ func newBucketQuery(running runningConfig, zone, rawQuery string) (*bucketQuery,
 			return nil, apiError(http.StatusBadRequest, fmt.Errorf("parameter %s is given twice", name))
 		}
 	}
-	stores := storesOfZones(running)
-	in, ok := stores[zone]
+	storeNames := storesOfZones(running)
+	in, ok := storeNames[zone]
 	if !ok {
-		return nil, unknownZone(zone, stores)
+		return nil, unknownZone(zone, storeNames)
 	}
 	name := query.Get("store")
 	switch {

@@ -94,22 +94,22 @@ func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 	if err := knowsStore(h, "store", storeName); err != nil {
 		return nil, p.at(err)
 	}
-	stores := []string{cmp.Or(storeName, defaultStore)}
+	storeNames := []string{cmp.Or(storeName, defaultStore)}
 	if handler.Rollout != nil {
 		if err := knowsStore(h, "rollout", handler.Rollout.Store); err != nil {
 			return nil, p.at(err)
 		}
-		stores = append(stores, handler.Rollout.Store)
+		storeNames = append(storeNames, handler.Rollout.Store)
 	}
-	return handler, claimZones(h, stores, handler.Zones, zones)
+	return handler, claimZones(h, storeNames, handler.Zones, zones)
 }
 
 // knowsStore refuses the name of a store that the global option does not
 // configure, as the app does for a config in JSON.
-func knowsStore(h httpcaddyfile.Helper, option, name string) error {
+func knowsStore(h httpcaddyfile.Helper, which, name string) error {
 	var app App
-	if option, ok := h.Option("rate_limit").(httpcaddyfile.App); ok {
-		if err := json.Unmarshal(option.Value, &app); err != nil {
+	if which, ok := h.Option("rate_limit").(httpcaddyfile.App); ok {
+		if err := json.Unmarshal(which.Value, &app); err != nil {
 			return fmt.Errorf("read rate_limit: %w", err)
 		}
 	}
@@ -120,12 +120,12 @@ func knowsStore(h httpcaddyfile.Helper, option, name string) error {
 	if slices.Contains(names, cmp.Or(name, defaultStore)) {
 		return nil
 	}
-	return unknownStore(option, name, names)
+	return unknownStore(which, name, names)
 }
 
 // claimZones refuses zones that another directive defines differently, as the
 // app does for a config in JSON, where there are no lines to name.
-func claimZones(h httpcaddyfile.Helper, stores []string, zones []*Zone, starts map[*Zone]caddyfile.Token) error {
+func claimZones(h httpcaddyfile.Helper, storeNames []string, zones []*Zone, starts map[*Zone]caddyfile.Token) error {
 	type claim struct{ definition, place string }
 	const state = "rate_limit.zones"
 	claims, ok := h.State[state].(map[zoneID]claim)
@@ -135,7 +135,7 @@ func claimZones(h httpcaddyfile.Helper, stores []string, zones []*Zone, starts m
 	}
 	for _, z := range zones {
 		mine := claim{z.definition(), fmt.Sprintf("%s:%d", starts[z].File, starts[z].Line)}
-		for _, store := range stores {
+		for _, store := range storeNames {
 			other, taken := claims[zoneID{store, z.Name}]
 			if !taken {
 				claims[zoneID{store, z.Name}] = mine

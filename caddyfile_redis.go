@@ -138,8 +138,8 @@ func parseShard(d *caddyfile.Dispenser) (*RedisShard, error) {
 }
 
 func (p redisParser) shardOption(s *RedisShard) error {
-	option := p.Token()
-	if option.Text != "replica" && option.Text != "cluster" {
+	which := p.Token()
+	if which.Text != "replica" && which.Text != "cluster" {
 		if err := p.once(); err != nil {
 			return err
 		}
@@ -151,7 +151,7 @@ func (p redisParser) shardOption(s *RedisShard) error {
 		return err
 	}
 	if err := s.validateServers(); err != nil {
-		return errorAt(option, fmt.Errorf("shard %s: %w", s.Name, err))
+		return errorAt(which, fmt.Errorf("shard %s: %w", s.Name, err))
 	}
 	return nil
 }
@@ -237,7 +237,7 @@ func (p redisParser) tlsOption(t *RedisTLS) error {
 	case "ca":
 		return p.filled(&t.CA)
 	case "cert":
-		if !p.Args(&t.Cert, &t.Key) || p.NextArg() || t.Cert == "" || t.Key == "" {
+		if !p.Dispenser.Args(&t.Cert, &t.Key) || p.NextArg() || t.Cert == "" || t.Key == "" {
 			return p.Err("write cert <file> <key>, with the file of the certificate and that of its private key")
 		}
 		return nil

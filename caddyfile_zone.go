@@ -236,27 +236,27 @@ func (p zoneParser) reserve(h httpcaddyfile.Helper, z *Zone) error {
 }
 
 // parseMatch adds a matcher set to sets: a named one, or the one in a block.
-func parseMatch(h httpcaddyfile.Helper, option string, sets *caddyhttp.RawMatcherSets) error {
+func parseMatch(h httpcaddyfile.Helper, which string, sets *caddyhttp.RawMatcherSets) error {
 	var set caddy.ModuleMap
 	var err error
 	switch h.CountRemainingArgs() {
 	case 0:
-		set, err = parseMatchBlock(h, option)
+		set, err = parseMatchBlock(h, which)
 	case 1:
 		directive := h.Token()
 		h.NextArg()
 		if !strings.HasPrefix(h.Val(), "@") {
-			return h.Errf("%s %s: write %s @<matcher>, or matchers in a block", option, h.Val(), option)
+			return h.Errf("%s %s: write %s @<matcher>, or matchers in a block", which, h.Val(), which)
 		}
 		// The helper looks for a matcher right after a directive.
 		named := h.WithDispenser(caddyfile.NewDispenser([]caddyfile.Token{directive, h.Token()}))
 		named.Next()
 		if set, err = named.ExtractMatcherSet(); err != nil {
-			return h.Errf("%s %s: there is no such matcher: define it in this site, such as %s path /api/*", option, h.Val(), h.Val())
+			return h.Errf("%s %s: there is no such matcher: define it in this site, such as %s path /api/*", which, h.Val(), h.Val())
 		}
 	default:
-		if option != "match" {
-			return h.Errf("%s takes one matcher: write one that matches all that it is kept for", option)
+		if which != "match" {
+			return h.Errf("%s takes one matcher: write one that matches all that it is kept for", which)
 		}
 		return h.Errf("match takes one matcher: repeat it for more, any of which then may match")
 	}
@@ -268,7 +268,7 @@ func parseMatch(h httpcaddyfile.Helper, option string, sets *caddyhttp.RawMatche
 }
 
 // parseMatchBlock parses the matchers in a block.
-func parseMatchBlock(h httpcaddyfile.Helper, option string) (caddy.ModuleMap, error) {
+func parseMatchBlock(h httpcaddyfile.Helper, which string) (caddy.ModuleMap, error) {
 	start, d := h.Token(), h.NewFromNextSegment()
 	d.Next()
 	empty := true
@@ -283,7 +283,7 @@ func parseMatchBlock(h httpcaddyfile.Helper, option string) (caddy.ModuleMap, er
 		d.NextSegment()
 	}
 	if empty {
-		return nil, errorAt(start, fmt.Errorf("%s is empty: write %s @<matcher>, or matchers in a block", option, option))
+		return nil, errorAt(start, fmt.Errorf("%s is empty: write %s @<matcher>, or matchers in a block", which, which))
 	}
 	d.Reset()
 	d.Next()

@@ -140,19 +140,19 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if config.Store, err = h.openStore(ctx, app); err != nil {
 		return err
 	}
-	stores := []string{config.Store.name}
+	storeNames := []string{config.Store.name}
 	if h.Rollout != nil {
 		config.Rollout = &movedShare{Percent: h.Rollout.Percent}
 		if config.Rollout.Store, err = app.store("rollout", h.Rollout.Store); err != nil {
 			return err
 		}
-		stores = append(stores, h.Rollout.Store)
+		storeNames = append(storeNames, h.Rollout.Store)
 	}
 	if config.Events, err = newEvents(ctx); err != nil {
 		return err
 	}
 	for _, z := range h.Zones {
-		for _, name := range stores {
+		for _, name := range storeNames {
 			if err := app.claim(name, z); err != nil {
 				return err
 			}

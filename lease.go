@@ -65,7 +65,7 @@ func (l *lease) renew() {
 			continue
 		}
 		if m.local && m.taken {
-			open.local.Charge(ctx, req)
+			open.local.Buckets.Charge(ctx, req)
 		}
 		// Where this fails the slot may be lost; the request goes on. What the local
 		// counts gave counts in the store from now on, if that is back.

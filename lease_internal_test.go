@@ -49,7 +49,7 @@ func TestLocalSlotIsHandedOver(t *testing.T) {
 			r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), repl, w, nil)
 			err := h.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
 				p := trackerOf(r).parts[0]
-				used := func() int64 { return p.open(0).local.Peek(t.Context(), p.reqs)[0].Used }
+				used := func() int64 { return p.open(0).local.Buckets.Peek(t.Context(), p.reqs)[0].Used }
 				p.lease.renew()
 				p.lease.renew()
 				if n := used(); n != 1 {

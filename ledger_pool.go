@@ -57,7 +57,7 @@ func (pooledLedger) Destruct() error { return nil }
 // localCounts decide where the store cannot: a store in memory, like others.
 type localCounts struct {
 	*openedStore
-	*memory.Store
+	Buckets *memory.Store
 }
 
 func newLocalCounts(name string, known pooledLedger) localCounts {

@@ -369,7 +369,7 @@ func (p *part) askLocal(i int) {
 	open, reqs, m := p.open(i), p.reqs[i:i+1], p.mark(i)
 	m.local = true
 	if p.zones[i].ChargeBefore {
-		copy(p.states[i:], open.local.Take(context.Background(), reqs))
+		copy(p.states[i:], open.local.Buckets.Take(context.Background(), reqs))
 		return
 	}
 	open.local.accounts.Admit(context.Background(), reqs, p.states[i:i+1])

@@ -107,12 +107,12 @@ func (s *RedisStore) validateConnections() error {
 
 // badUser is the error of a user without a password, which Redis is not told.
 // own is the shard's own user, if it has one.
-func (s *RedisShard) badUser(option, own string) error {
+func (s *RedisShard) badUser(which, own string) error {
 	const remedy = "needs a password: add it; any will do for a user with nopass"
 	if own == "" {
-		return badOption(option, remedy)
+		return badOption(which, remedy)
 	}
-	return badOption("shard "+s.Name, "has a %s, which %s", option, remedy)
+	return badOption("shard "+s.Name, "has a %s, which %s", which, remedy)
 }
 
 func (s *RedisStore) validateChoices() error {

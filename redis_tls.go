@@ -60,12 +60,12 @@ func (t *RedisTLS) validate() error {
 
 // provision resolves placeholders and reads the files.
 func (t *RedisTLS) provision(repl *caddy.Replacer) error {
-	for _, option := range []struct {
+	for _, file := range []struct {
 		name  string
 		value *string
 	}{{"ca", &t.CA}, {"cert", &t.Cert}, {"key", &t.Key}, {"server_name", &t.ServerName}} {
-		if err := resolve(repl, option.value); err != nil {
-			return fmt.Errorf("%s: %w", option.name, err)
+		if err := resolve(repl, file.value); err != nil {
+			return fmt.Errorf("%s: %w", file.name, err)
 		}
 	}
 	if err := t.validate(); err != nil {

@@ -138,8 +138,8 @@ func (c *refusedClients) since(now time.Time) time.Duration {
 
 // refusedMost returns up to n clients that a zone refused most in these stores, and
 // how much time the counts cover.
-func refusedMost(zone string, stores []string, n int, now time.Time) (clients []refusedClient, since time.Duration) {
-	for _, name := range stores {
+func refusedMost(zone string, storeNames []string, n int, now time.Time) (clients []refusedClient, since time.Duration) {
+	for _, name := range storeNames {
 		if state, ok := zoneStates.find(zoneID{name, zone}); ok {
 			since = max(since, state.refused.since(now))
 			clients = append(clients, state.refused.top(n, name, now)...)

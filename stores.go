@@ -154,6 +154,15 @@ func (open *openedStore) take(ctx context.Context, reqs []store.Request, states 
 // question is a method of a store that answers requests.
 type question = func(s store.Store, ctx context.Context, reqs []store.Request) []store.State
 
+// checkAhead checks a request that waits behind others. A ledger answers most such
+// checks by what it knows.
+func (open *openedStore) checkAhead(ctx context.Context, r store.Request, patience time.Duration) store.State {
+	if open.ledger != nil {
+		return open.ledger.CheckAhead(ctx, r, patience)
+	}
+	return open.store.Check(ctx, []store.Request{r})[0]
+}
+
 // detachedPatience bounds a call for which nobody waits, in a store that cannot
 // make it by itself.
 const detachedPatience = 5 * time.Second

@@ -1,7 +1,6 @@
 package shardlimit
 
 import (
-	"context"
 	"net/http"
 	"time"
 
@@ -140,15 +139,6 @@ func (p *part) foresee(r *http.Request, i int, ahead int64, patience time.Durati
 		st.Remaining = 0
 	}
 	p.states[i] = st
-}
-
-// checkAhead checks a request that waits behind others. A ledger answers most such
-// checks by what it knows.
-func (open *openedStore) checkAhead(ctx context.Context, r store.Request, patience time.Duration) store.State {
-	if open.ledger != nil {
-		return open.ledger.CheckAhead(ctx, r, patience)
-	}
-	return open.store.Check(ctx, []store.Request{r})[0]
 }
 
 // turnAway makes the state of a zone refuse a request that may not wait any
