@@ -9,7 +9,16 @@ import (
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/admin"
+	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
+	"github.com/shardlimit/caddy-shardlimit/internal/option"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/memorystore"
 )
+
+// StoreModule is what a module in the namespace rate_limit.stores implements.
+type StoreModule = stores.StoreModule
 
 // defaultStore is the name of the store of handlers that name none.
 const defaultStore = "default"
@@ -21,12 +30,12 @@ type App struct {
 	// If no store is configured at all, that is a memory store.
 	StoresRaw caddy.ModuleMap `json:"stores,omitempty" caddy:"namespace=rate_limit.stores inline_key=module"`
 
-	uses map[string]*storeUse
+	uses map[string]*stores.Handle
 	// unnamed are the stores that belong to a handler.
-	unnamed []*storeUse
-	zones   map[zoneID]string
+	unnamed []*stores.Handle
+	zones   map[limiter.ZoneID]string
 	// limiters are those of all handlers of the config.
-	limiters []*Limiter
+	limiters []*limiter.Limiter
 }
 
 // CaddyModule returns the Caddy module information.
@@ -39,12 +48,12 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 
 // Provision implements [caddy.Provisioner].
 func (a *App) Provision(ctx caddy.Context) error {
-	a.zones = map[zoneID]string{}
-	a.uses = map[string]*storeUse{}
-	if err := registerMetrics(ctx); err != nil {
+	a.zones = map[limiter.ZoneID]string{}
+	a.uses = map[string]*stores.Handle{}
+	if err := admin.RegisterMetrics(ctx); err != nil {
 		return err
 	}
-	modules := map[string]any{defaultStore: new(MemoryStore)}
+	modules := map[string]any{defaultStore: new(memorystore.Store)}
 	if len(a.StoresRaw) > 0 {
 		loaded, err := ctx.LoadModule(a, "StoresRaw")
 		if err != nil {
@@ -53,7 +62,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 		modules = loaded.(map[string]any)
 	}
 	for name, module := range modules {
-		use, err := openStore(ctx, name, module)
+		use, err := stores.Open(ctx, name, module)
 		if err != nil {
 			return err
 		}
@@ -67,8 +76,8 @@ func (a *App) Provision(ctx caddy.Context) error {
 // requests do not have to.
 func (a *App) Start() error {
 	for _, use := range slices.AppendSeq(a.unnamed, maps.Values(a.uses)) {
-		use.run()
-		go use.warm()
+		use.Run()
+		go use.Warm()
 	}
 	return nil
 }
@@ -80,23 +89,23 @@ func (*App) Stop() error { return nil }
 // keep what they use until they have settled.
 func (a *App) Cleanup() error {
 	for _, use := range a.uses {
-		use.unload()
+		use.Unload()
 	}
 	return nil
 }
 
 // Limiters returns those of all handlers of the config.
-func (a *App) Limiters() []*Limiter { return a.limiters }
+func (a *App) Limiters() []*limiter.Limiter { return a.limiters }
 
 // Stores returns all stores of the config, in alphabetical order of their names,
 // each once: handlers may have written the same one of their own.
-func (a *App) Stores() []*storeUse {
-	byName := map[string]*storeUse{}
+func (a *App) Stores() []*stores.Handle {
+	byName := map[string]*stores.Handle{}
 	for _, use := range a.unnamed {
-		byName[use.name] = use
+		byName[use.Name] = use
 	}
 	maps.Copy(byName, a.uses)
-	all := make([]*storeUse, 0, len(byName))
+	all := make([]*stores.Handle, 0, len(byName))
 	for _, name := range slices.Sorted(maps.Keys(byName)) {
 		all = append(all, byName[name])
 	}
@@ -104,7 +113,7 @@ func (a *App) Stores() []*storeUse {
 }
 
 // store returns the store of the name that an option gives.
-func (a *App) store(which, name string) (*storeUse, error) {
+func (a *App) store(which, name string) (*stores.Handle, error) {
 	if use, ok := a.uses[cmp.Or(name, defaultStore)]; ok {
 		return use, nil
 	}
@@ -114,15 +123,15 @@ func (a *App) store(which, name string) (*storeUse, error) {
 func unknownStore(which, name string, known []string) error {
 	names := strings.Join(known, ", ")
 	if name == "" {
-		return badOption(which, "is missing, and no configured store is called %s: name one with the option store; there is %s", defaultStore, names)
+		return option.Errorf(which, "is missing, and no configured store is called %s: name one with the option store; there is %s", defaultStore, names)
 	}
-	return badOption(which, "%s is not configured: add it to the stores of the global rate_limit, or name another; there is %s", name, names)
+	return option.Errorf(which, "%s is not configured: add it to the stores of the global rate_limit, or name another; there is %s", name, names)
 }
 
 // claim registers a handler's zone, and refuses one that another handler
 // defines differently.
 func (a *App) claim(storeName string, z *Zone) error {
-	id := zoneID{storeName, z.Name}
+	id := limiter.ZoneID{Store: storeName, Zone: z.Name}
 	definition := z.definition()
 	other, ok := a.zones[id]
 	if !ok {
@@ -148,8 +157,8 @@ func rawStoreName(raw json.RawMessage) (name string, isName bool, err error) {
 	case raw[0] == '{':
 		return "", false, nil
 	}
-	if err := json.Unmarshal(raw, &name); err != nil || !validName(name) {
-		return "", true, badOption("store", "%s: it must be the name of a store, or an object with the field module", raw)
+	if err := json.Unmarshal(raw, &name); err != nil || !option.ValidName(name) {
+		return "", true, option.Errorf("store", "%s: it must be the name of a store, or an object with the field module", raw)
 	}
 	return name, true, nil
 }

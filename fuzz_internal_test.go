@@ -10,6 +10,9 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
+
+	"github.com/shardlimit/caddy-shardlimit/memorystore"
+	"github.com/shardlimit/caddy-shardlimit/redisstore"
 )
 
 // FuzzCaddyfile adapts any text, as a whole Caddyfile, as what follows
@@ -76,9 +79,9 @@ func adaptAndCheck(t *testing.T, text string) {
 		var module caddy.Validator
 		switch fields["module"] {
 		case "memory":
-			module = new(MemoryStore)
+			module = new(memorystore.Store)
 		case "redis":
-			module = new(RedisStore)
+			module = new(redisstore.Store)
 		default:
 			continue
 		}

@@ -13,6 +13,11 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
+	"github.com/shardlimit/caddy-shardlimit/internal/option"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 )
 
 // Handler limits how many requests each client may make. Requests that fit
@@ -106,9 +111,9 @@ type Handler struct {
 	// Not supported; see the error it causes.
 	StorageRaw json.RawMessage `json:"storage,omitempty"`
 
-	limiter *Limiter
+	limiter *limiter.Limiter
 	// own is the store of this handler alone, if it has one.
-	own *storeUse
+	own *stores.Handle
 }
 
 // CaddyModule returns the Caddy module information.
@@ -132,23 +137,23 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return fmt.Errorf("load the rate_limit app: %w", err)
 	}
 	app := module.(*App)
-	config := Config{
-		Headers: cmp.Or(h.Headers, headersGitHub), Jitter: h.Jitter, Problem: h.Problem,
-		LogRefusals: cmp.Or(h.LogRefusals, logFirst), LogKey: h.LogKey,
+	config := limiter.Config{
+		Headers: cmp.Or(h.Headers, limiter.HeadersGitHub), Jitter: h.Jitter, Problem: h.Problem,
+		LogRefusals: cmp.Or(h.LogRefusals, limiter.LogFirst), LogKey: h.LogKey,
 		Logger: ctx.Logger(), Now: time.Now,
 	}
 	if config.Store, err = h.openStore(ctx, app); err != nil {
 		return err
 	}
-	storeNames := []string{config.Store.name}
+	storeNames := []string{config.Store.Name}
 	if h.Rollout != nil {
-		config.Rollout = &movedShare{Percent: h.Rollout.Percent}
+		config.Rollout = &limiter.Rollout{Percent: h.Rollout.Percent}
 		if config.Rollout.Store, err = app.store("rollout", h.Rollout.Store); err != nil {
 			return err
 		}
 		storeNames = append(storeNames, h.Rollout.Store)
 	}
-	if config.Events, err = newEvents(ctx); err != nil {
+	if config.Events, err = telemetry.NewEvents(ctx); err != nil {
 		return err
 	}
 	for _, z := range h.Zones {
@@ -163,7 +168,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		}
 		config.Zones = append(config.Zones, compiled)
 	}
-	if h.limiter, err = newLimiter(config); err != nil {
+	if h.limiter, err = limiter.New(config); err != nil {
 		return err
 	}
 	app.limiters = append(app.limiters, h.limiter)
@@ -171,7 +176,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 }
 
 // Limiter returns what limits the handler's requests.
-func (h *Handler) Limiter() *Limiter { return h.limiter }
+func (h *Handler) Limiter() *limiter.Limiter { return h.limiter }
 
 // validate tells what is wrong with the handler, and how to mend it.
 func (h *Handler) validate() error {
@@ -184,17 +189,17 @@ func (h *Handler) validate() error {
 			return err
 		}
 		if names[z.Name] {
-			return badOption("zone "+z.Name, "is defined twice in one rate_limit: rename one")
+			return option.Errorf("zone "+z.Name, "is defined twice in one rate_limit: rename one")
 		}
 		names[z.Name] = true
 	}
 	if h.Jitter < 0 || h.Jitter > 10 || math.IsNaN(h.Jitter) {
-		return badOption("jitter", "%v: it must be from 0 to 10, such as 0.2", h.Jitter)
+		return option.Errorf("jitter", "%v: it must be from 0 to 10, such as 0.2", h.Jitter)
 	}
-	if err := oneOf("headers", h.Headers, headersGitHub, headersIETF, headersBoth, headersNone); err != nil {
+	if err := option.OneOf("headers", h.Headers, limiter.HeadersGitHub, limiter.HeadersIETF, limiter.HeadersBoth, limiter.HeadersNone); err != nil {
 		return err
 	}
-	if err := oneOf("log_refusals", h.LogRefusals, logFirst, logAll, logNone); err != nil {
+	if err := option.OneOf("log_refusals", h.LogRefusals, limiter.LogFirst, limiter.LogAll, limiter.LogNone); err != nil {
 		return err
 	}
 	own, isName, err := rawStoreName(h.StoreRaw)
@@ -204,7 +209,7 @@ func (h *Handler) validate() error {
 	return h.Rollout.validate(own, isName)
 }
 
-func (h *Handler) openStore(ctx caddy.Context, app *App) (*storeUse, error) {
+func (h *Handler) openStore(ctx caddy.Context, app *App) (*stores.Handle, error) {
 	name, isName, err := rawStoreName(h.StoreRaw)
 	if err != nil {
 		return nil, err
@@ -220,7 +225,7 @@ func (h *Handler) openStore(ctx caddy.Context, app *App) (*storeUse, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load store: %w", err)
 	}
-	if h.own, err = openStore(ctx, name, module); err != nil {
+	if h.own, err = stores.Open(ctx, name, module); err != nil {
 		return nil, err
 	}
 	app.unnamed = append(app.unnamed, h.own)
@@ -230,7 +235,7 @@ func (h *Handler) openStore(ctx caddy.Context, app *App) (*storeUse, error) {
 // Cleanup implements [caddy.CleanerUpper].
 func (h *Handler) Cleanup() error {
 	if h.own != nil {
-		h.own.unload()
+		h.own.Unload()
 	}
 	return nil
 }
@@ -246,3 +251,42 @@ var (
 	_ caddy.CleanerUpper          = (*Handler)(nil)
 	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
 )
+
+// Rollout moves a share of a handler's clients to another store, so that it can
+// be tried out on some before all use it. A hash of the client key, which is
+// the same in every process, decides who is moved: more percent move more
+// clients, and none of them back. A zone whose key is the same for all requests
+// has one bucket, which is moved as a whole.
+//
+// All that counts for a client is counted in the store that it is in: of the
+// counts in the other one, nothing is taken along. Handlers that have a zone in
+// common therefore need the same rollout.
+type Rollout struct {
+	// The name of the other store, one of those in the `rate_limit` app and not
+	// the handler's own. Required.
+	Store string `json:"store,omitempty"`
+
+	// How many percent of the clients are counted in the other store, from 0,
+	// nobody, to 100, everybody; fractions are allowed. To change it while Caddy
+	// runs, replace this value by the admin API; what is loaded next replaces it
+	// again. A client that is moved begins with fresh counts in the other store,
+	// so around that moment it can get up to twice its limit; one that is moved
+	// back finds what is left of its old counts. Default: 0.
+	Percent float64 `json:"percent"`
+}
+
+// validate tells what is wrong with the rollout of a handler that counts in the
+// store of that name, or in one of its own.
+func (o *Rollout) validate(own string, ownIsName bool) error {
+	switch {
+	case o == nil:
+		return nil
+	case o.Store == "":
+		return option.Errorf("rollout", "names no store: add the one to which clients are moved, such as rollout other 10")
+	case !isPercent(o.Percent):
+		return option.Errorf("rollout", "%s %v: it must be from 0 to 100 percent, such as 12.5", o.Store, o.Percent)
+	case ownIsName && cmp.Or(own, defaultStore) == o.Store:
+		return option.Errorf("rollout", "%s: that is the handler's own store: name the store to which clients are moved, or remove rollout", o.Store)
+	}
+	return nil
+}

@@ -10,6 +10,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 )
 
 // BenchmarkHandler is one allowed request on the memory store, without a server
@@ -27,11 +29,11 @@ func BenchmarkHandler(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	config := Config{
-		Zones: []*compiledZone{zone}, Store: app.uses[defaultStore], Headers: headersGitHub, LogRefusals: logFirst,
+	config := limiter.Config{
+		Zones: []*limiter.Zone{zone}, Store: app.uses[defaultStore], Headers: limiter.HeadersGitHub, LogRefusals: limiter.LogFirst,
 		Logger: ctx.Logger(), Now: time.Now,
 	}
-	if h.limiter, err = newLimiter(config); err != nil {
+	if h.limiter, err = limiter.New(config); err != nil {
 		b.Fatal(err)
 	}
 	next := caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {

@@ -12,19 +12,24 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/admin"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/memorystore"
+	"github.com/shardlimit/caddy-shardlimit/redisstore"
 )
 
 func init() {
 	caddy.RegisterModule(new(App))
 	caddy.RegisterModule(new(Handler))
-	caddy.RegisterModule(new(MemoryStore))
-	caddy.RegisterModule(new(RedisStore))
-	caddy.RegisterModule(new(adminAPI))
+	caddy.RegisterModule(new(memorystore.Store))
+	caddy.RegisterModule(new(redisstore.Store))
+	caddy.RegisterModule(new(admin.API))
 
 	httpcaddyfile.RegisterGlobalOption("rate_limit", parseGlobalOption)
 	httpcaddyfile.RegisterHandlerDirective("rate_limit", parseDirective)
 	httpcaddyfile.RegisterDirectiveOrder("rate_limit", httpcaddyfile.Before, "basic_auth")
 
 	// Only here all modules, which Caddy unloads in random order, are unloaded.
-	caddy.OnExit(func(context.Context) { endFlushes(caddy.Log().Named("rate_limit")) })
+	caddy.OnExit(func(context.Context) { stores.End(caddy.Log().Named("rate_limit")) })
 }

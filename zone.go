@@ -4,11 +4,16 @@ import (
 	"cmp"
 	"fmt"
 	"net/http"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
+	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -166,7 +171,7 @@ type Zone struct {
 }
 
 // provision compiles a valid zone. It loads the matchers.
-func (z *Zone) provision(ctx caddy.Context) (*compiledZone, error) {
+func (z *Zone) provision(ctx caddy.Context) (*limiter.Zone, error) {
 	c := z.compile()
 	err := loadMatchers(ctx, z, z.MatcherSetsRaw, &c.Matchers)
 	for i, reserve := range z.Reserves {
@@ -192,28 +197,28 @@ func loadMatchers(ctx caddy.Context, of any, raw caddyhttp.RawMatcherSets, sets 
 }
 
 // compile returns what the zone is for requests, without matchers.
-func (z *Zone) compile() *compiledZone {
-	c := &compiledZone{
+func (z *Zone) compile() *limiter.Zone {
+	c := &limiter.Zone{
 		Name: z.Name, Key: z.Key, IPv4Prefix: z.IPv4Prefix, IPv6Prefix: z.IPv6Prefix,
 		Algorithm: z.algorithm(), Window: z.window(), Align: z.Align, Burst: z.Burst,
 		Events: z.Events.quantity(z.EventsFallback), Cost: cmp.Or(z.Cost, "1").quantity(1),
-		ChargeBefore: z.Charge == chargeBefore,
+		ChargeBefore: z.Charge == limiter.ChargeBefore,
 		BatchShare:   int64(cmp.Or(z.BatchShare, defaultBatchShare)),
-		MaxWait:      time.Duration(z.MaxWait), MaxWaitQueue: cmp.Or(z.MaxWaitQueue, defaultMaxWaitQueue),
+		MaxWait:      time.Duration(z.MaxWait), MaxWaitQueue: cmp.Or(z.MaxWaitQueue, limiter.DefaultMaxWaitQueue),
 		Penalty: time.Duration(z.Penalty), OnError: z.OnError, Enforce: z.Enforce,
 	}
 	c.Batch, _ = z.Batch.parse()
 	switch {
 	case len(z.CountStatus) > 0:
 		counted, _ := z.CountStatus.compile()
-		c.Free = counted.complement()
+		c.Free = counted.Complement()
 	case len(z.FreeStatus) > 0:
 		c.Free, _ = z.FreeStatus.compile()
 	default:
-		c.Free.add(http.StatusNotModified)
+		c.Free.Add(http.StatusNotModified)
 	}
 	for _, reserve := range z.Reserves {
-		c.Reserves = append(c.Reserves, compiledReserve{Percent: int64(reserve.Percent)})
+		c.Reserves = append(c.Reserves, limiter.Reserve{Percent: int64(reserve.Percent)})
 	}
 	return c
 }
@@ -231,3 +236,83 @@ func (z *Zone) window() time.Duration {
 
 // isLease reports whether the zone counts requests while they run.
 func (z *Zone) isLease() bool { return z.algorithm() == store.Concurrency }
+
+// Reserve is a part of a zone's capacity that is kept for important requests.
+type Reserve struct {
+	// How much of the zone's `events`, or `burst`, is kept, in percent from 1
+	// to 100, rounded up to whole events. Required.
+	Percent int `json:"percent,omitempty"`
+
+	// The requests for which it is kept; those that match any of the sets.
+	// They may use what is kept for those after them as well. Required.
+	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
+}
+
+func (z *Zone) validateReserves() error {
+	sum := 0
+	for _, r := range z.Reserves {
+		switch {
+		case r == nil:
+			return option.Errorf("reserve", "is null: define or remove it")
+		case r.Percent < 1 || r.Percent > 100:
+			return option.Errorf("reserve", "%d: it must be from 1 to 100 percent", r.Percent)
+		case len(r.MatcherSetsRaw) == 0:
+			return option.Errorf("reserve", "%d has no matchers: say for which requests it is kept", r.Percent)
+		}
+		if sum += r.Percent; sum > 100 {
+			return option.Errorf("reserve", "%d makes it %d percent together: it must be at most 100", r.Percent, sum)
+		}
+	}
+	return nil
+}
+
+// definition is what zones of one name must agree on, as options that differ
+// from the default.
+func (z *Zone) definition() string {
+	var b strings.Builder
+	b.WriteString("key")
+	for _, text := range z.Key {
+		if strings.ContainsAny(text, " \t\n\"`") {
+			text = strconv.Quote(text)
+		}
+		b.WriteString(" " + text)
+	}
+	add := func(different bool, format string, args ...any) {
+		if different {
+			fmt.Fprintf(&b, ", "+format, args...)
+		}
+	}
+	if add(true, "events %s", z.Events.canonical()); z.EventsFallback != 0 {
+		fmt.Fprintf(&b, " %d", z.EventsFallback)
+	}
+	window := time.Duration(z.Window)
+	if z.isLease() && window == defaultLease {
+		window = 0
+	}
+	add(window != 0, "window %s", window)
+	add(z.Algorithm != "" && z.Algorithm != "fixed_window", "algorithm %s", z.Algorithm)
+	add(z.Align, "align")
+	add(z.Burst != 0 && strconv.FormatInt(z.Burst, 10) != z.Events.canonical(), "burst %d", z.Burst)
+	add(z.Cost != "" && z.Cost.canonical() != "1", "cost %s", z.Cost.canonical())
+	add(z.Charge == limiter.ChargeBefore && !z.isLease(), "charge %s", z.Charge)
+	batch, _ := z.Batch.parse()
+	add(batch != 0, "batch %s", Amount(z.Batch).canonical())
+	add(z.BatchShare != 0 && z.BatchShare != defaultBatchShare, "batch_share %d", z.BatchShare)
+	free := sortedStatuses(z.FreeStatus)
+	add(free != "" && free != "304", "free_status %s", free)
+	add(len(z.CountStatus) > 0, "count_status %s", sortedStatuses(z.CountStatus))
+	add(z.MaxWait != 0, "max_wait %s", time.Duration(z.MaxWait))
+	add(z.MaxWaitQueue != 0 && z.MaxWaitQueue != limiter.DefaultMaxWaitQueue, "max_wait_queue %d", z.MaxWaitQueue)
+	add(z.Penalty != 0, "penalty %s", time.Duration(z.Penalty))
+	for _, reserve := range z.Reserves {
+		add(true, "reserve %d", reserve.Percent)
+	}
+	add(z.IPv4Prefix != 0, "ipv4_prefix %d", z.IPv4Prefix)
+	add(z.IPv6Prefix != 0, "ipv6_prefix %d", z.IPv6Prefix)
+	add(z.OnError != "", "on_error %s", z.OnError)
+	return b.String()
+}
+
+func sortedStatuses(l StatusList) string {
+	return strings.Join(slices.Compact(slices.Sorted(slices.Values(l))), " ")
+}

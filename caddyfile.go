@@ -1,0 +1,489 @@
+package shardlimit
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
+	"github.com/shardlimit/caddy-shardlimit/internal/option"
+)
+
+// parseDirective parses the rate_limit directive:
+//
+//	rate_limit [<matcher>] <key> <events> <window> [<name>]
+//
+//	rate_limit [<matcher>] {
+//		store   <name>
+//		rollout <store> <percent>
+//		zone <name> {
+//			match       @<matcher> | { <matchers> }
+//			key         <text>...
+//			events      <n> | <placeholder> <fallback n>
+//			window      <duration>
+//			algorithm   fixed_window|sliding_window|sliding_log|gcra|concurrency
+//			align
+//			burst       <n>
+//			cost        <n>|<placeholder>
+//			charge      after|before
+//			batch       off|auto|<n>
+//			batch_share <percent>
+//			free_status <code|class>... | none
+//			count_status <code|class>...
+//			max_wait    <duration>
+//			max_wait_queue <n>
+//			penalty     <duration>
+//			reserve     <percent> @<matcher> | <percent> { <matchers> }
+//			ipv4_prefix <bits>
+//			ipv6_prefix <bits>
+//			on_error    allow|deny|local
+//			enforce     <percent>
+//		}
+//		headers github|ietf|both|none
+//		problem
+//		log_refusals first|all|none
+//		jitter  <ratio>
+//		log_key
+//	}
+//
+// It only translates. What is allowed is for the handler and its zones to say;
+// they are asked here as well, so that errors come with the line.
+func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+	handler := new(Handler)
+	h.Next()
+	start := h.Token()
+	p := zoneParser{option.NewParser(h.Dispenser)}
+	zones := map[*Zone]caddyfile.Token{}
+	oneLine := h.CountRemainingArgs() > 0
+	if oneLine {
+		z, err := p.oneLineZone()
+		if err != nil {
+			return nil, err
+		}
+		handler.Zones, zones[z] = []*Zone{z}, start
+	}
+	for h.NextBlock(0) {
+		if oneLine && h.Val() == "zone" {
+			return nil, h.Err("rate_limit has a zone on its line and another in its block: write both as zones in the block")
+		}
+		if h.Val() == "zone" {
+			start := h.Token()
+			z, err := parseZone(h)
+			if err != nil {
+				return nil, err
+			}
+			handler.Zones = append(handler.Zones, z)
+			zones[z] = start
+			p.StartsAt("zone "+z.Name, start)
+			continue
+		}
+		if err := p.handlerOption(handler); err != nil {
+			return nil, err
+		}
+	}
+	if err := handler.validate(); err != nil {
+		return nil, p.At(err)
+	}
+	storeName, _, err := rawStoreName(handler.StoreRaw)
+	if err != nil {
+		return nil, p.At(err)
+	}
+	if err := knowsStore(h, "store", storeName); err != nil {
+		return nil, p.At(err)
+	}
+	storeNames := []string{cmp.Or(storeName, defaultStore)}
+	if handler.Rollout != nil {
+		if err := knowsStore(h, "rollout", handler.Rollout.Store); err != nil {
+			return nil, p.At(err)
+		}
+		storeNames = append(storeNames, handler.Rollout.Store)
+	}
+	return handler, claimZones(h, storeNames, handler.Zones, zones)
+}
+
+// knowsStore refuses the name of a store that the global option does not
+// configure, as the app does for a config in JSON.
+func knowsStore(h httpcaddyfile.Helper, which, name string) error {
+	var app App
+	if which, ok := h.Option("rate_limit").(httpcaddyfile.App); ok {
+		if err := json.Unmarshal(which.Value, &app); err != nil {
+			return fmt.Errorf("read rate_limit: %w", err)
+		}
+	}
+	names := slices.Sorted(maps.Keys(app.StoresRaw))
+	if len(names) == 0 {
+		names = []string{defaultStore}
+	}
+	if slices.Contains(names, cmp.Or(name, defaultStore)) {
+		return nil
+	}
+	return unknownStore(which, name, names)
+}
+
+// claimZones refuses zones that another directive defines differently, as the
+// app does for a config in JSON, where there are no lines to name.
+func claimZones(h httpcaddyfile.Helper, storeNames []string, zones []*Zone, starts map[*Zone]caddyfile.Token) error {
+	type claim struct{ definition, place string }
+	const state = "rate_limit.zones"
+	claims, ok := h.State[state].(map[limiter.ZoneID]claim)
+	if !ok {
+		claims = map[limiter.ZoneID]claim{}
+		h.State[state] = claims
+	}
+	for _, z := range zones {
+		mine := claim{z.definition(), fmt.Sprintf("%s:%d", starts[z].File, starts[z].Line)}
+		for _, store := range storeNames {
+			other, taken := claims[limiter.ZoneID{Store: store, Zone: z.Name}]
+			if !taken {
+				claims[limiter.ZoneID{Store: store, Zone: z.Name}] = mine
+			} else if err := sameDefinition(z.Name, other.definition, mine.definition); err != nil {
+				return fmt.Errorf("at %s and %s: %w", other.place, mine.place, err)
+			}
+		}
+	}
+	return nil
+}
+
+const (
+	handlerOptions = "store, rollout, zone, headers, problem, log_refusals, jitter, log_key"
+	zoneOptions    = "match, key, events, window, algorithm, align, burst, cost, charge, batch, batch_share, free_status, count_status, max_wait, max_wait_queue, penalty, reserve, ipv4_prefix, ipv6_prefix, on_error, enforce"
+)
+
+// zoneParser parses the options of a handler or a zone.
+type zoneParser struct{ *option.Parser }
+
+// handlerOption parses one option of the directive other than zone.
+func (p zoneParser) handlerOption(h *Handler) error {
+	if err := p.Once(); err != nil {
+		return err
+	}
+	switch p.Val() {
+	case "store":
+		name, err := p.Arg()
+		if err != nil {
+			return err
+		}
+		h.StoreRaw, err = json.Marshal(name)
+		return err
+	case "rollout":
+		return p.rollout(h)
+	case "headers":
+		return p.Filled(&h.Headers)
+	case "jitter":
+		text, err := p.Arg()
+		if err != nil {
+			return err
+		}
+		if h.Jitter, err = strconv.ParseFloat(text, 64); err != nil {
+			return p.Errf("jitter %q: it must be a number, such as 0.2", text)
+		}
+		return nil
+	case "problem":
+		h.Problem = true
+		return p.NoArgs()
+	case "log_refusals":
+		return p.Filled(&h.LogRefusals)
+	case "log_key":
+		h.LogKey = true
+		return p.NoArgs()
+	case "sweep_interval":
+		return p.Duration(&h.SweepInterval)
+	case "disable_metrics":
+		h.DisableMetrics = true
+		return p.NoArgs()
+	case "distributed":
+		return p.Err(adviceDistributed)
+	case "storage":
+		return p.Err(adviceStorage)
+	default:
+		return p.Unknown(handlerOptions, zoneOptions, "zone <name> { … }, in the block of rate_limit")
+	}
+}
+
+// rollout parses another store and the share of the clients that it gets.
+func (p zoneParser) rollout(h *Handler) error {
+	args := p.RemainingArgs()
+	if len(args) != 2 {
+		return p.Errf("rollout takes two arguments, a store and how many percent of the clients it gets, such as rollout other 12.5, not %d", len(args))
+	}
+	percent, err := strconv.ParseFloat(args[1], 64)
+	if err != nil {
+		return p.Errf("rollout %s %q: it must be a number of percent from 0 to 100, such as 12.5", args[0], args[1])
+	}
+	h.Rollout = &Rollout{Store: args[0], Percent: percent}
+	return nil
+}
+
+// enforce parses for how many percent of the clients the zone is enforced.
+func (p zoneParser) enforce(z *Zone) error {
+	text, err := p.Arg()
+	if err != nil {
+		return err
+	}
+	percent, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		return p.Errf("enforce %q: it must be a number of percent from 0 to 100, such as 12.5", text)
+	}
+	z.Enforce = &percent
+	return nil
+}
+
+// oneLineZone parses the arguments of the one-line form.
+func (p zoneParser) oneLineZone() (*Zone, error) {
+	args := p.RemainingArgs()
+	if len(args) != 3 && len(args) != 4 {
+		return nil, p.Err("write rate_limit <key> <events> <window> [<name>], or rate_limit { … } with a block")
+	}
+	window, err := caddy.ParseDuration(args[2])
+	if err != nil || window <= 0 {
+		return nil, p.Errf("window %q: it must be a time span above zero, such as 10s, 1m, 1h or 1d; write rate_limit <key> <events> <window> [<name>]", args[2])
+	}
+	z := &Zone{Name: "default", Key: Texts{args[0]}, Events: Amount(args[1]), Window: caddy.Duration(window)}
+	if z.Events.isDynamic() {
+		return nil, p.Errf("events %s: a placeholder needs a number that counts where it yields none: write a block with a zone and its option events %s 100", z.Events, z.Events)
+	}
+	if len(args) == 4 {
+		z.Name = args[3]
+	}
+	return z, nil
+}
+
+// parseZone parses one zone of the directive.
+func parseZone(h httpcaddyfile.Helper) (*Zone, error) {
+	p := zoneParser{option.NewParser(h.Dispenser)}
+	z := new(Zone)
+	if err := p.Text(&z.Name); err != nil {
+		return nil, p.Err("zone takes one argument, its name")
+	}
+	for nesting := h.Nesting(); h.NextBlock(nesting); {
+		var err error
+		switch h.Val() {
+		case "match":
+			err = parseMatch(h, "match", &z.MatcherSetsRaw)
+		case "reserve":
+			p.StartsAt("reserve", p.Token())
+			err = p.reserve(h, z)
+		default:
+			err = p.zoneOption(z)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if err := z.validate(); err != nil {
+		return nil, p.At(err)
+	}
+	return z, nil
+}
+
+func (p zoneParser) zoneOption(z *Zone) (err error) {
+	if err := p.Once(); err != nil {
+		return err
+	}
+	switch p.Val() {
+	case "key":
+		z.Key, err = p.Args()
+		return err
+	case "events":
+		return p.events(z)
+	case "window":
+		return p.Duration(&z.Window)
+	case "algorithm":
+		return p.Filled(&z.Algorithm)
+	case "align":
+		z.Align = true
+		return p.NoArgs()
+	case "burst":
+		return p.Positive64(&z.Burst)
+	case "cost":
+		return p.Filled((*string)(&z.Cost))
+	case "charge":
+		return p.Filled(&z.Charge)
+	case "batch":
+		return p.Filled((*string)(&z.Batch))
+	case "batch_share":
+		return p.Positive(&z.BatchShare)
+	case "free_status":
+		z.FreeStatus, err = p.Args()
+		return err
+	case "count_status":
+		z.CountStatus, err = p.Args()
+		return err
+	case "max_wait":
+		return p.Duration(&z.MaxWait)
+	case "max_wait_queue":
+		return p.Positive(&z.MaxWaitQueue)
+	case "penalty":
+		return p.Duration(&z.Penalty)
+	case "ipv4_prefix":
+		return p.Integer(&z.IPv4Prefix)
+	case "ipv6_prefix":
+		return p.Integer(&z.IPv6Prefix)
+	case "on_error":
+		return p.Filled(&z.OnError)
+	case "enforce":
+		return p.enforce(z)
+	default:
+		return p.Unknown(zoneOptions, handlerOptions, "the block of rate_limit, outside zone")
+	}
+}
+
+// events parses a number, or a placeholder and the number that stands in.
+func (p zoneParser) events(z *Zone) error {
+	args := p.RemainingArgs()
+	if len(args) == 0 || len(args) > 2 {
+		return p.Err("events takes a number, or a placeholder and a number that counts where it yields none")
+	}
+	z.Events = Amount(args[0])
+	if len(args) == 1 {
+		return nil
+	}
+	fallback, err := strconv.ParseInt(args[1], 10, 64)
+	if err != nil || fallback == 0 {
+		return p.Errf("events %s: the fallback %q must be a number from 1 to 2^52", args[0], args[1])
+	}
+	z.EventsFallback = fallback
+	return nil
+}
+
+// reserve parses a part that is kept, and for which requests.
+func (p zoneParser) reserve(h httpcaddyfile.Helper, z *Zone) error {
+	if !p.NextArg() {
+		return p.Err("reserve takes a percentage and matchers, such as reserve 20 @important")
+	}
+	percent, err := strconv.Atoi(p.Val())
+	if err != nil {
+		return p.Errf("reserve %q: it must be a whole number of percent from 1 to 100, as in reserve 20 @important", p.Val())
+	}
+	r := &Reserve{Percent: percent}
+	z.Reserves = append(z.Reserves, r)
+	if err := parseMatch(h, "reserve "+p.Val(), &r.MatcherSetsRaw); err != nil {
+		return err
+	}
+	// Here, while this reserve's line is the one to name.
+	if err := z.validateReserves(); err != nil {
+		return p.At(err)
+	}
+	return nil
+}
+
+// parseMatch adds a matcher set to sets: a named one, or the one in a block.
+func parseMatch(h httpcaddyfile.Helper, which string, sets *caddyhttp.RawMatcherSets) error {
+	var set caddy.ModuleMap
+	var err error
+	switch h.CountRemainingArgs() {
+	case 0:
+		set, err = parseMatchBlock(h, which)
+	case 1:
+		directive := h.Token()
+		h.NextArg()
+		if !strings.HasPrefix(h.Val(), "@") {
+			return h.Errf("%s %s: write %s @<matcher>, or matchers in a block", which, h.Val(), which)
+		}
+		// The helper looks for a matcher right after a directive.
+		named := h.WithDispenser(caddyfile.NewDispenser([]caddyfile.Token{directive, h.Token()}))
+		named.Next()
+		if set, err = named.ExtractMatcherSet(); err != nil {
+			return h.Errf("%s %s: there is no such matcher: define it in this site, such as %s path /api/*", which, h.Val(), h.Val())
+		}
+	default:
+		if which != "match" {
+			return h.Errf("%s takes one matcher: write one that matches all that it is kept for", which)
+		}
+		return h.Errf("match takes one matcher: repeat it for more, any of which then may match")
+	}
+	if err != nil {
+		return err
+	}
+	*sets = append(*sets, set)
+	return nil
+}
+
+// parseMatchBlock parses the matchers in a block.
+func parseMatchBlock(h httpcaddyfile.Helper, which string) (caddy.ModuleMap, error) {
+	start, d := h.Token(), h.NewFromNextSegment()
+	d.Next()
+	empty := true
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		empty = false
+		if d.Token().Quoted() {
+			continue // an expression
+		}
+		if _, err := caddy.GetModule("http.matchers." + d.Val()); err != nil {
+			return nil, d.Errf("unknown matcher %s: write a request matcher, such as path /api/*", d.Val())
+		}
+		d.NextSegment()
+	}
+	if empty {
+		return nil, option.ErrorAt(start, fmt.Errorf("%s is empty: write %s @<matcher>, or matchers in a block", which, which))
+	}
+	d.Reset()
+	d.Next()
+	return caddyhttp.ParseCaddyfileNestedMatcherSet(d)
+}
+
+// parseGlobalOption parses the rate_limit global option, whose blocks add up:
+//
+//	rate_limit {
+//		store [<name>] <module> { … }
+//	}
+func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
+	app := App{StoresRaw: caddy.ModuleMap{}}
+	if other, ok := existing.(httpcaddyfile.App); ok {
+		if err := json.Unmarshal(other.Value, &app); err != nil {
+			return nil, fmt.Errorf("read rate_limit: %w", err)
+		}
+	}
+	d.Next()
+	if d.NextArg() {
+		return nil, d.Err("the global option rate_limit takes a block: rate_limit { … }; the directive belongs into a site")
+	}
+	for d.NextBlock(0) {
+		if d.Val() != "store" {
+			return nil, d.Errf("unknown option %s: the global option takes only store; zones and all else belong into the directive rate_limit in a site", d.Val())
+		}
+		if err := parseStore(d, app.StoresRaw); err != nil {
+			return nil, err
+		}
+	}
+	return httpcaddyfile.App{Name: "rate_limit", Value: caddyconfig.JSON(app, nil)}, nil
+}
+
+func parseStore(d *caddyfile.Dispenser, stores caddy.ModuleMap) error {
+	name := defaultStore
+	switch d.CountRemainingArgs() {
+	case 1:
+	case 2:
+		d.NextArg()
+		name = d.Val()
+	default:
+		return d.Err("write store [<name>] memory or store [<name>] redis, then a block")
+	}
+	d.NextArg()
+	if !option.ValidName(name) {
+		return d.Errf("store name %q: use only letters, digits and the characters _ . -", name)
+	}
+	if _, ok := stores[name]; ok {
+		return d.Errf("store %s is defined twice: give each its own name, as in store <name> %s", name, d.Val())
+	}
+	module := d.Val()
+	if _, err := caddy.GetModule("rate_limit.stores." + module); err != nil {
+		return d.Errf("unknown store module %s: write store [<name>] memory or store [<name>] redis; other modules must be built into this Caddy", module)
+	}
+	unmarshaled, err := caddyfile.UnmarshalModule(d, "rate_limit.stores."+module)
+	if err != nil {
+		return err
+	}
+	stores[name] = caddyconfig.JSONModuleObject(unmarshaled, "module", module, nil)
+	return nil
+}

@@ -1,0 +1,147 @@
+package shardlimit
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	"github.com/spf13/cobra"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/admin/cli"
+)
+
+func init() {
+	caddycmd.RegisterCommand(caddycmd.Command{
+		Name:  "rate-limit",
+		Usage: "<command>",
+		Short: "Shows and steers the rate limits of a running Caddy",
+		Long: `
+Shows and steers the rate limits of a running Caddy, through its admin API. The
+address of that is --address, or else what the config given by --config says, or
+else Caddy's default.
+
+It exits with status 1 if Caddy cannot be reached or the usage is wrong, with 2 if
+a request that is simulated would be refused, with 3 if there is no such zone,
+store or server, and with 4 if a shard cannot be reached.
+`,
+		CobraFunc: func(cmd *cobra.Command) {
+			flags := cmd.PersistentFlags()
+			flags.String("address", "", "The address of Caddy's admin API, if not the default or that of --config")
+			flags.StringP("config", "c", "", "Configuration file that tells the address of the admin API")
+			flags.StringP("adapter", "a", "", "Name of the config adapter for --config")
+			cli.Add(cmd, cli.Host{Connect: connectAdmin, Exit: exitWith})
+		},
+	})
+}
+
+// connectAdmin returns the admin API at the address that a command's flags mean.
+func connectAdmin(cmd *cobra.Command) (cli.API, error) {
+	flags := caddycmd.Flags{FlagSet: cmd.Flags()}
+	address, err := caddycmd.DetermineAdminAPIAddress(flags.String("address"), nil, flags.String("config"), flags.String("adapter"))
+	if err != nil {
+		return nil, err
+	}
+	return newAdminClient(address)
+}
+
+// exitWith makes Caddy exit with a code, without a word.
+func exitWith(cmd *cobra.Command, code int) error {
+	switch code {
+	case 0:
+		return nil
+	case 1:
+		return errExit
+	default:
+		return caddycmd.WrapCommandFuncForCobra(func(caddycmd.Flags) (int, error) { return code, nil })(cmd, nil)
+	}
+}
+
+// errExit makes Caddy exit with status 1; the reason has been told.
+var errExit = errors.New("exiting with status 1")
+
+const (
+	// adminPatience bounds a call of the admin API, which itself waits for
+	// shards.
+	adminPatience = 30 * time.Second
+	// maxAdminAnswer bounds what is read of an answer.
+	maxAdminAnswer = 16 << 20
+)
+
+// adminClient calls the admin API of a running Caddy. Unlike Caddy's own
+// AdminAPIRequest it leaves no connections behind, for it may be used once a
+// second for days, and hands on what the API says is wrong.
+type adminClient struct {
+	client *http.Client
+	origin string
+	isUnix bool
+	shown  string
+}
+
+func newAdminClient(address string) (*adminClient, error) {
+	parsed, err := caddy.ParseNetworkAddress(address)
+	if err != nil || parsed.PortRangeSize() > 1 || parsed.IsFdNetwork() {
+		return nil, fmt.Errorf("admin API address %q cannot be called: %w", address, cmp.Or(err, errors.ErrUnsupported))
+	}
+	c := &adminClient{origin: "http://" + parsed.JoinHostPort(0), shown: address, isUnix: parsed.IsUnixNetwork()}
+	if c.isUnix {
+		// The name means nothing there; Caddy expects this one.
+		c.origin = "http://127.0.0.1"
+		// The permissions of the socket are not part of its path.
+		parsed.Host, _, _ = strings.Cut(parsed.Host, "|")
+	}
+	c.client = &http.Client{
+		Timeout: adminPatience,
+		// A redirect leads to what nobody asked for.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Transport: &http.Transport{
+			DisableKeepAlives: true,
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return new(net.Dialer).DialContext(ctx, parsed.Network, parsed.JoinHostPort(0))
+			},
+		},
+	}
+	return c, nil
+}
+
+// Call implements [cli.API].
+func (c *adminClient) Call(ctx context.Context, method, path string, body []byte) (int, []byte, error) {
+	r, err := http.NewRequestWithContext(ctx, method, c.origin+path, bytes.NewReader(body))
+	if err != nil {
+		return 0, nil, err
+	}
+	if !c.isUnix {
+		r.Header.Set("Origin", c.origin)
+	}
+	if body != nil {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := c.client.Do(r)
+	if err != nil {
+		hint := ""
+		if opErr := new(net.OpError); errors.As(err, &opErr) && opErr.Op == "dial" {
+			hint = "; is Caddy running, and is that its admin address? (see --address and --config)"
+			if errors.Is(err, os.ErrPermission) {
+				hint = "; this user may not use the socket"
+			}
+		}
+		return 0, nil, fmt.Errorf("call Caddy's admin API at %s: %w%s", c.shown, err, hint)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAdminAnswer))
+	if err != nil {
+		return 0, nil, fmt.Errorf("read the answer of Caddy's admin API at %s: %w", c.shown, err)
+	}
+	return resp.StatusCode, answer, nil
+}
+
+var _ cli.API = (*adminClient)(nil)

@@ -1,0 +1,198 @@
+package shardlimit
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/option"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/redisstore"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+func TestNearest(t *testing.T) {
+	zone := strings.Split(zoneOptions, ", ")
+	redis := strings.Split(redisstore.RedisOptions, ", ")
+	for _, test := range []struct {
+		word  string
+		known []string
+		want  string
+	}{
+		// Slips.
+		{"evnets", zone, "events"},
+		{"event", zone, "events"},
+		{"windw", zone, "window"},
+		{"windows", zone, "window"},
+		{"ley", zone, "key"},
+		{"kye", zone, "key"},
+		{"costs", zone, "cost"},
+		{"max_wiat", zone, "max_wait"},
+		{"max_wait_que", zone, "max_wait_queue"},
+		{"ipv5_prefix", zone, "ipv4_prefix"},
+		{"check_timout", redis, "check_timeout"},
+		{"pasword", redis, "password"},
+		// Other forms.
+		{"freeStatus", zone, "free_status"},
+		{"free-status", zone, "free_status"},
+		{"EVENTS", zone, "events"},
+		// Beginnings, and what has more at its end.
+		{"algo", zone, "algorithm"},
+		{"ipv6", zone, "ipv6_prefix"},
+		{"on", zone, "on_error"},
+		{"window_size", zone, "window"},
+		{"max", zone, ""},
+		// Parts.
+		{"max_events", zone, "events"},
+		{"redis_password", redis, "password"},
+		// Other words.
+		{"limit", zone, ""},
+		{"rate", zone, ""},
+		{"", zone, ""},
+		{"k", zone, ""},
+		{"x", nil, ""},
+	} {
+		if got := option.Nearest(test.word, test.known); got != test.want {
+			t.Errorf("nearest to %q is %q, want %q", test.word, got, test.want)
+		}
+	}
+}
+
+// TestNearestIsItself: no known word is near another one first.
+func TestNearestIsItself(t *testing.T) {
+	for _, options := range []string{handlerOptions, zoneOptions, redisstore.RedisOptions, redisstore.ShardOptions, redisstore.TlsOptions} {
+		known := strings.Split(options, ", ")
+		for _, word := range known {
+			if got := option.Nearest(word, known); got != word {
+				t.Errorf("nearest to %s is %s", word, got)
+			}
+		}
+	}
+}
+
+func TestSlips(t *testing.T) {
+	for _, test := range []struct {
+		a, b string
+		want int
+	}{
+		{"", "", 0},
+		{"", "abc", 3},
+		{"abc", "", 3},
+		{"abc", "abc", 0},
+		{"abc", "acb", 1},
+		{"abcd", "badc", 2},
+		{"kitten", "sitting", 3},
+		{"events", "evnets", 1},
+	} {
+		if got := option.Slips(test.a, test.b); got != test.want {
+			t.Errorf("from %q to %q are %d slips, want %d", test.a, test.b, got, test.want)
+		}
+		if back := option.Slips(test.b, test.a); back != test.want {
+			t.Errorf("from %q to %q are %d slips, want %d", test.b, test.a, back, test.want)
+		}
+	}
+}
+
+func TestDidYouMean(t *testing.T) {
+	known := []string{"events", "window"}
+	if got := option.DidYouMean("evnts", known); got != ", did you mean events?" {
+		t.Errorf("it says %q", got)
+	}
+	if got := option.DidYouMean("limit", known); got != "" {
+		t.Errorf("it says %q", got)
+	}
+}
+
+func init() { caddy.RegisterModule(new(brokenStore)) }
+
+// brokenStore is a store module whose stores do not open.
+type brokenStore struct{}
+
+func (*brokenStore) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "rate_limit.stores.broken", New: func() caddy.Module { return new(brokenStore) }}
+}
+
+func (*brokenStore) OpenStore(string) (store.Store, error) { return nil, errors.New("out of order") }
+func (*brokenStore) CloseStore()                           { panic("closed a store that did not open") }
+func (*brokenStore) OnErrorDefault() string                { return stores.OnErrorAllow }
+
+const (
+	memoryModule = `{"module": "memory"}`
+	redisModule  = `{"module": "redis", "shards": [{"name": "a", "primary": "redis-a"}, {"name": "b", "primary": "redis-b", "replicas": ["redis-b1"]}]}`
+	goodZones    = `"zones": [{"name": "api", "key": "static", "events": 10, "window": "1m"}]`
+	otherZones   = `"zones": [{"name": "api", "key": "static", "events": 20, "window": "1m"}]`
+	twoZones     = `"zones": [{"name": "a", "key": "static", "events": 10, "window": "1m"}, {"name": "b", "key": "static", "events": 10, "window": "1m", "match": [{"pathh": ["/"]}]}]`
+)
+
+func TestLoadReleasesWhatItAcquired(t *testing.T) {
+	for name, test := range map[string]struct {
+		stores   string
+		handlers []string
+		want     string
+	}{
+		"nothing fails":        {`"a": ` + memoryModule + `, "b": ` + redisModule, []string{`"store": "a", ` + goodZones, `"store": "b", ` + goodZones}, ""},
+		"nothing fails inline": {``, []string{`"store": ` + redisModule + `, ` + goodZones, `"store": ` + memoryModule + `, ` + goodZones, goodZones}, ""},
+
+		"store does not open":      {`"a": ` + memoryModule + `, "b": ` + redisModule + `, "c": {"module": "broken"}, "d": ` + memoryModule, []string{`"store": "a", ` + goodZones}, "store c: out of order"},
+		"store is invalid":         {`"a": ` + redisModule + `, "b": {"module": "redis"}`, []string{`"store": "a", ` + goodZones}, "it has no shard"},
+		"module is no store":       {`"a": ` + redisModule + `, "b": {"module": "stranger"}`, []string{`"store": "a", ` + goodZones}, "is not a rate_limit store"},
+		"store is unknown":         {`"a": ` + redisModule, []string{`"store": "a", ` + goodZones, `"store": "b", ` + goodZones}, "store b is not configured"},
+		"rollout's store is not":   {`"a": ` + redisModule, []string{`"store": ` + redisModule + `, "rollout": {"store": "b"}, ` + goodZones}, "rollout b is not configured"},
+		"zone is invalid":          {`"a": ` + redisModule, []string{`"store": "a", ` + goodZones, `"store": "a", "zones": []`}, "has no zone"},
+		"zones differ":             {`"a": ` + redisModule, []string{`"store": "a", ` + goodZones, `"store": "a", ` + otherZones}, "zone api is defined twice, differently"},
+		"matchers do not load":     {``, []string{`"store": ` + redisModule + `, ` + twoZones}, "zone b: load matchers"},
+		"inline store does not":    {``, []string{goodZones, `"store": {"module": "broken"}, ` + goodZones}, "out of order"},
+		"inline zones differ":      {``, []string{`"store": ` + redisModule + `, ` + goodZones, `"store": ` + redisModule + `, ` + otherZones}, "zone api is defined twice, differently"},
+		"a later handler does not": {`"a": ` + redisModule, []string{`"store": "a", ` + goodZones, `"store": ` + memoryModule + `, ` + goodZones, `"store": 5, ` + goodZones}, "store 5: it must be the name"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			// In what order maps are loaded is random.
+			for range 5 {
+				err := validateConfig(t, test.stores, test.handlers)
+				switch {
+				case test.want == "" && err != nil:
+					t.Fatalf("does not load: %v", err)
+				case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):
+					t.Fatalf("fails with %v, want %q", err, test.want)
+				}
+				stores.Pool.Range(func(key, _ any) bool {
+					t.Errorf("the pool still holds %T %v", key, key)
+					return true
+				})
+			}
+		})
+	}
+}
+
+func init() { caddy.RegisterModule(new(strangerStore)) }
+
+// strangerStore is in the namespace of store modules, but is none.
+type strangerStore struct{}
+
+func (*strangerStore) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "rate_limit.stores.stranger", New: func() caddy.Module { return new(strangerStore) }}
+}
+
+func validateConfig(t *testing.T, stores string, handlers []string) error {
+	t.Helper()
+	routes := make([]string, len(handlers))
+	for i, fields := range handlers {
+		routes[i] = `{"handler": "rate_limit", ` + fields + `}`
+	}
+	text := fmt.Sprintf(`{
+		"admin": {"disabled": true},
+		"logging": {"logs": {"default": {"writer": {"output": "discard"}}}},
+		"apps": {
+			"rate_limit": {"stores": {%s}},
+			"http": {"servers": {"test": {"listen": [":8080"], "routes": [{"handle": [%s]}]}}}
+		}
+	}`, stores, strings.Join(routes, ", "))
+	config := new(caddy.Config)
+	if err := caddy.StrictUnmarshalJSON([]byte(text), config); err != nil {
+		t.Fatal(err)
+	}
+	return caddy.Validate(config)
+}

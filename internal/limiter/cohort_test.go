@@ -1,0 +1,96 @@
+package limiter
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/store/redis"
+)
+
+// rolloutTo is a rollout of so many percent, ready for use.
+func rolloutTo(percent float64) *Rollout {
+	return &Rollout{Percent: percent, bound: boundOf(percent)}
+}
+
+// TestRolloutMovesTheSameClientsAlways: other values would move other clients,
+// back among them, in whoever updates.
+func TestRolloutMovesTheSameClientsAlways(t *testing.T) {
+	for key, want := range map[string]uint64{
+		"":                  287642424617888,
+		"x7Q:alice":         7896327871234878,
+		"x7Q:bob":           3305308223421017,
+		"p5W:192.0.2.1":     6959627072870963,
+		"p5W:2001:db8::/64": 3250385399516540,
+		"aB-:a key that is longer than the thirty-two bytes at a time of the hash:7:9": 8309097038379862,
+	} {
+		if got := rolloutCohort(key); got != want {
+			t.Errorf("place of %q is %d, want %d", key, got, want)
+		}
+		percent := float64(want) / cohorts * 100
+		if rolloutTo(percent-0.01).moves(key) || !rolloutTo(percent+0.01).moves(key) {
+			t.Errorf("%q is not moved from %f percent on", key, percent)
+		}
+	}
+}
+
+func TestRolloutMovesItsShareAndNobodyBack(t *testing.T) {
+	const keys = 100_000
+	var before map[string]bool
+	for _, percent := range []float64{0, 0.01, 0.1, 1, 2.5, 12.5, 100.0 / 3, 50, 66.66, 99.5, 99.99, 100} {
+		o := rolloutTo(percent)
+		moved := map[string]bool{}
+		for i := range keys {
+			if key := fmt.Sprintf("x7Q:client-%d", i); o.moves(key) {
+				moved[key] = true
+			}
+		}
+		for key := range before {
+			if !moved[key] {
+				t.Fatalf("%s is moved back at %g percent", key, percent)
+			}
+		}
+		before = moved
+		share := 100 * float64(len(moved)) / keys
+		if math.Abs(share-percent) > 0.5 {
+			t.Errorf("%g percent move %g", percent, share)
+		}
+		// Nobody and everybody are exactly that, and a hundredth is less.
+		if whole := percent == 0 || percent == 100; whole != (len(moved) == 0 || len(moved) == keys) {
+			t.Errorf("%g percent move %d of %d", percent, len(moved), keys)
+		}
+	}
+	if new(Rollout).moves("x7Q:client-1") || (*Rollout)(nil).moves("x7Q:client-1") {
+		t.Error("a client is moved without a rollout")
+	}
+}
+
+// TestRolloutIsIndependentOfTheShards: neither does it empty a shard of the store
+// that clients leave, nor does it fill one of the store that they come to.
+func TestRolloutIsIndependentOfTheShards(t *testing.T) {
+	const keys = 100_000
+	var members []redis.Member
+	for _, name := range []string{"a", "b", "c", "d"} {
+		shard := redis.NewShard(redis.ShardOptions{Primary: "localhost:6379"})
+		t.Cleanup(func() { shard.Close(t.Context()) })
+		members = append(members, redis.Member{Name: name, Weight: 1, Shard: shard})
+	}
+	store := redis.New(redis.Options{Members: members})
+	for _, percent := range []float64{5, 50, 95} {
+		o := rolloutTo(percent)
+		owned, moved := map[string]float64{}, map[string]float64{}
+		for i := range keys {
+			key := fmt.Sprintf("x7Q:client-%d", i)
+			owner := store.Owner(key)
+			owned[owner]++
+			if o.moves(key) {
+				moved[owner]++
+			}
+		}
+		for owner, n := range owned {
+			if share := 100 * moved[owner] / n; math.Abs(share-percent) > 1 {
+				t.Errorf("%g percent move %g of shard %s", percent, share, owner)
+			}
+		}
+	}
+}

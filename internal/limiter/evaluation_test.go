@@ -1,0 +1,279 @@
+package limiter
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/memory"
+)
+
+// TestStoreThatDoesNotOpen, of two that a request needs: its zones follow their
+// on_error, and those in the other store are asked and settled as ever.
+func TestStoreThatDoesNotOpen(t *testing.T) {
+	for _, broken := range []int{ownStore, rolloutStore} {
+		for onError, status := range map[string]int{stores.OnErrorAllow: http.StatusOK, stores.OnErrorLocal: http.StatusOK, stores.OnErrorDeny: http.StatusServiceUnavailable} {
+			for _, charge := range []bool{false, true} {
+				s := new(deafStore)
+				var uses [maxStores]*stores.Handle
+				for in := range uses {
+					uses[in] = &stores.Handle{Name: t.Name(), Module: deafModule{s}, Logger: zap.NewNop()}
+				}
+				uses[broken].Module = brokenModule{}
+				moved := &Rollout{Store: uses[rolloutStore]}
+				h := &Limiter{Config: Config{Logger: zap.NewNop(), Now: time.Now, Store: uses[ownStore], Rollout: moved}}
+				for _, name := range []string{"a", "b"} {
+					z := &Zone{
+						Name: name, Key: []string{name}, Events: Quantity{Number: 10}, Cost: Quantity{Number: 1},
+						Window: time.Hour, ChargeBefore: charge, OnError: onError, MaxWait: 1,
+					}
+					z.prepare()
+					for in, use := range uses {
+						z.countIn(in, use)
+					}
+					h.Zones = append(h.Zones, z)
+				}
+				// The clients are the same for all requests, and one is moved.
+				place := func(z *Zone) uint64 { return rolloutCohort(z.clientKey(caddy.NewReplacer(), h)) }
+				slices.SortFunc(h.Zones, func(a, b *Zone) int { return cmp.Compare(place(a), place(b)) })
+				moved.bound = place(h.Zones[1])
+
+				w := httptest.NewRecorder()
+				r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), caddy.NewReplacer(), w, nil)
+				err := h.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
+					w.WriteHeader(http.StatusOK)
+					return nil
+				}))
+				got := w.Code
+				if err != nil {
+					got = statusOf(err)
+				}
+				asked := []string{"charge 1"}
+				if status == http.StatusServiceUnavailable {
+					asked = nil
+				}
+				if got != status || !slices.Equal(s.asked, asked) {
+					t.Errorf("store %d does not open, on_error %s, charge before %v: status %d, the other one is asked to %q, want %d and %q",
+						broken, onError, charge, got, s.asked, status, asked)
+				}
+				for in, use := range uses {
+					if n := use.Users.Load(); n != 0 {
+						t.Errorf("store %d has %d users in the end", in, n)
+					}
+				}
+			}
+		}
+	}
+}
+
+// brokenModule is a store module whose stores do not open.
+type brokenModule struct{ deafModule }
+
+func (brokenModule) OpenStore(string) (store.Store, error) { return nil, errors.New("out of order") }
+
+// boundedModule opens a store that bounds new buckets.
+type boundedModule struct {
+	store *memory.Store
+	most  int
+}
+
+func (m boundedModule) OpenStore(string) (store.Store, error) { return m.store, nil }
+func (boundedModule) CloseStore()                             {}
+func (boundedModule) OnErrorDefault() string                  { return stores.OnErrorAllow }
+func (m boundedModule) NewBuckets() int                       { return m.most }
+
+// boundedWorld is a site whose store bounds new buckets, and whose clock stands
+// still.
+type boundedWorld struct {
+	t     *testing.T
+	now   time.Time
+	store *memory.Store
+	use   *stores.Handle
+	zone  *Zone
+}
+
+// newBoundedWorld has a zone by the header A, that lets this many new clients in
+// a second.
+func newBoundedWorld(t *testing.T, most int, zone *Zone) *boundedWorld {
+	t.Helper()
+	w := &boundedWorld{t: t, now: time.Unix(1_700_000_000, 0), zone: zone}
+	w.store = memory.New(memory.NewBuckets(), memory.Options{Now: func() time.Time { return w.now }})
+	w.use = w.open(most)
+	zone.Cost = Quantity{Number: 1}
+	zone.Name, zone.Key = "test", []string{"{" + headerA + "}"}
+	zone.prepare()
+	zone.Counts = telemetry.Default.Zone(zone.Name)
+	zone.countIn(ownStore, w.use)
+	return w
+}
+
+// open opens the store as another config would, until the test ends.
+func (w *boundedWorld) open(most int) *stores.Handle {
+	use := &stores.Handle{Name: w.t.Name(), Module: boundedModule{w.store, most}, Logger: zap.NewNop()}
+	if _, err := use.Enter(); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() {
+		if use.Open.Load() != nil {
+			use.Unload()
+		}
+	})
+	return use
+}
+
+// ask sends a request of a client through so many handlers with the zone, and
+// returns the status.
+func (w *boundedWorld) ask(client string, handlers int) int {
+	w.t.Helper()
+	h := &Limiter{Config: Config{Zones: []*Zone{w.zone}, Logger: zap.NewNop(), Now: func() time.Time { return w.now }, Store: w.use, LogRefusals: LogNone}}
+	next := caddyhttp.Handler(caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
+		w.WriteHeader(http.StatusOK)
+		return nil
+	}))
+	for range handlers {
+		inner := next
+		next = caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error { return h.ServeHTTP(w, r, inner) })
+	}
+	response := httptest.NewRecorder()
+	repl := caddy.NewReplacer()
+	repl.Set(headerA, client)
+	r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), repl, response, nil)
+	if err := next.ServeHTTP(response, r); err != nil {
+		return statusOf(err)
+	}
+	return response.Code
+}
+
+// used is what is spent of a client's bucket.
+func (w *boundedWorld) used(clientKey string) int64 {
+	r := store.Request{Limit: &w.zone.limit, ClientKey: clientKey, Events: w.zone.Events.Number}
+	return w.store.Peek(context.Background(), []store.Request{r})[0].Used
+}
+
+func (w *boundedWorld) keyOf(client string) string { return w.zone.templates[0].tag + ":" + client }
+
+// TestRegularsAreNotNewcomers: a client that comes all the time is not refused
+// because made-up keys come beside it, however many windows end meanwhile, and
+// whatever becomes of the config.
+func TestRegularsAreNotNewcomers(t *testing.T) {
+	const (
+		most   = 5
+		step   = 100 * time.Millisecond
+		madeUp = 23 // in each step
+		steps  = 120
+	)
+	for name, zone := range map[string]*Zone{
+		"fixed window, after":     {Events: Quantity{Number: 25}, Window: 2 * time.Second},
+		"fixed window, before":    {Events: Quantity{Number: 25}, Window: 2 * time.Second, ChargeBefore: true},
+		"aligned":                 {Events: Quantity{Number: 25}, Window: 2 * time.Second, Align: true},
+		"shorter than the pauses": {Events: Quantity{Number: 5}, Window: 10 * time.Millisecond},
+		"sliding window":          {Events: Quantity{Number: 25}, Window: 2 * time.Second, Algorithm: "sliding_window"},
+		"gcra":                    {Events: Quantity{Number: 25}, Window: 2 * time.Second, Algorithm: "gcra"},
+		"longer pauses":           {Events: Quantity{Number: 25}, Window: 2 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			every := 1
+			if name == "longer pauses" {
+				every = 30
+			}
+			w := newBoundedWorld(t, most, zone)
+			if status := w.ask("alice", 1); status != http.StatusOK {
+				t.Fatalf("the first request got %d", status)
+			}
+			n, passed, refused, asked := 0, 0, 0, 0
+			for i := range steps {
+				w.now = w.now.Add(step)
+				for range madeUp {
+					if n++; w.ask("made-up-"+strconv.Itoa(n), 1) == http.StatusOK {
+						passed++
+					}
+				}
+				if i%every == every-1 {
+					if asked++; w.ask("alice", 1) != http.StatusOK {
+						refused++
+					}
+				}
+				if i == steps/2 {
+					next := w.open(most)
+					w.use.Unload()
+					w.use = next
+					zone.countIn(ownStore, next)
+				}
+			}
+			if refused > 0 {
+				t.Errorf("%d of %d requests of a regular client were refused", refused, asked)
+			}
+			if n < 10*passed && zone.Window > time.Second {
+				t.Errorf("%d of %d requests with made-up keys passed", passed, n)
+			}
+		})
+	}
+}
+
+// TestOpenWindowIsABucket, although nothing has been spent in it yet.
+func TestOpenWindowIsABucket(t *testing.T) {
+	w := newBoundedWorld(t, 1, &Zone{Events: Quantity{Number: 1}, Window: time.Hour})
+	// As another process does whose request still runs.
+	w.store.Check(context.Background(), []store.Request{{Limit: &w.zone.limit, ClientKey: w.keyOf("alice"), Events: 1, Cost: 1}})
+	for _, client := range []string{"first", "second"} {
+		if status := w.ask(client, 1); status != http.StatusOK {
+			t.Fatalf("%s got %d", client, status)
+		}
+	}
+	if status := w.ask("third", 1); status != http.StatusTooManyRequests {
+		t.Fatalf("a new client beyond the bound got %d", status)
+	}
+	if status := w.ask("alice", 1); status != http.StatusOK || w.used(w.keyOf("alice")) != 1 {
+		t.Errorf("a client with an open window got %d, and %d are counted in that", status, w.used(w.keyOf("alice")))
+	}
+}
+
+// TestDivertedRequestIsChargedOnce where two handlers have the zone, though a new
+// client may have been let in between them.
+func TestDivertedRequestIsChargedOnce(t *testing.T) {
+	for _, charge := range []bool{false, true} {
+		for _, handlers := range []int{1, 2, 3} {
+			w := newBoundedWorld(t, 1, &Zone{Events: Quantity{Number: 100}, Window: time.Hour, ChargeBefore: charge})
+			const clients = 10
+			for n := range clients {
+				if status := w.ask(strconv.Itoa(n), handlers); status != http.StatusOK {
+					t.Fatalf("client %d got %d", n, status)
+				}
+			}
+			if used := w.used(w.keyOf("0")); used != 1 {
+				t.Errorf("charge before %v, %d handlers: the first client was charged %d, want 1", charge, handlers, used)
+			}
+			if used := w.used(stores.OverflowKey); used != clients-1 {
+				t.Errorf("charge before %v, %d handlers: %d requests were diverted, charged are %d", charge, handlers, clients-1, used)
+			}
+			w.use.Unload()
+		}
+	}
+}
+
+// TestAcquaintancesEndWithTheirStore, and not before its last config does.
+func TestAcquaintancesEndWithTheirStore(t *testing.T) {
+	w := newBoundedWorld(t, 1, &Zone{Events: Quantity{Number: 1}, Window: time.Hour})
+	next := w.open(1)
+	w.use.Unload()
+	if refs, ok := stores.Pool.References(stores.AcquaintancesKey(t.Name())); !ok || refs != 1 {
+		t.Errorf("after a reload %d configs use them, want 1", refs)
+	}
+	next.Unload()
+	if refs, ok := stores.Pool.References(stores.AcquaintancesKey(t.Name())); ok {
+		t.Errorf("after the last config %d use them", refs)
+	}
+}

@@ -1,0 +1,282 @@
+package limiter
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// clientIPText is what counts for a request to which no text of a zone's key
+// applies.
+const clientIPText = "{http.vars." + caddyhttp.ClientIPVarKey + "}"
+
+// keyText is one text of a zone's key.
+type keyText struct {
+	// tag stands for the text in client keys, so that the values of two texts
+	// never meet.
+	tag string
+	// placeholders are the names in the text, in order. A text without any is
+	// the same for all requests.
+	placeholders []string
+	// hasAddress is set if one of them is the client's address.
+	hasAddress bool
+}
+
+// compileKey prepares the texts of a zone's key, and the client's address as
+// what counts where none of them applies.
+func compileKey(texts []string) []keyText {
+	compiled := make([]keyText, 0, len(texts)+1)
+	taken := map[string]bool{}
+	for i, text := range append(texts[:len(texts):len(texts)], clientIPText) {
+		if i == len(texts) && len(compiled) > 0 && texts[i-1] == clientIPText {
+			break
+		}
+		tag := textTag(text)
+		for salt := 0; taken[tag]; salt++ {
+			tag = textTag(text + strconv.Itoa(salt))
+		}
+		taken[tag] = true
+		names := PlaceholdersIn(text)
+		compiled = append(compiled, keyText{tag: tag, placeholders: names, hasAddress: slices.ContainsFunc(names, isAddress)})
+	}
+	return compiled
+}
+
+// isAddress reports whether the placeholder of that name yields the client's
+// address, or a network of it.
+func isAddress(name string) bool {
+	return name == "http.vars."+caddyhttp.ClientIPVarKey ||
+		name == "http.request.remote" || strings.HasPrefix(name, "http.request.remote.host")
+}
+
+// showsAddress reports whether the zone identifies the request's client by the
+// address ip. Which bucket counts the request says nothing about that: it may be
+// that of a network, or one that many clients share.
+func (z *Zone) showsAddress(repl *caddy.Replacer, ip string) bool {
+	for i := range z.templates {
+		t := &z.templates[i]
+		applies, isIn := len(t.placeholders) == 0, t.hasAddress
+		for _, name := range t.placeholders {
+			value, _ := repl.GetString(name)
+			applies = applies || value != ""
+			isIn = isIn || strings.Contains(value, ip)
+		}
+		if applies || i == len(z.templates)-1 {
+			return isIn
+		}
+	}
+	return false
+}
+
+// textTag is short, because it is part of every key in a store.
+func textTag(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return base64.RawURLEncoding.EncodeToString(sum[:3])[:3]
+}
+
+// PlaceholdersIn returns the names of the placeholders in text, by the rules of
+// Caddy's replacer: braces can be escaped by a backslash.
+func PlaceholdersIn(text string) (names []string) {
+	for i := 0; i < len(text); i++ {
+		if text[i] != '{' || i > 0 && text[i-1] == '\\' {
+			continue
+		}
+		end := i + strings.IndexByte(text[i:], '}')
+		for end > i && end < len(text)-1 && text[end-1] == '\\' {
+			next := strings.IndexByte(text[end+1:], '}')
+			if next < 0 {
+				end = i
+				break
+			}
+			end += next + 1
+		}
+		if end <= i {
+			continue
+		}
+		names = append(names, text[i+1:end])
+		i = end
+	}
+	return names
+}
+
+// clientKey appends the client key that the text yields to b, which is empty,
+// and reports whether the text applies to the request: at least one of its
+// placeholders is not empty, or it has none. The lengths at the end keep the
+// parts of a key with several placeholders from running into each other.
+func (t *keyText) clientKey(b []byte, repl *caddy.Replacer, z *Zone) ([]byte, bool) {
+	b = append(append(b, t.tag...), ':')
+	applies := len(t.placeholders) == 0
+	var scratch [8]int
+	lengths := scratch[:0]
+	for _, name := range t.placeholders {
+		value, _ := repl.GetString(name)
+		applies = applies || value != ""
+		start := len(b)
+		b = z.appendMasked(b, value)
+		lengths = append(lengths, len(b)-start)
+	}
+	for i := range len(lengths) - 1 {
+		b = strconv.AppendInt(append(b, ':'), int64(lengths[i]), 10)
+	}
+	return shortened(b), applies
+}
+
+// A client key of more than maxKey bytes is shortened to shortKey bytes: its
+// beginning, at least as many dots as shortDots has, and a digest of all of it.
+// Everything that the limiter keeps about a client, here and in the stores, is
+// kept under that key, so clients cannot choose how much memory they take.
+// These numbers decide which bucket, shard and cohort a client belongs to: they
+// are the same in all Caddys and must not change.
+const (
+	maxKey    = 128
+	shortKey  = 144
+	shortDots = "..."
+	// shortDigest is how many bytes of the SHA-256 are kept: 192 bits, so that
+	// nobody can find two client keys that share a bucket.
+	shortDigest = 24
+	shortHead   = shortKey - len(shortDots) - shortDigest*8/6
+)
+
+// shortened returns key itself, or overwrites it with what stands for it. The
+// result for a long key is longer than any key that stays as it is, so no client
+// can send the shortened key of another.
+func shortened(key []byte) []byte {
+	if len(key) <= maxKey {
+		return key
+	}
+	digest := sha256.Sum256(key)
+	head := shortHead
+	for head > shortHead-utf8.UTFMax && !utf8.RuneStart(key[head]) {
+		// The API and the logs show text, which no broken rune survives.
+		head--
+	}
+	key = append(key[:head], shortDots...)
+	for len(key) < shortHead+len(shortDots) {
+		key = append(key, '.')
+	}
+	return base64.RawURLEncoding.AppendEncode(key, digest[:shortDigest])
+}
+
+// canonicalKey returns the client key that an operator means by one that was
+// copied from a log or an answer, or written in full: it shortens a long key
+// unless that is a shortened one already.
+func canonicalKey(clientKey string) string {
+	if isShortened(clientKey) {
+		return clientKey
+	}
+	return string(shortened([]byte(clientKey)))
+}
+
+func isShortened(clientKey string) bool {
+	if len(clientKey) != shortKey || !strings.HasPrefix(clientKey[shortHead:], shortDots) {
+		return false
+	}
+	_, err := base64.RawURLEncoding.DecodeString(clientKey[shortHead+len(shortDots):])
+	return err == nil
+}
+
+// appendMasked appends value, cut down to its network if it is an IP address
+// and the zone counts networks.
+func (z *Zone) appendMasked(b []byte, value string) []byte {
+	if z.IPv4Prefix == 0 && z.IPv6Prefix == 0 {
+		return append(b, value...)
+	}
+	addr, err := netip.ParseAddr(value)
+	if err != nil {
+		return append(b, value...)
+	}
+	addr = addr.Unmap().WithZone("")
+	bits := z.IPv6Prefix
+	if addr.Is4() {
+		bits = z.IPv4Prefix
+	}
+	if bits == 0 {
+		return addr.AppendTo(b)
+	}
+	network, err := addr.Prefix(bits)
+	if err != nil {
+		return append(b, value...)
+	}
+	return network.AppendTo(b)
+}
+
+// NamedBucket identifies a bucket of a zone: its client key and, if the bucket was
+// found by values, the template of the key that yields it.
+type NamedBucket struct {
+	ClientKey string `json:"client_key"`
+	Text      string `json:"text,omitempty"`
+}
+
+// About returns a request about a bucket that costs nothing.
+func (z *Zone) About(b NamedBucket) store.Request {
+	return store.Request{Limit: &z.limit, ClientKey: b.ClientKey, Events: z.Events.Number, Burst: z.Burst}
+}
+
+// BucketsOf returns the buckets of the client whose placeholders have these
+// values: one for each text of the key that has as many. Or the client key is
+// given as it is.
+func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []NamedBucket, err error) {
+	if len(clientKeys) > 0 {
+		if len(values) > 0 {
+			return nil, errors.New("give key or client_key, not both")
+		}
+		if !z.couldHave(clientKeys[0]) {
+			return nil, fmt.Errorf("client_key %q is none of zone %s: copy it from a log or from /rate_limit/top, or give key", clientKeys[0], z.Name)
+		}
+		return []NamedBucket{{ClientKey: canonicalKey(clientKeys[0])}}, nil
+	}
+	if len(values) > 0 && !slices.ContainsFunc(values, func(v string) bool { return v != "" }) {
+		return nil, errors.New("key is empty: write what the placeholder has for the client")
+	}
+	for i := range z.templates {
+		t := &z.templates[i]
+		names := distinct(t.placeholders)
+		text := clientIPText
+		if i < len(z.Key) {
+			text = z.Key[i]
+		} else if _, err := netip.ParseAddr(strings.Join(values, "")); err != nil {
+			// The address counts where no text of the key applies.
+			continue
+		}
+		if len(names) != len(values) {
+			continue
+		}
+		repl := caddy.NewEmptyReplacer()
+		for n, name := range names {
+			repl.Set(name, values[n])
+		}
+		key, _ := t.clientKey(nil, repl, z)
+		buckets = append(buckets, NamedBucket{ClientKey: string(key), Text: text})
+	}
+	if len(buckets) == 0 {
+		return nil, fmt.Errorf("no text of its key (%s) has %d placeholders: give key once for each placeholder of one of them, in their order", strings.Join(z.Key, ", "), len(values))
+	}
+	return buckets, nil
+}
+
+// couldHave tells whether a client of the zone could have that client key.
+func (z *Zone) couldHave(clientKey string) bool {
+	return clientKey == stores.OverflowKey || slices.ContainsFunc(z.templates, func(t keyText) bool { return strings.HasPrefix(clientKey, t.tag+":") })
+}
+
+// distinct are names, each once, in the order in which they come first.
+func distinct(names []string) (once []string) {
+	for _, name := range names {
+		if !slices.Contains(once, name) {
+			once = append(once, name)
+		}
+	}
+	return once
+}

@@ -1,0 +1,221 @@
+package limiter
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/option"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// Limiter limits the requests of one handler: each has to fit into all zones
+// that match it.
+type Limiter struct {
+	Config
+	// isSimulated is set on a copy that requests meet which are only imagined.
+	isSimulated bool
+}
+
+// Config is what a Limiter is made of.
+type Config struct {
+	Zones []*Zone
+	// Store is where the zones count, but for the clients that Rollout moves. It
+	// is nil where none are moved.
+	Store   *stores.Handle
+	Rollout *Rollout
+	// Headers is one of the constants with that name at its beginning.
+	Headers string
+	// Jitter is by up to what part of itself Retry-After is lengthened at random.
+	Jitter float64
+	// Problem is set if refused requests get a body of RFC 9457.
+	Problem bool
+	// LogRefusals is LogFirst, LogAll or LogNone.
+	LogRefusals string
+	// LogKey is set if client keys are shown.
+	LogKey bool
+
+	Logger *zap.Logger
+	Events telemetry.Events
+	Now    func() time.Time
+}
+
+// New returns a limiter whose zones count in open stores.
+func New(c Config) (*Limiter, error) {
+	l := &Limiter{Config: c}
+	if c.Rollout != nil {
+		c.Rollout.bound = boundOf(c.Rollout.Percent)
+	}
+	for _, z := range c.Zones {
+		z.prepare()
+		for in, use := range l.Stores() {
+			if z.Penalty > 0 && !use.KnowsPenalties() {
+				return nil, fmt.Errorf("zone %s: %w", z.Name, option.Errorf("penalty", "does not go with the store %s: remove it", use.Name))
+			}
+			z.countIn(in, use)
+		}
+	}
+	return l, nil
+}
+
+// Stores returns the stores in which the zones count.
+func (l *Limiter) Stores() []*stores.Handle {
+	if l.Rollout == nil {
+		return []*stores.Handle{l.Store}
+	}
+	return []*stores.Handle{l.Store, l.Rollout.Store}
+}
+
+// ServeHTTP answers r, or hands it to next.
+func (l *Limiter) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	t := trackerOf(r)
+	if t != nil && t.refusal != nil {
+		// This is an error route of a request that was refused.
+		return next.ServeHTTP(w, r)
+	}
+	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	if t == nil {
+		repl.Map(placeholders(r))
+	}
+	nested := t != nil && !t.settled
+	t, p, err := l.collect(t, w, r, repl)
+	switch {
+	case err != nil:
+		return err
+	case p == nil:
+		return next.ServeHTTP(w, r)
+	case !nested:
+		err = t.serve(l, p, w, r, next)
+		return l.answer(t, p, w, r, err)
+	}
+	if err := l.admit(t, p, w, r); err != nil {
+		return l.answer(t, p, w, r, err)
+	}
+	// The outer handler's writer sees the final status.
+	return next.ServeHTTP(w, r)
+}
+
+// answer answers a request that p ended with err, if the handler is to do that.
+func (l *Limiter) answer(t *tracker, p *evaluation, w http.ResponseWriter, r *http.Request, err error) error {
+	if err == nil || !l.Problem || t.refusal != p {
+		return err
+	}
+	return p.writeProblem(w, r, err)
+}
+
+// collect resolves what the request asks of the zones that match it, as a new
+// part of t, or of a new tracker if t is nil or, in an error route, settled. A
+// zone that does not limit the request is left out, and so is a bucket that
+// another handler counts the request in already. It returns no part if nothing is
+// left.
+func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, repl *caddy.Replacer) (*tracker, *evaluation, error) {
+	var p *evaluation
+	for _, z := range l.Zones {
+		if len(z.Matchers) > 0 {
+			matches, err := z.Matchers.AnyMatchWithError(r)
+			if err != nil {
+				return t, nil, err
+			}
+			if !matches {
+				continue
+			}
+		}
+		req, err := z.request(r, repl, l)
+		if err != nil {
+			return t, nil, err
+		}
+		if req.Events == unlimited {
+			continue
+		}
+		use := z.useFor(req.ClientKey, l.Rollout)
+		if t != nil && t.counts(use, &req) {
+			continue
+		}
+		if p == nil {
+			if t == nil || t.settled {
+				t = newTracker(w, t)
+			}
+			p = t.newPart(l, repl)
+		}
+		p.add(use, req)
+	}
+	if p != nil {
+		t.enroll(p, r)
+	}
+	return t, p, nil
+}
+
+// admit asks p's stores and returns nil if the request may pass.
+func (l *Limiter) admit(t *tracker, p *evaluation, w http.ResponseWriter, r *http.Request) error {
+	p.enter()
+	if !p.refusesOutright() {
+		p.divert(r.Context())
+		if err := p.askInTurn(r); err != nil {
+			t.refusal = p
+			return err
+		}
+	}
+	p.penalize()
+	p.count()
+	for _, i := range p.observed {
+		if p.declines(i) {
+			l.reportRefusal(p, i, r)
+		}
+	}
+	switch refused := p.refusedBy(); {
+	case refused >= 0:
+		return l.refuse(t, p, refused, w, r)
+	case p.isDenied():
+		t.refusal = p
+		deleteLimitHeaders(w.Header())
+		return caddyhttp.Error(http.StatusServiceUnavailable, errStoreDown)
+	default:
+		p.holdLeases()
+		return nil
+	}
+}
+
+var errStoreDown = errors.New("rate limit store cannot answer, and on_error is deny")
+
+// refuse answers by the state that refused; nothing more is asked of a store.
+func (l *Limiter) refuse(t *tracker, p *evaluation, i int, w http.ResponseWriter, r *http.Request) error {
+	z, st := p.zones[i].Zone, &p.states[i]
+	t.refusal, t.refusedBy = p, z
+	z.Counts.Declined.Inc()
+	t.showRefunds()
+	t.setRefusal(p, i, w.Header())
+	switch {
+	case st.RetryAfter != store.Never:
+		setRetryAfter(w.Header(), l.retryAfter(st))
+	case p.reqs[i].Events > 0:
+		l.warnNever(z, &p.reqs[i])
+	}
+	l.reportRefusal(p, i, r)
+	p.zones[i].refused.note(p.reqs[i].ClientKey, l.Now())
+	return caddyhttp.Error(http.StatusTooManyRequests, z.refusal)
+}
+
+// mayLog reports whether a condition that a request has met is to be logged, as
+// throttle does. An imagined request has met none.
+func (l *Limiter) mayLog(t *telemetry.LogThrottle) (times int64, log bool) {
+	if l.isSimulated {
+		return 0, false
+	}
+	return t.Report(l.Now())
+}
+
+// warnNever tells of a request that costs more than its zone ever admits.
+func (l *Limiter) warnNever(z *Zone, req *store.Request) {
+	if times, log := l.mayLog(&z.never); log {
+		l.Logger.Warn("a request costs more than its zone ever admits; it is refused, and waiting will not help",
+			zap.String("zone", z.Name), zap.Int64("cost", req.Cost), zap.Int64("capacity", req.Capacity()),
+			zap.Int64("times", times), zap.String("hint", "raise events or, with gcra, burst; or lower cost or reserve"))
+	}
+}

@@ -1,0 +1,198 @@
+package limiter
+
+import (
+	"net/http"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
+)
+
+const placeholderPrefix = "http.rate_limit."
+
+// zonePlaceholders are the names of what is told of a zone, which follow its
+// name or, for the zone that is reported, the prefix.
+var zonePlaceholders = []string{"zone", "key", "limit", "remaining", "used", "reset", "wait", "cost", "outcome", "reason"}
+
+// placeholders yields the values of {http.rate_limit.*} for a request. They are
+// empty as long as no zone matched it.
+func placeholders(r *http.Request) caddy.ReplacerFunc {
+	return func(key string) (any, bool) {
+		name, ok := strings.CutPrefix(key, placeholderPrefix)
+		if !ok {
+			return nil, false
+		}
+		if t := trackerOf(r); t != nil {
+			return t.placeholder(name)
+		}
+		return nil, true
+	}
+}
+
+func (t *tracker) placeholder(rest string) (any, bool) {
+	var p *evaluation
+	var i int
+	name := rest
+	switch dot := strings.LastIndexByte(rest, '.'); {
+	case rest == "exceeded.name":
+		if t.refusedBy == nil {
+			return nil, true
+		}
+		return t.refusedBy.Name, true
+	case dot < 0:
+		p, i = t.reported()
+	default:
+		p, i = t.partOf(rest[:dot])
+		name = rest[dot+1:]
+	}
+	for _, known := range zonePlaceholders {
+		if name == known {
+			if p == nil {
+				return nil, true
+			}
+			return p.placeholder(i, name), true
+		}
+	}
+	return nil, false
+}
+
+// placeholder is what is told of zone i; nil where there is nothing to tell.
+func (p *evaluation) placeholder(i int, name string) any {
+	switch name {
+	case "zone":
+		return p.zones[i].Name
+	case "key":
+		return p.shownKey(i)
+	case "cost":
+		if m := p.has(i); m.settled {
+			return m.cost
+		}
+		return p.reqs[i].Cost
+	case "outcome":
+		return p.outcome(i).String()
+	case "reason":
+		return p.reason(i)
+	}
+	if i >= len(p.states) || p.states[i].Err != nil || !p.wasAsked(i) {
+		return nil
+	}
+	st := &p.states[i]
+	switch name {
+	case "limit":
+		return st.Limit
+	case "remaining":
+		return st.Remaining
+	case "used":
+		return st.Used
+	case "wait":
+		if !p.declines(i) || wait(st) == 0 {
+			return nil
+		}
+		return ceilSeconds(wait(st))
+	default:
+		if st.Reset == 0 {
+			// Requests that run at the same time know no reset.
+			return nil
+		}
+		return ceilSeconds(st.Reset)
+	}
+}
+
+// partOf returns where the zone of that name decided about the request or, if
+// it did not, where it would have.
+func (t *tracker) partOf(zone string) (where *evaluation, at int) {
+	for _, p := range t.parts {
+		for i, z := range p.zones {
+			if z.Name != zone || where != nil && p.outcome(i) == telemetry.Undecided {
+				continue
+			}
+			if where, at = p, i; p.outcome(i) != telemetry.Undecided {
+				return where, at
+			}
+		}
+	}
+	return where, at
+}
+
+// reported returns the zone that the response tells of: the one that refused
+// the request, or else would have, or else has the least left, or else could
+// not answer. It returns nil if there is none.
+func (t *tracker) reported() (*evaluation, int) {
+	var best *evaluation
+	var at, rank int
+	for _, p := range t.parts {
+		for i, z := range p.zones {
+			if t.refusedBy != nil && (t.refusal != p || t.refusedBy != z.Zone) {
+				continue
+			}
+			r := p.rank(i)
+			if best == nil && r > 0 || r > rank ||
+				r == rank && r == rankAllowed && p.states[i].Remaining < best.states[at].Remaining {
+				best, at, rank = p, i, r
+			}
+		}
+	}
+	return best, at
+}
+
+const (
+	rankError = iota + 1
+	rankAllowed
+	rankWouldRefuse
+	rankRefused
+)
+
+// rank is how much zone i tells of what became of the request; 0 if nothing.
+func (p *evaluation) rank(i int) int {
+	switch p.outcome(i) {
+	case telemetry.Refused, telemetry.ErrorRefused:
+		return rankRefused
+	case telemetry.WouldRefuse:
+		return rankWouldRefuse
+	case telemetry.Allowed:
+		return rankAllowed
+	case telemetry.ErrorAllowed:
+		return rankError
+	default:
+		return 0
+	}
+}
+
+// logAccess adds what the limiter decided to the request's entry in the access
+// log, if there is one.
+func (t *tracker) logAccess(r *http.Request) {
+	server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+	if !ok || server == nil || server.Logs == nil {
+		return
+	}
+	if fields, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
+		fields.Set(zap.Object("rate_limit", t))
+	}
+}
+
+// MarshalLogObject implements [zapcore.ObjectMarshaler]. It is called when the
+// request is over.
+func (t *tracker) MarshalLogObject(to zapcore.ObjectEncoder) error {
+	p, i := t.reported()
+	if p == nil {
+		return nil
+	}
+	for _, name := range zonePlaceholders {
+		switch value := p.placeholder(i, name).(type) {
+		case string:
+			if value != "" {
+				to.AddString(name, value)
+			}
+		case int64:
+			to.AddInt64(name, value)
+		}
+	}
+	return nil
+}
+
+// Interface guard.
+var _ zapcore.ObjectMarshaler = (*tracker)(nil)

@@ -1,0 +1,220 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// deafStore answers no take, and notes what else it is asked.
+type deafStore struct {
+	takeError error
+	asked     []string
+}
+
+func (*deafStore) Check(_ context.Context, reqs []store.Request) []store.State {
+	return make([]store.State, len(reqs))
+}
+
+func (s *deafStore) Take(_ context.Context, reqs []store.Request) []store.State {
+	states := make([]store.State, len(reqs))
+	for i := range states {
+		states[i].Err = s.takeError
+	}
+	return states
+}
+
+func (s *deafStore) Charge(_ context.Context, reqs []store.Request) []store.State {
+	return s.note("charge", reqs)
+}
+
+func (s *deafStore) Refund(_ context.Context, reqs []store.Request) []store.State {
+	return s.note("refund", reqs)
+}
+
+func (s *deafStore) note(operation string, reqs []store.Request) []store.State {
+	for i := range reqs {
+		s.asked = append(s.asked, fmt.Sprint(operation, " ", reqs[i].Cost))
+	}
+	return make([]store.State, len(reqs))
+}
+
+// deafModule opens a deafStore.
+type deafModule struct{ store store.Store }
+
+func (m deafModule) OpenStore(string) (store.Store, error) { return m.store, nil }
+func (deafModule) CloseStore()                             {}
+func (deafModule) OnErrorDefault() string                  { return stores.OnErrorAllow }
+
+// newTestHandler is a handler with one zone, which counts in s.
+func newTestHandler(t *testing.T, z *Zone, s store.Store) *Limiter {
+	t.Helper()
+	use := &stores.Handle{Name: t.Name(), Module: deafModule{s}, Logger: zap.NewNop()}
+	if _, err := use.Enter(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(use.Unload)
+	z.Name, z.Key, z.Events, z.Window = "test", []string{"static"}, Quantity{Number: 10}, time.Hour
+	z.Cost = Quantity{Number: 1}
+	z.Free.Add(http.StatusNotModified)
+	l, err := New(Config{Zones: []*Zone{z}, Logger: zap.NewNop(), Now: time.Now, Store: use})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// answeredWith serves one request by a handler with the zone in front of a chain
+// that answers with status, and returns what the client gets.
+func answeredWith(t *testing.T, z *Zone, s *deafStore, status int) int {
+	t.Helper()
+	h := newTestHandler(t, z, s)
+	w := httptest.NewRecorder()
+	r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), caddy.NewReplacer(), w, nil)
+	err := h.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
+		w.WriteHeader(status)
+		return nil
+	}))
+	if err != nil {
+		return statusOf(err)
+	}
+	return w.Code
+}
+
+// TestTakeOfUnknownOutcome: what may have been spent is not spent again, and is
+// given back only where that cannot give back too much.
+func TestTakeOfUnknownOutcome(t *testing.T) {
+	uncertain := fmt.Errorf("%w: no answer in time", store.ErrUncertain)
+	notExecuted := fmt.Errorf("%w: connection refused", store.ErrNotExecuted)
+	for name, test := range map[string]struct {
+		zone   *Zone
+		err    error
+		status int
+		want   int
+		asked  []string
+	}{
+		"uncertain": {
+			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorAllow}, err: uncertain, status: 200, want: 200,
+		},
+		"uncertain, and free": {
+			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorAllow}, err: uncertain, status: 304, want: 304,
+		},
+		"uncertain, and refused": {
+			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorDeny}, err: uncertain, status: 200, want: 503,
+		},
+		"uncertain in a log": {
+			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorAllow, Algorithm: "sliding_log"}, err: uncertain, status: 200, want: 200,
+			asked: []string{"charge 1"},
+		},
+		"uncertain in a log, and free": {
+			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorAllow, Algorithm: "sliding_log"}, err: uncertain, status: 304, want: 304,
+			asked: []string{"refund 1"},
+		},
+		"uncertain in a log, and refused": {
+			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorDeny, Algorithm: "sliding_log"}, err: uncertain, status: 200, want: 503,
+			asked: []string{"refund 1"},
+		},
+		"uncertain lease": {
+			zone: &Zone{OnError: stores.OnErrorAllow, Algorithm: "concurrency"}, err: uncertain, status: 200, want: 200,
+			asked: []string{"refund 1"},
+		},
+		"uncertain lease, and refused": {
+			zone: &Zone{OnError: stores.OnErrorDeny, Algorithm: "concurrency"}, err: uncertain, status: 200, want: 503,
+			asked: []string{"refund 1"},
+		},
+		"not executed": {
+			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorAllow}, err: notExecuted, status: 200, want: 200,
+			asked: []string{"charge 1"},
+		},
+		"not executed, and free": {
+			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorAllow}, err: notExecuted, status: 304, want: 304,
+		},
+		"not executed, and refused": {
+			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorDeny}, err: notExecuted, status: 200, want: 503,
+		},
+		"not executed lease": {
+			zone: &Zone{OnError: stores.OnErrorAllow, Algorithm: "concurrency"}, err: notExecuted, status: 200, want: 200,
+		},
+		"counted locally, outcome uncertain": {
+			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorLocal}, err: uncertain, status: 200, want: 200,
+		},
+		"counted locally, not executed": {
+			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorLocal}, err: notExecuted, status: 200, want: 200,
+			asked: []string{"charge 1"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &deafStore{takeError: test.err}
+			if got := answeredWith(t, test.zone, s, test.status); got != test.want {
+				t.Errorf("status is %d, want %d", got, test.want)
+			}
+			if !slices.Equal(s.asked, test.asked) {
+				t.Errorf("the store is asked to %q, want %q", s.asked, test.asked)
+			}
+		})
+	}
+}
+
+// returningStore is a deafStore that can be charged again.
+type returningStore struct {
+	*deafStore
+	chargeError error
+}
+
+func (s *returningStore) Charge(ctx context.Context, reqs []store.Request) []store.State {
+	states := s.deafStore.Charge(ctx, reqs)
+	for i := range states {
+		states[i].Err = s.chargeError
+	}
+	return states
+}
+
+// TestLocalSlotIsHandedOver to the store that is back, by the next renewal, and
+// given back there at the end. One that never got there is not.
+func TestLocalSlotIsHandedOver(t *testing.T) {
+	notExecuted := fmt.Errorf("%w: connection refused", store.ErrNotExecuted)
+	uncertain := fmt.Errorf("%w: no answer in time", store.ErrUncertain)
+	for name, test := range map[string]struct {
+		err   error
+		asked []string
+	}{
+		"back":       {nil, []string{"charge 1", "charge 1", "refund 1"}},
+		"maybe back": {uncertain, []string{"charge 1", "charge 1", "refund 1"}},
+		"still away": {notExecuted, []string{"charge 1", "charge 1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &returningStore{&deafStore{takeError: notExecuted}, test.err}
+			h := newTestHandler(t, &Zone{OnError: stores.OnErrorLocal, Algorithm: "concurrency"}, s)
+			repl := caddy.NewReplacer()
+			w := httptest.NewRecorder()
+			r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), repl, w, nil)
+			err := h.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
+				p := trackerOf(r).parts[0]
+				used := func() int64 { return p.open(0).Local.Buckets.Peek(t.Context(), p.reqs)[0].Used }
+				p.lease.renew()
+				p.lease.renew()
+				if n := used(); n != 1 {
+					t.Errorf("%d slots are taken in the local counts, want 1", n)
+				}
+				return nil
+			}))
+			if err != nil {
+				t.Error(err)
+			}
+			if !slices.Equal(s.asked, test.asked) {
+				t.Errorf("the store is asked to %q, want %q", s.asked, test.asked)
+			}
+		})
+	}
+}

@@ -1,0 +1,206 @@
+package limiter
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// trackerVar is the request variable that holds the request's tracker.
+const trackerVar = "rate_limit.tracker"
+
+// tracker is what the limiter knows of one request, shared by all handlers
+// that the request passes: what was asked, what was answered, and whether it
+// is settled. It is also the response writer of the handlers after the
+// outermost one, for only that sees the final status in time.
+type tracker struct {
+	caddyhttp.ResponseWriterWrapper
+
+	parts []*evaluation
+	// inherited is how many of the parts were settled before this tracker
+	// began, in the route whose error is being handled.
+	inherited int
+	// refusal is the part that ended the request: because of refusedBy or, if
+	// that is nil, because there was no answer from its store.
+	refusal   *evaluation
+	refusedBy *Zone
+	settled   bool
+
+	// limitValues are those of the headers X-RateLimit-*.
+	limitValues [5]string
+
+	firstPart evaluation
+	partsRoom [2]*evaluation
+}
+
+func trackerOf(r *http.Request) *tracker {
+	t, _ := caddyhttp.GetVar(r.Context(), trackerVar).(*tracker)
+	return t
+}
+
+// newTracker returns a tracker of responses to w. The settled one, if it is not
+// nil, is the request's so far.
+func newTracker(w http.ResponseWriter, settled *tracker) *tracker {
+	t := &tracker{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}}
+	t.parts = t.partsRoom[:0]
+	if settled != nil {
+		t.parts = append(t.parts, settled.parts...)
+		t.inherited = len(t.parts)
+	}
+	return t
+}
+
+// newPart returns a part that is not yet t's.
+func (t *tracker) newPart(l *Limiter, repl *caddy.Replacer) *evaluation {
+	p := &t.firstPart
+	if len(t.parts) > t.inherited {
+		p = new(evaluation)
+	}
+	p.limiter, p.repl = l, repl
+	p.zones, p.reqs = p.zonesRoom[:0], p.reqsRoom[:0]
+	return p
+}
+
+// enroll makes p a part of t, and t the request's.
+func (t *tracker) enroll(p *evaluation, r *http.Request) {
+	if len(t.parts) == t.inherited {
+		caddyhttp.SetVar(r.Context(), trackerVar, t)
+		t.logAccess(r)
+	}
+	t.parts = append(t.parts, p)
+}
+
+// counts reports whether the request is counted in that bucket already, or in the
+// overflow bucket in its place.
+func (t *tracker) counts(z *boundZone, req *store.Request) bool {
+	for _, p := range t.parts {
+		for i, other := range p.zones {
+			if other.Name == z.Name && other.use.Name == z.use.Name && p.resolvedKey(i) == req.ClientKey {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// serve checks p, which is h's and t's first part, runs the rest of the chain if
+// the request may pass, and settles, at the latest when that ends.
+func (t *tracker) serve(l *Limiter, p *evaluation, w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	defer func() {
+		// The chain panicked: to the client that is a failure of ours, but the
+		// request was made.
+		if !t.settled {
+			t.settle(http.StatusInternalServerError)
+		}
+		t.end()
+	}()
+	err := l.admit(t, p, w, r)
+	if err == nil {
+		err = next.ServeHTTP(t, r)
+	}
+	if err != nil {
+		// Error routes write to the outer writer; it has the same headers.
+		t.commit(statusOf(err))
+	} else {
+		t.commit(http.StatusOK)
+	}
+	return err
+}
+
+// statusOf is the status that the server answers err with.
+func statusOf(err error) int {
+	var handlerErr caddyhttp.HandlerError
+	if errors.As(err, &handlerErr) && handlerErr.StatusCode != 0 {
+		return handlerErr.StatusCode
+	}
+	return http.StatusInternalServerError
+}
+
+// commit settles and sets the headers, once the final status is known and
+// before the header is sent.
+func (t *tracker) commit(status int) {
+	if t.settled {
+		return
+	}
+	t.settle(status)
+	if t.refusal == nil {
+		t.setHeaders()
+	}
+}
+
+// settle charges and refunds by the status, or refunds everything if a handler
+// refused the request, and lets go of the stores in which there are no leases.
+func (t *tracker) settle(status int) {
+	t.settled = true
+	for _, p := range t.parts[t.inherited:] {
+		if t.refusal == nil {
+			p.settle(status)
+		} else {
+			p.undo()
+		}
+		if p.lease == nil {
+			p.release()
+		}
+	}
+}
+
+// end gives back what was held while the request ran.
+func (t *tracker) end() {
+	for _, p := range t.parts[t.inherited:] {
+		p.lease.end()
+		p.release()
+	}
+}
+
+// The methods by which a response can begin. Each settles the request first;
+// what is embedded alone would let Flush and Hijack reach past it.
+
+// WriteHeader implements [http.ResponseWriter]. Informational statuses are not
+// final, except for the one that hands the connection over.
+func (t *tracker) WriteHeader(status int) {
+	if status >= 200 || status == http.StatusSwitchingProtocols {
+		t.commit(status)
+	}
+	t.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements [http.ResponseWriter].
+func (t *tracker) Write(b []byte) (int, error) {
+	t.commit(http.StatusOK)
+	return t.ResponseWriter.Write(b)
+}
+
+// ReadFrom implements [io.ReaderFrom], which lets the server use sendfile.
+func (t *tracker) ReadFrom(r io.Reader) (int64, error) {
+	t.commit(http.StatusOK)
+	return t.ResponseWriterWrapper.ReadFrom(r)
+}
+
+// FlushError is what [http.ResponseController] calls to flush.
+func (t *tracker) FlushError() error {
+	t.commit(http.StatusOK)
+	return http.NewResponseController(t.ResponseWriter).Flush()
+}
+
+// Hijack implements [http.Hijacker].
+func (t *tracker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, buf, err := http.NewResponseController(t.ResponseWriter).Hijack()
+	if err == nil {
+		t.commit(http.StatusSwitchingProtocols)
+	}
+	return conn, buf, err
+}
+
+// Interface guards.
+var (
+	_ http.ResponseWriter = (*tracker)(nil)
+	_ io.ReaderFrom       = (*tracker)(nil)
+	_ http.Hijacker       = (*tracker)(nil)
+)

@@ -1,0 +1,83 @@
+package limiter
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// readerFromWriter notes that it was given a reader, as net/http's writer is
+// for sendfile.
+type readerFromWriter struct {
+	*httptest.ResponseRecorder
+	given io.Reader
+}
+
+func (w *readerFromWriter) ReadFrom(r io.Reader) (int64, error) {
+	w.given = r
+	return io.Copy(w.ResponseRecorder, r)
+}
+
+func TestReadFromReachesTheServersWriter(t *testing.T) {
+	below := &readerFromWriter{ResponseRecorder: httptest.NewRecorder()}
+	tr := newTracker(below, nil)
+	body := strings.NewReader("body")
+	n, err := tr.ReadFrom(body)
+	if err != nil || n != 4 {
+		t.Fatalf("copied %d bytes, error %v", n, err)
+	}
+	if below.given != io.Reader(body) {
+		t.Errorf("the server's writer was given %T", below.given)
+	}
+	if !tr.settled {
+		t.Error("the request is not settled")
+	}
+}
+
+func TestInformationalStatusesAreNotFinal(t *testing.T) {
+	tr := newTracker(httptest.NewRecorder(), nil)
+	tr.WriteHeader(http.StatusEarlyHints)
+	if tr.settled {
+		t.Error("the request is settled by an informational status")
+	}
+	tr.WriteHeader(http.StatusSwitchingProtocols)
+	if !tr.settled {
+		t.Error("the request is not settled by the upgrade")
+	}
+}
+
+// TestHeadersOfUndecidedZones: a zone that was not asked, as one that may have
+// taken before the request waited is not, tells nothing, wherever it stands.
+func TestHeadersOfUndecidedZones(t *testing.T) {
+	undecided, decided := store.State{}, store.State{Allowed: true, Limit: 5, Remaining: 4, Used: 1, Now: 1, Reset: 2}
+	for name, states := range map[string][]store.State{
+		"first": {undecided, decided}, "last": {decided, undecided}, "alone": {undecided},
+	} {
+		for _, format := range []string{HeadersGitHub, HeadersBoth} {
+			t.Run(name+" "+format, func(t *testing.T) {
+				w := httptest.NewRecorder()
+				p := &evaluation{limiter: &Limiter{Config: Config{Headers: format}}, states: states}
+				for range states {
+					limit := &store.Limit{Zone: "api", Window: 1}
+					p.zones = append(p.zones, &boundZone{Zone: &Zone{Name: "api"}})
+					p.reqs = append(p.reqs, store.Request{Limit: limit, Events: 5, Cost: 1})
+				}
+				tr := &tracker{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, parts: []*evaluation{p}}
+				tr.setHeaders()
+				want := "4"
+				if name == "alone" {
+					want = ""
+				}
+				if got := w.Header().Get("X-RateLimit-Remaining"); got != want {
+					t.Errorf("remaining is %q, want %q", got, want)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,240 @@
+package limiter
+
+import (
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// DefaultMaxWaitQueue is how many requests of a zone wait at most.
+const DefaultMaxWaitQueue = 1000
+
+// askInTurn is ask, but requests wait that do not fit yet, in zones that hold
+// them, and come behind those that wait already. The error it returns ends the
+// request.
+func (p *evaluation) askInTurn(r *http.Request) error {
+	if !p.mayWait() {
+		return p.ask(r)
+	}
+	began := p.limiter.Now()
+	line := p.openLine()
+	if line < 0 {
+		if err := p.ask(r); err != nil {
+			return err
+		}
+		if line = p.waitsFor(began); line < 0 {
+			return nil
+		}
+		p.undo()
+	} else {
+		p.states = p.freshStates()
+	}
+	z := p.zones[line]
+	w, ahead := z.room.join(lineOf(&p.reqs[line]), p.reqs[line].Cost, began, z.MaxWaitQueue)
+	if w == nil {
+		return p.turnAway(r, line)
+	}
+	defer z.room.leave(w)
+	return p.wait(r, w, line, ahead, began)
+}
+
+// mayWait tells whether some zone holds requests.
+func (p *evaluation) mayWait() bool {
+	for i := range p.zones {
+		if p.holds(i) {
+			return true
+		}
+	}
+	return false
+}
+
+// holds tells whether zone i holds requests, for which its store is needed.
+func (p *evaluation) holds(i int) bool {
+	return p.zones[i].room != nil && p.open(i) != nil && !p.observes(i)
+}
+
+// openLine returns a zone in which others wait before the request, or -1. One
+// that costs nothing takes nothing from them.
+func (p *evaluation) openLine() int {
+	for i, z := range p.zones {
+		if p.holds(i) && p.reqs[i].Cost > 0 && z.room.hasLine(lineOf(&p.reqs[i])) {
+			return i
+		}
+	}
+	return -1
+}
+
+// waitsFor returns the zone for which the request waits longest, or -1 if it
+// does not wait: because it passes, or has to be refused.
+func (p *evaluation) waitsFor(began time.Time) int {
+	if p.isDenied() {
+		return -1
+	}
+	for i := range p.zones {
+		if p.refuses(i) && p.states[i].RetryAfter > p.patience(i, began) {
+			return -1
+		}
+	}
+	return p.refusedBy()
+}
+
+// patience is how long the request may still wait for zone i.
+func (p *evaluation) patience(i int, began time.Time) time.Duration {
+	return p.zones[i].MaxWait - p.limiter.Now().Sub(began)
+}
+
+// wait waits in the line of a zone until nobody is before the request, and
+// until the time has come that the last answer told.
+func (p *evaluation) wait(r *http.Request, w *waiter, line int, ahead int64, began time.Time) error {
+	if ahead > 0 {
+		p.foresee(r, line, ahead, p.patience(line, began))
+		if p.refuses(line) && p.states[line].RetryAfter > p.patience(line, began) {
+			return nil
+		}
+	}
+	wake := time.NewTimer(p.patience(line, began))
+	defer wake.Stop()
+	select {
+	case <-w.first:
+	case <-wake.C:
+		return p.turnAway(r, line)
+	case <-r.Context().Done():
+		return caddyhttp.Error(statusClientClosedRequest, r.Context().Err())
+	}
+	if ahead > 0 {
+		// What was foreseen is no answer.
+		p.states[line] = store.State{}
+	}
+	for {
+		if i := p.refusedBy(); i >= 0 {
+			wake.Reset(p.states[i].RetryAfter)
+			select {
+			case <-wake.C:
+			case <-r.Context().Done():
+				return caddyhttp.Error(statusClientClosedRequest, r.Context().Err())
+			}
+		}
+		if err := p.ask(r); err != nil || p.waitsFor(began) < 0 {
+			return err
+		}
+		p.undo()
+	}
+}
+
+// foresee sets the state of a zone to what it would be if those had passed that
+// are ahead. That is a lower bound of the time to wait, and the highest that is
+// known without a call if it is above patience.
+func (p *evaluation) foresee(r *http.Request, i int, ahead int64, patience time.Duration) {
+	req := p.reqs[i]
+	req.Ahead = ahead
+	st := p.open(i).CheckAhead(r.Context(), req, patience)
+	if st.Err != nil {
+		return
+	}
+	if !st.Allowed {
+		// What is left is for those who are ahead.
+		st.Remaining = 0
+	}
+	p.states[i] = st
+}
+
+// turnAway makes the state of a zone refuse a request that may not wait any
+// longer, or not at all because too many do.
+func (p *evaluation) turnAway(r *http.Request, i int) error {
+	if !p.wasAsked(i) {
+		p.foresee(r, i, 0, 0)
+	}
+	st := &p.states[i]
+	if st.Err == nil {
+		if st.Now == 0 {
+			st.Now = p.limiter.Now().UnixMicro()
+			st.Limit = p.reqs[i].Capacity()
+		}
+		st.Allowed, st.Remaining = false, 0
+		st.RetryAfter = max(st.RetryAfter, time.Second)
+	}
+	return nil
+}
+
+// waitingRoom holds the requests that wait in one zone of this process: a line
+// for each client, in order of arrival.
+type waitingRoom struct {
+	mu    sync.Mutex
+	lines map[lineID][]*waiter // none is empty
+	held  int
+}
+
+// lineID tells lines apart: nobody waits behind those from whom capacity is kept
+// for him.
+type lineID struct {
+	clientKey string
+	reserved  int64
+}
+
+func lineOf(req *store.Request) lineID { return lineID{req.ClientKey, req.Reserved} }
+
+// waiter is a request that waits.
+type waiter struct {
+	line    lineID
+	cost    int64
+	arrived time.Time
+	// first is closed once nobody is before it.
+	first chan struct{}
+}
+
+func newWaitingRoom() *waitingRoom { return &waitingRoom{lines: map[lineID][]*waiter{}} }
+
+// hasLine tells whether somebody waits.
+func (m *waitingRoom) hasLine(id lineID) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.lines[id]) > 0
+}
+
+// join adds a waiter to a line, behind those that arrived before it
+// and the first, and returns it and what those cost. It returns nil if as many
+// as most are held already.
+func (m *waitingRoom) join(id lineID, cost int64, arrived time.Time, most int) (w *waiter, ahead int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.held >= most {
+		return nil, 0
+	}
+	m.held++
+	line := m.lines[id]
+	place := len(line)
+	for place > 1 && line[place-1].arrived.After(arrived) {
+		place--
+	}
+	for _, other := range line[:place] {
+		ahead += other.cost
+	}
+	w = &waiter{line: id, cost: cost, arrived: arrived, first: make(chan struct{})}
+	if place == 0 {
+		close(w.first)
+	}
+	m.lines[id] = slices.Insert(line, place, w)
+	return w, ahead
+}
+
+// leave takes w out.
+func (m *waitingRoom) leave(w *waiter) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.held--
+	line := m.lines[w.line]
+	i := slices.Index(line, w)
+	if line = slices.Delete(line, i, i+1); len(line) == 0 {
+		delete(m.lines, w.line)
+		return
+	}
+	m.lines[w.line] = line
+	if i == 0 {
+		close(line[0].first)
+	}
+}

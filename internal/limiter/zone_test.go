@@ -1,0 +1,443 @@
+package limiter
+
+import (
+	"errors"
+	"math/big"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/memory"
+)
+
+func TestCostOfAPlaceholder(t *testing.T) {
+	for name, test := range map[string]struct {
+		cost string
+		want int64
+		bad  bool
+	}{
+		"number":         {cost: "25", want: 25},
+		"one":            {cost: "1", want: 1},
+		"zero":           {cost: "0", want: 0},
+		"spaces":         {cost: " 25\t", want: 25},
+		"leading zeros":  {cost: "007", want: 7},
+		"largest":        {cost: "4503599627370496", want: store.MaxEvents},
+		"too large":      {cost: "4503599627370497", want: 1, bad: true},
+		"beyond 64 bits": {cost: "99999999999999999999", want: 1, bad: true},
+		"empty":          {cost: "", want: 1, bad: true},
+		"blank":          {cost: "  ", want: 1, bad: true},
+		"text":           {cost: "much", want: 1, bad: true},
+		"two numbers":    {cost: "1 2", want: 1, bad: true},
+		"fraction":       {cost: "2.5", want: 1, bad: true},
+		"exponent":       {cost: "1e3", want: 1, bad: true},
+		"hexadecimal":    {cost: "0x10", want: 1, bad: true},
+		"negative":       {cost: "-1", want: 1, bad: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			z := &Zone{Name: "test", Key: []string{"static"}, Events: Quantity{Number: 10}, Cost: Quantity{Text: "{" + headerA + "}"}}
+			z.prepare()
+			h, logs := keyHandler()
+			repl := values{headerA: test.cost}.replacer()
+			if got, bad := z.readCost(repl); got != test.want || (bad != "") != test.bad {
+				t.Errorf("%q is read as %d, bad %q, want %d", test.cost, got, bad, test.want)
+			}
+			req, err := z.request(httptest.NewRequest("GET", "/", nil), repl, h)
+			if err != nil || req.Cost != test.want {
+				t.Errorf("%q costs %d, %v when the request comes, want %d", test.cost, req.Cost, err, test.want)
+			}
+			if logs.Len() != 0 {
+				t.Errorf("before the response is there, %v is logged", logs.All())
+			}
+			if got := z.finalCost(repl, h); got != test.want {
+				t.Errorf("%q costs %d in the end, want %d", test.cost, got, test.want)
+			}
+			if warned := logs.Len() == 1; warned != test.bad {
+				t.Errorf("warnings: %v, want one: %v", logs.All(), test.bad)
+			}
+		})
+	}
+}
+
+func TestCostWarnsOnceAMinute(t *testing.T) {
+	z := &Zone{Name: "test", Cost: Quantity{Text: "{" + headerA + "}"}}
+	h, logs := keyHandler()
+	start := h.Now()
+	repl := values{headerA: "2.5"}.replacer()
+	for range 5 {
+		z.finalCost(repl, h)
+	}
+	h.Now = func() time.Time { return start.Add(telemetry.ReportInterval) }
+	z.finalCost(repl, h)
+	if logs.Len() != 2 {
+		t.Fatalf("%d warnings, want 2", logs.Len())
+	}
+	fields := logs.All()[1].ContextMap()
+	if fields["zone"] != "test" || fields["cost"] != `"2.5"` || fields["times"] != int64(5) {
+		t.Errorf("warning has %v, want zone test, cost \"2.5\" and times 5", fields)
+	}
+}
+
+// TestWarningsOfLongTextsAreShort, whatever a client sends as its cost or plan.
+func TestWarningsOfLongTextsAreShort(t *testing.T) {
+	z := &Zone{Name: "test", Key: []string{"static"}, Events: Quantity{Text: "{" + headerA + "}", Number: 10}, Cost: Quantity{Text: "{" + headerA + "}"}}
+	z.prepare()
+	h, logs := keyHandler()
+	repl := values{headerA: strings.Repeat("9", 19_000)}.replacer()
+	z.eventsFor(repl, h)
+	z.finalCost(repl, h)
+	if logs.Len() != 2 {
+		t.Fatalf("%d warnings, want 2", logs.Len())
+	}
+	for _, entry := range logs.All() {
+		for name, value := range entry.ContextMap() {
+			if text, ok := value.(string); ok && len(text) > 200 {
+				t.Errorf("%s: %s has %d bytes", entry.Message, name, len(text))
+			}
+		}
+	}
+}
+
+func TestCostThatIsTheSameForAll(t *testing.T) {
+	for _, want := range []int64{0, 1, 7} {
+		z := &Zone{Key: []string{"static"}, Events: Quantity{Number: 10}, Cost: Quantity{Number: want}}
+		z.prepare()
+		h, logs := keyHandler()
+		req, err := z.request(httptest.NewRequest("GET", "/", nil), values{}.replacer(), h)
+		if final := z.finalCost(values{}.replacer(), h); err != nil || req.Cost != want || final != want {
+			t.Errorf("cost is %d, then %d, %v, want %d", req.Cost, final, err, want)
+		}
+		if logs.Len() != 0 {
+			t.Errorf("cost %d logs %v", want, logs.All())
+		}
+	}
+}
+
+func TestCostOfSeveralPlaceholders(t *testing.T) {
+	z := &Zone{Name: "test", Cost: Quantity{Text: "{" + headerA + "}{" + headerB + "}0"}}
+	h, _ := keyHandler()
+	if got := z.finalCost(values{headerA: "1", headerB: "2"}.replacer(), h); got != 120 {
+		t.Errorf("cost is %d, want 120", got)
+	}
+}
+
+// TestEventsForABurst: a plan so slow that the burst would not drain within a
+// century becomes the slowest with which it does.
+func TestEventsForABurst(t *testing.T) {
+	const year = 365 * 24 * time.Hour
+	for name, test := range map[string]struct {
+		burst  int64
+		window time.Duration
+		plan   string
+		want   int64
+	}{
+		"enough":           {200, year, "2", 2},
+		"too few":          {200, year, "1", 2},
+		"zero":             {5, time.Minute, "0", 0},
+		"one":              {5, time.Minute, "1", 1},
+		"one for a day":    {36500, 24 * time.Hour, "1", 1},
+		"one more":         {36501, 24 * time.Hour, "1", 2},
+		"without a burst":  {0, 100 * year, "1", 1},
+		"largest products": {store.MaxEvents, 100 * year, "4503599627370495", store.MaxEvents},
+		"largest":          {store.MaxEvents, 100 * year, "4503599627370496", store.MaxEvents},
+	} {
+		t.Run(name, func(t *testing.T) {
+			z := &Zone{
+				Name: "test", Algorithm: "gcra", Events: Quantity{Text: "{" + headerA + "}", Number: 10},
+				Burst: test.burst, Window: test.window,
+			}
+			h, logs := keyHandler()
+			if got := z.eventsFor(values{headerA: test.plan}.replacer(), h); got != test.want {
+				t.Errorf("events are %d, want %d", got, test.want)
+			}
+			if warned := logs.Len() == 1; warned != (strconv.FormatInt(test.want, 10) != test.plan) {
+				t.Errorf("warnings: %v", logs.All())
+			}
+		})
+	}
+}
+
+// TestBurstOfACentury: the slowest burst that loads is a limit; what would take
+// longer to drain than an instant can tell would be none.
+func TestBurstOfACentury(t *testing.T) {
+	const burst = 100
+	z := &Zone{
+		Name: "test", Key: []string{"static"}, Algorithm: "gcra", Events: Quantity{Number: 1}, Burst: burst,
+		Window: 365 * 24 * time.Hour,
+	}
+	z.prepare()
+	h, _ := keyHandler()
+	buckets := memory.New(memory.NewBuckets(), memory.Options{})
+	for n := range 3 * burst {
+		req, err := z.request(httptest.NewRequest("GET", "/", nil), values{}.replacer(), h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st := buckets.Take(t.Context(), []store.Request{req})[0]; st.Allowed != (n < burst) {
+			t.Fatalf("request %d is admitted: %v", n+1, st.Allowed)
+		}
+	}
+}
+
+func TestNewIDsAreShortAndDistinct(t *testing.T) {
+	seen := map[string]bool{}
+	for range 100_000 {
+		id := newID()
+		if len(id) != 11 || seen[id] {
+			t.Fatalf("ID %q after %d others, want 11 characters and never the same", id, len(seen))
+		}
+		seen[id] = true
+	}
+}
+
+func TestRequestsHaveAnIDWhereEventsAreKeptOneByOne(t *testing.T) {
+	for algorithm, want := range map[store.Algorithm]bool{
+		"fixed_window": false, "sliding_window": false, "gcra": false,
+		"sliding_log": true, "concurrency": true,
+	} {
+		z := &Zone{Key: []string{"static"}, Events: Quantity{Number: 10}, Algorithm: algorithm}
+		z.prepare()
+		h, _ := keyHandler()
+		req, err := z.request(httptest.NewRequest("GET", "/", nil), values{}.replacer(), h)
+		if err != nil || (req.ID != "") != want {
+			t.Errorf("%q: ID is %q, %v, want one: %v", algorithm, req.ID, err, want)
+		}
+	}
+}
+
+func TestEventsForARequest(t *testing.T) {
+	for name, test := range map[string]struct {
+		quota  string
+		want   int64
+		logged string
+	}{
+		"number":              {"25", 25, ""},
+		"largest":             {"4503599627370496", store.MaxEvents, ""},
+		"zero":                {"0", 0, ""},
+		"unlimited":           {"unlimited", unlimited, ""},
+		"spaces":              {" 25\t", 25, ""},
+		"unlimited, spaces":   {" unlimited\t", unlimited, ""},
+		"missing":             {"", 10, "using the fallback"},
+		"text":                {"many", 10, "using the fallback"},
+		"another word":        {"Unlimited", 10, "using the fallback"},
+		"fraction":            {"2.5", 10, "using the fallback"},
+		"negative":            {"-1", 10, "using the fallback"},
+		"negative, 64 bits":   {"-99999999999999999999", 10, "using the fallback"},
+		"too large":           {"4503599627370497", store.MaxEvents, "using the nearest"},
+		"beyond 64 bits":      {"99999999999999999999", store.MaxEvents, "using the nearest"},
+		"number and the word": {"5 unlimited", 10, "using the fallback"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			z := &Zone{Name: "test", Events: Quantity{Text: "{" + headerA + "}", Number: 10}}
+			h, logs := keyHandler()
+			if got := z.eventsFor(values{headerA: test.quota}.replacer(), h); got != test.want {
+				t.Errorf("events are %d, want %d", got, test.want)
+			}
+			if n := logs.FilterMessageSnippet(test.logged).Len(); n != logs.Len() || (n == 1) != (test.logged != "") {
+				t.Errorf("warnings: %v, want %q", logs.All(), test.logged)
+			}
+			z.eventsFor(values{headerA: test.quota}.replacer(), h)
+			if logs.Len() > 1 {
+				t.Errorf("warnings: %v, want one a minute", logs.All())
+			}
+		})
+	}
+}
+
+// TestZonesThatTake: concurrency does in any case.
+func TestZonesThatTake(t *testing.T) {
+	for _, test := range []struct {
+		algorithm    store.Algorithm
+		before, want bool
+	}{
+		{store.FixedWindow, false, false}, {store.GCRA, false, false}, {store.FixedWindow, true, true},
+		{store.Concurrency, false, true}, {store.Concurrency, true, true},
+	} {
+		z := &Zone{Key: []string{"static"}, Events: Quantity{Number: 10}, Algorithm: test.algorithm, ChargeBefore: test.before}
+		if z.prepare(); z.ChargeBefore != test.want {
+			t.Errorf("algorithm %q, charge before %v: takes is %v, want %v", test.algorithm, test.before, z.ChargeBefore, test.want)
+		}
+	}
+}
+
+func TestShareIsRoundedUp(t *testing.T) {
+	for _, test := range []struct{ n, percent, want int64 }{
+		{100, 20, 20},
+		{100, 0, 0},
+		{100, 100, 100},
+		{10, 25, 3},
+		{10, 1, 1},
+		{10, 99, 10},
+		{1, 1, 1},
+		{1, 100, 1},
+		{3, 33, 1},
+		{3, 34, 2},
+		{101, 50, 51},
+		{199, 1, 2},
+		{store.MaxEvents, 100, store.MaxEvents},
+		{store.MaxEvents, 50, store.MaxEvents / 2},
+	} {
+		if got := share(test.n, test.percent); got != test.want {
+			t.Errorf("%d percent of %d is %d, want %d", test.percent, test.n, got, test.want)
+		}
+	}
+	for range 1000 {
+		n, percent := rand.Int64N(store.MaxEvents)+1, rand.Int64N(101)
+		want := new(big.Int).Mul(big.NewInt(n), big.NewInt(percent))
+		want.Add(want, big.NewInt(99)).Div(want, big.NewInt(100))
+		if got := share(n, percent); got != want.Int64() {
+			t.Errorf("%d percent of %d is %d, want %s", percent, n, got, want)
+		}
+	}
+}
+
+// brokenMatcher is a matcher that fails.
+type brokenMatcher struct{}
+
+var errBroken = errors.New("broken")
+
+func (brokenMatcher) MatchWithError(*http.Request) (bool, error) { return false, errBroken }
+
+// reserveFor is a reserve for requests of these methods, one matcher for each.
+func reserveFor(percent int64, methods ...string) Reserve {
+	r := Reserve{Percent: percent}
+	for _, method := range methods {
+		r.Matchers = append(r.Matchers, caddyhttp.MatcherSet{caddyhttp.MatchMethod{method}})
+	}
+	return r
+}
+
+func TestReservedFromTheLessImportant(t *testing.T) {
+	z := &Zone{Reserves: []Reserve{reserveFor(10, "DELETE"), reserveFor(30, "POST", "PUT"), reserveFor(5, "GET")}}
+	for method, want := range map[string]int64{
+		"DELETE":  0,
+		"POST":    10,
+		"PUT":     10,
+		"GET":     40,
+		"OPTIONS": 45,
+	} {
+		got, err := z.reservedFrom(httptest.NewRequest(method, "/", nil))
+		if err != nil || got != want {
+			t.Errorf("%s must not use %d percent, %v, want %d", method, got, err, want)
+		}
+	}
+	if got, err := new(Zone).reservedFrom(httptest.NewRequest("GET", "/", nil)); err != nil || got != 0 {
+		t.Errorf("without reserves a request must not use %d percent, %v", got, err)
+	}
+}
+
+func TestReservedFromAMatcherThatFails(t *testing.T) {
+	broken := Reserve{Percent: 10, Matchers: caddyhttp.MatcherSets{{brokenMatcher{}}}}
+	z := &Zone{Reserves: []Reserve{reserveFor(20, "POST"), broken}}
+	if _, err := z.reservedFrom(httptest.NewRequest("GET", "/", nil)); !errors.Is(err, errBroken) {
+		t.Errorf("error is %v, want the matcher's", err)
+	}
+	if got, err := z.reservedFrom(httptest.NewRequest("POST", "/", nil)); err != nil || got != 0 {
+		t.Errorf("a request that matches before it is told %d, %v", got, err)
+	}
+	h, _ := keyHandler()
+	z.Key, z.Events = []string{"static"}, Quantity{Number: 10}
+	z.prepare()
+	if _, err := z.request(httptest.NewRequest("GET", "/", nil), values{}.replacer(), h); !errors.Is(err, errBroken) {
+		t.Errorf("request returns %v, want the matcher's error", err)
+	}
+}
+
+func TestReservedOfARequest(t *testing.T) {
+	for name, test := range map[string]struct {
+		zone     *Zone
+		quota    string
+		reserved int64
+	}{
+		"events":              {zone: &Zone{Events: Quantity{Number: 10}}, reserved: 3},
+		"events of the plan":  {zone: &Zone{Events: Quantity{Text: "{" + headerA + "}", Number: 10}}, quota: "1000", reserved: 250},
+		"fallback":            {zone: &Zone{Events: Quantity{Text: "{" + headerA + "}", Number: 10}}, reserved: 3},
+		"burst":               {zone: &Zone{Events: Quantity{Number: 10}, Algorithm: "gcra", Burst: 40}, reserved: 10},
+		"events without one":  {zone: &Zone{Events: Quantity{Number: 10}, Algorithm: "gcra"}, reserved: 3},
+		"concurrent requests": {zone: &Zone{Events: Quantity{Number: 8}, Algorithm: "concurrency"}, reserved: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			z := test.zone
+			z.Key, z.Reserves = []string{"static"}, []Reserve{reserveFor(25, "POST")}
+			z.prepare()
+			h, _ := keyHandler()
+			repl := values{headerA: test.quota}.replacer()
+			for method, want := range map[string]int64{"GET": test.reserved, "POST": 0} {
+				req, err := z.request(httptest.NewRequest(method, "/", nil), repl, h)
+				if err != nil || req.Reserved != want {
+					t.Errorf("%s: %d reserved, %v, want %d", method, req.Reserved, err, want)
+				}
+			}
+		})
+	}
+}
+
+// TestZoneStateLivesWithTheStore: a config that comes before the last user of the
+// one before has left takes the state over, and one that comes later begins anew.
+func TestZoneStateLivesWithTheStore(t *testing.T) {
+	load := func(store string) *stores.Handle {
+		u := &stores.Handle{Name: store, Module: deafModule{new(deafStore)}, Logger: zap.NewNop()}
+		if _, err := u.Enter(); err != nil {
+			t.Fatal(err)
+		}
+		return u
+	}
+	series := func() (n int) {
+		found := make(chan prometheus.Metric)
+		go func() {
+			telemetry.Default.Requests.Collect(found)
+			close(found)
+		}()
+		for range found {
+			n++
+		}
+		return n
+	}
+	before := series()
+	one, other := load("one"), load("other")
+	state := acquireState(one, "zone")
+	if acquireState(one, "zone") != state {
+		t.Error("another handler's zone has another state")
+	}
+	if acquireState(other, "zone") == state || acquireState(one, "zone2") == state {
+		t.Error("two zones share a state")
+	}
+	state.counts.Requests.Inc()
+
+	next := load("one")
+	if acquireState(next, "zone") != state {
+		t.Error("a zone that is loaded again has another state")
+	}
+	if _, err := one.Enter(); err != nil {
+		t.Fatal(err)
+	}
+	one.Unload()
+	next.Unload()
+	if _, ok := zoneStates.find(ZoneID{"one", "zone"}); !ok {
+		t.Error("the state is gone while a request uses it")
+	}
+	one.Leave()
+	if _, ok := zoneStates.find(ZoneID{"one", "zone"}); ok {
+		t.Error("the state outlives the store's last user")
+	}
+	if n := series() - before; n != 1 {
+		t.Errorf("%d zones have metrics, want that of the other store", n)
+	}
+	if n := telemetry.ValueOf(acquireState(other, "zone").counts.Requests); n != 1 {
+		t.Errorf("%d requests are counted of the zone in both stores, want 1", n)
+	}
+	other.Unload()
+	if n := series() - before; n != 0 {
+		t.Errorf("%d zones have metrics that are used by none", n)
+	}
+}

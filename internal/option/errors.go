@@ -1,0 +1,40 @@
+package option
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Error is an error in one option of the configuration, which lets the
+// Caddyfile parser name its line.
+type Error struct {
+	option string
+	err    error
+}
+
+func Errorf(option, format string, args ...any) error {
+	return &Error{option, fmt.Errorf(format, args...)}
+}
+
+// Error implements error.
+func (e *Error) Error() string { return e.option + " " + e.err.Error() }
+
+// Unwrap returns what is wrong with the option.
+func (e *Error) Unwrap() error { return e.err }
+
+// OneOf returns an error unless a value is empty, for the default, or known.
+func OneOf(option, value string, known ...string) error {
+	if value == "" || slices.Contains(known, value) {
+		return nil
+	}
+	last := len(known) - 1
+	return Errorf(option, "%q: it must be %s or %s", value, strings.Join(known[:last], ", "), known[last])
+}
+
+// name matches the names of zones, stores and shards.
+var name = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
+
+// ValidName reports whether text is fit for the name of a zone, a store or a shard.
+func ValidName(text string) bool { return name.MatchString(text) }

@@ -1,0 +1,207 @@
+package stores
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/memory"
+)
+
+// CountingModule notes how often its store is opened and closed.
+type CountingModule struct{ opened, closed atomic.Int64 }
+
+func (m *CountingModule) OpenStore(string) (store.Store, error) {
+	m.opened.Add(1)
+	return memory.New(memory.NewBuckets(), memory.Options{}), nil
+}
+func (m *CountingModule) CloseStore()            { m.closed.Add(1) }
+func (m *CountingModule) OnErrorDefault() string { return OnErrorAllow }
+
+func newUse(t *testing.T) (*Handle, *CountingModule) {
+	t.Helper()
+	m := new(CountingModule)
+	u := &Handle{Name: t.Name(), Module: m, Logger: zap.NewNop()}
+	if _, err := u.Enter(); err != nil {
+		t.Fatal(err)
+	}
+	return u, m
+}
+
+func TestStoreIsClosedByTheLastToLeave(t *testing.T) {
+	u, m := newUse(t)
+	if _, err := u.Enter(); err != nil {
+		t.Fatal(err)
+	}
+	u.Unload()
+	if m.closed.Load() != 0 {
+		t.Fatal("the store is closed under a request")
+	}
+	u.Leave()
+	if m.closed.Load() != 1 {
+		t.Fatalf("the store is closed %d times", m.closed.Load())
+	}
+}
+
+func TestOvertakenRequestOpensTheStoreAgain(t *testing.T) {
+	u, m := newUse(t)
+	u.Unload()
+	open, err := u.Enter()
+	if err != nil || open == nil || open.Store == nil {
+		t.Fatalf("no store: %v", err)
+	}
+	u.Leave()
+	if m.opened.Load() != 2 || m.closed.Load() != 2 {
+		t.Fatalf("opened %d times, closed %d times", m.opened.Load(), m.closed.Load())
+	}
+}
+
+func TestStoreIsNeverUsedClosed(t *testing.T) {
+	u, m := newUse(t)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 5000 {
+				open, err := u.Enter()
+				if err != nil || open == nil {
+					t.Errorf("entered nothing: %v", err)
+					return
+				}
+				if m.opened.Load() <= m.closed.Load() {
+					t.Error("entered a closed store")
+				}
+				u.Leave()
+			}
+		})
+	}
+	u.Unload()
+	wg.Wait()
+	if o, c := m.opened.Load(), m.closed.Load(); o != c || o < 1 {
+		t.Errorf("opened %d times, closed %d times", o, c)
+	}
+}
+
+// remoteModule opens stores that others write to as well, as far as a ledger can
+// tell.
+type remoteModule struct{ remote *remoteStore }
+
+func (m remoteModule) OpenStore(string) (store.Store, error) { return m.remote, nil }
+func (remoteModule) CloseStore()                             {}
+func (remoteModule) OnErrorDefault() string                  { return OnErrorAllow }
+
+// remoteStore is a store in memory that cannot be reached while it is away.
+type remoteStore struct {
+	*memory.Store
+	away atomic.Bool
+}
+
+func (s *remoteStore) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
+	if s.away.Load() {
+		for i := range reqs {
+			report(i, store.State{Err: store.ErrNotExecuted})
+		}
+		return
+	}
+	for i, st := range s.Charge(context.Background(), reqs) {
+		report(i, st)
+	}
+}
+
+func (s *remoteStore) RefundReported(reqs []store.Request, report func(i int, st store.State)) {
+	for i, st := range s.Refund(context.Background(), reqs) {
+		report(i, st)
+	}
+}
+
+func (*remoteStore) Owner(string) string { return "a" }
+
+func newRemoteUse(t *testing.T) (*Handle, *remoteStore) {
+	t.Helper()
+	s := &remoteStore{Store: memory.New(memory.NewBuckets(), memory.Options{})}
+	u := &Handle{Name: t.Name(), Module: remoteModule{s}, Logger: zap.NewNop()}
+	if _, err := u.Enter(); err != nil {
+		t.Fatal(err)
+	}
+	return u, s
+}
+
+// TestRejectedConfigDeliversNothing once it has ended, although it ran for a
+// moment: Caddy starts the apps of a config one by one, and a later one can fail.
+func TestRejectedConfigDeliversNothing(t *testing.T) {
+	running, good := newRemoteUse(t)
+	defer running.Unload()
+	running.Run()
+	rejected, bad := newRemoteUse(t)
+	bad.away.Store(true)
+	rejected.Run()
+	r := store.Request{
+		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
+		ClientKey: "alice", Events: 100, Cost: 1,
+	}
+	charge := func() { running.Open.Load().Detacher.ChargeDetached([]store.Request{r}) }
+	charge()
+	rejected.Unload()
+	charge()
+	good.awaitUsed(t, r, 2)
+}
+
+// TestConfigDeliversOnceItHasStarted: Caddy ends the one before right afterwards, and
+// nobody else must deliver in between.
+func TestConfigDeliversOnceItHasStarted(t *testing.T) {
+	before, s := newRemoteUse(t)
+	defer before.Unload()
+	before.Run()
+	s.away.Store(true)
+	r := store.Request{
+		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
+		ClientKey: "alice", Events: 100, Cost: 1,
+	}
+	before.Open.Load().Detacher.ChargeDetached([]store.Request{r})
+	after, good := newRemoteUse(t)
+	defer after.Unload()
+	after.Run()
+	if before.Open.Load().Ledger.IsNeeded() {
+		t.Error("the config before delivers what waits")
+	}
+	good.awaitUsed(t, r, 1)
+}
+
+// TestOvertakenRequestChargesWhereOthersDo: in the store of the config that runs,
+// whose shards may have taken over its bucket.
+func TestOvertakenRequestChargesWhereOthersDo(t *testing.T) {
+	overtaken, _ := newRemoteUse(t)
+	overtaken.Run()
+	running, good := newRemoteUse(t)
+	defer running.Unload()
+	running.Run()
+	overtaken.Unload()
+	open, err := overtaken.Enter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer overtaken.Leave()
+	r := store.Request{
+		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
+		ClientKey: "alice", Events: 100, Cost: 1,
+	}
+	open.Detacher.ChargeDetached([]store.Request{r})
+	good.awaitUsed(t, r, 1)
+}
+
+// awaitUsed waits until so much is used of the bucket of r.
+func (s *remoteStore) awaitUsed(t *testing.T, r store.Request, want int64) {
+	t.Helper()
+	r.Cost = 0
+	var used int64
+	for began := time.Now(); used != want && time.Since(began) < 20*time.Second; time.Sleep(10 * time.Millisecond) {
+		used = s.Check(t.Context(), []store.Request{r})[0].Used
+	}
+	if used != want {
+		t.Errorf("%d charges have reached the store of the running config, want %d", used, want)
+	}
+}

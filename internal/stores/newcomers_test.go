@@ -1,0 +1,103 @@
+package stores
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+func acquaintance(client string) *store.Request {
+	return &store.Request{Limit: &store.Limit{Zone: "test", Window: time.Hour}, ClientKey: client}
+}
+
+// TestAcquaintancesLastWhileTheyAreUsed, and end three windows after that.
+func TestAcquaintancesLastWhileTheyAreUsed(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	a := newAcquaintances(1000, now)
+	alice := acquaintance("alice")
+	a.add(alice, now)
+	for range 10 {
+		now = now.Add(acquaintanceWindows*time.Hour - 1)
+		if !a.renew(alice, now) {
+			t.Fatal("a client that comes is forgotten")
+		}
+	}
+	if a.renew(alice, now.Add(acquaintanceWindows*time.Hour)) {
+		t.Error("a client that has not come for three windows is remembered")
+	}
+	// In another zone it is another client.
+	a.add(alice, now)
+	other := *alice.Limit
+	other.Zone = "other"
+	if a.renew(&store.Request{Limit: &other, ClientKey: "alice"}, now) {
+		t.Error("a client is remembered in a zone that it never came to")
+	}
+	long := *alice.Limit
+	long.Window = store.MaxWindow
+	a.add(&store.Request{Limit: &long, ClientKey: "bob"}, now)
+	if !a.renew(&store.Request{Limit: &long, ClientKey: "bob"}, now.Add(store.MaxWindow/2)) {
+		t.Error("a client is forgotten before the longest window is over")
+	}
+}
+
+// TestMadeUpKeysPushNobodyOut of what is remembered, and take bounded memory;
+// once they stay away there is room again.
+func TestMadeUpKeysPushNobodyOut(t *testing.T) {
+	const most, regulars, bytesEach = 50_000, 1000, 50
+	now := time.Unix(1_700_000_000, 0)
+	heap := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	a := newAcquaintances(most, now)
+	for n := range regulars {
+		a.add(acquaintance(strconv.Itoa(n)), now)
+	}
+	lost := func() (lost int) {
+		for n := range regulars {
+			if !a.renew(acquaintance(strconv.Itoa(n)), now) {
+				lost++
+			}
+		}
+		return lost
+	}
+	for range 3 {
+		for range most {
+			a.add(acquaintance(fmt.Sprint("made-up-", rand.Uint64())), now)
+		}
+		now = now.Add(time.Hour)
+		if lost := lost(); lost > 0 {
+			t.Fatalf("%d of %d regulars are forgotten", lost, regulars)
+		}
+	}
+	if each := (heap() - before) / most; each > bytesEach {
+		t.Errorf("a client takes %d bytes, want at most %d", each, bytesEach)
+	} else {
+		t.Logf("a client takes %d bytes", each)
+	}
+	// Those that come no more make room by and by.
+	now = now.Add(2 * time.Hour)
+	if lost := lost(); lost > 0 {
+		t.Fatalf("%d of %d regulars are forgotten", lost, regulars)
+	}
+	missing := 0
+	for n := range most / 2 {
+		r := acquaintance(fmt.Sprint("new-", n))
+		if a.add(r, now); !a.renew(r, now) {
+			missing++
+		}
+	}
+	if missing > most/100 {
+		t.Errorf("%d of %d new clients are not remembered, though there is room", missing, most/2)
+	}
+	runtime.KeepAlive(a)
+}

@@ -1,0 +1,94 @@
+package memorystore
+
+import (
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/option"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/memory"
+)
+
+// Store counts in this process's memory. It needs nothing else, is not
+// shared with other Caddy instances, and keeps its counts when the config is
+// reloaded, but not when Caddy is restarted.
+type Store struct {
+	// How many buckets (a zone's count for one client) are kept at most, at
+	// less than 300 bytes each. When there are more, those whose window is
+	// over go first; if there are none, the one that has spent least of a few
+	// taken at random. Default: 1000000.
+	MaxKeys int `json:"max_keys,omitempty"`
+
+	name string
+}
+
+// CaddyModule returns the Caddy module information.
+func (*Store) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "rate_limit.stores.memory",
+		New: func() caddy.Module { return new(Store) },
+	}
+}
+
+// Validate implements [caddy.Validator].
+func (m *Store) Validate() error {
+	if m.MaxKeys < 0 {
+		return option.Errorf("max_keys", "%d: it must be at least 1", m.MaxKeys)
+	}
+	return nil
+}
+
+// UnmarshalCaddyfile implements [caddyfile.Unmarshaler]:
+//
+//	memory {
+//		max_keys <n>
+//	}
+func (m *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next()
+	p := option.NewParser(d)
+	if err := p.NoArgs(); err != nil {
+		return err
+	}
+	for d.NextBlock(0) {
+		if err := p.Once(); err != nil {
+			return err
+		}
+		if d.Val() != "max_keys" {
+			return p.Unknown("max_keys", "", "")
+		}
+		if err := p.Positive(&m.MaxKeys); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// OpenStore implements [StoreModule].
+func (m *Store) OpenStore(name string) (store.Store, error) {
+	m.name = name
+	pooled, _ := stores.Pool.LoadOrStore(bucketsKey(name), pooledBuckets{memory.NewBuckets()})
+	return memory.New(pooled.(pooledBuckets).Buckets, memory.Options{MaxKeys: m.MaxKeys}), nil
+}
+
+// CloseStore implements [StoreModule].
+func (m *Store) CloseStore() { _, _ = stores.Pool.Delete(bucketsKey(m.name)) }
+
+// OnErrorDefault implements [StoreModule]. Memory always answers.
+func (*Store) OnErrorDefault() string { return stores.OnErrorAllow }
+
+// bucketsKey is the key in the pool of the buckets of the store with that name.
+type bucketsKey string
+
+type pooledBuckets struct{ *memory.Buckets }
+
+// Destruct implements [caddy.Destructor].
+func (pooledBuckets) Destruct() error { return nil }
+
+// Interface guards.
+var (
+	_ stores.StoreModule    = (*Store)(nil)
+	_ caddy.Validator       = (*Store)(nil)
+	_ caddyfile.Unmarshaler = (*Store)(nil)
+	_ caddy.Destructor      = pooledBuckets{}
+)

@@ -1,0 +1,363 @@
+package redisstore
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"sync"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/option"
+	"github.com/shardlimit/caddy-shardlimit/store/redis"
+)
+
+// Connection is how connections to the servers of a shard are made. A
+// shard has what its store says, except for what it says itself. Connections
+// whose settings are equal are shared, and kept when the config is replaced.
+type Connection struct {
+	// The ACL user, which needs a password. Placeholders such as
+	// `{env.REDIS_USERNAME}` and `{file./run/secrets/user}` are resolved for
+	// each new connection. Default: Redis's default user.
+	Username string `json:"username,omitempty"`
+
+	// The password. Placeholders such as `{env.REDIS_PASSWORD}` and
+	// `{file./run/secrets/redis}` are resolved for each new connection, so that
+	// a file may change while Caddy runs; a line end at the end of the file does
+	// not count. Caddy's admin API shows what is written here, so write a
+	// placeholder and not the password. Default: none.
+	Password string `json:"password,omitempty"`
+
+	// The ACL user for the sentinels, like `username`. Default: the default
+	// user.
+	SentinelUsername string `json:"sentinel_username,omitempty"`
+
+	// The password for the sentinels, like `password`. Default: none, even if
+	// there is a `password`.
+	SentinelPassword string `json:"sentinel_password,omitempty"`
+
+	// The number of the database; 0 for a Redis Cluster, which has no other.
+	// Default: 0.
+	DB *int `json:"db,omitempty"`
+
+	// Use TLS, to sentinels as well; `{}` trusts the authorities that the
+	// system trusts. Default: no TLS; passwords and client keys can then be read
+	// on the network.
+	TLS *TLS `json:"tls,omitempty"`
+
+	// How long connecting may take, TLS included. Default: 200ms.
+	DialTimeout caddy.Duration `json:"dial_timeout,omitempty"`
+
+	// How many connections are kept to each server, once for checks and once
+	// for charges, 1 to 1000; one more each asks for its health. Each carries many requests at a time, so few are
+	// needed; on a slow network more shorten the wait. Default: 4, or 64 if
+	// `pipelining` is `off`.
+	PoolSize int `json:"pool_size,omitempty"`
+
+	// How far a replica may be behind its primary to be asked. Default: 5s.
+	MaxReplicaLag caddy.Duration `json:"max_replica_lag,omitempty"`
+}
+
+const maxPoolSize = 1000
+
+// over returns the settings of a shard of a store that has these defaults.
+func (c Connection) over(defaults Connection) Connection {
+	return Connection{
+		Username:         cmp.Or(c.Username, defaults.Username),
+		Password:         cmp.Or(c.Password, defaults.Password),
+		SentinelUsername: cmp.Or(c.SentinelUsername, defaults.SentinelUsername),
+		SentinelPassword: cmp.Or(c.SentinelPassword, defaults.SentinelPassword),
+		DB:               cmp.Or(c.DB, defaults.DB),
+		TLS:              cmp.Or(c.TLS, defaults.TLS),
+		DialTimeout:      cmp.Or(c.DialTimeout, defaults.DialTimeout),
+		PoolSize:         cmp.Or(c.PoolSize, defaults.PoolSize),
+		MaxReplicaLag:    cmp.Or(c.MaxReplicaLag, defaults.MaxReplicaLag),
+	}
+}
+
+// database is the number of the database.
+func (c *Connection) database() int {
+	if c.DB == nil {
+		return 0
+	}
+	return *c.DB
+}
+
+func (c *Connection) credentials() credentials {
+	return credentials{username: c.Username, password: c.Password}
+}
+
+func (c *Connection) sentinelCredentials() credentials {
+	return credentials{username: c.SentinelUsername, password: c.SentinelPassword}
+}
+
+// provision reads what is in files, and looks whether the secrets are there.
+func (c *Connection) provision(repl *caddy.Replacer) error {
+	for _, secret := range []struct{ name, text string }{
+		{"username", c.Username}, {"password", c.Password},
+		{"sentinel_username", c.SentinelUsername}, {"sentinel_password", c.SentinelPassword},
+	} {
+		if _, err := reveal(repl, secret.text); err != nil {
+			return fmt.Errorf("%s: %w", secret.name, err)
+		}
+	}
+	if c.TLS == nil {
+		return nil
+	}
+	if err := c.TLS.provision(repl); err != nil {
+		return fmt.Errorf("tls: %w", err)
+	}
+	return nil
+}
+
+func (c *Connection) validate() error {
+	switch {
+	case c.DB != nil && *c.DB < 0:
+		return option.Errorf("db", "%d: it must not be negative", *c.DB)
+	case c.PoolSize < 0 || c.PoolSize > maxPoolSize:
+		return option.Errorf("pool_size", "%d: it must be from 1 to %d", c.PoolSize, maxPoolSize)
+	case c.DialTimeout < 0:
+		return option.Errorf("dial_timeout", "%s: it must be positive", time.Duration(c.DialTimeout))
+	case c.MaxReplicaLag < 0:
+		return option.Errorf("max_replica_lag", "%s: it must be positive", time.Duration(c.MaxReplicaLag))
+	case c.TLS != nil:
+		if err := c.TLS.validate(); err != nil {
+			return fmt.Errorf("tls: %w", err)
+		}
+	}
+	return nil
+}
+
+// TLS is how connections to Redis are encrypted. TLS 1.2 is the least.
+// Files are read when the config is loaded, and have to be there.
+type TLS struct {
+	// The file with the certificates, in PEM, of the authorities that issue the
+	// servers' certificates. Placeholders work. It is read again when the
+	// config is loaded again, which takes `caddy reload --force` where nothing
+	// else has changed. Default: the authorities that the system trusts.
+	CA string `json:"ca,omitempty"`
+
+	// The file with the certificate, in PEM, that Caddy shows to servers that
+	// ask for one. Placeholders work. It is read again, with `key`, when either
+	// changes; connections that exist stay. While the files do not belong
+	// together or cannot be read, the certificate read before is used, and the
+	// log says so. Default: none.
+	Cert string `json:"cert,omitempty"`
+
+	// The file with the private key to `cert`, in PEM, not encrypted.
+	Key string `json:"key,omitempty"`
+
+	// The name that the servers' certificates have to be for, which is also
+	// what they are asked for (SNI). Placeholders work. Set it where servers
+	// are found by IP addresses that their certificates do not mention, as
+	// sentinels and clusters tell them. Default: the host of each address.
+	ServerName string `json:"server_name,omitempty"`
+
+	// Accept any certificate. Whoever can put himself between Caddy and Redis
+	// then sees the password and can change counts: for tests only.
+	InsecureSkipVerify bool `json:"insecure_skip_verify,omitempty"`
+
+	roots       *x509.CertPool
+	rootsDigest [sha256.Size]byte
+	certificate *clientCertificate
+}
+
+func (t *TLS) validate() error {
+	switch {
+	case t.Cert != "" && t.Key == "":
+		return option.Errorf("cert", "has no key: add the file with the private key")
+	case t.Key != "" && t.Cert == "":
+		return option.Errorf("key", "has no cert: add the file with the certificate")
+	case t.InsecureSkipVerify && t.CA != "":
+		return option.Errorf("ca", "has no effect with insecure_skip_verify: remove one of them")
+	case t.ServerName != "" && !isDynamic(t.ServerName) && !isHost(t.ServerName):
+		return option.Errorf("server_name", "%q: it must be a host's name or an IP address, without a port", t.ServerName)
+	}
+	return nil
+}
+
+// provision resolves placeholders and reads the files.
+func (t *TLS) provision(repl *caddy.Replacer) error {
+	for _, file := range []struct {
+		name  string
+		value *string
+	}{{"ca", &t.CA}, {"cert", &t.Cert}, {"key", &t.Key}, {"server_name", &t.ServerName}} {
+		if err := resolve(repl, file.value); err != nil {
+			return fmt.Errorf("%s: %w", file.name, err)
+		}
+	}
+	if err := t.validate(); err != nil {
+		return err
+	}
+	if t.CA != "" {
+		text, err := os.ReadFile(t.CA)
+		if err != nil {
+			return fmt.Errorf("read ca: %w", err)
+		}
+		if t.roots = x509.NewCertPool(); !t.roots.AppendCertsFromPEM(text) {
+			return fmt.Errorf("read ca %s: it has no certificate in PEM", t.CA)
+		}
+		t.rootsDigest = sha256.Sum256(text)
+	}
+	if t.Cert == "" {
+		return nil
+	}
+	var err error
+	t.certificate, err = loadClientCertificate(t.Cert, t.Key)
+	return err
+}
+
+// config is that of connections.
+func (t *TLS) config() *tls.Config {
+	if t == nil {
+		return nil
+	}
+	config := &tls.Config{
+		MinVersion:         tls.VersionTLS12,
+		RootCAs:            t.roots,
+		ServerName:         t.ServerName,
+		InsecureSkipVerify: t.InsecureSkipVerify,
+	}
+	if t.certificate != nil {
+		config.GetClientCertificate = t.certificate.get
+	}
+	return config
+}
+
+// credentials are a user and a password as the config has them, with the
+// placeholders that yield them.
+type credentials struct{ username, password string }
+
+// provider resolves them for each connection, so that they may change; nil if
+// there are none.
+func (c credentials) provider() redis.Credentials {
+	if c == (credentials{}) {
+		return nil
+	}
+	return func(context.Context) (username, password string, err error) {
+		repl := caddy.NewReplacer()
+		if username, err = reveal(repl, c.username); err != nil {
+			return "", "", fmt.Errorf("username: %w", err)
+		}
+		if password, err = reveal(repl, c.password); err != nil {
+			return "", "", fmt.Errorf("password: %w", err)
+		}
+		return username, password, nil
+	}
+}
+
+// source finds a placeholder that says where a secret is, and nothing of it.
+var source = regexp.MustCompile(`\{(env|file)\.[^{}]*\}`)
+
+// reveal replaces the placeholders in a secret, all of which have to yield
+// something. Its errors do not quote the secret.
+func reveal(repl *caddy.Replacer, secret string) (string, error) {
+	revealed, err := repl.ReplaceOrErr(secret, true, true)
+	switch {
+	case err == nil:
+		return revealed, nil
+	case source.MatchString(err.Error()):
+		return "", fmt.Errorf("placeholder %s is empty: set it, or see that Caddy can read the file", source.FindString(err.Error()))
+	default:
+		return "", errors.New("it has a placeholder that is not known: write {env.*} or {file.*}, or \\{ for a brace that begins no placeholder")
+	}
+}
+
+// resolve replaces the placeholders in a value that is no secret, all of which
+// have to yield something.
+func resolve(repl *caddy.Replacer, value *string) error {
+	resolved, err := repl.ReplaceOrErr(*value, true, true)
+	if err != nil {
+		return fmt.Errorf("%w: set it, or write \\{ for a brace that begins no placeholder", err)
+	}
+	*value = resolved
+	return nil
+}
+
+// clientCertificate is a certificate with its key, in files that may be
+// replaced. One that was read is kept until there is a better one.
+type clientCertificate struct {
+	files [2]string // the certificate's and the key's
+
+	mu    sync.Mutex
+	pair  *tls.Certificate
+	read  [2]os.FileInfo // of the files when pair was read
+	fault error          // why the files as they are now are not used
+	// listeners are told the fault when it changes; listened is how many there
+	// ever were.
+	listeners map[int]func(fault error)
+	listened  int
+}
+
+// hasChanged tells whether a file is another one than it was, or has been
+// written to.
+func hasChanged(was, is os.FileInfo) bool {
+	return was == nil || is == nil || !os.SameFile(was, is) || !was.ModTime().Equal(is.ModTime()) || was.Size() != is.Size()
+}
+
+func loadClientCertificate(cert, key string) (*clientCertificate, error) {
+	c := &clientCertificate{files: [2]string{cert, key}, listeners: map[int]func(error){}}
+	c.load()
+	return c, c.fault
+}
+
+// get is for [tls.Config.GetClientCertificate].
+func (c *clientCertificate) get(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := text(c.fault)
+	c.load()
+	if text(c.fault) != before {
+		for _, listen := range c.listeners {
+			listen(c.fault)
+		}
+	}
+	return c.pair, nil
+}
+
+// load reads the files, unless they are as they were when they were good.
+func (c *clientCertificate) load() {
+	// What changes after this is seen the next time.
+	var now [2]os.FileInfo
+	for i, file := range c.files {
+		now[i], _ = os.Stat(file) // what is wrong is said when it is read
+	}
+	if c.fault == nil && !hasChanged(c.read[0], now[0]) && !hasChanged(c.read[1], now[1]) {
+		return
+	}
+	pair, err := tls.LoadX509KeyPair(c.files[0], c.files[1])
+	if err != nil {
+		c.fault = fmt.Errorf("read cert %s and key %s: %w", c.files[0], c.files[1], err)
+		return
+	}
+	c.pair, c.read, c.fault = &pair, now, nil
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// listen calls f, until stop is called, when the files cannot be used and the
+// certificate read before is, and, with nil, when they can again.
+func (c *clientCertificate) listen(f func(fault error)) (stop func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.listened++
+	id := c.listened
+	c.listeners[id] = f
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.listeners, id)
+	}
+}

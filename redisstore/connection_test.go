@@ -1,0 +1,126 @@
+package redisstore
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+// TestClientCertificateIsReplaced in its files, and kept while they are bad.
+func TestClientCertificateIsReplaced(t *testing.T) {
+	ca := redistest.StartAuthority(t)
+	issued, err := ca.IssueClient("limiter", time.Now().Add(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := loadClientCertificate(issued.CertFile(), issued.KeyFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var told []error
+	stop := c.listen(func(fault error) { told = append(told, fault) })
+	shown := func() []byte {
+		t.Helper()
+		pair, err := c.get(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pair.Certificate[0]
+	}
+	change := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := shown()
+	if !bytes.Equal(first, shown()) || len(told) > 0 {
+		t.Errorf("files that do not change make %v be told", told)
+	}
+	change(issued.Renew(time.Now().Add(2 * time.Hour)))
+	second := shown()
+	if bytes.Equal(first, second) || len(told) > 0 {
+		t.Errorf("a new certificate is not used, or makes %v be told", told)
+	}
+	for fault, spoil := range map[string]func() error{
+		"garbage": func() error { return os.WriteFile(issued.CertFile(), []byte("garbage"), 0o600) },
+		"missing": func() error { return os.Remove(issued.CertFile()) },
+		"key of another": func() error {
+			other, err := ca.IssueClient("other", time.Now().Add(time.Hour))
+			if err != nil {
+				return err
+			}
+			return os.Rename(other.KeyFile(), issued.KeyFile())
+		},
+	} {
+		told = nil
+		change(spoil())
+		for range 3 {
+			if !bytes.Equal(second, shown()) {
+				t.Errorf("%s: the certificate before is not used", fault)
+			}
+		}
+		if len(told) != 1 || told[0] == nil {
+			t.Errorf("%s: told %v, want one fault", fault, told)
+		}
+		change(issued.Renew(time.Now().Add(2 * time.Hour)))
+		third := shown()
+		if bytes.Equal(second, third) || len(told) != 2 || told[1] != nil {
+			t.Errorf("%s: after it was mended told %v", fault, told)
+		}
+		second = third
+	}
+	stop()
+	change(os.Remove(issued.CertFile()))
+	shown()
+	if len(told) != 2 {
+		t.Errorf("told %v after the end", told)
+	}
+}
+
+// TestCredentialsAreReadForEachConnection, and a file that is away yields an
+// error and no empty password.
+func TestCredentialsAreReadForEachConnection(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "password")
+	t.Setenv("SHARDLIMIT_TEST_USER", "limiter")
+	provide := credentials{username: "{env.SHARDLIMIT_TEST_USER}", password: "{file." + file + "}"}.provider()
+	for _, step := range []struct{ content, want string }{
+		{"first", "first"},
+		{"second\n", "second"},
+		{"third\r\n", "third"},
+		// More than one line end is somebody's password.
+		{"fourth\n\n", "fourth\n"},
+		{" a b{c} ", " a b{c} "},
+	} {
+		if err := os.WriteFile(file, []byte(step.content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		username, password, err := provide(t.Context())
+		if err != nil || username != "limiter" || password != step.want {
+			t.Errorf("a file with %q yields %q, %q, %v, want %q", step.content, username, password, err, step.want)
+		}
+	}
+	for what, change := range map[string]func() error{
+		"empty file":   func() error { return os.WriteFile(file, nil, 0o600) },
+		"missing file": func() error { return os.Remove(file) },
+	} {
+		if err := change(); err != nil {
+			t.Fatal(err)
+		}
+		_, password, err := provide(t.Context())
+		if err == nil || password != "" || !strings.Contains(err.Error(), "password: placeholder {file."+file+"} is empty") {
+			t.Errorf("%s: %q, %v", what, password, err)
+		}
+		if err := os.WriteFile(file, []byte("secret"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if (credentials{}).provider() != nil {
+		t.Error("none are asked for all the same")
+	}
+}

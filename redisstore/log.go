@@ -1,0 +1,160 @@
+package redisstore
+
+import (
+	"sync"
+
+	"go.uber.org/zap"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
+	"github.com/shardlimit/caddy-shardlimit/store/redis"
+)
+
+// shardLog logs what happens to the shards of one store. While all is well it
+// logs nothing.
+type shardLog struct {
+	logger *zap.Logger
+	events telemetry.Events
+	name   string
+	store  *redis.Store
+	stops  []func()
+	// queue are events that wait to be emitted, in the order in which they came.
+	queue chan func()
+	done  chan struct{}
+
+	mu sync.Mutex
+	// twins are the pairs of servers that were told of, certificates the faults
+	// of client certificates that last.
+	twins        map[[2]string]bool
+	certificates map[string]string
+}
+
+// eventQueue is how many events wait for those who listen; more are dropped.
+const eventQueue = 64
+
+// startShardLog logs until stop is called.
+func startShardLog(logger *zap.Logger, events telemetry.Events, name string, store *redis.Store) *shardLog {
+	l := &shardLog{
+		logger: logger.With(zap.String("store", name)), events: events, name: name, store: store,
+		twins: map[[2]string]bool{}, certificates: map[string]string{},
+		queue: make(chan func(), eventQueue), done: make(chan struct{}),
+	}
+	go l.emitQueued()
+	// Shards that were in use before have met their servers.
+	l.lookForTwins()
+	return l
+}
+
+// add listens to a shard.
+func (l *shardLog) add(name string, shard pooledShard) {
+	logger := l.logger.With(zap.String("shard", name))
+	l.stops = append(l.stops, shard.Listen(func(e redis.Event) {
+		l.log(logger, e)
+		l.emit(name, e)
+	}))
+	if shard.certificate != nil {
+		l.stops = append(l.stops, shard.certificate.listen(func(fault error) { l.logCertificate(shard.certificate, fault) }))
+	}
+}
+
+func (l *shardLog) stop() {
+	for _, stop := range l.stops {
+		stop()
+	}
+	close(l.done)
+}
+
+func (l *shardLog) log(logger *zap.Logger, e redis.Event) {
+	if e.Addr != "" {
+		logger = logger.With(zap.String("address", e.Addr))
+	}
+	if e.Role != "" {
+		logger = logger.With(zap.String("role", string(e.Role)))
+	}
+	if e.Err != nil {
+		logger = logger.With(zap.Error(e.Err))
+	}
+	switch e.Kind {
+	case redis.ServerDown:
+		logger.Warn("server is left out")
+	case redis.ServerUp:
+		logger.Info("server is back")
+	case redis.ReplicaLags:
+		logger.Warn("replica lags and is left out")
+	case redis.ReplicaCaughtUp:
+		logger.Info("replica has caught up")
+	case redis.PrimaryChanged:
+		logger.Info("shard has another primary")
+	case redis.DiscoveryFailed:
+		logger.Warn("servers cannot be found")
+	case redis.Discovered:
+		logger.Info("servers are found again")
+	case redis.Misconfigured:
+		logger.Warn("server is misconfigured")
+	case redis.Mended:
+		logger.Info("server is no longer misconfigured")
+	case redis.Met:
+		l.lookForTwins()
+	}
+}
+
+func (l *shardLog) emitQueued() {
+	for {
+		select {
+		case emit := <-l.queue:
+			emit()
+		case <-l.done:
+			return
+		}
+	}
+}
+
+// emit makes an event of a server that is left out, or back, without waiting
+// for those who listen.
+func (l *shardLog) emit(shard string, e redis.Event) {
+	kind := telemetry.EventShardDown
+	if e.Kind == redis.ServerUp {
+		kind = telemetry.EventShardUp
+	}
+	if e.Kind != redis.ServerUp && e.Kind != redis.ServerDown || !l.events.Wants(kind) {
+		return
+	}
+	select {
+	case l.queue <- func() {
+		l.events.Emit(kind, map[string]any{
+			"store": l.name, "shard": shard, "address": e.Addr, "role": string(e.Role),
+		})
+	}:
+	default:
+		l.logger.Warn("events are dropped, for those who handle them are slow", zap.String("event", kind))
+	}
+}
+
+// lookForTwins tells, once, of two shards that are the same server.
+func (l *shardLog) lookForTwins() {
+	first, second := l.store.Twins()
+	if first == "" {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if pair := [2]string{first, second}; !l.twins[pair] {
+		l.twins[pair] = true
+		l.logger.Error("two shards are the same server: give each its own, or remove one of the shards",
+			zap.String("address", first), zap.String("other_address", second))
+	}
+}
+
+// logCertificate tells that the files of a certificate cannot be used any more,
+// or that they can again, once for all shards that show it.
+func (l *shardLog) logCertificate(c *clientCertificate, fault error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	file := c.files[0]
+	switch told := l.certificates[file]; {
+	case fault == nil && told != "":
+		l.logger.Info("client certificate can be read again", zap.String("cert", file))
+	case fault != nil && told != fault.Error():
+		l.logger.Warn("client certificate cannot be read, the one before stays in use: correct the files", zap.Error(fault))
+	}
+	l.certificates[file] = text(fault)
+}

@@ -1,0 +1,106 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
+	"github.com/shardlimit/caddy-shardlimit/store/redis"
+)
+
+func TestEveryEventIsALine(t *testing.T) {
+	core, lines := observer.New(zapcore.DebugLevel)
+	l := startShardLog(zap.New(core), telemetry.Events{}, "default", redis.New(redis.Options{}))
+	fault := errors.New("no")
+	for _, test := range []struct {
+		event redis.Event
+		want  string
+	}{
+		{redis.Event{Kind: redis.ServerDown, Addr: "redis-a:6379", Role: redis.RoleCharges, Err: fault}, "warn server is left out map[address:redis-a:6379 error:no role:charges shard:a store:default]"},
+		{redis.Event{Kind: redis.ServerUp, Addr: "redis-a:6379", Role: redis.RoleChecks}, "info server is back map[address:redis-a:6379 role:checks shard:a store:default]"},
+		{redis.Event{Kind: redis.ReplicaLags, Addr: "redis-a:6379", Role: redis.RoleChecks, Err: fault}, "warn replica lags and is left out map[address:redis-a:6379 error:no role:checks shard:a store:default]"},
+		{redis.Event{Kind: redis.ReplicaCaughtUp, Addr: "redis-a:6379", Role: redis.RoleChecks}, "info replica has caught up map[address:redis-a:6379 role:checks shard:a store:default]"},
+		{redis.Event{Kind: redis.PrimaryChanged, Addr: "redis-a:6379"}, "info shard has another primary map[address:redis-a:6379 shard:a store:default]"},
+		{redis.Event{Kind: redis.DiscoveryFailed, Err: fault}, "warn servers cannot be found map[error:no shard:a store:default]"},
+		{redis.Event{Kind: redis.Discovered}, "info servers are found again map[shard:a store:default]"},
+		{redis.Event{Kind: redis.Misconfigured, Addr: "redis-a:6379", Err: fault}, "warn server is misconfigured map[address:redis-a:6379 error:no shard:a store:default]"},
+		{redis.Event{Kind: redis.Mended, Addr: "redis-a:6379", Err: fault}, "info server is no longer misconfigured map[address:redis-a:6379 error:no shard:a store:default]"},
+		{redis.Event{Kind: redis.Met, Addr: "redis-a:6379", ID: "x"}, ""},
+	} {
+		l.log(l.logger.With(zap.String("shard", "a")), test.event)
+		got := ""
+		for _, line := range lines.TakeAll() {
+			got += fmt.Sprintf("%s %s %v", line.Level, line.Message, line.ContextMap())
+		}
+		if got != test.want {
+			t.Errorf("%+v is logged as %q, want %q", test.event, got, test.want)
+		}
+	}
+}
+
+// TestTwinsAreToldOfOnce: by the first that is met, and by the next config,
+// whose shards have met their servers.
+func TestTwinsAreToldOfOnce(t *testing.T) {
+	server := redistest.Start(t)
+	proxy := redistest.StartProxy(t, server.Addr())
+	var members []redis.Member
+	var shards []pooledShard
+	for i, addr := range []string{server.Addr(), proxy.Addr()} {
+		shard := redis.NewShard(redis.ShardOptions{Primary: addr, DialTimeout: time.Minute})
+		t.Cleanup(func() { shard.Close(context.Background()) })
+		shards = append(shards, pooledShard{Shard: shard})
+		members = append(members, redis.Member{Name: fmt.Sprint(i), Shard: shard})
+	}
+	for range 2 {
+		core, lines := observer.New(zapcore.DebugLevel)
+		s := redis.New(redis.Options{Members: members})
+		l := startShardLog(zap.New(core), telemetry.Events{}, "default", s)
+		for i, shard := range shards {
+			l.add(members[i].Name, shard)
+		}
+		s.Warm(t.Context())
+		deadline := time.Now().Add(time.Minute)
+		for lines.FilterLevelExact(zapcore.ErrorLevel).Len() == 0 && time.Now().Before(deadline) {
+			time.Sleep(time.Millisecond)
+		}
+		l.lookForTwins()
+		told := lines.FilterLevelExact(zapcore.ErrorLevel).All()
+		if len(told) != 1 || told[0].Message != "two shards are the same server: give each its own, or remove one of the shards" {
+			t.Fatalf("told %v", told)
+		}
+		fields := told[0].ContextMap()
+		if addrs := []any{fields["address"], fields["other_address"]}; !slices.Contains(addrs, any(server.Addr())) || !slices.Contains(addrs, any(proxy.Addr())) {
+			t.Errorf("told of %v", fields)
+		}
+		l.stop()
+	}
+}
+
+// TestCertificateIsToldOfOnce, however many shards show it.
+func TestCertificateIsToldOfOnce(t *testing.T) {
+	core, lines := observer.New(zapcore.DebugLevel)
+	l := startShardLog(zap.New(core), telemetry.Events{}, "default", redis.New(redis.Options{}))
+	one, other := &clientCertificate{files: [2]string{"cert.pem", "key.pem"}}, &clientCertificate{files: [2]string{"cert.pem", "key.pem"}}
+	fault := errors.New("read cert cert.pem: garbage")
+	for _, c := range []*clientCertificate{one, other} {
+		l.logCertificate(c, fault)
+	}
+	if told := lines.TakeAll(); len(told) != 1 || told[0].Level != zapcore.WarnLevel {
+		t.Errorf("told %v", told)
+	}
+	for _, c := range []*clientCertificate{one, other} {
+		l.logCertificate(c, nil)
+	}
+	if told := lines.TakeAll(); len(told) != 1 || told[0].Level != zapcore.InfoLevel {
+		t.Errorf("told %v", told)
+	}
+}

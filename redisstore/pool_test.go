@@ -1,0 +1,154 @@
+package redisstore
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+)
+
+// keyOf is the key in shardPool of the first shard of a store.
+func keyOf(t *testing.T, text string) string {
+	t.Helper()
+	s := new(Store)
+	if err := json.Unmarshal([]byte(text), s); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	if err := s.provision(caddy.NewReplacer()); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	if err := s.Validate(); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	key, err := s.reach(s.Shards[0]).key()
+	if err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	return string(key)
+}
+
+func TestWhatMakesConnectionsDiffer(t *testing.T) {
+	t.Setenv("SHARDLIMIT_TEST_ONE", "one")
+	t.Setenv("SHARDLIMIT_TEST_OTHER", "one")
+	t.Setenv("SHARDLIMIT_TEST_HOST", "redis-a")
+	seen := map[string]string{}
+	for _, text := range []string{
+		`{"shards": [{"name": "a", "primary": "redis-a"}]}`,
+		`{"shards": [{"name": "a", "primary": "redis-b"}]}`,
+		`{"shards": [{"name": "a", "primary": "redis-a:6380"}]}`,
+		`{"shards": [{"name": "a", "primary": "unix/redis-a"}]}`,
+		`{"shards": [{"name": "a", "primary": "redis-a", "replicas": ["redis-b"]}]}`,
+		`{"shards": [{"name": "a", "cluster": ["redis-a"]}]}`,
+		`{"shards": [{"name": "a", "cluster": ["redis-a", "redis-b"]}]}`,
+		`{"shards": [{"name": "a", "sentinel": {"master": "m", "addrs": ["redis-a:6379"]}}]}`,
+		`{"shards": [{"name": "a", "sentinel": {"master": "n", "addrs": ["redis-a:6379"]}}]}`,
+		`{"shards": [{"name": "a", "sentinel": {"master": "m", "addrs": ["redis-a"]}}]}`,
+		`{"shards": [{"name": "a", "sentinel": {"master": "m", "addrs": ["redis-a"]}}], "sentinel_password": "x"}`,
+		`{"shards": [{"name": "a", "sentinel": {"master": "m", "addrs": ["redis-a"]}}], "sentinel_username": "x", "sentinel_password": "x"}`,
+		`{"shards": [{"name": "a", "primary": "redis-a"}], "password": "x"}`,
+		`{"shards": [{"name": "a", "primary": "redis-a"}], "password": "y"}`,
+		// What they yield is the same now, and may not be later.
+		`{"shards": [{"name": "a", "primary": "redis-a"}], "password": "{env.SHARDLIMIT_TEST_ONE}"}`,
+		`{"shards": [{"name": "a", "primary": "redis-a"}], "password": "{env.SHARDLIMIT_TEST_OTHER}"}`,
+		`{"shards": [{"name": "a", "primary": "redis-a"}], "username": "x", "password": "y"}`,
+		`{"shards": [{"name": "a", "primary": "redis-a"}], "db": 1}`,
+		`{"shards": [{"name": "a", "primary": "redis-a"}], "dial_timeout": "1s"}`,
+		`{"shards": [{"name": "a", "primary": "redis-a"}], "pool_size": 1}`,
+		`{"shards": [{"name": "a", "primary": "redis-a"}], "max_replica_lag": "1s"}`,
+		`{"shards": [{"name": "a", "primary": "redis-a"}], "pipelining": "off"}`,
+		`{"shards": [{"name": "a", "primary": "redis-a"}], "tls": {}}`,
+		`{"shards": [{"name": "a", "primary": "redis-a"}], "tls": {"server_name": "x"}}`,
+		`{"shards": [{"name": "a", "primary": "redis-a"}], "tls": {"insecure_skip_verify": true}}`,
+	} {
+		key := keyOf(t, text)
+		if other, ok := seen[key]; ok {
+			t.Errorf("%s shares the connections of %s", text, other)
+		}
+		seen[key] = text
+	}
+	for _, pair := range [][2]string{
+		{`{"shards": [{"name": "a", "primary": "redis-a"}]}`, `{"shards": [{"name": "b", "weight": 3, "primary": "{env.SHARDLIMIT_TEST_HOST}:6379"}], "db": 0}`},
+		{`{"shards": [{"name": "a", "primary": "redis-a"}]}`, `{"shards": [{"name": "a", "primary": "redis-a"}], "key_prefix": "x", "key_secret": "y", "check_timeout": "1s", "charge_timeout": "1s", "ledger_trust": "2s", "read_from": "primary", "clock": "local", "on_error": "deny"}`},
+		{`{"shards": [{"name": "a", "primary": "redis-a", "db": 1, "username": "u", "password": "p", "tls": {}, "dial_timeout": "1s", "pool_size": 2, "max_replica_lag": "1s"}]}`,
+			`{"shards": [{"name": "a", "primary": "redis-a"}], "db": 1, "username": "u", "password": "p", "tls": {}, "dial_timeout": "1s", "pool_size": 2, "max_replica_lag": "1s"}`},
+		{`{"shards": [{"name": "a", "primary": "redis-a", "password": "p"}]}`, `{"shards": [{"name": "a", "primary": "redis-a", "password": "p"}], "password": "x"}`},
+		// Only shards with sentinels have to do with what is for them.
+		{`{"shards": [{"name": "a", "primary": "redis-a"}]}`, `{"shards": [{"name": "a", "primary": "redis-a"}, {"name": "b", "sentinel": {"master": "m", "addrs": ["s"]}}], "sentinel_password": "x"}`},
+	} {
+		if keyOf(t, pair[0]) != keyOf(t, pair[1]) {
+			t.Errorf("%s and %s do not share connections", pair[0], pair[1])
+		}
+	}
+}
+
+// TestAnotherAuthorityInTheSameFile means other connections once a config is
+// loaded; another client certificate does not.
+func TestAnotherAuthorityInTheSameFile(t *testing.T) {
+	ca, other := redistest.StartAuthority(t), redistest.StartAuthority(t)
+	client, err := ca.IssueClient("limiter", time.Now().Add(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	key := func(a *redistest.Authority) string {
+		text, err := os.ReadFile(a.File())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return keyOf(t, fmt.Sprintf(`{"shards": [{"name": "a", "primary": "redis-a"}], "tls": {"ca": %q, "cert": %q, "key": %q}}`,
+			file, client.CertFile(), client.KeyFile()))
+	}
+	first := key(ca)
+	if err := client.Renew(time.Now().Add(2 * time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	if key(ca) != first {
+		t.Error("another client certificate makes other connections")
+	}
+	if key(other) == first {
+		t.Error("another authority keeps the connections")
+	}
+}
+
+// TestPoolKeysHoldNoSecret opens a store and looks at what is in shardPool.
+func TestPoolKeysHoldNoSecret(t *testing.T) {
+	const marker = "marker"
+	s := new(Store)
+	if err := json.Unmarshal([]byte(`{"shards": [{"name": "a", "primary": "redis-a"}], "username": "marker-u", "password": "marker-p", "key_secret": "marker-k"}`), s); err != nil {
+		t.Fatal(err)
+	}
+	s.logger = caddy.Log()
+	if _, err := s.OpenStore("default"); err != nil {
+		t.Fatal(err)
+	}
+	shards := 0
+	stores.Pool.Range(func(key, _ any) bool {
+		if _, isShard := key.(shardKey); !isShard {
+			return true
+		}
+		shards++
+		if text := fmt.Sprint(key); strings.Contains(text, marker) || len(text) != 64 {
+			t.Errorf("key %q is no digest", text)
+		}
+		return true
+	})
+	s.CloseStore()
+	if shards != 1 {
+		t.Errorf("%d shards were in the pool, want one", shards)
+	}
+	stores.Pool.Range(func(key, _ any) bool {
+		t.Errorf("the pool still holds %T %v", key, key)
+		return true
+	})
+}

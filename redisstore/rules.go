@@ -1,0 +1,154 @@
+package redisstore
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/option"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+)
+
+const (
+	readReplicas = "replicas"
+	readPrimary  = "primary"
+	clockRedis   = "redis"
+	clockLocal   = "local"
+	pipeliningOn = "on"
+	pipelineOff  = "off"
+)
+
+// Validate implements [caddy.Validator].
+func (s *Store) Validate() error {
+	if err := s.validate(); err != nil {
+		return fmt.Errorf("redis store: %w", err)
+	}
+	return nil
+}
+
+// validate tells what is wrong with the store, and how to mend it.
+func (s *Store) validate() error {
+	if len(s.Shards) == 0 {
+		return errors.New("it has no shard: add one, such as shard a { primary localhost:6379 }")
+	}
+	for _, rule := range []func() error{
+		s.validateShards, s.validatePrevious, s.Connection.validate, s.validateChoices, s.validateNumbers, s.validateConnections,
+	} {
+		if err := rule(); err != nil {
+			return err
+		}
+	}
+	return stores.ValidateOnError(s.OnError)
+}
+
+func (s *Store) validateShards() error {
+	names, owners := map[string]bool{}, map[string][]*Shard{}
+	for _, shard := range s.Shards {
+		if err := shard.validate(); err != nil {
+			return err
+		}
+		if names[shard.Name] {
+			return option.Errorf("shard "+shard.Name, "is defined twice: give each its own name")
+		}
+		names[shard.Name] = true
+		for _, given := range shard.addresses() {
+			addr := given.complete()
+			for _, other := range owners[addr] {
+				if err := shard.sharesAddress(addr, other); err != nil {
+					return err
+				}
+			}
+			owners[addr] = append(owners[addr], shard)
+		}
+	}
+	return nil
+}
+
+// sharesAddress refuses two shards that have the same address, unless it is a
+// sentinel's that watches a primary for each.
+func (s *Shard) sharesAddress(addr string, other *Shard) error {
+	switch {
+	case s.Sentinel == nil || other.Sentinel == nil:
+		return option.Errorf("shard "+s.Name, "has the address %s of shard %s: give each its own servers", addr, other.Name)
+	case s.Sentinel.Master == other.Sentinel.Master:
+		return option.Errorf("shard "+s.Name, "has the master %s of shard %s, at the same sentinel %s: give each its own", s.Sentinel.Master, other.Name, addr)
+	}
+	return nil
+}
+
+// validateConnections checks what shards have from the store against their
+// kinds.
+func (s *Store) validateConnections() error {
+	for _, shard := range s.Shards {
+		all := shard.over(s.Connection)
+		switch {
+		case len(shard.Cluster) > 0 && all.database() != 0:
+			return option.Errorf("db", "%d: shard %s is a Redis Cluster, which has database 0 only: write db 0 in that shard", *all.DB, shard.Name)
+		case all.TLS != nil && shard.path() != "":
+			return option.Errorf("tls", "does not go with the address %s of shard %s: Redis speaks no TLS on unix sockets, so write tls in the other shards instead", shard.path(), shard.Name)
+		case all.Username != "" && all.Password == "":
+			return shard.badUser("username", shard.Username)
+		case shard.Sentinel != nil && all.SentinelUsername != "" && all.SentinelPassword == "":
+			return shard.badUser("sentinel_username", shard.SentinelUsername)
+		}
+	}
+	if slices.ContainsFunc(s.Shards, func(shard *Shard) bool { return shard.Sentinel != nil }) {
+		return nil
+	}
+	const unused = "has no effect, as no shard has the option sentinel: remove it"
+	switch {
+	case s.SentinelUsername != "":
+		return option.Errorf("sentinel_username", unused)
+	case s.SentinelPassword != "":
+		return option.Errorf("sentinel_password", unused)
+	}
+	return nil
+}
+
+// badUser is the error of a user without a password, which Redis is not told.
+// own is the shard's own user, if it has one.
+func (s *Shard) badUser(which, own string) error {
+	const remedy = "needs a password: add it; any will do for a user with nopass"
+	if own == "" {
+		return option.Errorf(which, remedy)
+	}
+	return option.Errorf("shard "+s.Name, "has a %s, which %s", which, remedy)
+}
+
+func (s *Store) validateChoices() error {
+	if err := option.OneOf("read_from", s.ReadFrom, readReplicas, readPrimary); err != nil {
+		return err
+	}
+	if err := option.OneOf("clock", s.Clock, clockRedis, clockLocal); err != nil {
+		return err
+	}
+	return option.OneOf("pipelining", s.Pipelining, pipeliningOn, pipelineOff)
+}
+
+func (s *Store) validateNumbers() error {
+	switch {
+	case s.KeyPrefix != "" && !keyPrefix.MatchString(s.KeyPrefix):
+		return option.Errorf("key_prefix", "%q: use only letters, digits and the characters _ . : -", s.KeyPrefix)
+	case s.MaxNewBuckets < 0:
+		return option.Errorf("max_new_buckets", "%d: it must be at least 1", s.MaxNewBuckets)
+	case s.LedgerMaxBuckets < 0:
+		return option.Errorf("ledger_max_buckets", "%d: it must be at least 1", s.LedgerMaxBuckets)
+	}
+	for _, duration := range []struct {
+		name  string
+		value caddy.Duration
+	}{
+		{"check_timeout", s.CheckTimeout}, {"charge_timeout", s.ChargeTimeout}, {"ledger_trust", s.LedgerTrust},
+	} {
+		if duration.value < 0 {
+			return option.Errorf(duration.name, "%s: it must be positive", time.Duration(duration.value))
+		}
+	}
+	return nil
+}
+
+// Interface guard.
+var _ caddy.Validator = (*Store)(nil)

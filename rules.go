@@ -1,0 +1,221 @@
+package shardlimit
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
+	"github.com/shardlimit/caddy-shardlimit/internal/option"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+const (
+	minWindow = time.Millisecond
+	minLease  = time.Second
+)
+
+// validate tells what is wrong with the zone, and how to mend it.
+func (z *Zone) validate() error {
+	switch {
+	case z == nil:
+		return errors.New("a zone is null: define or remove it")
+	case z.Name == "":
+		return errors.New("a zone has no name: give it one")
+	case !option.ValidName(z.Name):
+		return fmt.Errorf("zone name %q: use only letters, digits and the characters _ . -", z.Name)
+	}
+	for _, rule := range []func() error{
+		z.validateKey, z.validateAlgorithm, z.validateEvents, z.validateWindow, z.validateDrain,
+		z.validateCost, z.validateStatus, z.validateWaiting, z.validateReserves,
+		z.validateBatch, z.validateEnforce,
+	} {
+		if err := rule(); err != nil {
+			return fmt.Errorf("zone %s: %w", z.Name, err)
+		}
+	}
+	return nil
+}
+
+func (z *Zone) validateKey() error {
+	switch {
+	case len(z.Key) == 0:
+		return errors.New("key is missing: add one, such as key {client_ip}, or key static for one bucket that all clients share")
+	case slices.Contains(z.Key, ""):
+		return option.Errorf("key", "has an empty text: remove it")
+	case z.IPv4Prefix < 0 || z.IPv4Prefix > 32:
+		return option.Errorf("ipv4_prefix", "%d: it must be from 0 to 32 bits", z.IPv4Prefix)
+	case z.IPv6Prefix < 0 || z.IPv6Prefix > 128:
+		return option.Errorf("ipv6_prefix", "%d: it must be from 0 to 128 bits", z.IPv6Prefix)
+	}
+	return stores.ValidateOnError(z.OnError)
+}
+
+func (z *Zone) validateAlgorithm() error {
+	switch store.Algorithm(z.Algorithm) {
+	case "", store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA, store.Concurrency:
+	default:
+		return option.Errorf("algorithm", "%q: it must be fixed_window, sliding_window, sliding_log, gcra or concurrency", z.Algorithm)
+	}
+	a := z.algorithm()
+	switch {
+	case z.Align && a != store.FixedWindow:
+		return option.Errorf("align", "goes with algorithm fixed_window only: remove it")
+	case z.Burst != 0 && a != store.GCRA:
+		return option.Errorf("burst", "goes with algorithm gcra only: remove it, or write algorithm gcra")
+	case z.Burst < 0 || z.Burst > store.MaxEvents:
+		return option.Errorf("burst", "%d: it must be from 1 to 2^52", z.Burst)
+	}
+	if a == store.Concurrency && z.Charge == limiter.ChargeAfter {
+		return option.Errorf("charge", "after: concurrency always charges before; remove it")
+	}
+	return option.OneOf("charge", z.Charge, limiter.ChargeAfter, limiter.ChargeBefore)
+}
+
+// algorithm is how the zone counts.
+func (z *Zone) algorithm() store.Algorithm {
+	if z.Algorithm == "" {
+		return store.FixedWindow
+	}
+	return store.Algorithm(z.Algorithm)
+}
+
+func (z *Zone) validateDrain() error {
+	events := z.EventsFallback
+	if !z.Events.isDynamic() {
+		events, _ = z.Events.number()
+	}
+	if least := limiter.LeastEvents(z.Burst, time.Duration(z.Window)); events < least {
+		return option.Errorf("burst", "%d would take more than 100 years to come back, at %d in %s: lower it, or raise events to %d",
+			z.Burst, events, time.Duration(z.Window), least)
+	}
+	return nil
+}
+
+func (z *Zone) validateEvents() error {
+	_, words := limiter.MostEvents(z.algorithm())
+	switch {
+	case z.Events == "":
+		return errors.New("events is missing: add it, such as events 100")
+	case z.Events.isDynamic() && !z.Events.hasPlaceholder():
+		return option.Errorf("events", "%s: it must be a number, or a text with a placeholder in braces", z.Events)
+	case z.Events.isDynamic() && z.EventsFallback == 0:
+		return option.Errorf("events", "%s: add the number that counts where the placeholder yields none, such as events %s 100", z.Events, z.Events)
+	case z.Events.isDynamic():
+		return z.validateEventsNumber(z.EventsFallback)
+	case z.EventsFallback != 0:
+		return option.Errorf("events", "%s: a second number goes with a placeholder only; remove it", z.Events)
+	}
+	if z.Events == limiter.UnlimitedWord {
+		return option.Errorf("events", "unlimited: only a placeholder can yield that; remove the zone, for it would limit nothing")
+	}
+	n, err := z.Events.number()
+	if err != nil {
+		return option.Errorf("events", "%q: it must be a whole number from 1 to %s", string(z.Events), words)
+	}
+	return z.validateEventsNumber(n)
+}
+
+func (z *Zone) validateEventsNumber(n int64) error {
+	if most, words := limiter.MostEvents(z.algorithm()); n < 1 || n > most {
+		return option.Errorf("events", "%d: it must be from 1 to %s", n, words)
+	}
+	return nil
+}
+
+func (z *Zone) validateWindow() error {
+	window := time.Duration(z.Window)
+	switch {
+	case window == 0 && z.isLease():
+		return nil
+	case window == 0:
+		return errors.New("window is missing: add one, such as window 1m")
+	case z.isLease() && (window < minLease || window > store.MaxWindow):
+		return option.Errorf("window", "%s: with concurrency it must be from 1s to 100 years", window)
+	case window < minWindow || window > store.MaxWindow:
+		return option.Errorf("window", "%s: it must be from 1ms to 100 years", window)
+	case window%time.Microsecond != 0:
+		return option.Errorf("window", "%s: it must be whole microseconds", window)
+	}
+	return nil
+}
+
+func (z *Zone) validateCost() error {
+	switch {
+	case z.Cost == "":
+		return nil
+	case z.Cost.isDynamic() && !z.Cost.hasPlaceholder():
+		return option.Errorf("cost", "%s: it must be a number, or a text with a placeholder in braces", z.Cost)
+	case z.Cost.isDynamic():
+		return nil
+	}
+	n, err := z.Cost.number()
+	if err != nil || n < 0 || n > store.MaxEvents {
+		return option.Errorf("cost", "%q: it must be a whole number from 0 to 2^52, or a placeholder", string(z.Cost))
+	}
+	most, err := z.Events.number()
+	raise := "events"
+	if z.Burst != 0 {
+		most, err, raise = z.Burst, nil, "burst"
+	}
+	if err == nil && n > most {
+		return option.Errorf("cost", "%d is more than the %d that the zone ever admits, so no request would pass: lower it, or raise %s", n, most, raise)
+	}
+	return nil
+}
+
+func (z *Zone) validateStatus() error {
+	const running = "does not go with concurrency, which counts requests while they run: remove it"
+	switch {
+	case len(z.FreeStatus) > 0 && z.isLease():
+		return option.Errorf("free_status", running)
+	case len(z.CountStatus) > 0 && z.isLease():
+		return option.Errorf("count_status", running)
+	case len(z.FreeStatus) > 0 && len(z.CountStatus) > 0:
+		return option.Errorf("count_status", "and free_status exclude each other: remove one")
+	case slices.Contains(z.CountStatus, statusNone):
+		return option.Errorf("count_status", "none would never charge: name statuses, such as 401 403")
+	}
+	if _, err := z.FreeStatus.compile(); err != nil {
+		return option.Errorf("free_status", "%w, or the word none alone", err)
+	}
+	if _, err := z.CountStatus.compile(); err != nil {
+		return option.Errorf("count_status", "%w", err)
+	}
+	return nil
+}
+
+func (z *Zone) validateWaiting() error {
+	a := z.algorithm()
+	switch {
+	case z.MaxWait < 0 || time.Duration(z.MaxWait) > store.MaxWindow:
+		return option.Errorf("max_wait", "%s: it must be above zero, and at most 100 years", time.Duration(z.MaxWait))
+	case z.MaxWait > 0 && a == store.Concurrency:
+		return option.Errorf("max_wait", "does not go with concurrency, where it is not known when a slot becomes free: remove it")
+	case z.MaxWaitQueue < 0:
+		return option.Errorf("max_wait_queue", "%d: it must be at least 1", z.MaxWaitQueue)
+	case z.MaxWaitQueue > 0 && z.MaxWait == 0:
+		return option.Errorf("max_wait_queue", "needs max_wait: add it, such as max_wait 5s")
+	case z.Penalty < 0 || time.Duration(z.Penalty) > store.MaxWindow:
+		return option.Errorf("penalty", "%s: it must be above zero, and at most 100 years", time.Duration(z.Penalty))
+	case z.Penalty > 0 && time.Duration(z.Penalty)%time.Microsecond != 0:
+		return option.Errorf("penalty", "%s: it must be whole microseconds", time.Duration(z.Penalty))
+	case z.Penalty > 0 && len(z.Reserves) > 0:
+		return option.Errorf("penalty", "does not go with reserve, for it would refuse the important requests as well: remove one")
+	case z.Penalty > 0 && (a == store.SlidingLog || a == store.Concurrency):
+		return option.Errorf("penalty", "does not go with %s: remove it, or use another algorithm", a)
+	}
+	return nil
+}
+
+func (z *Zone) validateEnforce() error {
+	if z.Enforce != nil && !isPercent(*z.Enforce) {
+		return option.Errorf("enforce", "%v: it must be from 0 to 100 percent, such as 12.5", *z.Enforce)
+	}
+	return nil
+}
+
+// isPercent reports whether f is from 0 to 100, which NaN is not.
+func isPercent(f float64) bool { return f >= 0 && f <= 100 }

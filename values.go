@@ -1,0 +1,234 @@
+package shardlimit
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
+	"github.com/shardlimit/caddy-shardlimit/internal/option"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// Amount is a whole number, or a text with placeholders that yields one for
+// each request. In JSON it is a number or a string.
+type Amount string
+
+// number returns the amount if it is the same for every request.
+func (a Amount) number() (int64, error) {
+	n, err := strconv.ParseInt(string(a), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%q: it must be a whole number", string(a))
+	}
+	return n, nil
+}
+
+// quantity returns what the amount is for requests; number is for those to which
+// its text yields none.
+func (a Amount) quantity(number int64) limiter.Quantity {
+	if a.isDynamic() {
+		return limiter.Quantity{Text: string(a), Number: number}
+	}
+	number, _ = a.number()
+	return limiter.Quantity{Number: number}
+}
+
+// canonical writes the same number always alike.
+func (a Amount) canonical() string {
+	if n, err := a.number(); err == nil {
+		return strconv.FormatInt(n, 10)
+	}
+	return string(a)
+}
+
+// isDynamic tells whether the amount depends on the request.
+func (a Amount) isDynamic() bool { return strings.Contains(string(a), "{") }
+
+// hasPlaceholder tells whether some placeholder is in the amount, and none
+// without a name.
+func (a Amount) hasPlaceholder() bool {
+	names := limiter.PlaceholdersIn(string(a))
+	return len(names) > 0 && !slices.Contains(names, "")
+}
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (a *Amount) UnmarshalJSON(b []byte) error {
+	if len(b) > 0 && b[0] == '"' {
+		return json.Unmarshal(b, (*string)(a))
+	}
+	if len(b) == 0 || b[0] != '-' && (b[0] < '0' || b[0] > '9') {
+		return fmt.Errorf("%s: it must be a whole number, or a text with a placeholder", b)
+	}
+	*a = Amount(b)
+	return nil
+}
+
+// MarshalJSON implements [json.Marshaler].
+func (a Amount) MarshalJSON() ([]byte, error) {
+	if n, err := a.number(); err == nil {
+		return strconv.AppendInt(nil, n, 10), nil
+	}
+	return json.Marshal(string(a))
+}
+
+// Interface guards.
+var (
+	_ json.Unmarshaler = (*Amount)(nil)
+	_ json.Marshaler   = Amount("")
+)
+
+// Texts is a list of texts with placeholders. In JSON a list of one may be
+// written as that one.
+type Texts []string
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (t *Texts) UnmarshalJSON(b []byte) error {
+	if len(b) > 0 && b[0] == '"' {
+		*t = Texts{""}
+		return json.Unmarshal(b, &(*t)[0])
+	}
+	if err := json.Unmarshal(b, (*[]string)(t)); err != nil {
+		return fmt.Errorf("%s: it must be a text or a list of texts", b)
+	}
+	return nil
+}
+
+var _ json.Unmarshaler = (*Texts)(nil)
+
+// StatusList names HTTP response statuses: codes such as 304, and classes such
+// as 4xx. The word none, alone, names no status. In JSON codes may
+// be numbers.
+type StatusList []string
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (l *StatusList) UnmarshalJSON(b []byte) error {
+	var items []any
+	if err := json.Unmarshal(b, &items); err != nil {
+		return fmt.Errorf("%s: it must be a list of statuses, such as [304]", b)
+	}
+	if *l = nil; items == nil {
+		return nil
+	}
+	*l = make(StatusList, 0, len(items))
+	for _, item := range items {
+		switch v := item.(type) {
+		case string:
+			*l = append(*l, v)
+		case float64:
+			*l = append(*l, strconv.FormatFloat(v, 'f', -1, 64))
+		default:
+			return fmt.Errorf("status %v: it must be a code, such as 304, or a class, such as 5xx", item)
+		}
+	}
+	return nil
+}
+
+const statusNone = "none"
+
+// compile returns the set that l names.
+func (l StatusList) compile() (set limiter.StatusSet, err error) {
+	if len(l) == 1 && l[0] == statusNone {
+		return set, nil
+	}
+	if l != nil && len(l) == 0 {
+		return set, errors.New("is empty: leave it out, or name statuses")
+	}
+	for _, text := range l {
+		if len(text) == 3 && text[1:] == "xx" && text[0] >= '2' && text[0] <= '5' {
+			for i := range 100 {
+				set.Add(int(text[0]-'0')*100 + i)
+			}
+			continue
+		}
+		code, err := strconv.Atoi(text)
+		if err != nil || code < 200 || code > 599 {
+			return set, fmt.Errorf("%q: it must be a code from 200 to 599 or a class from 2xx to 5xx", text)
+		}
+		set.Add(code)
+	}
+	return set, nil
+}
+
+var _ json.Unmarshaler = (*StatusList)(nil)
+
+// Batch is how many events are taken from the store at once: `off`, `auto` or
+// a whole number. In JSON it is a string or a number.
+type Batch string
+
+// defaultBatchShare is how many percent of events batches hold at most.
+const defaultBatchShare = 10
+
+// parse returns how many events a batch has, 0 if there is none, or
+// [store.BatchAuto].
+func (b Batch) parse() (int64, error) {
+	switch b {
+	case "", "off":
+		return 0, nil
+	case "auto":
+		return store.BatchAuto, nil
+	}
+	n, err := strconv.ParseInt(string(b), 10, 64)
+	if err != nil || n < 1 || n > store.MaxInteger {
+		return 0, option.Errorf("batch", "%q: it must be off, auto or a whole number from 1 to 2^53-1", string(b))
+	}
+	return n, nil
+}
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (b *Batch) UnmarshalJSON(text []byte) error {
+	if err := (*Amount)(b).UnmarshalJSON(text); err != nil {
+		return fmt.Errorf("%s: it must be off, auto or a whole number", text)
+	}
+	return nil
+}
+
+// MarshalJSON implements [json.Marshaler].
+func (b Batch) MarshalJSON() ([]byte, error) { return Amount(b).MarshalJSON() }
+
+func (z *Zone) validateBatch() error {
+	batch, err := z.Batch.parse()
+	if err != nil {
+		return err
+	}
+	if batch != 0 {
+		if err := z.validateBatchOf(batch); err != nil {
+			return err
+		}
+	}
+	switch {
+	case z.BatchShare < 0 || z.BatchShare > 100:
+		return option.Errorf("batch_share", "%d: it must be from 1 to 100 percent", z.BatchShare)
+	case z.BatchShare > 0 && batch != store.BatchAuto:
+		return option.Errorf("batch_share", "needs batch auto: write it, or remove batch_share")
+	}
+	return nil
+}
+
+// validateBatchOf tells why the zone cannot have a batch of so many events.
+func (z *Zone) validateBatchOf(batch int64) error {
+	switch a := z.algorithm(); a {
+	case store.FixedWindow, store.SlidingWindow:
+	case store.GCRA:
+		return option.Errorf("batch", "does not go with gcra, for it would defeat its smoothness: remove it, or use fixed_window or sliding_window")
+	default:
+		return option.Errorf("batch", "does not go with %s, which keeps events one by one: remove it, or use fixed_window or sliding_window", a)
+	}
+	switch events, err := z.Events.number(); {
+	case z.Charge != limiter.ChargeBefore:
+		return option.Errorf("batch", "needs charge before: write it, or remove batch")
+	case len(z.Reserves) > 0:
+		return option.Errorf("batch", "does not go with reserve, for what is reserved could not be kept apart: remove one")
+	case err == nil && batch > events:
+		return option.Errorf("batch", "%d: it must be at most events, which is %d", batch, events)
+	}
+	return nil
+}
+
+// Interface guards.
+var (
+	_ json.Unmarshaler = (*Batch)(nil)
+	_ json.Marshaler   = Batch("")
+)
