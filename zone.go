@@ -170,17 +170,16 @@ type Zone struct {
 	Enforce *float64 `json:"enforce,omitempty"`
 }
 
-// provision compiles a valid zone. It loads the matchers.
+// provision compiles a valid zone, and loads its matchers.
 func (z *Zone) provision(ctx caddy.Context) (*limiter.Zone, error) {
 	c := z.compile()
-	err := loadMatchers(ctx, z, z.MatcherSetsRaw, &c.Matchers)
-	for i, reserve := range z.Reserves {
-		if err == nil {
-			err = loadMatchers(ctx, reserve, reserve.MatcherSetsRaw, &c.Reserves[i].Matchers)
-		}
+	if err := loadMatchers(ctx, z, z.MatcherSetsRaw, &c.Matchers); err != nil {
+		return nil, fmt.Errorf("zone %s: %w", z.Name, err)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("zone %s: load matchers: %w", z.Name, err)
+	for i, reserve := range z.Reserves {
+		if err := loadMatchers(ctx, reserve, reserve.MatcherSetsRaw, &c.Reserves[i].Matchers); err != nil {
+			return nil, fmt.Errorf("zone %s: reserve %d: %w", z.Name, reserve.Percent, err)
+		}
 	}
 	return c, nil
 }
@@ -190,10 +189,13 @@ func loadMatchers(ctx caddy.Context, of any, raw caddyhttp.RawMatcherSets, sets 
 		return nil
 	}
 	loaded, err := ctx.LoadModule(of, "MatcherSetsRaw")
-	if err != nil {
-		return err
+	if err == nil {
+		err = sets.FromInterface(loaded)
 	}
-	return sets.FromInterface(loaded)
+	if err != nil {
+		return fmt.Errorf("load matchers: %w", err)
+	}
+	return nil
 }
 
 // compile returns what the zone is for requests, without matchers.

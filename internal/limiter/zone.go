@@ -31,6 +31,7 @@ type Zone struct {
 	// IPv4Prefix and IPv6Prefix are how many bits of an address count; 0 for all.
 	IPv4Prefix, IPv6Prefix int
 
+	// Algorithm is [store.FixedWindow] by default.
 	Algorithm store.Algorithm
 	Window    time.Duration
 	Align     bool
@@ -115,6 +116,7 @@ func (s StatusSet) Complement() (others StatusSet) {
 // prepare derives what requests need.
 func (z *Zone) prepare() {
 	z.templates = compileKey(z.Key)
+	z.Algorithm = cmp.Or(z.Algorithm, store.FixedWindow)
 	z.limit = store.Limit{Zone: z.Name, Algorithm: z.Algorithm, Window: z.Window, Align: z.Align}
 	if z.enforced = cohorts; z.Enforce != nil {
 		z.enforced = boundOf(*z.Enforce)

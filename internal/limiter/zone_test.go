@@ -172,7 +172,7 @@ func TestEventsForABurst(t *testing.T) {
 func TestBurstOfACentury(t *testing.T) {
 	const burst = 100
 	z := &Zone{
-		Name: "test", Key: []string{"static"}, Algorithm: "gcra", Events: Quantity{Number: 1}, Burst: burst,
+		Name: "test", Key: []string{"static"}, Cost: Quantity{Number: 1}, Algorithm: "gcra", Events: Quantity{Number: 1}, Burst: burst,
 		Window: 365 * 24 * time.Hour,
 	}
 	z.prepare()
