@@ -1,6 +1,8 @@
 package shardlimit_test
 
-import "testing"
+import (
+	"testing"
+)
 
 func TestConfigOfRollouts(t *testing.T) {
 	const stores = `{"stores": {"default": {"module": "memory"}, "other": {"module": "memory"}, "guest": {"module": "guest", "plain": true}}}`

@@ -1,6 +1,8 @@
 package shardlimit_test
 
-import "testing"
+import (
+	"testing"
+)
 
 func TestConfigOfZoneOptions(t *testing.T) {
 	for name, test := range map[string]struct{ zone, want string }{

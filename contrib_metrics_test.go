@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -32,30 +33,30 @@ var (
 // which everything has happened that is counted.
 func exportedMetrics(t *testing.T) map[string]exportedMetric {
 	t.Helper()
-	servers := startShards(t, 1, 1)
+	servers := caddytest.StartShards(t, 1, 1)
 	primary := servers[0].Primary.Addr()
 	proxy := redistest.StartProxy(t, primary)
-	global := strings.Replace(servers.store("check_timeout 300ms", "charge_timeout 300ms", "max_new_buckets 1"), primary, proxy.Addr(), 1)
+	global := strings.Replace(servers.Store("check_timeout 300ms", "charge_timeout 300ms", "max_new_buckets 1"), primary, proxy.Addr(), 1)
 	c := startWith(t, global, pathZone("api", "events 1000")+pathZone("takes", "charge before", "batch 2"), "respond ok")
 	overflowed := func() error {
 		for i := range 10 {
-			c.get("/api", fmt.Sprint("X-Key: made-up-", i))
+			c.Get("/api", fmt.Sprint("X-Key: made-up-", i))
 		}
-		return want("having overflowed", c.metric(metricPrefix+`overflowed_requests_total{zone="api"}`) != "", true)
+		return want("having overflowed", c.Metric(metricPrefix+`overflowed_requests_total{zone="api"}`) != "", true)
 	}
 	eventually(t, "new clients overflow", overflowed)
-	c.get("/takes", "X-Key: alice")
+	c.Get("/takes", "X-Key: alice")
 	must(t, "swallow replies", proxy.SwallowReplies())
 	eventually(t, "the store fails", func() error {
-		c.get("/api", "X-Key: made-up-0")
+		c.Get("/api", "X-Key: made-up-0")
 		for range 3 {
-			c.get("/takes", "X-Key: alice")
+			c.Get("/takes", "X-Key: alice")
 		}
-		_, text := c.adminCall(http.MethodGet, "/metrics", "", "")
+		_, text := c.AdminCall(http.MethodGet, "/metrics", "", "")
 		return errors.Join(want("errors being counted", strings.Contains(text, "\n"+metricPrefix+"store_errors_total{"), true),
 			want("undelivered charges being counted", strings.Contains(text, "\n"+metricPrefix+"undelivered_total{"), true))
 	})
-	_, text := c.adminCall(http.MethodGet, "/metrics", "", "")
+	_, text := c.AdminCall(http.MethodGet, "/metrics", "", "")
 	labels := map[string][]string{}
 	for _, sample := range sampleLine.FindAllStringSubmatch(text, -1) {
 		for _, label := range labelName.FindAllStringSubmatch(sample[3], -1) {

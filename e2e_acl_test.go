@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
@@ -51,7 +52,7 @@ func asUser(name string) redis.Credentials {
 // between.
 func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 	t.Helper()
-	opts.DialTimeout = waitLimit
+	opts.DialTimeout = caddytest.WaitLimit
 	shard := redis.NewShard(opts)
 	t.Cleanup(func() { shard.Close(context.Background()) })
 	shard.Listen(func(e redis.Event) {
@@ -62,9 +63,9 @@ func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 		}
 	})
 	s := redis.New(redis.Options{
-		Members: []redis.Member{{Name: "a", Shard: shard}}, CheckTimeout: waitLimit, ChargeTimeout: waitLimit,
+		Members: []redis.Member{{Name: "a", Shard: shard}}, CheckTimeout: caddytest.WaitLimit, ChargeTimeout: caddytest.WaitLimit,
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
+	ctx, cancel := context.WithTimeout(t.Context(), caddytest.WaitLimit)
 	defer cancel()
 	s.Warm(ctx)
 	run := func(what string, states []store.State) []store.State {
@@ -150,16 +151,16 @@ func losesServer(t *testing.T, shard *redistest.Shard) {
 func inherits(t *testing.T, from, to *redistest.Server) {
 	t.Helper()
 	member := func(name string, server *redistest.Server) redis.Member {
-		shard := redis.NewShard(redis.ShardOptions{Primary: server.Addr(), DB: 1, DialTimeout: waitLimit, Credentials: asUser("mover")})
+		shard := redis.NewShard(redis.ShardOptions{Primary: server.Addr(), DB: 1, DialTimeout: caddytest.WaitLimit, Credentials: asUser("mover")})
 		t.Cleanup(func() { shard.Close(context.Background()) })
 		return redis.Member{Name: name, Shard: shard}
 	}
 	before, after := []redis.Member{member("before", from)}, []redis.Member{member("after", to)}
 	reqs := requests("moved", 0)
-	for i, st := range redis.New(redis.Options{Members: before, ChargeTimeout: waitLimit}).Charge(t.Context(), reqs) {
+	for i, st := range redis.New(redis.Options{Members: before, ChargeTimeout: caddytest.WaitLimit}).Charge(t.Context(), reqs) {
 		must(t, "charge, "+counting[i], st.Err)
 	}
-	for i, st := range redis.New(redis.Options{Members: after, Former: before, CheckTimeout: waitLimit}).Check(t.Context(), reqs) {
+	for i, st := range redis.New(redis.Options{Members: after, Former: before, CheckTimeout: caddytest.WaitLimit}).Check(t.Context(), reqs) {
 		must(t, "check, "+counting[i], errors.Join(st.Err, want("used", st.Used, 1)))
 	}
 }
@@ -223,7 +224,7 @@ func TestDocumentedACLRulesAreTheLeast(t *testing.T) {
 	var shard, watched *redistest.Shard
 	var sentinels *redistest.Sentinels
 	var cluster *redistest.Cluster
-	together(t, 3, func(i int) (err error) {
+	caddytest.Together(t, 3, func(i int) (err error) {
 		switch i {
 		case 0:
 			shard, err = started(t, (*redistest.Shard).Stop)(redistest.LaunchShard(1))

@@ -14,12 +14,14 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // command runs `caddy rate-limit` and returns what it printed and its exit code.
 func command(t *testing.T, args ...string) (out, errOut string, code int) {
 	t.Helper()
-	cmd := caddyCommand(t.TempDir(), append([]string{"rate-limit"}, args...)...)
+	cmd := caddytest.Command(t.TempDir(), append([]string{"rate-limit"}, args...)...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()
@@ -55,10 +57,10 @@ func prints(t *testing.T, code int, words []string, args ...string) string {
 }
 
 // awaitCommands waits until the config is the running one: Caddy listens before.
-func (c *caddyProcess) awaitCommands(where ...string) {
-	c.t.Helper()
-	eventually(c.t, "the config runs", func() error {
-		_, errOut, code := command(c.t, append([]string{"status"}, where...)...)
+func awaitCommands(c *caddytest.Caddy, where ...string) {
+	c.T.Helper()
+	eventually(c.T, "the config runs", func() error {
+		_, errOut, code := command(c.T, append([]string{"status"}, where...)...)
 		if code != 0 {
 			return errors.New(errOut)
 		}
@@ -74,23 +76,23 @@ func cliSite(store string) string {
 // TestCLI over TCP and over a unix socket, as a script uses it.
 func TestCLI(t *testing.T) {
 	t.Parallel()
-	servers := startShards(t, 1, 1)
+	servers := caddytest.StartShards(t, 1, 1)
 	dir, err := os.MkdirTemp("", "cli") // short enough for a socket
 	must(t, "make a directory", err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	socket := filepath.Join(dir, "admin.sock")
-	c := startCaddy(t, cliSite(servers.store()))
-	config := strings.Replace(cliSite(servers.store("key_prefix unix")), "{{global}}", "admin unix/"+socket+"|0600\n\tpersist_config off", 1)
-	unix := startCaddy(t, config)
-	c.awaitCommands("--address", c.admin)
-	unix.awaitCommands("--address", "unix/"+socket)
+	c := caddytest.Start(t, cliSite(servers.Store()))
+	config := strings.Replace(cliSite(servers.Store("key_prefix unix")), "{{global}}", "admin unix/"+socket+"|0600\n\tpersist_config off", 1)
+	unix := caddytest.Start(t, config)
+	awaitCommands(c, "--address", c.Admin)
+	awaitCommands(unix, "--address", "unix/"+socket)
 	file := filepath.Join(dir, "Caddyfile")
-	must(t, "write a config", os.WriteFile(file, []byte(unix.expand(config)), 0o600))
+	must(t, "write a config", os.WriteFile(file, []byte(unix.Expand(config)), 0o600))
 	for name, k := range map[string]struct {
-		*caddyProcess
+		*caddytest.Caddy
 		where []string
 	}{
-		"tcp":            {c, []string{"--address", c.admin}},
+		"tcp":            {c, []string{"--address", c.Admin}},
 		"unix":           {unix, []string{"--address", "unix/" + socket}},
 		"unix by config": {unix, []string{"--config", file, "--adapter", "caddyfile"}},
 	} {
@@ -108,7 +110,7 @@ func TestCLI(t *testing.T) {
 			}
 			run(0, []string{"allowed\n", "ZONE", "api", ":" + client}, "simulate", k.URL+"/api", "-H", "X-Key: "+client)
 			for range 4 {
-				k.get("/api", "X-Key: "+client)
+				k.Get("/api", "X-Key: "+client)
 			}
 			run(2, []string{"refused by zone api, wait ", "over_limit"}, "simulate", k.URL+"/api", "-H", "X-Key: "+client)
 			var s simulated
@@ -134,10 +136,10 @@ func TestCLI(t *testing.T) {
 
 			run(0, []string{":" + client + " in zone api of store default, key {http.request.header.X-Key}, shard a", "primary", "replica", " 2 "}, "get", "api", client)
 			run(0, []string{"deleted: ", ":" + client, "shard a"}, "reset", "api", client)
-			must(t, "after the reset", want("status", k.get("/api", "X-Key: "+client).StatusCode, http.StatusOK))
-			k.get("/pair", "X-Key: "+client)
+			must(t, "after the reset", want("status", k.Get("/api", "X-Key: "+client).StatusCode, http.StatusOK))
+			k.Get("/pair", "X-Key: "+client)
 			run(0, []string{"in zone pair", client}, "get", "pair", client, "127.0.0.1")
-			run(0, []string{"deleted: "}, "reset", "pair", "--client-key", s.clientKeyOf(k.caddyProcess, "/pair", client))
+			run(0, []string{"deleted: "}, "reset", "pair", "--client-key", s.clientKeyOf(k.Caddy, "/pair", client))
 
 			if name != "tcp" {
 				return
@@ -175,17 +177,17 @@ func TestCLI(t *testing.T) {
 }
 
 // clientKeyOf is the client key of a request to a path.
-func (simulated) clientKeyOf(c *caddyProcess, path, client string) string {
-	out, _, _ := command(c.t, "simulate", c.URL+path, "-H", "X-Key: "+client, "--json", "--address", c.adminAddress())
+func (simulated) clientKeyOf(c *caddytest.Caddy, path, client string) string {
+	out, _, _ := command(c.T, "simulate", c.URL+path, "-H", "X-Key: "+client, "--json", "--address", adminAddress(c))
 	var s simulated
-	must(c.t, "simulate "+out, json.Unmarshal([]byte(out), &s))
+	must(c.T, "simulate "+out, json.Unmarshal([]byte(out), &s))
 	return s.Zones[0].ClientKey
 }
 
 // adminAddress is where the admin API of the config listens, if that was changed.
-func (c *caddyProcess) adminAddress() string {
-	b, err := os.ReadFile(filepath.Join(c.dir, "Caddyfile"))
-	must(c.t, "read the config", err)
+func adminAddress(c *caddytest.Caddy) string {
+	b, err := os.ReadFile(filepath.Join(c.Dir, "Caddyfile"))
+	must(c.T, "read the config", err)
 	_, rest, _ := strings.Cut(string(b), "admin ")
 	address, _, _ := strings.Cut(rest, "\n")
 	address, _, _ = strings.Cut(address, "|")
@@ -195,25 +197,25 @@ func (c *caddyProcess) adminAddress() string {
 // TestCLIShardDown tells that a shard cannot be reached, and forgets nothing.
 func TestCLIShardDown(t *testing.T) {
 	t.Parallel()
-	servers := startShards(t, 1, 0)
-	c := startCaddy(t, cliSite(servers.store()))
-	c.awaitCommands("--address", c.admin)
-	c.get("/api", "X-Key: alice")
+	servers := caddytest.StartShards(t, 1, 0)
+	c := caddytest.Start(t, cliSite(servers.Store()))
+	awaitCommands(c, "--address", c.Admin)
+	c.Get("/api", "X-Key: alice")
 	must(t, "stop", servers[0].Primary.Stop())
-	prints(t, 4, nil, "reset", "api", "alice", "--address", c.admin)
-	prints(t, 0, []string{"error: "}, "get", "api", "alice", "--address", c.admin)
-	prints(t, 0, []string{"error_allowed"}, "simulate", c.URL+"/api", "-H", "X-Key: alice", "--address", c.admin)
+	prints(t, 4, nil, "reset", "api", "alice", "--address", c.Admin)
+	prints(t, 0, []string{"error: "}, "get", "api", "alice", "--address", c.Admin)
+	prints(t, 0, []string{"error_allowed"}, "simulate", c.URL+"/api", "-H", "X-Key: alice", "--address", c.Admin)
 }
 
 // TestCLILive is renewed until the user has enough, which is no failure.
 func TestCLILive(t *testing.T) {
 	t.Parallel()
-	c := startCaddy(t, cliSite(""))
-	c.awaitCommands("--address", c.admin)
-	out := prints(t, 0, []string{"ZONE"}, "top", "--address", c.admin)
+	c := caddytest.Start(t, cliSite(""))
+	awaitCommands(c, "--address", c.Admin)
+	out := prints(t, 0, []string{"ZONE"}, "top", "--address", c.Admin)
 	must(t, "top in a pipe", want("views", strings.Count(out, "ZONE"), 1))
 	for _, args := range [][]string{{"top", "--count", "1000"}, {"status", "--watch"}} {
-		cmd := caddyCommand(t.TempDir(), append(append([]string{"rate-limit"}, args...), "--address", c.admin, "--interval", "100ms")...)
+		cmd := caddytest.Command(t.TempDir(), append(append([]string{"rate-limit"}, args...), "--address", c.Admin, "--interval", "100ms")...)
 		out, err := cmd.StdoutPipe()
 		must(t, "pipe", err)
 		must(t, "start", cmd.Start())
@@ -230,7 +232,7 @@ func TestCLILive(t *testing.T) {
 		select {
 		case err := <-ended:
 			must(t, fmt.Sprint(args, " after an interrupt"), err)
-		case <-time.After(waitLimit):
+		case <-time.After(caddytest.WaitLimit):
 			_ = cmd.Process.Kill()
 			t.Fatalf("%v does not end", args)
 		}

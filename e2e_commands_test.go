@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // TestCommandsNeedNoRedis checks a config while nothing listens at one of its
@@ -49,7 +51,7 @@ http://localhost:8080 {
 	rate_limit {header.X-Key} 10 1m api
 	respond ok
 }
-`, freeAddr(t), freeAddr(t), listener.Addr())
+`, caddytest.FreeAddr(t), caddytest.FreeAddr(t), listener.Addr())
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +59,7 @@ http://localhost:8080 {
 		"validate": "Valid configuration",
 		"adapt":    `"module":"redis"`,
 	} {
-		output, err := caddyCommand(dir, command, "--config", file, "--adapter", "caddyfile").CombinedOutput()
+		output, err := caddytest.Command(dir, command, "--config", file, "--adapter", "caddyfile").CombinedOutput()
 		if err != nil || !strings.Contains(string(output), expected) {
 			t.Errorf("caddy %s: %v, output without %s:\n%s", command, err, expected, output)
 		}
@@ -67,7 +69,7 @@ http://localhost:8080 {
 
 // TestModulesAreListed by the command that operators look at first.
 func TestModulesAreListed(t *testing.T) {
-	output, err := caddyCommand(t.TempDir(), "list-modules").CombinedOutput()
+	output, err := caddytest.Command(t.TempDir(), "list-modules").CombinedOutput()
 	must(t, "list-modules", err)
 	for _, module := range []string{
 		"rate_limit", "http.handlers.rate_limit", "admin.api.rate_limit", "rate_limit.stores.memory", "rate_limit.stores.redis",

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // startPricedBackend is a server whose responses say what they cost, as the
@@ -26,7 +28,7 @@ func startPricedBackend(t *testing.T) (addr string) {
 
 func TestBackendDefinedCost(t *testing.T) {
 	const events = 100
-	servers := startShards(t, 1, 0)
+	servers := caddytest.StartShards(t, 1, 0)
 	zones, names := "", []string{}
 	for _, algorithm := range counting {
 		for _, mode := range modes {
@@ -67,10 +69,10 @@ func TestBackendDefinedCost(t *testing.T) {
 					if step.query != "" {
 						status = http.StatusNotModified
 					}
-					a := c.probe("/"+zone+step.query, "X-Key: alice", "X-Ask-Cost: "+step.cost)
-					must(t, what, errors.Join(a.shows(status, events, used), want("zone", a.resource, zone)))
+					a := c.Probe("/"+zone+step.query, "X-Key: alice", "X-Ask-Cost: "+step.cost)
+					must(t, what, errors.Join(a.Shows(status, events, used), want("zone", a.Resource, zone)))
 					if store != "" {
-						servers.awaitUsed(t, zone, "alice", used)
+						servers.AwaitUsed(t, zone, "alice", used)
 					}
 				}
 				sums[zone] = used
@@ -78,17 +80,17 @@ func TestBackendDefinedCost(t *testing.T) {
 			// The last one is not admitted as long as it may cost 1, and the
 			// backend does not get to say that it is free.
 			for _, zone := range names {
-				must(t, zone, c.probe("/"+zone, "X-Key: alice", fmt.Sprint("X-Ask-Cost: ", events-sums[zone])).shows(http.StatusOK, events, events))
+				must(t, zone, c.Probe("/"+zone, "X-Key: alice", fmt.Sprint("X-Ask-Cost: ", events-sums[zone])).Shows(http.StatusOK, events, events))
 				if store != "" {
-					servers.awaitUsed(t, zone, "alice", events)
+					servers.AwaitUsed(t, zone, "alice", events)
 				}
-				must(t, zone, c.probe("/"+zone, "X-Key: alice", "X-Ask-Cost: 0").refuses(zone))
+				must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Ask-Cost: 0").Refuses(zone))
 			}
-			c.stop()
+			c.Stop()
 			for _, zone := range names {
-				c.awaitLines(t, 1, "cost is not a number from 0 to 2^52; charging 1", `"zone":"`+zone+`"`)
+				c.AwaitLines(t, 1, "cost is not a number from 0 to 2^52; charging 1", `"zone":"`+zone+`"`)
 				if store != "" {
-					must(t, "at the end", want("used of "+zone, servers.content(t, zone, "alice").used, events))
+					must(t, "at the end", want("used of "+zone, servers.Content(t, zone, "alice").Used, events))
 				}
 			}
 		})
@@ -98,7 +100,7 @@ func TestBackendDefinedCost(t *testing.T) {
 // TestCostOfTheRequest: where it is known beforehand, there is nothing to
 // correct.
 func TestCostOfTheRequest(t *testing.T) {
-	servers := startShards(t, 1, 0)
+	servers := caddytest.StartShards(t, 1, 0)
 	zones := ""
 	for _, algorithm := range counting {
 		for _, mode := range modes {
@@ -113,17 +115,17 @@ func TestCostOfTheRequest(t *testing.T) {
 				for _, mode := range modes {
 					for _, zone := range []string{algorithm + "." + mode, "fixed." + algorithm + "." + mode} {
 						for used := int64(4); used <= 8; used += 4 {
-							must(t, zone, c.probe("/"+zone, "X-Key: alice", "X-Cost: 4").shows(http.StatusOK, 10, used))
+							must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Cost: 4").Shows(http.StatusOK, 10, used))
 							if store != "" {
-								servers.awaitUsed(t, zone, "alice", used)
+								servers.AwaitUsed(t, zone, "alice", used)
 							}
 						}
 						// Two are left and four are wanted.
-						a := c.probe("/"+zone, "X-Key: alice", "X-Cost: 4")
-						must(t, zone, errors.Join(a.is(http.StatusTooManyRequests, 8), want("having Retry-After", a.retryAfter >= 1, true)))
+						a := c.Probe("/"+zone, "X-Key: alice", "X-Cost: 4")
+						must(t, zone, errors.Join(a.Is(http.StatusTooManyRequests, 8), want("having Retry-After", a.RetryAfter >= 1, true)))
 					}
 					zone := algorithm + "." + mode
-					must(t, zone, c.probe("/"+zone, "X-Key: alice", "X-Cost: 2").shows(http.StatusOK, 10, 10))
+					must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Cost: 2").Shows(http.StatusOK, 10, 10))
 				}
 			}
 		})

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
@@ -24,14 +25,14 @@ func TestDeadShardCostsNoMemory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			shard := redistest.StartShard(t, 0)
-			c := startCaddy(t, zonesSite(redisStore(shardOf("a", shard), "check_timeout 50ms", "charge_timeout 250ms", "dial_timeout 200ms"),
+			c := caddytest.Start(t, zonesSite(caddytest.RedisStore(caddytest.ShardOf("a", shard), "check_timeout 50ms", "charge_timeout 250ms", "dial_timeout 200ms"),
 				zoneWith("api", "events 1000000", "on_error allow"), "respond ok"))
-			must(t, "a request", want("status", c.ask("/", "X-Key: client-0").status, http.StatusOK))
+			must(t, "a request", want("status", c.Ask("/", "X-Key: client-0").Status, http.StatusOK))
 			must(t, "end the shard", kill(shard.Primary))
 			t.Cleanup(func() { _ = shard.Primary.Resume() })
 			load := func(d time.Duration) int64 {
 				result, err := loadgen.Run(t.Context(), loadgen.Options{
-					Addr: c.site, Header: "X-Key", Connections: 64, Duration: d,
+					Addr: c.Addr, Header: "X-Key", Connections: 64, Duration: d,
 					Key: func(n int64) string { return "client-" + strconv.FormatInt(n%500, 10) },
 				})
 				must(t, "load", err)
@@ -41,9 +42,9 @@ func TestDeadShardCostsNoMemory(t *testing.T) {
 				return result.Requests
 			}
 			load(*deadDuration / 2)
-			memory, goroutines := c.gauge(t, "go_memstats_heap_inuse_bytes"), c.gauge(t, "go_goroutines")
+			memory, goroutines := gaugeOf(t, c, "go_memstats_heap_inuse_bytes"), gaugeOf(t, c, "go_goroutines")
 			n := load(*deadDuration)
-			memoryAfter, goroutinesAfter := c.gauge(t, "go_memstats_heap_inuse_bytes"), c.gauge(t, "go_goroutines")
+			memoryAfter, goroutinesAfter := gaugeOf(t, c, "go_memstats_heap_inuse_bytes"), gaugeOf(t, c, "go_goroutines")
 			t.Logf("%d requests: heap %.1f to %.1f MB, goroutines %.0f to %.0f", n, memory/1e6, memoryAfter/1e6, goroutines, goroutinesAfter)
 			// The collector lets a heap double before it collects.
 			if memoryAfter > 2.5*memory+8e6 {
@@ -56,10 +57,10 @@ func TestDeadShardCostsNoMemory(t *testing.T) {
 	}
 }
 
-// gauge is the value of a metric.
-func (c *caddyProcess) gauge(t *testing.T, name string) float64 {
+// gaugeOf is the value of a metric.
+func gaugeOf(t *testing.T, c *caddytest.Caddy, name string) float64 {
 	t.Helper()
-	value, err := strconv.ParseFloat(c.metric(name), 64)
+	value, err := strconv.ParseFloat(c.Metric(name), 64)
 	must(t, name, err)
 	return value
 }

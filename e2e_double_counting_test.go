@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
@@ -19,25 +20,25 @@ func TestSwallowedReplyDoesNotCountTwice(t *testing.T) {
 				t.Parallel()
 				primary := redistest.Start(t)
 				proxy := redistest.StartProxy(t, primary.Addr())
-				servers := shards{{Primary: primary}}
-				backend := startSlowBackend(t)
-				store := servers.store("pipelining "+pipelining, "charge_timeout "+timeout)
+				servers := caddytest.Shards{{Primary: primary}}
+				backend := caddytest.StartSlowBackend(t)
+				store := servers.Store("pipelining "+pipelining, "charge_timeout "+timeout)
 				store = strings.Replace(store, primary.Addr(), proxy.Addr(), 1)
-				c := startCaddy(t, proxySite(store, 10, backend.server.Listener.Addr().String()))
+				c := caddytest.Start(t, proxySite(store, 10, backend.Server.Listener.Addr().String()))
 
 				// The connection for charges is made before the fault; through
 				// one that is made later nothing would arrive.
-				must(t, "first request", backend.finish(t, backend.start(t, c, "/", "X-Key: warm"))[0].is(http.StatusOK, 1))
-				servers.awaitCount(t, "api", "warm", 1)
+				must(t, "first request", backend.Finish(t, backend.Start(t, c, "/", "X-Key: warm"))[0].Is(http.StatusOK, 1))
+				servers.AwaitCount(t, "api", "warm", 1)
 
 				// The request is checked while all is well.
-				request := backend.start(t, c, "/", "X-Key: alice")
+				request := backend.Start(t, c, "/", "X-Key: alice")
 				must(t, "swallow replies", proxy.SwallowReplies())
-				must(t, "alice", backend.finish(t, request)[0].is(http.StatusOK, 1))
+				must(t, "alice", backend.Finish(t, request)[0].Is(http.StatusOK, 1))
 				wanted := map[string]int64{"warm": 1, "alice": 1}
-				servers.awaitCounts(t, "api", wanted)
+				servers.AwaitCounts(t, "api", wanted)
 				givenUp := func() error {
-					return errors.Join(want("uncertain charges", c.undelivered("a", "uncertain"), 1), want("lost charges", c.undelivered("a", "lost"), 0))
+					return errors.Join(want("uncertain charges", undelivered(c, "a", "uncertain"), 1), want("lost charges", undelivered(c, "a", "lost"), 0))
 				}
 				if timeout == "3s" {
 					eventually(t, "the charge is given up", givenUp)
@@ -48,11 +49,11 @@ func TestSwallowedReplyDoesNotCountTwice(t *testing.T) {
 
 				// Whatever were to be sent again would be counted by now.
 				eventually(t, "charges arrive again", func() error {
-					backend.finish(t, backend.start(t, c, "/", "X-Key: probe"))
-					return want("probe being charged", servers.counts(t, "api")["probe"] > 0, true)
+					backend.Finish(t, backend.Start(t, c, "/", "X-Key: probe"))
+					return want("probe being charged", servers.Counts(t, "api")["probe"] > 0, true)
 				})
-				c.stop()
-				counts := servers.counts(t, "api")
+				c.Stop()
+				counts := servers.Counts(t, "api")
 				for key, n := range wanted {
 					must(t, "at the end", want("count of "+key, counts[key], n))
 				}

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // observing is a site with a zone that is enforced for a share of the clients
@@ -45,7 +47,7 @@ const observing = `
 // forStores runs a test on each kind of store, with what is to stand in the
 // global options.
 func forStores(t *testing.T, test func(t *testing.T, store string)) {
-	for name, store := range bothStores(startShards(t, 2, 1)) {
+	for name, store := range bothStores(caddytest.StartShards(t, 2, 1)) {
 		t.Run(name, func(t *testing.T) { test(t, store) })
 	}
 }
@@ -56,39 +58,39 @@ func TestObservedClientsPass(t *testing.T) {
 	forStores(t, func(t *testing.T, store string) {
 		for _, charge := range []string{"charge after", "charge before"} {
 			t.Run(charge, func(t *testing.T) {
-				c := startCaddy(t, fmt.Sprintf(observing, store, 0, charge))
+				c := caddytest.Start(t, fmt.Sprintf(observing, store, 0, charge))
 				for n, decision := range []string{
 					"allowed   allowed", "allowed   allowed",
 					"would_refuse over_limit 3600 would_refuse", "would_refuse over_limit 3600 would_refuse",
 				} {
-					a := c.ask("/", "X-Key: alice "+charge)
+					a := c.Ask("/", "X-Key: alice "+charge)
 					// What would have been refused is not charged.
 					must(t, fmt.Sprintf("request %d", n), errors.Join(
-						want("status", a.status, http.StatusOK),
-						want("remaining", a.remaining, int64(max(1-n, 0))),
-						want("used", a.used, int64(min(n+1, 2))),
-						want("retry-after", a.retryAfter, -1),
-						want("decision", strings.Join(strings.Split(a.header.Get("X-Decision"), "359"), "360"), decision)))
+						want("status", a.Status, http.StatusOK),
+						want("remaining", a.Remaining, int64(max(1-n, 0))),
+						want("used", a.Used, int64(min(n+1, 2))),
+						want("retry-after", a.RetryAfter, -1),
+						want("decision", strings.Join(strings.Split(a.Header.Get("X-Decision"), "359"), "360"), decision)))
 				}
 				must(t, "metrics", errors.Join(
-					want("allowed", c.metric(`caddy_rate_limit_decisions_total{outcome="allowed",zone="api"}`), "2"),
-					want("would_refuse", c.metric(`caddy_rate_limit_decisions_total{outcome="would_refuse",zone="api"}`), "2"),
-					want("refused", c.metric(`caddy_rate_limit_decisions_total{outcome="refused",zone="api"}`), "0"),
-					want("declined", c.metric(`caddy_rate_limit_declined_requests_total{zone="api"}`), "0")))
+					want("allowed", c.Metric(`caddy_rate_limit_decisions_total{outcome="allowed",zone="api"}`), "2"),
+					want("would_refuse", c.Metric(`caddy_rate_limit_decisions_total{outcome="would_refuse",zone="api"}`), "2"),
+					want("refused", c.Metric(`caddy_rate_limit_decisions_total{outcome="refused",zone="api"}`), "0"),
+					want("declined", c.Metric(`caddy_rate_limit_declined_requests_total{zone="api"}`), "0")))
 				for n := range 4 {
-					a := c.ask("/both", "X-Key: bob "+charge)
+					a := c.Ask("/both", "X-Key: bob "+charge)
 					status, resource := http.StatusOK, "api"
 					if n == 3 {
 						status, resource = http.StatusTooManyRequests, "enforced"
 					}
 					must(t, fmt.Sprintf("request %d of both", n), errors.Join(
-						want("status", a.status, status), want("resource", a.resource, resource)))
+						want("status", a.Status, status), want("resource", a.Resource, resource)))
 				}
-				must(t, "metric", want("refused by the other", c.metric(`caddy_rate_limit_decisions_total{outcome="refused",zone="enforced"}`), "1"))
+				must(t, "metric", want("refused by the other", c.Metric(`caddy_rate_limit_decisions_total{outcome="refused",zone="enforced"}`), "1"))
 				eventually(t, "the log tells", func() error {
 					return errors.Join(
-						want("lines of what would have been", len(c.entries("rate limit would have been exceeded")), 2),
-						want("lines of refusals", len(c.entries("rate limit exceeded")), 1))
+						want("lines of what would have been", len(entriesOf(c, "rate limit would have been exceeded")), 2),
+						want("lines of refusals", len(entriesOf(c, "rate limit exceeded")), 1))
 				})
 			})
 		}
@@ -98,21 +100,21 @@ func TestObservedClientsPass(t *testing.T) {
 // TestEnforceIsRaisedLive raises the share by PATCH: those who are refused stay
 // refused, others come to them, at last all.
 func TestEnforceIsRaisedLive(t *testing.T) {
-	c := startCaddy(t, fmt.Sprintf(observing, "", 0, ""))
+	c := caddytest.Start(t, fmt.Sprintf(observing, "", 0, ""))
 	const clients = 100
 	for client := range clients {
 		for range 2 {
-			c.get("/", fmt.Sprint("X-Key: ", client))
+			c.Get("/", fmt.Sprint("X-Key: ", client))
 		}
 	}
 	refused := map[int]bool{}
 	for _, percent := range []float64{0, 12.5, 50, 100} {
-		status, body := c.patch("enforce", percent)
+		status, body := patch(c, "enforce", percent)
 		must(t, body, want("status", status, http.StatusOK))
-		c.awaitServers()
+		c.AwaitServers()
 		now := map[int]bool{}
 		for client := range clients {
-			if c.get("/", fmt.Sprint("X-Key: ", client)).StatusCode == http.StatusTooManyRequests {
+			if c.Get("/", fmt.Sprint("X-Key: ", client)).StatusCode == http.StatusTooManyRequests {
 				now[client] = true
 			}
 		}
@@ -126,7 +128,7 @@ func TestEnforceIsRaisedLive(t *testing.T) {
 	}
 	must(t, "at 100 percent", want("refused clients", len(refused), clients))
 	for _, bad := range []float64{-1, 100.5} {
-		status, body := c.patch("enforce", bad)
+		status, body := patch(c, "enforce", bad)
 		must(t, body, errors.Join(want("accepted", status == http.StatusOK, false),
 			want("names the option", strings.Contains(body, fmt.Sprintf("enforce %v: it must be from 0 to 100 percent", bad)), true)))
 	}
@@ -135,13 +137,13 @@ func TestEnforceIsRaisedLive(t *testing.T) {
 // TestObservedClientsOutliveTheStore: nobody is denied for the sake of a zone
 // that only observes.
 func TestObservedClientsOutliveTheStore(t *testing.T) {
-	servers := startShards(t, 1, 0)
-	c := startCaddy(t, fmt.Sprintf(observing, servers.store("on_error deny"), 0, "charge before"))
-	must(t, "before", want("status", c.get("/", "X-Key: alice").StatusCode, http.StatusOK))
+	servers := caddytest.StartShards(t, 1, 0)
+	c := caddytest.Start(t, fmt.Sprintf(observing, servers.Store("on_error deny"), 0, "charge before"))
+	must(t, "before", want("status", c.Get("/", "X-Key: alice").StatusCode, http.StatusOK))
 	must(t, "kill", servers[0].Primary.Kill())
-	a := c.ask("/", "X-Key: alice")
+	a := c.Ask("/", "X-Key: alice")
 	must(t, "without a store", errors.Join(
-		want("status", a.status, http.StatusOK),
-		want("decision", a.header.Get("X-Decision"), "error_allowed store_error  error_allowed"),
-		want("status in the other zone", c.get("/both", "X-Key: alice").StatusCode, http.StatusServiceUnavailable)))
+		want("status", a.Status, http.StatusOK),
+		want("decision", a.Header.Get("X-Decision"), "error_allowed store_error  error_allowed"),
+		want("status in the other zone", c.Get("/both", "X-Key: alice").StatusCode, http.StatusServiceUnavailable)))
 }

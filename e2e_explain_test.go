@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -17,13 +16,13 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 func init() {
-	if os.Getenv(asCaddy) != "" {
-		caddy.RegisterModule(eventPrinter{})
-		caddy.RegisterModule(testTracer{})
-	}
+	caddy.RegisterModule(eventPrinter{})
+	caddy.RegisterModule(testTracer{})
 }
 
 // eventPrinter is an event handler that prints the events of the limiter.
@@ -68,9 +67,9 @@ var (
 	_ caddyhttp.MiddlewareHandler = testTracer{}
 )
 
-// entries are the log entries whose message is that text.
-func (c *caddyProcess) entries(message string) (entries []map[string]any) {
-	for line := range strings.Lines(c.logs.String()) {
+// entriesOf are the log entries whose message is that text.
+func entriesOf(c *caddytest.Caddy, message string) (entries []map[string]any) {
+	for line := range strings.Lines(c.Logs.String()) {
 		var entry map[string]any
 		if json.Unmarshal([]byte(line), &entry) == nil && entry["msg"] == message {
 			entries = append(entries, entry)
@@ -109,14 +108,14 @@ func TestRefusalsAreLogged(t *testing.T) {
 	for option, lines := range map[string]int{"": 2, "log_refusals first": 2, "log_refusals all": 6, "log_refusals none": 0} {
 		for _, algorithm := range []string{"fixed_window", "gcra"} {
 			t.Run(option+" "+algorithm, func(t *testing.T) {
-				c := startCaddy(t, fmt.Sprintf(explainedSite, algorithm, option))
+				c := caddytest.Start(t, fmt.Sprintf(explainedSite, algorithm, option))
 				for range 5 {
-					c.get("/", "X-Key: secret-alice")
-					c.get("/", "X-Key: secret-bob")
+					c.Get("/", "X-Key: secret-alice")
+					c.Get("/", "X-Key: secret-bob")
 				}
 				var entries []map[string]any
 				eventually(t, "refusals are logged", func() error {
-					entries = c.entries("rate limit exceeded")
+					entries = entriesOf(c, "rate limit exceeded")
 					return want("lines", len(entries), lines)
 				})
 				keys := map[string]bool{}
@@ -142,10 +141,10 @@ func TestRefusalsAreLogged(t *testing.T) {
 func TestDecisionsAreExplained(t *testing.T) {
 	for option, raw := range map[string]bool{"": false, "log_key": true} {
 		t.Run(option, func(t *testing.T) {
-			c := startCaddy(t, fmt.Sprintf(explainedSite, "fixed_window", option))
+			c := caddytest.Start(t, fmt.Sprintf(explainedSite, "fixed_window", option))
 			var bodies []string
 			for range 3 {
-				bodies = append(bodies, c.ask("/", "X-Key: alice").body)
+				bodies = append(bodies, c.Ask("/", "X-Key: alice").Body)
 			}
 			words := strings.Fields(bodies[0])
 			must(t, bodies[0], want("raw key", strings.HasSuffix(words[1], "alice"), raw))
@@ -154,9 +153,9 @@ func TestDecisionsAreExplained(t *testing.T) {
 				want("in the chain", strings.Join(words, " "), "api key 2 0 1 allowed allowed"),
 				want("in an error route", bodies[2], "api refused over_limit 3600")))
 			eventually(t, "the access log is written", func() error {
-				return want("entries", len(c.entries("handled request")), 3)
+				return want("entries", len(entriesOf(c, "handled request")), 3)
 			})
-			entries := c.entries("handled request")
+			entries := entriesOf(c, "handled request")
 			first, last := entries[0]["rate_limit"].(map[string]any), entries[2]["rate_limit"].(map[string]any)
 			must(t, fmt.Sprint(first, last), errors.Join(
 				want("fields", fmt.Sprint(slices.Sorted(maps.Keys(first))), "[cost key limit outcome remaining reset used zone]"),
@@ -169,13 +168,13 @@ func TestDecisionsAreExplained(t *testing.T) {
 
 // startWithJSON runs Caddy with a config in JSON, in which {{admin}} and {{addr}}
 // stand for the addresses of the admin API and of the site.
-func startWithJSON(t *testing.T, config string) *caddyProcess {
+func startWithJSON(t *testing.T, config string) *caddytest.Caddy {
 	t.Helper()
-	c := startCaddy(t, "{\n{{global}}\n}\n{{site}} {\nrespond ok\n}\n")
-	config = strings.NewReplacer("{{admin}}", c.admin, "{{addr}}", c.site).Replace(config)
-	status, body := c.adminCall(http.MethodPost, "/load", "application/json", config)
+	c := caddytest.Start(t, "{\n{{global}}\n}\n{{site}} {\nrespond ok\n}\n")
+	config = strings.NewReplacer("{{admin}}", c.Admin, "{{addr}}", c.Addr).Replace(config)
+	status, body := c.AdminCall(http.MethodPost, "/load", "application/json", config)
 	must(t, body, want("status", status, http.StatusOK))
-	c.awaitServers()
+	c.AwaitServers()
 	return c
 }
 
@@ -183,7 +182,7 @@ func startWithJSON(t *testing.T, config string) *caddyProcess {
 // come back.
 func TestEventsAreEmitted(t *testing.T) {
 	t.Parallel()
-	servers := startShards(t, 1, 0)
+	servers := caddytest.StartShards(t, 1, 0)
 	config := fmt.Sprintf(`{
 	"admin": {"listen": "{{admin}}", "config": {"persist": false}},
 	"apps": {
@@ -194,26 +193,26 @@ func TestEventsAreEmitted(t *testing.T) {
 			{"handler": "static_response", "body": "ok"}]}]}}}}}`, servers[0].Primary.Addr())
 	c := startWithJSON(t, config)
 	for range 3 {
-		c.get("/")
+		c.Get("/")
 	}
 	eventually(t, "events tell of the refusals", func() error {
-		return want("events", strings.Count(c.logs.String(), "event rate_limit_exceeded http.handlers.rate_limit map[remote_ip:127.0.0.1 wait:"), 2)
+		return want("events", strings.Count(c.Logs.String(), "event rate_limit_exceeded http.handlers.rate_limit map[remote_ip:127.0.0.1 wait:"), 2)
 	})
 	must(t, "kill", servers[0].Primary.Kill())
 	eventually(t, "an event tells that the server is away", func() error {
-		_ = c.get("/")
-		return want("told", strings.Contains(c.logs.String(), "event rate_limit_shard_down rate_limit.stores.redis map[address:"+servers[0].Primary.Addr()+" role:charges shard:a store:default]"), true)
+		_ = c.Get("/")
+		return want("told", strings.Contains(c.Logs.String(), "event rate_limit_shard_down rate_limit.stores.redis map[address:"+servers[0].Primary.Addr()+" role:charges shard:a store:default]"), true)
 	})
 	must(t, "restart", servers[0].Primary.Restart())
 	eventually(t, "an event tells that it is back", func() error {
-		return want("told", strings.Contains(c.logs.String(), "event rate_limit_shard_up rate_limit.stores.redis map[address:"+servers[0].Primary.Addr()), true)
+		return want("told", strings.Contains(c.Logs.String(), "event rate_limit_shard_up rate_limit.stores.redis map[address:"+servers[0].Primary.Addr()), true)
 	})
 }
 
 // TestStoreCallsAreTraced: a traced request has a span for each question that a
 // store is asked.
 func TestStoreCallsAreTraced(t *testing.T) {
-	servers := startShards(t, 1, 0)
+	servers := caddytest.StartShards(t, 1, 0)
 	const zones = `{"name": "checked", "key": ["static"], "events": 1, "window": "1h"}, {"name": "taken", "key": ["static"], "events": 5, "window": "1h", "charge": "before"}`
 	config := fmt.Sprintf(`{
 	"admin": {"listen": "{{admin}}", "config": {"persist": false}},
@@ -225,21 +224,21 @@ func TestStoreCallsAreTraced(t *testing.T) {
 	c := startWithJSON(t, config)
 	spans := func() []string {
 		var lines []string
-		for line := range strings.Lines(c.logs.String()) {
+		for line := range strings.Lines(c.Logs.String()) {
 			if strings.HasPrefix(line, "span ") {
 				lines = append(lines, strings.TrimSpace(line))
 			}
 		}
 		return lines
 	}
-	c.get("/")
+	c.Get("/")
 	const check, take = "span rate_limit check Unset map[rate_limit.allowed:%t rate_limit.store:default rate_limit.zones:[\"checked\"]]",
 		"span rate_limit take Unset map[rate_limit.allowed:true rate_limit.store:default rate_limit.zones:[\"taken\"]]"
 	eventually(t, "the first request is traced", func() error {
 		return want("spans", fmt.Sprint(spans()), fmt.Sprint([]string{fmt.Sprintf(check, true), take}))
 	})
 	eventually(t, "a refusal is traced", func() error {
-		if c.get("/").StatusCode != http.StatusTooManyRequests {
+		if c.Get("/").StatusCode != http.StatusTooManyRequests {
 			return errors.New("not refused yet")
 		}
 		return want("a refusing span", slices.Contains(spans(), fmt.Sprintf(check, false)), true)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
@@ -18,19 +19,19 @@ func TestFailoverUnderSteadyRequests(t *testing.T) {
 	const workers = 4
 	shard := redistest.StartShard(t, 2)
 	sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 3, redistest.SentinelOptions{DownAfter: 2 * time.Second})
-	c := startCaddy(t, apiSite(redisStore(
-		shardWith("a", sentinelLine(sentinels)), "check_timeout 100ms", "charge_timeout 250ms", "on_error allow",
+	c := caddytest.Start(t, apiSite(caddytest.RedisStore(
+		caddytest.ShardWith("a", sentinelLine(sentinels)), "check_timeout 100ms", "charge_timeout 250ms", "on_error allow",
 	), 1_000_000, "1h"))
 	var limited atomic.Int64
-	stop := startTraffic(t, workers, func(worker, i int) error {
+	stop := caddytest.StartTraffic(t, workers, func(worker, i int) error {
 		time.Sleep(time.Millisecond)
-		a, err := c.tryAsk("/", fmt.Sprintf("X-Key: client-%d", (worker+i)%20))
+		a, err := c.TryAsk("/", fmt.Sprintf("X-Key: client-%d", (worker+i)%20))
 		switch {
 		case err != nil:
 			return err
-		case a.status != http.StatusOK:
-			return fmt.Errorf("status %d", a.status)
-		case a.isLimited():
+		case a.Status != http.StatusOK:
+			return fmt.Errorf("status %d", a.Status)
+		case a.IsLimited():
 			limited.Add(1)
 		}
 		return nil
@@ -42,7 +43,7 @@ func TestFailoverUnderSteadyRequests(t *testing.T) {
 	}
 	growth()
 	must(t, "kill the primary", shard.Primary.Kill())
-	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
+	ctx, cancel := context.WithTimeout(t.Context(), caddytest.WaitLimit)
 	defer cancel()
 	var primary *redistest.Server
 	// On a busy machine sentinels may fail over more than once.
@@ -54,7 +55,7 @@ func TestFailoverUnderSteadyRequests(t *testing.T) {
 				primary = replica
 			}
 		}
-		lines := c.storeLines()
+		lines := storeLines(c)
 		for _, line := range lines {
 			if line.Level == "info" && line.Msg == "shard has another primary" && line.Address == addr {
 				return nil
@@ -71,14 +72,14 @@ func TestFailoverUnderSteadyRequests(t *testing.T) {
 	}
 	before := sum()
 	eventually(t, "the new primary counts", func() error { return want("its counts having grown", sum() > before+100, true) })
-	must(t, "log", want("lines about a loss of the sentinels", c.countLines("servers cannot be found"), 0))
+	must(t, "log", want("lines about a loss of the sentinels", countLines(c, "servers cannot be found"), 0))
 
 	for _, sentinel := range sentinels.Nodes {
 		must(t, "kill a sentinel", sentinel.Kill())
 	}
-	c.awaitLine("warn", "servers cannot be found", "ask the sentinels for "+masterName)
+	awaitLine(c, "warn", "servers cannot be found", "ask the sentinels for "+masterName)
 	growth()
 	must(t, "restart a sentinel", sentinels.Nodes[0].Restart())
-	c.awaitLine("info", "servers are found again", "")
+	awaitLine(c, "info", "servers are found again", "")
 	stop()
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/dunglas/httpsfv"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // fieldsSite has zones of every kind that a policy can describe.
@@ -83,27 +85,27 @@ func TestFields(t *testing.T) {
 	forStores(t, func(t *testing.T, store string) {
 		for _, headers := range []string{"ietf", "both"} {
 			t.Run(headers, func(t *testing.T) {
-				c := startCaddy(t, fmt.Sprintf(fieldsSite, store, headers, backend.Listener.Addr()))
+				c := caddytest.Start(t, fmt.Sprintf(fieldsSite, store, headers, backend.Listener.Addr()))
 				var opened time.Time
 				for n := range 3 {
-					a := c.ask("/", "X-Key: "+headers)
+					a := c.Ask("/", "X-Key: "+headers)
 					if n == 0 {
-						opened = a.sent
+						opened = a.Sent
 					}
 					github := int64(-1)
 					if headers == "both" {
 						github = int64(max(1-n, 0))
 					}
 					must(t, fmt.Sprintf("request %d", n), errors.Join(
-						want("policies", a.header.Get("RateLimit-Policy"), policies),
-						want("fields", len(a.header.Values("RateLimit")), 1),
-						want("X-RateLimit-Remaining", a.remaining, github)))
-					zones, left, reset := limits(t, a.header.Get("RateLimit"))
+						want("policies", a.Header.Get("RateLimit-Policy"), policies),
+						want("fields", len(a.Header.Values("RateLimit")), 1),
+						want("X-RateLimit-Remaining", a.Remaining, github)))
+					zones, left, reset := limits(t, a.Header.Get("RateLimit"))
 					if n < 2 {
-						must(t, a.header.Get("RateLimit"), errors.Join(
+						must(t, a.Header.Get("RateLimit"), errors.Join(
 							want("zones", fmt.Sprint(zones), "[minute running smooth short]"),
 							want("minute's r", left["minute"], int64(1-n)),
-							want("minute's t", reset["minute"] <= 60 && !a.received.Add(time.Duration(reset["minute"])*time.Second).Before(opened.Add(time.Minute)), true),
+							want("minute's t", reset["minute"] <= 60 && !a.Received.Add(time.Duration(reset["minute"])*time.Second).Before(opened.Add(time.Minute)), true),
 							// The slot of the request before may be free a moment later.
 							want("running's r", left["running"] == 6 || left["running"] == 5 && n > 0, true),
 							want("running's t", reset["running"], 0),
@@ -111,11 +113,11 @@ func TestFields(t *testing.T) {
 						continue
 					}
 					// What others have left is not changed by a refused request.
-					must(t, a.header.Get("RateLimit"), errors.Join(
-						want("status", a.status, http.StatusTooManyRequests),
+					must(t, a.Header.Get("RateLimit"), errors.Join(
+						want("status", a.Status, http.StatusTooManyRequests),
 						want("first zone", zones[0], "minute"),
 						want("minute's r", left["minute"], 0),
-						want("minute's t and Retry-After", strconv.FormatInt(reset["minute"], 10), a.header.Get("Retry-After"))))
+						want("minute's t and Retry-After", strconv.FormatInt(reset["minute"], 10), a.Header.Get("Retry-After"))))
 				}
 			})
 		}
@@ -162,10 +164,10 @@ func TestProblem(t *testing.T) {
 		Status   int      `json:"status"`
 		Violated []string `json:"violated-policies"`
 	}
-	ask := func(c *caddyProcess, headers ...string) (a answer, p problem) {
-		a = c.ask("/", headers...)
-		if a.header.Get("Content-Type") == "application/problem+json" {
-			must(t, a.body, json.Unmarshal([]byte(a.body), &p))
+	ask := func(c *caddytest.Caddy, headers ...string) (a caddytest.Answer, p problem) {
+		a = c.Ask("/", headers...)
+		if a.Header.Get("Content-Type") == "application/problem+json" {
+			must(t, a.Body, json.Unmarshal([]byte(a.Body), &p))
 		}
 		return a, p
 	}
@@ -175,33 +177,33 @@ func TestProblem(t *testing.T) {
 		"handle_errors 429 {\n\t\trespond mine\n\t}": false, "handle_errors {\n\t\trespond mine\n\t}": false,
 	} {
 		t.Run(routes, func(t *testing.T) {
-			c := startCaddy(t, fmt.Sprintf(site, routes))
+			c := caddytest.Start(t, fmt.Sprintf(site, routes))
 			for range 2 {
-				c.get("/", "X-Key: alice")
+				c.Get("/", "X-Key: alice")
 			}
 			a, p := ask(c, "X-Key: alice")
-			must(t, "refusal", errors.Join(want("status", a.status, http.StatusTooManyRequests),
-				want("told the wait", a.retryAfter > 3000, true), want("remaining", a.remaining, 0)))
+			must(t, "refusal", errors.Join(want("status", a.Status, http.StatusTooManyRequests),
+				want("told the wait", a.RetryAfter > 3000, true), want("remaining", a.Remaining, 0)))
 			if !answers {
-				must(t, "body", want("of the error route", a.body, "mine"))
+				must(t, "body", want("of the error route", a.Body, "mine"))
 				return
 			}
 			// What is left is reserved.
-			must(t, a.body, errors.Join(want("type", p.Type, types+"temporary-reduced-capacity"), want("status", p.Status, 429),
+			must(t, a.Body, errors.Join(want("type", p.Type, types+"temporary-reduced-capacity"), want("status", p.Status, 429),
 				want("zones", fmt.Sprint(p.Violated), "[api]"), want("a title", p.Title != "", true)))
 			for range 2 {
-				c.get("/", "X-Key: alice", "X-Important: yes")
+				c.Get("/", "X-Key: alice", "X-Important: yes")
 			}
 			_, p = ask(c, "X-Key: alice", "X-Important: yes")
 			must(t, "nothing left", want("type", p.Type, types+"quota-exceeded"))
 			req, err := http.NewRequest(http.MethodHead, c.URL, nil)
 			must(t, "request", err)
 			req.Header.Set("X-Key", "alice")
-			resp, err := client.Do(req)
+			resp, err := caddytest.Client.Do(req)
 			must(t, "HEAD", err)
 			must(t, "HEAD", errors.Join(resp.Body.Close(), want("status", resp.StatusCode, http.StatusTooManyRequests),
 				want("type", resp.Header.Get("Content-Type"), "application/problem+json")))
-			must(t, "metric", want("refused", c.metric(`caddy_rate_limit_decisions_total{outcome="refused",zone="api"}`), "3"))
+			must(t, "metric", want("refused", c.Metric(`caddy_rate_limit_decisions_total{outcome="refused",zone="api"}`), "3"))
 		})
 	}
 }
@@ -209,8 +211,8 @@ func TestProblem(t *testing.T) {
 // TestProblemWithoutAStore: who is denied because the store cannot answer is
 // told that it is not his fault.
 func TestProblemWithoutAStore(t *testing.T) {
-	servers := startShards(t, 1, 0)
-	c := startCaddy(t, fmt.Sprintf(`
+	servers := caddytest.StartShards(t, 1, 0)
+	c := caddytest.Start(t, fmt.Sprintf(`
 {
 	{{global}}
 	%s
@@ -228,13 +230,13 @@ func TestProblemWithoutAStore(t *testing.T) {
 		respond ok
 	}
 }
-`, servers.store("on_error deny")))
+`, servers.Store("on_error deny")))
 	must(t, "kill", servers[0].Primary.Kill())
-	a := c.ask("/")
+	a := c.Ask("/")
 	must(t, "without a store", errors.Join(
-		want("status", a.status, http.StatusServiceUnavailable),
-		want("type", a.header.Get("Content-Type"), "application/problem+json"),
-		want("problem", strings.Contains(a.body, "#temporary-reduced-capacity"), true)))
+		want("status", a.Status, http.StatusServiceUnavailable),
+		want("type", a.Header.Get("Content-Type"), "application/problem+json"),
+		want("problem", strings.Contains(a.Body, "#temporary-reduced-capacity"), true)))
 }
 
 // TestProblemKnowsErrorRoutesOfTheRequestAsItCame: Caddy takes back what routes
@@ -242,7 +244,7 @@ func TestProblemWithoutAStore(t *testing.T) {
 func TestProblemKnowsErrorRoutesOfTheRequestAsItCame(t *testing.T) {
 	for matcher, friendly := range map[string]bool{"path /api/*": true, "not path /api/*": false} {
 		t.Run(matcher, func(t *testing.T) {
-			c := startCaddy(t, fmt.Sprintf(`
+			c := caddytest.Start(t, fmt.Sprintf(`
 {
 	{{global}}
 }
@@ -264,11 +266,11 @@ func TestProblemKnowsErrorRoutesOfTheRequestAsItCame(t *testing.T) {
 	}
 }
 `, matcher))
-			c.get("/api/x")
-			a := c.ask("/api/x")
-			must(t, a.body, errors.Join(want("status", a.status, http.StatusTooManyRequests),
-				want("of the error route", a.body == "friendly", friendly),
-				want("problem", strings.Contains(a.body, "quota-exceeded"), !friendly)))
+			c.Get("/api/x")
+			a := c.Ask("/api/x")
+			must(t, a.Body, errors.Join(want("status", a.Status, http.StatusTooManyRequests),
+				want("of the error route", a.Body == "friendly", friendly),
+				want("problem", strings.Contains(a.Body, "quota-exceeded"), !friendly)))
 		})
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // freeStatusSite answers with the status that the path names, and counts by
@@ -59,8 +61,8 @@ const freeStatusSite = `
 `
 
 func TestFreeStatusesLeaveTheCountAlone(t *testing.T) {
-	servers := startShards(t, 1, 0)
-	c := startCaddy(t, fmt.Sprintf(freeStatusSite, servers.store()))
+	servers := caddytest.StartShards(t, 1, 0)
+	c := caddytest.Start(t, fmt.Sprintf(freeStatusSite, servers.Store()))
 	const etag = `If-None-Match: "v1"`
 	used := map[string]int64{}
 	for _, step := range []struct {
@@ -93,16 +95,16 @@ func TestFreeStatusesLeaveTheCountAlone(t *testing.T) {
 		if !step.free {
 			used[zone]++
 		}
-		a := c.ask(step.path, append([]string{"X-Key: alice"}, step.headers...)...)
-		must(t, fmt.Sprintf("%s after %d", step.path, before), errors.Join(a.is(step.status, used[zone]), want("zone", a.resource, zone)))
-		servers.awaitCount(t, zone, "alice", used[zone])
-		if _, open := servers.buckets(t, zone)["alice"]; !open {
+		a := c.Ask(step.path, append([]string{"X-Key: alice"}, step.headers...)...)
+		must(t, fmt.Sprintf("%s after %d", step.path, before), errors.Join(a.Is(step.status, used[zone]), want("zone", a.Resource, zone)))
+		servers.AwaitCount(t, zone, "alice", used[zone])
+		if _, open := servers.Buckets(t, zone)["alice"]; !open {
 			t.Fatalf("no window of zone %s was opened", zone)
 		}
 	}
 	// A charge that should not have been made would have arrived by now.
-	c.stop()
+	c.Stop()
 	for zone, n := range used {
-		must(t, "at the end", want("count of zone "+zone, servers.counts(t, zone)["alice"], n))
+		must(t, "at the end", want("count of zone "+zone, servers.Counts(t, zone)["alice"], n))
 	}
 }

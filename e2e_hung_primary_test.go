@@ -8,29 +8,31 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // undelivered is what the metric of charges that failed says of a shard.
-func (c *caddyProcess) undelivered(shard, outcome string) int64 {
-	c.t.Helper()
-	text := c.metric(fmt.Sprintf(`caddy_rate_limit_undelivered_total{operation="charge",outcome=%q,shard=%q,store="default"}`, outcome, shard))
+func undelivered(c *caddytest.Caddy, shard, outcome string) int64 {
+	c.T.Helper()
+	text := c.Metric(fmt.Sprintf(`caddy_rate_limit_undelivered_total{operation="charge",outcome=%q,shard=%q,store="default"}`, outcome, shard))
 	if text == "" {
 		return 0
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
-	must(c.t, "metric", err)
+	must(c.T, "metric", err)
 	return n
 }
 
 // askAll makes the same number of requests for each client while the primary
 // hangs. A response that waits for the primary fails the test: check_timeout is
 // longer than the test's own client waits.
-func askAll(t *testing.T, c *caddyProcess, clients []string, each int) {
+func askAll(t *testing.T, c *caddytest.Caddy, clients []string, each int) {
 	t.Helper()
 	for range each {
 		for _, key := range clients {
-			a := c.ask("/", "X-Key: "+key)
-			must(t, key, errors.Join(want("status", a.status, http.StatusOK), want("being checked", a.isLimited(), true)))
+			a := c.Ask("/", "X-Key: "+key)
+			must(t, key, errors.Join(want("status", a.Status, http.StatusOK), want("being checked", a.IsLimited(), true)))
 		}
 	}
 }
@@ -51,25 +53,25 @@ func TestHungPrimaryDelaysNoResponse(t *testing.T) {
 		t.Run(fmt.Sprintf("pipelining %s, charge_timeout %s, hangs %v", test.pipelining, test.timeout, test.hangs), func(t *testing.T) {
 			// They spend their time waiting.
 			t.Parallel()
-			servers := startShards(t, 1, 1)
+			servers := caddytest.StartShards(t, 1, 1)
 			// A check on the replica may take half of its time.
-			store := servers.store("pipelining "+test.pipelining, "charge_timeout "+test.timeout, "check_timeout 1h")
-			c := startCaddy(t, apiSite(store, 1000, "1h"))
+			store := servers.Store("pipelining "+test.pipelining, "charge_timeout "+test.timeout, "check_timeout 1h")
+			c := caddytest.Start(t, apiSite(store, 1000, "1h"))
 			clients := []string{"alice", "bob", "carol"}
 			wanted := map[string]int64{}
 			for _, key := range clients {
-				must(t, key, c.ask("/", "X-Key: "+key).is(http.StatusOK, 1))
+				must(t, key, c.Ask("/", "X-Key: "+key).Is(http.StatusOK, 1))
 				wanted[key] = 1
 			}
-			servers.awaitCounts(t, "api", wanted)
-			servers.awaitReplicas(t)
+			servers.AwaitCounts(t, "api", wanted)
+			servers.AwaitReplicas(t)
 
 			primary := servers[0].Primary
 			must(t, "hang", primary.Pause())
 			askAll(t, c, clients, each)
 			charges := int64(each * len(clients))
 			failed := func() int64 {
-				return c.undelivered("a", "lost") + c.undelivered("a", "expired") + c.undelivered("a", "uncertain")
+				return undelivered(c, "a", "lost") + undelivered(c, "a", "expired") + undelivered(c, "a", "uncertain")
 			}
 
 			if test.hangs > 0 {
@@ -78,35 +80,35 @@ func TestHungPrimaryDelaysNoResponse(t *testing.T) {
 				for _, key := range clients {
 					wanted[key] += each
 				}
-				servers.awaitCounts(t, "api", wanted)
+				servers.AwaitCounts(t, "api", wanted)
 				must(t, "metric", want("number of charges that failed", failed(), 0))
 				return
 			}
 			eventually(t, "charges are given up", func() error {
-				return want("their outcome being unknown", c.undelivered("a", "uncertain") > 0, true)
+				return want("their outcome being unknown", undelivered(c, "a", "uncertain") > 0, true)
 			})
 			// The others wait in the ledger, for longer than charge_timeout and
 			// the reply to what may be sent by then.
 			time.Sleep(4 * time.Second)
 			must(t, "waiting charges", errors.Join(want("some being left", failed() < charges, true),
-				want("number of those that surely did not run and are given up", c.undelivered("a", "lost")+c.undelivered("a", "expired"), 0)))
+				want("number of those that surely did not run and are given up", undelivered(c, "a", "lost")+undelivered(c, "a", "expired"), 0)))
 			must(t, "resume", primary.Resume())
 			// All count that surely did not run before. What was on its way to
 			// Redis may count, but never twice.
 			var uncertain, counted int64
 			eventually(t, "the waiting charges are delivered", func() error {
-				uncertain, counted = c.undelivered("a", "uncertain"), 0
-				for _, n := range servers.counts(t, "api") {
+				uncertain, counted = undelivered(c, "a", "uncertain"), 0
+				for _, n := range servers.Counts(t, "api") {
 					counted += n - 1
 				}
 				return want(fmt.Sprintf("%d being at least %d, less %d that are uncertain", counted, charges, uncertain), counted >= charges-uncertain, true)
 			})
-			c.stop()
+			c.Stop()
 			for _, key := range clients {
-				n := servers.counts(t, "api")[key] - 1
+				n := servers.Counts(t, "api")[key] - 1
 				must(t, key, want(fmt.Sprintf("%d requests counting more than once", n), n > each, false))
 			}
-			logs := c.logs.String()
+			logs := c.Logs.String()
 			must(t, "log", errors.Join(want("telling of failed charges", strings.Contains(logs, `"msg":"charges or refunds failed"`), true),
 				want("telling of charges that are lost", strings.Contains(logs, `"msg":"charges were lost at exit"`), false)))
 			t.Logf("%d of %d charges were uncertain, %d charges counted", uncertain, charges, counted)

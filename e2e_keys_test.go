@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // keySite counts by a key of the test's choice, and believes clients that say
@@ -36,7 +38,7 @@ const emptyKeyWarning = `"msg":"key is empty; counting by client IP"`
 
 func TestRequestWithoutKeyCountsAsItsAddress(t *testing.T) {
 	t.Parallel()
-	servers := startShards(t, 2, 0)
+	servers := caddytest.StartShards(t, 2, 0)
 	for _, test := range []struct {
 		name, key string
 		warnings  int
@@ -48,17 +50,17 @@ func TestRequestWithoutKeyCountsAsItsAddress(t *testing.T) {
 		{"unknown placeholder", "{http.nonsense}{header.X-Api-Key}", 1, "placeholder {http.nonsense} is unknown"},
 	} {
 		prefix := strings.ReplaceAll(test.name, " ", "_")
-		for store, text := range map[string]string{"memory": "", "redis": servers.store("key_prefix " + prefix)} {
+		for store, text := range map[string]string{"memory": "", "redis": servers.Store("key_prefix " + prefix)} {
 			t.Run(test.name+", "+store, func(t *testing.T) {
-				c := startCaddy(t, keySite(text, test.key, ""))
+				c := caddytest.Start(t, keySite(text, test.key, ""))
 				used, all := map[string]int64{}, int64(0)
 				ask := func(bucket string, headers ...string) {
 					t.Helper()
 					used[bucket]++
 					all++
-					must(t, bucket, c.ask("/", headers...).is(http.StatusOK, used[bucket]))
+					must(t, bucket, c.Ask("/", headers...).Is(http.StatusOK, used[bucket]))
 					if store == "redis" {
-						servers.awaitSum(t, prefix+":", all)
+						servers.AwaitSum(t, prefix+":", all)
 					}
 				}
 				for range 3 {
@@ -70,18 +72,18 @@ func TestRequestWithoutKeyCountsAsItsAddress(t *testing.T) {
 				ask("a client that sends the placeholder", "X-Api-Key: {client_ip}")
 				ask("a client that sends the placeholder's long form", "X-Api-Key: {http.vars.client_ip}")
 				ask("the address")
-				must(t, "log", want("number of warnings", strings.Count(c.logs.String(), emptyKeyWarning), test.warnings))
-				must(t, "log", want("giving the hint", strings.Contains(c.logs.String(), test.hint), true))
+				must(t, "log", want("number of warnings", strings.Count(c.Logs.String(), emptyKeyWarning), test.warnings))
+				must(t, "log", want("giving the hint", strings.Contains(c.Logs.String(), test.hint), true))
 			})
 		}
 	}
 }
 
 func TestNetworksShareABucket(t *testing.T) {
-	servers := startShards(t, 2, 0)
-	for name, store := range map[string]string{"memory": "", "redis": servers.store()} {
+	servers := caddytest.StartShards(t, 2, 0)
+	for name, store := range map[string]string{"memory": "", "redis": servers.Store()} {
 		t.Run(name, func(t *testing.T) {
-			c := startCaddy(t, keySite(store, "{client_ip}", "ipv6_prefix 64\nipv4_prefix 24"))
+			c := caddytest.Start(t, keySite(store, "{client_ip}", "ipv6_prefix 64\nipv4_prefix 24"))
 			used := map[string]int64{}
 			for i, client := range []struct{ address, network string }{
 				{"2001:db8:1:2::1", "first /64"},
@@ -95,9 +97,9 @@ func TestNetworksShareABucket(t *testing.T) {
 				{"192.0.3.1", "second /24"},
 			} {
 				used[client.network]++
-				must(t, client.address, c.ask("/", "X-Forwarded-For: "+client.address).is(http.StatusOK, used[client.network]))
+				must(t, client.address, c.Ask("/", "X-Forwarded-For: "+client.address).Is(http.StatusOK, used[client.network]))
 				if store != "" {
-					servers.awaitSum(t, "", int64(i+1))
+					servers.AwaitSum(t, "", int64(i+1))
 				}
 			}
 		})

@@ -6,6 +6,8 @@ import (
 	"net/http/httptest"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // TestSlotIsRenewedWhileOthersAreSettled: a request that has begun its response
@@ -22,7 +24,7 @@ func TestSlotIsRenewedWhileOthersAreSettled(t *testing.T) {
 	}))
 	defer backend.Close()
 	forStores(t, func(t *testing.T, store string) {
-		c := startCaddy(t, fmt.Sprintf(`
+		c := caddytest.Start(t, fmt.Sprintf(`
 {
 	{{global}}
 	%s
@@ -47,7 +49,7 @@ func TestSlotIsRenewedWhileOthersAreSettled(t *testing.T) {
 	}
 }
 `, store, backend.Listener.Addr()))
-		must(t, "a long response", want("status", c.get("/").StatusCode, http.StatusOK))
-		c.stop()
+		must(t, "a long response", want("status", c.Get("/").StatusCode, http.StatusOK))
+		c.Stop()
 	})
 }

@@ -9,13 +9,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // slotsSite counts requests that run at the same time. Those to /held run until
 // the backend ends them, and those to other paths end at once.
-func slotsSite(servers shards, window string, backend *slowBackend) string {
-	return zonesSite(servers.store(), zoneWith("slots", "algorithm concurrency", "events 3", "window "+window), `
-reverse_proxy /held `+backend.server.Listener.Addr().String()+`
+func slotsSite(servers caddytest.Shards, window string, backend *caddytest.SlowBackend) string {
+	return zonesSite(servers.Store(), zoneWith("slots", "algorithm concurrency", "events 3", "window "+window), `
+reverse_proxy /held `+backend.Server.Listener.Addr().String()+`
 @panic path /panic
 test_answer @panic panic
 @late path /panic-late
@@ -28,20 +30,20 @@ respond ok
 func TestLeasesComeBackAfterKill(t *testing.T) {
 	t.Parallel() // it spends its time waiting
 	const lease = 5_000_000
-	servers := startShards(t, 1, 0)
-	backend := startSlowBackend(t)
-	caddys := startCaddys(t, 2, slotsSite(servers, "5s", backend))
-	leases := func() map[string]int64 { return servers.content(t, "slots", "alice").members }
+	servers := caddytest.StartShards(t, 1, 0)
+	backend := caddytest.StartSlowBackend(t)
+	caddys := caddytest.StartMany(t, 2, slotsSite(servers, "5s", backend))
+	leases := func() map[string]int64 { return servers.Content(t, "slots", "alice").Members }
 	refused := func(when string) {
 		t.Helper()
 		for i, c := range caddys {
-			a := c.probe("/", "X-Key: alice")
-			must(t, fmt.Sprintf("Caddy %d, %s", i, when), errors.Join(a.refuses("slots"), a.shows(http.StatusTooManyRequests, 3, 3),
-				want("having X-RateLimit-Reset", a.header.Values("X-RateLimit-Reset") != nil, false)))
+			a := c.Probe("/", "X-Key: alice")
+			must(t, fmt.Sprintf("Caddy %d, %s", i, when), errors.Join(a.Refuses("slots"), a.Shows(http.StatusTooManyRequests, 3, 3),
+				want("having X-RateLimit-Reset", a.Header.Values("X-RateLimit-Reset") != nil, false)))
 		}
 	}
 	for range 3 {
-		backend.hold(t, caddys[0], "/held", "X-Key: alice")
+		backend.Hold(t, caddys[0], "/held", "X-Key: alice")
 	}
 	taken := leases()
 	must(t, "running requests", want("number of leases", len(taken), 3))
@@ -50,7 +52,7 @@ func TestLeasesComeBackAfterKill(t *testing.T) {
 	// They run for longer than what they have taken.
 	over := slices.Max(slices.Collect(maps.Values(taken)))
 	eventually(t, "the leases that were taken are over", func() error {
-		return want("being so", servers.now(t) > over, true)
+		return want("being so", servers.Now(t) > over, true)
 	})
 	renewed := leases()
 	must(t, "long requests", want("number of leases", len(renewed), 3))
@@ -60,65 +62,65 @@ func TestLeasesComeBackAfterKill(t *testing.T) {
 	refused("while three requests run for longer")
 
 	// Nobody gives back what a killed Caddy holds, and nobody renews it.
-	caddys[0].kill()
+	caddys[0].Kill()
 	left := leases()
-	killed := servers.now(t)
+	killed := servers.Now(t)
 	c := caddys[1]
 	caddys = caddys[1:]
 	for id, until := range left {
 		must(t, "lease "+id, want("ending within a window", until <= killed+lease, true))
 	}
 	if earliest := slices.Min(slices.Collect(maps.Values(left))); killed < earliest {
-		a := c.probe("/", "X-Key: alice")
-		if servers.now(t) < earliest {
-			must(t, "the other Caddy, at first", a.refuses("slots"))
+		a := c.Probe("/", "X-Key: alice")
+		if servers.Now(t) < earliest {
+			must(t, "the other Caddy, at first", a.Refuses("slots"))
 		}
 	}
 	eventually(t, "a slot is free", func() error {
-		return want("status", c.probe("/", "X-Key: alice").status, http.StatusOK)
+		return want("status", c.Probe("/", "X-Key: alice").Status, http.StatusOK)
 	})
 	// This one, too, has to wait for the end of the first lease.
 	first := slices.Min(slices.Collect(maps.Values(left)))
-	must(t, "the first slot", want("being free only when its lease was over", servers.now(t) > first, true))
+	must(t, "the first slot", want("being free only when its lease was over", servers.Now(t) > first, true))
 	eventually(t, "all leases are over", func() error { return want("number of leases", len(leases()), 0) })
-	var held []running
+	var held []caddytest.Running
 	for range 3 {
-		held = append(held, backend.hold(t, c, "/held", "X-Key: alice"))
+		held = append(held, backend.Hold(t, c, "/held", "X-Key: alice"))
 	}
 	refused("with the slots of the killed one")
-	for _, a := range backend.finish(t, held...) {
-		must(t, "request", want("status", a.status, http.StatusOK))
+	for _, a := range backend.Finish(t, held...) {
+		must(t, "request", want("status", a.Status, http.StatusOK))
 	}
-	servers.awaitUsed(t, "slots", "alice", 0)
+	servers.AwaitUsed(t, "slots", "alice", 0)
 }
 
 // TestSlotsComeBackAtTheEnd: long before the lease would be over.
 func TestSlotsComeBackAtTheEnd(t *testing.T) {
-	servers := startShards(t, 1, 0)
-	backend := startSlowBackend(t)
-	c := startCaddy(t, slotsSite(servers, "100h", backend))
+	servers := caddytest.StartShards(t, 1, 0)
+	backend := caddytest.StartSlowBackend(t)
+	c := caddytest.Start(t, slotsSite(servers, "100h", backend))
 	used := func(n int64) {
 		t.Helper()
-		servers.awaitUsed(t, "slots", "alice", n)
+		servers.AwaitUsed(t, "slots", "alice", n)
 	}
 	t.Run("of a response", func(t *testing.T) {
-		held := []running{backend.hold(t, c, "/held", "X-Key: alice"), backend.hold(t, c, "/held", "X-Key: alice")}
+		held := []caddytest.Running{backend.Hold(t, c, "/held", "X-Key: alice"), backend.Hold(t, c, "/held", "X-Key: alice")}
 		used(2)
-		backend.finish(t, held[0])
+		backend.Finish(t, held[0])
 		used(1)
-		backend.finish(t, held[1])
+		backend.Finish(t, held[1])
 		used(0)
 	})
 	t.Run("because the client leaves", func(t *testing.T) {
 		ctx, leave := context.WithCancel(t.Context())
-		gone := c.begin(ctx, "/held", "X-Key: alice")
-		backend.await(t)
-		stays := backend.hold(t, c, "/held", "X-Key: alice")
+		gone := c.Begin(ctx, "/held", "X-Key: alice")
+		backend.Await(t)
+		stays := backend.Hold(t, c, "/held", "X-Key: alice")
 		used(2)
 		leave()
-		must(t, "request", want("its client having left", errors.Is(<-gone.err, context.Canceled), true))
+		must(t, "request", want("its client having left", errors.Is(<-gone.Err, context.Canceled), true))
 		used(1)
-		backend.finish(t, stays)
+		backend.Finish(t, stays)
 		used(0)
 	})
 	// More often than there are slots.
@@ -127,8 +129,8 @@ func TestSlotsComeBackAtTheEnd(t *testing.T) {
 			for i := range 8 {
 				// On a connection that was used before, the client would try
 				// again.
-				client.CloseIdleConnections()
-				_, err := c.tryProbe(t.Context(), path, "X-Key: alice")
+				caddytest.Client.CloseIdleConnections()
+				_, err := c.TryProbe(t.Context(), path, "X-Key: alice")
 				must(t, fmt.Sprint("request ", i), want("being answered", err == nil, path == "/at-once"))
 				used(0)
 			}
@@ -136,34 +138,34 @@ func TestSlotsComeBackAtTheEnd(t *testing.T) {
 	}
 	t.Run("of an error", func(t *testing.T) {
 		for range 8 {
-			must(t, "request", c.probe("/error", "X-Key: alice").shows(http.StatusServiceUnavailable, 3, 1))
+			must(t, "request", c.Probe("/error", "X-Key: alice").Shows(http.StatusServiceUnavailable, 3, 1))
 			used(0)
 		}
 	})
 	// Nothing takes a slot back that was given back.
-	c.stop()
-	must(t, "at the end", want("number of leases", servers.content(t, "slots", "alice").used, 0))
+	c.Stop()
+	must(t, "at the end", want("number of leases", servers.Content(t, "slots", "alice").Used, 0))
 }
 
 // TestSlotOutlivesTheConfig: a request that runs during a reload keeps its slot
 // and gives it back, also where the new config has no limiter.
 func TestSlotOutlivesTheConfig(t *testing.T) {
-	servers := startShards(t, 1, 0)
-	backend := startSlowBackend(t)
+	servers := caddytest.StartShards(t, 1, 0)
+	backend := caddytest.StartSlowBackend(t)
 	site := slotsSite(servers, "100h", backend)
-	c := startCaddy(t, site)
-	first := backend.hold(t, c, "/held", "X-Key: alice")
-	c.mustLoad(strings.Replace(site, "events 3", "events 2", 1))
-	second := backend.hold(t, c, "/held", "X-Key: alice")
-	must(t, "request", c.probe("/", "X-Key: alice").shows(http.StatusTooManyRequests, 2, 2))
-	for i, a := range backend.finish(t, first, second) {
-		must(t, "request", a.shows(http.StatusOK, int64(3-i), int64(i+1)))
+	c := caddytest.Start(t, site)
+	first := backend.Hold(t, c, "/held", "X-Key: alice")
+	c.MustLoad(strings.Replace(site, "events 3", "events 2", 1))
+	second := backend.Hold(t, c, "/held", "X-Key: alice")
+	must(t, "request", c.Probe("/", "X-Key: alice").Shows(http.StatusTooManyRequests, 2, 2))
+	for i, a := range backend.Finish(t, first, second) {
+		must(t, "request", a.Shows(http.StatusOK, int64(3-i), int64(i+1)))
 	}
-	servers.awaitUsed(t, "slots", "alice", 0)
+	servers.AwaitUsed(t, "slots", "alice", 0)
 
-	last := backend.hold(t, c, "/held", "X-Key: alice")
-	c.mustLoad(unlimitedSite)
-	must(t, "running request", want("number of leases", servers.content(t, "slots", "alice").used, 1))
-	must(t, "running request", backend.finish(t, last)[0].shows(http.StatusOK, 2, 1))
-	servers.awaitUsed(t, "slots", "alice", 0)
+	last := backend.Hold(t, c, "/held", "X-Key: alice")
+	c.MustLoad(unlimitedSite)
+	must(t, "running request", want("number of leases", servers.Content(t, "slots", "alice").Used, 1))
+	must(t, "running request", backend.Finish(t, last)[0].Shows(http.StatusOK, 2, 1))
+	servers.AwaitUsed(t, "slots", "alice", 0)
 }

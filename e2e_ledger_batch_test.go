@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
@@ -39,25 +40,25 @@ type taken struct {
 }
 
 // takeAlice makes a request of alice's that costs so much.
-func (k *taken) takeAlice(t *testing.T, c *caddyProcess, zone string, cost int64) error {
-	a, err := c.tryProbe(t.Context(), "/"+zone, "X-Key: alice", fmt.Sprint("X-Cost: ", cost))
+func (k *taken) takeAlice(t *testing.T, c *caddytest.Caddy, zone string, cost int64) error {
+	a, err := c.TryProbe(t.Context(), "/"+zone, "X-Key: alice", fmt.Sprint("X-Cost: ", cost))
 	if err != nil {
 		return err
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if a.status == http.StatusOK && a.isLimited() {
+	if a.Status == http.StatusOK && a.IsLimited() {
 		k.served += cost
-		if a.sent.After(k.lastServed) {
-			k.lastServed = a.sent
+		if a.Sent.After(k.lastServed) {
+			k.lastServed = a.Sent
 		}
 		return nil
 	}
 	k.refused++
-	if k.firstRefused.IsZero() || a.received.Before(k.firstRefused) {
-		k.firstRefused = a.received
+	if k.firstRefused.IsZero() || a.Received.Before(k.firstRefused) {
+		k.firstRefused = a.Received
 	}
-	return a.refuses(zone)
+	return a.Refuses(zone)
 }
 
 // TestBatchNeverExceedsEvents, and one Caddy uses them up: it refuses nobody as
@@ -72,14 +73,14 @@ func TestBatchNeverExceedsEvents(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		t.Run(fmt.Sprint(n, " Caddys"), func(t *testing.T) {
 			t.Parallel()
-			servers := startShards(t, 1, 1)
-			caddys := startCaddys(t, n, zonesSite(servers.store(), batchZones(batches, fmt.Sprint("events ", events)), "respond ok"))
+			servers := caddytest.StartShards(t, 1, 1)
+			caddys := caddytest.StartMany(t, n, zonesSite(servers.Store(), batchZones(batches, fmt.Sprint("events ", events)), "respond ok"))
 			for _, algorithm := range batched {
 				for _, batch := range batches {
 					t.Run(algorithm+", batch "+batch, func(t *testing.T) {
 						zone := batchZone(algorithm, batch)
 						var all taken
-						together(t, workers, func(worker int) error {
+						caddytest.Together(t, workers, func(worker int) error {
 							for range rounds {
 								if err := all.takeAlice(t, caddys[worker%n], zone, 1); err != nil {
 									return err
@@ -102,9 +103,9 @@ func TestBatchNeverExceedsEvents(t *testing.T) {
 							}
 							return want("number of requests served", all.served, events)
 						})
-						servers.awaitUsed(t, zone, "alice", events)
+						servers.AwaitUsed(t, zone, "alice", events)
 						for _, c := range caddys {
-							must(t, "request too many", c.probe("/"+zone, "X-Key: alice").refuses(zone))
+							must(t, "request too many", c.Probe("/"+zone, "X-Key: alice").Refuses(zone))
 						}
 						t.Logf("%d served at once, %d later", atOnce, all.served-atOnce)
 					})
@@ -122,8 +123,8 @@ func TestBatchRefusesNobodyWhileThereIsRoom(t *testing.T) {
 	for _, far := range []bool{false, true} {
 		t.Run(fmt.Sprint("far ", far), func(t *testing.T) {
 			t.Parallel()
-			servers := startShards(t, 1, 0)
-			store := servers.store()
+			servers := caddytest.StartShards(t, 1, 0)
+			store := servers.Store()
 			if far {
 				proxy := redistest.StartProxy(t, servers[0].Primary.Addr())
 				must(t, "delay replies", proxy.Delay(10*time.Millisecond))
@@ -135,7 +136,7 @@ func TestBatchRefusesNobodyWhileThereIsRoom(t *testing.T) {
 					t.Run(algorithm+", batch "+batch, func(t *testing.T) {
 						zone := batchZone(algorithm, batch)
 						var all taken
-						together(t, workers, func(worker int) error {
+						caddytest.Together(t, workers, func(worker int) error {
 							for i := range rounds {
 								// Not all fit into what another one fetches.
 								cost := []int64{1, 1, 1, 2, 1, 7, 1, 40}[(worker+i)%8]
@@ -146,7 +147,7 @@ func TestBatchRefusesNobodyWhileThereIsRoom(t *testing.T) {
 							return nil
 						})
 						must(t, "requests", want("number of those refused", all.refused, 0))
-						servers.awaitUsed(t, zone, "alice", all.served)
+						servers.AwaitUsed(t, zone, "alice", all.served)
 					})
 				}
 			}
@@ -157,8 +158,8 @@ func TestBatchRefusesNobodyWhileThereIsRoom(t *testing.T) {
 // TestBatchLeftoversCountForALargerRequest: what lies in this process and what the
 // store has left are enough together.
 func TestBatchLeftoversCountForALargerRequest(t *testing.T) {
-	servers := startShards(t, 1, 0)
-	c := startWith(t, servers.store(), batchZones([]string{"40"}, "events 100", "cost {header.X-Cost}"), "respond ok")
+	servers := caddytest.StartShards(t, 1, 0)
+	c := startWith(t, servers.Store(), batchZones([]string{"40"}, "events 100", "cost {header.X-Cost}"), "respond ok")
 	for _, algorithm := range batched {
 		for client, costs := range map[string][]int64{
 			"batches": {30, 30, 30, 10},
@@ -169,10 +170,10 @@ func TestBatchLeftoversCountForALargerRequest(t *testing.T) {
 				zone, used := batchZone(algorithm, "40"), int64(0)
 				for _, cost := range costs {
 					used += cost
-					a := c.probe("/"+zone, "X-Key: "+client, fmt.Sprint("X-Cost: ", cost))
-					must(t, fmt.Sprint("request that makes it ", used), a.shows(http.StatusOK, 100, used))
+					a := c.Probe("/"+zone, "X-Key: "+client, fmt.Sprint("X-Cost: ", cost))
+					must(t, fmt.Sprint("request that makes it ", used), a.Shows(http.StatusOK, 100, used))
 				}
-				servers.awaitUsed(t, zone, client, 100)
+				servers.AwaitUsed(t, zone, client, 100)
 			})
 		}
 	}
@@ -182,33 +183,33 @@ func TestBatchLeftoversCountForALargerRequest(t *testing.T) {
 func TestBatchDiesWithItsWindow(t *testing.T) {
 	const events = 60
 	t.Parallel() // it spends its time waiting
-	servers := startShards(t, 1, 1)
-	caddys := startCaddys(t, 2, zonesSite(servers.store(),
+	servers := caddytest.StartShards(t, 1, 1)
+	caddys := caddytest.StartMany(t, 2, zonesSite(servers.Store(),
 		batchZones([]string{"20", "auto"}, fmt.Sprint("events ", events), "window 2s"), "respond ok"))
 	for _, batch := range []string{"20", "auto"} {
 		t.Run("batch "+batch, func(t *testing.T) {
 			t.Parallel()
 			zone := batchZone("fixed_window", batch)
-			var admitted tally
-			deadline := time.Now().Add(waitLimit)
-			together(t, 2*len(caddys), func(worker int) error {
-				for admitted.clients() < 4 && time.Now().Before(deadline) {
-					a, err := caddys[worker%2].tryProbe(t.Context(), "/"+zone, "X-Key: alice")
+			var admitted caddytest.Tally
+			deadline := time.Now().Add(caddytest.WaitLimit)
+			caddytest.Together(t, 2*len(caddys), func(worker int) error {
+				for admitted.Clients() < 4 && time.Now().Before(deadline) {
+					a, err := caddys[worker%2].TryProbe(t.Context(), "/"+zone, "X-Key: alice")
 					switch {
 					case err != nil:
 						return err
-					case a.status == http.StatusOK:
-						admitted.add(fmt.Sprint(a.reset))
+					case a.Status == http.StatusOK:
+						admitted.Add(fmt.Sprint(a.Reset))
 					}
 					time.Sleep(5 * time.Millisecond)
 				}
 				return nil
 			})
-			for reset, n := range admitted.n {
+			for reset, n := range admitted.N {
 				must(t, "the window until "+reset, want(fmt.Sprintf("having admitted %d, which is too many,", n), n > events, false))
 			}
-			must(t, "windows", want("being more than two", len(admitted.n) > 2, true))
-			t.Logf("admitted %v", admitted.n)
+			must(t, "windows", want("being more than two", len(admitted.N) > 2, true))
+			t.Logf("admitted %v", admitted.N)
 		})
 	}
 }

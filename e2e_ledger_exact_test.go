@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // TestOneRequestAfterTheOtherIsCountedExactly: a client that waits for each
@@ -12,21 +14,21 @@ import (
 // the primary's time is only estimated there.
 func TestOneRequestAfterTheOtherIsCountedExactly(t *testing.T) {
 	const clients, events = 400, 3
-	servers := startShards(t, 1, 1)
-	c := startWith(t, servers.store(), sequentialZones(events), "respond ok")
+	servers := caddytest.StartShards(t, 1, 1)
+	c := startWith(t, servers.Store(), sequentialZones(events), "respond ok")
 	for _, algorithm := range counting {
 		t.Run(algorithm, func(t *testing.T) {
-			together(t, 2, func(worker int) error {
+			caddytest.Together(t, 2, func(worker int) error {
 				for i := range clients / 2 {
 					key := fmt.Sprint("X-Key: ", worker, "-", i)
 					for used := range int64(events) {
-						a, err := c.tryProbe(t.Context(), "/"+algorithm, key)
-						if err := errors.Join(err, a.shows(200, events, used+1)); err != nil {
+						a, err := c.TryProbe(t.Context(), "/"+algorithm, key)
+						if err := errors.Join(err, a.Shows(200, events, used+1)); err != nil {
 							return fmt.Errorf("client %d, request %d: %w", i, used+1, err)
 						}
 					}
-					a, err := c.tryProbe(t.Context(), "/"+algorithm, key)
-					if err := errors.Join(err, a.refuses(algorithm), want("used", a.used, events)); err != nil {
+					a, err := c.TryProbe(t.Context(), "/"+algorithm, key)
+					if err := errors.Join(err, a.Refuses(algorithm), want("used", a.Used, events)); err != nil {
 						return fmt.Errorf("client %d, request too many: %w", i, err)
 					}
 				}

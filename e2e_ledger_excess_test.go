@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // TestExcessOfSeveralCaddys measures what Caddys admit together of one client
@@ -24,7 +26,7 @@ func TestExcessOfSeveralCaddys(t *testing.T) {
 		{"lines", "one after the other", 0, 0, 0},
 		{"paced", "one after the other, 20 ms apart", 0, 20 * time.Millisecond, 0},
 	}
-	servers := startShards(t, 2, 1)
+	servers := caddytest.StartShards(t, 2, 1)
 	backend := startLateBackend(t)
 	zones := ""
 	for _, load := range loads {
@@ -32,7 +34,7 @@ func TestExcessOfSeveralCaddys(t *testing.T) {
 			zones += pathZone(fmt.Sprint(load.name, n), "charge after", fmt.Sprint("events ", floodEvents))
 		}
 	}
-	caddys := startCaddys(t, 4, zonesSite(servers.store(), zones, "@quick path /lines* /paced*\nrespond @quick ok\nreverse_proxy "+backend.addr))
+	caddys := caddytest.StartMany(t, 4, zonesSite(servers.Store(), zones, "@quick path /lines* /paced*\nrespond @quick ok\nreverse_proxy "+backend.addr))
 	for _, n := range []int{2, 4} {
 		for _, load := range loads {
 			t.Run(fmt.Sprint(n, " Caddys, ", load.what), func(t *testing.T) {
@@ -51,20 +53,20 @@ func TestExcessOfSeveralCaddys(t *testing.T) {
 // between an answer and the next request. It goes on for as long as lasts says
 // or, if that is 0, until each connection has been refused thrice in a row. It
 // counts what was served by the Caddys' addresses.
-func askForAlice(t *testing.T, caddys []*caddyProcess, zone string, connections int, apart, lasts time.Duration) *tally {
+func askForAlice(t *testing.T, caddys []*caddytest.Caddy, zone string, connections int, apart, lasts time.Duration) *caddytest.Tally {
 	t.Helper()
-	served, start := new(tally), time.Now()
-	together(t, connections, func(worker int) error {
+	served, start := new(caddytest.Tally), time.Now()
+	caddytest.Together(t, connections, func(worker int) error {
 		c := caddys[worker%len(caddys)]
 		for refusals := 0; ; {
-			a, err := c.tryProbe(t.Context(), "/"+zone, "X-Key: alice")
+			a, err := c.TryProbe(t.Context(), "/"+zone, "X-Key: alice")
 			if err != nil {
 				return err
 			}
-			if a.status == http.StatusOK && a.isLimited() {
-				served.add(c.site)
+			if a.Status == http.StatusOK && a.IsLimited() {
+				served.Add(c.Addr)
 				refusals = 0
-			} else if err := a.refuses(zone); err != nil {
+			} else if err := a.Refuses(zone); err != nil {
 				return fmt.Errorf("refusal: %w", err)
 			} else {
 				refusals++
@@ -84,22 +86,22 @@ func askForAlice(t *testing.T, caddys []*caddyProcess, zone string, connections 
 
 // excess logs what Caddys have served together, and looks at the bound and at
 // what was charged.
-func excess(t *testing.T, servers shards, caddys []*caddyProcess, zone string, served *tally) {
+func excess(t *testing.T, servers caddytest.Shards, caddys []*caddytest.Caddy, zone string, served *caddytest.Tally) {
 	t.Helper()
-	for site, n := range served.n {
+	for site, n := range served.N {
 		must(t, "Caddy "+site, want(fmt.Sprintf("having served %d, more than the limit,", n), n > floodEvents, false))
 	}
-	total, bound := served.total(), int64(len(caddys)*floodEvents)
+	total, bound := served.Total(), int64(len(caddys)*floodEvents)
 	must(t, "all Caddys", want(fmt.Sprintf("having served %d, less than the limit or more than the limits of all,", total), total < floodEvents || total > bound, false))
-	servers.awaitUsed(t, zone, "alice", total)
+	servers.AwaitUsed(t, zone, "alice", total)
 	eventually(t, "all Caddys refuse", func() error {
 		for _, c := range caddys {
-			if err := c.probe("/"+zone, "X-Key: alice").refuses(zone); err != nil {
+			if err := c.Probe("/"+zone, "X-Key: alice").Refuses(zone); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
-	must(t, "Redis, after more refusals", want("count", servers.content(t, zone, "alice").used, total))
+	must(t, "Redis, after more refusals", want("count", servers.Content(t, zone, "alice").Used, total))
 	t.Logf("%d served by %d Caddys with a limit of %d: %d beyond it", total, len(caddys), floodEvents, total-floodEvents)
 }

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // A flood is that many requests of one client at the same time, each on a
@@ -63,23 +65,23 @@ func (b *lateBackend) settles() time.Time {
 }
 
 // flood sends a flood, spread over Caddys, and returns the answers.
-func flood(t *testing.T, caddys []*caddyProcess, path string) (served, refused []answer) {
+func flood(t *testing.T, caddys []*caddytest.Caddy, path string) (served, refused []caddytest.Answer) {
 	t.Helper()
 	var mu sync.Mutex
-	together(t, floodSize, func(i int) error {
-		a, err := caddys[i%len(caddys)].tryProbe(t.Context(), path, "X-Key: alice")
+	caddytest.Together(t, floodSize, func(i int) error {
+		a, err := caddys[i%len(caddys)].TryProbe(t.Context(), path, "X-Key: alice")
 		if err != nil {
 			return err
 		}
 		mu.Lock()
 		defer mu.Unlock()
 		switch {
-		case a.status == http.StatusOK && a.isLimited():
+		case a.Status == http.StatusOK && a.IsLimited():
 			served = append(served, a)
-		case a.status == http.StatusTooManyRequests:
+		case a.Status == http.StatusTooManyRequests:
 			refused = append(refused, a)
 		default:
-			return fmt.Errorf("status %d, headers %v", a.status, a.header)
+			return fmt.Errorf("status %d, headers %v", a.Status, a.Header)
 		}
 		return nil
 	})
@@ -97,7 +99,7 @@ func floodZones(options ...string) (zones string) {
 // TestOneCaddyNeverAdmitsMoreThanTheLimit although it charges what it admits
 // after the responses: what is in flight counts.
 func TestOneCaddyNeverAdmitsMoreThanTheLimit(t *testing.T) {
-	servers := startShards(t, 1, 1)
+	servers := caddytest.StartShards(t, 1, 1)
 	backend := startLateBackend(t)
 	for name, store := range bothStores(servers) {
 		t.Run(name, func(t *testing.T) {
@@ -105,35 +107,35 @@ func TestOneCaddyNeverAdmitsMoreThanTheLimit(t *testing.T) {
 			for _, algorithm := range counting {
 				t.Run(algorithm, func(t *testing.T) {
 					backend.restart()
-					served, refused := flood(t, []*caddyProcess{c}, "/"+algorithm)
+					served, refused := flood(t, []*caddytest.Caddy{c}, "/"+algorithm)
 					must(t, "flood", errors.Join(want("number of requests served", len(served), floodEvents),
 						want("number of those that reached the backend", backend.arrived.Load(), floodEvents)))
 					early := 0
 					for _, a := range refused {
-						must(t, "refusal", a.refuses(algorithm))
-						if a.received.Before(backend.settles()) {
+						must(t, "refusal", a.Refuses(algorithm))
+						if a.Received.Before(backend.settles()) {
 							// Only what is in flight is in its way.
-							must(t, "refusal while all is in flight", want("Retry-After", a.retryAfter, 1))
+							must(t, "refusal while all is in flight", want("Retry-After", a.RetryAfter, 1))
 							early++
 						}
 					}
 					t.Logf("%d served, %d refused, %d of them while all was in flight", len(served), len(refused), early)
 					if store != "" {
-						servers.awaitUsed(t, algorithm, "alice", floodEvents)
+						servers.AwaitUsed(t, algorithm, "alice", floodEvents)
 					}
 					eventually(t, "the refusals tell how long it takes for something to drain", func() error {
-						a := c.probe("/"+algorithm, "X-Key: alice")
-						return errors.Join(a.refuses(algorithm), want("waiting for long", a.retryAfter > 1000, true))
+						a := c.Probe("/"+algorithm, "X-Key: alice")
+						return errors.Join(a.Refuses(algorithm), want("waiting for long", a.RetryAfter > 1000, true))
 					})
 				})
 			}
 			if store == "" {
 				return
 			}
-			client.CloseIdleConnections() // Caddy waits for those that were never used
-			c.stop()
+			caddytest.Client.CloseIdleConnections() // Caddy waits for those that were never used
+			c.Stop()
 			for _, algorithm := range counting {
-				must(t, "Redis, at the end", want("count of "+algorithm, servers.content(t, algorithm, "alice").used, floodEvents))
+				must(t, "Redis, at the end", want("count of "+algorithm, servers.Content(t, algorithm, "alice").Used, floodEvents))
 			}
 		})
 	}
@@ -142,47 +144,47 @@ func TestOneCaddyNeverAdmitsMoreThanTheLimit(t *testing.T) {
 // TestRequestsInFlightRefuseOthersForASecond, for so long as none of them ends.
 // One that turns out to be free makes room for another.
 func TestRequestsInFlightRefuseOthersForASecond(t *testing.T) {
-	servers := startShards(t, 1, 1)
+	servers := caddytest.StartShards(t, 1, 1)
 	for name, store := range bothStores(servers) {
 		t.Run(name, func(t *testing.T) {
-			backend := startSlowBackend(t)
-			c := startWith(t, store, floodZones("charge after", "free_status 200"), "reverse_proxy "+backend.server.Listener.Addr().String())
+			backend := caddytest.StartSlowBackend(t)
+			c := startWith(t, store, floodZones("charge after", "free_status 200"), "reverse_proxy "+backend.Server.Listener.Addr().String())
 			for _, algorithm := range counting {
 				t.Run(algorithm, func(t *testing.T) {
-					answers := make(chan answer, floodSize)
+					answers := make(chan caddytest.Answer, floodSize)
 					var ended sync.WaitGroup
 					for range floodSize {
 						ended.Go(func() {
-							a, err := c.tryProbe(t.Context(), "/"+algorithm, "X-Key: alice")
+							a, err := c.TryProbe(t.Context(), "/"+algorithm, "X-Key: alice")
 							if err != nil {
-								a = answer{body: err.Error()}
+								a = caddytest.Answer{Body: err.Error()}
 							}
 							answers <- a
 						})
 					}
-					next := func() answer {
+					next := func() caddytest.Answer {
 						select {
 						case a := <-answers:
 							return a
-						case <-time.After(waitLimit):
-							t.Fatalf("no answer, while %d requests are at the backend", len(backend.arrived))
-							return answer{}
+						case <-time.After(caddytest.WaitLimit):
+							t.Fatalf("no answer, while %d requests are at the backend", len(backend.Arrived))
+							return caddytest.Answer{}
 						}
 					}
 					for i := range floodSize - floodEvents {
 						a := next()
-						must(t, fmt.Sprint("refusal ", i, " ", a.body), errors.Join(a.refuses(algorithm), want("Retry-After", a.retryAfter, 1)))
+						must(t, fmt.Sprint("refusal ", i, " ", a.Body), errors.Join(a.Refuses(algorithm), want("Retry-After", a.RetryAfter, 1)))
 					}
 					for range floodEvents {
-						close(backend.await(t).end)
+						close(backend.Await(t).End)
 					}
 					for range floodEvents {
-						must(t, "request that is served", want("status", next().status, http.StatusOK))
+						must(t, "request that is served", want("status", next().Status, http.StatusOK))
 					}
 					ended.Wait()
 					// Nothing was charged.
-					again := backend.hold(t, c, "/"+algorithm, "X-Key: alice")
-					must(t, "request after all were free", backend.finish(t, again)[0].shows(http.StatusOK, floodEvents, 0))
+					again := backend.Hold(t, c, "/"+algorithm, "X-Key: alice")
+					must(t, "request after all were free", backend.Finish(t, again)[0].Shows(http.StatusOK, floodEvents, 0))
 				})
 			}
 		})

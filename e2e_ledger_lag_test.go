@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // TestReplicaHeldBehind: a client that sends one request at a time is refused
@@ -27,54 +29,54 @@ func TestReplicaHeldBehind(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("trust %s, %d events %v apart, %d early", test.trust, test.events, test.apart, test.early), func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
-			servers := startShards(t, 1, 1)
-			c := startWith(t, servers.store("ledger_trust "+test.trust), sequentialZones(test.events), "respond ok")
+			servers := caddytest.StartShards(t, 1, 1)
+			c := startWith(t, servers.Store("ledger_trust "+test.trust), sequentialZones(test.events), "respond ok")
 			each := func(f func(algorithm string) error) {
 				t.Helper()
-				together(t, len(counting), func(i int) error {
+				caddytest.Together(t, len(counting), func(i int) error {
 					if err := f(counting[i]); err != nil {
 						return fmt.Errorf("%s: %w", counting[i], err)
 					}
 					return nil
 				})
 			}
-			each(func(algorithm string) error { return c.spends(t, algorithm, 0, test.early, test.events, 0) })
+			each(func(algorithm string) error { return spends(t, c, algorithm, 0, test.early, test.events, 0) })
 			for _, algorithm := range counting {
-				servers.awaitUsed(t, algorithm, "alice", int64(test.early))
+				servers.AwaitUsed(t, algorithm, "alice", int64(test.early))
 			}
-			servers.awaitReplicas(t)
+			servers.AwaitReplicas(t)
 
 			replica := servers[0].Replicas[0]
 			must(t, "pause replication", replica.PauseReplication())
-			start, refusals := time.Now(), new(tally)
+			start, refusals := time.Now(), new(caddytest.Tally)
 			each(func(algorithm string) error {
-				if err := c.spends(t, algorithm, test.early, test.events, test.events, test.apart); err != nil {
+				if err := spends(t, c, algorithm, test.early, test.events, test.events, test.apart); err != nil {
 					return err
 				}
 				for i := 0; i < 3 || time.Since(start) < 4*time.Second; i++ {
-					a, err := c.tryProbe(t.Context(), "/"+algorithm, "X-Key: alice")
-					if err := errors.Join(err, a.refuses(algorithm), want("used", a.used, int64(test.events))); err != nil {
+					a, err := c.TryProbe(t.Context(), "/"+algorithm, "X-Key: alice")
+					if err := errors.Join(err, a.Refuses(algorithm), want("used", a.Used, int64(test.events))); err != nil {
 						return fmt.Errorf("refusal %d: %w", i+1, err)
 					}
-					refusals.add(algorithm)
+					refusals.Add(algorithm)
 					time.Sleep(max(test.apart, 5*time.Millisecond))
 				}
 				return nil
 			})
 			for _, algorithm := range counting {
-				servers.awaitUsed(t, algorithm, "alice", int64(test.events))
+				servers.AwaitUsed(t, algorithm, "alice", int64(test.events))
 			}
-			t.Logf("the replica was behind for %v, while %d each were served and %v refused", time.Since(start), test.events-test.early, refusals.n)
+			t.Logf("the replica was behind for %v, while %d each were served and %v refused", time.Since(start), test.events-test.early, refusals.N)
 
 			must(t, "resume replication", replica.ResumeReplication())
 			for range 5 {
 				for _, algorithm := range counting {
-					must(t, "after the replica has caught up", c.probe("/"+algorithm, "X-Key: alice").refuses(algorithm))
+					must(t, "after the replica has caught up", c.Probe("/"+algorithm, "X-Key: alice").Refuses(algorithm))
 				}
 				time.Sleep(50 * time.Millisecond)
 			}
 			for _, algorithm := range counting {
-				must(t, "Redis, at the end", want("count of "+algorithm, servers.content(t, algorithm, "alice").used, int64(test.events)))
+				must(t, "Redis, at the end", want("count of "+algorithm, servers.Content(t, algorithm, "alice").Used, int64(test.events)))
 			}
 		})
 	}
@@ -83,10 +85,10 @@ func TestReplicaHeldBehind(t *testing.T) {
 // spends makes alice's requests up to a number, of which so many are served
 // already, one after the other, and tells how the answers differ from those of
 // requests that are served.
-func (c *caddyProcess) spends(t *testing.T, zone string, from, to, events int, apart time.Duration) error {
+func spends(t *testing.T, c *caddytest.Caddy, zone string, from, to, events int, apart time.Duration) error {
 	for used := from; used < to; used++ {
-		a, err := c.tryProbe(t.Context(), "/"+zone, "X-Key: alice")
-		if err := errors.Join(err, a.shows(http.StatusOK, int64(events), int64(used+1))); err != nil {
+		a, err := c.TryProbe(t.Context(), "/"+zone, "X-Key: alice")
+		if err := errors.Join(err, a.Shows(http.StatusOK, int64(events), int64(used+1))); err != nil {
 			return fmt.Errorf("request %d: %w", used+1, err)
 		}
 		time.Sleep(apart)

@@ -6,62 +6,64 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // takesBatch makes requests of a client until Redis has more than they cost, and
 // returns how many they were.
-func (c *caddyProcess) takesBatch(t *testing.T, servers shards, zone, client string, headers ...string) (asked int64) {
+func takesBatch(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, zone, client string, headers ...string) (asked int64) {
 	t.Helper()
 	eventually(t, "a batch is taken", func() error {
-		c.probe("/"+zone, append(headers, "X-Key: "+client)...)
+		c.Probe("/"+zone, append(headers, "X-Key: "+client)...)
 		asked++
-		return want("Redis having more than was asked for", servers.content(t, zone, client).used > asked, true)
+		return want("Redis having more than was asked for", servers.Content(t, zone, client).Used > asked, true)
 	})
 	return asked
 }
 
 // TestBatchComesBack when nobody uses it, and when Caddy no longer can.
 func TestBatchComesBack(t *testing.T) {
-	site := func(servers shards, options ...string) string {
-		return zonesSite(servers.store(options...), batchZones([]string{"50", "auto"}, "events 100000"), "respond ok")
+	site := func(servers caddytest.Shards, options ...string) string {
+		return zonesSite(servers.Store(options...), batchZones([]string{"50", "auto"}, "events 100000"), "respond ok")
 	}
-	for name, end := range map[string]func(*caddyProcess, shards){
-		"idle":                 func(*caddyProcess, shards) {},
-		"stopped":              func(c *caddyProcess, _ shards) { c.stop() },
-		"store of no config":   func(c *caddyProcess, _ shards) { c.mustLoad(unlimitedSite) },
-		"config replaced":      func(c *caddyProcess, s shards) { c.mustLoad(site(s)) },
-		"connections replaced": func(c *caddyProcess, s shards) { c.mustLoad(site(s, "pool_size 2")) },
+	for name, end := range map[string]func(*caddytest.Caddy, caddytest.Shards){
+		"idle":                 func(*caddytest.Caddy, caddytest.Shards) {},
+		"stopped":              func(c *caddytest.Caddy, _ caddytest.Shards) { c.Stop() },
+		"store of no config":   func(c *caddytest.Caddy, _ caddytest.Shards) { c.MustLoad(unlimitedSite) },
+		"config replaced":      func(c *caddytest.Caddy, s caddytest.Shards) { c.MustLoad(site(s)) },
+		"connections replaced": func(c *caddytest.Caddy, s caddytest.Shards) { c.MustLoad(site(s, "pool_size 2")) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
-			servers := startShards(t, 2, 1)
-			c := startCaddy(t, site(servers))
+			servers := caddytest.StartShards(t, 2, 1)
+			c := caddytest.Start(t, site(servers))
 			asked := map[string]int64{}
 			for _, algorithm := range batched {
 				for _, batch := range []string{"50", "auto"} {
 					zone := batchZone(algorithm, batch)
-					asked[zone] = c.takesBatch(t, servers, zone, "alice")
+					asked[zone] = takesBatch(t, c, servers, zone, "alice")
 				}
 			}
 			start := time.Now()
 			end(c, servers)
 			for zone, n := range asked {
 				if name == "stopped" {
-					must(t, "after the end of caddy", want("what is used of zone "+zone, servers.content(t, zone, "alice").used, n))
+					must(t, "after the end of caddy", want("what is used of zone "+zone, servers.Content(t, zone, "alice").Used, n))
 					continue
 				}
-				servers.awaitUsed(t, zone, "alice", n)
+				servers.AwaitUsed(t, zone, "alice", n)
 			}
 			t.Logf("%v were asked for; the rest came back within %v", asked, time.Since(start).Round(10*time.Millisecond))
 			if name == "stopped" || name == "store of no config" {
 				return
 			}
 			for zone, n := range asked {
-				must(t, "request after all came back", c.probe("/"+zone, "X-Key: alice").shows(http.StatusOK, 100000, n+1))
+				must(t, "request after all came back", c.Probe("/"+zone, "X-Key: alice").Shows(http.StatusOK, 100000, n+1))
 			}
-			c.stop()
+			c.Stop()
 			for zone, n := range asked {
-				must(t, "at the end", want("what is used of zone "+zone, servers.content(t, zone, "alice").used, n+1))
+				must(t, "at the end", want("what is used of zone "+zone, servers.Content(t, zone, "alice").Used, n+1))
 			}
 		})
 	}
@@ -71,28 +73,28 @@ func TestBatchComesBack(t *testing.T) {
 // next request.
 func TestBatchRefundsCostNoCall(t *testing.T) {
 	const requests = 300
-	servers := startShards(t, 1, 0)
-	c := startWith(t, servers.store(), batchZones([]string{"50"}, "events 100"), byStatus)
+	servers := caddytest.StartShards(t, 1, 0)
+	c := startWith(t, servers.Store(), batchZones([]string{"50"}, "events 100"), byStatus)
 	for _, algorithm := range batched {
 		t.Run(algorithm, func(t *testing.T) {
 			zone := batchZone(algorithm, "50")
 			// More than the client may have, were it not given back.
-			before, start, paid := servers.calls(t), time.Now(), int64(0)
+			before, start, paid := callsTo(t, servers), time.Now(), int64(0)
 			for i := range requests {
 				status := http.StatusNotModified
 				if i%10 == 9 {
 					status = http.StatusOK
 					paid++
 				}
-				a := c.probe("/"+zone, "X-Key: alice", fmt.Sprint("X-Status: ", status))
-				must(t, fmt.Sprint("request ", i+1), a.shows(status, 100, paid))
+				a := c.Probe("/"+zone, "X-Key: alice", fmt.Sprint("X-Status: ", status))
+				must(t, fmt.Sprint("request ", i+1), a.Shows(status, 100, paid))
 			}
-			made := servers.calls(t) - before
+			made := callsTo(t, servers) - before
 			// A batch that is idle for a second, as it may be on a busy machine,
 			// is given back and taken again.
 			most := 1 + 2*int64(time.Since(start)/time.Second)
 			must(t, "Redis", want(fmt.Sprintf("having got %d calls, which is more than %d,", made, most), made > most, false))
-			servers.awaitUsed(t, zone, "alice", paid)
+			servers.AwaitUsed(t, zone, "alice", paid)
 			t.Logf("%d requests, %d of them free, cost %d calls", requests, requests-paid, made)
 		})
 	}
@@ -104,21 +106,21 @@ func TestBatchHasBackWhatAnotherZoneRefuses(t *testing.T) {
 		for _, mode := range modes {
 			t.Run(algorithm+", "+mode, func(t *testing.T) {
 				t.Parallel() // it spends its time waiting
-				servers := startShards(t, 1, 0)
+				servers := caddytest.StartShards(t, 1, 0)
 				zones := zoneWith("first", "algorithm "+algorithm, "charge before", "batch 30") + zoneWith("second", "charge "+mode, "events 20")
-				c := startWith(t, servers.store(), zones, "respond ok")
+				c := startWith(t, servers.Store(), zones, "respond ok")
 				served, refused := int64(0), 0
 				for range 150 {
-					if a := c.probe("/", "X-Key: alice"); a.status == http.StatusOK {
+					if a := c.Probe("/", "X-Key: alice"); a.Status == http.StatusOK {
 						served++
 					} else {
-						must(t, "refusal", a.refuses("second"))
+						must(t, "refusal", a.Refuses("second"))
 						refused++
 					}
 				}
 				must(t, "requests", errors.Join(want("number of those served", served, 20), want("number of those refused", refused, 130)))
-				servers.awaitUsed(t, "second", "alice", 20)
-				servers.awaitUsed(t, "first", "alice", 20)
+				servers.AwaitUsed(t, "second", "alice", 20)
+				servers.AwaitUsed(t, "first", "alice", 20)
 			})
 		}
 	}
@@ -138,12 +140,12 @@ func TestBatchShare(t *testing.T) {
 			if percent > 0 {
 				options = append(options, fmt.Sprint("batch_share ", percent))
 			}
-			servers := startShards(t, 1, 0)
-			caddys := startCaddys(t, 3, zonesSite(servers.store(), zoneWith("api", options...), "respond ok"))
-			var served tally
+			servers := caddytest.StartShards(t, 1, 0)
+			caddys := caddytest.StartMany(t, 3, zonesSite(servers.Store(), zoneWith("api", options...), "respond ok"))
+			var served caddytest.Tally
 			for _, c := range caddys {
-				must(t, "first request", want("status", c.probe("/", "X-Key: alice").status, http.StatusOK))
-				served.add("alice")
+				must(t, "first request", want("status", c.Probe("/", "X-Key: alice").Status, http.StatusOK))
+				served.Add("alice")
 			}
 			// Each says that it is there, and hears how many there are when it says so
 			// again.
@@ -175,28 +177,28 @@ func TestBatchShare(t *testing.T) {
 				}
 				return want("number of those renewed", renewed, len(caddys))
 			})
-			stop := startTraffic(t, workers, func(worker, _ int) error {
-				a, err := caddys[worker%len(caddys)].tryProbe(t.Context(), "/", "X-Key: alice")
-				if err != nil || a.status != http.StatusOK {
-					return errors.Join(err, want("status", a.status, http.StatusOK))
+			stop := caddytest.StartTraffic(t, workers, func(worker, _ int) error {
+				a, err := caddys[worker%len(caddys)].TryProbe(t.Context(), "/", "X-Key: alice")
+				if err != nil || a.Status != http.StatusOK {
+					return errors.Join(err, want("status", a.Status, http.StatusOK))
 				}
-				served.add("alice")
+				served.Add("alice")
 				time.Sleep(2 * time.Millisecond)
 				return nil
 			})
 			most := int64(0)
-			for start := time.Now(); time.Since(start) < 4*time.Second && served.total() < events*3/4; {
+			for start := time.Now(); time.Since(start) < 4*time.Second && served.Total() < events*3/4; {
 				// What is served in between is not held any more.
-				used := servers.content(t, "api", "alice").used
-				most = max(most, used-served.total())
+				used := servers.Content(t, "api", "alice").Used
+				most = max(most, used-served.Total())
 				time.Sleep(time.Millisecond)
 			}
 			stop()
 			// What a worker was served, but has not counted yet, is not held.
 			bound := events*share/100 + workers
 			must(t, "Caddys", want(fmt.Sprintf("holding %d of %d, which is more than %d,", most, events, bound), most > bound, false))
-			servers.awaitUsed(t, "api", "alice", served.total())
-			t.Logf("%d served; the Caddys held %d of %d at most, %d percent", served.total(), most, events, most*100/events)
+			servers.AwaitUsed(t, "api", "alice", served.Total())
+			t.Logf("%d served; the Caddys held %d of %d at most, %d percent", served.Total(), most, events, most*100/events)
 		})
 	}
 }

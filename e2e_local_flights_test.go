@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // gate is a backend that answers nobody before it is opened. The path /open is
@@ -44,20 +46,20 @@ func TestLocalCountsAdmitNoMoreThanTheLimit(t *testing.T) {
 		for _, algorithm := range counting {
 			t.Run(charge+"/"+algorithm, func(t *testing.T) {
 				t.Parallel() // it spends its time waiting
-				servers := startLastingShards(t, 1, 0)
+				servers := caddytest.StartLastingShards(t, 1, 0)
 				g := startGate(t)
 				zone := zoneWith("api", fmt.Sprint("events ", limit), "algorithm "+algorithm, "charge "+charge, "on_error local")
-				c := startCaddy(t, zonesSite(servers.store("check_timeout 1s"), zone, "reverse_proxy "+g.server.Listener.Addr().String()))
+				c := caddytest.Start(t, zonesSite(servers.Store("check_timeout 1s"), zone, "reverse_proxy "+g.server.Listener.Addr().String()))
 				// A window is open, and the connections are.
-				must(t, "a request", want("status", c.probe("/open", "X-Key: alice").status, http.StatusOK))
-				servers.awaitUsed(t, "api", "alice", 1)
-				servers.kill(t)
+				must(t, "a request", want("status", c.Probe("/open", "X-Key: alice").Status, http.StatusOK))
+				servers.AwaitUsed(t, "api", "alice", 1)
+				servers.Kill(t)
 
 				var refused, served atomic.Int64
 				var all sync.WaitGroup
 				for range requests {
 					all.Go(func() {
-						switch a, _ := c.tryProbe(context.Background(), "/", "X-Key: alice"); a.status {
+						switch a, _ := c.TryProbe(context.Background(), "/", "X-Key: alice"); a.Status {
 						case http.StatusOK:
 							served.Add(1)
 						case http.StatusTooManyRequests:
@@ -74,22 +76,22 @@ func TestLocalCountsAdmitNoMoreThanTheLimit(t *testing.T) {
 				})
 				must(t, "while the shard is away", want("number of requests that were admitted", g.inside.Load(), limit))
 
-				servers.restart(t)
+				servers.Restart(t)
 				others := 0
 				eventually(t, "the shard answers", func() error {
-					before := c.metricSum("caddy_rate_limit_store_errors_total")
+					before := c.MetricSum("caddy_rate_limit_store_errors_total")
 					others++ // of one that came before the limiter may know enough
-					c.probe("/open", fmt.Sprint("X-Key: other-", others))
-					return want("failed calls", c.metricSum("caddy_rate_limit_store_errors_total"), before)
+					c.Probe("/open", fmt.Sprint("X-Key: other-", others))
+					return want("failed calls", c.MetricSum("caddy_rate_limit_store_errors_total"), before)
 				})
 				if charge == "after" {
-					a := c.probe("/open", "X-Key: alice")
-					must(t, "a request to the shard that is back", a.shows(http.StatusTooManyRequests, limit, 1+limit))
+					a := c.Probe("/open", "X-Key: alice")
+					must(t, "a request to the shard that is back", a.Shows(http.StatusTooManyRequests, limit, 1+limit))
 				}
 				g.open()
 				all.Wait()
 				must(t, "in the end", want("number of requests that were served", served.Load(), limit))
-				servers.awaitUsed(t, "api", "alice", 1+limit)
+				servers.AwaitUsed(t, "api", "alice", 1+limit)
 			})
 		}
 	}

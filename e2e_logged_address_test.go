@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // TestLoggedAddress: without log_key, no log line has the address of a client
@@ -16,7 +18,7 @@ func TestLoggedAddress(t *testing.T) {
 		ipv6 = "2001:db8:a:b:c:d:e:f"
 		ipv4 = "203.0.113.77"
 	)
-	servers := startShards(t, 1, 0)
+	servers := caddytest.StartShards(t, 1, 0)
 	for name, test := range map[string]struct {
 		key      string // and other options of the zone
 		header   string
@@ -50,13 +52,13 @@ func TestLoggedAddress(t *testing.T) {
 			t.Parallel()
 			global := "servers {\ntrusted_proxies static 127.0.0.1/32\n}\n"
 			if test.overflow {
-				global += servers.store("max_new_buckets 1", "key_prefix "+strings.NewReplacer(" ", "", ",", "").Replace(name))
+				global += servers.Store("max_new_buckets 1", "key_prefix "+strings.NewReplacer(" ", "", ",", "").Replace(name))
 			}
 			options := "events 1\nwindow 10000h\n" + test.key + "\n}\n"
 			if test.logKey {
 				options += "log_key\n"
 			}
-			c := startCaddy(t, zonesSite(global, "zone api {\n"+options, "respond ok"))
+			c := caddytest.Start(t, zonesSite(global, "zone api {\n"+options, "respond ok"))
 			for i, address := range []string{ipv6, ipv4} {
 				headers := []string{"X-Forwarded-For: " + address}
 				if test.header != "" {
@@ -70,13 +72,13 @@ func TestLoggedAddress(t *testing.T) {
 						if test.header != "" {
 							other = append(other, fmt.Sprint("X-Key: other-", i, "-", n))
 						}
-						if c.get("/", other...).StatusCode == http.StatusTooManyRequests {
+						if c.Get("/", other...).StatusCode == http.StatusTooManyRequests {
 							refused++
 						}
 					}
 				}
 				eventually(t, "it is refused", func() error {
-					return want("status", c.get("/", headers...).StatusCode, http.StatusTooManyRequests)
+					return want("status", c.Get("/", headers...).StatusCode, http.StatusTooManyRequests)
 				})
 			}
 			lines := 2
@@ -84,14 +86,14 @@ func TestLoggedAddress(t *testing.T) {
 				lines = 1 // for they share one bucket
 			}
 			eventually(t, "refusals are logged", func() error {
-				return want("being fewer than "+fmt.Sprint(lines), len(c.entries("rate limit exceeded")) < lines, false)
+				return want("being fewer than "+fmt.Sprint(lines), len(entriesOf(c, "rate limit exceeded")) < lines, false)
 			})
-			shared := c.metric(`caddy_rate_limit_overflowed_requests_total{zone="api"}`)
+			shared := c.Metric(`caddy_rate_limit_overflowed_requests_total{zone="api"}`)
 			must(t, "metrics", want("requests in the overflow bucket", shared != "" && shared != "0", test.overflow))
-			logs := c.logs.String()
+			logs := c.Logs.String()
 			isLogged := strings.Contains(logs, ipv6) || strings.Contains(logs, ipv4)
 			hasField := false
-			for _, entry := range c.entries("rate limit exceeded") {
+			for _, entry := range entriesOf(c, "rate limit exceeded") {
 				if _, ok := entry["remote_ip"]; ok {
 					hasField = true
 				}

@@ -7,21 +7,23 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // longKey is the n-th of header values as long as a header may hardly be, which
 // differ at their ends only.
 func longKey(n int) string { return strings.Repeat("k", 19_000) + strconv.Itoa(n) }
 
-// heap is how many bytes of memory are in use that cannot be collected.
-func (c *caddyProcess) heap() int64 {
-	c.t.Helper()
+// heapOf is how many bytes of memory are in use that cannot be collected.
+func heapOf(c *caddytest.Caddy) int64 {
+	c.T.Helper()
 	// What is in pools survives one collection.
 	for range 3 {
-		c.adminCall(http.MethodGet, "/debug/pprof/heap?gc=1", "", "")
+		c.AdminCall(http.MethodGet, "/debug/pprof/heap?gc=1", "", "")
 	}
-	bytes, err := strconv.ParseFloat(c.metric("go_memstats_heap_alloc_bytes"), 64)
-	must(c.t, "read the size of the heap", err)
+	bytes, err := strconv.ParseFloat(c.Metric("go_memstats_heap_alloc_bytes"), 64)
+	must(c.T, "read the size of the heap", err)
 	return int64(bytes)
 }
 
@@ -30,33 +32,33 @@ func (c *caddyProcess) heap() int64 {
 // them in advance, and charges that wait while the shard is down.
 func TestLongKeysTakeLittleMemory(t *testing.T) {
 	const clients, mostEach = 1000, 8 << 10
-	servers := startLastingShards(t, 1, 0)
+	servers := caddytest.StartLastingShards(t, 1, 0)
 	zones := zoneWith("full", "events 1", "charge before") + zoneWith("after", "events 100", "charge after") +
 		zoneWith("batched", "events 100", "charge before", "batch 10", "penalty 1h")
-	c := startCaddy(t, strings.Replace(zonesSite(servers.store("max_new_buckets 1000000", "charge_timeout 300ms"), zones, "respond ok"),
+	c := caddytest.Start(t, strings.Replace(zonesSite(servers.Store("max_new_buckets 1000000", "charge_timeout 300ms"), zones, "respond ok"),
 		"rate_limit {\nzone", "rate_limit {\nlog_key\nlog_refusals all\nzone", 1))
-	c.get("/", "X-Key: first")
+	c.Get("/", "X-Key: first")
 	// askAll asks for so many clients from the first on.
 	askAll := func(first, status int) {
 		t.Helper()
 		const workers = 8
-		together(t, workers, func(worker int) error {
+		caddytest.Together(t, workers, func(worker int) error {
 			for n := first + worker; n < first+clients; n += workers {
-				a, err := c.tryProbe(t.Context(), "/", "X-Key: "+longKey(n))
+				a, err := c.TryProbe(t.Context(), "/", "X-Key: "+longKey(n))
 				if err != nil {
 					return err
 				}
-				if err := want("status", a.status, status); err != nil {
+				if err := want("status", a.Status, status); err != nil {
 					return err
 				}
 			}
 			return nil
 		})
 	}
-	before := c.heap()
+	before := heapOf(c)
 	wantSmall := func(when string) {
 		t.Helper()
-		now := c.heap()
+		now := heapOf(c)
 		each := (now - before) / clients
 		before = now
 		t.Logf("%s a client takes %d bytes", when, each)
@@ -68,54 +70,54 @@ func TestLongKeysTakeLittleMemory(t *testing.T) {
 	askAll(0, http.StatusTooManyRequests)
 	wantSmall("refused,")
 	// A line has the key with its quotes, and little else.
-	for line := range strings.Lines(c.logs.String()) {
+	for line := range strings.Lines(c.Logs.String()) {
 		if len(line) > 2000 {
 			t.Errorf("a line of the log has %d bytes: %.200s", len(line), line)
 			break
 		}
 	}
-	servers.kill(t)
+	servers.Kill(t)
 	eventually(t, "the outage is noticed", func() error {
-		a, err := c.tryProbe(t.Context(), "/", "X-Key: second")
+		a, err := c.TryProbe(t.Context(), "/", "X-Key: second")
 		if err != nil {
 			return err
 		}
-		return want("status", a.status, http.StatusOK)
+		return want("status", a.Status, http.StatusOK)
 	})
 	askAll(clients, http.StatusOK)
 	unsent := func() float64 {
-		n, err := strconv.ParseFloat(c.metric(`caddy_rate_limit_ledger_unsent{store="default"}`), 64)
+		n, err := strconv.ParseFloat(c.Metric(`caddy_rate_limit_ledger_unsent{store="default"}`), 64)
 		must(t, "read how much waits", err)
 		return n
 	}
 	eventually(t, "charges wait", func() error { return want("having them", unsent() >= clients, true) })
 	wantSmall("while the shard is down,")
-	servers.restart(t)
+	servers.Restart(t)
 	eventually(t, "what waits is delivered", func() error { return want("charges that wait", unsent(), 0) })
 }
 
 // TestLongKeyIsFound by its value and by the client key that is shown, in the
 // API and by the commands, and is not confused with another.
 func TestLongKeyIsFound(t *testing.T) {
-	servers := startShards(t, 2, 1)
+	servers := caddytest.StartShards(t, 2, 1)
 	for name, store := range bothStores(servers, "key_secret secret") {
 		t.Run(name, func(t *testing.T) {
-			c := startCaddy(t, strings.Replace(zonesSite(store, zoneWith("api", "events 3"), "respond {http.rate_limit.key}"),
+			c := caddytest.Start(t, strings.Replace(zonesSite(store, zoneWith("api", "events 3"), "respond {http.rate_limit.key}"),
 				"rate_limit {\nzone", "rate_limit {\nlog_key\nzone", 1))
 			long, other := longKey(1), longKey(2)
-			shownKey := c.probe("/", "X-Key: "+long).body
+			shownKey := c.Probe("/", "X-Key: "+long).Body
 			tag, _, _ := strings.Cut(shownKey, ":")
 			for range 4 {
-				c.get("/", "X-Key: "+long)
+				c.Get("/", "X-Key: "+long)
 			}
-			c.get("/", "X-Key: "+other)
+			c.Get("/", "X-Key: "+other)
 			find := map[string]string{
 				"value": "key=" + long, "client key that is shown": "client_key=" + url.QueryEscape(shownKey),
 				"client key in full": "client_key=" + tag + ":" + long,
 			}
 			for how, query := range find {
 				eventually(t, "the bucket is found by its "+how, func() error {
-					b := c.buckets(http.MethodGet, "api?"+query)
+					b := bucketsOf(c, http.MethodGet, "api?"+query)
 					if err := want("used", b.primaryUsed(), 3); err != nil {
 						return err
 					}
@@ -123,35 +125,35 @@ func TestLongKeyIsFound(t *testing.T) {
 				})
 			}
 			eventually(t, "the other bucket is counted", func() error {
-				return want("used", c.buckets(http.MethodGet, "api?key="+other).primaryUsed(), 1)
+				return want("used", bucketsOf(c, http.MethodGet, "api?key="+other).primaryUsed(), 1)
 			})
 			var top topAnswer
-			c.adminJSON(http.MethodGet, "/rate_limit/top?zone=api", "", &top)
+			c.AdminJSON(http.MethodGet, "/rate_limit/top?zone=api", "", &top)
 			if len(top.Refused) != 1 || top.Refused[0].ClientKey != shownKey || top.Refused[0].Count != 2 {
 				t.Errorf("top is %v, want %s with 2", top, shownKey)
 			}
-			s := c.simulate("/", "X-Key: "+long)
+			s := simulate(c, "/", "X-Key: "+long)
 			if len(s.Zones) != 1 || s.Zones[0].ClientKey != shownKey {
 				t.Errorf("simulated are %v, want %s", s.Zones, shownKey)
 			}
-			if !strings.Contains(c.logs.String(), `"key":"`+shownKey+`"`) {
+			if !strings.Contains(c.Logs.String(), `"key":"`+shownKey+`"`) {
 				t.Errorf("the log does not show %s", shownKey)
 			}
-			prints(t, 0, []string{shownKey}, "get", "api", long, "--address", c.admin)
-			prints(t, 0, []string{shownKey}, "get", "api", "--client-key", shownKey, "--address", c.admin)
+			prints(t, 0, []string{shownKey}, "get", "api", long, "--address", c.Admin)
+			prints(t, 0, []string{shownKey}, "get", "api", "--client-key", shownKey, "--address", c.Admin)
 			for _, query := range find {
-				c.get("/", "X-Key: "+long)
-				if b := c.buckets(http.MethodDelete, "api?"+query); len(b.Buckets) != 1 || !b.Buckets[0].Deleted {
+				c.Get("/", "X-Key: "+long)
+				if b := bucketsOf(c, http.MethodDelete, "api?"+query); len(b.Buckets) != 1 || !b.Buckets[0].Deleted {
 					t.Errorf("reset answers %v", b)
 				}
-				if used := c.buckets(http.MethodGet, "api?key="+long).primaryUsed(); used > 0 {
+				if used := bucketsOf(c, http.MethodGet, "api?key="+long).primaryUsed(); used > 0 {
 					t.Errorf("%d are used after a reset", used)
 				}
 			}
-			if used := c.buckets(http.MethodGet, "api?key="+other).primaryUsed(); used != 1 {
+			if used := bucketsOf(c, http.MethodGet, "api?key="+other).primaryUsed(); used != 1 {
 				t.Errorf("another client has used %d after the reset, want 1", used)
 			}
-			prints(t, 0, []string{fmt.Sprint("nothing to delete: ", shownKey)}, "reset", "api", long, "--address", c.admin)
+			prints(t, 0, []string{fmt.Sprint("nothing to delete: ", shownKey)}, "reset", "api", long, "--address", c.Admin)
 		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
 )
 
@@ -33,10 +34,10 @@ const measuredSite = `
 }
 `
 
-// series are the lines of /metrics that the limiter exports, by name and labels.
-func (c *caddyProcess) series() map[string]string {
-	c.t.Helper()
-	_, text := c.adminCall(http.MethodGet, "/metrics", "", "")
+// seriesOf are the lines of /metrics that the limiter exports, by name and labels.
+func seriesOf(c *caddytest.Caddy) map[string]string {
+	c.T.Helper()
+	_, text := c.AdminCall(http.MethodGet, "/metrics", "", "")
 	series := map[string]string{}
 	for line := range strings.Lines(text) {
 		if name, value, ok := strings.Cut(strings.TrimSpace(line), "} "); ok && strings.HasPrefix(name, "caddy_rate_limit_") {
@@ -51,19 +52,19 @@ func (c *caddyProcess) series() map[string]string {
 func TestClientsMakeNoSeries(t *testing.T) {
 	t.Parallel()
 	const zones, clients = 10, 10_000
-	servers := startShards(t, 2, 1)
+	servers := caddytest.StartShards(t, 2, 1)
 	text := ""
 	for n := range zones {
 		text += fmt.Sprintf("zone z%d {\n\t\t\t\tkey {header.X-Key}-%[1]d\n\t\t\t\tevents 1\n\t\t\t\twindow 1h\n\t\t\t}\n\t\t\t", n)
 	}
-	c := startCaddy(t, fmt.Sprintf("{\n\t{{global}}\n\t%s\n}\n{{site}} {\n\troute {\n\t\trate_limit {\n\t\t\t%s\n\t\t}\n\t\trespond ok\n\t}\n}\n",
-		servers.store(patient...), text))
+	c := caddytest.Start(t, fmt.Sprintf("{\n\t{{global}}\n\t%s\n}\n{{site}} {\n\troute {\n\t\trate_limit {\n\t\t\t%s\n\t\t}\n\t\trespond ok\n\t}\n}\n",
+		servers.Store(caddytest.Patient...), text))
 	var before map[string]string
 	client := 0
 	eventually(t, "both shards were asked and charged", func() error {
 		client++
-		c.get("/", fmt.Sprint("X-Key: client ", client/2))
-		before = c.series()
+		c.Get("/", fmt.Sprint("X-Key: client ", client/2))
+		before = seriesOf(c)
 		for _, call := range []string{
 			`operation="check",role="primary"`, `operation="check",role="replica"`, `operation="charge",role="primary"`,
 		} {
@@ -77,13 +78,13 @@ func TestClientsMakeNoSeries(t *testing.T) {
 	})
 	for _, status := range []int{http.StatusOK, http.StatusTooManyRequests} {
 		result, err := loadgen.Run(t.Context(), loadgen.Options{
-			Addr: c.site, Connections: 16, Requests: clients, Header: "X-Key", Duration: 10 * time.Minute,
+			Addr: c.Addr, Connections: 16, Requests: clients, Header: "X-Key", Duration: 10 * time.Minute,
 			Key: func(n int64) string { return strconv.FormatInt(n, 10) },
 		})
 		must(t, "load", err)
 		must(t, fmt.Sprint(result.Status), want("answers with the status", result.Status[status], clients))
 	}
-	after := c.series()
+	after := seriesOf(c)
 	for name := range after {
 		if _, ok := before[name]; !ok {
 			t.Errorf("new series: %s", name)
@@ -96,20 +97,20 @@ func TestClientsMakeNoSeries(t *testing.T) {
 // and tells what became of the cost.
 func TestMetricsAreContinuous(t *testing.T) {
 	t.Parallel()
-	for kind, store := range bothStores(startShards(t, 1, 1), patient...) {
+	for kind, store := range bothStores(caddytest.StartShards(t, 1, 1), caddytest.Patient...) {
 		for charge, free := range map[string]string{"after": "free", "before": "refunded"} {
 			t.Run(kind+" "+charge, func(t *testing.T) {
-				c := startCaddy(t, fmt.Sprintf(measuredSite, store, 1000, charge))
+				c := caddytest.Start(t, fmt.Sprintf(measuredSite, store, 1000, charge))
 				for n := 1; n <= 10; n++ {
-					a, b := c.get("/", "X-Key: "+charge), c.get("/free", "X-Key: "+charge)
+					a, b := c.Get("/", "X-Key: "+charge), c.Get("/free", "X-Key: "+charge)
 					must(t, "requests", errors.Join(want("status", a.StatusCode, http.StatusOK), want("free", b.StatusCode, http.StatusNotModified)))
 					if n == 5 {
-						status, _ := c.load(fmt.Sprintf(measuredSite, store, 0, charge))
+						status, _ := c.Load(fmt.Sprintf(measuredSite, store, 0, charge))
 						must(t, "load", want("accepted", status == http.StatusOK, false))
 					} else {
-						c.mustLoad(fmt.Sprintf(measuredSite, store, 1000+n, charge))
+						c.MustLoad(fmt.Sprintf(measuredSite, store, 1000+n, charge))
 					}
-					count := func(series string) string { return c.series()["caddy_rate_limit_"+series] }
+					count := func(series string) string { return seriesOf(c)["caddy_rate_limit_"+series] }
 					must(t, fmt.Sprintf("reload %d", n), errors.Join(
 						want("requests", count(`requests_total{zone="api"}`), fmt.Sprint(2*n)),
 						want("allowed", count(`decisions_total{outcome="allowed",zone="api"}`), fmt.Sprint(2*n)),

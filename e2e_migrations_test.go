@@ -5,15 +5,17 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // awaitOwner returns the place of the shard that has counted so much of a client,
 // once one has.
-func awaitOwner(t *testing.T, servers shards, client string, count int64) (owner int) {
+func awaitOwner(t *testing.T, servers caddytest.Shards, client string, count int64) (owner int) {
 	t.Helper()
 	eventually(t, client+" is charged", func() error {
 		for owner = range servers {
-			if servers[owner:owner+1].counts(t, "api")[client] == count {
+			if servers[owner:owner+1].Counts(t, "api")[client] == count {
 				return nil
 			}
 		}
@@ -27,19 +29,19 @@ func awaitOwner(t *testing.T, servers shards, client string, count int64) (owner
 // of the first config runs on.
 func TestReloadBringsNothingAgain(t *testing.T) {
 	const clients = 60
-	servers := startShards(t, 3, 0)
-	backend := startSlowBackend(t)
+	servers := caddytest.StartShards(t, 3, 0)
+	backend := caddytest.StartSlowBackend(t)
 	config := func(n int, options ...string) string {
-		return limitedSite(servers[:n].store(options...), 10, "1h",
-			"handle /slow {\nreverse_proxy "+backend.server.Listener.Addr().String()+"\n}\nrespond ok")
+		return limitedSite(servers[:n].Store(options...), 10, "1h",
+			"handle /slow {\nreverse_proxy "+backend.Server.Listener.Addr().String()+"\n}\nrespond ok")
 	}
-	c := startCaddy(t, config(2))
+	c := caddytest.Start(t, config(2))
 	// askAll returns which clients are counted by the last shard.
 	askAll := func(used int64) (moved int64) {
 		t.Helper()
 		for n := range clients {
 			client := fmt.Sprint("client-", n)
-			must(t, client, c.ask("/", "X-Key: "+client).is(http.StatusOK, used))
+			must(t, client, c.Ask("/", "X-Key: "+client).Is(http.StatusOK, used))
 			if awaitOwner(t, servers, client, used) == 2 {
 				moved++
 			}
@@ -56,13 +58,13 @@ func TestReloadBringsNothingAgain(t *testing.T) {
 		return n
 	}
 	askAll(1)
-	c.mustLoad(config(3, "previous_shards a b"))
+	c.MustLoad(config(3, "previous_shards a b"))
 	moved := askAll(2)
 	if moved == 0 {
 		t.Error("no client has moved")
 	}
 	must(t, "after the resharding", want("buckets looked for", dumped(), moved))
-	c.mustLoad(config(3, "previous_shards a b", "ledger_trust 2s"))
+	c.MustLoad(config(3, "previous_shards a b", "ledger_trust 2s"))
 	askAll(3)
 	must(t, "after a reload", want("buckets looked for", dumped(), moved))
 
@@ -71,18 +73,18 @@ func TestReloadBringsNothingAgain(t *testing.T) {
 	late, owner := "", 0
 	for n := 0; owner != 2; n++ {
 		late = fmt.Sprint("late-", n)
-		must(t, "by the new shards", c.ask("/", "X-Key: "+late).is(http.StatusOK, 1))
+		must(t, "by the new shards", c.Ask("/", "X-Key: "+late).Is(http.StatusOK, 1))
 		owner = awaitOwner(t, servers, late, 1)
 	}
-	running := backend.start(t, c, "/slow", "X-Key: runner")
-	c.mustLoad(config(2))
+	running := backend.Start(t, c, "/slow", "X-Key: runner")
+	c.MustLoad(config(2))
 	must(t, "flush", servers[2].Primary.Client().FlushAll(t.Context()).Err())
 	for range 4 {
-		must(t, "by the old shards", want("status", c.ask("/", "X-Key: "+late).status, http.StatusOK))
+		must(t, "by the old shards", want("status", c.Ask("/", "X-Key: "+late).Status, http.StatusOK))
 	}
-	servers[:2].awaitCount(t, "api", late, 4)
-	c.mustLoad(config(3, "previous_shards a b"))
-	must(t, "by the new shards again", want("status", c.ask("/", "X-Key: "+late).status, http.StatusOK))
-	servers[2:].awaitCount(t, "api", late, 5)
-	must(t, "running request", want("status", backend.finish(t, running)[0].status, http.StatusOK))
+	servers[:2].AwaitCount(t, "api", late, 4)
+	c.MustLoad(config(3, "previous_shards a b"))
+	must(t, "by the new shards again", want("status", c.Ask("/", "X-Key: "+late).Status, http.StatusOK))
+	servers[2:].AwaitCount(t, "api", late, 5)
+	must(t, "running request", want("status", backend.Finish(t, running)[0].Status, http.StatusOK))
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
@@ -28,7 +29,7 @@ func TestFloodOfNewClients(t *testing.T) {
 			// Room for many fewer buckets than are asked for.
 			room := fmt.Sprint(max(4, made/50_000), "mb")
 			server := redistest.Start(t, "--maxmemory", room, "--maxmemory-policy", "noeviction")
-			c := startCaddy(t, fmt.Sprintf(`{
+			c := caddytest.Start(t, fmt.Sprintf(`{
 	{{global}}
 	rate_limit {
 		store redis {
@@ -51,20 +52,20 @@ func TestFloodOfNewClients(t *testing.T) {
 	}
 	respond ok
 }`, server.Addr(), most, events, charge))
-			ask := func() answer {
+			ask := func() caddytest.Answer {
 				t.Helper()
-				a, err := c.tryAsk("/", "X-Key: alice")
+				a, err := c.TryAsk("/", "X-Key: alice")
 				must(t, "ask as alice", err)
 				return a
 			}
 			for range events / 2 {
-				if a := ask(); a.status != http.StatusOK {
-					t.Fatalf("alice got %d", a.status)
+				if a := ask(); a.Status != http.StatusOK {
+					t.Fatalf("alice got %d", a.Status)
 				}
 			}
 			start := time.Now()
 			result, err := loadgen.Run(t.Context(), loadgen.Options{
-				Addr: c.site, Header: "X-Key", Connections: 32, Requests: made, Duration: 20 * time.Minute,
+				Addr: c.Addr, Header: "X-Key", Connections: 32, Requests: made, Duration: 20 * time.Minute,
 				Key: func(n int64) string { return "made-up-" + strconv.FormatInt(n, 10) },
 			})
 			must(t, "flood", err)
@@ -84,20 +85,20 @@ func TestFloodOfNewClients(t *testing.T) {
 			}
 			for n := range events {
 				a := ask()
-				if want := http.StatusOK; n < events/2 && a.status != want {
-					t.Errorf("request %d of alice got %d", events/2+n, a.status)
+				if want := http.StatusOK; n < events/2 && a.Status != want {
+					t.Errorf("request %d of alice got %d", events/2+n, a.Status)
 				}
-				if want := http.StatusTooManyRequests; n >= events/2 && a.status != want {
-					t.Errorf("request %d of alice got %d", events/2+n, a.status)
+				if want := http.StatusTooManyRequests; n >= events/2 && a.Status != want {
+					t.Errorf("request %d of alice got %d", events/2+n, a.Status)
 				}
 			}
 			if info, err := server.Info("errorstats"); err != nil || info["errorstat_OOM"] != "" {
 				t.Errorf("redis was out of memory: %v, %v", info, err)
 			}
-			if n := strings.Count(c.logs.String(), "too many new clients"); n < 1 || n > 1+int(seconds)/60 {
+			if n := strings.Count(c.Logs.String(), "too many new clients"); n < 1 || n > 1+int(seconds)/60 {
 				t.Errorf("the log says so %d times", n)
 			}
-			overflowed, err := strconv.Atoi(c.metric(`caddy_rate_limit_overflowed_requests_total{zone="api"}`))
+			overflowed, err := strconv.Atoi(c.Metric(`caddy_rate_limit_overflowed_requests_total{zone="api"}`))
 			// All of them but those that got a bucket of their own.
 			if err != nil || int64(overflowed) < made-keys || int64(overflowed) > made {
 				t.Errorf("the metric counts %d of %d with %d buckets, %v", overflowed, made, keys, err)
@@ -110,25 +111,25 @@ func TestFloodOfNewClients(t *testing.T) {
 // and also where the bound lets a client in between the two handlers.
 func TestNewClientsInTwoHandlersAreChargedOnce(t *testing.T) {
 	const clients = 200
-	servers := startShards(t, 2, 1)
+	servers := caddytest.StartShards(t, 2, 1)
 	for _, charge := range []string{"after", "before"} {
 		t.Run(charge, func(t *testing.T) {
 			prefix := "once-" + charge
 			zone := zoneWith("api", "charge "+charge, "events 1000")
-			c := startCaddy(t, twoHandlersSite(servers.store("max_new_buckets 1", "key_prefix "+prefix), zone, zone))
-			together(t, clients, func(i int) error {
-				a, err := c.tryProbe(t.Context(), "/", "X-Key: "+strconv.Itoa(i))
+			c := caddytest.Start(t, twoHandlersSite(servers.Store("max_new_buckets 1", "key_prefix "+prefix), zone, zone))
+			caddytest.Together(t, clients, func(i int) error {
+				a, err := c.TryProbe(t.Context(), "/", "X-Key: "+strconv.Itoa(i))
 				if err != nil {
 					return err
 				}
-				return want("status", a.status, http.StatusOK)
+				return want("status", a.Status, http.StatusOK)
 			})
-			if c.metric(`caddy_rate_limit_overflowed_requests_total{zone="api"}`) == "" {
+			if c.Metric(`caddy_rate_limit_overflowed_requests_total{zone="api"}`) == "" {
 				t.Error("nobody shares a bucket")
 			}
 			// It delivers what is on its way.
-			c.stop()
-			servers.awaitSum(t, prefix+":", clients)
+			c.Stop()
+			servers.AwaitSum(t, prefix+":", clients)
 		})
 	}
 }

@@ -42,7 +42,7 @@ func (p *pairRun) clients() []pairClient { return append(slices.Clip(regulars), 
 // or a charge or part of a batch is on its way.
 func (p *pairRun) read() (pairBooks, error) {
 	p.t.Helper()
-	status, _ := p.caddy.adminStatus()
+	status, _ := adminStatus(p.caddy)
 	books := pairBooks{}
 	for _, store := range status.Stores {
 		if l := store.Ledger; l == nil || l.InFlight != 0 || l.Unsent != 0 {
@@ -112,7 +112,7 @@ func (s *serversOfPair) primary() (b heldBucket, found bool, err error) {
 func (p *pairRun) readBucket(books pairBooks, store string, b pairBucket, query string) error {
 	p.t.Helper()
 	var a bucketsOfPair
-	p.caddy.adminJSON(http.MethodGet, "/rate_limit/buckets/"+b.zone+"?store="+store+"&"+query, "", &a)
+	p.caddy.AdminJSON(http.MethodGet, "/rate_limit/buckets/"+b.zone+"?store="+store+"&"+query, "", &a)
 	if len(a.Buckets) != 1 {
 		return fmt.Errorf("client %.40q has %d buckets in zone %s", b.name, len(a.Buckets), b.zone)
 	}
@@ -145,7 +145,7 @@ type doubt struct {
 // doubts reads them. Only where servers are away may there be any.
 func (p *pairRun) doubts() doubt {
 	p.t.Helper()
-	_, text := p.caddy.adminCall(http.MethodGet, "/metrics", "", "")
+	_, text := p.caddy.AdminCall(http.MethodGet, "/metrics", "", "")
 	m, err := caddyproc.ParseMetrics(text)
 	must(p.t, "metrics", err)
 	undelivered := func(labels ...string) int64 {

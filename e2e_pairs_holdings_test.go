@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // exactHeap, set in the environment of a test's Caddy, makes it know of every
@@ -103,10 +105,10 @@ func (h *holdings) countBytes() {
 	}
 }
 
-// holdings asks the process.
-func (c *caddyProcess) holdings() (h holdings) {
-	c.t.Helper()
-	c.adminJSON(http.MethodGet, "/test/holdings", "", &h)
+// holdingsOf asks the process.
+func holdingsOf(c *caddytest.Caddy) (h holdings) {
+	c.T.Helper()
+	c.AdminJSON(http.MethodGet, "/test/holdings", "", &h)
 	return h
 }
 

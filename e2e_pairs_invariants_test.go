@@ -138,19 +138,19 @@ const spareBytes = 4 << 10
 // knew is forgotten.
 func (p *pairRun) unload() {
 	p.t.Helper()
-	status, text := p.caddy.load(unlimitedSite)
+	status, text := p.caddy.Load(unlimitedSite)
 	must(p.t, "unload: "+text, want("status", status, http.StatusOK))
 	// A connection of a reverse proxy keeps the config from which it was made.
 	p.client.CloseIdleConnections()
 	p.backend.CloseClientConnections()
 	p.await("nothing of the limiter is left", func() error {
-		h := p.caddy.holdings()
+		h := holdingsOf(p.caddy)
 		if h.Goroutines > 0 || h.Bytes > spareBytes {
 			return fmt.Errorf("%d goroutines and %d bytes:\n%.20000s", h.Goroutines, h.Bytes, strings.Join(h.Stacks, "\n"))
 		}
 		return nil
 	})
-	if log := p.caddy.logs.String(); strings.Contains(log, "panic") {
+	if log := p.caddy.Logs.String(); strings.Contains(log, "panic") {
 		p.t.Error("a panic")
 	}
 }

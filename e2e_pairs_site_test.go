@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
@@ -35,12 +36,16 @@ type pairSite struct {
 }
 
 func (s *pairSite) store(lines ...string) { s.storeLines = append(s.storeLines, lines...) }
+
 func (s *pairSite) defaultStore(lines ...string) {
 	s.defaultLines = append(s.defaultLines, lines...)
 }
+
 func (s *pairSite) otherStore(shard ...string) { s.others = shard }
-func (s *pairSite) handler(lines ...string)    { s.handlerLines = append(s.handlerLines, lines...) }
-func (s *pairSite) zone(lines ...string)       { s.zoneLines = append(s.zoneLines, lines...) }
+
+func (s *pairSite) handler(lines ...string) { s.handlerLines = append(s.handlerLines, lines...) }
+
+func (s *pairSite) zone(lines ...string) { s.zoneLines = append(s.zoneLines, lines...) }
 
 // site is the Caddyfile of the pair as it is now.
 func (p *pairRun) site() *pairSite {
@@ -68,9 +73,9 @@ func (s *pairSite) zonesOf() []string {
 func (s *pairSite) redis(name string, shards []string, more ...string) string {
 	var lines []string
 	for _, shard := range shards {
-		lines = append(lines, shardOf(shard, s.p.shard(shard)))
+		lines = append(lines, caddytest.ShardOf(shard, s.p.shard(shard)))
 	}
-	text := redisStore(append(append(lines, s.storeLines...), more...)...)
+	text := caddytest.RedisStore(append(append(lines, s.storeLines...), more...)...)
 	return strings.Replace(text, "store redis", "store "+name+" redis", 1)
 }
 
@@ -135,7 +140,7 @@ func (s *pairSite) caddyfile() string {
 func (p *pairRun) load() {
 	p.t.Helper()
 	p.loads.Add(1)
-	if status, text := p.caddy.load(p.site().caddyfile()); status != http.StatusOK {
+	if status, text := p.caddy.Load(p.site().caddyfile()); status != http.StatusOK {
 		p.t.Fatalf("load: status %d: %s", status, text)
 	}
 }
@@ -208,7 +213,7 @@ func (p *pairRun) awaitWhole() {
 		must(p.t, "replicate shard "+name, s.WaitReplicated(ctx))
 	}
 	p.await("all servers are in use", func() error {
-		status, _ := p.caddy.adminStatus()
+		status, _ := adminStatus(p.caddy)
 		for _, store := range status.Stores {
 			for _, shard := range store.Shards {
 				for _, server := range shard.Servers {

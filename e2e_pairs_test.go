@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
@@ -35,7 +36,7 @@ type pairRun struct {
 	features []*feature
 	rng      *rand.Rand
 
-	caddy   *caddyProcess
+	caddy   *caddytest.Caddy
 	client  *http.Client
 	backend *httptest.Server
 	socket  string
@@ -140,12 +141,12 @@ func tryPair(t *testing.T, which pair, seed uint64) {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	p.socket = filepath.Join(dir, "site")
 	p.startBackend()
-	p.caddy = startCaddy(t, unlimitedSite, exactHeap+"=1")
-	before := p.caddy.holdings()
+	p.caddy = caddytest.Start(t, unlimitedSite, exactHeap+"=1")
+	before := holdingsOf(p.caddy)
 	must(t, "a Caddy without a limiter", errors.Join(want("goroutines", before.Goroutines, 0), want("bytes of stores being few", before.Bytes <= spareBytes, true)))
 
 	if words := which.exclusion(); words != "" {
-		status, text := p.caddy.load(p.site().caddyfile())
+		status, text := p.caddy.Load(p.site().caddyfile())
 		must(t, "load", want("status", status, http.StatusBadRequest))
 		must(t, "load", want("telling of "+words+", in "+text, strings.Contains(text, words), true))
 		return

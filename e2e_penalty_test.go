@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // TestPenalty: who was refused stays refused although there is room again, for as
@@ -15,58 +17,58 @@ func TestPenalty(t *testing.T) {
 		for _, mode := range modes {
 			t.Run(algorithm+", "+mode, func(t *testing.T) {
 				t.Parallel() // it spends its time waiting
-				servers := startShards(t, 1, 1)
-				site := zonesSite(servers.store(), zoneWith("strict", "algorithm "+algorithm, "charge "+mode, "events 2", "window 1s", "penalty 6s"), "respond ok")
-				caddys := startCaddys(t, 2, site)
-				key, first := "", answer{}
+				servers := caddytest.StartShards(t, 1, 1)
+				site := zonesSite(servers.Store(), zoneWith("strict", "algorithm "+algorithm, "charge "+mode, "events 2", "window 1s", "penalty 6s"), "respond ok")
+				caddys := caddytest.StartMany(t, 2, site)
+				key, first := "", caddytest.Answer{}
 				for try, admitted := 0, 9; admitted > 4; try++ {
 					key, admitted = fmt.Sprint("client-", try), 0
 					eventually(t, "a request is refused", func() error {
-						first = caddys[0].probe("/", "X-Key: "+key)
+						first = caddys[0].Probe("/", "X-Key: "+key)
 						admitted++
-						return want("status", first.status, http.StatusTooManyRequests)
+						return want("status", first.Status, http.StatusTooManyRequests)
 					})
 					// On a busy machine charges come so late that too many are
 					// admitted, which would take long to drain.
 				}
 				var until int64
 				eventually(t, "the penalty is stored", func() error {
-					until = servers.content(t, "strict", key).penalty
+					until = servers.Content(t, "strict", key).Penalty
 					return want("there being one", until > 0, true)
 				})
-				servers.awaitReplicas(t)
+				servers.AwaitReplicas(t)
 				over := time.UnixMicro(until)
-				must(t, "first refusal", errors.Join(first.refuses("strict"), want("reset", first.reset, ceilSeconds(until)),
-					want("Retry-After", first.retryAfter, 6)))
+				must(t, "first refusal", errors.Join(first.Refuses("strict"), want("reset", first.Reset, ceilSeconds(until)),
+					want("Retry-After", first.RetryAfter, 6)))
 
 				// By then the window is over, also for what still weighs the one
 				// before, and the events have drained.
-				room := first.received.Add(3 * time.Second).UnixMicro()
-				eventually(t, "there is room again", func() error { return want("it being so", servers.now(t) > room, true) })
+				room := first.Received.Add(3 * time.Second).UnixMicro()
+				eventually(t, "there is room again", func() error { return want("it being so", servers.Now(t) > room, true) })
 				for i := range 4 {
-					a := caddys[i%2].probe("/", "X-Key: "+key)
-					if !a.received.Before(over) {
+					a := caddys[i%2].Probe("/", "X-Key: "+key)
+					if !a.Received.Before(over) {
 						break // the machine was busy
 					}
-					must(t, "refusal", errors.Join(a.refuses("strict"), a.penalized(over)))
+					must(t, "refusal", errors.Join(a.Refuses("strict"), penalized(a, over)))
 				}
 				// Nobody made it longer.
-				stored := servers.content(t, "strict", key).penalty
+				stored := servers.Content(t, "strict", key).Penalty
 				must(t, "Redis", want(fmt.Sprintf("the end of the penalty being %d or, because it is over, 0", until),
-					stored == until || stored == 0 && servers.now(t) > until, true))
+					stored == until || stored == 0 && servers.Now(t) > until, true))
 
 				almost := over.Add(-300 * time.Millisecond).UnixMicro()
-				eventually(t, "the penalty is almost over", func() error { return want("it being so", servers.now(t) > almost, true) })
+				eventually(t, "the penalty is almost over", func() error { return want("it being so", servers.Now(t) > almost, true) })
 				eventually(t, "a request is admitted", func() error {
-					a := caddys[1].probe("/", "X-Key: "+key)
-					if a.status == http.StatusOK {
-						must(t, "admitted request", want("coming before the penalty was over", a.received.Before(over), false))
+					a := caddys[1].Probe("/", "X-Key: "+key)
+					if a.Status == http.StatusOK {
+						must(t, "admitted request", want("coming before the penalty was over", a.Received.Before(over), false))
 						return nil
 					}
-					must(t, "refusal", errors.Join(a.refuses("strict"), a.penalized(over)))
+					must(t, "refusal", errors.Join(a.Refuses("strict"), penalized(a, over)))
 					return errors.New("it is refused")
 				})
-				must(t, "another client", caddys[1].probe("/", "X-Key: bob").shows(http.StatusOK, 2, 1))
+				must(t, "another client", caddys[1].Probe("/", "X-Key: bob").Shows(http.StatusOK, 2, 1))
 			})
 		}
 	}
@@ -74,10 +76,10 @@ func TestPenalty(t *testing.T) {
 
 // penalized tells how a refusal differs from one that tells when the penalty is
 // over.
-func (a answer) penalized(over time.Time) error {
-	wait := time.Duration(a.retryAfter) * time.Second
+func penalized(a caddytest.Answer, over time.Time) error {
+	wait := time.Duration(a.RetryAfter) * time.Second
 	// All processes share a clock; the test's is later to see the answer.
-	least, most := over.Sub(a.received), max(over.Sub(a.sent), 0)+3*time.Second
-	return errors.Join(want("reset", a.reset, ceilSeconds(over.UnixMicro())),
+	least, most := over.Sub(a.Received), max(over.Sub(a.Sent), 0)+3*time.Second
+	return errors.Join(want("reset", a.Reset, ceilSeconds(over.UnixMicro())),
 		want(fmt.Sprintf("Retry-After %s being from %s to %s", wait, least, most), wait >= least && wait <= most, true))
 }

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // placeholderSite uses the placeholders wherever configs commonly do. The
@@ -51,29 +53,29 @@ func TestPlaceholders(t *testing.T) {
 		_, _ = w.Write([]byte(r.Header.Get("X-Told")))
 	}))
 	defer backend.Close()
-	servers := startShards(t, 1, 0)
-	for name, store := range map[string]string{"memory": "", "redis": servers.store()} {
+	servers := caddytest.StartShards(t, 1, 0)
+	for name, store := range map[string]string{"memory": "", "redis": servers.Store()} {
 		t.Run(name, func(t *testing.T) {
-			c := startCaddy(t, fmt.Sprintf(placeholderSite, store, backend.Listener.Addr()))
+			c := caddytest.Start(t, fmt.Sprintf(placeholderSite, store, backend.Listener.Addr()))
 			for used, path := range []string{"/direct", "/proxied", "/proxied"} {
-				a := c.ask(path, "X-Key: alice")
-				before := fmt.Sprintf("3 %d %d %d", used, 3-used, a.reset)
+				a := c.Ask(path, "X-Key: alice")
+				before := fmt.Sprintf("3 %d %d %d", used, 3-used, a.Reset)
 				body := before
 				if path == "/direct" {
 					body = "used 0, other zone , refused by ."
 				}
 				must(t, path, errors.Join(
-					a.is(http.StatusOK, int64(used+1)), want("body", a.body, body),
-					want("header set before the charge", a.header.Get("X-Before"), before),
-					want("header set after the charge", a.header.Get("X-After"), fmt.Sprintf("3 %d %d %d", used+1, 2-used, a.reset))))
+					a.Is(http.StatusOK, int64(used+1)), want("body", a.Body, body),
+					want("header set before the charge", a.Header.Get("X-Before"), before),
+					want("header set after the charge", a.Header.Get("X-After"), fmt.Sprintf("3 %d %d %d", used+1, 2-used, a.Reset))))
 				if store != "" {
-					servers.awaitCount(t, "api", "alice", int64(used+1))
+					servers.AwaitCount(t, "api", "alice", int64(used+1))
 				}
 			}
-			a := c.ask("/direct", "X-Key: alice")
+			a := c.Ask("/direct", "X-Key: alice")
 			must(t, "refusal", errors.Join(
-				a.is(http.StatusTooManyRequests, 3), want("header", a.header.Get("X-Refused-By"), "api"),
-				want("body", a.body, "429 by api: 3 of 3, rate limit api exceeded")))
+				a.Is(http.StatusTooManyRequests, 3), want("header", a.Header.Get("X-Refused-By"), "api"),
+				want("body", a.Body, "429 by api: 3 of 3, rate limit api exceeded")))
 		})
 	}
 }
@@ -98,22 +100,22 @@ func TestOnlyOurLimitHeadersRemain(t *testing.T) {
 		_, _ = w.Write([]byte("ok"))
 	}))
 	defer backend.Close()
-	servers := startShards(t, 1, 0)
-	c := startCaddy(t, proxySite(servers.store(), 4, backend.Listener.Addr().String()))
+	servers := caddytest.StartShards(t, 1, 0)
+	c := caddytest.Start(t, proxySite(servers.Store(), 4, backend.Listener.Addr().String()))
 	for used := int64(1); used <= 3; used++ {
-		a := c.ask("/", "X-Key: alice")
+		a := c.Ask("/", "X-Key: alice")
 		must(t, "proxied response", errors.Join(
-			a.is(http.StatusOK, used), want("limit", a.limit, 4), want("zone", a.resource, "api"), want("other header", a.header.Get("X-Other"), "kept")))
-		servers.awaitCount(t, "api", "alice", used)
-		must(t, "reset", want("header", a.reset, ceilSeconds(servers.buckets(t, "api")["alice"].Reset)))
+			a.Is(http.StatusOK, used), want("limit", a.Limit, 4), want("zone", a.Resource, "api"), want("other header", a.Header.Get("X-Other"), "kept")))
+		servers.AwaitCount(t, "api", "alice", used)
+		must(t, "reset", want("header", a.Reset, ceilSeconds(servers.Buckets(t, "api")["alice"].Reset)))
 	}
 	// The backend's own refusal is a response like others, and its advice
 	// stays; tryAsk knows Retry-After as ours only.
-	resp := c.get("/busy", "X-Key: alice")
+	resp := c.Get("/busy", "X-Key: alice")
 	must(t, "the backend's refusal", errors.Join(
-		want("status", resp.StatusCode, http.StatusTooManyRequests), want("remaining", remaining(resp), "0"),
+		want("status", resp.StatusCode, http.StatusTooManyRequests), want("remaining", caddytest.Remaining(resp), "0"),
 		want("Retry-After", resp.Header.Get("Retry-After"), "120"), want("zone", resp.Header.Get("X-RateLimit-Resource"), "api")))
-	servers.awaitCount(t, "api", "alice", 4)
-	a := c.ask("/", "X-Key: alice")
-	must(t, "our refusal", errors.Join(a.is(http.StatusTooManyRequests, 4), want("header of the backend", a.header.Get("X-Other"), "")))
+	servers.AwaitCount(t, "api", "alice", 4)
+	a := c.Ask("/", "X-Key: alice")
+	must(t, "our refusal", errors.Join(a.Is(http.StatusTooManyRequests, 4), want("header of the backend", a.Header.Get("X-Other"), "")))
 }

@@ -5,13 +5,15 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // TestPlanUpgradeKeepsTheCount: how many events there may be is not part of a
 // bucket.
 func TestPlanUpgradeKeepsTheCount(t *testing.T) {
 	t.Parallel()
-	servers := startShards(t, 1, 1)
+	servers := caddytest.StartShards(t, 1, 1)
 	zones, names := "", []string{}
 	for _, algorithm := range counting {
 		for _, mode := range modes {
@@ -31,19 +33,19 @@ func TestPlanUpgradeKeepsTheCount(t *testing.T) {
 					for range n {
 						used++
 						what := fmt.Sprintf("%s, plan %q, request %d", zone, plan, used)
-						must(t, what, c.probe("/"+zone, "X-Key: alice", "X-Plan-Limit: "+plan).shows(http.StatusOK, limit, used))
+						must(t, what, c.Probe("/"+zone, "X-Key: alice", "X-Plan-Limit: "+plan).Shows(http.StatusOK, limit, used))
 						if store != "" {
-							servers.awaitUsed(t, zone, "alice", used)
-							servers.awaitReplicas(t)
+							servers.AwaitUsed(t, zone, "alice", used)
+							servers.AwaitReplicas(t)
 						}
 					}
 				}
 				refused := func(plan string, limit int64) {
 					t.Helper()
-					a := c.probe("/"+zone, "X-Key: alice", "X-Plan-Limit: "+plan)
-					must(t, fmt.Sprintf("%s, plan %q, a request too many", zone, plan), errors.Join(a.refuses(zone), a.shows(http.StatusTooManyRequests, limit, used)))
+					a := c.Probe("/"+zone, "X-Key: alice", "X-Plan-Limit: "+plan)
+					must(t, fmt.Sprintf("%s, plan %q, a request too many", zone, plan), errors.Join(a.Refuses(zone), a.Shows(http.StatusTooManyRequests, limit, used)))
 					if store != "" {
-						must(t, zone, want("used in Redis", servers.content(t, zone, "alice").used, used))
+						must(t, zone, want("used in Redis", servers.Content(t, zone, "alice").Used, used))
 					}
 				}
 				charges(9, "", 10)

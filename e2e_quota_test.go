@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // quotaZone is pathZone whose events a header of the request tells.
@@ -17,23 +19,23 @@ func quotaZone(name string, options ...string) string {
 
 // isUnlimited tells how the answer differs from one of which no zone says
 // anything.
-func (a answer) isUnlimited() error {
-	return errors.Join(want("status", a.status, http.StatusOK), want("having limit headers", a.isLimited(), false),
-		want("Retry-After", a.header.Get("Retry-After"), ""))
+func isUnlimited(a caddytest.Answer) error {
+	return errors.Join(want("status", a.Status, http.StatusOK), want("having limit headers", a.IsLimited(), false),
+		want("Retry-After", a.Header.Get("Retry-After"), ""))
 }
 
 // isRefusedOutright tells how the answer differs from a refusal by a zone whose
 // limit is 0.
-func (a answer) isRefusedOutright(zone string) error {
-	return errors.Join(a.shows(http.StatusTooManyRequests, 0, 0), want("zone", a.resource, zone),
-		want("X-RateLimit-Reset", a.reset, int64(-1)), want("Retry-After", a.header.Get("Retry-After"), ""))
+func isRefusedOutright(a caddytest.Answer, zone string) error {
+	return errors.Join(a.Shows(http.StatusTooManyRequests, 0, 0), want("zone", a.Resource, zone),
+		want("X-RateLimit-Reset", a.Reset, int64(-1)), want("Retry-After", a.Header.Get("Retry-After"), ""))
 }
 
 // TestQuotaOfNothingAndUnlimited: a quota of 0 refuses every request, and the word
 // unlimited none, whatever else is in the zone, and without a call. Only what is
 // neither a number nor that word gets the fallback.
 func TestQuotaOfNothingAndUnlimited(t *testing.T) {
-	servers := startShards(t, 1, 0)
+	servers := caddytest.StartShards(t, 1, 0)
 	var names []string
 	zones := ""
 	add := func(name string, options ...string) {
@@ -59,33 +61,33 @@ func TestQuotaOfNothingAndUnlimited(t *testing.T) {
 	for name, store := range bothStores(servers) {
 		t.Run(name, func(t *testing.T) {
 			c := startWith(t, store, zones, "respond ok")
-			before := servers.scripts(t)
+			before := scriptsRun(t, servers)
 			for _, zone := range names {
 				for range 3 {
 					for _, quota := range []string{"0", " 0 ", "00"} {
-						must(t, zone+", quota "+quota, c.probe("/"+zone, "X-Key: alice", "X-Staff: yes", "X-Cost: 0", "X-Quota: "+quota).isRefusedOutright(zone))
+						must(t, zone+", quota "+quota, isRefusedOutright(c.Probe("/"+zone, "X-Key: alice", "X-Staff: yes", "X-Cost: 0", "X-Quota: "+quota), zone))
 					}
 					for _, quota := range []string{"unlimited", "\tunlimited "} {
-						must(t, zone+", quota "+quota, c.probe("/"+zone, "X-Key: alice", "X-Quota: "+quota).isUnlimited())
+						must(t, zone+", quota "+quota, isUnlimited(c.Probe("/"+zone, "X-Key: alice", "X-Quota: "+quota)))
 					}
 				}
 			}
-			must(t, "Redis", want("scripts run for them", servers.scripts(t)-before, 0))
-			must(t, "log", errors.Join(want("lines about the fallback", c.countLines("using the fallback"), 0),
-				want("lines about costs", c.countLines("costs more than its zone ever admits"), 0)))
+			must(t, "Redis", want("scripts run for them", scriptsRun(t, servers)-before, 0))
+			must(t, "log", errors.Join(want("lines about the fallback", countLines(c, "using the fallback"), 0),
+				want("lines about costs", countLines(c, "costs more than its zone ever admits"), 0)))
 			for _, zone := range names {
 				must(t, zone, errors.Join(
-					want("declined requests", c.metric(`caddy_rate_limit_declined_requests_total{zone="`+zone+`"}`), "9"),
-					want("counted requests", c.metric(`caddy_rate_limit_requests_total{zone="`+zone+`"}`), "9")))
+					want("declined requests", c.Metric(`caddy_rate_limit_declined_requests_total{zone="`+zone+`"}`), "9"),
+					want("counted requests", c.Metric(`caddy_rate_limit_requests_total{zone="`+zone+`"}`), "9")))
 				// What is refused and what is not counted leaves no trace.
 				capacity := map[bool]int64{true: 7, false: 3}[strings.HasPrefix(zone, "burst")]
-				must(t, zone, c.probe("/"+zone, "X-Key: alice", "X-Staff: yes", "X-Cost: 1", "X-Quota: 3").shows(http.StatusOK, capacity, 1))
+				must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Staff: yes", "X-Cost: 1", "X-Quota: 3").Shows(http.StatusOK, capacity, 1))
 			}
 			for i, quota := range []string{"", "many", "-1", "2.5", "Unlimited", "unlimited!", "0x10", "-99999999999999999999"} {
 				zone := "fixed_window.before"
-				must(t, "quota "+quota, c.probe("/"+zone, "X-Key: bob", "X-Quota: "+quota).shows(http.StatusOK, 100, int64(i+1)))
+				must(t, "quota "+quota, c.Probe("/"+zone, "X-Key: bob", "X-Quota: "+quota).Shows(http.StatusOK, 100, int64(i+1)))
 			}
-			c.awaitLines(t, 1, "using the fallback", `"zone":"fixed_window.before"`, `"fallback":100`)
+			c.AwaitLines(t, 1, "using the fallback", `"zone":"fixed_window.before"`, `"fallback":100`)
 		})
 	}
 }
@@ -105,17 +107,17 @@ func TestQuotaBeyondWhatCounts(t *testing.T) {
 		"drain":  {[]string{"1", "99"}, 1000},
 	} {
 		for i, quota := range test.quotas {
-			must(t, zone+", quota "+quota, c.probe("/"+zone, "X-Key: alice", "X-Quota: "+quota).shows(http.StatusOK, test.limit, int64(i+1)))
+			must(t, zone+", quota "+quota, c.Probe("/"+zone, "X-Key: alice", "X-Quota: "+quota).Shows(http.StatusOK, test.limit, int64(i+1)))
 		}
-		c.awaitLines(t, 1, "using the nearest", `"zone":"`+zone+`"`, `"events":"`+test.quotas[0]+`"`)
+		c.AwaitLines(t, 1, "using the nearest", `"zone":"`+zone+`"`, `"events":"`+test.quotas[0]+`"`)
 	}
-	must(t, "log", want("lines about the fallback", c.countLines("using the fallback"), 0))
+	must(t, "log", want("lines about the fallback", countLines(c, "using the fallback"), 0))
 }
 
 // TestQuotaBesideOtherZones: a zone whose limit is 0 refuses before any other is
 // asked, where it is enforced; one without a limit leaves the others as they are.
 func TestQuotaBesideOtherZones(t *testing.T) {
-	servers := startShards(t, 1, 0)
+	servers := caddytest.StartShards(t, 1, 0)
 	for name, store := range bothStores(servers, "max_new_buckets 1000000") {
 		for _, mode := range modes {
 			t.Run(name+", "+mode, func(t *testing.T) {
@@ -138,10 +140,10 @@ func TestQuotaBesideOtherZones(t *testing.T) {
 				passes := func(what, body string, limit int64, headers ...string) {
 					t.Helper()
 					used++
-					a := c.probe("/", with(headers...)...)
-					must(t, what, errors.Join(want("status", a.status, http.StatusOK), want("limit", a.limit, limit), want("body", a.body, body)))
+					a := c.Probe("/", with(headers...)...)
+					must(t, what, errors.Join(want("status", a.Status, http.StatusOK), want("limit", a.Limit, limit), want("body", a.Body, body)))
 					if store != "" {
-						servers.awaitUsed(t, "other", "alice", used)
+						servers.AwaitUsed(t, "other", "alice", used)
 					}
 				}
 				other := func() int64 { // which the check tells before the charge
@@ -151,19 +153,19 @@ func TestQuotaBesideOtherZones(t *testing.T) {
 					return used
 				}
 				passes("all limits", fmt.Sprint("allowed 5 ", other()), 5)
-				before := servers.scripts(t)
-				must(t, "limit 0", c.probe("/", with("X-Quota: 0")...).isRefusedOutright("plan"))
-				must(t, "Redis", want("scripts run for it", servers.scripts(t)-before, 0))
-				must(t, "limit 0 behind others", c.probe("/", with("X-Inner: 0")...).isRefusedOutright("inner"))
+				before := scriptsRun(t, servers)
+				must(t, "limit 0", isRefusedOutright(c.Probe("/", with("X-Quota: 0")...), "plan"))
+				must(t, "Redis", want("scripts run for it", scriptsRun(t, servers)-before, 0))
+				must(t, "limit 0 behind others", isRefusedOutright(c.Probe("/", with("X-Inner: 0")...), "inner"))
 				if store != "" {
-					servers.awaitUsed(t, "other", "alice", used)
+					servers.AwaitUsed(t, "other", "alice", used)
 				}
 				passes("observed limit 0", fmt.Sprint("would_refuse 0 ", other()), 0, "X-Trial: 0")
 				passes("some unlimited", fmt.Sprint("  ", other()), 100, "X-Quota: unlimited", "X-Trial: unlimited", "X-Inner: unlimited")
-				s := c.simulate("/", with("X-Quota: unlimited", "X-Inner: 0")...)
+				s := simulate(c, "/", with("X-Quota: unlimited", "X-Inner: 0")...)
 				must(t, fmt.Sprintf("simulation %+v", s), errors.Join(want("decision", s.Decision, "refused"), want("zone", s.Zone, "inner"),
 					want("wait", s.Wait, 0), want("zones", s.names(), "other trial inner")))
-				s = c.simulate("/", with("X-Quota: 0")...)
+				s = simulate(c, "/", with("X-Quota: 0")...)
 				must(t, fmt.Sprintf("simulation %+v", s), errors.Join(want("decision", s.Decision, "refused"), want("zone", s.Zone, "plan"),
 					want("wait", s.Wait, 0), want("reason", s.Zones[1].Reason, "over_limit"), want("limit", s.Zones[1].Limit, 0)))
 			})
@@ -178,11 +180,11 @@ func TestQuotaWithoutAStore(t *testing.T) {
 		for _, mode := range modes {
 			t.Run(onError+", "+mode, func(t *testing.T) {
 				t.Parallel()
-				c := startWith(t, redisStore("shard a {\nprimary "+freeAddr(t)+"\n}"), quotaZone("plan", "charge "+mode, "on_error "+onError), "respond ok")
+				c := startWith(t, caddytest.RedisStore("shard a {\nprimary "+caddytest.FreeAddr(t)+"\n}"), quotaZone("plan", "charge "+mode, "on_error "+onError), "respond ok")
 				for range 3 {
-					must(t, "limit 0", c.probe("/plan", "X-Key: alice", "X-Quota: 0").isRefusedOutright("plan"))
-					must(t, "unlimited", c.probe("/plan", "X-Key: alice", "X-Quota: unlimited").isUnlimited())
-					must(t, "limit 5", want("status", c.probe("/plan", "X-Key: alice", "X-Quota: 5").status, status))
+					must(t, "limit 0", isRefusedOutright(c.Probe("/plan", "X-Key: alice", "X-Quota: 0"), "plan"))
+					must(t, "unlimited", isUnlimited(c.Probe("/plan", "X-Key: alice", "X-Quota: unlimited")))
+					must(t, "limit 5", want("status", c.Probe("/plan", "X-Key: alice", "X-Quota: 5").Status, status))
 				}
 			})
 		}
@@ -192,15 +194,15 @@ func TestQuotaWithoutAStore(t *testing.T) {
 // TestQuotaIsTold in the fields of the draft and in the body of a refusal.
 func TestQuotaIsTold(t *testing.T) {
 	c := startWith(t, "", zoneWith("plan", "events {header.X-Quota} 100", "algorithm gcra", "burst 9", "window 60s")+"headers ietf\nproblem\n", "respond ok")
-	a := c.probe("/", "X-Key: alice", "X-Quota: 0")
+	a := c.Probe("/", "X-Key: alice", "X-Quota: 0")
 	var body struct {
 		Type     string
 		Violated []string `json:"violated-policies"`
 	}
-	must(t, "body", json.Unmarshal([]byte(a.body), &body))
-	must(t, "limit 0", errors.Join(want("status", a.status, http.StatusTooManyRequests), want("policy", a.header.Get("RateLimit-Policy"), `"plan";q=0;w=60`),
-		want("limit", a.header.Get("RateLimit"), `"plan";r=0`), want("type", body.Type, "https://iana.org/assignments/http-problem-types#quota-exceeded"),
+	must(t, "body", json.Unmarshal([]byte(a.Body), &body))
+	must(t, "limit 0", errors.Join(want("status", a.Status, http.StatusTooManyRequests), want("policy", a.Header.Get("RateLimit-Policy"), `"plan";q=0;w=60`),
+		want("limit", a.Header.Get("RateLimit"), `"plan";r=0`), want("type", body.Type, "https://iana.org/assignments/http-problem-types#quota-exceeded"),
 		want("zones", fmt.Sprint(body.Violated), "[plan]")))
-	a = c.probe("/", "X-Key: alice", "X-Quota: unlimited")
-	must(t, "unlimited", errors.Join(want("status", a.status, http.StatusOK), want("policy", a.header.Get("RateLimit-Policy"), ""), want("limit", a.header.Get("RateLimit"), "")))
+	a = c.Probe("/", "X-Key: alice", "X-Quota: unlimited")
+	must(t, "unlimited", errors.Join(want("status", a.Status, http.StatusOK), want("policy", a.Header.Get("RateLimit-Policy"), ""), want("limit", a.Header.Get("RateLimit"), "")))
 }

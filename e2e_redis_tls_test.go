@@ -9,10 +9,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
-func inAnHour() time.Time  { return time.Now().Add(time.Hour) }
+func inAnHour() time.Time { return time.Now().Add(time.Hour) }
+
 func anHourAgo() time.Time { return time.Now().Add(-time.Hour) }
 
 func issueServer(t *testing.T, ca *redistest.Authority, hosts ...string) *redistest.Certificate {
@@ -45,25 +47,25 @@ func cut(t *testing.T, servers ...*redistest.Server) {
 
 // awaitStatus asks, for ever new clients, until the answer has a status, and
 // limit headers if it is 200.
-func (c *caddyProcess) awaitStatus(status int) {
-	c.t.Helper()
+func awaitStatus(c *caddytest.Caddy, status int) {
+	c.T.Helper()
 	i := 0
-	eventually(c.t, fmt.Sprintf("the status is %d", status), func() error {
+	eventually(c.T, fmt.Sprintf("the status is %d", status), func() error {
 		i++
-		a := c.ask("/", fmt.Sprintf("X-Key: %d-%d", status, i))
-		return errors.Join(want("status", a.status, status), want("having limit headers", a.isLimited(), status == http.StatusOK))
+		a := c.Ask("/", fmt.Sprintf("X-Key: %d-%d", status, i))
+		return errors.Join(want("status", a.Status, status), want("having limit headers", a.IsLimited(), status == http.StatusOK))
 	})
 }
 
 // awaitLeftOut asks, for ever new clients, until a server is left out because of
 // an error with these words, and then is answered by on_error deny.
-func (c *caddyProcess) awaitLeftOut(words string) {
-	c.t.Helper()
+func awaitLeftOut(c *caddytest.Caddy, words string) {
+	c.T.Helper()
 	i := 0
-	eventually(c.t, "a server is left out because "+words, func() error {
+	eventually(c.T, "a server is left out because "+words, func() error {
 		i++
-		c.ask("/", fmt.Sprintf("X-Key: %s-%d", words, i))
-		lines := c.storeLines()
+		c.Ask("/", fmt.Sprintf("X-Key: %s-%d", words, i))
+		lines := storeLines(c)
 		for _, line := range lines {
 			if line.Level == "warn" && line.Msg == "server is left out" && strings.Contains(line.Error, words) {
 				return nil
@@ -71,7 +73,7 @@ func (c *caddyProcess) awaitLeftOut(words string) {
 		}
 		return fmt.Errorf("the log says %+v", lines)
 	})
-	c.awaitStatus(http.StatusServiceUnavailable)
+	awaitStatus(c, http.StatusServiceUnavailable)
 }
 
 // TestTLSShardsOfEveryKind: their servers and sentinels want a certificate.
@@ -86,7 +88,7 @@ func TestTLSShardsOfEveryKind(t *testing.T) {
 	var static, watched *redistest.Shard
 	var sentinels *redistest.Sentinels
 	var cluster *redistest.Cluster
-	together(t, 3, func(i int) (err error) {
+	caddytest.Together(t, 3, func(i int) (err error) {
 		switch i {
 		case 0:
 			static, err = started(t, (*redistest.Shard).Stop)(redistest.LaunchShardWith(0, local))
@@ -102,16 +104,16 @@ func TestTLSShardsOfEveryKind(t *testing.T) {
 		return err
 	})
 	client := issueClient(t, ca)
-	c := startCaddy(t, apiSite(redisStore(
-		shardWith("static", "primary "+strings.Replace(static.Primary.Addr(), "127.0.0.1", "localhost", 1)),
-		shardWith("watched", sentinelLine(sentinels), tlsBlock(ca, client, "server_name redis.internal")),
-		shardWith("cluster", "cluster "+cluster.Addrs()[0]),
+	c := caddytest.Start(t, apiSite(caddytest.RedisStore(
+		caddytest.ShardWith("static", "primary "+strings.Replace(static.Primary.Addr(), "127.0.0.1", "localhost", 1)),
+		caddytest.ShardWith("watched", sentinelLine(sentinels), tlsBlock(ca, client, "server_name redis.internal")),
+		caddytest.ShardWith("cluster", "cluster "+cluster.Addrs()[0]),
 		tlsBlock(ca, client),
 	), 3, "1h"))
 	const clients = 30
 	for i := range clients {
 		key := fmt.Sprintf("client-%d", i)
-		must(t, key, c.ask("/", "X-Key: "+key).is(http.StatusOK, 1))
+		must(t, key, c.Ask("/", "X-Key: "+key).Is(http.StatusOK, 1))
 	}
 	eventually(t, "all clients are counted", func() error {
 		of := []int{
@@ -122,7 +124,7 @@ func TestTLSShardsOfEveryKind(t *testing.T) {
 		}
 		return want("clients", of[0]+of[1]+of[2], clients)
 	})
-	must(t, "log", want("lines of a healthy store", len(c.storeLines()), 0))
+	must(t, "log", want("lines of a healthy store", len(storeLines(c)), 0))
 }
 
 // TestClientCertificateIsReplacedInPlace, and one that is broken is not used.
@@ -133,27 +135,27 @@ func TestClientCertificateIsReplacedInPlace(t *testing.T) {
 	client := issueClient(t, ca)
 	shard := redistest.StartShardWith(t, 1, redistest.Options{TLS: issueServer(t, ca), Args: []string{"--requirepass", password}})
 	servers := []*redistest.Server{shard.Primary, shard.Replicas[0]}
-	c := startCaddy(t, apiSite(redisStore(
-		shardOf("a", shard), "password {file."+writeFile(t, password)+"}", "pool_size 1", "on_error deny", tlsBlock(ca, client),
+	c := caddytest.Start(t, apiSite(caddytest.RedisStore(
+		caddytest.ShardOf("a", shard), "password {file."+writeFile(t, password)+"}", "pool_size 1", "on_error deny", tlsBlock(ca, client),
 	), 1_000_000, "1h"))
-	c.awaitStatus(http.StatusOK)
+	awaitStatus(c, http.StatusOK)
 
 	must(t, "spoil the certificate", os.WriteFile(client.CertFile(), []byte("garbage"), 0o600))
 	cut(t, servers...)
-	c.awaitStatus(http.StatusOK)
-	c.awaitLine("warn", "client certificate cannot be read, the one before stays in use: correct the files", client.CertFile())
+	awaitStatus(c, http.StatusOK)
+	awaitLine(c, "warn", "client certificate cannot be read, the one before stays in use: correct the files", client.CertFile())
 
 	// Servers refuse a certificate that has expired, so it is seen which one
 	// is shown. They do so after the handshake, in the middle of the first
 	// call, which may see no more than that the connection breaks.
 	must(t, "replace the certificate", client.Renew(anHourAgo()))
 	cut(t, servers...)
-	c.awaitLeftOut("")
-	must(t, "log", want("lines about what is wrong with the files", c.countLines("client certificate cannot be read"), 1))
-	must(t, "log", want("lines about what was", c.countLines("client certificate can be read again"), 1))
+	awaitLeftOut(c, "")
+	must(t, "log", want("lines about what is wrong with the files", countLines(c, "client certificate cannot be read"), 1))
+	must(t, "log", want("lines about what was", countLines(c, "client certificate can be read again"), 1))
 	must(t, "replace the certificate", client.Renew(inAnHour()))
-	c.awaitStatus(http.StatusOK)
-	c.mustHide(password)
+	awaitStatus(c, http.StatusOK)
+	mustHide(c, password)
 }
 
 // TestServerCertificates that are not to be trusted: on_error applies, and the
@@ -165,28 +167,28 @@ func TestServerCertificates(t *testing.T) {
 	client, certificate := issueClient(t, ca), issueServer(t, ca)
 	shard := redistest.StartShardWith(t, 0, redistest.Options{TLS: certificate, Args: []string{"--requirepass", password}})
 	site := func(onError, tls string) string {
-		return apiSite(redisStore(shardOf("a", shard), "password "+password, "pool_size 1", "on_error "+onError, tls), 1_000_000, "1h")
+		return apiSite(caddytest.RedisStore(caddytest.ShardOf("a", shard), "password "+password, "pool_size 1", "on_error "+onError, tls), 1_000_000, "1h")
 	}
-	c := startCaddy(t, site("deny", tlsBlock(other, client)))
-	c.awaitLeftOut("certificate signed by unknown authority")
-	c.mustLoad(site("deny", tlsBlock(ca, client, "server_name redis.internal")))
-	c.awaitLeftOut("certificate is valid for localhost, not redis.internal")
-	c.mustLoad(site("deny", "tls {\ninsecure_skip_verify\ncert "+client.CertFile()+" "+client.KeyFile()+"\n}"))
-	c.awaitStatus(http.StatusOK)
-	c.mustLoad(site("deny", tlsBlock(ca, client)))
-	c.awaitStatus(http.StatusOK)
+	c := caddytest.Start(t, site("deny", tlsBlock(other, client)))
+	awaitLeftOut(c, "certificate signed by unknown authority")
+	c.MustLoad(site("deny", tlsBlock(ca, client, "server_name redis.internal")))
+	awaitLeftOut(c, "certificate is valid for localhost, not redis.internal")
+	c.MustLoad(site("deny", "tls {\ninsecure_skip_verify\ncert "+client.CertFile()+" "+client.KeyFile()+"\n}"))
+	awaitStatus(c, http.StatusOK)
+	c.MustLoad(site("deny", tlsBlock(ca, client)))
+	awaitStatus(c, http.StatusOK)
 
 	must(t, "replace the certificate", certificate.Renew(anHourAgo()))
 	must(t, "reload the certificate", shard.Primary.ReloadCertificate(t.Context()))
 	cut(t, shard.Primary)
-	c.awaitLeftOut("certificate has expired")
-	c.mustLoad(site("allow", tlsBlock(ca, client)))
-	a := c.ask("/", "X-Key: alice")
-	must(t, "with on_error allow", errors.Join(want("status", a.status, http.StatusOK), want("having limit headers", a.isLimited(), false)))
+	awaitLeftOut(c, "certificate has expired")
+	c.MustLoad(site("allow", tlsBlock(ca, client)))
+	a := c.Ask("/", "X-Key: alice")
+	must(t, "with on_error allow", errors.Join(want("status", a.Status, http.StatusOK), want("having limit headers", a.IsLimited(), false)))
 	must(t, "replace the certificate", certificate.Renew(inAnHour()))
 	must(t, "reload the certificate", shard.Primary.ReloadCertificate(t.Context()))
-	c.awaitStatus(http.StatusOK)
-	if text := c.logs.String(); strings.Contains(text, password) {
+	awaitStatus(c, http.StatusOK)
+	if text := c.Logs.String(); strings.Contains(text, password) {
 		t.Error("the password is in the log")
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // byStatus answers with the status that X-Status names: with a response, with an
@@ -66,7 +68,7 @@ var settlements = map[string]struct {
 
 func TestRefundOn304(t *testing.T) {
 	const events = 70
-	servers := startShards(t, 1, 0)
+	servers := caddytest.StartShards(t, 1, 0)
 	zones := ""
 	for _, algorithm := range counting {
 		for name, s := range settlements {
@@ -80,7 +82,7 @@ func TestRefundOn304(t *testing.T) {
 	for name, store := range bothStores(servers) {
 		t.Run(name, func(t *testing.T) {
 			c := startWith(t, store, zones, byStatus)
-			left := map[string]content{}
+			left := map[string]caddytest.Content{}
 			for _, algorithm := range counting {
 				for name, s := range settlements {
 					zone := algorithm + "." + name
@@ -88,10 +90,10 @@ func TestRefundOn304(t *testing.T) {
 				}
 			}
 			// Once Caddy has ended no other charge or refund is on its way.
-			c.stop()
+			c.Stop()
 			for zone, b := range left {
 				if store != "" {
-					must(t, "at the end", want(zone, servers.content(t, zone, "alice").spent, b.spent))
+					must(t, "at the end", want(zone, servers.Content(t, zone, "alice").Spent, b.Spent))
 				}
 			}
 		})
@@ -100,10 +102,10 @@ func TestRefundOn304(t *testing.T) {
 
 // settleEach makes the requests and checks what they are told and, in Redis,
 // what the bucket holds before and after. It returns the last content.
-func settleEach(t *testing.T, c *caddyProcess, servers shards, zone string, events int64, steps []settlement, redis bool) content {
+func settleEach(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, zone string, events int64, steps []settlement, redis bool) caddytest.Content {
 	t.Helper()
 	used := int64(0)
-	before := content{}
+	before := caddytest.Content{}
 	for i, step := range steps {
 		what := fmt.Sprintf("%s%s, step %d, status %d", zone, step.how, i, step.status)
 		if !step.free {
@@ -111,26 +113,26 @@ func settleEach(t *testing.T, c *caddyProcess, servers shards, zone string, even
 		}
 		if step.how == "/panic" {
 			// On a connection that was used before, the client would try again.
-			client.CloseIdleConnections()
+			caddytest.Client.CloseIdleConnections()
 		}
-		a, err := c.tryProbe(t.Context(), "/"+zone+step.how, "X-Key: alice", fmt.Sprint("X-Status: ", step.status))
+		a, err := c.TryProbe(t.Context(), "/"+zone+step.how, "X-Key: alice", fmt.Sprint("X-Status: ", step.status))
 		if step.how == "/panic" {
 			// Nobody answers; the next request shows what became of it.
 			must(t, what, want("being answered", err == nil, false))
 		} else {
 			must(t, what, err)
-			must(t, what, a.shows(step.status, events, used))
+			must(t, what, a.Shows(step.status, events, used))
 		}
 		if !redis {
 			continue
 		}
 		if !step.free && step.how != "/panic" {
 			// It was taken before there was a response.
-			must(t, what, want("used in Redis", servers.content(t, zone, "alice").used, used))
+			must(t, what, want("used in Redis", servers.Content(t, zone, "alice").Used, used))
 		}
-		servers.awaitUsed(t, zone, "alice", used)
-		after := servers.content(t, zone, "alice")
-		must(t, what, want("being as before", after.spent == before.spent, step.free))
+		servers.AwaitUsed(t, zone, "alice", used)
+		after := servers.Content(t, zone, "alice")
+		must(t, what, want("being as before", after.Spent == before.Spent, step.free))
 		before = after
 	}
 	return before
@@ -139,7 +141,7 @@ func settleEach(t *testing.T, c *caddyProcess, servers shards, zone string, even
 // TestRefundOfTheFirstRequest: with nothing else in the bucket there is nothing
 // left of it.
 func TestRefundOfTheFirstRequest(t *testing.T) {
-	servers := startShards(t, 1, 0)
+	servers := caddytest.StartShards(t, 1, 0)
 	zones := ""
 	for _, algorithm := range counting {
 		zones += pathZone(algorithm, "algorithm "+algorithm, "charge before")
@@ -148,11 +150,11 @@ func TestRefundOfTheFirstRequest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := startWith(t, store, zones, byStatus)
 			for _, algorithm := range counting {
-				must(t, algorithm, c.probe("/"+algorithm, "X-Key: bob", "X-Status: 304").shows(http.StatusNotModified, 100, 0))
+				must(t, algorithm, c.Probe("/"+algorithm, "X-Key: bob", "X-Status: 304").Shows(http.StatusNotModified, 100, 0))
 				if store != "" {
-					servers.awaitUsed(t, algorithm, "bob", 0)
+					servers.AwaitUsed(t, algorithm, "bob", 0)
 				}
-				must(t, algorithm, c.probe("/"+algorithm, "X-Key: bob", "X-Status: 200").shows(http.StatusOK, 100, 1))
+				must(t, algorithm, c.Probe("/"+algorithm, "X-Key: bob", "X-Status: 200").Shows(http.StatusOK, 100, 1))
 			}
 		})
 	}

@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // TestReserve: what is kept for more important requests is not there for others.
 func TestReserve(t *testing.T) {
-	servers := startShards(t, 1, 1)
+	servers := caddytest.StartShards(t, 1, 1)
 	zones, names := "", []string{}
 	for _, algorithm := range counting {
 		for _, mode := range modes {
@@ -28,17 +30,17 @@ func TestReserve(t *testing.T) {
 					t.Helper()
 					for range n {
 						used++
-						must(t, fmt.Sprintf("%s, %s, request %d", zone, tier, used), c.probe("/"+zone, "X-Key: alice", "X-Tier: "+tier).shows(http.StatusOK, limit, used))
+						must(t, fmt.Sprintf("%s, %s, request %d", zone, tier, used), c.Probe("/"+zone, "X-Key: alice", "X-Tier: "+tier).Shows(http.StatusOK, limit, used))
 						if store != "" {
-							servers.awaitUsed(t, zone, "alice", used)
-							servers.awaitReplicas(t)
+							servers.AwaitUsed(t, zone, "alice", used)
+							servers.AwaitReplicas(t)
 						}
 					}
 				}
 				refused := func(tier string, limit int64) {
 					t.Helper()
-					a := c.probe("/"+zone, "X-Key: alice", "X-Tier: "+tier)
-					must(t, fmt.Sprintf("%s, %s, a request too many", zone, tier), errors.Join(a.refuses(zone), a.shows(http.StatusTooManyRequests, limit, used)))
+					a := c.Probe("/"+zone, "X-Key: alice", "X-Tier: "+tier)
+					must(t, fmt.Sprintf("%s, %s, a request too many", zone, tier), errors.Join(a.Refuses(zone), a.Shows(http.StatusTooManyRequests, limit, used)))
 				}
 				admitted(2, "none", 5)
 				admitted(1, "gold", 10)
@@ -61,34 +63,34 @@ func TestReserve(t *testing.T) {
 
 // TestReserveOfBurstsAndSlots: it is a part of what there may be at once.
 func TestReserveOfBurstsAndSlots(t *testing.T) {
-	servers := startShards(t, 1, 0)
-	backend := startSlowBackend(t)
+	servers := caddytest.StartShards(t, 1, 0)
+	backend := caddytest.StartSlowBackend(t)
 	zones := pathZone("slots", "algorithm concurrency", "events 3", "reserve 34 {\nheader X-Tier gold\n}")
 	for _, mode := range modes {
 		zones += pathZone("bursts."+mode, "algorithm gcra", "events 1000", "burst 4", "charge "+mode, "reserve 100 {\nheader X-Tier gold\n}")
 	}
 	for name, store := range bothStores(servers) {
 		t.Run(name, func(t *testing.T) {
-			c := startWith(t, store, zones, "reverse_proxy /slots "+backend.server.Listener.Addr().String()+"\nrespond ok")
+			c := startWith(t, store, zones, "reverse_proxy /slots "+backend.Server.Listener.Addr().String()+"\nrespond ok")
 			for _, mode := range modes {
 				// All of it is kept: nothing is ever there for others.
 				zone := "bursts." + mode
-				must(t, zone, c.probeNever("/"+zone, "X-Key: alice").shows(http.StatusTooManyRequests, 0, 0))
+				must(t, zone, probeNever(c, "/"+zone, "X-Key: alice").Shows(http.StatusTooManyRequests, 0, 0))
 				for used := range int64(4) {
-					must(t, zone, c.probe("/"+zone, "X-Key: alice", "X-Tier: gold").shows(http.StatusOK, 4, used+1))
+					must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Tier: gold").Shows(http.StatusOK, 4, used+1))
 					if store != "" {
-						servers.awaitUsed(t, zone, "alice", used+1)
+						servers.AwaitUsed(t, zone, "alice", used+1)
 					}
 				}
-				must(t, zone, c.probe("/"+zone, "X-Key: alice", "X-Tier: gold").refuses(zone))
+				must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Tier: gold").Refuses(zone))
 			}
 			// 34 percent of three slots are two, and one is left.
-			held := []running{backend.hold(t, c, "/slots", "X-Key: alice")}
-			must(t, "slots", c.probe("/slots", "X-Key: alice").shows(http.StatusTooManyRequests, 1, 1))
-			held = append(held, backend.hold(t, c, "/slots", "X-Key: alice", "X-Tier: gold"), backend.hold(t, c, "/slots", "X-Key: alice", "X-Tier: gold"))
-			must(t, "slots", c.probe("/slots", "X-Key: alice", "X-Tier: gold").shows(http.StatusTooManyRequests, 3, 3))
-			for i, a := range backend.finish(t, held...) {
-				must(t, "slots", a.shows(http.StatusOK, []int64{1, 3, 3}[i], int64(i)+1))
+			held := []caddytest.Running{backend.Hold(t, c, "/slots", "X-Key: alice")}
+			must(t, "slots", c.Probe("/slots", "X-Key: alice").Shows(http.StatusTooManyRequests, 1, 1))
+			held = append(held, backend.Hold(t, c, "/slots", "X-Key: alice", "X-Tier: gold"), backend.Hold(t, c, "/slots", "X-Key: alice", "X-Tier: gold"))
+			must(t, "slots", c.Probe("/slots", "X-Key: alice", "X-Tier: gold").Shows(http.StatusTooManyRequests, 3, 3))
+			for i, a := range backend.Finish(t, held...) {
+				must(t, "slots", a.Shows(http.StatusOK, []int64{1, 3, 3}[i], int64(i)+1))
 			}
 		})
 	}

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // ceilSeconds is how the headers round an instant in microseconds.
@@ -22,16 +24,16 @@ type resets struct {
 	refused  int
 }
 
-func (r *resets) add(client string, a answer) {
+func (r *resets) add(client string, a caddytest.Answer) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.byClient[client] == nil {
 		r.byClient[client] = map[int64]int{}
 	}
-	r.byClient[client][a.reset]++
-	r.seconds[a.received.Unix()] = true
+	r.byClient[client][a.Reset]++
+	r.seconds[a.Received.Unix()] = true
 	r.requests++
-	if a.status == http.StatusTooManyRequests {
+	if a.Status == http.StatusTooManyRequests {
 		r.refused++
 	}
 }
@@ -45,17 +47,17 @@ func (r *resets) enough(start time.Time) bool {
 func TestResetIsTheSameOnAllResponsesOfAWindow(t *testing.T) {
 	t.Parallel()
 	const events = 200
-	servers := startShards(t, 2, 1)
-	caddys := startCaddys(t, 2, apiSite(servers.store(), events, "1h"))
+	servers := caddytest.StartShards(t, 2, 1)
+	caddys := caddytest.StartMany(t, 2, apiSite(servers.Store(), events, "1h"))
 	seen := &resets{byClient: map[string]map[int64]int{}, seconds: map[int64]bool{}}
 	ask := func(worker int, key string) error {
-		a, err := caddys[worker%2].tryAsk("/", "X-Key: "+key)
+		a, err := caddys[worker%2].TryAsk("/", "X-Key: "+key)
 		// Whoever is refused because of requests in flight may come back sooner.
-		if err != nil && (!errors.Is(err, errTooEarly) || a.retryAfter != 1) {
+		if err != nil && (!errors.Is(err, caddytest.ErrTooEarly) || a.RetryAfter != 1) {
 			return err
 		}
-		if a.status != http.StatusOK && a.status != http.StatusTooManyRequests || a.limit != events {
-			return fmt.Errorf("status %d, headers %v", a.status, a.header)
+		if a.Status != http.StatusOK && a.Status != http.StatusTooManyRequests || a.Limit != events {
+			return fmt.Errorf("status %d, headers %v", a.Status, a.Header)
 		}
 		seen.add(key, a)
 		return nil
@@ -63,7 +65,7 @@ func TestResetIsTheSameOnAllResponsesOfAWindow(t *testing.T) {
 
 	// Both Caddys open each of these windows at the same moment.
 	early := []string{"ann", "ben", "cleo", "dan"}
-	together(t, 2*len(early), func(i int) error { return ask(i, early[i/2]) })
+	caddytest.Together(t, 2*len(early), func(i int) error { return ask(i, early[i/2]) })
 
 	// These windows are opened, likewise, while no replica hears of it.
 	late := []string{"eve", "fay"}
@@ -71,7 +73,7 @@ func TestResetIsTheSameOnAllResponsesOfAWindow(t *testing.T) {
 	keys.Store(&early)
 
 	start := time.Now()
-	together(t, 5, func(worker int) error {
+	caddytest.Together(t, 5, func(worker int) error {
 		if worker == 4 {
 			return pauseInTheMiddle(servers, start, func() {
 				all := append(early[:len(early):len(early)], late...)
@@ -87,7 +89,7 @@ func TestResetIsTheSameOnAllResponsesOfAWindow(t *testing.T) {
 		return nil
 	})
 
-	stored := servers.buckets(t, "api")
+	stored := servers.Buckets(t, "api")
 	for _, key := range append(early, late...) {
 		told := seen.byClient[key]
 		must(t, key, errors.Join(
@@ -100,16 +102,16 @@ func TestResetIsTheSameOnAllResponsesOfAWindow(t *testing.T) {
 
 // pauseInTheMiddle pauses the replication of all shards a second after start,
 // for at least a second.
-func pauseInTheMiddle(servers shards, start time.Time, paused func()) error {
+func pauseInTheMiddle(servers caddytest.Shards, start time.Time, paused func()) error {
 	time.Sleep(time.Until(start.Add(time.Second)))
-	for _, r := range servers.replicas() {
+	for _, r := range servers.Replicas() {
 		if err := r.PauseReplication(); err != nil {
 			return err
 		}
 	}
 	paused()
 	time.Sleep(time.Second)
-	for _, r := range servers.replicas() {
+	for _, r := range servers.Replicas() {
 		if err := r.ResumeReplication(); err != nil {
 			return err
 		}
@@ -123,32 +125,32 @@ func TestStaleReplicaNeitherRefusesNorContradicts(t *testing.T) {
 		events = 3
 		window = 2 * time.Second
 	)
-	servers := startShards(t, 1, 1)
+	servers := caddytest.StartShards(t, 1, 1)
 	replica := servers[0].Replicas[0]
-	caddys := startCaddys(t, 2, apiSite(servers.store(), events, "2s"))
+	caddys := caddytest.StartMany(t, 2, apiSite(servers.Store(), events, "2s"))
 
 	// Use a window up, and keep a replica that shows it.
 	var key string
-	var old bucket
+	var old caddytest.Bucket
 	for try := 0; ; try++ {
 		key = fmt.Sprintf("client-%d", try)
 		begun := time.Now()
 		for i := range events {
-			caddys[i%2].ask("/", "X-Key: "+key)
+			caddys[i%2].Ask("/", "X-Key: "+key)
 		}
 		eventually(t, "the replica has the count", func() error {
-			if old = find(t, replica, "api")[key]; old.Count < events && time.Since(begun) < window {
+			if old = caddytest.Find(t, replica, "api")[key]; old.Count < events && time.Since(begun) < window {
 				return fmt.Errorf("it has %+v", old)
 			}
 			return nil
 		})
 		must(t, "pause replication", replica.PauseReplication())
-		old = find(t, replica, "api")[key]
-		a := caddys[0].ask("/", "X-Key: "+key)
+		old = caddytest.Find(t, replica, "api")[key]
+		a := caddys[0].Ask("/", "X-Key: "+key)
 		// On a busy machine the window may be over.
-		if old.Count == events && a.received.Before(time.UnixMicro(old.Reset)) {
+		if old.Count == events && a.Received.Before(time.UnixMicro(old.Reset)) {
 			must(t, "request that the replica refuses", errors.Join(
-				a.is(http.StatusTooManyRequests, events), want("reset", a.reset, ceilSeconds(old.Reset))))
+				a.Is(http.StatusTooManyRequests, events), want("reset", a.Reset, ceilSeconds(old.Reset))))
 			break
 		}
 		must(t, "resume replication", replica.ResumeReplication())
@@ -159,7 +161,7 @@ func TestStaleReplicaNeitherRefusesNorContradicts(t *testing.T) {
 	over := time.UnixMicro(old.Reset)
 	for i, c := range caddys {
 		awaitAdmission(t, c, key, over)
-		if view := find(t, replica, "api")[key]; view != old && time.Since(over) < time.Second {
+		if view := caddytest.Find(t, replica, "api")[key]; view != old && time.Since(over) < time.Second {
 			t.Fatalf("the replica, which Caddy %d asked, has %+v, want the old window %+v", i, view, old)
 		}
 	}
@@ -168,41 +170,41 @@ func TestStaleReplicaNeitherRefusesNorContradicts(t *testing.T) {
 	// that both Caddys tell.
 	for i, c := range caddys {
 		eventually(t, "a response falls into one window", func() error {
-			before := servers.buckets(t, "api")[key]
-			a := c.ask("/", "X-Key: "+key)
-			if after := servers.buckets(t, "api")[key]; before.Reset != after.Reset {
+			before := servers.Buckets(t, "api")[key]
+			a := c.Ask("/", "X-Key: "+key)
+			if after := servers.Buckets(t, "api")[key]; before.Reset != after.Reset {
 				return fmt.Errorf("reset was %d, then %d", before.Reset, after.Reset)
 			}
-			must(t, fmt.Sprintf("Caddy %d", i), want("reset", a.reset, ceilSeconds(before.Reset)))
+			must(t, fmt.Sprintf("Caddy %d", i), want("reset", a.Reset, ceilSeconds(before.Reset)))
 			return nil
 		})
 	}
 	eventually(t, "the new window is used up", func() error {
-		a := caddys[0].ask("/", "X-Key: "+key)
-		must(t, "response", want("being of a later window", a.reset > oldReset, true))
-		return want("status", a.status, http.StatusTooManyRequests)
+		a := caddys[0].Ask("/", "X-Key: "+key)
+		must(t, "response", want("being of a later window", a.Reset > oldReset, true))
+		return want("status", a.Status, http.StatusTooManyRequests)
 	})
 }
 
 // awaitAdmission asks until the client is admitted, which must not be before its
 // window is over.
-func awaitAdmission(t *testing.T, c *caddyProcess, key string, over time.Time) {
+func awaitAdmission(t *testing.T, c *caddytest.Caddy, key string, over time.Time) {
 	t.Helper()
 	oldReset, i := ceilSeconds(over.UnixMicro()), 0
 	eventually(t, "the client is admitted", func() error {
 		i++
 		// What Caddy knows of the primary's time is as exact as the fastest of
 		// the primary's replies, of which these requests make many.
-		c.ask("/", fmt.Sprintf("X-Key: %s-%s-%d", c.site, key, i))
+		c.Ask("/", fmt.Sprintf("X-Key: %s-%s-%d", c.Addr, key, i))
 
-		a := c.ask("/", "X-Key: "+key)
-		if a.status == http.StatusOK {
+		a := c.Ask("/", "X-Key: "+key)
+		if a.Status == http.StatusOK {
 			must(t, "first admitted request", errors.Join(
-				want("coming before the window is over", a.received.Before(over), false),
-				want("being in a new window", a.reset > oldReset, true)))
+				want("coming before the window is over", a.Received.Before(over), false),
+				want("being in a new window", a.Reset > oldReset, true)))
 			return nil
 		}
-		must(t, "refused request", want("reset", a.reset, oldReset))
+		must(t, "refused request", want("reset", a.Reset, oldReset))
 		return errors.New("it is refused")
 	})
 }

@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // TestReshardingOneCaddyAfterTheOther adds a shard, and then removes another,
@@ -17,16 +19,16 @@ func TestReshardingOneCaddyAfterTheOther(t *testing.T) {
 		clients = 60
 		events  = 10
 	)
-	servers := startShards(t, 3, 0)
+	servers := caddytest.StartShards(t, 3, 0)
 	lines := func(n int, options ...string) []string {
 		var lines []string
 		for i := range n {
-			lines = append(lines, shardOf(shardName(i), servers[i]))
+			lines = append(lines, caddytest.ShardOf(caddytest.ShardName(i), servers[i]))
 		}
 		return append(lines, options...)
 	}
 	config := func(zone string, store ...string) string {
-		return fmt.Sprintf("{\n{{global}}\n%s\n}\n{{site}} {\nrate_limit {\nzone %s {\nkey {header.X-Key}\nevents %d\nwindow 1h\ncharge before\n}\n}\nrespond ok\n}\n", redisStore(store...), zone, events)
+		return fmt.Sprintf("{\n{{global}}\n%s\n}\n{{site}} {\nrate_limit {\nzone %s {\nkey {header.X-Key}\nevents %d\nwindow 1h\ncharge before\n}\n}\nrespond ok\n}\n", caddytest.RedisStore(store...), zone, events)
 	}
 	two, three := lines(2), lines(3, "previous_shards a b")
 	retired := lines(3, "previous_shards a b c")
@@ -38,20 +40,20 @@ func TestReshardingOneCaddyAfterTheOther(t *testing.T) {
 		{"added", two, three},
 		{"removed", lines(3), retired},
 	} {
-		caddys := []*caddyProcess{startCaddy(t, config(c.zone, c.before...)), startCaddy(t, config(c.zone, c.before...))}
+		caddys := []*caddytest.Caddy{caddytest.Start(t, config(c.zone, c.before...)), caddytest.Start(t, config(c.zone, c.before...))}
 		served, resets := map[string]int64{}, map[string]int64{}
-		ask := func(at int, client string) answer {
+		ask := func(at int, client string) caddytest.Answer {
 			t.Helper()
-			a, err := caddys[at].tryAsk("/", "X-Key: "+client)
+			a, err := caddys[at].TryAsk("/", "X-Key: "+client)
 			must(t, "ask", err)
-			if a.status == http.StatusOK {
+			if a.Status == http.StatusOK {
 				served[client]++
 			}
 			switch was, ok := resets[client]; {
 			case !ok:
-				resets[client] = a.reset
-			case was != a.reset:
-				t.Errorf("%s: %s has reset %d, which was %d", c.zone, client, a.reset, was)
+				resets[client] = a.Reset
+			case was != a.Reset:
+				t.Errorf("%s: %s has reset %d, which was %d", c.zone, client, a.Reset, was)
 			}
 			return a
 		}
@@ -64,7 +66,7 @@ func TestReshardingOneCaddyAfterTheOther(t *testing.T) {
 		eventually(t, "all is charged", func() error {
 			total := int64(0)
 			for _, server := range servers {
-				for key, b := range readBuckets(t, server.Primary.Client()) {
+				for key, b := range caddytest.ReadBuckets(t, server.Primary.Client()) {
 					if strings.Contains(key, ":"+c.zone+":") {
 						total += b.Count
 					}
@@ -72,21 +74,21 @@ func TestReshardingOneCaddyAfterTheOther(t *testing.T) {
 			}
 			return want("charges", total, 4*clients)
 		})
-		caddys[0].mustLoad(config(c.zone, c.after...))
+		caddys[0].MustLoad(config(c.zone, c.after...))
 		for n := range clients {
 			for i := range 3 {
-				if a := ask(0, name(n)); a.used != int64(5+i) {
-					t.Errorf("%s: %s has used %d by the new config, want %d", c.zone, name(n), a.used, 5+i)
+				if a := ask(0, name(n)); a.Used != int64(5+i) {
+					t.Errorf("%s: %s has used %d by the new config, want %d", c.zone, name(n), a.Used, 5+i)
 				}
 			}
 		}
 		// The old config knows nothing of those three where the client has moved.
 		moved := map[string]bool{}
 		for n := range clients {
-			moved[name(n)] = ask(1, name(n)).used < 8
+			moved[name(n)] = ask(1, name(n)).Used < 8
 			ask(1, name(n))
 		}
-		caddys[1].mustLoad(config(c.zone, c.after...))
+		caddys[1].MustLoad(config(c.zone, c.after...))
 		for n := range clients {
 			for i := range 2 * events {
 				ask(i%2, name(n))

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // byGroup is the key of zones whose clients are told apart by another header, so
@@ -24,7 +26,7 @@ func TestRolloutOfASecondZoneLeavesTheFirstUntouched(t *testing.T) {
 				for _, trust := range []string{"1h", "1us"} {
 					t.Run(fmt.Sprintf("%s, %s, %s, trust %s", first, second, place, trust), func(t *testing.T) {
 						t.Parallel()
-						servers := startShards(t, 2, 0)
+						servers := caddytest.StartShards(t, 2, 0)
 						c := startWith(t, twoStores(servers, "ledger_trust "+trust), "rollout other 50\n"+
 							zoneWith("first", "charge "+first)+zoneWith("second", byGroup, "events 2", "charge "+second), "respond ok")
 						secondZoneRefuses(t, c, servers, first, second, "X-Group", at, 2, trust == "1h")
@@ -51,11 +53,11 @@ func splitSite(stores, answers string) string {
 func TestRolloutPartsTheZonesOfARequest(t *testing.T) {
 	for place, at := range places {
 		t.Run(place, func(t *testing.T) {
-			servers := startShards(t, 2, 0)
-			backend := startSlowBackend(t)
-			c := startCaddy(t, splitSite(twoStores(servers), "reverse_proxy /held "+backend.server.Listener.Addr().String()+
+			servers := caddytest.StartShards(t, 2, 0)
+			backend := caddytest.StartSlowBackend(t)
+			c := caddytest.Start(t, splitSite(twoStores(servers), "reverse_proxy /held "+backend.Server.Listener.Addr().String()+
 				"\n@plain not header X-Status *\nrespond @plain ok\n"+byStatus))
-			key := servers.apart(t, c, "X-Group", at)
+			key := keyApart(t, servers, c, "X-Group", at)
 			group := "group-" + key
 			first, second := servers[at:at+1], servers[1-at:2-at]
 			used := int64(1)
@@ -63,8 +65,8 @@ func TestRolloutPartsTheZonesOfARequest(t *testing.T) {
 				t.Helper()
 				both := func(zone string, used int64) {
 					t.Helper()
-					first.awaitUsed(t, "first"+zone, key, used)
-					second.awaitUsed(t, "second"+zone, group, used)
+					first.AwaitUsed(t, "first"+zone, key, used)
+					second.AwaitUsed(t, "second"+zone, group, used)
 				}
 				// What is charged after the response is not yet.
 				both("", used)
@@ -75,26 +77,26 @@ func TestRolloutPartsTheZonesOfARequest(t *testing.T) {
 			}
 			headers := []string{"X-Key: " + key, "X-Group: " + group}
 			for _, step := range []settlement{{"/", 200, false}, {"/", 304, true}, {"/error", 404, false}, {"/error", 304, true}} {
-				a := c.probe(step.how, append(headers, fmt.Sprint("X-Status: ", step.status))...)
+				a := c.Probe(step.how, append(headers, fmt.Sprint("X-Status: ", step.status))...)
 				if !step.free {
 					used++
 				}
-				must(t, step.how, a.shows(step.status, 100, used))
+				must(t, step.how, a.Shows(step.status, 100, used))
 				holds(0)
 			}
-			held := backend.hold(t, c, "/held", headers...)
+			held := backend.Hold(t, c, "/held", headers...)
 			holds(1)
-			must(t, "request", want("status", backend.finish(t, held)[0].status, http.StatusOK))
+			must(t, "request", want("status", backend.Finish(t, held)[0].Status, http.StatusOK))
 			used++
 			holds(0)
 
 			// The zone with the least left is reported, wherever it counts.
 			for _, other := range []struct{ zone, key, group string }{{"first", key, "another"}, {"second", "another", group}} {
-				a := c.probe("/", "X-Key: "+other.key, "X-Group: "+other.group, "X-Status: 200")
+				a := c.Probe("/", "X-Key: "+other.key, "X-Group: "+other.group, "X-Status: 200")
 				used := used + 1
-				must(t, "request of half a client", errors.Join(a.shows(http.StatusOK, 100, used), want("zone", a.resource, other.zone)))
+				must(t, "request of half a client", errors.Join(a.Shows(http.StatusOK, 100, used), want("zone", a.Resource, other.zone)))
 			}
-			c.stop()
+			c.Stop()
 		})
 	}
 }

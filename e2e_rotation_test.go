@@ -5,6 +5,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // TestPasswordIsRotated on the servers and in its file: counting goes on without
@@ -12,8 +14,8 @@ import (
 func TestPasswordIsRotated(t *testing.T) {
 	t.Parallel()
 	const first, second = "marker-of-a-secret-1", "marker-of-a-secret-2"
-	servers := startShards(t, 1, 1)
-	nodes := append(servers.replicas(), servers[0].Primary)
+	servers := caddytest.StartShards(t, 1, 1)
+	nodes := append(servers.Replicas(), servers[0].Primary)
 	setUser := func(password string) {
 		t.Helper()
 		for _, node := range nodes {
@@ -36,32 +38,32 @@ func TestPasswordIsRotated(t *testing.T) {
 		}
 	}
 	setUser(first)
-	c := startCaddy(t, apiSite(servers.store("username limiter", "password {file."+file+"}", "pool_size 1", "on_error deny"), 1_000_000, "1h"))
-	c.awaitStatus(http.StatusOK)
+	c := caddytest.Start(t, apiSite(servers.Store("username limiter", "password {file."+file+"}", "pool_size 1", "on_error deny"), 1_000_000, "1h"))
+	awaitStatus(c, http.StatusOK)
 
 	setUser(second)
 	write(second)
 	kill()
-	c.awaitStatus(http.StatusOK)
+	awaitStatus(c, http.StatusOK)
 	used := int64(0)
 	for range 5 {
 		used++
-		must(t, "with the new password", c.ask("/", "X-Key: alice").is(http.StatusOK, used))
-		servers.awaitCount(t, "api", "alice", used)
+		must(t, "with the new password", c.Ask("/", "X-Key: alice").Is(http.StatusOK, used))
+		servers.AwaitCount(t, "api", "alice", used)
 	}
 
 	must(t, "remove the password", os.Remove(file))
 	kill()
-	c.awaitLeftOut("password: placeholder {file." + file + "} is empty")
+	awaitLeftOut(c, "password: placeholder {file."+file+"} is empty")
 	write(second)
-	c.awaitStatus(http.StatusOK)
+	awaitStatus(c, http.StatusOK)
 
 	// What is not rotated on both sides is told.
 	setUser(first)
 	kill()
-	c.awaitLeftOut("WRONGPASS")
+	awaitLeftOut(c, "WRONGPASS")
 	write(first)
-	c.awaitStatus(http.StatusOK)
-	c.mustHide(first, second)
-	must(t, "log", want("having the file's name", strings.Contains(c.logs.String(), file), true))
+	awaitStatus(c, http.StatusOK)
+	mustHide(c, first, second)
+	must(t, "log", want("having the file's name", strings.Contains(c.Logs.String(), file), true))
 }

@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // wiretap is a way to a server on which the round trips are counted that are
@@ -87,11 +89,11 @@ func (w *wiretap) took() [2]int64 { return [2]int64{w.trips.Swap(0), w.commands.
 
 // tappedShard is a shard with a wiretap before each of its servers, and the
 // global option for it.
-func tappedShard(t *testing.T, replicas int, options ...string) (servers shards, primary, replica *wiretap, store string) {
+func tappedShard(t *testing.T, replicas int, options ...string) (servers caddytest.Shards, primary, replica *wiretap, store string) {
 	t.Helper()
-	servers = startShards(t, 1, replicas)
+	servers = caddytest.StartShards(t, 1, replicas)
 	primary = startWiretap(t, servers[0].Primary.Addr())
-	store = strings.Replace(servers.store(options...), servers[0].Primary.Addr(), primary.addr, 1)
+	store = strings.Replace(servers.Store(options...), servers[0].Primary.Addr(), primary.addr, 1)
 	if replicas > 0 {
 		replica = startWiretap(t, servers[0].Replicas[0].Addr())
 		store = strings.Replace(store, servers[0].Replicas[0].Addr(), replica.addr, 1)
@@ -112,24 +114,24 @@ func TestThreeZonesOneRoundTrip(t *testing.T) {
 				c := startWith(t, store, zoneWith("second", options(10, "1s")...)+
 					zoneWith("hour", options(5000, "1h")...)+zoneWith("day", options(50000, "24h")...), byStatus)
 				// The scripts may still be on their way to the server.
-				c.probe("/", "X-Key: bob", "X-Status: 200")
-				servers.awaitUsed(t, "day", "bob", 1)
+				c.Probe("/", "X-Key: bob", "X-Status: 200")
+				servers.AwaitUsed(t, "day", "bob", 1)
 				primary.took()
 
 				day := int64(0)
 				for range 5 {
 					// One is charged and one is free.
-					a := c.probe("/", "X-Key: alice", "X-Status: 200")
-					must(t, "request", errors.Join(want("status", a.status, http.StatusOK), want("zone", a.resource, "second")))
+					a := c.Probe("/", "X-Key: alice", "X-Status: 200")
+					must(t, "request", errors.Join(want("status", a.Status, http.StatusOK), want("zone", a.Resource, "second")))
 					day++
-					servers.awaitUsed(t, "day", "alice", day)
+					servers.AwaitUsed(t, "day", "alice", day)
 					trips := [2]int64{2, 6} // a check and a charge
 					if mode == "before" {
 						trips = [2]int64{1, 3} // a take
 					}
 					must(t, "request", want("round trips and commands", primary.took(), trips))
 
-					must(t, "free request", want("status", c.probe("/", "X-Key: alice", "X-Status: 304").status, http.StatusNotModified))
+					must(t, "free request", want("status", c.Probe("/", "X-Key: alice", "X-Status: 304").Status, http.StatusNotModified))
 					trips = [2]int64{1, 3} // a check
 					if mode == "before" {
 						trips = [2]int64{2, 6} // a take and a refund
@@ -156,15 +158,15 @@ func TestThreeZonesOneRoundTripToAReplica(t *testing.T) {
 		t.Run(algorithm, func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
 			servers, primary, replica, store := tappedShard(t, 1, fmt.Sprint("ledger_trust ", trust))
-			caddys := startCaddys(t, 2, zonesSite(store, zoneWith("one", "algorithm "+algorithm)+
+			caddys := caddytest.StartMany(t, 2, zonesSite(store, zoneWith("one", "algorithm "+algorithm)+
 				zoneWith("two", "algorithm "+algorithm, "events 2")+zoneWith("three", "algorithm "+algorithm), "respond ok"))
 			charged := func(key string, used int64) {
-				servers.awaitUsed(t, "three", key, used)
-				servers.awaitReplicas(t)
+				servers.AwaitUsed(t, "three", key, used)
+				servers.AwaitReplicas(t)
 			}
 			c := caddys[1]
 			// A replica is asked once the primary has told its time.
-			must(t, "request of another client", c.probe("/", "X-Key: bob").shows(http.StatusOK, 2, 1))
+			must(t, "request of another client", c.Probe("/", "X-Key: bob").Shows(http.StatusOK, 2, 1))
 			charged("bob", 1)
 
 			nothing, once := [2]int64{}, [2]int64{1, 3}
@@ -173,7 +175,7 @@ func TestThreeZonesOneRoundTripToAReplica(t *testing.T) {
 			for try, inTime := 0, false; !inTime; try++ {
 				key := fmt.Sprint("alice-", try)
 				for used := range int64(2) {
-					must(t, "request that fits", caddys[0].probe("/", "X-Key: "+key).shows(http.StatusOK, 2, used+1))
+					must(t, "request that fits", caddys[0].Probe("/", "X-Key: "+key).Shows(http.StatusOK, 2, used+1))
 					charged(key, used+1)
 				}
 				inTime = true
@@ -183,7 +185,7 @@ func TestThreeZonesOneRoundTripToAReplica(t *testing.T) {
 					t.Helper()
 					begun := time.Now()
 					for range times {
-						must(t, what, c.probe("/", "X-Key: "+key).refuses("two"))
+						must(t, what, c.Probe("/", "X-Key: "+key).Refuses("two"))
 					}
 					told := errors.Join(want("round trips and commands at the replica", replica.took(), atReplica),
 						want("round trips and commands at the primary", primary.took(), atPrimary))
@@ -199,7 +201,7 @@ func TestThreeZonesOneRoundTripToAReplica(t *testing.T) {
 				refused("request of a client that is still full", refusals, nothing, nothing)
 			}
 			for _, c := range caddys {
-				c.stop()
+				c.Stop()
 			}
 			must(t, "at the end", errors.Join(want("round trips and commands at the replica", replica.took(), nothing),
 				want("round trips and commands at the primary", primary.took(), nothing)))
@@ -209,7 +211,7 @@ func TestThreeZonesOneRoundTripToAReplica(t *testing.T) {
 
 // TestLongestWaitIsReported, whatever the order of the zones.
 func TestLongestWaitIsReported(t *testing.T) {
-	servers := startShards(t, 1, 1)
+	servers := caddytest.StartShards(t, 1, 1)
 	for name, store := range bothStores(servers) {
 		for _, mode := range modes {
 			t.Run(name+", "+mode, func(t *testing.T) {
@@ -228,17 +230,17 @@ func TestLongestWaitIsReported(t *testing.T) {
 				for path, longest := range map[string]string{"/hour": "hour", "/all": "week", "/hour-and-week": "week", "/roomy": "day"} {
 					zone := name + "." + mode + "." + longest
 					for used := range int64(2) {
-						must(t, path, c.probe(path).shows(http.StatusOK, 2, used+1))
+						must(t, path, c.Probe(path).Shows(http.StatusOK, 2, used+1))
 						if store != "" {
-							servers.awaitUsed(t, zone, path, used+1)
-							servers.awaitReplicas(t)
+							servers.AwaitUsed(t, zone, path, used+1)
+							servers.AwaitReplicas(t)
 						}
 					}
 					window := map[string]int64{"hour": 3600, "day": 24 * 3600, "week": 168 * 3600}
 					for range 3 {
-						a := c.probe(path)
-						must(t, path, errors.Join(a.refuses(zone), a.shows(http.StatusTooManyRequests, 2, 2),
-							want("Retry-After being that of the zone", a.retryAfter > window[longest]-600 && a.retryAfter <= window[longest], true)))
+						a := c.Probe(path)
+						must(t, path, errors.Join(a.Refuses(zone), a.Shows(http.StatusTooManyRequests, 2, 2),
+							want("Retry-After being that of the zone", a.RetryAfter > window[longest]-600 && a.RetryAfter <= window[longest], true)))
 					}
 				}
 			})

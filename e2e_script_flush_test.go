@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 func TestClientsDoNotNoticeScriptFlush(t *testing.T) {
@@ -12,39 +14,39 @@ func TestClientsDoNotNoticeScriptFlush(t *testing.T) {
 	const workers, flushes = 4, 12
 	for _, pipelining := range []string{"pipelining on", "pipelining off"} {
 		t.Run(pipelining, func(t *testing.T) {
-			servers := startShards(t, 2, 1)
-			c := startCaddy(t, apiSite(servers.store(pipelining), 1_000_000, "1h"))
-			nodes := servers.replicas()
+			servers := caddytest.StartShards(t, 2, 1)
+			c := caddytest.Start(t, apiSite(servers.Store(pipelining), 1_000_000, "1h"))
+			nodes := servers.Replicas()
 			for _, shard := range servers {
 				nodes = append(nodes, shard.Primary)
 			}
-			var admitted tally
-			stop := startTraffic(t, workers, func(_, i int) error {
+			var admitted caddytest.Tally
+			stop := caddytest.StartTraffic(t, workers, func(_, i int) error {
 				key := fmt.Sprintf("client-%d", i%10)
-				a, err := c.tryAsk("/", "X-Key: "+key)
+				a, err := c.TryAsk("/", "X-Key: "+key)
 				if err != nil {
 					return err
 				}
-				if a.status != http.StatusOK || !a.isLimited() {
-					return fmt.Errorf("status %d, headers %v", a.status, a.header)
+				if a.Status != http.StatusOK || !a.IsLimited() {
+					return fmt.Errorf("status %d, headers %v", a.Status, a.Header)
 				}
-				admitted.add(key)
+				admitted.Add(key)
 				return nil
 			})
 			for range flushes {
-				admitted.awaitGrowth(t, 40)
+				admitted.AwaitGrowth(t, 40)
 				for _, node := range nodes {
 					must(t, "flush scripts", node.Client().ScriptFlush(t.Context()).Err())
 				}
 			}
-			admitted.awaitGrowth(t, 40)
+			admitted.AwaitGrowth(t, 40)
 			stop()
-			servers.awaitCounts(t, "api", admitted.n)
+			servers.AwaitCounts(t, "api", admitted.N)
 			for _, shard := range []string{"a", "b"} {
 				must(t, "metric", errors.Join(
-					want("lost charges", c.undelivered(shard, "lost"), 0), want("uncertain charges", c.undelivered(shard, "uncertain"), 0)))
+					want("lost charges", undelivered(c, shard, "lost"), 0), want("uncertain charges", undelivered(c, shard, "uncertain"), 0)))
 			}
-			t.Logf("%d requests, %d times SCRIPT FLUSH on %d servers", admitted.total(), flushes, len(nodes))
+			t.Logf("%d requests, %d times SCRIPT FLUSH on %d servers", admitted.Total(), flushes, len(nodes))
 		})
 	}
 }
@@ -56,29 +58,29 @@ func TestScriptFlushStormLosesNoCharge(t *testing.T) {
 	const requests = 20
 	for _, pipelining := range []string{"pipelining on", "pipelining off"} {
 		t.Run(pipelining, func(t *testing.T) {
-			servers := startShards(t, 1, 0)
-			backend := startSlowBackend(t)
-			c := startCaddy(t, proxySite(servers.store(pipelining), 100, backend.server.Listener.Addr().String()))
-			var all []running
+			servers := caddytest.StartShards(t, 1, 0)
+			backend := caddytest.StartSlowBackend(t)
+			c := caddytest.Start(t, proxySite(servers.Store(pipelining), 100, backend.Server.Listener.Addr().String()))
+			var all []caddytest.Running
 			for range requests {
-				all = append(all, backend.start(t, c, "/", "X-Key: alice"))
+				all = append(all, backend.Start(t, c, "/", "X-Key: alice"))
 			}
-			var flushes tally
+			var flushes caddytest.Tally
 			primary := servers[0].Primary.Client()
-			stop := startTraffic(t, 4, func(int, int) error {
-				flushes.add("")
+			stop := caddytest.StartTraffic(t, 4, func(int, int) error {
+				flushes.Add("")
 				return primary.ScriptFlush(t.Context()).Err()
 			})
-			flushes.awaitGrowth(t, 100)
-			for _, a := range backend.finish(t, all...) {
-				must(t, "request", want("status", a.status, http.StatusOK))
+			flushes.AwaitGrowth(t, 100)
+			for _, a := range backend.Finish(t, all...) {
+				must(t, "request", want("status", a.Status, http.StatusOK))
 			}
-			flushes.awaitGrowth(t, 1000)
+			flushes.AwaitGrowth(t, 1000)
 			stop()
-			servers.awaitCount(t, "api", "alice", requests)
+			servers.AwaitCount(t, "api", "alice", requests)
 			must(t, "metric", errors.Join(
-				want("lost charges", c.undelivered("a", "lost"), 0), want("uncertain charges", c.undelivered("a", "uncertain"), 0)))
-			t.Logf("%d times SCRIPT FLUSH", flushes.total())
+				want("lost charges", undelivered(c, "a", "lost"), 0), want("uncertain charges", undelivered(c, "a", "uncertain"), 0)))
+			t.Logf("%d times SCRIPT FLUSH", flushes.Total())
 		})
 	}
 }

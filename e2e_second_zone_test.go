@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
-// scripts is how often the primaries have run scripts: once for each bucket that
+// scriptsRun is how often the primaries have run scripts: once for each bucket that
 // was asked about or written, but once for several of one algorithm and operation
 // that are asked about or written together.
-func (s shards) scripts(t *testing.T) (total int) {
+func scriptsRun(t *testing.T, s caddytest.Shards) (total int) {
 	t.Helper()
 	for _, shard := range s {
 		stats, err := shard.Primary.Info("commandstats")
@@ -38,8 +40,8 @@ func TestSecondZoneRefusesLeavesTheFirstUntouched(t *testing.T) {
 				for _, trust := range []string{"1h", "1us"} {
 					t.Run(fmt.Sprintf("%s, %s, %s on %d shards, trust %s", first, second, place.algorithm, place.shards, trust), func(t *testing.T) {
 						t.Parallel()
-						servers := startShards(t, place.shards, 0)
-						c := startWith(t, servers.store("ledger_trust "+trust), zoneWith("first", "algorithm "+place.algorithm, "charge "+first)+
+						servers := caddytest.StartShards(t, place.shards, 0)
+						c := startWith(t, servers.Store("ledger_trust "+trust), zoneWith("first", "algorithm "+place.algorithm, "charge "+first)+
 							zoneWith("second", "key {header."+place.group+"}", "events 2", "charge "+second), "respond ok")
 						secondZoneRefuses(t, c, servers, first, second, place.group, 0, place.both, trust == "1h")
 					})
@@ -51,26 +53,26 @@ func TestSecondZoneRefusesLeavesTheFirstUntouched(t *testing.T) {
 
 // secondZoneRefuses uses up the second zone and looks at what happens then. The
 // bucket of the first one is on the shard at, and so many scripts ask both the same.
-func secondZoneRefuses(t *testing.T, c *caddyProcess, servers shards, first, second, group string, at, both int, trusted bool) {
+func secondZoneRefuses(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, first, second, group string, at, both int, trusted bool) {
 	const refusals = 10
 	if first != second {
 		both = 2
 	}
-	key := servers.apart(t, c, group, at)
-	ask := func() answer { return c.probe("/", "X-Key: "+key, "X-Group: group-"+key) }
+	key := keyApart(t, servers, c, group, at)
+	ask := func() caddytest.Answer { return c.Probe("/", "X-Key: "+key, "X-Group: group-"+key) }
 	if group == "X-Group" {
 		group = "group-" + key
 	} else {
 		group = key
 	}
 	a := ask()
-	must(t, "request that fits", errors.Join(a.shows(http.StatusOK, 2, 2), want("zone", a.resource, "second")))
-	servers.awaitUsed(t, "first", key, 2)
-	servers.awaitUsed(t, "second", group, 2)
-	was := servers.content(t, "first", key).spent
+	must(t, "request that fits", errors.Join(a.Shows(http.StatusOK, 2, 2), want("zone", a.Resource, "second")))
+	servers.AwaitUsed(t, "first", key, 2)
+	servers.AwaitUsed(t, "second", group, 2)
+	was := servers.Content(t, "first", key).Spent
 
-	before := servers.scripts(t)
-	must(t, "first request too many", ask().refuses("second"))
+	before := scriptsRun(t, servers)
+	must(t, "first request too many", ask().Refuses("second"))
 	// Checks come first and stop takes. Where both take, they do so together,
 	// and what the first zone lost is refunded.
 	asked := both
@@ -84,16 +86,16 @@ func secondZoneRefuses(t *testing.T, c *caddyProcess, servers shards, first, sec
 		asked = 1
 	}
 	eventually(t, "the request is settled", func() error {
-		return want("number of scripts", servers.scripts(t)-before, asked)
+		return want("number of scripts", scriptsRun(t, servers)-before, asked)
 	})
-	must(t, "first zone", want("what was spent", servers.content(t, "first", key).spent, was))
+	must(t, "first zone", want("what was spent", servers.Content(t, "first", key).Spent, was))
 
 	// From now on the second zone is known to be full: nobody is asked, or it
 	// alone, or where the first zone is checked, that as well.
-	before = servers.scripts(t)
+	before = scriptsRun(t, servers)
 	for range refusals {
 		a := ask()
-		must(t, "request too many", errors.Join(a.refuses("second"), a.shows(http.StatusTooManyRequests, 2, 2)))
+		must(t, "request too many", errors.Join(a.Refuses("second"), a.Shows(http.StatusTooManyRequests, 2, 2)))
 	}
 	switch {
 	case trusted:
@@ -104,17 +106,17 @@ func secondZoneRefuses(t *testing.T, c *caddyProcess, servers shards, first, sec
 	default:
 		asked = refusals
 	}
-	c.stop()
+	c.Stop()
 	must(t, "at the end", errors.Join(
-		want("number of scripts", servers.scripts(t)-before, asked),
-		want("what was spent in the first zone", servers.content(t, "first", key).spent, was),
-		want("count of the second zone", servers.content(t, "second", group).used, 2)))
+		want("number of scripts", scriptsRun(t, servers)-before, asked),
+		want("what was spent in the first zone", servers.Content(t, "first", key).Spent, was),
+		want("count of the second zone", servers.Content(t, "second", group).Used, 2)))
 }
 
-// apart makes one request each for some clients, until there is one whose bucket
+// keyApart makes one request each for some clients, until there is one whose bucket
 // of the first zone is on the shard at, and that of the second one on another,
 // if there are several.
-func (s shards) apart(t *testing.T, c *caddyProcess, group string, at int) (key string) {
+func keyApart(t *testing.T, s caddytest.Shards, c *caddytest.Caddy, group string, at int) (key string) {
 	t.Helper()
 	for i := range 100 {
 		key = fmt.Sprint("client-", i)
@@ -122,10 +124,10 @@ func (s shards) apart(t *testing.T, c *caddyProcess, group string, at int) (key 
 		if group == "X-Group" {
 			member = "group-" + key
 		}
-		must(t, key, want("status", c.probe("/", "X-Key: "+key, "X-Group: group-"+key).status, http.StatusOK))
-		s.awaitUsed(t, "first", key, 1)
-		s.awaitUsed(t, "second", member, 1)
-		if s.holder(t, "first", key) == at && (len(s) == 1 || s.holder(t, "second", member) != at) {
+		must(t, key, want("status", c.Probe("/", "X-Key: "+key, "X-Group: group-"+key).Status, http.StatusOK))
+		s.AwaitUsed(t, "first", key, 1)
+		s.AwaitUsed(t, "second", member, 1)
+		if holderOf(t, s, "first", key) == at && (len(s) == 1 || holderOf(t, s, "second", member) != at) {
 			return key
 		}
 	}
@@ -133,11 +135,11 @@ func (s shards) apart(t *testing.T, c *caddyProcess, group string, at int) (key 
 	return ""
 }
 
-// holder returns the index of the shard that holds the client's bucket.
-func (s shards) holder(t *testing.T, zone, client string) int {
+// holderOf returns the index of the shard that holds the client's bucket.
+func holderOf(t *testing.T, s caddytest.Shards, zone, client string) int {
 	t.Helper()
 	for i := range s {
-		if s[i:i+1].content(t, zone, client).spent != "" {
+		if s[i:i+1].Content(t, zone, client).Spent != "" {
 			return i
 		}
 	}
@@ -148,7 +150,7 @@ func (s shards) holder(t *testing.T, zone, client string) int {
 // TestRefusalRefundsWhatWasTaken: by another zone or by an inner handler, of
 // every algorithm.
 func TestRefusalRefundsWhatWasTaken(t *testing.T) {
-	servers := startShards(t, 1, 0)
+	servers := caddytest.StartShards(t, 1, 0)
 	outer, inner := "", ""
 	for _, algorithm := range append(counting, "concurrency") {
 		outer += zoneWith(algorithm, "algorithm "+algorithm, "charge before", "match {\nnot path /ok\n}")
@@ -166,23 +168,23 @@ func TestRefusalRefundsWhatWasTaken(t *testing.T) {
 				for _, mode := range modes {
 					zone := "full." + mode
 					used++
-					must(t, "request that fits", c.probe("/"+zone, "X-Key: alice").shows(http.StatusOK, 1, 1))
+					must(t, "request that fits", c.Probe("/"+zone, "X-Key: alice").Shows(http.StatusOK, 1, 1))
 					if store != "" {
-						servers.awaitSettled(t, int64(used), zone)
+						awaitSettled(t, servers, int64(used), zone)
 					}
 					for range 4 {
-						must(t, "request too many", c.probe("/"+zone, "X-Key: alice").refuses(zone))
+						must(t, "request too many", c.Probe("/"+zone, "X-Key: alice").Refuses(zone))
 					}
 					if store != "" {
-						servers.awaitSettled(t, int64(used), zone)
+						awaitSettled(t, servers, int64(used), zone)
 					}
 					used++
-					a := c.probe("/", "X-Key: alice")
-					must(t, "what the others count", want("body", a.body, fmt.Sprintf("%d %[1]d %[1]d %[1]d 1", used)))
+					a := c.Probe("/", "X-Key: alice")
+					must(t, "what the others count", want("body", a.Body, fmt.Sprintf("%d %[1]d %[1]d %[1]d 1", used)))
 				}
-				c.stop()
+				c.Stop()
 				if store != "" {
-					servers.awaitSettled(t, int64(used), "full.after")
+					awaitSettled(t, servers, int64(used), "full.after")
 				}
 			})
 		}
@@ -191,11 +193,11 @@ func TestRefusalRefundsWhatWasTaken(t *testing.T) {
 
 // awaitSettled waits until that much is used of the zones that count, nothing
 // of that which counts what runs, and one event of the full one.
-func (s shards) awaitSettled(t *testing.T, used int64, full string) {
+func awaitSettled(t *testing.T, s caddytest.Shards, used int64, full string) {
 	t.Helper()
 	for _, algorithm := range counting {
-		s.awaitUsed(t, algorithm, "alice", used)
+		s.AwaitUsed(t, algorithm, "alice", used)
 	}
-	s.awaitUsed(t, "concurrency", "alice", 0)
-	s.awaitUsed(t, full, "*", 1)
+	s.AwaitUsed(t, "concurrency", "alice", 0)
+	s.AwaitUsed(t, full, "*", 1)
 }

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // onErrorSite has a zone for each on_error, and a handler with a zone that
@@ -26,13 +28,13 @@ func onErrorSite(store string) string {
 }
 
 // clientsOf returns a client of each of two shards.
-func clientsOf(t *testing.T, servers shards, c *caddyProcess, path, zone string) (ofA, ofB string) {
+func clientsOf(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy, path, zone string) (ofA, ofB string) {
 	t.Helper()
 	for i := 0; ofA == "" || ofB == ""; i++ {
 		key := fmt.Sprintf("client-%d", i)
-		c.ask(path, "X-Key: "+key)
-		servers.awaitCount(t, zone, key, 1)
-		if servers.owner(t, zone, key) == 0 {
+		c.Ask(path, "X-Key: "+key)
+		servers.AwaitCount(t, zone, key, 1)
+		if servers.Owner(t, zone, key) == 0 {
 			ofA = key
 		} else {
 			ofB = key
@@ -46,19 +48,19 @@ func TestShardThatIsDownAffectsOnlyItsClients(t *testing.T) {
 		t.Run(pipelining, func(t *testing.T) {
 			// They spend their time waiting.
 			t.Parallel()
-			servers := startShards(t, 2, 1)
-			c := startCaddy(t, onErrorSite(servers.store(pipelining, "charge_timeout 2s")))
+			servers := caddytest.StartShards(t, 2, 1)
+			c := caddytest.Start(t, onErrorSite(servers.Store(pipelining, "charge_timeout 2s")))
 			up, down := clientsOf(t, servers, c, "/default", "default")
 			for i, key := range []string{up, down} {
 				for _, zone := range []string{"allow", "deny", "local"} {
-					must(t, zone, c.ask("/"+zone, "X-Key: "+key).is(http.StatusOK, 1))
-					servers.awaitCount(t, zone, key, 1)
+					must(t, zone, c.Ask("/"+zone, "X-Key: "+key).Is(http.StatusOK, 1))
+					servers.AwaitCount(t, zone, key, 1)
 				}
 				used := int64(i + 1)
-				must(t, "both", c.ask("/both", "X-Key: "+key, "X-Other: "+up).is(http.StatusOK, used))
-				servers.awaitCount(t, "first", key, 1)
-				servers.awaitCount(t, "second", up, used)
-				servers.awaitReplicas(t)
+				must(t, "both", c.Ask("/both", "X-Key: "+key, "X-Other: "+up).Is(http.StatusOK, used))
+				servers.AwaitCount(t, "first", key, 1)
+				servers.AwaitCount(t, "second", up, used)
+				servers.AwaitReplicas(t)
 			}
 
 			b := servers[1]
@@ -72,7 +74,7 @@ func TestShardThatIsDownAffectsOnlyItsClients(t *testing.T) {
 				t.Helper()
 				for i := range servers {
 					for _, outcome := range []string{"lost", "uncertain", "expired"} {
-						must(t, "metric", want("number of charges of shard "+shardName(i)+" that are "+outcome, c.undelivered(shardName(i), outcome), 0))
+						must(t, "metric", want("number of charges of shard "+caddytest.ShardName(i)+" that are "+outcome, undelivered(c, caddytest.ShardName(i), outcome), 0))
 					}
 				}
 			}
@@ -88,64 +90,64 @@ func TestShardThatIsDownAffectsOnlyItsClients(t *testing.T) {
 
 // withShardDown asks for a client whose shard is up, and for one whose shard
 // is down.
-func withShardDown(t *testing.T, alive shards, c *caddyProcess, up, down string) {
+func withShardDown(t *testing.T, alive caddytest.Shards, c *caddytest.Caddy, up, down string) {
 	t.Helper()
 	for i := range 4 {
 		for _, path := range []string{"/default", "/allow"} {
-			a := c.ask(path, "X-Key: "+down)
-			must(t, path, errors.Join(want("status", a.status, http.StatusOK), want("having limit headers", a.isLimited(), false)))
+			a := c.Ask(path, "X-Key: "+down)
+			must(t, path, errors.Join(want("status", a.Status, http.StatusOK), want("having limit headers", a.IsLimited(), false)))
 		}
-		a := c.ask("/deny", "X-Key: "+down)
-		must(t, "/deny", errors.Join(want("status", a.status, http.StatusServiceUnavailable), want("having limit headers", a.isLimited(), false)))
+		a := c.Ask("/deny", "X-Key: "+down)
+		must(t, "/deny", errors.Join(want("status", a.Status, http.StatusServiceUnavailable), want("having limit headers", a.IsLimited(), false)))
 
-		a = c.ask("/local", "X-Key: "+down)
+		a = c.Ask("/local", "X-Key: "+down)
 		if i < 3 {
-			must(t, "/local", a.is(http.StatusOK, int64(i+1)))
+			must(t, "/local", a.Is(http.StatusOK, int64(i+1)))
 		} else {
-			must(t, "/local", a.is(http.StatusTooManyRequests, 3))
+			must(t, "/local", a.Is(http.StatusTooManyRequests, 3))
 		}
 	}
 	for _, zone := range []string{"default", "allow", "deny", "local"} {
 		useUp(t, alive, c, zone, up, 2)
 	}
-	a := c.ask("/both", "X-Key: "+down, "X-Other: "+up)
-	must(t, "/both", errors.Join(a.is(http.StatusOK, 3), want("zone", a.resource, "second")))
+	a := c.Ask("/both", "X-Key: "+down, "X-Other: "+up)
+	must(t, "/both", errors.Join(a.Is(http.StatusOK, 3), want("zone", a.Resource, "second")))
 }
 
 // useUp makes the requests of a client from the one with the given number on,
 // and one too many.
-func useUp(t *testing.T, servers shards, c *caddyProcess, zone, key string, from int64) {
+func useUp(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy, zone, key string, from int64) {
 	t.Helper()
 	for used := from; used <= 3; used++ {
-		must(t, zone, c.ask("/"+zone, "X-Key: "+key).is(http.StatusOK, used))
-		servers.awaitCount(t, zone, key, used)
-		servers.awaitReplicas(t)
+		must(t, zone, c.Ask("/"+zone, "X-Key: "+key).Is(http.StatusOK, used))
+		servers.AwaitCount(t, zone, key, used)
+		servers.AwaitReplicas(t)
 	}
-	must(t, zone, c.ask("/"+zone, "X-Key: "+key).is(http.StatusTooManyRequests, 3))
+	must(t, zone, c.Ask("/"+zone, "X-Key: "+key).Is(http.StatusTooManyRequests, 3))
 }
 
 // withShardBack asks for both clients when the shard is back, which has lost
 // its data, but not what was to be charged while it was down.
-func withShardBack(t *testing.T, servers shards, c *caddyProcess, up, down string) {
+func withShardBack(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy, up, down string) {
 	t.Helper()
 	eventually(t, "the shard works again", func() error {
-		a := c.ask("/probe", "X-Key: "+down)
-		return errors.Join(want("probe being checked", a.isLimited(), true),
-			want("probe being charged", servers.counts(t, "probe")[down] > 0, true))
+		a := c.Ask("/probe", "X-Key: "+down)
+		return errors.Join(want("probe being checked", a.IsLimited(), true),
+			want("probe being charged", servers.Counts(t, "probe")[down] > 0, true))
 	})
 	// What was allowed, what was counted locally, and of two zones the one whose
 	// shard was down; what was denied is not charged.
 	for zone, waited := range map[string]int64{"default": 4, "allow": 4, "local": 3, "first": 1} {
-		servers.awaitCount(t, zone, down, waited)
+		servers.AwaitCount(t, zone, down, waited)
 	}
-	servers.awaitReplicas(t)
+	servers.AwaitReplicas(t)
 	for zone, waited := range map[string]int64{"default": 4, "allow": 4, "local": 3} {
-		must(t, zone, c.ask("/"+zone, "X-Key: "+down).is(http.StatusTooManyRequests, waited))
+		must(t, zone, c.Ask("/"+zone, "X-Key: "+down).Is(http.StatusTooManyRequests, waited))
 	}
 	useUp(t, servers, c, "deny", down, 1)
-	must(t, "/both", c.ask("/both", "X-Key: "+down, "X-Other: "+down).is(http.StatusOK, 2))
-	servers.awaitCount(t, "first", down, 2)
+	must(t, "/both", c.Ask("/both", "X-Key: "+down, "X-Other: "+down).Is(http.StatusOK, 2))
+	servers.AwaitCount(t, "first", down, 2)
 	for _, zone := range []string{"default", "allow", "deny", "local"} {
-		must(t, zone, c.ask("/"+zone, "X-Key: "+up).is(http.StatusTooManyRequests, 3))
+		must(t, zone, c.Ask("/"+zone, "X-Key: "+up).Is(http.StatusTooManyRequests, 3))
 	}
 }

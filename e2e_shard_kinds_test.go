@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
@@ -22,7 +23,7 @@ func countsOn(t *testing.T, zone string, servers ...*redistest.Server) map[strin
 	t.Helper()
 	counts := map[string]int64{}
 	for _, server := range servers {
-		for client, b := range find(t, server, zone) {
+		for client, b := range caddytest.Find(t, server, zone) {
 			counts[strings.TrimSuffix(client, "}")] += b.Count
 		}
 	}
@@ -39,7 +40,7 @@ func TestShardsOfEveryKind(t *testing.T) {
 	var static, watched *redistest.Shard
 	var sentinels *redistest.Sentinels
 	var cluster *redistest.Cluster
-	together(t, 3, func(i int) (err error) {
+	caddytest.Together(t, 3, func(i int) (err error) {
 		switch i {
 		case 0:
 			static, err = started(t, (*redistest.Shard).Stop)(redistest.LaunchShard(1, "--unixsocket", "redis.sock"))
@@ -55,19 +56,19 @@ func TestShardsOfEveryKind(t *testing.T) {
 		return err
 	})
 
-	c := startCaddy(t, apiSite(redisStore(
+	c := caddytest.Start(t, apiSite(caddytest.RedisStore(
 		"password {file."+writeFile(t, password)+"}",
-		shardWith("static", "primary unix/"+static.Primary.SocketPath(), "replica "+static.Replicas[0].Addr()),
-		shardWith("watched", sentinelLine(sentinels)),
-		shardWith("cluster", "cluster "+strings.Join(cluster.Addrs()[:2], " ")),
+		caddytest.ShardWith("static", "primary unix/"+static.Primary.SocketPath(), "replica "+static.Replicas[0].Addr()),
+		caddytest.ShardWith("watched", sentinelLine(sentinels)),
+		caddytest.ShardWith("cluster", "cluster "+strings.Join(cluster.Addrs()[:2], " ")),
 		"sentinel_password {file."+writeFile(t, sentinelPassword+"\n")+"}",
 	), events, "1h"))
 	for i := range clients {
 		key := fmt.Sprintf("client-%d", i)
 		for used := int64(1); used <= events; used++ {
-			must(t, key, c.ask("/", "X-Key: "+key).is(http.StatusOK, used))
+			must(t, key, c.Ask("/", "X-Key: "+key).Is(http.StatusOK, used))
 		}
-		must(t, key, c.ask("/", "X-Key: "+key).is(http.StatusTooManyRequests, events))
+		must(t, key, c.Ask("/", "X-Key: "+key).Is(http.StatusTooManyRequests, events))
 	}
 	eventually(t, "all clients are counted", func() error {
 		seen := 0
@@ -87,13 +88,13 @@ func TestShardsOfEveryKind(t *testing.T) {
 		}
 		return want("clients", seen, clients)
 	})
-	for _, line := range c.storeLines() {
+	for _, line := range storeLines(c) {
 		// On a machine that stands still for a second nobody finds anybody.
 		if words := line.Msg; words != "servers cannot be found" && words != "servers are found again" {
 			t.Errorf("a healthy store says %+v", line)
 		}
 	}
-	c.mustHide(password, sentinelPassword)
+	mustHide(c, password, sentinelPassword)
 }
 
 // started registers that what was launched is stopped when the test ends.

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // apiSite is a site with one zone, api, that counts by the header X-Key.
@@ -35,34 +37,24 @@ func limitedSite(store string, events int, window, answer string) string {
 `, store, events, window, answer)
 }
 
-// startCaddys runs n Caddys with the same config.
-func startCaddys(t *testing.T, n int, caddyfile string) []*caddyProcess {
-	t.Helper()
-	caddys := make([]*caddyProcess, n)
-	for i := range caddys {
-		caddys[i] = startCaddy(t, caddyfile)
-	}
-	return caddys
-}
-
 func TestTwoCaddysShareALimit(t *testing.T) {
 	t.Parallel()
 	const events = 10
-	servers := startShards(t, 2, 1)
-	caddys := startCaddys(t, 2, apiSite(servers.store(), events, "1h"))
+	servers := caddytest.StartShards(t, 2, 1)
+	caddys := caddytest.StartMany(t, 2, apiSite(servers.Store(), events, "1h"))
 
 	// Where every charge is waited for, each Caddy sees all that the other
 	// one admitted.
 	for _, key := range []string{"alice", "bob", "carol", "dave"} {
 		for i := range events {
-			a := caddys[i%2].ask("/", "X-Key: "+key)
+			a := caddys[i%2].Ask("/", "X-Key: "+key)
 			must(t, fmt.Sprintf("%s's request %d", key, i+1), errors.Join(
-				a.is(http.StatusOK, int64(i+1)), want("limit", a.limit, events), want("zone", a.resource, "api")))
-			servers.awaitCount(t, "api", key, int64(i+1))
-			servers.awaitReplicas(t)
+				a.Is(http.StatusOK, int64(i+1)), want("limit", a.Limit, events), want("zone", a.Resource, "api")))
+			servers.AwaitCount(t, "api", key, int64(i+1))
+			servers.AwaitReplicas(t)
 		}
 		for i, c := range caddys {
-			must(t, fmt.Sprintf("%s's request too many at Caddy %d", key, i), c.ask("/", "X-Key: "+key).is(http.StatusTooManyRequests, events))
+			must(t, fmt.Sprintf("%s's request too many at Caddy %d", key, i), c.Ask("/", "X-Key: "+key).Is(http.StatusTooManyRequests, events))
 		}
 	}
 }
@@ -71,14 +63,14 @@ func TestTwoCaddysShareALimit(t *testing.T) {
 // admitted, and that were refused because of what was in flight.
 type courses struct {
 	mu                 sync.Mutex
-	admitted, inFlight map[string][]answer
+	admitted, inFlight map[string][]caddytest.Answer
 }
 
 func newCourses() *courses {
-	return &courses{admitted: map[string][]answer{}, inFlight: map[string][]answer{}}
+	return &courses{admitted: map[string][]caddytest.Answer{}, inFlight: map[string][]caddytest.Answer{}}
 }
 
-func (c *courses) add(answers map[string][]answer, key string, a answer) {
+func (c *courses) add(answers map[string][]caddytest.Answer, key string, a caddytest.Answer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	answers[key] = append(answers[key], a)
@@ -92,10 +84,10 @@ func (c *courses) check(t *testing.T, most int) (refusals int) {
 	for key, answers := range c.inFlight {
 		for _, refused := range answers {
 			refusals++
-			if !slices.ContainsFunc(c.admitted[key], func(a answer) bool {
-				return a.sent.Before(refused.received) && refused.sent.Before(a.received)
+			if !slices.ContainsFunc(c.admitted[key], func(a caddytest.Answer) bool {
+				return a.Sent.Before(refused.Received) && refused.Sent.Before(a.Received)
 			}) {
-				t.Errorf("%s is told to come back after a second, though nothing is in flight: %v", key, refused.header)
+				t.Errorf("%s is told to come back after a second, though nothing is in flight: %v", key, refused.Header)
 			}
 		}
 	}
@@ -114,63 +106,63 @@ func TestConcurrentClientsAreCountedExactly(t *testing.T) {
 		workers = 8
 		rounds  = 4
 	)
-	servers := startShards(t, 2, 1)
-	caddys := startCaddys(t, 2, apiSite(servers.store(), events, "1h"))
+	servers := caddytest.StartShards(t, 2, 1)
+	caddys := caddytest.StartMany(t, 2, apiSite(servers.Store(), events, "1h"))
 
-	var admitted, refused tally
+	var admitted, refused caddytest.Tally
 	each := []*courses{newCourses(), newCourses()}
-	together(t, workers, func(worker int) error {
+	caddytest.Together(t, workers, func(worker int) error {
 		course := each[worker%2]
 		for i := range rounds * clients {
 			key := fmt.Sprintf("client-%d", i%clients)
-			a, err := caddys[worker%2].tryAsk("/", "X-Key: "+key)
+			a, err := caddys[worker%2].TryAsk("/", "X-Key: "+key)
 			switch {
-			case errors.Is(err, errTooEarly) && a.retryAfter == 1:
-				refused.add(key)
+			case errors.Is(err, caddytest.ErrTooEarly) && a.RetryAfter == 1:
+				refused.Add(key)
 				course.add(course.inFlight, key, a)
 			case err != nil:
 				return err
-			case a.status == http.StatusOK && a.isLimited():
-				admitted.add(key)
+			case a.Status == http.StatusOK && a.IsLimited():
+				admitted.Add(key)
 				course.add(course.admitted, key, a)
-			case a.status == http.StatusTooManyRequests:
-				refused.add(key)
+			case a.Status == http.StatusTooManyRequests:
+				refused.Add(key)
 			default:
-				return fmt.Errorf("status %d, headers %v", a.status, a.header)
+				return fmt.Errorf("status %d, headers %v", a.Status, a.Header)
 			}
 		}
 		return nil
 	})
-	servers.awaitCounts(t, "api", admitted.n)
+	servers.AwaitCounts(t, "api", admitted.N)
 
 	inFlight := each[0].check(t, events) + each[1].check(t, events)
 	excess := int64(0)
-	for key, n := range admitted.n {
+	for key, n := range admitted.N {
 		if n < events {
 			t.Errorf("%s was admitted %d times only, before its limit of %d was reached", key, n, events)
 		}
 		excess += n - events
 	}
-	servers.awaitReplicas(t)
-	for key, n := range admitted.n {
+	servers.AwaitReplicas(t)
+	for key, n := range admitted.N {
 		for i, c := range caddys {
 			// For a while a Caddy relies on what it was told last, which may
 			// lack what the other one admitted since.
 			eventually(t, fmt.Sprintf("Caddy %d asks about %s again", i, key), func() error {
-				return c.ask("/", "X-Key: "+key).is(http.StatusTooManyRequests, n)
+				return c.Ask("/", "X-Key: "+key).Is(http.StatusTooManyRequests, n)
 			})
 		}
 	}
 	for i, shard := range servers {
-		if n := len(find(t, shard.Primary, "api")); n < clients/4 {
-			t.Errorf("shard %s has %d of %d clients", shardName(i), n, clients)
+		if n := len(caddytest.Find(t, shard.Primary, "api")); n < clients/4 {
+			t.Errorf("shard %s has %d of %d clients", caddytest.ShardName(i), n, clients)
 		}
 	}
 	// Nothing is still on its way that would make the counts wrong later.
 	for _, c := range caddys {
-		c.stop()
+		c.Stop()
 	}
-	servers.awaitCounts(t, "api", admitted.n)
+	servers.AwaitCounts(t, "api", admitted.N)
 	t.Logf("%d requests admitted (%d above the limits, in flight in two Caddys at the same time), %d refused, %d of them because of what was in flight",
-		admitted.total(), excess, refused.total(), inFlight)
+		admitted.Total(), excess, refused.Total(), inFlight)
 }

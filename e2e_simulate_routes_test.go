@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // simulatedSite has the routes that a request can take.
@@ -103,7 +105,7 @@ const simulatedSite = `{
 // TestSimulateTakesTheRoutes that a request takes, and meets the zones that it
 // meets.
 func TestSimulateTakesTheRoutes(t *testing.T) {
-	c := startCaddy(t, simulatedSite)
+	c := caddytest.Start(t, simulatedSite)
 	for _, k := range []struct {
 		path    string
 		headers []string
@@ -119,7 +121,7 @@ func TestSimulateTakesTheRoutes(t *testing.T) {
 		{"/answered", []string{"X-Key: alice"}, "", nil},
 		{"/unknown", []string{"X-Key: alice"}, "first user", []string{":alice", ":127.0.0.1"}},
 	} {
-		s := c.simulate(k.path, k.headers...)
+		s := simulate(c, k.path, k.headers...)
 		must(t, k.path, errors.Join(want("zones", s.names(), k.zones), want("decision", s.Decision, "allowed"), want("error", s.Error, "")))
 		for i, end := range k.keys {
 			if !strings.HasSuffix(s.Zones[i].ClientKey, end) {
@@ -131,26 +133,26 @@ func TestSimulateTakesTheRoutes(t *testing.T) {
 		}
 	}
 
-	c.probe("/nested", "X-Key: alice")
-	s := c.simulate("/nested", "X-Key: alice")
+	c.Probe("/nested", "X-Key: alice")
+	s := simulate(c, "/nested", "X-Key: alice")
 	must(t, "a handler behind the one that refuses", errors.Join(want("zones", s.names(), "outer inner"),
 		want("decision", s.Decision, "refused"), want("zone", s.Zone, "inner")))
 
-	s = c.simulate("/tiers", "X-Key: alice", "X-Cost: 4", "X-Events: 6")
+	s = simulate(c, "/tiers", "X-Key: alice", "X-Cost: 4", "X-Events: 6")
 	must(t, "a tier without the reserve", errors.Join(want("limit", s.Zones[0].Limit, 3), want("cost", s.Zones[0].Cost, 4),
 		want("decision", s.Decision, "refused"), want("reason", s.Zones[0].Reason, "reserved")))
-	s = c.simulate("/tiers", "X-Key: alice", "X-Cost: 4", "X-Events: 6", "X-Tier: gold")
+	s = simulate(c, "/tiers", "X-Key: alice", "X-Cost: 4", "X-Events: 6", "X-Tier: gold")
 	must(t, "a tier with the reserve", errors.Join(want("limit", s.Zones[0].Limit, 6), want("decision", s.Decision, "allowed")))
 
-	c.probe("/held", "X-Key: alice")
-	s = c.simulate("/held", "X-Key: alice")
+	c.Probe("/held", "X-Key: alice")
+	s = simulate(c, "/held", "X-Key: alice")
 	if s.Decision != "allowed" || s.Wait <= 0 || s.Wait > 10 || s.Zones[0].Allowed {
 		t.Errorf("held: %+v", s)
 	}
-	c.probe("/observed", "X-Key: alice")
-	s = c.simulate("/observed", "X-Key: alice")
+	c.Probe("/observed", "X-Key: alice")
+	s = simulate(c, "/observed", "X-Key: alice")
 	must(t, "observed", errors.Join(want("decision", s.Decision, "allowed"), want("outcome", s.Zones[0].Outcome, "would_refuse")))
-	if strings.Contains(c.logs.String(), "key is empty") {
+	if strings.Contains(c.Logs.String(), "key is empty") {
 		t.Error("a simulation is in the log")
 	}
 }
@@ -158,17 +160,17 @@ func TestSimulateTakesTheRoutes(t *testing.T) {
 // TestSimulateRequest is made as the server would have it, or refused with a
 // reason.
 func TestSimulateRequest(t *testing.T) {
-	c := startCaddy(t, simulatedSite)
+	c := caddytest.Start(t, simulatedSite)
 	var s simulated
-	c.adminJSON(http.MethodPost, "/rate_limit/simulate", `{"url": "/nested", "remote_addr": "10.1.2.3:5", "headers": {"X-Forwarded-For": ["7.7.7.7"]}}`, &s)
+	c.AdminJSON(http.MethodPost, "/rate_limit/simulate", `{"url": "/nested", "remote_addr": "10.1.2.3:5", "headers": {"X-Forwarded-For": ["7.7.7.7"]}}`, &s)
 	if s.names() != "outer inner behind" || !strings.HasSuffix(s.Zones[0].ClientKey, ":7.7.7.7") {
 		t.Errorf("behind a trusted proxy: %+v", s)
 	}
-	c.adminJSON(http.MethodPost, "/rate_limit/simulate", `{"url": "/nested", "remote_addr": "::1", "headers": {"X-Forwarded-For": ["7.7.7.7"]}}`, &s)
+	c.AdminJSON(http.MethodPost, "/rate_limit/simulate", `{"url": "/nested", "remote_addr": "::1", "headers": {"X-Forwarded-For": ["7.7.7.7"]}}`, &s)
 	if !strings.HasSuffix(s.Zones[0].ClientKey, ":::1") {
 		t.Errorf("not behind a trusted proxy: %+v", s)
 	}
-	c.adminJSON(http.MethodPost, "/rate_limit/simulate", `{"method": "POST", "url": "http://other.example/nested", "server": "srv0"}`, &s)
+	c.AdminJSON(http.MethodPost, "/rate_limit/simulate", `{"method": "POST", "url": "http://other.example/nested", "server": "srv0"}`, &s)
 	must(t, "another site", want("zones", s.names(), ""))
 	for _, bad := range []struct {
 		body   string
@@ -189,33 +191,33 @@ func TestSimulateRequest(t *testing.T) {
 		{`{"url": "/", "headers": {"a": ["c\n"]}}`, http.StatusBadRequest, "not allowed"},
 		{`{"url": "/` + strings.Repeat("x", 300_000) + `"}`, http.StatusRequestEntityTooLarge, "too large"},
 	} {
-		c.adminRefuses(http.MethodPost, "/rate_limit/simulate", bad.body, bad.status, bad.word)
+		adminRefuses(c, http.MethodPost, "/rate_limit/simulate", bad.body, bad.status, bad.word)
 	}
-	c.adminRefuses(http.MethodGet, "/rate_limit/simulate", "", http.StatusMethodNotAllowed)
+	adminRefuses(c, http.MethodGet, "/rate_limit/simulate", "", http.StatusMethodNotAllowed)
 }
 
 // TestSimulateKnowsWhatIsInFlight, and which store counts a client.
 func TestSimulateKnowsWhatIsInFlight(t *testing.T) {
-	servers := startShards(t, 1, 0)
+	servers := caddytest.StartShards(t, 1, 0)
 	for name, store := range bothStores(servers) {
 		t.Run(name, func(t *testing.T) {
-			backend := startSlowBackend(t)
-			c := startCaddy(t, zonesSite(store, zoneWith("api", "events 1"), "reverse_proxy "+backend.server.Listener.Addr().String()))
-			request := backend.start(t, c, "/", "X-Key: alice")
-			s := c.simulate("/", "X-Key: alice")
+			backend := caddytest.StartSlowBackend(t)
+			c := caddytest.Start(t, zonesSite(store, zoneWith("api", "events 1"), "reverse_proxy "+backend.Server.Listener.Addr().String()))
+			request := backend.Start(t, c, "/", "X-Key: alice")
+			s := simulate(c, "/", "X-Key: alice")
 			must(t, "while a request runs", errors.Join(want("decision", s.Decision, "refused"),
 				want("reason", s.Zones[0].Reason, "in_flight"), want("used", s.Zones[0].Used, 1)))
-			must(t, "another client", want("decision", c.simulate("/", "X-Key: bob").Decision, "allowed"))
-			backend.finish(t, request)
+			must(t, "another client", want("decision", simulate(c, "/", "X-Key: bob").Decision, "allowed"))
+			backend.Finish(t, request)
 
-			c.mustLoad(zonesSite(store, zoneWith("slots", "events 1", "algorithm concurrency", "window 1m"), "reverse_proxy "+backend.server.Listener.Addr().String()))
-			must(t, "a free slot", want("decision", c.simulate("/", "X-Key: alice").Decision, "allowed"))
+			c.MustLoad(zonesSite(store, zoneWith("slots", "events 1", "algorithm concurrency", "window 1m"), "reverse_proxy "+backend.Server.Listener.Addr().String()))
+			must(t, "a free slot", want("decision", simulate(c, "/", "X-Key: alice").Decision, "allowed"))
 			answered := make(chan *http.Response, 1)
-			go func() { resp, _ := c.try("/", "X-Key: alice"); answered <- resp }()
-			held := backend.await(t)
-			s = c.simulate("/", "X-Key: alice")
+			go func() { resp, _ := c.Try("/", "X-Key: alice"); answered <- resp }()
+			held := backend.Await(t)
+			s = simulate(c, "/", "X-Key: alice")
 			must(t, "while the slot is taken", errors.Join(want("decision", s.Decision, "refused"), want("used", s.Zones[0].Used, 1)))
-			close(held.end)
+			close(held.End)
 			<-answered
 		})
 	}
@@ -223,14 +225,14 @@ func TestSimulateKnowsWhatIsInFlight(t *testing.T) {
 
 // TestSimulateRollout asks the store in which a client is counted.
 func TestSimulateRollout(t *testing.T) {
-	servers := startShards(t, 2, 0)
+	servers := caddytest.StartShards(t, 2, 0)
 	site := zonesSite(twoStores(servers), zoneWith("api", "events 1"), "respond ok")
-	c := startCaddy(t, strings.Replace(site, "rate_limit {\nzone", "rate_limit {\nrollout other 50\nzone", 1))
+	c := caddytest.Start(t, strings.Replace(site, "rate_limit {\nzone", "rate_limit {\nrollout other 50\nzone", 1))
 	stores := map[string]bool{}
 	for _, client := range []string{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"} {
-		must(t, "before", want("decision", c.simulate("/", "X-Key: "+client).Decision, "allowed"))
-		c.get("/", "X-Key: "+client)
-		s := c.simulate("/", "X-Key: "+client)
+		must(t, "before", want("decision", simulate(c, "/", "X-Key: "+client).Decision, "allowed"))
+		c.Get("/", "X-Key: "+client)
+		s := simulate(c, "/", "X-Key: "+client)
 		must(t, "after", want("decision", s.Decision, "refused"))
 		stores[s.Zones[0].Store] = true
 	}
@@ -239,25 +241,25 @@ func TestSimulateRollout(t *testing.T) {
 
 // TestSimulateWithoutStore foretells what on_error does.
 func TestSimulateWithoutStore(t *testing.T) {
-	servers := startShards(t, 1, 0)
-	c := startCaddy(t, onErrorSite(servers.store()))
-	c.get("/local", "X-Key: alice")
+	servers := caddytest.StartShards(t, 1, 0)
+	c := caddytest.Start(t, onErrorSite(servers.Store()))
+	c.Get("/local", "X-Key: alice")
 	must(t, "stop", servers[0].Primary.Stop())
 	for path, decision := range map[string]string{"/default": "error_allowed", "/deny": "error_refused", "/local": "allowed"} {
-		s := c.simulate(path, "X-Key: alice")
+		s := simulate(c, path, "X-Key: alice")
 		must(t, path, want("decision", s.Decision, decision))
 		if z := s.Zones[0]; (decision != "allowed") != (z.Error != "" && z.Reason == "store_error") {
 			t.Errorf("%s: %+v", path, s)
 		}
 	}
 	// A store of another plugin, of which nothing can be asked.
-	c = startCaddy(t, zonesSite("rate_limit {\nstore guest {\n}\n}", zoneWith("api", "events 1"), "respond ok"))
-	_, config := c.adminCall(http.MethodGet, "/config/", "", "")
+	c = caddytest.Start(t, zonesSite("rate_limit {\nstore guest {\n}\n}", zoneWith("api", "events 1"), "respond ok"))
+	_, config := c.AdminCall(http.MethodGet, "/config/", "", "")
 	config = strings.Replace(config, `"module":"guest"`, `"module":"guest","plain":true`, 1)
-	status, text := c.adminCall(http.MethodPost, "/load", "application/json", config)
+	status, text := c.AdminCall(http.MethodPost, "/load", "application/json", config)
 	must(t, text, want("status", status, http.StatusOK))
-	c.awaitServers()
-	s := c.simulate("/")
+	c.AwaitServers()
+	s := simulate(c, "/")
 	if !strings.Contains(s.Zones[0].Error, "without changing it") || s.Decision != "error_refused" {
 		t.Errorf("a guest's store: %+v", s)
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // simulated is what POST /rate_limit/simulate answers.
@@ -28,16 +30,16 @@ type simulated struct {
 }
 
 // simulate simulates a request to the site with headers given as "Name: value".
-func (c *caddyProcess) simulate(path string, headers ...string) (s simulated) {
-	c.t.Helper()
+func simulate(c *caddytest.Caddy, path string, headers ...string) (s simulated) {
+	c.T.Helper()
 	given := http.Header{}
 	for _, h := range headers {
 		name, value, _ := strings.Cut(h, ": ")
 		given.Add(name, value)
 	}
 	body, err := json.Marshal(map[string]any{"url": c.URL + path, "headers": given})
-	must(c.t, "encode", err)
-	c.adminJSON(http.MethodPost, "/rate_limit/simulate", string(body), &s)
+	must(c.T, "encode", err)
+	c.AdminJSON(http.MethodPost, "/rate_limit/simulate", string(body), &s)
 	return s
 }
 
@@ -54,7 +56,7 @@ func (s simulated) names() string {
 // all algorithms and ways of charging, in memory and in Redis.
 func TestSimulateForetells(t *testing.T) {
 	const events = 3
-	servers := startShards(t, 2, 1)
+	servers := caddytest.StartShards(t, 2, 1)
 	for name, store := range bothStores(servers) {
 		t.Run(name, func(t *testing.T) {
 			zones := ""
@@ -63,16 +65,16 @@ func TestSimulateForetells(t *testing.T) {
 					zones += pathZone(algorithm+"."+mode, fmt.Sprintf("events %d", events), "algorithm "+algorithm, "charge "+mode)
 				}
 			}
-			c := startCaddy(t, zonesSite(store, zones, "respond ok"))
+			c := caddytest.Start(t, zonesSite(store, zones, "respond ok"))
 			for _, algorithm := range counting {
 				for _, mode := range modes {
 					zone := algorithm + "." + mode
 					for used := range int64(events + 2) {
-						before := servers.dump(t)
-						s := c.simulate("/"+zone, "X-Key: alice")
-						must(t, zone+" leaves Redis", want("change", maps.Equal(before, servers.dump(t)), true))
-						a := c.probe("/"+zone, "X-Key: alice")
-						decision := map[int]string{http.StatusOK: "allowed", http.StatusTooManyRequests: "refused"}[a.status]
+						before := dumpOf(t, servers)
+						s := simulate(c, "/"+zone, "X-Key: alice")
+						must(t, zone+" leaves Redis", want("change", maps.Equal(before, dumpOf(t, servers)), true))
+						a := c.Probe("/"+zone, "X-Key: alice")
+						decision := map[int]string{http.StatusOK: "allowed", http.StatusTooManyRequests: "refused"}[a.Status]
 						if len(s.Zones) != 1 {
 							t.Fatalf("%s: %+v", zone, s)
 						}
@@ -89,7 +91,7 @@ func TestSimulateForetells(t *testing.T) {
 							t.Errorf("%s: %+v", zone, s)
 						}
 						if name == "redis" {
-							servers.awaitUsed(t, zone, "alice", min(used+1, events))
+							servers.AwaitUsed(t, zone, "alice", min(used+1, events))
 						}
 					}
 				}
@@ -98,8 +100,8 @@ func TestSimulateForetells(t *testing.T) {
 	}
 }
 
-// dump is all that is in Redis.
-func (s shards) dump(t *testing.T) map[string]string {
+// dumpOf is all that is in Redis.
+func dumpOf(t *testing.T, s caddytest.Shards) map[string]string {
 	t.Helper()
 	all := map[string]string{}
 	for _, shard := range s {
@@ -118,10 +120,10 @@ func (s shards) dump(t *testing.T) map[string]string {
 // TestSimulateWaitsOnlyWhereAllWould: of two full zones one holds requests, and
 // the other refuses them at once.
 func TestSimulateWaitsOnlyWhereAllWould(t *testing.T) {
-	c := startCaddy(t, zonesSite("",
+	c := caddytest.Start(t, zonesSite("",
 		zoneWith("fast", "events 1", "window 20s")+zoneWith("patient", "events 1", "window 30s", "charge before", "max_wait 1m"), "respond ok"))
-	c.probe("/", "X-Key: alice")
-	a, s := c.probe("/", "X-Key: alice"), c.simulate("/", "X-Key: alice")
+	c.Probe("/", "X-Key: alice")
+	a, s := c.Probe("/", "X-Key: alice"), simulate(c, "/", "X-Key: alice")
 	must(t, fmt.Sprintf("%+v", s), errors.Join(
-		want("status", a.status, http.StatusTooManyRequests), want("decision", s.Decision, "refused")))
+		want("status", a.Status, http.StatusTooManyRequests), want("decision", s.Decision, "refused")))
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // TestChargesOutliveAChangeOfTheStoresKind: what waits for Redis is delivered,
@@ -30,48 +32,48 @@ func TestChargesOutliveAChangeOfTheStoresKind(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
-			servers := startLastingShards(t, 1, 0)
+			servers := caddytest.StartLastingShards(t, 1, 0)
 			redis := outageSite(servers)
-			c := startCaddy(t, redis)
+			c := caddytest.Start(t, redis)
 			served := map[string]int64{}
 			serve := func(n int) {
 				t.Helper()
 				for i := range n {
 					key := fmt.Sprintf("client-%d", i%clients)
-					must(t, key, want("status", c.probe("/", "X-Key: "+key).status, http.StatusOK))
+					must(t, key, want("status", c.Probe("/", "X-Key: "+key).Status, http.StatusOK))
 					served[key]++
 				}
 			}
 			serve(before)
-			servers.awaitCounts(t, "api", served)
-			servers.kill(t)
+			servers.AwaitCounts(t, "api", served)
+			servers.Kill(t)
 			serve(during)
 			for _, config := range meanwhile {
 				config = strings.Replace(config, "redis", redis, 1)
 				if !strings.HasSuffix(config, cannotListen) {
-					c.mustLoad(config)
-				} else if status, body := c.load(config); status == http.StatusOK {
+					c.MustLoad(config)
+				} else if status, body := c.Load(config); status == http.StatusOK {
 					t.Fatalf("a config that cannot listen was accepted: %s", body)
 				}
 				// What waits is tried once a second, whichever config runs.
 				time.Sleep(1200 * time.Millisecond)
 			}
-			c.mustLoad(redis)
-			c.awaitUnsent(during)
-			servers.restart(t)
+			c.MustLoad(redis)
+			awaitUnsent(c, during)
+			servers.Restart(t)
 			serve(after)
-			servers.awaitCounts(t, "api", served)
-			must(t, "metric", want("number of lost charges", c.undelivered("a", "lost"), 0))
+			servers.AwaitCounts(t, "api", served)
+			must(t, "metric", want("number of lost charges", undelivered(c, "a", "lost"), 0))
 		})
 	}
 }
 
 // awaitUnsent waits until that many charges wait to be sent. When they are tried
 // they are on their way for a moment.
-func (c *caddyProcess) awaitUnsent(n int64) {
-	c.t.Helper()
-	eventually(c.t, "charges wait", func() error {
-		return want("number of them", c.metric(`caddy_rate_limit_ledger_unsent{store="default"}`), fmt.Sprint(n))
+func awaitUnsent(c *caddytest.Caddy, n int64) {
+	c.T.Helper()
+	eventually(c.T, "charges wait", func() error {
+		return want("number of them", c.Metric(`caddy_rate_limit_ledger_unsent{store="default"}`), fmt.Sprint(n))
 	})
 }
 
@@ -79,29 +81,29 @@ func (c *caddyProcess) awaitUnsent(n int64) {
 // has no use for.
 func TestChargesAreDeliveredThoughTheStoreBecameAnother(t *testing.T) {
 	t.Parallel() // it spends its time waiting
-	servers := startLastingShards(t, 1, 1)
-	c := startCaddy(t, outageSite(servers))
+	servers := caddytest.StartLastingShards(t, 1, 1)
+	c := caddytest.Start(t, outageSite(servers))
 	served := outOfReach(t, servers, c)
-	c.mustLoad(zonesSite("", zoneWith("api", "events 1000000"), "respond ok"))
-	servers.restart(t)
-	servers.awaitCounts(t, "api", served)
+	c.MustLoad(zonesSite("", zoneWith("api", "events 1000000"), "respond ok"))
+	servers.Restart(t)
+	servers.AwaitCounts(t, "api", served)
 }
 
 // TestRequestThatOutlivesTheKindOfItsStore is charged to the store in which it
 // was admitted, even if that cannot be reached when the request ends.
 func TestRequestThatOutlivesTheKindOfItsStore(t *testing.T) {
 	t.Parallel() // it spends its time waiting
-	servers := startLastingShards(t, 1, 0)
-	backend := startSlowBackend(t)
-	redis := proxySite(servers.store("charge_timeout 300ms"), 5, backend.server.Listener.Addr().String())
-	c := startCaddy(t, redis)
-	running := backend.start(t, c, "/", "X-Key: alice")
-	servers.kill(t)
-	c.mustLoad(apiSite("", 5, "1h"))
-	must(t, "the running request", want("status", backend.finish(t, running)[0].status, http.StatusOK))
+	servers := caddytest.StartLastingShards(t, 1, 0)
+	backend := caddytest.StartSlowBackend(t)
+	redis := proxySite(servers.Store("charge_timeout 300ms"), 5, backend.Server.Listener.Addr().String())
+	c := caddytest.Start(t, redis)
+	running := backend.Start(t, c, "/", "X-Key: alice")
+	servers.Kill(t)
+	c.MustLoad(apiSite("", 5, "1h"))
+	must(t, "the running request", want("status", backend.Finish(t, running)[0].Status, http.StatusOK))
 	time.Sleep(1200 * time.Millisecond)
-	c.mustLoad(redis)
-	c.awaitUnsent(1)
-	servers.restart(t)
-	servers.awaitCounts(t, "api", map[string]int64{"alice": 1})
+	c.MustLoad(redis)
+	awaitUnsent(c, 1)
+	servers.Restart(t)
+	servers.AwaitCounts(t, "api", map[string]int64{"alice": 1})
 }

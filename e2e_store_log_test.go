@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
@@ -16,8 +17,8 @@ type storeLine struct {
 }
 
 // storeLines are those logged so far.
-func (c *caddyProcess) storeLines() (lines []storeLine) {
-	for text := range strings.Lines(c.logs.String()) {
+func storeLines(c *caddytest.Caddy) (lines []storeLine) {
+	for text := range strings.Lines(c.Logs.String()) {
 		var line storeLine
 		if json.Unmarshal([]byte(text), &line) == nil && line.Logger == "rate_limit.stores.redis" {
 			lines = append(lines, line)
@@ -28,10 +29,10 @@ func (c *caddyProcess) storeLines() (lines []storeLine) {
 
 // awaitLine waits for a line that begins like this, and whose error contains
 // words.
-func (c *caddyProcess) awaitLine(level, message, words string) (line storeLine) {
-	c.t.Helper()
-	eventually(c.t, "the log says "+message+", "+words, func() error {
-		lines := c.storeLines()
+func awaitLine(c *caddytest.Caddy, level, message, words string) (line storeLine) {
+	c.T.Helper()
+	eventually(c.T, "the log says "+message+", "+words, func() error {
+		lines := storeLines(c)
 		for _, line = range lines {
 			if line.Level == level && strings.HasPrefix(line.Msg, message) && strings.Contains(line.Error, words) {
 				return nil
@@ -43,8 +44,8 @@ func (c *caddyProcess) awaitLine(level, message, words string) (line storeLine) 
 }
 
 // countLines is how many lines begin like this.
-func (c *caddyProcess) countLines(message string) (n int) {
-	for _, line := range c.storeLines() {
+func countLines(c *caddytest.Caddy, message string) (n int) {
+	for _, line := range storeLines(c) {
 		if strings.HasPrefix(line.Msg, message) {
 			n++
 		}
@@ -54,16 +55,16 @@ func (c *caddyProcess) countLines(message string) (n int) {
 
 // mustHide fails the test if a secret is in the log, or in what the admin
 // endpoint tells.
-func (c *caddyProcess) mustHide(secrets ...string) {
-	c.t.Helper()
-	texts := map[string]string{"log": c.logs.String()}
+func mustHide(c *caddytest.Caddy, secrets ...string) {
+	c.T.Helper()
+	texts := map[string]string{"log": c.Logs.String()}
 	for _, path := range []string{"/config/", "/metrics", "/debug/pprof/goroutine?debug=2", "/debug/vars"} {
-		_, texts[path] = c.adminCall(http.MethodGet, path, "", "")
+		_, texts[path] = c.AdminCall(http.MethodGet, path, "", "")
 	}
 	for name, text := range texts {
 		for _, secret := range secrets {
 			if strings.Contains(text, secret) {
-				c.t.Errorf("%s has the secret %s", name, secret)
+				c.T.Errorf("%s has the secret %s", name, secret)
 			}
 		}
 	}
@@ -72,64 +73,64 @@ func (c *caddyProcess) mustHide(secrets ...string) {
 // TestMisconfiguredServersAreLogged with what to do.
 func TestMisconfiguredServersAreLogged(t *testing.T) {
 	t.Parallel()
-	shards := startShards(t, 2, 1)
+	shards := caddytest.StartShards(t, 2, 1)
 	evicting := redistest.Start(t, "--maxmemory-policy", "allkeys-lru")
 	double := redistest.StartProxy(t, shards[1].Primary.Addr())
 	stray := shards[0].Replicas[0]
-	c := startCaddy(t, apiSite(redisStore(
-		shardWith("evicting", "primary "+evicting.Addr()),
-		shardWith("demoted", "primary "+stray.Addr()),
-		shardWith("one", "primary "+shards[1].Primary.Addr(), "replica "+shards[1].Replicas[0].Addr()),
-		shardWith("other", "primary "+double.Addr()),
+	c := caddytest.Start(t, apiSite(caddytest.RedisStore(
+		caddytest.ShardWith("evicting", "primary "+evicting.Addr()),
+		caddytest.ShardWith("demoted", "primary "+stray.Addr()),
+		caddytest.ShardWith("one", "primary "+shards[1].Primary.Addr(), "replica "+shards[1].Replicas[0].Addr()),
+		caddytest.ShardWith("other", "primary "+double.Addr()),
 	), 3, "1h"))
 
-	line := c.awaitLine("warn", "server is misconfigured", "maxmemory-policy is allkeys-lru, which lets it forget counts: set it to noeviction")
+	line := awaitLine(c, "warn", "server is misconfigured", "maxmemory-policy is allkeys-lru, which lets it forget counts: set it to noeviction")
 	must(t, "line", want("it", line, storeLine{
 		Level: "warn", Logger: "rate_limit.stores.redis", Msg: "server is misconfigured",
 		Store: "default", Shard: "evicting", Address: evicting.Addr(), Error: line.Error,
 	}))
-	line = c.awaitLine("warn", "server is misconfigured", "it is given as a primary and is a replica of 127.0.0.1:")
+	line = awaitLine(c, "warn", "server is misconfigured", "it is given as a primary and is a replica of 127.0.0.1:")
 	must(t, "line", want("its shard", line.Shard, "demoted"))
 	const twins = "two shards are the same server: give each its own, or remove one of the shards"
-	line = c.awaitLine("error", twins, "")
+	line = awaitLine(c, "error", twins, "")
 	must(t, "line", want("one of the addresses", line.Address, shards[1].Primary.Addr()))
-	must(t, "log", want("lines", len(c.storeLines()), 3))
+	must(t, "log", want("lines", len(storeLines(c)), 3))
 
 	// The next config is told of what is wrong still, and loses no connection.
-	c.mustLoad(apiSite(redisStore(
-		shardWith("one", "primary "+shards[1].Primary.Addr(), "replica "+shards[1].Replicas[0].Addr()),
-		shardWith("other", "primary "+double.Addr()),
+	c.MustLoad(apiSite(caddytest.RedisStore(
+		caddytest.ShardWith("one", "primary "+shards[1].Primary.Addr(), "replica "+shards[1].Replicas[0].Addr()),
+		caddytest.ShardWith("other", "primary "+double.Addr()),
 	), 3, "1h"))
-	must(t, "log", want("lines about twins", c.countLines(twins), 2))
+	must(t, "log", want("lines about twins", countLines(c, twins), 2))
 }
 
 // TestServerThatIsAwayIsLogged, once, and that it is back.
 func TestServerThatIsAwayIsLogged(t *testing.T) {
 	t.Parallel()
-	servers := startShards(t, 1, 1)
+	servers := caddytest.StartShards(t, 1, 1)
 	replica := servers[0].Replicas[0]
-	c := startCaddy(t, apiSite(servers.store("pool_size 1", "max_replica_lag 1s"), 1_000_000, "1h"))
+	c := caddytest.Start(t, apiSite(servers.Store("pool_size 1", "max_replica_lag 1s"), 1_000_000, "1h"))
 	// The replica is asked about clients that are new.
-	stop := startTraffic(t, 2, func(worker, i int) error {
-		a, err := c.tryAsk("/", fmt.Sprintf("X-Key: client-%d-%d", worker, i))
-		if err == nil && (a.status != http.StatusOK || !a.isLimited()) {
-			err = fmt.Errorf("status %d, headers %v", a.status, a.header)
+	stop := caddytest.StartTraffic(t, 2, func(worker, i int) error {
+		a, err := c.TryAsk("/", fmt.Sprintf("X-Key: client-%d-%d", worker, i))
+		if err == nil && (a.Status != http.StatusOK || !a.IsLimited()) {
+			err = fmt.Errorf("status %d, headers %v", a.Status, a.Header)
 		}
 		return err
 	})
 	must(t, "pause replication", replica.PauseReplication())
-	line := c.awaitLine("warn", "replica lags and is left out", "behind its primary")
+	line := awaitLine(c, "warn", "replica lags and is left out", "behind its primary")
 	must(t, "line", want("its address", line.Address, replica.Addr()))
 	must(t, "resume replication", replica.ResumeReplication())
-	c.awaitLine("info", "replica has caught up", "")
+	awaitLine(c, "info", "replica has caught up", "")
 	must(t, "kill the replica", replica.Kill())
-	line = c.awaitLine("warn", "server is left out", "")
+	line = awaitLine(c, "warn", "server is left out", "")
 	must(t, "line", want("it", line, storeLine{
 		Level: "warn", Logger: "rate_limit.stores.redis", Msg: "server is left out",
 		Store: "default", Shard: "a", Address: replica.Addr(), Role: "checks", Error: line.Error,
 	}))
 	must(t, "restart the replica", replica.Restart())
-	c.awaitLine("info", "server is back", "")
+	awaitLine(c, "info", "server is back", "")
 	stop()
-	must(t, "log", want("lines about a server that is away", c.countLines("server is left out"), 1))
+	must(t, "log", want("lines about a server that is away", countLines(c, "server is left out"), 1))
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // TestTakesNeverExceedEvents: check and charge are one step, so that no request
@@ -14,46 +16,46 @@ func TestTakesNeverExceedEvents(t *testing.T) {
 		workers = 64
 		rounds  = 3
 	)
-	servers := startShards(t, 1, 0)
+	servers := caddytest.StartShards(t, 1, 0)
 	zones := ""
 	for _, algorithm := range counting {
 		zones += pathZone(algorithm, "algorithm "+algorithm, "charge before", fmt.Sprint("events ", events))
 	}
-	caddys := startCaddys(t, 3, zonesSite(servers.store(), zones, "respond ok"))
+	caddys := caddytest.StartMany(t, 3, zonesSite(servers.Store(), zones, "respond ok"))
 	for _, algorithm := range counting {
 		t.Run(algorithm, func(t *testing.T) {
-			var admitted, refused tally
-			together(t, workers, func(worker int) error {
+			var admitted, refused caddytest.Tally
+			caddytest.Together(t, workers, func(worker int) error {
 				for range rounds {
-					a, err := caddys[worker%len(caddys)].tryProbe(t.Context(), "/"+algorithm, "X-Key: alice")
+					a, err := caddys[worker%len(caddys)].TryProbe(t.Context(), "/"+algorithm, "X-Key: alice")
 					switch {
 					case err != nil:
 						return err
-					case a.status == http.StatusOK && a.isLimited():
-						admitted.add(fmt.Sprint(a.used))
+					case a.Status == http.StatusOK && a.IsLimited():
+						admitted.Add(fmt.Sprint(a.Used))
 					default:
-						if err := a.refuses(algorithm); err != nil {
+						if err := a.Refuses(algorithm); err != nil {
 							return fmt.Errorf("refusal: %w", err)
 						}
-						refused.add("alice")
+						refused.Add("alice")
 					}
 				}
 				return nil
 			})
-			must(t, "requests", want("number of those admitted", admitted.total(), events))
-			must(t, "requests", want("number of those refused", refused.total(), rounds*workers-events))
+			must(t, "requests", want("number of those admitted", admitted.Total(), events))
+			must(t, "requests", want("number of those refused", refused.Total(), rounds*workers-events))
 			// Each was told what it alone made of the count.
 			for used := range events {
-				must(t, "admitted requests", want(fmt.Sprintf("number of those told that %d are used", used+1), admitted.n[fmt.Sprint(used+1)], 1))
+				must(t, "admitted requests", want(fmt.Sprintf("number of those told that %d are used", used+1), admitted.N[fmt.Sprint(used+1)], 1))
 			}
-			must(t, "Redis", want("count", servers.content(t, algorithm, "alice").used, events))
+			must(t, "Redis", want("count", servers.Content(t, algorithm, "alice").Used, events))
 		})
 	}
 	// Nothing is still on its way that would change the counts.
 	for _, c := range caddys {
-		c.stop()
+		c.Stop()
 	}
 	for _, algorithm := range counting {
-		must(t, "Redis, at the end", want("count of "+algorithm, servers.content(t, algorithm, "alice").used, events))
+		must(t, "Redis, at the end", want("count of "+algorithm, servers.Content(t, algorithm, "alice").Used, events))
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // topAnswer is what GET /rate_limit/top tells of a zone.
@@ -19,53 +21,45 @@ type topAnswer struct {
 	}
 }
 
-// adminJSON calls the admin API, and reads what it answers.
-func (c *caddyProcess) adminJSON(method, path, body string, answer any) {
-	c.t.Helper()
-	status, text := c.adminCall(method, path, "application/json", body)
-	must(c.t, method+" "+path, want("status", status, http.StatusOK))
-	must(c.t, "answer "+text, json.Unmarshal([]byte(text), answer))
-}
-
 // adminRefuses calls the admin API, which is to refuse that and say why.
-func (c *caddyProcess) adminRefuses(method, path, body string, status int, words ...string) {
-	c.t.Helper()
-	got, text := c.adminCall(method, path, "application/json", body)
+func adminRefuses(c *caddytest.Caddy, method, path, body string, status int, words ...string) {
+	c.T.Helper()
+	got, text := c.AdminCall(method, path, "application/json", body)
 	var answer struct{ Error string }
 	err := json.Unmarshal([]byte(text), &answer)
 	if err != nil || got != status {
-		c.t.Errorf("%s %s %s: %d: %s, %v; want %d", method, path, body, got, text, err, status)
+		c.T.Errorf("%s %s %s: %d: %s, %v; want %d", method, path, body, got, text, err, status)
 	}
 	for _, word := range words {
 		if !strings.Contains(answer.Error, word) {
-			c.t.Errorf("%s %s %s: the error %q does not tell of %q", method, path, body, answer.Error, word)
+			c.T.Errorf("%s %s %s: the error %q does not tell of %q", method, path, body, answer.Error, word)
 		}
 	}
 }
 
 // TestTop tells who was refused most, across reloads, in each zone.
 func TestTop(t *testing.T) {
-	servers := startShards(t, 2, 0)
+	servers := caddytest.StartShards(t, 2, 0)
 	for name, store := range bothStores(servers) {
 		t.Run(name, func(t *testing.T) {
 			config := zonesSite(store, pathZone("api", "events 1")+pathZone("login", "events 1"), "respond ok")
-			c := startCaddy(t, config)
+			c := caddytest.Start(t, config)
 			var all struct{ Zones []topAnswer }
-			c.adminJSON(http.MethodGet, "/rate_limit/top", "", &all)
+			c.AdminJSON(http.MethodGet, "/rate_limit/top", "", &all)
 			if len(all.Zones) != 2 || all.Zones[0].Zone != "api" || all.Zones[1].Zone != "login" || len(all.Zones[0].Refused) != 0 {
 				t.Errorf("at first: %v", all)
 			}
 			refused := map[string]int64{"alice": 5, "bob": 3, "carol": 1}
 			for client, n := range refused {
 				for range n + 1 {
-					c.get("/api", "X-Key: "+client)
+					c.Get("/api", "X-Key: "+client)
 				}
 			}
-			c.mustLoad(strings.Replace(config, "respond ok", "respond yes", 1))
-			c.get("/api", "X-Key: alice")
+			c.MustLoad(strings.Replace(config, "respond ok", "respond yes", 1))
+			c.Get("/api", "X-Key: alice")
 			refused["alice"]++
 			var top topAnswer
-			c.adminJSON(http.MethodGet, "/rate_limit/top?zone=api&n=2", "", &top)
+			c.AdminJSON(http.MethodGet, "/rate_limit/top?zone=api&n=2", "", &top)
 			if len(top.Refused) != 2 || top.Since <= 0 {
 				t.Fatalf("top is %v", top)
 			}
@@ -75,7 +69,7 @@ func TestTop(t *testing.T) {
 					t.Errorf("place %d is %v, want %s with %d", i, got, client, refused[client])
 				}
 			}
-			c.adminJSON(http.MethodGet, "/rate_limit/top?zone=login", "", &top)
+			c.AdminJSON(http.MethodGet, "/rate_limit/top?zone=login", "", &top)
 			if top.Zone != "login" || len(top.Refused) != 0 {
 				t.Errorf("login: %v", top)
 			}
@@ -92,25 +86,25 @@ func TestTop(t *testing.T) {
 				{"name=api", http.StatusBadRequest, `"name" is unknown`},
 				{"zone=%zz", http.StatusBadRequest, "query"},
 			} {
-				c.adminRefuses(http.MethodGet, "/rate_limit/top?"+bad.query, "", bad.status, bad.word)
+				adminRefuses(c, http.MethodGet, "/rate_limit/top?"+bad.query, "", bad.status, bad.word)
 			}
-			c.adminRefuses(http.MethodDelete, "/rate_limit/top", "", http.StatusMethodNotAllowed)
+			adminRefuses(c, http.MethodDelete, "/rate_limit/top", "", http.StatusMethodNotAllowed)
 		})
 	}
 }
 
 // TestTopOfRollout shows a zone's clients of both stores.
 func TestTopOfRollout(t *testing.T) {
-	servers := startShards(t, 2, 0)
-	c := startCaddy(t, strings.Replace(zonesSite(twoStores(servers), zoneWith("api", "events 1"), "respond ok"),
+	servers := caddytest.StartShards(t, 2, 0)
+	c := caddytest.Start(t, strings.Replace(zonesSite(twoStores(servers), zoneWith("api", "events 1"), "respond ok"),
 		"rate_limit {\nzone", "rate_limit {\nrollout other 50\nzone", 1))
 	for i := range 20 {
 		for range 2 {
-			c.get("/", fmt.Sprintf("X-Key: client-%d", i))
+			c.Get("/", fmt.Sprintf("X-Key: client-%d", i))
 		}
 	}
 	var top topAnswer
-	c.adminJSON(http.MethodGet, "/rate_limit/top?zone=api", "", &top)
+	c.AdminJSON(http.MethodGet, "/rate_limit/top?zone=api", "", &top)
 	stores := map[string]int{}
 	for _, client := range top.Refused {
 		stores[client.Store]++

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // zoneText is a zone by the header X-Key.
@@ -21,15 +23,15 @@ func twoHandlersSite(stores, outer, inner string) string {
 }
 
 func TestTwoHandlersChargeTogetherOrNotAtAll(t *testing.T) {
-	servers := startShards(t, 1, 0)
+	servers := caddytest.StartShards(t, 1, 0)
 	// The options of two stores in one global option.
-	both := strings.Replace(servers.store(), "store redis {", "store local memory\n\t\tstore redis {", 1)
+	both := strings.Replace(servers.Store(), "store redis {", "store local memory\n\t\tstore redis {", 1)
 	for name, test := range map[string]struct {
 		stores       string
 		outer, inner string // the option store
 	}{
 		"one in memory": {},
-		"one in redis":  {stores: servers.store()},
+		"one in redis":  {stores: servers.Store()},
 		"redis around memory": {
 			stores: both, inner: "store local\n",
 		},
@@ -39,67 +41,67 @@ func TestTwoHandlersChargeTogetherOrNotAtAll(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			must(t, "flush", servers[0].Primary.Client().FlushAll(t.Context()).Err())
-			c := startCaddy(t, twoHandlersSite(test.stores, test.outer+zoneText("wide", 5), test.inner+zoneText("narrow", 2)))
+			c := caddytest.Start(t, twoHandlersSite(test.stores, test.outer+zoneText("wide", 5), test.inner+zoneText("narrow", 2)))
 			settled := func(key string, used int64) {
 				t.Helper()
 				if test.stores != "" && test.outer == "" {
-					servers.awaitCount(t, "wide", key, used)
+					servers.AwaitCount(t, "wide", key, used)
 				}
 				if test.stores != "" && test.inner == "" {
-					servers.awaitCount(t, "narrow", key, used)
+					servers.AwaitCount(t, "narrow", key, used)
 				}
 			}
 			// The inner handler refuses: its zone has the least left.
 			for used := range int64(2) {
-				a := c.ask("/", "X-Key: alice")
-				must(t, "request that fits", errors.Join(a.is(http.StatusOK, used+1), want("zone", a.resource, "narrow"), want("limit", a.limit, 2)))
+				a := c.Ask("/", "X-Key: alice")
+				must(t, "request that fits", errors.Join(a.Is(http.StatusOK, used+1), want("zone", a.Resource, "narrow"), want("limit", a.Limit, 2)))
 				settled("alice", used+1)
 			}
 			for range 4 {
-				a := c.ask("/", "X-Key: alice")
-				must(t, "request too many", errors.Join(a.is(http.StatusTooManyRequests, 2), want("zone", a.resource, "narrow"), want("limit", a.limit, 2)))
+				a := c.Ask("/", "X-Key: alice")
+				must(t, "request too many", errors.Join(a.Is(http.StatusTooManyRequests, 2), want("zone", a.Resource, "narrow"), want("limit", a.Limit, 2)))
 			}
 			// The outer handler was not charged for what was refused.
-			c.mustLoad(twoHandlersSite(test.stores, test.outer+zoneText("wide", 3), test.inner+zoneText("narrow", 50)))
-			a := c.ask("/", "X-Key: alice")
-			must(t, "request that fits again", errors.Join(a.is(http.StatusOK, 3), want("zone", a.resource, "wide"), want("limit", a.limit, 3)))
+			c.MustLoad(twoHandlersSite(test.stores, test.outer+zoneText("wide", 3), test.inner+zoneText("narrow", 50)))
+			a := c.Ask("/", "X-Key: alice")
+			must(t, "request that fits again", errors.Join(a.Is(http.StatusOK, 3), want("zone", a.Resource, "wide"), want("limit", a.Limit, 3)))
 			settled("alice", 3)
 
 			// The outer handler refuses, and the inner one is not even asked.
-			asked := c.metric(`caddy_rate_limit_requests_total{zone="narrow"}`)
+			asked := c.Metric(`caddy_rate_limit_requests_total{zone="narrow"}`)
 			for range 4 {
-				a := c.ask("/", "X-Key: alice")
-				must(t, "request too many", errors.Join(a.is(http.StatusTooManyRequests, 3), want("zone", a.resource, "wide"), want("limit", a.limit, 3)))
+				a := c.Ask("/", "X-Key: alice")
+				must(t, "request too many", errors.Join(a.Is(http.StatusTooManyRequests, 3), want("zone", a.Resource, "wide"), want("limit", a.Limit, 3)))
 			}
-			must(t, "metric", want("requests of the inner zone", c.metric(`caddy_rate_limit_requests_total{zone="narrow"}`), asked))
-			c.mustLoad(twoHandlersSite(test.stores, test.outer+zoneText("wide", 50), test.inner+zoneText("narrow", 4)))
-			a = c.ask("/", "X-Key: alice")
-			must(t, "the inner zone's count", errors.Join(a.is(http.StatusOK, 4), want("zone", a.resource, "narrow")))
+			must(t, "metric", want("requests of the inner zone", c.Metric(`caddy_rate_limit_requests_total{zone="narrow"}`), asked))
+			c.MustLoad(twoHandlersSite(test.stores, test.outer+zoneText("wide", 50), test.inner+zoneText("narrow", 4)))
+			a = c.Ask("/", "X-Key: alice")
+			must(t, "the inner zone's count", errors.Join(a.Is(http.StatusOK, 4), want("zone", a.Resource, "narrow")))
 			settled("alice", 4)
 		})
 	}
 }
 
 func TestZoneInTwoHandlersIsChargedOnce(t *testing.T) {
-	servers := startShards(t, 1, 0)
-	for name, store := range map[string]string{"memory": "", "redis": servers.store()} {
+	servers := caddytest.StartShards(t, 1, 0)
+	for name, store := range map[string]string{"memory": "", "redis": servers.Store()} {
 		t.Run(name, func(t *testing.T) {
-			c := startCaddy(t, twoHandlersSite(store, zoneText("api", 3), zoneText("api", 3)+zoneText("other", 9)))
+			c := caddytest.Start(t, twoHandlersSite(store, zoneText("api", 3), zoneText("api", 3)+zoneText("other", 9)))
 			for used := range int64(3) {
-				a := c.ask("/", "X-Key: alice")
-				must(t, "request that fits", errors.Join(a.is(http.StatusOK, used+1), want("zone", a.resource, "api")))
+				a := c.Ask("/", "X-Key: alice")
+				must(t, "request that fits", errors.Join(a.Is(http.StatusOK, used+1), want("zone", a.Resource, "api")))
 				if store != "" {
-					servers.awaitCounts(t, "api", map[string]int64{"alice": used + 1})
-					servers.awaitCounts(t, "other", map[string]int64{"alice": used + 1})
+					servers.AwaitCounts(t, "api", map[string]int64{"alice": used + 1})
+					servers.AwaitCounts(t, "other", map[string]int64{"alice": used + 1})
 				}
 			}
-			must(t, "request too many", c.ask("/", "X-Key: alice").is(http.StatusTooManyRequests, 3))
+			must(t, "request too many", c.Ask("/", "X-Key: alice").Is(http.StatusTooManyRequests, 3))
 		})
 	}
 }
 
 func TestLimiterInErrorRoutes(t *testing.T) {
-	c := startCaddy(t, "{\n\t{{global}}\n}\n{{site}} {\nroute {\n"+
+	c := caddytest.Start(t, "{\n\t{{global}}\n}\n{{site}} {\nroute {\n"+
 		"rate_limit {\n"+zoneText("api", 3)+"}\n"+
 		"error /missing 404\nrespond ok\n}\n"+
 		"handle_errors {\nroute {\n"+
@@ -108,23 +110,23 @@ func TestLimiterInErrorRoutes(t *testing.T) {
 
 	// A refusal passes the limiter of its error route untouched.
 	for range 3 {
-		c.ask("/", "X-Key: alice")
+		c.Ask("/", "X-Key: alice")
 	}
 	for range 4 {
-		a := c.ask("/", "X-Key: alice")
-		must(t, "refusal", errors.Join(a.is(http.StatusTooManyRequests, 3), want("zone", a.resource, "api"), want("body", a.body, "429 of ")))
+		a := c.Ask("/", "X-Key: alice")
+		must(t, "refusal", errors.Join(a.Is(http.StatusTooManyRequests, 3), want("zone", a.Resource, "api"), want("body", a.Body, "429 of ")))
 	}
-	must(t, "metric", want("requests of the zone in the error route", c.metric(`caddy_rate_limit_requests_total{zone="errors"}`), "0"))
+	must(t, "metric", want("requests of the zone in the error route", c.Metric(`caddy_rate_limit_requests_total{zone="errors"}`), "0"))
 
 	// Other errors count there, and once in a zone that counted them already.
 	for used := range int64(2) {
-		a := c.ask("/missing", "X-Key: bob")
-		must(t, "error", errors.Join(a.is(http.StatusNotFound, used+1), want("zone", a.resource, "errors"),
-			want("body", a.body, fmt.Sprintf("404 of %d", used))))
+		a := c.Ask("/missing", "X-Key: bob")
+		must(t, "error", errors.Join(a.Is(http.StatusNotFound, used+1), want("zone", a.Resource, "errors"),
+			want("body", a.Body, fmt.Sprintf("404 of %d", used))))
 	}
 	// What an error route refuses, Caddy answers with the error's own status.
-	a := c.ask("/missing", "X-Key: bob")
-	must(t, "error too many", errors.Join(a.is(http.StatusNotFound, 2), want("zone", a.resource, "errors"),
-		want("body", a.body, ""), want("having Retry-After", a.retryAfter >= 1, true)))
-	must(t, "request after three errors", c.ask("/", "X-Key: bob").is(http.StatusTooManyRequests, 3))
+	a := c.Ask("/missing", "X-Key: bob")
+	must(t, "error too many", errors.Join(a.Is(http.StatusNotFound, 2), want("zone", a.Resource, "errors"),
+		want("body", a.Body, ""), want("having Retry-After", a.RetryAfter >= 1, true)))
+	must(t, "request after three errors", c.Ask("/", "X-Key: bob").Is(http.StatusTooManyRequests, 3))
 }

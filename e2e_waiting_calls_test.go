@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // TestLineCostsOneCallASecond: while requests of a client wait, a Caddy asks about
@@ -14,7 +16,7 @@ import (
 // to wait too long, and those for which there is no room.
 func TestLineCostsOneCallASecond(t *testing.T) {
 	const requests = 200
-	servers := startShards(t, 1, 1)
+	servers := caddytest.StartShards(t, 1, 1)
 	zones := ""
 	for _, mode := range modes {
 		for _, algorithm := range counting {
@@ -22,30 +24,30 @@ func TestLineCostsOneCallASecond(t *testing.T) {
 			zones += pathZone("full."+mode+"."+algorithm, "max_wait 100000h", "max_wait_queue 3", "algorithm "+algorithm, "events 1", "charge "+mode)
 		}
 	}
-	c := startWith(t, servers.store(), zones, "respond ok")
+	c := startWith(t, servers.Store(), zones, "respond ok")
 	for _, mode := range modes {
 		for _, algorithm := range counting {
 			for _, why := range []string{"long", "full"} {
 				zone := strings.Join([]string{why, mode, algorithm}, ".")
 				t.Run(zone, func(t *testing.T) {
-					must(t, "first request", c.probe("/"+zone, "X-Key: alice").shows(http.StatusOK, 1, 1))
-					servers.awaitUsed(t, zone, "alice", 1)
-					servers.awaitReplicas(t)
+					must(t, "first request", c.Probe("/"+zone, "X-Key: alice").Shows(http.StatusOK, 1, 1))
+					servers.AwaitUsed(t, zone, "alice", 1)
+					servers.AwaitReplicas(t)
 					ctx, leave := context.WithCancel(t.Context())
 					defer leave()
-					held := c.fillLine(ctx, t, "/"+zone, "X-Key: alice")
-					before, start := servers.calls(t), time.Now()
+					held := fillLine(ctx, t, c, "/"+zone, "X-Key: alice")
+					before, start := callsTo(t, servers), time.Now()
 					for range requests {
-						must(t, "request too many", c.probe("/"+zone, "X-Key: alice").refuses(zone))
+						must(t, "request too many", c.Probe("/"+zone, "X-Key: alice").Refuses(zone))
 					}
-					took, made := time.Since(start), servers.calls(t)-before
+					took, made := time.Since(start), callsTo(t, servers)-before
 					most := int64(took/time.Second) + 2
 					must(t, "servers", want(fmt.Sprintf("having got %d calls for %d requests in %v, which is more than %d,", made, requests, took, most), made > most, false))
 					leave()
 					for _, r := range held {
-						r.leaves(t)
+						r.Leaves(t)
 					}
-					c.awaitHeld(t, 0)
+					awaitHeld(t, c, 0)
 				})
 			}
 		}
@@ -54,23 +56,23 @@ func TestLineCostsOneCallASecond(t *testing.T) {
 
 // fillLine begins requests until one is not held, but refused, and returns those
 // that are.
-func (c *caddyProcess) fillLine(ctx context.Context, t *testing.T, path string, headers ...string) (held []running) {
+func fillLine(ctx context.Context, t *testing.T, c *caddytest.Caddy, path string, headers ...string) (held []caddytest.Running) {
 	t.Helper()
 	for refused := false; !refused; {
-		r := c.begin(ctx, path, headers...)
+		r := c.Begin(ctx, path, headers...)
 		eventually(t, "a request is held or refused", func() error {
 			select {
-			case a := <-r.answer:
+			case a := <-r.Answer:
 				refused = true
-				return want("status", a.status, http.StatusTooManyRequests)
-			case err := <-r.err:
+				return want("status", a.Status, http.StatusTooManyRequests)
+			case err := <-r.Err:
 				return err
 			default:
 			}
 			if refused {
 				return nil
 			}
-			return want("number of requests that are held", c.held(), len(held)+1)
+			return want("number of requests that are held", heldBy(c), len(held)+1)
 		})
 		if !refused {
 			held = append(held, r)

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math"
 	"net/http"
@@ -16,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
@@ -46,11 +46,11 @@ func (a *arrivals) all() []string {
 	return slices.Clone(a.names)
 }
 
-// held is how many requests wait in Caddy; not those that look whether it pays to
+// heldBy is how many requests wait in Caddy; not those that look whether it pays to
 // wait.
-func (c *caddyProcess) held() (n int) {
-	c.t.Helper()
-	_, stacks := c.adminCall(http.MethodGet, "/debug/pprof/goroutine?debug=2", "", "")
+func heldBy(c *caddytest.Caddy) (n int) {
+	c.T.Helper()
+	_, stacks := c.AdminCall(http.MethodGet, "/debug/pprof/goroutine?debug=2", "", "")
 	for stack := range strings.SplitSeq(stacks, "\n\n") {
 		state, frames, _ := strings.Cut(stack, "\n")
 		function, _, _ := strings.Cut(frames, "\n")
@@ -61,28 +61,28 @@ func (c *caddyProcess) held() (n int) {
 	return n
 }
 
-func (c *caddyProcess) awaitHeld(t *testing.T, n int) {
+func awaitHeld(t *testing.T, c *caddytest.Caddy, n int) {
 	t.Helper()
-	eventually(t, "requests wait", func() error { return want("their number", c.held(), n) })
+	eventually(t, "requests wait", func() error { return want("their number", heldBy(c), n) })
 }
 
-// line begins a request of alice and returns when it waits.
-func (c *caddyProcess) line(ctx context.Context, t *testing.T, name string, headers ...string) running {
+// waitInLine begins a request of alice and returns when it waits.
+func waitInLine(ctx context.Context, t *testing.T, c *caddytest.Caddy, name string, headers ...string) caddytest.Running {
 	t.Helper()
-	before := c.held()
-	r := c.begin(ctx, "/", append(headers, "X-Key: alice", "X-Name: "+name)...)
-	c.awaitHeld(t, before+1)
+	before := heldBy(c)
+	r := c.Begin(ctx, "/", append(headers, "X-Key: alice", "X-Name: "+name)...)
+	awaitHeld(t, c, before+1)
 	return r
 }
 
-// lineUntil is line, and reports whether the request waits before a bucket has
+// waitInLineUntil is line, and reports whether the request waits before a bucket has
 // room again.
-func (c *caddyProcess) lineUntil(ctx context.Context, t *testing.T, room time.Time, name string, headers ...string) (r running, inTime bool) {
+func waitInLineUntil(ctx context.Context, t *testing.T, c *caddytest.Caddy, room time.Time, name string, headers ...string) (r caddytest.Running, inTime bool) {
 	t.Helper()
-	before := c.held()
-	r = c.begin(ctx, "/", append(headers, "X-Key: alice", "X-Name: "+name)...)
+	before := heldBy(c)
+	r = c.Begin(ctx, "/", append(headers, "X-Key: alice", "X-Name: "+name)...)
 	eventually(t, "the request waits", func() error {
-		held := c.held()
+		held := heldBy(c)
 		if inTime = isBefore(room); !inTime {
 			return nil
 		}
@@ -100,51 +100,26 @@ func isBefore(at time.Time) bool { return time.Until(at) > time.Second }
 func whileFull(t *testing.T, full time.Duration, f func(full time.Duration) (inTime bool)) {
 	t.Helper()
 	for ; !f(full); full *= 2 {
-		if full > waitLimit {
+		if full > caddytest.WaitLimit {
 			t.Fatalf("requests do not line up within %v", full)
 		}
 	}
 }
 
-// ends waits for the answer.
-func (r running) ends(t *testing.T) answer {
-	t.Helper()
-	select {
-	case a := <-r.answer:
-		return a
-	case err := <-r.err:
-		t.Fatal(err)
-	case <-time.After(waitLimit):
-		t.Fatal("no answer")
-	}
-	return answer{}
-}
-
-// leaves waits until the client has given up.
-func (r running) leaves(t *testing.T) {
-	t.Helper()
-	select {
-	case a := <-r.answer:
-		t.Fatalf("a request that is given up is answered: %d %v", a.status, a.header)
-	case err := <-r.err:
-		must(t, "a request that is given up", want("its error being that", errors.Is(err, context.Canceled), true))
-	}
-}
-
 // farShard is a shard whose replies take their time: from the leaving of one
 // request to that of the next it takes so long, for that one asks.
-func farShard(t *testing.T) (shards, string) {
+func farShard(t *testing.T) (caddytest.Shards, string) {
 	t.Helper()
-	servers := startShards(t, 1, 0)
+	servers := caddytest.StartShards(t, 1, 0)
 	proxy := redistest.StartProxy(t, servers[0].Primary.Addr())
 	must(t, "delay replies", proxy.Delay(200*time.Millisecond))
-	return servers, strings.Replace(servers.store(), servers[0].Primary.Addr(), proxy.Addr(), 1)
+	return servers, strings.Replace(servers.Store(), servers[0].Primary.Addr(), proxy.Addr(), 1)
 }
 
 // awaitScripts waits until that many have run.
-func (s shards) awaitScripts(t *testing.T, n int) {
+func awaitScripts(t *testing.T, s caddytest.Shards, n int) {
 	t.Helper()
-	eventually(t, "scripts have run", func() error { return want("their number", s.scripts(t), n) })
+	eventually(t, "scripts have run", func() error { return want("their number", scriptsRun(t, s), n) })
 }
 
 // scriptsOf is how many a request that is admitted runs: a take, or a check and a
@@ -158,9 +133,9 @@ func scriptsOf(mode string) int {
 
 // keepFull makes alice's bucket of the zone slow, gcra of that many events per
 // second, stay full for a while from now on, and returns until when.
-func (s shards) keepFull(t *testing.T, events int, d time.Duration) time.Time {
+func keepFull(t *testing.T, s caddytest.Shards, events int, d time.Duration) time.Time {
 	t.Helper()
-	now := s.now(t)
+	now := s.Now(t)
 	until := now + d.Microseconds()
 	// The instant at which it is empty, its rest, the events, the name of the
 	// busy time, what was refunded, and the end of the penalty.
@@ -193,19 +168,19 @@ func TestHeldRequestsLeaveInOrder(t *testing.T) {
 			whileFull(t, 6*time.Second, func(full time.Duration) bool {
 				servers, store := farShard(t)
 				if !test.far {
-					store = servers.store()
+					store = servers.Store()
 				}
 				backend := startArrivals(t)
 				c := startWith(t, store, zoneWith("slow", "algorithm gcra", fmt.Sprint("events ", test.events), "window 1s", "burst 1",
 					"max_wait 10m", "charge "+test.mode), "reverse_proxy "+backend.addr)
-				must(t, "first request", want("status", c.probe("/", "X-Key: alice", "X-Name: before").status, http.StatusOK))
+				must(t, "first request", want("status", c.Probe("/", "X-Key: alice", "X-Name: before").Status, http.StatusOK))
 				before := scriptsOf(test.mode)
-				servers.awaitScripts(t, before)
-				free := servers.keepFull(t, test.events, full)
-				all, names := []running{}, []string{"before"}
+				awaitScripts(t, servers, before)
+				free := keepFull(t, servers, test.events, full)
+				all, names := []caddytest.Running{}, []string{"before"}
 				for i := range requests {
 					names = append(names, fmt.Sprint("request ", i))
-					r, inTime := c.lineUntil(t.Context(), t, free, names[i+1])
+					r, inTime := waitInLineUntil(t.Context(), t, c, free, names[i+1])
 					if !inTime {
 						return false
 					}
@@ -213,13 +188,13 @@ func TestHeldRequestsLeaveInOrder(t *testing.T) {
 				}
 				must(t, "backend", want("number of requests", len(backend.all()), 1))
 				for i, r := range all {
-					a := r.ends(t)
-					must(t, names[i+1], want("status", a.status, http.StatusOK))
+					a := r.Ends(t)
+					must(t, names[i+1], want("status", a.Status, http.StatusOK))
 					earliest := free
 					if test.mode == "before" {
 						earliest = free.Add(time.Duration(i) * time.Second / time.Duration(test.events))
 					}
-					must(t, names[i+1], want("being answered before it fits", a.received.Before(earliest), false))
+					must(t, names[i+1], want("being answered before it fits", a.Received.Before(earliest), false))
 				}
 				must(t, "backend", want("order", fmt.Sprintf("%q", backend.all()), fmt.Sprintf("%q", names)))
 
@@ -228,14 +203,14 @@ func TestHeldRequestsLeaveInOrder(t *testing.T) {
 				// second asks, and ask when it is their turn, once more if they still
 				// have to wait, and again where Caddy's clock was ahead of the
 				// server's.
-				c.stop()
+				c.Stop()
 				most := 4 * requests
 				if test.mode == "after" {
 					// Each charges as well. That may come too late for the answer
 					// to the next one, which then has to ask once more.
 					most += 2 * requests
 				}
-				asked := servers.scripts(t) - before
+				asked := scriptsRun(t, servers) - before
 				must(t, "Redis", want(fmt.Sprintf("%d scripts being more than %d", asked, most), asked > most, false))
 				t.Logf("%d scripts for %d requests", asked, requests)
 				return true
@@ -255,25 +230,25 @@ func TestClientThatLeavesTheLine(t *testing.T) {
 					backend := startArrivals(t)
 					c := startWith(t, store, zoneWith("slow", "algorithm gcra", "events 160", fmt.Sprint("window ", full), "burst 160", "max_wait 10m",
 						"cost {header.X-Cost}", "charge "+mode), "reverse_proxy "+backend.addr)
-					first := c.probe("/", "X-Key: alice", "X-Name: before", "X-Cost: 160")
-					must(t, "request", want("status", first.status, http.StatusOK))
-					room, inTime := first.sent.Add(full), true
-					servers.awaitScripts(t, scriptsOf(mode))
+					first := c.Probe("/", "X-Key: alice", "X-Name: before", "X-Cost: 160")
+					must(t, "request", want("status", first.Status, http.StatusOK))
+					room, inTime := first.Sent.Add(full), true
+					awaitScripts(t, servers, scriptsOf(mode))
 					ctx, leave := context.WithCancel(t.Context())
 					defer leave()
-					var gone, stay []running
+					var gone, stay []caddytest.Running
 					names := []string{"before"}
 					begin := func(name string, leaves bool, cost string) {
 						if !inTime {
 							return
 						}
-						var r running
+						var r caddytest.Running
 						if leaves {
-							r, inTime = c.lineUntil(ctx, t, room, name, "X-Cost: "+cost)
+							r, inTime = waitInLineUntil(ctx, t, c, room, name, "X-Cost: "+cost)
 							gone = append(gone, r)
 							return
 						}
-						r, inTime = c.lineUntil(t.Context(), t, room, name, "X-Cost: "+cost)
+						r, inTime = waitInLineUntil(t.Context(), t, c, room, name, "X-Cost: "+cost)
 						stay = append(stay, r)
 						names = append(names, name)
 					}
@@ -290,13 +265,13 @@ func TestClientThatLeavesTheLine(t *testing.T) {
 					must(t, "backend", want("number of requests", len(backend.all()), 1))
 					leave()
 					for _, r := range gone {
-						r.leaves(t)
+						r.Leaves(t)
 					}
 					for i, r := range stay {
-						must(t, names[i+1], want("status", r.ends(t).status, http.StatusOK))
+						must(t, names[i+1], want("status", r.Ends(t).Status, http.StatusOK))
 					}
 					must(t, "backend", want("order", fmt.Sprintf("%q", backend.all()), fmt.Sprintf("%q", names)))
-					c.awaitHeld(t, 0)
+					awaitHeld(t, c, 0)
 					return true
 				})
 			})

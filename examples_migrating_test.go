@@ -11,39 +11,41 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // TestMigratingFromCaddyRatelimit: a config that was written for it runs as it
 // is, and so does what is to become of it.
 func TestMigratingFromCaddyRatelimit(t *testing.T) {
-	drive := func(t *testing.T, c *caddyProcess) {
+	drive := func(t *testing.T, c *caddytest.Caddy) {
 		t.Helper()
-		must(t, "requests", want("statuses", c.statuses(5, "/"), "200 200 200 429 429"))
-		refused := c.get("/")
+		must(t, "requests", want("statuses", statuses(c, 5, "/"), "200 200 200 429 429"))
+		refused := c.Get("/")
 		must(t, "refusal", errors.Join(want("zone", refused.Header.Get("X-RateLimit-Resource"), "each"),
 			want("having Retry-After", refused.Header.Get("Retry-After") != "", true)))
 		must(t, "another address", want("status", send(t, clientAt("127.0.0.2"), http.MethodGet, c.URL).StatusCode, 200))
 		for _, zone := range []string{"everybody", "each"} {
 			name := `caddy_rate_limit_requests_total{zone="` + zone + `"}`
-			must(t, name, want("being counted", c.metric(name) != "", true))
+			must(t, name, want("being counted", c.Metric(name) != "", true))
 		}
 	}
 	for _, name := range []string{"migrating/caddy_ratelimit_before", "migrating/caddy_ratelimit_after"} {
 		t.Run(name, func(t *testing.T) { drive(t, startExample(t, name)) })
 	}
 	t.Run("JSON", func(t *testing.T) {
-		c := startCaddy(t, "{\n\t{{global}}\n}\n{{site}} {\n\trespond none\n}\n")
+		c := caddytest.Start(t, "{\n\t{{global}}\n}\n{{site}} {\n\trespond none\n}\n")
 		text, err := os.ReadFile("examples/migrating/caddy_ratelimit_before.json")
 		must(t, "read", err)
 		var config map[string]any
-		must(t, "unmarshal", json.Unmarshal([]byte(strings.Replace(string(text), ":8080", c.site, 1)), &config))
-		config["admin"] = map[string]any{"listen": c.admin, "config": map[string]any{"persist": false}}
+		must(t, "unmarshal", json.Unmarshal([]byte(strings.Replace(string(text), ":8080", c.Addr, 1)), &config))
+		config["admin"] = map[string]any{"listen": c.Admin, "config": map[string]any{"persist": false}}
 		text, err = json.Marshal(config)
 		must(t, "marshal", err)
-		if status, answer := c.adminCall(http.MethodPost, "/load", "application/json", string(text)); status != http.StatusOK {
+		if status, answer := c.AdminCall(http.MethodPost, "/load", "application/json", string(text)); status != http.StatusOK {
 			t.Fatalf("load: %d %s", status, answer)
 		}
-		c.awaitServers()
+		c.AwaitServers()
 		drive(t, c)
 	})
 }
@@ -54,7 +56,7 @@ func TestMigratingFromNginx(t *testing.T) {
 	for name, start := range map[string]func(t *testing.T) (url string){
 		"before": func(t *testing.T) string {
 			t.Helper()
-			site := freeAddr(t)
+			site := caddytest.FreeAddr(t)
 			return startNginx(t, "examples/migrating/nginx_before.conf", site, "listen 8080", "listen "+site)
 		},
 		"after": func(t *testing.T) string {
@@ -66,7 +68,7 @@ func TestMigratingFromNginx(t *testing.T) {
 			t.Parallel() // it spends its time waiting
 			url := start(t)
 			get := func(path string) func() *http.Response {
-				return func() *http.Response { return send(t, client, http.MethodGet, url+path) }
+				return func() *http.Response { return send(t, caddytest.Client, http.MethodGet, url+path) }
 			}
 			must(t, "plain", want("statuses", repeated(3, get("/plain")), "200 429 429"))
 			must(t, "burst", want("statuses", repeated(7, get("/burst")), many(5, 200)+" 429 429"))
@@ -89,7 +91,7 @@ func queued(t *testing.T, url string, served int) {
 		from := clientAt(fmt.Sprint("127.0.1.", try))
 		var passed, refused atomic.Int64
 		begun := time.Now()
-		together(t, served+3, func(int) error {
+		caddytest.Together(t, served+3, func(int) error {
 			resp, err := from.Get(url)
 			if err != nil {
 				return err
@@ -114,7 +116,7 @@ func queued(t *testing.T, url string, served int) {
 
 // inOneMinute calls f with Caddys of their own until it did not see a minute
 // end, as windows do that are aligned.
-func inOneMinute(t *testing.T, name string, f func(c *caddyProcess) error) {
+func inOneMinute(t *testing.T, name string, f func(c *caddytest.Caddy) error) {
 	t.Helper()
 	for {
 		c := startExample(t, name)
@@ -128,15 +130,15 @@ func inOneMinute(t *testing.T, name string, f func(c *caddyProcess) error) {
 }
 
 func TestMigratingFromEnvoy(t *testing.T) {
-	inOneMinute(t, "migrating/envoy_after", func(c *caddyProcess) error {
+	inOneMinute(t, "migrating/envoy_after", func(c *caddytest.Caddy) error {
 		alice, other := "X-Api-Key: key-of-alice", "X-Api-Key: k"
 		return errors.Join(
-			want("logins", c.statuses(4, "/login"), "200 200 200 429"),
-			want("another page", c.get("/").StatusCode, 200),
-			want("a key", c.statuses(6, "/", other), many(5, 200)+" 429"),
-			want("a key with a value of its own", c.statuses(11, "/", alice), many(10, 200)+" 429"),
+			want("logins", statuses(c, 4, "/login"), "200 200 200 429"),
+			want("another page", c.Get("/").StatusCode, 200),
+			want("a key", statuses(c, 6, "/", other), many(5, 200)+" 429"),
+			want("a key with a value of its own", statuses(c, 11, "/", alice), many(10, 200)+" 429"),
 			// What was refused was charged by none: 3+1+5+10 of 20.
-			want("what is left of the address", c.statuses(2, "/"), "200 429"),
+			want("what is left of the address", statuses(c, 2, "/"), "200 429"),
 		)
 	})
 }
@@ -145,12 +147,12 @@ func TestMigratingFromTraefik(t *testing.T) {
 	c := startExample(t, "migrating/traefik_after")
 	from := func(n int) string { return fmt.Sprint("X-Forwarded-For: 192.0.2.", n) }
 	must(t, "", errors.Join(
-		want("alice", c.statuses(3, "/", "X-User: alice", from(1)), "200 200 429"),
-		want("bob", c.statuses(3, "/", "X-User: bob", from(1)), "200 200 429"),
-		want("nobody", c.statuses(3, "/", from(2)), "200 200 429"),
-		want("nobody from elsewhere", c.statuses(1, "/", from(3)), "429"),
-		want("carol, the fifth from there", c.statuses(2, "/", "X-User: carol", from(1)), "200 429"),
-		want("carol from elsewhere", c.statuses(1, "/", "X-User: carol", from(3)), "200"),
+		want("alice", statuses(c, 3, "/", "X-User: alice", from(1)), "200 200 429"),
+		want("bob", statuses(c, 3, "/", "X-User: bob", from(1)), "200 200 429"),
+		want("nobody", statuses(c, 3, "/", from(2)), "200 200 429"),
+		want("nobody from elsewhere", statuses(c, 1, "/", from(3)), "429"),
+		want("carol, the fifth from there", statuses(c, 2, "/", "X-User: carol", from(1)), "200 429"),
+		want("carol from elsewhere", statuses(c, 1, "/", "X-User: carol", from(3)), "200"),
 	))
 }
 

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/process"
 )
 
@@ -31,8 +33,8 @@ func TestExampleOutgoing(t *testing.T) {
 	t.Cleanup(partner.Close)
 	c := startExample(t, "outgoing", "https://api.github.com", partner.URL)
 	begun := time.Now()
-	together(t, 4, func(int) error {
-		resp, err := c.try("/zen")
+	caddytest.Together(t, 4, func(int) error {
+		resp, err := c.Try("/zen")
 		if err != nil {
 			return err
 		}
@@ -56,7 +58,7 @@ func TestExampleOutgoing(t *testing.T) {
 			if err != nil {
 				return
 			}
-			if resp, err := client.Do(req); err == nil {
+			if resp, err := caddytest.Client.Do(req); err == nil {
 				_ = resp.Body.Close()
 				if resp.StatusCode == http.StatusTooManyRequests {
 					refused <- resp.Header.Get("Retry-After")
@@ -69,7 +71,7 @@ func TestExampleOutgoing(t *testing.T) {
 		case wait := <-refused:
 			seconds, err := strconv.Atoi(wait)
 			must(t, "refusal", errors.Join(err, want("Retry-After being more than half a minute", seconds > 30, true)))
-		case <-time.After(waitLimit):
+		case <-time.After(caddytest.WaitLimit):
 			t.Fatal("calls that would wait for more than 30 seconds are not refused")
 		}
 	}
@@ -83,7 +85,7 @@ func showsLimits(resp *http.Response, status int, left string) error {
 	return errors.Join(
 		want("status", resp.StatusCode, status),
 		want("limit", resp.Header.Get("X-RateLimit-Limit"), "5"),
-		want("remaining", remaining(resp), left),
+		want("remaining", caddytest.Remaining(resp), left),
 		want("having a reset", resp.Header.Get("X-RateLimit-Reset") != "", true),
 		want("having Retry-After", resp.Header.Get("Retry-After") != "", status == http.StatusTooManyRequests),
 	)
@@ -93,36 +95,36 @@ func showsLimits(resp *http.Response, status int, left string) error {
 func drivesLimiterService(t *testing.T, url string) {
 	t.Helper()
 	for _, left := range []string{"4", "3", "2", "1", "0"} {
-		must(t, "request that fits", showsLimits(send(t, client, http.MethodPost, url+"/some/path?x=1"), http.StatusOK, left))
+		must(t, "request that fits", showsLimits(send(t, caddytest.Client, http.MethodPost, url+"/some/path?x=1"), http.StatusOK, left))
 	}
-	must(t, "sixth request", showsLimits(send(t, client, http.MethodGet, url), http.StatusTooManyRequests, "0"))
+	must(t, "sixth request", showsLimits(send(t, caddytest.Client, http.MethodGet, url), http.StatusTooManyRequests, "0"))
 	must(t, "another address", showsLimits(send(t, clientAt("127.0.0.2"), http.MethodGet, url), http.StatusOK, "4"))
-	must(t, "a made-up key", showsLimits(send(t, client, http.MethodGet, url, "X-Api-Key: k"), http.StatusTooManyRequests, "0"))
+	must(t, "a made-up key", showsLimits(send(t, caddytest.Client, http.MethodGet, url, "X-Api-Key: k"), http.StatusTooManyRequests, "0"))
 }
 
 func TestExampleLimiterService(t *testing.T) {
 	c := startExample(t, "limiter_service")
 	address := "X-Forwarded-For: 192.0.2.7"
-	must(t, "questions", want("statuses", c.statuses(6, "/", address), many(5, 204)+" 429"))
-	must(t, "another address", want("status", c.get("/", "X-Forwarded-For: 192.0.2.8").StatusCode, 204))
+	must(t, "questions", want("statuses", statuses(c, 6, "/", address), many(5, 204)+" 429"))
+	must(t, "another address", want("status", c.Get("/", "X-Forwarded-For: 192.0.2.8").StatusCode, 204))
 }
 
 func TestExampleForwardAuth(t *testing.T) {
 	limiter := startExample(t, "limiter_service")
-	c := startExample(t, "forward_auth", "localhost:8080", limiter.site)
+	c := startExample(t, "forward_auth", "localhost:8080", limiter.Addr)
 	drivesLimiterService(t, c.URL)
-	limiter.stop()
-	must(t, "without the limiter", want("status", c.get("/").StatusCode, http.StatusBadGateway))
+	limiter.Stop()
+	must(t, "without the limiter", want("status", c.Get("/").StatusCode, http.StatusBadGateway))
 }
 
 func TestExampleAuthRequest(t *testing.T) {
 	limiter := startExample(t, "limiter_service")
-	site, backend := freeAddr(t), freeAddr(t)
-	url := startNginx(t, "examples/auth_request.nginx.conf", site, "localhost:8080", limiter.site, "listen 8081", "listen "+site,
+	site, backend := caddytest.FreeAddr(t), caddytest.FreeAddr(t)
+	url := startNginx(t, "examples/auth_request.nginx.conf", site, "localhost:8080", limiter.Addr, "listen 8081", "listen "+site,
 		"localhost:8082", backend, "listen 8082", "listen "+backend)
 	drivesLimiterService(t, url)
-	limiter.stop()
-	resp := send(t, client, http.MethodGet, url)
+	limiter.Stop()
+	resp := send(t, caddytest.Client, http.MethodGet, url)
 	must(t, "without the limiter", errors.Join(want("status", resp.StatusCode, 500), want("Retry-After", resp.Header.Get("Retry-After"), "")))
 }
 
@@ -153,7 +155,7 @@ func startNginx(t *testing.T, config, site string, replace ...string) (url strin
 	text = strings.Replace(text, "http {\n", "http {\n"+strings.Join(nginxFolders, dir+";\n")+dir+";\n", 1)
 	file := dir + "/nginx.conf"
 	must(t, "write", os.WriteFile(file, []byte(text), 0o600))
-	logs := new(lockedBuffer)
+	logs := new(caddyproc.Logs)
 	cmd := exec.CommandContext(t.Context(), installed(t, "nginx"), "-p", dir, "-c", file, "-g", "daemon off; master_process off;")
 	cmd.Stdout, cmd.Stderr = logs, logs
 	process.EndWithParent(cmd)
@@ -165,7 +167,7 @@ func startNginx(t *testing.T, config, site string, replace ...string) (url strin
 			t.Logf("nginx:\n%s", logs)
 		}
 	})
-	awaitListening(t, site)
+	caddytest.AwaitListening(t, site)
 	return "http://" + site
 }
 

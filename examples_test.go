@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // exampleFiles are all Caddyfiles in examples.
@@ -33,14 +35,14 @@ func TestExamplesAreFormattedAndLoad(t *testing.T) {
 	for _, file := range exampleFiles(t) {
 		path, err := filepath.Abs(file)
 		must(t, "path", err)
-		out, err := caddyCommand(dir, "validate", "--config", path).CombinedOutput()
+		out, err := caddytest.Command(dir, "validate", "--config", path).CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "Valid configuration") {
 			t.Errorf("%s: %v\n%s", file, err, out)
 		}
 		if strings.Contains(string(out), `"level":"warn"`) {
 			t.Errorf("%s: Caddy warns:\n%s", file, out)
 		}
-		if out, err := caddyCommand(dir, "fmt", "--diff", path).CombinedOutput(); err != nil {
+		if out, err := caddytest.Command(dir, "fmt", "--diff", path).CombinedOutput(); err != nil {
 			t.Errorf("%s is not formatted: %v\n%s", file, err, out)
 		}
 	}
@@ -85,7 +87,7 @@ var (
 
 // startExample runs Caddy with an example, on ports that are free. What is to
 // be replaced besides comes in pairs.
-func startExample(t *testing.T, name string, replace ...string) *caddyProcess {
+func startExample(t *testing.T, name string, replace ...string) *caddytest.Caddy {
 	t.Helper()
 	b, err := os.ReadFile("examples/" + name + ".caddyfile")
 	must(t, "read", err)
@@ -99,7 +101,7 @@ func startExample(t *testing.T, name string, replace ...string) *caddyProcess {
 	text = sitePort.ReplaceAllString(text, "{{site}} {")
 	standIn := ""
 	if standInPort.MatchString(text) {
-		standIn = freeAddr(t)
+		standIn = caddytest.FreeAddr(t)
 		text = standInPort.ReplaceAllString(text, "http://"+standIn+" {")
 		text = strings.ReplaceAll(text, "localhost:9000", standIn)
 	}
@@ -108,17 +110,17 @@ func startExample(t *testing.T, name string, replace ...string) *caddyProcess {
 	} else {
 		text = "{\n\t{{global}}\n}\n" + text
 	}
-	c := startCaddy(t, text)
+	c := caddytest.Start(t, text)
 	if standIn != "" {
-		awaitListening(t, standIn)
+		caddytest.AwaitListening(t, standIn)
 	}
 	return c
 }
 
 // statuses are those of n requests, as text: "200 200 429".
-func (c *caddyProcess) statuses(n int, path string, headers ...string) string {
-	c.t.Helper()
-	return repeated(n, func() *http.Response { return c.get(path, headers...) })
+func statuses(c *caddytest.Caddy, n int, path string, headers ...string) string {
+	c.T.Helper()
+	return repeated(n, func() *http.Response { return c.Get(path, headers...) })
 }
 
 // repeated are the statuses of n requests.
@@ -136,7 +138,7 @@ func many(n, status int) string { return strings.TrimSpace(strings.Repeat(fmt.Sp
 // clientAt is a client with another address of this machine.
 func clientAt(ip string) *http.Client {
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}
-	return &http.Client{Timeout: client.Timeout, Transport: &http.Transport{
+	return &http.Client{Timeout: caddytest.Client.Timeout, Transport: &http.Transport{
 		DialContext: dialer.DialContext, DisableKeepAlives: true,
 	}}
 }

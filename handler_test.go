@@ -3,10 +3,12 @@ package shardlimit_test
 import (
 	"net/http"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 func TestAllowsUntilTheLimitThenRefuses(t *testing.T) {
-	c := startCaddy(t, `
+	c := caddytest.Start(t, `
 {
 	{{global}}
 }
@@ -16,16 +18,16 @@ func TestAllowsUntilTheLimitThenRefuses(t *testing.T) {
 }
 `)
 	for i, want := range []string{"2", "1", "0"} {
-		resp := c.get("/", "X-Key: a")
-		if resp.StatusCode != http.StatusOK || remaining(resp) != want {
-			t.Fatalf("request %d: status %d, remaining %s, want 200 and %s", i+1, resp.StatusCode, remaining(resp), want)
+		resp := c.Get("/", "X-Key: a")
+		if resp.StatusCode != http.StatusOK || caddytest.Remaining(resp) != want {
+			t.Fatalf("request %d: status %d, remaining %s, want 200 and %s", i+1, resp.StatusCode, caddytest.Remaining(resp), want)
 		}
 	}
-	resp := c.get("/", "X-Key: a")
-	if resp.StatusCode != http.StatusTooManyRequests || remaining(resp) != "0" || resp.Header.Get("Retry-After") == "" {
+	resp := c.Get("/", "X-Key: a")
+	if resp.StatusCode != http.StatusTooManyRequests || caddytest.Remaining(resp) != "0" || resp.Header.Get("Retry-After") == "" {
 		t.Fatalf("refusal has status %d and headers %v", resp.StatusCode, resp.Header)
 	}
-	if resp := c.get("/", "X-Key: b"); resp.StatusCode != http.StatusOK {
+	if resp := c.Get("/", "X-Key: b"); resp.StatusCode != http.StatusOK {
 		t.Fatalf("another client has status %d", resp.StatusCode)
 	}
 }

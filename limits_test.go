@@ -8,11 +8,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
 func TestEventsOfAPlaceholder(t *testing.T) {
-	c := startCaddy(t, `
+	c := caddytest.Start(t, `
 {
 	{{global}}
 }
@@ -36,21 +37,21 @@ func TestEventsOfAPlaceholder(t *testing.T) {
 		{"", "5", "1"},
 		{"-1", "5", "0"},
 	} {
-		resp := c.get("/", "X-Key: k", "X-Plan: "+step.plan)
-		if got := resp.Header.Get("X-RateLimit-Limit"); got != step.limit || remaining(resp) != step.remaining {
-			t.Errorf("step %d, plan %q: limit %s, remaining %s, want %s and %s", i, step.plan, got, remaining(resp), step.limit, step.remaining)
+		resp := c.Get("/", "X-Key: k", "X-Plan: "+step.plan)
+		if got := resp.Header.Get("X-RateLimit-Limit"); got != step.limit || caddytest.Remaining(resp) != step.remaining {
+			t.Errorf("step %d, plan %q: limit %s, remaining %s, want %s and %s", i, step.plan, got, caddytest.Remaining(resp), step.limit, step.remaining)
 		}
 	}
-	if resp := c.get("/", "X-Key: k", "X-Plan: none"); resp.StatusCode != http.StatusTooManyRequests {
+	if resp := c.Get("/", "X-Key: k", "X-Plan: none"); resp.StatusCode != http.StatusTooManyRequests {
 		t.Errorf("beyond the fallback the status is %d", resp.StatusCode)
 	}
-	if n := strings.Count(c.logs.String(), "using the fallback"); n != 1 {
+	if n := strings.Count(c.Logs.String(), "using the fallback"); n != 1 {
 		t.Errorf("the fallback is logged %d times, want once a minute", n)
 	}
 }
 
 func TestHeadersNone(t *testing.T) {
-	c := startCaddy(t, `
+	c := caddytest.Start(t, `
 {
 	{{global}}
 }
@@ -67,7 +68,7 @@ func TestHeadersNone(t *testing.T) {
 }
 `)
 	for _, status := range []int{200, 429} {
-		resp := c.get("/")
+		resp := c.Get("/")
 		if resp.StatusCode != status {
 			t.Fatalf("status is %d, want %d", resp.StatusCode, status)
 		}
@@ -85,7 +86,7 @@ func TestHeadersNone(t *testing.T) {
 // refusals returns the Retry-After values of n refusals, and the log.
 func refusals(t *testing.T, options string, n int) (seconds []int, logs string) {
 	t.Helper()
-	c := startCaddy(t, `
+	c := caddytest.Start(t, `
 {
 	{{global}}
 	debug
@@ -104,7 +105,7 @@ func refusals(t *testing.T, options string, n int) (seconds []int, logs string) 
 }
 `)
 	for range n + 1 {
-		resp := c.get("/", "X-Key: very-secret")
+		resp := c.Get("/", "X-Key: very-secret")
 		if resp.StatusCode == http.StatusTooManyRequests {
 			s, err := strconv.Atoi(resp.Header.Get("Retry-After"))
 			if err != nil {
@@ -117,9 +118,9 @@ func refusals(t *testing.T, options string, n int) (seconds []int, logs string) 
 		t.Fatalf("%d refusals, want %d", len(seconds), n)
 	}
 	// What is written last may take a moment to arrive.
-	c.stop()
+	c.Stop()
 	var lines []string
-	for line := range strings.Lines(c.logs.String()) {
+	for line := range strings.Lines(c.Logs.String()) {
 		if strings.Contains(line, `"rate limit exceeded"`) {
 			lines = append(lines, line)
 		}
@@ -164,7 +165,7 @@ func TestKeysAreLoggedOnlyIfWanted(t *testing.T) {
 func TestClientThatLeavesDuringTheCheck(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	c := startCaddy(t, fmt.Sprintf(`
+	c := caddytest.Start(t, fmt.Sprintf(`
 {
 	{{global}}
 	rate_limit {
@@ -184,7 +185,7 @@ func TestClientThatLeavesDuringTheCheck(t *testing.T) {
 	respond ok
 }
 `, server.Addr()))
-	if got := remaining(c.get("/", "X-Key: k")); got != "99" {
+	if got := caddytest.Remaining(c.Get("/", "X-Key: k")); got != "99" {
 		t.Fatalf("remaining is %s", got)
 	}
 	if err := server.Pause(); err != nil {
@@ -192,21 +193,21 @@ func TestClientThatLeavesDuringTheCheck(t *testing.T) {
 	}
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
-	gone := c.begin(ctx, "/", "X-Key: k")
+	gone := c.Begin(ctx, "/", "X-Key: k")
 	eventually(t, "the request is in the limiter", func() error {
-		_, stacks := c.adminCall(http.MethodGet, "/debug/pprof/goroutine?debug=2", "", "")
+		_, stacks := c.AdminCall(http.MethodGet, "/debug/pprof/goroutine?debug=2", "", "")
 		return want("it being so", strings.Contains(stacks, "shardlimit.(*Handler).ServeHTTP("), true)
 	})
 	leave()
-	gone.leaves(t)
-	c.awaitLog(`"status":499`)
+	gone.Leaves(t)
+	c.AwaitLog(`"status":499`)
 	if err := server.Resume(); err != nil {
 		t.Fatal(err)
 	}
-	if got := remaining(c.get("/", "X-Key: k")); got != "98" {
+	if got := caddytest.Remaining(c.Get("/", "X-Key: k")); got != "98" {
 		t.Errorf("remaining is %s, want 98: the request that was given up is not charged", got)
 	}
-	_, metrics := c.adminCall(http.MethodGet, "/metrics", "", "")
+	_, metrics := c.AdminCall(http.MethodGet, "/metrics", "", "")
 	if strings.Contains(metrics, "\ncaddy_rate_limit_store_errors_total{") {
 		t.Error("a client that left counts as an error of the store")
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -15,7 +16,7 @@ import (
 // directShard is a shard at addr, without Caddy.
 func directShard(t *testing.T, addr string, plain bool) *redis.Shard {
 	t.Helper()
-	shard := redis.NewShard(redis.ShardOptions{Primary: addr, DialTimeout: waitLimit, NoPipelining: plain, PoolSize: 1})
+	shard := redis.NewShard(redis.ShardOptions{Primary: addr, DialTimeout: caddytest.WaitLimit, NoPipelining: plain, PoolSize: 1})
 	t.Cleanup(func() { shard.Close(t.Context()) })
 	return shard
 }
@@ -43,7 +44,7 @@ func TestLostRepliesOfTakesAndRefunds(t *testing.T) {
 			proxy := redistest.StartProxy(t, server.Addr())
 			told := make(chan error, len(counting))
 			shard := directShard(t, proxy.Addr(), plain)
-			patient := directStore(shard, waitLimit, nil)
+			patient := directStore(shard, caddytest.WaitLimit, nil)
 			s := directStore(shard, 300*time.Millisecond, func(op algorithm.Operation, err error) {
 				told <- errors.Join(want("operation", op, algorithm.Refund), uncertain(err))
 			})
@@ -54,7 +55,7 @@ func TestLostRepliesOfTakesAndRefunds(t *testing.T) {
 					return errors.Join(patient.Check(t.Context(), other)[0].Err, patient.Charge(t.Context(), other)[0].Err)
 				})
 			}
-			direct := directStore(directShard(t, server.Addr(), plain), waitLimit, nil)
+			direct := directStore(directShard(t, server.Addr(), plain), caddytest.WaitLimit, nil)
 			used := func(what string, n int64) {
 				t.Helper()
 				for i, st := range direct.Check(t.Context(), requests("k", 0)) {

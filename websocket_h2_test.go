@@ -9,6 +9,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // TestWebSocketOverHTTP2SettlesAtItsAnswer speaks extended CONNECT (RFC 8441)
@@ -17,12 +19,12 @@ func TestWebSocketOverHTTP2SettlesAtItsAnswer(t *testing.T) {
 	// Go's server offers it only if told so.
 	t.Setenv("GODEBUG", "http2xconnect=1")
 	c := behind(t, "reverse_proxy "+startBackend(t))
-	conn, err := net.Dial("tcp", c.site)
+	conn, err := net.Dial("tcp", c.Addr)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(waitLimit))
+	_ = conn.SetDeadline(time.Now().Add(caddytest.WaitLimit))
 	if _, err := io.WriteString(conn, http2.ClientPreface); err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +37,7 @@ func TestWebSocketOverHTTP2SettlesAtItsAnswer(t *testing.T) {
 	encoder := hpack.NewEncoder(&block)
 	for _, field := range [][2]string{
 		{":method", "CONNECT"}, {":protocol", "websocket"}, {":scheme", "http"},
-		{":path", "/ws"}, {":authority", c.site}, {"x-key", "ws2"}, {"sec-websocket-version", "13"},
+		{":path", "/ws"}, {":authority", c.Addr}, {"x-key", "ws2"}, {"sec-websocket-version", "13"},
 	} {
 		if err := encoder.WriteField(hpack.HeaderField{Name: field[0], Value: field[1]}); err != nil {
 			t.Fatal(err)
@@ -62,7 +64,7 @@ func TestWebSocketOverHTTP2SettlesAtItsAnswer(t *testing.T) {
 		}
 		break
 	}
-	if got := c.left(t, "/plain", "ws2"); got != 99 {
+	if got := leftOf(t, c, "/plain", "ws2"); got != 99 {
 		t.Errorf("%d are left during the WebSocket, want 99", got)
 	}
 }

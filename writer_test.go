@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // startBackend is a server whose paths answer in all the ways that a response
@@ -66,9 +68,9 @@ var limitHeaders = []string{
 }
 
 // behind is a limiter of 100 events in front of a backend.
-func behind(t *testing.T, route string) *caddyProcess {
+func behind(t *testing.T, route string) *caddytest.Caddy {
 	t.Helper()
-	return startCaddy(t, fmt.Sprintf(`
+	return caddytest.Start(t, fmt.Sprintf(`
 {
 	{{global}}
 	servers {
@@ -82,12 +84,12 @@ func behind(t *testing.T, route string) *caddyProcess {
 `, route))
 }
 
-// left asks for something free of surprises and returns how much was left
+// leftOf asks for something free of surprises and returns how much was left
 // before that.
-func (c *caddyProcess) left(t *testing.T, path, key string) int {
+func leftOf(t *testing.T, c *caddytest.Caddy, path, key string) int {
 	t.Helper()
 	var n int
-	if _, err := fmt.Sscan(remaining(c.get(path, "X-Key: "+key)), &n); err != nil {
+	if _, err := fmt.Sscan(caddytest.Remaining(c.Get(path, "X-Key: "+key)), &n); err != nil {
 		t.Fatalf("no remaining on %s: %v", path, err)
 	}
 	return n + 1
@@ -147,7 +149,7 @@ func TestResponsesBeginInManyWays(t *testing.T) {
 			if path == "/headers" && resp.Header.Get("Retry-After") != "7" {
 				t.Errorf("the backend's Retry-After is gone: %v", resp.Header)
 			}
-			if got := c.left(t, "/plain", key); got != 99 {
+			if got := leftOf(t, c, "/plain", key); got != 99 {
 				t.Errorf("%d are left after one request, want 99", got)
 			}
 			_ = resp.Body.Close()
@@ -157,25 +159,25 @@ func TestResponsesBeginInManyWays(t *testing.T) {
 
 func TestWebSocketOverHTTP1SettlesAtItsUpgrade(t *testing.T) {
 	c := behind(t, "reverse_proxy "+startBackend(t))
-	conn, err := net.Dial("tcp", c.site)
+	conn, err := net.Dial("tcp", c.Addr)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	_, _ = fmt.Fprintf(conn, "GET /ws HTTP/1.1\r\nHost: %s\r\nX-Key: ws\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n\r\n", c.site)
+	_, _ = fmt.Fprintf(conn, "GET /ws HTTP/1.1\r\nHost: %s\r\nX-Key: ws\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n\r\n", c.Addr)
 	r := bufio.NewReader(conn)
 	resp, err := http.ReadResponse(r, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if resp.StatusCode != http.StatusSwitchingProtocols || remaining(resp) != "99" {
+	if resp.StatusCode != http.StatusSwitchingProtocols || caddytest.Remaining(resp) != "99" {
 		t.Errorf("upgrade has status %d and headers %v", resp.StatusCode, resp.Header)
 	}
 	// It is charged while it is open, and once.
-	if got := c.left(t, "/plain", "ws"); got != 99 {
+	if got := leftOf(t, c, "/plain", "ws"); got != 99 {
 		t.Errorf("%d are left during the upgraded connection, want 99", got)
 	}
-	_ = conn.SetDeadline(time.Now().Add(waitLimit))
+	_ = conn.SetDeadline(time.Now().Add(caddytest.WaitLimit))
 	if _, err := io.WriteString(conn, "echo"); err != nil {
 		t.Fatal(err)
 	}
@@ -183,7 +185,7 @@ func TestWebSocketOverHTTP1SettlesAtItsUpgrade(t *testing.T) {
 		t.Errorf("the connection echoes %q, %v", b, err)
 	}
 	_ = conn.Close()
-	if got := c.left(t, "/plain", "ws"); got != 98 {
+	if got := leftOf(t, c, "/plain", "ws"); got != 98 {
 		t.Errorf("%d are left after the upgraded connection, want 98", got)
 	}
 }
@@ -195,14 +197,14 @@ func TestSendfile(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := behind(t, "file_server {\n\t\troot "+dir+"\n\t}")
-	resp := c.get("/file.txt", "X-Key: f")
+	resp := c.Get("/file.txt", "X-Key: f")
 	body, err := io.ReadAll(resp.Body)
-	if err != nil || string(body) != content || remaining(resp) != "99" {
+	if err != nil || string(body) != content || caddytest.Remaining(resp) != "99" {
 		t.Errorf("file has %d bytes, error %v, headers %v", len(body), err, resp.Header)
 	}
 	modified := resp.Header.Get("Last-Modified")
-	resp = c.get("/file.txt", "X-Key: f", "If-Modified-Since: "+modified)
-	if resp.StatusCode != http.StatusNotModified || remaining(resp) != "99" {
+	resp = c.Get("/file.txt", "X-Key: f", "If-Modified-Since: "+modified)
+	if resp.StatusCode != http.StatusNotModified || caddytest.Remaining(resp) != "99" {
 		t.Errorf("an unmodified file has status %d and headers %v", resp.StatusCode, resp.Header)
 	}
 }
@@ -224,7 +226,7 @@ func TestHandlersInTheChain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			caddy := behind(t, "handle /plain {\n\t\trespond ok\n\t}\n\troute {\n\t\ttest_answer "+name+"\n\t}")
-			resp, err := caddy.try("/", "X-Key: k")
+			resp, err := caddy.Try("/", "X-Key: k")
 			if (err != nil) != (name == "panic" || name == "panic-late") {
 				t.Errorf("error is %v", err)
 			}
@@ -233,11 +235,11 @@ func TestHandlersInTheChain(t *testing.T) {
 					t.Errorf("status is %d, want %d", resp.StatusCode, c.status)
 				}
 				// Who hijacks a connection writes the header himself.
-				if name != "hijack" && remaining(resp) != "99" {
+				if name != "hijack" && caddytest.Remaining(resp) != "99" {
 					t.Errorf("headers are %v", resp.Header)
 				}
 			}
-			if got := caddy.left(t, "/plain", "k"); got != c.left {
+			if got := leftOf(t, caddy, "/plain", "k"); got != c.left {
 				t.Errorf("%d are left, want %d", got, c.left)
 			}
 		})
