@@ -447,9 +447,7 @@ func TestExampleAuthRequest(t *testing.T) {
 func installed(t *testing.T, program string) string {
 	t.Helper()
 	path, err := process.Find(program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, "find", err)
 	return path
 }
 

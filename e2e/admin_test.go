@@ -59,19 +59,6 @@ func (a bucketsAnswer) primaryUsed() int64 {
 	return a.Buckets[0].Servers[0].State.Used
 }
 
-// countingZones are one zone for each way of counting and charging, at a path of
-// its own.
-func countingZones(options ...string) (names []string, zones string) {
-	for _, algorithm := range []string{"fixed_window", "sliding_window", "sliding_log", "gcra"} {
-		for _, charge := range []string{"after", "before"} {
-			name := algorithm + "-" + charge
-			names = append(names, name)
-			zones += pathZone(name, append([]string{"events 5", "window 1h", "algorithm " + algorithm, "charge " + charge}, options...)...)
-		}
-	}
-	return names, zones
-}
-
 // seesReset returns an error if a request is refused although no word of the
 // primary from before a reset is trusted any more.
 func seesReset(a caddytest.Answer, known time.Time) error {
@@ -84,7 +71,7 @@ func TestResetIsSeenByAllCaddys(t *testing.T) {
 	t.Parallel()
 	const trust = 1500 * time.Millisecond
 	servers := caddytest.StartShards(t, 2, 1)
-	names, zones := countingZones()
+	names, zones := zonesPerWay("events 5", "window 1h")
 	for kind, global := range bothStores(servers, "ledger_trust 1500ms") {
 		t.Run(kind, func(t *testing.T) {
 			n := map[string]int{"memory": 1, "redis": 2}[kind]
@@ -135,23 +122,21 @@ func TestResetIsSeenByAllCaddys(t *testing.T) {
 // TestResetOfLeases frees the slots of requests that go on.
 func TestResetOfLeases(t *testing.T) {
 	servers := caddytest.StartShards(t, 2, 1)
-	for kind, global := range bothStores(servers) {
-		t.Run(kind, func(t *testing.T) {
-			backend := caddytest.StartSlowBackend(t)
-			c := caddytest.Start(t, zonesSite(global, zoneWith("slots", "algorithm concurrency", "events 3", "window 1m"),
-				"reverse_proxy /held "+backend.Server.Listener.Addr().String()+"\nrespond ok"))
-			var held []caddytest.Running
-			for range 3 {
-				held = append(held, backend.Hold(t, c, "/held", "X-Key: alice"))
-			}
-			must(t, "while three run", errors.Join(want("status", c.Probe("/", "X-Key: alice").Status, http.StatusTooManyRequests),
-				want("used", bucketsOf(c, "GET", "slots?key=alice").primaryUsed(), 3)))
-			bucketsOf(c, "DELETE", "slots?key=alice")
-			must(t, "after the reset", errors.Join(want("status", c.Probe("/", "X-Key: alice").Status, http.StatusOK)))
-			backend.Finish(t, held...)
-			eventually(t, "all are over", func() error { return want("used", bucketsOf(c, "GET", "slots?key=alice").primaryUsed(), -1) })
-		})
-	}
+	forStores(t, bothStores(servers), func(t *testing.T, global string) {
+		backend := caddytest.StartSlowBackend(t)
+		c := caddytest.Start(t, zonesSite(global, zoneWith("slots", "algorithm concurrency", "events 3", "window 1m"),
+			"reverse_proxy /held "+backend.Server.Listener.Addr().String()+"\nrespond ok"))
+		var held []caddytest.Running
+		for range 3 {
+			held = append(held, backend.Hold(t, c, "/held", "X-Key: alice"))
+		}
+		must(t, "while three run", errors.Join(want("status", c.Probe("/", "X-Key: alice").Status, http.StatusTooManyRequests),
+			want("used", bucketsOf(c, "GET", "slots?key=alice").primaryUsed(), 3)))
+		bucketsOf(c, "DELETE", "slots?key=alice")
+		must(t, "after the reset", errors.Join(want("status", c.Probe("/", "X-Key: alice").Status, http.StatusOK)))
+		backend.Finish(t, held...)
+		eventually(t, "all are over", func() error { return want("used", bucketsOf(c, "GET", "slots?key=alice").primaryUsed(), -1) })
+	})
 }
 
 // TestResetOfLocalCounts: those of on_error local are shown and reset as well,
@@ -471,57 +456,55 @@ func adminRefuses(c *caddytest.Caddy, method, path, body string, status int, wor
 // TestTop tells who was refused most, across reloads, in each zone.
 func TestTop(t *testing.T) {
 	servers := caddytest.StartShards(t, 2, 0)
-	for name, store := range bothStores(servers) {
-		t.Run(name, func(t *testing.T) {
-			config := zonesSite(store, pathZone("api", "events 1")+pathZone("login", "events 1"), "respond ok")
-			c := caddytest.Start(t, config)
-			var all struct{ Zones []topAnswer }
-			c.AdminJSON(http.MethodGet, "/rate_limit/top", "", &all)
-			if len(all.Zones) != 2 || all.Zones[0].Zone != "api" || all.Zones[1].Zone != "login" || len(all.Zones[0].Refused) != 0 {
-				t.Errorf("at first: %v", all)
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		config := zonesSite(store, pathZone("api", "events 1")+pathZone("login", "events 1"), "respond ok")
+		c := caddytest.Start(t, config)
+		var all struct{ Zones []topAnswer }
+		c.AdminJSON(http.MethodGet, "/rate_limit/top", "", &all)
+		if len(all.Zones) != 2 || all.Zones[0].Zone != "api" || all.Zones[1].Zone != "login" || len(all.Zones[0].Refused) != 0 {
+			t.Errorf("at first: %v", all)
+		}
+		refused := map[string]int64{"alice": 5, "bob": 3, "carol": 1}
+		for client, n := range refused {
+			for range n + 1 {
+				c.Get("/api", "X-Key: "+client)
 			}
-			refused := map[string]int64{"alice": 5, "bob": 3, "carol": 1}
-			for client, n := range refused {
-				for range n + 1 {
-					c.Get("/api", "X-Key: "+client)
-				}
+		}
+		c.MustLoad(strings.Replace(config, "respond ok", "respond yes", 1))
+		c.Get("/api", "X-Key: alice")
+		refused["alice"]++
+		var top topAnswer
+		c.AdminJSON(http.MethodGet, "/rate_limit/top?zone=api&n=2", "", &top)
+		if len(top.Refused) != 2 || top.Since <= 0 {
+			t.Fatalf("top is %v", top)
+		}
+		for i, client := range []string{"alice", "bob"} {
+			got := top.Refused[i]
+			if !strings.HasSuffix(got.ClientKey, ":"+client) || got.Count != refused[client] || got.Store != "default" {
+				t.Errorf("place %d is %v, want %s with %d", i, got, client, refused[client])
 			}
-			c.MustLoad(strings.Replace(config, "respond ok", "respond yes", 1))
-			c.Get("/api", "X-Key: alice")
-			refused["alice"]++
-			var top topAnswer
-			c.AdminJSON(http.MethodGet, "/rate_limit/top?zone=api&n=2", "", &top)
-			if len(top.Refused) != 2 || top.Since <= 0 {
-				t.Fatalf("top is %v", top)
-			}
-			for i, client := range []string{"alice", "bob"} {
-				got := top.Refused[i]
-				if !strings.HasSuffix(got.ClientKey, ":"+client) || got.Count != refused[client] || got.Store != "default" {
-					t.Errorf("place %d is %v, want %s with %d", i, got, client, refused[client])
-				}
-			}
-			c.AdminJSON(http.MethodGet, "/rate_limit/top?zone=login", "", &top)
-			if top.Zone != "login" || len(top.Refused) != 0 {
-				t.Errorf("login: %v", top)
-			}
-			for _, bad := range []struct {
-				query  string
-				status int
-				word   string
-			}{
-				{"zone=nope", http.StatusNotFound, "there is api, login"},
-				{"n=0", http.StatusBadRequest, "from 1 to 100"},
-				{"n=101", http.StatusBadRequest, "from 1 to 100"},
-				{"n=x", http.StatusBadRequest, "from 1 to 100"},
-				{"zone=api&zone=login", http.StatusBadRequest, "twice"},
-				{"name=api", http.StatusBadRequest, `"name" is unknown`},
-				{"zone=%zz", http.StatusBadRequest, "query"},
-			} {
-				adminRefuses(c, http.MethodGet, "/rate_limit/top?"+bad.query, "", bad.status, bad.word)
-			}
-			adminRefuses(c, http.MethodDelete, "/rate_limit/top", "", http.StatusMethodNotAllowed)
-		})
-	}
+		}
+		c.AdminJSON(http.MethodGet, "/rate_limit/top?zone=login", "", &top)
+		if top.Zone != "login" || len(top.Refused) != 0 {
+			t.Errorf("login: %v", top)
+		}
+		for _, bad := range []struct {
+			query  string
+			status int
+			word   string
+		}{
+			{"zone=nope", http.StatusNotFound, "there is api, login"},
+			{"n=0", http.StatusBadRequest, "from 1 to 100"},
+			{"n=101", http.StatusBadRequest, "from 1 to 100"},
+			{"n=x", http.StatusBadRequest, "from 1 to 100"},
+			{"zone=api&zone=login", http.StatusBadRequest, "twice"},
+			{"name=api", http.StatusBadRequest, `"name" is unknown`},
+			{"zone=%zz", http.StatusBadRequest, "query"},
+		} {
+			adminRefuses(c, http.MethodGet, "/rate_limit/top?"+bad.query, "", bad.status, bad.word)
+		}
+		adminRefuses(c, http.MethodDelete, "/rate_limit/top", "", http.StatusMethodNotAllowed)
+	})
 }
 
 // TestTopOfRollout shows a zone's clients of both stores.

@@ -17,52 +17,44 @@ func TestEveryAlgorithmThroughCaddy(t *testing.T) {
 	const events, window = 3, 10000 * 3600
 	servers := caddytest.StartShards(t, 1, 1)
 	backend := caddytest.StartSlowBackend(t)
-	zones := pathZone("concurrency", "algorithm concurrency", "events 3")
-	for _, algorithm := range counting {
-		for _, mode := range modes {
-			zones += pathZone(algorithm+"."+mode, "algorithm "+algorithm, "charge "+mode, "events 3")
-		}
-	}
+	_, zones := zonesPerWay("events 3")
+	zones += pathZone("concurrency", "algorithm concurrency", "events 3")
 	answers := "reverse_proxy /concurrency " + backend.Server.Listener.Addr().String() + "\nrespond ok"
-	for name, store := range bothStores(servers) {
-		t.Run(name, func(t *testing.T) {
-			c := startWith(t, store, zones, answers)
-			for _, algorithm := range counting {
-				for _, mode := range modes {
-					zone := algorithm + "." + mode
-					for used := range int64(events) {
-						a := c.Probe("/"+zone, "X-Key: alice")
-						must(t, zone, errors.Join(a.Shows(http.StatusOK, events, used+1), want("zone", a.Resource, zone),
-							want("Retry-After", a.RetryAfter, -1), want("having a reset", a.Reset >= a.Sent.Unix(), true)))
-						if store != "" {
-							servers.AwaitUsed(t, zone, "alice", used+1)
-							servers.AwaitReplicas(t)
-						}
-					}
-					for range 2 {
-						a := c.Probe("/"+zone, "X-Key: alice")
-						must(t, zone, errors.Join(a.Refuses(zone), a.Shows(http.StatusTooManyRequests, events, events),
-							want("Retry-After being no more than two windows", a.RetryAfter <= 2*window, true),
-							want("having a reset", a.Reset > a.Sent.Unix(), true)))
-					}
-					must(t, zone+", another client", c.Probe("/"+zone, "X-Key: bob").Shows(http.StatusOK, events, 1))
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, answers)
+		for algorithm, mode := range ways {
+			zone := algorithm + "." + mode
+			for used := range int64(events) {
+				a := c.Probe("/"+zone, "X-Key: alice")
+				must(t, zone, errors.Join(a.Shows(http.StatusOK, events, used+1), want("zone", a.Resource, zone),
+					want("Retry-After", a.RetryAfter, -1), want("having a reset", a.Reset >= a.Sent.Unix(), true)))
+				if store != "" {
+					servers.AwaitUsed(t, zone, "alice", used+1)
+					servers.AwaitReplicas(t)
 				}
 			}
+			for range 2 {
+				a := c.Probe("/"+zone, "X-Key: alice")
+				must(t, zone, errors.Join(a.Refuses(zone), a.Shows(http.StatusTooManyRequests, events, events),
+					want("Retry-After being no more than two windows", a.RetryAfter <= 2*window, true),
+					want("having a reset", a.Reset > a.Sent.Unix(), true)))
+			}
+			must(t, zone+", another client", c.Probe("/"+zone, "X-Key: bob").Shows(http.StatusOK, events, 1))
+		}
 
-			// Requests at the same time are counted while they run.
-			var held []caddytest.Running
-			for range events {
-				held = append(held, backend.Hold(t, c, "/concurrency", "X-Key: alice"))
-			}
-			a := c.Probe("/concurrency", "X-Key: alice")
-			must(t, "concurrency", errors.Join(a.Refuses("concurrency"), a.Shows(http.StatusTooManyRequests, events, events), want("reset", a.Reset, -1)))
-			other := backend.Hold(t, c, "/concurrency", "X-Key: bob")
-			for i, a := range backend.Finish(t, append(held, other)...) {
-				used := int64(i)%events + 1
-				must(t, "concurrency", errors.Join(a.Shows(http.StatusOK, events, used), want("reset", a.Reset, -1), want("Retry-After", a.RetryAfter, -1)))
-			}
-		})
-	}
+		// Requests at the same time are counted while they run.
+		var held []caddytest.Running
+		for range events {
+			held = append(held, backend.Hold(t, c, "/concurrency", "X-Key: alice"))
+		}
+		a := c.Probe("/concurrency", "X-Key: alice")
+		must(t, "concurrency", errors.Join(a.Refuses("concurrency"), a.Shows(http.StatusTooManyRequests, events, events), want("reset", a.Reset, -1)))
+		other := backend.Hold(t, c, "/concurrency", "X-Key: bob")
+		for i, a := range backend.Finish(t, append(held, other)...) {
+			used := int64(i)%events + 1
+			must(t, "concurrency", errors.Join(a.Shows(http.StatusOK, events, used), want("reset", a.Reset, -1), want("Retry-After", a.RetryAfter, -1)))
+		}
+	})
 }
 
 // TestCostThatNeverFits: a client is not told to come back.
@@ -73,24 +65,22 @@ func TestCostThatNeverFits(t *testing.T) {
 		zones += pathZone("burst."+mode, "algorithm gcra", "events 100", "burst 2", "cost {header.X-Cost}", "charge "+mode)
 		zones += pathZone("window."+mode, "events 2", "cost {header.X-Cost}", "charge "+mode)
 	}
-	for name, store := range bothStores(servers) {
-		t.Run(name, func(t *testing.T) {
-			c := startWith(t, store, zones, "respond ok")
-			for _, mode := range modes {
-				for _, zone := range []string{"burst." + mode, "window." + mode} {
-					for range 2 {
-						a := probeNever(c, "/"+zone, "X-Key: alice", "X-Cost: 3")
-						must(t, zone, errors.Join(a.Shows(http.StatusTooManyRequests, 2, 0), want("zone", a.Resource, zone)))
-					}
-					must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Cost: 2").Shows(http.StatusOK, 2, 2))
-					lines := c.AwaitLines(t, 1, "costs more than its zone ever admits", `"zone":"`+zone+`"`)
-					for _, text := range []string{`"cost":3`, `"capacity":2`, `"hint":"raise events or, with gcra, burst`} {
-						must(t, zone, want("the log having "+text, strings.Contains(lines[0], text), true))
-					}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, "respond ok")
+		for _, mode := range modes {
+			for _, zone := range []string{"burst." + mode, "window." + mode} {
+				for range 2 {
+					a := probeNever(c, "/"+zone, "X-Key: alice", "X-Cost: 3")
+					must(t, zone, errors.Join(a.Shows(http.StatusTooManyRequests, 2, 0), want("zone", a.Resource, zone)))
+				}
+				must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Cost: 2").Shows(http.StatusOK, 2, 2))
+				lines := c.AwaitLines(t, 1, "costs more than its zone ever admits", `"zone":"`+zone+`"`)
+				for _, text := range []string{`"cost":3`, `"capacity":2`, `"hint":"raise events or, with gcra, burst`} {
+					must(t, zone, want("the log having "+text, strings.Contains(lines[0], text), true))
 				}
 			}
-		})
-	}
+		}
+	})
 }
 
 // probeNever is probe of what is refused for good.
@@ -111,17 +101,15 @@ func TestAlignedWindows(t *testing.T) {
 			zones += pathZone(fmt.Sprint("aligned.", window, ".", mode), "align", fmt.Sprintf("window %ds", window), "charge "+mode, "events 2")
 		}
 	}
-	for name, store := range bothStores(servers) {
-		t.Run(name, func(t *testing.T) {
-			caddys := caddytest.StartMany(t, 2, zonesSite(store, zones, "respond ok"))
-			for _, window := range windows {
-				for _, mode := range modes {
-					zone := fmt.Sprint("aligned.", window, ".", mode)
-					alignedWindow(t, caddys, servers, zone, window, store != "")
-				}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		caddys := caddytest.StartMany(t, 2, zonesSite(store, zones, "respond ok"))
+		for _, window := range windows {
+			for _, mode := range modes {
+				zone := fmt.Sprint("aligned.", window, ".", mode)
+				alignedWindow(t, caddys, servers, zone, window, store != "")
 			}
-		})
-	}
+		}
+	})
 }
 
 // alignedWindow asks for two clients, each at a Caddy of its own, until the
@@ -174,34 +162,32 @@ func TestAlignedWindowEndsOnTheClock(t *testing.T) {
 	for _, mode := range modes {
 		zones += pathZone("aligned."+mode, "align", fmt.Sprintf("window %ds", window), "events 1", "charge "+mode)
 	}
-	for name, store := range bothStores(servers) {
-		t.Run(name, func(t *testing.T) {
-			c := startWith(t, store, zones, "respond ok")
-			for _, mode := range modes {
-				t.Run(mode, func(t *testing.T) {
-					t.Parallel()
-					var refused caddytest.Answer
-					eventually(t, "a request is refused", func() error {
-						refused = c.Probe("/aligned."+mode, "X-Key: alice")
-						return want("status", refused.Status, http.StatusTooManyRequests)
-					})
-					must(t, "refusal", errors.Join(refused.Refuses("aligned."+mode), want("reset being a multiple of the window", refused.Reset%window, 0),
-						want("reset being no more than a window away", refused.Reset <= refused.Received.Unix()+window, true),
-						want("Retry-After being no longer than the window, rounded up", refused.RetryAfter <= window+1, true)))
-					eventually(t, "a request is admitted", func() error {
-						a := c.Probe("/aligned."+mode, "X-Key: alice")
-						if a.Status == http.StatusOK {
-							must(t, "admitted request", errors.Join(want("coming before the reset", a.Received.Before(time.Unix(refused.Reset, 0)), false),
-								want("reset being a multiple of the window", a.Reset%window, 0)))
-							return nil
-						}
-						must(t, "refusal", want("reset", a.Reset, refused.Reset))
-						return errors.New("it is refused")
-					})
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, "respond ok")
+		for _, mode := range modes {
+			t.Run(mode, func(t *testing.T) {
+				t.Parallel()
+				var refused caddytest.Answer
+				eventually(t, "a request is refused", func() error {
+					refused = c.Probe("/aligned."+mode, "X-Key: alice")
+					return want("status", refused.Status, http.StatusTooManyRequests)
 				})
-			}
-		})
-	}
+				must(t, "refusal", errors.Join(refused.Refuses("aligned."+mode), want("reset being a multiple of the window", refused.Reset%window, 0),
+					want("reset being no more than a window away", refused.Reset <= refused.Received.Unix()+window, true),
+					want("Retry-After being no longer than the window, rounded up", refused.RetryAfter <= window+1, true)))
+				eventually(t, "a request is admitted", func() error {
+					a := c.Probe("/aligned."+mode, "X-Key: alice")
+					if a.Status == http.StatusOK {
+						must(t, "admitted request", errors.Join(want("coming before the reset", a.Received.Before(time.Unix(refused.Reset, 0)), false),
+							want("reset being a multiple of the window", a.Reset%window, 0)))
+						return nil
+					}
+					must(t, "refusal", want("reset", a.Reset, refused.Reset))
+					return errors.New("it is refused")
+				})
+			})
+		}
+	})
 }
 
 // TestPlanUpgradeKeepsTheCount: how many events there may be is not part of a
@@ -209,57 +195,48 @@ func TestAlignedWindowEndsOnTheClock(t *testing.T) {
 func TestPlanUpgradeKeepsTheCount(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 1)
-	zones, names := "", []string{}
-	for _, algorithm := range counting {
-		for _, mode := range modes {
-			name := algorithm + "." + mode
-			names = append(names, name)
-			zones += pathZone(name, "algorithm "+algorithm, "charge "+mode, "events {header.X-Plan-Limit} 10")
-		}
-	}
-	for name, store := range bothStores(servers) {
-		t.Run(name, func(t *testing.T) {
-			c := startWith(t, store, zones, "respond ok")
-			for _, zone := range names {
-				used := int64(0)
-				// charges makes n requests that fit into a plan; "" is none.
-				charges := func(n int, plan string, limit int64) {
-					t.Helper()
-					for range n {
-						used++
-						what := fmt.Sprintf("%s, plan %q, request %d", zone, plan, used)
-						must(t, what, c.Probe("/"+zone, "X-Key: alice", "X-Plan-Limit: "+plan).Shows(http.StatusOK, limit, used))
-						if store != "" {
-							servers.AwaitUsed(t, zone, "alice", used)
-							servers.AwaitReplicas(t)
-						}
-					}
-				}
-				refused := func(plan string, limit int64) {
-					t.Helper()
-					a := c.Probe("/"+zone, "X-Key: alice", "X-Plan-Limit: "+plan)
-					must(t, fmt.Sprintf("%s, plan %q, a request too many", zone, plan), errors.Join(a.Refuses(zone), a.Shows(http.StatusTooManyRequests, limit, used)))
+	names, zones := zonesPerWay("events {header.X-Plan-Limit} 10")
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, "respond ok")
+		for _, zone := range names {
+			used := int64(0)
+			// charges makes n requests that fit into a plan; "" is none.
+			charges := func(n int, plan string, limit int64) {
+				t.Helper()
+				for range n {
+					used++
+					what := fmt.Sprintf("%s, plan %q, request %d", zone, plan, used)
+					must(t, what, c.Probe("/"+zone, "X-Key: alice", "X-Plan-Limit: "+plan).Shows(http.StatusOK, limit, used))
 					if store != "" {
-						must(t, zone, want("used in Redis", servers.Content(t, zone, "alice").Used, used))
+						servers.AwaitUsed(t, zone, "alice", used)
+						servers.AwaitReplicas(t)
 					}
 				}
-				charges(9, "", 10)
-				charges(1, "10", 10)
-				refused("10", 10)
-				// Up: what is used stays used.
-				charges(3, "15", 15)
-				charges(1, "1000", 1000)
-				charges(1, "15", 15)
-				refused("15", 15)
-				// Down: it is more than the plan has, for as long as it counts.
-				refused("12", 12)
-				refused("", 10)
-				refused("1", 1)
-				charges(2, "17", 17)
-				refused("17", 17)
 			}
-		})
-	}
+			refused := func(plan string, limit int64) {
+				t.Helper()
+				a := c.Probe("/"+zone, "X-Key: alice", "X-Plan-Limit: "+plan)
+				must(t, fmt.Sprintf("%s, plan %q, a request too many", zone, plan), errors.Join(a.Refuses(zone), a.Shows(http.StatusTooManyRequests, limit, used)))
+				if store != "" {
+					must(t, zone, want("used in Redis", servers.Content(t, zone, "alice").Used, used))
+				}
+			}
+			charges(9, "", 10)
+			charges(1, "10", 10)
+			refused("10", 10)
+			// Up: what is used stays used.
+			charges(3, "15", 15)
+			charges(1, "1000", 1000)
+			charges(1, "15", 15)
+			refused("15", 15)
+			// Down: it is more than the plan has, for as long as it counts.
+			refused("12", 12)
+			refused("", 10)
+			refused("1", 1)
+			charges(2, "17", 17)
+			refused("17", 17)
+		}
+	})
 }
 
 // TestSlowRequestsOccupyLaterWindows with charge after, where a request counts
@@ -269,28 +246,26 @@ func TestSlowRequestsOccupyLaterWindows(t *testing.T) {
 	const window = 300 * time.Millisecond
 	servers := caddytest.StartShards(t, 1, 1)
 	for name, store := range bothStores(servers) {
-		for _, mode := range modes {
-			for _, algorithm := range counting {
-				t.Run(name+", "+mode+", "+algorithm, func(t *testing.T) {
-					t.Parallel() // it spends its time waiting
-					backend := caddytest.StartSlowBackend(t)
-					c := startWith(t, store, zoneWith(mode+"."+algorithm, "algorithm "+algorithm, "events 2", "window "+window.String(), "charge "+mode),
-						"reverse_proxy "+backend.Server.Listener.Addr().String())
-					slow := []caddytest.Running{backend.Hold(t, c, "/", "X-Key: alice"), backend.Hold(t, c, "/", "X-Key: alice")}
-					for range 2 {
-						time.Sleep(2 * window)
-						if mode == "before" {
-							slow = append(slow, backend.Hold(t, c, "/", "X-Key: alice"))
-							continue
-						}
-						a := c.Probe("/", "X-Key: alice")
-						must(t, "request while slow ones run", errors.Join(a.Refuses(mode+"."+algorithm), want("Retry-After", a.RetryAfter, 1)))
+		for algorithm, mode := range ways {
+			t.Run(name+", "+mode+", "+algorithm, func(t *testing.T) {
+				t.Parallel() // it spends its time waiting
+				backend := caddytest.StartSlowBackend(t)
+				c := startWith(t, store, zoneWith(mode+"."+algorithm, "algorithm "+algorithm, "events 2", "window "+window.String(), "charge "+mode),
+					"reverse_proxy "+backend.Server.Listener.Addr().String())
+				slow := []caddytest.Running{backend.Hold(t, c, "/", "X-Key: alice"), backend.Hold(t, c, "/", "X-Key: alice")}
+				for range 2 {
+					time.Sleep(2 * window)
+					if mode == "before" {
+						slow = append(slow, backend.Hold(t, c, "/", "X-Key: alice"))
+						continue
 					}
-					for _, a := range backend.Finish(t, slow...) {
-						must(t, "slow request", want("status", a.Status, http.StatusOK))
-					}
-				})
-			}
+					a := c.Probe("/", "X-Key: alice")
+					must(t, "request while slow ones run", errors.Join(a.Refuses(mode+"."+algorithm), want("Retry-After", a.RetryAfter, 1)))
+				}
+				for _, a := range backend.Finish(t, slow...) {
+					must(t, "slow request", want("status", a.Status, http.StatusOK))
+				}
+			})
 		}
 	}
 }
@@ -308,48 +283,46 @@ func TestBruteForceZone(t *testing.T) {
 	for _, mode := range modes {
 		zones += pathZone("logins."+mode, "events 3", "count_status 401 403", "charge "+mode)
 	}
-	for name, store := range bothStores(servers) {
-		t.Run(name, func(t *testing.T) {
-			c := startWith(t, store, zones, byStatus)
-			for _, mode := range modes {
-				zone := "logins." + mode
-				log := func(login, key string, status int, failures int64) {
-					t.Helper()
-					must(t, zone+", "+login, c.Probe("/"+zone, "X-Key: "+key, login).Shows(status, 3, failures))
-					if store != "" {
-						servers.AwaitUsed(t, zone, key, failures)
-						servers.AwaitReplicas(t)
-					}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, byStatus)
+		for _, mode := range modes {
+			zone := "logins." + mode
+			log := func(login, key string, status int, failures int64) {
+				t.Helper()
+				must(t, zone+", "+login, c.Probe("/"+zone, "X-Key: "+key, login).Shows(status, 3, failures))
+				if store != "" {
+					servers.AwaitUsed(t, zone, key, failures)
+					servers.AwaitReplicas(t)
 				}
-				for range 5 {
-					log(goodLogin, "alice", http.StatusOK, 0)
-				}
-				log(badLogin, "alice", http.StatusUnauthorized, 1)
-				log(goodLogin, "alice", http.StatusOK, 1)
-				log("X-Status: 500", "alice", http.StatusInternalServerError, 1)
-				log("X-Status: 304", "alice", http.StatusNotModified, 1)
-				log(forbidden, "alice", http.StatusForbidden, 2)
-				log(badLogin, "alice", http.StatusUnauthorized, 3)
-				// Who knows the password by now is refused as well.
-				for _, login := range []string{badLogin, goodLogin, forbidden, goodLogin} {
-					a := c.Probe("/"+zone, "X-Key: alice", login)
-					must(t, zone+", too many failures, "+login, errors.Join(a.Refuses(zone), a.Shows(http.StatusTooManyRequests, 3, 3)))
-				}
-				for range 5 {
-					log(goodLogin, "bob", http.StatusOK, 0)
-				}
-				log(badLogin, "bob", http.StatusUnauthorized, 1)
 			}
-			c.Stop()
-			if store == "" {
-				return
+			for range 5 {
+				log(goodLogin, "alice", http.StatusOK, 0)
 			}
-			for _, mode := range modes {
-				must(t, mode, errors.Join(want("alice's count", servers.Content(t, "logins."+mode, "alice").Used, 3),
-					want("bob's count", servers.Content(t, "logins."+mode, "bob").Used, 1)))
+			log(badLogin, "alice", http.StatusUnauthorized, 1)
+			log(goodLogin, "alice", http.StatusOK, 1)
+			log("X-Status: 500", "alice", http.StatusInternalServerError, 1)
+			log("X-Status: 304", "alice", http.StatusNotModified, 1)
+			log(forbidden, "alice", http.StatusForbidden, 2)
+			log(badLogin, "alice", http.StatusUnauthorized, 3)
+			// Who knows the password by now is refused as well.
+			for _, login := range []string{badLogin, goodLogin, forbidden, goodLogin} {
+				a := c.Probe("/"+zone, "X-Key: alice", login)
+				must(t, zone+", too many failures, "+login, errors.Join(a.Refuses(zone), a.Shows(http.StatusTooManyRequests, 3, 3)))
 			}
-		})
-	}
+			for range 5 {
+				log(goodLogin, "bob", http.StatusOK, 0)
+			}
+			log(badLogin, "bob", http.StatusUnauthorized, 1)
+		}
+		c.Stop()
+		if store == "" {
+			return
+		}
+		for _, mode := range modes {
+			must(t, mode, errors.Join(want("alice's count", servers.Content(t, "logins."+mode, "alice").Used, 3),
+				want("bob's count", servers.Content(t, "logins."+mode, "bob").Used, 1)))
+		}
+	})
 }
 
 // TestBruteForceZoneOpensAgain when the window ends, and not before.

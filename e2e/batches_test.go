@@ -20,7 +20,7 @@ import (
 func TestOneRequestAfterTheOtherIsCountedExactly(t *testing.T) {
 	const clients, events = 400, 3
 	servers := caddytest.StartShards(t, 1, 1)
-	c := startWith(t, servers.Store(), sequentialZones(events), "respond ok")
+	c := startWith(t, servers.Store(), zonesPerAlgorithm(fmt.Sprint("events ", events)), "respond ok")
 	for _, algorithm := range counting {
 		t.Run(algorithm, func(t *testing.T) {
 			caddytest.Together(t, 2, func(worker int) error {
@@ -41,14 +41,6 @@ func TestOneRequestAfterTheOtherIsCountedExactly(t *testing.T) {
 			})
 		})
 	}
-}
-
-// sequentialZones are zones for each algorithm.
-func sequentialZones(events int) (zones string) {
-	for _, algorithm := range counting {
-		zones += pathZone(algorithm, "algorithm "+algorithm, fmt.Sprint("events ", events))
-	}
-	return zones
 }
 
 // batched are the algorithms that go with batch.
@@ -135,9 +127,7 @@ func TestBatchNeverExceedsEvents(t *testing.T) {
 						// What lies in one Caddy comes back, and then another one has it.
 						eventually(t, "all events are used up", func() error {
 							for _, c := range caddys {
-								if err := all.takeAlice(t, c, zone, 1); err != nil {
-									t.Fatal(err)
-								}
+								must(t, "take", all.takeAlice(t, c, zone, 1))
 							}
 							return want("number of requests served", all.served, events)
 						})
@@ -454,10 +444,7 @@ func TestTakesNeverExceedEvents(t *testing.T) {
 		rounds  = 3
 	)
 	servers := caddytest.StartShards(t, 1, 0)
-	zones := ""
-	for _, algorithm := range counting {
-		zones += pathZone(algorithm, "algorithm "+algorithm, "charge before", fmt.Sprint("events ", events))
-	}
+	zones := zonesPerAlgorithm("charge before", fmt.Sprint("events ", events))
 	caddys := caddytest.StartMany(t, 3, zonesSite(servers.Store(), zones, "respond ok"))
 	for _, algorithm := range counting {
 		t.Run(algorithm, func(t *testing.T) {

@@ -125,14 +125,10 @@ func TestResponsesBeginInManyWays(t *testing.T) {
 				return nil
 			}}
 			req, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), want.method, c.URL+path, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, "request", err)
 			req.Header.Set("X-Key", key)
 			resp, err := http.DefaultClient.Do(req)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, "send", err)
 			if path == "/stream" {
 				// The header is here and the body is not at its end.
 				if _, err := io.ReadFull(resp.Body, make([]byte, len("first"))); err != nil {
@@ -164,16 +160,12 @@ func TestResponsesBeginInManyWays(t *testing.T) {
 func TestWebSocketOverHTTP1SettlesAtItsUpgrade(t *testing.T) {
 	c := behind(t, "reverse_proxy "+startBackend(t))
 	conn, err := net.Dial("tcp", c.Addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, "dial", err)
 	defer conn.Close()
 	_, _ = fmt.Fprintf(conn, "GET /ws HTTP/1.1\r\nHost: %s\r\nX-Key: ws\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n\r\n", c.Addr)
 	r := bufio.NewReader(conn)
 	resp, err := http.ReadResponse(r, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, "read response", err)
 	if resp.StatusCode != http.StatusSwitchingProtocols || caddytest.Remaining(resp) != "99" {
 		t.Errorf("upgrade has status %d and headers %v", resp.StatusCode, resp.Header)
 	}
@@ -197,9 +189,7 @@ func TestWebSocketOverHTTP1SettlesAtItsUpgrade(t *testing.T) {
 func TestSendfile(t *testing.T) {
 	dir := t.TempDir()
 	content := strings.Repeat("x", 1<<20)
-	if err := os.WriteFile(dir+"/file.txt", []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, "write", os.WriteFile(dir+"/file.txt", []byte(content), 0o600))
 	c := behind(t, "file_server {\n\t\troot "+dir+"\n\t}")
 	resp := c.Get("/file.txt", "X-Key: f")
 	body, err := io.ReadAll(resp.Body)
@@ -257,9 +247,7 @@ func TestWebSocketOverHTTP2SettlesAtItsAnswer(t *testing.T) {
 	t.Setenv("GODEBUG", "http2xconnect=1")
 	c := behind(t, "reverse_proxy "+startBackend(t))
 	conn, err := net.Dial("tcp", c.Addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, "dial", err)
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(caddytest.WaitLimit))
 	if _, err := io.WriteString(conn, http2.ClientPreface); err != nil {
@@ -267,22 +255,16 @@ func TestWebSocketOverHTTP2SettlesAtItsAnswer(t *testing.T) {
 	}
 	framer := http2.NewFramer(conn, conn)
 	framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
-	if err := framer.WriteSettings(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, "write settings", framer.WriteSettings())
 	var block bytes.Buffer
 	encoder := hpack.NewEncoder(&block)
 	for _, field := range [][2]string{
 		{":method", "CONNECT"}, {":protocol", "websocket"}, {":scheme", "http"},
 		{":path", "/ws"}, {":authority", c.Addr}, {"x-key", "ws2"}, {"sec-websocket-version", "13"},
 	} {
-		if err := encoder.WriteField(hpack.HeaderField{Name: field[0], Value: field[1]}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, "write field", encoder.WriteField(hpack.HeaderField{Name: field[0], Value: field[1]}))
 	}
-	if err := framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block.Bytes(), EndHeaders: true}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, "write headers", framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block.Bytes(), EndHeaders: true}))
 	for {
 		frame, err := framer.ReadFrame()
 		if err != nil {

@@ -245,9 +245,7 @@ func TestCLILive(t *testing.T) {
 // addresses, and while at another something does that counts its visitors.
 func TestCommandsNeedNoRedis(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, "listen", err)
 	defer listener.Close()
 	var visitors atomic.Int64
 	go func() {
@@ -282,9 +280,7 @@ http://localhost:8080 {
 	respond ok
 }
 `, caddytest.FreeAddr(t), caddytest.FreeAddr(t), listener.Addr())
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, "write", os.WriteFile(file, []byte(text), 0o600))
 	for command, expected := range map[string]string{
 		"validate": "Valid configuration",
 		"adapt":    `"module":"redis"`,

@@ -32,72 +32,63 @@ func startPricedBackend(t *testing.T) (addr string) {
 func TestBackendDefinedCost(t *testing.T) {
 	const events = 100
 	servers := caddytest.StartShards(t, 1, 0)
-	zones, names := "", []string{}
-	for _, algorithm := range counting {
-		for _, mode := range modes {
-			name := algorithm + "." + mode
-			names = append(names, name)
-			zones += pathZone(name, "algorithm "+algorithm, "charge "+mode, "cost {http.response.header.X-Cost}")
-		}
-	}
+	names, zones := zonesPerWay("cost {http.response.header.X-Cost}")
 	answers := "reverse_proxy " + startPricedBackend(t)
-	for name, store := range bothStores(servers) {
-		t.Run(name, func(t *testing.T) {
-			c := startWith(t, store, zones, answers)
-			sums := map[string]int64{}
-			for _, zone := range names {
-				used := int64(0)
-				for _, step := range []struct {
-					query, cost string
-					charged     int64
-				}{
-					// It is free, and told where it stands.
-					{"", "0", 0},
-					{"", "5", 5},
-					{"", "0", 0},
-					{"", "1", 1},
-					{"", " 7 ", 7},
-					// A free status is free, whatever it costs.
-					{"?304", "9", 0},
-					{"", "cheap", 1},
-					{"", "-3", 1},
-					{"", "1.5", 1},
-					{"", "9007199254740993", 1},
-					{"", "", 1},
-					{"", "40", 40},
-				} {
-					what := fmt.Sprintf("%s, cost %q%s", zone, step.cost, step.query)
-					used += step.charged
-					status := http.StatusOK
-					if step.query != "" {
-						status = http.StatusNotModified
-					}
-					a := c.Probe("/"+zone+step.query, "X-Key: alice", "X-Ask-Cost: "+step.cost)
-					must(t, what, errors.Join(a.Shows(status, events, used), want("zone", a.Resource, zone)))
-					if store != "" {
-						servers.AwaitUsed(t, zone, "alice", used)
-					}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, answers)
+		sums := map[string]int64{}
+		for _, zone := range names {
+			used := int64(0)
+			for _, step := range []struct {
+				query, cost string
+				charged     int64
+			}{
+				// It is free, and told where it stands.
+				{"", "0", 0},
+				{"", "5", 5},
+				{"", "0", 0},
+				{"", "1", 1},
+				{"", " 7 ", 7},
+				// A free status is free, whatever it costs.
+				{"?304", "9", 0},
+				{"", "cheap", 1},
+				{"", "-3", 1},
+				{"", "1.5", 1},
+				{"", "9007199254740993", 1},
+				{"", "", 1},
+				{"", "40", 40},
+			} {
+				what := fmt.Sprintf("%s, cost %q%s", zone, step.cost, step.query)
+				used += step.charged
+				status := http.StatusOK
+				if step.query != "" {
+					status = http.StatusNotModified
 				}
-				sums[zone] = used
-			}
-			// The last one is not admitted as long as it may cost 1, and the
-			// backend does not get to say that it is free.
-			for _, zone := range names {
-				must(t, zone, c.Probe("/"+zone, "X-Key: alice", fmt.Sprint("X-Ask-Cost: ", events-sums[zone])).Shows(http.StatusOK, events, events))
+				a := c.Probe("/"+zone+step.query, "X-Key: alice", "X-Ask-Cost: "+step.cost)
+				must(t, what, errors.Join(a.Shows(status, events, used), want("zone", a.Resource, zone)))
 				if store != "" {
-					servers.AwaitUsed(t, zone, "alice", events)
-				}
-				must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Ask-Cost: 0").Refuses(zone))
-			}
-			c.Stop()
-			for _, zone := range names {
-				c.AwaitLines(t, 1, "cost is not a number from 0 to 2^52; charging 1", `"zone":"`+zone+`"`)
-				if store != "" {
-					must(t, "at the end", want("used of "+zone, servers.Content(t, zone, "alice").Used, events))
+					servers.AwaitUsed(t, zone, "alice", used)
 				}
 			}
-		})
-	}
+			sums[zone] = used
+		}
+		// The last one is not admitted as long as it may cost 1, and the
+		// backend does not get to say that it is free.
+		for _, zone := range names {
+			must(t, zone, c.Probe("/"+zone, "X-Key: alice", fmt.Sprint("X-Ask-Cost: ", events-sums[zone])).Shows(http.StatusOK, events, events))
+			if store != "" {
+				servers.AwaitUsed(t, zone, "alice", events)
+			}
+			must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Ask-Cost: 0").Refuses(zone))
+		}
+		c.Stop()
+		for _, zone := range names {
+			c.AwaitLines(t, 1, "cost is not a number from 0 to 2^52; charging 1", `"zone":"`+zone+`"`)
+			if store != "" {
+				must(t, "at the end", want("used of "+zone, servers.Content(t, zone, "alice").Used, events))
+			}
+		}
+	})
 }
 
 // TestCostOfTheRequest: where it is known beforehand, there is nothing to
@@ -105,85 +96,73 @@ func TestBackendDefinedCost(t *testing.T) {
 func TestCostOfTheRequest(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	zones := ""
-	for _, algorithm := range counting {
-		for _, mode := range modes {
-			zones += pathZone(algorithm+"."+mode, "algorithm "+algorithm, "charge "+mode, "events 10", "cost {header.X-Cost}")
-			zones += pathZone("fixed."+algorithm+"."+mode, "algorithm "+algorithm, "charge "+mode, "events 10", "cost 4")
-		}
+	for algorithm, mode := range ways {
+		zones += pathZone(algorithm+"."+mode, "algorithm "+algorithm, "charge "+mode, "events 10", "cost {header.X-Cost}")
+		zones += pathZone("fixed."+algorithm+"."+mode, "algorithm "+algorithm, "charge "+mode, "events 10", "cost 4")
 	}
-	for name, store := range bothStores(servers) {
-		t.Run(name, func(t *testing.T) {
-			c := startWith(t, store, zones, "respond ok")
-			for _, algorithm := range counting {
-				for _, mode := range modes {
-					for _, zone := range []string{algorithm + "." + mode, "fixed." + algorithm + "." + mode} {
-						for used := int64(4); used <= 8; used += 4 {
-							must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Cost: 4").Shows(http.StatusOK, 10, used))
-							if store != "" {
-								servers.AwaitUsed(t, zone, "alice", used)
-							}
-						}
-						// Two are left and four are wanted.
-						a := c.Probe("/"+zone, "X-Key: alice", "X-Cost: 4")
-						must(t, zone, errors.Join(a.Is(http.StatusTooManyRequests, 8), want("having Retry-After", a.RetryAfter >= 1, true)))
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, "respond ok")
+		for algorithm, mode := range ways {
+			for _, zone := range []string{algorithm + "." + mode, "fixed." + algorithm + "." + mode} {
+				for used := int64(4); used <= 8; used += 4 {
+					must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Cost: 4").Shows(http.StatusOK, 10, used))
+					if store != "" {
+						servers.AwaitUsed(t, zone, "alice", used)
 					}
-					zone := algorithm + "." + mode
-					must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Cost: 2").Shows(http.StatusOK, 10, 10))
 				}
+				// Two are left and four are wanted.
+				a := c.Probe("/"+zone, "X-Key: alice", "X-Cost: 4")
+				must(t, zone, errors.Join(a.Is(http.StatusTooManyRequests, 8), want("having Retry-After", a.RetryAfter >= 1, true)))
 			}
-		})
-	}
+			zone := algorithm + "." + mode
+			must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Cost: 2").Shows(http.StatusOK, 10, 10))
+		}
+	})
 }
 
 // freeStatusSite answers with the status that the path names, and counts by
 // three zones that differ in what is free.
-const freeStatusSite = `
-{
-	{{global}}
-	%s
-}
-{{site}} {
-	route {
-		rate_limit {
-			zone default {
-				match {
-					path /default/*
-				}
-				key {header.X-Key}
-				events 100
-				window 1h
+var freeStatusSite = caddytest.Site("%s", `
+route {
+	rate_limit {
+		zone default {
+			match {
+				path /default/*
 			}
-			zone custom {
-				match {
-					path /custom/*
-				}
-				key {header.X-Key}
-				events 100
-				window 1h
-				free_status 404 5xx
-			}
-			zone none {
-				match {
-					path /none/*
-				}
-				key {header.X-Key}
-				events 100
-				window 1h
-				free_status none
-			}
+			key {header.X-Key}
+			events 100
+			window 1h
 		}
-		@fresh header If-None-Match *
-		respond @fresh 304
-		@404 path */404
-		respond @404 404
-		@502 path */502
-		respond @502 502
-		@503 path */503
-		error @503 503
-		respond ok
+		zone custom {
+			match {
+				path /custom/*
+			}
+			key {header.X-Key}
+			events 100
+			window 1h
+			free_status 404 5xx
+		}
+		zone none {
+			match {
+				path /none/*
+			}
+			key {header.X-Key}
+			events 100
+			window 1h
+			free_status none
+		}
 	}
+	@fresh header If-None-Match *
+	respond @fresh 304
+	@404 path */404
+	respond @404 404
+	@502 path */502
+	respond @502 502
+	@503 path */503
+	error @503 503
+	respond ok
 }
-`
+`)
 
 func TestFreeStatusesLeaveTheCountAlone(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
@@ -305,25 +284,23 @@ func TestRefundOn304(t *testing.T) {
 			zones += pathZone(algorithm+"."+name, options...)
 		}
 	}
-	for name, store := range bothStores(servers) {
-		t.Run(name, func(t *testing.T) {
-			c := startWith(t, store, zones, byStatus)
-			left := map[string]caddytest.Content{}
-			for _, algorithm := range counting {
-				for name, s := range settlements {
-					zone := algorithm + "." + name
-					left[zone] = settleEach(t, c, servers, zone, events, s.steps, store != "")
-				}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, byStatus)
+		left := map[string]caddytest.Content{}
+		for _, algorithm := range counting {
+			for name, s := range settlements {
+				zone := algorithm + "." + name
+				left[zone] = settleEach(t, c, servers, zone, events, s.steps, store != "")
 			}
-			// Once Caddy has ended no other charge or refund is on its way.
-			c.Stop()
-			for zone, b := range left {
-				if store != "" {
-					must(t, "at the end", want(zone, servers.Content(t, zone, "alice").Spent, b.Spent))
-				}
+		}
+		// Once Caddy has ended no other charge or refund is on its way.
+		c.Stop()
+		for zone, b := range left {
+			if store != "" {
+				must(t, "at the end", want(zone, servers.Content(t, zone, "alice").Spent, b.Spent))
 			}
-		})
-	}
+		}
+	})
 }
 
 // settleEach makes the requests and checks what they are told and, in Redis,
@@ -368,22 +345,17 @@ func settleEach(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, zone
 // left of it.
 func TestRefundOfTheFirstRequest(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
-	zones := ""
-	for _, algorithm := range counting {
-		zones += pathZone(algorithm, "algorithm "+algorithm, "charge before")
-	}
-	for name, store := range bothStores(servers) {
-		t.Run(name, func(t *testing.T) {
-			c := startWith(t, store, zones, byStatus)
-			for _, algorithm := range counting {
-				must(t, algorithm, c.Probe("/"+algorithm, "X-Key: bob", "X-Status: 304").Shows(http.StatusNotModified, 100, 0))
-				if store != "" {
-					servers.AwaitUsed(t, algorithm, "bob", 0)
-				}
-				must(t, algorithm, c.Probe("/"+algorithm, "X-Key: bob", "X-Status: 200").Shows(http.StatusOK, 100, 1))
+	zones := zonesPerAlgorithm("charge before")
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, byStatus)
+		for _, algorithm := range counting {
+			must(t, algorithm, c.Probe("/"+algorithm, "X-Key: bob", "X-Status: 304").Shows(http.StatusNotModified, 100, 0))
+			if store != "" {
+				servers.AwaitUsed(t, algorithm, "bob", 0)
 			}
-		})
-	}
+			must(t, algorithm, c.Probe("/"+algorithm, "X-Key: bob", "X-Status: 200").Shows(http.StatusOK, 100, 1))
+		}
+	})
 }
 
 // quotaZone is pathZone whose events a header of the request tells.
@@ -416,15 +388,13 @@ func TestQuotaOfNothingAndUnlimited(t *testing.T) {
 		names = append(names, name)
 		zones += quotaZone(name, options...)
 	}
-	for _, algorithm := range counting {
-		for _, mode := range modes {
-			add(algorithm+"."+mode, "algorithm "+algorithm, "charge "+mode)
-			add(algorithm+"."+mode+".waiting", "algorithm "+algorithm, "charge "+mode, "max_wait 10000h")
-			add(algorithm+"."+mode+".reserve", "algorithm "+algorithm, "charge "+mode, "reserve 20 {\nheader X-Staff yes\n}")
-			add(algorithm+"."+mode+".cost", "algorithm "+algorithm, "charge "+mode, "cost {header.X-Cost}")
-			if algorithm != "sliding_log" {
-				add(algorithm+"."+mode+".penalty", "algorithm "+algorithm, "charge "+mode, "penalty 1h")
-			}
+	for algorithm, mode := range ways {
+		add(algorithm+"."+mode, "algorithm "+algorithm, "charge "+mode)
+		add(algorithm+"."+mode+".waiting", "algorithm "+algorithm, "charge "+mode, "max_wait 10000h")
+		add(algorithm+"."+mode+".reserve", "algorithm "+algorithm, "charge "+mode, "reserve 20 {\nheader X-Staff yes\n}")
+		add(algorithm+"."+mode+".cost", "algorithm "+algorithm, "charge "+mode, "cost {header.X-Cost}")
+		if algorithm != "sliding_log" {
+			add(algorithm+"."+mode+".penalty", "algorithm "+algorithm, "charge "+mode, "penalty 1h")
 		}
 	}
 	for _, mode := range modes {
@@ -432,38 +402,36 @@ func TestQuotaOfNothingAndUnlimited(t *testing.T) {
 	}
 	add("batch", "charge before", "batch auto")
 	add("concurrency", "algorithm concurrency", "window 1h")
-	for name, store := range bothStores(servers) {
-		t.Run(name, func(t *testing.T) {
-			c := startWith(t, store, zones, "respond ok")
-			before := scriptsRun(t, servers)
-			for _, zone := range names {
-				for range 3 {
-					for _, quota := range []string{"0", " 0 ", "00"} {
-						must(t, zone+", quota "+quota, isRefusedOutright(c.Probe("/"+zone, "X-Key: alice", "X-Staff: yes", "X-Cost: 0", "X-Quota: "+quota), zone))
-					}
-					for _, quota := range []string{"unlimited", "\tunlimited "} {
-						must(t, zone+", quota "+quota, isUnlimited(c.Probe("/"+zone, "X-Key: alice", "X-Quota: "+quota)))
-					}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, "respond ok")
+		before := scriptsRun(t, servers)
+		for _, zone := range names {
+			for range 3 {
+				for _, quota := range []string{"0", " 0 ", "00"} {
+					must(t, zone+", quota "+quota, isRefusedOutright(c.Probe("/"+zone, "X-Key: alice", "X-Staff: yes", "X-Cost: 0", "X-Quota: "+quota), zone))
+				}
+				for _, quota := range []string{"unlimited", "\tunlimited "} {
+					must(t, zone+", quota "+quota, isUnlimited(c.Probe("/"+zone, "X-Key: alice", "X-Quota: "+quota)))
 				}
 			}
-			must(t, "Redis", want("scripts run for them", scriptsRun(t, servers)-before, 0))
-			must(t, "log", errors.Join(want("lines about the fallback", countLines(c, "using the fallback"), 0),
-				want("lines about costs", countLines(c, "costs more than its zone ever admits"), 0)))
-			for _, zone := range names {
-				must(t, zone, errors.Join(
-					want("declined requests", c.Metric(`caddy_rate_limit_declined_requests_total{zone="`+zone+`"}`), "9"),
-					want("counted requests", c.Metric(`caddy_rate_limit_requests_total{zone="`+zone+`"}`), "9")))
-				// What is refused and what is not counted leaves no trace.
-				capacity := map[bool]int64{true: 7, false: 3}[strings.HasPrefix(zone, "burst")]
-				must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Staff: yes", "X-Cost: 1", "X-Quota: 3").Shows(http.StatusOK, capacity, 1))
-			}
-			for i, quota := range []string{"", "many", "-1", "2.5", "Unlimited", "unlimited!", "0x10", "-99999999999999999999"} {
-				zone := "fixed_window.before"
-				must(t, "quota "+quota, c.Probe("/"+zone, "X-Key: bob", "X-Quota: "+quota).Shows(http.StatusOK, 100, int64(i+1)))
-			}
-			c.AwaitLines(t, 1, "using the fallback", `"zone":"fixed_window.before"`, `"fallback":100`)
-		})
-	}
+		}
+		must(t, "Redis", want("scripts run for them", scriptsRun(t, servers)-before, 0))
+		must(t, "log", errors.Join(want("lines about the fallback", countLines(c, "using the fallback"), 0),
+			want("lines about costs", countLines(c, "costs more than its zone ever admits"), 0)))
+		for _, zone := range names {
+			must(t, zone, errors.Join(
+				want("declined requests", c.Metric(`caddy_rate_limit_declined_requests_total{zone="`+zone+`"}`), "9"),
+				want("counted requests", c.Metric(`caddy_rate_limit_requests_total{zone="`+zone+`"}`), "9")))
+			// What is refused and what is not counted leaves no trace.
+			capacity := map[bool]int64{true: 7, false: 3}[strings.HasPrefix(zone, "burst")]
+			must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Staff: yes", "X-Cost: 1", "X-Quota: 3").Shows(http.StatusOK, capacity, 1))
+		}
+		for i, quota := range []string{"", "many", "-1", "2.5", "Unlimited", "unlimited!", "0x10", "-99999999999999999999"} {
+			zone := "fixed_window.before"
+			must(t, "quota "+quota, c.Probe("/"+zone, "X-Key: bob", "X-Quota: "+quota).Shows(http.StatusOK, 100, int64(i+1)))
+		}
+		c.AwaitLines(t, 1, "using the fallback", `"zone":"fixed_window.before"`, `"fallback":100`)
+	})
 }
 
 // TestQuotaBeyondWhatCounts: a number that the algorithm cannot count becomes the
@@ -584,53 +552,44 @@ func TestQuotaIsTold(t *testing.T) {
 // TestReserve: what is kept for more important requests is not there for others.
 func TestReserve(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 1)
-	zones, names := "", []string{}
-	for _, algorithm := range counting {
-		for _, mode := range modes {
-			name := algorithm + "." + mode
-			names = append(names, name)
-			zones += pathZone(name, "algorithm "+algorithm, "charge "+mode, "events 10",
-				"reserve 20 {\nheader X-Tier gold\n}", "reserve 30 {\nheader X-Tier silver\n}")
-		}
-	}
-	for name, store := range bothStores(servers) {
-		t.Run(name, func(t *testing.T) {
-			c := startWith(t, store, zones, "respond ok")
-			for _, zone := range names {
-				used := int64(0)
-				admitted := func(n int, tier string, limit int64) {
-					t.Helper()
-					for range n {
-						used++
-						must(t, fmt.Sprintf("%s, %s, request %d", zone, tier, used), c.Probe("/"+zone, "X-Key: alice", "X-Tier: "+tier).Shows(http.StatusOK, limit, used))
-						if store != "" {
-							servers.AwaitUsed(t, zone, "alice", used)
-							servers.AwaitReplicas(t)
-						}
+	names, zones := zonesPerWay("events 10",
+		"reserve 20 {\nheader X-Tier gold\n}", "reserve 30 {\nheader X-Tier silver\n}")
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, "respond ok")
+		for _, zone := range names {
+			used := int64(0)
+			admitted := func(n int, tier string, limit int64) {
+				t.Helper()
+				for range n {
+					used++
+					must(t, fmt.Sprintf("%s, %s, request %d", zone, tier, used), c.Probe("/"+zone, "X-Key: alice", "X-Tier: "+tier).Shows(http.StatusOK, limit, used))
+					if store != "" {
+						servers.AwaitUsed(t, zone, "alice", used)
+						servers.AwaitReplicas(t)
 					}
 				}
-				refused := func(tier string, limit int64) {
-					t.Helper()
-					a := c.Probe("/"+zone, "X-Key: alice", "X-Tier: "+tier)
-					must(t, fmt.Sprintf("%s, %s, a request too many", zone, tier), errors.Join(a.Refuses(zone), a.Shows(http.StatusTooManyRequests, limit, used)))
-				}
-				admitted(2, "none", 5)
-				admitted(1, "gold", 10)
-				admitted(1, "silver", 8)
-				admitted(1, "none", 5)
-				refused("none", 5)
-				admitted(1, "silver", 8)
-				refused("none", 5)
-				admitted(2, "silver", 8)
-				refused("silver", 8)
-				refused("none", 5)
-				admitted(2, "gold", 10)
-				refused("gold", 10)
-				refused("silver", 8)
-				refused("none", 5)
 			}
-		})
-	}
+			refused := func(tier string, limit int64) {
+				t.Helper()
+				a := c.Probe("/"+zone, "X-Key: alice", "X-Tier: "+tier)
+				must(t, fmt.Sprintf("%s, %s, a request too many", zone, tier), errors.Join(a.Refuses(zone), a.Shows(http.StatusTooManyRequests, limit, used)))
+			}
+			admitted(2, "none", 5)
+			admitted(1, "gold", 10)
+			admitted(1, "silver", 8)
+			admitted(1, "none", 5)
+			refused("none", 5)
+			admitted(1, "silver", 8)
+			refused("none", 5)
+			admitted(2, "silver", 8)
+			refused("silver", 8)
+			refused("none", 5)
+			admitted(2, "gold", 10)
+			refused("gold", 10)
+			refused("silver", 8)
+			refused("none", 5)
+		}
+	})
 }
 
 // TestReserveOfBurstsAndSlots: it is a part of what there may be at once.
@@ -641,29 +600,27 @@ func TestReserveOfBurstsAndSlots(t *testing.T) {
 	for _, mode := range modes {
 		zones += pathZone("bursts."+mode, "algorithm gcra", "events 1000", "burst 4", "charge "+mode, "reserve 100 {\nheader X-Tier gold\n}")
 	}
-	for name, store := range bothStores(servers) {
-		t.Run(name, func(t *testing.T) {
-			c := startWith(t, store, zones, "reverse_proxy /slots "+backend.Server.Listener.Addr().String()+"\nrespond ok")
-			for _, mode := range modes {
-				// All of it is kept: nothing is ever there for others.
-				zone := "bursts." + mode
-				must(t, zone, probeNever(c, "/"+zone, "X-Key: alice").Shows(http.StatusTooManyRequests, 0, 0))
-				for used := range int64(4) {
-					must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Tier: gold").Shows(http.StatusOK, 4, used+1))
-					if store != "" {
-						servers.AwaitUsed(t, zone, "alice", used+1)
-					}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, "reverse_proxy /slots "+backend.Server.Listener.Addr().String()+"\nrespond ok")
+		for _, mode := range modes {
+			// All of it is kept: nothing is ever there for others.
+			zone := "bursts." + mode
+			must(t, zone, probeNever(c, "/"+zone, "X-Key: alice").Shows(http.StatusTooManyRequests, 0, 0))
+			for used := range int64(4) {
+				must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Tier: gold").Shows(http.StatusOK, 4, used+1))
+				if store != "" {
+					servers.AwaitUsed(t, zone, "alice", used+1)
 				}
-				must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Tier: gold").Refuses(zone))
 			}
-			// 34 percent of three slots are two, and one is left.
-			held := []caddytest.Running{backend.Hold(t, c, "/slots", "X-Key: alice")}
-			must(t, "slots", c.Probe("/slots", "X-Key: alice").Shows(http.StatusTooManyRequests, 1, 1))
-			held = append(held, backend.Hold(t, c, "/slots", "X-Key: alice", "X-Tier: gold"), backend.Hold(t, c, "/slots", "X-Key: alice", "X-Tier: gold"))
-			must(t, "slots", c.Probe("/slots", "X-Key: alice", "X-Tier: gold").Shows(http.StatusTooManyRequests, 3, 3))
-			for i, a := range backend.Finish(t, held...) {
-				must(t, "slots", a.Shows(http.StatusOK, []int64{1, 3, 3}[i], int64(i)+1))
-			}
-		})
-	}
+			must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Tier: gold").Refuses(zone))
+		}
+		// 34 percent of three slots are two, and one is left.
+		held := []caddytest.Running{backend.Hold(t, c, "/slots", "X-Key: alice")}
+		must(t, "slots", c.Probe("/slots", "X-Key: alice").Shows(http.StatusTooManyRequests, 1, 1))
+		held = append(held, backend.Hold(t, c, "/slots", "X-Key: alice", "X-Tier: gold"), backend.Hold(t, c, "/slots", "X-Key: alice", "X-Tier: gold"))
+		must(t, "slots", c.Probe("/slots", "X-Key: alice", "X-Tier: gold").Shows(http.StatusTooManyRequests, 3, 3))
+		for i, a := range backend.Finish(t, held...) {
+			must(t, "slots", a.Shows(http.StatusOK, []int64{1, 3, 3}[i], int64(i)+1))
+		}
+	})
 }

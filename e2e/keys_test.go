@@ -202,62 +202,60 @@ func TestLongKeysTakeLittleMemory(t *testing.T) {
 // API and by the commands, and is not confused with another.
 func TestLongKeyIsFound(t *testing.T) {
 	servers := caddytest.StartShards(t, 2, 1)
-	for name, store := range bothStores(servers, "key_secret secret") {
-		t.Run(name, func(t *testing.T) {
-			c := caddytest.Start(t, strings.Replace(zonesSite(store, zoneWith("api", "events 3"), "respond {http.rate_limit.key}"),
-				"rate_limit {\nzone", "rate_limit {\nlog_key\nzone", 1))
-			long, other := longKey(1), longKey(2)
-			shownKey := c.Probe("/", "X-Key: "+long).Body
-			tag, _, _ := strings.Cut(shownKey, ":")
-			for range 4 {
-				c.Get("/", "X-Key: "+long)
-			}
-			c.Get("/", "X-Key: "+other)
-			find := map[string]string{
-				"value": "key=" + long, "client key that is shown": "client_key=" + url.QueryEscape(shownKey),
-				"client key in full": "client_key=" + tag + ":" + long,
-			}
-			for how, query := range find {
-				eventually(t, "the bucket is found by its "+how, func() error {
-					b := bucketsOf(c, http.MethodGet, "api?"+query)
-					if err := want("used", b.primaryUsed(), 3); err != nil {
-						return err
-					}
-					return want("client key", b.Buckets[0].ClientKey, shownKey)
-				})
-			}
-			eventually(t, "the other bucket is counted", func() error {
-				return want("used", bucketsOf(c, http.MethodGet, "api?key="+other).primaryUsed(), 1)
+	forStores(t, bothStores(servers, "key_secret secret"), func(t *testing.T, store string) {
+		c := caddytest.Start(t, strings.Replace(zonesSite(store, zoneWith("api", "events 3"), "respond {http.rate_limit.key}"),
+			"rate_limit {\nzone", "rate_limit {\nlog_key\nzone", 1))
+		long, other := longKey(1), longKey(2)
+		shownKey := c.Probe("/", "X-Key: "+long).Body
+		tag, _, _ := strings.Cut(shownKey, ":")
+		for range 4 {
+			c.Get("/", "X-Key: "+long)
+		}
+		c.Get("/", "X-Key: "+other)
+		find := map[string]string{
+			"value": "key=" + long, "client key that is shown": "client_key=" + url.QueryEscape(shownKey),
+			"client key in full": "client_key=" + tag + ":" + long,
+		}
+		for how, query := range find {
+			eventually(t, "the bucket is found by its "+how, func() error {
+				b := bucketsOf(c, http.MethodGet, "api?"+query)
+				if err := want("used", b.primaryUsed(), 3); err != nil {
+					return err
+				}
+				return want("client key", b.Buckets[0].ClientKey, shownKey)
 			})
-			var top topAnswer
-			c.AdminJSON(http.MethodGet, "/rate_limit/top?zone=api", "", &top)
-			if len(top.Refused) != 1 || top.Refused[0].ClientKey != shownKey || top.Refused[0].Count != 2 {
-				t.Errorf("top is %v, want %s with 2", top, shownKey)
-			}
-			s := simulate(c, "/", "X-Key: "+long)
-			if len(s.Zones) != 1 || s.Zones[0].ClientKey != shownKey {
-				t.Errorf("simulated are %v, want %s", s.Zones, shownKey)
-			}
-			if !strings.Contains(c.Logs.String(), `"key":"`+shownKey+`"`) {
-				t.Errorf("the log does not show %s", shownKey)
-			}
-			prints(t, 0, []string{shownKey}, "get", "api", long, "--address", c.Admin)
-			prints(t, 0, []string{shownKey}, "get", "api", "--client-key", shownKey, "--address", c.Admin)
-			for _, query := range find {
-				c.Get("/", "X-Key: "+long)
-				if b := bucketsOf(c, http.MethodDelete, "api?"+query); len(b.Buckets) != 1 || !b.Buckets[0].Deleted {
-					t.Errorf("reset answers %v", b)
-				}
-				if used := bucketsOf(c, http.MethodGet, "api?key="+long).primaryUsed(); used > 0 {
-					t.Errorf("%d are used after a reset", used)
-				}
-			}
-			if used := bucketsOf(c, http.MethodGet, "api?key="+other).primaryUsed(); used != 1 {
-				t.Errorf("another client has used %d after the reset, want 1", used)
-			}
-			prints(t, 0, []string{fmt.Sprint("nothing to delete: ", shownKey)}, "reset", "api", long, "--address", c.Admin)
+		}
+		eventually(t, "the other bucket is counted", func() error {
+			return want("used", bucketsOf(c, http.MethodGet, "api?key="+other).primaryUsed(), 1)
 		})
-	}
+		var top topAnswer
+		c.AdminJSON(http.MethodGet, "/rate_limit/top?zone=api", "", &top)
+		if len(top.Refused) != 1 || top.Refused[0].ClientKey != shownKey || top.Refused[0].Count != 2 {
+			t.Errorf("top is %v, want %s with 2", top, shownKey)
+		}
+		s := simulate(c, "/", "X-Key: "+long)
+		if len(s.Zones) != 1 || s.Zones[0].ClientKey != shownKey {
+			t.Errorf("simulated are %v, want %s", s.Zones, shownKey)
+		}
+		if !strings.Contains(c.Logs.String(), `"key":"`+shownKey+`"`) {
+			t.Errorf("the log does not show %s", shownKey)
+		}
+		prints(t, 0, []string{shownKey}, "get", "api", long, "--address", c.Admin)
+		prints(t, 0, []string{shownKey}, "get", "api", "--client-key", shownKey, "--address", c.Admin)
+		for _, query := range find {
+			c.Get("/", "X-Key: "+long)
+			if b := bucketsOf(c, http.MethodDelete, "api?"+query); len(b.Buckets) != 1 || !b.Buckets[0].Deleted {
+				t.Errorf("reset answers %v", b)
+			}
+			if used := bucketsOf(c, http.MethodGet, "api?key="+long).primaryUsed(); used > 0 {
+				t.Errorf("%d are used after a reset", used)
+			}
+		}
+		if used := bucketsOf(c, http.MethodGet, "api?key="+other).primaryUsed(); used != 1 {
+			t.Errorf("another client has used %d after the reset, want 1", used)
+		}
+		prints(t, 0, []string{fmt.Sprint("nothing to delete: ", shownKey)}, "reset", "api", long, "--address", c.Admin)
+	})
 }
 
 // TestLoggedAddress: without log_key, no log line has the address of a client

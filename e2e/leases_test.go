@@ -188,32 +188,26 @@ func TestSlotIsRenewedWhileOthersAreSettled(t *testing.T) {
 		}
 	}))
 	defer backend.Close()
-	forStores(t, func(t *testing.T, store string) {
-		c := caddytest.Start(t, fmt.Sprintf(`
-{
-	{{global}}
-	%s
-}
-{{site}} {
-	rate_limit {
-		zone counted {
-			key static
-			events 100
-			window 1h
-			charge before
-		}
-		zone running {
-			key static
-			events 10
-			window 1s
-			algorithm concurrency
-		}
+	forStores(t, bothStores(caddytest.StartShards(t, 2, 1)), func(t *testing.T, store string) {
+		c := caddytest.Start(t, fmt.Sprintf(caddytest.Site("%s", `
+rate_limit {
+	zone counted {
+		key static
+		events 100
+		window 1h
+		charge before
 	}
-	reverse_proxy %s {
-		flush_interval -1
+	zone running {
+		key static
+		events 10
+		window 1s
+		algorithm concurrency
 	}
 }
-`, store, backend.Listener.Addr()))
+reverse_proxy %s {
+	flush_interval -1
+}
+`), store, backend.Listener.Addr()))
 		must(t, "a long response", want("status", c.Get("/").StatusCode, http.StatusOK))
 		c.Stop()
 	})

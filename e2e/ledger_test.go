@@ -63,10 +63,7 @@ func TestKnownFullBucketCostsOneCallASecond(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			servers := caddytest.StartShards(t, 1, 1)
-			zones := ""
-			for _, algorithm := range counting {
-				zones += pathZone(algorithm, "algorithm "+algorithm, "charge "+mode, "events 5")
-			}
+			zones := zonesPerAlgorithm("charge "+mode, "events 5")
 			caddys := caddytest.StartMany(t, 2, zonesSite(servers.Store(), zones, "respond ok"))
 			for _, algorithm := range counting {
 				t.Run(algorithm, func(t *testing.T) {
@@ -111,10 +108,7 @@ func TestOperatorsResetIsSeen(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
 			servers := caddytest.StartShards(t, 1, 1)
-			zones := ""
-			for _, algorithm := range counting {
-				zones += pathZone(algorithm, "algorithm "+algorithm, "charge "+mode, "events 3")
-			}
+			zones := zonesPerAlgorithm("charge "+mode, "events 3")
 			c := startWith(t, servers.Store(), zones, "respond ok")
 			primary := servers[0].Primary.Client()
 			for _, algorithm := range counting {
@@ -173,7 +167,7 @@ func TestReplicaHeldBehind(t *testing.T) {
 		t.Run(fmt.Sprintf("trust %s, %d events %v apart, %d early", test.trust, test.events, test.apart, test.early), func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
 			servers := caddytest.StartShards(t, 1, 1)
-			c := startWith(t, servers.Store("ledger_trust "+test.trust), sequentialZones(test.events), "respond ok")
+			c := startWith(t, servers.Store("ledger_trust "+test.trust), zonesPerAlgorithm(fmt.Sprint("events ", test.events)), "respond ok")
 			each := func(f func(algorithm string) error) {
 				t.Helper()
 				caddytest.Together(t, len(counting), func(i int) error {
@@ -411,107 +405,95 @@ func flood(t *testing.T, caddys []*caddytest.Caddy, path string) (served, refuse
 	return served, refused
 }
 
-// floodZones are zones for a flood, one for each algorithm.
-func floodZones(options ...string) (zones string) {
-	for _, algorithm := range counting {
-		zones += pathZone(algorithm, append(options[:len(options):len(options)], "algorithm "+algorithm, fmt.Sprint("events ", floodEvents))...)
-	}
-	return zones
-}
-
 // TestOneCaddyNeverAdmitsMoreThanTheLimit although it charges what it admits
 // after the responses: what is in flight counts.
 func TestOneCaddyNeverAdmitsMoreThanTheLimit(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 1)
 	backend := startLateBackend(t)
-	for name, store := range bothStores(servers) {
-		t.Run(name, func(t *testing.T) {
-			c := startWith(t, store, floodZones("charge after"), "reverse_proxy "+backend.addr)
-			for _, algorithm := range counting {
-				t.Run(algorithm, func(t *testing.T) {
-					backend.restart()
-					served, refused := flood(t, []*caddytest.Caddy{c}, "/"+algorithm)
-					must(t, "flood", errors.Join(want("number of requests served", len(served), floodEvents),
-						want("number of those that reached the backend", backend.arrived.Load(), floodEvents)))
-					early := 0
-					for _, a := range refused {
-						must(t, "refusal", a.Refuses(algorithm))
-						if a.Received.Before(backend.settles()) {
-							// Only what is in flight is in its way.
-							must(t, "refusal while all is in flight", want("Retry-After", a.RetryAfter, 1))
-							early++
-						}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zonesPerAlgorithm(fmt.Sprint("events ", floodEvents), "charge after"), "reverse_proxy "+backend.addr)
+		for _, algorithm := range counting {
+			t.Run(algorithm, func(t *testing.T) {
+				backend.restart()
+				served, refused := flood(t, []*caddytest.Caddy{c}, "/"+algorithm)
+				must(t, "flood", errors.Join(want("number of requests served", len(served), floodEvents),
+					want("number of those that reached the backend", backend.arrived.Load(), floodEvents)))
+				early := 0
+				for _, a := range refused {
+					must(t, "refusal", a.Refuses(algorithm))
+					if a.Received.Before(backend.settles()) {
+						// Only what is in flight is in its way.
+						must(t, "refusal while all is in flight", want("Retry-After", a.RetryAfter, 1))
+						early++
 					}
-					t.Logf("%d served, %d refused, %d of them while all was in flight", len(served), len(refused), early)
-					if store != "" {
-						servers.AwaitUsed(t, algorithm, "alice", floodEvents)
-					}
-					eventually(t, "the refusals tell how long it takes for something to drain", func() error {
-						a := c.Probe("/"+algorithm, "X-Key: alice")
-						return errors.Join(a.Refuses(algorithm), want("waiting for long", a.RetryAfter > 1000, true))
-					})
+				}
+				t.Logf("%d served, %d refused, %d of them while all was in flight", len(served), len(refused), early)
+				if store != "" {
+					servers.AwaitUsed(t, algorithm, "alice", floodEvents)
+				}
+				eventually(t, "the refusals tell how long it takes for something to drain", func() error {
+					a := c.Probe("/"+algorithm, "X-Key: alice")
+					return errors.Join(a.Refuses(algorithm), want("waiting for long", a.RetryAfter > 1000, true))
 				})
-			}
-			if store == "" {
-				return
-			}
-			caddytest.Client.CloseIdleConnections() // Caddy waits for those that were never used
-			c.Stop()
-			for _, algorithm := range counting {
-				must(t, "Redis, at the end", want("count of "+algorithm, servers.Content(t, algorithm, "alice").Used, floodEvents))
-			}
-		})
-	}
+			})
+		}
+		if store == "" {
+			return
+		}
+		caddytest.Client.CloseIdleConnections() // Caddy waits for those that were never used
+		c.Stop()
+		for _, algorithm := range counting {
+			must(t, "Redis, at the end", want("count of "+algorithm, servers.Content(t, algorithm, "alice").Used, floodEvents))
+		}
+	})
 }
 
 // TestRequestsInFlightRefuseOthersForASecond, for so long as none of them ends.
 // One that turns out to be free makes room for another.
 func TestRequestsInFlightRefuseOthersForASecond(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 1)
-	for name, store := range bothStores(servers) {
-		t.Run(name, func(t *testing.T) {
-			backend := caddytest.StartSlowBackend(t)
-			c := startWith(t, store, floodZones("charge after", "free_status 200"), "reverse_proxy "+backend.Server.Listener.Addr().String())
-			for _, algorithm := range counting {
-				t.Run(algorithm, func(t *testing.T) {
-					answers := make(chan caddytest.Answer, floodSize)
-					var ended sync.WaitGroup
-					for range floodSize {
-						ended.Go(func() {
-							a, err := c.TryProbe(t.Context(), "/"+algorithm, "X-Key: alice")
-							if err != nil {
-								a = caddytest.Answer{Body: err.Error()}
-							}
-							answers <- a
-						})
-					}
-					next := func() caddytest.Answer {
-						select {
-						case a := <-answers:
-							return a
-						case <-time.After(caddytest.WaitLimit):
-							t.Fatalf("no answer, while %d requests are at the backend", len(backend.Arrived))
-							return caddytest.Answer{}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		backend := caddytest.StartSlowBackend(t)
+		c := startWith(t, store, zonesPerAlgorithm(fmt.Sprint("events ", floodEvents), "charge after", "free_status 200"), "reverse_proxy "+backend.Server.Listener.Addr().String())
+		for _, algorithm := range counting {
+			t.Run(algorithm, func(t *testing.T) {
+				answers := make(chan caddytest.Answer, floodSize)
+				var ended sync.WaitGroup
+				for range floodSize {
+					ended.Go(func() {
+						a, err := c.TryProbe(t.Context(), "/"+algorithm, "X-Key: alice")
+						if err != nil {
+							a = caddytest.Answer{Body: err.Error()}
 						}
+						answers <- a
+					})
+				}
+				next := func() caddytest.Answer {
+					select {
+					case a := <-answers:
+						return a
+					case <-time.After(caddytest.WaitLimit):
+						t.Fatalf("no answer, while %d requests are at the backend", len(backend.Arrived))
+						return caddytest.Answer{}
 					}
-					for i := range floodSize - floodEvents {
-						a := next()
-						must(t, fmt.Sprint("refusal ", i, " ", a.Body), errors.Join(a.Refuses(algorithm), want("Retry-After", a.RetryAfter, 1)))
-					}
-					for range floodEvents {
-						close(backend.Await(t).End)
-					}
-					for range floodEvents {
-						must(t, "request that is served", want("status", next().Status, http.StatusOK))
-					}
-					ended.Wait()
-					// Nothing was charged.
-					again := backend.Hold(t, c, "/"+algorithm, "X-Key: alice")
-					must(t, "request after all were free", backend.Finish(t, again)[0].Shows(http.StatusOK, floodEvents, 0))
-				})
-			}
-		})
-	}
+				}
+				for i := range floodSize - floodEvents {
+					a := next()
+					must(t, fmt.Sprint("refusal ", i, " ", a.Body), errors.Join(a.Refuses(algorithm), want("Retry-After", a.RetryAfter, 1)))
+				}
+				for range floodEvents {
+					close(backend.Await(t).End)
+				}
+				for range floodEvents {
+					must(t, "request that is served", want("status", next().Status, http.StatusOK))
+				}
+				ended.Wait()
+				// Nothing was charged.
+				again := backend.Hold(t, c, "/"+algorithm, "X-Key: alice")
+				must(t, "request after all were free", backend.Finish(t, again)[0].Shows(http.StatusOK, floodEvents, 0))
+			})
+		}
+	})
 }
 
 // TestLocalCountsAreHandedOver: while its shard is away a Caddy counts alone, up
@@ -586,57 +568,55 @@ func startGate(t *testing.T) *gate {
 // counts in the shard that is back.
 func TestLocalCountsAdmitNoMoreThanTheLimit(t *testing.T) {
 	const limit, requests = 100, 256
-	for _, charge := range modes {
-		for _, algorithm := range counting {
-			t.Run(charge+"/"+algorithm, func(t *testing.T) {
-				t.Parallel() // it spends its time waiting
-				servers := caddytest.StartLastingShards(t, 1, 0)
-				g := startGate(t)
-				zone := zoneWith("api", fmt.Sprint("events ", limit), "algorithm "+algorithm, "charge "+charge, "on_error local")
-				c := caddytest.Start(t, zonesSite(servers.Store("check_timeout 1s"), zone, "reverse_proxy "+g.server.Listener.Addr().String()))
-				// A window is open, and the connections are.
-				must(t, "a request", want("status", c.Probe("/open", "X-Key: alice").Status, http.StatusOK))
-				servers.AwaitUsed(t, "api", "alice", 1)
-				servers.Kill(t)
+	for algorithm, charge := range ways {
+		t.Run(charge+"/"+algorithm, func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			servers := caddytest.StartLastingShards(t, 1, 0)
+			g := startGate(t)
+			zone := zoneWith("api", fmt.Sprint("events ", limit), "algorithm "+algorithm, "charge "+charge, "on_error local")
+			c := caddytest.Start(t, zonesSite(servers.Store("check_timeout 1s"), zone, "reverse_proxy "+g.server.Listener.Addr().String()))
+			// A window is open, and the connections are.
+			must(t, "a request", want("status", c.Probe("/open", "X-Key: alice").Status, http.StatusOK))
+			servers.AwaitUsed(t, "api", "alice", 1)
+			servers.Kill(t)
 
-				var refused, served atomic.Int64
-				var all sync.WaitGroup
-				for range requests {
-					all.Go(func() {
-						switch a, _ := c.TryProbe(context.Background(), "/", "X-Key: alice"); a.Status {
-						case http.StatusOK:
-							served.Add(1)
-						case http.StatusTooManyRequests:
-							refused.Add(1)
-						}
-					})
-				}
-				t.Cleanup(func() {
-					g.open()
-					all.Wait()
+			var refused, served atomic.Int64
+			var all sync.WaitGroup
+			for range requests {
+				all.Go(func() {
+					switch a, _ := c.TryProbe(context.Background(), "/", "X-Key: alice"); a.Status {
+					case http.StatusOK:
+						served.Add(1)
+					case http.StatusTooManyRequests:
+						refused.Add(1)
+					}
 				})
-				eventually(t, "all are refused or at the backend", func() error {
-					return want("number of them", g.inside.Load()+refused.Load(), requests)
-				})
-				must(t, "while the shard is away", want("number of requests that were admitted", g.inside.Load(), limit))
-
-				servers.Restart(t)
-				others := 0
-				eventually(t, "the shard answers", func() error {
-					before := c.MetricSum("caddy_rate_limit_store_errors_total")
-					others++ // of one that came before the limiter may know enough
-					c.Probe("/open", fmt.Sprint("X-Key: other-", others))
-					return want("failed calls", c.MetricSum("caddy_rate_limit_store_errors_total"), before)
-				})
-				if charge == "after" {
-					a := c.Probe("/open", "X-Key: alice")
-					must(t, "a request to the shard that is back", a.Shows(http.StatusTooManyRequests, limit, 1+limit))
-				}
+			}
+			t.Cleanup(func() {
 				g.open()
 				all.Wait()
-				must(t, "in the end", want("number of requests that were served", served.Load(), limit))
-				servers.AwaitUsed(t, "api", "alice", 1+limit)
 			})
-		}
+			eventually(t, "all are refused or at the backend", func() error {
+				return want("number of them", g.inside.Load()+refused.Load(), requests)
+			})
+			must(t, "while the shard is away", want("number of requests that were admitted", g.inside.Load(), limit))
+
+			servers.Restart(t)
+			others := 0
+			eventually(t, "the shard answers", func() error {
+				before := c.MetricSum("caddy_rate_limit_store_errors_total")
+				others++ // of one that came before the limiter may know enough
+				c.Probe("/open", fmt.Sprint("X-Key: other-", others))
+				return want("failed calls", c.MetricSum("caddy_rate_limit_store_errors_total"), before)
+			})
+			if charge == "after" {
+				a := c.Probe("/open", "X-Key: alice")
+				must(t, "a request to the shard that is back", a.Shows(http.StatusTooManyRequests, limit, 1+limit))
+			}
+			g.open()
+			all.Wait()
+			must(t, "in the end", want("number of requests that were served", served.Load(), limit))
+			servers.AwaitUsed(t, "api", "alice", 1+limit)
+		})
 	}
 }

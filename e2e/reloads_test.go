@@ -173,9 +173,7 @@ func TestReloadsAmidTrafficLoseNothing(t *testing.T) {
 func TestRejectedReloadChangesNothing(t *testing.T) {
 	const events = 50
 	occupied, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, "listen", err)
 	defer occupied.Close()
 	// The http app starts its servers, then fails because of the last one.
 	cannotListen := "\nhttp://" + occupied.Addr().String() + " {\n\trespond never\n}\n"
@@ -547,14 +545,9 @@ func TestRequestThatOutlivesTheKindOfItsStore(t *testing.T) {
 }
 
 // unlimitedSite is a config that has nothing of this module.
-const unlimitedSite = `
-{
-	{{global}}
-}
-{{site}} {
-	respond unlimited
-}
-`
+var unlimitedSite = caddytest.Site("", `
+respond unlimited
+`)
 
 func TestRequestRunningDuringAReloadIsCharged(t *testing.T) {
 	t.Parallel()

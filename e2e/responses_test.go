@@ -23,42 +23,36 @@ import (
 )
 
 // fieldsSite has zones of every kind that a policy can describe.
-const fieldsSite = `
-{
-	{{global}}
-	%s
-}
-{{site}} {
-	route {
-		rate_limit {
-			zone minute {
-				key {header.X-Key}
-				events 2
-				window 1m
-			}
-			zone running {
-				key {header.X-Key}
-				events 7
-				algorithm concurrency
-			}
-			zone smooth {
-				key {header.X-Key}
-				events 10
-				window 1s
-				algorithm gcra
-				burst 25
-			}
-			zone short {
-				key {header.X-Key}
-				events 500
-				window 500ms
-			}
-			headers %s
+var fieldsSite = caddytest.Site("%s", `
+route {
+	rate_limit {
+		zone minute {
+			key {header.X-Key}
+			events 2
+			window 1m
 		}
-		reverse_proxy %s
+		zone running {
+			key {header.X-Key}
+			events 7
+			algorithm concurrency
+		}
+		zone smooth {
+			key {header.X-Key}
+			events 10
+			window 1s
+			algorithm gcra
+			burst 25
+		}
+		zone short {
+			key {header.X-Key}
+			events 500
+			window 500ms
+		}
+		headers %s
 	}
+	reverse_proxy %s
 }
-`
+`)
 
 // limits parses a RateLimit field into r and t of each zone, in order.
 func limits(t *testing.T, field string) (zones []string, r, reset map[string]int64) {
@@ -88,7 +82,7 @@ func TestFields(t *testing.T) {
 	}))
 	defer backend.Close()
 	const policies = `"minute";q=2;w=60, "running";q=7;qu="concurrent-requests", "smooth";q=25;w=3, "short";q=500`
-	forStores(t, func(t *testing.T, store string) {
+	forStores(t, bothStores(caddytest.StartShards(t, 2, 1)), func(t *testing.T, store string) {
 		for _, headers := range []string{"ietf", "both"} {
 			t.Run(headers, func(t *testing.T) {
 				c := caddytest.Start(t, fmt.Sprintf(fieldsSite, store, headers, backend.Listener.Addr()))
@@ -133,37 +127,32 @@ func TestFields(t *testing.T) {
 // TestProblem: refused requests get a problem as a body, unless an error route
 // is for them.
 func TestProblem(t *testing.T) {
-	const site = `
-{
-	{{global}}
-}
-{{site}} {
-	route {
-		rate_limit {
-			zone api {
-				key {header.X-Key}
-				events 4
-				window 1h
-				charge before
-				reserve 50 {
-					header X-Important yes
-				}
+	site := caddytest.Site("", `
+route {
+	rate_limit {
+		zone api {
+			key {header.X-Key}
+			events 4
+			window 1h
+			charge before
+			reserve 50 {
+				header X-Important yes
 			}
-			zone burst {
-				key {header.X-Key}
-				events 1
-				window 1s
-				match {
-					path /burst
-				}
-			}
-			problem
 		}
-		respond ok
+		zone burst {
+			key {header.X-Key}
+			events 1
+			window 1s
+			match {
+				path /burst
+			}
+		}
+		problem
 	}
-	%s
+	respond ok
 }
-`
+%s
+`)
 	type problem struct {
 		Type     string   `json:"type"`
 		Title    string   `json:"title"`
@@ -218,25 +207,19 @@ func TestProblem(t *testing.T) {
 // told that it is not his fault.
 func TestProblemWithoutAStore(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
-	c := caddytest.Start(t, fmt.Sprintf(`
-{
-	{{global}}
-	%s
-}
-{{site}} {
-	route {
-		rate_limit {
-			zone api {
-				key static
-				events 1
-				window 1h
-			}
-			problem
+	c := caddytest.Start(t, fmt.Sprintf(caddytest.Site("%s", `
+route {
+	rate_limit {
+		zone api {
+			key static
+			events 1
+			window 1h
 		}
-		respond ok
+		problem
 	}
+	respond ok
 }
-`, servers.Store("on_error deny")))
+`), servers.Store("on_error deny")))
 	must(t, "kill", servers[0].Primary.Kill())
 	a := c.Ask("/")
 	must(t, "without a store", errors.Join(
@@ -250,28 +233,23 @@ func TestProblemWithoutAStore(t *testing.T) {
 func TestProblemKnowsErrorRoutesOfTheRequestAsItCame(t *testing.T) {
 	for matcher, friendly := range map[string]bool{"path /api/*": true, "not path /api/*": false} {
 		t.Run(matcher, func(t *testing.T) {
-			c := caddytest.Start(t, fmt.Sprintf(`
-{
-	{{global}}
-}
-{{site}} {
-	handle_path /api/* {
-		rate_limit {
-			zone api {
-				key static
-				events 1
-				window 1h
-			}
-			problem
+			c := caddytest.Start(t, fmt.Sprintf(caddytest.Site("", `
+handle_path /api/* {
+	rate_limit {
+		zone api {
+			key static
+			events 1
+			window 1h
 		}
-		respond ok
+		problem
 	}
-	handle_errors {
-		@some %s
-		respond @some friendly
-	}
+	respond ok
 }
-`, matcher))
+handle_errors {
+	@some %s
+	respond @some friendly
+}
+`), matcher))
 			c.Get("/api/x")
 			a := c.Ask("/api/x")
 			must(t, a.Body, errors.Join(want("status", a.Status, http.StatusTooManyRequests),
@@ -283,41 +261,35 @@ func TestProblemKnowsErrorRoutesOfTheRequestAsItCame(t *testing.T) {
 
 // placeholderSite uses the placeholders wherever configs commonly do. The
 // header directive that comes first sees the request after it was charged.
-const placeholderSite = `
-{
-	{{global}}
-	%s
-}
-{{site}} {
-	route {
-		header >X-After "{http.rate_limit.api.limit} {http.rate_limit.api.used} {http.rate_limit.api.remaining} {http.rate_limit.api.reset}"
-		rate_limit {
-			zone api {
-				key {header.X-Key}
-				events 3
-				window 1h
-			}
-			zone never {
-				match {
-					path /never
-				}
-				key static
-				events 1
-				window 1h
-			}
+var placeholderSite = caddytest.Site("%s", `
+route {
+	header >X-After "{http.rate_limit.api.limit} {http.rate_limit.api.used} {http.rate_limit.api.remaining} {http.rate_limit.api.reset}"
+	rate_limit {
+		zone api {
+			key {header.X-Key}
+			events 3
+			window 1h
 		}
-		header X-Before "{http.rate_limit.api.limit} {http.rate_limit.api.used} {http.rate_limit.api.remaining} {http.rate_limit.api.reset}"
-		respond /direct "used {http.rate_limit.api.used}, other zone {http.rate_limit.never.used}, refused by {http.rate_limit.exceeded.name}."
-		reverse_proxy %s {
-			header_up X-Told "{http.rate_limit.api.limit} {http.rate_limit.api.used} {http.rate_limit.api.remaining} {http.rate_limit.api.reset}"
+		zone never {
+			match {
+				path /never
+			}
+			key static
+			events 1
+			window 1h
 		}
 	}
-	handle_errors 429 {
-		header X-Refused-By {http.rate_limit.exceeded.name}
-		respond "{http.error.status_code} by {http.rate_limit.exceeded.name}: {http.rate_limit.api.used} of {http.rate_limit.api.limit}, {http.error.message}"
+	header X-Before "{http.rate_limit.api.limit} {http.rate_limit.api.used} {http.rate_limit.api.remaining} {http.rate_limit.api.reset}"
+	respond /direct "used {http.rate_limit.api.used}, other zone {http.rate_limit.never.used}, refused by {http.rate_limit.exceeded.name}."
+	reverse_proxy %s {
+		header_up X-Told "{http.rate_limit.api.limit} {http.rate_limit.api.used} {http.rate_limit.api.remaining} {http.rate_limit.api.reset}"
 	}
 }
-`
+handle_errors 429 {
+	header X-Refused-By {http.rate_limit.exceeded.name}
+	respond "{http.error.status_code} by {http.rate_limit.exceeded.name}: {http.rate_limit.api.used} of {http.rate_limit.api.limit}, {http.error.message}"
+}
+`)
 
 func TestPlaceholders(t *testing.T) {
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -392,21 +364,16 @@ func TestOnlyOurLimitHeadersRemain(t *testing.T) {
 }
 
 func TestEventsOfAPlaceholder(t *testing.T) {
-	c := caddytest.Start(t, `
-{
-	{{global}}
-}
-{{site}} {
-	rate_limit {
-		zone plan {
-			key {header.X-Key}
-			events {header.X-Plan} 5
-			window 1h
-		}
+	c := caddytest.Start(t, caddytest.Site("", `
+rate_limit {
+	zone plan {
+		key {header.X-Key}
+		events {header.X-Plan} 5
+		window 1h
 	}
-	respond ok
 }
-`)
+respond ok
+`))
 	for i, step := range []struct{ plan, limit, remaining string }{
 		{"10", "10", "9"},
 		// A larger plan keeps the count, and so does a smaller one.
@@ -430,22 +397,17 @@ func TestEventsOfAPlaceholder(t *testing.T) {
 }
 
 func TestHeadersNone(t *testing.T) {
-	c := caddytest.Start(t, `
-{
-	{{global}}
-}
-{{site}} {
-	rate_limit {
-		zone api {
-			key static
-			events 1
-			window 1h
-		}
-		headers none
+	c := caddytest.Start(t, caddytest.Site("", `
+rate_limit {
+	zone api {
+		key static
+		events 1
+		window 1h
 	}
-	respond ok
+	headers none
 }
-`)
+respond ok
+`))
 	for _, status := range []int{200, 429} {
 		resp := c.Get("/")
 		if resp.StatusCode != status {
@@ -487,9 +449,7 @@ func refusals(t *testing.T, options string, n int) (seconds []int, logs string) 
 		resp := c.Get("/", "X-Key: very-secret")
 		if resp.StatusCode == http.StatusTooManyRequests {
 			s, err := strconv.Atoi(resp.Header.Get("Retry-After"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, "Retry-After", err)
 			seconds = append(seconds, s)
 		}
 	}
@@ -567,9 +527,7 @@ func TestClientThatLeavesDuringTheCheck(t *testing.T) {
 	if got := caddytest.Remaining(c.Get("/", "X-Key: k")); got != "99" {
 		t.Fatalf("remaining is %s", got)
 	}
-	if err := server.Pause(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, "pause", server.Pause())
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
 	gone := c.Begin(ctx, "/", "X-Key: k")
@@ -580,9 +538,7 @@ func TestClientThatLeavesDuringTheCheck(t *testing.T) {
 	leave()
 	gone.Leaves(t)
 	c.AwaitLog(`"status":499`)
-	if err := server.Resume(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, "resume", server.Resume())
 	if got := caddytest.Remaining(c.Get("/", "X-Key: k")); got != "98" {
 		t.Errorf("remaining is %s, want 98: the request that was given up is not charged", got)
 	}
@@ -657,15 +613,10 @@ func (a *answerModule) ServeHTTP(w http.ResponseWriter, _ *http.Request, _ caddy
 var _ caddyhttp.MiddlewareHandler = (*answerModule)(nil)
 
 func TestAllowsUntilTheLimitThenRefuses(t *testing.T) {
-	c := caddytest.Start(t, `
-{
-	{{global}}
-}
-{{site}} {
-	rate_limit {header.X-Key} 3 1h api
-	respond ok
-}
-`)
+	c := caddytest.Start(t, caddytest.Site("", `
+rate_limit {header.X-Key} 3 1h api
+respond ok
+`))
 	for i, want := range []string{"2", "1", "0"} {
 		resp := c.Get("/", "X-Key: a")
 		if resp.StatusCode != http.StatusOK || caddytest.Remaining(resp) != want {

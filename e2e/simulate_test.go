@@ -59,40 +59,33 @@ func TestSimulateForetells(t *testing.T) {
 	servers := caddytest.StartShards(t, 2, 1)
 	for name, store := range bothStores(servers) {
 		t.Run(name, func(t *testing.T) {
-			zones := ""
-			for _, algorithm := range counting {
-				for _, mode := range modes {
-					zones += pathZone(algorithm+"."+mode, fmt.Sprintf("events %d", events), "algorithm "+algorithm, "charge "+mode)
-				}
-			}
+			_, zones := zonesPerWay(fmt.Sprintf("events %d", events))
 			c := caddytest.Start(t, zonesSite(store, zones, "respond ok"))
-			for _, algorithm := range counting {
-				for _, mode := range modes {
-					zone := algorithm + "." + mode
-					for used := range int64(events + 2) {
-						before := dumpOf(t, servers)
-						s := simulate(c, "/"+zone, "X-Key: alice")
-						must(t, zone+" leaves Redis", want("change", maps.Equal(before, dumpOf(t, servers)), true))
-						a := c.Probe("/"+zone, "X-Key: alice")
-						decision := map[int]string{http.StatusOK: "allowed", http.StatusTooManyRequests: "refused"}[a.Status]
-						if len(s.Zones) != 1 {
-							t.Fatalf("%s: %+v", zone, s)
-						}
-						z := s.Zones[0]
-						must(t, fmt.Sprintf("%s after %d: %+v", zone, used, s), errors.Join(
-							want("decision", s.Decision, decision), want("zone", z.Name, zone), want("limit", z.Limit, int64(events)),
-							want("used", z.Used, min(used, events)), want("remaining", z.Remaining, max(events-used, 0)),
-							want("cost", z.Cost, 1), want("outcome", z.Outcome, decision), want("error", z.Error, ""),
-							want("store", z.Store, "default"), want("client key", strings.HasSuffix(z.ClientKey, ":alice"), true)))
-						if used > 0 && used < events && z.Reset < float64(time.Now().Unix()) {
-							t.Errorf("%s: reset is %f", zone, z.Reset)
-						}
-						if decision == "refused" && (s.Zone != zone || s.Wait <= 0 || z.Reason != "over_limit") {
-							t.Errorf("%s: %+v", zone, s)
-						}
-						if name == "redis" {
-							servers.AwaitUsed(t, zone, "alice", min(used+1, events))
-						}
+			for algorithm, mode := range ways {
+				zone := algorithm + "." + mode
+				for used := range int64(events + 2) {
+					before := dumpOf(t, servers)
+					s := simulate(c, "/"+zone, "X-Key: alice")
+					must(t, zone+" leaves Redis", want("change", maps.Equal(before, dumpOf(t, servers)), true))
+					a := c.Probe("/"+zone, "X-Key: alice")
+					decision := map[int]string{http.StatusOK: "allowed", http.StatusTooManyRequests: "refused"}[a.Status]
+					if len(s.Zones) != 1 {
+						t.Fatalf("%s: %+v", zone, s)
+					}
+					z := s.Zones[0]
+					must(t, fmt.Sprintf("%s after %d: %+v", zone, used, s), errors.Join(
+						want("decision", s.Decision, decision), want("zone", z.Name, zone), want("limit", z.Limit, int64(events)),
+						want("used", z.Used, min(used, events)), want("remaining", z.Remaining, max(events-used, 0)),
+						want("cost", z.Cost, 1), want("outcome", z.Outcome, decision), want("error", z.Error, ""),
+						want("store", z.Store, "default"), want("client key", strings.HasSuffix(z.ClientKey, ":alice"), true)))
+					if used > 0 && used < events && z.Reset < float64(time.Now().Unix()) {
+						t.Errorf("%s: reset is %f", zone, z.Reset)
+					}
+					if decision == "refused" && (s.Zone != zone || s.Wait <= 0 || z.Reason != "over_limit") {
+						t.Errorf("%s: %+v", zone, s)
+					}
+					if name == "redis" {
+						servers.AwaitUsed(t, zone, "alice", min(used+1, events))
 					}
 				}
 			}
@@ -318,28 +311,26 @@ func TestSimulateRequest(t *testing.T) {
 // TestSimulateKnowsWhatIsInFlight, and which store counts a client.
 func TestSimulateKnowsWhatIsInFlight(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
-	for name, store := range bothStores(servers) {
-		t.Run(name, func(t *testing.T) {
-			backend := caddytest.StartSlowBackend(t)
-			c := caddytest.Start(t, zonesSite(store, zoneWith("api", "events 1"), "reverse_proxy "+backend.Server.Listener.Addr().String()))
-			request := backend.Start(t, c, "/", "X-Key: alice")
-			s := simulate(c, "/", "X-Key: alice")
-			must(t, "while a request runs", errors.Join(want("decision", s.Decision, "refused"),
-				want("reason", s.Zones[0].Reason, "in_flight"), want("used", s.Zones[0].Used, 1)))
-			must(t, "another client", want("decision", simulate(c, "/", "X-Key: bob").Decision, "allowed"))
-			backend.Finish(t, request)
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		backend := caddytest.StartSlowBackend(t)
+		c := caddytest.Start(t, zonesSite(store, zoneWith("api", "events 1"), "reverse_proxy "+backend.Server.Listener.Addr().String()))
+		request := backend.Start(t, c, "/", "X-Key: alice")
+		s := simulate(c, "/", "X-Key: alice")
+		must(t, "while a request runs", errors.Join(want("decision", s.Decision, "refused"),
+			want("reason", s.Zones[0].Reason, "in_flight"), want("used", s.Zones[0].Used, 1)))
+		must(t, "another client", want("decision", simulate(c, "/", "X-Key: bob").Decision, "allowed"))
+		backend.Finish(t, request)
 
-			c.MustLoad(zonesSite(store, zoneWith("slots", "events 1", "algorithm concurrency", "window 1m"), "reverse_proxy "+backend.Server.Listener.Addr().String()))
-			must(t, "a free slot", want("decision", simulate(c, "/", "X-Key: alice").Decision, "allowed"))
-			answered := make(chan *http.Response, 1)
-			go func() { resp, _ := c.Try("/", "X-Key: alice"); answered <- resp }()
-			held := backend.Await(t)
-			s = simulate(c, "/", "X-Key: alice")
-			must(t, "while the slot is taken", errors.Join(want("decision", s.Decision, "refused"), want("used", s.Zones[0].Used, 1)))
-			close(held.End)
-			<-answered
-		})
-	}
+		c.MustLoad(zonesSite(store, zoneWith("slots", "events 1", "algorithm concurrency", "window 1m"), "reverse_proxy "+backend.Server.Listener.Addr().String()))
+		must(t, "a free slot", want("decision", simulate(c, "/", "X-Key: alice").Decision, "allowed"))
+		answered := make(chan *http.Response, 1)
+		go func() { resp, _ := c.Try("/", "X-Key: alice"); answered <- resp }()
+		held := backend.Await(t)
+		s = simulate(c, "/", "X-Key: alice")
+		must(t, "while the slot is taken", errors.Join(want("decision", s.Decision, "refused"), want("used", s.Zones[0].Used, 1)))
+		close(held.End)
+		<-answered
+	})
 }
 
 // TestSimulateRollout asks the store in which a client is counted.

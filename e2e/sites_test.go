@@ -13,11 +13,22 @@ var counting = []string{"fixed_window", "sliding_window", "sliding_log", "gcra"}
 // modes are the values of charge.
 var modes = []string{"after", "before"}
 
+// ways yields each algorithm that counts with each mode.
+func ways(yield func(algorithm, mode string) bool) {
+	for _, algorithm := range counting {
+		for _, mode := range modes {
+			if !yield(algorithm, mode) {
+				return
+			}
+		}
+	}
+}
+
 // usual are options of zones that hold where there is no other. In the window
 // nothing comes back while a test runs.
 var usual = []string{"key {header.X-Key}", "events 100", "window 10000h"}
 
-// zoneWith is a zone whose options are lines.
+// zoneWith returns a zone whose options are lines.
 func zoneWith(name string, options ...string) string {
 	text := "zone " + name + " {\n"
 	given := map[string]bool{}
@@ -31,20 +42,47 @@ func zoneWith(name string, options ...string) string {
 	return text + "}\n"
 }
 
-// pathZone is zoneWith for requests to the path that the zone's name makes.
+// pathZone is zoneWith for requests of the path that is the zone's name.
 func pathZone(name string, options ...string) string {
 	return zoneWith(name, append(options[:len(options):len(options)], "match {\npath /"+name+" /"+name+"/*\n}")...)
 }
 
-// zonesSite limits by zones what answers, directives in a route, then answer.
-func zonesSite(store, zones, answers string) string {
-	return "{\n\t{{global}}\n\t" + store + "\n}\n{{site}} {\nroute {\nrate_limit {\n" + zones + "}\n" + answers + "\n}\n}\n"
+// zonesPerAlgorithm are pathZones named like the algorithms that count.
+func zonesPerAlgorithm(options ...string) (zones string) {
+	for _, algorithm := range counting {
+		zones += pathZone(algorithm, append(options[:len(options):len(options)], "algorithm "+algorithm)...)
+	}
+	return zones
 }
 
-// bothStores are the global options for memory, which is the default, and for
+// zonesPerWay are pathZones named like an algorithm that counts and a mode, such
+// as gcra.after.
+func zonesPerWay(options ...string) (names []string, zones string) {
+	for algorithm, mode := range ways {
+		name := algorithm + "." + mode
+		names = append(names, name)
+		zones += pathZone(name, append(options[:len(options):len(options)], "algorithm "+algorithm, "charge "+mode)...)
+	}
+	return names, zones
+}
+
+// zonesSite returns a site with zones in front of answers, directives of a route.
+func zonesSite(store, zones, answers string) string {
+	return caddytest.Site(store, "route {\nrate_limit {\n"+zones+"}\n"+answers+"\n}")
+}
+
+// bothStores returns the global options for memory, which is the default, and for
 // Redis, whose options are lines.
 func bothStores(servers caddytest.Shards, options ...string) map[string]string {
 	return map[string]string{"memory": "", "redis": servers.Store(options...)}
+}
+
+// forStores runs a test for each of the stores.
+func forStores(t *testing.T, stores map[string]string, test func(t *testing.T, store string)) {
+	t.Helper()
+	for name, store := range stores {
+		t.Run(name, func(t *testing.T) { test(t, store) })
+	}
 }
 
 // startWith runs Caddy with zones in front of answers.
@@ -53,7 +91,7 @@ func startWith(t *testing.T, store, zones, answers string) *caddytest.Caddy {
 	return caddytest.Start(t, zonesSite(store, zones, answers))
 }
 
-// proxySite is apiSite with a backend.
+// proxySite returns apiSite with a backend.
 func proxySite(store string, events int, backend string) string {
 	return limitedSite(store, events, "1h", "reverse_proxy "+backend)
 }

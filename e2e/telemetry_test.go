@@ -81,30 +81,25 @@ func entriesOf(c *caddytest.Caddy, message string) (entries []map[string]any) {
 	return entries
 }
 
-const explainedSite = `
-{
-	{{global}}
-}
-{{site}} {
-	log
-	route {
-		rate_limit {
-			zone api {
-				key {header.X-Key}
-				events 2
-				window 1h
-				algorithm %s
-			}
-			%s
+var explainedSite = caddytest.Site("", `
+log
+route {
+	rate_limit {
+		zone api {
+			key {header.X-Key}
+			events 2
+			window 1h
+			algorithm %s
 		}
-		respond "{http.rate_limit.zone} {http.rate_limit.key} {http.rate_limit.limit} {http.rate_limit.used} {http.rate_limit.cost} {http.rate_limit.outcome} {http.rate_limit.api.outcome}"
+		%s
 	}
-	handle_errors {
-		header X-Reason {http.rate_limit.reason}
-		respond "{http.rate_limit.zone} {http.rate_limit.outcome} {http.rate_limit.reason} {http.rate_limit.wait}"
-	}
+	respond "{http.rate_limit.zone} {http.rate_limit.key} {http.rate_limit.limit} {http.rate_limit.used} {http.rate_limit.cost} {http.rate_limit.outcome} {http.rate_limit.api.outcome}"
 }
-`
+handle_errors {
+	header X-Reason {http.rate_limit.reason}
+	respond "{http.rate_limit.zone} {http.rate_limit.outcome} {http.rate_limit.reason} {http.rate_limit.wait}"
+}
+`)
 
 // TestRefusalsAreLogged: the first one of each client and window, all, or none.
 func TestRefusalsAreLogged(t *testing.T) {
@@ -248,26 +243,20 @@ func TestStoreCallsAreTraced(t *testing.T) {
 	})
 }
 
-const measuredSite = `
-{
-	{{global}}
-	%s
-}
-{{site}} {
-	route {
-		rate_limit {
-			zone api {
-				key {header.X-Key}
-				events %d
-				window 1h
-				charge %s
-			}
+var measuredSite = caddytest.Site("%s", `
+route {
+	rate_limit {
+		zone api {
+			key {header.X-Key}
+			events %d
+			window 1h
+			charge %s
 		}
-		respond /free 304
-		respond ok
 	}
+	respond /free 304
+	respond ok
 }
-`
+`)
 
 // seriesOf are the lines of /metrics that the limiter exports, by name and labels.
 func seriesOf(c *caddytest.Caddy) map[string]string {
@@ -359,50 +348,36 @@ func TestMetricsAreContinuous(t *testing.T) {
 
 // observing is a site with a zone that is enforced for a share of the clients
 // and, in the path /both, one that is enforced for all.
-const observing = `
-{
-	{{global}}
-	%s
-}
-{{site}} {
-	log
-	route {
-		header >X-Decision "{http.rate_limit.api.outcome} {http.rate_limit.api.reason} {http.rate_limit.api.wait} {http.rate_limit.outcome}"
-		rate_limit {
-			zone api {
-				key {header.X-Key}
-				events 2
-				window 1h
-				enforce %v
-				%s
-			}
-			zone enforced {
-				match {
-					path /both
-				}
-				key {header.X-Key}
-				events 3
-				window 1h
-				%[3]s
-			}
+var observing = caddytest.Site("%s", `
+log
+route {
+	header >X-Decision "{http.rate_limit.api.outcome} {http.rate_limit.api.reason} {http.rate_limit.api.wait} {http.rate_limit.outcome}"
+	rate_limit {
+		zone api {
+			key {header.X-Key}
+			events 2
+			window 1h
+			enforce %v
+			%s
 		}
-		respond ok
+		zone enforced {
+			match {
+				path /both
+			}
+			key {header.X-Key}
+			events 3
+			window 1h
+			%[3]s
+		}
 	}
+	respond ok
 }
-`
-
-// forStores runs a test on each kind of store, with what is to stand in the
-// global options.
-func forStores(t *testing.T, test func(t *testing.T, store string)) {
-	for name, store := range bothStores(caddytest.StartShards(t, 2, 1)) {
-		t.Run(name, func(t *testing.T) { test(t, store) })
-	}
-}
+`)
 
 // TestObservedClientsPass: a zone that is not enforced refuses nobody, does not
 // keep another zone from refusing, and tells what it would have done.
 func TestObservedClientsPass(t *testing.T) {
-	forStores(t, func(t *testing.T, store string) {
+	forStores(t, bothStores(caddytest.StartShards(t, 2, 1)), func(t *testing.T, store string) {
 		for _, charge := range []string{"charge after", "charge before"} {
 			t.Run(charge, func(t *testing.T) {
 				c := caddytest.Start(t, fmt.Sprintf(observing, store, 0, charge))

@@ -350,32 +350,30 @@ func TestFullQueue(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	for name, store := range bothStores(servers) {
-		for _, mode := range modes {
-			for _, algorithm := range counting {
-				t.Run(name+", "+mode+", "+algorithm, func(t *testing.T) {
-					must(t, "flush", servers[0].Primary.Client().FlushAll(t.Context()).Err())
-					c := startWith(t, store, zoneWith("slow", "algorithm "+algorithm, "events 1", "max_wait 100000h", "max_wait_queue 2", "charge "+mode), "respond ok")
-					for _, key := range []string{"alice", "bob"} {
-						must(t, key, c.Probe("/", "X-Key: "+key).Shows(http.StatusOK, 1, 1))
-						if store != "" {
-							servers.AwaitUsed(t, "slow", key, 1)
-						}
+		for algorithm, mode := range ways {
+			t.Run(name+", "+mode+", "+algorithm, func(t *testing.T) {
+				must(t, "flush", servers[0].Primary.Client().FlushAll(t.Context()).Err())
+				c := startWith(t, store, zoneWith("slow", "algorithm "+algorithm, "events 1", "max_wait 100000h", "max_wait_queue 2", "charge "+mode), "respond ok")
+				for _, key := range []string{"alice", "bob"} {
+					must(t, key, c.Probe("/", "X-Key: "+key).Shows(http.StatusOK, 1, 1))
+					if store != "" {
+						servers.AwaitUsed(t, "slow", key, 1)
 					}
-					ctx, leave := context.WithCancel(t.Context())
-					defer leave()
-					waitInLine(t.Context(), t, c, "second")
-					third := waitInLine(ctx, t, c, "third")
-					for _, key := range []string{"alice", "bob", "alice"} {
-						must(t, key, c.Probe("/", "X-Key: "+key).Refuses("slow"))
-					}
-					must(t, "a client that need not wait", c.Probe("/", "X-Key: carol").Shows(http.StatusOK, 1, 1))
-					leave()
-					third.Leaves(t)
-					awaitHeld(t, c, 1)
-					waitInLine(t.Context(), t, c, "fourth")
-					must(t, "bob", c.Probe("/", "X-Key: bob").Refuses("slow"))
-				})
-			}
+				}
+				ctx, leave := context.WithCancel(t.Context())
+				defer leave()
+				waitInLine(t.Context(), t, c, "second")
+				third := waitInLine(ctx, t, c, "third")
+				for _, key := range []string{"alice", "bob", "alice"} {
+					must(t, key, c.Probe("/", "X-Key: "+key).Refuses("slow"))
+				}
+				must(t, "a client that need not wait", c.Probe("/", "X-Key: carol").Shows(http.StatusOK, 1, 1))
+				leave()
+				third.Leaves(t)
+				awaitHeld(t, c, 1)
+				waitInLine(t.Context(), t, c, "fourth")
+				must(t, "bob", c.Probe("/", "X-Key: bob").Refuses("slow"))
+			})
 		}
 	}
 }
@@ -432,35 +430,33 @@ func TestHeldRequestIsCountedOnce(t *testing.T) {
 	for _, algorithm := range counting {
 		zones += zoneWith(algorithm, "algorithm "+algorithm, "events 1000", "charge before")
 	}
-	for name, store := range bothStores(servers) {
-		t.Run(name, func(t *testing.T) {
-			c := startWith(t, store, zones, "respond \"{http.rate_limit.fixed_window.used} {http.rate_limit.sliding_window.used} "+
-				"{http.rate_limit.sliding_log.used} {http.rate_limit.gcra.used}\"")
-			// The refunds of gcra may come in another order than what they are
-			// of, as long as that is not the first in the bucket.
-			for range before {
-				must(t, "request", want("status", c.Probe("/", "X-Key: alice").Status, http.StatusOK))
-			}
-			caddytest.Together(t, workers, func(int) error {
-				for range requests {
-					a, err := c.TryProbe(t.Context(), "/", "X-Key: alice")
-					if err = errors.Join(err, want("status", a.Status, http.StatusOK)); err != nil {
-						return err
-					}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, "respond \"{http.rate_limit.fixed_window.used} {http.rate_limit.sliding_window.used} "+
+			"{http.rate_limit.sliding_log.used} {http.rate_limit.gcra.used}\"")
+		// The refunds of gcra may come in another order than what they are
+		// of, as long as that is not the first in the bucket.
+		for range before {
+			must(t, "request", want("status", c.Probe("/", "X-Key: alice").Status, http.StatusOK))
+		}
+		caddytest.Together(t, workers, func(int) error {
+			for range requests {
+				a, err := c.TryProbe(t.Context(), "/", "X-Key: alice")
+				if err = errors.Join(err, want("status", a.Status, http.StatusOK)); err != nil {
+					return err
 				}
-				return nil
-			})
-			const all = before + workers*requests
-			if store == "" {
-				must(t, "next request", want("body", c.Probe("/", "X-Key: alice").Body, fmt.Sprintf("%d %[1]d %[1]d %[1]d", all+1)))
-				return
 			}
-			c.Stop()
-			for _, algorithm := range counting {
-				must(t, "Redis", want("used of "+algorithm, servers.Content(t, algorithm, "alice").Used, all))
-			}
+			return nil
 		})
-	}
+		const all = before + workers*requests
+		if store == "" {
+			must(t, "next request", want("body", c.Probe("/", "X-Key: alice").Body, fmt.Sprintf("%d %[1]d %[1]d %[1]d", all+1)))
+			return
+		}
+		c.Stop()
+		for _, algorithm := range counting {
+			must(t, "Redis", want("used of "+algorithm, servers.Content(t, algorithm, "alice").Used, all))
+		}
+	})
 }
 
 // TestLineCostsOneCallASecond: while requests of a client wait, a Caddy asks about
@@ -470,38 +466,34 @@ func TestLineCostsOneCallASecond(t *testing.T) {
 	const requests = 200
 	servers := caddytest.StartShards(t, 1, 1)
 	zones := ""
-	for _, mode := range modes {
-		for _, algorithm := range counting {
-			zones += pathZone("long."+mode+"."+algorithm, "max_wait 25000h", "algorithm "+algorithm, "events 1", "charge "+mode)
-			zones += pathZone("full."+mode+"."+algorithm, "max_wait 100000h", "max_wait_queue 3", "algorithm "+algorithm, "events 1", "charge "+mode)
-		}
+	for algorithm, mode := range ways {
+		zones += pathZone("long."+mode+"."+algorithm, "max_wait 25000h", "algorithm "+algorithm, "events 1", "charge "+mode)
+		zones += pathZone("full."+mode+"."+algorithm, "max_wait 100000h", "max_wait_queue 3", "algorithm "+algorithm, "events 1", "charge "+mode)
 	}
 	c := startWith(t, servers.Store(), zones, "respond ok")
-	for _, mode := range modes {
-		for _, algorithm := range counting {
-			for _, why := range []string{"long", "full"} {
-				zone := strings.Join([]string{why, mode, algorithm}, ".")
-				t.Run(zone, func(t *testing.T) {
-					must(t, "first request", c.Probe("/"+zone, "X-Key: alice").Shows(http.StatusOK, 1, 1))
-					servers.AwaitUsed(t, zone, "alice", 1)
-					servers.AwaitReplicas(t)
-					ctx, leave := context.WithCancel(t.Context())
-					defer leave()
-					held := fillLine(ctx, t, c, "/"+zone, "X-Key: alice")
-					before, start := callsTo(t, servers), time.Now()
-					for range requests {
-						must(t, "request too many", c.Probe("/"+zone, "X-Key: alice").Refuses(zone))
-					}
-					took, made := time.Since(start), callsTo(t, servers)-before
-					most := int64(took/time.Second) + 2
-					must(t, "servers", want(fmt.Sprintf("having got %d calls for %d requests in %v, which is more than %d,", made, requests, took, most), made > most, false))
-					leave()
-					for _, r := range held {
-						r.Leaves(t)
-					}
-					awaitHeld(t, c, 0)
-				})
-			}
+	for algorithm, mode := range ways {
+		for _, why := range []string{"long", "full"} {
+			zone := strings.Join([]string{why, mode, algorithm}, ".")
+			t.Run(zone, func(t *testing.T) {
+				must(t, "first request", c.Probe("/"+zone, "X-Key: alice").Shows(http.StatusOK, 1, 1))
+				servers.AwaitUsed(t, zone, "alice", 1)
+				servers.AwaitReplicas(t)
+				ctx, leave := context.WithCancel(t.Context())
+				defer leave()
+				held := fillLine(ctx, t, c, "/"+zone, "X-Key: alice")
+				before, start := callsTo(t, servers), time.Now()
+				for range requests {
+					must(t, "request too many", c.Probe("/"+zone, "X-Key: alice").Refuses(zone))
+				}
+				took, made := time.Since(start), callsTo(t, servers)-before
+				most := int64(took/time.Second) + 2
+				must(t, "servers", want(fmt.Sprintf("having got %d calls for %d requests in %v, which is more than %d,", made, requests, took, most), made > most, false))
+				leave()
+				for _, r := range held {
+					r.Leaves(t)
+				}
+				awaitHeld(t, c, 0)
+			})
 		}
 	}
 }

@@ -297,45 +297,43 @@ func tappedShard(t *testing.T, replicas int, options ...string) (servers caddyte
 // TestThreeZonesOneRoundTrip: all zones of a client are on one shard, and are
 // asked about together.
 func TestThreeZonesOneRoundTrip(t *testing.T) {
-	for _, algorithm := range counting {
-		for _, mode := range modes {
-			t.Run(algorithm+", "+mode, func(t *testing.T) {
-				servers, primary, _, store := tappedShard(t, 0)
-				options := func(events int, window string) []string {
-					return []string{fmt.Sprint("events ", events), "window " + window, "algorithm " + algorithm, "charge " + mode}
-				}
-				c := startWith(t, store, zoneWith("second", options(10, "1s")...)+
-					zoneWith("hour", options(5000, "1h")...)+zoneWith("day", options(50000, "24h")...), byStatus)
-				// The scripts may still be on their way to the server.
-				c.Probe("/", "X-Key: bob", "X-Status: 200")
-				servers.AwaitUsed(t, "day", "bob", 1)
-				primary.took()
+	for algorithm, mode := range ways {
+		t.Run(algorithm+", "+mode, func(t *testing.T) {
+			servers, primary, _, store := tappedShard(t, 0)
+			options := func(events int, window string) []string {
+				return []string{fmt.Sprint("events ", events), "window " + window, "algorithm " + algorithm, "charge " + mode}
+			}
+			c := startWith(t, store, zoneWith("second", options(10, "1s")...)+
+				zoneWith("hour", options(5000, "1h")...)+zoneWith("day", options(50000, "24h")...), byStatus)
+			// The scripts may still be on their way to the server.
+			c.Probe("/", "X-Key: bob", "X-Status: 200")
+			servers.AwaitUsed(t, "day", "bob", 1)
+			primary.took()
 
-				day := int64(0)
-				for range 5 {
-					// One is charged and one is free.
-					a := c.Probe("/", "X-Key: alice", "X-Status: 200")
-					must(t, "request", errors.Join(want("status", a.Status, http.StatusOK), want("zone", a.Resource, "second")))
-					day++
-					servers.AwaitUsed(t, "day", "alice", day)
-					trips := [2]int64{2, 6} // a check and a charge
-					if mode == "before" {
-						trips = [2]int64{1, 3} // a take
-					}
-					must(t, "request", want("round trips and commands", primary.took(), trips))
-
-					must(t, "free request", want("status", c.Probe("/", "X-Key: alice", "X-Status: 304").Status, http.StatusNotModified))
-					trips = [2]int64{1, 3} // a check
-					if mode == "before" {
-						trips = [2]int64{2, 6} // a take and a refund
-					}
-					eventually(t, "the free request is settled", func() error {
-						return want("number of commands", primary.commands.Load(), trips[1])
-					})
-					must(t, "free request", want("round trips and commands", primary.took(), trips))
+			day := int64(0)
+			for range 5 {
+				// One is charged and one is free.
+				a := c.Probe("/", "X-Key: alice", "X-Status: 200")
+				must(t, "request", errors.Join(want("status", a.Status, http.StatusOK), want("zone", a.Resource, "second")))
+				day++
+				servers.AwaitUsed(t, "day", "alice", day)
+				trips := [2]int64{2, 6} // a check and a charge
+				if mode == "before" {
+					trips = [2]int64{1, 3} // a take
 				}
-			})
-		}
+				must(t, "request", want("round trips and commands", primary.took(), trips))
+
+				must(t, "free request", want("status", c.Probe("/", "X-Key: alice", "X-Status: 304").Status, http.StatusNotModified))
+				trips = [2]int64{1, 3} // a check
+				if mode == "before" {
+					trips = [2]int64{2, 6} // a take and a refund
+				}
+				eventually(t, "the free request is settled", func() error {
+					return want("number of commands", primary.commands.Load(), trips[1])
+				})
+				must(t, "free request", want("round trips and commands", primary.took(), trips))
+			}
+		})
 	}
 }
 

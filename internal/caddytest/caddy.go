@@ -152,6 +152,12 @@ func FreeAddr(t *testing.T) string {
 	return fmt.Sprintf("127.0.0.1:%d", port)
 }
 
+// Site returns a Caddyfile of one site, with global options besides those of the
+// harness.
+func Site(global, body string) string {
+	return "{\n\t{{global}}\n\t" + global + "\n}\n{{site}} {\n" + body + "\n}\n"
+}
+
 // Expand replaces the placeholders of [Start].
 func (c *Caddy) Expand(caddyfile string) string {
 	return strings.NewReplacer(
