@@ -83,7 +83,7 @@ func TestCostThatNeverFits(t *testing.T) {
 	})
 }
 
-// probeNever is probe of what is refused for good.
+// probeNever is Probe of a request that is refused for good.
 func probeNever(c *caddytest.Caddy, path string, headers ...string) caddytest.Answer {
 	c.T.Helper()
 	a := c.Probe(path, headers...)

@@ -152,7 +152,7 @@ func TestConcurrentClientsAreCountedExactly(t *testing.T) {
 		}
 	}
 	for i, shard := range servers {
-		if n := len(caddytest.Find(t, shard.Primary, "api")); n < clients/4 {
+		if n := len(caddytest.BucketsOf(t, shard.Primary, "api")); n < clients/4 {
 			t.Errorf("shard %s has %d of %d clients", caddytest.ShardName(i), n, clients)
 		}
 	}
@@ -292,13 +292,13 @@ func TestStaleReplicaNeitherRefusesNorContradicts(t *testing.T) {
 			caddys[i%2].Ask("/", "X-Key: "+key)
 		}
 		eventually(t, "the replica has the count", func() error {
-			if old = caddytest.Find(t, replica, "api")[key]; old.Count < events && time.Since(begun) < window {
+			if old = caddytest.BucketsOf(t, replica, "api")[key]; old.Count < events && time.Since(begun) < window {
 				return fmt.Errorf("it has %+v", old)
 			}
 			return nil
 		})
 		must(t, "pause replication", replica.PauseReplication())
-		old = caddytest.Find(t, replica, "api")[key]
+		old = caddytest.BucketsOf(t, replica, "api")[key]
 		a := caddys[0].Ask("/", "X-Key: "+key)
 		// On a busy machine the window may be over.
 		if old.Count == events && a.Received.Before(time.UnixMicro(old.Reset)) {
@@ -314,7 +314,7 @@ func TestStaleReplicaNeitherRefusesNorContradicts(t *testing.T) {
 	over := time.UnixMicro(old.Reset)
 	for i, c := range caddys {
 		awaitAdmission(t, c, key, over)
-		if view := caddytest.Find(t, replica, "api")[key]; view != old && time.Since(over) < time.Second {
+		if view := caddytest.BucketsOf(t, replica, "api")[key]; view != old && time.Since(over) < time.Second {
 			t.Fatalf("the replica, which Caddy %d asked, has %+v, want the old window %+v", i, view, old)
 		}
 	}

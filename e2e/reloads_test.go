@@ -110,7 +110,7 @@ func TestReloadAddingAShardMovesOnlyItsClients(t *testing.T) {
 	eventually(t, "the old shards are charged", func() error {
 		counts := map[string]int64{}
 		for i := range 2 {
-			for key, b := range caddytest.Find(t, servers[i].Primary, "api") {
+			for key, b := range caddytest.BucketsOf(t, servers[i].Primary, "api") {
 				if b.Count != 1 || moved[key] == 0 {
 					counts[key] = b.Count
 				}

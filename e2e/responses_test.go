@@ -349,7 +349,7 @@ func TestOnlyOurLimitHeadersRemain(t *testing.T) {
 		must(t, "reset", want("header", a.Reset, ceilSeconds(servers.Buckets(t, "api")["alice"].Reset)))
 	}
 	// The backend's own refusal is a response like others, and its advice
-	// stays; tryAsk knows Retry-After as ours only.
+	// stays; TryAsk knows Retry-After as ours only.
 	resp := c.Get("/busy", "X-Key: alice")
 	must(t, "the backend's refusal", errors.Join(
 		want("status", resp.StatusCode, http.StatusTooManyRequests), want("remaining", caddytest.Remaining(resp), "0"),

@@ -27,7 +27,7 @@ func countsOn(t *testing.T, zone string, servers ...*redistest.Server) map[strin
 	t.Helper()
 	counts := map[string]int64{}
 	for _, server := range servers {
-		for client, b := range caddytest.Find(t, server, zone) {
+		for client, b := range caddytest.BucketsOf(t, server, zone) {
 			counts[strings.TrimSuffix(client, "}")] += b.Count
 		}
 	}

@@ -44,9 +44,9 @@ func ReadBuckets(t *testing.T, client *goredis.Client) map[string]Bucket {
 	return read
 }
 
-// Find returns the buckets of a zone on one server by client: what comes after
+// BucketsOf returns the buckets of a zone on one server by client: what comes after
 // the last colon of a key, and so its value where it is one placeholder's.
-func Find(t *testing.T, server *redistest.Server, zone string) map[string]Bucket {
+func BucketsOf(t *testing.T, server *redistest.Server, zone string) map[string]Bucket {
 	t.Helper()
 	found := map[string]Bucket{}
 	for key, b := range ReadBuckets(t, server.Client()) {
@@ -63,7 +63,7 @@ func (s Shards) Buckets(t *testing.T, zone string) map[string]Bucket {
 	t.Helper()
 	all := map[string]Bucket{}
 	for _, shard := range s {
-		for client, b := range Find(t, shard.Primary, zone) {
+		for client, b := range BucketsOf(t, shard.Primary, zone) {
 			if _, ok := all[client]; ok {
 				t.Fatalf("client %s has a bucket of zone %s on two shards", client, zone)
 			}
@@ -126,7 +126,7 @@ func (s Shards) AwaitSum(t *testing.T, prefix string, wanted int64) {
 func (s Shards) Owner(t *testing.T, zone, client string) int {
 	t.Helper()
 	for i, shard := range s {
-		if _, ok := Find(t, shard.Primary, zone)[client]; ok {
+		if _, ok := BucketsOf(t, shard.Primary, zone)[client]; ok {
 			return i
 		}
 	}

@@ -1,5 +1,5 @@
 // Package caddytest runs Caddy with this module as a process of its own, for
-// tests: the test binary, whose TestMain is [Main], is that Caddy.
+// tests: the test binary, whose TestMain calls [Main], is that Caddy.
 //
 // [Start] runs it with a Caddyfile; its methods load configs, send requests,
 // read metrics and the log, and stop it. [StartShards] starts the Redis servers
