@@ -5,17 +5,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
-
 	shardlimit "github.com/shardlimit/caddy-shardlimit"
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
-	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
 // configOf is a config with these handlers and, unless it is empty, this app.
@@ -331,7 +326,7 @@ func TestConfigOfPenaltyInAStoreThatKnowsNone(t *testing.T) {
 	const app = `{"stores": {"default": {"module": "guest", "plain": true}}}`
 	loads(t, configOf(app, zoneOf(`"algorithm": "gcra"`)), "")
 	loads(t, configOf(app, zoneOf(`"penalty": "1m"`)), "zone api: penalty does not go with the store default: remove it")
-	if n := guests.open.Load(); n != 0 {
+	if n := caddytest.Guests.Open.Load(); n != 0 {
 		t.Errorf("%d stores are still open", n)
 	}
 }
@@ -437,12 +432,12 @@ func TestGuestStoreInACaddyfile(t *testing.T) {
 	if want := `"motto": "welcome"`; !strings.Contains(string(config), want) {
 		t.Errorf("adapts to %s, want %s in it", config, want)
 	}
-	opened := guests.opened.Load()
+	opened := caddytest.Guests.Opened.Load()
 	loads(t, config, "")
-	if n := guests.opened.Load() - opened; n != 1 {
+	if n := caddytest.Guests.Opened.Load() - opened; n != 1 {
 		t.Errorf("the store was opened %d times, want once", n)
 	}
-	if n := guests.open.Load(); n != 0 {
+	if n := caddytest.Guests.Open.Load(); n != 0 {
 		t.Errorf("%d stores are still open", n)
 	}
 }
@@ -601,7 +596,7 @@ func TestConfigOfRollouts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { loads(t, configOf(stores, test.handler), test.want) })
 	}
-	if n := guests.open.Load(); n != 0 {
+	if n := caddytest.Guests.Open.Load(); n != 0 {
 		t.Errorf("%d stores are still open", n)
 	}
 }
@@ -627,47 +622,4 @@ func TestConfigOfRolloutsOfOneZone(t *testing.T) {
 	}
 }
 
-func init() { caddy.RegisterModule(new(guestStore)) }
-
-// guestStore is a store module as another plugin would bring along.
-type guestStore struct {
-	Motto string `json:"motto,omitempty"`
-	// Plain leaves out what a store need not have.
-	Plain bool `json:"plain,omitempty"`
-}
-
-// guests counts how often guest stores were opened, and how many are open.
-var guests struct{ opened, open atomic.Int64 }
-
-func (*guestStore) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{ID: "rate_limit.stores.guest", New: func() caddy.Module { return new(guestStore) }}
-}
-
-func (g *guestStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	d.Next()
-	for d.NextBlock(0) {
-		if d.Val() != "motto" || !d.AllArgs(&g.Motto) {
-			return d.ArgErr()
-		}
-	}
-	return nil
-}
-
-func (g *guestStore) OpenStore(string) (store.Store, error) {
-	guests.opened.Add(1)
-	guests.open.Add(1)
-	s := memory.New(memory.NewBuckets(), memory.Options{})
-	if g.Plain {
-		return struct{ store.Store }{s}, nil
-	}
-	return s, nil
-}
-
-func (*guestStore) CloseStore() { guests.open.Add(-1) }
-
-func (*guestStore) OnErrorDefault() string { return "deny" }
-
-var (
-	_ shardlimit.StoreModule = (*guestStore)(nil)
-	_ caddyfile.Unmarshaler  = (*guestStore)(nil)
-)
+var _ shardlimit.StoreModule = (*caddytest.GuestStore)(nil)
