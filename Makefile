@@ -27,7 +27,7 @@ check: ## run all tests with the race detector, those of the benchmarks too, all
 	scripts/install-needed.sh
 	CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 40m ./...
 	cd bench && CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 10m ./...
-	$(GO) test -run 'TestPairs$$|TestDeadShard' -timeout 30m . -pairs.all -pairs.seed $(PAIRSEED) -dead.duration 6s
+	$(GO) test -run 'TestPairs$$|TestDeadShard' -timeout 30m ./e2e -pairs.all -pairs.seed $(PAIRSEED) -dead.duration 6s
 	FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
 
 soak: ## ten minutes of faults under load, then the ledger's model in many more interleavings

@@ -1,14 +1,29 @@
 package shardlimit_test
 
 import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/process"
 )
 
 // exampleFiles are all Caddyfiles in examples.
@@ -33,14 +48,14 @@ func TestExamplesAreFormattedAndLoad(t *testing.T) {
 	for _, file := range exampleFiles(t) {
 		path, err := filepath.Abs(file)
 		must(t, "path", err)
-		out, err := caddyCommand(dir, "validate", "--config", path).CombinedOutput()
+		out, err := caddytest.Command(dir, "validate", "--config", path).CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "Valid configuration") {
 			t.Errorf("%s: %v\n%s", file, err, out)
 		}
 		if strings.Contains(string(out), `"level":"warn"`) {
 			t.Errorf("%s: Caddy warns:\n%s", file, out)
 		}
-		if out, err := caddyCommand(dir, "fmt", "--diff", path).CombinedOutput(); err != nil {
+		if out, err := caddytest.Command(dir, "fmt", "--diff", path).CombinedOutput(); err != nil {
 			t.Errorf("%s is not formatted: %v\n%s", file, err, out)
 		}
 	}
@@ -85,7 +100,7 @@ var (
 
 // startExample runs Caddy with an example, on ports that are free. What is to
 // be replaced besides comes in pairs.
-func startExample(t *testing.T, name string, replace ...string) *caddyProcess {
+func startExample(t *testing.T, name string, replace ...string) *caddytest.Caddy {
 	t.Helper()
 	b, err := os.ReadFile("examples/" + name + ".caddyfile")
 	must(t, "read", err)
@@ -99,7 +114,7 @@ func startExample(t *testing.T, name string, replace ...string) *caddyProcess {
 	text = sitePort.ReplaceAllString(text, "{{site}} {")
 	standIn := ""
 	if standInPort.MatchString(text) {
-		standIn = freeAddr(t)
+		standIn = caddytest.FreeAddr(t)
 		text = standInPort.ReplaceAllString(text, "http://"+standIn+" {")
 		text = strings.ReplaceAll(text, "localhost:9000", standIn)
 	}
@@ -108,17 +123,17 @@ func startExample(t *testing.T, name string, replace ...string) *caddyProcess {
 	} else {
 		text = "{\n\t{{global}}\n}\n" + text
 	}
-	c := startCaddy(t, text)
+	c := caddytest.Start(t, text)
 	if standIn != "" {
-		awaitListening(t, standIn)
+		caddytest.AwaitListening(t, standIn)
 	}
 	return c
 }
 
 // statuses are those of n requests, as text: "200 200 429".
-func (c *caddyProcess) statuses(n int, path string, headers ...string) string {
-	c.t.Helper()
-	return repeated(n, func() *http.Response { return c.get(path, headers...) })
+func statuses(c *caddytest.Caddy, n int, path string, headers ...string) string {
+	c.T.Helper()
+	return repeated(n, func() *http.Response { return c.Get(path, headers...) })
 }
 
 // repeated are the statuses of n requests.
@@ -136,7 +151,7 @@ func many(n, status int) string { return strings.TrimSpace(strings.Repeat(fmt.Sp
 // clientAt is a client with another address of this machine.
 func clientAt(ip string) *http.Client {
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}
-	return &http.Client{Timeout: client.Timeout, Transport: &http.Transport{
+	return &http.Client{Timeout: caddytest.Client.Timeout, Transport: &http.Transport{
 		DialContext: dialer.DialContext, DisableKeepAlives: true,
 	}}
 }
@@ -155,4 +170,498 @@ func send(t *testing.T, from *http.Client, method, url string, headers ...string
 	must(t, method+" "+url, err)
 	must(t, "close", resp.Body.Close())
 	return resp
+}
+
+func loginAs(user, password string) string {
+	return "Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
+}
+
+// body reads the body of a response to get.
+func body(t *testing.T, resp *http.Response) string {
+	t.Helper()
+	b, err := io.ReadAll(resp.Body)
+	must(t, "read", err)
+	return string(b)
+}
+
+func TestExamplePerUser(t *testing.T) {
+	c := startExample(t, "per_user")
+	alice, bob := loginAs("alice", "secret"), loginAs("bob", "secret")
+	must(t, "alice", want("statuses", statuses(c, 6, "/", alice), many(5, 200)+" 429"))
+	resp := c.Get("/", bob)
+	must(t, "bob", errors.Join(want("status", resp.StatusCode, 200), want("remaining", caddytest.Remaining(resp), "4"), want("body", body(t, resp), "Hello, bob.")))
+	must(t, "nobody", want("statuses", statuses(c, 6, "/"), many(6, 401)))
+	must(t, "alice from elsewhere", want("status", send(t, clientAt("127.0.0.2"), http.MethodGet, c.URL, alice).StatusCode, 429))
+}
+
+func TestExamplePerPlan(t *testing.T) {
+	c := startExample(t, "per_plan")
+	for _, test := range []struct {
+		header string
+		events int
+	}{{"X-Api-Key: key-of-alice", 20}, {"X-Api-Key: key-of-bob", 10}, {"X-Api-Key: made-up", 3}} {
+		must(t, test.header, want("statuses", statuses(c, test.events+1, "/", test.header), many(test.events, 200)+" 429"))
+	}
+	must(t, "another made-up key", want("status", c.Get("/", "X-Api-Key: other").StatusCode, 429))
+	must(t, "no key", want("status", c.Get("/").StatusCode, 429))
+	must(t, "another address", want("status", send(t, clientAt("127.0.0.2"), http.MethodGet, c.URL).StatusCode, 200))
+}
+
+func TestExampleBruteForce(t *testing.T) {
+	c := startExample(t, "brute_force")
+	good, bad := loginAs("alice", "secret"), loginAs("alice", "guess")
+	must(t, "good logins", want("statuses", statuses(c, 7, "/login", good), many(7, 200)))
+	must(t, "browsers that ask", want("statuses", statuses(c, 7, "/login"), many(7, 401)))
+	must(t, "guesses", want("statuses", statuses(c, 6, "/login", bad), many(5, 401)+" 429"))
+	must(t, "a good login from there", want("status", c.Get("/login", good).StatusCode, 429))
+	must(t, "a good login from elsewhere", want("status", send(t, clientAt("127.0.0.2"), http.MethodGet, c.URL+"/login", good).StatusCode, 200))
+	must(t, "other pages", want("statuses", statuses(c, 7, "/"), many(7, 200)))
+}
+
+func TestExampleIPv6(t *testing.T) {
+	c := startExample(t, "ipv6")
+	for _, address := range []string{"::1", "::2", "aaaa::1", "ffff:ffff:ffff:ffff", "::3"} {
+		address = strings.Replace("X-Forwarded-For: 2001:db8:0:1:"+address, ":::", "::", 1)
+		must(t, address, want("status", c.Get("/", address).StatusCode, 200))
+	}
+	must(t, "the sixth of the network", want("status", c.Get("/", "X-Forwarded-For: 2001:db8:0:1::4").StatusCode, 429))
+	must(t, "another network", want("remaining", caddytest.Remaining(c.Get("/", "X-Forwarded-For: 2001:db8:0:2::1")), "4"))
+	must(t, "IPv4", want("remaining", caddytest.Remaining(c.Get("/", "X-Forwarded-For: 192.0.2.1")), "4"))
+	must(t, "its neighbour", want("remaining", caddytest.Remaining(c.Get("/", "X-Forwarded-For: 192.0.2.2")), "4"))
+}
+
+func TestExampleBurstAndQuota(t *testing.T) {
+	t.Parallel() // it spends its time waiting
+	// The day may end in between.
+	for day := -1; day != time.Now().UTC().YearDay(); {
+		day = time.Now().UTC().YearDay()
+		c := startExample(t, "burst_and_quota")
+		served, refusedBy := 0, map[string]int{}
+		eventually(t, "the quota is used up", func() error {
+			resp := c.Get("/", "X-Api-Key: k")
+			zone := resp.Header.Get("X-RateLimit-Resource")
+			switch resp.StatusCode {
+			case 200:
+				served++
+				if served > 15 {
+					t.Fatalf("%d were served", served)
+				}
+			case 429:
+				if refusedBy[zone]++; zone == "burst" && served < 5 {
+					t.Fatalf("a burst of %d is refused", served)
+				}
+			}
+			return want("being refused by day", zone == "day" && resp.StatusCode == 429, true)
+		})
+		if day != time.Now().UTC().YearDay() {
+			continue
+		}
+		must(t, "all", errors.Join(want("served", served, 15), want("refused by the burst", refusedBy["burst"] > 0, true)))
+		must(t, "another key", want("status", c.Get("/", "X-Api-Key: other").StatusCode, 200))
+	}
+}
+
+func TestExampleGraphQLCost(t *testing.T) {
+	c := startExample(t, "graphql_cost")
+	for _, left := range []string{"13", "6", "0"} {
+		resp := c.Get("/graphql")
+		must(t, "query", errors.Join(want("status", resp.StatusCode, 200), want("remaining", caddytest.Remaining(resp), left), want("X-Cost", resp.Header.Get("X-Cost"), "")))
+	}
+	must(t, "a query without points", want("status", c.Get("/graphql").StatusCode, 429))
+	must(t, "another key", want("remaining", caddytest.Remaining(c.Get("/graphql", "X-Api-Key: k")), "13"))
+	must(t, "another path", want("remaining", caddytest.Remaining(c.Get("/")), ""))
+}
+
+func TestExampleAllowlist(t *testing.T) {
+	c := startExample(t, "allowlist")
+	must(t, "others", want("statuses", statuses(c, 6, "/"), many(5, 200)+" 429"))
+	must(t, "health checks", want("statuses", statuses(c, 7, "/health"), many(7, 200)))
+	listed := clientAt("127.0.0.2")
+	must(t, "listed", want("statuses", repeated(7, func() *http.Response { return send(t, listed, http.MethodGet, c.URL) }), many(7, 200)))
+	must(t, "listed", want("remaining", caddytest.Remaining(send(t, listed, http.MethodGet, c.URL)), ""))
+}
+
+func TestExampleErrorPage(t *testing.T) {
+	c := startExample(t, "error_page")
+	must(t, "requests that fit", want("statuses", statuses(c, 2, "/"), "200 200"))
+	resp := c.Get("/", "Accept: text/html,application/xhtml+xml")
+	wait := resp.Header.Get("Retry-After")
+	page := body(t, resp)
+	must(t, "page", errors.Join(
+		want("status", resp.StatusCode, 429),
+		want("type", resp.Header.Get("Content-Type"), "text/html; charset=utf-8"),
+		want("saying how long to wait", wait != "" && strings.Contains(page, "again in "+wait+" seconds"), true),
+		want("zone", resp.Header.Get("X-RateLimit-Resource"), "page"),
+	))
+	if !strings.HasPrefix(page, "<!doctype html>") {
+		t.Errorf("the page is %s", page)
+	}
+	resp = c.Get("/")
+	var told struct {
+		Error, Zone string
+		Wait        int
+	}
+	must(t, "JSON", json.Unmarshal([]byte(body(t, resp)), &told))
+	must(t, "JSON", errors.Join(want("status", resp.StatusCode, 429), want("type", resp.Header.Get("Content-Type"), "application/json"),
+		want("error", told.Error, "rate_limited"), want("zone", told.Zone, "page"), want("wait", fmt.Sprint(told.Wait), resp.Header.Get("Retry-After"))))
+}
+
+func TestExampleBrowserClients(t *testing.T) {
+	c := startExample(t, "browser_clients")
+	origin := "Origin: https://app.example.com"
+	for range 7 {
+		resp := send(t, caddytest.Client, http.MethodOptions, c.URL, origin, "Access-Control-Request-Method: GET")
+		must(t, "preflight", errors.Join(want("status", resp.StatusCode, 204), want("remaining", caddytest.Remaining(resp), ""),
+			want("origin", resp.Header.Get("Access-Control-Allow-Origin"), "https://app.example.com"),
+			want("methods", resp.Header.Get("Access-Control-Allow-Methods"), "GET, POST, PUT, DELETE")))
+	}
+	for _, status := range []int{200, 200, 200, 200, 200, 429} {
+		resp := c.Get("/", origin)
+		must(t, "request", want("status", resp.StatusCode, status))
+		exposed := strings.Split(resp.Header.Get("Access-Control-Expose-Headers"), ", ")
+		for name := range resp.Header {
+			if name = http.CanonicalHeaderKey(name); strings.HasPrefix(name, "X-Ratelimit-") || name == "Retry-After" {
+				found := false
+				for _, e := range exposed {
+					found = found || http.CanonicalHeaderKey(e) == name
+				}
+				must(t, name, want("being exposed", found, true))
+			}
+		}
+		must(t, "request", want("origin", resp.Header.Get("Access-Control-Allow-Origin"), "https://app.example.com"))
+	}
+	must(t, "OPTIONS that is no preflight", want("status", send(t, caddytest.Client, http.MethodOptions, c.URL, origin).StatusCode, 429))
+}
+
+// TestExampleOutgoing: calls made at the same time leave one after the other,
+// half a second apart, and those that would wait for too long are refused at
+// once.
+func TestExampleOutgoing(t *testing.T) {
+	t.Parallel() // it spends its time waiting
+	var mu sync.Mutex
+	var arrived []time.Time
+	partner := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		arrived = append(arrived, time.Now())
+	}))
+	t.Cleanup(partner.Close)
+	c := startExample(t, "outgoing", "https://api.github.com", partner.URL)
+	begun := time.Now()
+	caddytest.Together(t, 4, func(int) error {
+		resp, err := c.Try("/zen")
+		if err != nil {
+			return err
+		}
+		return want("status", resp.StatusCode, 200)
+	})
+	must(t, "partner", want("calls", len(arrived), 4))
+	for i, at := range arrived {
+		// The first left at some time after begun.
+		if earliest := begun.Add(time.Duration(i) * time.Second / 2); at.Before(earliest) {
+			t.Errorf("call %d left %v too early", i, earliest.Sub(at))
+		}
+	}
+
+	// Sixty fit into the thirty seconds.
+	ctx, leave := context.WithCancel(t.Context())
+	refused := make(chan string, 100)
+	var clients sync.WaitGroup
+	for range 100 {
+		clients.Go(func() {
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL+"/zen", http.NoBody)
+			if err != nil {
+				return
+			}
+			if resp, err := caddytest.Client.Do(req); err == nil {
+				_ = resp.Body.Close()
+				if resp.StatusCode == http.StatusTooManyRequests {
+					refused <- resp.Header.Get("Retry-After")
+				}
+			}
+		})
+	}
+	for range 30 {
+		select {
+		case wait := <-refused:
+			seconds, err := strconv.Atoi(wait)
+			must(t, "refusal", errors.Join(err, want("Retry-After being more than half a minute", seconds > 30, true)))
+		case <-time.After(caddytest.WaitLimit):
+			t.Fatal("calls that would wait for more than 30 seconds are not refused")
+		}
+	}
+	leave()
+	clients.Wait()
+}
+
+// showsLimits tells how what a proxy passes on differs from what the limiter
+// says.
+func showsLimits(resp *http.Response, status int, left string) error {
+	return errors.Join(
+		want("status", resp.StatusCode, status),
+		want("limit", resp.Header.Get("X-RateLimit-Limit"), "5"),
+		want("remaining", caddytest.Remaining(resp), left),
+		want("having a reset", resp.Header.Get("X-RateLimit-Reset") != "", true),
+		want("having Retry-After", resp.Header.Get("Retry-After") != "", status == http.StatusTooManyRequests),
+	)
+}
+
+// drivesLimiterService sends requests to a proxy that asks the limiter.
+func drivesLimiterService(t *testing.T, url string) {
+	t.Helper()
+	for _, left := range []string{"4", "3", "2", "1", "0"} {
+		must(t, "request that fits", showsLimits(send(t, caddytest.Client, http.MethodPost, url+"/some/path?x=1"), http.StatusOK, left))
+	}
+	must(t, "sixth request", showsLimits(send(t, caddytest.Client, http.MethodGet, url), http.StatusTooManyRequests, "0"))
+	must(t, "another address", showsLimits(send(t, clientAt("127.0.0.2"), http.MethodGet, url), http.StatusOK, "4"))
+	must(t, "a made-up key", showsLimits(send(t, caddytest.Client, http.MethodGet, url, "X-Api-Key: k"), http.StatusTooManyRequests, "0"))
+}
+
+func TestExampleLimiterService(t *testing.T) {
+	c := startExample(t, "limiter_service")
+	address := "X-Forwarded-For: 192.0.2.7"
+	must(t, "questions", want("statuses", statuses(c, 6, "/", address), many(5, 204)+" 429"))
+	must(t, "another address", want("status", c.Get("/", "X-Forwarded-For: 192.0.2.8").StatusCode, 204))
+}
+
+func TestExampleForwardAuth(t *testing.T) {
+	limiter := startExample(t, "limiter_service")
+	c := startExample(t, "forward_auth", "localhost:8080", limiter.Addr)
+	drivesLimiterService(t, c.URL)
+	limiter.Stop()
+	must(t, "without the limiter", want("status", c.Get("/").StatusCode, http.StatusBadGateway))
+}
+
+func TestExampleAuthRequest(t *testing.T) {
+	limiter := startExample(t, "limiter_service")
+	site, backend := caddytest.FreeAddr(t), caddytest.FreeAddr(t)
+	url := startNginx(t, "examples/auth_request.nginx.conf", site, "localhost:8080", limiter.Addr, "listen 8081", "listen "+site,
+		"localhost:8082", backend, "listen 8082", "listen "+backend)
+	drivesLimiterService(t, url)
+	limiter.Stop()
+	resp := send(t, caddytest.Client, http.MethodGet, url)
+	must(t, "without the limiter", errors.Join(want("status", resp.StatusCode, 500), want("Retry-After", resp.Header.Get("Retry-After"), "")))
+}
+
+// installed finds a program that make test installs.
+func installed(t *testing.T, program string) string {
+	t.Helper()
+	path, err := process.Find(program)
+	must(t, "find", err)
+	return path
+}
+
+// startNginx runs nginx with a config, of which is to be replaced what comes in
+// pairs, and waits until it listens on site.
+func startNginx(t *testing.T, config, site string, replace ...string) (url string) {
+	t.Helper()
+	b, err := os.ReadFile(config)
+	must(t, "read", err)
+	dir, text := t.TempDir(), string(b)
+	for i := 0; i < len(replace); i += 2 {
+		if !strings.Contains(text, replace[i]) {
+			t.Fatalf("%s has no %s", config, replace[i])
+		}
+		text = strings.ReplaceAll(text, replace[i], replace[i+1])
+	}
+	// The system's folders belong to somebody else.
+	text = strings.Replace(text, "http {\n", "http {\n"+strings.Join(nginxFolders, dir+";\n")+dir+";\n", 1)
+	file := dir + "/nginx.conf"
+	must(t, "write", os.WriteFile(file, []byte(text), 0o600))
+	logs := new(caddyproc.Logs)
+	cmd := exec.CommandContext(t.Context(), installed(t, "nginx"), "-p", dir, "-c", file, "-g", "daemon off; master_process off;")
+	cmd.Stdout, cmd.Stderr = logs, logs
+	process.EndWithParent(cmd)
+	must(t, "start nginx", cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if t.Failed() {
+			t.Logf("nginx:\n%s", logs)
+		}
+	})
+	caddytest.AwaitListening(t, site)
+	return "http://" + site
+}
+
+var nginxFolders = []string{"client_body_temp_path ", "proxy_temp_path ", "fastcgi_temp_path ", "uwsgi_temp_path ", "scgi_temp_path "}
+
+// TestMigratingFromCaddyRatelimit: a config that was written for it runs as it
+// is, and so does what is to become of it.
+func TestMigratingFromCaddyRatelimit(t *testing.T) {
+	drive := func(t *testing.T, c *caddytest.Caddy) {
+		t.Helper()
+		must(t, "requests", want("statuses", statuses(c, 5, "/"), "200 200 200 429 429"))
+		refused := c.Get("/")
+		must(t, "refusal", errors.Join(want("zone", refused.Header.Get("X-RateLimit-Resource"), "each"),
+			want("having Retry-After", refused.Header.Get("Retry-After") != "", true)))
+		must(t, "another address", want("status", send(t, clientAt("127.0.0.2"), http.MethodGet, c.URL).StatusCode, 200))
+		for _, zone := range []string{"everybody", "each"} {
+			name := `caddy_rate_limit_requests_total{zone="` + zone + `"}`
+			must(t, name, want("being counted", c.Metric(name) != "", true))
+		}
+	}
+	for _, name := range []string{"migrating/caddy_ratelimit_before", "migrating/caddy_ratelimit_after"} {
+		t.Run(name, func(t *testing.T) { drive(t, startExample(t, name)) })
+	}
+	t.Run("JSON", func(t *testing.T) {
+		c := caddytest.Start(t, "{\n\t{{global}}\n}\n{{site}} {\n\trespond none\n}\n")
+		text, err := os.ReadFile("examples/migrating/caddy_ratelimit_before.json")
+		must(t, "read", err)
+		var config map[string]any
+		must(t, "unmarshal", json.Unmarshal([]byte(strings.Replace(string(text), ":8080", c.Addr, 1)), &config))
+		config["admin"] = map[string]any{"listen": c.Admin, "config": map[string]any{"persist": false}}
+		text, err = json.Marshal(config)
+		must(t, "marshal", err)
+		if status, answer := c.AdminCall(http.MethodPost, "/load", "application/json", string(text)); status != http.StatusOK {
+			t.Fatalf("load: %d %s", status, answer)
+		}
+		c.AwaitServers()
+		drive(t, c)
+	})
+}
+
+// TestMigratingFromNginx: nginx itself, with the config before, and Caddy with
+// the one after admit the same.
+func TestMigratingFromNginx(t *testing.T) {
+	for name, start := range map[string]func(t *testing.T) (url string){
+		"before": func(t *testing.T) string {
+			t.Helper()
+			site := caddytest.FreeAddr(t)
+			return startNginx(t, "examples/migrating/nginx_before.conf", site, "listen 8080", "listen "+site)
+		},
+		"after": func(t *testing.T) string {
+			t.Helper()
+			return startExample(t, "migrating/nginx_after").URL
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			url := start(t)
+			get := func(path string) func() *http.Response {
+				return func() *http.Response { return send(t, caddytest.Client, http.MethodGet, url+path) }
+			}
+			must(t, "plain", want("statuses", repeated(3, get("/plain")), "200 429 429"))
+			must(t, "burst", want("statuses", repeated(7, get("/burst")), many(5, 200)+" 429 429"))
+			must(t, "another address", want("status", send(t, clientAt("127.0.0.2"), http.MethodGet, url+"/burst").StatusCode, 200))
+			// The last one waits for a second and a half in both.
+			for path, served := range map[string]int{"/queue": 4, "/both": 6} {
+				queued(t, url+path, served)
+			}
+		})
+	}
+}
+
+// queued sends three requests more than are served, two a second, all at once. A
+// machine that takes half a second to bring them makes room for another one, so
+// that they are sent again from another address.
+func queued(t *testing.T, url string, served int) {
+	t.Helper()
+	t.Helper()
+	for try := 1; ; try++ {
+		from := clientAt(fmt.Sprint("127.0.1.", try))
+		var passed, refused atomic.Int64
+		begun := time.Now()
+		caddytest.Together(t, served+3, func(int) error {
+			resp, err := from.Get(url)
+			if err != nil {
+				return err
+			}
+			switch resp.StatusCode {
+			case http.StatusOK:
+				passed.Add(1)
+			case http.StatusTooManyRequests:
+				refused.Add(1)
+			}
+			return resp.Body.Close()
+		})
+		took := time.Since(begun)
+		if refused.Load() < 3 && try < 20 {
+			continue
+		}
+		must(t, url, errors.Join(want("served", int(passed.Load()), served), want("refused", refused.Load(), 3),
+			want(fmt.Sprintf("%v being a second and a half", took), took > 1400*time.Millisecond, true)))
+		return
+	}
+}
+
+// inOneMinute calls f with Caddys of their own until it did not see a minute
+// end, as windows do that are aligned.
+func inOneMinute(t *testing.T, name string, f func(c *caddytest.Caddy) error) {
+	t.Helper()
+	for {
+		c := startExample(t, name)
+		minute := time.Now().Truncate(time.Minute)
+		err := f(c)
+		if minute.Equal(time.Now().Truncate(time.Minute)) {
+			must(t, name, err)
+			return
+		}
+	}
+}
+
+func TestMigratingFromEnvoy(t *testing.T) {
+	inOneMinute(t, "migrating/envoy_after", func(c *caddytest.Caddy) error {
+		alice, other := "X-Api-Key: key-of-alice", "X-Api-Key: k"
+		return errors.Join(
+			want("logins", statuses(c, 4, "/login"), "200 200 200 429"),
+			want("another page", c.Get("/").StatusCode, 200),
+			want("a key", statuses(c, 6, "/", other), many(5, 200)+" 429"),
+			want("a key with a value of its own", statuses(c, 11, "/", alice), many(10, 200)+" 429"),
+			// What was refused was charged by none: 3+1+5+10 of 20.
+			want("what is left of the address", statuses(c, 2, "/"), "200 429"),
+		)
+	})
+}
+
+func TestMigratingFromTraefik(t *testing.T) {
+	c := startExample(t, "migrating/traefik_after")
+	from := func(n int) string { return fmt.Sprint("X-Forwarded-For: 192.0.2.", n) }
+	must(t, "", errors.Join(
+		want("alice", statuses(c, 3, "/", "X-User: alice", from(1)), "200 200 429"),
+		want("bob", statuses(c, 3, "/", "X-User: bob", from(1)), "200 200 429"),
+		want("nobody", statuses(c, 3, "/", from(2)), "200 200 429"),
+		want("nobody from elsewhere", statuses(c, 1, "/", from(3)), "429"),
+		want("carol, the fifth from there", statuses(c, 2, "/", "X-User: carol", from(1)), "200 429"),
+		want("carol from elsewhere", statuses(c, 1, "/", "X-User: carol", from(3)), "200"),
+	))
+}
+
+// TestDocumentedMigrationsAreTheExamples: what docs/migrating.md shows is what
+// the files have.
+func TestDocumentedMigrationsAreTheExamples(t *testing.T) {
+	trim := func(text string) string {
+		lines := []string{}
+		for line := range strings.Lines(text) {
+			if line = strings.TrimSpace(line); line != "" {
+				lines = append(lines, line)
+			}
+		}
+		return strings.Join(lines, "\n")
+	}
+	files, err := filepath.Glob("examples/migrating/*")
+	must(t, "find", err)
+	texts := map[string]string{}
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		must(t, "read", err)
+		texts[file] = trim(string(b))
+	}
+	shown := map[string]bool{}
+	for _, block := range codeBlocks(t, "docs/migrating.md") {
+		found := false
+		for file, text := range texts {
+			if strings.Contains(text, trim(block)) {
+				found, shown[file] = true, true
+			}
+		}
+		if _, err := adapt(block + "\n"); !found && err != nil {
+			t.Errorf("it is in no file of examples/migrating, and does not adapt: %v\n%s", err, block)
+		}
+	}
+	for file := range texts {
+		if !shown[file] && !strings.HasSuffix(file, ".json") {
+			t.Errorf("docs/migrating.md shows nothing of %s", file)
+		}
+	}
 }

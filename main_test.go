@@ -1,23 +1,14 @@
 package shardlimit_test
 
 import (
-	"os"
 	"testing"
 
-	caddycmd "github.com/caddyserver/caddy/v2/cmd"
-	_ "github.com/caddyserver/caddy/v2/modules/standard"
-
-	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
-// asCaddy, set in the environment, makes the test binary be Caddy, so that
-// tests run it as processes of their own, race detector included.
-const asCaddy = "SHARDLIMIT_TEST_AS_CADDY"
+func TestMain(m *testing.M) { caddytest.Main(m) }
 
-func TestMain(m *testing.M) {
-	if os.Getenv(asCaddy) != "" {
-		caddycmd.Main()
-		return
-	}
-	os.Exit(redistest.RunTests(m))
-}
+// Nearly every line of a test has one of these words.
+var must, eventually = caddytest.Must, caddytest.Eventually
+
+func want[T comparable](what string, got, want T) error { return caddytest.Want(what, got, want) }

@@ -57,7 +57,10 @@ func TestBucketThatEndsEarlyIsNotBroughtAgain(t *testing.T) {
 				must(t, err)
 				now, err := owner.PExpireTime(t.Context(), key).Result()
 				must(t, err)
-				if now == -2 || now >= was {
+				// What is written again gets a time to live, which Redis adds to its clock
+				// in whole milliseconds: the end may move by one, when all of its
+				// window is over.
+				if now == -2 || now >= was-time.Millisecond {
 					return nil
 				}
 				return fmt.Errorf("it ends at %d, the former one at %d", now, was)

@@ -1,0 +1,441 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+)
+
+// TestEveryAlgorithmThroughCaddy: three events are admitted and the fourth is
+// not.
+func TestEveryAlgorithmThroughCaddy(t *testing.T) {
+	const events, window = 3, 10000 * 3600
+	servers := caddytest.StartShards(t, 1, 1)
+	backend := caddytest.StartSlowBackend(t)
+	_, zones := zonesPerWay("events 3")
+	zones += pathZone("concurrency", "algorithm concurrency", "events 3")
+	answers := "reverse_proxy /concurrency " + backend.Server.Listener.Addr().String() + "\nrespond ok"
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, answers)
+		for algorithm, mode := range ways {
+			zone := algorithm + "." + mode
+			for used := range int64(events) {
+				a := c.Probe("/"+zone, "X-Key: alice")
+				must(t, zone, errors.Join(a.Shows(http.StatusOK, events, used+1), want("zone", a.Resource, zone),
+					want("Retry-After", a.RetryAfter, -1), want("having a reset", a.Reset >= a.Sent.Unix(), true)))
+				if store != "" {
+					servers.AwaitUsed(t, zone, "alice", used+1)
+					servers.AwaitReplicas(t)
+				}
+			}
+			for range 2 {
+				a := c.Probe("/"+zone, "X-Key: alice")
+				must(t, zone, errors.Join(a.Refuses(zone), a.Shows(http.StatusTooManyRequests, events, events),
+					want("Retry-After being no more than two windows", a.RetryAfter <= 2*window, true),
+					want("having a reset", a.Reset > a.Sent.Unix(), true)))
+			}
+			must(t, zone+", another client", c.Probe("/"+zone, "X-Key: bob").Shows(http.StatusOK, events, 1))
+		}
+
+		// Requests at the same time are counted while they run.
+		var held []caddytest.Running
+		for range events {
+			held = append(held, backend.Hold(t, c, "/concurrency", "X-Key: alice"))
+		}
+		a := c.Probe("/concurrency", "X-Key: alice")
+		must(t, "concurrency", errors.Join(a.Refuses("concurrency"), a.Shows(http.StatusTooManyRequests, events, events), want("reset", a.Reset, -1)))
+		other := backend.Hold(t, c, "/concurrency", "X-Key: bob")
+		for i, a := range backend.Finish(t, append(held, other)...) {
+			used := int64(i)%events + 1
+			must(t, "concurrency", errors.Join(a.Shows(http.StatusOK, events, used), want("reset", a.Reset, -1), want("Retry-After", a.RetryAfter, -1)))
+		}
+	})
+}
+
+// TestCostThatNeverFits: a client is not told to come back.
+func TestCostThatNeverFits(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 1)
+	zones := ""
+	for _, mode := range modes {
+		zones += pathZone("burst."+mode, "algorithm gcra", "events 100", "burst 2", "cost {header.X-Cost}", "charge "+mode)
+		zones += pathZone("window."+mode, "events 2", "cost {header.X-Cost}", "charge "+mode)
+	}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, "respond ok")
+		for _, mode := range modes {
+			for _, zone := range []string{"burst." + mode, "window." + mode} {
+				for range 2 {
+					a := probeNever(c, "/"+zone, "X-Key: alice", "X-Cost: 3")
+					must(t, zone, errors.Join(a.Shows(http.StatusTooManyRequests, 2, 0), want("zone", a.Resource, zone)))
+				}
+				must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Cost: 2").Shows(http.StatusOK, 2, 2))
+				lines := c.AwaitLines(t, 1, "costs more than its zone ever admits", `"zone":"`+zone+`"`)
+				for _, text := range []string{`"cost":3`, `"capacity":2`, `"hint":"raise events or, with gcra, burst`} {
+					must(t, zone, want("the log having "+text, strings.Contains(lines[0], text), true))
+				}
+			}
+		}
+	})
+}
+
+// probeNever is Probe of a request that is refused for good.
+func probeNever(c *caddytest.Caddy, path string, headers ...string) caddytest.Answer {
+	c.T.Helper()
+	a := c.Probe(path, headers...)
+	must(c.T, path, errors.Join(want("status", a.Status, http.StatusTooManyRequests), want("having Retry-After", a.Header.Values("Retry-After") != nil, false)))
+	return a
+}
+
+// TestAlignedWindows: they end on the clock, for all clients at once.
+func TestAlignedWindows(t *testing.T) {
+	servers := caddytest.StartShards(t, 2, 1)
+	windows := []int64{7, 3600, 24 * 3600}
+	zones := ""
+	for _, window := range windows {
+		for _, mode := range modes {
+			zones += pathZone(fmt.Sprint("aligned.", window, ".", mode), "align", fmt.Sprintf("window %ds", window), "charge "+mode, "events 2")
+		}
+	}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		caddys := caddytest.StartMany(t, 2, zonesSite(store, zones, "respond ok"))
+		for _, window := range windows {
+			for _, mode := range modes {
+				zone := fmt.Sprint("aligned.", window, ".", mode)
+				alignedWindow(t, caddys, servers, zone, window, store != "")
+			}
+		}
+	})
+}
+
+// alignedWindow asks for two clients, each at a Caddy of its own, until the
+// answers fall into one window, and compares their resets.
+func alignedWindow(t *testing.T, caddys []*caddytest.Caddy, servers caddytest.Shards, zone string, window int64, redis bool) {
+	t.Helper()
+	end := func(at time.Time) int64 { return (at.Unix()/window + 1) * window }
+	for try := 0; ; try++ {
+		clients := []string{fmt.Sprint("alice-", try), fmt.Sprint("bob-", try)}
+		first := caddys[0].Probe("/"+zone, "X-Key: "+clients[0])
+		answers := []caddytest.Answer{first}
+		for used := range int64(2) {
+			answers = append(answers, caddys[1].Probe("/"+zone, "X-Key: "+clients[1]))
+			if redis && used == 0 {
+				eventually(t, "the requests are charged", func() error {
+					stored := servers.Buckets(t, zone)
+					return want("buckets being there", stored[clients[0]].Count*stored[clients[1]].Count > 0, true)
+				})
+			}
+		}
+		// What Caddy knows of the primary's time may be a little behind.
+		reset := end(first.Sent.Add(-time.Second))
+		if last := answers[len(answers)-1]; end(last.Received) != reset {
+			continue // they may be of two windows
+		}
+		for i, a := range answers {
+			must(t, fmt.Sprintf("%s, answer %d", zone, i), errors.Join(want("status", a.Status, http.StatusOK), want("reset", a.Reset, reset)))
+		}
+		if !redis {
+			return
+		}
+		for _, key := range clients {
+			b := servers.Buckets(t, zone)[key]
+			if b.Count == 0 && time.Now().Unix() >= reset {
+				continue // it has expired since
+			}
+			must(t, zone+", "+key, want("reset in Redis", b.Reset, reset*1_000_000))
+		}
+		return
+	}
+}
+
+// TestAlignedWindowEndsOnTheClock for who is refused until then, long before it
+// would be over had it begun with the client's first request.
+func TestAlignedWindowEndsOnTheClock(t *testing.T) {
+	t.Parallel() // it spends its time waiting
+	const window = 4
+	servers := caddytest.StartShards(t, 1, 1)
+	zones := ""
+	for _, mode := range modes {
+		zones += pathZone("aligned."+mode, "align", fmt.Sprintf("window %ds", window), "events 1", "charge "+mode)
+	}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, "respond ok")
+		for _, mode := range modes {
+			t.Run(mode, func(t *testing.T) {
+				t.Parallel()
+				var refused caddytest.Answer
+				eventually(t, "a request is refused", func() error {
+					refused = c.Probe("/aligned."+mode, "X-Key: alice")
+					return want("status", refused.Status, http.StatusTooManyRequests)
+				})
+				must(t, "refusal", errors.Join(refused.Refuses("aligned."+mode), want("reset being a multiple of the window", refused.Reset%window, 0),
+					want("reset being no more than a window away", refused.Reset <= refused.Received.Unix()+window, true),
+					want("Retry-After being no longer than the window, rounded up", refused.RetryAfter <= window+1, true)))
+				eventually(t, "a request is admitted", func() error {
+					a := c.Probe("/aligned."+mode, "X-Key: alice")
+					if a.Status == http.StatusOK {
+						must(t, "admitted request", errors.Join(want("coming before the reset", a.Received.Before(time.Unix(refused.Reset, 0)), false),
+							want("reset being a multiple of the window", a.Reset%window, 0)))
+						return nil
+					}
+					must(t, "refusal", want("reset", a.Reset, refused.Reset))
+					return errors.New("it is refused")
+				})
+			})
+		}
+	})
+}
+
+// TestPlanUpgradeKeepsTheCount: how many events there may be is not part of a
+// bucket.
+func TestPlanUpgradeKeepsTheCount(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 1, 1)
+	names, zones := zonesPerWay("events {header.X-Plan-Limit} 10")
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, "respond ok")
+		for _, zone := range names {
+			used := int64(0)
+			// charges makes n requests that fit into a plan; "" is none.
+			charges := func(n int, plan string, limit int64) {
+				t.Helper()
+				for range n {
+					used++
+					what := fmt.Sprintf("%s, plan %q, request %d", zone, plan, used)
+					must(t, what, c.Probe("/"+zone, "X-Key: alice", "X-Plan-Limit: "+plan).Shows(http.StatusOK, limit, used))
+					if store != "" {
+						servers.AwaitUsed(t, zone, "alice", used)
+						servers.AwaitReplicas(t)
+					}
+				}
+			}
+			refused := func(plan string, limit int64) {
+				t.Helper()
+				a := c.Probe("/"+zone, "X-Key: alice", "X-Plan-Limit: "+plan)
+				must(t, fmt.Sprintf("%s, plan %q, a request too many", zone, plan), errors.Join(a.Refuses(zone), a.Shows(http.StatusTooManyRequests, limit, used)))
+				if store != "" {
+					must(t, zone, want("used in Redis", servers.Content(t, zone, "alice").Used, used))
+				}
+			}
+			charges(9, "", 10)
+			charges(1, "10", 10)
+			refused("10", 10)
+			// Up: what is used stays used.
+			charges(3, "15", 15)
+			charges(1, "1000", 1000)
+			charges(1, "15", 15)
+			refused("15", 15)
+			// Down: it is more than the plan has, for as long as it counts.
+			refused("12", 12)
+			refused("", 10)
+			refused("1", 1)
+			charges(2, "17", 17)
+			refused("17", 17)
+		}
+	})
+}
+
+// TestSlowRequestsOccupyLaterWindows with charge after, where a request counts
+// until its response begins. With charge before it counts in the window in which
+// it came, and the next one is open to others.
+func TestSlowRequestsOccupyLaterWindows(t *testing.T) {
+	const window = 300 * time.Millisecond
+	servers := caddytest.StartShards(t, 1, 1)
+	for name, store := range bothStores(servers) {
+		for algorithm, mode := range ways {
+			t.Run(name+", "+mode+", "+algorithm, func(t *testing.T) {
+				t.Parallel() // it spends its time waiting
+				backend := caddytest.StartSlowBackend(t)
+				c := startWith(t, store, zoneWith(mode+"."+algorithm, "algorithm "+algorithm, "events 2", "window "+window.String(), "charge "+mode),
+					"reverse_proxy "+backend.Server.Listener.Addr().String())
+				slow := []caddytest.Running{backend.Hold(t, c, "/", "X-Key: alice"), backend.Hold(t, c, "/", "X-Key: alice")}
+				for range 2 {
+					time.Sleep(2 * window)
+					if mode == "before" {
+						slow = append(slow, backend.Hold(t, c, "/", "X-Key: alice"))
+						continue
+					}
+					a := c.Probe("/", "X-Key: alice")
+					must(t, "request while slow ones run", errors.Join(a.Refuses(mode+"."+algorithm), want("Retry-After", a.RetryAfter, 1)))
+				}
+				for _, a := range backend.Finish(t, slow...) {
+					must(t, "slow request", want("status", a.Status, http.StatusOK))
+				}
+			})
+		}
+	}
+}
+
+const (
+	badLogin  = "X-Status: 401"
+	goodLogin = "X-Status: 200"
+	forbidden = "X-Status: 403"
+)
+
+// TestBruteForceZone: a zone that counts failures alone stops who guesses.
+func TestBruteForceZone(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 1)
+	zones := ""
+	for _, mode := range modes {
+		zones += pathZone("logins."+mode, "events 3", "count_status 401 403", "charge "+mode)
+	}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, byStatus)
+		for _, mode := range modes {
+			zone := "logins." + mode
+			log := func(login, key string, status int, failures int64) {
+				t.Helper()
+				must(t, zone+", "+login, c.Probe("/"+zone, "X-Key: "+key, login).Shows(status, 3, failures))
+				if store != "" {
+					servers.AwaitUsed(t, zone, key, failures)
+					servers.AwaitReplicas(t)
+				}
+			}
+			for range 5 {
+				log(goodLogin, "alice", http.StatusOK, 0)
+			}
+			log(badLogin, "alice", http.StatusUnauthorized, 1)
+			log(goodLogin, "alice", http.StatusOK, 1)
+			log("X-Status: 500", "alice", http.StatusInternalServerError, 1)
+			log("X-Status: 304", "alice", http.StatusNotModified, 1)
+			log(forbidden, "alice", http.StatusForbidden, 2)
+			log(badLogin, "alice", http.StatusUnauthorized, 3)
+			// Who knows the password by now is refused as well.
+			for _, login := range []string{badLogin, goodLogin, forbidden, goodLogin} {
+				a := c.Probe("/"+zone, "X-Key: alice", login)
+				must(t, zone+", too many failures, "+login, errors.Join(a.Refuses(zone), a.Shows(http.StatusTooManyRequests, 3, 3)))
+			}
+			for range 5 {
+				log(goodLogin, "bob", http.StatusOK, 0)
+			}
+			log(badLogin, "bob", http.StatusUnauthorized, 1)
+		}
+		c.Stop()
+		if store == "" {
+			return
+		}
+		for _, mode := range modes {
+			must(t, mode, errors.Join(want("alice's count", servers.Content(t, "logins."+mode, "alice").Used, 3),
+				want("bob's count", servers.Content(t, "logins."+mode, "bob").Used, 1)))
+		}
+	})
+}
+
+// TestBruteForceZoneOpensAgain when the window ends, and not before.
+func TestBruteForceZoneOpensAgain(t *testing.T) {
+	t.Parallel() // it spends its time waiting
+	servers := caddytest.StartShards(t, 1, 0)
+	zones := ""
+	for _, mode := range modes {
+		zones += pathZone("logins."+mode, "events 3", "window 3s", "count_status 401 403", "charge "+mode)
+	}
+	c := startWith(t, servers.Store(), zones, byStatus)
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			zone := "logins." + mode
+			key, over := "", time.Time{}
+			// On a busy machine a window may end in between.
+			for try := 0; ; try++ {
+				key = fmt.Sprint("client-", try)
+				for range 3 {
+					c.Probe("/"+zone, "X-Key: "+key, badLogin)
+				}
+				eventually(t, "the failures have settled", func() error {
+					n := servers.Content(t, zone, key).Used
+					return want("their number being 3, or 0 because the window is over", n == 3 || n == 0, true)
+				})
+				b := servers.Buckets(t, zone)[key]
+				if over = time.UnixMicro(b.Reset); b.Count == 3 && time.Until(over) > time.Second {
+					break
+				}
+			}
+			eventually(t, "a good login passes", func() error {
+				a := c.Probe("/"+zone, "X-Key: "+key, goodLogin)
+				if a.Status == http.StatusOK {
+					must(t, "good login", errors.Join(want("coming before the window was over", a.Received.Before(over), false), want("used", a.Used, 0)))
+					return nil
+				}
+				must(t, "good login", errors.Join(a.Refuses(zone), want("reset", a.Reset, ceilSeconds(over.UnixMicro()))))
+				return errors.New("it is refused")
+			})
+		})
+	}
+}
+
+// TestPenalty: who was refused stays refused although there is room again, for as
+// long as it was told the first time.
+func TestPenalty(t *testing.T) {
+	for _, algorithm := range []string{"fixed_window", "sliding_window", "gcra"} {
+		for _, mode := range modes {
+			t.Run(algorithm+", "+mode, func(t *testing.T) {
+				t.Parallel() // it spends its time waiting
+				servers := caddytest.StartShards(t, 1, 1)
+				site := zonesSite(servers.Store(), zoneWith("strict", "algorithm "+algorithm, "charge "+mode, "events 2", "window 1s", "penalty 6s"), "respond ok")
+				caddys := caddytest.StartMany(t, 2, site)
+				key, first := "", caddytest.Answer{}
+				for try, admitted := 0, 9; admitted > 4; try++ {
+					key, admitted = fmt.Sprint("client-", try), 0
+					eventually(t, "a request is refused", func() error {
+						first = caddys[0].Probe("/", "X-Key: "+key)
+						admitted++
+						return want("status", first.Status, http.StatusTooManyRequests)
+					})
+					// On a busy machine charges come so late that too many are
+					// admitted, which would take long to drain.
+				}
+				var until int64
+				eventually(t, "the penalty is stored", func() error {
+					until = servers.Content(t, "strict", key).Penalty
+					return want("there being one", until > 0, true)
+				})
+				servers.AwaitReplicas(t)
+				over := time.UnixMicro(until)
+				must(t, "first refusal", errors.Join(first.Refuses("strict"), want("reset", first.Reset, ceilSeconds(until)),
+					want("Retry-After", first.RetryAfter, 6)))
+
+				// By then the window is over, also for what still weighs the one
+				// before, and the events have drained.
+				room := first.Received.Add(3 * time.Second).UnixMicro()
+				eventually(t, "there is room again", func() error { return want("it being so", servers.Now(t) > room, true) })
+				for i := range 4 {
+					a := caddys[i%2].Probe("/", "X-Key: "+key)
+					if !a.Received.Before(over) {
+						break // the machine was busy
+					}
+					must(t, "refusal", errors.Join(a.Refuses("strict"), penalized(a, over)))
+				}
+				// Nobody made it longer.
+				stored := servers.Content(t, "strict", key).Penalty
+				must(t, "Redis", want(fmt.Sprintf("the end of the penalty being %d or, because it is over, 0", until),
+					stored == until || stored == 0 && servers.Now(t) > until, true))
+
+				almost := over.Add(-300 * time.Millisecond).UnixMicro()
+				eventually(t, "the penalty is almost over", func() error { return want("it being so", servers.Now(t) > almost, true) })
+				eventually(t, "a request is admitted", func() error {
+					a := caddys[1].Probe("/", "X-Key: "+key)
+					if a.Status == http.StatusOK {
+						must(t, "admitted request", want("coming before the penalty was over", a.Received.Before(over), false))
+						return nil
+					}
+					must(t, "refusal", errors.Join(a.Refuses("strict"), penalized(a, over)))
+					return errors.New("it is refused")
+				})
+				must(t, "another client", caddys[1].Probe("/", "X-Key: bob").Shows(http.StatusOK, 2, 1))
+			})
+		}
+	}
+}
+
+// penalized tells how a refusal differs from one that tells when the penalty is
+// over.
+func penalized(a caddytest.Answer, over time.Time) error {
+	wait := time.Duration(a.RetryAfter) * time.Second
+	// All processes share a clock; the test's is later to see the answer.
+	least, most := over.Sub(a.Received), max(over.Sub(a.Sent), 0)+3*time.Second
+	return errors.Join(want("reset", a.Reset, ceilSeconds(over.UnixMicro())),
+		want(fmt.Sprintf("Retry-After %s being from %s to %s", wait, least, most), wait >= least && wait <= most, true))
+}

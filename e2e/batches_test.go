@@ -1,0 +1,485 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+// TestOneRequestAfterTheOtherIsCountedExactly: a client that waits for each
+// response is told what it has used, and is refused not one request too early or
+// too late, although charges come after responses, checks go to a replica, and
+// the primary's time is only estimated there.
+func TestOneRequestAfterTheOtherIsCountedExactly(t *testing.T) {
+	const clients, events = 400, 3
+	servers := caddytest.StartShards(t, 1, 1)
+	c := startWith(t, servers.Store(), zonesPerAlgorithm(fmt.Sprint("events ", events)), "respond ok")
+	for _, algorithm := range counting {
+		t.Run(algorithm, func(t *testing.T) {
+			caddytest.Together(t, 2, func(worker int) error {
+				for i := range clients / 2 {
+					key := fmt.Sprint("X-Key: ", worker, "-", i)
+					for used := range int64(events) {
+						a, err := c.TryProbe(t.Context(), "/"+algorithm, key)
+						if err := errors.Join(err, a.Shows(200, events, used+1)); err != nil {
+							return fmt.Errorf("client %d, request %d: %w", i, used+1, err)
+						}
+					}
+					a, err := c.TryProbe(t.Context(), "/"+algorithm, key)
+					if err := errors.Join(err, a.Refuses(algorithm), want("used", a.Used, events)); err != nil {
+						return fmt.Errorf("client %d, request too many: %w", i, err)
+					}
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// batched are the algorithms that go with batch.
+var batched = []string{"fixed_window", "sliding_window"}
+
+// batchZones are zones for each of the batched algorithms and each batch, by the
+// names that batchZone makes.
+func batchZones(batches []string, options ...string) (zones string) {
+	for _, algorithm := range batched {
+		for _, batch := range batches {
+			zones += pathZone(batchZone(algorithm, batch),
+				append(options[:len(options):len(options)], "algorithm "+algorithm, "charge before", "batch "+batch)...)
+		}
+	}
+	return zones
+}
+
+func batchZone(algorithm, batch string) string { return algorithm + "." + batch }
+
+// taken is what came of requests of one client.
+type taken struct {
+	mu              sync.Mutex
+	served, refused int64
+	// lastServed is when the last one was sent that was served, and firstRefused
+	// when the first refusal was received.
+	lastServed, firstRefused time.Time
+}
+
+// takeAlice makes a request of alice's that costs so much.
+func (k *taken) takeAlice(t *testing.T, c *caddytest.Caddy, zone string, cost int64) error {
+	a, err := c.TryProbe(t.Context(), "/"+zone, "X-Key: alice", fmt.Sprint("X-Cost: ", cost))
+	if err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if a.Status == http.StatusOK && a.IsLimited() {
+		k.served += cost
+		if a.Sent.After(k.lastServed) {
+			k.lastServed = a.Sent
+		}
+		return nil
+	}
+	k.refused++
+	if k.firstRefused.IsZero() || a.Received.Before(k.firstRefused) {
+		k.firstRefused = a.Received
+	}
+	return a.Refuses(zone)
+}
+
+// TestBatchNeverExceedsEvents, and one Caddy uses them up: it refuses nobody as
+// long as the store or it has some.
+func TestBatchNeverExceedsEvents(t *testing.T) {
+	const (
+		events  = 600
+		workers = 48
+		rounds  = 16
+	)
+	batches := []string{"50", "7", "auto"}
+	for _, n := range []int{1, 3} {
+		t.Run(fmt.Sprint(n, " Caddys"), func(t *testing.T) {
+			t.Parallel()
+			servers := caddytest.StartShards(t, 1, 1)
+			caddys := caddytest.StartMany(t, n, zonesSite(servers.Store(), batchZones(batches, fmt.Sprint("events ", events)), "respond ok"))
+			for _, algorithm := range batched {
+				for _, batch := range batches {
+					t.Run(algorithm+", batch "+batch, func(t *testing.T) {
+						zone := batchZone(algorithm, batch)
+						var all taken
+						caddytest.Together(t, workers, func(worker int) error {
+							for range rounds {
+								if err := all.takeAlice(t, caddys[worker%n], zone, 1); err != nil {
+									return err
+								}
+							}
+							return nil
+						})
+						atOnce := all.served
+						must(t, "requests", want(fmt.Sprintf("%d being served, which is too many,", atOnce), atOnce > events, false))
+						if n == 1 {
+							must(t, "one Caddy", errors.Join(want("number of requests served", atOnce, events),
+								want("a refusal being received before the last request was sent that was served", all.firstRefused.Before(all.lastServed), false)))
+						}
+						// What lies in one Caddy comes back, and then another one has it.
+						eventually(t, "all events are used up", func() error {
+							for _, c := range caddys {
+								must(t, "take", all.takeAlice(t, c, zone, 1))
+							}
+							return want("number of requests served", all.served, events)
+						})
+						servers.AwaitUsed(t, zone, "alice", events)
+						for _, c := range caddys {
+							must(t, "request too many", c.Probe("/"+zone, "X-Key: alice").Refuses(zone))
+						}
+						t.Logf("%d served at once, %d later", atOnce, all.served-atOnce)
+					})
+				}
+			}
+		})
+	}
+}
+
+// TestBatchRefusesNobodyWhileThereIsRoom: many requests wait for a batch at the
+// same time, some in vain, and none is refused for that.
+func TestBatchRefusesNobodyWhileThereIsRoom(t *testing.T) {
+	const workers, rounds = 64, 30
+	batches := []string{"50", "3", "auto"}
+	for _, far := range []bool{false, true} {
+		t.Run(fmt.Sprint("far ", far), func(t *testing.T) {
+			t.Parallel()
+			servers := caddytest.StartShards(t, 1, 0)
+			store := servers.Store()
+			if far {
+				proxy := redistest.StartProxy(t, servers[0].Primary.Addr())
+				must(t, "delay replies", proxy.Delay(10*time.Millisecond))
+				store = strings.Replace(store, servers[0].Primary.Addr(), proxy.Addr(), 1)
+			}
+			c := startWith(t, store, batchZones(batches, "events 100000", "cost {header.X-Cost}"), "respond ok")
+			for _, algorithm := range batched {
+				for _, batch := range batches {
+					t.Run(algorithm+", batch "+batch, func(t *testing.T) {
+						zone := batchZone(algorithm, batch)
+						var all taken
+						caddytest.Together(t, workers, func(worker int) error {
+							for i := range rounds {
+								// Not all fit into what another one fetches.
+								cost := []int64{1, 1, 1, 2, 1, 7, 1, 40}[(worker+i)%8]
+								if err := all.takeAlice(t, c, zone, cost); err != nil {
+									return err
+								}
+							}
+							return nil
+						})
+						must(t, "requests", want("number of those refused", all.refused, 0))
+						servers.AwaitUsed(t, zone, "alice", all.served)
+					})
+				}
+			}
+		})
+	}
+}
+
+// TestBatchLeftoversCountForALargerRequest: what lies in this process and what the
+// store has left are enough together.
+func TestBatchLeftoversCountForALargerRequest(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 0)
+	c := startWith(t, servers.Store(), batchZones([]string{"40"}, "events 100", "cost {header.X-Cost}"), "respond ok")
+	for _, algorithm := range batched {
+		for client, costs := range map[string][]int64{
+			"batches": {30, 30, 30, 10},
+			"more":    {1, 70, 29},
+			"all":     {1, 99},
+		} {
+			t.Run(algorithm+", "+client, func(t *testing.T) {
+				zone, used := batchZone(algorithm, "40"), int64(0)
+				for _, cost := range costs {
+					used += cost
+					a := c.Probe("/"+zone, "X-Key: "+client, fmt.Sprint("X-Cost: ", cost))
+					must(t, fmt.Sprint("request that makes it ", used), a.Shows(http.StatusOK, 100, used))
+				}
+				servers.AwaitUsed(t, zone, client, 100)
+			})
+		}
+	}
+}
+
+// TestBatchDiesWithItsWindow: no window admits what was taken in another one.
+func TestBatchDiesWithItsWindow(t *testing.T) {
+	const events = 60
+	t.Parallel() // it spends its time waiting
+	servers := caddytest.StartShards(t, 1, 1)
+	caddys := caddytest.StartMany(t, 2, zonesSite(servers.Store(),
+		batchZones([]string{"20", "auto"}, fmt.Sprint("events ", events), "window 2s"), "respond ok"))
+	for _, batch := range []string{"20", "auto"} {
+		t.Run("batch "+batch, func(t *testing.T) {
+			t.Parallel()
+			zone := batchZone("fixed_window", batch)
+			var admitted caddytest.Tally
+			deadline := time.Now().Add(caddytest.WaitLimit)
+			caddytest.Together(t, 2*len(caddys), func(worker int) error {
+				for admitted.Clients() < 4 && time.Now().Before(deadline) {
+					a, err := caddys[worker%2].TryProbe(t.Context(), "/"+zone, "X-Key: alice")
+					switch {
+					case err != nil:
+						return err
+					case a.Status == http.StatusOK:
+						admitted.Add(fmt.Sprint(a.Reset))
+					}
+					time.Sleep(5 * time.Millisecond)
+				}
+				return nil
+			})
+			for reset, n := range admitted.N {
+				must(t, "the window until "+reset, want(fmt.Sprintf("having admitted %d, which is too many,", n), n > events, false))
+			}
+			must(t, "windows", want("being more than two", len(admitted.N) > 2, true))
+			t.Logf("admitted %v", admitted.N)
+		})
+	}
+}
+
+// takesBatch makes requests of a client until Redis has more than they cost, and
+// returns how many they were.
+func takesBatch(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, zone, client string, headers ...string) (asked int64) {
+	t.Helper()
+	eventually(t, "a batch is taken", func() error {
+		c.Probe("/"+zone, append(headers, "X-Key: "+client)...)
+		asked++
+		return want("Redis having more than was asked for", servers.Content(t, zone, client).Used > asked, true)
+	})
+	return asked
+}
+
+// TestBatchComesBack when nobody uses it, and when Caddy no longer can.
+func TestBatchComesBack(t *testing.T) {
+	site := func(servers caddytest.Shards, options ...string) string {
+		return zonesSite(servers.Store(options...), batchZones([]string{"50", "auto"}, "events 100000"), "respond ok")
+	}
+	for name, end := range map[string]func(*caddytest.Caddy, caddytest.Shards){
+		"idle":                 func(*caddytest.Caddy, caddytest.Shards) {},
+		"stopped":              func(c *caddytest.Caddy, _ caddytest.Shards) { c.Stop() },
+		"store of no config":   func(c *caddytest.Caddy, _ caddytest.Shards) { c.MustLoad(unlimitedSite) },
+		"config replaced":      func(c *caddytest.Caddy, s caddytest.Shards) { c.MustLoad(site(s)) },
+		"connections replaced": func(c *caddytest.Caddy, s caddytest.Shards) { c.MustLoad(site(s, "pool_size 2")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			servers := caddytest.StartShards(t, 2, 1)
+			c := caddytest.Start(t, site(servers))
+			asked := map[string]int64{}
+			for _, algorithm := range batched {
+				for _, batch := range []string{"50", "auto"} {
+					zone := batchZone(algorithm, batch)
+					asked[zone] = takesBatch(t, c, servers, zone, "alice")
+				}
+			}
+			start := time.Now()
+			end(c, servers)
+			for zone, n := range asked {
+				if name == "stopped" {
+					must(t, "after the end of caddy", want("what is used of zone "+zone, servers.Content(t, zone, "alice").Used, n))
+					continue
+				}
+				servers.AwaitUsed(t, zone, "alice", n)
+			}
+			t.Logf("%v were asked for; the rest came back within %v", asked, time.Since(start).Round(10*time.Millisecond))
+			if name == "stopped" || name == "store of no config" {
+				return
+			}
+			for zone, n := range asked {
+				must(t, "request after all came back", c.Probe("/"+zone, "X-Key: alice").Shows(http.StatusOK, 100000, n+1))
+			}
+			c.Stop()
+			for zone, n := range asked {
+				must(t, "at the end", want("what is used of zone "+zone, servers.Content(t, zone, "alice").Used, n+1))
+			}
+		})
+	}
+}
+
+// TestBatchRefundsCostNoCall: what a free response gives back is there for the
+// next request.
+func TestBatchRefundsCostNoCall(t *testing.T) {
+	const requests = 300
+	servers := caddytest.StartShards(t, 1, 0)
+	c := startWith(t, servers.Store(), batchZones([]string{"50"}, "events 100"), byStatus)
+	for _, algorithm := range batched {
+		t.Run(algorithm, func(t *testing.T) {
+			zone := batchZone(algorithm, "50")
+			// More than the client may have, were it not given back.
+			before, start, paid := callsTo(t, servers), time.Now(), int64(0)
+			for i := range requests {
+				status := http.StatusNotModified
+				if i%10 == 9 {
+					status = http.StatusOK
+					paid++
+				}
+				a := c.Probe("/"+zone, "X-Key: alice", fmt.Sprint("X-Status: ", status))
+				must(t, fmt.Sprint("request ", i+1), a.Shows(status, 100, paid))
+			}
+			made := callsTo(t, servers) - before
+			// A batch that is idle for a second, as it may be on a busy machine,
+			// is given back and taken again.
+			most := 1 + 2*int64(time.Since(start)/time.Second)
+			must(t, "Redis", want(fmt.Sprintf("having got %d calls, which is more than %d,", made, most), made > most, false))
+			servers.AwaitUsed(t, zone, "alice", paid)
+			t.Logf("%d requests, %d of them free, cost %d calls", requests, requests-paid, made)
+		})
+	}
+}
+
+// TestBatchHasBackWhatAnotherZoneRefuses, so that who is refused takes nothing.
+func TestBatchHasBackWhatAnotherZoneRefuses(t *testing.T) {
+	for _, algorithm := range batched {
+		for _, mode := range modes {
+			t.Run(algorithm+", "+mode, func(t *testing.T) {
+				t.Parallel() // it spends its time waiting
+				servers := caddytest.StartShards(t, 1, 0)
+				zones := zoneWith("first", "algorithm "+algorithm, "charge before", "batch 30") + zoneWith("second", "charge "+mode, "events 20")
+				c := startWith(t, servers.Store(), zones, "respond ok")
+				served, refused := int64(0), 0
+				for range 150 {
+					if a := c.Probe("/", "X-Key: alice"); a.Status == http.StatusOK {
+						served++
+					} else {
+						must(t, "refusal", a.Refuses("second"))
+						refused++
+					}
+				}
+				must(t, "requests", errors.Join(want("number of those served", served, 20), want("number of those refused", refused, 130)))
+				servers.AwaitUsed(t, "second", "alice", 20)
+				servers.AwaitUsed(t, "first", "alice", 20)
+			})
+		}
+	}
+}
+
+// TestBatchShare: all Caddys together hold no more than their share of the limit.
+func TestBatchShare(t *testing.T) {
+	const events, workers = 6000, 6
+	for _, percent := range []int64{0, 2, 25} {
+		share := percent
+		if share == 0 {
+			share = 10
+		}
+		t.Run(fmt.Sprint(share, " percent"), func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			options := []string{fmt.Sprint("events ", events), "batch auto", "charge before"}
+			if percent > 0 {
+				options = append(options, fmt.Sprint("batch_share ", percent))
+			}
+			servers := caddytest.StartShards(t, 1, 0)
+			caddys := caddytest.StartMany(t, 3, zonesSite(servers.Store(), zoneWith("api", options...), "respond ok"))
+			var served caddytest.Tally
+			for _, c := range caddys {
+				must(t, "first request", want("status", c.Probe("/", "X-Key: alice").Status, http.StatusOK))
+				served.Add("alice")
+			}
+			// Each says that it is there, and hears how many there are when it says so
+			// again.
+			said, primary := map[string]float64{}, servers[0].Primary.Client()
+			eventually(t, "the Caddys know of each other", func() error {
+				leases, err := primary.Keys(t.Context(), "*:\\*processes:*").Result()
+				if err == nil {
+					err = want("number of buckets", len(leases), 1)
+				}
+				if err != nil {
+					return err
+				}
+				now, err := primary.ZRangeWithScores(t.Context(), leases[0], 0, -1).Result()
+				if err == nil {
+					err = want("number of leases", len(now), len(caddys))
+				}
+				if err != nil {
+					return err
+				}
+				renewed := 0
+				for _, lease := range now {
+					id := fmt.Sprint(lease.Member)
+					if _, known := said[id]; !known {
+						said[id] = lease.Score
+					}
+					if lease.Score > said[id] {
+						renewed++
+					}
+				}
+				return want("number of those renewed", renewed, len(caddys))
+			})
+			stop := caddytest.StartTraffic(t, workers, func(worker, _ int) error {
+				a, err := caddys[worker%len(caddys)].TryProbe(t.Context(), "/", "X-Key: alice")
+				if err != nil || a.Status != http.StatusOK {
+					return errors.Join(err, want("status", a.Status, http.StatusOK))
+				}
+				served.Add("alice")
+				time.Sleep(2 * time.Millisecond)
+				return nil
+			})
+			most := int64(0)
+			for start := time.Now(); time.Since(start) < 4*time.Second && served.Total() < events*3/4; {
+				// What is served in between is not held any more.
+				used := servers.Content(t, "api", "alice").Used
+				most = max(most, used-served.Total())
+				time.Sleep(time.Millisecond)
+			}
+			stop()
+			// What a worker was served, but has not counted yet, is not held.
+			bound := events*share/100 + workers
+			must(t, "Caddys", want(fmt.Sprintf("holding %d of %d, which is more than %d,", most, events, bound), most > bound, false))
+			servers.AwaitUsed(t, "api", "alice", served.Total())
+			t.Logf("%d served; the Caddys held %d of %d at most, %d percent", served.Total(), most, events, most*100/events)
+		})
+	}
+}
+
+// TestTakesNeverExceedEvents: check and charge are one step, so that no request
+// finds room that another one is about to use up, whoever serves it.
+func TestTakesNeverExceedEvents(t *testing.T) {
+	const (
+		events  = 50
+		workers = 64
+		rounds  = 3
+	)
+	servers := caddytest.StartShards(t, 1, 0)
+	zones := zonesPerAlgorithm("charge before", fmt.Sprint("events ", events))
+	caddys := caddytest.StartMany(t, 3, zonesSite(servers.Store(), zones, "respond ok"))
+	for _, algorithm := range counting {
+		t.Run(algorithm, func(t *testing.T) {
+			var admitted, refused caddytest.Tally
+			caddytest.Together(t, workers, func(worker int) error {
+				for range rounds {
+					a, err := caddys[worker%len(caddys)].TryProbe(t.Context(), "/"+algorithm, "X-Key: alice")
+					switch {
+					case err != nil:
+						return err
+					case a.Status == http.StatusOK && a.IsLimited():
+						admitted.Add(fmt.Sprint(a.Used))
+					default:
+						if err := a.Refuses(algorithm); err != nil {
+							return fmt.Errorf("refusal: %w", err)
+						}
+						refused.Add("alice")
+					}
+				}
+				return nil
+			})
+			must(t, "requests", want("number of those admitted", admitted.Total(), events))
+			must(t, "requests", want("number of those refused", refused.Total(), rounds*workers-events))
+			// Each was told what it alone made of the count.
+			for used := range events {
+				must(t, "admitted requests", want(fmt.Sprintf("number of those told that %d are used", used+1), admitted.N[fmt.Sprint(used+1)], 1))
+			}
+			must(t, "Redis", want("count", servers.Content(t, algorithm, "alice").Used, events))
+		})
+	}
+	// Nothing is still on its way that would change the counts.
+	for _, c := range caddys {
+		c.Stop()
+	}
+	for _, algorithm := range counting {
+		must(t, "Redis, at the end", want("count of "+algorithm, servers.Content(t, algorithm, "alice").Used, events))
+	}
+}

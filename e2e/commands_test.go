@@ -1,0 +1,305 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+)
+
+// command runs `caddy rate-limit` and returns what it printed and its exit code.
+func command(t *testing.T, args ...string) (out, errOut string, code int) {
+	t.Helper()
+	cmd := caddytest.Command(t.TempDir(), append([]string{"rate-limit"}, args...)...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	if strings.Contains(stderr.String(), "DATA RACE") {
+		t.Errorf("data race: %s", &stderr)
+	}
+	return stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()
+}
+
+// prints runs a command that is to exit with a code and print words.
+func prints(t *testing.T, code int, words []string, args ...string) string {
+	t.Helper()
+	out, errOut, got := command(t, args...)
+	if got != code {
+		t.Errorf("%v: exit code %d, want %d\n%s%s", args, got, code, out, errOut)
+	}
+	for _, word := range words {
+		if !strings.Contains(out+errOut, word) {
+			t.Errorf("%v does not tell of %q:\n%s%s", args, word, out, errOut)
+		}
+	}
+	if code == 1 || code > 2 {
+		if !strings.HasPrefix(errOut, "Error: ") || out != "" {
+			t.Errorf("%v: printed is %q, and as an error %q", args, out, errOut)
+		}
+	} else if errOut != "" {
+		t.Errorf("%v: printed as an error is %q", args, errOut)
+	}
+	return out
+}
+
+// awaitCommands waits until the config is the running one: Caddy listens before.
+func awaitCommands(c *caddytest.Caddy, where ...string) {
+	c.T.Helper()
+	eventually(c.T, "the config runs", func() error {
+		_, errOut, code := command(c.T, append([]string{"status"}, where...)...)
+		if code != 0 {
+			return errors.New(errOut)
+		}
+		return nil
+	})
+}
+
+// cliSite limits by a header, and by a header and the address.
+func cliSite(store string) string {
+	return zonesSite(store, pathZone("api", "events 2")+pathZone("pair", "key {header.X-Key}{client_ip}", "events 5"), "respond ok")
+}
+
+// TestCLI over TCP and over a unix socket, as a script uses it.
+func TestCLI(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 1, 1)
+	dir, err := os.MkdirTemp("", "cli") // short enough for a socket
+	must(t, "make a directory", err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "admin.sock")
+	c := caddytest.Start(t, cliSite(servers.Store()))
+	config := strings.Replace(cliSite(servers.Store("key_prefix unix")), "{{global}}", "admin unix/"+socket+"|0600\n\tpersist_config off", 1)
+	unix := caddytest.Start(t, config)
+	awaitCommands(c, "--address", c.Admin)
+	awaitCommands(unix, "--address", "unix/"+socket)
+	file := filepath.Join(dir, "Caddyfile")
+	must(t, "write a config", os.WriteFile(file, []byte(unix.Expand(config)), 0o600))
+	for name, k := range map[string]struct {
+		*caddytest.Caddy
+		where []string
+	}{
+		"tcp":            {c, []string{"--address", c.Admin}},
+		"unix":           {unix, []string{"--address", "unix/" + socket}},
+		"unix by config": {unix, []string{"--config", file, "--adapter", "caddyfile"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := strings.ReplaceAll(name, " ", "-")
+			run := func(code int, words []string, args ...string) string {
+				t.Helper()
+				if strings.Contains(name, "config") {
+					// Caddy tells in the log which file it reads.
+					out, errOut, got := command(t, append(args, k.where...)...)
+					must(t, errOut, want("exit code", got, code))
+					return out
+				}
+				return prints(t, code, words, append(args, k.where...)...)
+			}
+			run(0, []string{"allowed\n", "ZONE", "api", ":" + client}, "simulate", k.URL+"/api", "-H", "X-Key: "+client)
+			for range 4 {
+				k.Get("/api", "X-Key: "+client)
+			}
+			run(2, []string{"refused by zone api, wait ", "over_limit"}, "simulate", k.URL+"/api", "-H", "X-Key: "+client)
+			var s simulated
+			must(t, "simulate as JSON", json.Unmarshal([]byte(run(2, nil, "simulate", k.URL+"/api", "-H", "X-Key: "+client, "--json")), &s))
+			must(t, "simulate as JSON", want("decision", s.Decision, "refused"))
+
+			out := run(0, []string{"ZONE", "ALLOWED", "api", "pair", "store default (redis)", "SHARD", "primary", "replica", servers[0].Primary.Addr(), "up", "ledger: "}, "status")
+			if strings.Contains(out, "\x1b") {
+				t.Errorf("not for a terminal: %q", out)
+			}
+			var st struct{ Zones []struct{ Name string } }
+			must(t, "status as JSON", json.Unmarshal([]byte(run(0, nil, "status", "--json")), &st))
+			must(t, "status as JSON", want("zones", len(st.Zones), 2))
+			out = run(0, nil, "status", "--watch", "--count", "2", "--interval", "100ms")
+			must(t, "status --watch", want("views", strings.Count(out, "ALGORITHM"), 2))
+
+			run(0, []string{"REFUSED", ":" + client, "in the last "}, "top", "api", "--count", "1")
+			out = run(0, nil, "top", "--count", "2", "--interval", "100ms", "-n", "1")
+			must(t, "top", want("views", strings.Count(out, "ZONE"), 2))
+			var top topAnswer
+			must(t, "top as JSON", json.Unmarshal([]byte(run(0, nil, "top", "api", "--json")), &top))
+			must(t, "top as JSON", want("zone", top.Zone, "api"))
+
+			run(0, []string{":" + client + " in zone api of store default, key {http.request.header.X-Key}, shard a", "primary", "replica", " 2 "}, "get", "api", client)
+			run(0, []string{"deleted: ", ":" + client, "shard a"}, "reset", "api", client)
+			must(t, "after the reset", want("status", k.Get("/api", "X-Key: "+client).StatusCode, http.StatusOK))
+			k.Get("/pair", "X-Key: "+client)
+			run(0, []string{"in zone pair", client}, "get", "pair", client, "127.0.0.1")
+			run(0, []string{"deleted: "}, "reset", "pair", "--client-key", s.clientKeyOf(k.Caddy, "/pair", client))
+
+			if name != "tcp" {
+				return
+			}
+			for _, bad := range []struct {
+				code int
+				word string
+				args []string
+			}{
+				{3, "nope", []string{"get", "nope", "x"}},
+				{3, "nope", []string{"reset", "nope", "x"}},
+				{3, "nope", []string{"top", "nope"}},
+				{3, "nope", []string{"simulate", "/", "--server", "nope"}},
+				{1, "url", []string{"simulate", "nope"}},
+				{1, "must be a name and a value", []string{"simulate", "/", "-H", "nope"}},
+				{1, "from 1 to 100", []string{"top", "-n", "1000", "--count", "1"}},
+				{1, "--interval", []string{"top", "--interval", "1ms"}},
+				{1, "", []string{"get", "pair", "x", "y", "z"}},
+				{1, "", []string{"get", "api"}},
+			} {
+				run(bad.code, []string{bad.word}, bad.args...)
+			}
+		})
+	}
+	prints(t, 1, []string{"127.0.0.1:1", "is Caddy running"}, "status", "--address", "127.0.0.1:1")
+	prints(t, 1, []string{"nowhere.sock"}, "status", "--address", "unix//nowhere.sock")
+	for _, args := range [][]string{{"nope"}, {"status", "x"}, {"get"}, {"reset"}, {"simulate"}, {"status", "--nope"}} {
+		if out, errOut, code := command(t, args...); code != 1 || errOut == "" {
+			t.Errorf("%v: exit code %d, %s%s", args, code, out, errOut)
+		}
+	}
+	if out, _, code := command(t, "--help"); code != 0 || !strings.Contains(out, "simulate") {
+		t.Errorf("help: %d, %s", code, out)
+	}
+}
+
+// clientKeyOf is the client key of a request to a path.
+func (simulated) clientKeyOf(c *caddytest.Caddy, path, client string) string {
+	out, _, _ := command(c.T, "simulate", c.URL+path, "-H", "X-Key: "+client, "--json", "--address", adminAddress(c))
+	var s simulated
+	must(c.T, "simulate "+out, json.Unmarshal([]byte(out), &s))
+	return s.Zones[0].ClientKey
+}
+
+// adminAddress is where the admin API of the config listens, if that was changed.
+func adminAddress(c *caddytest.Caddy) string {
+	b, err := os.ReadFile(filepath.Join(c.Dir, "Caddyfile"))
+	must(c.T, "read the config", err)
+	_, rest, _ := strings.Cut(string(b), "admin ")
+	address, _, _ := strings.Cut(rest, "\n")
+	address, _, _ = strings.Cut(address, "|")
+	return strings.TrimSpace(address)
+}
+
+// TestCLIShardDown tells that a shard cannot be reached, and forgets nothing.
+func TestCLIShardDown(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 1, 0)
+	c := caddytest.Start(t, cliSite(servers.Store()))
+	awaitCommands(c, "--address", c.Admin)
+	c.Get("/api", "X-Key: alice")
+	must(t, "stop", servers[0].Primary.Stop())
+	prints(t, 4, nil, "reset", "api", "alice", "--address", c.Admin)
+	prints(t, 0, []string{"error: "}, "get", "api", "alice", "--address", c.Admin)
+	prints(t, 0, []string{"error_allowed"}, "simulate", c.URL+"/api", "-H", "X-Key: alice", "--address", c.Admin)
+}
+
+// TestCLILive is renewed until the user has enough, which is no failure.
+func TestCLILive(t *testing.T) {
+	t.Parallel()
+	c := caddytest.Start(t, cliSite(""))
+	awaitCommands(c, "--address", c.Admin)
+	out := prints(t, 0, []string{"ZONE"}, "top", "--address", c.Admin)
+	must(t, "top in a pipe", want("views", strings.Count(out, "ZONE"), 1))
+	for _, args := range [][]string{{"top", "--count", "1000"}, {"status", "--watch"}} {
+		cmd := caddytest.Command(t.TempDir(), append(append([]string{"rate-limit"}, args...), "--address", c.Admin, "--interval", "100ms")...)
+		out, err := cmd.StdoutPipe()
+		must(t, "pipe", err)
+		must(t, "start", cmd.Start())
+		lines, views := bufio.NewScanner(out), 0
+		for views < 3 && lines.Scan() {
+			if strings.HasPrefix(lines.Text(), "ZONE") {
+				views++
+			}
+		}
+		must(t, fmt.Sprint(args), want("views", views, 3))
+		must(t, "interrupt", cmd.Process.Signal(syscall.SIGINT))
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }()
+		select {
+		case err := <-ended:
+			must(t, fmt.Sprint(args, " after an interrupt"), err)
+		case <-time.After(caddytest.WaitLimit):
+			_ = cmd.Process.Kill()
+			t.Fatalf("%v does not end", args)
+		}
+	}
+}
+
+// TestCommandsNeedNoRedis checks a config while nothing listens at one of its
+// addresses, and while at another something does that counts its visitors.
+func TestCommandsNeedNoRedis(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, "listen", err)
+	defer listener.Close()
+	var visitors atomic.Int64
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			visitors.Add(1)
+			_ = conn.Close()
+		}
+	}()
+	dir := t.TempDir()
+	file := dir + "/Caddyfile"
+	text := fmt.Sprintf(`{
+	admin off
+	rate_limit {
+		store redis {
+			shard a {
+				primary %s
+				replica %s
+			}
+			shard b {
+				primary %s
+				replica redis.invalid:6379
+			}
+		}
+	}
+}
+http://localhost:8080 {
+	rate_limit {header.X-Key} 10 1m api
+	respond ok
+}
+`, caddytest.FreeAddr(t), caddytest.FreeAddr(t), listener.Addr())
+	must(t, "write", os.WriteFile(file, []byte(text), 0o600))
+	for command, expected := range map[string]string{
+		"validate": "Valid configuration",
+		"adapt":    `"module":"redis"`,
+	} {
+		output, err := caddytest.Command(dir, command, "--config", file, "--adapter", "caddyfile").CombinedOutput()
+		if err != nil || !strings.Contains(string(output), expected) {
+			t.Errorf("caddy %s: %v, output without %s:\n%s", command, err, expected, output)
+		}
+	}
+	must(t, "validate and adapt", want("number of connections to Redis", visitors.Load(), 0))
+}
+
+// TestModulesAreListed by the command that operators look at first.
+func TestModulesAreListed(t *testing.T) {
+	output, err := caddytest.Command(t.TempDir(), "list-modules").CombinedOutput()
+	must(t, "list-modules", err)
+	for _, module := range []string{
+		"rate_limit", "http.handlers.rate_limit", "admin.api.rate_limit", "rate_limit.stores.memory", "rate_limit.stores.redis",
+	} {
+		must(t, "list-modules", want(module+" listed", strings.Contains("\n"+string(output), "\n"+module+"\n"), true))
+	}
+}

@@ -1,0 +1,681 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/redis"
+)
+
+// TestKeySecretHidesClients looks for clients everywhere in Redis.
+func TestKeySecretHidesClients(t *testing.T) {
+	servers := caddytest.StartShards(t, 2, 1)
+	c := caddytest.Start(t, apiSite(servers.Store("key_secret correct-horse"), 3, "1h"))
+	clients := []string{"alice", "bob", "carol", "dave", "erin", "frank", strings.Repeat("long", 50), "käthe"}
+	for round := range int64(2) {
+		for i, key := range clients {
+			must(t, key, c.Ask("/", "X-Key: "+key).Is(http.StatusOK, round+1))
+			servers.AwaitSum(t, "rl:1:api:", round*int64(len(clients))+int64(i+1))
+		}
+		servers.AwaitReplicas(t)
+	}
+	must(t, "client without a key", c.Ask("/").Is(http.StatusOK, 1))
+	servers.AwaitSum(t, "rl:1:api:", int64(2*len(clients)+1))
+	for _, shard := range servers {
+		for key := range caddytest.ReadBuckets(t, shard.Primary.Client()) {
+			for _, secret := range append(clients, "127.0.0.1", "correct-horse") {
+				if strings.Contains(key, secret) {
+					t.Errorf("key %q contains %q", key, secret)
+				}
+			}
+		}
+	}
+	// Another secret means other buckets.
+	c.MustLoad(apiSite(servers.Store("key_secret battery-staple"), 3, "1h"))
+	must(t, "alice under another secret", c.Ask("/", "X-Key: alice").Is(http.StatusOK, 1))
+	servers.AwaitSum(t, "rl:1:api:", int64(2*len(clients)+2))
+}
+
+func TestReadFromPrimaryAsksNoReplica(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 1)
+	replica := servers[0].Replicas[0]
+	c := caddytest.Start(t, apiSite(servers.Store("read_from primary"), 50, "1h"))
+	// With a replica that has stopped to follow, only the primary knows.
+	must(t, "pause replication", replica.PauseReplication())
+	for used := int64(1); used <= 20; used++ {
+		must(t, "request", c.Ask("/", "X-Key: alice").Is(http.StatusOK, used))
+		servers.AwaitCount(t, "api", "alice", used)
+	}
+	stats, err := replica.Info("commandstats")
+	must(t, "ask the replica", err)
+	for command := range stats {
+		if strings.Contains(command, "eval") || strings.Contains(command, "hget") || strings.Contains(command, "hmget") {
+			t.Errorf("the replica was asked: %s %s", command, stats[command])
+		}
+	}
+}
+
+func TestLocalClockDecides(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 1)
+	caddys := caddytest.StartMany(t, 2, apiSite(servers.Store("clock local"), 5, "1h"))
+	before := time.Now()
+	first := caddys[0].Ask("/", "X-Key: alice")
+	after := time.Now()
+	must(t, "first request", first.Is(http.StatusOK, 1))
+	servers.AwaitCount(t, "api", "alice", 1)
+	reset := servers.Buckets(t, "api")["alice"].Reset
+	if reset < before.Add(time.Hour).UnixMicro() || reset > after.Add(time.Hour).UnixMicro() {
+		t.Errorf("reset is %v, want an hour after %v", time.UnixMicro(reset), before)
+	}
+	servers.AwaitReplicas(t)
+	for used := int64(2); used <= 5; used++ {
+		a := caddys[used%2].Ask("/", "X-Key: alice")
+		must(t, "request", errors.Join(a.Is(http.StatusOK, used), want("reset", a.Reset, first.Reset)))
+		servers.AwaitCount(t, "api", "alice", used)
+		servers.AwaitReplicas(t)
+	}
+	must(t, "request too many", caddys[0].Ask("/", "X-Key: alice").Is(http.StatusTooManyRequests, 5))
+	// All processes of a test share one clock: whose was asked shows here.
+	stats, err := servers[0].Primary.Info("commandstats")
+	must(t, "ask the primary", err)
+	must(t, "calls of TIME", want("their statistics", stats["cmdstat_time"], ""))
+}
+
+func TestDatabaseAndUser(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 1)
+	primary := servers[0].Primary
+	for _, node := range append(servers.Replicas(), primary) {
+		// The least that a user needs is a test of the store's.
+		must(t, "add user", node.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "on", ">s3cret", "~rl:*", "+@all").Err())
+	}
+	for db, options := range map[int][]string{
+		3: {"db 3"},
+		2: {"db 2", "username limiter", "password s3cret"},
+		4: {"db 4", "username limiter", "password s3cret", "pipelining off"},
+		5: {"db 5", "username {$LIMITER:limiter}", "password {env.SHARDLIMIT_TEST_PASSWORD}"},
+	} {
+		t.Run(strings.Join(options, ", "), func(t *testing.T) {
+			t.Setenv("SHARDLIMIT_TEST_PASSWORD", "s3cret")
+			client := goredis.NewClient(&goredis.Options{Addr: primary.Addr(), DB: db})
+			defer client.Close()
+			c := caddytest.Start(t, apiSite(servers.Store(options...), 3, "1h"))
+			countsIn(t, c, client, func() { servers.AwaitReplicas(t) })
+		})
+	}
+}
+
+func TestPassword(t *testing.T) {
+	const password = "hunter2"
+	servers := caddytest.StartShards(t, 1, 0)
+	primary := servers[0].Primary
+	must(t, "set password", primary.Client().ConfigSet(t.Context(), "requirepass", password).Err())
+	client := goredis.NewClient(&goredis.Options{Addr: primary.Addr(), Password: password})
+	defer client.Close()
+
+	c := caddytest.Start(t, apiSite(servers.Store("on_error deny", "password wrong"), 3, "1h"))
+	a := c.Ask("/", "X-Key: alice")
+	must(t, "with the wrong password", want("status", a.Status, http.StatusServiceUnavailable))
+	c.MustLoad(apiSite(servers.Store("on_error deny", "password "+password), 3, "1h"))
+	countsIn(t, c, client, func() {})
+	if strings.Contains(c.Logs.String(), password) {
+		t.Error("the password is in the log")
+	}
+}
+
+// countsIn uses up a limit of 3 and sees the counts arrive where client looks.
+func countsIn(t *testing.T, c *caddytest.Caddy, client *goredis.Client, charged func()) {
+	t.Helper()
+	for used := int64(1); used <= 3; used++ {
+		must(t, "request", c.Ask("/", "X-Key: alice").Is(http.StatusOK, used))
+		eventually(t, "the request is charged", func() error {
+			sum := int64(0)
+			for _, b := range caddytest.ReadBuckets(t, client) {
+				sum += b.Count
+			}
+			return want("count", sum, used)
+		})
+		charged()
+	}
+	must(t, "request too many", c.Ask("/", "X-Key: alice").Is(http.StatusTooManyRequests, 3))
+}
+
+func inAnHour() time.Time { return time.Now().Add(time.Hour) }
+
+func anHourAgo() time.Time { return time.Now().Add(-time.Hour) }
+
+func issueServer(t *testing.T, ca *redistest.Authority, hosts ...string) *redistest.Certificate {
+	t.Helper()
+	certificate, err := ca.IssueServer(inAnHour(), hosts...)
+	must(t, "issue a server's certificate", err)
+	return certificate
+}
+
+func issueClient(t *testing.T, ca *redistest.Authority) *redistest.Certificate {
+	t.Helper()
+	certificate, err := ca.IssueClient("limiter", inAnHour())
+	must(t, "issue a client's certificate", err)
+	return certificate
+}
+
+// tlsBlock is the option tls, with more lines.
+func tlsBlock(ca *redistest.Authority, client *redistest.Certificate, more ...string) string {
+	lines := append([]string{"ca " + ca.File(), "cert " + client.CertFile() + " " + client.KeyFile()}, more...)
+	return "tls {\n" + strings.Join(lines, "\n") + "\n}"
+}
+
+// cut ends all connections to servers but the tests'.
+func cut(t *testing.T, servers ...*redistest.Server) {
+	t.Helper()
+	for _, server := range servers {
+		must(t, "end connections", server.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal").Err())
+	}
+}
+
+// awaitStatus asks, for ever new clients, until the answer has a status, and
+// limit headers if it is 200.
+func awaitStatus(c *caddytest.Caddy, status int) {
+	c.T.Helper()
+	i := 0
+	eventually(c.T, fmt.Sprintf("the status is %d", status), func() error {
+		i++
+		a := c.Ask("/", fmt.Sprintf("X-Key: %d-%d", status, i))
+		return errors.Join(want("status", a.Status, status), want("having limit headers", a.IsLimited(), status == http.StatusOK))
+	})
+}
+
+// awaitLeftOut asks, for ever new clients, until a server is left out because of
+// an error with these words, and then is answered by on_error deny.
+func awaitLeftOut(c *caddytest.Caddy, words string) {
+	c.T.Helper()
+	i := 0
+	eventually(c.T, "a server is left out because "+words, func() error {
+		i++
+		c.Ask("/", fmt.Sprintf("X-Key: %s-%d", words, i))
+		lines := storeLines(c)
+		for _, line := range lines {
+			if line.Level == "warn" && line.Msg == "server is left out" && strings.Contains(line.Error, words) {
+				return nil
+			}
+		}
+		return fmt.Errorf("the log says %+v", lines)
+	})
+	awaitStatus(c, http.StatusServiceUnavailable)
+}
+
+// TestTLSShardsOfEveryKind: their servers and sentinels want a certificate.
+func TestTLSShardsOfEveryKind(t *testing.T) {
+	t.Parallel()
+	ca := redistest.StartAuthority(t)
+	// Sentinels tell IP addresses, which need server_name if certificates do not
+	// mention them.
+	local := redistest.Options{TLS: issueServer(t, ca, "localhost")}
+	named := redistest.Options{TLS: issueServer(t, ca, "redis.internal")}
+	numbered := redistest.Options{TLS: issueServer(t, ca, "127.0.0.1")}
+	var static, watched *redistest.Shard
+	var sentinels *redistest.Sentinels
+	var cluster *redistest.Cluster
+	caddytest.Together(t, 3, func(i int) (err error) {
+		switch i {
+		case 0:
+			static, err = started(t, (*redistest.Shard).Stop)(redistest.LaunchShardWith(0, local))
+		case 1:
+			watched, err = started(t, (*redistest.Shard).Stop)(redistest.LaunchShardWith(1, named))
+			if err == nil {
+				sentinels, err = started(t, (*redistest.Sentinels).Stop)(redistest.LaunchSentinels(
+					masterName, watched.Primary, 1, redistest.SentinelOptions{}))
+			}
+		case 2:
+			cluster, err = started(t, (*redistest.Cluster).Stop)(redistest.LaunchClusterWith(3, 0, numbered))
+		}
+		return err
+	})
+	client := issueClient(t, ca)
+	c := caddytest.Start(t, apiSite(caddytest.RedisStore(
+		caddytest.ShardWith("static", "primary "+strings.Replace(static.Primary.Addr(), "127.0.0.1", "localhost", 1)),
+		caddytest.ShardWith("watched", sentinelLine(sentinels), tlsBlock(ca, client, "server_name redis.internal")),
+		caddytest.ShardWith("cluster", "cluster "+cluster.Addrs()[0]),
+		tlsBlock(ca, client), "dial_timeout 1m", "check_timeout 1m",
+	), 3, "1h"))
+	const clients = 30
+	for i := range clients {
+		key := fmt.Sprintf("client-%d", i)
+		must(t, key, c.Ask("/", "X-Key: "+key).Is(http.StatusOK, 1))
+	}
+	eventually(t, "all clients are counted", func() error {
+		of := []int{
+			len(countsOn(t, "api", static.Primary)), len(countsOn(t, "api", watched.Primary)), len(countsOn(t, "api", cluster.Nodes...)),
+		}
+		if of[0] < 3 || of[1] < 3 || of[2] < 3 {
+			return fmt.Errorf("clients are %v", of)
+		}
+		return want("clients", of[0]+of[1]+of[2], clients)
+	})
+	must(t, "log", want("lines of a healthy store", len(storeLines(c)), 0))
+}
+
+// TestClientCertificateIsReplacedInPlace, and one that is broken is not used.
+func TestClientCertificateIsReplacedInPlace(t *testing.T) {
+	t.Parallel()
+	const password = "marker-of-a-secret"
+	ca := redistest.StartAuthority(t)
+	client := issueClient(t, ca)
+	shard := redistest.StartShardWith(t, 1, redistest.Options{TLS: issueServer(t, ca), Args: []string{"--requirepass", password}})
+	servers := []*redistest.Server{shard.Primary, shard.Replicas[0]}
+	c := caddytest.Start(t, apiSite(caddytest.RedisStore(
+		caddytest.ShardOf("a", shard), "password {file."+writeFile(t, password)+"}", "pool_size 1", "on_error deny", tlsBlock(ca, client),
+	), 1_000_000, "1h"))
+	awaitStatus(c, http.StatusOK)
+
+	must(t, "spoil the certificate", os.WriteFile(client.CertFile(), []byte("garbage"), 0o600))
+	cut(t, servers...)
+	awaitStatus(c, http.StatusOK)
+	awaitLine(c, "warn", "client certificate cannot be read, the one before stays in use: correct the files", client.CertFile())
+
+	// Servers refuse a certificate that has expired, so it is seen which one
+	// is shown. They do so after the handshake, in the middle of the first
+	// call, which may see no more than that the connection breaks.
+	must(t, "replace the certificate", client.Renew(anHourAgo()))
+	cut(t, servers...)
+	awaitLeftOut(c, "")
+	must(t, "log", want("lines about what is wrong with the files", countLines(c, "client certificate cannot be read"), 1))
+	must(t, "log", want("lines about what was", countLines(c, "client certificate can be read again"), 1))
+	must(t, "replace the certificate", client.Renew(inAnHour()))
+	awaitStatus(c, http.StatusOK)
+	mustHide(c, password)
+}
+
+// TestServerCertificates that are not to be trusted: on_error applies, and the
+// log says why.
+func TestServerCertificates(t *testing.T) {
+	t.Parallel()
+	const password = "marker-of-a-secret"
+	ca, other := redistest.StartAuthority(t), redistest.StartAuthority(t)
+	client, certificate := issueClient(t, ca), issueServer(t, ca)
+	shard := redistest.StartShardWith(t, 0, redistest.Options{TLS: certificate, Args: []string{"--requirepass", password}})
+	site := func(onError, tls string) string {
+		return apiSite(caddytest.RedisStore(caddytest.ShardOf("a", shard), "password "+password, "pool_size 1", "on_error "+onError, tls), 1_000_000, "1h")
+	}
+	c := caddytest.Start(t, site("deny", tlsBlock(other, client)))
+	awaitLeftOut(c, "certificate signed by unknown authority")
+	c.MustLoad(site("deny", tlsBlock(ca, client, "server_name redis.internal")))
+	awaitLeftOut(c, "certificate is valid for localhost, not redis.internal")
+	c.MustLoad(site("deny", "tls {\ninsecure_skip_verify\ncert "+client.CertFile()+" "+client.KeyFile()+"\n}"))
+	awaitStatus(c, http.StatusOK)
+	c.MustLoad(site("deny", tlsBlock(ca, client)))
+	awaitStatus(c, http.StatusOK)
+
+	must(t, "replace the certificate", certificate.Renew(anHourAgo()))
+	must(t, "reload the certificate", shard.Primary.ReloadCertificate(t.Context()))
+	cut(t, shard.Primary)
+	awaitLeftOut(c, "certificate has expired")
+	c.MustLoad(site("allow", tlsBlock(ca, client)))
+	a := c.Ask("/", "X-Key: alice")
+	must(t, "with on_error allow", errors.Join(want("status", a.Status, http.StatusOK), want("having limit headers", a.IsLimited(), false)))
+	must(t, "replace the certificate", certificate.Renew(inAnHour()))
+	must(t, "reload the certificate", shard.Primary.ReloadCertificate(t.Context()))
+	awaitStatus(c, http.StatusOK)
+	if text := c.Logs.String(); strings.Contains(text, password) {
+		t.Error("the password is in the log")
+	}
+}
+
+// documentedRules are the ACL rules that docs/redis.md names, by their first
+// words.
+func documentedRules(t *testing.T, user, first string) []string {
+	t.Helper()
+	text, err := os.ReadFile("../docs/redis.md")
+	must(t, "read the documentation", err)
+	found := regexp.MustCompile(`(?m)^ACL SETUSER ` + user + ` (` + regexp.QuoteMeta(first) + `.*)$`).FindSubmatch(text)
+	if found == nil {
+		t.Fatalf("docs/redis.md has no rule of %s that begins with %s", user, first)
+	}
+	return strings.Fields(strings.TrimPrefix(string(found[1]), "on >secret "))
+}
+
+// setUser gives servers a user with nothing but these rules.
+func setUser(t *testing.T, name string, rules []string, servers ...*redistest.Server) {
+	t.Helper()
+	for _, server := range servers {
+		args := []any{"ACL", "SETUSER", name, "reset", "on", ">secret"}
+		for _, rule := range rules {
+			args = append(args, rule)
+		}
+		must(t, "set user", server.Client().Do(t.Context(), args...).Err())
+	}
+}
+
+func asUser(name string) redis.Credentials {
+	return func(context.Context) (string, string, error) { return name, "secret", nil }
+}
+
+// usesEverything makes a store do all that it can with buckets of every
+// algorithm, so that it runs every command that it ever runs. moved is called in
+// between.
+func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
+	t.Helper()
+	opts.DialTimeout = caddytest.WaitLimit
+	shard := redis.NewShard(opts)
+	t.Cleanup(func() { shard.Close(context.Background()) })
+	shard.Listen(func(e redis.Event) {
+		// A busy machine may take longer than is waited for; that is no right that
+		// is missing.
+		if e.Err != nil && !strings.Contains(e.Err.Error(), "i/o timeout") {
+			t.Errorf("%s: %v", e.Addr, e.Err)
+		}
+	})
+	s := redis.New(redis.Options{
+		Members: []redis.Member{{Name: "a", Shard: shard}}, CheckTimeout: caddytest.WaitLimit, ChargeTimeout: caddytest.WaitLimit,
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), caddytest.WaitLimit)
+	defer cancel()
+	s.Warm(ctx)
+	run := func(what string, states []store.State) []store.State {
+		t.Helper()
+		for _, st := range states {
+			must(t, what, st.Err)
+		}
+		return states
+	}
+	const window = 300 * time.Millisecond
+	for range 2 {
+		var reqs []store.Request
+		for _, algorithm := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA, store.Concurrency} {
+			limit := &store.Limit{Zone: "acl", Algorithm: algorithm, Window: window}
+			reqs = append(reqs, store.Request{Limit: limit, ClientKey: "k", Events: 2, Cost: 1})
+		}
+		named := func(id string) []store.Request {
+			for i := range reqs {
+				reqs[i].ID = fmt.Sprintf("%011s", id)
+			}
+			return reqs
+		}
+		run("check", s.Check(t.Context(), named("a")))
+		for n := range 7 {
+			for i, st := range run("take", s.Take(t.Context(), named("a"))) {
+				reqs[i].Receipt = st.Receipt
+			}
+			run("check", s.Check(t.Context(), reqs))
+			run("peek", s.Peek(t.Context(), reqs))
+			run("refund", s.Refund(t.Context(), reqs))
+			// More than fits.
+			run("charge", s.Charge(t.Context(), named(fmt.Sprint(n))))
+			moved()
+		}
+		until := time.Now().Add(window).UnixMicro()
+		for i := range reqs {
+			reqs[i].Until = until
+		}
+		run("penalize", s.Penalize(t.Context(), []store.Request{reqs[0], reqs[1], reqs[3]}))
+		for _, r := range reqs {
+			for _, found := range s.Inspect(t.Context(), r).Copies {
+				must(t, "inspect", found.State.Err)
+			}
+			must(t, "reset", s.Reset(t.Context(), r))
+		}
+		// The next round finds buckets whose windows are over.
+		time.Sleep(window)
+	}
+}
+
+// requests are one for each algorithm that counts, under an ID.
+func requests(clientKey string, id int) []store.Request {
+	var reqs []store.Request
+	for _, name := range counting {
+		limit := &store.Limit{Zone: "lost", Algorithm: store.Algorithm(name), Window: 10000 * time.Hour}
+		reqs = append(reqs, store.Request{Limit: limit, ClientKey: clientKey, Events: 10, Cost: 1, ID: fmt.Sprintf("%011d", id)})
+	}
+	return reqs
+}
+
+// losesServer makes a shard leave its replica out, and find it again.
+func losesServer(t *testing.T, shard *redistest.Shard) {
+	t.Helper()
+	replica := shard.Replicas[0]
+	connected := redis.NewShard(redis.ShardOptions{
+		Primary: shard.Primary.Addr(), Replicas: []string{replica.Addr()}, PoolSize: 1, Credentials: asUser("limiter"),
+	})
+	t.Cleanup(func() { connected.Close(context.Background()) })
+	events := make(chan redis.EventKind, 100)
+	connected.Listen(func(e redis.Event) { events <- e.Kind })
+	s := redis.New(redis.Options{Members: []redis.Member{{Name: "a", Shard: connected}}, CheckTimeout: 100 * time.Millisecond})
+	await := func(wanted redis.EventKind) {
+		t.Helper()
+		eventually(t, "the replica is left out, or is back", func() error {
+			s.Check(t.Context(), requests("k", 0)[:1])
+			select {
+			case kind := <-events:
+				return want("event", kind, wanted)
+			default:
+				return errors.New("nothing has happened")
+			}
+		})
+	}
+	await(redis.Met)
+	await(redis.Met)
+	must(t, "hang", replica.Pause())
+	await(redis.ServerDown)
+	must(t, "resume", replica.Resume())
+	await(redis.ServerUp)
+}
+
+// inherits brings buckets from one server to another.
+func inherits(t *testing.T, from, to *redistest.Server) {
+	t.Helper()
+	member := func(name string, server *redistest.Server) redis.Member {
+		shard := redis.NewShard(redis.ShardOptions{Primary: server.Addr(), DB: 1, DialTimeout: caddytest.WaitLimit, Credentials: asUser("mover")})
+		t.Cleanup(func() { shard.Close(context.Background()) })
+		return redis.Member{Name: name, Shard: shard}
+	}
+	before, after := []redis.Member{member("before", from)}, []redis.Member{member("after", to)}
+	reqs := requests("moved", 0)
+	for i, st := range redis.New(redis.Options{Members: before, ChargeTimeout: caddytest.WaitLimit}).Charge(t.Context(), reqs) {
+		must(t, "charge, "+counting[i], st.Err)
+	}
+	for i, st := range redis.New(redis.Options{Members: after, Former: before, CheckTimeout: caddytest.WaitLimit}).Check(t.Context(), reqs) {
+		must(t, "check, "+counting[i], errors.Join(st.Err, want("used", st.Used, 1)))
+	}
+}
+
+// wandering moves a slot from node to node, a step at each call, so that clients
+// meet an ASK and then a MOVED.
+func wandering(t *testing.T, cluster *redistest.Cluster, slot int) (step func()) {
+	var migration *redistest.Migration
+	calls := 0
+	return func() {
+		t.Helper()
+		switch calls++; calls % 7 {
+		case 1:
+			from, err := cluster.Owner(t.Context(), slot)
+			must(t, "find the owner", err)
+			to := cluster.Nodes[0]
+			if to == from {
+				to = cluster.Nodes[1]
+			}
+			migration, err = cluster.BeginMigration(t.Context(), slot, from, to)
+			must(t, "begin the migration", err)
+			for n := 1; n > 0; {
+				n, err = migration.MoveKeys(t.Context(), 100)
+				must(t, "move keys", err)
+			}
+		case 3:
+			must(t, "finish the migration", migration.Finish(t.Context()))
+			must(t, "settle", cluster.WaitUntilOK(t.Context()))
+		}
+	}
+}
+
+// ranCommands are those that servers have run, and what they have refused.
+func ranCommands(t *testing.T, servers ...*redistest.Server) (ran []string, refused error) {
+	t.Helper()
+	seen := map[string]bool{}
+	for _, server := range servers {
+		stats, err := server.Info("commandstats")
+		must(t, "ask for statistics", err)
+		for name := range stats {
+			seen[strings.TrimPrefix(name, "cmdstat_")] = true
+		}
+		log, err := server.Client().Do(t.Context(), "ACL", "LOG").Slice()
+		must(t, "ask for refusals", err)
+		for _, entry := range log {
+			refused = errors.Join(refused, fmt.Errorf("%s: %v", server.Addr(), entry))
+		}
+	}
+	return slices.Sorted(maps.Keys(seen)), refused
+}
+
+// TestDocumentedACLRulesAreTheLeast that suffice.
+func TestDocumentedACLRulesAreTheLeast(t *testing.T) {
+	t.Parallel()
+	rules := documentedRules(t, "limiter", "on >secret ~rl:* ")
+	databaseRules := documentedRules(t, "limiter", "+select")
+	clusterRules := documentedRules(t, "limiter", "+cluster|shards ")
+	movingRules := documentedRules(t, "limiter", "+dump ")
+	resettingRules := documentedRules(t, "limiter", "+del")
+	sentinelRules := documentedRules(t, "watcher", "on >secret ")
+	var shard, watched *redistest.Shard
+	var sentinels *redistest.Sentinels
+	var cluster *redistest.Cluster
+	caddytest.Together(t, 3, func(i int) (err error) {
+		switch i {
+		case 0:
+			shard, err = started(t, (*redistest.Shard).Stop)(redistest.LaunchShard(1))
+		case 1:
+			watched, err = started(t, (*redistest.Shard).Stop)(redistest.LaunchShard(0))
+			if err == nil {
+				sentinels, err = started(t, (*redistest.Sentinels).Stop)(redistest.LaunchSentinels(
+					masterName, watched.Primary, 1, redistest.SentinelOptions{}))
+			}
+		case 2:
+			cluster, err = started(t, (*redistest.Cluster).Stop)(redistest.LaunchCluster(2, 0))
+		}
+		return err
+	})
+	data := []*redistest.Server{shard.Primary, shard.Replicas[0], watched.Primary}
+	rules = slices.Concat(rules, databaseRules, resettingRules)
+	clusterRules = append(clusterRules, resettingRules...)
+	setUser(t, "limiter", rules, data...)
+	setUser(t, "mover", append(slices.Clone(rules), movingRules...), data...)
+	setUser(t, "limiter", append(documentedRules(t, "limiter", "on >secret ~rl:* "), clusterRules...), cluster.Nodes...)
+	setUser(t, "watcher", sentinelRules, sentinels.Nodes...)
+
+	t.Run("", func(t *testing.T) {
+		for name, use := range map[string]func(t *testing.T){
+			"given": func(t *testing.T) {
+				usesEverything(t, redis.ShardOptions{
+					Primary: shard.Primary.Addr(), Replicas: []string{shard.Replicas[0].Addr()}, DB: 1, Credentials: asUser("limiter"),
+				}, func() {
+					must(t, "replicate", shard.WaitReplicated(t.Context()))
+					must(t, "flush scripts", shard.Primary.Client().ScriptFlush(t.Context()).Err())
+				})
+				losesServer(t, shard)
+				inherits(t, shard.Primary, watched.Primary)
+			},
+			"sentinel": func(t *testing.T) {
+				usesEverything(t, redis.ShardOptions{
+					Sentinel:    &redis.SentinelOptions{Master: masterName, Addrs: sentinels.Addrs(), Credentials: asUser("watcher")},
+					Credentials: asUser("limiter"),
+				}, func() {})
+			},
+			"cluster": func(t *testing.T) {
+				usesEverything(t, redis.ShardOptions{Cluster: cluster.Addrs(), Credentials: asUser("limiter")}, wandering(t, cluster, redistest.Keyslot("{k}")))
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				use(t)
+			})
+		}
+	})
+
+	for name, test := range map[string]struct {
+		rules   []string
+		servers []*redistest.Server
+	}{
+		"servers": {append(slices.Clone(rules), movingRules...), data}, "cluster": {clusterRules, cluster.Nodes},
+		// Sentinels keep no statistics.
+		"sentinels": {nil, sentinels.Nodes},
+	} {
+		ran, refused := ranCommands(t, test.servers...)
+		if refused != nil {
+			t.Errorf("%s: refused: %v", name, refused)
+		}
+		for _, rule := range test.rules {
+			if command, ok := strings.CutPrefix(rule, "+"); ok && !slices.Contains(ran, command) {
+				t.Errorf("%s: the rule allows %s, which was not run; there ran %v", name, command, ran)
+			}
+		}
+	}
+}
+
+// TestPasswordIsRotated on the servers and in its file: counting goes on without
+// a reload, and while the file is away on_error applies.
+func TestPasswordIsRotated(t *testing.T) {
+	t.Parallel()
+	const first, second = "marker-of-a-secret-1", "marker-of-a-secret-2"
+	servers := caddytest.StartShards(t, 1, 1)
+	nodes := append(servers.Replicas(), servers[0].Primary)
+	setUser := func(password string) {
+		t.Helper()
+		for _, node := range nodes {
+			must(t, "set user", node.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "reset", "on", ">"+password, "~rl:*", "+@all").Err())
+		}
+	}
+	file := writeFile(t, first+"\n")
+	write := func(password string) {
+		t.Helper()
+		must(t, "write the password", os.WriteFile(file, []byte(password+"\n"), 0o600))
+	}
+	kill := func() {
+		t.Helper()
+		for _, node := range nodes {
+			n, err := node.Client().Do(t.Context(), "CLIENT", "KILL", "USER", "limiter").Int()
+			must(t, "end connections", err)
+			if n == 0 {
+				t.Errorf("%s had no connections of the user", node.Addr())
+			}
+		}
+	}
+	setUser(first)
+	c := caddytest.Start(t, apiSite(servers.Store("username limiter", "password {file."+file+"}", "pool_size 1", "on_error deny"), 1_000_000, "1h"))
+	awaitStatus(c, http.StatusOK)
+
+	setUser(second)
+	write(second)
+	kill()
+	awaitStatus(c, http.StatusOK)
+	used := int64(0)
+	for range 5 {
+		used++
+		must(t, "with the new password", c.Ask("/", "X-Key: alice").Is(http.StatusOK, used))
+		servers.AwaitCount(t, "api", "alice", used)
+	}
+
+	must(t, "remove the password", os.Remove(file))
+	kill()
+	awaitLeftOut(c, "password: placeholder {file."+file+"} is empty")
+	write(second)
+	awaitStatus(c, http.StatusOK)
+
+	// What is not rotated on both sides is told.
+	setUser(first)
+	kill()
+	awaitLeftOut(c, "WRONGPASS")
+	write(first)
+	awaitStatus(c, http.StatusOK)
+	mustHide(c, first, second)
+	must(t, "log", want("having the file's name", strings.Contains(c.Logs.String(), file), true))
+}

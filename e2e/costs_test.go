@@ -1,0 +1,626 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+)
+
+// startPricedBackend is a server whose responses say what they cost, as the
+// request wants it.
+func startPricedBackend(t *testing.T) (addr string) {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if cost, ok := r.Header["X-Ask-Cost"]; ok {
+			w.Header()["X-Cost"] = cost
+		}
+		if r.URL.Query().Has("304") {
+			w.WriteHeader(http.StatusNotModified)
+		}
+	}))
+	t.Cleanup(server.Close)
+	return server.Listener.Addr().String()
+}
+
+func TestBackendDefinedCost(t *testing.T) {
+	const events = 100
+	servers := caddytest.StartShards(t, 1, 0)
+	names, zones := zonesPerWay("cost {http.response.header.X-Cost}")
+	answers := "reverse_proxy " + startPricedBackend(t)
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, answers)
+		sums := map[string]int64{}
+		for _, zone := range names {
+			used := int64(0)
+			for _, step := range []struct {
+				query, cost string
+				charged     int64
+			}{
+				// It is free, and told where it stands.
+				{"", "0", 0},
+				{"", "5", 5},
+				{"", "0", 0},
+				{"", "1", 1},
+				{"", " 7 ", 7},
+				// A free status is free, whatever it costs.
+				{"?304", "9", 0},
+				{"", "cheap", 1},
+				{"", "-3", 1},
+				{"", "1.5", 1},
+				{"", "9007199254740993", 1},
+				{"", "", 1},
+				{"", "40", 40},
+			} {
+				what := fmt.Sprintf("%s, cost %q%s", zone, step.cost, step.query)
+				used += step.charged
+				status := http.StatusOK
+				if step.query != "" {
+					status = http.StatusNotModified
+				}
+				a := c.Probe("/"+zone+step.query, "X-Key: alice", "X-Ask-Cost: "+step.cost)
+				must(t, what, errors.Join(a.Shows(status, events, used), want("zone", a.Resource, zone)))
+				if store != "" {
+					servers.AwaitUsed(t, zone, "alice", used)
+				}
+			}
+			sums[zone] = used
+		}
+		// The last one is not admitted as long as it may cost 1, and the
+		// backend does not get to say that it is free.
+		for _, zone := range names {
+			must(t, zone, c.Probe("/"+zone, "X-Key: alice", fmt.Sprint("X-Ask-Cost: ", events-sums[zone])).Shows(http.StatusOK, events, events))
+			if store != "" {
+				servers.AwaitUsed(t, zone, "alice", events)
+			}
+			must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Ask-Cost: 0").Refuses(zone))
+		}
+		c.Stop()
+		for _, zone := range names {
+			c.AwaitLines(t, 1, "cost is not a number from 0 to 2^52; charging 1", `"zone":"`+zone+`"`)
+			if store != "" {
+				must(t, "at the end", want("used of "+zone, servers.Content(t, zone, "alice").Used, events))
+			}
+		}
+	})
+}
+
+// TestCostOfTheRequest: where it is known beforehand, there is nothing to
+// correct.
+func TestCostOfTheRequest(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 0)
+	zones := ""
+	for algorithm, mode := range ways {
+		zones += pathZone(algorithm+"."+mode, "algorithm "+algorithm, "charge "+mode, "events 10", "cost {header.X-Cost}")
+		zones += pathZone("fixed."+algorithm+"."+mode, "algorithm "+algorithm, "charge "+mode, "events 10", "cost 4")
+	}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, "respond ok")
+		for algorithm, mode := range ways {
+			for _, zone := range []string{algorithm + "." + mode, "fixed." + algorithm + "." + mode} {
+				for used := int64(4); used <= 8; used += 4 {
+					must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Cost: 4").Shows(http.StatusOK, 10, used))
+					if store != "" {
+						servers.AwaitUsed(t, zone, "alice", used)
+					}
+				}
+				// Two are left and four are wanted.
+				a := c.Probe("/"+zone, "X-Key: alice", "X-Cost: 4")
+				must(t, zone, errors.Join(a.Is(http.StatusTooManyRequests, 8), want("having Retry-After", a.RetryAfter >= 1, true)))
+			}
+			zone := algorithm + "." + mode
+			must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Cost: 2").Shows(http.StatusOK, 10, 10))
+		}
+	})
+}
+
+// freeStatusSite answers with the status that the path names, and counts by
+// three zones that differ in what is free.
+var freeStatusSite = caddytest.Site("%s", `
+route {
+	rate_limit {
+		zone default {
+			match {
+				path /default/*
+			}
+			key {header.X-Key}
+			events 100
+			window 1h
+		}
+		zone custom {
+			match {
+				path /custom/*
+			}
+			key {header.X-Key}
+			events 100
+			window 1h
+			free_status 404 5xx
+		}
+		zone none {
+			match {
+				path /none/*
+			}
+			key {header.X-Key}
+			events 100
+			window 1h
+			free_status none
+		}
+	}
+	@fresh header If-None-Match *
+	respond @fresh 304
+	@404 path */404
+	respond @404 404
+	@502 path */502
+	respond @502 502
+	@503 path */503
+	error @503 503
+	respond ok
+}
+`)
+
+func TestFreeStatusesLeaveTheCountAlone(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 0)
+	c := caddytest.Start(t, fmt.Sprintf(freeStatusSite, servers.Store()))
+	const etag = `If-None-Match: "v1"`
+	used := map[string]int64{}
+	for _, step := range []struct {
+		path    string
+		headers []string
+		status  int
+		free    bool
+	}{
+		// The first request opens a window although it is free.
+		{"/default/page", []string{etag}, http.StatusNotModified, true},
+		{"/default/page", nil, http.StatusOK, false},
+		{"/default/page", []string{etag}, http.StatusNotModified, true},
+		{"/default/page", []string{etag}, http.StatusNotModified, true},
+		{"/default/404", nil, http.StatusNotFound, false},
+		{"/default/502", nil, http.StatusBadGateway, false},
+		{"/default/503", nil, http.StatusServiceUnavailable, false},
+
+		{"/custom/page", []string{etag}, http.StatusNotModified, false},
+		{"/custom/page", nil, http.StatusOK, false},
+		{"/custom/404", nil, http.StatusNotFound, true},
+		{"/custom/502", nil, http.StatusBadGateway, true},
+		{"/custom/503", nil, http.StatusServiceUnavailable, true},
+
+		{"/none/page", []string{etag}, http.StatusNotModified, false},
+		{"/none/page", nil, http.StatusOK, false},
+		{"/none/404", nil, http.StatusNotFound, false},
+	} {
+		zone, _, _ := strings.Cut(step.path[1:], "/")
+		before := used[zone]
+		if !step.free {
+			used[zone]++
+		}
+		a := c.Ask(step.path, append([]string{"X-Key: alice"}, step.headers...)...)
+		must(t, fmt.Sprintf("%s after %d", step.path, before), errors.Join(a.Is(step.status, used[zone]), want("zone", a.Resource, zone)))
+		servers.AwaitCount(t, zone, "alice", used[zone])
+		if _, open := servers.Buckets(t, zone)["alice"]; !open {
+			t.Fatalf("no window of zone %s was opened", zone)
+		}
+	}
+	// A charge that should not have been made would have arrived by now.
+	c.Stop()
+	for zone, n := range used {
+		must(t, "at the end", want("count of zone "+zone, servers.Counts(t, zone)["alice"], n))
+	}
+}
+
+// byStatus answers with the status that X-Status names: with a response, with an
+// error or, whatever it names, with a panic.
+const byStatus = `
+@error path */error
+error @error "as told" {header.X-Status}
+@panic path */panic
+test_answer @panic panic
+respond "" {header.X-Status}
+`
+
+// settlement is a request and whether it costs something.
+type settlement struct {
+	how    string // what comes after the zone in the path
+	status int
+	free   bool
+}
+
+// settlements are the options that say what is free, and what they make of
+// requests. The first one costs something, so that there is something to keep.
+var settlements = map[string]struct {
+	option string
+	steps  []settlement
+}{
+	"default": {"", []settlement{
+		{"", 200, false},
+		{"", 304, true},
+		{"/error", 304, true},
+		{"", 304, true},
+		{"/panic", 500, false},
+		{"", 304, true},
+		{"", 404, false},
+		{"/error", 503, false},
+		{"", 503, false},
+	}},
+	"free": {"free_status 5xx", []settlement{
+		{"", 200, false},
+		{"/error", 503, true},
+		{"/panic", 500, true},
+		{"", 304, false},
+		{"", 503, true},
+		{"/error", 404, false},
+	}},
+	"count": {"count_status 401 403", []settlement{
+		{"", 401, false},
+		{"", 200, true},
+		{"/error", 403, false},
+		{"/panic", 500, true},
+		{"/error", 503, true},
+		{"", 304, true},
+		{"", 403, false},
+	}},
+	"none": {"free_status none", []settlement{
+		{"", 304, false},
+		{"/panic", 500, false},
+		{"/error", 503, false},
+	}},
+}
+
+func TestRefundOn304(t *testing.T) {
+	const events = 70
+	servers := caddytest.StartShards(t, 1, 0)
+	zones := ""
+	for _, algorithm := range counting {
+		for name, s := range settlements {
+			options := []string{"algorithm " + algorithm, "charge before", fmt.Sprint("events ", events)}
+			if s.option != "" {
+				options = append(options, s.option)
+			}
+			zones += pathZone(algorithm+"."+name, options...)
+		}
+	}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, byStatus)
+		left := map[string]caddytest.Content{}
+		for _, algorithm := range counting {
+			for name, s := range settlements {
+				zone := algorithm + "." + name
+				left[zone] = settleEach(t, c, servers, zone, events, s.steps, store != "")
+			}
+		}
+		// Once Caddy has ended no other charge or refund is on its way.
+		c.Stop()
+		for zone, b := range left {
+			if store != "" {
+				must(t, "at the end", want(zone, servers.Content(t, zone, "alice").Spent, b.Spent))
+			}
+		}
+	})
+}
+
+// settleEach makes the requests and checks what they are told and, in Redis,
+// what the bucket holds before and after. It returns the last content.
+func settleEach(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, zone string, events int64, steps []settlement, redis bool) caddytest.Content {
+	t.Helper()
+	used := int64(0)
+	before := caddytest.Content{}
+	for i, step := range steps {
+		what := fmt.Sprintf("%s%s, step %d, status %d", zone, step.how, i, step.status)
+		if !step.free {
+			used++
+		}
+		if step.how == "/panic" {
+			// On a connection that was used before, the client would try again.
+			caddytest.Client.CloseIdleConnections()
+		}
+		a, err := c.TryProbe(t.Context(), "/"+zone+step.how, "X-Key: alice", fmt.Sprint("X-Status: ", step.status))
+		if step.how == "/panic" {
+			// Nobody answers; the next request shows what became of it.
+			must(t, what, want("being answered", err == nil, false))
+		} else {
+			must(t, what, err)
+			must(t, what, a.Shows(step.status, events, used))
+		}
+		if !redis {
+			continue
+		}
+		if !step.free && step.how != "/panic" {
+			// It was taken before there was a response.
+			must(t, what, want("used in Redis", servers.Content(t, zone, "alice").Used, used))
+		}
+		servers.AwaitUsed(t, zone, "alice", used)
+		after := servers.Content(t, zone, "alice")
+		must(t, what, want("being as before", after.Spent == before.Spent, step.free))
+		before = after
+	}
+	return before
+}
+
+// TestRefundOfTheFirstRequest: with nothing else in the bucket there is nothing
+// left of it.
+func TestRefundOfTheFirstRequest(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 0)
+	zones := zonesPerAlgorithm("charge before")
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, byStatus)
+		for _, algorithm := range counting {
+			must(t, algorithm, c.Probe("/"+algorithm, "X-Key: bob", "X-Status: 304").Shows(http.StatusNotModified, 100, 0))
+			if store != "" {
+				servers.AwaitUsed(t, algorithm, "bob", 0)
+			}
+			must(t, algorithm, c.Probe("/"+algorithm, "X-Key: bob", "X-Status: 200").Shows(http.StatusOK, 100, 1))
+		}
+	})
+}
+
+// quotaZone is pathZone whose events a header of the request tells.
+func quotaZone(name string, options ...string) string {
+	return pathZone(name, append(options[:len(options):len(options)], "events {header.X-Quota} 100")...)
+}
+
+// isUnlimited tells how the answer differs from one of which no zone says
+// anything.
+func isUnlimited(a caddytest.Answer) error {
+	return errors.Join(want("status", a.Status, http.StatusOK), want("having limit headers", a.IsLimited(), false),
+		want("Retry-After", a.Header.Get("Retry-After"), ""))
+}
+
+// isRefusedOutright tells how the answer differs from a refusal by a zone whose
+// limit is 0.
+func isRefusedOutright(a caddytest.Answer, zone string) error {
+	return errors.Join(a.Shows(http.StatusTooManyRequests, 0, 0), want("zone", a.Resource, zone),
+		want("X-RateLimit-Reset", a.Reset, int64(-1)), want("Retry-After", a.Header.Get("Retry-After"), ""))
+}
+
+// TestQuotaOfNothingAndUnlimited: a quota of 0 refuses every request, and the word
+// unlimited none, whatever else is in the zone, and without a call. Only what is
+// neither a number nor that word gets the fallback.
+func TestQuotaOfNothingAndUnlimited(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 0)
+	var names []string
+	zones := ""
+	add := func(name string, options ...string) {
+		names = append(names, name)
+		zones += quotaZone(name, options...)
+	}
+	for algorithm, mode := range ways {
+		add(algorithm+"."+mode, "algorithm "+algorithm, "charge "+mode)
+		add(algorithm+"."+mode+".waiting", "algorithm "+algorithm, "charge "+mode, "max_wait 10000h")
+		add(algorithm+"."+mode+".reserve", "algorithm "+algorithm, "charge "+mode, "reserve 20 {\nheader X-Staff yes\n}")
+		add(algorithm+"."+mode+".cost", "algorithm "+algorithm, "charge "+mode, "cost {header.X-Cost}")
+		if algorithm != "sliding_log" {
+			add(algorithm+"."+mode+".penalty", "algorithm "+algorithm, "charge "+mode, "penalty 1h")
+		}
+	}
+	for _, mode := range modes {
+		add("burst."+mode, "algorithm gcra", "burst 7", "charge "+mode)
+	}
+	add("batch", "charge before", "batch auto")
+	add("concurrency", "algorithm concurrency", "window 1h")
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, "respond ok")
+		before := scriptsRun(t, servers)
+		for _, zone := range names {
+			for range 3 {
+				for _, quota := range []string{"0", " 0 ", "00"} {
+					must(t, zone+", quota "+quota, isRefusedOutright(c.Probe("/"+zone, "X-Key: alice", "X-Staff: yes", "X-Cost: 0", "X-Quota: "+quota), zone))
+				}
+				for _, quota := range []string{"unlimited", "\tunlimited "} {
+					must(t, zone+", quota "+quota, isUnlimited(c.Probe("/"+zone, "X-Key: alice", "X-Quota: "+quota)))
+				}
+			}
+		}
+		must(t, "Redis", want("scripts run for them", scriptsRun(t, servers)-before, 0))
+		must(t, "log", errors.Join(want("lines about the fallback", countLines(c, "using the fallback"), 0),
+			want("lines about costs", countLines(c, "costs more than its zone ever admits"), 0)))
+		for _, zone := range names {
+			must(t, zone, errors.Join(
+				want("declined requests", c.Metric(`caddy_rate_limit_declined_requests_total{zone="`+zone+`"}`), "9"),
+				want("counted requests", c.Metric(`caddy_rate_limit_requests_total{zone="`+zone+`"}`), "9")))
+			// What is refused and what is not counted leaves no trace.
+			capacity := map[bool]int64{true: 7, false: 3}[strings.HasPrefix(zone, "burst")]
+			must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Staff: yes", "X-Cost: 1", "X-Quota: 3").Shows(http.StatusOK, capacity, 1))
+		}
+		for i, quota := range []string{"", "many", "-1", "2.5", "Unlimited", "unlimited!", "0x10", "-99999999999999999999"} {
+			zone := "fixed_window.before"
+			must(t, "quota "+quota, c.Probe("/"+zone, "X-Key: bob", "X-Quota: "+quota).Shows(http.StatusOK, 100, int64(i+1)))
+		}
+		c.AwaitLines(t, 1, "using the fallback", `"zone":"fixed_window.before"`, `"fallback":100`)
+	})
+}
+
+// TestQuotaBeyondWhatCounts: a number that the algorithm cannot count becomes the
+// nearest that it can, and the log says so.
+func TestQuotaBeyondWhatCounts(t *testing.T) {
+	zones := quotaZone("window") + quotaZone("log", "algorithm sliding_log") +
+		quotaZone("drain", "algorithm gcra", "window 87600h", "burst 1000")
+	c := startWith(t, "", zones, "respond ok")
+	for zone, test := range map[string]struct {
+		quotas []string
+		limit  int64
+	}{
+		"window": {[]string{"4503599627370497", "9007199254740993", "99999999999999999999"}, 1 << 52},
+		"log":    {[]string{"100001", "99999999999999999999"}, 100_000},
+		"drain":  {[]string{"1", "99"}, 1000},
+	} {
+		for i, quota := range test.quotas {
+			must(t, zone+", quota "+quota, c.Probe("/"+zone, "X-Key: alice", "X-Quota: "+quota).Shows(http.StatusOK, test.limit, int64(i+1)))
+		}
+		c.AwaitLines(t, 1, "using the nearest", `"zone":"`+zone+`"`, `"events":"`+test.quotas[0]+`"`)
+	}
+	must(t, "log", want("lines about the fallback", countLines(c, "using the fallback"), 0))
+}
+
+// TestQuotaBesideOtherZones: a zone whose limit is 0 refuses before any other is
+// asked, where it is enforced; one without a limit leaves the others as they are.
+func TestQuotaBesideOtherZones(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 0)
+	for name, store := range bothStores(servers, "max_new_buckets 1000000") {
+		for _, mode := range modes {
+			t.Run(name+", "+mode, func(t *testing.T) {
+				must(t, "flush", servers[0].Primary.Client().FlushAll(t.Context()).Err())
+				zones := zoneWith("other", "charge "+mode) + zoneWith("plan", "charge "+mode, "algorithm gcra", "burst 9", "events {header.X-Quota} 100", "max_wait 1s") +
+					zoneWith("trial", "charge "+mode, "algorithm gcra", "events {header.X-Trial} 200", "enforce 0") + "}\nrate_limit {\n" +
+					zoneWith("inner", "charge "+mode, "events {header.X-Inner} 300")
+				c := startWith(t, store, zones, `respond "{http.rate_limit.trial.outcome} {http.rate_limit.trial.limit} {http.rate_limit.other.used}"`)
+				// with is a request of alice with other quotas than 5.
+				with := func(headers ...string) []string {
+					all := append(headers, "X-Key: alice")
+					for _, name := range []string{"X-Quota", "X-Trial", "X-Inner"} {
+						if !slices.ContainsFunc(headers, func(h string) bool { return strings.HasPrefix(h, name) }) {
+							all = append(all, name+": 5")
+						}
+					}
+					return all
+				}
+				used := int64(0)
+				passes := func(what, body string, limit int64, headers ...string) {
+					t.Helper()
+					used++
+					a := c.Probe("/", with(headers...)...)
+					must(t, what, errors.Join(want("status", a.Status, http.StatusOK), want("limit", a.Limit, limit), want("body", a.Body, body)))
+					if store != "" {
+						servers.AwaitUsed(t, "other", "alice", used)
+					}
+				}
+				other := func() int64 { // which the check tells before the charge
+					if mode == "before" {
+						return used + 1
+					}
+					return used
+				}
+				passes("all limits", fmt.Sprint("allowed 5 ", other()), 5)
+				before := scriptsRun(t, servers)
+				must(t, "limit 0", isRefusedOutright(c.Probe("/", with("X-Quota: 0")...), "plan"))
+				must(t, "Redis", want("scripts run for it", scriptsRun(t, servers)-before, 0))
+				must(t, "limit 0 behind others", isRefusedOutright(c.Probe("/", with("X-Inner: 0")...), "inner"))
+				if store != "" {
+					servers.AwaitUsed(t, "other", "alice", used)
+				}
+				passes("observed limit 0", fmt.Sprint("would_refuse 0 ", other()), 0, "X-Trial: 0")
+				passes("some unlimited", fmt.Sprint("  ", other()), 100, "X-Quota: unlimited", "X-Trial: unlimited", "X-Inner: unlimited")
+				s := simulate(c, "/", with("X-Quota: unlimited", "X-Inner: 0")...)
+				must(t, fmt.Sprintf("simulation %+v", s), errors.Join(want("decision", s.Decision, "refused"), want("zone", s.Zone, "inner"),
+					want("wait", s.Wait, 0), want("zones", s.names(), "other trial inner")))
+				s = simulate(c, "/", with("X-Quota: 0")...)
+				must(t, fmt.Sprintf("simulation %+v", s), errors.Join(want("decision", s.Decision, "refused"), want("zone", s.Zone, "plan"),
+					want("wait", s.Wait, 0), want("reason", s.Zones[1].Reason, "over_limit"), want("limit", s.Zones[1].Limit, 0)))
+			})
+		}
+	}
+}
+
+// TestQuotaWithoutAStore: neither a limit of 0 nor none needs the store, so its
+// outage changes nothing.
+func TestQuotaWithoutAStore(t *testing.T) {
+	for onError, status := range map[string]int{"allow": http.StatusOK, "deny": http.StatusServiceUnavailable, "local": http.StatusOK} {
+		for _, mode := range modes {
+			t.Run(onError+", "+mode, func(t *testing.T) {
+				t.Parallel()
+				c := startWith(t, caddytest.RedisStore("shard a {\nprimary "+caddytest.FreeAddr(t)+"\n}"), quotaZone("plan", "charge "+mode, "on_error "+onError), "respond ok")
+				for range 3 {
+					must(t, "limit 0", isRefusedOutright(c.Probe("/plan", "X-Key: alice", "X-Quota: 0"), "plan"))
+					must(t, "unlimited", isUnlimited(c.Probe("/plan", "X-Key: alice", "X-Quota: unlimited")))
+					must(t, "limit 5", want("status", c.Probe("/plan", "X-Key: alice", "X-Quota: 5").Status, status))
+				}
+			})
+		}
+	}
+}
+
+// TestQuotaIsTold in the fields of the draft and in the body of a refusal.
+func TestQuotaIsTold(t *testing.T) {
+	c := startWith(t, "", zoneWith("plan", "events {header.X-Quota} 100", "algorithm gcra", "burst 9", "window 60s")+"headers ietf\nproblem\n", "respond ok")
+	a := c.Probe("/", "X-Key: alice", "X-Quota: 0")
+	var body struct {
+		Type     string
+		Violated []string `json:"violated-policies"`
+	}
+	must(t, "body", json.Unmarshal([]byte(a.Body), &body))
+	must(t, "limit 0", errors.Join(want("status", a.Status, http.StatusTooManyRequests), want("policy", a.Header.Get("RateLimit-Policy"), `"plan";q=0;w=60`),
+		want("limit", a.Header.Get("RateLimit"), `"plan";r=0`), want("type", body.Type, "https://iana.org/assignments/http-problem-types#quota-exceeded"),
+		want("zones", fmt.Sprint(body.Violated), "[plan]")))
+	a = c.Probe("/", "X-Key: alice", "X-Quota: unlimited")
+	must(t, "unlimited", errors.Join(want("status", a.Status, http.StatusOK), want("policy", a.Header.Get("RateLimit-Policy"), ""), want("limit", a.Header.Get("RateLimit"), "")))
+}
+
+// TestReserve: what is kept for more important requests is not there for others.
+func TestReserve(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 1)
+	names, zones := zonesPerWay("events 10",
+		"reserve 20 {\nheader X-Tier gold\n}", "reserve 30 {\nheader X-Tier silver\n}")
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, "respond ok")
+		for _, zone := range names {
+			used := int64(0)
+			admitted := func(n int, tier string, limit int64) {
+				t.Helper()
+				for range n {
+					used++
+					must(t, fmt.Sprintf("%s, %s, request %d", zone, tier, used), c.Probe("/"+zone, "X-Key: alice", "X-Tier: "+tier).Shows(http.StatusOK, limit, used))
+					if store != "" {
+						servers.AwaitUsed(t, zone, "alice", used)
+						servers.AwaitReplicas(t)
+					}
+				}
+			}
+			refused := func(tier string, limit int64) {
+				t.Helper()
+				a := c.Probe("/"+zone, "X-Key: alice", "X-Tier: "+tier)
+				must(t, fmt.Sprintf("%s, %s, a request too many", zone, tier), errors.Join(a.Refuses(zone), a.Shows(http.StatusTooManyRequests, limit, used)))
+			}
+			admitted(2, "none", 5)
+			admitted(1, "gold", 10)
+			admitted(1, "silver", 8)
+			admitted(1, "none", 5)
+			refused("none", 5)
+			admitted(1, "silver", 8)
+			refused("none", 5)
+			admitted(2, "silver", 8)
+			refused("silver", 8)
+			refused("none", 5)
+			admitted(2, "gold", 10)
+			refused("gold", 10)
+			refused("silver", 8)
+			refused("none", 5)
+		}
+	})
+}
+
+// TestReserveOfBurstsAndSlots: it is a part of what there may be at once.
+func TestReserveOfBurstsAndSlots(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 0)
+	backend := caddytest.StartSlowBackend(t)
+	zones := pathZone("slots", "algorithm concurrency", "events 3", "reserve 34 {\nheader X-Tier gold\n}")
+	for _, mode := range modes {
+		zones += pathZone("bursts."+mode, "algorithm gcra", "events 1000", "burst 4", "charge "+mode, "reserve 100 {\nheader X-Tier gold\n}")
+	}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, "reverse_proxy /slots "+backend.Server.Listener.Addr().String()+"\nrespond ok")
+		for _, mode := range modes {
+			// All of it is kept: nothing is ever there for others.
+			zone := "bursts." + mode
+			must(t, zone, probeNever(c, "/"+zone, "X-Key: alice").Shows(http.StatusTooManyRequests, 0, 0))
+			for used := range int64(4) {
+				must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Tier: gold").Shows(http.StatusOK, 4, used+1))
+				if store != "" {
+					servers.AwaitUsed(t, zone, "alice", used+1)
+				}
+			}
+			must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Tier: gold").Refuses(zone))
+		}
+		// 34 percent of three slots are two, and one is left.
+		held := []caddytest.Running{backend.Hold(t, c, "/slots", "X-Key: alice")}
+		must(t, "slots", c.Probe("/slots", "X-Key: alice").Shows(http.StatusTooManyRequests, 1, 1))
+		held = append(held, backend.Hold(t, c, "/slots", "X-Key: alice", "X-Tier: gold"), backend.Hold(t, c, "/slots", "X-Key: alice", "X-Tier: gold"))
+		must(t, "slots", c.Probe("/slots", "X-Key: alice", "X-Tier: gold").Shows(http.StatusTooManyRequests, 3, 3))
+		for i, a := range backend.Finish(t, held...) {
+			must(t, "slots", a.Shows(http.StatusOK, []int64{1, 3, 3}[i], int64(i)+1))
+		}
+	})
+}

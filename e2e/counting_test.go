@@ -1,0 +1,415 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+// apiSite is a site with one zone, api, that counts by the header X-Key.
+func apiSite(store string, events int, window string) string {
+	return limitedSite(store, events, window, "respond ok")
+}
+
+// limitedSite is a site whose zone, api, counts by the header X-Key what answer
+// then answers.
+func limitedSite(store string, events int, window, answer string) string {
+	return fmt.Sprintf(caddytest.Site("%s", `
+rate_limit {
+	zone api {
+		key {header.X-Key}
+		events %d
+		window %s
+	}
+}
+%s
+`), store, events, window, answer)
+}
+
+func TestTwoCaddysShareALimit(t *testing.T) {
+	t.Parallel()
+	const events = 10
+	servers := caddytest.StartShards(t, 2, 1)
+	caddys := caddytest.StartMany(t, 2, apiSite(servers.Store(), events, "1h"))
+
+	// Where every charge is waited for, each Caddy sees all that the other
+	// one admitted.
+	for _, key := range []string{"alice", "bob", "carol", "dave"} {
+		for i := range events {
+			a := caddys[i%2].Ask("/", "X-Key: "+key)
+			must(t, fmt.Sprintf("%s's request %d", key, i+1), errors.Join(
+				a.Is(http.StatusOK, int64(i+1)), want("limit", a.Limit, events), want("zone", a.Resource, "api")))
+			servers.AwaitCount(t, "api", key, int64(i+1))
+			servers.AwaitReplicas(t)
+		}
+		for i, c := range caddys {
+			must(t, fmt.Sprintf("%s's request too many at Caddy %d", key, i), c.Ask("/", "X-Key: "+key).Is(http.StatusTooManyRequests, events))
+		}
+	}
+}
+
+// courses are the answers to each client's requests, in one Caddy, that were
+// admitted, and that were refused because of what was in flight.
+type courses struct {
+	mu                 sync.Mutex
+	admitted, inFlight map[string][]caddytest.Answer
+}
+
+func newCourses() *courses {
+	return &courses{admitted: map[string][]caddytest.Answer{}, inFlight: map[string][]caddytest.Answer{}}
+}
+
+func (c *courses) add(answers map[string][]caddytest.Answer, key string, a caddytest.Answer) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	answers[key] = append(answers[key], a)
+}
+
+// check fails the test unless each refusal because of what is in flight came
+// while a request that was admitted was, and no client was admitted more often
+// than that.
+func (c *courses) check(t *testing.T, most int) (refusals int) {
+	t.Helper()
+	for key, answers := range c.inFlight {
+		for _, refused := range answers {
+			refusals++
+			if !slices.ContainsFunc(c.admitted[key], func(a caddytest.Answer) bool {
+				return a.Sent.Before(refused.Received) && refused.Sent.Before(a.Received)
+			}) {
+				t.Errorf("%s is told to come back after a second, though nothing is in flight: %v", key, refused.Header)
+			}
+		}
+	}
+	for key, answers := range c.admitted {
+		if len(answers) > most {
+			t.Errorf("%s is admitted %d times by one Caddy, above its limit of %d", key, len(answers), most)
+		}
+	}
+	return refusals
+}
+
+func TestConcurrentClientsAreCountedExactly(t *testing.T) {
+	const (
+		events  = 20
+		clients = 40
+		workers = 8
+		rounds  = 4
+	)
+	servers := caddytest.StartShards(t, 2, 1)
+	caddys := caddytest.StartMany(t, 2, apiSite(servers.Store(), events, "1h"))
+
+	var admitted, refused caddytest.Tally
+	each := []*courses{newCourses(), newCourses()}
+	caddytest.Together(t, workers, func(worker int) error {
+		course := each[worker%2]
+		for i := range rounds * clients {
+			key := fmt.Sprintf("client-%d", i%clients)
+			a, err := caddys[worker%2].TryAsk("/", "X-Key: "+key)
+			switch {
+			case errors.Is(err, caddytest.ErrTooEarly) && a.RetryAfter == 1:
+				refused.Add(key)
+				course.add(course.inFlight, key, a)
+			case err != nil:
+				return err
+			case a.Status == http.StatusOK && a.IsLimited():
+				admitted.Add(key)
+				course.add(course.admitted, key, a)
+			case a.Status == http.StatusTooManyRequests:
+				refused.Add(key)
+			default:
+				return fmt.Errorf("status %d, headers %v", a.Status, a.Header)
+			}
+		}
+		return nil
+	})
+	servers.AwaitCounts(t, "api", admitted.N)
+
+	inFlight := each[0].check(t, events) + each[1].check(t, events)
+	excess := int64(0)
+	for key, n := range admitted.N {
+		if n < events {
+			t.Errorf("%s was admitted %d times only, before its limit of %d was reached", key, n, events)
+		}
+		excess += n - events
+	}
+	servers.AwaitReplicas(t)
+	for key, n := range admitted.N {
+		for i, c := range caddys {
+			// For a while a Caddy relies on what it was told last, which may
+			// lack what the other one admitted since.
+			eventually(t, fmt.Sprintf("Caddy %d asks about %s again", i, key), func() error {
+				return c.Ask("/", "X-Key: "+key).Is(http.StatusTooManyRequests, n)
+			})
+		}
+	}
+	for i, shard := range servers {
+		if n := len(caddytest.BucketsOf(t, shard.Primary, "api")); n < clients/4 {
+			t.Errorf("shard %s has %d of %d clients", caddytest.ShardName(i), n, clients)
+		}
+	}
+	// Nothing is still on its way that would make the counts wrong later.
+	for _, c := range caddys {
+		c.Stop()
+	}
+	servers.AwaitCounts(t, "api", admitted.N)
+	t.Logf("%d requests admitted (%d above the limits, in flight in two Caddys at the same time), %d refused, %d of them because of what was in flight",
+		admitted.Total(), excess, refused.Total(), inFlight)
+}
+
+// ceilSeconds is how the headers round an instant in microseconds.
+func ceilSeconds(microseconds int64) int64 { return (microseconds + 999_999) / 1_000_000 }
+
+// resets are the distinct resets that clients were told.
+type resets struct {
+	mu       sync.Mutex
+	byClient map[string]map[int64]int
+	seconds  map[int64]bool
+	requests int
+	refused  int
+}
+
+func (r *resets) add(client string, a caddytest.Answer) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.byClient[client] == nil {
+		r.byClient[client] = map[int64]int{}
+	}
+	r.byClient[client][a.Reset]++
+	r.seconds[a.Received.Unix()] = true
+	r.requests++
+	if a.Status == http.StatusTooManyRequests {
+		r.refused++
+	}
+}
+
+func (r *resets) enough(start time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.requests >= 2000 && len(r.seconds) >= 5 && time.Since(start) > 3500*time.Millisecond
+}
+
+func TestResetIsTheSameOnAllResponsesOfAWindow(t *testing.T) {
+	t.Parallel()
+	const events = 200
+	servers := caddytest.StartShards(t, 2, 1)
+	caddys := caddytest.StartMany(t, 2, apiSite(servers.Store(), events, "1h"))
+	seen := &resets{byClient: map[string]map[int64]int{}, seconds: map[int64]bool{}}
+	ask := func(worker int, key string) error {
+		a, err := caddys[worker%2].TryAsk("/", "X-Key: "+key)
+		// Whoever is refused because of requests in flight may come back sooner.
+		if err != nil && (!errors.Is(err, caddytest.ErrTooEarly) || a.RetryAfter != 1) {
+			return err
+		}
+		if a.Status != http.StatusOK && a.Status != http.StatusTooManyRequests || a.Limit != events {
+			return fmt.Errorf("status %d, headers %v", a.Status, a.Header)
+		}
+		seen.add(key, a)
+		return nil
+	}
+
+	// Both Caddys open each of these windows at the same moment.
+	early := []string{"ann", "ben", "cleo", "dan"}
+	caddytest.Together(t, 2*len(early), func(i int) error { return ask(i, early[i/2]) })
+
+	// These windows are opened, likewise, while no replica hears of it.
+	late := []string{"eve", "fay"}
+	var keys atomic.Pointer[[]string]
+	keys.Store(&early)
+
+	start := time.Now()
+	caddytest.Together(t, 5, func(worker int) error {
+		if worker == 4 {
+			return pauseInTheMiddle(servers, start, func() {
+				all := append(early[:len(early):len(early)], late...)
+				keys.Store(&all)
+			})
+		}
+		for i := worker; !seen.enough(start); i++ {
+			keys := *keys.Load()
+			if err := ask(worker, keys[i%len(keys)]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+
+	stored := servers.Buckets(t, "api")
+	for _, key := range append(early, late...) {
+		told := seen.byClient[key]
+		must(t, key, errors.Join(
+			want("number of distinct resets", len(told), 1),
+			want("responses with the reset in Redis, rounded up,", told[ceilSeconds(stored[key].Reset)] > 0, true)))
+	}
+	t.Logf("%d requests, %d of them refused, in %d different seconds from 2 Caddys: 1 reset for each of %d clients",
+		seen.requests, seen.refused, len(seen.seconds), len(seen.byClient))
+}
+
+// pauseInTheMiddle pauses the replication of all shards a second after start,
+// for at least a second.
+func pauseInTheMiddle(servers caddytest.Shards, start time.Time, paused func()) error {
+	time.Sleep(time.Until(start.Add(time.Second)))
+	for _, r := range servers.Replicas() {
+		if err := r.PauseReplication(); err != nil {
+			return err
+		}
+	}
+	paused()
+	time.Sleep(time.Second)
+	for _, r := range servers.Replicas() {
+		if err := r.ResumeReplication(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestStaleReplicaNeitherRefusesNorContradicts(t *testing.T) {
+	t.Parallel()
+	const (
+		events = 3
+		window = 2 * time.Second
+	)
+	servers := caddytest.StartShards(t, 1, 1)
+	replica := servers[0].Replicas[0]
+	caddys := caddytest.StartMany(t, 2, apiSite(servers.Store(), events, "2s"))
+
+	// Use a window up, and keep a replica that shows it.
+	var key string
+	var old caddytest.Bucket
+	for try := 0; ; try++ {
+		key = fmt.Sprintf("client-%d", try)
+		begun := time.Now()
+		for i := range events {
+			caddys[i%2].Ask("/", "X-Key: "+key)
+		}
+		eventually(t, "the replica has the count", func() error {
+			if old = caddytest.BucketsOf(t, replica, "api")[key]; old.Count < events && time.Since(begun) < window {
+				return fmt.Errorf("it has %+v", old)
+			}
+			return nil
+		})
+		must(t, "pause replication", replica.PauseReplication())
+		old = caddytest.BucketsOf(t, replica, "api")[key]
+		a := caddys[0].Ask("/", "X-Key: "+key)
+		// On a busy machine the window may be over.
+		if old.Count == events && a.Received.Before(time.UnixMicro(old.Reset)) {
+			must(t, "request that the replica refuses", errors.Join(
+				a.Is(http.StatusTooManyRequests, events), want("reset", a.Reset, ceilSeconds(old.Reset))))
+			break
+		}
+		must(t, "resume replication", replica.ResumeReplication())
+	}
+	oldReset := ceilSeconds(old.Reset)
+
+	// Ask both Caddys until they admit again.
+	over := time.UnixMicro(old.Reset)
+	for i, c := range caddys {
+		awaitAdmission(t, c, key, over)
+		if view := caddytest.BucketsOf(t, replica, "api")[key]; view != old && time.Since(over) < time.Second {
+			t.Fatalf("the replica, which Caddy %d asked, has %+v, want the old window %+v", i, view, old)
+		}
+	}
+
+	// The replica shows nothing of the new window, but its reset is the one
+	// that both Caddys tell.
+	for i, c := range caddys {
+		eventually(t, "a response falls into one window", func() error {
+			before := servers.Buckets(t, "api")[key]
+			a := c.Ask("/", "X-Key: "+key)
+			if after := servers.Buckets(t, "api")[key]; before.Reset != after.Reset {
+				return fmt.Errorf("reset was %d, then %d", before.Reset, after.Reset)
+			}
+			must(t, fmt.Sprintf("Caddy %d", i), want("reset", a.Reset, ceilSeconds(before.Reset)))
+			return nil
+		})
+	}
+	eventually(t, "the new window is used up", func() error {
+		a := caddys[0].Ask("/", "X-Key: "+key)
+		must(t, "response", want("being of a later window", a.Reset > oldReset, true))
+		return want("status", a.Status, http.StatusTooManyRequests)
+	})
+}
+
+// awaitAdmission asks until the client is admitted, which must not be before its
+// window is over.
+func awaitAdmission(t *testing.T, c *caddytest.Caddy, key string, over time.Time) {
+	t.Helper()
+	oldReset, i := ceilSeconds(over.UnixMicro()), 0
+	eventually(t, "the client is admitted", func() error {
+		i++
+		// What Caddy knows of the primary's time is as exact as the fastest of
+		// the primary's replies, of which these requests make many.
+		c.Ask("/", fmt.Sprintf("X-Key: %s-%s-%d", c.Addr, key, i))
+
+		a := c.Ask("/", "X-Key: "+key)
+		if a.Status == http.StatusOK {
+			must(t, "first admitted request", errors.Join(
+				want("coming before the window is over", a.Received.Before(over), false),
+				want("being in a new window", a.Reset > oldReset, true)))
+			return nil
+		}
+		must(t, "refused request", want("reset", a.Reset, oldReset))
+		return errors.New("it is refused")
+	})
+}
+
+// TestSwallowedReplyDoesNotCountTwice lets a charge reach Redis, whose reply then
+// is lost: either there is none before the charge is given up, or the
+// connection breaks while there is time to send it again.
+func TestSwallowedReplyDoesNotCountTwice(t *testing.T) {
+	for _, pipelining := range []string{"on", "off"} {
+		for _, timeout := range []string{"3s", "30s"} {
+			t.Run("pipelining "+pipelining+", charge_timeout "+timeout, func(t *testing.T) {
+				t.Parallel()
+				primary := redistest.Start(t)
+				proxy := redistest.StartProxy(t, primary.Addr())
+				servers := caddytest.Shards{{Primary: primary}}
+				backend := caddytest.StartSlowBackend(t)
+				store := servers.Store("pipelining "+pipelining, "charge_timeout "+timeout)
+				store = strings.Replace(store, primary.Addr(), proxy.Addr(), 1)
+				c := caddytest.Start(t, proxySite(store, 10, backend.Server.Listener.Addr().String()))
+
+				// The connection for charges is made before the fault; through
+				// one that is made later nothing would arrive.
+				must(t, "first request", backend.Finish(t, backend.Start(t, c, "/", "X-Key: warm"))[0].Is(http.StatusOK, 1))
+				servers.AwaitCount(t, "api", "warm", 1)
+
+				// The request is checked while all is well.
+				request := backend.Start(t, c, "/", "X-Key: alice")
+				must(t, "swallow replies", proxy.SwallowReplies())
+				must(t, "alice", backend.Finish(t, request)[0].Is(http.StatusOK, 1))
+				wanted := map[string]int64{"warm": 1, "alice": 1}
+				servers.AwaitCounts(t, "api", wanted)
+				givenUp := func() error {
+					return errors.Join(want("uncertain charges", undelivered(c, "a", "uncertain"), 1), want("lost charges", undelivered(c, "a", "lost"), 0))
+				}
+				if timeout == "3s" {
+					eventually(t, "the charge is given up", givenUp)
+				}
+				// This closes the connections that were open meanwhile.
+				must(t, "pass", proxy.Pass())
+				eventually(t, "the charge is given up", givenUp)
+
+				// Whatever were to be sent again would be counted by now.
+				eventually(t, "charges arrive again", func() error {
+					backend.Finish(t, backend.Start(t, c, "/", "X-Key: probe"))
+					return want("probe being charged", servers.Counts(t, "api")["probe"] > 0, true)
+				})
+				c.Stop()
+				counts := servers.Counts(t, "api")
+				for key, n := range wanted {
+					must(t, "at the end", want("count of "+key, counts[key], n))
+				}
+			})
+		}
+	}
+}

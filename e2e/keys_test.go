@@ -1,0 +1,473 @@
+package e2e
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+// keySite counts by a key of the test's choice, and believes clients that say
+// for whom they ask.
+func keySite(store, key, options string) string {
+	return fmt.Sprintf(`
+{
+	{{global}}
+	servers {
+		trusted_proxies static 127.0.0.0/8
+	}
+	%s
+}
+{{site}} {
+	rate_limit {
+		zone api {
+			key %s
+			events 100
+			window 1h
+			%s
+		}
+	}
+	respond ok
+}
+`, store, key, options)
+}
+
+const emptyKeyWarning = `"msg":"key is empty; counting by client IP"`
+
+func TestRequestWithoutKeyCountsAsItsAddress(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 2, 0)
+	for _, test := range []struct {
+		name, key string
+		warnings  int
+		hint      string
+	}{
+		{"no fallback", "{header.X-Api-Key}", 1, "see to it that clients send what key asks for"},
+		{"address as fallback", "{header.X-Api-Key} {client_ip}", 0, ""},
+		{"two headers", "{header.X-Api-Key} {header.X-Other}", 1, "see to it"},
+		{"unknown placeholder", "{http.nonsense}{header.X-Api-Key}", 1, "placeholder {http.nonsense} is unknown"},
+	} {
+		prefix := strings.ReplaceAll(test.name, " ", "_")
+		for store, text := range map[string]string{"memory": "", "redis": servers.Store("key_prefix " + prefix)} {
+			t.Run(test.name+", "+store, func(t *testing.T) {
+				c := caddytest.Start(t, keySite(text, test.key, ""))
+				used, all := map[string]int64{}, int64(0)
+				ask := func(bucket string, headers ...string) {
+					t.Helper()
+					used[bucket]++
+					all++
+					must(t, bucket, c.Ask("/", headers...).Is(http.StatusOK, used[bucket]))
+					if store == "redis" {
+						servers.AwaitSum(t, prefix+":", all)
+					}
+				}
+				for range 3 {
+					ask("the address")
+					ask("a client that sends the address as its key", "X-Api-Key: 127.0.0.1")
+					ask("a client that sends an empty key", "X-Api-Key: ", "X-Forwarded-For: 192.0.2.7")
+					ask("a client", "X-Api-Key: alice")
+				}
+				ask("a client that sends the placeholder", "X-Api-Key: {client_ip}")
+				ask("a client that sends the placeholder's long form", "X-Api-Key: {http.vars.client_ip}")
+				ask("the address")
+				must(t, "log", want("number of warnings", strings.Count(c.Logs.String(), emptyKeyWarning), test.warnings))
+				must(t, "log", want("giving the hint", strings.Contains(c.Logs.String(), test.hint), true))
+			})
+		}
+	}
+}
+
+func TestNetworksShareABucket(t *testing.T) {
+	servers := caddytest.StartShards(t, 2, 0)
+	for name, store := range map[string]string{"memory": "", "redis": servers.Store()} {
+		t.Run(name, func(t *testing.T) {
+			c := caddytest.Start(t, keySite(store, "{client_ip}", "ipv6_prefix 64\nipv4_prefix 24"))
+			used := map[string]int64{}
+			for i, client := range []struct{ address, network string }{
+				{"2001:db8:1:2::1", "first /64"},
+				{"2001:db8:1:2:ffff::7", "first /64"},
+				{"2001:0db8:0001:0002:0000:0000:0000:0001", "first /64"},
+				{"2001:db8:1:3::1", "second /64"},
+				{"2001:db8:1:2::1", "first /64"},
+				{"192.0.2.1", "first /24"},
+				{"192.0.2.255", "first /24"},
+				{"::ffff:192.0.2.9", "first /24"},
+				{"192.0.3.1", "second /24"},
+			} {
+				used[client.network]++
+				must(t, client.address, c.Ask("/", "X-Forwarded-For: "+client.address).Is(http.StatusOK, used[client.network]))
+				if store != "" {
+					servers.AwaitSum(t, "", int64(i+1))
+				}
+			}
+		})
+	}
+}
+
+// longKey is the n-th of header values as long as a header may hardly be, which
+// differ at their ends only.
+func longKey(n int) string { return strings.Repeat("k", 19_000) + strconv.Itoa(n) }
+
+// heapOf is how many bytes of memory are in use that cannot be collected.
+func heapOf(c *caddytest.Caddy) int64 {
+	c.T.Helper()
+	// What is in pools survives one collection.
+	for range 3 {
+		c.AdminCall(http.MethodGet, "/debug/pprof/heap?gc=1", "", "")
+	}
+	bytes, err := strconv.ParseFloat(c.Metric("go_memstats_heap_alloc_bytes"), 64)
+	must(c.T, "read the size of the heap", err)
+	return int64(bytes)
+}
+
+// TestLongKeysTakeLittleMemory in all that is kept of clients: that their buckets
+// are full, that they have one, that their refusal was logged, what was taken for
+// them in advance, and charges that wait while the shard is down.
+func TestLongKeysTakeLittleMemory(t *testing.T) {
+	const clients, mostEach = 1000, 8 << 10
+	servers := caddytest.StartLastingShards(t, 1, 0)
+	zones := zoneWith("full", "events 1", "charge before") + zoneWith("after", "events 100", "charge after") +
+		zoneWith("batched", "events 100", "charge before", "batch 10", "penalty 1h")
+	c := caddytest.Start(t, strings.Replace(zonesSite(servers.Store("max_new_buckets 1000000", "charge_timeout 300ms"), zones, "respond ok"),
+		"rate_limit {\nzone", "rate_limit {\nlog_key\nlog_refusals all\nzone", 1))
+	c.Get("/", "X-Key: first")
+	// askAll asks for so many clients from the first on.
+	askAll := func(first, status int) {
+		t.Helper()
+		const workers = 8
+		caddytest.Together(t, workers, func(worker int) error {
+			for n := first + worker; n < first+clients; n += workers {
+				a, err := c.TryProbe(t.Context(), "/", "X-Key: "+longKey(n))
+				if err != nil {
+					return err
+				}
+				if err := want("status", a.Status, status); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	before := heapOf(c)
+	wantSmall := func(when string) {
+		t.Helper()
+		now := heapOf(c)
+		each := (now - before) / clients
+		before = now
+		t.Logf("%s a client takes %d bytes", when, each)
+		if each > mostEach {
+			t.Errorf("%s a client with a key of 19 kB takes %d bytes, want at most %d", when, each, mostEach)
+		}
+	}
+	askAll(0, http.StatusOK)
+	askAll(0, http.StatusTooManyRequests)
+	wantSmall("refused,")
+	// A line has the key with its quotes, and little else.
+	for line := range strings.Lines(c.Logs.String()) {
+		if len(line) > 2000 {
+			t.Errorf("a line of the log has %d bytes: %.200s", len(line), line)
+			break
+		}
+	}
+	servers.Kill(t)
+	eventually(t, "the outage is noticed", func() error {
+		a, err := c.TryProbe(t.Context(), "/", "X-Key: second")
+		if err != nil {
+			return err
+		}
+		return want("status", a.Status, http.StatusOK)
+	})
+	askAll(clients, http.StatusOK)
+	unsent := func() float64 {
+		n, err := strconv.ParseFloat(c.Metric(`caddy_rate_limit_ledger_unsent{store="default"}`), 64)
+		must(t, "read how much waits", err)
+		return n
+	}
+	eventually(t, "charges wait", func() error { return want("having them", unsent() >= clients, true) })
+	wantSmall("while the shard is down,")
+	servers.Restart(t)
+	eventually(t, "what waits is delivered", func() error { return want("charges that wait", unsent(), 0) })
+}
+
+// TestLongKeyIsFound by its value and by the client key that is shown, in the
+// API and by the commands, and is not confused with another.
+func TestLongKeyIsFound(t *testing.T) {
+	servers := caddytest.StartShards(t, 2, 1)
+	forStores(t, bothStores(servers, "key_secret secret"), func(t *testing.T, store string) {
+		c := caddytest.Start(t, strings.Replace(zonesSite(store, zoneWith("api", "events 3"), "respond {http.rate_limit.key}"),
+			"rate_limit {\nzone", "rate_limit {\nlog_key\nzone", 1))
+		long, other := longKey(1), longKey(2)
+		shownKey := c.Probe("/", "X-Key: "+long).Body
+		tag, _, _ := strings.Cut(shownKey, ":")
+		for range 4 {
+			c.Get("/", "X-Key: "+long)
+		}
+		c.Get("/", "X-Key: "+other)
+		find := map[string]string{
+			"value": "key=" + long, "client key that is shown": "client_key=" + url.QueryEscape(shownKey),
+			"client key in full": "client_key=" + tag + ":" + long,
+		}
+		for how, query := range find {
+			eventually(t, "the bucket is found by its "+how, func() error {
+				b := bucketsOf(c, http.MethodGet, "api?"+query)
+				if err := want("used", b.primaryUsed(), 3); err != nil {
+					return err
+				}
+				return want("client key", b.Buckets[0].ClientKey, shownKey)
+			})
+		}
+		eventually(t, "the other bucket is counted", func() error {
+			return want("used", bucketsOf(c, http.MethodGet, "api?key="+other).primaryUsed(), 1)
+		})
+		var top topAnswer
+		c.AdminJSON(http.MethodGet, "/rate_limit/top?zone=api", "", &top)
+		if len(top.Refused) != 1 || top.Refused[0].ClientKey != shownKey || top.Refused[0].Count != 2 {
+			t.Errorf("top is %v, want %s with 2", top, shownKey)
+		}
+		s := simulate(c, "/", "X-Key: "+long)
+		if len(s.Zones) != 1 || s.Zones[0].ClientKey != shownKey {
+			t.Errorf("simulated are %v, want %s", s.Zones, shownKey)
+		}
+		if !strings.Contains(c.Logs.String(), `"key":"`+shownKey+`"`) {
+			t.Errorf("the log does not show %s", shownKey)
+		}
+		prints(t, 0, []string{shownKey}, "get", "api", long, "--address", c.Admin)
+		prints(t, 0, []string{shownKey}, "get", "api", "--client-key", shownKey, "--address", c.Admin)
+		for _, query := range find {
+			c.Get("/", "X-Key: "+long)
+			if b := bucketsOf(c, http.MethodDelete, "api?"+query); len(b.Buckets) != 1 || !b.Buckets[0].Deleted {
+				t.Errorf("reset answers %v", b)
+			}
+			if used := bucketsOf(c, http.MethodGet, "api?key="+long).primaryUsed(); used > 0 {
+				t.Errorf("%d are used after a reset", used)
+			}
+		}
+		if used := bucketsOf(c, http.MethodGet, "api?key="+other).primaryUsed(); used != 1 {
+			t.Errorf("another client has used %d after the reset, want 1", used)
+		}
+		prints(t, 0, []string{fmt.Sprint("nothing to delete: ", shownKey)}, "reset", "api", long, "--address", c.Admin)
+	})
+}
+
+// TestLoggedAddress: without log_key, no log line has the address of a client
+// whom the key of a zone identifies by it, whole or by its network, in a bucket
+// of its own or in the overflow bucket.
+func TestLoggedAddress(t *testing.T) {
+	const (
+		ipv6 = "2001:db8:a:b:c:d:e:f"
+		ipv4 = "203.0.113.77"
+	)
+	servers := caddytest.StartShards(t, 1, 0)
+	for name, test := range map[string]struct {
+		key      string // and other options of the zone
+		header   string
+		overflow bool
+		logKey   bool
+		logged   bool
+	}{
+		"address":                          {key: "key {client_ip}"},
+		"address, log_key":                 {key: "key {client_ip}", logKey: true, logged: true},
+		"network":                          {key: "key {client_ip}\nipv4_prefix 24\nipv6_prefix 64"},
+		"address of the connection":        {key: "key {remote_host}"},
+		"network of the connection":        {key: "key {http.request.remote.host/24,64}"},
+		"address among others":             {key: `key "{header.X-Key} {client_ip}"` + "\nipv4_prefix 24\nipv6_prefix 64", header: "X-Key: alice"},
+		"address as a last resort":         {key: "key {header.X-Key}"},
+		"network as a last resort":         {key: "key {header.X-Key}\nipv4_prefix 24\nipv6_prefix 64"},
+		"API key before the address":       {key: "key {header.X-Key} {client_ip}\nipv4_prefix 24\nipv6_prefix 64", header: "X-Key: alice", logged: true},
+		"address after the API key":        {key: "key {header.X-Key} {client_ip}\nipv4_prefix 24\nipv6_prefix 64"},
+		"address in a header":              {key: "key {header.X-Forwarded-For}"},
+		"network in a header":              {key: "key {header.X-Forwarded-For}\nipv4_prefix 24\nipv6_prefix 64"},
+		"API key":                          {key: "key {header.X-Key}", header: "X-Key: alice", logged: true},
+		"static":                           {key: "key static", logged: true},
+		"static, with networks":            {key: "key static\nipv4_prefix 24\nipv6_prefix 64", logged: true},
+		"overflow of addresses":            {key: "key {client_ip}", overflow: true},
+		"overflow of addresses, log_key":   {key: "key {client_ip}", overflow: true, logKey: true, logged: true},
+		"overflow of networks":             {key: "key {client_ip}\nipv4_prefix 24\nipv6_prefix 64", overflow: true},
+		"overflow of API keys":             {key: "key {header.X-Key}", header: "X-Key: alice", overflow: true, logged: true},
+		"overflow of the last resort":      {key: "key {header.X-Key}", overflow: true},
+		"overflow of networks in a header": {key: "key {header.X-Forwarded-For}\nipv4_prefix 24\nipv6_prefix 64", overflow: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			global := "servers {\ntrusted_proxies static 127.0.0.1/32\n}\n"
+			if test.overflow {
+				global += servers.Store("max_new_buckets 1", "key_prefix "+strings.NewReplacer(" ", "", ",", "").Replace(name))
+			}
+			options := "events 1\nwindow 10000h\n" + test.key + "\n}\n"
+			if test.logKey {
+				options += "log_key\n"
+			}
+			c := caddytest.Start(t, zonesSite(global, "zone api {\n"+options, "respond ok"))
+			for i, address := range []string{ipv6, ipv4} {
+				headers := []string{"X-Forwarded-For: " + address}
+				if test.header != "" {
+					headers = append(headers, fmt.Sprint(test.header, i))
+				}
+				if test.overflow {
+					// Others come before it, and use up the bucket that all share.
+					refused := 0
+					for n := 0; refused < 2; n++ {
+						other := []string{fmt.Sprintf("X-Forwarded-For: 198.%d.%d.1", n/256%256, n%256)}
+						if test.header != "" {
+							other = append(other, fmt.Sprint("X-Key: other-", i, "-", n))
+						}
+						if c.Get("/", other...).StatusCode == http.StatusTooManyRequests {
+							refused++
+						}
+					}
+				}
+				eventually(t, "it is refused", func() error {
+					return want("status", c.Get("/", headers...).StatusCode, http.StatusTooManyRequests)
+				})
+			}
+			lines := 2
+			if test.overflow || strings.HasPrefix(test.key, "key static") || strings.Contains(test.key, "remote") {
+				lines = 1 // for they share one bucket
+			}
+			eventually(t, "refusals are logged", func() error {
+				return want("being fewer than "+fmt.Sprint(lines), len(entriesOf(c, "rate limit exceeded")) < lines, false)
+			})
+			shared := c.Metric(`caddy_rate_limit_overflowed_requests_total{zone="api"}`)
+			must(t, "metrics", want("requests in the overflow bucket", shared != "" && shared != "0", test.overflow))
+			logs := c.Logs.String()
+			isLogged := strings.Contains(logs, ipv6) || strings.Contains(logs, ipv4)
+			hasField := false
+			for _, entry := range entriesOf(c, "rate limit exceeded") {
+				if _, ok := entry["remote_ip"]; ok {
+					hasField = true
+				}
+			}
+			must(t, "log", errors.Join(want("it having a field remote_ip", hasField, test.logged),
+				want("it having an address", isLogged && !test.logged, false)))
+		})
+	}
+}
+
+var floodKeys = flag.Int64("flood.keys", 20_000, "how many made-up client keys TestFloodOfNewClients sends")
+
+// TestFloodOfNewClients: made-up client keys fill no Redis, clients that have a
+// bucket keep their limit, and nobody is let pass for want of memory.
+func TestFloodOfNewClients(t *testing.T) {
+	const (
+		most   = 100
+		events = 50
+	)
+	made := *floodKeys
+	for _, charge := range []string{"after", "before"} {
+		t.Run(charge, func(t *testing.T) {
+			// Room for many fewer buckets than are asked for.
+			room := fmt.Sprint(max(4, made/50_000), "mb")
+			server := redistest.Start(t, "--maxmemory", room, "--maxmemory-policy", "noeviction")
+			c := caddytest.Start(t, fmt.Sprintf(`{
+	{{global}}
+	rate_limit {
+		store redis {
+			shard a {
+				primary %s
+			}
+			check_timeout 10s
+			max_new_buckets %d
+		}
+	}
+}
+{{site}} {
+	rate_limit {
+		zone api {
+			key {header.X-Key}
+			events %d
+			window 1h
+			charge %s
+		}
+	}
+	respond ok
+}`, server.Addr(), most, events, charge))
+			ask := func() caddytest.Answer {
+				t.Helper()
+				a, err := c.TryAsk("/", "X-Key: alice")
+				must(t, "ask as alice", err)
+				return a
+			}
+			for range events / 2 {
+				if a := ask(); a.Status != http.StatusOK {
+					t.Fatalf("alice got %d", a.Status)
+				}
+			}
+			start := time.Now()
+			result, err := loadgen.Run(t.Context(), loadgen.Options{
+				Addr: c.Addr, Header: "X-Key", Connections: 32, Requests: made, Duration: 20 * time.Minute,
+				Key: func(n int64) string { return "made-up-" + strconv.FormatInt(n, 10) },
+			})
+			must(t, "flood", err)
+			t.Logf("%d requests in %v", result.Requests, time.Since(start))
+			seconds := time.Since(start).Seconds() + 1
+			if result.Requests != made || result.Status[http.StatusOK]+result.Status[http.StatusTooManyRequests] != made {
+				t.Errorf("answers are %v", result.Status)
+			}
+			keys, err := server.Client().DBSize(t.Context()).Result()
+			must(t, "count the keys", err)
+			// A bucketful at first, then so many a second; alice, and what they share.
+			if bound := int64(most*(1+seconds)) + 2; keys > bound {
+				t.Errorf("%d buckets after %.1f s, want at most %d", keys, seconds, bound)
+			}
+			if passed := result.Status[http.StatusOK]; passed > keys+events {
+				t.Errorf("%d requests passed with %d buckets", passed, keys)
+			}
+			for n := range events {
+				a := ask()
+				if want := http.StatusOK; n < events/2 && a.Status != want {
+					t.Errorf("request %d of alice got %d", events/2+n, a.Status)
+				}
+				if want := http.StatusTooManyRequests; n >= events/2 && a.Status != want {
+					t.Errorf("request %d of alice got %d", events/2+n, a.Status)
+				}
+			}
+			if info, err := server.Info("errorstats"); err != nil || info["errorstat_OOM"] != "" {
+				t.Errorf("redis was out of memory: %v, %v", info, err)
+			}
+			if n := strings.Count(c.Logs.String(), "too many new clients"); n < 1 || n > 1+int(seconds)/60 {
+				t.Errorf("the log says so %d times", n)
+			}
+			overflowed, err := strconv.Atoi(c.Metric(`caddy_rate_limit_overflowed_requests_total{zone="api"}`))
+			// All of them but those that got a bucket of their own.
+			if err != nil || int64(overflowed) < made-keys || int64(overflowed) > made {
+				t.Errorf("the metric counts %d of %d with %d buckets, %v", overflowed, made, keys, err)
+			}
+		})
+	}
+}
+
+// TestNewClientsInTwoHandlersAreChargedOnce, also those whose bucket is shared,
+// and also where the bound lets a client in between the two handlers.
+func TestNewClientsInTwoHandlersAreChargedOnce(t *testing.T) {
+	const clients = 200
+	servers := caddytest.StartShards(t, 2, 1)
+	for _, charge := range []string{"after", "before"} {
+		t.Run(charge, func(t *testing.T) {
+			prefix := "once-" + charge
+			zone := zoneWith("api", "charge "+charge, "events 1000")
+			c := caddytest.Start(t, twoHandlersSite(servers.Store("max_new_buckets 1", "key_prefix "+prefix), zone, zone))
+			caddytest.Together(t, clients, func(i int) error {
+				a, err := c.TryProbe(t.Context(), "/", "X-Key: "+strconv.Itoa(i))
+				if err != nil {
+					return err
+				}
+				return want("status", a.Status, http.StatusOK)
+			})
+			if c.Metric(`caddy_rate_limit_overflowed_requests_total{zone="api"}`) == "" {
+				t.Error("nobody shares a bucket")
+			}
+			// It delivers what is on its way.
+			c.Stop()
+			servers.AwaitSum(t, prefix+":", clients)
+		})
+	}
+}

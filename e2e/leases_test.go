@@ -1,0 +1,325 @@
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+)
+
+// slotsSite counts requests that run at the same time. Those to /held run until
+// the backend ends them, and those to other paths end at once.
+func slotsSite(servers caddytest.Shards, window string, backend *caddytest.SlowBackend) string {
+	return zonesSite(servers.Store(), zoneWith("slots", "algorithm concurrency", "events 3", "window "+window), `
+reverse_proxy /held `+backend.Server.Listener.Addr().String()+`
+@panic path /panic
+test_answer @panic panic
+@late path /panic-late
+test_answer @late panic-late
+error /error 503
+respond ok
+`)
+}
+
+func TestLeasesComeBackAfterKill(t *testing.T) {
+	t.Parallel() // it spends its time waiting
+	const lease = 5_000_000
+	servers := caddytest.StartShards(t, 1, 0)
+	backend := caddytest.StartSlowBackend(t)
+	caddys := caddytest.StartMany(t, 2, slotsSite(servers, "5s", backend))
+	leases := func() map[string]int64 { return servers.Content(t, "slots", "alice").Members }
+	refused := func(when string) {
+		t.Helper()
+		for i, c := range caddys {
+			a := c.Probe("/", "X-Key: alice")
+			must(t, fmt.Sprintf("Caddy %d, %s", i, when), errors.Join(a.Refuses("slots"), a.Shows(http.StatusTooManyRequests, 3, 3),
+				want("having X-RateLimit-Reset", a.Header.Values("X-RateLimit-Reset") != nil, false)))
+		}
+	}
+	for range 3 {
+		backend.Hold(t, caddys[0], "/held", "X-Key: alice")
+	}
+	taken := leases()
+	must(t, "running requests", want("number of leases", len(taken), 3))
+	refused("while three requests run")
+
+	// They run for longer than what they have taken.
+	over := slices.Max(slices.Collect(maps.Values(taken)))
+	eventually(t, "the leases that were taken are over", func() error {
+		return want("being so", servers.Now(t) > over, true)
+	})
+	renewed := leases()
+	must(t, "long requests", want("number of leases", len(renewed), 3))
+	for id, until := range taken {
+		must(t, "lease "+id, want("being renewed", renewed[id] > until, true))
+	}
+	refused("while three requests run for longer")
+
+	// Nobody gives back what a killed Caddy holds, and nobody renews it.
+	caddys[0].Kill()
+	left := leases()
+	killed := servers.Now(t)
+	c := caddys[1]
+	caddys = caddys[1:]
+	for id, until := range left {
+		must(t, "lease "+id, want("ending within a window", until <= killed+lease, true))
+	}
+	if earliest := slices.Min(slices.Collect(maps.Values(left))); killed < earliest {
+		a := c.Probe("/", "X-Key: alice")
+		if servers.Now(t) < earliest {
+			must(t, "the other Caddy, at first", a.Refuses("slots"))
+		}
+	}
+	eventually(t, "a slot is free", func() error {
+		return want("status", c.Probe("/", "X-Key: alice").Status, http.StatusOK)
+	})
+	// This one, too, has to wait for the end of the first lease.
+	first := slices.Min(slices.Collect(maps.Values(left)))
+	must(t, "the first slot", want("being free only when its lease was over", servers.Now(t) > first, true))
+	eventually(t, "all leases are over", func() error { return want("number of leases", len(leases()), 0) })
+	var held []caddytest.Running
+	for range 3 {
+		held = append(held, backend.Hold(t, c, "/held", "X-Key: alice"))
+	}
+	refused("with the slots of the killed one")
+	for _, a := range backend.Finish(t, held...) {
+		must(t, "request", want("status", a.Status, http.StatusOK))
+	}
+	servers.AwaitUsed(t, "slots", "alice", 0)
+}
+
+// TestSlotsComeBackAtTheEnd: long before the lease would be over.
+func TestSlotsComeBackAtTheEnd(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 0)
+	backend := caddytest.StartSlowBackend(t)
+	c := caddytest.Start(t, slotsSite(servers, "100h", backend))
+	used := func(n int64) {
+		t.Helper()
+		servers.AwaitUsed(t, "slots", "alice", n)
+	}
+	t.Run("of a response", func(t *testing.T) {
+		held := []caddytest.Running{backend.Hold(t, c, "/held", "X-Key: alice"), backend.Hold(t, c, "/held", "X-Key: alice")}
+		used(2)
+		backend.Finish(t, held[0])
+		used(1)
+		backend.Finish(t, held[1])
+		used(0)
+	})
+	t.Run("because the client leaves", func(t *testing.T) {
+		ctx, leave := context.WithCancel(t.Context())
+		gone := c.Begin(ctx, "/held", "X-Key: alice")
+		backend.Await(t)
+		stays := backend.Hold(t, c, "/held", "X-Key: alice")
+		used(2)
+		leave()
+		must(t, "request", want("its client having left", errors.Is(<-gone.Err, context.Canceled), true))
+		used(1)
+		backend.Finish(t, stays)
+		used(0)
+	})
+	// More often than there are slots.
+	for _, path := range []string{"/at-once", "/panic", "/panic-late"} {
+		t.Run(path, func(t *testing.T) {
+			for i := range 8 {
+				// On a connection that was used before, the client would try
+				// again.
+				caddytest.Client.CloseIdleConnections()
+				_, err := c.TryProbe(t.Context(), path, "X-Key: alice")
+				must(t, fmt.Sprint("request ", i), want("being answered", err == nil, path == "/at-once"))
+				used(0)
+			}
+		})
+	}
+	t.Run("of an error", func(t *testing.T) {
+		for range 8 {
+			must(t, "request", c.Probe("/error", "X-Key: alice").Shows(http.StatusServiceUnavailable, 3, 1))
+			used(0)
+		}
+	})
+	// Nothing takes a slot back that was given back.
+	c.Stop()
+	must(t, "at the end", want("number of leases", servers.Content(t, "slots", "alice").Used, 0))
+}
+
+// TestSlotOutlivesTheConfig: a request that runs during a reload keeps its slot
+// and gives it back, also where the new config has no limiter.
+func TestSlotOutlivesTheConfig(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 0)
+	backend := caddytest.StartSlowBackend(t)
+	site := slotsSite(servers, "100h", backend)
+	c := caddytest.Start(t, site)
+	first := backend.Hold(t, c, "/held", "X-Key: alice")
+	c.MustLoad(strings.Replace(site, "events 3", "events 2", 1))
+	second := backend.Hold(t, c, "/held", "X-Key: alice")
+	must(t, "request", c.Probe("/", "X-Key: alice").Shows(http.StatusTooManyRequests, 2, 2))
+	for i, a := range backend.Finish(t, first, second) {
+		must(t, "request", a.Shows(http.StatusOK, int64(3-i), int64(i+1)))
+	}
+	servers.AwaitUsed(t, "slots", "alice", 0)
+
+	last := backend.Hold(t, c, "/held", "X-Key: alice")
+	c.MustLoad(unlimitedSite)
+	must(t, "running request", want("number of leases", servers.Content(t, "slots", "alice").Used, 1))
+	must(t, "running request", backend.Finish(t, last)[0].Shows(http.StatusOK, 2, 1))
+	servers.AwaitUsed(t, "slots", "alice", 0)
+}
+
+// TestSlotIsRenewedWhileOthersAreSettled: a request that has begun its response
+// is settled in one zone while its slot in another one is renewed.
+func TestSlotIsRenewedWhileOthersAreSettled(t *testing.T) {
+	t.Parallel()
+	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		// The slot is renewed after a third of a second, again and again.
+		for range 3 {
+			time.Sleep(300 * time.Millisecond)
+			_, _ = w.Write([]byte("some"))
+			_ = http.NewResponseController(w).Flush()
+		}
+	}))
+	defer backend.Close()
+	forStores(t, bothStores(caddytest.StartShards(t, 2, 1)), func(t *testing.T, store string) {
+		c := caddytest.Start(t, fmt.Sprintf(caddytest.Site("%s", `
+rate_limit {
+	zone counted {
+		key static
+		events 100
+		window 1h
+		charge before
+	}
+	zone running {
+		key static
+		events 10
+		window 1s
+		algorithm concurrency
+	}
+}
+reverse_proxy %s {
+	flush_interval -1
+}
+`), store, backend.Listener.Addr()))
+		must(t, "a long response", want("status", c.Get("/").StatusCode, http.StatusOK))
+		c.Stop()
+	})
+}
+
+// oneSlot admits one request at a time to a backend that answers in all the
+// ways there are.
+func oneSlot(t *testing.T, servers caddytest.Shards, window string) *caddytest.Caddy {
+	t.Helper()
+	return startWith(t, servers.Store(), zoneWith("slots", "algorithm concurrency", "events 1", "window "+window),
+		"reverse_proxy "+startBackend(t)+" {\nflush_interval -1\n}")
+}
+
+// openWebSocket upgrades a connection, and returns it and how to read from it.
+func openWebSocket(t *testing.T, c *caddytest.Caddy, key string) (net.Conn, *bufio.Reader, *http.Response) {
+	t.Helper()
+	conn, err := net.Dial("tcp", c.Addr)
+	must(t, "dial", err)
+	t.Cleanup(func() { _ = conn.Close() })
+	must(t, "dial", conn.SetDeadline(time.Now().Add(caddytest.WaitLimit)))
+	_, err = fmt.Fprintf(conn, "GET /ws HTTP/1.1\r\nHost: %s\r\nX-Key: %s\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n\r\n", c.Addr, key)
+	must(t, "ask for the upgrade", err)
+	r := bufio.NewReader(conn)
+	resp, err := http.ReadResponse(r, nil)
+	must(t, "read the answer", err)
+	return conn, r, resp
+}
+
+// echoes checks that a WebSocket works.
+func echoes(t *testing.T, conn net.Conn, r *bufio.Reader, text string) {
+	t.Helper()
+	_, err := io.WriteString(conn, text)
+	must(t, "write", err)
+	b := make([]byte, len(text))
+	_, err = io.ReadFull(r, b)
+	must(t, "read", errors.Join(err, want("echo", string(b), text)))
+}
+
+func TestWebSocketHoldsOneSlot(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 0)
+	c := oneSlot(t, servers, "100h")
+	// Again and again, for a slot that is lost would be missing.
+	for i := range 3 {
+		conn, r, resp := openWebSocket(t, c, "alice")
+		must(t, "upgrade", errors.Join(want("status", resp.StatusCode, http.StatusSwitchingProtocols),
+			want("remaining", caddytest.Remaining(resp), "0"), want("used", resp.Header.Get("X-RateLimit-Used"), "1")))
+		echoes(t, conn, r, fmt.Sprint("hello ", i))
+		must(t, "open WebSocket", want("number of leases", servers.Content(t, "slots", "alice").Used, 1))
+
+		must(t, "request during the WebSocket", c.Probe("/plain", "X-Key: alice").Refuses("slots"))
+		_, _, second := openWebSocket(t, c, "alice")
+		must(t, "second WebSocket", want("status", second.StatusCode, http.StatusTooManyRequests))
+		must(t, "another client", c.Probe("/plain", "X-Key: bob").Shows(http.StatusOK, 1, 1))
+		echoes(t, conn, r, "still there")
+
+		must(t, "close", conn.Close())
+		servers.AwaitUsed(t, "slots", "alice", 0)
+		must(t, "request after the WebSocket", c.Probe("/plain", "X-Key: alice").Shows(http.StatusOK, 1, 1))
+		servers.AwaitUsed(t, "slots", "alice", 0)
+	}
+}
+
+// TestWebSocketRenewsItsLease: the handler chain goes on while the connection is
+// open, though the server no longer owns it.
+func TestWebSocketRenewsItsLease(t *testing.T) {
+	t.Parallel() // it spends its time waiting
+	servers := caddytest.StartShards(t, 1, 0)
+	c := oneSlot(t, servers, "5s")
+	conn, r, _ := openWebSocket(t, c, "alice")
+	leases := func() []int64 {
+		return slices.Collect(maps.Values(servers.Content(t, "slots", "alice").Members))
+	}
+	taken := leases()
+	must(t, "open WebSocket", want("number of leases", len(taken), 1))
+	eventually(t, "the lease that was taken is over", func() error {
+		return want("being so", servers.Now(t) > taken[0], true)
+	})
+	must(t, "WebSocket after that", want("number of leases", len(leases()), 1))
+	must(t, "request after that", c.Probe("/plain", "X-Key: alice").Refuses("slots"))
+	echoes(t, conn, r, "still there")
+}
+
+func TestStreamHoldsOneSlot(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 0)
+	c := oneSlot(t, servers, "100h")
+	for range 3 {
+		ctx, leave := context.WithCancel(t.Context())
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL+"/stream", nil)
+		must(t, "stream", err)
+		req.Header.Set("X-Key", "alice")
+		resp, err := caddytest.Client.Do(req)
+		must(t, "stream", err)
+		must(t, "stream", errors.Join(want("status", resp.StatusCode, http.StatusOK), want("remaining", caddytest.Remaining(resp), "0")))
+		// The response has begun, and so the request is settled.
+		_, err = io.ReadFull(resp.Body, make([]byte, len("first")))
+		must(t, "begin of the body", err)
+		must(t, "stream", want("number of leases", servers.Content(t, "slots", "alice").Used, 1))
+		must(t, "request during the stream", c.Probe("/plain", "X-Key: alice").Refuses("slots"))
+		leave()
+		_ = resp.Body.Close()
+		servers.AwaitUsed(t, "slots", "alice", 0)
+		must(t, "request after the stream", c.Probe("/plain", "X-Key: alice").Shows(http.StatusOK, 1, 1))
+		servers.AwaitUsed(t, "slots", "alice", 0)
+	}
+
+	// A stream that comes to its end by itself.
+	backend := caddytest.StartSlowBackend(t)
+	c.MustLoad(zonesSite(servers.Store(), zoneWith("slots", "algorithm concurrency", "events 1", "window 100h"),
+		"reverse_proxy "+backend.Server.Listener.Addr().String()+" {\nflush_interval -1\n}"))
+	stream := backend.Hold(t, c, "/stream", "X-Key: alice")
+	must(t, "stream", want("number of leases", servers.Content(t, "slots", "alice").Used, 1))
+	a := backend.Finish(t, stream)[0]
+	must(t, "stream", errors.Join(a.Shows(http.StatusOK, 1, 1), want("body", a.Body, "firstlast")))
+	servers.AwaitUsed(t, "slots", "alice", 0)
+}

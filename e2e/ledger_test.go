@@ -1,0 +1,622 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger"
+)
+
+// callsTo is how often the servers were asked about buckets, or to change them, as
+// they tell it themselves: primaries by scripts, replicas by reading commands or
+// scripts that only read. What a script does on a primary is not counted again.
+func callsTo(t *testing.T, s caddytest.Shards) (total int64) {
+	t.Helper()
+	for _, shard := range s {
+		stats, err := shard.Primary.Info("commandstats")
+		must(t, "statistics", err)
+		total += ran(t, stats, "evalsha", "evalsha_ro")
+	}
+	for _, replica := range s.Replicas() {
+		stats, err := replica.Info("commandstats")
+		must(t, "statistics", err)
+		total += ran(t, stats, "hmget", "mget", "evalsha_ro")
+	}
+	return total
+}
+
+// ran is how often commands ran, but for scripts that the server did not know
+// yet.
+func ran(t *testing.T, stats map[string]string, commands ...string) (total int64) {
+	t.Helper()
+	for _, command := range commands {
+		for field := range strings.SplitSeq(stats["cmdstat_"+command], ",") {
+			name, value, _ := strings.Cut(field, "=")
+			sign := map[string]int64{"calls": 1, "failed_calls": -1}[name]
+			if sign == 0 {
+				continue
+			}
+			n, err := strconv.ParseInt(value, 10, 64)
+			must(t, "statistics", err)
+			total += sign * n
+		}
+	}
+	return total
+}
+
+// TestKnownFullBucketCostsOneCallASecond, from each process, however often its
+// client comes back.
+func TestKnownFullBucketCostsOneCallASecond(t *testing.T) {
+	const lasts = 2500 * time.Millisecond
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			servers := caddytest.StartShards(t, 1, 1)
+			zones := zonesPerAlgorithm("charge "+mode, "events 5")
+			caddys := caddytest.StartMany(t, 2, zonesSite(servers.Store(), zones, "respond ok"))
+			for _, algorithm := range counting {
+				t.Run(algorithm, func(t *testing.T) {
+					used := askForAlice(t, caddys, algorithm, len(caddys), 0, 0).Total()
+					if algorithm == "sliding_log" {
+						used = min(used, 6) // more than too many are not kept
+					}
+					servers.AwaitUsed(t, algorithm, "alice", used)
+					before, start, refused := callsTo(t, servers), time.Now(), new(caddytest.Tally)
+					caddytest.Together(t, len(caddys), func(i int) error {
+						result, err := loadgen.Run(t.Context(), loadgen.Options{
+							Addr: caddys[i].Addr, Path: "/" + algorithm, Header: "X-Key", Key: func(int64) string { return "alice" },
+							Connections: 8, Duration: lasts,
+						})
+						for range result.Status[http.StatusTooManyRequests] {
+							refused.Add(algorithm)
+						}
+						return errors.Join(err, want("number of requests that were not refused", result.Requests-result.Status[http.StatusTooManyRequests], 0))
+					})
+					most := int64(len(caddys)) * (int64(time.Since(start)/time.Second) + 1)
+					made := callsTo(t, servers) - before
+					must(t, "servers", want(fmt.Sprintf("having got %d calls, which is more than %d,", made, most), made > most, false))
+					// A client that is known for ever would not see a reset.
+					eventually(t, "every Caddy has asked", func() error {
+						for _, c := range caddys {
+							must(t, "request too many", c.Probe("/"+algorithm, "X-Key: alice").Refuses(algorithm))
+						}
+						return want("too few calls", callsTo(t, servers)-before < int64(len(caddys)), false)
+					})
+					must(t, "Redis", want("count", servers.Content(t, algorithm, "alice").Used, used))
+					t.Logf("%d requests refused by %d Caddys in %v cost %d calls", refused.Total(), len(caddys), time.Since(start).Round(time.Millisecond), made)
+				})
+			}
+		})
+	}
+}
+
+// TestOperatorsResetIsSeen: somebody deletes the bucket of a client, who is
+// admitted again once what the primary said is no longer relied upon.
+func TestOperatorsResetIsSeen(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			servers := caddytest.StartShards(t, 1, 1)
+			zones := zonesPerAlgorithm("charge "+mode, "events 3")
+			c := startWith(t, servers.Store(), zones, "respond ok")
+			primary := servers[0].Primary.Client()
+			for _, algorithm := range counting {
+				t.Run(algorithm, func(t *testing.T) {
+					usesUp(t, c, servers, algorithm, 3)
+					for round := range 2 {
+						// What is known is confirmed from time to time.
+						for range 13 * round {
+							must(t, "request too many", c.Probe("/"+algorithm, "X-Key: alice").Refuses(algorithm))
+							time.Sleep(100 * time.Millisecond)
+						}
+						keys, err := primary.Keys(t.Context(), "rl:1:"+algorithm+":*:alice").Result()
+						must(t, "find the bucket", errors.Join(err, want("number of buckets", len(keys), 1)))
+						must(t, "delete the bucket", primary.Del(context.Background(), keys...).Err())
+						known := time.Now().Add(ledger.DefaultTrust)
+						eventually(t, "the client is admitted", func() error {
+							a := c.Probe("/"+algorithm, "X-Key: alice")
+							must(t, "reset", seesReset(a, known))
+							return a.Shows(http.StatusOK, 3, 1)
+						})
+						usesUp(t, c, servers, algorithm, 2)
+					}
+				})
+			}
+		})
+	}
+}
+
+// usesUp makes alice's last n requests of three, and one too many.
+func usesUp(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, zone string, n int) {
+	t.Helper()
+	for range n {
+		must(t, zone, want("status", c.Probe("/"+zone, "X-Key: alice").Status, http.StatusOK))
+	}
+	servers.AwaitUsed(t, zone, "alice", 3)
+	must(t, zone, c.Probe("/"+zone, "X-Key: alice").Refuses(zone))
+}
+
+// TestReplicaHeldBehind: a client that sends one request at a time is refused
+// exactly at its limit, although the replica that is asked knows nothing of its
+// requests for seconds, be they quick or so slow that what the primary said is
+// no longer relied upon in between.
+func TestReplicaHeldBehind(t *testing.T) {
+	for _, test := range []struct {
+		trust  string
+		events int
+		apart  time.Duration
+		// early is how many requests the replica has heard of.
+		early int
+	}{
+		{"1s", 200, 0, 50},
+		{"1s", 13, 400 * time.Millisecond, 0},
+		{"100ms", 13, 400 * time.Millisecond, 3},
+		{"1s", 4, 1500 * time.Millisecond, 1},
+	} {
+		t.Run(fmt.Sprintf("trust %s, %d events %v apart, %d early", test.trust, test.events, test.apart, test.early), func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			servers := caddytest.StartShards(t, 1, 1)
+			c := startWith(t, servers.Store("ledger_trust "+test.trust), zonesPerAlgorithm(fmt.Sprint("events ", test.events)), "respond ok")
+			each := func(f func(algorithm string) error) {
+				t.Helper()
+				caddytest.Together(t, len(counting), func(i int) error {
+					if err := f(counting[i]); err != nil {
+						return fmt.Errorf("%s: %w", counting[i], err)
+					}
+					return nil
+				})
+			}
+			each(func(algorithm string) error { return spends(t, c, algorithm, 0, test.early, test.events, 0) })
+			for _, algorithm := range counting {
+				servers.AwaitUsed(t, algorithm, "alice", int64(test.early))
+			}
+			servers.AwaitReplicas(t)
+
+			replica := servers[0].Replicas[0]
+			must(t, "pause replication", replica.PauseReplication())
+			start, refusals := time.Now(), new(caddytest.Tally)
+			each(func(algorithm string) error {
+				if err := spends(t, c, algorithm, test.early, test.events, test.events, test.apart); err != nil {
+					return err
+				}
+				for i := 0; i < 3 || time.Since(start) < 4*time.Second; i++ {
+					a, err := c.TryProbe(t.Context(), "/"+algorithm, "X-Key: alice")
+					if err := errors.Join(err, a.Refuses(algorithm), want("used", a.Used, int64(test.events))); err != nil {
+						return fmt.Errorf("refusal %d: %w", i+1, err)
+					}
+					refusals.Add(algorithm)
+					time.Sleep(max(test.apart, 5*time.Millisecond))
+				}
+				return nil
+			})
+			for _, algorithm := range counting {
+				servers.AwaitUsed(t, algorithm, "alice", int64(test.events))
+			}
+			t.Logf("the replica was behind for %v, while %d each were served and %v refused", time.Since(start), test.events-test.early, refusals.N)
+
+			must(t, "resume replication", replica.ResumeReplication())
+			for range 5 {
+				for _, algorithm := range counting {
+					must(t, "after the replica has caught up", c.Probe("/"+algorithm, "X-Key: alice").Refuses(algorithm))
+				}
+				time.Sleep(50 * time.Millisecond)
+			}
+			for _, algorithm := range counting {
+				must(t, "Redis, at the end", want("count of "+algorithm, servers.Content(t, algorithm, "alice").Used, int64(test.events)))
+			}
+		})
+	}
+}
+
+// spends makes alice's requests up to a number, of which so many are served
+// already, one after the other, and tells how the answers differ from those of
+// requests that are served.
+func spends(t *testing.T, c *caddytest.Caddy, zone string, from, to, events int, apart time.Duration) error {
+	for used := from; used < to; used++ {
+		a, err := c.TryProbe(t.Context(), "/"+zone, "X-Key: alice")
+		if err := errors.Join(err, a.Shows(http.StatusOK, int64(events), int64(used+1))); err != nil {
+			return fmt.Errorf("request %d: %w", used+1, err)
+		}
+		time.Sleep(apart)
+	}
+	return nil
+}
+
+// TestExcessOfSeveralCaddys measures what Caddys admit together of one client
+// with charge after. No Caddy admits more than the limit by itself; what the
+// others have in flight it cannot see.
+func TestExcessOfSeveralCaddys(t *testing.T) {
+	loads := []struct {
+		name, what  string
+		connections int // 0: one for each Caddy
+		apart       time.Duration
+		lasts       time.Duration // 0: until all are refused
+	}{
+		// The backend takes its time.
+		{"flood", "all at once", floodSize, 0, time.Nanosecond},
+		{"waves", "who is refused comes back", floodSize, 0, 5 * floodTakes},
+		// The response comes at once.
+		{"lines", "one after the other", 0, 0, 0},
+		{"paced", "one after the other, 20 ms apart", 0, 20 * time.Millisecond, 0},
+	}
+	servers := caddytest.StartShards(t, 2, 1)
+	backend := startLateBackend(t)
+	zones := ""
+	for _, load := range loads {
+		for _, n := range []int{2, 4} {
+			zones += pathZone(fmt.Sprint(load.name, n), "charge after", fmt.Sprint("events ", floodEvents))
+		}
+	}
+	caddys := caddytest.StartMany(t, 4, zonesSite(servers.Store(), zones, "@quick path /lines* /paced*\nrespond @quick ok\nreverse_proxy "+backend.addr))
+	for _, n := range []int{2, 4} {
+		for _, load := range loads {
+			t.Run(fmt.Sprint(n, " Caddys, ", load.what), func(t *testing.T) {
+				zone, connections := fmt.Sprint(load.name, n), load.connections
+				if connections == 0 {
+					connections = n
+				}
+				served := askForAlice(t, caddys[:n], zone, connections, load.apart, load.lasts)
+				excess(t, servers, caddys[:n], zone, served)
+			})
+		}
+	}
+}
+
+// askForAlice makes requests on so many connections, spread over Caddys, so long
+// between an answer and the next request. It goes on for as long as lasts says
+// or, if that is 0, until each connection has been refused thrice in a row. It
+// counts what was served by the Caddys' addresses.
+func askForAlice(t *testing.T, caddys []*caddytest.Caddy, zone string, connections int, apart, lasts time.Duration) *caddytest.Tally {
+	t.Helper()
+	served, start := new(caddytest.Tally), time.Now()
+	caddytest.Together(t, connections, func(worker int) error {
+		c := caddys[worker%len(caddys)]
+		for refusals := 0; ; {
+			a, err := c.TryProbe(t.Context(), "/"+zone, "X-Key: alice")
+			if err != nil {
+				return err
+			}
+			if a.Status == http.StatusOK && a.IsLimited() {
+				served.Add(c.Addr)
+				refusals = 0
+			} else if err := a.Refuses(zone); err != nil {
+				return fmt.Errorf("refusal: %w", err)
+			} else {
+				refusals++
+			}
+			if lasts == 0 && refusals >= 3 || lasts > 0 && time.Since(start) > lasts {
+				return nil
+			}
+			if refusals > 0 {
+				// Who comes back at once would only take processor time.
+				time.Sleep(20 * time.Millisecond)
+			}
+			time.Sleep(apart)
+		}
+	})
+	return served
+}
+
+// excess logs what Caddys have served together, and looks at the bound and at
+// what was charged.
+func excess(t *testing.T, servers caddytest.Shards, caddys []*caddytest.Caddy, zone string, served *caddytest.Tally) {
+	t.Helper()
+	for site, n := range served.N {
+		must(t, "Caddy "+site, want(fmt.Sprintf("having served %d, more than the limit,", n), n > floodEvents, false))
+	}
+	total, bound := served.Total(), int64(len(caddys)*floodEvents)
+	must(t, "all Caddys", want(fmt.Sprintf("having served %d, less than the limit or more than the limits of all,", total), total < floodEvents || total > bound, false))
+	servers.AwaitUsed(t, zone, "alice", total)
+	eventually(t, "all Caddys refuse", func() error {
+		for _, c := range caddys {
+			if err := c.Probe("/"+zone, "X-Key: alice").Refuses(zone); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	must(t, "Redis, after more refusals", want("count", servers.Content(t, zone, "alice").Used, total))
+	t.Logf("%d served by %d Caddys with a limit of %d: %d beyond it", total, len(caddys), floodEvents, total-floodEvents)
+}
+
+// A flood is that many requests of one client at the same time, each on a
+// connection of its own, and what one limit admits of them.
+const (
+	floodSize   = 256
+	floodEvents = 100
+	// floodTakes is how long the backend takes for each.
+	floodTakes = 200 * time.Millisecond
+)
+
+// lateBackend is a server that answers what it is asked after floodTakes.
+type lateBackend struct {
+	addr string
+	// arrived is how many requests it has seen.
+	arrived atomic.Int64
+	mu      sync.Mutex
+	first   time.Time
+}
+
+func startLateBackend(t *testing.T) *lateBackend {
+	t.Helper()
+	b := new(lateBackend)
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		b.arrived.Add(1)
+		b.mu.Lock()
+		if b.first.IsZero() {
+			b.first = time.Now()
+		}
+		b.mu.Unlock()
+		time.Sleep(floodTakes)
+	}))
+	t.Cleanup(server.Close)
+	b.addr = server.Listener.Addr().String()
+	return b
+}
+
+// restart forgets what has arrived.
+func (b *lateBackend) restart() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.first = time.Time{}
+	b.arrived.Store(0)
+}
+
+// settles is the earliest instant at which anything that has arrived can be
+// answered, and so settled.
+func (b *lateBackend) settles() time.Time {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.first.Add(floodTakes)
+}
+
+// flood sends a flood, spread over Caddys, and returns the answers.
+func flood(t *testing.T, caddys []*caddytest.Caddy, path string) (served, refused []caddytest.Answer) {
+	t.Helper()
+	var mu sync.Mutex
+	caddytest.Together(t, floodSize, func(i int) error {
+		a, err := caddys[i%len(caddys)].TryProbe(t.Context(), path, "X-Key: alice")
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case a.Status == http.StatusOK && a.IsLimited():
+			served = append(served, a)
+		case a.Status == http.StatusTooManyRequests:
+			refused = append(refused, a)
+		default:
+			return fmt.Errorf("status %d, headers %v", a.Status, a.Header)
+		}
+		return nil
+	})
+	return served, refused
+}
+
+// TestOneCaddyNeverAdmitsMoreThanTheLimit although it charges what it admits
+// after the responses: what is in flight counts.
+func TestOneCaddyNeverAdmitsMoreThanTheLimit(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 1)
+	backend := startLateBackend(t)
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zonesPerAlgorithm(fmt.Sprint("events ", floodEvents), "charge after"), "reverse_proxy "+backend.addr)
+		for _, algorithm := range counting {
+			t.Run(algorithm, func(t *testing.T) {
+				backend.restart()
+				served, refused := flood(t, []*caddytest.Caddy{c}, "/"+algorithm)
+				must(t, "flood", errors.Join(want("number of requests served", len(served), floodEvents),
+					want("number of those that reached the backend", backend.arrived.Load(), floodEvents)))
+				early := 0
+				for _, a := range refused {
+					must(t, "refusal", a.Refuses(algorithm))
+					if a.Received.Before(backend.settles()) {
+						// Only what is in flight is in its way.
+						must(t, "refusal while all is in flight", want("Retry-After", a.RetryAfter, 1))
+						early++
+					}
+				}
+				t.Logf("%d served, %d refused, %d of them while all was in flight", len(served), len(refused), early)
+				if store != "" {
+					servers.AwaitUsed(t, algorithm, "alice", floodEvents)
+				}
+				eventually(t, "the refusals tell how long it takes for something to drain", func() error {
+					a := c.Probe("/"+algorithm, "X-Key: alice")
+					return errors.Join(a.Refuses(algorithm), want("waiting for long", a.RetryAfter > 1000, true))
+				})
+			})
+		}
+		if store == "" {
+			return
+		}
+		caddytest.Client.CloseIdleConnections() // Caddy waits for those that were never used
+		c.Stop()
+		for _, algorithm := range counting {
+			must(t, "Redis, at the end", want("count of "+algorithm, servers.Content(t, algorithm, "alice").Used, floodEvents))
+		}
+	})
+}
+
+// TestRequestsInFlightRefuseOthersForASecond, for so long as none of them ends.
+// One that turns out to be free makes room for another.
+func TestRequestsInFlightRefuseOthersForASecond(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 1)
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		backend := caddytest.StartSlowBackend(t)
+		c := startWith(t, store, zonesPerAlgorithm(fmt.Sprint("events ", floodEvents), "charge after", "free_status 200"), "reverse_proxy "+backend.Server.Listener.Addr().String())
+		for _, algorithm := range counting {
+			t.Run(algorithm, func(t *testing.T) {
+				answers := make(chan caddytest.Answer, floodSize)
+				var ended sync.WaitGroup
+				for range floodSize {
+					ended.Go(func() {
+						a, err := c.TryProbe(t.Context(), "/"+algorithm, "X-Key: alice")
+						if err != nil {
+							a = caddytest.Answer{Body: err.Error()}
+						}
+						answers <- a
+					})
+				}
+				next := func() caddytest.Answer {
+					select {
+					case a := <-answers:
+						return a
+					case <-time.After(caddytest.WaitLimit):
+						t.Fatalf("no answer, while %d requests are at the backend", len(backend.Arrived))
+						return caddytest.Answer{}
+					}
+				}
+				for i := range floodSize - floodEvents {
+					a := next()
+					must(t, fmt.Sprint("refusal ", i, " ", a.Body), errors.Join(a.Refuses(algorithm), want("Retry-After", a.RetryAfter, 1)))
+				}
+				for range floodEvents {
+					close(backend.Await(t).End)
+				}
+				for range floodEvents {
+					must(t, "request that is served", want("status", next().Status, http.StatusOK))
+				}
+				ended.Wait()
+				// Nothing was charged.
+				again := backend.Hold(t, c, "/"+algorithm, "X-Key: alice")
+				must(t, "request after all were free", backend.Finish(t, again)[0].Shows(http.StatusOK, floodEvents, 0))
+			})
+		}
+	})
+}
+
+// TestLocalCountsAreHandedOver: while its shard is away a Caddy counts alone, up
+// to the same limit, and tells the shard when it is back; what was given back
+// meanwhile is not told.
+func TestLocalCountsAreHandedOver(t *testing.T) {
+	const before, events = 3, 10
+	for _, charge := range []string{"after", "before"} {
+		for _, algorithm := range []string{"fixed_window", "sliding_window", "gcra"} {
+			t.Run(charge+"/"+algorithm, func(t *testing.T) {
+				t.Parallel() // it spends its time waiting
+				servers := caddytest.StartLastingShards(t, 1, 0)
+				zone := zoneWith("api", fmt.Sprint("events ", events), "algorithm "+algorithm, "charge "+charge, "on_error local")
+				c := caddytest.Start(t, zonesSite(servers.Store(), zone,
+					"@unchanged path /unchanged\nrespond @unchanged 304\nrespond ok"))
+				key := "X-Key: alice"
+				for range before {
+					must(t, "a request", want("status", c.Probe("/", key).Status, http.StatusOK))
+				}
+				servers.AwaitUsed(t, "api", "alice", before)
+				servers.Kill(t)
+				served := 0
+				for range 2 * events {
+					if c.Probe("/unchanged", key).Status == http.StatusNotModified && served >= events {
+						t.Error("a request passed beyond the limit")
+					}
+					switch a := c.Probe("/", key); a.Status {
+					case http.StatusOK:
+						served++
+					case http.StatusTooManyRequests:
+					default:
+						t.Errorf("status %d while the shard is away", a.Status)
+					}
+				}
+				if served != events {
+					t.Errorf("%d were served while the shard was away, want %d", served, events)
+				}
+				servers.Restart(t)
+				servers.AwaitUsed(t, "api", "alice", before+events)
+			})
+		}
+	}
+}
+
+// gate is a backend that answers nobody before it is opened. The path /open is
+// always answered.
+type gate struct {
+	server *httptest.Server
+	inside atomic.Int64
+	opened chan struct{}
+	open   func()
+}
+
+func startGate(t *testing.T) *gate {
+	t.Helper()
+	g := &gate{opened: make(chan struct{})}
+	g.open = sync.OnceFunc(func() { close(g.opened) })
+	g.server = httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/open" {
+			g.inside.Add(1)
+			<-g.opened
+		}
+	}))
+	t.Cleanup(func() {
+		g.open()
+		g.server.Close()
+	})
+	return g
+}
+
+// TestLocalCountsAdmitNoMoreThanTheLimit at once, and what they have in flight
+// counts in the shard that is back.
+func TestLocalCountsAdmitNoMoreThanTheLimit(t *testing.T) {
+	const limit, requests = 100, 256
+	for algorithm, charge := range ways {
+		t.Run(charge+"/"+algorithm, func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			servers := caddytest.StartLastingShards(t, 1, 0)
+			g := startGate(t)
+			zone := zoneWith("api", fmt.Sprint("events ", limit), "algorithm "+algorithm, "charge "+charge, "on_error local")
+			c := caddytest.Start(t, zonesSite(servers.Store("check_timeout 1s"), zone, "reverse_proxy "+g.server.Listener.Addr().String()))
+			// A window is open, and the connections are.
+			must(t, "a request", want("status", c.Probe("/open", "X-Key: alice").Status, http.StatusOK))
+			servers.AwaitUsed(t, "api", "alice", 1)
+			servers.Kill(t)
+
+			var refused, served atomic.Int64
+			var all sync.WaitGroup
+			for range requests {
+				all.Go(func() {
+					switch a, _ := c.TryProbe(context.Background(), "/", "X-Key: alice"); a.Status {
+					case http.StatusOK:
+						served.Add(1)
+					case http.StatusTooManyRequests:
+						refused.Add(1)
+					}
+				})
+			}
+			t.Cleanup(func() {
+				g.open()
+				all.Wait()
+			})
+			eventually(t, "all are refused or at the backend", func() error {
+				return want("number of them", g.inside.Load()+refused.Load(), requests)
+			})
+			must(t, "while the shard is away", want("number of requests that were admitted", g.inside.Load(), limit))
+
+			servers.Restart(t)
+			others := 0
+			eventually(t, "the shard answers", func() error {
+				before := c.MetricSum("caddy_rate_limit_store_errors_total")
+				others++ // of one that came before the limiter may know enough
+				c.Probe("/open", fmt.Sprint("X-Key: other-", others))
+				return want("failed calls", c.MetricSum("caddy_rate_limit_store_errors_total"), before)
+			})
+			if charge == "after" {
+				a := c.Probe("/open", "X-Key: alice")
+				must(t, "a request to the shard that is back", a.Shows(http.StatusTooManyRequests, limit, 1+limit))
+			}
+			g.open()
+			all.Wait()
+			must(t, "in the end", want("number of requests that were served", served.Load(), limit))
+			servers.AwaitUsed(t, "api", "alice", 1+limit)
+		})
+	}
+}

@@ -1,0 +1,19 @@
+// Package e2e has the black-box tests of Caddy with this module: what clients,
+// operators and Redis see of it. Each file is about one concern. The Caddys are
+// processes of their own, for which internal/caddytest uses the test binary, and
+// the Redis servers are real.
+package e2e
+
+import (
+	"testing"
+
+	_ "github.com/shardlimit/caddy-shardlimit"
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+)
+
+func TestMain(m *testing.M) { caddytest.Main(m) }
+
+// Nearly every line of a test has one of these words.
+var must, eventually = caddytest.Must, caddytest.Eventually
+
+func want[T comparable](what string, got, want T) error { return caddytest.Want(what, got, want) }

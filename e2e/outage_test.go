@@ -1,0 +1,811 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+// outageSite is a site whose zone fails open, and whose charges are not tried for
+// longer than an outage lasts.
+func outageSite(servers caddytest.Shards, options ...string) string {
+	return zonesSite(servers.Store(append(options, "charge_timeout 2s")...),
+		zoneWith("api", "events 1000000", "on_error allow"), "respond ok")
+}
+
+// TestCountsEqualWhatWasServedAfterAnOutage of a shard under load: what was served
+// meanwhile is charged when it is back.
+func TestCountsEqualWhatWasServedAfterAnOutage(t *testing.T) {
+	const clients, workers = 20, 4
+	for name, test := range map[string]struct {
+		// during is done while the shard is down.
+		during func(c *caddytest.Caddy, servers caddytest.Shards)
+		reload bool
+	}{
+		"nothing else happens": {},
+		"the config is replaced by one that connects anew": {func(c *caddytest.Caddy, servers caddytest.Shards) {
+			c.MustLoad(outageSite(servers, "pool_size 2", "ledger_trust 500ms"))
+		}, true},
+		"the config is replaced twice": {func(c *caddytest.Caddy, servers caddytest.Shards) {
+			c.MustLoad(outageSite(servers, "pipelining off"))
+			time.Sleep(time.Second)
+			c.MustLoad(outageSite(servers))
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			servers := caddytest.StartLastingShards(t, 2, 1)
+			c := caddytest.Start(t, outageSite(servers))
+			var served, unchecked caddytest.Tally
+			var resets atomic.Int64
+			stop := caddytest.StartTraffic(t, workers, func(worker, i int) error {
+				key := fmt.Sprintf("client-%d", (i+worker)%clients)
+				a, err := c.TryProbe(t.Context(), "/", "X-Key: "+key)
+				var failed *url.Error
+				switch {
+				case test.reload && errors.As(err, &failed):
+					resets.Add(1) // by the system, when a listener is closed
+				case err != nil:
+					return err
+				case a.Status != http.StatusOK:
+					return fmt.Errorf("status %d, headers %v", a.Status, a.Header)
+				default:
+					served.Add(key)
+					if !a.IsLimited() {
+						unchecked.Add(key)
+					}
+				}
+				time.Sleep(time.Millisecond)
+				return nil
+			})
+			served.AwaitGrowth(t, 200)
+			down := servers[1:]
+			down.Kill(t)
+			start := time.Now()
+			unchecked.AwaitGrowth(t, 20)
+			if test.during != nil {
+				time.Sleep(2 * time.Second)
+				test.during(c, servers)
+			}
+			time.Sleep(time.Until(start.Add(10 * time.Second)))
+			down.Restart(t)
+			outage := time.Since(start)
+			served.AwaitGrowth(t, 200)
+			eventually(t, "the shard is asked again", func() error {
+				before := unchecked.Total()
+				served.AwaitGrowth(t, 100)
+				return want("requests that passed without a check", unchecked.Total(), before)
+			})
+			stop()
+			uncertain := awaitServed(t, servers, c, &served)
+			t.Logf("%d requests served, of which %d without a check, in an outage of %v; the outcome of %d charges is unknown, %d connections were reset",
+				served.Total(), unchecked.Total(), outage.Round(10*time.Millisecond), uncertain, resets.Load())
+		})
+	}
+}
+
+// awaitServed waits until all that was served is charged, but for charges that
+// were on their way when the connection broke, whose number it returns: they may
+// count or not. It ends Caddy.
+func awaitServed(t *testing.T, s caddytest.Shards, c *caddytest.Caddy, served *caddytest.Tally) (uncertain int64) {
+	t.Helper()
+	uncertain = undelivered(c, "a", "uncertain") + undelivered(c, "b", "uncertain")
+	must(t, "metric", want("number of lost charges", undelivered(c, "a", "lost")+undelivered(c, "b", "lost"), 0))
+	eventually(t, "what was served is charged", func() error {
+		missing, counts := int64(0), s.Counts(t, "api")
+		for key, n := range served.N {
+			if counts[key] > n {
+				t.Fatalf("%s is charged for %d, but was served %d times", key, counts[key], n)
+			}
+			missing += n - counts[key]
+		}
+		if missing > uncertain {
+			return fmt.Errorf("%d of %d charges are missing, of which %d are uncertain", missing, served.Total(), uncertain)
+		}
+		return nil
+	})
+	c.Stop()
+	for key, n := range s.Counts(t, "api") {
+		must(t, "after the end of caddy", want("count of "+key+" being more than was served", n > served.N[key], false))
+	}
+	return uncertain
+}
+
+// beforeOutage is how many requests outOfReach makes before the outage.
+const beforeOutage = 30
+
+// outOfReach makes requests while all shards are down, and returns how many for
+// each client.
+func outOfReach(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy) map[string]int64 {
+	t.Helper()
+	served := map[string]int64{}
+	for i := range beforeOutage {
+		key := fmt.Sprintf("client-%d", i%10)
+		must(t, key, want("status", c.Ask("/", "X-Key: "+key).Status, http.StatusOK))
+		served[key]++
+	}
+	servers.AwaitCounts(t, "api", served)
+	servers.Kill(t)
+	// What was said before is trusted for a while.
+	for key := range served {
+		eventually(t, "nothing is known of "+key, func() error {
+			a := c.Ask("/", "X-Key: "+key)
+			must(t, key, want("status", a.Status, http.StatusOK))
+			served[key]++
+			return want("being checked", a.IsLimited(), false)
+		})
+	}
+	for i := range 100 {
+		key := fmt.Sprintf("client-%d", i%20)
+		a := c.Ask("/", "X-Key: "+key)
+		must(t, key, errors.Join(want("status", a.Status, http.StatusOK), want("being checked", a.IsLimited(), false)))
+		served[key]++
+	}
+	return served
+}
+
+// TestChargesOfAnOutageOutliveTheStore: no config uses the store any more when the
+// shard comes back.
+func TestChargesOfAnOutageOutliveTheStore(t *testing.T) {
+	t.Parallel() // it spends its time waiting
+	servers := caddytest.StartLastingShards(t, 1, 1)
+	c := caddytest.Start(t, outageSite(servers))
+	served := outOfReach(t, servers, c)
+	c.MustLoad(unlimitedSite)
+	time.Sleep(2500 * time.Millisecond)
+	servers.Restart(t)
+	servers.AwaitCounts(t, "api", served)
+	c.Stop()
+	must(t, "log", want("telling of losses", strings.Contains(c.Logs.String(), "charges were lost"), false))
+	must(t, "Redis, at the end", want("sum of the counts", sum(servers.Counts(t, "api")), sum(served)))
+}
+
+// TestChargesOfAnOutageAreDeliveredAtExit, if the shard comes back before the
+// patience of the exit is over.
+func TestChargesOfAnOutageAreDeliveredAtExit(t *testing.T) {
+	t.Parallel() // it spends its time waiting
+	servers := caddytest.StartLastingShards(t, 1, 1)
+	c := caddytest.Start(t, outageSite(servers))
+	served := outOfReach(t, servers, c)
+	c.Terminate()
+	time.Sleep(500 * time.Millisecond)
+	servers.Restart(t)
+	c.AwaitEnd()
+	lost := lostAtExit(t, c)
+	must(t, "Redis, at the end", want("sum of the counts", sum(servers.Counts(t, "api")), sum(served)-lost))
+	t.Logf("%d of %d charges were lost", lost, sum(served)) // if the servers took long to come back
+}
+
+// lostAtExit is how many charges Caddy says were lost when it ended.
+func lostAtExit(t *testing.T, c *caddytest.Caddy) int64 {
+	t.Helper()
+	_, rest, found := strings.Cut(c.Logs.String(), `"msg":"charges were lost at exit","charges":`)
+	if !found {
+		return 0
+	}
+	number, _, _ := strings.Cut(rest, "}")
+	lost, err := strconv.ParseInt(number, 10, 64)
+	must(t, "log", err)
+	return lost
+}
+
+// TestExitDuringAnOutageTellsWhatIsLost, which is all that could not be charged.
+func TestExitDuringAnOutageTellsWhatIsLost(t *testing.T) {
+	t.Parallel() // it spends its time waiting
+	servers := caddytest.StartLastingShards(t, 1, 1)
+	c := caddytest.Start(t, outageSite(servers))
+	served := outOfReach(t, servers, c)
+	uncertain := undelivered(c, "a", "uncertain")
+	c.Terminate()
+	c.AwaitEnd()
+	servers.Restart(t)
+	must(t, "Redis", want("sum of the counts", sum(servers.Counts(t, "api")), beforeOutage))
+	must(t, "log", want("number of lost charges", lostAtExit(t, c), sum(served)-beforeOutage-uncertain))
+}
+
+// TestExitTellsWhatIsLostThoughARequestHangs, of an older config: it may not end, so
+// what waits is not kept for it.
+func TestExitTellsWhatIsLostThoughARequestHangs(t *testing.T) {
+	t.Parallel() // it spends its time waiting
+	backend := caddytest.StartSlowBackend(t)
+	site := func(servers caddytest.Shards, options ...string) string {
+		return zonesSite("grace_period 200ms\n"+servers.Store(append(options, "charge_timeout 2s")...), zoneWith("api", "events 1000000", "on_error allow"),
+			"reverse_proxy /hang "+backend.Server.Listener.Addr().String()+"\nrespond ok")
+	}
+	for name, isUsed := range map[string]bool{"the store is in use": true, "no config uses the store": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			servers := caddytest.StartLastingShards(t, 1, 1)
+			c := caddytest.Start(t, site(servers))
+			backend.Start(t, c, "/hang", "X-Key: patient")
+			served := outOfReach(t, servers, c)
+			if isUsed {
+				c.MustLoad(site(servers, "ledger_trust 500ms"))
+				for i := range 20 {
+					key := fmt.Sprintf("client-%d", i)
+					must(t, key, want("status", c.Ask("/", "X-Key: "+key).Status, http.StatusOK))
+					served[key]++
+				}
+			} else {
+				c.MustLoad(unlimitedSite)
+			}
+			uncertain := undelivered(c, "a", "uncertain")
+			c.Terminate()
+			c.AwaitEnd()
+			must(t, "log", want("number of lost charges", lostAtExit(t, c), sum(served)-beforeOutage-uncertain))
+		})
+	}
+}
+
+func sum(counts map[string]int64) (total int64) {
+	for _, n := range counts {
+		total += n
+	}
+	return total
+}
+
+// undelivered is what the metric of charges that failed says of a shard.
+func undelivered(c *caddytest.Caddy, shard, outcome string) int64 {
+	c.T.Helper()
+	text := c.Metric(fmt.Sprintf(`caddy_rate_limit_undelivered_total{operation="charge",outcome=%q,shard=%q,store="default"}`, outcome, shard))
+	if text == "" {
+		return 0
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	must(c.T, "metric", err)
+	return n
+}
+
+// askAll makes the same number of requests for each client while the primary
+// hangs. A response that waits for the primary fails the test: check_timeout is
+// longer than the test's own client waits.
+func askAll(t *testing.T, c *caddytest.Caddy, clients []string, each int) {
+	t.Helper()
+	for range each {
+		for _, key := range clients {
+			a := c.Ask("/", "X-Key: "+key)
+			must(t, key, errors.Join(want("status", a.Status, http.StatusOK), want("being checked", a.IsLimited(), true)))
+		}
+	}
+}
+
+func TestHungPrimaryDelaysNoResponse(t *testing.T) {
+	const each = 10
+	for _, test := range []struct {
+		pipelining, timeout string
+		hangs               time.Duration // 0: until charges are given up
+	}{
+		{"on", "1h", time.Nanosecond},
+		{"off", "1h", time.Nanosecond},
+		// Longer than a client of Redis commonly waits for a reply.
+		{"on", "1h", 6 * time.Second},
+		{"on", "1s", 0},
+		{"off", "1s", 0},
+	} {
+		t.Run(fmt.Sprintf("pipelining %s, charge_timeout %s, hangs %v", test.pipelining, test.timeout, test.hangs), func(t *testing.T) {
+			// They spend their time waiting.
+			t.Parallel()
+			servers := caddytest.StartShards(t, 1, 1)
+			// A check on the replica may take half of its time.
+			store := servers.Store("pipelining "+test.pipelining, "charge_timeout "+test.timeout, "check_timeout 1h")
+			c := caddytest.Start(t, apiSite(store, 1000, "1h"))
+			clients := []string{"alice", "bob", "carol"}
+			wanted := map[string]int64{}
+			for _, key := range clients {
+				must(t, key, c.Ask("/", "X-Key: "+key).Is(http.StatusOK, 1))
+				wanted[key] = 1
+			}
+			servers.AwaitCounts(t, "api", wanted)
+			servers.AwaitReplicas(t)
+
+			primary := servers[0].Primary
+			must(t, "hang", primary.Pause())
+			askAll(t, c, clients, each)
+			charges := int64(each * len(clients))
+			failed := func() int64 {
+				return undelivered(c, "a", "lost") + undelivered(c, "a", "expired") + undelivered(c, "a", "uncertain")
+			}
+
+			if test.hangs > 0 {
+				time.Sleep(test.hangs)
+				must(t, "resume", primary.Resume())
+				for _, key := range clients {
+					wanted[key] += each
+				}
+				servers.AwaitCounts(t, "api", wanted)
+				must(t, "metric", want("number of charges that failed", failed(), 0))
+				return
+			}
+			eventually(t, "charges are given up", func() error {
+				return want("their outcome being unknown", undelivered(c, "a", "uncertain") > 0, true)
+			})
+			// The others wait in the ledger, for longer than charge_timeout and
+			// the reply to what may be sent by then.
+			time.Sleep(4 * time.Second)
+			must(t, "waiting charges", errors.Join(want("some being left", failed() < charges, true),
+				want("number of those that surely did not run and are given up", undelivered(c, "a", "lost")+undelivered(c, "a", "expired"), 0)))
+			must(t, "resume", primary.Resume())
+			// All count that surely did not run before. What was on its way to
+			// Redis may count, but never twice.
+			var uncertain, counted int64
+			eventually(t, "the waiting charges are delivered", func() error {
+				uncertain, counted = undelivered(c, "a", "uncertain"), 0
+				for _, n := range servers.Counts(t, "api") {
+					counted += n - 1
+				}
+				return want(fmt.Sprintf("%d being at least %d, less %d that are uncertain", counted, charges, uncertain), counted >= charges-uncertain, true)
+			})
+			c.Stop()
+			for _, key := range clients {
+				n := servers.Counts(t, "api")[key] - 1
+				must(t, key, want(fmt.Sprintf("%d requests counting more than once", n), n > each, false))
+			}
+			logs := c.Logs.String()
+			must(t, "log", errors.Join(want("telling of failed charges", strings.Contains(logs, `"msg":"charges or refunds failed"`), true),
+				want("telling of charges that are lost", strings.Contains(logs, `"msg":"charges were lost at exit"`), false)))
+			t.Logf("%d of %d charges were uncertain, %d charges counted", uncertain, charges, counted)
+		})
+	}
+}
+
+// onErrorSite has a zone for each on_error, and a handler with a zone that
+// stands in where the other one's shard does not answer.
+func onErrorSite(store string) string {
+	zone := func(name, key, more string) string {
+		return fmt.Sprintf("zone %s {\nkey %s\nevents 3\nwindow 1h\n%s\n}\n", name, key, more)
+	}
+	return "{\n\t{{global}}\n\t" + store + "\n}\n{{site}} {\n" +
+		"handle /default {\nrate_limit {\n" + zone("default", "{header.X-Key}", "") + "}\n}\n" +
+		"handle /allow {\nrate_limit {\n" + zone("allow", "{header.X-Key}", "on_error allow") + "}\n}\n" +
+		"handle /deny {\nrate_limit {\n" + zone("deny", "{header.X-Key}", "on_error deny") + "}\n}\n" +
+		"handle /local {\nrate_limit {\n" + zone("local", "{header.X-Key}", "on_error local") + "}\n}\n" +
+		"handle /both {\nrate_limit {\n" +
+		zone("first", "{header.X-Key}", "on_error allow") + zone("second", "{header.X-Other}", "on_error allow") + "}\n}\n" +
+		"handle /probe {\nrate_limit {header.X-Key} 1000000 1h probe\n}\n" +
+		"respond ok\n}\n"
+}
+
+// clientsOf returns a client of each of two shards.
+func clientsOf(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy, path, zone string) (ofA, ofB string) {
+	t.Helper()
+	for i := 0; ofA == "" || ofB == ""; i++ {
+		key := fmt.Sprintf("client-%d", i)
+		c.Ask(path, "X-Key: "+key)
+		servers.AwaitCount(t, zone, key, 1)
+		if servers.Owner(t, zone, key) == 0 {
+			ofA = key
+		} else {
+			ofB = key
+		}
+	}
+	return ofA, ofB
+}
+
+func TestShardThatIsDownAffectsOnlyItsClients(t *testing.T) {
+	for _, pipelining := range []string{"pipelining on", "pipelining off"} {
+		t.Run(pipelining, func(t *testing.T) {
+			// They spend their time waiting.
+			t.Parallel()
+			servers := caddytest.StartShards(t, 2, 1)
+			c := caddytest.Start(t, onErrorSite(servers.Store(pipelining, "charge_timeout 2s")))
+			up, down := clientsOf(t, servers, c, "/default", "default")
+			for i, key := range []string{up, down} {
+				for _, zone := range []string{"allow", "deny", "local"} {
+					must(t, zone, c.Ask("/"+zone, "X-Key: "+key).Is(http.StatusOK, 1))
+					servers.AwaitCount(t, zone, key, 1)
+				}
+				used := int64(i + 1)
+				must(t, "both", c.Ask("/both", "X-Key: "+key, "X-Other: "+up).Is(http.StatusOK, used))
+				servers.AwaitCount(t, "first", key, 1)
+				servers.AwaitCount(t, "second", up, used)
+				servers.AwaitReplicas(t)
+			}
+
+			b := servers[1]
+			must(t, "kill the primary", b.Primary.Kill())
+			must(t, "kill the replica", b.Replicas[0].Kill())
+			withShardDown(t, servers[:1], c, up, down)
+			// Charges that surely did not run wait for longer than
+			// charge_timeout.
+			time.Sleep(2500 * time.Millisecond)
+			givenUp := func() {
+				t.Helper()
+				for i := range servers {
+					for _, outcome := range []string{"lost", "uncertain", "expired"} {
+						must(t, "metric", want("number of charges of shard "+caddytest.ShardName(i)+" that are "+outcome, undelivered(c, caddytest.ShardName(i), outcome), 0))
+					}
+				}
+			}
+			givenUp()
+
+			must(t, "restart the primary", b.Primary.Restart())
+			must(t, "restart the replica", b.Replicas[0].Restart())
+			withShardBack(t, servers, c, up, down)
+			givenUp()
+		})
+	}
+}
+
+// withShardDown asks for a client whose shard is up, and for one whose shard
+// is down.
+func withShardDown(t *testing.T, alive caddytest.Shards, c *caddytest.Caddy, up, down string) {
+	t.Helper()
+	for i := range 4 {
+		for _, path := range []string{"/default", "/allow"} {
+			a := c.Ask(path, "X-Key: "+down)
+			must(t, path, errors.Join(want("status", a.Status, http.StatusOK), want("having limit headers", a.IsLimited(), false)))
+		}
+		a := c.Ask("/deny", "X-Key: "+down)
+		must(t, "/deny", errors.Join(want("status", a.Status, http.StatusServiceUnavailable), want("having limit headers", a.IsLimited(), false)))
+
+		a = c.Ask("/local", "X-Key: "+down)
+		if i < 3 {
+			must(t, "/local", a.Is(http.StatusOK, int64(i+1)))
+		} else {
+			must(t, "/local", a.Is(http.StatusTooManyRequests, 3))
+		}
+	}
+	for _, zone := range []string{"default", "allow", "deny", "local"} {
+		useUp(t, alive, c, zone, up, 2)
+	}
+	a := c.Ask("/both", "X-Key: "+down, "X-Other: "+up)
+	must(t, "/both", errors.Join(a.Is(http.StatusOK, 3), want("zone", a.Resource, "second")))
+}
+
+// useUp makes the requests of a client from the one with the given number on,
+// and one too many.
+func useUp(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy, zone, key string, from int64) {
+	t.Helper()
+	for used := from; used <= 3; used++ {
+		must(t, zone, c.Ask("/"+zone, "X-Key: "+key).Is(http.StatusOK, used))
+		servers.AwaitCount(t, zone, key, used)
+		servers.AwaitReplicas(t)
+	}
+	must(t, zone, c.Ask("/"+zone, "X-Key: "+key).Is(http.StatusTooManyRequests, 3))
+}
+
+// withShardBack asks for both clients when the shard is back, which has lost
+// its data, but not what was to be charged while it was down.
+func withShardBack(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy, up, down string) {
+	t.Helper()
+	eventually(t, "the shard works again", func() error {
+		a := c.Ask("/probe", "X-Key: "+down)
+		return errors.Join(want("probe being checked", a.IsLimited(), true),
+			want("probe being charged", servers.Counts(t, "probe")[down] > 0, true))
+	})
+	// What was allowed, what was counted locally, and of two zones the one whose
+	// shard was down; what was denied is not charged.
+	for zone, waited := range map[string]int64{"default": 4, "allow": 4, "local": 3, "first": 1} {
+		servers.AwaitCount(t, zone, down, waited)
+	}
+	servers.AwaitReplicas(t)
+	for zone, waited := range map[string]int64{"default": 4, "allow": 4, "local": 3} {
+		must(t, zone, c.Ask("/"+zone, "X-Key: "+down).Is(http.StatusTooManyRequests, waited))
+	}
+	useUp(t, servers, c, "deny", down, 1)
+	must(t, "/both", c.Ask("/both", "X-Key: "+down, "X-Other: "+down).Is(http.StatusOK, 2))
+	servers.AwaitCount(t, "first", down, 2)
+	for _, zone := range []string{"default", "allow", "deny", "local"} {
+		must(t, zone, c.Ask("/"+zone, "X-Key: "+up).Is(http.StatusTooManyRequests, 3))
+	}
+}
+
+var deadDuration = flag.Duration("dead.duration", 3*time.Second, "how long TestDeadShardCostsNoMemory sends requests to a dead shard")
+
+// TestDeadShardCostsNoMemory: while a shard accepts connections and never
+// answers, or refuses them, neither memory nor goroutines grow with the
+// requests.
+func TestDeadShardCostsNoMemory(t *testing.T) {
+	for name, kill := range map[string]func(*redistest.Server) error{
+		"silent": (*redistest.Server).Pause,
+		"gone":   (*redistest.Server).Kill,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			shard := redistest.StartShard(t, 0)
+			c := caddytest.Start(t, zonesSite(caddytest.RedisStore(caddytest.ShardOf("a", shard), "check_timeout 50ms", "charge_timeout 250ms", "dial_timeout 200ms"),
+				zoneWith("api", "events 1000000", "on_error allow"), "respond ok"))
+			must(t, "a request", want("status", c.Ask("/", "X-Key: client-0").Status, http.StatusOK))
+			must(t, "end the shard", kill(shard.Primary))
+			t.Cleanup(func() { _ = shard.Primary.Resume() })
+			load := func(d time.Duration) int64 {
+				result, err := loadgen.Run(t.Context(), loadgen.Options{
+					Addr: c.Addr, Header: "X-Key", Connections: 64, Duration: d,
+					Key: func(n int64) string { return "client-" + strconv.FormatInt(n%500, 10) },
+				})
+				must(t, "load", err)
+				if ok := result.Status[http.StatusOK]; ok != result.Requests {
+					t.Errorf("statuses are %v", result.Status)
+				}
+				return result.Requests
+			}
+			load(*deadDuration / 2)
+			memory, goroutines := gaugeOf(t, c, "go_memstats_heap_inuse_bytes"), gaugeOf(t, c, "go_goroutines")
+			n := load(*deadDuration)
+			memoryAfter, goroutinesAfter := gaugeOf(t, c, "go_memstats_heap_inuse_bytes"), gaugeOf(t, c, "go_goroutines")
+			t.Logf("%d requests: heap %.1f to %.1f MB, goroutines %.0f to %.0f", n, memory/1e6, memoryAfter/1e6, goroutines, goroutinesAfter)
+			// The collector lets a heap double before it collects.
+			if memoryAfter > 2.5*memory+8e6 {
+				t.Errorf("the heap grew from %.1f to %.1f MB", memory/1e6, memoryAfter/1e6)
+			}
+			if goroutinesAfter > 1.5*goroutines+100 {
+				t.Errorf("goroutines grew from %.0f to %.0f", goroutines, goroutinesAfter)
+			}
+		})
+	}
+}
+
+// gaugeOf is the value of a metric.
+func gaugeOf(t *testing.T, c *caddytest.Caddy, name string) float64 {
+	t.Helper()
+	value, err := strconv.ParseFloat(c.Metric(name), 64)
+	must(t, name, err)
+	return value
+}
+
+// TestReplicasStandInForACaddyThatIsNew: one that starts while the primary is away,
+// and one that gets other connections by a reload, refuse who is over the limit by
+// what the replica has.
+func TestReplicasStandInForACaddyThatIsNew(t *testing.T) {
+	t.Parallel()
+	const events = 3
+	servers := caddytest.StartShards(t, 1, 1)
+	site := func(option string) string { return apiSite(servers.Store("on_error deny", option), events, "1h") }
+	reloaded := caddytest.Start(t, site("pool_size 4"))
+	useUpAPI := func(key string) {
+		t.Helper()
+		for used := range int64(events) {
+			must(t, key, reloaded.Ask("/", "X-Key: "+key).Is(http.StatusOK, used+1))
+			servers.AwaitCount(t, "api", key, used+1)
+		}
+	}
+	useUpAPI("alice")
+	useUpAPI("bob")
+	servers.AwaitReplicas(t)
+	must(t, "kill the primary", servers[0].Primary.Kill())
+
+	started := caddytest.Start(t, site("pool_size 4"))
+	reloaded.MustLoad(site("pool_size 5"))
+	for name, c := range map[string]*caddytest.Caddy{"started": started, "reloaded": reloaded} {
+		for _, key := range []string{"alice", "bob", "alice"} {
+			must(t, name, c.Ask("/", "X-Key: "+key).Is(http.StatusTooManyRequests, events))
+		}
+		// Nobody can open a window.
+		a := c.Ask("/", "X-Key: carol")
+		must(t, name, errors.Join(want("status", a.Status, http.StatusServiceUnavailable), want("having limit headers", a.IsLimited(), false)))
+	}
+
+	must(t, "restart the primary", servers[0].Primary.Restart())
+	eventually(t, "the primary decides again", func() error {
+		return started.Ask("/", "X-Key: carol").Is(http.StatusOK, 1)
+	})
+}
+
+func TestClientsDoNotNoticeScriptFlush(t *testing.T) {
+	t.Parallel()
+	const workers, flushes = 4, 12
+	for _, pipelining := range []string{"pipelining on", "pipelining off"} {
+		t.Run(pipelining, func(t *testing.T) {
+			servers := caddytest.StartShards(t, 2, 1)
+			c := caddytest.Start(t, apiSite(servers.Store(pipelining), 1_000_000, "1h"))
+			nodes := servers.Replicas()
+			for _, shard := range servers {
+				nodes = append(nodes, shard.Primary)
+			}
+			var admitted caddytest.Tally
+			stop := caddytest.StartTraffic(t, workers, func(_, i int) error {
+				key := fmt.Sprintf("client-%d", i%10)
+				a, err := c.TryAsk("/", "X-Key: "+key)
+				if err != nil {
+					return err
+				}
+				if a.Status != http.StatusOK || !a.IsLimited() {
+					return fmt.Errorf("status %d, headers %v", a.Status, a.Header)
+				}
+				admitted.Add(key)
+				return nil
+			})
+			for range flushes {
+				admitted.AwaitGrowth(t, 40)
+				for _, node := range nodes {
+					must(t, "flush scripts", node.Client().ScriptFlush(t.Context()).Err())
+				}
+			}
+			admitted.AwaitGrowth(t, 40)
+			stop()
+			servers.AwaitCounts(t, "api", admitted.N)
+			for _, shard := range []string{"a", "b"} {
+				must(t, "metric", errors.Join(
+					want("lost charges", undelivered(c, shard, "lost"), 0), want("uncertain charges", undelivered(c, shard, "uncertain"), 0)))
+			}
+			t.Logf("%d requests, %d times SCRIPT FLUSH on %d servers", admitted.Total(), flushes, len(nodes))
+		})
+	}
+}
+
+// TestScriptFlushStormLosesNoCharge takes the scripts away faster than they
+// can be loaded, which charges outlast.
+func TestScriptFlushStormLosesNoCharge(t *testing.T) {
+	t.Parallel()
+	const requests = 20
+	for _, pipelining := range []string{"pipelining on", "pipelining off"} {
+		t.Run(pipelining, func(t *testing.T) {
+			servers := caddytest.StartShards(t, 1, 0)
+			backend := caddytest.StartSlowBackend(t)
+			c := caddytest.Start(t, proxySite(servers.Store(pipelining), 100, backend.Server.Listener.Addr().String()))
+			var all []caddytest.Running
+			for range requests {
+				all = append(all, backend.Start(t, c, "/", "X-Key: alice"))
+			}
+			var flushes caddytest.Tally
+			primary := servers[0].Primary.Client()
+			stop := caddytest.StartTraffic(t, 4, func(int, int) error {
+				flushes.Add("")
+				return primary.ScriptFlush(t.Context()).Err()
+			})
+			flushes.AwaitGrowth(t, 100)
+			for _, a := range backend.Finish(t, all...) {
+				must(t, "request", want("status", a.Status, http.StatusOK))
+			}
+			flushes.AwaitGrowth(t, 1000)
+			stop()
+			servers.AwaitCount(t, "api", "alice", requests)
+			must(t, "metric", errors.Join(
+				want("lost charges", undelivered(c, "a", "lost"), 0), want("uncertain charges", undelivered(c, "a", "uncertain"), 0)))
+			t.Logf("%d times SCRIPT FLUSH", flushes.Total())
+		})
+	}
+}
+
+// storeLine is a line that a Redis store has logged.
+type storeLine struct {
+	Level, Logger, Msg, Store, Shard, Address, Role, Error string
+}
+
+// storeLines are those logged so far.
+func storeLines(c *caddytest.Caddy) (lines []storeLine) {
+	for text := range strings.Lines(c.Logs.String()) {
+		var line storeLine
+		if json.Unmarshal([]byte(text), &line) == nil && line.Logger == "rate_limit.stores.redis" {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// awaitLine waits for a line that begins like this, and whose error contains
+// words.
+func awaitLine(c *caddytest.Caddy, level, message, words string) (line storeLine) {
+	c.T.Helper()
+	eventually(c.T, "the log says "+message+", "+words, func() error {
+		lines := storeLines(c)
+		for _, line = range lines {
+			if line.Level == level && strings.HasPrefix(line.Msg, message) && strings.Contains(line.Error, words) {
+				return nil
+			}
+		}
+		return fmt.Errorf("it says %+v", lines)
+	})
+	return line
+}
+
+// countLines is how many lines begin like this.
+func countLines(c *caddytest.Caddy, message string) (n int) {
+	for _, line := range storeLines(c) {
+		if strings.HasPrefix(line.Msg, message) {
+			n++
+		}
+	}
+	return n
+}
+
+// mustHide fails the test if a secret is in the log, or in what the admin
+// endpoint tells.
+func mustHide(c *caddytest.Caddy, secrets ...string) {
+	c.T.Helper()
+	texts := map[string]string{"log": c.Logs.String()}
+	for _, path := range []string{"/config/", "/metrics", "/debug/pprof/goroutine?debug=2", "/debug/vars"} {
+		_, texts[path] = c.AdminCall(http.MethodGet, path, "", "")
+	}
+	for name, text := range texts {
+		for _, secret := range secrets {
+			if strings.Contains(text, secret) {
+				c.T.Errorf("%s has the secret %s", name, secret)
+			}
+		}
+	}
+}
+
+// TestMisconfiguredServersAreLogged with what to do.
+func TestMisconfiguredServersAreLogged(t *testing.T) {
+	t.Parallel()
+	shards := caddytest.StartShards(t, 2, 1)
+	evicting := redistest.Start(t, "--maxmemory-policy", "allkeys-lru")
+	double := redistest.StartProxy(t, shards[1].Primary.Addr())
+	stray := shards[0].Replicas[0]
+	c := caddytest.Start(t, apiSite(caddytest.RedisStore(
+		caddytest.ShardWith("evicting", "primary "+evicting.Addr()),
+		caddytest.ShardWith("demoted", "primary "+stray.Addr()),
+		caddytest.ShardWith("one", "primary "+shards[1].Primary.Addr(), "replica "+shards[1].Replicas[0].Addr()),
+		caddytest.ShardWith("other", "primary "+double.Addr()),
+	), 3, "1h"))
+
+	line := awaitLine(c, "warn", "server is misconfigured", "maxmemory-policy is allkeys-lru, which lets it forget counts: set it to noeviction")
+	must(t, "line", want("it", line, storeLine{
+		Level: "warn", Logger: "rate_limit.stores.redis", Msg: "server is misconfigured",
+		Store: "default", Shard: "evicting", Address: evicting.Addr(), Error: line.Error,
+	}))
+	line = awaitLine(c, "warn", "server is misconfigured", "it is given as a primary and is a replica of 127.0.0.1:")
+	must(t, "line", want("its shard", line.Shard, "demoted"))
+	const twins = "two shards are the same server: give each its own, or remove one of the shards"
+	line = awaitLine(c, "error", twins, "")
+	must(t, "line", want("one of the addresses", line.Address, shards[1].Primary.Addr()))
+	must(t, "log", want("lines", len(storeLines(c)), 3))
+
+	// The next config is told of what is wrong still, and loses no connection.
+	c.MustLoad(apiSite(caddytest.RedisStore(
+		caddytest.ShardWith("one", "primary "+shards[1].Primary.Addr(), "replica "+shards[1].Replicas[0].Addr()),
+		caddytest.ShardWith("other", "primary "+double.Addr()),
+	), 3, "1h"))
+	must(t, "log", want("lines about twins", countLines(c, twins), 2))
+}
+
+// TestServerThatIsAwayIsLogged, once, and that it is back.
+func TestServerThatIsAwayIsLogged(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 1, 1)
+	replica := servers[0].Replicas[0]
+	c := caddytest.Start(t, apiSite(servers.Store("pool_size 1", "max_replica_lag 1s"), 1_000_000, "1h"))
+	// The replica is asked about clients that are new.
+	stop := caddytest.StartTraffic(t, 2, func(worker, i int) error {
+		a, err := c.TryAsk("/", fmt.Sprintf("X-Key: client-%d-%d", worker, i))
+		if err == nil && (a.Status != http.StatusOK || !a.IsLimited()) {
+			err = fmt.Errorf("status %d, headers %v", a.Status, a.Header)
+		}
+		return err
+	})
+	must(t, "pause replication", replica.PauseReplication())
+	line := awaitLine(c, "warn", "replica lags and is left out", "behind its primary")
+	must(t, "line", want("its address", line.Address, replica.Addr()))
+	must(t, "resume replication", replica.ResumeReplication())
+	awaitLine(c, "info", "replica has caught up", "")
+	must(t, "kill the replica", replica.Kill())
+	line = awaitLine(c, "warn", "server is left out", "")
+	must(t, "line", want("it", line, storeLine{
+		Level: "warn", Logger: "rate_limit.stores.redis", Msg: "server is left out",
+		Store: "default", Shard: "a", Address: replica.Addr(), Role: "checks", Error: line.Error,
+	}))
+	must(t, "restart the replica", replica.Restart())
+	awaitLine(c, "info", "server is back", "")
+	stop()
+	must(t, "log", want("lines about a server that is away", countLines(c, "server is left out"), 1))
+}
+
+// TestUnsureCheckSpendsNothing, so that what its request costs is charged, and held
+// in flight no longer than the request runs.
+func TestUnsureCheckSpendsNothing(t *testing.T) {
+	const requests = 3
+	for _, onError := range []string{"local", "allow"} {
+		c := startWith(t, "rate_limit {\nstore guest {\nunsure\n}\n}", zoneWith("api", "events 10", "on_error "+onError), "respond ok")
+		for range requests {
+			must(t, onError, want("status", c.Ask("/", "X-Key: alice").Status, http.StatusOK))
+		}
+		eventually(t, "nothing is in flight", func() error {
+			status, _ := adminStatus(c)
+			return want("in flight", status.Stores[0].Ledger.InFlight, 0)
+		})
+		must(t, onError, want("charged", c.Metric(`caddy_rate_limit_settled_cost_total{kind="charged",zone="api"}`), fmt.Sprint(requests)))
+	}
+}

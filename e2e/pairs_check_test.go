@@ -1,0 +1,504 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"os"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+)
+
+// overflowBucket is the client key of the bucket that new clients share.
+const overflowBucket = "*overflow"
+
+// pairBucket is a bucket of a zone: a client's, a group's, or the shared one.
+type pairBucket struct{ zone, name string }
+
+func (c *pairClient) bucket(zone string) pairBucket {
+	if zone == zoneGroup {
+		return pairBucket{zone, c.group}
+	}
+	return pairBucket{zone, c.key}
+}
+
+// heldBucket is what a store has of a bucket, and what this process has counted
+// while the store did not answer.
+type heldBucket struct {
+	used, local int64
+	penalized   bool
+}
+
+// books are all buckets, by store.
+type pairBooks map[string]map[pairBucket]heldBucket
+
+// clients are all that have come.
+func (p *pairRun) clients() []pairClient { return append(slices.Clip(regulars), p.strangers...) }
+
+// read asks the admin API for all buckets. It fails while a request is in flight,
+// or a charge or part of a batch is on its way.
+func (p *pairRun) read() (pairBooks, error) {
+	p.t.Helper()
+	status, _ := adminStatus(p.caddy)
+	books := pairBooks{}
+	for _, store := range status.Stores {
+		if l := store.Ledger; l == nil || l.InFlight != 0 || l.Unsent != 0 {
+			return nil, fmt.Errorf("the ledger of store %s is %+v", store.Name, l)
+		}
+		books[store.Name] = map[pairBucket]heldBucket{}
+		for _, zone := range p.site().zonesOf() {
+			for _, c := range p.clients() {
+				b := c.bucket(zone)
+				if _, ok := books[store.Name][b]; !ok {
+					if err := p.readBucket(books, store.Name, b, "key="+url.QueryEscape(b.name)); err != nil {
+						return nil, err
+					}
+				}
+			}
+			if err := p.readBucket(books, store.Name, pairBucket{zone, overflowBucket}, "client_key="+url.QueryEscape(overflowBucket)); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return books, nil
+}
+
+// bucketsOfPair is what GET /rate_limit/buckets answers.
+type bucketsOfPair struct {
+	Buckets []struct {
+		serversOfPair
+		Former *serversOfPair
+		Local  *stateOfPair
+		Ledger *struct {
+			InFlight int64 `json:"in_flight"`
+			Unsent   int64
+			Reserved int64
+		}
+	}
+}
+
+type serversOfPair struct {
+	Servers []struct {
+		Role  string
+		State *stateOfPair
+		Error string
+	}
+}
+
+type stateOfPair struct {
+	Used    int64
+	Penalty float64
+}
+
+// primary returns what the primary has, and whether it has anything.
+func (s *serversOfPair) primary() (b heldBucket, found bool, err error) {
+	for _, server := range s.Servers {
+		if server.Role != "primary" {
+			continue
+		}
+		if server.Error != "" {
+			return b, false, errors.New(server.Error)
+		}
+		if st := server.State; st != nil {
+			return heldBucket{used: st.Used, penalized: st.Penalty != 0}, true, nil
+		}
+	}
+	return b, false, nil
+}
+
+func (p *pairRun) readBucket(books pairBooks, store string, b pairBucket, query string) error {
+	p.t.Helper()
+	var a bucketsOfPair
+	p.caddy.AdminJSON(http.MethodGet, "/rate_limit/buckets/"+b.zone+"?store="+store+"&"+query, "", &a)
+	if len(a.Buckets) != 1 {
+		return fmt.Errorf("client %.40q has %d buckets in zone %s", b.name, len(a.Buckets), b.zone)
+	}
+	found := &a.Buckets[0]
+	if l := found.Ledger; l != nil && (l.InFlight != 0 || l.Unsent != 0 || l.Reserved != 0) {
+		return fmt.Errorf("of client %.40q in zone %s the ledger has %+v", b.name, b.zone, *l)
+	}
+	held, ok, err := found.primary()
+	if err == nil && !ok && found.Former != nil {
+		// It is brought when the client comes again.
+		held, _, err = found.Former.primary()
+	}
+	if found.Local != nil {
+		held.local = found.Local.Used
+	}
+	books[store][b] = held
+	return err
+}
+
+// doubt is what may have been counted or not, by the metrics.
+type doubt struct {
+	// missing is how much of what was served may be missing, extra how much more
+	// may be counted.
+	missing, extra int64
+	// lost is what surely did not count, though it should.
+	lost int64
+	text string
+}
+
+// doubts reads them. Only where servers are away may there be any.
+func (p *pairRun) doubts() doubt {
+	p.t.Helper()
+	_, text := p.caddy.AdminCall(http.MethodGet, "/metrics", "", "")
+	m, err := caddyproc.ParseMetrics(text)
+	must(p.t, "metrics", err)
+	undelivered := func(labels ...string) int64 {
+		return int64(m.Sum("caddy_rate_limit_undelivered_total", labels...))
+	}
+	charges := undelivered(`operation="charge"`, `outcome="uncertain"`)
+	refunds := undelivered(`operation="refund"`)
+	takes := int64(0)
+	if p.bounds().takes {
+		// Where a breaker is open nothing was sent, and no more are on their way when
+		// a server dies.
+		takes = int64(m.Sum("caddy_rate_limit_store_errors_total") - m.Sum("caddy_rate_limit_store_errors_total", `kind="breaker"`))
+		takes = min(takes, int64(pairWorkers*len(p.site().zonesOf())))
+	}
+	return doubt{
+		missing: charges + takes, extra: (takes + refunds) * p.bounds().tokens,
+		lost: undelivered(`operation="charge"`) - charges,
+		text: fmt.Sprintf("uncertain: %d charges, %d refunds, %d takes", charges, refunds, takes),
+	}
+}
+
+// settle waits until everything that was served is counted, and nothing else,
+// but for what is in doubt, and returns what was found.
+func (p *pairRun) settle() (found string) {
+	p.t.Helper()
+	p.await("what was served is what is counted", func() error {
+		books, err := p.read()
+		if err != nil {
+			return err
+		}
+		p.books = books
+		d := p.doubts()
+		if !p.bounds().faults && d.missing+d.extra != 0 {
+			p.t.Fatalf("no server was away, but %s", d.text)
+		}
+		if d.lost != 0 {
+			p.t.Fatalf("%d charges were lost or expired, by the metric", d.lost)
+		}
+		served, total := p.served()
+		counted := p.counted()
+		var missing, extra int64
+		var texts []string
+		for _, purse := range slices.SortedFunc(maps.Keys(served), func(a, b pairBucket) int { return strings.Compare(a.zone+a.name, b.zone+b.name) }) {
+			n, either := served[purse].surely, served[purse].perhaps
+			short, long := max(n-counted[purse], 0), max(counted[purse]-n-either, 0)
+			if short+long > 0 {
+				texts = append(texts, fmt.Sprintf("%s of %.30q: %d (or %d more) served, %d counted", purse.zone, purse.name, n, either, counted[purse]))
+			}
+			missing, extra = missing+short, extra+long
+		}
+		found = fmt.Sprintf("%s; %d missing, %d too many; %s; %d loads, %d hang-ups", total, missing, extra, d.text, p.loads.Load(), p.hangUps.Load())
+		if missing > d.missing || extra > d.extra {
+			return fmt.Errorf("%s\n%s", found, strings.Join(texts, "\n"))
+		}
+		return nil
+	})
+	return found
+}
+
+// purse is what is compared: a bucket, or all together if clients may share one.
+func (p *pairRun) purse(b pairBucket) pairBucket {
+	if p.bounds().shared {
+		b.name = "all clients"
+	}
+	return b
+}
+
+type servedCount struct{ surely, perhaps int64 }
+
+// served is what was served in Redis, and what perhaps was.
+func (p *pairRun) served() (by map[pairBucket]servedCount, text string) {
+	by = map[pairBucket]servedCount{}
+	statuses := map[int]int{}
+	for i := range p.answers {
+		a := &p.answers[i]
+		statuses[a.status]++
+		for _, zone := range p.site().zonesOf() {
+			purse := p.purse(a.bucket(zone))
+			n := by[purse]
+			switch {
+			case !a.served():
+			case a.life%2 == 0:
+				n.surely++
+			case p.bounds().either:
+				n.perhaps++
+			}
+			by[purse] = n
+		}
+	}
+	return by, fmt.Sprint(statuses)
+}
+
+// counted is what all stores have.
+func (p *pairRun) counted() map[pairBucket]int64 {
+	sums := map[pairBucket]int64{}
+	for _, buckets := range p.books {
+		for b, held := range buckets {
+			sums[p.purse(b)] += held.used
+		}
+	}
+	return sums
+}
+
+// capacity is what the client may use of its bucket in a zone.
+func (p *pairRun) capacity(c *pairClient, zone string) int64 {
+	limit := map[string]int64{zoneAPI: pairLimit, zoneGroup: groupLimit, zoneInner: innerLimit}[zone]
+	if p.has("reserve") && !c.staff && (zone == zoneAPI || p.alike) {
+		limit -= limit * reservePercent / 100
+	}
+	return limit
+}
+
+// complain reports what is wrong, the first few times.
+func (p *pairRun) complain(format string, args ...any) {
+	p.t.Helper()
+	const most = 10
+	if p.complaints++; p.complaints <= most {
+		p.t.Errorf(format, args...)
+	}
+}
+
+// check requires of all answers, and of what is counted, what holds in every
+// pair.
+func (p *pairRun) check() {
+	p.t.Helper()
+	b := p.bounds()
+	unchecked := map[pairBucket]int64{}
+	type lifeBucket struct {
+		pairBucket
+		life int
+	}
+	inMemory := map[lifeBucket]int64{}
+	capacity := map[pairBucket]int64{}
+	for i := range p.answers {
+		a := &p.answers[i]
+		if a.err != nil {
+			p.complain("client %.30q (healthy %v): status %d, %v, %v", a.key, a.healthy, a.status, a.err, a.header)
+			continue
+		}
+		if a.status == http.StatusTooManyRequests && a.modest && !b.strangers {
+			p.complain("modest client %.30q is refused (healthy %v): %v", a.key, a.healthy, a.header)
+		}
+		for _, zone := range p.site().zonesOf() {
+			bucket := a.bucket(zone)
+			capacity[bucket] = max(capacity[bucket], p.capacity(&a.pairClient, zone))
+			switch outcome := a.outcome[zone]; {
+			case a.status == http.StatusTooManyRequests:
+				continue
+			case outcome == "error_allowed" && !a.healthy:
+				if a.served() {
+					unchecked[bucket]++
+				}
+			case outcome != "allowed":
+				p.complain("client %.30q got %d and zone %s says %q (healthy %v)", a.key, a.status, zone, outcome, a.healthy)
+			}
+			if a.served() && a.life%2 == 1 {
+				inMemory[lifeBucket{bucket, a.life}]++
+			}
+		}
+	}
+	for store, buckets := range p.books {
+		for bucket, held := range buckets {
+			most := capacity[bucket]
+			if bucket.name == overflowBucket {
+				most = map[string]int64{zoneAPI: pairLimit, zoneGroup: groupLimit, zoneInner: innerLimit}[bucket.zone]
+				unchecked[bucket] = slices.Max(append(slices.Collect(maps.Values(unchecked)), 0))
+			}
+			if held.local > most {
+				p.complain("%s of %.30q: %d counted while store %s was away, at most %d may be", bucket.zone, bucket.name, held.local, store, most)
+			}
+			if most = most*b.limits + unchecked[bucket]; held.used > most {
+				p.complain("%s of %.30q in store %s: %d counted, at most %d may be", bucket.zone, bucket.name, store, held.used, most)
+			}
+		}
+	}
+	for l, n := range inMemory {
+		most := capacity[l.pairBucket]
+		if b.either {
+			most *= 2
+		}
+		if n > most {
+			p.complain("%s of %.30q in memory: %d served, at most %d may be", l.zone, l.name, n, most)
+		}
+	}
+	if p.complaints > 0 {
+		p.t.Errorf("%d complaints in all", p.complaints)
+	}
+}
+
+// probe asks once for each regular client, one after the other: who fits is
+// served, who does not is refused. Nothing from before is in the way.
+func (p *pairRun) probe() {
+	p.t.Helper()
+	zones := p.site().zonesOf()
+	probed := map[pairBucket]int64{}
+	for _, c := range regulars {
+		// A bucket may be in any of the stores.
+		fits, isFull := true, false
+		for _, zone := range zones {
+			full := 0
+			for _, buckets := range p.books {
+				held := buckets[c.bucket(zone)]
+				if held.penalized || held.used+probed[c.bucket(zone)] >= p.capacity(&c, zone) {
+					full++
+				}
+			}
+			fits, isFull = fits && full == 0, isFull || full == len(p.books)
+		}
+		a := p.ask(pairRequest{pairClient: c})
+		a.healthy = true
+		p.answers = append(p.answers, a)
+		if a.served() {
+			for _, zone := range zones {
+				probed[c.bucket(zone)]++
+			}
+		}
+		if p.bounds().strangers {
+			continue
+		}
+		if fits && a.status != http.StatusOK || isFull && a.status != http.StatusTooManyRequests {
+			p.complain("at rest client %.30q gets %d, %v; it fits: %v", c.key, a.status, a.header, fits)
+		}
+	}
+}
+
+// spareBytes are less than a few buckets take: timers that were stopped, and what
+// shares a block with something small that is in use.
+const spareBytes = 4 << 10
+
+// unload takes the limiter out of the config: its goroutines end and what it
+// knew is forgotten.
+func (p *pairRun) unload() {
+	p.t.Helper()
+	status, text := p.caddy.Load(unlimitedSite)
+	must(p.t, "unload: "+text, want("status", status, http.StatusOK))
+	// A connection of a reverse proxy keeps the config from which it was made.
+	p.client.CloseIdleConnections()
+	p.backend.CloseClientConnections()
+	p.await("nothing of the limiter is left", func() error {
+		h := holdingsOf(p.caddy)
+		if h.Goroutines > 0 || h.Bytes > spareBytes {
+			return fmt.Errorf("%d goroutines and %d bytes:\n%.20000s", h.Goroutines, h.Bytes, strings.Join(h.Stacks, "\n"))
+		}
+		return nil
+	})
+	if log := p.caddy.Logs.String(); strings.Contains(log, "panic") {
+		p.t.Error("a panic")
+	}
+}
+
+// exactHeap, set in the environment of a test's Caddy, makes it know of every
+// allocation which is in use.
+const exactHeap = "SHARDLIMIT_TEST_EXACT_HEAP"
+
+func init() {
+	if os.Getenv(exactHeap) != "" {
+		runtime.MemProfileRate = 1
+	}
+	caddy.RegisterModule(holdingsAPI{})
+}
+
+// holdings is what code of this module, or of the Redis client that it uses, has
+// started or made, and is there still.
+type holdings struct {
+	Goroutines int
+	// Bytes are those that the code of stores has allocated.
+	Bytes int64
+	// Stacks tell of both.
+	Stacks []string
+}
+
+// holdingsAPI tells of them at /test/holdings of a test's Caddy.
+type holdingsAPI struct{}
+
+// CaddyModule implements [caddy.Module].
+func (holdingsAPI) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "admin.api.test_holdings", New: func() caddy.Module { return holdingsAPI{} }}
+}
+
+// Routes implements [caddy.AdminRouter].
+func (holdingsAPI) Routes() []caddy.AdminRoute {
+	return []caddy.AdminRoute{{Pattern: "/test/holdings", Handler: caddy.AdminHandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
+		var h holdings
+		h.countGoroutines()
+		h.countBytes()
+		return json.NewEncoder(w).Encode(h)
+	})}}
+}
+
+// isOurs tells goroutines that this module has started, or the libraries that it
+// alone uses.
+var isOurs = regexp.MustCompile(`shardlimit/caddy-shardlimit|redis/go-redis|maypok86/otter`)
+
+const module = "github.com/shardlimit/caddy-shardlimit"
+
+func (h *holdings) countGoroutines() {
+	stacks := make([]byte, 16<<20)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	for stack := range strings.SplitSeq(string(stacks), "\n\n") {
+		// Both are there without a limiter: this request, and what runs Caddy.
+		if isOurs.MatchString(stack) && !strings.Contains(stack, "holdingsAPI") && !strings.Contains(stack, "TestMain") {
+			h.Goroutines++
+			h.Stacks = append(h.Stacks, stack)
+		}
+	}
+}
+
+func (h *holdings) countBytes() {
+	// What is in pools goes with the second collection.
+	runtime.GC()
+	runtime.GC()
+	records := make([]runtime.MemProfileRecord, 1000)
+	for n, ok := runtime.MemProfile(records, false); !ok; n, ok = runtime.MemProfile(records, false) {
+		records = make([]runtime.MemProfileRecord, n+1000)
+	}
+	for i := range records {
+		r := &records[i]
+		if r.InUseBytes() == 0 {
+			continue
+		}
+		// What libraries allocate, such as series of metrics, is theirs.
+		var stack []string
+		isKept := false
+		for frames := runtime.CallersFrames(r.Stack()); ; {
+			frame, more := frames.Next()
+			// What waiting and timers take, the runtime keeps for the next of them.
+			isKept = isKept || frame.Function == "runtime.acquireSudog" || strings.HasPrefix(frame.Function, "runtime.(*timers).")
+			if len(stack) > 0 || !strings.HasPrefix(frame.Function, "runtime.") && !strings.HasPrefix(frame.Function, "internal/runtime/") {
+				stack = append(stack, frame.Function)
+			}
+			if !more {
+				break
+			}
+		}
+		if len(stack) > 0 && !isKept && strings.HasPrefix(stack[0], module+"/store/") {
+			h.Bytes += r.InUseBytes()
+			h.Stacks = append(h.Stacks, fmt.Sprintf("%d bytes: %s", r.InUseBytes(), strings.Join(stack, " < ")))
+		}
+	}
+}
+
+// holdingsOf asks the process.
+func holdingsOf(c *caddytest.Caddy) (h holdings) {
+	c.T.Helper()
+	c.AdminJSON(http.MethodGet, "/test/holdings", "", &h)
+	return h
+}
+
+var _ caddy.AdminRouter = holdingsAPI{}

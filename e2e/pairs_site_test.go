@@ -1,0 +1,498 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+// The zones of a pair. Each client has a bucket in the first and in the last;
+// zoneGroup counts clients together.
+const (
+	zoneAPI   = "api"
+	zoneGroup = "group"
+	zoneInner = "inner"
+)
+
+// pairSite is what the Caddyfile of a pair is made of.
+type pairSite struct {
+	p *pairRun
+	// shards are those of the default store.
+	shards []string
+	// storeLines are options of all Redis stores, defaultLines of the default one.
+	storeLines, defaultLines []string
+	inMemory                 bool
+	// others are the shards of a second store.
+	others []string
+	// handlerLines and zoneLines are options of each handler and of its zones.
+	handlerLines, zoneLines []string
+	zones                   []string
+	handlers                int
+}
+
+func (s *pairSite) store(lines ...string) { s.storeLines = append(s.storeLines, lines...) }
+
+func (s *pairSite) defaultStore(lines ...string) {
+	s.defaultLines = append(s.defaultLines, lines...)
+}
+
+func (s *pairSite) otherStore(shard ...string) { s.others = shard }
+
+func (s *pairSite) handler(lines ...string) { s.handlerLines = append(s.handlerLines, lines...) }
+
+func (s *pairSite) zone(lines ...string) { s.zoneLines = append(s.zoneLines, lines...) }
+
+// site is the Caddyfile of the pair as it is now.
+func (p *pairRun) site() *pairSite {
+	s := &pairSite{p: p, shards: []string{"a", "b"}, zones: []string{zoneAPI}, handlers: 1}
+	for _, f := range p.features {
+		if f.configure != nil {
+			f.configure(p, s)
+		}
+	}
+	if p.tuned != "" {
+		s.store(p.tuned)
+	}
+	return s
+}
+
+// zonesOf are the zones of all handlers.
+func (s *pairSite) zonesOf() []string {
+	if s.handlers > 1 {
+		return append(slices.Clip(s.zones), zoneInner)
+	}
+	return s.zones
+}
+
+// redis is a Redis store.
+func (s *pairSite) redis(name string, shards []string, more ...string) string {
+	var lines []string
+	for _, shard := range shards {
+		lines = append(lines, caddytest.ShardOf(shard, s.p.shard(shard)))
+	}
+	text := caddytest.RedisStore(append(append(lines, s.storeLines...), more...)...)
+	return strings.Replace(text, "store redis", "store "+name+" redis", 1)
+}
+
+func (s *pairSite) stores() string {
+	text := s.redis("default", s.shards, s.defaultLines...)
+	if s.inMemory {
+		text = memoryStore(1000)
+	}
+	if s.others != nil {
+		other := s.redis("other", s.others)
+		_, other, _ = strings.Cut(other, "{")
+		// Both are in one block.
+		text = text[:strings.LastIndexByte(text, '}')] + other
+	}
+	return text
+}
+
+// zoneText is a zone. Those beside the first have the options of the pair, or
+// none but what all have, as the seed says.
+func (s *pairSite) zoneText(name string) string {
+	lines := []string{"key {header.X-Key}", fmt.Sprint("events ", pairLimit)}
+	switch name {
+	case zoneGroup:
+		lines = []string{"key {header.X-Group}", fmt.Sprint("events ", groupLimit)}
+	case zoneInner:
+		lines[1] = fmt.Sprint("events ", innerLimit)
+	}
+	if s.p.alike || name == zoneAPI {
+		lines = append(lines, s.zoneLines...)
+	}
+	for _, line := range s.zoneLines {
+		if strings.HasPrefix(line, "on_error") {
+			lines = append(lines, line)
+		}
+	}
+	return zoneWith(name, append(lines, "on_error deny")...)
+}
+
+func (s *pairSite) caddyfile() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "{\n{{global}}\nlog {\nlevel WARN\n}\n%s\n}\nhttp:// {\nbind unix/%s\nroute {\n", s.stores(), s.p.socket)
+	for i := range s.handlers {
+		zones := s.zones
+		if i > 0 {
+			zones = s.zonesOf()
+		}
+		fmt.Fprintf(&b, "rate_limit {\n%s\n", strings.Join(s.handlerLines, "\n"))
+		for _, zone := range zones {
+			b.WriteString(s.zoneText(zone))
+		}
+		b.WriteString("}\n")
+	}
+	fmt.Fprintf(&b, "header X-Life %d\n", s.p.life)
+	for _, zone := range s.zonesOf() {
+		fmt.Fprintf(&b, "header X-Outcome-%s {http.rate_limit.%[1]s.outcome}\n", zone)
+	}
+	fmt.Fprintf(&b, "reverse_proxy %s\n}\n}\n", s.p.backend.Listener.Addr())
+	return b.String()
+}
+
+// load replaces the config by the one of this moment.
+func (p *pairRun) load() {
+	p.t.Helper()
+	p.loads.Add(1)
+	if status, text := p.caddy.Load(p.site().caddyfile()); status != http.StatusOK {
+		p.t.Fatalf("load: status %d: %s", status, text)
+	}
+}
+
+// shard returns the shard of that name, which is started when it is first asked
+// for. What a server has replied to outlasts its process.
+func (p *pairRun) shard(name string) *redistest.Shard {
+	p.t.Helper()
+	s, ok := p.shards[name]
+	if !ok {
+		replicas := 0
+		if name == "a" {
+			replicas = 1
+		}
+		s = redistest.StartShard(p.t, replicas, "--appendonly", "yes", "--appendfsync", "no")
+		p.shards[name] = s
+	}
+	return s
+}
+
+// stopShard kills the primary of a shard, or all of its servers.
+func (p *pairRun) stopShard(name string, whole bool) {
+	p.t.Helper()
+	s := p.shard(name)
+	must(p.t, "kill the primary", s.Primary.Kill())
+	for _, replica := range s.Replicas {
+		if whole {
+			must(p.t, "kill the replica", replica.Kill())
+		}
+	}
+}
+
+func (p *pairRun) startShard(name string) {
+	p.t.Helper()
+	s := p.shard(name)
+	must(p.t, "restart the primary", s.Primary.Restart())
+	for _, replica := range s.Replicas {
+		if !replica.Running() {
+			must(p.t, "restart the replica", replica.Restart())
+		}
+	}
+	if p.attachesLater {
+		p.attachReplica()
+	}
+}
+
+// detachReplica leaves a replica with what it has.
+func (p *pairRun) detachReplica() {
+	p.t.Helper()
+	must(p.t, "detach the replica", p.shard("a").Replicas[0].PauseReplication())
+}
+
+// attachReplica ends that, once the primary is there.
+func (p *pairRun) attachReplica() {
+	p.t.Helper()
+	if s := p.shard("a"); s.Primary.Running() {
+		must(p.t, "attach the replica", s.Replicas[0].ResumeReplication())
+		p.attachesLater = false
+	} else {
+		p.attachesLater = true
+	}
+}
+
+// awaitWhole waits until all servers are in use, by the word of the Caddy.
+func (p *pairRun) awaitWhole() {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(p.t.Context(), pairPatience)
+	defer cancel()
+	for name, s := range p.shards {
+		must(p.t, "replicate shard "+name, s.WaitReplicated(ctx))
+	}
+	p.await("all servers are in use", func() error {
+		status, _ := adminStatus(p.caddy)
+		for _, store := range status.Stores {
+			for _, shard := range store.Shards {
+				for _, server := range shard.Servers {
+					for purpose, breaker := range server.Breakers {
+						if breaker != "closed" {
+							return fmt.Errorf("the breaker of %s for %s is %s", server.Address, purpose, breaker)
+						}
+					}
+					if server.State != "up" && server.State != "unmet" {
+						return fmt.Errorf("%s of shard %s is %s", server.Role, shard.Name, server.State)
+					}
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// feature is a line of the table of pairs: what TestPairs combines with every
+// other line. A feature says its own part only.
+type feature struct {
+	name string
+	// configure adds the feature to what the Caddyfile is made of. It runs for
+	// every config that is loaded.
+	configure func(p *pairRun, s *pairSite)
+	// disturb returns what happens while requests run, in this order. When it
+	// happens is drawn from the seed.
+	disturb func(p *pairRun) []func()
+	// allow widens what the invariants tolerate.
+	allow func(p *pairRun, b *bounds)
+	// excludes maps the name of a feature that does not go with this one to words
+	// of the error at load.
+	excludes map[string]string
+}
+
+// features are taken two at a time. Where two set the same option of a zone, the
+// one that comes first counts.
+var features = []feature{
+	{
+		name: "reload",
+		disturb: func(p *pairRun) []func() {
+			tune := func() {
+				p.tuned = tunings[p.rng.IntN(len(tunings))]
+				p.load()
+			}
+			return []func(){tune, tune, tune}
+		},
+	},
+	{
+		name: "store kind changed",
+		configure: func(p *pairRun, s *pairSite) {
+			// The lives of the store alternate between Redis and memory.
+			s.inMemory = p.life%2 == 1
+		},
+		disturb: func(p *pairRun) []func() {
+			change := func() {
+				p.life++
+				p.load()
+			}
+			return []func(){change, change}
+		},
+		allow: func(p *pairRun, b *bounds) {
+			// A bucket of the other store goes on counting while the default one is
+			// in memory, so what was served then may be in either.
+			b.either = p.has("rollout")
+		},
+	},
+	{
+		name:      "on_error local",
+		configure: func(_ *pairRun, s *pairSite) { s.zone("on_error local") },
+		allow: func(p *pairRun, b *bounds) {
+			if p.has("shard stopped") {
+				// While the shard is away this process counts alone, from 0 to the limit.
+				b.limits++
+			}
+		},
+	},
+	{
+		name: "rollout",
+		configure: func(p *pairRun, s *pairSite) {
+			s.otherStore("d")
+			s.handler(fmt.Sprint("rollout other ", p.percent))
+		},
+		disturb: func(p *pairRun) []func() {
+			var moves []func()
+			for _, percent := range []int{60, 10, 80} {
+				moves = append(moves, func() {
+					p.percent = percent
+					p.load()
+				})
+			}
+			return moves
+		},
+	},
+	{
+		name: "previous_shards",
+		configure: func(p *pairRun, s *pairSite) {
+			if p.resharded {
+				s.shards = append(s.shards, "c")
+				s.defaultStore("previous_shards a b")
+			}
+		},
+		disturb: func(p *pairRun) []func() {
+			return []func(){func() {
+				p.resharded = true
+				p.load()
+			}}
+		},
+	},
+	{
+		name: "batch auto",
+		configure: func(_ *pairRun, s *pairSite) {
+			s.zone("charge before", "batch auto", fmt.Sprint("batch_share ", batchPercent))
+		},
+		allow: func(_ *pairRun, b *bounds) {
+			// A take or refund without a reply may be about a whole batch.
+			b.takes, b.tokens = true, pairLimit*batchPercent/100
+		},
+		excludes: map[string]string{"reserve": "batch does not go with reserve"},
+	},
+	{
+		name:      "charge before",
+		configure: func(_ *pairRun, s *pairSite) { s.zone("charge before") },
+		allow:     func(_ *pairRun, b *bounds) { b.takes = true },
+	},
+	{
+		name:      "max_wait",
+		configure: func(_ *pairRun, s *pairSite) { s.zone("max_wait 2s") },
+	},
+	{
+		name:      "max_new_buckets",
+		configure: func(_ *pairRun, s *pairSite) { s.store(fmt.Sprint("max_new_buckets ", 2*len(regulars))) },
+		allow: func(p *pairRun, b *bounds) {
+			// New clients beyond the bound share a bucket.
+			b.shared = true
+			// Regulars are new in a store that they are moved to.
+			b.strangers = p.has("rollout")
+		},
+	},
+	{
+		name:      "penalty",
+		configure: func(_ *pairRun, s *pairSite) { s.zone("penalty 1h") },
+		excludes:  map[string]string{"reserve": "penalty does not go with reserve"},
+	},
+	{
+		name: "reserve",
+		configure: func(_ *pairRun, s *pairSite) {
+			s.zone(fmt.Sprintf("reserve %d {\nheader X-Staff yes\n}", reservePercent))
+		},
+	},
+	{
+		name:      "several zones",
+		configure: func(_ *pairRun, s *pairSite) { s.zones = append(s.zones, zoneGroup) },
+	},
+	{
+		name:      "several handlers",
+		configure: func(_ *pairRun, s *pairSite) { s.handlers = 2 },
+	},
+	{
+		name:      "key_secret",
+		configure: func(_ *pairRun, s *pairSite) { s.store("key_secret hunter2-hunter2-hunter2") },
+	},
+	{
+		name:      "pipelining off",
+		configure: func(_ *pairRun, s *pairSite) { s.store("pipelining off") },
+	},
+	{
+		name: "shard stopped",
+		configure: func(_ *pairRun, s *pairSite) {
+			s.zone("on_error allow")
+			// What cannot be charged in that time waits in the ledger.
+			s.store("charge_timeout 300ms")
+		},
+		disturb: func(p *pairRun) []func() {
+			name := []string{"a", "b"}[p.rng.IntN(2)]
+			// Where only a primary stops, its replica stands in.
+			whole := p.rng.IntN(2) == 0 && !p.has("replica detached")
+			return []func(){func() { p.stopShard(name, whole) }, func() { p.startShard(name) }}
+		},
+		allow: func(_ *pairRun, b *bounds) { b.faults = true },
+	},
+	{
+		name: "replica detached",
+		disturb: func(p *pairRun) []func() {
+			return []func(){p.detachReplica, p.attachReplica}
+		},
+	},
+}
+
+const (
+	pairLimit      = 40
+	groupLimit     = 150
+	innerLimit     = 60
+	batchPercent   = 50
+	reservePercent = 20
+)
+
+// tunings are options of a store that change nothing that is counted.
+var tunings = []string{"pool_size 2", "pool_size 9", "ledger_trust 500ms", "dial_timeout 9s", "max_replica_lag 4s", "read_from primary", "clock redis"}
+
+// bounds are what the invariants tolerate in a pair.
+type bounds struct {
+	// limits is how many times its limit a bucket may hold.
+	limits int64
+	// faults is set if servers are away for a time: what could not be checked is
+	// admitted on top, and calls that lose their reply may count or not.
+	faults bool
+	// takes is set if requests take what they cost, and tokens is what one call may
+	// be about.
+	takes  bool
+	tokens int64
+	// shared is set if some clients share a bucket, so that only sums are compared.
+	shared bool
+	// strangers is set if regulars may be among those.
+	strangers bool
+	// either is set if it is not known of what was served in memory whether it was
+	// counted there.
+	either bool
+}
+
+func (p *pairRun) bounds() bounds {
+	b := bounds{limits: 1, tokens: 1}
+	for _, f := range p.features {
+		if f.allow != nil {
+			f.allow(p, &b)
+		}
+	}
+	return b
+}
+
+// pair is two features, by their place in the table.
+type pair [2]int
+
+func (p pair) String() string { return features[p[0]].name + "+" + features[p[1]].name }
+
+// allPairs are all of them.
+func allPairs() (all []pair) {
+	for i := range features {
+		for j := range i {
+			all = append(all, pair{j, i})
+		}
+	}
+	return all
+}
+
+// somePairs have each feature in one of them at least.
+func somePairs() (some []pair) {
+	half := (len(features) + 1) / 2
+	for i := range half {
+		j := (i + half) % len(features)
+		some = append(some, pair{min(i, j), max(i, j)})
+	}
+	return some
+}
+
+// exclusion returns words of the error with which the pair is refused, or "".
+func (p pair) exclusion() string {
+	a, b := &features[p[0]], &features[p[1]]
+	return a.excludes[b.name] + b.excludes[a.name]
+}
+
+// TestTableOfPairs: names are told apart, and exclusions name features.
+func TestTableOfPairs(t *testing.T) {
+	seen := map[string]bool{}
+	for _, f := range features {
+		must(t, f.name, want("being in the table twice", seen[f.name], false))
+		seen[f.name] = true
+	}
+	for _, f := range features {
+		for other := range f.excludes {
+			must(t, f.name, want("excluding a feature of the table", seen[other], true))
+		}
+	}
+	in := map[int]bool{}
+	for _, p := range somePairs() {
+		in[p[0]], in[p[1]] = true, true
+		must(t, p.String(), want("being of two features", p[0] != p[1], true))
+	}
+	must(t, "the handful", want("number of features in it", len(in), len(features)))
+	must(t, "the table", want("number of pairs", len(allPairs()), len(features)*(len(features)-1)/2))
+}

@@ -1,0 +1,428 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+const masterName = "limits"
+
+func sentinelLine(sentinels *redistest.Sentinels) string {
+	return "sentinel " + masterName + " " + strings.Join(sentinels.Addrs(), " ")
+}
+
+// countsOn are the counts of a zone by client on servers that share no bucket.
+func countsOn(t *testing.T, zone string, servers ...*redistest.Server) map[string]int64 {
+	t.Helper()
+	counts := map[string]int64{}
+	for _, server := range servers {
+		for client, b := range caddytest.BucketsOf(t, server, zone) {
+			counts[strings.TrimSuffix(client, "}")] += b.Count
+		}
+	}
+	return counts
+}
+
+// TestShardsOfEveryKind: clients are counted on all of them, and limits hold.
+func TestShardsOfEveryKind(t *testing.T) {
+	t.Parallel()
+	const (
+		password, sentinelPassword = "data-secret", "sentinel-secret"
+		events, clients            = 3, 30
+	)
+	var static, watched *redistest.Shard
+	var sentinels *redistest.Sentinels
+	var cluster *redistest.Cluster
+	caddytest.Together(t, 3, func(i int) (err error) {
+		switch i {
+		case 0:
+			static, err = started(t, (*redistest.Shard).Stop)(redistest.LaunchShard(1, "--unixsocket", "redis.sock"))
+		case 1:
+			watched, err = started(t, (*redistest.Shard).Stop)(redistest.LaunchShard(1, "--requirepass", password))
+			if err == nil {
+				sentinels, err = started(t, (*redistest.Sentinels).Stop)(redistest.LaunchSentinels(
+					masterName, watched.Primary, 1, redistest.SentinelOptions{Password: sentinelPassword}))
+			}
+		case 2:
+			cluster, err = started(t, (*redistest.Cluster).Stop)(redistest.LaunchCluster(3, 0))
+		}
+		return err
+	})
+
+	c := caddytest.Start(t, apiSite(caddytest.RedisStore(
+		"password {file."+writeFile(t, password)+"}",
+		caddytest.ShardWith("static", "primary unix/"+static.Primary.SocketPath(), "replica "+static.Replicas[0].Addr()),
+		caddytest.ShardWith("watched", sentinelLine(sentinels)),
+		caddytest.ShardWith("cluster", "cluster "+strings.Join(cluster.Addrs()[:2], " ")),
+		"sentinel_password {file."+writeFile(t, sentinelPassword+"\n")+"}",
+	), events, "1h"))
+	for i := range clients {
+		key := fmt.Sprintf("client-%d", i)
+		for used := int64(1); used <= events; used++ {
+			must(t, key, c.Ask("/", "X-Key: "+key).Is(http.StatusOK, used))
+		}
+		must(t, key, c.Ask("/", "X-Key: "+key).Is(http.StatusTooManyRequests, events))
+	}
+	eventually(t, "all clients are counted", func() error {
+		seen := 0
+		for name, servers := range map[string][]*redistest.Server{
+			"static": {static.Primary}, "watched": {watched.Primary}, "cluster": cluster.Nodes,
+		} {
+			counts := countsOn(t, "api", servers...)
+			if len(counts) < clients/10 {
+				return fmt.Errorf("shard %s has %d of %d clients", name, len(counts), clients)
+			}
+			for client, n := range counts {
+				if n != events {
+					return fmt.Errorf("%s is counted %d times on shard %s", client, n, name)
+				}
+			}
+			seen += len(counts)
+		}
+		return want("clients", seen, clients)
+	})
+	for _, line := range storeLines(c) {
+		// On a machine that stands still for a second nobody finds anybody.
+		if words := line.Msg; words != "servers cannot be found" && words != "servers are found again" {
+			t.Errorf("a healthy store says %+v", line)
+		}
+	}
+	mustHide(c, password, sentinelPassword)
+}
+
+// started registers that what was launched is stopped when the test ends.
+func started[T any](t *testing.T, stop func(T) error) func(launched T, err error) (T, error) {
+	return func(launched T, err error) (T, error) {
+		if err == nil {
+			t.Cleanup(func() {
+				if err := stop(launched); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		return launched, err
+	}
+}
+
+// writeFile returns the path of a new file.
+func writeFile(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "file")
+	must(t, "write a file", os.WriteFile(path, []byte(text), 0o600))
+	return path
+}
+
+// TestFailoverUnderSteadyRequests: no response is a 5xx, and the new primary
+// goes on counting, without a reload, also when no sentinel is left.
+func TestFailoverUnderSteadyRequests(t *testing.T) {
+	t.Parallel()
+	const workers = 4
+	shard := redistest.StartShard(t, 2)
+	sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 3, redistest.SentinelOptions{DownAfter: 2 * time.Second})
+	c := caddytest.Start(t, apiSite(caddytest.RedisStore(
+		caddytest.ShardWith("a", sentinelLine(sentinels)), "check_timeout 100ms", "charge_timeout 250ms", "on_error allow",
+	), 1_000_000, "1h"))
+	var limited atomic.Int64
+	stop := caddytest.StartTraffic(t, workers, func(worker, i int) error {
+		time.Sleep(time.Millisecond)
+		a, err := c.TryAsk("/", fmt.Sprintf("X-Key: client-%d", (worker+i)%20))
+		switch {
+		case err != nil:
+			return err
+		case a.Status != http.StatusOK:
+			return fmt.Errorf("status %d", a.Status)
+		case a.IsLimited():
+			limited.Add(1)
+		}
+		return nil
+	})
+	growth := func() {
+		t.Helper()
+		before := limited.Load()
+		eventually(t, "requests are limited", func() error { return want("more being limited", limited.Load() > before+100, true) })
+	}
+	growth()
+	must(t, "kill the primary", shard.Primary.Kill())
+	ctx, cancel := context.WithTimeout(t.Context(), caddytest.WaitLimit)
+	defer cancel()
+	var primary *redistest.Server
+	// On a busy machine sentinels may fail over more than once.
+	eventually(t, "the log says who is the new primary", func() error {
+		addr, err := sentinels.WaitForMaster(ctx, shard.Primary.Addr())
+		must(t, "fail over", err)
+		for _, replica := range shard.Replicas {
+			if replica.Addr() == addr {
+				primary = replica
+			}
+		}
+		lines := storeLines(c)
+		for _, line := range lines {
+			if line.Level == "info" && line.Msg == "shard has another primary" && line.Address == addr {
+				return nil
+			}
+		}
+		return fmt.Errorf("it is %s, and it says %+v", addr, lines)
+	})
+	growth()
+	sum := func() (n int64) {
+		for _, count := range countsOn(t, "api", primary) {
+			n += count
+		}
+		return n
+	}
+	before := sum()
+	eventually(t, "the new primary counts", func() error { return want("its counts having grown", sum() > before+100, true) })
+	must(t, "log", want("lines about a loss of the sentinels", countLines(c, "servers cannot be found"), 0))
+
+	for _, sentinel := range sentinels.Nodes {
+		must(t, "kill a sentinel", sentinel.Kill())
+	}
+	awaitLine(c, "warn", "servers cannot be found", "ask the sentinels for "+masterName)
+	growth()
+	must(t, "restart a sentinel", sentinels.Nodes[0].Restart())
+	awaitLine(c, "info", "servers are found again", "")
+	stop()
+}
+
+// TestReshardingOneCaddyAfterTheOther adds a shard, and then removes another,
+// while one Caddy has the new config and one the old: nobody's quota is refilled
+// by a Caddy that has the new one, and what the other admits of a client that
+// moves comes on top, at most.
+func TestReshardingOneCaddyAfterTheOther(t *testing.T) {
+	t.Parallel()
+	const (
+		clients = 60
+		events  = 10
+	)
+	servers := caddytest.StartShards(t, 3, 0)
+	lines := func(n int, options ...string) []string {
+		var lines []string
+		for i := range n {
+			lines = append(lines, caddytest.ShardOf(caddytest.ShardName(i), servers[i]))
+		}
+		return append(lines, options...)
+	}
+	config := func(zone string, store ...string) string {
+		return fmt.Sprintf("{\n{{global}}\n%s\n}\n{{site}} {\nrate_limit {\nzone %s {\nkey {header.X-Key}\nevents %d\nwindow 1h\ncharge before\n}\n}\nrespond ok\n}\n", caddytest.RedisStore(store...), zone, events)
+	}
+	two, three := lines(2), lines(3, "previous_shards a b")
+	retired := lines(3, "previous_shards a b c")
+	retired[0] = "shard a {\nprimary " + servers[0].Primary.Addr() + "\nretired\n}"
+	for _, c := range []struct {
+		zone          string
+		before, after []string
+	}{
+		{"added", two, three},
+		{"removed", lines(3), retired},
+	} {
+		caddys := []*caddytest.Caddy{caddytest.Start(t, config(c.zone, c.before...)), caddytest.Start(t, config(c.zone, c.before...))}
+		served, resets := map[string]int64{}, map[string]int64{}
+		ask := func(at int, client string) caddytest.Answer {
+			t.Helper()
+			a, err := caddys[at].TryAsk("/", "X-Key: "+client)
+			must(t, "ask", err)
+			if a.Status == http.StatusOK {
+				served[client]++
+			}
+			switch was, ok := resets[client]; {
+			case !ok:
+				resets[client] = a.Reset
+			case was != a.Reset:
+				t.Errorf("%s: %s has reset %d, which was %d", c.zone, client, a.Reset, was)
+			}
+			return a
+		}
+		name := func(n int) string { return fmt.Sprint("client-", n) }
+		for n := range clients {
+			for i := range 4 {
+				ask(i%2, name(n))
+			}
+		}
+		eventually(t, "all is charged", func() error {
+			total := int64(0)
+			for _, server := range servers {
+				for key, b := range caddytest.ReadBuckets(t, server.Primary.Client()) {
+					if strings.Contains(key, ":"+c.zone+":") {
+						total += b.Count
+					}
+				}
+			}
+			return want("charges", total, 4*clients)
+		})
+		caddys[0].MustLoad(config(c.zone, c.after...))
+		for n := range clients {
+			for i := range 3 {
+				if a := ask(0, name(n)); a.Used != int64(5+i) {
+					t.Errorf("%s: %s has used %d by the new config, want %d", c.zone, name(n), a.Used, 5+i)
+				}
+			}
+		}
+		// The old config knows nothing of those three where the client has moved.
+		moved := map[string]bool{}
+		for n := range clients {
+			moved[name(n)] = ask(1, name(n)).Used < 8
+			ask(1, name(n))
+		}
+		caddys[1].MustLoad(config(c.zone, c.after...))
+		for n := range clients {
+			for i := range 2 * events {
+				ask(i%2, name(n))
+			}
+		}
+		some := 0
+		for client, total := range served {
+			most := int64(events)
+			if moved[client] {
+				most += 2
+				some++
+			}
+			if total < events || total > most {
+				t.Errorf("%s: %s, moved %v, was served %d times, want %d to %d", c.zone, client, moved[client], total, events, most)
+			}
+		}
+		if some == 0 || some == clients {
+			t.Errorf("%s: %d of %d clients have moved", c.zone, some, clients)
+		}
+	}
+}
+
+// TestReshardingChargesWhatRuns: requests that run while a shard is added are
+// charged where the buckets of their clients are by then.
+func TestReshardingChargesWhatRuns(t *testing.T) {
+	const clients, before, events = 12, 4, 10
+	servers := caddytest.StartShards(t, 3, 0)
+	for _, charge := range modes {
+		t.Run(charge, func(t *testing.T) {
+			backend := caddytest.StartSlowBackend(t)
+			site := func(store string) string {
+				return zonesSite(store, zoneWith("api-"+charge, fmt.Sprint("events ", events), "charge "+charge),
+					"reverse_proxy "+backend.Server.Listener.Addr().String())
+			}
+			c := caddytest.Start(t, site(servers[:2].Store()))
+			name := func(n int) string { return fmt.Sprint("client-", n) }
+			var held []caddytest.Running
+			for n := range clients {
+				for range before {
+					held = append(held, backend.Start(t, c, "/", "X-Key: "+name(n)))
+				}
+			}
+			if status, text := c.Load(site(servers.Store("previous_shards a b"))); status != http.StatusOK {
+				t.Fatalf("load: status %d: %s", status, text)
+			}
+			caddytest.Client.CloseIdleConnections()
+			for n := range clients {
+				// This brings the bucket, if the client has moved.
+				backend.Finish(t, backend.Start(t, c, "/", "X-Key: "+name(n)))
+			}
+			backend.Finish(t, held...)
+			moved := 0
+			for n := range clients {
+				var a bucketsOfPair
+				eventually(t, name(n)+" is charged", func() error {
+					a = bucketsOfPair{}
+					c.AdminJSON(http.MethodGet, "/rate_limit/buckets/api-"+charge+"?key="+name(n), "", &a)
+					b, _, err := a.Buckets[0].primary()
+					if err != nil {
+						return err
+					}
+					return want("its count", b.used, before+1)
+				})
+				if a.Buckets[0].Former != nil {
+					moved++
+				}
+			}
+			must(t, "resharding", want("having moved clients", moved > 0, true))
+		})
+	}
+}
+
+// awaitOwner returns the place of the shard that has counted so much of a client,
+// once one has.
+func awaitOwner(t *testing.T, servers caddytest.Shards, client string, count int64) (owner int) {
+	t.Helper()
+	eventually(t, client+" is charged", func() error {
+		for owner = range servers {
+			if servers[owner:owner+1].Counts(t, "api")[client] == count {
+				return nil
+			}
+		}
+		return errors.New("no shard has counted it")
+	})
+	return owner
+}
+
+// TestReloadBringsNothingAgain while the shards stay the same. Once they were
+// others in between, what was spent there meanwhile is brought, although a request
+// of the first config runs on.
+func TestReloadBringsNothingAgain(t *testing.T) {
+	const clients = 60
+	servers := caddytest.StartShards(t, 3, 0)
+	backend := caddytest.StartSlowBackend(t)
+	config := func(n int, options ...string) string {
+		return limitedSite(servers[:n].Store(options...), 10, "1h",
+			"handle /slow {\nreverse_proxy "+backend.Server.Listener.Addr().String()+"\n}\nrespond ok")
+	}
+	c := caddytest.Start(t, config(2))
+	// askAll returns which clients are counted by the last shard.
+	askAll := func(used int64) (moved int64) {
+		t.Helper()
+		for n := range clients {
+			client := fmt.Sprint("client-", n)
+			must(t, client, c.Ask("/", "X-Key: "+client).Is(http.StatusOK, used))
+			if awaitOwner(t, servers, client, used) == 2 {
+				moved++
+			}
+		}
+		return moved
+	}
+	dumped := func() (n int64) {
+		t.Helper()
+		for _, server := range servers[:2] {
+			calls, err := server.Primary.Calls()
+			must(t, "ask for statistics", err)
+			n += calls["dump"]
+		}
+		return n
+	}
+	askAll(1)
+	c.MustLoad(config(3, "previous_shards a b"))
+	moved := askAll(2)
+	if moved == 0 {
+		t.Error("no client has moved")
+	}
+	must(t, "after the resharding", want("buckets looked for", dumped(), moved))
+	c.MustLoad(config(3, "previous_shards a b", "ledger_trust 2s"))
+	askAll(3)
+	must(t, "after a reload", want("buckets looked for", dumped(), moved))
+
+	// The new owner knows this client, and the former one does not. Then it spends
+	// at the former one.
+	late, owner := "", 0
+	for n := 0; owner != 2; n++ {
+		late = fmt.Sprint("late-", n)
+		must(t, "by the new shards", c.Ask("/", "X-Key: "+late).Is(http.StatusOK, 1))
+		owner = awaitOwner(t, servers, late, 1)
+	}
+	running := backend.Start(t, c, "/slow", "X-Key: runner")
+	c.MustLoad(config(2))
+	must(t, "flush", servers[2].Primary.Client().FlushAll(t.Context()).Err())
+	for range 4 {
+		must(t, "by the old shards", want("status", c.Ask("/", "X-Key: "+late).Status, http.StatusOK))
+	}
+	servers[:2].AwaitCount(t, "api", late, 4)
+	c.MustLoad(config(3, "previous_shards a b"))
+	must(t, "by the new shards again", want("status", c.Ask("/", "X-Key: "+late).Status, http.StatusOK))
+	servers[2:].AwaitCount(t, "api", late, 5)
+	must(t, "running request", want("status", backend.Finish(t, running)[0].Status, http.StatusOK))
+}

@@ -1,0 +1,376 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+)
+
+// simulated is what POST /rate_limit/simulate answers.
+type simulated struct {
+	Decision string
+	Zone     string
+	Wait     float64
+	Zones    []struct {
+		Name, Store, Outcome, Reason, Error string
+		ClientKey                           string `json:"client_key"`
+		Limit, Used, Remaining, Cost        int64
+		Reset                               float64
+		Allowed                             bool
+	}
+	PassedOver []string `json:"passed_over"`
+	Error      string
+}
+
+// simulate simulates a request to the site with headers given as "Name: value".
+func simulate(c *caddytest.Caddy, path string, headers ...string) (s simulated) {
+	c.T.Helper()
+	given := http.Header{}
+	for _, h := range headers {
+		name, value, _ := strings.Cut(h, ": ")
+		given.Add(name, value)
+	}
+	body, err := json.Marshal(map[string]any{"url": c.URL + path, "headers": given})
+	must(c.T, "encode", err)
+	c.AdminJSON(http.MethodPost, "/rate_limit/simulate", string(body), &s)
+	return s
+}
+
+// names are those of the zones that count the request.
+func (s simulated) names() string {
+	var names []string
+	for _, z := range s.Zones {
+		names = append(names, z.Name)
+	}
+	return strings.Join(names, " ")
+}
+
+// TestSimulateForetells what a request is told then, and counts nothing: with
+// all algorithms and ways of charging, in memory and in Redis.
+func TestSimulateForetells(t *testing.T) {
+	const events = 3
+	servers := caddytest.StartShards(t, 2, 1)
+	for name, store := range bothStores(servers) {
+		t.Run(name, func(t *testing.T) {
+			_, zones := zonesPerWay(fmt.Sprintf("events %d", events))
+			c := caddytest.Start(t, zonesSite(store, zones, "respond ok"))
+			for algorithm, mode := range ways {
+				zone := algorithm + "." + mode
+				for used := range int64(events + 2) {
+					before := dumpOf(t, servers)
+					s := simulate(c, "/"+zone, "X-Key: alice")
+					must(t, zone+" leaves Redis", want("change", maps.Equal(before, dumpOf(t, servers)), true))
+					a := c.Probe("/"+zone, "X-Key: alice")
+					decision := map[int]string{http.StatusOK: "allowed", http.StatusTooManyRequests: "refused"}[a.Status]
+					if len(s.Zones) != 1 {
+						t.Fatalf("%s: %+v", zone, s)
+					}
+					z := s.Zones[0]
+					must(t, fmt.Sprintf("%s after %d: %+v", zone, used, s), errors.Join(
+						want("decision", s.Decision, decision), want("zone", z.Name, zone), want("limit", z.Limit, int64(events)),
+						want("used", z.Used, min(used, events)), want("remaining", z.Remaining, max(events-used, 0)),
+						want("cost", z.Cost, 1), want("outcome", z.Outcome, decision), want("error", z.Error, ""),
+						want("store", z.Store, "default"), want("client key", strings.HasSuffix(z.ClientKey, ":alice"), true)))
+					if used > 0 && used < events && z.Reset < float64(time.Now().Unix()) {
+						t.Errorf("%s: reset is %f", zone, z.Reset)
+					}
+					if decision == "refused" && (s.Zone != zone || s.Wait <= 0 || z.Reason != "over_limit") {
+						t.Errorf("%s: %+v", zone, s)
+					}
+					if name == "redis" {
+						servers.AwaitUsed(t, zone, "alice", min(used+1, events))
+					}
+				}
+			}
+		})
+	}
+}
+
+// dumpOf is all that is in Redis.
+func dumpOf(t *testing.T, s caddytest.Shards) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, shard := range s {
+		client := shard.Primary.Client()
+		keys, err := client.Keys(t.Context(), "*").Result()
+		must(t, "keys", err)
+		for _, key := range keys {
+			if all[key], err = client.Dump(t.Context(), key).Result(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return all
+}
+
+// TestSimulateWaitsOnlyWhereAllWould: of two full zones one holds requests, and
+// the other refuses them at once.
+func TestSimulateWaitsOnlyWhereAllWould(t *testing.T) {
+	c := caddytest.Start(t, zonesSite("",
+		zoneWith("fast", "events 1", "window 20s")+zoneWith("patient", "events 1", "window 30s", "charge before", "max_wait 1m"), "respond ok"))
+	c.Probe("/", "X-Key: alice")
+	a, s := c.Probe("/", "X-Key: alice"), simulate(c, "/", "X-Key: alice")
+	must(t, fmt.Sprintf("%+v", s), errors.Join(
+		want("status", a.Status, http.StatusTooManyRequests), want("decision", s.Decision, "refused")))
+}
+
+// simulatedSite has the routes that a request can take.
+const simulatedSite = `{
+	{{global}}
+	servers {
+		trusted_proxies static 10.0.0.0/8
+	}
+}
+&(shared) {
+	rate_limit {header.X-Key} 100 1h shared
+}
+{{site}} {
+	handle_path /stripped/* {
+		rate_limit {
+			zone stripped {
+				match {
+					path /inner
+				}
+				key {uri}
+				events 5
+				window 1h
+			}
+		}
+		respond ok
+	}
+	handle /invoked {
+		invoke shared
+		respond ok
+	}
+	handle /nested {
+		route {
+			rate_limit {client_ip} 10 1h outer
+			rate_limit {header.X-Key} 1 1h inner
+			rate_limit {header.X-Key} 100 1h behind
+			respond ok
+		}
+	}
+	handle /answered {
+		route {
+			respond early
+			rate_limit {header.X-Key} 100 1h unreachable
+		}
+	}
+	handle /unknown {
+		route {
+			rate_limit {header.X-Key} 100 1h first
+			basic_auth {
+				bob $2a$14$Zkx19XLiW6VYouLHR5NmfOFU0z2GTNmpkT/5qqR7hx4IjWJPDhjvG
+			}
+			rate_limit {http.auth.user.id} 100 1h user
+			respond ok
+		}
+	}
+	handle /tiers {
+		rate_limit {
+			zone tiers {
+				key {header.X-Key}
+				events {header.X-Events} 10
+				window 1h
+				cost {header.X-Cost}
+				reserve 50 {
+					header X-Tier gold
+				}
+			}
+		}
+		respond ok
+	}
+	handle /held {
+		rate_limit {
+			zone held {
+				key {header.X-Key}
+				events 1
+				window 10s
+				charge before
+				max_wait 1m
+			}
+		}
+		respond ok
+	}
+	handle /observed {
+		rate_limit {
+			zone observed {
+				key {header.X-Key}
+				events 1
+				window 1h
+				enforce 0
+			}
+		}
+		respond ok
+	}
+	respond "none"
+}
+`
+
+// TestSimulateTakesTheRoutes that a request takes, and meets the zones that it
+// meets.
+func TestSimulateTakesTheRoutes(t *testing.T) {
+	c := caddytest.Start(t, simulatedSite)
+	for _, k := range []struct {
+		path    string
+		headers []string
+		zones   string
+		keys    []string // ends of the client keys
+	}{
+		{"/", nil, "", nil},
+		{"/stripped/inner", nil, "stripped", []string{":/inner"}},
+		{"/stripped/other", nil, "", nil},
+		{"/invoked", []string{"X-Key: alice"}, "shared", []string{":alice"}},
+		{"/invoked", nil, "shared", []string{":127.0.0.1"}},
+		{"/nested", []string{"X-Key: alice"}, "outer inner behind", []string{":127.0.0.1", ":alice", ":alice"}},
+		{"/answered", []string{"X-Key: alice"}, "", nil},
+		{"/unknown", []string{"X-Key: alice"}, "first user", []string{":alice", ":127.0.0.1"}},
+	} {
+		s := simulate(c, k.path, k.headers...)
+		must(t, k.path, errors.Join(want("zones", s.names(), k.zones), want("decision", s.Decision, "allowed"), want("error", s.Error, "")))
+		for i, end := range k.keys {
+			if !strings.HasSuffix(s.Zones[i].ClientKey, end) {
+				t.Errorf("%s: client key %d is %s, want ...%s", k.path, i, s.Zones[i].ClientKey, end)
+			}
+		}
+		if passed := strings.Join(s.PassedOver, " "); (k.path == "/unknown") != (passed == "http.handlers.authentication") {
+			t.Errorf("%s: passed over %q", k.path, passed)
+		}
+	}
+
+	c.Probe("/nested", "X-Key: alice")
+	s := simulate(c, "/nested", "X-Key: alice")
+	must(t, "a handler behind the one that refuses", errors.Join(want("zones", s.names(), "outer inner"),
+		want("decision", s.Decision, "refused"), want("zone", s.Zone, "inner")))
+
+	s = simulate(c, "/tiers", "X-Key: alice", "X-Cost: 4", "X-Events: 6")
+	must(t, "a tier without the reserve", errors.Join(want("limit", s.Zones[0].Limit, 3), want("cost", s.Zones[0].Cost, 4),
+		want("decision", s.Decision, "refused"), want("reason", s.Zones[0].Reason, "reserved")))
+	s = simulate(c, "/tiers", "X-Key: alice", "X-Cost: 4", "X-Events: 6", "X-Tier: gold")
+	must(t, "a tier with the reserve", errors.Join(want("limit", s.Zones[0].Limit, 6), want("decision", s.Decision, "allowed")))
+
+	c.Probe("/held", "X-Key: alice")
+	s = simulate(c, "/held", "X-Key: alice")
+	if s.Decision != "allowed" || s.Wait <= 0 || s.Wait > 10 || s.Zones[0].Allowed {
+		t.Errorf("held: %+v", s)
+	}
+	c.Probe("/observed", "X-Key: alice")
+	s = simulate(c, "/observed", "X-Key: alice")
+	must(t, "observed", errors.Join(want("decision", s.Decision, "allowed"), want("outcome", s.Zones[0].Outcome, "would_refuse")))
+	if strings.Contains(c.Logs.String(), "key is empty") {
+		t.Error("a simulation is in the log")
+	}
+}
+
+// TestSimulateRequest is made as the server would have it, or refused with a
+// reason.
+func TestSimulateRequest(t *testing.T) {
+	c := caddytest.Start(t, simulatedSite)
+	var s simulated
+	c.AdminJSON(http.MethodPost, "/rate_limit/simulate", `{"url": "/nested", "remote_addr": "10.1.2.3:5", "headers": {"X-Forwarded-For": ["7.7.7.7"]}}`, &s)
+	if s.names() != "outer inner behind" || !strings.HasSuffix(s.Zones[0].ClientKey, ":7.7.7.7") {
+		t.Errorf("behind a trusted proxy: %+v", s)
+	}
+	c.AdminJSON(http.MethodPost, "/rate_limit/simulate", `{"url": "/nested", "remote_addr": "::1", "headers": {"X-Forwarded-For": ["7.7.7.7"]}}`, &s)
+	if !strings.HasSuffix(s.Zones[0].ClientKey, ":::1") {
+		t.Errorf("not behind a trusted proxy: %+v", s)
+	}
+	c.AdminJSON(http.MethodPost, "/rate_limit/simulate", `{"method": "POST", "url": "http://other.example/nested", "server": "srv0"}`, &s)
+	must(t, "another site", want("zones", s.names(), ""))
+	for _, bad := range []struct {
+		body   string
+		status int
+		word   string
+	}{
+		{``, http.StatusBadRequest, "EOF"},
+		{`{}`, http.StatusBadRequest, "url is missing"},
+		{`{"url": "/", "path": "/"}`, http.StatusBadRequest, `unknown field "path"`},
+		{`{"url": "/"} {}`, http.StatusBadRequest, "something behind"},
+		{`{"url": "api"}`, http.StatusBadRequest, "must begin with"},
+		{`{"url": "ftp://example.com/"}`, http.StatusBadRequest, "must begin with"},
+		{`{"url": "http://%zz/"}`, http.StatusBadRequest, "invalid URL escape"},
+		{`{"url": "/", "method": "GE T"}`, http.StatusBadRequest, "invalid method"},
+		{`{"url": "/", "remote_addr": "example.com:1"}`, http.StatusBadRequest, "must be an IP address"},
+		{`{"url": "/", "server": "nope"}`, http.StatusNotFound, "there is srv0"},
+		{`{"url": "/", "headers": {"a b": ["c"]}}`, http.StatusBadRequest, "no name of a header"},
+		{`{"url": "/", "headers": {"a": ["c\n"]}}`, http.StatusBadRequest, "not allowed"},
+		{`{"url": "/` + strings.Repeat("x", 300_000) + `"}`, http.StatusRequestEntityTooLarge, "too large"},
+	} {
+		adminRefuses(c, http.MethodPost, "/rate_limit/simulate", bad.body, bad.status, bad.word)
+	}
+	adminRefuses(c, http.MethodGet, "/rate_limit/simulate", "", http.StatusMethodNotAllowed)
+}
+
+// TestSimulateKnowsWhatIsInFlight, and which store counts a client.
+func TestSimulateKnowsWhatIsInFlight(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 0)
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		backend := caddytest.StartSlowBackend(t)
+		c := caddytest.Start(t, zonesSite(store, zoneWith("api", "events 1"), "reverse_proxy "+backend.Server.Listener.Addr().String()))
+		request := backend.Start(t, c, "/", "X-Key: alice")
+		s := simulate(c, "/", "X-Key: alice")
+		must(t, "while a request runs", errors.Join(want("decision", s.Decision, "refused"),
+			want("reason", s.Zones[0].Reason, "in_flight"), want("used", s.Zones[0].Used, 1)))
+		must(t, "another client", want("decision", simulate(c, "/", "X-Key: bob").Decision, "allowed"))
+		backend.Finish(t, request)
+
+		c.MustLoad(zonesSite(store, zoneWith("slots", "events 1", "algorithm concurrency", "window 1m"), "reverse_proxy "+backend.Server.Listener.Addr().String()))
+		must(t, "a free slot", want("decision", simulate(c, "/", "X-Key: alice").Decision, "allowed"))
+		answered := make(chan *http.Response, 1)
+		go func() { resp, _ := c.Try("/", "X-Key: alice"); answered <- resp }()
+		held := backend.Await(t)
+		s = simulate(c, "/", "X-Key: alice")
+		must(t, "while the slot is taken", errors.Join(want("decision", s.Decision, "refused"), want("used", s.Zones[0].Used, 1)))
+		close(held.End)
+		<-answered
+	})
+}
+
+// TestSimulateRollout asks the store in which a client is counted.
+func TestSimulateRollout(t *testing.T) {
+	servers := caddytest.StartShards(t, 2, 0)
+	site := zonesSite(twoStores(servers), zoneWith("api", "events 1"), "respond ok")
+	c := caddytest.Start(t, strings.Replace(site, "rate_limit {\nzone", "rate_limit {\nrollout other 50\nzone", 1))
+	stores := map[string]bool{}
+	for _, client := range []string{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"} {
+		must(t, "before", want("decision", simulate(c, "/", "X-Key: "+client).Decision, "allowed"))
+		c.Get("/", "X-Key: "+client)
+		s := simulate(c, "/", "X-Key: "+client)
+		must(t, "after", want("decision", s.Decision, "refused"))
+		stores[s.Zones[0].Store] = true
+	}
+	must(t, "stores", want("number", len(stores), 2))
+}
+
+// TestSimulateWithoutStore foretells what on_error does.
+func TestSimulateWithoutStore(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 0)
+	c := caddytest.Start(t, onErrorSite(servers.Store()))
+	c.Get("/local", "X-Key: alice")
+	must(t, "stop", servers[0].Primary.Stop())
+	for path, decision := range map[string]string{"/default": "error_allowed", "/deny": "error_refused", "/local": "allowed"} {
+		s := simulate(c, path, "X-Key: alice")
+		must(t, path, want("decision", s.Decision, decision))
+		if z := s.Zones[0]; (decision != "allowed") != (z.Error != "" && z.Reason == "store_error") {
+			t.Errorf("%s: %+v", path, s)
+		}
+	}
+	// A store of another plugin, of which nothing can be asked.
+	c = caddytest.Start(t, zonesSite("rate_limit {\nstore guest {\n}\n}", zoneWith("api", "events 1"), "respond ok"))
+	_, config := c.AdminCall(http.MethodGet, "/config/", "", "")
+	config = strings.Replace(config, `"module":"guest"`, `"module":"guest","plain":true`, 1)
+	status, text := c.AdminCall(http.MethodPost, "/load", "application/json", config)
+	must(t, text, want("status", status, http.StatusOK))
+	c.AwaitServers()
+	s := simulate(c, "/")
+	if !strings.Contains(s.Zones[0].Error, "without changing it") || s.Decision != "error_refused" {
+		t.Errorf("a guest's store: %+v", s)
+	}
+}

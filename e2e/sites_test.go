@@ -1,0 +1,97 @@
+package e2e
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+)
+
+// counting are the algorithms that count events, and so know what is free.
+var counting = []string{"fixed_window", "sliding_window", "sliding_log", "gcra"}
+
+// modes are the values of charge.
+var modes = []string{"after", "before"}
+
+// ways yields each algorithm that counts with each mode.
+func ways(yield func(algorithm, mode string) bool) {
+	for _, algorithm := range counting {
+		for _, mode := range modes {
+			if !yield(algorithm, mode) {
+				return
+			}
+		}
+	}
+}
+
+// usual are options of zones that hold where there is no other. In the window
+// nothing comes back while a test runs.
+var usual = []string{"key {header.X-Key}", "events 100", "window 10000h"}
+
+// zoneWith returns a zone whose options are lines.
+func zoneWith(name string, options ...string) string {
+	text := "zone " + name + " {\n"
+	given := map[string]bool{}
+	for _, option := range append(options[:len(options):len(options)], usual...) {
+		word, _, _ := strings.Cut(option, " ")
+		if !given[word] || word == "reserve" {
+			text += option + "\n"
+		}
+		given[word] = true
+	}
+	return text + "}\n"
+}
+
+// pathZone is zoneWith for requests of the path that is the zone's name.
+func pathZone(name string, options ...string) string {
+	return zoneWith(name, append(options[:len(options):len(options)], "match {\npath /"+name+" /"+name+"/*\n}")...)
+}
+
+// zonesPerAlgorithm are pathZones named like the algorithms that count.
+func zonesPerAlgorithm(options ...string) (zones string) {
+	for _, algorithm := range counting {
+		zones += pathZone(algorithm, append(options[:len(options):len(options)], "algorithm "+algorithm)...)
+	}
+	return zones
+}
+
+// zonesPerWay are pathZones named like an algorithm that counts and a mode, such
+// as gcra.after.
+func zonesPerWay(options ...string) (names []string, zones string) {
+	for algorithm, mode := range ways {
+		name := algorithm + "." + mode
+		names = append(names, name)
+		zones += pathZone(name, append(options[:len(options):len(options)], "algorithm "+algorithm, "charge "+mode)...)
+	}
+	return names, zones
+}
+
+// zonesSite returns a site with zones in front of answers, directives of a route.
+func zonesSite(store, zones, answers string) string {
+	return caddytest.Site(store, "route {\nrate_limit {\n"+zones+"}\n"+answers+"\n}")
+}
+
+// bothStores returns the global options for memory, which is the default, and for
+// Redis, whose options are lines.
+func bothStores(servers caddytest.Shards, options ...string) map[string]string {
+	return map[string]string{"memory": "", "redis": servers.Store(options...)}
+}
+
+// forStores runs a test for each of the stores.
+func forStores(t *testing.T, stores map[string]string, test func(t *testing.T, store string)) {
+	t.Helper()
+	for name, store := range stores {
+		t.Run(name, func(t *testing.T) { test(t, store) })
+	}
+}
+
+// startWith runs Caddy with zones in front of answers.
+func startWith(t *testing.T, store, zones, answers string) *caddytest.Caddy {
+	t.Helper()
+	return caddytest.Start(t, zonesSite(store, zones, answers))
+}
+
+// proxySite returns apiSite with a backend.
+func proxySite(store string, events int, backend string) string {
+	return limitedSite(store, events, "1h", "reverse_proxy "+backend)
+}

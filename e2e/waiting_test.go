@@ -1,0 +1,583 @@
+package e2e
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+// arrivals are the requests that a backend has seen, in order, by their header
+// X-Name.
+type arrivals struct {
+	mu    sync.Mutex
+	names []string
+	addr  string
+}
+
+func startArrivals(t *testing.T) *arrivals {
+	t.Helper()
+	a := &arrivals{}
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.names = append(a.names, r.Header.Get("X-Name"))
+	}))
+	t.Cleanup(server.Close)
+	a.addr = server.Listener.Addr().String()
+	return a
+}
+
+func (a *arrivals) all() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.names)
+}
+
+// heldBy is how many requests wait in Caddy; not those that look whether it pays to
+// wait.
+func heldBy(c *caddytest.Caddy) (n int) {
+	c.T.Helper()
+	_, stacks := c.AdminCall(http.MethodGet, "/debug/pprof/goroutine?debug=2", "", "")
+	for stack := range strings.SplitSeq(stacks, "\n\n") {
+		state, frames, _ := strings.Cut(stack, "\n")
+		function, _, _ := strings.Cut(frames, "\n")
+		if strings.Contains(state, "[select") && strings.Contains(function, "shardlimit.(*part).wait(") {
+			n++
+		}
+	}
+	return n
+}
+
+func awaitHeld(t *testing.T, c *caddytest.Caddy, n int) {
+	t.Helper()
+	eventually(t, "requests wait", func() error { return want("their number", heldBy(c), n) })
+}
+
+// waitInLine begins a request of alice and returns when it waits.
+func waitInLine(ctx context.Context, t *testing.T, c *caddytest.Caddy, name string, headers ...string) caddytest.Running {
+	t.Helper()
+	before := heldBy(c)
+	r := c.Begin(ctx, "/", append(headers, "X-Key: alice", "X-Name: "+name)...)
+	awaitHeld(t, c, before+1)
+	return r
+}
+
+// waitInLineUntil is line, and reports whether the request waits before a bucket has
+// room again.
+func waitInLineUntil(ctx context.Context, t *testing.T, c *caddytest.Caddy, room time.Time, name string, headers ...string) (r caddytest.Running, inTime bool) {
+	t.Helper()
+	before := heldBy(c)
+	r = c.Begin(ctx, "/", append(headers, "X-Key: alice", "X-Name: "+name)...)
+	eventually(t, "the request waits", func() error {
+		held := heldBy(c)
+		if inTime = isBefore(room); !inTime {
+			return nil
+		}
+		return want("number of requests that wait", held, before+1)
+	})
+	return r, inTime
+}
+
+// isBefore reports whether an instant is to come, and not at once.
+func isBefore(at time.Time) bool { return time.Until(at) > time.Second }
+
+// whileFull calls f, which fills a bucket for so long and reports whether what it
+// looked at was before the bucket had room again. On a busy machine it is called
+// again, with a longer time.
+func whileFull(t *testing.T, full time.Duration, f func(full time.Duration) (inTime bool)) {
+	t.Helper()
+	for ; !f(full); full *= 2 {
+		if full > caddytest.WaitLimit {
+			t.Fatalf("requests do not line up within %v", full)
+		}
+	}
+}
+
+// farShard is a shard whose replies take their time: from the leaving of one
+// request to that of the next it takes so long, for that one asks.
+func farShard(t *testing.T) (caddytest.Shards, string) {
+	t.Helper()
+	servers := caddytest.StartShards(t, 1, 0)
+	proxy := redistest.StartProxy(t, servers[0].Primary.Addr())
+	must(t, "delay replies", proxy.Delay(200*time.Millisecond))
+	return servers, strings.Replace(servers.Store(), servers[0].Primary.Addr(), proxy.Addr(), 1)
+}
+
+// awaitScripts waits until that many have run.
+func awaitScripts(t *testing.T, s caddytest.Shards, n int) {
+	t.Helper()
+	eventually(t, "scripts have run", func() error { return want("their number", scriptsRun(t, s), n) })
+}
+
+// scriptsOf is how many a request that is admitted runs: a take, or a check and a
+// charge.
+func scriptsOf(mode string) int {
+	if mode == "before" {
+		return 1
+	}
+	return 2
+}
+
+// keepFull makes alice's bucket of the zone slow, gcra of that many events per
+// second, stay full for a while from now on, and returns until when.
+func keepFull(t *testing.T, s caddytest.Shards, events int, d time.Duration) time.Time {
+	t.Helper()
+	now := s.Now(t)
+	until := now + d.Microseconds()
+	// The instant at which it is empty, its rest, the events, the name of the
+	// busy time, what was refunded, and the end of the penalty.
+	var packed []byte
+	for _, n := range []int64{until, 0, int64(events), now, 0, 0} {
+		packed = binary.LittleEndian.AppendUint64(packed, math.Float64bits(float64(n)))
+	}
+	tag := sha256.Sum256([]byte("{http.request.header.X-Key}"))
+	key := "rl:1:slow:gcra1s:" + base64.RawURLEncoding.EncodeToString(tag[:3])[:3] + ":alice"
+	must(t, "fill the bucket", s[0].Primary.Client().Set(t.Context(), key, packed, d+time.Minute).Err())
+	return time.UnixMicro(until)
+}
+
+func TestHeldRequestsLeaveInOrder(t *testing.T) {
+	const requests = 10
+	for _, test := range []struct {
+		mode   string
+		far    bool
+		events int
+	}{
+		// A request that is charged after its response leaves the line before
+		// that, so that the next one may leave when it has asked.
+		{"after", true, 20},
+		{"before", true, 20},
+		// Taking holds the next one back for a quarter of a second.
+		{"before", false, 4},
+	} {
+		t.Run(fmt.Sprintf("%s, %d per second", test.mode, test.events), func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			whileFull(t, 6*time.Second, func(full time.Duration) bool {
+				servers, store := farShard(t)
+				if !test.far {
+					store = servers.Store()
+				}
+				backend := startArrivals(t)
+				c := startWith(t, store, zoneWith("slow", "algorithm gcra", fmt.Sprint("events ", test.events), "window 1s", "burst 1",
+					"max_wait 10m", "charge "+test.mode), "reverse_proxy "+backend.addr)
+				must(t, "first request", want("status", c.Probe("/", "X-Key: alice", "X-Name: before").Status, http.StatusOK))
+				before := scriptsOf(test.mode)
+				awaitScripts(t, servers, before)
+				free := keepFull(t, servers, test.events, full)
+				all, names := []caddytest.Running{}, []string{"before"}
+				for i := range requests {
+					names = append(names, fmt.Sprint("request ", i))
+					r, inTime := waitInLineUntil(t.Context(), t, c, free, names[i+1])
+					if !inTime {
+						return false
+					}
+					all = append(all, r)
+				}
+				must(t, "backend", want("number of requests", len(backend.all()), 1))
+				for i, r := range all {
+					a := r.Ends(t)
+					must(t, names[i+1], want("status", a.Status, http.StatusOK))
+					earliest := free
+					if test.mode == "before" {
+						earliest = free.Add(time.Duration(i) * time.Second / time.Duration(test.events))
+					}
+					must(t, names[i+1], want("being answered before it fits", a.Received.Before(earliest), false))
+				}
+				must(t, "backend", want("order", fmt.Sprintf("%q", backend.all()), fmt.Sprintf("%q", names)))
+
+				// The first request asks, is refused, and asks again when the time
+				// has come. The others look whether it pays to wait, for which one a
+				// second asks, and ask when it is their turn, once more if they still
+				// have to wait, and again where Caddy's clock was ahead of the
+				// server's.
+				c.Stop()
+				most := 4 * requests
+				if test.mode == "after" {
+					// Each charges as well. That may come too late for the answer
+					// to the next one, which then has to ask once more.
+					most += 2 * requests
+				}
+				asked := scriptsRun(t, servers) - before
+				must(t, "Redis", want(fmt.Sprintf("%d scripts being more than %d", asked, most), asked > most, false))
+				t.Logf("%d scripts for %d requests", asked, requests)
+				return true
+			})
+		})
+	}
+}
+
+// TestClientThatLeavesTheLine: the others move up and keep their order.
+func TestClientThatLeavesTheLine(t *testing.T) {
+	for _, mode := range modes {
+		for _, who := range []string{"the first", "others"} {
+			t.Run(mode+", "+who, func(t *testing.T) {
+				t.Parallel() // it spends its time waiting
+				whileFull(t, 8*time.Second, func(full time.Duration) bool {
+					servers, store := farShard(t)
+					backend := startArrivals(t)
+					c := startWith(t, store, zoneWith("slow", "algorithm gcra", "events 160", fmt.Sprint("window ", full), "burst 160", "max_wait 10m",
+						"cost {header.X-Cost}", "charge "+mode), "reverse_proxy "+backend.addr)
+					first := c.Probe("/", "X-Key: alice", "X-Name: before", "X-Cost: 160")
+					must(t, "request", want("status", first.Status, http.StatusOK))
+					room, inTime := first.Sent.Add(full), true
+					awaitScripts(t, servers, scriptsOf(mode))
+					ctx, leave := context.WithCancel(t.Context())
+					defer leave()
+					var gone, stay []caddytest.Running
+					names := []string{"before"}
+					begin := func(name string, leaves bool, cost string) {
+						if !inTime {
+							return
+						}
+						var r caddytest.Running
+						if leaves {
+							r, inTime = waitInLineUntil(ctx, t, c, room, name, "X-Cost: "+cost)
+							gone = append(gone, r)
+							return
+						}
+						r, inTime = waitInLineUntil(t.Context(), t, c, room, name, "X-Cost: "+cost)
+						stay = append(stay, r)
+						names = append(names, name)
+					}
+					// The first one costs all there is, and so keeps the others
+					// where they are until there is room for it.
+					begin("expensive", who == "the first", "160")
+					for i := range 3 {
+						begin(fmt.Sprint("gone ", i), who == "others", "1")
+						begin(fmt.Sprint("stays ", i), false, "1")
+					}
+					if !inTime {
+						return false
+					}
+					must(t, "backend", want("number of requests", len(backend.all()), 1))
+					leave()
+					for _, r := range gone {
+						r.Leaves(t)
+					}
+					for i, r := range stay {
+						must(t, names[i+1], want("status", r.Ends(t).Status, http.StatusOK))
+					}
+					must(t, "backend", want("order", fmt.Sprintf("%q", backend.all()), fmt.Sprintf("%q", names)))
+					awaitHeld(t, c, 0)
+					return true
+				})
+			})
+		}
+	}
+}
+
+// TestWaitThatWouldBeTooLong: who would have to wait for longer than max_wait is
+// refused at once, whether because of the bucket alone or because of those who
+// wait already.
+func TestWaitThatWouldBeTooLong(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 0)
+	zones := ""
+	for _, mode := range modes {
+		zones += zoneWith("slow."+mode, "key {header.X-Key}", "algorithm gcra", "events 1", "window 25m", "max_wait 1h", "charge "+mode,
+			"match {\nheader X-Mode "+mode+"\n}")
+		zones += pathZone("slower."+mode, "algorithm gcra", "events 1", "window 61m", "burst 2", "max_wait 1h", "charge "+mode)
+	}
+	for name, store := range bothStores(servers, "ledger_trust 1h") {
+		for _, mode := range modes {
+			t.Run(name+", "+mode, func(t *testing.T) {
+				must(t, "flush", servers[0].Primary.Client().FlushAll(t.Context()).Err())
+				c := startWith(t, store, zones, "respond ok")
+				zone, header := "slow."+mode, "X-Mode: "+mode
+				before := scriptsRun(t, servers)
+				must(t, "first request", c.Probe("/", "X-Key: alice", header).Shows(http.StatusOK, 1, 1))
+				ctx, leave := context.WithCancel(t.Context())
+				defer leave()
+				if store != "" {
+					servers.AwaitUsed(t, zone, "alice", 1)
+				}
+				waitInLine(t.Context(), t, c, "second", header)
+				third := waitInLine(ctx, t, c, "third", header)
+				for range 3 {
+					// It would have to wait for 75 minutes.
+					a := c.Probe("/", "X-Key: alice", header)
+					must(t, "fourth request", errors.Join(a.Refuses(zone), want(fmt.Sprintf("Retry-After, %d, being that", a.RetryAfter), a.RetryAfter > 3600 && a.RetryAfter <= 4500, true)))
+				}
+				must(t, "another client", c.Probe("/", "X-Key: bob", header).Shows(http.StatusOK, 1, 1))
+				awaitHeld(t, c, 2)
+
+				// Who leaves makes room.
+				leave()
+				third.Leaves(t)
+				awaitHeld(t, c, 1)
+				ctx, leave = context.WithCancel(t.Context())
+				defer leave()
+				again := waitInLine(ctx, t, c, "again", header)
+				if store != "" {
+					servers.AwaitUsed(t, zone, "bob", 1)
+					// Two requests that passed. The refusal that began the line asked
+					// only where no reply to a charge had told that the bucket is
+					// full, and the five looks at the line asked nobody.
+					asked := map[string]int{"after": 2 * 2, "before": 2 + 1}[mode]
+					awaitScripts(t, servers, before+asked)
+				}
+
+				// Nobody else waits here.
+				for used := range int64(2) {
+					must(t, "request", c.Probe("/slower."+mode, "X-Key: alice").Shows(http.StatusOK, 2, used+1))
+					if store != "" {
+						servers.AwaitUsed(t, "slower."+mode, "alice", used+1)
+					}
+				}
+				must(t, "third request", c.Probe("/slower."+mode, "X-Key: alice").Refuses("slower."+mode))
+				leave()
+				again.Leaves(t)
+			})
+		}
+	}
+}
+
+// TestFullQueue: no more than max_wait_queue requests of a zone wait.
+func TestFullQueue(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 1, 0)
+	for name, store := range bothStores(servers) {
+		for algorithm, mode := range ways {
+			t.Run(name+", "+mode+", "+algorithm, func(t *testing.T) {
+				must(t, "flush", servers[0].Primary.Client().FlushAll(t.Context()).Err())
+				c := startWith(t, store, zoneWith("slow", "algorithm "+algorithm, "events 1", "max_wait 100000h", "max_wait_queue 2", "charge "+mode), "respond ok")
+				for _, key := range []string{"alice", "bob"} {
+					must(t, key, c.Probe("/", "X-Key: "+key).Shows(http.StatusOK, 1, 1))
+					if store != "" {
+						servers.AwaitUsed(t, "slow", key, 1)
+					}
+				}
+				ctx, leave := context.WithCancel(t.Context())
+				defer leave()
+				waitInLine(t.Context(), t, c, "second")
+				third := waitInLine(ctx, t, c, "third")
+				for _, key := range []string{"alice", "bob", "alice"} {
+					must(t, key, c.Probe("/", "X-Key: "+key).Refuses("slow"))
+				}
+				must(t, "a client that need not wait", c.Probe("/", "X-Key: carol").Shows(http.StatusOK, 1, 1))
+				leave()
+				third.Leaves(t)
+				awaitHeld(t, c, 1)
+				waitInLine(t.Context(), t, c, "fourth")
+				must(t, "bob", c.Probe("/", "X-Key: bob").Refuses("slow"))
+			})
+		}
+	}
+}
+
+// TestPatienceEndsInTheLine: who waits for those before it does so no longer than
+// max_wait, though they wait for a Redis that hangs.
+func TestPatienceEndsInTheLine(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			whileFull(t, 6*time.Second, func(full time.Duration) bool {
+				servers := caddytest.StartShards(t, 1, 0)
+				backend := startArrivals(t)
+				c := startWith(t, servers.Store("check_timeout 1h"), zoneWith("slow", "algorithm gcra", "events 20", "window 1s", "burst 1",
+					fmt.Sprint("max_wait ", full+2*time.Second), "charge "+mode), "reverse_proxy "+backend.addr)
+				// It is another client's, lest Caddy knows that alice's bucket is full:
+				// then it would not ask, and not learn for how long.
+				must(t, "first request", want("status", c.Probe("/", "X-Key: bob", "X-Name: before").Status, http.StatusOK))
+				before := scriptsOf(mode)
+				awaitScripts(t, servers, before)
+				room := keepFull(t, servers, 20, full)
+				first, inTime := waitInLineUntil(t.Context(), t, c, room, "first")
+				if !inTime {
+					return false
+				}
+				second, inTime := waitInLineUntil(t.Context(), t, c, room, "second")
+				if !inTime {
+					return false
+				}
+				awaitScripts(t, servers, before+1)
+				must(t, "hang", servers[0].Primary.Pause())
+				if !isBefore(room) {
+					must(t, "resume", servers[0].Primary.Resume())
+					return false
+				}
+				a := second.Ends(t)
+				must(t, "second request", errors.Join(a.Refuses("slow"),
+					want("waiting for less than max_wait", a.Received.Sub(a.Sent) < full+2*time.Second, false)))
+				must(t, "resume", servers[0].Primary.Resume())
+				must(t, "first request", want("status", first.Ends(t).Status, http.StatusOK))
+				must(t, "backend", want("order", fmt.Sprintf("%q", backend.all()), fmt.Sprintf("%q", []string{"before", "first"})))
+				return true
+			})
+		})
+	}
+}
+
+// TestHeldRequestIsCountedOnce: it gives back what it took when it begins to
+// wait. When it takes it again at once, that must not be given back as well.
+func TestHeldRequestIsCountedOnce(t *testing.T) {
+	const before, workers, requests = 50, 4, 100
+	servers := caddytest.StartShards(t, 1, 0)
+	zones := zoneWith("pace", "algorithm gcra", "events 1000", "window 1s", "burst 1", "max_wait 100s", "charge before")
+	for _, algorithm := range counting {
+		zones += zoneWith(algorithm, "algorithm "+algorithm, "events 1000", "charge before")
+	}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := startWith(t, store, zones, "respond \"{http.rate_limit.fixed_window.used} {http.rate_limit.sliding_window.used} "+
+			"{http.rate_limit.sliding_log.used} {http.rate_limit.gcra.used}\"")
+		// The refunds of gcra may come in another order than what they are
+		// of, as long as that is not the first in the bucket.
+		for range before {
+			must(t, "request", want("status", c.Probe("/", "X-Key: alice").Status, http.StatusOK))
+		}
+		caddytest.Together(t, workers, func(int) error {
+			for range requests {
+				a, err := c.TryProbe(t.Context(), "/", "X-Key: alice")
+				if err = errors.Join(err, want("status", a.Status, http.StatusOK)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		const all = before + workers*requests
+		if store == "" {
+			must(t, "next request", want("body", c.Probe("/", "X-Key: alice").Body, fmt.Sprintf("%d %[1]d %[1]d %[1]d", all+1)))
+			return
+		}
+		c.Stop()
+		for _, algorithm := range counting {
+			must(t, "Redis", want("used of "+algorithm, servers.Content(t, algorithm, "alice").Used, all))
+		}
+	})
+}
+
+// TestLineCostsOneCallASecond: while requests of a client wait, a Caddy asks about
+// the client's bucket once a second, however many more come: those that would have
+// to wait too long, and those for which there is no room.
+func TestLineCostsOneCallASecond(t *testing.T) {
+	const requests = 200
+	servers := caddytest.StartShards(t, 1, 1)
+	zones := ""
+	for algorithm, mode := range ways {
+		zones += pathZone("long."+mode+"."+algorithm, "max_wait 25000h", "algorithm "+algorithm, "events 1", "charge "+mode)
+		zones += pathZone("full."+mode+"."+algorithm, "max_wait 100000h", "max_wait_queue 3", "algorithm "+algorithm, "events 1", "charge "+mode)
+	}
+	c := startWith(t, servers.Store(), zones, "respond ok")
+	for algorithm, mode := range ways {
+		for _, why := range []string{"long", "full"} {
+			zone := strings.Join([]string{why, mode, algorithm}, ".")
+			t.Run(zone, func(t *testing.T) {
+				must(t, "first request", c.Probe("/"+zone, "X-Key: alice").Shows(http.StatusOK, 1, 1))
+				servers.AwaitUsed(t, zone, "alice", 1)
+				servers.AwaitReplicas(t)
+				ctx, leave := context.WithCancel(t.Context())
+				defer leave()
+				held := fillLine(ctx, t, c, "/"+zone, "X-Key: alice")
+				before, start := callsTo(t, servers), time.Now()
+				for range requests {
+					must(t, "request too many", c.Probe("/"+zone, "X-Key: alice").Refuses(zone))
+				}
+				took, made := time.Since(start), callsTo(t, servers)-before
+				most := int64(took/time.Second) + 2
+				must(t, "servers", want(fmt.Sprintf("having got %d calls for %d requests in %v, which is more than %d,", made, requests, took, most), made > most, false))
+				leave()
+				for _, r := range held {
+					r.Leaves(t)
+				}
+				awaitHeld(t, c, 0)
+			})
+		}
+	}
+}
+
+// fillLine begins requests until one is not held, but refused, and returns those
+// that are.
+func fillLine(ctx context.Context, t *testing.T, c *caddytest.Caddy, path string, headers ...string) (held []caddytest.Running) {
+	t.Helper()
+	for refused := false; !refused; {
+		r := c.Begin(ctx, path, headers...)
+		eventually(t, "a request is held or refused", func() error {
+			select {
+			case a := <-r.Answer:
+				refused = true
+				return want("status", a.Status, http.StatusTooManyRequests)
+			case err := <-r.Err:
+				return err
+			default:
+			}
+			if refused {
+				return nil
+			}
+			return want("number of requests that are held", heldBy(c), len(held)+1)
+		})
+		if !refused {
+			held = append(held, r)
+		}
+	}
+	return held
+}
+
+// TestClientThatLeavesDuringTheTake: the rest of the chain does not run, and what
+// was taken is given back.
+func TestClientThatLeavesDuringTheTake(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 0)
+	proxy := redistest.StartProxy(t, servers[0].Primary.Addr())
+	backend := startArrivals(t)
+	zones := ""
+	algorithms := append([]string{"concurrency"}, counting...)
+	for _, algorithm := range algorithms {
+		zones += pathZone(algorithm, "algorithm "+algorithm, "charge before")
+	}
+	c := startWith(t, strings.Replace(servers.Store("check_timeout 100s"), servers[0].Primary.Addr(), proxy.Addr(), 1), zones, "reverse_proxy "+backend.addr)
+	for _, algorithm := range algorithms {
+		t.Run(algorithm, func(t *testing.T) {
+			c.Probe("/"+algorithm, "X-Key: alice", "X-Name: "+algorithm)
+			used := int64(1)
+			if algorithm == "concurrency" {
+				used = 0
+			}
+			servers.AwaitUsed(t, algorithm, "alice", used)
+			arrived := len(backend.all())
+
+			// Redis does what it is asked for at once; its reply takes longer.
+			must(t, "delay", proxy.Delay(time.Minute))
+			ctx, leave := context.WithCancel(t.Context())
+			defer leave()
+			gone := c.Begin(ctx, "/"+algorithm, "X-Key: alice", "X-Name: gone")
+			servers.AwaitUsed(t, algorithm, "alice", used+1)
+			leave()
+			must(t, "request", want("its client having left", errors.Is(<-gone.Err, context.Canceled), true))
+			awaitLeaving(t, c)
+			must(t, "end the delay", proxy.Delay(0))
+			servers.AwaitUsed(t, algorithm, "alice", used)
+			must(t, "next request", want("status", c.Probe("/"+algorithm, "X-Key: alice", "X-Name: "+algorithm).Status, http.StatusOK))
+			must(t, "backend", want("number of requests", len(backend.all()), arrived+1))
+		})
+	}
+	c.Stop()
+	for _, algorithm := range algorithms {
+		used := int64(2)
+		if algorithm == "concurrency" {
+			used = 0
+		}
+		must(t, "at the end", want("used of "+algorithm, servers.Content(t, algorithm, "alice").Used, used))
+	}
+}
+
+// awaitLeaving waits until Caddy has noticed that the only client of a running
+// request has left. Until then it tries to read from its connection.
+func awaitLeaving(t *testing.T, c *caddytest.Caddy) {
+	t.Helper()
+	eventually(t, "caddy notices that the client has left", func() error {
+		_, stacks := c.AdminCall(http.MethodGet, "/debug/pprof/goroutine?debug=2", "", "")
+		return want("number of clients", strings.Count(stacks, "(*connReader).backgroundRead(")-1, 0) // but for this one
+	})
+}

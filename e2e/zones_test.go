@@ -1,0 +1,561 @@
+package e2e
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+)
+
+// scriptsRun is how often the primaries have run scripts: once for each bucket that
+// was asked about or written, but once for several of one algorithm and operation
+// that are asked about or written together.
+func scriptsRun(t *testing.T, s caddytest.Shards) (total int) {
+	t.Helper()
+	for _, shard := range s {
+		stats, err := shard.Primary.Info("commandstats")
+		must(t, "statistics", err)
+		total += int(ran(t, stats, "evalsha"))
+	}
+	return total
+}
+
+func TestSecondZoneRefusesLeavesTheFirstUntouched(t *testing.T) {
+	for _, first := range modes {
+		for _, second := range modes {
+			for _, place := range []struct {
+				algorithm string
+				shards    int
+				group     string // what the second zone counts by
+				both      int    // how many scripts ask both zones the same
+			}{
+				{"fixed_window", 1, "X-Key", 1},
+				{"gcra", 1, "X-Key", 2},
+				{"sliding_log", 2, "X-Group", 2},
+			} {
+				// What is known of a full bucket is relied upon for as long as the
+				// test runs, or not at all.
+				for _, trust := range []string{"1h", "1us"} {
+					t.Run(fmt.Sprintf("%s, %s, %s on %d shards, trust %s", first, second, place.algorithm, place.shards, trust), func(t *testing.T) {
+						t.Parallel()
+						servers := caddytest.StartShards(t, place.shards, 0)
+						c := startWith(t, servers.Store("ledger_trust "+trust), zoneWith("first", "algorithm "+place.algorithm, "charge "+first)+
+							zoneWith("second", "key {header."+place.group+"}", "events 2", "charge "+second), "respond ok")
+						secondZoneRefuses(t, c, servers, first, second, place.group, 0, place.both, trust == "1h")
+					})
+				}
+			}
+		}
+	}
+}
+
+// secondZoneRefuses uses up the second zone and looks at what happens then. The
+// bucket of the first one is on the shard at, and so many scripts ask both the same.
+func secondZoneRefuses(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, first, second, group string, at, both int, trusted bool) {
+	const refusals = 10
+	if first != second {
+		both = 2
+	}
+	key := keyApart(t, servers, c, group, at)
+	ask := func() caddytest.Answer { return c.Probe("/", "X-Key: "+key, "X-Group: group-"+key) }
+	if group == "X-Group" {
+		group = "group-" + key
+	} else {
+		group = key
+	}
+	a := ask()
+	must(t, "request that fits", errors.Join(a.Shows(http.StatusOK, 2, 2), want("zone", a.Resource, "second")))
+	servers.AwaitUsed(t, "first", key, 2)
+	servers.AwaitUsed(t, "second", group, 2)
+	was := servers.Content(t, "first", key).Spent
+
+	before := scriptsRun(t, servers)
+	must(t, "first request too many", ask().Refuses("second"))
+	// Checks come first and stop takes. Where both take, they do so together,
+	// and what the first zone lost is refunded.
+	asked := both
+	switch {
+	case trusted && second == "after":
+		// The reply to its last charge told that it is full.
+		asked = 0
+	case first == "before" && second == "before":
+		asked = both + 1
+	case first == "before":
+		asked = 1
+	}
+	eventually(t, "the request is settled", func() error {
+		return want("number of scripts", scriptsRun(t, servers)-before, asked)
+	})
+	must(t, "first zone", want("what was spent", servers.Content(t, "first", key).Spent, was))
+
+	// From now on the second zone is known to be full: nobody is asked, or it
+	// alone, or where the first zone is checked, that as well.
+	before = scriptsRun(t, servers)
+	for range refusals {
+		a := ask()
+		must(t, "request too many", errors.Join(a.Refuses("second"), a.Shows(http.StatusTooManyRequests, 2, 2)))
+	}
+	switch {
+	case trusted:
+		asked = 0
+	case first == "after":
+		// A check writes nothing.
+		asked = both * refusals
+	default:
+		asked = refusals
+	}
+	c.Stop()
+	must(t, "at the end", errors.Join(
+		want("number of scripts", scriptsRun(t, servers)-before, asked),
+		want("what was spent in the first zone", servers.Content(t, "first", key).Spent, was),
+		want("count of the second zone", servers.Content(t, "second", group).Used, 2)))
+}
+
+// keyApart makes one request each for some clients, until there is one whose bucket
+// of the first zone is on the shard at, and that of the second one on another,
+// if there are several.
+func keyApart(t *testing.T, s caddytest.Shards, c *caddytest.Caddy, group string, at int) (key string) {
+	t.Helper()
+	for i := range 100 {
+		key = fmt.Sprint("client-", i)
+		member := key
+		if group == "X-Group" {
+			member = "group-" + key
+		}
+		must(t, key, want("status", c.Probe("/", "X-Key: "+key, "X-Group: group-"+key).Status, http.StatusOK))
+		s.AwaitUsed(t, "first", key, 1)
+		s.AwaitUsed(t, "second", member, 1)
+		if holderOf(t, s, "first", key) == at && (len(s) == 1 || holderOf(t, s, "second", member) != at) {
+			return key
+		}
+	}
+	t.Fatal("no client has its buckets on different shards")
+	return ""
+}
+
+// holderOf returns the index of the shard that holds the client's bucket.
+func holderOf(t *testing.T, s caddytest.Shards, zone, client string) int {
+	t.Helper()
+	for i := range s {
+		if s[i:i+1].Content(t, zone, client).Spent != "" {
+			return i
+		}
+	}
+	t.Fatalf("no shard has client %s of zone %s", client, zone)
+	return -1
+}
+
+// TestRefusalRefundsWhatWasTaken: by another zone or by an inner handler, of
+// every algorithm.
+func TestRefusalRefundsWhatWasTaken(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 0)
+	outer, inner := "", ""
+	for _, algorithm := range append(counting, "concurrency") {
+		outer += zoneWith(algorithm, "algorithm "+algorithm, "charge before", "match {\nnot path /ok\n}")
+	}
+	for _, mode := range modes {
+		inner += pathZone("full."+mode, "key static", "events 1", "charge "+mode)
+	}
+	for name, store := range bothStores(servers) {
+		for place, zones := range map[string][2]string{"in one handler": {outer + inner, ""}, "in the inner handler": {outer, "rate_limit {\n" + inner + "}\n"}} {
+			t.Run(name+", "+place, func(t *testing.T) {
+				must(t, "flush", servers[0].Primary.Client().FlushAll(t.Context()).Err())
+				c := startWith(t, store, zones[0], zones[1]+"respond \"{http.rate_limit.fixed_window.used} {http.rate_limit.sliding_window.used} "+
+					"{http.rate_limit.sliding_log.used} {http.rate_limit.gcra.used} {http.rate_limit.concurrency.used}\"")
+				used := 0
+				for _, mode := range modes {
+					zone := "full." + mode
+					used++
+					must(t, "request that fits", c.Probe("/"+zone, "X-Key: alice").Shows(http.StatusOK, 1, 1))
+					if store != "" {
+						awaitSettled(t, servers, int64(used), zone)
+					}
+					for range 4 {
+						must(t, "request too many", c.Probe("/"+zone, "X-Key: alice").Refuses(zone))
+					}
+					if store != "" {
+						awaitSettled(t, servers, int64(used), zone)
+					}
+					used++
+					a := c.Probe("/", "X-Key: alice")
+					must(t, "what the others count", want("body", a.Body, fmt.Sprintf("%d %[1]d %[1]d %[1]d 1", used)))
+				}
+				c.Stop()
+				if store != "" {
+					awaitSettled(t, servers, int64(used), "full.after")
+				}
+			})
+		}
+	}
+}
+
+// awaitSettled waits until that much is used of the zones that count, nothing
+// of that which counts what runs, and one event of the full one.
+func awaitSettled(t *testing.T, s caddytest.Shards, used int64, full string) {
+	t.Helper()
+	for _, algorithm := range counting {
+		s.AwaitUsed(t, algorithm, "alice", used)
+	}
+	s.AwaitUsed(t, "concurrency", "alice", 0)
+	s.AwaitUsed(t, full, "*", 1)
+}
+
+// wiretap is a way to a server on which the round trips are counted that are
+// about buckets.
+type wiretap struct {
+	addr string
+	// trips, and the commands that they carried.
+	trips, commands atomic.Int64
+}
+
+func startWiretap(t *testing.T, server string) *wiretap {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, "listen", err)
+	w := &wiretap{addr: listener.Addr().String()}
+	var running sync.WaitGroup
+	running.Go(func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			running.Go(func() { w.relay(client, server) })
+		}
+	})
+	t.Cleanup(func() {
+		_ = listener.Close()
+		running.Wait()
+	})
+	return w
+}
+
+// relay passes bytes on until either side has closed its connection.
+func (w *wiretap) relay(client net.Conn, server string) {
+	defer client.Close()
+	upstream, err := net.Dial("tcp", server)
+	if err != nil {
+		return
+	}
+	defer upstream.Close()
+	// A trip lasts until there is a reply.
+	var counted atomic.Bool
+	var replies sync.WaitGroup
+	replies.Go(func() {
+		passOn(client, upstream, func([]byte) { counted.Store(false) })
+		_ = client.Close()
+	})
+	passOn(upstream, client, func(b []byte) {
+		n := bytes.Count(b, []byte("rl:1:"))
+		w.commands.Add(int64(n))
+		if n > 0 && !counted.Swap(true) {
+			w.trips.Add(1)
+		}
+	})
+	_ = upstream.Close()
+	replies.Wait()
+}
+
+// passOn copies from one connection to another what look has seen.
+func passOn(to io.Writer, from io.Reader, look func([]byte)) {
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(buffer)
+		look(buffer[:n])
+		if _, writeErr := to.Write(buffer[:n]); err != nil || writeErr != nil {
+			return
+		}
+	}
+}
+
+// took returns the round trips and commands since it was called last.
+func (w *wiretap) took() [2]int64 { return [2]int64{w.trips.Swap(0), w.commands.Swap(0)} }
+
+// tappedShard is a shard with a wiretap before each of its servers, and the
+// global option for it.
+func tappedShard(t *testing.T, replicas int, options ...string) (servers caddytest.Shards, primary, replica *wiretap, store string) {
+	t.Helper()
+	servers = caddytest.StartShards(t, 1, replicas)
+	primary = startWiretap(t, servers[0].Primary.Addr())
+	store = strings.Replace(servers.Store(options...), servers[0].Primary.Addr(), primary.addr, 1)
+	if replicas > 0 {
+		replica = startWiretap(t, servers[0].Replicas[0].Addr())
+		store = strings.Replace(store, servers[0].Replicas[0].Addr(), replica.addr, 1)
+	}
+	return servers, primary, replica, store
+}
+
+// TestThreeZonesOneRoundTrip: all zones of a client are on one shard, and are
+// asked about together.
+func TestThreeZonesOneRoundTrip(t *testing.T) {
+	for algorithm, mode := range ways {
+		t.Run(algorithm+", "+mode, func(t *testing.T) {
+			servers, primary, _, store := tappedShard(t, 0)
+			options := func(events int, window string) []string {
+				return []string{fmt.Sprint("events ", events), "window " + window, "algorithm " + algorithm, "charge " + mode}
+			}
+			c := startWith(t, store, zoneWith("second", options(10, "1s")...)+
+				zoneWith("hour", options(5000, "1h")...)+zoneWith("day", options(50000, "24h")...), byStatus)
+			// The scripts may still be on their way to the server.
+			c.Probe("/", "X-Key: bob", "X-Status: 200")
+			servers.AwaitUsed(t, "day", "bob", 1)
+			primary.took()
+
+			day := int64(0)
+			for range 5 {
+				// One is charged and one is free.
+				a := c.Probe("/", "X-Key: alice", "X-Status: 200")
+				must(t, "request", errors.Join(want("status", a.Status, http.StatusOK), want("zone", a.Resource, "second")))
+				day++
+				servers.AwaitUsed(t, "day", "alice", day)
+				trips := [2]int64{2, 6} // a check and a charge
+				if mode == "before" {
+					trips = [2]int64{1, 3} // a take
+				}
+				must(t, "request", want("round trips and commands", primary.took(), trips))
+
+				must(t, "free request", want("status", c.Probe("/", "X-Key: alice", "X-Status: 304").Status, http.StatusNotModified))
+				trips = [2]int64{1, 3} // a check
+				if mode == "before" {
+					trips = [2]int64{2, 6} // a take and a refund
+				}
+				eventually(t, "the free request is settled", func() error {
+					return want("number of commands", primary.commands.Load(), trips[1])
+				})
+				must(t, "free request", want("round trips and commands", primary.took(), trips))
+			}
+		})
+	}
+}
+
+// TestThreeZonesOneRoundTripToAReplica: what a Caddy does not know yet it asks a
+// replica, once. The primary is asked once whether a refusal is still true, and
+// again when its word is old; in between a refusal asks nobody.
+func TestThreeZonesOneRoundTripToAReplica(t *testing.T) {
+	const (
+		refusals = 10
+		trust    = 3 * time.Second
+	)
+	for _, algorithm := range counting {
+		t.Run(algorithm, func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			servers, primary, replica, store := tappedShard(t, 1, fmt.Sprint("ledger_trust ", trust))
+			caddys := caddytest.StartMany(t, 2, zonesSite(store, zoneWith("one", "algorithm "+algorithm)+
+				zoneWith("two", "algorithm "+algorithm, "events 2")+zoneWith("three", "algorithm "+algorithm), "respond ok"))
+			charged := func(key string, used int64) {
+				servers.AwaitUsed(t, "three", key, used)
+				servers.AwaitReplicas(t)
+			}
+			c := caddys[1]
+			// A replica is asked once the primary has told its time.
+			must(t, "request of another client", c.Probe("/", "X-Key: bob").Shows(http.StatusOK, 2, 1))
+			charged("bob", 1)
+
+			nothing, once := [2]int64{}, [2]int64{1, 3}
+			// Where the requests took longer than trust lasts, another client makes them
+			// again.
+			for try, inTime := 0, false; !inTime; try++ {
+				key := fmt.Sprint("alice-", try)
+				for used := range int64(2) {
+					must(t, "request that fits", caddys[0].Probe("/", "X-Key: "+key).Shows(http.StatusOK, 2, used+1))
+					charged(key, used+1)
+				}
+				inTime = true
+				primary.took()
+				replica.took()
+				refused := func(what string, times int, atReplica, atPrimary [2]int64) {
+					t.Helper()
+					begun := time.Now()
+					for range times {
+						must(t, what, c.Probe("/", "X-Key: "+key).Refuses("two"))
+					}
+					told := errors.Join(want("round trips and commands at the replica", replica.took(), atReplica),
+						want("round trips and commands at the primary", primary.took(), atPrimary))
+					if inTime = inTime && time.Since(begun) < trust/3; inTime {
+						must(t, what, told)
+					}
+				}
+				refused("first request too many", 1, once, nothing)
+				refused("second request too many", 1, nothing, once)
+				refused("request of a client that is known to be full", refusals, nothing, nothing)
+				time.Sleep(trust)
+				refused("first request when trust has run out", 1, nothing, once)
+				refused("request of a client that is still full", refusals, nothing, nothing)
+			}
+			for _, c := range caddys {
+				c.Stop()
+			}
+			must(t, "at the end", errors.Join(want("round trips and commands at the replica", replica.took(), nothing),
+				want("round trips and commands at the primary", primary.took(), nothing)))
+		})
+	}
+}
+
+// TestLongestWaitIsReported, whatever the order of the zones.
+func TestLongestWaitIsReported(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 1)
+	for name, store := range bothStores(servers) {
+		for _, mode := range modes {
+			t.Run(name+", "+mode, func(t *testing.T) {
+				zones := ""
+				for _, zone := range []struct{ name, keys, events, window string }{
+					{"hour", "/hour /all /hour-and-week", "2", "1h"},
+					{"week", "/all /hour-and-week", "2", "168h"},
+					{"large", "/hour /all /hour-and-week /roomy", "1000", "10000h"},
+					{"day", "/all /roomy", "2", "24h"},
+				} {
+					// Each path has buckets of its own.
+					zones += zoneWith(name+"."+mode+"."+zone.name, "key {path}", "events "+zone.events, "window "+zone.window, "charge "+mode,
+						"match {\npath "+zone.keys+"\n}")
+				}
+				c := startWith(t, store, zones, "respond ok")
+				for path, longest := range map[string]string{"/hour": "hour", "/all": "week", "/hour-and-week": "week", "/roomy": "day"} {
+					zone := name + "." + mode + "." + longest
+					for used := range int64(2) {
+						must(t, path, c.Probe(path).Shows(http.StatusOK, 2, used+1))
+						if store != "" {
+							servers.AwaitUsed(t, zone, path, used+1)
+							servers.AwaitReplicas(t)
+						}
+					}
+					window := map[string]int64{"hour": 3600, "day": 24 * 3600, "week": 168 * 3600}
+					for range 3 {
+						a := c.Probe(path)
+						must(t, path, errors.Join(a.Refuses(zone), a.Shows(http.StatusTooManyRequests, 2, 2),
+							want("Retry-After being that of the zone", a.RetryAfter > window[longest]-600 && a.RetryAfter <= window[longest], true)))
+					}
+				}
+			})
+		}
+	}
+}
+
+// zoneText is a zone by the header X-Key.
+func zoneText(name string, events int) string {
+	return fmt.Sprintf("zone %s {\nkey {header.X-Key}\nevents %d\nwindow 1h\n}\n", name, events)
+}
+
+// twoHandlersSite passes requests through two handlers, each with its own
+// store and zones.
+func twoHandlersSite(stores, outer, inner string) string {
+	return "{\n\t{{global}}\n\t" + stores + "\n}\n{{site}} {\nroute {\n" +
+		"rate_limit {\n" + outer + "}\n" + "rate_limit {\n" + inner + "}\n" + "respond ok\n}\n}\n"
+}
+
+func TestTwoHandlersChargeTogetherOrNotAtAll(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 0)
+	// The options of two stores in one global option.
+	both := strings.Replace(servers.Store(), "store redis {", "store local memory\n\t\tstore redis {", 1)
+	for name, test := range map[string]struct {
+		stores       string
+		outer, inner string // the option store
+	}{
+		"one in memory": {},
+		"one in redis":  {stores: servers.Store()},
+		"redis around memory": {
+			stores: both, inner: "store local\n",
+		},
+		"memory around redis": {
+			stores: both, outer: "store local\n",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			must(t, "flush", servers[0].Primary.Client().FlushAll(t.Context()).Err())
+			c := caddytest.Start(t, twoHandlersSite(test.stores, test.outer+zoneText("wide", 5), test.inner+zoneText("narrow", 2)))
+			settled := func(key string, used int64) {
+				t.Helper()
+				if test.stores != "" && test.outer == "" {
+					servers.AwaitCount(t, "wide", key, used)
+				}
+				if test.stores != "" && test.inner == "" {
+					servers.AwaitCount(t, "narrow", key, used)
+				}
+			}
+			// The inner handler refuses: its zone has the least left.
+			for used := range int64(2) {
+				a := c.Ask("/", "X-Key: alice")
+				must(t, "request that fits", errors.Join(a.Is(http.StatusOK, used+1), want("zone", a.Resource, "narrow"), want("limit", a.Limit, 2)))
+				settled("alice", used+1)
+			}
+			for range 4 {
+				a := c.Ask("/", "X-Key: alice")
+				must(t, "request too many", errors.Join(a.Is(http.StatusTooManyRequests, 2), want("zone", a.Resource, "narrow"), want("limit", a.Limit, 2)))
+			}
+			// The outer handler was not charged for what was refused.
+			c.MustLoad(twoHandlersSite(test.stores, test.outer+zoneText("wide", 3), test.inner+zoneText("narrow", 50)))
+			a := c.Ask("/", "X-Key: alice")
+			must(t, "request that fits again", errors.Join(a.Is(http.StatusOK, 3), want("zone", a.Resource, "wide"), want("limit", a.Limit, 3)))
+			settled("alice", 3)
+
+			// The outer handler refuses, and the inner one is not even asked.
+			asked := c.Metric(`caddy_rate_limit_requests_total{zone="narrow"}`)
+			for range 4 {
+				a := c.Ask("/", "X-Key: alice")
+				must(t, "request too many", errors.Join(a.Is(http.StatusTooManyRequests, 3), want("zone", a.Resource, "wide"), want("limit", a.Limit, 3)))
+			}
+			must(t, "metric", want("requests of the inner zone", c.Metric(`caddy_rate_limit_requests_total{zone="narrow"}`), asked))
+			c.MustLoad(twoHandlersSite(test.stores, test.outer+zoneText("wide", 50), test.inner+zoneText("narrow", 4)))
+			a = c.Ask("/", "X-Key: alice")
+			must(t, "the inner zone's count", errors.Join(a.Is(http.StatusOK, 4), want("zone", a.Resource, "narrow")))
+			settled("alice", 4)
+		})
+	}
+}
+
+func TestZoneInTwoHandlersIsChargedOnce(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 0)
+	for name, store := range map[string]string{"memory": "", "redis": servers.Store()} {
+		t.Run(name, func(t *testing.T) {
+			c := caddytest.Start(t, twoHandlersSite(store, zoneText("api", 3), zoneText("api", 3)+zoneText("other", 9)))
+			for used := range int64(3) {
+				a := c.Ask("/", "X-Key: alice")
+				must(t, "request that fits", errors.Join(a.Is(http.StatusOK, used+1), want("zone", a.Resource, "api")))
+				if store != "" {
+					servers.AwaitCounts(t, "api", map[string]int64{"alice": used + 1})
+					servers.AwaitCounts(t, "other", map[string]int64{"alice": used + 1})
+				}
+			}
+			must(t, "request too many", c.Ask("/", "X-Key: alice").Is(http.StatusTooManyRequests, 3))
+		})
+	}
+}
+
+func TestLimiterInErrorRoutes(t *testing.T) {
+	c := caddytest.Start(t, "{\n\t{{global}}\n}\n{{site}} {\nroute {\n"+
+		"rate_limit {\n"+zoneText("api", 3)+"}\n"+
+		"error /missing 404\nrespond ok\n}\n"+
+		"handle_errors {\nroute {\n"+
+		"rate_limit {\n"+zoneText("api", 3)+zoneText("errors", 2)+"}\n"+
+		"respond \"{http.error.status_code} of {http.rate_limit.errors.used}\"\n}\n}\n}\n")
+
+	// A refusal passes the limiter of its error route untouched.
+	for range 3 {
+		c.Ask("/", "X-Key: alice")
+	}
+	for range 4 {
+		a := c.Ask("/", "X-Key: alice")
+		must(t, "refusal", errors.Join(a.Is(http.StatusTooManyRequests, 3), want("zone", a.Resource, "api"), want("body", a.Body, "429 of ")))
+	}
+	must(t, "metric", want("requests of the zone in the error route", c.Metric(`caddy_rate_limit_requests_total{zone="errors"}`), "0"))
+
+	// Other errors count there, and once in a zone that counted them already.
+	for used := range int64(2) {
+		a := c.Ask("/missing", "X-Key: bob")
+		must(t, "error", errors.Join(a.Is(http.StatusNotFound, used+1), want("zone", a.Resource, "errors"),
+			want("body", a.Body, fmt.Sprintf("404 of %d", used))))
+	}
+	// What an error route refuses, Caddy answers with the error's own status.
+	a := c.Ask("/missing", "X-Key: bob")
+	must(t, "error too many", errors.Join(a.Is(http.StatusNotFound, 2), want("zone", a.Resource, "errors"),
+		want("body", a.Body, ""), want("having Retry-After", a.RetryAfter >= 1, true)))
+	must(t, "request after three errors", c.Ask("/", "X-Key: bob").Is(http.StatusTooManyRequests, 3))
+}

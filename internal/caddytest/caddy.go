@@ -1,0 +1,320 @@
+// Package caddytest runs Caddy with this module as a process of its own, for
+// tests: the test binary, whose TestMain calls [Main], is that Caddy.
+//
+// [Start] runs it with a Caddyfile; its methods load configs, send requests,
+// read metrics and the log, and stop it. [StartShards] starts the Redis servers
+// that a config names, and [Shards] reads what they hold. [StartSlowBackend] is
+// a server behind Caddy that answers when it is told to. Nothing depends on the
+// machine's speed: [Eventually] and all that waits do so for a condition, for
+// [WaitLimit] at most.
+package caddytest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	_ "github.com/caddyserver/caddy/v2/modules/standard" // what cmd/caddy has
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
+	"github.com/shardlimit/caddy-shardlimit/internal/process"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+// Caddy is a Caddy with this module, run as a process of its own.
+type Caddy struct {
+	// T is the test that has started it, which its methods fail.
+	T *testing.T
+	// Admin is the address, host:port, of the admin API, and Addr that of the
+	// site that the config calls {{site}}. URL begins that site's URLs.
+	Admin, Addr, URL string
+	// Dir is Caddy's folder, with the Caddyfile it was started with.
+	Dir string
+	// Logs is all of its output so far.
+	Logs *caddyproc.Logs
+	// Ended is closed when the process has ended.
+	Ended chan struct{}
+	cmd   *exec.Cmd
+}
+
+// asCaddy, set in the environment, makes the test binary be Caddy, so that it
+// has what tests need: their own modules, and the race detector.
+const asCaddy = "SHARDLIMIT_TEST_AS_CADDY"
+
+// Main runs the tests of a package or, in a process that [Command] describes,
+// Caddy. TestMain calls it.
+func Main(m *testing.M) {
+	if os.Getenv(asCaddy) != "" {
+		caddycmd.Main()
+		return
+	}
+	os.Exit(redistest.RunTests(m))
+}
+
+// Start runs Caddy with a Caddyfile, and with more in its environment, and
+// stops it when the test ends. In the text, {{site}} stands for the address of a
+// free port and {{global}} for the global options that the harness needs.
+func Start(t *testing.T, caddyfile string, env ...string) *Caddy {
+	t.Helper()
+	c := &Caddy{
+		T: t, Admin: FreeAddr(t), Addr: FreeAddr(t), Dir: t.TempDir(), Logs: new(caddyproc.Logs), Ended: make(chan struct{}),
+	}
+	c.URL = "http://" + c.Addr
+	file := c.Dir + "/Caddyfile"
+	if err := os.WriteFile(file, []byte(c.Expand(caddyfile)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.cmd = Command(c.Dir, "run", "--config", file, "--adapter", "caddyfile")
+	c.cmd.Env = append(c.cmd.Env, env...)
+	c.cmd.Stdout, c.cmd.Stderr = c.Logs, c.Logs
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_ = c.cmd.Wait()
+		close(c.Ended)
+	}()
+	t.Cleanup(func() {
+		c.Kill()
+		if t.Failed() {
+			t.Logf("caddy %s:\n%s", c.Addr, c.Logs)
+		}
+		if strings.Contains(c.Logs.String(), "DATA RACE") {
+			t.Errorf("data race in caddy:\n%s", c.Logs)
+		}
+	})
+	Eventually(t, "caddy listens", func() error {
+		select {
+		case <-c.Ended:
+			t.Fatalf("caddy ended:\n%s", c.Logs)
+		default:
+		}
+		return dials(c.Addr)
+	})
+	return c
+}
+
+// StartMany runs n Caddys with the same config.
+func StartMany(t *testing.T, n int, caddyfile string) []*Caddy {
+	t.Helper()
+	caddys := make([]*Caddy, n)
+	for i := range caddys {
+		caddys[i] = Start(t, caddyfile)
+	}
+	return caddys
+}
+
+// Command returns a call of Caddy's command line in the folder dir.
+func Command(dir string, args ...string) *exec.Cmd {
+	cmd := exec.Command(os.Args[0], args...)
+	cmd.Env = append(os.Environ(), asCaddy+"=1", "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir,
+		// With the race detector a process otherwise sleeps a second at its end.
+		"GORACE=atexit_sleep_ms=0")
+	cmd.Dir = dir
+	process.EndWithParent(cmd)
+	return cmd
+}
+
+// AwaitListening waits until a process listens at an address.
+func AwaitListening(t *testing.T, addr string) {
+	t.Helper()
+	Eventually(t, "a process listens at "+addr, func() error { return dials(addr) })
+}
+
+// dials returns an error unless a connection to addr can be opened.
+func dials(addr string) error {
+	conn, err := net.Dial("tcp", addr)
+	if err == nil {
+		_ = conn.Close()
+	}
+	return err
+}
+
+// FreeAddr returns a loopback address that belongs to the test until it ends.
+func FreeAddr(t *testing.T) string {
+	t.Helper()
+	port, release, err := process.ReservePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = release() })
+	return fmt.Sprintf("127.0.0.1:%d", port)
+}
+
+// Site returns a Caddyfile of one site, with global options besides those of the
+// harness.
+func Site(global, body string) string {
+	return "{\n\t{{global}}\n\t" + global + "\n}\n{{site}} {\n" + body + "\n}\n"
+}
+
+// Expand replaces the placeholders of [Start].
+func (c *Caddy) Expand(caddyfile string) string {
+	return strings.NewReplacer(
+		"{{site}}", "http://"+c.Addr,
+		"{{global}}", "admin "+c.Admin+"\n\tpersist_config off\n\tdefault_bind 127.0.0.1",
+	).Replace(caddyfile)
+}
+
+// Load posts a Caddyfile to the admin API and returns the response's status
+// and body.
+func (c *Caddy) Load(caddyfile string) (int, string) {
+	c.T.Helper()
+	return c.AdminCall(http.MethodPost, "/load", "text/caddyfile", c.Expand(caddyfile))
+}
+
+// MustLoad loads a config that is to be accepted and waits for it.
+func (c *Caddy) MustLoad(caddyfile string) {
+	c.T.Helper()
+	if status, body := c.Load(caddyfile); status != http.StatusOK {
+		c.T.Fatalf("load: status %d: %s", status, body)
+	}
+	c.AwaitServers()
+}
+
+// AwaitServers waits until only the servers of the running config take
+// requests. Caddy answers /load, successful or not, before it shuts the others
+// down.
+func (c *Caddy) AwaitServers() {
+	c.T.Helper()
+	_, text := c.AdminCall(http.MethodGet, "/config/apps/http/servers", "", "")
+	var servers map[string]any
+	if err := json.Unmarshal([]byte(text), &servers); err != nil {
+		c.T.Fatalf("servers: %v: %s", err, text)
+	}
+	Eventually(c.T, "other servers are shut down", func() error {
+		_, stacks := c.AdminCall(http.MethodGet, "/debug/pprof/goroutine?debug=2", "", "")
+		serving := 0
+		for stack := range strings.SplitSeq(stacks, "\n\n") {
+			if strings.Contains(stack, "net/http.(*Server).Serve(") && strings.Contains(stack, "caddyhttp.(*App).Start") {
+				serving++
+			}
+		}
+		return Want("number of servers", serving, len(servers))
+	})
+	Client.CloseIdleConnections()
+}
+
+// adminClient keeps no connections: a kept one could lead to the admin endpoint
+// of an older config.
+var adminClient = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: WaitLimit}
+
+// AdminCall calls the admin API, and calls again where the connection breaks:
+// the endpoint of an older config may close while the call waits there. Caddy
+// listens a moment before its first config runs; AdminCall waits for that.
+func (c *Caddy) AdminCall(method, path, contentType, body string) (status int, text string) {
+	c.T.Helper()
+	Eventually(c.T, "the admin endpoint answers", func() error {
+		req, err := http.NewRequest(method, "http://"+c.Admin+path, strings.NewReader(body))
+		if err != nil {
+			return err
+		}
+		req.Header.Set("Content-Type", contentType)
+		// As it was before the answer, which may come at the moment of that line.
+		runs := strings.Contains(c.Logs.String(), "serving initial configuration")
+		resp, err := adminClient.Do(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		status, text = resp.StatusCode, string(b)
+		if !runs && status == http.StatusNotFound && strings.Contains(text, "the running config has no rate_limit") {
+			return errors.New(text)
+		}
+		return err
+	})
+	return status, text
+}
+
+// AdminJSON calls the admin API and decodes its answer.
+func (c *Caddy) AdminJSON(method, path, body string, answer any) {
+	c.T.Helper()
+	status, text := c.AdminCall(method, path, "application/json", body)
+	Must(c.T, method+" "+path, Want("status", status, http.StatusOK))
+	Must(c.T, "answer "+text, json.Unmarshal([]byte(text), answer))
+}
+
+// Metric returns the value of a line of /metrics, such as
+// `caddy_rate_limit_requests_total{zone="api"}`, and "" if there is none.
+func (c *Caddy) Metric(name string) string {
+	c.T.Helper()
+	_, text := c.AdminCall(http.MethodGet, "/metrics", "", "")
+	for line := range strings.Lines(text) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// MetricSum returns the sum of a metric's values over all labels.
+func (c *Caddy) MetricSum(name string) float64 {
+	c.T.Helper()
+	_, text := c.AdminCall(http.MethodGet, "/metrics", "", "")
+	metrics, err := caddyproc.ParseMetrics(text)
+	Must(c.T, "metrics", err)
+	return metrics.Sum(name)
+}
+
+// AwaitLog waits until Caddy has logged a text.
+func (c *Caddy) AwaitLog(text string) {
+	c.T.Helper()
+	Eventually(c.T, "caddy logs "+text, func() error {
+		return Want("the text being in the log", strings.Contains(c.Logs.String(), text), true)
+	})
+}
+
+// AwaitLines waits until n lines of the log contain all of the texts.
+func (c *Caddy) AwaitLines(t *testing.T, n int, texts ...string) (lines []string) {
+	t.Helper()
+	Eventually(t, fmt.Sprint("Caddy logs ", texts), func() error {
+		lines = nil
+		for line := range strings.Lines(c.Logs.String()) {
+			if !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(line, text) }) {
+				lines = append(lines, line)
+			}
+		}
+		return Want("number of lines", len(lines), n)
+	})
+	return lines
+}
+
+// Terminate ends Caddy as an operator would, and does not wait.
+func (c *Caddy) Terminate() {
+	c.T.Helper()
+	Must(c.T, "terminate", c.cmd.Process.Signal(syscall.SIGTERM))
+}
+
+// AwaitEnd waits until Caddy has ended.
+func (c *Caddy) AwaitEnd() {
+	c.T.Helper()
+	select {
+	case <-c.Ended:
+	case <-time.After(WaitLimit):
+		c.T.Fatal("caddy does not end")
+	}
+}
+
+// Stop ends Caddy as an operator would and waits for it.
+func (c *Caddy) Stop() {
+	c.T.Helper()
+	_ = c.cmd.Process.Signal(syscall.SIGTERM)
+	c.AwaitEnd()
+}
+
+// Kill ends Caddy at once and waits for it.
+func (c *Caddy) Kill() {
+	_ = c.cmd.Process.Kill()
+	<-c.Ended
+}

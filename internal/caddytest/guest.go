@@ -1,0 +1,77 @@
+package caddytest
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/memory"
+)
+
+func init() { caddy.RegisterModule(new(GuestStore)) }
+
+// GuestStore is the store module guest, as another plugin would bring it along.
+type GuestStore struct {
+	Motto string `json:"motto,omitempty"`
+	// Plain leaves out what a store need not have.
+	Plain bool `json:"plain,omitempty"`
+	// Unsure makes checks fail as only what writes should.
+	Unsure bool `json:"unsure,omitempty"`
+}
+
+// unsureStore is a store whose checks fail so.
+type unsureStore struct{ store.Store }
+
+func (unsureStore) Check(_ context.Context, reqs []store.Request) []store.State {
+	states := make([]store.State, len(reqs))
+	for i := range states {
+		states[i].Err = store.ErrUncertain
+	}
+	return states
+}
+
+// Guests counts how often guest stores were opened, and how many are open.
+var Guests struct{ Opened, Open atomic.Int64 }
+
+// CaddyModule implements [caddy.Module].
+func (*GuestStore) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "rate_limit.stores.guest", New: func() caddy.Module { return new(GuestStore) }}
+}
+
+// UnmarshalCaddyfile implements [caddyfile.Unmarshaler].
+func (g *GuestStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next()
+	for d.NextBlock(0) {
+		switch g.Unsure = g.Unsure || d.Val() == "unsure"; {
+		case d.Val() == "unsure" && !d.NextArg():
+		case d.Val() != "motto" || !d.AllArgs(&g.Motto):
+			return d.ArgErr()
+		}
+	}
+	return nil
+}
+
+// OpenStore opens a store in memory.
+func (g *GuestStore) OpenStore(string) (store.Store, error) {
+	Guests.Opened.Add(1)
+	Guests.Open.Add(1)
+	s := memory.New(memory.NewBuckets(), memory.Options{})
+	if g.Unsure {
+		return unsureStore{s}, nil
+	}
+	if g.Plain {
+		return struct{ store.Store }{s}, nil
+	}
+	return s, nil
+}
+
+// CloseStore counts the store as closed.
+func (*GuestStore) CloseStore() { Guests.Open.Add(-1) }
+
+// OnErrorDefault returns the on_error of zones that set none.
+func (*GuestStore) OnErrorDefault() string { return "deny" }
+
+var _ caddyfile.Unmarshaler = (*GuestStore)(nil)
