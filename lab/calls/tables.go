@@ -83,10 +83,11 @@ func draw(list []*batched) *picture.Plot {
 		"Calls to Redis for each request, by the limit", "Calls to Redis per request, of one client at 80 % of its limit")
 	// What it is without a batch does not depend on the limit.
 	for _, without := range []struct {
-		calls float64
-		name  string
-	}{{1, "charge before, no batch"}, {2, "charge after"}} {
-		s := picture.Series{Name: without.name, Colour: picture.Gray}
+		calls  float64
+		name   string
+		dashed bool
+	}{{1, "charge before, no batch", false}, {2, "charge after", true}} {
+		s := picture.Series{Name: without.name, Colour: picture.Gray, Dashed: without.dashed}
 		for _, limit := range batchLimits {
 			s.Append(float64(limit), without.calls)
 		}
