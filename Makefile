@@ -19,7 +19,7 @@ run: ## run Caddy with Caddyfile.example
 	$(GO) run ./cmd/caddy run --config Caddyfile.example
 
 test: ## install what the tests need, and run them
-	scripts/install-needed.sh redis-server promtool nginx chromium
+	scripts/install-needed.sh redis-server promtool nginx chromium wrk
 	@echo "Running the tests; the first time, Go builds Caddy and its libraries, which takes a few minutes."
 	$(GO) test -shuffle=on -timeout 20m ./...
 	cd lab && $(GO) test -shuffle=on -timeout 20m ./...
@@ -27,7 +27,7 @@ test: ## install what the tests need, and run them
 check: ## run all tests with the race detector, those of the laboratory too, all pairs of features, then each fuzz target for FUZZTIME
 	scripts/install-needed.sh
 	CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 40m ./...
-	cd lab && CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 20m ./...
+	cd lab && CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 40m ./...
 	$(GO) test -run 'TestPairs$$|TestDeadShard' -timeout 30m . -pairs.all -pairs.seed $(PAIRSEED) -dead.duration 6s
 	FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
 

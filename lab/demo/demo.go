@@ -38,6 +38,7 @@ func Run(ctx context.Context, args []string) (err error) {
 	var redis []*shards.Shard
 	config := site.Config{
 		Log:    "level WARN",
+		Stderr: true,
 		Stores: "store redis {\n",
 		Routes: []string{"rate_limit {header.X-Api-Key} 5000 1h\nrespond \"Hello.\n\""},
 	}

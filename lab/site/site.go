@@ -49,6 +49,7 @@ type Config struct {
 	Log    string   // an option of the log
 	Stores string   // what the option rate_limit says
 	Routes []string // what each of the sites says
+	Stderr bool     // show the log as well
 }
 
 func (c *Config) text(admin string, addrs []string) string {
@@ -76,6 +77,10 @@ const startAttempts = 3
 // Start runs a Caddy in a folder of its own.
 func (w *Workshop) Start(config Config) (*Site, error) {
 	s := &Site{Logs: new(Logs)}
+	log := io.Writer(s.Logs)
+	if config.Stderr {
+		log = io.MultiWriter(log, os.Stderr)
+	}
 	dir := filepath.Join(w.Dir, fmt.Sprintf("caddy-%d", w.starts.Add(1)))
 	var err error
 	for range startAttempts {
@@ -84,7 +89,7 @@ func (w *Workshop) Start(config Config) (*Site, error) {
 			return nil, err
 		}
 		s.Admin, s.Addrs = addrs[0], addrs[1:]
-		if s.Process, err = caddyproc.Start(w.Caddy, dir, config.text(s.Admin, s.Addrs), s.Logs, addrs...); err == nil {
+		if s.Process, err = caddyproc.Start(w.Caddy, dir, config.text(s.Admin, s.Addrs), log, addrs...); err == nil {
 			return s, nil
 		}
 	}

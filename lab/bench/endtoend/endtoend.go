@@ -223,7 +223,7 @@ func (l *lab) restartSecond() (err error) {
 }
 
 func (l *lab) startCaddy(cases []*endpoint) (*site.Site, error) {
-	config := site.Config{Log: "level ERROR", Stores: "store memory memory\n"}
+	config := site.Config{Log: "level ERROR", Stderr: true, Stores: "store memory memory\n"}
 	// Connections of stores that are not used would cost both Caddys something.
 	wanted := map[*redisStore]bool{}
 	for _, c := range cases {
