@@ -19,27 +19,28 @@ run: ## run Caddy with Caddyfile.example
 	$(GO) run ./cmd/caddy run --config Caddyfile.example
 
 test: ## install what the tests need, and run them
-	scripts/install-needed.sh redis-server promtool nginx chromium
+	scripts/install-needed.sh redis-server promtool nginx chromium wrk
 	@echo "Running the tests; the first time, Go builds Caddy and its libraries, which takes a few minutes."
 	$(GO) test -shuffle=on -timeout 20m ./...
+	cd lab && $(GO) test -shuffle=on -timeout 20m ./...
 
-check: ## run all tests with the race detector, those of the benchmarks too, all pairs of features, then each fuzz target for FUZZTIME
+check: ## run all tests with the race detector, those of the laboratory too, all pairs of features, then each fuzz target for FUZZTIME
 	scripts/install-needed.sh
 	CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 40m ./...
-	cd bench && CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 10m ./...
+	cd lab && CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 40m ./...
 	$(GO) test -run 'TestPairs$$|TestDeadShard' -timeout 30m ./e2e -pairs.all -pairs.seed $(PAIRSEED) -dead.duration 6s
 	FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
 
 soak: ## ten minutes of faults under load, then the ledger's model in many more interleavings
 	scripts/install-needed.sh redis-server
-	$(GO) run ./internal/soak
+	cd lab && $(GO) run . soak
 	$(GO) test -run TestModel -timeout 3h ./store/ledger -ledger.seeds $(SOAK) -ledger.seed $$(date +%s)
 
 lint: $(GOLANGCI) ## check format, go vet (for Linux, macOS and Windows), golangci-lint, go.mod and the modules
 	@files=$$(gofmt -l .) || exit 1; \
 	if [ -n "$$files" ]; then echo "not formatted (see make fmt):"; echo "$$files"; exit 1; fi
 	@for os in linux darwin windows; do \
-		for dir in . bench; do \
+		for dir in . lab; do \
 			echo "GOOS=$$os go vet ./... in $$dir"; \
 			(cd $$dir && GOOS=$$os CGO_ENABLED=0 $(GO) vet ./...) || exit 1; \
 		done; \
@@ -47,47 +48,48 @@ lint: $(GOLANGCI) ## check format, go vet (for Linux, macOS and Windows), golang
 	$(GOLANGCI) run ./...
 	$(GO) mod tidy -diff
 	$(GO) mod verify
-	cd bench && ../$(GOLANGCI) run --config ../.golangci.yml ./...
-	cd bench && $(GO) mod tidy -diff
-	cd bench && $(GO) mod verify
+	cd lab && ../$(GOLANGCI) run --config ../.golangci.yml ./...
+	cd lab && $(GO) mod tidy -diff
+	cd lab && $(GO) mod verify
 
 bench: ## measure the limiter and its peers, for docs/benchmarks.md and docs/scaling.md
 	scripts/install-needed.sh redis-server wrk
-	cd bench && $(GO) run . -docs ../docs
-	$(GO) run ./internal/scaling
+	cd lab && $(GO) run . bench -docs ../docs
+	cd lab && $(GO) run . scaling
 
 bench-quick: ## run every benchmark for a moment, and write nothing
 	scripts/install-needed.sh redis-server wrk
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
-	cd bench && $(GO) run . -quick
+	cd lab && $(GO) test -run '^$$' -bench . -benchtime 1x ./...
+	cd lab && $(GO) run . bench -quick
 
 algorithms: ## draw and measure the algorithms, for docs/algorithms.md
 	scripts/install-needed.sh redis-server
-	$(GO) run ./internal/algorithms
+	cd lab && $(GO) run . algorithms
 
 calls: ## count the calls to Redis per request, for docs/ledger.md
 	scripts/install-needed.sh redis-server
-	$(GO) run ./internal/calls
+	cd lab && $(GO) run . calls
 
 faults: ## break Redis in many ways while Caddy serves, for docs/failure-modes.md
 	scripts/install-needed.sh redis-server
-	$(GO) run ./internal/faults
+	cd lab && $(GO) run . faults
 
 guarantees: ## measure what clients get against the bounds, for docs/guarantees.md
 	scripts/install-needed.sh redis-server
-	$(GO) run ./internal/guarantees
+	cd lab && $(GO) run . guarantees
 
 scaling: ## compute what many Caddys and shards need, for docs/scaling.md
-	$(GO) run ./internal/scaling
+	cd lab && $(GO) run . scaling
 
 fmt: $(GOLANGCI) ## format the code and group its imports
 	gofmt -w .
 	$(GOLANGCI) fmt ./...
-	cd bench && ../$(GOLANGCI) fmt --config ../.golangci.yml ./...
+	cd lab && ../$(GOLANGCI) fmt --config ../.golangci.yml ./...
 
 demo: ## show the limiter at work on Redis servers of its own
 	scripts/install-needed.sh redis-server
-	$(GO) run ./internal/demo
+	cd lab && $(GO) run . demo
 
 # Built from source once per version.
 $(GOLANGCI):

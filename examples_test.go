@@ -21,7 +21,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/process"
 )
@@ -468,7 +467,7 @@ func startNginx(t *testing.T, config, site string, replace ...string) (url strin
 	text = strings.Replace(text, "http {\n", "http {\n"+strings.Join(nginxFolders, dir+";\n")+dir+";\n", 1)
 	file := dir + "/nginx.conf"
 	must(t, "write", os.WriteFile(file, []byte(text), 0o600))
-	logs := new(caddyproc.Logs)
+	logs := new(caddytest.Logs)
 	cmd := exec.CommandContext(t.Context(), installed(t, "nginx"), "-p", dir, "-c", file, "-g", "daemon off; master_process off;")
 	cmd.Stdout, cmd.Stderr = logs, logs
 	process.EndWithParent(cmd)

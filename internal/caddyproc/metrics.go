@@ -2,31 +2,12 @@ package caddyproc
 
 import (
 	"fmt"
-	"io"
-	"net/http"
 	"strconv"
 	"strings"
-	"time"
 )
 
-// Metrics are figures of a Caddy, by name and labels as it writes them.
+// Metrics are the figures of a Caddy, by name and labels as it writes them.
 type Metrics map[string]float64
-
-var metricsClient = &http.Client{Timeout: 10 * time.Second}
-
-// Metrics reads them.
-func (s *Site) Metrics() (Metrics, error) {
-	resp, err := metricsClient.Get("http://" + s.Admin + "/metrics")
-	if err != nil {
-		return nil, fmt.Errorf("read metrics: %w", err)
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return nil, fmt.Errorf("read metrics: %w", err)
-	}
-	return ParseMetrics(string(text))
-}
 
 // ParseMetrics reads lines such as name{label="value"} 1.
 func ParseMetrics(text string) (Metrics, error) {
@@ -57,7 +38,7 @@ func (m Metrics) Sum(name string, labels ...string) (n float64) {
 	return n
 }
 
-// Has tells whether a key of Metrics has a name and all of the labels.
+// Has reports whether a key of Metrics has a name and all of the labels.
 func Has(key, name string, labels ...string) bool {
 	metric, has, _ := strings.Cut(key, "{")
 	if metric != name {

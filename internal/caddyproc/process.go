@@ -1,10 +1,12 @@
 // Package caddyproc builds Caddy with this module and runs it as a process of
-// its own, for benchmarks and demonstrations.
+// its own, for tests and the laboratory: Build makes the binary, Start a Process,
+// and ParseMetrics reads what its /metrics say. It knows no Redis.
 package caddyproc
 
 import (
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -102,8 +104,8 @@ func Start(binary, dir, caddyfile string, logs io.Writer, addrs ...string) (*Pro
 	return p, nil
 }
 
-// stopPatience is how long Caddy may take to end.
-const stopPatience = time.Minute
+// stopTimeout is how long Caddy may take to end.
+const stopTimeout = time.Minute
 
 // Stop ends Caddy gracefully and waits for it. A Caddy that does not end is
 // killed.
@@ -111,7 +113,7 @@ func (p *Process) Stop() {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-p.ended:
-	case <-time.After(stopPatience):
+	case <-time.After(stopTimeout):
 		_ = p.cmd.Process.Kill()
 		<-p.ended
 	}
@@ -134,4 +136,41 @@ func (p *Process) CPU() (time.Duration, error) {
 		ticks += n
 	}
 	return time.Duration(ticks) * 10 * time.Millisecond, nil
+}
+
+// FreeAddrs returns n loopback addresses, host:port, that were free a moment
+// ago.
+func FreeAddrs(n int) (addrs []string, err error) {
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, fmt.Errorf("find a free port: %w", err)
+		}
+		defer l.Close()
+		addrs = append(addrs, l.Addr().String())
+	}
+	return addrs, nil
+}
+
+// awaitListening waits until somebody listens on all of the addresses.
+func awaitListening(addrs []string, ended <-chan struct{}) error {
+	deadline := time.Now().Add(time.Minute)
+	for _, addr := range addrs {
+		for {
+			conn, err := net.Dial("tcp", addr)
+			if err == nil {
+				_ = conn.Close()
+				break
+			}
+			if time.Now().After(deadline) {
+				return fmt.Errorf("wait for caddy: %w", err)
+			}
+			select {
+			case <-ended:
+				return fmt.Errorf("caddy ended before it listened on %s", addr)
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+	}
+	return nil
 }

@@ -13,8 +13,7 @@ import (
 // timer of the kernel that Go waits for as for a connection. It is for one
 // goroutine.
 type Sleeper struct {
-	// timer is nil if the system has none.
-	timer *os.File
+	timer *os.File // nil if the system has none
 	fd    uintptr
 }
 
@@ -48,7 +47,6 @@ func (s *Sleeper) Until(t time.Time) {
 	}
 }
 
-// wait waits that long, and tells whether it did.
 func (s *Sleeper) wait(d time.Duration) bool {
 	// It goes off once.
 	setting := struct{ again, first syscall.Timespec }{first: syscall.NsecToTimespec(int64(d))}

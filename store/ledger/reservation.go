@@ -52,9 +52,10 @@ type claim struct {
 
 func (v *reservation) isEmpty() bool { return v.tokens == 0 && v.coming == 0 && v.lent == 0 }
 
-// ration is how large the next batch is, if so many processes share the limit.
-// Nothing is taken in advance while their number is unknown.
-func (v *reservation) ration(r *store.Request, processes int64) int64 {
+// BatchSize returns how large the next batch is after one of the last size, or 0 if
+// there was none, when so many processes share the limit. Nothing is taken in
+// advance while their number is unknown.
+func BatchSize(r *store.Request, last, processes int64) int64 {
 	capacity := max(r.Capacity(), 0)
 	if r.Batch != store.BatchAuto {
 		return min(r.Batch, capacity)
@@ -62,22 +63,33 @@ func (v *reservation) ration(r *store.Request, processes int64) int64 {
 	if processes == 0 {
 		return 0
 	}
-	size := v.size
-	if size == 0 {
-		size = capacity / autoStart
+	if last == 0 {
+		last = capacity / autoStart
 	}
-	return min(max(size, 1), max((capacity/100*r.BatchShare+capacity%100*r.BatchShare/100)/processes, 1), capacity)
+	return min(max(last, 1), max((capacity/100*r.BatchShare+capacity%100*r.BatchShare/100)/processes, 1), capacity)
+}
+
+// GrownBatch returns what a batch of some size teaches that was used up in so many
+// microseconds: to take more if that was sooner than the limit allows.
+func GrownBatch(r *store.Request, size, processes, took int64) int64 {
+	if size == 0 || processes == 0 || r.Capacity() < 1 {
+		return size
+	}
+	share := float64(r.Limit.Window.Microseconds()) * float64(size) * float64(processes) / float64(r.Capacity())
+	if float64(took) > share {
+		return size
+	}
+	return min(size+(size+1)/2, store.MaxInteger)
+}
+
+// ration is how large the next batch is, if so many processes share the limit.
+func (v *reservation) ration(r *store.Request, processes int64) int64 {
+	return BatchSize(r, v.size, processes)
 }
 
 // adapt learns from a batch that is used up.
 func (v *reservation) adapt(r *store.Request, processes, now int64) {
-	if v.size == 0 || processes == 0 || r.Capacity() < 1 {
-		return
-	}
-	share := float64(r.Limit.Window.Microseconds()) * float64(v.size) * float64(processes) / float64(r.Capacity())
-	if float64(now-v.began) <= share {
-		v.size = min(v.size+(v.size+1)/2, store.MaxInteger)
-	}
+	v.size = GrownBatch(r, v.size, processes, now-v.began)
 }
 
 // waste learns from tokens that nobody used.

@@ -1,6 +1,0 @@
-//go:build !race
-
-package main
-
-// withRace is set if the tests run with the race detector.
-const withRace = false

@@ -1,0 +1,499 @@
+// Package algorithms draws what each algorithm does with the same requests, as
+// docs/img/algorithms.svg, and measures how exact each is and what it costs, as the
+// tables of docs/algorithms.md. The picture and the accuracy come from a fixed
+// seed; what Redis needs is measured. A way is one way of counting, a score how it
+// decided, against the exact log.
+package algorithms
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/redis"
+)
+
+var (
+	flags    = flag.NewFlagSet("algorithms", flag.ExitOnError)
+	drawing  = flags.String("picture", "../docs/img/algorithms.svg", "file to write the picture to")
+	target   = flags.String("document", "../docs/algorithms.md", "file to write the tables to, below the mark")
+	requests = flags.Int("requests", 1_000_000, "requests of the simulation, of a hundredth as many clients")
+)
+
+// Run draws, simulates and measures.
+func Run(_ context.Context, args []string) error {
+	_ = flags.Parse(args) // it exits where they are wrong
+	if err := draw().Write(*drawing); err != nil {
+		return err
+	}
+	accuracy := accuracyTable(simulate(*requests))
+	cost, err := measureRedis()
+	if err != nil {
+		return fmt.Errorf("measure Redis: %w", err)
+	}
+	return report.Rewrite(*target, "algorithms", accuracy+"\n"+costTable(cost))
+}
+
+// way is one way of counting, as the configuration writes it.
+type way struct {
+	name      string
+	algorithm store.Algorithm
+	align     bool
+	burst     int64 // how many may come at once; 0 means all
+}
+
+var ways = []way{
+	{name: "fixed_window", algorithm: store.FixedWindow},
+	{name: "fixed_window, align", algorithm: store.FixedWindow, align: true},
+	{name: "sliding_window", algorithm: store.SlidingWindow},
+	{name: "sliding_log", algorithm: store.SlidingLog},
+	{name: "gcra", algorithm: store.GCRA},
+	{name: "gcra, burst 2", algorithm: store.GCRA, burst: 2},
+	{name: "concurrency", algorithm: store.Concurrency},
+}
+
+func (w way) limit(window time.Duration) *store.Limit {
+	return &store.Limit{Zone: w.name, Algorithm: w.algorithm, Window: window, Align: w.align}
+}
+
+// counter is one bucket.
+type counter struct {
+	bucket algorithm.Bucket
+	store.Request
+}
+
+func newCounter(limit *store.Limit, events, burst int64) *counter {
+	return &counter{algorithm.New(limit), store.Request{Limit: limit, Events: events, Burst: burst, Cost: 1}}
+}
+
+func (c *counter) do(op algorithm.Operation, id string, now int64) store.State {
+	c.ID = id
+	return op.Run(c.bucket, &c.Request, now)
+}
+
+// most is the largest number of instants in any interval of that length, of
+// which one end does not belong to it.
+func most(instants []int64, length int64) int {
+	n, first := 0, 0
+	for i, last := range instants {
+		for instants[first] <= last-length {
+			first++
+		}
+		n = max(n, i-first+1)
+	}
+	return n
+}
+
+const (
+	day   = int64(24 * time.Hour / time.Microsecond)
+	epoch = 1_800_057_600_000_000 // when the traffic begins: a midnight
+)
+
+// traffic is when the n requests of one client come within a day.
+type traffic struct {
+	name   string
+	arrive func(random *rand.Rand, n int) []int64
+}
+
+var traffics = []traffic{
+	{"Poisson", func(random *rand.Rand, n int) []int64 {
+		times := make([]int64, n)
+		for i := range times {
+			times[i] = random.Int64N(day)
+		}
+		return times
+	}},
+	{"bursts", func(random *rand.Rand, n int) []int64 {
+		// 5 requests each on average, a few seconds apart.
+		times := make([]int64, 0, n)
+		for at := int64(0); len(times) < n; {
+			if len(times) == 0 || random.IntN(5) == 0 {
+				at = random.Int64N(day)
+			}
+			at += int64(random.ExpFloat64() * 5e6)
+			times = append(times, at)
+		}
+		return times
+	}},
+	{"day curve", func(random *rand.Rand, n int) []int64 {
+		// Twice the mean at noon, next to nothing at midnight.
+		times := make([]int64, 0, n)
+		for len(times) < n {
+			at := random.Int64N(day)
+			if share := 0.5 - 0.48*math.Cos(2*math.Pi*float64(at)/float64(day)); random.Float64() < share {
+				times = append(times, at)
+			}
+		}
+		return times
+	}},
+}
+
+// client is whose requests these are.
+type client struct {
+	traffic int
+	times   []int64
+}
+
+const requestsPerClient = 100 // on average
+
+// clients draws n requests. Some send much more
+// than others; the traffics take turns.
+func clients(seed uint64, n int) []client {
+	random := rand.New(rand.NewPCG(seed, 0))
+	list := make([]client, n/requestsPerClient)
+	weights, sum := make([]float64, len(list)), 0.0
+	for i := range weights {
+		weights[i] = math.Exp(random.NormFloat64() * 0.75)
+		sum += weights[i]
+	}
+	left := n
+	for i := range list {
+		count := min(int(weights[i]/sum*float64(n)+random.Float64()), left)
+		if i == len(list)-1 {
+			count = left
+		}
+		left -= count
+		list[i].traffic = i % len(traffics)
+		list[i].times = traffics[list[i].traffic].arrive(random, count)
+		for j := range list[i].times {
+			list[i].times[j] += epoch
+		}
+		slices.Sort(list[i].times)
+	}
+	return list
+}
+
+const (
+	seed   = 2017
+	events = 12
+	window = time.Hour
+)
+
+// score is how an algorithm decided, against the exact log.
+type score struct {
+	requests int
+	over     int // how many the log refused
+	// refused and admitted are how many decisions were wrong that way, each
+	// side remembering what it admitted itself.
+	refused, admitted int
+	// differ is how many decisions differ if both remember what the log
+	// admitted.
+	differ int
+	// most is the most that was admitted to one client in one window, or at
+	// the same time.
+	most int
+}
+
+func (s *score) add(o score) {
+	s.requests += o.requests
+	s.over += o.over
+	s.refused += o.refused
+	s.admitted += o.admitted
+	s.differ += o.differ
+	s.most = max(s.most, o.most)
+}
+
+// scores are those of each way, by traffic; the last is all together.
+type scores [][]score
+
+func (s scores) of(a store.Algorithm) []score {
+	return s[slices.IndexFunc(ways, func(w way) bool { return w.algorithm == a })]
+}
+
+// worst is the most that was admitted, relative to what should be.
+func (s score) worst(w way) float64 {
+	if w.algorithm == store.Concurrency {
+		return float64(s.most) / slots
+	}
+	return float64(s.most) / events
+}
+
+func simulate(requests int) scores {
+	result := make(scores, len(ways))
+	for i := range result {
+		result[i] = make([]score, len(traffics)+1)
+	}
+	for number, c := range clients(seed, requests) {
+		for i, w := range ways {
+			var s score
+			if w.algorithm == store.Concurrency {
+				s = countRunning(w, uint64(number), c.times)
+			} else {
+				s = compare(w, c.times)
+			}
+			result[i][c.traffic].add(s)
+			result[i][len(traffics)].add(s)
+		}
+	}
+	return result
+}
+
+func compare(w way, times []int64) score {
+	s := score{requests: len(times)}
+	limit := w.limit(window)
+	exact := newCounter(&store.Limit{Algorithm: store.SlidingLog, Window: window}, events, 0)
+	own := newCounter(limit, events, w.burst)
+	same := newCounter(limit, events, w.burst)
+	var taken []int64
+	for i, now := range times {
+		id := strconv.Itoa(i)
+		fits := exact.do(algorithm.Take, id, now).Allowed
+		took := own.do(algorithm.Take, id, now).Allowed
+		switch {
+		case fits && !took:
+			s.refused++
+		case took && !fits:
+			s.admitted++
+		}
+		if !fits {
+			s.over++
+		}
+		if took {
+			taken = append(taken, now)
+		}
+		if same.do(algorithm.Check, id, now).Allowed != fits {
+			s.differ++
+		}
+		if fits {
+			same.do(algorithm.Charge, id, now)
+		}
+	}
+	s.most = most(taken, window.Microseconds())
+	return s
+}
+
+const (
+	slots    = 2
+	lease    = 30 * time.Second
+	renewal  = 10 * time.Second
+	duration = 2 * time.Minute // on average
+)
+
+// running is what one client has running, and its leases.
+type running struct {
+	leases *counter
+	tasks  []task
+}
+
+// task is an admitted request.
+type task struct {
+	id         string
+	end, renew int64
+}
+
+// countRunning sends one client's requests, which take their time, through
+// leases that are renewed, and counts what runs.
+func countRunning(w way, number uint64, times []int64) score {
+	s := score{requests: len(times)}
+	random := rand.New(rand.NewPCG(seed, number))
+	r := running{leases: newCounter(w.limit(lease), slots, 0)}
+	for i, now := range times {
+		r.advance(now)
+		id := strconv.Itoa(i)
+		fits := len(r.tasks) < slots
+		took := r.leases.do(algorithm.Take, id, now).Allowed
+		if !fits {
+			s.over++
+		}
+		if took {
+			end := now + int64(random.ExpFloat64()*float64(duration.Microseconds()))
+			r.tasks = append(r.tasks, task{id, end, now + renewal.Microseconds()})
+		}
+		switch {
+		case fits && !took:
+			s.refused++
+			s.differ++
+		case took && !fits:
+			s.admitted++
+			s.differ++
+		}
+		s.most = max(s.most, len(r.tasks))
+	}
+	return s
+}
+
+// advance lets the requests run until an instant.
+func (r *running) advance(until int64) {
+	for {
+		next, at := -1, until
+		for i, t := range r.tasks {
+			if first := min(t.end, t.renew); first <= at {
+				next, at = i, first
+			}
+		}
+		if next < 0 {
+			return
+		}
+		t := &r.tasks[next]
+		if t.end > t.renew {
+			r.leases.do(algorithm.Charge, t.id, at)
+			t.renew += renewal.Microseconds()
+			continue
+		}
+		r.leases.do(algorithm.Refund, t.id, at)
+		r.tasks[next] = r.tasks[len(r.tasks)-1]
+		r.tasks = r.tasks[:len(r.tasks)-1]
+	}
+}
+
+const (
+	measuredClients = 2_000
+	measuredCallers = 64
+	measuredRounds  = 5
+	measuredTimes   = 5
+	measuredCalls   = measuredClients * measuredTimes
+)
+
+// sizes are how many events the measured buckets have had.
+var sizes = []int{1, 100, 1000}
+
+// measured are the operations of which the cost is.
+var measured = []algorithm.Operation{algorithm.Check, algorithm.Charge, algorithm.Take}
+
+// cost is what Redis needs for one way of counting.
+type cost struct {
+	bytes  []int64     // those of a bucket of each of the sizes
+	micros [][]float64 // the CPU time of redis-server for each operation, by round
+}
+
+func measureRedis() (map[string]*cost, error) {
+	server, err := redistest.Launch(redistest.Options{})
+	if err != nil {
+		return nil, err
+	}
+	costs := map[string]*cost{}
+	err = measureOn(server, costs)
+	return costs, errors.Join(err, server.Stop())
+}
+
+func apart() (list []way) {
+	for _, w := range ways {
+		if !w.align && w.burst == 0 {
+			list = append(list, w)
+		}
+	}
+	return list
+}
+
+func measureOn(server *redistest.Server, costs map[string]*cost) error {
+	shard := redis.NewShard(redis.ShardOptions{Primary: server.Addr()})
+	defer shard.Close(context.Background())
+	s := redis.New(redis.Options{
+		Members: []redis.Member{{Name: "a", Shard: shard}}, CheckTimeout: time.Minute, ChargeTimeout: time.Minute,
+	})
+	for _, w := range apart() {
+		costs[w.name] = &cost{bytes: make([]int64, len(sizes)), micros: make([][]float64, len(measured))}
+		if err := measureMemory(server, s, w, costs[w.name]); err != nil {
+			return fmt.Errorf("%s: %w", w.name, err)
+		}
+	}
+	// One more: the first loads scripts and opens connections.
+	for round := range measuredRounds + 1 {
+		for _, w := range apart() {
+			micros, err := measureCPU(server, s, w, round)
+			if err != nil {
+				return fmt.Errorf("%s: %w", w.name, err)
+			}
+			for i, m := range micros {
+				if round > 0 {
+					costs[w.name].micros[i] = append(costs[w.name].micros[i], m)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func id(n int) string { return fmt.Sprintf("%011d", n) }
+
+// measureMemory fills the only bucket there is.
+func measureMemory(server *redistest.Server, s *redis.Store, w way, c *cost) error {
+	ctx, client := context.Background(), server.Client()
+	done := 0
+	for i, size := range sizes {
+		var reqs []store.Request
+		for ; done < size; done++ {
+			reqs = append(reqs, store.Request{
+				Limit: w.limit(window), ClientKey: "x7Q:203.0.113.7", Events: int64(size), Cost: 1, ID: id(done),
+			})
+		}
+		for _, st := range s.Charge(ctx, reqs) {
+			if st.Err != nil {
+				return st.Err
+			}
+		}
+		key, err := client.RandomKey(ctx).Result()
+		if err != nil {
+			return fmt.Errorf("find the bucket: %w", err)
+		}
+		if c.bytes[i], err = client.MemoryUsage(ctx, key, 0).Result(); err != nil {
+			return fmt.Errorf("measure the bucket: %w", err)
+		}
+	}
+	return client.FlushAll(ctx).Err()
+}
+
+// measureCPU does every operation for every client, some times in turn, and
+// returns how many microseconds redis-server took for each. Before, each client
+// has had as many charges, so that nothing is empty.
+func measureCPU(server *redistest.Server, s *redis.Store, w way, round int) (micros []float64, err error) {
+	limit := w.limit(window)
+	limit.Zone += strconv.Itoa(round)
+	if err := callAll(s, limit, algorithm.Charge, 0); err != nil {
+		return nil, err
+	}
+	for i, op := range measured {
+		before, err := server.CPU()
+		if err != nil {
+			return nil, err
+		}
+		if err := callAll(s, limit, op, i+1); err != nil {
+			return nil, fmt.Errorf("%s: %w", op, err)
+		}
+		after, err := server.CPU()
+		if err != nil {
+			return nil, err
+		}
+		micros = append(micros, float64((after-before).Microseconds())/measuredCalls)
+	}
+	return micros, server.Client().FlushAll(context.Background()).Err()
+}
+
+// callAll makes some calls for each client, from many callers at a time, as the
+// turn-th of all.
+func callAll(s *redis.Store, limit *store.Limit, op algorithm.Operation, turn int) error {
+	calls := map[algorithm.Operation]func(context.Context, []store.Request) []store.State{
+		algorithm.Check: s.Check, algorithm.Charge: s.Charge, algorithm.Take: s.Take,
+	}
+	errs := make([]error, measuredCallers)
+	var wg sync.WaitGroup
+	for caller := range measuredCallers {
+		wg.Go(func() {
+			for n := range measuredTimes {
+				for c := caller; c < measuredClients; c += measuredCallers {
+					st := calls[op](context.Background(), []store.Request{{
+						Limit: limit, ClientKey: "x7Q:" + id(c), Events: 100, Cost: 1,
+						ID: id(turn*measuredCalls + n*measuredClients + c),
+					}})[0]
+					if errs[caller] == nil && st.Err == nil && !st.Allowed {
+						st.Err = errors.New("it was refused")
+					}
+					errs[caller] = errors.Join(errs[caller], st.Err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}

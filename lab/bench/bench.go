@@ -1,0 +1,239 @@
+// Package bench measures the limiter: in Caddy against Caddy without it (package
+// endtoend), and its stores against other limiters for Go (package libraries). It
+// puts both together, and writes docs/benchmarks.md and its pictures.
+package bench
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
+	"github.com/shardlimit/caddy-shardlimit/lab/bench/endtoend"
+	"github.com/shardlimit/caddy-shardlimit/lab/bench/libraries"
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
+)
+
+var (
+	flags  = flag.NewFlagSet("bench", flag.ExitOnError)
+	docs   = flags.String("docs", "", "folder of the documents to write to; none if empty")
+	quick  = flags.Bool("quick", false, "measure everything once, for a moment: it shows that it runs, and no speed")
+	rounds = flags.Int("rounds", 5, "rounds, of which the median counts")
+)
+
+// What -quick makes of each measurement.
+const (
+	quickLibraries = 50 * time.Millisecond
+	quickEndToEnd  = 100 * time.Millisecond
+)
+
+// Run measures.
+func Run(ctx context.Context, args []string) error {
+	_ = flags.Parse(args) // it exits where they are wrong
+	if *rounds < 1 {
+		return errors.New("rounds must be positive")
+	}
+	if *quick && *docs != "" {
+		return errors.New("-quick shows no speed: leave out -docs")
+	}
+	began, times := time.Now(), report.ReadTimes()
+	library, caddy := libraries.Options{Rounds: *rounds}, endtoend.Options{Rounds: *rounds}
+	if *quick {
+		library = libraries.Options{Rounds: 1, Length: quickLibraries, Goroutines: []int{1, 64}}
+		caddy = endtoend.Options{Rounds: 1, Length: quickEndToEnd, Quick: true}
+	}
+	m := new(measured)
+	var err error
+	if m.versions, err = versions(ctx); err != nil {
+		return err
+	}
+	if m.own, err = ownAllocations(ctx, library.Rounds); err != nil {
+		return err
+	}
+	if m.endToEnd, err = endtoend.Run(ctx, caddy, os.Stderr); err != nil {
+		return fmt.Errorf("measure the limiter in Caddy: %w", err)
+	}
+	if m.libraries, err = libraries.Run(ctx, library, os.Stderr); err != nil {
+		return fmt.Errorf("measure the stores: %w", err)
+	}
+	m.took, m.stolen = time.Since(began), report.ReadTimes().StolenSince(times)
+	text := m.markdown()
+	fmt.Print(text)
+	pictures := m.endToEnd.Pictures()
+	maps.Copy(pictures, m.libraries.Pictures())
+	if *docs == "" {
+		return nil
+	}
+	var errs []error
+	for name, p := range pictures {
+		errs = append(errs, p.Write(filepath.Join(*docs, "img", name)))
+	}
+	return errors.Join(append(errs, report.Rewrite(filepath.Join(*docs, "benchmarks.md"), "bench", text))...)
+}
+
+// versions are those of the limiter, if it is known, of what it runs in and with,
+// and of those that it is compared with.
+func versions(ctx context.Context) (texts []string, err error) {
+	root, err := caddyproc.Root()
+	if err != nil {
+		return nil, err
+	}
+	caddy, err := caddyproc.Version()
+	if err != nil {
+		return nil, err
+	}
+	if name := commit(ctx, root); name != "" {
+		texts = append(texts, "caddy-shardlimit "+name)
+	}
+	texts = append(texts, runtime.Version(), "Caddy "+caddy, report.Redis(), report.Wrk())
+	return append(texts, libraries.Versions()...), nil
+}
+
+// commit is the name of the commit of the repository in a folder, and whether the
+// files differ from it; empty if there is none. A repository around the folder
+// says nothing of it.
+func commit(ctx context.Context, folder string) string {
+	git := func(args ...string) (string, error) {
+		// Without locks it is in nobody's way.
+		out, err := exec.CommandContext(ctx, "git", append([]string{"--no-optional-locks", "-C", folder}, args...)...).Output()
+		return strings.TrimSpace(string(out)), err
+	}
+	if prefix, err := git("rev-parse", "--show-prefix"); err != nil || prefix != "" {
+		return ""
+	}
+	name, err := git("describe", "--tags", "--always")
+	if err != nil {
+		return ""
+	}
+	changes, err := git("status", "--porcelain")
+	if err != nil {
+		return ""
+	}
+	if changes != "" {
+		name += " and changes"
+	}
+	return name
+}
+
+var ownAllocs = regexp.MustCompile(`(?m)^BenchmarkHandler/own_allocations\S*\s.*\s([0-9.]+) own-allocs/op`)
+
+// ownAllocations is how many allocations the limiter's own code makes for an
+// allowed request on the memory store, as BenchmarkHandler counts them in so many
+// rounds.
+func ownAllocations(ctx context.Context, rounds int) (own []float64, err error) {
+	root, err := caddyproc.Root()
+	if err != nil {
+		return nil, err
+	}
+	test := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-bench", "BenchmarkHandler/own", "-benchtime", "1x", "-count", strconv.Itoa(rounds), ".")
+	test.Dir, test.Stderr = root, os.Stderr
+	out, err := test.Output()
+	if err != nil {
+		return nil, fmt.Errorf("run BenchmarkHandler: %w: %s", err, out)
+	}
+	if own, err = readOwnAllocations(out); err == nil && len(own) != rounds {
+		err = fmt.Errorf("BenchmarkHandler told of %d rounds, want %d: %s", len(own), rounds, out)
+	}
+	return own, err
+}
+
+func readOwnAllocations(out []byte) (own []float64, err error) {
+	for _, match := range ownAllocs.FindAllSubmatch(out, -1) {
+		each, err := strconv.ParseFloat(string(match[1]), 64)
+		if err != nil {
+			return nil, fmt.Errorf("read what BenchmarkHandler told: %w", err)
+		}
+		own = append(own, each)
+	}
+	return own, nil
+}
+
+// measured is all of it.
+type measured struct {
+	// own is how many allocations the limiter's code makes for a request on the
+	// memory store, by round.
+	own       []float64
+	endToEnd  *endtoend.Result
+	libraries *libraries.Result
+	took      time.Duration
+	versions  []string // those of what was measured and of what measured it
+	stolen    float64  // the part of the processors' time that others had meanwhile
+}
+
+func (m *measured) markdown() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s, %d processors, %s; %s. The whole took %v, during which the host gave %.0f %% of the processors' time to others. A figure in a table is the median of its rounds (with their least and most, where these differ in the digits that are written).\n",
+		report.Processor(), runtime.NumCPU(), strings.Join(m.versions, ", "),
+		report.Today(), m.took.Round(time.Second), 100*m.stolen)
+	b.WriteString("\n## Goals\n\n" + report.Goals(m.goals()))
+	b.WriteString("\n## What the figures mean\n\n" + m.meaning())
+	b.WriteString("\n## The limiter in Caddy\n\n" + m.endToEnd.Markdown())
+	b.WriteString("\n## Take and other limiters\n\n" + m.libraries.Markdown())
+	return b.String()
+}
+
+// mostOwn is how many allocations the limiter's own code may make.
+const mostOwn = 6
+
+func (m *measured) goals() []report.Goal {
+	own := report.Goal{What: "allocations of the limiter's own code per request: memory store", Bound: mostOwn, Spread: report.SpreadOf(m.own)}
+	goals := append(m.endToEnd.Goals(), own)
+	return append(goals, m.libraries.Goals()...)
+}
+
+// busy is which part of a processor's time is planned with: beyond that requests
+// wait for each other.
+const busy = 0.5
+
+// million is how many requests a second the hardware is computed for.
+const million = 1e6
+
+// traffic is a kind of requests, by what is known of their clients.
+type traffic struct{ what, name string }
+
+var traffics = []traffic{
+	{"each client comes many times a second, to one Caddy", endtoend.ChargeAfter},
+	{"each client comes every few seconds", endtoend.ManyClients},
+	{"`charge before`, each request a take", endtoend.ChargeBefore},
+	{"`batch auto`, one hot key", endtoend.BatchAuto},
+	{"all are refused, to 500 clients", endtoend.Refused},
+}
+
+func (m *measured) meaning() string {
+	var b strings.Builder
+	l, known, seldom := m.libraries.Figures(), m.endToEnd.Cost(endtoend.ChargeAfter), m.endToEnd.SweepCost(endtoend.SweepBase)
+	two, four := m.endToEnd.SweepCost(endtoend.TwoShards), m.endToEnd.SweepCost(endtoend.FourShards)
+	p50, p99 := m.endToEnd.Added(endtoend.ChargeAfter)
+	fmt.Fprintf(&b, "**Where the limit is.** A redis-server runs scripts on one processor. `redis-benchmark`, which does nothing but send the script of a take, 30 in a pipeline, gets %s calls a second out of one here, each for %.1f µs of its time. A Take of %d callers, of which those that leave together are one call, gets %s decisions a second for %.1f µs each, which is %.0f %% of what `redis-benchmark` reached in the same rounds, though the program that asks, and the kernel, share %d processors with Redis.\n\n",
+		report.Rounded(l.CeilingRate), l.CeilingServerMicros, l.Goroutines, report.Rounded(l.TakeRate), l.TakeServerMicros, 100*l.CeilingPart, runtime.NumCPU())
+	fmt.Fprintf(&b, "**What a request costs.** Caddy needs %.1f µs of CPU time for a request without a limiter that sends the same headers, and %.1f µs with the Redis store and `charge after`, of a client that it knows. The primary needs %.1f µs for it and the replica %.1f µs. Such a request makes %.2f calls to Redis, one of a client that comes seldom %.2f. At half of what this machine can serve the limiter adds %.2f ms in the median, though such a request waits for nothing but the processor, and %.2f ms at the 99th percentile, of which the floor itself has as much and more.\n\n",
+		m.endToEnd.Cost(endtoend.Floor).Caddy, known.Caddy, known.Primary, known.Replica, known.Calls, seldom.Calls, p50, p99)
+	fmt.Fprintf(&b, "**What a shard costs, and gives.** A request of a client that comes seldom costs the servers of a single shard %.1f µs; those of two shards %.1f µs together, of which the busier shard has %.1f, and those of four %.1f µs, of which the busiest has %.1f. More shards do more work, for each of them gets shorter pipelines, and each call costs more in those; but they do it on processors of their own, and the busiest one has less. Once pipelines are long on each shard as well, the sum grows no more. On one machine more shards serve nothing faster, which is why this page compares time and not throughput.\n\n",
+		seldom.Redis(), two.Redis(), two.Busiest, four.Redis(), four.Busiest)
+	fmt.Fprintf(&b, "**A million requests a second**, computed from the table of cases, with every processor busy for half of its time. Caddy's part is all of Caddy, without TLS and with nothing behind it.\n\n")
+	table := report.NewTable("requests", "processors for Caddy", "shards (a primary each)", "replicas, one a shard at least")
+	for _, t := range traffics {
+		c := m.endToEnd.Cost(t.name)
+		shards := processors(c.Primary)
+		table.Rowf("%s | %d | %d | %d", t.what, processors(c.Caddy), shards, max(shards, processors(c.Replica)))
+	}
+	b.WriteString(table.String())
+	fmt.Fprintf(&b, "\nWhat is refused, and batches, cost Redis calls by the client and by the second, not by the request: with more clients, more Caddys or smaller limits they need more than this. A primary that is busy for half of its time so carries %s requests a second of clients that come seldom, and %s of those that come often; what these save are the checks, which replicas have. How hot keys, more Caddys and batches change that is in [scaling](scaling.md).\n",
+		report.Rounded(busy*million/m.endToEnd.Cost(endtoend.ManyClients).Primary), report.Rounded(busy*million/m.endToEnd.Cost(endtoend.ChargeAfter).Primary))
+	return b.String()
+}
+
+// processors is how many are needed for a million requests a second that cost so
+// many microseconds each.
+func processors(micros float64) int { return int(math.Ceil(micros / busy)) }

@@ -1,0 +1,598 @@
+// Package endtoend measures what the limiter costs: CPU time per request in
+// Caddy's process and in Redis, and latency. The comparison is with Caddy
+// without a limiter that sends the same headers, the floor. All cases run in
+// turn, several rounds; what counts is their ratio to, or difference from, the
+// floor of the same round. A lab is all that runs, an endpoint a case, a Result
+// what was measured.
+package endtoend
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/lab/site"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// Options say how much is measured.
+type Options struct {
+	Rounds      int           // of which the median counts; 0 means 5
+	Length      time.Duration // of each case in a round; 0 means a second
+	Connections int           // requests at a time; 0 means 64
+	// Quick leaves out what takes long, for tests: there are fewer clients, and
+	// nothing is run to warm up.
+	Quick bool
+	Caddy string // the path of a Caddy with this module; one is built if it is empty
+}
+
+// sizes are how much there is of what takes long.
+type sizes struct {
+	// sweep is how many clients the cases of the sweep have, unless that is what
+	// differs, and many how many the last value of the sweep by keys has.
+	sweep, many int64
+	// redis is how many have buckets when it is seen what those take in Redis: it
+	// and half of it are numbers for which Redis's tables are full. heap is how
+	// many of these are counted to see what they take of Caddy's heap.
+	redis, heap int64
+	// slices is how many rounds of latencies there are for each other round, each
+	// so much shorter: a pause of the machine spoils a round, and so not many.
+	slices int
+}
+
+func (o *Options) sizes() sizes {
+	if o.Quick {
+		return sizes{1_000, 5_000, 1 << 12, 2_000, 1}
+	}
+	return sizes{30_000, 1_000_000, 1 << 15, 25_000, 3}
+}
+
+// leadIn is how long a case runs before it is measured for so long, so that what
+// is known of its clients is what it would be in the long run.
+func leadIn(length time.Duration) time.Duration { return length / 8 }
+
+// Run measures everything and tells progress what it does.
+func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err error) {
+	opts.Rounds, opts.Length = cmp.Or(opts.Rounds, 5), cmp.Or(opts.Length, time.Second)
+	opts.Connections = cmp.Or(opts.Connections, 64)
+	start := time.Now()
+	say := func(format string, args ...any) {
+		fmt.Fprintf(progress, "%4.0fs "+format+"\n", append([]any{time.Since(start).Seconds()}, args...)...)
+	}
+	l, err := openLab(opts)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, l.close()) }()
+	r := newResult(opts, l)
+	say("memory: %d rounds, then fill Redis with %d buckets", opts.Rounds, l.sizes.many)
+	if err := l.fill(ctx, r); err != nil {
+		return nil, err
+	}
+	if r.pings, err = l.pings(ctx); err != nil {
+		return nil, err
+	}
+	if err := l.greet(ctx); err != nil {
+		return nil, err
+	}
+	for _, step := range []struct {
+		name   string
+		rounds int
+		run    func(isCounted bool) error
+	}{
+		{"cases", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.cases, r.cases, isCounted) }},
+		{"sweep", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.sweep, r.sweep, isCounted) }},
+		{"latency", opts.Rounds * l.sizes.slices, func(isCounted bool) error { return l.measureLatencies(ctx, r, isCounted) }},
+		{"wrk", opts.Rounds, func(isCounted bool) error { return l.crossCheck(ctx, r, isCounted) }},
+	} {
+		// The first round opens windows and connections.
+		for round := range step.rounds + 1 {
+			if round == 0 && opts.Quick {
+				continue
+			}
+			say("%s: round %d of %d", step.name, round, step.rounds)
+			if err := step.run(round > 0); err != nil {
+				return nil, fmt.Errorf("%s: %w", step.name, err)
+			}
+		}
+	}
+	if err := l.checkFilled(ctx); err != nil {
+		return nil, err
+	}
+	r.took = time.Since(start)
+	say("done")
+	return r, nil
+}
+
+// lab is all that runs: redis-servers, relays, and two Caddys. The second one is
+// for what fills its memory, which would change how often the garbage of others
+// is collected.
+type lab struct {
+	opts   Options
+	sizes  sizes
+	shop   *site.Workshop
+	turn   int // how often all of some cases were measured
+	shards []*redistest.Shard
+	stores stores
+	first  *site.Site
+	second *site.Site
+
+	cases, sweep, distances []*endpoint
+	heap                    []*endpoint // the endpoints of the second Caddy, whose clients fill its memory
+}
+
+// stores are those of the cases. Several use the same servers, at other times.
+type stores struct {
+	base, batched, two, four, alone, followed, many redisStore
+	far                                             []*redisStore // as far away as roundTrips say
+}
+
+func openLab(opts Options) (_ *lab, err error) {
+	l := &lab{opts: opts, sizes: opts.sizes()}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.close())
+		}
+	}()
+	if l.shop, err = site.Open(opts.Caddy); err != nil {
+		return nil, err
+	}
+	// Of shards: four that are alike, one without a replica, one with two, and one
+	// for many keys.
+	if err := l.launch(1, 1, 1, 1, 0, 2, 1); err != nil {
+		return nil, err
+	}
+	s := &l.stores
+	*s = stores{
+		base: redisStore{shards: l.shards[:1]}, batched: redisStore{name: "batched", shards: l.shards[1:2]},
+		two: redisStore{name: "two", shards: l.shards[:2]}, four: redisStore{name: "four", shards: l.shards[:4]},
+		alone: redisStore{name: "alone", shards: l.shards[4:5]}, followed: redisStore{name: "followed", shards: l.shards[5:6]},
+		many: redisStore{name: "many", shards: l.shards[6:]},
+	}
+	for i, d := range roundTrips {
+		far, err := s.base.away(fmt.Sprintf("far%d", i), d)
+		if err != nil {
+			return nil, err
+		}
+		s.far = append(s.far, far)
+	}
+	l.cases, l.sweep, l.distances = baseCases(&s.base, &s.batched), l.sweepCases(), l.distanceCases()
+	l.heap = []*endpoint{{name: memoryStore, status: 200, keys: l.sizes.heap, store: &s.many, isAlone: true, text: memoryText}}
+	var first []*endpoint
+	for _, c := range slices.Concat(l.cases, l.sweep, l.distances) {
+		if c.isAlone {
+			l.heap = append(l.heap, c)
+		} else {
+			first = append(first, c)
+		}
+	}
+	if l.first, err = l.startCaddy(first); err != nil {
+		return nil, err
+	}
+	l.second, err = l.startCaddy(l.heap)
+	return l, err
+}
+
+func (l *lab) launch(replicas ...int) error {
+	l.shards = make([]*redistest.Shard, len(replicas))
+	errs := make([]error, len(replicas))
+	var wg sync.WaitGroup
+	for i, n := range replicas {
+		wg.Go(func() { l.shards[i], errs[i] = launchShard(n) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func (l *lab) close() error {
+	for _, s := range []*site.Site{l.first, l.second} {
+		if s != nil {
+			s.Stop()
+		}
+	}
+	for _, far := range l.stores.far {
+		far.closeRelays()
+	}
+	var errs []error
+	for _, shard := range l.shards {
+		if shard != nil {
+			errs = append(errs, shard.Stop())
+		}
+	}
+	if l.shop != nil {
+		errs = append(errs, l.shop.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (l *lab) restartSecond() (err error) {
+	l.second.Stop()
+	l.second, err = l.startCaddy(l.heap)
+	return err
+}
+
+func (l *lab) startCaddy(cases []*endpoint) (*site.Site, error) {
+	config := site.Config{Log: "level ERROR", Stderr: true, Stores: "store memory memory\n"}
+	// Connections of stores that are not used would cost both Caddys something.
+	wanted := map[*redisStore]bool{}
+	for _, c := range cases {
+		if !wanted[c.store] {
+			wanted[c.store] = true
+			config.Stores += c.store.text()
+		}
+		config.Routes = append(config.Routes, c.text)
+	}
+	s, err := l.shop.Start(config)
+	if err != nil {
+		return nil, err
+	}
+	for i, c := range cases {
+		// It knows nobody: the clients come from the first on.
+		c.addr, c.caddy, c.sent = s.Addrs[i], s, 0
+	}
+	return s, nil
+}
+
+// redisStore is a store of the Caddyfile with its servers, some of which other
+// stores may use too, but at other times.
+type redisStore struct {
+	name   string // empty for the default one
+	shards []*redistest.Shard
+	// relays stand before the servers of the only shard, the primary first, and
+	// delay all that goes to and from them.
+	relays []*relay
+}
+
+func servers(shard *redistest.Shard) []*redistest.Server {
+	return append([]*redistest.Server{shard.Primary}, shard.Replicas...)
+}
+
+func shardName(i int) string { return string(rune('a' + i)) }
+
+// text is the store in the Caddyfile. The timeouts are such that none passes on
+// a busy machine.
+func (s *redisStore) text() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "store %s redis {\n", s.name)
+	for i, shard := range s.shards {
+		addrs := make([]string, 0, 3)
+		for _, server := range servers(shard) {
+			addrs = append(addrs, server.Addr())
+		}
+		for i, r := range s.relays {
+			addrs[i] = r.addr()
+		}
+		fmt.Fprintf(&b, "shard %s {\nprimary %s\n", shardName(i), addrs[0])
+		if len(addrs) > 1 {
+			fmt.Fprintf(&b, "replica %s\n", strings.Join(addrs[1:], " "))
+		}
+		b.WriteString("}\n")
+	}
+	b.WriteString("check_timeout 5s\ncharge_timeout 5s\n}\n")
+	return b.String()
+}
+
+// away returns a store on the same servers behind relays with a round trip of
+// that much more.
+func (s *redisStore) away(name string, roundTrip time.Duration) (*redisStore, error) {
+	far := &redisStore{name: name, shards: s.shards}
+	for _, server := range servers(s.shards[0]) {
+		r, err := startRelay(server.Addr(), roundTrip/2)
+		if err != nil {
+			far.closeRelays()
+			return nil, err
+		}
+		far.relays = append(far.relays, r)
+	}
+	return far, nil
+}
+
+func (s *redisStore) closeRelays() {
+	for _, r := range s.relays {
+		r.close()
+	}
+}
+
+// launchShard starts a primary and replicas. Those of redistest reach their
+// primary through a proxy in this process, which costs CPU that the load needs.
+func launchShard(replicas int) (*redistest.Shard, error) {
+	primary, err := redistest.Launch(redistest.Options{})
+	if err != nil {
+		return nil, fmt.Errorf("launch primary: %w", err)
+	}
+	shard := &redistest.Shard{Primary: primary}
+	host, port, _ := strings.Cut(primary.Addr(), ":")
+	for range replicas {
+		replica, err := redistest.Launch(redistest.Options{Args: []string{"--replicaof", host, port}})
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("launch replica: %w", err), shard.Stop())
+		}
+		shard.Replicas = append(shard.Replicas, replica)
+	}
+	return shard, nil
+}
+
+// endpoint is a site of the Caddyfile that is asked, a case.
+type endpoint struct {
+	name, text string
+	status     int // of nearly all responses
+	// floor is the name of the case to compare with, if any, and limit how many
+	// times as much CPU the case may cost, if that is a goal.
+	floor   string
+	limit   float64
+	keys    int64          // distinct clients
+	store   *redisStore    // where it counts, or whose servers idle meanwhile
+	limits  []*store.Limit // those in which clients have buckets before they come
+	isAlone bool           // in a Caddy of its own
+
+	addr  string
+	caddy *site.Site
+	// sent is how many requests it has had, so that their clients go on where
+	// they were.
+	sent int64
+}
+
+func called(cases []*endpoint, name string) *endpoint {
+	return cases[slices.IndexFunc(cases, func(c *endpoint) bool { return c.name == name })]
+}
+
+// Cases that others ask for: the floor, the Redis store with clients of whom much
+// is known and with more that come seldom, with other ways to charge, and refusals;
+// and of the sweep, the base and those with more shards.
+const (
+	Floor        = "respond, five headers"
+	ChargeAfter  = "redis store"
+	ManyClients  = "redis store, 50,000 clients"
+	ChargeBefore = "redis store, charge before"
+	BatchAuto    = "redis store, batch auto"
+	Refused      = "redis store, refused"
+
+	SweepBase  = "base"
+	TwoShards  = "2 shards"
+	FourShards = "4 shards"
+)
+
+// The names of other cases that are referred to.
+const (
+	memoryStore  = "memory store"
+	refusedFloor = "error 429, six headers"
+	refusedHot   = "redis store, one refused key"
+	manyKeys     = "many keys"
+	fewerKeys    = "fewer keys"
+)
+
+// The bounds for the CPU of Caddy, relative to the floor.
+const (
+	memoryBound      = 1.06
+	chargeAfterBound = 1.35
+	batchBound       = 1.10
+	refusedHotBound  = 1.05
+)
+
+// clients is how many distinct ones the cases have, unless they say otherwise.
+const clients = 500
+
+const fiveHeaders = `
+	header X-RateLimit-Limit 50000000
+	header X-RateLimit-Remaining 49999999
+	header X-RateLimit-Used 1
+	header X-RateLimit-Reset 1800000000
+	header X-RateLimit-Resource default
+`
+
+func limited(store, zone, key, options string) string {
+	return fmt.Sprintf("rate_limit {\n%s\nzone %s {\nkey %s\n%s\n}\n}\nrespond ok", store, zone, key, options)
+}
+
+const (
+	byHeader = "{header.X-Key}"
+	plenty   = "events 50000000\nwindow 1h"
+)
+
+var memoryText = limited("store memory", "memory", byHeader, plenty)
+
+// baseCases count in the default store, except for one: who takes batches calls
+// Redis every second from then on, which would be seen in all others.
+func baseCases(base, batched *redisStore) []*endpoint {
+	cases := []*endpoint{
+		{name: "respond", text: "respond ok"},
+		{name: Floor, text: fiveHeaders + "respond ok"},
+		{name: memoryStore, floor: Floor, limit: memoryBound, text: memoryText},
+		{name: ChargeAfter, floor: Floor, limit: chargeAfterBound, text: "rate_limit {header.X-Key} 50000000 1h\nrespond ok"},
+		{
+			// Each comes once in several seconds, so that little is known of it.
+			name: ManyClients, floor: Floor, keys: 50_000, text: "rate_limit {header.X-Key} 50000000 1h many\nrespond ok",
+			limits: []*store.Limit{{Zone: "many", Algorithm: store.FixedWindow, Window: time.Hour}},
+		},
+		{name: "redis store, one hot key", floor: Floor, text: "rate_limit static 50000000 1h hot\nrespond ok"},
+		{name: ChargeBefore, floor: Floor, text: limited("", "before", byHeader, plenty+"\ncharge before")},
+		{name: "redis store, charge before, one hot key", floor: Floor, text: limited("", "before_hot", "static", plenty+"\ncharge before")},
+		{
+			name: BatchAuto, floor: Floor, limit: batchBound, store: batched,
+			text: limited("store batched", "batch", "static", "events 1000000\nwindow 1m\ncharge before\nbatch auto"),
+		},
+		{name: refusedFloor, status: 429, text: fiveHeaders + "header Retry-After 3600\nerror 429"},
+		{name: "memory store, refused", status: 429, floor: refusedFloor, text: limited("store memory", "refused", byHeader, "events 1\nwindow 1h")},
+		{name: Refused, status: 429, floor: refusedFloor, text: "rate_limit {header.X-Key} 1 1h refused\nrespond ok"},
+		{name: refusedHot, status: 429, floor: refusedFloor, limit: refusedHotBound, text: "rate_limit static 1 1h attacked\nrespond ok"},
+	}
+	for _, c := range cases {
+		c.store = cmp.Or(c.store, base)
+		c.keys, c.status = cmp.Or(c.keys, clients), cmp.Or(c.status, 200)
+	}
+	return cases
+}
+
+// roundTrips are how far away Redis is made to be.
+var roundTrips = []time.Duration{0, 100 * time.Microsecond, time.Millisecond, 5 * time.Millisecond}
+
+func (l *lab) limiting(name string, counting *redisStore, zones int, options string) *endpoint {
+	c := &endpoint{name: name, status: 200, floor: Floor, keys: l.sizes.sweep, store: counting}
+	var b strings.Builder
+	b.WriteString("rate_limit {\n")
+	if counting.name != "" {
+		fmt.Fprintf(&b, "store %s\n", counting.name)
+	}
+	for i := range zones {
+		// Zones with windows of one length would begin and end together.
+		limit := &store.Limit{
+			Zone:      strings.NewReplacer(" ", "_", ",", "").Replace(name) + "_" + strconv.Itoa(i),
+			Algorithm: store.FixedWindow, Window: time.Duration(i+1) * time.Hour,
+		}
+		c.limits = append(c.limits, limit)
+		fmt.Fprintf(&b, "zone %s {\nkey {header.X-Key}\nevents 50000000\nwindow %v\n%s\n}\n", limit.Zone, limit.Window, options)
+	}
+	b.WriteString("}\nrespond ok")
+	c.text = b.String()
+	return c
+}
+
+func (l *lab) sweepCases() []*endpoint {
+	s := &l.stores
+	oneKey, someKeys := l.limiting("1 key", &s.base, 1, ""), l.limiting(fewerKeys, &s.base, 1, "")
+	oneKey.keys, someKeys.keys = 1, l.sizes.sweep/3
+	many := l.limiting(manyKeys, &s.many, 1, "")
+	many.keys, many.isAlone = l.sizes.many, true
+	cases := []*endpoint{
+		{name: Floor, text: fiveHeaders + "respond ok", status: 200, keys: l.sizes.sweep, store: &s.base},
+		l.limiting(SweepBase, &s.base, 1, ""),
+		l.limiting(TwoShards, &s.two, 1, ""),
+		l.limiting(FourShards, &s.four, 1, ""),
+		l.limiting("no replica", &s.alone, 1, ""),
+		l.limiting("2 replicas", &s.followed, 1, ""),
+		l.limiting("3 zones", &s.base, 3, ""),
+		oneKey, someKeys, many,
+	}
+	for i, far := range s.far {
+		cases = append(cases, l.limiting(distanceName(roundTrips[i]), far, 1, ""))
+	}
+	return cases
+}
+
+func (l *lab) distanceCases() (cases []*endpoint) {
+	for i, far := range l.stores.far {
+		cases = append(cases, l.limiting(beforeName(roundTrips[i]), far, 1, "charge before"))
+	}
+	return cases
+}
+
+func distanceName(roundTrip time.Duration) string {
+	if roundTrip == 0 {
+		return "a relay between"
+	}
+	return fmt.Sprintf("%v ms away", float64(roundTrip)/float64(time.Millisecond))
+}
+
+func beforeName(roundTrip time.Duration) string { return distanceName(roundTrip) + ", charge before" }
+
+// relay stands between Caddy and a redis-server and makes it seem far away.
+// One without a delay does the same work.
+type relay struct {
+	upstream string
+	delay    time.Duration // of each direction
+	listener net.Listener
+	running  sync.WaitGroup
+	ctx      context.Context
+	cut      context.CancelFunc
+}
+
+// chunk is a part of a stream, and when it arrives.
+type chunk struct {
+	b   []byte
+	due time.Time
+}
+
+const (
+	chunkSize = 16 << 10
+	onTheWay  = 1024 // chunks of a stream at most
+)
+
+func startRelay(upstream string, delay time.Duration) (*relay, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("start relay: %w", err)
+	}
+	r := &relay{upstream: upstream, delay: delay, listener: l}
+	r.ctx, r.cut = context.WithCancel(context.Background())
+	r.running.Go(func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			r.running.Go(func() { r.serve(client) })
+		}
+	})
+	return r, nil
+}
+
+func (r *relay) addr() string { return r.listener.Addr().String() }
+
+func (r *relay) close() {
+	_ = r.listener.Close()
+	r.cut()
+	r.running.Wait()
+}
+
+func (r *relay) serve(client net.Conn) {
+	server, err := net.Dial("tcp", r.upstream)
+	if err != nil {
+		_ = client.Close()
+		return
+	}
+	// What hangs up in one direction has nobody to talk to in the other.
+	ctx, hangUp := context.WithCancel(r.ctx)
+	defer hangUp()
+	closed := make(chan struct{})
+	context.AfterFunc(ctx, func() {
+		_, _ = client.Close(), server.Close()
+		close(closed)
+	})
+	var both sync.WaitGroup
+	for from, to := range map[net.Conn]net.Conn{client: server, server: client} {
+		both.Go(func() {
+			defer hangUp()
+			r.pass(from, to)
+		})
+	}
+	both.Wait()
+	<-closed
+}
+
+// pass lets the bytes of one direction pass, each after the delay.
+func (r *relay) pass(from, to net.Conn) {
+	chunks := make(chan chunk, onTheWay)
+	var arriving sync.WaitGroup
+	arriving.Go(func() {
+		sleep := loadgen.NewSleeper()
+		defer sleep.Close()
+		for c := range chunks {
+			sleep.Until(c.due)
+			// An error shows in the other direction, too.
+			_, _ = to.Write(c.b)
+		}
+	})
+	b := make([]byte, chunkSize)
+	for {
+		n, err := from.Read(b)
+		if n > 0 {
+			chunks <- chunk{b: bytes.Clone(b[:n]), due: time.Now().Add(r.delay)}
+		}
+		if err != nil {
+			break
+		}
+	}
+	close(chunks)
+	arriving.Wait()
+}

@@ -1,0 +1,141 @@
+package endtoend
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
+)
+
+// TestRunMeasuresAll requires that a run, however short, has figures in all rows.
+func TestRunMeasuresAll(t *testing.T) {
+	r, err := Run(t.Context(), Options{Rounds: 1, Length: 100 * time.Millisecond, Quick: true}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := r.Markdown()
+	t.Log("\n" + text)
+	rows := map[string]int{}
+	for line := range strings.Lines(text) {
+		if cells := strings.Split(line, " | "); len(cells) > 1 {
+			rows[strings.TrimPrefix(cells[0], "| ")]++
+			for _, cell := range cells[1:] {
+				if strings.Contains(cell, "NaN") || strings.Contains(cell, "Inf") {
+					t.Errorf("no figure: %s", line)
+				}
+			}
+		}
+		if strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "### ") {
+			t.Errorf("the heading is of another level: %s", line)
+		}
+	}
+	for _, c := range r.baseCases {
+		if rows[c.name] == 0 {
+			t.Errorf("there is no row %q", c.name)
+		}
+	}
+	for _, row := range sweepRows(&r.opts) {
+		if rows[row.factor] == 0 || len(r.sweep[row.name]) != 1 {
+			t.Errorf("there is no sample of %q", row.name)
+		}
+	}
+	for _, row := range factorRows(&r.opts) {
+		if rows[row.title()] == 0 || len(r.latency[row.name]) != 1 {
+			t.Errorf("there is no latency of %q", row.title())
+		}
+		if got, all := r.latency[row.name][0], r.latency[SweepBase][0]; got.rate != all.rate || got.floor != all.floor {
+			t.Errorf("%s has another rate or floor than the base", row.title())
+		}
+	}
+	for _, name := range latencyCases {
+		if rows[name] < 2 || len(r.latency[name]) != 1 {
+			t.Errorf("there is no latency of %q", name)
+		}
+	}
+	if table := strings.Index(text, "|"); !strings.HasPrefix(text[table:], "| case | Caddy µs | primary µs | replica µs | ") {
+		t.Errorf("the first table is %.100q", text[table:])
+	}
+	checkFigures(t, r)
+
+	dir := t.TempDir()
+	for name, p := range r.Pictures() {
+		if err := p.Write(filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{caddyPicture, sweepPicture, latencyPicture} {
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Size() == 0 {
+			t.Errorf("%s was not drawn: %v", name, err)
+		}
+		if !strings.Contains(text, "(img/"+name+")") {
+			t.Errorf("the text does not show %s", name)
+		}
+	}
+}
+
+// checkFigures requires what is so on any report.
+func checkFigures(t *testing.T, r *Result) {
+	t.Helper()
+	known, seldom, two, four := r.Cost(ChargeAfter), r.SweepCost(SweepBase), r.SweepCost(TwoShards), r.SweepCost(FourShards)
+	for what, figure := range map[string]float64{
+		"CPU of the floor": r.Cost(Floor).Caddy, "CPU of the limiter": known.Caddy, "CPU of the primary": known.Primary,
+		"CPU of the replica": known.Replica, "requests/s": known.Rate,
+		"CPU of a shard": seldom.Redis(), "CPU of one of two shards": two.Busiest, "CPU of four shards": four.Redis(),
+	} {
+		if figure <= 0 {
+			t.Errorf("%s is %v", what, figure)
+		}
+	}
+	within := func(what string, least, most, got float64) {
+		t.Helper()
+		if got < least || got > most {
+			t.Errorf("%s: %v, want %v to %v", what, got, least, most)
+		}
+	}
+	// With so few, what Redis keeps for its replica is in it.
+	within("bytes of a bucket in Redis", 100, 1000, report.SpreadOf(r.memory.redis).Median)
+	if len(r.memory.redis) != 1 || len(r.memory.store) != 1 || len(r.memory.ledger) != 1 {
+		t.Errorf("one round has measured %+v", r.memory)
+	}
+	calls := func(s samples, name string) float64 { return s[name][0].calls }
+	within("calls without a limiter", 0, 0.01, calls(r.cases, Floor))
+	within("calls of the memory store", 0, 0.01, calls(r.cases, memoryStore))
+	within("calls of charge before", 0.95, 1.05, calls(r.cases, ChargeBefore))
+	within("calls of a refused key", 0, 0.1, calls(r.cases, refusedHot))
+	within("calls of a client that comes seldom", 0.9, 2.2, seldom.Calls)
+	if one, three := calls(r.sweep, SweepBase), calls(r.sweep, "3 zones"); three < 2*one {
+		t.Errorf("three zones cost %v calls, and one %v", three, one)
+	}
+	if s := r.sweep["4 shards"][0]; s.busiest > 0.7*s.redis() {
+		t.Errorf("of four shards one needs %v µs, and all %v µs", s.busiest, s.redis())
+	}
+	for i, d := range roundTrips {
+		if got := r.pings[i+1]; got.Least < milliseconds(d) {
+			t.Errorf("at %v a ping takes %v ms", d, got)
+		}
+	}
+	if far := r.latency[beforeName(5*time.Millisecond)][0]; far.limiter.p50 < 5 {
+		t.Errorf("with Redis 5 ms away half of the requests take less than %v ms", far.limiter.p50)
+	}
+	goals := r.Goals()
+	if len(goals) != 8+len(latencyCases) {
+		t.Errorf("there are %d goals", len(goals))
+	}
+	for _, g := range goals {
+		if g.Bound <= 0 || g.What == "" || g.Least > g.Median || g.Median > g.Most {
+			t.Errorf("odd goal: %+v", g)
+		}
+	}
+}
+
+// TestRunTellsWhatIsMissing: what was started until then is stopped.
+func TestRunTellsWhatIsMissing(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "caddy")
+	if _, err := Run(t.Context(), Options{Quick: true, Caddy: missing}, io.Discard); err == nil || !strings.Contains(err.Error(), missing) {
+		t.Errorf("a Caddy that is not there: %v", err)
+	}
+}

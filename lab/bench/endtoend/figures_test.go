@@ -1,0 +1,99 @@
+package endtoend
+
+import (
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
+
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
+)
+
+// TestComparisonsAreOfTheSameRound: a round in which everything was slow changes
+// no ratio and no difference.
+func TestComparisonsAreOfTheSameRound(t *testing.T) {
+	s := samples{
+		Floor:       {{caddy: 10}, {caddy: 100}, {caddy: 20}},
+		memoryStore: {{caddy: 11}, {caddy: 110}, {caddy: 22}},
+	}
+	if got := s.ratio(memoryStore, Floor); got.Text("%.2f") != "1.10" {
+		t.Errorf("the ratios are %v", got)
+	}
+	r := rounds{
+		{floor: quantiles{p99: 1}, limiter: quantiles{p99: 3}},
+		{floor: quantiles{p99: 50}, limiter: quantiles{p99: 52}},
+	}
+	if got, want := r.added(quantiles.ofP99), (report.Spread{Median: 2, Least: 2, Most: 2}); got != want {
+		t.Errorf("what is added is %v, want %v", got, want)
+	}
+}
+
+func TestUsePerRequest(t *testing.T) {
+	const ms = time.Millisecond
+	before := use{caddy: 5 * ms, primary: 3 * ms, replica: ms, shards: []time.Duration{2 * ms, 2 * ms}, calls: 7}
+	after := use{caddy: 25 * ms, primary: 8 * ms, replica: 3 * ms, shards: []time.Duration{3 * ms, 8 * ms}, calls: 207}
+	got := after.since(&before).per(loadgen.Result{Requests: 100, Elapsed: 2 * time.Second})
+	want := sample{caddy: 200, primary: 50, replica: 20, busiest: 60, calls: 2, perSecond: 100, rate: 50}
+	if got != want {
+		t.Errorf("it is %+v, want %+v", got, want)
+	}
+	if got.redis() != 70 {
+		t.Errorf("Redis takes %v µs, want 70", got.redis())
+	}
+	short := use{calls: 1}.since(&use{}).per(loadgen.Result{Requests: 10, Elapsed: 100 * ms})
+	if short.perSecond != 1 {
+		t.Errorf("one call is %v in a second", short.perSecond)
+	}
+}
+
+// TestSharedRateIsHalfOfTheLeast of what the cases reached, and of what charge
+// before did if one of them has that.
+func TestSharedRateIsHalfOfTheLeast(t *testing.T) {
+	r := &Result{
+		cases: samples{ChargeBefore: {{rate: 600}}},
+		sweep: samples{SweepBase: {{rate: 1000}}, TwoShards: {{rate: 700}, {rate: 900}}, FourShards: {{rate: 850}}, manyKeys: {{rate: 500}}},
+	}
+	cases := []*endpoint{{name: SweepBase}, {name: TwoShards}, {name: FourShards}}
+	if got := r.sharedRate(cases); got != 400 {
+		t.Errorf("the rate is %v, want 400", got)
+	}
+	if got := r.sharedRate(append(cases, &endpoint{name: beforeName(0)})); got != 300 {
+		t.Errorf("with charge before the rate is %v, want 300", got)
+	}
+}
+
+func TestQuantilesOf(t *testing.T) {
+	var r loadgen.Result
+	for i := range 1000 {
+		d := time.Duration(i+1) * time.Millisecond
+		r.Latencies, r.Times, r.Lags = append(r.Latencies, 2*d), append(r.Times, d), append(r.Lags, d/2)
+	}
+	if got, want := quantilesOf(&r), (quantiles{p50: 1002, p99: 1982, p999: 2000, sent99: 991, lag99: 495.5}); got != want {
+		t.Errorf("it is %+v, want %+v", got, want)
+	}
+}
+
+func TestWrkRate(t *testing.T) {
+	good := "Running 1s test\n  100 requests in 1.00s\nRequests/sec:  12345.67\nTransfer/sec:      1.23MB\n"
+	if got, err := wrkRate(good); err != nil || got != 12345.67 {
+		t.Errorf("the rate is %v, %v", got, err)
+	}
+	for _, bad := range []string{"", good + "Non-2xx or 3xx responses: 5\n", "Socket errors: connect 1\n" + good} {
+		if _, err := wrkRate(bad); err == nil {
+			t.Errorf("%q is taken for a rate", bad)
+		}
+	}
+}
+
+func TestNumbersAsText(t *testing.T) {
+	for n, want := range map[int64]string{1: "1", 999: "999", 10_000: "10,000", 1_000_000: "1,000,000", 1_002_003: "1,002,003"} {
+		if got := grouped(n); got != want {
+			t.Errorf("%d is %q, want %q", n, got, want)
+		}
+	}
+	for f, want := range map[float64]string{0: "0", 0.000046: "0.000046", 0.00012: "0.00012", 0.001: "0.0010", 0.0073: "0.0073", 0.01: "0.01", 1.004: "1.00"} {
+		if got := short(f); got != want {
+			t.Errorf("%v is %q, want %q", f, got, want)
+		}
+	}
+}

@@ -1,0 +1,681 @@
+package endtoend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
+	"github.com/shardlimit/caddy-shardlimit/internal/process"
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/redis"
+)
+
+// sample is one case in one round. CPU times are per request, in microseconds.
+type sample struct {
+	// caddy, primary and replica are CPU times; of the latter all shards'
+	// together. busiest is that of the servers of the shard that had most to do.
+	caddy, primary, replica, busiest float64
+	calls, perSecond                 float64 // calls are those of Redis per request, and perSecond those in a second
+	rate                             float64 // requests/s
+}
+
+// samples are those of all rounds, by the name of the case.
+type samples map[string][]sample
+
+func (s samples) spread(name string, of func(sample) float64) report.Spread {
+	return report.SpreadBy(s[name], of)
+}
+
+// ratio is the CPU time of Caddy in a case, relative to that of the floor in the
+// same round.
+func (s samples) ratio(name, floor string) report.Spread {
+	var values []float64
+	for i, one := range s[name] {
+		values = append(values, one.caddy/s[floor][i].caddy)
+	}
+	return report.SpreadOf(values)
+}
+
+func (l *lab) measureAll(ctx context.Context, cases []*endpoint, into samples, isCounted bool) error {
+	// No case is always the first after another.
+	l.turn++
+	for i := range cases {
+		c := cases[(i+l.turn)%len(cases)]
+		length := l.opts.Length
+		if !isCounted {
+			length /= 3
+		}
+		s, err := l.measure(ctx, c, length)
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+		if isCounted {
+			into[c.name] = append(into[c.name], s)
+		}
+	}
+	return nil
+}
+
+// lastCharges is how long those may take that are on their way.
+const lastCharges = 50 * time.Millisecond
+
+func (l *lab) measure(ctx context.Context, c *endpoint, length time.Duration) (s sample, err error) {
+	if _, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Duration: leadIn(length)}); err != nil {
+		return s, err
+	}
+	before, err := c.use()
+	if err != nil {
+		return s, err
+	}
+	result, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Duration: length})
+	if err != nil {
+		return s, err
+	}
+	time.Sleep(lastCharges)
+	after, err := c.use()
+	if err != nil {
+		return s, err
+	}
+	return after.since(&before).per(result), nil
+}
+
+// greet has each client of the cases come once, so that those with a limit of
+// one request are refused from then on.
+func (l *lab) greet(ctx context.Context) error {
+	for _, c := range l.cases {
+		if c.floor == "" || c.keys > clients {
+			continue
+		}
+		result, err := c.load(ctx, loadgen.Options{Connections: l.opts.Connections, Requests: c.keys})
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+		if result.Requests != c.keys {
+			return fmt.Errorf("%s: %d of %d clients came", c.name, result.Requests, c.keys)
+		}
+	}
+	time.Sleep(lastCharges)
+	return nil
+}
+
+// send asks the site, for its clients in turn, and wants its status.
+func (c *endpoint) send(ctx context.Context, opts loadgen.Options) (loadgen.Result, error) {
+	result, err := c.load(ctx, opts)
+	if err != nil {
+		return result, err
+	}
+	if odd := result.Requests - result.Status[c.status]; odd > result.Requests/1000 {
+		return result, fmt.Errorf("%d of %d responses have another status than %d", odd, result.Requests, c.status)
+	}
+	return result, nil
+}
+
+func (c *endpoint) load(ctx context.Context, opts loadgen.Options) (loadgen.Result, error) {
+	first := c.sent
+	opts.Addr, opts.Header = c.addr, "X-Key"
+	opts.Key = func(n int64) string { return clientName((first + n) % c.keys) }
+	result, err := loadgen.Run(ctx, opts)
+	c.sent += result.Requests
+	if err != nil {
+		return result, err
+	}
+	if err := ctx.Err(); err != nil {
+		return result, fmt.Errorf("send requests: %w", err)
+	}
+	return result, nil
+}
+
+func clientName(n int64) string { return "client-" + strconv.FormatInt(n, 10) }
+
+// use is what processes have used so far.
+type use struct {
+	caddy, primary, replica time.Duration
+	shards                  []time.Duration // the CPU times of each shard's servers
+	calls                   int64
+}
+
+func (c *endpoint) use() (u use, err error) {
+	if u.caddy, err = c.caddy.CPU(); err != nil {
+		return u, err
+	}
+	for _, shard := range c.store.shards {
+		all := time.Duration(0)
+		for _, server := range servers(shard) {
+			cpu, err := server.CPU()
+			if err != nil {
+				return u, err
+			}
+			calls, err := server.Asked()
+			if err != nil {
+				return u, err
+			}
+			if server == shard.Primary {
+				u.primary += cpu
+			} else {
+				u.replica += cpu
+			}
+			u.calls += calls
+			all += cpu
+		}
+		u.shards = append(u.shards, all)
+	}
+	return u, nil
+}
+
+func (u use) since(before *use) use {
+	d := use{
+		caddy: u.caddy - before.caddy, primary: u.primary - before.primary, replica: u.replica - before.replica,
+		calls: u.calls - before.calls,
+	}
+	for i := range u.shards {
+		d.shards = append(d.shards, u.shards[i]-before.shards[i])
+	}
+	return d
+}
+
+func (u use) per(r loadgen.Result) sample {
+	requests := float64(max(r.Requests, 1))
+	each := func(d time.Duration) float64 { return d.Seconds() * 1e6 / requests }
+	s := sample{
+		caddy: each(u.caddy), primary: each(u.primary), replica: each(u.replica),
+		calls: float64(u.calls) / requests,
+		// What came in less than a second came in a second.
+		perSecond: float64(u.calls) / math.Max(r.Elapsed.Seconds(), 1),
+		rate:      requests / r.Elapsed.Seconds(),
+	}
+	for _, d := range u.shards {
+		s.busiest = max(s.busiest, each(d))
+	}
+	return s
+}
+
+func (s sample) requests() float64    { return s.rate }
+func (s sample) redis() float64       { return s.primary + s.replica }
+func (s sample) ofCaddy() float64     { return s.caddy }
+func (s sample) ofPrimary() float64   { return s.primary }
+func (s sample) ofReplica() float64   { return s.replica }
+func (s sample) ofBusiest() float64   { return s.busiest }
+func (s sample) ofCalls() float64     { return s.calls }
+func (s sample) ofPerSecond() float64 { return s.perSecond }
+
+// latencies are those of one case in one round, in milliseconds, and of the
+// floor at the same rate.
+type latencies struct {
+	rate           float64
+	floor, limiter quantiles
+}
+
+// quantiles are how long requests took.
+type quantiles struct {
+	p50, p99, p999 float64
+	// sent99 is p99 from when they were sent, and lag99 how long after it was due
+	// that was.
+	sent99, lag99 float64
+}
+
+func quantilesOf(r *loadgen.Result) quantiles {
+	of := func(sorted []time.Duration, part float64) float64 {
+		return milliseconds(loadgen.Quantile(sorted, part))
+	}
+	return quantiles{
+		p50: of(r.Latencies, 0.5), p99: of(r.Latencies, 0.99), p999: of(r.Latencies, 0.999),
+		sent99: of(r.Times, 0.99), lag99: of(r.Lags, 0.99),
+	}
+}
+
+func (q quantiles) ofP50() float64         { return q.p50 }
+func (q quantiles) ofP99() float64         { return q.p99 }
+func (q quantiles) ofP999() float64        { return q.p999 }
+func (q quantiles) ofSent99() float64      { return q.sent99 }
+func milliseconds(d time.Duration) float64 { return d.Seconds() * 1e3 }
+
+// rounds are those of a case.
+type rounds []latencies
+
+func (r rounds) added(of func(quantiles) float64) report.Spread {
+	return r.spread(func(l latencies) float64 { return of(l.limiter) - of(l.floor) })
+}
+
+func (r rounds) spread(of func(latencies) float64) report.Spread { return report.SpreadBy(r, of) }
+
+// latencyCases are those whose latency is measured on loopback.
+var latencyCases = []string{memoryStore, ChargeAfter, ChargeBefore, BatchAuto, refusedHot}
+
+// measureLatencies runs each case at half of what it reached before, after its
+// floor at the same rate. Those of the sweep share a rate and a floor, the ones of
+// other factors and the ones at a distance apart.
+func (l *lab) measureLatencies(ctx context.Context, r *Result, isCounted bool) error {
+	for _, name := range latencyCases {
+		c := called(l.cases, name)
+		rate := r.cases.spread(name, sample.requests).Median / 2
+		if err := l.against(ctx, c.floor, rate, r.latency, isCounted, c); err != nil {
+			return err
+		}
+	}
+	for _, group := range [][]*endpoint{l.factorCases(), l.farCases()} {
+		if err := l.against(ctx, Floor, r.sharedRate(group), r.latency, isCounted, group...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *lab) factorCases() (cases []*endpoint) {
+	for _, row := range factorRows(&l.opts) {
+		cases = append(cases, called(l.sweep, row.name))
+	}
+	return cases
+}
+
+func (l *lab) farCases() (cases []*endpoint) {
+	for i, roundTrip := range roundTrips {
+		cases = append(cases, called(l.sweep, distanceName(roundTrip)), l.distances[i])
+	}
+	return cases
+}
+
+// sharedRate is half of what each of the cases can serve. Those with charge
+// before, of which the sweep has none, are taken to serve what it serves on
+// loopback.
+func (r *Result) sharedRate(cases []*endpoint) float64 {
+	least := math.Inf(1)
+	for _, c := range cases {
+		reached := r.sweep.spread(c.name, sample.requests)
+		if len(r.sweep[c.name]) == 0 {
+			reached = r.cases.spread(ChargeBefore, sample.requests)
+		}
+		least = math.Min(least, reached.Median)
+	}
+	return least / 2
+}
+
+func (l *lab) against(ctx context.Context, floor string, rate float64, into map[string]rounds, isCounted bool, cases ...*endpoint) error {
+	without, err := l.paced(ctx, called(l.cases, floor), rate)
+	if err != nil {
+		return err
+	}
+	for _, c := range cases {
+		q, err := l.paced(ctx, c, rate)
+		if err != nil {
+			return err
+		}
+		if isCounted {
+			into[c.name] = append(into[c.name], latencies{rate: rate, floor: without, limiter: q})
+		}
+	}
+	return nil
+}
+
+func (l *lab) paced(ctx context.Context, c *endpoint, rate float64) (q quantiles, err error) {
+	length := l.opts.Length / time.Duration(l.sizes.slices)
+	// The first requests of connections are others'.
+	lead := leadIn(length)
+	result, err := c.send(ctx, loadgen.Options{
+		Connections: l.opts.Connections, Rate: rate, Duration: lead + length, Skip: int64(rate * lead.Seconds()),
+	})
+	if err != nil {
+		return q, fmt.Errorf("%s: %w", c.name, err)
+	}
+	return quantilesOf(&result), nil
+}
+
+// pingCount is how many pings tell in a round how far away a server is.
+const pingCount = 40
+
+// pings are how many milliseconds a PING takes to the default store's primary,
+// while nothing else runs: at once, and through the relays in the order of
+// roundTrips.
+func (l *lab) pings(ctx context.Context) (all []report.Spread, err error) {
+	addrs := []string{l.stores.base.shards[0].Primary.Addr()}
+	for _, far := range l.stores.far {
+		addrs = append(addrs, far.relays[0].addr())
+	}
+	took := make([][]float64, len(addrs))
+	for range l.opts.Rounds {
+		for i, addr := range addrs {
+			d, err := ping(ctx, addr)
+			if err != nil {
+				return nil, err
+			}
+			took[i] = append(took[i], milliseconds(d))
+		}
+	}
+	for _, values := range took {
+		all = append(all, report.SpreadOf(values))
+	}
+	return all, nil
+}
+
+func ping(ctx context.Context, addr string) (time.Duration, error) {
+	client := goredis.NewClient(&goredis.Options{Addr: addr})
+	defer client.Close()
+	took := make([]time.Duration, pingCount)
+	for i := -pingCount; i < pingCount; i++ {
+		start := time.Now()
+		if err := client.Ping(ctx).Err(); err != nil {
+			return 0, fmt.Errorf("ping %s: %w", addr, err)
+		}
+		// The first ones wake up what sleeps.
+		if i >= 0 {
+			took[i] = time.Since(start)
+		}
+	}
+	slices.Sort(took)
+	return loadgen.Quantile(took, 0.5), nil
+}
+
+// wrkScript makes wrk send the clients in turn.
+const wrkScript = `
+local n = 0
+request = function()
+	n = n + 1
+	return wrk.format("GET", "/", {["X-Key"] = "client-" .. n %% %d})
+end
+`
+
+// wrkCases are those that wrk sees, too.
+var wrkCases = []string{Floor, ChargeAfter}
+
+func (l *lab) crossCheck(ctx context.Context, r *Result, isCounted bool) error {
+	wrk, err := process.Find("wrk")
+	if err != nil {
+		return err
+	}
+	script := filepath.Join(l.shop.Dir, "clients.lua")
+	if err := os.WriteFile(script, fmt.Appendf(nil, wrkScript, clients), 0o600); err != nil {
+		return fmt.Errorf("write the script of wrk: %w", err)
+	}
+	// It takes whole seconds.
+	length := max(l.opts.Length.Round(time.Second), time.Second)
+	for _, name := range wrkCases {
+		c := called(l.cases, name)
+		out, err := exec.CommandContext(ctx, wrk, "-t1", "-c"+strconv.Itoa(l.opts.Connections),
+			"-d"+strconv.Itoa(int(length.Seconds()))+"s", "--timeout", "30s", "-s", script, "http://"+c.addr).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%s: %w: %s", name, err, out)
+		}
+		rate, err := wrkRate(string(out))
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		own, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Duration: length})
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		if isCounted {
+			r.wrk[name] = append(r.wrk[name], rate)
+			r.own[name] = append(r.own[name], float64(own.Requests)/own.Elapsed.Seconds())
+		}
+	}
+	return nil
+}
+
+var wrkRates = regexp.MustCompile(`(?m)^Requests/sec: *([0-9.]+)$`)
+
+func wrkRate(out string) (float64, error) {
+	found := wrkRates.FindStringSubmatch(out)
+	if found == nil || strings.Contains(out, "Non-2xx") || strings.Contains(out, "Socket errors") {
+		return 0, fmt.Errorf("wrk had trouble: %s", out)
+	}
+	rate, err := strconv.ParseFloat(found[1], 64)
+	if err != nil {
+		return 0, fmt.Errorf("read what wrk says: %w", err)
+	}
+	return rate, nil
+}
+
+// fillWriters is how many write buckets at a time, and fillChunk how many at
+// once.
+const (
+	fillWriters = 4
+	fillChunk   = 500
+)
+
+// fill gives all clients the buckets that Caddy would give them, those of many
+// keys last, and measures meanwhile what they take.
+func (l *lab) fill(ctx context.Context, r *Result) error {
+	c := l.heap[1]
+	// Its bucket shows what keys look like.
+	if _, err := c.send(ctx, loadgen.Options{Requests: 1}); err != nil {
+		return err
+	}
+	time.Sleep(lastCharges)
+	tag, err := c.clientKeyTag(ctx)
+	if err != nil {
+		return err
+	}
+	if err := l.open(ctx, tag); err != nil {
+		return err
+	}
+	if r.memory, err = l.measureMemory(ctx, tag); err != nil {
+		return err
+	}
+	start, there := time.Now(), l.sizes.redis
+	if err := c.charge(ctx, tag, there, c.keys); err != nil {
+		return err
+	}
+	r.fillRate = float64(c.keys-there) / time.Since(start).Seconds()
+	return l.checkFilled(ctx)
+}
+
+// open gives the clients of the sweep their buckets: to open one takes a call
+// more, which is seldom in the long run. A tag is what Caddy puts before the
+// clients' names.
+func (l *lab) open(ctx context.Context, tag string) error {
+	for _, list := range [][]*endpoint{l.cases, l.sweep, l.distances} {
+		for _, c := range list {
+			if len(c.limits) == 0 || c.isAlone {
+				continue
+			}
+			// In a quick run no more of them will come.
+			end := c.keys
+			if l.opts.Quick {
+				end = min(end, 2*l.sizes.sweep)
+			}
+			if err := c.charge(ctx, tag, 0, end); err != nil {
+				return fmt.Errorf("%s: %w", c.name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// charge charges the clients from first up to end once in each of the site's
+// limits, through the store that Caddy uses.
+func (c *endpoint) charge(ctx context.Context, tag string, first, end int64) error {
+	opts := redis.Options{CheckTimeout: 5 * time.Second, ChargeTimeout: 5 * time.Second}
+	for i, servers := range c.store.shards {
+		shard := redis.NewShard(redis.ShardOptions{Primary: servers.Primary.Addr(), DialTimeout: 5 * time.Second})
+		defer shard.Close(ctx)
+		opts.Members = append(opts.Members, redis.Member{Name: shardName(i), Shard: shard})
+	}
+	s := redis.New(opts)
+	var (
+		wg   sync.WaitGroup
+		errs [fillWriters]error
+	)
+	for w := range int64(fillWriters) {
+		wg.Go(func() {
+			for from := first + w*fillChunk; from < end && errs[w] == nil; from += fillWriters * fillChunk {
+				errs[w] = c.chargeSome(ctx, s, tag, from, min(from+fillChunk, end))
+			}
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs[:]...); err != nil {
+		return fmt.Errorf("fill Redis: %w", err)
+	}
+	return nil
+}
+
+func (c *endpoint) chargeSome(ctx context.Context, s *redis.Store, tag string, first, end int64) error {
+	var reqs []store.Request
+	for _, limit := range c.limits {
+		for n := first; n < end; n++ {
+			reqs = append(reqs, store.Request{Limit: limit, ClientKey: tag + clientName(n), Events: 50_000_000, Cost: 1})
+		}
+	}
+	for _, st := range s.Charge(ctx, reqs) {
+		if st.Err != nil {
+			return st.Err
+		}
+	}
+	return nil
+}
+
+// clientKeyTag is what Caddy puts before the clients' names, as seen in a key
+// that it has made.
+func (c *endpoint) clientKeyTag(ctx context.Context) (string, error) {
+	key, err := c.store.shards[0].Primary.Client().RandomKey(ctx).Result()
+	if err != nil {
+		return "", fmt.Errorf("find a key of Caddy: %w", err)
+	}
+	parts := strings.Split(key, ":")
+	if len(parts) < 3 || !slices.Contains(parts, c.limits[0].Zone) {
+		return "", fmt.Errorf("the key %q is not of the zone", key)
+	}
+	return parts[len(parts)-2] + ":", nil
+}
+
+// checkFilled requires that the clients of many keys have the buckets that were
+// made for them, and none beside.
+func (l *lab) checkFilled(ctx context.Context) error {
+	c := l.heap[1]
+	n, err := c.store.shards[0].Primary.Client().DBSize(ctx).Result()
+	if err != nil {
+		return fmt.Errorf("count keys: %w", err)
+	}
+	if n != c.keys {
+		return fmt.Errorf("there are %d keys for %d clients", n, c.keys)
+	}
+	return nil
+}
+
+// memory is what buckets take, in bytes each, by round.
+type memory struct {
+	// redis is that of used_memory, store of Caddy's heap in the memory store, and
+	// ledger of the heap for what Caddy knows of a bucket in Redis.
+	redis, store, ledger []float64
+}
+
+// measureMemory measures what the buckets take that Caddy gives to clients, who
+// have the tag before their names.
+func (l *lab) measureMemory(ctx context.Context, tag string) (m memory, err error) {
+	for range l.opts.Rounds {
+		each, err := l.redisPerKey(ctx, tag)
+		if err != nil {
+			return m, err
+		}
+		m.redis = append(m.redis, each)
+		// One that has had clients has room for more.
+		if err := l.restartSecond(); err != nil {
+			return m, err
+		}
+		for i, of := range []*[]float64{&m.store, &m.ledger} {
+			each, err := l.heapPerKey(ctx, l.heap[i])
+			if err != nil {
+				return m, err
+			}
+			*of = append(*of, each)
+		}
+	}
+	return m, nil
+}
+
+// redisPerKey empties the servers of many keys, gives some clients buckets, and
+// tells by how much the second half of them has made the primary grow: with the
+// first half Redis has all that it keeps for its replica.
+func (l *lab) redisPerKey(ctx context.Context, tag string) (float64, error) {
+	c, half := l.heap[1], l.sizes.redis/2
+	if err := c.store.shards[0].Primary.Client().FlushAll(ctx).Err(); err != nil {
+		return 0, fmt.Errorf("empty Redis: %w", err)
+	}
+	if err := c.charge(ctx, tag, 0, half); err != nil {
+		return 0, err
+	}
+	before, err := c.usedMemory(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if err := c.charge(ctx, tag, half, 2*half); err != nil {
+		return 0, err
+	}
+	after, err := c.usedMemory(ctx)
+	return (after - before) / float64(half), err
+}
+
+// heapPerKey sends one request of each client, and tells by how much the heap
+// has grown.
+func (l *lab) heapPerKey(ctx context.Context, c *endpoint) (float64, error) {
+	// What is made for the first requests is not for a client.
+	if _, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Requests: l.sizes.heap / 10}); err != nil {
+		return 0, err
+	}
+	before, err := l.heapBytes()
+	if err != nil {
+		return 0, err
+	}
+	count := l.sizes.heap * 9 / 10
+	if _, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Requests: count}); err != nil {
+		return 0, err
+	}
+	time.Sleep(lastCharges)
+	after, err := l.heapBytes()
+	return (after - before) / float64(count), err
+}
+
+// heapAlloc is the size of the heap in a profile of it as text. It is read before
+// the profile is written, which leaves garbage of a megabyte.
+var heapAlloc = regexp.MustCompile(`(?m)^# HeapAlloc = (\d+)$`)
+
+func (l *lab) heapBytes() (n float64, err error) {
+	// Once is not enough for what pools hold.
+	for range 2 {
+		profile, err := l.second.Get("/debug/pprof/heap?gc=1&debug=1")
+		if err != nil {
+			return 0, err
+		}
+		found := heapAlloc.FindSubmatch(profile)
+		if found == nil {
+			return 0, fmt.Errorf("the profile does not say how large the heap is: %.200s", profile)
+		}
+		if n, err = strconv.ParseFloat(string(found[1]), 64); err != nil {
+			return 0, fmt.Errorf("read the size of the heap: %w", err)
+		}
+	}
+	return n, nil
+}
+
+// usedMemory is that of the store's only primary, once it keeps nothing that its
+// replicas have not had yet.
+func (c *endpoint) usedMemory(ctx context.Context) (float64, error) {
+	shard := c.store.shards[0]
+	for _, replica := range shard.Replicas {
+		if err := replica.WaitInSyncWith(ctx, shard.Primary); err != nil {
+			return 0, err
+		}
+	}
+	info, err := shard.Primary.Info("memory")
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.ParseFloat(info["used_memory"], 64)
+	if err != nil {
+		return 0, fmt.Errorf("read used_memory: %w", err)
+	}
+	return n, nil
+}

@@ -1,0 +1,336 @@
+package endtoend
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/lab/picture"
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
+)
+
+// Result is what was measured.
+type Result struct {
+	opts         Options
+	took         time.Duration
+	baseCases    []*endpoint       // those of the table of cases, in order
+	cases, sweep samples           // cases and sweep are the samples of both tables
+	latency      map[string]rounds // the latencies by the name of the case
+	// wrk are requests/s as wrk sees them, and own what the load generator saw
+	// next.
+	wrk, own map[string][]float64
+	// pings are how many milliseconds away Redis is, at once and then in the order
+	// of roundTrips.
+	pings    []report.Spread
+	memory   memory
+	fillRate float64 // how many buckets a second were written beforehand
+}
+
+func newResult(opts Options, l *lab) *Result {
+	return &Result{
+		opts: opts, baseCases: l.cases, cases: samples{}, sweep: samples{},
+		latency: map[string]rounds{}, wrk: map[string][]float64{}, own: map[string][]float64{},
+	}
+}
+
+// Cost is CPU time per request in microseconds, of all of Caddy, of primaries, of
+// replicas, and of the servers of the shard that has most to do; and calls to
+// Redis per request, and requests in a second.
+type Cost struct{ Caddy, Primary, Replica, Busiest, Calls, Rate float64 }
+
+// Redis is the CPU time of all servers.
+func (c Cost) Redis() float64 { return c.Primary + c.Replica }
+
+// Cost returns the medians of a case, such as ChargeAfter.
+func (r *Result) Cost(name string) Cost { return r.cases.cost(name) }
+
+// SweepCost returns the medians of a case of the sweep, such as SweepBase.
+func (r *Result) SweepCost(name string) Cost { return r.sweep.cost(name) }
+
+func (s samples) cost(name string) Cost {
+	median := func(of func(sample) float64) float64 { return s.spread(name, of).Median }
+	return Cost{
+		median(sample.ofCaddy), median(sample.ofPrimary), median(sample.ofReplica), median(sample.ofBusiest),
+		median(sample.ofCalls), median(sample.requests),
+	}
+}
+
+// Added returns the medians of the latency that a case adds at half of saturation,
+// in milliseconds.
+func (r *Result) Added(name string) (p50, p99 float64) {
+	return r.latency[name].added(quantiles.ofP50).Median, r.latency[name].added(quantiles.ofP99).Median
+}
+
+// The bounds for what is not a ratio.
+const (
+	redisMicrosBound = 9
+	batchCallsBound  = 0.01
+	refusedBound     = 1
+	addedBound       = 1
+)
+
+// Goals are the speeds that were aimed at.
+func (r *Result) Goals() []report.Goal {
+	ratio := func(what, name, floor string, bound float64) report.Goal {
+		return goalOf("CPU of Caddy ÷ floor: "+what, bound, "", r.cases.ratio(name, floor))
+	}
+	goals := []report.Goal{
+		ratio("memory store", memoryStore, Floor, memoryBound),
+		ratio("Redis store, charge after, 500 clients", ChargeAfter, Floor, chargeAfterBound),
+		ratio("Redis store, charge after, 50,000 clients", ManyClients, Floor, chargeAfterBound),
+		goalOf("CPU of primary and replica per request: Redis store, charge after, 500 clients", redisMicrosBound, " µs",
+			r.cases.spread(ChargeAfter, sample.redis)),
+		ratio("Redis store, batch auto", BatchAuto, Floor, batchBound),
+		goalOf("calls to Redis per request: batch auto", batchCallsBound, "", r.cases.spread(BatchAuto, sample.ofCalls)),
+		ratio("Redis store, one refused key", refusedHot, refusedFloor, refusedHotBound),
+		goalOf("calls to Redis per second: one refused key", refusedBound, "", r.cases.spread(refusedHot, sample.ofPerSecond)),
+	}
+	for _, name := range latencyCases {
+		goals = append(goals, goalOf("added p99 at half of saturation: "+name, addedBound, " ms", r.latency[name].added(quantiles.ofP99)))
+	}
+	return goals
+}
+
+func goalOf(what string, bound float64, unit string, s report.Spread) report.Goal {
+	return report.Goal{What: what, Bound: bound, Unit: unit, Spread: s}
+}
+
+// Markdown is what was measured, as tables with what is to be known of them.
+func (r *Result) Markdown() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d requests at a time, %d clients, %d rounds of %v a case, all cases in turn. Everything here took %v.\n\n",
+		r.opts.Connections, clients, r.opts.Rounds, r.opts.Length, r.took.Round(time.Second))
+	r.writeCases(&b)
+	r.writeSweep(&b)
+	r.writeLatency(&b)
+	r.writeWrk(&b)
+	r.writeMemory(&b)
+	return b.String()
+}
+
+func (r *Result) writeCases(b *strings.Builder) {
+	t := report.NewTable("case", "Caddy µs", "primary µs", "replica µs", "Caddy ÷ floor", "goal", "requests/s", "calls per request")
+	for _, c := range r.baseCases {
+		cell := func(format string, of func(sample) float64) string { return r.cases.spread(c.name, of).Text(format) }
+		ratio, bound := "", ""
+		if c.floor != "" {
+			ratio = r.cases.ratio(c.name, c.floor).Text("%.2f")
+		}
+		if c.limit > 0 {
+			bound = fmt.Sprintf("≤ %.2f", c.limit)
+		}
+		t.Row(c.name, cell("%.1f", sample.ofCaddy),
+			cell("%.1f", sample.ofPrimary), cell("%.1f", sample.ofReplica), ratio, bound,
+			cell("%.0f", sample.requests), r.cases.spread(c.name, sample.ofCalls).As(short))
+	}
+	fmt.Fprintf(b, "%s\n![CPU of Caddy per request, by case](img/%s)\n", t, caddyPicture)
+}
+
+// short writes a number of calls. Of next to none there are two digits, however
+// many zeros come first.
+func short(f float64) string {
+	switch {
+	case f == 0:
+		return "0"
+	case f < 0.01:
+		return fmt.Sprintf("%.*f", 1-int(math.Floor(math.Log10(f))), f)
+	default:
+		return fmt.Sprintf("%.2f", f)
+	}
+}
+
+// sweepRow is a row of the table of the sweep, and a bar of its drawing.
+type sweepRow struct{ factor, value, name string }
+
+func (r *sweepRow) title() string {
+	if r.name == SweepBase {
+		return r.factor
+	}
+	return r.factor + ": " + r.value
+}
+
+func factorRows(opts *Options) []sweepRow {
+	return []sweepRow{
+		{"base", "1 shard, 1 replica, 1 zone, " + grouped(opts.sizes().sweep) + " keys", SweepBase},
+		{"shards", "2", TwoShards},
+		{"shards", "4", FourShards},
+		{"replicas", "0", "no replica"},
+		{"replicas", "2", "2 replicas"},
+		{"zones", "3", "3 zones"},
+		{"keys", "1", "1 key"},
+		{"keys", grouped(opts.sizes().sweep / 3), fewerKeys},
+		{"keys", grouped(opts.sizes().many), manyKeys},
+	}
+}
+
+func sweepRows(opts *Options) []sweepRow {
+	rows := factorRows(opts)
+	for _, d := range roundTrips {
+		rows = append(rows, sweepRow{"distance", distanceName(d), distanceName(d)})
+	}
+	return rows
+}
+
+func grouped(n int64) string { return report.Grouped(float64(n)) }
+
+func (r *Result) writeSweep(b *strings.Builder) {
+	fmt.Fprintf(b, `
+### One factor at a time
+
+The Redis store with `+"`charge after`"+`, for %s clients in turn: as they are many, each comes every few seconds, so that each request asks a replica and is charged, unlike those of the %d clients above. Of a third as many, some come twice within the second for which [the ledger](ledger.md) trusts what it was told. Each row differs from the base in one thing. Redis µs are all servers of all shards together, *busiest shard* the servers of that one which had most to do; a call asks a server about one bucket, or changes it, as the commands tell by which buckets are read (`+"`INFO commandstats`"+`); several go to it as one command. Distance is made by a relay in the program that sends the requests, of which each direction takes half; the row without a delay shows what the relay itself does to the figures, and *round trip* is a PING through it while nothing else runs, of each round the median of %d. The %s buckets of the last value of keys were written beforehand, %s a second, by the store that Caddy uses, under the keys that Caddy uses; that case runs in a Caddy of its own, whose heap would slow down or speed up the others.
+
+`, grouped(r.opts.sizes().sweep), clients, pingCount, grouped(r.opts.sizes().many), report.Grouped(r.fillRate))
+	t := report.NewTable("factor", "value", "round trip ms", "requests/s", "Caddy µs", "Redis µs", "busiest shard µs", "calls per request", "Caddy ÷ floor")
+	write := func(factor, value, name string, ping report.Spread, ratio string) {
+		cell := func(format string, of func(sample) float64) string { return r.sweep.spread(name, of).Text(format) }
+		t.Row(factor, value, ping.Text("%.2f"),
+			cell("%.0f", sample.requests), cell("%.1f", sample.ofCaddy), cell("%.1f", sample.redis),
+			cell("%.1f", sample.ofBusiest), r.sweep.spread(name, sample.ofCalls).As(short), ratio)
+	}
+	write("floor", "no limiter", Floor, r.pings[0], "")
+	for _, row := range sweepRows(&r.opts) {
+		write(row.factor, row.value, row.name, r.pingOf(row.name), r.sweep.ratio(row.name, Floor).Text("%.2f"))
+	}
+	fmt.Fprintf(b, "%s\n![CPU of Caddy and Redis per request, by factor](img/%s)\n", t, sweepPicture)
+}
+
+func (r *Result) pingOf(name string) report.Spread {
+	for i, d := range roundTrips {
+		if name == distanceName(d) {
+			return r.pings[i+1]
+		}
+	}
+	return r.pings[0]
+}
+
+func (r *Result) writeLatency(b *strings.Builder) {
+	fmt.Fprintf(b, `
+### Latency
+
+Requests come at a steady rate whether others are answered or not, over %d connections, and the latency of each counts from the instant at which it was due, so that nobody's waiting is left out. The rate is half of what the case reached above; the floor gets the same rate in the same round, and what is *added* is the difference of both; there are %d rounds of %v. Below zero it is less than what both wander by. *Lag* is how late the load generator sent requests, because it or all connections were busy, which is in the latency; *from sending* leaves it out.
+
+`, r.opts.Connections, r.opts.Rounds*r.opts.sizes().slices, (r.opts.Length / time.Duration(r.opts.sizes().slices)).Round(time.Millisecond))
+	t := addedTable("latency of")
+	for _, name := range latencyCases {
+		r.writeAdded(t, name, name)
+	}
+	b.WriteString(t.String())
+	fmt.Fprintf(b, `
+The same, one factor at a time, for the %s clients of the sweep, who are not known from their last request, unless all come with one key: each waits for a replica or, where there is none, for the primary. All have the same rate, half of what the slowest of them reached above, and the same floor, which is in the Caddy of all but that with %s keys. At this rate those with fewer keys come as seldom as others.
+
+`, grouped(r.opts.sizes().sweep), grouped(r.opts.sizes().many))
+	t = addedTable("latency, one factor at a time")
+	for _, row := range factorRows(&r.opts) {
+		r.writeAdded(t, row.title(), row.name)
+	}
+	b.WriteString(t.String())
+	b.WriteString(`
+The same with Redis at a distance: with ` + "`charge after`" + ` each waits for a replica, with ` + "`charge before`" + ` for the primary. Here too all have the same rate and the same floor.
+
+`)
+	t = addedTable("latency at a distance")
+	for i, d := range roundTrips {
+		for _, name := range []string{distanceName(d), beforeName(d)} {
+			r.writeAdded(t, fmt.Sprintf("%s (round trip %.2f ms)", name, r.pings[i+1].Median), name)
+		}
+	}
+	fmt.Fprintf(b, "%s\n![Latency that the limiter adds, by how far away Redis is](img/%s)\n", t, latencyPicture)
+}
+
+func addedTable(first string) *report.Table {
+	return report.NewTable(first, "requests/s", "floor p50 ms", "floor p99 ms", "added p50 ms", "added p99 ms", "added p99.9 ms", "added p99 ms from sending", "lag p99 ms")
+}
+
+func (r *Result) writeAdded(t *report.Table, title, name string) {
+	all := r.latency[name]
+	cell := func(of func(latencies) float64) string { return all.spread(of).Text("%.2f") }
+	added := func(of func(quantiles) float64) string { return all.added(of).Text("%.2f") }
+	t.Row(title, fmt.Sprintf("%.0f", all.spread(func(l latencies) float64 { return l.rate }).Median),
+		cell(func(l latencies) float64 { return l.floor.p50 }), cell(func(l latencies) float64 { return l.floor.p99 }),
+		added(quantiles.ofP50), added(quantiles.ofP99), added(quantiles.ofP999), added(quantiles.ofSent99),
+		cell(func(l latencies) float64 { return l.limiter.lag99 }))
+}
+
+func (r *Result) writeWrk(b *strings.Builder) {
+	b.WriteString("\n### As wrk sees it\n\n")
+	if len(r.wrk) == 0 {
+		b.WriteString("wrk was not asked.\n")
+		return
+	}
+	fmt.Fprintf(b, "The same sites, asked in turn by wrk with one thread and %d connections, and by the load generator of the tables above.\n\n", r.opts.Connections)
+	t := report.NewTable("requests/s of", "wrk", "load generator")
+	for _, name := range wrkCases {
+		t.Row(name, report.SpreadOf(r.wrk[name]).Text("%.0f"), report.SpreadOf(r.own[name]).Text("%.0f"))
+	}
+	b.WriteString(t.String())
+}
+
+func (r *Result) writeMemory(b *strings.Builder) {
+	fmt.Fprintf(b, `
+### Memory
+
+What a bucket takes, here with keys of the length that these clients have, measured once a round, with an empty Redis and a Caddy that has just started: in Redis by `+"`used_memory`"+` of a primary between %s and %s keys, in full tables both times; in Caddy by its heap after a collection of garbage, %s clients later. Tables that double make the latter depend on how many there are.
+
+| bytes for each bucket | |
+|---|---|
+`, grouped(r.opts.sizes().redis/2), grouped(r.opts.sizes().redis), grouped(r.opts.sizes().heap*9/10))
+	for _, of := range []struct {
+		where string
+		bytes []float64
+	}{
+		{"each server of Redis", r.memory.redis},
+		{"Caddy, memory store", r.memory.store},
+		{"Caddy, what it knows of a bucket in Redis", r.memory.ledger},
+	} {
+		fmt.Fprintf(b, "| %s | %s |\n", of.where, report.SpreadOf(of.bytes).Text("%.0f"))
+	}
+}
+
+// The pictures.
+const (
+	caddyPicture   = "bench-caddy.svg"
+	sweepPicture   = "bench-sweep.svg"
+	latencyPicture = "bench-latency.svg"
+)
+
+// Pictures draws what was measured, by the names of files.
+func (r *Result) Pictures() map[string]*picture.Picture {
+	var cases, sweep []picture.Bar
+	for _, c := range r.baseCases {
+		if c.floor != "" {
+			cases = append(cases, picture.Bar{Name: c.name, Spread: r.cases.ratio(c.name, c.floor)})
+		}
+	}
+	for _, row := range sweepRows(&r.opts) {
+		all := r.sweep.spread(row.name, func(s sample) float64 { return s.caddy + s.redis() })
+		sweep = append(sweep, picture.Bar{Name: row.title(), Spread: all})
+	}
+	return map[string]*picture.Picture{
+		caddyPicture:   picture.Bars("CPU of Caddy per request", "÷ floor of the same round", cases...),
+		sweepPicture:   picture.Bars("CPU of Caddy and Redis per request", "µs", sweep...),
+		latencyPicture: picture.Lines("Latency that the limiter adds, at one rate", "round trip to Redis, ms", "ms", r.byDistance()...),
+	}
+}
+
+func (r *Result) byDistance() (all []picture.Series) {
+	for _, kind := range []struct {
+		name string
+		of   func(time.Duration) string
+	}{{"charge after", distanceName}, {"charge before", beforeName}} {
+		for _, part := range []struct {
+			name string
+			of   func(quantiles) float64
+		}{{"p50", quantiles.ofP50}, {"p99", quantiles.ofP99}} {
+			s := picture.Series{Name: kind.name + ", " + part.name}
+			for at, roundTrip := range roundTrips {
+				added := r.latency[kind.of(roundTrip)].added(part.of)
+				// A difference of two figures that wander may be less than nothing. The
+				// least and the most, which the table has, would leave no room.
+				s.Append(max(math.Round(r.pings[at+1].Median*100)/100, 0.01), max(added.Median, 0))
+			}
+			all = append(all, s)
+		}
+	}
+	return all
+}

@@ -1,0 +1,135 @@
+package libraries
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
+)
+
+// twoPeers is a comparison of two peers with two of ours, in two rounds.
+func twoPeers() *comparison {
+	peer := &limiter{kind: &kind{name: "peer"}}
+	return &comparison{
+		scene:    scene{goroutines: ceilingWith},
+		limiters: []*limiter{peer, peer, {kind: takeFixedWindow}, {kind: checkAndCharge}},
+		samples: [][]sample{
+			{{rate: 10}, {rate: 40}}, {{rate: 20}, {rate: 30}}, {{rate: 30}, {rate: 50}}, {{rate: 5}, {rate: 30}},
+		},
+		ceiling: []ceiling{{rate: 40, server: 3}, {rate: 100, server: 5}},
+	}
+}
+
+// TestRatiosAreToTheFastestPeerInTheSameRound: the second is it by the median,
+// though the first is in one of the rounds.
+func TestRatiosAreToTheFastestPeerInTheSameRound(t *testing.T) {
+	c := twoPeers()
+	c.samples[1][1].rate = 32
+	if got, want := c.ratios(2), (report.Spread{Median: (1.5 + 50.0/32) / 2, Least: 1.5, Most: 50.0 / 32}); got != want {
+		t.Errorf("ratios %v, want %v", got, want)
+	}
+}
+
+func TestPartsAreOfTheCeilingOfTheRound(t *testing.T) {
+	if got, want := twoPeers().parts(2), (report.Spread{Median: 0.625, Least: 0.5, Most: 0.75}); got != want {
+		t.Errorf("parts %v, want %v", got, want)
+	}
+}
+
+func TestGoals(t *testing.T) {
+	refused := twoPeers()
+	refused.scene.refused, refused.ceiling = true, nil
+	r := &Result{shared: []*comparison{twoPeers(), refused}}
+	var got []string
+	for _, g := range r.Goals() {
+		got = append(got, g.What)
+	}
+	want := []string{
+		"Take, fixed window, 256 goroutines ÷ fastest peer",
+		"check + charge, fixed window, 256 goroutines ÷ fastest peer",
+		"Take, fixed window, 256 goroutines ÷ pipelined redis-benchmark",
+		"Take, fixed window, 256 goroutines, refused ÷ fastest peer",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("goals %q, want %q", got, want)
+	}
+}
+
+func TestFiguresAreMedians(t *testing.T) {
+	r := &Result{opts: Options{Goroutines: []int{1, ceilingWith}}, shared: []*comparison{twoPeers()}}
+	want := Figures{Goroutines: ceilingWith, TakeRate: 40, CeilingRate: 70, CeilingServerMicros: 4, CeilingPart: 0.625}
+	if got := r.Figures(); got != want {
+		t.Errorf("figures %+v, want %+v", got, want)
+	}
+}
+
+func TestNearest(t *testing.T) {
+	for _, c := range []struct {
+		numbers []int
+		want    int
+	}{{[]int{1, 64, 256, 1024}, 256}, {[]int{1, 64}, 64}} {
+		if got := nearest(c.numbers, 256); got != c.want {
+			t.Errorf("%v: %d, want %d", c.numbers, got, c.want)
+		}
+	}
+}
+
+func TestQuantiles(t *testing.T) {
+	sorted := []time.Duration{1, 2, 3, 4, 5}
+	if got := quantiles(sorted, []float64{0, 0.5, 0.99, 1}); !slices.Equal(got, []time.Duration{1, 3, 4, 5}) {
+		t.Errorf("quantiles %d", got)
+	}
+}
+
+func TestCountCalls(t *testing.T) {
+	made := map[string]int64{"time": 7, "eval": 5, "get": 12}
+	if n := countCalls(made, map[string]int64{"time": 2, "eval": 1, "setnx": 1}); n != 19 {
+		t.Errorf("%d calls, want 19", n)
+	}
+}
+
+func TestLoadCountsAllDecisions(t *testing.T) {
+	const stride = 3
+	l := newLoad(4, stride, time.Millisecond)
+	if _, err := l.run(func(_ context.Context, key string) (bool, error) {
+		return strings.HasPrefix(key, "client-"), nil
+	}, new(limiter).settled, time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	decisions, admitted := l.counts()
+	if decisions == 0 || decisions%stride != 0 || admitted != decisions {
+		t.Errorf("%d of %d decisions admit", admitted, decisions)
+	}
+	if _, err := l.run(func(context.Context, string) (bool, error) {
+		return false, context.Canceled
+	}, new(limiter).settled, time.Millisecond); err == nil {
+		t.Error("an error was lost")
+	}
+}
+
+func TestParseRate(t *testing.T) {
+	const head = `"test","rps","avg_latency_ms"` + "\n"
+	if got, err := parseRate([]byte(head + `"evalsha 1 ---","162777.78","9.1"` + "\n")); err != nil || got != 162777.78 {
+		t.Errorf("rate %v, %v", got, err)
+	}
+	for _, text := range []string{"", head, head + `"a","b","c"` + "\n", `"test"` + "\n" + `"a"` + "\n"} {
+		if _, err := parseRate([]byte(text)); err == nil {
+			t.Errorf("%q was read", text)
+		}
+	}
+}
+
+func TestShortName(t *testing.T) {
+	for module, want := range map[string]string{
+		"github.com/redis/go-redis/v9":    "redis/go-redis",
+		"github.com/envoyproxy/ratelimit": "envoyproxy/ratelimit",
+		"golang.org/x/time":               "x/time",
+	} {
+		if got := shortName(module); got != want {
+			t.Errorf("%s: %s, want %s", module, got, want)
+		}
+	}
+}

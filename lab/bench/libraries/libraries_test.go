@@ -1,0 +1,154 @@
+package libraries
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestRun runs one short round of everything.
+func TestRun(t *testing.T) {
+	r, err := Run(t.Context(), Options{Rounds: 1, Length: 20 * time.Millisecond, Goroutines: []int{64, 1}}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range r.shared {
+		if want := len(with(redisKinds, c.scene.goroutines)); len(c.limiters) != want {
+			t.Errorf("%v: %d limiters in Redis, want %d", c.scene, len(c.limiters), want)
+		}
+		for i, l := range c.limiters {
+			requireSane(t, c, i)
+			s := c.samples[i][0]
+			if s.calls < leastCalls(l, c.scene) || s.server <= 0 || s.p50 <= 0 || s.p99 < s.p50 {
+				t.Errorf("%s, %v: %+v", l.kind.name, c.scene, s)
+			}
+		}
+	}
+	for _, c := range r.apart {
+		if len(c.limiters) != len(memoryKinds) {
+			t.Errorf("%v: %d limiters in memory, want %d", c.scene, len(c.limiters), len(memoryKinds))
+		}
+		for i := range c.limiters {
+			requireSane(t, c, i)
+			if s := c.samples[i][0]; s.calls != 0 || s.server != 0 {
+				t.Errorf("%s, %v: %+v", c.limiters[i].kind.name, c.scene, s)
+			}
+		}
+	}
+	f := r.Figures()
+	if f.Goroutines != 64 || f.TakeRate <= 0 || f.TakeServerMicros <= 0 || f.CeilingRate <= 0 || f.CeilingServerMicros <= 0 {
+		t.Errorf("figures %+v", f)
+	}
+	requireTables(t, r.Markdown())
+	requireGoals(t, r)
+	requirePictures(t, r)
+}
+
+// leastCalls is how many commands a decision takes at least. Those of the Redis
+// store that leave together are one, of up to 100 decisions.
+func leastCalls(l *limiter, at scene) float64 {
+	switch {
+	case l.kind.ours && at.goroutines > 1:
+		return 0.01
+	case l.kind == checkAndCharge:
+		return 2
+	default:
+		return 1
+	}
+}
+
+// requireSane requires figures that can be.
+func requireSane(t *testing.T, c *comparison, limiter int) {
+	t.Helper()
+	s, l := c.samples[limiter][0], c.limiters[limiter]
+	// In memory some do without.
+	few := l.pool > 0 && s.allocations < 1
+	if s.rate <= 0 || s.client <= 0 || few || s.allocations > 200 || s.bytes > 100_000 {
+		t.Errorf("%s, %v: %+v", l.kind.name, c.scene, s)
+	}
+}
+
+func requireTables(t *testing.T, text string) {
+	t.Helper()
+	for _, want := range []string{
+		"| 1, admitted | pool |", "| 64, admitted | pool |", "| 64, refused | pool |",
+		"img/" + decisionsFile, "img/" + cpuFile, "| redis-benchmark, 50 connections,",
+	} {
+		if strings.Count(text, want) != 1 {
+			t.Errorf("not one %q in\n%s", want, text)
+		}
+	}
+	lines := map[string]int{}
+	for _, k := range redisKinds {
+		lines[k.name] += 3
+	}
+	lines[takePlain.name] = 1
+	// One more stands beside the ceiling.
+	lines[takeFixedWindow.name]++
+	// Those in memory stand in a table of rates and in one of other figures.
+	for _, k := range memoryKinds {
+		lines[k.name] += 2
+	}
+	for name, want := range lines {
+		if n := strings.Count(text, "| "+name+" |"); n != want {
+			t.Errorf("%d lines about %s, want %d, in\n%s", n, name, want, text)
+		}
+	}
+}
+
+// requireGoals requires those for 1 and 64 goroutines.
+func requireGoals(t *testing.T, r *Result) {
+	t.Helper()
+	var got []string
+	for _, g := range r.Goals() {
+		if !g.AtLeast || g.Bound <= 0 || g.Median <= 0 || g.Least > g.Median || g.Most < g.Median {
+			t.Errorf("goal %+v", g)
+		}
+		got = append(got, g.What)
+	}
+	want := []string{
+		"Take, fixed window, pipelining off, 1 goroutine ÷ fastest peer",
+		"Take, fixed window, 64 goroutines ÷ fastest peer",
+		"check + charge, fixed window, 64 goroutines ÷ fastest peer",
+		"check + detached charge, fixed window, 64 goroutines ÷ fastest peer",
+		"Take, GCRA, 64 goroutines ÷ fastest peer",
+		"Take, fixed window, 64 goroutines, refused ÷ fastest peer",
+		"Take, GCRA, 64 goroutines, refused ÷ fastest peer",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("goals %q, want %q", got, want)
+	}
+}
+
+func requirePictures(t *testing.T, r *Result) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, p := range r.Pictures() {
+		if err := p.Write(filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, file := range []string{decisionsFile, cpuFile} {
+		text, err := os.ReadFile(filepath.Join(dir, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"envoy ratelimit", takeGCRA.name} {
+			if !strings.Contains(string(text), name) {
+				t.Errorf("%s is not about %s", file, name)
+			}
+		}
+	}
+}
+
+func TestRunRefusesNonsense(t *testing.T) {
+	for _, opts := range []Options{{Rounds: -1}, {Length: -1}, {Goroutines: []int{0}}} {
+		if _, err := Run(t.Context(), opts, io.Discard); err == nil {
+			t.Errorf("%+v was taken", opts)
+		}
+	}
+}

@@ -1,0 +1,540 @@
+package libraries
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand"
+	"path"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	descriptors "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	api "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/envoyproxy/ratelimit/src/config"
+	envoylimiter "github.com/envoyproxy/ratelimit/src/limiter"
+	envoyredis "github.com/envoyproxy/ratelimit/src/redis"
+	"github.com/envoyproxy/ratelimit/src/settings"
+	"github.com/envoyproxy/ratelimit/src/stats"
+	"github.com/envoyproxy/ratelimit/src/utils"
+	"github.com/go-redis/redis_rate/v10"
+	redigo "github.com/gomodule/redigo/redis"
+	counting "github.com/lyft/gostats"
+	goredis "github.com/redis/go-redis/v9"
+	golimiter "github.com/sethvargo/go-limiter"
+	"github.com/sethvargo/go-limiter/memorystore"
+	"github.com/sethvargo/go-redisstore"
+	"github.com/sirupsen/logrus"
+	"github.com/throttled/throttled/v2"
+	throttledredis "github.com/throttled/throttled/v2/store/goredisstore.v9"
+	"github.com/throttled/throttled/v2/store/memstore"
+	ulule "github.com/ulule/limiter/v3"
+	ululememory "github.com/ulule/limiter/v3/drivers/store/memory"
+	ululeredis "github.com/ulule/limiter/v3/drivers/store/redis"
+	timerate "golang.org/x/time/rate"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/memory"
+	"github.com/shardlimit/caddy-shardlimit/store/redis"
+)
+
+// decide asks for one event of a client key and reports whether it is admitted.
+type decide func(ctx context.Context, key string) (admitted bool, err error)
+
+// limiter is an implementation that is ready, connected if it has a server.
+type limiter struct {
+	kind *kind
+	pool int // how many connections it has; 0 if it counts in memory
+	// limit returns what decides by a limit of so many events an hour. What
+	// counts in memory begins anew with each limit.
+	limit func(events int) (decide, error)
+	// settle waits until everything that was decided counts; nil if it does at
+	// once.
+	settle func() error
+	close  func()
+}
+
+func (l *limiter) settled() error {
+	if l.settle == nil {
+		return nil
+	}
+	return l.settle()
+}
+
+// kind is an implementation that is to be compared.
+type kind struct {
+	name    string
+	modules []string // where it comes from
+	ours    bool     // set for what is compared with the others, the peers
+	// bounds are how many times as fast as the fastest peer it is to be, by
+	// goroutines.
+	bounds     map[int]float64
+	extra      bool  // set if its bounds are not those that a Take is judged by
+	goroutines []int // the numbers that it is measured with; nil for all
+	pools      []int // the sizes of the connection pool to choose from
+	// commands are those that it sends, and how many it sends for each of them
+	// that the server counts. The server also counts what scripts run.
+	commands map[string]int64
+	open     func(addr string, pool int) (*limiter, error)
+}
+
+// scripted are the commands of those that send nothing but scripts.
+var scripted = map[string]int64{"evalsha": 1, "eval": 1}
+
+// unpooled are the pools of those that have none.
+var unpooled = []int{0}
+
+func openLimiter(k *kind, addr string, pool int) (*limiter, error) {
+	l, err := k.open(addr, pool)
+	if err != nil {
+		return nil, err
+	}
+	l.kind, l.pool = k, pool
+	return l, nil
+}
+
+// All that are compared.
+var (
+	redisKinds  = slices.Concat(peers, ours)
+	memoryKinds = slices.Concat(memoryPeers, ourMemory)
+)
+
+func with(kinds []*kind, goroutines int) (some []*kind) {
+	for _, k := range kinds {
+		if k.goroutines == nil || slices.Contains(k.goroutines, goroutines) {
+			some = append(some, k)
+		}
+	}
+	return some
+}
+
+// timeout replaces the 50 ms after which a Take gives up: on a machine that is
+// busy with something else they pass, and what is measured is speed.
+const timeout = 5 * time.Second
+
+// takeBounds are what a Take is to reach.
+var takeBounds = map[int]float64{64: 1.3, 256: 1.8, 1024: 2.0}
+
+// Ours have the pool that they have unless told otherwise.
+var (
+	takeFixedWindow = &kind{
+		name: "Take, fixed window", ours: true, bounds: takeBounds,
+		pools: []int{redis.DefaultPoolSize}, commands: scripted, open: openOurs(store.FixedWindow, false, take),
+	}
+	// A single goroutine never has two calls to put into one pipeline.
+	takePlain = &kind{
+		name: "Take, fixed window, pipelining off", ours: true, bounds: map[int]float64{1: 0.9}, goroutines: []int{1},
+		pools: []int{redis.DefaultPlainPoolSize}, commands: scripted, open: openOurs(store.FixedWindow, true, take),
+	}
+	takeGCRA = &kind{
+		name: "Take, GCRA", ours: true, bounds: takeBounds, extra: true,
+		pools: []int{redis.DefaultPoolSize}, commands: scripted, open: openOurs(store.GCRA, false, take),
+	}
+	checkAndCharge = &kind{
+		name: "check + charge, fixed window", ours: true, bounds: map[int]float64{64: 0.75, 256: 1},
+		pools: []int{redis.DefaultPoolSize}, commands: scripted, open: openOurs(store.FixedWindow, false, takeInTwo),
+	}
+	// What the handler does: nobody waits for the charge.
+	checkAndDetach = &kind{
+		name: "check + detached charge, fixed window", ours: true, bounds: checkAndCharge.bounds,
+		pools: []int{redis.DefaultPoolSize}, commands: scripted, open: openDetaching,
+	}
+	ours = []*kind{takeFixedWindow, takePlain, takeGCRA, checkAndCharge, checkAndDetach}
+
+	ourMemory = []*kind{
+		{name: "Take, fixed window", ours: true, pools: unpooled, open: openOurMemory(store.FixedWindow)},
+		{name: "Take, GCRA", ours: true, pools: unpooled, open: openOurMemory(store.GCRA)},
+	}
+)
+
+// calling is how a decision is made of a store's calls.
+type calling func(ctx context.Context, s store.Store, reqs []store.Request) store.State
+
+func take(ctx context.Context, s store.Store, reqs []store.Request) store.State {
+	return s.Take(ctx, reqs)[0]
+}
+
+func takeInTwo(ctx context.Context, s store.Store, reqs []store.Request) store.State {
+	checked := s.Check(ctx, reqs)[0]
+	if checked.Err == nil && checked.Allowed {
+		checked.Err = s.Charge(ctx, reqs)[0].Err
+	}
+	return checked
+}
+
+func openOurs(algorithm store.Algorithm, plain bool, call calling) func(addr string, pool int) (*limiter, error) {
+	return func(addr string, pool int) (*limiter, error) {
+		shard := redis.NewShard(redis.ShardOptions{
+			Primary: addr, PoolSize: pool, NoPipelining: plain, DialTimeout: timeout,
+		})
+		s := redis.New(redis.Options{
+			Members:       []redis.Member{{Name: "a", Shard: shard}},
+			CheckTimeout:  timeout,
+			ChargeTimeout: timeout,
+		})
+		return &limiter{
+			limit: limitOf(s, algorithm, call),
+			close: func() {
+				ctx, cancel := context.WithTimeout(context.Background(), timeout)
+				defer cancel()
+				shard.Close(ctx)
+			},
+		}, nil
+	}
+}
+
+// openDetaching is openOurs, where what is admitted is charged without waiting.
+func openDetaching(addr string, pool int) (*limiter, error) {
+	var pending sync.WaitGroup
+	var failed atomic.Pointer[error]
+	call := func(ctx context.Context, s store.Store, reqs []store.Request) store.State {
+		checked := s.Check(ctx, reqs)[0]
+		if checked.Err == nil && checked.Allowed {
+			pending.Add(1)
+			s.(store.Reporter).ChargeReported(reqs, func(_ int, st store.State) {
+				if st.Err != nil {
+					failed.Store(&st.Err)
+				}
+				pending.Done()
+			})
+		}
+		return checked
+	}
+	l, err := openOurs(store.FixedWindow, false, call)(addr, pool)
+	if err != nil {
+		return nil, err
+	}
+	l.settle = func() error {
+		pending.Wait()
+		if err := failed.Load(); err != nil {
+			return *err
+		}
+		return nil
+	}
+	return l, nil
+}
+
+func openOurMemory(algorithm store.Algorithm) func(string, int) (*limiter, error) {
+	return func(string, int) (*limiter, error) {
+		return &limiter{
+			limit: func(events int) (decide, error) {
+				return limitOf(memory.New(memory.NewBuckets(), memory.Options{}), algorithm, take)(events)
+			},
+			close: func() {},
+		}, nil
+	}
+}
+
+func limitOf(s store.Store, algorithm store.Algorithm, call calling) func(events int) (decide, error) {
+	zone := &store.Limit{Zone: "bench", Algorithm: algorithm, Window: time.Hour}
+	return func(events int) (decide, error) {
+		return func(ctx context.Context, key string) (bool, error) {
+			st := call(ctx, s, []store.Request{{Limit: zone, ClientKey: key, Events: int64(events), Cost: 1}})
+			return st.Allowed, st.Err
+		}, nil
+	}
+}
+
+// peers are set up as their documentation shows. Where it leaves the client to
+// the user, that is as it is unless told otherwise, but for its pool.
+var peers = []*kind{
+	{
+		name: "redis_rate", modules: []string{"github.com/go-redis/redis_rate/v10", goredisModule},
+		pools: peerPools, commands: scripted, open: openRedisRate,
+	},
+	{
+		name: "ulule/limiter", modules: []string{ululeModule, goredisModule},
+		pools: peerPools, commands: scripted, open: openUlule,
+	},
+	{
+		name: "throttled", modules: []string{throttledModule, goredisModule}, pools: peerPools,
+		// A GET goes with every TIME; other GETs are in its script.
+		commands: map[string]int64{"time": 2, "eval": 1, "setnx": 1, "expire": 1}, open: openThrottled,
+	},
+	{
+		name: "go-redisstore", modules: []string{"github.com/sethvargo/go-redisstore", redigoModule},
+		pools: peerPools, commands: scripted, open: openRedisstore,
+	},
+	{
+		name: "envoy ratelimit", modules: []string{"github.com/envoyproxy/ratelimit", radixModule},
+		pools: sharedPools, commands: map[string]int64{"incrby": 1, "expire": 1}, open: openEnvoy,
+	},
+}
+
+// The modules that several have in common, and the clients.
+const (
+	goredisModule   = "github.com/redis/go-redis/v9"
+	redigoModule    = "github.com/gomodule/redigo"
+	radixModule     = "github.com/mediocregopher/radix/v4"
+	ululeModule     = "github.com/ulule/limiter/v3"
+	throttledModule = "github.com/throttled/throttled/v2"
+)
+
+var (
+	// peerPools: with fewer connections goroutines wait for one, with more the
+	// server serves each less often.
+	peerPools = []int{64, 256}
+	// sharedPools has the default of a pool whose connections several goroutines
+	// use at the same time.
+	sharedPools = []int{10, 64, 256}
+)
+
+func newClient(addr string, pool int) *goredis.Client {
+	return goredis.NewClient(&goredis.Options{
+		Addr:     addr,
+		PoolSize: pool,
+		// The second pool, which pipelines have, holds ten if it is not told.
+		PipelinePoolSize: pool,
+	})
+}
+
+func openRedisRate(addr string, pool int) (*limiter, error) {
+	client := newClient(addr, pool)
+	l := redis_rate.NewLimiter(client)
+	return &limiter{
+		limit: func(events int) (decide, error) {
+			limit := redis_rate.PerHour(events)
+			return func(ctx context.Context, key string) (bool, error) {
+				res, err := l.Allow(ctx, key, limit)
+				if err != nil {
+					return false, err
+				}
+				return res.Allowed > 0, nil
+			}, nil
+		},
+		close: func() { _ = client.Close() },
+	}, nil
+}
+
+func openUlule(addr string, pool int) (*limiter, error) {
+	client := newClient(addr, pool)
+	store, err := ululeredis.NewStore(client)
+	if err != nil {
+		_ = client.Close()
+		return nil, fmt.Errorf("open the store of ulule/limiter: %w", err)
+	}
+	return &limiter{
+		limit: func(events int) (decide, error) { return decideUlule(store, events), nil },
+		close: func() { _ = client.Close() },
+	}, nil
+}
+
+func decideUlule(store ulule.Store, events int) decide {
+	l := ulule.New(store, ulule.Rate{Period: time.Hour, Limit: int64(events)})
+	return func(ctx context.Context, key string) (bool, error) {
+		state, err := l.Get(ctx, key)
+		return !state.Reached, err
+	}
+}
+
+func openThrottled(addr string, pool int) (*limiter, error) {
+	client := newClient(addr, pool)
+	store, err := throttledredis.NewCtx(client, "throttled:")
+	if err != nil {
+		_ = client.Close()
+		return nil, fmt.Errorf("open the store of throttled: %w", err)
+	}
+	return &limiter{
+		limit: func(events int) (decide, error) { return decideThrottled(store, events) },
+		close: func() { _ = client.Close() },
+	}, nil
+}
+
+func decideThrottled(store throttled.GCRAStoreCtx, events int) (decide, error) {
+	l, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{
+		MaxRate: throttled.PerHour(events), MaxBurst: events - 1,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make a limit of throttled: %w", err)
+	}
+	return func(ctx context.Context, key string) (bool, error) {
+		limited, _, err := l.RateLimitCtx(ctx, key, 1)
+		return !limited, err
+	}, nil
+}
+
+// memoryPeers are set up as their documentation shows.
+var memoryPeers = []*kind{
+	{name: "x/time/rate", modules: []string{"golang.org/x/time"}, pools: unpooled, open: openTimeRate},
+	{name: "ulule/limiter", modules: []string{ululeModule}, pools: unpooled, open: openUluleMemory},
+	{name: "throttled", modules: []string{throttledModule}, pools: unpooled, open: openThrottledMemory},
+	{name: "go-limiter", modules: []string{"github.com/sethvargo/go-limiter"}, pools: unpooled, open: openGoLimiter},
+}
+
+// openTimeRate keeps a limiter for each client, as its users do.
+func openTimeRate(string, int) (*limiter, error) {
+	return &limiter{
+		limit: func(events int) (decide, error) {
+			var clients sync.Map
+			every := timerate.Every(time.Hour / time.Duration(events))
+			return func(_ context.Context, key string) (bool, error) {
+				l, ok := clients.Load(key)
+				if !ok {
+					l, _ = clients.LoadOrStore(key, timerate.NewLimiter(every, events))
+				}
+				return l.(*timerate.Limiter).Allow(), nil
+			}, nil
+		},
+		close: func() {},
+	}, nil
+}
+
+func openUluleMemory(string, int) (*limiter, error) {
+	return &limiter{
+		limit: func(events int) (decide, error) { return decideUlule(ululememory.NewStore(), events), nil },
+		close: func() {},
+	}, nil
+}
+
+// openThrottledMemory does without a bound for the number of clients, with
+// which each decision would have to wait for the ones before it.
+func openThrottledMemory(string, int) (*limiter, error) {
+	return &limiter{
+		limit: func(events int) (decide, error) {
+			store, err := memstore.NewCtx(0)
+			if err != nil {
+				return nil, fmt.Errorf("open the store of throttled: %w", err)
+			}
+			return decideThrottled(store, events)
+		},
+		close: func() {},
+	}, nil
+}
+
+// openGoLimiter makes a store for each limit, which a store has only one of.
+func openGoLimiter(string, int) (*limiter, error) {
+	var store golimiter.Store
+	done := func() {
+		if store != nil {
+			_ = store.Close(context.Background())
+		}
+	}
+	return &limiter{
+		limit: func(events int) (_ decide, err error) {
+			done()
+			store, err = memorystore.New(&memorystore.Config{Tokens: uint64(events), Interval: time.Hour})
+			if err != nil {
+				return nil, fmt.Errorf("open the store of go-limiter: %w", err)
+			}
+			return decideGoLimiter(store), nil
+		},
+		close: func() { done() },
+	}, nil
+}
+
+// openRedisstore brings a pool that keeps its connections and lets goroutines
+// wait for one. The pool that go-redisstore makes itself closes a connection
+// after each use, and fails where more than a hundred are in use.
+func openRedisstore(addr string, size int) (*limiter, error) {
+	pool := &redigo.Pool{
+		MaxIdle:   size,
+		MaxActive: size,
+		Wait:      true,
+		Dial:      func() (redigo.Conn, error) { return redigo.Dial("tcp", addr) },
+	}
+	return &limiter{
+		limit: func(events int) (decide, error) {
+			store, err := redisstore.NewWithPool(&redisstore.Config{Tokens: uint64(events), Interval: time.Hour}, pool)
+			if err != nil {
+				return nil, fmt.Errorf("open the store of go-redisstore: %w", err)
+			}
+			return decideGoLimiter(store), nil
+		},
+		close: func() { _ = pool.Close() },
+	}, nil
+}
+
+func decideGoLimiter(store golimiter.Store) decide {
+	return func(ctx context.Context, key string) (bool, error) {
+		_, _, _, ok, err := store.Take(ctx, key)
+		return ok, err
+	}
+}
+
+// What the service's settings are by default.
+const (
+	envoyJitter    = 300
+	envoyNearLimit = 0.8
+)
+
+// openEnvoy makes what the rate limit service makes of its settings, but for
+// those that this comparison needs: one Redis, and a pool. Its pipelining is
+// that of its client, whose connections goroutines share; REDIS_PIPELINE_WINDOW
+// and REDIS_PIPELINE_LIMIT do nothing with one Redis.
+func openEnvoy(addr string, pool int) (_ *limiter, err error) {
+	defer recoverEnvoy(&err)
+	// It warns of each connection that it makes.
+	logrus.SetOutput(io.Discard)
+	counters := counting.NewStore(counting.NewNullSink(), false)
+	manager := stats.NewStatManager(counters, settings.Settings{})
+	client := envoyredis.NewClientImpl(counters, false, "", "tcp", "single", addr, pool,
+		0, 0, nil, false, nil, timeout, "", "")
+	cache := envoyredis.NewFixedRateLimitCacheImpl(client, nil, utils.NewTimeSourceImpl(),
+		rand.New(utils.NewLockedSource(time.Now().Unix())), envoyJitter, nil, envoyNearLimit, "", manager, false)
+	return &limiter{
+		limit: func(events int) (decide, error) {
+			limit := config.NewRateLimit(uint32(events), api.RateLimitResponse_RateLimit_HOUR,
+				manager.NewStats("bench_client"), false, false, false, "", nil, false)
+			return decideEnvoy(cache, []*config.RateLimit{limit}), nil
+		},
+		close: func() { _ = client.Close() },
+	}, nil
+}
+
+func decideEnvoy(cache envoylimiter.RateLimitCache, limits []*config.RateLimit) decide {
+	return func(ctx context.Context, key string) (admitted bool, err error) {
+		defer recoverEnvoy(&err)
+		request := &api.RateLimitRequest{
+			Domain: "bench",
+			Descriptors: []*descriptors.RateLimitDescriptor{{
+				Entries: []*descriptors.RateLimitDescriptor_Entry{{Key: "client", Value: key}},
+			}},
+			HitsAddend: 1,
+		}
+		status := cache.DoLimit(ctx, request, limits)[0]
+		return status.GetCode() == api.RateLimitResponse_OK, nil
+	}
+}
+
+// recoverEnvoy turns its panics, by which it tells that Redis failed, into
+// errors, as the service does.
+func recoverEnvoy(err *error) {
+	switch failure := recover().(type) {
+	case nil:
+	case envoyredis.RedisError:
+		*err = fmt.Errorf("envoy ratelimit: %w", failure)
+	default:
+		panic(failure)
+	}
+}
+
+// Versions returns the names and versions of the peers' modules, and of the
+// clients by which they reach Redis.
+func Versions() (texts []string) {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return nil
+	}
+	var wanted []string
+	for _, k := range slices.Concat(redisKinds, memoryKinds) {
+		wanted = append(wanted, k.modules...)
+	}
+	for _, m := range info.Deps {
+		if slices.Contains(wanted, m.Path) {
+			texts = append(texts, shortName(m.Path)+" "+m.Version)
+		}
+	}
+	return texts
+}
+
+func shortName(module string) string {
+	if last := path.Base(module); len(last) > 1 && last[0] == 'v' && last[1] >= '0' && last[1] <= '9' {
+		module = path.Dir(module)
+	}
+	_, name, _ := strings.Cut(module, "/")
+	return name
+}

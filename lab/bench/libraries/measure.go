@@ -1,0 +1,417 @@
+package libraries
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/process"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/luascripts"
+)
+
+// clientKeys are whose events are asked for, in turn. As there are more of them
+// than goroutines, no two ask for the same one at the same time.
+var clientKeys = func() (keys [2000]string) {
+	for i := range keys {
+		keys[i] = "client-" + strconv.Itoa(i)
+	}
+	return keys
+}()
+
+// memoryStride is how many decisions in memory there are between two looks at
+// the clock, which takes about as long as one of them.
+const memoryStride = 64
+
+// load is what some goroutines ask for at the same time.
+type load struct {
+	stride  int // how many decisions there are between two looks at the clock
+	tallies []tally
+}
+
+// tally is what came of one goroutine's decisions.
+type tally struct {
+	admitted int
+	// latencies are how long each stride took. They are kept to be used again.
+	latencies []time.Duration
+	err       error
+}
+
+// fastest is more strides a second than there will be.
+const fastest = 400_000
+
+// newLoad has room for all latencies, so that making it is not counted among
+// what a limiter allocates.
+func newLoad(goroutines, stride int, length time.Duration) *load {
+	l := &load{stride: stride, tallies: make([]tally, goroutines)}
+	room := 2*int(length.Seconds()*fastest)/goroutines + 16
+	for i := range l.tallies {
+		l.tallies[i].latencies = make([]time.Duration, 0, room)
+	}
+	return l
+}
+
+func (l *load) goroutines() int { return len(l.tallies) }
+
+// run makes every goroutine ask for one decision after the other until the
+// time is up, and returns how long it took until all of them counted, which is
+// what settled waits for.
+func (l *load) run(d decide, settled func() error, length time.Duration) (elapsed time.Duration, err error) {
+	var (
+		wg   sync.WaitGroup
+		next atomic.Int64
+	)
+	start := time.Now()
+	end := start.Add(length)
+	for i := range l.tallies {
+		wg.Go(func() {
+			t := tally{latencies: l.tallies[i].latencies[:0]}
+			for begin := time.Now(); begin.Before(end) && t.err == nil; {
+				t.decide(d, int(next.Add(int64(l.stride))), l.stride)
+				now := time.Now()
+				t.latencies = append(t.latencies, now.Sub(begin))
+				begin = now
+			}
+			l.tallies[i] = t
+		})
+	}
+	wg.Wait()
+	errs := []error{settled()}
+	elapsed = time.Since(start)
+	for i := range l.tallies {
+		errs = append(errs, l.tallies[i].err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return 0, fmt.Errorf("decide: %w", err)
+	}
+	return elapsed, nil
+}
+
+func (t *tally) decide(d decide, first, stride int) {
+	for i := range stride {
+		ok, err := d(context.Background(), clientKeys[(first+i)%len(clientKeys)])
+		if err != nil {
+			t.err = err
+			return
+		}
+		if ok {
+			t.admitted++
+		}
+	}
+}
+
+func (l *load) counts() (decisions, admitted int) {
+	for i := range l.tallies {
+		decisions += l.stride * len(l.tallies[i].latencies)
+		admitted += l.tallies[i].admitted
+	}
+	return decisions, admitted
+}
+
+// quantiles returns the latencies that parts of the strides did not exceed.
+func (l *load) quantiles(parts ...float64) []time.Duration {
+	var all []time.Duration
+	for i := range l.tallies {
+		all = append(all, l.tallies[i].latencies...)
+	}
+	slices.Sort(all)
+	return quantiles(all, parts)
+}
+
+func quantiles(sorted []time.Duration, parts []float64) (values []time.Duration) {
+	for _, part := range parts {
+		values = append(values, sorted[int(part*float64(len(sorted)-1))])
+	}
+	return values
+}
+
+func touch(d decide) error {
+	var wg sync.WaitGroup
+	errs := make([]error, len(clientKeys))
+	for i, key := range clientKeys {
+		wg.Go(func() { _, errs[i] = d(context.Background(), key) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("decide: %w", err)
+	}
+	return nil
+}
+
+// sample is what one limiter did in one round.
+type sample struct {
+	rate                      float64 // decisions per second
+	client, server            float64 // client and server are microseconds of CPU time per decision
+	allocations, bytes, calls float64 // allocations, their bytes and calls are per decision too
+	p50, p99                  float64 // p50 and p99 are milliseconds
+}
+
+func measure(l *limiter, s scene, load *load, server *redistest.Server, length time.Duration) (sample, error) {
+	d, err := l.limit(s.events())
+	if err != nil {
+		return sample{}, err
+	}
+	if err := empty(server); err != nil {
+		return sample{}, err
+	}
+	if err := touch(d); err != nil {
+		return sample{}, err
+	}
+	// All connections are made, and the batches are what they will be.
+	if _, err := load.run(d, l.settled, length/10); err != nil {
+		return sample{}, err
+	}
+	// What the limiter before has left is not this one's to clean up.
+	runtime.GC()
+
+	var elapsed time.Duration
+	used, err := usageOf(server, l.kind.commands, func() (err error) {
+		elapsed, err = load.run(d, l.settled, length)
+		return err
+	})
+	if err != nil {
+		return sample{}, err
+	}
+	decisions, admitted := load.counts()
+	if decisions == 0 {
+		return sample{}, errors.New("no decision in time")
+	}
+	if want := s.admitted(decisions); admitted != want {
+		return sample{}, fmt.Errorf("%d of %d decisions admit, want %d", admitted, decisions, want)
+	}
+	n, latencies := float64(decisions), load.quantiles(0.5, 0.99)
+	return sample{
+		rate:        n / elapsed.Seconds(),
+		client:      micros(used.client) / n,
+		server:      micros(used.server) / n,
+		allocations: float64(used.allocations) / n,
+		bytes:       float64(used.bytes) / n,
+		calls:       float64(used.calls) / n,
+		p50:         micros(latencies[0]) / 1e3,
+		p99:         micros(latencies[1]) / 1e3,
+	}, nil
+}
+
+func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
+
+// usage is the processor time, user and system, of this program and of the server,
+// what this program has allocated, and the commands that were sent.
+type usage struct {
+	client, server     time.Duration
+	allocations, bytes uint64
+	calls              int64
+}
+
+// usageOf is what it takes to do something. The program's own usage is read last
+// and first, so that reading the server's is not part of it.
+func usageOf(server *redistest.Server, commands map[string]int64, do func() error) (u usage, err error) {
+	var before, after usage
+	if err := errors.Join(before.readServer(server, commands), before.readClient(), do(), after.readClient(), after.readServer(server, commands)); err != nil {
+		return u, err
+	}
+	return usage{
+		after.client - before.client, after.server - before.server,
+		after.allocations - before.allocations, after.bytes - before.bytes, after.calls - before.calls,
+	}, nil
+}
+
+func (u *usage) readClient() (err error) {
+	var memory runtime.MemStats
+	u.client, err = process.CPUTime()
+	runtime.ReadMemStats(&memory)
+	u.allocations, u.bytes = memory.Mallocs, memory.TotalAlloc
+	return err
+}
+
+// readServer reads what a server, if there is one, has used. Of commands those
+// count that a limiter sends.
+func (u *usage) readServer(server *redistest.Server, commands map[string]int64) error {
+	if server == nil {
+		return nil
+	}
+	made, err := server.Calls()
+	if err != nil {
+		return err
+	}
+	u.calls = countCalls(made, commands)
+	u.server, err = server.CPU()
+	return err
+}
+
+func countCalls(made, commands map[string]int64) (sum int64) {
+	for name, sent := range commands {
+		sum += made[name] * sent
+	}
+	return sum
+}
+
+// checkCount returns an error unless l counts: of a limit of five the sixth
+// event of a client is refused, and the first of another is not.
+func checkCount(l *limiter, server *redistest.Server) error {
+	ctx := context.Background()
+	if err := empty(server); err != nil {
+		return err
+	}
+	const events = 5
+	d, err := l.limit(events)
+	if err != nil {
+		return err
+	}
+	for n := 1; n <= events+2; n++ {
+		key, want := "a", n <= events
+		if n == events+2 {
+			key, want = "b", true
+		}
+		admitted, err := d(ctx, key)
+		if err != nil {
+			return fmt.Errorf("decide: %w", err)
+		}
+		if err := l.settled(); err != nil {
+			return fmt.Errorf("settle: %w", err)
+		}
+		if admitted != want {
+			return fmt.Errorf("limit %d: admitted is %t for call %d, of client %s", events, admitted, n, key)
+		}
+	}
+	return nil
+}
+
+// empty removes all buckets. The server is one that this program started, or
+// nil for limiters that have none.
+func empty(server *redistest.Server) error {
+	if server == nil {
+		return nil
+	}
+	if err := server.Client().FlushAll(context.Background()).Err(); err != nil {
+		return fmt.Errorf("empty the server: %w", err)
+	}
+	return nil
+}
+
+// ceiling is what redis-benchmark, which does nothing with the replies, reached
+// in one round with the script of a Take.
+type ceiling struct {
+	rate   float64 // calls of the script per second
+	server float64 // microseconds of the server's CPU time per call
+}
+
+// What redis-benchmark is told: connections, and how many calls are on the way
+// on each.
+const (
+	ceilingConnections = 50
+	ceilingPipeline    = 30
+)
+
+// openings are more calls than it takes to open every client's window.
+const openings = 20_000
+
+// measureCeiling opens all windows, which tells how many calls fit into the
+// time, and measures those.
+func measureCeiling(ctx context.Context, server *redistest.Server, length time.Duration) (ceiling, error) {
+	if err := empty(server); err != nil {
+		return ceiling{}, err
+	}
+	script, err := ceilingScript(time.Now())
+	if err != nil {
+		return ceiling{}, err
+	}
+	sha, err := server.Client().ScriptLoad(ctx, script).Result()
+	if err != nil {
+		return ceiling{}, fmt.Errorf("load the script: %w", err)
+	}
+	rate, err := benchmark(ctx, server.Addr(), sha, openings)
+	if err != nil {
+		return ceiling{}, err
+	}
+	n := max(int(rate*length.Seconds()), ceilingConnections*ceilingPipeline)
+	used, err := usageOf(server, nil, func() error {
+		rate, err = benchmark(ctx, server.Addr(), sha, n)
+		return err
+	})
+	return ceiling{rate: rate, server: micros(used.server) / float64(n)}, err
+}
+
+// benchmark runs redis-benchmark and returns calls per second. An argument has
+// no room for packed numbers, in which there are zeros: in their place is a text
+// of the same length, for they are in the script.
+func benchmark(ctx context.Context, addr, sha string, n int) (float64, error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return 0, fmt.Errorf("find the server: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	benchmark, err := process.Find("redis-benchmark")
+	if err != nil {
+		return 0, err
+	}
+	cmd := exec.CommandContext(ctx, benchmark, "-h", host, "-p", port, "--csv",
+		"-c", strconv.Itoa(ceilingConnections), "-P", strconv.Itoa(ceilingPipeline),
+		"-n", strconv.Itoa(n), "-r", strconv.Itoa(len(clientKeys)),
+		"evalsha", sha, "1", "rl:1:bench:fw3600s:__rand_int__", "take", strings.Repeat("-", len(ceilingNumbers(0))))
+	out, err := cmd.Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			err = fmt.Errorf("%w: %s", err, exit.Stderr)
+		}
+		return 0, fmt.Errorf("run redis-benchmark: %w", err)
+	}
+	return parseRate(out)
+}
+
+// parseRate reads the requests per second of the only test in redis-benchmark's
+// table.
+func parseRate(table []byte) (float64, error) {
+	rows, err := csv.NewReader(bytes.NewReader(table)).ReadAll()
+	if err != nil {
+		return 0, fmt.Errorf("read what redis-benchmark says: %w", err)
+	}
+	if len(rows) != 2 || !slices.Contains(rows[0], "rps") {
+		return 0, fmt.Errorf("read what redis-benchmark says: %q", table)
+	}
+	rate, err := strconv.ParseFloat(rows[1][slices.Index(rows[0], "rps")], 64)
+	if err != nil {
+		return 0, fmt.Errorf("read what redis-benchmark says: %w", err)
+	}
+	return rate, nil
+}
+
+// numbersOf is how the script reads its numbers.
+const numbersOf = "struct.unpack('<ddddd', ARGV[2])"
+
+// ceilingScript is that of a fixed window with the numbers of a Take in it, of
+// an instant that the server's clock has passed.
+func ceilingScript(passed time.Time) (string, error) {
+	if strings.Count(luascripts.FixedWindow, numbersOf) != 1 {
+		return "", fmt.Errorf("the script lacks %q", numbersOf)
+	}
+	var literal strings.Builder
+	for _, b := range ceilingNumbers(passed.UnixMicro()) {
+		fmt.Fprintf(&literal, `\%03d`, b)
+	}
+	with := strings.Replace(numbersOf, "ARGV[2]", "'"+literal.String()+"'", 1)
+	return strings.Replace(luascripts.FixedWindow, numbersOf, with, 1), nil
+}
+
+// ceilingNumbers are the script's numbers, packed: the instant, the window, the
+// cost, the capacity, and that the window is not aligned.
+func ceilingNumbers(passed int64) (packed []byte) {
+	for _, n := range []int64{-passed, time.Hour.Microseconds(), 1, plenty, 0} {
+		packed = binary.LittleEndian.AppendUint64(packed, math.Float64bits(float64(n)))
+	}
+	return packed
+}

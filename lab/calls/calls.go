@@ -1,0 +1,586 @@
+// Package calls counts the calls to Redis that a request costs, for the tables and
+// the plot of docs/ledger.md. It starts its own Redis servers, and takes the counts
+// from their INFO commandstats. A process is all that one Caddy has of a store; a
+// singleCase is traffic without batches, a batchCase traffic with them.
+package calls
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger"
+	"github.com/shardlimit/caddy-shardlimit/store/redis"
+)
+
+var (
+	flags  = flag.NewFlagSet("calls", flag.ExitOnError)
+	plot   = flags.String("picture", "../docs/img/calls.svg", "file to write the picture to")
+	target = flags.String("document", "../docs/ledger.md", "file to write the tables to, below the mark")
+	span   = flags.Duration("duration", 3*time.Second, "how long each case without batches runs")
+	window = flags.Duration("window", 8*time.Second, "the window of the limits with batches; each case takes four")
+)
+
+// errEnded is the error of a measurement that was told to end.
+var errEnded = errors.New("ended early")
+
+// Run counts.
+func Run(ctx context.Context, args []string) error {
+	_ = flags.Parse(args) // it exits where they are wrong
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
+	defer cancel()
+	singles, err := measureSingles(ctx, singleCases, *span)
+	if err != nil {
+		return err
+	}
+	fmt.Println(singleTable(singles))
+	batches, err := measureBatches(ctx, batchLimits, batchProcesses, *window)
+	if err != nil {
+		return err
+	}
+	text := fmt.Sprintf("%s. %v for each row of the first table; windows of %v in the second.\n\n", report.Machine(), *span, *window) +
+		singleTable(singles) + "\n" + batchTable(batches)
+	fmt.Print(text)
+	if err := draw(batches).Write(*plot); err != nil {
+		return err
+	}
+	return report.Rewrite(*target, "calls", text)
+}
+
+// calls is how many calls the servers of a shard have had. What a replica gets by
+// replication are commands that write, and none.
+type calls struct{ primary, replica int64 }
+
+func (c calls) sum() int64 { return c.primary + c.replica }
+
+func (c calls) since(before calls) calls {
+	return calls{c.primary - before.primary, c.replica - before.replica}
+}
+
+func countCalls(shard *redistest.Shard) (c calls, err error) {
+	if c.primary, err = shard.Primary.Asked(); err != nil {
+		return c, err
+	}
+	for _, replica := range shard.Replicas {
+		n, err := replica.Asked()
+		if err != nil {
+			return c, err
+		}
+		c.replica += n
+	}
+	return c, nil
+}
+
+// tally is what became of requests.
+type tally struct {
+	requests, allowed int64
+	// windows are how many were allowed, by the end of the window in which they
+	// were charged.
+	windows map[int64]int64
+	err     error // the first failure
+}
+
+func (t *tally) count(st *store.State) {
+	t.requests++
+	switch {
+	case st.Err != nil:
+		if t.err == nil {
+			t.err = st.Err
+		}
+	case st.Allowed:
+		t.allowed++
+		t.windows[st.Receipt.Period]++
+	}
+}
+
+func (t *tally) add(o *tally) {
+	t.requests += o.requests
+	t.allowed += o.allowed
+	for end, n := range o.windows {
+		t.windows[end] += n
+	}
+	if t.err == nil {
+		t.err = o.err
+	}
+}
+
+// load is requests that come for some time.
+type load struct {
+	callers int // how many requests run at the same time at most
+	// rate is how many come in a second, at random instants; 0 means that each
+	// caller sends one after the other.
+	rate    float64
+	until   time.Time                                            // when no more come
+	request func(ctx context.Context, caller, n int) store.State // the n-th of a caller
+}
+
+// slack is how much too early a request may come: a caller that sleeps before
+// each would need more time for that than for the request.
+const slack = 2 * time.Millisecond
+
+func (l *load) run(ctx context.Context) *tally {
+	tallies := make([]*tally, l.callers)
+	var wg sync.WaitGroup
+	for caller := range l.callers {
+		tallies[caller] = &tally{windows: map[int64]int64{}}
+		wg.Go(func() { l.call(ctx, caller, tallies[caller]) })
+	}
+	wg.Wait()
+	total := &tally{windows: map[int64]int64{}}
+	for _, t := range tallies {
+		total.add(t)
+	}
+	if total.err == nil && ctx.Err() != nil {
+		total.err = errEnded
+	}
+	return total
+}
+
+func (l *load) call(ctx context.Context, caller int, t *tally) {
+	at := time.Now()
+	for n := 0; ctx.Err() == nil; n++ {
+		now := time.Now()
+		if l.rate > 0 {
+			pause := rand.ExpFloat64() * float64(l.callers) / l.rate * float64(time.Second)
+			at = at.Add(time.Duration(pause))
+			if !at.Before(l.until) {
+				return
+			}
+			if at.Sub(now) > slack {
+				time.Sleep(at.Sub(now))
+				now = at
+			}
+		}
+		if !now.Before(l.until) {
+			return
+		}
+		st := l.request(ctx, caller, n)
+		t.count(&st)
+	}
+}
+
+// patient bounds each thing that a process waits for.
+const patient = 5 * time.Second
+
+// process is all that one Caddy has of a store: books, a ledger, and
+// connections of its own. Several in one program share nothing of that.
+type process struct {
+	shard  *redis.Shard
+	ledger *ledger.Ledger
+	lost   atomic.Int64 // how much could not be delivered
+}
+
+func newProcess(servers *redistest.Shard) *process {
+	p := new(process)
+	// On a busy machine the usual times pass without anybody's fault.
+	opts := redis.ShardOptions{Primary: servers.Primary.Addr(), DialTimeout: patient}
+	for _, replica := range servers.Replicas {
+		opts.Replicas = append(opts.Replicas, replica.Addr())
+	}
+	p.shard = redis.NewShard(opts)
+	s := redis.New(redis.Options{
+		Members:      []redis.Member{{Name: "a", Shard: p.shard}},
+		CheckTimeout: patient, ChargeTimeout: patient,
+		OnUndelivered: func(string, algorithm.Operation, error) { p.lost.Add(1) },
+	})
+	p.ledger = ledger.New(ledger.NewBooks(nil), s, ledger.Options{
+		OnUndelivered: func(_ string, _ algorithm.Operation, requests int64, _ error) { p.lost.Add(requests) },
+	})
+	p.ledger.Warm(context.Background())
+	return p
+}
+
+func (p *process) settle() {
+	ctx, cancel := context.WithTimeout(context.Background(), patient)
+	defer cancel()
+	p.ledger.Flush(ctx)
+}
+
+func (p *process) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), patient)
+	defer cancel()
+	p.ledger.Flush(ctx)
+	p.ledger.Leave()
+	p.shard.Close(ctx)
+	if n := p.lost.Load(); n > 0 {
+		return fmt.Errorf("%d requests could not be delivered", n)
+	}
+	return nil
+}
+
+func closeAll(processes []*process) error {
+	errs := make([]error, 0, len(processes))
+	for _, p := range processes {
+		errs = append(errs, p.close())
+	}
+	return errors.Join(errs...)
+}
+
+// serve charges after: what is admitted takes its time and is settled.
+func (p *process) serve(ctx context.Context, r store.Request, takes time.Duration) store.State {
+	reqs := []store.Request{r}
+	states := make([]store.State, len(reqs))
+	p.ledger.Admit(ctx, reqs, states)
+	st := states[0]
+	if st.Err == nil && st.Allowed {
+		time.Sleep(takes)
+		p.ledger.Settle(reqs, nil)
+	}
+	return st
+}
+
+func (p *process) take(ctx context.Context, r store.Request) store.State {
+	return p.ledger.Take(ctx, []store.Request{r})[0]
+}
+
+const (
+	backendTime    = 2 * time.Millisecond // how long an admitted request runs
+	severalClients = 500                  // the number of clients that take turns
+	// attackRate is how many requests of a client come in a second that is over
+	// its limit.
+	attackRate = 10_000
+	// acquaintance is how long clients come before anything is counted: a second
+	// later it is known whether they come to this process alone.
+	acquaintance = 2 * ledger.DefaultTrust
+	roomy        = 1_000_000_000 // a limit that is not reached
+)
+
+// singleCase is traffic through one process, or two, without batches.
+type singleCase struct {
+	name    string
+	before  bool  // set for charge before
+	clients int64 // how many take turns; 0 means that no client comes twice
+	callers int
+	refused bool // refused makes the client be over its limit
+	shared  bool // shared makes another process serve every other request of a client
+}
+
+var singleCases = []singleCase{
+	{name: "charge after, no client comes twice", callers: 64},
+	{name: "charge after, 500 clients in turn", clients: severalClients, callers: 64},
+	{name: "charge after, 500 clients in turn, each at two Caddys", clients: severalClients, callers: 64, shared: true},
+	{name: "charge after, one client, 1 at a time", clients: 1, callers: 1},
+	{name: "charge after, one client, 16 at a time", clients: 1, callers: 16},
+	{name: "charge after, one client, 64 at a time", clients: 1, callers: 64},
+	{name: "charge after, one client, refused", clients: 1, callers: 64, refused: true},
+	{name: "charge before, 500 clients in turn", before: true, clients: severalClients, callers: 64},
+	{name: "charge before, one client, 64 at a time", before: true, clients: 1, callers: 64},
+	{name: "charge before, one client, refused", before: true, clients: 1, callers: 64, refused: true},
+}
+
+// single is what a case needed.
+type single struct {
+	singleCase
+	requests int64
+	seconds  float64
+	calls
+}
+
+func (s single) perRequest(n int64) float64 { return float64(n) / float64(s.requests) }
+func (s single) perSecond(n int64) float64  { return float64(n) / s.seconds }
+
+func (s single) isGenerated() bool {
+	return !s.refused || s.perSecond(s.requests) > 0.9*attackRate
+}
+
+func measureSingles(ctx context.Context, cases []singleCase, span time.Duration) (list []single, err error) {
+	servers, err := redistest.LaunchShard(1)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, servers.Stop()) }()
+	for _, c := range cases {
+		var s single
+		for range attempts {
+			if s, err = c.measure(ctx, servers, span); err != nil {
+				return nil, fmt.Errorf("%s: %w", c.name, err)
+			}
+			if s.isGenerated() {
+				break
+			}
+		}
+		list = append(list, s)
+	}
+	return list, nil
+}
+
+func (c singleCase) measure(ctx context.Context, servers *redistest.Shard, span time.Duration) (_ single, err error) {
+	p := newProcess(servers)
+	defer func() { err = errors.Join(err, p.close()) }()
+	other := p
+	if c.shared {
+		other = newProcess(servers)
+		defer func() { err = errors.Join(err, other.close()) }()
+	}
+	var number atomic.Int64
+	send := func(ctx context.Context) store.State {
+		n := number.Add(1)
+		if c.clients > 0 && n/c.clients%2 == 1 {
+			return c.send(ctx, other, n)
+		}
+		return c.send(ctx, p, n)
+	}
+	// Opening a window and filling it is not what is measured, nor are the first
+	// checks of a client, unless those are all there is.
+	if c.refused {
+		r := c.request(0)
+		r.Cost = roomy
+		p.ledger.Charge(ctx, []store.Request{r})
+	}
+	if c.clients > 0 && !c.before && !c.refused {
+		l := load{callers: c.callers, until: time.Now().Add(acquaintance), request: func(ctx context.Context, _, _ int) store.State { return send(ctx) }}
+		l.run(ctx)
+	}
+	for range c.clients {
+		send(ctx)
+	}
+	p.settle()
+	other.settle()
+
+	before, err := countCalls(servers)
+	if err != nil {
+		return single{}, err
+	}
+	start := time.Now()
+	l := load{callers: c.callers, until: start.Add(span), request: func(ctx context.Context, _, _ int) store.State { return send(ctx) }}
+	if c.refused {
+		l.rate = attackRate
+	}
+	total := l.run(ctx)
+	seconds := time.Since(start).Seconds()
+	p.settle()
+	other.settle()
+	after, err := countCalls(servers)
+	switch {
+	case err != nil:
+		return single{}, err
+	case total.err != nil:
+		return single{}, total.err
+	case c.refused && total.allowed > 0:
+		return single{}, fmt.Errorf("%d of %d requests were allowed", total.allowed, total.requests)
+	case !c.refused && total.allowed < total.requests:
+		return single{}, fmt.Errorf("%d of %d requests were refused", total.requests-total.allowed, total.requests)
+	}
+	return single{c, total.requests, seconds, after.since(before)}, nil
+}
+
+func (c singleCase) request(n int64) store.Request {
+	if c.clients > 0 {
+		n %= c.clients
+	}
+	return store.Request{
+		Limit:     &store.Limit{Zone: c.name, Algorithm: store.FixedWindow, Window: time.Hour},
+		ClientKey: strconv.FormatInt(n, 10), Events: roomy, Cost: 1,
+	}
+}
+
+func (c singleCase) send(ctx context.Context, p *process, n int64) store.State {
+	if c.before {
+		return p.take(ctx, c.request(n))
+	}
+	return p.serve(ctx, c.request(n), backendTime)
+}
+
+const (
+	// steadyShare and heavyShare are what comes in a window, relative to the
+	// limit.
+	steadyShare, heavyShare = 0.8, 1.2
+	batchShare              = 10  // how many percent of the limit batches hold at most
+	fixedPart               = 100 // the part of the limit that a fixed batch is, inverted
+	// batchCallers is how many requests run at the same time at most, in all
+	// processes, and leastCallers in each.
+	batchCallers, leastCallers = 64, 4
+	attempts                   = 3 // how many windows may be needed for one that counts
+)
+
+var (
+	batchLimits    = []int64{1_000, 10_000, 100_000, 1_000_000}
+	batchProcesses = []int{1, 4, 16}
+)
+
+// batchCase is one client's steady traffic through processes that take batches.
+type batchCase struct {
+	limit     int64
+	processes int
+	auto      bool
+}
+
+func (c batchCase) batch() int64 {
+	if c.auto {
+		return store.BatchAuto
+	}
+	return c.limit / fixedPart
+}
+
+func (c batchCase) String() string {
+	kind := "fixed"
+	if c.auto {
+		kind = "auto"
+	}
+	return fmt.Sprintf("%s, limit %d, %d processes", kind, c.limit, c.processes)
+}
+
+// phase is one window of traffic.
+type phase struct {
+	requests int64
+	calls
+}
+
+func (p *phase) perRequest() float64 { return float64(p.sum()) / float64(p.requests) }
+
+// batched is what a case needed.
+type batched struct {
+	batchCase
+	window        time.Duration
+	steady, heavy phase
+	admitted      int64 // how many were in the window of the heavy traffic
+	again         phase // steady traffic after that
+}
+
+// leases is which part of that processes need to be counted, whatever number
+// of clients there is.
+func (b *batched) leases() float64 {
+	if !b.auto {
+		return 0
+	}
+	return float64(b.processes) * b.window.Seconds() / float64(b.steady.requests)
+}
+
+func (b *batched) stranded() float64     { return float64(b.limit-b.admitted) / float64(b.limit) }
+func (b *batched) isSteady(p phase) bool { return p.requests*100 > b.limit*75 && p.requests < b.limit }
+func (b *batched) isHeavy(p phase) bool  { return p.requests*100 > b.limit*110 }
+
+// measureBatches runs all cases, those of the limits at the same time, each on
+// servers of its own.
+func measureBatches(ctx context.Context, limits []int64, processes []int, window time.Duration) (list []*batched, err error) {
+	shards := make([]*redistest.Shard, len(limits))
+	defer func() {
+		for _, s := range shards {
+			if s != nil {
+				err = errors.Join(err, s.Stop())
+			}
+		}
+	}()
+	for i := range shards {
+		if shards[i], err = redistest.LaunchShard(1); err != nil {
+			return nil, err
+		}
+	}
+	for _, auto := range []bool{true, false} {
+		for _, n := range processes {
+			results, errs := make([]*batched, len(limits)), make([]error, len(limits))
+			var wg sync.WaitGroup
+			for i, limit := range limits {
+				c := batchCase{limit, n, auto}
+				wg.Go(func() {
+					if results[i], errs[i] = c.measure(ctx, shards[i], window); errs[i] != nil {
+						errs[i] = fmt.Errorf("%v: %w", c, errs[i])
+					}
+				})
+			}
+			wg.Wait()
+			if err := errors.Join(errs...); err != nil {
+				return nil, err
+			}
+			for _, b := range results {
+				fmt.Printf("%v: %d calls for %d requests, %d for %d of which %d admitted, %d for %d\n", b.batchCase,
+					b.steady.sum(), b.steady.requests, b.heavy.sum(), b.heavy.requests, b.admitted, b.again.sum(), b.again.requests)
+			}
+			list = append(list, results...)
+		}
+	}
+	return list, nil
+}
+
+// measure sends steady traffic until batches have found their size, then for
+// the window that is measured, heavy traffic for another, and steady traffic
+// again. A window in which the machine was too busy to send what it should is
+// followed by another try.
+func (c batchCase) measure(ctx context.Context, servers *redistest.Shard, window time.Duration) (_ *batched, err error) {
+	processes := make([]*process, c.processes)
+	for i := range processes {
+		processes[i] = newProcess(servers)
+	}
+	defer func() { err = errors.Join(err, closeAll(processes)) }()
+
+	// Windows that begin when the clock says so can be told from here.
+	start := time.Now()
+	first := start.Truncate(window).Add(window)
+	if first.Sub(start) < window/2 {
+		first = first.Add(window)
+	}
+	b := &batched{batchCase: c, window: window}
+	_, total, err := c.send(ctx, servers, processes, window, steadyShare, first)
+	if err != nil {
+		return nil, err
+	}
+	end := first
+	try := func(share float64, ph *phase, isDone func(phase) bool) error {
+		for range attempts {
+			end = end.Add(window)
+			got, more, err := c.send(ctx, servers, processes, window, share, end)
+			if err != nil {
+				return err
+			}
+			// Of the requests, some may come late, in the next window.
+			total.add(more)
+			if *ph = got; isDone(got) {
+				break
+			}
+		}
+		return nil
+	}
+	if err := try(steadyShare, &b.steady, b.isSteady); err != nil {
+		return nil, err
+	}
+	if err := try(heavyShare, &b.heavy, b.isHeavy); err != nil {
+		return nil, err
+	}
+	full := end
+	if err := try(steadyShare, &b.again, b.isSteady); err != nil {
+		return nil, err
+	}
+	b.admitted = total.windows[full.UnixMicro()]
+	for _, n := range total.windows {
+		if n > c.limit {
+			return nil, fmt.Errorf("%d requests were admitted in a window, which is above the limit", n)
+		}
+	}
+	return b, nil
+}
+
+func (c batchCase) send(
+	ctx context.Context, servers *redistest.Shard, processes []*process, window time.Duration, share float64, until time.Time,
+) (ph phase, total *tally, err error) {
+	before, err := countCalls(servers)
+	if err != nil {
+		return ph, nil, err
+	}
+	r := store.Request{
+		Limit:     &store.Limit{Zone: c.String(), Algorithm: store.FixedWindow, Window: window, Align: true},
+		ClientKey: "client", Events: c.limit, Cost: 1, Batch: c.batch(), BatchShare: batchShare,
+	}
+	l := load{
+		callers: c.processes * max(batchCallers/c.processes, leastCallers),
+		rate:    share * float64(c.limit) / window.Seconds(), until: until,
+		request: func(ctx context.Context, caller, _ int) store.State {
+			return processes[caller%len(processes)].take(ctx, r)
+		},
+	}
+	total = l.run(ctx)
+	if total.err != nil {
+		return ph, nil, total.err
+	}
+	after, err := countCalls(servers)
+	return phase{total.requests, after.since(before)}, total, err
+}

@@ -1,0 +1,164 @@
+package calls
+
+import (
+	"context"
+	"encoding/xml"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
+)
+
+// TestCallsAreThoseThatWereMade requires of the count, with a known number of
+// calls, that it is neither more nor less: what scripts do inside, replication
+// and the asking do not count.
+func TestCallsAreThoseThatWereMade(t *testing.T) {
+	servers := redistest.StartShard(t, 1)
+	p := newProcess(servers)
+	defer func() {
+		if err := p.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	after := singleCase{name: "after", clients: 1}
+	before := singleCase{name: "before", before: true}
+	for _, c := range []struct {
+		singleCase
+		times int64
+		want  calls
+	}{
+		{before, 10, calls{primary: 10}},
+		// The replica knows no window, so that the primary is asked to open it.
+		{after, 1, calls{primary: 2, replica: 1}},
+		// The replica, and the charge.
+		{after, 10, calls{primary: 10, replica: 10}},
+	} {
+		was, err := countCalls(servers)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := range c.times {
+			if st := c.send(t.Context(), p, n); st.Err != nil || !st.Allowed {
+				t.Fatalf("%+v", st)
+			}
+			p.settle()
+			if err := servers.WaitReplicated(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		is, err := countCalls(servers)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := is.since(was); got != c.want {
+			t.Errorf("%s, %d times: %+v, want %+v", c.name, c.times, got, c.want)
+		}
+	}
+}
+
+// TestRefusedTrafficMakesOneCallASecond is the small form of the measurement.
+func TestRefusedTrafficMakesOneCallASecond(t *testing.T) {
+	servers := redistest.StartShard(t, 1)
+	for _, c := range singleCases {
+		if !c.refused {
+			continue
+		}
+		s, err := c.measure(t.Context(), servers, 2*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// One at the beginning, and one of the store for the primary's clock.
+		if most := int64(s.seconds) + 2; s.sum() > most {
+			t.Errorf("%s: %d calls in %.1f s, want at most %d", s.name, s.sum(), s.seconds, most)
+		}
+	}
+}
+
+func TestMeasuringEndsWhenItIsTold(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := measureSingles(ctx, singleCases[:1], time.Hour); !errors.Is(err, errEnded) {
+		t.Errorf("%v", err)
+	}
+}
+
+func samples() (list []*batched) {
+	for _, auto := range []bool{true, false} {
+		for _, processes := range batchProcesses {
+			for _, limit := range batchLimits {
+				b := &batched{batchCase: batchCase{limit, processes, auto}, window: time.Second, admitted: limit}
+				b.steady = phase{limit * 8 / 10, calls{primary: 100}}
+				b.again = b.steady
+				b.heavy = phase{limit * 12 / 10, calls{primary: 100}}
+				list = append(list, b)
+			}
+		}
+	}
+	return list
+}
+
+// TestLoadThatWasNotGeneratedIsSaid requires words where there is no figure.
+func TestLoadThatWasNotGeneratedIsSaid(t *testing.T) {
+	list := samples()
+	list[0].steady.requests, list[0].heavy.requests = 700, 1099
+	// Of heavy traffic, two figures are missing.
+	if text := batchTable(list); strings.Count(text, "load not generated") != 3 {
+		t.Error(text)
+	}
+}
+
+// TestTablesAreWhole requires as many cells in each row as there are in the
+// head.
+func TestTablesAreWhole(t *testing.T) {
+	one := single{singleCases[0], 10, 1, calls{1, 2}}
+	for text, want := range map[string]int{singleTable([]single{one}): 3, batchTable(samples()): 2 + 12} {
+		rows, cells := 0, 0
+		for line := range strings.Lines(text) {
+			n := strings.Count(line, "|")
+			if rows++; rows == 1 {
+				cells = n
+			}
+			if n != cells {
+				t.Errorf("%d cells, want %d: %s", n-1, cells-1, line)
+			}
+		}
+		if rows != want {
+			t.Errorf("%d rows, want %d:\n%s", rows, want, text)
+		}
+	}
+}
+
+func TestPictureIsXML(t *testing.T) {
+	if err := xml.Unmarshal([]byte(draw(samples()).String()), new(struct{})); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDocumentHasItsTables requires that make calls finds its place, and that
+// every case has its row.
+func TestDocumentHasItsTables(t *testing.T) {
+	text, err := os.ReadFile("../../docs/ledger.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if mark := report.Mark("calls"); strings.Count(string(text), mark) != 1 {
+		t.Errorf("docs/ledger.md has not one line %q", mark)
+	}
+	for _, c := range singleCases {
+		if !strings.Contains(string(text), "\n| "+c.name+" |") {
+			t.Errorf("docs/ledger.md has no row of %s", c.name)
+		}
+	}
+}
+
+func TestNumber(t *testing.T) {
+	for v, want := range map[float64]string{0: "0", 1234.5: "1234", 2: "2.00", 0.5: "0.5", 0.0123: "0.012", 0.000998: "0.001", 0.00012: "0.00012"} {
+		if got := number(v); got != want {
+			t.Errorf("%v: %s, want %s", v, got, want)
+		}
+	}
+}

@@ -1,0 +1,114 @@
+package calls
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/shardlimit/caddy-shardlimit/lab/picture"
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
+)
+
+func singleTable(list []single) string {
+	t := report.NewTable("traffic", "requests/s", "replica calls per request", "primary calls per request", "calls per request", "calls/s")
+	for _, s := range list {
+		rate := fmt.Sprintf("%.0f", s.perSecond(s.requests))
+		if !s.isGenerated() {
+			rate += fmt.Sprintf(", %d not generated", attackRate)
+		}
+		t.Row(s.name, rate,
+			number(s.perRequest(s.replica)), number(s.perRequest(s.primary)), number(s.perRequest(s.sum())), number(s.perSecond(s.sum())))
+	}
+	return t.String()
+}
+
+// batchTable is what cases with batches needed, as Markdown: for a limit and a
+// number of processes in one row.
+func batchTable(list []*batched) string {
+	t := report.NewTable("limit", "processes", "`auto`: calls per request", "of them leases", "over the limit", "afterwards", "stranded %",
+		fmt.Sprintf("`limit/%d`: calls per request", fixedPart), "over the limit", "afterwards", "stranded %")
+	for _, auto := range list {
+		if !auto.auto {
+			continue
+		}
+		fixed := list[slices.IndexFunc(list, func(b *batched) bool {
+			return !b.auto && b.limit == auto.limit && b.processes == auto.processes
+		})]
+		t.Row(fmt.Sprint(auto.limit), fmt.Sprint(auto.processes),
+			steadyCell(auto, auto.steady), number(auto.leases()), heavyCell(auto), steadyCell(auto, auto.again), strandedCell(auto),
+			steadyCell(fixed, fixed.steady), heavyCell(fixed), steadyCell(fixed, fixed.again), strandedCell(fixed))
+	}
+	return t.String()
+}
+
+func notGenerated(p phase) string { return fmt.Sprintf("load not generated: %d requests", p.requests) }
+
+func steadyCell(b *batched, p phase) string {
+	if !b.isSteady(p) {
+		return notGenerated(p)
+	}
+	return number(p.perRequest())
+}
+
+func heavyCell(b *batched) string {
+	if !b.isHeavy(b.heavy) {
+		return notGenerated(b.heavy)
+	}
+	return number(b.heavy.perRequest())
+}
+
+func strandedCell(b *batched) string {
+	if !b.isHeavy(b.heavy) {
+		return notGenerated(b.heavy)
+	}
+	return strconv.FormatFloat(100*b.stranded(), 'f', 2, 64)
+}
+
+func number(v float64) string {
+	switch {
+	case v >= 100:
+		return strconv.FormatFloat(v, 'f', 0, 64)
+	case v >= 1:
+		return strconv.FormatFloat(v, 'f', 2, 64)
+	}
+	return report.Digits(v)
+}
+
+// lineColours are those of numbers of processes.
+var lineColours = []string{picture.Blue, picture.Orange, picture.Green}
+
+func draw(list []*batched) *picture.Plot {
+	p := picture.NewPlot(picture.Powers("limit, in a window", 10, 3, 6), picture.Powers("", 10, -4, 1),
+		"Calls to Redis for each request, by the limit", "Calls to Redis per request, of one client at 80 % of its limit")
+	// What it is without a batch does not depend on the limit.
+	for _, without := range []struct {
+		calls  float64
+		name   string
+		dashed bool
+	}{{1, "charge before, no batch", false}, {2, "charge after", true}} {
+		s := picture.Series{Name: without.name, Colour: picture.Gray, Dashed: without.dashed}
+		for _, limit := range batchLimits {
+			s.Append(float64(limit), without.calls)
+		}
+		p.Draw(s)
+	}
+	for _, auto := range []bool{true, false} {
+		for i, processes := range batchProcesses {
+			s := picture.Series{Name: fmt.Sprintf("batch auto, %d processes", processes), Colour: lineColours[i%len(lineColours)], Dashed: !auto, Marked: true}
+			if !auto {
+				s.Name = fmt.Sprintf("batch limit/%d, %d processes", fixedPart, processes)
+			}
+			if processes == 1 {
+				s.Name = strings.TrimSuffix(s.Name, "es")
+			}
+			for _, b := range list {
+				if b.auto == auto && b.processes == processes && b.isSteady(b.steady) {
+					s.Append(float64(b.limit), b.steady.perRequest())
+				}
+			}
+			p.Draw(s)
+		}
+	}
+	return p
+}

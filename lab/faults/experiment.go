@@ -1,0 +1,349 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/lab/shards"
+	"github.com/shardlimit/caddy-shardlimit/lab/site"
+	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
+)
+
+// pace is how often each client sends a request.
+const pace = 25 * time.Millisecond
+
+// crew is how many clients of each role there are.
+var crew = map[role]int{regular: 4, greedy: 1, late: 1, bystander: 2}
+
+// crowd is all clients of a Caddy.
+type crowd struct {
+	clients []*client
+	url     string
+
+	ctx     context.Context
+	end     context.CancelFunc
+	running sync.WaitGroup
+}
+
+// recruit gives clients their roles: mine belong to the shard that the fault
+// happens to, others to another one. Greedy ones have so many events.
+func recruit(url string, mine, others []string, events int64) (*crowd, error) {
+	t := &crowd{url: url}
+	t.ctx, t.end = context.WithCancel(context.Background())
+	for _, r := range []role{regular, greedy, late, bystander} {
+		names := &mine
+		if r == bystander {
+			names = &others
+		}
+		if len(*names) < crew[r] {
+			return nil, fmt.Errorf("there are %d clients for %d", len(*names), crew[r])
+		}
+		for _, name := range (*names)[:crew[r]] {
+			c := &client{name: name, role: r, events: plenty}
+			if r == greedy {
+				c.events = events
+			}
+			t.clients = append(t.clients, c)
+		}
+		*names = (*names)[crew[r]:]
+	}
+	return t, nil
+}
+
+func (t *crowd) start(isOne func(role) bool) {
+	for _, c := range t.only(isOne) {
+		t.running.Go(func() { c.run(t.ctx, t.url, pace) })
+	}
+}
+
+func (t *crowd) stop() {
+	t.end()
+	t.running.Wait()
+}
+
+func (t *crowd) only(isOne func(role) bool) []*client { return those(t.clients, isOne) }
+
+func those(clients []*client, isOne func(role) bool) (some []*client) {
+	for _, c := range clients {
+		if isOne(c.role) {
+			some = append(some, c)
+		}
+	}
+	return some
+}
+
+func served(clients []*client) (n int64) {
+	for _, c := range clients {
+		n += c.served()
+	}
+	return n
+}
+
+// role is why a client is there.
+type role int
+
+const (
+	regular   role = iota // regular clients have an open window and stay far below their limit
+	greedy                // greedy ones reach their limit
+	late                  // late ones come for the first time while the fault lasts
+	bystander             // bystander ones belong to another shard
+)
+
+// client sends one request after the other.
+type client struct {
+	name   string
+	role   role
+	events int64 // its limit
+
+	mu   sync.Mutex
+	seen []response
+}
+
+// response is what a client was told.
+type response struct {
+	begun, ended     time.Time
+	status           int    // 0 where there was no response
+	limited          bool   // set if the headers tell of a limit
+	remaining, reset string // remaining and reset are what they tell
+}
+
+// plenty is the limit of who does not ask for another.
+const plenty = 1_000_000
+
+// run sends a request every pace, or as soon as the one before is answered, until
+// ctx ends. The one that is on its way then is waited for.
+func (c *client) run(ctx context.Context, url string, pace time.Duration) {
+	http := traffic.NewClient(1)
+	defer http.CloseIdleConnections()
+	next := time.Now()
+	for ctx.Err() == nil {
+		r := c.ask(http, url)
+		c.mu.Lock()
+		c.seen = append(c.seen, r)
+		c.mu.Unlock()
+		if next = next.Add(pace); next.Before(time.Now()) {
+			next = time.Now()
+		}
+		if traffic.Pause(ctx, time.Until(next)) != nil {
+			return
+		}
+	}
+}
+
+func (c *client) ask(client *http.Client, url string) response {
+	x := traffic.Ask(client, url, map[string]string{"X-Client": c.name, "X-Events": strconv.FormatInt(c.events, 10)})
+	return response{
+		begun: x.Begun, ended: x.Ended, status: x.Status, limited: x.Header.Get("X-RateLimit-Limit") != "",
+		remaining: x.Header.Get("X-RateLimit-Remaining"), reset: x.Header.Get("X-RateLimit-Reset"),
+	}
+}
+
+func (c *client) responses() []response {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.seen[:len(c.seen):len(c.seen)]
+}
+
+func (c *client) served() (n int64) {
+	for _, r := range c.responses() {
+		if r.status == http.StatusOK {
+			n++
+		}
+	}
+	return n
+}
+
+func (r *response) isNormal() bool {
+	return r.limited && (r.status == http.StatusOK || r.status == http.StatusTooManyRequests)
+}
+
+// isSettledSince reports whether the last few responses are right, to requests that
+// began since then.
+func (c *client) isSettledSince(then time.Time, isRight func(*response) bool) bool {
+	seen := last(c.responses())
+	for _, r := range seen {
+		if !isRight(&r) || r.begun.Before(then) {
+			return false
+		}
+	}
+	return len(seen) == few
+}
+
+// few is how many responses in a row make one believe that it stays so.
+const few = 5
+
+func last(seen []response) []response { return seen[max(0, len(seen)-few):] }
+
+func (c *client) String() string {
+	return [...]string{"regular", "greedy", "late", "bystander"}[c.role] + " client " + c.name
+}
+
+// experiment is a cell while it is tried.
+type experiment struct {
+	cell
+	settings
+	broken, other *shard
+	site          *site.Site
+	crowd         *crowd
+
+	// begin and end are those of the fault, start is when all was well before.
+	start, begin, end time.Time
+	samples           []sample                 // samples were taken from the end on
+	buckets           map[string]shards.Bucket // what both shards hold, by client
+	metrics           metrics
+}
+
+// sample is how many of the requests that had been let through at an instant were
+// not counted a little later.
+type sample struct {
+	at   time.Time
+	owed int64
+}
+
+func isLate(r role) bool      { return r == late }
+func isNotLate(r role) bool   { return r != late }
+func isBystander(r role) bool { return r == bystander }
+func isConcerned(r role) bool { return r != bystander }
+func isAny(role) bool         { return true }
+
+func (e *experiment) run(ctx context.Context) error {
+	e.crowd.start(isNotLate)
+	if err := e.awaitNormal(ctx, time.Now(), isNotLate); err != nil {
+		return fmt.Errorf("before the fault: %w", err)
+	}
+	e.start = time.Now()
+	if err := traffic.Pause(ctx, e.before); err != nil {
+		return err
+	}
+	if err := e.bring(ctx); err != nil {
+		return fmt.Errorf("bring the fault on: %w", err)
+	}
+	sampling, stop := context.WithCancel(ctx)
+	sampled := make(chan struct{})
+	go func() {
+		defer close(sampled)
+		e.sample(sampling)
+	}()
+	err := e.recover(ctx)
+	stop()
+	<-sampled
+	if err != nil {
+		return err
+	}
+	e.site.Stop()
+	// Caddy delivers what waits before it ends.
+	return e.count(ctx)
+}
+
+// bring brings the fault on and ends it, with clients that come for the first
+// time meanwhile.
+func (e *experiment) bring(ctx context.Context) error {
+	late := time.AfterFunc(e.during/4, func() { e.crowd.start(isLate) })
+	e.begin = time.Now()
+	err := e.fault.bring(ctx, e.broken, e.during)
+	e.end = time.Now()
+	if late.Stop() {
+		// The fault was shorter than it should be.
+		e.crowd.start(isLate)
+	}
+	return err
+}
+
+// recover waits until all is as it was, and until no charge is on its way.
+func (e *experiment) recover(ctx context.Context) error {
+	err := e.awaitNormal(ctx, e.end, isAny)
+	if err == nil {
+		err = traffic.Pause(ctx, time.Until(e.end.Add(e.after)))
+	}
+	e.crowd.stop()
+	if err != nil {
+		return fmt.Errorf("after the fault: %w", err)
+	}
+	return e.settle(ctx)
+}
+
+// normalTimeout is how long it may take until all is as it was.
+const normalTimeout = time.Minute
+
+// awaitNormal waits until some clients have been answered by the store for a
+// while, since then.
+func (e *experiment) awaitNormal(ctx context.Context, then time.Time, isOne func(role) bool) error {
+	return traffic.Poll(ctx, normalTimeout, func() error {
+		if err := e.count(ctx); err != nil {
+			return err
+		}
+		for _, c := range e.crowd.only(isOne) {
+			isRight := func(r *response) bool { return r.isNormal() && !e.isLocal(e.buckets, c, r) }
+			if !c.isSettledSince(then, isRight) {
+				return fmt.Errorf("responses to %s are not normal: %s", c, describe(last(c.responses())))
+			}
+		}
+		return nil
+	})
+}
+
+const (
+	settleTimeout = time.Minute // settleTimeout bounds the time until all charges have arrived
+	// quiet is how long nothing has arrived when nothing more is on its way: what
+	// waits for a shard is tried once a second.
+	quiet = 2500 * time.Millisecond
+)
+
+// settle waits until everything is charged that was served, but for what is
+// known to be missing, or until nothing has been charged for a while.
+func (e *experiment) settle(ctx context.Context) error {
+	since := time.Now()
+	return traffic.Poll(ctx, settleTimeout, func() error {
+		known := e.buckets
+		if err := e.count(ctx); err != nil {
+			return err
+		}
+		if !maps.Equal(e.buckets, known) {
+			since = time.Now()
+		}
+		all, err := e.site.Metrics()
+		if err != nil {
+			return err
+		}
+		e.metrics = metricsIn(all)
+		owed := missing(e.crowd.only(isConcerned), e.buckets)
+		isOwed := owed > e.metrics.failed(faulty) || missing(e.crowd.only(isBystander), e.buckets) > 0
+		if isOwed && time.Since(since) < quiet {
+			return fmt.Errorf("%d charges are missing", owed)
+		}
+		return nil
+	})
+}
+
+func (e *experiment) sample(ctx context.Context) {
+	const period = 25 * time.Millisecond
+	for {
+		// What is served meanwhile cannot be counted yet.
+		s := sample{at: time.Now(), owed: served(e.crowd.only(isConcerned))}
+		if buckets, err := e.broken.Buckets(ctx, zone); err == nil {
+			for _, b := range buckets {
+				s.owed -= b.Count
+			}
+			e.samples = append(e.samples, s)
+		}
+		if traffic.Pause(ctx, period) != nil {
+			return
+		}
+	}
+}
+
+func (e *experiment) count(ctx context.Context) error {
+	mine, err := e.broken.Buckets(ctx, zone)
+	if err != nil {
+		return err
+	}
+	others, err := e.other.Buckets(ctx, zone)
+	maps.Copy(mine, others)
+	e.buckets = mine
+	return err
+}

@@ -1,0 +1,308 @@
+// Package faults breaks Redis in many ways while a Caddy serves requests, holds
+// what comes of it against what docs/failure-modes.md promises, and writes there
+// what it has seen. A cell is a fault under a policy, an experiment a cell while
+// it is tried, and an outcome what was seen of it, of which promises are asked.
+package faults
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
+	"github.com/shardlimit/caddy-shardlimit/lab/site"
+	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
+)
+
+var (
+	flags   = flag.NewFlagSet("faults", flag.ExitOnError)
+	target  = flags.String("document", "../docs/failure-modes.md", "file to write the tables to, below the mark")
+	only    = flags.String("only", "", "try the cells that match this expression, such as 'killed.*deny', and write no document")
+	binary  = flags.String("caddy", "", "the Caddy to try; without it, it is built")
+	timeout = flags.Duration("check-timeout", 250*time.Millisecond, "the store's check_timeout; a busy machine exceeds the default")
+	during  = flags.Duration("during", 3*time.Second, "how long faults last that do not end by themselves")
+)
+
+// Run tries the faults.
+func Run(ctx context.Context, args []string) error {
+	_ = flags.Parse(args) // it exits where they are wrong
+	wanted, err := regexp.Compile(*only)
+	if err != nil {
+		return fmt.Errorf("read -only: %w", err)
+	}
+	shop, err := site.Open(*binary)
+	if err != nil {
+		return err
+	}
+	defer shop.Close()
+	set := settings{
+		caddy: shop.Caddy, checkTimeout: *timeout, dialTimeout: 200 * time.Millisecond,
+		before: 2 * time.Second, during: *during, after: time.Second,
+	}
+	outcomes, err := try(ctx, set, wanted)
+	if *only == "" && ctx.Err() == nil {
+		err = errors.Join(err, report.Rewrite(*target, "faults", document(set, outcomes)))
+	}
+	return err
+}
+
+// try tries the wanted cells one after the other, and goes on where promises are
+// not kept: the error says which.
+func try(ctx context.Context, set settings, wanted *regexp.Regexp) (outcomes []*outcome, err error) {
+	for _, c := range cells() {
+		if !wanted.MatchString(c.String()) {
+			continue
+		}
+		o, failed := c.run(ctx, set)
+		switch {
+		case ctx.Err() != nil:
+			return outcomes, ctx.Err()
+		case failed != nil:
+			failed = fmt.Errorf("%s: %w", c, failed)
+			fmt.Println(failed)
+			err = errors.Join(err, failed)
+			continue
+		}
+		outcomes = append(outcomes, o)
+		fmt.Println(o)
+		for _, b := range o.unknown() {
+			err = errors.Join(err, fmt.Errorf("%s: %s", c, b.text))
+		}
+	}
+	return outcomes, err
+}
+
+// The values of the Caddyfile's options.
+const (
+	allow  = "allow"
+	deny   = "deny"
+	local  = "local"
+	after  = "after"
+	before = "before"
+)
+
+// cell is one fault under one policy.
+type cell struct {
+	fault           *fault
+	onError, charge string
+}
+
+func (c cell) String() string { return c.fault.name + ", " + c.policy() }
+func (c cell) policy() string { return c.onError + ", " + c.charge }
+func faults() []*fault        { return slices.Concat(processFaults, networkFaults, stateFaults, groupFaults) }
+
+func cells() (all []cell) {
+	for _, f := range faults() {
+		for _, charge := range []string{after, before} {
+			for _, onError := range []string{allow, deny, local} {
+				all = append(all, cell{f, onError, charge})
+			}
+		}
+	}
+	return all
+}
+
+// settings are how cells are run.
+type settings struct {
+	caddy                     string        // the path of the binary
+	checkTimeout, dialTimeout time.Duration // checkTimeout and dialTimeout are the store's
+	// before, during and after are how long requests come without the fault, with
+	// it, and at least after it.
+	before, during, after time.Duration
+}
+
+// greedyEvents is a limit that clients reach while a fault lasts, and reach there
+// again where they are counted anew.
+func (s settings) greedyEvents() int64 { return int64((s.before + s.during/4) / pace) }
+
+const (
+	cellTimeout = 3 * time.Minute
+	attempts    = 3 // how often a cell is tried while the machine stands still
+)
+
+// run tries a cell, and again where promises were not kept while the machine stood
+// still for as long as makes checks time out.
+func (c cell) run(ctx context.Context, set settings) (o *outcome, err error) {
+	for range attempts {
+		watching, stop := context.WithCancel(ctx)
+		stood := watchMachine(watching)
+		o, err = c.runOnce(ctx, set)
+		stop()
+		// A replica is given half of the time, and its answer needs some as well.
+		if longest := <-stood; ctx.Err() != nil || longest < set.checkTimeout/4 || err == nil && len(o.unknown()) == 0 {
+			break
+		}
+	}
+	return o, err
+}
+
+// watchMachine watches whether the machine lets this process run when it should,
+// until ctx ends, and then says how long it stood still at most. That makes
+// timeouts pass that are no fault of anybody.
+func watchMachine(ctx context.Context) <-chan time.Duration {
+	const interval = 5 * time.Millisecond
+	stood := make(chan time.Duration, 1)
+	go func() {
+		longest := time.Duration(0)
+		for last := time.Now(); traffic.Pause(ctx, interval) == nil; {
+			now := time.Now()
+			longest = max(longest, now.Sub(last)-interval)
+			last = now
+		}
+		stood <- longest
+	}()
+	return stood
+}
+
+func (c cell) runOnce(ctx context.Context, set settings) (_ *outcome, err error) {
+	ctx, cancel := context.WithTimeout(ctx, cellTimeout)
+	defer cancel()
+	shop, err := site.Open(set.caddy)
+	if err != nil {
+		return nil, err
+	}
+	defer shop.Close()
+	broken, err := c.fault.launch(shop.Dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, broken.Stop()) }()
+	other, err := static(0)(shop.Dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, other.Stop()) }()
+	e := &experiment{cell: c, settings: set, broken: broken, other: other}
+	if e.site, err = shop.Start(c.config(set, broken, other)); err != nil {
+		return nil, err
+	}
+	defer e.site.Stop()
+	mine, others, err := e.survey(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if e.crowd, err = recruit("http://"+e.site.Addrs[0], mine, others, set.greedyEvents()); err != nil {
+		return nil, err
+	}
+	defer e.crowd.stop()
+	if err := e.run(ctx); err != nil {
+		return nil, fmt.Errorf("%w; the end of Caddy's log:\n%s", err, tailOf(e.site.Logs.String()))
+	}
+	return e.outcome(), nil
+}
+
+func tailOf(log string) string {
+	const most = 4000
+	return strings.TrimSpace(log[max(len(log)-most, 0):])
+}
+
+const (
+	// zone is what clients are limited by, and survey a zone that shows which
+	// clients belong to a shard.
+	zone   = "api"
+	survey = "survey"
+	// faulty is what Caddy calls the shard that the fault happens to, sound the
+	// other one.
+	faulty, sound = "faulty", "sound"
+)
+
+func (c cell) config(set settings, broken, other *shard) site.Config {
+	return site.Config{
+		Log: "exclude http.log.error",
+		Stores: fmt.Sprintf("store redis {\n%s%scheck_timeout %s\ndial_timeout %s\n}",
+			broken.Text(faulty), other.Text(sound), set.checkTimeout, set.dialTimeout),
+		Routes: []string{fmt.Sprintf(`handle /survey {
+	rate_limit {header.X-Client} 1000000 1h `+survey+`
+	respond "ok"
+}
+handle {
+	rate_limit {
+		zone `+zone+` {
+			key {header.X-Client}
+			events {header.X-Events} 1000000
+			window 1h
+			charge %s
+			on_error %s
+		}
+	}
+	respond "ok"
+}`, c.charge, c.onError)},
+	}
+}
+
+const (
+	// surveyed is how many clients are looked at, so that each shard surely has
+	// enough of them.
+	surveyed      = 24
+	surveyTimeout = time.Minute
+)
+
+func (e *experiment) survey(ctx context.Context) (mine, others []string, err error) {
+	client := traffic.NewClient(1)
+	defer client.CloseIdleConnections()
+	var visited time.Time
+	err = traffic.Poll(ctx, surveyTimeout, func() error {
+		if mine, err = e.broken.clients(ctx, survey); err != nil {
+			return err
+		}
+		if others, err = e.other.clients(ctx, survey); err != nil {
+			return err
+		}
+		n := len(mine) + len(others)
+		if n == surveyed {
+			return nil
+		}
+		// A request that a busy machine did not serve in time is made again.
+		if time.Since(visited) > time.Second {
+			for i := range surveyed {
+				name := fmt.Sprintf("client-%d", i)
+				if slices.Contains(mine, name) || slices.Contains(others, name) {
+					continue
+				}
+				if x := traffic.Ask(client, "http://"+e.site.Addrs[0]+"/survey", map[string]string{"X-Client": name}); x.Status == 0 {
+					return fmt.Errorf("ask whom %s belongs to: no response", name)
+				}
+			}
+			visited = time.Now()
+		}
+		return fmt.Errorf("%d of %d clients are charged", n, surveyed)
+	})
+	return mine, others, err
+}
+
+// metrics are Caddy's counters.
+type metrics struct {
+	storeErrors int64                       // checks and takes without an answer
+	undelivered map[string]map[string]int64 // charges, by shard and outcome
+}
+
+func metricsIn(all caddyproc.Metrics) metrics {
+	m := metrics{
+		storeErrors: int64(all.Sum("caddy_rate_limit_store_errors_total")),
+		undelivered: map[string]map[string]int64{faulty: {}, sound: {}},
+	}
+	for key, n := range all {
+		if caddyproc.Has(key, "caddy_rate_limit_undelivered_total") {
+			m.undelivered[caddyproc.Label(key, "shard")][caddyproc.Label(key, "outcome")] += int64(n)
+		}
+	}
+	return m
+}
+
+func (m *metrics) failed(shard string) (n int64) {
+	for _, of := range m.undelivered[shard] {
+		n += of
+	}
+	return n
+}
+
+// isUnchecked reports whether a request was let through without a look at the
+// limit.
+func (r *response) isUnchecked() bool { return r.status == http.StatusOK && !r.limited }

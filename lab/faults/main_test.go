@@ -1,0 +1,78 @@
+package faults
+
+import (
+	"flag"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
+)
+
+// patient are settings whose timeouts a busy machine keeps, so that what happens
+// is due to the fault.
+var patient = settings{
+	checkTimeout: time.Second, dialTimeout: time.Second,
+	before: 500 * time.Millisecond, during: 2 * time.Second, after: 300 * time.Millisecond,
+}
+
+var turn = flag.Int("faults.turn", 0, "the policy, from 0 to 5, under which TestFaults tries the first fault")
+
+// TestFaults tries every fault once, with policies in turn; make faults tries all.
+func TestFaults(t *testing.T) {
+	set := patient
+	set.caddy = buildCaddy(t)
+	all := cells()
+	policies := len(all) / len(faults())
+	for i := range faults() {
+		c := all[i*policies+(i+*turn)%policies]
+		t.Run(c.String(), func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			o, err := c.run(t.Context(), set)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if unknown := o.unknown(); len(unknown) > 0 {
+				t.Error(o)
+			} else {
+				t.Log(o)
+			}
+		})
+	}
+}
+
+func TestMain(m *testing.M) { os.Exit(redistest.RunTests(m)) }
+
+// buildCaddy returns a Caddy with the race detector if the test has it.
+func buildCaddy(t *testing.T) string {
+	t.Helper()
+	var flags []string
+	if withRace {
+		flags = append(flags, "-race")
+	}
+	path, err := caddyproc.Build(t.TempDir(), flags...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestDocumentHasItsTables requires that make faults finds its place, and that
+// every cell has its rows.
+func TestDocumentHasItsTables(t *testing.T) {
+	text, err := os.ReadFile("../../docs/failure-modes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if mark := report.Mark("faults"); strings.Count(string(text), mark) != 1 {
+		t.Errorf("docs/failure-modes.md has not one line %q", mark)
+	}
+	for _, c := range cells() {
+		if strings.Count(string(text), "\n| "+c.fault.name+" | "+c.policy()+" ") != 2 {
+			t.Errorf("docs/failure-modes.md has not two rows of %s", c)
+		}
+	}
+}

@@ -1,0 +1,583 @@
+package faults
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
+	"github.com/shardlimit/caddy-shardlimit/lab/shards"
+)
+
+// outcome is what was seen of a cell.
+type outcome struct {
+	cell
+	clients []*client
+	// start is when clients were looked at first; begin and end are those of the
+	// fault.
+	start, begin, end time.Time
+	buckets           map[string]shards.Bucket // what both shards hold, by client
+	metrics           metrics
+	// normalAfter is how long after the end of the fault all responses were normal,
+	// and equalAfter how long after it nothing was owed any more.
+	normalAfter, equalAfter time.Duration
+	log                     string // Caddy's
+}
+
+func (e *experiment) outcome() *outcome {
+	o := &outcome{
+		cell: e.cell, clients: e.crowd.clients, start: e.start, begin: e.begin, end: e.end,
+		buckets: e.buckets, metrics: e.metrics, log: e.site.Logs.String(),
+	}
+	for _, c := range o.concerned() {
+		for _, r := range c.responses() {
+			if !o.isNormal(c, &r) && r.ended.Sub(o.end) > o.normalAfter {
+				o.normalAfter = r.ended.Sub(o.end)
+			}
+		}
+	}
+	o.equalAfter = o.owedFor(e.samples)
+	return o
+}
+
+// String is what is worth telling while others are tried.
+func (o *outcome) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: %s; %s; %s. Counted beyond what was served: %d; failed charges: %v",
+		o.cell, o.statuses(earlier), o.statuses(meanwhile), o.statuses(afterwards), -o.missing(), o.metrics.undelivered[faulty])
+	breaches := o.breaches()
+	for _, broken := range breaches {
+		kind := "WRONG"
+		if n := o.knownAs(broken); n > 0 {
+			kind = fmt.Sprintf("known as [%d]", n)
+		}
+		fmt.Fprintf(&b, "\n\t%s: %s", kind, broken.text)
+	}
+	if len(breaches) > 0 {
+		fmt.Fprintf(&b, "\n%s", tailOf(o.log))
+	}
+	return b.String()
+}
+
+// phase is a part of the time.
+type phase int
+
+const (
+	earlier phase = iota
+	meanwhile
+	afterwards
+)
+
+func (p phase) String() string {
+	return [...]string{"before the fault", "during the fault", "after the fault"}[p]
+}
+
+func (o *outcome) phaseOf(r *response) phase {
+	switch {
+	case r.ended.Before(o.begin):
+		return earlier
+	case r.begun.Before(o.end):
+		return meanwhile
+	default:
+		return afterwards
+	}
+}
+
+func (o *outcome) concerned() []*client { return those(o.clients, isConcerned) }
+
+// isLocal reports whether a response comes from counts of Caddy's own: these have
+// another window than the store's. Where the store's is lost, it cannot be told.
+func (c cell) isLocal(buckets map[string]shards.Bucket, whose *client, r *response) bool {
+	return c.onError == local && c.fault.loses == nothing && r.limited && r.reset != buckets[whose.name].Reset
+}
+
+func (o *outcome) isNormal(c *client, r *response) bool {
+	return r.isNormal() && !o.isLocal(o.buckets, c, r)
+}
+
+// owedFor is how long after the end of the fault something was owed that arrived
+// later. What each client has on its way does not count.
+func (o *outcome) owedFor(samples []sample) time.Duration {
+	slack := 2 * int64(len(o.concerned()))
+	for i := len(samples) - 1; i >= 0; i-- {
+		if s := samples[i]; s.owed-o.missing() > slack {
+			return s.at.Sub(o.end)
+		}
+	}
+	return 0
+}
+
+// breach is a promise of docs/failure-modes.md that was not kept.
+type breach struct {
+	promise promise
+	text    string
+}
+
+// promise is what an outcome is held to.
+type promise int
+
+const (
+	responses  promise = iota // decided by the store, or as on_error says where it cannot
+	refusals                  // of clients that have nothing left
+	resets                    // the reset is one
+	admissions                // admissions stay within the limit
+	doubles                   // no request counts twice
+	omissions                 // every request that was served counts
+	others                    // others do not notice what happens to a shard
+	losses                    // reported, and are none while a window lasts
+	soundness                 // soundness of Caddy, and of the experiment
+)
+
+func (o *outcome) breaches() (all []breach) {
+	for kind, look := range map[promise]func(*outcome) []string{
+		responses: (*outcome).wrongResponses, refusals: (*outcome).wrongRefusals, resets: (*outcome).wrongResets,
+		admissions: (*outcome).wrongAdmissions, doubles: (*outcome).wrongDoubles, omissions: (*outcome).wrongOmissions,
+		others: (*outcome).wrongOthers, losses: (*outcome).wrongLosses, soundness: (*outcome).wrongSoundness,
+	} {
+		for _, text := range look(o) {
+			all = append(all, breach{kind, text})
+		}
+	}
+	return all
+}
+
+func (o *outcome) decides(c *client) reach {
+	switch {
+	case c.role == bystander:
+		return there
+	case o.charge == before || c.role == late:
+		// It has to be taken from the bucket, or opened.
+		return o.fault.primary
+	default:
+		return o.fault.checks
+	}
+}
+
+// wrongResponses are those that are neither normal nor what on_error says, and
+// those of the latter where nobody should notice.
+func (o *outcome) wrongResponses() (all []string) {
+	for _, c := range o.clients {
+		wrong := map[phase][]response{}
+		for _, r := range c.responses() {
+			if p := o.phaseOf(&r); !o.mayBe(c, &r, p) {
+				wrong[p] = append(wrong[p], r)
+			}
+		}
+		for p, some := range wrong {
+			all = append(all, fmt.Sprintf("%s: %s %s", c, describe(some), p))
+		}
+	}
+	return all
+}
+
+func (o *outcome) mayBe(c *client, r *response, p phase) bool {
+	switch {
+	case o.isNormal(c, r):
+		return true
+	case p == earlier || o.decides(c) == there:
+		return false
+	case o.onError == allow:
+		return r.status == http.StatusOK
+	case o.onError == deny:
+		return r.status == http.StatusServiceUnavailable
+	default:
+		return r.isNormal()
+	}
+}
+
+// wrongRefusals are those of clients that have something left, and those that say
+// so. What was denied may have been spent by a take of unknown outcome.
+func (o *outcome) wrongRefusals() (all []string) {
+	for _, c := range o.clients {
+		spent := int64(0)
+		for _, r := range c.responses() {
+			switch r.status {
+			case http.StatusOK, http.StatusServiceUnavailable:
+				spent++
+			case http.StatusTooManyRequests:
+				if spent < c.events || r.remaining != "0" {
+					return append(all, fmt.Sprintf("%s: refused after %d of %d, with %s remaining", c, spent, c.events, r.remaining))
+				}
+			}
+		}
+	}
+	return all
+}
+
+func (o *outcome) wrongResets() (all []string) {
+	if o.onError == local || o.fault.loses != nothing {
+		return nil
+	}
+	for _, c := range o.clients {
+		first := ""
+		for _, r := range c.responses() {
+			if first == "" {
+				first = r.reset
+			}
+			if r.limited && r.reset != first {
+				all = append(all, fmt.Sprintf("%s: told of a reset at %s and at %s", c, first, r.reset))
+				break
+			}
+		}
+	}
+	return all
+}
+
+func (o *outcome) wrongAdmissions() (all []string) {
+	if o.fault.loses != nothing {
+		return nil
+	}
+	for _, c := range o.clients {
+		// What turns out not to be charged is there again.
+		most := c.events + o.metrics.undelivered[faulty]["uncertain"]
+		switch o.onError {
+		case allow:
+			most += c.unchecked()
+		case local:
+			// Caddy alone admits the same limit once more.
+			most += c.events
+		}
+		if n := c.served(); n > most {
+			all = append(all, fmt.Sprintf("%s: %d requests served, at most %d should be", c, n, most))
+		}
+	}
+	return all
+}
+
+// unchecked is how many requests were let through without a look at the limit.
+func (c *client) unchecked() (n int64) {
+	for _, r := range c.responses() {
+		if r.isUnchecked() {
+			n++
+		}
+	}
+	return n
+}
+
+func (o *outcome) wrongOthers() (all []string) {
+	for _, c := range those(o.clients, isBystander) {
+		if n := o.buckets[c.name].Count; n != c.served() {
+			all = append(all, fmt.Sprintf("%s: %d counted, want %d", c, n, c.served()))
+		}
+	}
+	if n := o.metrics.failed(sound); n > 0 {
+		all = append(all, fmt.Sprintf("%d charges of the other shard failed", n))
+	}
+	return all
+}
+
+// wrongLosses are charges that surely did not run and were given up, and, where
+// nobody should notice, any that failed.
+func (o *outcome) wrongLosses() (all []string) {
+	of := o.metrics.undelivered[faulty]
+	if of["lost"] > 0 || of["expired"] > 0 {
+		all = append(all, fmt.Sprintf("%d charges are lost and %d expired, though their windows last", of["lost"], of["expired"]))
+	}
+	if strings.Contains(o.log, "charges were lost at exit") {
+		all = append(all, "charges were lost at exit")
+	}
+	if n := o.metrics.storeErrors + of["uncertain"]; o.fault.isUnnoticed() && n > 0 {
+		all = append(all, fmt.Sprintf("%d checks, takes or charges failed, though nobody should notice", n))
+	}
+	return all
+}
+
+// wrongSoundness tells of a data race, and of a fault that did not do what it is
+// there for.
+func (o *outcome) wrongSoundness() (all []string) {
+	if strings.Contains(o.log, "DATA RACE") {
+		all = append(all, "a data race in Caddy:\n"+o.log)
+	}
+	for _, c := range o.concerned() {
+		if o.decides(c) == away && o.metrics.storeErrors == 0 {
+			return append(all, "the store answered all the time, so the fault did not happen")
+		}
+	}
+	return all
+}
+
+func (o *outcome) missing() int64 { return missing(o.concerned(), o.buckets) }
+
+func missing(clients []*client, buckets map[string]shards.Bucket) int64 {
+	n := served(clients)
+	for _, c := range clients {
+		n -= buckets[c.name].Count
+	}
+	return n
+}
+
+// extremes are the clients that are counted for least and most beyond what they
+// were served.
+func (o *outcome) extremes() (least, most int64) {
+	for i, c := range o.concerned() {
+		n := o.buckets[c.name].Count - c.served()
+		if i == 0 {
+			least, most = n, n
+		}
+		least, most = min(least, n), max(most, n)
+	}
+	return least, most
+}
+
+func (o *outcome) wrongDoubles() (all []string) {
+	for _, c := range o.concerned() {
+		if n, most := o.buckets[c.name].Count, o.mostCounted(c); n > most {
+			all = append(all, fmt.Sprintf("%s: %d counted, at most %d should be", c, n, most))
+		}
+	}
+	return all
+}
+
+// mostCounted is what a client may be counted for: each request that was served
+// once, and each that was not but of which it is not known whether it was taken.
+func (o *outcome) mostCounted(c *client) int64 {
+	most := c.served()
+	if o.charge == after || o.decides(c) == there {
+		return most
+	}
+	for _, p := range []phase{meanwhile, afterwards} {
+		for _, r := range o.seen(c, p) {
+			if r.status == http.StatusServiceUnavailable || r.status == http.StatusTooManyRequests && o.onError == local {
+				most++
+			}
+		}
+	}
+	if o.onError == deny && o.fault.loses == nothing {
+		most = min(most, c.events)
+	}
+	return most
+}
+
+// wrongOmissions is said if less is counted than must be.
+func (o *outcome) wrongOmissions() []string {
+	if missing, most := o.missing(), o.mostMissing(); missing > most {
+		return []string{fmt.Sprintf("%d requests are not counted, at most %d may be missing", missing, most)}
+	}
+	return nil
+}
+
+// margin is how long before a primary is killed a charge has arrived at its
+// replicas, and how soon a fault that is one moment is over, on a busy machine.
+const margin = time.Second
+
+// mostMissing is how much of what was served may be missing: what Caddy says it
+// does not know, and what Redis forgets.
+func (o *outcome) mostMissing() int64 {
+	most := o.metrics.failed(faulty)
+	if o.charge == before {
+		// Of takes without an answer it is not known whether they count.
+		most += o.metrics.storeErrors
+	}
+	switch o.fault.loses {
+	case tail:
+		most += o.servedWithin(o.begin.Add(-margin), o.begin.Add(margin))
+	case fork:
+		most += o.servedWithin(o.begin.Add(-margin), o.end)
+	case everything:
+		most += o.servedWithin(time.Time{}, o.begin.Add(margin))
+	case nothing:
+	}
+	return most
+}
+
+func (o *outcome) servedWithin(from, to time.Time) (n int64) {
+	for _, c := range o.concerned() {
+		for _, r := range c.responses() {
+			if r.status == http.StatusOK && r.ended.After(from) && r.ended.Before(to) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// deviation is a promise that is known not to be kept, and why.
+type deviation struct {
+	promise  promise
+	concerns func(o *outcome) bool // concerns reports whether that is what an outcome breaches
+	text     string
+}
+
+// deviations are all that are known.
+var deviations = []deviation{
+	{
+		promise: responses,
+		concerns: func(o *outcome) bool {
+			return o.charge == after && slices.Contains(successions, o.fault.name) && o.mostStrays() <= int(2*time.Second/pace)
+		},
+		text: "when a primary is restarted or replaced, replicas that do not follow it yet are left out as if they were another's, and Sentinel closes connections; for up to a second `on_error` then decides requests about open windows, although there are replicas.",
+	},
+}
+
+// mostStrays is how many requests of one client the store did not decide although
+// what decides about it was there.
+func (o *outcome) mostStrays() (most int) {
+	for _, c := range o.concerned() {
+		n := 0
+		for _, r := range c.responses() {
+			if o.decides(c) == there && !o.isNormal(c, &r) {
+				n++
+			}
+		}
+		most = max(most, n)
+	}
+	return most
+}
+
+// knownAs returns the number of the deviation that b is, from 1, or 0.
+func (o *outcome) knownAs(b breach) int {
+	for i, d := range deviations {
+		if d.promise == b.promise && d.concerns(o) {
+			return i + 1
+		}
+	}
+	return 0
+}
+
+func (o *outcome) unknown() (all []breach) {
+	for _, b := range o.breaches() {
+		if o.knownAs(b) == 0 {
+			all = append(all, b)
+		}
+	}
+	return all
+}
+
+func (o *outcome) known() (all []int) {
+	for _, b := range o.breaches() {
+		if n := o.knownAs(b); n > 0 && !slices.Contains(all, n) {
+			all = append(all, n)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+func document(set settings, list []*outcome) string {
+	return fmt.Sprintf("%s. `check_timeout %v`; faults that do not end by themselves last %v.\n\n", report.Machine(), set.checkTimeout, set.during) +
+		responseTable(list) + "\n" + countTable(list) + notes(list)
+}
+
+func responseTable(list []*outcome) string {
+	t := report.NewTable("fault", "on_error, charge", "before", "during", "after", "added to the median", "to the 99.9th percentile", "normal after")
+	for _, o := range list {
+		t.Row(o.fault.name, o.policy()+o.marks(), o.statuses(earlier), o.statuses(meanwhile), o.statuses(afterwards),
+			milliseconds(o.added(0.5)), milliseconds(o.added(0.999)), seconds(o.normalAfter))
+	}
+	return t.String()
+}
+
+func countTable(list []*outcome) string {
+	t := report.NewTable("fault", "on_error, charge", "served", "counted beyond that", "of one client", "uncertain", "lost", "expired", "equal after")
+	for _, o := range list {
+		least, most := o.extremes()
+		of := o.metrics.undelivered[faulty]
+		t.Rowf("%s | %s%s | %d | %d | %s | %d | %d | %d | %s", o.fault.name, o.policy(), o.marks(),
+			served(o.concerned()), -o.missing(), span(least, most), of["uncertain"], of["lost"], of["expired"], seconds(o.equalAfter))
+	}
+	return t.String()
+}
+
+func (o *outcome) marks() string {
+	var numbers []string
+	for _, n := range o.known() {
+		numbers = append(numbers, strconv.Itoa(n))
+	}
+	if len(numbers) == 0 {
+		return ""
+	}
+	return " [" + strings.Join(numbers, ", ") + "]"
+}
+
+func notes(list []*outcome) string {
+	var text string
+	for i, d := range deviations {
+		if slices.ContainsFunc(list, func(o *outcome) bool { return slices.Contains(o.known(), i+1) }) {
+			text += fmt.Sprintf("\n[%d] Other than promised: %s\n", i+1, d.text)
+		}
+	}
+	return text
+}
+
+// span writes two numbers, or one if they are the same.
+func span(least, most int64) string {
+	if least == most {
+		return strconv.FormatInt(least, 10)
+	}
+	return fmt.Sprintf("%d to %d", least, most)
+}
+
+func milliseconds(d time.Duration) string {
+	return fmt.Sprintf("%+.1f ms", float64(d.Microseconds())/1000)
+}
+
+func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
+
+// statuses is what concerned clients saw, in words.
+func (o *outcome) statuses(p phase) string {
+	var some []response
+	ofCaddy := 0
+	for _, c := range o.concerned() {
+		for _, r := range o.seen(c, p) {
+			some = append(some, r)
+			if o.isLocal(o.buckets, c, &r) {
+				ofCaddy++
+			}
+		}
+	}
+	text := describe(some)
+	if ofCaddy > 0 {
+		text += fmt.Sprintf(" (local: %d)", ofCaddy)
+	}
+	return text
+}
+
+func (o *outcome) seen(c *client, p phase) (some []response) {
+	for _, r := range c.responses() {
+		if !r.ended.Before(o.start) && o.phaseOf(&r) == p {
+			some = append(some, r)
+		}
+	}
+	return some
+}
+
+// describe counts responses by kind: those that are normal have no name but their
+// status.
+func describe(some []response) string {
+	kinds := map[string]int{}
+	for _, r := range some {
+		kind := strconv.Itoa(r.status)
+		switch {
+		case r.status == 0:
+			kind = "no response"
+		case r.isUnchecked():
+			kind = "200 unchecked"
+		}
+		kinds[kind]++
+	}
+	var words []string
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		words = append(words, fmt.Sprintf("%d × %s", kinds[kind], kind))
+	}
+	return strings.Join(words, ", ")
+}
+
+func (o *outcome) latencies(p phase) (all []time.Duration) {
+	for _, c := range o.concerned() {
+		for _, r := range o.seen(c, p) {
+			all = append(all, r.ended.Sub(r.begun))
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// added is by how much a quantile was higher while the fault lasted.
+func (o *outcome) added(q float64) time.Duration {
+	return loadgen.Quantile(o.latencies(meanwhile), q) - loadgen.Quantile(o.latencies(earlier), q)
+}

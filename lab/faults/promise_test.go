@@ -1,0 +1,148 @@
+package faults
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/lab/shards"
+)
+
+// epoch is when the requests of the tests begin.
+var epoch = time.Now()
+
+// answers are the responses to requests a tenth of a second apart: the fault lasts
+// from the fourth to the sixth.
+func answers(some ...response) (seen []response) {
+	for i, r := range some {
+		r.begun = epoch.Add(time.Duration(i) * 100 * time.Millisecond)
+		r.ended = r.begun.Add(time.Millisecond)
+		seen = append(seen, r)
+	}
+	return seen
+}
+
+var (
+	fine      = response{status: 200, limited: true, remaining: "1", reset: "7"}
+	full      = response{status: 429, limited: true, remaining: "0", reset: "7"}
+	unchecked = response{status: 200}
+	denied    = response{status: 503}
+	alone     = response{status: 200, limited: true, remaining: "1", reset: "8"}
+	refused   = response{status: 429, limited: true, remaining: "0", reset: "8"}
+)
+
+// observed is an outcome with one client of each shard, of whom the former is
+// counted for so much.
+func observed(f fault, onError, charge string, events, counted int64, some ...response) *outcome {
+	mine := &client{name: "mine", role: regular, events: events, seen: answers(some...)}
+	other := &client{name: "other", role: bystander, events: plenty, seen: answers(fine, fine)}
+	return &outcome{
+		cell: cell{&f, onError, charge}, clients: []*client{mine, other},
+		start: epoch, begin: epoch.Add(250 * time.Millisecond), end: epoch.Add(550 * time.Millisecond),
+		buckets: map[string]shards.Bucket{"mine": {Count: counted, Reset: "7"}, "other": {Count: 2, Reset: "7"}},
+		metrics: metrics{storeErrors: 3, undelivered: map[string]map[string]int64{faulty: {}, sound: {}}},
+	}
+}
+
+var (
+	unnoticed = fault{name: "unnoticed"}
+	total     = fault{name: "total", checks: away, primary: away}
+	forgetful = fault{name: "forgetful", checks: away, primary: away, loses: everything}
+)
+
+// TestPromisesThatAreKept requires that what should be is not complained about.
+func TestPromisesThatAreKept(t *testing.T) {
+	quiet := observed(unnoticed, allow, after, 5, 5, fine, fine, fine, fine, fine, full, full)
+	quiet.metrics.storeErrors = 0
+	forgotten := observed(forgetful, allow, after, 5, 2, fine, fine, fine, unchecked, fine, fine, fine)
+	forgotten.buckets["mine"] = shards.Bucket{Count: 2, Reset: "9"}
+	for name, o := range map[string]*outcome{
+		"unnoticed":     quiet,
+		"allow, after":  observed(total, allow, after, 5, 7, fine, fine, fine, unchecked, unchecked, unchecked, fine),
+		"allow, before": observed(total, allow, before, 5, 5, fine, fine, fine, unchecked, unchecked, unchecked, fine),
+		"deny, after":   observed(total, deny, after, 5, 4, fine, fine, fine, denied, denied, denied, fine),
+		"deny, before":  observed(total, deny, before, 4, 4, fine, fine, fine, denied, denied, denied, full),
+		"local, after":  observed(total, local, after, 4, 5, fine, fine, fine, alone, alone, refused, full),
+		"forgotten":     forgotten,
+	} {
+		if all := o.breaches(); len(all) > 0 {
+			t.Errorf("%s: %v", name, all)
+		}
+	}
+}
+
+// TestPromisesThatAreNot requires that each of them is noticed.
+func TestPromisesThatAreNot(t *testing.T) {
+	doubled := observed(total, allow, after, 5, 4, fine, fine, fine)
+	lost := observed(total, allow, after, 5, 3, fine, fine, fine)
+	lost.metrics.undelivered[faulty]["lost"] = 1
+	atExit := observed(total, allow, after, 5, 3, fine, fine, fine)
+	atExit.log = `"msg":"charges were lost at exit"`
+	race := observed(total, allow, after, 5, 3, fine, fine, fine)
+	race.log = "WARNING: DATA RACE"
+	harmless := observed(total, allow, after, 5, 3, fine, fine, fine)
+	harmless.metrics.storeErrors = 0
+	others1 := observed(total, allow, after, 5, 3, fine, fine, fine)
+	others1.buckets["other"] = shards.Bucket{Count: 1, Reset: "7"}
+	others2 := observed(total, allow, after, 5, 3, fine, fine, fine)
+	others2.metrics.undelivered[sound]["uncertain"] = 1
+	for name, c := range map[string]struct {
+		o    *outcome
+		want promise
+	}{
+		"unchecked before the fault": {observed(total, allow, after, 5, 3, fine, unchecked, fine), responses},
+		"no response":                {observed(total, allow, after, 5, 5, fine, fine, fine, response{}, fine, fine), responses},
+		"503 though allowed":         {observed(total, allow, after, 5, 3, fine, fine, fine, denied), responses},
+		"passing though denied":      {observed(total, deny, after, 5, 4, fine, fine, fine, unchecked), responses},
+		"503 though counted alone":   {observed(total, local, after, 5, 3, fine, fine, fine, denied), responses},
+		"noticed":                    {observed(unnoticed, allow, after, 5, 4, fine, fine, fine, unchecked), responses},
+		"alone though unnoticed":     {observed(unnoticed, local, after, 5, 4, fine, fine, fine, alone), responses},
+		"refused too early":          {observed(total, allow, after, 5, 3, fine, fine, fine, full), refusals},
+		"refused, and something left": {
+			observed(total, allow, after, 2, 2, fine, fine, response{status: 429, limited: true, remaining: "1", reset: "7"}), refusals,
+		},
+		"two resets":            {observed(total, allow, after, 5, 3, fine, fine, alone), resets},
+		"too many":              {observed(total, deny, after, 2, 3, fine, fine, fine), admissions},
+		"too many alone":        {observed(total, local, after, 1, 3, fine, fine, fine), admissions},
+		"too many checked":      {observed(total, allow, after, 1, 3, fine, fine, fine, unchecked), admissions},
+		"counted twice":         {doubled, doubles},
+		"counted though denied": {observed(total, deny, after, 5, 4, fine, fine, fine, denied), doubles},
+		"taken beyond":          {observed(total, deny, before, 3, 4, fine, fine, fine, denied), doubles},
+		"not counted":           {observed(total, deny, after, 5, 2, fine, fine, fine), omissions},
+		"not taken":             {observed(total, deny, before, 9, 3, fine, fine, fine, fine, fine, fine, fine), omissions},
+		"not counted afterwards": {
+			observed(forgetful, allow, after, 20, 0, append(slices.Repeat([]response{fine}, 13), fine, fine)...), omissions,
+		},
+		"lost":                 {lost, losses},
+		"lost at exit":         {atExit, losses},
+		"failed and unnoticed": {observed(unnoticed, allow, after, 5, 3, fine, fine, fine), losses},
+		"another not counted":  {others1, others},
+		"another uncertain":    {others2, others},
+		"race":                 {race, soundness},
+		"no fault":             {harmless, soundness},
+	} {
+		all := c.o.breaches()
+		if !slices.ContainsFunc(all, func(b breach) bool { return b.promise == c.want }) {
+			t.Errorf("%s: %v, want a breach of %d", name, all, c.want)
+		}
+	}
+}
+
+// TestKnownDeviationsAreBounded requires that a deviation excuses nothing but what
+// it is about.
+func TestKnownDeviationsAreBounded(t *testing.T) {
+	restarted := fault{name: restart, primary: away}
+	late := observed(restarted, allow, after, 9, 4, fine, fine, fine, unchecked)
+	if len(late.unknown()) > 0 || late.marks() != " [1]" {
+		t.Errorf("unknown are %v, marks are %q", late.unknown(), late.marks())
+	}
+	for name, o := range map[string]*outcome{
+		"another fault":   observed(unnoticed, allow, after, 9, 4, fine, fine, fine, unchecked),
+		"another promise": observed(restarted, allow, after, 9, 2, fine, fine, fine),
+		"too long":        observed(restarted, allow, after, 99, 81, slices.Repeat([]response{unchecked}, 81)...),
+	} {
+		if len(o.unknown()) == 0 || o.marks() != "" {
+			t.Errorf("%s: unknown are %v, marks are %q", name, o.unknown(), o.marks())
+		}
+	}
+}

@@ -1,0 +1,383 @@
+package guarantees
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"time"
+)
+
+// What zones can be told.
+const (
+	fixedWindow   = "fixed_window"
+	slidingWindow = "sliding_window"
+	slidingLog    = "sliding_log"
+	gcra          = "gcra"
+	concurrency   = "concurrency"
+
+	after  = "after"
+	before = "before"
+)
+
+// limit is what a zone holds each client to.
+type limit struct {
+	algorithm, charge string
+	batched           bool  // set if Caddys take events in advance
+	events, burst     int64 // events and burst are those of the zone; burst is that of gcra alone
+	window            time.Duration
+	takes             time.Duration // how long the backend takes for each request
+}
+
+const (
+	// window is that of all zones: long enough that a client with one request at
+	// a time spends all in it, so short that several go by.
+	window     = 4 * time.Second
+	batchShare = 10 // the default of batch_share, in percent
+)
+
+func limits() (all []limit) {
+	for _, algorithm := range []string{fixedWindow, slidingWindow, slidingLog, gcra} {
+		l := limit{algorithm: algorithm, events: 100, window: window, takes: 10 * time.Millisecond}
+		if algorithm == gcra {
+			l.burst = 25
+		}
+		for _, charge := range []string{after, before} {
+			l.charge = charge
+			all = append(all, l)
+		}
+		if algorithm == fixedWindow || algorithm == slidingWindow {
+			l.batched = true
+			all = append(all, l)
+		}
+	}
+	return append(all, limit{algorithm: concurrency, charge: before, events: 8, window: window, takes: 50 * time.Millisecond})
+}
+
+func (l limit) zone() string {
+	name := l.algorithm + "." + l.charge
+	if l.batched {
+		name += ".batch"
+	}
+	return name
+}
+
+// String is the limit as the table calls it.
+func (l limit) String() string {
+	switch {
+	case l.algorithm == concurrency:
+		return l.algorithm
+	case l.batched:
+		return l.algorithm + ", " + l.charge + ", batch auto"
+	default:
+		return l.algorithm + ", " + l.charge
+	}
+}
+
+func (l limit) caddyfile() string {
+	text := fmt.Sprintf("zone %s {\nmatch {\npath /%s\n}\nkey {header.X-Client}\nevents %d\nwindow %s\nalgorithm %s\n",
+		l.zone(), l.zone(), l.events, l.window, l.algorithm)
+	if l.algorithm != concurrency {
+		text += "charge " + l.charge + "\n"
+	}
+	if l.burst > 0 {
+		text += fmt.Sprintf("burst %d\n", l.burst)
+	}
+	if l.batched {
+		text += "batch auto\n"
+	}
+	return text + "}\n"
+}
+
+func (l limit) capacity() int64 {
+	if l.burst > 0 {
+		return l.burst
+	}
+	return l.events
+}
+
+// reach is how long what a Caddy has admitted can stay unknown to others after its
+// response: the charge has to arrive, and then to be replicated.
+func reach(arrival, lag time.Duration) time.Duration { return arrival + lag }
+
+// arrival is how long a charge takes to arrive at most: one is on its way for
+// each bucket at a time, so it waits for the one before, and each takes no longer
+// than the longest.
+func arrival(longest time.Duration) time.Duration { return 2 * longest }
+
+// mayBeBeyond is how much more than its capacity clients can have been admitted
+// at once: nothing where the check and the charge are one step, or one Caddy
+// knows it all; otherwise what a Caddy cannot have seen of the others when it
+// admits, and never more than the limit for each of them. A gcra bucket that
+// several Caddys fill drains but once, so that has no such end.
+func (l limit) mayBeBeyond(caddys int, unseen int64) int64 {
+	switch {
+	case l.charge == before || caddys == 1:
+		return 0
+	case l.algorithm == gcra:
+		return unseen
+	default:
+		return min(unseen, int64(caddys-1)*l.events)
+	}
+}
+
+// unseen is the most that one Caddy cannot have known of at some instant, of what
+// the others had admitted: their requests in flight, and those answered less than
+// reach ago, which is their rate times reach.
+func unseen(seen []response, caddys int, reach time.Duration) (most int64) {
+	type change struct {
+		at   time.Time
+		more int64
+	}
+	admitted := those(seen, (*response).isAdmitted)
+	for caddy := range caddys {
+		var changes []change
+		for _, r := range admitted {
+			if r.caddy != caddy {
+				changes = append(changes, change{r.begun, 1}, change{r.ended.Add(reach), -1})
+			}
+		}
+		slices.SortFunc(changes, func(a, b change) int {
+			if c := a.at.Compare(b.at); c != 0 {
+				return c
+			}
+			return int(b.more - a.more)
+		})
+		n := int64(0)
+		for _, c := range changes {
+			n += c.more
+			most = max(most, n)
+		}
+	}
+	return most
+}
+
+// mayBeRoom is how much room there can be for a request that is refused: what
+// Caddys hold of a batch each, which is batch_share of the limit together or one
+// event each. Of a sliding window what they held in the window before counts on.
+func (l limit) mayBeRoom(caddys int) int64 {
+	if !l.batched {
+		return 0
+	}
+	held := max(l.events*batchShare/100, int64(caddys))
+	if l.algorithm == slidingWindow {
+		held *= 2
+	}
+	return held
+}
+
+// beyond is how much more than a limit was surely admitted at once: the most, over
+// all instants, that the bucket would have to hold more than its capacity. Each
+// request that was admitted counts at the worst place for that claim that its
+// two instants leave. Of concurrency it is what the backend saw.
+func (l limit) beyond(seen []response, peak int64) int64 {
+	admitted := byEnd(those(seen, (*response).isAdmitted))
+	most := int64(0)
+	switch l.algorithm {
+	case fixedWindow:
+		most = l.mostOfWindow(admitted)
+	case slidingWindow:
+		most = l.mostEstimated(admitted)
+	case slidingLog:
+		most = l.mostLogged(admitted)
+	case gcra:
+		most = l.mostUndrained(admitted)
+	case concurrency:
+		most = peak
+	}
+	return max(most-l.capacity(), 0)
+}
+
+// mostOfWindow is what was admitted in one window, which the resets tell apart.
+func (l limit) mostOfWindow(admitted []response) (most int64) {
+	of := map[int64]int64{}
+	for _, r := range admitted {
+		of[r.reset]++
+		most = max(most, of[r.reset])
+	}
+	return most
+}
+
+func (l limit) mostLogged(admitted []response) (most int64) {
+	for i := range admitted {
+		from := admitted[i].begun
+		most = max(most, count(admitted, func(r *response) bool {
+			return !r.begun.Before(from) && r.ended.Before(from.Add(l.window))
+		}))
+	}
+	return most
+}
+
+func (l limit) mostUndrained(admitted []response) (most int64) {
+	for i := range admitted {
+		from, n := admitted[i].begun, int64(0)
+		for j := range admitted {
+			if !admitted[j].begun.Before(from) {
+				n++
+				most = max(most, n-int64(l.drained(admitted[j].ended.Sub(from))))
+			}
+		}
+	}
+	return most
+}
+
+// drained is how much drains of a gcra bucket in some time, which is not empty
+// meanwhile.
+func (l limit) drained(d time.Duration) float64 {
+	return max(d.Seconds(), 0) / l.window.Seconds() * float64(l.events)
+}
+
+// mostEstimated is the most that a sliding window must have added up: what was
+// admitted in a window of the clock, and the part of the one before that still
+// overlaps when the last of that is admitted.
+func (l limit) mostEstimated(admitted []response) (most int64) {
+	for i := range admitted {
+		until := admitted[i].ended
+		start, earlier := l.windowOf(until), int64(0)
+		now := count(admitted, func(r *response) bool { return !r.begun.Before(start) && !r.ended.After(until) })
+		if now > 0 {
+			earlier = count(admitted, func(r *response) bool {
+				return !r.begun.Before(start.Add(-l.window)) && r.ended.Before(start)
+			})
+		}
+		most = max(most, now+int64(l.overlap(until)*float64(earlier)))
+	}
+	return most
+}
+
+func (l limit) windowOf(t time.Time) time.Time {
+	micros := t.UnixMicro()
+	return time.UnixMicro(micros - micros%l.window.Microseconds())
+}
+
+func (l limit) overlap(t time.Time) float64 {
+	return 1 - t.Sub(l.windowOf(t)).Seconds()/l.window.Seconds()
+}
+
+// client is all that one client was told, with what it takes to judge refusals.
+type client struct {
+	limit limit
+	// arrival is how long after its response a request may begin to count, or,
+	// if it only counts while it runs, may still do.
+	arrival time.Duration
+
+	seen     []response
+	admitted []response
+	opened   map[int64]time.Time // when the first request with a reset began
+}
+
+func newClient(l limit, seen []response, arrival time.Duration) *client {
+	c := &client{limit: l, arrival: arrival, seen: seen, opened: map[int64]time.Time{}}
+	c.admitted = byEnd(those(seen, (*response).isAdmitted))
+	for _, r := range seen {
+		if first, ok := c.opened[r.reset]; !ok || r.begun.Before(first) {
+			c.opened[r.reset] = r.begun
+		}
+	}
+	return c
+}
+
+func (c *client) late(r *response) time.Time { return r.ended.Add(c.arrival) }
+
+// room is the most that there was room for when a request was refused, even if
+// all that may have counted then did.
+func (c *client) room() (most int64) {
+	for i := range c.seen {
+		if r := &c.seen[i]; r.isRefused() {
+			most = max(most, c.limit.capacity()-c.spent(r))
+		}
+	}
+	return most
+}
+
+func (c *client) spent(refused *response) int64 {
+	switch c.limit.algorithm {
+	case fixedWindow:
+		return c.spentInWindow(refused)
+	case slidingWindow:
+		return max(c.estimated(refused, refused.begun.Add(-c.arrival)), c.estimated(refused, refused.ended))
+	case slidingLog:
+		return c.stillThere(refused, c.limit.window)
+	case gcra:
+		return c.undrained(refused)
+	default:
+		return c.stillThere(refused, 0)
+	}
+}
+
+// spentInWindow counts what was admitted in the window of a refusal, and requests
+// of an earlier one that were charged so late that they count in this one.
+func (c *client) spentInWindow(refused *response) int64 {
+	return count(c.admitted, func(r *response) bool {
+		if r.reset == refused.reset {
+			return !r.begun.After(refused.ended)
+		}
+		return c.limit.charge == after && r.reset < refused.reset && !c.late(r).Before(c.opened[refused.reset])
+	})
+}
+
+func (c *client) stillThere(refused *response, lasts time.Duration) int64 {
+	return count(c.admitted, func(r *response) bool {
+		return !r.begun.After(refused.ended) && !c.late(r).Add(lasts).Before(refused.begun)
+	})
+}
+
+// estimated is the most that a sliding window can have added up, if the refusal
+// was at an instant. A request at the end of a window may count in either.
+func (c *client) estimated(refused *response, at time.Time) int64 {
+	start := c.limit.windowOf(at)
+	now, earlier := int64(0), int64(0)
+	for i := range c.admitted {
+		r := &c.admitted[i]
+		if r.begun.After(refused.ended) {
+			continue
+		}
+		if !c.late(r).Before(start) {
+			now++
+		}
+		if !c.late(r).Before(start.Add(-c.limit.window)) && r.begun.Before(start.Add(c.arrival)) {
+			earlier++
+		}
+	}
+	return now + int64(math.Ceil(c.limit.overlap(at)*float64(earlier)))
+}
+
+// undrained is the most that a gcra bucket can have held, rounded up: for each
+// instant, what came since less what drains in that time.
+func (c *client) undrained(refused *response) int64 {
+	most, n := 0.0, 0.0
+	for _, r := range slices.Backward(c.admitted) {
+		if r.begun.After(refused.ended) {
+			continue
+		}
+		n++
+		most = max(most, n-c.limit.drained(refused.begun.Sub(c.late(&r))))
+	}
+	return int64(math.Ceil(most))
+}
+
+// hasReset reports whether all responses of a window have to tell the same reset:
+// it is the end of the window, or, of a sliding window, of the next.
+func (l limit) hasReset() bool { return l.algorithm == fixedWindow || l.algorithm == slidingWindow }
+
+// wobble is in how many windows the responses were, and how many resets those of
+// one window told at most. Resets that are less than a window apart are of one
+// window.
+func wobble(seen []response, window time.Duration) (windows, most int64) {
+	resets := map[int64]bool{}
+	for _, r := range seen {
+		if r.isAdmitted() || r.isRefused() {
+			resets[r.reset] = true
+		}
+	}
+	first, n := int64(0), int64(0)
+	for i, reset := range slices.Sorted(maps.Keys(resets)) {
+		if i == 0 || time.Duration(reset-first)*time.Second >= window {
+			windows++
+			first, n = reset, 0
+		}
+		n++
+		most = max(most, n)
+	}
+	return windows, most
+}

@@ -1,0 +1,65 @@
+// Command lab is the laboratory: it measures the limiter, breaks what the limiter
+// counts in, simulates what many limiters need, and writes what it finds into the
+// documents. Each program of it is a package with a function Run, which parses
+// its flags, starts the servers that it needs on the loopback interface, and ends
+// them. It imports the product; nothing of the product imports it.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/shardlimit/caddy-shardlimit/lab/algorithms"
+	"github.com/shardlimit/caddy-shardlimit/lab/bench"
+	"github.com/shardlimit/caddy-shardlimit/lab/calls"
+	"github.com/shardlimit/caddy-shardlimit/lab/demo"
+	"github.com/shardlimit/caddy-shardlimit/lab/faults"
+	"github.com/shardlimit/caddy-shardlimit/lab/guarantees"
+	"github.com/shardlimit/caddy-shardlimit/lab/scaling"
+	"github.com/shardlimit/caddy-shardlimit/lab/soak"
+)
+
+var programs = []struct {
+	name, does string
+	run        func(ctx context.Context, args []string) error
+}{
+	{"bench", "measure the limiter and its peers, for docs/benchmarks.md", bench.Run},
+	{"faults", "break Redis in many ways while Caddy serves, for docs/failure-modes.md", faults.Run},
+	{"guarantees", "measure what clients get against the bounds, for docs/guarantees.md", guarantees.Run},
+	{"calls", "count the calls to Redis per request, for docs/ledger.md", calls.Run},
+	{"algorithms", "draw and measure the algorithms, for docs/algorithms.md", algorithms.Run},
+	{"scaling", "compute what many Caddys and shards need, for docs/scaling.md", scaling.Run},
+	{"soak", "break something every few seconds under load, and balance the books", soak.Run},
+	{"demo", "show the limiter at work on Redis servers of its own", demo.Run},
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	name := "help"
+	if len(os.Args) > 1 {
+		name = os.Args[1]
+	}
+	for _, p := range programs {
+		if p.name != name {
+			continue
+		}
+		if err := p.run(ctx, os.Args[2:]); err != nil {
+			fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+			os.Exit(1)
+		}
+		return
+	}
+	out, status := os.Stdout, 0
+	if name != "help" {
+		out, status = os.Stderr, 2
+	}
+	fmt.Fprintln(out, "usage: go run . <program> [flags]; go run . <program> -help lists the flags")
+	for _, p := range programs {
+		fmt.Fprintf(out, "  %-10s  %s\n", p.name, p.does)
+	}
+	os.Exit(status)
+}

@@ -1,0 +1,279 @@
+// Package report is what the programs of the laboratory say: it writes tables and
+// figures as Markdown, puts them into the documents, tells on what machine
+// something was measured, and sums up several rounds as a Spread, which a Goal
+// bounds. It knows nothing of what is measured.
+package report
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Mark is the line below which make target writes.
+func Mark(target string) string {
+	return "<!-- what follows is written by make " + target + " -->\n"
+}
+
+// Rewrite replaces what follows the mark of a make target in a file.
+func Rewrite(file, target, text string) error {
+	mark := Mark(target)
+	return edit(file, func(old string) (string, error) {
+		head, _, found := strings.Cut(old, mark)
+		if !found {
+			return "", fmt.Errorf("%s has no line %q", file, mark)
+		}
+		return head + mark + "\n" + text, nil
+	})
+}
+
+// EndMark is the line after each section that make target writes.
+func EndMark(target string) string { return "<!-- end of what make " + target + " writes -->\n" }
+
+// RewriteSections replaces the sections of a file, each between its mark and the
+// next end.
+func RewriteSections(file, target string, sections map[string]string) error {
+	return edit(file, func(text string) (string, error) {
+		for name, section := range sections {
+			mark, end := Mark(target+", "+name), EndMark(target)
+			head, rest, started := strings.Cut(text, mark)
+			_, tail, ended := strings.Cut(rest, end)
+			if !started || !ended {
+				return "", fmt.Errorf("%s lacks the line %q, or %q after it", file, mark, end)
+			}
+			text = head + mark + "\n" + section + "\n" + end + tail
+		}
+		return text, nil
+	})
+}
+
+func edit(file string, change func(string) (string, error)) error {
+	old, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("read the document: %w", err)
+	}
+	text, err := change(string(old))
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		return fmt.Errorf("write the document: %w", err)
+	}
+	return nil
+}
+
+// Table is a table in Markdown.
+type Table struct{ strings.Builder }
+
+// NewTable begins one with the heads of its columns.
+func NewTable(columns ...string) *Table {
+	t := new(Table)
+	t.Row(columns...)
+	t.WriteString("|" + strings.Repeat("---|", len(columns)) + "\n")
+	return t
+}
+
+// Row writes a row.
+func (t *Table) Row(cells ...string) { t.WriteString("| " + strings.Join(cells, " | ") + " |\n") }
+
+// Rowf writes a row whose cells are formatted one by one.
+func (t *Table) Rowf(format string, args ...any) {
+	fmt.Fprintf(t, "| "+format+" |\n", args...)
+}
+
+// Grouped writes a number without its fraction, with commas.
+func Grouped(v float64) string {
+	text := strconv.FormatFloat(math.Round(v), 'f', 0, 64)
+	for at := len(text) - 3; at > 0; at -= 3 {
+		text = text[:at] + "," + text[at:]
+	}
+	return text
+}
+
+// Rounded is Grouped of a number in three digits.
+func Rounded(v float64) string {
+	unit := math.Pow(10, max(math.Floor(math.Log10(max(v, 1)))-2, 0))
+	return Grouped(math.Round(v/unit) * unit)
+}
+
+// Digits writes a number below 1 with two digits, however many zeros come first.
+func Digits(v float64) string {
+	rounded, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'e', 1, 64), 64)
+	return strconv.FormatFloat(rounded, 'f', -1, 64)
+}
+
+// Machine says on what and when something was measured with Redis.
+func Machine() string {
+	return fmt.Sprintf("%s, %d processors, %s, %s, %s", Processor(), runtime.NumCPU(), runtime.Version(), Redis(), Today())
+}
+
+// Today is the date.
+func Today() string { return time.Now().UTC().Format(time.DateOnly) }
+
+// Processor is the name of the processor, or "unknown processor".
+func Processor() string {
+	b, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(b)) {
+		if name, ok := strings.CutPrefix(line, "model name"); ok {
+			return strings.TrimSpace(strings.TrimLeft(name, "\t :"))
+		}
+	}
+	return "unknown processor"
+}
+
+// Redis is the version of redis-server, such as "Redis 7.0.15", or "unknown
+// Redis".
+func Redis() string {
+	b, err := exec.Command("redis-server", "--version").Output()
+	fields := strings.Fields(string(b))
+	if err != nil || len(fields) < 3 {
+		return "unknown Redis"
+	}
+	return "Redis " + strings.TrimPrefix(fields[2], "v=")
+}
+
+// Wrk is the version of wrk, such as "wrk 4.1.0", or "no wrk".
+func Wrk() string {
+	// It says its version together with how it is used, and fails.
+	b, _ := exec.Command("wrk", "-v").Output()
+	return wrkVersion(string(b))
+}
+
+func wrkVersion(said string) string {
+	fields := strings.Fields(said)
+	if len(fields) < 2 || fields[0] != "wrk" {
+		return "no wrk"
+	}
+	return "wrk " + strings.TrimPrefix(fields[1], "debian/")
+}
+
+// Times is what the processors have done since they started, in an unknown unit.
+type Times struct{ all, stolen int64 }
+
+// ReadTimes reads them. Where the system has none, they are zero.
+func ReadTimes() Times {
+	b, _ := os.ReadFile("/proc/stat")
+	return parseTimes(string(b))
+}
+
+// parseTimes reads the line of all processors: user, nice, system, idle, iowait,
+// irq, softirq, steal. What comes after them is in user.
+func parseTimes(stat string) (t Times) {
+	const steal = 8
+	fields := strings.Fields(strings.SplitN(stat, "\n", 2)[0])
+	if len(fields) <= steal || fields[0] != "cpu" {
+		return t
+	}
+	for i, field := range fields[1 : steal+1] {
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return Times{}
+		}
+		if t.all += n; i == steal-1 {
+			t.stolen = n
+		}
+	}
+	return t
+}
+
+// StolenSince is the part of the processors' time since then that the host of a
+// virtual machine gave to others.
+func (t Times) StolenSince(before Times) float64 {
+	all := t.all - before.all
+	if all <= 0 {
+		return 0
+	}
+	return float64(t.stolen-before.stolen) / float64(all)
+}
+
+// Spread is some rounds' values of one figure.
+type Spread struct{ Median, Least, Most float64 }
+
+// SpreadOf returns that of some values. It is zero if there are none.
+func SpreadOf(values []float64) Spread {
+	if len(values) == 0 {
+		return Spread{}
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	return Spread{Median: (sorted[(n-1)/2] + sorted[n/2]) / 2, Least: sorted[0], Most: sorted[n-1]}
+}
+
+// SpreadBy returns that of a figure of some rounds.
+func SpreadBy[T any](rounds []T, of func(T) float64) Spread {
+	values := make([]float64, len(rounds))
+	for i, r := range rounds {
+		values[i] = of(r)
+	}
+	return SpreadOf(values)
+}
+
+// Text writes it with a format such as %.2f.
+func (s Spread) Text(format string) string {
+	return s.As(func(f float64) string { return fmt.Sprintf(format, f) })
+}
+
+// As writes it as "median (min to max)". What is the same in all rounds, to the
+// digits that are written, stands alone.
+func (s Spread) As(write func(float64) string) string {
+	median, least, most := write(s.Median), write(s.Least), write(s.Most)
+	if least == most {
+		return median
+	}
+	return median + " (" + least + " to " + most + ")"
+}
+
+// Goal is a bound for a figure, and what was measured.
+type Goal struct {
+	What string // measured
+	// AtLeast is set if Bound is the least that the figure may be; otherwise it
+	// is the most.
+	AtLeast bool
+	Bound   float64
+	Unit    string // Unit stands after the figures, with its space; empty for a ratio
+	Spread         // that of what was measured
+}
+
+// IsReached reports whether the median is within the bound.
+func (g *Goal) IsReached() bool {
+	if g.AtLeast {
+		return g.Median >= g.Bound
+	}
+	return g.Median <= g.Bound
+}
+
+// Goals is a table of goals.
+func Goals(goals []Goal) string {
+	t := NewTable("what", "goal", "measured: median (min to max)", "reached")
+	for i := range goals {
+		g := &goals[i]
+		sign, reached := "≤", "yes"
+		if g.AtLeast {
+			sign = "≥"
+		}
+		if !g.IsReached() {
+			reached = "**no**"
+		}
+		t.Row(g.What, sign+" "+number(g.Bound)+g.Unit, g.As(number)+g.Unit, reached)
+	}
+	return t.String()
+}
+
+func number(f float64) string {
+	switch {
+	case f != 0 && math.Abs(f) < 0.005:
+		return fmt.Sprintf("%.5f", f)
+	case math.Abs(f) < 10:
+		return fmt.Sprintf("%.2f", f)
+	case math.Abs(f) < 1000:
+		return fmt.Sprintf("%.1f", f)
+	default:
+		return fmt.Sprintf("%.0f", f)
+	}
+}

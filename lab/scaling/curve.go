@@ -1,0 +1,449 @@
+package scaling
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"regexp"
+	"sort"
+	"strconv"
+	"strings"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/redis"
+)
+
+const (
+	// acquaintance is how long a client comes before anything is counted: until
+	// then a process knows that it is alone. Batches need so many windows to find
+	// their size.
+	acquaintance   = 5 * second / 2
+	batchedWindows = 10
+	// leastRequests of leastClients are counted for each rate: where a window
+	// ends is chance, and decides how soon a process knows again that it is alone.
+	leastRequests, leastClients = 4_000, 8
+	fewClients                  = 2 // enough of those that come coarsely often
+	// fineSteps and coarseSteps are how far rates are apart, the coarse ones from
+	// coarseFrom on.
+	fineSteps, coarseSteps = 1.5, 2.5
+	coarseFrom             = 1_000.0
+	leastRate              = 0.005 // so low that no client comes twice in a window
+)
+
+// random returns pauses of requests that come at random instants, so many in a
+// second.
+func random(r *rand.Rand, rate float64) func() int64 {
+	return func() int64 { return int64(r.ExpFloat64() / rate * float64(second)) }
+}
+
+func regular(rate float64) func() int64 {
+	at := 0.0
+	return func() int64 {
+		before := int64(at)
+		at += float64(second) / rate
+		return int64(at) - before
+	}
+}
+
+// point is what one request of a client costs that comes so often.
+type point struct {
+	rate float64
+	calls
+}
+
+// curve is what requests cost, by how often their client comes.
+type curve struct {
+	*setting
+	points []point
+}
+
+func rates(highest float64) (all []float64) {
+	for r := highest; r > leastRate; {
+		all = append(all, r)
+		if r > coarseFrom {
+			r /= coarseSteps
+		} else {
+			r /= fineSteps
+		}
+	}
+	all = append(all, leastRate)
+	sort.Float64s(all)
+	return all
+}
+
+func simulate(s *setting, rate float64, seed uint64) (sum calls) {
+	from := acquaintance
+	if s.batch != 0 {
+		from += batchedWindows * s.window
+	}
+	clients := max(int(leastRequests/(rate*float64(s.window)/float64(second))), leastClients)
+	switch {
+	case rate > coarseFrom && s.batch != 0:
+		clients = 1
+	case rate > coarseFrom:
+		clients = fewClients
+	}
+	c := newClient(s, seed, math.Float64bits(rate))
+	for range clients {
+		c.start()
+		sum.add(c.run(random(c.random, rate), from, from+s.window), 1)
+	}
+	return sum
+}
+
+func newCurve(s *setting, highest float64, seed uint64) *curve {
+	v := &curve{setting: s}
+	for _, r := range rates(highest) {
+		v.points = append(v.points, point{r, simulate(s, r, seed).perRequest()})
+	}
+	return v
+}
+
+// at is what a request costs of a client that comes so often, by the two points
+// next to that.
+func (v *curve) at(rate float64) (one calls) {
+	i := sort.Search(len(v.points), func(i int) bool { return v.points[i].rate >= rate })
+	switch i {
+	case 0:
+		return v.points[0].calls
+	case len(v.points):
+		return v.points[i-1].calls
+	}
+	low, high := v.points[i-1], v.points[i]
+	share := math.Log(rate/low.rate) / math.Log(high.rate/low.rate)
+	one.add(low.calls, 1-share)
+	one.add(high.calls, share)
+	return one
+}
+
+// popularity is how often each of some clients comes, the most popular first:
+// by Zipf's law the i-th as often as the first divided by i to the power s.
+type popularity struct {
+	s       float64
+	clients int
+	rate    float64 // how many requests come in a second, of all clients
+	rates   []float64
+}
+
+func newPopularity(s float64, clients int, rate float64) *popularity {
+	p := &popularity{s: s, clients: clients, rate: rate, rates: make([]float64, clients)}
+	sum := 0.0
+	for i := range p.rates {
+		p.rates[i] = math.Pow(float64(i+1), -s)
+		sum += p.rates[i]
+	}
+	for i := range p.rates {
+		p.rates[i] *= rate / sum
+	}
+	return p
+}
+
+func (p *popularity) hottest() float64 { return p.rates[0] / p.rate }
+
+func (p *popularity) each(v *curve) []calls {
+	all := make([]calls, p.clients)
+	for i, r := range p.rates {
+		all[i].add(v.at(r), r)
+	}
+	return all
+}
+
+func total(all []calls) (sum calls) {
+	for _, c := range all {
+		sum.add(c, 1)
+	}
+	return sum
+}
+
+// placement is which shard owns which client: the owner by the store itself.
+type placement struct {
+	shards int
+	owners []int
+}
+
+func shardName(i int) string { return "shard" + strconv.Itoa(i+1) }
+
+func newPlacement(shards, clients, draw int) *placement {
+	// All names lead to the same servers, of which none is ever dialled.
+	unused := redis.NewShard(redis.ShardOptions{Primary: "127.0.0.1:0"})
+	defer unused.Close(context.Background())
+	var members []redis.Member
+	places := map[string]int{}
+	for i := range shards {
+		members = append(members, redis.Member{Name: shardName(i), Shard: unused})
+		places[shardName(i)] = i
+	}
+	s := redis.New(redis.Options{Members: members})
+	p := &placement{shards: shards, owners: make([]int, clients)}
+	prefix := "draw" + strconv.Itoa(draw) + "-client"
+	for i := range p.owners {
+		p.owners[i] = places[s.Owner(prefix+strconv.Itoa(i))]
+	}
+	return p
+}
+
+func (p *placement) spread(each []calls) []calls {
+	loads := make([]calls, p.shards)
+	for i := range each {
+		loads[p.owners[i]].add(each[i], 1)
+	}
+	return loads
+}
+
+// hottest is the highest of some loads, relative to their mean.
+func hottest(loads []calls, of func(calls) float64) float64 {
+	highest, sum := 0.0, 0.0
+	for _, l := range loads {
+		highest = max(highest, of(l))
+		sum += of(l)
+	}
+	return highest / sum * float64(len(loads))
+}
+
+// measured is a document that says what was measured.
+type measured struct{ name, text string }
+
+func readMeasured(name string) (measured, error) {
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return measured{}, fmt.Errorf("read what was measured: %w", err)
+	}
+	return measured{name, string(text)}, nil
+}
+
+func cells(row string) []string {
+	parts := strings.Split(strings.Trim(strings.TrimSpace(row), "|"), "|")
+	for i := range parts {
+		parts[i] = strings.TrimSpace(parts[i])
+	}
+	return parts
+}
+
+// figure returns the number in a column of the row that begins with some cells,
+// of the table whose head begins with a cell: the only one, or the median of
+// several rounds. Of columns of one name the first counts.
+func (m measured) figure(table, column string, row ...string) (float64, error) {
+	where := fmt.Sprintf("%s, table %q, row %q, column %q", m.name, table, row, column)
+	place := -1
+	isTable := false
+	for text := range strings.Lines(m.text) {
+		if !strings.HasPrefix(text, "|") {
+			isTable = false
+			continue
+		}
+		all := cells(text)
+		if !isTable {
+			isTable, place = true, -1
+			for i, name := range all {
+				if all[0] == table && name == column {
+					place = i
+					break
+				}
+			}
+			continue
+		}
+		if place < 0 || len(all) < len(row) || strings.Join(all[:len(row)], "|") != strings.Join(row, "|") {
+			continue
+		}
+		v, err := median(all[place])
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", where, err)
+		}
+		return v, nil
+	}
+	return 0, fmt.Errorf("%s: there is none", where)
+}
+
+// ofRounds is a cell that tells of several rounds: median (min to max).
+var ofRounds = regexp.MustCompile(`^(\S+) \(\S+ to \S+\)$`)
+
+// median is that of the rounds that a cell tells of, or its only number.
+func median(cell string) (float64, error) {
+	if found := ofRounds.FindStringSubmatch(cell); found != nil {
+		cell = found[1]
+	}
+	return strconv.ParseFloat(cell, 64)
+}
+
+func (m measured) stated(expression string) (float64, error) {
+	found := regexp.MustCompile(expression).FindStringSubmatch(m.text)
+	if found == nil {
+		return 0, fmt.Errorf("%s does not say %q", m.name, expression)
+	}
+	v, err := strconv.ParseFloat(found[1], 64)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", m.name, err)
+	}
+	return v, nil
+}
+
+// The tables and rows of docs/benchmarks.md that costs are taken from. The
+// clients of rarely come every few seconds, so that each of their requests costs
+// a check and a charge; those of own cost charges alone.
+const (
+	cases   = "case"
+	floor   = "respond, five headers"
+	rarely  = "redis store, 50,000 clients"
+	own     = "redis store"
+	taking  = "redis store, charge before"
+	batched = "redis store, batch auto"
+)
+
+// costs are what a call, a request and a client cost, as measured.
+type costs struct {
+	// caddy is CPU time of Caddy for a whole request, limiter and all, and
+	// limiter what of that is the limiter's, in microseconds.
+	caddy, limiter float64
+	// charge and take are CPU time of the primary for one, check that of a replica,
+	// and replicated what it costs a replica to follow one.
+	charge, take, check, replicated float64
+	// ledgerBytes is the most that a Caddy remembers of a bucket, redisBytes the
+	// most that one takes in each server, and memoryBytes that of the memory store.
+	ledgerBytes, redisBytes, memoryBytes float64
+}
+
+// busy is which part of a processor's time may be used on average.
+const busy = 0.5
+
+func readCosts(benchmarks, design measured) (c costs, err error) {
+	var base, follow float64
+	for _, f := range []struct {
+		v           *float64
+		column, row string
+	}{
+		{&c.caddy, "Caddy µs", rarely}, {&base, "Caddy µs", floor},
+		{&c.charge, "primary µs", rarely}, {&c.take, "primary µs", taking},
+		{&follow, "replica µs", rarely}, {&c.replicated, "replica µs", own},
+	} {
+		if *f.v, err = benchmarks.figure(cases, f.column, f.row); err != nil {
+			return c, err
+		}
+	}
+	c.limiter, c.check = c.caddy-base, follow-c.replicated
+	if c.memoryBytes, err = benchmarks.stated(`takes (\d+) bytes of Caddy's heap`); err != nil {
+		return c, err
+	}
+	if c.redisBytes, err = benchmarks.stated(`\d+ to (\d+) bytes of .used_memory. in Redis`); err != nil {
+		return c, err
+	}
+	c.ledgerBytes, err = design.stated(`less than (\d+) bytes each with a client key of 30`)
+	return c, err
+}
+
+// primary is which part of a processor a shard's primary needs for the calls of a
+// second. Opening a window and refunding are taken to be as dear as a charge.
+func (c *costs) primary(load calls) float64 {
+	m := &load.made
+	return (c.charge*(m[open]+m[charge]+m[refund]) + c.take*m[take]) / float64(second)
+}
+
+// replicas is the same for all replicas together, if there are so many: each
+// follows the primary, and checks are divided.
+func (c *costs) replicas(load calls, replicas int) float64 {
+	return (c.check*load.made[check] + float64(replicas)*c.replicated*load.primary()) / float64(second)
+}
+
+// The tables of docs/ledger.md, by their first column.
+const (
+	traffic = "traffic"
+	limits  = "limit"
+)
+
+const (
+	hour = 3600 * second
+	// measuredWindow and steadyShare are those of the second table.
+	measuredWindow = 8 * second
+	steadyShare    = 0.8
+	roomy          = 1_000_000_000
+)
+
+// anchor is something that was measured, and is simulated as well.
+type anchor struct {
+	name                string
+	measured, simulated float64
+}
+
+// single is a row of the first table: requests of some clients that come in turn.
+type single struct {
+	name    string
+	setting setting
+	clients float64 // how many there are; 0 if none comes twice
+}
+
+var singles = []single{
+	{"charge after, no client comes twice", setting{processes: 1}, 0},
+	{"charge after, 500 clients in turn", setting{processes: 1}, 500},
+	{"charge after, 500 clients in turn, each at two Caddys", setting{processes: 2, route: inTurn}, 500},
+	{"charge after, one client, 1 at a time", setting{processes: 1}, 1},
+	{"charge after, one client, 16 at a time", setting{processes: 1}, 1},
+	{"charge after, one client, 64 at a time", setting{processes: 1}, 1},
+	{"charge after, one client, refused", setting{processes: 1, limit: 1}, 1},
+	{"charge before, 500 clients in turn", setting{processes: 1, before: true}, 500},
+	{"charge before, one client, 64 at a time", setting{processes: 1, before: true}, 1},
+	{"charge before, one client, refused", setting{processes: 1, before: true, limit: 1}, 1},
+}
+
+func anchors(ledger measured) (all []anchor, err error) {
+	for _, s := range singles {
+		rate, err := ledger.figure(traffic, "requests/s", s.name)
+		if err != nil {
+			return nil, err
+		}
+		a := anchor{name: s.name}
+		if a.measured, err = ledger.figure(traffic, "calls per request", s.name); err != nil {
+			return nil, err
+		}
+		a.simulated = s.simulate(rate)
+		all = append(all, a)
+	}
+	for _, limit := range []int64{1_000, 10_000, 100_000} {
+		for _, processes := range []int{1, 4, 16} {
+			for _, auto := range []bool{true, false} {
+				a, err := batchAnchor(ledger, limit, processes, auto)
+				if err != nil {
+					return nil, err
+				}
+				all = append(all, a)
+			}
+		}
+	}
+	return all, nil
+}
+
+func (s *single) simulate(rate float64) float64 {
+	s.setting.window = hour
+	s.setting.limit = cmp.Or(s.setting.limit, roomy)
+	c := newClient(&s.setting, seed, 0)
+	if s.clients > 0 {
+		return c.run(regular(rate/s.clients), acquaintance, acquaintance+5*second).perRequest().sum()
+	}
+	pause := int64(0)
+	once := func() (p int64) {
+		p, pause = pause, hour
+		return p
+	}
+	return c.run(once, 0, second).perRequest().sum()
+}
+
+func batchAnchor(ledger measured, limit int64, processes int, auto bool) (a anchor, err error) {
+	s := setting{processes: processes, route: anyCaddy, before: true, batch: limit / 100, limit: limit, window: measuredWindow, align: true}
+	column, name := "`limit/100`: calls per request", "batch limit/100"
+	leases := 0.0
+	if auto {
+		s.batch, column, name = store.BatchAuto, "`auto`: calls per request", "batch auto"
+		leases = float64(processes) * float64(measuredWindow/second)
+	}
+	a.name = fmt.Sprintf("%s, limit %d, %d processes", name, limit, processes)
+	if a.measured, err = ledger.figure(limits, column, strconv.FormatInt(limit, 10), strconv.Itoa(processes)); err != nil {
+		return a, err
+	}
+	c := newClient(&s, seed, 0)
+	r := rand.New(rand.NewPCG(seed, uint64(limit)))
+	rate := steadyShare * float64(limit) / float64(measuredWindow/second)
+	counts := c.run(random(r, rate), measuredWindow, 2*measuredWindow)
+	a.simulated = (counts.sum() + leases) / counts.requests
+	return a, nil
+}

@@ -1,0 +1,223 @@
+// Package scaling computes what docs/scaling.md says: what requests cost Redis in
+// many Caddys and on many shards, and what hardware that needs. It simulates
+// from a fixed seed, without Redis and without a clock, and takes what single
+// calls cost from the tables of the other documents. A client is what is simulated,
+// under a setting; a curve is what its requests cost by how often it comes; a
+// scenario is all curves and placements of the document.
+package scaling
+
+import (
+	"context"
+	"flag"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/shardlimit/caddy-shardlimit/lab/picture"
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+var (
+	flags     = flag.NewFlagSet("scaling", flag.ExitOnError)
+	documents = flags.String("documents", "../docs", "directory of what was measured")
+	target    = flags.String("document", "../docs/scaling.md", "file to write to, between the marks")
+	pictures  = flags.String("pictures", "../docs/img", "directory to write the pictures to")
+)
+
+// The pictures.
+const (
+	clientPicture = "scaling-client.svg"
+	shardPicture  = "scaling-shard.svg"
+)
+
+// Run simulates, and writes.
+func Run(_ context.Context, args []string) error {
+	_ = flags.Parse(args) // it exits where they are wrong
+	read := map[string]measured{}
+	for _, name := range []string{"benchmarks", "design", "ledger"} {
+		m, err := readMeasured(filepath.Join(*documents, name+".md"))
+		if err != nil {
+			return err
+		}
+		read[name] = m
+	}
+	sc, err := newScenario(read["benchmarks"], read["design"], read["ledger"])
+	if err != nil {
+		return err
+	}
+	for name, p := range map[string]*picture.Plot{clientPicture: drawClient(sc), shardPicture: drawShard(sc)} {
+		if err := p.Write(filepath.Join(*pictures, name)); err != nil {
+			return err
+		}
+	}
+	return report.RewriteSections(*target, "scaling", map[string]string{
+		"costs": costTable(&sc.costs), "requests": requestTable(sc), "shards": shardTable(sc),
+		"example": exampleText(sc), "anchors": anchorTable(sc.anchors),
+	})
+}
+
+const (
+	seed   = 2026 // that of all that is random
+	caddys = 16   // caddys share the requests
+	// wide is a limit that no client reaches, tight one that popular ones do, in
+	// every window of the length.
+	wide, tight  = 1_000_000, 1_000
+	windowLength = 10 * second
+	fixedBatch   = 1_000 // a batch without auto
+)
+
+// The settings of the document.
+var (
+	afterSticky = setting{name: "charge after, a client comes to one Caddy", limit: wide}
+	afterAny    = setting{name: "charge after, to any Caddy", limit: wide, route: anyCaddy}
+	afterTight  = setting{name: "charge after, to any Caddy, limit 1,000", limit: tight, route: anyCaddy}
+	beforeAny   = setting{name: "charge before", limit: wide, route: anyCaddy, before: true}
+	beforeTight = setting{name: "charge before, limit 1,000", limit: tight, route: anyCaddy, before: true}
+	batchAuto   = setting{name: "charge before, batch auto", limit: wide, route: anyCaddy, before: true, batch: store.BatchAuto}
+	batchFixed  = setting{name: "charge before, batch 1000", limit: wide, route: anyCaddy, before: true, batch: fixedBatch}
+)
+
+// The traffic of the tables, and that of the example.
+const (
+	tableClients, tableRate     = 100_000, 100_000
+	exampleClients, exampleRate = 1_000_000, 1_000_000
+	exampleS                    = 1.0 // the exponent of Zipf's law where only one is shown
+	// draws is how many names each client had in turn, where the shards are
+	// compared.
+	draws = 5
+)
+
+var (
+	exponents = []float64{0, 0.8, exampleS, 1.2}
+	counts    = []int{1, 2, 4, 8, 16, 32, 64}
+)
+
+// scenario is all that is simulated for the document.
+type scenario struct {
+	costs   costs
+	anchors []anchor
+	curves  []*curve
+	popular []*popularity // the popularities of the tables, by exponent
+	// spreads are the placements of the tables: of each number of shards, as many
+	// as there are draws.
+	spreads [][]*placement
+}
+
+func newScenario(benchmarks, design, ledger measured) (_ *scenario, err error) {
+	var sc scenario
+	if sc.costs, err = readCosts(benchmarks, design); err != nil {
+		return nil, err
+	}
+	if sc.anchors, err = anchors(ledger); err != nil {
+		return nil, err
+	}
+	highest := newPopularity(exampleS, exampleClients, exampleRate).rates[0]
+	settings := []setting{afterSticky, afterAny, afterTight, beforeAny, beforeTight, batchAuto, batchFixed}
+	sc.curves = make([]*curve, len(settings))
+	var wg sync.WaitGroup
+	for i, s := range settings {
+		s.processes, s.window = caddys, windowLength
+		wg.Go(func() { sc.curves[i] = newCurve(&s, highest, seed) })
+	}
+	wg.Wait()
+	for _, s := range exponents {
+		sc.popular = append(sc.popular, newPopularity(s, tableClients, tableRate))
+	}
+	for _, n := range counts {
+		var list []*placement
+		for draw := range draws {
+			list = append(list, newPlacement(n, tableClients, draw))
+		}
+		sc.spreads = append(sc.spreads, list)
+	}
+	return &sc, nil
+}
+
+func (sc *scenario) curve(of setting) *curve {
+	return sc.curves[slices.IndexFunc(sc.curves, func(v *curve) bool { return v.name == of.name })]
+}
+
+func (sc *scenario) zipf(s float64) *popularity {
+	return sc.popular[slices.Index(exponents, s)]
+}
+
+// hottest returns the median and the highest of what a measure says of the draws
+// of a number of shards.
+func (sc *scenario) hottest(place int, p *popularity, v *curve, measure func([]calls) float64) (median, highest float64) {
+	var all []float64
+	each := p.each(v)
+	for _, pl := range sc.spreads[place] {
+		all = append(all, measure(pl.spread(each)))
+	}
+	slices.Sort(all)
+	return all[len(all)/2], all[len(all)-1]
+}
+
+// shardCounts are the numbers of shards that the example tries.
+var shardCounts = []int{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128}
+
+// hardware is what a setting needs for the requests of the example.
+type hardware struct {
+	*curve
+	// sum is what all requests of a second cost, hot what the primary of the
+	// hottest client's shard needs for that client alone, of a processor.
+	sum calls
+	hot float64
+	// shards and replicas of each are how many are needed; 0 shards if no number
+	// is enough.
+	shards, replicas int
+	primary, replica float64 // primary and replica are which part of a processor the busiest need
+}
+
+// need finds the fewest shards of which no primary is busier than it should be,
+// and the fewest replicas, at least one.
+func need(c *costs, v *curve, p *popularity, place func(shards int) *placement) *hardware {
+	each := p.each(v)
+	h := &hardware{curve: v, sum: total(each), hot: c.primary(each[0])}
+	if h.hot > busy {
+		return h
+	}
+	for _, n := range shardCounts {
+		if c.primary(h.sum) > busy*float64(n) {
+			continue
+		}
+		loads := place(n).spread(each)
+		h.primary = 0
+		for _, l := range loads {
+			h.primary = max(h.primary, c.primary(l))
+		}
+		if h.primary > busy {
+			continue
+		}
+		h.shards = n
+		for h.replicas = 1; ; h.replicas++ {
+			h.replica = 0
+			for _, l := range loads {
+				h.replica = max(h.replica, c.replicas(l, h.replicas)/float64(h.replicas))
+			}
+			if h.replica <= busy || h.replicas == maxReplicas {
+				return h
+			}
+		}
+	}
+	return h
+}
+
+// maxReplicas bounds the search.
+const maxReplicas = 16
+
+func (sc *scenario) example() (all []*hardware, p *popularity) {
+	p = newPopularity(exampleS, exampleClients, exampleRate)
+	placed := map[int]*placement{}
+	place := func(shards int) *placement {
+		if placed[shards] == nil {
+			placed[shards] = newPlacement(shards, exampleClients, 0)
+		}
+		return placed[shards]
+	}
+	for _, v := range sc.curves {
+		all = append(all, need(&sc.costs, v, p, place))
+	}
+	return all, p
+}

@@ -1,0 +1,789 @@
+package scaling
+
+import (
+	"math/rand/v2"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger"
+)
+
+// The delays, in microseconds like all instants here.
+const (
+	second  = int64(time.Second / time.Microsecond)
+	travel  = 500                                           // what a message needs between a Caddy and a server of Redis
+	linger  = 2_000                                         // how long charges and refunds wait for others on their lane
+	serving = 2_000                                         // how long an admitted request runs
+	lag     = 1_000                                         // how far replicas are behind
+	trust   = int64(ledger.DefaultTrust / time.Microsecond) // the ledger's
+	// idleBatch is how long a batch may lie unused, reapPause how often such
+	// ones are looked for; shortPart is the part of the window, inverted, that
+	// batches pause for.
+	idleBatch  = second
+	reapPause  = second / 4
+	autoStart  = 1000
+	shortPart  = 10
+	batchShare = 10 // how many percent of the limit batches hold at most
+)
+
+// route is which Caddy a request comes to.
+type route uint8
+
+const (
+	sticky   route = iota // always the same for one client
+	anyCaddy              // a random one
+	inTurn                // one after the other
+)
+
+// setting is a zone with a fixed window, and the Caddys that it runs in.
+type setting struct {
+	name      string
+	processes int
+	route     route
+	// before is set for charge before, and batch is what may be taken at once:
+	// 0, a number, or [store.BatchAuto].
+	before bool
+	batch  int64
+	limit  int64
+	window int64
+	align  bool
+}
+
+func (s *setting) open(now int64) window {
+	if s.align {
+		return window{reset: now - now%s.window + s.window}
+	}
+	return window{reset: now + s.window}
+}
+
+func (s *setting) sharers() int64 {
+	if s.batch == store.BatchAuto {
+		return int64(s.processes)
+	}
+	return 1
+}
+
+// ration is how large the next batch is, if the last one taught that.
+func (s *setting) ration(size int64) int64 { return ledger.BatchSize(s.request(), size, s.sharers()) }
+
+// request is one as the ledger sees it.
+func (s *setting) request() *store.Request {
+	return &store.Request{
+		Limit:  &store.Limit{Window: time.Duration(s.window) * time.Microsecond},
+		Events: s.limit, Batch: s.batch, BatchShare: batchShare,
+	}
+}
+
+// window is what a bucket of a fixed window holds.
+type window struct{ used, reset int64 }
+
+func (w window) isOpen(now int64) bool { return w.reset > now }
+
+func (w window) spent(now int64) int64 {
+	if w.isOpen(now) {
+		return w.used
+	}
+	return 0
+}
+
+// raise takes the later of two windows, and the higher count of one. It tells
+// whether the other says less.
+func (w *window) raise(o window) (less bool) {
+	if o.reset > w.reset || o.reset == w.reset && o.used > w.used {
+		*w = o
+		return false
+	}
+	return o != *w
+}
+
+// kind is one of the ways to call Redis.
+type kind uint8
+
+const (
+	check kind = iota // check asks a replica
+	open              // open asks the primary, which opens a window where none is
+	charge
+	take
+	refund
+	kinds
+)
+
+var kindNames = [kinds]string{"check", "open", "charge", "take", "refund"}
+
+// calls is what requests cost Redis.
+type calls struct {
+	requests, admitted float64
+	waited             float64        // how many requests were decided by an answer that they waited for
+	made               [kinds]float64 // the calls
+}
+
+func (c *calls) add(o calls, times float64) {
+	c.requests += times * o.requests
+	c.admitted += times * o.admitted
+	c.waited += times * o.waited
+	for k := range o.made {
+		c.made[k] += times * o.made[k]
+	}
+}
+
+func (c calls) perRequest() (one calls) {
+	if c.requests > 0 {
+		one.add(c, 1/c.requests)
+	}
+	return one
+}
+
+func (c calls) sum() (sum float64) {
+	for _, n := range c.made {
+		sum += n
+	}
+	return sum
+}
+
+// primary is how many go to the primary: all but checks.
+func (c calls) primary() float64 { return c.sum() - c.made[check] }
+
+// occurrence is what happens at an instant.
+type occurrence uint8
+
+// The order is that of what happens at the same instant.
+const (
+	replicated occurrence = iota // a replica has what the primary has
+	// atServer: a check has arrived at a server, answered: its answer here.
+	atServer
+	answered
+	// charged: a charge has arrived at the primary, confirmed: its answer here.
+	charged
+	confirmed
+	// taken and told are the same for a take, refunded and returned for a refund.
+	taken
+	told
+	refunded
+	returned
+	settled // a request has ended
+	reaped  // idle batches are looked for
+	occurrences
+)
+
+// delays are how long after its cause each happens, which is always the same: so
+// what is to happen is in a line for each of them.
+var delays = [occurrences]int64{
+	replicated: lag, atServer: travel, answered: travel, charged: linger + travel, confirmed: travel,
+	taken: travel, told: travel, refunded: linger + travel, returned: travel, settled: serving, reaped: reapPause,
+}
+
+// event is something that is to happen.
+type event struct {
+	at      int64
+	process int
+	// word is what a server says, at the instant said, to what was asked at.
+	word            window
+	said, asked     int64
+	cost            int64
+	replica, allows bool
+}
+
+// line is events in the order in which they happen.
+type line struct {
+	events []event
+	head   int
+}
+
+func (l *line) push(e event) {
+	if l.head > 64 && 2*l.head > len(l.events) {
+		l.events = l.events[:copy(l.events, l.events[l.head:])]
+		l.head = 0
+	}
+	l.events = append(l.events, e)
+}
+
+func (l *line) isEmpty() bool { return l.head == len(l.events) }
+
+// schedule is what is to happen.
+type schedule struct{ lines [occurrences]line }
+
+func (s *schedule) push(what occurrence, now int64, e event) {
+	e.at = now + delays[what]
+	s.lines[what].push(e)
+}
+
+func (s *schedule) next(before int64) (what occurrence, ok bool) {
+	for o := range s.lines {
+		if l := &s.lines[o]; !l.isEmpty() && l.events[l.head].at < before {
+			what, before, ok = occurrence(o), l.events[l.head].at, true
+		}
+	}
+	return what, ok
+}
+
+func (s *schedule) pop(what occurrence) event {
+	l := &s.lines[what]
+	l.head++
+	return l.events[l.head-1]
+}
+
+// client is one client's requests, its bucket on the servers of its shard, and
+// what each process knows of it. Buckets have nothing to do with each other, so
+// that clients can be simulated one after the other.
+type client struct {
+	*setting
+	schedule
+	random           *rand.Rand
+	now              int64
+	primary, replica window
+	books            []book
+	home             int
+	number           int64
+	// counts are calls and requests from the instant measured on.
+	counts                            calls
+	measured                          int64
+	admitted, charged, fetched, given int64 // admitted, charged, fetched and given back are all that ever was
+	most                              int64 // the most that the primary ever counted in a window
+}
+
+func newClient(s *setting, seed, number uint64) *client {
+	c := &client{setting: s, random: rand.New(rand.NewPCG(seed, number)), books: make([]book, s.processes)}
+	c.home = c.random.IntN(s.processes)
+	return c
+}
+
+// start begins another client, in the memory of this one.
+func (c *client) start() {
+	clear(c.books)
+	for i := range c.lines {
+		c.lines[i] = line{events: c.lines[i].events[:0]}
+	}
+	*c = client{setting: c.setting, schedule: c.schedule, random: c.random, books: c.books, home: c.random.IntN(c.processes)}
+}
+
+// epoch is when the simulation begins: no instant is 0.
+const epoch = 1_000_000 * second
+
+// run lets requests come at given pauses, counts those from an instant until
+// another, relative to the epoch, and then lets end what is on its way.
+func (c *client) run(pause func() int64, from, until int64) calls {
+	c.measured = epoch + from
+	for at := epoch + pause(); at < epoch+until; at += pause() {
+		c.advance(at)
+		c.now = at
+		c.arrive()
+	}
+	c.advance(epoch + until)
+	counts := c.counts
+	c.advance(1 << 62)
+	return counts
+}
+
+func (c *client) advance(until int64) {
+	for {
+		what, ok := c.next(until)
+		if !ok {
+			return
+		}
+		e := c.pop(what)
+		c.now = e.at
+		c.happen(what, &e)
+	}
+}
+
+func (c *client) arrive() {
+	p := c.home
+	switch c.route {
+	case sticky:
+	case anyCaddy:
+		p = c.random.IntN(c.processes)
+	case inTurn:
+		p = int(c.number % int64(c.processes))
+	}
+	c.number++
+	if c.isMeasured() {
+		c.counts.requests++
+	}
+	if c.before {
+		c.claim(p)
+	} else {
+		c.admit(p)
+	}
+}
+
+func (c *client) isMeasured() bool { return c.now >= c.measured }
+
+func (c *client) call(k kind) {
+	if c.isMeasured() {
+		c.counts.made[k]++
+	}
+}
+
+func (c *client) wait(requests int64) {
+	if c.isMeasured() {
+		c.counts.waited += float64(requests)
+	}
+}
+
+func (c *client) pass(requests int64) {
+	c.admitted += requests
+	if c.isMeasured() {
+		c.counts.admitted += float64(requests)
+	}
+}
+
+func (c *client) happen(what occurrence, e *event) {
+	b := &c.books[e.process]
+	switch what {
+	case replicated:
+		c.replica = e.word
+	case atServer:
+		c.reply(e)
+	case answered:
+		c.answer(b, e)
+	case settled:
+		b.flight--
+		b.waiting++
+		c.deliver(b, e.process)
+	case charged:
+		c.write(e.cost)
+		c.charged += e.cost
+		c.push(confirmed, c.now, event{process: e.process, word: c.primary, said: c.now})
+	case confirmed:
+		b.conclude(c.setting, e.word, e.said, c.now)
+		c.deliver(b, e.process)
+		held := b.held
+		b.held = 0
+		for range held {
+			c.admit(e.process)
+		}
+	case taken:
+		c.serve(e)
+	case told:
+		c.tell(b, e)
+	case refunded:
+		if c.primary.reset == e.word.reset && c.primary.isOpen(c.now) {
+			c.write(-e.cost)
+		}
+		c.push(returned, c.now, *e)
+	case returned:
+		b.refunds--
+		b.confirmed = c.now
+	case reaped:
+		c.reap(b, e.process)
+	case occurrences:
+	}
+}
+
+func (c *client) write(cost int64) {
+	if !c.primary.isOpen(c.now) {
+		c.primary = c.open(c.now)
+	}
+	c.primary.used += cost
+	c.most = max(c.most, c.primary.used)
+	if !c.before {
+		c.push(replicated, c.now, event{word: c.primary})
+	}
+}
+
+// admit decides about a request of charge after that comes to a process, or
+// makes it wait for an answer.
+func (c *client) admit(p int) {
+	b := &c.books[p]
+	switch {
+	case b.refuses(c.now, c.limit):
+	case b.fitsUnasked(c.now, c.limit):
+		c.hold(b, p)
+	case b.asking > 0:
+		b.next++
+	default:
+		c.ask(b, p, 1)
+	}
+}
+
+func (c *client) hold(b *book, p int) {
+	b.flight++
+	c.pass(1)
+	c.push(settled, c.now, event{process: p})
+}
+
+// ask asks a replica for some requests, or the primary where only that can
+// answer.
+func (c *client) ask(b *book, p int, requests int64) {
+	b.asking = requests
+	c.askServer(p, !b.wantsPrimary(c.now, c.limit), c.now)
+}
+
+func (c *client) askServer(p int, replica bool, asked int64) {
+	if replica {
+		c.call(check)
+	} else {
+		c.call(open)
+	}
+	c.push(atServer, c.now, event{process: p, replica: replica, asked: asked})
+}
+
+func (c *client) reply(e *event) {
+	answer := *e
+	answer.said = c.now
+	if answer.word = c.replica; !e.replica {
+		if !c.primary.isOpen(c.now) {
+			c.write(0)
+		}
+		answer.word = c.primary
+	}
+	c.push(answered, c.now, answer)
+}
+
+func (c *client) answer(b *book, e *event) {
+	if e.replica && !e.word.isOpen(e.said) {
+		// The store asks the primary to open a window.
+		c.askServer(e.process, false, e.asked)
+		return
+	}
+	if b.hear(e.word, e.replica, e.asked) && !b.trusts(c.now) {
+		c.askServer(e.process, false, c.now)
+		return
+	}
+	asking, next := b.asking, b.next
+	b.asking, b.next = 0, 0
+	c.wait(asking)
+	for range asking {
+		switch j, _ := b.judge(c.now, c.limit); j {
+		case fits:
+			c.hold(b, e.process)
+		case unclear:
+			b.held++
+		case full:
+		}
+	}
+	if next == 0 {
+		return
+	}
+	if b.refuses(c.now, c.limit) {
+		c.wait(next)
+		return
+	}
+	c.ask(b, e.process, next)
+}
+
+func (c *client) deliver(b *book, p int) {
+	if b.sent || b.waiting == 0 {
+		return
+	}
+	b.send(b.waiting, c.now)
+	b.waiting = 0
+	c.call(charge)
+	c.push(charged, c.now, event{process: p, cost: b.sentCost})
+}
+
+// claim decides about a request of charge before that comes to a process, or
+// makes it take, or wait for what is being taken.
+func (c *client) claim(p int) {
+	b := &c.books[p]
+	if (c.batch == 0 || !b.isServed(c.now)) && c.refusesTake(b) {
+		return
+	}
+	if c.batch == 0 {
+		c.take(p, 0)
+		return
+	}
+	b.met = true
+	switch {
+	case b.use(c.now):
+		c.pass(1)
+	case b.coming > 0 && b.claimed < b.coming:
+		b.claimed++
+	case b.coming > 0:
+		c.take(p, 0)
+	default:
+		b.learn(c.setting, c.now)
+		size := c.ration(b.size)
+		if size < 1 || c.now < b.short {
+			c.take(p, 0)
+			return
+		}
+		b.coming, b.claimed = size, 1
+		c.take(p, size)
+	}
+}
+
+// refusesTake reports whether a request is refused by what is known. Once trust has
+// run out one is let through.
+func (c *client) refusesTake(b *book) bool {
+	if j, _ := b.judge(c.now, c.limit); !b.met || j != full {
+		return false
+	}
+	if !b.trusts(c.now) && (b.asked == 0 || c.now-b.asked > trust) {
+		b.asked = c.now
+		return false
+	}
+	return true
+}
+
+// take takes a batch, or for one request if the size is 0.
+func (c *client) take(p int, size int64) {
+	c.call(take)
+	c.push(taken, c.now, event{process: p, cost: size, asked: c.now})
+}
+
+func (c *client) serve(e *event) {
+	cost := max(e.cost, 1)
+	answer := *e
+	answer.allows, answer.said = c.primary.spent(c.now)+cost <= c.limit, c.now
+	if answer.allows {
+		c.write(cost)
+		c.fetched += cost
+	}
+	answer.word = c.primary
+	c.push(told, c.now, answer)
+}
+
+func (c *client) tell(b *book, e *event) {
+	if !e.allows || b.met {
+		b.met = true
+		b.hear(e.word, false, e.asked)
+		b.confirmed = c.now
+	}
+	if e.cost == 0 {
+		c.wait(1)
+		if e.allows {
+			c.pass(1)
+		}
+		return
+	}
+	claims := b.claimed
+	b.coming, b.claimed = 0, 0
+	if e.allows {
+		ends := b.ends
+		c.giveBack(b, e.process, b.add(e.cost, e.word.reset, c.now), ends)
+	} else {
+		b.shortfall(c.setting, e.word, e.said)
+	}
+	for range claims {
+		if e.allows && b.use(c.now) {
+			c.wait(1)
+			c.pass(1)
+		} else {
+			c.take(e.process, 0)
+		}
+	}
+	if b.tokens > 0 && !b.isReaped {
+		b.isReaped = true
+		c.push(reaped, c.now, event{process: e.process})
+	}
+}
+
+func (c *client) giveBack(b *book, p int, tokens, ends int64) {
+	if tokens == 0 {
+		return
+	}
+	b.refunds++
+	c.given += tokens
+	c.call(refund)
+	c.push(refunded, c.now, event{process: p, cost: tokens, word: window{reset: ends}})
+}
+
+func (c *client) reap(b *book, p int) {
+	if tokens := b.surplus(c.setting, c.now); c.now < b.ends {
+		c.giveBack(b, p, tokens, b.ends)
+	}
+	b.isReaped = b.tokens > 0
+	if b.isReaped {
+		c.push(reaped, c.now, event{process: p})
+	}
+}
+
+// book is what one process knows of the client's bucket: a copy in short of the
+// ledger's entry, for requests that cost 1 and a store that always answers. The
+// names are the ledger's; an instant of 0 is none.
+type book struct {
+	known                    window
+	trusted, confirmed       int64
+	alone, asked             int64
+	flight, refunds, waiting int64
+	met                      bool // set once the process remembers the bucket
+	// asking is how many requests the question is for that is on its way, and
+	// next how many came since.
+	asking, next int64
+	// sent is set while a charge of sentCost is on its way, sentAt from then on,
+	// when base was known; heard is what was said since.
+	sent     bool
+	sentCost int64
+	sentAt   int64
+	base     window
+	heard    window
+	held     int64 // held wait for that charge, which decides about them
+	reservation
+}
+
+// judgement is what a book says to a request.
+type judgement uint8
+
+const (
+	fits judgement = iota
+	full
+	unclear
+)
+
+func (b *book) judge(now, limit int64) (j judgement, left int64) {
+	used, ahead, open := b.known.spent(now), b.flight, int64(0)
+	switch {
+	case !b.sent:
+	case b.base.isOpen(now) && b.base.reset == b.known.reset:
+		used = max(b.base.used+b.sentCost, b.known.used) + b.waiting
+	case b.known.isOpen(now):
+		used, ahead, open = used+b.waiting, ahead+b.sentCost, b.sentCost
+	default:
+		ahead, open = ahead+b.sentCost+b.waiting, b.sentCost
+	}
+	left = limit - used - (ahead - open)
+	switch {
+	case used+ahead < limit:
+		return fits, left
+	case left > 0:
+		return unclear, left
+	default:
+		return full, left
+	}
+}
+
+func (b *book) trusts(now int64) bool { return b.trusted != 0 && now-b.trusted <= trust }
+
+// refuses reports whether a check is not needed because it is known to be full.
+func (b *book) refuses(now, limit int64) bool {
+	j, _ := b.judge(now, limit)
+	return j == full && b.trusts(now)
+}
+
+// fitsUnasked reports whether a check is not needed because the process is alone.
+func (b *book) fitsUnasked(now, limit int64) bool {
+	if b.alone == 0 || now-b.alone < trust || !b.trusts(now) || b.refunds > 0 || !b.known.isOpen(now) {
+		return false
+	}
+	j, left := b.judge(now, limit)
+	return j == fits && 2*(left-1) >= limit
+}
+
+// wantsPrimary reports whether only the primary can answer.
+func (b *book) wantsPrimary(now, limit int64) bool {
+	j, _ := b.judge(now, limit)
+	return j == full && !b.trusts(now)
+}
+
+// hear takes in what a server said, and reports whether a replica says less than
+// is known.
+func (b *book) hear(word window, replica bool, asked int64) (less bool) {
+	before := b.known
+	if overlaps := b.sent || b.refunds > 0 || asked < b.confirmed; !replica && !overlaps {
+		b.confirm(word, asked)
+	} else {
+		less = b.known.raise(word) && replica
+		if b.sent {
+			b.heard.raise(word)
+		}
+	}
+	if b.known != before && !b.sent {
+		b.alone = 0
+	}
+	return less
+}
+
+func (b *book) confirm(word window, asked int64) {
+	b.known, b.base, b.trusted = word, word, asked
+}
+
+func (b *book) send(cost, now int64) {
+	b.sent, b.sentCost, b.sentAt, b.base, b.heard = true, cost, now, b.known, window{}
+}
+
+// conclude takes in the primary's answer to a charge, which it counted at the
+// instant said.
+func (b *book) conclude(s *setting, word window, said, now int64) {
+	expected := b.base
+	if !expected.isOpen(said) {
+		expected = s.open(said)
+	}
+	expected.used += b.sentCost
+	switch {
+	case word != expected:
+		b.alone = 0
+	case b.alone == 0:
+		b.alone = now
+	}
+	b.sent, b.sentCost, b.confirmed = false, 0, now
+	b.confirm(word, b.sentAt)
+	if b.heard.reset != 0 {
+		if b.known.raise(b.heard); b.known != word {
+			b.alone = 0
+		}
+	}
+}
+
+// reservation is what a process has taken in advance, as the ledger's is.
+type reservation struct {
+	tokens            int64
+	ends              int64 // when the window of the tokens does
+	size, began, used int64
+	short             int64
+	coming, claimed   int64 // coming is how much is being fetched, for so many claims
+	isReaped          bool  // set while idle tokens are looked for
+}
+
+func (v *reservation) use(now int64) bool {
+	if v.tokens == 0 || now >= v.ends {
+		return false
+	}
+	v.tokens--
+	v.used = now
+	return true
+}
+
+// isServed reports whether the process has a token, or is likely to get one.
+func (v *reservation) isServed(now int64) bool {
+	return v.coming > 0 || v.tokens > 0 && now < v.ends
+}
+
+func (v *reservation) learn(s *setting, now int64) {
+	switch {
+	case v.tokens > 0 && now >= v.ends:
+		v.waste()
+	case v.tokens == 0 && v.began != 0:
+		v.size = ledger.GrownBatch(s.request(), v.size, s.sharers(), now-v.began)
+		v.began = 0
+	}
+}
+
+func (v *reservation) waste() (tokens int64) {
+	tokens, v.tokens = v.tokens, 0
+	v.size = max(v.size/2, 1)
+	return tokens
+}
+
+func (v *reservation) add(size, ends, now int64) (leftover int64) {
+	if v.tokens > 0 && v.ends != ends {
+		leftover = v.waste()
+	}
+	v.tokens += size
+	v.ends, v.size, v.began, v.used = ends, size, now, now
+	return leftover
+}
+
+func (v *reservation) shortfall(s *setting, word window, now int64) {
+	left := max(s.limit-word.used, 0)
+	v.size = max(min(v.size, left)/2, 1)
+	if s.batch != store.BatchAuto || left <= 1 {
+		v.short = min(word.reset, now+s.window/shortPart)
+	}
+}
+
+// surplus returns how many tokens go back: all if they are idle.
+func (v *reservation) surplus(s *setting, now int64) int64 {
+	switch {
+	case v.tokens == 0 || v.coming > 0:
+		return 0
+	case now-v.used >= idleBatch:
+		return v.waste()
+	case s.batch == store.BatchAuto && v.tokens > s.ration(v.size):
+		more := v.tokens - s.ration(v.size)
+		v.tokens -= more
+		return more
+	default:
+		return 0
+	}
+}

@@ -1,0 +1,184 @@
+package scaling
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+
+	"github.com/shardlimit/caddy-shardlimit/lab/picture"
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
+)
+
+func number(v float64) string {
+	switch {
+	case v == 0:
+		return "0"
+	case v >= 100:
+		return report.Grouped(v)
+	case v >= 0.995:
+		return strconv.FormatFloat(v, 'f', 2, 64)
+	}
+	return report.Digits(v)
+}
+
+func percent(v float64) string { return strconv.FormatFloat(100*v, 'f', 0, 64) }
+
+const benchmarksLink = "[benchmarks](benchmarks.md#the-limiter-in-caddy)"
+
+func costTable(c *costs) string {
+	perSecond := func(micros float64) string { return report.Rounded(busy * float64(second) / micros) }
+	micros := func(v float64) string { return fmt.Sprintf("%.1f µs", v) }
+	t := report.NewTable("what", "costs", fmt.Sprintf("so many a second on %s %% of a processor", percent(busy)), "taken from")
+	t.Row("a request in Caddy, without TLS and with nothing behind it", micros(c.caddy), perSecond(c.caddy), benchmarksLink+", `"+rarely+"`")
+	t.Row("of that the limiter", micros(c.limiter), "", "less `"+floor+"`")
+	t.Row("a charge, in the primary", micros(c.charge), perSecond(c.charge), "`"+rarely+"`: each request there costs one")
+	t.Row("a take, in the primary", micros(c.take), perSecond(c.take), "`"+taking+"`")
+	t.Row("a check, in a replica", micros(c.check), perSecond(c.check), "`"+rarely+"` less `"+own+"`, which has hardly any")
+	t.Row("following a charge, in each replica", micros(c.replicated), perSecond(c.replicated), "`"+own+"`")
+	t.Row("a client, in each server of its shard", fmt.Sprintf("%.0f bytes at most", c.redisBytes), "", benchmarksLink)
+	t.Row("a client, in each Caddy it comes to", fmt.Sprintf("less than %.0f bytes", c.ledgerBytes), "", "[the ledger](design.md#7-the-ledger-storeledger)")
+	t.Row("a client, in the memory store", fmt.Sprintf("%.0f bytes", c.memoryBytes), "", benchmarksLink)
+	return t.String()
+}
+
+func requestTable(sc *scenario) string {
+	head := fmt.Sprintf("%s requests/s of %s clients, %d Caddys, windows of %d s, limits of %s or %s, seed %d. The first columns are for s = %g.\n\n",
+		report.Grouped(tableRate), report.Grouped(tableClients), caddys, windowLength/second, report.Grouped(wide), report.Grouped(tight), seed, exampleS)
+	columns := []string{"calls per request"}
+	columns = append(columns, kindNames[:]...)
+	columns = append(columns, "requests that wait for Redis %", "admitted %")
+	for _, p := range sc.popular {
+		columns = append(columns, fmt.Sprintf("all calls, s = %g", p.s))
+	}
+	t := report.NewTable(columns...)
+	for _, v := range sc.curves {
+		one := total(sc.zipf(exampleS).each(v)).perRequest()
+		line := []string{v.name}
+		for _, n := range one.made {
+			line = append(line, number(n))
+		}
+		line = append(line, percent(one.waited), percent(one.admitted))
+		for _, p := range sc.popular {
+			line = append(line, number(total(p.each(v)).perRequest().sum()))
+		}
+		t.Row(line...)
+	}
+	return head + t.String()
+}
+
+func requestsOf(c calls) float64 { return c.requests }
+
+func shardTable(sc *scenario) string {
+	head := fmt.Sprintf("The hottest shard's requests, relative to the mean: the median of %d draws of the clients' names, and in parentheses the worst. *Alone* is what the hottest client makes of that at s = %g, wherever it is. Then the hottest primary, in %% of a processor, at s = %g.\n\n",
+		draws, exampleS, exampleS)
+	columns := []string{"shards"}
+	for _, p := range sc.popular {
+		columns = append(columns, fmt.Sprintf("s = %g", p.s))
+	}
+	shown := []setting{afterAny, afterTight, beforeAny, batchFixed}
+	columns = append(columns, "alone")
+	for _, s := range shown {
+		columns = append(columns, s.name)
+	}
+	t := report.NewTable(columns...)
+	zipf := sc.zipf(exampleS)
+	for i, n := range counts {
+		line := []string{strconv.Itoa(n)}
+		for _, p := range sc.popular {
+			median, worst := sc.hottest(i, p, sc.curve(afterAny), func(l []calls) float64 { return hottest(l, requestsOf) })
+			line = append(line, fmt.Sprintf("%.2f (%.2f)", median, worst))
+		}
+		line = append(line, fmt.Sprintf("%.2f", zipf.hottest()*float64(n)))
+		for _, s := range shown {
+			median, _ := sc.hottest(i, zipf, sc.curve(s), sc.busiest)
+			line = append(line, percent(median))
+		}
+		t.Row(line...)
+	}
+	return head + t.String()
+}
+
+func (sc *scenario) busiest(loads []calls) (most float64) {
+	for _, l := range loads {
+		most = max(most, sc.costs.primary(l))
+	}
+	return most
+}
+
+func anchorTable(all []anchor) string {
+	t := report.NewTable("calls per request", "measured", "simulated")
+	for _, a := range all {
+		t.Row(a.name, number(a.measured), number(a.simulated))
+	}
+	return t.String()
+}
+
+func exampleText(sc *scenario) string {
+	all, p := sc.example()
+	c := &sc.costs
+	processors := math.Ceil(exampleRate * c.caddy / float64(second) / busy)
+	head := fmt.Sprintf("%s requests/s of %s clients at s = %g: the hottest sends %s a second, which is %.1f %%. Caddy needs %s processors (%s × %.1f µs on %s %% of each): %d Caddys of %.0f processors each. What they remember is less than %.1f GB each if every client comes to each of them (`ledger_max_buckets`, %s by default, bounds it); in Redis all buckets together take %.2f GB in primaries and as much in replicas if each shard has one.\n\n",
+		report.Grouped(exampleRate), report.Grouped(exampleClients), exampleS, report.Rounded(p.rates[0]), 100*p.hottest(),
+		report.Grouped(processors), report.Grouped(exampleRate), c.caddy, percent(busy), caddys, math.Ceil(processors/caddys),
+		exampleClients*c.ledgerBytes/1e9, report.Grouped(exampleClients), exampleClients*c.redisBytes/1e9)
+	t := report.NewTable("setting", "checks/s", "calls/s to primaries", "the hottest client's share of a processor %", "shards", "replicas each", "busiest primary %", "busiest replica %", "servers of Redis")
+	for _, h := range all {
+		line := []string{h.name, report.Rounded(h.sum.made[check]), report.Rounded(h.sum.primary()), fmt.Sprintf("%.1f", 100*h.hot)}
+		if h.shards == 0 {
+			line = append(line, "no number is enough", "", "", "", "")
+		} else {
+			line = append(line, strconv.Itoa(h.shards), strconv.Itoa(h.replicas), percent(h.primary), percent(h.replica), strconv.Itoa(h.shards*(1+h.replicas)))
+		}
+		t.Row(line...)
+	}
+	return head + t.String()
+}
+
+// styles tell the settings apart.
+var styles = []struct {
+	setting
+	colour string
+	dashed bool
+}{
+	{afterAny, picture.Blue, false}, {afterSticky, picture.Blue, true},
+	{beforeAny, picture.Orange, false}, {beforeTight, picture.Orange, true},
+	{batchFixed, picture.Green, false}, {batchAuto, picture.Green, true},
+}
+
+func drawClient(sc *scenario) *picture.Plot {
+	p := picture.NewPlot(picture.Powers("the client's requests a second", 10, -2, 5), picture.Powers("", 10, -2, 5),
+		"Calls to Redis a second for one client, by the requests it makes",
+		fmt.Sprintf("Calls to Redis a second for one client, %d Caddys", caddys))
+	for _, style := range styles {
+		s := picture.Series{Name: style.name, Colour: style.colour, Dashed: style.dashed}
+		for _, at := range sc.curve(style.setting).points {
+			if at.rate >= 0.01 {
+				s.Append(at.rate, at.rate*at.sum())
+			}
+		}
+		p.Draw(s)
+	}
+	return p
+}
+
+func drawShard(sc *scenario) *picture.Plot {
+	const most = 6
+	p := picture.NewPlot(picture.Powers("shards", 2, 0, most), picture.Powers("", 2, -6, 1),
+		"How busy the busiest primary is, by the number of shards",
+		fmt.Sprintf("The busiest primary, in processors; %s requests/s, s = %g", report.Grouped(tableRate), exampleS))
+	zipf := sc.zipf(exampleS)
+	for _, style := range styles {
+		s := picture.Series{Name: style.name, Colour: style.colour, Dashed: style.dashed}
+		for i, n := range counts {
+			median, _ := sc.hottest(i, zipf, sc.curve(style.setting), sc.busiest)
+			s.Append(float64(n), median)
+		}
+		p.Draw(s)
+	}
+	// If all shards were alike, that would halve whenever they double.
+	alike := picture.Series{Name: "if shards were alike", Colour: picture.Gray, Dashed: true}
+	alike.Append(1, 2)
+	alike.Append(1<<most, 2.0/(1<<most))
+	p.Draw(alike)
+	return p
+}

@@ -1,0 +1,189 @@
+// Package shards starts the kinds of shards that the programs of the laboratory
+// count in and break: static ones, such ones behind proxies, ones that sentinels
+// watch, and a Redis Cluster. A Shard says what its Caddyfile has to, and which
+// counts its primaries hold. The package builds upon redistest.
+package shards
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+// master is what sentinels call the primary.
+const master = "limits"
+
+// Shard is some servers.
+type Shard struct {
+	Servers   []*redistest.Server // Servers hold the data; of a static shard the primary comes first
+	Proxies   []*redistest.Proxy  // between Caddy and the servers; there may be none
+	Sentinels *redistest.Sentinels
+	Cluster   *redistest.Cluster
+	Config    []string // what the Caddyfile says of it
+	stops     []func() error
+}
+
+// Primary is the first of the servers.
+func (s *Shard) Primary() *redistest.Server { return s.Servers[0] }
+
+// Replicas are the others.
+func (s *Shard) Replicas() []*redistest.Server { return s.Servers[1:] }
+
+// Stop stops everything, the last first.
+func (s *Shard) Stop() error {
+	var errs []error
+	for i := len(s.stops) - 1; i >= 0; i-- {
+		errs = append(errs, s.stops[i]())
+	}
+	return errors.Join(errs...)
+}
+
+// Text is the shard in a Caddyfile.
+func (s *Shard) Text(name string) string {
+	return "shard " + name + " {\n" + strings.Join(s.Config, "\n") + "\n}\n"
+}
+
+func (s *Shard) describe(addrs []string) {
+	s.Config = append(s.Config, "primary "+addrs[0])
+	for _, addr := range addrs[1:] {
+		s.Config = append(s.Config, "replica "+addr)
+	}
+}
+
+// lasting makes servers keep what they have replied to if their process is killed,
+// though not if the machine is. With everysec a server may reply before it has
+// written.
+func lasting(args ...string) []string {
+	return append([]string{"--appendonly", "yes", "--appendfsync", "no"}, args...)
+}
+
+func launch(replicas int, opts redistest.Options) (*Shard, error) {
+	opts.Args = lasting(opts.Args...)
+	servers, err := redistest.LaunchShardWith(replicas, opts)
+	if err != nil {
+		return nil, err
+	}
+	return &Shard{
+		Servers: append([]*redistest.Server{servers.Primary}, servers.Replicas...),
+		stops:   []func() error{servers.Stop},
+	}, nil
+}
+
+// Static starts a primary and replicas that Caddy is told of.
+func Static(replicas int, opts redistest.Options) (*Shard, error) {
+	s, err := launch(replicas, opts)
+	if err != nil {
+		return nil, err
+	}
+	var addrs []string
+	for _, server := range s.Servers {
+		addrs = append(addrs, server.Addr())
+	}
+	s.describe(addrs)
+	return s, nil
+}
+
+// Proxied starts a primary and replicas that Caddy reaches through proxies.
+func Proxied(replicas int) (*Shard, error) {
+	s, err := launch(replicas, redistest.Options{})
+	if err != nil {
+		return nil, err
+	}
+	var addrs []string
+	for _, server := range s.Servers {
+		proxy, err := redistest.NewProxy(server.Addr())
+		if err != nil {
+			return nil, errors.Join(err, s.Stop())
+		}
+		s.Proxies, addrs = append(s.Proxies, proxy), append(addrs, proxy.Addr())
+		s.stops = append(s.stops, proxy.Close)
+	}
+	s.describe(addrs)
+	return s, nil
+}
+
+// Watched starts a primary and two replicas that three sentinels watch, which find
+// a primary down once it is silent for so long.
+func Watched(downAfter time.Duration) (*Shard, error) {
+	s, err := launch(2, redistest.Options{})
+	if err != nil {
+		return nil, err
+	}
+	s.Sentinels, err = redistest.LaunchSentinels(master, s.Primary(), 3, redistest.SentinelOptions{DownAfter: downAfter})
+	if err != nil {
+		return nil, errors.Join(err, s.Stop())
+	}
+	s.stops = append(s.stops, s.Sentinels.Stop)
+	s.Config = []string{"sentinel " + master + " " + strings.Join(s.Sentinels.Addrs(), " ")}
+	return s, nil
+}
+
+// Clustered starts a Redis Cluster of three nodes, each with a replica. As their
+// slots are even, each has some of the clients.
+func Clustered(args ...string) (*Shard, error) {
+	cluster, err := redistest.LaunchCluster(3, 1, lasting(args...)...)
+	if err != nil {
+		return nil, err
+	}
+	return &Shard{
+		Servers: cluster.Nodes, Cluster: cluster, stops: []func() error{cluster.Stop},
+		Config: []string{"cluster " + strings.Join(cluster.Addrs(), " ")},
+	}, nil
+}
+
+// Primaries are the servers that are primaries by their own account. Those that
+// do not answer are left out.
+func (s *Shard) Primaries() (some []*redistest.Server) {
+	for _, server := range s.Servers {
+		if !server.Running() {
+			continue
+		}
+		if info, err := server.Info("replication"); err == nil && info["role"] == "master" {
+			some = append(some, server)
+		}
+	}
+	return some
+}
+
+// Bucket is what Redis holds of a client.
+type Bucket struct {
+	Key   string
+	Count int64
+	Reset string // when its window ends, as clients see it
+}
+
+// Buckets are those of a zone at the primaries, by client.
+func (s *Shard) Buckets(ctx context.Context, zone string) (map[string]Bucket, error) {
+	buckets := map[string]Bucket{}
+	for _, server := range s.Primaries() {
+		keys, err := server.Client().Keys(ctx, "rl:*:"+zone+":*").Result()
+		if err != nil {
+			return nil, fmt.Errorf("list buckets: %w", err)
+		}
+		for _, key := range keys {
+			content, err := server.Client().HMGet(ctx, key, "c", "r").Result()
+			if err != nil {
+				return nil, fmt.Errorf("read %s: %w", key, err)
+			}
+			client := strings.TrimSuffix(key[strings.LastIndexByte(key, ':')+1:], "}")
+			buckets[client] = bucketOf(key, content)
+		}
+	}
+	return buckets, nil
+}
+
+// bucketOf reads a count, and a reset in microseconds.
+func bucketOf(key string, content []any) Bucket {
+	number := func(i int) int64 {
+		text, _ := content[i].(string)
+		n, _ := strconv.ParseInt(text, 10, 64)
+		return n
+	}
+	const second = 1_000_000
+	return Bucket{Key: key, Count: number(0), Reset: strconv.FormatInt((number(1)+second-1)/second, 10)}
+}

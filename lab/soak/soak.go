@@ -1,0 +1,520 @@
+// Package soak runs two Caddys on three shards of different kinds under load,
+// breaks something every few seconds, and in the end requires that the books
+// balance: what was served is in Redis, or was counted as lost or uncertain, and
+// neither memory nor goroutines have grown. A world is the shards and what breaks
+// them, a load the requests, an account what became of a zone's.
+package soak
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/lab/shards"
+	"github.com/shardlimit/caddy-shardlimit/lab/site"
+)
+
+var (
+	flags    = flag.NewFlagSet("soak", flag.ExitOnError)
+	duration = flags.Duration("duration", 10*time.Minute, "how long the load lasts")
+	seed     = flags.Uint64("seed", 0, "of the faults; 0 means another one each time")
+	pause    = flags.Duration("pause", 3*time.Second, "how long all is well between two faults, on average")
+)
+
+// counted are the zones whose counts are compared with what was served, and what
+// they say beside their limit. Each has a path of its own.
+var counted = map[string]string{
+	"after":  "events 1000000000",
+	"before": "events 1000000000\ncharge before\non_error deny",
+	"batch":  "events 1000000\ncharge before\nbatch auto\non_error deny",
+	"local":  "events 1000000000\non_error local",
+}
+
+// others is the path of the zones that are not compared.
+const others = "others"
+
+func route() string {
+	text := "handle /" + others + ` {
+	rate_limit {
+		zone sliding {
+			key {header.X-Key}
+			events 50
+			window 2s
+			algorithm sliding_window
+		}
+		zone pace {
+			key {header.X-Key}
+			events 100
+			window 1s
+			algorithm gcra
+		}
+		zone slots {
+			key {header.X-Key}
+			events 20
+			window 5s
+			algorithm concurrency
+		}
+	}
+}
+`
+	for zone, options := range counted {
+		text += fmt.Sprintf("handle /%s {\nrate_limit {\nzone %s {\nkey {header.X-Key}\nwindow 24h\n%s\n}\n}\n}\n", zone, zone, options)
+	}
+	return text + "respond ok"
+}
+
+// Run runs the soak.
+func Run(ctx context.Context, args []string) (err error) {
+	_ = flags.Parse(args) // it exits where they are wrong
+	if *seed == 0 {
+		*seed = uint64(time.Now().UnixNano()) //nolint:gosec // any number will do
+	}
+	shop, err := site.Open("")
+	if err != nil {
+		return err
+	}
+	defer shop.Close()
+	w, err := launchWorld()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.stop()) }()
+	config := site.Config{Log: "level WARN", Stores: "store redis {\n" + w.config() + "}", Routes: []string{route()}}
+	sites, err := shop.StartAll(2, config)
+	if err != nil {
+		return err
+	}
+	// That delivers what waits.
+	defer func() { err = errors.Join(err, site.StopAll(sites)) }()
+
+	fmt.Printf("seed %d, %v of load\n", *seed, *duration)
+	loading, end := context.WithTimeout(ctx, *duration)
+	defer end()
+	served := startLoad(loading, sites)
+	// A tenth into the load all has been used.
+	wait(loading, min(*duration/10, time.Minute))
+	early, err := needOf(sites)
+	if err != nil {
+		return err
+	}
+	faults := w.bringFaults(loading, rand.New(rand.NewPCG(*seed, 1)))
+	served.running.Wait()
+	if err := w.mended(ctx); err != nil {
+		return fmt.Errorf("mend what is broken (seed %d): %w", *seed, err)
+	}
+	fmt.Println(faults)
+	return balance(ctx, w, sites, served, early)
+}
+
+func wait(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+const (
+	clients = 50 // that come to each path
+	workers = 4  // requests of a path at the same time at each Caddy
+)
+
+// load is what was served.
+type load struct {
+	running  sync.WaitGroup
+	mu       sync.Mutex
+	statuses map[string]map[int]int64 // by path
+	failed   []error
+}
+
+func startLoad(ctx context.Context, sites []*site.Site) *load {
+	l := &load{statuses: map[string]map[int]int64{others: {}}}
+	for zone := range counted {
+		l.statuses[zone] = map[int]int64{}
+	}
+	for path := range l.statuses {
+		for _, s := range sites {
+			l.running.Go(func() { l.run(ctx, s.Addrs[0], path) })
+		}
+	}
+	return l
+}
+
+// run sends requests in short spells, so that it soon sees that ctx has ended.
+func (l *load) run(ctx context.Context, addr, path string) {
+	for ctx.Err() == nil {
+		result, err := loadgen.Run(context.Background(), loadgen.Options{
+			Addr: addr, Path: "/" + path, Header: "X-Key", Connections: workers, Duration: time.Second,
+			Key:        func(n int64) string { return "client-" + strconv.FormatInt(n%clients, 10) },
+			OnResponse: func(string, *http.Response) { time.Sleep(5 * time.Millisecond) },
+		})
+		l.mu.Lock()
+		for status, n := range result.Status {
+			l.statuses[path][status] += n
+		}
+		if err != nil {
+			l.failed = append(l.failed, fmt.Errorf("%s: %w", path, err))
+		}
+		l.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// need is what the Caddys take.
+type need struct{ memory, goroutines float64 }
+
+func needOf(sites []*site.Site) (n need, err error) {
+	all, err := site.AllMetrics(sites)
+	for _, m := range all {
+		n.memory += m.Sum("process_resident_memory_bytes")
+		n.goroutines += m.Sum("go_goroutines")
+	}
+	return n, err
+}
+
+const (
+	deliverTimeout = time.Minute // deliverTimeout bounds the time until what waits has been delivered
+	// Memory may have grown by so much, and goroutines, since all was in use.
+	mostGrowth  = 1.5
+	spareMemory = 30e6
+	spareRoutes = 200
+)
+
+// account is what became of a zone's requests.
+type account struct {
+	zone           string
+	served, counts int64
+	// undelivered is how many charges may not have counted, unanswered how many
+	// takes may have, though nothing was served for them.
+	undelivered, unanswered int64
+	inBatches               bool // set if one of these may be about any number of events
+}
+
+// isBalanced reports whether everything that was served was counted, and nothing
+// else, but for what is known to be in doubt.
+func (a account) isBalanced() bool {
+	return a.served <= a.counts+a.undelivered+a.unanswered && (a.counts <= a.served+a.unanswered || a.inBatches && a.unanswered > 0)
+}
+
+// balance compares the books, once all that waits has been delivered, and what
+// the Caddys need with what they needed early.
+func balance(ctx context.Context, w *world, sites []*site.Site, l *load, early need) error {
+	errs := l.failed
+	var accounts []account
+	for deadline := time.Now().Add(deliverTimeout); ; time.Sleep(time.Second) {
+		var err error
+		accounts, err = open(ctx, w, sites, l)
+		if err == nil && !slices.ContainsFunc(accounts, func(a account) bool { return !a.isBalanced() }) {
+			break
+		}
+		if time.Now().After(deadline) {
+			if err != nil {
+				return err
+			}
+			break
+		}
+	}
+	late, err := needOf(sites)
+	if err != nil {
+		return err
+	}
+	for path, statuses := range l.statuses {
+		fmt.Printf("/%s: %v\n", path, statuses)
+	}
+	for _, a := range accounts {
+		fmt.Printf("%-7s served %d, counted %d, of %d charges undelivered and %d takes unanswered\n", a.zone, a.served, a.counts, a.undelivered, a.unanswered)
+		if !a.isBalanced() {
+			errs = append(errs, fmt.Errorf("the books of %s do not balance", a.zone))
+		}
+	}
+	fmt.Printf("memory of both Caddys: %.1f MB early, %.1f MB late; goroutines: %.0f early, %.0f late\n",
+		early.memory/1e6, late.memory/1e6, early.goroutines, late.goroutines)
+	if late.memory > mostGrowth*early.memory+spareMemory || late.goroutines > mostGrowth*early.goroutines+spareRoutes {
+		errs = append(errs, errors.New("memory or goroutines have grown"))
+	}
+	for _, s := range sites {
+		errs = append(errs, s.Logs.Fault())
+	}
+	err = errors.Join(errs...)
+	if err == nil {
+		fmt.Println("the books balance")
+	}
+	return err
+}
+
+// open opens the books. What could not be delivered is not known by zone, so
+// that each zone's may have been all of it.
+func open(ctx context.Context, w *world, sites []*site.Site, l *load) (accounts []account, err error) {
+	all, err := site.AllMetrics(sites)
+	if err != nil {
+		return nil, err
+	}
+	var undelivered, unanswered float64
+	for _, m := range all {
+		// Expired ones are of the zones with short windows.
+		for _, outcome := range []string{`outcome="lost"`, `outcome="uncertain"`} {
+			undelivered += m.Sum("caddy_rate_limit_undelivered_total", `operation="charge"`, outcome)
+		}
+		unanswered += m.Sum("caddy_rate_limit_store_errors_total")
+	}
+	for zone := range counted {
+		a := account{zone: zone, served: l.statuses[zone][http.StatusOK], undelivered: int64(undelivered), inBatches: zone == "batch"}
+		if zone == "before" || zone == "batch" {
+			a.unanswered = int64(unanswered)
+		}
+		for _, shard := range w.shards() {
+			buckets, err := shard.Buckets(ctx, zone)
+			if err != nil {
+				return nil, err
+			}
+			for _, b := range buckets {
+				a.counts += b.Count
+			}
+		}
+		accounts = append(accounts, a)
+	}
+	return accounts, nil
+}
+
+// world is the shards: a primary with a replica behind proxies, one that
+// sentinels watch, and a cluster.
+type world struct {
+	static, watched, cluster *shards.Shard
+	unfinished               []migration // the migrations of slots that a fault interrupted
+}
+
+// migration is a slot of the cluster that moves from one node to another.
+type migration struct {
+	slot     int
+	from, to *redistest.Server
+}
+
+// longDown is how long sentinels and nodes wait before they replace a primary:
+// longer than any fault lasts, for what its replicas lack then is lost without
+// anybody's knowledge.
+const longDown = time.Minute
+
+func launchWorld() (w *world, err error) {
+	w = new(world)
+	if w.static, err = shards.Proxied(1); err == nil {
+		if w.watched, err = shards.Watched(longDown); err == nil {
+			w.cluster, err = shards.Clustered("--cluster-node-timeout", fmt.Sprint(longDown.Milliseconds()))
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, w.stop())
+	}
+	return w, nil
+}
+
+func (w *world) shards() []*shards.Shard {
+	return slices.DeleteFunc([]*shards.Shard{w.static, w.watched, w.cluster}, func(s *shards.Shard) bool { return s == nil })
+}
+
+func (w *world) stop() error {
+	var errs []error
+	for _, s := range w.shards() {
+		errs = append(errs, s.Stop())
+	}
+	return errors.Join(errs...)
+}
+
+func (w *world) config() string {
+	return w.static.Text("static") + w.watched.Text("watched") + w.cluster.Text("cluster")
+}
+
+func (w *world) servers() (all []*redistest.Server) {
+	for _, s := range w.shards() {
+		all = append(all, s.Servers...)
+	}
+	return all
+}
+
+// mended mends the world. A step that fails because another server is not ready
+// yet is tried again.
+func (w *world) mended(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	defer cancel()
+	for {
+		err := w.mend(ctx)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		wait(ctx, time.Second)
+	}
+}
+
+// mend ends all faults, and waits until every shard is whole: the cluster agrees
+// on its slots, no slot is half moved, replicas are in sync, and the sentinels see
+// all of them.
+func (w *world) mend(ctx context.Context) error {
+	var errs []error
+	for _, p := range w.static.Proxies {
+		errs = append(errs, p.Up(), p.Pass(), p.Delay(0))
+	}
+	for _, s := range append(w.servers(), w.watched.Sentinels.Nodes...) {
+		if s.Resume() != nil || s.Client().Ping(ctx).Err() != nil {
+			errs = append(errs, s.Restart())
+		}
+	}
+	for _, s := range w.servers() {
+		errs = append(errs, s.Client().ConfigSet(ctx, "maxmemory", "0").Err(), s.Client().ClientUnpause(ctx).Err())
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := w.cluster.Cluster.WaitUntilOK(ctx); err != nil {
+		return err
+	}
+	for _, m := range w.unfinished {
+		if err := w.finish(ctx, m); err != nil {
+			return err
+		}
+	}
+	if err := w.cluster.Cluster.WaitUntilOK(ctx); err != nil {
+		return err
+	}
+	if err := w.static.Replicas()[0].WaitInSync(ctx); err != nil {
+		return err
+	}
+	return w.watched.Sentinels.WaitForReplicas(ctx, len(w.watched.Replicas()))
+}
+
+func (w *world) finish(ctx context.Context, m migration) error {
+	owner, err := w.cluster.Cluster.Owner(ctx, m.slot)
+	if err != nil || owner == m.to {
+		return err
+	}
+	return w.cluster.Cluster.MigrateSlot(ctx, m.slot, m.from, m.to)
+}
+
+var background = context.Background()
+
+// fault is something that goes wrong for a time.
+type fault struct {
+	name  string
+	bring func(d time.Duration) error
+}
+
+// faults are those that lose nothing which a primary has replied to: what Redis
+// itself loses in a failover nobody can count.
+func (w *world) faults(rng *rand.Rand) []fault {
+	proxy, sentinels := w.static.Proxies[0], w.watched.Sentinels.Nodes
+	list := []fault{
+		{"static shard: network cut", during(proxy.Down, proxy.Up)},
+		{"static shard: replica's network cut", during(w.static.Proxies[1].Down, w.static.Proxies[1].Up)},
+		{"static shard: replies swallowed", during(proxy.SwallowReplies, proxy.Pass)},
+		{"static shard: all swallowed", during(proxy.SwallowAll, proxy.Pass)},
+		{"static shard: connections cut", func(d time.Duration) error {
+			for start := time.Now(); time.Since(start) < d; time.Sleep(d / 20) {
+				if err := proxy.Cut(); err != nil {
+					return err
+				}
+			}
+			return nil
+		}},
+		{"static shard: packets 200 ms late", during(
+			func() error { return proxy.Delay(100 * time.Millisecond) },
+			func() error { return proxy.Delay(0) })},
+		killed("watched replica", w.watched.Servers[1]), silent("watched replica", w.watched.Servers[2]),
+		killed("a sentinel", sentinels[0]), silent("a sentinel", sentinels[1]),
+		{"cluster: a slot moves", func(time.Duration) error { return w.moveSlot(rng) }},
+	}
+	victims := map[string]*redistest.Server{
+		"static primary": w.static.Primary(), "static replica": w.static.Servers[1], "watched primary": w.watched.Primary(),
+	}
+	for i, node := range w.cluster.Servers {
+		victims[fmt.Sprint("cluster node ", i)] = node
+	}
+	for name, server := range victims {
+		list = append(list, killed(name, server), silent(name, server))
+	}
+	for _, name := range []string{"static primary", "watched primary", "cluster node 0"} {
+		client := victims[name].Client()
+		list = append(list,
+			fault{name + ": scripts flushed", func(time.Duration) error { return client.ScriptFlush(background).Err() }},
+			fault{name + ": out of memory", during(
+				func() error { return client.ConfigSet(background, "maxmemory", "1").Err() },
+				func() error { return client.ConfigSet(background, "maxmemory", "0").Err() })},
+			fault{name + ": clients paused", func(d time.Duration) error {
+				return client.Do(background, "CLIENT", "PAUSE", d.Milliseconds(), "ALL").Err()
+			}})
+	}
+	// One seed chooses the same faults.
+	slices.SortFunc(list, func(a, b fault) int { return strings.Compare(a.name, b.name) })
+	return list
+}
+
+func during(begin, end func() error) func(time.Duration) error {
+	return func(d time.Duration) error {
+		if err := begin(); err != nil {
+			return err
+		}
+		time.Sleep(d)
+		return end()
+	}
+}
+
+func killed(name string, s *redistest.Server) fault {
+	return fault{name + " killed", during(s.Kill, s.Restart)}
+}
+
+func silent(name string, s *redistest.Server) fault {
+	return fault{name + " silent", during(s.Pause, s.Resume)}
+}
+
+func (w *world) moveSlot(rng *rand.Rand) error {
+	nodes := w.cluster.Servers
+	from := nodes[1+rng.IntN(2)]
+	key, err := from.Client().RandomKey(background).Result()
+	if err != nil {
+		return fmt.Errorf("find a slot to move: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(background, 20*time.Second)
+	defer cancel()
+	m := migration{redistest.Keyslot(key), from, nodes[0]}
+	if err = w.cluster.Cluster.MigrateSlot(ctx, m.slot, m.from, m.to); err != nil {
+		w.unfinished = append(w.unfinished, m)
+	}
+	return err
+}
+
+// tale is how often what went wrong.
+type tale map[string]int
+
+func (w *world) bringFaults(ctx context.Context, rng *rand.Rand) tale {
+	t, faults := tale{}, w.faults(rng)
+	for {
+		wait(ctx, time.Duration(rng.Int64N(int64(2**pause))))
+		if ctx.Err() != nil {
+			return t
+		}
+		f := faults[rng.IntN(len(faults))]
+		if err := f.bring(time.Duration(200+rng.IntN(4000)) * time.Millisecond); err != nil && !errors.Is(err, context.Canceled) {
+			fmt.Printf("%s: %v\n", f.name, err)
+		}
+		t[f.name]++
+	}
+}
+
+func (t tale) String() string {
+	var lines []string
+	total := 0
+	for name, n := range t {
+		lines = append(lines, fmt.Sprintf("  %3d × %s", n, name))
+		total += n
+	}
+	slices.Sort(lines)
+	return fmt.Sprintf("%d faults:\n%s", total, strings.Join(lines, "\n"))
+}
