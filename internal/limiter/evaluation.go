@@ -44,14 +44,14 @@ type evaluation struct {
 
 // freshStates are the states before any store is asked: only zones whose limit
 // is 0 have an answer.
-func (p *evaluation) freshStates() []store.State {
-	states := p.stateRoom[:min(len(p.reqs), len(p.stateRoom))]
-	if clear(states); len(states) < len(p.reqs) {
-		states = make([]store.State, len(p.reqs))
+func (e *evaluation) freshStates() []store.State {
+	states := e.stateRoom[:min(len(e.reqs), len(e.stateRoom))]
+	if clear(states); len(states) < len(e.reqs) {
+		states = make([]store.State, len(e.reqs))
 	}
-	for i := range p.reqs {
-		if p.reqs[i].Events == 0 {
-			states[i] = store.State{RetryAfter: store.Never, Now: p.limiter.Now().UnixMicro()}
+	for i := range e.reqs {
+		if e.reqs[i].Events == 0 {
+			states[i] = store.State{RetryAfter: store.Never, Now: e.limiter.Now().UnixMicro()}
 		}
 	}
 	return states
@@ -59,10 +59,10 @@ func (p *evaluation) freshStates() []store.State {
 
 // refusesOutright reports whether a zone whose limit is 0 refuses the request, so
 // that no store is asked.
-func (p *evaluation) refusesOutright() bool {
-	for i := range p.reqs {
-		if p.reqs[i].Events == 0 && !p.observes(i) {
-			p.states = p.freshStates()
+func (e *evaluation) refusesOutright() bool {
+	for i := range e.reqs {
+		if e.reqs[i].Events == 0 && !e.observes(i) {
+			e.states = e.freshStates()
 			return true
 		}
 	}
@@ -85,53 +85,53 @@ type spend struct {
 	cost    int64
 }
 
-func (p *evaluation) add(z *boundZone, req store.Request) {
-	p.split = p.split || len(p.zones) > 0 && p.zones[0].in != z.in
-	p.zones = append(p.zones, z)
-	p.reqs = append(p.reqs, req)
+func (e *evaluation) add(z *boundZone, req store.Request) {
+	e.split = e.split || len(e.zones) > 0 && e.zones[0].in != z.in
+	e.zones = append(e.zones, z)
+	e.reqs = append(e.reqs, req)
 	if !z.enforces(req.ClientKey) {
-		p.observed = append(p.observed, len(p.zones)-1)
+		e.observed = append(e.observed, len(e.zones)-1)
 	}
 }
 
-func (p *evaluation) spendOf(i int) *spend {
-	if p.spends == nil {
-		if p.spends = p.spendsRoom[:]; len(p.zones) > len(p.spends) {
-			p.spends = make([]spend, len(p.zones))
+func (e *evaluation) spendOf(i int) *spend {
+	if e.spends == nil {
+		if e.spends = e.spendsRoom[:]; len(e.zones) > len(e.spends) {
+			e.spends = make([]spend, len(e.zones))
 		}
 	}
-	return &p.spends[i]
+	return &e.spends[i]
 }
 
-func (p *evaluation) has(i int) spend {
-	if p.spends == nil {
+func (e *evaluation) has(i int) spend {
+	if e.spends == nil {
 		return spend{}
 	}
-	return p.spends[i]
+	return e.spends[i]
 }
 
 // wasAsked tells whether there is an answer about zone i: after a refusal the
 // others are not asked.
-func (p *evaluation) wasAsked(i int) bool { return p.states[i].Err != nil || p.states[i].Now != 0 }
+func (e *evaluation) wasAsked(i int) bool { return e.states[i].Err != nil || e.states[i].Now != 0 }
 
 // ask sets the states: it checks, and takes if the checks let the request
 // pass. An error of the store is a state's; the error it returns ends the
 // request.
-func (p *evaluation) ask(r *http.Request) error {
-	states := p.freshStates()
-	if open := p.onlyOpen(); open != nil && !p.anyTakes() && p.observed == nil {
-		open.Admit(r.Context(), p.reqs, states)
-		p.states = states
-		p.noteHeld(nil)
-		return p.handleErrors(r, nil)
+func (e *evaluation) ask(r *http.Request) error {
+	states := e.freshStates()
+	if open := e.onlyOpen(); open != nil && !e.anyTakes() && e.observed == nil {
+		open.Admit(r.Context(), e.reqs, states)
+		e.states = states
+		e.noteHeld(nil)
+		return e.handleErrors(r, nil)
 	}
-	p.states = states
-	if len(p.observed) > 0 && p.refuseKnown(p.enforced()) {
+	e.states = states
+	if len(e.observed) > 0 && e.refuseKnown(e.enforced()) {
 		// Those that only observe cost such a request no call either.
 		return nil
 	}
-	await := p.observe(r)
-	err := p.askEnforced(r)
+	await := e.observe(r)
+	err := e.askEnforced(r)
 	if failed := await(); err == nil {
 		err = failed
 	}
@@ -139,89 +139,89 @@ func (p *evaluation) ask(r *http.Request) error {
 }
 
 // askEnforced asks the zones of which each may refuse the request.
-func (p *evaluation) askEnforced(r *http.Request) error {
-	checks := p.where(func(i int) bool { return !p.zones[i].ChargeBefore && !p.observes(i) })
-	takes := p.where(func(i int) bool { return p.takes(i) && !p.observes(i) })
+func (e *evaluation) askEnforced(r *http.Request) error {
+	checks := e.where(func(i int) bool { return !e.zones[i].ChargeBefore && !e.observes(i) })
+	takes := e.where(func(i int) bool { return e.takes(i) && !e.observes(i) })
 	// No zone is asked if another is known to refuse. What one store is asked in
 	// one call it knows itself.
 	known := takes
-	if p.split {
+	if e.split {
 		known = append(takes[:len(takes):len(takes)], checks...)
 	}
-	if (p.split || len(checks) > 0) && p.refuseKnown(known) {
+	if (e.split || len(checks) > 0) && e.refuseKnown(known) {
 		return nil
 	}
 	if len(checks) > 0 {
-		p.askSome(r.Context(), (*stores.Opened).Admit, checks)
-		p.noteHeld(checks)
-		if err := p.handleErrors(r, checks); err != nil || !p.passes(checks) {
+		e.askSome(r.Context(), (*stores.Opened).Admit, checks)
+		e.noteHeld(checks)
+		if err := e.handleErrors(r, checks); err != nil || !e.passes(checks) {
 			return err
 		}
 	}
-	return p.take(r, takes)
+	return e.take(r, takes)
 }
 
 // refuseKnown sets the states of zones that refuse without being asked, and
 // tells whether there are any.
-func (p *evaluation) refuseKnown(some []int) (refused bool) {
-	for in, there := range p.byStore(some) {
-		open := p.refs[in].open
+func (e *evaluation) refuseKnown(some []int) (refused bool) {
+	for in, there := range e.byStore(some) {
+		open := e.refs[in].open
 		if open == nil || len(there) == 0 {
 			continue
 		}
 		states := make([]store.State, len(there))
-		refused = open.Accounts.RefuseKnown(p.pick(there), states) || refused
-		p.put(there, states)
+		refused = open.Accounts.RefuseKnown(e.pick(there), states) || refused
+		e.put(there, states)
 	}
 	return refused
 }
 
 // noteHeld marks the zones that hold the cost in flight, of some or, if that is
 // nil, of all.
-func (p *evaluation) noteHeld(some []int) {
-	for i := range p.states {
+func (e *evaluation) noteHeld(some []int) {
+	for i := range e.states {
 		// Others may be asked at this moment.
 		if some != nil && !slices.Contains(some, i) {
 			continue
 		}
-		if st := &p.states[i]; st.Err == nil && st.Allowed {
-			p.spendOf(i).held = true
+		if st := &e.states[i]; st.Err == nil && st.Allowed {
+			e.spendOf(i).held = true
 		}
 	}
 }
 
 // take takes from some zones. Those that are known to be full go first: if they
 // refuse again, the others are left alone.
-func (p *evaluation) take(r *http.Request, takes []int) error {
+func (e *evaluation) take(r *http.Request, takes []int) error {
 	if len(takes) == 0 {
 		return nil
 	}
 	if len(takes) > 1 {
-		now := p.limiter.Now()
+		now := e.limiter.Now()
 		full, others := []int{}, []int{}
 		for _, i := range takes {
-			if open := p.open(i); open != nil && open.Full.Has(&p.reqs[i], now) {
+			if open := e.open(i); open != nil && open.Full.Has(&e.reqs[i], now) {
 				full = append(full, i)
 			} else {
 				others = append(others, i)
 			}
 		}
 		if len(full) > 0 && len(others) > 0 {
-			if err := p.takeSome(r, full); err != nil || !p.passes(full) {
+			if err := e.takeSome(r, full); err != nil || !e.passes(full) {
 				return err
 			}
 			takes = others
 		}
 	}
-	return p.takeSome(r, takes)
+	return e.takeSome(r, takes)
 }
 
-func (p *evaluation) takeSome(r *http.Request, takes []int) error {
+func (e *evaluation) takeSome(r *http.Request, takes []int) error {
 	// A take is brought to its end although the client leaves, so that it can
 	// be refunded. The store's timeout bounds it.
-	p.askSome(context.WithoutCancel(r.Context()), (*stores.Opened).Take, takes)
-	err := p.handleErrors(r, takes)
-	p.noteTaken(takes)
+	e.askSome(context.WithoutCancel(r.Context()), (*stores.Opened).Take, takes)
+	err := e.handleErrors(r, takes)
+	e.noteTaken(takes)
 	if err == nil && r.Context().Err() != nil {
 		err = caddyhttp.Error(statusClientClosedRequest, r.Context().Err())
 	}
@@ -229,30 +229,30 @@ func (p *evaluation) takeSome(r *http.Request, takes []int) error {
 }
 
 // noteTaken marks the zones that have spent the cost, and notes which refused.
-func (p *evaluation) noteTaken(takes []int) {
+func (e *evaluation) noteTaken(takes []int) {
 	for _, i := range takes {
-		switch st, m := &p.states[i], p.spendOf(i); {
+		switch st, m := &e.states[i], e.spendOf(i); {
 		case st.Err == nil && st.Allowed:
 			m.taken = true
-			p.reqs[i].Receipt = st.Receipt
-		case st.Err == nil && p.wasAsked(i):
-			p.open(i).Full.Note(&p.reqs[i], st, p.limiter.Now())
+			e.reqs[i].Receipt = st.Receipt
+		case st.Err == nil && e.wasAsked(i):
+			e.open(i).Full.Note(&e.reqs[i], st, e.limiter.Now())
 		}
 	}
 }
 
 // passes tells whether none of these zones ends the request.
-func (p *evaluation) passes(some []int) bool {
+func (e *evaluation) passes(some []int) bool {
 	for _, i := range some {
-		if st := &p.states[i]; st.Err == nil && !st.Allowed || p.deniesByError(i) {
+		if st := &e.states[i]; st.Err == nil && !st.Allowed || e.deniesByError(i) {
 			return false
 		}
 	}
 	return true
 }
 
-func (p *evaluation) anyTakes() bool {
-	for _, z := range p.zones {
+func (e *evaluation) anyTakes() bool {
+	for _, z := range e.zones {
 		if z.ChargeBefore {
 			return true
 		}
@@ -262,10 +262,10 @@ func (p *evaluation) anyTakes() bool {
 
 // takes tells whether zone i takes. One that may have done so before the request
 // waited does not.
-func (p *evaluation) takes(i int) bool { return p.zones[i].ChargeBefore && !p.has(i).unknown }
+func (e *evaluation) takes(i int) bool { return e.zones[i].ChargeBefore && !e.has(i).unknown }
 
-func (p *evaluation) where(is func(i int) bool) (some []int) {
-	for i := range p.zones {
+func (e *evaluation) where(is func(i int) bool) (some []int) {
+	for i := range e.zones {
 		if is(i) {
 			some = append(some, i)
 		}
@@ -277,68 +277,68 @@ func (p *evaluation) where(is func(i int) bool) (some []int) {
 type openQuestion = func(open *stores.Opened, ctx context.Context, reqs []store.Request, states []store.State)
 
 // askSome asks about some zones: each store in one call, both at the same time.
-func (p *evaluation) askSome(ctx context.Context, ask openQuestion, some []int) {
-	in := p.byStore(some)
+func (e *evaluation) askSome(ctx context.Context, ask openQuestion, some []int) {
+	in := e.byStore(some)
 	if len(in[ownStore]) == 0 || len(in[rolloutStore]) == 0 {
-		p.askIn(ctx, p.zones[some[0]].in, ask, some)
+		e.askIn(ctx, e.zones[some[0]].in, ask, some)
 		return
 	}
 	var others sync.WaitGroup
-	others.Go(func() { p.askIn(ctx, rolloutStore, ask, in[rolloutStore]) })
-	p.askIn(ctx, ownStore, ask, in[ownStore])
+	others.Go(func() { e.askIn(ctx, rolloutStore, ask, in[rolloutStore]) })
+	e.askIn(ctx, ownStore, ask, in[ownStore])
 	others.Wait()
 }
 
 // askIn asks one store about some zones that count there.
-func (p *evaluation) askIn(ctx context.Context, in int, ask openQuestion, some []int) {
-	v := &p.refs[in]
+func (e *evaluation) askIn(ctx context.Context, in int, ask openQuestion, some []int) {
+	v := &e.refs[in]
 	if v.open == nil {
 		for _, i := range some {
-			p.states[i] = store.State{Err: v.err}
+			e.states[i] = store.State{Err: v.err}
 		}
 		return
 	}
-	if len(some) == len(p.reqs) {
-		ask(v.open, ctx, p.reqs, p.states)
+	if len(some) == len(e.reqs) {
+		ask(v.open, ctx, e.reqs, e.states)
 		return
 	}
 	states := make([]store.State, len(some))
-	ask(v.open, ctx, p.pick(some), states)
-	p.put(some, states)
+	ask(v.open, ctx, e.pick(some), states)
+	e.put(some, states)
 }
 
 // pick returns the requests of some zones.
-func (p *evaluation) pick(some []int) []store.Request {
-	if len(some) == len(p.reqs) {
-		return p.reqs
+func (e *evaluation) pick(some []int) []store.Request {
+	if len(some) == len(e.reqs) {
+		return e.reqs
 	}
 	reqs := make([]store.Request, len(some))
 	for n, i := range some {
-		reqs[n] = p.reqs[i]
+		reqs[n] = e.reqs[i]
 	}
 	return reqs
 }
 
 // put sets the states of some zones.
-func (p *evaluation) put(some []int, states []store.State) {
+func (e *evaluation) put(some []int, states []store.State) {
 	for n, i := range some {
-		p.states[i] = states[n]
+		e.states[i] = states[n]
 	}
 }
 
 // handleErrors reports what failed, and asks the local counts where that is
 // wanted. some may be nil for all.
-func (p *evaluation) handleErrors(r *http.Request, some []int) error {
+func (e *evaluation) handleErrors(r *http.Request, some []int) error {
 	var failed error
-	for i := range p.states {
+	for i := range e.states {
 		if some != nil && !slices.Contains(some, i) {
 			continue
 		}
-		if err := p.states[i].Err; err != nil {
+		if err := e.states[i].Err; err != nil {
 			failed = err
 			// A check spends nothing, whatever the store says.
-			if p.zones[i].ChargeBefore && errors.Is(err, store.ErrUncertain) {
-				p.spendOf(i).unknown = true
+			if e.zones[i].ChargeBefore && errors.Is(err, store.ErrUncertain) {
+				e.spendOf(i).unknown = true
 			}
 		}
 	}
@@ -349,17 +349,17 @@ func (p *evaluation) handleErrors(r *http.Request, some []int) error {
 		// The client left while the store was asked.
 		return caddyhttp.Error(statusClientClosedRequest, failed)
 	}
-	for i, z := range p.zones {
+	for i, z := range e.zones {
 		if some != nil && !slices.Contains(some, i) {
 			continue
 		}
-		err := p.states[i].Err
+		err := e.states[i].Err
 		if err == nil {
 			continue
 		}
-		z.use.Failed(p.limiter.Now(), z.Name, err)
-		if z.onError == stores.OnErrorLocal && p.open(i) != nil {
-			p.askLocal(i)
+		z.use.Failed(e.limiter.Now(), z.Name, err)
+		if z.onError == stores.OnErrorLocal && e.open(i) != nil {
+			e.askLocal(i)
 		}
 	}
 	return nil
@@ -367,25 +367,25 @@ func (p *evaluation) handleErrors(r *http.Request, some []int) error {
 
 // askLocal makes the local counts decide about zone i. What they hold in flight the
 // store holds as well, for it may be back before the request has settled.
-func (p *evaluation) askLocal(i int) {
-	open, reqs, m := p.open(i), p.reqs[i:i+1], p.spendOf(i)
+func (e *evaluation) askLocal(i int) {
+	open, reqs, m := e.open(i), e.reqs[i:i+1], e.spendOf(i)
 	m.local = true
-	if p.zones[i].ChargeBefore {
-		copy(p.states[i:], open.Local.Buckets.Take(context.Background(), reqs))
+	if e.zones[i].ChargeBefore {
+		copy(e.states[i:], open.Local.Buckets.Take(context.Background(), reqs))
 		return
 	}
-	open.Local.Accounts.Admit(context.Background(), reqs, p.states[i:i+1])
-	if m.held = p.states[i].Allowed; m.held {
+	open.Local.Accounts.Admit(context.Background(), reqs, e.states[i:i+1])
+	if m.held = e.states[i].Allowed; m.held {
 		open.Accounts.Hold(reqs)
 	}
 }
 
 // decider is the store that decided about zone i, or its local counts.
-func (p *evaluation) decider(i int) *stores.Opened {
-	if p.has(i).local {
-		return p.open(i).Local.Opened
+func (e *evaluation) decider(i int) *stores.Opened {
+	if e.has(i).local {
+		return e.open(i).Local.Opened
 	}
-	return p.open(i)
+	return e.open(i)
 }
 
 // statusClientClosedRequest is what Caddy reports where a client left.
@@ -401,9 +401,9 @@ type ref struct {
 }
 
 // enter opens the stores. Where that fails, it fails the zones that count there.
-func (p *evaluation) enter() {
-	for _, z := range p.zones {
-		if v := &p.refs[z.in]; v.use == nil {
+func (e *evaluation) enter() {
+	for _, z := range e.zones {
+		if v := &e.refs[z.in]; v.use == nil {
 			v.use = z.use
 			v.open, v.err = z.use.Enter()
 		}
@@ -411,9 +411,9 @@ func (p *evaluation) enter() {
 }
 
 // release lets go of the stores.
-func (p *evaluation) release() {
-	for in := range p.refs {
-		if v := &p.refs[in]; v.open != nil {
+func (e *evaluation) release() {
+	for in := range e.refs {
+		if v := &e.refs[in]; v.open != nil {
 			v.open = nil
 			v.use.Leave()
 		}
@@ -421,67 +421,67 @@ func (p *evaluation) release() {
 }
 
 // open is the store in which zone i counts, or nil if it could not be opened.
-func (p *evaluation) open(i int) *stores.Opened { return p.refs[p.zones[i].in].open }
+func (e *evaluation) open(i int) *stores.Opened { return e.refs[e.zones[i].in].open }
 
 // onlyOpen is the store in which all zones count, or nil if there are two or it
 // could not be opened.
-func (p *evaluation) onlyOpen() *stores.Opened {
-	if p.split {
+func (e *evaluation) onlyOpen() *stores.Opened {
+	if e.split {
 		return nil
 	}
-	return p.open(0)
+	return e.open(0)
 }
 
 // byStore parts some zones by the store in which they count.
-func (p *evaluation) byStore(some []int) (in [maxStores][]int) {
-	if !p.split {
-		in[p.zones[0].in] = some
+func (e *evaluation) byStore(some []int) (in [maxStores][]int) {
+	if !e.split {
+		in[e.zones[0].in] = some
 		return in
 	}
 	for _, i := range some {
-		in[p.zones[i].in] = append(in[p.zones[i].in], i)
+		in[e.zones[i].in] = append(in[e.zones[i].in], i)
 	}
 	return in
 }
 
 // divert makes new clients beyond the bound share a bucket, in each store in
 // which the part counts.
-func (p *evaluation) divert(ctx context.Context) {
-	for in := range p.refs {
-		open := p.refs[in].open
+func (e *evaluation) divert(ctx context.Context) {
+	for in := range e.refs {
+		open := e.refs[in].open
 		if open == nil || open.Newcomers == nil {
 			continue
 		}
-		if !p.split {
-			for _, i := range open.Newcomers.Strangers(ctx, p.reqs, p.limiter.Now()) {
-				p.shareOverflow(i)
+		if !e.split {
+			for _, i := range open.Newcomers.Strangers(ctx, e.reqs, e.limiter.Now()) {
+				e.shareOverflow(i)
 			}
 			continue
 		}
-		for i, z := range p.zones {
-			if z.in == in && len(open.Newcomers.Strangers(ctx, p.reqs[i:i+1], p.limiter.Now())) > 0 {
-				p.shareOverflow(i)
+		for i, z := range e.zones {
+			if z.in == in && len(open.Newcomers.Strangers(ctx, e.reqs[i:i+1], e.limiter.Now())) > 0 {
+				e.shareOverflow(i)
 			}
 		}
 	}
 }
 
 // shareOverflow makes zone i count the request in its overflow bucket.
-func (p *evaluation) shareOverflow(i int) {
-	if p.diverted == nil {
-		p.diverted = map[int]string{}
+func (e *evaluation) shareOverflow(i int) {
+	if e.diverted == nil {
+		e.diverted = map[int]string{}
 	}
-	p.diverted[i] = p.reqs[i].ClientKey
-	p.reqs[i].ClientKey = stores.OverflowKey
+	e.diverted[i] = e.reqs[i].ClientKey
+	e.reqs[i].ClientKey = stores.OverflowKey
 }
 
 // resolvedKey is what the key of zone i yields for the request, whichever bucket
 // counts it.
-func (p *evaluation) resolvedKey(i int) string {
-	if key, ok := p.diverted[i]; ok {
+func (e *evaluation) resolvedKey(i int) string {
+	if key, ok := e.diverted[i]; ok {
 		return key
 	}
-	return p.reqs[i].ClientKey
+	return e.reqs[i].ClientKey
 }
 
 // enforceSalt makes the order in which a zone is enforced independent of that
@@ -496,35 +496,35 @@ func (z *Zone) enforces(clientKey string) bool {
 }
 
 // observes tells whether zone i only observes the client.
-func (p *evaluation) observes(i int) bool { return slices.Contains(p.observed, i) }
+func (e *evaluation) observes(i int) bool { return slices.Contains(e.observed, i) }
 
 // observe asks the zones that only observe the client, while others are asked,
 // and each by itself: no refusal of theirs may keep another zone from being
 // asked. What it returns waits for the answers and deals with them.
-func (p *evaluation) observe(r *http.Request) (await func() error) {
-	checks, takes := p.observedZones()
+func (e *evaluation) observe(r *http.Request) (await func() error) {
+	checks, takes := e.observedZones()
 	if len(checks)+len(takes) == 0 {
 		return func() error { return nil }
 	}
 	var calls sync.WaitGroup
 	for _, i := range checks {
-		calls.Go(func() { p.askIn(r.Context(), p.zones[i].in, (*stores.Opened).Admit, []int{i}) })
+		calls.Go(func() { e.askIn(r.Context(), e.zones[i].in, (*stores.Opened).Admit, []int{i}) })
 	}
 	for _, i := range takes {
 		calls.Go(func() {
-			p.askIn(context.WithoutCancel(r.Context()), p.zones[i].in, (*stores.Opened).Take, []int{i})
+			e.askIn(context.WithoutCancel(r.Context()), e.zones[i].in, (*stores.Opened).Take, []int{i})
 		})
 	}
 	return func() error {
 		calls.Wait()
 		var errs [2]error
 		if len(checks) > 0 {
-			p.noteHeld(checks)
-			errs[0] = p.handleErrors(r, checks)
+			e.noteHeld(checks)
+			errs[0] = e.handleErrors(r, checks)
 		}
 		if len(takes) > 0 {
-			errs[1] = p.handleErrors(r, takes)
-			p.noteTaken(takes)
+			errs[1] = e.handleErrors(r, takes)
+			e.noteTaken(takes)
 		}
 		return cmp.Or(errs[0], errs[1])
 	}
@@ -532,20 +532,20 @@ func (p *evaluation) observe(r *http.Request) (await func() error) {
 
 // enforced are the zones that may refuse the client, apart from those that may
 // have taken before the request waited.
-func (p *evaluation) enforced() []int {
-	return p.where(func(i int) bool { return !p.observes(i) && (!p.zones[i].ChargeBefore || p.takes(i)) })
+func (e *evaluation) enforced() []int {
+	return e.where(func(i int) bool { return !e.observes(i) && (!e.zones[i].ChargeBefore || e.takes(i)) })
 }
 
 // observedZones are the zones that only observe the client, apart from those
 // that have an answer already, and those that may have taken before the request
 // waited.
-func (p *evaluation) observedZones() (checks, takes []int) {
-	for _, i := range p.observed {
+func (e *evaluation) observedZones() (checks, takes []int) {
+	for _, i := range e.observed {
 		switch {
-		case p.wasAsked(i):
-		case !p.zones[i].ChargeBefore:
+		case e.wasAsked(i):
+		case !e.zones[i].ChargeBefore:
 			checks = append(checks, i)
-		case p.takes(i):
+		case e.takes(i):
 			takes = append(takes, i)
 		}
 	}

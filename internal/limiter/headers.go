@@ -31,39 +31,39 @@ func (l *Limiter) setsIETF() bool { return l.Headers == HeadersIETF || l.Headers
 // setHeaders tells a client that may pass where it stands.
 func (t *tracker) setHeaders() {
 	ietf := false
-	var part *evaluation
+	var best *evaluation
 	var at, rank int
-	for _, p := range t.parts {
-		// A part has no states if its check did not come to an end.
-		if p.states == nil {
+	for _, e := range t.evaluations {
+		// An evaluation has no states if its check did not come to an end.
+		if e.states == nil {
 			continue
 		}
-		ietf = ietf || p.limiter.setsIETF()
-		if !p.limiter.setsGitHub() {
+		ietf = ietf || e.limiter.setsIETF()
+		if !e.limiter.setsGitHub() {
 			continue
 		}
-		for i := range p.zones {
-			r := p.rank(i)
-			if r > max(rank, rankError) || part != nil && r == rank && p.states[i].Remaining < part.states[at].Remaining {
-				part, at, rank = p, i, r
+		for i := range e.zones {
+			r := e.rank(i)
+			if r > max(rank, rankError) || best != nil && r == rank && e.states[i].Remaining < best.states[at].Remaining {
+				best, at, rank = e, i, r
 			}
 		}
 	}
-	if part != nil {
-		t.setLimitHeaders(t.Header(), part.zones[at].Zone, &part.states[at])
+	if best != nil {
+		t.setLimitHeaders(t.Header(), best.zones[at].Zone, &best.states[at])
 	}
 	if ietf {
 		t.setFields(t.Header())
 	}
 }
 
-// setRefusal tells a client that zone i of p, which is the last part, refused.
-func (t *tracker) setRefusal(p *evaluation, i int, h http.Header) {
+// setRefusal tells a client that zone i of p, which is the last evaluation, refused.
+func (t *tracker) setRefusal(e *evaluation, i int, h http.Header) {
 	deleteLimitHeaders(h)
-	if p.limiter.setsGitHub() {
-		t.setLimitHeaders(h, p.zones[i].Zone, &p.states[i])
+	if e.limiter.setsGitHub() {
+		t.setLimitHeaders(h, e.zones[i].Zone, &e.states[i])
 	}
-	if p.limiter.setsIETF() {
+	if e.limiter.setsIETF() {
 		t.setFields(h)
 	}
 }
@@ -138,14 +138,14 @@ const maxFieldInteger = 999_999_999_999_999
 // that were asked. They replace a backend's own.
 func (t *tracker) setFields(h http.Header) {
 	var policies, limits httpsfv.List
-	for _, p := range t.parts {
-		if !p.limiter.setsIETF() {
+	for _, e := range t.evaluations {
+		if !e.limiter.setsIETF() {
 			continue
 		}
-		for i, z := range p.zones {
-			policies = append(policies, policyItem(z.Name, &p.reqs[i]))
-			if o := p.outcome(i); o != telemetry.Undecided && p.states[i].Err == nil {
-				limits = append(limits, limitItem(z.Name, &p.states[i], p.declines(i)))
+		for i, z := range e.zones {
+			policies = append(policies, policyItem(z.Name, &e.reqs[i]))
+			if o := e.outcome(i); o != telemetry.Undecided && e.states[i].Err == nil {
+				limits = append(limits, limitItem(z.Name, &e.states[i], e.declines(i)))
 			}
 		}
 	}
@@ -219,12 +219,12 @@ const (
 
 // writeProblem answers a request that the limiter ended because of err, unless
 // an error route does. It returns what is left to be handled.
-func (p *evaluation) writeProblem(w http.ResponseWriter, r *http.Request, err error) error {
+func (e *evaluation) writeProblem(w http.ResponseWriter, r *http.Request, err error) error {
 	var handlerErr caddyhttp.HandlerError
 	if !errors.As(err, &handlerErr) || handlerErr.StatusCode == statusClientClosedRequest || hasErrorRoute(r, handlerErr) {
 		return err
 	}
-	body, marshalErr := json.Marshal(p.problem(handlerErr.StatusCode))
+	body, marshalErr := json.Marshal(e.problem(handlerErr.StatusCode))
 	if marshalErr != nil {
 		return err
 	}
@@ -237,15 +237,15 @@ func (p *evaluation) writeProblem(w http.ResponseWriter, r *http.Request, err er
 	return nil
 }
 
-// problem tells why the part ended the request.
-func (p *evaluation) problem(status int) problem {
+// problem tells why the evaluation ended the request.
+func (e *evaluation) problem(status int) problem {
 	tell := problem{Type: problemReduced, Title: "The service is short of capacity", Status: status}
-	for i, z := range p.zones {
-		if !p.refuses(i) {
+	for i, z := range e.zones {
+		if !e.refuses(i) {
 			continue
 		}
 		tell.Violated = append(tell.Violated, z.Name)
-		if p.reason(i) != reasonReserved {
+		if e.reason(i) != reasonReserved {
 			tell.Type, tell.Title = problemQuotaExceeded, "The quota is exceeded"
 		}
 	}

@@ -85,29 +85,29 @@ func (l *Limiter) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		repl.Map(placeholders(r))
 	}
 	nested := t != nil && !t.settled
-	t, p, err := l.collect(t, w, r, repl)
+	t, e, err := l.collect(t, w, r, repl)
 	switch {
 	case err != nil:
 		return err
-	case p == nil:
+	case e == nil:
 		return next.ServeHTTP(w, r)
 	case !nested:
-		err = t.serve(l, p, w, r, next)
-		return l.answer(t, p, w, r, err)
+		err = t.serve(l, e, w, r, next)
+		return l.answer(t, e, w, r, err)
 	}
-	if err := l.admit(t, p, w, r); err != nil {
-		return l.answer(t, p, w, r, err)
+	if err := l.admit(t, e, w, r); err != nil {
+		return l.answer(t, e, w, r, err)
 	}
 	// The outer handler's writer sees the final status.
 	return next.ServeHTTP(w, r)
 }
 
 // answer answers a request that p ended with err, if the handler is to do that.
-func (l *Limiter) answer(t *tracker, p *evaluation, w http.ResponseWriter, r *http.Request, err error) error {
-	if err == nil || !l.Problem || t.refusal != p {
+func (l *Limiter) answer(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request, err error) error {
+	if err == nil || !l.Problem || t.refusal != e {
 		return err
 	}
-	return p.writeProblem(w, r, err)
+	return e.writeProblem(w, r, err)
 }
 
 // collect resolves what the request asks of the zones that match it, as a new
@@ -116,7 +116,7 @@ func (l *Limiter) answer(t *tracker, p *evaluation, w http.ResponseWriter, r *ht
 // another handler counts the request in already. It returns no part if nothing is
 // left.
 func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, repl *caddy.Replacer) (*tracker, *evaluation, error) {
-	var p *evaluation
+	var e *evaluation
 	for _, z := range l.Zones {
 		if len(z.Matchers) > 0 {
 			matches, err := z.Matchers.AnyMatchWithError(r)
@@ -134,50 +134,50 @@ func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 		if req.Events == unlimited {
 			continue
 		}
-		use := z.useFor(req.ClientKey, l.Rollout)
+		use := z.boundFor(req.ClientKey, l.Rollout)
 		if t != nil && t.counts(use, &req) {
 			continue
 		}
-		if p == nil {
+		if e == nil {
 			if t == nil || t.settled {
 				t = newTracker(w, t)
 			}
-			p = t.newPart(l, repl)
+			e = t.newEvaluation(l, repl)
 		}
-		p.add(use, req)
+		e.add(use, req)
 	}
-	if p != nil {
-		t.enroll(p, r)
+	if e != nil {
+		t.enroll(e, r)
 	}
-	return t, p, nil
+	return t, e, nil
 }
 
 // admit asks p's stores and returns nil if the request may pass.
-func (l *Limiter) admit(t *tracker, p *evaluation, w http.ResponseWriter, r *http.Request) error {
-	p.enter()
-	if !p.refusesOutright() {
-		p.divert(r.Context())
-		if err := p.askInTurn(r); err != nil {
-			t.refusal = p
+func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request) error {
+	e.enter()
+	if !e.refusesOutright() {
+		e.divert(r.Context())
+		if err := e.askInTurn(r); err != nil {
+			t.refusal = e
 			return err
 		}
 	}
-	p.penalize()
-	p.count()
-	for _, i := range p.observed {
-		if p.declines(i) {
-			l.reportRefusal(p, i, r)
+	e.penalize()
+	e.count()
+	for _, i := range e.observed {
+		if e.declines(i) {
+			l.reportRefusal(e, i, r)
 		}
 	}
-	switch refused := p.refusedBy(); {
+	switch refused := e.refusedBy(); {
 	case refused >= 0:
-		return l.refuse(t, p, refused, w, r)
-	case p.isDenied():
-		t.refusal = p
+		return l.refuse(t, e, refused, w, r)
+	case e.isDenied():
+		t.refusal = e
 		deleteLimitHeaders(w.Header())
 		return caddyhttp.Error(http.StatusServiceUnavailable, errStoreDown)
 	default:
-		p.holdLeases()
+		e.holdLeases()
 		return nil
 	}
 }
@@ -185,20 +185,20 @@ func (l *Limiter) admit(t *tracker, p *evaluation, w http.ResponseWriter, r *htt
 var errStoreDown = errors.New("rate limit store cannot answer, and on_error is deny")
 
 // refuse answers by the state that refused; nothing more is asked of a store.
-func (l *Limiter) refuse(t *tracker, p *evaluation, i int, w http.ResponseWriter, r *http.Request) error {
-	z, st := p.zones[i].Zone, &p.states[i]
-	t.refusal, t.refusedBy = p, z
+func (l *Limiter) refuse(t *tracker, e *evaluation, i int, w http.ResponseWriter, r *http.Request) error {
+	z, st := e.zones[i].Zone, &e.states[i]
+	t.refusal, t.refusedBy = e, z
 	z.Counts.Declined.Inc()
 	t.showRefunds()
-	t.setRefusal(p, i, w.Header())
+	t.setRefusal(e, i, w.Header())
 	switch {
 	case st.RetryAfter != store.Never:
 		setRetryAfter(w.Header(), l.retryAfter(st))
-	case p.reqs[i].Events > 0:
-		l.warnNever(z, &p.reqs[i])
+	case e.reqs[i].Events > 0:
+		l.warnNever(z, &e.reqs[i])
 	}
-	l.reportRefusal(p, i, r)
-	p.zones[i].refused.note(p.reqs[i].ClientKey, l.Now())
+	l.reportRefusal(e, i, r)
+	e.zones[i].refused.note(e.reqs[i].ClientKey, l.Now())
 	return caddyhttp.Error(http.StatusTooManyRequests, z.refusal)
 }
 

@@ -7,17 +7,17 @@ import (
 )
 
 // outcome is what zone i decided.
-func (p *evaluation) outcome(i int) telemetry.Outcome {
+func (e *evaluation) outcome(i int) telemetry.Outcome {
 	switch {
-	case i >= len(p.states) || !p.wasAsked(i):
+	case i >= len(e.states) || !e.wasAsked(i):
 		return telemetry.Undecided
-	case p.deniesByError(i):
+	case e.deniesByError(i):
 		return telemetry.ErrorRefused
-	case p.states[i].Err != nil:
+	case e.states[i].Err != nil:
 		return telemetry.ErrorAllowed
-	case p.refuses(i):
+	case e.refuses(i):
 		return telemetry.Refused
-	case p.declines(i):
+	case e.declines(i):
 		return telemetry.WouldRefuse
 	default:
 		return telemetry.Allowed
@@ -35,14 +35,14 @@ const (
 )
 
 // reason tells why zone i decided as it did; it is empty where that is allowed.
-func (p *evaluation) reason(i int) string {
-	switch p.outcome(i) {
+func (e *evaluation) reason(i int) string {
+	switch e.outcome(i) {
 	case telemetry.Undecided, telemetry.Allowed:
 		return ""
 	case telemetry.ErrorAllowed, telemetry.ErrorRefused:
 		return reasonStoreError
 	}
-	st, req := &p.states[i], &p.reqs[i]
+	st, req := &e.states[i], &e.reqs[i]
 	switch {
 	case st.Penalty != 0:
 		return reasonPenalty
@@ -57,21 +57,21 @@ func (p *evaluation) reason(i int) string {
 
 // declines tells whether the answer about zone i is no, which refuses the
 // request if the zone is enforced for the client.
-func (p *evaluation) declines(i int) bool {
-	return p.states[i].Err == nil && p.wasAsked(i) && !p.states[i].Allowed
+func (e *evaluation) declines(i int) bool {
+	return e.states[i].Err == nil && e.wasAsked(i) && !e.states[i].Allowed
 }
 
-func (p *evaluation) refuses(i int) bool { return p.declines(i) && !p.observes(i) }
+func (e *evaluation) refuses(i int) bool { return e.declines(i) && !e.observes(i) }
 
 // deniesByError tells whether zone i ends the request because its store failed.
-func (p *evaluation) deniesByError(i int) bool {
-	return p.states[i].Err != nil && p.zones[i].onError == stores.OnErrorDeny && !p.observes(i)
+func (e *evaluation) deniesByError(i int) bool {
+	return e.states[i].Err != nil && e.zones[i].onError == stores.OnErrorDeny && !e.observes(i)
 }
 
 // count counts what the zones decided.
-func (p *evaluation) count() {
-	for i, z := range p.zones {
-		if o := p.outcome(i); o != telemetry.Undecided {
+func (e *evaluation) count() {
+	for i, z := range e.zones {
+		if o := e.outcome(i); o != telemetry.Undecided {
 			z.Counts.Requests.Inc()
 			z.Counts.Decisions[o].Inc()
 		}
@@ -89,10 +89,10 @@ func wait(st *store.State) int64 {
 
 // refusedBy returns the zone that refuses the request for the longest time, or
 // -1 if none does.
-func (p *evaluation) refusedBy() int {
+func (e *evaluation) refusedBy() int {
 	longest := -1
-	for i := range p.states {
-		if p.refuses(i) && (longest < 0 || p.states[i].RetryAfter > p.states[longest].RetryAfter) {
+	for i := range e.states {
+		if e.refuses(i) && (longest < 0 || e.states[i].RetryAfter > e.states[longest].RetryAfter) {
 			longest = i
 		}
 	}
@@ -100,9 +100,9 @@ func (p *evaluation) refusedBy() int {
 }
 
 // isDenied tells whether a zone ends the request because its store failed.
-func (p *evaluation) isDenied() bool {
-	for i := range p.zones {
-		if p.deniesByError(i) {
+func (e *evaluation) isDenied() bool {
+	for i := range e.zones {
+		if e.deniesByError(i) {
 			return true
 		}
 	}
@@ -112,10 +112,10 @@ func (p *evaluation) isDenied() bool {
 // penalize keeps clients refused that were refused just now, by zones that want
 // that. What is in flight may turn out to cost nothing, so it earns no penalty.
 // Nobody waits for it: the states show it already.
-func (p *evaluation) penalize() {
-	for i, z := range p.zones {
-		st := &p.states[i]
-		if z.Penalty == 0 || !p.declines(i) || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
+func (e *evaluation) penalize() {
+	for i, z := range e.zones {
+		st := &e.states[i]
+		if z.Penalty == 0 || !e.declines(i) || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
 			continue
 		}
 		penalty := z.Penalty
@@ -123,8 +123,8 @@ func (p *evaluation) penalize() {
 		st.RetryAfter = max(st.RetryAfter, penalty)
 		st.Reset = max(st.Reset, st.Penalty)
 		st.Remaining = 0
-		req := p.reqs[i]
+		req := e.reqs[i]
 		req.Until = st.Penalty
-		p.decider(i).Penalizer.PenalizeDetached([]store.Request{req})
+		e.decider(i).Penalizer.PenalizeDetached([]store.Request{req})
 	}
 }

@@ -34,7 +34,7 @@ func placeholders(r *http.Request) caddy.ReplacerFunc {
 }
 
 func (t *tracker) placeholder(rest string) (any, bool) {
-	var p *evaluation
+	var e *evaluation
 	var i int
 	name := rest
 	switch dot := strings.LastIndexByte(rest, '.'); {
@@ -44,43 +44,43 @@ func (t *tracker) placeholder(rest string) (any, bool) {
 		}
 		return t.refusedBy.Name, true
 	case dot < 0:
-		p, i = t.reported()
+		e, i = t.reported()
 	default:
-		p, i = t.partOf(rest[:dot])
+		e, i = t.evaluationOf(rest[:dot])
 		name = rest[dot+1:]
 	}
 	for _, known := range zonePlaceholders {
 		if name == known {
-			if p == nil {
+			if e == nil {
 				return nil, true
 			}
-			return p.placeholder(i, name), true
+			return e.placeholder(i, name), true
 		}
 	}
 	return nil, false
 }
 
 // placeholder is what is told of zone i; nil where there is nothing to tell.
-func (p *evaluation) placeholder(i int, name string) any {
+func (e *evaluation) placeholder(i int, name string) any {
 	switch name {
 	case "zone":
-		return p.zones[i].Name
+		return e.zones[i].Name
 	case "key":
-		return p.shownKey(i)
+		return e.shownKey(i)
 	case "cost":
-		if m := p.has(i); m.settled {
+		if m := e.has(i); m.settled {
 			return m.cost
 		}
-		return p.reqs[i].Cost
+		return e.reqs[i].Cost
 	case "outcome":
-		return p.outcome(i).String()
+		return e.outcome(i).String()
 	case "reason":
-		return p.reason(i)
+		return e.reason(i)
 	}
-	if i >= len(p.states) || p.states[i].Err != nil || !p.wasAsked(i) {
+	if i >= len(e.states) || e.states[i].Err != nil || !e.wasAsked(i) {
 		return nil
 	}
-	st := &p.states[i]
+	st := &e.states[i]
 	switch name {
 	case "limit":
 		return st.Limit
@@ -89,7 +89,7 @@ func (p *evaluation) placeholder(i int, name string) any {
 	case "used":
 		return st.Used
 	case "wait":
-		if !p.declines(i) || wait(st) == 0 {
+		if !e.declines(i) || wait(st) == 0 {
 			return nil
 		}
 		return ceilSeconds(wait(st))
@@ -102,15 +102,15 @@ func (p *evaluation) placeholder(i int, name string) any {
 	}
 }
 
-// partOf returns where the zone of that name decided about the request or, if
+// evaluationOf returns where the zone of that name decided about the request or, if
 // it did not, where it would have.
-func (t *tracker) partOf(zone string) (where *evaluation, at int) {
-	for _, p := range t.parts {
-		for i, z := range p.zones {
-			if z.Name != zone || where != nil && p.outcome(i) == telemetry.Undecided {
+func (t *tracker) evaluationOf(zone string) (where *evaluation, at int) {
+	for _, e := range t.evaluations {
+		for i, z := range e.zones {
+			if z.Name != zone || where != nil && e.outcome(i) == telemetry.Undecided {
 				continue
 			}
-			if where, at = p, i; p.outcome(i) != telemetry.Undecided {
+			if where, at = e, i; e.outcome(i) != telemetry.Undecided {
 				return where, at
 			}
 		}
@@ -124,15 +124,15 @@ func (t *tracker) partOf(zone string) (where *evaluation, at int) {
 func (t *tracker) reported() (*evaluation, int) {
 	var best *evaluation
 	var at, rank int
-	for _, p := range t.parts {
-		for i, z := range p.zones {
-			if t.refusedBy != nil && (t.refusal != p || t.refusedBy != z.Zone) {
+	for _, e := range t.evaluations {
+		for i, z := range e.zones {
+			if t.refusedBy != nil && (t.refusal != e || t.refusedBy != z.Zone) {
 				continue
 			}
-			r := p.rank(i)
+			r := e.rank(i)
 			if best == nil && r > 0 || r > rank ||
-				r == rank && r == rankAllowed && p.states[i].Remaining < best.states[at].Remaining {
-				best, at, rank = p, i, r
+				r == rank && r == rankAllowed && e.states[i].Remaining < best.states[at].Remaining {
+				best, at, rank = e, i, r
 			}
 		}
 	}
@@ -147,8 +147,8 @@ const (
 )
 
 // rank is how much zone i tells of what became of the request; 0 if nothing.
-func (p *evaluation) rank(i int) int {
-	switch p.outcome(i) {
+func (e *evaluation) rank(i int) int {
+	switch e.outcome(i) {
 	case telemetry.Refused, telemetry.ErrorRefused:
 		return rankRefused
 	case telemetry.WouldRefuse:
@@ -177,12 +177,12 @@ func (t *tracker) logAccess(r *http.Request) {
 // MarshalLogObject implements [zapcore.ObjectMarshaler]. It is called when the
 // request is over.
 func (t *tracker) MarshalLogObject(to zapcore.ObjectEncoder) error {
-	p, i := t.reported()
-	if p == nil {
+	e, i := t.reported()
+	if e == nil {
 		return nil
 	}
 	for _, name := range zonePlaceholders {
-		switch value := p.placeholder(i, name).(type) {
+		switch value := e.placeholder(i, name).(type) {
 		case string:
 			if value != "" {
 				to.AddString(name, value)

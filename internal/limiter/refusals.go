@@ -44,11 +44,11 @@ func newLoggedRefusals() *loggedRefusals {
 
 // reportRefusal logs that zone i refused, or would have refused, the request, and
 // emits the event of a refusal.
-func (l *Limiter) reportRefusal(p *evaluation, i int, r *http.Request) {
-	l.logRefusal(p, i, r)
-	if p.outcome(i) == telemetry.Refused && l.Events.Wants(telemetry.EventExceeded) {
+func (l *Limiter) reportRefusal(e *evaluation, i int, r *http.Request) {
+	l.logRefusal(e, i, r)
+	if e.outcome(i) == telemetry.Refused && l.Events.Wants(telemetry.EventExceeded) {
 		l.Events.Emit(telemetry.EventExceeded, map[string]any{
-			"zone": p.zones[i].Name, "wait": time.Duration(wait(&p.states[i])) * time.Microsecond, "remote_ip": clientIP(r),
+			"zone": e.zones[i].Name, "wait": time.Duration(wait(&e.states[i])) * time.Microsecond, "remote_ip": clientIP(r),
 		})
 	}
 }
@@ -58,24 +58,24 @@ func clientIP(r *http.Request) string {
 	return ip
 }
 
-func (l *Limiter) logRefusal(p *evaluation, i int, r *http.Request) {
-	if l.LogRefusals == LogNone || l.LogRefusals == LogFirst && !p.isFirstRefusal(i) {
+func (l *Limiter) logRefusal(e *evaluation, i int, r *http.Request) {
+	if l.LogRefusals == LogNone || l.LogRefusals == LogFirst && !e.isFirstRefusal(i) {
 		return
 	}
 	text := "rate limit exceeded"
-	if p.outcome(i) == telemetry.WouldRefuse {
+	if e.outcome(i) == telemetry.WouldRefuse {
 		text = "rate limit would have been exceeded"
 	}
 	entry := l.Logger.Check(zapcore.InfoLevel, text)
 	if entry == nil {
 		return
 	}
-	z, st := p.zones[i], &p.states[i]
+	z, st := e.zones[i], &e.states[i]
 	fields := []zap.Field{
-		zap.String("zone", z.Name), zap.String("key", p.shownKey(i)),
-		zap.String("reason", p.reason(i)), zap.Int64("limit", st.Limit), zap.Int64("used", st.Used),
+		zap.String("zone", z.Name), zap.String("key", e.shownKey(i)),
+		zap.String("reason", e.reason(i)), zap.Int64("limit", st.Limit), zap.Int64("used", st.Used),
 	}
-	if ip := clientIP(r); l.LogKey || !z.showsAddress(p.repl, ip) {
+	if ip := clientIP(r); l.LogKey || !z.showsAddress(e.repl, ip) {
 		fields = append(fields, zap.String("remote_ip", ip))
 	}
 	if st.RetryAfter != store.Never {
@@ -85,14 +85,14 @@ func (l *Limiter) logRefusal(p *evaluation, i int, r *http.Request) {
 }
 
 // isFirstRefusal tells whether the client was not refused before in this window.
-func (p *evaluation) isFirstRefusal(i int) bool {
-	z, st := p.zones[i], &p.states[i]
+func (e *evaluation) isFirstRefusal(i int) bool {
+	z, st := e.zones[i], &e.states[i]
 	window := z.limit.Window
 	if z.limit.Algorithm == store.FixedWindow && st.Reset > st.Now {
 		// It began before.
 		window = time.Duration(st.Reset-st.Now) * time.Microsecond
 	}
-	id := identity.New(0, p.reqs[i].ClientKey)
+	id := identity.New(0, e.reqs[i].ClientKey)
 	if _, ok := z.logged.GetIfPresent(id); ok {
 		return false
 	}
@@ -102,9 +102,9 @@ func (p *evaluation) isFirstRefusal(i int) bool {
 
 // shownKey is the client key as it may be shown: itself with log_key, and else
 // the beginning of its digest, by which lines about one client are found.
-func (p *evaluation) shownKey(i int) string {
-	key := p.reqs[i].ClientKey
-	if p.limiter.LogKey {
+func (e *evaluation) shownKey(i int) string {
+	key := e.reqs[i].ClientKey
+	if e.limiter.LogKey {
 		return key
 	}
 	digest := sha256.Sum256([]byte(key))

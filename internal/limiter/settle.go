@@ -14,59 +14,59 @@ import (
 
 // settle charges or refunds what the request costs in view of its status, and
 // makes the states show it. Leases go on.
-func (p *evaluation) settle(status int) {
-	if p.states == nil {
+func (e *evaluation) settle(status int) {
+	if e.states == nil {
 		// Nothing was asked.
 		return
 	}
-	if open := p.onlyOpen(); open != nil && p.chargesWhole(status) {
-		for i, z := range p.zones {
-			p.show(i, 0, p.reqs[i].Cost)
-			z.Counts.Charged.Add(float64(p.reqs[i].Cost))
+	if open := e.onlyOpen(); open != nil && e.chargesWhole(status) {
+		for i, z := range e.zones {
+			e.show(i, 0, e.reqs[i].Cost)
+			z.Counts.Charged.Add(float64(e.reqs[i].Cost))
 		}
-		open.Accounts.Settle(p.reqs, nil)
+		open.Accounts.Settle(e.reqs, nil)
 		return
 	}
 	var told settlements
-	for i, z := range p.zones {
-		if z.isLease() || p.declines(i) {
+	for i, z := range e.zones {
+		if z.isLease() || e.declines(i) {
 			// What would have been refused would not have been charged.
 			continue
 		}
 		cost := int64(0)
 		if !z.Free.Contains(status) {
-			cost = z.finalCost(p.repl, p.limiter)
+			cost = z.finalCost(e.repl, e.limiter)
 		}
-		spent := p.spent(i)
-		p.show(i, spent, cost)
-		p.countSettled(i, spent, cost, z.Free.Contains(status))
-		settled := p.spendOf(i)
+		spent := e.spent(i)
+		e.show(i, spent, cost)
+		e.countSettled(i, spent, cost, z.Free.Contains(status))
+		settled := e.spendOf(i)
 		settled.settled, settled.cost = true, cost
-		told.add(p, i, spent, cost)
+		told.add(e, i, spent, cost)
 	}
-	p.tell(&told)
+	e.tell(&told)
 }
 
 // spent is what the request has spent in zone i.
-func (p *evaluation) spent(i int) int64 {
-	if p.has(i).taken {
-		return p.reqs[i].Cost
+func (e *evaluation) spent(i int) int64 {
+	if e.has(i).taken {
+		return e.reqs[i].Cost
 	}
 	return 0
 }
 
 // countSettled counts what a request costs zone i that has spent something. What
 // a take without a reply has spent nobody knows.
-func (p *evaluation) countSettled(i int, spent, cost int64, free bool) {
-	counts := &p.zones[i].Counts
-	if p.has(i).unknown {
+func (e *evaluation) countSettled(i int, spent, cost int64, free bool) {
+	counts := &e.zones[i].Counts
+	if e.has(i).unknown {
 		return
 	}
 	counts.Charged.Add(float64(cost))
 	if spent > cost {
 		counts.Refunded.Add(float64(spent - cost))
 	} else if free {
-		counts.Free.Add(float64(p.reqs[i].Cost))
+		counts.Free.Add(float64(e.reqs[i].Cost))
 	}
 }
 
@@ -75,8 +75,8 @@ type settlements [maxStores]struct{ store, local settlement }
 
 // add adds what the stores of zone i are told of a request that has spent something
 // and costs something else.
-func (s *settlements) add(p *evaluation, i int, spent, cost int64) {
-	z, m, req := p.zones[i], p.has(i), p.reqs[i]
+func (s *settlements) add(e *evaluation, i int, spent, cost int64) {
+	z, m, req := e.zones[i], e.has(i), e.reqs[i]
 	told := &s[z.in]
 	if m.local {
 		told.local.add(req, spend{held: m.held}, spent, cost)
@@ -127,9 +127,9 @@ func (s *settlement) add(req store.Request, m spend, spent, cost int64) {
 }
 
 // tell tells each store what concerns it.
-func (p *evaluation) tell(told *settlements) {
+func (e *evaluation) tell(told *settlements) {
 	for in := range told {
-		if open := p.refs[in].open; open != nil {
+		if open := e.refs[in].open; open != nil {
 			told[in].local.tell(open.Local.Opened)
 			told[in].store.tell(open)
 		}
@@ -149,9 +149,9 @@ func (s *settlement) tell(open *stores.Opened) {
 
 // chargesWhole tells whether all that was asked is to be charged as it is,
 // which is so for most requests.
-func (p *evaluation) chargesWhole(status int) bool {
-	for i, z := range p.zones {
-		if z.Cost.isDynamic() || z.Cost.Number == 0 || z.Free.Contains(status) || p.has(i) != (spend{held: true}) {
+func (e *evaluation) chargesWhole(status int) bool {
+	for i, z := range e.zones {
+		if z.Cost.isDynamic() || z.Cost.Number == 0 || z.Free.Contains(status) || e.has(i) != (spend{held: true}) {
 			return false
 		}
 	}
@@ -160,8 +160,8 @@ func (p *evaluation) chargesWhole(status int) bool {
 
 // show makes the state tell what it is like once a request that has spent
 // something costs something else.
-func (p *evaluation) show(i int, spent, cost int64) {
-	st := &p.states[i]
+func (e *evaluation) show(i int, spent, cost int64) {
+	st := &e.states[i]
 	if st.Err != nil || cost == spent {
 		return
 	}
@@ -174,8 +174,8 @@ func (p *evaluation) show(i int, spent, cost int64) {
 	switch {
 	case cost == 0:
 		st.Reset = before
-	case p.reqs[i].Limit.Algorithm == store.GCRA:
-		drain, _ := algorithm.DrainTime(&p.reqs[i], cost)
+	case e.reqs[i].Limit.Algorithm == store.GCRA:
+		drain, _ := algorithm.DrainTime(&e.reqs[i], cost)
 		st.Reset = before + drain
 	default:
 		st.Reset = max(before, after)
@@ -184,53 +184,53 @@ func (p *evaluation) show(i int, spent, cost int64) {
 
 // showRefunds makes the states tell what they are like without what was taken.
 func (t *tracker) showRefunds() {
-	for _, p := range t.parts[t.inherited:] {
-		for i := range p.zones {
-			if p.has(i).taken {
-				p.show(i, p.reqs[i].Cost, 0)
+	for _, e := range t.evaluations[t.inherited:] {
+		for i := range e.zones {
+			if e.has(i).taken {
+				e.show(i, e.reqs[i].Cost, 0)
 			}
 		}
 	}
 }
 
 // undo refunds what was taken, because the request does not go on.
-func (p *evaluation) undo() {
-	p.lease.stop()
-	p.lease = nil
-	p.giveBack(func(int) bool { return true })
-	for i, z := range p.zones {
-		m := p.has(i)
+func (e *evaluation) undo() {
+	e.lease.stop()
+	e.lease = nil
+	e.giveBack(func(int) bool { return true })
+	for i, z := range e.zones {
+		m := e.has(i)
 		if z.needsID && (m.taken || m.unknown) {
 			// A request that waits takes again, maybe before the refund has
 			// arrived, which must not find what it takes then.
-			p.reqs[i].ID = newID()
+			e.reqs[i].ID = newID()
 		}
 		if m != (spend{}) {
 			// What may have been spent without a name is not spent again.
-			*p.spendOf(i) = spend{unknown: m.unknown && !z.needsID}
+			*e.spendOf(i) = spend{unknown: m.unknown && !z.needsID}
 		}
 	}
 }
 
 // giveBack gives back what some zones hold in flight or have taken.
-func (p *evaluation) giveBack(some func(i int) bool) {
+func (e *evaluation) giveBack(some func(i int) bool) {
 	var told settlements
-	for i, z := range p.zones {
+	for i, z := range e.zones {
 		if !some(i) {
 			continue
 		}
-		spent := p.spent(i)
+		spent := e.spent(i)
 		if !z.isLease() {
 			z.Counts.Refunded.Add(float64(spent))
 		}
-		told.add(p, i, spent, 0)
+		told.add(e, i, spent, 0)
 	}
-	p.tell(&told)
+	e.tell(&told)
 }
 
-// lease keeps the slots that a part has taken while its request runs.
+// lease keeps the slots that an evaluation has taken while its request runs.
 type lease struct {
-	part *evaluation
+	of *evaluation
 	mu   sync.Mutex
 	// timer renews; nil once the slots were given back.
 	timer  *time.Timer
@@ -245,10 +245,10 @@ const renewals = 3
 
 // holdLeases begins to renew the slots that were taken. Nothing else is taken
 // afterwards.
-func (p *evaluation) holdLeases() {
+func (e *evaluation) holdLeases() {
 	period := time.Duration(0)
-	for i, z := range p.zones {
-		if m := p.has(i); z.isLease() && (m.taken || m.unknown) {
+	for i, z := range e.zones {
+		if m := e.has(i); z.isLease() && (m.taken || m.unknown) {
 			if every := z.limit.Window / renewals; period == 0 || every < period {
 				period = every
 			}
@@ -257,11 +257,11 @@ func (p *evaluation) holdLeases() {
 	if period == 0 {
 		return
 	}
-	p.lease = &lease{part: p, period: period}
+	e.lease = &lease{of: e, period: period}
 	// The timer's own goroutine looks for it.
-	p.lease.mu.Lock()
-	defer p.lease.mu.Unlock()
-	p.lease.timer = time.AfterFunc(period, p.lease.renew)
+	e.lease.mu.Lock()
+	defer e.lease.mu.Unlock()
+	e.lease.timer = time.AfterFunc(period, e.lease.renew)
 }
 
 // renew makes the slots last for another window.
@@ -273,12 +273,12 @@ func (l *lease) renew() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), l.period)
 	defer cancel()
-	for i, z := range l.part.zones {
+	for i, z := range l.of.zones {
 		if !z.isLease() {
 			// Its mark may be settled at this moment.
 			continue
 		}
-		m, open, req := l.part.has(i), l.part.open(i), l.part.reqs[i:i+1]
+		m, open, req := l.of.has(i), l.of.open(i), l.of.reqs[i:i+1]
 		if req[0].Cost == 0 || !m.taken && !m.unknown {
 			continue
 		}
@@ -309,7 +309,7 @@ func (l *lease) stop() bool {
 	l.timer.Stop()
 	l.timer = nil
 	for _, i := range l.handedOver {
-		l.part.spendOf(i).unknown = true
+		l.of.spendOf(i).unknown = true
 	}
 	return true
 }
@@ -317,6 +317,6 @@ func (l *lease) stop() bool {
 // end gives the slots back.
 func (l *lease) end() {
 	if l.stop() {
-		l.part.giveBack(func(i int) bool { return l.part.zones[i].isLease() })
+		l.of.giveBack(func(i int) bool { return l.of.zones[i].isLease() })
 	}
 }

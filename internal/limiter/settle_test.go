@@ -200,10 +200,10 @@ func TestLocalSlotIsHandedOver(t *testing.T) {
 			w := httptest.NewRecorder()
 			r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), repl, w, nil)
 			err := h.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
-				p := trackerOf(r).parts[0]
-				used := func() int64 { return p.open(0).Local.Buckets.Peek(t.Context(), p.reqs)[0].Used }
-				p.lease.renew()
-				p.lease.renew()
+				e := trackerOf(r).evaluations[0]
+				used := func() int64 { return e.open(0).Local.Buckets.Peek(t.Context(), e.reqs)[0].Used }
+				e.lease.renew()
+				e.lease.renew()
 				if n := used(); n != 1 {
 					t.Errorf("%d slots are taken in the local counts, want 1", n)
 				}

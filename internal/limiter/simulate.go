@@ -68,32 +68,32 @@ func (s *simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 	}
 	quiet := *l
 	quiet.isSimulated = true
-	var p *evaluation
-	s.tracker, p, err = quiet.collect(s.tracker, s.w, r, repl)
-	if err != nil || p == nil {
+	var e *evaluation
+	s.tracker, e, err = quiet.collect(s.tracker, s.w, r, repl)
+	if err != nil || e == nil {
 		return err == nil, err
 	}
-	p.enter()
-	defer p.release()
-	p.states = p.freshStates()
-	for i := range p.reqs {
-		p.states[i] = p.wouldBeTold(r.Context(), i)
+	e.enter()
+	defer e.release()
+	e.states = e.freshStates()
+	for i := range e.reqs {
+		e.states[i] = e.wouldBeTold(r.Context(), i)
 	}
-	for i := range p.zones {
-		s.Answer.Zones = append(s.Answer.Zones, p.simulated(i))
+	for i := range e.zones {
+		s.Answer.Zones = append(s.Answer.Zones, e.simulated(i))
 	}
-	return s.decide(p), nil
+	return s.decide(e), nil
 }
 
 // decide tells whether the request goes on after the part.
-func (s *simulation) decide(p *evaluation) bool {
-	if i := p.refusedBy(); i >= 0 {
-		z, st := p.zones[i], &p.states[i]
+func (s *simulation) decide(e *evaluation) bool {
+	if i := e.refusedBy(); i >= 0 {
+		z, st := e.zones[i], &e.states[i]
 		wait := st.RetryAfter
-		if p.isDenied() {
-			return s.denied(p)
+		if e.isDenied() {
+			return s.denied(e)
 		}
-		if p.waits() {
+		if e.waits() {
 			s.Answer.Wait = max(s.Answer.Wait, wait.Seconds())
 			return true
 		}
@@ -106,11 +106,11 @@ func (s *simulation) decide(p *evaluation) bool {
 		}
 		return false
 	}
-	if p.isDenied() {
-		return s.denied(p)
+	if e.isDenied() {
+		return s.denied(e)
 	}
-	for i := range p.zones {
-		if p.outcome(i) == telemetry.ErrorAllowed {
+	for i := range e.zones {
+		if e.outcome(i) == telemetry.ErrorAllowed {
 			s.Answer.Decision = telemetry.ErrorAllowed.String()
 		}
 	}
@@ -118,9 +118,9 @@ func (s *simulation) decide(p *evaluation) bool {
 }
 
 // denied tells which zone ends the request because its store cannot answer.
-func (s *simulation) denied(p *evaluation) (goesOn bool) {
-	for i, z := range p.zones {
-		if p.outcome(i) == telemetry.ErrorRefused {
+func (s *simulation) denied(e *evaluation) (goesOn bool) {
+	for i, z := range e.zones {
+		if e.outcome(i) == telemetry.ErrorRefused {
 			s.Answer.Decision, s.Answer.Zone, s.Answer.Wait = telemetry.ErrorRefused.String(), z.Name, 0
 		}
 	}
@@ -128,9 +128,9 @@ func (s *simulation) denied(p *evaluation) (goesOn bool) {
 }
 
 // waits tells whether the request would be held by all zones that refuse it.
-func (p *evaluation) waits() bool {
-	for i := range p.zones {
-		if p.refuses(i) && (!p.holds(i) || p.states[i].RetryAfter > p.zones[i].MaxWait) {
+func (e *evaluation) waits() bool {
+	for i := range e.zones {
+		if e.refuses(i) && (!e.holds(i) || e.states[i].RetryAfter > e.zones[i].MaxWait) {
 			return false
 		}
 	}
@@ -138,11 +138,11 @@ func (p *evaluation) waits() bool {
 }
 
 // simulated is what the admin API tells of zone i.
-func (p *evaluation) simulated(i int) simulatedZone {
-	z, req, st := p.zones[i], &p.reqs[i], &p.states[i]
+func (e *evaluation) simulated(i int) simulatedZone {
+	z, req, st := e.zones[i], &e.reqs[i], &e.states[i]
 	told := simulatedZone{
 		Name: z.Name, Store: z.use.Name, ClientKey: req.ClientKey, Cost: req.Cost, Limit: max(req.Capacity(), 0),
-		Allowed: st.Err == nil && st.Allowed, Outcome: p.outcome(i).String(), Reason: p.reason(i),
+		Allowed: st.Err == nil && st.Allowed, Outcome: e.outcome(i).String(), Reason: e.reason(i),
 	}
 	if st.Err != nil {
 		told.Error = st.Err.Error()
@@ -158,16 +158,16 @@ func (p *evaluation) simulated(i int) simulatedZone {
 
 // wouldBeTold is what zone i would be told, or its local counts where that is how
 // it deals with errors.
-func (p *evaluation) wouldBeTold(ctx context.Context, i int) store.State {
-	z, v := p.zones[i], &p.refs[p.zones[i].in]
+func (e *evaluation) wouldBeTold(ctx context.Context, i int) store.State {
+	z, v := e.zones[i], &e.refs[e.zones[i].in]
 	switch {
-	case p.wasAsked(i):
-		return p.states[i]
+	case e.wasAsked(i):
+		return e.states[i]
 	case v.open == nil:
 		return store.State{Err: v.err}
 	}
 	foresee := func(open *stores.Opened) store.State {
-		return open.Accounts.Foresee(p.reqs[i], z.ChargeBefore, func(r store.Request) store.State { return open.Peek(ctx, r) })
+		return open.Accounts.Foresee(e.reqs[i], z.ChargeBefore, func(r store.Request) store.State { return open.Peek(ctx, r) })
 	}
 	st := foresee(v.open)
 	if st.Err != nil && z.onError == stores.OnErrorLocal && !errors.Is(st.Err, stores.ErrNoPeek) {

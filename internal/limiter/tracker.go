@@ -23,7 +23,7 @@ const trackerVar = "rate_limit.tracker"
 type tracker struct {
 	caddyhttp.ResponseWriterWrapper
 
-	parts []*evaluation
+	evaluations []*evaluation
 	// inherited is how many of the parts were settled before this tracker
 	// began, in the route whose error is being handled.
 	inherited int
@@ -36,8 +36,8 @@ type tracker struct {
 	// limitValues are those of the headers X-RateLimit-*.
 	limitValues [5]string
 
-	firstPart evaluation
-	partsRoom [2]*evaluation
+	first evaluation
+	room [2]*evaluation
 }
 
 func trackerOf(r *http.Request) *tracker {
@@ -49,40 +49,40 @@ func trackerOf(r *http.Request) *tracker {
 // nil, is the request's so far.
 func newTracker(w http.ResponseWriter, settled *tracker) *tracker {
 	t := &tracker{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}}
-	t.parts = t.partsRoom[:0]
+	t.evaluations = t.room[:0]
 	if settled != nil {
-		t.parts = append(t.parts, settled.parts...)
-		t.inherited = len(t.parts)
+		t.evaluations = append(t.evaluations, settled.evaluations...)
+		t.inherited = len(t.evaluations)
 	}
 	return t
 }
 
-// newPart returns a part that is not yet t's.
-func (t *tracker) newPart(l *Limiter, repl *caddy.Replacer) *evaluation {
-	p := &t.firstPart
-	if len(t.parts) > t.inherited {
-		p = new(evaluation)
+// newEvaluation returns a part that is not yet t's.
+func (t *tracker) newEvaluation(l *Limiter, repl *caddy.Replacer) *evaluation {
+	e := &t.first
+	if len(t.evaluations) > t.inherited {
+		e = new(evaluation)
 	}
-	p.limiter, p.repl = l, repl
-	p.zones, p.reqs = p.zonesRoom[:0], p.reqsRoom[:0]
-	return p
+	e.limiter, e.repl = l, repl
+	e.zones, e.reqs = e.zonesRoom[:0], e.reqsRoom[:0]
+	return e
 }
 
 // enroll makes p a part of t, and t the request's.
-func (t *tracker) enroll(p *evaluation, r *http.Request) {
-	if len(t.parts) == t.inherited {
+func (t *tracker) enroll(e *evaluation, r *http.Request) {
+	if len(t.evaluations) == t.inherited {
 		caddyhttp.SetVar(r.Context(), trackerVar, t)
 		t.logAccess(r)
 	}
-	t.parts = append(t.parts, p)
+	t.evaluations = append(t.evaluations, e)
 }
 
 // counts reports whether the request is counted in that bucket already, or in the
 // overflow bucket in its place.
 func (t *tracker) counts(z *boundZone, req *store.Request) bool {
-	for _, p := range t.parts {
-		for i, other := range p.zones {
-			if other.Name == z.Name && other.use.Name == z.use.Name && p.resolvedKey(i) == req.ClientKey {
+	for _, e := range t.evaluations {
+		for i, other := range e.zones {
+			if other.Name == z.Name && other.use.Name == z.use.Name && e.resolvedKey(i) == req.ClientKey {
 				return true
 			}
 		}
@@ -92,7 +92,7 @@ func (t *tracker) counts(z *boundZone, req *store.Request) bool {
 
 // serve checks p, which is h's and t's first part, runs the rest of the chain if
 // the request may pass, and settles, at the latest when that ends.
-func (t *tracker) serve(l *Limiter, p *evaluation, w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+func (t *tracker) serve(l *Limiter, e *evaluation, w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	defer func() {
 		// The chain panicked: to the client that is a failure of ours, but the
 		// request was made.
@@ -101,7 +101,7 @@ func (t *tracker) serve(l *Limiter, p *evaluation, w http.ResponseWriter, r *htt
 		}
 		t.end()
 	}()
-	err := l.admit(t, p, w, r)
+	err := l.admit(t, e, w, r)
 	if err == nil {
 		err = next.ServeHTTP(t, r)
 	}
@@ -139,23 +139,23 @@ func (t *tracker) commit(status int) {
 // refused the request, and lets go of the stores in which there are no leases.
 func (t *tracker) settle(status int) {
 	t.settled = true
-	for _, p := range t.parts[t.inherited:] {
+	for _, e := range t.evaluations[t.inherited:] {
 		if t.refusal == nil {
-			p.settle(status)
+			e.settle(status)
 		} else {
-			p.undo()
+			e.undo()
 		}
-		if p.lease == nil {
-			p.release()
+		if e.lease == nil {
+			e.release()
 		}
 	}
 }
 
 // end gives back what was held while the request ran.
 func (t *tracker) end() {
-	for _, p := range t.parts[t.inherited:] {
-		p.lease.end()
-		p.release()
+	for _, e := range t.evaluations[t.inherited:] {
+		e.lease.end()
+		e.release()
 	}
 }
 

@@ -62,13 +62,13 @@ func TestHeadersOfUndecidedZones(t *testing.T) {
 		for _, format := range []string{HeadersGitHub, HeadersBoth} {
 			t.Run(name+" "+format, func(t *testing.T) {
 				w := httptest.NewRecorder()
-				p := &evaluation{limiter: &Limiter{Config: Config{Headers: format}}, states: states}
+				e := &evaluation{limiter: &Limiter{Config: Config{Headers: format}}, states: states}
 				for range states {
 					limit := &store.Limit{Zone: "api", Window: 1}
-					p.zones = append(p.zones, &boundZone{Zone: &Zone{Name: "api"}})
-					p.reqs = append(p.reqs, store.Request{Limit: limit, Events: 5, Cost: 1})
+					e.zones = append(e.zones, &boundZone{Zone: &Zone{Name: "api"}})
+					e.reqs = append(e.reqs, store.Request{Limit: limit, Events: 5, Cost: 1})
 				}
-				tr := &tracker{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, parts: []*evaluation{p}}
+				tr := &tracker{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, evaluations: []*evaluation{e}}
 				tr.setHeaders()
 				want := "4"
 				if name == "alone" {

@@ -17,36 +17,36 @@ const DefaultMaxWaitQueue = 1000
 // askInTurn is ask, but requests wait that do not fit yet, in zones that hold
 // them, and come behind those that wait already. The error it returns ends the
 // request.
-func (p *evaluation) askInTurn(r *http.Request) error {
-	if !p.mayWait() {
-		return p.ask(r)
+func (e *evaluation) askInTurn(r *http.Request) error {
+	if !e.mayWait() {
+		return e.ask(r)
 	}
-	began := p.limiter.Now()
-	line := p.openLine()
+	began := e.limiter.Now()
+	line := e.openLine()
 	if line < 0 {
-		if err := p.ask(r); err != nil {
+		if err := e.ask(r); err != nil {
 			return err
 		}
-		if line = p.waitsFor(began); line < 0 {
+		if line = e.waitsFor(began); line < 0 {
 			return nil
 		}
-		p.undo()
+		e.undo()
 	} else {
-		p.states = p.freshStates()
+		e.states = e.freshStates()
 	}
-	z := p.zones[line]
-	w, ahead := z.room.join(lineOf(&p.reqs[line]), p.reqs[line].Cost, began, z.MaxWaitQueue)
+	z := e.zones[line]
+	w, ahead := z.room.join(lineOf(&e.reqs[line]), e.reqs[line].Cost, began, z.MaxWaitQueue)
 	if w == nil {
-		return p.turnAway(r, line)
+		return e.turnAway(r, line)
 	}
 	defer z.room.leave(w)
-	return p.wait(r, w, line, ahead, began)
+	return e.wait(r, w, line, ahead, began)
 }
 
 // mayWait tells whether some zone holds requests.
-func (p *evaluation) mayWait() bool {
-	for i := range p.zones {
-		if p.holds(i) {
+func (e *evaluation) mayWait() bool {
+	for i := range e.zones {
+		if e.holds(i) {
 			return true
 		}
 	}
@@ -54,15 +54,15 @@ func (p *evaluation) mayWait() bool {
 }
 
 // holds tells whether zone i holds requests, for which its store is needed.
-func (p *evaluation) holds(i int) bool {
-	return p.zones[i].room != nil && p.open(i) != nil && !p.observes(i)
+func (e *evaluation) holds(i int) bool {
+	return e.zones[i].room != nil && e.open(i) != nil && !e.observes(i)
 }
 
 // openLine returns a zone in which others wait before the request, or -1. One
 // that costs nothing takes nothing from them.
-func (p *evaluation) openLine() int {
-	for i, z := range p.zones {
-		if p.holds(i) && p.reqs[i].Cost > 0 && z.room.hasLine(lineOf(&p.reqs[i])) {
+func (e *evaluation) openLine() int {
+	for i, z := range e.zones {
+		if e.holds(i) && e.reqs[i].Cost > 0 && z.room.hasLine(lineOf(&e.reqs[i])) {
 			return i
 		}
 	}
@@ -71,68 +71,68 @@ func (p *evaluation) openLine() int {
 
 // waitsFor returns the zone for which the request waits longest, or -1 if it
 // does not wait: because it passes, or has to be refused.
-func (p *evaluation) waitsFor(began time.Time) int {
-	if p.isDenied() {
+func (e *evaluation) waitsFor(began time.Time) int {
+	if e.isDenied() {
 		return -1
 	}
-	for i := range p.zones {
-		if p.refuses(i) && p.states[i].RetryAfter > p.patience(i, began) {
+	for i := range e.zones {
+		if e.refuses(i) && e.states[i].RetryAfter > e.patience(i, began) {
 			return -1
 		}
 	}
-	return p.refusedBy()
+	return e.refusedBy()
 }
 
 // patience is how long the request may still wait for zone i.
-func (p *evaluation) patience(i int, began time.Time) time.Duration {
-	return p.zones[i].MaxWait - p.limiter.Now().Sub(began)
+func (e *evaluation) patience(i int, began time.Time) time.Duration {
+	return e.zones[i].MaxWait - e.limiter.Now().Sub(began)
 }
 
 // wait waits in the line of a zone until nobody is before the request, and
 // until the time has come that the last answer told.
-func (p *evaluation) wait(r *http.Request, w *waiter, line int, ahead int64, began time.Time) error {
+func (e *evaluation) wait(r *http.Request, w *waiter, line int, ahead int64, began time.Time) error {
 	if ahead > 0 {
-		p.foresee(r, line, ahead, p.patience(line, began))
-		if p.refuses(line) && p.states[line].RetryAfter > p.patience(line, began) {
+		e.foresee(r, line, ahead, e.patience(line, began))
+		if e.refuses(line) && e.states[line].RetryAfter > e.patience(line, began) {
 			return nil
 		}
 	}
-	wake := time.NewTimer(p.patience(line, began))
+	wake := time.NewTimer(e.patience(line, began))
 	defer wake.Stop()
 	select {
 	case <-w.first:
 	case <-wake.C:
-		return p.turnAway(r, line)
+		return e.turnAway(r, line)
 	case <-r.Context().Done():
 		return caddyhttp.Error(statusClientClosedRequest, r.Context().Err())
 	}
 	if ahead > 0 {
 		// What was foreseen is no answer.
-		p.states[line] = store.State{}
+		e.states[line] = store.State{}
 	}
 	for {
-		if i := p.refusedBy(); i >= 0 {
-			wake.Reset(p.states[i].RetryAfter)
+		if i := e.refusedBy(); i >= 0 {
+			wake.Reset(e.states[i].RetryAfter)
 			select {
 			case <-wake.C:
 			case <-r.Context().Done():
 				return caddyhttp.Error(statusClientClosedRequest, r.Context().Err())
 			}
 		}
-		if err := p.ask(r); err != nil || p.waitsFor(began) < 0 {
+		if err := e.ask(r); err != nil || e.waitsFor(began) < 0 {
 			return err
 		}
-		p.undo()
+		e.undo()
 	}
 }
 
 // foresee sets the state of a zone to what it would be if those had passed that
 // are ahead. That is a lower bound of the time to wait, and the highest that is
 // known without a call if it is above patience.
-func (p *evaluation) foresee(r *http.Request, i int, ahead int64, patience time.Duration) {
-	req := p.reqs[i]
+func (e *evaluation) foresee(r *http.Request, i int, ahead int64, patience time.Duration) {
+	req := e.reqs[i]
 	req.Ahead = ahead
-	st := p.open(i).CheckAhead(r.Context(), req, patience)
+	st := e.open(i).CheckAhead(r.Context(), req, patience)
 	if st.Err != nil {
 		return
 	}
@@ -140,20 +140,20 @@ func (p *evaluation) foresee(r *http.Request, i int, ahead int64, patience time.
 		// What is left is for those who are ahead.
 		st.Remaining = 0
 	}
-	p.states[i] = st
+	e.states[i] = st
 }
 
 // turnAway makes the state of a zone refuse a request that may not wait any
 // longer, or not at all because too many do.
-func (p *evaluation) turnAway(r *http.Request, i int) error {
-	if !p.wasAsked(i) {
-		p.foresee(r, i, 0, 0)
+func (e *evaluation) turnAway(r *http.Request, i int) error {
+	if !e.wasAsked(i) {
+		e.foresee(r, i, 0, 0)
 	}
-	st := &p.states[i]
+	st := &e.states[i]
 	if st.Err == nil {
 		if st.Now == 0 {
-			st.Now = p.limiter.Now().UnixMicro()
-			st.Limit = p.reqs[i].Capacity()
+			st.Now = e.limiter.Now().UnixMicro()
+			st.Limit = e.reqs[i].Capacity()
 		}
 		st.Allowed, st.Remaining = false, 0
 		st.RetryAfter = max(st.RetryAfter, time.Second)

@@ -64,7 +64,7 @@ type Zone struct {
 	needsID   bool
 	refusal   error
 	Counts    telemetry.ZoneCounters
-	uses      [maxStores]boundZone
+	bound      [maxStores]boundZone
 
 	noKey, noEvents, farEvents, noCost, never telemetry.LogThrottle
 }
@@ -179,18 +179,18 @@ type boundZone struct {
 func (z *Zone) countIn(in int, use *stores.Handle) {
 	state := acquireState(use, z.Name)
 	z.Counts = state.counts
-	z.uses[in] = boundZone{Zone: z, in: in, use: use, onError: cmp.Or(z.OnError, use.OnError), refused: state.refused, logged: state.logged}
+	z.bound[in] = boundZone{Zone: z, in: in, use: use, onError: cmp.Or(z.OnError, use.OnError), refused: state.refused, logged: state.logged}
 	if z.MaxWait > 0 {
-		z.uses[in].room = state.room
+		z.bound[in].room = state.room
 	}
 }
 
-// useFor is the zone in the store in which the client is counted.
-func (z *Zone) useFor(clientKey string, rollout *Rollout) *boundZone {
+// boundFor is the zone in the store in which the client is counted.
+func (z *Zone) boundFor(clientKey string, rollout *Rollout) *boundZone {
 	if rollout.moves(clientKey) {
-		return &z.uses[rolloutStore]
+		return &z.bound[rolloutStore]
 	}
-	return &z.uses[ownStore]
+	return &z.bound[ownStore]
 }
 
 // Rollout is the share of the clients that is counted in another store.
