@@ -231,7 +231,7 @@ func (e *evaluation) giveBack(some func(i int) bool) {
 // lease keeps the slots that an evaluation has taken while its request runs.
 type lease struct {
 	of *evaluation
-	mu   sync.Mutex
+	mu sync.Mutex
 	// timer renews; nil once the slots were given back.
 	timer  *time.Timer
 	period time.Duration

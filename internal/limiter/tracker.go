@@ -37,7 +37,7 @@ type tracker struct {
 	limitValues [5]string
 
 	first evaluation
-	room [2]*evaluation
+	room  [2]*evaluation
 }
 
 func trackerOf(r *http.Request) *tracker {

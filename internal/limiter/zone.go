@@ -64,7 +64,7 @@ type Zone struct {
 	needsID   bool
 	refusal   error
 	Counts    telemetry.ZoneCounters
-	bound      [maxStores]boundZone
+	bound     [maxStores]boundZone
 
 	noKey, noEvents, farEvents, noCost, never telemetry.LogThrottle
 }
