@@ -711,6 +711,17 @@ func countLines(c *caddytest.Caddy, message string) (n int) {
 	return n
 }
 
+// mustBeQuiet fails the test if a healthy store has logged something, apart from what
+// a machine that stands still for a second makes it say: nobody answers in time.
+func mustBeQuiet(c *caddytest.Caddy) {
+	c.T.Helper()
+	for _, line := range storeLines(c) {
+		if words := line.Msg; words != "servers cannot be found" && words != "servers are found again" {
+			c.T.Errorf("a healthy store says %+v", line)
+		}
+	}
+}
+
 // mustHide fails the test if a secret is in the log, or in what the admin
 // endpoint tells.
 func mustHide(c *caddytest.Caddy, secrets ...string) {
