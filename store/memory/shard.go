@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"maps"
 	"math"
 	"math/rand/v2"
 	"strings"
@@ -8,7 +9,6 @@ import (
 	"sync/atomic"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/identity"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -151,4 +151,148 @@ func (s *shard) publish() {
 	if s.nearest.Load() != nearest {
 		s.nearest.Store(nearest)
 	}
+}
+
+// bucket is the state of one limit for one client key. The fields fill one of
+// the allocator's sizes, 48 bytes, to the last.
+type bucket struct {
+	key     string
+	limit   uint32
+	place   int32 // in its shard's queue, or removed
+	content algorithm.Bucket
+	// due is when to look whether the content has expired. Content that was
+	// used since may last longer.
+	due int64
+}
+
+const removed = -1
+
+func newBucket(id identity.ID, limit *store.Limit) *bucket {
+	return &bucket{key: id.Key, limit: id.Limit, content: algorithm.New(limit)}
+}
+
+// candidate is a live bucket that may be evicted, as it was when it was seen.
+type candidate struct {
+	shard          *shard
+	bucket         *bucket
+	weight, expiry int64
+}
+
+// offer makes b the candidate if it is to go rather than the candidate so far.
+func (c *candidate) offer(s *shard, b *bucket) {
+	limit := s.limits.Limit(b.limit)
+	weight, expiry := b.content.Weight(limit), b.content.Expiry(limit)
+	if c.bucket == nil || weight < c.weight || weight == c.weight && expiry < c.expiry {
+		*c = candidate{shard: s, bucket: b, weight: weight, expiry: expiry}
+	}
+}
+
+// index finds the buckets of one limit in one shard. The zero value is empty.
+type index struct {
+	buckets map[string]*bucket
+	// peak is the most that buckets has held. Maps do not shrink: this is what
+	// its memory is made for.
+	peak int
+}
+
+// minIndex is the peak below which a map is not worth shrinking.
+const minIndex = 64
+
+func (x *index) add(b *bucket) {
+	if x.buckets == nil {
+		x.buckets = make(map[string]*bucket)
+	}
+	x.buckets[b.key] = b
+	x.peak = max(x.peak, len(x.buckets))
+}
+
+// remove takes b out. After a flood it gives the memory back: every copy comes
+// after three times as many removals.
+func (x *index) remove(b *bucket) {
+	delete(x.buckets, b.key)
+	n := len(x.buckets)
+	switch {
+	case n == 0:
+		*x = index{}
+	case x.peak >= minIndex && n <= x.peak/4:
+		smaller := make(map[string]*bucket, n)
+		maps.Copy(smaller, x.buckets)
+		*x = index{buckets: smaller, peak: n}
+	}
+}
+
+// queue is a binary heap of buckets, the one with the earliest due first.
+// Each bucket knows its place, so that any can be removed.
+type queue []*bucket
+
+// minQueue is the capacity below which a queue is not worth shrinking.
+const minQueue = 64
+
+func (q *queue) push(b *bucket) {
+	*q = append(*q, b)
+	q.up(len(*q) - 1)
+}
+
+// remove takes b out and marks it removed.
+func (q *queue) remove(b *bucket) {
+	old := *q
+	i, last := int(b.place), len(old)-1
+	old[i] = old[last]
+	old[last] = nil
+	*q = old[:last]
+	if i < last {
+		q.fix(i)
+	}
+	b.place = removed
+	if c := cap(old); c >= minQueue && last <= c/4 {
+		*q = append(make(queue, 0, c/2), *q...)
+	}
+}
+
+// fix restores the order after the bucket at i got another due.
+func (q *queue) fix(i int) {
+	if q.down(i) == i {
+		q.up(i)
+	}
+}
+
+func (q *queue) up(i int) {
+	h := *q
+	b := h[i]
+	for i > 0 {
+		parent := (i - 1) / 2
+		if h[parent].due <= b.due {
+			break
+		}
+		h.put(i, h[parent])
+		i = parent
+	}
+	h.put(i, b)
+}
+
+// down returns where the bucket at i went.
+func (q *queue) down(i int) int {
+	h := *q
+	b := h[i]
+	for {
+		child := 2*i + 1
+		if child >= len(h) {
+			break
+		}
+		if right := child + 1; right < len(h) && h[right].due < h[child].due {
+			child = right
+		}
+		if h[child].due >= b.due {
+			break
+		}
+		h.put(i, h[child])
+		i = child
+	}
+	h.put(i, b)
+	return i
+}
+
+func (q queue) put(i int, b *bucket) {
+	q[i] = b
+	b.place = int32(i)
 }

@@ -4,6 +4,9 @@
 package algorithm
 
 import (
+	"math/bits"
+	"time"
+
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -98,3 +101,101 @@ type noWindow struct{}
 
 // Open implements [Bucket].
 func (noWindow) Open(*store.Request, int64) {}
+
+// Operation is what a store is asked to do to a bucket.
+type Operation uint8
+
+// The operations.
+const (
+	Check Operation = iota
+	Charge
+	Take
+	Refund
+	Penalize
+	// Peek is Check, but opens no window.
+	Peek
+)
+
+// String returns the operation's name.
+func (op Operation) String() string {
+	return [...]string{"check", "charge", "take", "refund", "penalize", "peek"}[op]
+}
+
+// Run does the operation to b, and returns what b then looks like to r.
+func (op Operation) Run(b Bucket, r *store.Request, now int64) store.State {
+	spent := false
+	switch op {
+	case Check:
+		b.Open(r, now)
+	case Charge:
+		b.Charge(r, now)
+		spent = true
+	case Take:
+		spent = b.Take(r, now)
+	case Refund:
+		b.Refund(r, now)
+	case Penalize:
+		b.Penalize(r, now)
+	case Peek:
+	}
+	return b.View(r, now, spent)
+}
+
+// newState is the state of a bucket of which used counts at now, apart from
+// what it depends on beyond that: resets and, if it is not allowed, how long
+// to wait. spent tells whether the cost of r is part of used.
+func newState(r *store.Request, now, used int64, spent bool) store.State {
+	capacity := r.Capacity()
+	needed := used
+	if !spent {
+		needed += r.Need()
+	}
+	return store.State{
+		Allowed:   needed <= capacity,
+		Limit:     max(capacity, 0),
+		Used:      used,
+		Remaining: max(capacity-used, 0),
+		Now:       now,
+	}
+}
+
+// wait sets how long a request that is not allowed has to wait, if that is
+// until the instant at.
+func wait(s *store.State, r *store.Request, at int64, spent bool) {
+	switch {
+	case s.Allowed:
+	case !spent && r.Cost > r.Capacity():
+		s.RetryAfter = store.Never
+	default:
+		s.RetryAfter = micros(max(at-s.Now, 0))
+	}
+}
+
+// othersTurn is how long the whole windows are in which those ahead of r take
+// everything, after the one in which used was spent and before it is the turn of
+// r; no window lets more than the capacity through for long.
+func othersTurn(r *store.Request, used int64, spent bool) int64 {
+	capacity := r.Capacity()
+	if spent || r.Ahead == 0 || capacity < 1 {
+		return 0
+	}
+	window := r.Limit.Window.Microseconds()
+	windows := max(r.Need()-max(capacity-used, 0)-1, 0) / capacity
+	return min(windows, store.MaxInteger/window) * window
+}
+
+func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
+
+// mulDiv returns a*b/c, rounded down, and what is left over, in units of 1/c.
+// A quotient above [store.MaxInteger] becomes that, with nothing left over.
+func mulDiv(a, b, c int64) (quotient, rest int64) {
+	hi, lo := bits.Mul64(uint64(a), uint64(b))
+	if hi >= uint64(c) {
+		return store.MaxInteger, 0
+	}
+	q, r := bits.Div64(hi, lo, uint64(c))
+	if q > store.MaxInteger {
+		return store.MaxInteger, 0
+	}
+	return int64(q), int64(r)
+}
