@@ -218,7 +218,7 @@ func (a *admission) answers(what []asking) []store.State {
 // question is what the store is asked about one bucket. There is one at a time:
 // who comes while it is on its way joins the next, because what he has to know
 // may have happened since it was sent.
-type question struct {
+type coalescedCheck struct {
 	// joined are those that the answer is for, beside who asks.
 	joined []*waiter
 	// next are those that came since it was sent.
@@ -229,7 +229,7 @@ type question struct {
 }
 
 // questions are given back once they are answered.
-var questions = sync.Pool{New: func() any { return new(question) }}
+var coalescedChecks = sync.Pool{New: func() any { return new(coalescedCheck) }}
 
 // waiter is a request that waits for a question.
 type waiter struct {
@@ -262,15 +262,15 @@ func (l *Ledger) join(a *admission, place int, now int64) bool {
 		return false
 	case l.fitsUnasked(e, r, &a.states[place], now):
 		return false
-	case e.question == nil:
-		e.question = questions.Get().(*question)
+	case e.check == nil:
+		e.check = coalescedChecks.Get().(*coalescedCheck)
 		a.asking = append(a.asking, asking{place, e, l.wantsPrimary(e, r, now), false})
 		return false
 	case a.turns == nil:
 		// Nobody waits to tell: each place is told once.
 		a.turns = make(chan message, len(a.reqs))
 	}
-	e.question.next = append(e.question.next, &waiter{a, place})
+	e.check.next = append(e.check.next, &waiter{a, place})
 	return true
 }
 
@@ -323,22 +323,22 @@ func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer sto
 		}
 	}
 	if less && !e.trusts(now, l.trust) && e.canReach(now, l.trust) {
-		e.question.landed = 0
+		e.check.landed = 0
 		return needsPrimary
 	}
 	progress := done
 	if e.admit(r, st, &answer) == unclear {
 		progress = needsTime
 	}
-	for _, w := range e.question.joined {
+	for _, w := range e.check.joined {
 		other := &w.reqs[w.place]
-		if !algorithm.Copies(r.Limit.Algorithm) && !sameQuestion(r, other) || e.admit(other, &w.states[w.place], &answer) == unclear {
+		if !algorithm.Copies(r.Limit.Algorithm) && !sameNeed(r, other) || e.admit(other, &w.states[w.place], &answer) == unclear {
 			w.tell(turnAgain)
 			continue
 		}
 		w.tell(turnAnswered)
 	}
-	l.nextQuestion(e, now)
+	l.leadNext(e, now)
 	return progress
 }
 
@@ -347,23 +347,23 @@ func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer sto
 func (l *Ledger) fail(e *entry, answer *store.State) {
 	if errors.Is(answer.Err, context.Canceled) {
 		// A client has left, which says nothing about the store.
-		for _, w := range e.question.joined {
+		for _, w := range e.check.joined {
 			w.tell(turnAgain)
 		}
-		l.nextQuestion(e, l.books.now())
+		l.leadNext(e, l.books.now())
 		return
 	}
 	e.silent = true
-	for _, w := range append(e.question.joined, e.question.next...) {
+	for _, w := range append(e.check.joined, e.check.next...) {
 		w.states[w.place] = *answer
 		w.tell(turnAnswered)
 	}
-	e.question = nil
+	e.check = nil
 }
 
-// sameQuestion tells whether an answer to r is one to other, where it is all
+// sameNeed tells whether an answer to r is one to other, where it is all
 // that there is.
-func sameQuestion(r, other *store.Request) bool {
+func sameNeed(r, other *store.Request) bool {
 	return r.Cost == other.Cost && r.Events == other.Events && r.Reserved == other.Reserved
 }
 
@@ -380,11 +380,11 @@ func (e *entry) admit(r *store.Request, st, answer *store.State) judgement {
 	return j
 }
 
-// nextQuestion passes the question on to who came since it was sent, apart from
+// leadNext passes the question on to who came since it was sent, apart from
 // those who are refused by what is known now.
-func (l *Ledger) nextQuestion(e *entry, now int64) {
-	next := e.question.next[:0]
-	for _, w := range e.question.next {
+func (l *Ledger) leadNext(e *entry, now int64) {
+	next := e.check.next[:0]
+	for _, w := range e.check.next {
 		if l.refusesUnasked(e, &w.reqs[w.place], &w.states[w.place], now) {
 			w.tell(turnAnswered)
 		} else {
@@ -392,12 +392,12 @@ func (l *Ledger) nextQuestion(e *entry, now int64) {
 		}
 	}
 	if len(next) == 0 {
-		*e.question = question{}
-		questions.Put(e.question)
-		e.question = nil
+		*e.check = coalescedCheck{}
+		coalescedChecks.Put(e.check)
+		e.check = nil
 		return
 	}
-	e.question = &question{joined: next[1:]}
+	e.check = &coalescedCheck{joined: next[1:]}
 	w := next[0]
 	w.turns <- message{turnLead, asking{w.place, e, l.wantsPrimary(e, &w.reqs[w.place], now), len(next) > 1}}
 }

@@ -221,8 +221,8 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State) []store.R
 			word.Content[confirmedUsed] = st.Used
 		}
 		e.confirm(word, d.sentAt)
-		if e.question != nil {
-			e.question.landed += cost
+		if e.check != nil {
+			e.check.landed += cost
 		}
 		if heard != nil {
 			if e.known.Raise(r.Limit, *heard, st.Now); e.known != word {

@@ -56,7 +56,7 @@ type entry struct {
 	// unsure is set if it may have been spent.
 	unsure bool
 	// question is what the store is being asked, or nil.
-	question *question
+	check *coalescedCheck
 	// debts are the charges that the store has not confirmed, or nil.
 	debts *debts
 	// reservation is what was taken in advance, or nil.
@@ -70,7 +70,7 @@ func (e *entry) isIdle() bool {
 }
 
 func (e *entry) isUnused() bool {
-	return e.flight == 0 && e.refunds == 0 && e.question == nil && (e.reservation == nil || e.reservation.isEmpty())
+	return e.flight == 0 && e.refunds == 0 && e.check == nil && (e.reservation == nil || e.reservation.isEmpty())
 }
 
 // mayBeGivenUp tells whether charges wait that are not on their way.
@@ -185,8 +185,8 @@ type view struct {
 // viewOf adds to what is known the charges that the store has not confirmed.
 func (e *entry) viewOf(r *store.Request, answer *store.State, now int64) view {
 	v := view{req: r, known: e.known, answer: answer, now: now, flight: e.flight + e.loose}
-	if !algorithm.Copies(r.Limit.Algorithm) && e.question != nil {
-		v.flight, v.unclear = v.flight+e.question.landed, e.question.landed
+	if !algorithm.Copies(r.Limit.Algorithm) && e.check != nil {
+		v.flight, v.unclear = v.flight+e.check.landed, e.check.landed
 	}
 	d := e.debts
 	if d == nil {

@@ -43,9 +43,9 @@ func takeAll(l *Ledger, reqs []store.Request) []store.State {
 	return l.Take(context.Background(), reqs)
 }
 
-// TestQuestionsAreShared: of many that come at once, one asks, and the others
+// TestChecksAreCoalesced: of many that come at once, one asks, and the others
 // ask together once it has its answer.
-func TestQuestionsAreShared(t *testing.T) {
+func TestChecksAreCoalesced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		l := New(NewBooks(nil), s, Options{})
