@@ -129,11 +129,11 @@ func (a *admission) run() {
 		// A question that is given to a must not wait for another's answer.
 		for range joined {
 			switch m := <-a.turns; m.turn {
-			case turnLead:
+			case leader:
 				unclear = append(unclear, a.ask([]asking{m.asking}, a.ledger.books.now())...)
-			case turnAgain:
+			case retry:
 				unclear = append(unclear, m.place)
-			case turnAnswered:
+			case answered:
 			}
 		}
 		pending = a.awaitCharges(unclear)
@@ -243,12 +243,12 @@ func (w *waiter) tell(t turn) { w.turns <- message{t, asking{place: w.place}} }
 type turn uint8
 
 const (
-	// turnAnswered: the state is set.
-	turnAnswered turn = iota
-	// turnLead: the next question is the waiter's to ask.
-	turnLead
-	// turnAgain: a charge on its way decides.
-	turnAgain
+	// answered: the state is set.
+	answered turn = iota
+	// leader: the next question is the waiter's to ask.
+	leader
+	// retry: a charge on its way decides.
+	retry
 )
 
 // join makes a request wait for the next question about its bucket, and tells
@@ -333,10 +333,10 @@ func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer sto
 	for _, w := range e.check.joined {
 		other := &w.reqs[w.place]
 		if !algorithm.Copies(r.Limit.Algorithm) && !sameNeed(r, other) || e.admit(other, &w.states[w.place], &answer) == unclear {
-			w.tell(turnAgain)
+			w.tell(retry)
 			continue
 		}
-		w.tell(turnAnswered)
+		w.tell(answered)
 	}
 	l.leadNext(e, now)
 	return progress
@@ -348,7 +348,7 @@ func (l *Ledger) fail(e *entry, answer *store.State) {
 	if errors.Is(answer.Err, context.Canceled) {
 		// A client has left, which says nothing about the store.
 		for _, w := range e.check.joined {
-			w.tell(turnAgain)
+			w.tell(retry)
 		}
 		l.leadNext(e, l.books.now())
 		return
@@ -356,7 +356,7 @@ func (l *Ledger) fail(e *entry, answer *store.State) {
 	e.silent = true
 	for _, w := range append(e.check.joined, e.check.next...) {
 		w.states[w.place] = *answer
-		w.tell(turnAnswered)
+		w.tell(answered)
 	}
 	e.check = nil
 }
@@ -386,7 +386,7 @@ func (l *Ledger) leadNext(e *entry, now int64) {
 	next := e.check.next[:0]
 	for _, w := range e.check.next {
 		if l.refusesUnasked(e, &w.reqs[w.place], &w.states[w.place], now) {
-			w.tell(turnAnswered)
+			w.tell(answered)
 		} else {
 			next = append(next, w)
 		}
@@ -399,7 +399,7 @@ func (l *Ledger) leadNext(e *entry, now int64) {
 	}
 	e.check = &coalescedCheck{joined: next[1:]}
 	w := next[0]
-	w.turns <- message{turnLead, asking{w.place, e, l.wantsPrimary(e, &w.reqs[w.place], now), len(next) > 1}}
+	w.turns <- message{leader, asking{w.place, e, l.wantsPrimary(e, &w.reqs[w.place], now), len(next) > 1}}
 }
 
 // awaitCharge waits until a charge of the bucket is no longer on its way, and

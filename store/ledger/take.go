@@ -114,7 +114,7 @@ func (t *taking) run() {
 // no use.
 func (t *taking) await(waiting int, again []int) []int {
 	for range waiting {
-		if m := <-t.turns; m.turn == turnAgain {
+		if m := <-t.turns; m.turn == retry {
 			again = append(again, m.place)
 		}
 	}
@@ -450,18 +450,18 @@ func (l *Ledger) share(t *taking, place int, batch *store.Request, st *store.Sta
 		v.shortfall(batch, st)
 	}
 	for n, c := range claims {
-		r, turn := &c.reqs[c.place], turnAgain
+		r, turn := &c.reqs[c.place], retry
 		switch {
 		case st.Err != nil:
-			c.states[c.place], turn = *st, turnAnswered
+			c.states[c.place], turn = *st, answered
 		case st.Allowed && v.use(r.Cost, st.Now, now):
 			e.showTokens(r, &c.states[c.place], st.Now)
-			turn = turnAnswered
+			turn = answered
 		}
 		if n > 0 {
 			c.turns <- message{turn, asking{place: c.place}}
 		} else {
-			again = turn == turnAgain
+			again = turn == retry
 		}
 	}
 	if v.isStale {
