@@ -283,7 +283,7 @@ func (l *Ledger) wantsPrimary(e *entry, r *store.Request, now int64) bool {
 		return true
 	case !algorithm.Copies(r.Limit.Algorithm):
 		// What a replica lacks cannot be made up for.
-		return e.debts != nil || e.charged > 0 && now-e.charged <= r.Limit.Window.Microseconds() ||
+		return e.pending != nil || e.charged > 0 && now-e.charged <= r.Limit.Window.Microseconds() ||
 			e.refusesAsBefore(r, new(store.State), now+e.clock)
 	case e.trusts(now, l.trust):
 		return false
@@ -413,10 +413,10 @@ func (l *Ledger) awaitCharge(r *store.Request, most time.Duration) bool {
 		e.page.mu.Unlock()
 		return true
 	}
-	if e.debts.arrived == nil {
-		e.debts.arrived = make(chan struct{})
+	if e.pending.arrived == nil {
+		e.pending.arrived = make(chan struct{})
 	}
-	arrived := e.debts.arrived
+	arrived := e.pending.arrived
 	e.page.mu.Unlock()
 	timer := time.NewTimer(most)
 	defer timer.Stop()
@@ -447,7 +447,7 @@ func (l *Ledger) refuseUnclear(r *store.Request, st *store.State) {
 // noteAlone notes whether the primary's reply to a charge counts that charge on
 // top of what was known, and nothing else.
 func (e *entry) noteAlone(r *store.Request, word algorithm.Known, storeNow, now int64) {
-	expected := e.debts.base
+	expected := e.pending.base
 	expected.Charge(r, storeNow)
 	switch {
 	case word != expected:

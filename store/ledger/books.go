@@ -378,8 +378,8 @@ func (e *entry) hold(cost int64) {
 }
 
 // setWaiting makes a charge wait, or none.
-func (e *entry) setWaiting(w *debt) {
-	d := e.debts
+func (e *entry) setWaiting(w *mergedCharge) {
+	d := e.pending
 	if d.waiting != nil {
 		e.page.counts.unsent -= d.waiting.requests
 	}
@@ -390,6 +390,6 @@ func (e *entry) setWaiting(w *debt) {
 
 // addWaiting adds to the charge that waits.
 func (e *entry) addWaiting(cost, requests, expires int64) {
-	e.debts.waiting.add(cost, requests, expires)
+	e.pending.waiting.add(cost, requests, expires)
 	e.page.counts.unsent += requests
 }

@@ -23,7 +23,7 @@ var (
 // on its way at a time; what comes meanwhile is added up, and sent when that is
 // answered. So an answer surely has in it what was sent before, and surely lacks
 // what was not.
-type debts struct {
+type pendingCharges struct {
 	// sent is set while a charge is on its way; sentRequests is how many
 	// requests it is for, and sentCost what they cost.
 	sent         bool
@@ -34,7 +34,7 @@ type debts struct {
 	// base is what was known when it was sent.
 	base algorithm.Known
 	// waiting is what comes next, or nil.
-	waiting *debt
+	waiting *mergedCharge
 	// heard is what was said since that was sent, or nil.
 	heard *algorithm.Known
 	// arrived is closed when that is answered; nil if nobody waits.
@@ -45,17 +45,17 @@ type debts struct {
 
 // isUnsent reports whether there are debts of which none is on its way: they are
 // in a backlog, or with the goroutine that tries it.
-func (d *debts) isUnsent() bool { return d != nil && !d.sent }
+func (d *pendingCharges) isUnsent() bool { return d != nil && !d.sent }
 
 // debt is charges added up.
-type debt struct {
+type mergedCharge struct {
 	req      store.Request
 	requests int64
 	expires  int64
 }
 
 // owed is what the charges cost.
-func (d *debts) owed() int64 {
+func (d *pendingCharges) owed() int64 {
 	if d.waiting == nil {
 		return d.sentCost
 	}
@@ -63,7 +63,7 @@ func (d *debts) owed() int64 {
 }
 
 // add adds a charge, of so many requests.
-func (w *debt) add(cost, requests, expires int64) {
+func (w *mergedCharge) add(cost, requests, expires int64) {
 	w.req.Cost += min(cost, store.MaxInteger-w.req.Cost)
 	w.requests += requests
 	w.expires = min(w.expires, expires)
@@ -71,17 +71,17 @@ func (w *debt) add(cost, requests, expires int64) {
 
 // onBase is what was known when that was sent, with so much charged on top, and
 // raised by what is known.
-func (d *debts) onBase(r *store.Request, cost int64, known algorithm.Known, now int64) algorithm.Known {
+func (d *pendingCharges) onBase(r *store.Request, cost int64, known algorithm.Known, now int64) algorithm.Known {
 	base := d.base
 	charge(&base, r, cost, now)
 	base.Raise(r.Limit, known, now)
 	return base
 }
 
-func (e *entry) isSent() bool { return e.debts != nil && e.debts.sent }
+func (e *entry) isSent() bool { return e.pending != nil && e.pending.sent }
 
 // note remembers what was said while a charge is on its way.
-func (d *debts) note(limit *store.Limit, word algorithm.Known, storeNow int64) {
+func (d *pendingCharges) note(limit *store.Limit, word algorithm.Known, storeNow int64) {
 	if d.heard == nil {
 		d.heard = &word
 		return
@@ -141,19 +141,19 @@ func (l *Ledger) settle(r *store.Request, hold, now int64) *entry {
 	if !algorithm.Copies(r.Limit.Algorithm) {
 		e.charged = now
 	}
-	if e.debts == nil {
+	if e.pending == nil {
 		l.books.owing.Add(1)
-		e.debts = &debts{sent: true, sentRequests: 1, sentCost: r.Cost, sentAt: now, expires: expires, base: e.known}
+		e.pending = &pendingCharges{sent: true, sentRequests: 1, sentCost: r.Cost, sentAt: now, expires: expires, base: e.known}
 		return e
 	}
-	w := e.debts.waiting
+	w := e.pending.waiting
 	if w != nil && w.expires <= now {
 		l.lose(w.req.ClientKey, w.requests, ErrExpired)
 		e.setWaiting(nil)
 		w = nil
 	}
 	if w == nil {
-		e.setWaiting(&debt{req: *r, requests: 1, expires: expires})
+		e.setWaiting(&mergedCharge{req: *r, requests: 1, expires: expires})
 		return nil
 	}
 	e.addWaiting(r.Cost, 1, expires)
@@ -196,7 +196,7 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State) []store.R
 	if e.charged > 0 {
 		e.charged = now
 	}
-	d := e.debts
+	d := e.pending
 	requests, cost := d.sentRequests, d.sentCost
 	d.sent, d.sentRequests, d.sentCost = false, 0, 0
 	if d.arrived != nil {
@@ -247,11 +247,11 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State) []store.R
 
 // sendNext makes what waits be on its way, and returns it.
 func (l *Ledger) sendNext(e *entry, now int64) []store.Request {
-	d := e.debts
+	d := e.pending
 	w := d.waiting
 	e.setWaiting(nil)
 	if w == nil {
-		e.debts = nil
+		e.pending = nil
 		l.books.owing.Add(-1)
 		return nil
 	}
@@ -266,20 +266,20 @@ func (l *Ledger) sendNext(e *entry, now int64) []store.Request {
 func (e *entry) suspect(r *store.Request, cost, storeNow int64) {
 	e.doubted, e.alone = true, 0
 	e.noteUnsure(true)
-	if !e.isBase(e.debts, r.Limit, storeNow) {
+	if !e.isBase(e.pending, r.Limit, storeNow) {
 		e.loose += cost
 		return
 	}
-	e.known = e.debts.onBase(r, cost, e.known, storeNow)
+	e.known = e.pending.onBase(r, cost, e.known, storeNow)
 }
 
 // putBack keeps a charge that did not run, and makes it wait for its shard.
 func (l *Ledger) putBack(e *entry, r *store.Request, requests int64) {
-	d := e.debts
+	d := e.pending
 	if d.waiting != nil {
 		e.addWaiting(r.Cost, requests, d.expires)
 	} else {
-		e.setWaiting(&debt{req: *r, requests: requests, expires: d.expires})
+		e.setWaiting(&mergedCharge{req: *r, requests: requests, expires: d.expires})
 	}
 	if !l.books.enqueue(l.store.Owner(r.ClientKey), e) {
 		l.giveUp(e, errEnded)
@@ -288,11 +288,11 @@ func (l *Ledger) putBack(e *entry, r *store.Request, requests int64) {
 
 // giveUp drops what waits.
 func (l *Ledger) giveUp(e *entry, err error) {
-	if w := e.debts.waiting; w != nil {
+	if w := e.pending.waiting; w != nil {
 		l.lose(w.req.ClientKey, w.requests, err)
 		e.setWaiting(nil)
 	}
-	e.debts = nil
+	e.pending = nil
 	l.books.owing.Add(-1)
 }
 
@@ -394,9 +394,9 @@ func (l *Ledger) takeWaiting(batch []*entry) (reqs []store.Request, owing []*ent
 		p := e.page
 		p.mu.Lock()
 		switch {
-		case p.entries[e.id] != e || !e.debts.isUnsent():
+		case p.entries[e.id] != e || !e.pending.isUnsent():
 			// It was given up, and may have begun anew.
-		case e.debts.waiting.expires <= now:
+		case e.pending.waiting.expires <= now:
 			l.giveUp(e, ErrExpired)
 		default:
 			reqs, owing = append(reqs, l.sendNext(e, now)...), append(owing, e)
@@ -448,7 +448,7 @@ func (l *Ledger) Flush(ctx context.Context) {
 // giveUpAll gives up what waits in p, which is locked.
 func (l *Ledger) giveUpAll(p *page) {
 	for _, e := range p.ring {
-		switch d := e.debts; {
+		switch d := e.pending; {
 		case d.isUnsent():
 			l.giveUp(e, errEnded)
 		case d != nil && d.waiting != nil:

@@ -58,7 +58,7 @@ type entry struct {
 	// question is what the store is being asked, or nil.
 	check *coalescedCheck
 	// debts are the charges that the store has not confirmed, or nil.
-	debts *debts
+	pending *pendingCharges
 	// reservation is what was taken in advance, or nil.
 	reservation *reservation
 }
@@ -66,7 +66,7 @@ type entry struct {
 // isIdle tells whether the entry may be forgotten, and only what is known with
 // it.
 func (e *entry) isIdle() bool {
-	return e.isUnused() && e.debts == nil
+	return e.isUnused() && e.pending == nil
 }
 
 func (e *entry) isUnused() bool {
@@ -75,7 +75,7 @@ func (e *entry) isUnused() bool {
 
 // mayBeGivenUp tells whether charges wait that are not on their way.
 func (e *entry) mayBeGivenUp() bool {
-	return e.isUnused() && e.debts.isUnsent()
+	return e.isUnused() && e.pending.isUnsent()
 }
 
 // keepUntil notes for how long the entry says something.
@@ -116,7 +116,7 @@ func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (less 
 	default:
 		less = e.known.Raise(r.Limit, word, st.Now) && st.Replica
 		if e.isSent() {
-			e.debts.note(r.Limit, word, st.Now)
+			e.pending.note(r.Limit, word, st.Now)
 		}
 	}
 	// It may count what has been given back since, so it must not refuse for long.
@@ -132,8 +132,8 @@ func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (less 
 func (e *entry) confirm(word algorithm.Known, asked int64) {
 	e.known, e.trusted, e.doubted, e.loose = word, asked, false, 0
 	e.noteUnsure(false)
-	if e.debts != nil {
-		e.debts.base = word
+	if e.pending != nil {
+		e.pending.base = word
 	}
 }
 
@@ -188,7 +188,7 @@ func (e *entry) viewOf(r *store.Request, answer *store.State, now int64) view {
 	if !algorithm.Copies(r.Limit.Algorithm) && e.check != nil {
 		v.flight, v.unclear = v.flight+e.check.landed, e.check.landed
 	}
-	d := e.debts
+	d := e.pending
 	if d == nil {
 		return v
 	}
@@ -210,7 +210,7 @@ func (e *entry) viewOf(r *store.Request, answer *store.State, now int64) view {
 
 // isBase tells whether what was sent on top of base was spent in the window that
 // is open now.
-func (e *entry) isBase(d *debts, limit *store.Limit, now int64) bool {
+func (e *entry) isBase(d *pendingCharges, limit *store.Limit, now int64) bool {
 	switch limit.Algorithm {
 	case store.FixedWindow:
 		return d.base.IsOpen(limit, now) && d.base.WindowEnd() == e.known.WindowEnd()
@@ -248,8 +248,8 @@ func (v *view) ahead(cost int64) store.State {
 func (e *entry) showAhead(st *store.State, v *view) {
 	if !algorithm.Copies(v.req.Limit.Algorithm) {
 		used := e.known.Content[confirmedUsed]
-		if e.debts != nil {
-			used += e.debts.sentCost
+		if e.pending != nil {
+			used += e.pending.sentCost
 		}
 		st.Used = max(st.Used, used)
 	}

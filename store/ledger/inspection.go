@@ -58,8 +58,8 @@ func (l *Ledger) account(r *store.Request) *store.Account {
 	if algorithm.Copies(r.Limit.Algorithm) {
 		a.Used = e.known.View(&asked, now+e.clock).Used
 	}
-	if e.debts != nil {
-		a.Unsent = e.debts.owed() - e.debts.sentCost
+	if e.pending != nil {
+		a.Unsent = e.pending.owed() - e.pending.sentCost
 	}
 	if v := e.reservation; v != nil && now+e.clock < v.ends {
 		a.Reserved = v.tokens
@@ -114,11 +114,11 @@ func (l *Ledger) forget(r *store.Request) {
 	e.trusted, e.alone, e.asked = 0, 0, 0
 	e.confirmed, e.doubted = now, true
 	e.noteUnsure(false)
-	if d := e.debts; d != nil {
+	if d := e.pending; d != nil {
 		d.base, d.heard = algorithm.Known{}, nil
 		e.setWaiting(nil)
 		if d.isStale = d.sent; !d.sent {
-			e.debts = nil
+			e.pending = nil
 			l.books.owing.Add(-1)
 		}
 	}
@@ -182,9 +182,9 @@ func (l *Ledger) foresee(r *store.Request, st *store.State, asked int64) {
 	switch {
 	case !overlaps && algorithm.Copies(r.Limit.Algorithm):
 		copied.known, copied.loose = word, 0
-		if e.debts != nil {
-			debts := *e.debts
-			debts.base, copied.debts = word, &debts
+		if e.pending != nil {
+			pending := *e.pending
+			pending.base, copied.pending = word, &pending
 		}
 	case !overlaps:
 		copied.known.Content[confirmedUsed], copied.loose = st.Used, 0

@@ -161,7 +161,7 @@ func TestWordsHeardMeanwhileStay(t *testing.T) {
 func TestWaitingCountsBesideOthers(t *testing.T) {
 	r := requestOf("alice", 100)
 	e := &entry{known: algorithm.Known{Content: store.Content{9, 100}}}
-	e.debts = &debts{base: algorithm.Known{Content: store.Content{3, 100}}, sent: true, sentCost: 2, waiting: &debt{req: store.Request{Cost: 4}}}
+	e.pending = &pendingCharges{base: algorithm.Known{Content: store.Content{3, 100}}, sent: true, sentCost: 2, waiting: &mergedCharge{req: store.Request{Cost: 4}}}
 	v := e.viewOf(&r, nil, 50)
 	if st := v.ahead(0); st.Used != 9+4 {
 		t.Errorf("used is %d, want what was heard, 9, and 4 that wait", st.Used)

@@ -371,7 +371,7 @@ func (m *model) atEnd() {
 	r := store.Request{Limit: &m.limit, ClientKey: "client"}
 	if e := m.ledger.find(&r); e != nil {
 		defer e.page.mu.Unlock()
-		if e.flight != 0 || e.check != nil || e.debts != nil {
+		if e.flight != 0 || e.check != nil || e.pending != nil {
 			m.fail("left at the end: %+v", *e)
 		}
 	}
