@@ -42,10 +42,10 @@ type Books struct {
 	attached int64
 	// views are in use, in the order in which they came.
 	views []*Ledger
-	// backlogs hold, by shard, the entries whose charges wait for it, those
+	// retryQueues hold, by shard, the entries whose charges wait for it, those
 	// first that wait longest. While there is one, a goroutine tries them. Without
 	// a view all are empty.
-	backlogs map[string][]*entry
+	retryQueues map[string][]*entry
 	// reserved are the entries that hold what was taken in advance.
 	reserved map[*entry]bool
 }
@@ -65,7 +65,7 @@ func NewBooks(clock func() time.Time) *Books {
 	if clock == nil {
 		clock = time.Now
 	}
-	b := &Books{seed: maphash.MakeSeed(), clock: clock, start: clock(), backlogs: map[string][]*entry{}, reserved: map[*entry]bool{}}
+	b := &Books{seed: maphash.MakeSeed(), clock: clock, start: clock(), retryQueues: map[string][]*entry{}, reserved: map[*entry]bool{}}
 	for i := range b.pages {
 		b.pages[i].entries = map[identity.ID]*entry{}
 	}
@@ -181,9 +181,9 @@ func (b *Books) detach(ends func(*Ledger) bool) (last bool) {
 	b.views = slices.DeleteFunc(b.views, ends)
 	b.noteLatest()
 	if last = len(b.views) == 0; last {
-		for owner := range b.backlogs {
+		for owner := range b.retryQueues {
 			// The goroutine that tries them finds that and ends.
-			b.backlogs[owner] = nil
+			b.retryQueues[owner] = nil
 		}
 	}
 	return last

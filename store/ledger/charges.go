@@ -303,12 +303,12 @@ func (l *Ledger) lose(clientKey string, requests int64, err error) {
 }
 
 const (
-	// backlogPause is how long a shard is left alone that refused a charge, and
-	// backlogPatience is as long as that becomes.
-	backlogPause    = 50 * time.Millisecond
-	backlogPatience = time.Second
-	// backlogBatch is how many charges are tried at a time.
-	backlogBatch = 256
+	// retryPause is how long a shard is left alone that refused a charge, and
+	// maxRetryPause is as long as that becomes.
+	retryPause    = 50 * time.Millisecond
+	maxRetryPause = time.Second
+	// retryBatch is how many charges are tried at a time.
+	retryBatch = 256
 	// flushTick is how often a flush looks whether it is done.
 	flushTick = 5 * time.Millisecond
 )
@@ -321,11 +321,11 @@ func (b *Books) enqueue(owner string, e *entry) bool {
 	if len(b.views) == 0 {
 		return false
 	}
-	line, ok := b.backlogs[owner]
+	line, ok := b.retryQueues[owner]
 	if !ok {
 		go b.work(owner)
 	}
-	b.backlogs[owner] = append(line, e)
+	b.retryQueues[owner] = append(line, e)
 	return true
 }
 
@@ -334,20 +334,20 @@ func (b *Books) enqueue(owner string, e *entry) bool {
 func (b *Books) dequeue(owner string) (through *Ledger, batch []*entry) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	line := b.backlogs[owner]
-	n := min(len(line), backlogBatch)
+	line := b.retryQueues[owner]
+	n := min(len(line), retryBatch)
 	if n == 0 {
-		delete(b.backlogs, owner)
+		delete(b.retryQueues, owner)
 		return nil, nil
 	}
 	// It stays when it is empty: as long as there is one, the caller goes on.
-	b.backlogs[owner] = line[n:]
+	b.retryQueues[owner] = line[n:]
 	return b.currentLocked(), line[:n:n]
 }
 
 // work tries what waits for a shard until nothing does.
 func (b *Books) work(owner string) {
-	wait := backlogPause
+	wait := retryPause
 	time.Sleep(wait)
 	for {
 		through, batch := b.dequeue(owner)
@@ -355,10 +355,10 @@ func (b *Books) work(owner string) {
 			return
 		}
 		if through.try(batch) {
-			wait = backlogPause
+			wait = retryPause
 			continue
 		}
-		wait = min(2*wait, backlogPatience)
+		wait = min(2*wait, maxRetryPause)
 		time.Sleep(wait)
 	}
 }
