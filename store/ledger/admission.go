@@ -444,16 +444,16 @@ func (l *Ledger) refuseUnclear(r *store.Request, st *store.State) {
 	refuseForFlight(st)
 }
 
-// noteAlone notes whether the primary's reply to a charge counts that charge on
+// noteSoleWriter notes whether the primary's reply to a charge counts that charge on
 // top of what was known, and nothing else.
-func (e *entry) noteAlone(r *store.Request, word algorithm.Known, storeNow, now int64) {
+func (e *entry) noteSoleWriter(r *store.Request, word algorithm.Known, storeNow, now int64) {
 	expected := e.pending.base
 	expected.Charge(r, storeNow)
 	switch {
 	case word != expected:
-		e.alone = 0
-	case e.alone == 0:
-		e.alone = now
+		e.soleWriter = 0
+	case e.soleWriter == 0:
+		e.soleWriter = now
 	}
 }
 
@@ -466,7 +466,7 @@ func (e *entry) noteAlone(r *store.Request, word algorithm.Known, storeNow, now 
 func (l *Ledger) fitsUnasked(e *entry, r *store.Request, st *store.State, now int64) bool {
 	storeNow := now + e.clock
 	switch {
-	case e.alone == 0, now-e.alone < l.trust, !e.trusts(now, l.trust):
+	case e.soleWriter == 0, now-e.soleWriter < l.trust, !e.trusts(now, l.trust):
 		return false
 	case e.silent, e.doubted, e.refunds > 0, r.Primary:
 		return false

@@ -216,7 +216,7 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State) []store.R
 		word := algorithm.Known{Content: st.Content}
 		if algorithm.Copies(r.Limit.Algorithm) {
 			word.KeepPenalty(r.Limit, e.known)
-			e.noteAlone(r, word, st.Now, now)
+			e.noteSoleWriter(r, word, st.Now, now)
 		} else {
 			word.Content[confirmedUsed] = st.Used
 		}
@@ -226,7 +226,7 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State) []store.R
 		}
 		if heard != nil {
 			if e.known.Raise(r.Limit, *heard, st.Now); e.known != word {
-				e.alone = 0
+				e.soleWriter = 0
 			}
 		}
 		e.keepUntil(r, now)
@@ -264,7 +264,7 @@ func (l *Ledger) sendNext(e *entry, now int64) []store.Request {
 // suspect notes that so much may have been spent. What is known may have it
 // already.
 func (e *entry) suspect(r *store.Request, cost, storeNow int64) {
-	e.doubted, e.alone = true, 0
+	e.doubted, e.soleWriter = true, 0
 	e.noteUnsure(true)
 	if !e.isBase(e.pending, r.Limit, storeNow) {
 		e.loose += cost

@@ -30,7 +30,7 @@ type entry struct {
 	refunded int64
 	// alone is since when the primary has counted what this process charged, and
 	// nothing else; 0 if that is not so.
-	alone int64
+	soleWriter int64
 	// failed is when the primary could last not answer, though its word was
 	// wanted.
 	failed int64
@@ -122,7 +122,7 @@ func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (less 
 	// It may count what has been given back since, so it must not refuse for long.
 	e.doubted = e.doubted || asked < e.refunded
 	if e.known != before && !e.isSent() {
-		e.alone = 0
+		e.soleWriter = 0
 	}
 	e.keepUntil(r, now)
 	return less

@@ -111,7 +111,7 @@ func (l *Ledger) forget(r *store.Request) {
 	e := l.enter(r, now)
 	defer e.page.mu.Unlock()
 	e.known, e.loose = algorithm.Known{}, 0
-	e.trusted, e.alone, e.asked = 0, 0, 0
+	e.trusted, e.soleWriter, e.asked = 0, 0, 0
 	e.confirmed, e.doubted = now, true
 	e.noteUnsure(false)
 	if d := e.pending; d != nil {
