@@ -48,15 +48,15 @@ func (l *Ledger) RefuseKnown(reqs []store.Request, states []store.State) (refuse
 	for i := range reqs {
 		if e := l.find(&reqs[i]); e != nil {
 			rest, isServed := e.rest(&reqs[i], now)
-			refused = !isServed && l.refusesUnasked(e, &rest, &states[i], now) || refused
+			refused = !isServed && l.refuseLocally(e, &rest, &states[i], now) || refused
 			e.page.mu.Unlock()
 		}
 	}
 	return refused
 }
 
-// refusesUnasked sets the state of a request that is refused without a call.
-func (l *Ledger) refusesUnasked(e *entry, r *store.Request, st *store.State, now int64) bool {
+// refuseLocally sets the state of a request that is refused without a call.
+func (l *Ledger) refuseLocally(e *entry, r *store.Request, st *store.State, now int64) bool {
 	if !e.trusts(now, l.trust) || !e.refuses(r, st, now) {
 		return false
 	}
@@ -258,9 +258,9 @@ func (l *Ledger) join(a *admission, place int, now int64) bool {
 	e := l.enter(r, now)
 	defer e.page.mu.Unlock()
 	switch {
-	case l.refusesUnasked(e, r, &a.states[place], now):
+	case l.refuseLocally(e, r, &a.states[place], now):
 		return false
-	case l.fitsUnasked(e, r, &a.states[place], now):
+	case l.admitLocally(e, r, &a.states[place], now):
 		return false
 	case e.check == nil:
 		e.check = coalescedChecks.Get().(*coalescedCheck)
@@ -385,7 +385,7 @@ func (e *entry) admit(r *store.Request, st, answer *store.State) judgement {
 func (l *Ledger) leadNext(e *entry, now int64) {
 	next := e.check.next[:0]
 	for _, w := range e.check.next {
-		if l.refusesUnasked(e, &w.reqs[w.place], &w.states[w.place], now) {
+		if l.refuseLocally(e, &w.reqs[w.place], &w.states[w.place], now) {
 			w.tell(answered)
 		} else {
 			next = append(next, w)
@@ -457,13 +457,13 @@ func (e *entry) noteSoleWriter(r *store.Request, word algorithm.Known, storeNow,
 	}
 }
 
-// fitsUnasked sets the state of a request that is admitted without a call, and
+// admitLocally sets the state of a request that is admitted without a call, and
 // holds its cost: what the primary said last is trusted still, for as long as
 // that nobody else has charged the bucket, and at least half of it would be left.
 // So a client whose requests all come to this process costs no checks, and where
 // another process begins to serve it as well, that is seen within the time of
 // trust and before the limit is near.
-func (l *Ledger) fitsUnasked(e *entry, r *store.Request, st *store.State, now int64) bool {
+func (l *Ledger) admitLocally(e *entry, r *store.Request, st *store.State, now int64) bool {
 	storeNow := now + e.clock
 	switch {
 	case e.soleWriter == 0, now-e.soleWriter < l.trust, !e.trusts(now, l.trust):
