@@ -159,7 +159,7 @@ func (b *Books) End(ctx context.Context) {
 
 // leave ends some views, l among them.
 func (l *Ledger) leave(ends func(*Ledger) bool) {
-	l.presence.leave()
+	l.membership.leave()
 	b := l.books
 	// An entry begins to wait with its page locked: none does in between.
 	for i := range b.pages {

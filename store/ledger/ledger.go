@@ -53,7 +53,7 @@ type Ledger struct {
 	opts       Options
 	trust      int64
 	maxBuckets int64
-	presence   *presence
+	membership *membership
 	// serial numbers the views of the books in the order in which they came.
 	serial int64
 	// runs is set while the view's config does, and stopped once that has ended.
@@ -83,7 +83,7 @@ func New(books *Books, s Remote, opts Options) *Ledger {
 		store: s, books: books, opts: opts,
 		trust: opts.Trust.Microseconds(), maxBuckets: int64(opts.MaxBuckets),
 	}
-	l.presence = newPresence(l)
+	l.membership = newMembership(l)
 	books.attach(l)
 	return l
 }

@@ -169,18 +169,18 @@ func (v *reservation) refund(tokens int64) store.Request {
 }
 
 const (
-	// presenceZone is where processes count themselves. No zone can be called
+	// membershipZone is where processes count themselves. No zone can be called
 	// so.
-	presenceZone = "*processes"
-	// presencePeriod is how often a process says that it is there, and
-	// presenceLease is how long it counts if it does not.
-	presencePeriod = time.Second
-	presenceLease  = 5 * time.Second
+	membershipZone = "*processes"
+	// membershipPeriod is how often a process says that it is there, and
+	// membershipLease is how long it counts if it does not.
+	membershipPeriod = time.Second
+	membershipLease  = 5 * time.Second
 )
 
-// presence counts the processes that take batches from a store: each holds a
+// membership counts the processes that take batches from a store: each holds a
 // lease there.
-type presence struct {
+type membership struct {
 	ledger *Ledger
 	// count is how many there are; 0 while that is unknown, or the others may
 	// not know of this one.
@@ -191,8 +191,8 @@ type presence struct {
 	ended sync.WaitGroup
 }
 
-func newPresence(l *Ledger) *presence {
-	p := &presence{ledger: l}
+func newMembership(l *Ledger) *membership {
+	p := &membership{ledger: l}
 	p.life, p.end = context.WithCancel(context.Background())
 	return p
 }
@@ -203,17 +203,17 @@ func (l *Ledger) processes(r *store.Request) int64 {
 	if r.Batch != store.BatchAuto {
 		return 1
 	}
-	l.presence.begin.Do(func() { l.presence.ended.Go(l.presence.keep) })
-	return l.presence.count.Load()
+	l.membership.begin.Do(func() { l.membership.ended.Go(l.membership.keep) })
+	return l.membership.count.Load()
 }
 
 // keep renews the lease, and gives it back at the end.
-func (p *presence) keep() {
+func (p *membership) keep() {
 	lease := []store.Request{{
-		Limit:  &store.Limit{Zone: presenceZone, Algorithm: store.Concurrency, Window: presenceLease},
+		Limit:  &store.Limit{Zone: membershipZone, Algorithm: store.Concurrency, Window: membershipLease},
 		Events: store.MaxMembers, Cost: 1, ID: rand.Text(),
 	}}
-	tick := time.NewTicker(presencePeriod)
+	tick := time.NewTicker(membershipPeriod)
 	defer tick.Stop()
 	for said := false; ; {
 		if st := p.ledger.store.Charge(p.life, lease)[0]; st.Err == nil {
@@ -232,7 +232,7 @@ func (p *presence) keep() {
 }
 
 // leave ends the lease.
-func (p *presence) leave() {
+func (p *membership) leave() {
 	p.end()
 	p.ended.Wait()
 }

@@ -343,8 +343,8 @@ func TestAutoBatch(t *testing.T) {
 		if spent, served := b.spent(), b.served.Load(); spent != served {
 			t.Errorf("served %d, but %d are spent", served, spent)
 		}
-		if n := bucketIn(b.sim.primary, &store.Request{Limit: &store.Limit{Zone: presenceZone, Algorithm: store.Concurrency, Window: presenceLease}}).(*algorithm.Concurrency); n != nil {
-			if used := n.View(&store.Request{Limit: &store.Limit{Algorithm: store.Concurrency, Window: presenceLease}, Events: 10}, b.sim.now(), false).Used; used != 0 {
+		if n := bucketIn(b.sim.primary, &store.Request{Limit: &store.Limit{Zone: membershipZone, Algorithm: store.Concurrency, Window: membershipLease}}).(*algorithm.Concurrency); n != nil {
+			if used := n.View(&store.Request{Limit: &store.Limit{Algorithm: store.Concurrency, Window: membershipLease}, Events: 10}, b.sim.now(), false).Used; used != 0 {
 				t.Errorf("%d processes are counted that have left", used)
 			}
 		}
