@@ -162,7 +162,7 @@ func (a *admission) awaitCharges(unclear []int) (pending []int) {
 		a.began = a.ledger.books.clock()
 	}
 	for _, i := range unclear {
-		left := a.ledger.opts.Patience - a.ledger.books.clock().Sub(a.began)
+		left := a.ledger.opts.Timeout - a.ledger.books.clock().Sub(a.began)
 		if left > 0 && a.ledger.awaitCharge(&a.reqs[i], left) {
 			pending = append(pending, i)
 		} else {
@@ -487,12 +487,12 @@ func (l *Ledger) admitLocally(e *entry, r *store.Request, st *store.State, now i
 // bucket no more than once for the time of trust: in between, what is known
 // answers. Of buckets that cannot be copied only the last refusal is known. It is
 // the answer where it is about as much as r needs, or says that r has to wait for
-// longer than patience.
-func (l *Ledger) CheckAhead(ctx context.Context, r store.Request, patience time.Duration) store.State {
+// longer than maxWait.
+func (l *Ledger) CheckAhead(ctx context.Context, r store.Request, maxWait time.Duration) store.State {
 	asked := l.books.now()
 	e := l.enter(&r, asked)
-	if st, isKnown := l.knowsAhead(e, &r, patience, asked); isKnown {
-		if !st.Allowed && st.RetryAfter > patience {
+	if st, isKnown := l.knowsAhead(e, &r, maxWait, asked); isKnown {
+		if !st.Allowed && st.RetryAfter > maxWait {
 			e.page.counts.refusals++
 		}
 		e.page.mu.Unlock()
@@ -523,7 +523,7 @@ func (l *Ledger) CheckAhead(ctx context.Context, r store.Request, patience time.
 }
 
 // knowsAhead returns what is known of a bucket, unless the store is to be asked.
-func (l *Ledger) knowsAhead(e *entry, r *store.Request, patience time.Duration, now int64) (st store.State, isKnown bool) {
+func (l *Ledger) knowsAhead(e *entry, r *store.Request, maxWait time.Duration, now int64) (st store.State, isKnown bool) {
 	isDue := !e.trusts(now, l.trust) && (e.asked == 0 || now-e.asked > l.trust)
 	switch {
 	case isDue || e.silent || e.doubted:
@@ -531,7 +531,7 @@ func (l *Ledger) knowsAhead(e *entry, r *store.Request, patience time.Duration, 
 	case !algorithm.Copies(r.Limit.Algorithm):
 		c := &e.known.Content
 		isSame := r.Need() == c[refusalCost] && r.Capacity() == c[refusalCapacity]
-		isKnown = e.refusesAsBefore(r, &st, now+e.clock) && (isSame || st.RetryAfter > patience)
+		isKnown = e.refusesAsBefore(r, &st, now+e.clock) && (isSame || st.RetryAfter > maxWait)
 		return st, isKnown
 	}
 	// Where a charge on its way decides, nothing is set.

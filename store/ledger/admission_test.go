@@ -157,15 +157,15 @@ func TestLineIsAskedAboutOnceASecond(t *testing.T) {
 }
 
 // TestLineOfALog: of a bucket that cannot be copied a refusal answers those that
-// need more only if it already is beyond their patience.
+// need more only if it already is beyond their maxWait.
 func TestLineOfALog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, l, r := newLine(store.Limit{Algorithm: store.SlidingLog})
 		for _, step := range []struct {
-			ahead    int64
-			patience time.Duration
-			wait     time.Duration
-			checks   int
+			ahead   int64
+			maxWait time.Duration
+			wait    time.Duration
+			checks  int
 		}{
 			{0, 2 * time.Hour, time.Hour, 1},
 			{0, 2 * time.Hour, time.Hour, 1},
@@ -180,7 +180,7 @@ func TestLineOfALog(t *testing.T) {
 			{0, time.Minute, time.Hour, 5},
 		} {
 			r.Ahead = step.ahead
-			st := l.CheckAhead(t.Context(), r, step.patience)
+			st := l.CheckAhead(t.Context(), r, step.maxWait)
 			if wait := st.RetryAfter.Round(time.Minute); st.Allowed || wait != step.wait || s.checks != step.checks {
 				t.Errorf("%+v: wait %v, %d checks", step, st.RetryAfter, s.checks)
 			}

@@ -25,8 +25,8 @@ type flightPage struct {
 	inFlight int64
 }
 
-// localPatience bounds a charge of a store that cannot charge by itself.
-const localPatience = 5 * time.Second
+// localTimeout bounds a charge of a store that cannot charge by itself.
+const localTimeout = 5 * time.Second
 
 // flight is what is in flight of one bucket.
 type flight struct {
@@ -180,7 +180,7 @@ func (l *Local) charge(reqs []store.Request) {
 		l.detacher.ChargeDetached(reqs)
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), localPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), localTimeout)
 	defer cancel()
 	l.Charge(ctx, reqs)
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// resetPatience bounds the wait for charges that are on their way, so that they
+// resetTimeout bounds the wait for charges that are on their way, so that they
 // do not come after the reset.
-const resetPatience = 500 * time.Millisecond
+const resetTimeout = 500 * time.Millisecond
 
 // Peek implements [store.Peeker], if the store does: what it tells shows what is
 // known beyond it.
@@ -89,7 +89,7 @@ func (l *Ledger) Reset(ctx context.Context, r store.Request) error {
 // awaitCharges waits until no charge of the bucket is on its way.
 func (l *Ledger) awaitCharges(r *store.Request) {
 	began := l.books.clock()
-	for left := resetPatience; left > 0 && l.isSent(r); left = resetPatience - l.books.clock().Sub(began) {
+	for left := resetTimeout; left > 0 && l.isSent(r); left = resetTimeout - l.books.clock().Sub(began) {
 		l.awaitCharge(r, left)
 	}
 }

@@ -22,9 +22,9 @@ const (
 	DefaultTrust = time.Second
 	// DefaultMaxBuckets is how many buckets are remembered.
 	DefaultMaxBuckets = 1_000_000
-	// DefaultPatience is how long a request waits for a charge that is on its
+	// DefaultTimeout is how long a request waits for a charge that is on its
 	// way and decides about it.
-	DefaultPatience = 50 * time.Millisecond
+	DefaultTimeout = 50 * time.Millisecond
 )
 
 // Options are the settings of one view of the books.
@@ -36,9 +36,9 @@ type Options struct {
 	// MaxBuckets bounds the buckets that are remembered; 0 means
 	// DefaultMaxBuckets. Buckets with requests in flight are kept all the same.
 	MaxBuckets int
-	// Patience bounds how long a request waits for a charge that is on its way
-	// and decides about it; 0 means DefaultPatience.
-	Patience time.Duration
+	// Timeout bounds how long a request waits for a charge that is on its way
+	// and decides about it; 0 means DefaultTimeout.
+	Timeout time.Duration
 	// OnUndelivered, if set, is told of charges and refunds that are given up:
 	// of how many requests, on which shard, and why. The error wraps
 	// [store.ErrNotExecuted] or [store.ErrUncertain]. It must be quick.
@@ -76,8 +76,8 @@ func New(books *Books, s Remote, opts Options) *Ledger {
 	if opts.MaxBuckets == 0 {
 		opts.MaxBuckets = DefaultMaxBuckets
 	}
-	if opts.Patience == 0 {
-		opts.Patience = DefaultPatience
+	if opts.Timeout == 0 {
+		opts.Timeout = DefaultTimeout
 	}
 	l := &Ledger{
 		store: s, books: books, opts: opts,
