@@ -10,25 +10,24 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// Admit sets the states of requests as Check tells them, but the cost of what is
-// allowed is held in flight: it counts against what comes later, until
-// [Ledger.Settle] ends that. Where a bucket is known to refuse its request, the
-// others are not asked about, and their states stay as they were, which is to be
-// zero.
+// Admit sets the states of requests as Check does, and holds the cost of each
+// allowed request in flight: it counts against later requests until
+// [Ledger.Settle]. If a bucket is known to refuse its request, Admit checks no
+// other, and leaves their states as they were: the caller passes zero states.
 func (l *Ledger) Admit(ctx context.Context, reqs []store.Request, states []store.State) {
-	// A single one is looked at when it joins a question.
+	// A single request is judged when it joins a check.
 	if len(reqs) > 1 && l.RefuseKnown(reqs, states) {
 		return
 	}
 	a := admissions.Get().(*admission)
-	a.ledger, a.ctx, a.reqs, a.states = l, ctx, reqs, states
+	a.call = call{ledger: l, ctx: ctx, reqs: reqs, states: states}
 	a.run()
 	*a = admission{}
 	admissions.Put(a)
 }
 
-// Hold holds the costs of requests in flight that were admitted without the store,
-// until [Ledger.Settle] ends that.
+// Hold holds the cost of requests in flight that were admitted without the
+// store, until [Ledger.Settle].
 func (l *Ledger) Hold(reqs []store.Request) {
 	now := l.books.now()
 	for i := range reqs {
@@ -38,11 +37,8 @@ func (l *Ledger) Hold(reqs []store.Request) {
 	}
 }
 
-// admissions are given back once nobody has anything to tell them.
-var admissions = sync.Pool{New: func() any { return new(admission) }}
-
 // RefuseKnown sets the states of requests that are refused without a call, and
-// tells whether there are any.
+// reports whether there are any.
 func (l *Ledger) RefuseKnown(reqs []store.Request, states []store.State) (refused bool) {
 	now := l.books.now()
 	for i := range reqs {
@@ -60,20 +56,20 @@ func (l *Ledger) refuseLocally(e *entry, r *store.Request, st *store.State, now 
 	if !e.trusts(now, l.trust) || !e.refuses(r, st, now) {
 		return false
 	}
-	e.page.counts.refusals++
+	e.page.counts.LocalRefusals++
 	return true
 }
 
-// refuses sets the state of a request that is refused by what is known.
+// refuses sets the state of a request that known refuses. It leaves the state of
+// a request that fits: the store decides about that.
 func (e *entry) refuses(r *store.Request, st *store.State, now int64) bool {
 	if e.silent || e.doubted {
 		return false
 	}
 	storeNow := now + e.clock
 	if !algorithm.Copies(r.Limit.Algorithm) {
-		return e.refusesAsBefore(r, st, storeNow)
+		return e.repeatsRefusal(r, st, storeNow)
 	}
-	// What fits is not let through: the store is to be asked.
 	var refusal store.State
 	if e.judge(r, &refusal, storeNow) != full {
 		return false
@@ -82,40 +78,118 @@ func (e *entry) refuses(r *store.Request, st *store.State, now int64) bool {
 	return true
 }
 
-// admission is one call of Admit. Each of reqs has its place in states.
-type admission struct {
+// admitLocally sets the state of a request that is admitted without a call, and
+// holds its cost: the primary's answer is trusted, this process has been the
+// bucket's sole writer for the time of trust, and at least half of the limit
+// would be left. A client whose requests all reach this process thus costs no
+// checks. A second writer shows in the reply to the next charge, before the
+// limit is near.
+func (l *Ledger) admitLocally(e *entry, r *store.Request, st *store.State, now int64) bool {
+	storeNow := now + e.clock
+	switch {
+	case e.soleWriter == 0, now-e.soleWriter < l.trust, !e.trusts(now, l.trust):
+		return false
+	case e.silent, e.doubted, e.refunds > 0, r.Primary:
+		return false
+	case !algorithm.Copies(r.Limit.Algorithm), !e.known.IsOpen(r.Limit, storeNow):
+		return false
+	}
+	var known store.State
+	if e.judge(r, &known, storeNow) != fits || 2*(known.Remaining-r.Cost) < known.Limit {
+		return false
+	}
+	*st = known
+	e.hold(r.Cost)
+	e.page.counts.UnaskedAdmissions++
+	return true
+}
+
+// call is one call of Admit or Take. Each request has its place in states.
+type call struct {
 	ledger *Ledger
 	ctx    context.Context
 	reqs   []store.Request
 	states []store.State
-	// asking are the requests whose questions are the admission's.
-	asking []asking
-	// began is when it had to wait for a charge first.
-	began time.Time
+	// turns has room for a message about each request; nil until one waits.
 	turns chan message
-
-	askingRoom [2]asking
 }
 
-// asking is a request about whose bucket the store is to be asked.
-type asking struct {
+// waiter is a request that waits for what another request asks of the store.
+type waiter struct {
+	*call
 	place int
-	entry *entry
-	// primary is set if the primary is to be asked, joined if others wait for
-	// the answer.
-	primary, joined bool
 }
 
-// message tells an admission about the request at a place.
+func (c *call) wait(place int) *waiter {
+	if c.turns == nil {
+		c.turns = make(chan message, len(c.reqs))
+	}
+	return &waiter{c, place}
+}
+
+func (w *waiter) tell(t turn) { w.turns <- message{t, asking{place: w.place}} }
+
+// turn is what a waiter has to do next.
+type turn uint8
+
+const (
+	// answered: nothing, for the state is set.
+	answered turn = iota
+	// leader: make the next coalesced check.
+	leader
+	// retry: start again.
+	retry
+)
+
+// message gives a turn to the request at a place.
 type message struct {
 	turn turn
 	asking
 }
 
-// run asks about all requests: those about whose buckets nobody is asking in
-// one call, and the others by whoever asks next.
+// asking is a request that checks its bucket.
+type asking struct {
+	place int
+	entry *entry
+	// primary is set if only the primary can answer, joined if others wait for
+	// the answer.
+	primary, joined bool
+}
+
+// coalescedCheck is the check in flight of one bucket. A request that arrives
+// while one is in flight joins the next one: the reply in flight may predate it.
+type coalescedCheck struct {
+	// joined wait for the answer, beside the leader; next wait for the next check.
+	joined, next []*waiter
+	// landed is the cost of charges confirmed since the check was sent. The
+	// answer may count it or not.
+	landed int64
+}
+
+var (
+	coalescedChecks = sync.Pool{New: func() any { return new(coalescedCheck) }}
+	admissions      = sync.Pool{New: func() any { return new(admission) }}
+)
+
+// admission is one call of Admit.
+type admission struct {
+	call
+	// asking are the requests that lead a check.
+	asking []asking
+	// began is when the admission first had to wait for a charge.
+	began time.Time
+
+	askingRoom [2]asking
+	placeRoom  [8]int
+}
+
+// run checks all requests: those without a check in flight in one call, the
+// others with the leader of their next check.
 func (a *admission) run() {
-	pending := places(len(a.reqs))
+	pending := a.placeRoom[:0]
+	for i := range a.reqs {
+		pending = append(pending, i)
+	}
 	for len(pending) > 0 {
 		a.asking = a.askingRoom[:0]
 		joined := 0
@@ -126,7 +200,7 @@ func (a *admission) run() {
 			}
 		}
 		unclear := a.ask(a.asking, now)
-		// A question that is given to a must not wait for another's answer.
+		// A check that a is to lead must not wait for the answer to another.
 		for range joined {
 			switch m := <-a.turns; m.turn {
 			case leader:
@@ -140,40 +214,45 @@ func (a *admission) run() {
 	}
 }
 
-// first are the places of the few requests that most calls have.
-var first = [...]int{0, 1, 2, 3, 4, 5, 6, 7}
-
-// places are 0, 1, 2 ... n-1.
-func places(n int) []int {
-	if n <= len(first) {
-		return first[:n:n]
+// join decides about a request locally, or makes it the leader of a check, or
+// makes it wait for the next one. It reports whether the request waits.
+func (l *Ledger) join(a *admission, place int, now int64) bool {
+	r := &a.reqs[place]
+	e := l.enter(r, now)
+	defer e.page.mu.Unlock()
+	switch {
+	case l.refuseLocally(e, r, &a.states[place], now), l.admitLocally(e, r, &a.states[place], now):
+		return false
+	case e.check == nil:
+		e.check = coalescedChecks.Get().(*coalescedCheck)
+		a.asking = append(a.asking, asking{place, e, l.wantsPrimary(e, r, now), false})
+		return false
 	}
-	all := make([]int, n)
-	for i := range all {
-		all[i] = i
-	}
-	return all
+	e.check.next = append(e.check.next, a.wait(place))
+	return true
 }
 
-// awaitCharges waits until the charges have arrived that decide, and returns
-// what is to be asked again.
-func (a *admission) awaitCharges(unclear []int) (pending []int) {
-	if len(unclear) > 0 && a.began.IsZero() {
-		a.began = a.ledger.books.clock()
+// wantsPrimary reports whether only the primary can answer.
+func (l *Ledger) wantsPrimary(e *entry, r *store.Request, now int64) bool {
+	switch {
+	case !e.canReach(now, l.trust):
+		return false
+	case e.doubted:
+		return true
+	case !algorithm.Copies(r.Limit.Algorithm):
+		// What a replica lacks cannot be added to its answer.
+		return e.pending != nil || e.charged > 0 && now-e.charged <= r.Limit.Window.Microseconds() ||
+			e.repeatsRefusal(r, new(store.State), now+e.clock)
+	case e.trusts(now, l.trust):
+		return false
+	default:
+		// A replica's answer is not enough to go on refusing.
+		return e.judge(r, new(store.State), now+e.clock) == full
 	}
-	for _, i := range unclear {
-		left := a.ledger.opts.Timeout - a.ledger.books.clock().Sub(a.began)
-		if left > 0 && a.ledger.awaitCharge(&a.reqs[i], left) {
-			pending = append(pending, i)
-		} else {
-			a.ledger.refuseUnclear(&a.reqs[i], &a.states[i])
-		}
-	}
-	return pending
 }
 
-// ask asks the store, and sets the states of the requests, and those of who
-// joined. It returns the places of which nothing is clear yet.
+// ask checks the requests in one call, and sets their states and those of the
+// waiters. It returns the places that are unclear.
 func (a *admission) ask(what []asking, asked int64) (unclear []int) {
 	if len(what) == 0 {
 		return nil
@@ -193,15 +272,15 @@ func (a *admission) ask(what []asking, asked int64) (unclear []int) {
 	return append(unclear, a.ask(primary, a.ledger.books.now())...)
 }
 
-// answers asks the store.
+// answers calls the store.
 func (a *admission) answers(what []asking) []store.State {
 	reqs, ctx, own := a.reqs, a.ctx, false
 	for n, q := range what {
 		if q.joined {
-			// Others wait for the answer.
+			// The check outlasts this client, for others wait for it.
 			ctx = context.WithoutCancel(a.ctx)
 		}
-		// What is unclear comes in another order.
+		// Repeated checks come in another order.
 		if !own && (q.primary || len(what) < len(reqs) || q.place != n) {
 			reqs, own = make([]store.Request, len(what)), true
 			for n, q := range what {
@@ -215,85 +294,7 @@ func (a *admission) answers(what []asking) []store.State {
 	return a.ledger.store.Check(ctx, reqs)
 }
 
-// question is what the store is asked about one bucket. There is one at a time:
-// who comes while it is on its way joins the next, because what he has to know
-// may have happened since it was sent.
-type coalescedCheck struct {
-	// joined are those that the answer is for, beside who asks.
-	joined []*waiter
-	// next are those that came since it was sent.
-	next []*waiter
-	// landed is what was confirmed as charged since it was sent: the answer may
-	// have it or not.
-	landed int64
-}
-
-// questions are given back once they are answered.
-var coalescedChecks = sync.Pool{New: func() any { return new(coalescedCheck) }}
-
-// waiter is a request that waits for a question.
-type waiter struct {
-	*admission
-	place int
-}
-
-func (w *waiter) tell(t turn) { w.turns <- message{t, asking{place: w.place}} }
-
-// turn is what a waiter is told.
-type turn uint8
-
-const (
-	// answered: the state is set.
-	answered turn = iota
-	// leader: the next question is the waiter's to ask.
-	leader
-	// retry: a charge on its way decides.
-	retry
-)
-
-// join makes a request wait for the next question about its bucket, and tells
-// so, or makes the question its own, or decides by what is known.
-func (l *Ledger) join(a *admission, place int, now int64) bool {
-	r := &a.reqs[place]
-	e := l.enter(r, now)
-	defer e.page.mu.Unlock()
-	switch {
-	case l.refuseLocally(e, r, &a.states[place], now):
-		return false
-	case l.admitLocally(e, r, &a.states[place], now):
-		return false
-	case e.check == nil:
-		e.check = coalescedChecks.Get().(*coalescedCheck)
-		a.asking = append(a.asking, asking{place, e, l.wantsPrimary(e, r, now), false})
-		return false
-	case a.turns == nil:
-		// Nobody waits to tell: each place is told once.
-		a.turns = make(chan message, len(a.reqs))
-	}
-	e.check.next = append(e.check.next, &waiter{a, place})
-	return true
-}
-
-// wantsPrimary tells whether only the primary can answer.
-func (l *Ledger) wantsPrimary(e *entry, r *store.Request, now int64) bool {
-	switch {
-	case !e.canReach(now, l.trust):
-		return false
-	case e.doubted:
-		return true
-	case !algorithm.Copies(r.Limit.Algorithm):
-		// What a replica lacks cannot be made up for.
-		return e.pending != nil || e.charged > 0 && now-e.charged <= r.Limit.Window.Microseconds() ||
-			e.refusesAsBefore(r, new(store.State), now+e.clock)
-	case e.trusts(now, l.trust):
-		return false
-	default:
-		// Where it was full, a replica's word is not enough to go on refusing.
-		return e.judge(r, new(store.State), now+e.clock) == full
-	}
-}
-
-// progress is what is left to do about an answer.
+// progress is what an answer leaves to do.
 type progress uint8
 
 const (
@@ -302,8 +303,8 @@ const (
 	needsTime
 )
 
-// answer takes in the store's answer about a bucket, sets the states of who
-// waits for it, and gives the next question to who waits for that.
+// answer takes in the answer about a bucket, sets the states of those who wait
+// for it, and hands over to the leader of the next check.
 func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer store.State, asked int64) progress {
 	e := q.entry
 	e.page.mu.Lock()
@@ -314,15 +315,10 @@ func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer sto
 		l.fail(e, &answer)
 		return done
 	}
-	less := e.hear(r, &answer, asked, now)
 	if q.primary {
-		// Where a replica answers all the same, the primary could not.
-		e.failed = 0
-		if answer.Replica {
-			e.failed = now
-		}
+		e.noteReach(&answer, now)
 	}
-	if less && !e.trusts(now, l.trust) && e.canReach(now, l.trust) {
+	if e.hear(r, &answer, asked, now) && !e.trusts(now, l.trust) && e.canReach(now, l.trust) {
 		e.check.landed = 0
 		return needsPrimary
 	}
@@ -342,11 +338,11 @@ func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer sto
 	return progress
 }
 
-// fail tells those who wait that the store cannot answer, lest each of them
-// finds out by himself, one after the other.
+// fail passes an error of the store on to all waiters, so that they do not meet
+// it one after the other.
 func (l *Ledger) fail(e *entry, answer *store.State) {
 	if errors.Is(answer.Err, context.Canceled) {
-		// A client has left, which says nothing about the store.
+		// The client has left, which says nothing about the store.
 		for _, w := range e.check.joined {
 			w.tell(retry)
 		}
@@ -361,13 +357,13 @@ func (l *Ledger) fail(e *entry, answer *store.State) {
 	e.check = nil
 }
 
-// sameNeed tells whether an answer to r is one to other, where it is all
-// that there is.
+// sameNeed reports whether an answer to r also answers other, where buckets
+// cannot be copied.
 func sameNeed(r, other *store.Request) bool {
 	return r.Cost == other.Cost && r.Events == other.Events && r.Reserved == other.Reserved
 }
 
-// admit judges by an answer, and holds what fits.
+// admit judges a request by an answer, and holds its cost if it fits.
 func (e *entry) admit(r *store.Request, st, answer *store.State) judgement {
 	judged := *answer
 	j := e.judge(r, &judged, answer.Now)
@@ -380,8 +376,8 @@ func (e *entry) admit(r *store.Request, st, answer *store.State) judgement {
 	return j
 }
 
-// leadNext passes the question on to who came since it was sent, apart from
-// those who are refused by what is known now.
+// leadNext makes the first waiter that is not refused locally the leader of the
+// next check.
 func (l *Ledger) leadNext(e *entry, now int64) {
 	next := e.check.next[:0]
 	for _, w := range e.check.next {
@@ -402,23 +398,31 @@ func (l *Ledger) leadNext(e *entry, now int64) {
 	w.turns <- message{leader, asking{w.place, e, l.wantsPrimary(e, &w.reqs[w.place], now), len(next) > 1}}
 }
 
-// awaitCharge waits until a charge of the bucket is no longer on its way, and
-// tells whether that was within the time given.
-func (l *Ledger) awaitCharge(r *store.Request, most time.Duration) bool {
-	e := l.find(r)
-	if e == nil {
+// awaitCharges waits for the charges in flight that decide, and returns the
+// places to check again. It refuses a request whose charge takes too long.
+func (a *admission) awaitCharges(unclear []int) (pending []int) {
+	if len(unclear) > 0 && a.began.IsZero() {
+		a.began = a.ledger.books.clock()
+	}
+	for _, i := range unclear {
+		left := a.ledger.opts.Timeout - a.ledger.books.clock().Sub(a.began)
+		if left > 0 && a.ledger.awaitCharge(&a.reqs[i], left) {
+			pending = append(pending, i)
+		} else {
+			a.ledger.refuseUnclear(&a.reqs[i], &a.states[i])
+		}
+	}
+	return pending
+}
+
+// awaitCharge waits until the bucket's charge in flight is answered, and reports
+// whether that happened within the timeout.
+func (l *Ledger) awaitCharge(r *store.Request, timeout time.Duration) bool {
+	arrived := l.arrival(r)
+	if arrived == nil {
 		return true
 	}
-	if !e.isSent() {
-		e.page.mu.Unlock()
-		return true
-	}
-	if e.pending.arrived == nil {
-		e.pending.arrived = make(chan struct{})
-	}
-	arrived := e.pending.arrived
-	e.page.mu.Unlock()
-	timer := time.NewTimer(most)
+	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
 	case <-arrived:
@@ -428,8 +432,25 @@ func (l *Ledger) awaitCharge(r *store.Request, most time.Duration) bool {
 	}
 }
 
-// refuseUnclear refuses a request for which a charge on its way decides that
-// does not arrive.
+// arrival returns a channel that is closed when the bucket's charge in flight is
+// answered, or nil if there is none.
+func (l *Ledger) arrival(r *store.Request) <-chan struct{} {
+	e := l.find(r)
+	if e == nil {
+		return nil
+	}
+	defer e.page.mu.Unlock()
+	if !e.isSent() {
+		return nil
+	}
+	if e.pending.arrived == nil {
+		e.pending.arrived = make(chan struct{})
+	}
+	return e.pending.arrived
+}
+
+// refuseUnclear refuses a request because the charge that decides about it is
+// still in flight.
 func (l *Ledger) refuseUnclear(r *store.Request, st *store.State) {
 	now := l.books.now()
 	e := l.enter(r, now)
@@ -444,56 +465,16 @@ func (l *Ledger) refuseUnclear(r *store.Request, st *store.State) {
 	refuseForFlight(st)
 }
 
-// noteSoleWriter notes whether the primary's reply to a charge counts that charge on
-// top of what was known, and nothing else.
-func (e *entry) noteSoleWriter(r *store.Request, word algorithm.Known, storeNow, now int64) {
-	expected := e.pending.base
-	expected.Charge(r, storeNow)
-	switch {
-	case word != expected:
-		e.soleWriter = 0
-	case e.soleWriter == 0:
-		e.soleWriter = now
-	}
-}
-
-// admitLocally sets the state of a request that is admitted without a call, and
-// holds its cost: what the primary said last is trusted still, for as long as
-// that nobody else has charged the bucket, and at least half of it would be left.
-// So a client whose requests all come to this process costs no checks, and where
-// another process begins to serve it as well, that is seen within the time of
-// trust and before the limit is near.
-func (l *Ledger) admitLocally(e *entry, r *store.Request, st *store.State, now int64) bool {
-	storeNow := now + e.clock
-	switch {
-	case e.soleWriter == 0, now-e.soleWriter < l.trust, !e.trusts(now, l.trust):
-		return false
-	case e.silent, e.doubted, e.refunds > 0, r.Primary:
-		return false
-	case !algorithm.Copies(r.Limit.Algorithm), !e.known.IsOpen(r.Limit, storeNow):
-		return false
-	}
-	var known store.State
-	if e.judge(r, &known, storeNow) != fits || 2*(known.Remaining-r.Cost) < known.Limit {
-		return false
-	}
-	*st = known
-	e.hold(r.Cost)
-	e.page.counts.admissions++
-	return true
-}
-
-// CheckAhead is Check of one request that waits behind others, but asks about its
-// bucket no more than once for the time of trust: in between, what is known
-// answers. Of buckets that cannot be copied only the last refusal is known. It is
-// the answer where it is about as much as r needs, or says that r has to wait for
-// longer than maxWait.
+// CheckAhead is Check of one request that waits behind others, with at most one
+// call about its bucket for each time of trust: in between, the ledger answers.
+// Of a bucket that cannot be copied the ledger knows the last refusal only, which
+// answers a request of equal need, or one whose wait exceeds maxWait.
 func (l *Ledger) CheckAhead(ctx context.Context, r store.Request, maxWait time.Duration) store.State {
 	asked := l.books.now()
 	e := l.enter(&r, asked)
 	if st, isKnown := l.knowsAhead(e, &r, maxWait, asked); isKnown {
 		if !st.Allowed && st.RetryAfter > maxWait {
-			e.page.counts.refusals++
+			e.page.counts.LocalRefusals++
 		}
 		e.page.mu.Unlock()
 		return st
@@ -509,12 +490,10 @@ func (l *Ledger) CheckAhead(ctx context.Context, r store.Request, maxWait time.D
 	switch {
 	case st.Err == nil:
 		e.hear(&r, &st, asked, now)
-		if e.failed = 0; st.Replica {
-			e.failed = now
-		}
+		e.noteReach(&st, now)
 		e.judge(&r, &st, st.Now)
 	case errors.Is(st.Err, context.Canceled):
-		// A client has left, which says nothing about the store.
+		// The client has left, which says nothing about the store.
 		e.asked = was
 	default:
 		e.silent = true
@@ -522,19 +501,18 @@ func (l *Ledger) CheckAhead(ctx context.Context, r store.Request, maxWait time.D
 	return st
 }
 
-// knowsAhead returns what is known of a bucket, unless the store is to be asked.
+// knowsAhead returns the ledger's answer, unless the store has to answer.
 func (l *Ledger) knowsAhead(e *entry, r *store.Request, maxWait time.Duration, now int64) (st store.State, isKnown bool) {
-	isDue := !e.trusts(now, l.trust) && (e.asked == 0 || now-e.asked > l.trust)
 	switch {
-	case isDue || e.silent || e.doubted:
+	case e.isDue(now, l.trust) || e.silent || e.doubted:
 		return st, false
 	case !algorithm.Copies(r.Limit.Algorithm):
 		c := &e.known.Content
 		isSame := r.Need() == c[refusalCost] && r.Capacity() == c[refusalCapacity]
-		isKnown = e.refusesAsBefore(r, &st, now+e.clock) && (isSame || st.RetryAfter > maxWait)
+		isKnown = e.repeatsRefusal(r, &st, now+e.clock) && (isSame || st.RetryAfter > maxWait)
 		return st, isKnown
 	}
-	// Where a charge on its way decides, nothing is set.
+	// An unclear request gets a zero state.
 	e.judge(r, &st, now+e.clock)
 	return st, true
 }

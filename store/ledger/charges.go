@@ -11,6 +11,17 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
+const (
+	// retryPause is the first pause after a shard executed none of the charges
+	// it was sent. Pauses double up to maxRetryPause.
+	retryPause    = 50 * time.Millisecond
+	maxRetryPause = time.Second
+	// retryBatch is how many charges a retry sends.
+	retryBatch = 256
+	// flushTick is the interval at which a flush looks whether it is done.
+	flushTick = 5 * time.Millisecond
+)
+
 var (
 	errNoRoom = fmt.Errorf("%w: the ledger is full", store.ErrNotExecuted)
 	// ErrExpired is the error of charges that could not be delivered before
@@ -19,79 +30,95 @@ var (
 	errEnded   = fmt.Errorf("%w: there was no time left to deliver them", store.ErrNotExecuted)
 )
 
-// debts are the charges of one bucket that the store has not confirmed. One is
-// on its way at a time; what comes meanwhile is added up, and sent when that is
-// answered. So an answer surely has in it what was sent before, and surely lacks
-// what was not.
+// pendingCharges are the charges of one bucket that the store has not confirmed.
+// One is in flight at a time; later ones are merged, and sent once it is answered.
+// So an answer surely counts the charges before it, and surely lacks the waiting
+// ones.
 type pendingCharges struct {
-	// sent is set while a charge is on its way; sentRequests is how many
-	// requests it is for, and sentCost what they cost.
+	// sent is set while a charge is in flight, for sentRequests requests that
+	// cost sentCost.
 	sent         bool
 	sentRequests int64
 	sentCost     int64
-	// sentAt is when it was sent; expires is when it is about the past.
+	// sentAt is when the charge was sent; expires is when its window is over.
 	sentAt, expires int64
-	// base is what was known when it was sent.
+	// base is what was known when the charge was sent.
 	base algorithm.Known
-	// waiting is what comes next, or nil.
+	// waiting is the next charge, or nil.
 	waiting *mergedCharge
-	// heard is what was said since that was sent, or nil.
+	// heard sums up the answers since the charge was sent; nil without one.
 	heard *algorithm.Known
-	// arrived is closed when that is answered; nil if nobody waits.
+	// arrived is closed when the charge is answered; nil if nobody waits.
 	arrived chan struct{}
-	// isStale is set if the bucket was reset since that was sent.
+	// isStale is set if the bucket was reset since the charge was sent.
 	isStale bool
 }
 
-// isUnsent reports whether there are debts of which none is on its way: they are
-// in a backlog, or with the goroutine that tries it.
-func (d *pendingCharges) isUnsent() bool { return d != nil && !d.sent }
-
-// debt is charges added up.
+// mergedCharge is a charge for several requests.
 type mergedCharge struct {
 	req      store.Request
 	requests int64
 	expires  int64
 }
 
-// owed is what the charges cost.
-func (d *pendingCharges) owed() int64 {
-	if d.waiting == nil {
-		return d.sentCost
+// isQueued reports whether charges are pending and none is in flight: they are in
+// a retry queue, or with its goroutine.
+func (p *pendingCharges) isQueued() bool { return p != nil && !p.sent }
+
+// cost is the cost of all charges.
+func (p *pendingCharges) cost() int64 {
+	if p.waiting == nil {
+		return p.sentCost
 	}
-	return d.sentCost + d.waiting.req.Cost
+	return p.sentCost + p.waiting.req.Cost
 }
 
-// add adds a charge, of so many requests.
-func (w *mergedCharge) add(cost, requests, expires int64) {
-	w.req.Cost += min(cost, store.MaxInteger-w.req.Cost)
-	w.requests += requests
-	w.expires = min(w.expires, expires)
-}
-
-// onBase is what was known when that was sent, with so much charged on top, and
-// raised by what is known.
-func (d *pendingCharges) onBase(r *store.Request, cost int64, known algorithm.Known, now int64) algorithm.Known {
-	base := d.base
+// onBase is base with a cost charged on top, raised by what is known.
+func (p *pendingCharges) onBase(r *store.Request, cost int64, known algorithm.Known, now int64) algorithm.Known {
+	base := p.base
 	charge(&base, r, cost, now)
 	base.Raise(r.Limit, known, now)
 	return base
 }
 
-func (e *entry) isSent() bool { return e.pending != nil && e.pending.sent }
-
-// note remembers what was said while a charge is on its way.
-func (d *pendingCharges) note(limit *store.Limit, word algorithm.Known, storeNow int64) {
-	if d.heard == nil {
-		d.heard = &word
+// note remembers an answer that comes while a charge is in flight.
+func (p *pendingCharges) note(limit *store.Limit, answer algorithm.Known, storeNow int64) {
+	if p.heard == nil {
+		p.heard = &answer
 		return
 	}
-	d.heard.Raise(limit, word, storeNow)
+	p.heard.Raise(limit, answer, storeNow)
 }
 
-// Settle ends what the requests hold in flight, and charges their costs, without
-// being waited for. A request whose cost turned out to be another than what it
-// held has its own in held; nil if none has. reqs are not changed any more.
+func (e *entry) isSent() bool { return e.pending != nil && e.pending.sent }
+
+// setWaiting sets the waiting charge; nil removes it.
+func (e *entry) setWaiting(w *mergedCharge) {
+	p := e.pending
+	if p.waiting != nil {
+		e.page.counts.Unsent -= p.waiting.requests
+	}
+	if p.waiting = w; w != nil {
+		e.page.counts.Unsent += w.requests
+	}
+}
+
+// addWaiting merges a charge into the waiting one, if there is one.
+func (e *entry) addWaiting(r *store.Request, requests, expires int64) {
+	w := e.pending.waiting
+	if w == nil {
+		e.setWaiting(&mergedCharge{req: *r, requests: requests, expires: expires})
+		return
+	}
+	w.req.Cost += min(r.Cost, store.MaxInteger-w.req.Cost)
+	w.requests += requests
+	w.expires = min(w.expires, expires)
+	e.page.counts.Unsent += requests
+}
+
+// Settle ends what the requests hold in flight, and charges their costs without
+// waiting for the store. held has what each request holds, if that differs from
+// its cost; nil means the costs. The caller must not change reqs afterwards.
 func (l *Ledger) Settle(reqs []store.Request, held []int64) {
 	now := l.books.now()
 	if len(reqs) == 1 {
@@ -100,14 +127,16 @@ func (l *Ledger) Settle(reqs []store.Request, held []int64) {
 		}
 		return
 	}
-	var send []sending
+	var due []store.Request
+	var entries []*entry
 	for i := range reqs {
 		if e := l.settle(&reqs[i], holdOf(reqs, held, i), now); e != nil {
-			send = append(send, sending{&reqs[i], e})
+			due, entries = append(due, reqs[i]), append(entries, e)
 		}
 	}
-	if len(send) > 0 {
-		l.deliverSome(send)
+	if len(due) > 0 {
+		w := l.writer()
+		w.store.ChargeReported(due, func(i int, st store.State) { w.delivered(entries[i], &due[i], &st) })
 	}
 }
 
@@ -119,13 +148,8 @@ func holdOf(reqs []store.Request, held []int64, i int) int64 {
 	return held[i]
 }
 
-// sending is a charge that is to be sent, and the entry that owes it.
-type sending struct {
-	req   *store.Request
-	entry *entry
-}
-
-// settle returns the entry if the charge is to be sent.
+// settle ends what a request holds, and notes its charge. It returns the entry if
+// the charge is to be sent at once.
 func (l *Ledger) settle(r *store.Request, hold, now int64) *entry {
 	e := l.enter(r, now)
 	defer e.page.mu.Unlock()
@@ -146,49 +170,33 @@ func (l *Ledger) settle(r *store.Request, hold, now int64) *entry {
 		e.pending = &pendingCharges{sent: true, sentRequests: 1, sentCost: r.Cost, sentAt: now, expires: expires, base: e.known}
 		return e
 	}
+	if w := e.pending.waiting; w != nil && w.expires <= now {
+		l.dropWaiting(e, ErrExpired)
+	}
+	e.addWaiting(r, 1, expires)
+	// The newer request has the limit that holds now.
 	w := e.pending.waiting
-	if w != nil && w.expires <= now {
-		l.lose(w.req.ClientKey, w.requests, ErrExpired)
-		e.setWaiting(nil)
-		w = nil
-	}
-	if w == nil {
-		e.setWaiting(&mergedCharge{req: *r, requests: 1, expires: expires})
-		return nil
-	}
-	e.addWaiting(r.Cost, 1, expires)
 	cost := w.req.Cost
-	// What the limit is now, the newer request says.
 	w.req = *r
 	w.req.Cost = cost
 	return nil
 }
 
-// deliver sends one charge that is noted as sent.
+// deliver sends a charge that is noted as sent.
 func (l *Ledger) deliver(reqs []store.Request, e *entry) {
 	w := l.writer()
 	w.store.ChargeReported(reqs, func(_ int, st store.State) { w.delivered(e, &reqs[0], &st) })
 }
 
-// deliverSome sends several, in one call.
-func (l *Ledger) deliverSome(send []sending) {
-	reqs := make([]store.Request, len(send))
-	for i := range send {
-		reqs[i] = *send[i].req
-	}
-	w := l.writer()
-	w.store.ChargeReported(reqs, func(i int, st store.State) { w.delivered(send[i].entry, &reqs[i], &st) })
-}
-
-// delivered takes in what became of a charge, and sends the next.
+// delivered takes in the outcome of a charge, and sends the next one.
 func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) {
 	if next := l.conclude(e, r, st); next != nil {
 		l.deliver(next, e)
 	}
 }
 
-// conclude takes in what became of a charge, and returns the next. An entry
-// that owes something stays in the books.
+// conclude takes in the outcome of a charge, and returns the next one. An entry
+// with pending charges stays in the books.
 func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State) []store.Request {
 	e.page.mu.Lock()
 	defer e.page.mu.Unlock()
@@ -196,42 +204,39 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State) []store.R
 	if e.charged > 0 {
 		e.charged = now
 	}
-	d := e.pending
-	requests, cost := d.sentRequests, d.sentCost
-	d.sent, d.sentRequests, d.sentCost = false, 0, 0
-	if d.arrived != nil {
-		close(d.arrived)
-		d.arrived = nil
+	p := e.pending
+	requests, cost, heard := p.sentRequests, p.sentCost, p.heard
+	p.sent, p.sentRequests, p.sentCost, p.heard = false, 0, 0, nil
+	if p.arrived != nil {
+		close(p.arrived)
+		p.arrived = nil
 	}
-	heard := d.heard
-	d.heard = nil
 	e.confirmed = now
 	switch {
-	case d.isStale:
-		// What it says may be about what was there before, and whether it counts
-		// in what is there now is for the primary to say.
-		d.isStale, e.doubted = false, true
+	case p.isStale:
+		// The reply may predate the reset, and only the primary knows whether
+		// the charge counts after it.
+		p.isStale, e.doubted = false, true
 	case st.Err == nil:
 		e.clock, e.silent = st.Now-now, false
-		word := algorithm.Known{Content: st.Content}
+		reply := algorithm.Known{Content: st.Content}
 		if algorithm.Copies(r.Limit.Algorithm) {
-			word.KeepPenalty(r.Limit, e.known)
-			e.noteSoleWriter(r, word, st.Now, now)
+			reply.KeepPenalty(r.Limit, e.known)
+			e.noteSoleWriter(r, reply, st.Now, now)
 		} else {
-			word.Content[confirmedUsed] = st.Used
+			reply.Content[confirmedUsed] = st.Used
 		}
-		e.confirm(word, d.sentAt)
+		e.confirm(reply, p.sentAt)
 		if e.check != nil {
 			e.check.landed += cost
 		}
 		if heard != nil {
-			if e.known.Raise(r.Limit, *heard, st.Now); e.known != word {
+			if e.known.Raise(r.Limit, *heard, st.Now); e.known != reply {
 				e.soleWriter = 0
 			}
 		}
 		e.keepUntil(r, now)
 	case errors.Is(st.Err, store.ErrUncertain):
-		// It counts here as spent until the primary says otherwise.
 		e.suspect(r, cost, now+e.clock)
 		l.lose(r.ClientKey, requests, st.Err)
 	case errors.Is(st.Err, store.ErrFinal):
@@ -239,30 +244,31 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State) []store.R
 		l.lose(r.ClientKey, requests, st.Err)
 	default:
 		e.silent = true
-		l.putBack(e, r, requests)
+		// The charge did not run: it waits for its shard.
+		e.addWaiting(r, requests, p.expires)
+		if !l.books.enqueue(l.store.Owner(r.ClientKey), e) {
+			l.giveUp(e, errEnded)
+		}
 		return nil
 	}
 	return l.sendNext(e, now)
 }
 
-// sendNext makes what waits be on its way, and returns it.
-func (l *Ledger) sendNext(e *entry, now int64) []store.Request {
-	d := e.pending
-	w := d.waiting
-	e.setWaiting(nil)
-	if w == nil {
-		e.pending = nil
-		l.books.owing.Add(-1)
-		return nil
+// noteSoleWriter notes whether the primary's reply counts the charge on top of
+// what was known, and nothing else.
+func (e *entry) noteSoleWriter(r *store.Request, reply algorithm.Known, storeNow, now int64) {
+	expected := e.pending.base
+	expected.Charge(r, storeNow)
+	switch {
+	case reply != expected:
+		e.soleWriter = 0
+	case e.soleWriter == 0:
+		e.soleWriter = now
 	}
-	reqs := []store.Request{w.req}
-	d.sent, d.sentRequests, d.sentCost, d.sentAt, d.expires = true, w.requests, w.req.Cost, now, w.expires
-	d.base = e.known
-	return reqs
 }
 
-// suspect notes that so much may have been spent. What is known may have it
-// already.
+// suspect counts a charge of unknown outcome until the primary answers. What is
+// known may count it already.
 func (e *entry) suspect(r *store.Request, cost, storeNow int64) {
 	e.doubted, e.soleWriter = true, 0
 	e.noteUnsure(true)
@@ -273,27 +279,50 @@ func (e *entry) suspect(r *store.Request, cost, storeNow int64) {
 	e.known = e.pending.onBase(r, cost, e.known, storeNow)
 }
 
-// putBack keeps a charge that did not run, and makes it wait for its shard.
-func (l *Ledger) putBack(e *entry, r *store.Request, requests int64) {
-	d := e.pending
-	if d.waiting != nil {
-		e.addWaiting(r.Cost, requests, d.expires)
-	} else {
-		e.setWaiting(&mergedCharge{req: *r, requests: requests, expires: d.expires})
+// sendNext notes the waiting charge as sent, and returns it.
+func (l *Ledger) sendNext(e *entry, now int64) []store.Request {
+	p := e.pending
+	w := p.waiting
+	e.setWaiting(nil)
+	if w == nil {
+		l.endPending(e)
+		return nil
 	}
-	if !l.books.enqueue(l.store.Owner(r.ClientKey), e) {
-		l.giveUp(e, errEnded)
-	}
+	p.sent, p.sentRequests, p.sentCost, p.sentAt, p.expires = true, w.requests, w.req.Cost, now, w.expires
+	p.base = e.known
+	return []store.Request{w.req}
 }
 
-// giveUp drops what waits.
+// endPending notes that no charge is pending any more.
+func (l *Ledger) endPending(e *entry) {
+	e.pending = nil
+	l.books.owing.Add(-1)
+}
+
+// giveUp drops the charges of an entry that has none in flight.
 func (l *Ledger) giveUp(e *entry, err error) {
+	l.dropWaiting(e, err)
+	l.endPending(e)
+}
+
+// dropWaiting drops and reports the waiting charge, if there is one.
+func (l *Ledger) dropWaiting(e *entry, err error) {
 	if w := e.pending.waiting; w != nil {
 		l.lose(w.req.ClientKey, w.requests, err)
 		e.setWaiting(nil)
 	}
-	e.pending = nil
-	l.books.owing.Add(-1)
+}
+
+// giveUpAll drops all waiting charges of p, which is locked.
+func (l *Ledger) giveUpAll(p *page) {
+	for _, e := range p.ring {
+		switch {
+		case e.pending.isQueued():
+			l.giveUp(e, errEnded)
+		case e.pending != nil:
+			l.dropWaiting(e, errEnded)
+		}
+	}
 }
 
 func (l *Ledger) lose(clientKey string, requests int64, err error) {
@@ -302,71 +331,59 @@ func (l *Ledger) lose(clientKey string, requests int64, err error) {
 	}
 }
 
-const (
-	// retryPause is how long a shard is left alone that refused a charge, and
-	// maxRetryPause is as long as that becomes.
-	retryPause    = 50 * time.Millisecond
-	maxRetryPause = time.Second
-	// retryBatch is how many charges are tried at a time.
-	retryBatch = 256
-	// flushTick is how often a flush looks whether it is done.
-	flushTick = 5 * time.Millisecond
-)
-
-// enqueue makes an entry wait for a shard, and reports whether there is a view to
-// deliver its charges. Its page is locked.
+// enqueue puts an entry into the retry queue of a shard, and reports whether a
+// view is left to deliver its charges. The entry's page is locked.
 func (b *Books) enqueue(owner string, e *entry) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.views) == 0 {
 		return false
 	}
-	line, ok := b.retryQueues[owner]
+	queue, ok := b.retryQueues[owner]
 	if !ok {
 		go b.work(owner)
 	}
-	b.retryQueues[owner] = append(line, e)
+	b.retryQueues[owner] = append(queue, e)
 	return true
 }
 
-// dequeue returns the next entries and the view to deliver them through, or none,
-// after which the caller ends.
+// dequeue returns the first entries of a queue and the view that delivers their
+// charges. Without entries it removes the queue, and its goroutine ends.
 func (b *Books) dequeue(owner string) (through *Ledger, batch []*entry) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	line := b.retryQueues[owner]
-	n := min(len(line), retryBatch)
+	queue := b.retryQueues[owner]
+	n := min(len(queue), retryBatch)
 	if n == 0 {
 		delete(b.retryQueues, owner)
 		return nil, nil
 	}
-	// It stays when it is empty: as long as there is one, the caller goes on.
-	b.retryQueues[owner] = line[n:]
-	return b.currentLocked(), line[:n:n]
+	b.retryQueues[owner] = queue[n:]
+	return b.currentLocked(), queue[:n:n]
 }
 
-// work tries what waits for a shard until nothing does.
+// work retries the charges of a shard until its queue is empty.
 func (b *Books) work(owner string) {
-	wait := retryPause
-	time.Sleep(wait)
+	pause := retryPause
+	time.Sleep(pause)
 	for {
 		through, batch := b.dequeue(owner)
 		if len(batch) == 0 {
 			return
 		}
-		if through.try(batch) {
-			wait = retryPause
+		if through.retry(batch) {
+			pause = retryPause
 			continue
 		}
-		wait = min(2*wait, maxRetryPause)
-		time.Sleep(wait)
+		pause = min(2*pause, maxRetryPause)
+		time.Sleep(pause)
 	}
 }
 
-// try sends what waits in the entries, waits for what becomes of it, and reports
-// whether the shard answers. What it refuses is enqueued again.
-func (l *Ledger) try(batch []*entry) bool {
-	reqs, owing := l.takeWaiting(batch)
+// retry sends the charges of entries, waits for their outcome, and reports
+// whether the shard answers. Charges that did not run are queued again.
+func (l *Ledger) retry(batch []*entry) bool {
+	reqs, entries := l.takeWaiting(batch)
 	if len(reqs) == 0 {
 		return true
 	}
@@ -377,7 +394,7 @@ func (l *Ledger) try(batch []*entry) bool {
 		if errors.Is(st.Err, store.ErrNotExecuted) && !errors.Is(st.Err, store.ErrFinal) {
 			refused.Add(1)
 		}
-		l.delivered(owing[i], &reqs[i], &st)
+		l.delivered(entries[i], &reqs[i], &st)
 		if left.Add(-1) == 0 {
 			close(finished)
 		}
@@ -386,28 +403,28 @@ func (l *Ledger) try(batch []*entry) bool {
 	return refused.Load() < int64(len(reqs))
 }
 
-// takeWaiting makes what waits in the entries be on its way, and gives up what
-// is about the past.
-func (l *Ledger) takeWaiting(batch []*entry) (reqs []store.Request, owing []*entry) {
+// takeWaiting notes the waiting charges of entries as sent, and gives up expired
+// ones.
+func (l *Ledger) takeWaiting(batch []*entry) (reqs []store.Request, entries []*entry) {
 	now := l.books.now()
 	for _, e := range batch {
 		p := e.page
 		p.mu.Lock()
 		switch {
-		case p.entries[e.id] != e || !e.pending.isUnsent():
+		case p.entries[e.id] != e || !e.pending.isQueued():
 			// It was given up, and may have begun anew.
 		case e.pending.waiting.expires <= now:
 			l.giveUp(e, ErrExpired)
 		default:
-			reqs, owing = append(reqs, l.sendNext(e, now)...), append(owing, e)
+			reqs, entries = append(reqs, l.sendNext(e, now)...), append(entries, e)
 		}
 		p.mu.Unlock()
 	}
-	return reqs, owing
+	return reqs, entries
 }
 
-// Owes reports whether the books have charges or refunds that were not delivered,
-// or events to give back.
+// Owes reports whether charges or refunds are undelivered, or tokens are to be
+// given back.
 func (l *Ledger) Owes() bool {
 	l.books.mu.Lock()
 	defer l.books.mu.Unlock()
@@ -417,18 +434,17 @@ func (l *Ledger) Owes() bool {
 // owes is [Ledger.Owes], with mu held.
 func (b *Books) owes() bool { return b.owing.Load() > 0 || len(b.reserved) > 0 }
 
-// IsNeeded reports whether something is owed that is delivered through this view.
-// It is not once a later view runs.
+// IsNeeded reports whether the ledger owes something that this view delivers. A
+// later view that runs delivers it instead.
 func (l *Ledger) IsNeeded() bool {
 	l.books.mu.Lock()
 	defer l.books.mu.Unlock()
 	return l.books.owes() && l.books.currentLocked() == l
 }
 
-// Flush gives back what was taken in advance, and waits until the charges and
-// refunds have been delivered that are on their way or wait, until another view
-// delivers them, or until ctx ends. Books that began before a refund arrived would
-// trust a word that lacks it.
+// Flush gives reserved tokens back, and waits until all charges and refunds are
+// delivered, another view delivers them, or ctx ends. Books that began before a
+// refund arrived would trust an answer that lacks it.
 func (l *Ledger) Flush(ctx context.Context) {
 	if !l.IsNeeded() {
 		return
@@ -441,19 +457,6 @@ func (l *Ledger) Flush(ctx context.Context) {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
-		}
-	}
-}
-
-// giveUpAll gives up what waits in p, which is locked.
-func (l *Ledger) giveUpAll(p *page) {
-	for _, e := range p.ring {
-		switch d := e.pending; {
-		case d.isUnsent():
-			l.giveUp(e, errEnded)
-		case d != nil && d.waiting != nil:
-			l.lose(d.waiting.req.ClientKey, d.waiting.requests, errEnded)
-			e.setWaiting(nil)
 		}
 	}
 }

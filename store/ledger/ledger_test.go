@@ -276,7 +276,7 @@ func TestAnswersGoToTheirBuckets(t *testing.T) {
 		for range 5 {
 			s.others(algorithm.Charge, other)
 		}
-		a := &admission{ledger: l, ctx: t.Context(), reqs: []store.Request{one, other}, states: make([]store.State, 2)}
+		a := &admission{call: call{ledger: l, ctx: t.Context(), reqs: []store.Request{one, other}, states: make([]store.State, 2)}}
 		for _, place := range []int{1, 0} {
 			l.join(a, place, l.books.now())
 		}

@@ -4,17 +4,16 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// Take implements [store.Store]. Where a bucket is known to refuse its request,
-// nothing is taken from the others, and their states are zero. Requests with a
-// batch are served from what was taken in advance.
+// Take implements [store.Store]. If a bucket is known to refuse its request, Take
+// takes nothing from the others, and their states are zero. Requests with a batch
+// are served from tokens taken in advance.
 func (l *Ledger) Take(ctx context.Context, reqs []store.Request) []store.State {
-	t := taking{ledger: l, ctx: ctx, reqs: reqs, states: make([]store.State, len(reqs))}
+	t := taking{call{ledger: l, ctx: ctx, reqs: reqs, states: make([]store.State, len(reqs))}}
 	if !t.refuseKnown() {
 		t.run()
 	}
@@ -22,19 +21,13 @@ func (l *Ledger) Take(ctx context.Context, reqs []store.Request) []store.State {
 }
 
 // taking is one call of Take.
-type taking struct {
-	ledger *Ledger
-	ctx    context.Context
-	reqs   []store.Request
-	states []store.State
-	turns  chan message
-}
+type taking struct{ call }
 
 // refuseKnown sets the states of requests that are refused without a call, and
-// tells whether there are any.
+// reports whether there are any.
 func (t *taking) refuseKnown() (refused bool) {
 	now := t.ledger.books.now()
-	var let []letThrough
+	var undo []func()
 	for i := range t.reqs {
 		r := &t.reqs[i]
 		e := t.ledger.find(r)
@@ -46,47 +39,43 @@ func (t *taking) refuseKnown() (refused bool) {
 			if t.ledger.refusesTake(e, &rest, &t.states[i], now) {
 				refused = true
 			} else if e.asked != was {
-				let = append(let, letThrough{e, was})
+				undo = append(undo, func() {
+					e.page.mu.Lock()
+					e.asked = was
+					e.page.mu.Unlock()
+				})
 			}
 		}
 		e.page.mu.Unlock()
 	}
-	for _, l := range let {
-		if refused {
-			// Nobody asks, so somebody else may.
-			l.entry.page.mu.Lock()
-			l.entry.asked = l.was
-			l.entry.page.mu.Unlock()
+	if refused {
+		// No request asks after all, so the next one may.
+		for _, f := range undo {
+			f()
 		}
 	}
 	return refused
 }
 
-// letThrough is an entry about which a request may ask, and when one did last.
-type letThrough struct {
-	entry *entry
-	was   int64
-}
-
-// refusesTake tells whether a request is refused without a call. Once trust has
-// run out one request is let through to ask, and the others are refused as
-// before until it has an answer.
+// refusesTake reports whether a request is refused without a call. Once trust has
+// run out it lets one request through to ask, and refuses the others until the
+// store has answered.
 func (l *Ledger) refusesTake(e *entry, r *store.Request, st *store.State, now int64) bool {
 	var refusal store.State
 	if !e.refuses(r, &refusal, now) {
 		return false
 	}
-	if !e.trusts(now, l.trust) && (e.asked == 0 || now-e.asked > l.trust) {
+	if e.isDue(now, l.trust) {
 		e.asked = now
 		return false
 	}
 	*st = refusal
-	e.page.counts.refusals++
+	e.page.counts.LocalRefusals++
 	return true
 }
 
-// run takes: what there is from reservations, what others fetch from what they
-// fetch, and the rest from the store in one call.
+// run takes what reservations have, waits for batches in flight, and takes the
+// rest from the store in one call.
 func (t *taking) run() {
 	var own, fetches []int
 	waiting := 0
@@ -110,8 +99,7 @@ func (t *taking) run() {
 	t.reclaim()
 }
 
-// await waits for batches, and adds the places of those to which they were of
-// no use.
+// await waits for batches, and adds the places of requests that got nothing.
 func (t *taking) await(waiting int, again []int) []int {
 	for range waiting {
 		if m := <-t.turns; m.turn == retry {
@@ -121,16 +109,15 @@ func (t *taking) await(waiting int, again []int) []int {
 	return again
 }
 
-// reclaim looks for what the store refused, because a batch overtook it on its
-// way there, in that batch. Where that ends in an error and nothing was spent, the
-// refusal stands.
+// reclaim looks for what the store refused in a batch that overtook the request.
+// If that ends in an error and nothing was spent, the refusal stands.
 func (t *taking) reclaim() {
 	var again, waiting, refused []int
 	for i := range t.reqs {
 		switch st := &t.states[i]; {
 		case st.Err != nil || st.Allowed:
 		case t.reqs[i].Batch == 0:
-			// Whatever the others find, it would be given back.
+			// The call is refused, whatever the others find.
 			return
 		default:
 			refused = append(refused, i)
@@ -162,7 +149,7 @@ func (t *taking) reclaim() {
 	}
 }
 
-// take takes what some requests cost, and batches for those that fetch, in one
+// take takes the costs of some requests, and batches for those that fetch, in one
 // call. It returns the places of those that fetched in vain.
 func (t *taking) take(own, fetches []int) (again []int) {
 	if len(own)+len(fetches) == 0 {
@@ -172,7 +159,7 @@ func (t *taking) take(own, fetches []int) (again []int) {
 	asked := l.books.now()
 	reqs := t.reqs
 	var borrowed []loan
-	if len(fetches) > 0 || len(own) < len(reqs) || t.anyBatch() {
+	if len(fetches) > 0 || len(own) < len(reqs) || slices.ContainsFunc(reqs, hasBatch) {
 		reqs = make([]store.Request, 0, len(own)+len(fetches))
 		borrowed = make([]loan, len(own))
 		for n, i := range own {
@@ -200,17 +187,9 @@ func (t *taking) take(own, fetches []int) (again []int) {
 	return again
 }
 
-func (t *taking) anyBatch() bool {
-	for i := range t.reqs {
-		if t.reqs[i].Batch != 0 {
-			return true
-		}
-	}
-	return false
-}
+func hasBatch(r store.Request) bool { return r.Batch != 0 }
 
-// hearTake remembers what a take was told, of buckets that are full or known
-// already.
+// hearTake takes in the answer to a take, if the bucket is full or in the books.
 func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) {
 	var e *entry
 	now := l.books.now()
@@ -231,29 +210,40 @@ func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) {
 	}
 	e.hear(r, st, asked, now)
 	if algorithm.Copies(r.Limit.Algorithm) {
-		// Takes overlap: one that was asked for before this answer may lack what
-		// this one spent.
+		// The answer to an overlapping take may lack what this one spent.
 		e.confirmed = now
 	}
 }
 
-// outcome is what becomes of a request with a batch.
+// outcome is what a request with a batch has to do.
 type outcome uint8
 
 const (
-	// claimServed: from what was taken in advance.
+	// claimServed: nothing; the reservation has served the request.
 	claimServed outcome = iota
-	// claimFetches: the request fetches a batch, for itself and others.
+	// claimFetches: fetch a batch, for itself and others.
 	claimFetches
-	// claimWaits: for the batch that is being fetched.
+	// claimWaits: wait for the batch in flight.
 	claimWaits
-	// claimDirect: the request takes what it costs by itself.
+	// claimDirect: take its cost from the store.
 	claimDirect
-	// claimRefused: there is nothing for the request here.
+	// claimRefused: accept the store's refusal.
 	claimRefused
 )
 
-// tokens is what the reservation can serve of a request.
+// rest is the part of a request that the reservation does not cover. isServed
+// reports whether the request needs no more, or a batch in flight is likely to
+// serve it.
+func (e *entry) rest(r *store.Request, now int64) (rest store.Request, isServed bool) {
+	rest = *r
+	if r.Batch == 0 {
+		return rest, false
+	}
+	rest.Cost -= e.tokens(r, now)
+	return rest, rest.Cost == 0 || e.reservation != nil && e.reservation.coming > 0
+}
+
+// tokens is how much of a request's cost the reservation covers.
 func (e *entry) tokens(r *store.Request, now int64) int64 {
 	if v := e.reservation; v != nil && r.Batch != 0 && now+e.clock < v.ends {
 		return min(v.tokens, r.Cost)
@@ -261,85 +251,8 @@ func (e *entry) tokens(r *store.Request, now int64) int64 {
 	return 0
 }
 
-// isFetching tells whether a batch is on its way.
-func (e *entry) isFetching() bool { return e.reservation != nil && e.reservation.coming > 0 }
-
-// rest is what the store has to give of a request, beside what is reserved; it
-// need not give anything where the request is served here, or is likely to be.
-func (e *entry) rest(r *store.Request, now int64) (rest store.Request, isServed bool) {
-	rest = *r
-	if r.Batch == 0 {
-		return rest, false
-	}
-	rest.Cost -= e.tokens(r, now)
-	return rest, e.isFetching() || rest.Cost == 0
-}
-
-// loan is what was taken out of a reservation for a request of which the store
-// is to give the rest.
-type loan struct {
-	entry          *entry
-	tokens, period int64
-	resets         int64
-}
-
-// borrow takes as much of a request's cost out of the reservation as there is.
-func (l *Ledger) borrow(r *store.Request) loan {
-	if r.Batch == 0 {
-		return loan{}
-	}
-	e := l.find(r)
-	if e == nil {
-		return loan{}
-	}
-	defer e.page.mu.Unlock()
-	tokens := e.tokens(r, l.books.now())
-	if tokens == 0 {
-		return loan{}
-	}
-	v := e.reservation
-	v.tokens -= tokens
-	v.lent += tokens
-	return loan{e, tokens, v.period, v.resets}
-}
-
-// repay ends a loan, once the store has answered about the rest.
-func (l *Ledger) repay(r *store.Request, b loan, st *store.State) {
-	if b.tokens > 0 {
-		l.refund(l.endLoan(r, b, st))
-	}
-}
-
-// endLoan is repay, but returns the refund that is to be made.
-func (l *Ledger) endLoan(r *store.Request, b loan, st *store.State) (refunds []store.Request) {
-	b.entry.page.mu.Lock()
-	defer b.entry.page.mu.Unlock()
-	v := b.entry.reservation
-	v.lent -= b.tokens
-	switch {
-	case st.Err == nil && st.Allowed:
-		if st.Receipt.Period != b.period {
-			// Parts of it are of two windows: it cannot be given back.
-			st.Receipt = store.Receipt{}
-		}
-	case v.resets != b.resets:
-		// The bucket was reset: they are no part of the new one.
-		b.entry.page.counts.expired += b.tokens
-	case v.period == b.period:
-		v.tokens += b.tokens
-		l.books.noteReserved(b.entry)
-	default:
-		// The window is over, or soon will be; the store knows what is left of it.
-		b.entry.page.counts.returned += b.tokens
-		refund := *r
-		refund.Cost, refund.Receipt = b.tokens, store.Receipt{Period: b.period}
-		refunds = append(refunds, refund)
-	}
-	return refunds
-}
-
-// claim serves the request at a place of t from the reservation, or tells what
-// it has to do.
+// claim serves the request at a place from the reservation, or returns what it
+// has to do.
 func (l *Ledger) claim(t *taking, place int) outcome {
 	r := &t.reqs[place]
 	processes := l.processes(r)
@@ -361,7 +274,7 @@ func (l *Ledger) claim(t *taking, place int) outcome {
 		return claimDirect
 	}
 	if v.tokens > 0 && now+e.clock >= v.ends {
-		e.page.counts.expired += v.tokens
+		e.page.counts.TokensExpired += v.tokens
 		v.waste()
 	} else if v.tokens < r.Cost && v.began != 0 {
 		v.adapt(r, processes, now)
@@ -375,23 +288,8 @@ func (l *Ledger) claim(t *taking, place int) outcome {
 	return claimFetches
 }
 
-// wait lets the request at a place of t have a part of the batch that is being
-// fetched, if there is one for it: whoever waits is sure of his part.
-func (v *reservation) wait(t *taking, place int) bool {
-	cost := t.reqs[place].Cost
-	if cost == 0 || v.claimed+cost > v.coming {
-		return false
-	}
-	if t.turns == nil {
-		t.turns = make(chan message, len(t.reqs))
-	}
-	v.claimed += cost
-	v.claims = append(v.claims, &claim{t, place})
-	return true
-}
-
-// reclaim serves the request at a place of t, which the store has refused, from
-// what was fetched meanwhile, or tells what it has to do.
+// reclaim serves the request at a place, which the store refused, from a batch
+// that was fetched meanwhile, or returns what the request has to do.
 func (l *Ledger) reclaim(t *taking, place int) outcome {
 	r, st := &t.reqs[place], &t.states[place]
 	e := l.find(r)
@@ -422,59 +320,53 @@ func (l *Ledger) batch(r *store.Request) store.Request {
 	return fetch
 }
 
-// fetched takes in what became of a batch, and serves those that wait for it.
-// It tells whether the request that fetched has to take by itself.
+// fetched takes in the outcome of a fetch, and serves the waiters. It reports
+// whether the request that fetched has to take its cost from the store.
 func (l *Ledger) fetched(t *taking, place int, batch *store.Request, st *store.State) (again bool) {
-	again, refunds := l.share(t, place, batch, st)
-	l.refund(refunds)
-	return again
-}
-
-// share is fetched, but returns the refund that is to be made.
-func (l *Ledger) share(t *taking, place int, batch *store.Request, st *store.State) (again bool, refunds []store.Request) {
+	var leftover store.Request
+	// Runs last, for it locks the page.
+	defer func() { l.refundOne(leftover) }()
 	now := l.books.now()
 	e := l.enter(batch, now)
 	defer e.page.mu.Unlock()
 	v := e.reservation
-	claims := append([]*claim{{t, place}}, v.claims...)
-	v.coming, v.claimed, v.claims = 0, 0, nil
-	e.page.counts.fetches++
+	waiters := append([]*waiter{{&t.call, place}}, v.waiters...)
+	v.coming, v.claimed, v.waiters = 0, 0, nil
+	e.page.counts.Fetches++
 	switch {
 	case st.Err == nil && st.Allowed:
-		e.page.counts.fetched += batch.Cost
-		if leftover := v.add(batch, st, batch.Cost, now); leftover.Cost > 0 {
-			e.page.counts.returned += leftover.Cost
-			refunds = append(refunds, leftover)
-		}
+		e.page.counts.TokensFetched += batch.Cost
+		leftover = v.add(batch, st, batch.Cost, now)
+		e.page.counts.TokensReturned += leftover.Cost
 	case st.Err == nil:
 		v.shortfall(batch, st)
 	}
-	for n, c := range claims {
-		r, turn := &c.reqs[c.place], retry
+	for n, w := range waiters {
+		r, turn := &w.reqs[w.place], retry
 		switch {
 		case st.Err != nil:
-			c.states[c.place], turn = *st, answered
+			w.states[w.place], turn = *st, answered
 		case st.Allowed && v.use(r.Cost, st.Now, now):
-			e.showTokens(r, &c.states[c.place], st.Now)
+			e.showTokens(r, &w.states[w.place], st.Now)
 			turn = answered
 		}
 		if n > 0 {
-			c.turns <- message{turn, asking{place: c.place}}
+			w.tell(turn)
 		} else {
 			again = turn == retry
 		}
 	}
 	if v.isStale {
-		// It may be of what was there before the reset.
-		e.page.counts.expired += v.abandon()
+		// The batch may predate the reset.
+		e.page.counts.TokensExpired += v.abandon()
 	}
 	if v.tokens > 0 {
 		l.books.noteReserved(e)
 	}
-	return again, refunds
+	return again
 }
 
-// showTokens sets the state of a request that was served from the reservation.
+// showTokens sets the state of a request that the reservation served.
 func (e *entry) showTokens(r *store.Request, st *store.State, storeNow int64) {
 	asked := *r
 	asked.Cost = 0
@@ -485,17 +377,76 @@ func (e *entry) showTokens(r *store.Request, st *store.State, storeNow int64) {
 	st.Receipt = store.Receipt{Period: e.reservation.period}
 }
 
-// restore puts back what was taken from reservations, and returns the other
-// refunds.
-func (l *Ledger) restore(reqs []store.Request) (others []store.Request) {
-	kept := 0
-	for i := range reqs {
-		if !l.restoreOne(&reqs[i]) {
-			reqs[kept] = reqs[i]
-			kept++
-		}
+// loan is the part of a request's cost that comes from a reservation, while the
+// store decides about the rest.
+type loan struct {
+	entry          *entry
+	tokens, period int64
+	resets         int64
+}
+
+// borrow takes as much of a request's cost out of the reservation as it has.
+func (l *Ledger) borrow(r *store.Request) loan {
+	if r.Batch == 0 {
+		return loan{}
 	}
-	return reqs[:kept]
+	e := l.find(r)
+	if e == nil {
+		return loan{}
+	}
+	defer e.page.mu.Unlock()
+	tokens := e.tokens(r, l.books.now())
+	if tokens == 0 {
+		return loan{}
+	}
+	v := e.reservation
+	v.tokens -= tokens
+	v.lent += tokens
+	return loan{e, tokens, v.period, v.resets}
+}
+
+// repay ends a loan once the store has answered about the rest.
+func (l *Ledger) repay(r *store.Request, b loan, st *store.State) {
+	if b.tokens == 0 {
+		return
+	}
+	var refund store.Request
+	// Runs last, for it locks the page.
+	defer func() { l.refundOne(refund) }()
+	b.entry.page.mu.Lock()
+	defer b.entry.page.mu.Unlock()
+	v := b.entry.reservation
+	v.lent -= b.tokens
+	switch {
+	case st.Err == nil && st.Allowed:
+		if st.Receipt.Period != b.period {
+			// The cost is of two windows, and cannot be refunded.
+			st.Receipt = store.Receipt{}
+		}
+	case v.resets != b.resets:
+		// The tokens are no part of the bucket since its reset.
+		b.entry.page.counts.TokensExpired += b.tokens
+	case v.period == b.period:
+		v.tokens += b.tokens
+		l.books.noteReserved(b.entry)
+	default:
+		// The store knows what is left of the tokens' window.
+		b.entry.page.counts.TokensReturned += b.tokens
+		refund = *r
+		refund.Cost, refund.Receipt = b.tokens, store.Receipt{Period: b.period}
+	}
+}
+
+// refundOne refunds what a request costs, if anything. No page is locked.
+func (l *Ledger) refundOne(r store.Request) {
+	if r.Cost > 0 {
+		l.refund([]store.Request{r})
+	}
+}
+
+// restore puts refunds back into their reservations, and returns the others.
+func (l *Ledger) restore(reqs []store.Request) (others []store.Request) {
+	return slices.DeleteFunc(reqs, func(r store.Request) bool { return l.restoreOne(&r) })
 }
 
 func (l *Ledger) restoreOne(r *store.Request) bool {
@@ -515,63 +466,4 @@ func (l *Ledger) restoreOne(r *store.Request) bool {
 	v.used = now
 	l.books.noteReserved(e)
 	return true
-}
-
-// noteReserved sees to it that the entry's tokens are given back when they are
-// not used. Its page is locked.
-func (b *Books) noteReserved(e *entry) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.reserved) == 0 {
-		go b.reap()
-	}
-	b.reserved[e] = true
-}
-
-// reapPause is how often idle batches are looked for.
-const reapPause = 250 * time.Millisecond
-
-// reap gives back what is not used, until nothing is reserved.
-func (b *Books) reap() {
-	for {
-		time.Sleep(reapPause)
-		if b.giveBack(idleBatch) {
-			return
-		}
-	}
-}
-
-// giveBack gives back what was not used for so long, and what became too much
-// because there are more processes now. It tells whether nothing is left.
-func (b *Books) giveBack(idle int64) bool {
-	b.mu.Lock()
-	entries := make([]*entry, 0, len(b.reserved))
-	for e := range b.reserved {
-		entries = append(entries, e)
-	}
-	b.mu.Unlock()
-	l, now := b.current(), b.now()
-	var refunds []store.Request
-	for _, e := range entries {
-		e.page.mu.Lock()
-		v := e.reservation
-		switch refund := v.surplus(l, idle, now); {
-		case refund.Cost == 0:
-		case l != nil && now+e.clock < v.ends:
-			e.page.counts.returned += refund.Cost
-			refunds = append(refunds, refund)
-		default:
-			e.page.counts.expired += refund.Cost
-		}
-		if v.tokens == 0 {
-			b.mu.Lock()
-			delete(b.reserved, e)
-			b.mu.Unlock()
-		}
-		e.page.mu.Unlock()
-	}
-	l.refund(refunds)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return len(b.reserved) == 0
 }

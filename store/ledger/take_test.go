@@ -484,7 +484,7 @@ func newOvertaken(t *testing.T) *batches {
 
 // refusedTake is a take that the store has refused when that much was left of it.
 func (b *batches) refusedTake(remaining int64, reqs ...store.Request) *taking {
-	t := &taking{ledger: b.ledgers[0], ctx: context.Background(), reqs: reqs}
+	t := &taking{call{ledger: b.ledgers[0], ctx: context.Background(), reqs: reqs}}
 	for range reqs {
 		t.states = append(t.states, store.State{Limit: b.events, Used: b.events - remaining, Remaining: remaining, RetryAfter: 1})
 	}
