@@ -1,5 +1,9 @@
-// Package memory is the store that keeps its buckets in this process: nothing
-// is shared with other processes and nothing outlives this one.
+// Package memory is a store that keeps its buckets in this process. It shares
+// nothing with other processes, and nothing outlives the process.
+//
+// [Buckets] are the state, which outlives configs; a [Store] is a view of them
+// with settings of its own. The package imports store, store/algorithm and
+// internal/identity.
 package memory
 
 import (
@@ -11,23 +15,20 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// DefaultMaxKeys is how many buckets there may be where [Options] do not say.
+// DefaultMaxKeys is the default of [Options.MaxKeys].
 const DefaultMaxKeys = 1_000_000
 
-// Options are the settings of one view of the buckets. The zero value is
-// ready to use.
+// Options are the settings of one view of the buckets.
 type Options struct {
-	// MaxKeys bounds the number of buckets whenever this view inserts one;
-	// zero or less means DefaultMaxKeys. See [Buckets] for what goes when they
-	// are full, and for what happens if it is lower than a bound before it.
+	// MaxKeys bounds the number of buckets whenever this view inserts one; zero
+	// or less means DefaultMaxKeys. [Buckets] describes evictions.
 	MaxKeys int
 	// Now is the clock that decides; nil means time.Now.
 	Now func() time.Time
 }
 
-// Store is a view of buckets: they are shared and last, its settings are its
-// own. It holds nothing that must be released, ignores contexts, for it never
-// waits, and never fails.
+// Store is a view of buckets. It holds nothing to release, ignores contexts, for
+// it never waits, and never fails.
 type Store struct {
 	buckets *Buckets
 	maxKeys int64
@@ -95,13 +96,6 @@ func (s *Store) run(op algorithm.Operation, reqs []store.Request) []store.State 
 	return states
 }
 
-// Interface guards.
-var (
-	_ store.Store     = (*Store)(nil)
-	_ store.Detacher  = (*Store)(nil)
-	_ store.Penalizer = (*Store)(nil)
-)
-
 // Peek implements [store.Peeker].
 func (s *Store) Peek(_ context.Context, reqs []store.Request) []store.State {
 	return s.run(algorithm.Peek, reqs)
@@ -119,10 +113,10 @@ func (s *Store) Reset(_ context.Context, r store.Request) error {
 	return nil
 }
 
-// Len is how many buckets there are, in all views.
+// Len returns the number of buckets, in all views.
 func (s *Store) Len() int { return s.buckets.Len() }
 
-// forget removes the bucket that r asks about, if there is one.
+// forget removes the bucket of r, if there is one.
 func (b *Buckets) forget(r *store.Request) {
 	id := identity.New(b.limits.Number(r.Limit), r.ClientKey)
 	if b.shards[b.shardOf(id)].forget(id) {
@@ -130,7 +124,7 @@ func (b *Buckets) forget(r *store.Request) {
 	}
 }
 
-// forget removes a bucket, and tells whether there was one.
+// forget removes a bucket, and reports whether there was one.
 func (s *shard) forget(id identity.ID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,6 +139,9 @@ func (s *shard) forget(id identity.ID) bool {
 
 // Interface guards.
 var (
+	_ store.Store     = (*Store)(nil)
+	_ store.Detacher  = (*Store)(nil)
+	_ store.Penalizer = (*Store)(nil)
 	_ store.Peeker    = (*Store)(nil)
 	_ store.Inspector = (*Store)(nil)
 	_ store.Resetter  = (*Store)(nil)

@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"container/heap"
 	"maps"
 	"math"
 	"math/rand/v2"
@@ -13,8 +14,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// shard holds the buckets of some identities behind one lock. No method takes
-// another shard's lock.
+// shard holds some of the buckets behind one lock. No method takes another
+// shard's lock.
 type shard struct {
 	mu      sync.Mutex
 	indexes []index // by the limit's number
@@ -22,15 +23,15 @@ type shard struct {
 	// nearest is the due of the first in the queue, or never.
 	nearest *atomic.Int64
 	limits  *identity.Limits
-	// Two cache lines each, lest one shard's lock slow its neighbours down.
+	// A shard fills two cache lines, so that its lock does not slow its
+	// neighbours down.
 	_ [48]byte
 }
 
 // never is the due of an empty shard.
 const never = math.MaxInt64
 
-// run does op to the bucket, if it is found. An expired one may have been
-// revived by that.
+// run runs op on the bucket, if it is found, and reports whether it was due.
 func (s *shard) run(op algorithm.Operation, id identity.ID, r *store.Request, now int64) (st store.State, found, revived bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -47,13 +48,13 @@ func (s *shard) run(op algorithm.Operation, id identity.ID, r *store.Request, no
 	return st, true, revived
 }
 
-// insertAndRun does op to the bucket, and tells whether it took its insertion.
+// insertAndRun runs op on the bucket, and reports whether it inserted it.
 func (s *shard) insertAndRun(op algorithm.Operation, id identity.ID, r *store.Request, now int64) (st store.State, inserted bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.find(id)
 	if inserted = b == nil; inserted {
-		// The caller's key may be a part of something large.
+		// The caller's key may pin a larger string.
 		id.Key = strings.Clone(id.Key)
 		b = newBucket(id, r.Limit)
 	}
@@ -65,15 +66,14 @@ func (s *shard) insertAndRun(op algorithm.Operation, id identity.ID, r *store.Re
 	return st, inserted
 }
 
-// postpone makes b due when it will have expired, as far as is known now.
+// postpone makes b due at its expiry as of now.
 func (s *shard) postpone(b *bucket) {
 	b.due = b.content.Expiry(s.limits.Limit(b.limit))
 	s.queue.fix(int(b.place))
 }
 
-// expire removes up to most buckets that are expired at now, and returns how
-// many it did. On the way it postpones up to spare buckets that are due and
-// have not expired.
+// expire removes up to most expired buckets, and returns their number. It
+// postpones up to spare buckets that are due and have not expired.
 func (s *shard) expire(now int64, most, spare int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,7 +94,7 @@ func (s *shard) expire(now int64, most, spare int) int {
 	return n
 }
 
-// sample offers up to most buckets to c, and returns how many it did.
+// sample offers up to most buckets to c, and returns their number.
 func (s *shard) sample(most int, c *candidate) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,7 +110,7 @@ func (s *shard) sample(most int, c *candidate) int {
 	return most
 }
 
-// evict removes b, and tells whether it was still there.
+// evict removes b, and reports whether it was still there.
 func (s *shard) evict(b *bucket) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -153,15 +153,15 @@ func (s *shard) publish() {
 	}
 }
 
-// bucket is the state of one limit for one client key. The fields fill one of
-// the allocator's sizes, 48 bytes, to the last.
+// bucket is the state of one limit for one client key. Its 48 bytes are one of
+// the allocator's size classes.
 type bucket struct {
 	key     string
 	limit   uint32
 	place   int32 // in its shard's queue, or removed
 	content algorithm.Bucket
-	// due is when to look whether the content has expired. Content that was
-	// used since may last longer.
+	// due is when to check the content for expiry. Later use postpones the expiry,
+	// not due.
 	due int64
 }
 
@@ -171,14 +171,14 @@ func newBucket(id identity.ID, limit *store.Limit) *bucket {
 	return &bucket{key: id.Key, limit: id.Limit, content: algorithm.New(limit)}
 }
 
-// candidate is a live bucket that may be evicted, as it was when it was seen.
+// candidate is a live bucket that may be evicted, as of when it was sampled.
 type candidate struct {
 	shard          *shard
 	bucket         *bucket
 	weight, expiry int64
 }
 
-// offer makes b the candidate if it is to go rather than the candidate so far.
+// offer makes b the candidate if it weighs less than the candidate so far.
 func (c *candidate) offer(s *shard, b *bucket) {
 	limit := s.limits.Limit(b.limit)
 	weight, expiry := b.content.Weight(limit), b.content.Expiry(limit)
@@ -190,8 +190,8 @@ func (c *candidate) offer(s *shard, b *bucket) {
 // index finds the buckets of one limit in one shard. The zero value is empty.
 type index struct {
 	buckets map[string]*bucket
-	// peak is the most that buckets has held. Maps do not shrink: this is what
-	// its memory is made for.
+	// peak is the most that buckets has held. Maps do not shrink, so it is what
+	// they have memory for.
 	peak int
 }
 
@@ -206,8 +206,8 @@ func (x *index) add(b *bucket) {
 	x.peak = max(x.peak, len(x.buckets))
 }
 
-// remove takes b out. After a flood it gives the memory back: every copy comes
-// after three times as many removals.
+// remove removes b. After a flood it copies the map to give memory back: a copy
+// comes after three times as many removals.
 func (x *index) remove(b *bucket) {
 	delete(x.buckets, b.key)
 	n := len(x.buckets)
@@ -221,78 +221,48 @@ func (x *index) remove(b *bucket) {
 	}
 }
 
-// queue is a binary heap of buckets, the one with the earliest due first.
-// Each bucket knows its place, so that any can be removed.
+// queue is a heap of buckets, earliest due first. Each bucket knows its place.
 type queue []*bucket
 
 // minQueue is the capacity below which a queue is not worth shrinking.
 const minQueue = 64
 
-func (q *queue) push(b *bucket) {
-	*q = append(*q, b)
-	q.up(len(*q) - 1)
+func (q *queue) push(b *bucket)   { heap.Push(q, b) }
+func (q *queue) remove(b *bucket) { heap.Remove(q, int(b.place)) }
+
+// fix restores the order after the bucket at i got another due.
+func (q *queue) fix(i int) { heap.Fix(q, i) }
+
+// Len implements [heap.Interface].
+func (q queue) Len() int { return len(q) }
+
+// Less implements [heap.Interface].
+func (q queue) Less(i, j int) bool { return q[i].due < q[j].due }
+
+// Swap implements [heap.Interface].
+func (q queue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].place, q[j].place = int32(i), int32(j)
 }
 
-// remove takes b out and marks it removed.
-func (q *queue) remove(b *bucket) {
+// Push implements [heap.Interface].
+func (q *queue) Push(x any) {
+	b := x.(*bucket)
+	b.place = int32(len(*q))
+	*q = append(*q, b)
+}
+
+// Pop implements [heap.Interface]. It gives memory back, and marks the bucket
+// removed.
+func (q *queue) Pop() any {
 	old := *q
-	i, last := int(b.place), len(old)-1
-	old[i] = old[last]
+	last := len(old) - 1
+	b := old[last]
+	b.place = removed
 	old[last] = nil
 	*q = old[:last]
-	if i < last {
-		q.fix(i)
-	}
-	b.place = removed
 	if c := cap(old); c >= minQueue && last <= c/4 {
 		*q = append(make(queue, 0, c/2), *q...)
 	}
-}
-
-// fix restores the order after the bucket at i got another due.
-func (q *queue) fix(i int) {
-	if q.down(i) == i {
-		q.up(i)
-	}
-}
-
-func (q *queue) up(i int) {
-	h := *q
-	b := h[i]
-	for i > 0 {
-		parent := (i - 1) / 2
-		if h[parent].due <= b.due {
-			break
-		}
-		h.put(i, h[parent])
-		i = parent
-	}
-	h.put(i, b)
-}
-
-// down returns where the bucket at i went.
-func (q *queue) down(i int) int {
-	h := *q
-	b := h[i]
-	for {
-		child := 2*i + 1
-		if child >= len(h) {
-			break
-		}
-		if right := child + 1; right < len(h) && h[right].due < h[child].due {
-			child = right
-		}
-		if h[child].due >= b.due {
-			break
-		}
-		h.put(i, h[child])
-		i = child
-	}
-	h.put(i, b)
-	return i
-}
-
-func (q queue) put(i int, b *bucket) {
-	q[i] = b
-	b.place = int32(i)
+	return b
 }
