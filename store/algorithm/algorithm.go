@@ -1,6 +1,9 @@
-// Package algorithm is the arithmetic of the rate limiting algorithms: pure
+// Package algorithm has the arithmetic of the rate limiting algorithms: pure
 // functions of a bucket's content and an instant, without I/O or a clock. The
-// memory store runs it, and the Lua scripts are held to it by tests.
+// memory store runs it, and tests hold the Lua scripts to it.
+//
+// A [Bucket] is the content of one bucket, an [Operation] what a store does to
+// it, and [Known] a copy of a remote bucket. The package imports store only.
 package algorithm
 
 import (
@@ -10,30 +13,28 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// Bucket is the content of a bucket: what was spent, and when. The zero value
-// of each implementation is a bucket in which nothing ever was.
+// Bucket is the content of a bucket: what was spent, and when. The zero value of
+// each implementation is an empty bucket.
 //
-// The instant now never has to move forward: a bucket makes the best of one
-// that is before what it has seen, and never gives more for it.
+// The instant now may go backwards, and a bucket never gives more for it.
 type Bucket interface {
-	// Open makes sure that there is a reset to tell.
+	// Open opens a window, so that the state has a reset.
 	Open(r *store.Request, now int64)
 	// Charge spends the cost.
 	Charge(r *store.Request, now int64)
-	// Take spends the cost if it fits, and tells whether it did.
+	// Take spends the cost if it fits, and reports whether it did.
 	Take(r *store.Request, now int64) bool
 	// Refund gives the cost back.
 	Refund(r *store.Request, now int64)
-	// Penalize keeps the bucket refused until r.Until, unless it is already.
+	// Penalize refuses requests until r.Until, unless the bucket is penalized.
 	Penalize(r *store.Request, now int64)
-	// View is what the bucket looks like to r; spent tells whether the
-	// cost of r was spent just now, or is yet to be.
+	// View returns the state of r; spent reports whether its cost was spent
+	// just now.
 	View(r *store.Request, now int64, spent bool) store.State
-	// Expiry is the instant from which on a bucket of the limit says nothing
-	// any more: it may be forgotten.
+	// Expiry is the instant from which the bucket may be forgotten.
 	Expiry(limit *store.Limit) int64
-	// Weight is how many events the bucket holds, at most: the less it is, the
-	// less is lost with the bucket.
+	// Weight is an upper bound of the events in the bucket: less is lost with a
+	// bucket of less weight.
 	Weight(limit *store.Limit) int64
 }
 
@@ -80,7 +81,7 @@ func (p *penalty) Penalize(r *store.Request, now int64) {
 	}
 }
 
-// apply makes a state that was not asked to spend show the penalty.
+// apply makes the state of a request that has spent nothing show the penalty.
 func (p *penalty) apply(s *store.State) {
 	if !p.isPenalized(s.Now) {
 		return
@@ -90,19 +91,19 @@ func (p *penalty) apply(s *store.State) {
 	s.RetryAfter = max(s.RetryAfter, micros(p.Penalty-s.Now))
 }
 
-// noPenalty is the part of a bucket that knows none.
+// noPenalty is the part of a bucket without penalties.
 type noPenalty struct{}
 
 // Penalize implements [Bucket].
 func (noPenalty) Penalize(*store.Request, int64) {}
 
-// noWindow is the part of a bucket that has no window to open.
+// noWindow is the part of a bucket without a window to open.
 type noWindow struct{}
 
 // Open implements [Bucket].
 func (noWindow) Open(*store.Request, int64) {}
 
-// Operation is what a store is asked to do to a bucket.
+// Operation is what a store does to a bucket.
 type Operation uint8
 
 // The operations.
@@ -112,7 +113,7 @@ const (
 	Take
 	Refund
 	Penalize
-	// Peek is Check, but opens no window.
+	// Peek is Check without opening a window.
 	Peek
 )
 
@@ -121,7 +122,7 @@ func (op Operation) String() string {
 	return [...]string{"check", "charge", "take", "refund", "penalize", "peek"}[op]
 }
 
-// Run does the operation to b, and returns what b then looks like to r.
+// Run runs the operation on b, and returns the state of r.
 func (op Operation) Run(b Bucket, r *store.Request, now int64) store.State {
 	spent := false
 	switch op {
@@ -141,9 +142,9 @@ func (op Operation) Run(b Bucket, r *store.Request, now int64) store.State {
 	return b.View(r, now, spent)
 }
 
-// newState is the state of a bucket of which used counts at now, apart from
-// what it depends on beyond that: resets and, if it is not allowed, how long
-// to wait. spent tells whether the cost of r is part of used.
+// newState is the state of a request to a bucket in which used counts at now,
+// without resets and the time to wait. spent reports whether used includes the
+// cost of r.
 func newState(r *store.Request, now, used int64, spent bool) store.State {
 	capacity := r.Capacity()
 	needed := used
@@ -159,8 +160,7 @@ func newState(r *store.Request, now, used int64, spent bool) store.State {
 	}
 }
 
-// wait sets how long a request that is not allowed has to wait, if that is
-// until the instant at.
+// wait sets the RetryAfter of a refused request that fits at the instant at.
 func wait(s *store.State, r *store.Request, at int64, spent bool) {
 	switch {
 	case s.Allowed:
@@ -171,9 +171,8 @@ func wait(s *store.State, r *store.Request, at int64, spent bool) {
 	}
 }
 
-// othersTurn is how long the whole windows are in which those ahead of r take
-// everything, after the one in which used was spent and before it is the turn of
-// r; no window lets more than the capacity through for long.
+// othersTurn is the length of the whole windows that the requests ahead of r fill,
+// after the window in which used was spent.
 func othersTurn(r *store.Request, used int64, spent bool) int64 {
 	capacity := r.Capacity()
 	if spent || r.Ahead == 0 || capacity < 1 {
@@ -186,8 +185,8 @@ func othersTurn(r *store.Request, used int64, spent bool) int64 {
 
 func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
 
-// mulDiv returns a*b/c, rounded down, and what is left over, in units of 1/c.
-// A quotient above [store.MaxInteger] becomes that, with nothing left over.
+// mulDiv returns a*b/c rounded down, and the rest in units of 1/c. It saturates at
+// [store.MaxInteger] with no rest.
 func mulDiv(a, b, c int64) (quotient, rest int64) {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	if hi >= uint64(c) {

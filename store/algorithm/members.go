@@ -8,7 +8,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// member is one event that is kept by itself: the part-th of the request id.
+// member is a single event: the part-th of the request id.
 type member struct {
 	at   int64
 	id   string
@@ -20,10 +20,10 @@ func (m member) compare(other member) int {
 	return cmp.Or(cmp.Compare(m.at, other.at), cmp.Compare(m.id, other.id), cmp.Compare(m.part, other.part))
 }
 
-// members are kept in order.
+// members are sorted.
 type members []member
 
-// put adds the first n members of a request, or moves those that are there.
+// put adds the first n members of a request, or moves existing ones.
 func (l *members) put(at int64, id string, n int64) {
 	l.remove(id, n)
 	for part := range n {
@@ -33,7 +33,7 @@ func (l *members) put(at int64, id string, n int64) {
 	}
 }
 
-// remove takes out the first n members of a request.
+// remove removes the first n members of a request.
 func (l *members) remove(id string, n int64) {
 	*l = slices.DeleteFunc(*l, func(m member) bool { return m.id == id && m.part < n })
 }
@@ -49,7 +49,7 @@ func (l members) after(at int64) members {
 	return l[i:]
 }
 
-// keep cuts l down to its last members.
+// keep removes all but the last members.
 func (l *members) keep(last members) {
 	if len(last) == len(*l) {
 		return
@@ -67,7 +67,7 @@ func (l members) newest() int64 {
 	return l[len(l)-1].at
 }
 
-// without returns the members up to the last that is not of the request.
+// without drops the members of the request from the end.
 func (l members) without(id string) members {
 	for len(l) > 0 && l[len(l)-1].id == id {
 		l = l[:len(l)-1]
@@ -75,11 +75,11 @@ func (l members) without(id string) members {
 	return l
 }
 
-// Kept is how many members of a request, or of a log, are kept at most: one
-// more than fit, so that it shows that they do not.
+// Kept bounds the members of a request, or of a log: one more than fit, so that an
+// overflow shows.
 func Kept(r *store.Request) int64 { return r.Events + 1 }
 
-// count is how many members a request's cost makes.
+// count is the number of members of a request's cost.
 func count(r *store.Request) int64 { return min(r.Cost, Kept(r), store.MaxMembers) }
 
 // SlidingLog is the content of a bucket of [store.SlidingLog].
@@ -89,16 +89,16 @@ type SlidingLog struct {
 	members members
 }
 
-// LogSummary is what a request needs to know of a log.
+// LogSummary is what the state of a request depends on.
 type LogSummary struct {
-	// Used is how many events it holds.
+	// Used is the number of events.
 	Used int64
 	// Newest is the instant of the newest event, or 0.
 	Newest int64
 	// Other is the instant of the newest event of another request, or 0.
 	Other int64
-	// Blocking is the instant of the newest event that has to go for the
-	// request to fit, or 0 if it fits.
+	// Blocking is the instant of the newest event that has to expire for the
+	// request to fit, or 0.
 	Blocking int64
 }
 
@@ -106,7 +106,7 @@ func (b *SlidingLog) live(r *store.Request, now int64) members {
 	return b.members.after(now - r.Limit.Window.Microseconds())
 }
 
-// Charge implements [Bucket]. Only the newest events are kept: older ones decide
+// Charge implements [Bucket]. It keeps the newest events only: older ones decide
 // nothing.
 func (b *SlidingLog) Charge(r *store.Request, now int64) {
 	if r.Cost == 0 {
@@ -177,19 +177,18 @@ func (b *SlidingLog) Expiry(limit *store.Limit) int64 {
 // Weight implements [Bucket].
 func (b *SlidingLog) Weight(*store.Limit) int64 { return int64(len(b.members)) }
 
-// slotRetry is how long a client is told to wait for a slot: when one becomes
-// free is not known.
+// slotRetry is the time to wait for a slot: when one becomes free is unknown.
 const slotRetry = time.Second
 
 // Concurrency is the content of a bucket of [store.Concurrency].
 type Concurrency struct {
 	noWindow
 	noPenalty
-	// leases are members whose instant is that of their expiry.
+	// leases are at their instant of expiry.
 	leases members
 }
 
-// Charge implements [Bucket]. A lease that is there is renewed.
+// Charge implements [Bucket]. It renews existing leases.
 func (b *Concurrency) Charge(r *store.Request, now int64) {
 	b.prune(now)
 	b.leases.put(now+r.Limit.Window.Microseconds(), r.ID, count(r))
@@ -211,7 +210,7 @@ func (b *Concurrency) Refund(r *store.Request, now int64) {
 	b.leases.remove(r.ID, count(r))
 }
 
-// prune lets go of the leases that have expired.
+// prune removes expired leases.
 func (b *Concurrency) prune(now int64) { b.leases.keep(b.leases.after(now)) }
 
 // View implements [Bucket].
@@ -219,11 +218,9 @@ func (b *Concurrency) View(r *store.Request, now int64, spent bool) store.State 
 	return LeaseSummary{int64(len(b.leases.after(now)))}.View(r, now, spent)
 }
 
-// LeaseSummary is what a request needs to know of the leases.
-type LeaseSummary struct {
-	// Used is how many there are.
-	Used int64
-}
+// LeaseSummary is what the state of a request depends on: Used is the number of
+// leases.
+type LeaseSummary struct{ Used int64 }
 
 // View is [Bucket.View] of the leases that l describes.
 func (l LeaseSummary) View(r *store.Request, now int64, spent bool) store.State {
