@@ -128,11 +128,10 @@ func TestAheadIsNotThere(t *testing.T) {
 	})
 }
 
-// TestRetryAfterIsExact requires that a request fits when it was told, if
-// nothing else is spent, and no microsecond before; and never, if it was told
-// that. Who changes the rate of a bucket of gcra is told how long it takes at
-// the new rate, which holds from the next time that something is spent; who
-// waits for a slot, nothing at all.
+// TestRetryAfterIsExact requires that a request fits at its RetryAfter, if nothing
+// else is spent, and no microsecond before; and never, if it is Never. A changed
+// rate of gcra holds from the next cost on, so its RetryAfter is that of the new
+// rate. The wait for a slot is unknown.
 func TestRetryAfterIsExact(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := newSubject(t, kind)
@@ -386,9 +385,9 @@ func TestAnyNumbers(t *testing.T) {
 	})
 }
 
-// TestForeseenWaitIsNoLongerThanTheWait lets requests wait in line, each taking
-// as soon as it fits: none is told at its arrival that it takes longer than it
-// then does, nor that it takes much less.
+// TestForeseenWaitIsNoLongerThanTheWait has requests wait in line, each taking as soon
+// as it fits: the wait foreseen at their arrival is no longer than the real one, nor
+// much shorter.
 func TestForeseenWaitIsNoLongerThanTheWait(t *testing.T) {
 	const start, waiting = 1_800_000_030_000_000, 25
 	for _, a := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA} {
@@ -414,8 +413,8 @@ func TestForeseenWaitIsNoLongerThanTheWait(t *testing.T) {
 					if foreseen[i] > waited {
 						t.Errorf("%s, %d events, %d used: number %d was told %d µs and waited %d", a, events, used, i, foreseen[i], waited)
 					}
-					// Two windows less is near enough to turn away whoever waits in
-					// vain; the sliding window is slower than any bound tells.
+					// Two windows less is near enough to turn requests away early; the sliding
+					// window is slower than any bound.
 					if floor := waited - 2*limit.Window.Microseconds(); foreseen[i] < floor && a != store.SlidingWindow {
 						t.Errorf("%s, %d events, %d used: number %d was told %d µs only, and waited %d", a, events, used, i, foreseen[i], waited)
 					}
@@ -497,8 +496,7 @@ func TestGCRAEventsChange(t *testing.T) {
 }
 
 // TestGCRADrainsAtTheOldRateUntilItIsSpent requires that only spending sets the
-// rate: a look at the bucket cannot. The wait that it tells is that at the new
-// rate, at which nothing drains yet.
+// rate. RetryAfter is that at the new rate, at which nothing drains yet.
 func TestGCRADrainsAtTheOldRateUntilItIsSpent(t *testing.T) {
 	limit := store.Limit{Algorithm: store.GCRA, Window: time.Minute}
 	b := algorithm.New(&limit)

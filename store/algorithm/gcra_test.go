@@ -246,7 +246,7 @@ func TestGCRARefundsCreateNothingInSmall(t *testing.T) {
 	}
 }
 
-// holds tells whether what is refunded is never more than what was taken.
+// holds reports whether refunds never exceed what was taken.
 func (h small) holds(t *testing.T) bool {
 	limit := store.Limit{Algorithm: store.GCRA, Window: micros(h.window)}
 	with, without := algorithm.New(&limit), algorithm.New(&limit)

@@ -111,7 +111,7 @@ func TestConcurrency(t *testing.T) {
 		{at: 0, op: check, cost: 1, allowed: true, used: 0, remaining: 5},
 		{at: 0, op: take, cost: 2, allowed: true, used: 2, remaining: 3},
 		{at: 10 * s, op: take, cost: 3, allowed: true, used: 5, remaining: 0},
-		// Nobody knows when a slot becomes free.
+		// When a slot becomes free is unknown.
 		{at: 11 * s, op: take, cost: 1, allowed: false, used: 5, remaining: 0, retry: s},
 		{at: 11 * s, op: take, cost: 6, allowed: false, used: 5, remaining: 0, retry: store.Never},
 		{at: 12 * s, op: refund, cost: 2, used: 3, remaining: 2},

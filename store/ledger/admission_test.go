@@ -14,7 +14,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// steady is a client that comes ten times a second.
+// steady is a client that makes ten requests a second.
 type steady struct {
 	*testing.T
 	sim    *simulation
@@ -28,8 +28,7 @@ func newSteady(t *testing.T, limit store.Limit, events int64) *steady {
 	return &steady{t, s, New(NewBooks(nil), s, Options{}), store.Request{Limit: &limit, ClientKey: "client", Events: events, Cost: 1}}
 }
 
-// come makes n requests, which are charged, and returns how many checks they
-// cost.
+// come makes n requests, charges them, and returns the number of checks.
 func (c *steady) come(n int) (checks int) {
 	before := c.sim.checks
 	for range n {
@@ -49,9 +48,9 @@ func (c *steady) want(what string, got, least, most int) {
 	}
 }
 
-// TestOwnBucketIsNotAskedAbout: once nobody else has charged a bucket for as long
-// as the primary's word is trusted, requests that leave half of it are admitted
-// without a check. Anything that speaks against it makes the store be asked.
+// TestOwnBucketIsNotAskedAbout: once this process has been the sole writer for the
+// time of trust, requests that leave half of the limit are admitted without a
+// check, until anything speaks against it.
 func TestOwnBucketIsNotAskedAbout(t *testing.T) {
 	for _, kind := range kinds {
 		synctest.Test(t, func(t *testing.T) {
@@ -85,7 +84,7 @@ func TestOwnBucketIsNotAskedAbout(t *testing.T) {
 	}
 }
 
-// TestOwnBucketIsAskedAboutNearTheLimit, and admits exactly that.
+// TestOwnBucketIsAskedAboutNearTheLimit, and exactly the limit is admitted.
 func TestOwnBucketIsAskedAboutNearTheLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSteady(t, store.Limit{Algorithm: store.FixedWindow}, 100)
@@ -101,8 +100,8 @@ func TestOwnBucketIsAskedAboutNearTheLimit(t *testing.T) {
 	})
 }
 
-// TestOthersAreSeenWithinTrust: a process that had a bucket to itself knows what
-// others spend as soon as its own next charge is answered.
+// TestOthersAreSeenWithinTrust: a sole writer learns of another one from the reply to
+// its own next charge.
 func TestOthersAreSeenWithinTrust(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSteady(t, store.Limit{Algorithm: store.FixedWindow}, 1000)
@@ -110,7 +109,7 @@ func TestOthersAreSeenWithinTrust(t *testing.T) {
 		for range 970 {
 			c.sim.others(algorithm.Charge, c.req)
 		}
-		// One passes on what was true a moment ago; its charge tells the rest.
+		// One request passes on a stale answer; the reply to its charge has the rest.
 		c.come(5)
 		if used := c.sim.used(c.req); used != 1001 {
 			t.Errorf("%d of 1000 are used, want one more than that", used)
@@ -119,8 +118,8 @@ func TestOthersAreSeenWithinTrust(t *testing.T) {
 	})
 }
 
-// newLine returns a ledger on a store in which a bucket of alice is full, and a
-// request of hers.
+// newLine returns a ledger on a store in which alice's bucket is full, and a request
+// of alice.
 func newLine(limit store.Limit) (*simulation, *Ledger, store.Request) {
 	s := newSimulation(1)
 	limit.Zone, limit.Window = "zone", time.Hour
@@ -131,8 +130,8 @@ func newLine(limit store.Limit) (*simulation, *Ledger, store.Request) {
 	return s, New(NewBooks(nil), s, Options{}), r
 }
 
-// TestLineIsAskedAboutOnceASecond, however many requests join it, and what they
-// are told is what the store would have said.
+// TestLineIsAskedAboutOnceASecond, however many requests wait, and every answer is
+// the store's.
 func TestLineIsAskedAboutOnceASecond(t *testing.T) {
 	for _, kind := range kinds {
 		synctest.Test(t, func(t *testing.T) {
@@ -156,8 +155,8 @@ func TestLineIsAskedAboutOnceASecond(t *testing.T) {
 	}
 }
 
-// TestLineOfALog: of a bucket that cannot be copied a refusal answers those that
-// need more only if it already is beyond their maxWait.
+// TestLineOfALog: a refusal of a bucket that cannot be copied answers a request of
+// greater need only if its wait exceeds the request's.
 func TestLineOfALog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, l, r := newLine(store.Limit{Algorithm: store.SlidingLog})
@@ -170,7 +169,7 @@ func TestLineOfALog(t *testing.T) {
 			{0, 2 * time.Hour, time.Hour, 1},
 			{0, 2 * time.Hour, time.Hour, 1},
 			{0, time.Minute, time.Hour, 1},
-			// It needs to know whether it is one window or two.
+			// One window or two: that needs a check.
 			{7, 2 * time.Hour, time.Hour, 2},
 			{7, 2 * time.Hour, time.Hour, 2},
 			{12, 90 * time.Minute, 2 * time.Hour, 3},
@@ -189,9 +188,9 @@ func TestLineOfALog(t *testing.T) {
 	})
 }
 
-// TestLineInAnOutage: what is known refuses nobody while the store does not
-// answer, and answers again when it does. A client that leaves while it asks
-// says nothing about the store, so that the next one asks.
+// TestLineInAnOutage: the ledger refuses nothing while the store does not answer,
+// and answers again after it. A client that leaves during its check says nothing
+// about the store, so the next request checks.
 func TestLineInAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, l, r := newLine(store.Limit{Algorithm: store.FixedWindow})
@@ -224,8 +223,8 @@ func TestLineInAnOutage(t *testing.T) {
 	})
 }
 
-// TestOwnClientsCostTheirChargesAlone: clients that come to one process cost no
-// checks, and those that come to two in turn as many as they make requests.
+// TestOwnClientsCostTheirChargesAlone: clients of one process cost no checks, those
+// that alternate between two processes a check for each request.
 func TestOwnClientsCostTheirChargesAlone(t *testing.T) {
 	const clients, perSecond, seconds = 20, 200, 5
 	for _, shared := range []bool{false, true} {
@@ -254,7 +253,7 @@ func TestOwnClientsCostTheirChargesAlone(t *testing.T) {
 				}
 				wg.Wait()
 			}
-			// A trusted second later it is known whether they come here alone.
+			// The time of trust shows whether this process is the sole writer.
 			come(3 * perSecond)
 			s.mu.Lock()
 			before := s.checks
@@ -275,9 +274,9 @@ func TestOwnClientsCostTheirChargesAlone(t *testing.T) {
 	}
 }
 
-// TestBatchesSaveCalls: of steady traffic, by requests at random instants through
-// four processes, most cost no call, and of heavy traffic nearly the whole limit
-// is admitted.
+// TestBatchesSaveCalls: most requests of steady traffic at random instants through
+// four processes cost no call, and of heavy traffic nearly the whole limit is
+// admitted.
 func TestBatchesSaveCalls(t *testing.T) {
 	const processes = 4
 	for _, events := range []int64{1_000, 10_000} {
@@ -286,8 +285,8 @@ func TestBatchesSaveCalls(t *testing.T) {
 				b := newBatches(t, 1, processes, events, batch)
 				b.limit.Window, b.limit.Align = time.Second, true
 				rng := rand.New(rand.NewPCG(uint64(events), 1))
-				// send makes requests of one aligned window, a part of the limit, and
-				// returns the calls that each cost, and what was admitted.
+				// send makes the requests of one aligned window, a percentage of the limit, and
+				// returns the calls for each request, and what was admitted.
 				send := func(percent int64) (calls float64, admitted int64) {
 					var wg sync.WaitGroup
 					now := b.sim.now()

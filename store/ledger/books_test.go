@@ -14,7 +14,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// TestBooksAreBounded, by forgetting what is known.
+// TestBooksAreBounded: a full book forgets idle entries.
 func TestBooksAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most, clients = 10_000, 40_000
@@ -38,7 +38,7 @@ func TestBooksAreBounded(t *testing.T) {
 	})
 }
 
-// TestOldEntriesGo without a bound being reached.
+// TestOldEntriesGo before the bound is reached.
 func TestOldEntriesGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
@@ -51,7 +51,7 @@ func TestOldEntriesGo(t *testing.T) {
 				synctest.Wait()
 			}
 		}
-		// Those of the last minute, and as many that nobody came across yet.
+		// Entries of the last minute, and as many expired ones not swept yet.
 		if n := l.books.Len(); n > 3*60*100 {
 			t.Errorf("%d buckets are remembered, though only 6,000 say something", n)
 		}
@@ -61,7 +61,7 @@ func TestOldEntriesGo(t *testing.T) {
 	})
 }
 
-// TestBoundInAnOutage: what has to be dropped then is reported.
+// TestBoundInAnOutage: charges dropped for the bound are reported.
 func TestBoundInAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most, clients = 1000, 5000
@@ -99,7 +99,7 @@ func TestBoundInAnOutage(t *testing.T) {
 	})
 }
 
-// TestMemoryPerBucket measures what a bucket takes that was charged once.
+// TestMemoryPerBucket measures the memory of a bucket that was charged once.
 func TestMemoryPerBucket(t *testing.T) {
 	const buckets, most = 100_000, 300
 	s := newSimulation(1)
@@ -133,8 +133,8 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// TestWaitingChargesGoToTheConfigThatRuns: not to one that may yet be rejected,
-// nor to one of which only a long request is left.
+// TestWaitingChargesGoToTheConfigThatRuns, and neither to one that may yet be
+// rejected nor to one that only serves a long request.
 func TestWaitingChargesGoToTheConfigThatRuns(t *testing.T) {
 	for name, test := range map[string]struct {
 		runs func(before, after *Ledger)
@@ -185,8 +185,8 @@ func TestWaitingChargesGoToTheConfigThatRuns(t *testing.T) {
 	}
 }
 
-// TestChargesThatNobodyDelivers are reported when the last view leaves, and what
-// comes later is delivered.
+// TestChargesThatNobodyDelivers are reported when the last view leaves; later
+// charges are delivered.
 func TestChargesThatNobodyDelivers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
@@ -205,7 +205,7 @@ func TestChargesThatNobodyDelivers(t *testing.T) {
 			l.ChargeDetached([]store.Request{r})
 			time.Sleep(100 * time.Millisecond)
 		}
-		// It is on its way when the view leaves.
+		// The charge is in flight when the view leaves.
 		l.ChargeDetached([]store.Request{requestOf("bob", 100)})
 		l.Leave()
 		time.Sleep(3 * time.Second)

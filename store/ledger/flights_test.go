@@ -10,12 +10,11 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
-// plain is a store that can do no more than it must.
+// plain is a store with the required methods only.
 type plain struct{ store.Store }
 
-// TestFlightsNeverPassTheLimit has requests that come together, of which some
-// turn out to be free, and requires that what was admitted and not free is
-// never above the limit, and that in the end all of it was used.
+// TestFlightsNeverPassTheLimit: of concurrent requests, some of which turn out free,
+// never more are admitted than the limit allows, and in the end all of it is used.
 func TestFlightsNeverPassTheLimit(t *testing.T) {
 	const events, workers = 50, 64
 	memoryStore := memory.New(memory.NewBuckets(), memory.Options{})
@@ -62,7 +61,8 @@ func TestFlightsNeverPassTheLimit(t *testing.T) {
 	}
 }
 
-// TestFlightRefusal tells a client that only its own requests are in the way.
+// TestFlightRefusal: a refusal reports that only the client's own requests are in
+// the way.
 func TestFlightRefusal(t *testing.T) {
 	l := NewLocal(NewFlights(), memory.New(memory.NewBuckets(), memory.Options{}))
 	limit := store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour}

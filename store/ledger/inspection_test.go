@@ -15,18 +15,18 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
-// word is what the primary says about a bucket.
+// word is the primary's answer about a bucket.
 func (s *simulation) word(r store.Request) store.State { return s.wordIn(r, 0) }
 
-// wordIn is what it says a while later, if nothing is spent.
+// wordIn is the primary's answer after d, if nothing is spent.
 func (s *simulation) wordIn(r store.Request, d time.Duration) store.State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return algorithm.Peek.Run(bucketIn(s.primary, &r), &r, s.now()+d.Microseconds())
 }
 
-// TestForesee tells what Admit answers then, with requests in flight and charges
-// that wait, and changes nothing.
+// TestForesee requires the answer of Admit, with requests in flight and pending
+// charges, and that nothing changes.
 func TestForesee(t *testing.T) {
 	for _, kind := range kinds {
 		if kind.Algorithm == store.Concurrency {
@@ -48,7 +48,7 @@ func TestForesee(t *testing.T) {
 					if after := l.snapshot(&r); !reflect.DeepEqual(before, after) || asked != [2]int{s.checks, s.writes} {
 						t.Fatalf("%s, seed %d: %+v became %+v", limit.Algorithm, seed, before, after)
 					}
-					// Events that come back while Admit asks cannot be foretold.
+					// Events that come back during Admit cannot be foreseen.
 					isStill := s.word(r).Used == s.wordIn(r, 10*time.Millisecond).Used
 					st := admit(l, r)
 					if differs := told.Allowed != st.Allowed || told.InFlight != st.InFlight || told.Used != st.Used || told.Remaining != st.Remaining; differs && isStill {
@@ -61,7 +61,7 @@ func TestForesee(t *testing.T) {
 						l.Settle(held[:1], []int64{held[0].Cost})
 						held = held[1:]
 					}
-					// Until what was charged has arrived.
+					// Until the charge has arrived.
 					time.Sleep(10*time.Millisecond + time.Duration(rng.IntN(3000))*time.Millisecond)
 				}
 				for _, r := range held {
@@ -73,7 +73,7 @@ func TestForesee(t *testing.T) {
 	}
 }
 
-// snapshot is what is known of a bucket.
+// snapshot is the entry of a bucket.
 func (l *Ledger) snapshot(r *store.Request) any {
 	e := l.find(r)
 	if e == nil {
@@ -83,7 +83,7 @@ func (l *Ledger) snapshot(r *store.Request) any {
 	return [...]any{e.known, e.clock, e.trusted, e.confirmed, e.soleWriter, e.failed, e.asked, e.until, e.flight, e.loose, e.silent, e.doubted, e.pending == nil}
 }
 
-// TestForeseeOfTake knows refusals and what was taken in advance.
+// TestForeseeOfTake includes known refusals and reserved tokens.
 func TestForeseeOfTake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
@@ -104,13 +104,13 @@ func TestForeseeOfTake(t *testing.T) {
 		if s.writes != writes {
 			t.Error("the store was written to")
 		}
-		// Until what is left was given back.
+		// Until the remaining tokens are given back.
 		time.Sleep(time.Hour)
 		l.Leave()
 	})
 }
 
-// TestForeseeLocal counts what is in flight, and holds nothing.
+// TestForeseeLocal counts the cost in flight, and holds nothing.
 func TestForeseeLocal(t *testing.T) {
 	m := memory.New(memory.NewBuckets(), memory.Options{})
 	flights := NewFlights()
@@ -155,7 +155,7 @@ func (s *simulation) Inspect(_ context.Context, r store.Request) store.Inspectio
 	return store.Inspection{Shard: "shard", Copies: []store.Copy{{Role: store.RolePrimary, State: store.State{Used: s.used(r)}}}}
 }
 
-// spend makes n requests that are charged, and returns how many were admitted.
+// spend makes n requests and charges the admitted ones, whose number it returns.
 func spend(l *Ledger, r store.Request, n int, pause time.Duration) (admitted int) {
 	for range n {
 		r.ID = time.Now().String()
@@ -168,8 +168,8 @@ func spend(l *Ledger, r store.Request, n int, pause time.Duration) (admitted int
 	return admitted
 }
 
-// TestResetIsSeen: at once by the process that made it, though a replica lags,
-// and by others within the time of trust, for all algorithms.
+// TestResetIsSeen at once by the process that resets, although a replica is stale,
+// and by others within the time of trust, with every algorithm.
 func TestResetIsSeen(t *testing.T) {
 	for _, kind := range kinds {
 		synctest.Test(t, func(t *testing.T) {
@@ -212,7 +212,7 @@ func TestResetIsSeen(t *testing.T) {
 	}
 }
 
-// TestResetKeepsWhatIsInFlight, and awaits what is on its way.
+// TestResetKeepsWhatIsInFlight, and awaits charges in flight.
 func TestResetKeepsWhatIsInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
@@ -242,7 +242,7 @@ func TestResetKeepsWhatIsInFlight(t *testing.T) {
 	})
 }
 
-// TestResetDropsWhatWaits, but not where the store cannot be reset.
+// TestResetDropsWhatWaits, unless the store cannot reset a bucket.
 func TestResetDropsWhatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
@@ -279,7 +279,7 @@ func TestResetDropsWhatWaits(t *testing.T) {
 	})
 }
 
-// TestResetGivesUpTokens that were taken in advance.
+// TestResetGivesUpTokens of reservations.
 func TestResetGivesUpTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBatches(t, 1, 1, 100, 10)
@@ -308,8 +308,8 @@ func TestResetGivesUpTokens(t *testing.T) {
 	})
 }
 
-// TestFiguresCountWhatIsSaved: refusals and admissions without a call, and
-// charges of which it is not known whether they count.
+// TestFiguresCountWhatIsSaved: local refusals and admissions, and charges of unknown
+// outcome.
 func TestFiguresCountWhatIsSaved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
@@ -348,7 +348,7 @@ func TestFiguresCountWhatIsSaved(t *testing.T) {
 	})
 }
 
-// TestResetsAmongRequests leave nothing behind, in whatever order things happen.
+// TestResetsAmongRequests: resets in random interleavings leave nothing behind.
 func TestResetsAmongRequests(t *testing.T) {
 	for seed := range uint64(300) {
 		synctest.Test(t, func(t *testing.T) {

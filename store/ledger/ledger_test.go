@@ -22,7 +22,7 @@ func requestOf(client string, events int64) store.Request {
 	return store.Request{Limit: &minutely, ClientKey: client, Events: events, Cost: 1, ID: client}
 }
 
-// admitter is a ledger, or flights.
+// admitter is a Ledger or a Local.
 type admitter interface {
 	Admit(ctx context.Context, reqs []store.Request, states []store.State)
 }
@@ -43,8 +43,8 @@ func takeAll(l *Ledger, reqs []store.Request) []store.State {
 	return l.Take(context.Background(), reqs)
 }
 
-// TestChecksAreCoalesced: of many that come at once, one asks, and the others
-// ask together once it has its answer.
+// TestChecksAreCoalesced: of concurrent requests one checks, and the others share
+// the next check.
 func TestChecksAreCoalesced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
@@ -103,7 +103,7 @@ func TestFullBucketIsAskedAboutOnceASecond(t *testing.T) {
 	}
 }
 
-// TestSecondZoneIsNotAsked where the first is known to refuse.
+// TestSecondZoneIsNotAsked if the first is known to refuse.
 func TestSecondZoneIsNotAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
@@ -111,7 +111,7 @@ func TestSecondZoneIsNotAsked(t *testing.T) {
 		full, free := requestOf("full", 1), requestOf("free", 100)
 		full.Limit = &store.Limit{Zone: "other", Algorithm: store.FixedWindow, Window: time.Minute}
 		s.others(algorithm.Charge, full)
-		// A replica says so, and then the primary.
+		// First a replica refuses, then the primary.
 		admit(l, full)
 		admit(l, full)
 		asked := s.checks
@@ -128,8 +128,8 @@ func TestSecondZoneIsNotAsked(t *testing.T) {
 	})
 }
 
-// TestWordsHeardMeanwhileStay: what the primary says while a charge is on its
-// way is not forgotten for the charge's reply, which may be older.
+// TestWordsHeardMeanwhileStay: the reply to a charge does not replace an answer that
+// arrived while the charge was in flight, and may be newer.
 func TestWordsHeardMeanwhileStay(t *testing.T) {
 	const now = 1_000_000
 	word := func(used int64) *store.State {
@@ -148,7 +148,7 @@ func TestWordsHeardMeanwhileStay(t *testing.T) {
 	if used := e.known.Content[0]; used != 7 {
 		t.Errorf("known is %d, want the 7 that the primary had said", used)
 	}
-	// And from then on the reply to a charge that was sent later counts.
+	// The reply to a charge sent later does.
 	l.settle(&r, 0, 4)
 	l.conclude(e, &r, word(6))
 	if used := e.known.Content[0]; used != 6 {
@@ -156,8 +156,8 @@ func TestWordsHeardMeanwhileStay(t *testing.T) {
 	}
 }
 
-// TestWaitingCountsBesideOthers: what waits to be sent counts on top of what
-// other processes have spent.
+// TestWaitingCountsBesideOthers: waiting charges count on top of what other
+// processes have spent.
 func TestWaitingCountsBesideOthers(t *testing.T) {
 	r := requestOf("alice", 100)
 	e := &entry{known: algorithm.Known{Content: store.Content{9, 100}}}
@@ -168,8 +168,8 @@ func TestWaitingCountsBesideOthers(t *testing.T) {
 	}
 }
 
-// TestOutageIsMadeUpFor: what was charged while the shard was down arrives once
-// it is back, merged, and is not asked about in between.
+// TestOutageIsMadeUpFor: charges of an outage arrive after it, merged, and the
+// store is not called for each of them in between.
 func TestOutageIsMadeUpFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
@@ -265,8 +265,7 @@ func TestWhatIsLeftAtTheEndIsReported(t *testing.T) {
 	})
 }
 
-// TestAnswersGoToTheirBuckets, also where a request asks about several again, in
-// another order.
+// TestAnswersGoToTheirBuckets, also if a call repeats checks in another order.
 func TestAnswersGoToTheirBuckets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
@@ -288,8 +287,8 @@ func TestAnswersGoToTheirBuckets(t *testing.T) {
 	})
 }
 
-// TestReservationIsNoRefusal: a batch that took all that was left does not make
-// its own tokens be refused.
+// TestReservationIsNoRefusal: a batch of all that was left does not refuse its own
+// tokens.
 func TestReservationIsNoRefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBatches(t, 1, 1, 10, 10)
@@ -304,7 +303,7 @@ func TestReservationIsNoRefusal(t *testing.T) {
 				t.Fatalf("refused: %+v", st)
 			}
 		}
-		// The last one has asked nobody, so it is the store that refuses.
+		// The last request made no call, so it is the store that refuses.
 		if st := b.take(l, 1); st.Allowed {
 			t.Errorf("served more than there is: %+v", st)
 		}
@@ -315,8 +314,8 @@ func TestReservationIsNoRefusal(t *testing.T) {
 	})
 }
 
-// TestAlignedWindowInAnOutage: the charges of a client that was never heard of
-// wait as others do.
+// TestAlignedWindowInAnOutage: the charges of an unknown client are retried like
+// others.
 func TestAlignedWindowInAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
@@ -342,9 +341,8 @@ func TestAlignedWindowInAnOutage(t *testing.T) {
 	})
 }
 
-// TestLoans: what a request borrows of a batch, because its cost is higher, comes
-// back if the store refuses the rest; not into another window, and not into a
-// reservation that was forgotten.
+// TestLoans: tokens that a request borrowed come back if the store refuses the rest,
+// but not into another window, and not into a new reservation.
 func TestLoans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBatches(t, 1, 1, 11, 9)
@@ -398,7 +396,7 @@ func TestOwnRefundIsSeenAtOnce(t *testing.T) {
 		back := r
 		back.Receipt = taken.Receipt
 		l.RefundDetached([]store.Request{back})
-		// The store is asked before the refund is there.
+		// This call precedes the arrival of the refund.
 		if st := l.Take(t.Context(), []store.Request{r})[0]; st.Allowed {
 			t.Fatalf("the refund was faster: %+v", st)
 		}
@@ -410,8 +408,8 @@ func TestOwnRefundIsSeenAtOnce(t *testing.T) {
 	})
 }
 
-// TestLateWordLacksARefund: a take was refused before a refund, and its reply comes
-// after that of a take which was sent later.
+// TestLateWordLacksARefund: the refusal of a take that was sent before a refund
+// arrives after the reply to a later take.
 func TestLateWordLacksARefund(t *testing.T) {
 	for _, a := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog} {
 		synctest.Test(t, func(t *testing.T) {
@@ -437,8 +435,8 @@ func TestLateWordLacksARefund(t *testing.T) {
 	}
 }
 
-// TestWhoIsLetThroughAsks: where another zone refuses, nobody asks, and the next
-// request may.
+// TestWhoIsLetThroughAsks: if another zone refuses, no call is made, and the next
+// request may make it.
 func TestWhoIsLetThroughAsks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
@@ -460,8 +458,8 @@ func TestWhoIsLetThroughAsks(t *testing.T) {
 	})
 }
 
-// TestPrimaryAway: a replica answers where the primary cannot, and the primary
-// is not asked in vain for every request.
+// TestPrimaryAway: a replica answers while the primary cannot, and the primary is
+// not called in vain for every request.
 func TestPrimaryAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
@@ -487,8 +485,8 @@ func TestPrimaryAway(t *testing.T) {
 	})
 }
 
-// TestChargesThatNoTryHelpsAreReported, once for each request, and not sent again:
-// where some right is missing, and where the key holds something else.
+// TestChargesThatNoTryHelpsAreReported once for each request, and not sent again,
+// if a permission is missing or the key has foreign data.
 func TestChargesThatNoTryHelpsAreReported(t *testing.T) {
 	const key, requests = "rl:1:z:fw3600s:alice", 3
 	r := store.Request{Limit: &store.Limit{Zone: "z", Algorithm: store.FixedWindow, Window: time.Hour}, ClientKey: "alice", Events: 10, Cost: 1}

@@ -9,8 +9,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
-// TestBoundIsReached requires that as many buckets as are allowed live beside
-// each other, however their keys are spread over the shards.
+// TestBoundIsReached: so many buckets as the bound allows exist together, however
+// their keys spread over the shards.
 func TestBoundIsReached(t *testing.T) {
 	for _, bound := range []int{1, 2, 10, 63, 64, 65, 200} {
 		for range 20 { // each spreads keys differently
@@ -78,8 +78,8 @@ func TestBoundHoldsUnderConcurrency(t *testing.T) {
 	}
 }
 
-// TestBoundIsLowered lowers the bound while there are more buckets than it
-// allows: no single insertion pays for all of them.
+// TestBoundIsLowered below the number of buckets: no single insertion pays for all
+// evictions.
 func TestBoundIsLowered(t *testing.T) {
 	const before, after = 1000, 10
 	f := newFixture(t, before)
@@ -126,7 +126,7 @@ func TestExpiredBucketsGoFirst(t *testing.T) {
 	}
 	f.clock.Advance(time.Minute)
 
-	// As many as have expired fit, wherever they are.
+	// The places of expired buckets of any shard are free.
 	newcomers := limit("newcomers", time.Hour)
 	for i := range half {
 		f.charge(newcomers, clientKey(i), 5)
@@ -192,8 +192,8 @@ func TestNearestResetGoesFirstAmongEquals(t *testing.T) {
 	}
 }
 
-// TestFloodEvictsItself has a few clients who spent something and a flood of
-// clients who are never seen again.
+// TestFloodEvictsItself: a few clients that have spent something survive a flood of
+// clients that never return.
 func TestFloodEvictsItself(t *testing.T) {
 	const bound, regulars, flood = 6400, 20, 20_000
 	f := newFixture(t, bound)
@@ -215,9 +215,8 @@ func TestFloodEvictsItself(t *testing.T) {
 	}
 }
 
-// TestShortWindowsSurviveLongOnes has windows of an hour fill the buckets with
-// clients who each spent as much as the one whose window is a minute: a store
-// that evicts by reset would forget that one with every insertion.
+// TestShortWindowsSurviveLongOnes: eviction by reset alone would forget the client
+// of a short window with every insertion of a long one.
 func TestShortWindowsSurviveLongOnes(t *testing.T) {
 	const bound = 6400
 	f := newFixture(t, bound)

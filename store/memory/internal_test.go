@@ -13,14 +13,14 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// What is bounded by these is tested to be.
+// Tests check these bounds.
 const (
 	SampleSize = sampleSize
 	SweepSize  = sweepSize
 	TrimSize   = trimSize
 )
 
-// Has tells whether there is a bucket, and opens none.
+// Has reports whether the bucket exists, and opens none.
 func (b *Buckets) Has(limit *store.Limit, clientKey string) bool {
 	id := identity.New(b.limits.Number(limit), clientKey)
 	s := &b.shards[b.shardOf(id)]
@@ -29,8 +29,7 @@ func (b *Buckets) Has(limit *store.Limit, clientKey string) bool {
 	return s.find(id) != nil
 }
 
-// Verify tells where the parts of b contradict each other. Nobody else may be
-// using b.
+// Verify reports contradictions between the parts of b, which is not in use.
 func (b *Buckets) Verify() error {
 	var errs []error
 	total := 0
@@ -86,8 +85,7 @@ func (q queue) verify() error {
 	return nil
 }
 
-// TestShardsShareWork has zones that count everybody together, which must not
-// all wait for one lock.
+// TestShardsShareWork: zones that count all clients together do not share one lock.
 func TestShardsShareWork(t *testing.T) {
 	const zones = 256
 	b := NewBuckets()
@@ -128,7 +126,7 @@ func TestIndexGivesMemoryBack(t *testing.T) {
 	}
 }
 
-// TestQueue holds the queue to a plain slice.
+// TestQueue compares the queue with a plain slice.
 func TestQueue(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var q queue

@@ -60,8 +60,8 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// TestClockStepsBack has the clock corrected: what is open stays, and what is
-// stored stays consistent.
+// TestClockStepsBack: after a correction of the clock open windows stay open, and the
+// buckets consistent.
 func TestClockStepsBack(t *testing.T) {
 	f := newFixture(t, 100)
 	minute := limit("minute", time.Minute)
@@ -103,7 +103,7 @@ func (f *fixture) view(maxKeys int) *memory.Store {
 	return memory.New(f.buckets, memory.Options{MaxKeys: maxKeys, Now: f.clock.Now})
 }
 
-// charge spends cost and returns what the window then has.
+// charge spends cost, and returns the use of the window.
 func (f *fixture) charge(limit *store.Limit, client string, cost int64) int64 {
 	return charge(f.store, limit, client, cost)
 }
@@ -112,7 +112,7 @@ func charge(s *memory.Store, limit *store.Limit, client string, cost int64) int6
 	return s.Charge(context.Background(), []store.Request{{Limit: limit, ClientKey: client, Events: 10, Cost: cost}})[0].Used
 }
 
-// wantOnly requires that of the clients those listed have a bucket.
+// wantOnly requires that exactly the listed clients have a bucket.
 func (f *fixture) wantOnly(limit *store.Limit, clients []string, have ...string) {
 	f.Helper()
 	want := map[string]bool{}
