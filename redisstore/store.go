@@ -240,7 +240,7 @@ func (s *Store) LedgerOptions(name string) ledger.Options {
 	return ledger.Options{
 		Trust:      time.Duration(s.LedgerTrust),
 		MaxBuckets: s.LedgerMaxBuckets,
-		Patience:   time.Duration(s.CheckTimeout),
+		Timeout:    time.Duration(s.CheckTimeout),
 		OnUndelivered: func(shard string, op algorithm.Operation, requests int64, err error) {
 			s.reportUndelivered(name, shard, op, requests, err)
 		},

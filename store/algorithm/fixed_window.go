@@ -1,30 +1,26 @@
 package algorithm
 
-import (
-	"github.com/shardlimit/caddy-shardlimit/store"
-)
+import "github.com/shardlimit/caddy-shardlimit/store"
 
 // FixedWindow is the content of a bucket of [store.FixedWindow].
 type FixedWindow struct {
 	// Used is what was spent in the window.
 	Used int64
-	// Reset is the instant at which the window ends. It is chosen once, when
-	// the window opens.
+	// Reset is the end of the window, chosen when the window opens.
 	Reset int64
 	penalty
 }
 
-// NewFixedWindow returns the content that the numbers describe.
+// NewFixedWindow returns a bucket of the given content.
 func NewFixedWindow(used, reset, penalized int64) *FixedWindow {
 	return &FixedWindow{used, reset, penalty{penalized}}
 }
 
-// IsOpen tells whether the window is open at now. The instant of its reset no
-// longer belongs to it.
+// IsOpen reports whether the window is open at now. The instant of its reset is
+// outside.
 func (b *FixedWindow) IsOpen(now int64) bool { return b.Reset > now }
 
-// Open implements [Bucket]. A window that follows the clock has a reset without
-// being opened, and a penalty has an end to tell.
+// Open implements [Bucket]. Aligned windows and penalties have a reset already.
 func (b *FixedWindow) Open(r *store.Request, now int64) {
 	if !r.Limit.Align && !b.isPenalized(now) {
 		b.open(r, now)
@@ -65,15 +61,15 @@ func (b *FixedWindow) Take(r *store.Request, now int64) bool {
 	return true
 }
 
-// Refund implements [Bucket]. What was spent in another window is gone.
+// Refund implements [Bucket]. It ignores costs of other windows.
 func (b *FixedWindow) Refund(r *store.Request, _ int64) {
 	if b.Reset == r.Receipt.Period {
 		b.Used = max(b.Used-r.Cost, 0)
 	}
 }
 
-// View implements [Bucket]. The reset is 0 if no window is open and windows do
-// not follow the clock.
+// View implements [Bucket]. The reset is 0 if no window is open and windows are
+// not aligned.
 func (b *FixedWindow) View(r *store.Request, now int64, spent bool) store.State {
 	used, reset := b.Used, b.Reset
 	if !b.IsOpen(now) {
@@ -87,7 +83,7 @@ func (b *FixedWindow) View(r *store.Request, now int64, spent bool) store.State 
 	// Used, reset, penalty.
 	s.Content = store.Content{used, reset}
 	if !spent {
-		// What spends does not look at the penalty.
+		// The scripts that spend do not read the penalty.
 		s.Content[2] = b.live(now)
 	}
 	wait(&s, r, add(max(reset, now), othersTurn(r, used, spent)), spent)

@@ -7,37 +7,32 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// GCRA is the content of a bucket of [store.GCRA]. What was spent drains, one
-// event after the other, in Window / Events for each; the rest of that division
-// is kept, so that no rate loses accuracy.
+// GCRA is the content of a bucket of [store.GCRA]. Each event drains in Window /
+// Events; the rest of that division is kept, so that every rate is exact.
 type GCRA struct {
 	noWindow
-	// TAT is the theoretical arrival time: when all that was spent has
-	// drained. Together with Rest, in parts of a microsecond of which there
-	// are Events, it is exact.
-	TAT, Rest int64
-	// Events is the rate at which TAT was computed.
-	Events int64
-	// Busy names the time since when the bucket was never empty.
-	Busy int64
-	// Refunded is what was given back in that time, in microseconds.
-	Refunded int64
+	// TAT is the theoretical arrival time, when all events have drained: whole
+	// microseconds, and Rest in parts of 1/Events. Events is their rate.
+	TAT, Rest, Events int64
+	// Busy identifies the busy time, in which the bucket was never empty.
+	// Refunded is what was given back in it, in microseconds.
+	Busy, Refunded int64
 	penalty
 }
 
-// NewGCRA returns the content that the numbers describe.
+// NewGCRA returns a bucket of the given content.
 func NewGCRA(tat, rest, events, busy, refunded, penalized int64) *GCRA {
 	return &GCRA{TAT: tat, Rest: rest, Events: events, Busy: busy, Refunded: refunded, penalty: penalty{penalized}}
 }
 
-// DrainTime is how long n events take to drain: whole microseconds, and the
-// rest in parts of one of which there are as many as r.Events.
+// DrainTime is how long n events take to drain: whole microseconds, and the rest
+// in parts of 1/r.Events.
 func DrainTime(r *store.Request, n int64) (whole, rest int64) {
 	return mulDiv(n, r.Limit.Window.Microseconds(), r.Events)
 }
 
-// Tolerance is by how much TAT may be ahead of the present once a request that
-// needs that much has spent it. It is less than 0 if that cannot be.
+// Tolerance is how far TAT may be ahead of the present after a request has spent
+// its need, or less than 0 if the need exceeds the capacity.
 func Tolerance(r *store.Request, need int64) (whole, rest int64) {
 	if capacity := r.Capacity(); capacity >= need {
 		return DrainTime(r, capacity)
@@ -45,8 +40,8 @@ func Tolerance(r *store.Request, need int64) (whole, rest int64) {
 	return -1, 0
 }
 
-// renew begins another busy time if the bucket is empty at now, or if its rate
-// is no longer r's: then what was spent becomes as many events of the new rate.
+// renew begins another busy time if the bucket is empty at now, or if the rate has
+// changed: the remaining events then drain at the new rate.
 func (b *GCRA) renew(r *store.Request, now int64) {
 	switch {
 	case b.TAT < now || b.TAT == now && b.Rest == 0:
@@ -56,7 +51,7 @@ func (b *GCRA) renew(r *store.Request, now int64) {
 		if b.Rest > 0 {
 			debt++
 		}
-		// A product alone is rounded alike in Go and in Lua.
+		// Go and Lua round a single product alike.
 		debt = math.Ceil(debt * (float64(b.Events) / float64(r.Events)))
 		b.TAT = now + int64(min(debt, float64(store.MaxInteger-now)))
 	default:
@@ -66,7 +61,7 @@ func (b *GCRA) renew(r *store.Request, now int64) {
 	b.Busy = max(b.Busy+1, now)
 }
 
-// spend moves TAT on by what n events take.
+// spend moves TAT on by the drain time of n events.
 func (b *GCRA) spend(r *store.Request, n int64) {
 	whole, rest := DrainTime(r, n)
 	b.TAT = add(b.TAT, whole)
@@ -79,8 +74,7 @@ func (b *GCRA) spend(r *store.Request, n int64) {
 	}
 }
 
-// holds tells whether the bucket, in which need is spent already, has not
-// overflowed.
+// holds reports whether the bucket, with need spent in it, does not overflow.
 func (b *GCRA) holds(r *store.Request, now, need int64) bool {
 	whole, rest := Tolerance(r, need)
 	ahead := b.TAT - now
@@ -111,9 +105,9 @@ func (b *GCRA) Take(r *store.Request, now int64) bool {
 	return true
 }
 
-// Refund implements [Bucket]. Events drain in the order in which they were
-// spent; a refund removes those of the request that have not drained yet, and
-// the others move up.
+// Refund implements [Bucket]. Events drain in the order in which they were spent;
+// a refund removes those of the request that have not drained, and later events
+// move up.
 func (b *GCRA) Refund(r *store.Request, now int64) {
 	if b.Busy != r.Receipt.Period || b.Events != r.Events || b.TAT <= now {
 		return
@@ -123,8 +117,7 @@ func (b *GCRA) Refund(r *store.Request, now int64) {
 		return
 	}
 	whole, rest := DrainTime(r, r.Cost)
-	// Where it drains is known to the microsecond; only what is spent last ends
-	// where the bucket does.
+	// Positions are rounded to the microsecond, except that of the last event.
 	if left < whole || left == whole && b.TAT-now > left {
 		whole, rest = left, 0
 	}
@@ -138,7 +131,7 @@ func (b *GCRA) Refund(r *store.Request, now int64) {
 		b.Refunded++
 	}
 	if b.Refunded > maxRefunded {
-		// Nothing that is refunded from now on has been spent in this busy time.
+		// A new busy time: receipts of this one are void.
 		b.Busy++
 		b.Refunded = 0
 	}
@@ -217,8 +210,7 @@ func (b *GCRA) used(now, window int64) int64 {
 // Expiry implements [Bucket].
 func (b *GCRA) Expiry(*store.Limit) int64 { return max(b.end(), b.Penalty) }
 
-// Weight implements [Bucket]. It counts all that was spent since the bucket was
-// empty.
+// Weight implements [Bucket]. It counts the events of the busy time.
 func (b *GCRA) Weight(limit *store.Limit) int64 {
 	return b.used(min(b.Busy, b.TAT), limit.Window.Microseconds())
 }

@@ -22,7 +22,7 @@ const (
 	penalize = algorithm.Penalize
 )
 
-// op is short for what a store is asked to do.
+// op is short for an operation.
 type op = algorithm.Operation
 
 // kinds has one limit for each way of counting.
@@ -48,7 +48,7 @@ func forKinds(t *testing.T, property func(t *rapid.T, kind store.Limit), leftOut
 	}
 }
 
-// keepsMembers tells whether events are kept one by one.
+// keepsMembers reports whether the bucket has single events.
 func keepsMembers(kind store.Limit) bool {
 	return kind.Algorithm == store.SlidingLog || kind.Algorithm == store.Concurrency
 }
@@ -57,7 +57,7 @@ func number(t *rapid.T, name string, low, high int64) int64 {
 	return rapid.Int64Range(low, high).Draw(t, name)
 }
 
-// subject is one bucket and what happens to it.
+// subject is a bucket with its history.
 type subject struct {
 	*rapid.T
 	limit  store.Limit
@@ -132,7 +132,7 @@ func (s *subject) do(ops ...algorithm.Operation) (algorithm.Operation, store.Req
 	return op, r, op.Run(s.bucket, &r, s.now)
 }
 
-// live makes things happen to the bucket, so that it may have any content.
+// live runs operations on the bucket, for any content.
 func (s *subject) live(ops ...algorithm.Operation) {
 	var taken []store.Request
 	for range number(s.T, "operations", 0, 30) {
@@ -168,8 +168,8 @@ type step struct {
 	retry           time.Duration
 }
 
-// play makes the steps happen to a new bucket. A refund takes back what the
-// last successful take of that cost spent.
+// play runs the steps on a new bucket. A refund takes back the last successful take
+// of its cost.
 func play(t *testing.T, r store.Request, steps []step) {
 	t.Helper()
 	b := algorithm.New(r.Limit)
@@ -201,4 +201,34 @@ func play(t *testing.T, r store.Request, steps []step) {
 			t.Errorf("step %d, %s of %d at %v:\n got %+v\nwant %+v", i, s.op, s.cost, s.at, got, want)
 		}
 	}
+}
+
+// admissions are takes in order.
+type admissions []struct{ at, cost int64 }
+
+func (a *admissions) add(at, cost int64) { *a = append(*a, struct{ at, cost int64 }{at, cost}) }
+
+// most is the most that was taken in any half-open interval of that length. Time must
+// not have run backwards.
+func (a admissions) most(length int64) int64 {
+	most, sum, first := int64(0), int64(0), 0
+	for _, last := range a {
+		sum += last.cost
+		for a[first].at <= last.at-length {
+			sum -= a[first].cost
+			first++
+		}
+		most = max(most, sum)
+	}
+	return most
+}
+
+// since is the cost taken after an instant.
+func (a admissions) since(at int64) (sum int64) {
+	for _, m := range a {
+		if m.at > at {
+			sum += m.cost
+		}
+	}
+	return sum
 }

@@ -2,34 +2,33 @@ package algorithm
 
 import "github.com/shardlimit/caddy-shardlimit/store"
 
-// Known is a copy of a bucket, from what a store said about it. The zero value
-// is that of a bucket in which nothing counts. Buckets that keep events one by
-// one ([store.SlidingLog], [store.Concurrency]) cannot be copied: nothing is
-// known of them.
+// Known is a copy of a bucket, from the content in a store's answer. The zero
+// value is a bucket in which nothing counts. Buckets of single events
+// ([store.SlidingLog], [store.Concurrency]) cannot be copied.
 type Known struct{ Content store.Content }
 
-// Copies tells whether buckets of the algorithm can be copied.
+// Copies reports whether buckets of the algorithm can be copied.
 func Copies(a store.Algorithm) bool {
 	return a != store.SlidingLog && a != store.Concurrency
 }
 
-func (k *Known) fixedWindow() FixedWindow {
+func (k *Known) fixedWindow() *FixedWindow {
 	c := &k.Content
-	return FixedWindow{c[0], c[1], penalty{c[2]}}
+	return NewFixedWindow(c[0], c[1], c[2])
 }
 
-func (k *Known) slidingWindow() SlidingWindow {
+func (k *Known) slidingWindow() *SlidingWindow {
 	c := &k.Content
-	return SlidingWindow{Start: c[0], Current: c[1], Previous: c[2], penalty: penalty{c[3]}}
+	return NewSlidingWindow(c[0], c[1], c[2], c[3])
 }
 
-func (k *Known) gcra() GCRA {
+func (k *Known) gcra() *GCRA {
 	c := &k.Content
-	return GCRA{TAT: c[0], Rest: c[1], Events: c[2], Busy: c[3], Refunded: c[4], penalty: penalty{c[5]}}
+	return NewGCRA(c[0], c[1], c[2], c[3], c[4], c[5])
 }
 
-// IsOpen tells whether what is spent at now is spent where the bucket says: in
-// a window of [store.FixedWindow] that is open.
+// IsOpen reports whether a charge at now counts in the window of the copy. Only
+// windows of [store.FixedWindow] close.
 func (k *Known) IsOpen(limit *store.Limit, now int64) bool {
 	if limit.Algorithm == store.FixedWindow {
 		return k.WindowEnd() > now
@@ -37,21 +36,19 @@ func (k *Known) IsOpen(limit *store.Limit, now int64) bool {
 	return Copies(limit.Algorithm)
 }
 
-// WindowEnd is when the last window known of [store.FixedWindow] ends, or 0.
+// WindowEnd is the end of the last known window of [store.FixedWindow], or 0.
 func (k *Known) WindowEnd() int64 { return k.Content[1] }
 
-// View is [Bucket.View] of the bucket, before anything is spent. now may be
-// estimated, and behind the clock by which the bucket was made.
+// View is [Bucket.View] before anything is spent. now may be an estimate, behind
+// the clock of the bucket.
 func (k *Known) View(r *store.Request, now int64) store.State {
 	switch r.Limit.Algorithm {
 	case store.FixedWindow:
-		b := k.fixedWindow()
-		return b.View(r, now, false)
+		return k.fixedWindow().View(r, now, false)
 	case store.SlidingWindow:
-		b := k.slidingWindow()
-		return b.View(r, now, false)
+		return k.slidingWindow().View(r, now, false)
 	default:
-		// Nothing has drained before it was spent.
+		// Events do not drain before they are spent.
 		b := k.gcra()
 		s := b.View(r, max(now, b.Busy), false)
 		s.Now = now
@@ -96,8 +93,7 @@ func (k *Known) Penalize(r *store.Request, now int64) {
 	}
 }
 
-// KeepPenalty keeps the penalty of another copy, for the reply to a charge does
-// not tell it.
+// KeepPenalty keeps the penalty of another copy: the reply to a charge lacks it.
 func (k *Known) KeepPenalty(limit *store.Limit, other Known) {
 	p := k.penalty(limit)
 	*p = max(*p, *other.penalty(limit))
@@ -107,20 +103,17 @@ func (k *Known) KeepPenalty(limit *store.Limit, other Known) {
 func (k *Known) Expiry(limit *store.Limit) int64 {
 	switch limit.Algorithm {
 	case store.FixedWindow:
-		b := k.fixedWindow()
-		return b.Expiry(limit)
+		return k.fixedWindow().Expiry(limit)
 	case store.SlidingWindow:
-		b := k.slidingWindow()
-		return b.Expiry(limit)
+		return k.slidingWindow().Expiry(limit)
 	default:
-		b := k.gcra()
-		return b.Expiry(limit)
+		return k.gcra().Expiry(limit)
 	}
 }
 
-// Raise takes in what another copy of the bucket says beyond this one: of a
-// window that both know, the higher count; of two windows, the later one. It
-// tells whether the other says less than this one, of what still counts at now.
+// Raise merges another copy of the bucket into this one: of the same window the
+// higher count, of two windows the later one. It reports whether the other copy
+// has less of what still counts at now.
 func (k *Known) Raise(limit *store.Limit, other Known, now int64) (less bool) {
 	switch limit.Algorithm {
 	case store.FixedWindow:
@@ -156,7 +149,7 @@ func (k *Known) raiseSlidingWindow(limit *store.Limit, other *store.Content, now
 	window := limit.Window.Microseconds()
 	own := SlidingWindow{Start: k.Content[0], Current: k.Content[1], Previous: k.Content[2]}
 	their := SlidingWindow{Start: other[0], Current: other[1], Previous: other[2]}
-	// Both as of the window that now is in, or of the later one.
+	// Both roll to the window of now, or to the later one.
 	at := max(now, own.Start, their.Start)
 	own.roll(at, window)
 	their.roll(at, window)

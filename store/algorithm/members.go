@@ -3,11 +3,12 @@ package algorithm
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// member is one event that is kept by itself: the part-th of the request id.
+// member is a single event: the part-th of the request id.
 type member struct {
 	at   int64
 	id   string
@@ -19,10 +20,10 @@ func (m member) compare(other member) int {
 	return cmp.Or(cmp.Compare(m.at, other.at), cmp.Compare(m.id, other.id), cmp.Compare(m.part, other.part))
 }
 
-// members are kept in order.
+// members are sorted.
 type members []member
 
-// put adds the first n members of a request, or moves those that are there.
+// put adds the first n members of a request, or moves existing ones.
 func (l *members) put(at int64, id string, n int64) {
 	l.remove(id, n)
 	for part := range n {
@@ -32,7 +33,7 @@ func (l *members) put(at int64, id string, n int64) {
 	}
 }
 
-// remove takes out the first n members of a request.
+// remove removes the first n members of a request.
 func (l *members) remove(id string, n int64) {
 	*l = slices.DeleteFunc(*l, func(m member) bool { return m.id == id && m.part < n })
 }
@@ -48,7 +49,7 @@ func (l members) after(at int64) members {
 	return l[i:]
 }
 
-// keep cuts l down to its last members.
+// keep removes all but the last members.
 func (l *members) keep(last members) {
 	if len(last) == len(*l) {
 		return
@@ -66,7 +67,7 @@ func (l members) newest() int64 {
 	return l[len(l)-1].at
 }
 
-// without returns the members up to the last that is not of the request.
+// without drops the members of the request from the end.
 func (l members) without(id string) members {
 	for len(l) > 0 && l[len(l)-1].id == id {
 		l = l[:len(l)-1]
@@ -74,9 +75,162 @@ func (l members) without(id string) members {
 	return l
 }
 
-// Kept is how many members of a request, or of a log, are kept at most: one
-// more than fit, so that it shows that they do not.
+// Kept bounds the members of a request, or of a log: one more than fit, so that an
+// overflow shows.
 func Kept(r *store.Request) int64 { return r.Events + 1 }
 
-// count is how many members a request's cost makes.
+// count is the number of members of a request's cost.
 func count(r *store.Request) int64 { return min(r.Cost, Kept(r), store.MaxMembers) }
+
+// SlidingLog is the content of a bucket of [store.SlidingLog].
+type SlidingLog struct {
+	noWindow
+	noPenalty
+	members members
+}
+
+// LogSummary is what the state of a request depends on.
+type LogSummary struct {
+	// Used is the number of events.
+	Used int64
+	// Newest is the instant of the newest event, or 0.
+	Newest int64
+	// Other is the instant of the newest event of another request, or 0.
+	Other int64
+	// Blocking is the instant of the newest event that has to expire for the
+	// request to fit, or 0.
+	Blocking int64
+}
+
+func (b *SlidingLog) live(r *store.Request, now int64) members {
+	return b.members.after(now - r.Limit.Window.Microseconds())
+}
+
+// Charge implements [Bucket]. It keeps the newest events only: older ones decide
+// nothing.
+func (b *SlidingLog) Charge(r *store.Request, now int64) {
+	if r.Cost == 0 {
+		return
+	}
+	b.members.keep(b.live(r, now))
+	b.members.put(now, r.ID, count(r))
+	if excess := int64(len(b.members)) - Kept(r); excess > 0 {
+		b.members.keep(b.members[excess:])
+	}
+}
+
+// Take implements [Bucket].
+func (b *SlidingLog) Take(r *store.Request, now int64) bool {
+	if int64(len(b.live(r, now)))+r.Need() > r.Capacity() {
+		return false
+	}
+	b.Charge(r, now)
+	return true
+}
+
+// Refund implements [Bucket].
+func (b *SlidingLog) Refund(r *store.Request, _ int64) { b.members.remove(r.ID, count(r)) }
+
+// View implements [Bucket].
+func (b *SlidingLog) View(r *store.Request, now int64, spent bool) store.State {
+	live := b.live(r, now)
+	l := LogSummary{Used: int64(len(live)), Newest: live.newest(), Other: live.without(r.ID).newest()}
+	need := int64(0)
+	if !spent {
+		need = r.Need()
+	}
+	if excess := l.Used + need - r.Capacity(); excess > 0 && l.Used > 0 {
+		l.Blocking = live[min(excess, l.Used)-1].at
+	}
+	return l.View(r, now, spent)
+}
+
+// View is [Bucket.View] of the log that l describes.
+func (l LogSummary) View(r *store.Request, now int64, spent bool) store.State {
+	window := r.Limit.Window.Microseconds()
+	s := newState(r, now, l.Used, spent)
+	s.Reset = logReset(l.Newest, now, window)
+	switch {
+	case spent:
+		s.ResetOtherwise = logReset(l.Other, now, window)
+	case r.Cost > 0:
+		s.ResetOtherwise = logReset(max(l.Newest, now), now, window)
+	default:
+		s.ResetOtherwise = s.Reset
+	}
+	wait(&s, r, max(l.Blocking+window, add(now, othersTurn(r, l.Used, spent))), spent)
+	return s
+}
+
+func logReset(newest, now, window int64) int64 {
+	if newest == 0 {
+		return now
+	}
+	return newest + window
+}
+
+// Expiry implements [Bucket].
+func (b *SlidingLog) Expiry(limit *store.Limit) int64 {
+	return b.members.newest() + limit.Window.Microseconds()
+}
+
+// Weight implements [Bucket].
+func (b *SlidingLog) Weight(*store.Limit) int64 { return int64(len(b.members)) }
+
+// slotRetry is the time to wait for a slot: when one becomes free is unknown.
+const slotRetry = time.Second
+
+// Concurrency is the content of a bucket of [store.Concurrency].
+type Concurrency struct {
+	noWindow
+	noPenalty
+	// leases are at their instant of expiry.
+	leases members
+}
+
+// Charge implements [Bucket]. It renews existing leases.
+func (b *Concurrency) Charge(r *store.Request, now int64) {
+	b.prune(now)
+	b.leases.put(now+r.Limit.Window.Microseconds(), r.ID, count(r))
+}
+
+// Take implements [Bucket].
+func (b *Concurrency) Take(r *store.Request, now int64) bool {
+	b.prune(now)
+	if int64(len(b.leases))+r.Need() > r.Capacity() {
+		return false
+	}
+	b.Charge(r, now)
+	return true
+}
+
+// Refund implements [Bucket]. It ends the leases of the request.
+func (b *Concurrency) Refund(r *store.Request, now int64) {
+	b.prune(now)
+	b.leases.remove(r.ID, count(r))
+}
+
+// prune removes expired leases.
+func (b *Concurrency) prune(now int64) { b.leases.keep(b.leases.after(now)) }
+
+// View implements [Bucket].
+func (b *Concurrency) View(r *store.Request, now int64, spent bool) store.State {
+	return LeaseSummary{int64(len(b.leases.after(now)))}.View(r, now, spent)
+}
+
+// LeaseSummary is what the state of a request depends on: Used is the number of
+// leases.
+type LeaseSummary struct{ Used int64 }
+
+// View is [Bucket.View] of the leases that l describes.
+func (l LeaseSummary) View(r *store.Request, now int64, spent bool) store.State {
+	s := newState(r, now, l.Used, spent)
+	wait(&s, r, now+slotRetry.Microseconds(), spent)
+	return s
+}
+
+// Expiry implements [Bucket].
+func (b *Concurrency) Expiry(*store.Limit) int64 { return b.leases.newest() }
+
+// Weight implements [Bucket].
+func (b *Concurrency) Weight(*store.Limit) int64 { return int64(len(b.leases)) }

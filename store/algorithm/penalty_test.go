@@ -40,8 +40,8 @@ func TestPenalty(t *testing.T) {
 	}, withoutPenalty...)
 }
 
-// TestPenaltyIsNotExtended requires that who is under a penalty is not given
-// another, and that who was is.
+// TestPenaltyIsNotExtended: a penalized bucket gets no other penalty until the first
+// one ends.
 func TestPenaltyIsNotExtended(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s, until := penalized(t, kind)
@@ -84,7 +84,7 @@ func TestPenaltyKeepsTheCount(t *testing.T) {
 	}, withoutPenalty...)
 }
 
-// TestNoPenalty requires that buckets that know none are left alone.
+// TestNoPenalty: buckets without penalties do not change.
 func TestNoPenalty(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := anyBucket(t, kind, check, charge, take)
@@ -98,8 +98,7 @@ func TestNoPenalty(t *testing.T) {
 	}, func(a store.Algorithm) bool { return slices.Contains(withoutPenalty, a) })...)
 }
 
-// TestPenaltyOpensNoWindow requires that the reset that is told under a penalty
-// is its end, where no window is open.
+// TestPenaltyOpensNoWindow: without an open window the reset is the penalty's end.
 func TestPenaltyOpensNoWindow(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := newSubject(t, kind)

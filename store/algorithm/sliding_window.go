@@ -1,28 +1,23 @@
 package algorithm
 
-import (
-	"github.com/shardlimit/caddy-shardlimit/store"
-)
+import "github.com/shardlimit/caddy-shardlimit/store"
 
 // SlidingWindow is the content of a bucket of [store.SlidingWindow].
 type SlidingWindow struct {
 	noWindow
-	// Start is when the current window began.
-	Start int64
-	// Current is what was spent in it.
-	Current int64
-	// Previous is what was spent in the window before it.
-	Previous int64
+	// Start is when the current window began. Current was spent in it, Previous
+	// in the window before it.
+	Start, Current, Previous int64
 	penalty
 }
 
-// NewSlidingWindow returns the content that the numbers describe.
+// NewSlidingWindow returns a bucket of the given content.
 func NewSlidingWindow(start, current, previous, penalized int64) *SlidingWindow {
 	return &SlidingWindow{Start: start, Current: current, Previous: previous, penalty: penalty{penalized}}
 }
 
-// weightSteps bounds the parts into which a window is cut to weigh the one
-// before it, so that a product with [store.MaxWeighted] is exact.
+// weightSteps bounds the parts of a window by which the previous one is weighted,
+// so that a product with [store.MaxWeighted] is exact.
 const weightSteps = 1 << 20
 
 // WeightUnit is the length of such a part.
@@ -30,7 +25,7 @@ func WeightUnit(window int64) int64 { return (window + weightSteps - 1) / weight
 
 func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
 
-// roll goes on to the window that now is in.
+// roll moves on to the window of now.
 func (b *SlidingWindow) roll(now, window int64) {
 	start := now - now%window
 	switch {
@@ -73,7 +68,7 @@ func (b *SlidingWindow) Take(r *store.Request, now int64) bool {
 	return true
 }
 
-// Refund implements [Bucket]. What was spent two windows ago is gone.
+// Refund implements [Bucket]. It ignores costs of windows before the previous one.
 func (b *SlidingWindow) Refund(r *store.Request, now int64) {
 	window := r.Limit.Window.Microseconds()
 	after := *b
@@ -131,7 +126,7 @@ func (b *SlidingWindow) View(r *store.Request, now int64, spent bool) store.Stat
 	return s
 }
 
-// content is what counts at now, for a bucket that has rolled: start, current,
+// content is what counts at now of a bucket that has rolled: start, current,
 // previous, penalty.
 func (b *SlidingWindow) content(now int64) (c store.Content) {
 	if b.Current > 0 || b.Previous > 0 {
@@ -152,20 +147,20 @@ func (b *SlidingWindow) reset(now, window int64) int64 {
 	}
 }
 
-// fitsAt is the instant at which no more than room counts, as more does now.
+// fitsAt is the instant from which no more than room counts.
 func (b *SlidingWindow) fitsAt(room, window int64) int64 {
 	unit := WeightUnit(window)
 	end := b.Start + window
 	weighs, most := min(b.Previous, store.MaxWeighted), room-b.Current
 	if most < 0 {
-		// Not before the current window has become the previous one.
+		// The current window has to become the previous one first.
 		end += window
 		weighs, most = min(b.Current, store.MaxWeighted), max(room, 0)
 	}
 	if weighs == 0 {
 		return end
 	}
-	// As many parts of the window before may still count.
+	// So many parts of the previous window may still count.
 	parts, _ := mulDiv(most, ceilDiv(window, unit), weighs)
 	return max(end-min(parts, weightSteps)*unit, end-window)
 }

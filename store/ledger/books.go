@@ -15,22 +15,21 @@ import (
 const (
 	pageBits  = 8
 	pageCount = 1 << pageBits
-	// sweepSize is how many entries an insertion looks at, to remove those that
-	// say nothing any more. Above 1, such entries become fewer.
+	// sweepSize is how many entries an insertion examines for expired ones.
+	// Above 1, expired entries become fewer.
 	sweepSize = 2
-	// evictSize is how many entries of a page are looked at for one to evict.
+	// evictSize is how many entries of a page an eviction examines.
 	evictSize = 32
 )
 
-// Books are the state that views share, and that outlives them.
+// Books are the state that views share. They outlive views.
 type Books struct {
 	seed   maphash.Seed
 	limits identity.Limits
 	clock  func() time.Time
 	start  time.Time
 	count  atomic.Int64
-	// owing is how many entries have charges that are on their way or wait, and how
-	// many refunds are on their way.
+	// owing counts the entries with pending charges and the refunds in flight.
 	owing atomic.Int64
 	pages [pageCount]page
 
@@ -38,15 +37,15 @@ type Books struct {
 	latest atomic.Pointer[Ledger]
 
 	mu sync.Mutex
-	// attached is how many views there have been.
+	// attached counts the views there have ever been.
 	attached int64
-	// views are in use, in the order in which they came.
+	// views are in use, oldest first.
 	views []*Ledger
-	// backlogs hold, by shard, the entries whose charges wait for it, those
-	// first that wait longest. While there is one, a goroutine tries them. Without
-	// a view all are empty.
-	backlogs map[string][]*entry
-	// reserved are the entries that hold what was taken in advance.
+	// retryQueues hold, by shard, the entries whose charges the shard did not
+	// execute, oldest first. A goroutine works on each queue for as long as it
+	// is in the map. Without a view all queues are empty.
+	retryQueues map[string][]*entry
+	// reserved are the entries with tokens in their reservation.
 	reserved map[*entry]bool
 }
 
@@ -54,29 +53,29 @@ type Books struct {
 type page struct {
 	mu      sync.Mutex
 	entries map[identity.ID]*entry
-	// ring has the same entries, for a hand that goes round.
+	// ring has the same entries; hand goes round it for sweeps and evictions.
 	ring   []*entry
 	hand   int
-	counts counts
+	counts Figures
 }
 
-// NewBooks returns empty books. The clock is for durations; nil means time.Now.
+// NewBooks returns empty books. The clock measures durations; nil means time.Now.
 func NewBooks(clock func() time.Time) *Books {
 	if clock == nil {
 		clock = time.Now
 	}
-	b := &Books{seed: maphash.MakeSeed(), clock: clock, start: clock(), backlogs: map[string][]*entry{}, reserved: map[*entry]bool{}}
+	b := &Books{seed: maphash.MakeSeed(), clock: clock, start: clock(), retryQueues: map[string][]*entry{}, reserved: map[*entry]bool{}}
 	for i := range b.pages {
 		b.pages[i].entries = map[identity.ID]*entry{}
 	}
 	return b
 }
 
-// Len is how many buckets are remembered.
+// Len returns the number of buckets in the books.
 func (b *Books) Len() int { return int(b.count.Load()) }
 
-// now is how long the books exist, in microseconds. It begins at 1, so that 0
-// is before everything.
+// now is the age of the books in microseconds. It begins at 1, so that 0 is
+// before everything.
 func (b *Books) now() int64 { return b.clock().Sub(b.start).Microseconds() + 1 }
 
 func (b *Books) attach(l *Ledger) {
@@ -87,9 +86,9 @@ func (b *Books) attach(l *Ledger) {
 	b.views = append(b.views, l)
 }
 
-// current is the view through which charges are delivered that waited: the
-// latest whose config runs or, if there is none, the oldest, for the others may
-// be of a config that is yet to be rejected. Without a view it is nil.
+// current returns the view that delivers charges from the retry queues: the
+// latest whose config runs or, without one, the oldest, because the config of a
+// later view may yet be rejected. Without a view it is nil.
 func (b *Books) current() *Ledger {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -101,18 +100,12 @@ func (b *Books) currentLocked() *Ledger {
 	if l := b.latest.Load(); l != nil || len(b.views) == 0 {
 		return l
 	}
-	for _, l := range slices.Backward(b.views) {
-		if l.runs {
-			return l
-		}
-	}
 	return b.views[0]
 }
 
-// writer returns the view through which l changes buckets without being waited
-// for: the latest whose config runs, unless l is of one that comes after that.
-// Requests outlast their config, and the shards of the next one may have taken over
-// their buckets.
+// writer returns the view that makes the detached writes of l: the latest whose
+// config runs, unless the config of l comes after it. Requests outlast their
+// config, and the next config may have moved their buckets to other shards.
 func (l *Ledger) writer() *Ledger {
 	if latest := l.books.latest.Load(); latest != nil && (latest.serial > l.serial || l.stopped.Load()) {
 		return latest
@@ -120,36 +113,35 @@ func (l *Ledger) writer() *Ledger {
 	return l
 }
 
-// Run says that the view's config runs. What waits is delivered through it from
-// now on, although requests of an older one may go on for long.
-func (l *Ledger) Run() {
+// Run notes that the view's config runs. From now on the view delivers pending
+// charges, although requests of an older config may still be served.
+func (l *Ledger) Run() { l.setRuns(true) }
+
+// Stop notes that the view's config has ended for good, or was rejected after it
+// had begun. Another view delivers pending charges if its config runs; requests
+// of the stopped config may go on.
+func (l *Ledger) Stop() { l.setRuns(false) }
+
+func (l *Ledger) setRuns(runs bool) {
 	l.books.mu.Lock()
 	defer l.books.mu.Unlock()
-	l.runs = true
+	l.runs = runs
+	if !runs {
+		l.stopped.Store(true)
+	}
 	l.books.noteLatest()
 }
 
-// Stop says that the view's config has ended, or was rejected after it had begun,
-// for good. Another view delivers what waits if it runs; requests of the config may
-// go on.
-func (l *Ledger) Stop() {
-	l.books.mu.Lock()
-	defer l.books.mu.Unlock()
-	l.runs = false
-	l.stopped.Store(true)
-	l.books.noteLatest()
-}
-
-// Leave ends the view. What waits is delivered through the other views; if there
-// is none, it is given up and reported. [Ledger.Flush] avoids that. The store must
-// not be closed before.
+// Leave ends the view. The other views deliver pending charges; without another
+// view the charges are given up and reported, which [Ledger.Flush] avoids. The
+// store must still be open.
 func (l *Ledger) Leave() {
 	l.leave(func(other *Ledger) bool { return other == l })
 }
 
-// End delivers what waits, at the end of the process, until ctx ends, although
-// requests may still use views. The rest is given up and reported, and so is what
-// cannot be delivered from then on.
+// End delivers pending charges at the end of the process, until ctx ends, although
+// requests may still use views. It gives up and reports the remaining charges, as
+// well as later ones that the store does not execute.
 func (b *Books) End(ctx context.Context) {
 	if l := b.current(); l != nil {
 		l.Flush(ctx)
@@ -159,9 +151,9 @@ func (b *Books) End(ctx context.Context) {
 
 // leave ends some views, l among them.
 func (l *Ledger) leave(ends func(*Ledger) bool) {
-	l.presence.leave()
+	l.membership.leave()
 	b := l.books
-	// An entry begins to wait with its page locked: none does in between.
+	// Entries are queued with their page locked, so none is queued in between.
 	for i := range b.pages {
 		b.pages[i].mu.Lock()
 	}
@@ -181,9 +173,9 @@ func (b *Books) detach(ends func(*Ledger) bool) (last bool) {
 	b.views = slices.DeleteFunc(b.views, ends)
 	b.noteLatest()
 	if last = len(b.views) == 0; last {
-		for owner := range b.backlogs {
-			// The goroutine that tries them finds that and ends.
-			b.backlogs[owner] = nil
+		for owner := range b.retryQueues {
+			// The queue's goroutine finds it empty and ends.
+			b.retryQueues[owner] = nil
 		}
 	}
 	return last
@@ -191,29 +183,31 @@ func (b *Books) detach(ends func(*Ledger) bool) (last bool) {
 
 // noteLatest sets latest. mu is held.
 func (b *Books) noteLatest() {
-	for _, l := range slices.Backward(b.views) {
+	var latest *Ledger
+	for _, l := range b.views {
 		if l.runs {
-			b.latest.Store(l)
-			return
+			latest = l
 		}
 	}
-	b.latest.Store(nil)
+	b.latest.Store(latest)
 }
 
-func (b *Books) pageOf(id identity.ID) *page {
-	return &b.pages[placeOf(b.seed, id)]
-}
-
-// placeOf spreads buckets over pages.
-func placeOf(seed maphash.Seed, id identity.ID) uint64 {
+// pageOf spreads buckets over pages.
+func pageOf(seed maphash.Seed, id identity.ID) uint64 {
 	return id.Hash(seed) >> (64 - pageBits)
 }
 
-// find returns the bucket's entry, whose page is then locked, or nil.
-func (l *Ledger) find(r *store.Request) *entry {
+// lock returns the bucket's identity and its page, which it locks.
+func (l *Ledger) lock(r *store.Request) (identity.ID, *page) {
 	id := identity.New(l.books.limits.Number(r.Limit), r.ClientKey)
-	p := l.books.pageOf(id)
+	p := &l.books.pages[pageOf(l.books.seed, id)]
 	p.mu.Lock()
+	return id, p
+}
+
+// find returns the bucket's entry with its page locked, or nil.
+func (l *Ledger) find(r *store.Request) *entry {
+	id, p := l.lock(r)
 	e, ok := p.entries[id]
 	if !ok {
 		p.mu.Unlock()
@@ -222,12 +216,10 @@ func (l *Ledger) find(r *store.Request) *entry {
 	return e
 }
 
-// enter returns the bucket's entry, which is made if there is none. Its page is
-// then locked.
+// enter returns the bucket's entry with its page locked. It inserts a missing
+// entry.
 func (l *Ledger) enter(r *store.Request, now int64) *entry {
-	id := identity.New(l.books.limits.Number(r.Limit), r.ClientKey)
-	p := l.books.pageOf(id)
-	p.mu.Lock()
+	id, p := l.lock(r)
 	if e, ok := p.entries[id]; ok {
 		return e
 	}
@@ -242,7 +234,7 @@ func (l *Ledger) enter(r *store.Request, now int64) *entry {
 	return e
 }
 
-// sweep removes entries that say nothing any more. p is locked.
+// sweep removes expired entries. p is locked.
 func (b *Books) sweep(p *page, now int64) {
 	for range sweepSize {
 		if e := p.next(); e != nil && e.isIdle() && e.until <= now {
@@ -251,9 +243,8 @@ func (b *Books) sweep(p *page, now int64) {
 	}
 }
 
-// evict makes room in p, which is locked: by forgetting what is known of a
-// bucket or, if there is none of which no more than that would be forgotten, by
-// giving up charges that wait.
+// evict makes room in p, which is locked. It prefers an idle entry; without one
+// it gives up the charges of an entry in a retry queue.
 func (l *Ledger) evict(p *page) {
 	var owing *entry
 	for range min(evictSize, len(p.ring)) {
@@ -262,7 +253,7 @@ func (l *Ledger) evict(p *page) {
 			l.books.remove(p, e)
 			return
 		}
-		if owing == nil && e.mayBeGivenUp() {
+		if owing == nil && e.isUnused() && e.pending.isQueued() {
 			owing = e
 		}
 	}
@@ -272,7 +263,7 @@ func (l *Ledger) evict(p *page) {
 	}
 }
 
-// next is the entry that the hand comes to, or nil if there is none.
+// next advances the hand and returns its entry, or nil if there is none.
 func (p *page) next() *entry {
 	if len(p.ring) == 0 {
 		return nil
@@ -290,4 +281,60 @@ func (b *Books) remove(p *page, e *entry) {
 	p.ring = p.ring[:last]
 	delete(p.entries, e.id)
 	b.count.Add(-1)
+}
+
+// Figures describe the books. Counts of events begin with the books.
+type Figures struct {
+	// Buckets is the number of buckets in the books.
+	Buckets int64
+	// InFlight is the cost of the requests that were admitted and are not
+	// settled.
+	InFlight int64
+	// Unsent is the number of requests whose charges are not sent yet.
+	Unsent int64
+	// Uncertain is the number of buckets with a charge of unknown outcome, which
+	// the primary has not cleared up yet.
+	Uncertain int64
+	// LocalRefusals are requests refused without a call, UnaskedAdmissions those
+	// admitted without a check.
+	LocalRefusals, UnaskedAdmissions int64
+	// Fetches are the batches requested of the store. TokensFetched are the
+	// events that the store gave, TokensReturned those given back to it, and
+	// TokensExpired those lost with their window.
+	Fetches, TokensFetched, TokensReturned, TokensExpired int64
+}
+
+// Figures sums up the figures of all pages.
+func (b *Books) Figures() Figures {
+	f := Figures{Buckets: b.count.Load()}
+	now := b.now()
+	for i := range b.pages {
+		p := &b.pages[i]
+		p.mu.Lock()
+		p.settleUnsure(now)
+		c := &p.counts
+		f.InFlight += c.InFlight
+		f.Unsent += c.Unsent
+		f.Uncertain += c.Uncertain
+		f.LocalRefusals += c.LocalRefusals
+		f.UnaskedAdmissions += c.UnaskedAdmissions
+		f.Fetches += c.Fetches
+		f.TokensFetched += c.TokensFetched
+		f.TokensReturned += c.TokensReturned
+		f.TokensExpired += c.TokensExpired
+		p.mu.Unlock()
+	}
+	return f
+}
+
+// settleUnsure drops uncertainty about expired charges. p is locked.
+func (p *page) settleUnsure(now int64) {
+	if p.counts.Uncertain == 0 {
+		return
+	}
+	for _, e := range p.ring {
+		if e.until <= now {
+			e.noteUnsure(false)
+		}
+	}
 }

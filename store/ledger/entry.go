@@ -8,77 +8,67 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// flightRetry is how long a client is told to wait that would fit but for its
-// own requests in flight: how they end is not known.
+// flightRetry is the RetryAfter of a request that fits but for the client's own
+// requests in flight: how they end is unknown.
 const flightRetry = time.Second
 
-// entry is what is known of one bucket. Its page's lock guards it. Instants are
-// of the books' clock, in microseconds.
+// entry is this process's knowledge of one bucket, guarded by the lock of its
+// page. Instants are of the books' clock, in microseconds.
 type entry struct {
 	id    identity.ID
 	page  *page
 	place int // in its page's ring
-	// known is what the primary said last, raised by what was heard since.
+	// known is the primary's last answer, raised by later answers of replicas.
 	known algorithm.Known
-	// clock is how much the store's clock is ahead of the books'.
+	// clock is how far the store's clock is ahead of the books'.
 	clock int64
-	// trusted is when the primary was asked for its last word, or 0 if that
-	// must not be relied upon; confirmed is when something was last heard, or
-	// done, that a word asked for before might lack.
+	// trusted is when the primary was asked for its last answer, or 0 if that is
+	// not to be trusted. An answer to a call made before confirmed may lack a
+	// later write.
 	trusted, confirmed int64
 	// refunded is when a refund of this process last arrived.
 	refunded int64
-	// alone is since when the primary has counted what this process charged, and
-	// nothing else; 0 if that is not so.
-	alone int64
-	// failed is when the primary could last not answer, though its word was
-	// wanted.
+	// soleWriter is since when the primary has counted this process's charges
+	// and nothing else, or 0.
+	soleWriter int64
+	// failed is when the primary last failed to answer.
 	failed int64
-	// asked is when somebody was last let through to ask about a bucket that
-	// is known to be full.
+	// asked is when a request was last let through to check a bucket that is
+	// known to be full.
 	asked int64
-	// until is when what is known is about the past.
+	// until is when the entry expires.
 	until int64
-	// charged is when a charge of this process was last on its way, of a bucket
-	// that cannot be copied.
+	// charged is when a charge was last in flight, if the algorithm's buckets
+	// cannot be copied.
 	charged int64
 	// flight is the cost that was admitted and is not settled.
 	flight int64
-	// loose is the cost that may have been spent, and that known lacks because
-	// no window was known to be open.
+	// loose is cost of unknown outcome that known lacks, because no window was
+	// known to be open.
 	loose int64
-	// refunds are on their way.
+	// refunds is the number of refunds in flight.
 	refunds int32
-	// silent is set while the store does not answer; doubted, until the primary
-	// is heard after something was given back or may have been spent, and again when
-	// an older word comes later than that.
+	// silent is set while the store does not answer; doubted, after a refund or
+	// a charge of unknown outcome until the primary answers.
 	silent, doubted bool
-	// unsure is set if it may have been spent.
+	// unsure is set if a charge has an unknown outcome.
 	unsure bool
-	// question is what the store is being asked, or nil.
-	question *question
-	// debts are the charges that the store has not confirmed, or nil.
-	debts *debts
-	// reservation is what was taken in advance, or nil.
+	// check is the coalesced check in flight, or nil.
+	check *coalescedCheck
+	// pending are the charges that the store has not confirmed, or nil.
+	pending *pendingCharges
+	// reservation holds tokens taken in advance, or is nil.
 	reservation *reservation
 }
 
-// isIdle tells whether the entry may be forgotten, and only what is known with
-// it.
-func (e *entry) isIdle() bool {
-	return e.isUnused() && e.debts == nil
-}
+// isIdle reports whether forgetting the entry loses knowledge and nothing else.
+func (e *entry) isIdle() bool { return e.isUnused() && e.pending == nil }
 
 func (e *entry) isUnused() bool {
-	return e.flight == 0 && e.refunds == 0 && e.question == nil && (e.reservation == nil || e.reservation.isEmpty())
+	return e.flight == 0 && e.refunds == 0 && e.check == nil && (e.reservation == nil || e.reservation.isEmpty())
 }
 
-// mayBeGivenUp tells whether charges wait that are not on their way.
-func (e *entry) mayBeGivenUp() bool {
-	return e.isUnused() && e.debts.isUnsent()
-}
-
-// keepUntil notes for how long the entry says something.
+// keepUntil sets when the entry expires.
 func (e *entry) keepUntil(r *store.Request, now int64) {
 	if algorithm.Copies(r.Limit.Algorithm) {
 		e.until = max(e.until, e.known.Expiry(r.Limit)-e.clock)
@@ -87,22 +77,44 @@ func (e *entry) keepUntil(r *store.Request, now int64) {
 	}
 }
 
-// trusts tells whether the primary's word can be relied upon.
+// trusts reports whether the primary's answer is recent enough to rely on.
 func (e *entry) trusts(now, trust int64) bool { return e.trusted != 0 && now-e.trusted <= trust }
 
-// canReach tells whether the primary is worth asking for its word: it is not
-// asked in vain more often than it is trusted.
+// canReach reports whether the primary is worth a call: after a failure it is
+// called once for each time of trust.
 func (e *entry) canReach(now, trust int64) bool { return e.failed == 0 || now-e.failed > trust }
 
-// hear takes in what the store said to r, asked for at the instant asked. It
-// tells whether a replica says less than is known.
-func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (less bool) {
+// isDue reports whether trust has run out, and no request was let through to ask
+// since.
+func (e *entry) isDue(now, trust int64) bool {
+	return !e.trusts(now, trust) && (e.asked == 0 || now-e.asked > trust)
+}
+
+// hold adds to the cost in flight.
+func (e *entry) hold(cost int64) {
+	e.flight += cost
+	e.page.counts.InFlight += cost
+}
+
+// noteUnsure sets whether a charge has an unknown outcome.
+func (e *entry) noteUnsure(unsure bool) {
+	switch {
+	case unsure && !e.unsure:
+		e.page.counts.Uncertain++
+	case !unsure && e.unsure:
+		e.page.counts.Uncertain--
+	}
+	e.unsure = unsure
+}
+
+// hear takes in the store's answer to r, asked for at the instant asked. It
+// reports whether a replica is behind what is known.
+func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (stale bool) {
 	e.clock = st.Now - now
 	e.silent = false
-	word := algorithm.Known{Content: st.Content}
+	answer := algorithm.Known{Content: st.Content}
 	before := e.known
-	// A charge or refund of ours may be in a word that was asked for before it
-	// was confirmed, or not.
+	// The answer may or may not count a write of ours.
 	overlaps := e.isSent() || e.refunds > 0 || asked < e.confirmed
 	switch {
 	case !algorithm.Copies(r.Limit.Algorithm):
@@ -112,46 +124,54 @@ func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (less 
 			e.confirm(e.known, asked)
 		}
 	case !st.Replica && !overlaps:
-		e.confirm(word, asked)
+		e.confirm(answer, asked)
 	default:
-		less = e.known.Raise(r.Limit, word, st.Now) && st.Replica
+		stale = e.known.Raise(r.Limit, answer, st.Now) && st.Replica
 		if e.isSent() {
-			e.debts.note(r.Limit, word, st.Now)
+			e.pending.note(r.Limit, answer, st.Now)
 		}
 	}
-	// It may count what has been given back since, so it must not refuse for long.
+	// The answer may lack the refund, so it must not refuse for long.
 	e.doubted = e.doubted || asked < e.refunded
 	if e.known != before && !e.isSent() {
-		e.alone = 0
+		e.soleWriter = 0
 	}
 	e.keepUntil(r, now)
-	return less
+	return stale
 }
 
-// confirm makes the primary's word what is known.
-func (e *entry) confirm(word algorithm.Known, asked int64) {
-	e.known, e.trusted, e.doubted, e.loose = word, asked, false, 0
-	e.noteUnsure(false)
-	if e.debts != nil {
-		e.debts.base = word
+// noteReach notes the answer to a check that only the primary was to answer: if a
+// replica did, the primary failed.
+func (e *entry) noteReach(st *store.State, now int64) {
+	if e.failed = 0; st.Replica {
+		e.failed = now
 	}
 }
 
-// judgement is what an entry says to a request.
+// confirm replaces what is known by the primary's answer.
+func (e *entry) confirm(answer algorithm.Known, asked int64) {
+	e.known, e.trusted, e.doubted, e.loose = answer, asked, false, 0
+	e.noteUnsure(false)
+	if e.pending != nil {
+		e.pending.base = answer
+	}
+}
+
+// judgement is an entry's decision about a request.
 type judgement uint8
 
 const (
-	// fits: to the best of this process's knowledge.
+	// fits: the request is within the limit, as far as this process knows.
 	fits judgement = iota
-	// full: without what is in flight, or with it.
+	// full: the request does not fit, with what is in flight or without it.
 	full
-	// unclear: a charge that is on its way decides, and the store may have
-	// counted it already.
+	// unclear: a charge in flight decides, and the store may have counted it
+	// already.
 	unclear
 )
 
-// judge sets the state of a request, for which st is the store's last answer
-// where buckets cannot be copied.
+// judge sets the state of a request, unless it is unclear. Where buckets cannot
+// be copied, st is the store's last answer.
 func (e *entry) judge(r *store.Request, st *store.State, storeNow int64) judgement {
 	v := e.viewOf(r, st, storeNow)
 	if with := v.ahead(v.flight); with.Allowed {
@@ -171,65 +191,64 @@ func (e *entry) judge(r *store.Request, st *store.State, storeNow int64) judgeme
 	return full
 }
 
-// view is a bucket as a request has to see it.
+// view is a bucket as one request sees it.
 type view struct {
 	req    *store.Request
 	known  algorithm.Known
 	answer *store.State
 	now    int64
-	// flight is what has to fit before the request, beside what is known;
-	// unclear is how much of it may be known already.
+	// flight has to fit before the request, beside what is known; unclear is the
+	// part of it that known may count already.
 	flight, unclear int64
 }
 
-// viewOf adds to what is known the charges that the store has not confirmed.
+// viewOf adds the pending charges to what is known.
 func (e *entry) viewOf(r *store.Request, answer *store.State, now int64) view {
 	v := view{req: r, known: e.known, answer: answer, now: now, flight: e.flight + e.loose}
-	if !algorithm.Copies(r.Limit.Algorithm) && e.question != nil {
-		v.flight, v.unclear = v.flight+e.question.landed, e.question.landed
+	if !algorithm.Copies(r.Limit.Algorithm) && e.check != nil {
+		v.flight, v.unclear = v.flight+e.check.landed, e.check.landed
 	}
-	d := e.debts
-	if d == nil {
+	p := e.pending
+	if p == nil {
 		return v
 	}
-	waiting := d.owed() - d.sentCost
+	waiting := p.cost() - p.sentCost
 	switch {
-	case e.isBase(d, r.Limit, now):
-		// Whatever was heard since may have in it what was sent then, and lacks
-		// what waits.
+	case e.isBase(p, r.Limit, now):
+		// Later answers may count the charge in flight, and lack the waiting one.
 		charge(&v.known, r, waiting, now)
-		v.known = d.onBase(r, d.owed(), v.known, now)
+		v.known = p.onBase(r, p.cost(), v.known, now)
 	case v.known.IsOpen(r.Limit, now):
 		charge(&v.known, r, waiting, now)
-		v.flight, v.unclear = v.flight+d.sentCost, d.sentCost
+		v.flight, v.unclear = v.flight+p.sentCost, p.sentCost
 	default:
-		v.flight, v.unclear = v.flight+d.owed(), v.unclear+d.sentCost
+		v.flight, v.unclear = v.flight+p.cost(), v.unclear+p.sentCost
 	}
 	return v
 }
 
-// isBase tells whether what was sent on top of base was spent in the window that
-// is open now.
-func (e *entry) isBase(d *debts, limit *store.Limit, now int64) bool {
+// isBase reports whether the charge in flight counts in the window that is open
+// now.
+func (e *entry) isBase(p *pendingCharges, limit *store.Limit, now int64) bool {
 	switch limit.Algorithm {
 	case store.FixedWindow:
-		return d.base.IsOpen(limit, now) && d.base.WindowEnd() == e.known.WindowEnd()
+		return p.base.IsOpen(limit, now) && p.base.WindowEnd() == e.known.WindowEnd()
 	case store.SlidingWindow:
 		window := limit.Window.Microseconds()
-		return now-now%window <= d.sentAt+e.clock
+		return now-now%window <= p.sentAt+e.clock
 	default:
 		return algorithm.Copies(limit.Algorithm)
 	}
 }
 
-// charge adds so much to what is known, as a request like r would.
+// charge charges a cost as a request like r would.
 func charge(k *algorithm.Known, r *store.Request, cost, now int64) {
 	charged := *r
 	charged.Cost = cost
 	k.Charge(&charged, now)
 }
 
-// ahead is what the bucket looks like if so much is spent before the request.
+// ahead is the state of the request once cost is spent before it.
 func (v *view) ahead(cost int64) store.State {
 	asked := *v.req
 	asked.Ahead += cost
@@ -243,26 +262,67 @@ func (v *view) ahead(cost int64) store.State {
 	return st
 }
 
-// showAhead makes a state count what is ahead of the request, and what is
-// unclear once.
+// showAhead makes a state count the cost ahead of the request, and the unclear
+// part of it once.
 func (e *entry) showAhead(st *store.State, v *view) {
 	if !algorithm.Copies(v.req.Limit.Algorithm) {
 		used := e.known.Content[confirmedUsed]
-		if e.debts != nil {
-			used += e.debts.sentCost
+		if e.pending != nil {
+			used += e.pending.sentCost
 		}
 		st.Used = max(st.Used, used)
 	}
 	showFlight(st, v.flight-v.unclear)
 }
 
-// refuseForFlight makes a state refuse its request because of what is in flight.
+// refuseForFlight refuses a request because of the cost in flight.
 func refuseForFlight(st *store.State) {
 	st.Allowed, st.InFlight, st.RetryAfter = false, true, max(st.RetryAfter, flightRetry)
 }
 
-// showFlight makes a state count what is in flight.
+// showFlight makes a state count the cost in flight.
 func showFlight(st *store.State, flight int64) {
 	st.Used += flight
 	st.Remaining = max(st.Limit-st.Used, 0)
+}
+
+// The content of a bucket that cannot be copied is its last refusal, which holds
+// for every request that needs as much or more.
+const (
+	refusalUntil = iota
+	refusalCost
+	refusalCapacity
+	refusalUsed
+	refusalReset
+	// confirmedUsed is the primary's last count.
+	confirmedUsed
+)
+
+// noteRefusal remembers a refusal of [store.SlidingLog]. When a slot of
+// [store.Concurrency] becomes free is unknown, so its refusals do not last.
+func (e *entry) noteRefusal(r *store.Request, st *store.State) {
+	c := store.Content{confirmedUsed: e.known.Content[confirmedUsed]}
+	if r.Limit.Algorithm == store.SlidingLog && !st.Allowed && st.RetryAfter != store.Never {
+		c[refusalUntil], c[refusalCost] = st.Now+st.RetryAfter.Microseconds(), r.Need()
+		c[refusalCapacity], c[refusalUsed], c[refusalReset] = r.Capacity(), st.Used, st.Reset
+	}
+	e.known.Content = c
+}
+
+// repeatsRefusal sets the state of a request to which the last refusal applies.
+func (e *entry) repeatsRefusal(r *store.Request, st *store.State, storeNow int64) bool {
+	c := &e.known.Content
+	left := c[refusalUntil] - storeNow
+	if left <= 0 || r.Need() < c[refusalCost] || r.Capacity() > c[refusalCapacity] {
+		return false
+	}
+	*st = store.State{
+		Limit: max(r.Capacity(), 0), Used: c[refusalUsed], Remaining: max(r.Capacity()-c[refusalUsed], 0),
+		Reset: c[refusalReset], ResetOtherwise: max(c[refusalReset], storeNow+r.Limit.Window.Microseconds()),
+		RetryAfter: time.Duration(left) * time.Microsecond, Now: storeNow,
+	}
+	if r.Cost > r.Capacity() {
+		st.RetryAfter = store.Never
+	}
+	return true
 }

@@ -10,8 +10,11 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// Flights are what is in flight, by bucket: all that has to be known of a store
-// that no other process writes to. Views share them, and they outlive views.
+// localTimeout bounds a charge of a store that is no [store.Detacher].
+const localTimeout = 5 * time.Second
+
+// Flights are the costs in flight by bucket: all that a store without other
+// writers needs of a ledger. Views share them, and they outlive views.
 type Flights struct {
 	seed   maphash.Seed
 	limits identity.Limits
@@ -21,30 +24,26 @@ type Flights struct {
 type flightPage struct {
 	mu      sync.Mutex
 	flights map[identity.ID]*flight
-	// inFlight is the cost of all of them.
+	// inFlight is the cost of all flights.
 	inFlight int64
 }
 
-// localPatience bounds a charge of a store that cannot charge by itself.
-const localPatience = 5 * time.Second
-
-// flight is what is in flight of one bucket.
+// flight is the cost in flight of one bucket.
 type flight struct {
 	// mu makes an answer of the store and what follows from it one step.
 	mu sync.Mutex
 	// cost was admitted and is not settled.
 	cost int64
-	// users are those that hold some of it or look at it; the page's lock
-	// guards the number.
+	// users hold some of the cost or look at it. The page's lock guards the
+	// number.
 	users int
-	// asked is what the store is asked.
+	// asked has room for the request to check.
 	asked [1]store.Request
 }
 
-// idle are flights that nobody uses.
-var idle = sync.Pool{New: func() any { return new(flight) }}
+var idleFlights = sync.Pool{New: func() any { return new(flight) }}
 
-// NewFlights returns none.
+// NewFlights returns flights of no bucket.
 func NewFlights() *Flights {
 	f := &Flights{seed: maphash.MakeSeed()}
 	for i := range f.pages {
@@ -53,11 +52,11 @@ func NewFlights() *Flights {
 	return f
 }
 
-// Len is of how many buckets something is in flight.
+// Len returns the number of buckets with requests in flight.
 func (f *Flights) Len() int { return int(f.Figures().Buckets) }
 
-// Figures tell of how many buckets something is in flight, and how much. There
-// are no others.
+// Figures returns the number of buckets with requests in flight, and their cost.
+// The other figures are 0.
 func (f *Flights) Figures() (sum Figures) {
 	for i := range f.pages {
 		p := &f.pages[i]
@@ -72,11 +71,11 @@ func (f *Flights) Figures() (sum Figures) {
 // use returns the bucket's flight, locked.
 func (f *Flights) use(r *store.Request) (*flightPage, identity.ID, *flight) {
 	id := identity.New(f.limits.Number(r.Limit), r.ClientKey)
-	p := &f.pages[placeOf(f.seed, id)]
+	p := &f.pages[pageOf(f.seed, id)]
 	p.mu.Lock()
 	fl, ok := p.flights[id]
 	if !ok {
-		fl = idle.Get().(*flight)
+		fl = idleFlights.Get().(*flight)
 		p.flights[id] = fl
 	}
 	fl.users++
@@ -85,8 +84,7 @@ func (f *Flights) use(r *store.Request) (*flightPage, identity.ID, *flight) {
 	return p, id, fl
 }
 
-// leave unlocks a flight that so many no longer use, and to which so much was
-// added.
+// leave unlocks a flight that lost so many users, and whose cost grew by cost.
 func (p *flightPage) leave(id identity.ID, fl *flight, users int, cost int64) {
 	fl.mu.Unlock()
 	p.mu.Lock()
@@ -95,13 +93,20 @@ func (p *flightPage) leave(id identity.ID, fl *flight, users int, cost int64) {
 	if fl.users -= users; fl.users == 0 {
 		delete(p.flights, id)
 		*fl = flight{}
-		idle.Put(fl)
+		idleFlights.Put(fl)
 	}
 }
 
-// Local is a view of flights on a store that answers at once: a client's
-// requests wait for each other while it does. What it does not add is the
-// store's.
+// held is the cost in flight of the bucket.
+func (f *Flights) held(r *store.Request) int64 {
+	page, id, fl := f.use(r)
+	cost := fl.cost
+	page.leave(id, fl, 1, 0)
+	return cost
+}
+
+// Local is a view of flights on a store that answers at once: a client's requests
+// wait for each other's answers. Its other methods are the store's.
 type Local struct {
 	store.Store
 	flights  *Flights
@@ -146,6 +151,28 @@ func (l *Local) admit(ctx context.Context, r *store.Request) store.State {
 	return st
 }
 
+// Foresee is [Ledger.Foresee].
+func (l *Local) Foresee(r store.Request, takes bool, word Word) store.State {
+	held := int64(0)
+	if !takes {
+		held = l.flights.held(&r)
+	}
+	asked := r
+	asked.Ahead += held
+	st := word(asked)
+	if st.Err != nil || held == 0 {
+		return st
+	}
+	if !st.Allowed {
+		if st = word(r); st.Err != nil || !st.Allowed {
+			return st
+		}
+		refuseForFlight(&st)
+	}
+	showFlight(&st, held)
+	return st
+}
+
 // Hold is [Ledger.Hold].
 func (l *Local) Hold(reqs []store.Request) {
 	for i := range reqs {
@@ -158,8 +185,7 @@ func (l *Local) Hold(reqs []store.Request) {
 // Figures are those of the flights.
 func (l *Local) Figures() Figures { return l.flights.Figures() }
 
-// RefuseKnown is [Ledger.RefuseKnown]. What would be known the store says as
-// quickly.
+// RefuseKnown is [Ledger.RefuseKnown]. It refuses nothing: the store is as quick.
 func (*Local) RefuseKnown([]store.Request, []store.State) bool { return false }
 
 // Settle is [Ledger.Settle].
@@ -180,7 +206,7 @@ func (l *Local) charge(reqs []store.Request) {
 		l.detacher.ChargeDetached(reqs)
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), localPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), localTimeout)
 	defer cancel()
 	l.Charge(ctx, reqs)
 }

@@ -1,40 +1,31 @@
-package ledger_test
+package ledger
 
 import (
-	"context"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
-// plain is a store that can do no more than it must.
+// plain is a store with the required methods only.
 type plain struct{ store.Store }
 
-func admit(l *ledger.Local, r store.Request) store.State {
-	var states [1]store.State
-	l.Admit(context.Background(), []store.Request{r}, states[:])
-	return states[0]
-}
-
-// TestFlightsNeverPassTheLimit has requests that come together, of which some
-// turn out to be free, and requires that what was admitted and not free is
-// never above the limit, and that in the end all of it was used.
+// TestFlightsNeverPassTheLimit: of concurrent requests, some of which turn out free,
+// never more are admitted than the limit allows, and in the end all of it is used.
 func TestFlightsNeverPassTheLimit(t *testing.T) {
 	const events, workers = 50, 64
 	memoryStore := memory.New(memory.NewBuckets(), memory.Options{})
 	for name, s := range map[string]store.Store{"memory": memoryStore, "plain": plain{memoryStore}} {
-		flights := ledger.NewFlights()
+		flights := NewFlights()
 		limit := store.Limit{Zone: name, Algorithm: store.FixedWindow, Window: time.Hour}
 		var charged, inFlight atomic.Int64
 		var wg sync.WaitGroup
 		for worker := range workers {
 			// Two views, as during a reload.
-			l := ledger.NewLocal(flights, s)
+			l := NewLocal(flights, s)
 			wg.Go(func() {
 				for i := range 200 {
 					reqs := []store.Request{{Limit: &limit, ClientKey: "alice", Events: events, Cost: 1}}
@@ -70,9 +61,10 @@ func TestFlightsNeverPassTheLimit(t *testing.T) {
 	}
 }
 
-// TestFlightRefusal tells a client that only its own requests are in the way.
+// TestFlightRefusal: a refusal reports that only the client's own requests are in
+// the way.
 func TestFlightRefusal(t *testing.T) {
-	l := ledger.NewLocal(ledger.NewFlights(), memory.New(memory.NewBuckets(), memory.Options{}))
+	l := NewLocal(NewFlights(), memory.New(memory.NewBuckets(), memory.Options{}))
 	limit := store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour}
 	ask := func(cost int64) store.State {
 		return admit(l, store.Request{Limit: &limit, ClientKey: "alice", Events: 5, Cost: cost})

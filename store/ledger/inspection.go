@@ -10,21 +10,88 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// resetPatience bounds the wait for charges that are on their way, so that they
-// do not come after the reset.
-const resetPatience = 500 * time.Millisecond
+// resetTimeout bounds the wait for charges in flight, so that they do not arrive
+// after the reset.
+const resetTimeout = 500 * time.Millisecond
 
-// Peek implements [store.Peeker], if the store does: what it tells shows what is
-// known beyond it.
+// Check implements [store.Store]. It holds nothing in flight.
+func (l *Ledger) Check(ctx context.Context, reqs []store.Request) []store.State {
+	return l.read(ctx, reqs, l.store.Check)
+}
+
+// Peek implements [store.Peeker], if the store does.
 func (l *Ledger) Peek(ctx context.Context, reqs []store.Request) []store.State {
+	return l.read(ctx, reqs, l.store.(store.Peeker).Peek)
+}
+
+// read adds to the store's answers what the ledger knows beyond them.
+func (l *Ledger) read(ctx context.Context, reqs []store.Request, ask func(context.Context, []store.Request) []store.State) []store.State {
 	asked := l.books.now()
-	states := l.store.(store.Peeker).Peek(ctx, reqs)
+	states := ask(ctx, reqs)
 	for i := range reqs {
 		if states[i].Err == nil {
-			l.look(&reqs[i], &states[i], asked)
+			l.look(&reqs[i], &states[i], asked, true)
 		}
 	}
 	return states
+}
+
+// look makes an answer show what the ledger knows beyond it, and takes the answer
+// in if keeps is set.
+func (l *Ledger) look(r *store.Request, st *store.State, asked int64, keeps bool) {
+	e := l.find(r)
+	if e == nil {
+		return
+	}
+	defer e.page.mu.Unlock()
+	if !keeps {
+		e = e.clone()
+	}
+	e.hear(r, st, asked, l.books.now())
+	e.judge(r, st, st.Now)
+}
+
+// clone returns a copy of the entry that may hear an answer.
+func (e *entry) clone() *entry {
+	c := *e
+	c.page = new(page)
+	if e.pending != nil {
+		pending := *e.pending
+		pending.heard = nil
+		c.pending = &pending
+	}
+	return &c
+}
+
+// Word reads a bucket from the store without changing it.
+type Word = func(r store.Request) store.State
+
+// Foresee returns what Admit would answer, or Take if the request takes, and
+// changes nothing. It knows no more of the store than word returns: where Admit
+// would wait for a charge in flight, Foresee counts the charge as arrived.
+func (l *Ledger) Foresee(r store.Request, takes bool, word Word) store.State {
+	asked := l.books.now()
+	rest, isServed := r, false
+	if e := l.find(&r); e != nil {
+		if takes {
+			rest, isServed = e.rest(&r, asked)
+		}
+		var refusal store.State
+		refused := !isServed && e.trusts(asked, l.trust) && e.refuses(&rest, &refusal, asked)
+		e.page.mu.Unlock()
+		if refused {
+			return refusal
+		}
+	}
+	st := word(rest)
+	switch {
+	case st.Err != nil:
+	case isServed:
+		st.Allowed, st.RetryAfter = true, 0
+	case !takes:
+		l.look(&r, &st, asked, false)
+	}
+	return st
 }
 
 // Inspect implements [store.Inspector], if the store does.
@@ -37,10 +104,10 @@ func (l *Ledger) Inspect(ctx context.Context, r store.Request) store.Inspection 
 	return found
 }
 
-// Owner is the name of the shard that keeps the client's buckets.
+// Owner returns the name of the shard that has the client's buckets.
 func (l *Ledger) Owner(clientKey string) string { return l.store.Owner(clientKey) }
 
-// account is what is known of a bucket, or nil.
+// account is the ledger's knowledge of a bucket, or nil.
 func (l *Ledger) account(r *store.Request) *store.Account {
 	e := l.find(r)
 	if e == nil {
@@ -57,27 +124,30 @@ func (l *Ledger) account(r *store.Request) *store.Account {
 	if algorithm.Copies(r.Limit.Algorithm) {
 		a.Used = e.known.View(&asked, now+e.clock).Used
 	}
-	if e.debts != nil {
-		a.Unsent = e.debts.owed() - e.debts.sentCost
+	if e.pending != nil {
+		a.Unsent = e.pending.cost() - e.pending.sentCost
 	}
 	if v := e.reservation; v != nil && now+e.clock < v.ends {
 		a.Reserved = v.tokens
 	}
-	// What would be refused is a request of the least cost.
+	// Full means that even a request of the least cost is refused.
 	asked.Cost = 1
 	a.Full = e.trusts(now, l.trust) && e.refuses(&asked, new(store.State), now)
 	return a
 }
 
-// Reset implements [store.Resetter], if the store does. What is in flight stays
-// so; other processes hear of it once they trust the primary's last word no
-// longer.
+// Reset implements [store.Resetter], if the store does. Requests stay in flight.
+// Other processes notice the reset when their trust in the primary's last answer
+// runs out.
 func (l *Ledger) Reset(ctx context.Context, r store.Request) error {
 	s, ok := l.store.(store.Resetter)
 	if !ok {
 		return fmt.Errorf("%w: the store cannot reset a bucket", errors.ErrUnsupported)
 	}
-	l.awaitCharges(&r)
+	began := l.books.clock()
+	for left := resetTimeout; left > 0 && l.arrival(&r) != nil; left = resetTimeout - l.books.clock().Sub(began) {
+		l.awaitCharge(&r, left)
+	}
 	if err := s.Reset(ctx, r); err != nil {
 		return err
 	}
@@ -85,51 +155,25 @@ func (l *Ledger) Reset(ctx context.Context, r store.Request) error {
 	return nil
 }
 
-// awaitCharges waits until no charge of the bucket is on its way.
-func (l *Ledger) awaitCharges(r *store.Request) {
-	began := l.books.clock()
-	for left := resetPatience; left > 0 && l.isSent(r); left = resetPatience - l.books.clock().Sub(began) {
-		l.awaitCharge(r, left)
-	}
-}
-
-func (l *Ledger) isSent(r *store.Request) bool {
-	e := l.find(r)
-	if e == nil {
-		return false
-	}
-	defer e.page.mu.Unlock()
-	return e.isSent()
-}
-
-// forget drops what is known of a bucket that was reset, the charges that wait,
-// and what was taken in advance. Whoever comes next asks the primary, for a
-// replica may not know yet.
+// forget drops what is known of a bucket that was reset, its waiting charges and
+// its tokens. The next request asks the primary, because replicas may be stale.
 func (l *Ledger) forget(r *store.Request) {
 	now := l.books.now()
 	e := l.enter(r, now)
 	defer e.page.mu.Unlock()
 	e.known, e.loose = algorithm.Known{}, 0
-	e.trusted, e.alone, e.asked = 0, 0, 0
+	e.trusted, e.soleWriter, e.asked = 0, 0, 0
 	e.confirmed, e.doubted = now, true
 	e.noteUnsure(false)
-	if d := e.debts; d != nil {
-		d.base, d.heard = algorithm.Known{}, nil
+	if p := e.pending; p != nil {
+		p.base, p.heard = algorithm.Known{}, nil
 		e.setWaiting(nil)
-		if d.isStale = d.sent; !d.sent {
-			e.debts = nil
-			l.books.owing.Add(-1)
+		if p.isStale = p.sent; !p.sent {
+			l.endPending(e)
 		}
 	}
 	if e.reservation != nil {
-		e.page.counts.expired += e.reservation.abandon()
+		e.page.counts.TokensExpired += e.reservation.abandon()
 	}
 	e.until = max(e.until, now+l.trust)
 }
-
-// Interface guards.
-var (
-	_ store.Peeker    = (*Ledger)(nil)
-	_ store.Inspector = (*Ledger)(nil)
-	_ store.Resetter  = (*Ledger)(nil)
-)

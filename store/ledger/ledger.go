@@ -1,11 +1,16 @@
-// Package ledger keeps what this process knows of buckets that a remote store
-// does not say, or not yet: what was admitted and is not charged yet, what the
-// primary said last, charges that could not be delivered, and events that were
-// taken in advance. It saves calls, and closes the gap in which requests of one
-// client could pass together because their charges come later.
+// Package ledger keeps what this process knows of buckets in a remote store: the
+// primary's last answers, the cost of requests in flight, charges that are not
+// confirmed yet, and tokens taken in advance. It coalesces checks, charges
+// write-behind with a retry queue for each shard, and refuses or admits requests
+// without a call where its knowledge suffices. So it saves calls, and requests of
+// one client cannot all pass because their charges come later.
 //
-// The ledger never compares two machines' clocks: a reply tells the store's
-// time, and from there on only durations of this process's clock count.
+// [Books] hold the state and outlive configs; a [Ledger] is a view of them on one
+// [Remote] store. [Flights] and [Local] are the counterparts for a store in this
+// process. The package imports store, store/algorithm and internal/identity.
+//
+// The ledger never compares two machines' clocks: an answer tells the store's
+// time, to which the ledger adds durations of its own clock.
 package ledger
 
 import (
@@ -18,45 +23,44 @@ import (
 )
 
 const (
-	// DefaultTrust is how long a primary's word is relied upon.
+	// DefaultTrust is the default of [Options.Trust].
 	DefaultTrust = time.Second
-	// DefaultMaxBuckets is how many buckets are remembered.
+	// DefaultMaxBuckets is the default of [Options.MaxBuckets].
 	DefaultMaxBuckets = 1_000_000
-	// DefaultPatience is how long a request waits for a charge that is on its
-	// way and decides about it.
-	DefaultPatience = 50 * time.Millisecond
+	// DefaultTimeout is the default of [Options.Timeout].
+	DefaultTimeout = 50 * time.Millisecond
 )
 
 // Options are the settings of one view of the books.
 type Options struct {
-	// Trust is how long a primary's word is relied upon: for that long a full
-	// bucket is refused without a call, and a replica that says less is
-	// overruled. 0 means DefaultTrust.
+	// Trust is how long an answer of the primary is relied upon: a full bucket
+	// is refused without a call, and a stale replica is overruled. 0 means
+	// DefaultTrust.
 	Trust time.Duration
-	// MaxBuckets bounds the buckets that are remembered; 0 means
-	// DefaultMaxBuckets. Buckets with requests in flight are kept all the same.
+	// MaxBuckets bounds the buckets in the books; 0 means DefaultMaxBuckets.
+	// Buckets with requests in flight may exceed it.
 	MaxBuckets int
-	// Patience bounds how long a request waits for a charge that is on its way
-	// and decides about it; 0 means DefaultPatience.
-	Patience time.Duration
-	// OnUndelivered, if set, is told of charges and refunds that are given up:
-	// of how many requests, on which shard, and why. The error wraps
-	// [store.ErrNotExecuted] or [store.ErrUncertain]. It must be quick.
+	// Timeout bounds how long a request waits for a charge in flight that
+	// decides about it; 0 means DefaultTimeout.
+	Timeout time.Duration
+	// OnUndelivered, if set, is called when charges or refunds are given up: for
+	// how many requests, on which shard, and why. The error wraps
+	// [store.ErrNotExecuted] or [store.ErrUncertain]. The call must be quick.
 	OnUndelivered func(shard string, op algorithm.Operation, requests int64, err error)
 }
 
-// Ledger is a view of books on a store: the books are shared and last, the
-// store and the settings are the view's own. It is safe for concurrent use.
+// Ledger is a view of books on a store. The books are shared; the store and the
+// settings are the view's own. It is safe for concurrent use.
 type Ledger struct {
 	store      Remote
 	books      *Books
 	opts       Options
 	trust      int64
 	maxBuckets int64
-	presence   *presence
-	// serial numbers the views of the books in the order in which they came.
+	membership *membership
+	// serial numbers the views of the books, oldest first.
 	serial int64
-	// runs is set while the view's config does, and stopped once that has ended.
+	// runs is set while the view's config runs, and stopped once it has ended.
 	// Both change under the lock of the books.
 	runs    bool
 	stopped atomic.Bool
@@ -76,45 +80,25 @@ func New(books *Books, s Remote, opts Options) *Ledger {
 	if opts.MaxBuckets == 0 {
 		opts.MaxBuckets = DefaultMaxBuckets
 	}
-	if opts.Patience == 0 {
-		opts.Patience = DefaultPatience
+	if opts.Timeout == 0 {
+		opts.Timeout = DefaultTimeout
 	}
 	l := &Ledger{
 		store: s, books: books, opts: opts,
 		trust: opts.Trust.Microseconds(), maxBuckets: int64(opts.MaxBuckets),
 	}
-	l.presence = newPresence(l)
+	l.membership = newMembership(l)
 	books.attach(l)
 	return l
-}
-
-// Check implements [store.Store]. Nothing is held in flight.
-func (l *Ledger) Check(ctx context.Context, reqs []store.Request) []store.State {
-	asked := l.books.now()
-	states := l.store.Check(ctx, reqs)
-	for i := range reqs {
-		if states[i].Err == nil {
-			l.look(&reqs[i], &states[i], asked)
-		}
-	}
-	return states
-}
-
-// look makes an answer show what is known beyond it.
-func (l *Ledger) look(r *store.Request, st *store.State, asked int64) {
-	e := l.find(r)
-	if e == nil {
-		return
-	}
-	defer e.page.mu.Unlock()
-	e.hear(r, st, asked, l.books.now())
-	e.judge(r, st, st.Now)
 }
 
 // Charge implements [store.Store].
 func (l *Ledger) Charge(ctx context.Context, reqs []store.Request) []store.State {
 	return l.store.Charge(ctx, reqs)
 }
+
+// ChargeDetached implements [store.Detacher], for requests that hold nothing.
+func (l *Ledger) ChargeDetached(reqs []store.Request) { l.Settle(reqs, make([]int64, len(reqs))) }
 
 // Refund implements [store.Store].
 func (l *Ledger) Refund(ctx context.Context, reqs []store.Request) []store.State {
@@ -126,13 +110,11 @@ func (l *Ledger) Refund(ctx context.Context, reqs []store.Request) []store.State
 	return states
 }
 
-// RefundDetached implements [store.Detacher]. What was taken in advance goes
-// back to that, without a call.
-func (l *Ledger) RefundDetached(reqs []store.Request) {
-	l.refund(l.restore(reqs))
-}
+// RefundDetached implements [store.Detacher]. Tokens of a reservation go back to
+// it without a call.
+func (l *Ledger) RefundDetached(reqs []store.Request) { l.refund(l.restore(reqs)) }
 
-// refund gives back to the store, without being waited for. No page is locked.
+// refund refunds to the store without waiting for it. No page is locked.
 func (l *Ledger) refund(reqs []store.Request) {
 	if len(reqs) == 0 {
 		return
@@ -147,8 +129,8 @@ func (l *Ledger) refund(reqs []store.Request) {
 	})
 }
 
-// beginRefund notes that refunds are on their way: until endRefund, what the store
-// says about the buckets may lack them.
+// beginRefund notes that refunds are in flight: until endRefund, answers about
+// their buckets may lack them.
 func (l *Ledger) beginRefund(reqs []store.Request) []*entry {
 	entries := make([]*entry, len(reqs))
 	now := l.books.now()
@@ -172,8 +154,10 @@ func (b *Books) endRefund(e *entry) {
 	b.owing.Add(-1)
 }
 
-// ChargeDetached implements [store.Detacher], for requests that hold nothing.
-func (l *Ledger) ChargeDetached(reqs []store.Request) { l.Settle(reqs, make([]int64, len(reqs))) }
+// Penalize implements [store.Penalizer], if the store does.
+func (l *Ledger) Penalize(ctx context.Context, reqs []store.Request) []store.State {
+	return l.store.(store.Penalizer).Penalize(ctx, reqs)
+}
 
 // PenalizeDetached implements [store.Penalizer], if the store does.
 func (l *Ledger) PenalizeDetached(reqs []store.Request) {
@@ -191,11 +175,6 @@ func (l *Ledger) PenalizeDetached(reqs []store.Request) {
 	l.writer().store.(store.Penalizer).PenalizeDetached(reqs)
 }
 
-// Penalize implements [store.Penalizer], if the store does.
-func (l *Ledger) Penalize(ctx context.Context, reqs []store.Request) []store.State {
-	return l.store.(store.Penalizer).Penalize(ctx, reqs)
-}
-
 // Warm implements [store.Warmer].
 func (l *Ledger) Warm(ctx context.Context) {
 	if w, ok := l.store.(store.Warmer); ok {
@@ -203,10 +182,16 @@ func (l *Ledger) Warm(ctx context.Context) {
 	}
 }
 
+// Figures are those of the books.
+func (l *Ledger) Figures() Figures { return l.books.Figures() }
+
 // Interface guards.
 var (
 	_ store.Store     = (*Ledger)(nil)
 	_ store.Detacher  = (*Ledger)(nil)
 	_ store.Penalizer = (*Ledger)(nil)
 	_ store.Warmer    = (*Ledger)(nil)
+	_ store.Peeker    = (*Ledger)(nil)
+	_ store.Inspector = (*Ledger)(nil)
+	_ store.Resetter  = (*Ledger)(nil)
 )

@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
 var minutely = store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Minute}
@@ -19,7 +22,7 @@ func requestOf(client string, events int64) store.Request {
 	return store.Request{Limit: &minutely, ClientKey: client, Events: events, Cost: 1, ID: client}
 }
 
-// admitter is a ledger, or flights.
+// admitter is a Ledger or a Local.
 type admitter interface {
 	Admit(ctx context.Context, reqs []store.Request, states []store.State)
 }
@@ -40,9 +43,9 @@ func takeAll(l *Ledger, reqs []store.Request) []store.State {
 	return l.Take(context.Background(), reqs)
 }
 
-// TestQuestionsAreShared: of many that come at once, one asks, and the others
-// ask together once it has its answer.
-func TestQuestionsAreShared(t *testing.T) {
+// TestChecksAreCoalesced: of concurrent requests one checks, and the others share
+// the next check.
+func TestChecksAreCoalesced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		l := New(NewBooks(nil), s, Options{})
@@ -100,7 +103,7 @@ func TestFullBucketIsAskedAboutOnceASecond(t *testing.T) {
 	}
 }
 
-// TestSecondZoneIsNotAsked where the first is known to refuse.
+// TestSecondZoneIsNotAsked if the first is known to refuse.
 func TestSecondZoneIsNotAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
@@ -108,7 +111,7 @@ func TestSecondZoneIsNotAsked(t *testing.T) {
 		full, free := requestOf("full", 1), requestOf("free", 100)
 		full.Limit = &store.Limit{Zone: "other", Algorithm: store.FixedWindow, Window: time.Minute}
 		s.others(algorithm.Charge, full)
-		// A replica says so, and then the primary.
+		// First a replica refuses, then the primary.
 		admit(l, full)
 		admit(l, full)
 		asked := s.checks
@@ -125,8 +128,8 @@ func TestSecondZoneIsNotAsked(t *testing.T) {
 	})
 }
 
-// TestWordsHeardMeanwhileStay: what the primary says while a charge is on its
-// way is not forgotten for the charge's reply, which may be older.
+// TestWordsHeardMeanwhileStay: the reply to a charge does not replace an answer that
+// arrived while the charge was in flight, and may be newer.
 func TestWordsHeardMeanwhileStay(t *testing.T) {
 	const now = 1_000_000
 	word := func(used int64) *store.State {
@@ -145,7 +148,7 @@ func TestWordsHeardMeanwhileStay(t *testing.T) {
 	if used := e.known.Content[0]; used != 7 {
 		t.Errorf("known is %d, want the 7 that the primary had said", used)
 	}
-	// And from then on the reply to a charge that was sent later counts.
+	// The reply to a charge sent later does.
 	l.settle(&r, 0, 4)
 	l.conclude(e, &r, word(6))
 	if used := e.known.Content[0]; used != 6 {
@@ -153,20 +156,20 @@ func TestWordsHeardMeanwhileStay(t *testing.T) {
 	}
 }
 
-// TestWaitingCountsBesideOthers: what waits to be sent counts on top of what
-// other processes have spent.
+// TestWaitingCountsBesideOthers: waiting charges count on top of what other
+// processes have spent.
 func TestWaitingCountsBesideOthers(t *testing.T) {
 	r := requestOf("alice", 100)
 	e := &entry{known: algorithm.Known{Content: store.Content{9, 100}}}
-	e.debts = &debts{base: algorithm.Known{Content: store.Content{3, 100}}, sent: true, sentCost: 2, waiting: &debt{req: store.Request{Cost: 4}}}
+	e.pending = &pendingCharges{base: algorithm.Known{Content: store.Content{3, 100}}, sent: true, sentCost: 2, waiting: &mergedCharge{req: store.Request{Cost: 4}}}
 	v := e.viewOf(&r, nil, 50)
 	if st := v.ahead(0); st.Used != 9+4 {
 		t.Errorf("used is %d, want what was heard, 9, and 4 that wait", st.Used)
 	}
 }
 
-// TestOutageIsMadeUpFor: what was charged while the shard was down arrives once
-// it is back, merged, and is not asked about in between.
+// TestOutageIsMadeUpFor: charges of an outage arrive after it, merged, and the
+// store is not called for each of them in between.
 func TestOutageIsMadeUpFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
@@ -260,4 +263,286 @@ func TestWhatIsLeftAtTheEndIsReported(t *testing.T) {
 			t.Errorf("%d are reported as lost, want 10; owes: %t", lost, l.Owes())
 		}
 	})
+}
+
+// TestAnswersGoToTheirBuckets, also if a call repeats checks in another order.
+func TestAnswersGoToTheirBuckets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSimulation(1)
+		l := New(NewBooks(nil), s, Options{})
+		one, other := requestOf("one", 100), requestOf("other", 100)
+		s.others(algorithm.Charge, one)
+		for range 5 {
+			s.others(algorithm.Charge, other)
+		}
+		a := &admission{call: call{ledger: l, ctx: t.Context(), reqs: []store.Request{one, other}, states: make([]store.State, 2)}}
+		for _, place := range []int{1, 0} {
+			l.join(a, place, l.books.now())
+		}
+		a.ask(a.asking, l.books.now())
+		if a.states[0].Used != 1 || a.states[1].Used != 5 {
+			t.Errorf("states %+v", a.states)
+		}
+		l.Leave()
+	})
+}
+
+// TestReservationIsNoRefusal: a batch of all that was left does not refuse its own
+// tokens.
+func TestReservationIsNoRefusal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBatches(t, 1, 1, 10, 10)
+		l := b.ledgers[0]
+		b.take(l, 1)
+		states := make([]store.State, 1)
+		if l.RefuseKnown([]store.Request{b.request(1)}, states) {
+			t.Errorf("refused: %+v", states[0])
+		}
+		for range 9 {
+			if st := b.take(l, 1); !st.Allowed {
+				t.Fatalf("refused: %+v", st)
+			}
+		}
+		// The last request made no call, so it is the store that refuses.
+		if st := b.take(l, 1); st.Allowed {
+			t.Errorf("served more than there is: %+v", st)
+		}
+		if !l.RefuseKnown([]store.Request{b.request(1)}, states) {
+			t.Error("not known to be full")
+		}
+		b.leave()
+	})
+}
+
+// TestAlignedWindowInAnOutage: the charges of an unknown client are retried like
+// others.
+func TestAlignedWindowInAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSimulation(1)
+		l := New(NewBooks(nil), s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
+			t.Errorf("%d were lost: %v", n, err)
+		}})
+		aligned := store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: 24 * time.Hour, Align: true}
+		r := store.Request{Limit: &aligned, ClientKey: "alice", Events: 100, Cost: 1}
+		s.down = true
+		for range 20 {
+			l.ChargeDetached([]store.Request{r})
+			time.Sleep(100 * time.Millisecond)
+		}
+		s.mu.Lock()
+		s.down = false
+		s.mu.Unlock()
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		if used := s.used(r); used != 20 {
+			t.Errorf("%d are charged, want 20", used)
+		}
+		l.Leave()
+	})
+}
+
+// TestLoans: tokens that a request borrowed come back if the store refuses the rest,
+// but not into another window, and not into a new reservation.
+func TestLoans(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBatches(t, 1, 1, 11, 9)
+		l := b.ledgers[0]
+		b.take(l, 1)
+		s := b.request(12)
+		b.sim.others(algorithm.Charge, store.Request{Limit: &b.limit, ClientKey: "client", Events: 11, Cost: 2})
+		loaned := l.borrow(&s)
+		if loaned.tokens != 8 {
+			t.Fatalf("borrowed %+v", loaned)
+		}
+		e := l.find(&s)
+		if e.isIdle() {
+			t.Error("may be forgotten with a loan")
+		}
+		e.page.mu.Unlock()
+		l.repay(&s, loaned, &store.State{})
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if spent := b.spent(); spent != 3 {
+			t.Errorf("%d are spent once what was lent was idle, want 3", spent)
+		}
+		b.leave()
+	})
+	synctest.Test(t, func(t *testing.T) {
+		b := newBatches(t, 1, 1, 20, 10)
+		b.limit.Window = 300 * time.Millisecond
+		l := b.ledgers[0]
+		b.take(l, 2)
+		r := b.request(20)
+		loaned := l.borrow(&r)
+		time.Sleep(400 * time.Millisecond)
+		b.take(l, 1)
+		l.repay(&r, loaned, &store.State{})
+		e := l.find(&r)
+		if tokens := e.reservation.tokens; tokens != 9 {
+			t.Errorf("%d are left of a batch of 10 of which 1 was used", tokens)
+		}
+		e.page.mu.Unlock()
+		b.leave()
+	})
+}
+
+// TestOwnRefundIsSeenAtOnce, and not only when the primary is asked again.
+func TestOwnRefundIsSeenAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSimulation(1)
+		l := New(NewBooks(nil), s, Options{})
+		r := requestOf("alice", 1)
+		taken := l.Take(t.Context(), []store.Request{r})[0]
+		back := r
+		back.Receipt = taken.Receipt
+		l.RefundDetached([]store.Request{back})
+		// This call precedes the arrival of the refund.
+		if st := l.Take(t.Context(), []store.Request{r})[0]; st.Allowed {
+			t.Fatalf("the refund was faster: %+v", st)
+		}
+		time.Sleep(10 * time.Millisecond)
+		if st := l.Take(t.Context(), []store.Request{r})[0]; !st.Allowed {
+			t.Errorf("refused after the refund: %+v", st)
+		}
+		l.Leave()
+	})
+}
+
+// TestLateWordLacksARefund: the refusal of a take that was sent before a refund
+// arrives after the reply to a later take.
+func TestLateWordLacksARefund(t *testing.T) {
+	for _, a := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSimulation(1)
+			l := New(NewBooks(nil), s, Options{})
+			request := func(id string, cost int64) store.Request {
+				return store.Request{Limit: &store.Limit{Zone: "zone", Algorithm: a, Window: time.Hour}, ClientKey: "alice", Events: 10, Cost: cost, ID: id}
+			}
+			taken, late := request("taken", 8), request("late", 5)
+			taken.Receipt = l.Take(t.Context(), []store.Request{taken})[0].Receipt
+			asked := l.books.now()
+			refusal := s.Take(t.Context(), []store.Request{late})[0]
+			l.RefundDetached([]store.Request{taken})
+			time.Sleep(10 * time.Millisecond)
+			for _, cost := range []int64{1, 5} {
+				if st := l.Take(t.Context(), []store.Request{request("", cost)})[0]; !st.Allowed {
+					t.Errorf("%s: %d refused after the refund: %+v", a, cost, st)
+				}
+				l.hearTake(&late, &refusal, asked)
+			}
+			l.Leave()
+		})
+	}
+}
+
+// TestWhoIsLetThroughAsks: if another zone refuses, no call is made, and the next
+// request may make it.
+func TestWhoIsLetThroughAsks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSimulation(1)
+		l := New(NewBooks(nil), s, Options{})
+		one, other := requestOf("one", 1), requestOf("other", 1)
+		for _, r := range []store.Request{one, other} {
+			s.others(algorithm.Charge, r)
+			l.Take(t.Context(), []store.Request{r})
+		}
+		time.Sleep(1500 * time.Millisecond)
+		// The other's refusal is fresh.
+		l.Take(t.Context(), []store.Request{other})
+		s.reset("zone/one")
+		l.Take(t.Context(), []store.Request{one, other})
+		if st := l.Take(t.Context(), []store.Request{one})[0]; !st.Allowed {
+			t.Errorf("refused without a question: %+v", st)
+		}
+		l.Leave()
+	})
+}
+
+// TestPrimaryAway: a replica answers while the primary cannot, and the primary is
+// not called in vain for every request.
+func TestPrimaryAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSimulation(1)
+		l := New(NewBooks(nil), s, Options{})
+		r := requestOf("alice", 3)
+		for range 3 {
+			if st := admit(l, r); !st.Allowed {
+				t.Fatalf("%+v", st)
+			}
+			l.Settle([]store.Request{r}, nil)
+			time.Sleep(10 * time.Millisecond)
+		}
+		s.mu.Lock()
+		s.away = true
+		s.mu.Unlock()
+		for range 300 {
+			time.Sleep(10 * time.Millisecond)
+			if st := admit(l, r); st.Allowed || st.Err != nil {
+				t.Fatalf("a client over its limit while the primary is away: %+v", st)
+			}
+		}
+		l.Leave()
+	})
+}
+
+// TestChargesThatNoTryHelpsAreReported once for each request, and not sent again,
+// if a permission is missing or the key has foreign data.
+func TestChargesThatNoTryHelpsAreReported(t *testing.T) {
+	const key, requests = "rl:1:z:fw3600s:alice", 3
+	r := store.Request{Limit: &store.Limit{Zone: "z", Algorithm: store.FixedWindow, Window: time.Hour}, ClientKey: "alice", Events: 10, Cost: 1}
+	for name, c := range map[string]struct{ refuse, mend []any }{
+		"pexpire":      {[]any{"ACL", "SETUSER", "limiter", "-pexpire"}, []any{"ACL", "SETUSER", "limiter", "+pexpire"}},
+		"hset":         {[]any{"ACL", "SETUSER", "limiter", "-hset"}, []any{"ACL", "SETUSER", "limiter", "+hset"}},
+		"evalsha":      {[]any{"ACL", "SETUSER", "limiter", "-evalsha"}, []any{"ACL", "SETUSER", "limiter", "+evalsha"}},
+		"foreign data": {[]any{"SET", key, "foreign"}, []any{"DEL", key}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := redistest.Start(t)
+			do := func(args ...any) {
+				t.Helper()
+				if err := server.Client().Do(t.Context(), args...).Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			do("ACL", "SETUSER", "limiter", "reset", "on", ">secret", "~*", "+@all")
+			shard := redis.NewShard(redis.ShardOptions{
+				Primary: server.Addr(), DialTimeout: time.Minute,
+				Credentials: func(context.Context) (string, string, error) { return "limiter", "secret", nil },
+			})
+			defer shard.Close(context.Background())
+			var lost atomic.Int64
+			l := New(NewBooks(nil), redis.New(redis.Options{Members: []redis.Member{{Name: "a", Shard: shard}}}), Options{
+				OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
+					if !errors.Is(err, store.ErrFinal) {
+						t.Errorf("%d were lost: %v, want an error that no try helps", n, err)
+					}
+					lost.Add(n)
+				},
+			})
+			defer l.Leave()
+			do(c.refuse...)
+			for range requests {
+				l.ChargeDetached([]store.Request{r})
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			for l.Owes() && ctx.Err() == nil {
+				time.Sleep(time.Millisecond)
+			}
+			if l.Owes() || lost.Load() != requests {
+				t.Errorf("%d of %d are reported; some wait still: %t", lost.Load(), requests, l.Owes())
+			}
+			do(c.mend...)
+			l.ChargeDetached([]store.Request{r})
+			for l.Owes() && ctx.Err() == nil {
+				time.Sleep(time.Millisecond)
+			}
+			if n, err := server.Client().HGet(t.Context(), key, "c").Int(); n != 1 || err != nil {
+				t.Errorf("%d are counted, error %v, want the one after the mending", n, err)
+			}
+			if ttl := server.Client().PTTL(t.Context(), key).Val(); ttl <= 0 {
+				t.Errorf("the bucket expires in %v", ttl)
+			}
+		})
+	}
 }

@@ -42,7 +42,7 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// kinds are what the ledger can be in front of with charges after the response.
+// kinds are the algorithms with charges after the response.
 var kinds = []store.Limit{
 	{Algorithm: store.FixedWindow},
 	{Algorithm: store.FixedWindow},
@@ -52,11 +52,11 @@ var kinds = []store.Limit{
 	{Algorithm: store.GCRA},
 }
 
-// lookback is how old the truth may be that justifies a refusal: what messages
-// take, and how long a request waits for a charge.
+// lookback is how old a truth may justify a refusal: the delay of messages, and the
+// time a request waits for a charge.
 const lookback = 120 * time.Millisecond
 
-// model is what has to be true.
+// model is the truth that the ledger has to match.
 type model struct {
 	*testing.T
 	seed   uint64
@@ -130,7 +130,7 @@ func (m *model) request(rng *rand.Rand) store.Request {
 	return store.Request{Limit: &m.limit, ClientKey: "client", Events: m.events, Cost: m.cost, ID: fmt.Sprint(rng.Uint64())}
 }
 
-// used is what is spent in the primary. The simulation's lock is held.
+// used is the cost spent in the primary. The simulation's lock is held.
 func (m *model) used() int64 {
 	r := store.Request{Limit: &m.limit, ClientKey: "client", Events: m.events}
 	return bucketIn(m.sim.primary, &r).View(&r, m.sim.now(), false).Used
@@ -158,8 +158,8 @@ func (m *model) run() {
 	m.ledger.Leave()
 }
 
-// noteWord notes what the primary said. Where there are windows, what is spent
-// until a reset never becomes less.
+// noteWord notes an answer of the primary. In a window, spent cost never decreases
+// before a reset.
 func (m *model) noteWord(st *store.State) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -168,7 +168,7 @@ func (m *model) noteWord(st *store.State) {
 	}
 }
 
-// words are what the primary has said.
+// words are the answers of the primary.
 func (m *model) words() map[int64]int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -186,7 +186,7 @@ func (m *model) neighbours(ctx context.Context, rng *rand.Rand) {
 	}
 }
 
-// weather makes things go wrong from time to time.
+// weather makes faults from time to time.
 func (m *model) weather(ctx context.Context, rng *rand.Rand) {
 	if rng.IntN(2) == 0 {
 		return
@@ -206,7 +206,7 @@ func (m *model) weather(ctx context.Context, rng *rand.Rand) {
 			time.Sleep(time.Duration(rng.Int64N(int64(3 * time.Second))))
 			m.sim.setDown(false, false)
 		case 2:
-			// Nobody can be asked whether what a replica said still holds.
+			// No primary can confirm a replica's answer.
 			m.wasAway.Store(true)
 			m.excuse(time.Hour)
 			m.sim.setDown(false, true)
@@ -217,15 +217,15 @@ func (m *model) weather(ctx context.Context, rng *rand.Rand) {
 	}
 }
 
-// excuse makes refusals need no justification for so long.
+// excuse exempts refusals from justification for d.
 func (m *model) excuse(d time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.excused = time.Now().Add(d)
 }
 
-// noteTruth notes what is true from now on, and what was until now. The
-// simulation's lock is held.
+// noteTruth notes the truth from now on, and until now. The simulation's lock is
+// held.
 func (m *model) noteTruth(landed int64, vanished bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -247,7 +247,7 @@ func (m *model) note() {
 	m.truth = append(m.truth, moment{now, m.last})
 }
 
-// change changes what is unlanded, and returns what is true then.
+// change changes the unlanded cost, and returns the new truth.
 func (m *model) change(by int64) int64 {
 	m.sim.mu.Lock()
 	defer m.sim.mu.Unlock()
@@ -258,7 +258,7 @@ func (m *model) change(by int64) int64 {
 	return m.last
 }
 
-// client makes requests, one after the other.
+// client makes requests one after the other.
 func (m *model) client(rng *rand.Rand, requests int) {
 	pause := int64(m.limit.Window) / m.events
 	if rng.IntN(3) == 0 {
@@ -304,10 +304,9 @@ func (m *model) client(rng *rand.Rand, requests int) {
 	}
 }
 
-// isJustified requires that a refusal is one by what is true, or was a moment
-// ago.
+// isJustified requires that a refusal matches the truth, or a recent truth.
 func (m *model) isJustified(st *store.State) {
-	// Who was admitted at the same instant says so first.
+	// A request admitted at the same instant reports first.
 	time.Sleep(time.Nanosecond)
 	m.sim.mu.Lock()
 	defer m.sim.mu.Unlock()
@@ -323,12 +322,12 @@ func (m *model) isJustified(st *store.State) {
 		}
 	}
 	if m.limit.Algorithm == store.GCRA {
-		// A charge that is on its way has not begun to drain, as far as is known.
+		// A charge in flight has not begun to drain, as far as the ledger knows.
 		most += 1 + int64(lookback)*m.events/int64(m.limit.Window)
 	}
 	switch {
 	case st.InFlight && m.limit.Algorithm == store.SlidingLog && m.sim.lossy > 0:
-		// A charge that decides was lost, or may be: nobody waits for longer.
+		// A charge that decides may be lost; requests wait no longer for it.
 	case st.RetryAfter <= 0:
 		m.fail("refused without a time to wait: %+v", *st)
 	case m.cost > m.events && st.RetryAfter != store.Never:
@@ -338,9 +337,9 @@ func (m *model) isJustified(st *store.State) {
 	}
 }
 
-// waitsForWord tells whether the primary's word is awaited that tells of a reset,
-// or of a charge that may have been lost and counts until then: it was not heard
-// yet, or together with a charge that may be in it or not.
+// waitsForWord reports whether an answer of the primary is missing that would show
+// a reset or the outcome of a charge: it has not arrived, or it overlapped with
+// another charge.
 func (m *model) waitsForWord() bool {
 	r := store.Request{Limit: &m.limit, ClientKey: "client"}
 	e := m.ledger.find(&r)
@@ -351,8 +350,8 @@ func (m *model) waitsForWord() bool {
 	return e.doubted || e.trusted < m.wasReset
 }
 
-// atEnd requires that nothing is on its way any more, that nothing was lost or
-// doubled, and that what vanished was reported.
+// atEnd requires that nothing is in flight, nothing was lost or counted twice, and
+// vanished charges were reported.
 func (m *model) atEnd() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -371,7 +370,7 @@ func (m *model) atEnd() {
 	r := store.Request{Limit: &m.limit, ClientKey: "client"}
 	if e := m.ledger.find(&r); e != nil {
 		defer e.page.mu.Unlock()
-		if e.flight != 0 || e.question != nil || e.debts != nil {
+		if e.flight != 0 || e.check != nil || e.pending != nil {
 			m.fail("left at the end: %+v", *e)
 		}
 	}

@@ -1,53 +1,63 @@
 package ledger
 
 import (
+	"context"
+	"crypto/rand"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 const (
-	// autoStart is the part of the limit that the first batch is, inverted.
+	// autoStart is the inverse of the share of the limit that the first
+	// automatic batch is.
 	autoStart = 1000
-	// idleBatch is how long, in microseconds, a batch may lie unused before it
-	// is given back.
+	// idleBatch is how long, in microseconds, tokens may lie unused before they
+	// are given back; reapPause is the interval at which that is checked.
 	idleBatch = 1_000_000
-	// shortPart is the part of a window, inverted, for which no batch is fetched
-	// after one that cannot become smaller found too little left.
+	reapPause = 250 * time.Millisecond
+	// shortPart is the inverse of the part of a window for which no batch is
+	// fetched after the smallest one was refused.
 	shortPart = 10
+
+	// membershipZone is the zone in which processes count themselves. No
+	// configured zone can have its name.
+	membershipZone = "*processes"
+	// membershipPeriod is the interval at which a process renews its lease, and
+	// membershipLease how long the lease lasts otherwise.
+	membershipPeriod = time.Second
+	membershipLease  = 5 * time.Second
 )
 
-// reservation is what was taken of one bucket in advance.
+// reservation holds the tokens of one bucket that were taken in advance.
 type reservation struct {
-	// tokens are left, taken in the period, which ends by the store's clock.
-	tokens int64
-	period int64
-	ends   int64
+	// tokens are left, of the period, which ends at ends by the store's clock.
+	tokens       int64
+	period, ends int64
 	// lent is what requests have borrowed that wait for the rest of their cost.
 	lent int64
-	// size is that of the last batch, or what is left to be learnt from it;
-	// 0 if there was none.
+	// size is that of the last batch, as adapted since; 0 if there was none.
 	size int64
-	// began is when the last batch came, or 0 once it was learnt from; used is
-	// when some of it was last used or given back.
+	// began is when the last batch came, or 0 once adapt has seen it; used is
+	// when tokens were last used or given back.
 	began, used int64
-	// short is the store's instant before which no batch is fetched, because
-	// there was not enough left.
+	// short is the store's instant before which no batch is fetched, because the
+	// last one was refused.
 	short int64
-	// coming is how much is being fetched, or 0; claims wait for it.
-	coming  int64
-	claimed int64
-	claims  []*claim
-	// isStale is set if the bucket was reset since that is being fetched.
+	// coming is the size of the batch in flight, or 0; claimed is what the
+	// waiters and the request that fetches need of it.
+	coming, claimed int64
+	waiters         []*waiter
+	// isStale is set if the bucket was reset while the batch is in flight.
 	isStale bool
-	// resets is how often the bucket was reset.
+	// resets counts the resets of the bucket.
 	resets int64
-	// request is one for the bucket, to give tokens back.
+	// request is a request of the bucket, to give tokens back.
 	request store.Request
-}
-
-// claim is a request that waits for a batch.
-type claim struct {
-	*taking
-	place int
 }
 
 func (v *reservation) isEmpty() bool { return v.tokens == 0 && v.coming == 0 && v.lent == 0 }
@@ -82,23 +92,24 @@ func GrownBatch(r *store.Request, size, processes, took int64) int64 {
 	return min(size+(size+1)/2, store.MaxInteger)
 }
 
-// ration is how large the next batch is, if so many processes share the limit.
+// ration is the size of the next batch, if so many processes share the limit.
 func (v *reservation) ration(r *store.Request, processes int64) int64 {
 	return BatchSize(r, v.size, processes)
 }
 
-// adapt learns from a batch that is used up.
+// adapt grows the next batch if the last one was used up faster than this
+// process's share of the limit.
 func (v *reservation) adapt(r *store.Request, processes, now int64) {
 	v.size = GrownBatch(r, v.size, processes, now-v.began)
 }
 
-// waste learns from tokens that nobody used.
+// waste drops unused tokens, and halves the next batch.
 func (v *reservation) waste() {
 	v.size = max(v.size/2, 1)
 	v.tokens = 0
 }
 
-// shortfall learns from a batch that was refused.
+// shortfall shrinks the next batch after the store refused one.
 func (v *reservation) shortfall(r *store.Request, st *store.State) {
 	v.size = max(min(v.size, st.Remaining)/2, 1)
 	if r.Batch != store.BatchAuto || st.Remaining <= 1 {
@@ -106,8 +117,19 @@ func (v *reservation) shortfall(r *store.Request, st *store.State) {
 	}
 }
 
-// add takes in a batch, and returns leftovers of another period, which cannot
-// be used any more.
+// wait lets the request at a place have a part of the batch in flight, if enough
+// of it is unclaimed: no waiter waits in vain for a batch that arrives.
+func (v *reservation) wait(t *taking, place int) bool {
+	cost := t.reqs[place].Cost
+	if cost == 0 || v.claimed+cost > v.coming {
+		return false
+	}
+	v.claimed += cost
+	v.waiters = append(v.waiters, t.call.wait(place))
+	return true
+}
+
+// add takes in a batch, and returns the refund of tokens of another period.
 func (v *reservation) add(r *store.Request, st *store.State, size, now int64) (leftover store.Request) {
 	period := st.Receipt.Period
 	if v.tokens > 0 && v.period != period {
@@ -123,8 +145,7 @@ func (v *reservation) add(r *store.Request, st *store.State, size, now int64) (l
 	return leftover
 }
 
-// abandon drops what was taken of a bucket that was reset, and returns how much
-// that was.
+// abandon drops the tokens of a bucket that was reset, and returns their number.
 func (v *reservation) abandon() (tokens int64) {
 	tokens, v.tokens = v.tokens, 0
 	v.period, v.ends, v.began, v.short = 0, 0, 0, 0
@@ -133,7 +154,7 @@ func (v *reservation) abandon() (tokens int64) {
 	return tokens
 }
 
-// use spends some tokens, if there are so many that can still be used.
+// use spends tokens, if there are enough and their period has not ended.
 func (v *reservation) use(cost, storeNow, now int64) bool {
 	if v.tokens < cost || storeNow >= v.ends {
 		return false
@@ -143,8 +164,8 @@ func (v *reservation) use(cost, storeNow, now int64) bool {
 	return true
 }
 
-// surplus returns the refund of what is too much: all, if it was not used for so
-// long.
+// surplus returns the refund of tokens beyond the ration, or of all tokens if
+// they were idle for so long.
 func (v *reservation) surplus(l *Ledger, idle, now int64) store.Request {
 	if v.tokens == 0 || v.coming > 0 {
 		return store.Request{}
@@ -166,10 +187,122 @@ func (v *reservation) giveBack() store.Request {
 	return r
 }
 
-// refund takes out so many tokens, and returns the refund of them.
+// refund takes out so many tokens, and returns their refund.
 func (v *reservation) refund(tokens int64) store.Request {
 	v.tokens -= tokens
 	r := v.request
 	r.Cost, r.Receipt = tokens, store.Receipt{Period: v.period}
 	return r
+}
+
+// noteReserved makes sure that unused tokens of the entry are given back. Its
+// page is locked.
+func (b *Books) noteReserved(e *entry) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.reserved) == 0 {
+		go b.reap()
+	}
+	b.reserved[e] = true
+}
+
+// reap gives idle tokens back until nothing is reserved.
+func (b *Books) reap() {
+	for {
+		time.Sleep(reapPause)
+		if b.giveBack(idleBatch) {
+			return
+		}
+	}
+}
+
+// giveBack gives back the tokens that were idle for so long, and those beyond the
+// rations, which shrink as processes join. It reports whether none is left.
+func (b *Books) giveBack(idle int64) bool {
+	b.mu.Lock()
+	entries := slices.Collect(maps.Keys(b.reserved))
+	b.mu.Unlock()
+	l, now := b.current(), b.now()
+	var refunds []store.Request
+	for _, e := range entries {
+		e.page.mu.Lock()
+		v := e.reservation
+		switch refund := v.surplus(l, idle, now); {
+		case refund.Cost == 0:
+		case l != nil && now+e.clock < v.ends:
+			e.page.counts.TokensReturned += refund.Cost
+			refunds = append(refunds, refund)
+		default:
+			e.page.counts.TokensExpired += refund.Cost
+		}
+		if v.tokens == 0 {
+			b.mu.Lock()
+			delete(b.reserved, e)
+			b.mu.Unlock()
+		}
+		e.page.mu.Unlock()
+	}
+	l.refund(refunds)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.reserved) == 0
+}
+
+// membership counts the processes that take batches from a store: each holds a
+// lease in it.
+type membership struct {
+	ledger *Ledger
+	// count is the number of processes; 0 while it is unknown, or others may not
+	// have counted this one.
+	count atomic.Int64
+	begin sync.Once
+	life  context.Context
+	end   context.CancelFunc
+	ended sync.WaitGroup
+}
+
+func newMembership(l *Ledger) *membership {
+	m := &membership{ledger: l}
+	m.life, m.end = context.WithCancel(context.Background())
+	return m
+}
+
+// processes is the number of processes that share the limit of r, or 0 while it
+// is unknown.
+func (l *Ledger) processes(r *store.Request) int64 {
+	if r.Batch != store.BatchAuto {
+		return 1
+	}
+	l.membership.begin.Do(func() { l.membership.ended.Go(l.membership.keep) })
+	return l.membership.count.Load()
+}
+
+// keep renews the lease until the view ends, and gives it back.
+func (m *membership) keep() {
+	lease := []store.Request{{
+		Limit:  &store.Limit{Zone: membershipZone, Algorithm: store.Concurrency, Window: membershipLease},
+		Events: store.MaxMembers, Cost: 1, ID: rand.Text(),
+	}}
+	tick := time.NewTicker(membershipPeriod)
+	defer tick.Stop()
+	for isCounted := false; ; {
+		if st := m.ledger.store.Charge(m.life, lease)[0]; st.Err == nil {
+			if isCounted {
+				m.count.Store(max(st.Used, 1))
+			}
+			isCounted = true
+		}
+		select {
+		case <-tick.C:
+		case <-m.life.Done():
+			m.ledger.store.RefundDetached(lease)
+			return
+		}
+	}
+}
+
+// leave ends the lease.
+func (m *membership) leave() {
+	m.end()
+	m.ended.Wait()
 }

@@ -11,10 +11,9 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// simulation is a remote store in a bubble of package synctest: a primary and a
-// replica that run the algorithms, a network that is slow and loses replies,
-// and outages. What Redis itself does is tested with Redis; this is about what
-// the ledger makes of it in whatever order things happen.
+// simulation is a remote store in a synctest bubble: a primary and a replica that
+// run the algorithms, a slow network that loses replies, and outages. Tests with
+// Redis cover Redis itself; this one covers the interleavings that the ledger meets.
 type simulation struct {
 	mu  sync.Mutex
 	rng *rand.Rand
@@ -52,7 +51,7 @@ func newSimulation(seed uint64) *simulation {
 
 func (s *simulation) now() int64 { return time.Now().Add(s.skew).UnixMicro() }
 
-// travel lets a message be on its way.
+// travel delays a message.
 func (s *simulation) travel() {
 	s.mu.Lock()
 	d := time.Duration(20+s.rng.IntN(800)) * time.Microsecond
@@ -60,7 +59,7 @@ func (s *simulation) travel() {
 	time.Sleep(d)
 }
 
-// setDown begins an outage of all, or of the primary alone, or ends it.
+// setDown begins or ends an outage of the store, or of the primary alone.
 func (s *simulation) setDown(down, away bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,7 +97,7 @@ func (s *simulation) others(op algorithm.Operation, r store.Request) {
 	s.touched(0, false)
 }
 
-// used is what is spent in the primary.
+// used is the cost spent in the primary.
 func (s *simulation) used(r store.Request) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,7 +121,7 @@ func (s *simulation) replicate(op algorithm.Operation, r store.Request) store.St
 	return st
 }
 
-// reset is what an operator does.
+// reset is an operator's reset.
 func (s *simulation) reset(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,7 +176,7 @@ func (s *simulation) Check(ctx context.Context, reqs []store.Request) []store.St
 	return states
 }
 
-// tell notes what the primary has said.
+// tell notes the primary's answers.
 func (s *simulation) tell(states []store.State) {
 	for i := range states {
 		if !states[i].Replica && states[i].Err == nil {
@@ -204,7 +203,7 @@ func fail(reqs []store.Request, err error) []store.State {
 	return states
 }
 
-// run makes writes that are waited for.
+// run makes writes and waits for them.
 func (s *simulation) run(op algorithm.Operation, reqs []store.Request) []store.State {
 	s.travel()
 	s.mu.Lock()

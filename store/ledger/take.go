@@ -9,11 +9,11 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// Take implements [store.Store]. Where a bucket is known to refuse its request,
-// nothing is taken from the others, and their states are zero. Requests with a
-// batch are served from what was taken in advance.
+// Take implements [store.Store]. If a bucket is known to refuse its request, Take
+// takes nothing from the others, and their states are zero. Requests with a batch
+// are served from tokens taken in advance.
 func (l *Ledger) Take(ctx context.Context, reqs []store.Request) []store.State {
-	t := taking{ledger: l, ctx: ctx, reqs: reqs, states: make([]store.State, len(reqs))}
+	t := taking{call{ledger: l, ctx: ctx, reqs: reqs, states: make([]store.State, len(reqs))}}
 	if !t.refuseKnown() {
 		t.run()
 	}
@@ -21,19 +21,13 @@ func (l *Ledger) Take(ctx context.Context, reqs []store.Request) []store.State {
 }
 
 // taking is one call of Take.
-type taking struct {
-	ledger *Ledger
-	ctx    context.Context
-	reqs   []store.Request
-	states []store.State
-	turns  chan message
-}
+type taking struct{ call }
 
 // refuseKnown sets the states of requests that are refused without a call, and
-// tells whether there are any.
+// reports whether there are any.
 func (t *taking) refuseKnown() (refused bool) {
 	now := t.ledger.books.now()
-	var let []letThrough
+	var undo []func()
 	for i := range t.reqs {
 		r := &t.reqs[i]
 		e := t.ledger.find(r)
@@ -45,47 +39,43 @@ func (t *taking) refuseKnown() (refused bool) {
 			if t.ledger.refusesTake(e, &rest, &t.states[i], now) {
 				refused = true
 			} else if e.asked != was {
-				let = append(let, letThrough{e, was})
+				undo = append(undo, func() {
+					e.page.mu.Lock()
+					e.asked = was
+					e.page.mu.Unlock()
+				})
 			}
 		}
 		e.page.mu.Unlock()
 	}
-	for _, l := range let {
-		if refused {
-			// Nobody asks, so somebody else may.
-			l.entry.page.mu.Lock()
-			l.entry.asked = l.was
-			l.entry.page.mu.Unlock()
+	if refused {
+		// No request asks after all, so the next one may.
+		for _, f := range undo {
+			f()
 		}
 	}
 	return refused
 }
 
-// letThrough is an entry about which a request may ask, and when one did last.
-type letThrough struct {
-	entry *entry
-	was   int64
-}
-
-// refusesTake tells whether a request is refused without a call. Once trust has
-// run out one request is let through to ask, and the others are refused as
-// before until it has an answer.
+// refusesTake reports whether a request is refused without a call. Once trust has
+// run out it lets one request through to ask, and refuses the others until the
+// store has answered.
 func (l *Ledger) refusesTake(e *entry, r *store.Request, st *store.State, now int64) bool {
 	var refusal store.State
 	if !e.refuses(r, &refusal, now) {
 		return false
 	}
-	if !e.trusts(now, l.trust) && (e.asked == 0 || now-e.asked > l.trust) {
+	if e.isDue(now, l.trust) {
 		e.asked = now
 		return false
 	}
 	*st = refusal
-	e.page.counts.refusals++
+	e.page.counts.LocalRefusals++
 	return true
 }
 
-// run takes: what there is from reservations, what others fetch from what they
-// fetch, and the rest from the store in one call.
+// run takes what reservations have, waits for batches in flight, and takes the
+// rest from the store in one call.
 func (t *taking) run() {
 	var own, fetches []int
 	waiting := 0
@@ -109,27 +99,25 @@ func (t *taking) run() {
 	t.reclaim()
 }
 
-// await waits for batches, and adds the places of those to which they were of
-// no use.
+// await waits for batches, and adds the places of requests that got nothing.
 func (t *taking) await(waiting int, again []int) []int {
 	for range waiting {
-		if m := <-t.turns; m.turn == turnAgain {
+		if m := <-t.turns; m.turn == retry {
 			again = append(again, m.place)
 		}
 	}
 	return again
 }
 
-// reclaim looks for what the store refused, because a batch overtook it on its
-// way there, in that batch. Where that ends in an error and nothing was spent, the
-// refusal stands.
+// reclaim looks for what the store refused in a batch that overtook the request.
+// If that ends in an error and nothing was spent, the refusal stands.
 func (t *taking) reclaim() {
 	var again, waiting, refused []int
 	for i := range t.reqs {
 		switch st := &t.states[i]; {
 		case st.Err != nil || st.Allowed:
 		case t.reqs[i].Batch == 0:
-			// Whatever the others find, it would be given back.
+			// The call is refused, whatever the others find.
 			return
 		default:
 			refused = append(refused, i)
@@ -161,7 +149,7 @@ func (t *taking) reclaim() {
 	}
 }
 
-// take takes what some requests cost, and batches for those that fetch, in one
+// take takes the costs of some requests, and batches for those that fetch, in one
 // call. It returns the places of those that fetched in vain.
 func (t *taking) take(own, fetches []int) (again []int) {
 	if len(own)+len(fetches) == 0 {
@@ -171,7 +159,7 @@ func (t *taking) take(own, fetches []int) (again []int) {
 	asked := l.books.now()
 	reqs := t.reqs
 	var borrowed []loan
-	if len(fetches) > 0 || len(own) < len(reqs) || t.anyBatch() {
+	if len(fetches) > 0 || len(own) < len(reqs) || slices.ContainsFunc(reqs, hasBatch) {
 		reqs = make([]store.Request, 0, len(own)+len(fetches))
 		borrowed = make([]loan, len(own))
 		for n, i := range own {
@@ -199,17 +187,9 @@ func (t *taking) take(own, fetches []int) (again []int) {
 	return again
 }
 
-func (t *taking) anyBatch() bool {
-	for i := range t.reqs {
-		if t.reqs[i].Batch != 0 {
-			return true
-		}
-	}
-	return false
-}
+func hasBatch(r store.Request) bool { return r.Batch != 0 }
 
-// hearTake remembers what a take was told, of buckets that are full or known
-// already.
+// hearTake takes in the answer to a take, if the bucket is full or in the books.
 func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) {
 	var e *entry
 	now := l.books.now()
@@ -230,8 +210,260 @@ func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) {
 	}
 	e.hear(r, st, asked, now)
 	if algorithm.Copies(r.Limit.Algorithm) {
-		// Takes overlap: one that was asked for before this answer may lack what
-		// this one spent.
+		// The answer to an overlapping take may lack what this one spent.
 		e.confirmed = now
 	}
+}
+
+// outcome is what a request with a batch has to do.
+type outcome uint8
+
+const (
+	// claimServed: nothing; the reservation has served the request.
+	claimServed outcome = iota
+	// claimFetches: fetch a batch, for itself and others.
+	claimFetches
+	// claimWaits: wait for the batch in flight.
+	claimWaits
+	// claimDirect: take its cost from the store.
+	claimDirect
+	// claimRefused: accept the store's refusal.
+	claimRefused
+)
+
+// rest is the part of a request that the reservation does not cover. isServed
+// reports whether the request needs no more, or a batch in flight is likely to
+// serve it.
+func (e *entry) rest(r *store.Request, now int64) (rest store.Request, isServed bool) {
+	rest = *r
+	if r.Batch == 0 {
+		return rest, false
+	}
+	rest.Cost -= e.tokens(r, now)
+	return rest, rest.Cost == 0 || e.reservation != nil && e.reservation.coming > 0
+}
+
+// tokens is how much of a request's cost the reservation covers.
+func (e *entry) tokens(r *store.Request, now int64) int64 {
+	if v := e.reservation; v != nil && r.Batch != 0 && now+e.clock < v.ends {
+		return min(v.tokens, r.Cost)
+	}
+	return 0
+}
+
+// claim serves the request at a place from the reservation, or returns what it
+// has to do.
+func (l *Ledger) claim(t *taking, place int) outcome {
+	r := &t.reqs[place]
+	processes := l.processes(r)
+	now := l.books.now()
+	e := l.enter(r, now)
+	defer e.page.mu.Unlock()
+	if e.reservation == nil {
+		e.reservation = new(reservation)
+	}
+	v := e.reservation
+	if r.Cost > 0 && v.use(r.Cost, now+e.clock, now) {
+		e.showTokens(r, &t.states[place], now+e.clock)
+		return claimServed
+	}
+	if v.coming > 0 {
+		if v.wait(t, place) {
+			return claimWaits
+		}
+		return claimDirect
+	}
+	if v.tokens > 0 && now+e.clock >= v.ends {
+		e.page.counts.TokensExpired += v.tokens
+		v.waste()
+	} else if v.tokens < r.Cost && v.began != 0 {
+		v.adapt(r, processes, now)
+		v.began = 0
+	}
+	size := v.ration(r, processes)
+	if r.Cost == 0 || r.Cost > size || now+e.clock < v.short {
+		return claimDirect
+	}
+	v.coming, v.claimed = size, r.Cost
+	return claimFetches
+}
+
+// reclaim serves the request at a place, which the store refused, from a batch
+// that was fetched meanwhile, or returns what the request has to do.
+func (l *Ledger) reclaim(t *taking, place int) outcome {
+	r, st := &t.reqs[place], &t.states[place]
+	e := l.find(r)
+	if e == nil {
+		return claimRefused
+	}
+	defer e.page.mu.Unlock()
+	v, now := e.reservation, l.books.now()
+	tokens := e.tokens(r, now)
+	switch {
+	case tokens > 0 && v.use(r.Cost, now+e.clock, now):
+		e.showTokens(r, st, now+e.clock)
+		return claimServed
+	case v != nil && v.wait(t, place):
+		return claimWaits
+	case tokens > 0 && tokens+st.Remaining >= r.Cost:
+		return claimDirect
+	}
+	return claimRefused
+}
+
+// batch is the request that fetches.
+func (l *Ledger) batch(r *store.Request) store.Request {
+	e := l.find(r)
+	defer e.page.mu.Unlock()
+	fetch := *r
+	fetch.Cost = e.reservation.coming
+	return fetch
+}
+
+// fetched takes in the outcome of a fetch, and serves the waiters. It reports
+// whether the request that fetched has to take its cost from the store.
+func (l *Ledger) fetched(t *taking, place int, batch *store.Request, st *store.State) (again bool) {
+	var leftover store.Request
+	// Runs last, for it locks the page.
+	defer func() { l.refundOne(leftover) }()
+	now := l.books.now()
+	e := l.enter(batch, now)
+	defer e.page.mu.Unlock()
+	v := e.reservation
+	waiters := append([]*waiter{{&t.call, place}}, v.waiters...)
+	v.coming, v.claimed, v.waiters = 0, 0, nil
+	e.page.counts.Fetches++
+	switch {
+	case st.Err == nil && st.Allowed:
+		e.page.counts.TokensFetched += batch.Cost
+		leftover = v.add(batch, st, batch.Cost, now)
+		e.page.counts.TokensReturned += leftover.Cost
+	case st.Err == nil:
+		v.shortfall(batch, st)
+	}
+	for n, w := range waiters {
+		r, turn := &w.reqs[w.place], retry
+		switch {
+		case st.Err != nil:
+			w.states[w.place], turn = *st, answered
+		case st.Allowed && v.use(r.Cost, st.Now, now):
+			e.showTokens(r, &w.states[w.place], st.Now)
+			turn = answered
+		}
+		if n > 0 {
+			w.tell(turn)
+		} else {
+			again = turn == retry
+		}
+	}
+	if v.isStale {
+		// The batch may predate the reset.
+		e.page.counts.TokensExpired += v.abandon()
+	}
+	if v.tokens > 0 {
+		l.books.noteReserved(e)
+	}
+	return again
+}
+
+// showTokens sets the state of a request that the reservation served.
+func (e *entry) showTokens(r *store.Request, st *store.State, storeNow int64) {
+	asked := *r
+	asked.Cost = 0
+	*st = e.known.View(&asked, storeNow)
+	st.Allowed, st.RetryAfter = true, 0
+	st.Used = max(st.Used-e.reservation.tokens, r.Cost)
+	st.Remaining = max(st.Limit-st.Used, 0)
+	st.Receipt = store.Receipt{Period: e.reservation.period}
+}
+
+// loan is the part of a request's cost that comes from a reservation, while the
+// store decides about the rest.
+type loan struct {
+	entry          *entry
+	tokens, period int64
+	resets         int64
+}
+
+// borrow takes as much of a request's cost out of the reservation as it has.
+func (l *Ledger) borrow(r *store.Request) loan {
+	if r.Batch == 0 {
+		return loan{}
+	}
+	e := l.find(r)
+	if e == nil {
+		return loan{}
+	}
+	defer e.page.mu.Unlock()
+	tokens := e.tokens(r, l.books.now())
+	if tokens == 0 {
+		return loan{}
+	}
+	v := e.reservation
+	v.tokens -= tokens
+	v.lent += tokens
+	return loan{e, tokens, v.period, v.resets}
+}
+
+// repay ends a loan once the store has answered about the rest.
+func (l *Ledger) repay(r *store.Request, b loan, st *store.State) {
+	if b.tokens == 0 {
+		return
+	}
+	var refund store.Request
+	// Runs last, for it locks the page.
+	defer func() { l.refundOne(refund) }()
+	b.entry.page.mu.Lock()
+	defer b.entry.page.mu.Unlock()
+	v := b.entry.reservation
+	v.lent -= b.tokens
+	switch {
+	case st.Err == nil && st.Allowed:
+		if st.Receipt.Period != b.period {
+			// The cost is of two windows, and cannot be refunded.
+			st.Receipt = store.Receipt{}
+		}
+	case v.resets != b.resets:
+		// The tokens are no part of the bucket since its reset.
+		b.entry.page.counts.TokensExpired += b.tokens
+	case v.period == b.period:
+		v.tokens += b.tokens
+		l.books.noteReserved(b.entry)
+	default:
+		// The store knows what is left of the tokens' window.
+		b.entry.page.counts.TokensReturned += b.tokens
+		refund = *r
+		refund.Cost, refund.Receipt = b.tokens, store.Receipt{Period: b.period}
+	}
+}
+
+// refundOne refunds what a request costs, if anything. No page is locked.
+func (l *Ledger) refundOne(r store.Request) {
+	if r.Cost > 0 {
+		l.refund([]store.Request{r})
+	}
+}
+
+// restore puts refunds back into their reservations, and returns the others.
+func (l *Ledger) restore(reqs []store.Request) (others []store.Request) {
+	return slices.DeleteFunc(reqs, func(r store.Request) bool { return l.restoreOne(&r) })
+}
+
+func (l *Ledger) restoreOne(r *store.Request) bool {
+	if r.Batch == 0 || r.Cost == 0 {
+		return false
+	}
+	e := l.find(r)
+	if e == nil {
+		return false
+	}
+	defer e.page.mu.Unlock()
+	v, now := e.reservation, l.books.now()
+	if v == nil || v.period == 0 || v.period != r.Receipt.Period || now+e.clock >= v.ends {
+		return false
+	}
+	v.tokens += r.Cost
+	v.used = now
+	l.books.noteReserved(e)
+	return true
 }

@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/identity"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -19,44 +18,41 @@ const (
 
 	// sampleSize is how many live buckets are compared to evict one of them.
 	sampleSize = 8
-	// sweepSize is how many expired buckets are removed at a time. Above 1, expired buckets become fewer however many are inserted.
+	// sweepSize is how many expired buckets are removed at a time. Above 1,
+	// expired buckets become fewer however many are inserted.
 	sweepSize = 8
-	// trimSize is how many buckets an insertion evicts at most, beside the one
-	// it replaces, to get below a bound that was lowered.
+	// trimSize is how many further buckets an insertion evicts at most, to get
+	// below a bound that was lowered.
 	trimSize = 64
 )
 
-// Buckets are the state that views share, and that outlives them. A bucket in
-// which nothing counts any more, such as one whose window is closed, is
-// expired: it says nothing, and memory is all that it costs.
+// Buckets are the state that views share. They outlive views. A bucket in which
+// nothing counts any more, such as one whose window is over, is expired.
 //
-// Where a bucket is inserted, or an expired one comes into use again, a few
-// expired buckets are removed, so that memory follows the number of live ones;
-// nothing runs in the background.
+// An insertion, and the revival of an expired bucket, remove a few expired
+// buckets, so that memory follows the number of live ones. Nothing runs in the
+// background.
 //
-// Where a bucket is inserted into a view that is full, an expired one goes if
-// there is any in any shard. If there is none, a live one goes: out of a few
-// taken at random the one that has spent least, because the least is forgotten
-// with it and because a flood of new clients then mostly evicts itself; among
-// equals the one that resets first. If the bound is lower than it was, every
-// insertion evicts some more until it is met.
+// An insertion into a full view removes an expired bucket of any shard. Without
+// one it evicts a live bucket: of a random sample the one that has spent least,
+// among equals the one that resets first. Least is lost with that bucket, and a
+// flood of new clients mostly evicts itself. Above a bound that was lowered,
+// every insertion evicts some more buckets.
 type Buckets struct {
 	seed   maphash.Seed
 	limits identity.Limits
 
-	// count is how many places are taken: one is taken before the bucket is
-	// inserted, and given up after it is removed, so the buckets in the shards
-	// are never more than that.
+	// count is the number of places in use. A bucket takes its place before it is
+	// inserted, and leaves it after it is removed.
 	count atomic.Int64
 
-	// nearest holds each shard's earliest due, so that whether a shard may have
-	// expired buckets is known without its lock. They lie side by side to be
-	// read in a few cache lines.
+	// nearest has each shard's earliest due, readable without the shard's lock.
+	// The values lie side by side in a few cache lines.
 	nearest [shardCount]atomic.Int64
 	shards  [shardCount]shard
 }
 
-// NewBuckets returns no buckets yet.
+// NewBuckets returns an empty set of buckets.
 func NewBuckets() *Buckets {
 	b := &Buckets{seed: maphash.MakeSeed()}
 	for i := range b.shards {
@@ -66,12 +62,11 @@ func NewBuckets() *Buckets {
 	return b
 }
 
-// Len is the number of buckets, expired ones that were not removed yet
-// included.
+// Len returns the number of buckets, including expired ones not removed yet.
 func (b *Buckets) Len() int { return int(b.count.Load()) }
 
-// run does op to the bucket that r asks about. An insertion leaves at most
-// maxKeys buckets, or fewer than there were.
+// run runs op on the bucket of r. An insertion leaves at most maxKeys buckets, or
+// fewer than before.
 func (b *Buckets) run(op algorithm.Operation, r *store.Request, now, maxKeys int64) store.State {
 	id := identity.New(b.limits.Number(r.Limit), r.ClientKey)
 	s := &b.shards[b.shardOf(id)]
@@ -92,12 +87,11 @@ func (b *Buckets) run(op algorithm.Operation, r *store.Request, now, maxKeys int
 	return st
 }
 
-// keeps tells whether op leaves something to remember in a bucket that is not
-// there yet.
+// keeps reports whether op leaves something to remember in a missing bucket.
 func keeps(op algorithm.Operation, limit *store.Limit) bool {
 	switch op {
 	case algorithm.Check:
-		// A reset that is told has to stay.
+		// The reset in the answer has to last.
 		return limit.Algorithm == store.FixedWindow && !limit.Align
 	case algorithm.Refund, algorithm.Peek:
 		return false
@@ -123,8 +117,7 @@ func (b *Buckets) reserve(now, maxKeys int64) {
 		if b.evict(now) {
 			break // into the place of the evicted one
 		}
-		// Others are about to insert into all places there are, or were
-		// faster to evict.
+		// Other insertions hold the places, or were faster to evict.
 		runtime.Gosched()
 	}
 	for range trimSize {
@@ -135,10 +128,10 @@ func (b *Buckets) reserve(now, maxKeys int64) {
 	}
 }
 
-// evict removes one bucket, whose place then is the caller's. It tells whether
+// evict removes one bucket, whose place is then the caller's, and reports whether
 // it did.
 func (b *Buckets) evict(now int64) bool {
-	// From a random shard on, lest everybody meet at the same lock.
+	// A random start spreads evictions over the locks.
 	start := rand.IntN(shardCount)
 	for i := range shardCount {
 		i = (start + i) % shardCount

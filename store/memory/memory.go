@@ -1,32 +1,34 @@
-// Package memory is the store that keeps its buckets in this process: nothing
-// is shared with other processes and nothing outlives this one.
+// Package memory is a store that keeps its buckets in this process. It shares
+// nothing with other processes, and nothing outlives the process.
+//
+// [Buckets] are the state, which outlives configs; a [Store] is a view of them
+// with settings of its own. The package imports store, store/algorithm and
+// internal/identity.
 package memory
 
 import (
 	"context"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// DefaultMaxKeys is how many buckets there may be where [Options] do not say.
+// DefaultMaxKeys is the default of [Options.MaxKeys].
 const DefaultMaxKeys = 1_000_000
 
-// Options are the settings of one view of the buckets. The zero value is
-// ready to use.
+// Options are the settings of one view of the buckets.
 type Options struct {
-	// MaxKeys bounds the number of buckets whenever this view inserts one;
-	// zero or less means DefaultMaxKeys. See [Buckets] for what goes when they
-	// are full, and for what happens if it is lower than a bound before it.
+	// MaxKeys bounds the number of buckets whenever this view inserts one; zero
+	// or less means DefaultMaxKeys. [Buckets] describes evictions.
 	MaxKeys int
 	// Now is the clock that decides; nil means time.Now.
 	Now func() time.Time
 }
 
-// Store is a view of buckets: they are shared and last, its settings are its
-// own. It holds nothing that must be released, ignores contexts, for it never
-// waits, and never fails.
+// Store is a view of buckets. It holds nothing to release, ignores contexts, for
+// it never waits, and never fails.
 type Store struct {
 	buckets *Buckets
 	maxKeys int64
@@ -94,9 +96,53 @@ func (s *Store) run(op algorithm.Operation, reqs []store.Request) []store.State 
 	return states
 }
 
+// Peek implements [store.Peeker].
+func (s *Store) Peek(_ context.Context, reqs []store.Request) []store.State {
+	return s.run(algorithm.Peek, reqs)
+}
+
+// Inspect implements [store.Inspector].
+func (s *Store) Inspect(_ context.Context, r store.Request) store.Inspection {
+	st := s.run(algorithm.Peek, []store.Request{r})[0]
+	return store.Inspection{Copies: []store.Copy{{Role: store.RolePrimary, Exists: st.Holds(r.Limit), State: st}}}
+}
+
+// Reset implements [store.Resetter].
+func (s *Store) Reset(_ context.Context, r store.Request) error {
+	s.buckets.forget(&r)
+	return nil
+}
+
+// Len returns the number of buckets, in all views.
+func (s *Store) Len() int { return s.buckets.Len() }
+
+// forget removes the bucket of r, if there is one.
+func (b *Buckets) forget(r *store.Request) {
+	id := identity.New(b.limits.Number(r.Limit), r.ClientKey)
+	if b.shards[b.shardOf(id)].forget(id) {
+		b.count.Add(-1)
+	}
+}
+
+// forget removes a bucket, and reports whether there was one.
+func (s *shard) forget(id identity.ID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.find(id)
+	if b == nil {
+		return false
+	}
+	s.remove(b)
+	s.publish()
+	return true
+}
+
 // Interface guards.
 var (
 	_ store.Store     = (*Store)(nil)
 	_ store.Detacher  = (*Store)(nil)
 	_ store.Penalizer = (*Store)(nil)
+	_ store.Peeker    = (*Store)(nil)
+	_ store.Inspector = (*Store)(nil)
+	_ store.Resetter  = (*Store)(nil)
 )

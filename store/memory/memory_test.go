@@ -1,7 +1,9 @@
 package memory_test
 
 import (
+	"context"
 	"testing"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
@@ -14,4 +16,116 @@ func TestStore(t *testing.T) {
 
 func open(_ *testing.T, clock *storetest.Clock) store.Store {
 	return memory.New(memory.NewBuckets(), memory.Options{Now: clock.Now})
+}
+
+func TestViewsShareBuckets(t *testing.T) {
+	f := newFixture(t, 10)
+	hour := limit("hour", time.Hour)
+	other := memory.New(f.buckets, memory.Options{
+		Now: func() time.Time { return f.clock.Now().Add(time.Minute) },
+	})
+	first := f.store.Charge(t.Context(), []store.Request{{Limit: hour, ClientKey: "client", Events: 10, Cost: 3}})[0]
+	second := other.Charge(t.Context(), []store.Request{{Limit: hour, ClientKey: "client", Events: 20, Cost: 4}})[0]
+	want := store.State{
+		Allowed: true, Limit: 20, Used: 7, Remaining: 13, Reset: first.Reset, ResetOtherwise: first.Reset,
+		Receipt: first.Receipt, Content: store.Content{7, first.Reset}, Now: first.Now + time.Minute.Microseconds(),
+	}
+	if second != want {
+		t.Errorf("charge through the other view:\n got %+v\nwant %+v", second, want)
+	}
+}
+
+func TestBucketsOutliveViews(t *testing.T) {
+	f := newFixture(t, 10)
+	hour := limit("hour", time.Hour)
+	for used := int64(1); used <= 3; used++ {
+		f.store = f.view(100)
+		if got := f.charge(hour, "client", 1); got != used {
+			t.Errorf("view %d: used %d", used, got)
+		}
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	buckets := memory.NewBuckets()
+	s := memory.New(buckets, memory.Options{})
+	before := time.Now().UnixMicro()
+	state := s.Check(t.Context(), []store.Request{{Limit: limit("hour", time.Hour), Events: 1, Cost: 1}})[0]
+	after := time.Now().UnixMicro()
+	if state.Now < before || state.Now > after {
+		t.Errorf("decided at %d, want an instant from %d to %d", state.Now, before, after)
+	}
+	if buckets.Len() != 1 {
+		t.Errorf("%d buckets, want 1", buckets.Len())
+	}
+}
+
+// TestClockStepsBack: after a correction of the clock open windows stay open, and the
+// buckets consistent.
+func TestClockStepsBack(t *testing.T) {
+	f := newFixture(t, 100)
+	minute := limit("minute", time.Minute)
+	for i := range 50 {
+		f.charge(minute, clientKey(i), 1)
+	}
+	f.clock.Advance(-time.Hour)
+	for i := range 100 {
+		want := int64(1)
+		if i < 50 {
+			want = 2
+		}
+		if used := f.charge(minute, clientKey(i), 1); used != want {
+			t.Errorf("client %d: used %d, want %d", i, used, want)
+		}
+	}
+}
+
+// fixture is one view of buckets and its clock.
+type fixture struct {
+	*testing.T
+	clock   *storetest.Clock
+	buckets *memory.Buckets
+	store   *memory.Store
+}
+
+func newFixture(t *testing.T, maxKeys int) *fixture {
+	f := &fixture{T: t, clock: storetest.NewClock(time.Unix(1_700_000_000, 0)), buckets: memory.NewBuckets()}
+	f.store = f.view(maxKeys)
+	t.Cleanup(func() {
+		if err := f.buckets.Verify(); err != nil {
+			t.Error(err)
+		}
+	})
+	return f
+}
+
+func (f *fixture) view(maxKeys int) *memory.Store {
+	return memory.New(f.buckets, memory.Options{MaxKeys: maxKeys, Now: f.clock.Now})
+}
+
+// charge spends cost, and returns the use of the window.
+func (f *fixture) charge(limit *store.Limit, client string, cost int64) int64 {
+	return charge(f.store, limit, client, cost)
+}
+
+func charge(s *memory.Store, limit *store.Limit, client string, cost int64) int64 {
+	return s.Charge(context.Background(), []store.Request{{Limit: limit, ClientKey: client, Events: 10, Cost: cost}})[0].Used
+}
+
+// wantOnly requires that exactly the listed clients have a bucket.
+func (f *fixture) wantOnly(limit *store.Limit, clients []string, have ...string) {
+	f.Helper()
+	want := map[string]bool{}
+	for _, c := range have {
+		want[c] = true
+	}
+	for _, c := range clients {
+		if got := f.buckets.Has(limit, c); got != want[c] {
+			f.Errorf("bucket of %q exists: %t, want %t", c, got, want[c])
+		}
+	}
+}
+
+func limit(zone string, window time.Duration) *store.Limit {
+	return &store.Limit{Zone: zone, Algorithm: store.FixedWindow, Window: window}
 }

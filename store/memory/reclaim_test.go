@@ -22,7 +22,7 @@ func TestMemoryPerBucket(t *testing.T) {
 	}
 }
 
-// TestFloodIsReclaimed has one client come back after a flood.
+// TestFloodIsReclaimed: after a flood one returning client is enough.
 func TestFloodIsReclaimed(t *testing.T) {
 	const flood = 30_000
 	f := newFixture(t, memory.DefaultMaxKeys)
@@ -47,8 +47,8 @@ func TestFloodIsReclaimed(t *testing.T) {
 	}
 }
 
-// TestSweepKeepsUp has nobody come back: each insertion removes more expired
-// buckets than it adds.
+// TestSweepKeepsUp: no client returns, and each insertion removes more expired buckets
+// than it adds.
 func TestSweepKeepsUp(t *testing.T) {
 	const perWindow, windows = 2000, 10
 	f := newFixture(t, memory.DefaultMaxKeys)
@@ -62,8 +62,8 @@ func TestSweepKeepsUp(t *testing.T) {
 	}
 }
 
-// TestReopenedBucketsAreQueuedAnew opens windows again that then end after
-// those they were queued before.
+// TestReopenedBucketsAreQueuedAnew: windows that are opened again end after those
+// queued behind them.
 func TestReopenedBucketsAreQueuedAnew(t *testing.T) {
 	f := newFixture(t, memory.DefaultMaxKeys)
 	minute := limit("minute", time.Minute)
@@ -78,7 +78,7 @@ func TestReopenedBucketsAreQueuedAnew(t *testing.T) {
 	for i := range 100 {
 		f.charge(minute, clientKey(i), 1)
 	}
-	// What is left is the fixture's to verify.
+	// The fixture verifies the rest.
 }
 
 func TestBucketDoesNotPinRequest(t *testing.T) {

@@ -1,6 +1,8 @@
 package memory
 
 import (
+	"container/heap"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"strings"
@@ -8,13 +10,12 @@ import (
 	"sync/atomic"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/identity"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// shard holds the buckets of some identities behind one lock. No method takes
-// another shard's lock.
+// shard holds some of the buckets behind one lock. No method takes another
+// shard's lock.
 type shard struct {
 	mu      sync.Mutex
 	indexes []index // by the limit's number
@@ -22,15 +23,15 @@ type shard struct {
 	// nearest is the due of the first in the queue, or never.
 	nearest *atomic.Int64
 	limits  *identity.Limits
-	// Two cache lines each, lest one shard's lock slow its neighbours down.
+	// A shard fills two cache lines, so that its lock does not slow its
+	// neighbours down.
 	_ [48]byte
 }
 
 // never is the due of an empty shard.
 const never = math.MaxInt64
 
-// run does op to the bucket, if it is found. An expired one may have been
-// revived by that.
+// run runs op on the bucket, if it is found, and reports whether it was due.
 func (s *shard) run(op algorithm.Operation, id identity.ID, r *store.Request, now int64) (st store.State, found, revived bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -47,13 +48,13 @@ func (s *shard) run(op algorithm.Operation, id identity.ID, r *store.Request, no
 	return st, true, revived
 }
 
-// insertAndRun does op to the bucket, and tells whether it took its insertion.
+// insertAndRun runs op on the bucket, and reports whether it inserted it.
 func (s *shard) insertAndRun(op algorithm.Operation, id identity.ID, r *store.Request, now int64) (st store.State, inserted bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.find(id)
 	if inserted = b == nil; inserted {
-		// The caller's key may be a part of something large.
+		// The caller's key may pin a larger string.
 		id.Key = strings.Clone(id.Key)
 		b = newBucket(id, r.Limit)
 	}
@@ -65,15 +66,14 @@ func (s *shard) insertAndRun(op algorithm.Operation, id identity.ID, r *store.Re
 	return st, inserted
 }
 
-// postpone makes b due when it will have expired, as far as is known now.
+// postpone makes b due at its expiry as of now.
 func (s *shard) postpone(b *bucket) {
 	b.due = b.content.Expiry(s.limits.Limit(b.limit))
 	s.queue.fix(int(b.place))
 }
 
-// expire removes up to most buckets that are expired at now, and returns how
-// many it did. On the way it postpones up to spare buckets that are due and
-// have not expired.
+// expire removes up to most expired buckets, and returns their number. It
+// postpones up to spare buckets that are due and have not expired.
 func (s *shard) expire(now int64, most, spare int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,7 +94,7 @@ func (s *shard) expire(now int64, most, spare int) int {
 	return n
 }
 
-// sample offers up to most buckets to c, and returns how many it did.
+// sample offers up to most buckets to c, and returns their number.
 func (s *shard) sample(most int, c *candidate) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,7 +110,7 @@ func (s *shard) sample(most int, c *candidate) int {
 	return most
 }
 
-// evict removes b, and tells whether it was still there.
+// evict removes b, and reports whether it was still there.
 func (s *shard) evict(b *bucket) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,4 +151,118 @@ func (s *shard) publish() {
 	if s.nearest.Load() != nearest {
 		s.nearest.Store(nearest)
 	}
+}
+
+// bucket is the state of one limit for one client key. Its 48 bytes are one of
+// the allocator's size classes.
+type bucket struct {
+	key     string
+	limit   uint32
+	place   int32 // in its shard's queue, or removed
+	content algorithm.Bucket
+	// due is when to check the content for expiry. Later use postpones the expiry,
+	// not due.
+	due int64
+}
+
+const removed = -1
+
+func newBucket(id identity.ID, limit *store.Limit) *bucket {
+	return &bucket{key: id.Key, limit: id.Limit, content: algorithm.New(limit)}
+}
+
+// candidate is a live bucket that may be evicted, as of when it was sampled.
+type candidate struct {
+	shard          *shard
+	bucket         *bucket
+	weight, expiry int64
+}
+
+// offer makes b the candidate if it weighs less than the candidate so far.
+func (c *candidate) offer(s *shard, b *bucket) {
+	limit := s.limits.Limit(b.limit)
+	weight, expiry := b.content.Weight(limit), b.content.Expiry(limit)
+	if c.bucket == nil || weight < c.weight || weight == c.weight && expiry < c.expiry {
+		*c = candidate{shard: s, bucket: b, weight: weight, expiry: expiry}
+	}
+}
+
+// index finds the buckets of one limit in one shard. The zero value is empty.
+type index struct {
+	buckets map[string]*bucket
+	// peak is the most that buckets has held. Maps do not shrink, so it is what
+	// they have memory for.
+	peak int
+}
+
+// minIndex is the peak below which a map is not worth shrinking.
+const minIndex = 64
+
+func (x *index) add(b *bucket) {
+	if x.buckets == nil {
+		x.buckets = make(map[string]*bucket)
+	}
+	x.buckets[b.key] = b
+	x.peak = max(x.peak, len(x.buckets))
+}
+
+// remove removes b. After a flood it copies the map to give memory back: a copy
+// comes after three times as many removals.
+func (x *index) remove(b *bucket) {
+	delete(x.buckets, b.key)
+	n := len(x.buckets)
+	switch {
+	case n == 0:
+		*x = index{}
+	case x.peak >= minIndex && n <= x.peak/4:
+		smaller := make(map[string]*bucket, n)
+		maps.Copy(smaller, x.buckets)
+		*x = index{buckets: smaller, peak: n}
+	}
+}
+
+// queue is a heap of buckets, earliest due first. Each bucket knows its place.
+type queue []*bucket
+
+// minQueue is the capacity below which a queue is not worth shrinking.
+const minQueue = 64
+
+func (q *queue) push(b *bucket)   { heap.Push(q, b) }
+func (q *queue) remove(b *bucket) { heap.Remove(q, int(b.place)) }
+
+// fix restores the order after the bucket at i got another due.
+func (q *queue) fix(i int) { heap.Fix(q, i) }
+
+// Len implements [heap.Interface].
+func (q queue) Len() int { return len(q) }
+
+// Less implements [heap.Interface].
+func (q queue) Less(i, j int) bool { return q[i].due < q[j].due }
+
+// Swap implements [heap.Interface].
+func (q queue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].place, q[j].place = int32(i), int32(j)
+}
+
+// Push implements [heap.Interface].
+func (q *queue) Push(x any) {
+	b := x.(*bucket)
+	b.place = int32(len(*q))
+	*q = append(*q, b)
+}
+
+// Pop implements [heap.Interface]. It gives memory back, and marks the bucket
+// removed.
+func (q *queue) Pop() any {
+	old := *q
+	last := len(old) - 1
+	b := old[last]
+	b.place = removed
+	old[last] = nil
+	*q = old[:last]
+	if c := cap(old); c >= minQueue && last <= c/4 {
+		*q = append(make(queue, 0, c/2), *q...)
+	}
+	return b
 }

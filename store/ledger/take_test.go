@@ -14,7 +14,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// batches is some processes that take batches of one bucket.
+// batches is a bucket from which several processes take batches.
 type batches struct {
 	*testing.T
 	sim     *simulation
@@ -53,7 +53,7 @@ func (b *batches) refund(l *Ledger, cost int64, st store.State) {
 	l.RefundDetached([]store.Request{r})
 }
 
-// spent is what is spent in the store.
+// spent is the cost spent in the store.
 func (b *batches) spent() int64 {
 	r := b.request(0)
 	return b.sim.used(r)
@@ -68,9 +68,8 @@ func (b *batches) leave() {
 	synctest.Wait()
 }
 
-// TestNobodyIsRefusedWhileEveryFetchSucceeds has many requests that wait for
-// the same batches. What a batch brings is given to those that wait for it, so
-// that nobody finds it used up when he wakes.
+// TestNobodyIsRefusedWhileEveryFetchSucceeds: a batch serves the requests that
+// wait for it first, so that no waiter finds it used up.
 func TestNobodyIsRefusedWhileEveryFetchSucceeds(t *testing.T) {
 	for _, batch := range []int64{2, 5, 50, store.BatchAuto} {
 		synctest.Test(t, func(t *testing.T) {
@@ -104,9 +103,8 @@ func TestNobodyIsRefusedWhileEveryFetchSucceeds(t *testing.T) {
 	}
 }
 
-// TestNobodyIsRefusedBeforeTheLastToken: what is left of the limit is in the
-// store, in a batch on its way, or reserved, and wherever it is a request finds
-// it.
+// TestNobodyIsRefusedBeforeTheLastToken: a request finds the rest of the limit in
+// the store, in a batch in flight, or in a reservation.
 func TestNobodyIsRefusedBeforeTheLastToken(t *testing.T) {
 	for seed := range uint64(300) {
 		synctest.Test(t, func(t *testing.T) {
@@ -152,8 +150,8 @@ func TestNobodyIsRefusedBeforeTheLastToken(t *testing.T) {
 	}
 }
 
-// TestBatchesNeverServeMoreThanTheLimit runs several processes against one
-// bucket until it is used up, with refunds and replies that are lost.
+// TestBatchesNeverServeMoreThanTheLimit: several processes use up one bucket, with
+// refunds and lost replies.
 func TestBatchesNeverServeMoreThanTheLimit(t *testing.T) {
 	for seed := range uint64(300) {
 		synctest.Test(t, func(t *testing.T) {
@@ -189,7 +187,7 @@ func TestBatchesNeverServeMoreThanTheLimit(t *testing.T) {
 	}
 }
 
-// spendAll takes until it is refused for good, and gives some back.
+// spendAll takes until requests are refused for good, and refunds some.
 func (b *batches) spendAll(l *Ledger, rng *rand.Rand) {
 	for refusals := 0; refusals < 5; {
 		cost := 1 + rng.Int64N(2)
@@ -209,7 +207,7 @@ func (b *batches) spendAll(l *Ledger, rng *rand.Rand) {
 	}
 }
 
-// isShort requires that a refusal is one because what is left is elsewhere.
+// isShort requires that a refusal is due to tokens held elsewhere.
 func (b *batches) isShort(l *Ledger, st *store.State, cost int64) {
 	if st.RetryAfter <= 0 {
 		b.Errorf("refused without a time to wait: %+v", *st)
@@ -220,7 +218,7 @@ func (b *batches) isShort(l *Ledger, st *store.State, cost int64) {
 		return
 	}
 	defer e.page.mu.Unlock()
-	// Others may have given some back at the same instant.
+	// Other processes may have refunded some at the same instant.
 	if v := e.reservation; v.tokens > 8*cost {
 		b.Errorf("refused %d while %d are reserved here: %+v", cost, v.tokens, *st)
 	}
@@ -270,7 +268,7 @@ func TestRefundsGoToTheReservation(t *testing.T) {
 	})
 }
 
-// TestBatchDiesWithItsWindow: what is left of it is not served later.
+// TestBatchDiesWithItsWindow: later windows do not get its tokens.
 func TestBatchDiesWithItsWindow(t *testing.T) {
 	for _, a := range []store.Algorithm{store.FixedWindow, store.SlidingWindow} {
 		synctest.Test(t, func(t *testing.T) {
@@ -282,7 +280,7 @@ func TestBatchDiesWithItsWindow(t *testing.T) {
 			if second.Receipt == first.Receipt {
 				t.Errorf("%s: served from a batch of a window that is over: %+v after %+v", a, second, first)
 			}
-			// Nor is what comes back from then.
+			// Refunds of that window do not come back either.
 			b.refund(b.ledgers[0], 1, first)
 			r := b.request(1)
 			e := b.ledgers[0].find(&r)
@@ -296,7 +294,7 @@ func TestBatchDiesWithItsWindow(t *testing.T) {
 	}
 }
 
-// TestAutoBatch follows the sizes of batches.
+// TestAutoBatch follows the sizes of automatic batches.
 func TestAutoBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBatches(t, 1, 2, 100_000, store.BatchAuto)
@@ -343,15 +341,15 @@ func TestAutoBatch(t *testing.T) {
 		if spent, served := b.spent(), b.served.Load(); spent != served {
 			t.Errorf("served %d, but %d are spent", served, spent)
 		}
-		if n := bucketIn(b.sim.primary, &store.Request{Limit: &store.Limit{Zone: presenceZone, Algorithm: store.Concurrency, Window: presenceLease}}).(*algorithm.Concurrency); n != nil {
-			if used := n.View(&store.Request{Limit: &store.Limit{Algorithm: store.Concurrency, Window: presenceLease}, Events: 10}, b.sim.now(), false).Used; used != 0 {
+		if n := bucketIn(b.sim.primary, &store.Request{Limit: &store.Limit{Zone: membershipZone, Algorithm: store.Concurrency, Window: membershipLease}}).(*algorithm.Concurrency); n != nil {
+			if used := n.View(&store.Request{Limit: &store.Limit{Algorithm: store.Concurrency, Window: membershipLease}, Events: 10}, b.sim.now(), false).Used; used != 0 {
 				t.Errorf("%d processes are counted that have left", used)
 			}
 		}
 	})
 }
 
-// TestRation has sizes that are not so simple.
+// TestRation covers sizes at their bounds.
 func TestRation(t *testing.T) {
 	for _, c := range []struct{ events, batch, share, size, processes, want int64 }{
 		{events: 1000, batch: 10, want: 10},
@@ -373,7 +371,7 @@ func TestRation(t *testing.T) {
 	}
 }
 
-// TestAutoBatchGrowsFromOne: a size that had to become 1 is no dead end.
+// TestAutoBatchGrowsFromOne: a size of 1 is no dead end.
 func TestAutoBatchGrowsFromOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBatches(t, 1, 1, 1000, store.BatchAuto)
@@ -403,8 +401,8 @@ func (b *batches) awaitWindow() {
 	time.Sleep(time.Duration(window-b.sim.now()%window) * time.Microsecond)
 }
 
-// TestNoRefusalOutlastsARefund: whoever gives back, the store may be asked before
-// that has arrived, and what it says then is not what refuses later.
+// TestNoRefusalOutlastsARefund: an answer that predates a refund refuses no later
+// request.
 func TestNoRefusalOutlastsARefund(t *testing.T) {
 	// giveBack begins a refund of 4, before which the limit is used up.
 	for name, giveBack := range map[string]func(b *batches, l *Ledger){
@@ -460,7 +458,7 @@ func TestNoRefusalOutlastsARefund(t *testing.T) {
 	}
 }
 
-// TestFlushAwaitsRefunds: books that begin afterwards know nothing of them.
+// TestFlushAwaitsRefunds, because later books know nothing of them.
 func TestFlushAwaitsRefunds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBatches(t, 1, 1, 10, 10)
@@ -469,6 +467,97 @@ func TestFlushAwaitsRefunds(t *testing.T) {
 		if spent := b.spent(); spent != 3 || b.ledgers[0].Owes() {
 			t.Errorf("%d are spent once a batch was given back of which 3 were used; owes: %t", spent, b.ledgers[0].Owes())
 		}
+		b.leave()
+	})
+}
+
+// newOvertaken returns batches with 2 tokens left here and 1 in the store.
+func newOvertaken(t *testing.T) *batches {
+	b := newBatches(t, 1, 1, 10, 5)
+	b.take(b.ledgers[0], 3)
+	b.sim.others(algorithm.Charge, b.request(4))
+	return b
+}
+
+// refusedTake is a take that the store refused with so much remaining.
+func (b *batches) refusedTake(remaining int64, reqs ...store.Request) *taking {
+	t := &taking{call{ledger: b.ledgers[0], ctx: context.Background(), reqs: reqs}}
+	for range reqs {
+		t.states = append(t.states, store.State{Limit: b.events, Used: b.events - remaining, Remaining: remaining, RetryAfter: 1})
+	}
+	return t
+}
+
+func (b *batches) requireLeft(here, there int64) {
+	b.Helper()
+	r := b.request(1)
+	e := b.ledgers[0].find(&r)
+	tokens := e.reservation.tokens
+	e.page.mu.Unlock()
+	if spent := b.spent(); tokens != here || b.events-spent != there {
+		b.Errorf("%d are left here and %d in the store, want %d and %d", tokens, b.events-spent, here, there)
+	}
+}
+
+// TestReclaim: a request that a batch overtook gets a part of it.
+func TestReclaim(t *testing.T) {
+	for name, c := range map[string]struct {
+		cost        int64
+		beside      bool
+		served      bool
+		here, there int64
+	}{
+		"here":                   {cost: 2, served: true, here: 0, there: 1},
+		"here and in the store":  {cost: 3, served: true, here: 0, there: 0},
+		"more than there is":     {cost: 4, here: 2, there: 1},
+		"refused by another too": {cost: 2, beside: true, here: 2, there: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newOvertaken(t)
+				reqs := []store.Request{b.request(c.cost)}
+				if c.beside {
+					other := b.request(1)
+					other.ClientKey, other.Batch = "other", 0
+					reqs = append(reqs, other)
+				}
+				k := b.refusedTake(1, reqs...)
+				k.reclaim()
+				if st := k.states[0]; st.Err != nil || st.Allowed != c.served {
+					t.Errorf("a request that costs %d: %+v", c.cost, st)
+				}
+				b.requireLeft(c.here, c.there)
+				b.leave()
+			})
+		})
+	}
+}
+
+// TestRefusalStands if the batch, or the call for the rest, fails.
+func TestRefusalStands(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newOvertaken(t)
+		l := b.ledgers[0]
+		fetch := b.request(5)
+		e := l.find(&fetch)
+		e.reservation.coming, e.reservation.claimed = 5, 1
+		e.page.mu.Unlock()
+		k := b.refusedTake(0, b.request(4))
+		go k.reclaim()
+		synctest.Wait()
+		l.fetched(b.refusedTake(0, b.request(1)), 0, &fetch, &store.State{Err: store.ErrUncertain})
+		synctest.Wait()
+		if st := k.states[0]; st.Err != nil || st.Allowed || st.RetryAfter != 1 {
+			t.Errorf("the batch was lost: %+v", st)
+		}
+		b.sim.setDown(true, false)
+		k = b.refusedTake(1, b.request(3))
+		k.reclaim()
+		if st := k.states[0]; st.Err != nil || st.Allowed || st.RetryAfter != 1 {
+			t.Errorf("the store is away: %+v", st)
+		}
+		b.sim.setDown(false, false)
+		b.requireLeft(2, 1)
 		b.leave()
 	})
 }

@@ -1,0 +1,544 @@
+package algorithm_test
+
+import (
+	"math/big"
+	"reflect"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// TestMulDiv holds it to arithmetic without bounds.
+func TestMulDiv(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		integer := rapid.OneOf(rapid.Int64Range(0, 100), rapid.Int64Range(0, store.MaxInteger))
+		a, b, c := integer.Draw(t, "a"), integer.Draw(t, "b"), max(integer.Draw(t, "c"), 1)
+		product := new(big.Int).Mul(big.NewInt(a), big.NewInt(b))
+		quotient, rest := product.QuoRem(product, big.NewInt(c), new(big.Int))
+		if most := big.NewInt(store.MaxInteger); quotient.Cmp(most) > 0 {
+			quotient, rest = most, big.NewInt(0)
+		}
+		if q, r := algorithm.MulDiv(a, b, c); q != quotient.Int64() || r != rest.Int64() {
+			t.Fatalf("%d × %d / %d = %d, rest %d, want %v, rest %v", a, b, c, q, r, quotient, rest)
+		}
+	})
+}
+
+// TestNewKnowsTheAlgorithms requires a bucket of its own kind for each.
+func TestNewKnowsTheAlgorithms(t *testing.T) {
+	for _, kind := range kinds {
+		ok := false
+		switch b := algorithm.New(&kind); kind.Algorithm {
+		case store.FixedWindow:
+			_, ok = b.(*algorithm.FixedWindow)
+		case store.SlidingWindow:
+			_, ok = b.(*algorithm.SlidingWindow)
+		case store.SlidingLog:
+			_, ok = b.(*algorithm.SlidingLog)
+		case store.GCRA:
+			_, ok = b.(*algorithm.GCRA)
+		case store.Concurrency:
+			_, ok = b.(*algorithm.Concurrency)
+		}
+		if !ok {
+			t.Errorf("New(%s) is a bucket of another kind", kind.Algorithm)
+		}
+	}
+}
+
+// anyBucket draws a bucket of any content.
+func anyBucket(t *rapid.T, kind store.Limit, ops ...algorithm.Operation) *subject {
+	s := newSubject(t, kind)
+	s.live(ops...)
+	return s
+}
+
+// TestViewChangesNothing requires that to look at a bucket leaves it as it is.
+func TestViewChangesNothing(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		s := anyBucket(t, kind, check, charge, take, penalize)
+		before := algorithm.Clone(s.bucket)
+		r := s.request()
+		s.bucket.View(&r, s.now, rapid.Bool().Draw(t, "spent"))
+		if !reflect.DeepEqual(before, s.bucket) {
+			t.Fatalf("%+v became %+v", before, s.bucket)
+		}
+	})
+}
+
+// TestTakeDoesWhatCheckSays requires that what a check says fits is taken, and
+// nothing else, and that it is then spent.
+func TestTakeDoesWhatCheckSays(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		s := newSubject(t, kind)
+		s.varied, s.backwards = true, true
+		s.live(check, charge, take, penalize)
+		r := s.request()
+		checked := check.Run(s.bucket, &r, s.now)
+		took := take.Run(s.bucket, &r, s.now)
+		want := checked.Used
+		if checked.Allowed {
+			want += r.Cost
+		}
+		if took.Allowed != checked.Allowed || took.Used != want {
+			t.Fatalf("check says %+v, take %+v", checked, took)
+		}
+	})
+}
+
+// TestChargeSaysWhetherItFitted requires that a charge is allowed if its check
+// was, and that it counts all the same.
+func TestChargeSaysWhetherItFitted(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		s := newSubject(t, kind)
+		s.varied = kind.Algorithm != store.SlidingLog // it forgets what fewer events do not need
+		s.live(check, charge, take)
+		r := s.request()
+		checked := check.Run(s.bucket, &r, s.now)
+		charged := charge.Run(s.bucket, &r, s.now)
+		want := checked.Used + r.Cost
+		if keepsMembers(kind) && !checked.Allowed {
+			want = charged.Used // of what does not fit, not all is kept
+		}
+		if charged.Allowed != checked.Allowed || charged.Used != want {
+			t.Fatalf("check says %+v, charge %+v", checked, charged)
+		}
+	})
+}
+
+// TestAheadIsNotThere requires that a check asks for what is ahead as well,
+// and shows the bucket without it.
+func TestAheadIsNotThere(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		s := anyBucket(t, kind, check, charge, take)
+		r := s.request()
+		plain := check.Run(s.bucket, &r, s.now)
+		more := r
+		more.Cost += number(t, "more", 0, 5)
+		r.Ahead = more.Cost - r.Cost
+		ahead, all := s.after(check, r, s.now), s.after(check, more, s.now)
+		if ahead.Allowed != all.Allowed || ahead.Used != plain.Used || ahead.Remaining != plain.Remaining ||
+			ahead.Reset != plain.Reset || ahead.ResetOtherwise != plain.ResetOtherwise {
+			t.Fatalf("%d ahead of %d: %+v\nwithout it %+v\nwith a cost of both %+v", r.Ahead, r.Cost, ahead, plain, all)
+		}
+	})
+}
+
+// TestRetryAfterIsExact requires that a request fits at its RetryAfter, if nothing
+// else is spent, and no microsecond before; and never, if it is Never. A changed
+// rate of gcra holds from the next cost on, so its RetryAfter is that of the new
+// rate. The wait for a slot is unknown.
+func TestRetryAfterIsExact(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		s := newSubject(t, kind)
+		s.varied = kind.Algorithm != store.GCRA
+		s.live(check, charge, take, penalize)
+		r := s.request()
+		switch checked := check.Run(s.bucket, &r, s.now); {
+		case checked.Allowed != (checked.RetryAfter == 0):
+			t.Fatalf("allowed: %t, retry after %v", checked.Allowed, checked.RetryAfter)
+		case (checked.RetryAfter == store.Never) != (r.Cost > r.Capacity()):
+			t.Fatalf("retry after %v a cost of %d of %d", checked.RetryAfter, r.Cost, r.Capacity())
+		case checked.RetryAfter == store.Never:
+			if at := s.now + number(t, "long", 0, 5*s.window()); s.after(take, r, at).Allowed {
+				t.Fatalf("what never fits was taken at %d: %+v", at, checked)
+			}
+		case !checked.Allowed:
+			at := s.now + checked.RetryAfter.Microseconds()
+			if s.after(take, r, at-1).Allowed {
+				t.Fatalf("fits earlier than %+v says", checked)
+			}
+			if got := s.after(take, r, at); !got.Allowed {
+				t.Fatalf("%+v,\nthen %+v", checked, got)
+			}
+		}
+	}, store.Concurrency)
+}
+
+// TestResetIsExact requires that at the reset nothing counts, and that right
+// before it something does.
+func TestResetIsExact(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		s := newSubject(t, kind)
+		s.varied = kind.Algorithm != store.GCRA
+		s.live(check, charge, take, penalize)
+		r := s.request()
+		r.Cost = 0
+		checked := check.Run(s.bucket, &r, s.now)
+		if at := s.after(check, r, checked.Reset); at.Used != 0 || at.Penalty != 0 {
+			t.Fatalf("%+v,\nat the reset %+v", checked, at)
+		}
+		if before := s.after(check, r, checked.Reset-1); checked.Used > 0 && before.Used == 0 && before.Penalty == 0 {
+			t.Fatalf("%+v,\nright before the reset %+v", checked, before)
+		}
+	}, store.Concurrency)
+}
+
+// TestResetOtherwise requires that it is the reset of the same bucket if the
+// cost were spent, or had not been.
+func TestResetOtherwise(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		s := newSubject(t, kind)
+		s.varied, s.backwards = true, true
+		s.live(check, charge, take)
+		r := s.request()
+		checked := check.Run(s.bucket, &r, s.now)
+		charged := charge.Run(s.bucket, &r, s.now)
+		forgotten := kind.Algorithm == store.SlidingLog && r.Cost > r.Events // what was there before
+		if checked.ResetOtherwise != charged.Reset || charged.ResetOtherwise != checked.Reset && !forgotten {
+			t.Fatalf("check says %+v,\ncharge %+v", checked, charged)
+		}
+	})
+}
+
+// TestCostZeroIsFree requires that it changes nothing, and fits as long as no
+// more than the capacity is spent.
+func TestCostZeroIsFree(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		s := newSubject(t, kind)
+		s.varied = true
+		s.live(check, charge, take)
+		r := s.request()
+		r.Cost = 0
+		before := check.Run(s.bucket, &r, s.now)
+		if fits := before.Used <= r.Capacity(); before.Allowed != fits {
+			t.Fatalf("nothing fits: %t, want %t: %+v", before.Allowed, fits, before)
+		}
+		took, charged := take.Run(s.bucket, &r, s.now), charge.Run(s.bucket, &r, s.now)
+		after := check.Run(s.bucket, &r, s.now)
+		took.Receipt, charged.Receipt = store.Receipt{}, store.Receipt{}
+		if took != before || charged != before || after != before {
+			t.Fatalf("check %+v,\ntake %+v,\ncharge %+v,\ncheck %+v", before, took, charged, after)
+		}
+	})
+}
+
+// TestStatesMakeSense requires what is true of every state.
+func TestStatesMakeSense(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		s := newSubject(t, kind)
+		s.varied, s.backwards = true, true
+		for range 30 {
+			op, r, got := s.do(check, charge, take, penalize)
+			left := max(r.Capacity()-got.Used, 0)
+			if got.Penalty > 0 {
+				left = 0
+			}
+			if got.Limit != max(r.Capacity(), 0) || got.Remaining != left || got.Now != s.now || got.Used < 0 ||
+				got.Allowed && got.RetryAfter != 0 || got.RetryAfter < 0 ||
+				(kind.Algorithm == store.Concurrency) != (got.Reset == 0) ||
+				got.Reset > 0 && got.Reset < s.now || got.Err != nil {
+				t.Fatalf("%s of %+v: %+v", op, r, got)
+			}
+			s.pass()
+		}
+	})
+}
+
+// TestExpiredBucketIsEmpty requires that nothing is lost with a bucket that is
+// forgotten when it expires.
+func TestExpiredBucketIsEmpty(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		s := newSubject(t, kind)
+		s.varied = true
+		s.live(check, charge, take, penalize)
+		r := s.request()
+		at := max(s.bucket.Expiry(&s.limit), s.now)
+		if got, want := check.Run(s.bucket, &r, at), check.Run(algorithm.New(&s.limit), &r, at); got != want {
+			t.Fatalf("when it expires %+v,\nempty %+v", got, want)
+		}
+	})
+}
+
+// TestWeightIsAllThatCounts requires that a bucket never weighs less than what
+// it has used.
+func TestWeightIsAllThatCounts(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		s := anyBucket(t, kind, check, charge)
+		r := s.request()
+		if used, weight := check.Run(s.bucket, &r, s.now).Used, s.bucket.Weight(&s.limit); weight < used {
+			t.Fatalf("weighs %d with %d used", weight, used)
+		}
+	})
+}
+
+// TestChargesAdd requires that costs count the same one by one and at once.
+// Counters stop at the largest integer.
+func TestChargesAdd(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		one := newSubject(t, kind)
+		amount, events := rapid.Int64Range(0, store.MaxInteger), int64(store.MaxInteger)
+		switch {
+		case keepsMembers(kind):
+			amount, events = rapid.Int64Range(0, 20), 100
+		case kind.Algorithm == store.GCRA: // it stops where time does
+			amount, events = rapid.Int64Range(0, 1e6), 1e6
+		}
+		all := algorithm.New(&one.limit)
+		sum := int64(0)
+		r := store.Request{Limit: &one.limit, Events: events}
+		for i, cost := range rapid.SliceOfN(amount, 0, 5).Draw(t, "costs") {
+			r.Cost, r.ID = cost, string(rune('a'+i))
+			one.bucket.Charge(&r, one.now)
+			sum += min(cost, store.MaxInteger-sum)
+		}
+		r.Cost, r.ID = sum, "all"
+		all.Charge(&r, one.now)
+		r.Cost = 0
+		got, want := check.Run(one.bucket, &r, one.now), check.Run(all, &r, one.now)
+		if got != want || got.Used != sum {
+			t.Fatalf("%d one by one %+v,\nat once %+v", sum, got, want)
+		}
+	})
+}
+
+// TestEarlierIsNeverMore requires that a bucket never has more left, and never
+// admits more, at an instant before another. So a clock that runs backwards
+// gives nothing.
+func TestEarlierIsNeverMore(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		s := newSubject(t, kind)
+		s.varied, s.backwards = true, true
+		s.live(check, charge, take, penalize)
+		r := s.request()
+		at := s.now
+		s.pass()
+		early, late := min(at, s.now), max(at, s.now)
+		before, after := s.bucket.View(&r, early, false), s.bucket.View(&r, late, false)
+		if before.Remaining > after.Remaining || before.Allowed && !after.Allowed {
+			t.Fatalf("earlier %+v,\nlater %+v", before, after)
+		}
+	})
+}
+
+// TestTimeThatStandsStill requires that at one instant no more than the
+// capacity is taken, and that nothing comes back.
+func TestTimeThatStandsStill(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		s := newSubject(t, kind)
+		sum := int64(0)
+		for range 40 {
+			_, r, state := s.do(check, take)
+			if state.Receipt != (store.Receipt{}) || keepsMembers(kind) && state.Used > sum {
+				sum += r.Cost // it was a take, and it was allowed
+			}
+			most := s.events
+			if kind.Algorithm == store.GCRA {
+				most *= 2 // the highest burst
+			}
+			if state.Used != sum || sum > most {
+				t.Fatalf("%d taken at once of %d: %+v", sum, most, state)
+			}
+		}
+	})
+}
+
+// TestAnyNumbers goes through histories with numbers of any size, refunds of
+// what was never taken, and instants in any order: nothing may overflow or
+// panic, and a charge never leaves less spent.
+func TestAnyNumbers(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		amount := rapid.OneOf(
+			rapid.Int64Range(0, 10), rapid.Int64Range(0, store.MaxInteger), rapid.Int64Range(store.MaxInteger-3, store.MaxInteger),
+		)
+		most := int64(store.MaxInteger)
+		switch kind.Algorithm {
+		case store.SlidingWindow:
+			most = store.MaxWeighted
+		case store.SlidingLog, store.Concurrency:
+			most = 200 // there may be more, but they take long
+		}
+		const century = 100 * 365 * 24 * 3600 * int64(1e6)
+		s := newSubject(t, kind)
+		s.limit.Window = micros(rapid.OneOf(rapid.Int64Range(1, 100), rapid.Int64Range(1, century)).Draw(t, "window"))
+		for range 30 {
+			s.now = rapid.OneOf(rapid.Int64Range(0, 3e15), rapid.Just(s.now)).Draw(t, "now")
+			r := s.request()
+			r.Events = 1 + amount.Draw(t, "events")%most
+			r.Burst, r.Cost, r.Until = amount.Draw(t, "burst"), amount.Draw(t, "cost"), amount.Draw(t, "until")
+			r.Reserved = amount.Draw(t, "reserved") % (r.Events + 1)
+			r.Receipt = store.Receipt{
+				Period:   rapid.OneOf(amount, rapid.Just(s.now), rapid.Just(s.now-s.now%s.window())).Draw(t, "period"),
+				Position: amount.Draw(t, "position"),
+			}
+			do := rapid.SampledFrom([]op{check, charge, take, refund, penalize}).Draw(t, "operation")
+			if do == check {
+				r.Ahead = amount.Draw(t, "ahead")
+			}
+			before := s.bucket.View(&r, s.now, false)
+			got := do.Run(s.bucket, &r, s.now)
+			if got.Used < 0 || got.Used > store.MaxInteger || got.Remaining < 0 || got.Remaining > got.Limit ||
+				got.Reset < 0 || got.RetryAfter < 0 || s.bucket.Weight(&s.limit) < 0 || s.bucket.Expiry(&s.limit) < 0 {
+				t.Fatalf("%s of %+v: %+v", do, r, got)
+			}
+			if do == charge && got.Used < min(before.Used, r.Events) {
+				t.Fatalf("charge of %+v: %+v,\nbefore it %+v", r, got, before)
+			}
+			if do == take && got.Used > max(before.Used, r.Capacity()) {
+				t.Fatalf("take of %+v: %+v,\nbefore it %+v", r, got, before)
+			}
+		}
+	})
+}
+
+// TestForeseenWaitIsNoLongerThanTheWait has requests wait in line, each taking as soon
+// as it fits: the wait foreseen at their arrival is no longer than the real one, nor
+// much shorter.
+func TestForeseenWaitIsNoLongerThanTheWait(t *testing.T) {
+	const start, waiting = 1_800_000_030_000_000, 25
+	for _, a := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA} {
+		for _, events := range []int64{1, 3, 10} {
+			for _, used := range []int64{0, 1, events, 3 * events} {
+				limit := &store.Limit{Zone: "zone", Algorithm: a, Window: time.Minute}
+				b := algorithm.New(limit)
+				if used > 0 {
+					b.Charge(&store.Request{Limit: limit, Events: events, Cost: used, ID: "before"}, start-int64(1e6))
+				}
+				var foreseen [waiting]int64
+				for i := range foreseen {
+					r := &store.Request{Limit: limit, Events: events, Cost: 1, Ahead: int64(i)}
+					foreseen[i] = b.View(r, start, false).RetryAfter.Microseconds()
+				}
+				now := int64(start)
+				for i := range foreseen {
+					r := &store.Request{Limit: limit, Events: events, Cost: 1, ID: string(rune('a' + i))}
+					for !b.Take(r, now) {
+						now += b.View(r, now, false).RetryAfter.Microseconds()
+					}
+					waited := now - start
+					if foreseen[i] > waited {
+						t.Errorf("%s, %d events, %d used: number %d was told %d µs and waited %d", a, events, used, i, foreseen[i], waited)
+					}
+					// Two windows less is near enough to turn requests away early; the sliding
+					// window is slower than any bound.
+					if floor := waited - 2*limit.Window.Microseconds(); foreseen[i] < floor && a != store.SlidingWindow {
+						t.Errorf("%s, %d events, %d used: number %d was told %d µs only, and waited %d", a, events, used, i, foreseen[i], waited)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestBusyTimeOfGCRAEndsBeforeItsSumsAreTooLarge: a bucket that is never empty
+// and sees many refunds goes on as before.
+func TestBusyTimeOfGCRAEndsBeforeItsSumsAreTooLarge(t *testing.T) {
+	const now = 1_800_000_000_000_000
+	limit := &store.Limit{Zone: "zone", Algorithm: store.GCRA, Window: 720 * time.Hour}
+	b := new(algorithm.GCRA)
+	r := &store.Request{Limit: limit, Events: 100, Cost: 1}
+	b.Charge(r, now)
+	first := b.View(r, now, true)
+	r.Cost = 99
+	for i := range 4000 {
+		if !b.Take(r, now) {
+			t.Fatalf("take %d is refused", i)
+		}
+		r.Receipt = b.View(r, now, true).Receipt
+		b.Refund(r, now)
+		if b.Refunded < 0 || b.Refunded > store.MaxInteger || b.Busy > store.MaxInteger || r.Receipt.Position > store.MaxInteger {
+			t.Fatalf("after %d refunds: %+v", i+1, *b)
+		}
+	}
+	if s := b.View(r, now, false); s.Used != first.Used || s.Reset != first.Reset {
+		t.Errorf("after all refunds: %+v, want what it was: %+v", s, first)
+	}
+}
+
+// TestEventsChange requires that other events leave what is used as it is. A
+// bucket of gcra rounds the time that it takes to drain up to a microsecond.
+func TestEventsChange(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		s := anyBucket(t, kind, check, charge, take)
+		r := s.request()
+		r.Cost, r.Reserved = 0, 0
+		before := check.Run(s.bucket, &r, s.now)
+		most := before.Used
+		r.Events = number(t, "other events", 1, min(100, s.window()))
+		if kind.Algorithm == store.GCRA && r.Events != s.events {
+			most += 2 // the old time and the new may be rounded
+			if 200 < s.window() {
+				most-- // together to less than an event
+			}
+		}
+		got := check.Run(s.bucket, &r, s.now)
+		if got.Used < before.Used || got.Used > most || got.Remaining != max(r.Capacity()-got.Used, 0) {
+			t.Fatalf("with %d events %+v,\nwith %d %+v", s.events, before, r.Events, got)
+		}
+	})
+}
+
+// TestGCRAEventsChange shows what changing the rate does: what was spent stays
+// as many events, and drains at the new rate from the next time that something
+// is spent.
+func TestGCRAEventsChange(t *testing.T) {
+	limit := store.Limit{Algorithm: store.GCRA, Window: time.Minute}
+	for _, c := range []struct {
+		before, after int64
+		reset         time.Duration
+	}{
+		{before: 10, after: 20, reset: 24 * time.Second},
+		{before: 10, after: 5, reset: 96 * time.Second},
+		{before: 10, after: 10, reset: 48 * time.Second},
+		{before: 10, after: 7, reset: 68571430 * time.Microsecond},
+	} {
+		b := algorithm.New(&limit)
+		charge.Run(b, &store.Request{Limit: &limit, Events: c.before, Burst: 20, Cost: 6}, origin)
+		got := charge.Run(b, &store.Request{Limit: &limit, Events: c.after, Burst: 20, Cost: 2}, origin)
+		if want := origin + c.reset.Microseconds(); got.Reset != want || got.Used < 8 || got.Used > 9 {
+			t.Errorf("6 at %d a minute and 2 at %d: %d used until %d, want 8 until %d", c.before, c.after, got.Used, got.Reset, want)
+		}
+	}
+}
+
+// TestGCRADrainsAtTheOldRateUntilItIsSpent requires that only spending sets the
+// rate. RetryAfter is that at the new rate, at which nothing drains yet.
+func TestGCRADrainsAtTheOldRateUntilItIsSpent(t *testing.T) {
+	limit := store.Limit{Algorithm: store.GCRA, Window: time.Minute}
+	b := algorithm.New(&limit)
+	old := store.Request{Limit: &limit, Events: 10, Burst: 6, Cost: 6}
+	faster := store.Request{Limit: &limit, Events: 20, Burst: 6, Cost: 1}
+	charge.Run(b, &old, origin)
+	if got := check.Run(b, &faster, origin).RetryAfter; got != 3*time.Second {
+		t.Errorf("wait %v, want 3s", got)
+	}
+	if take.Run(b, &faster, origin+3e6).Allowed {
+		t.Error("an event has drained at the new rate already")
+	}
+	if got := take.Run(b, &faster, origin+6e6); !got.Allowed || got.Reset != origin+6e6+18e6 {
+		t.Errorf("an event has drained at the old rate, and then the new one holds: %+v", got)
+	}
+}
+
+// TestReserved requires that what is reserved is out of reach for a request,
+// and there for one for which it is not.
+func TestReserved(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		s := newSubject(t, kind)
+		reserved := number(t, "reserved", 0, s.events-1)
+		taken := func(reserved int64, id string) (n int64) {
+			r := store.Request{Limit: &s.limit, Events: s.events, Reserved: reserved, Cost: 1, ID: id}
+			for {
+				r.ID += "+"
+				got := take.Run(s.bucket, &r, s.now)
+				if got.Limit != s.events-reserved {
+					t.Fatalf("limit of %d events, %d reserved: %+v", s.events, reserved, got)
+				}
+				if !got.Allowed {
+					return n
+				}
+				n++
+			}
+		}
+		if got := taken(reserved, "many"); got != s.events-reserved {
+			t.Fatalf("%d of %d taken with %d reserved", got, s.events, reserved)
+		}
+		if got := taken(0, "few"); got != reserved {
+			t.Fatalf("%d of %d reserved taken by whom they are for", got, reserved)
+		}
+	})
+}

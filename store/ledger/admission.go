@@ -1,0 +1,518 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// Admit sets the states of requests as Check does, and holds the cost of each
+// allowed request in flight: it counts against later requests until
+// [Ledger.Settle]. If a bucket is known to refuse its request, Admit checks no
+// other, and leaves their states as they were: the caller passes zero states.
+func (l *Ledger) Admit(ctx context.Context, reqs []store.Request, states []store.State) {
+	// A single request is judged when it joins a check.
+	if len(reqs) > 1 && l.RefuseKnown(reqs, states) {
+		return
+	}
+	a := admissions.Get().(*admission)
+	a.call = call{ledger: l, ctx: ctx, reqs: reqs, states: states}
+	a.run()
+	*a = admission{}
+	admissions.Put(a)
+}
+
+// Hold holds the cost of requests in flight that were admitted without the
+// store, until [Ledger.Settle].
+func (l *Ledger) Hold(reqs []store.Request) {
+	now := l.books.now()
+	for i := range reqs {
+		e := l.enter(&reqs[i], now)
+		e.hold(reqs[i].Cost)
+		e.page.mu.Unlock()
+	}
+}
+
+// RefuseKnown sets the states of requests that are refused without a call, and
+// reports whether there are any.
+func (l *Ledger) RefuseKnown(reqs []store.Request, states []store.State) (refused bool) {
+	now := l.books.now()
+	for i := range reqs {
+		if e := l.find(&reqs[i]); e != nil {
+			rest, isServed := e.rest(&reqs[i], now)
+			refused = !isServed && l.refuseLocally(e, &rest, &states[i], now) || refused
+			e.page.mu.Unlock()
+		}
+	}
+	return refused
+}
+
+// refuseLocally sets the state of a request that is refused without a call.
+func (l *Ledger) refuseLocally(e *entry, r *store.Request, st *store.State, now int64) bool {
+	if !e.trusts(now, l.trust) || !e.refuses(r, st, now) {
+		return false
+	}
+	e.page.counts.LocalRefusals++
+	return true
+}
+
+// refuses sets the state of a request that known refuses. It leaves the state of
+// a request that fits: the store decides about that.
+func (e *entry) refuses(r *store.Request, st *store.State, now int64) bool {
+	if e.silent || e.doubted {
+		return false
+	}
+	storeNow := now + e.clock
+	if !algorithm.Copies(r.Limit.Algorithm) {
+		return e.repeatsRefusal(r, st, storeNow)
+	}
+	var refusal store.State
+	if e.judge(r, &refusal, storeNow) != full {
+		return false
+	}
+	*st = refusal
+	return true
+}
+
+// admitLocally sets the state of a request that is admitted without a call, and
+// holds its cost: the primary's answer is trusted, this process has been the
+// bucket's sole writer for the time of trust, and at least half of the limit
+// would be left. A client whose requests all reach this process thus costs no
+// checks. A second writer shows in the reply to the next charge, before the
+// limit is near.
+func (l *Ledger) admitLocally(e *entry, r *store.Request, st *store.State, now int64) bool {
+	storeNow := now + e.clock
+	switch {
+	case e.soleWriter == 0, now-e.soleWriter < l.trust, !e.trusts(now, l.trust):
+		return false
+	case e.silent, e.doubted, e.refunds > 0, r.Primary:
+		return false
+	case !algorithm.Copies(r.Limit.Algorithm), !e.known.IsOpen(r.Limit, storeNow):
+		return false
+	}
+	var known store.State
+	if e.judge(r, &known, storeNow) != fits || 2*(known.Remaining-r.Cost) < known.Limit {
+		return false
+	}
+	*st = known
+	e.hold(r.Cost)
+	e.page.counts.UnaskedAdmissions++
+	return true
+}
+
+// call is one call of Admit or Take. Each request has its place in states.
+type call struct {
+	ledger *Ledger
+	ctx    context.Context
+	reqs   []store.Request
+	states []store.State
+	// turns has room for a message about each request; nil until one waits.
+	turns chan message
+}
+
+// waiter is a request that waits for what another request asks of the store.
+type waiter struct {
+	*call
+	place int
+}
+
+func (c *call) wait(place int) *waiter {
+	if c.turns == nil {
+		c.turns = make(chan message, len(c.reqs))
+	}
+	return &waiter{c, place}
+}
+
+func (w *waiter) tell(t turn) { w.turns <- message{t, asking{place: w.place}} }
+
+// turn is what a waiter has to do next.
+type turn uint8
+
+const (
+	// answered: nothing, for the state is set.
+	answered turn = iota
+	// leader: make the next coalesced check.
+	leader
+	// retry: start again.
+	retry
+)
+
+// message gives a turn to the request at a place.
+type message struct {
+	turn turn
+	asking
+}
+
+// asking is a request that checks its bucket.
+type asking struct {
+	place int
+	entry *entry
+	// primary is set if only the primary can answer, joined if others wait for
+	// the answer.
+	primary, joined bool
+}
+
+// coalescedCheck is the check in flight of one bucket. A request that arrives
+// while one is in flight joins the next one: the reply in flight may predate it.
+type coalescedCheck struct {
+	// joined wait for the answer, beside the leader; next wait for the next check.
+	joined, next []*waiter
+	// landed is the cost of charges confirmed since the check was sent. The
+	// answer may count it or not.
+	landed int64
+}
+
+var (
+	coalescedChecks = sync.Pool{New: func() any { return new(coalescedCheck) }}
+	admissions      = sync.Pool{New: func() any { return new(admission) }}
+)
+
+// admission is one call of Admit.
+type admission struct {
+	call
+	// asking are the requests that lead a check.
+	asking []asking
+	// began is when the admission first had to wait for a charge.
+	began time.Time
+
+	askingRoom [2]asking
+	placeRoom  [8]int
+}
+
+// run checks all requests: those without a check in flight in one call, the
+// others with the leader of their next check.
+func (a *admission) run() {
+	pending := a.placeRoom[:0]
+	for i := range a.reqs {
+		pending = append(pending, i)
+	}
+	for len(pending) > 0 {
+		a.asking = a.askingRoom[:0]
+		joined := 0
+		now := a.ledger.books.now()
+		for _, i := range pending {
+			if a.ledger.join(a, i, now) {
+				joined++
+			}
+		}
+		unclear := a.ask(a.asking, now)
+		// A check that a is to lead must not wait for the answer to another.
+		for range joined {
+			switch m := <-a.turns; m.turn {
+			case leader:
+				unclear = append(unclear, a.ask([]asking{m.asking}, a.ledger.books.now())...)
+			case retry:
+				unclear = append(unclear, m.place)
+			case answered:
+			}
+		}
+		pending = a.awaitCharges(unclear)
+	}
+}
+
+// join decides about a request locally, or makes it the leader of a check, or
+// makes it wait for the next one. It reports whether the request waits.
+func (l *Ledger) join(a *admission, place int, now int64) bool {
+	r := &a.reqs[place]
+	e := l.enter(r, now)
+	defer e.page.mu.Unlock()
+	switch {
+	case l.refuseLocally(e, r, &a.states[place], now), l.admitLocally(e, r, &a.states[place], now):
+		return false
+	case e.check == nil:
+		e.check = coalescedChecks.Get().(*coalescedCheck)
+		a.asking = append(a.asking, asking{place, e, l.wantsPrimary(e, r, now), false})
+		return false
+	}
+	e.check.next = append(e.check.next, a.wait(place))
+	return true
+}
+
+// wantsPrimary reports whether only the primary can answer.
+func (l *Ledger) wantsPrimary(e *entry, r *store.Request, now int64) bool {
+	switch {
+	case !e.canReach(now, l.trust):
+		return false
+	case e.doubted:
+		return true
+	case !algorithm.Copies(r.Limit.Algorithm):
+		// What a replica lacks cannot be added to its answer.
+		return e.pending != nil || e.charged > 0 && now-e.charged <= r.Limit.Window.Microseconds() ||
+			e.repeatsRefusal(r, new(store.State), now+e.clock)
+	case e.trusts(now, l.trust):
+		return false
+	default:
+		// A replica's answer is not enough to go on refusing.
+		return e.judge(r, new(store.State), now+e.clock) == full
+	}
+}
+
+// ask checks the requests in one call, and sets their states and those of the
+// waiters. It returns the places that are unclear.
+func (a *admission) ask(what []asking, asked int64) (unclear []int) {
+	if len(what) == 0 {
+		return nil
+	}
+	var primary []asking
+	for n, answer := range a.answers(what) {
+		q := what[n]
+		switch a.ledger.answer(&q, &a.reqs[q.place], &a.states[q.place], answer, asked) {
+		case needsPrimary:
+			q.primary, q.joined = true, true
+			primary = append(primary, q)
+		case needsTime:
+			unclear = append(unclear, q.place)
+		case done:
+		}
+	}
+	return append(unclear, a.ask(primary, a.ledger.books.now())...)
+}
+
+// answers calls the store.
+func (a *admission) answers(what []asking) []store.State {
+	reqs, ctx, own := a.reqs, a.ctx, false
+	for n, q := range what {
+		if q.joined {
+			// The check outlasts this client, for others wait for it.
+			ctx = context.WithoutCancel(a.ctx)
+		}
+		// Repeated checks come in another order.
+		if !own && (q.primary || len(what) < len(reqs) || q.place != n) {
+			reqs, own = make([]store.Request, len(what)), true
+			for n, q := range what {
+				reqs[n] = a.reqs[q.place]
+			}
+		}
+		if q.primary {
+			reqs[n].Primary = true
+		}
+	}
+	return a.ledger.store.Check(ctx, reqs)
+}
+
+// progress is what an answer leaves to do.
+type progress uint8
+
+const (
+	done progress = iota
+	needsPrimary
+	needsTime
+)
+
+// answer takes in the answer about a bucket, sets the states of those who wait
+// for it, and hands over to the leader of the next check.
+func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer store.State, asked int64) progress {
+	e := q.entry
+	e.page.mu.Lock()
+	defer e.page.mu.Unlock()
+	now := l.books.now()
+	if answer.Err != nil {
+		*st = answer
+		l.fail(e, &answer)
+		return done
+	}
+	if q.primary {
+		e.noteReach(&answer, now)
+	}
+	if e.hear(r, &answer, asked, now) && !e.trusts(now, l.trust) && e.canReach(now, l.trust) {
+		e.check.landed = 0
+		return needsPrimary
+	}
+	progress := done
+	if e.admit(r, st, &answer) == unclear {
+		progress = needsTime
+	}
+	for _, w := range e.check.joined {
+		other := &w.reqs[w.place]
+		if !algorithm.Copies(r.Limit.Algorithm) && !sameNeed(r, other) || e.admit(other, &w.states[w.place], &answer) == unclear {
+			w.tell(retry)
+			continue
+		}
+		w.tell(answered)
+	}
+	l.leadNext(e, now)
+	return progress
+}
+
+// fail passes an error of the store on to all waiters, so that they do not meet
+// it one after the other.
+func (l *Ledger) fail(e *entry, answer *store.State) {
+	if errors.Is(answer.Err, context.Canceled) {
+		// The client has left, which says nothing about the store.
+		for _, w := range e.check.joined {
+			w.tell(retry)
+		}
+		l.leadNext(e, l.books.now())
+		return
+	}
+	e.silent = true
+	for _, w := range append(e.check.joined, e.check.next...) {
+		w.states[w.place] = *answer
+		w.tell(answered)
+	}
+	e.check = nil
+}
+
+// sameNeed reports whether an answer to r also answers other, where buckets
+// cannot be copied.
+func sameNeed(r, other *store.Request) bool {
+	return r.Cost == other.Cost && r.Events == other.Events && r.Reserved == other.Reserved
+}
+
+// admit judges a request by an answer, and holds its cost if it fits.
+func (e *entry) admit(r *store.Request, st, answer *store.State) judgement {
+	judged := *answer
+	j := e.judge(r, &judged, answer.Now)
+	if j == unclear {
+		return j
+	}
+	if *st = judged; j == fits {
+		e.hold(r.Cost)
+	}
+	return j
+}
+
+// leadNext makes the first waiter that is not refused locally the leader of the
+// next check.
+func (l *Ledger) leadNext(e *entry, now int64) {
+	next := e.check.next[:0]
+	for _, w := range e.check.next {
+		if l.refuseLocally(e, &w.reqs[w.place], &w.states[w.place], now) {
+			w.tell(answered)
+		} else {
+			next = append(next, w)
+		}
+	}
+	if len(next) == 0 {
+		*e.check = coalescedCheck{}
+		coalescedChecks.Put(e.check)
+		e.check = nil
+		return
+	}
+	e.check = &coalescedCheck{joined: next[1:]}
+	w := next[0]
+	w.turns <- message{leader, asking{w.place, e, l.wantsPrimary(e, &w.reqs[w.place], now), len(next) > 1}}
+}
+
+// awaitCharges waits for the charges in flight that decide, and returns the
+// places to check again. It refuses a request whose charge takes too long.
+func (a *admission) awaitCharges(unclear []int) (pending []int) {
+	if len(unclear) > 0 && a.began.IsZero() {
+		a.began = a.ledger.books.clock()
+	}
+	for _, i := range unclear {
+		left := a.ledger.opts.Timeout - a.ledger.books.clock().Sub(a.began)
+		if left > 0 && a.ledger.awaitCharge(&a.reqs[i], left) {
+			pending = append(pending, i)
+		} else {
+			a.ledger.refuseUnclear(&a.reqs[i], &a.states[i])
+		}
+	}
+	return pending
+}
+
+// awaitCharge waits until the bucket's charge in flight is answered, and reports
+// whether that happened within the timeout.
+func (l *Ledger) awaitCharge(r *store.Request, timeout time.Duration) bool {
+	arrived := l.arrival(r)
+	if arrived == nil {
+		return true
+	}
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case <-arrived:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+// arrival returns a channel that is closed when the bucket's charge in flight is
+// answered, or nil if there is none.
+func (l *Ledger) arrival(r *store.Request) <-chan struct{} {
+	e := l.find(r)
+	if e == nil {
+		return nil
+	}
+	defer e.page.mu.Unlock()
+	if !e.isSent() {
+		return nil
+	}
+	if e.pending.arrived == nil {
+		e.pending.arrived = make(chan struct{})
+	}
+	return e.pending.arrived
+}
+
+// refuseUnclear refuses a request because the charge that decides about it is
+// still in flight.
+func (l *Ledger) refuseUnclear(r *store.Request, st *store.State) {
+	now := l.books.now()
+	e := l.enter(r, now)
+	defer e.page.mu.Unlock()
+	now += e.clock
+	*st = store.State{Limit: max(r.Capacity(), 0), Now: now}
+	if algorithm.Copies(r.Limit.Algorithm) {
+		v := e.viewOf(r, nil, now)
+		*st = v.ahead(0)
+		e.showAhead(st, &v)
+	}
+	refuseForFlight(st)
+}
+
+// CheckAhead is Check of one request that waits behind others, with at most one
+// call about its bucket for each time of trust: in between, the ledger answers.
+// Of a bucket that cannot be copied the ledger knows the last refusal only, which
+// answers a request of equal need, or one whose wait exceeds maxWait.
+func (l *Ledger) CheckAhead(ctx context.Context, r store.Request, maxWait time.Duration) store.State {
+	asked := l.books.now()
+	e := l.enter(&r, asked)
+	if st, isKnown := l.knowsAhead(e, &r, maxWait, asked); isKnown {
+		if !st.Allowed && st.RetryAfter > maxWait {
+			e.page.counts.LocalRefusals++
+		}
+		e.page.mu.Unlock()
+		return st
+	}
+	was := e.asked
+	e.asked = asked
+	e.page.mu.Unlock()
+	r.Primary = true
+	st := l.store.Check(ctx, []store.Request{r})[0]
+	now := l.books.now()
+	e = l.enter(&r, now)
+	defer e.page.mu.Unlock()
+	switch {
+	case st.Err == nil:
+		e.hear(&r, &st, asked, now)
+		e.noteReach(&st, now)
+		e.judge(&r, &st, st.Now)
+	case errors.Is(st.Err, context.Canceled):
+		// The client has left, which says nothing about the store.
+		e.asked = was
+	default:
+		e.silent = true
+	}
+	return st
+}
+
+// knowsAhead returns the ledger's answer, unless the store has to answer.
+func (l *Ledger) knowsAhead(e *entry, r *store.Request, maxWait time.Duration, now int64) (st store.State, isKnown bool) {
+	switch {
+	case e.isDue(now, l.trust) || e.silent || e.doubted:
+		return st, false
+	case !algorithm.Copies(r.Limit.Algorithm):
+		c := &e.known.Content
+		isSame := r.Need() == c[refusalCost] && r.Capacity() == c[refusalCapacity]
+		isKnown = e.repeatsRefusal(r, &st, now+e.clock) && (isSame || st.RetryAfter > maxWait)
+		return st, isKnown
+	}
+	// An unclear request gets a zero state.
+	e.judge(r, &st, now+e.clock)
+	return st, true
+}

@@ -1,0 +1,329 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// steady is a client that makes ten requests a second.
+type steady struct {
+	*testing.T
+	sim    *simulation
+	ledger *Ledger
+	req    store.Request
+}
+
+func newSteady(t *testing.T, limit store.Limit, events int64) *steady {
+	limit.Zone, limit.Window = "zone", time.Minute
+	s := newSimulation(1)
+	return &steady{t, s, New(NewBooks(nil), s, Options{}), store.Request{Limit: &limit, ClientKey: "client", Events: events, Cost: 1}}
+}
+
+// come makes n requests, charges them, and returns the number of checks.
+func (c *steady) come(n int) (checks int) {
+	before := c.sim.checks
+	for range n {
+		st := admit(c.ledger, c.req)
+		if st.Err == nil && st.Allowed {
+			c.ledger.Settle([]store.Request{c.req}, nil)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return c.sim.checks - before
+}
+
+func (c *steady) want(what string, got, least, most int) {
+	c.Helper()
+	if got < least || got > most {
+		c.Errorf("%s, %s: %d checks, want %d to %d", c.req.Limit.Algorithm, what, got, least, most)
+	}
+}
+
+// TestOwnBucketIsNotAskedAbout: once this process has been the sole writer for the
+// time of trust, requests that leave half of the limit are admitted without a
+// check, until anything speaks against it.
+func TestOwnBucketIsNotAskedAbout(t *testing.T) {
+	for _, kind := range kinds {
+		synctest.Test(t, func(t *testing.T) {
+			c := newSteady(t, kind, 1000)
+			c.want("at first", c.come(15), 10, 15)
+			if !algorithm.Copies(kind.Algorithm) {
+				c.want("where nothing is known of single events", c.come(20), 20, 20)
+				c.ledger.Leave()
+				return
+			}
+			c.want("alone", c.come(20), 0, 1)
+
+			c.sim.others(algorithm.Charge, c.req)
+			c.want("after another process has charged", c.come(10), 8, 10)
+			c.want("alone again", c.come(20), 0, 5)
+
+			time.Sleep(2 * DefaultTrust)
+			c.want("once trust has run out", c.come(1), 1, 1)
+			c.want("which one question renews", c.come(10), 0, 0)
+
+			c.sim.setDown(true, false)
+			c.want("in an outage", c.come(20), 18, 20)
+			c.sim.setDown(false, false)
+			c.come(30)
+			c.want("after an outage", c.come(20), 0, 0)
+
+			c.ledger.Refund(t.Context(), []store.Request{c.req})
+			c.want("after a refund", c.come(5), 1, 5)
+			c.ledger.Leave()
+		})
+	}
+}
+
+// TestOwnBucketIsAskedAboutNearTheLimit, and exactly the limit is admitted.
+func TestOwnBucketIsAskedAboutNearTheLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newSteady(t, store.Limit{Algorithm: store.FixedWindow}, 100)
+		c.want("at first", c.come(15), 10, 15)
+		c.want("with more than half left", c.come(30), 0, 2)
+		c.come(10)
+		c.want("with less than half left", c.come(30), 30, 30)
+		c.come(30)
+		if used := c.sim.used(c.req); used != 100 {
+			t.Errorf("%d are used, want 100", used)
+		}
+		c.ledger.Leave()
+	})
+}
+
+// TestOthersAreSeenWithinTrust: a sole writer learns of another one from the reply to
+// its own next charge.
+func TestOthersAreSeenWithinTrust(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newSteady(t, store.Limit{Algorithm: store.FixedWindow}, 1000)
+		c.come(30)
+		for range 970 {
+			c.sim.others(algorithm.Charge, c.req)
+		}
+		// One request passes on a stale answer; the reply to its charge has the rest.
+		c.come(5)
+		if used := c.sim.used(c.req); used != 1001 {
+			t.Errorf("%d of 1000 are used, want one more than that", used)
+		}
+		c.ledger.Leave()
+	})
+}
+
+// newLine returns a ledger on a store in which alice's bucket is full, and a request
+// of alice.
+func newLine(limit store.Limit) (*simulation, *Ledger, store.Request) {
+	s := newSimulation(1)
+	limit.Zone, limit.Window = "zone", time.Hour
+	r := store.Request{Limit: &limit, ClientKey: "alice", Events: 5, Cost: 1, ID: "id"}
+	full := r
+	full.Cost, full.ID = 5, "other"
+	s.others(algorithm.Charge, full)
+	return s, New(NewBooks(nil), s, Options{}), r
+}
+
+// TestLineIsAskedAboutOnceASecond, however many requests wait, and every answer is
+// the store's.
+func TestLineIsAskedAboutOnceASecond(t *testing.T) {
+	for _, kind := range kinds {
+		synctest.Test(t, func(t *testing.T) {
+			s, l, r := newLine(kind)
+			for i := range 10_000 {
+				if r.Ahead = 7; algorithm.Copies(kind.Algorithm) {
+					r.Ahead = int64(i % 20)
+				}
+				st, exact := l.CheckAhead(t.Context(), r, time.Minute), s.word(r)
+				if st.Err != nil || st.Allowed || st.Used != 5 || (st.RetryAfter-exact.RetryAfter).Abs() > time.Second {
+					t.Fatalf("%s, %d ahead: %+v, want %+v", kind.Algorithm, r.Ahead, st, exact)
+				}
+				time.Sleep(time.Millisecond)
+			}
+			// Ten seconds have passed.
+			if s.checks < 9 || s.checks > 12 {
+				t.Errorf("%s: asked %d times in 10 s", kind.Algorithm, s.checks)
+			}
+			l.Leave()
+		})
+	}
+}
+
+// TestLineOfALog: a refusal of a bucket that cannot be copied answers a request of
+// greater need only if its wait exceeds the request's.
+func TestLineOfALog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, l, r := newLine(store.Limit{Algorithm: store.SlidingLog})
+		for _, step := range []struct {
+			ahead   int64
+			maxWait time.Duration
+			wait    time.Duration
+			checks  int
+		}{
+			{0, 2 * time.Hour, time.Hour, 1},
+			{0, 2 * time.Hour, time.Hour, 1},
+			{0, time.Minute, time.Hour, 1},
+			// One window or two: that needs a check.
+			{7, 2 * time.Hour, time.Hour, 2},
+			{7, 2 * time.Hour, time.Hour, 2},
+			{12, 90 * time.Minute, 2 * time.Hour, 3},
+			{17, 90 * time.Minute, 2 * time.Hour, 3},
+			{17, 150 * time.Minute, 3 * time.Hour, 4},
+			// What holds for more does not hold for less.
+			{0, time.Minute, time.Hour, 5},
+		} {
+			r.Ahead = step.ahead
+			st := l.CheckAhead(t.Context(), r, step.maxWait)
+			if wait := st.RetryAfter.Round(time.Minute); st.Allowed || wait != step.wait || s.checks != step.checks {
+				t.Errorf("%+v: wait %v, %d checks", step, st.RetryAfter, s.checks)
+			}
+		}
+		l.Leave()
+	})
+}
+
+// TestLineInAnOutage: the ledger refuses nothing while the store does not answer,
+// and answers again after it. A client that leaves during its check says nothing
+// about the store, so the next request checks.
+func TestLineInAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, l, r := newLine(store.Limit{Algorithm: store.FixedWindow})
+		check := func(what string, fails bool, checks int) {
+			t.Helper()
+			before := s.checks
+			for range 3 {
+				if st := l.CheckAhead(t.Context(), r, 0); (st.Err != nil) != fails {
+					t.Errorf("%s: %+v", what, st)
+				}
+			}
+			if s.checks-before != checks {
+				t.Errorf("%s: %d checks, want %d", what, s.checks-before, checks)
+			}
+		}
+		check("at first", false, 1)
+		time.Sleep(2 * DefaultTrust)
+		left, leave := context.WithCancel(t.Context())
+		leave()
+		if st := l.CheckAhead(left, r, 0); !errors.Is(st.Err, context.Canceled) {
+			t.Errorf("a client that has left: %+v", st)
+		}
+		check("after a client has left", false, 1)
+		time.Sleep(2 * DefaultTrust)
+		s.setDown(true, false)
+		check("in an outage", true, 3)
+		s.setDown(false, false)
+		check("after it", false, 1)
+		l.Leave()
+	})
+}
+
+// TestOwnClientsCostTheirChargesAlone: clients of one process cost no checks, those
+// that alternate between two processes a check for each request.
+func TestOwnClientsCostTheirChargesAlone(t *testing.T) {
+	const clients, perSecond, seconds = 20, 200, 5
+	for _, shared := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSimulation(1)
+			ledgers := []*Ledger{New(NewBooks(nil), s, Options{}), New(NewBooks(nil), s, Options{})}
+			var wg sync.WaitGroup
+			// come makes so many requests, each client's at two processes in turn if
+			// they are shared.
+			come := func(n int) {
+				for i := range n {
+					l := ledgers[0]
+					if shared {
+						l = ledgers[i/clients%2]
+					}
+					r := requestOf(fmt.Sprint(i%clients), 1_000_000_000)
+					r.Limit = &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour}
+					wg.Go(func() {
+						if st := admit(l, r); st.Err != nil || !st.Allowed {
+							t.Errorf("%+v", st)
+						}
+						time.Sleep(2 * time.Millisecond)
+						l.Settle([]store.Request{r}, nil)
+					})
+					time.Sleep(time.Second / perSecond)
+				}
+				wg.Wait()
+			}
+			// The time of trust shows whether this process is the sole writer.
+			come(3 * perSecond)
+			s.mu.Lock()
+			before := s.checks
+			s.mu.Unlock()
+			come(seconds * perSecond)
+			checks := float64(s.checks-before) / (seconds * perSecond)
+			if !shared && checks > 0.01 {
+				t.Errorf("%.3f checks a request of clients that come to one process", checks)
+			}
+			if shared && checks < 0.6 {
+				t.Errorf("%.3f checks a request of clients that come to two", checks)
+			}
+			for _, l := range ledgers {
+				l.Leave()
+			}
+			time.Sleep(time.Second)
+		})
+	}
+}
+
+// TestBatchesSaveCalls: most requests of steady traffic at random instants through
+// four processes cost no call, and of heavy traffic nearly the whole limit is
+// admitted.
+func TestBatchesSaveCalls(t *testing.T) {
+	const processes = 4
+	for _, events := range []int64{1_000, 10_000} {
+		for _, batch := range []int64{store.BatchAuto, events / 100} {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBatches(t, 1, processes, events, batch)
+				b.limit.Window, b.limit.Align = time.Second, true
+				rng := rand.New(rand.NewPCG(uint64(events), 1))
+				// send makes the requests of one aligned window, a percentage of the limit, and
+				// returns the calls for each request, and what was admitted.
+				send := func(percent int64) (calls float64, admitted int64) {
+					var wg sync.WaitGroup
+					now := b.sim.now()
+					end := (now/1_000_000 + 1) * 1_000_000
+					time.Sleep(time.Duration(end-now) * time.Microsecond)
+					b.sim.mu.Lock()
+					before := b.sim.checks + b.sim.writes
+					b.sim.mu.Unlock()
+					was, requests := b.served.Load(), events*percent/100
+					pause := float64(time.Second) / float64(requests)
+					for n, left := int64(0), time.Second; n < requests; n++ {
+						p := min(time.Duration(rng.ExpFloat64()*pause), left)
+						time.Sleep(p)
+						left -= p
+						wg.Go(func() { b.take(b.ledgers[n%processes], 1) })
+					}
+					wg.Wait()
+					b.sim.mu.Lock()
+					defer b.sim.mu.Unlock()
+					return float64(b.sim.checks+b.sim.writes-before) / float64(requests), b.served.Load() - was
+				}
+				for range 5 {
+					send(80)
+				}
+				steady, served := send(80)
+				heavy, admitted := send(120)
+				again, _ := send(80)
+				what := fmt.Sprintf("limit %d, batch %d", events, batch)
+				t.Logf("%s: %.3f, %.3f and %.3f calls a request, %d and %d admitted", what, steady, heavy, again, served, admitted)
+				if most := 0.5; steady > most || again > most {
+					t.Errorf("%s: %.3f calls a request, and %.3f after heavy traffic, want at most %.1f", what, steady, again, most)
+				}
+				if admitted < events*9/10 {
+					t.Errorf("%s: %d admitted of heavy traffic", what, admitted)
+				}
+				b.leave()
+			})
+		}
+	}
+}

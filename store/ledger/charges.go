@@ -1,0 +1,462 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+const (
+	// retryPause is the first pause after a shard executed none of the charges
+	// it was sent. Pauses double up to maxRetryPause.
+	retryPause    = 50 * time.Millisecond
+	maxRetryPause = time.Second
+	// retryBatch is how many charges a retry sends.
+	retryBatch = 256
+	// flushTick is the interval at which a flush looks whether it is done.
+	flushTick = 5 * time.Millisecond
+)
+
+var (
+	errNoRoom = fmt.Errorf("%w: the ledger is full", store.ErrNotExecuted)
+	// ErrExpired is the error of charges that could not be delivered before
+	// their window was over.
+	ErrExpired = fmt.Errorf("%w: their window is over", store.ErrNotExecuted)
+	errEnded   = fmt.Errorf("%w: there was no time left to deliver them", store.ErrNotExecuted)
+)
+
+// pendingCharges are the charges of one bucket that the store has not confirmed.
+// One is in flight at a time; later ones are merged, and sent once it is answered.
+// So an answer surely counts the charges before it, and surely lacks the waiting
+// ones.
+type pendingCharges struct {
+	// sent is set while a charge is in flight, for sentRequests requests that
+	// cost sentCost.
+	sent         bool
+	sentRequests int64
+	sentCost     int64
+	// sentAt is when the charge was sent; expires is when its window is over.
+	sentAt, expires int64
+	// base is what was known when the charge was sent.
+	base algorithm.Known
+	// waiting is the next charge, or nil.
+	waiting *mergedCharge
+	// heard sums up the answers since the charge was sent; nil without one.
+	heard *algorithm.Known
+	// arrived is closed when the charge is answered; nil if nobody waits.
+	arrived chan struct{}
+	// isStale is set if the bucket was reset since the charge was sent.
+	isStale bool
+}
+
+// mergedCharge is a charge for several requests.
+type mergedCharge struct {
+	req      store.Request
+	requests int64
+	expires  int64
+}
+
+// isQueued reports whether charges are pending and none is in flight: they are in
+// a retry queue, or with its goroutine.
+func (p *pendingCharges) isQueued() bool { return p != nil && !p.sent }
+
+// cost is the cost of all charges.
+func (p *pendingCharges) cost() int64 {
+	if p.waiting == nil {
+		return p.sentCost
+	}
+	return p.sentCost + p.waiting.req.Cost
+}
+
+// onBase is base with a cost charged on top, raised by what is known.
+func (p *pendingCharges) onBase(r *store.Request, cost int64, known algorithm.Known, now int64) algorithm.Known {
+	base := p.base
+	charge(&base, r, cost, now)
+	base.Raise(r.Limit, known, now)
+	return base
+}
+
+// note remembers an answer that comes while a charge is in flight.
+func (p *pendingCharges) note(limit *store.Limit, answer algorithm.Known, storeNow int64) {
+	if p.heard == nil {
+		p.heard = &answer
+		return
+	}
+	p.heard.Raise(limit, answer, storeNow)
+}
+
+func (e *entry) isSent() bool { return e.pending != nil && e.pending.sent }
+
+// setWaiting sets the waiting charge; nil removes it.
+func (e *entry) setWaiting(w *mergedCharge) {
+	p := e.pending
+	if p.waiting != nil {
+		e.page.counts.Unsent -= p.waiting.requests
+	}
+	if p.waiting = w; w != nil {
+		e.page.counts.Unsent += w.requests
+	}
+}
+
+// addWaiting merges a charge into the waiting one, if there is one.
+func (e *entry) addWaiting(r *store.Request, requests, expires int64) {
+	w := e.pending.waiting
+	if w == nil {
+		e.setWaiting(&mergedCharge{req: *r, requests: requests, expires: expires})
+		return
+	}
+	w.req.Cost += min(r.Cost, store.MaxInteger-w.req.Cost)
+	w.requests += requests
+	w.expires = min(w.expires, expires)
+	e.page.counts.Unsent += requests
+}
+
+// Settle ends what the requests hold in flight, and charges their costs without
+// waiting for the store. held has what each request holds, if that differs from
+// its cost; nil means the costs. The caller must not change reqs afterwards.
+func (l *Ledger) Settle(reqs []store.Request, held []int64) {
+	now := l.books.now()
+	if len(reqs) == 1 {
+		if e := l.settle(&reqs[0], holdOf(reqs, held, 0), now); e != nil {
+			l.deliver(reqs, e)
+		}
+		return
+	}
+	var due []store.Request
+	var entries []*entry
+	for i := range reqs {
+		if e := l.settle(&reqs[i], holdOf(reqs, held, i), now); e != nil {
+			due, entries = append(due, reqs[i]), append(entries, e)
+		}
+	}
+	if len(due) > 0 {
+		w := l.writer()
+		w.store.ChargeReported(due, func(i int, st store.State) { w.delivered(entries[i], &due[i], &st) })
+	}
+}
+
+// holdOf is what a request holds in flight.
+func holdOf(reqs []store.Request, held []int64, i int) int64 {
+	if held == nil {
+		return reqs[i].Cost
+	}
+	return held[i]
+}
+
+// settle ends what a request holds, and notes its charge. It returns the entry if
+// the charge is to be sent at once.
+func (l *Ledger) settle(r *store.Request, hold, now int64) *entry {
+	e := l.enter(r, now)
+	defer e.page.mu.Unlock()
+	e.hold(-hold)
+	if r.Cost == 0 {
+		return nil
+	}
+	expires := now + r.Limit.Window.Microseconds()
+	if r.Limit.Algorithm == store.FixedWindow && e.known.IsOpen(r.Limit, now+e.clock) {
+		expires = e.known.WindowEnd() - e.clock
+	}
+	e.keepUntil(r, now)
+	if !algorithm.Copies(r.Limit.Algorithm) {
+		e.charged = now
+	}
+	if e.pending == nil {
+		l.books.owing.Add(1)
+		e.pending = &pendingCharges{sent: true, sentRequests: 1, sentCost: r.Cost, sentAt: now, expires: expires, base: e.known}
+		return e
+	}
+	if w := e.pending.waiting; w != nil && w.expires <= now {
+		l.dropWaiting(e, ErrExpired)
+	}
+	e.addWaiting(r, 1, expires)
+	// The newer request has the limit that holds now.
+	w := e.pending.waiting
+	cost := w.req.Cost
+	w.req = *r
+	w.req.Cost = cost
+	return nil
+}
+
+// deliver sends a charge that is noted as sent.
+func (l *Ledger) deliver(reqs []store.Request, e *entry) {
+	w := l.writer()
+	w.store.ChargeReported(reqs, func(_ int, st store.State) { w.delivered(e, &reqs[0], &st) })
+}
+
+// delivered takes in the outcome of a charge, and sends the next one.
+func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) {
+	if next := l.conclude(e, r, st); next != nil {
+		l.deliver(next, e)
+	}
+}
+
+// conclude takes in the outcome of a charge, and returns the next one. An entry
+// with pending charges stays in the books.
+func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State) []store.Request {
+	e.page.mu.Lock()
+	defer e.page.mu.Unlock()
+	now := l.books.now()
+	if e.charged > 0 {
+		e.charged = now
+	}
+	p := e.pending
+	requests, cost, heard := p.sentRequests, p.sentCost, p.heard
+	p.sent, p.sentRequests, p.sentCost, p.heard = false, 0, 0, nil
+	if p.arrived != nil {
+		close(p.arrived)
+		p.arrived = nil
+	}
+	e.confirmed = now
+	switch {
+	case p.isStale:
+		// The reply may predate the reset, and only the primary knows whether
+		// the charge counts after it.
+		p.isStale, e.doubted = false, true
+	case st.Err == nil:
+		e.clock, e.silent = st.Now-now, false
+		reply := algorithm.Known{Content: st.Content}
+		if algorithm.Copies(r.Limit.Algorithm) {
+			reply.KeepPenalty(r.Limit, e.known)
+			e.noteSoleWriter(r, reply, st.Now, now)
+		} else {
+			reply.Content[confirmedUsed] = st.Used
+		}
+		e.confirm(reply, p.sentAt)
+		if e.check != nil {
+			e.check.landed += cost
+		}
+		if heard != nil {
+			if e.known.Raise(r.Limit, *heard, st.Now); e.known != reply {
+				e.soleWriter = 0
+			}
+		}
+		e.keepUntil(r, now)
+	case errors.Is(st.Err, store.ErrUncertain):
+		e.suspect(r, cost, now+e.clock)
+		l.lose(r.ClientKey, requests, st.Err)
+	case errors.Is(st.Err, store.ErrFinal):
+		e.silent = true
+		l.lose(r.ClientKey, requests, st.Err)
+	default:
+		e.silent = true
+		// The charge did not run: it waits for its shard.
+		e.addWaiting(r, requests, p.expires)
+		if !l.books.enqueue(l.store.Owner(r.ClientKey), e) {
+			l.giveUp(e, errEnded)
+		}
+		return nil
+	}
+	return l.sendNext(e, now)
+}
+
+// noteSoleWriter notes whether the primary's reply counts the charge on top of
+// what was known, and nothing else.
+func (e *entry) noteSoleWriter(r *store.Request, reply algorithm.Known, storeNow, now int64) {
+	expected := e.pending.base
+	expected.Charge(r, storeNow)
+	switch {
+	case reply != expected:
+		e.soleWriter = 0
+	case e.soleWriter == 0:
+		e.soleWriter = now
+	}
+}
+
+// suspect counts a charge of unknown outcome until the primary answers. What is
+// known may count it already.
+func (e *entry) suspect(r *store.Request, cost, storeNow int64) {
+	e.doubted, e.soleWriter = true, 0
+	e.noteUnsure(true)
+	if !e.isBase(e.pending, r.Limit, storeNow) {
+		e.loose += cost
+		return
+	}
+	e.known = e.pending.onBase(r, cost, e.known, storeNow)
+}
+
+// sendNext notes the waiting charge as sent, and returns it.
+func (l *Ledger) sendNext(e *entry, now int64) []store.Request {
+	p := e.pending
+	w := p.waiting
+	e.setWaiting(nil)
+	if w == nil {
+		l.endPending(e)
+		return nil
+	}
+	p.sent, p.sentRequests, p.sentCost, p.sentAt, p.expires = true, w.requests, w.req.Cost, now, w.expires
+	p.base = e.known
+	return []store.Request{w.req}
+}
+
+// endPending notes that no charge is pending any more.
+func (l *Ledger) endPending(e *entry) {
+	e.pending = nil
+	l.books.owing.Add(-1)
+}
+
+// giveUp drops the charges of an entry that has none in flight.
+func (l *Ledger) giveUp(e *entry, err error) {
+	l.dropWaiting(e, err)
+	l.endPending(e)
+}
+
+// dropWaiting drops and reports the waiting charge, if there is one.
+func (l *Ledger) dropWaiting(e *entry, err error) {
+	if w := e.pending.waiting; w != nil {
+		l.lose(w.req.ClientKey, w.requests, err)
+		e.setWaiting(nil)
+	}
+}
+
+// giveUpAll drops all waiting charges of p, which is locked.
+func (l *Ledger) giveUpAll(p *page) {
+	for _, e := range p.ring {
+		switch {
+		case e.pending.isQueued():
+			l.giveUp(e, errEnded)
+		case e.pending != nil:
+			l.dropWaiting(e, errEnded)
+		}
+	}
+}
+
+func (l *Ledger) lose(clientKey string, requests int64, err error) {
+	if l.opts.OnUndelivered != nil {
+		l.opts.OnUndelivered(l.store.Owner(clientKey), algorithm.Charge, requests, err)
+	}
+}
+
+// enqueue puts an entry into the retry queue of a shard, and reports whether a
+// view is left to deliver its charges. The entry's page is locked.
+func (b *Books) enqueue(owner string, e *entry) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.views) == 0 {
+		return false
+	}
+	queue, ok := b.retryQueues[owner]
+	if !ok {
+		go b.work(owner)
+	}
+	b.retryQueues[owner] = append(queue, e)
+	return true
+}
+
+// dequeue returns the first entries of a queue and the view that delivers their
+// charges. Without entries it removes the queue, and its goroutine ends.
+func (b *Books) dequeue(owner string) (through *Ledger, batch []*entry) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	queue := b.retryQueues[owner]
+	n := min(len(queue), retryBatch)
+	if n == 0 {
+		delete(b.retryQueues, owner)
+		return nil, nil
+	}
+	b.retryQueues[owner] = queue[n:]
+	return b.currentLocked(), queue[:n:n]
+}
+
+// work retries the charges of a shard until its queue is empty.
+func (b *Books) work(owner string) {
+	pause := retryPause
+	time.Sleep(pause)
+	for {
+		through, batch := b.dequeue(owner)
+		if len(batch) == 0 {
+			return
+		}
+		if through.retry(batch) {
+			pause = retryPause
+			continue
+		}
+		pause = min(2*pause, maxRetryPause)
+		time.Sleep(pause)
+	}
+}
+
+// retry sends the charges of entries, waits for their outcome, and reports
+// whether the shard answers. Charges that did not run are queued again.
+func (l *Ledger) retry(batch []*entry) bool {
+	reqs, entries := l.takeWaiting(batch)
+	if len(reqs) == 0 {
+		return true
+	}
+	var left, refused atomic.Int64
+	left.Store(int64(len(reqs)))
+	finished := make(chan struct{})
+	l.store.ChargeReported(reqs, func(i int, st store.State) {
+		if errors.Is(st.Err, store.ErrNotExecuted) && !errors.Is(st.Err, store.ErrFinal) {
+			refused.Add(1)
+		}
+		l.delivered(entries[i], &reqs[i], &st)
+		if left.Add(-1) == 0 {
+			close(finished)
+		}
+	})
+	<-finished
+	return refused.Load() < int64(len(reqs))
+}
+
+// takeWaiting notes the waiting charges of entries as sent, and gives up expired
+// ones.
+func (l *Ledger) takeWaiting(batch []*entry) (reqs []store.Request, entries []*entry) {
+	now := l.books.now()
+	for _, e := range batch {
+		p := e.page
+		p.mu.Lock()
+		switch {
+		case p.entries[e.id] != e || !e.pending.isQueued():
+			// It was given up, and may have begun anew.
+		case e.pending.waiting.expires <= now:
+			l.giveUp(e, ErrExpired)
+		default:
+			reqs, entries = append(reqs, l.sendNext(e, now)...), append(entries, e)
+		}
+		p.mu.Unlock()
+	}
+	return reqs, entries
+}
+
+// Owes reports whether charges or refunds are undelivered, or tokens are to be
+// given back.
+func (l *Ledger) Owes() bool {
+	l.books.mu.Lock()
+	defer l.books.mu.Unlock()
+	return l.books.owes()
+}
+
+// owes is [Ledger.Owes], with mu held.
+func (b *Books) owes() bool { return b.owing.Load() > 0 || len(b.reserved) > 0 }
+
+// IsNeeded reports whether the ledger owes something that this view delivers. A
+// later view that runs delivers it instead.
+func (l *Ledger) IsNeeded() bool {
+	l.books.mu.Lock()
+	defer l.books.mu.Unlock()
+	return l.books.owes() && l.books.currentLocked() == l
+}
+
+// Flush gives reserved tokens back, and waits until all charges and refunds are
+// delivered, another view delivers them, or ctx ends. Books that began before a
+// refund arrived would trust an answer that lacks it.
+func (l *Ledger) Flush(ctx context.Context) {
+	if !l.IsNeeded() {
+		return
+	}
+	l.books.giveBack(0)
+	tick := time.NewTicker(flushTick)
+	defer tick.Stop()
+	for l.books.owing.Load() > 0 && l.books.current() == l {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -1,0 +1,187 @@
+package memory
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/identity"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// Tests check these bounds.
+const (
+	SampleSize = sampleSize
+	SweepSize  = sweepSize
+	TrimSize   = trimSize
+)
+
+// Has reports whether the bucket exists, and opens none.
+func (b *Buckets) Has(limit *store.Limit, clientKey string) bool {
+	id := identity.New(b.limits.Number(limit), clientKey)
+	s := &b.shards[b.shardOf(id)]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.find(id) != nil
+}
+
+// Verify reports contradictions between the parts of b, which is not in use.
+func (b *Buckets) Verify() error {
+	var errs []error
+	total := 0
+	for i := range b.shards {
+		s := &b.shards[i]
+		total += len(s.queue)
+		if err := s.verify(); err != nil {
+			errs = append(errs, fmt.Errorf("shard %d: %w", i, err))
+		}
+	}
+	if n := b.Len(); n != total {
+		errs = append(errs, fmt.Errorf("length is %d, but there are %d buckets", n, total))
+	}
+	return errors.Join(errs...)
+}
+
+func (s *shard) verify() error {
+	indexed := 0
+	for _, x := range s.indexes {
+		indexed += len(x.buckets)
+		if x.peak < len(x.buckets) {
+			return fmt.Errorf("index of %d buckets has a peak of %d", len(x.buckets), x.peak)
+		}
+	}
+	if indexed != len(s.queue) {
+		return fmt.Errorf("%d buckets are indexed and %d queued", indexed, len(s.queue))
+	}
+	if err := s.queue.verify(); err != nil {
+		return err
+	}
+	nearest := int64(never)
+	for _, b := range s.queue {
+		nearest = min(nearest, b.due)
+		if s.find(identity.ID{Limit: b.limit, Key: b.key}) != b {
+			return fmt.Errorf("bucket of %q is not found", b.key)
+		}
+	}
+	if n := s.nearest.Load(); n != nearest {
+		return fmt.Errorf("nearest due is published as %d and is %d", n, nearest)
+	}
+	return nil
+}
+
+func (q queue) verify() error {
+	for i, b := range q {
+		if int(b.place) != i {
+			return fmt.Errorf("bucket at %d believes to be at %d", i, b.place)
+		}
+		if parent := q[max(i-1, 0)/2]; parent.due > b.due {
+			return fmt.Errorf("due %d at %d is below %d", b.due, i, parent.due)
+		}
+	}
+	return nil
+}
+
+// TestShardsShareWork: zones that count all clients together do not share one lock.
+func TestShardsShareWork(t *testing.T) {
+	const zones = 256
+	b := NewBuckets()
+	shards := map[uint64]int{}
+	for z := range uint32(zones) {
+		shards[b.shardOf(identity.New(z, ""))]++
+	}
+	for s, n := range shards {
+		if n > zones/8 {
+			t.Errorf("shard %d has %d of %d buckets", s, n, zones)
+		}
+	}
+}
+
+func TestIndexGivesMemoryBack(t *testing.T) {
+	const most = 10_000
+	var x index
+	buckets := make([]*bucket, most)
+	for i := range buckets {
+		buckets[i] = &bucket{key: strconv.Itoa(i)}
+		x.add(buckets[i])
+	}
+	for i, b := range buckets {
+		x.remove(b)
+		left := most - 1 - i
+		if len(x.buckets) != left {
+			t.Fatalf("%d buckets, want %d", len(x.buckets), left)
+		}
+		if x.peak >= minIndex && x.peak >= 4*max(left, 1) {
+			t.Fatalf("memory for %d buckets is held by %d", x.peak, left)
+		}
+		if left > 0 && x.buckets[buckets[most-1].key] != buckets[most-1] {
+			t.Fatalf("with %d buckets left, the last is not found", left)
+		}
+	}
+	if x.buckets != nil {
+		t.Error("an empty index holds a map")
+	}
+}
+
+// TestQueue compares the queue with a plain slice.
+func TestQueue(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var q queue
+		var model []*bucket
+		pick := func(t *rapid.T) *bucket {
+			if len(model) == 0 {
+				t.Skip("empty")
+			}
+			return rapid.SampledFrom(model).Draw(t, "bucket")
+		}
+		due := rapid.Int64Range(0, 20)
+		t.Repeat(map[string]func(*rapid.T){
+			"push": func(t *rapid.T) {
+				b := &bucket{}
+				b.due = due.Draw(t, "due")
+				q.push(b)
+				model = append(model, b)
+			},
+			"fix": func(t *rapid.T) {
+				b := pick(t)
+				b.due = due.Draw(t, "due")
+				q.fix(int(b.place))
+			},
+			"remove": func(t *rapid.T) {
+				b := pick(t)
+				q.remove(b)
+				model = slices.DeleteFunc(model, func(m *bucket) bool { return m == b })
+				if b.place != removed {
+					t.Fatalf("removed bucket believes to be at %d", b.place)
+				}
+			},
+			"": func(t *rapid.T) {
+				if err := q.verify(); err != nil {
+					t.Fatal(err)
+				}
+				if len(q) != len(model) {
+					t.Fatalf("%d buckets, want %d", len(q), len(model))
+				}
+			},
+		})
+	})
+}
+
+func TestQueueGivesMemoryBack(t *testing.T) {
+	var q queue
+	for i := range 10_000 {
+		q.push(&bucket{due: int64(i)})
+	}
+	for i := 0; len(q) > 0; i++ {
+		if q[0].due != int64(i) {
+			t.Fatalf("due %d comes first, want %d", q[0].due, i)
+		}
+		q.remove(q[0])
+		if c := cap(q); c >= minQueue && c > 4*len(q) {
+			t.Fatalf("capacity %d for %d buckets", c, len(q))
+		}
+	}
+}
