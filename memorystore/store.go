@@ -54,11 +54,11 @@ func (m *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		if err := p.Once(); err != nil {
 			return err
 		}
-		if d.Val() != "max_keys" {
-			return p.Unknown("max_keys", "", "")
-		}
-		if err := p.Positive(&m.MaxKeys); err != nil {
+		switch known, err := p.Set(option.Setters{"max_keys": option.Positive(&m.MaxKeys)}); {
+		case err != nil:
 			return err
+		case !known:
+			return p.Unknown("max_keys", "", "")
 		}
 	}
 	return nil
