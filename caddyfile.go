@@ -56,8 +56,8 @@ import (
 //		log_key
 //	}
 //
-// It only translates. What is allowed is for the handler and its zones to say;
-// they are asked here as well, so that errors come with the line.
+// It only translates. The rules are those of the handler and its zones, which are
+// also checked here, so that errors name the line.
 func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 	handler := new(Handler)
 	h.Next()
@@ -117,8 +117,8 @@ func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 	return handler, claimZones(h, storeNames, handler.Zones, zones)
 }
 
-// knowsStore refuses the name of a store that the global option does not
-// configure, as the app does for a config in JSON.
+// knowsStore returns an error for the name of a store that the global option does
+// not configure, as the app does for a config in JSON.
 func knowsStore(h httpcaddyfile.Helper, which, name string) error {
 	var app App
 	if which, ok := h.Option("rate_limit").(httpcaddyfile.App); ok {
@@ -136,8 +136,8 @@ func knowsStore(h httpcaddyfile.Helper, which, name string) error {
 	return unknownStore(which, name, names)
 }
 
-// claimZones refuses zones that another directive defines differently, as the
-// app does for a config in JSON, where there are no lines to name.
+// claimZones returns an error for a zone that another directive defines differently,
+// as the app does for a config in JSON, where there are no lines to name.
 func claimZones(h httpcaddyfile.Helper, storeNames []string, zones []*Zone, starts map[*Zone]caddyfile.Token) error {
 	type claim struct{ definition, place string }
 	const state = "rate_limit.zones"
@@ -353,7 +353,7 @@ func parseMatch(h httpcaddyfile.Helper, which string, sets *caddyhttp.RawMatcher
 		if !strings.HasPrefix(h.Val(), "@") {
 			return h.Errf("%s %s: write %s @<matcher>, or matchers in a block", which, h.Val(), which)
 		}
-		// The helper looks for a matcher right after a directive.
+		// The helper expects the matcher right after a directive.
 		named := h.WithDispenser(caddyfile.NewDispenser([]caddyfile.Token{directive, h.Token()}))
 		named.Next()
 		if set, err = named.ExtractMatcherSet(); err != nil {
@@ -395,7 +395,8 @@ func parseMatchBlock(h httpcaddyfile.Helper, which string) (caddy.ModuleMap, err
 	return caddyhttp.ParseCaddyfileNestedMatcherSet(d)
 }
 
-// parseGlobalOption parses the rate_limit global option, whose blocks add up:
+// parseGlobalOption parses the rate_limit global option. Several blocks of it are
+// merged:
 //
 //	rate_limit {
 //		store [<name>] <module> { … }
