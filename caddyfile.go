@@ -56,17 +56,17 @@ import (
 //		log_key
 //	}
 //
-// It only translates. What is allowed is for the handler and its zones to say;
-// they are asked here as well, so that errors come with the line.
+// It only translates. The rules are those of the handler and its zones, which are
+// also checked here, so that errors name the line.
 func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 	handler := new(Handler)
 	h.Next()
 	start := h.Token()
-	p := zoneParser{option.NewParser(h.Dispenser)}
+	p := option.NewParser(h.Dispenser)
 	zones := map[*Zone]caddyfile.Token{}
 	oneLine := h.CountRemainingArgs() > 0
 	if oneLine {
-		z, err := p.oneLineZone()
+		z, err := parseOneLineZone(p)
 		if err != nil {
 			return nil, err
 		}
@@ -87,8 +87,14 @@ func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 			p.StartsAt("zone "+z.Name, start)
 			continue
 		}
-		if err := p.handlerOption(handler); err != nil {
+		if err := p.Once(); err != nil {
 			return nil, err
+		}
+		switch known, err := p.Set(handler.setters()); {
+		case err != nil:
+			return nil, err
+		case !known:
+			return nil, p.Unknown(handlerOptions, zoneOptions, "zone <name> { … }, in the block of rate_limit")
 		}
 	}
 	if err := handler.validate(); err != nil {
@@ -111,8 +117,8 @@ func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 	return handler, claimZones(h, storeNames, handler.Zones, zones)
 }
 
-// knowsStore refuses the name of a store that the global option does not
-// configure, as the app does for a config in JSON.
+// knowsStore returns an error for the name of a store that the global option does
+// not configure, as the app does for a config in JSON.
 func knowsStore(h httpcaddyfile.Helper, which, name string) error {
 	var app App
 	if which, ok := h.Option("rate_limit").(httpcaddyfile.App); ok {
@@ -130,8 +136,8 @@ func knowsStore(h httpcaddyfile.Helper, which, name string) error {
 	return unknownStore(which, name, names)
 }
 
-// claimZones refuses zones that another directive defines differently, as the
-// app does for a config in JSON, where there are no lines to name.
+// claimZones returns an error for a zone that another directive defines differently,
+// as the app does for a config in JSON, where there are no lines to name.
 func claimZones(h httpcaddyfile.Helper, storeNames []string, zones []*Zone, starts map[*Zone]caddyfile.Token) error {
 	type claim struct{ definition, place string }
 	const state = "rate_limit.zones"
@@ -159,59 +165,32 @@ const (
 	zoneOptions    = "match, key, events, window, algorithm, align, burst, cost, charge, batch, batch_share, free_status, count_status, max_wait, max_wait_queue, penalty, reserve, ipv4_prefix, ipv6_prefix, on_error, enforce"
 )
 
-// zoneParser parses the options of a handler or a zone.
-type zoneParser struct{ *option.Parser }
-
-// handlerOption parses one option of the directive other than zone.
-func (p zoneParser) handlerOption(h *Handler) error {
-	if err := p.Once(); err != nil {
-		return err
-	}
-	switch p.Val() {
-	case "store":
-		name, err := p.Arg()
-		if err != nil {
+// setters returns the setters of the options that the directive has beside zones.
+func (h *Handler) setters() option.Setters {
+	return option.Setters{
+		"headers":         option.Filled(&h.Headers),
+		"jitter":          option.Number(&h.Jitter, ", such as 0.2"),
+		"problem":         option.Flag(&h.Problem),
+		"log_refusals":    option.Filled(&h.LogRefusals),
+		"log_key":         option.Flag(&h.LogKey),
+		"sweep_interval":  option.Duration(&h.SweepInterval),
+		"disable_metrics": option.Flag(&h.DisableMetrics),
+		"distributed":     func(p *option.Parser) error { return p.Err(adviceDistributed) },
+		"storage":         func(p *option.Parser) error { return p.Err(adviceStorage) },
+		"rollout":         h.parseRollout,
+		"store": func(p *option.Parser) error {
+			name, err := p.Arg()
+			if err != nil {
+				return err
+			}
+			h.StoreRaw, err = json.Marshal(name)
 			return err
-		}
-		h.StoreRaw, err = json.Marshal(name)
-		return err
-	case "rollout":
-		return p.rollout(h)
-	case "headers":
-		return p.Filled(&h.Headers)
-	case "jitter":
-		text, err := p.Arg()
-		if err != nil {
-			return err
-		}
-		if h.Jitter, err = strconv.ParseFloat(text, 64); err != nil {
-			return p.Errf("jitter %q: it must be a number, such as 0.2", text)
-		}
-		return nil
-	case "problem":
-		h.Problem = true
-		return p.NoArgs()
-	case "log_refusals":
-		return p.Filled(&h.LogRefusals)
-	case "log_key":
-		h.LogKey = true
-		return p.NoArgs()
-	case "sweep_interval":
-		return p.Duration(&h.SweepInterval)
-	case "disable_metrics":
-		h.DisableMetrics = true
-		return p.NoArgs()
-	case "distributed":
-		return p.Err(adviceDistributed)
-	case "storage":
-		return p.Err(adviceStorage)
-	default:
-		return p.Unknown(handlerOptions, zoneOptions, "zone <name> { … }, in the block of rate_limit")
+		},
 	}
 }
 
-// rollout parses another store and the share of the clients that it gets.
-func (p zoneParser) rollout(h *Handler) error {
+// parseRollout parses another store and the share of the clients that it gets.
+func (h *Handler) parseRollout(p *option.Parser) error {
 	args := p.RemainingArgs()
 	if len(args) != 2 {
 		return p.Errf("rollout takes two arguments, a store and how many percent of the clients it gets, such as rollout other 12.5, not %d", len(args))
@@ -224,22 +203,8 @@ func (p zoneParser) rollout(h *Handler) error {
 	return nil
 }
 
-// enforce parses for how many percent of the clients the zone is enforced.
-func (p zoneParser) enforce(z *Zone) error {
-	text, err := p.Arg()
-	if err != nil {
-		return err
-	}
-	percent, err := strconv.ParseFloat(text, 64)
-	if err != nil {
-		return p.Errf("enforce %q: it must be a number of percent from 0 to 100, such as 12.5", text)
-	}
-	z.Enforce = &percent
-	return nil
-}
-
-// oneLineZone parses the arguments of the one-line form.
-func (p zoneParser) oneLineZone() (*Zone, error) {
+// parseOneLineZone parses the arguments of the one-line form.
+func parseOneLineZone(p *option.Parser) (*Zone, error) {
 	args := p.RemainingArgs()
 	if len(args) != 3 && len(args) != 4 {
 		return nil, p.Err("write rate_limit <key> <events> <window> [<name>], or rate_limit { … } with a block")
@@ -260,21 +225,21 @@ func (p zoneParser) oneLineZone() (*Zone, error) {
 
 // parseZone parses one zone of the directive.
 func parseZone(h httpcaddyfile.Helper) (*Zone, error) {
-	p := zoneParser{option.NewParser(h.Dispenser)}
+	p := option.NewParser(h.Dispenser)
 	z := new(Zone)
-	if err := p.Text(&z.Name); err != nil {
+	var err error
+	if z.Name, err = p.Arg(); err != nil {
 		return nil, p.Err("zone takes one argument, its name")
 	}
 	for nesting := h.Nesting(); h.NextBlock(nesting); {
-		var err error
 		switch h.Val() {
 		case "match":
 			err = parseMatch(h, "match", &z.MatcherSetsRaw)
 		case "reserve":
 			p.StartsAt("reserve", p.Token())
-			err = p.reserve(h, z)
+			err = z.parseReserve(h, p)
 		default:
-			err = p.zoneOption(z)
+			err = z.parseOption(p)
 		}
 		if err != nil {
 			return nil, err
@@ -286,60 +251,46 @@ func parseZone(h httpcaddyfile.Helper) (*Zone, error) {
 	return z, nil
 }
 
-func (p zoneParser) zoneOption(z *Zone) (err error) {
+func (z *Zone) parseOption(p *option.Parser) error {
 	if err := p.Once(); err != nil {
 		return err
 	}
-	switch p.Val() {
-	case "key":
-		z.Key, err = p.Args()
+	if known, err := p.Set(z.setters()); known || err != nil {
 		return err
-	case "events":
-		return p.events(z)
-	case "window":
-		return p.Duration(&z.Window)
-	case "algorithm":
-		return p.Filled(&z.Algorithm)
-	case "align":
-		z.Align = true
-		return p.NoArgs()
-	case "burst":
-		return p.Positive64(&z.Burst)
-	case "cost":
-		return p.Filled((*string)(&z.Cost))
-	case "charge":
-		return p.Filled(&z.Charge)
-	case "batch":
-		return p.Filled((*string)(&z.Batch))
-	case "batch_share":
-		return p.Positive(&z.BatchShare)
-	case "free_status":
-		z.FreeStatus, err = p.Args()
-		return err
-	case "count_status":
-		z.CountStatus, err = p.Args()
-		return err
-	case "max_wait":
-		return p.Duration(&z.MaxWait)
-	case "max_wait_queue":
-		return p.Positive(&z.MaxWaitQueue)
-	case "penalty":
-		return p.Duration(&z.Penalty)
-	case "ipv4_prefix":
-		return p.Integer(&z.IPv4Prefix)
-	case "ipv6_prefix":
-		return p.Integer(&z.IPv6Prefix)
-	case "on_error":
-		return p.Filled(&z.OnError)
-	case "enforce":
-		return p.enforce(z)
-	default:
-		return p.Unknown(zoneOptions, handlerOptions, "the block of rate_limit, outside zone")
+	}
+	return p.Unknown(zoneOptions, handlerOptions, "the block of rate_limit, outside zone")
+}
+
+// setters returns the setters of a zone's options, apart from those with matchers.
+func (z *Zone) setters() option.Setters {
+	return option.Setters{
+		"key":            option.List(&z.Key),
+		"events":         z.parseEvents,
+		"window":         option.Duration(&z.Window),
+		"algorithm":      option.Filled(&z.Algorithm),
+		"align":          option.Flag(&z.Align),
+		"burst":          z.parseBurst,
+		"cost":           option.Filled(&z.Cost),
+		"charge":         option.Filled(&z.Charge),
+		"batch":          option.Filled(&z.Batch),
+		"batch_share":    option.Positive(&z.BatchShare),
+		"free_status":    option.List(&z.FreeStatus),
+		"count_status":   option.List(&z.CountStatus),
+		"max_wait":       option.Duration(&z.MaxWait),
+		"max_wait_queue": option.Positive(&z.MaxWaitQueue),
+		"penalty":        option.Duration(&z.Penalty),
+		"ipv4_prefix":    option.Integer(&z.IPv4Prefix),
+		"ipv6_prefix":    option.Integer(&z.IPv6Prefix),
+		"on_error":       option.Filled(&z.OnError),
+		"enforce": func(p *option.Parser) error {
+			z.Enforce = new(float64)
+			return option.Number(z.Enforce, " of percent from 0 to 100, such as 12.5")(p)
+		},
 	}
 }
 
-// events parses a number, or a placeholder and the number that stands in.
-func (p zoneParser) events(z *Zone) error {
+// parseEvents parses a number, or a placeholder and its fallback.
+func (z *Zone) parseEvents(p *option.Parser) error {
 	args := p.RemainingArgs()
 	if len(args) == 0 || len(args) > 2 {
 		return p.Err("events takes a number, or a placeholder and a number that counts where it yields none")
@@ -356,8 +307,20 @@ func (p zoneParser) events(z *Zone) error {
 	return nil
 }
 
-// reserve parses a part that is kept, and for which requests.
-func (p zoneParser) reserve(h httpcaddyfile.Helper, z *Zone) error {
+func (z *Zone) parseBurst(p *option.Parser) error {
+	text, err := p.Arg()
+	if err != nil {
+		return err
+	}
+	if z.Burst, err = strconv.ParseInt(text, 10, 64); err != nil || z.Burst < 1 {
+		return p.Errf("burst %q: it must be a whole number from 1 to 2^52", text)
+	}
+	return nil
+}
+
+// parseReserve parses the share that is kept, and the matchers of the requests for
+// which it is.
+func (z *Zone) parseReserve(h httpcaddyfile.Helper, p *option.Parser) error {
 	if !p.NextArg() {
 		return p.Err("reserve takes a percentage and matchers, such as reserve 20 @important")
 	}
@@ -370,7 +333,7 @@ func (p zoneParser) reserve(h httpcaddyfile.Helper, z *Zone) error {
 	if err := parseMatch(h, "reserve "+p.Val(), &r.MatcherSetsRaw); err != nil {
 		return err
 	}
-	// Here, while this reserve's line is the one to name.
+	// Checked here, while the line of this reserve is known.
 	if err := z.validateReserves(); err != nil {
 		return p.At(err)
 	}
@@ -390,7 +353,7 @@ func parseMatch(h httpcaddyfile.Helper, which string, sets *caddyhttp.RawMatcher
 		if !strings.HasPrefix(h.Val(), "@") {
 			return h.Errf("%s %s: write %s @<matcher>, or matchers in a block", which, h.Val(), which)
 		}
-		// The helper looks for a matcher right after a directive.
+		// The helper expects the matcher right after a directive.
 		named := h.WithDispenser(caddyfile.NewDispenser([]caddyfile.Token{directive, h.Token()}))
 		named.Next()
 		if set, err = named.ExtractMatcherSet(); err != nil {
@@ -432,7 +395,8 @@ func parseMatchBlock(h httpcaddyfile.Helper, which string) (caddy.ModuleMap, err
 	return caddyhttp.ParseCaddyfileNestedMatcherSet(d)
 }
 
-// parseGlobalOption parses the rate_limit global option, whose blocks add up:
+// parseGlobalOption parses the rate_limit global option. Several blocks of it are
+// merged:
 //
 //	rate_limit {
 //		store [<name>] <module> { … }

@@ -44,7 +44,7 @@ store or server, and with 4 if a shard cannot be reached.
 	})
 }
 
-// connectAdmin returns the admin API at the address that a command's flags mean.
+// connectAdmin returns the admin API at the address that a command's flags select.
 func connectAdmin(cmd *cobra.Command) (cli.API, error) {
 	flags := caddycmd.Flags{FlagSet: cmd.Flags()}
 	address, err := caddycmd.DetermineAdminAPIAddress(flags.String("address"), nil, flags.String("config"), flags.String("adapter"))
@@ -54,7 +54,7 @@ func connectAdmin(cmd *cobra.Command) (cli.API, error) {
 	return newAdminClient(address)
 }
 
-// exitWith makes Caddy exit with a code, without a word.
+// exitWith returns the error that makes Caddy exit with a code and print nothing.
 func exitWith(cmd *cobra.Command, code int) error {
 	switch code {
 	case 0:
@@ -66,20 +66,19 @@ func exitWith(cmd *cobra.Command, code int) error {
 	}
 }
 
-// errExit makes Caddy exit with status 1; the reason has been told.
+// errExit makes Caddy exit with status 1. The reason has been printed.
 var errExit = errors.New("exiting with status 1")
 
 const (
-	// adminPatience bounds a call of the admin API, which itself waits for
-	// shards.
-	adminPatience = 30 * time.Second
-	// maxAdminAnswer bounds what is read of an answer.
+	// adminTimeout bounds a call of the admin API, which itself waits for shards.
+	adminTimeout = 30 * time.Second
+	// maxAdminAnswer bounds the size of an answer, in bytes.
 	maxAdminAnswer = 16 << 20
 )
 
 // adminClient calls the admin API of a running Caddy. Unlike Caddy's own
 // AdminAPIRequest it leaves no connections behind, for it may be used once a
-// second for days, and hands on what the API says is wrong.
+// second for days, and returns answers that are errors.
 type adminClient struct {
 	client *http.Client
 	origin string
@@ -94,14 +93,14 @@ func newAdminClient(address string) (*adminClient, error) {
 	}
 	c := &adminClient{origin: "http://" + parsed.JoinHostPort(0), shown: address, isUnix: parsed.IsUnixNetwork()}
 	if c.isUnix {
-		// The name means nothing there; Caddy expects this one.
+		// Caddy expects this host on unix sockets.
 		c.origin = "http://127.0.0.1"
 		// The permissions of the socket are not part of its path.
 		parsed.Host, _, _ = strings.Cut(parsed.Host, "|")
 	}
 	c.client = &http.Client{
-		Timeout: adminPatience,
-		// A redirect leads to what nobody asked for.
+		Timeout: adminTimeout,
+		// The admin API sends no redirects; another server is not to be followed.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		Transport: &http.Transport{
 			DisableKeepAlives: true,

@@ -17,22 +17,22 @@ type NamedZone struct {
 	// The requests that the zone counts. Default: all.
 	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
 
-	// By what clients are told apart: a text with placeholders. Default: all
-	// clients share one bucket.
+	// Identifies a client: a text with placeholders. Default: all clients share one
+	// bucket.
 	Key Texts `json:"key,omitempty"`
 
-	// The length of the window.
+	// The length of the window. Required.
 	Window caddy.Duration `json:"window,omitempty"`
 
-	// How many events are admitted per window and client.
+	// The number of events that each client has in a window, from 1 to 2^52. Required.
 	MaxEvents int64 `json:"max_events,omitempty"`
 
-	// If not zero, IPv4 addresses are counted by their network of that many
-	// bits.
+	// The number of bits, from 0 to 32, by whose network IPv4 addresses are counted.
+	// Default: 0, for each address by itself.
 	IPv4Prefix int `json:"ipv4_prefix,omitempty"`
 
-	// If not zero, IPv6 addresses are counted by their network of that many
-	// bits.
+	// The number of bits, from 0 to 128, by whose network IPv6 addresses are counted.
+	// Default: 0, for each address by itself.
 	IPv6Prefix int `json:"ipv6_prefix,omitempty"`
 }
 

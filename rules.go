@@ -17,7 +17,7 @@ const (
 	minLease  = time.Second
 )
 
-// validate tells what is wrong with the zone, and how to mend it.
+// validate returns an error that says what is wrong with the zone and how to mend it.
 func (z *Zone) validate() error {
 	switch {
 	case z == nil:
@@ -74,7 +74,7 @@ func (z *Zone) validateAlgorithm() error {
 	return option.OneOf("charge", z.Charge, limiter.ChargeAfter, limiter.ChargeBefore)
 }
 
-// algorithm is how the zone counts.
+// algorithm returns the algorithm by which the zone counts.
 func (z *Zone) algorithm() store.Algorithm {
 	if z.Algorithm == "" {
 		return store.FixedWindow

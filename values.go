@@ -26,8 +26,8 @@ func (a Amount) number() (int64, error) {
 	return n, nil
 }
 
-// quantity returns what the amount is for requests; number is for those to which
-// its text yields none.
+// quantity returns the amount for requests. number counts for a request for which
+// the text yields none.
 func (a Amount) quantity(number int64) limiter.Quantity {
 	if a.isDynamic() {
 		return limiter.Quantity{Text: string(a), Number: number}
@@ -36,7 +36,7 @@ func (a Amount) quantity(number int64) limiter.Quantity {
 	return limiter.Quantity{Number: number}
 }
 
-// canonical writes the same number always alike.
+// canonical returns one text for each number, however it is written.
 func (a Amount) canonical() string {
 	if n, err := a.number(); err == nil {
 		return strconv.FormatInt(n, 10)
@@ -44,11 +44,11 @@ func (a Amount) canonical() string {
 	return string(a)
 }
 
-// isDynamic tells whether the amount depends on the request.
+// isDynamic reports whether the amount depends on the request.
 func (a Amount) isDynamic() bool { return strings.Contains(string(a), "{") }
 
-// hasPlaceholder tells whether some placeholder is in the amount, and none
-// without a name.
+// hasPlaceholder reports whether the amount has a placeholder, and none without a
+// name.
 func (a Amount) hasPlaceholder() bool {
 	names := limiter.PlaceholdersIn(string(a))
 	return len(names) > 0 && !slices.Contains(names, "")
@@ -80,8 +80,8 @@ var (
 	_ json.Marshaler   = Amount("")
 )
 
-// Texts is a list of texts with placeholders. In JSON a list of one may be
-// written as that one.
+// Texts is a list of texts with placeholders. In JSON a list of one text may be that
+// text.
 type Texts []string
 
 // UnmarshalJSON implements [json.Unmarshaler].
@@ -99,8 +99,7 @@ func (t *Texts) UnmarshalJSON(b []byte) error {
 var _ json.Unmarshaler = (*Texts)(nil)
 
 // StatusList names HTTP response statuses: codes such as 304, and classes such
-// as 4xx. The word none, alone, names no status. In JSON codes may
-// be numbers.
+// as 4xx. The word none, alone, names no status. In JSON codes may be numbers.
 type StatusList []string
 
 // UnmarshalJSON implements [json.Unmarshaler].
@@ -154,15 +153,14 @@ func (l StatusList) compile() (set limiter.StatusSet, err error) {
 
 var _ json.Unmarshaler = (*StatusList)(nil)
 
-// Batch is how many events are taken from the store at once: `off`, `auto` or
-// a whole number. In JSON it is a string or a number.
+// Batch is the number of events that are taken from the store at once: `off`,
+// `auto` or a whole number. In JSON it is a string or a number.
 type Batch string
 
-// defaultBatchShare is how many percent of events batches hold at most.
+// defaultBatchShare is the largest share of events that batches hold, in percent.
 const defaultBatchShare = 10
 
-// parse returns how many events a batch has, 0 if there is none, or
-// [store.BatchAuto].
+// parse returns the number of events of a batch, 0 for none, or [store.BatchAuto].
 func (b Batch) parse() (int64, error) {
 	switch b {
 	case "", "off":
@@ -207,7 +205,7 @@ func (z *Zone) validateBatch() error {
 	return nil
 }
 
-// validateBatchOf tells why the zone cannot have a batch of so many events.
+// validateBatchOf returns an error if the zone cannot have batches of that size.
 func (z *Zone) validateBatchOf(batch int64) error {
 	switch a := z.algorithm(); a {
 	case store.FixedWindow, store.SlidingWindow:

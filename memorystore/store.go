@@ -1,3 +1,8 @@
+// Package memorystore is the Caddy module rate_limit.stores.memory: the
+// configuration of a [Store] in this process's memory, in JSON and as a Caddyfile.
+// The buckets outlive the config in the pool of internal/stores.
+//
+// It imports Caddy, internal/{option,stores} and store/memory.
 package memorystore
 
 import (
@@ -10,14 +15,14 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
-// Store counts in this process's memory. It needs nothing else, is not
-// shared with other Caddy instances, and keeps its counts when the config is
-// reloaded, but not when Caddy is restarted.
+// Store counts in this process's memory. It needs nothing else and is not shared
+// with other Caddy instances. Counts outlive a reload of the config, but not a
+// restart of Caddy.
 type Store struct {
-	// How many buckets (a zone's count for one client) are kept at most, at
-	// less than 300 bytes each. When there are more, those whose window is
-	// over go first; if there are none, the one that has spent least of a few
-	// taken at random. Default: 1000000.
+	// The largest number of buckets (a zone's count for one client) that are kept,
+	// at less than 300 bytes each. Beyond it buckets whose window is over are dropped
+	// first; if there are none, the one of a few taken at random that has spent least.
+	// Default: 1000000.
 	MaxKeys int `json:"max_keys,omitempty"`
 
 	name string
@@ -54,27 +59,27 @@ func (m *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		if err := p.Once(); err != nil {
 			return err
 		}
-		if d.Val() != "max_keys" {
-			return p.Unknown("max_keys", "", "")
-		}
-		if err := p.Positive(&m.MaxKeys); err != nil {
+		switch known, err := p.Set(option.Setters{"max_keys": option.Positive(&m.MaxKeys)}); {
+		case err != nil:
 			return err
+		case !known:
+			return p.Unknown("max_keys", "", "")
 		}
 	}
 	return nil
 }
 
-// OpenStore implements [StoreModule].
+// OpenStore implements [stores.StoreModule].
 func (m *Store) OpenStore(name string) (store.Store, error) {
 	m.name = name
 	pooled, _ := stores.Pool.LoadOrStore(bucketsKey(name), pooledBuckets{memory.NewBuckets()})
 	return memory.New(pooled.(pooledBuckets).Buckets, memory.Options{MaxKeys: m.MaxKeys}), nil
 }
 
-// CloseStore implements [StoreModule].
+// CloseStore implements [stores.StoreModule].
 func (m *Store) CloseStore() { _, _ = stores.Pool.Delete(bucketsKey(m.name)) }
 
-// OnErrorDefault implements [StoreModule]. Memory always answers.
+// OnErrorDefault implements [stores.StoreModule]. Memory always answers.
 func (*Store) OnErrorDefault() string { return stores.OnErrorAllow }
 
 // bucketsKey is the key in the pool of the buckets of the store with that name.

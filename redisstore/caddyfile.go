@@ -8,6 +8,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
 )
 
+// The options of each block, in the order in which errors list them.
 const (
 	RedisOptions      = "shard, previous_shards, " + connectionOptions + ", " + countingOptions
 	ShardOptions      = kindOptions + ", " + connectionOptions
@@ -58,7 +59,7 @@ const (
 //	}
 func (s *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next()
-	p := redisParser{option.NewParser(d)}
+	p := option.NewParser(d)
 	if err := p.NoArgs(); err != nil {
 		return err
 	}
@@ -73,8 +74,14 @@ func (s *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			p.StartsAt("shard "+shard.Name, start)
 			continue
 		}
-		if err := p.redisOption(s); err != nil {
+		if err := p.Once(); err != nil {
 			return err
+		}
+		switch known, err := p.Set(s.setters(), s.Connection.setters()); {
+		case err != nil:
+			return err
+		case !known:
+			return p.Unknown(RedisOptions, kindOptions, "shard <name> { … }, in the block of the store")
 		}
 	}
 	if err := s.validate(); err != nil {
@@ -83,53 +90,33 @@ func (s *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-// redisParser parses the options of a store or a shard.
-type redisParser struct{ *option.Parser }
-
-func (p redisParser) redisOption(s *Store) error {
-	if err := p.Once(); err != nil {
-		return err
+// setters returns the setters of the options that only a store has.
+func (s *Store) setters() option.Setters {
+	return option.Setters{
+		"previous_shards":    option.List(&s.PreviousShards),
+		"key_prefix":         option.Text(&s.KeyPrefix),
+		"key_secret":         option.Text(&s.KeySecret),
+		"read_from":          option.Text(&s.ReadFrom),
+		"clock":              option.Text(&s.Clock),
+		"check_timeout":      option.Duration(&s.CheckTimeout),
+		"charge_timeout":     option.Duration(&s.ChargeTimeout),
+		"pipelining":         option.Text(&s.Pipelining),
+		"ledger_trust":       option.Duration(&s.LedgerTrust),
+		"ledger_max_buckets": option.Positive(&s.LedgerMaxBuckets),
+		"max_new_buckets":    option.Positive(&s.MaxNewBuckets),
+		"on_error":           option.Text(&s.OnError),
 	}
-	switch p.Val() {
-	case "previous_shards":
-		return p.More(&s.PreviousShards)
-	case "key_prefix":
-		return p.Text(&s.KeyPrefix)
-	case "key_secret":
-		return p.Text(&s.KeySecret)
-	case "read_from":
-		return p.Text(&s.ReadFrom)
-	case "clock":
-		return p.Text(&s.Clock)
-	case "check_timeout":
-		return p.Duration(&s.CheckTimeout)
-	case "charge_timeout":
-		return p.Duration(&s.ChargeTimeout)
-	case "pipelining":
-		return p.Text(&s.Pipelining)
-	case "ledger_trust":
-		return p.Duration(&s.LedgerTrust)
-	case "max_new_buckets":
-		return p.Positive(&s.MaxNewBuckets)
-	case "ledger_max_buckets":
-		return p.Positive(&s.LedgerMaxBuckets)
-	case "on_error":
-		return p.Text(&s.OnError)
-	}
-	if known, err := p.connectionOption(&s.Connection); known || err != nil {
-		return err
-	}
-	return p.Unknown(RedisOptions, kindOptions, "shard <name> { … }, in the block of the store")
 }
 
 func parseShard(d *caddyfile.Dispenser) (*Shard, error) {
-	p := redisParser{option.NewParser(d)}
+	p := option.NewParser(d)
 	s := new(Shard)
-	if err := p.Text(&s.Name); err != nil {
+	var err error
+	if s.Name, err = p.Arg(); err != nil {
 		return nil, p.Err("shard takes one argument, its name")
 	}
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		if err := p.shardOption(s); err != nil {
+		if err := s.parseOption(p); err != nil {
 			return nil, err
 		}
 	}
@@ -139,118 +126,102 @@ func parseShard(d *caddyfile.Dispenser) (*Shard, error) {
 	return s, nil
 }
 
-func (p redisParser) shardOption(s *Shard) error {
+func (s *Shard) parseOption(p *option.Parser) error {
 	which := p.Token()
 	if which.Text != "replica" && which.Text != "cluster" {
 		if err := p.Once(); err != nil {
 			return err
 		}
 	}
-	if known, err := p.connectionOption(&s.Connection); known || err != nil {
+	if known, err := p.Set(s.Connection.setters()); known || err != nil {
 		return err
 	}
-	if err := p.serversOption(s); err != nil {
+	switch known, err := p.Set(s.setters()); {
+	case err != nil:
 		return err
+	case !known:
+		return p.Unknown(ShardOptions, "shard, "+countingOptions, "the block of the store, outside shard")
 	}
+	// Checked here, while the option's line is known.
 	if err := s.validateServers(); err != nil {
 		return option.ErrorAt(which, fmt.Errorf("shard %s: %w", s.Name, err))
 	}
 	return nil
 }
 
-// serversOption parses an option that only a shard has.
-func (p redisParser) serversOption(s *Shard) error {
-	switch p.Val() {
-	case "primary":
-		return p.Text(&s.Primary)
-	case "replica":
-		return p.More(&s.Replicas)
-	case "sentinel":
-		args := p.RemainingArgs()
-		if len(args) < 2 {
-			return p.Err("write sentinel <master> <addr>..., with the name under which the sentinels watch the primary, and their addresses")
-		}
-		s.Sentinel = &Sentinel{Master: args[0], Addrs: args[1:]}
-		return nil
-	case "cluster":
-		return p.More(&s.Cluster)
-	case "weight":
-		return p.Positive(&s.Weight)
-	case "retired":
-		s.Retired = true
-		return p.NoArgs()
-	default:
-		return p.Unknown(ShardOptions, "shard, "+countingOptions, "the block of the store, outside shard")
+// setters returns the setters of the options that only a shard has.
+func (s *Shard) setters() option.Setters {
+	return option.Setters{
+		"primary": option.Text(&s.Primary),
+		"replica": option.List(&s.Replicas),
+		"cluster": option.List(&s.Cluster),
+		"weight":  option.Positive(&s.Weight),
+		"retired": option.Flag(&s.Retired),
+		"sentinel": func(p *option.Parser) error {
+			args := p.RemainingArgs()
+			if len(args) < 2 {
+				return p.Err("write sentinel <master> <addr>..., with the name under which the sentinels watch the primary, and their addresses")
+			}
+			s.Sentinel = &Sentinel{Master: args[0], Addrs: args[1:]}
+			return nil
+		},
 	}
 }
 
-// connectionOption parses an option that a store and a shard have, and tells
-// whether this is one.
-func (p redisParser) connectionOption(c *Connection) (known bool, err error) {
-	switch p.Val() {
-	case "username":
-		return true, p.Text(&c.Username)
-	case "password":
-		return true, p.Text(&c.Password)
-	case "sentinel_username":
-		return true, p.Text(&c.SentinelUsername)
-	case "sentinel_password":
-		return true, p.Text(&c.SentinelPassword)
-	case "db":
-		c.DB = new(int)
-		return true, p.Integer(c.DB)
-	case "tls":
-		c.TLS, err = p.tls()
-		return true, err
-	case "dial_timeout":
-		return true, p.Duration(&c.DialTimeout)
-	case "pool_size":
-		return true, p.Positive(&c.PoolSize)
-	case "max_replica_lag":
-		return true, p.Duration(&c.MaxReplicaLag)
-	default:
-		return false, nil
+// setters returns the setters of the options that a store and a shard have.
+func (c *Connection) setters() option.Setters {
+	return option.Setters{
+		"username":          option.Text(&c.Username),
+		"password":          option.Text(&c.Password),
+		"sentinel_username": option.Text(&c.SentinelUsername),
+		"sentinel_password": option.Text(&c.SentinelPassword),
+		"dial_timeout":      option.Duration(&c.DialTimeout),
+		"pool_size":         option.Positive(&c.PoolSize),
+		"max_replica_lag":   option.Duration(&c.MaxReplicaLag),
+		"db": func(p *option.Parser) error {
+			c.DB = new(int)
+			return option.Integer(c.DB)(p)
+		},
+		"tls": func(p *option.Parser) (err error) {
+			c.TLS, err = parseTLS(p.Dispenser)
+			return err
+		},
 	}
 }
 
-// tls parses a block, which may be missing.
-func (p redisParser) tls() (*TLS, error) {
-	block := redisParser{option.NewParser(p.Dispenser)}
-	if err := block.NoArgs(); err != nil {
+// parseTLS parses the option tls, whose block may be missing.
+func parseTLS(d *caddyfile.Dispenser) (*TLS, error) {
+	p := option.NewParser(d)
+	if err := p.NoArgs(); err != nil {
 		return nil, err
 	}
 	t := new(TLS)
-	for nesting := p.Nesting(); p.NextBlock(nesting); {
-		if err := block.tlsOption(t); err != nil {
+	setters := option.Setters{
+		"ca":                   option.Filled(&t.CA),
+		"server_name":          option.Filled(&t.ServerName),
+		"insecure_skip_verify": option.Flag(&t.InsecureSkipVerify),
+		"cert": func(p *option.Parser) error {
+			if !p.Args(&t.Cert, &t.Key) || p.NextArg() || t.Cert == "" || t.Key == "" {
+				return p.Err("write cert <file> <key>, with the file of the certificate and that of its private key")
+			}
+			return nil
+		},
+	}
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		if err := p.Once(); err != nil {
 			return nil, err
+		}
+		switch known, err := p.Set(setters); {
+		case err != nil:
+			return nil, err
+		case !known:
+			return nil, p.Unknown(TlsOptions, "key", "the line cert <file> <key>")
 		}
 	}
 	if err := t.validate(); err != nil {
-		return nil, block.At(fmt.Errorf("tls: %w", err))
+		return nil, p.At(fmt.Errorf("tls: %w", err))
 	}
 	return t, nil
-}
-
-func (p redisParser) tlsOption(t *TLS) error {
-	if err := p.Once(); err != nil {
-		return err
-	}
-	switch p.Val() {
-	case "ca":
-		return p.Filled(&t.CA)
-	case "cert":
-		if !p.Dispenser.Args(&t.Cert, &t.Key) || p.NextArg() || t.Cert == "" || t.Key == "" {
-			return p.Err("write cert <file> <key>, with the file of the certificate and that of its private key")
-		}
-		return nil
-	case "server_name":
-		return p.Filled(&t.ServerName)
-	case "insecure_skip_verify":
-		t.InsecureSkipVerify = true
-		return p.NoArgs()
-	default:
-		return p.Unknown(TlsOptions, "key", "the line cert <file> <key>")
-	}
 }
 
 // Interface guard.

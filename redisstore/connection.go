@@ -19,9 +19,9 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
-// Connection is how connections to the servers of a shard are made. A
-// shard has what its store says, except for what it says itself. Connections
-// whose settings are equal are shared, and kept when the config is replaced.
+// Connection has the settings of connections to the servers of a shard. A shard
+// inherits each setting from its store unless it has its own. Connections with equal
+// settings are shared, and kept when the config is replaced.
 type Connection struct {
 	// The ACL user, which needs a password. Placeholders such as
 	// `{env.REDIS_USERNAME}` and `{file./run/secrets/user}` are resolved for
@@ -31,12 +31,12 @@ type Connection struct {
 	// The password. Placeholders such as `{env.REDIS_PASSWORD}` and
 	// `{file./run/secrets/redis}` are resolved for each new connection, so that
 	// a file may change while Caddy runs; a line end at the end of the file does
-	// not count. Caddy's admin API shows what is written here, so write a
-	// placeholder and not the password. Default: none.
+	// not count. Write a placeholder rather than the password, for Caddy's admin API
+	// shows this value. Default: none.
 	Password string `json:"password,omitempty"`
 
-	// The ACL user for the sentinels, like `username`. Default: the default
-	// user.
+	// The ACL user for the sentinels, like `username`. Default: the sentinels'
+	// default user.
 	SentinelUsername string `json:"sentinel_username,omitempty"`
 
 	// The password for the sentinels, like `password`. Default: none, even if
@@ -47,27 +47,28 @@ type Connection struct {
 	// Default: 0.
 	DB *int `json:"db,omitempty"`
 
-	// Use TLS, to sentinels as well; `{}` trusts the authorities that the
-	// system trusts. Default: no TLS; passwords and client keys can then be read
-	// on the network.
+	// The TLS settings, for sentinels as well; `{}` trusts the authorities that the
+	// system trusts. Default: no TLS, so that passwords and client keys can be read on
+	// the network.
 	TLS *TLS `json:"tls,omitempty"`
 
-	// How long connecting may take, TLS included. Default: 200ms.
+	// The longest time that connecting may take, TLS included. Default: 200ms.
 	DialTimeout caddy.Duration `json:"dial_timeout,omitempty"`
 
-	// How many connections are kept to each server, once for checks and once
-	// for charges, 1 to 1000; one more each asks for its health. Each carries many requests at a time, so few are
-	// needed; on a slow network more shorten the wait. Default: 4, or 64 if
-	// `pipelining` is `off`.
+	// The number of connections to each server, from 1 to 1000: so many for checks
+	// and so many for charges, and one more of each for health checks. A connection
+	// carries many requests at a time, so few are needed; on a slow network more of
+	// them shorten the wait. Default: 4, or 64 if `pipelining` is `off`.
 	PoolSize int `json:"pool_size,omitempty"`
 
-	// How far a replica may be behind its primary to be asked. Default: 5s.
+	// The largest lag behind its primary with which a replica answers checks.
+	// Default: 5s.
 	MaxReplicaLag caddy.Duration `json:"max_replica_lag,omitempty"`
 }
 
 const maxPoolSize = 1000
 
-// over returns the settings of a shard of a store that has these defaults.
+// over returns the settings of c, with these defaults where it has none.
 func (c Connection) over(defaults Connection) Connection {
 	return Connection{
 		Username:         cmp.Or(c.Username, defaults.Username),
@@ -82,7 +83,7 @@ func (c Connection) over(defaults Connection) Connection {
 	}
 }
 
-// database is the number of the database.
+// database returns the number of the database.
 func (c *Connection) database() int {
 	if c.DB == nil {
 		return 0
@@ -98,7 +99,7 @@ func (c *Connection) sentinelCredentials() credentials {
 	return credentials{username: c.SentinelUsername, password: c.SentinelPassword}
 }
 
-// provision reads what is in files, and looks whether the secrets are there.
+// provision reads files and checks that placeholders of secrets can be resolved.
 func (c *Connection) provision(repl *caddy.Replacer) error {
 	for _, secret := range []struct{ name, text string }{
 		{"username", c.Username}, {"password", c.Password},
@@ -135,8 +136,8 @@ func (c *Connection) validate() error {
 	return nil
 }
 
-// TLS is how connections to Redis are encrypted. TLS 1.2 is the least.
-// Files are read when the config is loaded, and have to be there.
+// TLS has the settings of encrypted connections to Redis, by TLS 1.2 or later.
+// Files are read when the config is loaded; a missing one is an error.
 type TLS struct {
 	// The file with the certificates, in PEM, of the authorities that issue the
 	// servers' certificates. Placeholders work. It is read again when the
@@ -144,24 +145,24 @@ type TLS struct {
 	// else has changed. Default: the authorities that the system trusts.
 	CA string `json:"ca,omitempty"`
 
-	// The file with the certificate, in PEM, that Caddy shows to servers that
-	// ask for one. Placeholders work. It is read again, with `key`, when either
-	// changes; connections that exist stay. While the files do not belong
-	// together or cannot be read, the certificate read before is used, and the
-	// log says so. Default: none.
+	// The file with Caddy's certificate, in PEM, for servers that ask for one.
+	// Placeholders work. It is read again, with `key`, when either changes;
+	// connections that exist stay. While the files do not belong together or cannot be
+	// read, the certificate read before is used, and the log says so. Default: none.
 	Cert string `json:"cert,omitempty"`
 
-	// The file with the private key to `cert`, in PEM, not encrypted.
+	// The file with the private key to `cert`, in PEM, not encrypted. Placeholders
+	// work. Required with `cert`.
 	Key string `json:"key,omitempty"`
 
-	// The name that the servers' certificates have to be for, which is also
-	// what they are asked for (SNI). Placeholders work. Set it where servers
-	// are found by IP addresses that their certificates do not mention, as
-	// sentinels and clusters tell them. Default: the host of each address.
+	// The name that the servers' certificates must have, which is also sent to the
+	// servers (SNI). Placeholders work. Set it where servers have IP addresses that
+	// their certificates do not mention, as is common with sentinels and clusters.
+	// Default: the host of each address.
 	ServerName string `json:"server_name,omitempty"`
 
-	// Accept any certificate. Whoever can put himself between Caddy and Redis
-	// then sees the password and can change counts: for tests only.
+	// Whether any certificate is accepted. Anyone between Caddy and Redis can then see
+	// the password and change counts, so it is for tests only. Default: false.
 	InsecureSkipVerify bool `json:"insecure_skip_verify,omitempty"`
 
 	roots       *x509.CertPool
@@ -214,7 +215,7 @@ func (t *TLS) provision(repl *caddy.Replacer) error {
 	return err
 }
 
-// config is that of connections.
+// config returns the TLS configuration of connections.
 func (t *TLS) config() *tls.Config {
 	if t == nil {
 		return nil
@@ -231,12 +232,11 @@ func (t *TLS) config() *tls.Config {
 	return config
 }
 
-// credentials are a user and a password as the config has them, with the
-// placeholders that yield them.
+// credentials are a user and a password as the config has them, with placeholders.
 type credentials struct{ username, password string }
 
-// provider resolves them for each connection, so that they may change; nil if
-// there are none.
+// provider returns a function that resolves the credentials for each connection,
+// since they may change; nil if there are none.
 func (c credentials) provider() redis.Credentials {
 	if c == (credentials{}) {
 		return nil
@@ -253,11 +253,11 @@ func (c credentials) provider() redis.Credentials {
 	}
 }
 
-// source finds a placeholder that says where a secret is, and nothing of it.
+// source matches a placeholder that says where a secret is, without revealing it.
 var source = regexp.MustCompile(`\{(env|file)\.[^{}]*\}`)
 
-// reveal replaces the placeholders in a secret, all of which have to yield
-// something. Its errors do not quote the secret.
+// reveal replaces the placeholders in a secret; an empty one is an error. Errors do
+// not quote the secret.
 func reveal(repl *caddy.Replacer, secret string) (string, error) {
 	revealed, err := repl.ReplaceOrErr(secret, true, true)
 	switch {
@@ -270,8 +270,8 @@ func reveal(repl *caddy.Replacer, secret string) (string, error) {
 	}
 }
 
-// resolve replaces the placeholders in a value that is no secret, all of which
-// have to yield something.
+// resolve replaces the placeholders in a value that is no secret; an empty one is an
+// error.
 func resolve(repl *caddy.Replacer, value *string) error {
 	resolved, err := repl.ReplaceOrErr(*value, true, true)
 	if err != nil {
@@ -281,23 +281,22 @@ func resolve(repl *caddy.Replacer, value *string) error {
 	return nil
 }
 
-// clientCertificate is a certificate with its key, in files that may be
-// replaced. One that was read is kept until there is a better one.
+// clientCertificate is a certificate with its key, in files that may be replaced.
+// The last pair that could be read stays in use.
 type clientCertificate struct {
 	files [2]string // the certificate's and the key's
 
 	mu    sync.Mutex
 	pair  *tls.Certificate
 	read  [2]os.FileInfo // of the files when pair was read
-	fault error          // why the files as they are now are not used
-	// listeners are told the fault when it changes; listened is how many there
-	// ever were.
+	fault error          // why the present files are not in use
+	// listeners are called with the fault when it changes. listened counts all that
+	// there ever were.
 	listeners map[int]func(fault error)
 	listened  int
 }
 
-// hasChanged tells whether a file is another one than it was, or has been
-// written to.
+// hasChanged reports whether a file was replaced or written to.
 func hasChanged(was, is os.FileInfo) bool {
 	return was == nil || is == nil || !os.SameFile(was, is) || !was.ModTime().Equal(is.ModTime()) || was.Size() != is.Size()
 }
@@ -308,7 +307,7 @@ func loadClientCertificate(cert, key string) (*clientCertificate, error) {
 	return c, c.fault
 }
 
-// get is for [tls.Config.GetClientCertificate].
+// get implements [tls.Config.GetClientCertificate].
 func (c *clientCertificate) get(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -322,12 +321,12 @@ func (c *clientCertificate) get(*tls.CertificateRequestInfo) (*tls.Certificate, 
 	return c.pair, nil
 }
 
-// load reads the files, unless they are as they were when they were good.
+// load reads the files unless they have not changed since they were last used.
 func (c *clientCertificate) load() {
-	// What changes after this is seen the next time.
+	// Before the files are read, so that the next call sees a later change.
 	var now [2]os.FileInfo
 	for i, file := range c.files {
-		now[i], _ = os.Stat(file) // what is wrong is said when it is read
+		now[i], _ = os.Stat(file) // reading the file reports what is wrong
 	}
 	if c.fault == nil && !hasChanged(c.read[0], now[0]) && !hasChanged(c.read[1], now[1]) {
 		return
@@ -347,8 +346,8 @@ func text(err error) string {
 	return err.Error()
 }
 
-// listen calls f, until stop is called, when the files cannot be used and the
-// certificate read before is, and, with nil, when they can again.
+// listen calls f, until stop is called, with the fault when the files become
+// unusable, and with nil when they are usable again.
 func (c *clientCertificate) listen(f func(fault error)) (stop func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -9,29 +9,28 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
-// shardLog logs what happens to the shards of one store. While all is well it
-// logs nothing.
+// shardLog logs the events of one store's shards. While all is well it logs nothing.
 type shardLog struct {
 	logger *zap.Logger
 	events telemetry.Events
 	name   string
 	store  *redis.Store
 	stops  []func()
-	// queue are events that wait to be emitted, in the order in which they came.
+	// queue has the events that wait to be emitted, in their order.
 	queue chan func()
 	done  chan struct{}
 
 	mu sync.Mutex
-	// twins are the pairs of servers that were told of, certificates the faults
-	// of client certificates that last.
+	// twins are the pairs of servers that were logged. certificates are the faults of
+	// client certificates, by file.
 	twins        map[[2]string]bool
 	certificates map[string]string
 }
 
-// eventQueue is how many events wait for those who listen; more are dropped.
+// eventQueue is the capacity of the queue. Events beyond it are dropped.
 const eventQueue = 64
 
-// startShardLog logs until stop is called.
+// startShardLog starts a log, which ends when stop is called.
 func startShardLog(logger *zap.Logger, events telemetry.Events, name string, store *redis.Store) *shardLog {
 	l := &shardLog{
 		logger: logger.With(zap.String("store", name)), events: events, name: name, store: store,
@@ -39,12 +38,12 @@ func startShardLog(logger *zap.Logger, events telemetry.Events, name string, sto
 		queue: make(chan func(), eventQueue), done: make(chan struct{}),
 	}
 	go l.emitQueued()
-	// Shards that were in use before have met their servers.
+	// Pooled shards that were in use before have met their servers already.
 	l.lookForTwins()
 	return l
 }
 
-// add listens to a shard.
+// add logs the events of a shard from now on.
 func (l *shardLog) add(name string, shard pooledShard) {
 	logger := l.logger.With(zap.String("shard", name))
 	l.stops = append(l.stops, shard.Listen(func(e redis.Event) {
@@ -108,8 +107,8 @@ func (l *shardLog) emitQueued() {
 	}
 }
 
-// emit makes an event of a server that is left out, or back, without waiting
-// for those who listen.
+// emit emits an event for a server that is left out or back. It does not wait for
+// the handlers of the event.
 func (l *shardLog) emit(shard string, e redis.Event) {
 	kind := telemetry.EventShardDown
 	if e.Kind == redis.ServerUp {
@@ -129,7 +128,7 @@ func (l *shardLog) emit(shard string, e redis.Event) {
 	}
 }
 
-// lookForTwins tells, once, of two shards that are the same server.
+// lookForTwins logs, once, that two shards are the same server.
 func (l *shardLog) lookForTwins() {
 	first, second := l.store.Twins()
 	if first == "" {
@@ -144,16 +143,16 @@ func (l *shardLog) lookForTwins() {
 	}
 }
 
-// logCertificate tells that the files of a certificate cannot be used any more,
-// or that they can again, once for all shards that show it.
+// logCertificate logs that the files of a certificate are unusable, or usable again,
+// once for all shards with that certificate.
 func (l *shardLog) logCertificate(c *clientCertificate, fault error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	file := c.files[0]
-	switch told := l.certificates[file]; {
-	case fault == nil && told != "":
+	switch logged := l.certificates[file]; {
+	case fault == nil && logged != "":
 		l.logger.Info("client certificate can be read again", zap.String("cert", file))
-	case fault != nil && told != fault.Error():
+	case fault != nil && logged != fault.Error():
 		l.logger.Warn("client certificate cannot be read, the one before stays in use: correct the files", zap.Error(fault))
 	}
 	l.certificates[file] = text(fault)

@@ -18,22 +18,22 @@ import (
 // shardKey is the key in the pool of a shard: a digest of how it is reached.
 type shardKey string
 
-// pooledShard is a shard in the pool, and the certificate that its connections
-// show, or nil.
+// pooledShard is a shard in the pool, and the client certificate of its connections,
+// or nil.
 type pooledShard struct {
 	*redis.Shard
 	certificate *clientCertificate
 }
 
-// Destruct implements [caddy.Destructor]: it delivers what is waiting, then
-// closes the connections.
+// Destruct implements [caddy.Destructor]. It delivers waiting charges, then closes
+// the connections.
 func (s pooledShard) Destruct() error {
 	stores.Flush(s)
 	return nil
 }
 
-// acquireShard returns the shard that is reached as said, and its key in the
-// pool. Shards that are reached in the same way share their connections.
+// acquireShard returns the shard that is reached through r, and its key in the pool.
+// Equal reaches share their connections.
 func acquireShard(r reach) (shard pooledShard, key shardKey, err error) {
 	if key, err = r.key(); err != nil {
 		return pooledShard{}, "", err
@@ -47,15 +47,9 @@ func acquireShard(r reach) (shard pooledShard, key shardKey, err error) {
 	return pooled.(pooledShard), key, nil
 }
 
-func releaseShards(keys []shardKey) {
-	for _, key := range keys {
-		_, _ = stores.Pool.Delete(key)
-	}
-}
-
 var _ caddy.Destructor = pooledShard{}
 
-// reach is how the servers of a shard are reached: all that makes connections
+// reach is the way to the servers of a shard: all settings in which connections can
 // differ.
 type reach struct {
 	Primary      string     `json:"primary"`
@@ -64,11 +58,11 @@ type reach struct {
 	Cluster      []string   `json:"cluster"`
 	Connection   Connection `json:"connection"`
 	NoPipelining bool       `json:"no_pipelining"`
-	// Roots tells authorities apart that were read from the same file.
+	// Roots is a digest of the authorities, whose file may change.
 	Roots []byte `json:"roots"`
 }
 
-// reach is how the servers of one of the store's shards are reached.
+// reach returns the way to the servers of one of the store's shards.
 func (s *Store) reach(shard *Shard) reach {
 	r := reach{Connection: shard.over(s.Connection), NoPipelining: s.Pipelining == pipelineOff}
 	for _, addr := range shard.addresses() {
@@ -98,7 +92,7 @@ func (s *Store) reach(shard *Shard) reach {
 	return r
 }
 
-// key is a digest, for what it is made of may hold secrets.
+// key returns a digest of r, which itself may hold secrets.
 func (r reach) key() (shardKey, error) {
 	text, err := json.Marshal(r)
 	if err != nil {
@@ -131,7 +125,7 @@ func (r reach) options() redis.ShardOptions {
 	return opts
 }
 
-// certificate is what connections show, or nil.
+// certificate returns the client certificate, or nil.
 func (r reach) certificate() *clientCertificate {
 	if r.Connection.TLS == nil {
 		return nil
@@ -139,14 +133,14 @@ func (r reach) certificate() *clientCertificate {
 	return r.Connection.TLS.certificate
 }
 
-// migrationsKey is the key in the pool of what was brought from previous shards: a
-// digest of what the shards are and were.
+// migrationsKey is the key of migrations in the pool: a digest of the shards and of
+// the previous ones.
 type migrationsKey string
 
-// pooledMigrations is what was brought between some shards, in the pool.
+// pooledMigrations are the migrations between some shards, in the pool.
 type pooledMigrations struct {
 	current atomic.Pointer[redis.Migrations]
-	// shards are the keys in the pool of those that clients leave or get.
+	// shards are the keys in the pool of the shards that lose or get clients.
 	shards []shardKey
 }
 
@@ -156,12 +150,12 @@ func (p *pooledMigrations) Destruct() error {
 	return nil
 }
 
-// renew forgets what was brought. Who uses it still, as a request that outlasts its
-// config does, notes what it brings where nobody looks.
+// renew forgets the migrations. A request that outlasts its config still notes its
+// own in the old ones, which nothing reads any more.
 func (p *pooledMigrations) renew() { p.current.Swap(redis.NewMigrations()).Close() }
 
-// acquireMigrations returns what was brought between members, reached by the
-// connections of these keys in the pool, and its own key there.
+// acquireMigrations returns the migrations between members whose shards have these
+// keys in the pool, and their own key there.
 func acquireMigrations(members, former []redis.Member, reached map[string]shardKey) (*redis.Migrations, migrationsKey, error) {
 	digest := sha256.New()
 	var shards []shardKey
@@ -184,9 +178,9 @@ func acquireMigrations(members, former []redis.Member, reached map[string]shardK
 	return pooled.(*pooledMigrations).current.Load(), key, nil
 }
 
-// renewMigrations forgets what was brought to or from any of these shards other
-// than under key: from now on clients are, or were, spread in another way, and what
-// they spend has to be looked for where they spend it.
+// renewMigrations forgets the migrations to and from any of these shards, except
+// those of key. Clients are spread in another way from now on, so the count of each
+// has to be migrated from where it is.
 func renewMigrations(shards []shardKey, key migrationsKey) {
 	stores.Pool.Range(func(other, pooled any) bool {
 		p, ok := pooled.(*pooledMigrations)

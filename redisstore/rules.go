@@ -3,7 +3,10 @@ package redisstore
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -11,6 +14,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 )
+
+var keyPrefix = regexp.MustCompile(`^[A-Za-z0-9_.:-]+$`)
 
 const (
 	readReplicas = "replicas"
@@ -29,7 +34,7 @@ func (s *Store) Validate() error {
 	return nil
 }
 
-// validate tells what is wrong with the store, and how to mend it.
+// validate returns an error that says what is wrong with the store and how to mend it.
 func (s *Store) validate() error {
 	if len(s.Shards) == 0 {
 		return errors.New("it has no shard: add one, such as shard a { primary localhost:6379 }")
@@ -67,8 +72,8 @@ func (s *Store) validateShards() error {
 	return nil
 }
 
-// sharesAddress refuses two shards that have the same address, unless it is a
-// sentinel's that watches a primary for each.
+// sharesAddress returns an error for two shards with the same address, unless it is
+// a sentinel's that watches a primary for each.
 func (s *Shard) sharesAddress(addr string, other *Shard) error {
 	switch {
 	case s.Sentinel == nil || other.Sentinel == nil:
@@ -79,8 +84,8 @@ func (s *Shard) sharesAddress(addr string, other *Shard) error {
 	return nil
 }
 
-// validateConnections checks what shards have from the store against their
-// kinds.
+// validateConnections checks the settings that shards inherit from the store against
+// their kinds.
 func (s *Store) validateConnections() error {
 	for _, shard := range s.Shards {
 		all := shard.over(s.Connection)
@@ -108,8 +113,8 @@ func (s *Store) validateConnections() error {
 	return nil
 }
 
-// badUser is the error of a user without a password, which Redis is not told.
-// own is the shard's own user, if it has one.
+// badUser returns the error for a user without a password, for which there would be
+// no AUTH. own is the shard's own user, if it has one.
 func (s *Shard) badUser(which, own string) error {
 	const remedy = "needs a password: add it; any will do for a user with nopass"
 	if own == "" {
@@ -146,6 +151,77 @@ func (s *Store) validateNumbers() error {
 		if duration.value < 0 {
 			return option.Errorf(duration.name, "%s: it must be positive", time.Duration(duration.value))
 		}
+	}
+	return nil
+}
+
+// previousShard is a shard of the store before a resharding.
+type previousShard struct {
+	name string
+	// weight is 0 if it has not changed.
+	weight int
+}
+
+// previous parses PreviousShards, whose texts are name or name:weight.
+func (s *Store) previous() ([]previousShard, error) {
+	var all []previousShard
+	for _, text := range s.PreviousShards {
+		p := previousShard{}
+		weight, isWeighted := "", false
+		if p.name, weight, isWeighted = strings.Cut(text, ":"); isWeighted {
+			n, err := strconv.Atoi(weight)
+			if err != nil || n < 1 || n > maxWeight {
+				return nil, option.Errorf("previous_shards", "%s: the weight must be from 1 to %d, as in %s:2", text, maxWeight, p.name)
+			}
+			p.weight = n
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
+
+// validatePrevious checks the shards before a resharding against the present ones.
+func (s *Store) validatePrevious() error {
+	previous, err := s.previous()
+	if err != nil {
+		return err
+	}
+	owning, same := 0, 0
+	for _, shard := range s.Shards {
+		i := slices.IndexFunc(previous, func(p previousShard) bool { return p.name == shard.Name })
+		switch {
+		case !shard.Retired:
+			owning++
+			if i >= 0 && (previous[i].weight == 0 || previous[i].weight == max(shard.Weight, 1)) {
+				same++
+			}
+		case i < 0:
+			return option.Errorf("shard "+shard.Name, "is retired, and previous_shards does not name it: remove the shard, or name it there")
+		}
+	}
+	seen := map[string]bool{}
+	for _, p := range previous {
+		switch {
+		case s.shard(p.name) == nil:
+			return option.Errorf("previous_shards", "%s is no shard of the store: define it, with the option retired if it shall own no clients any more", p.name)
+		case seen[p.name]:
+			return option.Errorf("previous_shards", "%s is named twice: remove one", p.name)
+		}
+		seen[p.name] = true
+	}
+	switch {
+	case owning == 0:
+		return errors.New("all its shards are retired: leave one that owns the clients")
+	case len(previous) > 0 && same == owning && same == len(previous):
+		return option.Errorf("previous_shards", "has no effect, for the shards are the same: remove it")
+	}
+	return nil
+}
+
+// shard returns the shard of a name, or nil.
+func (s *Store) shard(name string) *Shard {
+	if i := slices.IndexFunc(s.Shards, func(shard *Shard) bool { return shard.Name == name }); i >= 0 {
+		return s.Shards[i]
 	}
 	return nil
 }

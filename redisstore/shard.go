@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,15 +14,14 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
-	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
-// Shard is one independent Redis of a store. Its servers are given by
-// their addresses, or found through Redis Sentinel, or are a Redis Cluster:
-// exactly one of `primary`, `sentinel` and `cluster` has to be there.
+// Shard is one independent Redis of a store. Its servers are listed, found
+// through Redis Sentinel, or those of a Redis Cluster: exactly one of `primary`,
+// `sentinel` and `cluster` is required.
 type Shard struct {
-	// The name: letters, digits, `_`, `.` and `-`. It decides which clients
-	// the shard owns; the addresses and the kind may change. Required.
+	// The name of the shard: letters, digits, `_`, `.` and `-`. It decides which
+	// clients the shard owns, whatever its addresses and kind. Required.
 	Name string `json:"name,omitempty"`
 
 	// The address of the primary: host, host:port or unix/path. Placeholders
@@ -31,47 +29,45 @@ type Shard struct {
 	// place until it is back.
 	Primary string `json:"primary,omitempty"`
 
-	// The addresses of its replicas, which answer checks in turn.
+	// The addresses of the primary's replicas, in the same form. They answer checks
+	// in turn. Default: none, so that the primary answers checks.
 	Replicas []string `json:"replicas,omitempty"`
 
-	// Find the primary and its replicas through Redis Sentinel, and follow its
-	// failovers.
+	// How to find the primary and its replicas through Redis Sentinel, whose
+	// failovers the shard follows. Default: not through Sentinel.
 	Sentinel *Sentinel `json:"sentinel,omitempty"`
 
-	// The addresses of some nodes of a Redis Cluster, host or host:port, which
-	// tell the others. Placeholders work. The default port is 6379. Two or
-	// three suffice, so that one can be away when Caddy starts.
+	// The addresses of some nodes of a Redis Cluster, host or host:port, from which
+	// the others are learnt. Placeholders work. The default port is 6379. Name two or
+	// three, so that one of them can be down when Caddy starts. Default: none.
 	Cluster []string `json:"cluster,omitempty"`
 
-	// The shard's share of the clients relative to the other shards', from 1
-	// to 1000. Default: 1.
+	// The shard's share of the clients, relative to the weights of the other shards:
+	// from 1 to 1000. Default: 1.
 	Weight int `json:"weight,omitempty"`
 
-	// Owns no clients any more, and is there for `previous_shards` alone. Default:
-	// false.
+	// Whether the shard owns no clients any more and is defined for
+	// `previous_shards` only. Default: false.
 	Retired bool `json:"retired,omitempty"`
 
 	Connection
 }
 
-// Sentinel is how a primary and its replicas are found through Redis
-// Sentinel.
+// Sentinel is the way to a primary and its replicas through Redis Sentinel.
 type Sentinel struct {
 	// The name under which the sentinels watch the primary: letters, digits,
 	// `_`, `.` and `-`. Placeholders work. Required.
 	Master string `json:"master,omitempty"`
 
 	// The addresses of the sentinels: host, host:port or unix/path.
-	// Placeholders work. The default port is 26379. Name all of them: the one
-	// that knows of the latest failover is believed. Required.
+	// Placeholders work. The default port is 26379. Name all of them: the answer of
+	// the sentinel that knows of the latest failover counts. Required.
 	Addrs []string `json:"addrs,omitempty"`
 }
 
 const maxWeight = 1000
 
-var keyPrefix = regexp.MustCompile(`^[A-Za-z0-9_.:-]+$`)
-
-// addresses are all that the shard has.
+// addresses returns all addresses of the shard.
 func (s *Shard) addresses() []address {
 	var all []address
 	if s.Primary != "" {
@@ -125,7 +121,7 @@ func (s *Shard) validate() error {
 	return nil
 }
 
-// kinds are those of the three that are given.
+// kinds returns the options that are given of primary, sentinel and cluster.
 func (s *Shard) kinds() (given []string) {
 	if s.Primary != "" {
 		given = append(given, "primary")
@@ -139,7 +135,7 @@ func (s *Shard) kinds() (given []string) {
 	return given
 }
 
-// validateServers checks the servers given so far.
+// validateServers checks the servers that the shard has so far.
 func (s *Shard) validateServers() error {
 	switch kinds := s.kinds(); {
 	case len(kinds) > 1:
@@ -201,7 +197,7 @@ func (s *Shard) validateConnection() error {
 	return nil
 }
 
-// path is the first address that is a unix socket's, if there is one.
+// path returns the first address that is a unix socket's, or "".
 func (s *Shard) path() string {
 	all := s.addresses()
 	if i := slices.IndexFunc(all, func(a address) bool { return isPath(*a.given) }); i >= 0 {
@@ -216,16 +212,16 @@ const (
 	unixPrefix   = "unix/"
 )
 
-// address is one server of a shard, as the config has it.
+// address is an address of a shard in the config.
 type address struct {
 	given *string
-	// port is the default.
+	// port is the default port.
 	port string
-	// noPath refuses unix sockets.
+	// noPath is set if a unix socket is an error.
 	noPath bool
 }
 
-// complete is the address with its port.
+// complete returns the address with its port.
 func (a address) complete() string {
 	addr := *a.given
 	if addr == "" || isDynamic(addr) || isPath(addr) {
@@ -237,10 +233,10 @@ func (a address) complete() string {
 	return net.JoinHostPort(strings.Trim(addr, "[]"), a.port)
 }
 
-// isDynamic tells whether an address is yet to be resolved.
+// isDynamic reports whether an address has placeholders that are not resolved.
 func isDynamic(addr string) bool { return strings.Contains(addr, "{") }
 
-// isPath tells whether an address is that of a unix socket.
+// isPath reports whether an address is that of a unix socket.
 func isPath(addr string) bool { return strings.HasPrefix(addr, unixPrefix) }
 
 func (a address) validate() error {
@@ -253,7 +249,7 @@ func (a address) validate() error {
 	return nil
 }
 
-// isAddr tells a complete address apart from such as a URL.
+// isAddr reports whether a complete address is one that can be dialed; a URL is not.
 func isAddr(addr string) bool {
 	switch {
 	case !utf8.ValidString(addr):
@@ -273,7 +269,7 @@ func isAddr(addr string) bool {
 	return isHost(host)
 }
 
-// isHost tells whether a text is an IP address, or could be a host's name.
+// isHost reports whether a text is an IP address or could be the name of a host.
 func isHost(text string) bool {
 	if _, err := netip.ParseAddr(text); err == nil {
 		return true
@@ -281,119 +277,4 @@ func isHost(text string) bool {
 	return text != "" && strings.IndexFunc(text, func(r rune) bool {
 		return !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("_.-", r)
 	}) < 0
-}
-
-// previousShard is one of a store's shards before a resharding: a name and, if
-// it was another one then, a weight.
-type previousShard struct {
-	name   string
-	weight int
-}
-
-// parsePrevious reads name or name:weight. The weight is 0 if none is given.
-func parsePrevious(text string) (previousShard, error) {
-	name, weight, isWeighted := strings.Cut(text, ":")
-	if !isWeighted {
-		return previousShard{name: name}, nil
-	}
-	n, err := strconv.Atoi(weight)
-	if err != nil || n < 1 || n > maxWeight {
-		return previousShard{}, option.Errorf("previous_shards", "%s: the weight must be from 1 to %d, as in %s:2", text, maxWeight, name)
-	}
-	return previousShard{name, n}, nil
-}
-
-// validatePrevious checks the shards before a resharding against those there
-// are.
-func (s *Store) validatePrevious() error {
-	owning, same := 0, 0
-	for _, shard := range s.Shards {
-		switch isPrevious, err := s.wasPrevious(shard); {
-		case err != nil:
-			return err
-		case !shard.Retired:
-			owning++
-			if isPrevious {
-				same++
-			}
-		case !s.names(shard.Name):
-			return option.Errorf("shard "+shard.Name, "is retired, and previous_shards does not name it: remove the shard, or name it there")
-		}
-	}
-	seen := map[string]bool{}
-	for _, text := range s.PreviousShards {
-		previous, err := parsePrevious(text)
-		if err != nil {
-			return err
-		}
-		switch {
-		case s.shard(previous.name) == nil:
-			return option.Errorf("previous_shards", "%s is no shard of the store: define it, with the option retired if it shall own no clients any more", previous.name)
-		case seen[previous.name]:
-			return option.Errorf("previous_shards", "%s is named twice: remove one", previous.name)
-		}
-		seen[previous.name] = true
-	}
-	switch {
-	case owning == 0:
-		return errors.New("all its shards are retired: leave one that owns the clients")
-	case len(s.PreviousShards) > 0 && same == owning && same == len(s.PreviousShards):
-		return option.Errorf("previous_shards", "has no effect, for the shards are the same: remove it")
-	}
-	return nil
-}
-
-// wasPrevious tells whether a shard was there before, with the same weight.
-func (s *Store) wasPrevious(shard *Shard) (bool, error) {
-	for _, text := range s.PreviousShards {
-		previous, err := parsePrevious(text)
-		if err != nil {
-			return false, err
-		}
-		if previous.name == shard.Name {
-			return previous.weight == 0 || previous.weight == max(shard.Weight, 1), nil
-		}
-	}
-	return false, nil
-}
-
-func (s *Store) names(shard string) bool {
-	return slices.ContainsFunc(s.PreviousShards, func(text string) bool {
-		previous, err := parsePrevious(text)
-		return err == nil && previous.name == shard
-	})
-}
-
-// shard returns the shard of a name, or nil.
-func (s *Store) shard(name string) *Shard {
-	if i := slices.IndexFunc(s.Shards, func(shard *Shard) bool { return shard.Name == name }); i >= 0 {
-		return s.Shards[i]
-	}
-	return nil
-}
-
-// membersOf parts connections to all shards into those that own clients and
-// those that did before a resharding.
-func (s *Store) membersOf(connections map[string]*redis.Shard) (members, former []redis.Member, err error) {
-	for _, shard := range s.Shards {
-		if !shard.Retired {
-			members = append(members, redis.Member{Name: shard.Name, Weight: shard.Weight, Shard: connections[shard.Name]})
-		}
-	}
-	for _, text := range s.PreviousShards {
-		previous, err := parsePrevious(text)
-		if err != nil {
-			return nil, nil, err
-		}
-		shard := s.shard(previous.name)
-		if shard == nil {
-			return nil, nil, fmt.Errorf("previous_shards: %s is no shard of the store", previous.name)
-		}
-		weight := previous.weight
-		if weight == 0 {
-			weight = shard.Weight
-		}
-		former = append(former, redis.Member{Name: shard.Name, Weight: weight, Shard: connections[shard.Name]})
-	}
-	return members, former, nil
 }

@@ -1,6 +1,14 @@
+// Package redisstore is the Caddy module rate_limit.stores.redis: the configuration
+// of a store in Redis, in JSON and as a Caddyfile. [Store] opens a store of package
+// store/redis; stores whose shards are reached in the same way share connections.
+// A [Shard] is one independent Redis of a store, and a [Connection] has the settings
+// of connections: credentials, [TLS], timeouts.
+//
+// It imports Caddy, internal/{option,stores,telemetry} and store/**.
 package redisstore
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -18,88 +26,85 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
-// Store counts in Redis, 7.0 or later, where all Caddy instances that use
-// the same shards share the counts. (Valkey, 7.2 or later, is meant to work and
-// was not tested.) Each client's counts live on one shard. Checks are answered by
-// its replicas; charges go to its primary, off the request's path.
+// Store counts in Redis, 7.0 or later. All Caddy instances that use the same shards
+// share the counts. (Valkey, 7.2 or later, is meant to work and was not tested.)
+// Each client's counts live on one shard, whose replicas answer checks and whose
+// primary takes charges, off the path of the request.
 type Store struct {
-	// The shards: independent Redis servers, each with its replicas, or Redis
-	// Clusters, over which the clients are spread. Adding one moves only the
-	// clients it gets. Required.
+	// The shards over which the clients are spread: independent Redis servers, each
+	// with its replicas, or Redis Clusters. A new shard moves only the clients that it
+	// gets. Required.
 	Shards []*Shard `json:"shards,omitempty"`
 
-	// While shards are added, removed or weighted anew: the names of the shards
-	// before that, each with `:` and its weight then if that has changed. Clients
-	// who get another shard keep what they have spent there: it is brought along
-	// when they first come. Give this to all Caddys one by one, and leave it out
-	// again once the longest window is over; shards that are removed stay defined
-	// until then, with `retired`. While some Caddys do not have it yet, a client
-	// who moves can get up to twice its limit in a window.
+	// The names of the shards before a change of shards or weights, while that is
+	// under way: each with `:` and its former weight if that has changed. A client
+	// that gets another shard keeps its count, which is migrated at its first request.
+	// Give this to all Caddys one by one, and remove it once the longest window is
+	// over; removed shards stay defined until then, with `retired`. While some Caddys
+	// do not have it yet, a client that moves can get up to twice its limit in a
+	// window. Default: none.
 	PreviousShards []string `json:"previous_shards,omitempty"`
 
 	Connection
 
-	// What the keys in Redis start with: letters, digits and the characters
-	// `_ . : -`. Stores with different prefixes do not share counts.
-	// Default: `rl`.
+	// The beginning of the keys in Redis: letters, digits and the characters
+	// `_ . : -`. Stores with different prefixes do not share counts. Default: `rl`.
 	KeyPrefix string `json:"key_prefix,omitempty"`
 
-	// If set, client keys are replaced by their HMAC-SHA-256 under this
-	// secret, so that Redis never holds an IP address or a token. Placeholders
-	// work. Changing it starts new counters.
+	// A secret. Client keys are replaced by their HMAC-SHA-256 under it, so that
+	// Redis never holds an IP address or a token. Placeholders work. A change starts
+	// new counters. Default: none; client keys are written as they are.
 	KeySecret string `json:"key_secret,omitempty"`
 
-	// Which servers answer checks: `replicas`, the primary standing in for
-	// them, or `primary`. Default: `replicas`.
+	// The servers that answer checks: `replicas`, for which the primary stands in if
+	// none can be used, or `primary`. Default: `replicas`.
 	ReadFrom string `json:"read_from,omitempty"`
 
-	// Whose clock tells whether a window is over: `redis`, that of the shard's
-	// primary, or `local`, that of this machine, which then must agree with
-	// those of the other Caddy instances. Default: `redis`.
+	// The clock that ends windows: `redis` for that of the shard's primary, or
+	// `local` for that of this machine, which then must agree with the clocks of the
+	// other Caddy instances. Default: `redis`.
 	Clock string `json:"clock,omitempty"`
 
-	// How long a request waits for a check at most; then `on_error` applies.
+	// The longest time that a request waits for a check; then `on_error` applies.
 	// Default: 50ms.
 	CheckTimeout caddy.Duration `json:"check_timeout,omitempty"`
 
-	// How long a charge is tried again that could not be sent or was refused;
-	// the reply is waited for two seconds longer. No request waits for either.
-	// Default: 250ms.
+	// The time for which a charge that could not be sent or was refused is retried;
+	// its reply may take two seconds more. No request waits for either. Default:
+	// 250ms.
 	ChargeTimeout caddy.Duration `json:"charge_timeout,omitempty"`
 
-	// `on`: what waits at the same time is sent together, scripts for several
-	// keys as one. `off`: each call is sent by itself, which suits proxies that
-	// spread keys over servers. Default: `on`.
+	// Whether calls are sent together. `on`: calls that wait at the same time share
+	// a pipeline, and scripts for several keys are one call. `off`: each call is sent
+	// by itself, which suits proxies that spread keys over servers. Default: `on`.
 	Pipelining string `json:"pipelining,omitempty"`
 
-	// How long what the primary said about a bucket is relied upon. For that
-	// time a replica that says less is overruled, a client that is over its
-	// limit is refused without asking, and one whose requests all come to this
-	// Caddy is admitted without asking while half of its limit is left.
-	// Afterwards the primary is asked.
+	// The time for which the primary's answer about a bucket counts. Until it is over
+	// a replica that has counted less is overruled, a client over its limit is refused
+	// without a check, and a client whose requests all come to this Caddy is admitted
+	// without a check while half of its limit is left. Then the primary is asked.
 	// Default: 1s.
 	LedgerTrust caddy.Duration `json:"ledger_trust,omitempty"`
 
-	// For how many buckets (a zone's count for one client) this process
-	// remembers what it knows, at less than 300 bytes each. When there are
-	// more, those that are not in use are forgotten first; charges that wait
-	// for a shard that is down and have to be dropped are logged and counted.
-	// Default: 1000000.
+	// The number of buckets (a zone's count for one client) that this process
+	// remembers, at less than 300 bytes each. Beyond it buckets that are not in use
+	// are forgotten first; charges that wait for a shard that is down and have to be
+	// dropped are logged and counted. Default: 1000000.
 	LedgerMaxBuckets int `json:"ledger_max_buckets,omitempty"`
 
-	// How many buckets this Caddy opens a second, in each zone, for clients that
-	// are new: those that have no bucket and have not come to it within the last
-	// three windows, or within a minute if that is longer. New clients beyond that
+	// The number of buckets per second that this Caddy opens in each zone for new
+	// clients: those that have no bucket and have not come to this Caddy within the
+	// last three windows, or within a minute if that is longer. New clients beyond it
 	// share one bucket of their zone until there are fewer of them, so that made-up
 	// client keys cannot fill Redis. A million clients of a store are remembered.
-	// Choose it well above the number of new clients that a busy second brings,
-	// after a restart of Redis too, and so that as many buckets as are opened in
-	// a window fit into Redis, at about 180 bytes each. Default: 0, any number.
+	// Choose a number well above that of the new clients in a busy second, also after
+	// a restart of Redis, and such that the buckets of a window fit into Redis, at
+	// about 180 bytes each. Default: 0, for no limit.
 	MaxNewBuckets int `json:"max_new_buckets,omitempty"`
 
-	// What zones do while a shard cannot answer, unless they say otherwise:
-	// `allow`, `deny` (status 503) or `local` (this process counts alone).
-	// Default: `allow`.
+	// The decision of zones without an `on_error` while a shard cannot answer:
+	// `allow`, `deny` (status 503) or `local` (this process counts alone). Default:
+	// `allow`.
 	OnError string `json:"on_error,omitempty"`
 
 	logger      *zap.Logger
@@ -107,21 +112,23 @@ type Store struct {
 	undelivered telemetry.LogThrottle
 
 	mu sync.Mutex
-	// open are the shards of each call of OpenStore.
+	// open has the shards of each call of OpenStore that is not closed yet.
 	open []openShards
 }
 
-// openShards are the keys in the pool of a store's shards and, if there are
-// previous ones, of what was brought to them; and what logs what happens to them.
+// openShards is the use of a store's shards: their keys in the pool and, if there are
+// previous ones, the key of the migrations from these; and the log of their events.
 type openShards struct {
 	keys       []shardKey
 	migrations migrationsKey
 	log        *shardLog
 }
 
-// release ends the use of what is in pools.
+// release ends the use of what is in the pool.
 func (o *openShards) release() {
-	releaseShards(o.keys)
+	for _, key := range o.keys {
+		_, _ = stores.Pool.Delete(key)
+	}
 	if o.migrations != "" {
 		_, _ = stores.Pool.Delete(o.migrations)
 	}
@@ -167,9 +174,38 @@ func (s *Store) provision(repl *caddy.Replacer) (err error) {
 	return nil
 }
 
-// OpenStore implements [StoreModule].
-func (s *Store) OpenStore(name string) (store.Store, error) {
-	config := redis.Options{
+// OpenStore implements [stores.StoreModule].
+func (s *Store) OpenStore(name string) (_ store.Store, err error) {
+	var opened openShards
+	defer func() {
+		if err != nil {
+			opened.release()
+		}
+	}()
+	var names []string
+	pooled, keys := map[string]pooledShard{}, map[string]shardKey{}
+	for _, shard := range s.Shards {
+		if pooled[shard.Name], keys[shard.Name], err = acquireShard(s.reach(shard)); err != nil {
+			return nil, fmt.Errorf("shard %s: %w", shard.Name, err)
+		}
+		names = append(names, shard.Name)
+		opened.keys = append(opened.keys, keys[shard.Name])
+	}
+	members, former, err := s.membersOf(name, pooled)
+	if err != nil {
+		return nil, err
+	}
+	var migrations *redis.Migrations
+	if len(former) > 0 {
+		if migrations, opened.migrations, err = acquireMigrations(members, former, keys); err != nil {
+			return nil, err
+		}
+	}
+	renewMigrations(opened.keys, opened.migrations)
+	remote := redis.New(redis.Options{
+		Members:       members,
+		Former:        former,
+		Migrations:    migrations,
 		KeyPrefix:     s.KeyPrefix,
 		KeySecret:     []byte(s.KeySecret),
 		ReadPrimary:   s.ReadFrom == readPrimary,
@@ -179,43 +215,10 @@ func (s *Store) OpenStore(name string) (store.Store, error) {
 		OnUndelivered: func(shard string, op algorithm.Operation, err error) {
 			s.reportUndelivered(name, shard, op, 1, err)
 		},
-	}
-	var opened openShards
-	shards, connections := make([]pooledShard, len(s.Shards)), map[string]*redis.Shard{}
-	var names []string
-	reached := map[string]shardKey{}
-	for i, shard := range s.Shards {
-		pooled, key, err := acquireShard(s.reach(shard))
-		if err != nil {
-			opened.release()
-			return nil, fmt.Errorf("shard %s: %w", shard.Name, err)
-		}
-		shards[i] = pooled
-		names = append(names, shard.Name)
-		opened.keys = append(opened.keys, key)
-		connections[shard.Name], reached[shard.Name] = pooled.Shard, key
-	}
-	var err error
-	if config.Members, config.Former, err = s.membersOf(connections); err != nil {
-		opened.release()
-		return nil, err
-	}
-	if len(config.Former) > 0 {
-		if config.Migrations, opened.migrations, err = acquireMigrations(config.Members, config.Former, reached); err != nil {
-			opened.release()
-			return nil, err
-		}
-	}
-	renewMigrations(opened.keys, opened.migrations)
-	for _, members := range [][]redis.Member{config.Members, config.Former} {
-		for i := range members {
-			members[i].Observe = observeShard(name, members[i].Name)
-		}
-	}
-	remote := redis.New(config)
+	})
 	opened.log = startShardLog(s.logger, s.events, name, remote)
-	for i, shard := range s.Shards {
-		opened.log.add(shard.Name, shards[i])
+	for _, shard := range names {
+		opened.log.add(shard, pooled[shard])
 	}
 	telemetry.Default.ExportUndelivered(name, names)
 	s.mu.Lock()
@@ -224,8 +227,33 @@ func (s *Store) OpenStore(name string) (store.Store, error) {
 	return remote, nil
 }
 
-// CloseStore implements [StoreModule]. The charges that are still waiting are
-// delivered in the background, or, when the process ends, before it returns.
+// membersOf returns the shards that own clients, and those that did before a
+// resharding, as members of the store with that name.
+func (s *Store) membersOf(storeName string, pooled map[string]pooledShard) (members, former []redis.Member, err error) {
+	member := func(shard *Shard, weight int) redis.Member {
+		return redis.Member{Name: shard.Name, Weight: weight, Shard: pooled[shard.Name].Shard, Observe: observeShard(storeName, shard.Name)}
+	}
+	for _, shard := range s.Shards {
+		if !shard.Retired {
+			members = append(members, member(shard, shard.Weight))
+		}
+	}
+	previous, err := s.previous()
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, p := range previous {
+		shard := s.shard(p.name)
+		if shard == nil {
+			return nil, nil, fmt.Errorf("previous_shards: %s is no shard of the store", p.name)
+		}
+		former = append(former, member(shard, cmp.Or(p.weight, shard.Weight)))
+	}
+	return members, former, nil
+}
+
+// CloseStore implements [stores.StoreModule]. Waiting charges are delivered in the
+// background or, when the process ends, before CloseStore returns.
 func (s *Store) CloseStore() {
 	s.mu.Lock()
 	closed := s.open[0]
@@ -235,7 +263,7 @@ func (s *Store) CloseStore() {
 	closed.release()
 }
 
-// LedgerOptions implements [ledgerConfig].
+// LedgerOptions implements [stores.LedgerConfig].
 func (s *Store) LedgerOptions(name string) ledger.Options {
 	return ledger.Options{
 		Trust:      time.Duration(s.LedgerTrust),
@@ -247,15 +275,12 @@ func (s *Store) LedgerOptions(name string) ledger.Options {
 	}
 }
 
-// NewBuckets implements [newcomerConfig].
+// NewBuckets implements [stores.NewcomerConfig].
 func (s *Store) NewBuckets() int { return s.MaxNewBuckets }
 
-// OnErrorDefault implements [StoreModule].
+// OnErrorDefault implements [stores.StoreModule].
 func (s *Store) OnErrorDefault() string {
-	if s.OnError == "" {
-		return stores.OnErrorAllow
-	}
-	return s.OnError
+	return cmp.Or(s.OnError, stores.OnErrorAllow)
 }
 
 func (s *Store) reportUndelivered(name, shard string, op algorithm.Operation, requests int64, err error) {
@@ -276,14 +301,14 @@ var (
 	_ stores.NewcomerConfig = (*Store)(nil)
 )
 
-// shardDurations are the histograms of one shard of a store, each looked up when
-// something is first measured.
+// shardDurations has the histograms of one shard of a store, each looked up at its
+// first use.
 type shardDurations struct {
 	store, shard      string
 	primary, replicas [algorithm.Peek + 1]atomic.Pointer[prometheus.Observer]
 }
 
-// observeShard returns what measures the commands of a shard for a store.
+// observeShard returns an observer of the durations of a shard's commands.
 func observeShard(storeName, shard string) redis.Observer {
 	d := &shardDurations{store: storeName, shard: shard}
 	return func(role store.Role, op algorithm.Operation, took time.Duration, _ error) {

@@ -1,10 +1,21 @@
+// Package admin answers /rate_limit/ on Caddy's admin endpoint, as the Caddy
+// module admin.api.rate_limit ([API]), and collects the metrics of the stores'
+// state. The types of the answers are in package answer; the commands and the
+// page that show them are in cli and ui.
+//
+// It imports internal/limiter and internal/stores, and asks the app of the
+// running config through an interface, for the root package imports this one.
 package admin
 
 import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"net/url"
+	"slices"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2"
 
@@ -13,15 +24,15 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 )
 
-// API answers /rate_limit/ on Caddy's admin endpoint, about the config that
-// is running. It also registers the metrics whenever Caddy sets up that endpoint.
-// Caddy does that before it loads a config's apps, and does not undo it where
-// they fail to load: without this module the metrics would be gone after a
-// rejected config.
+// API answers /rate_limit/ on Caddy's admin endpoint about the running config.
+//
+// It also registers the metrics whenever Caddy sets up that endpoint. Caddy does
+// that before it loads a config's apps and does not undo it if they fail to load:
+// without this module a rejected config would end the metrics.
 type API struct{}
 
-// adminRoot is where the admin API begins.
-const adminRoot = "/rate_limit/"
+// root is the path of the admin API.
+const root = "/rate_limit/"
 
 // CaddyModule returns the Caddy module information.
 func (*API) CaddyModule() caddy.ModuleInfo {
@@ -36,11 +47,6 @@ func (*API) Provision(ctx caddy.Context) error {
 	return RegisterMetrics(ctx)
 }
 
-// adminCall answers one request to the admin API about the running config, with
-// what is sent as JSON, or with an error, of which an [caddy.APIError] tells
-// the status.
-type adminCall func(running runningConfig, r *http.Request) (any, error)
-
 // RegisterMetrics adds all metrics to the registry of a config.
 func RegisterMetrics(ctx caddy.Context) error {
 	return telemetry.Default.Register(ctx.GetMetricsRegistry(), stateCollector{})
@@ -49,21 +55,24 @@ func RegisterMetrics(ctx caddy.Context) error {
 // Routes implements [caddy.AdminRouter].
 func (*API) Routes() []caddy.AdminRoute {
 	return []caddy.AdminRoute{
-		adminRoute("{$}", map[string]adminCall{http.MethodGet: adminStatus}),
-		adminRoute("buckets/{zone}", map[string]adminCall{http.MethodGet: adminInspect, http.MethodDelete: adminReset}),
-		adminRoute("top", map[string]adminCall{http.MethodGet: adminTop}),
-		adminRoute("simulate", map[string]adminCall{http.MethodPost: adminSimulate}),
+		route("{$}", map[string]call{http.MethodGet: status}),
+		route("buckets/{zone}", map[string]call{http.MethodGet: inspect, http.MethodDelete: reset}),
+		route("top", map[string]call{http.MethodGet: top}),
+		route("simulate", map[string]call{http.MethodPost: simulate}),
 	}
 }
 
-// adminRoute is the route of a path below adminRoot, with a call for each
-// method.
-func adminRoute(path string, calls map[string]adminCall) caddy.AdminRoute {
-	return caddy.AdminRoute{Pattern: adminRoot + path, Handler: caddy.AdminHandlerFunc(
+// call answers one request about the running config. The answer is sent as JSON;
+// an error is an [caddy.APIError], which has the status.
+type call func(running runningConfig, r *http.Request) (answer any, err error)
+
+// route returns the route of a path below root, with a call for each method.
+func route(path string, calls map[string]call) caddy.AdminRoute {
+	return caddy.AdminRoute{Pattern: root + path, Handler: caddy.AdminHandlerFunc(
 		func(w http.ResponseWriter, r *http.Request) error {
 			call, ok := calls[r.Method]
 			if !ok {
-				return apiError(http.StatusMethodNotAllowed, fmt.Errorf("method %s is not allowed here", r.Method))
+				return apiErrorf(http.StatusMethodNotAllowed, "method %s is not allowed here", r.Method)
 			}
 			app, err := runningApp()
 			if err != nil {
@@ -80,26 +89,82 @@ func adminRoute(path string, calls map[string]adminCall) caddy.AdminRoute {
 
 // runningConfig is the app rate_limit of a config.
 type runningConfig interface {
-	// Limiters returns those of all handlers.
+	// Limiters returns the limiters of all handlers.
 	Limiters() []*limiter.Limiter
 	// Stores returns the stores, in alphabetical order of their names, each once.
 	Stores() []*stores.Handle
 }
 
-// runningApp returns the app of the config that is running.
+// runningApp returns the app of the running config.
 func runningApp() (runningConfig, error) {
 	app, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
 	switch {
 	case errors.Is(err, caddy.ErrNotConfigured):
-		return nil, apiError(http.StatusNotFound, errors.New("the running config has no rate_limit"))
+		return nil, apiErrorf(http.StatusNotFound, "the running config has no rate_limit")
 	case err != nil:
-		return nil, apiError(http.StatusInternalServerError, err)
+		return nil, apiErrorf(http.StatusInternalServerError, "%w", err)
 	}
 	return app.(runningConfig), nil
 }
 
-func apiError(status int, err error) error {
-	return caddy.APIError{HTTPStatus: status, Err: err}
+// boundZone is a zone of one handler and a store in which it counts.
+type boundZone struct {
+	*limiter.Zone
+	store *stores.Handle
+}
+
+// boundZones returns the zones of the config by name: one for each store in which
+// handlers count zones of that name.
+func boundZones(running runningConfig) map[string][]boundZone {
+	zones := map[string][]boundZone{}
+	for _, l := range running.Limiters() {
+		for _, z := range l.Zones {
+			for _, s := range l.Stores() {
+				if !slices.Contains(storeNames(zones[z.Name]), s.Name) {
+					zones[z.Name] = append(zones[z.Name], boundZone{z, s})
+				}
+			}
+		}
+	}
+	return zones
+}
+
+func storeNames(zones []boundZone) []string {
+	var names []string
+	for _, z := range zones {
+		names = append(names, z.store.Name)
+	}
+	return names
+}
+
+func unknownZone(name string, zones map[string][]boundZone) error {
+	return apiErrorf(http.StatusNotFound, "zone %q is unknown; there is %s", name, strings.Join(sortedKeys(zones), ", "))
+}
+
+// queryOf returns the parameters of a request. A parameter that is not known is an
+// error, and so is one given twice, except for key, which is a list.
+func queryOf(r *http.Request, known ...string) (url.Values, error) {
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, apiErrorf(http.StatusBadRequest, "query: %w", err)
+	}
+	for name, values := range query {
+		switch {
+		case !slices.Contains(known, name):
+			return nil, apiErrorf(http.StatusBadRequest, "parameter %q is unknown; there is %s", name, strings.Join(known, ", "))
+		case len(values) > 1 && name != "key":
+			return nil, apiErrorf(http.StatusBadRequest, "parameter %s is given twice", name)
+		}
+	}
+	return query, nil
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	return slices.Sorted(maps.Keys(m))
+}
+
+func apiErrorf(status int, format string, args ...any) error {
+	return caddy.APIError{HTTPStatus: status, Err: fmt.Errorf(format, args...)}
 }
 
 // Interface guards.

@@ -10,35 +10,35 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 )
 
-// stateCollector tells, whenever metrics are read, how the stores of the running
-// config are. It has no state of its own, so that it can be registered anew for
-// each config.
+// stateCollector collects the state of the running config's stores whenever
+// metrics are read. It has no state of its own, so that it can be registered anew
+// for each config.
 type stateCollector struct{}
 
 var (
 	serversDesc = stateDesc("servers",
-		"Servers of a shard by what they are to it and whether they are used.", "store", "shard", "role", "state")
+		"Servers of a shard by role and state.", "store", "shard", "role", "state")
 	breakerOpenDesc = stateDesc("breaker_open",
-		"Servers of a shard that are left out for a purpose, because calls of them failed.", "store", "shard", "role", "purpose")
+		"Servers of a shard that are not called for a purpose, because calls failed.", "store", "shard", "role", "purpose")
 	replicaLagDesc = stateDesc("replica_lag_seconds",
-		"How far that replica of a shard is behind that is behind the most.", "store", "shard")
+		"Lag of the slowest replica of a shard.", "store", "shard")
 
 	ledgerBucketsDesc = stateDesc("ledger_buckets",
-		"Buckets of which this process knows something that the store does not say.", "store")
+		"Buckets that this process remembers.", "store")
 	ledgerInFlightDesc = stateDesc("ledger_in_flight",
-		"Cost of requests that were admitted and are not settled.", "store")
+		"Cost of requests that were admitted and are not settled yet.", "store")
 	ledgerUnsentDesc = stateDesc("ledger_unsent",
 		"Requests whose charges wait to be sent.", "store")
 	ledgerUncertainDesc = stateDesc("ledger_uncertain",
-		"Buckets with a charge of which it is not known whether it counted.", "store")
+		"Buckets with a charge whose outcome is unknown.", "store")
 	localRefusalsDesc = stateDesc("ledger_local_refusals_total",
-		"Refusals by what is known, without a call to the store.", "store")
+		"Requests refused from what the ledger knows, without a call to the store.", "store")
 	unaskedAdmissionsDesc = stateDesc("ledger_unasked_admissions_total",
-		"Admissions by what is known, without a check.", "store")
+		"Requests admitted from what the ledger knows, without a check.", "store")
 	batchFetchesDesc = stateDesc("batch_fetches_total",
-		"Batches that were asked for.", "store")
+		"Batches that were requested from the store.", "store")
 	batchTokensDesc = stateDesc("batch_tokens_total",
-		"Events that came with batches, went back to the store, or were lost with their window.", "store", "kind")
+		"Events of batches: fetched from the store, returned to it, or expired with their window.", "store", "kind")
 )
 
 func stateDesc(name, help string, labels ...string) *prometheus.Desc {
@@ -62,10 +62,10 @@ func (stateCollector) Collect(found chan<- prometheus.Metric) {
 	if err != nil {
 		return
 	}
-	for _, use := range app.Stores() {
-		if open := use.EnterOpen(); open != nil {
+	for _, handle := range app.Stores() {
+		if open := handle.EnterOpen(); open != nil {
 			collectStore(found, open)
-			use.Leave()
+			handle.Leave()
 		}
 	}
 }
@@ -79,55 +79,44 @@ func collectStore(found chan<- prometheus.Metric, open *stores.Opened) {
 	collectLedger(found, open.Name, open.Accounts.Figures(), open.Ledger != nil)
 }
 
-// roleAndState and roleAndPurpose are what servers are counted by.
-type (
-	roleAndState struct {
-		role  store.Role
-		state store.ServerState
-	}
-	roleAndPurpose struct {
-		role    store.Role
-		purpose string
-	}
-)
-
 func collectShard(found chan<- prometheus.Metric, name string, shard *store.Shard) {
-	servers, left := map[roleAndState]int{}, map[roleAndPurpose]int{}
+	// By role and state, and by role and purpose.
+	servers, open := map[[2]string]int{}, map[[2]string]int{}
 	for _, role := range []store.Role{store.RolePrimary, store.RoleReplica} {
 		for _, state := range store.ServerStates {
-			servers[roleAndState{role, state}] = 0
+			servers[[2]string{string(role), string(state)}] = 0
 		}
 	}
 	var worst time.Duration
 	anyLag := false
 	for i := range shard.Servers {
 		server := &shard.Servers[i]
-		servers[roleAndState{server.Role, server.State}]++
+		servers[[2]string{string(server.Role), string(server.State)}]++
 		for j := range server.Lanes {
-			lane := roleAndPurpose{server.Role, server.Lanes[j].Purpose}
+			lane := &server.Lanes[j]
 			n := 0
-			if !server.Lanes[j].IsUp() {
+			if !lane.IsUp() {
 				n = 1
 			}
-			left[lane] += n
+			open[[2]string{string(server.Role), lane.Purpose}] += n
 		}
 		if server.LagKnown {
 			worst, anyLag = max(worst, server.Lag), true
 		}
 	}
 	for key, n := range servers {
-		found <- gauge(serversDesc, float64(n), name, shard.Name, string(key.role), string(key.state))
+		found <- gauge(serversDesc, float64(n), name, shard.Name, key[0], key[1])
 	}
-	for key, n := range left {
-		found <- gauge(breakerOpenDesc, float64(n), name, shard.Name, string(key.role), key.purpose)
+	for key, n := range open {
+		found <- gauge(breakerOpenDesc, float64(n), name, shard.Name, key[0], key[1])
 	}
 	if anyLag {
 		found <- gauge(replicaLagDesc, worst.Seconds(), name, shard.Name)
 	}
 }
 
-// collectLedger tells what is known of buckets. A store that answers at once has
-// a ledger of what is in flight alone.
+// collectLedger collects the figures of a store's ledger. Those of a local store
+// know of requests in flight only.
 func collectLedger(found chan<- prometheus.Metric, name string, f ledger.Figures, isRemote bool) {
 	found <- gauge(ledgerBucketsDesc, float64(f.Buckets), name)
 	found <- gauge(ledgerInFlightDesc, float64(f.InFlight), name)

@@ -1,5 +1,15 @@
 package admin
 
+// A simulation asks what the limits would do with a request, and neither counts nor
+// serves it. It leads the request through the routes of the running config to the
+// rate_limit handlers that it would meet. Caddy compiles routes into closures that
+// cannot be inspected, so [walk] follows their exported fields as
+// [caddyhttp.RouteList.Compile] does. Handlers on the way are not run, for they may
+// have effects; the exceptions are those that only prepare the request, such as
+// rewrites, since matchers and keys depend on them. What a handler does to a request
+// is known by its module ID alone (see handlersRun, handlersAside and
+// handlersLast); an answer names the handlers of other modules in passed_over.
+
 import (
 	"cmp"
 	"context"
@@ -27,9 +37,9 @@ import (
 // simulationTimeout bounds a simulation.
 const simulationTimeout = 5 * time.Second
 
-// adminSimulate answers POST /rate_limit/simulate: what would become of a
-// request, of which nothing is counted.
-func adminSimulate(_ runningConfig, r *http.Request) (any, error) {
+// simulate answers POST /rate_limit/simulate with what the limits would do with a
+// request.
+func simulate(_ runningConfig, r *http.Request) (any, error) {
 	w := nowhere{}
 	asked, err := readSimulatedRequest(w, r.Body)
 	if err != nil {
@@ -37,28 +47,27 @@ func adminSimulate(_ runningConfig, r *http.Request) (any, error) {
 	}
 	web, err := caddy.ActiveContext().AppIfConfigured("http")
 	if err != nil {
-		return nil, apiError(http.StatusNotFound, errors.New("the running config has no HTTP servers"))
+		return nil, apiErrorf(http.StatusNotFound, "the running config has no HTTP servers")
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), simulationTimeout)
 	defer cancel()
 	request, server, err := asked.prepare(ctx, w, web.(*caddyhttp.App))
 	if err != nil {
 		if apiErr := new(caddy.APIError); !errors.As(err, apiErr) {
-			err = apiError(http.StatusBadRequest, err)
+			err = apiErrorf(http.StatusBadRequest, "%w", err)
 		}
 		return nil, err
 	}
 	s := limiter.NewSimulation(w)
 	k := &walk{server: server, w: w, groups: map[string]bool{}, meet: s.Meet}
-	err = k.routes(server.Routes, request, func(*http.Request) error { return nil })
-	if err != nil {
+	if err := k.routes(server.Routes, request, func(*http.Request) error { return nil }); err != nil {
 		s.Answer.Error = err.Error()
 	}
 	s.Answer.PassedOver = k.passedOver
 	return s.Answer, nil
 }
 
-// nowhere is where the response of a request goes that is simulated.
+// nowhere discards the response to a simulated request, except for its header.
 type nowhere http.Header
 
 // Header implements [http.ResponseWriter].
@@ -70,7 +79,7 @@ func (nowhere) Write(b []byte) (int, error) { return len(b), nil }
 // WriteHeader implements [http.ResponseWriter].
 func (nowhere) WriteHeader(int) {}
 
-// simulatedRequest is the request that POST /rate_limit/simulate asks about.
+// simulatedRequest is the body of POST /rate_limit/simulate.
 type simulatedRequest struct {
 	Method     string      `json:"method"`
 	URL        string      `json:"url"`
@@ -82,7 +91,7 @@ type simulatedRequest struct {
 const (
 	// maxSimulatedRequest bounds the body of the call.
 	maxSimulatedRequest = 256 << 10
-	// redirectServer is the one with which Caddy leads from HTTP to HTTPS.
+	// redirectServer is the server with which Caddy redirects HTTP to HTTPS.
 	redirectServer = "remaining_auto_https_redirects"
 )
 
@@ -101,10 +110,11 @@ func readSimulatedRequest(w http.ResponseWriter, body io.ReadCloser) (*simulated
 	if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) {
 		status = http.StatusRequestEntityTooLarge
 	}
-	return nil, apiError(status, fmt.Errorf("read the request to simulate: %w", err))
+	return nil, apiErrorf(status, "read the request to simulate: %w", err)
 }
 
-// prepare makes the request as the server would hand it to its routes.
+// prepare returns the request as the server would hand it to its routes, and that
+// server.
 func (s *simulatedRequest) prepare(ctx context.Context, w http.ResponseWriter, app *caddyhttp.App) (*http.Request, *caddyhttp.Server, error) {
 	target, err := s.target()
 	if err != nil {
@@ -129,7 +139,8 @@ func (s *simulatedRequest) prepare(ctx context.Context, w http.ResponseWriter, a
 	if err != nil {
 		return nil, nil, err
 	}
-	// As a server does, to which a path that begins with two slashes is one.
+	// A server parses a target in this way: two slashes at its beginning are part of
+	// the path.
 	if r.URL, err = url.ParseRequestURI(target.RequestURI()); err != nil {
 		return nil, nil, err
 	}
@@ -149,7 +160,7 @@ func (s *simulatedRequest) prepare(ctx context.Context, w http.ResponseWriter, a
 	return caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, server), server, nil
 }
 
-// target is what the URL says, a whole one or a path.
+// target parses the URL, which is a whole one or a path.
 func (s *simulatedRequest) target() (*url.URL, error) {
 	if s.URL == "" {
 		return nil, errors.New(`url is missing: give one such as "https://example.com/api" or "/api"`)
@@ -166,7 +177,7 @@ func (s *simulatedRequest) target() (*url.URL, error) {
 	return target, nil
 }
 
-// setHeaders leaves out the headers that the server drops.
+// setHeaders sets the headers of r, except for those that the server drops.
 func (s *simulatedRequest) setHeaders(r *http.Request, server *caddyhttp.Server) error {
 	for name, values := range s.Headers {
 		if !httpguts.ValidHeaderFieldName(name) {
@@ -186,7 +197,7 @@ func (s *simulatedRequest) setHeaders(r *http.Request, server *caddyhttp.Server)
 	return nil
 }
 
-// drops tells whether the server drops a header for the characters in its name.
+// drops reports whether the server drops a header for the characters in its name.
 func drops(server *caddyhttp.Server, name string) bool {
 	return strings.Contains(name, "_") && !expects(server.ExpectedUnderscoreHeaders, name) ||
 		strings.Contains(name, ".") && !expects(server.ExpectedDotHeaders, name)
@@ -199,7 +210,7 @@ func expects(entries []string, name string) bool {
 	})
 }
 
-// remoteAddr is the address with a port, which may be left out.
+// remoteAddr returns the address with a port, which the text may leave out.
 func remoteAddr(text string) (string, error) {
 	if text == "" {
 		return "127.0.0.1:0", nil
@@ -213,15 +224,15 @@ func remoteAddr(text string) (string, error) {
 	return text, nil
 }
 
-// serverFor is the server of that name or, without one, the only one that
-// listens where the URL leads.
+// serverFor returns the server of that name or, if the name is empty, the only one
+// that listens on the port of the URL.
 func serverFor(app *caddyhttp.App, name string, target *url.URL) (*caddyhttp.Server, error) {
 	names := sortedKeys(app.Servers)
 	if name != "" {
 		if server, ok := app.Servers[name]; ok {
 			return server, nil
 		}
-		return nil, apiError(http.StatusNotFound, fmt.Errorf("server %q is unknown; there is %s", name, strings.Join(names, ", ")))
+		return nil, apiErrorf(http.StatusNotFound, "server %q is unknown; there is %s", name, strings.Join(names, ", "))
 	}
 	port := cmp.Or(target.Port(), map[string]string{"http": "80", "https": "443"}[target.Scheme])
 	fitting := slices.DeleteFunc(slices.Clone(names), func(name string) bool {
@@ -234,7 +245,7 @@ func serverFor(app *caddyhttp.App, name string, target *url.URL) (*caddyhttp.Ser
 	case len(fitting) == 1:
 		return app.Servers[fitting[0]], nil
 	case len(names) == 1:
-		// It may be behind something that maps ports.
+		// Something in front of it may map ports.
 		return app.Servers[names[0]], nil
 	default:
 		return nil, fmt.Errorf("which server is meant is not clear: name it in the field server; there is %s", strings.Join(names, ", "))
@@ -264,7 +275,7 @@ func localAddr(server *caddyhttp.Server) net.Addr {
 	return local
 }
 
-// onlyHost is the host that the server's routes are for.
+// onlyHost returns the only host that the server's routes match.
 func onlyHost(server *caddyhttp.Server) (string, error) {
 	var hosts []string
 	for _, route := range server.Routes {
@@ -291,31 +302,29 @@ func onlyHost(server *caddyhttp.Server) (string, error) {
 	}
 }
 
-// walk leads a request through the routes of a server, as that does, to the
-// rate_limit handlers that it meets. Of other handlers it runs only those that
-// do nothing but prepare the request.
+// walk leads a request through the routes of a server.
 type walk struct {
 	server *caddyhttp.Server
 	w      http.ResponseWriter
 	groups map[string]bool
 	depth  int
-	// meet is called for each rate_limit handler, and tells whether the request
-	// goes on.
+	// meet is called for each rate_limit handler. It reports whether the request goes
+	// on.
 	meet func(l *limiter.Limiter, r *http.Request) (goesOn bool, err error)
-	// passedOver are the modules of handlers that were not run.
+	// passedOver lists the modules of handlers that were not run and may matter.
 	passedOver []string
 }
 
 // limiting is a handler that has a limiter.
 type limiting interface{ Limiter() *limiter.Limiter }
 
-// step is what comes next for a request.
+// step continues a request with what comes next.
 type step = func(r *http.Request) error
 
-// maxDepth bounds routes in routes, for named ones can invoke themselves.
+// maxDepth bounds the handlers of a walk, for named routes can invoke themselves.
 const maxDepth = 1000
 
-// handlersRun prepare a request and do nothing else.
+// handlersRun prepare a request and do nothing else, so they are run.
 var handlersRun = map[caddy.ModuleID]bool{
 	"http.handlers.headers": true,
 	"http.handlers.map":     true,
@@ -323,7 +332,8 @@ var handlersRun = map[caddy.ModuleID]bool{
 	"http.handlers.vars":    true,
 }
 
-// handlersAside do nothing that a rate_limit after them could see.
+// handlersAside do nothing that a rate_limit after them could see, so they are
+// skipped.
 var handlersAside = map[caddy.ModuleID]bool{
 	"http.handlers.copy_response":         true,
 	"http.handlers.copy_response_headers": true,
@@ -336,8 +346,8 @@ var handlersAside = map[caddy.ModuleID]bool{
 	"http.handlers.tracing":               true,
 }
 
-// handlersLast answer the request, so that what comes after is not met. With the
-// field that is named they may go on.
+// handlersLast answer the request, which ends the walk. The value is a field that,
+// if it is set, may let the request go on.
 var handlersLast = map[caddy.ModuleID]string{
 	"http.handlers.acme_server":     "",
 	"http.handlers.error":           "",
@@ -379,7 +389,7 @@ func (k *walk) handlers(handlers []caddyhttp.MiddlewareHandler, r *http.Request,
 		return next(r)
 	}
 	if k.depth++; k.depth > maxDepth {
-		return fmt.Errorf("routes invoke each other without end")
+		return errors.New("routes invoke each other without end")
 	}
 	rest := func(r *http.Request) error { return k.handlers(handlers[1:], r, next) }
 	switch h := handlers[0].(type) {
@@ -419,8 +429,8 @@ func (k *walk) other(h caddyhttp.MiddlewareHandler, r *http.Request, rest step) 
 	return rest(r)
 }
 
-// isSet tells whether a field of a handler, of a type that is not imported, has
-// a value.
+// isSet reports whether a field of a handler has a value. It uses reflection rather
+// than importing the types of these handlers.
 func isSet(h caddyhttp.MiddlewareHandler, field string) bool {
 	v := reflect.Indirect(reflect.ValueOf(h))
 	if field == "" || v.Kind() != reflect.Struct {

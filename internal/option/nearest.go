@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// DidYouMean is what an error about an unknown word says besides: which of the
-// known ones was probably meant, if there is one.
+// DidYouMean returns the end of an error about an unknown word: the known word that
+// was probably meant, or "" if there is none.
 func DidYouMean(word string, known []string) string {
 	if near := Nearest(word, known); near != "" {
 		return ", did you mean " + near + "?"
@@ -14,8 +14,8 @@ func DidYouMean(word string, known []string) string {
 	return ""
 }
 
-// Nearest returns the one of the known words of which word is probably a slip or
-// another form, and "" if none is near. Case, - and _ make no difference.
+// Nearest returns the known word of which word is probably a misspelling or another
+// form, and "" if none is near. Case, - and _ make no difference.
 func Nearest(word string, known []string) string {
 	plain := plainWord(word)
 	best, least := "", len(plain)
@@ -24,7 +24,7 @@ func Nearest(word string, known []string) string {
 			best, least = candidate, d
 		}
 	}
-	// One slip in three letters: what has more of them is another word.
+	// One slip in three letters: with more of them it is another word.
 	if least <= max(len(plain)/3, 1) {
 		return best
 	}
@@ -38,8 +38,7 @@ func Nearest(word string, known []string) string {
 	return only(known, func(candidate string) bool { return slices.Contains(parts, candidate) })
 }
 
-// only returns the one of the words that is wanted, and "" if none is, or
-// several.
+// only returns the only word that is wanted, and "" if none is or several are.
 func only(words []string, wanted func(string) bool) (found string) {
 	for _, word := range words {
 		if !wanted(word) {
@@ -57,8 +56,8 @@ func plainWord(word string) string {
 	return strings.NewReplacer("_", "", "-", "").Replace(strings.ToLower(word))
 }
 
-// Slips is how many letters have to be added, left out, replaced, or swapped
-// with the next one to make b of a.
+// Slips returns the number of letters to add, leave out, replace, or swap with the
+// next one in order to make b of a.
 func Slips(a, b string) int {
 	// The rows of the table for the last two letters of a and for this one; a
 	// column for each length of b's beginning.

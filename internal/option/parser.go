@@ -10,7 +10,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 )
 
-// Parser parses the options of one block, each of which may be given once.
+// Parser parses the options of one block of a Caddyfile.
 type Parser struct {
 	*caddyfile.Dispenser
 	start caddyfile.Token
@@ -22,11 +22,10 @@ func NewParser(d *caddyfile.Dispenser) *Parser {
 	return &Parser{Dispenser: d, lines: map[string]caddyfile.Token{}, start: d.Token()}
 }
 
-// StartsAt notes where an option stands that may be given several times.
+// StartsAt notes the place of an option that may be given several times.
 func (p *Parser) StartsAt(option string, at caddyfile.Token) { p.lines[option] = at }
 
-// Once notes that the current token is an option, and refuses it the second
-// time.
+// Once notes the place of the current option, and returns an error the second time.
 func (p *Parser) Once() error {
 	if first, ok := p.lines[p.Val()]; ok {
 		return p.Errf("%s is given twice, first in line %d: remove one", p.Val(), first.Line)
@@ -35,7 +34,7 @@ func (p *Parser) Once() error {
 	return nil
 }
 
-// At adds to err the place of the option it is about, or that of the block.
+// At adds to err the place of the option that it names, or that of the block.
 func (p *Parser) At(err error) error {
 	token := p.start
 	var bad *Error
@@ -47,6 +46,7 @@ func (p *Parser) At(err error) error {
 	return ErrorAt(token, err)
 }
 
+// ErrorAt adds the place of a token to err.
 func ErrorAt(token caddyfile.Token, err error) error {
 	d := caddyfile.NewDispenser([]caddyfile.Token{token})
 	d.Next()
@@ -63,91 +63,17 @@ func (p *Parser) Arg() (string, error) {
 	return args[0], nil
 }
 
-// Args returns the arguments of an option that takes one or more.
-func (p *Parser) Args() ([]string, error) {
+// NoArgs returns an error if the current option has an argument.
+func (p *Parser) NoArgs() error {
 	option := p.Val()
-	args := p.RemainingArgs()
-	if len(args) == 0 {
-		return nil, p.Errf("%s takes at least one argument", option)
-	}
-	return args, nil
-}
-
-// Text sets an option that is a text.
-func (p *Parser) Text(to *string) (err error) {
-	*to, err = p.Arg()
-	return err
-}
-
-// Filled sets an option that is a text, of which none would mean the default.
-func (p *Parser) Filled(to *string) error {
-	option := p.Val()
-	if err := p.Text(to); err != nil {
-		return err
-	}
-	if *to == "" {
-		return p.Errf("%s is empty: give it a value, or remove it", option)
+	if p.NextArg() {
+		return p.Errf("%s takes no argument", option)
 	}
 	return nil
 }
 
-// Integer sets an option that is a whole number.
-func (p *Parser) Integer(to *int) error {
-	option := p.Val()
-	text, err := p.Arg()
-	if err != nil {
-		return err
-	}
-	if *to, err = strconv.Atoi(text); err != nil {
-		return p.Errf("%s %q: it must be a whole number", option, text)
-	}
-	return nil
-}
-
-// Positive sets an option that is a whole number of at least 1, where 0 would
-// mean the default.
-func (p *Parser) Positive(to *int) error {
-	option := p.Val()
-	if err := p.Integer(to); err != nil {
-		return err
-	}
-	if *to < 1 {
-		return p.Errf("%s %d: it must be at least 1", option, *to)
-	}
-	return nil
-}
-
-// Positive64 is positive for numbers up to 2^52.
-func (p *Parser) Positive64(to *int64) error {
-	option := p.Val()
-	text, err := p.Arg()
-	if err != nil {
-		return err
-	}
-	if *to, err = strconv.ParseInt(text, 10, 64); err != nil || *to < 1 {
-		return p.Errf("%s %q: it must be a whole number from 1 to 2^52", option, text)
-	}
-	return nil
-}
-
-// Duration sets an option that is a time span, of which 0 would mean the
-// default.
-func (p *Parser) Duration(to *caddy.Duration) error {
-	option := p.Val()
-	text, err := p.Arg()
-	if err != nil {
-		return err
-	}
-	d, err := caddy.ParseDuration(text)
-	if err != nil || d <= 0 {
-		return p.Errf("%s %q: it must be a time span above zero, such as 250ms, 10s, 1m, 1h or 1d", option, text)
-	}
-	*to = caddy.Duration(d)
-	return nil
-}
-
-// Unknown is the error about an option that does not exist here. It may be one
-// of those that belong elsewhere.
+// Unknown returns the error for an option that this block does not know. It says so
+// if the option is among those that belong elsewhere, which is the place.
 func (p *Parser) Unknown(known, elsewhere, place string) error {
 	switch {
 	case p.Val() == "{":
@@ -158,17 +84,118 @@ func (p *Parser) Unknown(known, elsewhere, place string) error {
 	return p.Errf("unknown option %s: it must be one of %s%s", p.Val(), known, DidYouMean(p.Val(), strings.Split(known, ", ")))
 }
 
-func (p *Parser) NoArgs() error {
-	option := p.Val()
-	if p.NextArg() {
-		return p.Errf("%s takes no argument", option)
+// Setter parses the arguments of the current option and sets its field.
+type Setter func(p *Parser) error
+
+// Setters are the setters of a block's options, by name.
+type Setters map[string]Setter
+
+// Set sets the field of the current option, and reports whether one of the tables
+// has that option.
+func (p *Parser) Set(tables ...Setters) (known bool, err error) {
+	for _, setters := range tables {
+		if set, ok := setters[p.Val()]; ok {
+			return true, set(p)
+		}
 	}
-	return nil
+	return false, nil
 }
 
-// More adds the arguments of an option that may be repeated.
-func (p *Parser) More(to *[]string) error {
-	args, err := p.Args()
-	*to = append(*to, args...)
-	return err
+// oneArg returns the setter of an option with one argument.
+func oneArg(set func(p *Parser, option, arg string) error) Setter {
+	return func(p *Parser) error {
+		option := p.Val()
+		arg, err := p.Arg()
+		if err != nil {
+			return err
+		}
+		return set(p, option, arg)
+	}
+}
+
+// Text sets a text, which may be empty.
+func Text(to *string) Setter {
+	return func(p *Parser) (err error) {
+		*to, err = p.Arg()
+		return err
+	}
+}
+
+// Filled sets a text. An empty one is an error, for it would mean the default.
+func Filled[T ~string](to *T) Setter {
+	return oneArg(func(p *Parser, option, arg string) error {
+		if arg == "" {
+			return p.Errf("%s is empty: give it a value, or remove it", option)
+		}
+		*to = T(arg)
+		return nil
+	})
+}
+
+// List sets a list of at least one text. An option that is repeated adds to it.
+func List[T ~[]string](to *T) Setter {
+	return func(p *Parser) error {
+		option := p.Val()
+		args := p.RemainingArgs()
+		if len(args) == 0 {
+			return p.Errf("%s takes at least one argument", option)
+		}
+		*to = append(*to, args...)
+		return nil
+	}
+}
+
+// Flag sets a switch, whose option has no argument.
+func Flag(to *bool) Setter {
+	return func(p *Parser) error {
+		*to = true
+		return p.NoArgs()
+	}
+}
+
+// Integer sets a whole number.
+func Integer(to *int) Setter {
+	return oneArg(func(p *Parser, option, arg string) (err error) {
+		if *to, err = strconv.Atoi(arg); err != nil {
+			return p.Errf("%s %q: it must be a whole number", option, arg)
+		}
+		return nil
+	})
+}
+
+// Positive sets a whole number. One below 1 is an error, for 0 would mean the
+// default.
+func Positive(to *int) Setter {
+	return func(p *Parser) error {
+		option := p.Val()
+		if err := Integer(to)(p); err != nil {
+			return err
+		}
+		if *to < 1 {
+			return p.Errf("%s %d: it must be at least 1", option, *to)
+		}
+		return nil
+	}
+}
+
+// Number sets a number. The words of an error describe it.
+func Number(to *float64, words string) Setter {
+	return oneArg(func(p *Parser, option, arg string) (err error) {
+		if *to, err = strconv.ParseFloat(arg, 64); err != nil {
+			return p.Errf("%s %q: it must be a number%s", option, arg, words)
+		}
+		return nil
+	})
+}
+
+// Duration sets a time span. Zero is an error, for it would mean the default.
+func Duration(to *caddy.Duration) Setter {
+	return oneArg(func(p *Parser, option, arg string) error {
+		d, err := caddy.ParseDuration(arg)
+		if err != nil || d <= 0 {
+			return p.Errf("%s %q: it must be a time span above zero, such as 250ms, 10s, 1m, 1h or 1d", option, arg)
+		}
+		*to = caddy.Duration(d)
+		return nil
+	})
 }

@@ -13,44 +13,47 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 )
 
-// Default outlive configs, so that they do not start over at a reload.
+// Default are the metrics of the process. They outlive configs, so that they do not
+// start over at a reload.
 var Default = newMetricSet()
 
+// Metrics are the metrics of requests and of calls of stores.
 type Metrics struct {
 	Requests    *prometheus.CounterVec
 	declined    *prometheus.CounterVec
 	decisions   *prometheus.CounterVec
 	settled     *prometheus.CounterVec
 	StoreErrors *prometheus.CounterVec
-	// StoreDuration is how long commands take.
+	// StoreDuration measures commands to servers.
 	StoreDuration *prometheus.HistogramVec
 	Undelivered   *prometheus.CounterVec
 	Overflowed    *prometheus.CounterVec
 }
 
-// Outcome is what a zone decided about a request.
+// Outcome is the decision of a zone about a request.
 type Outcome int
 
 const (
-	// Undecided: the zone was not asked, because another refused before.
+	// Undecided means that another zone refused before this one was asked.
 	Undecided Outcome = iota
 	Allowed
 	Refused
-	// WouldRefuse: the client is only observed, and would have been refused.
+	// WouldRefuse means that the client is over its limit and only observed.
 	WouldRefuse
-	// ErrorAllowed and errorRefused: the store could not answer, and on_error
+	// ErrorAllowed and ErrorRefused mean that the store could not answer and on_error
 	// decided.
 	ErrorAllowed
 	ErrorRefused
+	// Outcomes is the number of outcomes.
 	Outcomes
 )
 
-// String is the outcome's name in metrics, placeholders and logs.
+// String returns the name of the outcome in metrics, placeholders and logs.
 func (o Outcome) String() string {
 	return [Outcomes]string{"", "allowed", "refused", "would_refuse", "error_allowed", "error_refused"}[o]
 }
 
-// ZoneCounters are one zone's, looked up once.
+// ZoneCounters are the counters of one zone, looked up once.
 type ZoneCounters struct {
 	Requests, Declined      prometheus.Counter
 	Decisions               [Outcomes]prometheus.Counter
@@ -64,29 +67,30 @@ func newMetricSet() *Metrics {
 		}, labels)
 	}
 	return &Metrics{
-		Requests: counter("requests_total", "Requests that a zone decided on.", "zone"),
-		declined: counter("declined_requests_total", "Requests that were refused because of a zone.", "zone"),
+		Requests: counter("requests_total", "Requests that a zone decided about.", "zone"),
+		declined: counter("declined_requests_total", "Requests that a zone refused.", "zone"),
 		decisions: counter("decisions_total",
-			"What zones decided: allowed, refused, would_refuse (where enforce only observes), and error_allowed and error_refused where the store could not answer.",
+			"Decisions of zones: allowed, refused, would_refuse (enforce only observes the client), or error_allowed and error_refused (the store could not answer).",
 			"zone", "outcome"),
 		settled: counter("settled_cost_total",
-			"Cost of requests, once their response was known: charged, free because of the status, or refunded after it was taken. Without concurrency, where nothing is spent.",
+			"Cost of requests by what the response made of it: charged, free because of the status, or refunded. Zones with concurrency spend nothing and are not counted.",
 			"zone", "kind"),
 		StoreErrors: counter("store_errors_total",
-			"Checks and takes that a store could not answer, by the kind of error.", "store", "kind"),
+			"Checks and takes that a store could not answer, by kind of error.", "store", "kind"),
 		StoreDuration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: "caddy", Subsystem: "rate_limit", Name: "store_duration_seconds",
-			Help:    "How long commands to the servers of shards take, waiting for others to be sent with included.",
+			Help:    "Duration of commands to the servers of shards, including the wait for a pipeline.",
 			Buckets: durationBuckets,
 		}, []string{"store", "shard", "role", "operation"}),
 		Overflowed: counter("overflowed_requests_total",
-			"Requests of new clients beyond max_new_buckets, which were counted in the bucket that these share.", "zone"),
+			"Requests of new clients beyond max_new_buckets, which share one bucket.", "zone"),
 		Undelivered: counter("undelivered_total",
-			"Charges, refunds and penalties that failed: lost ones surely did not count, of uncertain ones it is not known; expired ones were for a window that is over.",
+			"Charges, refunds and penalties that failed: lost (not counted), uncertain (outcome unknown) or expired (their window is over).",
 			"store", "shard", "operation", "outcome"),
 	}
 }
 
+// Zone returns the counters of a zone.
 func (m *Metrics) Zone(name string) ZoneCounters {
 	c := ZoneCounters{
 		Requests: m.Requests.WithLabelValues(name), Declined: m.declined.WithLabelValues(name),
@@ -107,8 +111,8 @@ func (m *Metrics) ForgetZone(name string) {
 	}
 }
 
-// Register adds the metrics, and other collectors, to the registry of a config, of which there is a
-// new one for every config.
+// Register adds the metrics and other collectors to the registry of a config. Every
+// config has a registry of its own; nil means that it collects no metrics.
 func (m *Metrics) Register(registry *prometheus.Registry, others ...prometheus.Collector) error {
 	if registry == nil {
 		return nil
@@ -122,8 +126,8 @@ func (m *Metrics) Register(registry *prometheus.Registry, others ...prometheus.C
 	return nil
 }
 
-// ExportUndelivered exports the counters of what was not delivered while they
-// are 0: of a series that begins with the first failure, rates miss that one.
+// ExportUndelivered exports the counters of undelivered operations while they are 0:
+// a rate over a series that begins with the first failure would miss that failure.
 func (m *Metrics) ExportUndelivered(store string, shards []string) {
 	for _, shard := range shards {
 		for _, op := range []algorithm.Operation{algorithm.Charge, algorithm.Refund, algorithm.Penalize} {
@@ -134,7 +138,7 @@ func (m *Metrics) ExportUndelivered(store string, shards []string) {
 	}
 }
 
-// OutcomeLabel names the outcome of a charge that failed.
+// OutcomeLabel returns the label of the outcome of a failed charge.
 func OutcomeLabel(err error) string {
 	switch {
 	case errors.Is(err, store.ErrUncertain):
@@ -146,11 +150,10 @@ func OutcomeLabel(err error) string {
 	}
 }
 
-// durationBuckets span what a call to a near server takes and how long a charge
-// is waited for.
+// durationBuckets range from a call to a near server to the longest wait for a charge.
 var durationBuckets = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5}
 
-// ValueOf returns what a counter counts.
+// ValueOf returns the value of a counter.
 func ValueOf(c prometheus.Counter) int64 {
 	var m dto.Metric
 	if err := c.Write(&m); err != nil {

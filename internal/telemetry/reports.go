@@ -1,3 +1,8 @@
+// Package telemetry has what the limits report of themselves: metrics that outlive
+// configs ([Metrics], [Default]), Caddy events ([Events]) and logs of conditions that
+// may hold for every request ([LogThrottle]).
+//
+// It imports Caddy and store/**, and no other package of internal.
 package telemetry
 
 import (
@@ -9,19 +14,19 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 )
 
-// ReportInterval is how often a condition that may hold for every request is
-// logged.
+// ReportInterval is the shortest time between two logs of a condition that may hold
+// for every request.
 const ReportInterval = time.Minute
 
-// LogThrottle thins out reports of one condition to one a reportInterval, and
-// counts those it holds back. The zero value is ready for use.
+// LogThrottle limits the logs of one condition to one in each [ReportInterval], and
+// counts those that it suppresses. The zero value is ready for use.
 type LogThrottle struct {
 	next atomic.Int64
 	held atomic.Int64
 }
 
-// Report tells whether the condition is to be logged at the instant at, and
-// how often it was met since the last time it was, this time included.
+// Report reports whether to log the condition at the instant at, and how many times
+// the condition was met since it was last logged, this time included.
 func (t *LogThrottle) Report(at time.Time) (times int64, log bool) {
 	t.held.Add(1)
 	next, now := t.next.Load(), at.UnixNano()
@@ -31,11 +36,12 @@ func (t *LogThrottle) Report(at time.Time) (times int64, log bool) {
 	return t.held.Swap(0), true
 }
 
-// The events that a config can have handlers for.
+// The names of events, for which a config can have handlers.
 const (
-	// EventExceeded: a zone refused a request.
+	// EventExceeded is emitted when a zone refuses a request.
 	EventExceeded = "rate_limit_exceeded"
-	// EventShardDown and eventShardUp: a server of a shard is left out, or back.
+	// EventShardDown and EventShardUp are emitted when a server of a shard is left out,
+	// and when it is back.
 	EventShardDown = "rate_limit_shard_down"
 	EventShardUp   = "rate_limit_shard_up"
 )
@@ -46,6 +52,7 @@ type Events struct {
 	app *caddyevents.App
 }
 
+// NewEvents returns the events of a config.
 func NewEvents(ctx caddy.Context) (Events, error) {
 	app, err := ctx.App("events")
 	if err != nil {
@@ -54,8 +61,9 @@ func NewEvents(ctx caddy.Context) (Events, error) {
 	return Events{ctx, app.(*caddyevents.App)}, nil
 }
 
-// Wants tells whether anybody listens: to gather what an event tells costs more
-// than to ask.
+// Wants reports whether the config has a handler for an event. Gathering the data of
+// an event costs more than asking.
 func (e Events) Wants(name string) bool { return e.app != nil && e.app.ShouldEmit(name) }
 
+// Emit emits an event with its data.
 func (e Events) Emit(name string, data map[string]any) { e.app.Emit(e.ctx, name, data) }

@@ -1,5 +1,9 @@
-// Package cli is `caddy rate-limit`: commands that ask a running Caddy's admin
-// API about its limits, and show the answers to people and scripts.
+// Package cli implements `caddy rate-limit`: commands that call the admin API of a
+// running Caddy and print its answers, for people or, with --json, for scripts.
+// [Add] adds the commands to a program, which is a [Host].
+//
+// It imports the types of the answers and the page of the command ui, and no part
+// of Caddy: what the commands need of it, Host provides.
 package cli
 
 import (
@@ -8,36 +12,34 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
-	"net/url"
 	"os/signal"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/admin/ui"
 )
 
 // API is the admin API of a running Caddy.
-type API interface {
-	// Call makes one request, whose path has the query in it, and returns the
-	// answer whatever its status. An error means that there is none.
-	Call(ctx context.Context, method, path string, body []byte) (status int, answer []byte, err error)
-}
+type API = ui.API
 
-// Exit codes, beside 0.
+// Exit codes other than 0.
 const (
-	// ExitFailed: Caddy cannot be reached, the usage is wrong, or anything else
-	// went wrong.
+	// ExitFailed means that Caddy cannot be reached, that the usage is wrong, or that
+	// anything else went wrong.
 	ExitFailed = 1
-	// ExitRefused: the request that was simulated would be refused.
+	// ExitRefused means that the simulated request would be refused.
 	ExitRefused = 2
-	// ExitUnknown: there is no such zone, store or server.
+	// ExitUnknown means that there is no such zone, store or server.
 	ExitUnknown = 3
-	// ExitShard: a shard cannot be reached.
+	// ExitShard means that a shard cannot be reached.
 	ExitShard = 4
 )
 
-// root is where the admin API begins.
+// root is the path of the admin API.
 const root = "/rate_limit/"
 
 // session is one run of a command.
@@ -45,23 +47,22 @@ type session struct {
 	api API
 	ctx context.Context
 	out io.Writer
-	// raw is set if the API's answers are printed as they are.
+	// raw is set if answers are printed as JSON.
 	raw bool
 }
 
 // Host is the program that the commands are part of.
 type Host struct {
-	// Connect returns the API that a command's flags mean.
+	// Connect returns the API that a command's flags select.
 	Connect func(cmd *cobra.Command) (API, error)
-	// Exit returns the error with which cobra's RunE makes the program exit with
-	// a code; nil for 0.
+	// Exit returns the error that makes the program exit with a code if a RunE of
+	// cobra returns it; nil for 0.
 	Exit func(cmd *cobra.Command, code int) error
 }
 
 // Add adds the commands to cmd.
 func Add(cmd *cobra.Command, host Host) {
-	flags := cmd.PersistentFlags()
-	flags.Bool("json", false, "Print what the admin API answers")
+	cmd.PersistentFlags().Bool("json", false, "Print what the admin API answers")
 	cmd.AddCommand(statusCommand(host), getCommand(host), resetCommand(host), simulateCommand(host), topCommand(host), uiCommand(host))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 {
@@ -71,11 +72,11 @@ func Add(cmd *cobra.Command, host Host) {
 	}
 }
 
-// action does what a command is for, and returns the exit code.
-type action = func(s *session, cmd *cobra.Command, args []string) (code int, err error)
+// action carries out a command and returns the exit code.
+type action = func(s *session, args []string) (code int, err error)
 
-// run makes an action what a command runs. It ends when the user or the system
-// wants it to.
+// run returns the RunE of a command with this action. An interrupt or a termination
+// ends the session's context.
 func (h Host) run(do action) func(cmd *cobra.Command, args []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		code, err := h.do(do, cmd, args)
@@ -99,10 +100,10 @@ func (h Host) do(do action, cmd *cobra.Command, args []string) (int, error) {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	return do(&session{api: api, ctx: ctx, out: cmd.OutOrStdout(), raw: raw}, cmd, args)
+	return do(&session{api: api, ctx: ctx, out: cmd.OutOrStdout(), raw: raw}, args)
 }
 
-// apiError is an answer of the API that is an error.
+// apiError is an error that the API answered.
 type apiError struct {
 	status int
 	text   string
@@ -123,8 +124,8 @@ func codeOf(err error) int {
 	return ExitFailed
 }
 
-// call calls the API and reads its answer, which it prints if that is wanted as
-// it is.
+// call calls the API and decodes the answer. It also prints the answer if the
+// session is raw.
 func (s *session) call(method, path string, body []byte, answer any) error {
 	status, text, err := s.api.Call(s.ctx, method, path, body)
 	if err != nil {
@@ -141,8 +142,7 @@ func (s *session) call(method, path string, body []byte, answer any) error {
 		return &apiError{status, told.Error}
 	}
 	if s.raw {
-		_, err = fmt.Fprintln(s.out, strings.TrimSpace(string(text)))
-		if err != nil {
+		if _, err := fmt.Fprintln(s.out, strings.TrimSpace(string(text))); err != nil {
 			return err
 		}
 	}
@@ -152,7 +152,29 @@ func (s *session) call(method, path string, body []byte, answer any) error {
 	return nil
 }
 
-// bucketPath is that of a zone's buckets.
-func bucketPath(zone string, query url.Values) string {
-	return root + "buckets/" + url.PathEscape(zone) + "?" + query.Encode()
+func uiCommand(host Host) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "ui",
+		Short: "Serves a page that shows the limits at work, to this machine",
+		Long: `
+Serves a page on a loopback address that shows the zones, the shards and the
+clients that are refused most, and looks up and resets buckets. It passes its
+calls on to the admin API, unix sockets included, and ends with Ctrl-C.
+
+Whoever can reach the port can do what the page does. It is only for this
+machine: other addresses are refused, and so are requests from other sites'
+pages.
+`,
+		Args: cobra.NoArgs,
+	}
+	address := cmd.Flags().String("listen", "127.0.0.1:2020", "The loopback address to listen on; port 0 is any free one")
+	cmd.RunE = host.run(func(s *session, _ []string) (int, error) {
+		listener, err := ui.Listen(s.ctx, *address)
+		if err != nil {
+			return 0, err
+		}
+		fmt.Fprintf(s.out, "http://%s/\n", listener.Addr())
+		return 0, ui.Serve(s.ctx, listener, ui.Handler(s.api, listener.Addr().(*net.TCPAddr)))
+	})
+	return cmd
 }

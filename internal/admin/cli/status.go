@@ -1,71 +1,22 @@
 package cli
 
 import (
-	"encoding/json"
+	"bytes"
+	"cmp"
 	"fmt"
+	"io"
 	"net/http"
+	"net/url"
+	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/admin/answer"
 )
-
-// status is what GET /rate_limit/ answers.
-type status struct {
-	Zones []struct {
-		Name, Store, Algorithm, Charge string
-		Key                            []string
-		Events                         amount
-		Window                         float64
-		Enforce                        float64
-		Decisions                      decisions
-	}
-	Stores []storeStatus
-}
-
-// amount is a number, or a text with placeholders.
-type amount string
-
-// UnmarshalJSON implements [json.Unmarshaler].
-func (a *amount) UnmarshalJSON(b []byte) error {
-	if len(b) > 0 && b[0] == '"' {
-		return json.Unmarshal(b, (*string)(a))
-	}
-	*a = amount(b)
-	return nil
-}
-
-type decisions struct {
-	Allowed, Refused int64
-	WouldRefuse      int64 `json:"would_refuse"`
-	ErrorAllowed     int64 `json:"error_allowed"`
-	ErrorRefused     int64 `json:"error_refused"`
-}
-
-type storeStatus struct {
-	Name, Module string
-	Buckets      *int64
-	Shards       []shardStatus
-	Ledger       *struct {
-		Buckets           int64
-		InFlight          int64 `json:"in_flight"`
-		Unsent, Uncertain int64
-		LocalRefusals     int64 `json:"local_refusals"`
-		UnaskedAdmissions int64 `json:"unasked_admissions"`
-	}
-}
-
-type shardStatus struct {
-	Name, Kind     string
-	Retired, Found bool
-	Servers        []struct {
-		Address, Role, State string
-		Breakers             map[string]string
-		LagSeconds           *float64           `json:"lag_seconds"`
-		LatencySeconds       map[string]float64 `json:"latency_seconds"`
-		Queued               int64
-	}
-}
 
 func statusCommand(host Host) *cobra.Command {
 	cmd := &cobra.Command{
@@ -73,56 +24,48 @@ func statusCommand(host Host) *cobra.Command {
 		Short: "Shows zones, stores, and how the shards are",
 		Args:  cobra.NoArgs,
 	}
-	cmd.Flags().BoolP("watch", "w", false, "Show it again and again, until Ctrl-C")
-	liveFlags(cmd)
-	cmd.RunE = host.run(func(s *session, cmd *cobra.Command, _ []string) (int, error) {
-		l, err := readLive(cmd)
-		if err != nil {
-			return 0, err
-		}
-		if watch, err := cmd.Flags().GetBool("watch"); err != nil {
-			return 0, err
-		} else if !watch && l.count == 0 {
-			l.count = 1
-		}
-		return 0, l.show(s, showStatus)
+	var l live
+	watch := cmd.Flags().BoolP("watch", "w", false, "Show it again and again, until Ctrl-C")
+	l.addFlags(cmd)
+	cmd.RunE = host.run(func(s *session, _ []string) (int, error) {
+		return 0, l.show(s, !*watch, showStatus)
 	})
 	return cmd
 }
 
 func showStatus(s *session) error {
-	var st status
+	var st answer.Status
 	if err := s.call(http.MethodGet, root, nil, &st); err != nil || s.raw {
 		return err
 	}
 	t := newTable(s.out, "ZONE", "STORE", "ALGORITHM", "EVENTS", "WINDOW", "ENFORCED", "ALLOWED", "REFUSED", "WOULD REFUSE", "ERRORS")
 	for _, z := range st.Zones {
 		d := z.Decisions
-		t.row(z.Name, z.Store, z.Algorithm, string(z.Events), seconds(z.Window), strconv.FormatFloat(z.Enforce, 'g', 6, 64)+"%",
-			number(d.Allowed), number(d.Refused), number(d.WouldRefuse), number(d.ErrorAllowed+d.ErrorRefused))
+		t.row(z.Name, z.Store, string(z.Algorithm), z.Events, seconds(z.Window), strconv.FormatFloat(z.Enforce, 'g', 6, 64)+"%",
+			number(d["allowed"]), number(d["refused"]), number(d["would_refuse"]), number(d["error_allowed"]+d["error_refused"]))
 	}
 	t.end()
 	for i := range st.Stores {
 		fmt.Fprintln(s.out)
-		st.Stores[i].show(s)
+		showStore(s.out, &st.Stores[i])
 	}
 	return nil
 }
 
-func (st *storeStatus) show(s *session) {
-	fmt.Fprintf(s.out, "store %s (%s)", shown(st.Name), shown(strings.TrimPrefix(st.Module, "rate_limit.stores.")))
+func showStore(out io.Writer, st *answer.Store) {
+	fmt.Fprintf(out, "store %s (%s)", shown(st.Name), shown(strings.TrimPrefix(st.Module, "rate_limit.stores.")))
 	if st.Buckets != nil {
-		fmt.Fprintf(s.out, ": %d buckets", *st.Buckets)
+		fmt.Fprintf(out, ": %d buckets", *st.Buckets)
 	}
-	fmt.Fprintln(s.out)
+	fmt.Fprintln(out)
 	if l := st.Ledger; l != nil {
-		fmt.Fprintf(s.out, "ledger: %d buckets, %d in flight, %d unsent, %d uncertain, %d refused and %d admitted without a call\n",
+		fmt.Fprintf(out, "ledger: %d buckets, %d in flight, %d unsent, %d uncertain, %d refused and %d admitted without a call\n",
 			l.Buckets, l.InFlight, l.Unsent, l.Uncertain, l.LocalRefusals, l.UnaskedAdmissions)
 	}
 	if len(st.Shards) == 0 {
 		return
 	}
-	t := newTable(s.out, "SHARD", "KIND", "SERVER", "ROLE", "STATE", "BREAKERS", "LAG", "CHECKS", "CHARGES", "QUEUED")
+	t := newTable(out, "SHARD", "KIND", "SERVER", "ROLE", "STATE", "BREAKERS", "LAG", "CHECKS", "CHARGES", "QUEUED")
 	for i := range st.Shards {
 		sh := &st.Shards[i]
 		name, kind := sh.Name, sh.Kind
@@ -132,19 +75,20 @@ func (st *storeStatus) show(s *session) {
 		if !sh.Found || len(sh.Servers) == 0 {
 			t.row(name, kind, "-", "-", "not found")
 		}
-		for _, v := range sh.Servers {
+		for j := range sh.Servers {
+			v := &sh.Servers[j]
 			lag := "-"
-			if v.LagSeconds != nil {
-				lag = strconv.FormatFloat(*v.LagSeconds, 'f', 1, 64) + "s"
+			if v.Lag != nil {
+				lag = strconv.FormatFloat(*v.Lag, 'f', 1, 64) + "s"
 			}
-			t.row(name, kind, v.Address, v.Role, v.State, breakers(v.Breakers), lag,
-				or(seconds(v.LatencySeconds["checks"]), "-"), or(seconds(v.LatencySeconds["charges"]), "-"), number(v.Queued))
+			t.row(name, kind, v.Address, string(v.Role), string(v.State), breakers(v.Breakers), lag,
+				cmp.Or(seconds(v.Latency["checks"]), "-"), cmp.Or(seconds(v.Latency["charges"]), "-"), strconv.Itoa(v.Queued))
 		}
 	}
 	t.end()
 }
 
-// breakers names those that are not closed.
+// breakers names the breakers that are not closed.
 func breakers(states map[string]string) string {
 	var open []string
 	for _, purpose := range []string{"checks", "charges"} {
@@ -152,12 +96,121 @@ func breakers(states map[string]string) string {
 			open = append(open, purpose+" "+state)
 		}
 	}
-	return or(strings.Join(open, ", "), "closed")
+	return cmp.Or(strings.Join(open, ", "), "closed")
 }
 
-func or(text, otherwise string) string {
-	if text == "" {
-		return otherwise
+func topCommand(host Host) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "top [<zone>]",
+		Short: "Shows the clients that were refused most in the last minutes",
+		Long: `
+Shows the clients that were refused most in the last minutes, in one zone or in
+all, and renews that each second until Ctrl-C. Into a file or a pipe, and with
+--json, it shows them once; --count says how often.
+`,
+		Args: cobra.MaximumNArgs(1),
 	}
-	return text
+	var l live
+	n := cmd.Flags().IntP("number", "n", 20, "How many clients of each zone")
+	l.addFlags(cmd)
+	cmd.RunE = host.run(func(s *session, args []string) (int, error) {
+		query := url.Values{"n": {strconv.Itoa(*n)}}
+		if len(args) > 0 {
+			query.Set("zone", args[0])
+		}
+		return 0, l.show(s, s.raw || !isTerminal(s.out), func(s *session) error { return showTop(s, query) })
+	})
+	return cmd
+}
+
+func showTop(s *session, query url.Values) error {
+	var got struct {
+		answer.Top
+		answer.Tops
+	}
+	if err := s.call(http.MethodGet, root+"top?"+query.Encode(), nil, &got); err != nil || s.raw {
+		return err
+	}
+	zones := got.Zones
+	if query.Has("zone") {
+		zones = []answer.Top{got.Top}
+	}
+	t := newTable(s.out, "ZONE", "REFUSED", "STORE", "CLIENT KEY")
+	covered := 0.0
+	for _, z := range zones {
+		covered = max(covered, z.Since)
+		for _, client := range z.Refused {
+			t.row(z.Zone, number(client.Count), client.Store, client.ClientKey)
+		}
+	}
+	t.end()
+	_, err := fmt.Fprintf(s.out, "in the last %s\n", cmp.Or(seconds(covered), "moment"))
+	return err
+}
+
+// live says how often and how many times a view is shown.
+type live struct {
+	count    int // 0 for until an interrupt
+	interval time.Duration
+}
+
+func (l *live) addFlags(cmd *cobra.Command) {
+	cmd.Flags().IntVar(&l.count, "count", 0, "End after so many views")
+	cmd.Flags().DurationVar(&l.interval, "interval", time.Second, "How often the view is renewed")
+}
+
+// show shows a view again and again: on a terminal in the same place, elsewhere one
+// below the other. An interrupt ends it and is no error.
+// Unless the flags say otherwise, once shows the view once.
+func (l live) show(s *session, once bool, view func(out *session) error) error {
+	switch {
+	case l.count < 0:
+		return fmt.Errorf("--count %d: it must be at least 1", l.count)
+	case l.interval < 100*time.Millisecond:
+		return fmt.Errorf("--interval %v: it must be at least 100ms", l.interval)
+	case l.count == 0 && once:
+		l.count = 1
+	}
+	ticks := time.NewTicker(l.interval)
+	defer ticks.Stop()
+	again := isTerminal(s.out) && !s.raw
+	for n := 1; ; n++ {
+		// Written as a whole, so that the terminal does not flicker.
+		var page bytes.Buffer
+		shot := *s
+		shot.out = &page
+		if err := view(&shot); err != nil {
+			switch {
+			case s.ctx.Err() != nil:
+				return nil
+			case n == 1 || l.count > 0 || !again:
+				return err
+			}
+			// Caddy may be restarting, and that is when people watch.
+			page.Reset()
+			fmt.Fprintln(&page, "Error:", err)
+		}
+		switch {
+		case again:
+			fmt.Fprint(s.out, "\x1b[H\x1b[2J")
+		case n > 1 && !s.raw:
+			fmt.Fprintln(s.out)
+		}
+		if _, err := page.WriteTo(s.out); err != nil {
+			return err
+		}
+		if n == l.count {
+			return nil
+		}
+		select {
+		case <-s.ctx.Done():
+			return nil
+		case <-ticks.C:
+		}
+	}
+}
+
+func isTerminal(out io.Writer) bool {
+	f, ok := out.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
 }

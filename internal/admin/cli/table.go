@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// table writes columns that are aligned.
+// table writes aligned columns.
 type table struct{ w *tabwriter.Writer }
 
 func newTable(out io.Writer, header ...string) *table {
@@ -27,8 +27,7 @@ func (t *table) row(cells ...string) {
 
 func (t *table) end() { _ = t.w.Flush() }
 
-// shown makes a text safe for a terminal and a table: client keys are what
-// clients send.
+// shown makes a text safe for a terminal and a table: clients choose their keys.
 func shown(text string) string {
 	quoted := strconv.Quote(text)
 	if quoted = quoted[1 : len(quoted)-1]; strings.ContainsFunc(text, func(r rune) bool { return !strconv.IsPrint(r) }) {
@@ -39,7 +38,7 @@ func shown(text string) string {
 
 func number(n int64) string { return strconv.FormatInt(n, 10) }
 
-// seconds is a duration in a few digits; "" if it is 0.
+// seconds formats a duration in a few digits; 0 is "".
 func seconds(s float64) string {
 	d := time.Duration(s * float64(time.Second))
 	switch {
@@ -56,7 +55,7 @@ func seconds(s float64) string {
 	}
 }
 
-// until is how long it takes until an instant, in seconds since 1970; "-" if
+// until formats the time left until an instant, in seconds since the epoch; "-" if
 // there is none.
 func until(instant float64, now time.Time) string {
 	if instant == 0 {

@@ -232,7 +232,7 @@ func run[T any](b *browser, expression string) T {
 	return value
 }
 
-// is tells whether an expression is true on the page.
+// is reports whether an expression is true on the page.
 func (b *browser) is(expression string) bool {
 	b.t.Helper()
 	// What it is about may not be there yet.
@@ -280,7 +280,7 @@ func TestPageInBrowser(t *testing.T) {
 	b.await("an error when Caddy is away", `!document.getElementById('error').hidden && /admin/.test(document.getElementById('error').textContent)`)
 }
 
-// noticesWrongs tells whether the policy stops what the page must not do, and
+// noticesWrongs reports whether the policy stops what the page must not do, and
 // satisfied would tell of it.
 func (b *browser) noticesWrongs(s *site) {
 	b.t.Helper()
@@ -340,7 +340,7 @@ func (b *browser) lookUpAndReset(s *site) {
 	b.await("buckets that are not there", `document.querySelectorAll('[data-bucket]').length === 2 && /no bucket/.test(document.getElementById('found').textContent)`)
 }
 
-// fitsPhone tells whether nothing is cut off, in the dark as well.
+// fitsPhone reports whether nothing is cut off, in the dark as well.
 func (b *browser) fitsPhone() {
 	b.t.Helper()
 	for _, scheme := range []string{"light", "dark"} {
@@ -365,7 +365,7 @@ func inColors(scheme string) chromedp.Action[chromedp.Void] {
 	})
 }
 
-// isAccessible tells whether all that can be used has a name, and can be reached
+// isAccessible reports whether all that can be used has a name, and can be reached
 // by the keyboard.
 func (b *browser) isAccessible() {
 	b.t.Helper()

@@ -33,7 +33,7 @@ const target = %q, calls = [
 })();
 </script>`
 
-// isNotDriven tells whether another site's page cannot reset a client, nor read
+// isNotDriven reports whether another site's page cannot reset a client, nor read
 // what the page's server says, and then goes back to the page.
 func (b *browser) isNotDriven(s *site) {
 	b.t.Helper()

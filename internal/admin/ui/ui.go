@@ -1,11 +1,12 @@
-// Package ui serves a page that shows the limits of a running Caddy, to browsers
-// on the same machine, and passes the page's calls on to the admin API.
+// Package ui serves a page that shows the limits of a running Caddy to browsers on
+// the same machine ([Handler]), and forwards the page's calls to the admin API.
 //
-// Whoever may open a port on a loopback address may also be any web page that
-// the user looks at. So only requests are answered that name this server as
-// their host, by a loopback name and its port, which a name that was bound to a
-// loopback address later does not have; and calls are passed on only if they
-// come from the page itself.
+// Any web page that the user visits can send requests to a loopback address. So
+// Handler answers only requests whose host is a loopback name with this server's
+// port, which stops names that are rebound to a loopback address, and forwards only
+// calls that come from the page itself.
+//
+// It imports the standard library alone.
 package ui
 
 import (
@@ -31,8 +32,8 @@ var page []byte
 
 // API is the admin API of a running Caddy.
 type API interface {
-	// Call makes one request, whose path has the query in it, and returns the
-	// answer whatever its status. An error means that there is none.
+	// Call sends one request, whose path includes the query, and returns the answer
+	// whatever its status. An error means that there is no answer.
 	Call(ctx context.Context, method, path string, body []byte) (status int, answer []byte, err error)
 }
 
@@ -62,18 +63,17 @@ func Serve(ctx context.Context, l net.Listener, handler http.Handler) error {
 	return nil
 }
 
-// gate lets requests pass that name this server, and calls that come from its
-// page.
+// gate passes requests that name this server as their host, and calls that come from
+// its page.
 type gate struct {
 	hosts  map[string]bool
 	routes http.Handler
 }
 
-// fromPage is a header that no other site's page can send without being asked
-// whether it may.
+// fromPage is a header that pages of other sites cannot send without a preflight.
 const fromPage = "X-Rate-Limit-Page"
 
-// Handler serves the page where the loopback address listens.
+// Handler serves the page on the loopback address.
 func Handler(api API, address *net.TCPAddr) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", servePage)
@@ -109,7 +109,7 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.routes.ServeHTTP(w, r)
 }
 
-// check tells why a request is not answered.
+// check returns an error that says why a request is not answered.
 func (g *gate) check(r *http.Request) error {
 	if !g.hosts[r.Host] {
 		return fmt.Errorf("host %q is not this server", r.Host)
@@ -121,7 +121,7 @@ func (g *gate) check(r *http.Request) error {
 	switch site := r.Header.Get("Sec-Fetch-Site"); {
 	case site == "", site == "same-origin":
 	case site == "none" && isPage:
-		// Typed in, or a bookmark.
+		// An address that was typed, or a bookmark.
 	default:
 		return fmt.Errorf("a request from another site (%s) is not answered", site)
 	}
@@ -131,11 +131,11 @@ func (g *gate) check(r *http.Request) error {
 	return nil
 }
 
-// policy lets the page do what it does, and nothing else.
+// policy allows what the page does and nothing else.
 var policy = "default-src 'none'; connect-src 'self'; img-src data:; script-src " + hashOf("script") + "; style-src " + hashOf("style") +
 	"; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// hashOf is the source expression of the page's only element of that name.
+// hashOf returns the source expression of the page's only element of that name.
 func hashOf(element string) string {
 	content := regexp.MustCompile(`(?s)<` + element + `>(.*?)</` + element + `>`).FindSubmatch(page)[1]
 	sum := sha256.Sum256(content)
@@ -147,10 +147,10 @@ func servePage(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write(page)
 }
 
-// proxy passes calls on.
+// proxy forwards calls to the admin API.
 type proxy struct{ api API }
 
-// zoneName is what names of zones are made of.
+// zoneName matches names of zones.
 var zoneName = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
 
 func (p *proxy) pass(w http.ResponseWriter, r *http.Request) {

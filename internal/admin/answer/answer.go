@@ -1,0 +1,195 @@
+// Package answer defines what the admin API answers, as it is written in JSON:
+// [Status], [Top] and [Tops], [Buckets] and [Resets]. The API of internal/admin
+// fills these types and the commands of internal/admin/cli read them, so that the
+// two agree.
+//
+// It imports package store alone: a reader of answers needs no Caddy.
+package answer
+
+import "github.com/shardlimit/caddy-shardlimit/store"
+
+// Status describes the running config: GET /rate_limit/.
+type Status struct {
+	Zones  []Zone  `json:"zones"`
+	Stores []Store `json:"stores"`
+}
+
+// Zone is a zone in the store in which its handlers count.
+type Zone struct {
+	Name      string          `json:"name"`
+	Store     string          `json:"store"`
+	Rollout   *Rollout        `json:"rollout,omitempty"`
+	Algorithm store.Algorithm `json:"algorithm"`
+	Key       []string        `json:"key"`
+	// Events is a number, or a text with placeholders.
+	Events string `json:"events"`
+	Burst  int64  `json:"burst,omitempty"`
+	// Window is in seconds.
+	Window float64 `json:"window"`
+	Charge string  `json:"charge"`
+	// Enforce is in percent.
+	Enforce float64 `json:"enforce"`
+	// Decisions are counts by outcome.
+	Decisions map[string]int64 `json:"decisions"`
+}
+
+// Rollout names the store to which a share of the clients is moved.
+type Rollout struct {
+	Store   string  `json:"store"`
+	Percent float64 `json:"percent"`
+}
+
+// Store is the state of a store. One that is not open has a name and a module
+// only.
+type Store struct {
+	Name   string `json:"name"`
+	Module string `json:"module,omitempty"`
+	// Buckets is their number, of a store in memory.
+	Buckets *int    `json:"buckets,omitempty"`
+	Shards  []Shard `json:"shards,omitempty"`
+	Ledger  *Ledger `json:"ledger,omitempty"`
+}
+
+// Shard is the state of a [store.Shard].
+type Shard struct {
+	Name    string   `json:"name"`
+	Kind    string   `json:"kind"`
+	Retired bool     `json:"retired"`
+	Found   bool     `json:"found"`
+	Servers []Server `json:"servers"`
+}
+
+// Server is the state of a [store.Server]. The maps are by the purpose of a
+// [store.Lane].
+type Server struct {
+	Address  string             `json:"address"`
+	Role     store.Role         `json:"role"`
+	State    store.ServerState  `json:"state"`
+	Breakers map[string]string  `json:"breakers"`
+	Lag      *float64           `json:"lag_seconds,omitempty"`
+	Latency  map[string]float64 `json:"latency_seconds"`
+	Pools    map[string]Pool    `json:"pools"`
+	Queued   int                `json:"queued"`
+}
+
+// Pool is a [store.Pool].
+type Pool struct {
+	Connections int64 `json:"connections"`
+	Idle        int64 `json:"idle"`
+	Hits        int64 `json:"hits"`
+	Misses      int64 `json:"misses"`
+	Timeouts    int64 `json:"timeouts"`
+	Stale       int64 `json:"stale"`
+}
+
+// Ledger is what this process knows of a store's buckets beyond their counts in
+// the store.
+type Ledger struct {
+	Buckets           int64   `json:"buckets"`
+	InFlight          int64   `json:"in_flight"`
+	Unsent            int64   `json:"unsent"`
+	Uncertain         int64   `json:"uncertain"`
+	LocalRefusals     int64   `json:"local_refusals"`
+	UnaskedAdmissions int64   `json:"unasked_admissions"`
+	Batches           Batches `json:"batches"`
+}
+
+// Batches counts batches, and the events in them by what became of these.
+type Batches struct {
+	Fetched  int64 `json:"fetched"`
+	Tokens   int64 `json:"tokens"`
+	Returned int64 `json:"returned"`
+	Expired  int64 `json:"expired"`
+}
+
+// Top lists the clients that a zone refused most: GET /rate_limit/top?zone=<zone>.
+type Top struct {
+	Zone string `json:"zone"`
+	// Since is the time that the counts cover, in seconds.
+	Since   float64         `json:"since"`
+	Refused []RefusedClient `json:"refused"`
+}
+
+// RefusedClient counts the refusals of a client.
+type RefusedClient struct {
+	ClientKey string `json:"client_key"`
+	Store     string `json:"store"`
+	Count     int64  `json:"count"`
+}
+
+// Tops has the [Top] of every zone, in alphabetical order: GET /rate_limit/top.
+type Tops struct {
+	Zones []Top `json:"zones"`
+}
+
+// Buckets describes the buckets of a client: GET /rate_limit/buckets/<zone>.
+type Buckets struct {
+	Zone    string   `json:"zone"`
+	Store   string   `json:"store"`
+	Buckets []Bucket `json:"buckets"`
+}
+
+// BucketName identifies a bucket of a zone: its client key and, if the bucket was
+// found by values, the text of the zone's key that yields it.
+type BucketName struct {
+	ClientKey string `json:"client_key"`
+	Text      string `json:"text,omitempty"`
+}
+
+// Bucket is a client's bucket, wherever there are counts of it.
+type Bucket struct {
+	BucketName
+	Copies
+	// Former has the copies of the shard that kept the bucket before a resharding.
+	Former *Copies `json:"former,omitempty"`
+	// Local is the count that this process made while the store did not answer.
+	Local *State `json:"local,omitempty"`
+	// Ledger is what this process knows of the bucket beyond the store's count.
+	Ledger *Account `json:"ledger,omitempty"`
+}
+
+// Copies are those of a bucket on the servers of a shard, or the one in memory.
+type Copies struct {
+	Shard   string `json:"shard,omitempty"`
+	Servers []Copy `json:"servers"`
+}
+
+// Copy is the bucket on one server. State is nil if the server has none.
+type Copy struct {
+	Address string     `json:"address,omitempty"`
+	Role    store.Role `json:"role"`
+	State   *State     `json:"state"`
+	Error   string     `json:"error,omitempty"`
+}
+
+// State is the state of a bucket. Instants are in seconds since the epoch.
+type State struct {
+	Limit     int64   `json:"limit"`
+	Used      int64   `json:"used"`
+	Remaining int64   `json:"remaining"`
+	Reset     float64 `json:"reset,omitempty"`
+	Penalty   float64 `json:"penalty,omitempty"`
+}
+
+// Account is a [store.Account].
+type Account struct {
+	Used     int64 `json:"used"`
+	InFlight int64 `json:"in_flight"`
+	Unsent   int64 `json:"unsent"`
+	Reserved int64 `json:"reserved,omitempty"`
+	Full     bool  `json:"full"`
+}
+
+// Resets lists buckets that were emptied: DELETE /rate_limit/buckets/<zone>.
+type Resets struct {
+	Zone    string  `json:"zone"`
+	Store   string  `json:"store"`
+	Buckets []Reset `json:"buckets"`
+}
+
+// Reset is a bucket that was emptied. Deleted is set if there was one.
+type Reset struct {
+	BucketName
+	Shard   string `json:"shard,omitempty"`
+	Deleted bool   `json:"deleted"`
+}
