@@ -18,7 +18,7 @@ import (
 )
 
 // StoreModule is what a module in the namespace rate_limit.stores implements.
-type StoreModule = stores.StoreModule
+type StoreModule = stores.Module
 
 // defaultStore is the name of the store of handlers that name none.
 const defaultStore = "default"
