@@ -18,23 +18,23 @@ import (
 )
 
 // StoreModule is what a module in the namespace rate_limit.stores implements.
-type StoreModule = stores.StoreModule
+type StoreModule = stores.Module
 
-// defaultStore is the name of the store of handlers that name none.
+// defaultStore is the name of the store for handlers that name none.
 const defaultStore = "default"
 
-// App holds what all `rate_limit` handlers share: the stores in which they
-// count.
+// App holds the stores in which all `rate_limit` handlers count.
 type App struct {
-	// The stores by name. Handlers that name none use the one named `default`.
-	// If no store is configured at all, that is a memory store.
+	// The stores, by name. Handlers that name no store use the one named
+	// `default`. Default: a memory store of that name.
 	StoresRaw caddy.ModuleMap `json:"stores,omitempty" caddy:"namespace=rate_limit.stores inline_key=module"`
 
-	uses map[string]*stores.Handle
-	// unnamed are the stores that belong to a handler.
+	handles map[string]*stores.Handle
+	// unnamed are the stores that belong to one handler.
 	unnamed []*stores.Handle
-	zones   map[limiter.ZoneID]string
-	// limiters are those of all handlers of the config.
+	// zones are the definitions of the zones in each store.
+	zones map[limiter.ZoneID]string
+	// limiters are the limiters of all handlers of the config.
 	limiters []*limiter.Limiter
 }
 
@@ -49,7 +49,7 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 // Provision implements [caddy.Provisioner].
 func (a *App) Provision(ctx caddy.Context) error {
 	a.zones = map[limiter.ZoneID]string{}
-	a.uses = map[string]*stores.Handle{}
+	a.handles = map[string]*stores.Handle{}
 	if err := admin.RegisterMetrics(ctx); err != nil {
 		return err
 	}
@@ -62,22 +62,21 @@ func (a *App) Provision(ctx caddy.Context) error {
 		modules = loaded.(map[string]any)
 	}
 	for name, module := range modules {
-		use, err := stores.Open(ctx, name, module)
+		handle, err := stores.Open(ctx, name, module)
 		if err != nil {
 			return err
 		}
-		a.uses[name] = use
+		a.handles[name] = handle
 	}
 	return nil
 }
 
-// Start implements [caddy.App]. From then on charges that wait are delivered as
-// this config says. It connects to the stores, without waiting, so that the first
-// requests do not have to.
+// Start implements [caddy.App]. From then on this config delivers charges that
+// wait. It connects to the stores in the background, ahead of the first requests.
 func (a *App) Start() error {
-	for _, use := range slices.AppendSeq(a.unnamed, maps.Values(a.uses)) {
-		use.Run()
-		go use.Warm()
+	for _, handle := range slices.AppendSeq(a.unnamed, maps.Values(a.handles)) {
+		handle.Run()
+		go handle.Warm()
 	}
 	return nil
 }
@@ -85,26 +84,26 @@ func (a *App) Start() error {
 // Stop implements [caddy.App].
 func (*App) Stop() error { return nil }
 
-// Cleanup implements [caddy.CleanerUpper]. Requests that are still running
-// keep what they use until they have settled.
+// Cleanup implements [caddy.CleanerUpper]. Running requests keep their stores open
+// until they have settled.
 func (a *App) Cleanup() error {
-	for _, use := range a.uses {
-		use.Unload()
+	for _, handle := range a.handles {
+		handle.Unload()
 	}
 	return nil
 }
 
-// Limiters returns those of all handlers of the config.
+// Limiters returns the limiters of all handlers of the config.
 func (a *App) Limiters() []*limiter.Limiter { return a.limiters }
 
-// Stores returns all stores of the config, in alphabetical order of their names,
-// each once: handlers may have written the same one of their own.
+// Stores returns all stores of the config, in alphabetical order of their names.
+// Each comes once, even if several handlers define the same one.
 func (a *App) Stores() []*stores.Handle {
 	byName := map[string]*stores.Handle{}
-	for _, use := range a.unnamed {
-		byName[use.Name] = use
+	for _, handle := range a.unnamed {
+		byName[handle.Name] = handle
 	}
-	maps.Copy(byName, a.uses)
+	maps.Copy(byName, a.handles)
 	all := make([]*stores.Handle, 0, len(byName))
 	for _, name := range slices.Sorted(maps.Keys(byName)) {
 		all = append(all, byName[name])
@@ -112,12 +111,12 @@ func (a *App) Stores() []*stores.Handle {
 	return all
 }
 
-// store returns the store of the name that an option gives.
+// store returns the store with the name that the option which gives.
 func (a *App) store(which, name string) (*stores.Handle, error) {
-	if use, ok := a.uses[cmp.Or(name, defaultStore)]; ok {
-		return use, nil
+	if handle, ok := a.handles[cmp.Or(name, defaultStore)]; ok {
+		return handle, nil
 	}
-	return nil, unknownStore(which, name, slices.Sorted(maps.Keys(a.uses)))
+	return nil, unknownStore(which, name, slices.Sorted(maps.Keys(a.handles)))
 }
 
 func unknownStore(which, name string, known []string) error {
@@ -128,8 +127,8 @@ func unknownStore(which, name string, known []string) error {
 	return option.Errorf(which, "%s is not configured: add it to the stores of the global rate_limit, or name another; there is %s", name, names)
 }
 
-// claim registers a handler's zone, and refuses one that another handler
-// defines differently.
+// claim registers a handler's zone, and returns an error if another handler defines
+// it differently.
 func (a *App) claim(storeName string, z *Zone) error {
 	id := limiter.ZoneID{Store: storeName, Zone: z.Name}
 	definition := z.definition()
@@ -148,8 +147,8 @@ func sameDefinition(zone, one, other string) error {
 	return fmt.Errorf("zone %s is defined twice, differently: once with %s, once with %s; make them equal or rename one", zone, one, other)
 }
 
-// rawStoreName returns the name in a handler's option store, if it is one and
-// not a store of its own.
+// rawStoreName returns the name in a handler's option store, if that is a name and
+// not a store of the handler's own.
 func rawStoreName(raw json.RawMessage) (name string, isName bool, err error) {
 	switch {
 	case len(raw) == 0 || string(raw) == "null":

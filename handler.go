@@ -21,98 +21,97 @@ import (
 )
 
 // Handler limits how many requests each client may make. Requests that fit
-// pass; the others are refused with status 429, for which error routes
-// (`handle_errors`) work as usual. The response headers tell clients where
-// they stand: `X-RateLimit-Limit`, `X-RateLimit-Remaining`,
-// `X-RateLimit-Used`, `X-RateLimit-Reset` (seconds since the epoch) and
-// `X-RateLimit-Resource` (the zone), and on refusals `Retry-After` (seconds).
-// With several zones they are about the one with the least left, or on
-// refusals the one that makes the client wait longest.
+// pass; it refuses the others with status 429, for which error routes
+// (`handle_errors`) work as usual. Response headers show clients where they
+// stand: `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Used`,
+// `X-RateLimit-Reset` (seconds since the epoch) and `X-RateLimit-Resource` (the
+// zone), and on refusals `Retry-After` (seconds). With several zones they are
+// about the one with the least left, or on refusals the one that makes the client
+// wait longest.
 //
 // These placeholders are set:
 //
 // Placeholder | Description
 // ------------|-------------
-// `{http.rate_limit.zone}` | The zone that the response tells of
-// `{http.rate_limit.key}` | Its client key, with `log_key`; else the beginning of its SHA-256
+// `{http.rate_limit.zone}` | The zone that the response is about
+// `{http.rate_limit.key}` | Its client key, with `log_key`; otherwise the beginning of the key's SHA-256
 // `{http.rate_limit.limit}` | How many events the zone admits for this request
 // `{http.rate_limit.remaining}` | How many are left
 // `{http.rate_limit.used}` | How many are used up
 // `{http.rate_limit.reset}` | When the window ends, in seconds since the epoch
-// `{http.rate_limit.wait}` | In how many seconds a refused request fits
+// `{http.rate_limit.wait}` | The seconds until a refused request fits
 // `{http.rate_limit.cost}` | What the request costs
 // `{http.rate_limit.outcome}` | `allowed`, `refused`, `would_refuse` (see `enforce`), `error_allowed` or `error_refused` (see `on_error`)
-// `{http.rate_limit.reason}` | Why not: `over_limit`, `in_flight`, `penalty`, `reserved` or `store_error`
-// `{http.rate_limit.<zone>.…}` | The same, of the zone of that name
+// `{http.rate_limit.reason}` | Why it was not allowed: `over_limit`, `in_flight`, `penalty`, `reserved` or `store_error`
+// `{http.rate_limit.<zone>.…}` | The same, for the zone of that name
 // `{http.rate_limit.exceeded.name}` | The zone that refused the request
 //
-// They include this request's cost once it is charged.
+// The numbers include the cost of this request once it is charged.
 type Handler struct {
-	// The store in which the zones count: the name of one that is configured
-	// in the `rate_limit` app, or a store of this handler's own, whose counts
-	// in memory survive a reload only if it is written the same way. Default:
-	// the store named `default`.
+	// The store in which the zones count: the name of a store in the
+	// `rate_limit` app, or a store of this handler's own. The counts in memory of
+	// such a store survive a reload only if its definition does not change.
+	// Default: the store named `default`.
 	StoreRaw json.RawMessage `json:"store,omitempty" caddy:"namespace=rate_limit.stores inline_key=module"`
 
-	// The share of the clients that is counted in another store than that one.
-	// Default: none.
+	// The share of the clients that is counted in another store. Default: none.
 	Rollout *Rollout `json:"rollout,omitempty"`
 
 	// The zones. A request has to fit into all zones that match it; if one
-	// refuses it, none is charged.
+	// refuses it, none charges it. Required, unless `rate_limits` has zones.
 	Zones []*Zone `json:"zones,omitempty"`
 
-	// Which response headers tell of the limit. `github`: `X-RateLimit-*`, of
+	// The response headers that show the limit. `github`: `X-RateLimit-*`, for
 	// one zone. `ietf`: `RateLimit-Policy` and `RateLimit` of
-	// draft-ietf-httpapi-ratelimit-headers-10, of all zones in their order.
-	// `both`, or `none`. `Retry-After` comes with each of them. Default:
+	// draft-ietf-httpapi-ratelimit-headers-10, for all zones in their order.
+	// `both`, or `none`. Refusals have `Retry-After` with each of them. Default:
 	// `github`.
 	Headers string `json:"headers,omitempty"`
 
-	// By up to what part of itself `Retry-After` is lengthened at random, so
-	// that refused clients do not all come back at the same moment; 0.2 is up
-	// to 20 percent. Default: 0.
+	// The fraction by up to which `Retry-After` is lengthened at random, so that
+	// refused clients do not all return at the same moment: a number from 0 to 10;
+	// 0.2 is up to 20 percent. Default: 0.
 	Jitter float64 `json:"jitter,omitempty"`
 
 	// Whether refused requests get a body of type `application/problem+json`
-	// (RFC 9457) with the problem type `quota-exceeded` and the zones that were
-	// exceeded, or `temporary-reduced-capacity` where what is left is reserved
-	// for more important requests or the store cannot answer. Where an error
-	// route of the server (`handle_errors`) matches, that makes the response. Default: false.
+	// (RFC 9457). Its problem type is `quota-exceeded`, with the zones that were
+	// exceeded, or `temporary-reduced-capacity` if what is left is reserved for
+	// more important requests or the store cannot answer. A matching error route
+	// of the server (`handle_errors`) makes the response instead. Default: false.
 	Problem bool `json:"problem,omitempty"`
 
-	// Which refusals are logged, at level INFO. `first`: the first one of each
-	// client and zone in a window; 100000 clients are remembered. `all`, or
-	// `none`. Default: `first`.
+	// The refusals to log, at level INFO. `first`: the first one of each client
+	// and zone in a window; 100000 clients are remembered. `all`, or `none`.
+	// Default: `first`.
 	LogRefusals string `json:"log_refusals,omitempty"`
 
 	// Whether the log entries about refusals, the access log and the
 	// placeholders show client keys, which may be addresses or secrets. If not,
-	// they show the beginning of their SHA-256, by which entries about one
+	// they show the beginning of the key's SHA-256, by which entries about one
 	// client can be found, and entries about refusals leave out the client's
-	// address where the key has it or a network of it. Default: false.
+	// address if the key shows it or a network of it. Default: false.
 	LogKey bool `json:"log_key,omitempty"`
 
-	// Zones by name, in the form of the caddy-ratelimit plugin; they count in
-	// alphabetical order.
+	// Zones by name, in the form of the caddy-ratelimit plugin. They count in
+	// alphabetical order. Default: none.
 	RateLimits map[string]*NamedZone `json:"rate_limits,omitempty"`
 
-	// Accepted for the caddy-ratelimit plugin's configs, and without effect:
-	// nothing here needs sweeping.
+	// Has no effect: nothing needs sweeping. It is accepted from configs of the
+	// caddy-ratelimit plugin.
 	SweepInterval caddy.Duration `json:"sweep_interval,omitempty"`
 
-	// Accepted for the same reason, and without effect: metrics are by zone, and
-	// no label tells of clients.
+	// Has no effect: metrics are by zone, and no label names a client. It is
+	// accepted from configs of the caddy-ratelimit plugin.
 	DisableMetrics bool `json:"disable_metrics,omitempty"`
 
-	// Not supported; see the error it causes.
+	// Not supported: the error that it causes names the replacement.
 	DistributedRaw json.RawMessage `json:"distributed,omitempty"`
 
-	// Not supported; see the error it causes.
+	// Not supported: the error that it causes names the replacement.
 	StorageRaw json.RawMessage `json:"storage,omitempty"`
 
 	limiter *limiter.Limiter
-	// own is the store of this handler alone, if it has one.
+	// own is the store of this handler alone, or nil.
 	own *stores.Handle
 }
 
@@ -175,10 +174,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-// Limiter returns what limits the handler's requests.
-func (h *Handler) Limiter() *limiter.Limiter { return h.limiter }
-
-// validate tells what is wrong with the handler, and how to mend it.
+// validate returns what is wrong with the handler, and how to mend it.
 func (h *Handler) validate() error {
 	if len(h.Zones) == 0 {
 		return errors.New("rate_limit has no zone: add one, such as zone api { key {client_ip}; events 100; window 1m } with a line for each option")
@@ -245,6 +241,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	return h.limiter.ServeHTTP(w, r, next)
 }
 
+// Limiter returns the limiter of the handler's requests.
+func (h *Handler) Limiter() *limiter.Limiter { return h.limiter }
+
 // Interface guards.
 var (
 	_ caddy.Provisioner           = (*Handler)(nil)
@@ -252,31 +251,30 @@ var (
 	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
 )
 
-// Rollout moves a share of a handler's clients to another store, so that it can
-// be tried out on some before all use it. A hash of the client key, which is
-// the same in every process, decides who is moved: more percent move more
-// clients, and none of them back. A zone whose key is the same for all requests
-// has one bucket, which is moved as a whole.
+// Rollout moves a share of a handler's clients to another store, to try it out on
+// some of them before all use it. A hash of the client key, the same in every
+// process, decides which clients move: a higher percentage moves more clients, and
+// none of them back. A zone whose key is the same for all requests has one bucket,
+// which moves as a whole.
 //
-// All that counts for a client is counted in the store that it is in: of the
-// counts in the other one, nothing is taken along. Handlers that have a zone in
-// common therefore need the same rollout.
+// A client's requests count only in the store that the client is in, and counts do
+// not move. Handlers that share a zone therefore need the same rollout.
 type Rollout struct {
-	// The name of the other store, one of those in the `rate_limit` app and not
-	// the handler's own. Required.
+	// The name of the other store: one in the `rate_limit` app that is not the
+	// handler's own. Required.
 	Store string `json:"store,omitempty"`
 
-	// How many percent of the clients are counted in the other store, from 0,
-	// nobody, to 100, everybody; fractions are allowed. To change it while Caddy
-	// runs, replace this value by the admin API; what is loaded next replaces it
-	// again. A client that is moved begins with fresh counts in the other store,
-	// so around that moment it can get up to twice its limit; one that is moved
-	// back finds what is left of its old counts. Default: 0.
+	// The percentage of the clients that count in the other store, from 0 (none)
+	// to 100 (all); fractions are allowed. To change it while Caddy runs, replace
+	// this value through the admin API; the next load replaces it again. A client
+	// that is moved begins with fresh counts in the other store, so around that
+	// moment it can get up to twice its limit; one that is moved back finds what is
+	// left of its old counts. Default: 0.
 	Percent float64 `json:"percent"`
 }
 
-// validate tells what is wrong with the rollout of a handler that counts in the
-// store of that name, or in one of its own.
+// validate returns what is wrong with the rollout of a handler whose store has that
+// name, or is the handler's own.
 func (o *Rollout) validate(own string, ownIsName bool) error {
 	switch {
 	case o == nil:

@@ -219,7 +219,7 @@ func BenchmarkHandler(b *testing.B) {
 		b.Fatal(err)
 	}
 	config := limiter.Config{
-		Zones: []*limiter.Zone{zone}, Store: app.uses[defaultStore], Headers: limiter.HeadersGitHub, LogRefusals: limiter.LogFirst,
+		Zones: []*limiter.Zone{zone}, Store: app.handles[defaultStore], Headers: limiter.HeadersGitHub, LogRefusals: limiter.LogFirst,
 		Logger: ctx.Logger(), Now: time.Now,
 	}
 	if h.limiter, err = limiter.New(config); err != nil {

@@ -92,7 +92,7 @@ func (pooledBuckets) Destruct() error { return nil }
 
 // Interface guards.
 var (
-	_ stores.StoreModule    = (*Store)(nil)
+	_ stores.Module         = (*Store)(nil)
 	_ caddy.Validator       = (*Store)(nil)
 	_ caddyfile.Unmarshaler = (*Store)(nil)
 	_ caddy.Destructor      = pooledBuckets{}

@@ -296,7 +296,7 @@ func (s *Store) reportUndelivered(name, shard string, op algorithm.Operation, re
 // Interface guards.
 var (
 	_ caddy.Provisioner     = (*Store)(nil)
-	_ stores.StoreModule    = (*Store)(nil)
+	_ stores.Module         = (*Store)(nil)
 	_ stores.LedgerConfig   = (*Store)(nil)
 	_ stores.NewcomerConfig = (*Store)(nil)
 )

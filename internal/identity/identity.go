@@ -1,5 +1,7 @@
-// Package identity tells buckets apart in this process's memory, in little of
-// it.
+// Package identity identifies buckets in this process's memory, with little of it.
+//
+// An [ID] is a bucket's identity, of bounded size; [Limits] numbers the limits that
+// IDs name. The package imports store alone.
 package identity
 
 import (
@@ -18,24 +20,23 @@ type ID struct {
 	Key string
 }
 
-// New keeps a client key, or a digest of one that is long: clients can
-// choose keys as long as a header may be, and a bound on the number of buckets
-// has to be a bound on memory.
+// New returns the identity of a bucket. It replaces the end of a long client key
+// by a digest: a client chooses the length of its key, and a bound on the number of
+// buckets has to bound memory.
 func New(limit uint32, clientKey string) ID {
 	if len(clientKey) <= maxKey {
 		return ID{Limit: limit, Key: clientKey}
 	}
-	// What is kept of the key makes the result longer than any key that is
-	// kept as it is, so none can be made up to equal it.
+	// The result is longer than any key that is kept as it is, so no client can send
+	// a key that equals it.
 	digest := sha256.Sum256([]byte(clientKey))
 	return ID{Limit: limit, Key: clientKey[:maxKey] + string(digest[:])}
 }
 
-// Hash is spread over the upper bits.
+// Hash returns a hash that is spread over the upper bits.
 func (id ID) Hash(seed maphash.Seed) uint64 {
-	// The limit takes part so that one client key in many zones, such as the
-	// empty one of zones that count everybody together, is not one place. The
-	// multiplier is 2^64 divided by the golden ratio, which spreads numbers
-	// that follow each other over the upper bits.
+	// The limit takes part so that one client key in many zones has many hashes.
+	// The multiplier, 2^64 divided by the golden ratio, spreads consecutive numbers
+	// over the upper bits.
 	return maphash.String(seed, id.Key) + uint64(id.Limit)*0x9e3779b97f4a7c15
 }

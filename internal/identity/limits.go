@@ -9,12 +9,11 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// Limits numbers limits from 0 on, so that a bucket need not carry its limit.
-// The zero value has numbered none. Numbers are never taken back: limits come
-// from configs, so there are few.
+// Limits numbers limits from 0 on, so that a bucket need not carry its limit. The
+// zero value is empty. Numbers last: limits come from configs, so there are few.
 type Limits struct {
 	mu sync.Mutex
-	// table is replaced as a whole, so that reading takes no lock.
+	// table is replaced as a whole, so that readers need no lock.
 	table atomic.Pointer[limitTable]
 }
 
@@ -29,7 +28,7 @@ type limitTable struct {
 // Number returns the number of the limit.
 func (l *Limits) Number(limit *store.Limit) uint32 {
 	if t := l.table.Load(); t != nil {
-		// To compare with the first few is quicker than to look one up.
+		// Comparing the first few is quicker than a lookup.
 		for n, known := range t.limits[:min(len(t.limits), fewLimits)] {
 			if *known == *limit {
 				return uint32(n) //nolint:gosec // few

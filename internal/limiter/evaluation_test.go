@@ -28,26 +28,26 @@ func TestStoreThatDoesNotOpen(t *testing.T) {
 		for onError, status := range map[string]int{stores.OnErrorAllow: http.StatusOK, stores.OnErrorLocal: http.StatusOK, stores.OnErrorDeny: http.StatusServiceUnavailable} {
 			for _, charge := range []bool{false, true} {
 				s := new(deafStore)
-				var uses [maxStores]*stores.Handle
-				for in := range uses {
-					uses[in] = &stores.Handle{Name: t.Name(), Module: deafModule{s}, Logger: zap.NewNop()}
+				var handles [maxStores]*stores.Handle
+				for in := range handles {
+					handles[in] = &stores.Handle{Name: t.Name(), Module: deafModule{s}, Logger: zap.NewNop()}
 				}
-				uses[broken].Module = brokenModule{}
-				moved := &Rollout{Store: uses[rolloutStore]}
-				h := &Limiter{Config: Config{Logger: zap.NewNop(), Now: time.Now, Store: uses[ownStore], Rollout: moved}}
+				handles[broken].Module = brokenModule{}
+				moved := &Rollout{Store: handles[rolloutStore]}
+				h := &Limiter{Config: Config{Logger: zap.NewNop(), Now: time.Now, Store: handles[ownStore], Rollout: moved}}
 				for _, name := range []string{"a", "b"} {
 					z := &Zone{
 						Name: name, Key: []string{name}, Events: Quantity{Number: 10}, Cost: Quantity{Number: 1},
 						Window: time.Hour, ChargeBefore: charge, OnError: onError, MaxWait: 1,
 					}
 					z.prepare()
-					for in, use := range uses {
-						z.countIn(in, use)
+					for in, handle := range handles {
+						z.countIn(in, handle)
 					}
 					h.Zones = append(h.Zones, z)
 				}
 				// The clients are the same for all requests, and one is moved.
-				place := func(z *Zone) uint64 { return rolloutCohort(z.clientKey(caddy.NewReplacer(), h)) }
+				place := func(z *Zone) uint64 { return cohortOf(rolloutSalt, z.clientKey(caddy.NewReplacer(), h)) }
 				slices.SortFunc(h.Zones, func(a, b *Zone) int { return cmp.Compare(place(a), place(b)) })
 				moved.bound = place(h.Zones[1])
 
@@ -69,9 +69,9 @@ func TestStoreThatDoesNotOpen(t *testing.T) {
 					t.Errorf("store %d does not open, on_error %s, charge before %v: status %d, the other one is asked to %q, want %d and %q",
 						broken, onError, charge, got, s.asked, status, asked)
 				}
-				for in, use := range uses {
-					if n := use.Users.Load(); n != 0 {
-						t.Errorf("store %d has %d users in the end", in, n)
+				for in, handle := range handles {
+					if handle.EnterOpen() != nil {
+						t.Errorf("store %d is open in the end", in)
 					}
 				}
 			}
@@ -98,11 +98,11 @@ func (m boundedModule) NewBuckets() int                       { return m.most }
 // boundedWorld is a site whose store bounds new buckets, and whose clock stands
 // still.
 type boundedWorld struct {
-	t     *testing.T
-	now   time.Time
-	store *memory.Store
-	use   *stores.Handle
-	zone  *Zone
+	t      *testing.T
+	now    time.Time
+	store  *memory.Store
+	handle *stores.Handle
+	zone   *Zone
 }
 
 // newBoundedWorld has a zone by the header A, that lets this many new clients in
@@ -111,34 +111,35 @@ func newBoundedWorld(t *testing.T, most int, zone *Zone) *boundedWorld {
 	t.Helper()
 	w := &boundedWorld{t: t, now: time.Unix(1_700_000_000, 0), zone: zone}
 	w.store = memory.New(memory.NewBuckets(), memory.Options{Now: func() time.Time { return w.now }})
-	w.use = w.open(most)
+	w.handle = w.open(most)
 	zone.Cost = Quantity{Number: 1}
 	zone.Name, zone.Key = "test", []string{"{" + headerA + "}"}
 	zone.prepare()
 	zone.Counts = telemetry.Default.Zone(zone.Name)
-	zone.countIn(ownStore, w.use)
+	zone.countIn(ownStore, w.handle)
 	return w
 }
 
 // open opens the store as another config would, until the test ends.
 func (w *boundedWorld) open(most int) *stores.Handle {
-	use := &stores.Handle{Name: w.t.Name(), Module: boundedModule{w.store, most}, Logger: zap.NewNop()}
-	if _, err := use.Enter(); err != nil {
+	handle := &stores.Handle{Name: w.t.Name(), Module: boundedModule{w.store, most}, Logger: zap.NewNop()}
+	if _, err := handle.Enter(); err != nil {
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(func() {
-		if use.Open.Load() != nil {
-			use.Unload()
+		if handle.EnterOpen() != nil {
+			handle.Leave()
+			handle.Unload()
 		}
 	})
-	return use
+	return handle
 }
 
 // ask sends a request of a client through so many handlers with the zone, and
 // returns the status.
 func (w *boundedWorld) ask(client string, handlers int) int {
 	w.t.Helper()
-	h := &Limiter{Config: Config{Zones: []*Zone{w.zone}, Logger: zap.NewNop(), Now: func() time.Time { return w.now }, Store: w.use, LogRefusals: LogNone}}
+	h := &Limiter{Config: Config{Zones: []*Zone{w.zone}, Logger: zap.NewNop(), Now: func() time.Time { return w.now }, Store: w.handle, LogRefusals: LogNone}}
 	next := caddyhttp.Handler(caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
 		w.WriteHeader(http.StatusOK)
 		return nil
@@ -208,8 +209,8 @@ func TestRegularsAreNotNewcomers(t *testing.T) {
 				}
 				if i == steps/2 {
 					next := w.open(most)
-					w.use.Unload()
-					w.use = next
+					w.handle.Unload()
+					w.handle = next
 					zone.countIn(ownStore, next)
 				}
 			}
@@ -259,21 +260,7 @@ func TestDivertedRequestIsChargedOnce(t *testing.T) {
 			if used := w.used(stores.OverflowKey); used != clients-1 {
 				t.Errorf("charge before %v, %d handlers: %d requests were diverted, charged are %d", charge, handlers, clients-1, used)
 			}
-			w.use.Unload()
+			w.handle.Unload()
 		}
-	}
-}
-
-// TestAcquaintancesEndWithTheirStore, and not before its last config does.
-func TestAcquaintancesEndWithTheirStore(t *testing.T) {
-	w := newBoundedWorld(t, 1, &Zone{Events: Quantity{Number: 1}, Window: time.Hour})
-	next := w.open(1)
-	w.use.Unload()
-	if refs, ok := stores.Pool.References(stores.AcquaintancesKey(t.Name())); !ok || refs != 1 {
-		t.Errorf("after a reload %d configs use them, want 1", refs)
-	}
-	next.Unload()
-	if refs, ok := stores.Pool.References(stores.AcquaintancesKey(t.Name())); ok {
-		t.Errorf("after the last config %d use them", refs)
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// What the option headers can be.
+// Values of the option headers.
 const (
 	HeadersGitHub = "github"
 	HeadersIETF   = "ietf"
@@ -24,17 +24,13 @@ const (
 	HeadersNone   = "none"
 )
 
-func (l *Limiter) setsGitHub() bool { return l.Headers != HeadersNone && l.Headers != HeadersIETF }
-
-func (l *Limiter) setsIETF() bool { return l.Headers == HeadersIETF || l.Headers == HeadersBoth }
-
-// setHeaders tells a client that may pass where it stands.
+// setHeaders sets the headers for a client that passes.
 func (t *tracker) setHeaders() {
 	ietf := false
 	var best *evaluation
 	var at, rank int
 	for _, e := range t.evaluations {
-		// An evaluation has no states if its check did not come to an end.
+		// An evaluation whose check panicked has no states.
 		if e.states == nil {
 			continue
 		}
@@ -57,7 +53,7 @@ func (t *tracker) setHeaders() {
 	}
 }
 
-// setRefusal tells a client that zone i of p, which is the last evaluation, refused.
+// setRefusal sets the headers for a client that zone i of e refused.
 func (t *tracker) setRefusal(e *evaluation, i int, h http.Header) {
 	deleteLimitHeaders(h)
 	if e.limiter.setsGitHub() {
@@ -68,15 +64,13 @@ func (t *tracker) setRefusal(e *evaluation, i int, h http.Header) {
 	}
 }
 
-// ceilSeconds rounds microseconds up to seconds, so that a client which waits
-// that long, or until that second, does not come too early.
-func ceilSeconds(microseconds int64) int64 {
-	return (microseconds + 999_999) / 1_000_000
-}
+func (l *Limiter) setsGitHub() bool { return l.Headers != HeadersNone && l.Headers != HeadersIETF }
 
-// setLimitHeaders sets the headers that tell of st, in place of any that are
-// there, such as a backend's own. It is called for every request: keys are in
-// canonical form, all values share one string, and t has the room for them.
+func (l *Limiter) setsIETF() bool { return l.Headers == HeadersIETF || l.Headers == HeadersBoth }
+
+// setLimitHeaders sets the headers that show st, and replaces those of a backend.
+// It is called for every request: keys are in canonical form, all values share one
+// string, and t has the room for them.
 func (t *tracker) setLimitHeaders(h http.Header, z *Zone, st *store.State) {
 	var scratch [96]byte
 	b := strconv.AppendInt(scratch[:0], st.Limit, 10)
@@ -95,13 +89,13 @@ func (t *tracker) setLimitHeaders(h http.Header, z *Zone, st *store.State) {
 	if st.Reset != 0 {
 		h["X-Ratelimit-Reset"] = values[3:4:4]
 	} else {
-		// Requests that run at the same time know no reset.
+		// Concurrency has no reset.
 		delete(h, "X-Ratelimit-Reset")
 	}
 	h["X-Ratelimit-Resource"] = values[4:5:5]
 }
 
-// deleteLimitHeaders takes back what an earlier route was told.
+// deleteLimitHeaders removes the headers of an earlier route.
 func deleteLimitHeaders(h http.Header) {
 	for _, name := range []string{"Limit", "Remaining", "Used", "Reset", "Resource"} {
 		delete(h, "X-Ratelimit-"+name)
@@ -110,11 +104,11 @@ func deleteLimitHeaders(h http.Header) {
 	delete(h, limitField)
 }
 
-// retryAfter is how many seconds a refused client is told to wait.
+// retryAfter returns the seconds of Retry-After.
 func (l *Limiter) retryAfter(st *store.State) int64 {
 	wait := st.RetryAfter.Microseconds()
 	if l.Jitter > 0 {
-		// In floating point, for a century times ten leaves a Duration.
+		// In floating point: ten times a century overflows a Duration.
 		wait += int64(rand.Float64() * l.Jitter * float64(wait))
 	}
 	return max(ceilSeconds(wait), 1)
@@ -122,6 +116,12 @@ func (l *Limiter) retryAfter(st *store.State) int64 {
 
 func setRetryAfter(h http.Header, seconds int64) {
 	h["Retry-After"] = []string{strconv.FormatInt(seconds, 10)}
+}
+
+// ceilSeconds rounds microseconds up to seconds, so that a client that waits that
+// long, or until that second, is not too early.
+func ceilSeconds(microseconds int64) int64 {
+	return (microseconds + 999_999) / 1_000_000
 }
 
 // The fields of draft-ietf-httpapi-ratelimit-headers-10, in canonical form.
@@ -134,8 +134,8 @@ const (
 const maxFieldInteger = 999_999_999_999_999
 
 // setFields sets the draft's fields: the policies of all zones that match the
-// request, in the order of the config, and where the client stands in those
-// that were asked. They replace a backend's own.
+// request, in the order of the config, and the limits of those that were asked. It
+// replaces those of a backend.
 func (t *tracker) setFields(h http.Header) {
 	var policies, limits httpsfv.List
 	for _, e := range t.evaluations {
@@ -164,7 +164,7 @@ func setField(h http.Header, name string, list httpsfv.List) {
 	}
 }
 
-// policyItem tells what a zone admits.
+// policyItem shows what a zone admits.
 func policyItem(zone string, req *store.Request) httpsfv.Item {
 	item := httpsfv.NewItem(zone)
 	item.Params.Add("q", min(max(req.Capacity(), 0), maxFieldInteger))
@@ -173,13 +173,13 @@ func policyItem(zone string, req *store.Request) httpsfv.Item {
 		return item
 	}
 	if window := policyWindow(req); window >= time.Second {
-		// Rounded up: who believes it does not come too often.
+		// Rounded up, so that a client that relies on it is not too early.
 		item.Params.Add("w", ceilSeconds(window.Microseconds()))
 	}
 	return item
 }
 
-// policyWindow is the time in which a client gets its capacity again.
+// policyWindow returns the time in which a client regains its capacity.
 func policyWindow(req *store.Request) time.Duration {
 	if req.Limit.Algorithm != store.GCRA || req.Burst == 0 {
 		return req.Limit.Window
@@ -188,8 +188,8 @@ func policyWindow(req *store.Request) time.Duration {
 	return time.Duration(microseconds) * time.Microsecond
 }
 
-// limitItem tells what is left, and how long it takes until there is more or,
-// where there are windows, until they end.
+// limitItem shows what is left, and the time until there is more or, of windows,
+// until they end.
 func limitItem(zone string, st *store.State, declined bool) httpsfv.Item {
 	item := httpsfv.NewItem(zone)
 	item.Params.Add("r", min(st.Remaining, maxFieldInteger))
@@ -217,8 +217,8 @@ const (
 	problemReduced       = problemTypes + "temporary-reduced-capacity"
 )
 
-// writeProblem answers a request that the limiter ended because of err, unless
-// an error route does. It returns what is left to be handled.
+// writeProblem answers a request that the limiter ended with err, unless an error
+// route does: then it returns err.
 func (e *evaluation) writeProblem(w http.ResponseWriter, r *http.Request, err error) error {
 	var handlerErr caddyhttp.HandlerError
 	if !errors.As(err, &handlerErr) || handlerErr.StatusCode == statusClientClosedRequest || hasErrorRoute(r, handlerErr) {
@@ -231,44 +231,44 @@ func (e *evaluation) writeProblem(w http.ResponseWriter, r *http.Request, err er
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(handlerErr.StatusCode)
 	if r.Method != http.MethodHead {
-		// Who does not take the body has left.
+		// A client that cannot be written to has left.
 		_, _ = w.Write(body)
 	}
 	return nil
 }
 
-// problem tells why the evaluation ended the request.
+// problem returns why the evaluation ended the request.
 func (e *evaluation) problem(status int) problem {
-	tell := problem{Type: problemReduced, Title: "The service is short of capacity", Status: status}
+	p := problem{Type: problemReduced, Title: "The service is short of capacity", Status: status}
 	for i, z := range e.zones {
 		if !e.refuses(i) {
 			continue
 		}
-		tell.Violated = append(tell.Violated, z.Name)
+		p.Violated = append(p.Violated, z.Name)
 		if e.reason(i) != reasonReserved {
-			tell.Type, tell.Title = problemQuotaExceeded, "The quota is exceeded"
+			p.Type, p.Title = problemQuotaExceeded, "The quota is exceeded"
 		}
 	}
-	return tell
+	return p
 }
 
-// hasErrorRoute tells whether the server has a route for the error, which gets
-// the request as it came.
+// hasErrorRoute reports whether the server has a route for the error. It gets the
+// request as it arrived.
 func hasErrorRoute(r *http.Request, err caddyhttp.HandlerError) bool {
 	server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
 	if !ok || server == nil || server.Errors == nil || len(server.Errors.Routes) == 0 {
 		return false
 	}
 	if original, ok := r.Context().Value(caddyhttp.OriginalRequestCtxKey).(http.Request); ok {
-		came := *r
-		came.Method, came.RemoteAddr, came.RequestURI, came.URL = original.Method, original.RemoteAddr, original.RequestURI, original.URL
-		r = &came
+		arrived := *r
+		arrived.Method, arrived.RemoteAddr, arrived.RequestURI, arrived.URL = original.Method, original.RemoteAddr, original.RequestURI, original.URL
+		r = &arrived
 	}
 	return anyRoute(server.Errors.Routes, server.Errors.WithError(r, err))
 }
 
-// anyRoute tells whether a route is for r. One whose matchers cannot tell counts
-// as one that is.
+// anyRoute reports whether a route is for r. A route whose matchers fail counts as
+// one.
 func anyRoute(routes caddyhttp.RouteList, r *http.Request) bool {
 	for _, route := range routes {
 		if matches, err := route.MatcherSets.AnyMatchWithError(r); err == nil && !matches {

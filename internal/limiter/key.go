@@ -13,31 +13,31 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// clientIPText is what counts for a request to which no text of a zone's key
-// applies.
+// clientIPText is the template for a request to which none of a zone's key applies.
 const clientIPText = "{http.vars." + caddyhttp.ClientIPVarKey + "}"
 
-// keyText is one text of a zone's key.
-type keyText struct {
-	// tag stands for the text in client keys, so that the values of two texts
-	// never meet.
+// keyTemplate is one template of a zone's key.
+type keyTemplate struct {
+	// tag stands for the template in client keys, so that the values of two
+	// templates never meet.
 	tag string
-	// placeholders are the names in the text, in order. A text without any is
-	// the same for all requests.
+	// placeholders are the names in the template, in order. A template without any
+	// is the same for all requests.
 	placeholders []string
 	// hasAddress is set if one of them is the client's address.
 	hasAddress bool
 }
 
-// compileKey prepares the texts of a zone's key, and the client's address as
-// what counts where none of them applies.
-func compileKey(texts []string) []keyText {
-	compiled := make([]keyText, 0, len(texts)+1)
+// compileKey compiles the templates of a zone's key, and adds the client's address
+// for requests to which none of them applies.
+func compileKey(texts []string) []keyTemplate {
+	compiled := make([]keyTemplate, 0, len(texts)+1)
 	taken := map[string]bool{}
 	for i, text := range append(texts[:len(texts):len(texts)], clientIPText) {
 		if i == len(texts) && len(compiled) > 0 && texts[i-1] == clientIPText {
@@ -49,9 +49,15 @@ func compileKey(texts []string) []keyText {
 		}
 		taken[tag] = true
 		names := PlaceholdersIn(text)
-		compiled = append(compiled, keyText{tag: tag, placeholders: names, hasAddress: slices.ContainsFunc(names, isAddress)})
+		compiled = append(compiled, keyTemplate{tag: tag, placeholders: names, hasAddress: slices.ContainsFunc(names, isAddress)})
 	}
 	return compiled
+}
+
+// textTag returns a short tag: it is part of every key in a store.
+func textTag(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return base64.RawURLEncoding.EncodeToString(sum[:3])[:3]
 }
 
 // isAddress reports whether the placeholder of that name yields the client's
@@ -59,31 +65,6 @@ func compileKey(texts []string) []keyText {
 func isAddress(name string) bool {
 	return name == "http.vars."+caddyhttp.ClientIPVarKey ||
 		name == "http.request.remote" || strings.HasPrefix(name, "http.request.remote.host")
-}
-
-// showsAddress reports whether the zone identifies the request's client by the
-// address ip. Which bucket counts the request says nothing about that: it may be
-// that of a network, or one that many clients share.
-func (z *Zone) showsAddress(repl *caddy.Replacer, ip string) bool {
-	for i := range z.templates {
-		t := &z.templates[i]
-		applies, isIn := len(t.placeholders) == 0, t.hasAddress
-		for _, name := range t.placeholders {
-			value, _ := repl.GetString(name)
-			applies = applies || value != ""
-			isIn = isIn || strings.Contains(value, ip)
-		}
-		if applies || i == len(z.templates)-1 {
-			return isIn
-		}
-	}
-	return false
-}
-
-// textTag is short, because it is part of every key in a store.
-func textTag(text string) string {
-	sum := sha256.Sum256([]byte(text))
-	return base64.RawURLEncoding.EncodeToString(sum[:3])[:3]
 }
 
 // PlaceholdersIn returns the names of the placeholders in text, by the rules of
@@ -111,11 +92,47 @@ func PlaceholdersIn(text string) (names []string) {
 	return names
 }
 
-// clientKey appends the client key that the text yields to b, which is empty,
-// and reports whether the text applies to the request: at least one of its
-// placeholders is not empty, or it has none. The lengths at the end keep the
-// parts of a key with several placeholders from running into each other.
-func (t *keyText) clientKey(b []byte, repl *caddy.Replacer, z *Zone) ([]byte, bool) {
+// clientKey returns the client key of a request: that of the first template that
+// applies.
+func (z *Zone) clientKey(repl *caddy.Replacer, l *Limiter) string {
+	var scratch [128]byte
+	for i := range z.templates {
+		key, applies := z.templates[i].clientKey(scratch[:0], repl, z)
+		if applies && i < len(z.Key) {
+			return string(key)
+		}
+		if i == len(z.templates)-1 {
+			z.warnNoKey(repl, l)
+			return string(key)
+		}
+	}
+	return ""
+}
+
+func (z *Zone) warnNoKey(repl *caddy.Replacer, l *Limiter) {
+	times, log := l.mayLog(&z.noKey)
+	if !log {
+		return
+	}
+	hint := "see to it that clients send what key asks for, or end key with {client_ip}"
+	for _, t := range z.templates {
+		for _, name := range t.placeholders {
+			if strings.HasPrefix(name, "http.auth.") {
+				hint = "put rate_limit into a route after the authentication, for it runs before basic_auth"
+			} else if _, known := repl.Get(name); !known {
+				hint = "placeholder {" + name + "} is unknown"
+			}
+		}
+	}
+	l.Logger.Warn("key is empty; counting by client IP",
+		zap.String("zone", z.Name), zap.Strings("key", z.Key), zap.Int64("times", times), zap.String("hint", hint))
+}
+
+// clientKey appends the client key that the template yields to b, which is empty,
+// and reports whether the template applies to the request: it has no placeholder,
+// or at least one that is not empty. The lengths at the end keep the values of
+// several placeholders apart.
+func (t *keyTemplate) clientKey(b []byte, repl *caddy.Replacer, z *Zone) ([]byte, bool) {
 	b = append(append(b, t.tag...), ':')
 	applies := len(t.placeholders) == 0
 	var scratch [8]int
@@ -133,62 +150,8 @@ func (t *keyText) clientKey(b []byte, repl *caddy.Replacer, z *Zone) ([]byte, bo
 	return shortened(b), applies
 }
 
-// A client key of more than maxKey bytes is shortened to shortKey bytes: its
-// beginning, at least as many dots as shortDots has, and a digest of all of it.
-// Everything that the limiter keeps about a client, here and in the stores, is
-// kept under that key, so clients cannot choose how much memory they take.
-// These numbers decide which bucket, shard and cohort a client belongs to: they
-// are the same in all Caddys and must not change.
-const (
-	maxKey    = 128
-	shortKey  = 144
-	shortDots = "..."
-	// shortDigest is how many bytes of the SHA-256 are kept: 192 bits, so that
-	// nobody can find two client keys that share a bucket.
-	shortDigest = 24
-	shortHead   = shortKey - len(shortDots) - shortDigest*8/6
-)
-
-// shortened returns key itself, or overwrites it with what stands for it. The
-// result for a long key is longer than any key that stays as it is, so no client
-// can send the shortened key of another.
-func shortened(key []byte) []byte {
-	if len(key) <= maxKey {
-		return key
-	}
-	digest := sha256.Sum256(key)
-	head := shortHead
-	for head > shortHead-utf8.UTFMax && !utf8.RuneStart(key[head]) {
-		// The API and the logs show text, which no broken rune survives.
-		head--
-	}
-	key = append(key[:head], shortDots...)
-	for len(key) < shortHead+len(shortDots) {
-		key = append(key, '.')
-	}
-	return base64.RawURLEncoding.AppendEncode(key, digest[:shortDigest])
-}
-
-// canonicalKey returns the client key that an operator means by one that was
-// copied from a log or an answer, or written in full: it shortens a long key
-// unless that is a shortened one already.
-func canonicalKey(clientKey string) string {
-	if isShortened(clientKey) {
-		return clientKey
-	}
-	return string(shortened([]byte(clientKey)))
-}
-
-func isShortened(clientKey string) bool {
-	if len(clientKey) != shortKey || !strings.HasPrefix(clientKey[shortHead:], shortDots) {
-		return false
-	}
-	_, err := base64.RawURLEncoding.DecodeString(clientKey[shortHead+len(shortDots):])
-	return err == nil
-}
-
-// appendMasked appends value, cut down to its network if it is an IP address
-// and the zone counts networks.
+// appendMasked appends value, or its network if it is an IP address and the zone
+// counts networks.
 func (z *Zone) appendMasked(b []byte, value string) []byte {
 	if z.IPv4Prefix == 0 && z.IPv6Prefix == 0 {
 		return append(b, value...)
@@ -212,8 +175,80 @@ func (z *Zone) appendMasked(b []byte, value string) []byte {
 	return network.AppendTo(b)
 }
 
-// NamedBucket identifies a bucket of a zone: its client key and, if the bucket was
-// found by values, the template of the key that yields it.
+// A client key of more than maxKey bytes is shortened to shortKey bytes: its
+// beginning, at least shortDots, and a digest of the whole key. The limiter and
+// the stores keep everything about a client under that key, so clients cannot
+// choose how much memory they take. These numbers decide which bucket, shard and
+// cohort a client belongs to: they are the same in all Caddys and must not change.
+const (
+	maxKey    = 128
+	shortKey  = 144
+	shortDots = "..."
+	// shortDigest is how many bytes of the SHA-256 are kept: with 192 bits nobody
+	// can find two client keys that share a bucket.
+	shortDigest = 24
+	shortHead   = shortKey - len(shortDots) - shortDigest*8/6
+)
+
+// shortened returns key itself, or overwrites a long key with a shortened one. That
+// is longer than any key that stays as it is, so no client can send the shortened
+// key of another.
+func shortened(key []byte) []byte {
+	if len(key) <= maxKey {
+		return key
+	}
+	digest := sha256.Sum256(key)
+	head := shortHead
+	for head > shortHead-utf8.UTFMax && !utf8.RuneStart(key[head]) {
+		// The API and the logs show text, which no broken rune survives.
+		head--
+	}
+	key = append(key[:head], shortDots...)
+	for len(key) < shortHead+len(shortDots) {
+		key = append(key, '.')
+	}
+	return base64.RawURLEncoding.AppendEncode(key, digest[:shortDigest])
+}
+
+// canonicalKey returns the client key that an operator means by one copied from a
+// log or an answer, or written in full: it shortens a long key unless that is
+// shortened already.
+func canonicalKey(clientKey string) string {
+	if isShortened(clientKey) {
+		return clientKey
+	}
+	return string(shortened([]byte(clientKey)))
+}
+
+func isShortened(clientKey string) bool {
+	if len(clientKey) != shortKey || !strings.HasPrefix(clientKey[shortHead:], shortDots) {
+		return false
+	}
+	_, err := base64.RawURLEncoding.DecodeString(clientKey[shortHead+len(shortDots):])
+	return err == nil
+}
+
+// showsAddress reports whether the client key of the request shows the address ip,
+// or a network of it. The bucket that counts the request does not say: it may be
+// shared by many clients.
+func (z *Zone) showsAddress(repl *caddy.Replacer, ip string) bool {
+	for i := range z.templates {
+		t := &z.templates[i]
+		applies, isIn := len(t.placeholders) == 0, t.hasAddress
+		for _, name := range t.placeholders {
+			value, _ := repl.GetString(name)
+			applies = applies || value != ""
+			isIn = isIn || strings.Contains(value, ip)
+		}
+		if applies || i == len(z.templates)-1 {
+			return isIn
+		}
+	}
+	return false
+}
+
+// NamedBucket identifies a bucket of a zone: by its client key and, if the bucket
+// was found by values, the template that yields it.
 type NamedBucket struct {
 	ClientKey string `json:"client_key"`
 	Text      string `json:"text,omitempty"`
@@ -225,8 +260,8 @@ func (z *Zone) About(b NamedBucket) store.Request {
 }
 
 // BucketsOf returns the buckets of the client whose placeholders have these
-// values: one for each text of the key that has as many. Or the client key is
-// given as it is.
+// values, one for each template with as many placeholders, or the bucket of a
+// client key that is given as it is.
 func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []NamedBucket, err error) {
 	if len(clientKeys) > 0 {
 		if len(values) > 0 {
@@ -247,7 +282,7 @@ func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []NamedBucket, er
 		if i < len(z.Key) {
 			text = z.Key[i]
 		} else if _, err := netip.ParseAddr(strings.Join(values, "")); err != nil {
-			// The address counts where no text of the key applies.
+			// Only an address has this template.
 			continue
 		}
 		if len(names) != len(values) {
@@ -266,12 +301,12 @@ func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []NamedBucket, er
 	return buckets, nil
 }
 
-// couldHave tells whether a client of the zone could have that client key.
+// couldHave reports whether a client of the zone could have that client key.
 func (z *Zone) couldHave(clientKey string) bool {
-	return clientKey == stores.OverflowKey || slices.ContainsFunc(z.templates, func(t keyText) bool { return strings.HasPrefix(clientKey, t.tag+":") })
+	return clientKey == stores.OverflowKey || slices.ContainsFunc(z.templates, func(t keyTemplate) bool { return strings.HasPrefix(clientKey, t.tag+":") })
 }
 
-// distinct are names, each once, in the order in which they come first.
+// distinct returns each of the names once, in their order.
 func distinct(names []string) (once []string) {
 	for _, name := range names {
 		if !slices.Contains(once, name) {

@@ -1,3 +1,13 @@
+// Package limiter takes one request through the zones of a handler.
+//
+// A [Limiter], which New makes of a [Config], serves the requests of one handler.
+// Its tracker collects an evaluation from each handler that a request passes; the
+// evaluation asks the stores of its zones, waits if the zones hold requests, and
+// settles once the status of the response is known. A [Simulation] asks without
+// counting.
+//
+// The package imports internal/stores, internal/telemetry, internal/option,
+// internal/identity and store/**.
 package limiter
 
 import (
@@ -16,24 +26,17 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// Limiter limits the requests of one handler: each has to fit into all zones
-// that match it.
-type Limiter struct {
-	Config
-	// isSimulated is set on a copy that requests meet which are only imagined.
-	isSimulated bool
-}
-
-// Config is what a Limiter is made of.
+// Config are the settings of a Limiter.
 type Config struct {
 	Zones []*Zone
-	// Store is where the zones count, but for the clients that Rollout moves. It
-	// is nil where none are moved.
-	Store   *stores.Handle
+	// Store is where the zones count, except for the clients that Rollout moves.
+	Store *stores.Handle
+	// Rollout is nil if no clients are moved.
 	Rollout *Rollout
-	// Headers is one of the constants with that name at its beginning.
+	// Headers is HeadersGitHub, HeadersIETF, HeadersBoth or HeadersNone.
 	Headers string
-	// Jitter is by up to what part of itself Retry-After is lengthened at random.
+	// Jitter is the fraction of Retry-After by up to which it is lengthened at
+	// random.
 	Jitter float64
 	// Problem is set if refused requests get a body of RFC 9457.
 	Problem bool
@@ -47,6 +50,14 @@ type Config struct {
 	Now    func() time.Time
 }
 
+// Limiter limits the requests of one handler: each has to fit into all zones that
+// match it.
+type Limiter struct {
+	Config
+	// isSimulated is set on the copy of a Limiter that simulations use.
+	isSimulated bool
+}
+
 // New returns a limiter whose zones count in open stores.
 func New(c Config) (*Limiter, error) {
 	l := &Limiter{Config: c}
@@ -55,11 +66,11 @@ func New(c Config) (*Limiter, error) {
 	}
 	for _, z := range c.Zones {
 		z.prepare()
-		for in, use := range l.Stores() {
-			if z.Penalty > 0 && !use.KnowsPenalties() {
-				return nil, fmt.Errorf("zone %s: %w", z.Name, option.Errorf("penalty", "does not go with the store %s: remove it", use.Name))
+		for in, handle := range l.Stores() {
+			if z.Penalty > 0 && !handle.KnowsPenalties() {
+				return nil, fmt.Errorf("zone %s: %w", z.Name, option.Errorf("penalty", "does not go with the store %s: remove it", handle.Name))
 			}
-			z.countIn(in, use)
+			z.countIn(in, handle)
 		}
 	}
 	return l, nil
@@ -102,19 +113,10 @@ func (l *Limiter) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	return next.ServeHTTP(w, r)
 }
 
-// answer answers a request that p ended with err, if the handler is to do that.
-func (l *Limiter) answer(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request, err error) error {
-	if err == nil || !l.Problem || t.refusal != e {
-		return err
-	}
-	return e.writeProblem(w, r, err)
-}
-
 // collect resolves what the request asks of the zones that match it, as a new
-// part of t, or of a new tracker if t is nil or, in an error route, settled. A
-// zone that does not limit the request is left out, and so is a bucket that
-// another handler counts the request in already. It returns no part if nothing is
-// left.
+// evaluation of t, or of a new tracker if t is nil or, in an error route, settled. It
+// leaves out zones that do not limit the request, and buckets in which another
+// handler counts it already. It returns no evaluation if nothing is left.
 func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, repl *caddy.Replacer) (*tracker, *evaluation, error) {
 	var e *evaluation
 	for _, z := range l.Zones {
@@ -134,8 +136,8 @@ func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 		if req.Events == unlimited {
 			continue
 		}
-		use := z.boundFor(req.ClientKey, l.Rollout)
-		if t != nil && t.counts(use, &req) {
+		bound := z.boundFor(req.ClientKey, l.Rollout)
+		if t != nil && t.counts(bound, &req) {
 			continue
 		}
 		if e == nil {
@@ -144,7 +146,7 @@ func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 			}
 			e = t.newEvaluation(l, repl)
 		}
-		e.add(use, req)
+		e.add(bound, req)
 	}
 	if e != nil {
 		t.enroll(e, r)
@@ -152,7 +154,9 @@ func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 	return t, e, nil
 }
 
-// admit asks p's stores and returns nil if the request may pass.
+var errStoreDown = errors.New("rate limit store cannot answer, and on_error is deny")
+
+// admit asks the stores of e, and returns nil if the request may pass.
 func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request) error {
 	e.enter()
 	if !e.refusesOutright() {
@@ -182,9 +186,7 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 	}
 }
 
-var errStoreDown = errors.New("rate limit store cannot answer, and on_error is deny")
-
-// refuse answers by the state that refused; nothing more is asked of a store.
+// refuse returns the error of a request that zone i of e refuses.
 func (l *Limiter) refuse(t *tracker, e *evaluation, i int, w http.ResponseWriter, r *http.Request) error {
 	z, st := e.zones[i].Zone, &e.states[i]
 	t.refusal, t.refusedBy = e, z
@@ -202,8 +204,17 @@ func (l *Limiter) refuse(t *tracker, e *evaluation, i int, w http.ResponseWriter
 	return caddyhttp.Error(http.StatusTooManyRequests, z.refusal)
 }
 
-// mayLog reports whether a condition that a request has met is to be logged, as
-// throttle does. An imagined request has met none.
+// warnNever logs that a request costs more than its zone ever admits.
+func (l *Limiter) warnNever(z *Zone, req *store.Request) {
+	if times, log := l.mayLog(&z.never); log {
+		l.Logger.Warn("a request costs more than its zone ever admits; it is refused, and waiting will not help",
+			zap.String("zone", z.Name), zap.Int64("cost", req.Cost), zap.Int64("capacity", req.Capacity()),
+			zap.Int64("times", times), zap.String("hint", "raise events or, with gcra, burst; or lower cost or reserve"))
+	}
+}
+
+// mayLog reports whether to log a condition that a request met, as
+// [telemetry.LogThrottle.Report] does. A simulated request logs nothing.
 func (l *Limiter) mayLog(t *telemetry.LogThrottle) (times int64, log bool) {
 	if l.isSimulated {
 		return 0, false
@@ -211,11 +222,11 @@ func (l *Limiter) mayLog(t *telemetry.LogThrottle) (times int64, log bool) {
 	return t.Report(l.Now())
 }
 
-// warnNever tells of a request that costs more than its zone ever admits.
-func (l *Limiter) warnNever(z *Zone, req *store.Request) {
-	if times, log := l.mayLog(&z.never); log {
-		l.Logger.Warn("a request costs more than its zone ever admits; it is refused, and waiting will not help",
-			zap.String("zone", z.Name), zap.Int64("cost", req.Cost), zap.Int64("capacity", req.Capacity()),
-			zap.Int64("times", times), zap.String("hint", "raise events or, with gcra, burst; or lower cost or reserve"))
+// answer writes the response to a request that e ended with err if the handler is
+// configured to; otherwise it returns err.
+func (l *Limiter) answer(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request, err error) error {
+	if err == nil || !l.Problem || t.refusal != e {
+		return err
 	}
+	return e.writeProblem(w, r, err)
 }

@@ -6,7 +6,55 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// outcome is what zone i decided.
+// penalize keeps clients refused that a zone with a penalty has just refused. What
+// is in flight may turn out to be free, so it earns no penalty. Nobody waits for the
+// stores: the states show the penalty already.
+func (e *evaluation) penalize() {
+	for i, z := range e.zones {
+		st := &e.states[i]
+		if z.Penalty == 0 || !e.declines(i) || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
+			continue
+		}
+		st.Penalty = st.Now + z.Penalty.Microseconds()
+		st.RetryAfter = max(st.RetryAfter, z.Penalty)
+		st.Reset = max(st.Reset, st.Penalty)
+		st.Remaining = 0
+		req := e.reqs[i]
+		req.Until = st.Penalty
+		open := e.open(i)
+		if e.has(i).local {
+			open = open.Local.Opened
+		}
+		open.Penalize(req)
+	}
+}
+
+// count counts what the zones decided.
+func (e *evaluation) count() {
+	for i, z := range e.zones {
+		if o := e.outcome(i); o != telemetry.Undecided {
+			z.Counts.Requests.Inc()
+			z.Counts.Decisions[o].Inc()
+		}
+	}
+}
+
+// refusedBy returns the zone that refuses the request for the longest time, or
+// -1 if none does.
+func (e *evaluation) refusedBy() int {
+	longest := -1
+	for i := range e.states {
+		if e.refuses(i) && (longest < 0 || e.states[i].RetryAfter > e.states[longest].RetryAfter) {
+			longest = i
+		}
+	}
+	return longest
+}
+
+// isDenied reports whether a zone ends the request because its store failed.
+func (e *evaluation) isDenied() bool { return e.anyZone(e.deniesByError) }
+
+// outcome returns what zone i decided.
 func (e *evaluation) outcome(i int) telemetry.Outcome {
 	switch {
 	case i >= len(e.states) || !e.wasAsked(i):
@@ -24,8 +72,8 @@ func (e *evaluation) outcome(i int) telemetry.Outcome {
 	}
 }
 
-// Why a request was, or would have been, refused, or was not decided by the
-// store.
+// Reasons for which a request was, or would have been, refused, or the store did
+// not decide about it.
 const (
 	reasonOverLimit  = "over_limit"
 	reasonInFlight   = "in_flight"
@@ -34,7 +82,8 @@ const (
 	reasonStoreError = "store_error"
 )
 
-// reason tells why zone i decided as it did; it is empty where that is allowed.
+// reason returns why zone i decided as it did; it is empty if the zone allowed the
+// request.
 func (e *evaluation) reason(i int) string {
 	switch e.outcome(i) {
 	case telemetry.Undecided, telemetry.Allowed:
@@ -55,76 +104,25 @@ func (e *evaluation) reason(i int) string {
 	}
 }
 
-// declines tells whether the answer about zone i is no, which refuses the
-// request if the zone is enforced for the client.
+// declines reports whether zone i found no room, which refuses the request if the
+// zone is enforced for the client.
 func (e *evaluation) declines(i int) bool {
 	return e.states[i].Err == nil && e.wasAsked(i) && !e.states[i].Allowed
 }
 
+// refuses reports whether zone i refuses the request.
 func (e *evaluation) refuses(i int) bool { return e.declines(i) && !e.observes(i) }
 
-// deniesByError tells whether zone i ends the request because its store failed.
+// deniesByError reports whether zone i ends the request because its store failed.
 func (e *evaluation) deniesByError(i int) bool {
 	return e.states[i].Err != nil && e.zones[i].onError == stores.OnErrorDeny && !e.observes(i)
 }
 
-// count counts what the zones decided.
-func (e *evaluation) count() {
-	for i, z := range e.zones {
-		if o := e.outcome(i); o != telemetry.Undecided {
-			z.Counts.Requests.Inc()
-			z.Counts.Decisions[o].Inc()
-		}
-	}
-}
-
-// wait is how long a client has to wait that was told st, in microseconds; 0 if
-// it was not refused, or waiting does not help.
+// wait returns how long st makes a client wait, in microseconds; 0 if the client
+// was not refused, or waiting does not help.
 func wait(st *store.State) int64 {
 	if st.RetryAfter == store.Never {
 		return 0
 	}
 	return st.RetryAfter.Microseconds()
-}
-
-// refusedBy returns the zone that refuses the request for the longest time, or
-// -1 if none does.
-func (e *evaluation) refusedBy() int {
-	longest := -1
-	for i := range e.states {
-		if e.refuses(i) && (longest < 0 || e.states[i].RetryAfter > e.states[longest].RetryAfter) {
-			longest = i
-		}
-	}
-	return longest
-}
-
-// isDenied tells whether a zone ends the request because its store failed.
-func (e *evaluation) isDenied() bool {
-	for i := range e.zones {
-		if e.deniesByError(i) {
-			return true
-		}
-	}
-	return false
-}
-
-// penalize keeps clients refused that were refused just now, by zones that want
-// that. What is in flight may turn out to cost nothing, so it earns no penalty.
-// Nobody waits for it: the states show it already.
-func (e *evaluation) penalize() {
-	for i, z := range e.zones {
-		st := &e.states[i]
-		if z.Penalty == 0 || !e.declines(i) || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
-			continue
-		}
-		penalty := z.Penalty
-		st.Penalty = st.Now + penalty.Microseconds()
-		st.RetryAfter = max(st.RetryAfter, penalty)
-		st.Reset = max(st.Reset, st.Penalty)
-		st.Remaining = 0
-		req := e.reqs[i]
-		req.Until = st.Penalty
-		e.decider(i).Penalizer.PenalizeDetached([]store.Request{req})
-	}
 }

@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -14,12 +15,12 @@ import (
 
 const placeholderPrefix = "http.rate_limit."
 
-// zonePlaceholders are the names of what is told of a zone, which follow its
-// name or, for the zone that is reported, the prefix.
+// zonePlaceholders follow the name of a zone or, for the zone that is reported, the
+// prefix.
 var zonePlaceholders = []string{"zone", "key", "limit", "remaining", "used", "reset", "wait", "cost", "outcome", "reason"}
 
-// placeholders yields the values of {http.rate_limit.*} for a request. They are
-// empty as long as no zone matched it.
+// placeholders returns the values of {http.rate_limit.*} for a request. They are
+// empty until a zone matches it.
 func placeholders(r *http.Request) caddy.ReplacerFunc {
 	return func(key string) (any, bool) {
 		name, ok := strings.CutPrefix(key, placeholderPrefix)
@@ -49,18 +50,17 @@ func (t *tracker) placeholder(rest string) (any, bool) {
 		e, i = t.evaluationOf(rest[:dot])
 		name = rest[dot+1:]
 	}
-	for _, known := range zonePlaceholders {
-		if name == known {
-			if e == nil {
-				return nil, true
-			}
-			return e.placeholder(i, name), true
-		}
+	switch {
+	case !slices.Contains(zonePlaceholders, name):
+		return nil, false
+	case e == nil:
+		return nil, true
+	default:
+		return e.placeholder(i, name), true
 	}
-	return nil, false
 }
 
-// placeholder is what is told of zone i; nil where there is nothing to tell.
+// placeholder returns a value about zone i, or nil if there is none.
 func (e *evaluation) placeholder(i int, name string) any {
 	switch name {
 	case "zone":
@@ -68,8 +68,8 @@ func (e *evaluation) placeholder(i int, name string) any {
 	case "key":
 		return e.shownKey(i)
 	case "cost":
-		if m := e.has(i); m.settled {
-			return m.cost
+		if spent := e.has(i); spent.settled {
+			return spent.cost
 		}
 		return e.reqs[i].Cost
 	case "outcome":
@@ -95,15 +95,15 @@ func (e *evaluation) placeholder(i int, name string) any {
 		return ceilSeconds(wait(st))
 	default:
 		if st.Reset == 0 {
-			// Requests that run at the same time know no reset.
+			// Concurrency has no reset.
 			return nil
 		}
 		return ceilSeconds(st.Reset)
 	}
 }
 
-// evaluationOf returns where the zone of that name decided about the request or, if
-// it did not, where it would have.
+// evaluationOf returns where the zone of that name decided about the request, or
+// where it would have if it did not.
 func (t *tracker) evaluationOf(zone string) (where *evaluation, at int) {
 	for _, e := range t.evaluations {
 		for i, z := range e.zones {
@@ -118,9 +118,9 @@ func (t *tracker) evaluationOf(zone string) (where *evaluation, at int) {
 	return where, at
 }
 
-// reported returns the zone that the response tells of: the one that refused
-// the request, or else would have, or else has the least left, or else could
-// not answer. It returns nil if there is none.
+// reported returns the zone that placeholders and the access log are about: the one
+// that refused the request, or else would have, or else has the least left, or else
+// could not answer. It returns nil if there is none.
 func (t *tracker) reported() (*evaluation, int) {
 	var best *evaluation
 	var at, rank int
@@ -146,7 +146,7 @@ const (
 	rankRefused
 )
 
-// rank is how much zone i tells of what became of the request; 0 if nothing.
+// rank returns how much zone i matters for the request; 0 if not at all.
 func (e *evaluation) rank(i int) int {
 	switch e.outcome(i) {
 	case telemetry.Refused, telemetry.ErrorRefused:
@@ -162,8 +162,8 @@ func (e *evaluation) rank(i int) int {
 	}
 }
 
-// logAccess adds what the limiter decided to the request's entry in the access
-// log, if there is one.
+// logAccess adds the decision to the request's entry in the access log, if there is
+// one.
 func (t *tracker) logAccess(r *http.Request) {
 	server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
 	if !ok || server == nil || server.Logs == nil {
@@ -174,7 +174,7 @@ func (t *tracker) logAccess(r *http.Request) {
 	}
 }
 
-// MarshalLogObject implements [zapcore.ObjectMarshaler]. It is called when the
+// MarshalLogObject implements [zapcore.ObjectMarshaler]. The log calls it when the
 // request is over.
 func (t *tracker) MarshalLogObject(to zapcore.ObjectEncoder) error {
 	e, i := t.reported()

@@ -1,10 +1,10 @@
 package limiter
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"hash/maphash"
-	"math"
 	"net/http"
 	"slices"
 	"strings"
@@ -22,28 +22,15 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
+// Values of the option log_refusals.
 const (
 	LogFirst = "first"
 	LogAll   = "all"
 	LogNone  = "none"
 )
 
-// maxLoggedRefusals bounds the memory for refusals that were logged: to forget
-// one costs a line.
-const maxLoggedRefusals = 100_000
-
-// loggedRefusals are the clients whose refusal was logged in this window.
-type loggedRefusals = otter.Cache[identity.ID, time.Duration]
-
-func newLoggedRefusals() *loggedRefusals {
-	return otter.Must(&otter.Options[identity.ID, time.Duration]{
-		MaximumSize:      maxLoggedRefusals,
-		ExpiryCalculator: otter.ExpiryCreatingFunc(func(e otter.Entry[identity.ID, time.Duration]) time.Duration { return e.Value }),
-	})
-}
-
-// reportRefusal logs that zone i refused, or would have refused, the request, and
-// emits the event of a refusal.
+// reportRefusal logs that zone i refused the request, or would have, and emits the
+// event of a refusal.
 func (l *Limiter) reportRefusal(e *evaluation, i int, r *http.Request) {
 	l.logRefusal(e, i, r)
 	if e.outcome(i) == telemetry.Refused && l.Events.Wants(telemetry.EventExceeded) {
@@ -51,11 +38,6 @@ func (l *Limiter) reportRefusal(e *evaluation, i int, r *http.Request) {
 			"zone": e.zones[i].Name, "wait": time.Duration(wait(&e.states[i])) * time.Microsecond, "remote_ip": clientIP(r),
 		})
 	}
-}
-
-func clientIP(r *http.Request) string {
-	ip, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
-	return ip
 }
 
 func (l *Limiter) logRefusal(e *evaluation, i int, r *http.Request) {
@@ -84,12 +66,13 @@ func (l *Limiter) logRefusal(e *evaluation, i int, r *http.Request) {
 	entry.Write(fields...)
 }
 
-// isFirstRefusal tells whether the client was not refused before in this window.
+// isFirstRefusal reports whether zone i has not refused the client in this window
+// before.
 func (e *evaluation) isFirstRefusal(i int) bool {
 	z, st := e.zones[i], &e.states[i]
 	window := z.limit.Window
 	if z.limit.Algorithm == store.FixedWindow && st.Reset > st.Now {
-		// It began before.
+		// The window began earlier.
 		window = time.Duration(st.Reset-st.Now) * time.Microsecond
 	}
 	id := identity.New(0, e.reqs[i].ClientKey)
@@ -100,8 +83,8 @@ func (e *evaluation) isFirstRefusal(i int) bool {
 	return isNew
 }
 
-// shownKey is the client key as it may be shown: itself with log_key, and else
-// the beginning of its digest, by which lines about one client are found.
+// shownKey returns the client key as it may be shown: itself with log_key, or else
+// the beginning of its digest, by which entries about one client can be found.
 func (e *evaluation) shownKey(i int) string {
 	key := e.reqs[i].ClientKey
 	if e.limiter.LogKey {
@@ -111,10 +94,27 @@ func (e *evaluation) shownKey(i int) string {
 	return hex.EncodeToString(digest[:8])
 }
 
-// refusedClients tells which clients of a zone were refused most in the last
-// minutes, in bounded memory: it counts by sketches, each for a part of that
-// time. A client key belongs to one stripe, so that refusals at the same time
-// seldom meet at one lock.
+func clientIP(r *http.Request) string {
+	ip, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+	return ip
+}
+
+// maxLoggedRefusals bounds the memory. A client beyond it costs another entry.
+const maxLoggedRefusals = 100_000
+
+// loggedRefusals are the clients whose refusal was logged in their window.
+type loggedRefusals = otter.Cache[identity.ID, time.Duration]
+
+func newLoggedRefusals() *loggedRefusals {
+	return otter.Must(&otter.Options[identity.ID, time.Duration]{
+		MaximumSize:      maxLoggedRefusals,
+		ExpiryCalculator: otter.ExpiryCreatingFunc(func(e otter.Entry[identity.ID, time.Duration]) time.Duration { return e.Value }),
+	})
+}
+
+// refusedClients counts which clients of a zone were refused most in the last
+// minutes, in bounded memory: by sketches, each for a part of that time. A client
+// key belongs to one stripe, so that concurrent refusals seldom contend for a lock.
 type refusedClients struct {
 	began   time.Time
 	seed    maphash.Seed
@@ -123,26 +123,25 @@ type refusedClients struct {
 
 const (
 	refusedStripes = 4
-	// refusedPeriod is what one sketch covers, and refusedPeriods how many are
-	// kept: the one that runs now and those before it, five minutes together.
+	// refusedPeriod is the time that one sketch covers, and refusedPeriods is how
+	// many are kept, with the current one: five minutes together.
 	refusedPeriod  = 75 * time.Second
 	refusedPeriods = 4
 
-	// A sketch takes less than 19 kB, client keys included, of which 5 are its
-	// random numbers; a zone less than 300 kB, and nothing before it refuses
-	// somebody.
+	// A sketch takes less than 19 kB, with its client keys and 5 kB of random
+	// numbers; a zone less than 300 kB, and nothing before its first refusal.
 	sketchClients = 32
 	sketchWidth   = 128
 	sketchDepth   = 3
-	// sketchDecay is HeavyKeeper's: how likely a client that has been counted n
-	// times loses one to another that has the same place, is its n-th power.
+	// sketchDecay is HeavyKeeper's: its n-th power is the probability that a client
+	// with a count of n loses one to another with the same place.
 	sketchDecay = 0.925
 )
 
 type refusedStripe struct {
 	mu       sync.Mutex
 	sketches [refusedPeriods]refusedSketch
-	// Two cache lines, lest one stripe's lock slow its neighbours down.
+	// Two cache lines, so that stripes share none.
 	_ [24]byte
 }
 
@@ -166,7 +165,7 @@ func (c *refusedClients) note(clientKey string, now time.Time) {
 	defer s.mu.Unlock()
 	sketch := &s.sketches[period%refusedPeriods]
 	if period < sketch.period {
-		// Somebody who was held up, or a clock that was set back.
+		// The caller was delayed, or the clock was set back.
 		return
 	}
 	if sketch.counts == nil || sketch.period != period {
@@ -175,16 +174,27 @@ func (c *refusedClients) note(clientKey string, now time.Time) {
 	sketch.counts.Add(clientKey, 1)
 }
 
-// RefusedClient is how often a client was refused: at least so often, and with a
-// likelihood of one in billions more than it was.
+// RefusedClient is how often a client was refused: a lower bound, but for a chance
+// of one in billions.
 type RefusedClient struct {
 	ClientKey string `json:"client_key"`
 	Store     string `json:"store"`
 	Count     int64  `json:"count"`
 }
 
-// top returns up to n clients that were refused most, those first that were most
-// often.
+// RefusedMost returns up to n clients that a zone refused most in some stores, and
+// how much time the counts cover.
+func RefusedMost(zone string, storeNames []string, n int, now time.Time) (clients []RefusedClient, since time.Duration) {
+	for _, name := range storeNames {
+		if state, ok := zoneStates.find(ZoneID{name, zone}); ok {
+			since = max(since, state.refused.since(now))
+			clients = append(clients, state.refused.top(n, name, now)...)
+		}
+	}
+	return mostRefused(clients, n), since
+}
+
+// top returns up to n clients that were refused most, in descending order.
 func (c *refusedClients) top(n int, store string, now time.Time) []RefusedClient {
 	counts := map[string]int64{}
 	for i := range c.stripes {
@@ -197,18 +207,7 @@ func (c *refusedClients) top(n int, store string, now time.Time) []RefusedClient
 	return mostRefused(clients, n)
 }
 
-// mostRefused returns the n clients of the list that were refused most.
-func mostRefused(clients []RefusedClient, n int) []RefusedClient {
-	slices.SortFunc(clients, func(a, b RefusedClient) int {
-		if a.Count != b.Count {
-			return int(max(min(b.Count-a.Count, math.MaxInt32), math.MinInt32))
-		}
-		return strings.Compare(a.ClientKey, b.ClientKey)
-	})
-	return clients[:min(n, len(clients))]
-}
-
-// sum adds what the stripe counted in the last periods.
+// sum adds the counts of the stripe in the last periods.
 func (s *refusedStripe) sum(counts map[string]int64, period int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -217,7 +216,7 @@ func (s *refusedStripe) sum(counts map[string]int64, period int64) {
 		switch {
 		case sketch.counts == nil:
 		case sketch.period <= period-refusedPeriods:
-			// Nobody was refused since: what it says is over.
+			// No client was refused since: the counts are too old.
 			*sketch = refusedSketch{}
 		default:
 			for _, client := range sketch.counts.List() {
@@ -227,7 +226,7 @@ func (s *refusedStripe) sum(counts map[string]int64, period int64) {
 	}
 }
 
-// since is how much time top covers.
+// since returns how much time top covers.
 func (c *refusedClients) since(now time.Time) time.Duration {
 	first := time.Unix(0, (periodOf(now)-refusedPeriods+1)*int64(refusedPeriod))
 	if first.Before(c.began) {
@@ -236,14 +235,10 @@ func (c *refusedClients) since(now time.Time) time.Duration {
 	return now.Sub(first)
 }
 
-// RefusedMost returns up to n clients that a zone refused most in these stores, and
-// how much time the counts cover.
-func RefusedMost(zone string, storeNames []string, n int, now time.Time) (clients []RefusedClient, since time.Duration) {
-	for _, name := range storeNames {
-		if state, ok := zoneStates.find(ZoneID{name, zone}); ok {
-			since = max(since, state.refused.since(now))
-			clients = append(clients, state.refused.top(n, name, now)...)
-		}
-	}
-	return mostRefused(clients, n), since
+// mostRefused returns the n clients that were refused most, in descending order.
+func mostRefused(clients []RefusedClient, n int) []RefusedClient {
+	slices.SortFunc(clients, func(a, b RefusedClient) int {
+		return cmp.Or(cmp.Compare(b.Count, a.Count), strings.Compare(a.ClientKey, b.ClientKey))
+	})
+	return clients[:min(n, len(clients))]
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// settle charges or refunds what the request costs in view of its status, and
-// makes the states show it. Leases go on.
+// settle charges or refunds the request by its status, and makes the states show
+// that. Leases go on.
 func (e *evaluation) settle(status int) {
 	if e.states == nil {
 		// Nothing was asked.
@@ -27,27 +27,38 @@ func (e *evaluation) settle(status int) {
 		open.Accounts.Settle(e.reqs, nil)
 		return
 	}
-	var told settlements
+	var all settlements
 	for i, z := range e.zones {
 		if z.isLease() || e.declines(i) {
 			// What would have been refused would not have been charged.
 			continue
 		}
-		cost := int64(0)
-		if !z.Free.Contains(status) {
+		cost, free := int64(0), z.Free.Contains(status)
+		if !free {
 			cost = z.finalCost(e.repl, e.limiter)
 		}
 		spent := e.spent(i)
 		e.show(i, spent, cost)
-		e.countSettled(i, spent, cost, z.Free.Contains(status))
-		settled := e.spendOf(i)
-		settled.settled, settled.cost = true, cost
-		told.add(e, i, spent, cost)
+		e.countSettled(i, spent, cost, free)
+		spend := e.spendOf(i)
+		spend.settled, spend.cost = true, cost
+		all.add(e, i, spent, cost)
 	}
-	e.tell(&told)
+	all.send(e)
 }
 
-// spent is what the request has spent in zone i.
+// chargesWhole reports whether all zones charge what they hold in flight, as it
+// is. They do for most requests.
+func (e *evaluation) chargesWhole(status int) bool {
+	for i, z := range e.zones {
+		if z.Cost.isDynamic() || z.Cost.Number == 0 || z.Free.Contains(status) || e.has(i) != (spend{held: true}) {
+			return false
+		}
+	}
+	return true
+}
+
+// spent returns what the request has spent in zone i.
 func (e *evaluation) spent(i int) int64 {
 	if e.has(i).taken {
 		return e.reqs[i].Cost
@@ -55,8 +66,8 @@ func (e *evaluation) spent(i int) int64 {
 	return 0
 }
 
-// countSettled counts what a request costs zone i that has spent something. What
-// a take without a reply has spent nobody knows.
+// countSettled counts the final cost of a request in zone i. What a take without
+// a reply has spent is not known.
 func (e *evaluation) countSettled(i int, spent, cost int64, free bool) {
 	counts := &e.zones[i].Counts
 	if e.has(i).unknown {
@@ -70,48 +81,82 @@ func (e *evaluation) countSettled(i int, spent, cost int64, free bool) {
 	}
 }
 
-// settlements are what each store and its local counts are told.
-type settlements [maxStores]struct{ store, local settlement }
-
-// add adds what the stores of zone i are told of a request that has spent something
-// and costs something else.
-func (s *settlements) add(e *evaluation, i int, spent, cost int64) {
-	z, m, req := e.zones[i], e.has(i), e.reqs[i]
-	told := &s[z.in]
-	if m.local {
-		told.local.add(req, spend{held: m.held}, spent, cost)
-		// The store is told as well what it costs, for it may be back.
-		spent = 0
+// undo refunds what was taken, because the request does not go on.
+func (e *evaluation) undo() {
+	e.lease.stop()
+	e.lease = nil
+	e.giveBack(func(*Zone) bool { return true })
+	for i, z := range e.zones {
+		spent := e.has(i)
+		if z.needsID() && (spent.taken || spent.unknown) {
+			// A request that waits takes again, maybe before the refund arrives, which
+			// must not find the new take.
+			e.reqs[i].ID = newID()
+		}
+		if spent != (spend{}) {
+			// What may have been spent without an ID is not spent again.
+			*e.spendOf(i) = spend{unknown: spent.unknown && !z.needsID()}
+		}
 	}
-	if m.unknown && !z.needsID {
-		// To charge could be to charge twice.
-		return
-	}
-	told.store.add(req, m, spent, cost)
 }
 
-// settlement is what a store is told once it is known what a request costs.
+// giveBack gives back what some zones hold in flight or have taken.
+func (e *evaluation) giveBack(some func(z *Zone) bool) {
+	var all settlements
+	for i, z := range e.zones {
+		if !some(z.Zone) {
+			continue
+		}
+		spent := e.spent(i)
+		if !z.isLease() {
+			z.Counts.Refunded.Add(float64(spent))
+		}
+		all.add(e, i, spent, 0)
+	}
+	all.send(e)
+}
+
+// settlements are for each store and its local counts.
+type settlements [maxStores]struct{ store, local settlement }
+
+// settlement is what a store is to do once the cost of a request is known.
 type settlement struct {
-	// ended is what was in flight, at the cost that is charged, and held is the
-	// cost that was.
+	// ended was in flight, at the cost that is charged; held is the cost that was.
 	ended []store.Request
 	held  []int64
-	// again are charges of what may be there already.
+	// again are charges that the store may have already.
 	charges, again, refunds []store.Request
 }
 
-// add adds a request that is marked with m, has spent something and costs something
-// else. What was taken with an unknown outcome is known by its ID: it is no mistake
-// to refund what was never taken, nor to charge what was.
-func (s *settlement) add(req store.Request, m spend, spent, cost int64) {
+// add settles in zone i that the request has spent something and costs something
+// else.
+func (s *settlements) add(e *evaluation, i int, spent, cost int64) {
+	z, done, req := e.zones[i], e.has(i), e.reqs[i]
+	in := &s[z.in]
+	if done.local {
+		in.local.add(req, spend{held: done.held}, spent, cost)
+		// The store may be back, so it settles the cost as well.
+		spent = 0
+	}
+	if done.unknown && !z.needsID() {
+		// A charge could be the second one.
+		return
+	}
+	in.store.add(req, done, spent, cost)
+}
+
+// add settles a request that has spent something and costs something else. The
+// store knows a take of unknown outcome by its ID: it does no harm to refund what
+// was never taken, or to charge what was.
+func (s *settlement) add(req store.Request, done spend, spent, cost int64) {
 	switch {
-	case m.held:
+	case done.held:
 		s.held = append(s.held, req.Cost)
 		req.Cost = cost
 		s.ended = append(s.ended, req)
-	case m.unknown && cost == 0:
+	case done.unknown && cost == 0:
 		s.refunds = append(s.refunds, req)
-	case m.unknown:
+	case done.unknown:
 		req.Cost = cost
 		s.again = append(s.again, req)
 	case cost > spent:
@@ -126,40 +171,27 @@ func (s *settlement) add(req store.Request, m spend, spent, cost int64) {
 	}
 }
 
-// tell tells each store what concerns it.
-func (e *evaluation) tell(told *settlements) {
-	for in := range told {
+// send sends each store what concerns it.
+func (s *settlements) send(e *evaluation) {
+	for in := range s {
 		if open := e.refs[in].open; open != nil {
-			told[in].local.tell(open.Local.Opened)
-			told[in].store.tell(open)
+			s[in].local.send(open.Local.Opened)
+			s[in].store.send(open)
 		}
 	}
 }
 
-func (s *settlement) tell(open *stores.Opened) {
+func (s *settlement) send(open *stores.Opened) {
 	if len(s.ended) > 0 {
 		open.Accounts.Settle(s.ended, s.held)
 	}
-	open.Detach(open.Detacher, store.Detacher.ChargeDetached, store.Store.Charge, s.charges)
-	// What may be there already is charged under its own name, and not added
-	// to anything.
-	open.Detach(open.Direct, store.Detacher.ChargeDetached, store.Store.Charge, s.again)
-	open.Detach(open.Detacher, store.Detacher.RefundDetached, store.Store.Refund, s.refunds)
+	open.Charge(s.charges)
+	open.ChargeByID(s.again)
+	open.Refund(s.refunds)
 }
 
-// chargesWhole tells whether all that was asked is to be charged as it is,
-// which is so for most requests.
-func (e *evaluation) chargesWhole(status int) bool {
-	for i, z := range e.zones {
-		if z.Cost.isDynamic() || z.Cost.Number == 0 || z.Free.Contains(status) || e.has(i) != (spend{held: true}) {
-			return false
-		}
-	}
-	return true
-}
-
-// show makes the state tell what it is like once a request that has spent
-// something costs something else.
+// show makes the state of zone i show that a request which has spent something
+// costs something else.
 func (e *evaluation) show(i int, spent, cost int64) {
 	st := &e.states[i]
 	if st.Err != nil || cost == spent {
@@ -182,7 +214,7 @@ func (e *evaluation) show(i int, spent, cost int64) {
 	}
 }
 
-// showRefunds makes the states tell what they are like without what was taken.
+// showRefunds makes the states show that what was taken is refunded.
 func (t *tracker) showRefunds() {
 	for _, e := range t.evaluations[t.inherited:] {
 		for i := range e.zones {
@@ -193,54 +225,18 @@ func (t *tracker) showRefunds() {
 	}
 }
 
-// undo refunds what was taken, because the request does not go on.
-func (e *evaluation) undo() {
-	e.lease.stop()
-	e.lease = nil
-	e.giveBack(func(int) bool { return true })
-	for i, z := range e.zones {
-		m := e.has(i)
-		if z.needsID && (m.taken || m.unknown) {
-			// A request that waits takes again, maybe before the refund has
-			// arrived, which must not find what it takes then.
-			e.reqs[i].ID = newID()
-		}
-		if m != (spend{}) {
-			// What may have been spent without a name is not spent again.
-			*e.spendOf(i) = spend{unknown: m.unknown && !z.needsID}
-		}
-	}
-}
-
-// giveBack gives back what some zones hold in flight or have taken.
-func (e *evaluation) giveBack(some func(i int) bool) {
-	var told settlements
-	for i, z := range e.zones {
-		if !some(i) {
-			continue
-		}
-		spent := e.spent(i)
-		if !z.isLease() {
-			z.Counts.Refunded.Add(float64(spent))
-		}
-		told.add(e, i, spent, 0)
-	}
-	e.tell(&told)
-}
-
 // lease keeps the slots that an evaluation has taken while its request runs.
 type lease struct {
 	of *evaluation
 	mu sync.Mutex
-	// timer renews; nil once the slots were given back.
+	// timer renews; it is nil once the slots were given back.
 	timer  *time.Timer
 	period time.Duration
 	// handedOver are zones whose local slots the store may count as well.
 	handedOver []int
 }
 
-// renewals is how often a lease is renewed while it lasts: all but one may
-// fail.
+// renewals is how often a lease is renewed while it lasts: all but one may fail.
 const renewals = 3
 
 // holdLeases begins to renew the slots that were taken. Nothing else is taken
@@ -248,7 +244,7 @@ const renewals = 3
 func (e *evaluation) holdLeases() {
 	period := time.Duration(0)
 	for i, z := range e.zones {
-		if m := e.has(i); z.isLease() && (m.taken || m.unknown) {
+		if spent := e.has(i); z.isLease() && (spent.taken || spent.unknown) {
 			if every := z.limit.Window / renewals; period == 0 || every < period {
 				period = every
 			}
@@ -258,7 +254,7 @@ func (e *evaluation) holdLeases() {
 		return
 	}
 	e.lease = &lease{of: e, period: period}
-	// The timer's own goroutine looks for it.
+	// renew may run before the timer is set.
 	e.lease.mu.Lock()
 	defer e.lease.mu.Unlock()
 	e.lease.timer = time.AfterFunc(period, e.lease.renew)
@@ -275,28 +271,35 @@ func (l *lease) renew() {
 	defer cancel()
 	for i, z := range l.of.zones {
 		if !z.isLease() {
-			// Its mark may be settled at this moment.
+			// The request may settle its spend at this moment.
 			continue
 		}
-		m, open, req := l.of.has(i), l.of.open(i), l.of.reqs[i:i+1]
-		if req[0].Cost == 0 || !m.taken && !m.unknown {
+		spent, open, req := l.of.has(i), l.of.open(i), l.of.reqs[i:i+1]
+		if req[0].Cost == 0 || !spent.taken && !spent.unknown {
 			continue
 		}
-		if m.local && m.taken {
+		if spent.local && spent.taken {
 			open.Local.Buckets.Charge(ctx, req)
 		}
-		// Where this fails the slot may be lost; the request goes on. What the local
-		// counts gave counts in the store from now on, if that is back.
-		if st := open.Store.Charge(ctx, req)[0]; m.local && !errors.Is(st.Err, store.ErrNotExecuted) && !slices.Contains(l.handedOver, i) {
+		// If this fails the slot may be lost; the request goes on. A local slot counts
+		// in the store from now on, if that is back.
+		if st := open.Store.Charge(ctx, req)[0]; spent.local && !errors.Is(st.Err, store.ErrNotExecuted) && !slices.Contains(l.handedOver, i) {
 			l.handedOver = append(l.handedOver, i)
 		}
 	}
 	l.timer.Reset(l.period)
 }
 
-// stop ends the renewing, and tells whether there was any. A renewal that is
-// being waited for comes to its end first, lest it take back a slot that is given
-// back; one that was given up may, for another window.
+// end gives the slots back.
+func (l *lease) end() {
+	if l.stop() {
+		l.of.giveBack((*Zone).isLease)
+	}
+}
+
+// stop ends the renewing, and reports whether there was any. It waits for a
+// renewal that runs, which could take back a slot that is given back. A renewal
+// that timed out may still do so, for another window.
 func (l *lease) stop() bool {
 	if l == nil {
 		return false
@@ -312,11 +315,4 @@ func (l *lease) stop() bool {
 		l.of.spendOf(i).unknown = true
 	}
 	return true
-}
-
-// end gives the slots back.
-func (l *lease) end() {
-	if l.stop() {
-		l.of.giveBack(func(i int) bool { return l.of.zones[i].isLease() })
-	}
 }

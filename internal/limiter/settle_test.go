@@ -60,15 +60,15 @@ func (deafModule) OnErrorDefault() string                  { return stores.OnErr
 // newTestHandler is a handler with one zone, which counts in s.
 func newTestHandler(t *testing.T, z *Zone, s store.Store) *Limiter {
 	t.Helper()
-	use := &stores.Handle{Name: t.Name(), Module: deafModule{s}, Logger: zap.NewNop()}
-	if _, err := use.Enter(); err != nil {
+	handle := &stores.Handle{Name: t.Name(), Module: deafModule{s}, Logger: zap.NewNop()}
+	if _, err := handle.Enter(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(use.Unload)
+	t.Cleanup(handle.Unload)
 	z.Name, z.Key, z.Events, z.Window = "test", []string{"static"}, Quantity{Number: 10}, time.Hour
 	z.Cost = Quantity{Number: 1}
 	z.Free.Add(http.StatusNotModified)
-	l, err := New(Config{Zones: []*Zone{z}, Logger: zap.NewNop(), Now: time.Now, Store: use})
+	l, err := New(Config{Zones: []*Zone{z}, Logger: zap.NewNop(), Now: time.Now, Store: handle})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,24 +16,23 @@ import (
 // trackerVar is the request variable that holds the request's tracker.
 const trackerVar = "rate_limit.tracker"
 
-// tracker is what the limiter knows of one request, shared by all handlers
-// that the request passes: what was asked, what was answered, and whether it
-// is settled. It is also the response writer of the handlers after the
-// outermost one, for only that sees the final status in time.
+// tracker is the state of one request, shared by all handlers that it passes: its
+// evaluations, and whether it is settled. It is also the response writer of the
+// handlers after the outermost one, and so sees the final status in time.
 type tracker struct {
 	caddyhttp.ResponseWriterWrapper
 
 	evaluations []*evaluation
-	// inherited is how many of the parts were settled before this tracker
-	// began, in the route whose error is being handled.
+	// inherited is how many evaluations were settled before this tracker began, in
+	// the route whose error is being handled.
 	inherited int
-	// refusal is the part that ended the request: because of refusedBy or, if
-	// that is nil, because there was no answer from its store.
+	// refusal is the evaluation that ended the request: because of refusedBy or, if
+	// that is nil, because its store did not answer.
 	refusal   *evaluation
 	refusedBy *Zone
 	settled   bool
 
-	// limitValues are those of the headers X-RateLimit-*.
+	// limitValues are the values of the headers X-RateLimit-*.
 	limitValues [5]string
 
 	first evaluation
@@ -45,8 +44,8 @@ func trackerOf(r *http.Request) *tracker {
 	return t
 }
 
-// newTracker returns a tracker of responses to w. The settled one, if it is not
-// nil, is the request's so far.
+// newTracker returns a tracker of responses to w. If settled is not nil, it was the
+// request's tracker before.
 func newTracker(w http.ResponseWriter, settled *tracker) *tracker {
 	t := &tracker{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}}
 	t.evaluations = t.room[:0]
@@ -57,7 +56,7 @@ func newTracker(w http.ResponseWriter, settled *tracker) *tracker {
 	return t
 }
 
-// newEvaluation returns a part that is not yet t's.
+// newEvaluation returns an evaluation that is not enrolled yet.
 func (t *tracker) newEvaluation(l *Limiter, repl *caddy.Replacer) *evaluation {
 	e := &t.first
 	if len(t.evaluations) > t.inherited {
@@ -68,7 +67,7 @@ func (t *tracker) newEvaluation(l *Limiter, repl *caddy.Replacer) *evaluation {
 	return e
 }
 
-// enroll makes p a part of t, and t the request's.
+// enroll adds e to t, and makes t the request's tracker.
 func (t *tracker) enroll(e *evaluation, r *http.Request) {
 	if len(t.evaluations) == t.inherited {
 		caddyhttp.SetVar(r.Context(), trackerVar, t)
@@ -78,11 +77,11 @@ func (t *tracker) enroll(e *evaluation, r *http.Request) {
 }
 
 // counts reports whether the request is counted in that bucket already, or in the
-// overflow bucket in its place.
+// overflow bucket instead.
 func (t *tracker) counts(z *boundZone, req *store.Request) bool {
 	for _, e := range t.evaluations {
 		for i, other := range e.zones {
-			if other.Name == z.Name && other.use.Name == z.use.Name && e.resolvedKey(i) == req.ClientKey {
+			if other.Name == z.Name && other.handle.Name == z.handle.Name && e.resolvedKey(i) == req.ClientKey {
 				return true
 			}
 		}
@@ -90,12 +89,11 @@ func (t *tracker) counts(z *boundZone, req *store.Request) bool {
 	return false
 }
 
-// serve checks p, which is h's and t's first part, runs the rest of the chain if
-// the request may pass, and settles, at the latest when that ends.
+// serve admits e, the first evaluation of t, runs the rest of the chain if the
+// request may pass, and settles, at the latest when the chain ends.
 func (t *tracker) serve(l *Limiter, e *evaluation, w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	defer func() {
-		// The chain panicked: to the client that is a failure of ours, but the
-		// request was made.
+		// The chain panicked: the request was made, and the server failed.
 		if !t.settled {
 			t.settle(http.StatusInternalServerError)
 		}
@@ -114,17 +112,8 @@ func (t *tracker) serve(l *Limiter, e *evaluation, w http.ResponseWriter, r *htt
 	return err
 }
 
-// statusOf is the status that the server answers err with.
-func statusOf(err error) int {
-	var handlerErr caddyhttp.HandlerError
-	if errors.As(err, &handlerErr) && handlerErr.StatusCode != 0 {
-		return handlerErr.StatusCode
-	}
-	return http.StatusInternalServerError
-}
-
-// commit settles and sets the headers, once the final status is known and
-// before the header is sent.
+// commit settles and sets the headers, once the final status is known and before
+// the header is sent.
 func (t *tracker) commit(status int) {
 	if t.settled {
 		return
@@ -135,8 +124,17 @@ func (t *tracker) commit(status int) {
 	}
 }
 
+// statusOf returns the status with which the server answers err.
+func statusOf(err error) int {
+	var handlerErr caddyhttp.HandlerError
+	if errors.As(err, &handlerErr) && handlerErr.StatusCode != 0 {
+		return handlerErr.StatusCode
+	}
+	return http.StatusInternalServerError
+}
+
 // settle charges and refunds by the status, or refunds everything if a handler
-// refused the request, and lets go of the stores in which there are no leases.
+// refused the request, and leaves the stores without leases.
 func (t *tracker) settle(status int) {
 	t.settled = true
 	for _, e := range t.evaluations[t.inherited:] {
@@ -151,7 +149,7 @@ func (t *tracker) settle(status int) {
 	}
 }
 
-// end gives back what was held while the request ran.
+// end gives back the leases, and leaves the stores.
 func (t *tracker) end() {
 	for _, e := range t.evaluations[t.inherited:] {
 		e.lease.end()
@@ -159,8 +157,8 @@ func (t *tracker) end() {
 	}
 }
 
-// The methods by which a response can begin. Each settles the request first;
-// what is embedded alone would let Flush and Hijack reach past it.
+// The methods that can begin a response settle the request first. With the embedded
+// writer's own, Flush and Hijack would bypass that.
 
 // WriteHeader implements [http.ResponseWriter]. Informational statuses are not
 // final, except for the one that hands the connection over.

@@ -14,11 +14,11 @@ import (
 // DefaultMaxWaitQueue is how many requests of a zone wait at most.
 const DefaultMaxWaitQueue = 1000
 
-// askInTurn is ask, but requests wait that do not fit yet, in zones that hold
-// them, and come behind those that wait already. The error it returns ends the
-// request.
+// askInTurn is ask, but a request that does not fit yet waits in a zone that
+// holds requests, behind those that wait already. The error that it returns ends
+// the request.
 func (e *evaluation) askInTurn(r *http.Request) error {
-	if !e.mayWait() {
+	if !e.anyZone(e.holds) {
 		return e.ask(r)
 	}
 	began := e.limiter.Now()
@@ -37,29 +37,20 @@ func (e *evaluation) askInTurn(r *http.Request) error {
 	z := e.zones[line]
 	w, ahead := z.room.join(lineOf(&e.reqs[line]), e.reqs[line].Cost, began, z.MaxWaitQueue)
 	if w == nil {
-		return e.turnAway(r, line)
+		e.turnAway(r, line)
+		return nil
 	}
 	defer z.room.leave(w)
 	return e.wait(r, w, line, ahead, began)
 }
 
-// mayWait tells whether some zone holds requests.
-func (e *evaluation) mayWait() bool {
-	for i := range e.zones {
-		if e.holds(i) {
-			return true
-		}
-	}
-	return false
-}
-
-// holds tells whether zone i holds requests, for which its store is needed.
+// holds reports whether zone i holds requests, for which its store is needed.
 func (e *evaluation) holds(i int) bool {
-	return e.zones[i].room != nil && e.open(i) != nil && !e.observes(i)
+	return e.zones[i].MaxWait > 0 && e.open(i) != nil && !e.observes(i)
 }
 
-// openLine returns a zone in which others wait before the request, or -1. One
-// that costs nothing takes nothing from them.
+// openLine returns a zone in which others wait before the request, or -1. A
+// request without a cost takes nothing from them.
 func (e *evaluation) openLine() int {
 	for i, z := range e.zones {
 		if e.holds(i) && e.reqs[i].Cost > 0 && z.room.hasLine(lineOf(&e.reqs[i])) {
@@ -69,42 +60,44 @@ func (e *evaluation) openLine() int {
 	return -1
 }
 
-// waitsFor returns the zone for which the request waits longest, or -1 if it
-// does not wait: because it passes, or has to be refused.
+// waitsFor returns the zone for which the request waits longest, or -1 if it does
+// not wait: it passes, or has to be refused.
 func (e *evaluation) waitsFor(began time.Time) int {
 	if e.isDenied() {
 		return -1
 	}
 	for i := range e.zones {
-		if e.refuses(i) && e.states[i].RetryAfter > e.patience(i, began) {
+		if e.refuses(i) && e.states[i].RetryAfter > e.timeLeft(i, began) {
 			return -1
 		}
 	}
 	return e.refusedBy()
 }
 
-// patience is how long the request may still wait for zone i.
-func (e *evaluation) patience(i int, began time.Time) time.Duration {
+// timeLeft returns how long the request may still wait for zone i.
+func (e *evaluation) timeLeft(i int, began time.Time) time.Duration {
 	return e.zones[i].MaxWait - e.limiter.Now().Sub(began)
 }
 
-// wait waits in the line of a zone until nobody is before the request, and
-// until the time has come that the last answer told.
+// wait waits in the line of a zone until no request is before this one, and then
+// as long as the last answer says, as often as it takes.
 func (e *evaluation) wait(r *http.Request, w *waiter, line int, ahead int64, began time.Time) error {
 	if ahead > 0 {
-		e.foresee(r, line, ahead, e.patience(line, began))
-		if e.refuses(line) && e.states[line].RetryAfter > e.patience(line, began) {
+		e.foresee(r, line, ahead, e.timeLeft(line, began))
+		if e.refuses(line) && e.states[line].RetryAfter > e.timeLeft(line, began) {
 			return nil
 		}
 	}
-	wake := time.NewTimer(e.patience(line, began))
+	wake := time.NewTimer(e.timeLeft(line, began))
 	defer wake.Stop()
+	left := func() error { return caddyhttp.Error(statusClientClosedRequest, r.Context().Err()) }
 	select {
 	case <-w.first:
 	case <-wake.C:
-		return e.turnAway(r, line)
+		e.turnAway(r, line)
+		return nil
 	case <-r.Context().Done():
-		return caddyhttp.Error(statusClientClosedRequest, r.Context().Err())
+		return left()
 	}
 	if ahead > 0 {
 		// What was foreseen is no answer.
@@ -116,7 +109,7 @@ func (e *evaluation) wait(r *http.Request, w *waiter, line int, ahead int64, beg
 			select {
 			case <-wake.C:
 			case <-r.Context().Done():
-				return caddyhttp.Error(statusClientClosedRequest, r.Context().Err())
+				return left()
 			}
 		}
 		if err := e.ask(r); err != nil || e.waitsFor(began) < 0 {
@@ -126,39 +119,38 @@ func (e *evaluation) wait(r *http.Request, w *waiter, line int, ahead int64, beg
 	}
 }
 
-// foresee sets the state of a zone to what it would be if those had passed that
-// are ahead. That is a lower bound of the time to wait, and the highest that is
-// known without a call if it is above patience.
-func (e *evaluation) foresee(r *http.Request, i int, ahead int64, patience time.Duration) {
+// foresee sets the state of a zone to what it would be once the cost ahead has
+// been spent. The time to wait is a lower bound: the highest that is known without
+// a call if it is above timeout.
+func (e *evaluation) foresee(r *http.Request, i int, ahead int64, timeout time.Duration) {
 	req := e.reqs[i]
 	req.Ahead = ahead
-	st := e.open(i).CheckAhead(r.Context(), req, patience)
+	st := e.open(i).CheckAhead(r.Context(), req, timeout)
 	if st.Err != nil {
 		return
 	}
 	if !st.Allowed {
-		// What is left is for those who are ahead.
+		// What is left is for the requests ahead.
 		st.Remaining = 0
 	}
 	e.states[i] = st
 }
 
-// turnAway makes the state of a zone refuse a request that may not wait any
-// longer, or not at all because too many do.
-func (e *evaluation) turnAway(r *http.Request, i int) error {
+// turnAway makes zone i refuse a request that may not wait, or not any longer.
+func (e *evaluation) turnAway(r *http.Request, i int) {
 	if !e.wasAsked(i) {
 		e.foresee(r, i, 0, 0)
 	}
 	st := &e.states[i]
-	if st.Err == nil {
-		if st.Now == 0 {
-			st.Now = e.limiter.Now().UnixMicro()
-			st.Limit = e.reqs[i].Capacity()
-		}
-		st.Allowed, st.Remaining = false, 0
-		st.RetryAfter = max(st.RetryAfter, time.Second)
+	if st.Err != nil {
+		return
 	}
-	return nil
+	if st.Now == 0 {
+		st.Now = e.limiter.Now().UnixMicro()
+		st.Limit = e.reqs[i].Capacity()
+	}
+	st.Allowed, st.Remaining = false, 0
+	st.RetryAfter = max(st.RetryAfter, time.Second)
 }
 
 // waitingRoom holds the requests that wait in one zone of this process: a line
@@ -169,8 +161,8 @@ type waitingRoom struct {
 	held  int
 }
 
-// lineID tells lines apart: nobody waits behind those from whom capacity is kept
-// for him.
+// lineID identifies a line. A client's requests wait apart from those of the same
+// client for which more of the capacity is reserved.
 type lineID struct {
 	clientKey string
 	reserved  int64
@@ -183,22 +175,22 @@ type waiter struct {
 	line    lineID
 	cost    int64
 	arrived time.Time
-	// first is closed once nobody is before it.
+	// first is closed once no request is before this one.
 	first chan struct{}
 }
 
 func newWaitingRoom() *waitingRoom { return &waitingRoom{lines: map[lineID][]*waiter{}} }
 
-// hasLine tells whether somebody waits.
+// hasLine reports whether a request waits.
 func (m *waitingRoom) hasLine(id lineID) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(m.lines[id]) > 0
 }
 
-// join adds a waiter to a line, behind those that arrived before it
-// and the first, and returns it and what those cost. It returns nil if as many
-// as most are held already.
+// join adds a waiter to a line, behind the first and those that arrived before it.
+// It returns the waiter and what those before it cost, or nil if the room holds
+// most requests already.
 func (m *waitingRoom) join(id lineID, cost int64, arrived time.Time, most int) (w *waiter, ahead int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -222,7 +214,7 @@ func (m *waitingRoom) join(id lineID, cost int64, arrived time.Time, most int) (
 	return w, ahead
 }
 
-// leave takes w out.
+// leave removes w.
 func (m *waitingRoom) leave(w *waiter) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

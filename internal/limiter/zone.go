@@ -17,7 +17,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -26,9 +25,10 @@ import (
 type Zone struct {
 	Name     string
 	Matchers caddyhttp.MatcherSets
-	// Key has the templates of the client key.
+	// Key are the templates of the client key.
 	Key []string
-	// IPv4Prefix and IPv6Prefix are how many bits of an address count; 0 for all.
+	// IPv4Prefix and IPv6Prefix are how many bits of an address identify a client;
+	// 0 for all.
 	IPv4Prefix, IPv6Prefix int
 
 	// Algorithm is [store.FixedWindow] by default.
@@ -38,13 +38,13 @@ type Zone struct {
 	Events    Quantity
 	Burst     int64
 	Cost      Quantity
-	// ChargeBefore is set for a zone that takes when a request comes, as one with
+	// ChargeBefore is set if the zone takes when a request arrives, as one with
 	// concurrency always does.
 	ChargeBefore bool
-	// Batch is 0, [store.BatchAuto], or the number of events that are taken at
-	// once; BatchShare is in percent.
+	// Batch is 0, [store.BatchAuto], or how many events are taken at once;
+	// BatchShare is in percent.
 	Batch, BatchShare int64
-	// Free has the statuses that cost nothing.
+	// Free are the statuses that cost nothing.
 	Free StatusSet
 
 	MaxWait      time.Duration
@@ -58,13 +58,15 @@ type Zone struct {
 	// nil for all.
 	Enforce *float64
 
-	templates []keyText
+	// Counts are set by New.
+	Counts telemetry.ZoneCounters
+
+	templates []keyTemplate
 	limit     store.Limit
-	enforced  uint64 // of places
-	needsID   bool
-	refusal   error
-	Counts    telemetry.ZoneCounters
-	bound     [maxStores]boundZone
+	// enforced is how many cohorts the limit is enforced for.
+	enforced uint64
+	refusal  error
+	bound    [maxStores]boundZone
 
 	noKey, noEvents, farEvents, noCost, never telemetry.LogThrottle
 }
@@ -75,21 +77,21 @@ const (
 	ChargeBefore = "before"
 )
 
-// Quantity is a number, or a text with placeholders that yields one for each
+// Quantity is a number, or a text with placeholders that yields a number for each
 // request.
 type Quantity struct {
-	// Text is empty where the number is the same for all requests.
+	// Text is empty if the number is the same for all requests.
 	Text string
-	// Number is that number, or the one for a text that yields none.
+	// Number is that number, or the fallback for a text that yields none.
 	Number int64
 }
 
 func (q Quantity) isDynamic() bool { return q.Text != "" }
 
-// String is the text or the number.
+// String returns the text or the number.
 func (q Quantity) String() string { return cmp.Or(q.Text, strconv.FormatInt(q.Number, 10)) }
 
-// Reserve is a part of a zone's capacity that is kept for the requests that match.
+// Reserve is a part of a zone's capacity that is kept for matching requests.
 type Reserve struct {
 	Percent  int64
 	Matchers caddyhttp.MatcherSets
@@ -101,6 +103,7 @@ type StatusSet [16]uint64
 // Add adds a status.
 func (s *StatusSet) Add(code int) { s[code/64] |= 1 << (code % 64) }
 
+// Contains reports whether a status is in s.
 func (s *StatusSet) Contains(code int) bool {
 	return code < 1000 && code >= 0 && s[code/64]>>(code%64)&1 == 1
 }
@@ -113,7 +116,7 @@ func (s StatusSet) Complement() (others StatusSet) {
 	return others
 }
 
-// prepare derives what requests need.
+// prepare derives what requests need from the exported fields.
 func (z *Zone) prepare() {
 	z.templates = compileKey(z.Key)
 	z.Algorithm = cmp.Or(z.Algorithm, store.FixedWindow)
@@ -122,93 +125,17 @@ func (z *Zone) prepare() {
 		z.enforced = boundOf(*z.Enforce)
 	}
 	z.ChargeBefore = z.ChargeBefore || z.isLease()
-	z.needsID = z.isLease() || z.Algorithm == store.SlidingLog
 	z.refusal = fmt.Errorf("rate limit %s exceeded", z.Name)
 }
 
 // isLease reports whether the zone counts requests while they run.
 func (z *Zone) isLease() bool { return z.Algorithm == store.Concurrency }
 
-// MostEvents returns how many events an algorithm can count, and in words.
-func MostEvents(a store.Algorithm) (n int64, words string) {
-	switch a {
-	case store.SlidingWindow:
-		return store.MaxWeighted, "2^32-1 with sliding_window"
-	case store.SlidingLog, store.Concurrency:
-		return store.MaxMembers, fmt.Sprintf("%d with %s", store.MaxMembers, a)
-	default:
-		return store.MaxEvents, "2^52"
-	}
-}
+// needsID reports whether the zone keeps events one by one.
+func (z *Zone) needsID() bool { return z.isLease() || z.Algorithm == store.SlidingLog }
 
-// LeastEvents returns how many events a zone has to admit in a window. With a
-// burst, which only gcra has, that is so many that the burst drains within a
-// century, or else the instant at which it has would not be an exact number.
-func LeastEvents(burst int64, window time.Duration) int64 {
-	if burst == 0 {
-		return 1
-	}
-	const century = int64(store.MaxWindow / time.Microsecond)
-	hi, lo := bits.Mul64(uint64(burst), uint64(window.Microseconds()))
-	lo, carry := bits.Add64(lo, uint64(century-1), 0)
-	n, _ := bits.Div64(hi+carry, lo, uint64(century))
-	return max(int64(n), 1)
-}
-
-// A handler counts in its own store and, with a rollout, in another one.
-const (
-	ownStore = iota
-	rolloutStore
-	maxStores
-)
-
-// boundZone is a zone in one of the stores in which its handler counts.
-type boundZone struct {
-	*Zone
-	// in is ownStore or rolloutStore.
-	in      int
-	use     *stores.Handle
-	onError string
-	// room is nil if the zone holds no requests.
-	room    *waitingRoom
-	refused *refusedClients
-	logged  *loggedRefusals
-}
-
-// countIn makes the zone count in a store.
-func (z *Zone) countIn(in int, use *stores.Handle) {
-	state := acquireState(use, z.Name)
-	z.Counts = state.counts
-	z.bound[in] = boundZone{Zone: z, in: in, use: use, onError: cmp.Or(z.OnError, use.OnError), refused: state.refused, logged: state.logged}
-	if z.MaxWait > 0 {
-		z.bound[in].room = state.room
-	}
-}
-
-// boundFor is the zone in the store in which the client is counted.
-func (z *Zone) boundFor(clientKey string, rollout *Rollout) *boundZone {
-	if rollout.moves(clientKey) {
-		return &z.bound[rolloutStore]
-	}
-	return &z.bound[ownStore]
-}
-
-// Rollout is the share of the clients that is counted in another store.
-type Rollout struct {
-	Store *stores.Handle
-	// Percent is from 0 to 100.
-	Percent float64
-	// bound is how far in the order of rolloutPlace clients are moved.
-	bound uint64
-}
-
-// moves reports whether the client is counted in the other store.
-func (o *Rollout) moves(clientKey string) bool {
-	return o != nil && rolloutCohort(clientKey) < o.bound
-}
-
-// request is what r asks of the zone. Where Events is unlimited the zone does not
-// count r; where it is 0 no store is asked.
+// request returns what r asks of the zone. If its Events are unlimited the zone
+// does not count r; if they are 0 no store is asked.
 func (z *Zone) request(r *http.Request, repl *caddy.Replacer, l *Limiter) (store.Request, error) {
 	events := z.eventsFor(repl, l)
 	if events == unlimited {
@@ -223,12 +150,12 @@ func (z *Zone) request(r *http.Request, repl *caddy.Replacer, l *Limiter) (store
 	}
 	switch {
 	case z.Cost.isDynamic() && z.isLease():
-		// It is not read again.
+		// A lease does not settle the cost.
 		req.Cost = z.finalCost(repl, l)
 	case z.Cost.isDynamic():
 		req.Cost, _ = z.readCost(repl)
 	}
-	if z.needsID {
+	if z.needsID() {
 		req.ID = newID()
 	}
 	if len(z.Reserves) == 0 {
@@ -239,90 +166,14 @@ func (z *Zone) request(r *http.Request, repl *caddy.Replacer, l *Limiter) (store
 	return req, err
 }
 
-// newID returns a text that no other request has.
-func newID() string {
-	b := binary.LittleEndian.AppendUint64(make([]byte, 0, 8), rand.Uint64())
-	return base64.RawURLEncoding.EncodeToString(b)
-}
-
-// readCost returns what the zone's placeholder yields, or 1 and the text that
-// is no cost.
-func (z *Zone) readCost(repl *caddy.Replacer) (cost int64, bad string) {
-	text := repl.ReplaceAll(z.Cost.Text, "")
-	n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
-	if err != nil || n < 0 || n > store.MaxEvents {
-		return 1, strconv.Quote(clipped(text))
-	}
-	return n, ""
-}
-
-// clipped returns the beginning of a text that clients choose, for the log.
-func clipped(text string) string {
-	const most = 128
-	if len(text) <= most {
-		return text
-	}
-	return text[:most] + "..."
-}
-
-// finalCost is what a request costs whose response is about to begin.
-func (z *Zone) finalCost(repl *caddy.Replacer, l *Limiter) int64 {
-	if !z.Cost.isDynamic() {
-		return z.Cost.Number
-	}
-	cost, bad := z.readCost(repl)
-	if bad != "" {
-		if times, log := l.mayLog(&z.noCost); log {
-			l.Logger.Warn("cost is not a number from 0 to 2^52; charging 1",
-				zap.String("zone", z.Name), zap.String("cost", bad), zap.Int64("times", times))
-		}
-	}
-	return cost
-}
-
-func (z *Zone) clientKey(repl *caddy.Replacer, l *Limiter) string {
-	var scratch [128]byte
-	for i := range z.templates {
-		key, applies := z.templates[i].clientKey(scratch[:0], repl, z)
-		if applies && i < len(z.Key) {
-			return string(key)
-		}
-		if i == len(z.templates)-1 {
-			z.warnNoKey(repl, l)
-			return string(key)
-		}
-	}
-	return ""
-}
-
-func (z *Zone) warnNoKey(repl *caddy.Replacer, l *Limiter) {
-	times, log := l.mayLog(&z.noKey)
-	if !log {
-		return
-	}
-	hint := "see to it that clients send what key asks for, or end key with {client_ip}"
-	for _, t := range z.templates {
-		for _, name := range t.placeholders {
-			if strings.HasPrefix(name, "http.auth.") {
-				hint = "put rate_limit into a route after the authentication, for it runs before basic_auth"
-			} else if _, known := repl.Get(name); !known {
-				hint = "placeholder {" + name + "} is unknown"
-			}
-		}
-	}
-	l.Logger.Warn("key is empty; counting by client IP",
-		zap.String("zone", z.Name), zap.Strings("key", z.Key), zap.Int64("times", times), zap.String("hint", hint))
-}
-
-// unlimited is the number of events of a request that the zone does not limit;
-// unlimitedWord is what the placeholder yields then.
 const (
-	unlimited     = -1
+	// unlimited stands for the events of a request that the zone does not limit.
+	unlimited = -1
+	// UnlimitedWord is what the placeholder of events yields for such a request.
 	UnlimitedWord = "unlimited"
 )
 
-// eventsFor returns how many events the zone admits for the request: 0 for none,
-// or unlimited.
+// eventsFor returns how many events the zone admits for the request, or unlimited.
 func (z *Zone) eventsFor(repl *caddy.Replacer, l *Limiter) int64 {
 	if !z.Events.isDynamic() {
 		return z.Events.Number
@@ -356,8 +207,69 @@ func (z *Zone) eventsFor(repl *caddy.Replacer, l *Limiter) int64 {
 	return nearest
 }
 
-// reservedFrom is how many percent r must not use: what is kept for requests
-// that are more important.
+// MostEvents returns how many events an algorithm can count, as a number and in
+// words.
+func MostEvents(a store.Algorithm) (n int64, words string) {
+	switch a {
+	case store.SlidingWindow:
+		return store.MaxWeighted, "2^32-1 with sliding_window"
+	case store.SlidingLog, store.Concurrency:
+		return store.MaxMembers, fmt.Sprintf("%d with %s", store.MaxMembers, a)
+	default:
+		return store.MaxEvents, "2^52"
+	}
+}
+
+// LeastEvents returns how many events a zone has to admit in a window. A burst,
+// which only gcra has, must drain within a century: later instants are not exact
+// numbers.
+func LeastEvents(burst int64, window time.Duration) int64 {
+	if burst == 0 {
+		return 1
+	}
+	const century = int64(store.MaxWindow / time.Microsecond)
+	hi, lo := bits.Mul64(uint64(burst), uint64(window.Microseconds()))
+	lo, carry := bits.Add64(lo, uint64(century-1), 0)
+	n, _ := bits.Div64(hi+carry, lo, uint64(century))
+	return max(int64(n), 1)
+}
+
+// finalCost returns the cost of a request whose response is about to begin.
+func (z *Zone) finalCost(repl *caddy.Replacer, l *Limiter) int64 {
+	if !z.Cost.isDynamic() {
+		return z.Cost.Number
+	}
+	cost, bad := z.readCost(repl)
+	if bad != "" {
+		if times, log := l.mayLog(&z.noCost); log {
+			l.Logger.Warn("cost is not a number from 0 to 2^52; charging 1",
+				zap.String("zone", z.Name), zap.String("cost", bad), zap.Int64("times", times))
+		}
+	}
+	return cost
+}
+
+// readCost returns the cost that the zone's text yields, or 1 and the invalid text.
+func (z *Zone) readCost(repl *caddy.Replacer) (cost int64, bad string) {
+	text := repl.ReplaceAll(z.Cost.Text, "")
+	n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
+	if err != nil || n < 0 || n > store.MaxEvents {
+		return 1, strconv.Quote(clipped(text))
+	}
+	return n, ""
+}
+
+// clipped returns the beginning of a text that a client chose, for the log.
+func clipped(text string) string {
+	const most = 128
+	if len(text) <= most {
+		return text
+	}
+	return text[:most] + "..."
+}
+
+// reservedFrom returns how many percent r must not use: what is kept for more
+// important requests.
 func (z *Zone) reservedFrom(r *http.Request) (percent int64, err error) {
 	for _, s := range z.Reserves {
 		matches, err := s.Matchers.AnyMatchWithError(r)
@@ -372,7 +284,13 @@ func (z *Zone) reservedFrom(r *http.Request) (percent int64, err error) {
 	return percent, nil
 }
 
-// share returns that many percent of n, rounded up.
+// share returns a percentage of n, rounded up.
 func share(n, percent int64) int64 {
 	return n/100*percent + (n%100*percent+99)/100
+}
+
+// newID returns an ID that no other request has.
+func newID() string {
+	b := binary.LittleEndian.AppendUint64(make([]byte, 0, 8), rand.Uint64())
+	return base64.RawURLEncoding.EncodeToString(b)
 }

@@ -10,15 +10,25 @@ import (
 	"go.uber.org/zap"
 )
 
-// Pool keeps across configs what outlives them. Each kind of value has a type of
-// keys of its own.
+// Pool keeps what outlives configs. Each kind of value has a type of keys of its
+// own.
 var Pool = caddy.NewUsagePool()
 
-// exitPatience is how long the process waits at its end for charges to be
-// delivered; flushPatience is how long connections that no config uses any
-// more do, in the background.
+// inPool returns the values of one type in the pool.
+func inPool[T any]() (values []T) {
+	Pool.Range(func(_, pooled any) bool {
+		if value, ok := pooled.(T); ok {
+			values = append(values, value)
+		}
+		return true
+	})
+	return values
+}
+
 const (
-	exitTimeout  = 5 * time.Second
+	// exitTimeout bounds the delivery of charges at the end of the process.
+	exitTimeout = 5 * time.Second
+	// flushTimeout bounds it, in the background, for what no config uses any more.
 	flushTimeout = time.Minute
 )
 
@@ -31,7 +41,7 @@ type closer interface {
 // lostAtExit counts charges that failed while the process ended.
 var lostAtExit atomic.Int64
 
-// NoteLost notes that charges failed, for the log of a process that ends.
+// NoteLost counts charges that failed, for the log of a process that ends.
 func NoteLost(charges int64) {
 	if caddy.Exiting() {
 		lostAtExit.Add(charges)
@@ -41,22 +51,24 @@ func NoteLost(charges int64) {
 // Flush delivers, in the background, what waits for c, and closes it.
 func Flush(c closer) { flushes.begin(c) }
 
-// End flushes what is in the pool, when the process ends.
+// End delivers, at the end of the process, what waits in ledgers and flushes
+// what is in the pool, even if it is in use. It waits for that and for earlier
+// flushes, and logs how many charges were lost.
 func End(logger *zap.Logger) { flushes.end(logger) }
 
-// flushes are the connections that are being closed.
 var flushes = newFlushSet()
 
+// flushSet are the flushes that run.
 type flushSet struct {
-	running sync.WaitGroup
-	// ledgers deliver through shards what waits in them.
-	ledgers sync.WaitGroup
+	// ledgers deliver through shards, which running closes after them.
+	ledgers, running sync.WaitGroup
 	// life ends when the process no longer waits for flushes.
 	life context.Context
 	stop context.CancelFunc
 
 	mu sync.Mutex
-	// ending is set at the end of the process, ended when the last have begun.
+	// ending is set at the end of the process, and ended once the last flushes
+	// have begun.
 	ending, ended bool
 }
 
@@ -66,57 +78,50 @@ func newFlushSet() *flushSet {
 	return f
 }
 
-// begin delivers, in the background, what is waiting for c, and closes it.
 func (f *flushSet) begin(c closer) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.ended {
-		f.run(c)
+		f.running.Go(f.bounded(c.Close))
 	}
 }
 
-func (f *flushSet) run(c closer) {
-	f.running.Go(func() {
-		ctx, cancel := context.WithTimeout(f.life, flushTimeout)
-		defer cancel()
-		c.Close(ctx)
-	})
-}
-
-// settle runs deliver in the background, before the shards are flushed.
-func (f *flushSet) settle(deliver func(ctx context.Context)) {
-	run := func() {
-		ctx, cancel := context.WithTimeout(f.life, flushTimeout)
-		defer cancel()
-		deliver(ctx)
-	}
+// deliver runs a ledger's delivery, before shards are flushed: in the background
+// unless the process ends.
+func (f *flushSet) deliver(run func(ctx context.Context)) {
 	f.mu.Lock()
-	if !f.ending {
-		f.ledgers.Go(run)
-		run = nil
+	ending := f.ending
+	if !ending {
+		f.ledgers.Go(f.bounded(run))
 	}
 	f.mu.Unlock()
-	if run != nil {
-		run()
+	if ending {
+		f.bounded(run)()
 	}
 }
 
-// end flushes all that is in the pool, whoever still uses them, waits for that and for what
-// was begun before, and logs how many charges could not be delivered.
+func (f *flushSet) bounded(run func(ctx context.Context)) func() {
+	return func() {
+		ctx, cancel := context.WithTimeout(f.life, flushTimeout)
+		defer cancel()
+		run(ctx)
+	}
+}
+
 func (f *flushSet) end(logger *zap.Logger) {
 	f.mu.Lock()
 	f.ending = true
 	f.mu.Unlock()
 	time.AfterFunc(exitTimeout, f.stop)
 	f.ledgers.Wait()
-	endLedgers(f.life)
+	// Requests of older configs still use these.
+	for _, pooled := range inPool[pooledLedger]() {
+		pooled.books.End(f.life)
+	}
 	f.mu.Lock()
-	Pool.Range(func(_, pooled any) bool {
-		if c, ok := pooled.(closer); ok {
-			f.run(c)
-		}
-		return true
-	})
+	for _, c := range inPool[closer]() {
+		f.running.Go(f.bounded(c.Close))
+	}
 	f.ended = true
 	f.mu.Unlock()
 

@@ -13,61 +13,61 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
-// CountingModule notes how often its store is opened and closed.
-type CountingModule struct{ opened, closed atomic.Int64 }
+// countingModule notes how often its store is opened and closed.
+type countingModule struct{ opened, closed atomic.Int64 }
 
-func (m *CountingModule) OpenStore(string) (store.Store, error) {
+func (m *countingModule) OpenStore(string) (store.Store, error) {
 	m.opened.Add(1)
 	return memory.New(memory.NewBuckets(), memory.Options{}), nil
 }
-func (m *CountingModule) CloseStore()            { m.closed.Add(1) }
-func (m *CountingModule) OnErrorDefault() string { return OnErrorAllow }
+func (m *countingModule) CloseStore()            { m.closed.Add(1) }
+func (m *countingModule) OnErrorDefault() string { return OnErrorAllow }
 
-func newUse(t *testing.T) (*Handle, *CountingModule) {
+func newHandle(t *testing.T) (*Handle, *countingModule) {
 	t.Helper()
-	m := new(CountingModule)
-	u := &Handle{Name: t.Name(), Module: m, Logger: zap.NewNop()}
-	if _, err := u.Enter(); err != nil {
+	m := new(countingModule)
+	h := &Handle{Name: t.Name(), Module: m, Logger: zap.NewNop()}
+	if _, err := h.Enter(); err != nil {
 		t.Fatal(err)
 	}
-	return u, m
+	return h, m
 }
 
 func TestStoreIsClosedByTheLastToLeave(t *testing.T) {
-	u, m := newUse(t)
-	if _, err := u.Enter(); err != nil {
+	h, m := newHandle(t)
+	if _, err := h.Enter(); err != nil {
 		t.Fatal(err)
 	}
-	u.Unload()
+	h.Unload()
 	if m.closed.Load() != 0 {
 		t.Fatal("the store is closed under a request")
 	}
-	u.Leave()
+	h.Leave()
 	if m.closed.Load() != 1 {
 		t.Fatalf("the store is closed %d times", m.closed.Load())
 	}
 }
 
 func TestOvertakenRequestOpensTheStoreAgain(t *testing.T) {
-	u, m := newUse(t)
-	u.Unload()
-	open, err := u.Enter()
+	h, m := newHandle(t)
+	h.Unload()
+	open, err := h.Enter()
 	if err != nil || open == nil || open.Store == nil {
 		t.Fatalf("no store: %v", err)
 	}
-	u.Leave()
+	h.Leave()
 	if m.opened.Load() != 2 || m.closed.Load() != 2 {
 		t.Fatalf("opened %d times, closed %d times", m.opened.Load(), m.closed.Load())
 	}
 }
 
 func TestStoreIsNeverUsedClosed(t *testing.T) {
-	u, m := newUse(t)
+	h, m := newHandle(t)
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
 			for range 5000 {
-				open, err := u.Enter()
+				open, err := h.Enter()
 				if err != nil || open == nil {
 					t.Errorf("entered nothing: %v", err)
 					return
@@ -75,11 +75,11 @@ func TestStoreIsNeverUsedClosed(t *testing.T) {
 				if m.opened.Load() <= m.closed.Load() {
 					t.Error("entered a closed store")
 				}
-				u.Leave()
+				h.Leave()
 			}
 		})
 	}
-	u.Unload()
+	h.Unload()
 	wg.Wait()
 	if o, c := m.opened.Load(), m.closed.Load(); o != c || o < 1 {
 		t.Errorf("opened %d times, closed %d times", o, c)
@@ -120,30 +120,30 @@ func (s *remoteStore) RefundReported(reqs []store.Request, report func(i int, st
 
 func (*remoteStore) Owner(string) string { return "a" }
 
-func newRemoteUse(t *testing.T) (*Handle, *remoteStore) {
+func newRemoteHandle(t *testing.T) (*Handle, *remoteStore) {
 	t.Helper()
 	s := &remoteStore{Store: memory.New(memory.NewBuckets(), memory.Options{})}
-	u := &Handle{Name: t.Name(), Module: remoteModule{s}, Logger: zap.NewNop()}
-	if _, err := u.Enter(); err != nil {
+	h := &Handle{Name: t.Name(), Module: remoteModule{s}, Logger: zap.NewNop()}
+	if _, err := h.Enter(); err != nil {
 		t.Fatal(err)
 	}
-	return u, s
+	return h, s
 }
 
 // TestRejectedConfigDeliversNothing once it has ended, although it ran for a
 // moment: Caddy starts the apps of a config one by one, and a later one can fail.
 func TestRejectedConfigDeliversNothing(t *testing.T) {
-	running, good := newRemoteUse(t)
+	running, good := newRemoteHandle(t)
 	defer running.Unload()
 	running.Run()
-	rejected, bad := newRemoteUse(t)
+	rejected, bad := newRemoteHandle(t)
 	bad.away.Store(true)
 	rejected.Run()
 	r := store.Request{
 		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
 		ClientKey: "alice", Events: 100, Cost: 1,
 	}
-	charge := func() { running.Open.Load().Detacher.ChargeDetached([]store.Request{r}) }
+	charge := func() { running.open.Load().detacher.ChargeDetached([]store.Request{r}) }
 	charge()
 	rejected.Unload()
 	charge()
@@ -153,7 +153,7 @@ func TestRejectedConfigDeliversNothing(t *testing.T) {
 // TestConfigDeliversOnceItHasStarted: Caddy ends the one before right afterwards, and
 // nobody else must deliver in between.
 func TestConfigDeliversOnceItHasStarted(t *testing.T) {
-	before, s := newRemoteUse(t)
+	before, s := newRemoteHandle(t)
 	defer before.Unload()
 	before.Run()
 	s.away.Store(true)
@@ -161,11 +161,11 @@ func TestConfigDeliversOnceItHasStarted(t *testing.T) {
 		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
 		ClientKey: "alice", Events: 100, Cost: 1,
 	}
-	before.Open.Load().Detacher.ChargeDetached([]store.Request{r})
-	after, good := newRemoteUse(t)
+	before.open.Load().detacher.ChargeDetached([]store.Request{r})
+	after, good := newRemoteHandle(t)
 	defer after.Unload()
 	after.Run()
-	if before.Open.Load().Ledger.IsNeeded() {
+	if before.open.Load().Ledger.IsNeeded() {
 		t.Error("the config before delivers what waits")
 	}
 	good.awaitUsed(t, r, 1)
@@ -174,9 +174,9 @@ func TestConfigDeliversOnceItHasStarted(t *testing.T) {
 // TestOvertakenRequestChargesWhereOthersDo: in the store of the config that runs,
 // whose shards may have taken over its bucket.
 func TestOvertakenRequestChargesWhereOthersDo(t *testing.T) {
-	overtaken, _ := newRemoteUse(t)
+	overtaken, _ := newRemoteHandle(t)
 	overtaken.Run()
-	running, good := newRemoteUse(t)
+	running, good := newRemoteHandle(t)
 	defer running.Unload()
 	running.Run()
 	overtaken.Unload()
@@ -189,7 +189,7 @@ func TestOvertakenRequestChargesWhereOthersDo(t *testing.T) {
 		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
 		ClientKey: "alice", Events: 100, Cost: 1,
 	}
-	open.Detacher.ChargeDetached([]store.Request{r})
+	open.detacher.ChargeDetached([]store.Request{r})
 	good.awaitUsed(t, r, 1)
 }
 

@@ -14,12 +14,19 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// OverflowKey is the client key of the bucket that new clients share who come
-// when there are too many of them. No client has it: theirs begin otherwise.
+// OverflowKey is the client key of the bucket that new clients beyond the bound
+// share. No client has it: theirs begin with a tag.
 const OverflowKey = "*overflow"
 
+// NewcomerConfig is a [Module] that bounds new buckets.
+type NewcomerConfig interface {
+	// NewBuckets returns how many buckets a second new clients may open in each
+	// zone; 0 for any number.
+	NewBuckets() int
+}
+
 // newcomers bounds how many buckets a second are opened in each zone of a store
-// for clients that have none, so that made-up client keys cannot fill it.
+// for clients that have none, so that made-up client keys cannot fill the store.
 type newcomers struct {
 	store  string
 	most   int
@@ -33,45 +40,31 @@ type newcomers struct {
 	zones map[string]*rate.Limiter
 }
 
-// NewcomerConfig is a store module that bounds new buckets.
-type NewcomerConfig interface {
-	// NewBuckets is how many a second, in each zone; 0 for any number.
-	NewBuckets() int
-}
-
-// boundNewcomers sets the bound that the module wants, if it does and the store
-// can tell clients that have a bucket from those that have none.
-func (open *Opened) boundNewcomers(name string, module StoreModule, logger *zap.Logger) {
-	m, ok := module.(NewcomerConfig)
-	peeker, canPeek := open.Store.(store.Peeker)
+// newNewcomers returns nil if the module wants no bound, or its store cannot show
+// which clients have a bucket.
+func (h *Handle) newNewcomers(s store.Store) *newcomers {
+	m, ok := h.Module.(NewcomerConfig)
+	peeker, canPeek := s.(store.Peeker)
 	if !ok || !canPeek || m.NewBuckets() == 0 {
-		return
+		return nil
 	}
-	open.Newcomers = &newcomers{
-		store: name, most: m.NewBuckets(), peeker: peeker, logger: logger,
-		acquainted: acquireAcquaintances(name), zones: map[string]*rate.Limiter{},
-	}
-}
-
-// leaveNewcomers ends what boundNewcomers began.
-func (open *Opened) leaveNewcomers() {
-	if open.Newcomers != nil {
-		releaseAcquaintances(open.Newcomers.store)
+	pooled, _ := Pool.LoadOrStore(acquaintancesKey(h.Name), newAcquaintances(maxAcquaintances, time.Now()))
+	return &newcomers{
+		store: h.Name, most: m.NewBuckets(), peeker: peeker, logger: h.Logger,
+		acquainted: pooled.(*acquaintances), zones: map[string]*rate.Limiter{},
 	}
 }
 
-// Strangers returns the places of the requests of new clients beyond the bound,
-// which are to share a bucket of their zone. A client that has a bucket is none,
-// nor is any while the store cannot say who has.
-func (n *newcomers) Strangers(ctx context.Context, reqs []store.Request, now time.Time) (places []int) {
+// overflow returns the indices of the requests of new clients beyond the bound. A
+// client that has a bucket is not new, nor is any while the store cannot answer.
+func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time.Time) (beyond []int) {
 	var doubtful []int
 	var asked []store.Request
 	for i := range reqs {
 		r := &reqs[i]
 		switch {
 		case r.Limit.Algorithm == store.Concurrency || r.Events == 0:
-			// Leases are there only while requests run, and a limit of 0 needs no
-			// bucket.
+			// Leases last only while requests run, and a limit of 0 needs no bucket.
 		case n.acquainted.renew(r, now):
 		case n.limiterOf(r.Limit.Zone).AllowN(now, 1):
 			n.acquainted.add(r, now)
@@ -90,10 +83,10 @@ func (n *newcomers) Strangers(ctx context.Context, reqs []store.Request, now tim
 			n.acquainted.add(r, now)
 		default:
 			n.report(r.Limit.Zone, now)
-			places = append(places, doubtful[k])
+			beyond = append(beyond, doubtful[k])
 		}
 	}
-	return places
+	return beyond
 }
 
 func (n *newcomers) limiterOf(zone string) *rate.Limiter {
@@ -116,26 +109,25 @@ func (n *newcomers) report(zone string, now time.Time) {
 }
 
 const (
-	// A client is remembered for so many windows, and for at least so long, after
-	// its last request. One that comes regularly has no bucket between two windows,
-	// and must not be a newcomer each time.
+	// A client is remembered for that many windows after its last request, and for
+	// at least leastAcquaintance. One that comes regularly has no bucket between two
+	// windows, and must not be new each time.
 	acquaintanceWindows = 3
 	leastAcquaintance   = time.Minute
 
-	// maxAcquaintances bounds the clients of one store that are remembered, at
-	// less than 50 bytes each, whatever their keys.
+	// maxAcquaintances bounds the clients of one store that are remembered. Each
+	// takes less than 50 bytes, whatever its key.
 	maxAcquaintances = 1_000_000
 
 	acquaintancePages = 64
-	// acquaintanceSweep is how many entries are looked at when one is added, in
-	// search of those whose time is over.
+	// acquaintanceSweep is how many entries are examined for expiry when one is
+	// added.
 	acquaintanceSweep = 4
 )
 
-// acquaintances remembers which clients of a store this process has let in.
-// Nobody is forgotten to make room for another: while there is none, newcomers
-// are not remembered, so made-up keys cannot push out clients that come
-// regularly.
+// acquaintances remembers which clients of a store this process has let in. No
+// client is forgotten to make room for another: without room, new clients are not
+// remembered, so made-up keys cannot push out regular clients.
 type acquaintances struct {
 	began time.Time
 	seed  maphash.Seed
@@ -145,9 +137,9 @@ type acquaintances struct {
 
 type acquaintancePage struct {
 	mu sync.Mutex
-	// until is, for the hash of a client's bucketID, the time since began at which
-	// it is forgotten. Hashes have a secret seed: that a newcomer passes for one of
-	// a million others is as likely as one in 10^13, and costs a bucket.
+	// until maps the hash of a client's bucketID to the time since began at which
+	// the client is forgotten. The seed is secret: the chance that a new client
+	// passes for one of a million others is one in 10^13, and costs a bucket.
 	until map[uint64]time.Duration
 }
 
@@ -160,18 +152,17 @@ func newAcquaintances(most int, now time.Time) *acquaintances {
 }
 
 func (a *acquaintances) pageOf(r *store.Request) (*acquaintancePage, uint64) {
-	hash := maphash.Comparable(a.seed, idOf(r))
+	hash := maphash.Comparable(a.seed, bucketOf(r))
 	return &a.pages[hash%acquaintancePages], hash
 }
 
-// until is when the client of r is forgotten if it does not come again.
+// until returns when the client of r is forgotten unless it comes again.
 func (a *acquaintances) until(r *store.Request, now time.Time) time.Duration {
 	// A window lasts a century at most.
 	return now.Sub(a.began) + max(min(r.Limit.Window, store.MaxWindow/acquaintanceWindows)*acquaintanceWindows, leastAcquaintance)
 }
 
-// renew reports whether the client of r is remembered, and if so remembers it
-// anew.
+// renew reports whether the client of r is remembered, and extends that if so.
 func (a *acquaintances) renew(r *store.Request, now time.Time) bool {
 	p, hash := a.pageOf(r)
 	p.mu.Lock()
@@ -208,18 +199,11 @@ func (a *acquaintances) add(r *store.Request, now time.Time) {
 	}
 }
 
-// AcquaintancesKey is the key in the pool of the acquaintances of the store with
+// acquaintancesKey is the key in the pool of the acquaintances of the store with
 // that name.
-type AcquaintancesKey string
+type acquaintancesKey string
 
 // Destruct implements [caddy.Destructor].
 func (*acquaintances) Destruct() error { return nil }
-
-func acquireAcquaintances(store string) *acquaintances {
-	pooled, _ := Pool.LoadOrStore(AcquaintancesKey(store), newAcquaintances(maxAcquaintances, time.Now()))
-	return pooled.(*acquaintances)
-}
-
-func releaseAcquaintances(store string) { _, _ = Pool.Delete(AcquaintancesKey(store)) }
 
 var _ caddy.Destructor = (*acquaintances)(nil)

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -100,4 +102,29 @@ func TestMadeUpKeysPushNobodyOut(t *testing.T) {
 		t.Errorf("%d of %d new clients are not remembered, though there is room", missing, most/2)
 	}
 	runtime.KeepAlive(a)
+}
+
+// boundedModule opens stores that bound new buckets.
+type boundedModule struct{ countingModule }
+
+func (*boundedModule) NewBuckets() int { return 1 }
+
+// TestAcquaintancesEndWithTheirStore, and not before its last config does.
+func TestAcquaintancesEndWithTheirStore(t *testing.T) {
+	load := func() *Handle {
+		h := &Handle{Name: t.Name(), Module: new(boundedModule), Logger: zap.NewNop()}
+		if _, err := h.Enter(); err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	before, next := load(), load()
+	before.Unload()
+	if refs, ok := Pool.References(acquaintancesKey(t.Name())); !ok || refs != 1 {
+		t.Errorf("after a reload %d configs use them, want 1", refs)
+	}
+	next.Unload()
+	if refs, ok := Pool.References(acquaintancesKey(t.Name())); ok {
+		t.Errorf("after the last config %d use them", refs)
+	}
 }

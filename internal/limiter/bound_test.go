@@ -24,8 +24,8 @@ func TestRolloutMovesTheSameClientsAlways(t *testing.T) {
 		"p5W:2001:db8::/64": 3250385399516540,
 		"aB-:a key that is longer than the thirty-two bytes at a time of the hash:7:9": 8309097038379862,
 	} {
-		if got := rolloutCohort(key); got != want {
-			t.Errorf("place of %q is %d, want %d", key, got, want)
+		if got := cohortOf(rolloutSalt, key); got != want {
+			t.Errorf("cohort of %q is %d, want %d", key, got, want)
 		}
 		percent := float64(want) / cohorts * 100
 		if rolloutTo(percent-0.01).moves(key) || !rolloutTo(percent+0.01).moves(key) {

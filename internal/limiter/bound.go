@@ -1,0 +1,173 @@
+package limiter
+
+import (
+	"cmp"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
+)
+
+// A handler counts in its own store and, with a rollout, in another one.
+const (
+	ownStore = iota
+	rolloutStore
+	maxStores
+)
+
+// boundZone is a zone in one of the stores in which its handler counts.
+type boundZone struct {
+	*Zone
+	*zoneState
+	// in is ownStore or rolloutStore.
+	in      int
+	handle  *stores.Handle
+	onError string
+}
+
+// countIn makes the zone count in a store.
+func (z *Zone) countIn(in int, handle *stores.Handle) {
+	state := acquireState(handle, z.Name)
+	z.Counts = state.counts
+	z.bound[in] = boundZone{z, state, in, handle, cmp.Or(z.OnError, handle.OnError)}
+}
+
+// boundFor returns the zone in the store in which the client is counted.
+func (z *Zone) boundFor(clientKey string, rollout *Rollout) *boundZone {
+	if rollout.moves(clientKey) {
+		return &z.bound[rolloutStore]
+	}
+	return &z.bound[ownStore]
+}
+
+// Rollout is the share of the clients that is counted in another store.
+type Rollout struct {
+	Store *stores.Handle
+	// Percent is from 0 to 100.
+	Percent float64
+	// bound is how many cohorts are moved.
+	bound uint64
+}
+
+// moves reports whether the client is counted in the other store.
+func (o *Rollout) moves(clientKey string) bool {
+	return o != nil && cohortOf(rolloutSalt, clientKey) < o.bound
+}
+
+// enforces reports whether the zone refuses this client, and does not only observe
+// it.
+func (z *Zone) enforces(clientKey string) bool {
+	return z.enforced == cohorts || cohortOf(enforceSalt, clientKey) < z.enforced
+}
+
+// The salts make the orders in which clients are moved and limits are enforced
+// independent of each other, and of which shard owns a client. Other salts would
+// choose other clients.
+const (
+	rolloutSalt = 0x726f6c6c6f7574
+	enforceSalt = 0x656e666f726365
+)
+
+// cohorts is how many cohorts there are: as many as a float64 can count.
+const cohorts = 1 << 53
+
+// cohortOf returns a client's cohort, the same in every process. Each salt makes
+// another order of the clients.
+func cohortOf(salt uint64, clientKey string) uint64 {
+	var d xxhash.Digest
+	d.ResetWithSeed(salt)
+	_, _ = d.WriteString(clientKey)
+	return d.Sum64() % cohorts
+}
+
+// boundOf returns how many cohorts a share of the clients is.
+func boundOf(percent float64) uint64 { return uint64(math.Round(percent / 100 * cohorts)) }
+
+// ZoneID identifies a zone in a store.
+type ZoneID struct{ Store, Zone string }
+
+// zoneState is what a zone has in a store besides its buckets. Configs and requests
+// that use the store share it, and it ends with the last of them.
+type zoneState struct {
+	counts  telemetry.ZoneCounters
+	refused *refusedClients
+	logged  *loggedRefusals
+	room    *waitingRoom
+}
+
+// acquireState returns the state of a zone in a store, and keeps it until the
+// store is closed.
+func acquireState(handle *stores.Handle, zone string) *zoneState {
+	id := ZoneID{handle.Name, zone}
+	handle.OnClose(func() { zoneStates.release(id) })
+	return zoneStates.acquire(id)
+}
+
+var zoneStates = shared[ZoneID, *zoneState]{
+	begin: func(id ZoneID) *zoneState {
+		return &zoneState{
+			counts:  zoneSeries.acquire(id.Zone),
+			refused: newRefusedClients(time.Now()), logged: newLoggedRefusals(), room: newWaitingRoom(),
+		}
+	},
+	end: func(id ZoneID) { zoneSeries.release(id.Zone) },
+}
+
+// zoneSeries are the metrics of zones, which do not name the store.
+var zoneSeries = shared[string, telemetry.ZoneCounters]{begin: telemetry.Default.Zone, end: telemetry.Default.ForgetZone}
+
+// shared are values by keys. Each exists as long as it is used. Unlike
+// [caddy.UsagePool] it begins no value while it ends another one of the same key.
+type shared[K comparable, V any] struct {
+	begin func(K) V
+	end   func(K)
+
+	mu   sync.Mutex
+	used map[K]*sharedValue[V]
+}
+
+type sharedValue[V any] struct {
+	value V
+	users int
+}
+
+// acquire returns the value of a key until release is called.
+func (s *shared[K, V]) acquire(key K) V {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v, ok := s.used[key]
+	if !ok {
+		if s.used == nil {
+			s.used = map[K]*sharedValue[V]{}
+		}
+		v = &sharedValue[V]{value: s.begin(key)}
+		s.used[key] = v
+	}
+	v.users++
+	return v.value
+}
+
+// find returns the value of a key if it is used.
+func (s *shared[K, V]) find(key K) (value V, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if v := s.used[key]; v != nil {
+		return v.value, true
+	}
+	return value, false
+}
+
+// release ends what one call of acquire began.
+func (s *shared[K, V]) release(key K) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := s.used[key]
+	if v.users--; v.users == 0 {
+		delete(s.used, key)
+		s.end(key)
+	}
+}

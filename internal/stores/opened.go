@@ -1,0 +1,227 @@
+package stores
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/maypok86/otter/v2"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger"
+)
+
+// Opened is a store that is open, with what surrounds it.
+type Opened struct {
+	Name string
+	// Store is the ledger of the module's store, or that store if it has none.
+	Store store.Store
+	// Base is the module's store.
+	Base store.Store
+	// Accounts hold what requests cost until they are settled.
+	Accounts accounts
+	// Ledger is nil if the store has none.
+	Ledger *ledger.Ledger
+	// Local decides while the store fails.
+	Local localCounts
+
+	// detacher and penalizer are Store, and direct is Base, or nil if that cannot.
+	detacher, direct store.Detacher
+	penalizer        store.Penalizer
+	// newcomers is nil if new buckets are not bounded.
+	newcomers *newcomers
+	full      *fullBuckets
+}
+
+func (h *Handle) newOpened() (*Opened, error) {
+	s, err := h.Module.OpenStore(h.Name)
+	if err != nil {
+		return nil, err
+	}
+	open := &Opened{Name: h.Name, Store: s, Base: s, full: newFullBuckets()}
+	open.detacher, _ = s.(store.Detacher)
+	open.direct = open.detacher
+	open.penalizer, _ = s.(store.Penalizer)
+	open.newcomers = h.newNewcomers(s)
+	h.keepLedger(open)
+	return open, nil
+}
+
+// Overflow returns the indices of the requests that share the overflow bucket of
+// their zone: those of new clients beyond the module's bound.
+func (o *Opened) Overflow(ctx context.Context, reqs []store.Request, now time.Time) []int {
+	if o.newcomers == nil {
+		return nil
+	}
+	return o.newcomers.overflow(ctx, reqs, now)
+}
+
+// Admit checks requests, and holds in flight the cost of those that are allowed.
+func (o *Opened) Admit(ctx context.Context, reqs []store.Request, states []store.State) {
+	ctx, span := o.startSpan(ctx, "check", reqs)
+	o.Accounts.Admit(ctx, reqs, states)
+	endSpan(span, states)
+}
+
+// Take checks requests, and spends the cost of those that are allowed.
+func (o *Opened) Take(ctx context.Context, reqs []store.Request, states []store.State) {
+	ctx, span := o.startSpan(ctx, "take", reqs)
+	copy(states, o.Store.Take(ctx, reqs))
+	endSpan(span, states)
+}
+
+// IsFull reports whether a take of r is known to be refused.
+func (o *Opened) IsFull(r *store.Request, now time.Time) bool { return o.full.has(r, now) }
+
+// NoteFull notes that a take of r was refused with the state st.
+func (o *Opened) NoteFull(r *store.Request, st *store.State, now time.Time) { o.full.note(r, st, now) }
+
+// CheckAhead checks a request that waits behind others. A ledger that knows that
+// the request has to wait longer than timeout makes no call.
+func (o *Opened) CheckAhead(ctx context.Context, r store.Request, timeout time.Duration) store.State {
+	if o.Ledger != nil {
+		return o.Ledger.CheckAhead(ctx, r, timeout)
+	}
+	return o.Store.Check(ctx, []store.Request{r})[0]
+}
+
+// ErrNoPeek is the error of a store that cannot show a bucket without changing it.
+var ErrNoPeek = errors.New("the store cannot tell what is in a bucket without changing it")
+
+// Peek returns what the module's store says about a bucket; the primary is asked
+// first.
+func (o *Opened) Peek(ctx context.Context, r store.Request) store.State {
+	inspector, ok := o.Base.(store.Inspector)
+	if !ok {
+		if peeker, ok := o.Base.(store.Peeker); ok {
+			return peeker.Peek(ctx, []store.Request{r})[0]
+		}
+		return store.State{Err: ErrNoPeek}
+	}
+	found := inspector.Inspect(ctx, r)
+	if found.Former != nil && !found.Copies[0].Exists {
+		found = *found.Former
+	}
+	for i := range found.Copies {
+		if found.Copies[i].State.Err == nil {
+			return found.Copies[i].State
+		}
+	}
+	return found.Copies[0].State
+}
+
+// Charge charges requests. Nobody waits for it.
+func (o *Opened) Charge(reqs []store.Request) {
+	o.detach(o.detacher, store.Detacher.ChargeDetached, store.Store.Charge, reqs)
+}
+
+// ChargeByID charges requests that the store may have charged already: it knows
+// them by their IDs, so the ledger must not add them to others.
+func (o *Opened) ChargeByID(reqs []store.Request) {
+	o.detach(o.direct, store.Detacher.ChargeDetached, store.Store.Charge, reqs)
+}
+
+// Refund gives back what requests have spent. Nobody waits for it.
+func (o *Opened) Refund(reqs []store.Request) {
+	o.detach(o.detacher, store.Detacher.RefundDetached, store.Store.Refund, reqs)
+}
+
+// Penalize keeps the client of r refused. Nobody waits for it.
+func (o *Opened) Penalize(r store.Request) { o.penalizer.PenalizeDetached([]store.Request{r}) }
+
+// detachedTimeout bounds a call that nobody waits for, of a store that is no
+// [store.Detacher].
+const detachedTimeout = 5 * time.Second
+
+// detach makes a call that nobody waits for: of d or, if that is nil, of the store.
+func (o *Opened) detach(
+	d store.Detacher, detached func(store.Detacher, []store.Request),
+	call func(store.Store, context.Context, []store.Request) []store.State, reqs []store.Request,
+) {
+	switch {
+	case len(reqs) == 0:
+	case d != nil:
+		detached(d, reqs)
+	default:
+		ctx, cancel := context.WithTimeout(context.Background(), detachedTimeout)
+		defer cancel()
+		call(o.Store, ctx, reqs)
+	}
+}
+
+// tracerName is the instrumentation scope of the spans.
+const tracerName = "github.com/shardlimit/caddy-shardlimit"
+
+// startSpan begins a span of a call to the store if the request is traced;
+// otherwise the span is nil.
+func (o *Opened) startSpan(ctx context.Context, operation string, reqs []store.Request) (context.Context, trace.Span) {
+	parent := trace.SpanFromContext(ctx)
+	if !parent.IsRecording() {
+		return ctx, nil
+	}
+	zones := make([]string, len(reqs))
+	for i := range reqs {
+		zones[i] = reqs[i].Limit.Zone
+	}
+	return parent.TracerProvider().Tracer(tracerName).Start(ctx, "rate_limit "+operation,
+		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
+			attribute.String("rate_limit.store", o.Name),
+			attribute.StringSlice("rate_limit.zones", zones)))
+}
+
+// endSpan ends what startSpan began.
+func endSpan(span trace.Span, states []store.State) {
+	if span == nil {
+		return
+	}
+	allowed := true
+	for i := range states {
+		if err := states[i].Err; err != nil {
+			span.RecordError(err)
+			span.SetStatus(codes.Error, "the store cannot answer")
+		} else if !states[i].Allowed {
+			allowed = false
+		}
+	}
+	span.SetAttributes(attribute.Bool("rate_limit.allowed", allowed))
+	span.End()
+}
+
+// fullBuckets remembers, for a bounded number of buckets, which takes they refuse
+// and until when. A request that takes from several buckets asks these first, so
+// that it touches no other if they refuse.
+type fullBuckets struct {
+	refusals *otter.Cache[bucketID, refusedTake]
+}
+
+type bucketID struct{ zone, clientKey string }
+
+func bucketOf(r *store.Request) bucketID { return bucketID{r.Limit.Zone, r.ClientKey} }
+
+// refusedTake stands for all takes of as much or more.
+type refusedTake struct {
+	until          time.Time
+	cost, reserved int64
+}
+
+// maxFullBuckets bounds the memory. A bucket beyond it costs a take and its
+// refund.
+const maxFullBuckets = 100_000
+
+func newFullBuckets() *fullBuckets {
+	return &fullBuckets{otter.Must(&otter.Options[bucketID, refusedTake]{MaximumSize: maxFullBuckets})}
+}
+
+func (f *fullBuckets) has(r *store.Request, now time.Time) bool {
+	refused, ok := f.refusals.GetIfPresent(bucketOf(r))
+	return ok && now.Before(refused.until) && r.Cost >= refused.cost && r.Reserved >= refused.reserved
+}
+
+func (f *fullBuckets) note(r *store.Request, st *store.State, now time.Time) {
+	if st.RetryAfter != store.Never {
+		f.refusals.Set(bucketOf(r), refusedTake{now.Add(st.RetryAfter), r.Cost, r.Reserved})
+	}
+}
