@@ -11,6 +11,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
+func TestMain(m *testing.M) { os.Exit(redistest.RunTests(m)) }
+
 // patience replaces the timeouts where they are not what is tested.
 const patience = time.Minute
 

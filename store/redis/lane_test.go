@@ -1,13 +1,20 @@
 package redis
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
+	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // TestConnectionsThatAreAllCutLeaveNoServerOut: there is one more than workers.
@@ -57,4 +64,179 @@ func TestServerThatIsLeftOutIsNotCalled(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestContextBoundsCallsWithoutPipelining: of a server that does not answer.
+func TestContextBoundsCallsWithoutPipelining(t *testing.T) {
+	proxy := redistest.StartProxy(t, redistest.Start(t).Addr())
+	s := newStore(t, newShard(t, ShardOptions{Primary: proxy.Addr(), NoPipelining: true, PoolSize: 1}), func(o *Options) { o.CheckTimeout = time.Hour })
+	waitUntilUp(t, s)
+	must(t, s.Check(t.Context(), ask("k"))[0].Err)
+	must(t, proxy.SwallowReplies())
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	soon(t, "a check whose context ends", func() {
+		if err := s.Check(ctx, ask("k"))[0].Err; err == nil {
+			t.Error("a check without a reply has no error")
+		}
+	})
+	cancel()
+	if err := s.Take(ctx, ask("k"))[0].Err; !errors.Is(err, store.ErrNotExecuted) {
+		t.Errorf("a take of a context that has ended has error %v", err)
+	}
+	// The connection is occupied until check_timeout is over.
+	must(t, proxy.Cut())
+}
+
+// TestChecksAtReplicasWakeNoWorker: without pipelining their callers make them too,
+// although a replica has only half of the time.
+func TestChecksAtReplicasWakeNoWorker(t *testing.T) {
+	sh := redistest.StartShard(t, 1)
+	shard := newShard(t, ShardOptions{Primary: sh.Primary.Addr(), Replicas: []string{sh.Replicas[0].Addr()}, NoPipelining: true})
+	s := newStore(t, shard, nil)
+	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	must(t, sh.WaitReplicated(t.Context()))
+	// What would be left to a worker fails.
+	shard.owner(0).replicas[0].queue.close()
+	if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil || !st.Replica {
+		t.Errorf("check: %+v, want the replica's answer", st)
+	}
+}
+
+// demote makes the replica of a shard its primary, and the name by which the
+// primary is known lead to it. The connections that were made before stay with
+// the server that was the primary, which is a replica now.
+func demote(t *testing.T, sh *redistest.Shard, name *redistest.Proxy) {
+	t.Helper()
+	must(t, sh.WaitReplicated(t.Context()))
+	was, next := sh.Primary, sh.Replicas[0]
+	must(t, next.Client().Do(t.Context(), "REPLICAOF", "NO", "ONE").Err())
+	name.PointTo(next.Addr())
+	host, port, err := net.SplitHostPort(next.Addr())
+	must(t, err)
+	must(t, was.Client().Do(t.Context(), "REPLICAOF", host, port).Err())
+}
+
+// TestDemotedServerBehindANameIsLeft: the first refusal makes all calls go to the
+// server that the name leads to now, whichever connection they would have used.
+func TestDemotedServerBehindANameIsLeft(t *testing.T) {
+	for _, buckets := range []int{1, 8} {
+		t.Run(fmt.Sprint(buckets, " buckets"), func(t *testing.T) {
+			bothWays(t, func(t *testing.T, plain bool) {
+				sh := redistest.StartShard(t, 1)
+				name := redistest.StartProxy(t, sh.Primary.Addr())
+				shard := newShard(t, ShardOptions{Primary: name.Addr(), NoPipelining: plain, PoolSize: 8})
+				s := newStore(t, shard, nil)
+				useAllConnections(t, s, plain)
+				demote(t, sh, name)
+				refused := 0
+				for round := range 50 {
+					if err := anyError(s.Take(t.Context(), takes(hourly, buckets))); err != nil {
+						if KindOf(err) != KindReadOnly {
+							t.Fatalf("take in round %d: %v", round, err)
+						}
+						refused++
+					}
+				}
+				if refused > 1 {
+					t.Errorf("%d of 50 calls met the server that was the primary, want the first at most", refused)
+				}
+			})
+		})
+	}
+}
+
+// TestChargesLeaveADemotedServerBehindAName before they have to be given up.
+func TestChargesLeaveADemotedServerBehindAName(t *testing.T) {
+	for _, buckets := range []int{1, 8} {
+		t.Run(fmt.Sprint(buckets, " buckets"), func(t *testing.T) {
+			bothWays(t, func(t *testing.T, plain bool) {
+				sh := redistest.StartShard(t, 1)
+				name := redistest.StartProxy(t, sh.Primary.Addr())
+				s := newStore(t, newShard(t, ShardOptions{Primary: name.Addr(), NoPipelining: plain, PoolSize: 4}), nil)
+				must(t, anyError(s.Charge(t.Context(), takes(hourly, buckets))))
+				demote(t, sh, name)
+				reported := make(chan error, buckets)
+				s.ChargeReported(takes(hourly, buckets), func(_ int, st store.State) { reported <- st.Err })
+				for range buckets {
+					if err := <-reported; err != nil {
+						t.Errorf("a charge is given up: %v", err)
+					}
+				}
+				for i := range buckets {
+					waitForCount(t, sh.Replicas[0], fmt.Sprint("client", i), 2)
+				}
+			})
+		})
+	}
+}
+
+func anyError(states []store.State) error {
+	for _, st := range states {
+		if st.Err != nil {
+			return st.Err
+		}
+	}
+	return nil
+}
+
+// useAllConnections makes a store have several idle connections for takes, if
+// each call has one for itself.
+func useAllConnections(t *testing.T, s *Store, plain bool) {
+	t.Helper()
+	must(t, s.Take(t.Context(), ask("probe"))[0].Err)
+	if !plain {
+		return
+	}
+	eventually(t, "there are several connections", func() error {
+		var wg sync.WaitGroup
+		for range 16 {
+			wg.Go(func() { s.Take(t.Context(), ask("probe")) })
+		}
+		wg.Wait()
+		if n := s.shards[0].owner(0).checks.figures().Pool.Idle; n < 4 {
+			return fmt.Errorf("there are %d", n)
+		}
+		return nil
+	})
+}
+
+// TestClosedShardLeavesNothingBehind, of whatever kind, used or not, up or down.
+func TestClosedShardLeavesNothingBehind(t *testing.T) {
+	single := redistest.StartShard(t, 1)
+	_, sentinels := sentinelShard(t, 1)
+	nodes := redistest.StartCluster(t, 3, 0)
+	gone := redistest.Start(t)
+	must(t, gone.Kill())
+	silent := redistest.Start(t)
+	must(t, silent.Pause())
+	t.Cleanup(func() { must(t, silent.Resume()) })
+	for name, opts := range map[string]ShardOptions{
+		"static":       {Primary: single.Primary.Addr(), Replicas: []string{single.Replicas[0].Addr()}},
+		"plain":        {Primary: single.Primary.Addr(), NoPipelining: true},
+		"sentinel":     sentinelOptions(sentinels),
+		"cluster":      {Cluster: nodes.Addrs()},
+		"gone":         {Primary: gone.Addr()},
+		"silent":       {Primary: silent.Addr(), Replicas: []string{gone.Addr()}},
+		"no sentinel":  {Sentinel: &SentinelOptions{Master: masterName, Addrs: []string{gone.Addr(), silent.Addr()}}},
+		"lost cluster": {Cluster: []string{gone.Addr(), silent.Addr()}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := goleak.IgnoreCurrent()
+			for _, used := range []bool{false, true} {
+				shard := NewShard(opts)
+				s := New(Options{Members: []Member{{Name: "a", Shard: shard}}, CheckTimeout: 300 * time.Millisecond, ChargeTimeout: 300 * time.Millisecond})
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				if used {
+					s.Warm(ctx)
+					s.Check(t.Context(), ask("k"))
+					s.ChargeDetached(ask("k"))
+				}
+				shard.Close(ctx)
+				cancel()
+			}
+			// go-redis looks once a second whether it may still dial.
+			eventually(t, "no goroutine is left", func() error { return goleak.Find(before) })
+		})
+	}
 }

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 const (
@@ -339,4 +341,118 @@ func (s *Shard) closeLanes(ctx context.Context) bool {
 	}
 	wg.Wait()
 	return len(lanes) > 0
+}
+
+// servers are a primary and its replicas: they hold the same buckets.
+type servers struct {
+	primary string
+	clock   *primaryClock
+	offsets *offsets
+	checks  *lane
+	charges *lane
+	// replicas answer checks, in turn.
+	replicas []*lane
+	turn     *atomic.Uint32
+	// tagged is set for the nodes of a Redis Cluster, where keys have a hash
+	// tag: the buckets of one client are on one node.
+	tagged bool
+}
+
+// replica returns the next, in turn, of the replicas that can be asked, or nil.
+func (s *servers) replica() *lane {
+	usable := 0
+	for _, l := range s.replicas {
+		if l.isUsable() {
+			usable++
+		}
+	}
+	if usable == 0 {
+		return nil
+	}
+	next := int(s.turn.Add(1) % uint32(usable)) //nolint:gosec // a handful
+	for _, l := range s.replicas {
+		if !l.isUsable() {
+			continue
+		}
+		if next == 0 {
+			return l
+		}
+		next--
+	}
+	return nil
+}
+
+// isUsable tells whether a replica can be asked.
+func (l *lane) isUsable() bool { return l.isUp() && !l.lags.Load() }
+
+// mayMiss tells whether a replica may know nothing of a bucket that there is: in
+// a Redis Cluster a slot may be about to move, with half of its keys elsewhere.
+func (s *servers) mayMiss(st *store.State) bool {
+	return s != nil && s.tagged && st.Content == store.Content{} && st.Used == 0
+}
+
+// lanes are the ways to all of the servers.
+func (s *servers) lanes() []*lane {
+	return append([]*lane{s.checks, s.charges}, s.replicas...)
+}
+
+// roles are the addresses of a primary and of its replicas, and the slots of a
+// Redis Cluster that are theirs.
+type roles struct {
+	primary  string
+	replicas []string
+	slots    []slotRange
+}
+
+// topology is which servers of a shard hold which of its buckets.
+type topology struct {
+	servers []*servers
+	// slots are the places in servers, from 1, of those who own the slots of a
+	// Redis Cluster, 0 where nobody does; nil for a shard that is none.
+	slots *[slotCount]uint16
+	// spare are the lanes to primaries of a Redis Cluster that own no slots: the
+	// owner of a slot that one of them is about to get redirects commands there.
+	spare []*lane
+}
+
+// owner returns the servers that hold the buckets of a slot, or nil if none are
+// known.
+func (t *topology) owner(slot uint16) *servers {
+	switch {
+	case t == nil || len(t.servers) == 0:
+		return nil
+	case t.slots == nil:
+		return t.servers[0]
+	case t.slots[slot] == 0:
+		return nil
+	default:
+		return t.servers[t.slots[slot]-1]
+	}
+}
+
+// lanes are all of them, each once.
+func (t *topology) lanes() []*lane {
+	var all []*lane
+	if t != nil {
+		for _, s := range t.servers {
+			all = append(all, s.lanes()...)
+		}
+		all = append(all, t.spare...)
+	}
+	return all
+}
+
+// slotRange is some slots of a Redis Cluster, both ends included.
+type slotRange struct{ first, last int }
+
+// assign gives slots to the servers at a place.
+func (t *topology) assign(slots []slotRange, place int) {
+	if t.slots == nil {
+		t.slots = new([slotCount]uint16)
+	}
+	for _, r := range slots {
+		for n := max(r.first, 0); n <= min(r.last, slotCount-1); n++ {
+			t.slots[n] = uint16(place + 1) //nolint:gosec // fewer than slots
+		}
+	}
 }

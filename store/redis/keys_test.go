@@ -1,10 +1,14 @@
 package redis
 
 import (
+	"fmt"
+	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -76,4 +80,96 @@ func FuzzBucketKey(f *testing.F) {
 
 func isZoneName(s string) bool {
 	return s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-") == ""
+}
+
+// TestSlotIsWhatRedisSays for keys of every kind.
+func TestSlotIsWhatRedisSays(t *testing.T) {
+	server := redistest.Start(t, "--cluster-enabled", "yes")
+	for _, keys := range []bucketKeys{
+		{prefix: "rl", tagged: true},
+		{prefix: "rl", secret: []byte("secret"), tagged: true},
+	} {
+		for i, client := range []string{"10.0.0.1", "a{b}c", "", fmt.Sprintf("%0100d", 1), "2001:db8::/64"} {
+			key := keys.key(hourly, client)
+			want, err := server.Client().ClusterKeySlot(t.Context(), key).Result()
+			must(t, err)
+			if got := keys.slot(client); int64(got) != want {
+				t.Errorf("slot of %s is %d, want %d", key, got, want)
+			}
+			other := store.Limit{Zone: fmt.Sprint("zone", i), Algorithm: store.GCRA, Window: hourly.Window}
+			if second, err := server.Client().ClusterKeySlot(t.Context(), keys.key(&other, client)).Result(); err != nil || second != want {
+				t.Errorf("the buckets of %q are in slots %d and %d, %v", client, want, second, err)
+			}
+		}
+	}
+}
+
+func names(n int) (names []string, weights []int) {
+	for i := range n {
+		names = append(names, fmt.Sprintf("shard-%c", 'a'+i))
+		weights = append(weights, 1)
+	}
+	return names, weights
+}
+
+func TestAddingAShardMovesOnlyItsShare(t *testing.T) {
+	const keys = 100_000
+	for n := 2; n <= 8; n++ {
+		old := newRendezvous(names(n - 1))
+		now := newRendezvous(names(n))
+		moved := 0
+		for i := range keys {
+			key := fmt.Sprintf("x7Q:client-%d", i)
+			was, is := old.owner(key), now.owner(key)
+			if was != is {
+				moved++
+				if is != n-1 {
+					t.Fatalf("%s moved from shard %d to shard %d, which both are old", key, was, is)
+				}
+			}
+		}
+		if share := float64(moved) / keys; share > 1/float64(n)+0.02 || share < 1/float64(n)-0.02 {
+			t.Errorf("shard %d took %.3f of the keys, want %.3f", n, share, 1/float64(n))
+		}
+	}
+}
+
+func TestWeightsHold(t *testing.T) {
+	const keys = 100_000
+	weights := []int{1, 2, 5}
+	shards, _ := names(len(weights))
+	r := newRendezvous(shards, weights)
+	counts := make([]int, len(weights))
+	for i := range keys {
+		counts[r.owner(fmt.Sprintf("x7Q:client-%d", i))]++
+	}
+	for i, w := range weights {
+		want, got := float64(w)/8, float64(counts[i])/keys
+		if math.Abs(got-want) > 0.02 {
+			t.Errorf("shard of weight %d has %.3f of the keys, want %.3f", w, got, want)
+		}
+	}
+}
+
+func TestOwnerDependsOnNamesOnly(t *testing.T) {
+	shards, weights := names(4)
+	r := newRendezvous(shards, weights)
+	reversed := slices.Clone(shards)
+	slices.Reverse(reversed)
+	other := newRendezvous(reversed, weights)
+	doubled := newRendezvous(shards, []int{2, 2, 2, 2})
+	heavy := &rendezvous{seeds: r.seeds, weights: r.weights}
+	for i := range 10_000 {
+		key := fmt.Sprintf("client-%d", i)
+		want := shards[r.owner(key)]
+		if got := reversed[other.owner(key)]; got != want {
+			t.Fatalf("%s belongs to %s, and to %s in another order", key, want, got)
+		}
+		if got := shards[doubled.owner(key)]; got != want {
+			t.Fatalf("%s belongs to %s, and to %s with all weights doubled", key, want, got)
+		}
+		if got := shards[heavy.owner(key)]; got != want {
+			t.Fatalf("%s belongs to %s, and to %s by the formula for unequal weights", key, want, got)
+		}
+	}
 }

@@ -4,8 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -205,4 +209,208 @@ func (s *Store) Twins() (first, second string) {
 		shard.mu.Unlock()
 	}
 	return first, second
+}
+
+// info is what a server says about itself.
+type info map[string]string
+
+// parseInfo reads the reply to INFO.
+func parseInfo(text string) info {
+	fields := info{}
+	for line := range strings.Lines(text) {
+		if name, value, ok := strings.Cut(strings.TrimRight(line, "\r\n"), ":"); ok {
+			fields[name] = value
+		}
+	}
+	return fields
+}
+
+// infoTimeout bounds a question about a server's health.
+const infoTimeout = time.Second
+
+// info asks the server about itself.
+func (l *lane) info(ctx context.Context) (info, error) {
+	ctx, cancel := context.WithTimeout(ctx, infoTimeout)
+	defer cancel()
+	text, err := l.client.Load().Info(ctx).Result()
+	if err != nil {
+		return nil, fmt.Errorf("ask %s for INFO: %w", l.addr, err)
+	}
+	return parseInfo(text), nil
+}
+
+func (i info) isReplica() bool { return i["role"] == "slave" }
+
+// history is what replication offsets are about: two servers' offsets can be
+// compared if they share one.
+func (i info) history() []string { return []string{i["master_replid"], i["master_replid2"]} }
+
+// offset is how much of its primary's history the server has; -1 if it does not
+// say.
+func (i info) offset() int64 {
+	name := "master_repl_offset"
+	if i.isReplica() {
+		name = "slave_repl_offset"
+	}
+	n, err := strconv.ParseInt(i[name], 10, 64)
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+// isBefore tells whether the server's version is lower than major.minor.
+func (i info) isBefore(major, minor int) bool {
+	version := i["redis_version"]
+	if valkey := i["valkey_version"]; valkey != "" {
+		version = valkey
+	}
+	var has [2]int
+	if n, _ := fmt.Sscanf(version, "%d.%d", &has[0], &has[1]); n < 2 {
+		return false
+	}
+	return has[0] < major || has[0] == major && has[1] < minor
+}
+
+// skew is how much the server's clock was ahead of this machine's at an instant.
+func (i info) skew(at time.Time) (skew time.Duration, ok bool) {
+	micros, err := strconv.ParseInt(i["server_time_usec"], 10, 64)
+	if err != nil {
+		return 0, false
+	}
+	return time.UnixMicro(micros).Sub(at), true
+}
+
+// offsets are how much a primary had written, and when: what tells how old the
+// data of a replica is.
+type offsets struct {
+	mu      sync.Mutex
+	history []string
+	samples []sample
+	// before is the history that the primary had until it was changed, as when it
+	// restarts, and forgiven is until when replicas may have that still.
+	before   []string
+	forgiven time.Time
+}
+
+type sample struct {
+	at     time.Time
+	offset int64
+}
+
+// note notes that a primary has written so much of its history at an instant. It
+// forgets what is older than keep, apart from one.
+func (o *offsets) note(i info, at time.Time, keep time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !shareHistory(o.history, i.history()) {
+		o.before, o.forgiven, o.samples = o.history, at.Add(keep/2), nil
+	}
+	o.history = i.history()
+	for len(o.samples) > 1 && at.Sub(o.samples[1].at) > keep {
+		o.samples = o.samples[1:]
+	}
+	o.samples = append(o.samples, sample{at, i.offset()})
+}
+
+// age is how old the data of a replica is.
+type age struct {
+	// least is that it is at least so old.
+	least time.Duration
+	// isKnown is set if it is not older.
+	isKnown bool
+}
+
+// ageOf tells how old the data of a replica is, if that can be said. While the
+// primary does not answer nothing is added to it.
+func (o *offsets) ageOf(i info) (a age, ok bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.samples) == 0 || i.offset() < 0 {
+		return age{}, false
+	}
+	last := o.samples[len(o.samples)-1]
+	// In a failover a replica may follow the new primary before that is known
+	// here: it tells the old history as well.
+	if !shareHistory(o.history, i.history()) {
+		return age{foreign, true}, !shareHistory(o.before, i.history()) || last.at.After(o.forgiven)
+	}
+	has := i.offset()
+	for n := len(o.samples) - 1; n >= 0; n-- {
+		if o.samples[n].offset <= has {
+			return age{last.at.Sub(o.samples[n].at), true}, true
+		}
+	}
+	return age{last.at.Sub(o.samples[0].at), false}, true
+}
+
+// noHistory is what servers say that have had one history only.
+const noHistory = "0000000000000000000000000000000000000000"
+
+// shareHistory tells whether two servers' offsets are about the same.
+func shareHistory(one, other []string) bool {
+	return slices.ContainsFunc(one, func(id string) bool { return id != noHistory && id != "" && slices.Contains(other, id) })
+}
+
+// foreign is the age of a replica's data that is not its primary's.
+const foreign = time.Duration(1<<63 - 1)
+
+// unknownLag is the lag of a replica of which nothing is known.
+const unknownLag = time.Duration(-1)
+
+const (
+	// probePeriod is how often it is looked for servers that are left out.
+	probePeriod = 250 * time.Millisecond
+	// probeTimeout bounds a ping, beside connecting.
+	probeTimeout = 500 * time.Millisecond
+)
+
+// probe pings the servers that are left out, until the shard is closed. So
+// requests never wait to see whether a server is back.
+func (s *Shard) probe() {
+	for pause(s.life, probePeriod) {
+		var pings sync.WaitGroup
+		for _, l := range s.allLanes() {
+			if !l.isUp() {
+				pings.Go(func() { l.ping(s.life) })
+			}
+		}
+		pings.Wait()
+	}
+}
+
+// allLanes are those in use, also the ones that only redirections lead to.
+func (s *Shard) allLanes() []*lane {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.lanes))
+}
+
+// ping lets the breaker close if the server answers, once it is time to try.
+func (l *lane) ping(ctx context.Context) {
+	reported, err := l.breaker.Allow()
+	if err != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	err = l.client.Load().Ping(ctx).Err()
+	l.fault.note(err)
+	reported(err)
+}
+
+// fault is the last error that spoke against a server.
+type fault struct{ err atomic.Pointer[error] }
+
+func (f *fault) note(err error) {
+	if err != nil {
+		f.err.Store(&err)
+	}
+}
+
+func (f *fault) load() error {
+	if err := f.err.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
