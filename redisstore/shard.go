@@ -374,26 +374,26 @@ func (s *Store) shard(name string) *Shard {
 
 // membersOf parts connections to all shards into those that own clients and
 // those that did before a resharding.
-func (s *Store) membersOf(connections map[string]*redis.Shard) (members, former []redis.Member, err error) {
+func (s *Store) membersOf(connections map[string]*redis.Shard) (members, previous []redis.Member, err error) {
 	for _, shard := range s.Shards {
 		if !shard.Retired {
 			members = append(members, redis.Member{Name: shard.Name, Weight: shard.Weight, Shard: connections[shard.Name]})
 		}
 	}
 	for _, text := range s.PreviousShards {
-		previous, err := parsePrevious(text)
+		was, err := parsePrevious(text)
 		if err != nil {
 			return nil, nil, err
 		}
-		shard := s.shard(previous.name)
+		shard := s.shard(was.name)
 		if shard == nil {
-			return nil, nil, fmt.Errorf("previous_shards: %s is no shard of the store", previous.name)
+			return nil, nil, fmt.Errorf("previous_shards: %s is no shard of the store", was.name)
 		}
-		weight := previous.weight
+		weight := was.weight
 		if weight == 0 {
 			weight = shard.Weight
 		}
-		former = append(former, redis.Member{Name: shard.Name, Weight: weight, Shard: connections[shard.Name]})
+		previous = append(previous, redis.Member{Name: shard.Name, Weight: weight, Shard: connections[shard.Name]})
 	}
-	return members, former, nil
+	return members, previous, nil
 }

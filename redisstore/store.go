@@ -196,18 +196,18 @@ func (s *Store) OpenStore(name string) (store.Store, error) {
 		connections[shard.Name], reached[shard.Name] = pooled.Shard, key
 	}
 	var err error
-	if config.Members, config.Former, err = s.membersOf(connections); err != nil {
+	if config.Members, config.Previous, err = s.membersOf(connections); err != nil {
 		opened.release()
 		return nil, err
 	}
-	if len(config.Former) > 0 {
-		if config.Migrations, opened.migrations, err = acquireMigrations(config.Members, config.Former, reached); err != nil {
+	if len(config.Previous) > 0 {
+		if config.Migrations, opened.migrations, err = acquireMigrations(config.Members, config.Previous, reached); err != nil {
 			opened.release()
 			return nil, err
 		}
 	}
 	renewMigrations(opened.keys, opened.migrations)
-	for _, members := range [][]redis.Member{config.Members, config.Former} {
+	for _, members := range [][]redis.Member{config.Members, config.Previous} {
 		for i := range members {
 			members[i].Observe = observeShard(name, members[i].Name)
 		}

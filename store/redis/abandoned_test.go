@@ -89,7 +89,7 @@ func strayed(t *testing.T, s *Store, way *gate) []store.Request {
 	reqs[0].Limit = &store.Limit{Zone: "log", Algorithm: store.SlidingLog, Window: time.Hour}
 	reqs[0].ID = "request"
 	// The connections for takes that there are already are occupied.
-	for client := s.shards[0].topology.Load().servers[0].checks.client.Load(); client.PoolStats().IdleConns > 0; {
+	for client := s.opts.Members[0].Shard.topology.Load().servers[0].checks.client.Load(); client.PoolStats().IdleConns > 0; {
 		conn := client.Conn()
 		t.Cleanup(func() { conn.Close() })
 		must(t, conn.Ping(t.Context()).Err())

@@ -86,7 +86,7 @@ func BenchmarkBucketKey(b *testing.B) {
 }
 
 func BenchmarkOwner(b *testing.B) {
-	r := newRendezvous(names(8))
+	r := newRendezvous(membersOf(names(8)))
 	for b.Loop() {
 		r.owner("x7Q:client-0001")
 	}

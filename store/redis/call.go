@@ -10,34 +10,32 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// The life of a call: it waits, then it is either sent or abandoned. One of which
-// nothing ran may wait again.
+// The states of a call. A queued one becomes sent or abandoned; a sent one of
+// which nothing ran may be queued again.
 const (
 	callQueued int32 = iota
 	callSent
 	callAbandoned
 )
 
-// call is a group of commands that one caller wants run by one server in one
-// round trip.
+// call is the commands of one caller for one server, which run in one round trip.
 type call struct {
-	cmds []*command
-	// began is when it was made.
+	cmds            []*command
 	began, deadline time.Time
-	// fair is how long its server is given to answer, at least, however little is
-	// left until the deadline: by less it is not judged.
+	// fair is the least time that the server has before a timeout counts against
+	// it, even beyond the deadline.
 	fair  time.Duration
 	state atomic.Int32
 	// done has room for one value, so that finishing never blocks.
 	done chan struct{}
-	// detached, if set, is run in place of signalling done: once, or more often with
-	// some of the commands each time.
+	// detached, if set, runs instead of signalling done: once with all commands, or
+	// several times with some of them.
 	detached func(*call)
-	// tries is how often it was sent and refused.
+	// tries counts the times that it was sent and refused.
 	tries int
-	// redirects is how many nodes have redirected it.
+	// redirects counts the nodes that redirected it.
 	redirects int
-	// room is that of the first command, if it is a script's.
+	// room is for the first command, if it calls a script.
 	room scriptCommand
 }
 
@@ -49,8 +47,8 @@ func newCall(deadline time.Time) *call {
 	return c
 }
 
-// release gives back a call that is finished. A call that was abandoned must
-// not be released: a worker may still hold it.
+// release gives back a finished call. An abandoned call must not be released: a
+// worker may still hold it.
 func (c *call) release() {
 	clear(c.cmds)
 	c.cmds = c.cmds[:0]
@@ -60,18 +58,17 @@ func (c *call) release() {
 	callPool.Put(c)
 }
 
-// claim makes c the worker's, and reports whether somebody wants it still.
+// claim makes c the worker's, and reports whether it is still wanted.
 func (c *call) claim() bool {
-	// One that was sent before has commands that did not run, whoever waits.
+	// Commands of a call that was sent before may have run: it has to be finished.
 	return c.state.CompareAndSwap(callQueued, callSent) || c.state.Load() == callSent
 }
 
-// isOpen reports whether some command has no outcome yet, or one that another try
-// may change.
+// isOpen reports whether some command is open.
 func (c *call) isOpen() bool { return slices.ContainsFunc(c.cmds, (*command).isOpen) }
 
-// reopen makes c wait for another try. Where nothing of it ran, whoever waits for
-// it may abandon it.
+// reopen prepares c for another try. If nothing of it ran, its caller may abandon
+// it.
 func (c *call) reopen() {
 	c.tries++
 	if !slices.ContainsFunc(c.cmds, func(cmd *command) bool { return !cmd.isOpen() }) {
@@ -79,7 +76,7 @@ func (c *call) reopen() {
 	}
 }
 
-// appendOpen appends the commands of c that are to be sent.
+// appendOpen appends the commands of c to send.
 func (c *call) appendOpen(cmds []*command) []*command {
 	if c.tries == 0 {
 		return append(cmds, c.cmds...)
@@ -92,8 +89,8 @@ func (c *call) appendOpen(cmds []*command) []*command {
 	return cmds
 }
 
-// finishSettled tells the caller of a detached call what became of the commands
-// that are not open. The others stay.
+// finishSettled reports the outcomes of those commands of a detached call that are
+// not open. The others stay in c.
 func (c *call) finishSettled() {
 	settled := newCall(c.deadline)
 	settled.began, settled.detached = c.began, c.detached
@@ -110,7 +107,7 @@ func (c *call) finishSettled() {
 	settled.finish()
 }
 
-// fail finishes c without having run what is open.
+// fail finishes c without running its open commands.
 func (c *call) fail(err error) {
 	err = notExecuted(err)
 	for _, cmd := range c.cmds {
@@ -131,9 +128,9 @@ func (c *call) finish() {
 
 var timerPool = sync.Pool{New: func() any { return time.NewTimer(time.Hour) }}
 
-// wait returns nil once c is finished. If ctx or the deadline ends first, c
-// belongs to the worker and its commands must not be looked at; the error then
-// says so, and sent tells whether they may have run.
+// wait returns nil once c is finished. If ctx or the deadline ends first, it
+// returns an error, and sent reports whether commands may have run; c then belongs
+// to the worker and its commands must not be read.
 func (c *call) wait(ctx context.Context) (sent bool, err error) {
 	timer := timerPool.Get().(*time.Timer)
 	timer.Reset(time.Until(c.deadline))
@@ -154,12 +151,12 @@ func (c *call) wait(ctx context.Context) (sent bool, err error) {
 type queue struct {
 	mu     sync.Mutex
 	filled *sync.Cond
-	// calls[head:] are those that wait.
+	// calls[head:] are waiting.
 	calls  []*call
 	head   int
 	limit  int
 	closed bool
-	// away is how many were put back and are not here yet.
+	// away counts the calls that pause before they are queued again.
 	away int
 }
 
@@ -185,15 +182,15 @@ func (q *queue) put(c *call) error {
 		q.head = 0
 	}
 	q.calls = append(q.calls, c)
-	// Who takes from a longer queue wakes the next worker.
+	// A worker that leaves calls behind wakes the next worker.
 	if len(q.calls)-q.head == 1 {
 		q.filled.Signal()
 	}
 	return nil
 }
 
-// putBack adds a call that was taken, after a pause: however many wait, and even if
-// the queue is closed meanwhile.
+// putBack adds a call that was taken, after a pause, even beyond the limit or
+// after close.
 func (q *queue) putBack(c *call, after time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -214,10 +211,10 @@ func (q *queue) putBack(c *call, after time.Duration) {
 func (q *queue) wait() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.await()
+	return q.waitLocked()
 }
 
-func (q *queue) await() bool {
+func (q *queue) waitLocked() bool {
 	for len(q.calls) == q.head {
 		if q.closed && q.away == 0 {
 			return false
@@ -227,12 +224,12 @@ func (q *queue) await() bool {
 	return true
 }
 
-// take moves up to limit calls into batch, oldest first, waiting for the first
-// one. It returns nothing once the queue is closed and empty.
+// take moves up to limit calls into batch, oldest first, and waits for the first
+// one. It adds none once the queue is closed and empty.
 func (q *queue) take(batch []*call, limit int) []*call {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if !q.await() {
+	if !q.waitLocked() {
 		return batch
 	}
 	taken := q.calls[q.head:min(q.head+limit, len(q.calls))]
@@ -246,14 +243,14 @@ func (q *queue) take(batch []*call, limit int) []*call {
 	return batch
 }
 
-// len is how many calls wait.
+// len is the number of waiting calls.
 func (q *queue) len() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return len(q.calls) - q.head + q.away
 }
 
-// close lets the workers end once they have taken what is there.
+// close lets the workers end once the queue is empty.
 func (q *queue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -261,21 +258,21 @@ func (q *queue) close() {
 	q.filled.Broadcast()
 }
 
-// strays are takes that nobody waits for any more and that are still on their way
-// to a server. What gives back the events that they have under an ID waits for
-// them: on another connection it could arrive before they do, find nothing, and
-// leave what they take then.
-type strays struct {
-	mu   sync.Mutex
+// abandonedTakes are takes that were sent and that their callers stopped waiting
+// for. A refund of the same ID waits for the take: on another connection it could
+// overtake the take, find nothing to give back, and leave the events spent.
+type abandonedTakes struct {
+	mu sync.Mutex
+	// ends, by ID, are closed when the take has ended.
 	ends map[string]chan struct{}
-	// homing is how many wait for strays; idle, if somebody waits for that, is
-	// closed when none does. Others may begin to meanwhile.
-	homing int
-	idle   chan struct{}
+	// refunds counts the refunds that wait; idle, if not nil, is closed when there
+	// are none.
+	refunds int
+	idle    chan struct{}
 }
 
-// add remembers the takes of c, which its worker holds, until it is finished.
-func (s *strays) add(c *call, g group) {
+// add keeps the takes of c, which a worker holds, until c is finished.
+func (a *abandonedTakes) add(c *call, g group) {
 	var ids []string
 	for _, i := range g.members {
 		if id := g.reqs[i].ID; id != "" {
@@ -286,48 +283,48 @@ func (s *strays) add(c *call, g group) {
 		return
 	}
 	end := make(chan struct{})
-	s.mu.Lock()
-	if s.ends == nil {
-		s.ends = map[string]chan struct{}{}
+	a.mu.Lock()
+	if a.ends == nil {
+		a.ends = map[string]chan struct{}{}
 	}
 	for _, id := range ids {
-		s.ends[id] = end
+		a.ends[id] = end
 	}
-	s.mu.Unlock()
+	a.mu.Unlock()
 	go func() {
 		<-c.done
-		s.mu.Lock()
+		a.mu.Lock()
 		for _, id := range ids {
-			if s.ends[id] == end {
-				delete(s.ends, id)
+			if a.ends[id] == end {
+				delete(a.ends, id)
 			}
 		}
-		s.mu.Unlock()
+		a.mu.Unlock()
 		close(end)
 	}()
 }
 
-// of returns the ends of those whose events g gives back.
-func (s *strays) of(what algorithm.Operation, g group) (ends []chan struct{}) {
-	if what != algorithm.Refund {
+// refundedBy returns the ends of the takes that g refunds.
+func (a *abandonedTakes) refundedBy(op algorithm.Operation, g group) (ends []chan struct{}) {
+	if op != algorithm.Refund {
 		return nil
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.ends) == 0 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.ends) == 0 {
 		return nil
 	}
 	for _, i := range g.members {
-		if end := s.ends[g.reqs[i].ID]; end != nil {
+		if end := a.ends[g.reqs[i].ID]; end != nil {
 			ends = append(ends, end)
 		}
 	}
 	return ends
 }
 
-// await waits for those whose events g gives back, or until ctx ends.
-func (s *strays) await(ctx context.Context, what algorithm.Operation, g group) {
-	for _, end := range s.of(what, g) {
+// await waits until the takes that g refunds have ended, or ctx ends.
+func (a *abandonedTakes) await(ctx context.Context, op algorithm.Operation, g group) {
+	for _, end := range a.refundedBy(op, g) {
 		select {
 		case <-end:
 		case <-ctx.Done():
@@ -336,37 +333,37 @@ func (s *strays) await(ctx context.Context, what algorithm.Operation, g group) {
 	}
 }
 
-// after runs send once some have ended.
-func (s *strays) after(ends []chan struct{}, send func()) {
-	s.mu.Lock()
-	s.homing++
-	s.mu.Unlock()
+// after runs refund once the takes have ended.
+func (a *abandonedTakes) after(ends []chan struct{}, refund func()) {
+	a.mu.Lock()
+	a.refunds++
+	a.mu.Unlock()
 	go func() {
 		for _, end := range ends {
 			<-end
 		}
-		send()
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.homing--; s.homing == 0 && s.idle != nil {
-			close(s.idle)
-			s.idle = nil
+		refund()
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.refunds--; a.refunds == 0 && a.idle != nil {
+			close(a.idle)
+			a.idle = nil
 		}
 	}()
 }
 
-// settle waits until all were given back that are to be, or until ctx ends.
-func (s *strays) settle(ctx context.Context) {
-	s.mu.Lock()
-	if s.homing == 0 {
-		s.mu.Unlock()
+// settle waits until no refund waits, or ctx ends.
+func (a *abandonedTakes) settle(ctx context.Context) {
+	a.mu.Lock()
+	if a.refunds == 0 {
+		a.mu.Unlock()
 		return
 	}
-	if s.idle == nil {
-		s.idle = make(chan struct{})
+	if a.idle == nil {
+		a.idle = make(chan struct{})
 	}
-	idle := s.idle
-	s.mu.Unlock()
+	idle := a.idle
+	a.mu.Unlock()
 	select {
 	case <-idle:
 	case <-ctx.Done():

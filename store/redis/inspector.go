@@ -11,52 +11,16 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// inspectPatience bounds the question to each server about one bucket. Nobody's
-// request waits for it.
-const inspectPatience = 500 * time.Millisecond
-
-// Inspect implements [store.Inspector]. A bucket that is yet to be brought from
-// its former shard is there only.
-func (s *Store) Inspect(ctx context.Context, r store.Request) store.Inspection {
-	place := s.sharder.owner(r.ClientKey)
-	found := s.copies(ctx, s.opts.Members[place].Name, s.shards[place], r)
-	if was := s.formerOf(r.ClientKey); was != nil {
-		former := s.copies(ctx, s.former.name(r.ClientKey), was, r)
-		found.Former = &former
-	}
-	return found
-}
-
-// copies are those of a bucket at the servers of a shard.
-func (s *Store) copies(ctx context.Context, name string, shard *Shard, r store.Request) store.Inspection {
-	ctx, cancel := context.WithTimeout(ctx, inspectPatience)
-	defer cancel()
-	at := s.at(ctx, shard, r.ClientKey)
-	if at == nil {
-		return store.Inspection{Shard: name, Copies: []store.Copy{{Role: store.RolePrimary, State: store.State{Err: notExecuted(errNoServers)}}}}
-	}
-	now, _ := s.timeAt(at, time.Now())
-	lanes := append([]*lane{at.checks}, at.replicas...)
-	copies := make([]store.Copy, len(lanes))
-	var wg sync.WaitGroup
-	for i, l := range lanes {
-		op := reading(algorithm.Peek, at, now)
-		if i == 0 {
-			op = peeking(at, now)
-		}
-		wg.Go(func() { copies[i] = s.copyAt(ctx, l, op, r) })
-	}
-	wg.Wait()
-	return store.Inspection{Shard: name, Copies: copies}
-}
-
-func (s *Store) copyAt(ctx context.Context, l *lane, op operation, r store.Request) store.Copy {
-	states := make([]store.State, 1)
-	s.ask(ctx, l, whole([]store.Request{r}, states), time.Now().Add(inspectPatience), op)
-	return store.Copy{Address: l.addr, Role: op.role(), State: states[0], Exists: states[0].Holds(r.Limit)}
-}
-
-var _ store.Inspector = (*Store)(nil)
+const (
+	// inspectTimeout bounds a look at one bucket. No request waits for it.
+	inspectTimeout = 500 * time.Millisecond
+	// resetTimeout bounds the removal of a bucket, including the search for its
+	// servers.
+	resetTimeout = 2 * time.Second
+	// resetMark is how long a bucket cannot migrate after its reset. Other processes
+	// may have read it before; by then their restores have ended.
+	resetMark = time.Minute
+)
 
 // Shards implements [store.Sharded].
 func (s *Store) Shards() []store.Shard {
@@ -64,7 +28,7 @@ func (s *Store) Shards() []store.Shard {
 	for _, m := range s.opts.Members {
 		all = append(all, m.Shard.figures(m.Name))
 	}
-	for _, m := range s.opts.Former {
+	for _, m := range s.opts.Previous {
 		if slices.ContainsFunc(all, func(other store.Shard) bool { return other.Name == m.Name }) {
 			continue
 		}
@@ -75,7 +39,7 @@ func (s *Store) Shards() []store.Shard {
 	return all
 }
 
-// figures tell how the shard is, which a store calls so.
+// figures describes the shard, which a store knows by this name.
 func (s *Shard) figures(name string) store.Shard {
 	t := s.topology.Load()
 	f := store.Shard{Name: name, Kind: s.kind(), Found: t != nil}
@@ -91,19 +55,19 @@ func (s *Shard) figures(name string) store.Shard {
 	return f
 }
 
-// kind is how the servers are found.
+// kind is the way in which the servers are found.
 func (s *Shard) kind() string {
-	switch {
-	case s.cluster != nil:
+	switch s.finder.(type) {
+	case *cluster:
 		return "cluster"
-	case s.finder != nil:
+	case *sentinel:
 		return "sentinel"
 	default:
 		return "static"
 	}
 }
 
-// serverFigures tell how the server is that these lanes lead to.
+// serverFigures describes the server that these lanes lead to.
 func (s *Shard) serverFigures(role store.Role, lanes ...*lane) store.Server {
 	addr := lanes[0].addr
 	s.mu.Lock()
@@ -114,17 +78,14 @@ func (s *Shard) serverFigures(role store.Role, lanes ...*lane) store.Server {
 		f.State = store.ServerUnmet
 	}
 	if role == store.RoleReplica {
-		lag := time.Duration(lanes[0].lag.Load())
-		f.Lag, f.LagKnown = lag, lag != unknownLag && lag != foreign
-		switch {
-		case !lanes[0].lags.Load():
+		switch lag := time.Duration(lanes[0].lag.Load()); {
 		case lag == foreign:
 			f.State = store.ServerForeign
-		default:
-			f.State = store.ServerLagging
-		}
-		if !f.LagKnown {
-			f.Lag = 0
+		case lag != unknownLag:
+			f.Lag, f.LagKnown = lag, true
+			if s.lags(lag) {
+				f.State = store.ServerLagging
+			}
 		}
 	}
 	for _, l := range lanes {
@@ -138,8 +99,8 @@ func (s *Shard) serverFigures(role store.Role, lanes ...*lane) store.Server {
 
 func (l *lane) figures() store.Lane {
 	pool := l.client.Load().PoolStats()
-	f := store.Lane{
-		Purpose: string(RoleChecks),
+	return store.Lane{
+		Purpose: string(l.role()),
 		Breaker: l.breaker.State().String(),
 		Latency: time.Duration(l.pace.Load()),
 		Queued:  l.queue.len() + int(l.awaiting.Load()),
@@ -148,60 +109,107 @@ func (l *lane) figures() store.Lane {
 			Hits: int64(pool.Hits), Misses: int64(pool.Misses), Timeouts: int64(pool.Timeouts), Stale: int64(pool.StaleConns),
 		},
 	}
-	if l.persistent {
-		f.Purpose = string(RoleCharges)
-	}
-	return f
 }
 
-var _ store.Sharded = (*Store)(nil)
+// Twins returns the addresses of two servers of different shards that are the same
+// server; empty if there are none.
+func (s *Store) Twins() (first, second string) {
+	owners := map[string]string{}
+	seen := map[*Shard]bool{}
+	for _, m := range s.opts.Members {
+		if seen[m.Shard] {
+			continue
+		}
+		seen[m.Shard] = true
+		m.Shard.mu.Lock()
+		for addr, sight := range m.Shard.met {
+			if other, ok := owners[sight.id]; ok && sight.id != "" && first == "" {
+				first, second = other, addr
+			}
+		}
+		for addr, sight := range m.Shard.met {
+			owners[sight.id] = addr
+		}
+		m.Shard.mu.Unlock()
+	}
+	return first, second
+}
 
-const (
-	// resetPatience bounds the removal of a bucket from a server, and the search
-	// for the servers.
-	resetPatience = 2 * time.Second
-	// resetMark is how long a bucket that was reset is not brought from its former
-	// owner: what other processes had read there before is on its way no longer.
-	resetMark = time.Minute
-)
+// Inspect implements [store.Inspector]. A bucket that has not migrated yet is at
+// its previous shard only.
+func (s *Store) Inspect(ctx context.Context, r store.Request) store.Inspection {
+	found := s.copies(ctx, s.opts.Members[s.sharder.owner(r.ClientKey)], r)
+	if was := s.previousOwner(r.ClientKey); was != nil {
+		previous := s.copies(ctx, *was, r)
+		found.Former = &previous
+	}
+	return found
+}
 
-// Reset implements [store.Resetter]. What other processes bring from the former
-// shard meanwhile is removed as well, or kept away.
-func (s *Store) Reset(ctx context.Context, r store.Request) error {
-	// It is brought to its end although whoever asked for it leaves.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resetPatience)
+// copies returns the copies of a bucket at the servers of a shard.
+func (s *Store) copies(ctx context.Context, m Member, r store.Request) store.Inspection {
+	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
-	was := s.formerOf(r.ClientKey)
+	at := s.awaitServersOf(ctx, m.Shard, r.ClientKey)
+	if at == nil {
+		return store.Inspection{Shard: m.Name, Copies: []store.Copy{{Role: store.RolePrimary, State: store.State{Err: notExecuted(errNoServers)}}}}
+	}
+	now, _ := s.timeAt(at, time.Now())
+	lanes := append([]*lane{at.checks}, at.replicas...)
+	copies := make([]store.Copy, len(lanes))
+	var wg sync.WaitGroup
+	for i, l := range lanes {
+		op := reading(algorithm.Peek, at, now)
+		if i == 0 {
+			op = peeking(at, now)
+		}
+		wg.Go(func() {
+			st := s.askOne(ctx, l, r, time.Now().Add(inspectTimeout), op)
+			copies[i] = store.Copy{Address: l.addr, Role: op.role(), State: st, Exists: st.Holds(r.Limit)}
+		})
+	}
+	wg.Wait()
+	return store.Inspection{Shard: m.Name, Copies: copies}
+}
+
+// Reset implements [store.Resetter]. It also prevents other processes from
+// migrating the bucket meanwhile.
+func (s *Store) Reset(ctx context.Context, r store.Request) error {
+	// Half a reset is none, so it goes on when its caller leaves.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resetTimeout)
+	defer cancel()
+	was := s.previousOwner(r.ClientKey)
 	if was != nil {
-		if err := s.remove(ctx, was, &r, false); err != nil {
-			return fmt.Errorf("reset at the former shard %s: %w", s.former.name(r.ClientKey), err)
+		if err := s.remove(ctx, was.Shard, &r, false); err != nil {
+			return fmt.Errorf("reset at the previous shard %s: %w", was.Name, err)
 		}
 	}
-	place := s.sharder.owner(r.ClientKey)
-	if err := s.remove(ctx, s.shards[place], &r, was != nil); err != nil {
-		return fmt.Errorf("reset at shard %s: %w", s.opts.Members[place].Name, err)
+	now := &s.opts.Members[s.sharder.owner(r.ClientKey)]
+	if err := s.remove(ctx, now.Shard, &r, was != nil); err != nil {
+		return fmt.Errorf("reset at shard %s: %w", now.Name, err)
 	}
 	return nil
 }
 
-// remove removes a bucket from a shard, under whatever algorithm it is kept. If it
-// had another owner, it is not brought from there for a while.
-func (s *Store) remove(ctx context.Context, shard *Shard, r *store.Request, moved bool) error {
-	at := s.at(ctx, shard, r.ClientKey)
+// remove removes a bucket from a shard, under all algorithms. marked keeps it from
+// migrating there for a while.
+func (s *Store) remove(ctx context.Context, shard *Shard, r *store.Request, marked bool) error {
+	at := s.awaitServersOf(ctx, shard, r.ClientKey)
 	if at == nil {
 		return notExecuted(errNoServers)
 	}
-	// One by one: while a slot moves, its keys can be on either node.
+	// One command for each key: while a slot moves, its keys can be on either node.
 	var marks, dels []*command
+	keys := s.keysIn(shard)
 	for _, limit := range rulesLike(r.Limit) {
-		key := s.keyIn(shard, &store.Request{Limit: &limit, ClientKey: r.ClientKey})
-		marks = append(marks, newPlain("set", s.keysIn(shard).markOf(key), "", "px", resetMark.Milliseconds()))
+		key := keys.key(&limit, r.ClientKey)
+		marks = append(marks, newPlain("set", keys.markOf(key), "", "px", resetMark.Milliseconds()))
 		del := newPlain("del", key)
 		del.reads = false
 		dels = append(dels, del)
 	}
-	if moved {
-		// A server that is full takes no marks, and nothing that is brought either.
+	if marked {
+		// A server that is full refuses marks, and also migrations.
 		if err := at.checks.doPlain(ctx, marks...); err != nil && !isRefusal(err) {
 			return err
 		}
@@ -209,9 +217,8 @@ func (s *Store) remove(ctx context.Context, shard *Shard, r *store.Request, move
 	return at.checks.doPlain(ctx, dels...)
 }
 
-// rulesLike are the limit and those of the same zone and window that count in
-// another way: some processes may have a config in which the zone was, or will
-// be, such a one.
+// rulesLike returns the limit and those of the same zone and window under other
+// algorithms, which other processes may have in an older or newer configuration.
 func rulesLike(limit *store.Limit) (all []store.Limit) {
 	like := *limit
 	for _, like.Algorithm = range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA, store.Concurrency} {
@@ -225,4 +232,9 @@ func rulesLike(limit *store.Limit) (all []store.Limit) {
 	return all
 }
 
-var _ store.Resetter = (*Store)(nil)
+// Interface guards.
+var (
+	_ store.Sharded   = (*Store)(nil)
+	_ store.Inspector = (*Store)(nil)
+	_ store.Resetter  = (*Store)(nil)
+)

@@ -117,7 +117,7 @@ func TestObserverAllocatesNothing(t *testing.T) {
 	c := newCall(time.Now())
 	op := operation{Operation: algorithm.Check}
 	c.cmds = append(c.cmds, op.command(bucketKeys{}, &ask("k")[0], new(scriptCommand)))
-	if n := testing.AllocsPerRun(100, func() { o.tellAll(store.RolePrimary, algorithm.Check, c) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { o.observeAll(store.RolePrimary, algorithm.Check, c) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }

@@ -17,23 +17,23 @@ const (
 	// layoutVersion is part of every key, so that programs which disagree
 	// about a bucket's content do not meet.
 	layoutVersion = "1"
-	// plainKeyLimit is how long a client key may be to be stored as it is.
+	// plainKeyLimit bounds the length of a client key that is stored as it is.
 	plainKeyLimit = 64
-	// digestBytes of SHA-256 stand for a client key. 192 bits keep even an
-	// attacker from finding two client keys that share a bucket.
+	// digestBytes is the length of the SHA-256 prefix that replaces a client key.
+	// 192 bits keep even an attacker from finding two client keys that share a
+	// bucket.
 	digestBytes = 24
-	// Client keys with these first bytes are never stored as they are.
+	// Client keys that start with one of these bytes are never stored as they are.
 	digestMark = '#'
 	secretMark = '$'
 )
 
-// bucketKeys builds the Redis keys of buckets. It is the one place that knows
-// their form:
+// bucketKeys builds the Redis keys of buckets. No other code knows their form:
 //
 //	<prefix>:<layout version>:<zone>:<algorithm and window>:<client key>
 //
-// In a Redis Cluster the client key is put into braces: by what is in them the
-// cluster chooses the node, so that the buckets of a client are on one.
+// In a Redis Cluster the client key is in braces, as the hash tag: all buckets of
+// a client are in one slot.
 type bucketKeys struct {
 	prefix string
 	secret []byte
@@ -60,9 +60,9 @@ func (k bucketKeys) key(limit *store.Limit, clientKey string) string {
 	return string(b)
 }
 
-// markOf returns the key that keeps a bucket from being brought from its former
-// owner. It is in the bucket's slot, whoever spreads keys by their hash tags, and
-// is no key of a bucket, for no prefix has a #.
+// markOf returns the key of the mark that keeps a bucket from migrating. It is in
+// the bucket's slot, with any software that honours hash tags, and never the key
+// of a bucket, because no prefix contains a #.
 func (k bucketKeys) markOf(bucket string) string {
 	if k.tagged {
 		return k.prefix + ":#" + bucket
@@ -70,13 +70,13 @@ func (k bucketKeys) markOf(bucket string) string {
 	return k.prefix + ":#{" + bucket + "}"
 }
 
-// slot is that of a client key's buckets in a Redis Cluster.
+// slot returns the Redis Cluster slot of a client key's buckets.
 func (k bucketKeys) slot(clientKey string) uint16 {
 	var scratch [plainKeyLimit]byte
 	return slotOf(k.appendClient(scratch[:0], clientKey))
 }
 
-// appendClient writes what stands for a client key.
+// appendClient appends the form in which a client key is stored.
 func (k bucketKeys) appendClient(b []byte, clientKey string) []byte {
 	switch {
 	case len(k.secret) > 0:
@@ -91,8 +91,8 @@ func (k bucketKeys) appendClient(b []byte, clientKey string) []byte {
 	}
 }
 
-// appendRule writes the algorithm and the window in the largest unit that
-// holds it exactly.
+// appendRule appends the algorithm, and the window in the largest unit that holds
+// it exactly.
 func appendRule(b []byte, limit *store.Limit) []byte {
 	switch limit.Algorithm {
 	case store.FixedWindow:
@@ -123,9 +123,8 @@ func appendDigest(b []byte, mark byte, sum []byte) []byte {
 	return base64.RawURLEncoding.AppendEncode(append(b, mark), sum[:digestBytes])
 }
 
-// isPlain tells whether a client key can be stored as it is: short, printable,
-// without braces, which mean something to Redis Cluster, and not to be taken
-// for a digest.
+// isPlain reports whether a client key can be stored as it is: short, printable,
+// without the braces of a hash tag, and unlike a digest.
 func isPlain(key string) bool {
 	if len(key) == 0 || len(key) > plainKeyLimit || key[0] == digestMark || key[0] == secretMark {
 		return false
@@ -138,11 +137,10 @@ func isPlain(key string) bool {
 	return true
 }
 
-// slotCount is how many slots the keys of a Redis Cluster are spread over.
+// slotCount is the number of slots of a Redis Cluster.
 const slotCount = 1 << 14
 
-// slotOf returns the slot of a hash tag: its CRC-16 (XMODEM), by which Redis
-// Cluster spreads keys.
+// slotOf returns the slot of a hash tag: its CRC-16 (XMODEM).
 func slotOf(tag []byte) uint16 {
 	var crc uint16
 	for _, b := range tag {
@@ -151,7 +149,7 @@ func slotOf(tag []byte) uint16 {
 	return crc % slotCount
 }
 
-// crcTable has the effect of each byte on the CRC.
+// crcTable holds the effect of each byte on the CRC.
 var crcTable = func() (table [256]uint16) {
 	const polynomial = 0x1021
 	for i := range table {
@@ -168,27 +166,27 @@ var crcTable = func() (table [256]uint16) {
 	return table
 }()
 
-// rendezvous chooses a shard for a client key by weighted rendezvous hashing:
-// every shard gets a score for the key, and the highest wins. Adding a shard
-// moves only the keys that the new shard wins.
+// rendezvous chooses a member for a client key by weighted rendezvous hashing:
+// every member gets a score for the key, and the highest wins. A new member takes
+// over only the keys that it wins.
 type rendezvous struct {
 	seeds   []uint64
 	weights []float64
 	equal   bool
 }
 
-// newRendezvous depends on the shards' names and weights, not on their order.
-func newRendezvous(names []string, weights []int) *rendezvous {
+// newRendezvous depends on the members' names and weights, not on their order.
+func newRendezvous(members []Member) *rendezvous {
 	r := &rendezvous{equal: true}
-	for i, name := range names {
-		r.seeds = append(r.seeds, xxhash.Sum64String(name))
-		r.weights = append(r.weights, float64(weights[i]))
-		r.equal = r.equal && weights[i] == weights[0]
+	for _, m := range members {
+		r.seeds = append(r.seeds, xxhash.Sum64String(m.Name))
+		r.weights = append(r.weights, float64(max(m.Weight, 1)))
+		r.equal = r.equal && r.weights[len(r.weights)-1] == r.weights[0]
 	}
 	return r
 }
 
-// owner returns the index of the shard that owns key.
+// owner returns the place of the member that owns key.
 func (r *rendezvous) owner(key string) int {
 	if len(r.seeds) == 1 {
 		return 0
@@ -196,7 +194,7 @@ func (r *rendezvous) owner(key string) int {
 	hash := xxhash.Sum64String(key)
 	best, bestScore := 0, math.Inf(-1)
 	for i, seed := range r.seeds {
-		// 53 bits: what a float64 holds exactly.
+		// A float64 holds 53 bits exactly.
 		u := float64(mix(hash^seed)>>11) + 0.5
 		score := u
 		if !r.equal {

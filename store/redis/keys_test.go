@@ -112,11 +112,18 @@ func names(n int) (names []string, weights []int) {
 	return names, weights
 }
 
+func membersOf(names []string, weights []int) (members []Member) {
+	for i, name := range names {
+		members = append(members, Member{Name: name, Weight: weights[i]})
+	}
+	return members
+}
+
 func TestAddingAShardMovesOnlyItsShare(t *testing.T) {
 	const keys = 100_000
 	for n := 2; n <= 8; n++ {
-		old := newRendezvous(names(n - 1))
-		now := newRendezvous(names(n))
+		old := newRendezvous(membersOf(names(n - 1)))
+		now := newRendezvous(membersOf(names(n)))
 		moved := 0
 		for i := range keys {
 			key := fmt.Sprintf("x7Q:client-%d", i)
@@ -138,7 +145,7 @@ func TestWeightsHold(t *testing.T) {
 	const keys = 100_000
 	weights := []int{1, 2, 5}
 	shards, _ := names(len(weights))
-	r := newRendezvous(shards, weights)
+	r := newRendezvous(membersOf(shards, weights))
 	counts := make([]int, len(weights))
 	for i := range keys {
 		counts[r.owner(fmt.Sprintf("x7Q:client-%d", i))]++
@@ -153,11 +160,11 @@ func TestWeightsHold(t *testing.T) {
 
 func TestOwnerDependsOnNamesOnly(t *testing.T) {
 	shards, weights := names(4)
-	r := newRendezvous(shards, weights)
+	r := newRendezvous(membersOf(shards, weights))
 	reversed := slices.Clone(shards)
 	slices.Reverse(reversed)
-	other := newRendezvous(reversed, weights)
-	doubled := newRendezvous(shards, []int{2, 2, 2, 2})
+	other := newRendezvous(membersOf(reversed, weights))
+	doubled := newRendezvous(membersOf(shards, []int{2, 2, 2, 2}))
 	heavy := &rendezvous{seeds: r.seeds, weights: r.weights}
 	for i := range 10_000 {
 		key := fmt.Sprintf("client-%d", i)

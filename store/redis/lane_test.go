@@ -194,7 +194,7 @@ func useAllConnections(t *testing.T, s *Store, plain bool) {
 			wg.Go(func() { s.Take(t.Context(), ask("probe")) })
 		}
 		wg.Wait()
-		if n := s.shards[0].owner(0).checks.figures().Pool.Idle; n < 4 {
+		if n := s.opts.Members[0].Shard.owner(0).checks.figures().Pool.Idle; n < 4 {
 			return fmt.Errorf("there are %d", n)
 		}
 		return nil

@@ -11,21 +11,21 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// layout is how the buckets of an algorithm are kept in Redis.
+// layout is the form in which Redis holds the buckets of an algorithm.
 type layout struct {
 	script *script
 	// read returns a command that reads the bucket without a script; nil if
 	// only the script can.
 	read func(key string) *command
-	// numbers turns what read replies into the numbers of a bucket.
+	// numbers decodes the reply to read.
 	numbers func(texts []string) ([]int64, error)
-	// arguments adds to a call of the script what comes after the instant.
+	// arguments adds the arguments after the instant to a call of the script.
 	arguments func(c *scriptCommand, op algorithm.Operation, r *store.Request)
-	// view is what a bucket's numbers, count of them, look like to r.
+	// view is what a bucket's numbers, count of them, mean to r.
 	view  func(n []int64, r *store.Request, now int64, spent bool) store.State
 	count int
-	// endsEarly is set if a bucket can end before the expiry it had, as when what
-	// was spent is refunded.
+	// endsEarly is set if a bucket can end before its expiry at an earlier instant,
+	// for example after a refund.
 	endsEarly bool
 }
 
@@ -51,11 +51,7 @@ var layoutFixedWindow = layout{
 	arguments: func(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 		c.add(r.Limit.Window.Microseconds())
 		addCounting(c, op, r)
-		align := int64(0)
-		if r.Limit.Align {
-			align = 1
-		}
-		c.add(align)
+		c.add(oneIf(r.Limit.Align))
 		c.mayGuess = c.clock != nil && (op == algorithm.Charge || op == algorithm.Take)
 	},
 	view: func(n []int64, r *store.Request, now int64, spent bool) store.State {
@@ -80,7 +76,7 @@ var layoutSlidingWindow = layout{
 	count: 4,
 }
 
-// addCounting adds what operations on counters take.
+// addCounting adds the arguments of an operation on counters.
 func addCounting(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 	switch op {
 	case algorithm.Take:
@@ -92,6 +88,13 @@ func addCounting(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 	default:
 		c.add(r.Cost, 0)
 	}
+}
+
+func oneIf(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 var layoutGCRA = layout{
@@ -142,7 +145,7 @@ var layoutConcurrency = layout{
 	count: 1,
 }
 
-// addMembers adds what operations on events that are kept one by one take.
+// addMembers adds the arguments of an operation on a set of single events.
 func addMembers(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 	cost := r.Cost
 	if op == algorithm.Check || op == algorithm.Peek {
@@ -154,7 +157,25 @@ func addMembers(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 
 var errReply = errors.New("this is not a bucket of ours")
 
-// parseNumbers reads the fields of a hash. A field that is missing is 0.
+// state is what the numbers of a bucket mean to r; an error unless they can be
+// those of a bucket at now.
+func (l *layout) state(r *store.Request, now int64, spent bool, numbers []int64) store.State {
+	if len(numbers) != l.count {
+		return store.State{Err: fmt.Errorf("%w: %d numbers, want %d", errReply, len(numbers), l.count)}
+	}
+	sane := isSane(now)
+	for _, n := range numbers {
+		sane = sane && isSane(n)
+	}
+	if !sane {
+		return store.State{Err: fmt.Errorf("%w: %d at %d", errReply, numbers, now)}
+	}
+	return l.view(numbers, r, now, spent)
+}
+
+func isSane(n int64) bool { return n >= 0 && n <= store.MaxInteger }
+
+// parseNumbers reads the fields of a hash. A missing field is 0.
 func parseNumbers(texts []string) ([]int64, error) {
 	numbers := make([]int64, len(texts))
 	for i, text := range texts {
@@ -170,8 +191,8 @@ func parseNumbers(texts []string) ([]int64, error) {
 	return numbers, nil
 }
 
-// unpackNumbers reads a string of count packed doubles. A key that is missing
-// is as many zeros.
+// unpackNumbers reads a string of count packed doubles. A missing key is all
+// zeros.
 func unpackNumbers(texts []string, count int) ([]int64, error) {
 	if len(texts) == 1 && texts[0] == "" {
 		return make([]int64, count), nil
@@ -199,19 +220,10 @@ func unpack(packed string) ([]int64, error) {
 	return numbers, nil
 }
 
-// check returns an error unless numbers can be those of a bucket at now.
-func (l *layout) check(now int64, numbers []int64) error {
-	if len(numbers) != l.count {
-		return fmt.Errorf("%w: %d numbers, want %d", errReply, len(numbers), l.count)
-	}
-	sane := isSane(now)
+// appendPacked appends integers as packed doubles.
+func appendPacked(b []byte, numbers ...int64) []byte {
 	for _, n := range numbers {
-		sane = sane && isSane(n)
+		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(float64(n)))
 	}
-	if !sane {
-		return fmt.Errorf("%w: %d at %d", errReply, numbers, now)
-	}
-	return nil
+	return b
 }
-
-func isSane(n int64) bool { return n >= 0 && n <= store.MaxInteger }

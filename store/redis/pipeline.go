@@ -8,8 +8,8 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// send gives every command its outcome of one try. A server that does not know
-// a script is given it, and asked again.
+// send tries every command once and sets the outcomes. A server that lacks a
+// script gets it and is asked again.
 func (l *lane) send(ctx context.Context, cmds []*command) {
 	var reported func(error)
 	err := ErrShardDown
@@ -37,19 +37,50 @@ func (l *lane) send(ctx context.Context, cmds []*command) {
 	reported(fault)
 }
 
-// pipeline sends cmds in one round trip and returns an error that speaks
-// against the server, if there is one.
+// withOutcome returns the commands whose error reply has the hint.
+func withOutcome(cmds []*command, h hint) (some []*command) {
+	for _, cmd := range cmds {
+		if cmd.outcome != nil && says(cmd.outcome, h) {
+			some = append(some, cmd)
+		}
+	}
+	return some
+}
+
+// load loads the scripts of cmds.
+func (l *lane) load(ctx context.Context, cmds []*command) error {
+	pipe := l.client.Load().Pipeline()
+	loaded := map[*script]bool{}
+	for _, cmd := range cmds {
+		if !loaded[cmd.script] {
+			loaded[cmd.script] = true
+			cmd.script.load(ctx, pipe)
+		}
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		err = fmt.Errorf("redis %s: load scripts: %w", l.addr, err)
+		for _, cmd := range cmds {
+			// The server refused them, so they count as not sent.
+			cmd.sent, cmd.outcome = false, refused(err)
+		}
+		return err
+	}
+	return nil
+}
+
+// pipeline sends cmds in one round trip and returns an error that speaks against
+// the server, if there is one.
 func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
-	var teller *command
+	var first *command
 	var passed int64
 	for _, cmd := range cmds {
 		if cmd.sent || cmd.outcome != nil {
 			cmd.renew()
 		}
 		if cmd.clock != nil {
-			if cmd.stamp(passed); teller == nil {
-				// The first one reads the clock; the others may save it.
-				teller, passed = cmd, cmd.clock.passed(time.Now())
+			if cmd.stamp(passed); first == nil {
+				// The first one reads the clock; the others may save the reading.
+				first, passed = cmd, cmd.clock.passed(time.Now())
 			}
 		}
 	}
@@ -65,15 +96,15 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 	if reconnect {
 		l.shard.reconnect(l.addr)
 	}
-	if teller != nil && teller.outcome == nil {
-		if reply := teller.integers(); len(reply) > 0 && reply[placeOfNow] != 0 {
-			teller.clock.observe(reply[placeOfNow], at)
+	if first != nil && first.outcome == nil {
+		if reply := first.integers(); len(reply) > 0 && reply[placeOfNow] != 0 {
+			first.clock.observe(reply[placeOfNow], at)
 		}
 	}
 	return fault
 }
 
-// exec sends cmds in one go. A single one needs no pipeline.
+// exec sends cmds at once. A single one needs no pipeline.
 func (l *lane) exec(ctx context.Context, cmds []*command) error {
 	if len(cmds) == 1 && !cmds[0].asking {
 		return l.client.Load().Process(ctx, cmds[0])
@@ -99,7 +130,7 @@ func (l *lane) exec(ctx context.Context, cmds []*command) error {
 	return err
 }
 
-// settle sets what became of cmd in a pipeline that returned execErr.
+// settle sets the outcome of cmd in a pipeline that returned execErr.
 func (l *lane) settle(cmd *command, execErr error) {
 	if cmd.settleOutcome(execErr); cmd.outcome == nil {
 		return
@@ -110,44 +141,33 @@ func (l *lane) settle(cmd *command, execErr error) {
 	cmd.outcome = fmt.Errorf("redis %s: %w", l.addr, cmd.outcome)
 }
 
-// withOutcome returns those that were answered with a reply that has the hint.
-func withOutcome(cmds []*command, h hint) (some []*command) {
-	for _, cmd := range cmds {
-		if cmd.outcome != nil && says(cmd.outcome, h) {
-			some = append(some, cmd)
-		}
-	}
-	return some
-}
-
-// maxBundle bounds the buckets of one call of a script, during which its server
-// answers nobody else, which is less than a millisecond.
+// maxBundle bounds the buckets of one call of a script, which blocks its server
+// for less than a millisecond.
 const maxBundle = 100
 
-// bundle is several commands of one script that are sent as one call of it. That
-// saves the server a third of its time, and go-redis most of its own.
+// bundle is several commands of one script, sent as one call of it. That saves the
+// server a third of its time, and go-redis most of its own.
 type bundle struct {
 	*goredis.Cmd
 	members []*command
 }
 
-// canBundle tells whether the lane's commands can be sent together. In a Redis
-// Cluster, and behind some proxies, the keys of a call have to be of one slot.
-func (l *lane) canBundle() bool { return l.batch > 1 && l.shard.cluster == nil && !l.splits.Load() }
+// canBundle reports whether commands can be bundled. In a Redis Cluster, and behind
+// some proxies, the keys of a call have to be in one slot.
+func (l *lane) canBundle() bool { return l.batch > 1 && !l.shard.isCluster() && !l.splits.Load() }
 
-// isBundled tells whether c can be sent together with others.
+// isBundled reports whether c can be bundled with others.
 func (c *command) isBundled() bool {
 	return c.script != nil && c.script.bundle != nil && c.args[placeOfWord] == wordEvalSHA
 }
 
-// goesWith tells whether b can take in c.
+// goesWith reports whether c fits into b.
 func (b *bundle) goesWith(c *command) bool {
 	m := b.members[0]
 	return c.script == m.script && c.args[placeOfOperation] == m.args[placeOfOperation] && len(b.members) < maxBundle
 }
 
-// newBundles puts together what can be sent together. Those that are alone in
-// theirs, and the others, are left as they are.
+// newBundles bundles commands. Those that stay alone are among the others.
 func newBundles(cmds []*command) (bundles []*bundle, others []*command) {
 	others = make([]*command, 0, len(cmds))
 	for _, c := range cmds {
@@ -155,7 +175,7 @@ func newBundles(cmds []*command) (bundles []*bundle, others []*command) {
 			others = append(others, c)
 			continue
 		}
-		bundles = putTogether(bundles, c)
+		bundles = addToBundles(bundles, c)
 	}
 	several := bundles[:0]
 	for _, b := range bundles {
@@ -169,8 +189,8 @@ func newBundles(cmds []*command) (bundles []*bundle, others []*command) {
 	return several, others
 }
 
-// putTogether adds c to the last bundle that can take it in, or to a new one.
-func putTogether(bundles []*bundle, c *command) []*bundle {
+// addToBundles adds c to the last bundle that it fits into, or to a new one.
+func addToBundles(bundles []*bundle, c *command) []*bundle {
 	for i := len(bundles) - 1; i >= 0; i-- {
 		if b := bundles[i]; b.goesWith(c) {
 			b.members = append(b.members, c)
@@ -180,7 +200,7 @@ func putTogether(bundles []*bundle, c *command) []*bundle {
 	return append(bundles, &bundle{members: []*command{c}})
 }
 
-// write makes the command that is sent.
+// write makes the command to send.
 func (b *bundle) write() {
 	first := b.members[0]
 	args := make([]any, 0, len(b.members)+len(first.args)-1)
@@ -217,11 +237,11 @@ func (b *bundle) share() {
 	}
 }
 
-// NoRetry keeps go-redis from sending again what may already have run.
+// NoRetry keeps go-redis from repeating a bundle that may have run.
 func (b *bundle) NoRetry() bool { return true }
 
-// Args is what go-redis calls to write the bundle to a connection: from then on
-// its members may have run.
+// Args is called by go-redis to write the bundle to a connection: from then on its
+// members may have run.
 func (b *bundle) Args() []any {
 	for _, m := range b.members {
 		m.sent = true

@@ -15,251 +15,17 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// former are the shards before a resharding. A bucket whose client key has
-// another owner now is copied from its former one before it is first used, and
-// goes on there.
-type former struct {
-	sharder    *rendezvous
-	shards     []*Shard
-	names      []string
-	migrations *Migrations
-}
-
-func newFormer(members []Member, migrations *Migrations) *former {
-	if migrations == nil {
-		migrations = NewMigrations()
-	}
-	f := &former{migrations: migrations}
-	f.sharder, f.shards = shardersOf(members)
-	for _, m := range members {
-		f.names = append(f.names, m.Name)
-	}
-	return f
-}
-
-// name is that of the shard that owned a client key.
-func (f *former) name(clientKey string) string { return f.names[f.sharder.owner(clientKey)] }
-
-// shardersOf returns what chooses one of the members for a client key, and their
-// shards.
-func shardersOf(members []Member) (*rendezvous, []*Shard) {
-	var names []string
-	var weights []int
-	var shards []*Shard
-	for _, m := range members {
-		names = append(names, m.Name)
-		weights = append(weights, max(m.Weight, 1))
-		shards = append(shards, m.Shard)
-	}
-	return newRendezvous(names, weights), shards
-}
-
-// formerOf returns the shard that owned a client key before, or nil if that is
-// the one that owns it now.
-func (s *Store) formerOf(clientKey string) *Shard {
-	if s.former == nil {
-		return nil
-	}
-	was := s.former.shards[s.former.sharder.owner(clientKey)]
-	if was == s.shards[s.sharder.owner(clientKey)] {
-		return nil
-	}
-	return was
-}
-
-// moved asks about requests some of which are about buckets that had another
-// owner, once these have been brought to the new one, all before the deadline.
-// Leases are not brought, for they end one by one: those at the former owner are
-// counted there.
-func (s *Store) moved(ctx context.Context, op algorithm.Operation, reqs []store.Request, deadline time.Time, ask func(context.Context, []store.Request, time.Time) []store.State) []store.State {
-	arriving, lent := s.arriving(reqs), s.anyLent(op, reqs)
-	if arriving == nil && !lent {
-		return ask(ctx, reqs, deadline)
-	}
-	ctx, cancel := context.WithDeadline(ctx, deadline)
-	defer cancel()
-	elsewhere, failed := s.lent(ctx, op, reqs)
-	ready, places := awaitAll(ctx, arriving, reqs, failed)
-	states := make([]store.State, len(reqs))
-	for i, err := range failed {
-		states[i] = store.State{Err: err}
-	}
-	if len(ready) == 0 {
-		return states
-	}
-	for n, i := range places {
-		ready[n].Reserved += elsewhere[i]
-	}
-	for n, st := range ask(ctx, ready, deadline) {
-		if st.Err == nil {
-			st.Used += elsewhere[places[n]]
-			st.Limit += elsewhere[places[n]]
-		}
-		states[places[n]] = st
-	}
-	return states
-}
-
-// arriving returns the migrations of the buckets that are not at their owner yet,
-// each at its request's place, having begun those that had not; nil if there are
-// none.
-func (s *Store) arriving(reqs []store.Request) (all []*migration) {
-	for i := range reqs {
-		was := s.formerOf(reqs[i].ClientKey)
-		if was == nil || reqs[i].Limit.Algorithm == store.Concurrency {
-			continue
-		}
-		if m := s.bring(was, &reqs[i]); m != nil {
-			if all == nil {
-				all = make([]*migration, len(reqs))
-			}
-			all[i] = m
-		}
-	}
-	return all
-}
-
-// awaitAll waits for buckets that are on their way, notes which failed, and returns
-// the requests that did not, with their places.
-func awaitAll(ctx context.Context, arriving []*migration, reqs []store.Request, failed []error) (ready []store.Request, places []int) {
-	for i := range reqs {
-		if failed[i] == nil && arriving != nil {
-			failed[i] = arriving[i].wait(ctx)
-		}
-		if failed[i] == nil {
-			ready, places = append(ready, reqs[i]), append(places, i)
-		}
-	}
-	return ready, places
-}
-
-// lends reports whether a former owner is to be asked for leases. Those that the
-// new owner has end there, whatever the former one says.
-func (s *Store) lends(op algorithm.Operation, r *store.Request) bool {
-	return r.Limit.Algorithm == store.Concurrency && op != algorithm.Refund && s.formerOf(r.ClientKey) != nil
-}
-
-func (s *Store) anyLent(op algorithm.Operation, reqs []store.Request) bool {
-	for i := range reqs {
-		if s.lends(op, &reqs[i]) {
-			return true
-		}
-	}
-	return false
-}
-
-// lent returns how many leases there are at former owners, and what went wrong.
-func (s *Store) lent(ctx context.Context, op algorithm.Operation, reqs []store.Request) (elsewhere []int64, failed []error) {
-	elsewhere, failed = make([]int64, len(reqs)), make([]error, len(reqs))
-	var wg sync.WaitGroup
-	for i := range reqs {
-		if !s.lends(op, &reqs[i]) {
-			continue
-		}
-		wg.Go(func() {
-			var err error
-			if elsewhere[i], err = s.leasesAt(ctx, s.formerOf(reqs[i].ClientKey), &reqs[i]); op != algorithm.Charge {
-				failed[i] = err
-			}
-		})
-	}
-	wg.Wait()
-	return elsewhere, failed
-}
-
-// leasesAt is how many leases there are at a former owner.
-func (s *Store) leasesAt(ctx context.Context, was *Shard, r *store.Request) (int64, error) {
-	at := s.at(ctx, was, r.ClientKey)
-	if at == nil {
-		return 0, notExecuted(errNoServers)
-	}
-	states := make([]store.State, 1)
-	deadline, _ := ctx.Deadline()
-	s.ask(ctx, at.checks, whole([]store.Request{*r}, states), deadline, s.writing(algorithm.Check, at))
-	return states[0].Used, states[0].Err
-}
-
-// at returns the servers in a shard that hold a client key's buckets, or nil if
-// they are not found before ctx ends.
-func (s *Store) at(ctx context.Context, shard *Shard, clientKey string) *servers {
-	if !shard.isFound() {
-		shard.await(ctx)
-	}
-	return s.serversOf(shard, clientKey)
-}
-
-// serversOf is at without waiting.
-func (s *Store) serversOf(shard *Shard, clientKey string) *servers {
-	if shard.cluster == nil {
-		return shard.owner(0)
-	}
-	return shard.owner(s.keys.slot(clientKey))
-}
-
-// keysIn builds the keys of a shard.
-func (s *Store) keysIn(shard *Shard) bucketKeys {
-	keys := s.keys
-	keys.tagged = shard.cluster != nil
-	return keys
-}
-
-func (s *Store) keyIn(shard *Shard, r *store.Request) string {
-	return s.keysIn(shard).key(r.Limit, r.ClientKey)
-}
-
-// detachArriving is detach for requests some of which are about buckets that are
-// on their way to their owner. A migration that failed is begun again while there is
-// time for that; what has arrived does not wait for it.
-func (s *Store) detachArriving(arriving []*migration, what algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
-	deadline := time.Now().Add(s.opts.ChargeTimeout)
-	ctx, cancel := context.WithDeadline(context.Background(), deadline)
-	defer cancel()
-	for tries := 0; ; tries++ {
-		failed := make([]error, len(reqs))
-		ready, places := awaitAll(ctx, arriving, reqs, failed)
-		s.detachReady(what, ready, reportAt(report, places))
-		after, hasTime := nextTry(tries, deadline)
-		var again []store.Request
-		var openPlaces []int
-		for i, err := range failed {
-			switch {
-			case err == nil:
-			case hasTime && !errors.Is(err, store.ErrFinal):
-				again, openPlaces = append(again, reqs[i]), append(openPlaces, i)
-			case report != nil:
-				report(i, store.State{Err: err})
-			case s.opts.OnUndelivered != nil:
-				s.opts.OnUndelivered(s.Owner(reqs[i].ClientKey), what, err)
-			}
-		}
-		if len(again) == 0 {
-			return
-		}
-		pause(ctx, after)
-		arriving, reqs, report = s.arriving(again), again, reportAt(report, openPlaces)
-	}
-}
-
-// reportAt returns what reports the requests that are at these places among those
-// of report.
-func reportAt(report func(i int, st store.State), places []int) func(n int, st store.State) {
-	if report == nil {
-		return nil
-	}
-	return func(n int, st store.State) { report(places[n], st) }
-}
-
-// maxMigrated bounds how many buckets are remembered, at about 110 bytes each. To
-// forget one costs a call.
+// maxMigrated bounds the buckets that are remembered as migrated, at about 110
+// bytes each. Forgetting one costs a call.
 const maxMigrated = 1_000_000
 
-// Migrations are the buckets that are being brought from former owners, each once
-// whoever wants it, and those for which that is done. Stores may share them that
-// have the same members and the same former members.
+// Migrations are the buckets that migrate from previous owners, each once however
+// many requests need it, and those that have migrated. Stores with the same
+// members and previous members may share it.
 type Migrations struct {
 	seed maphash.Seed
-	// done holds, by a hash of their key, the buckets that were brought or of which
-	// there was nothing to bring, and for how long to believe that.
+	// done holds, by a hash of the key, the buckets that have migrated or did not
+	// exist, and for how long to remember them.
 	done *otter.Cache[uint64, time.Duration]
 
 	mu sync.Mutex
@@ -279,11 +45,11 @@ func NewMigrations() *Migrations {
 	}
 }
 
-// Close ends what is done in the background. What is running goes on.
+// Close ends the work in the background. Running migrations go on.
 func (m *Migrations) Close() { m.done.StopAllGoroutines() }
 
-// join returns the migration of a bucket, which the caller has to start if it is
-// new, or nil if there is nothing to do.
+// join returns the migration of a bucket, or nil if it is done. The caller starts
+// a new one.
 func (m *Migrations) join(target string) (running *migration, isNew bool) {
 	hash := maphash.String(m.seed, target)
 	if _, ok := m.done.GetIfPresent(hash); ok {
@@ -294,7 +60,7 @@ func (m *Migrations) join(target string) (running *migration, isNew bool) {
 	if running = m.running[target]; running != nil {
 		return running, false
 	}
-	// It may have ended just now.
+	// It may have ended in between.
 	if _, ok := m.done.GetIfPresent(hash); ok {
 		return nil, false
 	}
@@ -303,37 +69,37 @@ func (m *Migrations) join(target string) (running *migration, isNew bool) {
 	return running, true
 }
 
-// migration is a bucket on its way to its new owner: dumped at the former one, and
-// restored unless it is there. It goes on whoever stops waiting for it, and joins
-// the queues of checks, so that many leave in one pipeline.
+// migration copies a bucket to its new owner: a dump at the previous owner, and a
+// restore unless the bucket exists. It goes on when its requests stop waiting, and
+// joins the queues of checks, so that many migrations share a pipeline.
 type migration struct {
 	store          *Store
 	was, now       *Shard
 	clientKey      string
 	source, target string
-	// marks is set if the bucket may end before the former copy, which is then not
-	// to be brought again.
+	// marks is set if the bucket may end before the previous copy, which must then
+	// not migrate again.
 	marks bool
-	// lasting is how long it is remembered that this is done.
+	// lasting is how long to remember that it is done.
 	lasting time.Duration
 
 	ended chan struct{}
-	// err is what went wrong, once it has ended.
+	// err is the failure, once it has ended.
 	err error
 }
 
-// bring returns the migration of a bucket from its former owner, or nil if it is
-// done. Other processes may bring the bucket at the same time.
-func (s *Store) bring(was *Shard, r *store.Request) *migration {
-	now := s.shards[s.sharder.owner(r.ClientKey)]
-	m, isNew := s.former.migrations.join(s.keyIn(now, r))
+// migrate returns the migration of a bucket from its previous owner, or nil if it
+// is done. Other processes may migrate the bucket at the same time.
+func (s *Store) migrate(was *Shard, r *store.Request) *migration {
+	now := s.opts.Members[s.sharder.owner(r.ClientKey)].Shard
+	m, isNew := s.opts.Migrations.join(s.keysIn(now).key(r.Limit, r.ClientKey))
 	if !isNew {
 		return m
 	}
 	m.store, m.was, m.now = s, was, now
-	m.clientKey, m.source = r.ClientKey, s.keyIn(was, r)
+	m.clientKey, m.source = r.ClientKey, s.keysIn(was).key(r.Limit, r.ClientKey)
 	m.marks = layoutOf(r.Limit.Algorithm).endsEarly
-	// A bucket that was not there for a window cannot come back.
+	// A bucket that was missing for a window cannot come back.
 	m.lasting = max(r.Limit.Window, time.Second)
 	if was.isFound() && now.isFound() {
 		m.dump()
@@ -343,7 +109,7 @@ func (s *Store) bring(was *Shard, r *store.Request) *migration {
 	return m
 }
 
-// find starts once it is known who the servers are.
+// find starts the migration once the servers have been found.
 func (m *migration) find() {
 	ctx, cancel := context.WithTimeout(context.Background(), m.store.opts.CheckTimeout)
 	defer cancel()
@@ -371,19 +137,15 @@ func (m *migration) dump() {
 	})
 }
 
-// restore makes the bucket. marked is set if the mark counts.
+// restore makes the bucket, unless marked is set and the mark forbids it.
 func (m *migration) restore(expiry int64, content string, marked bool) {
 	keys := []string{m.target}
 	if marked {
 		keys = append(keys, m.store.keysIn(m.now).markOf(m.target))
 	}
-	var marks int64
-	if m.marks {
-		marks = 1
-	}
-	m.ask(m.now, newScriptCall(scriptRestore, wordEvalSHA, keys, appendPacked(nil, expiry, marks), content), func(_ string, err error) {
+	m.ask(m.now, newScriptCall(scriptRestore, wordEvalSHA, keys, appendPacked(nil, expiry, oneIf(m.marks)), content), func(_ string, err error) {
 		if marked && says(err, oneKey) {
-			// A node of a Redis Cluster takes one key at a time while it gets the slot.
+			// A node of a Redis Cluster that imports the slot takes one key at a time.
 			m.restore(expiry, content, false)
 			return
 		}
@@ -391,7 +153,7 @@ func (m *migration) restore(expiry int64, content string, marked bool) {
 	})
 }
 
-// ask makes a shard's primary run cmd, and tells then of the reply.
+// ask makes a shard's primary run cmd and passes on the reply.
 func (m *migration) ask(shard *Shard, cmd *command, then func(reply string, err error)) {
 	at := m.store.serversOf(shard, m.clientKey)
 	if at == nil {
@@ -417,13 +179,13 @@ func (m *migration) ask(shard *Shard, cmd *command, then func(reply string, err 
 	at.checks.post(c)
 }
 
-// end tells all who wait.
+// end ends the migration for all that wait.
 func (m *migration) end(err error) {
-	all := m.store.former.migrations
+	all := m.store.opts.Migrations
 	if err == nil {
 		all.done.Set(maphash.String(all.seed, m.target), m.lasting)
 	} else {
-		m.err = notExecuted(fmt.Errorf("bring a bucket from its former shard: %w", err))
+		m.err = notMigrated(err)
 	}
 	all.mu.Lock()
 	delete(all.running, m.target)
@@ -431,8 +193,7 @@ func (m *migration) end(err error) {
 	close(m.ended)
 }
 
-// wait returns nil once the bucket is at its owner. A nil migration is one that is
-// done.
+// wait returns nil once the bucket is at its owner. A nil migration is done.
 func (m *migration) wait(ctx context.Context) error {
 	if m == nil {
 		return nil
@@ -446,5 +207,172 @@ func (m *migration) wait(ctx context.Context) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = ErrTimeout
 	}
-	return notExecuted(fmt.Errorf("bring a bucket from its former shard: %w", err))
+	return notMigrated(err)
+}
+
+func notMigrated(err error) error {
+	return notExecuted(fmt.Errorf("migrate a bucket from its previous shard: %w", err))
+}
+
+// previousOwner returns the member that owned a client key, or nil if its shard
+// owns the key now.
+func (s *Store) previousOwner(clientKey string) *Member {
+	if s.previous == nil {
+		return nil
+	}
+	was := &s.opts.Previous[s.previous.owner(clientKey)]
+	if was.Shard == s.opts.Members[s.sharder.owner(clientKey)].Shard {
+		return nil
+	}
+	return was
+}
+
+// keysIn returns the builder of a shard's keys.
+func (s *Store) keysIn(shard *Shard) bucketKeys {
+	keys := s.keys
+	keys.tagged = shard.isCluster()
+	return keys
+}
+
+// runMigrating runs an operation once all buckets have migrated, all before the
+// deadline. Leases do not migrate, because they end one by one: those at the
+// previous owner are counted there.
+func (s *Store) runMigrating(ctx context.Context, op algorithm.Operation, reqs []store.Request, deadline time.Time) []store.State {
+	migrating, leasing := s.migrating(reqs), s.previousLessors(op, reqs)
+	if migrating == nil && leasing == nil {
+		return s.runMigrated(ctx, op, reqs, deadline)
+	}
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	elsewhere, failed := s.countLeases(ctx, op, reqs, leasing)
+	ready, places := awaitAll(ctx, migrating, reqs, failed)
+	states := make([]store.State, len(reqs))
+	for i, err := range failed {
+		states[i] = store.State{Err: err}
+	}
+	for n, i := range places {
+		ready[n].Reserved += elsewhere[i]
+	}
+	for n, st := range s.runMigrated(ctx, op, ready, deadline) {
+		if st.Err == nil {
+			st.Used += elsewhere[places[n]]
+			st.Limit += elsewhere[places[n]]
+		}
+		states[places[n]] = st
+	}
+	return states
+}
+
+// migrating returns the migrations that the requests have to wait for, each at its
+// request's place, and starts those that do not run; nil if there are none.
+func (s *Store) migrating(reqs []store.Request) (all []*migration) {
+	for i := range reqs {
+		was := s.previousOwner(reqs[i].ClientKey)
+		if was == nil || reqs[i].Limit.Algorithm == store.Concurrency {
+			continue
+		}
+		if m := s.migrate(was.Shard, &reqs[i]); m != nil {
+			if all == nil {
+				all = make([]*migration, len(reqs))
+			}
+			all[i] = m
+		}
+	}
+	return all
+}
+
+// awaitAll waits for migrations, records the failures, and returns the other
+// requests with their places.
+func awaitAll(ctx context.Context, migrating []*migration, reqs []store.Request, failed []error) (ready []store.Request, places []int) {
+	for i := range reqs {
+		if failed[i] == nil && migrating != nil {
+			failed[i] = migrating[i].wait(ctx)
+		}
+		if failed[i] == nil {
+			ready, places = append(ready, reqs[i]), append(places, i)
+		}
+	}
+	return ready, places
+}
+
+// previousLessors returns the previous owners that may hold leases, by the place of
+// their request. A refund needs none: it concerns the new owner's leases only.
+func (s *Store) previousLessors(op algorithm.Operation, reqs []store.Request) (all map[int]*Member) {
+	for i := range reqs {
+		if reqs[i].Limit.Algorithm != store.Concurrency || op == algorithm.Refund {
+			continue
+		}
+		if was := s.previousOwner(reqs[i].ClientKey); was != nil {
+			if all == nil {
+				all = map[int]*Member{}
+			}
+			all[i] = was
+		}
+	}
+	return all
+}
+
+// countLeases returns the numbers of leases at previous owners, and the failures.
+func (s *Store) countLeases(ctx context.Context, op algorithm.Operation, reqs []store.Request, lessors map[int]*Member) (elsewhere []int64, failed []error) {
+	elsewhere, failed = make([]int64, len(reqs)), make([]error, len(reqs))
+	var wg sync.WaitGroup
+	for i, was := range lessors {
+		wg.Go(func() {
+			var err error
+			if elsewhere[i], err = s.leasesAt(ctx, was.Shard, &reqs[i]); op != algorithm.Charge {
+				failed[i] = err
+			}
+		})
+	}
+	wg.Wait()
+	return elsewhere, failed
+}
+
+// leasesAt returns the number of leases at a previous owner.
+func (s *Store) leasesAt(ctx context.Context, was *Shard, r *store.Request) (int64, error) {
+	at := s.awaitServersOf(ctx, was, r.ClientKey)
+	if at == nil {
+		return 0, notExecuted(errNoServers)
+	}
+	deadline, _ := ctx.Deadline()
+	st := s.askOne(ctx, at.checks, *r, deadline, s.writing(algorithm.Check, at))
+	return st.Used, st.Err
+}
+
+// detachMigrating is detach for buckets some of which have to migrate. A failed
+// migration is tried again while there is time; other requests do not wait for it.
+func (s *Store) detachMigrating(migrating []*migration, op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
+	deadline := time.Now().Add(s.opts.ChargeTimeout)
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	defer cancel()
+	for tries := 0; ; tries++ {
+		failed := make([]error, len(reqs))
+		ready, places := awaitAll(ctx, migrating, reqs, failed)
+		s.detachMigrated(op, ready, reportAt(report, places))
+		after, hasTime := nextTry(tries, deadline)
+		var again []store.Request
+		var againPlaces []int
+		for i, err := range failed {
+			switch {
+			case err == nil:
+			case hasTime && !errors.Is(err, store.ErrFinal):
+				again, againPlaces = append(again, reqs[i]), append(againPlaces, i)
+			default:
+				s.reportFailure(op, &reqs[i], i, err, report)
+			}
+		}
+		if len(again) == 0 {
+			return
+		}
+		pause(ctx, after)
+		migrating, reqs, report = s.migrating(again), again, reportAt(report, againPlaces)
+	}
+}
+
+// reportAt returns a report for the requests at these places among those of report.
+func reportAt(report func(i int, st store.State), places []int) func(n int, st store.State) {
+	if report == nil {
+		return nil
+	}
+	return func(n int, st store.State) { report(places[n], st) }
 }

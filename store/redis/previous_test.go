@@ -37,7 +37,7 @@ func newReshardingOf(t *testing.T, opts ShardOptions) *resharding {
 }
 
 func (r *resharding) store(members, before []Member) *Store {
-	return New(Options{Members: members, Former: before, CheckTimeout: patience, ChargeTimeout: patience})
+	return New(Options{Members: members, Previous: before, CheckTimeout: patience, ChargeTimeout: patience})
 }
 
 // directions are a shard that is added, and one that is removed.
@@ -171,7 +171,7 @@ func TestFormerOwnerThatIsAway(t *testing.T) {
 	t.Parallel()
 	r := newResharding(t)
 	before := r.store(r.members[:2], nil)
-	after := New(Options{Members: r.members, Former: r.members[:2], CheckTimeout: 200 * time.Millisecond, ChargeTimeout: 200 * time.Millisecond})
+	after := New(Options{Members: r.members, Previous: r.members[:2], CheckTimeout: 200 * time.Millisecond, ChargeTimeout: 200 * time.Millisecond})
 	client := moving(before, after, 1)[0]
 	must(t, before.Charge(t.Context(), ask(client))[0].Err)
 	was := r.servers[before.Owner(client)]
@@ -226,7 +226,7 @@ func TestDetachedOutlivesAFailedMigration(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			lost := make(chan error, 1)
 			after := New(Options{
-				Members: r.members, Former: r.members[:2], CheckTimeout: 20 * time.Millisecond, ChargeTimeout: patience,
+				Members: r.members, Previous: r.members[:2], CheckTimeout: 20 * time.Millisecond, ChargeTimeout: patience,
 				OnUndelivered: func(_ string, _ algorithm.Operation, err error) { lost <- err },
 			})
 			// One whose former owner is silent, and one whose former owner answers.
@@ -244,7 +244,7 @@ func TestDetachedOutlivesAFailedMigration(t *testing.T) {
 			}
 			must(t, r.servers[was].Pause())
 			op.detach(after, reqs)
-			all := after.former.migrations
+			all := after.opts.Migrations
 			var migration *migration
 			eventually(t, "the bucket is on its way", func() error {
 				all.mu.Lock()
@@ -282,7 +282,7 @@ func TestDetachedOfASilentFormerOwnerIsGivenUp(t *testing.T) {
 	before := r.store(r.members[:2], nil)
 	clients := moving(before, r.store(r.members, nil), 2)
 	charge := func(client string, timeout time.Duration) error {
-		after := New(Options{Members: r.members, Former: r.members[:2], CheckTimeout: 20 * time.Millisecond, ChargeTimeout: timeout})
+		after := New(Options{Members: r.members, Previous: r.members[:2], CheckTimeout: 20 * time.Millisecond, ChargeTimeout: timeout})
 		told := make(chan error, 1)
 		after.ChargeReported(ask(client), func(_ int, st store.State) { told <- st.Err })
 		return <-told
@@ -461,7 +461,7 @@ func TestCopyOutlivesWhoAskedForIt(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	left := make(chan error)
 	go func() { left <- after.Check(ctx, ask(client))[0].Err }()
-	all := after.former.migrations
+	all := after.opts.Migrations
 	eventually(t, "the bucket is on its way", func() error {
 		all.mu.Lock()
 		defer all.mu.Unlock()
@@ -592,7 +592,7 @@ func TestResetIsNotUndone(t *testing.T) {
 
 		must(t, after.Reset(t.Context(), req))
 		other := r.store(r.members, r.members[:2])
-		late, _ := other.former.migrations.join(key)
+		late, _ := other.opts.Migrations.join(key)
 		late.store, late.now, late.clientKey = other, r.members[2].Shard, client
 		late.restore(expiry.Milliseconds(), content, true)
 		must(t, late.wait(t.Context()))

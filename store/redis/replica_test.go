@@ -177,7 +177,7 @@ func TestReplicasStandInForAPrimaryThatWasNeverHeard(t *testing.T) {
 			if st := after.Check(t.Context(), full("another")[:1])[0]; st.Err == nil {
 				t.Errorf("check of a window that is not open: %+v", st)
 			}
-			if _, _, ok := after.shards[0].owner(0).clock.estimate(time.Now()); ok {
+			if _, _, ok := after.opts.Members[0].Shard.owner(0).clock.estimate(time.Now()); ok {
 				t.Error("a replica's clock passes for the primary's")
 			}
 		})
