@@ -15,12 +15,12 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// gate passes connections on to a server, and holds up those that are made while
-// it is shut.
+// gate forwards connections to a server, and holds those that arrive while it is
+// shut.
 type gate struct {
 	listener net.Listener
 	upstream string
-	// held is told of each connection that is held up.
+	// held receives one value for each connection that is held.
 	held chan struct{}
 
 	mu sync.Mutex
@@ -80,15 +80,15 @@ func (g *gate) open() {
 	g.shut = nil
 }
 
-// strayed is a take of a client that left while the take waits for a connection.
+// abandon returns a take whose client left while the take waits for a connection.
 // Refunds have one.
-func strayed(t *testing.T, s *Store, way *gate) []store.Request {
+func abandon(t *testing.T, s *Store, way *gate) []store.Request {
 	t.Helper()
 	waitUntilUp(t, s)
 	reqs := ask("k")
 	reqs[0].Limit = &store.Limit{Zone: "log", Algorithm: store.SlidingLog, Window: time.Hour}
 	reqs[0].ID = "request"
-	// The connections for takes that there are already are occupied.
+	// Occupy the existing connections for takes.
 	for client := s.opts.Members[0].Shard.topology.Load().servers[0].checks.client.Load(); client.PoolStats().IdleConns > 0; {
 		conn := client.Conn()
 		t.Cleanup(func() { conn.Close() })
@@ -118,7 +118,7 @@ func TestRefundDoesNotOvertakeItsTake(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			way := startGate(t, redistest.Start(t).Addr())
 			s := newStore(t, newShard(t, ShardOptions{Primary: way.listener.Addr().String()}), nil)
-			reqs := strayed(t, s, way)
+			reqs := abandon(t, s, way)
 			done := make(chan error, 1)
 			refund(s, reqs, done)
 			select {
@@ -136,13 +136,13 @@ func TestRefundDoesNotOvertakeItsTake(t *testing.T) {
 	}
 }
 
-// What waits to be given back is given back before the connections are closed.
-func TestCloseGivesStraysBack(t *testing.T) {
+// TestCloseRefundsAbandonedTakes: waiting refunds run before the connections close.
+func TestCloseRefundsAbandonedTakes(t *testing.T) {
 	server := redistest.Start(t)
 	way := startGate(t, server.Addr())
 	shard := NewShard(ShardOptions{Primary: way.listener.Addr().String(), DialTimeout: patience})
 	s := newStore(t, shard, nil)
-	reqs := strayed(t, s, way)
+	reqs := abandon(t, s, way)
 	done := make(chan error, 1)
 	s.RefundReported(reqs, func(_ int, st store.State) { done <- st.Err })
 	go way.open()
@@ -153,10 +153,10 @@ func TestCloseGivesStraysBack(t *testing.T) {
 	}
 }
 
-// counting are the algorithms that count events.
+// counting holds the algorithms that count events.
 var counting = []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA}
 
-// ofEach has one request for each algorithm that counts, under an ID.
+// ofEach returns one request for each algorithm that counts, under an ID.
 func ofEach(clientKey string, id int) (reqs []store.Request) {
 	for _, name := range counting {
 		limit := &store.Limit{Zone: "lost", Algorithm: name, Window: 10000 * time.Hour}
@@ -165,8 +165,8 @@ func ofEach(clientKey string, id int) (reqs []store.Request) {
 	return reqs
 }
 
-// TestLostRepliesOfTakesAndRefunds: neither is sent again when its reply does not
-// arrive, and both are reported as uncertain.
+// TestLostRepliesOfTakesAndRefunds: a lost reply repeats neither, and both are
+// reported as uncertain.
 func TestLostRepliesOfTakesAndRefunds(t *testing.T) {
 	bothWays(t, func(t *testing.T, plain bool) {
 		server := redistest.Start(t)

@@ -16,8 +16,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
-// TestDocumentedACLSuffices gives a user just the rule that the documentation
-// names, and no other.
+// TestDocumentedACLSuffices gives a user the documented rule and no other.
 func TestDocumentedACLSuffices(t *testing.T) {
 	text, err := os.ReadFile("../../docs/redis.md")
 	must(t, err)
@@ -73,8 +72,7 @@ func TestDatabase(t *testing.T) {
 	}
 }
 
-// deniable are the commands that a user needs by the documentation and that
-// scripts run.
+// deniable returns the documented commands of a user that scripts run.
 func deniable(t *testing.T) (commands []string) {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/redis.md")
@@ -93,9 +91,9 @@ func deniable(t *testing.T) (commands []string) {
 	return commands
 }
 
-// TestDeniedCommandsLeaveNoHalfABucket takes from a user one command at a time
-// that the scripts run. Whatever is asked then: no bucket stays without expiry,
-// and what is said not to have run has changed nothing.
+// TestDeniedCommandsLeaveNoHalfABucket denies a user each command of the scripts in
+// turn. Under every operation no bucket stays without expiry, and an operation that
+// is reported as not executed has changed nothing.
 func TestDeniedCommandsLeaveNoHalfABucket(t *testing.T) {
 	commands := deniable(t)
 	server := redistest.Start(t)
@@ -160,7 +158,7 @@ func TestDeniedCommandsLeaveNoHalfABucket(t *testing.T) {
 	}
 }
 
-// runOperation asks a store to do op.
+// runOperation runs op on a store.
 func runOperation(t *testing.T, s *Store, op algorithm.Operation, reqs []store.Request) []store.State {
 	t.Helper()
 	switch op {
@@ -177,7 +175,7 @@ func runOperation(t *testing.T, s *Store, op algorithm.Operation, reqs []store.R
 	}
 }
 
-// bucketStates make buckets be in the states that scripts tell apart.
+// bucketStates put buckets into the states that scripts distinguish.
 func bucketStates(now *time.Time) map[string]func(t *testing.T, s *Store, reqs []store.Request) {
 	take := func(t *testing.T, s *Store, reqs []store.Request) {
 		for i, st := range s.Take(t.Context(), reqs) {

@@ -20,8 +20,8 @@ func benchRequests(keys int) [][]store.Request {
 	return reqs
 }
 
-// BenchmarkStore is decisions per second of many callers; server-µs/op is the
-// CPU time of the primary and the replica.
+// BenchmarkStore measures the decisions of many callers; server-µs/op is the CPU
+// time of the primary and the replica.
 func BenchmarkStore(b *testing.B) {
 	sh := redistest.StartShard(b, 1)
 	s := newStore(b, shardOf(b, sh), nil)
@@ -92,9 +92,9 @@ func BenchmarkOwner(b *testing.B) {
 	}
 }
 
-// BenchmarkMoment measures for how long a take that is refunded right away,
-// because another zone refuses the request, can be seen by others: from before
-// the take is sent until the refund is seen to have arrived, so at most.
+// BenchmarkMoment measures how long other callers can see a take that is refunded at
+// once because another zone refuses the request. It measures from before the take
+// until after the refund's arrival, which is an upper bound.
 func BenchmarkMoment(b *testing.B) {
 	server := redistest.Start(b)
 	s := newStore(b, newShard(b, ShardOptions{Primary: server.Addr()}), nil)

@@ -15,15 +15,15 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// movingSlot is the slot of a client key in a cluster, which moves from one node to
+// movingSlot is a cluster in which the slot of a client key moves from one node to
 // another.
 type movingSlot struct {
 	*redistest.Cluster
 	from, to, third *redistest.Server
 }
 
-// beginMove opens the slot of "k", so that who asks for it at its node is
-// redirected to another one.
+// beginMove opens the slot of "k", so that its node redirects commands to another
+// one.
 func beginMove(t *testing.T) *movingSlot {
 	t.Helper()
 	m := &movingSlot{Cluster: redistest.StartCluster(t, 3, 0, "--cluster-node-timeout", "60000")}
@@ -43,7 +43,7 @@ func silence(t *testing.T, node *redistest.Server) {
 	t.Cleanup(func() { must(t, node.Resume()) })
 }
 
-// redirects is how many commands a node has redirected.
+// redirects returns the number of commands that a node has redirected.
 func redirects(t *testing.T, node *redistest.Server) (n int) {
 	t.Helper()
 	stats, err := node.Info("errorstats")
@@ -52,8 +52,8 @@ func redirects(t *testing.T, node *redistest.Server) (n int) {
 	return n
 }
 
-// TestOthersDoNotWaitForARedirect: the only worker of a node goes on while a
-// charge that it redirected waits for a node that is silent.
+// TestOthersDoNotWaitForARedirect: the only worker of a node goes on while a charge
+// that the node redirected waits for a silent node.
 func TestOthersDoNotWaitForARedirect(t *testing.T) {
 	t.Parallel()
 	m := beginMove(t)
@@ -91,8 +91,8 @@ func TestOthersDoNotWaitForARedirect(t *testing.T) {
 	}
 }
 
-// TestRedirectNeedsNoThirdNode: between two nodes that answer it arrives, though
-// the one that told of the others is silent.
+// TestRedirectNeedsNoThirdNode: a redirection between two nodes works while the node
+// that named them is silent.
 func TestRedirectNeedsNoThirdNode(t *testing.T) {
 	m := beginMove(t)
 	s := newStore(t, newShard(t, ShardOptions{Cluster: []string{m.third.Addr()}}), func(o *Options) { o.CheckTimeout, o.ChargeTimeout = 5*time.Second, 5*time.Second })
@@ -163,8 +163,8 @@ func TestSilentNodeIsBlamedForItself(t *testing.T) {
 	}
 }
 
-// emptyNode is a master of a Redis Cluster, and a replica of it that can become a
-// master without slots.
+// emptyNode is a Redis Cluster of a master and a replica that can become a master
+// without slots.
 type emptyNode struct {
 	*redistest.Cluster
 	from, to *redistest.Server
@@ -176,7 +176,7 @@ func newEmptyNode(t *testing.T) *emptyNode {
 	return &emptyNode{Cluster: c, from: c.Nodes[0], to: c.Nodes[1]}
 }
 
-// leave makes the replica a master without slots, and the slot of "k" begin to move
+// leave makes the replica a master without slots and begins to move the slot of "k"
 // there.
 func (e *emptyNode) leave(t *testing.T) {
 	t.Helper()
@@ -201,8 +201,8 @@ func (e *emptyNode) leave(t *testing.T) {
 	})
 }
 
-// TestNodeWithoutSlotsKeepsItsLane while commands are redirected to it, however often
-// the servers are found.
+// TestNodeWithoutSlotsKeepsItsLane while commands are redirected to it, through
+// repeated discovery.
 func TestNodeWithoutSlotsKeepsItsLane(t *testing.T) {
 	e := newEmptyNode(t)
 	e.leave(t)
@@ -214,7 +214,7 @@ func TestNodeWithoutSlotsKeepsItsLane(t *testing.T) {
 		t.Fatal("the charge was not redirected")
 	}
 	was := shard.laneAt(e.to.Addr(), true)
-	// The one that is being adopted may know less than those after it.
+	// The topology that is being adopted may be older than the redirection.
 	for range 3 {
 		before := shard.topology.Load()
 		eventually(t, "the servers are found again", func() error {
@@ -238,8 +238,8 @@ func TestNodeWithoutSlotsKeepsItsLane(t *testing.T) {
 	}
 }
 
-// TestRedirectedLaneComesBack after it was left out, though nobody tells who the
-// servers are any more and no topology has it.
+// TestRedirectedLaneComesBack after the node was left out, although discovery fails
+// and no topology has the lane.
 func TestRedirectedLaneComesBack(t *testing.T) {
 	e := newEmptyNode(t)
 	allow := func(rule string) {
@@ -294,7 +294,7 @@ func untilRedirected(t *testing.T, node *redistest.Server) {
 }
 
 // TestRedirectHoldsNoConnection: without pipelining, a take that waits for a silent
-// node has given back its connection to the one that redirected it.
+// node no longer holds a connection to the node that redirected it.
 func TestRedirectHoldsNoConnection(t *testing.T) {
 	m := beginMove(t)
 	s := newStore(t, newShard(t, ShardOptions{Cluster: m.Addrs()[:1], NoPipelining: true, PoolSize: 1}), nil)

@@ -226,13 +226,17 @@ func (c *cluster) ask(ctx context.Context, addr string) (found []roles, isOK boo
 
 // candidates returns the nodes to ask, in order.
 func (c *cluster) candidates() []string {
-	all := slices.Clone(c.nodes)
-	for _, addr := range c.opts.Cluster {
-		if !slices.Contains(all, addr) {
-			all = append(all, addr)
+	return appendNew(slices.Clone(c.nodes), c.opts.Cluster...)
+}
+
+// appendNew appends those addresses that are not in the list.
+func appendNew(list []string, addrs ...string) []string {
+	for _, addr := range addrs {
+		if !slices.Contains(list, addr) {
+			list = append(list, addr)
 		}
 	}
-	return all
+	return list
 }
 
 // client returns a client with a short timeout, so that one search can ask several
@@ -292,11 +296,7 @@ func nodeAddr(host, port, from string) string {
 func (c *cluster) remember(found []roles, answered string) {
 	c.nodes = []string{answered}
 	for _, r := range found {
-		for _, addr := range append([]string{r.primary}, r.replicas...) {
-			if !slices.Contains(c.nodes, addr) {
-				c.nodes = append(c.nodes, addr)
-			}
-		}
+		c.nodes = appendNew(appendNew(c.nodes, r.primary), r.replicas...)
 	}
 	for addr, client := range c.clients {
 		if !slices.Contains(c.nodes, addr) && !slices.Contains(c.opts.Cluster, addr) {

@@ -19,7 +19,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// reply is an error that a server has said.
+// reply is a server's error reply.
 type reply string
 
 func (r reply) Error() string { return string(r) }
@@ -55,7 +55,7 @@ func TestKindOf(t *testing.T) {
 	}
 }
 
-// TestWhatRepliesMean of a command that writes.
+// TestWhatRepliesMean for a command that writes.
 func TestWhatRepliesMean(t *testing.T) {
 	for want, replies := range map[error][]reply{
 		errLater: {
@@ -99,8 +99,8 @@ func TestWhatRepliesMean(t *testing.T) {
 
 var errLater = errors.New("not executed, but worth another try")
 
-// TestRefusedChargeDelaysNoOther of its pipeline or after it: a server that is full
-// refuses to open a window, and answers where nothing is to be written.
+// TestRefusedChargeDelaysNoOther of its pipeline or of later ones: a full server
+// refuses to open a window, but answers charges that write nothing.
 func TestRefusedChargeDelaysNoOther(t *testing.T) {
 	bothWays(t, func(t *testing.T, plain bool) {
 		const good = 50
@@ -123,7 +123,7 @@ func TestRefusedChargeDelaysNoOther(t *testing.T) {
 			}
 		}
 		s.ChargeReported(reqs, report)
-		// These come later, and there is one connection.
+		// These are later, on the only connection.
 		s.ChargeReported(reqs[1:], func(i int, st store.State) { report(i+1, st) })
 		for range 2 * good {
 			select {
@@ -139,10 +139,10 @@ func TestRefusedChargeDelaysNoOther(t *testing.T) {
 	})
 }
 
-// freeOfCharge is a limit under which a charge of nothing writes nothing.
+// freeOfCharge is a limit under which a charge of cost 0 writes nothing.
 var freeOfCharge = &store.Limit{Zone: "free", Algorithm: store.GCRA, Window: time.Hour}
 
-// TestRefusedChargeIsGivenUpAtItsDeadline, however long others go on.
+// TestRefusedChargeIsGivenUpAtItsDeadline: retries end at the deadline.
 func TestRefusedChargeIsGivenUpAtItsDeadline(t *testing.T) {
 	server := redistest.Start(t)
 	shard := newShard(t, ShardOptions{Primary: server.Addr()})
@@ -156,8 +156,8 @@ func TestRefusedChargeIsGivenUpAtItsDeadline(t *testing.T) {
 	}
 }
 
-// TestFullServerRefusesWhatAdds, whatever the algorithm, but for leases: these are
-// few, and have to be renewed.
+// TestFullServerRefusesWhatAdds under every algorithm except concurrency: leases are
+// few and have to be renewed.
 func TestFullServerRefusesWhatAdds(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
@@ -208,7 +208,7 @@ func TestSwallowedReplyCountsOnce(t *testing.T) {
 				proxy := redistest.StartProxy(t, server.Addr())
 				opts := ShardOptions{Primary: proxy.Addr(), NoPipelining: plain, PoolSize: 1}
 				s := newStore(t, newShard(t, opts), func(o *Options) { o.ChargeTimeout = 500 * time.Millisecond })
-				// Brings the script and the connection.
+				// Loads the script and connects.
 				waitUntilUp(t, s)
 				must(t, proxy.SwallowReplies())
 				if err := charge(s); !errors.Is(err, store.ErrUncertain) {
@@ -281,8 +281,8 @@ func TestChargeWaitsForAServerThatIsAway(t *testing.T) {
 	waitForCount(t, server, "later", 20)
 }
 
-// serverRefusals are the commands that make a server refuse to write, and those
-// that mend it.
+// serverRefusals are commands that make a server refuse writes, and commands that
+// undo that.
 var serverRefusals = map[string]struct{ refuse, mend []any }{
 	"READONLY": {[]any{"REPLICAOF", "127.0.0.1", "1"}, []any{"REPLICAOF", "NO", "ONE"}},
 	"OOM":      {[]any{"CONFIG", "SET", "maxmemory", "1"}, []any{"CONFIG", "SET", "maxmemory", "0"}},
@@ -291,7 +291,7 @@ var serverRefusals = map[string]struct{ refuse, mend []any }{
 	},
 }
 
-// TestRefusedWritesAreRepeatedUntilTheyTake, of one bucket and of a bundle.
+// TestRefusedWritesAreRepeatedUntilTheyTake effect, for one bucket and for a bundle.
 func TestRefusedWritesAreRepeatedUntilTheyTake(t *testing.T) {
 	t.Parallel()
 	for name, c := range serverRefusals {
@@ -307,7 +307,7 @@ func TestRefusedWritesAreRepeatedUntilTheyTake(t *testing.T) {
 				}
 				must(t, server.Client().Do(t.Context(), c.refuse...).Err())
 				hasty := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 200 * time.Millisecond })
-				// Who waits for a charge may stop before he is told.
+				// The caller of a charge may stop waiting before its outcome.
 				told := make(chan error, buckets)
 				hasty.ChargeReported(reqs, func(_ int, st store.State) { told <- st.Err })
 				for range buckets {
@@ -340,8 +340,7 @@ func TestMisconfIsARefusal(t *testing.T) {
 	must(t, newStore(t, shard, nil).Charge(t.Context(), ask("k"))[0].Err)
 	s := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 200 * time.Millisecond })
 	ctx := t.Context()
-	// A snapshot into a folder that is not there fails, after which Redis
-	// refuses writes.
+	// After a snapshot into a missing directory has failed, Redis refuses writes.
 	must(t, server.Client().ConfigSet(ctx, "save", "1 1").Err())
 	dir, err := server.Client().ConfigGet(ctx, "dir").Result()
 	must(t, err)
@@ -370,7 +369,7 @@ func TestWrongPasswordIsSaid(t *testing.T) {
 		if !errors.Is(st.Err, store.ErrNotExecuted) || !strings.Contains(st.Err.Error(), want) {
 			t.Errorf("check with password %q: %v, want %s", password, st.Err, want)
 		}
-		// It is tried until its deadline, at which a try may be on its way.
+		// It is tried until its deadline, when a try may be in flight.
 		eventually(t, "a charge with password "+password+" did not run", func() error {
 			if st := s.Charge(t.Context(), ask("k"))[0]; !errors.Is(st.Err, store.ErrNotExecuted) {
 				return fmt.Errorf("it is %w", st.Err)
@@ -471,8 +470,8 @@ func TestCloseGivesUpOnASilentServer(t *testing.T) {
 	must(t, server.Resume())
 }
 
-// TestCheckThatBrokeOffIsNoTake: whether it ran does not matter, so that its
-// request can be charged.
+// TestCheckThatBrokeOffIsNoTake: a check without a reply counts as not executed, so
+// that its request can be charged.
 func TestCheckThatBrokeOffIsNoTake(t *testing.T) {
 	t.Parallel()
 	bothWays(t, func(t *testing.T, plain bool) {

@@ -83,7 +83,7 @@ func (s *Shard) inspect() {
 // inspectServers inspects a primary and its replicas.
 func (s *Shard) inspectServers(ctx context.Context, at *servers) {
 	if i, ok := s.look(ctx, at.checks, false); ok && !i.isReplica() {
-		at.offsets.note(i, time.Now(), 2*s.opts.maxReplicaLag())
+		at.offsets.note(i, time.Now(), 2*s.opts.MaxReplicaLag)
 	}
 	var replicas sync.WaitGroup
 	for _, l := range at.replicas {

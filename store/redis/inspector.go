@@ -231,10 +231,3 @@ func rulesLike(limit *store.Limit) (all []store.Limit) {
 	}
 	return all
 }
-
-// Interface guards.
-var (
-	_ store.Sharded   = (*Store)(nil)
-	_ store.Inspector = (*Store)(nil)
-	_ store.Resetter  = (*Store)(nil)
-)

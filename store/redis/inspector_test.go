@@ -13,10 +13,10 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
-// TestShardsAreToldOf: roles, what is left out and what lags, and connections.
-func TestShardsAreToldOf(t *testing.T) { bothWays(t, requireShardsToBeToldOf) }
+// TestShardsAreDescribed with roles, states, lags and connections.
+func TestShardsAreDescribed(t *testing.T) { bothWays(t, requireDescribedShards) }
 
-func requireShardsToBeToldOf(t *testing.T, plain bool) {
+func requireDescribedShards(t *testing.T, plain bool) {
 	sh := redistest.StartShard(t, 2)
 	shard := newShard(t, ShardOptions{
 		Primary: sh.Primary.Addr(), Replicas: []string{sh.Replicas[0].Addr(), sh.Replicas[1].Addr()},
@@ -57,8 +57,8 @@ func requireShardsToBeToldOf(t *testing.T, plain bool) {
 	}
 }
 
-// TestFormerShardIsRetired if it owns nothing any more.
-func TestFormerShardIsRetired(t *testing.T) {
+// TestPreviousShardIsRetired if it is no longer a member.
+func TestPreviousShardIsRetired(t *testing.T) {
 	r := newResharding(t)
 	shards := r.store(r.members[:2], r.members).Shards()
 	for i, want := range []string{"a false", "b false", "c true"} {
@@ -68,8 +68,8 @@ func TestFormerShardIsRetired(t *testing.T) {
 	}
 }
 
-// TestObserverIsToldOfEveryCommand, with who ran it.
-func TestObserverIsToldOfEveryCommand(t *testing.T) {
+// TestObserverReceivesEveryCommand with the role of its server.
+func TestObserverReceivesEveryCommand(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	shard := shardOf(t, sh)
 	var mu sync.Mutex
@@ -105,12 +105,11 @@ func TestObserverIsToldOfEveryCommand(t *testing.T) {
 		}
 		return nil
 	})
-	// What is not made takes no time.
+	// A call that is not made is not observed.
 	must(t, sh.Primary.Kill())
 	_ = s.Charge(ctx, nil)
 }
 
-// TestObserverAllocatesNothing.
 func TestObserverAllocatesNothing(t *testing.T) {
 	var total time.Duration
 	o := Observer(func(_ store.Role, _ algorithm.Operation, took time.Duration, _ error) { total += took })
@@ -122,8 +121,8 @@ func TestObserverAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestInspectionTellsServersApart: a replica that lags has another copy.
-func TestInspectionTellsServersApart(t *testing.T) {
+// TestInspectionHasEveryServersCopy: a lagging replica has a different one.
+func TestInspectionHasEveryServersCopy(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), nil)
 	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
@@ -151,8 +150,8 @@ func TestInspectionTellsServersApart(t *testing.T) {
 	}
 }
 
-// TestResetReachesEveryCopy: of the owner and its replica, of the owner before
-// a resharding, and of configs that count in another way.
+// TestResetReachesEveryCopy: at the owner and its replica, at the previous owner, and
+// under the algorithms of other configurations.
 func TestResetReachesEveryCopy(t *testing.T) {
 	r := newResharding(t)
 	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
@@ -176,7 +175,7 @@ func TestResetReachesEveryCopy(t *testing.T) {
 	if n := buckets(); n != 2*len(storetest.Limits) {
 		t.Fatalf("%d buckets", n)
 	}
-	// The limits after the first are the same zone in other configs.
+	// The other limits are those of the same zone in other configurations.
 	reset := request(storetest.Limits[0])[0]
 	found := after.Inspect(t.Context(), reset)
 	if found.Former == nil || found.Former.Shard == found.Shard || !found.Former.Copies[0].Exists || !found.Copies[0].Exists {
@@ -188,7 +187,7 @@ func TestResetReachesEveryCopy(t *testing.T) {
 	}
 }
 
-// TestResetOfAShardThatIsAway says so.
+// TestResetOfAShardThatIsAway is an error.
 func TestResetOfAShardThatIsAway(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), DialTimeout: 100 * time.Millisecond}), nil)
@@ -202,7 +201,7 @@ func TestResetOfAShardThatIsAway(t *testing.T) {
 	}
 }
 
-// TestResetInACluster, whatever node the bucket is on.
+// TestResetInACluster reaches the bucket on any node.
 func TestResetInACluster(t *testing.T) {
 	cluster := redistest.StartCluster(t, 3, 1)
 	s := newStore(t, newShard(t, ShardOptions{Cluster: cluster.Addrs()}), nil)

@@ -94,18 +94,7 @@ func (k bucketKeys) appendClient(b []byte, clientKey string) []byte {
 // appendRule appends the algorithm, and the window in the largest unit that holds
 // it exactly.
 func appendRule(b []byte, limit *store.Limit) []byte {
-	switch limit.Algorithm {
-	case store.FixedWindow:
-		b = append(b, "fw"...)
-	case store.SlidingWindow:
-		b = append(b, "sw"...)
-	case store.SlidingLog:
-		b = append(b, "sl"...)
-	case store.GCRA:
-		b = append(b, "gcra"...)
-	case store.Concurrency:
-		b = append(b, "cc"...)
-	}
+	b = append(b, layoutOf(limit.Algorithm).code...)
 	if limit.Align {
 		b = append(b, 'a')
 	}

@@ -49,8 +49,8 @@ func TestBucketKey(t *testing.T) {
 	}
 }
 
-// FuzzBucketKey looks for two different buckets that share a key, and for keys
-// that Redis Cluster would read a hash tag in.
+// FuzzBucketKey looks for two different buckets with the same key, and for keys in
+// which Redis Cluster would find a hash tag.
 func FuzzBucketKey(f *testing.F) {
 	f.Add("api", int64(1e6), "k", "login", int64(2e6), "k")
 	f.Add("a.b", int64(1000), "{x}", "a", int64(1000), "b:{x}")
@@ -82,7 +82,7 @@ func isZoneName(s string) bool {
 	return s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-") == ""
 }
 
-// TestSlotIsWhatRedisSays for keys of every kind.
+// TestSlotIsWhatRedisSays for all kinds of keys.
 func TestSlotIsWhatRedisSays(t *testing.T) {
 	server := redistest.Start(t, "--cluster-enabled", "yes")
 	for _, keys := range []bucketKeys{

@@ -112,11 +112,11 @@ func newLane(s *Shard, addr string, persistent bool) *lane {
 	case !persistent:
 		// Callers stop waiting at the deadline, so they cannot make persistent calls
 		// themselves: these are retried and their replies awaited beyond it.
-		l.tokens = make(chan struct{}, opts.poolSize())
+		l.tokens = make(chan struct{}, opts.PoolSize)
 	}
 	l.lag.Store(int64(unknownLag))
 	l.life, l.end = context.WithCancel(context.Background())
-	for range opts.poolSize() {
+	for range opts.PoolSize {
 		l.workers.Go(l.work)
 	}
 	return l
@@ -455,7 +455,7 @@ func clientOptions(addr string, opts *ShardOptions) *goredis.Options {
 		Dialer:                     opts.dial,
 		DB:                         opts.DB,
 		MaxRetries:                 -1,
-		DialTimeout:                opts.dialTimeout(),
+		DialTimeout:                opts.DialTimeout,
 		DialerRetries:              1,
 		// Every call has a deadline, which may be a long one.
 		ReadTimeout:           -1,

@@ -17,8 +17,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// TestConnectionsThatAreAllCutLeaveNoServerOut: there is one more than workers.
-// With TLS nobody notices that a connection is cut before he uses it.
+// TestConnectionsThatAreAllCutLeaveNoServerOut: there is one more than workers. With
+// TLS, go-redis notices a cut connection only when it is used.
 func TestConnectionsThatAreAllCutLeaveNoServerOut(t *testing.T) {
 	ca := redistest.StartAuthority(t)
 	certificate, err := ca.IssueServer(time.Now().Add(time.Hour))
@@ -28,7 +28,7 @@ func TestConnectionsThatAreAllCutLeaveNoServerOut(t *testing.T) {
 	j := keepJournal(shard)
 	s := newStore(t, shard, nil)
 	waitUntilUp(t, s)
-	// While one connection is taken, the check makes the other.
+	// While one connection is in use, the check makes the other.
 	taken := shard.owner(0).checks.client.Load().Conn()
 	must(t, taken.Ping(t.Context()).Err())
 	must(t, s.Check(t.Context(), ask("k"))[0].Err)
@@ -50,7 +50,7 @@ func TestConnectionsThatAreAllCutLeaveNoServerOut(t *testing.T) {
 	}
 }
 
-// TestServerThatIsLeftOutIsNotCalled, and the error says why it is.
+// TestServerThatIsLeftOutIsNotCalled, and the error has the cause.
 func TestServerThatIsLeftOutIsNotCalled(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), Credentials: login("nobody", "secret")}), nil)
@@ -66,7 +66,7 @@ func TestServerThatIsLeftOutIsNotCalled(t *testing.T) {
 	})
 }
 
-// TestContextBoundsCallsWithoutPipelining: of a server that does not answer.
+// TestContextBoundsCallsWithoutPipelining of a silent server.
 func TestContextBoundsCallsWithoutPipelining(t *testing.T) {
 	proxy := redistest.StartProxy(t, redistest.Start(t).Addr())
 	s := newStore(t, newShard(t, ShardOptions{Primary: proxy.Addr(), NoPipelining: true, PoolSize: 1}), func(o *Options) { o.CheckTimeout = time.Hour })
@@ -84,11 +84,11 @@ func TestContextBoundsCallsWithoutPipelining(t *testing.T) {
 	if err := s.Take(ctx, ask("k"))[0].Err; !errors.Is(err, store.ErrNotExecuted) {
 		t.Errorf("a take of a context that has ended has error %v", err)
 	}
-	// The connection is occupied until check_timeout is over.
+	// The connection is in use until check_timeout has passed.
 	must(t, proxy.Cut())
 }
 
-// TestChecksAtReplicasWakeNoWorker: without pipelining their callers make them too,
+// TestChecksAtReplicasWakeNoWorker: without pipelining callers make these themselves,
 // although a replica has only half of the time.
 func TestChecksAtReplicasWakeNoWorker(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
@@ -96,16 +96,15 @@ func TestChecksAtReplicasWakeNoWorker(t *testing.T) {
 	s := newStore(t, shard, nil)
 	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
-	// What would be left to a worker fails.
+	// A call that is left to a worker fails.
 	shard.owner(0).replicas[0].queue.close()
 	if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil || !st.Replica {
 		t.Errorf("check: %+v, want the replica's answer", st)
 	}
 }
 
-// demote makes the replica of a shard its primary, and the name by which the
-// primary is known lead to it. The connections that were made before stay with
-// the server that was the primary, which is a replica now.
+// demote promotes the replica of a shard and makes the primary's name lead to it.
+// Existing connections still lead to the old primary, which is now a replica.
 func demote(t *testing.T, sh *redistest.Shard, name *redistest.Proxy) {
 	t.Helper()
 	must(t, sh.WaitReplicated(t.Context()))
@@ -117,8 +116,8 @@ func demote(t *testing.T, sh *redistest.Shard, name *redistest.Proxy) {
 	must(t, was.Client().Do(t.Context(), "REPLICAOF", host, port).Err())
 }
 
-// TestDemotedServerBehindANameIsLeft: the first refusal makes all calls go to the
-// server that the name leads to now, whichever connection they would have used.
+// TestDemotedServerBehindANameIsLeft: after the first refusal all calls go to the
+// server that the name leads to now, by new connections.
 func TestDemotedServerBehindANameIsLeft(t *testing.T) {
 	for _, buckets := range []int{1, 8} {
 		t.Run(fmt.Sprint(buckets, " buckets"), func(t *testing.T) {
@@ -146,7 +145,7 @@ func TestDemotedServerBehindANameIsLeft(t *testing.T) {
 	}
 }
 
-// TestChargesLeaveADemotedServerBehindAName before they have to be given up.
+// TestChargesLeaveADemotedServerBehindAName before their deadline.
 func TestChargesLeaveADemotedServerBehindAName(t *testing.T) {
 	for _, buckets := range []int{1, 8} {
 		t.Run(fmt.Sprint(buckets, " buckets"), func(t *testing.T) {
@@ -180,8 +179,7 @@ func anyError(states []store.State) error {
 	return nil
 }
 
-// useAllConnections makes a store have several idle connections for takes, if
-// each call has one for itself.
+// useAllConnections opens several connections for takes, if each call has its own.
 func useAllConnections(t *testing.T, s *Store, plain bool) {
 	t.Helper()
 	must(t, s.Take(t.Context(), ask("probe"))[0].Err)
@@ -201,7 +199,7 @@ func useAllConnections(t *testing.T, s *Store, plain bool) {
 	})
 }
 
-// TestClosedShardLeavesNothingBehind, of whatever kind, used or not, up or down.
+// TestClosedShardLeavesNothingBehind, for every kind, used or not, up or down.
 func TestClosedShardLeavesNothingBehind(t *testing.T) {
 	single := redistest.StartShard(t, 1)
 	_, sentinels := sentinelShard(t, 1)
@@ -235,7 +233,7 @@ func TestClosedShardLeavesNothingBehind(t *testing.T) {
 				shard.Close(ctx)
 				cancel()
 			}
-			// go-redis looks once a second whether it may still dial.
+			// go-redis checks once a second whether it may still dial.
 			eventually(t, "no goroutine is left", func() error { return goleak.Find(before) })
 		})
 	}

@@ -13,6 +13,8 @@ import (
 
 // layout is the form in which Redis holds the buckets of an algorithm.
 type layout struct {
+	// code names the algorithm in keys.
+	code   string
 	script *script
 	// read returns a command that reads the bucket without a script; nil if
 	// only the script can.
@@ -45,6 +47,7 @@ func layoutOf(a store.Algorithm) *layout {
 }
 
 var layoutFixedWindow = layout{
+	code:    "fw",
 	script:  scriptFixedWindow,
 	read:    func(key string) *command { return newRead(wordHMGet, key, wordCount, wordReset, wordPenalty) },
 	numbers: parseNumbers,
@@ -61,6 +64,7 @@ var layoutFixedWindow = layout{
 }
 
 var layoutSlidingWindow = layout{
+	code:    "sw",
 	script:  scriptSlidingWindow,
 	read:    func(key string) *command { return newRead(wordMGet, key) },
 	numbers: func(texts []string) ([]int64, error) { return unpackNumbers(texts, 4) },
@@ -98,6 +102,7 @@ func oneIf(b bool) int64 {
 }
 
 var layoutGCRA = layout{
+	code:    "gcra",
 	script:  scriptGCRA,
 	read:    func(key string) *command { return newRead(wordMGet, key) },
 	numbers: func(texts []string) ([]int64, error) { return unpackNumbers(texts, 6) },
@@ -107,10 +112,12 @@ var layoutGCRA = layout{
 			c.add(r.Until, 0, 0, 0)
 			return
 		}
-		c.add(pair(algorithm.DrainTime(r, r.Cost))...)
+		micros, rest := algorithm.DrainTime(r, r.Cost)
+		c.add(micros, rest)
 		switch op {
 		case algorithm.Take:
-			c.add(pair(algorithm.Tolerance(r, r.Cost))...)
+			micros, rest = algorithm.Tolerance(r, r.Cost)
+			c.add(micros, rest)
 		case algorithm.Refund:
 			c.add(r.Receipt.Period, r.Receipt.Position)
 		default:
@@ -124,9 +131,8 @@ var layoutGCRA = layout{
 	endsEarly: true,
 }
 
-func pair(a, b int64) []int64 { return []int64{a, b} }
-
 var layoutSlidingLog = layout{
+	code:      "sl",
 	script:    scriptSlidingLog,
 	arguments: addMembers,
 	view: func(n []int64, r *store.Request, now int64, spent bool) store.State {
@@ -137,6 +143,7 @@ var layoutSlidingLog = layout{
 }
 
 var layoutConcurrency = layout{
+	code:      "cc",
 	script:    scriptConcurrency,
 	arguments: addMembers,
 	view: func(n []int64, r *store.Request, now int64, spent bool) store.State {

@@ -14,7 +14,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
-// FuzzReply decodes any reply: it yields an error or a state that makes sense.
+// FuzzReply decodes any reply to an error or to a state that makes sense.
 func FuzzReply(f *testing.F) {
 	f.Add(replyBytes(100, 1, 3, 200, 0), int64(100), "3")
 	f.Add(replyBytes(0, 0, -1, 200, 100), int64(100), "")
@@ -59,7 +59,7 @@ func replyBytes(values ...int64) (b []byte) {
 	return b
 }
 
-// intruders are what another program may have put under a bucket's key.
+// intruders put foreign data under a bucket's key.
 var intruders = map[string]func(ctx context.Context, c *goredis.Client, key string) error{
 	"text": func(ctx context.Context, c *goredis.Client, key string) error {
 		return c.Set(ctx, key, "hello", 0).Err()
@@ -86,8 +86,8 @@ var intruders = map[string]func(ctx context.Context, c *goredis.Client, key stri
 	},
 }
 
-// TestForeignDataIsAnErrorAndStays, whatever is asked, and fails no other bucket
-// in the same round trip.
+// TestForeignDataIsAnErrorAndStays under every operation, and fails no other bucket
+// of the round trip.
 func TestForeignDataIsAnErrorAndStays(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
@@ -110,7 +110,7 @@ func TestForeignDataIsAnErrorAndStays(t *testing.T) {
 			} {
 				what := fmt.Sprintf("%s of %s under %s %v", op, name, limit.Algorithm, limit.Align)
 				states := ask(t.Context(), request())
-				// These have nothing to look at.
+				// These do not read the bucket.
 				idle := op == "refund" || op == "penalize" && (limit.Algorithm == store.Concurrency || limit.Algorithm == store.SlidingLog)
 				if states[0].Err == nil && !idle {
 					t.Errorf("%s has no error: %+v", what, states[0])

@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -161,9 +162,7 @@ func (s *Store) ask(ctx context.Context, l *lane, g group, deadline time.Time, o
 		} else {
 			err = notExecuted(err)
 		}
-		for _, i := range g.members {
-			g.states[i] = store.State{Err: err}
-		}
+		g.fail(err)
 		return
 	}
 	observe.observeAll(op.role(), op.Operation, c)
@@ -207,35 +206,35 @@ func whole(reqs []store.Request, states []store.State) group {
 	return group{reqs, states, members}
 }
 
-// unanswered returns the members that failed, whose window has to be opened, or
-// of which replicas of these servers know nothing.
-func (g group) unanswered(of *servers) (members []int) {
+// fail sets the error of all members.
+func (g group) fail(err error) {
 	for _, i := range g.members {
-		if st := &g.states[i]; st.Err != nil || isUnopened(&g.reqs[i], st) || of.mayMiss(st) {
+		g.states[i] = store.State{Err: err}
+	}
+}
+
+// where returns the members for which f returns true.
+func (g group) where(f func(i int) bool) (members []int) {
+	for _, i := range g.members {
+		if f(i) {
 			members = append(members, i)
 		}
 	}
 	return members
 }
 
-// failed returns the members that have an error.
-func (g group) failed() (members []int) {
-	for _, i := range g.members {
-		if g.states[i].Err != nil {
-			members = append(members, i)
-		}
-	}
-	return members
+// unanswered returns the members that failed, whose window has to be opened, or
+// of which replicas of these servers know nothing.
+func (g group) unanswered(of *servers) []int {
+	return g.where(func(i int) bool {
+		st := &g.states[i]
+		return st.Err != nil || isUnopened(&g.reqs[i], st) || of.mayMiss(st)
+	})
 }
 
 // wantsPrimary reports whether some member asks for the primary's answer.
 func (g group) wantsPrimary() bool {
-	for _, i := range g.members {
-		if g.reqs[i].Primary {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(g.members, func(i int) bool { return g.reqs[i].Primary })
 }
 
 // owner is the place of the member that owns a bucket, and its servers that hold

@@ -16,7 +16,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// resharding is shards of which one is added, or removed.
+// resharding is shards of which one is added or removed.
 type resharding struct {
 	members []Member
 	servers map[string]*redistest.Server
@@ -24,7 +24,7 @@ type resharding struct {
 
 func newResharding(t *testing.T) *resharding { return newReshardingOf(t, ShardOptions{}) }
 
-// newReshardingOf connects to its shards as opts say.
+// newReshardingOf starts the shards and connects to them with opts.
 func newReshardingOf(t *testing.T, opts ShardOptions) *resharding {
 	r := &resharding{servers: map[string]*redistest.Server{}}
 	for _, name := range []string{"a", "b", "c"} {
@@ -40,7 +40,7 @@ func (r *resharding) store(members, before []Member) *Store {
 	return New(Options{Members: members, Previous: before, CheckTimeout: patience, ChargeTimeout: patience})
 }
 
-// directions are a shard that is added, and one that is removed.
+// directions returns the members after and before: a shard is added, or removed.
 func (r *resharding) directions() map[string][2][]Member {
 	return map[string][2][]Member{"added": {r.members[:2], r.members}, "removed": {r.members, r.members[:2]}}
 }
@@ -55,8 +55,8 @@ func moving(before, after *Store, n int) (clients []string) {
 	return clients
 }
 
-// TestReshardingRefillsNobody, whatever the algorithm and the operation that
-// comes first at the new owner.
+// TestReshardingRefillsNobody, under every algorithm and every first operation at the
+// new owner.
 func TestReshardingRefillsNobody(t *testing.T) {
 	r := newResharding(t)
 	for name, direction := range r.directions() {
@@ -79,7 +79,6 @@ func TestReshardingRefillsNobody(t *testing.T) {
 						was = before.Charge(t.Context(), request(client))[0]
 						must(t, was.Err)
 					}
-					// What comes first.
 					var st store.State
 					spent := int64(7)
 					switch n % 4 {
@@ -115,8 +114,7 @@ func TestReshardingRefillsNobody(t *testing.T) {
 	}
 }
 
-// TestReshardingLeavesOthersAlone: client keys with the same owner are not
-// looked for elsewhere.
+// TestReshardingLeavesOthersAlone: buckets with the same owner do not migrate.
 func TestReshardingLeavesOthersAlone(t *testing.T) {
 	r := newResharding(t)
 	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
@@ -140,7 +138,7 @@ func TestReshardingLeavesOthersAlone(t *testing.T) {
 	}
 }
 
-// TestReshardingCountsLeasesAtBothOwners until the old ones end.
+// TestReshardingCountsLeasesAtBothOwners until those at the previous owner end.
 func TestReshardingCountsLeasesAtBothOwners(t *testing.T) {
 	r := newResharding(t)
 	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
@@ -166,8 +164,8 @@ func TestReshardingCountsLeasesAtBothOwners(t *testing.T) {
 	}
 }
 
-// TestFormerOwnerThatIsAway makes nothing be refilled: it is an error.
-func TestFormerOwnerThatIsAway(t *testing.T) {
+// TestPreviousOwnerThatIsAway is an error, and refills no bucket.
+func TestPreviousOwnerThatIsAway(t *testing.T) {
 	t.Parallel()
 	r := newResharding(t)
 	before := r.store(r.members[:2], nil)
@@ -178,11 +176,11 @@ func TestFormerOwnerThatIsAway(t *testing.T) {
 	must(t, was.Pause())
 	for range 3 {
 		if st := after.Check(t.Context(), ask(client))[0]; st.Err == nil {
-			t.Errorf("answered without its former owner: %+v", st)
+			t.Errorf("answered without its previous owner: %+v", st)
 		}
 	}
 	must(t, was.Resume())
-	eventually(t, "the former owner is heard", func() error {
+	eventually(t, "the previous owner answers", func() error {
 		if st := after.Check(t.Context(), ask(client))[0]; st.Err != nil || st.Used != 1 {
 			return fmt.Errorf("%+v", st)
 		}
@@ -209,8 +207,8 @@ func TestReshardingBetweenKinds(t *testing.T) {
 	}
 }
 
-// TestDetachedOutlivesAFailedMigration: a former owner that is silent for longer than
-// check_timeout, but not than charge_timeout, costs nothing that is detached.
+// TestDetachedOutlivesAFailedMigration: no detached operation is lost if its previous
+// owner is silent for longer than check_timeout, but not than charge_timeout.
 func TestDetachedOutlivesAFailedMigration(t *testing.T) {
 	r := newResharding(t)
 	before := r.store(r.members[:2], nil)
@@ -229,7 +227,7 @@ func TestDetachedOutlivesAFailedMigration(t *testing.T) {
 				Members: r.members, Previous: r.members[:2], CheckTimeout: 20 * time.Millisecond, ChargeTimeout: patience,
 				OnUndelivered: func(_ string, _ algorithm.Operation, err error) { lost <- err },
 			})
-			// One whose former owner is silent, and one whose former owner answers.
+			// One with a silent previous owner, and one whose previous owner answers.
 			var reqs []store.Request
 			for _, silent := range []bool{true, false} {
 				i := slices.IndexFunc(clients, func(client string) bool { return (before.Owner(client) == was) == silent })
@@ -275,9 +273,9 @@ func TestDetachedOutlivesAFailedMigration(t *testing.T) {
 	}
 }
 
-// TestDetachedOfASilentFormerOwnerIsGivenUp when charge_timeout is over, and at once
-// if no other try can help.
-func TestDetachedOfASilentFormerOwnerIsGivenUp(t *testing.T) {
+// TestDetachedOfASilentPreviousOwnerIsGivenUp after charge_timeout, and at once after
+// a final error.
+func TestDetachedOfASilentPreviousOwnerIsGivenUp(t *testing.T) {
 	r := newResharding(t)
 	before := r.store(r.members[:2], nil)
 	clients := moving(before, r.store(r.members, nil), 2)
@@ -308,13 +306,13 @@ func TestDetachedOfASilentFormerOwnerIsGivenUp(t *testing.T) {
 	})
 }
 
-// TestBucketThatEndsEarlyIsNotBroughtAgain, whichever Caddy looks next, although
-// the copy at the former owner lives on: a refund ended it, or another rate.
+// TestBucketThatEndsEarlyIsNotBroughtAgain by any store, although the copy at the
+// previous owner lives on: a refund, or another rate, ended the bucket.
 func TestBucketThatEndsEarlyIsNotBroughtAgain(t *testing.T) {
 	r := newResharding(t)
 	before := r.store(r.members[:2], nil)
 	client := moving(before, r.store(r.members, nil), 1)[0]
-	former, owner := r.servers[before.Owner(client)].Client(), r.servers["c"].Client()
+	previous, owner := r.servers[before.Owner(client)].Client(), r.servers["c"].Client()
 	refund := func(t *testing.T, s *Store, reqs []store.Request) {
 		for _, st := range s.Refund(t.Context(), reqs) {
 			must(t, st.Err)
@@ -346,18 +344,17 @@ func TestBucketThatEndsEarlyIsNotBroughtAgain(t *testing.T) {
 				reqs = append(reqs, req)
 			}
 			c.end(t, r.store(r.members, r.members[:2]), reqs)
-			eventually(t, "the copy lives no shorter than the former bucket, or has ended", func() error {
-				was, err := former.PExpireTime(t.Context(), key).Result()
+			eventually(t, "the copy lives no shorter than the previous one, or has ended", func() error {
+				was, err := previous.PExpireTime(t.Context(), key).Result()
 				must(t, err)
 				now, err := owner.PExpireTime(t.Context(), key).Result()
 				must(t, err)
-				// What is written again gets a time to live, which Redis adds to its clock
-				// in whole milliseconds: the end may move by one, when all of its
-				// window is over.
+				// A rewritten bucket gets a time to live, which Redis adds to its clock in
+				// whole milliseconds: the end may move by one, long after its window.
 				if now == -2 || now >= was-time.Millisecond {
 					return nil
 				}
-				return fmt.Errorf("it ends at %d, the former one at %d", now, was)
+				return fmt.Errorf("it ends at %d, the previous one at %d", now, was)
 			})
 			other := r.store(r.members, r.members[:2])
 			if st := other.Check(t.Context(), reqs[:1])[0]; st.Err != nil || st.Used != 0 {
@@ -367,7 +364,7 @@ func TestBucketThatEndsEarlyIsNotBroughtAgain(t *testing.T) {
 	}
 }
 
-// TestBucketIsBroughtOnce, however many want it.
+// TestBucketIsBroughtOnce for concurrent requests.
 func TestBucketIsBroughtOnce(t *testing.T) {
 	bothWays(t, func(t *testing.T, plain bool) {
 		const callers, each = 64, 5
@@ -410,8 +407,8 @@ func TestBucketIsBroughtOnce(t *testing.T) {
 	})
 }
 
-// TestCallersWhoLeaveSpeakAgainstNoServer, whatever they asked, of a server that
-// is not quick enough for them.
+// TestCallersWhoLeaveSpeakAgainstNoServer: callers that stop waiting for a slow server
+// do not open its breaker, under any operation.
 func TestCallersWhoLeaveSpeakAgainstNoServer(t *testing.T) {
 	bothWays(t, func(t *testing.T, plain bool) {
 		r := newReshardingOf(t, ShardOptions{NoPipelining: plain, PoolSize: 2})
@@ -449,8 +446,8 @@ func TestCallersWhoLeaveSpeakAgainstNoServer(t *testing.T) {
 	})
 }
 
-// TestCopyOutlivesWhoAskedForIt: the bucket arrives although the only caller has
-// left.
+// TestCopyOutlivesWhoAskedForIt: the bucket migrates although its only caller has
+// stopped waiting.
 func TestCopyOutlivesWhoAskedForIt(t *testing.T) {
 	r := newResharding(t)
 	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
@@ -478,7 +475,7 @@ func TestCopyOutlivesWhoAskedForIt(t *testing.T) {
 	waitForCount(t, r.servers["c"], client, 1)
 }
 
-// pipelineCounter counts the pipelines of a client that have commands of a script.
+// pipelineCounter counts the pipelines of a client with calls of a script.
 type pipelineCounter struct {
 	script *script
 
@@ -515,15 +512,15 @@ func (p *pipelineCounter) ProcessPipelineHook(next goredis.ProcessPipelineHook) 
 	}
 }
 
-// TestManyBucketsAreBroughtInFewPipelines: those that wait at the same time leave
-// together.
+// TestManyBucketsAreBroughtInFewPipelines: migrations that wait at the same time share
+// a pipeline.
 func TestManyBucketsAreBroughtInFewPipelines(t *testing.T) {
 	const clients = 1000
 	r := newResharding(t)
 	before := []Member{r.members[0]}
 	after := []Member{r.members[2]}
 	s := r.store(after, before)
-	// The servers know the scripts.
+	// The servers load the scripts.
 	must(t, r.store(before, nil).Charge(t.Context(), ask("first"))[0].Err)
 	must(t, s.Check(t.Context(), ask("first"))[0].Err)
 	reqs := make([]store.Request, clients)
@@ -537,7 +534,7 @@ func TestManyBucketsAreBroughtInFewPipelines(t *testing.T) {
 	from, to := before[0].Shard.owner(0).checks, after[0].Shard.owner(0).checks
 	from.client.Load().AddHook(dumps)
 	to.client.Load().AddHook(restores)
-	// What is asked while a server stands still waits together.
+	// Calls wait together while a server is paused.
 	must(t, r.servers["a"].Pause())
 	must(t, r.servers["c"].Pause())
 	answers := make(chan store.State, clients)
@@ -572,8 +569,8 @@ func TestManyBucketsAreBroughtInFewPipelines(t *testing.T) {
 	}
 }
 
-// TestResetIsNotUndone by another process that had read the former bucket before,
-// whatever the algorithm.
+// TestResetIsNotUndone by another process that had dumped the previous bucket before,
+// under every algorithm.
 func TestResetIsNotUndone(t *testing.T) {
 	r := newResharding(t)
 	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
@@ -604,9 +601,9 @@ func TestResetIsNotUndone(t *testing.T) {
 	}
 }
 
-// TestBucketIsBroughtToASlotThatMoves in a Redis Cluster, where a node that is
-// getting the slot takes no two keys in a call.
-func TestBucketIsBroughtToASlotThatMoves(t *testing.T) {
+// TestBucketMigratesToASlotThatMoves in a Redis Cluster, where a node that imports the
+// slot refuses calls of two keys.
+func TestBucketMigratesToASlotThatMoves(t *testing.T) {
 	server, c := redistest.Start(t), redistest.StartCluster(t, 3, 0)
 	single := []Member{{Name: "single", Shard: newShard(t, ShardOptions{Primary: server.Addr()})}}
 	cluster := []Member{{Name: "cluster", Shard: newShard(t, ShardOptions{Cluster: c.Addrs()})}}

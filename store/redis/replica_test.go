@@ -22,7 +22,7 @@ func TestChecksGoToReplicasInTurn(t *testing.T) {
 	const checks = 100
 	sh := redistest.StartShard(t, 2)
 	s := newStore(t, shardOf(t, sh), nil)
-	// Opens the window, and tells the primary's time.
+	// This opens the window and reveals the primary's time.
 	if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil {
 		t.Fatal(st.Err)
 	}
@@ -87,14 +87,14 @@ func TestReadFromPrimaryLeavesReplicasAlone(t *testing.T) {
 	}
 }
 
-// TestStaleReplicaIsJudgedByItsReset: a replica that still shows a closed
-// window, full, refuses nobody; the primary opens the next one.
+// TestStaleReplicaIsJudgedByItsReset: a replica that still shows a full window that is
+// over refuses no request; the primary opens the next window.
 func TestStaleReplicaIsJudgedByItsReset(t *testing.T) {
 	t.Parallel()
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), nil)
 	for refusals, try := 0, 0; refusals == 0; try++ {
-		// On a busy machine the window may end before anybody asks.
+		// On a busy machine the window may end before the first check.
 		full := ask(fmt.Sprint("k", try))
 		full[0].Events = 1
 		must(t, s.Charge(t.Context(), full)[0].Err)
@@ -122,9 +122,9 @@ func TestStaleReplicaIsJudgedByItsReset(t *testing.T) {
 	}
 }
 
-// TestReplicasStandInForAPrimaryThatWasNeverHeard: a store that is new while the
-// primary is away refuses whom the replica shows to be over the limit, whatever
-// the algorithm.
+// TestReplicasStandInForAPrimaryThatWasNeverHeard: a store that starts while the
+// primary is away refuses clients that are over the limit at the replica, under every
+// algorithm.
 func TestReplicasStandInForAPrimaryThatWasNeverHeard(t *testing.T) {
 	for name, away := range map[string]func(*redistest.Server) error{
 		"killed": (*redistest.Server).Kill,
@@ -156,7 +156,7 @@ func TestReplicasStandInForAPrimaryThatWasNeverHeard(t *testing.T) {
 				t.Cleanup(func() { must(t, sh.Primary.Resume()) })
 			}
 
-			// Of a check half is for the primary.
+			// Half of a check's time is the primary's.
 			after := newStore(t, shardOf(t, sh), func(o *Options) { o.CheckTimeout = 10 * time.Second })
 			for i, st := range after.Check(t.Context(), reqs) {
 				if st.Err != nil || st.Allowed || st.Used != 3 || !st.Replica || st.Now == 0 {
@@ -173,7 +173,7 @@ func TestReplicasStandInForAPrimaryThatWasNeverHeard(t *testing.T) {
 					t.Errorf("inspection of the replica: %+v", copied)
 				}
 			}
-			// Only the primary opens a window, and takes.
+			// Only the primary opens windows and takes.
 			if st := after.Check(t.Context(), full("another")[:1])[0]; st.Err == nil {
 				t.Errorf("check of a window that is not open: %+v", st)
 			}
@@ -184,13 +184,13 @@ func TestReplicasStandInForAPrimaryThatWasNeverHeard(t *testing.T) {
 	}
 }
 
-// TestWindowThatIsOverRefusesNobodyWhileThePrimaryWasNeverHeard: by the replica's
-// own clock it ends.
+// TestWindowThatIsOverRefusesNobodyWhileThePrimaryWasNeverHeard: the window ends by
+// the replica's own clock.
 func TestWindowThatIsOverRefusesNobodyWhileThePrimaryWasNeverHeard(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	limit := &store.Limit{Zone: "short", Algorithm: store.FixedWindow, Window: 2 * time.Second}
 	full := []store.Request{{Limit: limit, ClientKey: "k", Events: 1, Cost: 1}}
-	// The key outlives its window by a second, in which the replica has it.
+	// The key outlives its window by a second.
 	must(t, newStore(t, shardOf(t, sh), nil).Charge(t.Context(), full)[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
 	must(t, sh.Primary.Kill())
@@ -213,7 +213,7 @@ func TestThePrimarysClockReplacesAReplicas(t *testing.T) {
 	must(t, sh.WaitReplicated(t.Context()))
 	s := newStore(t, shardOf(t, sh), nil)
 	before := calls(t, sh.Replicas[0], "evalsha_ro")
-	// Nothing but the primary decides who it is that has not been heard.
+	// Before its first reply the primary itself answers.
 	if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil || st.Replica {
 		t.Errorf("the first check: %+v", st)
 	}
@@ -233,7 +233,7 @@ func TestClockIsNeverAheadAndNearTheFastestReply(t *testing.T) {
 	last := int64(0)
 	for i := range 10_000 {
 		ran := start.Add(time.Duration(i) * 5 * time.Millisecond)
-		// Replies take from 0.1 to 3 ms, one in ten the shortest.
+		// Replies take 0.1 to 3 ms; one in ten is the fastest.
 		arrived := ran.Add(100*time.Microsecond + time.Duration(i%10)*300*time.Microsecond)
 		c.observe(primary(ran), arrived)
 		at := arrived.Add(time.Millisecond)
@@ -273,8 +273,8 @@ func TestClockIsUnknownBeforeAnyReply(t *testing.T) {
 	}
 }
 
-// TestPeekChangesNothing, and tells what is in a bucket, with replicas and
-// without.
+// TestPeekChangesNothing and returns the content of a bucket, with and without
+// replicas.
 func TestPeekChangesNothing(t *testing.T) {
 	for _, replicas := range []int{0, 1} {
 		sh := redistest.StartShard(t, replicas)
@@ -300,7 +300,7 @@ func TestPeekChangesNothing(t *testing.T) {
 	}
 }
 
-// TestPeekAsksThePrimaryForAReplica that is away.
+// TestPeekAsksThePrimaryForAReplica that does not answer.
 func TestPeekAsksThePrimaryForAReplica(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), nil)
@@ -311,8 +311,8 @@ func TestPeekAsksThePrimaryForAReplica(t *testing.T) {
 	}
 }
 
-// TestPeekOpensNothingForTheClock: where the primary's time was not told for
-// long, a check has it told by opening its window, and a peek does not.
+// TestPeekOpensNothingForTheClock: a check renews an old estimate of the primary's time
+// by opening its window; a peek does not.
 func TestPeekOpensNothingForTheClock(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), nil)
@@ -336,7 +336,7 @@ func TestPeekOpensNothingForTheClock(t *testing.T) {
 	if st := s.Peek(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 0 {
 		t.Errorf("%+v", st)
 	}
-	// What the peek sent is in line before this.
+	// This is queued behind the calls of the peek.
 	r := ask("other")
 	r[0].Primary = true
 	must(t, s.Check(t.Context(), r)[0].Err)

@@ -12,8 +12,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
-// TestScriptsAgreeWithAlgorithm holds the Lua scripts and what is read without
-// them to the arithmetic in Go, on every field of every answer.
+// TestScriptsAgreeWithAlgorithm compares the Lua scripts, and reads without them, with
+// the arithmetic in Go, in every field of every answer.
 func TestScriptsAgreeWithAlgorithm(t *testing.T) {
 	shard := newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})
 	for _, limit := range storetest.Limits {
@@ -33,7 +33,7 @@ func TestScriptsAgreeWithAlgorithm(t *testing.T) {
 	}
 }
 
-// TestRestsAddUpExactly where their sum is more than a double holds.
+// TestRestsAddUpExactly where a double cannot hold their sum.
 func TestRestsAddUpExactly(t *testing.T) {
 	const events = store.MaxInteger
 	now := time.UnixMicro(1_795_258_977_534_988)
@@ -107,8 +107,8 @@ func TestBucketExpiresAfterItsReset(t *testing.T) {
 }
 
 func TestMemoryPerBucket(t *testing.T) {
-	// As many as fill Redis's hash tables. With one more the tables double, and
-	// until they have filled again a bucket takes up to 16 bytes more.
+	// This number fills Redis's hash tables. One more doubles them, and until they are
+	// full again a bucket takes up to 16 bytes more.
 	const buckets, limit = 1<<17 - 1, 180
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
@@ -116,7 +116,7 @@ func TestMemoryPerBucket(t *testing.T) {
 	before := usedMemory(t, server)
 	reqs := make([]store.Request, buckets)
 	for i := range reqs {
-		// "rl:1:hourly:fw3600s:" and 13 bytes more are 33.
+		// "rl:1:hourly:fw3600s:" and 13 more bytes are 33.
 		reqs[i] = store.Request{Limit: hourly, ClientKey: fmt.Sprintf("abc:%09d", i), Events: 5000, Cost: 1}
 	}
 	if n := len(s.keys.key(hourly, reqs[0].ClientKey)); n != 33 {
@@ -169,8 +169,8 @@ func TestScriptFlushIsNotNoticed(t *testing.T) {
 	}
 }
 
-// TestChargeReadsTheClockNearTheReset gives charges an instant that has passed:
-// whatever it is, they count in the window that is open by the server's clock.
+// TestChargeReadsTheClockNearTheReset: a charge with any instant that has passed counts
+// in the window that is open by the server's clock.
 func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 	server := redistest.Start(t)
 	shard := newShard(t, ShardOptions{Primary: server.Addr()})
@@ -190,7 +190,7 @@ func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 		key := fmt.Sprintf("clock:%d", i)
 		must(t, server.Client().HSet(t.Context(), key, "c", 5, "r", now.Add(c.reset).UnixMicro()).Err())
 		call := newCall(time.Now().Add(patience))
-		// The first of a pipeline always reads it.
+		// The first one of a pipeline always reads it.
 		for range 2 {
 			cmd := new(scriptCommand)
 			cmd.begin(scriptFixedWindow, algorithm.Check, false, "other")
@@ -213,8 +213,8 @@ func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 	}
 }
 
-// TestLateChargeCountsInTheWindowThatIsOpen stops the primary across a reset
-// while charges wait in it.
+// TestLateChargeCountsInTheWindowThatIsOpen pauses the primary across a reset while
+// charges wait in it.
 func TestLateChargeCountsInTheWindowThatIsOpen(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -242,7 +242,7 @@ func TestLateChargeCountsInTheWindowThatIsOpen(t *testing.T) {
 	})
 }
 
-// endsIn makes the open window of a bucket end in d, and returns when that is.
+// endsIn makes the open window of a bucket end in d and returns the reset.
 func endsIn(t *testing.T, s *Store, server *redistest.Server, r store.Request, d time.Duration) (reset int64) {
 	t.Helper()
 	now, err := server.Client().Time(t.Context()).Result()
@@ -267,7 +267,7 @@ func TestSpoiltBucketSpoilsNoOther(t *testing.T) {
 }
 
 // TestManyRefundsInOneBusyTime: the sums of a bucket that is never empty stay
-// readable, whatever is refunded in it.
+// readable, however many refunds it gets.
 func TestManyRefundsInOneBusyTime(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), nil)
 	limit := &store.Limit{Zone: "busy", Algorithm: store.GCRA, Window: 720 * time.Hour}

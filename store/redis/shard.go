@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"net"
@@ -64,33 +65,18 @@ type ShardOptions struct {
 	MaxReplicaLag time.Duration
 }
 
-func (o *ShardOptions) dialTimeout() time.Duration {
-	if o.DialTimeout == 0 {
-		return DefaultDialTimeout
+// setDefaults replaces zeros by the defaults.
+func (o *ShardOptions) setDefaults() {
+	o.DialTimeout = cmp.Or(o.DialTimeout, DefaultDialTimeout)
+	o.MaxReplicaLag = cmp.Or(o.MaxReplicaLag, DefaultMaxReplicaLag)
+	if o.NoPipelining {
+		o.PoolSize = cmp.Or(o.PoolSize, DefaultPlainPoolSize)
 	}
-	return o.DialTimeout
-}
-
-func (o *ShardOptions) poolSize() int {
-	switch {
-	case o.PoolSize != 0:
-		return o.PoolSize
-	case o.NoPipelining:
-		return DefaultPlainPoolSize
-	default:
-		return DefaultPoolSize
-	}
+	o.PoolSize = cmp.Or(o.PoolSize, DefaultPoolSize)
 }
 
 // connections is one for each worker, and one for health.
-func (o *ShardOptions) connections() int { return o.poolSize() + 1 }
-
-func (o *ShardOptions) maxReplicaLag() time.Duration {
-	if o.MaxReplicaLag == 0 {
-		return DefaultMaxReplicaLag
-	}
-	return o.MaxReplicaLag
-}
+func (o *ShardOptions) connections() int { return o.PoolSize + 1 }
 
 // Shard is the connections to one independent Redis: a primary and its
 // replicas, or a Redis Cluster. It is safe for concurrent use and may serve
@@ -135,6 +121,7 @@ type laneKey struct {
 
 // NewShard returns a shard. It dials nothing before the first call.
 func NewShard(opts ShardOptions) *Shard {
+	opts.setDefaults()
 	s := &Shard{
 		opts:      opts,
 		found:     make(chan struct{}),
@@ -374,7 +361,7 @@ func (s *servers) replica() *lane {
 func (l *lane) isUsable() bool { return l.isUp() && !l.shard.lags(time.Duration(l.lag.Load())) }
 
 // lags reports whether a replica with this lag is left out.
-func (s *Shard) lags(lag time.Duration) bool { return lag > s.opts.maxReplicaLag() }
+func (s *Shard) lags(lag time.Duration) bool { return lag > s.opts.MaxReplicaLag }
 
 // mayMiss reports whether a replica's answer may miss an existing bucket: while a
 // slot of a Redis Cluster moves, half of its keys are elsewhere.

@@ -9,6 +9,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -92,17 +93,11 @@ type Store struct {
 // New returns a store. The caller keeps the shards and closes them after the
 // last use of the store.
 func New(opts Options) *Store {
-	if opts.KeyPrefix == "" {
-		opts.KeyPrefix = DefaultKeyPrefix
-	}
+	opts.KeyPrefix = cmp.Or(opts.KeyPrefix, DefaultKeyPrefix)
+	opts.CheckTimeout = cmp.Or(opts.CheckTimeout, DefaultCheckTimeout)
+	opts.ChargeTimeout = cmp.Or(opts.ChargeTimeout, DefaultChargeTimeout)
 	if opts.Now == nil {
 		opts.Now = time.Now
-	}
-	if opts.CheckTimeout == 0 {
-		opts.CheckTimeout = DefaultCheckTimeout
-	}
-	if opts.ChargeTimeout == 0 {
-		opts.ChargeTimeout = DefaultChargeTimeout
 	}
 	s := &Store{
 		keys:      bucketKeys{prefix: opts.KeyPrefix, secret: opts.KeySecret},
@@ -195,10 +190,7 @@ func (s *Store) runMigrated(ctx context.Context, op algorithm.Operation, reqs []
 
 func (s *Store) runAt(ctx context.Context, op algorithm.Operation, at *servers, g group, deadline time.Time) {
 	if at == nil {
-		err := notExecuted(errNoServers)
-		for _, i := range g.members {
-			g.states[i] = store.State{Err: err}
-		}
+		g.fail(notExecuted(errNoServers))
 		return
 	}
 	switch op {
@@ -273,7 +265,7 @@ func (s *Store) peek(ctx context.Context, at *servers, g group, deadline time.Ti
 	if replica := s.replica(at); replica != nil {
 		half := start.Add(deadline.Sub(start) / 2)
 		s.ask(ctx, replica, g, half, reading(algorithm.Peek, at, now))
-		if g.members = g.failed(); len(g.members) == 0 || ctx.Err() != nil {
+		if g.members = g.where(func(i int) bool { return g.states[i].Err != nil }); len(g.members) == 0 || ctx.Err() != nil {
 			return
 		}
 	}
@@ -406,4 +398,7 @@ var (
 	_ store.Reporter  = (*Store)(nil)
 	_ store.Penalizer = (*Store)(nil)
 	_ store.Warmer    = (*Store)(nil)
+	_ store.Sharded   = (*Store)(nil)
+	_ store.Inspector = (*Store)(nil)
+	_ store.Resetter  = (*Store)(nil)
 )
