@@ -71,12 +71,7 @@ func TestOthersDoNotWaitForARedirect(t *testing.T) {
 	silence(t, m.to)
 	silent := make(chan store.State, 1)
 	go func() { silent <- s.Charge(t.Context(), ask("k"))[0] }()
-	eventually(t, "the charge is redirected", func() error {
-		if n := redirects(t, m.from); n == 0 {
-			return errors.New("it is not")
-		}
-		return nil
-	})
+	untilRedirected(t, m.from)
 	answered := make(chan error, len(others))
 	for _, key := range others {
 		go func() { answered <- s.Charge(t.Context(), ask(key))[0].Err }()

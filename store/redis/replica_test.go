@@ -23,9 +23,7 @@ func TestChecksGoToReplicasInTurn(t *testing.T) {
 	sh := redistest.StartShard(t, 2)
 	s := newStore(t, shardOf(t, sh), nil)
 	// This opens the window and reveals the primary's time.
-	if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil {
-		t.Fatal(st.Err)
-	}
+	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
 	opened := calls(t, sh.Primary, "evalsha")
 	for range checks {
@@ -46,9 +44,7 @@ func TestChecksGoToReplicasInTurn(t *testing.T) {
 func TestPrimaryStandsInForReplicas(t *testing.T) {
 	sh := redistest.StartShard(t, 2)
 	s := newStore(t, shardOf(t, sh), nil)
-	if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil {
-		t.Fatal(st.Err)
-	}
+	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
 	for _, r := range sh.Replicas {
 		must(t, r.Kill())
 	}
@@ -62,9 +58,7 @@ func TestPrimaryStandsInForReplicas(t *testing.T) {
 func TestReplicasAnswerWhileThePrimaryIsAway(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), nil)
-	if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil {
-		t.Fatal(st.Err)
-	}
+	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
 	must(t, sh.Primary.Kill())
 	for i := range 20 {
@@ -78,9 +72,7 @@ func TestReadFromPrimaryLeavesReplicasAlone(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), func(o *Options) { o.ReadPrimary = true })
 	for range 10 {
-		if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil {
-			t.Fatal(st.Err)
-		}
+		must(t, s.Check(t.Context(), ask("k"))[0].Err)
 	}
 	if n := calls(t, sh.Replicas[0], "hmget"); n != 0 {
 		t.Errorf("the replica was asked %d times", n)
