@@ -485,7 +485,7 @@ func inherits(t *testing.T, from, to *redistest.Server) {
 	for i, st := range redis.New(redis.Options{Members: before, ChargeTimeout: caddytest.WaitLimit}).Charge(t.Context(), reqs) {
 		must(t, "charge, "+counting[i], st.Err)
 	}
-	for i, st := range redis.New(redis.Options{Members: after, Former: before, CheckTimeout: caddytest.WaitLimit}).Check(t.Context(), reqs) {
+	for i, st := range redis.New(redis.Options{Members: after, Previous: before, CheckTimeout: caddytest.WaitLimit}).Check(t.Context(), reqs) {
 		must(t, "check, "+counting[i], errors.Join(st.Err, want("used", st.Used, 1)))
 	}
 }

@@ -1,6 +1,7 @@
-// Package luascripts embeds the scripts by which a Redis store writes, one for
-// each algorithm, and those that bring a bucket to another server. Each concerns
-// the bucket in KEYS[1]; its file says what it takes and replies.
+// Package luascripts embeds the Lua scripts of the Redis store: one for each
+// algorithm, bundles of them for several buckets, and those that migrate a bucket to
+// another server. A script concerns the bucket in KEYS[1]; the head of its file
+// describes its arguments and its reply. The package imports nothing.
 package luascripts
 
 import _ "embed"
@@ -14,8 +15,8 @@ var (
 	Concurrency   = script(members+concurrency, single)
 )
 
-// The scripts for several buckets in one call, of those that take nothing but an
-// operation and numbers. The file bundle.lua says what they take and reply.
+// The scripts for several buckets in one call: those whose arguments are only an
+// operation and numbers. The file bundle.lua describes arguments and reply.
 var (
 	FixedWindowBundle   = script(fixedWindow, bundle)
 	SlidingWindowBundle = script(slidingWindow, bundle)
@@ -36,7 +37,7 @@ var (
 	//go:embed bundle.lua
 	bundle string
 
-	// Dump and Restore bring a bucket to another server.
+	// Dump and Restore migrate a bucket to another server.
 
 	//go:embed dump.lua
 	Dump string
@@ -63,7 +64,7 @@ var (
 	concurrency string
 )
 
-// script makes a function of what is done with one bucket, and ends with what
+// script makes body, which handles one bucket, a function, and appends the code that
 // runs it.
 func script(body, end string) string {
 	return head + "local function run(KEYS, ARGV)\n" + body + "\nend\n" + guard + end

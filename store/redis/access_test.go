@@ -1,28 +1,27 @@
 package redis
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
-// TestDocumentedACLSuffices gives a user just the rule that the documentation
-// names, and no other.
+// TestDocumentedACLSuffices gives a user the documented rule and no other.
 func TestDocumentedACLSuffices(t *testing.T) {
-	text, err := os.ReadFile("../../docs/redis.md")
-	must(t, err)
-	rule := regexp.MustCompile("ACL SETUSER limiter on >secret (~rl:.*)").FindSubmatch(text)
-	if rule == nil {
-		t.Fatal("docs/redis.md names no ACL rule")
-	}
 	sh := redistest.StartShard(t, 1)
 	for _, server := range append(sh.Replicas, sh.Primary) {
 		args := []any{"ACL", "SETUSER", "limiter", "reset", "on", ">secret"}
-		for _, word := range strings.Fields(string(rule[1])) {
+		for _, word := range documentedRule(t) {
 			args = append(args, word)
 		}
 		must(t, server.Client().Do(t.Context(), args...).Err())
@@ -57,12 +56,161 @@ func TestUnixSocket(t *testing.T) {
 func TestDatabase(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), DB: 3}), nil)
-	if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil {
-		t.Fatal(st.Err)
-	}
+	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
 	info, err := server.Info("keyspace")
 	must(t, err)
 	if !strings.HasPrefix(info["db3"], "keys=1,") || info["db0"] != "" {
 		t.Errorf("keys are in %v", info)
+	}
+}
+
+// documentedRule returns the words of the documented ACL rule after the password.
+func documentedRule(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/redis.md")
+	must(t, err)
+	rule := regexp.MustCompile("ACL SETUSER limiter on >secret (~rl:.*)").FindSubmatch(text)
+	if rule == nil {
+		t.Fatal("docs/redis.md names no ACL rule")
+	}
+	return strings.Fields(string(rule[1]))
+}
+
+// deniable returns the documented commands of a user that scripts run.
+func deniable(t *testing.T) (commands []string) {
+	t.Helper()
+	for _, word := range documentedRule(t) {
+		switch word {
+		case "~rl:*", "+evalsha", "+evalsha_ro", "+script|load", "+ping", "+info", "+mget":
+		default:
+			commands = append(commands, strings.TrimPrefix(word, "+"))
+		}
+	}
+	return commands
+}
+
+// TestDeniedCommandsLeaveNoHalfABucket denies a user each command of the scripts in
+// turn. Under every operation no bucket stays without expiry, and an operation that
+// is reported as not executed has changed nothing.
+func TestDeniedCommandsLeaveNoHalfABucket(t *testing.T) {
+	commands := deniable(t)
+	server := redistest.Start(t)
+	allow := []any{"ACL", "SETUSER", "limiter", "reset", "on", ">secret", "~*", "+@all"}
+	must(t, server.Client().Do(t.Context(), allow...).Err())
+	now := time.UnixMicro(1_795_258_977_534_988)
+	clocked := func(o *Options) { o.LocalClock, o.Now = true, func() time.Time { return now } }
+	insider := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), clocked)
+	limiter := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), Credentials: login("limiter", "secret")}), func(o *Options) {
+		clocked(o)
+		o.ChargeTimeout = time.Second
+	})
+	outcomes := map[string]int{}
+	for n, limit := range storetest.Limits {
+		limit.Zone, limit.Window = fmt.Sprint("denied", n), time.Hour
+		for name, prepare := range bucketStates(&now) {
+			for _, op := range []algorithm.Operation{algorithm.Check, algorithm.Charge, algorithm.Take, algorithm.Refund, algorithm.Penalize} {
+				for _, command := range commands {
+					for _, buckets := range []int{1, 3} {
+						what := fmt.Sprintf("%v of %d buckets %s of %v %v without %s", op, buckets, name, limit.Algorithm, limit.Align, command)
+						must(t, server.Client().FlushDB(t.Context()).Err())
+						reqs := takes(&limit, buckets)
+						for i := range reqs {
+							reqs[i].ID = fmt.Sprintf("before%d", i)
+						}
+						prepare(t, insider, reqs)
+						if op != algorithm.Refund {
+							for i := range reqs {
+								reqs[i].ID = fmt.Sprintf("denied%d", i)
+							}
+						}
+						before := insider.Peek(t.Context(), reqs)
+						must(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "-"+command).Err())
+						states := runOperation(t, limiter, op, reqs)
+						must(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "+"+command).Err())
+						after := insider.Peek(t.Context(), reqs)
+						for i, st := range states {
+							key := insider.keys.key(&limit, reqs[i].ClientKey)
+							if ttl := server.Client().PTTL(t.Context(), key).Val(); ttl == -1 {
+								t.Fatalf("%s: the bucket never expires; error %v", what, st.Err)
+							}
+							switch {
+							case st.Err == nil:
+								outcomes["done"]++
+							case errors.Is(st.Err, store.ErrUncertain):
+								outcomes["uncertain"]++
+							case !errors.Is(st.Err, store.ErrNotExecuted):
+								t.Fatalf("%s: error %v", what, st.Err)
+							case after[i] != before[i]:
+								t.Fatalf("%s: error %v, but it has changed\nfrom %+v\nto   %+v", what, st.Err, before[i], after[i])
+							default:
+								outcomes["refused"]++
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+	if len(outcomes) != 3 {
+		t.Errorf("outcomes are %v, want all three", outcomes)
+	}
+}
+
+// runOperation runs op on a store.
+func runOperation(t *testing.T, s *Store, op algorithm.Operation, reqs []store.Request) []store.State {
+	t.Helper()
+	switch op {
+	case algorithm.Check:
+		return s.Check(t.Context(), reqs)
+	case algorithm.Charge:
+		return s.Charge(t.Context(), reqs)
+	case algorithm.Take:
+		return s.Take(t.Context(), reqs)
+	case algorithm.Refund:
+		return s.Refund(t.Context(), reqs)
+	default:
+		return s.Penalize(t.Context(), reqs)
+	}
+}
+
+// bucketStates put buckets into the states that scripts distinguish.
+func bucketStates(now *time.Time) map[string]func(t *testing.T, s *Store, reqs []store.Request) {
+	take := func(t *testing.T, s *Store, reqs []store.Request) {
+		for i, st := range s.Take(t.Context(), reqs) {
+			must(t, st.Err)
+			reqs[i].Receipt = st.Receipt
+			reqs[i].Until = now.Add(30 * time.Minute).UnixMicro()
+		}
+	}
+	penalize := func(t *testing.T, s *Store, reqs []store.Request) {
+		for i := range reqs {
+			reqs[i].Until = now.Add(time.Minute).UnixMicro()
+		}
+		for _, st := range s.Penalize(t.Context(), reqs) {
+			must(t, st.Err)
+		}
+	}
+	return map[string]func(t *testing.T, s *Store, reqs []store.Request){
+		"that are not there": func(_ *testing.T, _ *Store, reqs []store.Request) {
+			for i := range reqs {
+				reqs[i].Until = now.Add(time.Minute).UnixMicro()
+			}
+		},
+		"in use": take,
+		"whose window is over": func(t *testing.T, s *Store, reqs []store.Request) {
+			take(t, s, reqs)
+			*now = now.Add(90 * time.Minute)
+			for i := range reqs {
+				reqs[i].Until = now.Add(30 * time.Minute).UnixMicro()
+			}
+		},
+		"under a penalty": penalize,
+		"whose penalty is over": func(t *testing.T, s *Store, reqs []store.Request) {
+			penalize(t, s, reqs)
+			*now = now.Add(2 * time.Minute)
+			for i := range reqs {
+				reqs[i].Until = now.Add(2 * time.Hour).UnixMicro()
+			}
+		},
 	}
 }

@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -19,8 +20,8 @@ func benchRequests(keys int) [][]store.Request {
 	return reqs
 }
 
-// BenchmarkStore is decisions per second of many callers; server-µs/op is the
-// CPU time of the primary and the replica.
+// BenchmarkStore measures the decisions of many callers; server-µs/op is the CPU
+// time of the primary and the replica.
 func BenchmarkStore(b *testing.B) {
 	sh := redistest.StartShard(b, 1)
 	s := newStore(b, shardOf(b, sh), nil)
@@ -85,8 +86,43 @@ func BenchmarkBucketKey(b *testing.B) {
 }
 
 func BenchmarkOwner(b *testing.B) {
-	r := newRendezvous(names(8))
+	r := newRendezvous(membersOf(names(8)))
 	for b.Loop() {
 		r.owner("x7Q:client-0001")
 	}
+}
+
+// BenchmarkMoment measures how long other callers can see a take that is refunded at
+// once because another zone refuses the request. It measures from before the take
+// until after the refund's arrival, which is an upper bound.
+func BenchmarkMoment(b *testing.B) {
+	server := redistest.Start(b)
+	s := newStore(b, newShard(b, ShardOptions{Primary: server.Addr()}), nil)
+	s.Warm(b.Context())
+	r := ask("shared")
+	key := s.keys.key(hourly, "shared")
+	var moments []time.Duration
+	for b.Loop() {
+		begin := time.Now()
+		st := s.Take(b.Context(), r)[0]
+		if st.Err != nil || st.Used != 1 {
+			b.Fatalf("take: %+v", st)
+		}
+		refunded := slices.Clone(r)
+		refunded[0].Receipt = st.Receipt
+		s.RefundDetached(refunded)
+		for {
+			n, err := server.Client().HGet(b.Context(), key, "c").Int64()
+			if err != nil {
+				b.Fatal(err)
+			}
+			if n == 0 {
+				break
+			}
+		}
+		moments = append(moments, time.Since(begin))
+	}
+	slices.Sort(moments)
+	b.ReportMetric(float64(moments[len(moments)/2].Microseconds()), "µs/median")
+	b.ReportMetric(float64(moments[len(moments)*99/100].Microseconds()), "µs/p99")
 }

@@ -6,36 +6,36 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// The life of a call: it waits, then it is either sent or abandoned. One of which
-// nothing ran may wait again.
+// The states of a call. A queued one becomes sent or abandoned; a sent one of
+// which nothing ran may be queued again.
 const (
 	callQueued int32 = iota
 	callSent
 	callAbandoned
 )
 
-// call is a group of commands that one caller wants run by one server in one
-// round trip.
+// call is the commands of one caller for one server, which run in one round trip.
 type call struct {
-	cmds []*command
-	// began is when it was made.
+	cmds            []*command
 	began, deadline time.Time
-	// fair is how long its server is given to answer, at least, however little is
-	// left until the deadline: by less it is not judged.
+	// fair is the least time that the server has before a timeout counts against
+	// it, even beyond the deadline.
 	fair  time.Duration
 	state atomic.Int32
 	// done has room for one value, so that finishing never blocks.
 	done chan struct{}
-	// detached, if set, is run in place of signalling done: once, or more often with
-	// some of the commands each time.
+	// detached, if set, runs instead of signalling done: once with all commands, or
+	// several times with some of them.
 	detached func(*call)
-	// tries is how often it was sent and refused.
+	// tries counts the times that it was sent and refused.
 	tries int
-	// redirects is how many nodes have redirected it.
+	// redirects counts the nodes that redirected it.
 	redirects int
-	// room is that of the first command, if it is a script's.
+	// room is for the first command, if it calls a script.
 	room scriptCommand
 }
 
@@ -47,8 +47,8 @@ func newCall(deadline time.Time) *call {
 	return c
 }
 
-// release gives back a call that is finished. A call that was abandoned must
-// not be released: a worker may still hold it.
+// release gives back a finished call. An abandoned call must not be released: a
+// worker may still hold it.
 func (c *call) release() {
 	clear(c.cmds)
 	c.cmds = c.cmds[:0]
@@ -58,18 +58,17 @@ func (c *call) release() {
 	callPool.Put(c)
 }
 
-// claim makes c the worker's, and reports whether somebody wants it still.
+// claim makes c the worker's, and reports whether it is still wanted.
 func (c *call) claim() bool {
-	// One that was sent before has commands that did not run, whoever waits.
+	// Commands of a call that was sent before may have run: it has to be finished.
 	return c.state.CompareAndSwap(callQueued, callSent) || c.state.Load() == callSent
 }
 
-// isOpen reports whether some command has no outcome yet, or one that another try
-// may change.
+// isOpen reports whether some command is open.
 func (c *call) isOpen() bool { return slices.ContainsFunc(c.cmds, (*command).isOpen) }
 
-// reopen makes c wait for another try. Where nothing of it ran, whoever waits for
-// it may abandon it.
+// reopen prepares c for another try. If nothing of it ran, its caller may abandon
+// it.
 func (c *call) reopen() {
 	c.tries++
 	if !slices.ContainsFunc(c.cmds, func(cmd *command) bool { return !cmd.isOpen() }) {
@@ -77,7 +76,7 @@ func (c *call) reopen() {
 	}
 }
 
-// appendOpen appends the commands of c that are to be sent.
+// appendOpen appends the commands of c to send.
 func (c *call) appendOpen(cmds []*command) []*command {
 	if c.tries == 0 {
 		return append(cmds, c.cmds...)
@@ -90,8 +89,8 @@ func (c *call) appendOpen(cmds []*command) []*command {
 	return cmds
 }
 
-// finishSettled tells the caller of a detached call what became of the commands
-// that are not open. The others stay.
+// finishSettled reports the outcomes of those commands of a detached call that are
+// not open. The others stay in c.
 func (c *call) finishSettled() {
 	settled := newCall(c.deadline)
 	settled.began, settled.detached = c.began, c.detached
@@ -108,7 +107,7 @@ func (c *call) finishSettled() {
 	settled.finish()
 }
 
-// fail finishes c without having run what is open.
+// fail finishes c without running its open commands.
 func (c *call) fail(err error) {
 	err = notExecuted(err)
 	for _, cmd := range c.cmds {
@@ -129,9 +128,9 @@ func (c *call) finish() {
 
 var timerPool = sync.Pool{New: func() any { return time.NewTimer(time.Hour) }}
 
-// wait returns nil once c is finished. If ctx or the deadline ends first, c
-// belongs to the worker and its commands must not be looked at; the error then
-// says so, and sent tells whether they may have run.
+// wait returns nil once c is finished. If ctx or the deadline ends first, it
+// returns an error, and sent reports whether commands may have run; c then belongs
+// to the worker and its commands must not be read.
 func (c *call) wait(ctx context.Context) (sent bool, err error) {
 	timer := timerPool.Get().(*time.Timer)
 	timer.Reset(time.Until(c.deadline))
@@ -145,4 +144,228 @@ func (c *call) wait(ctx context.Context) (sent bool, err error) {
 		err = ErrTimeout
 	}
 	return !c.state.CompareAndSwap(callQueued, callAbandoned), err
+}
+
+// queue holds calls until a worker takes them. It is bounded, and its memory
+// grows only as far as it is used.
+type queue struct {
+	mu     sync.Mutex
+	filled *sync.Cond
+	// calls[head:] are waiting.
+	calls  []*call
+	head   int
+	limit  int
+	closed bool
+	// away counts the calls that pause before they are queued again.
+	away int
+}
+
+func newQueue(limit int) *queue {
+	q := &queue{limit: limit}
+	q.filled = sync.NewCond(&q.mu)
+	return q
+}
+
+// put adds c, or returns an error if the queue is full or closed.
+func (q *queue) put(c *call) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return errClosed
+	}
+	if len(q.calls)-q.head+q.away >= q.limit {
+		return errOverload
+	}
+	if q.head > 0 && len(q.calls) == cap(q.calls) {
+		q.calls = q.calls[:copy(q.calls, q.calls[q.head:])]
+		clear(q.calls[len(q.calls):cap(q.calls)])
+		q.head = 0
+	}
+	q.calls = append(q.calls, c)
+	// A worker that leaves calls behind wakes the next worker.
+	if len(q.calls)-q.head == 1 {
+		q.filled.Signal()
+	}
+	return nil
+}
+
+// putBack adds a call that was taken, after a pause, even beyond the limit or
+// after close.
+func (q *queue) putBack(c *call, after time.Duration) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.away++
+	time.AfterFunc(after, func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.away--
+		q.calls = append(q.calls, c)
+		q.filled.Signal()
+		if q.closed && q.away == 0 {
+			q.filled.Broadcast()
+		}
+	})
+}
+
+// wait waits for a call, and returns false once the queue is closed and empty.
+func (q *queue) wait() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.waitLocked()
+}
+
+func (q *queue) waitLocked() bool {
+	for len(q.calls) == q.head {
+		if q.closed && q.away == 0 {
+			return false
+		}
+		q.filled.Wait()
+	}
+	return true
+}
+
+// take moves up to limit calls into batch, oldest first, and waits for the first
+// one. It adds none once the queue is closed and empty.
+func (q *queue) take(batch []*call, limit int) []*call {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.waitLocked() {
+		return batch
+	}
+	taken := q.calls[q.head:min(q.head+limit, len(q.calls))]
+	batch = append(batch, taken...)
+	clear(taken)
+	if q.head += len(taken); q.head == len(q.calls) {
+		q.calls, q.head = q.calls[:0], 0
+	} else {
+		q.filled.Signal()
+	}
+	return batch
+}
+
+// len is the number of waiting calls.
+func (q *queue) len() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.calls) - q.head + q.away
+}
+
+// close lets the workers end once the queue is empty.
+func (q *queue) close() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.closed = true
+	q.filled.Broadcast()
+}
+
+// abandonedTakes are takes that were sent and that their callers stopped waiting
+// for. A refund of the same ID waits for the take: on another connection it could
+// overtake the take, find nothing to give back, and leave the events spent.
+type abandonedTakes struct {
+	mu sync.Mutex
+	// ends, by ID, are closed when the take has ended.
+	ends map[string]chan struct{}
+	// refunds counts the refunds that wait; idle, if not nil, is closed when there
+	// are none.
+	refunds int
+	idle    chan struct{}
+}
+
+// add keeps the takes of c, which a worker holds, until c is finished.
+func (a *abandonedTakes) add(c *call, g group) {
+	var ids []string
+	for _, i := range g.members {
+		if id := g.reqs[i].ID; id != "" {
+			ids = append(ids, id)
+		}
+	}
+	if len(ids) == 0 {
+		return
+	}
+	end := make(chan struct{})
+	a.mu.Lock()
+	if a.ends == nil {
+		a.ends = map[string]chan struct{}{}
+	}
+	for _, id := range ids {
+		a.ends[id] = end
+	}
+	a.mu.Unlock()
+	go func() {
+		<-c.done
+		a.mu.Lock()
+		for _, id := range ids {
+			if a.ends[id] == end {
+				delete(a.ends, id)
+			}
+		}
+		a.mu.Unlock()
+		close(end)
+	}()
+}
+
+// refundedBy returns the ends of the takes that g refunds.
+func (a *abandonedTakes) refundedBy(op algorithm.Operation, g group) (ends []chan struct{}) {
+	if op != algorithm.Refund {
+		return nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.ends) == 0 {
+		return nil
+	}
+	for _, i := range g.members {
+		if end := a.ends[g.reqs[i].ID]; end != nil {
+			ends = append(ends, end)
+		}
+	}
+	return ends
+}
+
+// await waits until the takes that g refunds have ended, or ctx ends.
+func (a *abandonedTakes) await(ctx context.Context, op algorithm.Operation, g group) {
+	for _, end := range a.refundedBy(op, g) {
+		select {
+		case <-end:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// after runs refund once the takes have ended.
+func (a *abandonedTakes) after(ends []chan struct{}, refund func()) {
+	a.mu.Lock()
+	a.refunds++
+	a.mu.Unlock()
+	go func() {
+		for _, end := range ends {
+			<-end
+		}
+		refund()
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.refunds--; a.refunds == 0 && a.idle != nil {
+			close(a.idle)
+			a.idle = nil
+		}
+	}()
+}
+
+// settle waits until no refund waits, or ctx ends.
+func (a *abandonedTakes) settle(ctx context.Context) {
+	a.mu.Lock()
+	if a.refunds == 0 {
+		a.mu.Unlock()
+		return
+	}
+	if a.idle == nil {
+		a.idle = make(chan struct{})
+	}
+	idle := a.idle
+	a.mu.Unlock()
+	select {
+	case <-idle:
+	case <-ctx.Done():
+	}
 }

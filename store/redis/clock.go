@@ -6,35 +6,35 @@ import (
 )
 
 const (
-	// clockPeriod is how long one observation of the primary's clock can keep
-	// the estimate up after that clock was set back.
+	// clockPeriod bounds how long one observation of the primary's clock keeps the
+	// estimate up after that clock was set back.
 	clockPeriod = time.Second
-	// clockTrust is how long the estimate is as good as new: monotonic clocks
-	// drift apart by a few milliseconds in that time. Afterwards it is renewed.
+	// clockTrust is the age from which an estimate has to be renewed: monotonic
+	// clocks drift apart by a few milliseconds in that time.
 	clockTrust = 30 * time.Second
 )
 
-// primaryClock estimates the time of a shard's primary from what its replies
-// said and the monotonic time passed since. The estimate is never ahead, and
-// behind by no more than the fastest recent reply took; it does not run
-// backwards unless the primary's clock does.
+// primaryClock estimates the time of a shard's primary from its replies and the
+// monotonic time passed since. The estimate is never ahead, and behind by at most
+// the round trip of the fastest recent reply. It never runs backwards unless the
+// primary's clock does.
 type primaryClock struct {
 	mu sync.Mutex
 	// start anchors the monotonic readings.
 	start time.Time
-	// now - (monotonic time since start), the highest of this and the previous
-	// period. The highest is the nearest, for every reply is late.
+	// offset and previous are the highest difference between the primary's time and
+	// the monotonic time since start, in this period and in the one before. Every
+	// reply is late, so the highest is the most accurate.
 	offset, previous int64
-	period           time.Duration
-	observed         time.Duration
-	claimed          time.Duration
-	known            bool
+	// period, observed and claimed are when the period began, when the clock was
+	// last observed, and when an observation was last claimed.
+	period, observed, claimed time.Duration
+	known                     bool
 }
 
 func newPrimaryClock() *primaryClock { return &primaryClock{start: time.Now()} }
 
-// observe takes in that a reply which arrived at the instant at says the
-// primary's clock showed now.
+// observe records a reply that arrived at the instant at and carried the time now.
 func (c *primaryClock) observe(now int64, at time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -51,8 +51,8 @@ func (c *primaryClock) observe(now int64, at time.Time) {
 	c.known, c.observed = true, max(c.observed, mono)
 }
 
-// estimate returns the primary's time at the instant at, how long ago that
-// clock was last observed, and whether it ever was.
+// estimate returns the primary's time at the instant at, the age of the last
+// observation, and whether there is one.
 func (c *primaryClock) estimate(at time.Time) (now int64, age time.Duration, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -70,8 +70,8 @@ func (c *primaryClock) passed(at time.Time) int64 {
 	return now
 }
 
-// claimObservation tells whether the caller is to see to a new observation,
-// because the last one is old; it tells so once in clockTrust.
+// claimObservation reports whether the caller should make a new observation,
+// because the last one is old. Within clockTrust it returns true only once.
 func (c *primaryClock) claimObservation(at time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -81,17 +81,4 @@ func (c *primaryClock) claimObservation(at time.Time) bool {
 	}
 	c.claimed = mono
 	return true
-}
-
-// timeAt returns the time that decides what is over at servers, and how long ago
-// their primary told it; 0 while the primary has not been heard.
-func (s *Store) timeAt(at *servers, start time.Time) (now int64, age time.Duration) {
-	if s.opts.LocalClock {
-		return s.opts.Now().UnixMicro(), 0
-	}
-	now, age, ok := at.clock.estimate(start)
-	if !ok {
-		return 0, 0
-	}
-	return now, age
 }

@@ -2,52 +2,91 @@ package redis
 
 import (
 	"context"
-	"encoding/binary"
-	"math"
+	"crypto/sha1"
+	"encoding/hex"
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/shardlimit/caddy-shardlimit/luascripts"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// command is what is asked about one bucket, in a pipeline: to run a script, or
-// to read it.
+// script is one Lua script. Its name is boxed once, because every request builds
+// a command.
+type script struct {
+	source string
+	sha    any
+	// bundle does the same for several buckets; nil if there is no such script.
+	bundle *script
+}
+
+var (
+	scriptFixedWindow   = newScript(luascripts.FixedWindow, luascripts.FixedWindowBundle)
+	scriptSlidingWindow = newScript(luascripts.SlidingWindow, luascripts.SlidingWindowBundle)
+	scriptSlidingLog    = newScript(luascripts.SlidingLog, "")
+	scriptGCRA          = newScript(luascripts.GCRA, luascripts.GCRABundle)
+	scriptConcurrency   = newScript(luascripts.Concurrency, "")
+
+	// A server loads these when the first bucket migrates.
+	scriptDump    = newScript(luascripts.Dump, "")
+	scriptRestore = newScript(luascripts.Restore, "")
+)
+
+var allScripts = []*script{scriptFixedWindow, scriptSlidingWindow, scriptSlidingLog, scriptGCRA, scriptConcurrency}
+
+func newScript(source, bundle string) *script {
+	sum := sha1.Sum([]byte(source)) // Redis names scripts by their SHA-1.
+	s := &script{source: source, sha: hex.EncodeToString(sum[:])}
+	if bundle != "" {
+		s.bundle = newScript(bundle, "")
+	}
+	return s
+}
+
+// load adds the commands to a pipeline that load the script, for one bucket and
+// for several.
+func (s *script) load(ctx context.Context, pipe goredis.Pipeliner) {
+	pipe.ScriptLoad(ctx, s.source)
+	if s.bundle != nil {
+		s.bundle.load(ctx, pipe)
+	}
+}
+
+// command is one command in a pipeline: a call of a script, or a read.
 type command struct {
 	goredis.Cmder
-	// script is nil for a command that reads by itself.
+	// script is nil for a command that calls none.
 	script *script
-	// plain is set if its reply is not that of a bucket.
+	// plain is set if the reply is not that of a bucket.
 	plain bool
-	// reads is set if it spends nothing and gives nothing back: whether it ran does
-	// not matter.
+	// reads is set if it may run twice, because it neither spends nor gives back.
 	reads bool
 	// mayGuess is set if the script may do without reading the clock.
 	mayGuess bool
-	// clock, if not nil, is the server's clock, which then decides. It is told
-	// the time where a reply carries it.
+	// clock, if not nil, is the clock that decides, which is the server's. It
+	// learns the time from replies.
 	clock *primaryClock
 	// asking is set if the node of a Redis Cluster runs it only after ASKING.
 	asking bool
-	// sent is set once the command was given to a connection: from then on it
-	// may have run.
+	// sent is set once a connection got the command: it may have run.
 	sent bool
-	// outcome is what became of it: nil once the reply is there.
+	// outcome is nil once the reply has arrived, and otherwise an error.
 	outcome error
-	// place is that of its request among those that its caller has.
+	// place is that of its request in the caller's slice.
 	place int
 
-	// args are its words. Those that differ from command to command are
-	// pointed to, so that they are not boxed one by one.
+	// args are its words. Those that differ from command to command are pointers,
+	// so that they are not boxed one by one.
 	args     []any
 	key      string
 	firstKey int8
-	// ints are the numbers that a script is given, packed into one of them.
+	// ints are a script's numbers, packed into one argument.
 	ints   []int64
 	packed packed
 }
 
-// packed is numbers as one argument. Its pointer is what go-redis is given, for
-// to box a slice is to allocate.
+// packed is numbers as one argument. go-redis gets its pointer, because boxing a
+// slice allocates.
 type packed []byte
 
 // MarshalBinary implements [encoding.BinaryMarshaler].
@@ -85,8 +124,8 @@ var (
 	}
 )
 
-// newRead returns a command that reads a bucket by itself: word, the key, and
-// what comes after it.
+// newRead returns a command that reads a bucket without a script: word, the key,
+// and the rest.
 func newRead(word any, key string, rest ...any) *command {
 	c := &readCommand{command: command{key: key, firstKey: 1, reads: true}}
 	c.args = append(append(c.argsRoom[:0], word, &c.key), rest...)
@@ -94,8 +133,7 @@ func newRead(word any, key string, rest ...any) *command {
 	return &c.command
 }
 
-// newScriptCall returns a call of a script that it does no harm to repeat, with the
-// arguments that it takes.
+// newScriptCall returns a call of a script that may run twice.
 func newScriptCall(s *script, word any, keys []string, args ...any) *command {
 	c := &command{script: s, firstKey: 3, reads: true, args: []any{word, s.sha, len(keys)}}
 	for _, key := range keys {
@@ -106,7 +144,7 @@ func newScriptCall(s *script, word any, keys []string, args ...any) *command {
 	return c
 }
 
-// newPlain returns a command that is no script's, has any reply, and may run
+// newPlain returns a command that calls no script, has any reply, and may run
 // twice.
 func newPlain(word, key string, rest ...any) *command {
 	c := &command{key: key, firstKey: 1, plain: true, reads: true}
@@ -115,11 +153,14 @@ func newPlain(word, key string, rest ...any) *command {
 	return c
 }
 
-// Where in a script's words are the command's name and the operation.
+// The places of the command's name and of the operation among a script's words.
 const (
 	placeOfWord      = 0
 	placeOfOperation = 4
 )
+
+// placeOfNow is that of the instant among a script's numbers, and in its reply.
+const placeOfNow = 0
 
 // begin makes c a call of s on one key, to which arguments are added.
 func (c *scriptCommand) begin(s *script, op algorithm.Operation, readOnly bool, key string) {
@@ -132,12 +173,11 @@ func (c *scriptCommand) begin(s *script, op algorithm.Operation, readOnly bool, 
 	c.ints, c.packed = c.intsRoom[:0], c.packedRoom[:0]
 }
 
-// add adds numbers. They are packed into one argument: Redis turns each into a
-// text and each number of a reply into one more, which costs it more than the
-// script does.
+// add adds numbers. They are packed into one argument, because Redis spends more
+// time on the conversion of arguments and replies than on the script.
 func (c *scriptCommand) add(numbers ...int64) { c.ints = append(c.ints, numbers...) }
 
-// addID adds an argument that is a text.
+// addID adds a text.
 func (c *scriptCommand) addID(id string) {
 	c.id = id
 	c.args = append(c.args, &c.id)
@@ -152,23 +192,16 @@ func (c *command) renew() {
 	case c.plain:
 		c.Cmder = goredis.NewCmd(context.Background(), c.args...)
 	default:
-		// Texts, so that a bucket that somebody tampered with spoils its own
-		// answer and not what comes after it on the connection.
+		// With texts, a bucket with foreign content spoils only its own answer, and
+		// none that follow on the connection.
 		c.Cmder = goredis.NewStringSliceCmd(context.Background(), c.args...)
 	}
 	c.SetFirstKeyPos(c.firstKey)
 	c.sent, c.outcome = false, nil
 }
 
-func appendPacked(b []byte, numbers ...int64) []byte {
-	for _, n := range numbers {
-		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(float64(n)))
-	}
-	return b
-}
-
-// forgetClock makes c run by the clock of whatever server runs it, for c goes to
-// another one than that of c.clock.
+// forgetClock makes c use the clock of whichever server runs it: c goes to another
+// server than that of c.clock.
 func (c *command) forgetClock() {
 	c.clock = nil
 	if c.mayGuess {
@@ -177,19 +210,16 @@ func (c *command) forgetClock() {
 	}
 }
 
-// The first number of a script's arguments, and of its reply, is the instant.
-const placeOfNow = 0
-
-// stamp tells a script an instant that the server's clock has passed, which may
+// stamp gives a script an instant that the server's clock has passed, which may
 // save it the reading; 0 makes it read the clock.
 func (c *command) stamp(now int64) {
 	if c.mayGuess {
 		c.ints[placeOfNow] = -now
-		binary.LittleEndian.PutUint64(c.packed, math.Float64bits(float64(-now)))
+		c.packed = appendPacked(c.packed[:0], c.ints...)
 	}
 }
 
-// answered tells whether there is a reply.
+// answered reports whether there is a reply.
 func (c *command) answered() bool {
 	switch cmd := c.Cmder.(type) {
 	case *goredis.StringCmd:
@@ -202,10 +232,10 @@ func (c *command) answered() bool {
 	return false
 }
 
-// texts is the reply of a command that reads by itself.
+// texts is the reply to a read.
 func (c *command) texts() []string { return c.Cmder.(*goredis.StringSliceCmd).Val() }
 
-// integers is the reply of a script, or nil if that is none of ours.
+// integers is the reply of a script, or nil if it is malformed.
 func (c *command) integers() []int64 {
 	numbers, err := unpack(c.Cmder.(*goredis.StringCmd).Val())
 	if err != nil {
@@ -214,12 +244,11 @@ func (c *command) integers() []int64 {
 	return numbers
 }
 
-// NoRetry keeps go-redis from sending a script again that may already have
-// spent something.
+// NoRetry keeps go-redis from repeating a script that may have spent something.
 func (c *command) NoRetry() bool { return c.script != nil }
 
-// Args is what go-redis calls to write the command to a connection, which is
-// the last moment at which it surely did not run.
+// Args is called by go-redis to write the command to a connection: until then it
+// surely did not run.
 func (c *command) Args() []any {
 	c.sent = true
 	return c.Cmder.Args()

@@ -13,12 +13,12 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// ErrTimeout is the error, possibly wrapped, of a call that had no answer
-// before its deadline.
+// ErrTimeout is the error, possibly wrapped, of a call without an answer before its
+// deadline.
 var ErrTimeout = errors.New("no answer in time")
 
-// ErrShardDown is the error, possibly wrapped, of a call that was not made
-// because the calls before it failed.
+// ErrShardDown is the error, possibly wrapped, of a call that was not made because
+// the previous calls failed.
 var ErrShardDown = errors.New("server is left out after repeated failures")
 
 var (
@@ -27,7 +27,7 @@ var (
 	errNoReply  = errors.New("connection gave no reply")
 )
 
-// The kinds of errors, few enough for the label of a metric.
+// The kinds of errors, as labels of a metric.
 const (
 	KindTimeout     = "timeout"
 	KindConnection  = "connection"
@@ -44,54 +44,53 @@ const (
 	KindOther       = "other"
 )
 
-// fate is what an error reply says of the command that it answers.
+// fate is what an error reply says of its command.
 type fate uint8
 
 const (
-	// uncertain: some of it may have run, so it is never repeated.
+	// uncertain: it may have run in part, so it is never repeated.
 	uncertain fate = iota
-	// final: nothing of it ran, and the same command would be refused again.
+	// final: it did not run, and would be refused again.
 	final
-	// later: nothing of it ran, and it may run at another time.
+	// later: it did not run, and may run at another time.
 	later
 )
 
-// hint is what an error reply says beyond its command.
+// hint is what an error reply says of the server.
 type hint uint8
 
 const (
 	// elsewhere: another server may be the primary by now.
 	elsewhere hint = 1 << iota
 	// demoted: this server is not the primary. Its address may be a name or a
-	// virtual IP that leads to another one by now, unlike the connection.
+	// virtual IP that leads to the primary by now; the connection does not.
 	demoted
 	// unfit: the server can run no command.
 	unfit
-	// shut: the server runs no command on this connection.
+	// shut: the server can run no command on this connection.
 	shut
-	// scriptless: the server does not know the script.
+	// scriptless: the server lacks the script.
 	scriptless
-	// splitting: the server takes only one key in a call, or keys of one slot.
+	// splitting: a call may have only one key, or keys of one slot.
 	splitting
-	// oneKey: the node takes one key at a time, while a slot is on its way to it.
+	// oneKey: a call may have only one key while the node imports the slot.
 	oneKey
 )
 
-// meaning is what an error reply means.
+// meaning is the meaning of an error reply.
 type meaning struct {
 	kind string
 	fate fate
 	hint hint
 }
 
-// replies are the error replies of servers, by how they begin. A reply that is not
-// here is a proxy's, or one of a server that nobody has tried: whether the command
-// has run is not known then.
+// replies are the error replies of servers, by their first words. Any other reply is
+// a proxy's, or that of an untested server: whether the command ran is unknown.
 var replies = []struct {
 	text string
 	meaning
 }{
-	// The server is not what it was; it or its successor will do.
+	// The server, or its successor, will be ready later.
 	{"READONLY", meaning{KindReadOnly, later, elsewhere | demoted}},
 	{"MASTERDOWN", meaning{KindUnfound, later, elsewhere | demoted | unfit}},
 	{"LOADING", meaning{KindLoading, later, unfit}},
@@ -104,23 +103,23 @@ var replies = []struct {
 	{"OOM", meaning{KindMemory, later, 0}},
 	{"MISCONF", meaning{KindMisconf, later, 0}},
 	{"NOREPLICAS", meaning{KindMisconf, later, 0}},
-	// Somebody's script takes long.
+	// A script takes long.
 	{"BUSY ", meaning{KindBusy, later, 0}},
-	// The next try brings the script, or is made key by key.
+	// The next try loads the script, or has one key in each call.
 	{"NOSCRIPT", meaning{KindOther, later, scriptless}},
 	{"CROSSSLOT", meaning{KindOther, later, splitting}},
-	// The server lets nobody in, or nobody with this password, which operators change
-	// while Caddy runs.
+	// The server accepts no client, or not this password, which operators change at
+	// run time.
 	{"max number of clients", meaning{KindConnection, later, shut}},
 	{"NOAUTH", meaning{KindAuth, later, unfit | shut}},
 	{"WRONGPASS", meaning{KindAuth, later, unfit | shut}},
 	{"unauthenticated", meaning{KindAuth, later, unfit | shut}},
 	{"DENIED", meaning{KindAuth, later, unfit | shut}},
-	// The user lacks a right. Redis 7.0 and later ones word it differently in scripts.
+	// The user lacks a right. In scripts the words depend on the version of Redis.
 	{"NOPERM", meaning{KindAuth, final, 0}},
 	{"The user executing the script", meaning{KindAuth, final, 0}},
 	{"ACL failure in script", meaning{KindAuth, final, 0}},
-	// What the key holds is no bucket.
+	// The key does not hold a bucket.
 	{"WRONGTYPE", meaning{KindForeignData, final, 0}},
 	{"hash value is not an integer", meaning{KindForeignData, final, 0}},
 	// The server lacks the command.
@@ -128,14 +127,13 @@ var replies = []struct {
 	{"Unknown Redis command", meaning{KindOther, final, 0}},
 }
 
-// The words with which the scripts begin an error that came before, or after, their
-// first write.
+// The first words of a script's error before, or after, its first write.
 const (
 	wordRefused = "REFUSED "
 	wordPartial = "PARTIAL "
 )
 
-// meaningOf returns what err means if it is a server's reply.
+// meaningOf returns the meaning of err if it is a server's reply.
 func meaningOf(err error) (m meaning, ok bool) {
 	if err == nil {
 		return meaning{}, false
@@ -149,7 +147,7 @@ func meaningOf(err error) (m meaning, ok bool) {
 	text = strings.TrimPrefix(text, "ERR ")
 	m = meaning{kind: KindOther}
 	if refused {
-		// The script has stumbled over what it found.
+		// The script failed on the content of the key.
 		m.fate = final
 	}
 	for i := range replies {
@@ -164,74 +162,41 @@ func meaningOf(err error) (m meaning, ok bool) {
 	return m, true
 }
 
-// says reports whether err is a reply with that hint.
+// says reports whether err is a reply with the hint.
 func says(err error, h hint) bool {
 	m, ok := meaningOf(err)
 	return ok && m.hint&h != 0
 }
 
-// failure is a kind of errors that are not replies.
-type failure struct {
-	kind string
-	is   func(err error) bool
-}
-
-var (
-	// made are the errors that are made here and may wrap others.
-	made = []failure{
-		{KindBreaker, isError(ErrShardDown)},
-		{KindOverload, isError(errOverload)},
-		{KindUnfound, isError(errNoServers)},
-		{KindForeignData, isError(errReply)},
-	}
-	// met are the others, looked through in order.
-	met = []failure{
-		{KindConnection, isDialError},
-		{KindTimeout, isError(ErrTimeout)},
-		{KindTimeout, isError(context.DeadlineExceeded)},
-		{KindTimeout, isNetTimeout},
-		{KindConnection, isError(errClosed)},
-		{KindConnection, isError(errNoReply)},
-		{KindConnection, isError(io.EOF)},
-		{KindConnection, isError(net.ErrClosed)},
-		{KindConnection, isError(goredis.ErrClosed)},
-		{KindConnection, isNetError},
-	}
-)
-
 // KindOf returns the kind of an error of a store.
 func KindOf(err error) string {
-	if kind, ok := kindIn(made, err); ok {
-		return kind
+	// These may wrap a server's reply.
+	switch {
+	case errors.Is(err, ErrShardDown):
+		return KindBreaker
+	case errors.Is(err, errOverload):
+		return KindOverload
+	case errors.Is(err, errNoServers):
+		return KindUnfound
+	case errors.Is(err, errReply):
+		return KindForeignData
 	}
 	if m, ok := meaningOf(err); ok {
 		return m.kind
 	}
-	kind, _ := kindIn(met, err)
-	return kind
-}
-
-func kindIn(failures []failure, err error) (kind string, ok bool) {
-	for _, f := range failures {
-		if f.is(err) {
-			return f.kind, true
-		}
+	var netErr net.Error
+	isNetErr := errors.As(err, &netErr)
+	switch {
+	case isDialError(err):
+		return KindConnection
+	case errors.Is(err, ErrTimeout), errors.Is(err, context.DeadlineExceeded), isNetErr && netErr.Timeout():
+		return KindTimeout
+	case isNetErr, errors.Is(err, errClosed), errors.Is(err, errNoReply), errors.Is(err, io.EOF),
+		errors.Is(err, net.ErrClosed), errors.Is(err, goredis.ErrClosed):
+		return KindConnection
+	default:
+		return KindOther
 	}
-	return KindOther, false
-}
-
-func isError(target error) func(error) bool {
-	return func(err error) bool { return errors.Is(err, target) }
-}
-
-func isNetError(err error) bool {
-	var e net.Error
-	return errors.As(err, &e)
-}
-
-func isNetTimeout(err error) bool {
-	var e net.Error
-	return errors.As(err, &e) && e.Timeout()
 }
 
 // isDialError reports whether no connection could be made.
@@ -246,21 +211,19 @@ func isRefusal(err error) bool {
 	return ok
 }
 
-// isServerFault reports whether err speaks against the server as a whole, and not
-// against one command.
+// isServerFault reports whether err speaks against the server, and not only against
+// one command.
 func isServerFault(err error) bool {
 	m, isReply := meaningOf(err)
 	return err != nil && (!isReply || m.hint&unfit != 0)
 }
 
-// pointsElsewhere reports whether err suggests that a shard has another primary
-// now.
+// pointsElsewhere reports whether err suggests that the shard has another primary.
 func pointsElsewhere(err error) bool { return isServerFault(err) || says(err, elsewhere) }
 
 func notExecuted(err error) error { return fmt.Errorf("%w: %w", store.ErrNotExecuted, err) }
 
-// refused is the error of a command that err kept from being sent, or from being
-// run, by what err means.
+// refused is the error of a command that did not run because of err.
 func refused(err error) error {
 	if m, ok := meaningOf(err); ok && m.fate == final {
 		return fmt.Errorf("%w: %w", store.ErrFinal, err)
@@ -268,7 +231,7 @@ func refused(err error) error {
 	return notExecuted(err)
 }
 
-// settleOutcome sets what became of c after a pipeline that returned execErr.
+// settleOutcome sets the outcome of c after a pipeline that returned execErr.
 func (c *command) settleOutcome(execErr error) {
 	err := c.Err()
 	if err == nil {
@@ -276,8 +239,8 @@ func (c *command) settleOutcome(execErr error) {
 			c.outcome = nil
 			return
 		}
-		// go-redis leaves commands unmarked where a connection could not be
-		// set up, as when the server refuses the password.
+		// go-redis sets no error on commands if the setup of the connection failed, for
+		// example because of the password.
 		if err = execErr; err == nil {
 			err = errNoReply
 		}
@@ -293,7 +256,7 @@ func (c *command) settleOutcome(execErr error) {
 	}
 }
 
-// isOpen reports whether c is to be sent, for the first time or again.
+// isOpen reports whether c has to be sent, for the first time or again.
 func (c *command) isOpen() bool {
 	if c.outcome == nil {
 		return !c.answered()
@@ -301,7 +264,7 @@ func (c *command) isOpen() bool {
 	return c.mayRunLater()
 }
 
-// mayRunLater reports whether c surely did not run and is worth another try.
+// mayRunLater reports whether c did not run and is worth another try.
 func (c *command) mayRunLater() bool {
 	return errors.Is(c.outcome, store.ErrNotExecuted) && !errors.Is(c.outcome, store.ErrFinal)
 }

@@ -7,15 +7,19 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// reply is an error that a server has said.
+// reply is a server's error reply.
 type reply string
 
 func (r reply) Error() string { return string(r) }
@@ -51,7 +55,7 @@ func TestKindOf(t *testing.T) {
 	}
 }
 
-// TestWhatRepliesMean of a command that writes.
+// TestWhatRepliesMean for a command that writes.
 func TestWhatRepliesMean(t *testing.T) {
 	for want, replies := range map[error][]reply{
 		errLater: {
@@ -94,3 +98,395 @@ func TestWhatRepliesMean(t *testing.T) {
 }
 
 var errLater = errors.New("not executed, but worth another try")
+
+// TestRefusedChargeDelaysNoOther of its pipeline or of later ones: a full server
+// refuses to open a window, but answers charges that write nothing.
+func TestRefusedChargeDelaysNoOther(t *testing.T) {
+	bothWays(t, func(t *testing.T, plain bool) {
+		const good = 50
+		server := redistest.Start(t)
+		shard := newShard(t, ShardOptions{Primary: server.Addr(), NoPipelining: plain, PoolSize: 1})
+		s := newStore(t, shard, nil)
+		must(t, s.Charge(t.Context(), ask("probe"))[0].Err)
+		must(t, server.Client().Do(t.Context(), serverRefusals["OOM"].refuse...).Err())
+
+		reqs := []store.Request{{Limit: hourly, ClientKey: "refused", Events: 10, Cost: 1}}
+		for i := range good {
+			reqs = append(reqs, store.Request{Limit: freeOfCharge, ClientKey: fmt.Sprint("good", i), Events: 10, Cost: 0})
+		}
+		refused, answered := make(chan store.State, 1), make(chan store.State, 2*good)
+		report := func(i int, st store.State) {
+			if i == 0 {
+				refused <- st
+			} else {
+				answered <- st
+			}
+		}
+		s.ChargeReported(reqs, report)
+		// These are later, on the only connection.
+		s.ChargeReported(reqs[1:], func(i int, st store.State) { report(i+1, st) })
+		for range 2 * good {
+			select {
+			case st := <-answered:
+				must(t, st.Err)
+			case st := <-refused:
+				t.Fatalf("the charge that is refused ends before others that are not: %v", st.Err)
+			}
+		}
+		must(t, server.Client().Do(t.Context(), serverRefusals["OOM"].mend...).Err())
+		must(t, (<-refused).Err)
+		waitForCount(t, server, "refused", 1)
+	})
+}
+
+// freeOfCharge is a limit under which a charge of cost 0 writes nothing.
+var freeOfCharge = &store.Limit{Zone: "free", Algorithm: store.GCRA, Window: time.Hour}
+
+// TestRefusedChargeIsGivenUpAtItsDeadline: retries end at the deadline.
+func TestRefusedChargeIsGivenUpAtItsDeadline(t *testing.T) {
+	server := redistest.Start(t)
+	shard := newShard(t, ShardOptions{Primary: server.Addr()})
+	s := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 200 * time.Millisecond })
+	must(t, server.Client().Do(t.Context(), serverRefusals["OOM"].refuse...).Err())
+	told := make(chan error, 1)
+	s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { told <- err }
+	s.ChargeDetached(ask("k"))
+	if err := <-told; !errors.Is(err, store.ErrNotExecuted) || KindOf(err) != KindMemory {
+		t.Errorf("error is %v, want that of a charge that did not run", err)
+	}
+}
+
+// TestFullServerRefusesWhatAdds under every algorithm except concurrency: leases are
+// few and have to be renewed.
+func TestFullServerRefusesWhatAdds(t *testing.T) {
+	server := redistest.Start(t)
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
+	s.Warm(t.Context())
+	must(t, server.Client().Do(t.Context(), serverRefusals["OOM"].refuse...).Err())
+	for _, algorithm := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA, store.Concurrency} {
+		limit := &store.Limit{Zone: "full", Algorithm: algorithm, Window: time.Hour}
+		err := s.Take(t.Context(), []store.Request{{Limit: limit, ClientKey: "k", Events: 10, Cost: 1, ID: "id"}})[0].Err
+		if algorithm == store.Concurrency {
+			must(t, err)
+		} else if KindOf(err) != KindMemory || !errors.Is(err, store.ErrNotExecuted) {
+			t.Errorf("take of %s: error %v, want that it did not run", algorithm, err)
+		}
+	}
+}
+
+// bothWays runs a test with pipelining on and off.
+func bothWays(t *testing.T, test func(t *testing.T, plain bool)) {
+	for name, plain := range map[string]bool{"Pipelining": false, "Plain": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, plain)
+		})
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSwallowedReplyCountsOnce(t *testing.T) {
+	t.Parallel()
+	for name, charge := range map[string]func(s *Store) error{
+		"Waited": func(s *Store) error { return s.Charge(context.Background(), ask("k"))[0].Err },
+		"Detached": func(s *Store) error {
+			told := make(chan error, 1)
+			s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { told <- err }
+			s.ChargeDetached(ask("k"))
+			return <-told
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bothWays(t, func(t *testing.T, plain bool) {
+				server := redistest.Start(t)
+				proxy := redistest.StartProxy(t, server.Addr())
+				opts := ShardOptions{Primary: proxy.Addr(), NoPipelining: plain, PoolSize: 1}
+				s := newStore(t, newShard(t, opts), func(o *Options) { o.ChargeTimeout = 500 * time.Millisecond })
+				// Loads the script and connects.
+				waitUntilUp(t, s)
+				must(t, proxy.SwallowReplies())
+				if err := charge(s); !errors.Is(err, store.ErrUncertain) {
+					t.Errorf("charge without a reply has error %v, want an uncertain one", err)
+				}
+				must(t, proxy.Pass())
+				waitUntilUp(t, s)
+				if got := stored(t, server, "k"); got != 1 {
+					t.Errorf("it was counted %d times", got)
+				}
+			})
+		})
+	}
+}
+
+// waitUntilUp charges another bucket until that works.
+func waitUntilUp(t *testing.T, s *Store) {
+	t.Helper()
+	eventually(t, "charges work", func() error { return s.Charge(t.Context(), ask("probe"))[0].Err })
+}
+
+func TestCutConnectionsCountNothingTwice(t *testing.T) {
+	bothWays(t, func(t *testing.T, plain bool) {
+		const charges = 2000
+		server := redistest.Start(t)
+		proxy := redistest.StartProxy(t, server.Addr())
+		s := newStore(t, newShard(t, ShardOptions{Primary: proxy.Addr(), NoPipelining: plain}), nil)
+		waitUntilUp(t, s)
+		var lost, uncertain, done atomic.Int64
+		s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) {
+			if errors.Is(err, store.ErrUncertain) {
+				uncertain.Add(1)
+			} else {
+				lost.Add(1)
+			}
+		}
+		for i := range charges {
+			if i%200 == 100 {
+				must(t, proxy.Cut())
+			}
+			s.ChargeDetached([]store.Request{{Limit: hourly, ClientKey: "cut", Events: 10, Cost: 1}})
+			done.Add(1)
+			if i%50 == 0 {
+				waitUntilUp(t, s)
+			}
+		}
+		eventually(t, "all charges have an outcome", func() error {
+			got := stored(t, server, "cut") + lost.Load()
+			if got > charges || got+uncertain.Load() < charges {
+				return fmt.Errorf("%d counted, %d lost, %d uncertain of %d", got-lost.Load(), lost.Load(), uncertain.Load(), charges)
+			}
+			return nil
+		})
+		if lost.Load() > 0 {
+			t.Errorf("%d charges were given up though the server was there", lost.Load())
+		}
+		t.Logf("%d counted, %d uncertain", stored(t, server, "cut"), uncertain.Load())
+	})
+}
+
+func TestChargeWaitsForAServerThatIsAway(t *testing.T) {
+	server := redistest.Start(t)
+	proxy := redistest.StartProxy(t, server.Addr())
+	s := newStore(t, newShard(t, ShardOptions{Primary: proxy.Addr()}), nil)
+	must(t, proxy.Down())
+	for range 20 {
+		s.ChargeDetached(ask("later"))
+	}
+	must(t, proxy.Up())
+	waitForCount(t, server, "later", 20)
+}
+
+// serverRefusals are commands that make a server refuse writes, and commands that
+// undo that.
+var serverRefusals = map[string]struct{ refuse, mend []any }{
+	"READONLY": {[]any{"REPLICAOF", "127.0.0.1", "1"}, []any{"REPLICAOF", "NO", "ONE"}},
+	"OOM":      {[]any{"CONFIG", "SET", "maxmemory", "1"}, []any{"CONFIG", "SET", "maxmemory", "0"}},
+	"NOREPLICAS": {
+		[]any{"CONFIG", "SET", "min-replicas-to-write", "1"}, []any{"CONFIG", "SET", "min-replicas-to-write", "0"},
+	},
+}
+
+// TestRefusedWritesAreRepeatedUntilTheyTake effect, for one bucket and for a bundle.
+func TestRefusedWritesAreRepeatedUntilTheyTake(t *testing.T) {
+	t.Parallel()
+	for name, c := range serverRefusals {
+		for _, buckets := range []int{1, 8} {
+			t.Run(fmt.Sprint(name, " ", buckets), func(t *testing.T) {
+				server := redistest.Start(t)
+				shard := newShard(t, ShardOptions{Primary: server.Addr()})
+				s := newStore(t, shard, nil)
+				reqs := takes(hourly, buckets)
+				for i, st := range s.Charge(t.Context(), reqs) {
+					must(t, st.Err)
+					reqs[i].Receipt.Period = st.Reset
+				}
+				must(t, server.Client().Do(t.Context(), c.refuse...).Err())
+				hasty := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 200 * time.Millisecond })
+				// The caller of a charge may stop waiting before its outcome.
+				told := make(chan error, buckets)
+				hasty.ChargeReported(reqs, func(_ int, st store.State) { told <- st.Err })
+				for range buckets {
+					if err := <-told; !errors.Is(err, store.ErrNotExecuted) {
+						t.Errorf("error is %v, want that of a charge that did not run", err)
+					}
+				}
+				before := calls(t, server, "evalsha")
+				s.ChargeDetached(reqs)
+				s.ChargeDetached(reqs)
+				s.RefundDetached(reqs)
+				eventually(t, "all were refused", func() error {
+					if n := calls(t, server, "evalsha") - before; n < int64(4*buckets) {
+						return fmt.Errorf("%d calls", n)
+					}
+					return nil
+				})
+				must(t, server.Client().Do(t.Context(), c.mend...).Err())
+				for i := range buckets {
+					waitForCount(t, server, reqs[i].ClientKey, 2)
+				}
+			})
+		}
+	}
+}
+
+func TestMisconfIsARefusal(t *testing.T) {
+	server := redistest.Start(t)
+	shard := newShard(t, ShardOptions{Primary: server.Addr()})
+	must(t, newStore(t, shard, nil).Charge(t.Context(), ask("k"))[0].Err)
+	s := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 200 * time.Millisecond })
+	ctx := t.Context()
+	// After a snapshot into a missing directory has failed, Redis refuses writes.
+	must(t, server.Client().ConfigSet(ctx, "save", "1 1").Err())
+	dir, err := server.Client().ConfigGet(ctx, "dir").Result()
+	must(t, err)
+	removeAll(t, dir["dir"])
+	_ = server.Client().BgSave(ctx).Err()
+	eventually(t, "writes are refused", func() error {
+		st := s.Charge(ctx, ask("k"))[0]
+		if st.Err == nil || !strings.Contains(st.Err.Error(), "MISCONF") {
+			return fmt.Errorf("error is %w", st.Err)
+		}
+		if !errors.Is(st.Err, store.ErrNotExecuted) {
+			t.Fatalf("error is %v, want that of a charge that did not run", st.Err)
+		}
+		return nil
+	})
+}
+
+func TestWrongPasswordIsSaid(t *testing.T) {
+	server := redistest.Start(t)
+	must(t, server.Client().ConfigSet(t.Context(), "requirepass", "right").Err())
+	for password, want := range map[string]string{"": "NOAUTH", "wrong": "WRONGPASS"} {
+		s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), Credentials: login("", password)}), func(o *Options) {
+			o.ChargeTimeout = 200 * time.Millisecond
+		})
+		st := s.Check(t.Context(), ask("k"))[0]
+		if !errors.Is(st.Err, store.ErrNotExecuted) || !strings.Contains(st.Err.Error(), want) {
+			t.Errorf("check with password %q: %v, want %s", password, st.Err, want)
+		}
+		// It is tried until its deadline, when a try may be in flight.
+		eventually(t, "a charge with password "+password+" did not run", func() error {
+			if st := s.Charge(t.Context(), ask("k"))[0]; !errors.Is(st.Err, store.ErrNotExecuted) {
+				return fmt.Errorf("it is %w", st.Err)
+			}
+			return nil
+		})
+		for i, st := range s.Take(t.Context(), takes(hourly, 2*maxBundle)) {
+			if !errors.Is(st.Err, store.ErrNotExecuted) || KindOf(st.Err) != KindAuth {
+				t.Errorf("take %d with password %q: %v, want one that did not run", i, password, st.Err)
+			}
+		}
+	}
+}
+
+func TestSilentServerCostsNoMoreThanTheTimeout(t *testing.T) {
+	t.Parallel()
+	bothWays(t, func(t *testing.T, plain bool) {
+		server := redistest.Start(t)
+		shard := newShard(t, ShardOptions{Primary: server.Addr(), NoPipelining: plain})
+		waitUntilUp(t, newStore(t, shard, nil))
+		s := newStore(t, shard, func(o *Options) { o.CheckTimeout = 20 * time.Millisecond })
+		must(t, server.Pause())
+		var down bool
+		for i := 0; i < 10_000 && !down; i++ {
+			st := s.Check(t.Context(), ask("k"))[0]
+			if st.Err == nil {
+				t.Fatal("a paused server answered")
+			}
+			down = down || errors.Is(st.Err, ErrShardDown)
+		}
+		if !down {
+			t.Error("the server is not left out after repeated failures")
+		}
+		must(t, server.Resume())
+		eventually(t, "checks work again", func() error { return s.Check(t.Context(), ask("k"))[0].Err })
+	})
+}
+
+func TestClientLeavesWhileWaiting(t *testing.T) {
+	server := redistest.Start(t)
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), func(o *Options) { o.CheckTimeout = time.Hour })
+	waitUntilUp(t, s)
+	must(t, server.Pause())
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(20*time.Millisecond, cancel)
+	soon(t, "a check whose client has left", func() {
+		if st := s.Check(ctx, ask("k"))[0]; !errors.Is(st.Err, context.Canceled) {
+			t.Errorf("error is %v, want that of the context", st.Err)
+		}
+	})
+	must(t, server.Resume())
+}
+
+func TestCloseDeliversWhatIsWaiting(t *testing.T) {
+	bothWays(t, func(t *testing.T, plain bool) {
+		const charges = 5000
+		server := redistest.Start(t)
+		shard := NewShard(ShardOptions{Primary: server.Addr(), DialTimeout: patience, NoPipelining: plain, PoolSize: 1})
+		s := newStore(t, shard, nil)
+		for range charges {
+			s.ChargeDetached([]store.Request{{Limit: hourly, ClientKey: "k", Events: 10, Cost: 1}})
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		shard.Close(ctx)
+		if got := stored(t, server, "k"); got != charges {
+			t.Errorf("%d charges were delivered, want %d", got, charges)
+		}
+		var told error
+		s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { told = err }
+		s.ChargeDetached(ask("k"))
+		if !errors.Is(told, store.ErrNotExecuted) {
+			t.Errorf("a charge after the end is reported as %v", told)
+		}
+	})
+}
+
+func TestCloseGivesUpOnASilentServer(t *testing.T) {
+	server := redistest.Start(t)
+	shard := NewShard(ShardOptions{Primary: server.Addr()})
+	var undelivered atomic.Int64
+	s := newStore(t, shard, func(o *Options) {
+		o.ChargeTimeout = time.Hour
+		o.OnUndelivered = func(string, algorithm.Operation, error) { undelivered.Add(1) }
+	})
+	waitUntilUp(t, s)
+	must(t, server.Pause())
+	const charges = 1000
+	for range charges {
+		s.ChargeDetached(ask("k"))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	shard.Close(ctx)
+	if got := undelivered.Load(); got != charges {
+		t.Errorf("%d charges are reported, want %d", got, charges)
+	}
+	must(t, server.Resume())
+}
+
+// TestCheckThatBrokeOffIsNoTake: a check without a reply counts as not executed, so
+// that its request can be charged.
+func TestCheckThatBrokeOffIsNoTake(t *testing.T) {
+	t.Parallel()
+	bothWays(t, func(t *testing.T, plain bool) {
+		server := redistest.Start(t)
+		proxy := redistest.StartProxy(t, server.Addr())
+		shard := newShard(t, ShardOptions{Primary: proxy.Addr(), NoPipelining: plain, PoolSize: 1})
+		s := newStore(t, shard, nil)
+		waitUntilUp(t, s)
+		must(t, s.Check(t.Context(), ask("k"))[0].Err)
+		s = newStore(t, shard, func(o *Options) { o.CheckTimeout = 500 * time.Millisecond })
+		must(t, proxy.SwallowReplies())
+		cut := time.AfterFunc(100*time.Millisecond, func() { _ = proxy.Cut() })
+		defer cut.Stop()
+		if st := s.Check(t.Context(), ask("k"))[0]; !errors.Is(st.Err, store.ErrNotExecuted) || errors.Is(st.Err, store.ErrUncertain) {
+			t.Errorf("error %v, want one of a call that did nothing", st.Err)
+		}
+	})
+}

@@ -1,16 +1,21 @@
 package redis
 
 import (
+	"errors"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/sony/gobreaker/v2"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// EventKind tells what has happened.
+// EventKind is the kind of an Event.
 type EventKind int
 
-// What happens to the servers of a shard.
+// The kinds of events.
 const (
 	// ServerDown: a server is left out, because calls of it failed.
 	ServerDown EventKind = iota
@@ -18,53 +23,52 @@ const (
 	ServerUp
 	// ReplicaLags: a replica is left out, because it is too far behind.
 	ReplicaLags
-	// ReplicaCaughtUp: it is no longer.
+	// ReplicaCaughtUp: it has caught up.
 	ReplicaCaughtUp
 	// PrimaryChanged: the shard, or a slot of it, has another primary.
 	PrimaryChanged
-	// DiscoveryFailed: nobody tells who the servers are; the last ones known go
-	// on being asked.
+	// DiscoveryFailed: the servers cannot be found; those last found stay in use.
 	DiscoveryFailed
-	// Discovered: somebody does again.
+	// Discovered: they can be found again.
 	Discovered
-	// Misconfigured: Err says what is wrong with a server, and what to do.
+	// Misconfigured: Err says what is wrong with a server, and the remedy.
 	Misconfigured
 	// Mended: what Err says is no longer wrong with a server.
 	Mended
-	// Met: a server was reached for the first time, or has been started since; ID
-	// is what it calls itself.
+	// Met: a server was reached for the first time, or after a restart; ID is its
+	// run ID.
 	Met
 )
 
-// Role is what a server is used for.
+// Role is the use of a server.
 type Role string
 
-// What servers are used for.
+// The uses of servers.
 const (
-	// RoleChecks: checks and takes.
+	// RoleChecks is for checks and takes.
 	RoleChecks Role = "checks"
-	// RoleCharges: charges, refunds and penalties.
+	// RoleCharges is for charges, refunds and penalties.
 	RoleCharges Role = "charges"
 )
 
-// Event is something that an operator wants to know of.
+// Event is a change that an operator wants to know of.
 type Event struct {
 	Kind EventKind
-	// Addr is the server's; empty for what is about the whole shard.
+	// Addr is the server's address; empty for an event of the whole shard.
 	Addr string
-	// Role is what it is used for, where that matters.
+	// Role is the use of the server, where it matters.
 	Role Role
-	// ID is the server's own name for itself, for Met.
+	// ID is the server's run ID, for Met.
 	ID string
-	// Err is what is wrong, if that is known.
+	// Err is the cause, if known.
 	Err error
 }
 
-// eventRoom is how many events can wait to be told; more are dropped.
+// eventRoom bounds the events that wait for listeners; more are dropped.
 const eventRoom = 256
 
-// Listen calls f for every event from now on, one after the other, until the
-// function it returns is called.
+// Listen calls f for every event from now on, one after the other, until stop is
+// called.
 func (s *Shard) Listen(f func(Event)) (stop func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -78,15 +82,15 @@ func (s *Shard) Listen(f func(Event)) (stop func()) {
 	}
 }
 
-// tell makes the listeners be told, without waiting for them.
-func (s *Shard) tell(e Event) {
+// emit queues an event for the listeners.
+func (s *Shard) emit(e Event) {
 	select {
 	case s.events <- e:
 	default:
 	}
 }
 
-// relay tells the listeners.
+// relay passes events to the listeners, until the shard is closed.
 func (s *Shard) relay() {
 	for {
 		select {
@@ -103,31 +107,63 @@ func (s *Shard) relay() {
 	}
 }
 
-// tellPrimaries tells of primaries that were none before.
-func (s *Shard) tellPrimaries(before, next *topology) {
+// emitPrimaries emits the primaries of next that were none before.
+func (s *Shard) emitPrimaries(before, next *topology) {
 	if before == nil {
 		return
 	}
 	for _, now := range next.servers {
-		if !slices.ContainsFunc(before.servers, func(was *servers) bool { return was.primary == now.primary }) {
-			s.tell(Event{Kind: PrimaryChanged, Addr: now.primary})
+		if before.ledBy(now.primary) == nil {
+			s.emit(Event{Kind: PrimaryChanged, Addr: now.primary})
 		}
 	}
 }
 
-// tellState tells that a lane's breaker has opened or closed.
-func (l *lane) tellState(_ string, from, to gobreaker.State) {
-	e := Event{Addr: l.addr, Role: RoleChecks}
+// role is the use of the lane.
+func (l *lane) role() Role {
 	if l.persistent {
-		e.Role = RoleCharges
+		return RoleCharges
 	}
+	return RoleChecks
+}
+
+// emitState emits that the breaker has opened or closed.
+func (l *lane) emitState(_ string, from, to gobreaker.State) {
 	switch {
 	case from == gobreaker.StateClosed:
-		e.Kind, e.Err = ServerDown, l.fault.load()
+		l.shard.emit(Event{Kind: ServerDown, Addr: l.addr, Role: l.role(), Err: l.fault.load()})
 	case to == gobreaker.StateClosed:
-		e.Kind = ServerUp
-	default:
+		l.shard.emit(Event{Kind: ServerUp, Addr: l.addr, Role: l.role()})
+	}
+}
+
+// Observer receives a command: the role of the server, the operation, the time it
+// took, waiting included, and the error, if any. Commands that were not made,
+// because the server is left out or the queue is full, are not observed. It must
+// be quick and safe for concurrent use.
+type Observer func(role store.Role, op algorithm.Operation, took time.Duration, err error)
+
+// observe observes one command.
+func (o Observer) observe(role store.Role, op algorithm.Operation, began time.Time, err error) {
+	if o != nil && isMade(err) {
+		o(role, op, time.Since(began), err)
+	}
+}
+
+// observeAll observes the commands of a finished call.
+func (o Observer) observeAll(role store.Role, op algorithm.Operation, c *call) {
+	if o == nil {
 		return
 	}
-	l.shard.tell(e)
+	took := time.Since(c.began)
+	for _, cmd := range c.cmds {
+		if isMade(cmd.outcome) {
+			o(role, op, took, cmd.outcome)
+		}
+	}
+}
+
+// isMade reports whether a command that ended with err was made, or tried.
+func isMade(err error) bool {
+	return err == nil || !errors.Is(err, ErrShardDown) && !errors.Is(err, errOverload) && !errors.Is(err, errClosed)
 }

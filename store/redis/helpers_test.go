@@ -11,7 +11,9 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// patience replaces the timeouts where they are not what is tested.
+func TestMain(m *testing.M) { os.Exit(redistest.RunTests(m)) }
+
+// patience replaces the timeouts in tests of other things.
 const patience = time.Minute
 
 // newStore returns a store on one shard with generous timeouts.
@@ -59,12 +61,12 @@ func shardOf(t testing.TB, sh *redistest.Shard) *Shard {
 
 var hourly = &store.Limit{Zone: "hourly", Algorithm: store.FixedWindow, Window: time.Hour}
 
-// ask is one request with events 10 and cost 1.
+// ask returns one request with events 10 and cost 1.
 func ask(key string) []store.Request {
 	return []store.Request{{Limit: hourly, ClientKey: key, Events: 10, Cost: 1}}
 }
 
-// stored returns the count of a bucket as Redis has it, -1 if it has none.
+// stored returns the count of a bucket in Redis, -1 if there is none.
 func stored(t testing.TB, server *redistest.Server, key string) int64 {
 	t.Helper()
 	n, err := server.Client().HGet(t.Context(), bucketKeys{prefix: DefaultKeyPrefix}.key(hourly, key), "c").Int64()
@@ -86,8 +88,7 @@ func eventually(t testing.TB, what string, f func() error) {
 	}
 }
 
-// soon calls f, which is to return without waiting for what it was told to wait
-// for, and fails the test after patience.
+// soon calls f and fails the test if f does not return within patience.
 func soon(t testing.TB, what string, f func()) {
 	t.Helper()
 	done := make(chan struct{})

@@ -5,82 +5,86 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
+	"github.com/redis/go-redis/v9/maintnotifications"
 	"github.com/sony/gobreaker/v2"
 )
 
 const (
-	// maxBatch bounds the calls in one pipeline, so that one batch does not
-	// keep the next waiting for long.
+	// maxBatch bounds the calls in one pipeline, so that the next one does not
+	// wait for long.
 	maxBatch = 300
-	// queueLimit bounds the calls that wait for one server: about a second's
-	// worth, beyond which waiting longer does not help.
+	// queueLimit bounds the calls that wait for one server. They are about a
+	// second's worth; waiting longer does not help.
 	queueLimit = 1 << 17
-	// linger is how long a charge waits for others to be sent with it: no response
-	// waits for it, and every pipeline costs as much as several charges.
+	// linger is how long a charge waits for others to join its pipeline: no
+	// response waits for it, and a pipeline costs as much as several charges.
 	linger = 2 * time.Millisecond
-	// nearby is how quickly a server answers for which it pays to have one
-	// pipeline on its way at a time, and to let it carry more.
+	// nearby is the round trip below which it pays to have one pipeline in flight
+	// at a time and let it carry more.
 	nearby = 300 * time.Microsecond
-	// replyPatience is how long, beyond its deadline, the reply to a charge is
-	// waited for. Nobody else waits, and to give up is not to know.
-	replyPatience = 2 * time.Second
-	// retryPause is how long a call waits that a server refused, before it is sent
-	// again. It doubles with each refusal, so often at most.
-	retryPause    = 10 * time.Millisecond
-	mostDoublings = 4
-	// reconnectPause is how often at most connections are replaced.
+	// replyTimeout bounds the wait for the reply to a charge beyond its deadline.
+	// No request waits for it, and without it the outcome is unknown.
+	replyTimeout = 2 * time.Second
+	// retryPause is the pause before the first retry of a refused call. It doubles
+	// with each refusal, maxDoublings times.
+	retryPause   = 10 * time.Millisecond
+	maxDoublings = 4
+	// retirePause is how long retired connections stay open for calls that have
+	// already chosen them.
+	retirePause = time.Second
+	// reconnectPause is the least time between replacements of connections.
 	reconnectPause = 100 * time.Millisecond
-	// breakerPause is how long a server is left out whose pipelines fail in a
-	// row. It takes one more than there are connections, for these can all be
-	// cut at once while the server is well.
+	// breakerPause is how long a server is left out whose pipelines fail in a row:
+	// one more than there are connections, because these can all be cut at once
+	// while the server is well.
 	breakerPause = time.Second
+	// poolTimeout is never reached: there are as many connections as workers, and
+	// one for health.
+	poolTimeout = 5 * time.Second
 )
 
-// lane is the way to one server for one purpose: a client, a queue, and the
-// workers that turn what is queued into pipelines.
+// lane leads to one server for one purpose: a client, a queue, and the workers
+// that turn queued calls into pipelines.
 type lane struct {
 	shard *Shard
 	addr  string
-	// client has the connections. It is replaced when these lead to a server that is
-	// no primary any more; reconnected is when, in nanoseconds since 1970.
+	// client holds the connections. It is replaced when they lead to a server that
+	// is no longer the primary; reconnected is when, in nanoseconds since 1970.
 	client      atomic.Pointer[goredis.Client]
 	reconnected atomic.Int64
 	breaker     *gobreaker.TwoStepCircuitBreaker[any]
 	queue       *queue
 	batch       int
-	// persistent makes what the server surely did not run be sent again, until its
-	// deadline.
+	// persistent makes workers retry commands that did not run, until the deadline.
 	persistent bool
 	workers    sync.WaitGroup
 	// gathering is held by the worker that waits for the next batch.
 	gathering sync.Mutex
-	// flight is full while a pipeline to a nearby server is on its way.
+	// flight is full while a pipeline to a nearby server is in flight.
 	flight chan struct{}
-	// turns, without pipelining, is full while all connections are used; nil if
-	// callers do not make their calls themselves.
-	turns chan struct{}
-	// awaiting is how many calls that workers have taken wait for a connection.
+	// tokens, without pipelining, is full while all connections are in use; nil if
+	// callers leave their calls to workers.
+	tokens chan struct{}
+	// awaiting counts the calls that workers have taken and that wait for a token.
 	awaiting atomic.Int64
-	// watched is how many wait for calls of a persistent lane.
+	// watched counts the callers that wait.
 	watched atomic.Int32
 	// splits is set once the server has refused several keys in one call.
 	splits atomic.Bool
-	// fault is the last that spoke against the server.
+	// fault is the last error that spoke against the server.
 	fault fault
-	// lags is set while a replica is too far behind to be asked; lag is how far,
-	// in nanoseconds.
-	lags atomic.Bool
-	lag  atomic.Int64
-	// lagTold is set while it was told that it is.
-	lagTold atomic.Bool
-	// pace is the recent average of how long a pipeline takes.
+	// lag is the least age of a replica's data, in nanoseconds.
+	lag atomic.Int64
+	// pace is the recent average time of a pipeline.
 	pace atomic.Int64
-	// life ends when nothing is to be sent any more.
+	// life ends when nothing more may be sent.
 	life context.Context
 	end  context.CancelFunc
 }
@@ -100,29 +104,29 @@ func newLane(s *Shard, addr string, persistent bool) *lane {
 		Timeout:       breakerPause,
 		ReadyToTrip:   func(c gobreaker.Counts) bool { return int(c.ConsecutiveFailures) > opts.connections() },
 		IsSuccessful:  func(err error) bool { return !isServerFault(err) },
-		OnStateChange: l.tellState,
+		OnStateChange: l.emitState,
 	})
 	switch {
 	case !opts.NoPipelining:
 		l.batch = maxBatch
 	case !persistent:
-		// What is repeated until its deadline, and whose reply is waited for beyond
-		// that, is not for a caller who stops waiting at the deadline.
-		l.turns = make(chan struct{}, opts.poolSize())
+		// Callers stop waiting at the deadline, so they cannot make persistent calls
+		// themselves: these are retried and their replies awaited beyond it.
+		l.tokens = make(chan struct{}, opts.PoolSize)
 	}
 	l.lag.Store(int64(unknownLag))
 	l.life, l.end = context.WithCancel(context.Background())
-	for range opts.poolSize() {
+	for range opts.PoolSize {
 		l.workers.Go(l.work)
 	}
 	return l
 }
 
-// isUp tells whether calls are made. Whether a server is back is seen by pings.
+// isUp reports whether calls are made. Pings find out when a server is back.
 func (l *lane) isUp() bool { return l.breaker.State() == gobreaker.StateClosed }
 
-// down is the error of calls that are not made. What spoke against the server
-// last is told in words alone, for what that means to a call is another matter.
+// down is the error of calls that are not made. It quotes the last fault without
+// wrapping it, because these calls did not fail that way.
 func (l *lane) down() error {
 	if fault := l.fault.load(); fault != nil {
 		return fmt.Errorf("redis %s: %w, the last of which was: %s", l.addr, ErrShardDown, fault.Error())
@@ -134,31 +138,60 @@ func (l *lane) down() error {
 // and the caller releases c; otherwise c must not be touched.
 func (l *lane) do(ctx context.Context, c *call) (sent bool, err error) {
 	if !l.isUp() {
-		// Its workers may be waiting still for what it owes.
+		// Its workers may still wait for replies.
 		return false, l.down()
 	}
-	if err := ctx.Err(); err != nil {
-		return false, fmt.Errorf("redis %s: %w", l.addr, err)
-	}
-	if l.takesTurn(ctx, c) {
-		if sent, err = l.doAlone(c); err != nil {
-			return sent, fmt.Errorf("redis %s: %w", l.addr, err)
+	switch err = ctx.Err(); {
+	case err != nil:
+	case l.takeToken(ctx, c):
+		sent, err = l.doUnpipelined(c)
+	default:
+		l.watched.Add(1)
+		defer l.watched.Add(-1)
+		if err = l.queue.put(c); err == nil {
+			sent, err = c.wait(ctx)
 		}
-		return true, nil
 	}
-	l.watched.Add(1)
-	defer l.watched.Add(-1)
-	if err := l.queue.put(c); err != nil {
-		return false, fmt.Errorf("redis %s: %w", l.addr, err)
-	}
-	if sent, err = c.wait(ctx); err != nil {
+	if err != nil {
 		return sent, fmt.Errorf("redis %s: %w", l.addr, err)
 	}
-	return sent, nil
+	return true, nil
 }
 
-// doPlain runs plain commands, for which the deadline of ctx holds, and returns the
-// first error. That a key is not there is none.
+// takeToken reports whether the caller can make c itself, which saves waking a
+// worker and being woken: without pipelining, if a connection is free and the
+// caller stays at least until the server has had its fair time.
+func (l *lane) takeToken(ctx context.Context, c *call) bool {
+	if l.tokens == nil || time.Until(c.deadline) < c.fair {
+		return false
+	}
+	if end, ok := ctx.Deadline(); ok && end.Before(c.deadline) {
+		return false
+	}
+	select {
+	case l.tokens <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+// doUnpipelined makes c and gives the token back. It ends by c's deadline, but not
+// when a context is cancelled.
+func (l *lane) doUnpipelined(c *call) (sent bool, err error) {
+	l.run([]*call{c}, nil)
+	<-l.tokens
+	select {
+	case <-c.done:
+		return true, nil
+	default:
+	}
+	// It was redirected and is now a call of another lane.
+	return c.wait(context.Background())
+}
+
+// doPlain runs plain commands by the deadline of ctx and returns the first error. A
+// missing key is none.
 func (l *lane) doPlain(ctx context.Context, cmds ...*command) error {
 	deadline, _ := ctx.Deadline()
 	c := newCall(deadline)
@@ -175,26 +208,26 @@ func (l *lane) doPlain(ctx context.Context, cmds ...*command) error {
 	return nil
 }
 
-// post runs c without waiting; c.detached is told.
+// post runs c, a detached call, without waiting.
 func (l *lane) post(c *call) {
 	if err := l.queue.put(c); err != nil {
 		c.fail(fmt.Errorf("redis %s: %w", l.addr, err))
 	}
 }
 
-// close lets the workers finish what is queued, or until ctx ends.
+// close lets the workers finish the queued calls, until ctx ends.
 func (l *lane) close(ctx context.Context) {
 	l.queue.close()
-	// Closing the client ends what waits for a reply.
+	// Closing the client ends all waiting for replies.
 	end := sync.OnceFunc(func() {
 		l.end()
 		_ = l.client.Load().Close()
 	})
 	defer context.AfterFunc(ctx, end)()
 	l.workers.Wait()
-	for range cap(l.turns) {
+	for range cap(l.tokens) {
 		select {
-		case l.turns <- struct{}{}:
+		case l.tokens <- struct{}{}:
 		case <-l.life.Done():
 		}
 	}
@@ -205,29 +238,29 @@ func (l *lane) work() {
 	batch := make([]*call, 0, l.batch)
 	cmds := make([]*command, 0, l.batch)
 	for {
-		var alone bool
-		if batch, alone = l.gather(batch[:0]); len(batch) == 0 {
+		var inFlight bool
+		if batch, inFlight = l.gather(batch[:0]); len(batch) == 0 {
 			return
 		}
-		if l.turns != nil {
+		if l.tokens != nil {
 			l.awaiting.Add(1)
-			l.turns <- struct{}{}
+			l.tokens <- struct{}{}
 			l.awaiting.Add(-1)
 		}
 		l.run(batch, cmds)
-		if l.turns != nil {
-			<-l.turns
+		if l.tokens != nil {
+			<-l.tokens
 		}
-		if alone {
+		if inFlight {
 			<-l.flight
 		}
 		clear(batch)
 	}
 }
 
-// gather returns the next calls to be sent, or none once the lane is closed,
-// and whether the caller fills l.flight.
-func (l *lane) gather(batch []*call) (_ []*call, alone bool) {
+// gather returns the next calls to send, or none once the lane is closed, and
+// whether the caller fills l.flight.
+func (l *lane) gather(batch []*call) (_ []*call, inFlight bool) {
 	if l.batch == 1 {
 		return l.queue.take(batch, 1), false
 	}
@@ -242,15 +275,15 @@ func (l *lane) gather(batch []*call) (_ []*call, alone bool) {
 			pause(l.life, linger)
 		}
 	case l.pace.Load() < int64(nearby):
-		alone = l.takeOff()
-		// Requests that are ready to run go first: what they ask goes along.
+		inFlight = l.takeOff()
+		// Requests that are ready to run add their calls first.
 		runtime.Gosched()
 	}
-	return l.queue.take(batch, l.batch), alone
+	return l.queue.take(batch, l.batch), inFlight
 }
 
-// takeOff waits until no pipeline is on its way, but not for one that takes
-// longer than it should, and tells whether the caller fills l.flight.
+// takeOff waits until no pipeline is in flight, but not for a slow one, and
+// reports whether the caller fills l.flight.
 func (l *lane) takeOff() bool {
 	select {
 	case l.flight <- struct{}{}:
@@ -268,8 +301,7 @@ func (l *lane) takeOff() bool {
 	}
 }
 
-// run gives every call of the batch its outcome, or makes it wait for another try.
-// cmds is scratch space.
+// run tries every call of the batch once and concludes it. cmds is scratch space.
 func (l *lane) run(batch []*call, cmds []*command) {
 	now := time.Now()
 	var last time.Time
@@ -296,22 +328,21 @@ func (l *lane) run(batch []*call, cmds []*command) {
 	if len(live) == 0 {
 		return
 	}
-	// The latest deadline holds for the batch: whoever waits for an earlier
-	// one stops waiting by himself. A server that times out has had its fair time:
-	// what callers had lost before does not speak against it.
-	patient := last
-	if end := now.Add(fair); end.After(last) {
-		patient = end
+	// The latest deadline bounds the batch: callers with an earlier one stop waiting
+	// by themselves. The time that callers had lost before does not count against
+	// the server.
+	end := last
+	if fairEnd := now.Add(fair); fairEnd.After(last) {
+		end = fairEnd
 	}
 	if l.persistent {
-		// A charge is tried at least once, however long it had to wait for the
-		// processor.
+		// A charge gets at least one try, however long it waited for the processor.
 		if last.Before(now) {
 			last = now
 		}
-		patient = last.Add(replyPatience)
+		end = last.Add(replyTimeout)
 	}
-	ctx, cancel := context.WithDeadline(l.life, patient)
+	ctx, cancel := context.WithDeadline(l.life, end)
 	defer cancel()
 	l.send(ctx, cmds)
 	l.pace.Add((int64(time.Since(now)) - l.pace.Load()) / 8)
@@ -320,8 +351,8 @@ func (l *lane) run(batch []*call, cmds []*command) {
 	}
 }
 
-// conclude finishes a call, makes it follow redirections, or makes it wait for
-// another try: apart from the others of its pipeline and from the worker.
+// conclude finishes a call, redirects it, or queues it for another try, without
+// delaying the other calls of its pipeline.
 func (l *lane) conclude(c *call) {
 	if l.redirect(c) {
 		return
@@ -342,14 +373,14 @@ func (l *lane) conclude(c *call) {
 	l.queue.putBack(c, after)
 }
 
-// nextTry returns after which pause to try again what was refused, and whether there
-// is time for that. The last try leaves time to tell whoever waits how it ended.
+// nextTry returns the pause before the next try and whether there is time for it.
+// The last try leaves time to report the outcome.
 func nextTry(tries int, deadline time.Time) (after time.Duration, hasTime bool) {
 	left := time.Until(deadline)
-	return min(retryPause<<min(tries, mostDoublings), left-retryPause), left >= 2*retryPause
+	return min(retryPause<<min(tries, maxDoublings), left-retryPause), left >= 2*retryPause
 }
 
-// pause waits, and tells whether ctx is still alive.
+// pause waits, and reports whether ctx is still alive.
 func pause(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -361,8 +392,8 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// warm connects and brings the scripts, so that the first call does not have
-// to wait for that. What goes wrong will be said by the call that needs it.
+// warm connects and loads the scripts ahead of the first call, which reports any
+// failure.
 func (l *lane) warm(ctx context.Context) {
 	pipe := l.client.Load().Pipeline()
 	for _, s := range allScripts {
@@ -371,23 +402,95 @@ func (l *lane) warm(ctx context.Context) {
 	_, _ = pipe.Exec(ctx)
 }
 
-// load gives the server the scripts of cmds.
-func (l *lane) load(ctx context.Context, cmds []*command) error {
-	pipe := l.client.Load().Pipeline()
-	loaded := map[*script]bool{}
-	for _, cmd := range cmds {
-		if !loaded[cmd.script] {
-			loaded[cmd.script] = true
-			cmd.script.load(ctx, pipe)
-		}
+// reconnect makes calls use new connections, because a name or a virtual IP may
+// lead to another server by now. Calls in flight end on the old ones.
+func (l *lane) reconnect() {
+	last, now := l.reconnected.Load(), time.Now().UnixNano()
+	if now-last < int64(reconnectPause) || !l.reconnected.CompareAndSwap(last, now) {
+		return
 	}
-	if _, err := pipe.Exec(ctx); err != nil {
-		err = fmt.Errorf("redis %s: load scripts: %w", l.addr, err)
-		for _, cmd := range cmds {
-			// They were refused, so they are as good as never sent.
-			cmd.sent, cmd.outcome = false, refused(err)
+	old := l.client.Swap(newClient(l.addr, &l.shard.opts, l.persistent))
+	l.shard.retired.Go(func() {
+		for pause(l.life, retirePause) {
+			if used := old.PoolStats(); used.TotalConns == used.IdleConns {
+				break
+			}
 		}
-		return err
+		_ = old.Close()
+	})
+}
+
+// fault is the last error that spoke against a server.
+type fault struct{ err atomic.Pointer[error] }
+
+func (f *fault) note(err error) {
+	if err != nil {
+		f.err.Store(&err)
+	}
+}
+
+func (f *fault) load() error {
+	if err := f.err.Load(); err != nil {
+		return *err
 	}
 	return nil
+}
+
+func init() {
+	// go-redis prints a line to stderr for each connection that fails: many a second
+	// for a server that is down. The errors are returned as well.
+	goredis.SetLogger(logging.NewBlacklistLogger([]string{"failed to dial"}))
+}
+
+// clientOptions returns the options of a client that connects at its first use,
+// never repeats a command, and bounds every wait.
+func clientOptions(addr string, opts *ShardOptions) *goredis.Options {
+	o := &goredis.Options{
+		Network: "tcp",
+		Addr:    addr,
+		// RESP2 avoids the push machinery of RESP3, which is not needed.
+		Protocol:                   2,
+		CredentialsProviderContext: opts.Credentials,
+		TLSConfig:                  opts.TLS,
+		Dialer:                     opts.dial,
+		DB:                         opts.DB,
+		MaxRetries:                 -1,
+		DialTimeout:                opts.DialTimeout,
+		DialerRetries:              1,
+		// Every call has a deadline, which may be a long one.
+		ReadTimeout:           -1,
+		WriteTimeout:          -1,
+		ContextTimeoutEnabled: true,
+		PoolTimeout:           poolTimeout,
+		PoolSize:              opts.connections(),
+		MaxActiveConns:        opts.connections(),
+		PipelinePoolSize:      -1,
+		DisableIdentity:       true,
+		MaintNotificationsConfig: &maintnotifications.Config{
+			Mode: maintnotifications.ModeDisabled,
+		},
+	}
+	if path, ok := strings.CutPrefix(addr, "unix/"); ok {
+		o.Network, o.Addr = "unix", path
+	}
+	return o
+}
+
+// newClient returns a client for one server.
+func newClient(addr string, opts *ShardOptions, persistent bool) *goredis.Client {
+	o := clientOptions(addr, opts)
+	o.OnConnect = func(ctx context.Context, cn *goredis.Conn) error {
+		// A server that requires a password closes a connection on which a bundle
+		// arrives without it, and then the outcome is unknown. Other refusals of this
+		// ping do not matter.
+		if err := cn.Ping(ctx).Err(); err != nil && (!isRefusal(err) || says(err, shut)) {
+			return fmt.Errorf("ping at connecting: %w", err)
+		}
+		if len(opts.Cluster) > 0 && !persistent {
+			// A replica in a Redis Cluster answers only after READONLY.
+			return cn.ReadOnly(ctx).Err()
+		}
+		return nil
+	}
+	return goredis.NewClient(o)
 }

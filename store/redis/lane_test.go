@@ -1,17 +1,24 @@
 package redis
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
+	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// TestConnectionsThatAreAllCutLeaveNoServerOut: there is one more than workers.
-// With TLS nobody notices that a connection is cut before he uses it.
+// TestConnectionsThatAreAllCutLeaveNoServerOut: there is one more than workers. With
+// TLS, go-redis notices a cut connection only when it is used.
 func TestConnectionsThatAreAllCutLeaveNoServerOut(t *testing.T) {
 	ca := redistest.StartAuthority(t)
 	certificate, err := ca.IssueServer(time.Now().Add(time.Hour))
@@ -21,7 +28,7 @@ func TestConnectionsThatAreAllCutLeaveNoServerOut(t *testing.T) {
 	j := keepJournal(shard)
 	s := newStore(t, shard, nil)
 	waitUntilUp(t, s)
-	// While one connection is taken, the check makes the other.
+	// While one connection is in use, the check makes the other.
 	taken := shard.owner(0).checks.client.Load().Conn()
 	must(t, taken.Ping(t.Context()).Err())
 	must(t, s.Check(t.Context(), ask("k"))[0].Err)
@@ -43,7 +50,7 @@ func TestConnectionsThatAreAllCutLeaveNoServerOut(t *testing.T) {
 	}
 }
 
-// TestServerThatIsLeftOutIsNotCalled, and the error says why it is.
+// TestServerThatIsLeftOutIsNotCalled, and the error has the cause.
 func TestServerThatIsLeftOutIsNotCalled(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), Credentials: login("nobody", "secret")}), nil)
@@ -57,4 +64,177 @@ func TestServerThatIsLeftOutIsNotCalled(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestContextBoundsCallsWithoutPipelining of a silent server.
+func TestContextBoundsCallsWithoutPipelining(t *testing.T) {
+	proxy := redistest.StartProxy(t, redistest.Start(t).Addr())
+	s := newStore(t, newShard(t, ShardOptions{Primary: proxy.Addr(), NoPipelining: true, PoolSize: 1}), func(o *Options) { o.CheckTimeout = time.Hour })
+	waitUntilUp(t, s)
+	must(t, s.Check(t.Context(), ask("k"))[0].Err)
+	must(t, proxy.SwallowReplies())
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	soon(t, "a check whose context ends", func() {
+		if err := s.Check(ctx, ask("k"))[0].Err; err == nil {
+			t.Error("a check without a reply has no error")
+		}
+	})
+	cancel()
+	if err := s.Take(ctx, ask("k"))[0].Err; !errors.Is(err, store.ErrNotExecuted) {
+		t.Errorf("a take of a context that has ended has error %v", err)
+	}
+	// The connection is in use until check_timeout has passed.
+	must(t, proxy.Cut())
+}
+
+// TestChecksAtReplicasWakeNoWorker: without pipelining callers make these themselves,
+// although a replica has only half of the time.
+func TestChecksAtReplicasWakeNoWorker(t *testing.T) {
+	sh := redistest.StartShard(t, 1)
+	shard := newShard(t, ShardOptions{Primary: sh.Primary.Addr(), Replicas: []string{sh.Replicas[0].Addr()}, NoPipelining: true})
+	s := newStore(t, shard, nil)
+	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	must(t, sh.WaitReplicated(t.Context()))
+	// A call that is left to a worker fails.
+	shard.owner(0).replicas[0].queue.close()
+	if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil || !st.Replica {
+		t.Errorf("check: %+v, want the replica's answer", st)
+	}
+}
+
+// demote promotes the replica of a shard and makes the primary's name lead to it.
+// Existing connections still lead to the old primary, which is now a replica.
+func demote(t *testing.T, sh *redistest.Shard, name *redistest.Proxy) {
+	t.Helper()
+	must(t, sh.WaitReplicated(t.Context()))
+	was, next := sh.Primary, sh.Replicas[0]
+	must(t, next.Client().Do(t.Context(), "REPLICAOF", "NO", "ONE").Err())
+	name.PointTo(next.Addr())
+	host, port, err := net.SplitHostPort(next.Addr())
+	must(t, err)
+	must(t, was.Client().Do(t.Context(), "REPLICAOF", host, port).Err())
+}
+
+// TestDemotedServerBehindANameIsLeft: after the first refusal all calls go to the
+// server that the name leads to now, by new connections.
+func TestDemotedServerBehindANameIsLeft(t *testing.T) {
+	for _, buckets := range []int{1, 8} {
+		t.Run(fmt.Sprint(buckets, " buckets"), func(t *testing.T) {
+			bothWays(t, func(t *testing.T, plain bool) {
+				sh := redistest.StartShard(t, 1)
+				name := redistest.StartProxy(t, sh.Primary.Addr())
+				shard := newShard(t, ShardOptions{Primary: name.Addr(), NoPipelining: plain, PoolSize: 8})
+				s := newStore(t, shard, nil)
+				useAllConnections(t, s, plain)
+				demote(t, sh, name)
+				refused := 0
+				for round := range 50 {
+					if err := anyError(s.Take(t.Context(), takes(hourly, buckets))); err != nil {
+						if KindOf(err) != KindReadOnly {
+							t.Fatalf("take in round %d: %v", round, err)
+						}
+						refused++
+					}
+				}
+				if refused > 1 {
+					t.Errorf("%d of 50 calls met the server that was the primary, want the first at most", refused)
+				}
+			})
+		})
+	}
+}
+
+// TestChargesLeaveADemotedServerBehindAName before their deadline.
+func TestChargesLeaveADemotedServerBehindAName(t *testing.T) {
+	for _, buckets := range []int{1, 8} {
+		t.Run(fmt.Sprint(buckets, " buckets"), func(t *testing.T) {
+			bothWays(t, func(t *testing.T, plain bool) {
+				sh := redistest.StartShard(t, 1)
+				name := redistest.StartProxy(t, sh.Primary.Addr())
+				s := newStore(t, newShard(t, ShardOptions{Primary: name.Addr(), NoPipelining: plain, PoolSize: 4}), nil)
+				must(t, anyError(s.Charge(t.Context(), takes(hourly, buckets))))
+				demote(t, sh, name)
+				reported := make(chan error, buckets)
+				s.ChargeReported(takes(hourly, buckets), func(_ int, st store.State) { reported <- st.Err })
+				for range buckets {
+					if err := <-reported; err != nil {
+						t.Errorf("a charge is given up: %v", err)
+					}
+				}
+				for i := range buckets {
+					waitForCount(t, sh.Replicas[0], fmt.Sprint("client", i), 2)
+				}
+			})
+		})
+	}
+}
+
+func anyError(states []store.State) error {
+	for _, st := range states {
+		if st.Err != nil {
+			return st.Err
+		}
+	}
+	return nil
+}
+
+// useAllConnections opens several connections for takes, if each call has its own.
+func useAllConnections(t *testing.T, s *Store, plain bool) {
+	t.Helper()
+	must(t, s.Take(t.Context(), ask("probe"))[0].Err)
+	if !plain {
+		return
+	}
+	eventually(t, "there are several connections", func() error {
+		var wg sync.WaitGroup
+		for range 16 {
+			wg.Go(func() { s.Take(t.Context(), ask("probe")) })
+		}
+		wg.Wait()
+		if n := s.opts.Members[0].Shard.owner(0).checks.figures().Pool.Idle; n < 4 {
+			return fmt.Errorf("there are %d", n)
+		}
+		return nil
+	})
+}
+
+// TestClosedShardLeavesNothingBehind, for every kind, used or not, up or down.
+func TestClosedShardLeavesNothingBehind(t *testing.T) {
+	single := redistest.StartShard(t, 1)
+	_, sentinels := sentinelShard(t, 1)
+	nodes := redistest.StartCluster(t, 3, 0)
+	gone := redistest.Start(t)
+	must(t, gone.Kill())
+	silent := redistest.Start(t)
+	must(t, silent.Pause())
+	t.Cleanup(func() { must(t, silent.Resume()) })
+	for name, opts := range map[string]ShardOptions{
+		"static":       {Primary: single.Primary.Addr(), Replicas: []string{single.Replicas[0].Addr()}},
+		"plain":        {Primary: single.Primary.Addr(), NoPipelining: true},
+		"sentinel":     sentinelOptions(sentinels),
+		"cluster":      {Cluster: nodes.Addrs()},
+		"gone":         {Primary: gone.Addr()},
+		"silent":       {Primary: silent.Addr(), Replicas: []string{gone.Addr()}},
+		"no sentinel":  {Sentinel: &SentinelOptions{Master: masterName, Addrs: []string{gone.Addr(), silent.Addr()}}},
+		"lost cluster": {Cluster: []string{gone.Addr(), silent.Addr()}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := goleak.IgnoreCurrent()
+			for _, used := range []bool{false, true} {
+				shard := NewShard(opts)
+				s := New(Options{Members: []Member{{Name: "a", Shard: shard}}, CheckTimeout: 300 * time.Millisecond, ChargeTimeout: 300 * time.Millisecond})
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				if used {
+					s.Warm(ctx)
+					s.Check(t.Context(), ask("k"))
+					s.ChargeDetached(ask("k"))
+				}
+				shard.Close(ctx)
+				cancel()
+			}
+			// go-redis checks once a second whether it may still dial.
+			eventually(t, "no goroutine is left", func() error { return goleak.Find(before) })
+		})
+	}
 }

@@ -1,25 +1,33 @@
 package redis
 
 import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// layout is how the buckets of an algorithm are kept in Redis.
+// layout is the form in which Redis holds the buckets of an algorithm.
 type layout struct {
+	// code names the algorithm in keys.
+	code   string
 	script *script
 	// read returns a command that reads the bucket without a script; nil if
 	// only the script can.
 	read func(key string) *command
-	// numbers turns what read replies into the numbers of a bucket.
+	// numbers decodes the reply to read.
 	numbers func(texts []string) ([]int64, error)
-	// arguments adds to a call of the script what comes after the instant.
+	// arguments adds the arguments after the instant to a call of the script.
 	arguments func(c *scriptCommand, op algorithm.Operation, r *store.Request)
-	// view is what a bucket's numbers, count of them, look like to r.
+	// view is what a bucket's numbers, count of them, mean to r.
 	view  func(n []int64, r *store.Request, now int64, spent bool) store.State
 	count int
-	// endsEarly is set if a bucket can end before the expiry it had, as when what
-	// was spent is refunded.
+	// endsEarly is set if a bucket can end before its expiry at an earlier instant,
+	// for example after a refund.
 	endsEarly bool
 }
 
@@ -39,17 +47,14 @@ func layoutOf(a store.Algorithm) *layout {
 }
 
 var layoutFixedWindow = layout{
+	code:    "fw",
 	script:  scriptFixedWindow,
 	read:    func(key string) *command { return newRead(wordHMGet, key, wordCount, wordReset, wordPenalty) },
 	numbers: parseNumbers,
 	arguments: func(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 		c.add(r.Limit.Window.Microseconds())
 		addCounting(c, op, r)
-		align := int64(0)
-		if r.Limit.Align {
-			align = 1
-		}
-		c.add(align)
+		c.add(oneIf(r.Limit.Align))
 		c.mayGuess = c.clock != nil && (op == algorithm.Charge || op == algorithm.Take)
 	},
 	view: func(n []int64, r *store.Request, now int64, spent bool) store.State {
@@ -59,6 +64,7 @@ var layoutFixedWindow = layout{
 }
 
 var layoutSlidingWindow = layout{
+	code:    "sw",
 	script:  scriptSlidingWindow,
 	read:    func(key string) *command { return newRead(wordMGet, key) },
 	numbers: func(texts []string) ([]int64, error) { return unpackNumbers(texts, 4) },
@@ -74,7 +80,7 @@ var layoutSlidingWindow = layout{
 	count: 4,
 }
 
-// addCounting adds what operations on counters take.
+// addCounting adds the arguments of an operation on counters.
 func addCounting(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 	switch op {
 	case algorithm.Take:
@@ -88,7 +94,15 @@ func addCounting(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 	}
 }
 
+func oneIf(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
 var layoutGCRA = layout{
+	code:    "gcra",
 	script:  scriptGCRA,
 	read:    func(key string) *command { return newRead(wordMGet, key) },
 	numbers: func(texts []string) ([]int64, error) { return unpackNumbers(texts, 6) },
@@ -98,10 +112,12 @@ var layoutGCRA = layout{
 			c.add(r.Until, 0, 0, 0)
 			return
 		}
-		c.add(pair(algorithm.DrainTime(r, r.Cost))...)
+		micros, rest := algorithm.DrainTime(r, r.Cost)
+		c.add(micros, rest)
 		switch op {
 		case algorithm.Take:
-			c.add(pair(algorithm.Tolerance(r, r.Cost))...)
+			micros, rest = algorithm.Tolerance(r, r.Cost)
+			c.add(micros, rest)
 		case algorithm.Refund:
 			c.add(r.Receipt.Period, r.Receipt.Position)
 		default:
@@ -115,9 +131,8 @@ var layoutGCRA = layout{
 	endsEarly: true,
 }
 
-func pair(a, b int64) []int64 { return []int64{a, b} }
-
 var layoutSlidingLog = layout{
+	code:      "sl",
 	script:    scriptSlidingLog,
 	arguments: addMembers,
 	view: func(n []int64, r *store.Request, now int64, spent bool) store.State {
@@ -128,6 +143,7 @@ var layoutSlidingLog = layout{
 }
 
 var layoutConcurrency = layout{
+	code:      "cc",
 	script:    scriptConcurrency,
 	arguments: addMembers,
 	view: func(n []int64, r *store.Request, now int64, spent bool) store.State {
@@ -136,7 +152,7 @@ var layoutConcurrency = layout{
 	count: 1,
 }
 
-// addMembers adds what operations on events that are kept one by one take.
+// addMembers adds the arguments of an operation on a set of single events.
 func addMembers(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 	cost := r.Cost
 	if op == algorithm.Check || op == algorithm.Peek {
@@ -144,4 +160,77 @@ func addMembers(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 	}
 	c.add(r.Limit.Window.Microseconds(), cost, r.Capacity(), algorithm.Kept(r))
 	c.addID(r.ID)
+}
+
+var errReply = errors.New("this is not a bucket of ours")
+
+// state is what the numbers of a bucket mean to r; an error unless they can be
+// those of a bucket at now.
+func (l *layout) state(r *store.Request, now int64, spent bool, numbers []int64) store.State {
+	if len(numbers) != l.count {
+		return store.State{Err: fmt.Errorf("%w: %d numbers, want %d", errReply, len(numbers), l.count)}
+	}
+	sane := isSane(now)
+	for _, n := range numbers {
+		sane = sane && isSane(n)
+	}
+	if !sane {
+		return store.State{Err: fmt.Errorf("%w: %d at %d", errReply, numbers, now)}
+	}
+	return l.view(numbers, r, now, spent)
+}
+
+func isSane(n int64) bool { return n >= 0 && n <= store.MaxInteger }
+
+// parseNumbers reads the fields of a hash. A missing field is 0.
+func parseNumbers(texts []string) ([]int64, error) {
+	numbers := make([]int64, len(texts))
+	for i, text := range texts {
+		if text == "" {
+			continue
+		}
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %q", errReply, text)
+		}
+		numbers[i] = n
+	}
+	return numbers, nil
+}
+
+// unpackNumbers reads a string of count packed doubles. A missing key is all
+// zeros.
+func unpackNumbers(texts []string, count int) ([]int64, error) {
+	if len(texts) == 1 && texts[0] == "" {
+		return make([]int64, count), nil
+	}
+	if len(texts) != 1 || len(texts[0]) != 8*count {
+		return nil, fmt.Errorf("%w: %q, want %d packed numbers", errReply, texts, count)
+	}
+	return unpack(texts[0])
+}
+
+// unpack reads packed doubles that are integers.
+func unpack(packed string) ([]int64, error) {
+	if len(packed)%8 != 0 {
+		return nil, fmt.Errorf("%w: %q", errReply, packed)
+	}
+	numbers := make([]int64, len(packed)/8)
+	for i := range numbers {
+		var b [8]byte
+		copy(b[:], packed[8*i:])
+		f := math.Float64frombits(binary.LittleEndian.Uint64(b[:]))
+		if numbers[i] = int64(f); float64(numbers[i]) != f {
+			return nil, fmt.Errorf("%w: %v", errReply, f)
+		}
+	}
+	return numbers, nil
+}
+
+// appendPacked appends integers as packed doubles.
+func appendPacked(b []byte, numbers ...int64) []byte {
+	for _, n := range numbers {
+		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(float64(n)))
+	}
+	return b
 }

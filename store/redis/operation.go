@@ -3,28 +3,28 @@ package redis
 import (
 	"context"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// operation is what is asked about every bucket of a group.
+// operation is what a call does with every bucket of a group.
 type operation struct {
 	algorithm.Operation
-	// tagged is set if it is asked in a Redis Cluster.
+	// tagged is set in a Redis Cluster.
 	tagged bool
-	// replica is set if a replica is asked; readOnly, if nothing may be written,
-	// as there.
+	// replica is set for a call to a replica; readOnly, if it must not write.
 	replica, readOnly bool
-	// now is the instant that decides; 0 leaves it to the clock of the server that
-	// is asked.
+	// now is the instant that decides; 0 leaves it to the server's clock.
 	now int64
-	// clock, if that of a primary decides, learns the time from the reply.
+	// clock, if a primary's clock decides, learns the time from the reply.
 	clock *primaryClock
 }
 
-// writing is an operation for a primary.
+// writing returns an operation for a primary.
 func (s *Store) writing(op algorithm.Operation, at *servers) operation {
 	if s.opts.LocalClock {
 		return operation{Operation: op, tagged: at.tagged, now: s.opts.Now().UnixMicro()}
@@ -32,22 +32,22 @@ func (s *Store) writing(op algorithm.Operation, at *servers) operation {
 	return operation{Operation: op, tagged: at.tagged, clock: at.clock}
 }
 
-// reading is a check or peek at a replica.
+// reading returns a check or peek for a replica.
 func reading(op algorithm.Operation, at *servers, now int64) operation {
 	return operation{Operation: op, replica: true, readOnly: true, tagged: at.tagged, now: now}
 }
 
-// peeking is a peek at a primary.
+// peeking returns a peek for a primary.
 func peeking(at *servers, now int64) operation {
 	return operation{Operation: algorithm.Peek, readOnly: true, tagged: at.tagged, now: now}
 }
 
-// reads tells whether the operation spends nothing and gives nothing back.
+// reads reports whether the operation neither spends nor gives back.
 func (op operation) reads() bool {
 	return op.Operation == algorithm.Check || op.Operation == algorithm.Peek
 }
 
-// role is that of the server that is asked.
+// role is the role of the server that is asked.
 func (op operation) role() store.Role {
 	if op.replica {
 		return store.RoleReplica
@@ -55,7 +55,8 @@ func (op operation) role() store.Role {
 	return store.RolePrimary
 }
 
-// command is what asks about one bucket. A call of a script is put where c is.
+// command returns the command for one bucket. A call of a script uses the room of
+// c.
 func (op operation) command(keys bucketKeys, r *store.Request, c *scriptCommand) *command {
 	keys.tagged = op.tagged
 	key := keys.key(r.Limit, r.ClientKey)
@@ -72,41 +73,36 @@ func (op operation) command(keys bucketKeys, r *store.Request, c *scriptCommand)
 }
 
 // state is what the outcome of cmd means to r.
-func (op operation) state(cmd *command, r *store.Request) store.State {
+func (op operation) state(cmd *command, r *store.Request) (st store.State) {
 	if cmd.outcome != nil {
 		return store.State{Err: cmd.outcome}
 	}
-	st := op.outcome(cmd, r)
+	l := layoutOf(r.Limit.Algorithm)
+	if cmd.script != nil {
+		// A script that did without the clock was given an instant that has passed.
+		st = op.reply(l, r, cmd.integers(), -cmd.ints[placeOfNow])
+	} else if numbers, err := l.numbers(cmd.texts()); err != nil {
+		st.Err = err
+	} else {
+		st = l.state(r, op.now, false, numbers)
+	}
 	st.Replica = op.replica
 	if st.Err != nil && !op.reads() {
-		// It ran, but what it did is not known.
+		// It ran, with an unknown effect.
 		st.Err = fmt.Errorf("%w: %w", store.ErrUncertain, st.Err)
 	}
 	return st
 }
 
-func (op operation) outcome(cmd *command, r *store.Request) store.State {
-	l := layoutOf(r.Limit.Algorithm)
-	if cmd.script == nil {
-		numbers, err := l.numbers(cmd.texts())
-		if err != nil {
-			return store.State{Err: err}
-		}
-		return l.state(r, op.now, false, numbers)
-	}
-	// A script that did without the clock was told an instant it has passed.
-	return op.reply(l, r, cmd.integers(), -cmd.ints[placeOfNow])
-}
-
-// reply is what a script's reply means to r. about is the instant for a script
+// reply is what a script's reply means to r. fallback is the instant of a script
 // that did not need to know it.
-func (op operation) reply(l *layout, r *store.Request, reply []int64, about int64) store.State {
+func (op operation) reply(l *layout, r *store.Request, reply []int64, fallback int64) store.State {
 	if len(reply) < 2 {
 		return store.State{Err: fmt.Errorf("%w: a reply of %d numbers", errReply, len(reply))}
 	}
 	now := reply[placeOfNow]
 	if now == 0 {
-		now = about
+		now = fallback
 	}
 	st := l.state(r, now, reply[1] == 1, reply[2:])
 	if st.Err == nil && op.opens() && isUnopened(r, &st) {
@@ -115,7 +111,7 @@ func (op operation) reply(l *layout, r *store.Request, reply []int64, about int6
 	return st
 }
 
-// opens tells whether a window is open after the operation.
+// opens reports whether a window is open after the operation.
 func (op operation) opens() bool {
 	switch op.Operation {
 	case algorithm.Check, algorithm.Charge, algorithm.Take:
@@ -125,26 +121,17 @@ func (op operation) opens() bool {
 	}
 }
 
-// state is what the numbers of a bucket mean to r.
-func (l *layout) state(r *store.Request, now int64, spent bool, numbers []int64) store.State {
-	if err := l.check(now, numbers); err != nil {
-		return store.State{Err: err}
-	}
-	return l.view(numbers, r, now, spent)
-}
-
-// isUnopened tells whether st shows that a window has to be opened.
+// isUnopened reports whether st shows no open window where one is needed.
 func isUnopened(r *store.Request, st *store.State) bool {
 	return st.Reset == 0 && r.Limit.Algorithm == store.FixedWindow
 }
 
-// fairTime is the least that a server is given to answer a check or take. A replica
-// and the primary share the timeout, and a little of it is over when they are asked.
-func (s *Store) fairTime() time.Duration { return s.opts.CheckTimeout * 7 / 16 }
-
+// call returns a call of op for every bucket of g.
 func (s *Store) call(g group, deadline time.Time, op operation) *call {
 	c := newCall(deadline)
-	c.fair = s.fairTime()
+	// A replica and the primary share the timeout, part of which is over when they
+	// are asked.
+	c.fair = s.opts.CheckTimeout * 7 / 16
 	for n, i := range g.members {
 		room := &c.room
 		if n > 0 {
@@ -159,30 +146,165 @@ func (s *Store) call(g group, deadline time.Time, op operation) *call {
 
 // ask runs op on every bucket of g in one round trip and sets their states.
 func (s *Store) ask(ctx context.Context, l *lane, g group, deadline time.Time, op operation) {
-	l.shard.strays.await(ctx, op.Operation, g)
+	l.shard.abandoned.await(ctx, op.Operation, g)
 	c := s.call(g, deadline, op)
-	watch, began := s.observers[l.shard], c.began
+	observe, began := s.observers[l.shard], c.began
 	sent, err := l.do(ctx, c)
 	if err != nil {
 		for range g.members {
-			watch.tell(op.role(), op.Operation, began, err)
+			observe.observe(op.role(), op.Operation, began, err)
 		}
 		if sent && op.Operation == algorithm.Take {
-			l.shard.strays.add(c, g)
+			l.shard.abandoned.add(c, g)
 		}
 		if sent && !op.reads() {
 			err = fmt.Errorf("%w: %w", store.ErrUncertain, err)
 		} else {
 			err = notExecuted(err)
 		}
-		for _, i := range g.members {
-			g.states[i] = store.State{Err: err}
-		}
+		g.fail(err)
 		return
 	}
-	watch.tellAll(op.role(), op.Operation, c)
+	observe.observeAll(op.role(), op.Operation, c)
 	for n, i := range g.members {
 		g.states[i] = op.state(c.cmds[n], &g.reqs[i])
 	}
 	c.release()
+}
+
+// askOne runs op on one bucket.
+func (s *Store) askOne(ctx context.Context, l *lane, r store.Request, deadline time.Time, op operation) store.State {
+	states := make([]store.State, 1)
+	s.ask(ctx, l, whole([]store.Request{r}, states), deadline, op)
+	return states[0]
+}
+
+// group is some of the requests of a call, by their places.
+type group struct {
+	reqs    []store.Request
+	states  []store.State
+	members []int
+}
+
+// places holds 0, 1, 2 ... for groups of all requests, which most are.
+var places = func() (n [16]int) {
+	for i := range n {
+		n[i] = i
+	}
+	return n
+}()
+
+// whole returns the group of all requests.
+func whole(reqs []store.Request, states []store.State) group {
+	if len(reqs) <= len(places) {
+		return group{reqs, states, places[:len(reqs):len(reqs)]}
+	}
+	members := make([]int, len(reqs))
+	for i := range members {
+		members[i] = i
+	}
+	return group{reqs, states, members}
+}
+
+// fail sets the error of all members.
+func (g group) fail(err error) {
+	for _, i := range g.members {
+		g.states[i] = store.State{Err: err}
+	}
+}
+
+// where returns the members for which f returns true.
+func (g group) where(f func(i int) bool) (members []int) {
+	for _, i := range g.members {
+		if f(i) {
+			members = append(members, i)
+		}
+	}
+	return members
+}
+
+// unanswered returns the members that failed, whose window has to be opened, or
+// of which replicas of these servers know nothing.
+func (g group) unanswered(of *servers) []int {
+	return g.where(func(i int) bool {
+		st := &g.states[i]
+		return st.Err != nil || isUnopened(&g.reqs[i], st) || of.mayMiss(st)
+	})
+}
+
+// wantsPrimary reports whether some member asks for the primary's answer.
+func (g group) wantsPrimary() bool {
+	return slices.ContainsFunc(g.members, func(i int) bool { return g.reqs[i].Primary })
+}
+
+// owner is the place of the member that owns a bucket, and its servers that hold
+// the bucket; nil while none are known.
+type owner struct {
+	member  int
+	servers *servers
+}
+
+func (s *Store) ownerOf(clientKey string) owner {
+	member := s.sharder.owner(clientKey)
+	return owner{member, s.serversOf(s.opts.Members[member].Shard, clientKey)}
+}
+
+// serversOf returns the servers in a shard that hold a client key's buckets, or
+// nil while none are known.
+func (s *Store) serversOf(shard *Shard, clientKey string) *servers {
+	if !shard.isCluster() {
+		return shard.owner(0)
+	}
+	return shard.owner(s.keys.slot(clientKey))
+}
+
+// awaitServersOf is serversOf after waiting for discovery, until ctx ends.
+func (s *Store) awaitServersOf(ctx context.Context, shard *Shard, clientKey string) *servers {
+	shard.await(ctx)
+	return s.serversOf(shard, clientKey)
+}
+
+// onlyOwner returns the owner of all buckets, if there is one.
+func (s *Store) onlyOwner(reqs []store.Request) (only owner, ok bool) {
+	if len(reqs) == 0 {
+		return owner{}, false
+	}
+	only = s.ownerOf(reqs[0].ClientKey)
+	for i := 1; i < len(reqs); i++ {
+		if reqs[i].ClientKey != reqs[0].ClientKey && s.ownerOf(reqs[i].ClientKey) != only {
+			return owner{}, false
+		}
+	}
+	return only, true
+}
+
+// perOwner calls f concurrently, once for each owner of buckets, and waits.
+func (s *Store) perOwner(reqs []store.Request, states []store.State, f func(at owner, g group)) {
+	owned := map[owner][]int{}
+	for i := range reqs {
+		at := s.ownerOf(reqs[i].ClientKey)
+		owned[at] = append(owned[at], i)
+	}
+	var wg sync.WaitGroup
+	for at, members := range owned {
+		wg.Go(func() { f(at, group{reqs, states, members}) })
+	}
+	wg.Wait()
+}
+
+// awaitServers waits until the servers of all buckets have been found, or the
+// deadline passes.
+func (s *Store) awaitServers(ctx context.Context, reqs []store.Request, deadline time.Time) {
+	if s.static {
+		return
+	}
+	for i := range reqs {
+		shard := s.opts.Members[s.sharder.owner(reqs[i].ClientKey)].Shard
+		if shard.isFound() {
+			continue
+		}
+		ctx, cancel := context.WithDeadline(ctx, deadline)
+		shard.await(ctx)
+		cancel()
+	}
 }

@@ -1,11 +1,14 @@
 package redis
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
 func calls(t *testing.T, server *redistest.Server, command string) int64 {
@@ -19,10 +22,8 @@ func TestChecksGoToReplicasInTurn(t *testing.T) {
 	const checks = 100
 	sh := redistest.StartShard(t, 2)
 	s := newStore(t, shardOf(t, sh), nil)
-	// Opens the window, and tells the primary's time.
-	if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil {
-		t.Fatal(st.Err)
-	}
+	// This opens the window and reveals the primary's time.
+	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
 	opened := calls(t, sh.Primary, "evalsha")
 	for range checks {
@@ -43,9 +44,7 @@ func TestChecksGoToReplicasInTurn(t *testing.T) {
 func TestPrimaryStandsInForReplicas(t *testing.T) {
 	sh := redistest.StartShard(t, 2)
 	s := newStore(t, shardOf(t, sh), nil)
-	if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil {
-		t.Fatal(st.Err)
-	}
+	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
 	for _, r := range sh.Replicas {
 		must(t, r.Kill())
 	}
@@ -59,9 +58,7 @@ func TestPrimaryStandsInForReplicas(t *testing.T) {
 func TestReplicasAnswerWhileThePrimaryIsAway(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), nil)
-	if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil {
-		t.Fatal(st.Err)
-	}
+	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
 	must(t, sh.Primary.Kill())
 	for i := range 20 {
@@ -75,23 +72,21 @@ func TestReadFromPrimaryLeavesReplicasAlone(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), func(o *Options) { o.ReadPrimary = true })
 	for range 10 {
-		if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil {
-			t.Fatal(st.Err)
-		}
+		must(t, s.Check(t.Context(), ask("k"))[0].Err)
 	}
 	if n := calls(t, sh.Replicas[0], "hmget"); n != 0 {
 		t.Errorf("the replica was asked %d times", n)
 	}
 }
 
-// TestStaleReplicaIsJudgedByItsReset: a replica that still shows a closed
-// window, full, refuses nobody; the primary opens the next one.
+// TestStaleReplicaIsJudgedByItsReset: a replica that still shows a full window that is
+// over refuses no request; the primary opens the next window.
 func TestStaleReplicaIsJudgedByItsReset(t *testing.T) {
 	t.Parallel()
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), nil)
 	for refusals, try := 0, 0; refusals == 0; try++ {
-		// On a busy machine the window may end before anybody asks.
+		// On a busy machine the window may end before the first check.
 		full := ask(fmt.Sprint("k", try))
 		full[0].Events = 1
 		must(t, s.Charge(t.Context(), full)[0].Err)
@@ -117,4 +112,235 @@ func TestStaleReplicaIsJudgedByItsReset(t *testing.T) {
 		})
 		must(t, sh.Replicas[0].ResumeReplication())
 	}
+}
+
+// TestReplicasStandInForAPrimaryThatWasNeverHeard: a store that starts while the
+// primary is away refuses clients that are over the limit at the replica, under every
+// algorithm.
+func TestReplicasStandInForAPrimaryThatWasNeverHeard(t *testing.T) {
+	for name, away := range map[string]func(*redistest.Server) error{
+		"killed": (*redistest.Server).Kill,
+		"silent": (*redistest.Server).Pause,
+	} {
+		t.Run(name, func(t *testing.T) {
+			sh := redistest.StartShard(t, 1)
+			before := newStore(t, shardOf(t, sh), nil)
+			full := func(client string) (reqs []store.Request) {
+				for i := range storetest.Limits {
+					limit := storetest.Limits[i]
+					limit.Zone, limit.Window = fmt.Sprint("zone-", i), time.Hour
+					reqs = append(reqs, store.Request{Limit: &limit, ClientKey: client, Events: 3, Cost: 1, ID: fmt.Sprintf("%011d", i)})
+				}
+				return reqs
+			}
+			reqs := full("k")
+			for n := range 3 {
+				for i := range reqs {
+					reqs[i].ID = fmt.Sprintf("%05d%06d", n, i)
+				}
+				for _, st := range before.Charge(t.Context(), reqs) {
+					must(t, st.Err)
+				}
+			}
+			must(t, sh.WaitReplicated(t.Context()))
+			must(t, away(sh.Primary))
+			if name == "silent" {
+				t.Cleanup(func() { must(t, sh.Primary.Resume()) })
+			}
+
+			// Half of a check's time is the primary's.
+			after := newStore(t, shardOf(t, sh), func(o *Options) { o.CheckTimeout = 10 * time.Second })
+			for i, st := range after.Check(t.Context(), reqs) {
+				if st.Err != nil || st.Allowed || st.Used != 3 || !st.Replica || st.Now == 0 {
+					t.Errorf("check of %s: %+v", reqs[i].Limit.Algorithm, st)
+				}
+			}
+			for i, st := range after.Peek(t.Context(), reqs) {
+				if st.Err != nil || st.Used != 3 || !st.Replica {
+					t.Errorf("peek of %s: %+v", reqs[i].Limit.Algorithm, st)
+				}
+			}
+			for i, copied := range after.Inspect(t.Context(), reqs[0]).Copies {
+				if i == 1 && (copied.State.Err != nil || copied.State.Used != 3) {
+					t.Errorf("inspection of the replica: %+v", copied)
+				}
+			}
+			// Only the primary opens windows and takes.
+			if st := after.Check(t.Context(), full("another")[:1])[0]; st.Err == nil {
+				t.Errorf("check of a window that is not open: %+v", st)
+			}
+			if _, _, ok := after.opts.Members[0].Shard.owner(0).clock.estimate(time.Now()); ok {
+				t.Error("a replica's clock passes for the primary's")
+			}
+		})
+	}
+}
+
+// TestWindowThatIsOverRefusesNobodyWhileThePrimaryWasNeverHeard: the window ends by
+// the replica's own clock.
+func TestWindowThatIsOverRefusesNobodyWhileThePrimaryWasNeverHeard(t *testing.T) {
+	sh := redistest.StartShard(t, 1)
+	limit := &store.Limit{Zone: "short", Algorithm: store.FixedWindow, Window: 2 * time.Second}
+	full := []store.Request{{Limit: limit, ClientKey: "k", Events: 1, Cost: 1}}
+	// The key outlives its window by a second.
+	must(t, newStore(t, shardOf(t, sh), nil).Charge(t.Context(), full)[0].Err)
+	must(t, sh.WaitReplicated(t.Context()))
+	must(t, sh.Primary.Kill())
+	s := newStore(t, shardOf(t, sh), nil)
+	eventually(t, "the window is over", func() error {
+		switch st := s.Check(t.Context(), full)[0]; {
+		case st.Err != nil:
+			return nil
+		case st.Allowed || st.Now >= st.Reset:
+			t.Fatalf("%+v", st)
+		}
+		return errors.New("it refuses")
+	})
+}
+
+// TestThePrimarysClockReplacesAReplicas as soon as it is heard.
+func TestThePrimarysClockReplacesAReplicas(t *testing.T) {
+	sh := redistest.StartShard(t, 1)
+	must(t, newStore(t, shardOf(t, sh), nil).Charge(t.Context(), ask("k"))[0].Err)
+	must(t, sh.WaitReplicated(t.Context()))
+	s := newStore(t, shardOf(t, sh), nil)
+	before := calls(t, sh.Replicas[0], "evalsha_ro")
+	// Before its first reply the primary itself answers.
+	if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil || st.Replica {
+		t.Errorf("the first check: %+v", st)
+	}
+	if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil || !st.Replica {
+		t.Errorf("the second check: %+v", st)
+	}
+	if n := calls(t, sh.Replicas[0], "evalsha_ro"); n != before {
+		t.Errorf("the replica was asked by its own clock %d times", n-before)
+	}
+}
+
+func TestClockIsNeverAheadAndNearTheFastestReply(t *testing.T) {
+	c := newPrimaryClock()
+	start := c.start
+	const ahead = int64(7_000_000_000_000)
+	primary := func(at time.Time) int64 { return at.Sub(start).Microseconds() + ahead }
+	last := int64(0)
+	for i := range 10_000 {
+		ran := start.Add(time.Duration(i) * 5 * time.Millisecond)
+		// Replies take 0.1 to 3 ms; one in ten is the fastest.
+		arrived := ran.Add(100*time.Microsecond + time.Duration(i%10)*300*time.Microsecond)
+		c.observe(primary(ran), arrived)
+		at := arrived.Add(time.Millisecond)
+		now, age, ok := c.estimate(at)
+		if !ok || age != time.Millisecond {
+			t.Fatalf("estimate %d: age %v, ok %v", i, age, ok)
+		}
+		if now > primary(at) {
+			t.Fatalf("estimate %d is %d µs ahead", i, now-primary(at))
+		}
+		if i > 20 && primary(at)-now > 150 {
+			t.Fatalf("estimate %d is %d µs behind", i, primary(at)-now)
+		}
+		if now < last {
+			t.Fatalf("estimate %d runs backwards by %d µs", i, last-now)
+		}
+		last = now
+	}
+}
+
+func TestClockFollowsAPrimaryThatIsSetBack(t *testing.T) {
+	c := newPrimaryClock()
+	at := func(s float64) time.Time { return c.start.Add(time.Duration(s * float64(time.Second))) }
+	c.observe(1000e6, at(0))
+	for s := 0.5; s < 4; s += 0.5 {
+		c.observe(int64(s*1e6), at(s))
+	}
+	if now, _, _ := c.estimate(at(4)); now != 4e6 {
+		t.Fatalf("estimate is %d µs, want 4 s: the primary was set back 4 s ago", now)
+	}
+}
+
+func TestClockIsUnknownBeforeAnyReply(t *testing.T) {
+	c := newPrimaryClock()
+	if _, _, ok := c.estimate(c.start.Add(time.Hour)); ok {
+		t.Fatal("there is an estimate without an observation")
+	}
+}
+
+// TestPeekChangesNothing and returns the content of a bucket, with and without
+// replicas.
+func TestPeekChangesNothing(t *testing.T) {
+	for _, replicas := range []int{0, 1} {
+		sh := redistest.StartShard(t, replicas)
+		s := newStore(t, shardOf(t, sh), nil)
+		client := sh.Primary.Client()
+		for n, limit := range storetest.Limits {
+			limit.Zone, limit.Window = fmt.Sprint("peek", n), time.Hour
+			r := []store.Request{{Limit: &limit, ClientKey: "k", Events: 10, Cost: 1, ID: "id"}}
+			before, err := client.DBSize(t.Context()).Result()
+			must(t, err)
+			if st := s.Peek(t.Context(), r)[0]; st.Err != nil || st.Used != 0 {
+				t.Errorf("%s: a bucket that there is not: %+v", limit.Algorithm, st)
+			}
+			if after, err := client.DBSize(t.Context()).Result(); err != nil || after != before {
+				t.Errorf("%s: %d keys, were %d, %v", limit.Algorithm, after, before, err)
+			}
+			must(t, s.Take(t.Context(), r)[0].Err)
+			must(t, sh.WaitReplicated(t.Context()))
+			if st := s.Peek(t.Context(), r)[0]; st.Err != nil || st.Used != 1 {
+				t.Errorf("%s: one is used: %+v", limit.Algorithm, st)
+			}
+		}
+	}
+}
+
+// TestPeekAsksThePrimaryForAReplica that does not answer.
+func TestPeekAsksThePrimaryForAReplica(t *testing.T) {
+	sh := redistest.StartShard(t, 1)
+	s := newStore(t, shardOf(t, sh), nil)
+	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	must(t, sh.Replicas[0].Kill())
+	if st := s.Peek(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 1 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// TestPeekOpensNothingForTheClock: a check renews an old estimate of the primary's time
+// by opening its window; a peek does not.
+func TestPeekOpensNothingForTheClock(t *testing.T) {
+	sh := redistest.StartShard(t, 1)
+	s := newStore(t, shardOf(t, sh), nil)
+	must(t, s.Charge(t.Context(), ask("other"))[0].Err)
+	must(t, sh.WaitReplicated(t.Context()))
+	clock := s.ownerOf("k").servers.clock
+	age := func() {
+		clock.mu.Lock()
+		defer clock.mu.Unlock()
+		clock.start = clock.start.Add(-2 * clockTrust)
+		clock.offset -= (2 * clockTrust).Microseconds()
+		clock.previous = clock.offset
+	}
+	keys := func() int64 {
+		n, err := sh.Primary.Client().DBSize(t.Context()).Result()
+		must(t, err)
+		return n
+	}
+	before := keys()
+	age()
+	if st := s.Peek(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 0 {
+		t.Errorf("%+v", st)
+	}
+	// This is queued behind the calls of the peek.
+	r := ask("other")
+	r[0].Primary = true
+	must(t, s.Check(t.Context(), r)[0].Err)
+	if after := keys(); after != before {
+		t.Errorf("%d keys, were %d", after, before)
+	}
+	age()
+	must(t, s.Check(t.Context(), ask("other"))[0].Err)
+	eventually(t, "the clock is told", func() error {
+		if _, age, _ := clock.estimate(time.Now()); age > clockTrust {
+			return fmt.Errorf("it is %v old", age)
+		}
+		return nil
+	})
 }

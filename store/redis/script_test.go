@@ -9,7 +9,78 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
+
+// TestScriptsAgreeWithAlgorithm compares the Lua scripts, and reads without them, with
+// the arithmetic in Go, in every field of every answer.
+func TestScriptsAgreeWithAlgorithm(t *testing.T) {
+	shard := newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})
+	for _, limit := range storetest.Limits {
+		name := string(limit.Algorithm)
+		if limit.Align {
+			name += "/align"
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			storetest.History{Limit: limit, Operations: 50_000}.Run(t, func(_ *testing.T, clock *storetest.Clock) store.Store {
+				return New(Options{
+					LocalClock: true, Now: clock.Now, CheckTimeout: patience, ChargeTimeout: patience,
+					Members: []Member{{Name: "a", Shard: shard}},
+				})
+			})
+		})
+	}
+}
+
+// TestRestsAddUpExactly where a double cannot hold their sum.
+func TestRestsAddUpExactly(t *testing.T) {
+	const events = store.MaxInteger
+	now := time.UnixMicro(1_795_258_977_534_988)
+	s := newStore(t, newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), func(o *Options) {
+		o.LocalClock, o.Now = true, func() time.Time { return now }
+	})
+	limit := &store.Limit{Zone: "rests", Algorithm: store.GCRA, Window: time.Minute + time.Microsecond}
+	for i := range 300 {
+		bucket := algorithm.New(limit)
+		for n := range 4 {
+			r := store.Request{Limit: limit, ClientKey: fmt.Sprint(i), Events: events, Cost: 2_398_311_873_043 + int64(i*n), ID: "id"}
+			want := algorithm.Take.Run(bucket, &r, now.UnixMicro())
+			got := s.Take(t.Context(), []store.Request{r})[0]
+			if got.Err != nil || got.Content != want.Content || got.Used != want.Used {
+				t.Fatalf("take %d of %d: got %+v, want %+v", n, i, got, want)
+			}
+		}
+	}
+}
+
+func TestContract(t *testing.T) {
+	server := redistest.Start(t)
+	other := redistest.Start(t)
+	for name, build := range map[string]func(t *testing.T, o *Options){
+		"Pipelining": func(t *testing.T, o *Options) {
+			o.Members = []Member{{Name: "a", Shard: newShard(t, ShardOptions{Primary: server.Addr()})}}
+		},
+		"Plain": func(t *testing.T, o *Options) {
+			o.Members = []Member{{Name: "a", Shard: newShard(t, ShardOptions{Primary: server.Addr(), NoPipelining: true})}}
+		},
+		"TwoShardsAndSecret": func(t *testing.T, o *Options) {
+			o.KeySecret = []byte("secret")
+			o.Members = []Member{
+				{Name: "a", Shard: newShard(t, ShardOptions{Primary: server.Addr()})},
+				{Name: "b", Shard: newShard(t, ShardOptions{Primary: other.Addr()})},
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			storetest.Run(t, func(t *testing.T, clock *storetest.Clock) store.Store {
+				opts := Options{LocalClock: true, Now: clock.Now, CheckTimeout: patience, ChargeTimeout: patience}
+				build(t, &opts)
+				return New(opts)
+			})
+		})
+	}
+}
 
 func TestBucketExpiresAfterItsReset(t *testing.T) {
 	server := redistest.Start(t)
@@ -36,8 +107,8 @@ func TestBucketExpiresAfterItsReset(t *testing.T) {
 }
 
 func TestMemoryPerBucket(t *testing.T) {
-	// As many as fill Redis's hash tables. With one more the tables double, and
-	// until they have filled again a bucket takes up to 16 bytes more.
+	// This number fills Redis's hash tables. One more doubles them, and until they are
+	// full again a bucket takes up to 16 bytes more.
 	const buckets, limit = 1<<17 - 1, 180
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
@@ -45,7 +116,7 @@ func TestMemoryPerBucket(t *testing.T) {
 	before := usedMemory(t, server)
 	reqs := make([]store.Request, buckets)
 	for i := range reqs {
-		// "rl:1:hourly:fw3600s:" and 13 bytes more are 33.
+		// "rl:1:hourly:fw3600s:" and 13 more bytes are 33.
 		reqs[i] = store.Request{Limit: hourly, ClientKey: fmt.Sprintf("abc:%09d", i), Events: 5000, Cost: 1}
 	}
 	if n := len(s.keys.key(hourly, reqs[0].ClientKey)); n != 33 {
@@ -98,8 +169,8 @@ func TestScriptFlushIsNotNoticed(t *testing.T) {
 	}
 }
 
-// TestChargeReadsTheClockNearTheReset gives charges an instant that has passed:
-// whatever it is, they count in the window that is open by the server's clock.
+// TestChargeReadsTheClockNearTheReset: a charge with any instant that has passed counts
+// in the window that is open by the server's clock.
 func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 	server := redistest.Start(t)
 	shard := newShard(t, ShardOptions{Primary: server.Addr()})
@@ -119,7 +190,7 @@ func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 		key := fmt.Sprintf("clock:%d", i)
 		must(t, server.Client().HSet(t.Context(), key, "c", 5, "r", now.Add(c.reset).UnixMicro()).Err())
 		call := newCall(time.Now().Add(patience))
-		// The first of a pipeline always reads it.
+		// The first one of a pipeline always reads it.
 		for range 2 {
 			cmd := new(scriptCommand)
 			cmd.begin(scriptFixedWindow, algorithm.Check, false, "other")
@@ -142,8 +213,8 @@ func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 	}
 }
 
-// TestLateChargeCountsInTheWindowThatIsOpen stops the primary across a reset
-// while charges wait in it.
+// TestLateChargeCountsInTheWindowThatIsOpen pauses the primary across a reset while
+// charges wait in it.
 func TestLateChargeCountsInTheWindowThatIsOpen(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -171,7 +242,7 @@ func TestLateChargeCountsInTheWindowThatIsOpen(t *testing.T) {
 	})
 }
 
-// endsIn makes the open window of a bucket end in d, and returns when that is.
+// endsIn makes the open window of a bucket end in d and returns the reset.
 func endsIn(t *testing.T, s *Store, server *redistest.Server, r store.Request, d time.Duration) (reset int64) {
 	t.Helper()
 	now, err := server.Client().Time(t.Context()).Result()
@@ -192,5 +263,23 @@ func TestSpoiltBucketSpoilsNoOther(t *testing.T) {
 		if states[1].Err != nil || states[1].Used != 1 {
 			t.Fatalf("the other bucket's state is %+v", states[1])
 		}
+	}
+}
+
+// TestManyRefundsInOneBusyTime: the sums of a bucket that is never empty stay
+// readable, however many refunds it gets.
+func TestManyRefundsInOneBusyTime(t *testing.T) {
+	s := newStore(t, newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), nil)
+	limit := &store.Limit{Zone: "busy", Algorithm: store.GCRA, Window: 720 * time.Hour}
+	must(t, s.Charge(t.Context(), []store.Request{{Limit: limit, ClientKey: "k", Events: 100, Cost: 1}})[0].Err)
+	reqs := []store.Request{{Limit: limit, ClientKey: "k", Events: 100, Burst: 100_000, Cost: 90_000}}
+	for range 20 {
+		st := s.Take(t.Context(), reqs)[0]
+		must(t, st.Err)
+		reqs[0].Receipt = st.Receipt
+		must(t, s.Refund(t.Context(), reqs)[0].Err)
+	}
+	if st := s.Check(t.Context(), reqs)[0]; st.Err != nil || st.Used != 1 {
+		t.Errorf("after all refunds: %+v", st)
 	}
 }

@@ -1,32 +1,35 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"net"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 const (
-	// DefaultDialTimeout bounds the making of one connection.
+	// DefaultDialTimeout bounds the dialling of one connection.
 	DefaultDialTimeout = 200 * time.Millisecond
-	// DefaultPoolSize is the number of connections per server and purpose
-	// with pipelining.
+	// DefaultPoolSize is the number of connections per server and purpose with
+	// pipelining.
 	DefaultPoolSize = 4
 	// DefaultPlainPoolSize is the same without pipelining.
 	DefaultPlainPoolSize = 64
-	// DefaultMaxReplicaLag is how far a replica may be behind to be asked.
+	// DefaultMaxReplicaLag bounds the lag of a replica that answers checks.
 	DefaultMaxReplicaLag = 5 * time.Second
 )
 
-// Credentials yield the user, empty for the default one, and the password for a
-// connection that is being made.
+// Credentials returns the user name, empty for the default user, and the password
+// for a new connection.
 type Credentials func(ctx context.Context) (username, password string, err error)
 
-// ShardOptions is how the servers of a shard are reached: by Primary and
-// Replicas, by Sentinel, or by Cluster.
+// ShardOptions locates and configures the servers of a shard. It has either
+// Primary and Replicas, or Sentinel, or Cluster.
 type ShardOptions struct {
 	// Primary is the address, host:port or unix/path, of the server that takes
 	// the writes.
@@ -35,61 +38,45 @@ type ShardOptions struct {
 	Replicas []string
 	// Sentinel finds a primary and its replicas instead, and follows a failover.
 	Sentinel *SentinelOptions
-	// Cluster are the addresses of some nodes of a Redis Cluster, which tell the
+	// Cluster are the addresses of some nodes of a Redis Cluster, which name the
 	// others.
 	Cluster []string
-	// Credentials are asked for at each connection; nil for the default user
-	// without a password.
+	// Credentials log in at each connection; nil for the default user without a
+	// password.
 	Credentials Credentials
-	// TLS, if set, makes connections use it.
+	// TLS, if set, is used for all connections.
 	TLS *tls.Config
 	// DB is the database number.
 	DB int
-	// DialTimeout bounds the making of one connection; 0 means
+	// DialTimeout bounds the dialling of one connection; 0 means
 	// DefaultDialTimeout.
 	DialTimeout time.Duration
-	// PoolSize is the number of connections to each server, once for checks
-	// and once for charges; 0 means DefaultPoolSize, or DefaultPlainPoolSize
-	// with NoPipelining.
+	// PoolSize is the number of connections to each server, for checks and again
+	// for charges; 0 means DefaultPoolSize, or DefaultPlainPoolSize with
+	// NoPipelining.
 	PoolSize int
-	// NoPipelining sends each call by itself instead of putting into one
-	// pipeline what is waiting at the same time.
+	// NoPipelining sends each call by itself instead of pipelining those that wait
+	// at the same time.
 	NoPipelining bool
-	// dial makes connections in place of the usual way, for tests that put faults
-	// between.
+	// dial replaces the dialler in tests that inject faults.
 	dial func(ctx context.Context, network, addr string) (net.Conn, error)
-	// MaxReplicaLag is how far a replica may be behind its primary to be asked;
-	// 0 means DefaultMaxReplicaLag.
+	// MaxReplicaLag bounds the lag of a replica that answers checks; 0 means
+	// DefaultMaxReplicaLag.
 	MaxReplicaLag time.Duration
 }
 
-func (o *ShardOptions) dialTimeout() time.Duration {
-	if o.DialTimeout == 0 {
-		return DefaultDialTimeout
+// setDefaults replaces zeros by the defaults.
+func (o *ShardOptions) setDefaults() {
+	o.DialTimeout = cmp.Or(o.DialTimeout, DefaultDialTimeout)
+	o.MaxReplicaLag = cmp.Or(o.MaxReplicaLag, DefaultMaxReplicaLag)
+	if o.NoPipelining {
+		o.PoolSize = cmp.Or(o.PoolSize, DefaultPlainPoolSize)
 	}
-	return o.DialTimeout
+	o.PoolSize = cmp.Or(o.PoolSize, DefaultPoolSize)
 }
 
-func (o *ShardOptions) poolSize() int {
-	switch {
-	case o.PoolSize != 0:
-		return o.PoolSize
-	case o.NoPipelining:
-		return DefaultPlainPoolSize
-	default:
-		return DefaultPoolSize
-	}
-}
-
-// connections are one for each worker, and one to ask for the server's health.
-func (o *ShardOptions) connections() int { return o.poolSize() + 1 }
-
-func (o *ShardOptions) maxReplicaLag() time.Duration {
-	if o.MaxReplicaLag == 0 {
-		return DefaultMaxReplicaLag
-	}
-	return o.MaxReplicaLag
-}
+// connections is one for each worker, and one for health.
+func (o *ShardOptions) connections() int { return o.PoolSize + 1 }
 
 // Shard is the connections to one independent Redis: a primary and its
 // replicas, or a Redis Cluster. It is safe for concurrent use and may serve
@@ -97,70 +84,68 @@ func (o *ShardOptions) maxReplicaLag() time.Duration {
 type Shard struct {
 	opts     ShardOptions
 	topology atomic.Pointer[topology]
-	// finder finds the servers; nil if they were given.
+	// finder finds the servers; nil if they are given.
 	finder finder
-	// cluster is the finder of a Redis Cluster, or nil.
-	cluster *cluster
-	// found is closed when the servers have been found; nudged makes it be asked
-	// soon who they are.
+	// found is closed when the servers have been found; nudged asks for a search
+	// soon.
 	found  chan struct{}
 	nudged chan struct{}
 
-	// life ends when nothing is done in the background any more.
+	// life ends all work in the background.
 	life       context.Context
 	end        context.CancelFunc
 	started    sync.Once
 	background sync.WaitGroup
 
 	mu sync.Mutex
-	// lanes are those in use, by server and purpose.
+	// lanes are those in use; nil once the shard is closed.
 	lanes  map[laneKey]*lane
 	closed bool
-	// retired are no longer in use.
+	// retired are the lanes and clients that are being closed.
 	retired sync.WaitGroup
-	// listeners are told of events; listened is how many there ever were.
+	// listeners receive events; listened counts those there ever were.
 	listeners map[int]func(Event)
 	listened  int
-	// met are the servers that were looked at, by address.
-	met map[string]sight
-	// strays are its takes that nobody waits for any more.
-	strays strays
+	// met are the inspected servers, by address.
+	met       map[string]sight
+	abandoned abandonedTakes
 
 	events chan Event
 }
 
-// laneKey tells lanes of a shard apart.
+// laneKey identifies a lane of a shard.
 type laneKey struct {
 	addr       string
 	persistent bool
 }
 
-// NewShard returns a shard. Nothing is dialled before the first call.
+// NewShard returns a shard. It dials nothing before the first call.
 func NewShard(opts ShardOptions) *Shard {
+	opts.setDefaults()
 	s := &Shard{
-		opts:   opts,
-		found:  make(chan struct{}),
-		nudged: make(chan struct{}, 1),
-		lanes:  map[laneKey]*lane{},
-		met:    map[string]sight{},
-		events: make(chan Event, eventRoom),
-
+		opts:      opts,
+		found:     make(chan struct{}),
+		nudged:    make(chan struct{}, 1),
+		lanes:     map[laneKey]*lane{},
+		met:       map[string]sight{},
+		events:    make(chan Event, eventRoom),
 		listeners: map[int]func(Event){},
 	}
 	s.life, s.end = context.WithCancel(context.Background())
 	switch {
 	case opts.Sentinel != nil:
 		s.finder = newSentinel(&s.opts)
-	case len(opts.Cluster) > 0:
-		s.cluster = newCluster(&s.opts)
-		s.finder = s.cluster
+	case s.isCluster():
+		s.finder = newCluster(&s.opts)
 	default:
 		s.adopt([]roles{{primary: opts.Primary, replicas: opts.Replicas}})
 	}
 	return s
 }
 
-// start begins what is done in the background, once.
+func (s *Shard) isCluster() bool { return len(s.opts.Cluster) > 0 }
+
+// start starts the work in the background, once.
 func (s *Shard) start() {
 	s.started.Do(func() {
 		s.mu.Lock()
@@ -184,7 +169,7 @@ func (s *Shard) owner(slot uint16) *servers {
 	return s.topology.Load().owner(slot)
 }
 
-// isFound tells whether the servers have been found.
+// isFound reports whether the servers have been found.
 func (s *Shard) isFound() bool { return s.topology.Load() != nil }
 
 // await waits until the servers have been found, or ctx ends.
@@ -196,7 +181,7 @@ func (s *Shard) await(ctx context.Context) {
 	}
 }
 
-// adopt makes these the servers. Those that go on keep their connections.
+// adopt replaces the servers. Those that stay keep their connections.
 func (s *Shard) adopt(found []roles) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -206,46 +191,43 @@ func (s *Shard) adopt(found []roles) {
 	before := s.topology.Load()
 	next := new(topology)
 	for _, r := range found {
-		if s.cluster != nil {
+		if s.isCluster() {
 			if len(r.slots) == 0 {
 				next.spare = append(next.spare, s.laneTo(r.primary, false), s.laneTo(r.primary, true))
 				continue
 			}
 			next.assign(r.slots, len(next.servers))
 		}
-		next.servers = append(next.servers, s.serversOf(r, before))
+		next.servers = append(next.servers, s.serversIn(r, before))
 	}
 	s.topology.Store(next)
 	if before == nil {
 		close(s.found)
 	}
-	s.tellPrimaries(before, next)
+	s.emitPrimaries(before, next)
 	s.retire(next)
 }
 
-// serversOf returns the servers in these roles. mu is held.
-func (s *Shard) serversOf(r roles, before *topology) *servers {
+// serversIn returns the servers in these roles. mu is held.
+func (s *Shard) serversIn(r roles, before *topology) *servers {
 	next := &servers{
 		primary: r.primary,
 		checks:  s.laneTo(r.primary, false),
 		charges: s.laneTo(r.primary, true),
-		tagged:  s.cluster != nil,
+		tagged:  s.isCluster(),
 	}
 	for _, addr := range r.replicas {
 		next.replicas = append(next.replicas, s.laneTo(addr, false))
 	}
-	if before != nil {
-		for _, was := range before.servers {
-			if was.primary == r.primary {
-				next.clock, next.offsets, next.turn = was.clock, was.offsets, was.turn
-				return next
-			}
-		}
+	if was := before.ledBy(r.primary); was != nil {
+		next.clock, next.offsets, next.turn = was.clock, was.offsets, was.turn
+	} else {
+		next.clock, next.offsets, next.turn = newPrimaryClock(), new(offsets), new(atomic.Uint32)
 	}
-	next.clock, next.offsets, next.turn = newPrimaryClock(), new(offsets), new(atomic.Uint32)
 	return next
 }
 
+// laneTo returns the lane to a server. mu is held.
 func (s *Shard) laneTo(addr string, persistent bool) *lane {
 	key := laneKey{addr, persistent}
 	l, ok := s.lanes[key]
@@ -257,8 +239,8 @@ func (s *Shard) laneTo(addr string, persistent bool) *lane {
 }
 
 // reconnect replaces all connections to a server that says it is no primary.
-// go-redis drops just the one it hears that on, and only from the first reply of a
-// pipeline that begins with READONLY.
+// go-redis drops only the connection that says so, and only if that is the first
+// reply of a pipeline.
 func (s *Shard) reconnect(addr string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -269,11 +251,7 @@ func (s *Shard) reconnect(addr string) {
 	}
 }
 
-// retirePause is how long connections stay after nobody shall use them any
-// more, for the sake of calls that have chosen them already.
-const retirePause = time.Second
-
-// retire closes the lanes that are not in use any more. mu is held.
+// retire closes the lanes that are no longer in use. mu is held.
 func (s *Shard) retire(next *topology) {
 	used := map[*lane]bool{}
 	for _, l := range next.lanes() {
@@ -286,9 +264,9 @@ func (s *Shard) retire(next *topology) {
 		delete(s.lanes, key)
 		s.retired.Go(func() {
 			pause(s.life, retirePause)
-			// What waits there is refused by a server that is no primary any more,
-			// and sent again by whoever wanted it.
-			ctx, cancel := context.WithTimeout(s.life, replyPatience)
+			// A server that is no longer the primary refuses the calls that wait there;
+			// their callers send them again.
+			ctx, cancel := context.WithTimeout(s.life, replyTimeout)
 			defer cancel()
 			l.close(ctx)
 		})
@@ -305,15 +283,15 @@ func (s *Shard) warm(ctx context.Context) {
 	wg.Wait()
 }
 
-// Close delivers the detached charges that are still waiting, or gives them up
-// when ctx ends, and closes the connections. No call may be made afterwards.
+// Close delivers the detached charges that still wait, until ctx ends, and closes
+// the connections. No call may be made afterwards.
 func (s *Shard) Close(ctx context.Context) {
-	s.strays.settle(ctx)
+	s.abandoned.settle(ctx)
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
-	// What a lane redirects to other nodes while it is being closed goes by lanes of
-	// the next round: no more than maxRedirects of them.
+	// A call that a closing lane redirects gets a lane of the next round: there are at
+	// most maxRedirects.
 	for s.closeLanes(ctx) {
 	}
 	s.end()
@@ -324,8 +302,8 @@ func (s *Shard) Close(ctx context.Context) {
 	}
 }
 
-// closeLanes closes the lanes there are, and tells whether there were any. If not,
-// there are none from now on.
+// closeLanes closes the lanes and reports whether there were any. If not, no more
+// are made.
 func (s *Shard) closeLanes(ctx context.Context) bool {
 	s.mu.Lock()
 	lanes := s.lanes
@@ -339,4 +317,127 @@ func (s *Shard) closeLanes(ctx context.Context) bool {
 	}
 	wg.Wait()
 	return len(lanes) > 0
+}
+
+// servers are a primary and its replicas, which hold the same buckets.
+type servers struct {
+	primary string
+	clock   *primaryClock
+	offsets *offsets
+	checks  *lane
+	charges *lane
+	// replicas answer checks, in turn.
+	replicas []*lane
+	turn     *atomic.Uint32
+	// tagged is set in a Redis Cluster, where keys have a hash tag.
+	tagged bool
+}
+
+// replica returns the next usable replica, or nil.
+func (s *servers) replica() *lane {
+	usable := 0
+	for _, l := range s.replicas {
+		if l.isUsable() {
+			usable++
+		}
+	}
+	if usable == 0 {
+		return nil
+	}
+	next := int(s.turn.Add(1) % uint32(usable)) //nolint:gosec // a handful
+	for _, l := range s.replicas {
+		if !l.isUsable() {
+			continue
+		}
+		if next == 0 {
+			return l
+		}
+		next--
+	}
+	return nil
+}
+
+// isUsable reports whether a replica can answer checks.
+func (l *lane) isUsable() bool { return l.isUp() && !l.shard.lags(time.Duration(l.lag.Load())) }
+
+// lags reports whether a replica with this lag is left out.
+func (s *Shard) lags(lag time.Duration) bool { return lag > s.opts.MaxReplicaLag }
+
+// mayMiss reports whether a replica's answer may miss an existing bucket: while a
+// slot of a Redis Cluster moves, half of its keys are elsewhere.
+func (s *servers) mayMiss(st *store.State) bool {
+	return s != nil && s.tagged && st.Content == store.Content{} && st.Used == 0
+}
+
+// roles are the addresses of a primary and its replicas, and their slots in a Redis
+// Cluster.
+type roles struct {
+	primary  string
+	replicas []string
+	slots    []slotRange
+}
+
+// slotRange is a range of slots, both ends included.
+type slotRange struct{ first, last int }
+
+// topology maps the buckets of a shard to servers.
+type topology struct {
+	servers []*servers
+	// slots, in a Redis Cluster, are the places of their owners in servers, from 1;
+	// 0 for a slot without an owner.
+	slots *[slotCount]uint16
+	// spare are the lanes to primaries of a Redis Cluster without slots: the owner
+	// of a slot that is about to move to one redirects commands there.
+	spare []*lane
+}
+
+// owner returns the servers that hold the buckets of a slot, or nil if none are
+// known.
+func (t *topology) owner(slot uint16) *servers {
+	switch {
+	case t == nil || len(t.servers) == 0:
+		return nil
+	case t.slots == nil:
+		return t.servers[0]
+	case t.slots[slot] == 0:
+		return nil
+	default:
+		return t.servers[t.slots[slot]-1]
+	}
+}
+
+// ledBy returns the servers of a primary, or nil.
+func (t *topology) ledBy(primary string) *servers {
+	if t != nil {
+		for _, s := range t.servers {
+			if s.primary == primary {
+				return s
+			}
+		}
+	}
+	return nil
+}
+
+// lanes returns all lanes, each once.
+func (t *topology) lanes() []*lane {
+	var all []*lane
+	if t != nil {
+		for _, s := range t.servers {
+			all = append(append(all, s.checks, s.charges), s.replicas...)
+		}
+		all = append(all, t.spare...)
+	}
+	return all
+}
+
+// assign gives slots to the servers at a place.
+func (t *topology) assign(slots []slotRange, place int) {
+	if t.slots == nil {
+		t.slots = new([slotCount]uint16)
+	}
+	for _, r := range slots {
+		for n := max(r.first, 0); n <= min(r.last, slotCount-1); n++ {
+			t.slots[n] = uint16(place + 1) //nolint:gosec // fewer than slots
+		}
+	}
 }

@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"testing"
 
@@ -9,10 +10,56 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
-// intruders are what another program may have put under a bucket's key.
+// FuzzReply decodes any reply to an error or to a state that makes sense.
+func FuzzReply(f *testing.F) {
+	f.Add(replyBytes(100, 1, 3, 200, 0), int64(100), "3")
+	f.Add(replyBytes(0, 0, -1, 200, 100), int64(100), "")
+	f.Add(replyBytes(1, 100, 1000, 1, 2, 1000, 5, 0), int64(0), "x")
+	f.Add(replyBytes(1<<60, 1, 1<<60, 7, 0, 0), int64(100), "\x00\x00\x00\x00\x00\x00\xf0\x3f")
+	f.Add([]byte{}, int64(0), "9007199254740993")
+	f.Fuzz(func(t *testing.T, data []byte, now int64, text string) {
+		var reply []int64
+		for ; len(data) >= 8; data = data[8:] {
+			reply = append(reply, int64(binary.BigEndian.Uint64(data)))
+		}
+		for _, limit := range storetest.Limits {
+			l := layoutOf(limit.Algorithm)
+			r := &store.Request{Limit: &limit, Events: 10, Cost: 3, ID: "id"}
+			for op := algorithm.Check; op <= algorithm.Penalize; op++ {
+				makesSense(t, operation{Operation: op}.reply(l, r, reply, now))
+			}
+			if l.read == nil {
+				continue
+			}
+			for _, texts := range [][]string{{text}, {text, text, text}, {text[:len(text)/2], text[len(text)/2:], ""}} {
+				if numbers, err := l.numbers(texts); err == nil {
+					makesSense(t, l.state(r, now, false, numbers))
+				}
+			}
+		}
+	})
+}
+
+func makesSense(t *testing.T, st store.State) {
+	t.Helper()
+	if st.Err == nil && (st.Used < 0 || st.Remaining < 0 || st.Remaining > 10 || st.RetryAfter < 0 ||
+		st.Reset < 0 || !st.Allowed && st.Penalty == 0 && st.Remaining > 3) {
+		t.Fatalf("a reply is taken for %+v", st)
+	}
+}
+
+func replyBytes(values ...int64) (b []byte) {
+	for _, v := range values {
+		b = binary.BigEndian.AppendUint64(b, uint64(v)) //nolint:gosec // the bits matter
+	}
+	return b
+}
+
+// intruders put foreign data under a bucket's key.
 var intruders = map[string]func(ctx context.Context, c *goredis.Client, key string) error{
 	"text": func(ctx context.Context, c *goredis.Client, key string) error {
 		return c.Set(ctx, key, "hello", 0).Err()
@@ -39,8 +86,8 @@ var intruders = map[string]func(ctx context.Context, c *goredis.Client, key stri
 	},
 }
 
-// TestForeignDataIsAnErrorAndStays, whatever is asked, and fails no other bucket
-// in the same round trip.
+// TestForeignDataIsAnErrorAndStays under every operation, and fails no other bucket
+// of the round trip.
 func TestForeignDataIsAnErrorAndStays(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
@@ -63,7 +110,7 @@ func TestForeignDataIsAnErrorAndStays(t *testing.T) {
 			} {
 				what := fmt.Sprintf("%s of %s under %s %v", op, name, limit.Algorithm, limit.Align)
 				states := ask(t.Context(), request())
-				// These have nothing to look at.
+				// These do not read the bucket.
 				idle := op == "refund" || op == "penalize" && (limit.Algorithm == store.Concurrency || limit.Algorithm == store.SlidingLog)
 				if states[0].Err == nil && !idle {
 					t.Errorf("%s has no error: %+v", what, states[0])

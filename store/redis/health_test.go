@@ -31,7 +31,7 @@ func keepJournal(s *Shard) *journal {
 	return j
 }
 
-// all returns the events of a kind about a server.
+// all returns the events of a kind that concern a server.
 func (j *journal) all(kind EventKind, addr string) (some []Event) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -55,8 +55,8 @@ func (j *journal) await(t *testing.T, kind EventKind, addr string) Event {
 	return found[0]
 }
 
-// awaitProblem waits until it is told that something is wrong with a server,
-// in words that have all of these in them.
+// awaitProblem waits for the event of a misconfigured server whose error contains
+// all of the words.
 func (j *journal) awaitProblem(t *testing.T, addr string, words ...string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("it is said that %q is wrong with %s", words, addr), func() error {
@@ -73,7 +73,7 @@ func (j *journal) awaitProblem(t *testing.T, addr string, words ...string) {
 	})
 }
 
-// TestReplicaThatLagsIsLeftOut, and returns by itself.
+// TestReplicaThatLagsIsLeftOut until it has caught up.
 func TestReplicaThatLagsIsLeftOut(t *testing.T) {
 	t.Parallel()
 	sh := redistest.StartShard(t, 2)
@@ -119,30 +119,30 @@ func TestReplicaThatLagsIsLeftOut(t *testing.T) {
 	}
 }
 
-// TestReplicaOfAnotherPrimaryIsLeftOut, for it knows nothing of the buckets.
+// TestReplicaOfAnotherPrimaryIsLeftOut, because it does not have the buckets.
 func TestReplicaOfAnotherPrimaryIsLeftOut(t *testing.T) {
 	sh, other := redistest.StartShard(t, 0), redistest.StartShard(t, 1)
-	stray := other.Replicas[0]
-	shard := newShard(t, ShardOptions{Primary: sh.Primary.Addr(), Replicas: []string{stray.Addr()}})
+	foreigner := other.Replicas[0]
+	shard := newShard(t, ShardOptions{Primary: sh.Primary.Addr(), Replicas: []string{foreigner.Addr()}})
 	j := keepJournal(shard)
 	s := newStore(t, shard, nil)
 	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
-	if e := j.await(t, ReplicaLags, stray.Addr()); e.Err == nil || !strings.Contains(e.Err.Error(), "another primary") {
+	if e := j.await(t, ReplicaLags, foreigner.Addr()); e.Err == nil || !strings.Contains(e.Err.Error(), "another primary") {
 		t.Errorf("told with %v", e.Err)
 	}
-	before := calls(t, stray, "hmget")
+	before := calls(t, foreigner, "hmget")
 	for range 20 {
 		if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 1 {
 			t.Fatalf("%+v", st)
 		}
 	}
-	if n := calls(t, stray, "hmget"); n != before {
+	if n := calls(t, foreigner, "hmget"); n != before {
 		t.Errorf("it was asked %d times", n-before)
 	}
 }
 
-// TestMisconfiguredServersAreToldOfOnce, with what to do.
-func TestMisconfiguredServersAreToldOfOnce(t *testing.T) {
+// TestMisconfiguredServersAreReportedOnce, with the remedy.
+func TestMisconfiguredServersAreReportedOnce(t *testing.T) {
 	evicting := redistest.Start(t, "--maxmemory-policy", "allkeys-lru")
 	sh := redistest.StartShard(t, 1)
 	lone := redistest.Start(t)
@@ -173,8 +173,8 @@ func TestMisconfiguredServersAreToldOfOnce(t *testing.T) {
 	}
 }
 
-// TestServerThatComesBackIsLookedAtAgain: another policy is told of once, and so is
-// that it has been mended.
+// TestServerThatComesBackIsLookedAtAgain: a changed policy is reported once, and so is
+// its correction.
 func TestServerThatComesBackIsLookedAtAgain(t *testing.T) {
 	first, second := redistest.Start(t), redistest.Start(t, "--maxmemory-policy", "allkeys-lru")
 	var behind atomic.Pointer[redistest.Server]
@@ -219,7 +219,7 @@ func TestServerThatComesBackIsLookedAtAgain(t *testing.T) {
 	times(Mended, 1)
 }
 
-// TestVersionsAndClocks that cannot be had here.
+// TestVersionsAndClocks that a real server here does not have.
 func TestVersionsAndClocks(t *testing.T) {
 	for text, want := range map[string]bool{
 		"redis_version:6.2.14\r\n":                        true,
@@ -243,13 +243,13 @@ func TestVersionsAndClocks(t *testing.T) {
 	}
 }
 
-// TestClockOfAServerIsRead, and is this machine's.
+// TestClockOfAServerIsRead: it is this machine's.
 func TestClockOfAServerIsRead(t *testing.T) {
 	shard := newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})
 	before := time.Now()
 	i, err := shard.owner(0).checks.info(t.Context())
 	must(t, err)
-	// A server reads its clock ten times a second.
+	// A server updates its cached time ten times a second.
 	if behind, ok := i.skew(before); !ok || behind < -time.Second {
 		t.Errorf("got skew %v, %v before it was asked", behind, ok)
 	}
@@ -258,7 +258,7 @@ func TestClockOfAServerIsRead(t *testing.T) {
 	}
 }
 
-// TestTwinsAreFound: two shards that are one server.
+// TestTwinsAreFound: two shards with the same server.
 func TestTwinsAreFound(t *testing.T) {
 	server, other := redistest.Start(t), redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr())
@@ -292,8 +292,8 @@ func TestTwinsAreFound(t *testing.T) {
 	}
 }
 
-// TestServerComesBackByPings, without any request, and requests cost nothing
-// while it is left out.
+// TestServerComesBackByPings without requests, which fail at once while the server is
+// left out.
 func TestServerComesBackByPings(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -328,8 +328,8 @@ func TestServerComesBackByPings(t *testing.T) {
 	}
 }
 
-// TestRefusedHealthLooksAreToldAsWhatTheyAre: only a right that is missing can be
-// given by +info.
+// TestRefusedHealthLooksAreToldAsWhatTheyAre: the error suggests +info only for a
+// missing right.
 func TestRefusedHealthLooksAreToldAsWhatTheyAre(t *testing.T) {
 	const hint = "+info"
 	server, secret := redistest.Start(t), redistest.Start(t)
@@ -357,7 +357,7 @@ func TestRefusedHealthLooksAreToldAsWhatTheyAre(t *testing.T) {
 	}
 }
 
-// TestBusyServerIsNotMisconfigured: what passes by itself is left to the breaker.
+// TestBusyServerIsNotMisconfigured: a temporary refusal is left to the breaker.
 func TestBusyServerIsNotMisconfigured(t *testing.T) {
 	server := redistest.Start(t, "--busy-reply-threshold", "1")
 	ended := make(chan error, 1)
@@ -374,7 +374,7 @@ func TestBusyServerIsNotMisconfigured(t *testing.T) {
 	must(t, server.Client().ScriptKill(t.Context()).Err())
 	<-ended
 	shard.start()
-	// Events are told in their order.
+	// Events arrive in order.
 	j.await(t, Met, server.Addr())
 	if all := j.all(Misconfigured, server.Addr()); len(all) > 0 {
 		t.Errorf("told with %v", all[0].Err)

@@ -16,7 +16,7 @@ import (
 
 const masterName = "limits"
 
-// sentinelShard is a primary and replicas that sentinels watch.
+// sentinelShard starts a primary and replicas that sentinels watch.
 func sentinelShard(t *testing.T, replicas int) (*redistest.Shard, *redistest.Sentinels) {
 	t.Helper()
 	sh := redistest.StartShard(t, replicas)
@@ -27,7 +27,7 @@ func sentinelOptions(sentinels *redistest.Sentinels) ShardOptions {
 	return ShardOptions{Sentinel: &SentinelOptions{Master: masterName, Addrs: sentinels.Addrs()}}
 }
 
-// detour leads the connections to servers through proxies.
+// detour routes the connections to servers through proxies.
 type detour struct {
 	mu      sync.Mutex
 	proxies map[string]*redistest.Proxy
@@ -75,12 +75,12 @@ func TestSwallowedReplyCountsOnceInEachKind(t *testing.T) {
 		m, err := c.BeginMigration(t.Context(), slot, from, to)
 		must(t, err)
 		t.Cleanup(func() { must(t, m.Finish(context.Background())) })
-		// The key is not there, so an ASK leads to the other node.
+		// The key is missing, so an ASK leads to the other node.
 		swallow(t, ShardOptions{Cluster: c.Addrs()[:1]}, func() *redistest.Server { return to }, c.Nodes...)
 	})
 }
 
-// swallow charges while no reply arrives, once waiting and once detached.
+// swallow makes a charge and a detached charge while no reply arrives.
 func swallow(t *testing.T, opts ShardOptions, owner func() *redistest.Server, servers ...*redistest.Server) {
 	t.Helper()
 	detour := newDetour(t, servers...)
@@ -101,17 +101,17 @@ func swallow(t *testing.T, opts ShardOptions, owner func() *redistest.Server, se
 	}
 	must(t, proxy.Pass())
 	eventually(t, "charges work", func() error { return s.Charge(t.Context(), ask("k"))[0].Err })
-	// The detached one may not have been sent, for the server was left out.
+	// The detached one may not have been sent, because the server was left out.
 	if got := tagged(t, owner(), "k") - before; got < 2 || got > 3 {
 		t.Errorf("of three charges %d were counted", got)
 	}
 }
 
-// tagged is the count of a bucket in either form, 0 if there is none.
+// tagged returns the count of a bucket under either key, 0 if there is none.
 func tagged(t testing.TB, server *redistest.Server, key string) int64 {
 	t.Helper()
 	for _, tagged := range []bool{true, false} {
-		// A node that is being given the slot answers who asks for that.
+		// A node that imports the slot answers only after ASKING.
 		pipe := server.Client().Pipeline()
 		pipe.Do(t.Context(), "ASKING")
 		count := pipe.HGet(t.Context(), bucketKeys{prefix: DefaultKeyPrefix, tagged: tagged}.key(hourly, key), "c")
@@ -130,16 +130,16 @@ func masterOf(t *testing.T, c *redistest.Cluster, client string) *redistest.Serv
 	return server
 }
 
-// traffic charges many clients, without waiting, until it is stopped.
+// traffic makes detached charges of many clients until it is stopped.
 type traffic struct {
 	*testing.T
 	store   *Store
 	clients int
-	// each is how many charges are sent a millisecond.
+	// each is the number of charges sent in a millisecond.
 	each int
 	sent []int64
-	// uncertain and refused are charges without a reply, and those that surely
-	// did not run.
+	// uncertain and refused count the charges without a reply, and those that did
+	// not run.
 	uncertain, refused atomic.Int64
 	waiting            sync.WaitGroup
 	stopped            atomic.Bool
@@ -173,8 +173,7 @@ func (tr *traffic) run() {
 	}
 }
 
-// stop ends it once every charge has an outcome, and returns how many were
-// sent.
+// stop ends the traffic, waits for all outcomes, and returns the number of charges.
 func (tr *traffic) stop() (sent int64) {
 	tr.stopped.Store(true)
 	tr.done.Wait()
@@ -197,8 +196,8 @@ func TestSlotMigrationUnderLoad(t *testing.T) {
 	for n := range clients {
 		client := fmt.Sprint("client-", n)
 		from := masterOf(t, c, client)
-		// One node takes all: of two that take slots in turn, one that has not heard
-		// of the other yet can give it back what it has just got.
+		// One node imports all slots. Of two that import in turn, one that does not yet
+		// know of the other's slot may claim it back.
 		to := c.Nodes[0]
 		if to == from {
 			continue
@@ -272,8 +271,8 @@ func TestSilentNodeFailsOnlyItsKeys(t *testing.T) {
 	}
 }
 
-// TestSentinelFailover: charges and checks go on with the new primary, and the
-// old one becomes a replica that is asked.
+// TestSentinelFailover: charges and checks go on at the new primary, and the old one
+// becomes a replica that answers checks.
 func TestSentinelFailover(t *testing.T) {
 	t.Parallel()
 	sh, sentinels := sentinelShard(t, 2)
@@ -315,7 +314,7 @@ func TestSentinelFailover(t *testing.T) {
 	t.Logf("%d charges, %d refused, %d uncertain", sent, tr.refused.Load(), tr.uncertain.Load())
 }
 
-// TestUnknownServers are awaited, and then an error.
+// TestUnknownServers: calls wait for discovery until their timeout, and then fail.
 func TestUnknownServers(t *testing.T) {
 	t.Parallel()
 	sh := redistest.StartShard(t, 0)
@@ -323,7 +322,7 @@ func TestUnknownServers(t *testing.T) {
 	must(t, nobody.Kill())
 	for name, opts := range map[string]ShardOptions{
 		"sentinel": {Sentinel: &SentinelOptions{Master: masterName, Addrs: []string{nobody.Addr()}}},
-		// No cluster, and no sentinel.
+		// This server is neither a cluster node nor a sentinel.
 		"cluster":     {Cluster: []string{sh.Primary.Addr()}},
 		"no sentinel": {Sentinel: &SentinelOptions{Master: masterName, Addrs: []string{sh.Primary.Addr()}}},
 	} {
@@ -348,7 +347,7 @@ func TestUnknownServers(t *testing.T) {
 	}
 }
 
-// TestUnknownServersAreAwaitedOnce, however many requests come together.
+// TestUnknownServersAreAwaitedOnce for all requests of a call.
 func TestUnknownServersAreAwaitedOnce(t *testing.T) {
 	t.Parallel()
 	nobody := redistest.Start(t)
@@ -356,7 +355,7 @@ func TestUnknownServersAreAwaitedOnce(t *testing.T) {
 	shard := newShard(t, ShardOptions{Cluster: []string{nobody.Addr()}})
 	s := newStore(t, shard, func(o *Options) { o.CheckTimeout = time.Second })
 	var reqs []store.Request
-	// One after the other they would wait for longer than patience.
+	// One after the other they would wait longer than patience.
 	for n := range 2 * int(patience/time.Second) {
 		reqs = append(reqs, ask(fmt.Sprint("client-", n))...)
 	}
@@ -367,4 +366,67 @@ func TestUnknownServersAreAwaitedOnce(t *testing.T) {
 			}
 		}
 	})
+}
+
+// watched is a context that signals when a caller waits for its end.
+type watched struct {
+	context.Context
+	once   sync.Once
+	waited chan struct{}
+}
+
+func (w *watched) Done() <-chan struct{} {
+	w.once.Do(func() { close(w.waited) })
+	return w.Context.Done()
+}
+
+// TestOneDeadlineForFindingAndAsking: the wait for discovery is part of the timeout,
+// not added to it.
+func TestOneDeadlineForFindingAndAsking(t *testing.T) {
+	silent, server := redistest.Start(t), redistest.Start(t)
+	must(t, silent.Pause())
+	t.Cleanup(func() { must(t, silent.Resume()) })
+	for name, call := range map[string]func(ctx context.Context, s *Store) []store.State{
+		"Check":    func(ctx context.Context, s *Store) []store.State { return s.Check(ctx, ask("k")) },
+		"Peek":     func(ctx context.Context, s *Store) []store.State { return s.Peek(ctx, ask("k")) },
+		"Take":     func(ctx context.Context, s *Store) []store.State { return s.Take(ctx, ask("k")) },
+		"Charge":   func(ctx context.Context, s *Store) []store.State { return s.Charge(ctx, ask("k")) },
+		"Refund":   func(ctx context.Context, s *Store) []store.State { return s.Refund(ctx, ask("k")) },
+		"Penalize": func(ctx context.Context, s *Store) []store.State { return s.Penalize(ctx, ask("k")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			// Without workers queued calls stay queued.
+			shard := newShard(t, ShardOptions{Sentinel: &SentinelOptions{Master: masterName, Addrs: []string{silent.Addr()}}, PoolSize: -1})
+			s := newStore(t, shard, func(o *Options) { o.CheckTimeout, o.ChargeTimeout = time.Hour, time.Hour })
+			ctx, cancel := context.WithCancel(t.Context())
+			waits := &watched{Context: ctx, waited: make(chan struct{})}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				call(waits, s)
+			}()
+			<-waits.waited
+			found := time.Now()
+			shard.adopt([]roles{{primary: server.Addr()}})
+			var deadline time.Time
+			eventually(t, "the call is queued", func() error {
+				for _, l := range shard.topology.Load().lanes() {
+					l.queue.mu.Lock()
+					if len(l.queue.calls) > l.queue.head {
+						deadline = l.queue.calls[l.queue.head].deadline
+					}
+					l.queue.mu.Unlock()
+				}
+				if deadline.IsZero() {
+					return errors.New("it is not")
+				}
+				return nil
+			})
+			if end := found.Add(time.Hour); deadline.After(end) {
+				t.Errorf("the servers have until %v after an hour has passed", deadline.Sub(end))
+			}
+			cancel()
+			<-done
+		})
+	}
 }

@@ -15,15 +15,15 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// movingSlot is the slot of a client key in a cluster, which moves from one node to
+// movingSlot is a cluster in which the slot of a client key moves from one node to
 // another.
 type movingSlot struct {
 	*redistest.Cluster
 	from, to, third *redistest.Server
 }
 
-// beginMove opens the slot of "k", so that who asks for it at its node is
-// redirected to another one.
+// beginMove opens the slot of "k", so that its node redirects commands to another
+// one.
 func beginMove(t *testing.T) *movingSlot {
 	t.Helper()
 	m := &movingSlot{Cluster: redistest.StartCluster(t, 3, 0, "--cluster-node-timeout", "60000")}
@@ -43,7 +43,7 @@ func silence(t *testing.T, node *redistest.Server) {
 	t.Cleanup(func() { must(t, node.Resume()) })
 }
 
-// redirects is how many commands a node has redirected.
+// redirects returns the number of commands that a node has redirected.
 func redirects(t *testing.T, node *redistest.Server) (n int) {
 	t.Helper()
 	stats, err := node.Info("errorstats")
@@ -52,8 +52,8 @@ func redirects(t *testing.T, node *redistest.Server) (n int) {
 	return n
 }
 
-// TestOthersDoNotWaitForARedirect: the only worker of a node goes on while a
-// charge that it redirected waits for a node that is silent.
+// TestOthersDoNotWaitForARedirect: the only worker of a node goes on while a charge
+// that the node redirected waits for a silent node.
 func TestOthersDoNotWaitForARedirect(t *testing.T) {
 	t.Parallel()
 	m := beginMove(t)
@@ -71,12 +71,7 @@ func TestOthersDoNotWaitForARedirect(t *testing.T) {
 	silence(t, m.to)
 	silent := make(chan store.State, 1)
 	go func() { silent <- s.Charge(t.Context(), ask("k"))[0] }()
-	eventually(t, "the charge is redirected", func() error {
-		if n := redirects(t, m.from); n == 0 {
-			return errors.New("it is not")
-		}
-		return nil
-	})
+	untilRedirected(t, m.from)
 	answered := make(chan error, len(others))
 	for _, key := range others {
 		go func() { answered <- s.Charge(t.Context(), ask(key))[0].Err }()
@@ -91,8 +86,8 @@ func TestOthersDoNotWaitForARedirect(t *testing.T) {
 	}
 }
 
-// TestRedirectNeedsNoThirdNode: between two nodes that answer it arrives, though
-// the one that told of the others is silent.
+// TestRedirectNeedsNoThirdNode: a redirection between two nodes works while the node
+// that named them is silent.
 func TestRedirectNeedsNoThirdNode(t *testing.T) {
 	m := beginMove(t)
 	s := newStore(t, newShard(t, ShardOptions{Cluster: []string{m.third.Addr()}}), func(o *Options) { o.CheckTimeout, o.ChargeTimeout = 5*time.Second, 5*time.Second })
@@ -163,8 +158,8 @@ func TestSilentNodeIsBlamedForItself(t *testing.T) {
 	}
 }
 
-// emptyNode is a master of a Redis Cluster, and a replica of it that can become a
-// master without slots.
+// emptyNode is a Redis Cluster of a master and a replica that can become a master
+// without slots.
 type emptyNode struct {
 	*redistest.Cluster
 	from, to *redistest.Server
@@ -176,7 +171,7 @@ func newEmptyNode(t *testing.T) *emptyNode {
 	return &emptyNode{Cluster: c, from: c.Nodes[0], to: c.Nodes[1]}
 }
 
-// leave makes the replica a master without slots, and the slot of "k" begin to move
+// leave makes the replica a master without slots and begins to move the slot of "k"
 // there.
 func (e *emptyNode) leave(t *testing.T) {
 	t.Helper()
@@ -201,8 +196,8 @@ func (e *emptyNode) leave(t *testing.T) {
 	})
 }
 
-// TestNodeWithoutSlotsKeepsItsLane while commands are redirected to it, however often
-// the servers are found.
+// TestNodeWithoutSlotsKeepsItsLane while commands are redirected to it, through
+// repeated discovery.
 func TestNodeWithoutSlotsKeepsItsLane(t *testing.T) {
 	e := newEmptyNode(t)
 	e.leave(t)
@@ -214,7 +209,7 @@ func TestNodeWithoutSlotsKeepsItsLane(t *testing.T) {
 		t.Fatal("the charge was not redirected")
 	}
 	was := shard.laneAt(e.to.Addr(), true)
-	// The one that is being adopted may know less than those after it.
+	// The topology that is being adopted may be older than the redirection.
 	for range 3 {
 		before := shard.topology.Load()
 		eventually(t, "the servers are found again", func() error {
@@ -238,8 +233,8 @@ func TestNodeWithoutSlotsKeepsItsLane(t *testing.T) {
 	}
 }
 
-// TestRedirectedLaneComesBack after it was left out, though nobody tells who the
-// servers are any more and no topology has it.
+// TestRedirectedLaneComesBack after the node was left out, although discovery fails
+// and no topology has the lane.
 func TestRedirectedLaneComesBack(t *testing.T) {
 	e := newEmptyNode(t)
 	allow := func(rule string) {
@@ -268,4 +263,93 @@ func TestRedirectedLaneComesBack(t *testing.T) {
 	if shard.laneAt(e.to.Addr(), true) != lane {
 		t.Error("it has another lane now: the test shows nothing")
 	}
+}
+
+// neighbour returns a client key of a node whose slot is not that of "k".
+func neighbour(t *testing.T, m *movingSlot, at *redistest.Server) string {
+	t.Helper()
+	keys := bucketKeys{prefix: DefaultKeyPrefix, tagged: true}
+	for n := 0; ; n++ {
+		key := fmt.Sprint("other-", n)
+		if masterOf(t, m.Cluster, key) == at && keys.slot(key) != keys.slot("k") {
+			return key
+		}
+	}
+}
+
+// untilRedirected waits until a node has redirected a command.
+func untilRedirected(t *testing.T, node *redistest.Server) {
+	t.Helper()
+	eventually(t, "the call is redirected", func() error {
+		if n := redirects(t, node); n == 0 {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+}
+
+// TestRedirectHoldsNoConnection: without pipelining, a take that waits for a silent
+// node no longer holds a connection to the node that redirected it.
+func TestRedirectHoldsNoConnection(t *testing.T) {
+	m := beginMove(t)
+	s := newStore(t, newShard(t, ShardOptions{Cluster: m.Addrs()[:1], NoPipelining: true, PoolSize: 1}), nil)
+	waitUntilUp(t, s)
+	other := neighbour(t, m, m.from)
+	must(t, s.Take(t.Context(), ask(other))[0].Err)
+	silence(t, m.to)
+	silent := make(chan store.State, 1)
+	go func() { silent <- s.Take(t.Context(), ask("k"))[0] }()
+	untilRedirected(t, m.from)
+	answered := make(chan store.State, 1)
+	go func() { answered <- s.Take(t.Context(), ask(other))[0] }()
+	select {
+	case st := <-answered:
+		must(t, st.Err)
+	case st := <-silent:
+		t.Fatalf("the redirected take ended with %v before the other", st.Err)
+	}
+}
+
+// TestRedirectedChargeDelaysNoOther of the same detached call.
+func TestRedirectedChargeDelaysNoOther(t *testing.T) {
+	m := beginMove(t)
+	s := newStore(t, newShard(t, ShardOptions{Cluster: m.Addrs()[:1], PoolSize: 1}), nil)
+	waitUntilUp(t, s)
+	other := neighbour(t, m, m.from)
+	must(t, s.Charge(t.Context(), ask(other))[0].Err)
+	silence(t, m.to)
+	told := [2]chan store.State{make(chan store.State, 1), make(chan store.State, 1)}
+	s.ChargeReported(append(ask("k"), ask(other)...), func(i int, st store.State) { told[i] <- st })
+	select {
+	case st := <-told[1]:
+		if st.Err != nil || st.Used != 2 {
+			t.Errorf("the other: %+v", st)
+		}
+	case st := <-told[0]:
+		t.Fatalf("the redirected charge ended with %v before the other", st.Err)
+	}
+	must(t, m.to.Resume())
+	if st := <-told[0]; st.Err != nil || st.Used != 1 {
+		t.Errorf("the redirected one: %+v", st)
+	}
+}
+
+// TestCloseDeliversWhatIsRedirected while it waits.
+func TestCloseDeliversWhatIsRedirected(t *testing.T) {
+	bothWays(t, func(t *testing.T, plain bool) {
+		const charges = 500
+		m := beginMove(t)
+		shard := NewShard(ShardOptions{Cluster: m.Addrs()[:1], DialTimeout: patience, NoPipelining: plain, PoolSize: 1})
+		s := newStore(t, shard, nil)
+		waitUntilUp(t, s)
+		for range charges {
+			s.ChargeDetached(ask("k"))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		shard.Close(ctx)
+		if got := tagged(t, m.to, "k"); got != charges {
+			t.Errorf("%d charges were delivered, want %d", got, charges)
+		}
+	})
 }

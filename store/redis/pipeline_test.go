@@ -16,7 +16,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
-// TestBundlesAgreeWithAlgorithm does the same to some buckets as to each by itself.
+// TestBundlesAgreeWithAlgorithm: a bundle does to its buckets what single calls do.
 func TestBundlesAgreeWithAlgorithm(t *testing.T) {
 	const buckets, operations = 2*maxBundle + 17, 60
 	shard := newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})
@@ -59,7 +59,7 @@ func TestBundlesAgreeWithAlgorithm(t *testing.T) {
 	}
 }
 
-// takes are as many requests for the same limit, by different clients.
+// takes returns requests of different clients for the same limit.
 func takes(limit *store.Limit, n int) []store.Request {
 	reqs := make([]store.Request, n)
 	for i := range reqs {
@@ -98,8 +98,8 @@ func TestBundlesAreFewCalls(t *testing.T) {
 	}
 }
 
-// TestSpoiltBucketSpoilsNoOtherOfItsBundle, whether it is foreign or its script
-// fails on it.
+// TestSpoiltBucketSpoilsNoOtherOfItsBundle, whether the key holds another type or the
+// script fails on its content.
 func TestSpoiltBucketSpoilsNoOtherOfItsBundle(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
@@ -124,9 +124,8 @@ func TestSpoiltBucketSpoilsNoOtherOfItsBundle(t *testing.T) {
 	}
 }
 
-// TestRefusalsOfABundleAreToldOfEach: what a server refuses to write did not
-// happen.
-func TestRefusalsOfABundleAreToldOfEach(t *testing.T) {
+// TestRefusalOfABundleConcernsEachMember: none of them is executed.
+func TestRefusalOfABundleConcernsEachMember(t *testing.T) {
 	for name, c := range serverRefusals {
 		t.Run(name, func(t *testing.T) {
 			server := redistest.Start(t)
@@ -151,8 +150,8 @@ func TestRefusalsOfABundleAreToldOfEach(t *testing.T) {
 	}
 }
 
-// TestErrorsInABundleLeaveTheConnectionInOrder: the reply after one with errors in
-// it is that of the command after it.
+// TestErrorsInABundleLeaveTheConnectionInOrder: the next reply is that of the next
+// command.
 func TestErrorsInABundleLeaveTheConnectionInOrder(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
@@ -180,7 +179,7 @@ func TestScriptFlushIsNotNoticedByABundle(t *testing.T) {
 	}
 }
 
-// TestLostReplyOfABundleIsUncertainForEach, and none is counted twice.
+// TestLostReplyOfABundleIsUncertainForEach member, and none counts twice.
 func TestLostReplyOfABundleIsUncertainForEach(t *testing.T) {
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr())
@@ -200,8 +199,8 @@ func TestLostReplyOfABundleIsUncertainForEach(t *testing.T) {
 	}
 }
 
-// TestServerThatSplitsItsKeysIsSentNoBundles: it refuses the first one, of which
-// nothing is seen.
+// TestServerThatSplitsItsKeysIsSentNoBundles after it has refused the first, which
+// callers do not notice.
 func TestServerThatSplitsItsKeysIsSentNoBundles(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, "--cluster-enabled", "yes")

@@ -1,0 +1,233 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// gate forwards connections to a server, and holds those that arrive while it is
+// shut.
+type gate struct {
+	listener net.Listener
+	upstream string
+	// held receives one value for each connection that is held.
+	held chan struct{}
+
+	mu sync.Mutex
+	// shut is closed when the gate is opened; nil while it is open.
+	shut chan struct{}
+}
+
+func startGate(t *testing.T, upstream string) *gate {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	g := &gate{listener: listener, upstream: upstream, held: make(chan struct{}, 16)}
+	var running sync.WaitGroup
+	running.Go(func() {
+		for client, err := listener.Accept(); err == nil; client, err = listener.Accept() {
+			running.Go(func() { g.pass(client) })
+		}
+	})
+	t.Cleanup(func() {
+		listener.Close()
+		running.Wait()
+	})
+	return g
+}
+
+func (g *gate) pass(client net.Conn) {
+	defer client.Close()
+	g.mu.Lock()
+	shut := g.shut
+	g.mu.Unlock()
+	if shut != nil {
+		g.held <- struct{}{}
+		<-shut
+	}
+	server, err := net.Dial("tcp", g.upstream)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	go func() {
+		_, _ = io.Copy(server, client)
+		server.Close()
+	}()
+	_, _ = io.Copy(client, server)
+}
+
+func (g *gate) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.shut = make(chan struct{})
+}
+
+func (g *gate) open() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	close(g.shut)
+	g.shut = nil
+}
+
+// abandon returns a take whose client left while the take waits for a connection.
+// Refunds have one.
+func abandon(t *testing.T, s *Store, way *gate) []store.Request {
+	t.Helper()
+	waitUntilUp(t, s)
+	reqs := ask("k")
+	reqs[0].Limit = &store.Limit{Zone: "log", Algorithm: store.SlidingLog, Window: time.Hour}
+	reqs[0].ID = "request"
+	// Occupy the existing connections for takes.
+	for client := s.opts.Members[0].Shard.topology.Load().servers[0].checks.client.Load(); client.PoolStats().IdleConns > 0; {
+		conn := client.Conn()
+		t.Cleanup(func() { conn.Close() })
+		must(t, conn.Ping(t.Context()).Err())
+	}
+	way.close()
+	ctx, leave := context.WithCancel(t.Context())
+	go func() {
+		<-way.held
+		leave()
+	}()
+	if err := s.Take(ctx, reqs)[0].Err; !errors.Is(err, store.ErrUncertain) {
+		t.Fatalf("a take that nobody waits for has error %v, want an uncertain one", err)
+	}
+	return reqs
+}
+
+func TestRefundDoesNotOvertakeItsTake(t *testing.T) {
+	for name, refund := range map[string]func(s *Store, reqs []store.Request, done chan<- error){
+		"Waited": func(s *Store, reqs []store.Request, done chan<- error) {
+			go func() { done <- s.Refund(context.Background(), reqs)[0].Err }()
+		},
+		"Detached": func(s *Store, reqs []store.Request, done chan<- error) {
+			s.RefundReported(reqs, func(_ int, st store.State) { done <- st.Err })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			way := startGate(t, redistest.Start(t).Addr())
+			s := newStore(t, newShard(t, ShardOptions{Primary: way.listener.Addr().String()}), nil)
+			reqs := abandon(t, s, way)
+			done := make(chan error, 1)
+			refund(s, reqs, done)
+			select {
+			case err := <-done:
+				t.Error("it was given back before it was taken")
+				done <- err
+			case <-time.After(50 * time.Millisecond):
+			}
+			way.open()
+			must(t, <-done)
+			if st := s.Check(t.Context(), reqs)[0]; st.Err != nil || st.Used != 0 {
+				t.Errorf("%d are spent of what was given back, error %v", st.Used, st.Err)
+			}
+		})
+	}
+}
+
+// TestCloseRefundsAbandonedTakes: waiting refunds run before the connections close.
+func TestCloseRefundsAbandonedTakes(t *testing.T) {
+	server := redistest.Start(t)
+	way := startGate(t, server.Addr())
+	shard := NewShard(ShardOptions{Primary: way.listener.Addr().String(), DialTimeout: patience})
+	s := newStore(t, shard, nil)
+	reqs := abandon(t, s, way)
+	done := make(chan error, 1)
+	s.RefundReported(reqs, func(_ int, st store.State) { done <- st.Err })
+	go way.open()
+	shard.Close(t.Context())
+	must(t, <-done)
+	if n := server.Client().DBSize(t.Context()).Val(); n != 1 {
+		t.Errorf("%d buckets are left, want that of the probe", n)
+	}
+}
+
+// counting holds the algorithms that count events.
+var counting = []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA}
+
+// ofEach returns one request for each algorithm that counts, under an ID.
+func ofEach(clientKey string, id int) (reqs []store.Request) {
+	for _, name := range counting {
+		limit := &store.Limit{Zone: "lost", Algorithm: name, Window: 10000 * time.Hour}
+		reqs = append(reqs, store.Request{Limit: limit, ClientKey: clientKey, Events: 10, Cost: 1, ID: fmt.Sprintf("%011d", id)})
+	}
+	return reqs
+}
+
+// TestLostRepliesOfTakesAndRefunds: a lost reply repeats neither, and both are
+// reported as uncertain.
+func TestLostRepliesOfTakesAndRefunds(t *testing.T) {
+	bothWays(t, func(t *testing.T, plain bool) {
+		server := redistest.Start(t)
+		proxy := redistest.StartProxy(t, server.Addr())
+		told := make(chan error, len(counting))
+		shard := newShard(t, ShardOptions{Primary: proxy.Addr(), NoPipelining: plain, PoolSize: 1})
+		patient := newStore(t, shard, nil)
+		s := newStore(t, shard, func(o *Options) {
+			o.CheckTimeout, o.ChargeTimeout = 300*time.Millisecond, 300*time.Millisecond
+			o.OnUndelivered = func(_ string, op algorithm.Operation, err error) {
+				if op != algorithm.Refund || !errors.Is(err, store.ErrUncertain) {
+					err = fmt.Errorf("%v ends with %w, want a refund whose outcome is unknown", op, err)
+				} else {
+					err = nil
+				}
+				told <- err
+			}
+		})
+		// reachable waits until both ways to the server are open.
+		reachable := func() {
+			other := ofEach("other", 0)
+			eventually(t, "the server is reached", func() error {
+				return errors.Join(patient.Check(t.Context(), other)[0].Err, patient.Charge(t.Context(), other)[0].Err)
+			})
+		}
+		direct := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), NoPipelining: plain, PoolSize: 1}), nil)
+		used := func(what string, n int64) {
+			t.Helper()
+			for i, st := range direct.Check(t.Context(), ofEach("k", 0)) {
+				if st.Err != nil || st.Used != n {
+					t.Fatalf("%s, %s: used is %d, want %d; error %v", what, counting[i], st.Used, n, st.Err)
+				}
+			}
+		}
+		reachable()
+		var taken []store.Request
+		for id := range 3 {
+			taken = ofEach("k", id)
+			for i, st := range patient.Take(t.Context(), taken) {
+				must(t, st.Err)
+				taken[i].Receipt = st.Receipt
+			}
+		}
+
+		must(t, proxy.SwallowReplies())
+		for i, st := range s.Take(t.Context(), ofEach("k", 3)) {
+			if !errors.Is(st.Err, store.ErrUncertain) {
+				t.Fatalf("take, %s: error is %v, want an unknown outcome", counting[i], st.Err)
+			}
+		}
+		must(t, proxy.Pass())
+		reachable()
+		used("after the take", 4)
+
+		must(t, proxy.SwallowReplies())
+		s.RefundDetached(taken)
+		for range counting {
+			must(t, <-told)
+		}
+		must(t, proxy.Pass())
+		reachable()
+		used("after the refund", 3)
+	})
+}

@@ -1,0 +1,221 @@
+package redis
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/storetest"
+)
+
+// TestShardsAreDescribed with roles, states, lags and connections.
+func TestShardsAreDescribed(t *testing.T) { bothWays(t, requireDescribedShards) }
+
+func requireDescribedShards(t *testing.T, plain bool) {
+	sh := redistest.StartShard(t, 2)
+	shard := newShard(t, ShardOptions{
+		Primary: sh.Primary.Addr(), Replicas: []string{sh.Replicas[0].Addr(), sh.Replicas[1].Addr()},
+		PoolSize: 1, NoPipelining: plain,
+	})
+	s := newStore(t, shard, nil)
+	if got := s.Shards(); len(got) != 1 || got[0].Name != "a" || got[0].Kind != "static" || !got[0].Found || got[0].Servers[0].State != store.ServerUnmet {
+		t.Errorf("before the first call: %+v", got)
+	}
+	s.Warm(t.Context())
+	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	eventually(t, "all are up", func() error {
+		for _, server := range s.Shards()[0].Servers {
+			if server.State != store.ServerUp || server.Role == store.RoleReplica && !server.LagKnown {
+				return fmt.Errorf("%+v", server)
+			}
+		}
+		return nil
+	})
+	servers := s.Shards()[0].Servers
+	if len(servers) != 3 || servers[0].Role != store.RolePrimary || servers[1].Role != store.RoleReplica || servers[0].Address != sh.Primary.Addr() {
+		t.Fatalf("%+v", servers)
+	}
+	if lanes := servers[0].Lanes; len(lanes) != 2 || lanes[0].Purpose != "checks" || lanes[1].Purpose != "charges" ||
+		lanes[1].Breaker != "closed" || lanes[1].Latency <= 0 || lanes[1].Pool.Connections < 1 || lanes[1].Pool.Hits+lanes[1].Pool.Misses < 1 {
+		t.Errorf("lanes of the primary: %+v", lanes)
+	}
+	must(t, sh.Replicas[1].Kill())
+	eventually(t, "the replica is left out", func() error {
+		s.Check(t.Context(), ask("k"))
+		if got := s.Shards()[0].Servers[2]; got.State != store.ServerLeftOut || got.Lanes[0].Breaker == "closed" {
+			return fmt.Errorf("%+v", got)
+		}
+		return nil
+	})
+	if got := s.Shards()[0].Servers[1]; got.State != store.ServerUp {
+		t.Errorf("the other one: %+v", got)
+	}
+}
+
+// TestPreviousShardIsRetired if it is no longer a member.
+func TestPreviousShardIsRetired(t *testing.T) {
+	r := newResharding(t)
+	shards := r.store(r.members[:2], r.members).Shards()
+	for i, want := range []string{"a false", "b false", "c true"} {
+		if got := fmt.Sprint(shards[i].Name, " ", shards[i].Retired); got != want {
+			t.Errorf("shard %d is %s, want %s", i, got, want)
+		}
+	}
+}
+
+// TestObserverReceivesEveryCommand with the role of its server.
+func TestObserverReceivesEveryCommand(t *testing.T) {
+	sh := redistest.StartShard(t, 1)
+	shard := shardOf(t, sh)
+	var mu sync.Mutex
+	told := map[string]int{}
+	observe := func(role store.Role, op algorithm.Operation, took time.Duration, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if took <= 0 || took > patience || err != nil {
+			t.Errorf("%s %s took %s, error %v", role, op, took, err)
+		}
+		told[fmt.Sprint(role, " ", op)]++
+	}
+	s := newStore(t, shard, func(o *Options) { o.Members[0].Observe = observe })
+	other := newStore(t, shard, nil)
+	ctx := t.Context()
+	must(t, other.Take(ctx, ask("k"))[0].Err)
+	must(t, s.Take(ctx, ask("k"))[0].Err)
+	must(t, s.Charge(ctx, append(ask("k"), ask("l")...))[0].Err)
+	must(t, sh.WaitReplicated(ctx))
+	must(t, s.Check(ctx, ask("k"))[0].Err)
+	must(t, s.Peek(ctx, ask("k"))[0].Err)
+	must(t, s.Refund(ctx, ask("k"))[0].Err)
+	answered := make(chan store.State)
+	s.ChargeReported(ask("k"), func(_ int, st store.State) { answered <- st })
+	must(t, (<-answered).Err)
+	s.RefundDetached(ask("k"))
+	eventually(t, "everything is told", func() error {
+		mu.Lock()
+		defer mu.Unlock()
+		want := map[string]int{"primary take": 1, "primary charge": 3, "replica check": 1, "replica peek": 1, "primary refund": 2}
+		if fmt.Sprint(told) != fmt.Sprint(want) {
+			return fmt.Errorf("told %v, want %v", told, want)
+		}
+		return nil
+	})
+	// A call that is not made is not observed.
+	must(t, sh.Primary.Kill())
+	_ = s.Charge(ctx, nil)
+}
+
+func TestObserverAllocatesNothing(t *testing.T) {
+	var total time.Duration
+	o := Observer(func(_ store.Role, _ algorithm.Operation, took time.Duration, _ error) { total += took })
+	c := newCall(time.Now())
+	op := operation{Operation: algorithm.Check}
+	c.cmds = append(c.cmds, op.command(bucketKeys{}, &ask("k")[0], new(scriptCommand)))
+	if n := testing.AllocsPerRun(100, func() { o.observeAll(store.RolePrimary, algorithm.Check, c) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestInspectionHasEveryServersCopy: a lagging replica has a different one.
+func TestInspectionHasEveryServersCopy(t *testing.T) {
+	sh := redistest.StartShard(t, 1)
+	s := newStore(t, shardOf(t, sh), nil)
+	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	must(t, sh.WaitReplicated(t.Context()))
+	must(t, sh.Replicas[0].PauseReplication())
+	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	r := ask("k")[0]
+	r.Cost = 0
+	found := s.Inspect(t.Context(), r)
+	if found.Shard != "a" || found.Former != nil || len(found.Copies) != 2 {
+		t.Fatalf("%+v", found)
+	}
+	for i, want := range []store.Copy{
+		{Address: sh.Primary.Addr(), Role: store.RolePrimary, State: store.State{Used: 2}},
+		{Address: sh.Replicas[0].Addr(), Role: store.RoleReplica, State: store.State{Used: 1, Replica: true}},
+	} {
+		got := found.Copies[i]
+		if got.Address != want.Address || got.Role != want.Role || !got.Exists || got.State.Err != nil || got.State.Used != want.State.Used || got.State.Replica != want.State.Replica {
+			t.Errorf("copy %d is %+v, want %+v", i, got, want)
+		}
+	}
+	must(t, sh.Replicas[0].Kill())
+	if got := s.Inspect(t.Context(), r).Copies[1]; got.State.Err == nil || got.Exists {
+		t.Errorf("a server that is away: %+v", got)
+	}
+}
+
+// TestResetReachesEveryCopy: at the owner and its replica, at the previous owner, and
+// under the algorithms of other configurations.
+func TestResetReachesEveryCopy(t *testing.T) {
+	r := newResharding(t)
+	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
+	client := moving(before, after, 1)[0]
+	request := func(limit store.Limit) []store.Request {
+		limit.Zone, limit.Window = "reset", time.Hour
+		return []store.Request{{Limit: &limit, ClientKey: client, Events: 10, Cost: 1, ID: fmt.Sprint("id", time.Now().UnixNano())}}
+	}
+	buckets := func() (n int) {
+		for _, server := range r.servers {
+			found, err := server.Client().Keys(t.Context(), before.keys.prefix+":"+layoutVersion+":*").Result()
+			must(t, err)
+			n += len(found)
+		}
+		return n
+	}
+	for _, limit := range storetest.Limits {
+		must(t, before.Charge(t.Context(), request(limit))[0].Err)
+		must(t, after.Charge(t.Context(), request(limit))[0].Err)
+	}
+	if n := buckets(); n != 2*len(storetest.Limits) {
+		t.Fatalf("%d buckets", n)
+	}
+	// The other limits are those of the same zone in other configurations.
+	reset := request(storetest.Limits[0])[0]
+	found := after.Inspect(t.Context(), reset)
+	if found.Former == nil || found.Former.Shard == found.Shard || !found.Former.Copies[0].Exists || !found.Copies[0].Exists {
+		t.Errorf("found %+v", found)
+	}
+	must(t, after.Reset(t.Context(), reset))
+	if n := buckets(); n != 0 {
+		t.Errorf("%d buckets are left", n)
+	}
+}
+
+// TestResetOfAShardThatIsAway is an error.
+func TestResetOfAShardThatIsAway(t *testing.T) {
+	server := redistest.Start(t)
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), DialTimeout: 100 * time.Millisecond}), nil)
+	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	must(t, server.Kill())
+	if err := s.Reset(t.Context(), ask("k")[0]); err == nil {
+		t.Error("no error")
+	}
+	if err := s.Reset(t.Context(), ask("k")[0]); errors.Is(err, store.ErrUncertain) {
+		t.Errorf("a reset is repeated at no risk: %v", err)
+	}
+}
+
+// TestResetInACluster reaches the bucket on any node.
+func TestResetInACluster(t *testing.T) {
+	cluster := redistest.StartCluster(t, 3, 1)
+	s := newStore(t, newShard(t, ShardOptions{Cluster: cluster.Addrs()}), nil)
+	for i := range 8 {
+		client := fmt.Sprint("client-", i)
+		must(t, s.Charge(t.Context(), ask(client))[0].Err)
+		r := ask(client)[0]
+		r.Cost = 0
+		if found := s.Inspect(t.Context(), r); len(found.Copies) != 2 || !found.Copies[0].Exists {
+			t.Errorf("%s: %+v", client, found)
+		}
+		must(t, s.Reset(t.Context(), r))
+		if found := s.Inspect(t.Context(), r); found.Copies[0].Exists || found.Copies[0].State.Err != nil {
+			t.Errorf("%s after its reset: %+v", client, found)
+		}
+	}
+}

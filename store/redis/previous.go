@@ -1,0 +1,378 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"sync"
+	"time"
+
+	"github.com/maypok86/otter/v2"
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// maxMigrated bounds the buckets that are remembered as migrated, at about 110
+// bytes each. Forgetting one costs a call.
+const maxMigrated = 1_000_000
+
+// Migrations are the buckets that migrate from previous owners, each once however
+// many requests need it, and those that have migrated. Stores with the same
+// members and previous members may share it.
+type Migrations struct {
+	seed maphash.Seed
+	// done holds, by a hash of the key, the buckets that have migrated or did not
+	// exist, and for how long to remember them.
+	done *otter.Cache[uint64, time.Duration]
+
+	mu sync.Mutex
+	// running are by the bucket's key.
+	running map[string]*migration
+}
+
+// NewMigrations returns Migrations of which none has begun.
+func NewMigrations() *Migrations {
+	return &Migrations{
+		seed:    maphash.MakeSeed(),
+		running: map[string]*migration{},
+		done: otter.Must(&otter.Options[uint64, time.Duration]{
+			MaximumSize:      maxMigrated,
+			ExpiryCalculator: otter.ExpiryCreatingFunc(func(e otter.Entry[uint64, time.Duration]) time.Duration { return e.Value }),
+		}),
+	}
+}
+
+// Close ends the work in the background. Running migrations go on.
+func (m *Migrations) Close() { m.done.StopAllGoroutines() }
+
+// join returns the migration of a bucket, or nil if it is done. The caller starts
+// a new one.
+func (m *Migrations) join(target string) (running *migration, isNew bool) {
+	hash := maphash.String(m.seed, target)
+	if _, ok := m.done.GetIfPresent(hash); ok {
+		return nil, false
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if running = m.running[target]; running != nil {
+		return running, false
+	}
+	// It may have ended in between.
+	if _, ok := m.done.GetIfPresent(hash); ok {
+		return nil, false
+	}
+	running = &migration{target: target, ended: make(chan struct{})}
+	m.running[target] = running
+	return running, true
+}
+
+// migration copies a bucket to its new owner: a dump at the previous owner, and a
+// restore unless the bucket exists. It goes on when its requests stop waiting, and
+// joins the queues of checks, so that many migrations share a pipeline.
+type migration struct {
+	store          *Store
+	was, now       *Shard
+	clientKey      string
+	source, target string
+	// marks is set if the bucket may end before the previous copy, which must then
+	// not migrate again.
+	marks bool
+	// lasting is how long to remember that it is done.
+	lasting time.Duration
+
+	ended chan struct{}
+	// err is the failure, once it has ended.
+	err error
+}
+
+// migrate returns the migration of a bucket from its previous owner, or nil if it
+// is done. Other processes may migrate the bucket at the same time.
+func (s *Store) migrate(was *Shard, r *store.Request) *migration {
+	now := s.opts.Members[s.sharder.owner(r.ClientKey)].Shard
+	m, isNew := s.opts.Migrations.join(s.keysIn(now).key(r.Limit, r.ClientKey))
+	if !isNew {
+		return m
+	}
+	m.store, m.was, m.now = s, was, now
+	m.clientKey, m.source = r.ClientKey, s.keysIn(was).key(r.Limit, r.ClientKey)
+	m.marks = layoutOf(r.Limit.Algorithm).endsEarly
+	// A bucket that was missing for a window cannot come back.
+	m.lasting = max(r.Limit.Window, time.Second)
+	if was.isFound() && now.isFound() {
+		m.dump()
+	} else {
+		go m.find()
+	}
+	return m
+}
+
+// find starts the migration once the servers have been found.
+func (m *migration) find() {
+	ctx, cancel := context.WithTimeout(context.Background(), m.store.opts.CheckTimeout)
+	defer cancel()
+	m.was.await(ctx)
+	m.now.await(ctx)
+	m.dump()
+}
+
+func (m *migration) dump() {
+	m.ask(m.was, newScriptCall(scriptDump, wordEvalSHARO, []string{m.source}), func(reply string, err error) {
+		if err != nil {
+			m.end(err)
+			return
+		}
+		expiry, content := reply[:min(8, len(reply))], reply[min(8, len(reply)):]
+		at, err := unpack(expiry)
+		switch {
+		case err != nil || len(at) != 1:
+			m.end(errReply)
+		case content == "" || at[0] < 0:
+			m.end(nil)
+		default:
+			m.restore(at[0], content, true)
+		}
+	})
+}
+
+// restore makes the bucket, unless marked is set and the mark forbids it.
+func (m *migration) restore(expiry int64, content string, marked bool) {
+	keys := []string{m.target}
+	if marked {
+		keys = append(keys, m.store.keysIn(m.now).markOf(m.target))
+	}
+	m.ask(m.now, newScriptCall(scriptRestore, wordEvalSHA, keys, appendPacked(nil, expiry, oneIf(m.marks)), content), func(_ string, err error) {
+		if marked && says(err, oneKey) {
+			// A node of a Redis Cluster that imports the slot takes one key at a time.
+			m.restore(expiry, content, false)
+			return
+		}
+		m.end(err)
+	})
+}
+
+// ask makes a shard's primary run cmd and passes on the reply.
+func (m *migration) ask(shard *Shard, cmd *command, then func(reply string, err error)) {
+	at := m.store.serversOf(shard, m.clientKey)
+	if at == nil {
+		then("", errNoServers)
+		return
+	}
+	if !at.checks.isUp() {
+		then("", at.checks.down())
+		return
+	}
+	c := newCall(time.Now().Add(m.store.opts.CheckTimeout))
+	c.fair = m.store.opts.CheckTimeout
+	c.cmds = append(c.cmds, cmd)
+	c.detached = func(c *call) {
+		err := cmd.outcome
+		c.release()
+		if err != nil {
+			then("", err)
+			return
+		}
+		then(cmd.Cmder.(*goredis.StringCmd).Val(), nil)
+	}
+	at.checks.post(c)
+}
+
+// end ends the migration for all that wait.
+func (m *migration) end(err error) {
+	all := m.store.opts.Migrations
+	if err == nil {
+		all.done.Set(maphash.String(all.seed, m.target), m.lasting)
+	} else {
+		m.err = notMigrated(err)
+	}
+	all.mu.Lock()
+	delete(all.running, m.target)
+	all.mu.Unlock()
+	close(m.ended)
+}
+
+// wait returns nil once the bucket is at its owner. A nil migration is done.
+func (m *migration) wait(ctx context.Context) error {
+	if m == nil {
+		return nil
+	}
+	select {
+	case <-m.ended:
+		return m.err
+	case <-ctx.Done():
+	}
+	err := ctx.Err()
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = ErrTimeout
+	}
+	return notMigrated(err)
+}
+
+func notMigrated(err error) error {
+	return notExecuted(fmt.Errorf("migrate a bucket from its previous shard: %w", err))
+}
+
+// previousOwner returns the member that owned a client key, or nil if its shard
+// owns the key now.
+func (s *Store) previousOwner(clientKey string) *Member {
+	if s.previous == nil {
+		return nil
+	}
+	was := &s.opts.Previous[s.previous.owner(clientKey)]
+	if was.Shard == s.opts.Members[s.sharder.owner(clientKey)].Shard {
+		return nil
+	}
+	return was
+}
+
+// keysIn returns the builder of a shard's keys.
+func (s *Store) keysIn(shard *Shard) bucketKeys {
+	keys := s.keys
+	keys.tagged = shard.isCluster()
+	return keys
+}
+
+// runMigrating runs an operation once all buckets have migrated, all before the
+// deadline. Leases do not migrate, because they end one by one: those at the
+// previous owner are counted there.
+func (s *Store) runMigrating(ctx context.Context, op algorithm.Operation, reqs []store.Request, deadline time.Time) []store.State {
+	migrating, leasing := s.migrating(reqs), s.previousLessors(op, reqs)
+	if migrating == nil && leasing == nil {
+		return s.runMigrated(ctx, op, reqs, deadline)
+	}
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	elsewhere, failed := s.countLeases(ctx, op, reqs, leasing)
+	ready, places := awaitAll(ctx, migrating, reqs, failed)
+	states := make([]store.State, len(reqs))
+	for i, err := range failed {
+		states[i] = store.State{Err: err}
+	}
+	for n, i := range places {
+		ready[n].Reserved += elsewhere[i]
+	}
+	for n, st := range s.runMigrated(ctx, op, ready, deadline) {
+		if st.Err == nil {
+			st.Used += elsewhere[places[n]]
+			st.Limit += elsewhere[places[n]]
+		}
+		states[places[n]] = st
+	}
+	return states
+}
+
+// migrating returns the migrations that the requests have to wait for, each at its
+// request's place, and starts those that do not run; nil if there are none.
+func (s *Store) migrating(reqs []store.Request) (all []*migration) {
+	for i := range reqs {
+		was := s.previousOwner(reqs[i].ClientKey)
+		if was == nil || reqs[i].Limit.Algorithm == store.Concurrency {
+			continue
+		}
+		if m := s.migrate(was.Shard, &reqs[i]); m != nil {
+			if all == nil {
+				all = make([]*migration, len(reqs))
+			}
+			all[i] = m
+		}
+	}
+	return all
+}
+
+// awaitAll waits for migrations, records the failures, and returns the other
+// requests with their places.
+func awaitAll(ctx context.Context, migrating []*migration, reqs []store.Request, failed []error) (ready []store.Request, places []int) {
+	for i := range reqs {
+		if failed[i] == nil && migrating != nil {
+			failed[i] = migrating[i].wait(ctx)
+		}
+		if failed[i] == nil {
+			ready, places = append(ready, reqs[i]), append(places, i)
+		}
+	}
+	return ready, places
+}
+
+// previousLessors returns the previous owners that may hold leases, by the place of
+// their request. A refund needs none: it concerns the new owner's leases only.
+func (s *Store) previousLessors(op algorithm.Operation, reqs []store.Request) (all map[int]*Member) {
+	for i := range reqs {
+		if reqs[i].Limit.Algorithm != store.Concurrency || op == algorithm.Refund {
+			continue
+		}
+		if was := s.previousOwner(reqs[i].ClientKey); was != nil {
+			if all == nil {
+				all = map[int]*Member{}
+			}
+			all[i] = was
+		}
+	}
+	return all
+}
+
+// countLeases returns the numbers of leases at previous owners, and the failures.
+func (s *Store) countLeases(ctx context.Context, op algorithm.Operation, reqs []store.Request, lessors map[int]*Member) (elsewhere []int64, failed []error) {
+	elsewhere, failed = make([]int64, len(reqs)), make([]error, len(reqs))
+	var wg sync.WaitGroup
+	for i, was := range lessors {
+		wg.Go(func() {
+			var err error
+			if elsewhere[i], err = s.leasesAt(ctx, was.Shard, &reqs[i]); op != algorithm.Charge {
+				failed[i] = err
+			}
+		})
+	}
+	wg.Wait()
+	return elsewhere, failed
+}
+
+// leasesAt returns the number of leases at a previous owner.
+func (s *Store) leasesAt(ctx context.Context, was *Shard, r *store.Request) (int64, error) {
+	at := s.awaitServersOf(ctx, was, r.ClientKey)
+	if at == nil {
+		return 0, notExecuted(errNoServers)
+	}
+	deadline, _ := ctx.Deadline()
+	st := s.askOne(ctx, at.checks, *r, deadline, s.writing(algorithm.Check, at))
+	return st.Used, st.Err
+}
+
+// detachMigrating is detach for buckets some of which have to migrate. A failed
+// migration is tried again while there is time; other requests do not wait for it.
+func (s *Store) detachMigrating(migrating []*migration, op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
+	deadline := time.Now().Add(s.opts.ChargeTimeout)
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	defer cancel()
+	for tries := 0; ; tries++ {
+		failed := make([]error, len(reqs))
+		ready, places := awaitAll(ctx, migrating, reqs, failed)
+		s.detachMigrated(op, ready, reportAt(report, places))
+		after, hasTime := nextTry(tries, deadline)
+		var again []store.Request
+		var againPlaces []int
+		for i, err := range failed {
+			switch {
+			case err == nil:
+			case hasTime && !errors.Is(err, store.ErrFinal):
+				again, againPlaces = append(again, reqs[i]), append(againPlaces, i)
+			default:
+				s.reportFailure(op, &reqs[i], i, err, report)
+			}
+		}
+		if len(again) == 0 {
+			return
+		}
+		pause(ctx, after)
+		migrating, reqs, report = s.migrating(again), again, reportAt(report, againPlaces)
+	}
+}
+
+// reportAt returns a report for the requests at these places among those of report.
+func reportAt(report func(i int, st store.State), places []int) func(n int, st store.State) {
+	if report == nil {
+		return nil
+	}
+	return func(n int, st store.State) { report(places[n], st) }
+}

@@ -1,0 +1,627 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// resharding is shards of which one is added or removed.
+type resharding struct {
+	members []Member
+	servers map[string]*redistest.Server
+}
+
+func newResharding(t *testing.T) *resharding { return newReshardingOf(t, ShardOptions{}) }
+
+// newReshardingOf starts the shards and connects to them with opts.
+func newReshardingOf(t *testing.T, opts ShardOptions) *resharding {
+	r := &resharding{servers: map[string]*redistest.Server{}}
+	for _, name := range []string{"a", "b", "c"} {
+		server := redistest.Start(t)
+		r.servers[name] = server
+		opts.Primary = server.Addr()
+		r.members = append(r.members, Member{Name: name, Shard: newShard(t, opts)})
+	}
+	return r
+}
+
+func (r *resharding) store(members, before []Member) *Store {
+	return New(Options{Members: members, Previous: before, CheckTimeout: patience, ChargeTimeout: patience})
+}
+
+// directions returns the members after and before: a shard is added, or removed.
+func (r *resharding) directions() map[string][2][]Member {
+	return map[string][2][]Member{"added": {r.members[:2], r.members}, "removed": {r.members, r.members[:2]}}
+}
+
+// moving returns client keys that have another owner in the second store.
+func moving(before, after *Store, n int) (clients []string) {
+	for i := 0; len(clients) < n; i++ {
+		if client := fmt.Sprint("client-", i); before.Owner(client) != after.Owner(client) {
+			clients = append(clients, client)
+		}
+	}
+	return clients
+}
+
+// TestReshardingRefillsNobody, under every algorithm and every first operation at the
+// new owner.
+func TestReshardingRefillsNobody(t *testing.T) {
+	r := newResharding(t)
+	for name, direction := range r.directions() {
+		for _, limit := range []store.Limit{
+			{Algorithm: store.FixedWindow},
+			{Algorithm: store.FixedWindow, Align: true},
+			{Algorithm: store.SlidingWindow},
+			{Algorithm: store.SlidingLog},
+			{Algorithm: store.GCRA},
+		} {
+			t.Run(fmt.Sprintf("%s/%s/%v", name, limit.Algorithm, limit.Align), func(t *testing.T) {
+				limit.Zone, limit.Window = "reshard-"+name, time.Hour
+				before, after := r.store(direction[0], nil), r.store(direction[1], direction[0])
+				request := func(client string) []store.Request {
+					return []store.Request{{Limit: &limit, ClientKey: client, Events: 10, Cost: 1, ID: client + fmt.Sprint(time.Now().UnixNano())}}
+				}
+				for n, client := range moving(before, after, 12) {
+					was := store.State{}
+					for range 7 {
+						was = before.Charge(t.Context(), request(client))[0]
+						must(t, was.Err)
+					}
+					var st store.State
+					spent := int64(7)
+					switch n % 4 {
+					case 0:
+						st = after.Check(t.Context(), request(client))[0]
+					case 1:
+						st, spent = after.Charge(t.Context(), request(client))[0], 8
+					case 2:
+						st, spent = after.Take(t.Context(), request(client))[0], 8
+					case 3:
+						told := make(chan store.State)
+						after.ChargeReported(request(client), func(_ int, st store.State) { told <- st })
+						st, spent = <-told, 8
+					}
+					if st.Err != nil || st.Used != spent {
+						t.Fatalf("%s: the first answer is %+v, want %d used", client, st, spent)
+					}
+					if limit.Algorithm == store.FixedWindow && st.Reset != was.Reset {
+						t.Errorf("%s: reset %d, was %d", client, st.Reset, was.Reset)
+					}
+					admitted := spent
+					for range 10 {
+						if after.Take(t.Context(), request(client))[0].Allowed {
+							admitted++
+						}
+					}
+					if admitted != 10 {
+						t.Errorf("%s: %d of 10 are spent", client, admitted)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestReshardingLeavesOthersAlone: buckets with the same owner do not migrate.
+func TestReshardingLeavesOthersAlone(t *testing.T) {
+	r := newResharding(t)
+	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
+	moved := 0
+	for i := range 200 {
+		client := fmt.Sprint("client-", i)
+		must(t, after.Charge(t.Context(), ask(client))[0].Err)
+		if before.Owner(client) != after.Owner(client) {
+			moved++
+		}
+	}
+	dumps := calls(t, r.servers["a"], "dump") + calls(t, r.servers["b"], "dump")
+	if int(dumps) != moved {
+		t.Errorf("%d buckets were looked for, of %d that moved", dumps, moved)
+	}
+	for i := range 200 {
+		must(t, after.Charge(t.Context(), ask(fmt.Sprint("client-", i)))[0].Err)
+	}
+	if again := calls(t, r.servers["a"], "dump") + calls(t, r.servers["b"], "dump"); again != dumps {
+		t.Errorf("%d buckets were looked for again", again-dumps)
+	}
+}
+
+// TestReshardingCountsLeasesAtBothOwners until those at the previous owner end.
+func TestReshardingCountsLeasesAtBothOwners(t *testing.T) {
+	r := newResharding(t)
+	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
+	limit := &store.Limit{Zone: "slots", Algorithm: store.Concurrency, Window: time.Hour}
+	client := moving(before, after, 1)[0]
+	take := func(s *Store, id string) store.State {
+		return s.Take(t.Context(), []store.Request{{Limit: limit, ClientKey: client, Events: 3, Cost: 1, ID: id}})[0]
+	}
+	for _, id := range []string{"1", "2"} {
+		if st := take(before, id); !st.Allowed {
+			t.Fatalf("%+v", st)
+		}
+	}
+	if st := take(after, "3"); !st.Allowed || st.Used != 3 || st.Limit != 3 {
+		t.Fatalf("third: %+v", st)
+	}
+	if st := take(after, "4"); st.Err != nil || st.Allowed || st.Used != 3 {
+		t.Fatalf("fourth: %+v", st)
+	}
+	must(t, before.Refund(t.Context(), []store.Request{{Limit: limit, ClientKey: client, Events: 3, Cost: 1, ID: "1"}})[0].Err)
+	if st := take(after, "5"); !st.Allowed || st.Used != 3 {
+		t.Fatalf("once one has ended: %+v", st)
+	}
+}
+
+// TestPreviousOwnerThatIsAway is an error, and refills no bucket.
+func TestPreviousOwnerThatIsAway(t *testing.T) {
+	t.Parallel()
+	r := newResharding(t)
+	before := r.store(r.members[:2], nil)
+	after := New(Options{Members: r.members, Previous: r.members[:2], CheckTimeout: 200 * time.Millisecond, ChargeTimeout: 200 * time.Millisecond})
+	client := moving(before, after, 1)[0]
+	must(t, before.Charge(t.Context(), ask(client))[0].Err)
+	was := r.servers[before.Owner(client)]
+	must(t, was.Pause())
+	for range 3 {
+		if st := after.Check(t.Context(), ask(client))[0]; st.Err == nil {
+			t.Errorf("answered without its previous owner: %+v", st)
+		}
+	}
+	must(t, was.Resume())
+	eventually(t, "the previous owner answers", func() error {
+		if st := after.Check(t.Context(), ask(client))[0]; st.Err != nil || st.Used != 1 {
+			return fmt.Errorf("%+v", st)
+		}
+		return nil
+	})
+}
+
+// TestReshardingBetweenKinds: a cluster has other keys for the same buckets.
+func TestReshardingBetweenKinds(t *testing.T) {
+	t.Parallel()
+	server, c := redistest.Start(t), redistest.StartCluster(t, 3, 0)
+	single := []Member{{Name: "single", Shard: newShard(t, ShardOptions{Primary: server.Addr()})}}
+	cluster := []Member{{Name: "cluster", Shard: newShard(t, ShardOptions{Cluster: c.Addrs()})}}
+	r := new(resharding)
+	for name, direction := range map[string][2][]Member{"into": {single, cluster}, "out of": {cluster, single}} {
+		before, after := r.store(direction[0], nil), r.store(direction[1], direction[0])
+		client := "client " + name
+		for range 3 {
+			must(t, before.Charge(t.Context(), ask(client))[0].Err)
+		}
+		if st := after.Check(t.Context(), ask(client))[0]; st.Err != nil || st.Used != 3 {
+			t.Errorf("%s a cluster: %+v", name, st)
+		}
+	}
+}
+
+// TestDetachedOutlivesAFailedMigration: no detached operation is lost if its previous
+// owner is silent for longer than check_timeout, but not than charge_timeout.
+func TestDetachedOutlivesAFailedMigration(t *testing.T) {
+	r := newResharding(t)
+	before := r.store(r.members[:2], nil)
+	clients := moving(before, r.store(r.members, nil), 40)
+	was := before.Owner(clients[0])
+	for name, op := range map[string]struct {
+		detach func(s *Store, reqs []store.Request)
+		want   int64
+	}{
+		"charge": {(*Store).ChargeDetached, 4},
+		"refund": {(*Store).RefundDetached, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lost := make(chan error, 1)
+			after := New(Options{
+				Members: r.members, Previous: r.members[:2], CheckTimeout: 20 * time.Millisecond, ChargeTimeout: patience,
+				OnUndelivered: func(_ string, _ algorithm.Operation, err error) { lost <- err },
+			})
+			// One with a silent previous owner, and one whose previous owner answers.
+			var reqs []store.Request
+			for _, silent := range []bool{true, false} {
+				i := slices.IndexFunc(clients, func(client string) bool { return (before.Owner(client) == was) == silent })
+				req := ask(clients[i])[0]
+				clients = slices.Delete(clients, i, i+1)
+				for range 3 {
+					st := before.Charge(t.Context(), []store.Request{req})[0]
+					must(t, st.Err)
+					req.Receipt.Period = st.Reset
+				}
+				reqs = append(reqs, req)
+			}
+			must(t, r.servers[was].Pause())
+			op.detach(after, reqs)
+			all := after.opts.Migrations
+			var migration *migration
+			eventually(t, "the bucket is on its way", func() error {
+				all.mu.Lock()
+				defer all.mu.Unlock()
+				if migration = all.running[after.keys.key(hourly, reqs[0].ClientKey)]; migration == nil {
+					return errors.New("it is not")
+				}
+				return nil
+			})
+			<-migration.ended
+			if migration.err == nil {
+				t.Fatal("a silent server has answered")
+			}
+			waitForCount(t, r.servers["c"], reqs[1].ClientKey, op.want)
+			must(t, r.servers[was].Resume())
+			eventually(t, "the operation arrives", func() error {
+				select {
+				case err := <-lost:
+					t.Fatalf("it is reported lost: %v", err)
+				default:
+				}
+				if n := stored(t, r.servers["c"], reqs[0].ClientKey); n != op.want {
+					return fmt.Errorf("the count is %d, want %d", n, op.want)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// TestDetachedOfASilentPreviousOwnerIsGivenUp after charge_timeout, and at once after
+// a final error.
+func TestDetachedOfASilentPreviousOwnerIsGivenUp(t *testing.T) {
+	r := newResharding(t)
+	before := r.store(r.members[:2], nil)
+	clients := moving(before, r.store(r.members, nil), 2)
+	charge := func(client string, timeout time.Duration) error {
+		after := New(Options{Members: r.members, Previous: r.members[:2], CheckTimeout: 20 * time.Millisecond, ChargeTimeout: timeout})
+		told := make(chan error, 1)
+		after.ChargeReported(ask(client), func(_ int, st store.State) { told <- st.Err })
+		return <-told
+	}
+	was := r.servers[before.Owner(clients[0])]
+	must(t, was.Pause())
+	began := time.Now()
+	if err := charge(clients[0], 300*time.Millisecond); !errors.Is(err, store.ErrNotExecuted) {
+		t.Errorf("error is %v, want that of a charge that did not run", err)
+	}
+	if took := time.Since(began); took < 250*time.Millisecond {
+		t.Errorf("it was given up after %v", took)
+	}
+	must(t, was.Resume())
+	for _, server := range r.servers {
+		must(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "default", "-dump").Err())
+	}
+	eventually(t, "the missing right is final", func() error {
+		if err := charge(clients[1], time.Second); !errors.Is(err, store.ErrFinal) {
+			return fmt.Errorf("error is %w", err)
+		}
+		return nil
+	})
+}
+
+// TestBucketThatEndsEarlyIsNotBroughtAgain by any store, although the copy at the
+// previous owner lives on: a refund, or another rate, ended the bucket.
+func TestBucketThatEndsEarlyIsNotBroughtAgain(t *testing.T) {
+	r := newResharding(t)
+	before := r.store(r.members[:2], nil)
+	client := moving(before, r.store(r.members, nil), 1)[0]
+	previous, owner := r.servers[before.Owner(client)].Client(), r.servers["c"].Client()
+	refund := func(t *testing.T, s *Store, reqs []store.Request) {
+		for _, st := range s.Refund(t.Context(), reqs) {
+			must(t, st.Err)
+		}
+	}
+	for name, c := range map[string]struct {
+		algorithm store.Algorithm
+		end       func(t *testing.T, s *Store, reqs []store.Request)
+	}{
+		"fixed window": {store.FixedWindow, refund}, "sliding window": {store.SlidingWindow, refund},
+		"sliding log": {store.SlidingLog, refund}, "gcra": {store.GCRA, refund},
+		"gcra that drains faster now": {store.GCRA, func(t *testing.T, s *Store, reqs []store.Request) {
+			quick := reqs[0]
+			quick.Events = 1_000_000
+			must(t, s.Charge(t.Context(), []store.Request{quick})[0].Err)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			limit := store.Limit{Zone: name, Algorithm: c.algorithm, Window: time.Hour}
+			key := before.keys.key(&limit, client)
+			var reqs []store.Request
+			for i := range 7 {
+				req := store.Request{Limit: &limit, ClientKey: client, Events: 10, Cost: 1, ID: fmt.Sprint(i)}
+				st := before.Take(t.Context(), []store.Request{req})[0]
+				if !st.Allowed {
+					t.Fatalf("%+v", st)
+				}
+				req.Receipt = st.Receipt
+				reqs = append(reqs, req)
+			}
+			c.end(t, r.store(r.members, r.members[:2]), reqs)
+			eventually(t, "the copy lives no shorter than the previous one, or has ended", func() error {
+				was, err := previous.PExpireTime(t.Context(), key).Result()
+				must(t, err)
+				now, err := owner.PExpireTime(t.Context(), key).Result()
+				must(t, err)
+				// A rewritten bucket gets a time to live, which Redis adds to its clock in
+				// whole milliseconds: the end may move by one, long after its window.
+				if now == -2 || now >= was-time.Millisecond {
+					return nil
+				}
+				return fmt.Errorf("it ends at %d, the previous one at %d", now, was)
+			})
+			other := r.store(r.members, r.members[:2])
+			if st := other.Check(t.Context(), reqs[:1])[0]; st.Err != nil || st.Used != 0 {
+				t.Errorf("nothing is spent any more, and then: %+v", st)
+			}
+		})
+	}
+}
+
+// TestBucketIsBroughtOnce for concurrent requests.
+func TestBucketIsBroughtOnce(t *testing.T) {
+	bothWays(t, func(t *testing.T, plain bool) {
+		const callers, each = 64, 5
+		r := newReshardingOf(t, ShardOptions{NoPipelining: plain})
+		before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
+		clients := moving(before, after, 20)
+		for _, client := range clients {
+			must(t, before.Charge(t.Context(), ask(client))[0].Err)
+		}
+		errs := make(chan error, callers*len(clients)*each)
+		for i := range callers {
+			go func() {
+				for n := range len(clients) * each {
+					client := clients[(i+n)%len(clients)]
+					if n%2 == 0 {
+						errs <- after.Check(context.Background(), ask(client))[0].Err
+					} else {
+						after.ChargeReported(ask(client), func(_ int, st store.State) { errs <- st.Err })
+					}
+				}
+			}()
+		}
+		for range cap(errs) {
+			must(t, <-errs)
+		}
+		for _, command := range []string{"dump", "restore"} {
+			total := int64(0)
+			for _, server := range r.servers {
+				total += calls(t, server, command)
+			}
+			if total != int64(len(clients)) {
+				t.Errorf("%d times %s for %d buckets", total, command, len(clients))
+			}
+		}
+		for _, client := range clients {
+			if n := stored(t, r.servers["c"], client); n != 1+callers*each/2 {
+				t.Errorf("%s has %d, want %d", client, n, 1+callers*each/2)
+			}
+		}
+	})
+}
+
+// TestCallersWhoLeaveSpeakAgainstNoServer: callers that stop waiting for a slow server
+// do not open its breaker, under any operation.
+func TestCallersWhoLeaveSpeakAgainstNoServer(t *testing.T) {
+	bothWays(t, func(t *testing.T, plain bool) {
+		r := newReshardingOf(t, ShardOptions{NoPipelining: plain, PoolSize: 2})
+		before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
+		client := moving(before, after, 1)[0]
+		must(t, before.Charge(t.Context(), ask(client))[0].Err)
+		was := r.servers[before.Owner(client)]
+		must(t, was.Pause())
+		for i := range 20 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%4)*5*time.Millisecond)
+			if i%5 == 0 {
+				cancel()
+			}
+			for name, call := range map[string]func(context.Context, []store.Request) []store.State{
+				"check": before.Check, "take": before.Take, "charge": before.Charge, "moved check": after.Check, "moved charge": after.Charge,
+			} {
+				if err := call(ctx, ask(client))[0].Err; err == nil {
+					t.Errorf("%s: a server that stands still has answered", name)
+				} else if errors.Is(err, ErrShardDown) {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+			cancel()
+		}
+		must(t, was.Resume())
+		must(t, before.Check(t.Context(), ask(client))[0].Err)
+		must(t, after.Check(t.Context(), ask(client))[0].Err)
+		for _, m := range r.members {
+			for _, l := range m.Shard.topology.Load().lanes() {
+				if counts := l.breaker.Counts(); counts.TotalFailures > 0 {
+					t.Errorf("%d failures are counted against %s", counts.TotalFailures, l.addr)
+				}
+			}
+		}
+	})
+}
+
+// TestCopyOutlivesWhoAskedForIt: the bucket migrates although its only caller has
+// stopped waiting.
+func TestCopyOutlivesWhoAskedForIt(t *testing.T) {
+	r := newResharding(t)
+	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
+	client := moving(before, after, 1)[0]
+	must(t, before.Charge(t.Context(), ask(client))[0].Err)
+	was := r.servers[before.Owner(client)]
+	must(t, was.Pause())
+	ctx, leave := context.WithCancel(t.Context())
+	left := make(chan error)
+	go func() { left <- after.Check(ctx, ask(client))[0].Err }()
+	all := after.opts.Migrations
+	eventually(t, "the bucket is on its way", func() error {
+		all.mu.Lock()
+		defer all.mu.Unlock()
+		if len(all.running) == 0 {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	leave()
+	if err := <-left; !errors.Is(err, store.ErrNotExecuted) || !errors.Is(err, context.Canceled) {
+		t.Errorf("who left has error %v", err)
+	}
+	must(t, was.Resume())
+	waitForCount(t, r.servers["c"], client, 1)
+}
+
+// pipelineCounter counts the pipelines of a client with calls of a script.
+type pipelineCounter struct {
+	script *script
+
+	mu                  sync.Mutex
+	pipelines, commands int
+}
+
+func (p *pipelineCounter) count(cmds ...goredis.Cmder) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	some := 0
+	for _, cmd := range cmds {
+		if c, ok := cmd.(*command); ok && c.script == p.script {
+			some++
+		}
+	}
+	p.commands += some
+	p.pipelines += min(some, 1)
+}
+
+func (p *pipelineCounter) DialHook(next goredis.DialHook) goredis.DialHook { return next }
+
+func (p *pipelineCounter) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook {
+	return func(ctx context.Context, cmd goredis.Cmder) error {
+		p.count(cmd)
+		return next(ctx, cmd)
+	}
+}
+
+func (p *pipelineCounter) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []goredis.Cmder) error {
+		p.count(cmds...)
+		return next(ctx, cmds)
+	}
+}
+
+// TestManyBucketsAreBroughtInFewPipelines: migrations that wait at the same time share
+// a pipeline.
+func TestManyBucketsAreBroughtInFewPipelines(t *testing.T) {
+	const clients = 1000
+	r := newResharding(t)
+	before := []Member{r.members[0]}
+	after := []Member{r.members[2]}
+	s := r.store(after, before)
+	// The servers load the scripts.
+	must(t, r.store(before, nil).Charge(t.Context(), ask("first"))[0].Err)
+	must(t, s.Check(t.Context(), ask("first"))[0].Err)
+	reqs := make([]store.Request, clients)
+	for i := range reqs {
+		reqs[i] = ask(fmt.Sprint("client-", i))[0]
+	}
+	for _, st := range r.store(before, nil).Charge(t.Context(), reqs) {
+		must(t, st.Err)
+	}
+	dumps, restores := &pipelineCounter{script: scriptDump}, &pipelineCounter{script: scriptRestore}
+	from, to := before[0].Shard.owner(0).checks, after[0].Shard.owner(0).checks
+	from.client.Load().AddHook(dumps)
+	to.client.Load().AddHook(restores)
+	// Calls wait together while a server is paused.
+	must(t, r.servers["a"].Pause())
+	must(t, r.servers["c"].Pause())
+	answers := make(chan store.State, clients)
+	for i := range reqs {
+		go func() { answers <- s.Check(context.Background(), reqs[i:i+1])[0] }()
+	}
+	waiting := func(l *lane, p *pipelineCounter) {
+		t.Helper()
+		eventually(t, "all wait", func() error {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if n := p.commands + l.queue.len(); n != clients {
+				return fmt.Errorf("%d do", n)
+			}
+			return nil
+		})
+	}
+	waiting(from, dumps)
+	must(t, r.servers["a"].Resume())
+	waiting(to, restores)
+	must(t, r.servers["c"].Resume())
+	for range reqs {
+		if st := <-answers; st.Err != nil || st.Used != 1 {
+			t.Fatalf("%+v", st)
+		}
+	}
+	most := DefaultPoolSize + (clients+maxBatch-1)/maxBatch
+	for name, p := range map[string]*pipelineCounter{"dumped": dumps, "restored": restores} {
+		if p.commands != clients || p.pipelines > most {
+			t.Errorf("%d buckets were %s in %d pipelines, want %d in at most %d", p.commands, name, p.pipelines, clients, most)
+		}
+	}
+}
+
+// TestResetIsNotUndone by another process that had dumped the previous bucket before,
+// under every algorithm.
+func TestResetIsNotUndone(t *testing.T) {
+	r := newResharding(t)
+	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
+	client := moving(before, after, 1)[0]
+	for _, algorithm := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA} {
+		req := ask(client)[0]
+		req.Limit, req.ID = &store.Limit{Zone: "undone", Algorithm: algorithm, Window: time.Hour}, "id"
+		reqs := []store.Request{req}
+		must(t, before.Charge(t.Context(), reqs)[0].Err)
+		key := before.keys.key(req.Limit, client)
+		source := r.servers[before.Owner(client)].Client()
+		content, err := source.Dump(t.Context(), key).Result()
+		must(t, err)
+		expiry, err := source.PExpireTime(t.Context(), key).Result()
+		must(t, err)
+
+		must(t, after.Reset(t.Context(), req))
+		other := r.store(r.members, r.members[:2])
+		late, _ := other.opts.Migrations.join(key)
+		late.store, late.now, late.clientKey = other, r.members[2].Shard, client
+		late.restore(expiry.Milliseconds(), content, true)
+		must(t, late.wait(t.Context()))
+		for _, s := range []*Store{after, other, r.store(r.members, r.members[:2])} {
+			if st := s.Check(t.Context(), reqs)[0]; st.Err != nil || st.Used != 0 {
+				t.Errorf("%s: after the reset: %+v", algorithm, st)
+			}
+		}
+	}
+}
+
+// TestBucketMigratesToASlotThatMoves in a Redis Cluster, where a node that imports the
+// slot refuses calls of two keys.
+func TestBucketMigratesToASlotThatMoves(t *testing.T) {
+	server, c := redistest.Start(t), redistest.StartCluster(t, 3, 0)
+	single := []Member{{Name: "single", Shard: newShard(t, ShardOptions{Primary: server.Addr()})}}
+	cluster := []Member{{Name: "cluster", Shard: newShard(t, ShardOptions{Cluster: c.Addrs()})}}
+	r := new(resharding)
+	before, after := r.store(single, nil), r.store(cluster, single)
+	req := ask("client")[0]
+	req.Limit = &store.Limit{Zone: "moving", Algorithm: store.GCRA, Window: time.Hour}
+	must(t, before.Charge(t.Context(), []store.Request{req})[0].Err)
+	slot := redistest.Keyslot("{client}")
+	from, err := c.Owner(t.Context(), slot)
+	must(t, err)
+	to := c.Nodes[0]
+	if to == from {
+		to = c.Nodes[1]
+	}
+	_, err = c.BeginMigration(t.Context(), slot, from, to)
+	must(t, err)
+	if st := after.Check(t.Context(), []store.Request{req})[0]; st.Err != nil || st.Used != 1 {
+		t.Errorf("%+v", st)
+	}
+}
