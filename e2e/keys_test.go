@@ -366,7 +366,7 @@ func TestFloodOfNewClients(t *testing.T) {
 		t.Run(charge, func(t *testing.T) {
 			// Room for many fewer buckets than are asked for.
 			room := fmt.Sprint(max(4, made/50_000), "mb")
-			server := redistest.Start(t, "--maxmemory", room, "--maxmemory-policy", "noeviction")
+			server := redistest.Start(t, redistest.Args("--maxmemory", room, "--maxmemory-policy", "noeviction"))
 			c := caddytest.Start(t, fmt.Sprintf(`{
 	{{global}}
 	rate_limit {

@@ -732,7 +732,7 @@ func mustHide(c *caddytest.Caddy, secrets ...string) {
 func TestMisconfiguredServersAreLogged(t *testing.T) {
 	t.Parallel()
 	shards := caddytest.StartShards(t, 2, 1)
-	evicting := redistest.Start(t, "--maxmemory-policy", "allkeys-lru")
+	evicting := redistest.Start(t, redistest.Args("--maxmemory-policy", "allkeys-lru"))
 	double := redistest.StartProxy(t, shards[1].Primary.Addr())
 	stray := shards[0].Replicas[0]
 	c := caddytest.Start(t, apiSite(caddytest.RedisStore(

@@ -47,9 +47,9 @@ func TestShardsOfEveryKind(t *testing.T) {
 	caddytest.Together(t, 3, func(i int) (err error) {
 		switch i {
 		case 0:
-			static, err = started(t, (*redistest.Shard).Stop)(redistest.LaunchShard(1, "--unixsocket", "redis.sock"))
+			static, err = started(t, (*redistest.Shard).Stop)(redistest.LaunchShard(1, redistest.Args("--unixsocket", "redis.sock")))
 		case 1:
-			watched, err = started(t, (*redistest.Shard).Stop)(redistest.LaunchShard(1, "--requirepass", password))
+			watched, err = started(t, (*redistest.Shard).Stop)(redistest.LaunchShard(1, redistest.Args("--requirepass", password)))
 			if err == nil {
 				sentinels, err = started(t, (*redistest.Sentinels).Stop)(redistest.LaunchSentinels(
 					masterName, watched.Primary, 1, redistest.SentinelOptions{Password: sentinelPassword}))

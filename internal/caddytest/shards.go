@@ -34,7 +34,7 @@ func StartLastingShards(t *testing.T, n, replicas int) Shards {
 	t.Helper()
 	s := make(Shards, n)
 	for i := range s {
-		s[i] = redistest.StartShard(t, replicas, "--appendonly", "yes", "--appendfsync", "no")
+		s[i] = redistest.StartShard(t, replicas, redistest.Args("--appendonly", "yes", "--appendfsync", "no"))
 	}
 	return s
 }

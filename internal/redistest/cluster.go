@@ -26,57 +26,34 @@ type Cluster struct {
 // down. Arguments can change it.
 const nodeTimeout = time.Second
 
-// LaunchCluster starts masters that share all slots evenly, and as many
-// replicas of each as asked for, all with the same extra redis-server arguments.
-// It returns when all nodes agree as with [Cluster.WaitUntilOK] and replicas are
-// in sync, which takes at least two seconds because Redis waits for as long. It
-// fails like [Launch], or if the nodes do not agree within a minute, and then
-// stops what it has started.
-func LaunchCluster(masters, replicasPerMaster int, args ...string) (*Cluster, error) {
-	return LaunchClusterWith(masters, replicasPerMaster, Options{Args: args})
-}
-
-// LaunchClusterWith is [LaunchCluster] with the same options for all nodes,
-// except that ReplicaOf has no meaning. All slots must have a master: with 0
-// masters it fails.
-func LaunchClusterWith(masters, replicasPerMaster int, opts Options) (*Cluster, error) {
+// LaunchCluster starts masters that share all slots evenly, and as many replicas
+// of each, all with the same options. It returns when all nodes agree as with
+// [Cluster.WaitUntilOK] and replicas are in sync, which takes at least two seconds
+// because Redis waits for as long. It fails like [Launch], without a master, or if
+// the nodes do not agree within a minute, and then stops what it has started.
+func LaunchCluster(masters, replicasPerMaster int, opts ...Option) (*Cluster, error) {
 	c := &Cluster{}
-	if err := c.launch(masters, replicasPerMaster, opts); err != nil {
+	if err := c.launch(masters, replicasPerMaster, collect(opts)); err != nil {
 		return nil, errors.Join(fmt.Errorf("launch cluster: %w", err), c.Stop())
 	}
 	return c, nil
 }
 
-// StartCluster launches a cluster like [LaunchCluster] and stops it when the
-// test ends. The test fails if the cluster cannot be launched.
-func StartCluster(tb testing.TB, masters, replicasPerMaster int, args ...string) *Cluster {
+// StartCluster launches like [LaunchCluster] for a test, which fails if the
+// launch does, and stops the cluster when the test ends.
+func StartCluster(tb testing.TB, masters, replicasPerMaster int, opts ...Option) *Cluster {
 	tb.Helper()
-	return StartClusterWith(tb, masters, replicasPerMaster, Options{Args: args})
+	c, err := LaunchCluster(masters, replicasPerMaster, opts...)
+	return stopAfter(tb, c, err, c.Stop)
 }
 
-// StartClusterWith launches a cluster like [LaunchClusterWith] and stops it
-// when the test ends. The test fails if the cluster cannot be launched.
-func StartClusterWith(tb testing.TB, masters, replicasPerMaster int, opts Options) *Cluster {
-	tb.Helper()
-	c, err := LaunchClusterWith(masters, replicasPerMaster, opts)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			tb.Error(err)
-		}
-	})
-	return c
-}
-
-func (c *Cluster) launch(masters, replicasPerMaster int, opts Options) error {
+func (c *Cluster) launch(masters, replicasPerMaster int, opts options) error {
 	if masters < 1 {
 		return errors.New("it needs a master")
 	}
-	opts.ReplicaOf, opts.cluster = nil, true
+	opts.primary, opts.cluster = nil, true
 	for range masters * (1 + replicasPerMaster) {
-		node, err := Launch(opts)
+		node, err := launch(opts, reservePort)
 		if err != nil {
 			return err
 		}
@@ -170,7 +147,7 @@ func (c *Cluster) MasterOf(ctx context.Context, key string) (*Server, error) {
 
 // Owner returns the running node that regards itself as the master of a slot.
 // While there is none, because the last one is gone, or more than one, because
-// one has not heard of the other, it waits until ctx ends, at most 10 seconds.
+// one has not heard of the other, it waits until ctx ends, at most a minute.
 func (c *Cluster) Owner(ctx context.Context, slot int) (*Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -229,7 +206,7 @@ func (c *Cluster) WaitUntilOK(ctx context.Context) error {
 	return nil
 }
 
-// ok tells what is missing until the cluster is ok.
+// ok returns what is missing until the cluster is ok.
 func (c *Cluster) ok(ctx context.Context) error {
 	places, err := c.places(ctx)
 	if err != nil {
@@ -350,7 +327,7 @@ func parseSlots(text string) (r slotRange, err error) {
 	return r, nil
 }
 
-// owns tells whether the node regards itself as the master of a slot.
+// owns reports whether the node regards itself as the master of a slot.
 func (p place) owns(slot int) bool {
 	return slices.ContainsFunc(p.slots, func(r slotRange) bool {
 		return r.first <= slot && slot <= r.last

@@ -16,7 +16,7 @@ import (
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	before := time.Now()
-	cluster := redistest.StartCluster(t, 3, 1, "--maxmemory-policy", "allkeys-lfu")
+	cluster := redistest.StartCluster(t, 3, 1, redistest.Args("--maxmemory-policy", "allkeys-lfu"))
 	t.Logf("launched within %v", time.Since(before))
 
 	if addrs := cluster.Addrs(); len(addrs) != 6 || addrs[4] != cluster.Nodes[4].Addr() {
@@ -112,7 +112,7 @@ func TestClusterFailsOver(t *testing.T) {
 
 func TestClusterWithoutFullCoverage(t *testing.T) {
 	t.Parallel()
-	cluster := redistest.StartCluster(t, 3, 0, "--cluster-require-full-coverage", "no")
+	cluster := redistest.StartCluster(t, 3, 0, redistest.Args("--cluster-require-full-coverage", "no"))
 	lost, left := cluster.Nodes[0], cluster.Nodes[1]
 	if err := lost.Kill(); err != nil {
 		t.Fatal(err)
@@ -139,7 +139,7 @@ func TestLaunchClusterFails(t *testing.T) {
 	if _, err := redistest.LaunchCluster(0, 0); err == nil {
 		t.Error("launching a cluster without masters worked")
 	}
-	if _, err := redistest.LaunchCluster(1, 0, "--no-such-directive", "1"); err == nil {
+	if _, err := redistest.LaunchCluster(1, 0, redistest.Args("--no-such-directive", "1")); err == nil {
 		t.Error("launching with a wrong argument worked")
 	}
 }
@@ -202,7 +202,7 @@ func waitUntilOK(t *testing.T, cluster *redistest.Cluster) {
 
 func TestMigrateSlot(t *testing.T) {
 	t.Parallel()
-	cluster := redistest.StartCluster(t, 2, 1, "--requirepass", "secret")
+	cluster := redistest.StartCluster(t, 2, 1, redistest.Args("--requirepass", "secret"))
 	slot := redistest.Keyslot("{tag}")
 	from := masterOf(t, cluster, "{tag}")
 	to := cluster.Nodes[0]

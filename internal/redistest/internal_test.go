@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 // child launches a server, prints its process id and directory, and waits for
 // the end of its input before it ends without stopping the server.
 func child(ending string) {
-	s, err := Launch(Options{})
+	s, err := Launch()
 	if err != nil {
 		panic(err)
 	}
@@ -146,7 +146,7 @@ func TestStopLeavesNothing(t *testing.T) {
 
 func TestFailedLaunchLeavesNothing(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
-	_, err := Launch(Options{Args: []string{"--no-such-directive", "1"}})
+	_, err := Launch(Args("--no-such-directive", "1"))
 	if err == nil || !strings.Contains(err.Error(), "no-such-directive") {
 		t.Errorf("got error %v, want one that quotes the log", err)
 	}
@@ -190,7 +190,7 @@ func TestLaunchTakesAnotherPortIfOneIsLost(t *testing.T) {
 	defer listener.Close()
 
 	ports := 0
-	s, err := launch(Options{}, func() (*port, error) {
+	s, err := launch(options{}, func() (*port, error) {
 		if ports++; ports == 1 {
 			return lost, nil
 		}
@@ -209,7 +209,7 @@ func TestLaunchTakesAnotherPortIfOneIsLost(t *testing.T) {
 	}
 
 	ports = 0
-	_, err = launch(Options{}, func() (*port, error) {
+	_, err = launch(options{}, func() (*port, error) {
 		ports++
 		return lost, nil
 	})

@@ -72,15 +72,7 @@ func NewProxy(upstream string) (*Proxy, error) {
 func StartProxy(tb testing.TB, upstream string) *Proxy {
 	tb.Helper()
 	p, err := NewProxy(upstream)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() {
-		if err := p.Close(); err != nil {
-			tb.Error(err)
-		}
-	})
-	return p
+	return stopAfter(tb, p, err, p.Close)
 }
 
 // Addr is the proxy's address, "127.0.0.1:port". It never changes.

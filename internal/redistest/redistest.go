@@ -9,8 +9,8 @@
 // in any other way: a panic, os.Exit, or a SIGKILL.
 //
 // Functions whose names begin with Launch or New return errors and suit any
-// program. Those whose names begin with Start are for tests and benchmarks: they
-// fail them and stop what they started when the test ends.
+// program. Each has a Start for tests and benchmarks, which fails the test and
+// stops what it started when the test ends.
 //
 // The redis-server program, 7.0 or newer, must be on the PATH. The package is
 // for Unix systems.
@@ -36,34 +36,61 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/process"
 )
 
-// Options say how a server is launched. The zero value makes a primary that
-// anybody may use.
-type Options struct {
-	// Args are arguments for redis-server, such as "--appendonly", "yes". They
-	// come after the package's own and override them, except for the address.
-	Args []string
+// Option is a property of the servers of a launch.
+type Option func(*options)
 
-	// ReplicaOf is the primary to replicate. Nil, the default, makes a primary.
-	ReplicaOf *Server
-
-	// Username and Password are what the server's own client presents, and what
-	// the server presents to a primary if it is or becomes a replica. Args must
-	// make the server accept them, by "--requirepass" or "--aclfile". The default
-	// password is that of "--requirepass" in Args, the default user is Redis's.
-	Username, Password string
-
-	// TLS makes the server speak TLS alone, as a replica also with its primary,
-	// and show this certificate. It accepts clients that show a certificate of
-	// the same authority; with "--tls-auth-clients", "no" in Args all. Nil means
-	// the primary's, and no TLS for a primary.
-	TLS *Certificate
+type options struct {
+	args    []string
+	primary *Server
+	login   login
 
 	// cluster makes the server a node of a Redis Cluster.
 	cluster bool
 
-	// sentinel makes the server a sentinel with a configuration of these lines
-	// and its address. Nil makes a server that holds data.
+	// sentinel holds the lines with which a sentinel's configuration begins. Nil
+	// makes a server that holds data.
 	sentinel []string
+}
+
+// Args adds arguments for redis-server, such as "--appendonly", "yes". They
+// override the package's own, except for the address.
+func Args(args ...string) Option {
+	return func(o *options) { o.args = append(o.args, args...) }
+}
+
+// ReplicaOf makes a server a replica of primary, with the primary's certificate
+// unless [TLS] names another. It has no meaning for shards and clusters.
+func ReplicaOf(primary *Server) Option {
+	return func(o *options) { o.primary = primary }
+}
+
+// Login is what the server's own client presents, and what the server presents
+// to a primary if it is or becomes a replica. The arguments must make the server
+// accept it, by "--requirepass" or "--aclfile". The default is the password of
+// "--requirepass" and the user of Redis.
+func Login(username, password string) Option {
+	return func(o *options) { o.login.username, o.login.password = username, password }
+}
+
+// TLS makes the server speak TLS alone, as a replica also with its primary, and
+// show this certificate. It accepts clients with a certificate of the same
+// authority; with "--tls-auth-clients", "no" among the arguments it accepts all.
+func TLS(certificate *Certificate) Option {
+	return func(o *options) { o.login.certificate = certificate }
+}
+
+func collect(opts []Option) options {
+	var o options
+	for _, set := range opts {
+		set(&o)
+	}
+	if o.login.password == "" {
+		o.login.password = argument(o.args, "--requirepass")
+	}
+	if o.login.certificate == nil && o.primary != nil {
+		o.login.certificate = o.primary.login.certificate
+	}
+	return o
 }
 
 // errPortTaken is the error of a server that cannot listen on its port.
@@ -73,33 +100,41 @@ var errPortTaken = errors.New("the port is taken")
 var errStopped = errors.New("the server was stopped")
 
 // configFile is the server's configuration file in its directory. The server
-// itself writes there what it shall be after a restart.
+// itself writes its role there, for after a restart.
 const configFile = "redis.conf"
 
-// Launch starts a server and returns when it answers; a replica also is in
-// sync with its primary then. It fails if redis-server is not on the PATH, if it
-// exits, or if it is not ready within 10 seconds; the error quotes its log.
-func Launch(opts Options) (*Server, error) {
-	return launch(opts, reservePort)
+// Launch starts a primary, or with [ReplicaOf] a replica, and returns when it
+// answers; a replica is in sync with its primary then. It fails if redis-server
+// is not on the PATH, if it exits, or if it is not ready within a minute; the
+// error quotes its log.
+func Launch(opts ...Option) (*Server, error) {
+	return launch(collect(opts), reservePort)
 }
 
-// StartWith launches a server like [Launch] and stops it when the test ends.
-// The test fails if the server cannot be launched.
-func StartWith(tb testing.TB, opts Options) *Server {
+// Start launches like [Launch] for a test, which fails if the launch does, and
+// stops the server when the test ends.
+func Start(tb testing.TB, opts ...Option) *Server {
 	tb.Helper()
-	s, err := Launch(opts)
+	s, err := Launch(opts...)
+	return stopAfter(tb, s, err, s.Stop)
+}
+
+// stopAfter passes on what was launched and stops it when the test ends. The
+// test fails if either does.
+func stopAfter[S any](tb testing.TB, launched S, err error, stop func() error) S {
+	tb.Helper()
 	if err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
-		if err := s.Stop(); err != nil {
+		if err := stop(); err != nil {
 			tb.Error(err)
 		}
 	})
-	return s
+	return launched
 }
 
-func launch(opts Options, reserve func() (*port, error)) (*Server, error) {
+func launch(opts options, reserve func() (*port, error)) (*Server, error) {
 	binary, err := process.Find("redis-server")
 	if err != nil {
 		return nil, err
@@ -117,13 +152,12 @@ func launch(opts Options, reserve func() (*port, error)) (*Server, error) {
 	}
 }
 
-func launchOn(binary string, opts Options, reserve func() (*port, error)) (_ *Server, err error) {
+func launchOn(binary string, opts options, reserve func() (*port, error)) (_ *Server, err error) {
 	p, err := reserve()
 	if err != nil {
 		return nil, err
 	}
-	login := opts.login()
-	s := &Server{port: p, login: login, client: newClient(p.addr(), login), primary: opts.ReplicaOf}
+	s := &Server{port: p, login: opts.login, client: newClient(p.addr(), opts.login), primary: opts.primary}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.Stop(), os.RemoveAll(s.dir))
@@ -145,8 +179,8 @@ func launchOn(binary string, opts Options, reserve func() (*port, error)) (_ *Se
 	return s, nil
 }
 
-// prepare makes what the process needs before it starts.
-func (s *Server) prepare(binary string, opts Options, reserve func() (*port, error)) (err error) {
+// prepare makes the files and ports that the process needs.
+func (s *Server) prepare(binary string, opts options, reserve func() (*port, error)) (err error) {
 	if s.dir, err = os.MkdirTemp("", "redistest-"); err != nil {
 		return fmt.Errorf("make the server's directory: %w", err)
 	}
@@ -163,7 +197,7 @@ func (s *Server) prepare(binary string, opts Options, reserve func() (*port, err
 	if opts.sentinel != nil {
 		s.tune = hurrySentinel
 	}
-	if s.socket = argument(opts.Args, "--unixsocket"); s.socket != "" && !filepath.IsAbs(s.socket) {
+	if s.socket = argument(opts.args, "--unixsocket"); s.socket != "" && !filepath.IsAbs(s.socket) {
 		s.socket = filepath.Join(s.dir, s.socket)
 	}
 	file, lines := filepath.Join(s.dir, configFile), strings.Join(s.config(opts), "\n")
@@ -213,7 +247,7 @@ func (s *Server) start() error {
 	return errors.Join(fmt.Errorf("start on %s: %w; log: %s", s.Addr(), err, log), process.kill())
 }
 
-// ready tells what is missing until the process pid answers commands.
+// ready returns what is missing until the process pid answers commands.
 func (s *Server) ready(ctx context.Context, pid int) error {
 	// What listens on the port may be another program, and never answer.
 	ctx, cancel := context.WithTimeout(ctx, answerPatience)
@@ -242,7 +276,7 @@ func (s *Server) ready(ctx context.Context, pid int) error {
 // config is what the server's configuration file says at first. It is for what
 // the server itself changes there: Sentinel has it rewritten when it gives the
 // server another role, which the server then has after a restart too.
-func (s *Server) config(opts Options) []string {
+func (s *Server) config(opts options) []string {
 	switch {
 	case opts.sentinel != nil:
 		return opts.sentinel
@@ -255,7 +289,7 @@ func (s *Server) config(opts Options) []string {
 
 // arguments are redis-server's arguments after the configuration file, which
 // they override.
-func (s *Server) arguments(opts Options) []string {
+func (s *Server) arguments(opts options) []string {
 	args := []string{
 		"--save", "", "--appendonly", "no", "--dir", s.dir,
 		"--daemonize", "no", "--protected-mode", "no", "--loglevel", "warning",
@@ -274,7 +308,7 @@ func (s *Server) arguments(opts Options) []string {
 			"--repl-ping-replica-period", "1")
 	}
 	args = append(args, s.login.certificate.arguments()...)
-	args = append(args, opts.Args...)
+	args = append(args, opts.args...)
 
 	plain, encrypted := s.port.number, 0
 	if s.login.certificate != nil {
@@ -321,18 +355,6 @@ func argument(args []string, name string) string {
 type login struct {
 	username, password string
 	certificate        *Certificate // the server's; nil without TLS
-}
-
-// login is how the server's own client gets in.
-func (o Options) login() login {
-	l := login{username: o.Username, password: o.Password, certificate: o.TLS}
-	if l.password == "" {
-		l.password = argument(o.Args, "--requirepass")
-	}
-	if l.certificate == nil && o.ReplicaOf != nil {
-		l.certificate = o.ReplicaOf.login.certificate
-	}
-	return l
 }
 
 func newClient(addr string, l login) *goredis.Client {

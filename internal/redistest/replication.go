@@ -19,25 +19,20 @@ type Shard struct {
 	Replicas []*Server
 }
 
-// LaunchShard starts a primary and as many replicas as asked for, all with the
-// same extra redis-server arguments, and returns when they are in sync. It fails
-// like [Launch], and then stops what it has started.
-func LaunchShard(replicas int, args ...string) (*Shard, error) {
-	return LaunchShardWith(replicas, Options{Args: args})
-}
-
-// LaunchShardWith is [LaunchShard] with the same options for all servers,
-// except that ReplicaOf has no meaning.
-func LaunchShardWith(replicas int, opts Options) (*Shard, error) {
-	opts.ReplicaOf = nil
-	primary, err := Launch(opts)
+// LaunchShard starts a primary and its replicas, all with the same options, and
+// returns when they are in sync. It fails like [Launch], and then stops what it
+// has started.
+func LaunchShard(replicas int, opts ...Option) (*Shard, error) {
+	each := collect(opts)
+	each.primary = nil
+	primary, err := launch(each, reservePort)
 	if err != nil {
 		return nil, fmt.Errorf("launch primary: %w", err)
 	}
 	shard := &Shard{Primary: primary}
-	opts.ReplicaOf = primary
+	each.primary = primary
 	for range replicas {
-		replica, err := Launch(opts)
+		replica, err := launch(each, reservePort)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("launch replica: %w", err), shard.Stop())
 		}
@@ -46,27 +41,12 @@ func LaunchShardWith(replicas int, opts Options) (*Shard, error) {
 	return shard, nil
 }
 
-// StartShard launches a shard like [LaunchShard] and stops it when the test
-// ends. The test fails if the shard cannot be launched.
-func StartShard(tb testing.TB, replicas int, args ...string) *Shard {
+// StartShard launches like [LaunchShard] for a test, which fails if the launch
+// does, and stops the shard when the test ends.
+func StartShard(tb testing.TB, replicas int, opts ...Option) *Shard {
 	tb.Helper()
-	return StartShardWith(tb, replicas, Options{Args: args})
-}
-
-// StartShardWith launches a shard like [LaunchShardWith] and stops it when the
-// test ends. The test fails if the shard cannot be launched.
-func StartShardWith(tb testing.TB, replicas int, opts Options) *Shard {
-	tb.Helper()
-	shard, err := LaunchShardWith(replicas, opts)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() {
-		if err := shard.Stop(); err != nil {
-			tb.Error(err)
-		}
-	})
-	return shard
+	s, err := LaunchShard(replicas, opts...)
+	return stopAfter(tb, s, err, s.Stop)
 }
 
 // Stop stops all servers of the shard. Stopping it again does nothing.
@@ -134,7 +114,7 @@ func (s *Server) pauseReplication() error {
 }
 
 // ResumeReplication ends a PauseReplication and returns when the replica is in
-// sync again, by a partial or a full resynchronization, within 10 seconds.
+// sync again, by a partial or a full resynchronization, within a minute.
 func (s *Server) ResumeReplication() error {
 	if err := s.resumeReplication(); err != nil {
 		return fmt.Errorf("resume replication to %s: %w", s.Addr(), err)

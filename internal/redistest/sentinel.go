@@ -91,7 +91,7 @@ func (s *Sentinels) launch(primary *Server, n int, opts SentinelOptions) error {
 		return err
 	}
 	for range n {
-		node, err := Launch(each)
+		node, err := launch(each, reservePort)
 		if err != nil {
 			return err
 		}
@@ -100,20 +100,12 @@ func (s *Sentinels) launch(primary *Server, n int, opts SentinelOptions) error {
 	return s.WaitForReplicas(ctx, replicas)
 }
 
-// StartSentinels launches sentinels like [LaunchSentinels] and stops them when
-// the test ends. The test fails if they cannot be launched.
+// StartSentinels launches like [LaunchSentinels] for a test, which fails if the
+// launch does, and stops the sentinels when the test ends.
 func StartSentinels(tb testing.TB, master string, primary *Server, n int, opts SentinelOptions) *Sentinels {
 	tb.Helper()
 	s, err := LaunchSentinels(master, primary, n, opts)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() {
-		if err := s.Stop(); err != nil {
-			tb.Error(err)
-		}
-	})
-	return s
+	return stopAfter(tb, s, err, s.Stop)
 }
 
 // Stop stops all sentinels; the servers that they watch go on. Stopping them
@@ -217,7 +209,7 @@ func unlinkReplica(ctx context.Context, port string, primary *Server) (err error
 
 // options are those of one of n sentinels. It fails if a sentinel would write a
 // configuration that it cannot read.
-func (o SentinelOptions) options(master string, primary *Server, n int) (Options, error) {
+func (o SentinelOptions) options(master string, primary *Server, n int) (options, error) {
 	if o.TLS == nil {
 		o.TLS = primary.login.certificate
 	}
@@ -236,15 +228,13 @@ func (o SentinelOptions) options(master string, primary *Server, n int) (Options
 	for _, word := range []string{master, o.Username, o.Password, o.AuthUser, o.AuthPass} {
 		// Sentinel reads quotes and escapes, but never writes them.
 		if strings.ContainsFunc(word, func(r rune) bool { return r <= ' ' || strings.ContainsRune(`"'\`, r) }) {
-			return Options{}, fmt.Errorf("configure a sentinel: %q has blanks or quotes", word)
+			return options{}, fmt.Errorf("configure a sentinel: %q has blanks or quotes", word)
 		}
 	}
-	return Options{
+	return options{
 		// Its log is the only account of what a sentinel saw and did.
-		Args:     []string{"--loglevel", "notice"},
-		Username: o.Username,
-		Password: o.Password,
-		TLS:      o.TLS,
+		args:     []string{"--loglevel", "notice"},
+		login:    login{o.Username, o.Password, o.TLS},
 		sentinel: o.lines(master, primary),
 	}, nil
 }

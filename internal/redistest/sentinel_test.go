@@ -89,7 +89,7 @@ func TestSentinelsWithoutReplica(t *testing.T) {
 		t.Errorf("failover without a replica got %v, want NOGOODSLAVE", err)
 	}
 	// The sentinels find a replica that comes later, and connect it to the primary.
-	replica := primary.StartReplica(t)
+	replica := redistest.Start(t, redistest.ReplicaOf(primary))
 	waitForReplicas(t, sentinels, 1)
 	if err := replica.PauseReplication(); err == nil {
 		t.Error("paused a replication that sentinels control")
@@ -159,7 +159,7 @@ func TestSentinelsWithPasswords(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			shard := redistest.StartShard(t, 1, "--requirepass", "server-secret")
+			shard := redistest.StartShard(t, 1, redistest.Args("--requirepass", "server-secret"))
 			sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 3, opts)
 
 			stranger := newClient(t, sentinels.Nodes[0], "", "")

@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"testing"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -28,8 +27,8 @@ type Server struct {
 	primary *Server // nil for a primary
 	link    *Proxy  // a replica's only way to its primary
 
-	// tune gives a process that has started the settings that are no arguments.
-	// Nil means none.
+	// tune makes the settings that are no arguments, once the process answers. Nil
+	// means none.
 	tune func(context.Context, *goredis.Client) error
 
 	mu      sync.Mutex
@@ -78,13 +77,13 @@ func (s *Server) SocketPath() string {
 
 // Client is a client of this server for preparations and assertions. All its
 // timeouts are 10 seconds, it obeys deadlines of contexts and never repeats a
-// command. It logs in as [Options] say, and trusts a server's certificate even
+// command. It logs in as [Login] says, and trusts a server's certificate even
 // if it is expired. It remains usable when the server restarts; Stop closes it.
 func (s *Server) Client() *goredis.Client {
 	return s.client
 }
 
-// Running tells whether the server can answer: it was not killed, paused or
+// Running reports whether the server can answer: it was not killed, paused or
 // stopped and has not exited.
 func (s *Server) Running() bool {
 	s.mu.Lock()
@@ -143,21 +142,6 @@ func (s *Server) CPU() (time.Duration, error) {
 	return total, nil
 }
 
-// Start launches a primary with extra redis-server arguments and stops it when
-// the test ends. The test fails if that is impossible, also where redis-server
-// is not installed.
-func Start(tb testing.TB, args ...string) *Server {
-	tb.Helper()
-	return StartWith(tb, Options{Args: args})
-}
-
-// StartReplica launches a replica of s with extra redis-server arguments and
-// stops it when the test ends. It is in sync with s when StartReplica returns.
-func (s *Server) StartReplica(tb testing.TB, args ...string) *Server {
-	tb.Helper()
-	return StartWith(tb, Options{Args: args, ReplicaOf: s})
-}
-
 // Pause stops the server's process with SIGSTOP. The system still accepts
 // connections and bytes for it, but nothing answers.
 func (s *Server) Pause() error {
@@ -201,7 +185,7 @@ func (s *Server) Kill() error {
 
 // Restart kills the server unless that has happened and starts it again with
 // the same port, directory and arguments. It returns when the server answers,
-// within 10 seconds; a replica need not be in sync then, see [Server.WaitInSync].
+// within a minute; a replica need not be in sync then, see [Server.WaitInSync].
 // Data survives only if the arguments enable persistence; the role that Sentinel
 // or a cluster has given the server does.
 func (s *Server) Restart() error {

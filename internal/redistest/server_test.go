@@ -17,7 +17,7 @@ import (
 )
 
 func TestStart(t *testing.T) {
-	s := redistest.Start(t, "--maxmemory-policy", "allkeys-lfu")
+	s := redistest.Start(t, redistest.Args("--maxmemory-policy", "allkeys-lfu"))
 
 	if got, err := s.Client().Ping(t.Context()).Result(); got != "PONG" || err != nil {
 		t.Errorf("ping got %q, %v", got, err)
@@ -152,7 +152,7 @@ func TestKillAndRestartPaused(t *testing.T) {
 }
 
 func TestRestartKeepsPersistedData(t *testing.T) {
-	s := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
+	s := redistest.Start(t, redistest.Args("--appendonly", "yes", "--appendfsync", "always"))
 	set(t, s, "key", "value")
 	if err := s.Restart(); err != nil {
 		t.Fatal(err)
@@ -224,7 +224,7 @@ func value(t *testing.T, s *redistest.Server, key string) string {
 }
 
 func TestRequiredPassword(t *testing.T) {
-	shard := redistest.StartShard(t, 1, "--requirepass", "a secret")
+	shard := redistest.StartShard(t, 1, redistest.Args("--requirepass", "a secret"))
 	requireAccess(t, shard.Primary, "", "", "NOAUTH")
 	requireAccess(t, shard.Primary, "", "wrong", "WRONGPASS")
 	requireAccess(t, shard.Primary, "", "a secret", "")
@@ -232,7 +232,7 @@ func TestRequiredPassword(t *testing.T) {
 	waitInSync(t, shard.Replicas[0])
 	requireValue(t, shard.Replicas[0], "key", "value")
 
-	open := shard.Primary.StartReplica(t)
+	open := redistest.Start(t, redistest.ReplicaOf(shard.Primary))
 	requireAccess(t, open, "", "", "")
 	requireValue(t, open, "key", "value")
 }
@@ -245,9 +245,7 @@ func TestUserFile(t *testing.T) {
 	if err := os.WriteFile(file, []byte(users), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	shard := redistest.StartShardWith(t, 1, redistest.Options{
-		Args: []string{"--aclfile", file}, Username: "keeper", Password: "secret",
-	})
+	shard := redistest.StartShard(t, 1, redistest.Args("--aclfile", file), redistest.Login("keeper", "secret"))
 	requireAccess(t, shard.Primary, "", "", "NOAUTH")
 	requireAccess(t, shard.Primary, "keeper", "wrong", "WRONGPASS")
 	set(t, shard.Primary, "public:key", "value")
@@ -274,10 +272,10 @@ func TestUserFileWithSentinelsAndCluster(t *testing.T) {
 	if err := os.WriteFile(file, []byte(users), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	opts := redistest.Options{Args: []string{"--aclfile", file}, Username: "keeper", Password: "secret"}
+	opts := []redistest.Option{redistest.Args("--aclfile", file), redistest.Login("keeper", "secret")}
 	t.Run("sentinels", func(t *testing.T) {
 		t.Parallel()
-		shard := redistest.StartShardWith(t, 1, opts)
+		shard := redistest.StartShard(t, 1, opts...)
 		sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 1, redistest.SentinelOptions{})
 		if err := sentinels.Failover(t.Context()); err != nil {
 			t.Fatal(err)
@@ -293,7 +291,7 @@ func TestUserFileWithSentinelsAndCluster(t *testing.T) {
 	})
 	t.Run("cluster", func(t *testing.T) {
 		t.Parallel()
-		cluster := redistest.StartClusterWith(t, 2, 1, opts)
+		cluster := redistest.StartCluster(t, 2, 1, opts...)
 		from := masterOf(t, cluster, "key")
 		to := cluster.Nodes[0]
 		if from == to {
@@ -313,7 +311,7 @@ func TestUnixSocket(t *testing.T) {
 	}
 	absolute := filepath.Join(t.TempDir(), "redis.sock")
 	for _, name := range []string{"redis.sock", absolute} {
-		s := redistest.Start(t, "--unixsocket", name, "--requirepass", "secret")
+		s := redistest.Start(t, redistest.Args("--unixsocket", name, "--requirepass", "secret"))
 		if path := s.SocketPath(); !filepath.IsAbs(path) || name == absolute && path != absolute {
 			t.Errorf("socket %s for %s", path, name)
 		}

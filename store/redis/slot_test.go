@@ -10,7 +10,7 @@ import (
 
 // TestSlotIsWhatRedisSays for keys of every kind.
 func TestSlotIsWhatRedisSays(t *testing.T) {
-	server := redistest.Start(t, "--cluster-enabled", "yes")
+	server := redistest.Start(t, redistest.Args("--cluster-enabled", "yes"))
 	for _, keys := range []bucketKeys{
 		{prefix: "rl", tagged: true},
 		{prefix: "rl", secret: []byte("secret"), tagged: true},
