@@ -421,7 +421,7 @@ func TestPenalty(t *testing.T) {
 	}
 }
 
-// penalized tells how a refusal differs from one that tells when the penalty is
+// penalized returns how a refusal differs from one that tells when the penalty is
 // over.
 func penalized(a caddytest.Answer, over time.Time) error {
 	wait := time.Duration(a.RetryAfter) * time.Second

@@ -320,14 +320,14 @@ func quotaZone(name string, options ...string) string {
 	return pathZone(name, append(options[:len(options):len(options)], "events {header.X-Quota} 100")...)
 }
 
-// isUnlimited tells how the answer differs from one of which no zone says
+// isUnlimited returns how the answer differs from one of which no zone says
 // anything.
 func isUnlimited(a caddytest.Answer) error {
 	return errors.Join(want("status", a.Status, http.StatusOK), want("having limit headers", a.IsLimited(), false),
 		want("Retry-After", a.Header.Get("Retry-After"), ""))
 }
 
-// isRefusedOutright tells how the answer differs from a refusal by a zone whose
+// isRefusedOutright returns how the answer differs from a refusal by a zone whose
 // limit is 0.
 func isRefusedOutright(a caddytest.Answer, zone string) error {
 	return errors.Join(a.Shows(http.StatusTooManyRequests, 0, 0), want("zone", a.Resource, zone),

@@ -31,8 +31,7 @@ func TestProxyPasses(t *testing.T) {
 }
 
 func TestProxyDelay(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	_, proxy := startProxied(t)
 	c := dial(t, proxy)
 	c.ping()
 	const delay = 300 * time.Millisecond
@@ -58,55 +57,36 @@ func TestProxyDelay(t *testing.T) {
 }
 
 func TestProxySwallowsReplies(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	s, proxy := startProxied(t)
 	present := dial(t, proxy)
 	present.ping()
 	if err := proxy.SwallowReplies(); err != nil {
 		t.Fatal(err)
 	}
 	created := dial(t, proxy)
-	for _, c := range []*connection{present, created} {
-		c.send("INCR key\r\n")
-		c.requireSilence()
-	}
+	increments(present, created)
 	waitForValue(t, s, "key", "2")
 
-	if err := proxy.Pass(); err != nil {
-		t.Fatal(err)
-	}
-	present.requireClosed()
-	created.requireClosed()
-	dial(t, proxy).ping()
+	passAgain(t, proxy, present, created)
 	requireValue(t, s, "key", "2")
 }
 
 func TestProxySwallowsAll(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	s, proxy := startProxied(t)
 	present := dial(t, proxy)
 	present.ping()
 	if err := proxy.SwallowAll(); err != nil {
 		t.Fatal(err)
 	}
 	created := dial(t, proxy)
-	for _, c := range []*connection{present, created} {
-		c.send("INCR key\r\n")
-		c.requireSilence()
-	}
+	increments(present, created)
 
-	if err := proxy.Pass(); err != nil {
-		t.Fatal(err)
-	}
-	present.requireClosed()
-	created.requireClosed()
-	dial(t, proxy).ping()
+	passAgain(t, proxy, present, created)
 	requireValue(t, s, "key", "")
 }
 
 func TestProxySwallowsLess(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	s, proxy := startProxied(t)
 	for _, swallow := range []func() error{proxy.SwallowReplies, proxy.SwallowAll, proxy.SwallowAll, proxy.SwallowReplies} {
 		if err := swallow(); err != nil {
 			t.Fatal(err)
@@ -119,8 +99,7 @@ func TestProxySwallowsLess(t *testing.T) {
 }
 
 func TestProxyShowsNoGaps(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	s, proxy := startProxied(t)
 	c := dial(t, proxy)
 	c.send("SUBSCRIBE channel\r\n")
 
@@ -184,8 +163,7 @@ func TestProxyPointsElsewhere(t *testing.T) {
 }
 
 func TestProxyCut(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	_, proxy := startProxied(t)
 	for range 20 {
 		c := dial(t, proxy)
 		c.ping()
@@ -198,8 +176,7 @@ func TestProxyCut(t *testing.T) {
 }
 
 func TestProxyCutRefusesNobody(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	_, proxy := startProxied(t)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -227,8 +204,7 @@ func TestProxyCutRefusesNobody(t *testing.T) {
 // TestProxyResetsReplies requires that a connection breaks in the middle of its
 // second reply, which is of seven bytes as the first one.
 func TestProxyResetsReplies(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	_, proxy := startProxied(t)
 	present := dial(t, proxy)
 	present.ping()
 	if err := proxy.ResetReplies(10); err != nil {
@@ -256,8 +232,7 @@ func TestProxyResetsReplies(t *testing.T) {
 }
 
 func TestProxyDownAndUp(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	_, proxy := startProxied(t)
 	addr := proxy.Addr()
 	c := dial(t, proxy)
 	c.ping()
@@ -282,8 +257,7 @@ func TestProxyDownAndUp(t *testing.T) {
 }
 
 func TestProxyKeepsToxicsWhileDown(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	_, proxy := startProxied(t)
 	if err := errors.Join(proxy.Down(), proxy.SwallowAll(), proxy.Up()); err != nil {
 		t.Fatal(err)
 	}
@@ -293,8 +267,7 @@ func TestProxyKeepsToxicsWhileDown(t *testing.T) {
 }
 
 func TestProxyWithoutUpstream(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	s, proxy := startProxied(t)
 	if err := s.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -346,8 +319,7 @@ func TestClosedProxy(t *testing.T) {
 
 // TestProxyUnderLoad changes everything at once while clients work and leave.
 func TestProxyUnderLoad(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	_, proxy := startProxied(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	var workers sync.WaitGroup
 	for range 4 {
@@ -379,6 +351,32 @@ func TestProxyUnderLoad(t *testing.T) {
 	cancel()
 	workers.Wait()
 	dial(t, proxy).ping()
+}
+
+// increments sends a command on connections on which no reply comes.
+func increments(all ...*connection) {
+	for _, c := range all {
+		c.send("INCR key\r\n")
+		c.requireSilence()
+	}
+}
+
+// passAgain ends the faults: connections from before are closed, a new one works.
+func passAgain(t *testing.T, proxy *redistest.Proxy, before ...*connection) {
+	t.Helper()
+	if err := proxy.Pass(); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range before {
+		c.requireClosed()
+	}
+	dial(t, proxy).ping()
+}
+
+func startProxied(t *testing.T) (*redistest.Server, *redistest.Proxy) {
+	t.Helper()
+	s := redistest.Start(t)
+	return s, redistest.StartProxy(t, s.Addr())
 }
 
 func clientOf(t *testing.T, proxy *redistest.Proxy) *goredis.Client {

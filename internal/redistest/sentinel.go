@@ -26,7 +26,7 @@ type Sentinels struct {
 }
 
 // SentinelOptions say how sentinels are launched. The zero value makes
-// sentinels that anybody may ask, of which a majority must agree. No text may
+// sentinels that anyone may ask, of which a majority must agree. No text may
 // have blanks, quotes or backslashes: a sentinel that restarts could not read it.
 type SentinelOptions struct {
 	// Username and Password are what clients of the sentinels, the other

@@ -276,7 +276,7 @@ func TestUserFileWithSentinelsAndCluster(t *testing.T) {
 	t.Run("sentinels", func(t *testing.T) {
 		t.Parallel()
 		shard := redistest.StartShard(t, 1, opts...)
-		sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 1, redistest.SentinelOptions{})
+		sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 1, patient)
 		if err := sentinels.Failover(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -293,10 +293,7 @@ func TestUserFileWithSentinelsAndCluster(t *testing.T) {
 		t.Parallel()
 		cluster := redistest.StartCluster(t, 2, 1, opts...)
 		from := masterOf(t, cluster, "key")
-		to := cluster.Nodes[0]
-		if from == to {
-			to = cluster.Nodes[1]
-		}
+		to := otherMaster(cluster, from)
 		set(t, from, "key", "value")
 		if err := cluster.MigrateSlot(t.Context(), redistest.Keyslot("key"), from, to); err != nil {
 			t.Fatal(err)

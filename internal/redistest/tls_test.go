@@ -127,7 +127,7 @@ func TestTLSShardWithSentinels(t *testing.T) {
 	waitInSync(t, shard.Replicas[0])
 	requireValue(t, shard.Replicas[0], "key", "value")
 
-	sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 1, redistest.SentinelOptions{})
+	sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 1, patient)
 	if err := newClient(t, sentinels.Nodes[0], "", "").Ping(t.Context()).Err(); err == nil {
 		t.Error("the sentinel takes clients without TLS")
 	}
@@ -155,10 +155,7 @@ func TestTLSCluster(t *testing.T) {
 			t.Fatal(err)
 		}
 		from := masterOf(t, cluster, key)
-		to := cluster.Nodes[0]
-		if from == to {
-			to = cluster.Nodes[1]
-		}
+		to := otherMaster(cluster, from)
 		if err := cluster.MigrateSlot(t.Context(), redistest.Keyslot(key), from, to); err != nil {
 			t.Fatal(err)
 		}
