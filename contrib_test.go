@@ -218,7 +218,7 @@ func exportedMetrics(t *testing.T) map[string]exportedMetric {
 	servers := caddytest.StartShards(t, 1, 1)
 	primary := servers[0].Primary.Addr()
 	proxy := redistest.StartProxy(t, primary)
-	global := strings.Replace(servers.Store("check_timeout 300ms", "charge_timeout 300ms", "max_new_buckets 1"), primary, proxy.Addr(), 1)
+	global := strings.Replace(servers.Store("check_timeout 2s", "charge_timeout 2s", "max_new_buckets 1"), primary, proxy.Addr(), 1)
 	c := caddytest.Start(t, `
 {
 	{{global}}

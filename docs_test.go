@@ -150,7 +150,7 @@ func TestLinksToSectionsLead(t *testing.T) {
 	}
 }
 
-// hasSection tells whether a document has a heading of which GitHub makes that
+// hasSection reports whether a document has a heading of which GitHub makes that
 // anchor.
 func hasSection(t *testing.T, file, anchor string) bool {
 	t.Helper()

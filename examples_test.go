@@ -393,7 +393,7 @@ func TestExampleOutgoing(t *testing.T) {
 	clients.Wait()
 }
 
-// showsLimits tells how what a proxy passes on differs from what the limiter
+// showsLimits returns how what a proxy passes on differs from what the limiter
 // says.
 func showsLimits(resp *http.Response, status int, left string) error {
 	return errors.Join(
@@ -555,7 +555,6 @@ func TestMigratingFromNginx(t *testing.T) {
 // machine that takes half a second to bring them makes room for another one, so
 // that they are sent again from another address.
 func queued(t *testing.T, url string, served int) {
-	t.Helper()
 	t.Helper()
 	for try := 1; ; try++ {
 		from := clientAt(fmt.Sprint("127.0.1.", try))

@@ -296,7 +296,7 @@ func ownAllocations(b *testing.B) (sum int64) {
 	return sum
 }
 
-// isRuntime tells whether a function allocates on behalf of its caller.
+// isRuntime reports whether a function allocates on behalf of its caller.
 func isRuntime(function string) bool {
 	return strings.HasPrefix(function, "runtime.") || strings.HasPrefix(function, "internal/runtime/") || strings.HasPrefix(function, "strconv.")
 }

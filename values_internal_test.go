@@ -13,6 +13,28 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
+// inJSON requires what a text is, and how that is written again.
+func inJSON[T comparable](t *testing.T, text string, want T, again string) {
+	t.Helper()
+	var got T
+	if err := json.Unmarshal([]byte(text), &got); err != nil || got != want {
+		t.Errorf("%s is %q, %v, want %q", text, any(got), err, any(want))
+	}
+	if b, err := json.Marshal(got); err != nil || string(b) != again {
+		t.Errorf("%s becomes %s, %v, want %s", text, b, err, again)
+	}
+}
+
+func refusedInJSON[T any](t *testing.T, texts ...string) {
+	t.Helper()
+	for _, text := range texts {
+		var got T
+		if err := json.Unmarshal([]byte(text), &got); err == nil {
+			t.Errorf("%s is %q, want an error", text, any(got))
+		}
+	}
+}
+
 func TestAmountInJSON(t *testing.T) {
 	for text, want := range map[string]struct {
 		amount Amount
@@ -27,20 +49,9 @@ func TestAmountInJSON(t *testing.T) {
 		`1.5`:                 {"1.5", `"1.5"`},
 		`"many"`:              {"many", `"many"`},
 	} {
-		var got Amount
-		if err := json.Unmarshal([]byte(text), &got); err != nil || got != want.amount {
-			t.Errorf("%s is %q, %v, want %q", text, got, err, want.amount)
-		}
-		if again, err := json.Marshal(got); err != nil || string(again) != want.again {
-			t.Errorf("%s becomes %s, %v, want %s", text, again, err, want.again)
-		}
+		inJSON(t, text, want.amount, want.again)
 	}
-	for _, text := range []string{`true`, `null`, `[]`, `{}`} {
-		var got Amount
-		if err := json.Unmarshal([]byte(text), &got); err == nil {
-			t.Errorf("%s is %q, want an error", text, got)
-		}
-	}
+	refusedInJSON[Amount](t, `true`, `null`, `[]`, `{}`)
 }
 
 func TestAmountIsANumberOrDynamic(t *testing.T) {
@@ -92,12 +103,7 @@ func TestStatusListFromJSON(t *testing.T) {
 			t.Errorf("%s is %q, %v, want %q", text, got, err, want)
 		}
 	}
-	for _, text := range []string{`304`, `"304"`, `{}`, `[true]`, `[null]`, `[[304]]`} {
-		var got StatusList
-		if err := json.Unmarshal([]byte(text), &got); err == nil {
-			t.Errorf("%s is %q, want an error", text, got)
-		}
-	}
+	refusedInJSON[StatusList](t, `304`, `"304"`, `{}`, `[true]`, `[null]`, `[[304]]`)
 }
 
 func TestStatusListCompiles(t *testing.T) {
@@ -205,20 +211,9 @@ func TestBatchInJSON(t *testing.T) {
 		`""`:     {"", `""`},
 		`1.5`:    {"1.5", `"1.5"`},
 	} {
-		var got Batch
-		if err := json.Unmarshal([]byte(text), &got); err != nil || got != want.batch {
-			t.Errorf("%s is %q, %v, want %q", text, got, err, want.batch)
-		}
-		if again, err := json.Marshal(got); err != nil || string(again) != want.again {
-			t.Errorf("%s becomes %s, %v, want %s", text, again, err, want.again)
-		}
+		inJSON(t, text, want.batch, want.again)
 	}
-	for _, text := range []string{`true`, `null`, `[]`, `{}`} {
-		var got Batch
-		if err := json.Unmarshal([]byte(text), &got); err == nil {
-			t.Errorf("%s is %q, want an error", text, got)
-		}
-	}
+	refusedInJSON[Batch](t, `true`, `null`, `[]`, `{}`)
 }
 
 func TestBatchOfAZone(t *testing.T) {

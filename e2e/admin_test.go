@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"regexp"
 	"strings"
@@ -349,12 +348,10 @@ func TestStatus(t *testing.T) {
 	check("at first")
 	c.MustLoad(strings.Replace(site, "check_timeout 30s", "check_timeout 31s", 1))
 	check("after a reload")
-	occupied, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, "listen", err)
-	defer occupied.Close()
+	cannotListen := occupiedSite(t)
 	for _, rejected := range []string{
-		strings.Replace(site, "events 5", "events 6", 2) + "\nhttp://" + occupied.Addr().String() + " {\n\trespond never\n}\n",
-		"{\n\t{{global}}\n}\n{{site}} {\n\trespond ok\n}\nhttp://" + occupied.Addr().String() + " {\n\trespond never\n}\n",
+		strings.Replace(site, "events 5", "events 6", 2) + cannotListen,
+		"{\n\t{{global}}\n}\n{{site}} {\n\trespond ok\n}\n" + cannotListen,
 	} {
 		if status, _ := c.Load(rejected); status == http.StatusOK {
 			t.Fatal("the config was accepted")
@@ -412,7 +409,7 @@ func TestStatusTellsNoSecrets(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	const password, secret = "correct-horse-battery", "staple-of-keys"
-	c := caddytest.Start(t, apiSite(servers.Store("username nobody", "password "+password, "key_secret "+secret, "check_timeout 300ms"), 5, "1h"))
+	c := caddytest.Start(t, apiSite(servers.Store("username nobody", "password "+password, "key_secret "+secret), 5, "1h"))
 	c.Probe("/", "X-Key: alice")
 	_, status := adminStatus(c)
 	_, found := c.AdminCall(http.MethodGet, "/rate_limit/buckets/api?key=alice", "", "")

@@ -28,10 +28,7 @@ func TestEveryAlgorithmThroughCaddy(t *testing.T) {
 				a := c.Probe("/"+zone, "X-Key: alice")
 				must(t, zone, errors.Join(a.Shows(http.StatusOK, events, used+1), want("zone", a.Resource, zone),
 					want("Retry-After", a.RetryAfter, -1), want("having a reset", a.Reset >= a.Sent.Unix(), true)))
-				if store != "" {
-					servers.AwaitUsed(t, zone, "alice", used+1)
-					servers.AwaitReplicas(t)
-				}
+				awaitUsed(t, servers, store, zone, "alice", used+1)
 			}
 			for range 2 {
 				a := c.Probe("/"+zone, "X-Key: alice")
@@ -207,10 +204,7 @@ func TestPlanUpgradeKeepsTheCount(t *testing.T) {
 					used++
 					what := fmt.Sprintf("%s, plan %q, request %d", zone, plan, used)
 					must(t, what, c.Probe("/"+zone, "X-Key: alice", "X-Plan-Limit: "+plan).Shows(http.StatusOK, limit, used))
-					if store != "" {
-						servers.AwaitUsed(t, zone, "alice", used)
-						servers.AwaitReplicas(t)
-					}
+					awaitUsed(t, servers, store, zone, "alice", used)
 				}
 			}
 			refused := func(plan string, limit int64) {
@@ -290,10 +284,7 @@ func TestBruteForceZone(t *testing.T) {
 			log := func(login, key string, status int, failures int64) {
 				t.Helper()
 				must(t, zone+", "+login, c.Probe("/"+zone, "X-Key: "+key, login).Shows(status, 3, failures))
-				if store != "" {
-					servers.AwaitUsed(t, zone, key, failures)
-					servers.AwaitReplicas(t)
-				}
+				awaitUsed(t, servers, store, zone, key, failures)
 			}
 			for range 5 {
 				log(goodLogin, "alice", http.StatusOK, 0)
@@ -430,7 +421,7 @@ func TestPenalty(t *testing.T) {
 	}
 }
 
-// penalized tells how a refusal differs from one that tells when the penalty is
+// penalized returns how a refusal differs from one that tells when the penalty is
 // over.
 func penalized(a caddytest.Answer, over time.Time) error {
 	wait := time.Duration(a.RetryAfter) * time.Second

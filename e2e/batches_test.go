@@ -379,7 +379,7 @@ func TestBatchShare(t *testing.T) {
 				must(t, "first request", want("status", c.Probe("/", "X-Key: alice").Status, http.StatusOK))
 				served.Add("alice")
 			}
-			// Each says that it is there, and hears how many there are when it says so
+			// Each announces itself, and learns how many there are when it does so
 			// again.
 			said, primary := map[string]float64{}, servers[0].Primary.Client()
 			eventually(t, "the Caddys know of each other", func() error {

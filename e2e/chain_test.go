@@ -77,18 +77,7 @@ var limitHeaders = []string{
 // behind is a limiter of 100 events in front of a backend.
 func behind(t *testing.T, route string) *caddytest.Caddy {
 	t.Helper()
-	return caddytest.Start(t, fmt.Sprintf(`
-{
-	{{global}}
-	servers {
-		protocols h1 h2c
-	}
-}
-{{site}} {
-	rate_limit {header.X-Key} 100 1h api
-	%s
-}
-`, route))
+	return caddytest.Start(t, caddytest.Site("servers {\nprotocols h1 h2c\n}", "rate_limit {header.X-Key} 100 1h api\n"+route))
 }
 
 // leftOf asks for something free of surprises and returns how much was left

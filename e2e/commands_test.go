@@ -260,26 +260,10 @@ func TestCommandsNeedNoRedis(t *testing.T) {
 	}()
 	dir := t.TempDir()
 	file := dir + "/Caddyfile"
-	text := fmt.Sprintf(`{
-	admin off
-	rate_limit {
-		store redis {
-			shard a {
-				primary %s
-				replica %s
-			}
-			shard b {
-				primary %s
-				replica redis.invalid:6379
-			}
-		}
-	}
-}
-http://localhost:8080 {
-	rate_limit {header.X-Key} 10 1m api
-	respond ok
-}
-`, caddytest.FreeAddr(t), caddytest.FreeAddr(t), listener.Addr())
+	text := "{\nadmin off\n" + caddytest.RedisStore(
+		caddytest.ShardWith("a", "primary "+caddytest.FreeAddr(t), "replica "+caddytest.FreeAddr(t)),
+		caddytest.ShardWith("b", "primary "+listener.Addr().String(), "replica redis.invalid:6379"),
+	) + "\n}\nhttp://localhost:8080 {\nrate_limit {header.X-Key} 10 1m api\nrespond ok\n}\n"
 	must(t, "write", os.WriteFile(file, []byte(text), 0o600))
 	for command, expected := range map[string]string{
 		"validate": "Valid configuration",

@@ -222,27 +222,11 @@ func TestTLSShardsOfEveryKind(t *testing.T) {
 	ca := redistest.StartAuthority(t)
 	// Sentinels tell IP addresses, which need server_name if certificates do not
 	// mention them.
-	local := redistest.Options{TLS: issueServer(t, ca, "localhost")}
-	named := redistest.Options{TLS: issueServer(t, ca, "redis.internal")}
-	numbered := redistest.Options{TLS: issueServer(t, ca, "127.0.0.1")}
-	var static, watched *redistest.Shard
-	var sentinels *redistest.Sentinels
-	var cluster *redistest.Cluster
-	caddytest.Together(t, 3, func(i int) (err error) {
-		switch i {
-		case 0:
-			static, err = started(t, (*redistest.Shard).Stop)(redistest.LaunchShardWith(0, local))
-		case 1:
-			watched, err = started(t, (*redistest.Shard).Stop)(redistest.LaunchShardWith(1, named))
-			if err == nil {
-				sentinels, err = started(t, (*redistest.Sentinels).Stop)(redistest.LaunchSentinels(
-					masterName, watched.Primary, 1, redistest.SentinelOptions{}))
-			}
-		case 2:
-			cluster, err = started(t, (*redistest.Cluster).Stop)(redistest.LaunchClusterWith(3, 0, numbered))
-		}
-		return err
-	})
+	static, watched, sentinels, cluster := startKinds(t, map[string]redistest.Option{
+		"static":  redistest.TLS(issueServer(t, ca, "localhost")),
+		"watched": redistest.TLS(issueServer(t, ca, "redis.internal")),
+		"cluster": redistest.TLS(issueServer(t, ca, "127.0.0.1")),
+	}, redistest.SentinelOptions{})
 	client := issueClient(t, ca)
 	c := caddytest.Start(t, apiSite(caddytest.RedisStore(
 		caddytest.ShardWith("static", "primary "+strings.Replace(static.Primary.Addr(), "127.0.0.1", "localhost", 1)),
@@ -273,7 +257,7 @@ func TestClientCertificateIsReplacedInPlace(t *testing.T) {
 	const password = "marker-of-a-secret"
 	ca := redistest.StartAuthority(t)
 	client := issueClient(t, ca)
-	shard := redistest.StartShardWith(t, 1, redistest.Options{TLS: issueServer(t, ca), Args: []string{"--requirepass", password}})
+	shard := redistest.StartShard(t, 1, redistest.TLS(issueServer(t, ca)), redistest.Args("--requirepass", password))
 	servers := []*redistest.Server{shard.Primary, shard.Replicas[0]}
 	c := caddytest.Start(t, apiSite(caddytest.RedisStore(
 		caddytest.ShardOf("a", shard), "password {file."+writeFile(t, password)+"}", "pool_size 1", "on_error deny", tlsBlock(ca, client),
@@ -305,7 +289,7 @@ func TestServerCertificates(t *testing.T) {
 	const password = "marker-of-a-secret"
 	ca, other := redistest.StartAuthority(t), redistest.StartAuthority(t)
 	client, certificate := issueClient(t, ca), issueServer(t, ca)
-	shard := redistest.StartShardWith(t, 0, redistest.Options{TLS: certificate, Args: []string{"--requirepass", password}})
+	shard := redistest.StartShard(t, 0, redistest.TLS(certificate), redistest.Args("--requirepass", password))
 	site := func(onError, tls string) string {
 		return apiSite(caddytest.RedisStore(caddytest.ShardOf("a", shard), "password "+password, "pool_size 1", "on_error "+onError, tls), 1_000_000, "1h")
 	}
@@ -451,7 +435,7 @@ func losesServer(t *testing.T, shard *redistest.Shard) {
 	t.Cleanup(func() { connected.Close(context.Background()) })
 	events := make(chan redis.EventKind, 100)
 	connected.Listen(func(e redis.Event) { events <- e.Kind })
-	s := redis.New(redis.Options{Members: []redis.Member{{Name: "a", Shard: connected}}, CheckTimeout: 100 * time.Millisecond})
+	s := redis.New(redis.Options{Members: []redis.Member{{Name: "a", Shard: connected}}, CheckTimeout: 2 * time.Second})
 	await := func(wanted redis.EventKind) {
 		t.Helper()
 		eventually(t, "the replica is left out, or is back", func() error {
@@ -546,25 +530,8 @@ func TestDocumentedACLRulesAreTheLeast(t *testing.T) {
 	movingRules := documentedRules(t, "limiter", "+dump ")
 	resettingRules := documentedRules(t, "limiter", "+del")
 	sentinelRules := documentedRules(t, "watcher", "on >secret ")
-	var shard, watched *redistest.Shard
-	var sentinels *redistest.Sentinels
-	var cluster *redistest.Cluster
-	caddytest.Together(t, 3, func(i int) (err error) {
-		switch i {
-		case 0:
-			shard, err = started(t, (*redistest.Shard).Stop)(redistest.LaunchShard(1))
-		case 1:
-			watched, err = started(t, (*redistest.Shard).Stop)(redistest.LaunchShard(0))
-			if err == nil {
-				sentinels, err = started(t, (*redistest.Sentinels).Stop)(redistest.LaunchSentinels(
-					masterName, watched.Primary, 1, redistest.SentinelOptions{}))
-			}
-		case 2:
-			cluster, err = started(t, (*redistest.Cluster).Stop)(redistest.LaunchCluster(2, 0))
-		}
-		return err
-	})
-	data := []*redistest.Server{shard.Primary, shard.Replicas[0], watched.Primary}
+	shard, watched, sentinels, cluster := startKinds(t, nil, redistest.SentinelOptions{})
+	data := []*redistest.Server{shard.Primary, shard.Replicas[0], watched.Primary, watched.Replicas[0]}
 	rules = slices.Concat(rules, databaseRules, resettingRules)
 	clusterRules = append(clusterRules, resettingRules...)
 	setUser(t, "limiter", rules, data...)

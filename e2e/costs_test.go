@@ -66,9 +66,7 @@ func TestBackendDefinedCost(t *testing.T) {
 				}
 				a := c.Probe("/"+zone+step.query, "X-Key: alice", "X-Ask-Cost: "+step.cost)
 				must(t, what, errors.Join(a.Shows(status, events, used), want("zone", a.Resource, zone)))
-				if store != "" {
-					servers.AwaitUsed(t, zone, "alice", used)
-				}
+				awaitUsed(t, servers, store, zone, "alice", used)
 			}
 			sums[zone] = used
 		}
@@ -76,9 +74,7 @@ func TestBackendDefinedCost(t *testing.T) {
 		// backend does not get to say that it is free.
 		for _, zone := range names {
 			must(t, zone, c.Probe("/"+zone, "X-Key: alice", fmt.Sprint("X-Ask-Cost: ", events-sums[zone])).Shows(http.StatusOK, events, events))
-			if store != "" {
-				servers.AwaitUsed(t, zone, "alice", events)
-			}
+			awaitUsed(t, servers, store, zone, "alice", events)
 			must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Ask-Cost: 0").Refuses(zone))
 		}
 		c.Stop()
@@ -106,9 +102,7 @@ func TestCostOfTheRequest(t *testing.T) {
 			for _, zone := range []string{algorithm + "." + mode, "fixed." + algorithm + "." + mode} {
 				for used := int64(4); used <= 8; used += 4 {
 					must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Cost: 4").Shows(http.StatusOK, 10, used))
-					if store != "" {
-						servers.AwaitUsed(t, zone, "alice", used)
-					}
+					awaitUsed(t, servers, store, zone, "alice", used)
 				}
 				// Two are left and four are wanted.
 				a := c.Probe("/"+zone, "X-Key: alice", "X-Cost: 4")
@@ -120,53 +114,18 @@ func TestCostOfTheRequest(t *testing.T) {
 	})
 }
 
-// freeStatusSite answers with the status that the path names, and counts by
-// three zones that differ in what is free.
-var freeStatusSite = caddytest.Site("%s", `
-route {
-	rate_limit {
-		zone default {
-			match {
-				path /default/*
-			}
-			key {header.X-Key}
-			events 100
-			window 1h
-		}
-		zone custom {
-			match {
-				path /custom/*
-			}
-			key {header.X-Key}
-			events 100
-			window 1h
-			free_status 404 5xx
-		}
-		zone none {
-			match {
-				path /none/*
-			}
-			key {header.X-Key}
-			events 100
-			window 1h
-			free_status none
-		}
-	}
-	@fresh header If-None-Match *
-	respond @fresh 304
-	@404 path */404
-	respond @404 404
-	@502 path */502
-	respond @502 502
-	@503 path */503
-	error @503 503
-	respond ok
-}
-`)
-
 func TestFreeStatusesLeaveTheCountAlone(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
-	c := caddytest.Start(t, fmt.Sprintf(freeStatusSite, servers.Store()))
+	c := startWith(t, servers.Store(), pathZone("default")+pathZone("custom", "free_status 404 5xx")+pathZone("none", "free_status none"), `
+@fresh header If-None-Match *
+respond @fresh 304
+@404 path */404
+respond @404 404
+@502 path */502
+respond @502 502
+@503 path */503
+error @503 503
+respond ok`)
 	const etag = `If-None-Match: "v1"`
 	used := map[string]int64{}
 	for _, step := range []struct {
@@ -350,9 +309,7 @@ func TestRefundOfTheFirstRequest(t *testing.T) {
 		c := startWith(t, store, zones, byStatus)
 		for _, algorithm := range counting {
 			must(t, algorithm, c.Probe("/"+algorithm, "X-Key: bob", "X-Status: 304").Shows(http.StatusNotModified, 100, 0))
-			if store != "" {
-				servers.AwaitUsed(t, algorithm, "bob", 0)
-			}
+			awaitUsed(t, servers, store, algorithm, "bob", 0)
 			must(t, algorithm, c.Probe("/"+algorithm, "X-Key: bob", "X-Status: 200").Shows(http.StatusOK, 100, 1))
 		}
 	})
@@ -363,14 +320,14 @@ func quotaZone(name string, options ...string) string {
 	return pathZone(name, append(options[:len(options):len(options)], "events {header.X-Quota} 100")...)
 }
 
-// isUnlimited tells how the answer differs from one of which no zone says
+// isUnlimited returns how the answer differs from one of which no zone says
 // anything.
 func isUnlimited(a caddytest.Answer) error {
 	return errors.Join(want("status", a.Status, http.StatusOK), want("having limit headers", a.IsLimited(), false),
 		want("Retry-After", a.Header.Get("Retry-After"), ""))
 }
 
-// isRefusedOutright tells how the answer differs from a refusal by a zone whose
+// isRefusedOutright returns how the answer differs from a refusal by a zone whose
 // limit is 0.
 func isRefusedOutright(a caddytest.Answer, zone string) error {
 	return errors.Join(a.Shows(http.StatusTooManyRequests, 0, 0), want("zone", a.Resource, zone),
@@ -463,7 +420,7 @@ func TestQuotaBesideOtherZones(t *testing.T) {
 	for name, store := range bothStores(servers, "max_new_buckets 1000000") {
 		for _, mode := range modes {
 			t.Run(name+", "+mode, func(t *testing.T) {
-				must(t, "flush", servers[0].Primary.Client().FlushAll(t.Context()).Err())
+				flush(t, servers)
 				zones := zoneWith("other", "charge "+mode) + zoneWith("plan", "charge "+mode, "algorithm gcra", "burst 9", "events {header.X-Quota} 100", "max_wait 1s") +
 					zoneWith("trial", "charge "+mode, "algorithm gcra", "events {header.X-Trial} 200", "enforce 0") + "}\nrate_limit {\n" +
 					zoneWith("inner", "charge "+mode, "events {header.X-Inner} 300")
@@ -484,9 +441,7 @@ func TestQuotaBesideOtherZones(t *testing.T) {
 					used++
 					a := c.Probe("/", with(headers...)...)
 					must(t, what, errors.Join(want("status", a.Status, http.StatusOK), want("limit", a.Limit, limit), want("body", a.Body, body)))
-					if store != "" {
-						servers.AwaitUsed(t, "other", "alice", used)
-					}
+					awaitUsed(t, servers, store, "other", "alice", used)
 				}
 				other := func() int64 { // which the check tells before the charge
 					if mode == "before" {
@@ -499,9 +454,7 @@ func TestQuotaBesideOtherZones(t *testing.T) {
 				must(t, "limit 0", isRefusedOutright(c.Probe("/", with("X-Quota: 0")...), "plan"))
 				must(t, "Redis", want("scripts run for it", scriptsRun(t, servers)-before, 0))
 				must(t, "limit 0 behind others", isRefusedOutright(c.Probe("/", with("X-Inner: 0")...), "inner"))
-				if store != "" {
-					servers.AwaitUsed(t, "other", "alice", used)
-				}
+				awaitUsed(t, servers, store, "other", "alice", used)
 				passes("observed limit 0", fmt.Sprint("would_refuse 0 ", other()), 0, "X-Trial: 0")
 				passes("some unlimited", fmt.Sprint("  ", other()), 100, "X-Quota: unlimited", "X-Trial: unlimited", "X-Inner: unlimited")
 				s := simulate(c, "/", with("X-Quota: unlimited", "X-Inner: 0")...)
@@ -563,10 +516,7 @@ func TestReserve(t *testing.T) {
 				for range n {
 					used++
 					must(t, fmt.Sprintf("%s, %s, request %d", zone, tier, used), c.Probe("/"+zone, "X-Key: alice", "X-Tier: "+tier).Shows(http.StatusOK, limit, used))
-					if store != "" {
-						servers.AwaitUsed(t, zone, "alice", used)
-						servers.AwaitReplicas(t)
-					}
+					awaitUsed(t, servers, store, zone, "alice", used)
 				}
 			}
 			refused := func(tier string, limit int64) {
@@ -608,9 +558,7 @@ func TestReserveOfBurstsAndSlots(t *testing.T) {
 			must(t, zone, probeNever(c, "/"+zone, "X-Key: alice").Shows(http.StatusTooManyRequests, 0, 0))
 			for used := range int64(4) {
 				must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Tier: gold").Shows(http.StatusOK, 4, used+1))
-				if store != "" {
-					servers.AwaitUsed(t, zone, "alice", used+1)
-				}
+				awaitUsed(t, servers, store, zone, "alice", used+1)
 			}
 			must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Tier: gold").Refuses(zone))
 		}

@@ -23,16 +23,7 @@ func apiSite(store string, events int, window string) string {
 // limitedSite is a site whose zone, api, counts by the header X-Key what answer
 // then answers.
 func limitedSite(store string, events int, window, answer string) string {
-	return fmt.Sprintf(caddytest.Site("%s", `
-rate_limit {
-	zone api {
-		key {header.X-Key}
-		events %d
-		window %s
-	}
-}
-%s
-`), store, events, window, answer)
+	return caddytest.Site(store, "rate_limit {\n"+zoneWith("api", fmt.Sprint("events ", events), "window "+window)+"}\n"+answer)
 }
 
 func TestTwoCaddysShareALimit(t *testing.T) {

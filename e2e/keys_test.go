@@ -19,26 +19,7 @@ import (
 // keySite counts by a key of the test's choice, and believes clients that say
 // for whom they ask.
 func keySite(store, key, options string) string {
-	return fmt.Sprintf(`
-{
-	{{global}}
-	servers {
-		trusted_proxies static 127.0.0.0/8
-	}
-	%s
-}
-{{site}} {
-	rate_limit {
-		zone api {
-			key %s
-			events 100
-			window 1h
-			%s
-		}
-	}
-	respond ok
-}
-`, store, key, options)
+	return zonesSite("servers {\ntrusted_proxies static 127.0.0.0/8\n}\n"+store, zoneWith("api", "key "+key, options), "respond ok")
 }
 
 const emptyKeyWarning = `"msg":"key is empty; counting by client IP"`
@@ -88,29 +69,27 @@ func TestRequestWithoutKeyCountsAsItsAddress(t *testing.T) {
 
 func TestNetworksShareABucket(t *testing.T) {
 	servers := caddytest.StartShards(t, 2, 0)
-	for name, store := range map[string]string{"memory": "", "redis": servers.Store()} {
-		t.Run(name, func(t *testing.T) {
-			c := caddytest.Start(t, keySite(store, "{client_ip}", "ipv6_prefix 64\nipv4_prefix 24"))
-			used := map[string]int64{}
-			for i, client := range []struct{ address, network string }{
-				{"2001:db8:1:2::1", "first /64"},
-				{"2001:db8:1:2:ffff::7", "first /64"},
-				{"2001:0db8:0001:0002:0000:0000:0000:0001", "first /64"},
-				{"2001:db8:1:3::1", "second /64"},
-				{"2001:db8:1:2::1", "first /64"},
-				{"192.0.2.1", "first /24"},
-				{"192.0.2.255", "first /24"},
-				{"::ffff:192.0.2.9", "first /24"},
-				{"192.0.3.1", "second /24"},
-			} {
-				used[client.network]++
-				must(t, client.address, c.Ask("/", "X-Forwarded-For: "+client.address).Is(http.StatusOK, used[client.network]))
-				if store != "" {
-					servers.AwaitSum(t, "", int64(i+1))
-				}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := caddytest.Start(t, keySite(store, "{client_ip}", "ipv6_prefix 64\nipv4_prefix 24"))
+		used := map[string]int64{}
+		for i, client := range []struct{ address, network string }{
+			{"2001:db8:1:2::1", "first /64"},
+			{"2001:db8:1:2:ffff::7", "first /64"},
+			{"2001:0db8:0001:0002:0000:0000:0000:0001", "first /64"},
+			{"2001:db8:1:3::1", "second /64"},
+			{"2001:db8:1:2::1", "first /64"},
+			{"192.0.2.1", "first /24"},
+			{"192.0.2.255", "first /24"},
+			{"::ffff:192.0.2.9", "first /24"},
+			{"192.0.3.1", "second /24"},
+		} {
+			used[client.network]++
+			must(t, client.address, c.Ask("/", "X-Forwarded-For: "+client.address).Is(http.StatusOK, used[client.network]))
+			if store != "" {
+				servers.AwaitSum(t, "", int64(i+1))
 			}
-		})
-	}
+		}
+	})
 }
 
 // longKey is the n-th of header values as long as a header may hardly be, which
@@ -137,7 +116,7 @@ func TestLongKeysTakeLittleMemory(t *testing.T) {
 	servers := caddytest.StartLastingShards(t, 1, 0)
 	zones := zoneWith("full", "events 1", "charge before") + zoneWith("after", "events 100", "charge after") +
 		zoneWith("batched", "events 100", "charge before", "batch 10", "penalty 1h")
-	c := caddytest.Start(t, strings.Replace(zonesSite(servers.Store("max_new_buckets 1000000", "charge_timeout 300ms"), zones, "respond ok"),
+	c := caddytest.Start(t, strings.Replace(zonesSite(servers.Store("max_new_buckets 1000000", "charge_timeout 5s"), zones, "respond ok"),
 		"rate_limit {\nzone", "rate_limit {\nlog_key\nlog_refusals all\nzone", 1))
 	c.Get("/", "X-Key: first")
 	// askAll asks for so many clients from the first on.
@@ -366,30 +345,9 @@ func TestFloodOfNewClients(t *testing.T) {
 		t.Run(charge, func(t *testing.T) {
 			// Room for many fewer buckets than are asked for.
 			room := fmt.Sprint(max(4, made/50_000), "mb")
-			server := redistest.Start(t, "--maxmemory", room, "--maxmemory-policy", "noeviction")
-			c := caddytest.Start(t, fmt.Sprintf(`{
-	{{global}}
-	rate_limit {
-		store redis {
-			shard a {
-				primary %s
-			}
-			check_timeout 10s
-			max_new_buckets %d
-		}
-	}
-}
-{{site}} {
-	rate_limit {
-		zone api {
-			key {header.X-Key}
-			events %d
-			window 1h
-			charge %s
-		}
-	}
-	respond ok
-}`, server.Addr(), most, events, charge))
+			server := redistest.Start(t, redistest.Args("--maxmemory", room, "--maxmemory-policy", "noeviction"))
+			store := caddytest.Shards{{Primary: server}}.Store(fmt.Sprint("max_new_buckets ", most))
+			c := startWith(t, store, zoneWith("api", fmt.Sprint("events ", events), "window 1h", "charge "+charge), "respond ok")
 			ask := func() caddytest.Answer {
 				t.Helper()
 				a, err := c.TryAsk("/", "X-Key: alice")

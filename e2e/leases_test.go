@@ -189,26 +189,9 @@ func TestSlotIsRenewedWhileOthersAreSettled(t *testing.T) {
 	}))
 	defer backend.Close()
 	forStores(t, bothStores(caddytest.StartShards(t, 2, 1)), func(t *testing.T, store string) {
-		c := caddytest.Start(t, fmt.Sprintf(caddytest.Site("%s", `
-rate_limit {
-	zone counted {
-		key static
-		events 100
-		window 1h
-		charge before
-	}
-	zone running {
-		key static
-		events 10
-		window 1s
-		algorithm concurrency
-	}
-}
-reverse_proxy %s {
-	flush_interval -1
-}
-`), store, backend.Listener.Addr()))
-		must(t, "a long response", want("status", c.Get("/").StatusCode, http.StatusOK))
+		c := startWith(t, store, zoneWith("counted", "charge before")+zoneWith("running", "events 10", "window 1s", "algorithm concurrency"),
+			"reverse_proxy "+backend.Listener.Addr().String()+" {\nflush_interval -1\n}")
+		must(t, "a long response", want("status", c.Get("/", "X-Key: alice").StatusCode, http.StatusOK))
 		c.Stop()
 	})
 }

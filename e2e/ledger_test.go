@@ -428,9 +428,7 @@ func TestOneCaddyNeverAdmitsMoreThanTheLimit(t *testing.T) {
 					}
 				}
 				t.Logf("%d served, %d refused, %d of them while all was in flight", len(served), len(refused), early)
-				if store != "" {
-					servers.AwaitUsed(t, algorithm, "alice", floodEvents)
-				}
+				awaitUsed(t, servers, store, algorithm, "alice", floodEvents)
 				eventually(t, "the refusals tell how long it takes for something to drain", func() error {
 					a := c.Probe("/"+algorithm, "X-Key: alice")
 					return errors.Join(a.Refuses(algorithm), want("waiting for long", a.RetryAfter > 1000, true))

@@ -743,14 +743,14 @@ func mustHide(c *caddytest.Caddy, secrets ...string) {
 func TestMisconfiguredServersAreLogged(t *testing.T) {
 	t.Parallel()
 	shards := caddytest.StartShards(t, 2, 1)
-	evicting := redistest.Start(t, "--maxmemory-policy", "allkeys-lru")
+	evicting := redistest.Start(t, redistest.Args("--maxmemory-policy", "allkeys-lru"))
 	double := redistest.StartProxy(t, shards[1].Primary.Addr())
 	stray := shards[0].Replicas[0]
 	c := caddytest.Start(t, apiSite(caddytest.RedisStore(
 		caddytest.ShardWith("evicting", "primary "+evicting.Addr()),
 		caddytest.ShardWith("demoted", "primary "+stray.Addr()),
-		caddytest.ShardWith("one", "primary "+shards[1].Primary.Addr(), "replica "+shards[1].Replicas[0].Addr()),
-		caddytest.ShardWith("other", "primary "+double.Addr()),
+		caddytest.ShardOf("one", shards[1]), caddytest.ShardWith("other", "primary "+double.Addr()),
+		"max_replica_lag 1h",
 	), 3, "1h"))
 
 	line := awaitLine(c, "warn", "server is misconfigured", "maxmemory-policy is allkeys-lru, which lets it forget counts: set it to noeviction")
@@ -767,8 +767,8 @@ func TestMisconfiguredServersAreLogged(t *testing.T) {
 
 	// The next config is told of what is wrong still, and loses no connection.
 	c.MustLoad(apiSite(caddytest.RedisStore(
-		caddytest.ShardWith("one", "primary "+shards[1].Primary.Addr(), "replica "+shards[1].Replicas[0].Addr()),
-		caddytest.ShardWith("other", "primary "+double.Addr()),
+		caddytest.ShardOf("one", shards[1]), caddytest.ShardWith("other", "primary "+double.Addr()),
+		"max_replica_lag 1h",
 	), 3, "1h"))
 	must(t, "log", want("lines about twins", countLines(c, twins), 2))
 }

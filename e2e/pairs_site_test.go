@@ -156,7 +156,7 @@ func (p *pairRun) shard(name string) *redistest.Shard {
 		if name == "a" {
 			replicas = 1
 		}
-		s = redistest.StartShard(p.t, replicas, "--appendonly", "yes", "--appendfsync", "no")
+		s = redistest.StartShard(p.t, replicas, redistest.Args("--appendonly", "yes", "--appendfsync", "no"))
 		p.shards[name] = s
 	}
 	return s

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -172,11 +171,7 @@ func TestReloadsAmidTrafficLoseNothing(t *testing.T) {
 // stages, and would change everything if they were accepted.
 func TestRejectedReloadChangesNothing(t *testing.T) {
 	const events = 50
-	occupied, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, "listen", err)
-	defer occupied.Close()
-	// The http app starts its servers, then fails because of the last one.
-	cannotListen := "\nhttp://" + occupied.Addr().String() + " {\n\trespond never\n}\n"
+	cannotListen := occupiedSite(t)
 	servers := caddytest.StartShards(t, 2, 1)
 	stores := map[string]struct{ running, other string }{
 		"memory": {"", memoryStore(1)},
@@ -392,10 +387,7 @@ func TestExitDoesNotWaitForAHungRedis(t *testing.T) {
 // TestReloadsLeaveNothingBehind of zones that no config has any more.
 func TestReloadsLeaveNothingBehind(t *testing.T) {
 	const reloads = 60
-	occupied, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, "listen", err)
-	defer occupied.Close()
-	cannotListen := "\nhttp://" + occupied.Addr().String() + " {\n\trespond never\n}\n"
+	cannotListen := occupiedSite(t)
 	site := func(zone string) string {
 		return zonesSite("", zoneWith(zone, "events 1", "max_wait 1ms"), "respond ok")
 	}
@@ -453,11 +445,7 @@ func TestChargesOutliveAChangeOfTheStoresKind(t *testing.T) {
 	const clients, before, during, after = 20, 50, 100, 50
 	memory := zonesSite(memoryStore(1000), zoneWith("api", "events 1000000"), "respond ok")
 	implicit := zonesSite("", zoneWith("api", "events 1000000"), "respond ok")
-	occupied, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, "listen", err)
-	t.Cleanup(func() { _ = occupied.Close() })
-	// The http app starts its servers, then fails because of the last one.
-	cannotListen := "\nhttp://" + occupied.Addr().String() + " {\n\trespond never\n}\n"
+	cannotListen := occupiedSite(t)
 	for name, meanwhile := range map[string][]string{
 		"memory":                {memory},
 		"no block":              {implicit},
@@ -531,7 +519,7 @@ func TestRequestThatOutlivesTheKindOfItsStore(t *testing.T) {
 	t.Parallel() // it spends its time waiting
 	servers := caddytest.StartLastingShards(t, 1, 0)
 	backend := caddytest.StartSlowBackend(t)
-	redis := proxySite(servers.Store("charge_timeout 300ms"), 5, backend.Server.Listener.Addr().String())
+	redis := proxySite(servers.Store("charge_timeout 5s"), 5, backend.Server.Listener.Addr().String())
 	c := caddytest.Start(t, redis)
 	running := backend.Start(t, c, "/", "X-Key: alice")
 	servers.Kill(t)
@@ -567,9 +555,7 @@ func TestRequestRunningDuringAReloadIsCharged(t *testing.T) {
 			"no limiter and no redis": unlimitedSite,
 		} {
 			t.Run(name, func(t *testing.T) {
-				for _, s := range servers {
-					must(t, "flush", s.Primary.Client().FlushAll(t.Context()).Err())
-				}
+				flush(t, servers)
 				c := caddytest.Start(t, proxySite(redis, 5, addr))
 				whole := backend.Start(t, c, "/", "X-Key: alice")
 				streamed := backend.Start(t, c, "/stream", "X-Key: bob")

@@ -18,37 +18,13 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
-// fieldsSite has zones of every kind that a policy can describe.
-var fieldsSite = caddytest.Site("%s", `
-route {
-	rate_limit {
-		zone minute {
-			key {header.X-Key}
-			events 2
-			window 1m
-		}
-		zone running {
-			key {header.X-Key}
-			events 7
-			algorithm concurrency
-		}
-		zone smooth {
-			key {header.X-Key}
-			events 10
-			window 1s
-			algorithm gcra
-			burst 25
-		}
-		zone short {
-			key {header.X-Key}
-			events 500
-			window 500ms
-		}
-		headers %s
-	}
-	reverse_proxy %s
+// fieldsSite is a site with zones of every kind that a policy can describe.
+func fieldsSite(store, headers, backend string) string {
+	return zonesSite(store, zoneWith("minute", "events 2", "window 1m")+
+		"zone running {\nkey {header.X-Key}\nevents 7\nalgorithm concurrency\n}\n"+
+		zoneWith("smooth", "events 10", "window 1s", "algorithm gcra", "burst 25")+
+		zoneWith("short", "events 500", "window 500ms")+"headers "+headers+"\n", "reverse_proxy "+backend)
 }
-`)
 
 // limits parses a RateLimit field into r and t of each zone, in order.
 func limits(t *testing.T, field string) (zones []string, r, reset map[string]int64) {
@@ -81,7 +57,7 @@ func TestFields(t *testing.T) {
 	forStores(t, bothStores(caddytest.StartShards(t, 2, 1)), func(t *testing.T, store string) {
 		for _, headers := range []string{"ietf", "both"} {
 			t.Run(headers, func(t *testing.T) {
-				c := caddytest.Start(t, fmt.Sprintf(fieldsSite, store, headers, backend.Listener.Addr()))
+				c := caddytest.Start(t, fieldsSite(store, headers, backend.Listener.Addr().String()))
 				var opened time.Time
 				for n := range 3 {
 					a := c.Ask("/", "X-Key: "+headers)
@@ -123,32 +99,8 @@ func TestFields(t *testing.T) {
 // TestProblem: refused requests get a problem as a body, unless an error route
 // is for them.
 func TestProblem(t *testing.T) {
-	site := caddytest.Site("", `
-route {
-	rate_limit {
-		zone api {
-			key {header.X-Key}
-			events 4
-			window 1h
-			charge before
-			reserve 50 {
-				header X-Important yes
-			}
-		}
-		zone burst {
-			key {header.X-Key}
-			events 1
-			window 1s
-			match {
-				path /burst
-			}
-		}
-		problem
-	}
-	respond ok
-}
-%s
-`)
+	zones := zoneWith("api", "events 4", "window 1h", "charge before", "reserve 50 {\nheader X-Important yes\n}") +
+		pathZone("burst", "events 1", "window 1s") + "problem\n"
 	type problem struct {
 		Type     string   `json:"type"`
 		Title    string   `json:"title"`
@@ -168,7 +120,7 @@ route {
 		"handle_errors 429 {\n\t\trespond mine\n\t}": false, "handle_errors {\n\t\trespond mine\n\t}": false,
 	} {
 		t.Run(routes, func(t *testing.T) {
-			c := caddytest.Start(t, fmt.Sprintf(site, routes))
+			c := caddytest.Start(t, caddytest.Site("", "route {\nrate_limit {\n"+zones+"}\nrespond ok\n}\n"+routes))
 			for range 2 {
 				c.Get("/", "X-Key: alice")
 			}
@@ -203,19 +155,7 @@ route {
 // told that it is not his fault.
 func TestProblemWithoutAStore(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
-	c := caddytest.Start(t, fmt.Sprintf(caddytest.Site("%s", `
-route {
-	rate_limit {
-		zone api {
-			key static
-			events 1
-			window 1h
-		}
-		problem
-	}
-	respond ok
-}
-`), servers.Store("on_error deny")))
+	c := startWith(t, servers.Store("on_error deny"), zoneWith("api", "key static", "events 1", "window 1h")+"problem\n", "respond ok")
 	must(t, "kill", servers[0].Primary.Kill())
 	a := c.Ask("/")
 	must(t, "without a store", errors.Join(
@@ -293,30 +233,26 @@ func TestPlaceholders(t *testing.T) {
 	}))
 	defer backend.Close()
 	servers := caddytest.StartShards(t, 1, 0)
-	for name, store := range map[string]string{"memory": "", "redis": servers.Store()} {
-		t.Run(name, func(t *testing.T) {
-			c := caddytest.Start(t, fmt.Sprintf(placeholderSite, store, backend.Listener.Addr()))
-			for used, path := range []string{"/direct", "/proxied", "/proxied"} {
-				a := c.Ask(path, "X-Key: alice")
-				before := fmt.Sprintf("3 %d %d %d", used, 3-used, a.Reset)
-				body := before
-				if path == "/direct" {
-					body = "used 0, other zone , refused by ."
-				}
-				must(t, path, errors.Join(
-					a.Is(http.StatusOK, int64(used+1)), want("body", a.Body, body),
-					want("header set before the charge", a.Header.Get("X-Before"), before),
-					want("header set after the charge", a.Header.Get("X-After"), fmt.Sprintf("3 %d %d %d", used+1, 2-used, a.Reset))))
-				if store != "" {
-					servers.AwaitCount(t, "api", "alice", int64(used+1))
-				}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := caddytest.Start(t, fmt.Sprintf(placeholderSite, store, backend.Listener.Addr()))
+		for used, path := range []string{"/direct", "/proxied", "/proxied"} {
+			a := c.Ask(path, "X-Key: alice")
+			before := fmt.Sprintf("3 %d %d %d", used, 3-used, a.Reset)
+			body := before
+			if path == "/direct" {
+				body = "used 0, other zone , refused by ."
 			}
-			a := c.Ask("/direct", "X-Key: alice")
-			must(t, "refusal", errors.Join(
-				a.Is(http.StatusTooManyRequests, 3), want("header", a.Header.Get("X-Refused-By"), "api"),
-				want("body", a.Body, "429 by api: 3 of 3, rate limit api exceeded")))
-		})
-	}
+			must(t, path, errors.Join(
+				a.Is(http.StatusOK, int64(used+1)), want("body", a.Body, body),
+				want("header set before the charge", a.Header.Get("X-Before"), before),
+				want("header set after the charge", a.Header.Get("X-After"), fmt.Sprintf("3 %d %d %d", used+1, 2-used, a.Reset))))
+			awaitUsed(t, servers, store, "api", "alice", int64(used+1))
+		}
+		a := c.Ask("/direct", "X-Key: alice")
+		must(t, "refusal", errors.Join(
+			a.Is(http.StatusTooManyRequests, 3), want("header", a.Header.Get("X-Refused-By"), "api"),
+			want("body", a.Body, "429 by api: 3 of 3, rate limit api exceeded")))
+	})
 }
 
 // TestOnlyOurLimitHeadersRemain has a backend that limits as well, and tells so
@@ -360,16 +296,7 @@ func TestOnlyOurLimitHeadersRemain(t *testing.T) {
 }
 
 func TestEventsOfAPlaceholder(t *testing.T) {
-	c := caddytest.Start(t, caddytest.Site("", `
-rate_limit {
-	zone plan {
-		key {header.X-Key}
-		events {header.X-Plan} 5
-		window 1h
-	}
-}
-respond ok
-`))
+	c := startWith(t, "", zoneWith("plan", "events {header.X-Plan} 5"), "respond ok")
 	for i, step := range []struct{ plan, limit, remaining string }{
 		{"10", "10", "9"},
 		// A larger plan keeps the count, and so does a smaller one.
@@ -393,17 +320,7 @@ respond ok
 }
 
 func TestHeadersNone(t *testing.T) {
-	c := caddytest.Start(t, caddytest.Site("", `
-rate_limit {
-	zone api {
-		key static
-		events 1
-		window 1h
-	}
-	headers none
-}
-respond ok
-`))
+	c := startWith(t, "", zoneWith("api", "key static", "events 1")+"headers none\n", "respond ok")
 	for _, status := range []int{200, 429} {
 		resp := c.Get("/")
 		if resp.StatusCode != status {
@@ -423,24 +340,7 @@ respond ok
 // refusals returns the Retry-After values of n refusals, and the log.
 func refusals(t *testing.T, options string, n int) (seconds []int, logs string) {
 	t.Helper()
-	c := caddytest.Start(t, `
-{
-	{{global}}
-	debug
-}
-{{site}} {
-	rate_limit {
-		zone api {
-			key {header.X-Key}
-			events 1
-			window 1000000s
-		}
-		log_refusals all
-		`+options+`
-	}
-	respond ok
-}
-`)
+	c := startWith(t, "debug", zoneWith("api", "events 1", "window 1000000s")+"log_refusals all\n"+options+"\n", "respond ok")
 	for range n + 1 {
 		resp := c.Get("/", "X-Key: very-secret")
 		if resp.StatusCode == http.StatusTooManyRequests {
@@ -500,26 +400,7 @@ func TestKeysAreLoggedOnlyIfWanted(t *testing.T) {
 func TestClientThatLeavesDuringTheCheck(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	c := caddytest.Start(t, fmt.Sprintf(`
-{
-	{{global}}
-	rate_limit {
-		store redis {
-			shard a {
-				primary %s
-			}
-			check_timeout 30s
-			charge_timeout 30s
-		}
-	}
-}
-{{site}} {
-	log
-	rate_limit {header.X-Key} 100 1h
-	header X-Reached yes
-	respond ok
-}
-`, server.Addr()))
+	c := caddytest.Start(t, caddytest.Site(caddytest.Shards{{Primary: server}}.Store(), "log\nrate_limit {header.X-Key} 100 1h\nrespond ok"))
 	if got := caddytest.Remaining(c.Get("/", "X-Key: k")); got != "99" {
 		t.Fatalf("remaining is %s", got)
 	}
@@ -545,10 +426,7 @@ func TestClientThatLeavesDuringTheCheck(t *testing.T) {
 }
 
 func TestAllowsUntilTheLimitThenRefuses(t *testing.T) {
-	c := caddytest.Start(t, caddytest.Site("", `
-rate_limit {header.X-Key} 3 1h api
-respond ok
-`))
+	c := caddytest.Start(t, apiSite("", 3, "1h"))
 	for i, want := range []string{"2", "1", "0"} {
 		resp := c.Get("/", "X-Key: a")
 		if resp.StatusCode != http.StatusOK || caddytest.Remaining(resp) != want {

@@ -286,9 +286,7 @@ func TestRolloutPenalizes(t *testing.T) {
 	servers := caddytest.StartShards(t, 2, 0)
 	for place, at := range places {
 		t.Run(place, func(t *testing.T) {
-			for _, s := range servers {
-				must(t, "flush", s.Primary.Client().FlushAll(t.Context()).Err())
-			}
+			flush(t, servers)
 			c := startWith(t, twoStores(servers), "rollout other 50\n"+zoneWith("first", "charge before", "penalty 1h")+
 				zoneWith("second", byGroup, "events 2", "charge before", "penalty 20000h"), "respond ok")
 			key := keyApart(t, servers, c, "X-Group", at)
@@ -313,9 +311,7 @@ func TestRolloutTakesBatches(t *testing.T) {
 	servers := caddytest.StartShards(t, 2, 0)
 	for place, at := range places {
 		t.Run(place, func(t *testing.T) {
-			for _, s := range servers {
-				must(t, "flush", s.Primary.Client().FlushAll(t.Context()).Err())
-			}
+			flush(t, servers)
 			c := startWith(t, twoStores(servers), "rollout other 50\n"+zoneWith("first")+zoneWith("second", byGroup)+
 				zoneWith("batch.first", "events 1000", "charge before", "batch 50")+
 				zoneWith("batch.second", byGroup, "events 1000", "charge before", "batch 50"), "respond ok")
@@ -352,10 +348,8 @@ func TestRolloutOfTwoHandlers(t *testing.T) {
 		"crosswise, everybody": {"rollout other 100", "store other\nrollout default 100", 3, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, s := range servers {
-				must(t, "flush", s.Primary.Client().FlushAll(t.Context()).Err())
-			}
-			c := caddytest.Start(t, twoHandlersSite(twoStores(servers), test.outer+"\n"+zoneText("api", 3), test.inner+"\n"+zoneText("api", 3)))
+			flush(t, servers)
+			c := caddytest.Start(t, twoHandlersSite(twoStores(servers), test.outer+"\n"+zoneWith("api", "events 3"), test.inner+"\n"+zoneWith("api", "events 3")))
 			for used := range int64(3) {
 				must(t, "request that fits", c.Ask("/", "X-Key: alice").Is(http.StatusOK, used+1))
 			}

@@ -41,25 +41,9 @@ func TestShardsOfEveryKind(t *testing.T) {
 		password, sentinelPassword = "data-secret", "sentinel-secret"
 		events, clients            = 3, 30
 	)
-	var static, watched *redistest.Shard
-	var sentinels *redistest.Sentinels
-	var cluster *redistest.Cluster
-	caddytest.Together(t, 3, func(i int) (err error) {
-		switch i {
-		case 0:
-			static, err = started(t, (*redistest.Shard).Stop)(redistest.LaunchShard(1, "--unixsocket", "redis.sock"))
-		case 1:
-			watched, err = started(t, (*redistest.Shard).Stop)(redistest.LaunchShard(1, "--requirepass", password))
-			if err == nil {
-				sentinels, err = started(t, (*redistest.Sentinels).Stop)(redistest.LaunchSentinels(
-					masterName, watched.Primary, 1, redistest.SentinelOptions{Password: sentinelPassword}))
-			}
-		case 2:
-			cluster, err = started(t, (*redistest.Cluster).Stop)(redistest.LaunchCluster(3, 0))
-		}
-		return err
-	})
-
+	static, watched, sentinels, cluster := startKinds(t, map[string]redistest.Option{
+		"static": redistest.Args("--unixsocket", "redis.sock"), "watched": redistest.Args("--requirepass", password),
+	}, redistest.SentinelOptions{Password: sentinelPassword})
 	c := caddytest.Start(t, apiSite(caddytest.RedisStore(
 		"password {file."+writeFile(t, password)+"}",
 		caddytest.ShardWith("static", "primary unix/"+static.Primary.SocketPath(), "replica "+static.Replicas[0].Addr()),
@@ -96,7 +80,39 @@ func TestShardsOfEveryKind(t *testing.T) {
 	mustHide(c, password, sentinelPassword)
 }
 
-// started registers that what was launched is stopped when the test ends.
+// startKinds starts a shard with a replica, one that a sentinel watches, and a
+// cluster of three masters, each with the option of that name. Nothing fails over:
+// a busy machine may keep a server from answering for seconds.
+func startKinds(t *testing.T, opts map[string]redistest.Option, sentinel redistest.SentinelOptions) (
+	static, watched *redistest.Shard, sentinels *redistest.Sentinels, cluster *redistest.Cluster,
+) {
+	t.Helper()
+	sentinel.DownAfter = caddytest.WaitLimit
+	patient := redistest.Args("--cluster-node-timeout", fmt.Sprint(caddytest.WaitLimit.Milliseconds()))
+	with := func(name string) redistest.Option {
+		if opts[name] == nil {
+			return redistest.Args()
+		}
+		return opts[name]
+	}
+	caddytest.Together(t, 3, func(i int) (err error) {
+		switch i {
+		case 0:
+			static, err = started(t, (*redistest.Shard).Stop)(redistest.LaunchShard(1, with("static")))
+		case 1:
+			watched, err = started(t, (*redistest.Shard).Stop)(redistest.LaunchShard(1, with("watched")))
+			if err == nil {
+				sentinels, err = started(t, (*redistest.Sentinels).Stop)(redistest.LaunchSentinels(masterName, watched.Primary, 1, sentinel))
+			}
+		case 2:
+			cluster, err = started(t, (*redistest.Cluster).Stop)(redistest.LaunchCluster(3, 0, with("cluster"), patient))
+		}
+		return err
+	})
+	return static, watched, sentinels, cluster
+}
+
+// started stops what was launched when the test ends.
 func started[T any](t *testing.T, stop func(T) error) func(launched T, err error) (T, error) {
 	return func(launched T, err error) (T, error) {
 		if err == nil {
@@ -411,7 +427,7 @@ func TestReloadBringsNothingAgain(t *testing.T) {
 	}
 	running := backend.Start(t, c, "/slow", "X-Key: runner")
 	c.MustLoad(config(2))
-	must(t, "flush", servers[2].Primary.Client().FlushAll(t.Context()).Err())
+	flush(t, servers[2:])
 	for range 4 {
 		must(t, "by the old shards", want("status", c.Ask("/", "X-Key: "+late).Status, http.StatusOK))
 	}

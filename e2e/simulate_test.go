@@ -57,40 +57,36 @@ func (s simulated) names() string {
 func TestSimulateForetells(t *testing.T) {
 	const events = 3
 	servers := caddytest.StartShards(t, 2, 1)
-	for name, store := range bothStores(servers) {
-		t.Run(name, func(t *testing.T) {
-			_, zones := zonesPerWay(fmt.Sprintf("events %d", events))
-			c := caddytest.Start(t, zonesSite(store, zones, "respond ok"))
-			for algorithm, mode := range ways {
-				zone := algorithm + "." + mode
-				for used := range int64(events + 2) {
-					before := dumpOf(t, servers)
-					s := simulate(c, "/"+zone, "X-Key: alice")
-					must(t, zone+" leaves Redis", want("change", maps.Equal(before, dumpOf(t, servers)), true))
-					a := c.Probe("/"+zone, "X-Key: alice")
-					decision := map[int]string{http.StatusOK: "allowed", http.StatusTooManyRequests: "refused"}[a.Status]
-					if len(s.Zones) != 1 {
-						t.Fatalf("%s: %+v", zone, s)
-					}
-					z := s.Zones[0]
-					must(t, fmt.Sprintf("%s after %d: %+v", zone, used, s), errors.Join(
-						want("decision", s.Decision, decision), want("zone", z.Name, zone), want("limit", z.Limit, int64(events)),
-						want("used", z.Used, min(used, events)), want("remaining", z.Remaining, max(events-used, 0)),
-						want("cost", z.Cost, 1), want("outcome", z.Outcome, decision), want("error", z.Error, ""),
-						want("store", z.Store, "default"), want("client key", strings.HasSuffix(z.ClientKey, ":alice"), true)))
-					if used > 0 && used < events && z.Reset < float64(time.Now().Unix()) {
-						t.Errorf("%s: reset is %f", zone, z.Reset)
-					}
-					if decision == "refused" && (s.Zone != zone || s.Wait <= 0 || z.Reason != "over_limit") {
-						t.Errorf("%s: %+v", zone, s)
-					}
-					if name == "redis" {
-						servers.AwaitUsed(t, zone, "alice", min(used+1, events))
-					}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		_, zones := zonesPerWay(fmt.Sprintf("events %d", events))
+		c := caddytest.Start(t, zonesSite(store, zones, "respond ok"))
+		for algorithm, mode := range ways {
+			zone := algorithm + "." + mode
+			for used := range int64(events + 2) {
+				before := dumpOf(t, servers)
+				s := simulate(c, "/"+zone, "X-Key: alice")
+				must(t, zone+" leaves Redis", want("change", maps.Equal(before, dumpOf(t, servers)), true))
+				a := c.Probe("/"+zone, "X-Key: alice")
+				decision := map[int]string{http.StatusOK: "allowed", http.StatusTooManyRequests: "refused"}[a.Status]
+				if len(s.Zones) != 1 {
+					t.Fatalf("%s: %+v", zone, s)
 				}
+				z := s.Zones[0]
+				must(t, fmt.Sprintf("%s after %d: %+v", zone, used, s), errors.Join(
+					want("decision", s.Decision, decision), want("zone", z.Name, zone), want("limit", z.Limit, int64(events)),
+					want("used", z.Used, min(used, events)), want("remaining", z.Remaining, max(events-used, 0)),
+					want("cost", z.Cost, 1), want("outcome", z.Outcome, decision), want("error", z.Error, ""),
+					want("store", z.Store, "default"), want("client key", strings.HasSuffix(z.ClientKey, ":alice"), true)))
+				if used > 0 && used < events && z.Reset < float64(time.Now().Unix()) {
+					t.Errorf("%s: reset is %f", zone, z.Reset)
+				}
+				if decision == "refused" && (s.Zone != zone || s.Wait <= 0 || z.Reason != "over_limit") {
+					t.Errorf("%s: %+v", zone, s)
+				}
+				awaitUsed(t, servers, store, zone, "alice", min(used+1, events))
 			}
-		})
-	}
+		}
+	})
 }
 
 // dumpOf is all that is in Redis.
@@ -122,7 +118,7 @@ func TestSimulateWaitsOnlyWhereAllWould(t *testing.T) {
 }
 
 // simulatedSite has the routes that a request can take.
-const simulatedSite = `{
+var simulatedSite = `{
 	{{global}}
 	servers {
 		trusted_proxies static 10.0.0.0/8
@@ -134,14 +130,7 @@ const simulatedSite = `{
 {{site}} {
 	handle_path /stripped/* {
 		rate_limit {
-			zone stripped {
-				match {
-					path /inner
-				}
-				key {uri}
-				events 5
-				window 1h
-			}
+			` + zoneWith("stripped", "match {\npath /inner\n}", "key {uri}") + `
 		}
 		respond ok
 	}
@@ -175,38 +164,19 @@ const simulatedSite = `{
 	}
 	handle /tiers {
 		rate_limit {
-			zone tiers {
-				key {header.X-Key}
-				events {header.X-Events} 10
-				window 1h
-				cost {header.X-Cost}
-				reserve 50 {
-					header X-Tier gold
-				}
-			}
+			` + zoneWith("tiers", "events {header.X-Events} 10", "cost {header.X-Cost}", "reserve 50 {\nheader X-Tier gold\n}") + `
 		}
 		respond ok
 	}
 	handle /held {
 		rate_limit {
-			zone held {
-				key {header.X-Key}
-				events 1
-				window 10s
-				charge before
-				max_wait 1m
-			}
+			` + zoneWith("held", "events 1", "window 10s", "charge before", "max_wait 1m") + `
 		}
 		respond ok
 	}
 	handle /observed {
 		rate_limit {
-			zone observed {
-				key {header.X-Key}
-				events 1
-				window 1h
-				enforce 0
-			}
+			` + zoneWith("observed", "events 1", "enforce 0") + `
 		}
 		respond ok
 	}

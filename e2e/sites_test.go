@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"net"
 	"strings"
 	"testing"
 
@@ -94,4 +95,32 @@ func startWith(t *testing.T, store, zones, answers string) *caddytest.Caddy {
 // proxySite returns apiSite with a backend.
 func proxySite(store string, events int, backend string) string {
 	return limitedSite(store, events, "1h", "reverse_proxy "+backend)
+}
+
+// awaitUsed waits until Redis and its replicas have counted that much. The memory
+// store, whose option is empty, counts before the response ends.
+func awaitUsed(t *testing.T, servers caddytest.Shards, store, zone, client string, used int64) {
+	t.Helper()
+	if store != "" {
+		servers.AwaitUsed(t, zone, client, used)
+		servers.AwaitReplicas(t)
+	}
+}
+
+// occupiedSite is a site whose address is taken: the http app starts all servers of
+// a config, then fails because of this one.
+func occupiedSite(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, "listen", err)
+	t.Cleanup(func() { _ = listener.Close() })
+	return "\nhttp://" + listener.Addr().String() + " {\n\trespond never\n}\n"
+}
+
+// flush empties the primaries.
+func flush(t *testing.T, servers caddytest.Shards) {
+	t.Helper()
+	for _, s := range servers {
+		must(t, "flush", s.Primary.Client().FlushAll(t.Context()).Err())
+	}
 }

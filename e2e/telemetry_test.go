@@ -85,12 +85,7 @@ var explainedSite = caddytest.Site("", `
 log
 route {
 	rate_limit {
-		zone api {
-			key {header.X-Key}
-			events 2
-			window 1h
-			algorithm %s
-		}
+		`+zoneWith("api", "events 2", "window 1h", "algorithm %s")+`
 		%s
 	}
 	respond "{http.rate_limit.zone} {http.rate_limit.key} {http.rate_limit.limit} {http.rate_limit.used} {http.rate_limit.cost} {http.rate_limit.outcome} {http.rate_limit.api.outcome}"
@@ -185,7 +180,7 @@ func TestEventsAreEmitted(t *testing.T) {
 	"admin": {"listen": "{{admin}}", "config": {"persist": false}},
 	"apps": {
 		"events": {"subscriptions": [{"events": ["rate_limit_exceeded", "rate_limit_shard_down", "rate_limit_shard_up"], "handlers": [{"handler": "test_print"}]}]},
-		"rate_limit": {"stores": {"default": {"module": "redis", "shards": [{"name": "a", "primary": %q}]}}},
+		"rate_limit": {"stores": {"default": {"module": "redis", "shards": [{"name": "a", "primary": %q}], "check_timeout": "1m", "charge_timeout": "1m", "dial_timeout": "1m"}}},
 		"http": {"servers": {"s": {"listen": ["{{addr}}"], "routes": [{"handle": [
 			{"handler": "rate_limit", "zones": [{"name": "api", "key": ["static"], "events": 1, "window": "1h"}]},
 			{"handler": "static_response", "body": "ok"}]}]}}}}}`, servers[0].Primary.Addr())
@@ -215,7 +210,7 @@ func TestStoreCallsAreTraced(t *testing.T) {
 	config := fmt.Sprintf(`{
 	"admin": {"listen": "{{admin}}", "config": {"persist": false}},
 	"apps": {
-		"rate_limit": {"stores": {"default": {"module": "redis", "shards": [{"name": "a", "primary": %q}]}}},
+		"rate_limit": {"stores": {"default": {"module": "redis", "shards": [{"name": "a", "primary": %q}], "check_timeout": "1m", "charge_timeout": "1m", "dial_timeout": "1m"}}},
 		"http": {"servers": {"s": {"listen": ["{{addr}}"], "routes": [{"handle": [
 			{"handler": "test_trace"}, {"handler": "rate_limit", "zones": [%s]}, {"handler": "static_response", "body": "ok"}]}]}}}}}`,
 		servers[0].Primary.Addr(), zones)
@@ -243,20 +238,9 @@ func TestStoreCallsAreTraced(t *testing.T) {
 	})
 }
 
-var measuredSite = caddytest.Site("%s", `
-route {
-	rate_limit {
-		zone api {
-			key {header.X-Key}
-			events %d
-			window 1h
-			charge %s
-		}
-	}
-	respond /free 304
-	respond ok
+func measuredSite(store string, events int, charge string) string {
+	return zonesSite(store, zoneWith("api", fmt.Sprint("events ", events), "charge "+charge), "respond /free 304\nrespond ok")
 }
-`)
 
 // seriesOf are the lines of /metrics that the limiter exports, by name and labels.
 func seriesOf(c *caddytest.Caddy) map[string]string {
@@ -279,10 +263,9 @@ func TestClientsMakeNoSeries(t *testing.T) {
 	servers := caddytest.StartShards(t, 2, 1)
 	text := ""
 	for n := range zones {
-		text += fmt.Sprintf("zone z%d {\n\t\t\t\tkey {header.X-Key}-%[1]d\n\t\t\t\tevents 1\n\t\t\t\twindow 1h\n\t\t\t}\n\t\t\t", n)
+		text += zoneWith(fmt.Sprint("z", n), fmt.Sprint("key {header.X-Key}-", n), "events 1")
 	}
-	c := caddytest.Start(t, fmt.Sprintf("{\n\t{{global}}\n\t%s\n}\n{{site}} {\n\troute {\n\t\trate_limit {\n\t\t\t%s\n\t\t}\n\t\trespond ok\n\t}\n}\n",
-		servers.Store(caddytest.Patient...), text))
+	c := startWith(t, servers.Store(), text, "respond ok")
 	var before map[string]string
 	client := 0
 	eventually(t, "both shards were asked and charged", func() error {
@@ -321,18 +304,18 @@ func TestClientsMakeNoSeries(t *testing.T) {
 // and tells what became of the cost.
 func TestMetricsAreContinuous(t *testing.T) {
 	t.Parallel()
-	for kind, store := range bothStores(caddytest.StartShards(t, 1, 1), caddytest.Patient...) {
+	for kind, store := range bothStores(caddytest.StartShards(t, 1, 1)) {
 		for charge, free := range map[string]string{"after": "free", "before": "refunded"} {
 			t.Run(kind+" "+charge, func(t *testing.T) {
-				c := caddytest.Start(t, fmt.Sprintf(measuredSite, store, 1000, charge))
+				c := caddytest.Start(t, measuredSite(store, 1000, charge))
 				for n := 1; n <= 10; n++ {
 					a, b := c.Get("/", "X-Key: "+charge), c.Get("/free", "X-Key: "+charge)
 					must(t, "requests", errors.Join(want("status", a.StatusCode, http.StatusOK), want("free", b.StatusCode, http.StatusNotModified)))
 					if n == 5 {
-						status, _ := c.Load(fmt.Sprintf(measuredSite, store, 0, charge))
+						status, _ := c.Load(measuredSite(store, 0, charge))
 						must(t, "load", want("accepted", status == http.StatusOK, false))
 					} else {
-						c.MustLoad(fmt.Sprintf(measuredSite, store, 1000+n, charge))
+						c.MustLoad(measuredSite(store, 1000+n, charge))
 					}
 					count := func(series string) string { return seriesOf(c)["caddy_rate_limit_"+series] }
 					must(t, fmt.Sprintf("reload %d", n), errors.Join(
@@ -353,22 +336,8 @@ log
 route {
 	header >X-Decision "{http.rate_limit.api.outcome} {http.rate_limit.api.reason} {http.rate_limit.api.wait} {http.rate_limit.outcome}"
 	rate_limit {
-		zone api {
-			key {header.X-Key}
-			events 2
-			window 1h
-			enforce %v
-			%s
-		}
-		zone enforced {
-			match {
-				path /both
-			}
-			key {header.X-Key}
-			events 3
-			window 1h
-			%[3]s
-		}
+		`+zoneWith("api", "events 2", "window 1h", "enforce %v", "%s")+`
+		`+zoneWith("enforced", "match {\npath /both\n}", "events 3", "%[3]s")+`
 	}
 	respond ok
 }

@@ -294,16 +294,14 @@ func TestWaitThatWouldBeTooLong(t *testing.T) {
 	for name, store := range bothStores(servers, "ledger_trust 1h") {
 		for _, mode := range modes {
 			t.Run(name+", "+mode, func(t *testing.T) {
-				must(t, "flush", servers[0].Primary.Client().FlushAll(t.Context()).Err())
+				flush(t, servers)
 				c := startWith(t, store, zones, "respond ok")
 				zone, header := "slow."+mode, "X-Mode: "+mode
 				before := scriptsRun(t, servers)
 				must(t, "first request", c.Probe("/", "X-Key: alice", header).Shows(http.StatusOK, 1, 1))
 				ctx, leave := context.WithCancel(t.Context())
 				defer leave()
-				if store != "" {
-					servers.AwaitUsed(t, zone, "alice", 1)
-				}
+				awaitUsed(t, servers, store, zone, "alice", 1)
 				waitInLine(t.Context(), t, c, "second", header)
 				third := waitInLine(ctx, t, c, "third", header)
 				for range 3 {
@@ -333,9 +331,7 @@ func TestWaitThatWouldBeTooLong(t *testing.T) {
 				// Nobody else waits here.
 				for used := range int64(2) {
 					must(t, "request", c.Probe("/slower."+mode, "X-Key: alice").Shows(http.StatusOK, 2, used+1))
-					if store != "" {
-						servers.AwaitUsed(t, "slower."+mode, "alice", used+1)
-					}
+					awaitUsed(t, servers, store, "slower."+mode, "alice", used+1)
 				}
 				must(t, "third request", c.Probe("/slower."+mode, "X-Key: alice").Refuses("slower."+mode))
 				leave()
@@ -352,13 +348,11 @@ func TestFullQueue(t *testing.T) {
 	for name, store := range bothStores(servers) {
 		for algorithm, mode := range ways {
 			t.Run(name+", "+mode+", "+algorithm, func(t *testing.T) {
-				must(t, "flush", servers[0].Primary.Client().FlushAll(t.Context()).Err())
+				flush(t, servers)
 				c := startWith(t, store, zoneWith("slow", "algorithm "+algorithm, "events 1", "max_wait 100000h", "max_wait_queue 2", "charge "+mode), "respond ok")
 				for _, key := range []string{"alice", "bob"} {
 					must(t, key, c.Probe("/", "X-Key: "+key).Shows(http.StatusOK, 1, 1))
-					if store != "" {
-						servers.AwaitUsed(t, "slow", key, 1)
-					}
+					awaitUsed(t, servers, store, "slow", key, 1)
 				}
 				ctx, leave := context.WithCancel(t.Context())
 				defer leave()

@@ -168,7 +168,7 @@ func TestRefusalRefundsWhatWasTaken(t *testing.T) {
 	for name, store := range bothStores(servers) {
 		for place, zones := range map[string][2]string{"in one handler": {outer + inner, ""}, "in the inner handler": {outer, "rate_limit {\n" + inner + "}\n"}} {
 			t.Run(name+", "+place, func(t *testing.T) {
-				must(t, "flush", servers[0].Primary.Client().FlushAll(t.Context()).Err())
+				flush(t, servers)
 				c := startWith(t, store, zones[0], zones[1]+"respond \"{http.rate_limit.fixed_window.used} {http.rate_limit.sliding_window.used} "+
 					"{http.rate_limit.sliding_log.used} {http.rate_limit.gcra.used} {http.rate_limit.concurrency.used}\"")
 				used := 0
@@ -176,23 +176,17 @@ func TestRefusalRefundsWhatWasTaken(t *testing.T) {
 					zone := "full." + mode
 					used++
 					must(t, "request that fits", c.Probe("/"+zone, "X-Key: alice").Shows(http.StatusOK, 1, 1))
-					if store != "" {
-						awaitSettled(t, servers, int64(used), zone)
-					}
+					awaitSettled(t, servers, store, int64(used), zone)
 					for range 4 {
 						must(t, "request too many", c.Probe("/"+zone, "X-Key: alice").Refuses(zone))
 					}
-					if store != "" {
-						awaitSettled(t, servers, int64(used), zone)
-					}
+					awaitSettled(t, servers, store, int64(used), zone)
 					used++
 					a := c.Probe("/", "X-Key: alice")
 					must(t, "what the others count", want("body", a.Body, fmt.Sprintf("%d %[1]d %[1]d %[1]d 1", used)))
 				}
 				c.Stop()
-				if store != "" {
-					awaitSettled(t, servers, int64(used), "full.after")
-				}
+				awaitSettled(t, servers, store, int64(used), "full.after")
 			})
 		}
 	}
@@ -200,13 +194,13 @@ func TestRefusalRefundsWhatWasTaken(t *testing.T) {
 
 // awaitSettled waits until that much is used of the zones that count, nothing
 // of that which counts what runs, and one event of the full one.
-func awaitSettled(t *testing.T, s caddytest.Shards, used int64, full string) {
+func awaitSettled(t *testing.T, s caddytest.Shards, store string, used int64, full string) {
 	t.Helper()
 	for _, algorithm := range counting {
-		s.AwaitUsed(t, algorithm, "alice", used)
+		awaitUsed(t, s, store, algorithm, "alice", used)
 	}
-	s.AwaitUsed(t, "concurrency", "alice", 0)
-	s.AwaitUsed(t, full, "*", 1)
+	awaitUsed(t, s, store, "concurrency", "alice", 0)
+	awaitUsed(t, s, store, full, "*", 1)
 }
 
 // wiretap is a way to a server on which the round trips are counted that are
@@ -422,10 +416,7 @@ func TestLongestWaitIsReported(t *testing.T) {
 					zone := name + "." + mode + "." + longest
 					for used := range int64(2) {
 						must(t, path, c.Probe(path).Shows(http.StatusOK, 2, used+1))
-						if store != "" {
-							servers.AwaitUsed(t, zone, path, used+1)
-							servers.AwaitReplicas(t)
-						}
+						awaitUsed(t, servers, store, zone, path, used+1)
 					}
 					window := map[string]int64{"hour": 3600, "day": 24 * 3600, "week": 168 * 3600}
 					for range 3 {
@@ -437,11 +428,6 @@ func TestLongestWaitIsReported(t *testing.T) {
 			})
 		}
 	}
-}
-
-// zoneText is a zone by the header X-Key.
-func zoneText(name string, events int) string {
-	return fmt.Sprintf("zone %s {\nkey {header.X-Key}\nevents %d\nwindow 1h\n}\n", name, events)
 }
 
 // twoHandlersSite passes requests through two handlers, each with its own
@@ -459,18 +445,14 @@ func TestTwoHandlersChargeTogetherOrNotAtAll(t *testing.T) {
 		stores       string
 		outer, inner string // the option store
 	}{
-		"one in memory": {},
-		"one in redis":  {stores: servers.Store()},
-		"redis around memory": {
-			stores: both, inner: "store local\n",
-		},
-		"memory around redis": {
-			stores: both, outer: "store local\n",
-		},
+		"one in memory":       {},
+		"one in redis":        {stores: servers.Store()},
+		"redis around memory": {stores: both, inner: "store local\n"},
+		"memory around redis": {stores: both, outer: "store local\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			must(t, "flush", servers[0].Primary.Client().FlushAll(t.Context()).Err())
-			c := caddytest.Start(t, twoHandlersSite(test.stores, test.outer+zoneText("wide", 5), test.inner+zoneText("narrow", 2)))
+			flush(t, servers)
+			c := caddytest.Start(t, twoHandlersSite(test.stores, test.outer+zoneWith("wide", "events 5"), test.inner+zoneWith("narrow", "events 2")))
 			settled := func(key string, used int64) {
 				t.Helper()
 				if test.stores != "" && test.outer == "" {
@@ -491,7 +473,7 @@ func TestTwoHandlersChargeTogetherOrNotAtAll(t *testing.T) {
 				must(t, "request too many", errors.Join(a.Is(http.StatusTooManyRequests, 2), want("zone", a.Resource, "narrow"), want("limit", a.Limit, 2)))
 			}
 			// The outer handler was not charged for what was refused.
-			c.MustLoad(twoHandlersSite(test.stores, test.outer+zoneText("wide", 3), test.inner+zoneText("narrow", 50)))
+			c.MustLoad(twoHandlersSite(test.stores, test.outer+zoneWith("wide", "events 3"), test.inner+zoneWith("narrow", "events 50")))
 			a := c.Ask("/", "X-Key: alice")
 			must(t, "request that fits again", errors.Join(a.Is(http.StatusOK, 3), want("zone", a.Resource, "wide"), want("limit", a.Limit, 3)))
 			settled("alice", 3)
@@ -503,7 +485,7 @@ func TestTwoHandlersChargeTogetherOrNotAtAll(t *testing.T) {
 				must(t, "request too many", errors.Join(a.Is(http.StatusTooManyRequests, 3), want("zone", a.Resource, "wide"), want("limit", a.Limit, 3)))
 			}
 			must(t, "metric", want("requests of the inner zone", c.Metric(`caddy_rate_limit_requests_total{zone="narrow"}`), asked))
-			c.MustLoad(twoHandlersSite(test.stores, test.outer+zoneText("wide", 50), test.inner+zoneText("narrow", 4)))
+			c.MustLoad(twoHandlersSite(test.stores, test.outer+zoneWith("wide", "events 50"), test.inner+zoneWith("narrow", "events 4")))
 			a = c.Ask("/", "X-Key: alice")
 			must(t, "the inner zone's count", errors.Join(a.Is(http.StatusOK, 4), want("zone", a.Resource, "narrow")))
 			settled("alice", 4)
@@ -513,28 +495,26 @@ func TestTwoHandlersChargeTogetherOrNotAtAll(t *testing.T) {
 
 func TestZoneInTwoHandlersIsChargedOnce(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
-	for name, store := range map[string]string{"memory": "", "redis": servers.Store()} {
-		t.Run(name, func(t *testing.T) {
-			c := caddytest.Start(t, twoHandlersSite(store, zoneText("api", 3), zoneText("api", 3)+zoneText("other", 9)))
-			for used := range int64(3) {
-				a := c.Ask("/", "X-Key: alice")
-				must(t, "request that fits", errors.Join(a.Is(http.StatusOK, used+1), want("zone", a.Resource, "api")))
-				if store != "" {
-					servers.AwaitCounts(t, "api", map[string]int64{"alice": used + 1})
-					servers.AwaitCounts(t, "other", map[string]int64{"alice": used + 1})
-				}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := caddytest.Start(t, twoHandlersSite(store, zoneWith("api", "events 3"), zoneWith("api", "events 3")+zoneWith("other", "events 9")))
+		for used := range int64(3) {
+			a := c.Ask("/", "X-Key: alice")
+			must(t, "request that fits", errors.Join(a.Is(http.StatusOK, used+1), want("zone", a.Resource, "api")))
+			if store != "" {
+				servers.AwaitCounts(t, "api", map[string]int64{"alice": used + 1})
+				servers.AwaitCounts(t, "other", map[string]int64{"alice": used + 1})
 			}
-			must(t, "request too many", c.Ask("/", "X-Key: alice").Is(http.StatusTooManyRequests, 3))
-		})
-	}
+		}
+		must(t, "request too many", c.Ask("/", "X-Key: alice").Is(http.StatusTooManyRequests, 3))
+	})
 }
 
 func TestLimiterInErrorRoutes(t *testing.T) {
 	c := caddytest.Start(t, "{\n\t{{global}}\n}\n{{site}} {\nroute {\n"+
-		"rate_limit {\n"+zoneText("api", 3)+"}\n"+
+		"rate_limit {\n"+zoneWith("api", "events 3")+"}\n"+
 		"error /missing 404\nrespond ok\n}\n"+
 		"handle_errors {\nroute {\n"+
-		"rate_limit {\n"+zoneText("api", 3)+zoneText("errors", 2)+"}\n"+
+		"rate_limit {\n"+zoneWith("api", "events 3")+zoneWith("errors", "events 2")+"}\n"+
 		"respond \"{http.error.status_code} of {http.rate_limit.errors.used}\"\n}\n}\n}\n")
 
 	// A refusal passes the limiter of its error route untouched.

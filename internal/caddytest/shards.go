@@ -12,11 +12,11 @@ import (
 type Shards []*redistest.Shard
 
 // StartShards starts n primaries, each with as many replicas as asked for.
-func StartShards(t *testing.T, n, replicas int) Shards {
+func StartShards(t *testing.T, n, replicas int, opts ...redistest.Option) Shards {
 	t.Helper()
 	s := make(Shards, n)
 	Together(t, n, func(i int) (err error) {
-		if s[i], err = redistest.LaunchShard(replicas); err == nil {
+		if s[i], err = redistest.LaunchShard(replicas, opts...); err == nil {
 			t.Cleanup(func() {
 				if err := s[i].Stop(); err != nil {
 					t.Error(err)
@@ -32,11 +32,7 @@ func StartShards(t *testing.T, n, replicas int) Shards {
 // their servers have replied.
 func StartLastingShards(t *testing.T, n, replicas int) Shards {
 	t.Helper()
-	s := make(Shards, n)
-	for i := range s {
-		s[i] = redistest.StartShard(t, replicas, "--appendonly", "yes", "--appendfsync", "no")
-	}
-	return s
+	return StartShards(t, n, replicas, redistest.Args("--appendonly", "yes", "--appendfsync", "no"))
 }
 
 // Kill ends all servers at once.

@@ -1,13 +1,16 @@
 package redistest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	toxiproxy "github.com/Shopify/toxiproxy/v2"
 	"github.com/Shopify/toxiproxy/v2/stream"
@@ -69,15 +72,7 @@ func NewProxy(upstream string) (*Proxy, error) {
 func StartProxy(tb testing.TB, upstream string) *Proxy {
 	tb.Helper()
 	p, err := NewProxy(upstream)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() {
-		if err := p.Close(); err != nil {
-			tb.Error(err)
-		}
-	})
-	return p
+	return stopAfter(tb, p, err, p.Close)
 }
 
 // Addr is the proxy's address, "127.0.0.1:port". It never changes.
@@ -251,4 +246,201 @@ func (p *Proxy) forget(s *session) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.sessions, s)
+}
+
+// session is a client's connection through a proxy, together with the
+// connection to the server that was made for it.
+type session struct {
+	client net.Conn
+	server net.Conn // nil until it is made
+	cut    bool     // whether the connections were closed by the proxy
+
+	flowing atomic.Int32  // directions that have not ended
+	ended   chan struct{} // closed when both directions have ended
+}
+
+func newSession(client net.Conn) *session {
+	s := &session{client: client, ended: make(chan struct{})}
+	s.flowing.Store(2)
+	return s
+}
+
+// close closes the connections; what flows through them then ends.
+func (s *session) close() {
+	s.cut = true
+	s.client.Close()
+	if s.server != nil {
+		s.server.Close()
+	}
+}
+
+// sink is where one direction of a session flows to.
+type sink struct {
+	conn net.Conn
+	end  func() // called when the direction has ended
+
+	// reset is called once more bytes have passed than limit, unless that is 0.
+	// Both are nil where there is no limit.
+	limit  *atomic.Int64
+	reset  func()
+	passed *int64
+}
+
+// Write never fails. Toxiproxy stops reading a direction whose sink fails, and
+// its toxics then wait forever to pass their bytes on, even when they shall be
+// removed. What cannot be written is lost anyway, and the session ends because
+// reading from a broken connection fails.
+func (s sink) Write(b []byte) (int, error) {
+	most := len(b)
+	if s.limit != nil {
+		most = s.most(b)
+	}
+	_, _ = s.conn.Write(b[:most])
+	if most < len(b) {
+		s.reset()
+	}
+	return len(b), nil
+}
+
+// most is how much of b may pass.
+func (s sink) most(b []byte) int {
+	*s.passed += int64(len(b))
+	limit := s.limit.Load()
+	if limit == 0 || *s.passed <= limit {
+		return len(b)
+	}
+	return int(max(limit-(*s.passed-int64(len(b))), 0))
+}
+
+// Close is called by Toxiproxy once, after the last Write.
+func (s sink) Close() error {
+	err := s.conn.Close()
+	s.end()
+	return err
+}
+
+// The names of the toxics, which also identify them.
+const (
+	delayToxic    = "delay"
+	requestsToxic = "drop requests"
+	repliesToxic  = "drop replies"
+)
+
+// Delay makes all bytes from the server arrive later by d, rounded up to whole
+// milliseconds, on present and on new connections. It replaces the previous
+// delay; 0 removes it.
+func (p *Proxy) Delay(d time.Duration) error {
+	if d < 0 {
+		return fmt.Errorf("delay by %v: negative", d)
+	}
+	p.ops.Lock()
+	defer p.ops.Unlock()
+	return p.setDelay(d)
+}
+
+func (p *Proxy) setDelay(d time.Duration) error {
+	// Toxiproxy's way to update a toxic races with the toxic's work.
+	if err := p.remove(delayToxic); err != nil {
+		return err
+	}
+	if d == 0 {
+		return nil
+	}
+	milliseconds := (d + time.Millisecond - 1) / time.Millisecond
+	return p.add(delayToxic, "latency", stream.Downstream, fmt.Sprintf(`{"latency": %d}`, milliseconds))
+}
+
+// SwallowReplies drops all bytes from the server. Bytes to the server pass and
+// connections stay open, so that commands take effect and nobody learns it.
+func (p *Proxy) SwallowReplies() error {
+	p.ops.Lock()
+	defer p.ops.Unlock()
+	return p.setDrops(false, true)
+}
+
+// SwallowAll drops all bytes in both directions. Connections stay open and new
+// ones are accepted, but they are a black hole.
+func (p *Proxy) SwallowAll() error {
+	p.ops.Lock()
+	defer p.ops.Unlock()
+	return p.setDrops(true, true)
+}
+
+// ResetReplies makes every connection, present ones too, break with a reset once
+// n bytes have come from the server in all, and so in the middle of a reply or
+// between two. It replaces the previous number; 0 removes it. n must not be
+// negative.
+func (p *Proxy) ResetReplies(n int64) error {
+	if n < 0 {
+		return fmt.Errorf("reset after %d bytes: negative", n)
+	}
+	p.replyLimit.Store(n)
+	return nil
+}
+
+// Pass ends the delay, the resets and the dropping of bytes. Connections that
+// were open while bytes were dropped are closed, so that no stream of replies
+// goes on after a gap.
+func (p *Proxy) Pass() error {
+	p.replyLimit.Store(0)
+	p.ops.Lock()
+	defer p.ops.Unlock()
+	if err := p.setDelay(0); err != nil {
+		return err
+	}
+	return p.setDrops(false, false)
+}
+
+// setDrops makes the proxy drop the bytes to the server, or those from it, or
+// both, or none.
+func (p *Proxy) setDrops(requests, replies bool) error {
+	drops := []struct {
+		name      string
+		direction stream.Direction
+		want      bool
+	}{
+		{requestsToxic, stream.Upstream, requests},
+		{repliesToxic, stream.Downstream, replies},
+	}
+	for _, drop := range drops {
+		has := p.has(drop.name)
+		switch {
+		case drop.want && !has:
+			// A timeout of 0 drops bytes and never closes the connection.
+			if err := p.add(drop.name, "timeout", drop.direction, `{"timeout": 0}`); err != nil {
+				return err
+			}
+		case !drop.want && has:
+			p.drain()
+			if err := p.remove(drop.name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (p *Proxy) has(toxic string) bool {
+	return p.links.Toxics.GetToxic(toxic) != nil
+}
+
+func (p *Proxy) add(name, kind string, direction stream.Direction, attributes string) error {
+	// JSON is Toxiproxy's only way in.
+	description := fmt.Sprintf(`{"name": %q, "type": %q, "stream": %q, "attributes": %s}`,
+		name, kind, direction, attributes)
+	if _, err := p.links.Toxics.AddToxicJson(strings.NewReader(description)); err != nil {
+		return fmt.Errorf("add toxic %q to proxy %s: %w", name, p.Addr(), err)
+	}
+	return nil
+}
+
+// remove removes the toxic of that name, if there is one.
+func (p *Proxy) remove(name string) error {
+	if !p.has(name) {
+		return nil
+	}
+	if err := p.links.Toxics.RemoveToxic(context.Background(), name); err != nil {
+		return fmt.Errorf("remove toxic %q from proxy %s: %w", name, p.Addr(), err)
+	}
+	return nil
 }

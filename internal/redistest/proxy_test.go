@@ -1,6 +1,7 @@
 package redistest_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"io"
@@ -30,8 +31,7 @@ func TestProxyPasses(t *testing.T) {
 }
 
 func TestProxyDelay(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	_, proxy := startProxied(t)
 	c := dial(t, proxy)
 	c.ping()
 	const delay = 300 * time.Millisecond
@@ -57,55 +57,36 @@ func TestProxyDelay(t *testing.T) {
 }
 
 func TestProxySwallowsReplies(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	s, proxy := startProxied(t)
 	present := dial(t, proxy)
 	present.ping()
 	if err := proxy.SwallowReplies(); err != nil {
 		t.Fatal(err)
 	}
 	created := dial(t, proxy)
-	for _, c := range []*connection{present, created} {
-		c.send("INCR key\r\n")
-		c.requireSilence()
-	}
+	increments(present, created)
 	waitForValue(t, s, "key", "2")
 
-	if err := proxy.Pass(); err != nil {
-		t.Fatal(err)
-	}
-	present.requireClosed()
-	created.requireClosed()
-	dial(t, proxy).ping()
+	passAgain(t, proxy, present, created)
 	requireValue(t, s, "key", "2")
 }
 
 func TestProxySwallowsAll(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	s, proxy := startProxied(t)
 	present := dial(t, proxy)
 	present.ping()
 	if err := proxy.SwallowAll(); err != nil {
 		t.Fatal(err)
 	}
 	created := dial(t, proxy)
-	for _, c := range []*connection{present, created} {
-		c.send("INCR key\r\n")
-		c.requireSilence()
-	}
+	increments(present, created)
 
-	if err := proxy.Pass(); err != nil {
-		t.Fatal(err)
-	}
-	present.requireClosed()
-	created.requireClosed()
-	dial(t, proxy).ping()
+	passAgain(t, proxy, present, created)
 	requireValue(t, s, "key", "")
 }
 
 func TestProxySwallowsLess(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	s, proxy := startProxied(t)
 	for _, swallow := range []func() error{proxy.SwallowReplies, proxy.SwallowAll, proxy.SwallowAll, proxy.SwallowReplies} {
 		if err := swallow(); err != nil {
 			t.Fatal(err)
@@ -118,8 +99,7 @@ func TestProxySwallowsLess(t *testing.T) {
 }
 
 func TestProxyShowsNoGaps(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	s, proxy := startProxied(t)
 	c := dial(t, proxy)
 	c.send("SUBSCRIBE channel\r\n")
 
@@ -183,8 +163,7 @@ func TestProxyPointsElsewhere(t *testing.T) {
 }
 
 func TestProxyCut(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	_, proxy := startProxied(t)
 	for range 20 {
 		c := dial(t, proxy)
 		c.ping()
@@ -197,8 +176,7 @@ func TestProxyCut(t *testing.T) {
 }
 
 func TestProxyCutRefusesNobody(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	_, proxy := startProxied(t)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -226,8 +204,7 @@ func TestProxyCutRefusesNobody(t *testing.T) {
 // TestProxyResetsReplies requires that a connection breaks in the middle of its
 // second reply, which is of seven bytes as the first one.
 func TestProxyResetsReplies(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	_, proxy := startProxied(t)
 	present := dial(t, proxy)
 	present.ping()
 	if err := proxy.ResetReplies(10); err != nil {
@@ -255,8 +232,7 @@ func TestProxyResetsReplies(t *testing.T) {
 }
 
 func TestProxyDownAndUp(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	_, proxy := startProxied(t)
 	addr := proxy.Addr()
 	c := dial(t, proxy)
 	c.ping()
@@ -281,8 +257,7 @@ func TestProxyDownAndUp(t *testing.T) {
 }
 
 func TestProxyKeepsToxicsWhileDown(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	_, proxy := startProxied(t)
 	if err := errors.Join(proxy.Down(), proxy.SwallowAll(), proxy.Up()); err != nil {
 		t.Fatal(err)
 	}
@@ -292,8 +267,7 @@ func TestProxyKeepsToxicsWhileDown(t *testing.T) {
 }
 
 func TestProxyWithoutUpstream(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	s, proxy := startProxied(t)
 	if err := s.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -345,8 +319,7 @@ func TestClosedProxy(t *testing.T) {
 
 // TestProxyUnderLoad changes everything at once while clients work and leave.
 func TestProxyUnderLoad(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.StartProxy(t, s.Addr())
+	_, proxy := startProxied(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	var workers sync.WaitGroup
 	for range 4 {
@@ -380,8 +353,103 @@ func TestProxyUnderLoad(t *testing.T) {
 	dial(t, proxy).ping()
 }
 
+// increments sends a command on connections on which no reply comes.
+func increments(all ...*connection) {
+	for _, c := range all {
+		c.send("INCR key\r\n")
+		c.requireSilence()
+	}
+}
+
+// passAgain ends the faults: connections from before are closed, a new one works.
+func passAgain(t *testing.T, proxy *redistest.Proxy, before ...*connection) {
+	t.Helper()
+	if err := proxy.Pass(); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range before {
+		c.requireClosed()
+	}
+	dial(t, proxy).ping()
+}
+
+func startProxied(t *testing.T) (*redistest.Server, *redistest.Proxy) {
+	t.Helper()
+	s := redistest.Start(t)
+	return s, redistest.StartProxy(t, s.Addr())
+}
+
 func clientOf(t *testing.T, proxy *redistest.Proxy) *goredis.Client {
 	client := goredis.NewClient(&goredis.Options{Addr: proxy.Addr(), MaxRetries: -1})
 	t.Cleanup(func() { client.Close() })
 	return client
+}
+
+// waitLimit bounds every wait for a condition.
+const waitLimit = time.Minute
+
+// short is how long the tests wait for what shall not happen.
+const short = 100 * time.Millisecond
+
+// connection is a bare connection through a proxy. It ends after waitLimit.
+type connection struct {
+	t      *testing.T
+	conn   net.Conn
+	reader *bufio.Reader
+}
+
+func dial(t *testing.T, proxy *redistest.Proxy) *connection {
+	t.Helper()
+	conn, err := net.Dial("tcp", proxy.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	c := &connection{t: t, conn: conn, reader: bufio.NewReader(conn)}
+	c.endAfter(waitLimit)
+	return c
+}
+
+// endAfter makes everything fail with a timeout from d on.
+func (c *connection) endAfter(d time.Duration) {
+	c.t.Helper()
+	if err := c.conn.SetDeadline(time.Now().Add(d)); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *connection) send(command string) {
+	c.t.Helper()
+	if _, err := io.WriteString(c.conn, command); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// ping returns how long the server took to answer.
+func (c *connection) ping() time.Duration {
+	c.t.Helper()
+	before := time.Now()
+	c.send("PING\r\n")
+	if reply, err := c.reader.ReadString('\n'); reply != "+PONG\r\n" || err != nil {
+		c.t.Fatalf("ping got %q, %v", reply, err)
+	}
+	return time.Since(before)
+}
+
+// requireSilence checks that the connection is open and that nothing arrives.
+func (c *connection) requireSilence() {
+	c.t.Helper()
+	c.endAfter(short)
+	if b, err := c.reader.ReadByte(); !isTimeout(err) {
+		c.t.Errorf("read got %q, %v; want silence", b, err)
+	}
+	c.endAfter(waitLimit)
+}
+
+// requireClosed checks that the connection ends and that nothing arrives.
+func (c *connection) requireClosed() {
+	c.t.Helper()
+	if b, err := c.reader.ReadByte(); err == nil || isTimeout(err) {
+		c.t.Errorf("read got %q, %v; want the connection closed", b, err)
+	}
 }

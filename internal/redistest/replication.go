@@ -5,9 +5,71 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"testing"
+	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 )
+
+// Shard is a primary with its replicas.
+type Shard struct {
+	// Primary is the server that takes writes, unless sentinels chose another.
+	Primary *Server
+	// Replicas replicate Primary at first; there may be none.
+	Replicas []*Server
+}
+
+// LaunchShard starts a primary and its replicas, all with the same options, and
+// returns when they are in sync. It fails like [Launch], and then stops what it
+// has started.
+func LaunchShard(replicas int, opts ...Option) (*Shard, error) {
+	each := collect(opts)
+	each.primary = nil
+	primary, err := launch(each, reservePort)
+	if err != nil {
+		return nil, fmt.Errorf("launch primary: %w", err)
+	}
+	shard := &Shard{Primary: primary}
+	each.primary = primary
+	for range replicas {
+		replica, err := launch(each, reservePort)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("launch replica: %w", err), shard.Stop())
+		}
+		shard.Replicas = append(shard.Replicas, replica)
+	}
+	return shard, nil
+}
+
+// StartShard launches like [LaunchShard] for a test, which fails if the launch
+// does, and stops the shard when the test ends.
+func StartShard(tb testing.TB, replicas int, opts ...Option) *Shard {
+	tb.Helper()
+	s, err := LaunchShard(replicas, opts...)
+	return stopAfter(tb, s, err, s.Stop)
+}
+
+// Stop stops all servers of the shard. Stopping it again does nothing.
+func (s *Shard) Stop() error {
+	var errs []error
+	for _, replica := range s.Replicas {
+		errs = append(errs, replica.Stop())
+	}
+	errs = append(errs, s.Primary.Stop())
+	return errors.Join(errs...)
+}
+
+// WaitReplicated returns when every replica has applied what the primary has
+// executed so far. A replica whose replication is paused never gets there. It
+// waits until ctx ends, at most a minute for each replica.
+func (s *Shard) WaitReplicated(ctx context.Context) error {
+	for _, replica := range s.Replicas {
+		if err := replica.WaitInSync(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // errNotReplica is the error of replication operations on a server that was
 // not launched as a replica, or that was promoted since.
@@ -52,7 +114,7 @@ func (s *Server) pauseReplication() error {
 }
 
 // ResumeReplication ends a PauseReplication and returns when the replica is in
-// sync again, by a partial or a full resynchronization, within 10 seconds.
+// sync again, by a partial or a full resynchronization, within a minute.
 func (s *Server) ResumeReplication() error {
 	if err := s.resumeReplication(); err != nil {
 		return fmt.Errorf("resume replication to %s: %w", s.Addr(), err)
@@ -195,4 +257,18 @@ func (s *Server) history(ctx context.Context, field string) (history, error) {
 		offset:    offset,
 		connected: info["master_link_status"] == "up",
 	}, nil
+}
+
+// DelayReplication makes everything that a replica hears of its primary arrive
+// later by d, rounded up to whole milliseconds; 0 ends it. The replica goes on
+// to receive all of it, in order, so it lags by d and never falls behind. It is
+// not for replicas that sentinels watch: they choose a replica's connection.
+func (s *Server) DelayReplication(d time.Duration) error {
+	if s.link == nil {
+		return fmt.Errorf("delay replication to %s: %w", s.Addr(), errNotReplica)
+	}
+	if err := s.link.Delay(d); err != nil {
+		return fmt.Errorf("delay replication to %s: %w", s.Addr(), err)
+	}
+	return nil
 }

@@ -26,7 +26,7 @@ type Sentinels struct {
 }
 
 // SentinelOptions say how sentinels are launched. The zero value makes
-// sentinels that anybody may ask, of which a majority must agree. No text may
+// sentinels that anyone may ask, of which a majority must agree. No text may
 // have blanks, quotes or backslashes: a sentinel that restarts could not read it.
 type SentinelOptions struct {
 	// Username and Password are what clients of the sentinels, the other
@@ -91,7 +91,7 @@ func (s *Sentinels) launch(primary *Server, n int, opts SentinelOptions) error {
 		return err
 	}
 	for range n {
-		node, err := Launch(each)
+		node, err := launch(each, reservePort)
 		if err != nil {
 			return err
 		}
@@ -100,20 +100,12 @@ func (s *Sentinels) launch(primary *Server, n int, opts SentinelOptions) error {
 	return s.WaitForReplicas(ctx, replicas)
 }
 
-// StartSentinels launches sentinels like [LaunchSentinels] and stops them when
-// the test ends. The test fails if they cannot be launched.
+// StartSentinels launches like [LaunchSentinels] for a test, which fails if the
+// launch does, and stops the sentinels when the test ends.
 func StartSentinels(tb testing.TB, master string, primary *Server, n int, opts SentinelOptions) *Sentinels {
 	tb.Helper()
 	s, err := LaunchSentinels(master, primary, n, opts)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() {
-		if err := s.Stop(); err != nil {
-			tb.Error(err)
-		}
-	})
-	return s
+	return stopAfter(tb, s, err, s.Stop)
 }
 
 // Stop stops all sentinels; the servers that they watch go on. Stopping them
@@ -213,4 +205,221 @@ func unlinkReplica(ctx context.Context, port string, primary *Server) (err error
 		return err
 	}
 	return client.ConfigRewrite(ctx).Err()
+}
+
+// options are those of one of n sentinels. It fails if a sentinel would write a
+// configuration that it cannot read.
+func (o SentinelOptions) options(master string, primary *Server, n int) (options, error) {
+	if o.TLS == nil {
+		o.TLS = primary.login.certificate
+	}
+	if o.AuthUser == "" && o.AuthPass == "" {
+		o.AuthUser, o.AuthPass = primary.login.username, primary.login.password
+	}
+	if o.Quorum == 0 {
+		o.Quorum = n/2 + 1
+	}
+	if o.DownAfter == 0 {
+		o.DownAfter = defaultDownAfter
+	}
+	if o.FailoverTimeout == 0 {
+		o.FailoverTimeout = defaultFailoverTimeout
+	}
+	for _, word := range []string{master, o.Username, o.Password, o.AuthUser, o.AuthPass} {
+		// Sentinel reads quotes and escapes, but never writes them.
+		if strings.ContainsFunc(word, func(r rune) bool { return r <= ' ' || strings.ContainsRune(`"'\`, r) }) {
+			return options{}, fmt.Errorf("configure a sentinel: %q has blanks or quotes", word)
+		}
+	}
+	return options{
+		// Its log is the only account of what a sentinel saw and did.
+		args:     []string{"--loglevel", "notice"},
+		login:    login{o.Username, o.Password, o.TLS},
+		sentinel: o.lines(master, primary),
+	}, nil
+}
+
+// lines are what a sentinel's configuration file says at first. A sentinel
+// keeps there what it learns.
+func (o SentinelOptions) lines(master string, primary *Server) []string {
+	lines := []string{
+		"sentinel announce-ip " + loopback,
+		fmt.Sprintf("sentinel monitor %s %s %d %d", master, loopback, primary.port.number, o.Quorum),
+		fmt.Sprintf("sentinel down-after-milliseconds %s %d", master, o.DownAfter.Milliseconds()),
+		fmt.Sprintf("sentinel failover-timeout %s %d", master, o.FailoverTimeout.Milliseconds()),
+		fmt.Sprintf("sentinel parallel-syncs %s 1", master),
+	}
+	if o.AuthPass != "" {
+		lines = append(lines, fmt.Sprintf("sentinel auth-pass %s %s", master, o.AuthPass))
+	}
+	if o.AuthUser != "" {
+		lines = append(lines, fmt.Sprintf("sentinel auth-user %s %s", master, o.AuthUser))
+	}
+	return append(lines, o.access()...)
+}
+
+// access are the lines about who may use the sentinels.
+func (o SentinelOptions) access() []string {
+	if o.Password == "" {
+		return nil
+	}
+	lines := []string{fmt.Sprintf("sentinel sentinel-pass %s", o.Password)}
+	if o.Username == "" {
+		return append(lines, fmt.Sprintf("requirepass %s", o.Password))
+	}
+	return append(lines,
+		fmt.Sprintf("sentinel sentinel-user %s", o.Username),
+		"user default off",
+		fmt.Sprintf("user %s on >%s ~* &* +@all", o.Username, o.Password))
+}
+
+// hurrySentinel makes a sentinel do often what else takes several seconds: to
+// find replicas and sentinels, to turn an old primary into a replica, and to
+// trust its clock again after it was paused. It forgets that when it ends.
+func hurrySentinel(ctx context.Context, client *goredis.Client) error {
+	args := []any{"SENTINEL", "DEBUG"}
+	for _, period := range []struct {
+		name   string
+		length time.Duration
+	}{
+		{"INFO-PERIOD", 500 * time.Millisecond},
+		// A replica is promoted only if what it said of itself is no older than
+		// five of these, and while its primary is down it is asked once a second.
+		{"PING-PERIOD", 300 * time.Millisecond},
+		{"ASK-PERIOD", 100 * time.Millisecond},
+		// After four of these a sentinel makes a primary that it takes for an old
+		// one a replica. The sentinel that has promoted it may need a second to see
+		// that, and then one of these to tell the others.
+		{"PUBLISH-PERIOD", 600 * time.Millisecond},
+		{"TILT-PERIOD", time.Second},
+	} {
+		args = append(args, period.name, period.length.Milliseconds())
+	}
+	if err := client.Do(ctx, args...).Err(); err != nil {
+		return fmt.Errorf("make the sentinel hurry: %w", err)
+	}
+	return nil
+}
+
+// WaitForMaster returns the address of the primary as soon as all running
+// sentinels name the same one, which is not old, and have completed the
+// failover to it. An old primary that runs need not be a replica then, see
+// [Sentinels.WaitForReplicas]. It waits until ctx ends, at most a minute.
+func (s *Sentinels) WaitForMaster(ctx context.Context, old string) (string, error) {
+	var master string
+	err := s.wait(ctx, func(ctx context.Context) (err error) {
+		if master, err = s.Master(ctx); err != nil {
+			return err
+		}
+		if master == old {
+			return fmt.Errorf("the primary is still %s", old)
+		}
+		return s.each(ctx, func(sight sentinelSight) error {
+			return sight.requireMaster(master)
+		})
+	})
+	if err != nil {
+		return "", fmt.Errorf("wait until the primary of %s is not %s: %w", s.master, old, err)
+	}
+	return master, nil
+}
+
+// WaitForReplicas returns when every running sentinel knows that n replicas are
+// connected to the present primary, and reaches all other running sentinels. It
+// waits until ctx ends, at most a minute.
+func (s *Sentinels) WaitForReplicas(ctx context.Context, n int) error {
+	err := s.wait(ctx, func(ctx context.Context) error {
+		master, err := s.Master(ctx)
+		if err != nil {
+			return err
+		}
+		others := len(running(s.Nodes)) - 1
+		return s.each(ctx, func(sight sentinelSight) error {
+			if err := sight.requireMaster(master); err != nil {
+				return err
+			}
+			if got := sight.replicasOf(master); got != n {
+				return fmt.Errorf("it knows %d replicas of %s", got, master)
+			}
+			if got := sight.reachableSentinels(); got < others {
+				return fmt.Errorf("it reaches %d of %d other sentinels", got, others)
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("wait until sentinels know %d replicas of %s: %w", n, s.master, err)
+	}
+	return nil
+}
+
+// wait polls until done returns nil.
+func (s *Sentinels) wait(ctx context.Context, done func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, groupPatience)
+	defer cancel()
+	return pollEvery(ctx, groupPollInterval, func() error { return done(ctx) })
+}
+
+// each calls require with what each running sentinel sees, until an error.
+func (s *Sentinels) each(ctx context.Context, require func(sentinelSight) error) error {
+	for _, node := range running(s.Nodes) {
+		sight, err := s.look(ctx, node)
+		if err == nil {
+			err = require(sight)
+		}
+		if err != nil {
+			return fmt.Errorf("sentinel %s: %w", node.Addr(), err)
+		}
+	}
+	return nil
+}
+
+// sentinelSight is what one sentinel sees: the fields of the primary, of the
+// replicas, and of the other sentinels.
+type sentinelSight struct {
+	master              map[string]string
+	replicas, sentinels []map[string]string
+}
+
+func (s *Sentinels) look(ctx context.Context, node *Server) (sentinelSight, error) {
+	master := goredis.NewMapStringStringCmd(ctx, "SENTINEL", "MASTER", s.master)
+	replicas := goredis.NewMapStringStringSliceCmd(ctx, "SENTINEL", "REPLICAS", s.master)
+	sentinels := goredis.NewMapStringStringSliceCmd(ctx, "SENTINEL", "SENTINELS", s.master)
+	for _, question := range []goredis.Cmder{master, replicas, sentinels} {
+		if err := node.client.Process(ctx, question); err != nil {
+			return sentinelSight{}, err
+		}
+	}
+	return sentinelSight{master.Val(), replicas.Val(), sentinels.Val()}, nil
+}
+
+// requireMaster checks that the primary is at addr, in good health, and that
+// no failover is under way.
+func (v sentinelSight) requireMaster(addr string) error {
+	seen := net.JoinHostPort(v.master["ip"], v.master["port"])
+	flags, role := v.master["flags"], v.master["role-reported"]
+	if seen != addr || flags != "master" || role != "master" {
+		return fmt.Errorf("the primary is %s, %s, with role %s; want %s", seen, flags, role, addr)
+	}
+	return nil
+}
+
+// replicasOf is the number of replicas that are connected to the primary addr.
+func (v sentinelSight) replicasOf(addr string) (n int) {
+	for _, replica := range v.replicas {
+		source := net.JoinHostPort(replica["master-host"], replica["master-port"])
+		if replica["flags"] == "slave" && replica["master-link-status"] == "ok" && source == addr {
+			n++
+		}
+	}
+	return n
+}
+
+func (v sentinelSight) reachableSentinels() (n int) {
+	for _, sentinel := range v.sentinels {
+		if sentinel["flags"] == "sentinel" {
+			n++
+		}
+	}
+	return n
 }

@@ -12,8 +12,12 @@ import (
 
 const masterName = "shard-one"
 
-// swift are sentinels that find a server down soon.
-var swift = redistest.SentinelOptions{DownAfter: 2 * time.Second}
+var (
+	// swift are sentinels that find a server down soon.
+	swift = redistest.SentinelOptions{DownAfter: 2 * time.Second}
+	// patient ones fail over by order alone, even on a machine that stands still.
+	patient = redistest.SentinelOptions{DownAfter: waitLimit}
+)
 
 func TestSentinelsFailOver(t *testing.T) {
 	t.Parallel()
@@ -60,7 +64,7 @@ func TestSentinelsFailOver(t *testing.T) {
 func TestOrderedFailover(t *testing.T) {
 	t.Parallel()
 	shard := redistest.StartShard(t, 1)
-	sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 1, redistest.SentinelOptions{})
+	sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 1, patient)
 
 	addr := shard.Primary.Addr()
 	for i := range 2 {
@@ -89,7 +93,7 @@ func TestSentinelsWithoutReplica(t *testing.T) {
 		t.Errorf("failover without a replica got %v, want NOGOODSLAVE", err)
 	}
 	// The sentinels find a replica that comes later, and connect it to the primary.
-	replica := primary.StartReplica(t)
+	replica := redistest.Start(t, redistest.ReplicaOf(primary))
 	waitForReplicas(t, sentinels, 1)
 	if err := replica.PauseReplication(); err == nil {
 		t.Error("paused a replication that sentinels control")
@@ -99,7 +103,7 @@ func TestSentinelsWithoutReplica(t *testing.T) {
 func TestSentinelsOneByOne(t *testing.T) {
 	t.Parallel()
 	shard := redistest.StartShard(t, 1)
-	sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 3, redistest.SentinelOptions{})
+	sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 3, patient)
 	addr := shard.Primary.Addr()
 	addrs := sentinels.Addrs()
 	if len(addrs) != 3 || addrs[1] != sentinels.Nodes[1].Addr() {
@@ -142,7 +146,7 @@ func TestSentinelsOneByOne(t *testing.T) {
 func TestSentinelWaitsEndWithContext(t *testing.T) {
 	t.Parallel()
 	shard := redistest.StartShard(t, 1)
-	sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 1, redistest.SentinelOptions{})
+	sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 1, patient)
 	_, err := sentinels.WaitForMaster(deadline(t, 2*time.Second), shard.Primary.Addr())
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), shard.Primary.Addr()) {
 		t.Errorf("got error %v, want one of the context and with the primary's address", err)
@@ -154,12 +158,12 @@ func TestSentinelWaitsEndWithContext(t *testing.T) {
 
 func TestSentinelsWithPasswords(t *testing.T) {
 	for name, opts := range map[string]redistest.SentinelOptions{
-		"password": {Password: "sentinel-secret"},
-		"user":     {Username: "watcher", Password: "sentinel-secret"},
+		"password": {Password: "sentinel-secret", DownAfter: waitLimit},
+		"user":     {Username: "watcher", Password: "sentinel-secret", DownAfter: waitLimit},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			shard := redistest.StartShard(t, 1, "--requirepass", "server-secret")
+			shard := redistest.StartShard(t, 1, redistest.Args("--requirepass", "server-secret"))
 			sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 3, opts)
 
 			stranger := newClient(t, sentinels.Nodes[0], "", "")

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
-	"testing"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/process"
 )
 
 // Server is a redis-server process. It persists nothing unless its arguments
@@ -25,8 +27,8 @@ type Server struct {
 	primary *Server // nil for a primary
 	link    *Proxy  // a replica's only way to its primary
 
-	// tune gives a process that has started the settings that are no arguments.
-	// Nil means none.
+	// tune makes the settings that are no arguments, once the process answers. Nil
+	// means none.
 	tune func(context.Context, *goredis.Client) error
 
 	mu      sync.Mutex
@@ -75,13 +77,13 @@ func (s *Server) SocketPath() string {
 
 // Client is a client of this server for preparations and assertions. All its
 // timeouts are 10 seconds, it obeys deadlines of contexts and never repeats a
-// command. It logs in as [Options] say, and trusts a server's certificate even
+// command. It logs in as [Login] says, and trusts a server's certificate even
 // if it is expired. It remains usable when the server restarts; Stop closes it.
 func (s *Server) Client() *goredis.Client {
 	return s.client
 }
 
-// Running tells whether the server can answer: it was not killed, paused or
+// Running reports whether the server can answer: it was not killed, paused or
 // stopped and has not exited.
 func (s *Server) Running() bool {
 	s.mu.Lock()
@@ -140,17 +142,144 @@ func (s *Server) CPU() (time.Duration, error) {
 	return total, nil
 }
 
-// Start launches a primary with extra redis-server arguments and stops it when
-// the test ends. The test fails if that is impossible, also where redis-server
-// is not installed.
-func Start(tb testing.TB, args ...string) *Server {
-	tb.Helper()
-	return StartWith(tb, Options{Args: args})
+// Pause stops the server's process with SIGSTOP. The system still accepts
+// connections and bytes for it, but nothing answers.
+func (s *Server) Pause() error {
+	return s.signal("pause", process.Pause, true)
 }
 
-// StartReplica launches a replica of s with extra redis-server arguments and
-// stops it when the test ends. It is in sync with s when StartReplica returns.
-func (s *Server) StartReplica(tb testing.TB, args ...string) *Server {
-	tb.Helper()
-	return StartWith(tb, Options{Args: args, ReplicaOf: s})
+// Resume lets a paused server continue; it then handles what has arrived.
+func (s *Server) Resume() error {
+	return s.signal("resume", process.Resume, false)
+}
+
+func (s *Server) signal(verb string, send func(pid int) error, paused bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := errStopped
+	if s.process != nil {
+		err = s.process.signal(send)
+	}
+	if err != nil {
+		return fmt.Errorf("%s redis-server on %s: %w", verb, s.Addr(), err)
+	}
+	s.paused = paused
+	return nil
+}
+
+// Kill kills the server, paused or not, with SIGKILL and returns when it is
+// gone. Its port stays reserved and refuses connections. Killing a killed server
+// does nothing.
+func (s *Server) Kill() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := errStopped
+	if s.process != nil {
+		err = s.process.kill()
+	}
+	if err != nil {
+		return fmt.Errorf("kill redis-server on %s: %w", s.Addr(), err)
+	}
+	return nil
+}
+
+// Restart kills the server unless that has happened and starts it again with
+// the same port, directory and arguments. It returns when the server answers,
+// within a minute; a replica need not be in sync then, see [Server.WaitInSync].
+// Data survives only if the arguments enable persistence; the role that Sentinel
+// or a cluster has given the server does.
+func (s *Server) Restart() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.restart(); err != nil {
+		return fmt.Errorf("restart redis-server: %w", err)
+	}
+	return nil
+}
+
+func (s *Server) restart() error {
+	if s.process == nil {
+		return errStopped
+	}
+	if err := s.process.kill(); err != nil {
+		return err
+	}
+	previous := s.process
+	err := s.start()
+	// The directory passes to the new watchdog, even if its server failed.
+	if s.process != previous {
+		err = errors.Join(err, previous.release())
+	}
+	return err
+}
+
+// Calls is how often the server has run each command since it was started, by
+// the command's name in lower case. What scripts run counts as well.
+func (s *Server) Calls() (map[string]int64, error) {
+	stats, err := s.Info("commandstats")
+	if err != nil {
+		return nil, err
+	}
+	return parseCalls(stats)
+}
+
+// readers are the commands by which fixed windows and leases are read, by scripts
+// as well: each reads its bucket once, but for a charge that finds no open window.
+var readers = []string{"hget", "hmget", "zcard"}
+
+// Asked is how often the server was asked about a bucket, or to change it, since
+// it was started. Scripts that are run for several buckets at once count as often.
+func (s *Server) Asked() (sum int64, err error) {
+	calls, err := s.Calls()
+	for _, name := range readers {
+		sum += calls[name]
+	}
+	return sum, err
+}
+
+func parseCalls(stats map[string]string) (map[string]int64, error) {
+	calls := make(map[string]int64, len(stats))
+	for field, text := range stats {
+		name, ok := strings.CutPrefix(field, "cmdstat_")
+		if !ok {
+			continue
+		}
+		first, _, _ := strings.Cut(text, ",")
+		n, err := strconv.ParseInt(strings.TrimPrefix(first, "calls="), 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("read the calls of %s from %q: %w", name, text, err)
+		}
+		calls[name] = n
+	}
+	return calls, nil
+}
+
+// errNoneRunning is the error of questions to a group of servers none of which
+// runs.
+var errNoneRunning = errors.New("none of the servers is running")
+
+// running returns those servers that can answer.
+func running(all []*Server) (some []*Server) {
+	for _, s := range all {
+		if s.Running() {
+			some = append(some, s)
+		}
+	}
+	return some
+}
+
+func addrs(all []*Server) []string {
+	list := make([]string, len(all))
+	for i, s := range all {
+		list[i] = s.Addr()
+	}
+	return list
+}
+
+func stopAll(all []*Server) error {
+	var errs []error
+	for _, s := range all {
+		errs = append(errs, s.Stop())
+	}
+	return errors.Join(errs...)
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,7 +17,7 @@ import (
 )
 
 func TestStart(t *testing.T) {
-	s := redistest.Start(t, "--maxmemory-policy", "allkeys-lfu")
+	s := redistest.Start(t, redistest.Args("--maxmemory-policy", "allkeys-lfu"))
 
 	if got, err := s.Client().Ping(t.Context()).Result(); got != "PONG" || err != nil {
 		t.Errorf("ping got %q, %v", got, err)
@@ -150,7 +152,7 @@ func TestKillAndRestartPaused(t *testing.T) {
 }
 
 func TestRestartKeepsPersistedData(t *testing.T) {
-	s := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
+	s := redistest.Start(t, redistest.Args("--appendonly", "yes", "--appendfsync", "always"))
 	set(t, s, "key", "value")
 	if err := s.Restart(); err != nil {
 		t.Fatal(err)
@@ -219,4 +221,146 @@ func value(t *testing.T, s *redistest.Server, key string) string {
 		t.Fatal(err)
 	}
 	return got
+}
+
+func TestRequiredPassword(t *testing.T) {
+	shard := redistest.StartShard(t, 1, redistest.Args("--requirepass", "a secret"))
+	requireAccess(t, shard.Primary, "", "", "NOAUTH")
+	requireAccess(t, shard.Primary, "", "wrong", "WRONGPASS")
+	requireAccess(t, shard.Primary, "", "a secret", "")
+	set(t, shard.Primary, "key", "value")
+	waitInSync(t, shard.Replicas[0])
+	requireValue(t, shard.Replicas[0], "key", "value")
+
+	open := redistest.Start(t, redistest.ReplicaOf(shard.Primary))
+	requireAccess(t, open, "", "", "")
+	requireValue(t, open, "key", "value")
+}
+
+func TestUserFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "users.acl")
+	const users = "user default off\n" +
+		"user keeper on >secret ~* &* +@all\n" +
+		"user reader on >password ~public:* +get +hello\n"
+	if err := os.WriteFile(file, []byte(users), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	shard := redistest.StartShard(t, 1, redistest.Args("--aclfile", file), redistest.Login("keeper", "secret"))
+	requireAccess(t, shard.Primary, "", "", "NOAUTH")
+	requireAccess(t, shard.Primary, "keeper", "wrong", "WRONGPASS")
+	set(t, shard.Primary, "public:key", "value")
+	waitInSync(t, shard.Replicas[0])
+
+	reader := newClient(t, shard.Replicas[0], "reader", "password")
+	if got, err := reader.Get(t.Context(), "public:key").Result(); got != "value" || err != nil {
+		t.Errorf("got %q, %v; want what the user may read", got, err)
+	}
+	if err := reader.Get(t.Context(), "key").Err(); err == nil || !strings.HasPrefix(err.Error(), "NOPERM") {
+		t.Errorf("got error %v for another key, want NOPERM", err)
+	}
+	if err := shard.Replicas[0].Restart(); err != nil {
+		t.Fatal(err)
+	}
+	waitInSync(t, shard.Replicas[0])
+	requireValue(t, shard.Replicas[0], "public:key", "value")
+}
+
+func TestUserFileWithSentinelsAndCluster(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "users.acl")
+	const users = "user default off\nuser keeper on >secret ~* &* +@all\n"
+	if err := os.WriteFile(file, []byte(users), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	opts := []redistest.Option{redistest.Args("--aclfile", file), redistest.Login("keeper", "secret")}
+	t.Run("sentinels", func(t *testing.T) {
+		t.Parallel()
+		shard := redistest.StartShard(t, 1, opts...)
+		sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 1, patient)
+		if err := sentinels.Failover(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		waitForMaster(t, sentinels, shard.Primary.Addr())
+		waitForReplicas(t, sentinels, 1)
+		// It restarts with what the sentinel made it write.
+		if err := shard.Primary.Restart(); err != nil {
+			t.Fatal(err)
+		}
+		requireReplica(t, shard.Primary)
+		waitInSyncWith(t, shard.Primary, shard.Replicas[0])
+	})
+	t.Run("cluster", func(t *testing.T) {
+		t.Parallel()
+		cluster := redistest.StartCluster(t, 2, 1, opts...)
+		from := masterOf(t, cluster, "key")
+		to := otherMaster(cluster, from)
+		set(t, from, "key", "value")
+		if err := cluster.MigrateSlot(t.Context(), redistest.Keyslot("key"), from, to); err != nil {
+			t.Fatal(err)
+		}
+		requireValue(t, to, "key", "value")
+	})
+}
+
+func TestUnixSocket(t *testing.T) {
+	if path := redistest.Start(t).SocketPath(); path != "" {
+		t.Errorf("a server without a socket has it at %s", path)
+	}
+	absolute := filepath.Join(t.TempDir(), "redis.sock")
+	for _, name := range []string{"redis.sock", absolute} {
+		s := redistest.Start(t, redistest.Args("--unixsocket", name, "--requirepass", "secret"))
+		if path := s.SocketPath(); !filepath.IsAbs(path) || name == absolute && path != absolute {
+			t.Errorf("socket %s for %s", path, name)
+		}
+		for range 2 {
+			client := goredis.NewClient(&goredis.Options{Network: "unix", Addr: s.SocketPath(), Password: "secret"})
+			if err := client.Ping(t.Context()).Err(); err != nil {
+				t.Errorf("ping through %s: %v", s.SocketPath(), err)
+			}
+			client.Close()
+			if err := s.Restart(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// requireAccess checks that a ping with that login works, or fails with an
+// error of that kind.
+func requireAccess(t *testing.T, s *redistest.Server, username, password, want string) {
+	t.Helper()
+	err := newClient(t, s, username, password).Ping(t.Context()).Err()
+	if want == "" && err != nil || want != "" && (err == nil || !strings.HasPrefix(err.Error(), want)) {
+		t.Errorf("ping as %q with password %q got %v, want %q", username, password, err, want)
+	}
+}
+
+// deadline is a context that ends after d.
+func deadline(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// serverAt finds the server with an address.
+func serverAt(t *testing.T, servers []*redistest.Server, addr string) *redistest.Server {
+	t.Helper()
+	for _, s := range servers {
+		if s.Addr() == addr {
+			return s
+		}
+	}
+	t.Fatalf("no server has address %s", addr)
+	return nil
+}
+
+// newClient makes a client of a server that is not the server's own.
+func newClient(t *testing.T, s *redistest.Server, username, password string) *goredis.Client {
+	t.Helper()
+	client := goredis.NewClient(&goredis.Options{
+		Addr: s.Addr(), Username: username, Password: password, MaxRetries: -1,
+	})
+	t.Cleanup(func() { client.Close() })
+	return client
 }

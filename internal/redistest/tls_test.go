@@ -16,7 +16,7 @@ import (
 
 func TestTLS(t *testing.T) {
 	ca := redistest.StartAuthority(t)
-	s := redistest.StartWith(t, redistest.Options{TLS: issueServer(t, ca, inAnHour())})
+	s := redistest.Start(t, redistest.TLS(issueServer(t, ca, inAnHour())))
 	set(t, s, "key", "value")
 
 	// This is not the server's own client: it trusts the authority alone.
@@ -50,10 +50,7 @@ func TestTLS(t *testing.T) {
 
 func TestTLSWithoutClientCertificates(t *testing.T) {
 	ca := redistest.StartAuthority(t)
-	s := redistest.StartWith(t, redistest.Options{
-		TLS:  issueServer(t, ca, inAnHour()),
-		Args: []string{"--tls-auth-clients", "no"},
-	})
+	s := redistest.Start(t, redistest.TLS(issueServer(t, ca, inAnHour())), redistest.Args("--tls-auth-clients", "no"))
 	if err := pingTLS(t, s, ca, nil); err != nil {
 		t.Errorf("ping without a client certificate: %v", err)
 	}
@@ -61,7 +58,7 @@ func TestTLSWithoutClientCertificates(t *testing.T) {
 
 func TestTLSHosts(t *testing.T) {
 	ca := redistest.StartAuthority(t)
-	s := redistest.StartWith(t, redistest.Options{TLS: issueServer(t, ca, inAnHour(), "redis.example", "10.0.0.1")})
+	s := redistest.Start(t, redistest.TLS(issueServer(t, ca, inAnHour(), "redis.example", "10.0.0.1")))
 	var wrong x509.HostnameError
 	if err := pingTLS(t, s, ca, issueClient(t, ca, inAnHour())); !errors.As(err, &wrong) {
 		t.Errorf("ping by address got %v, want %T", err, wrong)
@@ -71,7 +68,7 @@ func TestTLSHosts(t *testing.T) {
 func TestRenewedCertificate(t *testing.T) {
 	ca := redistest.StartAuthority(t)
 	certificate := issueServer(t, ca, anHourAgo())
-	s := redistest.StartWith(t, redistest.Options{TLS: certificate})
+	s := redistest.Start(t, redistest.TLS(certificate))
 	client := issueClient(t, ca, anHourAgo())
 	requireExpired := func(err error) {
 		t.Helper()
@@ -125,12 +122,12 @@ func TestReloadCertificateWithoutTLS(t *testing.T) {
 func TestTLSShardWithSentinels(t *testing.T) {
 	t.Parallel()
 	ca := redistest.StartAuthority(t)
-	shard := redistest.StartShardWith(t, 1, redistest.Options{TLS: issueServer(t, ca, inAnHour())})
+	shard := redistest.StartShard(t, 1, redistest.TLS(issueServer(t, ca, inAnHour())))
 	set(t, shard.Primary, "key", "value")
 	waitInSync(t, shard.Replicas[0])
 	requireValue(t, shard.Replicas[0], "key", "value")
 
-	sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 1, redistest.SentinelOptions{})
+	sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 1, patient)
 	if err := newClient(t, sentinels.Nodes[0], "", "").Ping(t.Context()).Err(); err == nil {
 		t.Error("the sentinel takes clients without TLS")
 	}
@@ -148,7 +145,7 @@ func TestTLSShardWithSentinels(t *testing.T) {
 func TestTLSCluster(t *testing.T) {
 	t.Parallel()
 	ca := redistest.StartAuthority(t)
-	cluster := redistest.StartClusterWith(t, 2, 1, redistest.Options{TLS: issueServer(t, ca, inAnHour())})
+	cluster := redistest.StartCluster(t, 2, 1, redistest.TLS(issueServer(t, ca, inAnHour())))
 	client := goredis.NewClusterClient(&goredis.ClusterOptions{
 		Addrs: cluster.Addrs(), TLSConfig: tlsConfig(t, ca, issueClient(t, ca, inAnHour())),
 	})
@@ -158,10 +155,7 @@ func TestTLSCluster(t *testing.T) {
 			t.Fatal(err)
 		}
 		from := masterOf(t, cluster, key)
-		to := cluster.Nodes[0]
-		if from == to {
-			to = cluster.Nodes[1]
-		}
+		to := otherMaster(cluster, from)
 		if err := cluster.MigrateSlot(t.Context(), redistest.Keyslot(key), from, to); err != nil {
 			t.Fatal(err)
 		}

@@ -368,7 +368,7 @@ type cost struct {
 }
 
 func measureRedis() (map[string]*cost, error) {
-	server, err := redistest.Launch(redistest.Options{})
+	server, err := redistest.Launch()
 	if err != nil {
 		return nil, err
 	}

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
-	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/lab/shards"
 	"github.com/shardlimit/caddy-shardlimit/lab/site"
 )
@@ -43,7 +42,7 @@ func Run(ctx context.Context, args []string) (err error) {
 		Routes: []string{"rate_limit {header.X-Api-Key} 5000 1h\nrespond \"Hello.\n\""},
 	}
 	for i := range shardCount {
-		shard, err := shards.Static(1, redistest.Options{})
+		shard, err := shards.Static(1)
 		if err != nil {
 			return err
 		}

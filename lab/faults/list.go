@@ -481,7 +481,7 @@ func plain(launch func() (*shards.Shard, error)) launcher {
 }
 
 func static(replicas int, args ...string) launcher {
-	return plain(func() (*shards.Shard, error) { return shards.Static(replicas, redistest.Options{Args: args}) })
+	return plain(func() (*shards.Shard, error) { return shards.Static(replicas, redistest.Args(args...)) })
 }
 
 var (
@@ -530,7 +530,7 @@ func encrypted(dir string) (*shard, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := shards.Static(0, redistest.Options{TLS: certificate, Args: []string{"--tls-auth-clients", "no"}})
+	s, err := shards.Static(0, redistest.TLS(certificate), redistest.Args("--tls-auth-clients", "no"))
 	if err != nil {
 		return nil, err
 	}

@@ -58,13 +58,10 @@ func (s *Shard) describe(addrs []string) {
 // lasting makes servers keep what they have replied to if their process is killed,
 // though not if the machine is. With everysec a server may reply before it has
 // written.
-func lasting(args ...string) []string {
-	return append([]string{"--appendonly", "yes", "--appendfsync", "no"}, args...)
-}
+var lasting = redistest.Args("--appendonly", "yes", "--appendfsync", "no")
 
-func launch(replicas int, opts redistest.Options) (*Shard, error) {
-	opts.Args = lasting(opts.Args...)
-	servers, err := redistest.LaunchShardWith(replicas, opts)
+func launch(replicas int, opts ...redistest.Option) (*Shard, error) {
+	servers, err := redistest.LaunchShard(replicas, append([]redistest.Option{lasting}, opts...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -75,8 +72,8 @@ func launch(replicas int, opts redistest.Options) (*Shard, error) {
 }
 
 // Static starts a primary and replicas that Caddy is told of.
-func Static(replicas int, opts redistest.Options) (*Shard, error) {
-	s, err := launch(replicas, opts)
+func Static(replicas int, opts ...redistest.Option) (*Shard, error) {
+	s, err := launch(replicas, opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +87,7 @@ func Static(replicas int, opts redistest.Options) (*Shard, error) {
 
 // Proxied starts a primary and replicas that Caddy reaches through proxies.
 func Proxied(replicas int) (*Shard, error) {
-	s, err := launch(replicas, redistest.Options{})
+	s, err := launch(replicas)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +107,7 @@ func Proxied(replicas int) (*Shard, error) {
 // Watched starts a primary and two replicas that three sentinels watch, which find
 // a primary down once it is silent for so long.
 func Watched(downAfter time.Duration) (*Shard, error) {
-	s, err := launch(2, redistest.Options{})
+	s, err := launch(2)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +123,7 @@ func Watched(downAfter time.Duration) (*Shard, error) {
 // Clustered starts a Redis Cluster of three nodes, each with a replica. As their
 // slots are even, each has some of the clients.
 func Clustered(args ...string) (*Shard, error) {
-	cluster, err := redistest.LaunchCluster(3, 1, lasting(args...)...)
+	cluster, err := redistest.LaunchCluster(3, 1, lasting, redistest.Args(args...))
 	if err != nil {
 		return nil, err
 	}

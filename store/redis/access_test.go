@@ -46,7 +46,7 @@ func TestDocumentedACLSuffices(t *testing.T) {
 
 func TestUnixSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "redis.sock")
-	redistest.Start(t, "--unixsocket", path)
+	redistest.Start(t, redistest.Args("--unixsocket", path))
 	s := newStore(t, newShard(t, ShardOptions{Primary: "unix/" + path}), nil)
 	if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 1 {
 		t.Fatalf("charge: %+v", st)

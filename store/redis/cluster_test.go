@@ -26,7 +26,7 @@ type movingSlot struct {
 // one.
 func beginMove(t *testing.T) *movingSlot {
 	t.Helper()
-	m := &movingSlot{Cluster: redistest.StartCluster(t, 3, 0, "--cluster-node-timeout", "60000")}
+	m := &movingSlot{Cluster: redistest.StartCluster(t, 3, 0, redistest.Args("--cluster-node-timeout", "60000"))}
 	m.from = masterOf(t, m.Cluster, "k")
 	others := slices.DeleteFunc(slices.Clone(m.Nodes), func(s *redistest.Server) bool { return s == m.from })
 	m.to, m.third = others[0], others[1]
@@ -167,7 +167,7 @@ type emptyNode struct {
 
 func newEmptyNode(t *testing.T) *emptyNode {
 	t.Helper()
-	c := redistest.StartCluster(t, 1, 1, "--user", "limiter", "on", ">secret", "~*", "+@all", "-cluster")
+	c := redistest.StartCluster(t, 1, 1, redistest.Args("--user", "limiter", "on", ">secret", "~*", "+@all", "-cluster"))
 	return &emptyNode{Cluster: c, from: c.Nodes[0], to: c.Nodes[1]}
 }
 

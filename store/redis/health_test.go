@@ -143,7 +143,7 @@ func TestReplicaOfAnotherPrimaryIsLeftOut(t *testing.T) {
 
 // TestMisconfiguredServersAreReportedOnce, with the remedy.
 func TestMisconfiguredServersAreReportedOnce(t *testing.T) {
-	evicting := redistest.Start(t, "--maxmemory-policy", "allkeys-lru")
+	evicting := redistest.Start(t, redistest.Args("--maxmemory-policy", "allkeys-lru"))
 	sh := redistest.StartShard(t, 1)
 	lone := redistest.Start(t)
 	for _, c := range []struct {
@@ -176,7 +176,7 @@ func TestMisconfiguredServersAreReportedOnce(t *testing.T) {
 // TestServerThatComesBackIsLookedAtAgain: a changed policy is reported once, and so is
 // its correction.
 func TestServerThatComesBackIsLookedAtAgain(t *testing.T) {
-	first, second := redistest.Start(t), redistest.Start(t, "--maxmemory-policy", "allkeys-lru")
+	first, second := redistest.Start(t), redistest.Start(t, redistest.Args("--maxmemory-policy", "allkeys-lru"))
 	var behind atomic.Pointer[redistest.Server]
 	behind.Store(first)
 	const addr = "redis:6379"
@@ -359,7 +359,7 @@ func TestRefusedHealthLooksAreToldAsWhatTheyAre(t *testing.T) {
 
 // TestBusyServerIsNotMisconfigured: a temporary refusal is left to the breaker.
 func TestBusyServerIsNotMisconfigured(t *testing.T) {
-	server := redistest.Start(t, "--busy-reply-threshold", "1")
+	server := redistest.Start(t, redistest.Args("--busy-reply-threshold", "1"))
 	ended := make(chan error, 1)
 	go func() { ended <- server.Client().Eval(context.Background(), "while true do end", nil).Err() }()
 	eventually(t, "the server is busy", func() error {

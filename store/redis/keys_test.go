@@ -84,7 +84,7 @@ func isZoneName(s string) bool {
 
 // TestSlotIsWhatRedisSays for all kinds of keys.
 func TestSlotIsWhatRedisSays(t *testing.T) {
-	server := redistest.Start(t, "--cluster-enabled", "yes")
+	server := redistest.Start(t, redistest.Args("--cluster-enabled", "yes"))
 	for _, keys := range []bucketKeys{
 		{prefix: "rl", tagged: true},
 		{prefix: "rl", secret: []byte("secret"), tagged: true},

@@ -23,7 +23,7 @@ func TestConnectionsThatAreAllCutLeaveNoServerOut(t *testing.T) {
 	ca := redistest.StartAuthority(t)
 	certificate, err := ca.IssueServer(time.Now().Add(time.Hour))
 	must(t, err)
-	server := redistest.StartWith(t, redistest.Options{TLS: certificate, Args: []string{"--tls-auth-clients", "no"}})
+	server := redistest.Start(t, redistest.TLS(certificate), redistest.Args("--tls-auth-clients", "no"))
 	shard := newShard(t, ShardOptions{Primary: server.Addr(), PoolSize: 1, TLS: &tls.Config{RootCAs: ca.Pool()}})
 	j := keepJournal(shard)
 	s := newStore(t, shard, nil)

@@ -203,7 +203,7 @@ func TestLostReplyOfABundleIsUncertainForEach(t *testing.T) {
 // callers do not notice.
 func TestServerThatSplitsItsKeysIsSentNoBundles(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t, "--cluster-enabled", "yes")
+	server := redistest.Start(t, redistest.Args("--cluster-enabled", "yes"))
 	must(t, server.Client().ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
 	eventually(t, "the cluster is up", func() error {
 		if info := parseInfo(server.Client().ClusterInfo(t.Context()).Val()); info["cluster_state"] != "ok" {

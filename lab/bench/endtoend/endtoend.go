@@ -307,14 +307,14 @@ func (s *redisStore) closeRelays() {
 // launchShard starts a primary and replicas. Those of redistest reach their
 // primary through a proxy in this process, which costs CPU that the load needs.
 func launchShard(replicas int) (*redistest.Shard, error) {
-	primary, err := redistest.Launch(redistest.Options{})
+	primary, err := redistest.Launch()
 	if err != nil {
 		return nil, fmt.Errorf("launch primary: %w", err)
 	}
 	shard := &redistest.Shard{Primary: primary}
 	host, port, _ := strings.Cut(primary.Addr(), ":")
 	for range replicas {
-		replica, err := redistest.Launch(redistest.Options{Args: []string{"--replicaof", host, port}})
+		replica, err := redistest.Launch(redistest.Args("--replicaof", host, port))
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("launch replica: %w", err), shard.Stop())
 		}

@@ -73,7 +73,7 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 		return nil, errors.New("rounds, length and goroutines must be positive")
 	}
 	opts.Goroutines = slices.Compact(slices.Sorted(slices.Values(opts.Goroutines)))
-	server, err := redistest.Launch(redistest.Options{})
+	server, err := redistest.Launch()
 	if err != nil {
 		return nil, err
 	}

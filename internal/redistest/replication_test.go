@@ -14,7 +14,7 @@ import (
 func TestReplica(t *testing.T) {
 	primary := redistest.Start(t)
 	set(t, primary, "before", "1")
-	replica := primary.StartReplica(t)
+	replica := redistest.Start(t, redistest.ReplicaOf(primary))
 	requireValue(t, replica, "before", "1")
 
 	set(t, primary, "after", "2")
@@ -56,7 +56,7 @@ func TestPauseReplication(t *testing.T) {
 
 func TestResumeReplicationAfterPrimaryLostData(t *testing.T) {
 	primary := redistest.Start(t)
-	replica := primary.StartReplica(t)
+	replica := redistest.Start(t, redistest.ReplicaOf(primary))
 	set(t, primary, "old", "1")
 	waitInSync(t, replica)
 
@@ -77,7 +77,7 @@ func TestResumeReplicationAfterPrimaryLostData(t *testing.T) {
 }
 
 func TestResumeReplicationThatWasNotPaused(t *testing.T) {
-	replica := redistest.Start(t).StartReplica(t)
+	replica := redistest.Start(t, redistest.ReplicaOf(redistest.Start(t)))
 	if err := replica.ResumeReplication(); err != nil {
 		t.Error(err)
 	}
@@ -85,7 +85,7 @@ func TestResumeReplicationThatWasNotPaused(t *testing.T) {
 
 func TestReplicaRestarts(t *testing.T) {
 	primary := redistest.Start(t)
-	replica := primary.StartReplica(t)
+	replica := redistest.Start(t, redistest.ReplicaOf(primary))
 	set(t, primary, "key", "value")
 	if err := replica.Kill(); err != nil {
 		t.Fatal(err)
@@ -99,7 +99,7 @@ func TestReplicaRestarts(t *testing.T) {
 
 func TestReplicationNeedsReplica(t *testing.T) {
 	primary := redistest.Start(t)
-	promoted := primary.StartReplica(t)
+	promoted := redistest.Start(t, redistest.ReplicaOf(primary))
 	if err := promoted.Client().ReplicaOf(t.Context(), "NO", "ONE").Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +163,7 @@ func TestShardWithoutReplicas(t *testing.T) {
 }
 
 func TestLaunchShardFails(t *testing.T) {
-	if _, err := redistest.LaunchShard(1, "--no-such-directive", "1"); err == nil {
+	if _, err := redistest.LaunchShard(1, redistest.Args("--no-such-directive", "1")); err == nil {
 		t.Error("launching with a wrong argument worked")
 	}
 }
@@ -194,6 +194,33 @@ func BenchmarkStartReplica(b *testing.B) {
 		}
 		if err := shard.Stop(); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+// TestDelayedReplicaLags: it hears of everything, that much later.
+func TestDelayedReplicaLags(t *testing.T) {
+	const lag = 300 * time.Millisecond
+	shard := redistest.StartShard(t, 1)
+	replica := shard.Replicas[0]
+	if err := shard.Primary.DelayReplication(lag); err == nil {
+		t.Error("the replication to a primary can be delayed")
+	}
+	for _, d := range []time.Duration{lag, 0} {
+		if err := replica.DelayReplication(d); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 3 {
+			begun := time.Now()
+			if err := shard.Primary.Client().Set(t.Context(), "k", i, 0).Err(); err != nil {
+				t.Fatal(err)
+			}
+			if err := replica.WaitInSync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if got := time.Since(begun); got < d*9/10 {
+				t.Errorf("the replica has what was written after %v, want at least %v", got, d)
+			}
 		}
 	}
 }

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"net"
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -28,7 +31,7 @@ func TestMain(m *testing.M) {
 // child launches a server, prints its process id and directory, and waits for
 // the end of its input before it ends without stopping the server.
 func child(ending string) {
-	s, err := Launch(Options{})
+	s, err := Launch()
 	if err != nil {
 		panic(err)
 	}
@@ -143,12 +146,88 @@ func TestStopLeavesNothing(t *testing.T) {
 
 func TestFailedLaunchLeavesNothing(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
-	_, err := Launch(Options{Args: []string{"--no-such-directive", "1"}})
+	_, err := Launch(Args("--no-such-directive", "1"))
 	if err == nil || !strings.Contains(err.Error(), "no-such-directive") {
 		t.Errorf("got error %v, want one that quotes the log", err)
 	}
 	left, err := os.ReadDir(os.TempDir())
 	if err != nil || len(left) != 0 {
 		t.Errorf("left %v, %v; want nothing", left, err)
+	}
+}
+
+func TestReservedPort(t *testing.T) {
+	p, err := reservePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if conn, err := net.Dial("tcp", p.addr()); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("dial got %v, %v; want connection refused", conn, err)
+	}
+	for range 2 {
+		listener, err := net.Listen("tcp", p.addr())
+		if err != nil {
+			t.Fatalf("listen on a reserved port: %v", err)
+		}
+		listener.Close()
+	}
+	for range 2 {
+		if err := p.release(); err != nil {
+			t.Errorf("release: %v", err)
+		}
+	}
+}
+
+func TestLaunchTakesAnotherPortIfOneIsLost(t *testing.T) {
+	lost, err := reservePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", lost.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+
+	ports := 0
+	s, err := launch(options{}, func() (*port, error) {
+		if ports++; ports == 1 {
+			return lost, nil
+		}
+		return reservePort()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := s.Stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if ports != 2 || s.Addr() == lost.addr() {
+		t.Errorf("listening on %s after %d ports; want the second port, not %s", s.Addr(), ports, lost.addr())
+	}
+
+	ports = 0
+	_, err = launch(options{}, func() (*port, error) {
+		ports++
+		return lost, nil
+	})
+	if !errors.Is(err, errPortTaken) {
+		t.Errorf("got error %v after %d ports, want %v", err, ports, errPortTaken)
+	}
+}
+
+func TestParseCalls(t *testing.T) {
+	stats := map[string]string{
+		"cmdstat_time": "calls=7,usec=9", "cmdstat_eval": "calls=5,usec=9", "cmdstat_config|get": "calls=12,usec=9", "redis_version": "7.0.15",
+	}
+	got, err := parseCalls(stats)
+	if want := map[string]int64{"time": 7, "eval": 5, "config|get": 12}; err != nil || !maps.Equal(got, want) {
+		t.Errorf("%v, error %v, want %v", got, err, want)
+	}
+	stats["cmdstat_eval"] = "usec=9"
+	if _, err := parseCalls(stats); err == nil {
+		t.Error("statistics without calls were read")
 	}
 }
