@@ -1,6 +1,6 @@
 // Package caddyproc builds Caddy with this module and runs it as a process of
 // its own, for tests and the laboratory: Build makes the binary, Start a Process,
-// and ParseMetrics reads what its /metrics say. It knows no Redis.
+// and ParseMetrics reads its metrics. The package does not know Redis.
 package caddyproc
 
 import (
@@ -22,29 +22,26 @@ const module = "github.com/shardlimit/caddy-shardlimit"
 
 // Root returns the folder of the module. It is to be called somewhere in it, or
 // in a module that has it replaced by that folder.
-func Root() (string, error) {
-	find := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module)
-	find.Stderr = os.Stderr
-	root, err := find.Output()
-	if err != nil {
-		return "", fmt.Errorf("find the module of caddy: %w", err)
-	}
-	return strings.TrimSpace(string(root)), nil
-}
+func Root() (string, error) { return describe("", "{{.Dir}}", module) }
 
-// Version is that of Caddy in the module.
+// Version returns the version of Caddy that the module requires.
 func Version() (string, error) {
 	root, err := Root()
 	if err != nil {
 		return "", err
 	}
-	find := exec.Command("go", "list", "-m", "-f", "{{.Version}}", "github.com/caddyserver/caddy/v2")
-	find.Dir, find.Stderr = root, os.Stderr
-	version, err := find.Output()
+	return describe(root, "{{.Version}}", "github.com/caddyserver/caddy/v2")
+}
+
+// describe returns what go list says of a module, in a folder.
+func describe(dir, format, module string) (string, error) {
+	list := exec.Command("go", "list", "-m", "-f", format, module)
+	list.Dir, list.Stderr = dir, os.Stderr
+	out, err := list.Output()
 	if err != nil {
-		return "", fmt.Errorf("find caddy's version: %w", err)
+		return "", fmt.Errorf("find the module %s: %w", module, err)
 	}
-	return strings.TrimSpace(string(version)), nil
+	return strings.TrimSpace(string(out)), nil
 }
 
 // Build builds cmd/caddy into dir, with flags for go build such as "-race", and
