@@ -10,7 +10,7 @@ PAIRSEED          ?= 1
 SOAK              ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check soak lint bench bench-quick algorithms calls faults guarantees scaling fmt demo
+.PHONY: help run test check soak lint bench bench-quick algorithms calls faults guarantees scaling packages fmt demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -81,6 +81,9 @@ guarantees: ## measure what clients get against the bounds, for docs/guarantees.
 
 scaling: ## compute what many Caddys and shards need, for docs/scaling.md
 	cd lab && $(GO) run . scaling
+
+packages: ## draw what the packages of the product import, for docs/design.md
+	cd lab && $(GO) run . packages
 
 fmt: $(GOLANGCI) ## format the code and group its imports
 	gofmt -w .

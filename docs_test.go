@@ -164,3 +164,25 @@ func hasSection(t *testing.T, file, anchor string) bool {
 	}
 	return false
 }
+
+// TestTableOfPlacesNamesFiles requires that the files exist which CONTRIBUTING.md
+// names for something new.
+func TestTableOfPlacesNamesFiles(t *testing.T) {
+	text, err := os.ReadFile("CONTRIBUTING.md")
+	must(t, "read", err)
+	_, rest, _ := strings.Cut(string(text), "\n| a new | goes into |\n")
+	table, _, _ := strings.Cut(rest, "\n\n")
+	files := 0
+	for row := range strings.Lines(table) {
+		_, places, _ := strings.Cut(strings.TrimPrefix(row, "|"), "|")
+		for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(places, -1) {
+			files++
+			if _, err := os.Stat(m[1]); err != nil {
+				t.Errorf("the table of CONTRIBUTING.md: %v", err)
+			}
+		}
+	}
+	if files < 60 {
+		t.Errorf("found %d files in the table of CONTRIBUTING.md", files)
+	}
+}

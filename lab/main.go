@@ -18,6 +18,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/lab/demo"
 	"github.com/shardlimit/caddy-shardlimit/lab/faults"
 	"github.com/shardlimit/caddy-shardlimit/lab/guarantees"
+	"github.com/shardlimit/caddy-shardlimit/lab/packages"
 	"github.com/shardlimit/caddy-shardlimit/lab/scaling"
 	"github.com/shardlimit/caddy-shardlimit/lab/soak"
 )
@@ -32,6 +33,7 @@ var programs = []struct {
 	{"calls", "count the calls to Redis per request, for docs/ledger.md", calls.Run},
 	{"algorithms", "draw and measure the algorithms, for docs/algorithms.md", algorithms.Run},
 	{"scaling", "compute what many Caddys and shards need, for docs/scaling.md", scaling.Run},
+	{"packages", "draw what the packages of the product import, for docs/design.md", packages.Run},
 	{"soak", "break something every few seconds under load, and balance the books", soak.Run},
 	{"demo", "show the limiter at work on Redis servers of its own", demo.Run},
 }

@@ -1,7 +1,7 @@
-// Package loadgen sends HTTP requests over keep-alive connections, with little
-// CPU of its own, for tests and the laboratory on loopback: Options say what to
-// send and how fast, and Run returns a Result. A Sleeper is as precise as the
-// system allows. The package knows the standard library alone.
+// Package loadgen sends HTTP requests over keep-alive connections, with little CPU of its
+// own, for tests and the laboratory on loopback: Options say what to send and how fast,
+// and Run returns a Result. A Sleeper is as precise as the system allows. The package
+// imports the standard library alone.
 package loadgen
 
 import (
@@ -22,19 +22,19 @@ import (
 	"time"
 )
 
-// Options is what is sent. Either Requests or Duration ends it.
+// Options describes the load. Either Requests or Duration ends it.
 type Options struct {
 	Addr        string               // where, as host:port
 	Path        string               // the path of every request; empty means /
 	Header      string               // the name of a header whose value is Key's; empty means none
 	Key         func(n int64) string // Key returns the value for the n-th request, from 0
 	Connections int                  // how many requests run at a time; 0 means 1
-	// Rate is how many requests come in a second, whether others are answered or
+	// Rate is how many requests are due in a second, whether others are answered or
 	// not; 0 means that each connection sends one as soon as it has an answer. A
 	// request that finds all connections busy waits, and its waiting counts.
 	Rate float64
-	// Skip is how many requests at a Rate come first that are not in Latencies,
-	// Lags and Times.
+	// Skip is how many requests at a Rate are left out of Latencies, Lags and Times at
+	// first.
 	Skip int64
 	// Requests is how many are sent at most; 0 means as many as fit into
 	// Duration.
@@ -45,7 +45,7 @@ type Options struct {
 	OnResponse func(key string, resp *http.Response)
 }
 
-// Result is what came of it.
+// Result is the outcome of a load.
 type Result struct {
 	Requests int64         // how many were answered
 	Status   map[int]int64 // Status counts the answers by status
@@ -102,8 +102,8 @@ func Run(ctx context.Context, opts Options) (Result, error) {
 	return result, errors.Join(errs...)
 }
 
-// Quantile is the duration that a part of all, such as 0.99, does not exceed. It
-// is 0 if there are none.
+// Quantile returns the duration that a part of all, such as 0.99, does not exceed, or 0
+// if there are none.
 func Quantile(sorted []time.Duration, part float64) time.Duration {
 	if len(sorted) == 0 {
 		return 0
@@ -133,7 +133,7 @@ func paced(ctx context.Context, opts *Options, start time.Time) turns {
 	dueAt := func(n int64) time.Time {
 		return start.Add(time.Duration(float64(n) / opts.Rate * float64(time.Second)))
 	}
-	// With room for all, nobody who is late delays the others.
+	// With room for all, a late request does not delay the others.
 	due := make(chan int64, total)
 	go func() {
 		defer close(due)
@@ -233,7 +233,7 @@ func (w *worker) read(key string) (status int, isLast bool, err error) {
 // body is, at a fraction of what http.ReadResponse takes. Of any other it reads
 // nothing, and is not ok.
 func readPlain(r *bufio.Reader) (status int, ok bool, err error) {
-	// The first byte comes with all headers, mostly.
+	// All headers usually arrive with the first byte.
 	if _, err := r.Peek(1); err != nil {
 		return 0, false, fmt.Errorf("read response: %w", err)
 	}

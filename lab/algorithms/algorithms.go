@@ -1,8 +1,8 @@
-// Package algorithms draws what each algorithm does with the same requests, as
-// docs/img/algorithms.svg, and measures how exact each is and what it costs, as the
-// tables of docs/algorithms.md. The picture and the accuracy come from a fixed
-// seed; what Redis needs is measured. A way is one way of counting, a score how it
-// decided, against the exact log.
+// Package algorithms draws the decisions of each algorithm about the same requests, as
+// docs/img/algorithms.svg, and measures its accuracy and cost, for the tables of
+// docs/algorithms.md. The picture and the accuracy come from a fixed seed; the cost in
+// Redis is measured. A way is one way of counting, a score compares its decisions with
+// those of the exact log.
 package algorithms
 
 import (
@@ -82,8 +82,7 @@ func (c *counter) do(op algorithm.Operation, id string, now int64) store.State {
 	return op.Run(c.bucket, &c.Request, now)
 }
 
-// most is the largest number of instants in any interval of that length, of
-// which one end does not belong to it.
+// most is the largest number of instants in any half-open interval of a length.
 func most(instants []int64, length int64) int {
 	n, first := 0, 0
 	for i, last := range instants {
@@ -100,7 +99,7 @@ const (
 	epoch = 1_800_057_600_000_000 // when the traffic begins: a midnight
 )
 
-// traffic is when the n requests of one client come within a day.
+// traffic draws the instants of a client's n requests within a day.
 type traffic struct {
 	name   string
 	arrive func(random *rand.Rand, n int) []int64
@@ -139,7 +138,7 @@ var traffics = []traffic{
 	}},
 }
 
-// client is whose requests these are.
+// client is one client's requests.
 type client struct {
 	traffic int
 	times   []int64
@@ -147,8 +146,8 @@ type client struct {
 
 const requestsPerClient = 100 // on average
 
-// clients draws n requests. Some send much more
-// than others; the traffics take turns.
+// clients draws n requests. Some clients send much more than others; the traffics take
+// turns.
 func clients(seed uint64, n int) []client {
 	random := rand.New(rand.NewPCG(seed, 0))
 	list := make([]client, n/requestsPerClient)
@@ -280,7 +279,7 @@ const (
 	duration = 2 * time.Minute // on average
 )
 
-// running is what one client has running, and its leases.
+// running is one client's running tasks, and its leases.
 type running struct {
 	leases *counter
 	tasks  []task
@@ -292,8 +291,8 @@ type task struct {
 	end, renew int64
 }
 
-// countRunning sends one client's requests, which take their time, through
-// leases that are renewed, and counts what runs.
+// countRunning sends one client's requests, which last, through leases that are renewed,
+// and counts the running ones.
 func countRunning(w way, number uint64, times []int64) score {
 	s := score{requests: len(times)}
 	random := rand.New(rand.NewPCG(seed, number))
@@ -358,10 +357,10 @@ const (
 // sizes are how many events the measured buckets have had.
 var sizes = []int{1, 100, 1000}
 
-// measured are the operations of which the cost is.
+// measured are the operations whose cost is measured.
 var measured = []algorithm.Operation{algorithm.Check, algorithm.Charge, algorithm.Take}
 
-// cost is what Redis needs for one way of counting.
+// cost is the memory and CPU time that Redis needs for one way of counting.
 type cost struct {
 	bytes  []int64     // those of a bucket of each of the sizes
 	micros [][]float64 // the CPU time of redis-server for each operation, by round

@@ -105,7 +105,7 @@ func versions(ctx context.Context) (texts []string, err error) {
 // says nothing of it.
 func commit(ctx context.Context, folder string) string {
 	git := func(args ...string) (string, error) {
-		// Without locks it is in nobody's way.
+		// Without locks it does not disturb other processes.
 		out, err := exec.CommandContext(ctx, "git", append([]string{"--no-optional-locks", "-C", folder}, args...)...).Output()
 		return strings.TrimSpace(string(out)), err
 	}
@@ -143,7 +143,7 @@ func ownAllocations(ctx context.Context, rounds int) (own []float64, err error) 
 		return nil, fmt.Errorf("run BenchmarkHandler: %w: %s", err, out)
 	}
 	if own, err = readOwnAllocations(out); err == nil && len(own) != rounds {
-		err = fmt.Errorf("BenchmarkHandler told of %d rounds, want %d: %s", len(own), rounds, out)
+		err = fmt.Errorf("BenchmarkHandler reports %d rounds, want %d: %s", len(own), rounds, out)
 	}
 	return own, err
 }
@@ -152,7 +152,7 @@ func readOwnAllocations(out []byte) (own []float64, err error) {
 	for _, match := range ownAllocs.FindAllSubmatch(out, -1) {
 		each, err := strconv.ParseFloat(string(match[1]), 64)
 		if err != nil {
-			return nil, fmt.Errorf("read what BenchmarkHandler told: %w", err)
+			return nil, fmt.Errorf("read the output of BenchmarkHandler: %w", err)
 		}
 		own = append(own, each)
 	}
@@ -168,7 +168,7 @@ type measured struct {
 	libraries *libraries.Result
 	took      time.Duration
 	versions  []string // those of what was measured and of what measured it
-	stolen    float64  // the part of the processors' time that others had meanwhile
+	stolen    float64  // the part of the processors' time that others had
 }
 
 func (m *measured) markdown() string {
@@ -192,14 +192,14 @@ func (m *measured) goals() []report.Goal {
 	return append(goals, m.libraries.Goals()...)
 }
 
-// busy is which part of a processor's time is planned with: beyond that requests
-// wait for each other.
+// busy is the part of a processor's time that is planned with: beyond it requests wait
+// for each other.
 const busy = 0.5
 
 // million is how many requests a second the hardware is computed for.
 const million = 1e6
 
-// traffic is a kind of requests, by what is known of their clients.
+// traffic is a kind of requests, by how often their clients send.
 type traffic struct{ what, name string }
 
 var traffics = []traffic{

@@ -31,7 +31,7 @@ var (
 	window = flags.Duration("window", 8*time.Second, "the window of the limits with batches; each case takes four")
 )
 
-// errEnded is the error of a measurement that was told to end.
+// errEnded is the error of a measurement that was cancelled.
 var errEnded = errors.New("ended early")
 
 // Run counts.
@@ -114,7 +114,7 @@ func (t *tally) add(o *tally) {
 	}
 }
 
-// load is requests that come for some time.
+// load sends requests for some time.
 type load struct {
 	callers int // how many requests run at the same time at most
 	// rate is how many come in a second, at random instants; 0 means that each
@@ -246,11 +246,10 @@ func (p *process) take(ctx context.Context, r store.Request) store.State {
 const (
 	backendTime    = 2 * time.Millisecond // how long an admitted request runs
 	severalClients = 500                  // the number of clients that take turns
-	// attackRate is how many requests of a client come in a second that is over
-	// its limit.
+	// attackRate is how many requests a client over its limit sends in a second.
 	attackRate = 10_000
-	// acquaintance is how long clients come before anything is counted: a second
-	// later it is known whether they come to this process alone.
+	// acquaintance is how long clients send requests before calls are counted: a second
+	// later the process knows whether it is their sole writer.
 	acquaintance = 2 * ledger.DefaultTrust
 	roomy        = 1_000_000_000 // a limit that is not reached
 )
@@ -392,7 +391,7 @@ func (c singleCase) send(ctx context.Context, p *process, n int64) store.State {
 }
 
 const (
-	// steadyShare and heavyShare are what comes in a window, relative to the
+	// steadyShare and heavyShare are how many requests a window has, relative to the
 	// limit.
 	steadyShare, heavyShare = 0.8, 1.2
 	batchShare              = 10  // how many percent of the limit batches hold at most
@@ -513,7 +512,7 @@ func (c batchCase) measure(ctx context.Context, servers *redistest.Shard, window
 	}
 	defer func() { err = errors.Join(err, closeAll(processes)) }()
 
-	// Windows that begin when the clock says so can be told from here.
+	// Aligned windows can be computed here.
 	start := time.Now()
 	first := start.Truncate(window).Add(window)
 	if first.Sub(start) < window/2 {
@@ -532,7 +531,7 @@ func (c batchCase) measure(ctx context.Context, servers *redistest.Shard, window
 			if err != nil {
 				return err
 			}
-			// Of the requests, some may come late, in the next window.
+			// Some of the requests may be late, in the next window.
 			total.add(more)
 			if *ph = got; isDone(got) {
 				break

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/shardlimit/caddy-shardlimit/lab/shards"
 	"github.com/shardlimit/caddy-shardlimit/lab/site"
 	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 )
@@ -84,7 +83,7 @@ func served(clients []*client) (n int64) {
 	return n
 }
 
-// role is why a client is there.
+// role is the part that a client plays.
 type role int
 
 const (
@@ -104,19 +103,19 @@ type client struct {
 	seen []response
 }
 
-// response is what a client was told.
+// response is one response to a client.
 type response struct {
 	begun, ended     time.Time
 	status           int    // 0 where there was no response
-	limited          bool   // set if the headers tell of a limit
-	remaining, reset string // remaining and reset are what they tell
+	limited          bool   // set if the headers name a limit
+	remaining, reset string // remaining and reset are those of the headers
 }
 
-// plenty is the limit of who does not ask for another.
+// plenty is the limit of clients that ask for no other.
 const plenty = 1_000_000
 
-// run sends a request every pace, or as soon as the one before is answered, until
-// ctx ends. The one that is on its way then is waited for.
+// run sends a request every pace, or as soon as the previous one is answered, until
+// ctx ends. It waits for the request in flight.
 func (c *client) run(ctx context.Context, url string, pace time.Duration) {
 	http := traffic.NewClient(1)
 	defer http.CloseIdleConnections()
@@ -149,21 +148,24 @@ func (c *client) responses() []response {
 	return c.seen[:len(c.seen):len(c.seen)]
 }
 
-func (c *client) served() (n int64) {
+func (c *client) count(is func(*response) bool) (n int64) {
 	for _, r := range c.responses() {
-		if r.status == http.StatusOK {
+		if is(&r) {
 			n++
 		}
 	}
 	return n
 }
 
+func (c *client) served() int64    { return c.count((*response).isServed) }
+func (r *response) isServed() bool { return r.status == http.StatusOK }
+
 func (r *response) isNormal() bool {
 	return r.limited && (r.status == http.StatusOK || r.status == http.StatusTooManyRequests)
 }
 
-// isSettledSince reports whether the last few responses are right, to requests that
-// began since then.
+// isSettledSince reports whether the last few responses are right and answer requests
+// that began after an instant.
 func (c *client) isSettledSince(then time.Time, isRight func(*response) bool) bool {
 	seen := last(c.responses())
 	for _, r := range seen {
@@ -174,7 +176,7 @@ func (c *client) isSettledSince(then time.Time, isRight func(*response) bool) bo
 	return len(seen) == few
 }
 
-// few is how many responses in a row make one believe that it stays so.
+// few is how many responses in a row count as a lasting state.
 const few = 5
 
 func last(seen []response) []response { return seen[max(0, len(seen)-few):] }
@@ -183,23 +185,18 @@ func (c *client) String() string {
 	return [...]string{"regular", "greedy", "late", "bystander"}[c.role] + " client " + c.name
 }
 
-// experiment is a cell while it is tried.
+// experiment is a cell while it is tried, and what has been seen of it so far.
 type experiment struct {
-	cell
+	*outcome
 	settings
 	broken, other *shard
 	site          *site.Site
 	crowd         *crowd
-
-	// begin and end are those of the fault, start is when all was well before.
-	start, begin, end time.Time
-	samples           []sample                 // samples were taken from the end on
-	buckets           map[string]shards.Bucket // what both shards hold, by client
-	metrics           metrics
+	samples       []sample // samples were taken from the end on
 }
 
-// sample is how many of the requests that had been let through at an instant were
-// not counted a little later.
+// sample is how many of the requests that had been served at an instant were not
+// counted a little later.
 type sample struct {
 	at   time.Time
 	owed int64
@@ -236,12 +233,12 @@ func (e *experiment) run(ctx context.Context) error {
 		return err
 	}
 	e.site.Stop()
-	// Caddy delivers what waits before it ends.
+	// Caddy delivers pending charges before it ends.
 	return e.count(ctx)
 }
 
-// bring brings the fault on and ends it, with clients that come for the first
-// time meanwhile.
+// bring brings the fault on and ends it. During the fault it starts the clients that
+// have sent nothing before.
 func (e *experiment) bring(ctx context.Context) error {
 	late := time.AfterFunc(e.during/4, func() { e.crowd.start(isLate) })
 	e.begin = time.Now()
@@ -254,7 +251,7 @@ func (e *experiment) bring(ctx context.Context) error {
 	return err
 }
 
-// recover waits until all is as it was, and until no charge is on its way.
+// recover waits until responses are normal again and no charge is in flight.
 func (e *experiment) recover(ctx context.Context) error {
 	err := e.awaitNormal(ctx, e.end, isAny)
 	if err == nil {
@@ -267,11 +264,11 @@ func (e *experiment) recover(ctx context.Context) error {
 	return e.settle(ctx)
 }
 
-// normalTimeout is how long it may take until all is as it was.
+// normalTimeout bounds the time until responses are normal.
 const normalTimeout = time.Minute
 
-// awaitNormal waits until some clients have been answered by the store for a
-// while, since then.
+// awaitNormal waits until the store has decided the last few responses of some clients
+// after an instant.
 func (e *experiment) awaitNormal(ctx context.Context, then time.Time, isOne func(role) bool) error {
 	return traffic.Poll(ctx, normalTimeout, func() error {
 		if err := e.count(ctx); err != nil {
@@ -289,13 +286,13 @@ func (e *experiment) awaitNormal(ctx context.Context, then time.Time, isOne func
 
 const (
 	settleTimeout = time.Minute // settleTimeout bounds the time until all charges have arrived
-	// quiet is how long nothing has arrived when nothing more is on its way: what
-	// waits for a shard is tried once a second.
+	// quiet is how long nothing arrives once nothing is in flight: the retry queue of
+	// a shard runs once a second.
 	quiet = 2500 * time.Millisecond
 )
 
-// settle waits until everything is charged that was served, but for what is
-// known to be missing, or until nothing has been charged for a while.
+// settle waits until every served request is charged, except for charges that are
+// known to have failed, or until nothing has been charged for a while.
 func (e *experiment) settle(ctx context.Context) error {
 	since := time.Now()
 	return traffic.Poll(ctx, settleTimeout, func() error {
@@ -323,7 +320,7 @@ func (e *experiment) settle(ctx context.Context) error {
 func (e *experiment) sample(ctx context.Context) {
 	const period = 25 * time.Millisecond
 	for {
-		// What is served meanwhile cannot be counted yet.
+		// Requests served from here on cannot be counted yet.
 		s := sample{at: time.Now(), owed: served(e.crowd.only(isConcerned))}
 		if buckets, err := e.broken.Buckets(ctx, zone); err == nil {
 			for _, b := range buckets {

@@ -1,7 +1,7 @@
-// Package faults breaks Redis in many ways while a Caddy serves requests, holds
-// what comes of it against what docs/failure-modes.md promises, and writes there
-// what it has seen. A cell is a fault under a policy, an experiment a cell while
-// it is tried, and an outcome what was seen of it, of which promises are asked.
+// Package faults breaks Redis in many ways while a Caddy serves requests, compares the
+// outcome with the promises of docs/failure-modes.md, and writes its observations
+// there. A cell is a fault under a policy, an experiment a cell while it runs, and an
+// outcome the observations, which are checked against the promises.
 package faults
 
 import (
@@ -53,8 +53,8 @@ func Run(ctx context.Context, args []string) error {
 	return err
 }
 
-// try tries the wanted cells one after the other, and goes on where promises are
-// not kept: the error says which.
+// try runs the wanted cells one after the other. It goes on where promises are broken;
+// the error names them.
 func try(ctx context.Context, set settings, wanted *regexp.Regexp) (outcomes []*outcome, err error) {
 	for _, c := range cells() {
 		if !wanted.MatchString(c.String()) {
@@ -113,13 +113,13 @@ func cells() (all []cell) {
 type settings struct {
 	caddy                     string        // the path of the binary
 	checkTimeout, dialTimeout time.Duration // checkTimeout and dialTimeout are the store's
-	// before, during and after are how long requests come without the fault, with
+	// before, during and after are how long requests are sent without the fault, with
 	// it, and at least after it.
 	before, during, after time.Duration
 }
 
-// greedyEvents is a limit that clients reach while a fault lasts, and reach there
-// again where they are counted anew.
+// greedyEvents is a limit that clients reach while a fault lasts, and reach again
+// within it where their counts start anew.
 func (s settings) greedyEvents() int64 { return int64((s.before + s.during/4) / pace) }
 
 const (
@@ -127,8 +127,8 @@ const (
 	attempts    = 3 // how often a cell is tried while the machine stands still
 )
 
-// run tries a cell, and again where promises were not kept while the machine stood
-// still for as long as makes checks time out.
+// run tries a cell, and again where promises were broken while the machine stood still
+// for so long that checks time out.
 func (c cell) run(ctx context.Context, set settings) (o *outcome, err error) {
 	for range attempts {
 		watching, stop := context.WithCancel(ctx)
@@ -143,9 +143,9 @@ func (c cell) run(ctx context.Context, set settings) (o *outcome, err error) {
 	return o, err
 }
 
-// watchMachine watches whether the machine lets this process run when it should,
-// until ctx ends, and then says how long it stood still at most. That makes
-// timeouts pass that are no fault of anybody.
+// watchMachine observes until ctx ends whether the machine lets this process run on
+// time, and then returns the longest stall. Stalls make timeouts pass that no fault
+// causes.
 func watchMachine(ctx context.Context) <-chan time.Duration {
 	const interval = 5 * time.Millisecond
 	stood := make(chan time.Duration, 1)
@@ -179,7 +179,7 @@ func (c cell) runOnce(ctx context.Context, set settings) (_ *outcome, err error)
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, other.Stop()) }()
-	e := &experiment{cell: c, settings: set, broken: broken, other: other}
+	e := &experiment{outcome: &outcome{cell: c}, settings: set, broken: broken, other: other}
 	if e.site, err = shop.Start(c.config(set, broken, other)); err != nil {
 		return nil, err
 	}
@@ -195,7 +195,7 @@ func (c cell) runOnce(ctx context.Context, set settings) (_ *outcome, err error)
 	if err := e.run(ctx); err != nil {
 		return nil, fmt.Errorf("%w; the end of Caddy's log:\n%s", err, tailOf(e.site.Logs.String()))
 	}
-	return e.outcome(), nil
+	return e.conclude(), nil
 }
 
 func tailOf(log string) string {
@@ -204,7 +204,7 @@ func tailOf(log string) string {
 }
 
 const (
-	// zone is what clients are limited by, and survey a zone that shows which
+	// zone is the zone that limits the clients, and survey one that shows which
 	// clients belong to a shard.
 	zone   = "api"
 	survey = "survey"
@@ -303,6 +303,5 @@ func (m *metrics) failed(shard string) (n int64) {
 	return n
 }
 
-// isUnchecked reports whether a request was let through without a look at the
-// limit.
+// isUnchecked reports whether a request was served without a check of the limit.
 func (r *response) isUnchecked() bool { return r.status == http.StatusOK && !r.limited }

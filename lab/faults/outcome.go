@@ -14,26 +14,25 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/lab/shards"
 )
 
-// outcome is what was seen of a cell.
+// outcome holds the observations of a cell.
 type outcome struct {
 	cell
 	clients []*client
-	// start is when clients were looked at first; begin and end are those of the
+	// start is when the responses were normal first; begin and end are those of the
 	// fault.
 	start, begin, end time.Time
 	buckets           map[string]shards.Bucket // what both shards hold, by client
 	metrics           metrics
 	// normalAfter is how long after the end of the fault all responses were normal,
-	// and equalAfter how long after it nothing was owed any more.
+	// and equalAfter how long after it no charge was outstanding.
 	normalAfter, equalAfter time.Duration
 	log                     string // Caddy's
 }
 
-func (e *experiment) outcome() *outcome {
-	o := &outcome{
-		cell: e.cell, clients: e.crowd.clients, start: e.start, begin: e.begin, end: e.end,
-		buckets: e.buckets, metrics: e.metrics, log: e.site.Logs.String(),
-	}
+// conclude completes the outcome once Caddy has ended.
+func (e *experiment) conclude() *outcome {
+	o := e.outcome
+	o.clients, o.log = e.crowd.clients, e.site.Logs.String()
 	for _, c := range o.concerned() {
 		for _, r := range c.responses() {
 			if !o.isNormal(c, &r) && r.ended.Sub(o.end) > o.normalAfter {
@@ -45,7 +44,7 @@ func (e *experiment) outcome() *outcome {
 	return o
 }
 
-// String is what is worth telling while others are tried.
+// String is the line that is printed while other cells run.
 func (o *outcome) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s; %s; %s. Counted beyond what was served: %d; failed charges: %v",
@@ -90,8 +89,8 @@ func (o *outcome) phaseOf(r *response) phase {
 
 func (o *outcome) concerned() []*client { return those(o.clients, isConcerned) }
 
-// isLocal reports whether a response comes from counts of Caddy's own: these have
-// another window than the store's. Where the store's is lost, it cannot be told.
+// isLocal reports whether Caddy's local counts decided a response: they have another
+// window than the store's. Where the store lost its window, the two look alike.
 func (c cell) isLocal(buckets map[string]shards.Bucket, whose *client, r *response) bool {
 	return c.onError == local && c.fault.loses == nothing && r.limited && r.reset != buckets[whose.name].Reset
 }
@@ -100,8 +99,8 @@ func (o *outcome) isNormal(c *client, r *response) bool {
 	return r.isNormal() && !o.isLocal(o.buckets, c, r)
 }
 
-// owedFor is how long after the end of the fault something was owed that arrived
-// later. What each client has on its way does not count.
+// owedFor is how long after the end of the fault a charge was outstanding that arrived
+// later. Requests in flight do not count.
 func (o *outcome) owedFor(samples []sample) time.Duration {
 	slack := 2 * int64(len(o.concerned()))
 	for i := len(samples) - 1; i >= 0; i-- {
@@ -158,8 +157,8 @@ func (o *outcome) decides(c *client) reach {
 	}
 }
 
-// wrongResponses are those that are neither normal nor what on_error says, and
-// those of the latter where nobody should notice.
+// wrongResponses are those that are neither normal nor as on_error says, and those as
+// on_error says where the fault should go unnoticed.
 func (o *outcome) wrongResponses() (all []string) {
 	for _, c := range o.clients {
 		wrong := map[phase][]response{}
@@ -190,8 +189,8 @@ func (o *outcome) mayBe(c *client, r *response, p phase) bool {
 	}
 }
 
-// wrongRefusals are those of clients that have something left, and those that say
-// so. What was denied may have been spent by a take of unknown outcome.
+// wrongRefusals are those of clients below their limit, and those whose headers say
+// so. A denied request may have been spent by a take of unknown outcome.
 func (o *outcome) wrongRefusals() (all []string) {
 	for _, c := range o.clients {
 		spent := int64(0)
@@ -220,7 +219,7 @@ func (o *outcome) wrongResets() (all []string) {
 				first = r.reset
 			}
 			if r.limited && r.reset != first {
-				all = append(all, fmt.Sprintf("%s: told of a reset at %s and at %s", c, first, r.reset))
+				all = append(all, fmt.Sprintf("%s: headers name a reset at %s and at %s", c, first, r.reset))
 				break
 			}
 		}
@@ -233,11 +232,11 @@ func (o *outcome) wrongAdmissions() (all []string) {
 		return nil
 	}
 	for _, c := range o.clients {
-		// What turns out not to be charged is there again.
+		// Events whose charge did not run are available again.
 		most := c.events + o.metrics.undelivered[faulty]["uncertain"]
 		switch o.onError {
 		case allow:
-			most += c.unchecked()
+			most += c.count((*response).isUnchecked)
 		case local:
 			// Caddy alone admits the same limit once more.
 			most += c.events
@@ -247,16 +246,6 @@ func (o *outcome) wrongAdmissions() (all []string) {
 		}
 	}
 	return all
-}
-
-// unchecked is how many requests were let through without a look at the limit.
-func (c *client) unchecked() (n int64) {
-	for _, r := range c.responses() {
-		if r.isUnchecked() {
-			n++
-		}
-	}
-	return n
 }
 
 func (o *outcome) wrongOthers() (all []string) {
@@ -271,8 +260,8 @@ func (o *outcome) wrongOthers() (all []string) {
 	return all
 }
 
-// wrongLosses are charges that surely did not run and were given up, and, where
-// nobody should notice, any that failed.
+// wrongLosses are charges that surely did not run and were given up, and any failure
+// where the fault should go unnoticed.
 func (o *outcome) wrongLosses() (all []string) {
 	of := o.metrics.undelivered[faulty]
 	if of["lost"] > 0 || of["expired"] > 0 {
@@ -287,8 +276,7 @@ func (o *outcome) wrongLosses() (all []string) {
 	return all
 }
 
-// wrongSoundness tells of a data race, and of a fault that did not do what it is
-// there for.
+// wrongSoundness reports a data race, and a fault that had no effect.
 func (o *outcome) wrongSoundness() (all []string) {
 	if strings.Contains(o.log, "DATA RACE") {
 		all = append(all, "a data race in Caddy:\n"+o.log)
@@ -333,8 +321,8 @@ func (o *outcome) wrongDoubles() (all []string) {
 	return all
 }
 
-// mostCounted is what a client may be counted for: each request that was served
-// once, and each that was not but of which it is not known whether it was taken.
+// mostCounted is the highest count that a client may have: each served request once,
+// and each request that was not served but whose take may have run.
 func (o *outcome) mostCounted(c *client) int64 {
 	most := c.served()
 	if o.charge == after || o.decides(c) == there {
@@ -353,7 +341,7 @@ func (o *outcome) mostCounted(c *client) int64 {
 	return most
 }
 
-// wrongOmissions is said if less is counted than must be.
+// wrongOmissions reports that less is counted than must be.
 func (o *outcome) wrongOmissions() []string {
 	if missing, most := o.missing(), o.mostMissing(); missing > most {
 		return []string{fmt.Sprintf("%d requests are not counted, at most %d may be missing", missing, most)}
@@ -361,16 +349,16 @@ func (o *outcome) wrongOmissions() []string {
 	return nil
 }
 
-// margin is how long before a primary is killed a charge has arrived at its
-// replicas, and how soon a fault that is one moment is over, on a busy machine.
+// margin bounds, on a busy machine, how long a charge takes to reach the replicas, and
+// how long a momentary fault lasts.
 const margin = time.Second
 
-// mostMissing is how much of what was served may be missing: what Caddy says it
-// does not know, and what Redis forgets.
+// mostMissing is how many served requests may be missing from the counts: those whose
+// charges Caddy reports as failed, and those that Redis forgets.
 func (o *outcome) mostMissing() int64 {
 	most := o.metrics.failed(faulty)
 	if o.charge == before {
-		// Of takes without an answer it is not known whether they count.
+		// A take without an answer may or may not count.
 		most += o.metrics.storeErrors
 	}
 	switch o.fault.loses {
@@ -387,19 +375,15 @@ func (o *outcome) mostMissing() int64 {
 
 func (o *outcome) servedWithin(from, to time.Time) (n int64) {
 	for _, c := range o.concerned() {
-		for _, r := range c.responses() {
-			if r.status == http.StatusOK && r.ended.After(from) && r.ended.Before(to) {
-				n++
-			}
-		}
+		n += c.count(func(r *response) bool { return r.isServed() && r.ended.After(from) && r.ended.Before(to) })
 	}
 	return n
 }
 
-// deviation is a promise that is known not to be kept, and why.
+// deviation is a promise that is known to be broken, and why.
 type deviation struct {
 	promise  promise
-	concerns func(o *outcome) bool // concerns reports whether that is what an outcome breaches
+	concerns func(o *outcome) bool // concerns reports whether an outcome shows this deviation
 	text     string
 }
 
@@ -408,23 +392,19 @@ var deviations = []deviation{
 	{
 		promise: responses,
 		concerns: func(o *outcome) bool {
-			return o.charge == after && slices.Contains(successions, o.fault.name) && o.mostStrays() <= int(2*time.Second/pace)
+			return o.charge == after && slices.Contains(successions, o.fault.name) && o.mostStrays() <= int64(2*time.Second/pace)
 		},
 		text: "when a primary is restarted or replaced, replicas that do not follow it yet are left out as if they were another's, and Sentinel closes connections; for up to a second `on_error` then decides requests about open windows, although there are replicas.",
 	},
 }
 
-// mostStrays is how many requests of one client the store did not decide although
-// what decides about it was there.
-func (o *outcome) mostStrays() (most int) {
+// mostStrays is how many requests of one client the store did not decide although the
+// servers that decide about the client were reachable.
+func (o *outcome) mostStrays() (most int64) {
 	for _, c := range o.concerned() {
-		n := 0
-		for _, r := range c.responses() {
-			if o.decides(c) == there && !o.isNormal(c, &r) {
-				n++
-			}
+		if o.decides(c) == there {
+			most = max(most, c.count(func(r *response) bool { return !o.isNormal(c, r) }))
 		}
-		most = max(most, n)
 	}
 	return most
 }
@@ -518,7 +498,7 @@ func milliseconds(d time.Duration) string {
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
 
-// statuses is what concerned clients saw, in words.
+// statuses describes the responses to concerned clients.
 func (o *outcome) statuses(p phase) string {
 	var some []response
 	ofCaddy := 0
@@ -546,8 +526,7 @@ func (o *outcome) seen(c *client, p phase) (some []response) {
 	return some
 }
 
-// describe counts responses by kind: those that are normal have no name but their
-// status.
+// describe counts responses by kind. The kind of a normal response is its status.
 func describe(some []response) string {
 	kinds := map[string]int{}
 	for _, r := range some {

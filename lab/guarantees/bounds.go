@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// What zones can be told.
+// The values of a zone's options.
 const (
 	fixedWindow   = "fixed_window"
 	slidingWindow = "sliding_window"
@@ -20,7 +20,7 @@ const (
 	before = "before"
 )
 
-// limit is what a zone holds each client to.
+// limit is the limit of a zone.
 type limit struct {
 	algorithm, charge string
 	batched           bool  // set if Caddys take events in advance
@@ -96,20 +96,20 @@ func (l limit) capacity() int64 {
 	return l.events
 }
 
-// reach is how long what a Caddy has admitted can stay unknown to others after its
-// response: the charge has to arrive, and then to be replicated.
+// reach is how long an admitted request can stay unknown to other Caddys after its
+// response: its charge has to arrive, and then to be replicated.
 func reach(arrival, lag time.Duration) time.Duration { return arrival + lag }
 
-// arrival is how long a charge takes to arrive at most: one is on its way for
-// each bucket at a time, so it waits for the one before, and each takes no longer
-// than the longest.
+// arrival is how long a charge takes to arrive at most: each bucket has one charge in
+// flight at a time, so it waits for the previous one, and each takes no longer than the
+// longest.
 func arrival(longest time.Duration) time.Duration { return 2 * longest }
 
-// mayBeBeyond is how much more than its capacity clients can have been admitted
-// at once: nothing where the check and the charge are one step, or one Caddy
-// knows it all; otherwise what a Caddy cannot have seen of the others when it
-// admits, and never more than the limit for each of them. A gcra bucket that
-// several Caddys fill drains but once, so that has no such end.
+// mayBeBeyond bounds how many requests beyond its capacity a client can be admitted at
+// once: none where the check and the charge are one step, or where there is one Caddy;
+// otherwise those that a Caddy cannot have seen of the others when it admits, and never
+// more than the limit for each of them. The last bound does not hold for gcra, whose
+// bucket drains once, however many Caddys fill it.
 func (l limit) mayBeBeyond(caddys int, unseen int64) int64 {
 	switch {
 	case l.charge == before || caddys == 1:
@@ -121,9 +121,8 @@ func (l limit) mayBeBeyond(caddys int, unseen int64) int64 {
 	}
 }
 
-// unseen is the most that one Caddy cannot have known of at some instant, of what
-// the others had admitted: their requests in flight, and those answered less than
-// reach ago, which is their rate times reach.
+// unseen is the most requests admitted by the others that one Caddy cannot have known of
+// at some instant: those in flight, and those answered less than reach ago.
 func unseen(seen []response, caddys int, reach time.Duration) (most int64) {
 	type change struct {
 		at   time.Time
@@ -152,9 +151,9 @@ func unseen(seen []response, caddys int, reach time.Duration) (most int64) {
 	return most
 }
 
-// mayBeRoom is how much room there can be for a request that is refused: what
-// Caddys hold of a batch each, which is batch_share of the limit together or one
-// event each. Of a sliding window what they held in the window before counts on.
+// mayBeRoom is how much room there can be for a request that is refused: the batches that
+// the Caddys hold, which are batch_share of the limit together or one event each. In a
+// sliding window the batches of the previous window count as well.
 func (l limit) mayBeRoom(caddys int) int64 {
 	if !l.batched {
 		return 0
@@ -166,10 +165,10 @@ func (l limit) mayBeRoom(caddys int) int64 {
 	return held
 }
 
-// beyond is how much more than a limit was surely admitted at once: the most, over
-// all instants, that the bucket would have to hold more than its capacity. Each
-// request that was admitted counts at the worst place for that claim that its
-// two instants leave. Of concurrency it is what the backend saw.
+// beyond is how much more than a limit was surely admitted at once: the highest excess of
+// the bucket over its capacity, over all instants. Each admitted request counts where it
+// supports that claim least between its two instants. For concurrency it is the peak at
+// the backend.
 func (l limit) beyond(seen []response, peak int64) int64 {
 	admitted := byEnd(those(seen, (*response).isAdmitted))
 	most := int64(0)
@@ -188,7 +187,7 @@ func (l limit) beyond(seen []response, peak int64) int64 {
 	return max(most-l.capacity(), 0)
 }
 
-// mostOfWindow is what was admitted in one window, which the resets tell apart.
+// mostOfWindow is the most that was admitted in one window. A window has one reset.
 func (l limit) mostOfWindow(admitted []response) (most int64) {
 	of := map[int64]int64{}
 	for _, r := range admitted {
@@ -221,15 +220,14 @@ func (l limit) mostUndrained(admitted []response) (most int64) {
 	return most
 }
 
-// drained is how much drains of a gcra bucket in some time, which is not empty
-// meanwhile.
+// drained is how much drains from a gcra bucket in some time in which it is not empty.
 func (l limit) drained(d time.Duration) float64 {
 	return max(d.Seconds(), 0) / l.window.Seconds() * float64(l.events)
 }
 
-// mostEstimated is the most that a sliding window must have added up: what was
-// admitted in a window of the clock, and the part of the one before that still
-// overlaps when the last of that is admitted.
+// mostEstimated is the highest sum of a sliding window: the requests admitted in a window
+// of the clock, and the part of the previous one that still overlaps when the last of
+// them is admitted.
 func (l limit) mostEstimated(admitted []response) (most int64) {
 	for i := range admitted {
 		until := admitted[i].ended
@@ -254,7 +252,7 @@ func (l limit) overlap(t time.Time) float64 {
 	return 1 - t.Sub(l.windowOf(t)).Seconds()/l.window.Seconds()
 }
 
-// client is all that one client was told, with what it takes to judge refusals.
+// client is all responses to one client, prepared for judging refusals.
 type client struct {
 	limit limit
 	// arrival is how long after its response a request may begin to count, or,
@@ -279,8 +277,8 @@ func newClient(l limit, seen []response, arrival time.Duration) *client {
 
 func (c *client) late(r *response) time.Time { return r.ended.Add(c.arrival) }
 
-// room is the most that there was room for when a request was refused, even if
-// all that may have counted then did.
+// room is the most room there was when a request was refused, even if all that may have
+// counted then did.
 func (c *client) room() (most int64) {
 	for i := range c.seen {
 		if r := &c.seen[i]; r.isRefused() {
@@ -342,8 +340,8 @@ func (c *client) estimated(refused *response, at time.Time) int64 {
 	return now + int64(math.Ceil(c.limit.overlap(at)*float64(earlier)))
 }
 
-// undrained is the most that a gcra bucket can have held, rounded up: for each
-// instant, what came since less what drains in that time.
+// undrained is the most that a gcra bucket can have held, rounded up: for each instant,
+// the requests since then less the drain in that time.
 func (c *client) undrained(refused *response) int64 {
 	most, n := 0.0, 0.0
 	for _, r := range slices.Backward(c.admitted) {
@@ -356,13 +354,12 @@ func (c *client) undrained(refused *response) int64 {
 	return int64(math.Ceil(most))
 }
 
-// hasReset reports whether all responses of a window have to tell the same reset:
-// it is the end of the window, or, of a sliding window, of the next.
+// hasReset reports whether all responses of a window have to name the same reset: the end
+// of the window or, for a sliding window, of the next.
 func (l limit) hasReset() bool { return l.algorithm == fixedWindow || l.algorithm == slidingWindow }
 
-// wobble is in how many windows the responses were, and how many resets those of
-// one window told at most. Resets that are less than a window apart are of one
-// window.
+// wobble returns how many windows the responses span, and the most resets that those of
+// one window name. Resets that are less than a window apart are of one window.
 func wobble(seen []response, window time.Duration) (windows, most int64) {
 	resets := map[int64]bool{}
 	for _, r := range seen {

@@ -1,8 +1,8 @@
-// Package guarantees measures how much more than their limits, and how much less,
-// clients get of real Caddys on real Redis servers whose replica lags, holds that
-// against what docs/guarantees.md promises, and writes there what it has seen. A
-// cell is what is varied, an outcome what came of one, a loss what a fault did to
-// what a client was charged; a limit knows the bounds.
+// Package guarantees measures how much more than their limits, and how much less, clients
+// get from real Caddys on real Redis servers whose replica lags. It compares that with
+// the promises of docs/guarantees.md, and writes its observations there. A cell is one
+// combination of settings, an outcome its observations, a loss the effect of a fault on
+// a client's charges; a limit computes the bounds.
 package guarantees
 
 import (
@@ -39,7 +39,7 @@ var (
 // settings are what is the same for all cells.
 type settings struct {
 	shop  *site.Workshop
-	lasts time.Duration // of each cell
+	lasts time.Duration // how long each cell runs
 }
 
 // Run tries all cells and faults.
@@ -73,8 +73,8 @@ func exceeded(breaches []string) error {
 	return errors.Join(errs...)
 }
 
-// tryCells tries the wanted cells, and goes on where a bound is exceeded: the
-// error tells which.
+// tryCells tries the wanted cells. It goes on where a bound is exceeded; the error names
+// the bounds.
 func tryCells(ctx context.Context, set settings, wanted *regexp.Regexp) (all []*outcome, err error) {
 	m, err := newMatrix(set, limits(), caddyCounts)
 	if err != nil {
@@ -99,7 +99,7 @@ func tryCells(ctx context.Context, set settings, wanted *regexp.Regexp) (all []*
 	return all, err
 }
 
-// cell is what is varied.
+// cell is one combination of settings.
 type cell struct {
 	limit       limit
 	caddys      int
@@ -152,9 +152,9 @@ const (
 	bystanderPace = 80 * time.Millisecond // bystanderPace keeps the second client of a zone below its limit
 )
 
-// rest is how long a connection waits that was refused. All together come 250
-// times a second, so that room is found soon, and refusals leave the processor
-// to what they are there to measure.
+// rest is how long a connection waits after a refusal. All connections together send 250
+// requests a second, so that they soon find room, and refusals leave the processor to
+// the measurement.
 func rest(connections int) time.Duration {
 	return max(20*time.Millisecond, time.Duration(connections)*4*time.Millisecond)
 }
@@ -172,10 +172,10 @@ func (c cell) run(ctx context.Context, sites []*site.Site, name string, lasts ti
 	return seen, others
 }
 
-// attempts is how often cells are tried where the machine stood still.
+// attempts is how often cells are tried if the machine stood still.
 const attempts = 3
 
-// matrix is where cells are tried: a shard, and Caddys in groups of each size.
+// matrix runs the cells: a shard, and Caddys in groups of each size.
 type matrix struct {
 	settings
 	limits  []limit
@@ -282,7 +282,7 @@ func (m *matrix) tryOnce(ctx context.Context, group []cell) ([]*outcome, error) 
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	// Charges are told of when they are answered.
+	// Metrics count charges when they are answered.
 	time.Sleep(settleTime)
 	longest, err := longestSince(sites, earlier)
 	if err != nil {
@@ -360,14 +360,13 @@ func (t *sender) ask(client *http.Client, caddy int) response {
 	return response{caddy: caddy, begun: x.Begun, ended: x.Ended, status: x.Status, reset: reset}
 }
 
-// response is what a client was told. What its request spent, it spent between
-// the two instants, or, with charge after, no longer after them than charges
-// take to arrive.
+// response is one response to a client. Its request spent its event between the two
+// instants or, with charge after, within the arrival time of a charge after them.
 type response struct {
 	caddy        int
 	begun, ended time.Time
 	status       int   // 0 where there was no response
-	reset        int64 // the second that the response told of, 0 where it told none
+	reset        int64 // the reset that the response names, 0 if none
 }
 
 func (r *response) isAdmitted() bool { return r.status == http.StatusOK }
@@ -400,8 +399,8 @@ func byEnd(all []response) []response {
 // clientHeader names the client that is limited.
 const clientHeader = "X-Client"
 
-// backend is what Caddy limits the way to. It takes as long for each request as
-// the zone in its path says, and counts what runs at the same time.
+// backend is the server behind Caddy. It takes as long for each request as the zone in
+// its path says, and counts concurrent requests.
 type backend struct {
 	server *http.Server
 	addr   string
@@ -509,7 +508,7 @@ func setLag(ctx context.Context, shard *redistest.Shard, lag time.Duration) erro
 	if took := time.Since(written); took < lag {
 		return fmt.Errorf("a replica that should lag by %v lags by %v", lag, took)
 	}
-	// What is on its way with the old delay may come before that.
+	// Writes in flight with the old delay may arrive before that.
 	time.Sleep(lag)
 	return nil
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 )
 
-// outcome is what came of a cell.
+// outcome holds the observations of a cell.
 type outcome struct {
 	cell
 	// lagged is the longest lag that was seen, arrived the longest that a charge
@@ -30,7 +30,7 @@ type outcome struct {
 	// beyond and room are what was seen, mayBeyond and mayRoom what may be.
 	beyond, mayBeyond int64
 	room, mayRoom     int64
-	windows, resets   int64 // windows is how many there were, resets how many one told at most
+	windows, resets   int64 // windows is how many there were, resets the most in one of them
 	// disturbed is how many requests of the second client were not admitted, of
 	// how many.
 	disturbed, others int64
@@ -218,14 +218,12 @@ const (
 	faultConnections = 4
 	faultPace        = 25 * time.Millisecond
 	calm             = 500 * time.Millisecond // how long there is no fault at first, and at the end
-	// longestCharge is how long a charge can be on its way, when it shows nowhere:
-	// charge_timeout and two seconds for the reply, and time for the next, which
-	// has what came meanwhile.
+	// longestCharge is how long a charge can be in flight unseen: charge_timeout and two
+	// seconds for the reply, and time for the next charge.
 	longestCharge = 3 * time.Second
 )
 
-// faultLimits are those under which nothing is forgotten while faults last, and
-// nobody is refused.
+// faultLimits are limits that forget nothing while faults last, and refuse no client.
 func faultLimits() (all []limit) {
 	for _, l := range limits() {
 		if l.batched || l.algorithm == concurrency {
@@ -315,15 +313,13 @@ func newLoss(f fault, l limit, seen []response) *loss {
 	return &loss{fault: f.name, limit: l, served: served, refused: refused, unanswered: int64(len(seen)) - served - refused}
 }
 
-const (
-	countTimeout = time.Minute // countTimeout bounds how long charges may take whose replies were lost
-	countPace    = 50 * time.Millisecond
-)
+// countTimeout bounds how long charges may take whose replies were lost.
+const countTimeout = time.Minute
 
-// look waits until nothing is in flight, unsent or uncertain, and reads what was
-// counted.
+// look waits until nothing is in flight, unsent or uncertain, and reads the counts.
 func (l *loss) look(ctx context.Context, sites []*site.Site) error {
-	for deadline, settled := time.Now().Add(countTimeout), false; ; {
+	settled := false
+	err := traffic.Poll(ctx, countTimeout, func() error {
 		waiting, used := int64(0), int64(0)
 		for _, s := range sites {
 			b, err := readBucket(s, l.limit, faultClient)
@@ -333,16 +329,16 @@ func (l *loss) look(ctx context.Context, sites []*site.Site) error {
 			waiting += b.waiting
 			used = max(used, b.used)
 		}
-		// What was on its way may have arrived after its bucket was read.
+		// A charge may arrive after its bucket was read, so two readings have to agree.
 		if settled && waiting == 0 {
 			l.counted = used
-			break
+			return nil
 		}
 		settled = waiting == 0
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%s, %s: %d charges are still on their way", l.fault, l.limit, waiting)
-		}
-		_ = traffic.Pause(ctx, countPace)
+		return fmt.Errorf("%s, %s: %d charges are still in flight", l.fault, l.limit, waiting)
+	})
+	if err != nil {
+		return err
 	}
 	all, err := site.AllMetrics(sites)
 	for _, m := range all {
@@ -358,7 +354,8 @@ func (l *loss) look(ctx context.Context, sites []*site.Site) error {
 	return err
 }
 
-// bucket is what the primary holds of a client, and what a Caddy has not told it.
+// bucket is a client's count at the primary, and the charges that a Caddy has yet to
+// deliver.
 type bucket struct{ used, waiting int64 }
 
 func readBucket(s *site.Site, l limit, client string) (b bucket, err error) {
@@ -406,7 +403,7 @@ func readBucket(s *site.Site, l limit, client string) (b bucket, err error) {
 	return b, nil
 }
 
-// fault is what happens between Caddy and the primary.
+// fault is a fault of the connection between Caddy and the primary.
 type fault struct {
 	name string
 	once func(ctx context.Context, p *redistest.Proxy) error // once makes it happen, and ends it
@@ -439,7 +436,7 @@ func (f fault) inflict(ctx context.Context, p *redistest.Proxy) error {
 	return ctx.Err()
 }
 
-// loss is what a fault did to what a client was charged.
+// loss is the effect of a fault on a client's charges.
 type loss struct {
 	fault string
 	limit limit
@@ -458,10 +455,9 @@ type loss struct {
 func (l *loss) double() int64 { return max(l.counted-l.served, 0) }
 func (l *loss) lost() int64   { return max(l.served-l.counted, 0) }
 
-// mayBeDouble is how much more may be counted than was served: with charge after
-// nothing, for nothing is sent twice; with charge before what was taken for
-// requests that were denied because the reply did not come. A sliding log gives
-// that back by its name, unless that fails as well.
+// mayBeDouble is how much more may be counted than was served: with charge after nothing,
+// for nothing is sent twice; with charge before the takes of requests that were denied
+// for want of a reply. A sliding log refunds those by name, unless the refund fails too.
 func (l *loss) mayBeDouble() int64 {
 	switch {
 	case l.limit.charge == after:
@@ -473,9 +469,9 @@ func (l *loss) mayBeDouble() int64 {
 	}
 }
 
-// mayBeLost is how much less may be counted: with charge after the charges whose
-// reply did not come, each of which may have met the fault on its way; with
-// charge before nothing, for what is served was taken.
+// mayBeLost is how much less may be counted: with charge after the charges without a
+// reply, any of which may not have arrived; with charge before nothing, for a request is
+// served only after its take.
 func (l *loss) mayBeLost() int64 {
 	if l.limit.charge == after {
 		return l.uncertain
@@ -483,7 +479,7 @@ func (l *loss) mayBeLost() int64 {
 	return 0
 }
 
-// untouched is the breach of a client that the fault did not meet.
+// untouched is the breach of a client that the fault did not affect.
 const untouched = "no reply was lost, so the fault did not happen"
 
 func (l *loss) breaches() (all []string) {

@@ -1,6 +1,6 @@
 // Package picture draws the pictures of the documents, as SVG: a Picture of single
-// shapes, a Plot with scales and lines, and charts of bars. What it draws are
-// spreads of package report; it knows nothing else of the laboratory.
+// shapes, a Plot with scales and lines, and charts of bars. It draws the spreads of
+// package report, and knows nothing else of the laboratory.
 package picture
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
-// The colours. Blue, Orange and Green can be told apart by the colour-blind.
+// The colours. The colour-blind can distinguish Blue, Orange and Green.
 const (
 	Blue   = "#0072b2"
 	Orange = "#d55e00"
@@ -24,13 +24,13 @@ const (
 	muted  = "#57606a"
 )
 
-// palette tells the lines of one plot apart.
+// palette has the colours of the lines of one plot.
 var palette = []string{Blue, Orange, Green, "#cc79a7", "#e69f00", "#56b4e9"}
 
 // Picture is one that is being drawn.
 type Picture struct{ b strings.Builder }
 
-// New begins a picture. The description is for those who cannot see it.
+// New begins a picture. The description is its alternative text.
 func New(width, height int, description, title string) *Picture {
 	p := new(Picture)
 	p.add(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" font-family="sans-serif" font-size="13" fill="%s" role="img" aria-label="%s">`,
@@ -58,7 +58,7 @@ func (p *Picture) Text(x int64, y int, text string) {
 	p.add(`<text x="%d" y="%d">%s</text>`, x, y, text)
 }
 
-// Number writes what a scale says, around x.
+// Number writes a number of a scale, centred at x.
 func (p *Picture) Number(x int64, y int, text string) {
 	p.add(`<text x="%d" y="%d" font-size="10" text-anchor="middle" fill="%s">%s</text>`, x, y, muted, text)
 }
@@ -93,7 +93,7 @@ func (p *Picture) Disc(x int64, y, radius int, colour string) {
 	p.add(`<circle cx="%d" cy="%d" r="%d" fill="%s"/>`, x, y, radius, colour)
 }
 
-// Cross draws one of twice that size.
+// Cross draws a diagonal cross of twice that size.
 func (p *Picture) Cross(x int64, y, size int, colour string) {
 	p.add(`<path d="M%d %dl%d %dm0 -%dl-%d %d" stroke="%s" stroke-width="2"/>`,
 		x-int64(size), y-size, 2*size, 2*size, 2*size, 2*size, 2*size, colour)

@@ -1,7 +1,6 @@
-// Package report is what the programs of the laboratory say: it writes tables and
-// figures as Markdown, puts them into the documents, tells on what machine
-// something was measured, and sums up several rounds as a Spread, which a Goal
-// bounds. It knows nothing of what is measured.
+// Package report writes the results of the laboratory: it formats tables and figures as
+// Markdown, puts them into the documents, describes the machine, and sums up several
+// rounds as a Spread, which a Goal bounds. The package does not know the measurements.
 package report
 
 import (
@@ -102,13 +101,13 @@ func Rounded(v float64) string {
 	return Grouped(math.Round(v/unit) * unit)
 }
 
-// Digits writes a number below 1 with two digits, however many zeros come first.
+// Digits writes a number below 1 with two significant digits.
 func Digits(v float64) string {
 	rounded, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'e', 1, 64), 64)
 	return strconv.FormatFloat(rounded, 'f', -1, 64)
 }
 
-// Machine says on what and when something was measured with Redis.
+// Machine describes the machine, its Redis, and the date.
 func Machine() string {
 	return fmt.Sprintf("%s, %d processors, %s, %s, %s", Processor(), runtime.NumCPU(), runtime.Version(), Redis(), Today())
 }
@@ -153,7 +152,7 @@ func wrkVersion(said string) string {
 	return "wrk " + strings.TrimPrefix(fields[1], "debian/")
 }
 
-// Times is what the processors have done since they started, in an unknown unit.
+// Times is how long the processors have run since they started, in an unknown unit.
 type Times struct{ all, stolen int64 }
 
 // ReadTimes reads them. Where the system has none, they are zero.
@@ -163,7 +162,7 @@ func ReadTimes() Times {
 }
 
 // parseTimes reads the line of all processors: user, nice, system, idle, iowait,
-// irq, softirq, steal. What comes after them is in user.
+// irq, softirq, steal. The fields after them are part of user.
 func parseTimes(stat string) (t Times) {
 	const steal = 8
 	fields := strings.Fields(strings.SplitN(stat, "\n", 2)[0])
@@ -182,8 +181,8 @@ func parseTimes(stat string) (t Times) {
 	return t
 }
 
-// StolenSince is the part of the processors' time since then that the host of a
-// virtual machine gave to others.
+// StolenSince is the part of the processors' time since an earlier reading that the
+// host of a virtual machine gave to others.
 func (t Times) StolenSince(before Times) float64 {
 	all := t.all - before.all
 	if all <= 0 {
@@ -219,8 +218,8 @@ func (s Spread) Text(format string) string {
 	return s.As(func(f float64) string { return fmt.Sprintf(format, f) })
 }
 
-// As writes it as "median (min to max)". What is the same in all rounds, to the
-// digits that are written, stands alone.
+// As writes it as "median (min to max)", or as the median alone if all three read the
+// same.
 func (s Spread) As(write func(float64) string) string {
 	median, least, most := write(s.Median), write(s.Least), write(s.Most)
 	if least == most {
@@ -229,7 +228,7 @@ func (s Spread) As(write func(float64) string) string {
 	return median + " (" + least + " to " + most + ")"
 }
 
-// Goal is a bound for a figure, and what was measured.
+// Goal is a bound for a figure, and its measured values.
 type Goal struct {
 	What string // measured
 	// AtLeast is set if Bound is the least that the figure may be; otherwise it
@@ -237,7 +236,7 @@ type Goal struct {
 	AtLeast bool
 	Bound   float64
 	Unit    string // Unit stands after the figures, with its space; empty for a ratio
-	Spread         // that of what was measured
+	Spread         // of the measured values
 }
 
 // IsReached reports whether the median is within the bound.

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"regexp"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -17,24 +18,23 @@ import (
 )
 
 const (
-	// acquaintance is how long a client comes before anything is counted: until
-	// then a process knows that it is alone. Batches need so many windows to find
-	// their size.
+	// acquaintance is how long a client sends requests before calls are counted: by
+	// then a process knows that it is the sole writer. Batches find their size within
+	// batchedWindows.
 	acquaintance   = 5 * second / 2
 	batchedWindows = 10
 	// leastRequests of leastClients are counted for each rate: where a window
 	// ends is chance, and decides how soon a process knows again that it is alone.
 	leastRequests, leastClients = 4_000, 8
-	fewClients                  = 2 // enough of those that come coarsely often
+	fewClients                  = 2 // enough at rates above coarseFrom
 	// fineSteps and coarseSteps are how far rates are apart, the coarse ones from
 	// coarseFrom on.
 	fineSteps, coarseSteps = 1.5, 2.5
 	coarseFrom             = 1_000.0
-	leastRate              = 0.005 // so low that no client comes twice in a window
+	leastRate              = 0.005 // so low that no client sends twice in a window
 )
 
-// random returns pauses of requests that come at random instants, so many in a
-// second.
+// random returns the pauses between requests at random instants, at a rate per second.
 func random(r *rand.Rand, rate float64) func() int64 {
 	return func() int64 { return int64(r.ExpFloat64() / rate * float64(second)) }
 }
@@ -48,13 +48,13 @@ func regular(rate float64) func() int64 {
 	}
 }
 
-// point is what one request of a client costs that comes so often.
+// point is the cost of a request, by the rate of its client.
 type point struct {
 	rate float64
 	calls
 }
 
-// curve is what requests cost, by how often their client comes.
+// curve is the cost of requests by the rate of their client.
 type curve struct {
 	*setting
 	points []point
@@ -102,8 +102,8 @@ func newCurve(s *setting, highest float64, seed uint64) *curve {
 	return v
 }
 
-// at is what a request costs of a client that comes so often, by the two points
-// next to that.
+// at returns the cost of a request of a client with some rate, interpolated between the
+// two nearest points.
 func (v *curve) at(rate float64) (one calls) {
 	i := sort.Search(len(v.points), func(i int) bool { return v.points[i].rate >= rate })
 	switch i {
@@ -119,12 +119,12 @@ func (v *curve) at(rate float64) (one calls) {
 	return one
 }
 
-// popularity is how often each of some clients comes, the most popular first:
-// by Zipf's law the i-th as often as the first divided by i to the power s.
+// popularity is the request rate of each client, the most popular first: by Zipf's law
+// the rate of the i-th is that of the first divided by i to the power s.
 type popularity struct {
 	s       float64
 	clients int
-	rate    float64 // how many requests come in a second, of all clients
+	rate    float64 // requests a second of all clients
 	rates   []float64
 }
 
@@ -167,7 +167,7 @@ type placement struct {
 func shardName(i int) string { return "shard" + strconv.Itoa(i+1) }
 
 func newPlacement(shards, clients, draw int) *placement {
-	// All names lead to the same servers, of which none is ever dialled.
+	// All names have the same server, which is never dialled.
 	unused := redis.NewShard(redis.ShardOptions{Primary: "127.0.0.1:0"})
 	defer unused.Close(context.Background())
 	var members []redis.Member
@@ -237,11 +237,8 @@ func (m measured) figure(table, column string, row ...string) (float64, error) {
 		all := cells(text)
 		if !isTable {
 			isTable, place = true, -1
-			for i, name := range all {
-				if all[0] == table && name == column {
-					place = i
-					break
-				}
+			if all[0] == table {
+				place = slices.Index(all, column)
 			}
 			continue
 		}
@@ -257,10 +254,10 @@ func (m measured) figure(table, column string, row ...string) (float64, error) {
 	return 0, fmt.Errorf("%s: there is none", where)
 }
 
-// ofRounds is a cell that tells of several rounds: median (min to max).
+// ofRounds matches a cell of several rounds: median (min to max).
 var ofRounds = regexp.MustCompile(`^(\S+) \(\S+ to \S+\)$`)
 
-// median is that of the rounds that a cell tells of, or its only number.
+// median returns the median in a cell, or its only number.
 func median(cell string) (float64, error) {
 	if found := ofRounds.FindStringSubmatch(cell); found != nil {
 		cell = found[1]
@@ -280,9 +277,9 @@ func (m measured) stated(expression string) (float64, error) {
 	return v, nil
 }
 
-// The tables and rows of docs/benchmarks.md that costs are taken from. The
-// clients of rarely come every few seconds, so that each of their requests costs
-// a check and a charge; those of own cost charges alone.
+// The tables and rows of docs/benchmarks.md that costs are taken from. The clients of
+// rarely send a request every few seconds, so each costs a check and a charge; those of
+// own cost charges alone.
 const (
 	cases   = "case"
 	floor   = "respond, five headers"
@@ -334,7 +331,7 @@ func readCosts(benchmarks, design measured) (c costs, err error) {
 }
 
 // primary is which part of a processor a shard's primary needs for the calls of a
-// second. Opening a window and refunding are taken to be as dear as a charge.
+// second. Opening a window and refunding are assumed to cost as much as a charge.
 func (c *costs) primary(load calls) float64 {
 	m := &load.made
 	return (c.charge*(m[open]+m[charge]+m[refund]) + c.take*m[take]) / float64(second)
@@ -366,7 +363,7 @@ type anchor struct {
 	measured, simulated float64
 }
 
-// single is a row of the first table: requests of some clients that come in turn.
+// single is a row of the first table: requests of some clients in turn.
 type single struct {
 	name    string
 	setting setting

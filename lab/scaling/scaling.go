@@ -1,9 +1,9 @@
-// Package scaling computes what docs/scaling.md says: what requests cost Redis in
-// many Caddys and on many shards, and what hardware that needs. It simulates
-// from a fixed seed, without Redis and without a clock, and takes what single
-// calls cost from the tables of the other documents. A client is what is simulated,
-// under a setting; a curve is what its requests cost by how often it comes; a
-// scenario is all curves and placements of the document.
+// Package scaling computes the figures of docs/scaling.md: the cost of requests for
+// Redis with many Caddys and shards, and the hardware for it. It simulates from a fixed
+// seed, without Redis and without a clock, and takes the cost of single calls from the
+// tables of the other documents. A client is simulated under a setting; a curve is the
+// cost of its requests by its rate; a scenario is all curves and placements of the
+// document.
 package scaling
 
 import (
@@ -142,8 +142,8 @@ func (sc *scenario) zipf(s float64) *popularity {
 	return sc.popular[slices.Index(exponents, s)]
 }
 
-// hottest returns the median and the highest of what a measure says of the draws
-// of a number of shards.
+// hottest returns the median and the highest value of a measure over the draws of a
+// number of shards.
 func (sc *scenario) hottest(place int, p *popularity, v *curve, measure func([]calls) float64) (median, highest float64) {
 	var all []float64
 	each := p.each(v)
@@ -157,7 +157,7 @@ func (sc *scenario) hottest(place int, p *popularity, v *curve, measure func([]c
 // shardCounts are the numbers of shards that the example tries.
 var shardCounts = []int{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128}
 
-// hardware is what a setting needs for the requests of the example.
+// hardware is the hardware that a setting needs for the requests of the example.
 type hardware struct {
 	*curve
 	// sum is what all requests of a second cost, hot what the primary of the

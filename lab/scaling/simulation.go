@@ -26,7 +26,7 @@ const (
 	batchShare = 10 // how many percent of the limit batches hold at most
 )
 
-// route is which Caddy a request comes to.
+// route is the choice of a Caddy for a request.
 type route uint8
 
 const (
@@ -86,8 +86,8 @@ func (w window) spent(now int64) int64 {
 	return 0
 }
 
-// raise takes the later of two windows, and the higher count of one. It tells
-// whether the other says less.
+// raise takes the later of two windows, and the higher count of one. It reports
+// whether the other is behind.
 func (w *window) raise(o window) (less bool) {
 	if o.reset > w.reset || o.reset == w.reset && o.used > w.used {
 		*w = o
@@ -110,10 +110,10 @@ const (
 
 var kindNames = [kinds]string{"check", "open", "charge", "take", "refund"}
 
-// calls is what requests cost Redis.
+// calls counts the calls of requests to Redis.
 type calls struct {
 	requests, admitted float64
-	waited             float64        // how many requests were decided by an answer that they waited for
+	waited             float64        // requests that waited for an answer of Redis
 	made               [kinds]float64 // the calls
 }
 
@@ -165,18 +165,18 @@ const (
 	occurrences
 )
 
-// delays are how long after its cause each happens, which is always the same: so
-// what is to happen is in a line for each of them.
+// delays are how long after its cause each happens. As the delay of an occurrence is
+// constant, its events are a queue.
 var delays = [occurrences]int64{
 	replicated: lag, atServer: travel, answered: travel, charged: linger + travel, confirmed: travel,
 	taken: travel, told: travel, refunded: linger + travel, returned: travel, settled: serving, reaped: reapPause,
 }
 
-// event is something that is to happen.
+// event is an occurrence that is scheduled.
 type event struct {
 	at      int64
 	process int
-	// word is what a server says, at the instant said, to what was asked at.
+	// word is a server's answer at the instant said to a question of the instant asked.
 	word            window
 	said, asked     int64
 	cost            int64
@@ -199,7 +199,7 @@ func (l *line) push(e event) {
 
 func (l *line) isEmpty() bool { return l.head == len(l.events) }
 
-// schedule is what is to happen.
+// schedule is the events to come.
 type schedule struct{ lines [occurrences]line }
 
 func (s *schedule) push(what occurrence, now int64, e event) {
@@ -222,9 +222,9 @@ func (s *schedule) pop(what occurrence) event {
 	return l.events[l.head-1]
 }
 
-// client is one client's requests, its bucket on the servers of its shard, and
-// what each process knows of it. Buckets have nothing to do with each other, so
-// that clients can be simulated one after the other.
+// client is one client's requests, its bucket on the servers of its shard, and the
+// knowledge of each process. Buckets are independent, so clients are simulated one after
+// the other.
 type client struct {
 	*setting
 	schedule
@@ -259,8 +259,8 @@ func (c *client) start() {
 // epoch is when the simulation begins: no instant is 0.
 const epoch = 1_000_000 * second
 
-// run lets requests come at given pauses, counts those from an instant until
-// another, relative to the epoch, and then lets end what is on its way.
+// run sends requests at given pauses, counts those between two instants, relative to
+// the epoch, and then completes the calls in flight.
 func (c *client) run(pause func() int64, from, until int64) calls {
 	c.measured = epoch + from
 	for at := epoch + pause(); at < epoch+until; at += pause() {
@@ -381,8 +381,8 @@ func (c *client) write(cost int64) {
 	}
 }
 
-// admit decides about a request of charge after that comes to a process, or
-// makes it wait for an answer.
+// admit decides about a request of charge after at a process, or makes it wait for an
+// answer.
 func (c *client) admit(p int) {
 	b := &c.books[p]
 	switch {
@@ -472,8 +472,8 @@ func (c *client) deliver(b *book, p int) {
 	c.push(charged, c.now, event{process: p, cost: b.sentCost})
 }
 
-// claim decides about a request of charge before that comes to a process, or
-// makes it take, or wait for what is being taken.
+// claim decides about a request of charge before at a process, or makes it take, or
+// wait for a take in flight.
 func (c *client) claim(p int) {
 	b := &c.books[p]
 	if (c.batch == 0 || !b.isServed(c.now)) && c.refusesTake(b) {
@@ -503,8 +503,8 @@ func (c *client) claim(p int) {
 	}
 }
 
-// refusesTake reports whether a request is refused by what is known. Once trust has
-// run out one is let through.
+// refusesTake reports whether the book refuses a request. Once trust has run out it lets
+// one through.
 func (c *client) refusesTake(b *book) bool {
 	if j, _ := b.judge(c.now, c.limit); !b.met || j != full {
 		return false
@@ -589,20 +589,20 @@ func (c *client) reap(b *book, p int) {
 	}
 }
 
-// book is what one process knows of the client's bucket: a copy in short of the
-// ledger's entry, for requests that cost 1 and a store that always answers. The
-// names are the ledger's; an instant of 0 is none.
+// book is one process's knowledge of the client's bucket: a reduced copy of the ledger's
+// entry, for requests that cost 1 and a store that always answers. The names are the
+// ledger's; an instant of 0 is none.
 type book struct {
 	known                    window
 	trusted, confirmed       int64
 	alone, asked             int64
 	flight, refunds, waiting int64
 	met                      bool // set once the process remembers the bucket
-	// asking is how many requests the question is for that is on its way, and
-	// next how many came since.
+	// asking is how many requests the check in flight is for, and next how many arrived
+	// since.
 	asking, next int64
-	// sent is set while a charge of sentCost is on its way, sentAt from then on,
-	// when base was known; heard is what was said since.
+	// sent is set while a charge of sentCost is in flight, since sentAt, when base was
+	// known; heard is the latest window that a server named since.
 	sent     bool
 	sentCost int64
 	sentAt   int64
@@ -612,7 +612,7 @@ type book struct {
 	reservation
 }
 
-// judgement is what a book says to a request.
+// judgement is a book's answer to a request.
 type judgement uint8
 
 const (
@@ -645,13 +645,14 @@ func (b *book) judge(now, limit int64) (j judgement, left int64) {
 
 func (b *book) trusts(now int64) bool { return b.trusted != 0 && now-b.trusted <= trust }
 
-// refuses reports whether a check is not needed because it is known to be full.
+// refuses reports whether a check is not needed because the bucket is known to be full.
 func (b *book) refuses(now, limit int64) bool {
 	j, _ := b.judge(now, limit)
 	return j == full && b.trusts(now)
 }
 
-// fitsUnasked reports whether a check is not needed because the process is alone.
+// fitsUnasked reports whether a check is not needed because the process is the sole
+// writer.
 func (b *book) fitsUnasked(now, limit int64) bool {
 	if b.alone == 0 || now-b.alone < trust || !b.trusts(now) || b.refunds > 0 || !b.known.isOpen(now) {
 		return false
@@ -666,8 +667,8 @@ func (b *book) wantsPrimary(now, limit int64) bool {
 	return j == full && !b.trusts(now)
 }
 
-// hear takes in what a server said, and reports whether a replica says less than
-// is known.
+// hear takes in a server's answer, and reports whether a replica is behind what the
+// book knows.
 func (b *book) hear(word window, replica bool, asked int64) (less bool) {
 	before := b.known
 	if overlaps := b.sent || b.refunds > 0 || asked < b.confirmed; !replica && !overlaps {
@@ -715,7 +716,7 @@ func (b *book) conclude(s *setting, word window, said, now int64) {
 	}
 }
 
-// reservation is what a process has taken in advance, as the ledger's is.
+// reservation is a batch that a process has taken in advance, as the ledger's is.
 type reservation struct {
 	tokens            int64
 	ends              int64 // when the window of the tokens does
@@ -734,7 +735,7 @@ func (v *reservation) use(now int64) bool {
 	return true
 }
 
-// isServed reports whether the process has a token, or is likely to get one.
+// isServed reports whether the process has a token or a batch in flight.
 func (v *reservation) isServed(now int64) bool {
 	return v.coming > 0 || v.tokens > 0 && now < v.ends
 }

@@ -1,7 +1,7 @@
-// Package shards starts the kinds of shards that the programs of the laboratory
-// count in and break: static ones, such ones behind proxies, ones that sentinels
-// watch, and a Redis Cluster. A Shard says what its Caddyfile has to, and which
-// counts its primaries hold. The package builds upon redistest.
+// Package shards starts the kinds of shards that the programs of the laboratory count in
+// and break: static ones, static ones behind proxies, ones that sentinels watch, and a
+// Redis Cluster. A Shard returns its part of a Caddyfile, and the counts that its
+// primaries hold. The package builds upon redistest.
 package shards
 
 import (
@@ -24,7 +24,7 @@ type Shard struct {
 	Proxies   []*redistest.Proxy  // between Caddy and the servers; there may be none
 	Sentinels *redistest.Sentinels
 	Cluster   *redistest.Cluster
-	Config    []string // what the Caddyfile says of it
+	Config    []string // the lines of its block in the Caddyfile
 	stops     []func() error
 }
 
@@ -55,8 +55,8 @@ func (s *Shard) describe(addrs []string) {
 	}
 }
 
-// lasting makes servers keep what they have replied to if their process is killed,
-// though not if the machine is. With everysec a server may reply before it has
+// lasting makes servers keep what they have acknowledged if their process is killed,
+// though not if the machine fails. With everysec a server may reply before it has
 // written.
 var lasting = redistest.Args("--appendonly", "yes", "--appendfsync", "no")
 
@@ -147,7 +147,7 @@ func (s *Shard) Primaries() (some []*redistest.Server) {
 	return some
 }
 
-// Bucket is what Redis holds of a client.
+// Bucket is the bucket of a client in Redis.
 type Bucket struct {
 	Key   string
 	Count int64

@@ -1,6 +1,6 @@
 // Package site runs Caddys of this module as processes, for the programs of the
 // laboratory: a Workshop has a folder and a Caddy, from which it starts Sites with
-// ports of their own. What a Site serves and where it counts is a Config. The
+// ports of their own. A Config says what a Site serves and where it counts. The
 // package builds upon caddyproc, and knows nothing of Redis.
 package site
 
@@ -44,11 +44,11 @@ func Open(caddy string) (*Workshop, error) {
 // Close removes the folder.
 func (w *Workshop) Close() error { return os.RemoveAll(w.Dir) }
 
-// Config is what a Caddyfile says, but for addresses.
+// Config is a Caddyfile without its addresses.
 type Config struct {
 	Log    string   // an option of the log
-	Stores string   // what the option rate_limit says
-	Routes []string // what each of the sites says
+	Stores string   // the block of the global option rate_limit
+	Routes []string // the block of each site
 	Stderr bool     // show the log as well
 }
 
@@ -156,7 +156,7 @@ func AllMetrics(sites []*Site) (all []caddyproc.Metrics, err error) {
 	return all, nil
 }
 
-// Logs is what a Caddy has said. The zero value is ready for use.
+// Logs holds the log of a Caddy. The zero value is ready for use.
 type Logs struct {
 	mu sync.Mutex
 	b  bytes.Buffer

@@ -22,6 +22,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/lab/shards"
 	"github.com/shardlimit/caddy-shardlimit/lab/site"
+	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 )
 
 var (
@@ -94,7 +95,7 @@ func Run(ctx context.Context, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	// That delivers what waits.
+	// Stopping delivers pending charges.
 	defer func() { err = errors.Join(err, site.StopAll(sites)) }()
 
 	fmt.Printf("seed %d, %v of load\n", *seed, *duration)
@@ -102,7 +103,7 @@ func Run(ctx context.Context, args []string) (err error) {
 	defer end()
 	served := startLoad(loading, sites)
 	// A tenth into the load all has been used.
-	wait(loading, min(*duration/10, time.Minute))
+	_ = traffic.Pause(loading, min(*duration/10, time.Minute))
 	early, err := needOf(sites)
 	if err != nil {
 		return err
@@ -116,19 +117,12 @@ func Run(ctx context.Context, args []string) (err error) {
 	return balance(ctx, w, sites, served, early)
 }
 
-func wait(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
-}
-
 const (
 	clients = 50 // that come to each path
 	workers = 4  // requests of a path at the same time at each Caddy
 )
 
-// load is what was served.
+// load sends requests and counts the answers.
 type load struct {
 	running  sync.WaitGroup
 	mu       sync.Mutex
@@ -149,7 +143,7 @@ func startLoad(ctx context.Context, sites []*site.Site) *load {
 	return l
 }
 
-// run sends requests in short spells, so that it soon sees that ctx has ended.
+// run sends requests a second at a time, so that it notices soon that ctx has ended.
 func (l *load) run(ctx context.Context, addr, path string) {
 	for ctx.Err() == nil {
 		result, err := loadgen.Run(context.Background(), loadgen.Options{
@@ -171,7 +165,7 @@ func (l *load) run(ctx context.Context, addr, path string) {
 	}
 }
 
-// need is what the Caddys take.
+// need is the memory and goroutines that the Caddys use.
 type need struct{ memory, goroutines float64 }
 
 func needOf(sites []*site.Site) (n need, err error) {
@@ -202,13 +196,13 @@ type account struct {
 }
 
 // isBalanced reports whether everything that was served was counted, and nothing
-// else, but for what is known to be in doubt.
+// else, except for calls whose outcome is unknown.
 func (a account) isBalanced() bool {
 	return a.served <= a.counts+a.undelivered+a.unanswered && (a.counts <= a.served+a.unanswered || a.inBatches && a.unanswered > 0)
 }
 
-// balance compares the books, once all that waits has been delivered, and what
-// the Caddys need with what they needed early.
+// balance compares the books once all pending charges have been delivered, and the
+// resources that the Caddys use with those they used early.
 func balance(ctx context.Context, w *world, sites []*site.Site, l *load, early need) error {
 	errs := l.failed
 	var accounts []account
@@ -253,8 +247,8 @@ func balance(ctx context.Context, w *world, sites []*site.Site, l *load, early n
 	return err
 }
 
-// open opens the books. What could not be delivered is not known by zone, so
-// that each zone's may have been all of it.
+// open reads the books. Caddy does not count undelivered charges by zone, so each zone
+// may have lost all of them.
 func open(ctx context.Context, w *world, sites []*site.Site, l *load) (accounts []account, err error) {
 	all, err := site.AllMetrics(sites)
 	if err != nil {
@@ -300,9 +294,8 @@ type migration struct {
 	from, to *redistest.Server
 }
 
-// longDown is how long sentinels and nodes wait before they replace a primary:
-// longer than any fault lasts, for what its replicas lack then is lost without
-// anybody's knowledge.
+// longDown is how long sentinels and nodes wait before they replace a primary: longer
+// than any fault lasts, for the writes that its replicas lack would be lost unnoticed.
 const longDown = time.Minute
 
 func launchWorld() (w *world, err error) {
@@ -341,17 +334,15 @@ func (w *world) servers() (all []*redistest.Server) {
 	return all
 }
 
-// mended mends the world. A step that fails because another server is not ready
-// yet is tried again.
+// mended mends the world. It retries, for a step fails while another server is not
+// ready.
 func (w *world) mended(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
 	for {
-		err := w.mend(ctx)
-		if err == nil || ctx.Err() != nil {
+		if err := w.mend(ctx); err == nil || traffic.Pause(ctx, time.Second) != nil {
 			return err
 		}
-		wait(ctx, time.Second)
 	}
 }
 
@@ -407,8 +398,8 @@ type fault struct {
 	bring func(d time.Duration) error
 }
 
-// faults are those that lose nothing which a primary has replied to: what Redis
-// itself loses in a failover nobody can count.
+// faults returns the faults that lose nothing a primary has acknowledged: the writes
+// that Redis itself loses in a failover cannot be counted.
 func (w *world) faults(rng *rand.Rand) []fault {
 	proxy, sentinels := w.static.Proxies[0], w.watched.Sentinels.Nodes
 	list := []fault{
@@ -490,14 +481,13 @@ func (w *world) moveSlot(rng *rand.Rand) error {
 	return err
 }
 
-// tale is how often what went wrong.
+// tale counts the faults by name.
 type tale map[string]int
 
 func (w *world) bringFaults(ctx context.Context, rng *rand.Rand) tale {
 	t, faults := tale{}, w.faults(rng)
 	for {
-		wait(ctx, time.Duration(rng.Int64N(int64(2**pause))))
-		if ctx.Err() != nil {
+		if traffic.Pause(ctx, time.Duration(rng.Int64N(int64(2**pause)))) != nil {
 			return t
 		}
 		f := faults[rng.IntN(len(faults))]

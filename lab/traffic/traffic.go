@@ -1,6 +1,6 @@
-// Package traffic is what clients of the laboratory do that send one request after
-// the other and remember what they were told. What sends as much as it can is
-// package loadgen of the module. It knows HTTP alone.
+// Package traffic has the parts of the laboratory's clients that send one request after
+// the other and keep each response, and the pauses between them. For as many requests
+// as possible there is package loadgen of the module. The package knows HTTP alone.
 package traffic
 
 import (
@@ -62,8 +62,7 @@ func Pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Poll waits until done returns nil, for so long at most, and then returns what
-// was missing.
+// Poll calls done until it returns nil. After the timeout it returns done's last error.
 func Poll(ctx context.Context, timeout time.Duration, done func() error) error {
 	deadline := time.Now().Add(timeout)
 	for {

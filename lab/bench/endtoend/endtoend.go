@@ -1,9 +1,8 @@
-// Package endtoend measures what the limiter costs: CPU time per request in
-// Caddy's process and in Redis, and latency. The comparison is with Caddy
-// without a limiter that sends the same headers, the floor. All cases run in
-// turn, several rounds; what counts is their ratio to, or difference from, the
-// floor of the same round. A lab is all that runs, an endpoint a case, a Result
-// what was measured.
+// Package endtoend measures the cost of the limiter: CPU time per request in Caddy's
+// process and in Redis, and latency. The baseline is the floor, a Caddy without a limiter
+// that sends the same headers. All cases run in turn, several rounds; the figure of a
+// case is its ratio to, or difference from, the floor of the same round. A lab is all
+// processes, an endpoint a case, a Result the measurements.
 package endtoend
 
 import (
@@ -58,11 +57,11 @@ func (o *Options) sizes() sizes {
 	return sizes{30_000, 1_000_000, 1 << 15, 25_000, 3}
 }
 
-// leadIn is how long a case runs before it is measured for so long, so that what
-// is known of its clients is what it would be in the long run.
+// leadIn is how long a case runs before it is measured for some length, so that Caddy
+// knows its clients as well as in the long run.
 func leadIn(length time.Duration) time.Duration { return length / 8 }
 
-// Run measures everything and tells progress what it does.
+// Run measures everything, and writes its progress to progress.
 func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err error) {
 	opts.Rounds, opts.Length = cmp.Or(opts.Rounds, 5), cmp.Or(opts.Length, time.Second)
 	opts.Connections = cmp.Or(opts.Connections, 64)
@@ -115,9 +114,9 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 	return r, nil
 }
 
-// lab is all that runs: redis-servers, relays, and two Caddys. The second one is
-// for what fills its memory, which would change how often the garbage of others
-// is collected.
+// lab is all processes: redis-servers, relays, and two Caddys. The second Caddy is for
+// the cases that fill its memory, which would change how often it collects the garbage
+// of others.
 type lab struct {
 	opts   Options
 	sizes  sizes
@@ -238,7 +237,7 @@ func (l *lab) startCaddy(cases []*endpoint) (*site.Site, error) {
 		return nil, err
 	}
 	for i, c := range cases {
-		// It knows nobody: the clients come from the first on.
+		// A new Caddy knows no client, so they start with the first.
 		c.addr, c.caddy, c.sent = s.Addrs[i], s, 0
 	}
 	return s, nil
@@ -347,8 +346,8 @@ func called(cases []*endpoint, name string) *endpoint {
 	return cases[slices.IndexFunc(cases, func(c *endpoint) bool { return c.name == name })]
 }
 
-// Cases that others ask for: the floor, the Redis store with clients of whom much
-// is known and with more that come seldom, with other ways to charge, and refusals;
+// Cases that other packages use: the floor, the Redis store with clients that Caddy
+// knows and with more that are rare, with other ways to charge, and refusals;
 // and of the sweep, the base and those with more shards.
 const (
 	Floor        = "respond, five headers"
@@ -402,8 +401,8 @@ const (
 
 var memoryText = limited("store memory", "memory", byHeader, plenty)
 
-// baseCases count in the default store, except for one: who takes batches calls
-// Redis every second from then on, which would be seen in all others.
+// baseCases count in the default store, except for one: a Caddy that takes batches calls
+// Redis every second from then on, which would show in all other cases.
 func baseCases(base, batched *redisStore) []*endpoint {
 	cases := []*endpoint{
 		{name: "respond", text: "respond ok"},
@@ -411,7 +410,7 @@ func baseCases(base, batched *redisStore) []*endpoint {
 		{name: memoryStore, floor: Floor, limit: memoryBound, text: memoryText},
 		{name: ChargeAfter, floor: Floor, limit: chargeAfterBound, text: "rate_limit {header.X-Key} 50000000 1h\nrespond ok"},
 		{
-			// Each comes once in several seconds, so that little is known of it.
+			// Each client sends once in several seconds, so Caddy knows little of it.
 			name: ManyClients, floor: Floor, keys: 50_000, text: "rate_limit {header.X-Key} 50000000 1h many\nrespond ok",
 			limits: []*store.Limit{{Zone: "many", Algorithm: store.FixedWindow, Window: time.Hour}},
 		},
@@ -551,7 +550,7 @@ func (r *relay) serve(client net.Conn) {
 		_ = client.Close()
 		return
 	}
-	// What hangs up in one direction has nobody to talk to in the other.
+	// A connection that is closed in one direction is useless in the other.
 	ctx, hangUp := context.WithCancel(r.ctx)
 	defer hangUp()
 	closed := make(chan struct{})

@@ -70,7 +70,7 @@ func (l *lab) measureAll(ctx context.Context, cases []*endpoint, into samples, i
 	return nil
 }
 
-// lastCharges is how long those may take that are on their way.
+// lastCharges is how long the charges in flight may take.
 const lastCharges = 50 * time.Millisecond
 
 func (l *lab) measure(ctx context.Context, c *endpoint, length time.Duration) (s sample, err error) {
@@ -93,8 +93,8 @@ func (l *lab) measure(ctx context.Context, c *endpoint, length time.Duration) (s
 	return after.since(&before).per(result), nil
 }
 
-// greet has each client of the cases come once, so that those with a limit of
-// one request are refused from then on.
+// greet sends one request of each client of the cases, so that those with a limit of one
+// are refused from then on.
 func (l *lab) greet(ctx context.Context) error {
 	for _, c := range l.cases {
 		if c.floor == "" || c.keys > clients {
@@ -141,7 +141,7 @@ func (c *endpoint) load(ctx context.Context, opts loadgen.Options) (loadgen.Resu
 
 func clientName(n int64) string { return "client-" + strconv.FormatInt(n, 10) }
 
-// use is what processes have used so far.
+// use is the CPU time and calls of processes so far.
 type use struct {
 	caddy, primary, replica time.Duration
 	shards                  []time.Duration // the CPU times of each shard's servers
@@ -289,7 +289,7 @@ func (l *lab) farCases() (cases []*endpoint) {
 }
 
 // sharedRate is half of what each of the cases can serve. Those with charge
-// before, of which the sweep has none, are taken to serve what it serves on
+// before, of which the sweep has none, are assumed to reach the rate of charge before on
 // loopback.
 func (r *Result) sharedRate(cases []*endpoint) float64 {
 	least := math.Inf(1)
@@ -322,7 +322,7 @@ func (l *lab) against(ctx context.Context, floor string, rate float64, into map[
 
 func (l *lab) paced(ctx context.Context, c *endpoint, rate float64) (q quantiles, err error) {
 	length := l.opts.Length / time.Duration(l.sizes.slices)
-	// The first requests of connections are others'.
+	// The first requests on a connection still belong to the previous case.
 	lead := leadIn(length)
 	result, err := c.send(ctx, loadgen.Options{
 		Connections: l.opts.Connections, Rate: rate, Duration: lead + length, Skip: int64(rate * lead.Seconds()),
@@ -445,8 +445,8 @@ const (
 	fillChunk   = 500
 )
 
-// fill gives all clients the buckets that Caddy would give them, those of many
-// keys last, and measures meanwhile what they take.
+// fill gives all clients the buckets that Caddy would give them, those of many keys
+// last, and measures the memory that they take.
 func (l *lab) fill(ctx context.Context, r *Result) error {
 	c := l.heap[1]
 	// Its bucket shows what keys look like.
@@ -472,16 +472,15 @@ func (l *lab) fill(ctx context.Context, r *Result) error {
 	return l.checkFilled(ctx)
 }
 
-// open gives the clients of the sweep their buckets: to open one takes a call
-// more, which is seldom in the long run. A tag is what Caddy puts before the
-// clients' names.
+// open gives the clients of the sweep their buckets: opening one takes another call,
+// which is rare in the long run. A tag is the prefix of clients' names in Caddy's keys.
 func (l *lab) open(ctx context.Context, tag string) error {
 	for _, list := range [][]*endpoint{l.cases, l.sweep, l.distances} {
 		for _, c := range list {
 			if len(c.limits) == 0 || c.isAlone {
 				continue
 			}
-			// In a quick run no more of them will come.
+			// A quick run has no more of them.
 			end := c.keys
 			if l.opts.Quick {
 				end = min(end, 2*l.sizes.sweep)
@@ -572,8 +571,8 @@ type memory struct {
 	redis, store, ledger []float64
 }
 
-// measureMemory measures what the buckets take that Caddy gives to clients, who
-// have the tag before their names.
+// measureMemory measures the memory of clients' buckets. The tag precedes the clients'
+// names in keys.
 func (l *lab) measureMemory(ctx context.Context, tag string) (m memory, err error) {
 	for range l.opts.Rounds {
 		each, err := l.redisPerKey(ctx, tag)
@@ -581,7 +580,7 @@ func (l *lab) measureMemory(ctx context.Context, tag string) (m memory, err erro
 			return m, err
 		}
 		m.redis = append(m.redis, each)
-		// One that has had clients has room for more.
+		// A Caddy that has had clients keeps their memory.
 		if err := l.restartSecond(); err != nil {
 			return m, err
 		}
@@ -596,9 +595,9 @@ func (l *lab) measureMemory(ctx context.Context, tag string) (m memory, err erro
 	return m, nil
 }
 
-// redisPerKey empties the servers of many keys, gives some clients buckets, and
-// tells by how much the second half of them has made the primary grow: with the
-// first half Redis has all that it keeps for its replica.
+// redisPerKey empties the servers of many keys, gives some clients buckets, and returns
+// the growth of the primary by the second half of them: after the first half Redis has
+// all its buffers for the replica.
 func (l *lab) redisPerKey(ctx context.Context, tag string) (float64, error) {
 	c, half := l.heap[1], l.sizes.redis/2
 	if err := c.store.shards[0].Primary.Client().FlushAll(ctx).Err(); err != nil {
@@ -618,10 +617,9 @@ func (l *lab) redisPerKey(ctx context.Context, tag string) (float64, error) {
 	return (after - before) / float64(half), err
 }
 
-// heapPerKey sends one request of each client, and tells by how much the heap
-// has grown.
+// heapPerKey sends one request of each client, and returns the growth of the heap.
 func (l *lab) heapPerKey(ctx context.Context, c *endpoint) (float64, error) {
-	// What is made for the first requests is not for a client.
+	// The first requests allocate things that are not per client.
 	if _, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Requests: l.sizes.heap / 10}); err != nil {
 		return 0, err
 	}

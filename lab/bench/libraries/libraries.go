@@ -62,8 +62,8 @@ type Result struct {
 	shared, apart []*comparison
 }
 
-// Run measures everything. It starts a redis-server for it, and tells progress
-// how far it is.
+// Run measures everything, with a redis-server of its own. It writes its progress to
+// progress.
 func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err error) {
 	opts.Rounds, opts.Length = cmp.Or(opts.Rounds, defaultRounds), cmp.Or(opts.Length, defaultLength)
 	if len(opts.Goroutines) == 0 {
@@ -106,7 +106,7 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 	return r, nil
 }
 
-// nearest is wanted if it is there, or else the largest.
+// nearest returns wanted if it is among the numbers, or else the largest.
 func nearest(numbers []int, wanted int) int {
 	if slices.Contains(numbers, wanted) {
 		return wanted
@@ -447,8 +447,8 @@ func (c *comparison) write(b *strings.Builder) {
 	b.WriteString(t.String())
 }
 
-// detailedWith is the number of goroutines of which there is more than the
-// rate.
+// detailedWith is the number of goroutines for which the document has more figures than
+// the rate.
 const detailedWith = 64
 
 // writeMemory writes the rates of all scenes, and more of one scene.

@@ -45,13 +45,14 @@ import (
 // decide asks for one event of a client key and reports whether it is admitted.
 type decide func(ctx context.Context, key string) (admitted bool, err error)
 
+// limits returns what decides by a limit of so many events an hour.
+type limits = func(events int) (decide, error)
+
 // limiter is an implementation that is ready, connected if it has a server.
 type limiter struct {
-	kind *kind
-	pool int // how many connections it has; 0 if it counts in memory
-	// limit returns what decides by a limit of so many events an hour. What
-	// counts in memory begins anew with each limit.
-	limit func(events int) (decide, error)
+	kind  *kind
+	pool  int    // how many connections it has; 0 if it counts in memory
+	limit limits // what counts in memory begins anew with each limit
 	// settle waits until everything that was decided counts; nil if it does at
 	// once.
 	settle func() error
@@ -119,7 +120,7 @@ const timeout = 5 * time.Second
 // takeBounds are what a Take is to reach.
 var takeBounds = map[int]float64{64: 1.3, 256: 1.8, 1024: 2.0}
 
-// Ours have the pool that they have unless told otherwise.
+// Ours have their default pool.
 var (
 	takeFixedWindow = &kind{
 		name: "Take, fixed window", ours: true, bounds: takeBounds,
@@ -138,7 +139,7 @@ var (
 		name: "check + charge, fixed window", ours: true, bounds: map[int]float64{64: 0.75, 256: 1},
 		pools: []int{redis.DefaultPoolSize}, commands: scripted, open: openOurs(store.FixedWindow, false, takeInTwo),
 	}
-	// What the handler does: nobody waits for the charge.
+	// As in the handler, no request waits for the charge.
 	checkAndDetach = &kind{
 		name: "check + detached charge, fixed window", ours: true, bounds: checkAndCharge.bounds,
 		pools: []int{redis.DefaultPoolSize}, commands: scripted, open: openDetaching,
@@ -146,8 +147,8 @@ var (
 	ours = []*kind{takeFixedWindow, takePlain, takeGCRA, checkAndCharge, checkAndDetach}
 
 	ourMemory = []*kind{
-		{name: "Take, fixed window", ours: true, pools: unpooled, open: openOurMemory(store.FixedWindow)},
-		{name: "Take, GCRA", ours: true, pools: unpooled, open: openOurMemory(store.GCRA)},
+		{name: "Take, fixed window", ours: true, pools: unpooled, open: inMemory(limitOurMemory(store.FixedWindow))},
+		{name: "Take, GCRA", ours: true, pools: unpooled, open: inMemory(limitOurMemory(store.GCRA))},
 	}
 )
 
@@ -187,7 +188,7 @@ func openOurs(algorithm store.Algorithm, plain bool, call calling) func(addr str
 	}
 }
 
-// openDetaching is openOurs, where what is admitted is charged without waiting.
+// openDetaching is openOurs without waiting for the charges.
 func openDetaching(addr string, pool int) (*limiter, error) {
 	var pending sync.WaitGroup
 	var failed atomic.Pointer[error]
@@ -218,18 +219,18 @@ func openDetaching(addr string, pool int) (*limiter, error) {
 	return l, nil
 }
 
-func openOurMemory(algorithm store.Algorithm) func(string, int) (*limiter, error) {
-	return func(string, int) (*limiter, error) {
-		return &limiter{
-			limit: func(events int) (decide, error) {
-				return limitOf(memory.New(memory.NewBuckets(), memory.Options{}), algorithm, take)(events)
-			},
-			close: func() {},
-		}, nil
+// inMemory opens what makes all that it needs anew for each limit.
+func inMemory(limit limits) func(addr string, pool int) (*limiter, error) {
+	return func(string, int) (*limiter, error) { return &limiter{limit: limit, close: func() {}}, nil }
+}
+
+func limitOurMemory(algorithm store.Algorithm) limits {
+	return func(events int) (decide, error) {
+		return limitOf(memory.New(memory.NewBuckets(), memory.Options{}), algorithm, take)(events)
 	}
 }
 
-func limitOf(s store.Store, algorithm store.Algorithm, call calling) func(events int) (decide, error) {
+func limitOf(s store.Store, algorithm store.Algorithm, call calling) limits {
 	zone := &store.Limit{Zone: "bench", Algorithm: algorithm, Window: time.Hour}
 	return func(events int) (decide, error) {
 		return func(ctx context.Context, key string) (bool, error) {
@@ -239,21 +240,21 @@ func limitOf(s store.Store, algorithm store.Algorithm, call calling) func(events
 	}
 }
 
-// peers are set up as their documentation shows. Where it leaves the client to
-// the user, that is as it is unless told otherwise, but for its pool.
+// peers are set up as their documentation shows. Where it leaves the client to the user,
+// the client has its default options except for its pool.
 var peers = []*kind{
 	{
 		name: "redis_rate", modules: []string{"github.com/go-redis/redis_rate/v10", goredisModule},
-		pools: peerPools, commands: scripted, open: openRedisRate,
+		pools: peerPools, commands: scripted, open: overClient(limitRedisRate),
 	},
 	{
 		name: "ulule/limiter", modules: []string{ululeModule, goredisModule},
-		pools: peerPools, commands: scripted, open: openUlule,
+		pools: peerPools, commands: scripted, open: overClient(limitUlule),
 	},
 	{
 		name: "throttled", modules: []string{throttledModule, goredisModule}, pools: peerPools,
 		// A GET goes with every TIME; other GETs are in its script.
-		commands: map[string]int64{"time": 2, "eval": 1, "setnx": 1, "expire": 1}, open: openThrottled,
+		commands: map[string]int64{"time": 2, "eval": 1, "setnx": 1, "expire": 1}, open: overClient(limitThrottled),
 	},
 	{
 		name: "go-redisstore", modules: []string{"github.com/sethvargo/go-redisstore", redigoModule},
@@ -287,40 +288,41 @@ func newClient(addr string, pool int) *goredis.Client {
 	return goredis.NewClient(&goredis.Options{
 		Addr:     addr,
 		PoolSize: pool,
-		// The second pool, which pipelines have, holds ten if it is not told.
+		// The second pool, which pipelines use, holds ten by default.
 		PipelinePoolSize: pool,
 	})
 }
 
-func openRedisRate(addr string, pool int) (*limiter, error) {
-	client := newClient(addr, pool)
+// overClient opens what counts through a client of its own.
+func overClient(limit func(client *goredis.Client) (limits, error)) func(addr string, pool int) (*limiter, error) {
+	return func(addr string, pool int) (*limiter, error) {
+		client := newClient(addr, pool)
+		byEvents, err := limit(client)
+		if err != nil {
+			_ = client.Close()
+			return nil, fmt.Errorf("open the store: %w", err)
+		}
+		return &limiter{limit: byEvents, close: func() { _ = client.Close() }}, nil
+	}
+}
+
+func limitRedisRate(client *goredis.Client) (limits, error) {
 	l := redis_rate.NewLimiter(client)
-	return &limiter{
-		limit: func(events int) (decide, error) {
-			limit := redis_rate.PerHour(events)
-			return func(ctx context.Context, key string) (bool, error) {
-				res, err := l.Allow(ctx, key, limit)
-				if err != nil {
-					return false, err
-				}
-				return res.Allowed > 0, nil
-			}, nil
-		},
-		close: func() { _ = client.Close() },
+	return func(events int) (decide, error) {
+		limit := redis_rate.PerHour(events)
+		return func(ctx context.Context, key string) (bool, error) {
+			res, err := l.Allow(ctx, key, limit)
+			if err != nil {
+				return false, err
+			}
+			return res.Allowed > 0, nil
+		}, nil
 	}, nil
 }
 
-func openUlule(addr string, pool int) (*limiter, error) {
-	client := newClient(addr, pool)
+func limitUlule(client *goredis.Client) (limits, error) {
 	store, err := ululeredis.NewStore(client)
-	if err != nil {
-		_ = client.Close()
-		return nil, fmt.Errorf("open the store of ulule/limiter: %w", err)
-	}
-	return &limiter{
-		limit: func(events int) (decide, error) { return decideUlule(store, events), nil },
-		close: func() { _ = client.Close() },
-	}, nil
+	return func(events int) (decide, error) { return decideUlule(store, events), nil }, err
 }
 
 func decideUlule(store ulule.Store, events int) decide {
@@ -331,17 +333,9 @@ func decideUlule(store ulule.Store, events int) decide {
 	}
 }
 
-func openThrottled(addr string, pool int) (*limiter, error) {
-	client := newClient(addr, pool)
+func limitThrottled(client *goredis.Client) (limits, error) {
 	store, err := throttledredis.NewCtx(client, "throttled:")
-	if err != nil {
-		_ = client.Close()
-		return nil, fmt.Errorf("open the store of throttled: %w", err)
-	}
-	return &limiter{
-		limit: func(events int) (decide, error) { return decideThrottled(store, events) },
-		close: func() { _ = client.Close() },
-	}, nil
+	return func(events int) (decide, error) { return decideThrottled(store, events) }, err
 }
 
 func decideThrottled(store throttled.GCRAStoreCtx, events int) (decide, error) {
@@ -359,50 +353,37 @@ func decideThrottled(store throttled.GCRAStoreCtx, events int) (decide, error) {
 
 // memoryPeers are set up as their documentation shows.
 var memoryPeers = []*kind{
-	{name: "x/time/rate", modules: []string{"golang.org/x/time"}, pools: unpooled, open: openTimeRate},
-	{name: "ulule/limiter", modules: []string{ululeModule}, pools: unpooled, open: openUluleMemory},
-	{name: "throttled", modules: []string{throttledModule}, pools: unpooled, open: openThrottledMemory},
+	{name: "x/time/rate", modules: []string{"golang.org/x/time"}, pools: unpooled, open: inMemory(limitTimeRate)},
+	{name: "ulule/limiter", modules: []string{ululeModule}, pools: unpooled, open: inMemory(limitUluleMemory)},
+	{name: "throttled", modules: []string{throttledModule}, pools: unpooled, open: inMemory(limitThrottledMemory)},
 	{name: "go-limiter", modules: []string{"github.com/sethvargo/go-limiter"}, pools: unpooled, open: openGoLimiter},
 }
 
-// openTimeRate keeps a limiter for each client, as its users do.
-func openTimeRate(string, int) (*limiter, error) {
-	return &limiter{
-		limit: func(events int) (decide, error) {
-			var clients sync.Map
-			every := timerate.Every(time.Hour / time.Duration(events))
-			return func(_ context.Context, key string) (bool, error) {
-				l, ok := clients.Load(key)
-				if !ok {
-					l, _ = clients.LoadOrStore(key, timerate.NewLimiter(every, events))
-				}
-				return l.(*timerate.Limiter).Allow(), nil
-			}, nil
-		},
-		close: func() {},
+// limitTimeRate keeps a limiter for each client, as its users do.
+func limitTimeRate(events int) (decide, error) {
+	var clients sync.Map
+	every := timerate.Every(time.Hour / time.Duration(events))
+	return func(_ context.Context, key string) (bool, error) {
+		l, ok := clients.Load(key)
+		if !ok {
+			l, _ = clients.LoadOrStore(key, timerate.NewLimiter(every, events))
+		}
+		return l.(*timerate.Limiter).Allow(), nil
 	}, nil
 }
 
-func openUluleMemory(string, int) (*limiter, error) {
-	return &limiter{
-		limit: func(events int) (decide, error) { return decideUlule(ululememory.NewStore(), events), nil },
-		close: func() {},
-	}, nil
+func limitUluleMemory(events int) (decide, error) {
+	return decideUlule(ululememory.NewStore(), events), nil
 }
 
-// openThrottledMemory does without a bound for the number of clients, with
-// which each decision would have to wait for the ones before it.
-func openThrottledMemory(string, int) (*limiter, error) {
-	return &limiter{
-		limit: func(events int) (decide, error) {
-			store, err := memstore.NewCtx(0)
-			if err != nil {
-				return nil, fmt.Errorf("open the store of throttled: %w", err)
-			}
-			return decideThrottled(store, events)
-		},
-		close: func() {},
-	}, nil
+// limitThrottledMemory does not bound the number of clients: with a bound each
+// decision would wait for the ones before it.
+func limitThrottledMemory(events int) (decide, error) {
+	store, err := memstore.NewCtx(0)
+	if err != nil {
+		return nil, fmt.Errorf("open the store of throttled: %w", err)
+	}
+	return decideThrottled(store, events)
 }
 
 // openGoLimiter makes a store for each limit, which a store has only one of.
@@ -500,7 +481,7 @@ func decideEnvoy(cache envoylimiter.RateLimitCache, limits []*config.RateLimit) 
 	}
 }
 
-// recoverEnvoy turns its panics, by which it tells that Redis failed, into
+// recoverEnvoy turns the panics by which the package signals a failure of Redis into
 // errors, as the service does.
 func recoverEnvoy(err *error) {
 	switch failure := recover().(type) {

@@ -36,13 +36,13 @@ var clientKeys = func() (keys [2000]string) {
 // the clock, which takes about as long as one of them.
 const memoryStride = 64
 
-// load is what some goroutines ask for at the same time.
+// load is the decisions that some goroutines ask for at the same time.
 type load struct {
 	stride  int // how many decisions there are between two looks at the clock
 	tallies []tally
 }
 
-// tally is what came of one goroutine's decisions.
+// tally sums up one goroutine's decisions.
 type tally struct {
 	admitted int
 	// latencies are how long each stride took. They are kept to be used again.
@@ -170,11 +170,11 @@ func measure(l *limiter, s scene, load *load, server *redistest.Server, length t
 	if err := touch(d); err != nil {
 		return sample{}, err
 	}
-	// All connections are made, and the batches are what they will be.
+	// The warm-up makes the connections, and the pipelines reach their length.
 	if _, err := load.run(d, l.settled, length/10); err != nil {
 		return sample{}, err
 	}
-	// What the limiter before has left is not this one's to clean up.
+	// The garbage of the previous limiter is not this one's to collect.
 	runtime.GC()
 
 	var elapsed time.Duration
@@ -308,8 +308,8 @@ type ceiling struct {
 	server float64 // microseconds of the server's CPU time per call
 }
 
-// What redis-benchmark is told: connections, and how many calls are on the way
-// on each.
+// The settings of redis-benchmark: connections, and how many calls are in flight on
+// each.
 const (
 	ceilingConnections = 50
 	ceilingPipeline    = 30
@@ -318,8 +318,8 @@ const (
 // openings are more calls than it takes to open every client's window.
 const openings = 20_000
 
-// measureCeiling opens all windows, which tells how many calls fit into the
-// time, and measures those.
+// measureCeiling opens all windows, which shows how many calls fit into the time, and
+// measures those.
 func measureCeiling(ctx context.Context, server *redistest.Server, length time.Duration) (ceiling, error) {
 	if err := empty(server); err != nil {
 		return ceiling{}, err

@@ -1,12 +1,49 @@
 package bench
 
 import (
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
+
+func TestReadOwnAllocations(t *testing.T) {
+	const told = `goos: linux
+BenchmarkHandler/own_allocations-2         	       1	    135515 ns/op	         5.517 own-allocs/op	    4152 B/op	      35 allocs/op
+BenchmarkHandler/own_allocations-2         	       1	    206231 ns/op	         5.524 own-allocs/op
+PASS
+`
+	if own, err := readOwnAllocations([]byte(told)); err != nil || !slices.Equal(own, []float64{5.517, 5.524}) {
+		t.Errorf("%v, error %v", own, err)
+	}
+	if own, err := readOwnAllocations([]byte("PASS\n")); err != nil || len(own) > 0 {
+		t.Errorf("of nothing: %v, error %v", own, err)
+	}
+	if own, err := readOwnAllocations([]byte("BenchmarkHandler/own_allocations-2 1 1.2.3 own-allocs/op\n")); err == nil {
+		t.Errorf("%v without an error", own)
+	}
+}
+
+func TestThousands(t *testing.T) {
+	for f, want := range map[float64]string{0: "0", math.SmallestNonzeroFloat64: "0", 7.4: "7", 12.9: "13", 999.4: "999", 1234: "1,230", 75_781: "75,800", 1e6: "1,000,000"} {
+		if got := report.Rounded(f); got != want {
+			t.Errorf("%v is %q, want %q", f, got, want)
+		}
+	}
+}
+
+func TestProcessors(t *testing.T) {
+	for micros, want := range map[float64]int{0: 0, 0.1: 1, 0.5: 1, 56: 112, 56.1: 113} {
+		if got := processors(micros); got != want {
+			t.Errorf("%v µs need %d, want %d", micros, got, want)
+		}
+	}
+}
 
 // TestCommit tells of a repository's commit and changes, and of nothing where
 // there is no repository of the folder's own.

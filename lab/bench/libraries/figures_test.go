@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
@@ -130,6 +131,115 @@ func TestShortName(t *testing.T) {
 	} {
 		if got := shortName(module); got != want {
 			t.Errorf("%s: %s, want %s", module, got, want)
+		}
+	}
+}
+
+func TestAllCount(t *testing.T) {
+	server := redistest.Start(t)
+	for _, k := range redisKinds {
+		requireCounts(t, k, server, 4)
+	}
+	for _, k := range memoryKinds {
+		requireCounts(t, k, nil, 0)
+	}
+}
+
+func requireCounts(t *testing.T, k *kind, server *redistest.Server, pool int) {
+	t.Helper()
+	addr := ""
+	if server != nil {
+		addr = server.Addr()
+	}
+	l, err := openLimiter(k, addr, pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.close()
+	// Each begins anew.
+	for range 2 {
+		if err := checkCount(l, server); err != nil {
+			t.Errorf("%s: %v", k.name, err)
+		}
+	}
+}
+
+func TestCheckCountFindsThoseThatDoNot(t *testing.T) {
+	server := redistest.Start(t)
+	for name, d := range map[string]decide{
+		"admits all":    func(context.Context, string) (bool, error) { return true, nil },
+		"refuses all":   func(context.Context, string) (bool, error) { return false, nil },
+		"has one count": onlyFive(),
+	} {
+		l := &limiter{limit: func(int) (decide, error) { return d, nil }}
+		if checkCount(l, server) == nil {
+			t.Errorf("a limiter that %s is said to count", name)
+		}
+	}
+}
+
+func onlyFive() decide {
+	n := 0
+	return func(context.Context, string) (bool, error) {
+		n++
+		return n <= 5, nil
+	}
+}
+
+// TestFailuresAreErrors asks peers whose server is gone.
+func TestFailuresAreErrors(t *testing.T) {
+	server := redistest.Start(t)
+	asked := map[string]decide{}
+	for _, k := range peers {
+		l, err := openLimiter(k, server.Addr(), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(l.close)
+		if asked[k.name], err = l.limit(plenty); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := server.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for name, d := range asked {
+		if _, err := d(t.Context(), "a"); err == nil {
+			t.Errorf("%s: no error without a server", name)
+		}
+	}
+}
+
+// TestTablesTellOfAllRounds: each figure has its least and most, and what is the
+// same in all rounds stands alone.
+func TestTablesTellOfAllRounds(t *testing.T) {
+	first := sample{rate: 1e6, client: 3, server: 5, allocations: 7, bytes: 9, calls: 2, p50: 1, p99: 4}
+	second := sample{rate: 2e6, client: 5, server: 7, allocations: 8, bytes: 19, calls: 2, p50: 2, p99: 6}
+	peer := sample{rate: 1e6}
+	c := &comparison{
+		scene:    scene{goroutines: detailedWith},
+		limiters: []*limiter{{kind: &kind{name: "peer"}, pool: 8}, {kind: takeFixedWindow, pool: 4}},
+		samples:  [][]sample{{peer, peer}, {first, second}},
+		ceiling:  []ceiling{{rate: 4e6, server: 1}, {rate: 4e6, server: 2}},
+	}
+	refused := *c
+	refused.scene.refused, refused.samples = true, [][]sample{{peer, peer}, {first, first}}
+	r := &Result{opts: Options{Goroutines: []int{detailedWith}}, shared: []*comparison{c}, apart: []*comparison{&refused, c}}
+	var b strings.Builder
+	c.write(&b)
+	r.writeMemory(&b)
+	r.writeCeiling(&b)
+	lines := slices.Collect(strings.Lines(b.String()))
+	const name = "| Take, fixed window | "
+	for _, want := range []string{
+		name + "4 | 1500000 (1000000 to 2000000) | 1.50 (1.00 to 2.00) | 4.0 (3.0 to 5.0) | 6.0 (5.0 to 7.0) | 2.00 | 7.5 (7.0 to 8.0) | 14 (9 to 19) | 1.50 (1.00 to 2.00) | 5.00 (4.00 to 6.00) |\n",
+		name + "1.50 (1.00 to 2.00) | 1.00 |\n",
+		name + "1.50 (1.00 to 2.00) | 4.00 (3.00 to 5.00) | 7.5 (7.0 to 8.0) | 14 (9 to 19) |\n",
+		"| redis-benchmark, 50 connections, 30 calls in a pipeline | 4000000 |  | 1.5 (1.0 to 2.0) |\n",
+		name + "1500000 (1000000 to 2000000) | 0.38 (0.25 to 0.50) | 6.0 (5.0 to 7.0) |\n",
+	} {
+		if !slices.Contains(lines, want) {
+			t.Errorf("no line %q in\n%s", want, &b)
 		}
 	}
 }

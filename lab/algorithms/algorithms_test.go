@@ -1,9 +1,14 @@
 package algorithms
 
 import (
+	"encoding/xml"
+	"os"
 	"reflect"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -79,5 +84,97 @@ func TestSlidingWindowIsTheMoreEvenCounter(t *testing.T) {
 	}
 	if s := sliding[all]; s.admitted*5 > s.refused*6 || s.refused*5 > s.admitted*6 {
 		t.Errorf("the sliding window: %d wrongly admitted, %d wrongly refused", s.admitted, s.refused)
+	}
+}
+
+// TestDocumentHasTheMark requires that make algorithms finds its place.
+func TestDocumentHasTheMark(t *testing.T) {
+	text, err := os.ReadFile("../../docs/algorithms.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if mark := report.Mark("algorithms"); strings.Count(string(text), mark) != 1 {
+		t.Errorf("docs/algorithms.md has not one line %q", mark)
+	}
+	for _, w := range ways {
+		if !strings.Contains(string(text), "\n| "+w.name+" |") {
+			t.Errorf("docs/algorithms.md has no row of %s", w.name)
+		}
+	}
+}
+
+// TestTablesAreWhole requires as many cells in each row as there are in the
+// head.
+func TestTablesAreWhole(t *testing.T) {
+	costs := map[string]*cost{}
+	for _, w := range apart() {
+		costs[w.name] = &cost{bytes: make([]int64, len(sizes)), micros: [][]float64{{1}, {2}, {3}}}
+	}
+	for _, text := range []string{accuracyTable(small), costTable(costs)} {
+		rows, cells := 0, 0
+		for line := range strings.Lines(text) {
+			if n := strings.Count(line, "|"); n > 0 {
+				if rows++; rows == 1 {
+					cells = n
+				}
+				if n != cells {
+					t.Errorf("%d cells, want %d: %s", n-1, cells-1, line)
+				}
+			}
+		}
+		if rows < 2+len(apart()) {
+			t.Errorf("%d rows", rows)
+		}
+	}
+}
+
+func TestSpan(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		time.Hour: "1h", 2 * time.Minute: "2m", 30 * time.Second: "30s", 90 * time.Minute: "1h30m", 100 * time.Minute: "1h40m",
+	} {
+		if got := span(d); got != want {
+			t.Errorf("%v: %s, want %s", d, got, want)
+		}
+	}
+}
+
+// TestPictureIsWhatIsDrawn requires that the picture of the documents is that
+// of the algorithms as they are.
+func TestPictureIsWhatIsDrawn(t *testing.T) {
+	got, err := os.ReadFile("../../docs/img/algorithms.svg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != draw().String() {
+		t.Error("docs/img/algorithms.svg is another picture; to draw it: make algorithms")
+	}
+}
+
+func TestPictureIsXML(t *testing.T) {
+	if err := xml.Unmarshal([]byte(draw().String()), new(struct{})); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestPictureShowsTheBounds requires that the picture shows what the document
+// says of it: the most that each algorithm lets through in one window.
+func TestPictureShowsTheBounds(t *testing.T) {
+	const n = shownEvents
+	want := map[string]int{
+		"fixed_window": 2*n - 1, "fixed_window, align": 2 * n, "sliding_window": n + 1, "sliding_log": n, "gcra": 2*n - 1,
+	}
+	for _, l := range lanes() {
+		if got := most(l.taken, shownWindow.Milliseconds()/100); l.ends == nil && got != want[l.name] {
+			t.Errorf("%s lets %d through in a window, want %d", l.name, got, want[l.name])
+		}
+		for i, slot := range l.slots {
+			if l.allowed[i] && slot >= n {
+				t.Errorf("%s: request %d has slot %d of %d", l.name, i, slot, n)
+			}
+		}
+		refused := len(arrivals) - len(l.taken)
+		if refused == 0 {
+			t.Errorf("%s refuses nothing", l.name)
+		}
 	}
 }

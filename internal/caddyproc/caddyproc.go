@@ -1,6 +1,6 @@
 // Package caddyproc builds Caddy with this module and runs it as a process of
 // its own, for tests and the laboratory: Build makes the binary, Start a Process,
-// and ParseMetrics reads what its /metrics say. It knows no Redis.
+// and ParseMetrics reads its metrics. The package does not know Redis.
 package caddyproc
 
 import (
@@ -22,29 +22,26 @@ const module = "github.com/shardlimit/caddy-shardlimit"
 
 // Root returns the folder of the module. It is to be called somewhere in it, or
 // in a module that has it replaced by that folder.
-func Root() (string, error) {
-	find := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module)
-	find.Stderr = os.Stderr
-	root, err := find.Output()
-	if err != nil {
-		return "", fmt.Errorf("find the module of caddy: %w", err)
-	}
-	return strings.TrimSpace(string(root)), nil
-}
+func Root() (string, error) { return describe("", "{{.Dir}}", module) }
 
-// Version is that of Caddy in the module.
+// Version returns the version of Caddy that the module requires.
 func Version() (string, error) {
 	root, err := Root()
 	if err != nil {
 		return "", err
 	}
-	find := exec.Command("go", "list", "-m", "-f", "{{.Version}}", "github.com/caddyserver/caddy/v2")
-	find.Dir, find.Stderr = root, os.Stderr
-	version, err := find.Output()
+	return describe(root, "{{.Version}}", "github.com/caddyserver/caddy/v2")
+}
+
+// describe returns what go list says of a module, in a folder.
+func describe(dir, format, module string) (string, error) {
+	list := exec.Command("go", "list", "-m", "-f", format, module)
+	list.Dir, list.Stderr = dir, os.Stderr
+	out, err := list.Output()
 	if err != nil {
-		return "", fmt.Errorf("find caddy's version: %w", err)
+		return "", fmt.Errorf("find the module %s: %w", module, err)
 	}
-	return strings.TrimSpace(string(version)), nil
+	return strings.TrimSpace(string(out)), nil
 }
 
 // Build builds cmd/caddy into dir, with flags for go build such as "-race", and
@@ -173,4 +170,59 @@ func awaitListening(addrs []string, ended <-chan struct{}) error {
 		}
 	}
 	return nil
+}
+
+// Metrics are the figures of a Caddy, by name and labels as it writes them.
+type Metrics map[string]float64
+
+// ParseMetrics reads lines such as name{label="value"} 1.
+func ParseMetrics(text string) (Metrics, error) {
+	m := Metrics{}
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		// A label's value may have spaces.
+		space := strings.LastIndexByte(line, ' ')
+		n, err := strconv.ParseFloat(line[space+1:], 64)
+		if err != nil {
+			return nil, fmt.Errorf("read metric %s: %w", line, err)
+		}
+		m[line[:max(space, 0)]] = n
+	}
+	return m, nil
+}
+
+// Sum adds up what has a name and all of the labels, given as name="value".
+func (m Metrics) Sum(name string, labels ...string) (n float64) {
+	for key, value := range m {
+		if Has(key, name, labels...) {
+			n += value
+		}
+	}
+	return n
+}
+
+// Has reports whether a key of Metrics has a name and all of the labels.
+func Has(key, name string, labels ...string) bool {
+	metric, has, _ := strings.Cut(key, "{")
+	if metric != name {
+		return false
+	}
+	for _, l := range labels {
+		// Another label's name may end like this one's.
+		if !strings.Contains(","+has, ","+l) {
+			return false
+		}
+	}
+	return true
+}
+
+// Label is the value of one of the labels in a key of Metrics.
+func Label(key, name string) string {
+	_, labels, _ := strings.Cut(key, "{")
+	_, rest, _ := strings.Cut(","+labels, ","+name+`="`)
+	value, _, _ := strings.Cut(rest, `"`)
+	return value
 }

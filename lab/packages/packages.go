@@ -1,0 +1,201 @@
+// Package packages draws the packages of the product and their imports, as
+// docs/packages.svg. It reads the imports of the Go files that are not tests,
+// beginning at the root. A table says where each package stands; an import that does
+// not point downwards in it is an error, and so is a package that it lacks.
+package packages
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"go/build"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+var (
+	flags  = flag.NewFlagSet("packages", flag.ExitOnError)
+	target = flags.String("picture", "../docs/packages.svg", "file to write the picture to")
+)
+
+// Run draws the picture.
+func Run(_ context.Context, args []string) error {
+	_ = flags.Parse(args) // it exits where they are wrong
+	imports, err := read("..")
+	if err != nil {
+		return err
+	}
+	if err := check(imports); err != nil {
+		return err
+	}
+	if err := os.WriteFile(*target, []byte(draw(imports)), 0o644); err != nil {
+		return fmt.Errorf("write the picture: %w", err)
+	}
+	return nil
+}
+
+const module, root = "github.com/shardlimit/caddy-shardlimit", "."
+
+// place is where a package stands: rows count downwards, columns to the right.
+type place struct{ row, column int }
+
+// places leave room for arrows that pass a row.
+var places = map[string]place{
+	root:                 {0, 2},
+	"internal/admin":     {1, 2},
+	"internal/admin/cli": {1, 3},
+	"memorystore":        {2, 0},
+	"redisstore":         {2, 1},
+	"internal/limiter":   {2, 2},
+	"internal/admin/ui":  {2, 3},
+	"internal/stores":    {3, 1},
+	"internal/option":    {4, 0},
+	"internal/telemetry": {4, 2},
+	"store/redis":        {5, 0},
+	"store/memory":       {5, 1},
+	"store/ledger":       {5, 2},
+	"store/algorithm":    {6, 1},
+	"internal/identity":  {6, 2},
+	"luascripts":         {7, 0},
+	"store":              {7, 1},
+}
+
+// read returns the imports of the root package at dir and of all that it imports,
+// within the module.
+func read(dir string) (map[string][]string, error) {
+	system := build.Default
+	system.GOOS, system.GOARCH, system.CgoEnabled = "linux", "amd64", false // the same picture everywhere
+	imports := map[string][]string{}
+	for todo := []string{root}; len(todo) > 0; todo = todo[1:] {
+		name := todo[0]
+		if imports[name] != nil {
+			continue
+		}
+		pkg, err := system.ImportDir(filepath.Join(dir, filepath.FromSlash(name)), 0)
+		if err != nil {
+			return nil, fmt.Errorf("read package %s: %w", name, err)
+		}
+		imports[name] = []string{}
+		for _, path := range pkg.Imports {
+			if other, ok := strings.CutPrefix(path, module+"/"); ok {
+				imports[name] = append(imports[name], other)
+			}
+		}
+		todo = append(todo, imports[name]...)
+	}
+	return imports, nil
+}
+
+// check returns an error for each arrow that does not point downwards, and for
+// each package without a place or the other way round.
+func check(imports map[string][]string) error {
+	var errs []error
+	for name, others := range imports {
+		if _, ok := places[name]; !ok {
+			errs = append(errs, fmt.Errorf("package %s has no place in the picture", name))
+		}
+		for _, other := range others {
+			if places[other].row <= places[name].row {
+				errs = append(errs, fmt.Errorf("the arrow from %s to %s does not point downwards", name, other))
+			}
+		}
+	}
+	for name := range places {
+		if _, ok := imports[name]; !ok {
+			errs = append(errs, fmt.Errorf("the root does not need package %s", name))
+		}
+	}
+	slices.SortFunc(errs, func(a, b error) int { return cmp.Compare(a.Error(), b.Error()) })
+	return errors.Join(errs...)
+}
+
+// reaches reports whether a package imports another, directly or not.
+func reaches(imports map[string][]string, from, to string) bool {
+	return slices.ContainsFunc(imports[from], func(next string) bool {
+		return next == to || reaches(imports, next, to)
+	})
+}
+
+// The sizes of the picture, and of the boxes in it.
+const (
+	width, height         = 800, 600
+	left, top             = 20, 20
+	columnPitch, rowPitch = 196, 74
+	boxWidth, boxHeight   = 164, 34
+)
+
+const head = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %[1]d %[2]d" width="%[1]d" height="%[2]d" font-family="sans-serif" font-size="13" role="img" aria-label="The packages of the product and what they import">
+<style>
+.paper { fill: #ffffff; stroke: #d0d7de }
+text { fill: #24292f }
+.note { fill: #57606a; font-size: 11px }
+rect { stroke: #57606a }
+.module { fill: #ddf4ff }
+.internal { fill: #f6f8fa }
+.store { fill: #dafbe1 }
+path { stroke: #57606a; stroke-width: 1.5; fill: none }
+.tip { fill: #57606a; stroke: none }
+@media (prefers-color-scheme: dark) {
+.paper { fill: #0d1117; stroke: #30363d }
+text { fill: #e6edf3 }
+.note { fill: #9198a1 }
+rect { stroke: #9198a1 }
+.module { fill: #0c2d6b }
+.internal { fill: #21262d }
+.store { fill: #033a16 }
+path { stroke: #9198a1 }
+.tip { fill: #9198a1 }
+}
+</style>
+<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="6" markerHeight="6" orient="auto"><path class="tip" d="M0 0l8 4l-8 4z"/></marker></defs>
+<rect class="paper" x="0.5" y="0.5" width="%[3]d" height="%[4]d" rx="6"/>
+`
+
+// draw returns the picture, without the imports that others imply.
+func draw(imports map[string][]string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, head, width, height, width-1, height-1)
+	names := slices.SortedFunc(maps.Keys(imports), func(a, b string) int {
+		return cmp.Or(cmp.Compare(places[a].row, places[b].row), cmp.Compare(places[a].column, places[b].column))
+	})
+	for _, from := range names {
+		for _, to := range imports[from] {
+			if slices.ContainsFunc(imports[from], func(next string) bool { return reaches(imports, next, to) }) {
+				continue
+			}
+			x, y := places[from].corner()
+			toX, toY := places[to].corner()
+			aside := boxWidth * 2 / 5 * cmp.Compare(toX, x) // so that the arrow passes boxes between
+			fmt.Fprintf(&b, `<path d="M%d %dL%d %d" marker-end="url(#tip)"/>`+"\n",
+				x+boxWidth/2+aside, y+boxHeight, toX+boxWidth/2-aside, toY)
+		}
+	}
+	for _, name := range names {
+		x, y := places[name].corner()
+		kind, _, _ := strings.Cut(name, "/")
+		switch name {
+		case root:
+			kind, name = "module", "the root"
+		case "redisstore", "memorystore":
+			kind = "module"
+		case "luascripts":
+			kind = "store"
+		}
+		fmt.Fprintf(&b, `<rect class="%s" x="%d" y="%d" width="%d" height="%d" rx="5"/>`+"\n", kind, x, y, boxWidth, boxHeight)
+		fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="middle">%s</text>`+"\n", x+boxWidth/2, y+22, name)
+	}
+	for i, line := range []string{
+		"An arrow points to an import.", "Imports that longer ways of", "arrows imply are left out.", "Blue: Caddy modules.", "Green: no Caddy.",
+	} {
+		fmt.Fprintf(&b, `<text class="note" x="%d" y="%d">%s</text>`+"\n", left+3*columnPitch, height-92+16*i, line)
+	}
+	return b.String() + "</svg>\n"
+}
+
+// corner is the upper left one of a box.
+func (p place) corner() (x, y int) { return left + p.column*columnPitch, top + p.row*rowPitch }
