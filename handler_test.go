@@ -18,6 +18,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/redisstore"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
 func TestNearest(t *testing.T) {
@@ -299,4 +300,64 @@ func ownAllocations(b *testing.B) (sum int64) {
 // isRuntime reports whether a function allocates on behalf of its caller.
 func isRuntime(function string) bool {
 	return strings.HasPrefix(function, "runtime.") || strings.HasPrefix(function, "internal/runtime/") || strings.HasPrefix(function, "strconv.")
+}
+
+// awayModule opens stores that nobody can reach.
+type awayModule struct{}
+
+func (awayModule) OpenStore(string) (store.Store, error) {
+	return awayStore{memory.New(memory.NewBuckets(), memory.Options{})}, nil
+}
+func (awayModule) CloseStore()            {}
+func (awayModule) OnErrorDefault() string { return stores.OnErrorAllow }
+
+type awayStore struct{ *memory.Store }
+
+func (awayStore) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
+	for i := range reqs {
+		report(i, store.State{Err: store.ErrNotExecuted})
+	}
+}
+
+func (s awayStore) RefundReported(reqs []store.Request, report func(i int, st store.State)) {
+	s.ChargeReported(reqs, report)
+}
+
+func (awayStore) Owner(string) string { return "a" }
+
+// TestConfigDeliversOnceItHasStarted: Caddy ends the config before right afterwards, and
+// nobody else must deliver in between.
+func TestConfigDeliversOnceItHasStarted(t *testing.T) {
+	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
+	defer cancel()
+	start := func() *stores.Opened {
+		handle, err := stores.Open(ctx, t.Name(), awayModule{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		open, err := handle.Enter()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			handle.Unload()
+			handle.Leave()
+		})
+		if err := (&App{unnamed: []*stores.Handle{handle}}).Start(); err != nil {
+			t.Fatal(err)
+		}
+		return open
+	}
+	before := start()
+	before.Charge([]store.Request{{
+		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
+		ClientKey: "alice", Events: 100, Cost: 1,
+	}})
+	if !before.Ledger.IsNeeded() {
+		t.Fatal("nothing waits")
+	}
+	start()
+	if before.Ledger.IsNeeded() {
+		t.Error("the config before delivers what waits")
+	}
 }

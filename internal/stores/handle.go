@@ -98,11 +98,11 @@ func (h *Handle) OnClose(f func()) {
 	h.onClose = append(h.onClose, f)
 }
 
-// Run lets the ledger of the store, which is open, deliver what waits: the
+// Run lets the ledger of the store, if that is open, deliver what waits: the
 // config runs.
 func (h *Handle) Run() {
-	if l := h.open.Load().Ledger; l != nil {
-		l.Run()
+	if open := h.open.Load(); open != nil && open.Ledger != nil {
+		open.Ledger.Run()
 	}
 }
 

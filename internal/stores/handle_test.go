@@ -150,27 +150,6 @@ func TestRejectedConfigDeliversNothing(t *testing.T) {
 	good.awaitUsed(t, r, 2)
 }
 
-// TestConfigDeliversOnceItHasStarted: Caddy ends the one before right afterwards, and
-// nobody else must deliver in between.
-func TestConfigDeliversOnceItHasStarted(t *testing.T) {
-	before, s := newRemoteHandle(t)
-	defer before.Unload()
-	before.Run()
-	s.away.Store(true)
-	r := store.Request{
-		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
-		ClientKey: "alice", Events: 100, Cost: 1,
-	}
-	before.open.Load().detacher.ChargeDetached([]store.Request{r})
-	after, good := newRemoteHandle(t)
-	defer after.Unload()
-	after.Run()
-	if before.open.Load().Ledger.IsNeeded() {
-		t.Error("the config before delivers what waits")
-	}
-	good.awaitUsed(t, r, 1)
-}
-
 // TestOvertakenRequestChargesWhereOthersDo: in the store of the config that runs,
 // whose shards may have taken over its bucket.
 func TestOvertakenRequestChargesWhereOthersDo(t *testing.T) {
@@ -193,11 +172,35 @@ func TestOvertakenRequestChargesWhereOthersDo(t *testing.T) {
 	good.awaitUsed(t, r, 1)
 }
 
+// TestLeaseEndsWhereItWasTaken, although another config runs: leases are not copied to
+// the owner that this one has for their bucket.
+func TestLeaseEndsWhereItWasTaken(t *testing.T) {
+	overtaken, first := newRemoteHandle(t)
+	overtaken.Run()
+	open, err := overtaken.Enter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer overtaken.Leave()
+	r := store.Request{
+		Limit:     &store.Limit{Zone: "zone", Algorithm: store.Concurrency, Window: time.Hour},
+		ClientKey: "alice", Events: 100, Cost: 1, ID: "lease",
+	}
+	open.Take(t.Context(), []store.Request{r}, make([]store.State, 1))
+	first.awaitUsed(t, r, 1)
+	running, _ := newRemoteHandle(t)
+	defer running.Unload()
+	running.Run()
+	overtaken.Unload()
+	open.Refund([]store.Request{r})
+	first.awaitUsed(t, r, 0)
+}
+
 // awaitUsed waits until so much is used of the bucket of r.
 func (s *remoteStore) awaitUsed(t *testing.T, r store.Request, want int64) {
 	t.Helper()
 	r.Cost = 0
-	var used int64
+	used := int64(-1)
 	for began := time.Now(); used != want && time.Since(began) < 20*time.Second; time.Sleep(10 * time.Millisecond) {
 		used = s.Check(t.Context(), []store.Request{r})[0].Used
 	}

@@ -148,9 +148,11 @@ func (e *entry) noteReach(st *store.State, now int64) {
 	}
 }
 
-// confirm replaces what is known by the primary's answer.
+// confirm replaces what is known by the primary's answer. It is doubted if it may lack
+// a refund, so that it refuses nobody for long.
 func (e *entry) confirm(answer algorithm.Known, asked int64) {
-	e.known, e.trusted, e.doubted, e.loose = answer, asked, false, 0
+	e.known, e.trusted, e.loose = answer, asked, 0
+	e.doubted = e.refunds > 0 || asked < e.refunded
 	e.noteUnsure(false)
 	if e.pending != nil {
 		e.pending.base = answer

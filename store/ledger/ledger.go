@@ -105,7 +105,7 @@ func (l *Ledger) Refund(ctx context.Context, reqs []store.Request) []store.State
 	entries := l.beginRefund(reqs)
 	states := l.store.Refund(ctx, reqs)
 	for _, e := range entries {
-		l.books.endRefund(e)
+		l.endRefund(e)
 	}
 	return states
 }
@@ -116,16 +116,31 @@ func (l *Ledger) RefundDetached(reqs []store.Request) { l.refund(l.restore(reqs)
 
 // refund refunds to the store without waiting for it. No page is locked.
 func (l *Ledger) refund(reqs []store.Request) {
-	if len(reqs) == 0 {
-		return
+	var leases, others []store.Request
+	for _, r := range reqs {
+		if r.Limit.Algorithm == store.Concurrency {
+			leases = append(leases, r)
+		} else {
+			others = append(others, r)
+		}
 	}
+	if len(leases) > 0 {
+		// A lease ends where it was taken: it is not copied to another owner.
+		l.refundBy(l, leases)
+	}
+	if len(others) > 0 {
+		l.refundBy(l.writer(), others)
+	}
+}
+
+// refundBy refunds through the store of a view.
+func (l *Ledger) refundBy(w *Ledger, reqs []store.Request) {
 	entries := l.beginRefund(reqs)
-	w := l.writer()
 	w.store.RefundReported(reqs, func(i int, st store.State) {
 		if st.Err != nil && w.opts.OnUndelivered != nil {
 			w.opts.OnUndelivered(w.store.Owner(reqs[i].ClientKey), algorithm.Refund, 1, st.Err)
 		}
-		w.books.endRefund(entries[i])
+		w.endRefund(entries[i])
 	})
 }
 
@@ -145,13 +160,16 @@ func (l *Ledger) beginRefund(reqs []store.Request) []*entry {
 	return entries
 }
 
-func (b *Books) endRefund(e *entry) {
+// endRefund remembers for a while that the refund is over, because answers that lack
+// it may come yet.
+func (l *Ledger) endRefund(e *entry) {
 	e.page.mu.Lock()
 	e.refunds--
-	e.refunded = b.now()
+	e.refunded = l.books.now()
 	e.confirmed = e.refunded
+	e.until = max(e.until, e.refunded+l.trust)
 	e.page.mu.Unlock()
-	b.owing.Add(-1)
+	l.books.owing.Add(-1)
 }
 
 // Penalize implements [store.Penalizer], if the store does.

@@ -428,6 +428,16 @@ func TestNoRefusalOutlastsARefund(t *testing.T) {
 			go l.Refund(b.Context(), []store.Request{r})
 			synctest.Wait()
 		},
+		"beside a charge": func(b *batches, l *Ledger) {
+			r := b.request(4)
+			r.Batch = 0
+			r.Receipt = l.Take(b.Context(), []store.Request{r})[0].Receipt
+			b.take(l, 5)
+			more := b.request(1)
+			more.Batch = 0
+			l.ChargeDetached([]store.Request{more})
+			l.RefundDetached([]store.Request{r})
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			refused := 0
