@@ -70,7 +70,7 @@ func TestNearest(t *testing.T) {
 
 // TestNearestIsItself: no known word is near another one first.
 func TestNearestIsItself(t *testing.T) {
-	for _, options := range []string{handlerOptions, zoneOptions, redisstore.RedisOptions, redisstore.ShardOptions, redisstore.TlsOptions} {
+	for _, options := range []string{handlerOptions, zoneOptions, redisstore.RedisOptions, redisstore.ShardOptions, redisstore.TLSOptions} {
 		known := strings.Split(options, ", ")
 		for _, word := range known {
 			if got := option.Nearest(word, known); got != word {

@@ -15,7 +15,7 @@ const (
 	kindOptions       = "primary, replica, sentinel, cluster, weight, retired"
 	connectionOptions = "username, password, sentinel_username, sentinel_password, db, tls, dial_timeout, pool_size, max_replica_lag"
 	countingOptions   = "key_prefix, key_secret, read_from, clock, check_timeout, charge_timeout, pipelining, ledger_trust, ledger_max_buckets, max_new_buckets, on_error"
-	TlsOptions        = "ca, cert, server_name, insecure_skip_verify"
+	TLSOptions        = "ca, cert, server_name, insecure_skip_verify"
 )
 
 // UnmarshalCaddyfile implements [caddyfile.Unmarshaler]:
@@ -215,7 +215,7 @@ func parseTLS(d *caddyfile.Dispenser) (*TLS, error) {
 		case err != nil:
 			return nil, err
 		case !known:
-			return nil, p.Unknown(TlsOptions, "key", "the line cert <file> <key>")
+			return nil, p.Unknown(TLSOptions, "key", "the line cert <file> <key>")
 		}
 	}
 	if err := t.validate(); err != nil {

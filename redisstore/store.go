@@ -204,7 +204,7 @@ func (s *Store) OpenStore(name string) (_ store.Store, err error) {
 	renewMigrations(opened.keys, opened.migrations)
 	remote := redis.New(redis.Options{
 		Members:       members,
-		Previous:        former,
+		Previous:      former,
 		Migrations:    migrations,
 		KeyPrefix:     s.KeyPrefix,
 		KeySecret:     []byte(s.KeySecret),

@@ -36,6 +36,7 @@ type Outcome int
 const (
 	// Undecided means that another zone refused before this one was asked.
 	Undecided Outcome = iota
+	// Allowed and Refused are answers of the store.
 	Allowed
 	Refused
 	// WouldRefuse means that the client is over its limit and only observed.

@@ -125,7 +125,7 @@ func (v *reservation) wait(t *taking, place int) bool {
 		return false
 	}
 	v.claimed += cost
-	v.waiters = append(v.waiters, t.call.wait(place))
+	v.waiters = append(v.waiters, t.wait(place))
 	return true
 }
 
