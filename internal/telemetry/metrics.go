@@ -36,14 +36,15 @@ type Outcome int
 const (
 	// Undecided means that another zone refused before this one was asked.
 	Undecided Outcome = iota
-	// Allowed and Refused are answers of the store.
+	// Allowed means that the request fits.
 	Allowed
+	// Refused means that it does not.
 	Refused
 	// WouldRefuse means that the client is over its limit and only observed.
 	WouldRefuse
-	// ErrorAllowed and ErrorRefused mean that the store could not answer and on_error
-	// decided.
+	// ErrorAllowed means that the store could not answer, and on_error let pass.
 	ErrorAllowed
+	// ErrorRefused means that the store could not answer, and on_error refused.
 	ErrorRefused
 	// Outcomes is the number of outcomes.
 	Outcomes
