@@ -63,7 +63,7 @@ var places = map[string]place{
 	"store/algorithm":       {6, 1},
 	"internal/identity":     {6, 2},
 	"luascripts":            {7, 0},
-	"store":                 {7, 1},
+	"store":                 {7, 3},
 }
 
 // read returns the imports of the root package at dir and of all that it imports,
@@ -193,7 +193,7 @@ func draw(imports map[string][]string) string {
 	for i, line := range []string{
 		"An arrow points to an import.", "Imports that longer ways of", "arrows imply are left out.", "Blue: Caddy modules.", "Green: no Caddy.",
 	} {
-		fmt.Fprintf(&b, `<text class="note" x="%d" y="%d">%s</text>`+"\n", left+3*columnPitch, height-92+16*i, line)
+		fmt.Fprintf(&b, `<text class="note" x="%d" y="%d">%s</text>`+"\n", left, 40+16*i, line)
 	}
 	return b.String() + "</svg>\n"
 }
