@@ -1,18 +1,21 @@
 package shardlimit
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
@@ -302,20 +305,27 @@ func isRuntime(function string) bool {
 	return strings.HasPrefix(function, "runtime.") || strings.HasPrefix(function, "internal/runtime/") || strings.HasPrefix(function, "strconv.")
 }
 
-// awayModule opens stores that nobody can reach.
-type awayModule struct{}
+// awayModule opens stores that cannot be reached while away is set.
+type awayModule struct{ away *atomic.Bool }
 
-func (awayModule) OpenStore(string) (store.Store, error) {
-	return awayStore{memory.New(memory.NewBuckets(), memory.Options{})}, nil
+func (m awayModule) OpenStore(string) (store.Store, error) {
+	return awayStore{memory.New(memory.NewBuckets(), memory.Options{}), m.away}, nil
 }
 func (awayModule) CloseStore()            {}
 func (awayModule) OnErrorDefault() string { return stores.OnErrorAllow }
 
-type awayStore struct{ *memory.Store }
+type awayStore struct {
+	*memory.Store
+	away *atomic.Bool
+}
 
-func (awayStore) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
+func (s awayStore) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
 	for i := range reqs {
-		report(i, store.State{Err: store.ErrNotExecuted})
+		if s.away.Load() {
+			report(i, store.State{Err: store.ErrNotExecuted})
+		} else {
+			report(i, s.Charge(context.Background(), reqs[i:i+1])[0])
+		}
 	}
 }
 
@@ -330,8 +340,10 @@ func (awayStore) Owner(string) string { return "a" }
 func TestConfigDeliversOnceItHasStarted(t *testing.T) {
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
 	defer cancel()
+	var away atomic.Bool
+	away.Store(true)
 	start := func() *stores.Opened {
-		handle, err := stores.Open(ctx, t.Name(), awayModule{})
+		handle, err := stores.Open(ctx, t.Name(), awayModule{&away})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -360,4 +372,9 @@ func TestConfigDeliversOnceItHasStarted(t *testing.T) {
 	if before.Ledger.IsNeeded() {
 		t.Error("the config before delivers what waits")
 	}
+	// What waits keeps the ledger, and other tests look for what is left.
+	away.Store(false)
+	caddytest.Eventually(t, "what waits is delivered", func() error {
+		return caddytest.Want("charges waiting", before.Ledger.Owes(), false)
+	})
 }
