@@ -72,6 +72,10 @@ func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 		}
 		handler.Zones, zones[z] = []*Zone{z}, start
 	}
+	block := &option.Block{
+		Setters: []option.Setters{handler.setters()},
+		Known:   handlerOptions, Elsewhere: zoneOptions, Place: "zone <name> { … }, in the block of rate_limit",
+	}
 	for h.NextBlock(0) {
 		if oneLine && h.Val() == "zone" {
 			return nil, h.Err("rate_limit has a zone on its line and another in its block: write both as zones in the block")
@@ -87,14 +91,8 @@ func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 			p.StartsAt("zone "+z.Name, start)
 			continue
 		}
-		if err := p.Once(); err != nil {
+		if err := p.Option(block); err != nil {
 			return nil, err
-		}
-		switch known, err := p.Set(handler.setters()); {
-		case err != nil:
-			return nil, err
-		case !known:
-			return nil, p.Unknown(handlerOptions, zoneOptions, "zone <name> { … }, in the block of rate_limit")
 		}
 	}
 	if err := handler.validate(); err != nil {
@@ -231,6 +229,10 @@ func parseZone(h httpcaddyfile.Helper) (*Zone, error) {
 	if z.Name, err = p.Arg(); err != nil {
 		return nil, p.Err("zone takes one argument, its name")
 	}
+	block := &option.Block{
+		Setters: []option.Setters{z.setters()},
+		Known:   zoneOptions, Elsewhere: handlerOptions, Place: "the block of rate_limit, outside zone",
+	}
 	for nesting := h.Nesting(); h.NextBlock(nesting); {
 		switch h.Val() {
 		case "match":
@@ -239,7 +241,7 @@ func parseZone(h httpcaddyfile.Helper) (*Zone, error) {
 			p.StartsAt("reserve", p.Token())
 			err = z.parseReserve(h, p)
 		default:
-			err = z.parseOption(p)
+			err = p.Option(block)
 		}
 		if err != nil {
 			return nil, err
@@ -249,16 +251,6 @@ func parseZone(h httpcaddyfile.Helper) (*Zone, error) {
 		return nil, p.At(err)
 	}
 	return z, nil
-}
-
-func (z *Zone) parseOption(p *option.Parser) error {
-	if err := p.Once(); err != nil {
-		return err
-	}
-	if known, err := p.Set(z.setters()); known || err != nil {
-		return err
-	}
-	return p.Unknown(zoneOptions, handlerOptions, "the block of rate_limit, outside zone")
 }
 
 // setters returns the setters of a zone's options, apart from those with matchers.

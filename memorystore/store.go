@@ -55,15 +55,10 @@ func (m *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if err := p.NoArgs(); err != nil {
 		return err
 	}
+	block := &option.Block{Setters: []option.Setters{{"max_keys": option.Positive(&m.MaxKeys)}}, Known: "max_keys"}
 	for d.NextBlock(0) {
-		if err := p.Once(); err != nil {
+		if err := p.Option(block); err != nil {
 			return err
-		}
-		switch known, err := p.Set(option.Setters{"max_keys": option.Positive(&m.MaxKeys)}); {
-		case err != nil:
-			return err
-		case !known:
-			return p.Unknown("max_keys", "", "")
 		}
 	}
 	return nil

@@ -63,6 +63,10 @@ func (s *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if err := p.NoArgs(); err != nil {
 		return err
 	}
+	block := &option.Block{
+		Setters: []option.Setters{s.setters(), s.Connection.setters()},
+		Known:   RedisOptions, Elsewhere: kindOptions, Place: "shard <name> { … }, in the block of the store",
+	}
 	for d.NextBlock(0) {
 		if d.Val() == "shard" {
 			start := d.Token()
@@ -74,14 +78,8 @@ func (s *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			p.StartsAt("shard "+shard.Name, start)
 			continue
 		}
-		if err := p.Once(); err != nil {
+		if err := p.Option(block); err != nil {
 			return err
-		}
-		switch known, err := p.Set(s.setters(), s.Connection.setters()); {
-		case err != nil:
-			return err
-		case !known:
-			return p.Unknown(RedisOptions, kindOptions, "shard <name> { … }, in the block of the store")
 		}
 	}
 	if err := s.validate(); err != nil {
@@ -115,38 +113,24 @@ func parseShard(d *caddyfile.Dispenser) (*Shard, error) {
 	if s.Name, err = p.Arg(); err != nil {
 		return nil, p.Err("shard takes one argument, its name")
 	}
+	block := &option.Block{
+		Setters: []option.Setters{s.setters(), s.Connection.setters()}, Repeatable: []string{"replica", "cluster"},
+		Known: ShardOptions, Elsewhere: "shard, " + countingOptions, Place: "the block of the store, outside shard",
+	}
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		if err := s.parseOption(p); err != nil {
+		which := p.Token()
+		if err := p.Option(block); err != nil {
 			return nil, err
+		}
+		// Checked here, while the option's line is known.
+		if err := s.validateServers(); err != nil {
+			return nil, option.ErrorAt(which, fmt.Errorf("shard %s: %w", s.Name, err))
 		}
 	}
 	if err := s.validate(); err != nil {
 		return nil, p.At(err)
 	}
 	return s, nil
-}
-
-func (s *Shard) parseOption(p *option.Parser) error {
-	which := p.Token()
-	if which.Text != "replica" && which.Text != "cluster" {
-		if err := p.Once(); err != nil {
-			return err
-		}
-	}
-	if known, err := p.Set(s.Connection.setters()); known || err != nil {
-		return err
-	}
-	switch known, err := p.Set(s.setters()); {
-	case err != nil:
-		return err
-	case !known:
-		return p.Unknown(ShardOptions, "shard, "+countingOptions, "the block of the store, outside shard")
-	}
-	// Checked here, while the option's line is known.
-	if err := s.validateServers(); err != nil {
-		return option.ErrorAt(which, fmt.Errorf("shard %s: %w", s.Name, err))
-	}
-	return nil
 }
 
 // setters returns the setters of the options that only a shard has.
@@ -207,15 +191,10 @@ func parseTLS(d *caddyfile.Dispenser) (*TLS, error) {
 			return nil
 		},
 	}
+	block := &option.Block{Setters: []option.Setters{setters}, Known: TLSOptions, Elsewhere: "key", Place: "the line cert <file> <key>"}
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		if err := p.Once(); err != nil {
+		if err := p.Option(block); err != nil {
 			return nil, err
-		}
-		switch known, err := p.Set(setters); {
-		case err != nil:
-			return nil, err
-		case !known:
-			return nil, p.Unknown(TLSOptions, "key", "the line cert <file> <key>")
 		}
 	}
 	if err := t.validate(); err != nil {

@@ -125,20 +125,19 @@ func (e *evaluation) freshStates() []store.State {
 
 // divert makes new clients beyond the bound of a store share a bucket.
 func (e *evaluation) divert(ctx context.Context) {
-	now := e.limiter.Now()
 	for in := range e.refs {
 		open := e.refs[in].open
 		if open == nil {
 			continue
 		}
 		if !e.split {
-			for _, i := range open.Overflow(ctx, e.reqs, now) {
+			for _, i := range open.Overflow(ctx, e.reqs, e.limiter.Now) {
 				e.shareOverflow(i)
 			}
 			continue
 		}
 		for i, z := range e.zones {
-			if z.in == in && len(open.Overflow(ctx, e.reqs[i:i+1], now)) > 0 {
+			if z.in == in && len(open.Overflow(ctx, e.reqs[i:i+1], e.limiter.Now)) > 0 {
 				e.shareOverflow(i)
 			}
 		}

@@ -25,8 +25,8 @@ func NewParser(d *caddyfile.Dispenser) *Parser {
 // StartsAt notes the place of an option that may be given several times.
 func (p *Parser) StartsAt(option string, at caddyfile.Token) { p.lines[option] = at }
 
-// Once notes the place of the current option, and returns an error the second time.
-func (p *Parser) Once() error {
+// once notes the place of the current option, and returns an error the second time.
+func (p *Parser) once() error {
 	if first, ok := p.lines[p.Val()]; ok {
 		return p.Errf("%s is given twice, first in line %d: remove one", p.Val(), first.Line)
 	}
@@ -72,16 +72,16 @@ func (p *Parser) NoArgs() error {
 	return nil
 }
 
-// Unknown returns the error for an option that this block does not know. It says so
-// if the option is among those that belong elsewhere, which is the place.
-func (p *Parser) Unknown(known, elsewhere, place string) error {
+// unknown returns the error for an option that this block does not know. It says so
+// if the option is among those that belong elsewhere.
+func (p *Parser) unknown(b *Block) error {
 	switch {
 	case p.Val() == "{":
 		return p.Err("the option before { takes no block: remove it")
-	case p.Val() != "" && slices.Contains(strings.Split(elsewhere, ", "), p.Val()):
-		return p.Errf("%s belongs into %s", p.Val(), place)
+	case p.Val() != "" && slices.Contains(strings.Split(b.Elsewhere, ", "), p.Val()):
+		return p.Errf("%s belongs into %s", p.Val(), b.Place)
 	}
-	return p.Errf("unknown option %s: it must be one of %s%s", p.Val(), known, DidYouMean(p.Val(), strings.Split(known, ", ")))
+	return p.Errf("unknown option %s: it must be one of %s%s", p.Val(), b.Known, DidYouMean(p.Val(), strings.Split(b.Known, ", ")))
 }
 
 // Setter parses the arguments of the current option and sets its field.
@@ -90,15 +90,29 @@ type Setter func(p *Parser) error
 // Setters are the setters of a block's options, by name.
 type Setters map[string]Setter
 
-// Set sets the field of the current option, and reports whether one of the tables
-// has that option.
-func (p *Parser) Set(tables ...Setters) (known bool, err error) {
-	for _, setters := range tables {
-		if set, ok := setters[p.Val()]; ok {
-			return true, set(p)
+// Block describes the options of a block.
+type Block struct {
+	Setters []Setters
+	// Repeatable are the options that may be given several times.
+	Repeatable []string
+	// Known lists the options for errors, and Elsewhere those that belong into Place.
+	// Names are separated by a comma and a space.
+	Known, Elsewhere, Place string
+}
+
+// Option sets the field of the current option of a block.
+func (p *Parser) Option(b *Block) error {
+	if !slices.Contains(b.Repeatable, p.Val()) {
+		if err := p.once(); err != nil {
+			return err
 		}
 	}
-	return false, nil
+	for _, setters := range b.Setters {
+		if set, ok := setters[p.Val()]; ok {
+			return set(p)
+		}
+	}
+	return p.unknown(b)
 }
 
 // oneArg returns the setter of an option with one argument.

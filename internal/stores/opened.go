@@ -52,11 +52,11 @@ func (h *Handle) newOpened() (*Opened, error) {
 
 // Overflow returns the indices of the requests that share the overflow bucket of
 // their zone: those of new clients beyond the module's bound.
-func (o *Opened) Overflow(ctx context.Context, reqs []store.Request, now time.Time) []int {
+func (o *Opened) Overflow(ctx context.Context, reqs []store.Request, now func() time.Time) []int {
 	if o.newcomers == nil {
 		return nil
 	}
-	return o.newcomers.overflow(ctx, reqs, now)
+	return o.newcomers.overflow(ctx, reqs, now())
 }
 
 // Admit checks requests, and holds in flight the cost of those that are allowed.

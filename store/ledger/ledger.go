@@ -116,20 +116,17 @@ func (l *Ledger) RefundDetached(reqs []store.Request) { l.refund(l.restore(reqs)
 
 // refund refunds to the store without waiting for it. No page is locked.
 func (l *Ledger) refund(reqs []store.Request) {
-	var leases, others []store.Request
-	for _, r := range reqs {
-		if r.Limit.Algorithm == store.Concurrency {
-			leases = append(leases, r)
-		} else {
-			others = append(others, r)
+	isLease := func(i int) bool { return reqs[i].Limit.Algorithm == store.Concurrency }
+	for first, end := 0, 0; first < len(reqs); first = end {
+		for end = first + 1; end < len(reqs) && isLease(end) == isLease(first); {
+			end++
 		}
-	}
-	if len(leases) > 0 {
-		// A lease ends where it was taken: it is not copied to another owner.
-		l.refundBy(l, leases)
-	}
-	if len(others) > 0 {
-		l.refundBy(l.writer(), others)
+		w := l
+		if !isLease(first) {
+			// A lease ends where it was taken: it is not copied to another owner.
+			w = l.writer()
+		}
+		l.refundBy(w, reqs[first:end])
 	}
 }
 
