@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/process"
 )
@@ -467,7 +468,7 @@ func startNginx(t *testing.T, config, site string, replace ...string) (url strin
 	text = strings.Replace(text, "http {\n", "http {\n"+strings.Join(nginxFolders, dir+";\n")+dir+";\n", 1)
 	file := dir + "/nginx.conf"
 	must(t, "write", os.WriteFile(file, []byte(text), 0o600))
-	logs := new(caddytest.Logs)
+	logs := new(caddyproc.Logs)
 	cmd := exec.CommandContext(t.Context(), installed(t, "nginx"), "-p", dir, "-c", file, "-g", "daemon off; master_process off;")
 	cmd.Stdout, cmd.Stderr = logs, logs
 	process.EndWithParent(cmd)

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/admin/answer"
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -18,7 +18,7 @@ import (
 type selection struct {
 	boundZone
 	open    *stores.Opened
-	buckets []limiter.NamedBucket
+	buckets []adminapi.BucketName
 }
 
 // selectBuckets reads the request and opens the store.
@@ -62,11 +62,11 @@ func inspect(running runningConfig, r *http.Request) (any, error) {
 	if !ok {
 		return nil, apiErrorf(http.StatusNotImplemented, "store %s cannot tell what is in a bucket", s.store.Name)
 	}
-	all := answer.Buckets{Zone: s.Name, Store: s.store.Name, Buckets: []answer.Bucket{}}
+	all := adminapi.Buckets{Zone: s.Name, Store: s.store.Name, Buckets: []adminapi.Bucket{}}
 	for _, b := range s.buckets {
 		req := s.About(b)
 		found := inspector.Inspect(r.Context(), req)
-		bucket := answer.Bucket{BucketName: answer.BucketName(b), Copies: *copiesOf(&found), Ledger: (*answer.Account)(found.Account)}
+		bucket := adminapi.Bucket{BucketName: b, Copies: *copiesOf(&found), Ledger: (*adminapi.Account)(found.Account)}
 		if found.Former != nil {
 			bucket.Former = copiesOf(found.Former)
 		}
@@ -78,11 +78,11 @@ func inspect(running runningConfig, r *http.Request) (any, error) {
 	return all, nil
 }
 
-func copiesOf(found *store.Inspection) *answer.Copies {
-	copies := &answer.Copies{Shard: found.Shard, Servers: []answer.Copy{}}
+func copiesOf(found *store.Inspection) *adminapi.Copies {
+	copies := &adminapi.Copies{Shard: found.Shard, Servers: []adminapi.Copy{}}
 	for i := range found.Copies {
 		c := &found.Copies[i]
-		told := answer.Copy{Address: c.Address, Role: c.Role}
+		told := adminapi.Copy{Address: c.Address, Role: c.Role}
 		switch {
 		case c.State.Err != nil:
 			told.Error = c.State.Err.Error()
@@ -94,8 +94,8 @@ func copiesOf(found *store.Inspection) *answer.Copies {
 	return copies
 }
 
-func stateOf(st *store.State) *answer.State {
-	return &answer.State{
+func stateOf(st *store.State) *adminapi.State {
+	return &adminapi.State{
 		Limit: st.Limit, Used: st.Used, Remaining: st.Remaining, Reset: limiter.EpochSeconds(st.Reset), Penalty: limiter.EpochSeconds(st.Penalty),
 	}
 }
@@ -112,7 +112,7 @@ func reset(running runningConfig, r *http.Request) (any, error) {
 	if !ok {
 		return nil, apiErrorf(http.StatusNotImplemented, "store %s cannot reset a bucket", s.store.Name)
 	}
-	all := answer.Resets{Zone: s.Name, Store: s.store.Name, Buckets: []answer.Reset{}}
+	all := adminapi.Resets{Zone: s.Name, Store: s.store.Name, Buckets: []adminapi.Reset{}}
 	var failed []error
 	for _, b := range s.buckets {
 		req := s.About(b)
@@ -125,7 +125,7 @@ func reset(running runningConfig, r *http.Request) (any, error) {
 			failed = append(failed, err)
 			continue
 		}
-		done := answer.Reset{BucketName: answer.BucketName(b), Deleted: existed}
+		done := adminapi.Reset{BucketName: b, Deleted: existed}
 		if sharded, ok := s.open.Store.(interface{ Owner(clientKey string) string }); ok {
 			done.Shard = sharded.Owner(b.ClientKey)
 		}

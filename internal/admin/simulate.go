@@ -31,6 +31,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"golang.org/x/net/http/httpguts"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 )
 
@@ -79,14 +80,8 @@ func (nowhere) Write(b []byte) (int, error) { return len(b), nil }
 // WriteHeader implements [http.ResponseWriter].
 func (nowhere) WriteHeader(int) {}
 
-// simulatedRequest is the body of POST /rate_limit/simulate.
-type simulatedRequest struct {
-	Method     string      `json:"method"`
-	URL        string      `json:"url"`
-	Headers    http.Header `json:"headers"`
-	RemoteAddr string      `json:"remote_addr"`
-	Server     string      `json:"server"`
-}
+// simulatedRequest is the request to simulate.
+type simulatedRequest adminapi.SimulatedRequest
 
 const (
 	// maxSimulatedRequest bounds the body of the call.

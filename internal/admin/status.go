@@ -7,7 +7,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/admin/answer"
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
@@ -20,7 +20,7 @@ func status(running runningConfig, r *http.Request) (any, error) {
 	if _, err := queryOf(r); err != nil {
 		return nil, err
 	}
-	s := answer.Status{Zones: []answer.Zone{}, Stores: []answer.Store{}}
+	s := adminapi.Status{Zones: []adminapi.Zone{}, Stores: []adminapi.Store{}}
 	seen := map[limiter.ZoneID]bool{}
 	for _, l := range running.Limiters() {
 		for _, z := range l.Zones {
@@ -37,14 +37,14 @@ func status(running runningConfig, r *http.Request) (any, error) {
 	return s, nil
 }
 
-func statusOfZone(l *limiter.Limiter, z *limiter.Zone) answer.Zone {
-	s := answer.Zone{
+func statusOfZone(l *limiter.Limiter, z *limiter.Zone) adminapi.Zone {
+	s := adminapi.Zone{
 		Name: z.Name, Store: l.Store.Name, Algorithm: z.Algorithm, Key: z.Key,
 		Events: z.Events.String(), Burst: z.Burst, Window: z.Window.Seconds(),
 		Charge: limiter.ChargeAfter, Enforce: 100, Decisions: map[string]int64{},
 	}
 	if l.Rollout != nil {
-		s.Rollout = &answer.Rollout{Store: l.Rollout.Store.Name, Percent: l.Rollout.Percent}
+		s.Rollout = &adminapi.Rollout{Store: l.Rollout.Store.Name, Percent: l.Rollout.Percent}
 	}
 	if z.ChargeBefore {
 		s.Charge = limiter.ChargeBefore
@@ -58,8 +58,8 @@ func statusOfZone(l *limiter.Limiter, z *limiter.Zone) answer.Zone {
 	return s
 }
 
-func statusOfStore(handle *stores.Handle) answer.Store {
-	s := answer.Store{Name: handle.Name}
+func statusOfStore(handle *stores.Handle) adminapi.Store {
+	s := adminapi.Store{Name: handle.Name}
 	if m, ok := handle.Module.(caddy.Module); ok {
 		s.Module = string(m.CaddyModule().ID)
 	}
@@ -74,7 +74,7 @@ func statusOfStore(handle *stores.Handle) answer.Store {
 	}
 	if sharded, ok := open.Base.(store.Sharded); ok {
 		for _, shard := range sharded.Shards() {
-			told := answer.Shard{Name: shard.Name, Kind: shard.Kind, Retired: shard.Retired, Found: shard.Found, Servers: []answer.Server{}}
+			told := adminapi.Shard{Name: shard.Name, Kind: shard.Kind, Retired: shard.Retired, Found: shard.Found, Servers: []adminapi.Server{}}
 			for i := range shard.Servers {
 				told.Servers = append(told.Servers, statusOfServer(&shard.Servers[i]))
 			}
@@ -82,18 +82,18 @@ func statusOfStore(handle *stores.Handle) answer.Store {
 		}
 	}
 	f := open.Accounts.Figures()
-	s.Ledger = &answer.Ledger{
+	s.Ledger = &adminapi.Ledger{
 		Buckets: f.Buckets, InFlight: f.InFlight, Unsent: f.Unsent, Uncertain: f.Uncertain,
 		LocalRefusals: f.LocalRefusals, UnaskedAdmissions: f.UnaskedAdmissions,
-		Batches: answer.Batches{Fetched: f.Fetches, Tokens: f.TokensFetched, Returned: f.TokensReturned, Expired: f.TokensExpired},
+		Batches: adminapi.Batches{Fetched: f.Fetches, Tokens: f.TokensFetched, Returned: f.TokensReturned, Expired: f.TokensExpired},
 	}
 	return s
 }
 
-func statusOfServer(server *store.Server) answer.Server {
-	s := answer.Server{
+func statusOfServer(server *store.Server) adminapi.Server {
+	s := adminapi.Server{
 		Address: server.Address, Role: server.Role, State: server.State,
-		Breakers: map[string]string{}, Latency: map[string]float64{}, Pools: map[string]answer.Pool{},
+		Breakers: map[string]string{}, Latency: map[string]float64{}, Pools: map[string]adminapi.Pool{},
 	}
 	if server.LagKnown {
 		lag := seconds(server.Lag)
@@ -105,7 +105,7 @@ func statusOfServer(server *store.Server) answer.Server {
 		if lane.Latency > 0 {
 			s.Latency[lane.Purpose] = seconds(lane.Latency)
 		}
-		s.Pools[lane.Purpose] = answer.Pool(lane.Pool)
+		s.Pools[lane.Purpose] = adminapi.Pool(lane.Pool)
 		s.Queued += lane.Queued
 	}
 	return s
@@ -141,7 +141,7 @@ func top(running runningConfig, r *http.Request) (any, error) {
 		}
 		return topOf(name, zone, n, now), nil
 	}
-	all := answer.Tops{Zones: []answer.Top{}}
+	all := adminapi.Tops{Zones: []adminapi.Top{}}
 	for _, name := range sortedKeys(zones) {
 		all.Zones = append(all.Zones, topOf(name, zones[name], n, now))
 	}
@@ -149,11 +149,7 @@ func top(running runningConfig, r *http.Request) (any, error) {
 }
 
 // topOf returns the top of a zone in all stores in which it counts.
-func topOf(name string, zone []boundZone, n int, now time.Time) answer.Top {
+func topOf(name string, zone []boundZone, n int, now time.Time) adminapi.Top {
 	refused, since := limiter.RefusedMost(name, storeNames(zone), n, now)
-	top := answer.Top{Zone: name, Since: since.Seconds(), Refused: []answer.RefusedClient{}}
-	for _, client := range refused {
-		top.Refused = append(top.Refused, answer.RefusedClient(client))
-	}
-	return top
+	return adminapi.Top{Zone: name, Since: since.Seconds(), Refused: append([]adminapi.RefusedClient{}, refused...)}
 }

@@ -4,6 +4,7 @@
 package caddyproc
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"net"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -99,6 +101,33 @@ func Start(binary, dir, caddyfile string, logs io.Writer, addrs ...string) (*Pro
 		return nil, err
 	}
 	return p, nil
+}
+
+// Logs is what a process has written. The zero value is ready for use.
+type Logs struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+// Write implements [io.Writer].
+func (l *Logs) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *Logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// Fault is an error if there was a panic or a data race.
+func (l *Logs) Fault() error {
+	if text := l.String(); strings.Contains(text, "panic") || strings.Contains(text, "DATA RACE") {
+		return fmt.Errorf("a panic or a data race in Caddy:\n%s", text)
+	}
+	return nil
 }
 
 // stopTimeout is how long Caddy may take to end.

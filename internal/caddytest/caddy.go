@@ -10,7 +10,6 @@
 package caddytest
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,7 +20,6 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -44,29 +42,10 @@ type Caddy struct {
 	// Dir is Caddy's folder, with the Caddyfile it was started with.
 	Dir string
 	// Logs is all of its output so far.
-	Logs *Logs
+	Logs *caddyproc.Logs
 	// Ended is closed when the process has ended.
 	Ended chan struct{}
 	cmd   *exec.Cmd
-}
-
-// Logs is what a process has written. The zero value is ready for use.
-type Logs struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-// Write implements [io.Writer].
-func (l *Logs) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *Logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // asCaddy, set in the environment, makes the test binary be Caddy, so that it
@@ -89,7 +68,7 @@ func Main(m *testing.M) {
 func Start(t *testing.T, caddyfile string, env ...string) *Caddy {
 	t.Helper()
 	c := &Caddy{
-		T: t, Admin: FreeAddr(t), Addr: FreeAddr(t), Dir: t.TempDir(), Logs: new(Logs), Ended: make(chan struct{}),
+		T: t, Admin: FreeAddr(t), Addr: FreeAddr(t), Dir: t.TempDir(), Logs: new(caddyproc.Logs), Ended: make(chan struct{}),
 	}
 	c.URL = "http://" + c.Addr
 	file := c.Dir + "/Caddyfile"

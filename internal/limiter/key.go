@@ -15,6 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -247,22 +248,15 @@ func (z *Zone) showsAddress(repl *caddy.Replacer, ip string) bool {
 	return false
 }
 
-// NamedBucket identifies a bucket of a zone: by its client key and, if the bucket
-// was found by values, the template that yields it.
-type NamedBucket struct {
-	ClientKey string `json:"client_key"`
-	Text      string `json:"text,omitempty"`
-}
-
 // About returns a request about a bucket that costs nothing.
-func (z *Zone) About(b NamedBucket) store.Request {
+func (z *Zone) About(b adminapi.BucketName) store.Request {
 	return store.Request{Limit: &z.limit, ClientKey: b.ClientKey, Events: z.Events.Number, Burst: z.Burst}
 }
 
 // BucketsOf returns the buckets of the client whose placeholders have these
 // values, one for each template with as many placeholders, or the bucket of a
 // client key that is given as it is.
-func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []NamedBucket, err error) {
+func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []adminapi.BucketName, err error) {
 	if len(clientKeys) > 0 {
 		if len(values) > 0 {
 			return nil, errors.New("give key or client_key, not both")
@@ -270,7 +264,7 @@ func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []NamedBucket, er
 		if !z.couldHave(clientKeys[0]) {
 			return nil, fmt.Errorf("client_key %q is none of zone %s: copy it from a log or from /rate_limit/top, or give key", clientKeys[0], z.Name)
 		}
-		return []NamedBucket{{ClientKey: canonicalKey(clientKeys[0])}}, nil
+		return []adminapi.BucketName{{ClientKey: canonicalKey(clientKeys[0])}}, nil
 	}
 	if len(values) > 0 && !slices.ContainsFunc(values, func(v string) bool { return v != "" }) {
 		return nil, errors.New("key is empty: write what the placeholder has for the client")
@@ -293,7 +287,7 @@ func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []NamedBucket, er
 			repl.Set(name, values[n])
 		}
 		key, _ := t.clientKey(nil, repl, z)
-		buckets = append(buckets, NamedBucket{ClientKey: string(key), Text: text})
+		buckets = append(buckets, adminapi.BucketName{ClientKey: string(key), Text: text})
 	}
 	if len(buckets) == 0 {
 		return nil, fmt.Errorf("no text of its key (%s) has %d placeholders: give key once for each placeholder of one of them, in their order", strings.Join(z.Key, ", "), len(values))

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -174,17 +175,9 @@ func (c *refusedClients) note(clientKey string, now time.Time) {
 	sketch.counts.Add(clientKey, 1)
 }
 
-// RefusedClient is how often a client was refused: a lower bound, but for a chance
-// of one in billions.
-type RefusedClient struct {
-	ClientKey string `json:"client_key"`
-	Store     string `json:"store"`
-	Count     int64  `json:"count"`
-}
-
 // RefusedMost returns up to n clients that a zone refused most in some stores, and
 // how much time the counts cover.
-func RefusedMost(zone string, storeNames []string, n int, now time.Time) (clients []RefusedClient, since time.Duration) {
+func RefusedMost(zone string, storeNames []string, n int, now time.Time) (clients []adminapi.RefusedClient, since time.Duration) {
 	for _, name := range storeNames {
 		if state, ok := zoneStates.find(ZoneID{name, zone}); ok {
 			since = max(since, state.refused.since(now))
@@ -195,14 +188,14 @@ func RefusedMost(zone string, storeNames []string, n int, now time.Time) (client
 }
 
 // top returns up to n clients that were refused most, in descending order.
-func (c *refusedClients) top(n int, store string, now time.Time) []RefusedClient {
+func (c *refusedClients) top(n int, store string, now time.Time) []adminapi.RefusedClient {
 	counts := map[string]int64{}
 	for i := range c.stripes {
 		c.stripes[i].sum(counts, periodOf(now))
 	}
-	clients := make([]RefusedClient, 0, len(counts))
+	clients := make([]adminapi.RefusedClient, 0, len(counts))
 	for key, count := range counts {
-		clients = append(clients, RefusedClient{ClientKey: key, Store: store, Count: count})
+		clients = append(clients, adminapi.RefusedClient{ClientKey: key, Store: store, Count: count})
 	}
 	return mostRefused(clients, n)
 }
@@ -236,8 +229,8 @@ func (c *refusedClients) since(now time.Time) time.Duration {
 }
 
 // mostRefused returns the n clients that were refused most, in descending order.
-func mostRefused(clients []RefusedClient, n int) []RefusedClient {
-	slices.SortFunc(clients, func(a, b RefusedClient) int {
+func mostRefused(clients []adminapi.RefusedClient, n int) []adminapi.RefusedClient {
+	slices.SortFunc(clients, func(a, b adminapi.RefusedClient) int {
 		return cmp.Or(cmp.Compare(b.Count, a.Count), strings.Compare(a.ClientKey, b.ClientKey))
 	})
 	return clients[:min(n, len(clients))]

@@ -8,55 +8,22 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// simulatedAnswer is the admin API's answer about a simulated request.
-type simulatedAnswer struct {
-	// Decision is allowed, refused, error_allowed or error_refused.
-	Decision string `json:"decision"`
-	// Zone is the one that refuses.
-	Zone string `json:"zone,omitempty"`
-	// Wait is how many seconds a refused client has to wait, or an allowed request
-	// is held.
-	Wait float64 `json:"wait,omitempty"`
-	// Zones are those that count the request, in the order in which it meets them.
-	Zones []simulatedZone `json:"zones"`
-	// PassedOver are the modules of handlers before or between the zones that were
-	// not run. They may answer a request or change it.
-	PassedOver []string `json:"passed_over,omitempty"`
-	// Error is why the request ends for another reason than a limit.
-	Error string `json:"error,omitempty"`
-}
-
-// simulatedZone is the answer of a zone to a simulated request.
-type simulatedZone struct {
-	Name      string  `json:"name"`
-	Store     string  `json:"store"`
-	ClientKey string  `json:"client_key"`
-	Limit     int64   `json:"limit"`
-	Used      int64   `json:"used"`
-	Remaining int64   `json:"remaining"`
-	Reset     float64 `json:"reset,omitempty"`
-	Cost      int64   `json:"cost"`
-	Allowed   bool    `json:"allowed"`
-	Outcome   string  `json:"outcome"`
-	Reason    string  `json:"reason"`
-	Error     string  `json:"error"`
-}
-
 // Simulation is a request that is evaluated without being counted.
 type Simulation struct {
-	Answer  simulatedAnswer
+	Answer  adminapi.Simulation
 	w       http.ResponseWriter
 	tracker *tracker
 }
 
 // NewSimulation returns a simulation of one request, whose response goes to w.
 func NewSimulation(w http.ResponseWriter) *Simulation {
-	return &Simulation{w: w, Answer: simulatedAnswer{Decision: telemetry.Allowed.String(), Zones: []simulatedZone{}}}
+	return &Simulation{w: w, Answer: adminapi.Simulation{Decision: telemetry.Allowed.String(), Zones: []adminapi.SimulatedZone{}}}
 }
 
 // Meet asks the zones of a handler, and reports whether the request goes on.
@@ -104,9 +71,9 @@ func (e *evaluation) peek(ctx context.Context, i int) store.State {
 }
 
 // simulated returns the answer about zone i.
-func (e *evaluation) simulated(i int) simulatedZone {
+func (e *evaluation) simulated(i int) adminapi.SimulatedZone {
 	z, req, st := e.zones[i], &e.reqs[i], &e.states[i]
-	answer := simulatedZone{
+	answer := adminapi.SimulatedZone{
 		Name: z.Name, Store: z.handle.Name, ClientKey: req.ClientKey, Cost: req.Cost, Limit: max(req.Capacity(), 0),
 		Allowed: st.Err == nil && st.Allowed, Outcome: e.outcome(i).String(), Reason: e.reason(i),
 	}

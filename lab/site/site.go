@@ -5,7 +5,6 @@
 package site
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -13,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -67,7 +65,7 @@ type Site struct {
 	// API.
 	Addrs []string
 	Admin string
-	Logs  *Logs
+	Logs  *caddyproc.Logs
 	*caddyproc.Process
 }
 
@@ -76,7 +74,7 @@ const startAttempts = 3
 
 // Start runs a Caddy in a folder of its own.
 func (w *Workshop) Start(config Config) (*Site, error) {
-	s := &Site{Logs: new(Logs)}
+	s := &Site{Logs: new(caddyproc.Logs)}
 	log := io.Writer(s.Logs)
 	if config.Stderr {
 		log = io.MultiWriter(log, os.Stderr)
@@ -154,31 +152,4 @@ func AllMetrics(sites []*Site) (all []caddyproc.Metrics, err error) {
 		all = append(all, m)
 	}
 	return all, nil
-}
-
-// Logs holds the log of a Caddy. The zero value is ready for use.
-type Logs struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-// Write implements [io.Writer].
-func (l *Logs) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *Logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-// Fault is an error if there was a panic or a data race.
-func (l *Logs) Fault() error {
-	if text := l.String(); strings.Contains(text, "panic") || strings.Contains(text, "DATA RACE") {
-		return fmt.Errorf("a panic or a data race in Caddy:\n%s", text)
-	}
-	return nil
 }

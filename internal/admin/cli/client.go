@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/admin/answer"
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 )
 
 func getCommand(host Host) *cobra.Command {
@@ -32,7 +32,7 @@ simulate show it. A zone without placeholders in its key needs none.
 	var flags bucketFlags
 	flags.add(cmd)
 	cmd.RunE = host.run(func(s *session, args []string) (int, error) {
-		var b answer.Buckets
+		var b adminapi.Buckets
 		err := s.call(http.MethodGet, flags.path(args), nil, &b)
 		if err == nil && !s.raw {
 			s.showBuckets(&b)
@@ -60,7 +60,7 @@ cannot be reached; then nothing is forgotten.
 	var flags bucketFlags
 	flags.add(cmd)
 	cmd.RunE = host.run(func(s *session, args []string) (int, error) {
-		var all answer.Resets
+		var all adminapi.Resets
 		if err := s.call(http.MethodDelete, flags.path(args), nil, &all); err != nil || s.raw {
 			return 0, err
 		}
@@ -102,7 +102,7 @@ func (f *bucketFlags) path(args []string) string {
 	return root + "buckets/" + url.PathEscape(args[0]) + "?" + query.Encode()
 }
 
-func (s *session) showBuckets(all *answer.Buckets) {
+func (s *session) showBuckets(all *adminapi.Buckets) {
 	now := time.Now()
 	for i, b := range all.Buckets {
 		if i > 0 {
@@ -136,7 +136,7 @@ func (s *session) showBuckets(all *answer.Buckets) {
 }
 
 // copies adds a row for each copy. The prefix is that of the roles.
-func (t *table) copies(c *answer.Copies, prefix string, now time.Time) {
+func (t *table) copies(c *adminapi.Copies, prefix string, now time.Time) {
 	for i := range c.Servers {
 		server := &c.Servers[i]
 		address, role := cmp.Or(server.Address, "(memory)"), prefix+string(server.Role)
@@ -148,27 +148,12 @@ func (t *table) copies(c *answer.Copies, prefix string, now time.Time) {
 	}
 }
 
-func (t *table) state(st *answer.State, address, role string, now time.Time) {
+func (t *table) state(st *adminapi.State, address, role string, now time.Time) {
 	if st == nil {
 		t.row(address, role, "-", "0", "-", "-", "-")
 		return
 	}
 	t.row(address, role, number(st.Limit), number(st.Used), number(st.Remaining), until(st.Reset, now), until(st.Penalty, now))
-}
-
-// simulation is what the commands read of the answer to POST /rate_limit/simulate.
-type simulation struct {
-	Decision, Zone string
-	Wait           float64
-	Zones          []struct {
-		Name, Store                  string
-		ClientKey                    string `json:"client_key"`
-		Limit, Used, Remaining, Cost int64
-		Reset                        float64
-		Outcome, Reason, Error       string
-	}
-	PassedOver []string `json:"passed_over"`
-	Error      string
 }
 
 func simulateCommand(host Host) *cobra.Command {
@@ -186,13 +171,7 @@ refused.
 		Example: "  $ caddy rate-limit simulate https://example.com/api -H 'X-Api-Key: k1' --remote-addr 203.0.113.7",
 		Args:    cobra.ExactArgs(1),
 	}
-	var request struct {
-		Method     string      `json:"method,omitempty"`
-		URL        string      `json:"url"`
-		Headers    http.Header `json:"headers"`
-		RemoteAddr string      `json:"remote_addr,omitempty"`
-		Server     string      `json:"server,omitempty"`
-	}
+	var request adminapi.SimulatedRequest
 	var headers []string
 	cmd.Flags().StringVarP(&request.Method, "method", "X", http.MethodGet, "The method")
 	cmd.Flags().StringArrayVarP(&headers, "header", "H", nil, `A header, such as "X-Api-Key: k1"; may be repeated`)
@@ -211,7 +190,7 @@ refused.
 		if err != nil {
 			return 0, err
 		}
-		var sim simulation
+		var sim adminapi.Simulation
 		if err := s.call(http.MethodPost, root+"simulate", body, &sim); err != nil {
 			return 0, err
 		}
@@ -230,7 +209,7 @@ refused.
 	return cmd
 }
 
-func (s *session) showSimulation(sim *simulation) {
+func (s *session) showSimulation(sim *adminapi.Simulation) {
 	fmt.Fprint(s.out, sim.Decision)
 	if sim.Zone != "" {
 		fmt.Fprintf(s.out, " by zone %s", shown(sim.Zone))

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/admin/answer"
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 )
 
 func statusCommand(host Host) *cobra.Command {
@@ -34,7 +34,7 @@ func statusCommand(host Host) *cobra.Command {
 }
 
 func showStatus(s *session) error {
-	var st answer.Status
+	var st adminapi.Status
 	if err := s.call(http.MethodGet, root, nil, &st); err != nil || s.raw {
 		return err
 	}
@@ -52,7 +52,7 @@ func showStatus(s *session) error {
 	return nil
 }
 
-func showStore(out io.Writer, st *answer.Store) {
+func showStore(out io.Writer, st *adminapi.Store) {
 	fmt.Fprintf(out, "store %s (%s)", shown(st.Name), shown(strings.TrimPrefix(st.Module, "rate_limit.stores.")))
 	if st.Buckets != nil {
 		fmt.Fprintf(out, ": %d buckets", *st.Buckets)
@@ -125,15 +125,15 @@ all, and renews that each second until Ctrl-C. Into a file or a pipe, and with
 
 func showTop(s *session, query url.Values) error {
 	var got struct {
-		answer.Top
-		answer.Tops
+		adminapi.Top
+		adminapi.Tops
 	}
 	if err := s.call(http.MethodGet, root+"top?"+query.Encode(), nil, &got); err != nil || s.raw {
 		return err
 	}
 	zones := got.Zones
 	if query.Has("zone") {
-		zones = []answer.Top{got.Top}
+		zones = []adminapi.Top{got.Top}
 	}
 	t := newTable(s.out, "ZONE", "REFUSED", "STORE", "CLIENT KEY")
 	covered := 0.0

@@ -1,12 +1,16 @@
-// Package answer defines what the admin API answers, as it is written in JSON:
-// [Status], [Top] and [Tops], [Buckets] and [Resets]. The API of internal/admin
-// fills these types and the commands of internal/admin/cli read them, so that the
-// two agree.
+// Package adminapi defines what the admin API below /rate_limit/ reads and answers,
+// as it is written in JSON: [Status], [Top] and [Tops], [Buckets] and [Resets],
+// [SimulatedRequest] and [Simulation]. The API of internal/admin fills these types
+// and the commands of internal/admin/cli read them, so that the two agree.
 //
 // It imports package store alone: a reader of answers needs no Caddy.
-package answer
+package adminapi
 
-import "github.com/shardlimit/caddy-shardlimit/store"
+import (
+	"net/http"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
 
 // Status describes the running config: GET /rate_limit/.
 type Status struct {
@@ -110,7 +114,8 @@ type Top struct {
 	Refused []RefusedClient `json:"refused"`
 }
 
-// RefusedClient counts the refusals of a client.
+// RefusedClient is how often a client was refused: a lower bound, but for a chance
+// of one in billions.
 type RefusedClient struct {
 	ClientKey string `json:"client_key"`
 	Store     string `json:"store"`
@@ -192,4 +197,51 @@ type Reset struct {
 	BucketName
 	Shard   string `json:"shard,omitempty"`
 	Deleted bool   `json:"deleted"`
+}
+
+// SimulatedRequest is the request to simulate: POST /rate_limit/simulate.
+type SimulatedRequest struct {
+	// Method is GET if it is empty.
+	Method string `json:"method,omitempty"`
+	// URL is a whole one, or a path if Caddy serves one site.
+	URL     string      `json:"url"`
+	Headers http.Header `json:"headers"`
+	// RemoteAddr is an IP address with or without a port, 127.0.0.1 if it is empty.
+	RemoteAddr string `json:"remote_addr,omitempty"`
+	// Server is the name of a server of the HTTP app, if the URL does not tell.
+	Server string `json:"server,omitempty"`
+}
+
+// Simulation tells what would become of a request.
+type Simulation struct {
+	// Decision is allowed, refused, error_allowed or error_refused.
+	Decision string `json:"decision"`
+	// Zone is the one that refuses.
+	Zone string `json:"zone,omitempty"`
+	// Wait is how many seconds a refused client has to wait, or an allowed request
+	// is held.
+	Wait float64 `json:"wait,omitempty"`
+	// Zones are those that count the request, in the order in which it meets them.
+	Zones []SimulatedZone `json:"zones"`
+	// PassedOver are the modules of handlers before or between the zones that were
+	// not run. They may answer a request or change it.
+	PassedOver []string `json:"passed_over,omitempty"`
+	// Error is why the request ends for another reason than a limit.
+	Error string `json:"error,omitempty"`
+}
+
+// SimulatedZone is the answer of a zone to a simulated request.
+type SimulatedZone struct {
+	Name      string  `json:"name"`
+	Store     string  `json:"store"`
+	ClientKey string  `json:"client_key"`
+	Limit     int64   `json:"limit"`
+	Used      int64   `json:"used"`
+	Remaining int64   `json:"remaining"`
+	Reset     float64 `json:"reset,omitempty"`
+	Cost      int64   `json:"cost"`
+	Allowed   bool    `json:"allowed"`
+	Outcome   string  `json:"outcome"`
+	Reason    string  `json:"reason"`
+	Error     string  `json:"error"`
 }
