@@ -322,7 +322,7 @@ func TestConfigOfZonesWithOneNameAndOtherOptions(t *testing.T) {
 	}
 }
 
-func TestConfigOfPenaltyInAStoreThatKnowsNone(t *testing.T) {
+func TestConfigOfPenaltyInAStoreWithoutPenalties(t *testing.T) {
 	const app = `{"stores": {"default": {"module": "guest", "plain": true}}}`
 	loads(t, configOf(app, zoneOf(`"algorithm": "gcra"`)), "")
 	loads(t, configOf(app, zoneOf(`"penalty": "1m"`)), "zone api: penalty does not go with the store default: remove it")

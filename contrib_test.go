@@ -129,9 +129,9 @@ var (
 	grouping = regexp.MustCompile(`\b(?:by|without)\s*\(([^)]*)\)`)
 )
 
-// TestContribNamesWhatThereIs: every metric, label and value of a label in the
+// TestContribNamesExportedMetrics: every metric, label and value of a label in the
 // dashboard and the rules is one that Caddy exports.
-func TestContribNamesWhatThereIs(t *testing.T) {
+func TestContribNamesExportedMetrics(t *testing.T) {
 	alerts, err := os.ReadFile("contrib/alerts.yml")
 	must(t, "read", err)
 	series, err := os.ReadFile("contrib/alerts_test.yml")
@@ -183,8 +183,8 @@ func TestContribNamesWhatThereIs(t *testing.T) {
 	}
 }
 
-// TestRunbooksLead: alerts link to sections that exist.
-func TestRunbooksLead(t *testing.T) {
+// TestRunbookLinksResolve: alerts link to sections that exist.
+func TestRunbookLinksResolve(t *testing.T) {
 	text, err := os.ReadFile("contrib/alerts.yml")
 	must(t, "read", err)
 	rules := strings.Count(string(text), "- alert: ")

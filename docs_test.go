@@ -100,8 +100,8 @@ func TestReadmeNamesTheCommands(t *testing.T) {
 	}
 }
 
-// TestLinksInDocumentsLead checks the links between documents.
-func TestLinksInDocumentsLead(t *testing.T) {
+// TestLinksInDocumentsResolve checks the links between documents.
+func TestLinksInDocumentsResolve(t *testing.T) {
 	for _, file := range []string{"README.md", "CONTRIBUTING.md", "docs/configuration.md", "docs/failure-modes.md", "docs/redis.md", "docs/operating.md"} {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -118,9 +118,9 @@ func TestLinksInDocumentsLead(t *testing.T) {
 	}
 }
 
-// TestLinksToSectionsLead: links between documents lead to files that exist,
+// TestLinksToSectionsResolve: links between documents lead to files that exist,
 // and to headings where they name one.
-func TestLinksToSectionsLead(t *testing.T) {
+func TestLinksToSectionsResolve(t *testing.T) {
 	links := 0
 	for _, pattern := range []string{"*.md", "docs/*.md", "examples/*.md"} {
 		files, err := filepath.Glob(pattern)

@@ -24,7 +24,6 @@ type bucketsAnswer struct {
 			Address, Role, Error string
 			State                *bucketState
 		}
-		Former *struct{ Shard string }
 		Local  *bucketState
 		Ledger *struct {
 			Used, Unsent, Reserved int64
@@ -404,8 +403,8 @@ func TestStatusOfOutage(t *testing.T) {
 	})
 }
 
-// TestStatusTellsNoSecrets, whatever the servers say about them.
-func TestStatusTellsNoSecrets(t *testing.T) {
+// TestStatusRevealsNoSecrets, whatever the servers say about them.
+func TestStatusRevealsNoSecrets(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	const password, secret = "correct-horse-battery", "staple-of-keys"

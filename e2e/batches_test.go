@@ -13,11 +13,11 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
-// TestOneRequestAfterTheOtherIsCountedExactly: a client that waits for each
+// TestSequentialRequestsAreCountedExactly: a client that waits for each
 // response is told what it has used, and is refused not one request too early or
 // too late, although charges come after responses, checks go to a replica, and
 // the primary's time is only estimated there.
-func TestOneRequestAfterTheOtherIsCountedExactly(t *testing.T) {
+func TestSequentialRequestsAreCountedExactly(t *testing.T) {
 	const clients, events = 400, 3
 	servers := caddytest.StartShards(t, 1, 1)
 	c := startWith(t, servers.Store(), zonesPerAlgorithm(fmt.Sprint("events ", events)), "respond ok")
@@ -143,9 +143,9 @@ func TestBatchNeverExceedsEvents(t *testing.T) {
 	}
 }
 
-// TestBatchRefusesNobodyWhileThereIsRoom: many requests wait for a batch at the
+// TestBatchRefusesNoRequestWhileThereIsRoom: many requests wait for a batch at the
 // same time, some in vain, and none is refused for that.
-func TestBatchRefusesNobodyWhileThereIsRoom(t *testing.T) {
+func TestBatchRefusesNoRequestWhileThereIsRoom(t *testing.T) {
 	const workers, rounds = 64, 30
 	batches := []string{"50", "3", "auto"}
 	for _, far := range []bool{false, true} {
@@ -254,8 +254,8 @@ func takesBatch(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, zone
 	return asked
 }
 
-// TestBatchComesBack when nobody uses it, and when Caddy no longer can.
-func TestBatchComesBack(t *testing.T) {
+// TestUnusedBatchIsReturned when nobody uses it, and when Caddy no longer can.
+func TestUnusedBatchIsReturned(t *testing.T) {
 	site := func(servers caddytest.Shards, options ...string) string {
 		return zonesSite(servers.Store(options...), batchZones([]string{"50", "auto"}, "events 100000"), "respond ok")
 	}
@@ -332,8 +332,8 @@ func TestBatchRefundsCostNoCall(t *testing.T) {
 	}
 }
 
-// TestBatchHasBackWhatAnotherZoneRefuses, so that who is refused takes nothing.
-func TestBatchHasBackWhatAnotherZoneRefuses(t *testing.T) {
+// TestBatchRegainsWhatAnotherZoneRefuses, so that who is refused takes nothing.
+func TestBatchRegainsWhatAnotherZoneRefuses(t *testing.T) {
 	for _, algorithm := range batched {
 		for _, mode := range modes {
 			t.Run(algorithm+", "+mode, func(t *testing.T) {

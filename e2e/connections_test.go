@@ -456,8 +456,8 @@ func losesServer(t *testing.T, shard *redistest.Shard) {
 	await(redis.ServerUp)
 }
 
-// inherits brings buckets from one server to another.
-func inherits(t *testing.T, from, to *redistest.Server) {
+// migratesBuckets brings buckets from one server to another.
+func migratesBuckets(t *testing.T, from, to *redistest.Server) {
 	t.Helper()
 	member := func(name string, server *redistest.Server) redis.Member {
 		shard := redis.NewShard(redis.ShardOptions{Primary: server.Addr(), DB: 1, DialTimeout: caddytest.WaitLimit, Credentials: asUser("mover")})
@@ -521,8 +521,8 @@ func ranCommands(t *testing.T, servers ...*redistest.Server) (ran []string, refu
 	return slices.Sorted(maps.Keys(seen)), refused
 }
 
-// TestDocumentedACLRulesAreTheLeast that suffice.
-func TestDocumentedACLRulesAreTheLeast(t *testing.T) {
+// TestDocumentedACLRulesAreMinimal that suffice.
+func TestDocumentedACLRulesAreMinimal(t *testing.T) {
 	t.Parallel()
 	rules := documentedRules(t, "limiter", "on >secret ~rl:* ")
 	databaseRules := documentedRules(t, "limiter", "+select")
@@ -549,7 +549,7 @@ func TestDocumentedACLRulesAreTheLeast(t *testing.T) {
 					must(t, "flush scripts", shard.Primary.Client().ScriptFlush(t.Context()).Err())
 				})
 				losesServer(t, shard)
-				inherits(t, shard.Primary, watched.Primary)
+				migratesBuckets(t, shard.Primary, watched.Primary)
 			},
 			"sentinel": func(t *testing.T) {
 				usesEverything(t, redis.ShardOptions{

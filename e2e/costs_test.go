@@ -334,10 +334,10 @@ func isRefusedOutright(a caddytest.Answer, zone string) error {
 		want("X-RateLimit-Reset", a.Reset, int64(-1)), want("Retry-After", a.Header.Get("Retry-After"), ""))
 }
 
-// TestQuotaOfNothingAndUnlimited: a quota of 0 refuses every request, and the word
+// TestQuotaOfZeroAndUnlimited: a quota of 0 refuses every request, and the word
 // unlimited none, whatever else is in the zone, and without a call. Only what is
 // neither a number nor that word gets the fallback.
-func TestQuotaOfNothingAndUnlimited(t *testing.T) {
+func TestQuotaOfZeroAndUnlimited(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	var names []string
 	zones := ""
@@ -391,9 +391,9 @@ func TestQuotaOfNothingAndUnlimited(t *testing.T) {
 	})
 }
 
-// TestQuotaBeyondWhatCounts: a number that the algorithm cannot count becomes the
+// TestQuotaBeyondTheCountableRange: a number that the algorithm cannot count becomes the
 // nearest that it can, and the log says so.
-func TestQuotaBeyondWhatCounts(t *testing.T) {
+func TestQuotaBeyondTheCountableRange(t *testing.T) {
 	zones := quotaZone("window") + quotaZone("log", "algorithm sliding_log") +
 		quotaZone("drain", "algorithm gcra", "window 87600h", "burst 1000")
 	c := startWith(t, "", zones, "respond ok")
@@ -486,8 +486,8 @@ func TestQuotaWithoutAStore(t *testing.T) {
 	}
 }
 
-// TestQuotaIsTold in the fields of the draft and in the body of a refusal.
-func TestQuotaIsTold(t *testing.T) {
+// TestQuotaIsReported in the fields of the draft and in the body of a refusal.
+func TestQuotaIsReported(t *testing.T) {
 	c := startWith(t, "", zoneWith("plan", "events {header.X-Quota} 100", "algorithm gcra", "burst 9", "window 60s")+"headers ietf\nproblem\n", "respond ok")
 	a := c.Probe("/", "X-Key: alice", "X-Quota: 0")
 	var body struct {

@@ -48,18 +48,18 @@ func TestTwoCaddysShareALimit(t *testing.T) {
 	}
 }
 
-// courses are the answers to each client's requests, in one Caddy, that were
+// clientAnswers are the answers to each client's requests, in one Caddy, that were
 // admitted, and that were refused because of what was in flight.
-type courses struct {
+type clientAnswers struct {
 	mu                 sync.Mutex
 	admitted, inFlight map[string][]caddytest.Answer
 }
 
-func newCourses() *courses {
-	return &courses{admitted: map[string][]caddytest.Answer{}, inFlight: map[string][]caddytest.Answer{}}
+func newClientAnswers() *clientAnswers {
+	return &clientAnswers{admitted: map[string][]caddytest.Answer{}, inFlight: map[string][]caddytest.Answer{}}
 }
 
-func (c *courses) add(answers map[string][]caddytest.Answer, key string, a caddytest.Answer) {
+func (c *clientAnswers) add(answers map[string][]caddytest.Answer, key string, a caddytest.Answer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	answers[key] = append(answers[key], a)
@@ -68,7 +68,7 @@ func (c *courses) add(answers map[string][]caddytest.Answer, key string, a caddy
 // check fails the test unless each refusal because of what is in flight came
 // while a request that was admitted was, and no client was admitted more often
 // than that.
-func (c *courses) check(t *testing.T, most int) (refusals int) {
+func (c *clientAnswers) check(t *testing.T, most int) (refusals int) {
 	t.Helper()
 	for key, answers := range c.inFlight {
 		for _, refused := range answers {
@@ -99,21 +99,21 @@ func TestConcurrentClientsAreCountedExactly(t *testing.T) {
 	caddys := caddytest.StartMany(t, 2, apiSite(servers.Store(), events, "1h"))
 
 	var admitted, refused caddytest.Tally
-	each := []*courses{newCourses(), newCourses()}
+	each := []*clientAnswers{newClientAnswers(), newClientAnswers()}
 	caddytest.Together(t, workers, func(worker int) error {
-		course := each[worker%2]
+		answers := each[worker%2]
 		for i := range rounds * clients {
 			key := fmt.Sprintf("client-%d", i%clients)
 			a, err := caddys[worker%2].TryAsk("/", "X-Key: "+key)
 			switch {
 			case errors.Is(err, caddytest.ErrTooEarly) && a.RetryAfter == 1:
 				refused.Add(key)
-				course.add(course.inFlight, key, a)
+				answers.add(answers.inFlight, key, a)
 			case err != nil:
 				return err
 			case a.Status == http.StatusOK && a.IsLimited():
 				admitted.Add(key)
-				course.add(course.admitted, key, a)
+				answers.add(answers.admitted, key, a)
 			case a.Status == http.StatusTooManyRequests:
 				refused.Add(key)
 			default:

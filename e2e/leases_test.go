@@ -32,7 +32,7 @@ respond ok
 `)
 }
 
-func TestLeasesComeBackAfterKill(t *testing.T) {
+func TestLeasesExpireAfterKill(t *testing.T) {
 	t.Parallel() // it spends its time waiting
 	const lease = 5_000_000
 	servers := caddytest.StartShards(t, 1, 0)
@@ -99,8 +99,8 @@ func TestLeasesComeBackAfterKill(t *testing.T) {
 	servers.AwaitUsed(t, "slots", "alice", 0)
 }
 
-// TestSlotsComeBackAtTheEnd: long before the lease would be over.
-func TestSlotsComeBackAtTheEnd(t *testing.T) {
+// TestSlotsAreFreedAtTheEnd: long before the lease would be over.
+func TestSlotsAreFreedAtTheEnd(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	backend := caddytest.StartSlowBackend(t)
 	c := caddytest.Start(t, slotsSite(servers, "100h", backend))

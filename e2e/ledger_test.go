@@ -147,11 +147,11 @@ func usesUp(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, zone str
 	must(t, zone, c.Probe("/"+zone, "X-Key: alice").Refuses(zone))
 }
 
-// TestReplicaHeldBehind: a client that sends one request at a time is refused
+// TestLaggingReplicaKeepsLimitsExact: a client that sends one request at a time is refused
 // exactly at its limit, although the replica that is asked knows nothing of its
 // requests for seconds, be they quick or so slow that what the primary said is
 // no longer relied upon in between.
-func TestReplicaHeldBehind(t *testing.T) {
+func TestLaggingReplicaKeepsLimitsExact(t *testing.T) {
 	for _, test := range []struct {
 		trust  string
 		events int

@@ -201,8 +201,8 @@ func lostAtExit(t *testing.T, c *caddytest.Caddy) int64 {
 	return lost
 }
 
-// TestExitDuringAnOutageTellsWhatIsLost, which is all that could not be charged.
-func TestExitDuringAnOutageTellsWhatIsLost(t *testing.T) {
+// TestExitDuringAnOutageReportsLostCharges, which is all that could not be charged.
+func TestExitDuringAnOutageReportsLostCharges(t *testing.T) {
 	t.Parallel() // it spends its time waiting
 	servers := caddytest.StartLastingShards(t, 1, 1)
 	c := caddytest.Start(t, outageSite(servers))
@@ -215,9 +215,9 @@ func TestExitDuringAnOutageTellsWhatIsLost(t *testing.T) {
 	must(t, "log", want("number of lost charges", lostAtExit(t, c), sum(served)-beforeOutage-uncertain))
 }
 
-// TestExitTellsWhatIsLostThoughARequestHangs, of an older config: it may not end, so
+// TestExitReportsLostChargesDespiteAHungRequest, of an older config: it may not end, so
 // what waits is not kept for it.
-func TestExitTellsWhatIsLostThoughARequestHangs(t *testing.T) {
+func TestExitReportsLostChargesDespiteAHungRequest(t *testing.T) {
 	t.Parallel() // it spends its time waiting
 	backend := caddytest.StartSlowBackend(t)
 	site := func(servers caddytest.Shards, options ...string) string {
@@ -555,10 +555,10 @@ func gaugeOf(t *testing.T, c *caddytest.Caddy, name string) float64 {
 	return value
 }
 
-// TestReplicasStandInForACaddyThatIsNew: one that starts while the primary is away,
+// TestReplicasServeANewCaddy: one that starts while the primary is away,
 // and one that gets other connections by a reload, refuse who is over the limit by
 // what the replica has.
-func TestReplicasStandInForACaddyThatIsNew(t *testing.T) {
+func TestReplicasServeANewCaddy(t *testing.T) {
 	t.Parallel()
 	const events = 3
 	servers := caddytest.StartShards(t, 1, 1)
@@ -773,8 +773,8 @@ func TestMisconfiguredServersAreLogged(t *testing.T) {
 	must(t, "log", want("lines about twins", countLines(c, twins), 2))
 }
 
-// TestServerThatIsAwayIsLogged, once, and that it is back.
-func TestServerThatIsAwayIsLogged(t *testing.T) {
+// TestUnreachableServerIsLogged, once, and that it is back.
+func TestUnreachableServerIsLogged(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 1)
 	replica := servers[0].Replicas[0]

@@ -77,9 +77,9 @@ func (p *pairRun) read() (pairBooks, error) {
 type bucketsOfPair struct {
 	Buckets []struct {
 		serversOfPair
-		Former *serversOfPair
-		Local  *stateOfPair
-		Ledger *struct {
+		Previous *serversOfPair `json:"former"`
+		Local    *stateOfPair
+		Ledger   *struct {
 			InFlight int64 `json:"in_flight"`
 			Unsent   int64
 			Reserved int64
@@ -128,9 +128,9 @@ func (p *pairRun) readBucket(books pairBooks, store string, b pairBucket, query 
 		return fmt.Errorf("of client %.40q in zone %s the ledger has %+v", b.name, b.zone, *l)
 	}
 	held, ok, err := found.primary()
-	if err == nil && !ok && found.Former != nil {
+	if err == nil && !ok && found.Previous != nil {
 		// It is brought when the client comes again.
-		held, _, err = found.Former.primary()
+		held, _, err = found.Previous.primary()
 	}
 	if found.Local != nil {
 		held.local = found.Local.Used

@@ -208,7 +208,7 @@ func (p *pairRun) attachReplica() {
 // awaitWhole waits until all servers are in use, by the word of the Caddy.
 func (p *pairRun) awaitWhole() {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.t.Context(), pairPatience)
+	ctx, cancel := context.WithTimeout(p.t.Context(), pairTimeout)
 	defer cancel()
 	for name, s := range p.shards {
 		must(p.t, "replicate shard "+name, s.WaitReplicated(ctx))

@@ -32,8 +32,8 @@ var (
 	pairsAtOnce = flag.Int("pairs.at-once", 4, "how many pairs TestPairs tries at the same time")
 )
 
-// pairPatience bounds every wait.
-const pairPatience = time.Minute
+// pairTimeout bounds every wait.
+const pairTimeout = time.Minute
 
 // pairRun is a pair that is tried.
 type pairRun struct {
@@ -74,7 +74,7 @@ func (p *pairRun) has(name string) bool {
 // await is eventually with the patience of pairs.
 func (p *pairRun) await(what string, f func() error) {
 	p.t.Helper()
-	for deadline := time.Now().Add(pairPatience); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(pairTimeout); ; time.Sleep(20 * time.Millisecond) {
 		err := f()
 		switch {
 		case err == nil:
@@ -415,7 +415,7 @@ func (p *pairRun) startBackend() {
 				return new(net.Dialer).DialContext(ctx, "unix", p.socket)
 			},
 		},
-		Timeout: pairPatience,
+		Timeout: pairTimeout,
 	}
 	p.t.Cleanup(p.client.CloseIdleConnections)
 }

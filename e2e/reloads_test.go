@@ -316,7 +316,7 @@ func resume(t *testing.T, s caddytest.Shards) {
 	}
 }
 
-func TestChargesThatWaitAreDeliveredAtExit(t *testing.T) {
+func TestPendingChargesAreDeliveredAtExit(t *testing.T) {
 	t.Parallel()
 	// Caddy unloads the modules of a config in random order.
 	for name, test := range map[string]struct{ before, after func(*caddytest.Caddy) }{
@@ -501,9 +501,9 @@ func awaitUnsent(c *caddytest.Caddy, n int64) {
 	})
 }
 
-// TestChargesAreDeliveredThoughTheStoreBecameAnother, which the config that runs
+// TestChargesAreDeliveredAfterTheStoreIsReplaced, which the config that runs
 // has no use for.
-func TestChargesAreDeliveredThoughTheStoreBecameAnother(t *testing.T) {
+func TestChargesAreDeliveredAfterTheStoreIsReplaced(t *testing.T) {
 	t.Parallel() // it spends its time waiting
 	servers := caddytest.StartLastingShards(t, 1, 1)
 	c := caddytest.Start(t, outageSite(servers))
@@ -513,9 +513,9 @@ func TestChargesAreDeliveredThoughTheStoreBecameAnother(t *testing.T) {
 	servers.AwaitCounts(t, "api", served)
 }
 
-// TestRequestThatOutlivesTheKindOfItsStore is charged to the store in which it
+// TestRequestOutlivesItsStoresKind is charged to the store in which it
 // was admitted, even if that cannot be reached when the request ends.
-func TestRequestThatOutlivesTheKindOfItsStore(t *testing.T) {
+func TestRequestOutlivesItsStoresKind(t *testing.T) {
 	t.Parallel() // it spends its time waiting
 	servers := caddytest.StartLastingShards(t, 1, 0)
 	backend := caddytest.StartSlowBackend(t)

@@ -164,9 +164,9 @@ func TestProblemWithoutAStore(t *testing.T) {
 		want("problem", strings.Contains(a.Body, "#temporary-reduced-capacity"), true)))
 }
 
-// TestProblemKnowsErrorRoutesOfTheRequestAsItCame: Caddy takes back what routes
+// TestProblemMatchesErrorRoutesAgainstTheOriginalRequest: Caddy takes back what routes
 // made of the request before it looks for an error route.
-func TestProblemKnowsErrorRoutesOfTheRequestAsItCame(t *testing.T) {
+func TestProblemMatchesErrorRoutesAgainstTheOriginalRequest(t *testing.T) {
 	for matcher, friendly := range map[string]bool{"path /api/*": true, "not path /api/*": false} {
 		t.Run(matcher, func(t *testing.T) {
 			c := caddytest.Start(t, fmt.Sprintf(caddytest.Site("", `
@@ -386,7 +386,7 @@ func TestJitterOnlyLengthens(t *testing.T) {
 	}
 }
 
-func TestKeysAreLoggedOnlyIfWanted(t *testing.T) {
+func TestKeysAreLoggedOnlyWithLogKey(t *testing.T) {
 	if _, logs := refusals(t, "", 1); strings.Contains(logs, "very-secret") {
 		t.Errorf("the key is logged: %s", logs)
 	}

@@ -448,9 +448,9 @@ func splitSite(stores, answers string) string {
 	return zonesSite(stores, zones, answers)
 }
 
-// TestRolloutPartsTheZonesOfARequest: each is charged, refunded and given back
+// TestRolloutSplitsTheZonesOfARequest: each is charged, refunded and given back
 // where it counts, and the headers are about all of them.
-func TestRolloutPartsTheZonesOfARequest(t *testing.T) {
+func TestRolloutSplitsTheZonesOfARequest(t *testing.T) {
 	for place, at := range places {
 		t.Run(place, func(t *testing.T) {
 			servers := caddytest.StartShards(t, 2, 0)

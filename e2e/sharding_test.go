@@ -206,11 +206,11 @@ func TestFailoverUnderSteadyRequests(t *testing.T) {
 	stop()
 }
 
-// TestReshardingOneCaddyAfterTheOther adds a shard, and then removes another,
+// TestReshardingOneCaddyAtATime adds a shard, and then removes another,
 // while one Caddy has the new config and one the old: nobody's quota is refilled
 // by a Caddy that has the new one, and what the other admits of a client that
 // moves comes on top, at most.
-func TestReshardingOneCaddyAfterTheOther(t *testing.T) {
+func TestReshardingOneCaddyAtATime(t *testing.T) {
 	t.Parallel()
 	const (
 		clients = 60
@@ -308,9 +308,9 @@ func TestReshardingOneCaddyAfterTheOther(t *testing.T) {
 	}
 }
 
-// TestReshardingChargesWhatRuns: requests that run while a shard is added are
+// TestReshardingChargesRunningRequests: requests that run while a shard is added are
 // charged where the buckets of their clients are by then.
-func TestReshardingChargesWhatRuns(t *testing.T) {
+func TestReshardingChargesRunningRequests(t *testing.T) {
 	const clients, before, events = 12, 4, 10
 	servers := caddytest.StartShards(t, 3, 0)
 	for _, charge := range modes {
@@ -349,7 +349,7 @@ func TestReshardingChargesWhatRuns(t *testing.T) {
 					}
 					return want("its count", b.used, before+1)
 				})
-				if a.Buckets[0].Former != nil {
+				if a.Buckets[0].Previous != nil {
 					moved++
 				}
 			}
@@ -373,10 +373,10 @@ func awaitOwner(t *testing.T, servers caddytest.Shards, client string, count int
 	return owner
 }
 
-// TestReloadBringsNothingAgain while the shards stay the same. Once they were
+// TestReloadMigratesNothingAgain while the shards stay the same. Once they were
 // others in between, what was spent there meanwhile is brought, although a request
 // of the first config runs on.
-func TestReloadBringsNothingAgain(t *testing.T) {
+func TestReloadMigratesNothingAgain(t *testing.T) {
 	const clients = 60
 	servers := caddytest.StartShards(t, 3, 0)
 	backend := caddytest.StartSlowBackend(t)

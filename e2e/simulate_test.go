@@ -52,9 +52,9 @@ func (s simulated) names() string {
 	return strings.Join(names, " ")
 }
 
-// TestSimulateForetells what a request is told then, and counts nothing: with
+// TestSimulatePredicts what a request is told then, and counts nothing: with
 // all algorithms and ways of charging, in memory and in Redis.
-func TestSimulateForetells(t *testing.T) {
+func TestSimulatePredicts(t *testing.T) {
 	const events = 3
 	servers := caddytest.StartShards(t, 2, 1)
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
@@ -278,8 +278,8 @@ func TestSimulateRequest(t *testing.T) {
 	adminRefuses(c, http.MethodGet, "/rate_limit/simulate", "", http.StatusMethodNotAllowed)
 }
 
-// TestSimulateKnowsWhatIsInFlight, and which store counts a client.
-func TestSimulateKnowsWhatIsInFlight(t *testing.T) {
+// TestSimulateCountsRequestsInFlight, and which store counts a client.
+func TestSimulateCountsRequestsInFlight(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
 		backend := caddytest.StartSlowBackend(t)

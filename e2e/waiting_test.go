@@ -372,9 +372,9 @@ func TestFullQueue(t *testing.T) {
 	}
 }
 
-// TestPatienceEndsInTheLine: who waits for those before it does so no longer than
+// TestMaxWaitEndsInTheLine: who waits for those before it does so no longer than
 // max_wait, though they wait for a Redis that hangs.
-func TestPatienceEndsInTheLine(t *testing.T) {
+func TestMaxWaitEndsInTheLine(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel() // it spends its time waiting

@@ -29,7 +29,7 @@ func scriptsRun(t *testing.T, s caddytest.Shards) (total int) {
 	return total
 }
 
-func TestSecondZoneRefusesLeavesTheFirstUntouched(t *testing.T) {
+func TestRefusalBySecondZoneLeavesTheFirstUntouched(t *testing.T) {
 	for _, first := range modes {
 		for _, second := range modes {
 			for _, place := range []struct {
