@@ -17,8 +17,7 @@ import (
 
 var update = flag.Bool("update", false, "write what Caddyfiles adapt to into the goldens in testdata")
 
-// goldenLine parts a golden's Caddyfile from the JSON or error that it adapts
-// to.
+// goldenLine separates a golden's Caddyfile from the JSON or error that it adapts to.
 const goldenLine = "\n----------\n"
 
 func TestCaddyfileGoldens(t *testing.T) {
@@ -77,8 +76,7 @@ var (
 	needsFile = regexp.MustCompile(`\{file\.|"(ca|cert)":`)
 )
 
-// setPlaceholders gives the environment variables that a config names values
-// that differ, as addresses must.
+// setPlaceholders sets a config's environment variables to distinct values, as addresses must be.
 func setPlaceholders(t *testing.T, config []byte) {
 	for i, match := range envNames.FindAllSubmatch(config, -1) {
 		t.Setenv(string(match[1]), fmt.Sprintf("10.0.0.%d", i+1))
@@ -105,7 +103,7 @@ func validate(config []byte) error {
 	if err := caddy.StrictUnmarshalJSON(config, parsed); err != nil {
 		return err
 	}
-	// Only the admin endpoint of a running Caddy is worth its port.
+	// Validation needs no admin endpoint, which would take a port.
 	parsed.Admin = &caddy.AdminConfig{Disabled: true}
 	parsed.Logging = &caddy.Logging{Logs: map[string]*caddy.CustomLog{
 		caddy.DefaultLoggerName: {BaseLog: caddy.BaseLog{WriterRaw: []byte(`{"output":"discard"}`)}},

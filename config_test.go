@@ -322,7 +322,7 @@ func TestConfigOfZonesWithOneNameAndOtherOptions(t *testing.T) {
 	}
 }
 
-func TestConfigOfPenaltyInAStoreThatKnowsNone(t *testing.T) {
+func TestConfigOfPenaltyInAStoreWithoutPenalties(t *testing.T) {
 	const app = `{"stores": {"default": {"module": "guest", "plain": true}}}`
 	loads(t, configOf(app, zoneOf(`"algorithm": "gcra"`)), "")
 	loads(t, configOf(app, zoneOf(`"penalty": "1m"`)), "zone api: penalty does not go with the store default: remove it")
@@ -518,8 +518,7 @@ func TestConfigOfConnections(t *testing.T) {
 	}
 }
 
-// TestConfigOfTLSFiles: what is wrong with them is told when the config is
-// loaded, with their paths.
+// TestConfigOfTLSFiles checks that loading reports faulty files with their paths.
 func TestConfigOfTLSFiles(t *testing.T) {
 	ca := redistest.StartAuthority(t)
 	client, err := ca.IssueClient("limiter", time.Now().Add(time.Hour))
@@ -572,27 +571,27 @@ func TestConfigErrorsQuoteNoSecret(t *testing.T) {
 func TestConfigOfRollouts(t *testing.T) {
 	const stores = `{"stores": {"default": {"module": "memory"}, "other": {"module": "memory"}, "guest": {"module": "guest", "plain": true}}}`
 	for name, test := range map[string]struct{ handler, want string }{
-		"fraction":        {handler: withZone(`"rollout": {"store": "other", "percent": 0.01}`)},
-		"nobody":          {handler: withZone(`"rollout": {"store": "other", "percent": 0}`)},
-		"nobody, unsaid":  {handler: withZone(`"rollout": {"store": "other"}`)},
-		"everybody":       {handler: withZone(`"rollout": {"store": "other", "percent": 100}`)},
-		"null":            {handler: withZone(`"rollout": null`)},
-		"to the default":  {handler: withZone(`"store": "other", "rollout": {"store": "default", "percent": 10}`)},
-		"from an own one": {handler: withZone(`"store": {"module": "memory"}, "rollout": {"store": "default", "percent": 10}`)},
-		"named zones":     {handler: handlerOf(`"rollout": {"store": "other", "percent": 10}, "rate_limits": {"api": {"key": "static", "window": "1m", "max_events": 10}}`)},
+		"fraction":             {handler: withZone(`"rollout": {"store": "other", "percent": 0.01}`)},
+		"0 percent":            {handler: withZone(`"rollout": {"store": "other", "percent": 0}`)},
+		"0 percent by default": {handler: withZone(`"rollout": {"store": "other"}`)},
+		"100 percent":          {handler: withZone(`"rollout": {"store": "other", "percent": 100}`)},
+		"null":                 {handler: withZone(`"rollout": null`)},
+		"to the default":       {handler: withZone(`"store": "other", "rollout": {"store": "default", "percent": 10}`)},
+		"from an own one":      {handler: withZone(`"store": {"module": "memory"}, "rollout": {"store": "default", "percent": 10}`)},
+		"named zones":          {handler: handlerOf(`"rollout": {"store": "other", "percent": 10}, "rate_limits": {"api": {"key": "static", "window": "1m", "max_events": 10}}`)},
 
-		"without a store":       {withZone(`"rollout": {"percent": 10}`), `rollout names no store: add the one to which clients are moved, such as rollout other 10`},
-		"negative":              {withZone(`"rollout": {"store": "other", "percent": -0.01}`), `rollout other -0.01: it must be from 0 to 100 percent, such as 12.5`},
-		"too large":             {withZone(`"rollout": {"store": "other", "percent": 100.01}`), `rollout other 100.01: it must be from 0 to 100 percent, such as 12.5`},
-		"percent as a text":     {withZone(`"rollout": {"store": "other", "percent": "10"}`), `percent`},
-		"unknown store":         {withZone(`"rollout": {"store": "another", "percent": 10}`), `rollout another is not configured: add it to the stores of the global rate_limit, or name another; there is default, guest, other`},
-		"own store":             {withZone(`"store": "other", "rollout": {"store": "other", "percent": 10}`), `rollout other: that is the handler's own store: name the store to which clients are moved, or remove rollout`},
-		"own store by default":  {withZone(`"rollout": {"store": "default", "percent": 10}`), `rollout default: that is the handler's own store`},
-		"a store of its own":    {withZone(`"rollout": {"store": {"module": "memory"}, "percent": 10}`), `store`},
-		"unknown field":         {withZone(`"rollout": {"store": "other", "share": 10}`), `unknown field "share"`},
-		"text":                  {withZone(`"rollout": "other 10"`), `rollout`},
-		"penalty only in one":   {handlerOf(`"rollout": {"store": "guest", "percent": 0}, "zones": [{"name": "api", "key": "static", "events": 10, "window": "1m", "penalty": "1m"}]`), `zone api: penalty does not go with the store guest: remove it`},
-		"nobody to the unknown": {withZone(`"rollout": {"store": "another", "percent": 0}`), `rollout another is not configured`},
+		"without a store":          {withZone(`"rollout": {"percent": 10}`), `rollout names no store: add the one to which clients are moved, such as rollout other 10`},
+		"negative":                 {withZone(`"rollout": {"store": "other", "percent": -0.01}`), `rollout other -0.01: it must be from 0 to 100 percent, such as 12.5`},
+		"too large":                {withZone(`"rollout": {"store": "other", "percent": 100.01}`), `rollout other 100.01: it must be from 0 to 100 percent, such as 12.5`},
+		"percent as a text":        {withZone(`"rollout": {"store": "other", "percent": "10"}`), `percent`},
+		"unknown store":            {withZone(`"rollout": {"store": "another", "percent": 10}`), `rollout another is not configured: add it to the stores of the global rate_limit, or name another; there is default, guest, other`},
+		"own store":                {withZone(`"store": "other", "rollout": {"store": "other", "percent": 10}`), `rollout other: that is the handler's own store: name the store to which clients are moved, or remove rollout`},
+		"own store by default":     {withZone(`"rollout": {"store": "default", "percent": 10}`), `rollout default: that is the handler's own store`},
+		"a store of its own":       {withZone(`"rollout": {"store": {"module": "memory"}, "percent": 10}`), `store`},
+		"unknown field":            {withZone(`"rollout": {"store": "other", "share": 10}`), `unknown field "share"`},
+		"text":                     {withZone(`"rollout": "other 10"`), `rollout`},
+		"penalty only in one":      {handlerOf(`"rollout": {"store": "guest", "percent": 0}, "zones": [{"name": "api", "key": "static", "events": 10, "window": "1m", "penalty": "1m"}]`), `zone api: penalty does not go with the store guest: remove it`},
+		"0 percent, unknown store": {withZone(`"rollout": {"store": "another", "percent": 0}`), `rollout another is not configured`},
 	} {
 		t.Run(name, func(t *testing.T) { loads(t, configOf(stores, test.handler), test.want) })
 	}
@@ -601,8 +600,8 @@ func TestConfigOfRollouts(t *testing.T) {
 	}
 }
 
-// TestConfigOfRolloutsOfOneZone: a zone is defined alike wherever its clients may
-// be counted, also while none are.
+// TestConfigOfRolloutsOfOneZone checks that a zone has one definition in every store that may count
+// its clients, also at 0 percent.
 func TestConfigOfRolloutsOfOneZone(t *testing.T) {
 	const stores = `{"stores": {"default": {"module": "memory"}, "other": {"module": "memory"}, "third": {"module": "memory"}}}`
 	const twice = `zone api is defined twice, differently: once with key static, events 10, window 1m0s`
@@ -612,7 +611,7 @@ func TestConfigOfRolloutsOfOneZone(t *testing.T) {
 	for name, test := range map[string]struct{ one, other, want string }{
 		"equal in the other store":     {zone(`10`, `"rollout": {"store": "other", "percent": 5}`), zone(`10`, `"store": "other"`), ``},
 		"different in the other store": {zone(`10`, `"rollout": {"store": "other", "percent": 5}`), zone(`20`, `"store": "other"`), twice},
-		"different, but for nobody":    {zone(`10`, `"rollout": {"store": "other", "percent": 0}`), zone(`20`, `"store": "other"`), twice},
+		"different at 0 percent":       {zone(`10`, `"rollout": {"store": "other", "percent": 0}`), zone(`20`, `"store": "other"`), twice},
 		"different in both rollouts":   {zone(`10`, `"rollout": {"store": "other", "percent": 5}`), zone(`20`, `"store": "third", "rollout": {"store": "other", "percent": 5}`), twice},
 		"different in the own store":   {zone(`10`, `"rollout": {"store": "other", "percent": 5}`), zone(`20`, `"rollout": {"store": "third", "percent": 5}`), twice},
 		"different in a third store":   {zone(`10`, `"rollout": {"store": "other", "percent": 5}`), zone(`20`, `"store": "third"`), ``},

@@ -19,7 +19,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
-// dashboard is what a test looks at in a dashboard of Grafana.
+// dashboard has the fields of a Grafana dashboard that tests check.
 type dashboard struct {
 	UID        string
 	Templating struct {
@@ -62,8 +62,8 @@ func (d dashboard) expressions() (exprs []string) {
 	return exprs
 }
 
-// TestDashboard: it names a data source by a variable, its panels do not cover
-// each other, and Prometheus understands what they ask.
+// TestDashboard checks that the data source is a variable, that panels do not overlap, and that
+// Prometheus parses the queries.
 func TestDashboard(t *testing.T) {
 	d := readDashboard(t)
 	variables := map[string]string{}
@@ -96,7 +96,7 @@ func TestDashboard(t *testing.T) {
 		}
 		for _, target := range panel.Targets {
 			if target.Datasource.UID != "${datasource}" || strings.Contains(target.Expr, metricPrefix) != strings.Contains(target.Expr, `instance=~"$instance"`) {
-				t.Errorf("%s: %s does not heed the variables", panel.Title, target.Expr)
+				t.Errorf("%s: %s ignores the variables", panel.Title, target.Expr)
 			}
 		}
 	}
@@ -129,9 +129,9 @@ var (
 	grouping = regexp.MustCompile(`\b(?:by|without)\s*\(([^)]*)\)`)
 )
 
-// TestContribNamesWhatThereIs: every metric, label and value of a label in the
-// dashboard and the rules is one that Caddy exports.
-func TestContribNamesWhatThereIs(t *testing.T) {
+// TestContribNamesExportedMetrics checks that Caddy exports every metric, label and label value in
+// the dashboard and the rules.
+func TestContribNamesExportedMetrics(t *testing.T) {
 	alerts, err := os.ReadFile("contrib/alerts.yml")
 	must(t, "read", err)
 	series, err := os.ReadFile("contrib/alerts_test.yml")
@@ -141,7 +141,7 @@ func TestContribNamesWhatThereIs(t *testing.T) {
 		texts = append(texts, v.Definition)
 	}
 	known, words, used := documentedMetrics(t), documentedWords(t), map[string]bool{}
-	// Prometheus adds the target's, and histograms have le.
+	// Prometheus adds the target's labels, and histograms have le.
 	all := map[string]bool{"job": true, "instance": true, "le": true}
 	for _, metric := range known {
 		for _, label := range strings.Split(metric.labels, ", ") {
@@ -183,8 +183,8 @@ func TestContribNamesWhatThereIs(t *testing.T) {
 	}
 }
 
-// TestRunbooksLead: alerts link to sections that exist.
-func TestRunbooksLead(t *testing.T) {
+// TestRunbookLinksResolve checks that alerts link to sections that exist.
+func TestRunbookLinksResolve(t *testing.T) {
 	text, err := os.ReadFile("contrib/alerts.yml")
 	must(t, "read", err)
 	rules := strings.Count(string(text), "- alert: ")
@@ -201,8 +201,7 @@ func TestRunbooksLead(t *testing.T) {
 
 const metricPrefix = "caddy_rate_limit_"
 
-// exportedMetric is a metric of /metrics, in the words of its table in
-// docs/metrics.md.
+// exportedMetric describes a metric as the table in docs/metrics.md does.
 type exportedMetric struct{ kind, labels string }
 
 var (
@@ -211,8 +210,8 @@ var (
 	labelName  = regexp.MustCompile(`(\w+)="`)
 )
 
-// exportedMetrics are the limiter's that a Caddy exports with a Redis store to
-// which everything has happened that is counted.
+// exportedMetrics returns the limiter's metrics that Caddy exports after every counted event has
+// happened.
 func exportedMetrics(t *testing.T) map[string]exportedMetric {
 	t.Helper()
 	servers := caddytest.StartShards(t, 1, 1)
@@ -283,7 +282,7 @@ func exportedMetrics(t *testing.T) map[string]exportedMetric {
 	return found
 }
 
-// documentedMetrics are those of docs/metrics.md.
+// documentedMetrics returns those of docs/metrics.md.
 func documentedMetrics(t *testing.T) map[string]exportedMetric {
 	t.Helper()
 	text, err := os.ReadFile("docs/metrics.md")
@@ -297,8 +296,8 @@ func documentedMetrics(t *testing.T) map[string]exportedMetric {
 	return found
 }
 
-// TestMetricsAreDocumented: docs/metrics.md names exactly the metrics, with
-// their labels.
+// TestMetricsAreDocumented checks that docs/metrics.md names exactly the exported metrics and
+// labels.
 func TestMetricsAreDocumented(t *testing.T) {
 	t.Parallel()
 	exported, documented := exportedMetrics(t), documentedMetrics(t)
@@ -314,8 +313,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 }
 
-// TestLabelValuesAreDocumented: docs/metrics.md names what labels can be that
-// have few values.
+// TestLabelValuesAreDocumented checks that docs/metrics.md names the values of labels with few.
 func TestLabelValuesAreDocumented(t *testing.T) {
 	values := []string{
 		"allowed", "refused", "would_refuse", "error_allowed", "error_refused", "charged", "free", "refunded",
@@ -338,7 +336,7 @@ func TestLabelValuesAreDocumented(t *testing.T) {
 	}
 }
 
-// documentedWords are the words between backticks in docs/metrics.md.
+// documentedWords returns the words between backticks in docs/metrics.md.
 func documentedWords(t *testing.T) map[string]bool {
 	t.Helper()
 	text, err := os.ReadFile("docs/metrics.md")

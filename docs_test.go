@@ -24,7 +24,7 @@ func codeBlocks(t *testing.T, file string) (blocks []string) {
 	return blocks
 }
 
-// TestDocumentedConfigsLoad keeps the configs that people copy true.
+// TestDocumentedConfigsLoad checks the configs that readers copy.
 func TestDocumentedConfigsLoad(t *testing.T) {
 	t.Setenv("REDIS_PASSWORD", "secret")
 	t.Setenv("XDG_DATA_HOME", t.TempDir())
@@ -69,7 +69,7 @@ func TestDocumentedConfigsLoad(t *testing.T) {
 	}
 }
 
-// TestDocumentedStoresAdapt: to load they would need the files that they name.
+// TestDocumentedStoresAdapt does not load the stores, which needs the files that they name.
 func TestDocumentedStoresAdapt(t *testing.T) {
 	stores := 0
 	for _, block := range codeBlocks(t, "docs/redis.md") {
@@ -86,7 +86,7 @@ func TestDocumentedStoresAdapt(t *testing.T) {
 	}
 }
 
-// TestReadmeNamesTheCommands: the two commands are all the set-up there is.
+// TestReadmeNamesTheCommands: these two commands are the whole set-up.
 func TestReadmeNamesTheCommands(t *testing.T) {
 	text, err := os.ReadFile("README.md")
 	if err != nil {
@@ -100,8 +100,8 @@ func TestReadmeNamesTheCommands(t *testing.T) {
 	}
 }
 
-// TestLinksInDocumentsLead checks the links between documents.
-func TestLinksInDocumentsLead(t *testing.T) {
+// TestLinksInDocumentsResolve checks the links between documents.
+func TestLinksInDocumentsResolve(t *testing.T) {
 	for _, file := range []string{"README.md", "CONTRIBUTING.md", "docs/configuration.md", "docs/failure-modes.md", "docs/redis.md", "docs/operating.md"} {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -118,9 +118,9 @@ func TestLinksInDocumentsLead(t *testing.T) {
 	}
 }
 
-// TestLinksToSectionsLead: links between documents lead to files that exist,
-// and to headings where they name one.
-func TestLinksToSectionsLead(t *testing.T) {
+// TestLinksToSectionsResolve checks that links between documents name files and headings that
+// exist.
+func TestLinksToSectionsResolve(t *testing.T) {
 	links := 0
 	for _, pattern := range []string{"*.md", "docs/*.md", "examples/*.md"} {
 		files, err := filepath.Glob(pattern)
@@ -150,8 +150,7 @@ func TestLinksToSectionsLead(t *testing.T) {
 	}
 }
 
-// hasSection reports whether a document has a heading of which GitHub makes that
-// anchor.
+// hasSection reports whether a document has a heading with that anchor on GitHub.
 func hasSection(t *testing.T, file, anchor string) bool {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -165,8 +164,8 @@ func hasSection(t *testing.T, file, anchor string) bool {
 	return false
 }
 
-// TestTableOfPlacesNamesFiles requires that the files exist which CONTRIBUTING.md
-// names for something new.
+// TestTableOfPlacesNamesFiles checks that the files exist that CONTRIBUTING.md names for something
+// new.
 func TestTableOfPlacesNamesFiles(t *testing.T) {
 	text, err := os.ReadFile("CONTRIBUTING.md")
 	must(t, "read", err)

@@ -26,7 +26,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/process"
 )
 
-// exampleFiles are all Caddyfiles in examples.
+// exampleFiles returns all Caddyfiles in examples.
 func exampleFiles(t *testing.T) (files []string) {
 	t.Helper()
 	for _, pattern := range []string{"examples/*.caddyfile", "examples/*/*.caddyfile"} {
@@ -40,8 +40,8 @@ func exampleFiles(t *testing.T) (files []string) {
 	return files
 }
 
-// TestExamplesAreFormattedAndLoad: `caddy validate` has nothing to warn of,
-// which it does of a file that `caddy fmt` would change.
+// TestExamplesAreFormattedAndLoad without a warning of `caddy validate`, which also warns of
+// unformatted files.
 func TestExamplesAreFormattedAndLoad(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -61,8 +61,8 @@ func TestExamplesAreFormattedAndLoad(t *testing.T) {
 	}
 }
 
-// TestExamplesSayHowToTryThem: each begins with a comment, which has the
-// commands, and a test drives it.
+// TestExamplesSayHowToTryThem checks that each example begins with a comment that has the commands,
+// and that a test drives it.
 func TestExamplesSayHowToTryThem(t *testing.T) {
 	tests := ""
 	files, err := filepath.Glob("examples*_test.go")
@@ -98,8 +98,7 @@ var (
 	globalBlock = regexp.MustCompile(`(?m)^\{\n`)
 )
 
-// startExample runs Caddy with an example, on ports that are free. What is to
-// be replaced besides comes in pairs.
+// startExample runs Caddy with an example on free ports. replace has pairs of old and new texts.
 func startExample(t *testing.T, name string, replace ...string) *caddytest.Caddy {
 	t.Helper()
 	b, err := os.ReadFile("examples/" + name + ".caddyfile")
@@ -130,13 +129,13 @@ func startExample(t *testing.T, name string, replace ...string) *caddytest.Caddy
 	return c
 }
 
-// statuses are those of n requests, as text: "200 200 429".
+// statuses returns those of n requests, as text: "200 200 429".
 func statuses(c *caddytest.Caddy, n int, path string, headers ...string) string {
 	c.T.Helper()
 	return repeated(n, func() *http.Response { return c.Get(path, headers...) })
 }
 
-// repeated are the statuses of n requests.
+// repeated returns the statuses of n requests.
 func repeated(n int, send func() *http.Response) string {
 	texts := make([]string, n)
 	for i := range texts {
@@ -145,10 +144,10 @@ func repeated(n int, send func() *http.Response) string {
 	return strings.Join(texts, " ")
 }
 
-// many is a text of n times a status.
+// many repeats a status n times.
 func many(n, status int) string { return strings.TrimSpace(strings.Repeat(fmt.Sprint(status, " "), n)) }
 
-// clientAt is a client with another address of this machine.
+// clientAt returns a client with this local address.
 func clientAt(ip string) *http.Client {
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}
 	return &http.Client{Timeout: caddytest.Client.Timeout, Transport: &http.Transport{
@@ -190,7 +189,7 @@ func TestExamplePerUser(t *testing.T) {
 	must(t, "alice", want("statuses", statuses(c, 6, "/", alice), many(5, 200)+" 429"))
 	resp := c.Get("/", bob)
 	must(t, "bob", errors.Join(want("status", resp.StatusCode, 200), want("remaining", caddytest.Remaining(resp), "4"), want("body", body(t, resp), "Hello, bob.")))
-	must(t, "nobody", want("statuses", statuses(c, 6, "/"), many(6, 401)))
+	must(t, "no login", want("statuses", statuses(c, 6, "/"), many(6, 401)))
 	must(t, "alice from elsewhere", want("status", send(t, clientAt("127.0.0.2"), http.MethodGet, c.URL, alice).StatusCode, 429))
 }
 
@@ -297,13 +296,13 @@ func TestExampleErrorPage(t *testing.T) {
 		t.Errorf("the page is %s", page)
 	}
 	resp = c.Get("/")
-	var told struct {
+	var answer struct {
 		Error, Zone string
 		Wait        int
 	}
-	must(t, "JSON", json.Unmarshal([]byte(body(t, resp)), &told))
+	must(t, "JSON", json.Unmarshal([]byte(body(t, resp)), &answer))
 	must(t, "JSON", errors.Join(want("status", resp.StatusCode, 429), want("type", resp.Header.Get("Content-Type"), "application/json"),
-		want("error", told.Error, "rate_limited"), want("zone", told.Zone, "page"), want("wait", fmt.Sprint(told.Wait), resp.Header.Get("Retry-After"))))
+		want("error", answer.Error, "rate_limited"), want("zone", answer.Zone, "page"), want("wait", fmt.Sprint(answer.Wait), resp.Header.Get("Retry-After"))))
 }
 
 func TestExampleBrowserClients(t *testing.T) {
@@ -333,9 +332,8 @@ func TestExampleBrowserClients(t *testing.T) {
 	must(t, "OPTIONS that is no preflight", want("status", send(t, caddytest.Client, http.MethodOptions, c.URL, origin).StatusCode, 429))
 }
 
-// TestExampleOutgoing: calls made at the same time leave one after the other,
-// half a second apart, and those that would wait for too long are refused at
-// once.
+// TestExampleOutgoing checks that concurrent calls leave half a second apart, and that those that
+// would wait too long are refused at once.
 func TestExampleOutgoing(t *testing.T) {
 	t.Parallel() // it spends its time waiting
 	var mu sync.Mutex
@@ -394,8 +392,7 @@ func TestExampleOutgoing(t *testing.T) {
 	clients.Wait()
 }
 
-// showsLimits returns how what a proxy passes on differs from what the limiter
-// says.
+// showsLimits returns how a proxy's response differs from the limiter's.
 func showsLimits(resp *http.Response, status int, left string) error {
 	return errors.Join(
 		want("status", resp.StatusCode, status),
@@ -451,8 +448,8 @@ func installed(t *testing.T, program string) string {
 	return path
 }
 
-// startNginx runs nginx with a config, of which is to be replaced what comes in
-// pairs, and waits until it listens on site.
+// startNginx runs nginx with a config, in which it replaces pairs of texts, and waits until it
+// listens on site.
 func startNginx(t *testing.T, config, site string, replace ...string) (url string) {
 	t.Helper()
 	b, err := os.ReadFile(config)
@@ -464,7 +461,7 @@ func startNginx(t *testing.T, config, site string, replace ...string) (url strin
 		}
 		text = strings.ReplaceAll(text, replace[i], replace[i+1])
 	}
-	// The system's folders belong to somebody else.
+	// The system's folders may not be writable.
 	text = strings.Replace(text, "http {\n", "http {\n"+strings.Join(nginxFolders, dir+";\n")+dir+";\n", 1)
 	file := dir + "/nginx.conf"
 	must(t, "write", os.WriteFile(file, []byte(text), 0o600))
@@ -486,8 +483,8 @@ func startNginx(t *testing.T, config, site string, replace ...string) (url strin
 
 var nginxFolders = []string{"client_body_temp_path ", "proxy_temp_path ", "fastcgi_temp_path ", "uwsgi_temp_path ", "scgi_temp_path "}
 
-// TestMigratingFromCaddyRatelimit: a config that was written for it runs as it
-// is, and so does what is to become of it.
+// TestMigratingFromCaddyRatelimit checks that a config for caddy-ratelimit runs unchanged, and that
+// its migrated form does the same.
 func TestMigratingFromCaddyRatelimit(t *testing.T) {
 	drive := func(t *testing.T, c *caddytest.Caddy) {
 		t.Helper()
@@ -521,8 +518,8 @@ func TestMigratingFromCaddyRatelimit(t *testing.T) {
 	})
 }
 
-// TestMigratingFromNginx: nginx itself, with the config before, and Caddy with
-// the one after admit the same.
+// TestMigratingFromNginx checks that nginx with the old config and Caddy with the new one admit the
+// same.
 func TestMigratingFromNginx(t *testing.T) {
 	for name, start := range map[string]func(t *testing.T) (url string){
 		"before": func(t *testing.T) string {
@@ -552,9 +549,8 @@ func TestMigratingFromNginx(t *testing.T) {
 	}
 }
 
-// queued sends three requests more than are served, two a second, all at once. A
-// machine that takes half a second to bring them makes room for another one, so
-// that they are sent again from another address.
+// queued sends three requests more than are served at two a second, all at once. If a slow machine
+// delivers them so late that another one fits, it tries again from another address.
 func queued(t *testing.T, url string, served int) {
 	t.Helper()
 	for try := 1; ; try++ {
@@ -584,8 +580,8 @@ func queued(t *testing.T, url string, served int) {
 	}
 }
 
-// inOneMinute calls f with Caddys of their own until it did not see a minute
-// end, as windows do that are aligned.
+// inOneMinute repeats f with a new Caddy until it runs within one minute, and so within one aligned
+// window.
 func inOneMinute(t *testing.T, name string, f func(c *caddytest.Caddy) error) {
 	t.Helper()
 	for {
@@ -607,7 +603,7 @@ func TestMigratingFromEnvoy(t *testing.T) {
 			want("another page", c.Get("/").StatusCode, 200),
 			want("a key", statuses(c, 6, "/", other), many(5, 200)+" 429"),
 			want("a key with a value of its own", statuses(c, 11, "/", alice), many(10, 200)+" 429"),
-			// What was refused was charged by none: 3+1+5+10 of 20.
+			// No zone charges what another one refuses: 3+1+5+10 of 20.
 			want("what is left of the address", statuses(c, 2, "/"), "200 429"),
 		)
 	})
@@ -619,8 +615,8 @@ func TestMigratingFromTraefik(t *testing.T) {
 	must(t, "", errors.Join(
 		want("alice", statuses(c, 3, "/", "X-User: alice", from(1)), "200 200 429"),
 		want("bob", statuses(c, 3, "/", "X-User: bob", from(1)), "200 200 429"),
-		want("nobody", statuses(c, 3, "/", from(2)), "200 200 429"),
-		want("nobody from elsewhere", statuses(c, 1, "/", from(3)), "429"),
+		want("no user", statuses(c, 3, "/", from(2)), "200 200 429"),
+		want("no user from elsewhere", statuses(c, 1, "/", from(3)), "429"),
 		want("carol, the fifth from there", statuses(c, 2, "/", "X-User: carol", from(1)), "200 429"),
 		want("carol from elsewhere", statuses(c, 1, "/", "X-User: carol", from(3)), "200"),
 	))

@@ -71,7 +71,7 @@ func TestNearest(t *testing.T) {
 	}
 }
 
-// TestNearestIsItself: no known word is near another one first.
+// TestNearestIsItself checks that a known word is the nearest to itself.
 func TestNearestIsItself(t *testing.T) {
 	for _, options := range []string{handlerOptions, zoneOptions, redisstore.RedisOptions, redisstore.ShardOptions, redisstore.TLSOptions} {
 		known := strings.Split(options, ", ")
@@ -159,7 +159,7 @@ func TestLoadReleasesWhatItAcquired(t *testing.T) {
 		"a later handler does not": {`"a": ` + redisModule, []string{`"store": "a", ` + goodZones, `"store": ` + memoryModule + `, ` + goodZones, `"store": 5, ` + goodZones}, "store 5: it must be the name"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// In what order maps are loaded is random.
+			// Caddy loads maps in random order.
 			for range 5 {
 				err := validateConfig(t, test.stores, test.handlers)
 				switch {
@@ -179,7 +179,7 @@ func TestLoadReleasesWhatItAcquired(t *testing.T) {
 
 func init() { caddy.RegisterModule(new(strangerStore)) }
 
-// strangerStore is in the namespace of store modules, but is none.
+// strangerStore is in the namespace of store modules, but is no store.
 type strangerStore struct{}
 
 func (*strangerStore) CaddyModule() caddy.ModuleInfo {
@@ -207,9 +207,9 @@ func validateConfig(t *testing.T, stores string, handlers []string) error {
 	return caddy.Validate(config)
 }
 
-// BenchmarkHandler is one allowed request on the memory store, without a server
-// around it: whole, and what of it is the request that Caddy prepares. The metric
-// own-allocs/op counts the allocations that this module's code makes.
+// BenchmarkHandler measures one allowed request on the memory store without a server, and
+// separately Caddy's preparation of the request. own-allocs/op counts the allocations of this
+// module's code.
 func BenchmarkHandler(b *testing.B) {
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: b.Context()})
 	defer cancel()
@@ -258,7 +258,7 @@ func BenchmarkHandler(b *testing.B) {
 		}
 	})
 	b.Run("own allocations", func(b *testing.B) {
-		// As many as it takes for what is allocated once not to count.
+		// Enough requests to make one-time allocations negligible.
 		const requests = 10_000
 		defer func(rate int) { runtime.MemProfileRate = rate }(runtime.MemProfileRate)
 		runtime.MemProfileRate = 1
@@ -274,8 +274,7 @@ func BenchmarkHandler(b *testing.B) {
 	})
 }
 
-// ownAllocations counts the allocations so far that code of this module made, and
-// not what it called.
+// ownAllocations counts the allocations so far by this module's code, without those of its callees.
 func ownAllocations(b *testing.B) (sum int64) {
 	b.Helper()
 	// A profile is complete up to the garbage collection before the last.
@@ -305,7 +304,7 @@ func isRuntime(function string) bool {
 	return strings.HasPrefix(function, "runtime.") || strings.HasPrefix(function, "internal/runtime/") || strings.HasPrefix(function, "strconv.")
 }
 
-// awayModule opens stores that cannot be reached while away is set.
+// awayModule opens stores that are unreachable while away is set.
 type awayModule struct{ away *atomic.Bool }
 
 func (m awayModule) OpenStore(string) (store.Store, error) {
@@ -335,8 +334,8 @@ func (s awayStore) RefundReported(reqs []store.Request, report func(i int, st st
 
 func (awayStore) Owner(string) string { return "a" }
 
-// TestConfigDeliversOnceItHasStarted: Caddy ends the config before right afterwards, and
-// nobody else must deliver in between.
+// TestConfigDeliversOnceItHasStarted: Caddy ends the previous config right afterwards, and no other
+// config may deliver in between.
 func TestConfigDeliversOnceItHasStarted(t *testing.T) {
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
 	defer cancel()
@@ -366,15 +365,15 @@ func TestConfigDeliversOnceItHasStarted(t *testing.T) {
 		ClientKey: "alice", Events: 100, Cost: 1,
 	}})
 	if !before.Ledger.IsNeeded() {
-		t.Fatal("nothing waits")
+		t.Fatal("no charge is pending")
 	}
 	start()
 	if before.Ledger.IsNeeded() {
-		t.Error("the config before delivers what waits")
+		t.Error("the previous config delivers pending charges")
 	}
-	// What waits keeps the ledger, and other tests look for what is left.
+	// Pending charges keep the ledger, and other tests check for leftovers.
 	away.Store(false)
-	caddytest.Eventually(t, "what waits is delivered", func() error {
-		return caddytest.Want("charges waiting", before.Ledger.Owes(), false)
+	caddytest.Eventually(t, "pending charges are delivered", func() error {
+		return caddytest.Want("charges pending", before.Ledger.Owes(), false)
 	})
 }

@@ -8,7 +8,7 @@ import (
 
 func TestMain(m *testing.M) { caddytest.Main(m) }
 
-// Nearly every line of a test has one of these words.
+// These names are short, as nearly every line of a test has one.
 var must, eventually = caddytest.Must, caddytest.Eventually
 
 func want[T comparable](what string, got, want T) error { return caddytest.Want(what, got, want) }

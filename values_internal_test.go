@@ -13,7 +13,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// inJSON requires what a text is, and how that is written again.
+// inJSON checks what a text decodes to, and what that encodes to.
 func inJSON[T comparable](t *testing.T, text string, want T, again string) {
 	t.Helper()
 	var got T

@@ -24,7 +24,6 @@ type bucketsAnswer struct {
 			Address, Role, Error string
 			State                *bucketState
 		}
-		Former *struct{ Shard string }
 		Local  *bucketState
 		Ledger *struct {
 			Used, Unsent, Reserved int64
@@ -49,8 +48,7 @@ func bucketsOf(c *caddytest.Caddy, method, zoneAndQuery string) (a bucketsAnswer
 	return a
 }
 
-// primaryUsed is what the primary says to be used of a client's only bucket, -1
-// if it has none.
+// primaryUsed returns what the primary has counted in a client's only bucket, or -1 if it has none.
 func (a bucketsAnswer) primaryUsed() int64 {
 	if len(a.Buckets) != 1 || len(a.Buckets[0].Servers) == 0 || a.Buckets[0].Servers[0].State == nil {
 		return -1
@@ -58,14 +56,14 @@ func (a bucketsAnswer) primaryUsed() int64 {
 	return a.Buckets[0].Servers[0].State.Used
 }
 
-// seesReset returns an error if a request is refused although no word of the
-// primary from before a reset is trusted any more.
+// seesReset returns an error if a request is refused after the primary's replies from before a
+// reset are no longer trusted.
 func seesReset(a caddytest.Answer, known time.Time) error {
-	return want("a refusal of a request sent after the time of trust", a.Status == http.StatusTooManyRequests && a.Sent.After(known), false)
+	return want("refusal of a request sent after ledger_trust", a.Status == http.StatusTooManyRequests && a.Sent.After(known), false)
 }
 
-// TestResetIsSeenByAllCaddys, by the one that is asked at once and by others
-// within ledger_trust, and concerns one client alone.
+// TestResetIsSeenByAllCaddys resets one client: the Caddy that resets admits it at once, the others
+// within ledger_trust, and other clients keep their counts.
 func TestResetIsSeenByAllCaddys(t *testing.T) {
 	t.Parallel()
 	const trust = 1500 * time.Millisecond
@@ -118,7 +116,7 @@ func TestResetIsSeenByAllCaddys(t *testing.T) {
 	}
 }
 
-// TestResetOfLeases frees the slots of requests that go on.
+// TestResetOfLeases frees the slots of requests that still run.
 func TestResetOfLeases(t *testing.T) {
 	servers := caddytest.StartShards(t, 2, 1)
 	forStores(t, bothStores(servers), func(t *testing.T, global string) {
@@ -138,8 +136,8 @@ func TestResetOfLeases(t *testing.T) {
 	})
 }
 
-// TestResetOfLocalCounts: those of on_error local are shown and reset as well,
-// but nothing is where the shard cannot be reset.
+// TestResetOfLocalCounts shows and resets the counts of on_error local too, but keeps them if the
+// shard cannot be reset.
 func TestResetOfLocalCounts(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartLastingShards(t, 1, 0)
@@ -161,7 +159,7 @@ func TestResetOfLocalCounts(t *testing.T) {
 	status, text := c.AdminCall(http.MethodDelete, "/rate_limit/buckets/api?key=alice", "", "")
 	must(t, text, errors.Join(want("status", status, http.StatusBadGateway), want("naming the shard", strings.Contains(text, "shard a"), true),
 		want("naming the client", strings.Contains(text, "alice"), false)))
-	must(t, "after a reset in vain", want("status", c.Probe("/", "X-Key: alice").Status, http.StatusTooManyRequests))
+	must(t, "after a failed reset", want("status", c.Probe("/", "X-Key: alice").Status, http.StatusTooManyRequests))
 	servers.Restart(t)
 	eventually(t, "the reset succeeds", func() error {
 		status, _ := c.AdminCall(http.MethodDelete, "/rate_limit/buckets/api?key=alice", "", "")
@@ -171,8 +169,8 @@ func TestResetOfLocalCounts(t *testing.T) {
 	serve("in the second outage")
 }
 
-// TestBucketsOfEveryText of a zone's key that has as many placeholders as there
-// are values.
+// TestBucketsOfEveryText finds a bucket for each text of a zone's key that has as many placeholders
+// as the query has values.
 func TestBucketsOfEveryText(t *testing.T) {
 	c := caddytest.Start(t, zonesSite("", zoneWith("api", "key {header.X-Key} {header.X-User}|{header.X-Device} {client_ip}"), "respond ok"))
 	texts := func(query string) (texts []string) {
@@ -195,7 +193,7 @@ func TestBucketsOfEveryText(t *testing.T) {
 		b := bucketsOf(c, "DELETE", "api?"+query).Buckets
 		return len(b) == 1 && b[0].Deleted
 	}
-	must(t, "reset of nobody", want("deleted", reset("key=nobody&key=left"), false))
+	must(t, "reset of a client without a bucket", want("deleted", reset("key=nobody&key=left"), false))
 	must(t, "reset", want("deleted", reset("key=alice&key=left"), true))
 	must(t, "reset again", want("deleted", reset("key=alice&key=left"), false))
 	must(t, "in another order", want("used", bucketsOf(c, "GET", "api?key=left&key=alice").primaryUsed(), -1))
@@ -274,7 +272,7 @@ type statusAnswer struct {
 	}
 }
 
-// adminStatus asks the admin API for everything.
+// adminStatus returns the status that the admin API reports.
 func adminStatus(c *caddytest.Caddy) (a statusAnswer, text string) {
 	c.T.Helper()
 	status, text := c.AdminCall(http.MethodGet, "/rate_limit/", "", "")
@@ -283,8 +281,8 @@ func adminStatus(c *caddytest.Caddy) (a statusAnswer, text string) {
 	return a, text
 }
 
-// TestStatus tells of zones, shards and servers, and goes on doing so after
-// reloads, also of such configs as are rejected; and so do the metrics.
+// TestStatus checks the status and the metrics of zones, shards and servers at first, after a
+// reload, and after rejected ones.
 func TestStatus(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 1)
@@ -323,13 +321,13 @@ func TestStatus(t *testing.T) {
 			want("refused", a.Zones[0].Decisions["refused"], 2), want("allowed", a.Zones[0].Decisions["allowed"] >= 5, true),
 			want("stores", a.Stores[0].Name+" "+a.Stores[0].Module+" "+a.Stores[1].Name+" "+a.Stores[1].Module,
 				"default rate_limit.stores.redis other rate_limit.stores.memory"),
-			want("buckets in memory", *a.Stores[1].Buckets, 1), want("buckets in Redis being told", a.Stores[0].Buckets != nil, false),
+			want("buckets in memory", *a.Stores[1].Buckets, 1), want("buckets reported for Redis", a.Stores[0].Buckets != nil, false),
 			want("batches", a.Stores[0].Ledger.Batches.Fetched, 1), want("tokens", a.Stores[0].Ledger.Batches.Tokens, 10)))
 		owner := a.Stores[0].Shards[servers.Owner(t, "api", "alice")]
 		must(t, when, errors.Join(want("kind", owner.Kind, "static"), want("found", owner.Found, true), want("servers", len(owner.Servers), 2),
 			want("role", owner.Servers[0].Role, "primary"), want("breakers", fmt.Sprint(owner.Servers[0].Breakers), "map[charges:closed checks:closed]"),
 			want("having a latency", owner.Servers[0].Latency["checks"] > 0, true), want("having connections", owner.Servers[0].Pools["checks"].Connections > 0, true),
-			want("lag of a primary being told", owner.Servers[0].Lag != nil, false)))
+			want("lag reported for a primary", owner.Servers[0].Lag != nil, false)))
 		for metric, wanted := range map[string]string{
 			`servers{role="primary",shard="a",state="up",store="default"}`:             "1",
 			`servers{role="replica",shard="b",state="left_out",store="default"}`:       "0",
@@ -341,9 +339,9 @@ func TestStatus(t *testing.T) {
 		} {
 			must(t, when, want(metric, c.Metric("caddy_rate_limit_"+metric), wanted))
 		}
-		must(t, when, want("lag being told", c.Metric(`caddy_rate_limit_replica_lag_seconds{shard="a",store="default"}`) != "", true))
+		must(t, when, want("lag exported", c.Metric(`caddy_rate_limit_replica_lag_seconds{shard="a",store="default"}`) != "", true))
 		took := fmt.Sprintf(`caddy_rate_limit_store_duration_seconds_count{operation="take",role="primary",shard="%s",store="default"}`, owner.Name)
-		must(t, when, want("takes being measured", c.Metric(took) != "" && c.Metric(took) != "0", true))
+		must(t, when, want("takes measured", c.Metric(took) != "" && c.Metric(took) != "0", true))
 	}
 	check("at first")
 	c.MustLoad(strings.Replace(site, "check_timeout 30s", "check_timeout 31s", 1))
@@ -367,8 +365,8 @@ func TestStatus(t *testing.T) {
 		want("metric without a limiter", c.Metric(`caddy_rate_limit_ledger_buckets{store="default"}`), "")))
 }
 
-// TestStatusOfOutage: a server that is away is told, by the admin API and by
-// metrics, and errors are counted by their kind.
+// TestStatusOfOutage checks that the admin API and the metrics report unreachable servers, and that
+// errors are counted by kind.
 func TestStatusOfOutage(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartLastingShards(t, 1, 1)
@@ -389,23 +387,23 @@ func TestStatusOfOutage(t *testing.T) {
 		must(t, "in the outage", want(metric, c.Metric("caddy_rate_limit_"+metric), wanted))
 	}
 	must(t, "in the outage", want("errors of connections", c.Metric(`caddy_rate_limit_store_errors_total{kind="connection",store="default"}`) != "", true))
-	// It is tried until charge_timeout.
-	eventually(t, "a charge waits", func() error {
-		return want("charges that wait", c.Metric(`caddy_rate_limit_ledger_unsent{store="default"}`) != "0", true)
+	// A charge is retried until charge_timeout.
+	eventually(t, "a charge is pending", func() error {
+		return want("pending charges", c.Metric(`caddy_rate_limit_ledger_unsent{store="default"}`) != "0", true)
 	})
 	c.Probe("/", "X-Key: alice")
 	must(t, "in the outage", want("errors without a call", c.Metric(`caddy_rate_limit_store_errors_total{kind="breaker",store="default"}`) != "", true))
 	servers.Restart(t)
-	eventually(t, "all is well again", func() error {
+	eventually(t, "the outage is over", func() error {
 		a, _ := adminStatus(c)
 		got := a.Stores[0].Shards[0].Servers
 		return errors.Join(want("state of the primary", got[0].State, "up"), want("state of the replica", got[1].State, "up"),
-			want("charges that wait", c.Metric(`caddy_rate_limit_ledger_unsent{store="default"}`), "0"))
+			want("pending charges", c.Metric(`caddy_rate_limit_ledger_unsent{store="default"}`), "0"))
 	})
 }
 
-// TestStatusTellsNoSecrets, whatever the servers say about them.
-func TestStatusTellsNoSecrets(t *testing.T) {
+// TestStatusRevealsNoSecrets also covers answers that quote the servers' errors.
+func TestStatusRevealsNoSecrets(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	const password, secret = "correct-horse-battery", "staple-of-keys"
@@ -415,7 +413,7 @@ func TestStatusTellsNoSecrets(t *testing.T) {
 	_, found := c.AdminCall(http.MethodGet, "/rate_limit/buckets/api?key=alice", "", "")
 	code, reset := c.AdminCall(http.MethodDelete, "/rate_limit/buckets/api?key=alice", "", "")
 	must(t, reset, want("status", code, http.StatusBadGateway))
-	must(t, found, want("telling of the password", strings.Contains(found, "WRONGPASS"), true))
+	must(t, found, want("reporting the wrong password", strings.Contains(found, "WRONGPASS"), true))
 	for _, text := range []string{status, found, reset} {
 		if regexp.MustCompile(password + "|" + secret).MatchString(text) {
 			t.Errorf("a secret is in %s", text)
@@ -423,7 +421,7 @@ func TestStatusTellsNoSecrets(t *testing.T) {
 	}
 }
 
-// topAnswer is what GET /rate_limit/top tells of a zone.
+// topAnswer is what GET /rate_limit/top reports of a zone.
 type topAnswer struct {
 	Zone    string
 	Since   float64
@@ -434,7 +432,7 @@ type topAnswer struct {
 	}
 }
 
-// adminRefuses calls the admin API, which is to refuse that and say why.
+// adminRefuses requires that the admin API refuses a call with an error that has these words.
 func adminRefuses(c *caddytest.Caddy, method, path, body string, status int, words ...string) {
 	c.T.Helper()
 	got, text := c.AdminCall(method, path, "application/json", body)
@@ -445,12 +443,12 @@ func adminRefuses(c *caddytest.Caddy, method, path, body string, status int, wor
 	}
 	for _, word := range words {
 		if !strings.Contains(answer.Error, word) {
-			c.T.Errorf("%s %s %s: the error %q does not tell of %q", method, path, body, answer.Error, word)
+			c.T.Errorf("%s %s %s: the error %q lacks %q", method, path, body, answer.Error, word)
 		}
 	}
 }
 
-// TestTop tells who was refused most, across reloads, in each zone.
+// TestTop lists each zone's most refused clients, across reloads.
 func TestTop(t *testing.T) {
 	servers := caddytest.StartShards(t, 2, 0)
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {

@@ -11,8 +11,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
-// TestEveryAlgorithmThroughCaddy: three events are admitted and the fourth is
-// not.
+// TestEveryAlgorithmThroughCaddy admits three events and refuses the fourth.
 func TestEveryAlgorithmThroughCaddy(t *testing.T) {
 	const events, window = 3, 10000 * 3600
 	servers := caddytest.StartShards(t, 1, 1)
@@ -54,7 +53,7 @@ func TestEveryAlgorithmThroughCaddy(t *testing.T) {
 	})
 }
 
-// TestCostThatNeverFits: a client is not told to come back.
+// TestCostThatNeverFits checks that the refusal has no Retry-After.
 func TestCostThatNeverFits(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 1)
 	zones := ""
@@ -80,7 +79,7 @@ func TestCostThatNeverFits(t *testing.T) {
 	})
 }
 
-// probeNever is Probe of a request that is refused for good.
+// probeNever is Probe for a request that never fits.
 func probeNever(c *caddytest.Caddy, path string, headers ...string) caddytest.Answer {
 	c.T.Helper()
 	a := c.Probe(path, headers...)
@@ -88,7 +87,7 @@ func probeNever(c *caddytest.Caddy, path string, headers ...string) caddytest.An
 	return a
 }
 
-// TestAlignedWindows: they end on the clock, for all clients at once.
+// TestAlignedWindows checks that aligned windows end on the clock, for all clients at once.
 func TestAlignedWindows(t *testing.T) {
 	servers := caddytest.StartShards(t, 2, 1)
 	windows := []int64{7, 3600, 24 * 3600}
@@ -109,8 +108,8 @@ func TestAlignedWindows(t *testing.T) {
 	})
 }
 
-// alignedWindow asks for two clients, each at a Caddy of its own, until the
-// answers fall into one window, and compares their resets.
+// alignedWindow sends requests of two clients, each to its own Caddy, until all answers fall into
+// one window, and compares their resets.
 func alignedWindow(t *testing.T, caddys []*caddytest.Caddy, servers caddytest.Shards, zone string, window int64, redis bool) {
 	t.Helper()
 	end := func(at time.Time) int64 { return (at.Unix()/window + 1) * window }
@@ -123,14 +122,14 @@ func alignedWindow(t *testing.T, caddys []*caddytest.Caddy, servers caddytest.Sh
 			if redis && used == 0 {
 				eventually(t, "the requests are charged", func() error {
 					stored := servers.Buckets(t, zone)
-					return want("buckets being there", stored[clients[0]].Count*stored[clients[1]].Count > 0, true)
+					return want("buckets stored", stored[clients[0]].Count*stored[clients[1]].Count > 0, true)
 				})
 			}
 		}
-		// What Caddy knows of the primary's time may be a little behind.
+		// Caddy's estimate of the primary's time may lag a little.
 		reset := end(first.Sent.Add(-time.Second))
 		if last := answers[len(answers)-1]; end(last.Received) != reset {
-			continue // they may be of two windows
+			continue // they may span two windows
 		}
 		for i, a := range answers {
 			must(t, fmt.Sprintf("%s, answer %d", zone, i), errors.Join(want("status", a.Status, http.StatusOK), want("reset", a.Reset, reset)))
@@ -149,8 +148,8 @@ func alignedWindow(t *testing.T, caddys []*caddytest.Caddy, servers caddytest.Sh
 	}
 }
 
-// TestAlignedWindowEndsOnTheClock for who is refused until then, long before it
-// would be over had it begun with the client's first request.
+// TestAlignedWindowEndsOnTheClock admits a refused client when the clock's window ends, long before
+// a window opened by the client's first request would end.
 func TestAlignedWindowEndsOnTheClock(t *testing.T) {
 	t.Parallel() // it spends its time waiting
 	const window = 4
@@ -187,8 +186,7 @@ func TestAlignedWindowEndsOnTheClock(t *testing.T) {
 	})
 }
 
-// TestPlanUpgradeKeepsTheCount: how many events there may be is not part of a
-// bucket.
+// TestPlanUpgradeKeepsTheCount checks that a change of the limit keeps the bucket.
 func TestPlanUpgradeKeepsTheCount(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 1)
@@ -223,7 +221,7 @@ func TestPlanUpgradeKeepsTheCount(t *testing.T) {
 			charges(1, "1000", 1000)
 			charges(1, "15", 15)
 			refused("15", 15)
-			// Down: it is more than the plan has, for as long as it counts.
+			// Down: the count stays, although it exceeds the plan.
 			refused("12", 12)
 			refused("", 10)
 			refused("1", 1)
@@ -233,9 +231,8 @@ func TestPlanUpgradeKeepsTheCount(t *testing.T) {
 	})
 }
 
-// TestSlowRequestsOccupyLaterWindows with charge after, where a request counts
-// until its response begins. With charge before it counts in the window in which
-// it came, and the next one is open to others.
+// TestSlowRequestsOccupyLaterWindows with charge after, where a request counts until its response
+// begins. With charge before it counts only in the window of its arrival.
 func TestSlowRequestsOccupyLaterWindows(t *testing.T) {
 	const window = 300 * time.Millisecond
 	servers := caddytest.StartShards(t, 1, 1)
@@ -270,7 +267,8 @@ const (
 	forbidden = "X-Status: 403"
 )
 
-// TestBruteForceZone: a zone that counts failures alone stops who guesses.
+// TestBruteForceZone checks that a zone that counts only failures stops a client that guesses
+// passwords.
 func TestBruteForceZone(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 1)
 	zones := ""
@@ -295,7 +293,7 @@ func TestBruteForceZone(t *testing.T) {
 			log("X-Status: 304", "alice", http.StatusNotModified, 1)
 			log(forbidden, "alice", http.StatusForbidden, 2)
 			log(badLogin, "alice", http.StatusUnauthorized, 3)
-			// Who knows the password by now is refused as well.
+			// A correct password is refused as well.
 			for _, login := range []string{badLogin, goodLogin, forbidden, goodLogin} {
 				a := c.Probe("/"+zone, "X-Key: alice", login)
 				must(t, zone+", too many failures, "+login, errors.Join(a.Refuses(zone), a.Shows(http.StatusTooManyRequests, 3, 3)))
@@ -357,8 +355,8 @@ func TestBruteForceZoneOpensAgain(t *testing.T) {
 	}
 }
 
-// TestPenalty: who was refused stays refused although there is room again, for as
-// long as it was told the first time.
+// TestPenalty checks that a client stays refused for as long as its first refusal said, although
+// its bucket has room again.
 func TestPenalty(t *testing.T) {
 	for _, algorithm := range []string{"fixed_window", "sliding_window", "gcra"} {
 		for _, mode := range modes {
@@ -375,23 +373,22 @@ func TestPenalty(t *testing.T) {
 						admitted++
 						return want("status", first.Status, http.StatusTooManyRequests)
 					})
-					// On a busy machine charges come so late that too many are
-					// admitted, which would take long to drain.
+					// On a busy machine late charges admit too many, which take long to drain.
 				}
 				var until int64
 				eventually(t, "the penalty is stored", func() error {
 					until = servers.Content(t, "strict", key).Penalty
-					return want("there being one", until > 0, true)
+					return want("penalty stored", until > 0, true)
 				})
 				servers.AwaitReplicas(t)
 				over := time.UnixMicro(until)
 				must(t, "first refusal", errors.Join(first.Refuses("strict"), want("reset", first.Reset, ceilSeconds(until)),
 					want("Retry-After", first.RetryAfter, 6)))
 
-				// By then the window is over, also for what still weighs the one
-				// before, and the events have drained.
+				// By then the events have drained and the window is over, also for sliding_window,
+				// which weighs the previous one.
 				room := first.Received.Add(3 * time.Second).UnixMicro()
-				eventually(t, "there is room again", func() error { return want("it being so", servers.Now(t) > room, true) })
+				eventually(t, "there is room again", func() error { return want("server clock past that", servers.Now(t) > room, true) })
 				for i := range 4 {
 					a := caddys[i%2].Probe("/", "X-Key: "+key)
 					if !a.Received.Before(over) {
@@ -399,13 +396,13 @@ func TestPenalty(t *testing.T) {
 					}
 					must(t, "refusal", errors.Join(a.Refuses("strict"), penalized(a, over)))
 				}
-				// Nobody made it longer.
+				// Later refusals do not extend it.
 				stored := servers.Content(t, "strict", key).Penalty
 				must(t, "Redis", want(fmt.Sprintf("the end of the penalty being %d or, because it is over, 0", until),
 					stored == until || stored == 0 && servers.Now(t) > until, true))
 
 				almost := over.Add(-300 * time.Millisecond).UnixMicro()
-				eventually(t, "the penalty is almost over", func() error { return want("it being so", servers.Now(t) > almost, true) })
+				eventually(t, "the penalty is almost over", func() error { return want("server clock past that", servers.Now(t) > almost, true) })
 				eventually(t, "a request is admitted", func() error {
 					a := caddys[1].Probe("/", "X-Key: "+key)
 					if a.Status == http.StatusOK {
@@ -421,11 +418,10 @@ func TestPenalty(t *testing.T) {
 	}
 }
 
-// penalized returns how a refusal differs from one that tells when the penalty is
-// over.
+// penalized returns how a refusal differs from one that reports the end of the penalty.
 func penalized(a caddytest.Answer, over time.Time) error {
 	wait := time.Duration(a.RetryAfter) * time.Second
-	// All processes share a clock; the test's is later to see the answer.
+	// All processes share a clock, but the test receives an answer later than Caddy sends it.
 	least, most := over.Sub(a.Received), max(over.Sub(a.Sent), 0)+3*time.Second
 	return errors.Join(want("reset", a.Reset, ceilSeconds(over.UnixMicro())),
 		want(fmt.Sprintf("Retry-After %s being from %s to %s", wait, least, most), wait >= least && wait <= most, true))

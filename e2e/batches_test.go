@@ -13,11 +13,10 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
-// TestOneRequestAfterTheOtherIsCountedExactly: a client that waits for each
-// response is told what it has used, and is refused not one request too early or
-// too late, although charges come after responses, checks go to a replica, and
-// the primary's time is only estimated there.
-func TestOneRequestAfterTheOtherIsCountedExactly(t *testing.T) {
+// TestSequentialRequestsAreCountedExactly checks that a client that waits for each response sees
+// its exact count and is refused exactly at its limit, although charges follow responses, checks go
+// to a replica, and the primary's time is an estimate there.
+func TestSequentialRequestsAreCountedExactly(t *testing.T) {
 	const clients, events = 400, 3
 	servers := caddytest.StartShards(t, 1, 1)
 	c := startWith(t, servers.Store(), zonesPerAlgorithm(fmt.Sprint("events ", events)), "respond ok")
@@ -43,11 +42,10 @@ func TestOneRequestAfterTheOtherIsCountedExactly(t *testing.T) {
 	}
 }
 
-// batched are the algorithms that go with batch.
+// batched are the algorithms that support batch.
 var batched = []string{"fixed_window", "sliding_window"}
 
-// batchZones are zones for each of the batched algorithms and each batch, by the
-// names that batchZone makes.
+// batchZones returns a zone for each of the batched algorithms and each batch, named by batchZone.
 func batchZones(batches []string, options ...string) (zones string) {
 	for _, algorithm := range batched {
 		for _, batch := range batches {
@@ -60,16 +58,16 @@ func batchZones(batches []string, options ...string) (zones string) {
 
 func batchZone(algorithm, batch string) string { return algorithm + "." + batch }
 
-// taken is what came of requests of one client.
+// taken counts the outcomes of one client's requests.
 type taken struct {
 	mu              sync.Mutex
 	served, refused int64
-	// lastServed is when the last one was sent that was served, and firstRefused
-	// when the first refusal was received.
+	// lastServed is when the last served request was sent, firstRefused when the first refusal
+	// arrived.
 	lastServed, firstRefused time.Time
 }
 
-// takeAlice makes a request of alice's that costs so much.
+// takeAlice sends a request of alice with this cost.
 func (k *taken) takeAlice(t *testing.T, c *caddytest.Caddy, zone string, cost int64) error {
 	a, err := c.TryProbe(t.Context(), "/"+zone, "X-Key: alice", fmt.Sprint("X-Cost: ", cost))
 	if err != nil {
@@ -91,8 +89,8 @@ func (k *taken) takeAlice(t *testing.T, c *caddytest.Caddy, zone string, cost in
 	return a.Refuses(zone)
 }
 
-// TestBatchNeverExceedsEvents, and one Caddy uses them up: it refuses nobody as
-// long as the store or it has some.
+// TestBatchNeverExceedsEvents also checks that a single Caddy uses up all events: it refuses no
+// request while the store or its batch has some.
 func TestBatchNeverExceedsEvents(t *testing.T) {
 	const (
 		events  = 600
@@ -122,9 +120,9 @@ func TestBatchNeverExceedsEvents(t *testing.T) {
 						must(t, "requests", want(fmt.Sprintf("%d being served, which is too many,", atOnce), atOnce > events, false))
 						if n == 1 {
 							must(t, "one Caddy", errors.Join(want("number of requests served", atOnce, events),
-								want("a refusal being received before the last request was sent that was served", all.firstRefused.Before(all.lastServed), false)))
+								want("a refusal preceding the last request served", all.firstRefused.Before(all.lastServed), false)))
 						}
-						// What lies in one Caddy comes back, and then another one has it.
+						// A Caddy returns its unused batch, which another one then takes.
 						eventually(t, "all events are used up", func() error {
 							for _, c := range caddys {
 								must(t, "take", all.takeAlice(t, c, zone, 1))
@@ -143,9 +141,9 @@ func TestBatchNeverExceedsEvents(t *testing.T) {
 	}
 }
 
-// TestBatchRefusesNobodyWhileThereIsRoom: many requests wait for a batch at the
-// same time, some in vain, and none is refused for that.
-func TestBatchRefusesNobodyWhileThereIsRoom(t *testing.T) {
+// TestBatchRefusesNoRequestWhileThereIsRoom has many requests wait for one batch, which does not
+// cover them all.
+func TestBatchRefusesNoRequestWhileThereIsRoom(t *testing.T) {
 	const workers, rounds = 64, 30
 	batches := []string{"50", "3", "auto"}
 	for _, far := range []bool{false, true} {
@@ -166,7 +164,7 @@ func TestBatchRefusesNobodyWhileThereIsRoom(t *testing.T) {
 						var all taken
 						caddytest.Together(t, workers, func(worker int) error {
 							for i := range rounds {
-								// Not all fit into what another one fetches.
+								// Not every cost fits into the batch that another request fetches.
 								cost := []int64{1, 1, 1, 2, 1, 7, 1, 40}[(worker+i)%8]
 								if err := all.takeAlice(t, c, zone, cost); err != nil {
 									return err
@@ -183,8 +181,8 @@ func TestBatchRefusesNobodyWhileThereIsRoom(t *testing.T) {
 	}
 }
 
-// TestBatchLeftoversCountForALargerRequest: what lies in this process and what the
-// store has left are enough together.
+// TestBatchLeftoversCountForALargerRequest admits a request that needs both the rest of a batch and
+// the rest in the store.
 func TestBatchLeftoversCountForALargerRequest(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	c := startWith(t, servers.Store(), batchZones([]string{"40"}, "events 100", "cost {header.X-Cost}"), "respond ok")
@@ -207,7 +205,7 @@ func TestBatchLeftoversCountForALargerRequest(t *testing.T) {
 	}
 }
 
-// TestBatchDiesWithItsWindow: no window admits what was taken in another one.
+// TestBatchDiesWithItsWindow checks that no window admits from a batch of another one.
 func TestBatchDiesWithItsWindow(t *testing.T) {
 	const events = 60
 	t.Parallel() // it spends its time waiting
@@ -242,8 +240,8 @@ func TestBatchDiesWithItsWindow(t *testing.T) {
 	}
 }
 
-// takesBatch makes requests of a client until Redis has more than they cost, and
-// returns how many they were.
+// takesBatch sends requests of a client until Redis has counted more than they cost, and returns
+// their number.
 func takesBatch(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, zone, client string, headers ...string) (asked int64) {
 	t.Helper()
 	eventually(t, "a batch is taken", func() error {
@@ -254,8 +252,8 @@ func takesBatch(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, zone
 	return asked
 }
 
-// TestBatchComesBack when nobody uses it, and when Caddy no longer can.
-func TestBatchComesBack(t *testing.T) {
+// TestUnusedBatchIsReturned when it stays idle, and when Caddy can no longer use it.
+func TestUnusedBatchIsReturned(t *testing.T) {
 	site := func(servers caddytest.Shards, options ...string) string {
 		return zonesSite(servers.Store(options...), batchZones([]string{"50", "auto"}, "events 100000"), "respond ok")
 	}
@@ -281,17 +279,17 @@ func TestBatchComesBack(t *testing.T) {
 			end(c, servers)
 			for zone, n := range asked {
 				if name == "stopped" {
-					must(t, "after the end of caddy", want("what is used of zone "+zone, servers.Content(t, zone, "alice").Used, n))
+					must(t, "after Caddy has ended", want("what is used of zone "+zone, servers.Content(t, zone, "alice").Used, n))
 					continue
 				}
 				servers.AwaitUsed(t, zone, "alice", n)
 			}
-			t.Logf("%v were asked for; the rest came back within %v", asked, time.Since(start).Round(10*time.Millisecond))
+			t.Logf("%v were asked for; the rest was returned within %v", asked, time.Since(start).Round(10*time.Millisecond))
 			if name == "stopped" || name == "store of no config" {
 				return
 			}
 			for zone, n := range asked {
-				must(t, "request after all came back", c.Probe("/"+zone, "X-Key: alice").Shows(http.StatusOK, 100000, n+1))
+				must(t, "request after the return", c.Probe("/"+zone, "X-Key: alice").Shows(http.StatusOK, 100000, n+1))
 			}
 			c.Stop()
 			for zone, n := range asked {
@@ -301,7 +299,7 @@ func TestBatchComesBack(t *testing.T) {
 	}
 }
 
-// TestBatchRefundsCostNoCall: what a free response gives back is there for the
+// TestBatchRefundsCostNoCall checks that the refund of a free response stays in the batch for the
 // next request.
 func TestBatchRefundsCostNoCall(t *testing.T) {
 	const requests = 300
@@ -310,7 +308,7 @@ func TestBatchRefundsCostNoCall(t *testing.T) {
 	for _, algorithm := range batched {
 		t.Run(algorithm, func(t *testing.T) {
 			zone := batchZone(algorithm, "50")
-			// More than the client may have, were it not given back.
+			// Without refunds these would exceed the limit.
 			before, start, paid := callsTo(t, servers), time.Now(), int64(0)
 			for i := range requests {
 				status := http.StatusNotModified
@@ -322,8 +320,7 @@ func TestBatchRefundsCostNoCall(t *testing.T) {
 				must(t, fmt.Sprint("request ", i+1), a.Shows(status, 100, paid))
 			}
 			made := callsTo(t, servers) - before
-			// A batch that is idle for a second, as it may be on a busy machine,
-			// is given back and taken again.
+			// On a busy machine a batch may idle for a second, and is returned and taken again.
 			most := 1 + 2*int64(time.Since(start)/time.Second)
 			must(t, "Redis", want(fmt.Sprintf("having got %d calls, which is more than %d,", made, most), made > most, false))
 			servers.AwaitUsed(t, zone, "alice", paid)
@@ -332,8 +329,8 @@ func TestBatchRefundsCostNoCall(t *testing.T) {
 	}
 }
 
-// TestBatchHasBackWhatAnotherZoneRefuses, so that who is refused takes nothing.
-func TestBatchHasBackWhatAnotherZoneRefuses(t *testing.T) {
+// TestBatchRegainsWhatAnotherZoneRefuses checks that a refused request takes nothing.
+func TestBatchRegainsWhatAnotherZoneRefuses(t *testing.T) {
 	for _, algorithm := range batched {
 		for _, mode := range modes {
 			t.Run(algorithm+", "+mode, func(t *testing.T) {
@@ -358,7 +355,7 @@ func TestBatchHasBackWhatAnotherZoneRefuses(t *testing.T) {
 	}
 }
 
-// TestBatchShare: all Caddys together hold no more than their share of the limit.
+// TestBatchShare checks that all Caddys together hold no more than their share of the limit.
 func TestBatchShare(t *testing.T) {
 	const events, workers = 6000, 6
 	for _, percent := range []int64{0, 2, 25} {
@@ -379,8 +376,7 @@ func TestBatchShare(t *testing.T) {
 				must(t, "first request", want("status", c.Probe("/", "X-Key: alice").Status, http.StatusOK))
 				served.Add("alice")
 			}
-			// Each announces itself, and learns how many there are when it does so
-			// again.
+			// Each Caddy learns the number of Caddys when it renews its registration.
 			said, primary := map[string]float64{}, servers[0].Primary.Client()
 			eventually(t, "the Caddys know of each other", func() error {
 				leases, err := primary.Keys(t.Context(), "*:\\*processes:*").Result()
@@ -420,13 +416,13 @@ func TestBatchShare(t *testing.T) {
 			})
 			most := int64(0)
 			for start := time.Now(); time.Since(start) < 4*time.Second && served.Total() < events*3/4; {
-				// What is served in between is not held any more.
+				// Requests served between the two reads are no longer held.
 				used := servers.Content(t, "api", "alice").Used
 				most = max(most, used-served.Total())
 				time.Sleep(time.Millisecond)
 			}
 			stop()
-			// What a worker was served, but has not counted yet, is not held.
+			// A worker may have been served without having counted it yet.
 			bound := events*share/100 + workers
 			must(t, "Caddys", want(fmt.Sprintf("holding %d of %d, which is more than %d,", most, events, bound), most > bound, false))
 			servers.AwaitUsed(t, "api", "alice", served.Total())
@@ -435,8 +431,8 @@ func TestBatchShare(t *testing.T) {
 	}
 }
 
-// TestTakesNeverExceedEvents: check and charge are one step, so that no request
-// finds room that another one is about to use up, whoever serves it.
+// TestTakesNeverExceedEvents checks that a take is atomic: no request finds room that a concurrent
+// one uses up, at any Caddy.
 func TestTakesNeverExceedEvents(t *testing.T) {
 	const (
 		events  = 50
@@ -468,14 +464,14 @@ func TestTakesNeverExceedEvents(t *testing.T) {
 			})
 			must(t, "requests", want("number of those admitted", admitted.Total(), events))
 			must(t, "requests", want("number of those refused", refused.Total(), rounds*workers-events))
-			// Each was told what it alone made of the count.
+			// Each admitted request got a count of its own.
 			for used := range events {
-				must(t, "admitted requests", want(fmt.Sprintf("number of those told that %d are used", used+1), admitted.N[fmt.Sprint(used+1)], 1))
+				must(t, "admitted requests", want(fmt.Sprintf("number of answers with %d used", used+1), admitted.N[fmt.Sprint(used+1)], 1))
 			}
 			must(t, "Redis", want("count", servers.Content(t, algorithm, "alice").Used, events))
 		})
 	}
-	// Nothing is still on its way that would change the counts.
+	// No charge is still in flight that would change the counts.
 	for _, c := range caddys {
 		c.Stop()
 	}

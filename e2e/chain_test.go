@@ -24,8 +24,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
-// startBackend is a server whose paths answer in all the ways that a response
-// can begin.
+// startBackend starts a server with a path for each way in which a response can begin.
 func startBackend(t *testing.T) (addr string) {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -80,8 +79,7 @@ func behind(t *testing.T, route string) *caddytest.Caddy {
 	return caddytest.Start(t, caddytest.Site("servers {\nprotocols h1 h2c\n}", "rate_limit {header.X-Key} 100 1h api\n"+route))
 }
 
-// leftOf asks for something free of surprises and returns how much was left
-// before that.
+// leftOf sends a plain request and returns how much was left before it.
 func leftOf(t *testing.T, c *caddytest.Caddy, path, key string) int {
 	t.Helper()
 	var n int
@@ -122,7 +120,7 @@ func TestResponsesBeginInManyWays(t *testing.T) {
 			resp, err := http.DefaultClient.Do(req)
 			must(t, "send", err)
 			if path == "/stream" {
-				// The header is here and the body is not at its end.
+				// The header has arrived and the body has not ended.
 				if _, err := io.ReadFull(resp.Body, make([]byte, len("first"))); err != nil {
 					t.Error(err)
 				}
@@ -161,7 +159,7 @@ func TestWebSocketOverHTTP1SettlesAtItsUpgrade(t *testing.T) {
 	if resp.StatusCode != http.StatusSwitchingProtocols || caddytest.Remaining(resp) != "99" {
 		t.Errorf("upgrade has status %d and headers %v", resp.StatusCode, resp.Header)
 	}
-	// It is charged while it is open, and once.
+	// The open connection is charged, and once.
 	if got := leftOf(t, c, "/plain", "ws"); got != 99 {
 		t.Errorf("%d are left during the upgraded connection, want 99", got)
 	}
@@ -200,7 +198,7 @@ func TestHandlersInTheChain(t *testing.T) {
 		status int
 		left   int
 	}{
-		// A panic is answered by nobody, but the request was made.
+		// A panic leaves the request without an answer, but the request is charged.
 		"panic":      {0, 99},
 		"panic-late": {200, 99},
 		"hijack":     {418, 99},
@@ -220,7 +218,7 @@ func TestHandlersInTheChain(t *testing.T) {
 				if resp.StatusCode != c.status {
 					t.Errorf("status is %d, want %d", resp.StatusCode, c.status)
 				}
-				// Who hijacks a connection writes the header himself.
+				// A handler that hijacks the connection writes its own header.
 				if name != "hijack" && caddytest.Remaining(resp) != "99" {
 					t.Errorf("headers are %v", resp.Header)
 				}
@@ -235,7 +233,7 @@ func TestHandlersInTheChain(t *testing.T) {
 // TestWebSocketOverHTTP2SettlesAtItsAnswer speaks extended CONNECT (RFC 8441)
 // frame by frame, because Go's clients do not.
 func TestWebSocketOverHTTP2SettlesAtItsAnswer(t *testing.T) {
-	// Go's server offers it only if told so.
+	// Go's server supports it only with this setting.
 	t.Setenv("GODEBUG", "http2xconnect=1")
 	c := behind(t, "reverse_proxy "+startBackend(t))
 	conn, err := net.Dial("tcp", c.Addr)

@@ -36,7 +36,7 @@ func command(t *testing.T, args ...string) (out, errOut string, code int) {
 	return stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()
 }
 
-// prints runs a command that is to exit with a code and print words.
+// prints runs a command and requires its exit code and words in its output.
 func prints(t *testing.T, code int, words []string, args ...string) string {
 	t.Helper()
 	out, errOut, got := command(t, args...)
@@ -45,20 +45,20 @@ func prints(t *testing.T, code int, words []string, args ...string) string {
 	}
 	for _, word := range words {
 		if !strings.Contains(out+errOut, word) {
-			t.Errorf("%v does not tell of %q:\n%s%s", args, word, out, errOut)
+			t.Errorf("the output of %v lacks %q:\n%s%s", args, word, out, errOut)
 		}
 	}
 	if code == 1 || code > 2 {
 		if !strings.HasPrefix(errOut, "Error: ") || out != "" {
-			t.Errorf("%v: printed is %q, and as an error %q", args, out, errOut)
+			t.Errorf("%v: stdout is %q, stderr %q", args, out, errOut)
 		}
 	} else if errOut != "" {
-		t.Errorf("%v: printed as an error is %q", args, errOut)
+		t.Errorf("%v: stderr is %q", args, errOut)
 	}
 	return out
 }
 
-// awaitCommands waits until the config is the running one: Caddy listens before.
+// awaitCommands waits until the config runs: Caddy listens before that.
 func awaitCommands(c *caddytest.Caddy, where ...string) {
 	c.T.Helper()
 	eventually(c.T, "the config runs", func() error {
@@ -75,7 +75,7 @@ func cliSite(store string) string {
 	return zonesSite(store, pathZone("api", "events 2")+pathZone("pair", "key {header.X-Key}{client_ip}", "events 5"), "respond ok")
 }
 
-// TestCLI over TCP and over a unix socket, as a script uses it.
+// TestCLI runs the commands over TCP and over a unix socket, as a script does.
 func TestCLI(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 1)
@@ -103,7 +103,7 @@ func TestCLI(t *testing.T) {
 			run := func(code int, words []string, args ...string) string {
 				t.Helper()
 				if strings.Contains(name, "config") {
-					// Caddy tells in the log which file it reads.
+					// Caddy logs which file it reads.
 					out, errOut, got := command(t, append(args, k.where...)...)
 					must(t, errOut, want("exit code", got, code))
 					return out
@@ -121,7 +121,7 @@ func TestCLI(t *testing.T) {
 
 			out := run(0, []string{"ZONE", "ALLOWED", "api", "pair", "store default (redis)", "SHARD", "primary", "replica", servers[0].Primary.Addr(), "up", "ledger: "}, "status")
 			if strings.Contains(out, "\x1b") {
-				t.Errorf("not for a terminal: %q", out)
+				t.Errorf("escape sequences outside of a terminal: %q", out)
 			}
 			var st struct{ Zones []struct{ Name string } }
 			must(t, "status as JSON", json.Unmarshal([]byte(run(0, nil, "status", "--json")), &st))
@@ -178,7 +178,7 @@ func TestCLI(t *testing.T) {
 	}
 }
 
-// clientKeyOf is the client key of a request to a path.
+// clientKeyOf returns the client key of a request to a path.
 func (simulated) clientKeyOf(c *caddytest.Caddy, path, client string) string {
 	out, _, _ := command(c.T, "simulate", c.URL+path, "-H", "X-Key: "+client, "--json", "--address", adminAddress(c))
 	var s simulated
@@ -186,7 +186,7 @@ func (simulated) clientKeyOf(c *caddytest.Caddy, path, client string) string {
 	return s.Zones[0].ClientKey
 }
 
-// adminAddress is where the admin API of the config listens, if that was changed.
+// adminAddress returns the address that the config gives to the admin API.
 func adminAddress(c *caddytest.Caddy) string {
 	b, err := os.ReadFile(filepath.Join(c.Dir, "Caddyfile"))
 	must(c.T, "read the config", err)
@@ -196,7 +196,7 @@ func adminAddress(c *caddytest.Caddy) string {
 	return strings.TrimSpace(address)
 }
 
-// TestCLIShardDown tells that a shard cannot be reached, and forgets nothing.
+// TestCLIShardDown checks the commands while a shard is unreachable.
 func TestCLIShardDown(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
@@ -209,7 +209,7 @@ func TestCLIShardDown(t *testing.T) {
 	prints(t, 0, []string{"error_allowed"}, "simulate", c.URL+"/api", "-H", "X-Key: alice", "--address", c.Admin)
 }
 
-// TestCLILive is renewed until the user has enough, which is no failure.
+// TestCLILive checks that live views refresh until an interrupt, which is no failure.
 func TestCLILive(t *testing.T) {
 	t.Parallel()
 	c := caddytest.Start(t, cliSite(""))
@@ -241,20 +241,20 @@ func TestCLILive(t *testing.T) {
 	}
 }
 
-// TestCommandsNeedNoRedis checks a config while nothing listens at one of its
-// addresses, and while at another something does that counts its visitors.
+// TestCommandsNeedNoRedis checks a config while one of its addresses refuses connections, and
+// another one counts them.
 func TestCommandsNeedNoRedis(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, "listen", err)
 	defer listener.Close()
-	var visitors atomic.Int64
+	var connections atomic.Int64
 	go func() {
 		for {
 			conn, err := listener.Accept()
 			if err != nil {
 				return
 			}
-			visitors.Add(1)
+			connections.Add(1)
 			_ = conn.Close()
 		}
 	}()
@@ -274,10 +274,9 @@ func TestCommandsNeedNoRedis(t *testing.T) {
 			t.Errorf("caddy %s: %v, output without %s:\n%s", command, err, expected, output)
 		}
 	}
-	must(t, "validate and adapt", want("number of connections to Redis", visitors.Load(), 0))
+	must(t, "validate and adapt", want("number of connections to Redis", connections.Load(), 0))
 }
 
-// TestModulesAreListed by the command that operators look at first.
 func TestModulesAreListed(t *testing.T) {
 	output, err := caddytest.Command(t.TempDir(), "list-modules").CombinedOutput()
 	must(t, "list-modules", err)

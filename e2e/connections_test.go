@@ -21,7 +21,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
-// TestKeySecretHidesClients looks for clients everywhere in Redis.
+// TestKeySecretHidesClients checks that no key in Redis reveals a client or the secret.
 func TestKeySecretHidesClients(t *testing.T) {
 	servers := caddytest.StartShards(t, 2, 1)
 	c := caddytest.Start(t, apiSite(servers.Store("key_secret correct-horse"), 3, "1h"))
@@ -54,7 +54,7 @@ func TestReadFromPrimaryAsksNoReplica(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 1)
 	replica := servers[0].Replicas[0]
 	c := caddytest.Start(t, apiSite(servers.Store("read_from primary"), 50, "1h"))
-	// With a replica that has stopped to follow, only the primary knows.
+	// With replication paused, only the primary has the counts.
 	must(t, "pause replication", replica.PauseReplication())
 	for used := int64(1); used <= 20; used++ {
 		must(t, "request", c.Ask("/", "X-Key: alice").Is(http.StatusOK, used))
@@ -89,7 +89,7 @@ func TestLocalClockDecides(t *testing.T) {
 		servers.AwaitReplicas(t)
 	}
 	must(t, "request too many", caddys[0].Ask("/", "X-Key: alice").Is(http.StatusTooManyRequests, 5))
-	// All processes of a test share one clock: whose was asked shows here.
+	// All processes of a test share one clock, so the calls of TIME show whose clock Caddy asked.
 	stats, err := servers[0].Primary.Info("commandstats")
 	must(t, "ask the primary", err)
 	must(t, "calls of TIME", want("their statistics", stats["cmdstat_time"], ""))
@@ -99,7 +99,7 @@ func TestDatabaseAndUser(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 1)
 	primary := servers[0].Primary
 	for _, node := range append(servers.Replicas(), primary) {
-		// The least that a user needs is a test of the store's.
+		// TestDocumentedACLRulesAreMinimal checks the rights that a user needs.
 		must(t, "add user", node.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "on", ">s3cret", "~rl:*", "+@all").Err())
 	}
 	for db, options := range map[int][]string{
@@ -136,7 +136,7 @@ func TestPassword(t *testing.T) {
 	}
 }
 
-// countsIn uses up a limit of 3 and sees the counts arrive where client looks.
+// countsIn uses up a limit of 3 and waits for each count in the database of client.
 func countsIn(t *testing.T, c *caddytest.Caddy, client *goredis.Client, charged func()) {
 	t.Helper()
 	for used := int64(1); used <= 3; used++ {
@@ -171,13 +171,13 @@ func issueClient(t *testing.T, ca *redistest.Authority) *redistest.Certificate {
 	return certificate
 }
 
-// tlsBlock is the option tls, with more lines.
+// tlsBlock returns the option tls with additional lines.
 func tlsBlock(ca *redistest.Authority, client *redistest.Certificate, more ...string) string {
 	lines := append([]string{"ca " + ca.File(), "cert " + client.CertFile() + " " + client.KeyFile()}, more...)
 	return "tls {\n" + strings.Join(lines, "\n") + "\n}"
 }
 
-// cut ends all connections to servers but the tests'.
+// cut closes all connections to servers except the test's own.
 func cut(t *testing.T, servers ...*redistest.Server) {
 	t.Helper()
 	for _, server := range servers {
@@ -185,8 +185,8 @@ func cut(t *testing.T, servers ...*redistest.Server) {
 	}
 }
 
-// awaitStatus asks, for ever new clients, until the answer has a status, and
-// limit headers if it is 200.
+// awaitStatus sends requests of new clients until an answer has this status, and limit headers if
+// it is 200.
 func awaitStatus(c *caddytest.Caddy, status int) {
 	c.T.Helper()
 	i := 0
@@ -197,8 +197,8 @@ func awaitStatus(c *caddytest.Caddy, status int) {
 	})
 }
 
-// awaitLeftOut asks, for ever new clients, until a server is left out because of
-// an error with these words, and then is answered by on_error deny.
+// awaitLeftOut sends requests of new clients until Caddy leaves a server out because of an error
+// with these words, and on_error deny applies.
 func awaitLeftOut(c *caddytest.Caddy, words string) {
 	c.T.Helper()
 	i := 0
@@ -216,12 +216,11 @@ func awaitLeftOut(c *caddytest.Caddy, words string) {
 	awaitStatus(c, http.StatusServiceUnavailable)
 }
 
-// TestTLSShardsOfEveryKind: their servers and sentinels want a certificate.
+// TestTLSShardsOfEveryKind uses servers and sentinels that require a client certificate.
 func TestTLSShardsOfEveryKind(t *testing.T) {
 	t.Parallel()
 	ca := redistest.StartAuthority(t)
-	// Sentinels tell IP addresses, which need server_name if certificates do not
-	// mention them.
+	// Sentinels report IP addresses, which need server_name unless certificates list them.
 	static, watched, sentinels, cluster := startKinds(t, map[string]redistest.Option{
 		"static":  redistest.TLS(issueServer(t, ca, "localhost")),
 		"watched": redistest.TLS(issueServer(t, ca, "redis.internal")),
@@ -251,7 +250,7 @@ func TestTLSShardsOfEveryKind(t *testing.T) {
 	mustBeQuiet(c)
 }
 
-// TestClientCertificateIsReplacedInPlace, and one that is broken is not used.
+// TestClientCertificateIsReplacedInPlace also checks that a broken certificate is not used.
 func TestClientCertificateIsReplacedInPlace(t *testing.T) {
 	t.Parallel()
 	const password = "marker-of-a-secret"
@@ -269,21 +268,20 @@ func TestClientCertificateIsReplacedInPlace(t *testing.T) {
 	awaitStatus(c, http.StatusOK)
 	awaitLine(c, "warn", "client certificate cannot be read, the one before stays in use: correct the files", client.CertFile())
 
-	// Servers refuse a certificate that has expired, so it is seen which one
-	// is shown. They do so after the handshake, in the middle of the first
-	// call, which may see no more than that the connection breaks.
+	// Servers refuse an expired certificate, which shows which one Caddy presents. They do so after
+	// the handshake, and the first call may see no more than a closed connection.
 	must(t, "replace the certificate", client.Renew(anHourAgo()))
 	cut(t, servers...)
 	awaitLeftOut(c, "")
-	must(t, "log", want("lines about what is wrong with the files", countLines(c, "client certificate cannot be read"), 1))
-	must(t, "log", want("lines about what was", countLines(c, "client certificate can be read again"), 1))
+	must(t, "log", want("lines about unreadable files", countLines(c, "client certificate cannot be read"), 1))
+	must(t, "log", want("lines about readable files", countLines(c, "client certificate can be read again"), 1))
 	must(t, "replace the certificate", client.Renew(inAnHour()))
 	awaitStatus(c, http.StatusOK)
 	mustHide(c, password)
 }
 
-// TestServerCertificates that are not to be trusted: on_error applies, and the
-// log says why.
+// TestServerCertificates checks that on_error applies to untrusted certificates, and that the log
+// says why.
 func TestServerCertificates(t *testing.T) {
 	t.Parallel()
 	const password = "marker-of-a-secret"
@@ -317,8 +315,7 @@ func TestServerCertificates(t *testing.T) {
 	}
 }
 
-// documentedRules are the ACL rules that docs/redis.md names, by their first
-// words.
+// documentedRules returns the ACL rules in docs/redis.md that begin with first.
 func documentedRules(t *testing.T, user, first string) []string {
 	t.Helper()
 	text, err := os.ReadFile("../docs/redis.md")
@@ -346,8 +343,7 @@ func asUser(name string) redis.Credentials {
 	return func(context.Context) (string, string, error) { return name, "secret", nil }
 }
 
-// usesEverything makes a store do all that it can with buckets of every
-// algorithm, so that it runs every command that it ever runs. moved is called in
+// usesEverything runs every command of a store on buckets of every algorithm. It calls moved in
 // between.
 func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 	t.Helper()
@@ -355,8 +351,7 @@ func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 	shard := redis.NewShard(opts)
 	t.Cleanup(func() { shard.Close(context.Background()) })
 	shard.Listen(func(e redis.Event) {
-		// A busy machine may take longer than is waited for; that is no right that
-		// is missing.
+		// A timeout on a busy machine is no missing right.
 		if e.Err != nil && !strings.Contains(e.Err.Error(), "i/o timeout") {
 			t.Errorf("%s: %v", e.Addr, e.Err)
 		}
@@ -395,7 +390,7 @@ func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 			run("check", s.Check(t.Context(), reqs))
 			run("peek", s.Peek(t.Context(), reqs))
 			run("refund", s.Refund(t.Context(), reqs))
-			// More than fits.
+			// These exceed the limit.
 			run("charge", s.Charge(t.Context(), named(fmt.Sprint(n))))
 			moved()
 		}
@@ -415,7 +410,7 @@ func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 	}
 }
 
-// requests are one for each algorithm that counts, under an ID.
+// requests returns one request with this ID for each algorithm that counts.
 func requests(clientKey string, id int) []store.Request {
 	var reqs []store.Request
 	for _, name := range counting {
@@ -444,7 +439,7 @@ func losesServer(t *testing.T, shard *redistest.Shard) {
 			case kind := <-events:
 				return want("event", kind, wanted)
 			default:
-				return errors.New("nothing has happened")
+				return errors.New("no event has arrived")
 			}
 		})
 	}
@@ -456,8 +451,8 @@ func losesServer(t *testing.T, shard *redistest.Shard) {
 	await(redis.ServerUp)
 }
 
-// inherits brings buckets from one server to another.
-func inherits(t *testing.T, from, to *redistest.Server) {
+// migratesBuckets migrates buckets from one server to another.
+func migratesBuckets(t *testing.T, from, to *redistest.Server) {
 	t.Helper()
 	member := func(name string, server *redistest.Server) redis.Member {
 		shard := redis.NewShard(redis.ShardOptions{Primary: server.Addr(), DB: 1, DialTimeout: caddytest.WaitLimit, Credentials: asUser("mover")})
@@ -474,8 +469,8 @@ func inherits(t *testing.T, from, to *redistest.Server) {
 	}
 }
 
-// wandering moves a slot from node to node, a step at each call, so that clients
-// meet an ASK and then a MOVED.
+// wandering moves a slot from node to node, a step at each call, so that clients get an ASK and
+// then a MOVED.
 func wandering(t *testing.T, cluster *redistest.Cluster, slot int) (step func()) {
 	var migration *redistest.Migration
 	calls := 0
@@ -502,7 +497,7 @@ func wandering(t *testing.T, cluster *redistest.Cluster, slot int) (step func())
 	}
 }
 
-// ranCommands are those that servers have run, and what they have refused.
+// ranCommands returns the commands that servers have run, and those that they have refused.
 func ranCommands(t *testing.T, servers ...*redistest.Server) (ran []string, refused error) {
 	t.Helper()
 	seen := map[string]bool{}
@@ -521,8 +516,9 @@ func ranCommands(t *testing.T, servers ...*redistest.Server) (ran []string, refu
 	return slices.Sorted(maps.Keys(seen)), refused
 }
 
-// TestDocumentedACLRulesAreTheLeast that suffice.
-func TestDocumentedACLRulesAreTheLeast(t *testing.T) {
+// TestDocumentedACLRulesAreMinimal checks that the documented rules suffice, and that each is
+// needed.
+func TestDocumentedACLRulesAreMinimal(t *testing.T) {
 	t.Parallel()
 	rules := documentedRules(t, "limiter", "on >secret ~rl:* ")
 	databaseRules := documentedRules(t, "limiter", "+select")
@@ -549,7 +545,7 @@ func TestDocumentedACLRulesAreTheLeast(t *testing.T) {
 					must(t, "flush scripts", shard.Primary.Client().ScriptFlush(t.Context()).Err())
 				})
 				losesServer(t, shard)
-				inherits(t, shard.Primary, watched.Primary)
+				migratesBuckets(t, shard.Primary, watched.Primary)
 			},
 			"sentinel": func(t *testing.T) {
 				usesEverything(t, redis.ShardOptions{
@@ -582,14 +578,14 @@ func TestDocumentedACLRulesAreTheLeast(t *testing.T) {
 		}
 		for _, rule := range test.rules {
 			if command, ok := strings.CutPrefix(rule, "+"); ok && !slices.Contains(ran, command) {
-				t.Errorf("%s: the rule allows %s, which was not run; there ran %v", name, command, ran)
+				t.Errorf("%s: a rule allows %s, which no test ran; the commands run are %v", name, command, ran)
 			}
 		}
 	}
 }
 
-// TestPasswordIsRotated on the servers and in its file: counting goes on without
-// a reload, and while the file is away on_error applies.
+// TestPasswordIsRotated changes the password on the servers and in its file: counting continues
+// without a reload, and on_error applies while the file is missing.
 func TestPasswordIsRotated(t *testing.T) {
 	t.Parallel()
 	const first, second = "marker-of-a-secret-1", "marker-of-a-secret-2"
@@ -637,7 +633,7 @@ func TestPasswordIsRotated(t *testing.T) {
 	write(second)
 	awaitStatus(c, http.StatusOK)
 
-	// What is not rotated on both sides is told.
+	// The log reports a password that is rotated on one side only.
 	setUser(first)
 	kill()
 	awaitLeftOut(c, "WRONGPASS")

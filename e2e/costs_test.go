@@ -13,8 +13,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
-// startPricedBackend is a server whose responses say what they cost, as the
-// request wants it.
+// startPricedBackend starts a server whose responses have the cost that the request asks for.
 func startPricedBackend(t *testing.T) (addr string) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -43,13 +42,13 @@ func TestBackendDefinedCost(t *testing.T) {
 				query, cost string
 				charged     int64
 			}{
-				// It is free, and told where it stands.
+				// A free request gets the count as well.
 				{"", "0", 0},
 				{"", "5", 5},
 				{"", "0", 0},
 				{"", "1", 1},
 				{"", " 7 ", 7},
-				// A free status is free, whatever it costs.
+				// A free status outweighs the cost.
 				{"?304", "9", 0},
 				{"", "cheap", 1},
 				{"", "-3", 1},
@@ -70,8 +69,8 @@ func TestBackendDefinedCost(t *testing.T) {
 			}
 			sums[zone] = used
 		}
-		// The last one is not admitted as long as it may cost 1, and the
-		// backend does not get to say that it is free.
+		// At the limit no request is admitted: it may cost 1, and the backend is not asked whether
+		// it is free.
 		for _, zone := range names {
 			must(t, zone, c.Probe("/"+zone, "X-Key: alice", fmt.Sprint("X-Ask-Cost: ", events-sums[zone])).Shows(http.StatusOK, events, events))
 			awaitUsed(t, servers, store, zone, "alice", events)
@@ -87,8 +86,8 @@ func TestBackendDefinedCost(t *testing.T) {
 	})
 }
 
-// TestCostOfTheRequest: where it is known beforehand, there is nothing to
-// correct.
+// TestCostOfTheRequest uses costs that are known before the response, which needs no correction
+// then.
 func TestCostOfTheRequest(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	zones := ""
@@ -165,15 +164,15 @@ respond ok`)
 			t.Fatalf("no window of zone %s was opened", zone)
 		}
 	}
-	// A charge that should not have been made would have arrived by now.
+	// A wrong charge would have arrived by now.
 	c.Stop()
 	for zone, n := range used {
 		must(t, "at the end", want("count of zone "+zone, servers.Counts(t, zone)["alice"], n))
 	}
 }
 
-// byStatus answers with the status that X-Status names: with a response, with an
-// error or, whatever it names, with a panic.
+// byStatus answers with the status that X-Status names, as a response or as an error. The path
+// /panic panics.
 const byStatus = `
 @error path */error
 error @error "as told" {header.X-Status}
@@ -189,8 +188,8 @@ type settlement struct {
 	free   bool
 }
 
-// settlements are the options that say what is free, and what they make of
-// requests. The first one costs something, so that there is something to keep.
+// settlements are the options that name free statuses, with requests for each. The first request
+// costs something, so that the bucket is not empty.
 var settlements = map[string]struct {
 	option string
 	steps  []settlement
@@ -252,7 +251,7 @@ func TestRefundOn304(t *testing.T) {
 				left[zone] = settleEach(t, c, servers, zone, events, s.steps, store != "")
 			}
 		}
-		// Once Caddy has ended no other charge or refund is on its way.
+		// After Caddy has ended, no charge or refund is in flight.
 		c.Stop()
 		for zone, b := range left {
 			if store != "" {
@@ -262,8 +261,8 @@ func TestRefundOn304(t *testing.T) {
 	})
 }
 
-// settleEach makes the requests and checks what they are told and, in Redis,
-// what the bucket holds before and after. It returns the last content.
+// settleEach sends the requests, checks the answers and, in Redis, the bucket before and after
+// each. It returns the last content.
 func settleEach(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, zone string, events int64, steps []settlement, redis bool) caddytest.Content {
 	t.Helper()
 	used := int64(0)
@@ -274,12 +273,12 @@ func settleEach(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, zone
 			used++
 		}
 		if step.how == "/panic" {
-			// On a connection that was used before, the client would try again.
+			// On a reused connection the client would retry.
 			caddytest.Client.CloseIdleConnections()
 		}
 		a, err := c.TryProbe(t.Context(), "/"+zone+step.how, "X-Key: alice", fmt.Sprint("X-Status: ", step.status))
 		if step.how == "/panic" {
-			// Nobody answers; the next request shows what became of it.
+			// There is no answer; the next request shows how this one was settled.
 			must(t, what, want("being answered", err == nil, false))
 		} else {
 			must(t, what, err)
@@ -289,19 +288,18 @@ func settleEach(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, zone
 			continue
 		}
 		if !step.free && step.how != "/panic" {
-			// It was taken before there was a response.
+			// The request took its cost before the response.
 			must(t, what, want("used in Redis", servers.Content(t, zone, "alice").Used, used))
 		}
 		servers.AwaitUsed(t, zone, "alice", used)
 		after := servers.Content(t, zone, "alice")
-		must(t, what, want("being as before", after.Spent == before.Spent, step.free))
+		must(t, what, want("bucket unchanged", after.Spent == before.Spent, step.free))
 		before = after
 	}
 	return before
 }
 
-// TestRefundOfTheFirstRequest: with nothing else in the bucket there is nothing
-// left of it.
+// TestRefundOfTheFirstRequest checks that the refund of the only request empties the bucket.
 func TestRefundOfTheFirstRequest(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	zones := zonesPerAlgorithm("charge before")
@@ -315,13 +313,12 @@ func TestRefundOfTheFirstRequest(t *testing.T) {
 	})
 }
 
-// quotaZone is pathZone whose events a header of the request tells.
+// quotaZone is pathZone with the events that a header of the request names.
 func quotaZone(name string, options ...string) string {
 	return pathZone(name, append(options[:len(options):len(options)], "events {header.X-Quota} 100")...)
 }
 
-// isUnlimited returns how the answer differs from one of which no zone says
-// anything.
+// isUnlimited returns how the answer differs from one without limits.
 func isUnlimited(a caddytest.Answer) error {
 	return errors.Join(want("status", a.Status, http.StatusOK), want("having limit headers", a.IsLimited(), false),
 		want("Retry-After", a.Header.Get("Retry-After"), ""))
@@ -334,10 +331,10 @@ func isRefusedOutright(a caddytest.Answer, zone string) error {
 		want("X-RateLimit-Reset", a.Reset, int64(-1)), want("Retry-After", a.Header.Get("Retry-After"), ""))
 }
 
-// TestQuotaOfNothingAndUnlimited: a quota of 0 refuses every request, and the word
-// unlimited none, whatever else is in the zone, and without a call. Only what is
-// neither a number nor that word gets the fallback.
-func TestQuotaOfNothingAndUnlimited(t *testing.T) {
+// TestQuotaOfZeroAndUnlimited checks that a quota of 0 refuses every request and the word unlimited
+// refuses none, without a call and whatever the zone's other options. Other texts that are no
+// number get the fallback.
+func TestQuotaOfZeroAndUnlimited(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	var names []string
 	zones := ""
@@ -379,7 +376,7 @@ func TestQuotaOfNothingAndUnlimited(t *testing.T) {
 			must(t, zone, errors.Join(
 				want("declined requests", c.Metric(`caddy_rate_limit_declined_requests_total{zone="`+zone+`"}`), "9"),
 				want("counted requests", c.Metric(`caddy_rate_limit_requests_total{zone="`+zone+`"}`), "9")))
-			// What is refused and what is not counted leaves no trace.
+			// Neither refused nor unlimited requests leave a trace.
 			capacity := map[bool]int64{true: 7, false: 3}[strings.HasPrefix(zone, "burst")]
 			must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Staff: yes", "X-Cost: 1", "X-Quota: 3").Shows(http.StatusOK, capacity, 1))
 		}
@@ -391,9 +388,9 @@ func TestQuotaOfNothingAndUnlimited(t *testing.T) {
 	})
 }
 
-// TestQuotaBeyondWhatCounts: a number that the algorithm cannot count becomes the
-// nearest that it can, and the log says so.
-func TestQuotaBeyondWhatCounts(t *testing.T) {
+// TestQuotaBeyondTheCountableRange checks that a number that the algorithm cannot count becomes the
+// nearest one that it can, and that the log says so.
+func TestQuotaBeyondTheCountableRange(t *testing.T) {
 	zones := quotaZone("window") + quotaZone("log", "algorithm sliding_log") +
 		quotaZone("drain", "algorithm gcra", "window 87600h", "burst 1000")
 	c := startWith(t, "", zones, "respond ok")
@@ -413,8 +410,8 @@ func TestQuotaBeyondWhatCounts(t *testing.T) {
 	must(t, "log", want("lines about the fallback", countLines(c, "using the fallback"), 0))
 }
 
-// TestQuotaBesideOtherZones: a zone whose limit is 0 refuses before any other is
-// asked, where it is enforced; one without a limit leaves the others as they are.
+// TestQuotaBesideOtherZones checks that an enforced zone with the limit 0 refuses before any other
+// zone is asked, and that an unlimited one does not affect the others.
 func TestQuotaBesideOtherZones(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	for name, store := range bothStores(servers, "max_new_buckets 1000000") {
@@ -425,7 +422,7 @@ func TestQuotaBesideOtherZones(t *testing.T) {
 					zoneWith("trial", "charge "+mode, "algorithm gcra", "events {header.X-Trial} 200", "enforce 0") + "}\nrate_limit {\n" +
 					zoneWith("inner", "charge "+mode, "events {header.X-Inner} 300")
 				c := startWith(t, store, zones, `respond "{http.rate_limit.trial.outcome} {http.rate_limit.trial.limit} {http.rate_limit.other.used}"`)
-				// with is a request of alice with other quotas than 5.
+				// with returns the headers of a request of alice, whose quotas are 5 unless given.
 				with := func(headers ...string) []string {
 					all := append(headers, "X-Key: alice")
 					for _, name := range []string{"X-Quota", "X-Trial", "X-Inner"} {
@@ -443,7 +440,7 @@ func TestQuotaBesideOtherZones(t *testing.T) {
 					must(t, what, errors.Join(want("status", a.Status, http.StatusOK), want("limit", a.Limit, limit), want("body", a.Body, body)))
 					awaitUsed(t, servers, store, "other", "alice", used)
 				}
-				other := func() int64 { // which the check tells before the charge
+				other := func() int64 { // as of the check, before the charge
 					if mode == "before" {
 						return used + 1
 					}
@@ -468,8 +465,7 @@ func TestQuotaBesideOtherZones(t *testing.T) {
 	}
 }
 
-// TestQuotaWithoutAStore: neither a limit of 0 nor none needs the store, so its
-// outage changes nothing.
+// TestQuotaWithoutAStore checks that neither a limit of 0 nor an unlimited quota needs the store.
 func TestQuotaWithoutAStore(t *testing.T) {
 	for onError, status := range map[string]int{"allow": http.StatusOK, "deny": http.StatusServiceUnavailable, "local": http.StatusOK} {
 		for _, mode := range modes {
@@ -486,8 +482,8 @@ func TestQuotaWithoutAStore(t *testing.T) {
 	}
 }
 
-// TestQuotaIsTold in the fields of the draft and in the body of a refusal.
-func TestQuotaIsTold(t *testing.T) {
+// TestQuotaIsReported in the fields of the draft and in the body of a refusal.
+func TestQuotaIsReported(t *testing.T) {
 	c := startWith(t, "", zoneWith("plan", "events {header.X-Quota} 100", "algorithm gcra", "burst 9", "window 60s")+"headers ietf\nproblem\n", "respond ok")
 	a := c.Probe("/", "X-Key: alice", "X-Quota: 0")
 	var body struct {
@@ -502,7 +498,7 @@ func TestQuotaIsTold(t *testing.T) {
 	must(t, "unlimited", errors.Join(want("status", a.Status, http.StatusOK), want("policy", a.Header.Get("RateLimit-Policy"), ""), want("limit", a.Header.Get("RateLimit"), "")))
 }
 
-// TestReserve: what is kept for more important requests is not there for others.
+// TestReserve checks that requests cannot use what is reserved for more important ones.
 func TestReserve(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 1)
 	names, zones := zonesPerWay("events 10",
@@ -542,7 +538,7 @@ func TestReserve(t *testing.T) {
 	})
 }
 
-// TestReserveOfBurstsAndSlots: it is a part of what there may be at once.
+// TestReserveOfBurstsAndSlots reserves parts of a burst and of the slots.
 func TestReserveOfBurstsAndSlots(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	backend := caddytest.StartSlowBackend(t)
@@ -553,7 +549,7 @@ func TestReserveOfBurstsAndSlots(t *testing.T) {
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
 		c := startWith(t, store, zones, "reverse_proxy /slots "+backend.Server.Listener.Addr().String()+"\nrespond ok")
 		for _, mode := range modes {
-			// All of it is kept: nothing is ever there for others.
+			// The whole burst is reserved, so that other requests never fit.
 			zone := "bursts." + mode
 			must(t, zone, probeNever(c, "/"+zone, "X-Key: alice").Shows(http.StatusTooManyRequests, 0, 0))
 			for used := range int64(4) {

@@ -20,8 +20,8 @@ func apiSite(store string, events int, window string) string {
 	return limitedSite(store, events, window, "respond ok")
 }
 
-// limitedSite is a site whose zone, api, counts by the header X-Key what answer
-// then answers.
+// limitedSite is a site whose zone, api, counts by the header X-Key in front of the directive
+// answer.
 func limitedSite(store string, events int, window, answer string) string {
 	return caddytest.Site(store, "rate_limit {\n"+zoneWith("api", fmt.Sprint("events ", events), "window "+window)+"}\n"+answer)
 }
@@ -32,8 +32,7 @@ func TestTwoCaddysShareALimit(t *testing.T) {
 	servers := caddytest.StartShards(t, 2, 1)
 	caddys := caddytest.StartMany(t, 2, apiSite(servers.Store(), events, "1h"))
 
-	// Where every charge is waited for, each Caddy sees all that the other
-	// one admitted.
+	// The test waits for every charge, so that each Caddy sees what the other one has admitted.
 	for _, key := range []string{"alice", "bob", "carol", "dave"} {
 		for i := range events {
 			a := caddys[i%2].Ask("/", "X-Key: "+key)
@@ -48,27 +47,26 @@ func TestTwoCaddysShareALimit(t *testing.T) {
 	}
 }
 
-// courses are the answers to each client's requests, in one Caddy, that were
-// admitted, and that were refused because of what was in flight.
-type courses struct {
+// clientAnswers are one Caddy's answers to each client: admissions, and refusals because of
+// requests in flight.
+type clientAnswers struct {
 	mu                 sync.Mutex
 	admitted, inFlight map[string][]caddytest.Answer
 }
 
-func newCourses() *courses {
-	return &courses{admitted: map[string][]caddytest.Answer{}, inFlight: map[string][]caddytest.Answer{}}
+func newClientAnswers() *clientAnswers {
+	return &clientAnswers{admitted: map[string][]caddytest.Answer{}, inFlight: map[string][]caddytest.Answer{}}
 }
 
-func (c *courses) add(answers map[string][]caddytest.Answer, key string, a caddytest.Answer) {
+func (c *clientAnswers) add(answers map[string][]caddytest.Answer, key string, a caddytest.Answer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	answers[key] = append(answers[key], a)
 }
 
-// check fails the test unless each refusal because of what is in flight came
-// while a request that was admitted was, and no client was admitted more often
-// than that.
-func (c *courses) check(t *testing.T, most int) (refusals int) {
+// check requires that an admitted request was in flight during each of these refusals, and that no
+// client was admitted more than most times. It returns the number of refusals.
+func (c *clientAnswers) check(t *testing.T, most int) (refusals int) {
 	t.Helper()
 	for key, answers := range c.inFlight {
 		for _, refused := range answers {
@@ -76,7 +74,7 @@ func (c *courses) check(t *testing.T, most int) (refusals int) {
 			if !slices.ContainsFunc(c.admitted[key], func(a caddytest.Answer) bool {
 				return a.Sent.Before(refused.Received) && refused.Sent.Before(a.Received)
 			}) {
-				t.Errorf("%s is told to come back after a second, though nothing is in flight: %v", key, refused.Header)
+				t.Errorf("%s is refused for a second although nothing is in flight: %v", key, refused.Header)
 			}
 		}
 	}
@@ -99,21 +97,21 @@ func TestConcurrentClientsAreCountedExactly(t *testing.T) {
 	caddys := caddytest.StartMany(t, 2, apiSite(servers.Store(), events, "1h"))
 
 	var admitted, refused caddytest.Tally
-	each := []*courses{newCourses(), newCourses()}
+	each := []*clientAnswers{newClientAnswers(), newClientAnswers()}
 	caddytest.Together(t, workers, func(worker int) error {
-		course := each[worker%2]
+		answers := each[worker%2]
 		for i := range rounds * clients {
 			key := fmt.Sprintf("client-%d", i%clients)
 			a, err := caddys[worker%2].TryAsk("/", "X-Key: "+key)
 			switch {
 			case errors.Is(err, caddytest.ErrTooEarly) && a.RetryAfter == 1:
 				refused.Add(key)
-				course.add(course.inFlight, key, a)
+				answers.add(answers.inFlight, key, a)
 			case err != nil:
 				return err
 			case a.Status == http.StatusOK && a.IsLimited():
 				admitted.Add(key)
-				course.add(course.admitted, key, a)
+				answers.add(answers.admitted, key, a)
 			case a.Status == http.StatusTooManyRequests:
 				refused.Add(key)
 			default:
@@ -135,8 +133,8 @@ func TestConcurrentClientsAreCountedExactly(t *testing.T) {
 	servers.AwaitReplicas(t)
 	for key, n := range admitted.N {
 		for i, c := range caddys {
-			// For a while a Caddy relies on what it was told last, which may
-			// lack what the other one admitted since.
+			// For a while a Caddy trusts the last reply, which may lack what the other one has
+			// admitted since.
 			eventually(t, fmt.Sprintf("Caddy %d asks about %s again", i, key), func() error {
 				return c.Ask("/", "X-Key: "+key).Is(http.StatusTooManyRequests, n)
 			})
@@ -147,7 +145,7 @@ func TestConcurrentClientsAreCountedExactly(t *testing.T) {
 			t.Errorf("shard %s has %d of %d clients", caddytest.ShardName(i), n, clients)
 		}
 	}
-	// Nothing is still on its way that would make the counts wrong later.
+	// No charge is still in flight that would change the counts.
 	for _, c := range caddys {
 		c.Stop()
 	}
@@ -156,10 +154,10 @@ func TestConcurrentClientsAreCountedExactly(t *testing.T) {
 		admitted.Total(), excess, refused.Total(), inFlight)
 }
 
-// ceilSeconds is how the headers round an instant in microseconds.
+// ceilSeconds rounds an instant in microseconds as the headers do.
 func ceilSeconds(microseconds int64) int64 { return (microseconds + 999_999) / 1_000_000 }
 
-// resets are the distinct resets that clients were told.
+// resets are the distinct resets in the answers to each client.
 type resets struct {
 	mu       sync.Mutex
 	byClient map[string]map[int64]int
@@ -196,7 +194,7 @@ func TestResetIsTheSameOnAllResponsesOfAWindow(t *testing.T) {
 	seen := &resets{byClient: map[string]map[int64]int{}, seconds: map[int64]bool{}}
 	ask := func(worker int, key string) error {
 		a, err := caddys[worker%2].TryAsk("/", "X-Key: "+key)
-		// Whoever is refused because of requests in flight may come back sooner.
+		// A refusal because of requests in flight has a shorter Retry-After.
 		if err != nil && (!errors.Is(err, caddytest.ErrTooEarly) || a.RetryAfter != 1) {
 			return err
 		}
@@ -211,7 +209,7 @@ func TestResetIsTheSameOnAllResponsesOfAWindow(t *testing.T) {
 	early := []string{"ann", "ben", "cleo", "dan"}
 	caddytest.Together(t, 2*len(early), func(i int) error { return ask(i, early[i/2]) })
 
-	// These windows are opened, likewise, while no replica hears of it.
+	// They open these windows while replication is paused.
 	late := []string{"eve", "fay"}
 	var keys atomic.Pointer[[]string]
 	keys.Store(&early)
@@ -235,10 +233,10 @@ func TestResetIsTheSameOnAllResponsesOfAWindow(t *testing.T) {
 
 	stored := servers.Buckets(t, "api")
 	for _, key := range append(early, late...) {
-		told := seen.byClient[key]
+		counts := seen.byClient[key]
 		must(t, key, errors.Join(
-			want("number of distinct resets", len(told), 1),
-			want("responses with the reset in Redis, rounded up,", told[ceilSeconds(stored[key].Reset)] > 0, true)))
+			want("number of distinct resets", len(counts), 1),
+			want("responses with the reset in Redis, rounded up,", counts[ceilSeconds(stored[key].Reset)] > 0, true)))
 	}
 	t.Logf("%d requests, %d of them refused, in %d different seconds from 2 Caddys: 1 reset for each of %d clients",
 		seen.requests, seen.refused, len(seen.seconds), len(seen.byClient))
@@ -273,7 +271,7 @@ func TestStaleReplicaNeitherRefusesNorContradicts(t *testing.T) {
 	replica := servers[0].Replicas[0]
 	caddys := caddytest.StartMany(t, 2, apiSite(servers.Store(), events, "2s"))
 
-	// Use a window up, and keep a replica that shows it.
+	// Use up a window, and pause the replica in that state.
 	var key string
 	var old caddytest.Bucket
 	for try := 0; ; try++ {
@@ -310,8 +308,7 @@ func TestStaleReplicaNeitherRefusesNorContradicts(t *testing.T) {
 		}
 	}
 
-	// The replica shows nothing of the new window, but its reset is the one
-	// that both Caddys tell.
+	// The replica does not have the new window, but both Caddys report its reset.
 	for i, c := range caddys {
 		eventually(t, "a response falls into one window", func() error {
 			before := servers.Buckets(t, "api")[key]
@@ -330,15 +327,15 @@ func TestStaleReplicaNeitherRefusesNorContradicts(t *testing.T) {
 	})
 }
 
-// awaitAdmission asks until the client is admitted, which must not be before its
+// awaitAdmission sends requests until the client is admitted, which must not happen before its
 // window is over.
 func awaitAdmission(t *testing.T, c *caddytest.Caddy, key string, over time.Time) {
 	t.Helper()
 	oldReset, i := ceilSeconds(over.UnixMicro()), 0
 	eventually(t, "the client is admitted", func() error {
 		i++
-		// What Caddy knows of the primary's time is as exact as the fastest of
-		// the primary's replies, of which these requests make many.
+		// Caddy's estimate of the primary's time is as exact as the primary's fastest reply. These
+		// requests make many replies.
 		c.Ask("/", fmt.Sprintf("X-Key: %s-%s-%d", c.Addr, key, i))
 
 		a := c.Ask("/", "X-Key: "+key)
@@ -353,9 +350,9 @@ func awaitAdmission(t *testing.T, c *caddytest.Caddy, key string, over time.Time
 	})
 }
 
-// TestSwallowedReplyDoesNotCountTwice lets a charge reach Redis, whose reply then
-// is lost: either there is none before the charge is given up, or the
-// connection breaks while there is time to send it again.
+// TestSwallowedReplyDoesNotCountTwice loses the reply to a charge that Redis has run: no reply
+// comes before the charge is given up, or the connection breaks while there is time to send it
+// again.
 func TestSwallowedReplyDoesNotCountTwice(t *testing.T) {
 	for _, pipelining := range []string{"on", "off"} {
 		for _, timeout := range []string{"3s", "30s"} {
@@ -369,12 +366,12 @@ func TestSwallowedReplyDoesNotCountTwice(t *testing.T) {
 				store = strings.Replace(store, primary.Addr(), proxy.Addr(), 1)
 				c := caddytest.Start(t, proxySite(store, 10, backend.Server.Listener.Addr().String()))
 
-				// The connection for charges is made before the fault; through
-				// one that is made later nothing would arrive.
+				// The connection for charges must exist before the fault: nothing arrives through a
+				// later one.
 				must(t, "first request", backend.Finish(t, backend.Start(t, c, "/", "X-Key: warm"))[0].Is(http.StatusOK, 1))
 				servers.AwaitCount(t, "api", "warm", 1)
 
-				// The request is checked while all is well.
+				// The check precedes the fault.
 				request := backend.Start(t, c, "/", "X-Key: alice")
 				must(t, "swallow replies", proxy.SwallowReplies())
 				must(t, "alice", backend.Finish(t, request)[0].Is(http.StatusOK, 1))
@@ -386,11 +383,11 @@ func TestSwallowedReplyDoesNotCountTwice(t *testing.T) {
 				if timeout == "3s" {
 					eventually(t, "the charge is given up", givenUp)
 				}
-				// This closes the connections that were open meanwhile.
+				// This closes the connections that were open during the fault.
 				must(t, "pass", proxy.Pass())
 				eventually(t, "the charge is given up", givenUp)
 
-				// Whatever were to be sent again would be counted by now.
+				// A charge that is sent again would be counted by now.
 				eventually(t, "charges arrive again", func() error {
 					backend.Finish(t, backend.Start(t, c, "/", "X-Key: probe"))
 					return want("probe being charged", servers.Counts(t, "api")["probe"] > 0, true)

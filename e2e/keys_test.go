@@ -16,8 +16,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
-// keySite counts by a key of the test's choice, and believes clients that say
-// for whom they ask.
+// keySite counts by a key of the test's choice, and trusts X-Forwarded-For.
 func keySite(store, key, options string) string {
 	return zonesSite("servers {\ntrusted_proxies static 127.0.0.0/8\n}\n"+store, zoneWith("api", "key "+key, options), "respond ok")
 }
@@ -92,14 +91,13 @@ func TestNetworksShareABucket(t *testing.T) {
 	})
 }
 
-// longKey is the n-th of header values as long as a header may hardly be, which
-// differ at their ends only.
+// longKey returns the n-th of several long header values, which differ only at their ends.
 func longKey(n int) string { return strings.Repeat("k", 19_000) + strconv.Itoa(n) }
 
-// heapOf is how many bytes of memory are in use that cannot be collected.
+// heapOf returns how many bytes of the heap are reachable.
 func heapOf(c *caddytest.Caddy) int64 {
 	c.T.Helper()
-	// What is in pools survives one collection.
+	// Pooled memory survives one collection.
 	for range 3 {
 		c.AdminCall(http.MethodGet, "/debug/pprof/heap?gc=1", "", "")
 	}
@@ -108,9 +106,8 @@ func heapOf(c *caddytest.Caddy) int64 {
 	return int64(bytes)
 }
 
-// TestLongKeysTakeLittleMemory in all that is kept of clients: that their buckets
-// are full, that they have one, that their refusal was logged, what was taken for
-// them in advance, and charges that wait while the shard is down.
+// TestLongKeysTakeLittleMemory in all that Caddy keeps of clients: full buckets, known ones, logged
+// refusals, batches, and pending charges while the shard is down.
 func TestLongKeysTakeLittleMemory(t *testing.T) {
 	const clients, mostEach = 1000, 8 << 10
 	servers := caddytest.StartLastingShards(t, 1, 0)
@@ -119,7 +116,7 @@ func TestLongKeysTakeLittleMemory(t *testing.T) {
 	c := caddytest.Start(t, strings.Replace(zonesSite(servers.Store("max_new_buckets 1000000", "charge_timeout 5s"), zones, "respond ok"),
 		"rate_limit {\nzone", "rate_limit {\nlog_key\nlog_refusals all\nzone", 1))
 	c.Get("/", "X-Key: first")
-	// askAll asks for so many clients from the first on.
+	// askAll sends a request of each client from first on.
 	askAll := func(first, status int) {
 		t.Helper()
 		const workers = 8
@@ -168,13 +165,13 @@ func TestLongKeysTakeLittleMemory(t *testing.T) {
 	askAll(clients, http.StatusOK)
 	unsent := func() float64 {
 		n, err := strconv.ParseFloat(c.Metric(`caddy_rate_limit_ledger_unsent{store="default"}`), 64)
-		must(t, "read how much waits", err)
+		must(t, "read the number of pending charges", err)
 		return n
 	}
-	eventually(t, "charges wait", func() error { return want("having them", unsent() >= clients, true) })
+	eventually(t, "charges are pending", func() error { return want("one for each client", unsent() >= clients, true) })
 	wantSmall("while the shard is down,")
 	servers.Restart(t)
-	eventually(t, "what waits is delivered", func() error { return want("charges that wait", unsent(), 0) })
+	eventually(t, "pending charges are delivered", func() error { return want("pending charges", unsent(), 0) })
 }
 
 // TestLongKeyIsFound by its value and by the client key that is shown, in the
@@ -237,9 +234,8 @@ func TestLongKeyIsFound(t *testing.T) {
 	})
 }
 
-// TestLoggedAddress: without log_key, no log line has the address of a client
-// whom the key of a zone identifies by it, whole or by its network, in a bucket
-// of its own or in the overflow bucket.
+// TestLoggedAddress checks that, without log_key, no log line has the address of a client that a
+// zone identifies by it, whole or by its network, in its own bucket or in the overflow bucket.
 func TestLoggedAddress(t *testing.T) {
 	const (
 		ipv6 = "2001:db8:a:b:c:d:e:f"
@@ -292,7 +288,7 @@ func TestLoggedAddress(t *testing.T) {
 					headers = append(headers, fmt.Sprint(test.header, i))
 				}
 				if test.overflow {
-					// Others come before it, and use up the bucket that all share.
+					// Other clients come first and use up the shared bucket.
 					refused := 0
 					for n := 0; refused < 2; n++ {
 						other := []string{fmt.Sprintf("X-Forwarded-For: 198.%d.%d.1", n/256%256, n%256)}
@@ -310,7 +306,7 @@ func TestLoggedAddress(t *testing.T) {
 			}
 			lines := 2
 			if test.overflow || strings.HasPrefix(test.key, "key static") || strings.Contains(test.key, "remote") {
-				lines = 1 // for they share one bucket
+				lines = 1 // they share one bucket
 			}
 			eventually(t, "refusals are logged", func() error {
 				return want("being fewer than "+fmt.Sprint(lines), len(entriesOf(c, "rate limit exceeded")) < lines, false)
@@ -325,16 +321,16 @@ func TestLoggedAddress(t *testing.T) {
 					hasField = true
 				}
 			}
-			must(t, "log", errors.Join(want("it having a field remote_ip", hasField, test.logged),
-				want("it having an address", isLogged && !test.logged, false)))
+			must(t, "log", errors.Join(want("field remote_ip present", hasField, test.logged),
+				want("address present", isLogged && !test.logged, false)))
 		})
 	}
 }
 
 var floodKeys = flag.Int64("flood.keys", 20_000, "how many made-up client keys TestFloodOfNewClients sends")
 
-// TestFloodOfNewClients: made-up client keys fill no Redis, clients that have a
-// bucket keep their limit, and nobody is let pass for want of memory.
+// TestFloodOfNewClients checks that made-up client keys do not fill Redis, that clients with a
+// bucket keep their limit, and that lack of memory admits no request.
 func TestFloodOfNewClients(t *testing.T) {
 	const (
 		most   = 100
@@ -343,7 +339,7 @@ func TestFloodOfNewClients(t *testing.T) {
 	made := *floodKeys
 	for _, charge := range []string{"after", "before"} {
 		t.Run(charge, func(t *testing.T) {
-			// Room for many fewer buckets than are asked for.
+			// Redis has room for far fewer buckets than the flood asks for.
 			room := fmt.Sprint(max(4, made/50_000), "mb")
 			server := redistest.Start(t, redistest.Args("--maxmemory", room, "--maxmemory-policy", "noeviction"))
 			store := caddytest.Shards{{Primary: server}}.Store(fmt.Sprint("max_new_buckets ", most))
@@ -372,7 +368,7 @@ func TestFloodOfNewClients(t *testing.T) {
 			}
 			keys, err := server.Client().DBSize(t.Context()).Result()
 			must(t, "count the keys", err)
-			// A bucketful at first, then so many a second; alice, and what they share.
+			// The bound's burst and its rate, alice's bucket, and the shared one.
 			if bound := int64(most*(1+seconds)) + 2; keys > bound {
 				t.Errorf("%d buckets after %.1f s, want at most %d", keys, seconds, bound)
 			}
@@ -392,10 +388,10 @@ func TestFloodOfNewClients(t *testing.T) {
 				t.Errorf("redis was out of memory: %v, %v", info, err)
 			}
 			if n := strings.Count(c.Logs.String(), "too many new clients"); n < 1 || n > 1+int(seconds)/60 {
-				t.Errorf("the log says so %d times", n)
+				t.Errorf("too many new clients: logged %d times", n)
 			}
 			overflowed, err := strconv.Atoi(c.Metric(`caddy_rate_limit_overflowed_requests_total{zone="api"}`))
-			// All of them but those that got a bucket of their own.
+			// All requests but those with a bucket of their own.
 			if err != nil || int64(overflowed) < made-keys || int64(overflowed) > made {
 				t.Errorf("the metric counts %d of %d with %d buckets, %v", overflowed, made, keys, err)
 			}
@@ -403,8 +399,8 @@ func TestFloodOfNewClients(t *testing.T) {
 	}
 }
 
-// TestNewClientsInTwoHandlersAreChargedOnce, also those whose bucket is shared,
-// and also where the bound lets a client in between the two handlers.
+// TestNewClientsInTwoHandlersAreChargedOnce covers clients that share a bucket, and those that the
+// bound admits between the two handlers.
 func TestNewClientsInTwoHandlersAreChargedOnce(t *testing.T) {
 	const clients = 200
 	servers := caddytest.StartShards(t, 2, 1)
@@ -421,9 +417,9 @@ func TestNewClientsInTwoHandlersAreChargedOnce(t *testing.T) {
 				return want("status", a.Status, http.StatusOK)
 			})
 			if c.Metric(`caddy_rate_limit_overflowed_requests_total{zone="api"}`) == "" {
-				t.Error("nobody shares a bucket")
+				t.Error("no client shares a bucket")
 			}
-			// It delivers what is on its way.
+			// The exit delivers charges in flight.
 			c.Stop()
 			servers.AwaitSum(t, prefix+":", clients)
 		})

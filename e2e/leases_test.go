@@ -32,7 +32,7 @@ respond ok
 `)
 }
 
-func TestLeasesComeBackAfterKill(t *testing.T) {
+func TestLeasesExpireAfterKill(t *testing.T) {
 	t.Parallel() // it spends its time waiting
 	const lease = 5_000_000
 	servers := caddytest.StartShards(t, 1, 0)
@@ -54,10 +54,10 @@ func TestLeasesComeBackAfterKill(t *testing.T) {
 	must(t, "running requests", want("number of leases", len(taken), 3))
 	refused("while three requests run")
 
-	// They run for longer than what they have taken.
+	// They outlive the leases that they have taken.
 	over := slices.Max(slices.Collect(maps.Values(taken)))
 	eventually(t, "the leases that were taken are over", func() error {
-		return want("being so", servers.Now(t) > over, true)
+		return want("server clock past their end", servers.Now(t) > over, true)
 	})
 	renewed := leases()
 	must(t, "long requests", want("number of leases", len(renewed), 3))
@@ -66,7 +66,7 @@ func TestLeasesComeBackAfterKill(t *testing.T) {
 	}
 	refused("while three requests run for longer")
 
-	// Nobody gives back what a killed Caddy holds, and nobody renews it.
+	// No process frees or renews what a killed Caddy holds.
 	caddys[0].Kill()
 	left := leases()
 	killed := servers.Now(t)
@@ -84,7 +84,7 @@ func TestLeasesComeBackAfterKill(t *testing.T) {
 	eventually(t, "a slot is free", func() error {
 		return want("status", c.Probe("/", "X-Key: alice").Status, http.StatusOK)
 	})
-	// This one, too, has to wait for the end of the first lease.
+	// The other Caddy, too, has to wait for the end of the first lease.
 	first := slices.Min(slices.Collect(maps.Values(left)))
 	must(t, "the first slot", want("being free only when its lease was over", servers.Now(t) > first, true))
 	eventually(t, "all leases are over", func() error { return want("number of leases", len(leases()), 0) })
@@ -92,15 +92,15 @@ func TestLeasesComeBackAfterKill(t *testing.T) {
 	for range 3 {
 		held = append(held, backend.Hold(t, c, "/held", "X-Key: alice"))
 	}
-	refused("with the slots of the killed one")
+	refused("with the slots of the killed Caddy")
 	for _, a := range backend.Finish(t, held...) {
 		must(t, "request", want("status", a.Status, http.StatusOK))
 	}
 	servers.AwaitUsed(t, "slots", "alice", 0)
 }
 
-// TestSlotsComeBackAtTheEnd: long before the lease would be over.
-func TestSlotsComeBackAtTheEnd(t *testing.T) {
+// TestSlotsAreFreedAtTheEnd checks that a slot is free long before its lease would expire.
+func TestSlotsAreFreedAtTheEnd(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	backend := caddytest.StartSlowBackend(t)
 	c := caddytest.Start(t, slotsSite(servers, "100h", backend))
@@ -128,12 +128,11 @@ func TestSlotsComeBackAtTheEnd(t *testing.T) {
 		backend.Finish(t, stays)
 		used(0)
 	})
-	// More often than there are slots.
+	// There are more requests than slots.
 	for _, path := range []string{"/at-once", "/panic", "/panic-late"} {
 		t.Run(path, func(t *testing.T) {
 			for i := range 8 {
-				// On a connection that was used before, the client would try
-				// again.
+				// On a reused connection the client would retry.
 				caddytest.Client.CloseIdleConnections()
 				_, err := c.TryProbe(t.Context(), path, "X-Key: alice")
 				must(t, fmt.Sprint("request ", i), want("being answered", err == nil, path == "/at-once"))
@@ -147,13 +146,13 @@ func TestSlotsComeBackAtTheEnd(t *testing.T) {
 			used(0)
 		}
 	})
-	// Nothing takes a slot back that was given back.
+	// No late call takes a freed slot.
 	c.Stop()
 	must(t, "at the end", want("number of leases", servers.Content(t, "slots", "alice").Used, 0))
 }
 
-// TestSlotOutlivesTheConfig: a request that runs during a reload keeps its slot
-// and gives it back, also where the new config has no limiter.
+// TestSlotOutlivesTheConfig checks that a request that runs during a reload keeps its slot and
+// frees it, also if the new config has no limiter.
 func TestSlotOutlivesTheConfig(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	backend := caddytest.StartSlowBackend(t)
@@ -175,8 +174,8 @@ func TestSlotOutlivesTheConfig(t *testing.T) {
 	servers.AwaitUsed(t, "slots", "alice", 0)
 }
 
-// TestSlotIsRenewedWhileOthersAreSettled: a request that has begun its response
-// is settled in one zone while its slot in another one is renewed.
+// TestSlotIsRenewedWhileOthersAreSettled checks a request that is settled in one zone while its
+// slot in another one is renewed.
 func TestSlotIsRenewedWhileOthersAreSettled(t *testing.T) {
 	t.Parallel()
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -196,15 +195,14 @@ func TestSlotIsRenewedWhileOthersAreSettled(t *testing.T) {
 	})
 }
 
-// oneSlot admits one request at a time to a backend that answers in all the
-// ways there are.
+// oneSlot admits one request at a time to startBackend.
 func oneSlot(t *testing.T, servers caddytest.Shards, window string) *caddytest.Caddy {
 	t.Helper()
 	return startWith(t, servers.Store(), zoneWith("slots", "algorithm concurrency", "events 1", "window "+window),
 		"reverse_proxy "+startBackend(t)+" {\nflush_interval -1\n}")
 }
 
-// openWebSocket upgrades a connection, and returns it and how to read from it.
+// openWebSocket upgrades a connection and returns it with its reader and the response.
 func openWebSocket(t *testing.T, c *caddytest.Caddy, key string) (net.Conn, *bufio.Reader, *http.Response) {
 	t.Helper()
 	conn, err := net.Dial("tcp", c.Addr)
@@ -232,7 +230,7 @@ func echoes(t *testing.T, conn net.Conn, r *bufio.Reader, text string) {
 func TestWebSocketHoldsOneSlot(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	c := oneSlot(t, servers, "100h")
-	// Again and again, for a slot that is lost would be missing.
+	// A lost slot would be missing in the next round.
 	for i := range 3 {
 		conn, r, resp := openWebSocket(t, c, "alice")
 		must(t, "upgrade", errors.Join(want("status", resp.StatusCode, http.StatusSwitchingProtocols),
@@ -253,8 +251,7 @@ func TestWebSocketHoldsOneSlot(t *testing.T) {
 	}
 }
 
-// TestWebSocketRenewsItsLease: the handler chain goes on while the connection is
-// open, though the server no longer owns it.
+// TestWebSocketRenewsItsLease while the connection is open, although the server no longer owns it.
 func TestWebSocketRenewsItsLease(t *testing.T) {
 	t.Parallel() // it spends its time waiting
 	servers := caddytest.StartShards(t, 1, 0)
@@ -266,7 +263,7 @@ func TestWebSocketRenewsItsLease(t *testing.T) {
 	taken := leases()
 	must(t, "open WebSocket", want("number of leases", len(taken), 1))
 	eventually(t, "the lease that was taken is over", func() error {
-		return want("being so", servers.Now(t) > taken[0], true)
+		return want("server clock past their end", servers.Now(t) > taken[0], true)
 	})
 	must(t, "WebSocket after that", want("number of leases", len(leases()), 1))
 	must(t, "request after that", c.Probe("/plain", "X-Key: alice").Refuses("slots"))
@@ -296,7 +293,7 @@ func TestStreamHoldsOneSlot(t *testing.T) {
 		servers.AwaitUsed(t, "slots", "alice", 0)
 	}
 
-	// A stream that comes to its end by itself.
+	// This stream ends by itself.
 	backend := caddytest.StartSlowBackend(t)
 	c.MustLoad(zonesSite(servers.Store(), zoneWith("slots", "algorithm concurrency", "events 1", "window 100h"),
 		"reverse_proxy "+backend.Server.Listener.Addr().String()+" {\nflush_interval -1\n}"))

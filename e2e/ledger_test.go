@@ -18,9 +18,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 )
 
-// callsTo is how often the servers were asked about buckets, or to change them, as
-// they tell it themselves: primaries by scripts, replicas by reading commands or
-// scripts that only read. What a script does on a primary is not counted again.
+// callsTo returns how many calls about buckets the servers have counted: scripts on primaries,
+// reading commands and scripts on replicas. Commands of scripts on primaries do not count.
 func callsTo(t *testing.T, s caddytest.Shards) (total int64) {
 	t.Helper()
 	for _, shard := range s {
@@ -36,8 +35,7 @@ func callsTo(t *testing.T, s caddytest.Shards) (total int64) {
 	return total
 }
 
-// ran is how often commands ran, but for scripts that the server did not know
-// yet.
+// ran returns how often commands ran, without scripts that the server did not know yet.
 func ran(t *testing.T, stats map[string]string, commands ...string) (total int64) {
 	t.Helper()
 	for _, command := range commands {
@@ -55,8 +53,7 @@ func ran(t *testing.T, stats map[string]string, commands ...string) (total int64
 	return total
 }
 
-// TestKnownFullBucketCostsOneCallASecond, from each process, however often its
-// client comes back.
+// TestKnownFullBucketCostsOneCallASecond per process, however many requests its client sends.
 func TestKnownFullBucketCostsOneCallASecond(t *testing.T) {
 	const lasts = 2500 * time.Millisecond
 	for _, mode := range modes {
@@ -69,7 +66,7 @@ func TestKnownFullBucketCostsOneCallASecond(t *testing.T) {
 				t.Run(algorithm, func(t *testing.T) {
 					used := askForAlice(t, caddys, algorithm, len(caddys), 0, 0).Total()
 					if algorithm == "sliding_log" {
-						used = min(used, 6) // more than too many are not kept
+						used = min(used, 6) // the log keeps one event beyond the limit
 					}
 					servers.AwaitUsed(t, algorithm, "alice", used)
 					before, start, refused := callsTo(t, servers), time.Now(), new(caddytest.Tally)
@@ -86,7 +83,7 @@ func TestKnownFullBucketCostsOneCallASecond(t *testing.T) {
 					most := int64(len(caddys)) * (int64(time.Since(start)/time.Second) + 1)
 					made := callsTo(t, servers) - before
 					must(t, "servers", want(fmt.Sprintf("having got %d calls, which is more than %d,", made, most), made > most, false))
-					// A client that is known for ever would not see a reset.
+					// A bucket that is known to be full forever would hide a reset.
 					eventually(t, "every Caddy has asked", func() error {
 						for _, c := range caddys {
 							must(t, "request too many", c.Probe("/"+algorithm, "X-Key: alice").Refuses(algorithm))
@@ -101,8 +98,8 @@ func TestKnownFullBucketCostsOneCallASecond(t *testing.T) {
 	}
 }
 
-// TestOperatorsResetIsSeen: somebody deletes the bucket of a client, who is
-// admitted again once what the primary said is no longer relied upon.
+// TestOperatorsResetIsSeen deletes a client's bucket in Redis. The client is admitted once the
+// primary's last reply is no longer trusted.
 func TestOperatorsResetIsSeen(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
@@ -115,7 +112,7 @@ func TestOperatorsResetIsSeen(t *testing.T) {
 				t.Run(algorithm, func(t *testing.T) {
 					usesUp(t, c, servers, algorithm, 3)
 					for round := range 2 {
-						// What is known is confirmed from time to time.
+						// In the second round Caddy has confirmed that the bucket is full.
 						for range 13 * round {
 							must(t, "request too many", c.Probe("/"+algorithm, "X-Key: alice").Refuses(algorithm))
 							time.Sleep(100 * time.Millisecond)
@@ -137,7 +134,7 @@ func TestOperatorsResetIsSeen(t *testing.T) {
 	}
 }
 
-// usesUp makes alice's last n requests of three, and one too many.
+// usesUp sends alice's last n requests of three, and one too many.
 func usesUp(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, zone string, n int) {
 	t.Helper()
 	for range n {
@@ -147,16 +144,15 @@ func usesUp(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, zone str
 	must(t, zone, c.Probe("/"+zone, "X-Key: alice").Refuses(zone))
 }
 
-// TestReplicaHeldBehind: a client that sends one request at a time is refused
-// exactly at its limit, although the replica that is asked knows nothing of its
-// requests for seconds, be they quick or so slow that what the primary said is
-// no longer relied upon in between.
-func TestReplicaHeldBehind(t *testing.T) {
+// TestLaggingReplicaKeepsLimitsExact checks that a client that sends one request at a time is
+// refused exactly at its limit, although the replica misses its requests for seconds, also if they
+// are so slow that the primary's last reply is no longer trusted in between.
+func TestLaggingReplicaKeepsLimitsExact(t *testing.T) {
 	for _, test := range []struct {
 		trust  string
 		events int
 		apart  time.Duration
-		// early is how many requests the replica has heard of.
+		// early is how many requests reach the replica.
 		early int
 	}{
 		{"1s", 200, 0, 50},
@@ -219,9 +215,8 @@ func TestReplicaHeldBehind(t *testing.T) {
 	}
 }
 
-// spends makes alice's requests up to a number, of which so many are served
-// already, one after the other, and tells how the answers differ from those of
-// requests that are served.
+// spends sends alice's requests number from+1 to to, one after the other, and returns how an answer
+// differs from one that admits.
 func spends(t *testing.T, c *caddytest.Caddy, zone string, from, to, events int, apart time.Duration) error {
 	for used := from; used < to; used++ {
 		a, err := c.TryProbe(t.Context(), "/"+zone, "X-Key: alice")
@@ -233,9 +228,8 @@ func spends(t *testing.T, c *caddytest.Caddy, zone string, from, to, events int,
 	return nil
 }
 
-// TestExcessOfSeveralCaddys measures what Caddys admit together of one client
-// with charge after. No Caddy admits more than the limit by itself; what the
-// others have in flight it cannot see.
+// TestExcessOfSeveralCaddys measures what Caddys together admit of one client with charge after. No
+// Caddy alone admits more than the limit, but none sees what the others have in flight.
 func TestExcessOfSeveralCaddys(t *testing.T) {
 	loads := []struct {
 		name, what  string
@@ -243,9 +237,9 @@ func TestExcessOfSeveralCaddys(t *testing.T) {
 		apart       time.Duration
 		lasts       time.Duration // 0: until all are refused
 	}{
-		// The backend takes its time.
+		// The backend is slow.
 		{"flood", "all at once", floodSize, 0, time.Nanosecond},
-		{"waves", "who is refused comes back", floodSize, 0, 5 * floodTakes},
+		{"waves", "refused clients retry", floodSize, 0, 5 * floodTakes},
 		// The response comes at once.
 		{"lines", "one after the other", 0, 0, 0},
 		{"paced", "one after the other, 20 ms apart", 0, 20 * time.Millisecond, 0},
@@ -273,10 +267,9 @@ func TestExcessOfSeveralCaddys(t *testing.T) {
 	}
 }
 
-// askForAlice makes requests on so many connections, spread over Caddys, so long
-// between an answer and the next request. It goes on for as long as lasts says
-// or, if that is 0, until each connection has been refused thrice in a row. It
-// counts what was served by the Caddys' addresses.
+// askForAlice sends requests on several connections, spread over Caddys, and pauses for apart after
+// each answer. It goes on for lasts or, if that is 0, until each connection has been refused thrice
+// in a row. It returns the number of requests served, by the Caddys' addresses.
 func askForAlice(t *testing.T, caddys []*caddytest.Caddy, zone string, connections int, apart, lasts time.Duration) *caddytest.Tally {
 	t.Helper()
 	served, start := new(caddytest.Tally), time.Now()
@@ -299,7 +292,7 @@ func askForAlice(t *testing.T, caddys []*caddytest.Caddy, zone string, connectio
 				return nil
 			}
 			if refusals > 0 {
-				// Who comes back at once would only take processor time.
+				// An immediate retry would only take processor time.
 				time.Sleep(20 * time.Millisecond)
 			}
 			time.Sleep(apart)
@@ -308,8 +301,7 @@ func askForAlice(t *testing.T, caddys []*caddytest.Caddy, zone string, connectio
 	return served
 }
 
-// excess logs what Caddys have served together, and looks at the bound and at
-// what was charged.
+// excess logs what Caddys have served together, and checks it against the bound and the charges.
 func excess(t *testing.T, servers caddytest.Shards, caddys []*caddytest.Caddy, zone string, served *caddytest.Tally) {
 	t.Helper()
 	for site, n := range served.N {
@@ -330,8 +322,8 @@ func excess(t *testing.T, servers caddytest.Shards, caddys []*caddytest.Caddy, z
 	t.Logf("%d served by %d Caddys with a limit of %d: %d beyond it", total, len(caddys), floodEvents, total-floodEvents)
 }
 
-// A flood is that many requests of one client at the same time, each on a
-// connection of its own, and what one limit admits of them.
+// A flood is floodSize concurrent requests of one client, each on its own connection. One limit
+// admits floodEvents of them.
 const (
 	floodSize   = 256
 	floodEvents = 100
@@ -339,7 +331,7 @@ const (
 	floodTakes = 200 * time.Millisecond
 )
 
-// lateBackend is a server that answers what it is asked after floodTakes.
+// lateBackend is a server that answers after floodTakes.
 type lateBackend struct {
 	addr string
 	// arrived is how many requests it has seen.
@@ -373,8 +365,8 @@ func (b *lateBackend) restart() {
 	b.arrived.Store(0)
 }
 
-// settles is the earliest instant at which anything that has arrived can be
-// answered, and so settled.
+// settles returns the earliest instant at which a request that has arrived can be answered, and so
+// settled.
 func (b *lateBackend) settles() time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -405,8 +397,8 @@ func flood(t *testing.T, caddys []*caddytest.Caddy, path string) (served, refuse
 	return served, refused
 }
 
-// TestOneCaddyNeverAdmitsMoreThanTheLimit although it charges what it admits
-// after the responses: what is in flight counts.
+// TestOneCaddyNeverAdmitsMoreThanTheLimit although it charges after the responses: requests in
+// flight count.
 func TestOneCaddyNeverAdmitsMoreThanTheLimit(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 1)
 	backend := startLateBackend(t)
@@ -422,14 +414,14 @@ func TestOneCaddyNeverAdmitsMoreThanTheLimit(t *testing.T) {
 				for _, a := range refused {
 					must(t, "refusal", a.Refuses(algorithm))
 					if a.Received.Before(backend.settles()) {
-						// Only what is in flight is in its way.
+						// Only requests in flight stand in its way.
 						must(t, "refusal while all is in flight", want("Retry-After", a.RetryAfter, 1))
 						early++
 					}
 				}
 				t.Logf("%d served, %d refused, %d of them while all was in flight", len(served), len(refused), early)
 				awaitUsed(t, servers, store, algorithm, "alice", floodEvents)
-				eventually(t, "the refusals tell how long it takes for something to drain", func() error {
+				eventually(t, "refusals report how long the bucket takes to drain", func() error {
 					a := c.Probe("/"+algorithm, "X-Key: alice")
 					return errors.Join(a.Refuses(algorithm), want("waiting for long", a.RetryAfter > 1000, true))
 				})
@@ -438,7 +430,7 @@ func TestOneCaddyNeverAdmitsMoreThanTheLimit(t *testing.T) {
 		if store == "" {
 			return
 		}
-		caddytest.Client.CloseIdleConnections() // Caddy waits for those that were never used
+		caddytest.Client.CloseIdleConnections() // Caddy's exit waits for those that were never used
 		c.Stop()
 		for _, algorithm := range counting {
 			must(t, "Redis, at the end", want("count of "+algorithm, servers.Content(t, algorithm, "alice").Used, floodEvents))
@@ -446,8 +438,8 @@ func TestOneCaddyNeverAdmitsMoreThanTheLimit(t *testing.T) {
 	})
 }
 
-// TestRequestsInFlightRefuseOthersForASecond, for so long as none of them ends.
-// One that turns out to be free makes room for another.
+// TestRequestsInFlightRefuseOthersForASecond while none of them ends. A request that turns out to
+// be free makes room for another.
 func TestRequestsInFlightRefuseOthersForASecond(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 1)
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
@@ -494,9 +486,8 @@ func TestRequestsInFlightRefuseOthersForASecond(t *testing.T) {
 	})
 }
 
-// TestLocalCountsAreHandedOver: while its shard is away a Caddy counts alone, up
-// to the same limit, and tells the shard when it is back; what was given back
-// meanwhile is not told.
+// TestLocalCountsAreHandedOver checks that a Caddy counts locally, up to the same limit, while its
+// shard is down, and charges the shard afterwards for all but free requests.
 func TestLocalCountsAreHandedOver(t *testing.T) {
 	const before, events = 3, 10
 	for _, charge := range []string{"after", "before"} {
@@ -523,11 +514,11 @@ func TestLocalCountsAreHandedOver(t *testing.T) {
 						served++
 					case http.StatusTooManyRequests:
 					default:
-						t.Errorf("status %d while the shard is away", a.Status)
+						t.Errorf("status %d while the shard is down", a.Status)
 					}
 				}
 				if served != events {
-					t.Errorf("%d were served while the shard was away, want %d", served, events)
+					t.Errorf("%d were served while the shard was down, want %d", served, events)
 				}
 				servers.Restart(t)
 				servers.AwaitUsed(t, "api", "alice", before+events)
@@ -536,8 +527,7 @@ func TestLocalCountsAreHandedOver(t *testing.T) {
 	}
 }
 
-// gate is a backend that answers nobody before it is opened. The path /open is
-// always answered.
+// gate is a backend that holds requests until it is opened, except those to /open.
 type gate struct {
 	server *httptest.Server
 	inside atomic.Int64
@@ -562,8 +552,8 @@ func startGate(t *testing.T) *gate {
 	return g
 }
 
-// TestLocalCountsAdmitNoMoreThanTheLimit at once, and what they have in flight
-// counts in the shard that is back.
+// TestLocalCountsAdmitNoMoreThanTheLimit at once, and requests in flight count in the restarted
+// shard.
 func TestLocalCountsAdmitNoMoreThanTheLimit(t *testing.T) {
 	const limit, requests = 100, 256
 	for algorithm, charge := range ways {
@@ -573,7 +563,7 @@ func TestLocalCountsAdmitNoMoreThanTheLimit(t *testing.T) {
 			g := startGate(t)
 			zone := zoneWith("api", fmt.Sprint("events ", limit), "algorithm "+algorithm, "charge "+charge, "on_error local")
 			c := caddytest.Start(t, zonesSite(servers.Store("check_timeout 1s"), zone, "reverse_proxy "+g.server.Listener.Addr().String()))
-			// A window is open, and the connections are.
+			// This opens a window and the connections.
 			must(t, "a request", want("status", c.Probe("/open", "X-Key: alice").Status, http.StatusOK))
 			servers.AwaitUsed(t, "api", "alice", 1)
 			servers.Kill(t)
@@ -597,19 +587,19 @@ func TestLocalCountsAdmitNoMoreThanTheLimit(t *testing.T) {
 			eventually(t, "all are refused or at the backend", func() error {
 				return want("number of them", g.inside.Load()+refused.Load(), requests)
 			})
-			must(t, "while the shard is away", want("number of requests that were admitted", g.inside.Load(), limit))
+			must(t, "while the shard is down", want("number of requests that were admitted", g.inside.Load(), limit))
 
 			servers.Restart(t)
 			others := 0
 			eventually(t, "the shard answers", func() error {
 				before := c.MetricSum("caddy_rate_limit_store_errors_total")
-				others++ // of one that came before the limiter may know enough
+				others++ // about a known client the limiter may not ask
 				c.Probe("/open", fmt.Sprint("X-Key: other-", others))
 				return want("failed calls", c.MetricSum("caddy_rate_limit_store_errors_total"), before)
 			})
 			if charge == "after" {
 				a := c.Probe("/open", "X-Key: alice")
-				must(t, "a request to the shard that is back", a.Shows(http.StatusTooManyRequests, limit, 1+limit))
+				must(t, "a request to the restarted shard", a.Shows(http.StatusTooManyRequests, limit, 1+limit))
 			}
 			g.open()
 			all.Wait()

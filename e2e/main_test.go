@@ -1,7 +1,6 @@
-// Package e2e has the black-box tests of Caddy with this module: what clients,
-// operators and Redis see of it. Each file is about one concern. The Caddys are
-// processes of their own, for which internal/caddytest uses the test binary, and
-// the Redis servers are real.
+// Package e2e has the black-box tests of Caddy with this module: what clients, operators and Redis
+// see of it. Each file is about one concern. Each Caddy is a process that internal/caddytest starts
+// from the test binary, and the Redis servers are real.
 package e2e
 
 import (
@@ -13,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { caddytest.Main(m) }
 
-// Nearly every line of a test has one of these words.
+// These names are short, as nearly every line of a test has one.
 var must, eventually = caddytest.Must, caddytest.Eventually
 
 func want[T comparable](what string, got, want T) error { return caddytest.Want(what, got, want) }

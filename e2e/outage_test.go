@@ -18,15 +18,14 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
-// outageSite is a site whose zone fails open, and whose charges are not tried for
-// longer than an outage lasts.
+// outageSite has a zone that fails open, and a charge_timeout shorter than an outage.
 func outageSite(servers caddytest.Shards, options ...string) string {
 	return zonesSite(servers.Store(append(options, "charge_timeout 2s")...),
 		zoneWith("api", "events 1000000", "on_error allow"), "respond ok")
 }
 
-// TestCountsEqualWhatWasServedAfterAnOutage of a shard under load: what was served
-// meanwhile is charged when it is back.
+// TestCountsEqualWhatWasServedAfterAnOutage of a shard under load: its restart gets the charges of
+// the outage.
 func TestCountsEqualWhatWasServedAfterAnOutage(t *testing.T) {
 	const clients, workers = 20, 4
 	for name, test := range map[string]struct {
@@ -96,9 +95,8 @@ func TestCountsEqualWhatWasServedAfterAnOutage(t *testing.T) {
 	}
 }
 
-// awaitServed waits until all that was served is charged, but for charges that
-// were on their way when the connection broke, whose number it returns: they may
-// count or not. It ends Caddy.
+// awaitServed waits until everything served is charged, except for charges in flight when the
+// connection broke: they may count or not. It returns their number and ends Caddy.
 func awaitServed(t *testing.T, s caddytest.Shards, c *caddytest.Caddy, served *caddytest.Tally) (uncertain int64) {
 	t.Helper()
 	uncertain = undelivered(c, "a", "uncertain") + undelivered(c, "b", "uncertain")
@@ -118,7 +116,7 @@ func awaitServed(t *testing.T, s caddytest.Shards, c *caddytest.Caddy, served *c
 	})
 	c.Stop()
 	for key, n := range s.Counts(t, "api") {
-		must(t, "after the end of caddy", want("count of "+key+" being more than was served", n > served.N[key], false))
+		must(t, "after Caddy has ended", want("count of "+key+" being more than was served", n > served.N[key], false))
 	}
 	return uncertain
 }
@@ -126,8 +124,7 @@ func awaitServed(t *testing.T, s caddytest.Shards, c *caddytest.Caddy, served *c
 // beforeOutage is how many requests outOfReach makes before the outage.
 const beforeOutage = 30
 
-// outOfReach makes requests while all shards are down, and returns how many for
-// each client.
+// outOfReach sends requests while all shards are down, and returns how many for each client.
 func outOfReach(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy) map[string]int64 {
 	t.Helper()
 	served := map[string]int64{}
@@ -138,7 +135,7 @@ func outOfReach(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy) map[
 	}
 	servers.AwaitCounts(t, "api", served)
 	servers.Kill(t)
-	// What was said before is trusted for a while.
+	// Caddy trusts the last replies for a while.
 	for key := range served {
 		eventually(t, "nothing is known of "+key, func() error {
 			a := c.Ask("/", "X-Key: "+key)
@@ -156,8 +153,7 @@ func outOfReach(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy) map[
 	return served
 }
 
-// TestChargesOfAnOutageOutliveTheStore: no config uses the store any more when the
-// shard comes back.
+// TestChargesOfAnOutageOutliveTheStore, which no config uses any longer when the shard is back.
 func TestChargesOfAnOutageOutliveTheStore(t *testing.T) {
 	t.Parallel() // it spends its time waiting
 	servers := caddytest.StartLastingShards(t, 1, 1)
@@ -168,12 +164,11 @@ func TestChargesOfAnOutageOutliveTheStore(t *testing.T) {
 	servers.Restart(t)
 	servers.AwaitCounts(t, "api", served)
 	c.Stop()
-	must(t, "log", want("telling of losses", strings.Contains(c.Logs.String(), "charges were lost"), false))
+	must(t, "log", want("reporting losses", strings.Contains(c.Logs.String(), "charges were lost"), false))
 	must(t, "Redis, at the end", want("sum of the counts", sum(servers.Counts(t, "api")), sum(served)))
 }
 
-// TestChargesOfAnOutageAreDeliveredAtExit, if the shard comes back before the
-// patience of the exit is over.
+// TestChargesOfAnOutageAreDeliveredAtExit if the shard is back before the exit times out.
 func TestChargesOfAnOutageAreDeliveredAtExit(t *testing.T) {
 	t.Parallel() // it spends its time waiting
 	servers := caddytest.StartLastingShards(t, 1, 1)
@@ -188,7 +183,7 @@ func TestChargesOfAnOutageAreDeliveredAtExit(t *testing.T) {
 	t.Logf("%d of %d charges were lost", lost, sum(served)) // if the servers took long to come back
 }
 
-// lostAtExit is how many charges Caddy says were lost when it ended.
+// lostAtExit returns how many charges Caddy logged as lost at exit.
 func lostAtExit(t *testing.T, c *caddytest.Caddy) int64 {
 	t.Helper()
 	_, rest, found := strings.Cut(c.Logs.String(), `"msg":"charges were lost at exit","charges":`)
@@ -201,8 +196,8 @@ func lostAtExit(t *testing.T, c *caddytest.Caddy) int64 {
 	return lost
 }
 
-// TestExitDuringAnOutageTellsWhatIsLost, which is all that could not be charged.
-func TestExitDuringAnOutageTellsWhatIsLost(t *testing.T) {
+// TestExitDuringAnOutageReportsLostCharges: all that it could not deliver.
+func TestExitDuringAnOutageReportsLostCharges(t *testing.T) {
 	t.Parallel() // it spends its time waiting
 	servers := caddytest.StartLastingShards(t, 1, 1)
 	c := caddytest.Start(t, outageSite(servers))
@@ -215,9 +210,8 @@ func TestExitDuringAnOutageTellsWhatIsLost(t *testing.T) {
 	must(t, "log", want("number of lost charges", lostAtExit(t, c), sum(served)-beforeOutage-uncertain))
 }
 
-// TestExitTellsWhatIsLostThoughARequestHangs, of an older config: it may not end, so
-// what waits is not kept for it.
-func TestExitTellsWhatIsLostThoughARequestHangs(t *testing.T) {
+// TestExitReportsLostChargesDespiteAHungRequest of an older config, which may never end.
+func TestExitReportsLostChargesDespiteAHungRequest(t *testing.T) {
 	t.Parallel() // it spends its time waiting
 	backend := caddytest.StartSlowBackend(t)
 	site := func(servers caddytest.Shards, options ...string) string {
@@ -256,7 +250,7 @@ func sum(counts map[string]int64) (total int64) {
 	return total
 }
 
-// undelivered is what the metric of charges that failed says of a shard.
+// undelivered returns a shard's metric of undelivered charges.
 func undelivered(c *caddytest.Caddy, shard, outcome string) int64 {
 	c.T.Helper()
 	text := c.Metric(fmt.Sprintf(`caddy_rate_limit_undelivered_total{operation="charge",outcome=%q,shard=%q,store="default"}`, outcome, shard))
@@ -268,9 +262,8 @@ func undelivered(c *caddytest.Caddy, shard, outcome string) int64 {
 	return n
 }
 
-// askAll makes the same number of requests for each client while the primary
-// hangs. A response that waits for the primary fails the test: check_timeout is
-// longer than the test's own client waits.
+// askAll sends the same number of requests for each client while the primary hangs. A response that
+// waits for the primary fails the test: check_timeout exceeds the timeout of the test's client.
 func askAll(t *testing.T, c *caddytest.Caddy, clients []string, each int) {
 	t.Helper()
 	for range each {
@@ -298,7 +291,7 @@ func TestHungPrimaryDelaysNoResponse(t *testing.T) {
 			// They spend their time waiting.
 			t.Parallel()
 			servers := caddytest.StartShards(t, 1, 1)
-			// A check on the replica may take half of its time.
+			// A check on the replica may take half of check_timeout.
 			store := servers.Store("pipelining "+test.pipelining, "charge_timeout "+test.timeout, "check_timeout 1h")
 			c := caddytest.Start(t, apiSite(store, 1000, "1h"))
 			clients := []string{"alice", "bob", "carol"}
@@ -331,16 +324,16 @@ func TestHungPrimaryDelaysNoResponse(t *testing.T) {
 			eventually(t, "charges are given up", func() error {
 				return want("their outcome being unknown", undelivered(c, "a", "uncertain") > 0, true)
 			})
-			// The others wait in the ledger, for longer than charge_timeout and
-			// the reply to what may be sent by then.
+			// The others stay pending in the ledger, beyond charge_timeout and the replies to
+			// charges sent by then.
 			time.Sleep(4 * time.Second)
-			must(t, "waiting charges", errors.Join(want("some being left", failed() < charges, true),
-				want("number of those that surely did not run and are given up", undelivered(c, "a", "lost")+undelivered(c, "a", "expired"), 0)))
+			must(t, "pending charges", errors.Join(want("some being left", failed() < charges, true),
+				want("number of charges given up that did not run", undelivered(c, "a", "lost")+undelivered(c, "a", "expired"), 0)))
 			must(t, "resume", primary.Resume())
-			// All count that surely did not run before. What was on its way to
-			// Redis may count, but never twice.
+			// Charges that did not run before all count now. Those in flight may count, but never
+			// twice.
 			var uncertain, counted int64
-			eventually(t, "the waiting charges are delivered", func() error {
+			eventually(t, "pending charges are delivered", func() error {
 				uncertain, counted = undelivered(c, "a", "uncertain"), 0
 				for _, n := range servers.Counts(t, "api") {
 					counted += n - 1
@@ -353,15 +346,15 @@ func TestHungPrimaryDelaysNoResponse(t *testing.T) {
 				must(t, key, want(fmt.Sprintf("%d requests counting more than once", n), n > each, false))
 			}
 			logs := c.Logs.String()
-			must(t, "log", errors.Join(want("telling of failed charges", strings.Contains(logs, `"msg":"charges or refunds failed"`), true),
-				want("telling of charges that are lost", strings.Contains(logs, `"msg":"charges were lost at exit"`), false)))
+			must(t, "log", errors.Join(want("reporting failed charges", strings.Contains(logs, `"msg":"charges or refunds failed"`), true),
+				want("reporting lost charges", strings.Contains(logs, `"msg":"charges were lost at exit"`), false)))
 			t.Logf("%d of %d charges were uncertain, %d charges counted", uncertain, charges, counted)
 		})
 	}
 }
 
-// onErrorSite has a zone for each on_error, and a handler with a zone that
-// stands in where the other one's shard does not answer.
+// onErrorSite has a zone for each on_error, and a handler with two zones, one of which answers for
+// both if the other one's shard is down.
 func onErrorSite(store string) string {
 	zone := func(name, key, more string) string {
 		return fmt.Sprintf("zone %s {\nkey %s\nevents 3\nwindow 1h\n%s\n}\n", name, key, more)
@@ -417,8 +410,7 @@ func TestShardThatIsDownAffectsOnlyItsClients(t *testing.T) {
 			must(t, "kill the primary", b.Primary.Kill())
 			must(t, "kill the replica", b.Replicas[0].Kill())
 			withShardDown(t, servers[:1], c, up, down)
-			// Charges that surely did not run wait for longer than
-			// charge_timeout.
+			// Charges that did not run stay pending beyond charge_timeout.
 			time.Sleep(2500 * time.Millisecond)
 			givenUp := func() {
 				t.Helper()
@@ -438,8 +430,7 @@ func TestShardThatIsDownAffectsOnlyItsClients(t *testing.T) {
 	}
 }
 
-// withShardDown asks for a client whose shard is up, and for one whose shard
-// is down.
+// withShardDown sends requests of a client whose shard is up, and of one whose shard is down.
 func withShardDown(t *testing.T, alive caddytest.Shards, c *caddytest.Caddy, up, down string) {
 	t.Helper()
 	for i := range 4 {
@@ -464,8 +455,7 @@ func withShardDown(t *testing.T, alive caddytest.Shards, c *caddytest.Caddy, up,
 	must(t, "/both", errors.Join(a.Is(http.StatusOK, 3), want("zone", a.Resource, "second")))
 }
 
-// useUp makes the requests of a client from the one with the given number on,
-// and one too many.
+// useUp sends a client's requests number from to 3, and one too many.
 func useUp(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy, zone, key string, from int64) {
 	t.Helper()
 	for used := from; used <= 3; used++ {
@@ -476,8 +466,8 @@ func useUp(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy, zone, key
 	must(t, zone, c.Ask("/"+zone, "X-Key: "+key).Is(http.StatusTooManyRequests, 3))
 }
 
-// withShardBack asks for both clients when the shard is back, which has lost
-// its data, but not what was to be charged while it was down.
+// withShardBack sends requests of both clients to the restarted shard, which has lost its data, but
+// gets the charges of its outage.
 func withShardBack(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy, up, down string) {
 	t.Helper()
 	eventually(t, "the shard works again", func() error {
@@ -485,8 +475,8 @@ func withShardBack(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy, u
 		return errors.Join(want("probe being checked", a.IsLimited(), true),
 			want("probe being charged", servers.Counts(t, "probe")[down] > 0, true))
 	})
-	// What was allowed, what was counted locally, and of two zones the one whose
-	// shard was down; what was denied is not charged.
+	// It gets the charges of allowed and of locally counted requests and, of two zones, of the one
+	// whose shard was down, but not of denied requests.
 	for zone, waited := range map[string]int64{"default": 4, "allow": 4, "local": 3, "first": 1} {
 		servers.AwaitCount(t, zone, down, waited)
 	}
@@ -504,9 +494,8 @@ func withShardBack(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy, u
 
 var deadDuration = flag.Duration("dead.duration", 3*time.Second, "how long TestDeadShardCostsNoMemory sends requests to a dead shard")
 
-// TestDeadShardCostsNoMemory: while a shard accepts connections and never
-// answers, or refuses them, neither memory nor goroutines grow with the
-// requests.
+// TestDeadShardCostsNoMemory checks that neither memory nor goroutines grow with the requests while
+// a shard refuses connections, or accepts them and never answers.
 func TestDeadShardCostsNoMemory(t *testing.T) {
 	for name, kill := range map[string]func(*redistest.Server) error{
 		"silent": (*redistest.Server).Pause,
@@ -555,10 +544,9 @@ func gaugeOf(t *testing.T, c *caddytest.Caddy, name string) float64 {
 	return value
 }
 
-// TestReplicasStandInForACaddyThatIsNew: one that starts while the primary is away,
-// and one that gets other connections by a reload, refuse who is over the limit by
-// what the replica has.
-func TestReplicasStandInForACaddyThatIsNew(t *testing.T) {
+// TestReplicasServeANewCaddy checks that a Caddy that starts while the primary is down, and one
+// that gets new connections by a reload, refuse by the replica's counts.
+func TestReplicasServeANewCaddy(t *testing.T) {
 	t.Parallel()
 	const events = 3
 	servers := caddytest.StartShards(t, 1, 1)
@@ -582,7 +570,7 @@ func TestReplicasStandInForACaddyThatIsNew(t *testing.T) {
 		for _, key := range []string{"alice", "bob", "alice"} {
 			must(t, name, c.Ask("/", "X-Key: "+key).Is(http.StatusTooManyRequests, events))
 		}
-		// Nobody can open a window.
+		// A replica cannot open a window.
 		a := c.Ask("/", "X-Key: carol")
 		must(t, name, errors.Join(want("status", a.Status, http.StatusServiceUnavailable), want("having limit headers", a.IsLimited(), false)))
 	}
@@ -635,8 +623,7 @@ func TestClientsDoNotNoticeScriptFlush(t *testing.T) {
 	}
 }
 
-// TestScriptFlushStormLosesNoCharge takes the scripts away faster than they
-// can be loaded, which charges outlast.
+// TestScriptFlushStormLosesNoCharge flushes the scripts faster than Caddy can load them.
 func TestScriptFlushStormLosesNoCharge(t *testing.T) {
 	t.Parallel()
 	const requests = 20
@@ -674,7 +661,7 @@ type storeLine struct {
 	Level, Logger, Msg, Store, Shard, Address, Role, Error string
 }
 
-// storeLines are those logged so far.
+// storeLines returns those logged so far.
 func storeLines(c *caddytest.Caddy) (lines []storeLine) {
 	for text := range strings.Lines(c.Logs.String()) {
 		var line storeLine
@@ -685,8 +672,8 @@ func storeLines(c *caddytest.Caddy) (lines []storeLine) {
 	return lines
 }
 
-// awaitLine waits for a line that begins like this, and whose error contains
-// words.
+// awaitLine waits for a line with this level, whose message begins with message and whose error
+// contains words.
 func awaitLine(c *caddytest.Caddy, level, message, words string) (line storeLine) {
 	c.T.Helper()
 	eventually(c.T, "the log says "+message+", "+words, func() error {
@@ -701,7 +688,7 @@ func awaitLine(c *caddytest.Caddy, level, message, words string) (line storeLine
 	return line
 }
 
-// countLines is how many lines begin like this.
+// countLines returns how many messages begin with message.
 func countLines(c *caddytest.Caddy, message string) (n int) {
 	for _, line := range storeLines(c) {
 		if strings.HasPrefix(line.Msg, message) {
@@ -711,8 +698,8 @@ func countLines(c *caddytest.Caddy, message string) (n int) {
 	return n
 }
 
-// mustBeQuiet fails the test if a healthy store has logged something, apart from what
-// a machine that stands still for a second makes it say: nobody answers in time.
+// mustBeQuiet fails the test if a healthy store has logged more than the failed discoveries that a
+// busy machine may cause.
 func mustBeQuiet(c *caddytest.Caddy) {
 	c.T.Helper()
 	for _, line := range storeLines(c) {
@@ -722,8 +709,7 @@ func mustBeQuiet(c *caddytest.Caddy) {
 	}
 }
 
-// mustHide fails the test if a secret is in the log, or in what the admin
-// endpoint tells.
+// mustHide fails the test if a secret is in the log or in an answer of the admin endpoint.
 func mustHide(c *caddytest.Caddy, secrets ...string) {
 	c.T.Helper()
 	texts := map[string]string{"log": c.Logs.String()}
@@ -739,7 +725,7 @@ func mustHide(c *caddytest.Caddy, secrets ...string) {
 	}
 }
 
-// TestMisconfiguredServersAreLogged with what to do.
+// TestMisconfiguredServersAreLogged with advice.
 func TestMisconfiguredServersAreLogged(t *testing.T) {
 	t.Parallel()
 	shards := caddytest.StartShards(t, 2, 1)
@@ -765,7 +751,7 @@ func TestMisconfiguredServersAreLogged(t *testing.T) {
 	must(t, "line", want("one of the addresses", line.Address, shards[1].Primary.Addr()))
 	must(t, "log", want("lines", len(storeLines(c)), 3))
 
-	// The next config is told of what is wrong still, and loses no connection.
+	// The next config logs the faults that remain, and keeps its connections.
 	c.MustLoad(apiSite(caddytest.RedisStore(
 		caddytest.ShardOf("one", shards[1]), caddytest.ShardWith("other", "primary "+double.Addr()),
 		"max_replica_lag 1h",
@@ -773,13 +759,13 @@ func TestMisconfiguredServersAreLogged(t *testing.T) {
 	must(t, "log", want("lines about twins", countLines(c, twins), 2))
 }
 
-// TestServerThatIsAwayIsLogged, once, and that it is back.
-func TestServerThatIsAwayIsLogged(t *testing.T) {
+// TestUnreachableServerIsLogged once, and its return as well.
+func TestUnreachableServerIsLogged(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 1)
 	replica := servers[0].Replicas[0]
 	c := caddytest.Start(t, apiSite(servers.Store("pool_size 1", "max_replica_lag 1s"), 1_000_000, "1h"))
-	// The replica is asked about clients that are new.
+	// Checks of new clients go to the replica.
 	stop := caddytest.StartTraffic(t, 2, func(worker, i int) error {
 		a, err := c.TryAsk("/", fmt.Sprintf("X-Key: client-%d-%d", worker, i))
 		if err == nil && (a.Status != http.StatusOK || !a.IsLimited()) {
@@ -801,11 +787,11 @@ func TestServerThatIsAwayIsLogged(t *testing.T) {
 	must(t, "restart the replica", replica.Restart())
 	awaitLine(c, "info", "server is back", "")
 	stop()
-	must(t, "log", want("lines about a server that is away", countLines(c, "server is left out"), 1))
+	must(t, "log", want("lines about an unreachable server", countLines(c, "server is left out"), 1))
 }
 
-// TestUnsureCheckSpendsNothing, so that what its request costs is charged, and held
-// in flight no longer than the request runs.
+// TestUnsureCheckSpendsNothing checks that a request after an uncertain check is charged, and is in
+// flight no longer than it runs.
 func TestUnsureCheckSpendsNothing(t *testing.T) {
 	const requests = 3
 	for _, onError := range []string{"local", "allow"} {

@@ -39,14 +39,14 @@ type heldBucket struct {
 	penalized   bool
 }
 
-// books are all buckets, by store.
+// pairBooks are all buckets, by store.
 type pairBooks map[string]map[pairBucket]heldBucket
 
-// clients are all that have come.
+// clients returns all clients so far.
 func (p *pairRun) clients() []pairClient { return append(slices.Clip(regulars), p.strangers...) }
 
-// read asks the admin API for all buckets. It fails while a request is in flight,
-// or a charge or part of a batch is on its way.
+// read gets all buckets from the admin API. It fails while a request is in flight, a charge is
+// pending, or part of a batch is reserved.
 func (p *pairRun) read() (pairBooks, error) {
 	p.t.Helper()
 	status, _ := adminStatus(p.caddy)
@@ -77,9 +77,9 @@ func (p *pairRun) read() (pairBooks, error) {
 type bucketsOfPair struct {
 	Buckets []struct {
 		serversOfPair
-		Former *serversOfPair
-		Local  *stateOfPair
-		Ledger *struct {
+		Previous *serversOfPair `json:"former"`
+		Local    *stateOfPair
+		Ledger   *struct {
 			InFlight int64 `json:"in_flight"`
 			Unsent   int64
 			Reserved int64
@@ -100,7 +100,7 @@ type stateOfPair struct {
 	Penalty float64
 }
 
-// primary returns what the primary has, and whether it has anything.
+// primary returns the primary's bucket, and whether it has one.
 func (s *serversOfPair) primary() (b heldBucket, found bool, err error) {
 	for _, server := range s.Servers {
 		if server.Role != "primary" {
@@ -128,9 +128,9 @@ func (p *pairRun) readBucket(books pairBooks, store string, b pairBucket, query 
 		return fmt.Errorf("of client %.40q in zone %s the ledger has %+v", b.name, b.zone, *l)
 	}
 	held, ok, err := found.primary()
-	if err == nil && !ok && found.Former != nil {
-		// It is brought when the client comes again.
-		held, _, err = found.Former.primary()
+	if err == nil && !ok && found.Previous != nil {
+		// The client's next request migrates the bucket.
+		held, _, err = found.Previous.primary()
 	}
 	if found.Local != nil {
 		held.local = found.Local.Used
@@ -139,17 +139,16 @@ func (p *pairRun) readBucket(books pairBooks, store string, b pairBucket, query 
 	return err
 }
 
-// doubt is what may have been counted or not, by the metrics.
+// doubt is what may or may not have been counted, by the metrics.
 type doubt struct {
-	// missing is how much of what was served may be missing, extra how much more
-	// may be counted.
+	// missing is how many of the served requests may lack a count, extra how many may count on top.
 	missing, extra int64
-	// lost is what surely did not count, though it should.
+	// lost is what should have counted and did not.
 	lost int64
 	text string
 }
 
-// doubts reads them. Only where servers are away may there be any.
+// doubts reads the metrics. Only a server that was down may cause doubt.
 func (p *pairRun) doubts() doubt {
 	p.t.Helper()
 	_, text := p.caddy.AdminCall(http.MethodGet, "/metrics", "", "")
@@ -162,8 +161,8 @@ func (p *pairRun) doubts() doubt {
 	refunds := undelivered(`operation="refund"`)
 	takes := int64(0)
 	if p.bounds().takes {
-		// Where a breaker is open nothing was sent, and no more are on their way when
-		// a server dies.
+		// An open breaker sends nothing, and a server that dies loses no more takes than were in
+		// flight.
 		takes = int64(m.Sum("caddy_rate_limit_store_errors_total") - m.Sum("caddy_rate_limit_store_errors_total", `kind="breaker"`))
 		takes = min(takes, int64(pairWorkers*len(p.site().zonesOf())))
 	}
@@ -174,8 +173,8 @@ func (p *pairRun) doubts() doubt {
 	}
 }
 
-// settle waits until everything that was served is counted, and nothing else,
-// but for what is in doubt, and returns what was found.
+// settle waits until the counts equal what was served, except for what is in doubt, and returns a
+// summary.
 func (p *pairRun) settle() (found string) {
 	p.t.Helper()
 	p.await("what was served is what is counted", func() error {
@@ -186,7 +185,7 @@ func (p *pairRun) settle() (found string) {
 		p.books = books
 		d := p.doubts()
 		if !p.bounds().faults && d.missing+d.extra != 0 {
-			p.t.Fatalf("no server was away, but %s", d.text)
+			p.t.Fatalf("no server was down, but %s", d.text)
 		}
 		if d.lost != 0 {
 			p.t.Fatalf("%d charges were lost or expired, by the metric", d.lost)
@@ -212,7 +211,8 @@ func (p *pairRun) settle() (found string) {
 	return found
 }
 
-// purse is what is compared: a bucket, or all together if clients may share one.
+// purse returns the key under which counts are compared: a bucket, or all clients together if they
+// may share one.
 func (p *pairRun) purse(b pairBucket) pairBucket {
 	if p.bounds().shared {
 		b.name = "all clients"
@@ -222,7 +222,7 @@ func (p *pairRun) purse(b pairBucket) pairBucket {
 
 type servedCount struct{ surely, perhaps int64 }
 
-// served is what was served in Redis, and what perhaps was.
+// served returns what was served from Redis, and what may have been.
 func (p *pairRun) served() (by map[pairBucket]servedCount, text string) {
 	by = map[pairBucket]servedCount{}
 	statuses := map[int]int{}
@@ -245,7 +245,7 @@ func (p *pairRun) served() (by map[pairBucket]servedCount, text string) {
 	return by, fmt.Sprint(statuses)
 }
 
-// counted is what all stores have.
+// counted returns the sums over all stores.
 func (p *pairRun) counted() map[pairBucket]int64 {
 	sums := map[pairBucket]int64{}
 	for _, buckets := range p.books {
@@ -256,7 +256,7 @@ func (p *pairRun) counted() map[pairBucket]int64 {
 	return sums
 }
 
-// capacity is what the client may use of its bucket in a zone.
+// capacity returns what the client may use of its bucket in a zone.
 func (p *pairRun) capacity(c *pairClient, zone string) int64 {
 	limit := map[string]int64{zoneAPI: pairLimit, zoneGroup: groupLimit, zoneInner: innerLimit}[zone]
 	if p.has("reserve") && !c.staff && (zone == zoneAPI || p.alike) {
@@ -265,7 +265,7 @@ func (p *pairRun) capacity(c *pairClient, zone string) int64 {
 	return limit
 }
 
-// complain reports what is wrong, the first few times.
+// complain reports the first few failures.
 func (p *pairRun) complain(format string, args ...any) {
 	p.t.Helper()
 	const most = 10
@@ -274,8 +274,7 @@ func (p *pairRun) complain(format string, args ...any) {
 	}
 }
 
-// check requires of all answers, and of what is counted, what holds in every
-// pair.
+// check verifies the invariants on all answers and counts.
 func (p *pairRun) check() {
 	p.t.Helper()
 	b := p.bounds()
@@ -321,7 +320,7 @@ func (p *pairRun) check() {
 				unchecked[bucket] = slices.Max(append(slices.Collect(maps.Values(unchecked)), 0))
 			}
 			if held.local > most {
-				p.complain("%s of %.30q: %d counted while store %s was away, at most %d may be", bucket.zone, bucket.name, held.local, store, most)
+				p.complain("%s of %.30q: %d counted while store %s was down, at most %d may be", bucket.zone, bucket.name, held.local, store, most)
 			}
 			if most = most*b.limits + unchecked[bucket]; held.used > most {
 				p.complain("%s of %.30q in store %s: %d counted, at most %d may be", bucket.zone, bucket.name, store, held.used, most)
@@ -342,8 +341,8 @@ func (p *pairRun) check() {
 	}
 }
 
-// probe asks once for each regular client, one after the other: who fits is
-// served, who does not is refused. Nothing from before is in the way.
+// probe sends one request of each regular client, one after the other: those that fit are served,
+// the others refused. No earlier request is in flight.
 func (p *pairRun) probe() {
 	p.t.Helper()
 	zones := p.site().zonesOf()
@@ -378,17 +377,17 @@ func (p *pairRun) probe() {
 	}
 }
 
-// spareBytes are less than a few buckets take: timers that were stopped, and what
-// shares a block with something small that is in use.
+// spareBytes allows for stopped timers, and for blocks shared with small live objects. It is less
+// than a few buckets take.
 const spareBytes = 4 << 10
 
-// unload takes the limiter out of the config: its goroutines end and what it
-// knew is forgotten.
+// unload removes the limiter from the config and requires that its goroutines end and its memory is
+// freed.
 func (p *pairRun) unload() {
 	p.t.Helper()
 	status, text := p.caddy.Load(unlimitedSite)
 	must(p.t, "unload: "+text, want("status", status, http.StatusOK))
-	// A connection of a reverse proxy keeps the config from which it was made.
+	// A reverse proxy's connection keeps the config that made it.
 	p.client.CloseIdleConnections()
 	p.backend.CloseClientConnections()
 	p.await("nothing of the limiter is left", func() error {
@@ -399,12 +398,11 @@ func (p *pairRun) unload() {
 		return nil
 	})
 	if log := p.caddy.Logs.String(); strings.Contains(log, "panic") {
-		p.t.Error("a panic")
+		p.t.Error("the log has a panic")
 	}
 }
 
-// exactHeap, set in the environment of a test's Caddy, makes it know of every
-// allocation which is in use.
+// exactHeap, set in the environment of a test's Caddy, makes it profile every allocation.
 const exactHeap = "SHARDLIMIT_TEST_EXACT_HEAP"
 
 func init() {
@@ -414,17 +412,17 @@ func init() {
 	caddy.RegisterModule(holdingsAPI{})
 }
 
-// holdings is what code of this module, or of the Redis client that it uses, has
-// started or made, and is there still.
+// holdings are the live goroutines and allocations of this module, and of the libraries that it
+// alone uses.
 type holdings struct {
 	Goroutines int
-	// Bytes are those that the code of stores has allocated.
+	// Bytes is what the code of stores has allocated.
 	Bytes int64
-	// Stacks tell of both.
+	// Stacks has the stacks of both.
 	Stacks []string
 }
 
-// holdingsAPI tells of them at /test/holdings of a test's Caddy.
+// holdingsAPI serves them at /test/holdings of a test's Caddy.
 type holdingsAPI struct{}
 
 // CaddyModule implements [caddy.Module].
@@ -442,8 +440,7 @@ func (holdingsAPI) Routes() []caddy.AdminRoute {
 	})}}
 }
 
-// isOurs tells goroutines that this module has started, or the libraries that it
-// alone uses.
+// isOurs matches stacks of this module, and of the libraries that it alone uses.
 var isOurs = regexp.MustCompile(`shardlimit/caddy-shardlimit|redis/go-redis|maypok86/otter`)
 
 const module = "github.com/shardlimit/caddy-shardlimit"
@@ -461,7 +458,7 @@ func (h *holdings) countGoroutines() {
 }
 
 func (h *holdings) countBytes() {
-	// What is in pools goes with the second collection.
+	// Pooled memory survives the first collection.
 	runtime.GC()
 	runtime.GC()
 	records := make([]runtime.MemProfileRecord, 1000)
@@ -473,12 +470,12 @@ func (h *holdings) countBytes() {
 		if r.InUseBytes() == 0 {
 			continue
 		}
-		// What libraries allocate, such as series of metrics, is theirs.
+		// Allocations of libraries, such as series of metrics, do not count.
 		var stack []string
 		isKept := false
 		for frames := runtime.CallersFrames(r.Stack()); ; {
 			frame, more := frames.Next()
-			// What waiting and timers take, the runtime keeps for the next of them.
+			// The runtime keeps the memory of waiters and timers for reuse.
 			isKept = isKept || frame.Function == "runtime.acquireSudog" || strings.HasPrefix(frame.Function, "runtime.(*timers).")
 			if len(stack) > 0 || !strings.HasPrefix(frame.Function, "runtime.") && !strings.HasPrefix(frame.Function, "internal/runtime/") {
 				stack = append(stack, frame.Function)
@@ -494,7 +491,7 @@ func (h *holdings) countBytes() {
 	}
 }
 
-// holdingsOf asks the process.
+// holdingsOf returns those of a test's Caddy.
 func holdingsOf(c *caddytest.Caddy) (h holdings) {
 	c.T.Helper()
 	c.AdminJSON(http.MethodGet, "/test/holdings", "", &h)

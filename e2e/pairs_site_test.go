@@ -94,8 +94,8 @@ func (s *pairSite) stores() string {
 	return text
 }
 
-// zoneText is a zone. Those beside the first have the options of the pair, or
-// none but what all have, as the seed says.
+// zoneText returns a zone. Whether the zones besides the first have the options of the pair depends
+// on the seed.
 func (s *pairSite) zoneText(name string) string {
 	lines := []string{"key {header.X-Key}", fmt.Sprint("events ", pairLimit)}
 	switch name {
@@ -137,7 +137,7 @@ func (s *pairSite) caddyfile() string {
 	return b.String()
 }
 
-// load replaces the config by the one of this moment.
+// load loads the config as it is now.
 func (p *pairRun) load() {
 	p.t.Helper()
 	p.loads.Add(1)
@@ -146,8 +146,8 @@ func (p *pairRun) load() {
 	}
 }
 
-// shard returns the shard of that name, which is started when it is first asked
-// for. What a server has replied to outlasts its process.
+// shard returns the shard of that name, which it starts at the first call. What a server has
+// confirmed outlasts its process.
 func (p *pairRun) shard(name string) *redistest.Shard {
 	p.t.Helper()
 	s, ok := p.shards[name]
@@ -188,13 +188,13 @@ func (p *pairRun) startShard(name string) {
 	}
 }
 
-// detachReplica leaves a replica with what it has.
+// detachReplica pauses the replication of shard a.
 func (p *pairRun) detachReplica() {
 	p.t.Helper()
 	must(p.t, "detach the replica", p.shard("a").Replicas[0].PauseReplication())
 }
 
-// attachReplica ends that, once the primary is there.
+// attachReplica resumes it, or leaves that to startShard while the primary is down.
 func (p *pairRun) attachReplica() {
 	p.t.Helper()
 	if s := p.shard("a"); s.Primary.Running() {
@@ -205,10 +205,10 @@ func (p *pairRun) attachReplica() {
 	}
 }
 
-// awaitWhole waits until all servers are in use, by the word of the Caddy.
+// awaitWhole waits until Caddy reports that all servers are in use.
 func (p *pairRun) awaitWhole() {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.t.Context(), pairPatience)
+	ctx, cancel := context.WithTimeout(p.t.Context(), pairTimeout)
 	defer cancel()
 	for name, s := range p.shards {
 		must(p.t, "replicate shard "+name, s.WaitReplicated(ctx))
@@ -233,25 +233,22 @@ func (p *pairRun) awaitWhole() {
 	})
 }
 
-// feature is a line of the table of pairs: what TestPairs combines with every
-// other line. A feature says its own part only.
+// feature is a line of the table of pairs, which TestPairs combines with every other line.
 type feature struct {
 	name string
 	// configure adds the feature to what the Caddyfile is made of. It runs for
 	// every config that is loaded.
 	configure func(p *pairRun, s *pairSite)
-	// disturb returns what happens while requests run, in this order. When it
-	// happens is drawn from the seed.
+	// disturb returns steps that happen in this order, at times drawn from the seed, while requests
+	// run.
 	disturb func(p *pairRun) []func()
 	// allow widens what the invariants tolerate.
 	allow func(p *pairRun, b *bounds)
-	// excludes maps the name of a feature that does not go with this one to words
-	// of the error at load.
+	// excludes maps the name of an incompatible feature to words of the error at load.
 	excludes map[string]string
 }
 
-// features are taken two at a time. Where two set the same option of a zone, the
-// one that comes first counts.
+// features are combined two at a time. If two set the same option of a zone, the first one counts.
 var features = []feature{
 	{
 		name: "reload",
@@ -277,8 +274,8 @@ var features = []feature{
 			return []func(){change, change}
 		},
 		allow: func(p *pairRun, b *bounds) {
-			// A bucket of the other store goes on counting while the default one is
-			// in memory, so what was served then may be in either.
+			// A bucket of the other store still counts while the default one is in memory, so that
+			// what was served then may be in either.
 			b.either = p.has("rollout")
 		},
 	},
@@ -287,7 +284,7 @@ var features = []feature{
 		configure: func(_ *pairRun, s *pairSite) { s.zone("on_error local") },
 		allow: func(p *pairRun, b *bounds) {
 			if p.has("shard stopped") {
-				// While the shard is away this process counts alone, from 0 to the limit.
+				// While the shard is down Caddy counts locally, from 0 to the limit.
 				b.limits++
 			}
 		},
@@ -330,7 +327,7 @@ var features = []feature{
 			s.zone("charge before", "batch auto", fmt.Sprint("batch_share ", batchPercent))
 		},
 		allow: func(_ *pairRun, b *bounds) {
-			// A take or refund without a reply may be about a whole batch.
+			// A take or refund without a reply may concern a whole batch.
 			b.takes, b.tokens = true, pairLimit*batchPercent/100
 		},
 		excludes: map[string]string{"reserve": "batch does not go with reserve"},
@@ -385,7 +382,7 @@ var features = []feature{
 		name: "shard stopped",
 		configure: func(_ *pairRun, s *pairSite) {
 			s.zone("on_error allow")
-			// What cannot be charged in that time waits in the ledger.
+			// Charges beyond that time stay pending in the ledger.
 			s.store("charge_timeout 300ms")
 		},
 		disturb: func(p *pairRun) []func() {
@@ -412,26 +409,24 @@ const (
 	reservePercent = 20
 )
 
-// tunings are options of a store that change nothing that is counted.
+// tunings are options of a store that do not affect counts.
 var tunings = []string{"pool_size 2", "pool_size 9", "ledger_trust 500ms", "dial_timeout 9s", "max_replica_lag 4s", "read_from primary", "clock redis"}
 
 // bounds are what the invariants tolerate in a pair.
 type bounds struct {
 	// limits is how many times its limit a bucket may hold.
 	limits int64
-	// faults is set if servers are away for a time: what could not be checked is
-	// admitted on top, and calls that lose their reply may count or not.
+	// faults is set if servers are down for a time: unchecked requests are admitted on top, and
+	// calls without a reply may count or not.
 	faults bool
-	// takes is set if requests take what they cost, and tokens is what one call may
-	// be about.
+	// takes is set if requests take what they cost, and tokens is the most that one call moves.
 	takes  bool
 	tokens int64
 	// shared is set if some clients share a bucket, so that only sums are compared.
 	shared bool
-	// strangers is set if regulars may be among those.
+	// strangers is set if regulars may share it.
 	strangers bool
-	// either is set if it is not known of what was served in memory whether it was
-	// counted there.
+	// either is set if requests served while the default store is in memory may count in Redis.
 	either bool
 }
 
@@ -450,7 +445,7 @@ type pair [2]int
 
 func (p pair) String() string { return features[p[0]].name + "+" + features[p[1]].name }
 
-// allPairs are all of them.
+// allPairs returns all pairs of features.
 func allPairs() (all []pair) {
 	for i := range features {
 		for j := range i {
@@ -460,7 +455,7 @@ func allPairs() (all []pair) {
 	return all
 }
 
-// somePairs have each feature in one of them at least.
+// somePairs returns pairs that cover every feature.
 func somePairs() (some []pair) {
 	half := (len(features) + 1) / 2
 	for i := range half {
@@ -476,7 +471,7 @@ func (p pair) exclusion() string {
 	return a.excludes[b.name] + b.excludes[a.name]
 }
 
-// TestTableOfPairs: names are told apart, and exclusions name features.
+// TestTableOfPairs checks that names are unique, and that exclusions name features.
 func TestTableOfPairs(t *testing.T) {
 	seen := map[string]bool{}
 	for _, f := range features {
@@ -493,6 +488,6 @@ func TestTableOfPairs(t *testing.T) {
 		in[p[0]], in[p[1]] = true, true
 		must(t, p.String(), want("being of two features", p[0] != p[1], true))
 	}
-	must(t, "the handful", want("number of features in it", len(in), len(features)))
+	must(t, "somePairs", want("number of features in it", len(in), len(features)))
 	must(t, "the table", want("number of pairs", len(allPairs()), len(features)*(len(features)-1)/2))
 }

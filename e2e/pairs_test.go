@@ -32,10 +32,10 @@ var (
 	pairsAtOnce = flag.Int("pairs.at-once", 4, "how many pairs TestPairs tries at the same time")
 )
 
-// pairPatience bounds every wait.
-const pairPatience = time.Minute
+// pairTimeout bounds every wait.
+const pairTimeout = time.Minute
 
-// pairRun is a pair that is tried.
+// pairRun is a run of one pair.
 type pairRun struct {
 	t        *testing.T
 	features []*feature
@@ -47,22 +47,21 @@ type pairRun struct {
 	socket  string
 	shards  map[string]*redistest.Shard
 
-	// attachesLater is set if the replica is to be attached when its primary is back.
+	// attachesLater is set if startShard has to attach the replica.
 	attachesLater bool
 
-	// What the config depends on.
+	// These determine the config.
 	alike, resharded bool
 	life, percent    int
 	tuned            string
 
-	// loads is how often the config was replaced, hangUps how many requests lost
-	// their connection and were repeated.
+	// loads counts replaced configs, hangUps requests that lost their connection and were repeated.
 	loads, hangUps atomic.Int64
 
 	madeUp    int
 	strangers []pairClient
 	answers   []pairAnswer
-	// books are what was read last.
+	// books is what read returned last.
 	books      pairBooks
 	complaints int
 }
@@ -71,10 +70,10 @@ func (p *pairRun) has(name string) bool {
 	return slices.ContainsFunc(p.features, func(f *feature) bool { return f.name == name })
 }
 
-// await is eventually with the patience of pairs.
+// await is eventually with pairTimeout.
 func (p *pairRun) await(what string, f func() error) {
 	p.t.Helper()
-	for deadline := time.Now().Add(pairPatience); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(pairTimeout); ; time.Sleep(20 * time.Millisecond) {
 		err := f()
 		switch {
 		case err == nil:
@@ -85,10 +84,9 @@ func (p *pairRun) await(what string, f func() error) {
 	}
 }
 
-// TestPairs combines features two at a time: some hundred concurrent requests of
-// several clients, with what the features disturb and reloads among them, and the
-// same invariants for all of them. Pairs that exclude each other are refused at
-// load.
+// TestPairs combines features two at a time. It sends some hundred concurrent requests of several
+// clients amid reloads and disturbances of the features, and checks the same invariants for all
+// pairs. Incompatible features are refused at load.
 func TestPairs(t *testing.T) {
 	began := time.Now()
 	all := pairsToTry(t)
@@ -126,7 +124,7 @@ func pairsToTry(t *testing.T) []pair {
 	return some
 }
 
-// tryPair runs one pair in a world of its own.
+// tryPair runs one pair with servers and a Caddy of its own.
 func tryPair(t *testing.T, which pair, seed uint64) {
 	began := time.Now()
 	defer func() {
@@ -153,7 +151,7 @@ func tryPair(t *testing.T, which pair, seed uint64) {
 	if words := which.exclusion(); words != "" {
 		status, text := p.caddy.Load(p.site().caddyfile())
 		must(t, "load", want("status", status, http.StatusBadRequest))
-		must(t, "load", want("telling of "+words+", in "+text, strings.Contains(text, words), true))
+		must(t, "load", want("having "+words+" in "+text, strings.Contains(text, words), true))
 		return
 	}
 	p.load()
@@ -172,7 +170,7 @@ func tryPair(t *testing.T, which pair, seed uint64) {
 	t.Logf("%s; ready after %v, done after %v", counted, ready.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
 }
 
-// steps are what disturbs, and a reload, each at a random time among n requests.
+// steps returns the disturbances and a reload, each at a random place among n requests.
 func (p *pairRun) steps(n int) (all []pairStep) {
 	draw := func(do []func()) {
 		times := make([]int, len(do))
@@ -194,15 +192,14 @@ func (p *pairRun) steps(n int) (all []pairStep) {
 	return all
 }
 
-// pairClient is a client and what its requests say of it.
+// pairClient is a client as its requests describe it.
 type pairClient struct {
 	key, group string
-	// modest ones stay below every limit, so nothing may refuse them.
+	// modest clients stay below every limit, so that nothing may refuse them.
 	modest, staff bool
 }
 
-// regulars come again and again, with keys that are long, binary, or look like
-// something else.
+// regulars send many requests, with keys that are long, binary, or resemble other syntax.
 var regulars = []pairClient{
 	{key: "alice", group: "calm", modest: true},
 	{key: "{braces}:and:colons:", group: "calm", modest: true},
@@ -219,30 +216,29 @@ var regulars = []pairClient{
 const (
 	// pairWorkers is how many requests run at the same time.
 	pairWorkers = 24
-	// pairSlack is how many requests may begin after the instant at which something
-	// is to happen, before it has.
+	// pairSlack is how many requests may begin between the time of a step and its end.
 	pairSlack = 40
 )
 
-// request is one to come.
+// pairRequest is a request to send.
 type pairRequest struct {
 	pairClient
-	// free ones get a status that costs nothing.
+	// free requests get a status that costs nothing.
 	free bool
 }
 
-// pairAnswer is what became of it.
+// pairAnswer is the outcome of a request.
 type pairAnswer struct {
 	pairRequest
 	err    error
 	status int
-	// life is that of the store under the config that answered; its parity tells
-	// where that counts.
+	// life is the store's under the config that answered; even ones count in Redis, odd ones in
+	// memory.
 	life int
-	// outcome is what zones decided, if they let it pass.
+	// outcome is the decision of each zone, if the request passed.
 	outcome map[string]string
 	header  http.Header
-	// healthy is set if no server was away while it ran.
+	// healthy is set if no server was down while it ran.
 	healthy bool
 }
 
@@ -273,14 +269,14 @@ func (p *pairRun) mix(modest, greedy, madeUp int) (all []pairRequest) {
 	return all
 }
 
-// step is something that happens once as many requests have been answered.
+// pairStep is done once that many requests have been answered.
 type pairStep struct {
 	after int
 	do    func()
 }
 
-// send makes requests, many at a time, while steps are taken in order, and adds
-// what is answered. healthy says that no server is away meanwhile.
+// send sends requests, many at a time, takes the steps in order, and records the answers. healthy
+// says that no server is down during that time.
 func (p *pairRun) send(requests []pairRequest, steps []pairStep, healthy bool) {
 	p.t.Helper()
 	var (
@@ -294,7 +290,7 @@ func (p *pairRun) send(requests []pairRequest, steps []pairStep, healthy bool) {
 			return taken == len(steps) || begun < steps[taken].after+pairSlack
 		}
 	)
-	// What fails in a step ends the test, but not before the requests have ended.
+	// A failed step ends the test, but only after the requests have ended.
 	defer func() {
 		mu.Lock()
 		if p.t.Failed() {
@@ -343,8 +339,8 @@ func (p *pairRun) send(requests []pairRequest, steps []pairStep, healthy bool) {
 	}
 }
 
-// ask makes one request. While a server of net/http is shut down it hangs up on
-// requests that it reads, before anybody sees them; a client then asks again.
+// ask sends one request. A net/http server that shuts down closes connections whose requests no
+// handler has seen; a client then retries.
 func (p *pairRun) ask(r pairRequest) pairAnswer {
 	for {
 		a := p.askOnce(r)
@@ -394,8 +390,8 @@ func (p *pairRun) askOnce(r pairRequest) pairAnswer {
 	return a
 }
 
-// startBackend starts what the site limits the way to. It holds each request for
-// a moment, and some longer.
+// startBackend starts the site's backend, which delays requests by up to 8 ms, and makes the
+// client.
 func (p *pairRun) startBackend() {
 	var n atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -406,8 +402,8 @@ func (p *pairRun) startBackend() {
 	}))
 	p.t.Cleanup(server.Close)
 	p.backend = server
-	// Caddy hands a Unix socket on when the config changes. Of connections to a
-	// port the system resets those that wait to be accepted then.
+	// Caddy hands a Unix socket over at a reload. At a port the system would reset connections that
+	// wait to be accepted.
 	p.client = &http.Client{
 		Transport: &http.Transport{
 			DisableCompression: true, MaxIdleConnsPerHost: pairWorkers,
@@ -415,7 +411,7 @@ func (p *pairRun) startBackend() {
 				return new(net.Dialer).DialContext(ctx, "unix", p.socket)
 			},
 		},
-		Timeout: pairPatience,
+		Timeout: pairTimeout,
 	}
 	p.t.Cleanup(p.client.CloseIdleConnections)
 }

@@ -144,9 +144,8 @@ func TestReloadsAmidTrafficLoseNothing(t *testing.T) {
 		var failed *url.Error
 		switch {
 		case errors.As(err, &failed):
-			// The system resets connections that wait to be accepted when
-			// Caddy closes the old config's listener. If a request had gone
-			// through all the same, the counts would show it.
+			// The system resets connections that wait to be accepted when Caddy closes the old
+			// config's listener. A request that had gone through would show in the counts.
 			resets.Add(1)
 		case err != nil:
 			return err
@@ -209,7 +208,7 @@ func TestRejectedReloadChangesNothing(t *testing.T) {
 				goesOn(rejected.name + ", again")
 			}
 
-			// In JSON the rules are asked when the modules are provisioned.
+			// In JSON the rules apply when Caddy provisions the modules.
 			_, running := c.AdminCall(http.MethodGet, "/config/", "", "")
 			bad := strings.Replace(running, `"window":3600000000000`, `"window":1`, 1)
 			if bad == running {
@@ -220,7 +219,7 @@ func TestRejectedReloadChangesNothing(t *testing.T) {
 			}
 			goesOn("a config that cannot be provisioned")
 
-			// What is valid is still accepted, and goes on from there.
+			// A valid config is still accepted, and keeps the counts.
 			c.MustLoad(apiSite(store.running, int(used), "1h"))
 			a := c.Ask("/", "X-Key: alice")
 			must(t, "after a valid config", errors.Join(
@@ -283,12 +282,12 @@ func TestLastChargesAreDeliveredAtExit(t *testing.T) {
 	c.Stop()
 	got := servers.Counts(t, "api")
 	for key, n := range admitted.N {
-		must(t, "after the end of caddy", want("count of "+key, got[key], n))
+		must(t, "after Caddy has ended", want("count of "+key, got[key], n))
 	}
 }
 
-// hang opens windows for n clients, then stops the primaries and makes a
-// request for each of them, which replicas admit: their charges have to wait.
+// hang opens windows for n clients, pauses the primaries and sends a request of each client.
+// Replicas admit it, and its charge is pending.
 func hang(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy, n int) map[string]int64 {
 	t.Helper()
 	wanted := map[string]int64{}
@@ -316,7 +315,7 @@ func resume(t *testing.T, s caddytest.Shards) {
 	}
 }
 
-func TestChargesThatWaitAreDeliveredAtExit(t *testing.T) {
+func TestPendingChargesAreDeliveredAtExit(t *testing.T) {
 	t.Parallel()
 	// Caddy unloads the modules of a config in random order.
 	for name, test := range map[string]struct{ before, after func(*caddytest.Caddy) }{
@@ -344,13 +343,12 @@ func TestChargesThatWaitAreDeliveredAtExit(t *testing.T) {
 			resume(t, servers)
 			c.AwaitEnd()
 			servers.AwaitCounts(t, "api", wanted)
-			must(t, "log", want("telling of losses", strings.Contains(c.Logs.String(), "charges were lost"), false))
+			must(t, "log", want("reporting losses", strings.Contains(c.Logs.String(), "charges were lost"), false))
 		})
 	}
 }
 
-// moveStoreInline makes the store of the app that of the handler, which only
-// a config in JSON can do.
+// moveStoreInline moves the store from the app into the handler, which only JSON allows.
 func moveStoreInline(c *caddytest.Caddy) {
 	c.T.Helper()
 	_, text := c.AdminCall(http.MethodGet, "/config/", "", "")
@@ -373,12 +371,12 @@ func TestExitDoesNotWaitForAHungRedis(t *testing.T) {
 			// They spend their time waiting.
 			t.Parallel()
 			servers := caddytest.StartShards(t, 1, 1)
-			// A charge is worth trying for longer than the end is awaited.
+			// Caddy may retry a charge for longer than the exit waits.
 			c := caddytest.Start(t, apiSite(servers.Store(pipelining, "charge_timeout 1h"), 5, "1h"))
 			hang(t, servers, c, clients)
 			c.Terminate()
 			c.AwaitEnd()
-			must(t, "log", want("number of lost charges being told", strings.Contains(c.Logs.String(),
+			must(t, "log", want("number of lost charges logged", strings.Contains(c.Logs.String(),
 				fmt.Sprintf(`"msg":"charges were lost at exit","charges":%d`, clients)), true))
 		})
 	}
@@ -408,7 +406,7 @@ func TestReloadsLeaveNothingBehind(t *testing.T) {
 	reload(20) // what Caddy itself keeps
 	goroutines, heap := footprint(c)
 	reload(reloads)
-	const most = 16 << 10 // of bytes a zone, with which a cache or a sketch does not go
+	const most = 16 << 10 // bytes per zone, less than a cache or a sketch takes
 	var moreGoroutines, moreHeap int64
 	eventually(t, "the caches of zones are gone", func() error {
 		g, h := footprint(c)
@@ -419,11 +417,11 @@ func TestReloadsLeaveNothingBehind(t *testing.T) {
 		return nil
 	})
 	_, metrics := c.AdminCall(http.MethodGet, "/metrics", "", "")
-	must(t, "metrics", want("those of zones that are gone", strings.Count(metrics, `requests_total{zone="`), 2))
+	must(t, "metrics", want("series of zones", strings.Count(metrics, `requests_total{zone="`), 2))
 	t.Logf("after %d reloads and as many rejected: %d goroutines and %d bytes more", reloads, moreGoroutines, moreHeap)
 }
 
-// footprint is how many goroutines Caddy has, and bytes on its heap.
+// footprint returns Caddy's goroutines and the bytes on its heap.
 func footprint(c *caddytest.Caddy) (goroutines, heap int64) {
 	c.T.Helper()
 	number := func(text, before string) int64 {
@@ -439,14 +437,14 @@ func footprint(c *caddytest.Caddy) (goroutines, heap int64) {
 	return number(text, "goroutine profile: total "), heap
 }
 
-// TestChargesOutliveAChangeOfTheStoresKind: what waits for Redis is delivered,
-// though the store of that name counts in memory for a while.
+// TestChargesOutliveAChangeOfTheStoresKind checks that charges pending for Redis are delivered,
+// although the store of that name is in memory for a while.
 func TestChargesOutliveAChangeOfTheStoresKind(t *testing.T) {
 	const clients, before, during, after = 20, 50, 100, 50
 	memory := zonesSite(memoryStore(1000), zoneWith("api", "events 1000000"), "respond ok")
 	implicit := zonesSite("", zoneWith("api", "events 1000000"), "respond ok")
 	cannotListen := occupiedSite(t)
-	for name, meanwhile := range map[string][]string{
+	for name, configs := range map[string][]string{
 		"memory":                {memory},
 		"no block":              {implicit},
 		"two other configs":     {memory, implicit},
@@ -472,14 +470,14 @@ func TestChargesOutliveAChangeOfTheStoresKind(t *testing.T) {
 			servers.AwaitCounts(t, "api", served)
 			servers.Kill(t)
 			serve(during)
-			for _, config := range meanwhile {
+			for _, config := range configs {
 				config = strings.Replace(config, "redis", redis, 1)
 				if !strings.HasSuffix(config, cannotListen) {
 					c.MustLoad(config)
 				} else if status, body := c.Load(config); status == http.StatusOK {
 					t.Fatalf("a config that cannot listen was accepted: %s", body)
 				}
-				// What waits is tried once a second, whichever config runs.
+				// Caddy retries pending charges once a second, whichever config runs.
 				time.Sleep(1200 * time.Millisecond)
 			}
 			c.MustLoad(redis)
@@ -492,18 +490,16 @@ func TestChargesOutliveAChangeOfTheStoresKind(t *testing.T) {
 	}
 }
 
-// awaitUnsent waits until that many charges wait to be sent. When they are tried
-// they are on their way for a moment.
+// awaitUnsent waits until that many charges are unsent, which they are not during a retry.
 func awaitUnsent(c *caddytest.Caddy, n int64) {
 	c.T.Helper()
-	eventually(c.T, "charges wait", func() error {
+	eventually(c.T, "charges are pending", func() error {
 		return want("number of them", c.Metric(`caddy_rate_limit_ledger_unsent{store="default"}`), fmt.Sprint(n))
 	})
 }
 
-// TestChargesAreDeliveredThoughTheStoreBecameAnother, which the config that runs
-// has no use for.
-func TestChargesAreDeliveredThoughTheStoreBecameAnother(t *testing.T) {
+// TestChargesAreDeliveredAfterTheStoreIsReplaced by one in memory.
+func TestChargesAreDeliveredAfterTheStoreIsReplaced(t *testing.T) {
 	t.Parallel() // it spends its time waiting
 	servers := caddytest.StartLastingShards(t, 1, 1)
 	c := caddytest.Start(t, outageSite(servers))
@@ -513,9 +509,9 @@ func TestChargesAreDeliveredThoughTheStoreBecameAnother(t *testing.T) {
 	servers.AwaitCounts(t, "api", served)
 }
 
-// TestRequestThatOutlivesTheKindOfItsStore is charged to the store in which it
-// was admitted, even if that cannot be reached when the request ends.
-func TestRequestThatOutlivesTheKindOfItsStore(t *testing.T) {
+// TestRequestOutlivesItsStoresKind checks that the store that admitted a request is charged, even
+// if it is unreachable when the request ends.
+func TestRequestOutlivesItsStoresKind(t *testing.T) {
 	t.Parallel() // it spends its time waiting
 	servers := caddytest.StartLastingShards(t, 1, 0)
 	backend := caddytest.StartSlowBackend(t)
@@ -570,7 +566,7 @@ func TestRequestRunningDuringAReloadIsCharged(t *testing.T) {
 				}
 				charged := func() { servers[:1].AwaitCounts(t, "api", map[string]int64{"alice": 1, "bob": 1}) }
 				if name == "another shard instead" {
-					// A running request counts where the config that runs looks for it.
+					// A running request counts where the new config looks for it.
 					charged = func() {
 						servers[1:].AwaitCounts(t, "api", map[string]int64{"alice": 1})
 						servers[:1].AwaitCounts(t, "api", map[string]int64{"bob": 1})
@@ -581,10 +577,10 @@ func TestRequestRunningDuringAReloadIsCharged(t *testing.T) {
 					// Nothing uses the connections any more.
 					eventually(t, "the connections are closed", func() error {
 						_, stacks := c.AdminCall(http.MethodGet, "/debug/pprof/goroutine?debug=2", "", "")
-						return want("one at work", strings.Contains(stacks, "/store/redis."), false)
+						return want("connections in use", strings.Contains(stacks, "/store/redis."), false)
 					})
 				}
-				// Once Caddy has ended, no other charge is on its way.
+				// After Caddy has ended, no charge is in flight.
 				c.Stop()
 				charged()
 			})
@@ -597,8 +593,8 @@ func TestRequestRunningDuringAReloadIsCharged(t *testing.T) {
 		c.MustLoad(proxySite(memoryStore(1000), 7, addr))
 		second := backend.Start(t, c, "/", "X-Key: alice")
 		c.MustLoad(unlimitedSite)
-		// Both were checked before either was charged, but the first was in
-		// flight when the second was.
+		// Both were checked before either was charged, but the first was in flight during the
+		// second check.
 		for i, a := range backend.Finish(t, first, second) {
 			must(t, fmt.Sprintf("running request %d", i), errors.Join(a.Is(http.StatusOK, int64(i+1)), want("limit", a.Limit, []int64{5, 7}[i])))
 		}

@@ -45,8 +45,8 @@ func limits(t *testing.T, field string) (zones []string, r, reset map[string]int
 	return zones, r, reset
 }
 
-// TestFields: the policies and the limits of all zones, in their order, as the
-// draft has them, in place of a backend's.
+// TestFields checks that the draft's fields list the policies and limits of all zones in order, in
+// place of a backend's fields.
 func TestFields(t *testing.T) {
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("RateLimit", `"backend";r=1`)
@@ -78,13 +78,13 @@ func TestFields(t *testing.T) {
 							want("zones", fmt.Sprint(zones), "[minute running smooth short]"),
 							want("minute's r", left["minute"], int64(1-n)),
 							want("minute's t", reset["minute"] <= 60 && !a.Received.Add(time.Duration(reset["minute"])*time.Second).Before(opened.Add(time.Minute)), true),
-							// The slot of the request before may be free a moment later.
+							// The previous request may free its slot a moment later.
 							want("running's r", left["running"] == 6 || left["running"] == 5 && n > 0, true),
 							want("running's t", reset["running"], 0),
 							want("smooth's r", left["smooth"] >= 23, true)))
 						continue
 					}
-					// What others have left is not changed by a refused request.
+					// A refused request does not change what other zones have left.
 					must(t, a.Header.Get("RateLimit"), errors.Join(
 						want("status", a.Status, http.StatusTooManyRequests),
 						want("first zone", zones[0], "minute"),
@@ -96,8 +96,7 @@ func TestFields(t *testing.T) {
 	})
 }
 
-// TestProblem: refused requests get a problem as a body, unless an error route
-// is for them.
+// TestProblem checks that a refusal has a problem as its body, unless an error route matches.
 func TestProblem(t *testing.T) {
 	zones := zoneWith("api", "events 4", "window 1h", "charge before", "reserve 50 {\nheader X-Important yes\n}") +
 		pathZone("burst", "events 1", "window 1s") + "problem\n"
@@ -126,7 +125,7 @@ func TestProblem(t *testing.T) {
 			}
 			a, p := ask(c, "X-Key: alice")
 			must(t, "refusal", errors.Join(want("status", a.Status, http.StatusTooManyRequests),
-				want("told the wait", a.RetryAfter > 3000, true), want("remaining", a.Remaining, 0)))
+				want("having the wait", a.RetryAfter > 3000, true), want("remaining", a.Remaining, 0)))
 			if !answers {
 				must(t, "body", want("of the error route", a.Body, "mine"))
 				return
@@ -151,8 +150,7 @@ func TestProblem(t *testing.T) {
 	}
 }
 
-// TestProblemWithoutAStore: who is denied because the store cannot answer is
-// told that it is not his fault.
+// TestProblemWithoutAStore checks that a denial because of the store does not blame the client.
 func TestProblemWithoutAStore(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	c := startWith(t, servers.Store("on_error deny"), zoneWith("api", "key static", "events 1", "window 1h")+"problem\n", "respond ok")
@@ -164,9 +162,9 @@ func TestProblemWithoutAStore(t *testing.T) {
 		want("problem", strings.Contains(a.Body, "#temporary-reduced-capacity"), true)))
 }
 
-// TestProblemKnowsErrorRoutesOfTheRequestAsItCame: Caddy takes back what routes
-// made of the request before it looks for an error route.
-func TestProblemKnowsErrorRoutesOfTheRequestAsItCame(t *testing.T) {
+// TestProblemMatchesErrorRoutesAgainstTheOriginalRequest, which Caddy restores before it looks for
+// an error route.
+func TestProblemMatchesErrorRoutesAgainstTheOriginalRequest(t *testing.T) {
 	for matcher, friendly := range map[string]bool{"path /api/*": true, "not path /api/*": false} {
 		t.Run(matcher, func(t *testing.T) {
 			c := caddytest.Start(t, fmt.Sprintf(caddytest.Site("", `
@@ -255,8 +253,7 @@ func TestPlaceholders(t *testing.T) {
 	})
 }
 
-// TestOnlyOurLimitHeadersRemain has a backend that limits as well, and tells so
-// under the same names.
+// TestOnlyOurLimitHeadersRemain has a backend that sends limit headers of the same names.
 func TestOnlyOurLimitHeadersRemain(t *testing.T) {
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -284,8 +281,8 @@ func TestOnlyOurLimitHeadersRemain(t *testing.T) {
 		servers.AwaitCount(t, "api", "alice", used)
 		must(t, "reset", want("header", a.Reset, ceilSeconds(servers.Buckets(t, "api")["alice"].Reset)))
 	}
-	// The backend's own refusal is a response like others, and its advice
-	// stays; TryAsk knows Retry-After as ours only.
+	// The backend's own refusal is a response like others and keeps its Retry-After, which TryAsk
+	// would take for ours.
 	resp := c.Get("/busy", "X-Key: alice")
 	must(t, "the backend's refusal", errors.Join(
 		want("status", resp.StatusCode, http.StatusTooManyRequests), want("remaining", caddytest.Remaining(resp), "0"),
@@ -302,7 +299,7 @@ func TestEventsOfAPlaceholder(t *testing.T) {
 		// A larger plan keeps the count, and so does a smaller one.
 		{"100", "100", "98"},
 		{"4", "4", "1"},
-		// The fallback counts for whatever is no whole number.
+		// Anything but a whole number gets the fallback.
 		{"", "5", "1"},
 		{"-1", "5", "0"},
 	} {
@@ -352,7 +349,7 @@ func refusals(t *testing.T, options string, n int) (seconds []int, logs string) 
 	if len(seconds) != n {
 		t.Fatalf("%d refusals, want %d", len(seconds), n)
 	}
-	// What is written last may take a moment to arrive.
+	// The last lines may take a moment to arrive.
 	c.Stop()
 	var lines []string
 	for line := range strings.Lines(c.Logs.String()) {
@@ -386,7 +383,7 @@ func TestJitterOnlyLengthens(t *testing.T) {
 	}
 }
 
-func TestKeysAreLoggedOnlyIfWanted(t *testing.T) {
+func TestKeysAreLoggedOnlyWithLogKey(t *testing.T) {
 	if _, logs := refusals(t, "", 1); strings.Contains(logs, "very-secret") {
 		t.Errorf("the key is logged: %s", logs)
 	}
@@ -395,8 +392,7 @@ func TestKeysAreLoggedOnlyIfWanted(t *testing.T) {
 	}
 }
 
-// TestClientThatLeavesDuringTheCheck: it is not charged, and the backend does
-// not see it.
+// TestClientThatLeavesDuringTheCheck is not charged, and the backend does not see its request.
 func TestClientThatLeavesDuringTheCheck(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -410,7 +406,7 @@ func TestClientThatLeavesDuringTheCheck(t *testing.T) {
 	gone := c.Begin(ctx, "/", "X-Key: k")
 	eventually(t, "the request is in the limiter", func() error {
 		_, stacks := c.AdminCall(http.MethodGet, "/debug/pprof/goroutine?debug=2", "", "")
-		return want("it being so", strings.Contains(stacks, "shardlimit.(*Handler).ServeHTTP("), true)
+		return want("a stack in ServeHTTP", strings.Contains(stacks, "shardlimit.(*Handler).ServeHTTP("), true)
 	})
 	leave()
 	gone.Leaves(t)

@@ -16,26 +16,26 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
-// twoStores is the global option for two stores of one shard each: the default
-// one, and the one that is called other. Options are lines for both.
+// twoStores is the global option for two stores of one shard each, default and other, with the same
+// options.
 func twoStores(servers caddytest.Shards, options ...string) string {
 	return servers[:1].Store(options...) + "\n\t" + otherStore(servers[1:], options...)
 }
 
-// otherStore is store, but its name is other.
+// otherStore returns the store of Shards under the name other.
 func otherStore(s caddytest.Shards, options ...string) string {
 	return strings.Replace(s.Store(options...), "store redis", "store other redis", 1)
 }
 
-// rollOut changes the percentage of the only rollout in the config, and returns
-// the status and the body of what the admin API answers.
+// rollOut changes the percentage of the only rollout in the config, and returns the admin API's
+// answer.
 func rollOut(c *caddytest.Caddy, percent float64) (int, string) {
 	c.T.Helper()
 	return patch(c, "rollout", percent, "percent")
 }
 
-// patch replaces the first field of that name in the config, or one below it,
-// by the admin API, and returns the status and the body of its answer.
+// patch replaces the first field of that name in the config, or one below it, and returns the admin
+// API's answer.
 func patch(c *caddytest.Caddy, field string, value any, below ...string) (int, string) {
 	c.T.Helper()
 	_, text := c.AdminCall(http.MethodGet, "/config/apps/http/servers", "", "")
@@ -58,8 +58,7 @@ func mustRollOut(c *caddytest.Caddy, percent float64) {
 	c.AwaitServers()
 }
 
-// pathTo is the path in the admin API, below that of config, to a field of that
-// name.
+// pathTo returns the admin API's path below config to a field of that name.
 func pathTo(config any, name string) (path string, ok bool) {
 	fields := map[string]any{}
 	switch config := config.(type) {
@@ -99,8 +98,8 @@ func awaitBoth(t *testing.T, s caddytest.Shards, zone string, wanted map[string]
 	return own, other
 }
 
-// TestRolloutIsChangedAmidTraffic by the admin API: only the share that is added
-// is moved, nobody is moved back, and nobody notices.
+// TestRolloutIsChangedAmidTraffic by the admin API: it moves the added share of clients, and none
+// of them back.
 func TestRolloutIsChangedAmidTraffic(t *testing.T) {
 	t.Parallel()
 	const clients, workers, events = 200, 4, 1_000_000
@@ -111,12 +110,11 @@ func TestRolloutIsChangedAmidTraffic(t *testing.T) {
 			c := startWith(t, twoStores(servers), "rollout other 0\n"+zones, "respond ok")
 			var admitted caddytest.Tally
 			var resets, number atomic.Int64
-			// The clients, how far they were in their own stores, when they were
-			// moved.
+			// Each moved client, with its count in its own store at the time of the move.
 			moved := map[string]int64{}
 			for _, percent := range []float64{12.5, 20, 50, 100} {
 				stop := caddytest.StartTraffic(t, workers, func(int, int) error {
-					// Whichever worker is late, all clients come in turn.
+					// All clients take turns, however slow a worker is.
 					key := fmt.Sprintf("client-%d", number.Add(1)%clients)
 					a, err := c.TryAsk("/", "X-Key: "+key)
 					var failed *url.Error
@@ -158,7 +156,7 @@ func TestRolloutIsChangedAmidTraffic(t *testing.T) {
 				}
 				t.Logf("%g percent: %d of %d clients moved, %d requests, %d connections reset", percent, len(moved), clients, admitted.Total(), resets.Load())
 
-				// Everybody goes on where he is.
+				// Every client continues in its store.
 				for i := range clients {
 					key, used := fmt.Sprintf("client-%d", i), int64(0)
 					if _, isMoved := moved[key]; isMoved {
@@ -176,12 +174,12 @@ func TestRolloutIsChangedAmidTraffic(t *testing.T) {
 			status, body := rollOut(c, 100.5)
 			c.AwaitServers()
 			must(t, "percentage out of range", errors.Join(want("being accepted", status == http.StatusOK, false),
-				want("telling why", strings.Contains(body, "rollout other 100.5: it must be from 0 to 100 percent"), true)))
+				want("saying why", strings.Contains(body, "rollout other 100.5: it must be from 0 to 100 percent"), true)))
 			_, other := awaitBoth(t, servers, "api", admitted.N)
 			must(t, "after that", c.Ask("/", "X-Key: client-0").Is(http.StatusOK, other["client-0"]+1))
 			admitted.Add("client-0")
 
-			// Whoever is moved back finds what is left of his old counts.
+			// A client that is moved back finds its old count.
 			mustRollOut(c, 0)
 			for key, used := range moved {
 				must(t, key, c.Ask("/", "X-Key: "+key).Is(http.StatusOK, used+1))
@@ -197,8 +195,8 @@ func TestRolloutIsChangedAmidTraffic(t *testing.T) {
 	}
 }
 
-// TestRequestRunningDuringARolloutSettlesWhereItWasAdmitted: it is charged,
-// refunded and gives back its slot there.
+// TestRequestRunningDuringARolloutSettlesWhereItWasAdmitted checks that charges, refunds and freed
+// slots go to the store that admitted the request.
 func TestRequestRunningDuringARolloutSettlesWhereItWasAdmitted(t *testing.T) {
 	servers := caddytest.StartShards(t, 2, 0)
 	backend := caddytest.StartSlowBackend(t)
@@ -232,7 +230,7 @@ func TestRequestRunningDuringARolloutSettlesWhereItWasAdmitted(t *testing.T) {
 	holds("at the end", other, 1, 1, 0, 0)
 }
 
-// TestRolloutHoldsRequests: a request that waits in one store holds nothing in the
+// TestRolloutHoldsRequests checks that a request that waits in one store holds nothing in the
 // other.
 func TestRolloutHoldsRequests(t *testing.T) {
 	for _, mode := range modes {
@@ -245,7 +243,7 @@ func TestRolloutHoldsRequests(t *testing.T) {
 				c := startWith(t, twoStores(servers), zones, "respond ok")
 				must(t, "first request", want("status", c.Probe("/", "X-Key: alice", "X-Group: group").Status, http.StatusOK))
 				eventually(t, "it is charged", func() error {
-					return want("there being a bucket", servers.Content(t, "slow", "alice").Spent != "", true)
+					return want("bucket stored", servers.Content(t, "slow", "alice").Spent != "", true)
 				})
 				at := holderOf(t, servers, "slow", "alice")
 				slow, second := servers[at:at+1], servers[1-at:2-at]
@@ -265,7 +263,7 @@ func TestRolloutHoldsRequests(t *testing.T) {
 					}
 					held = append(held, r)
 				}
-				// Who waits got back what he took, if he was that far.
+				// Requests that wait have been refunded what they took.
 				second.AwaitUsed(t, "second", group, 1)
 				for _, r := range held {
 					a := r.Ends(t)
@@ -280,8 +278,7 @@ func TestRolloutHoldsRequests(t *testing.T) {
 	}
 }
 
-// TestRolloutPenalizes: in the store of the zone that refuses, and nobody in the
-// other one.
+// TestRolloutPenalizes only in the store of the zone that refuses.
 func TestRolloutPenalizes(t *testing.T) {
 	servers := caddytest.StartShards(t, 2, 0)
 	for place, at := range places {
@@ -305,8 +302,7 @@ func TestRolloutPenalizes(t *testing.T) {
 	}
 }
 
-// TestRolloutTakesBatches: from both stores, and gives back to both what nobody
-// used.
+// TestRolloutTakesBatches from both stores, and returns to both what is unused.
 func TestRolloutTakesBatches(t *testing.T) {
 	servers := caddytest.StartShards(t, 2, 0)
 	for place, at := range places {
@@ -334,18 +330,18 @@ func TestRolloutTakesBatches(t *testing.T) {
 	}
 }
 
-// TestRolloutOfTwoHandlers: a bucket is charged once, in whichever handlers its
-// zone is, and a client that one of them moves has two.
+// TestRolloutOfTwoHandlers checks that a bucket is charged once, whichever handlers have its zone,
+// and that a client that only one of them moves has two buckets.
 func TestRolloutOfTwoHandlers(t *testing.T) {
 	servers := caddytest.StartShards(t, 2, 0)
 	for name, test := range map[string]struct {
 		outer, inner string
 		own, other   int64
 	}{
-		"the same":             {"rollout other 100", "rollout other 100", 0, 3},
-		"by one":               {"rollout other 100", "rollout other 0", 3, 3},
-		"to the store of one":  {"rollout other 100", "store other", 0, 3},
-		"crosswise, everybody": {"rollout other 100", "store other\nrollout default 100", 3, 3},
+		"the same":            {"rollout other 100", "rollout other 100", 0, 3},
+		"by one":              {"rollout other 100", "rollout other 0", 3, 3},
+		"to the store of one": {"rollout other 100", "store other", 0, 3},
+		"crosswise, all":      {"rollout other 100", "store other\nrollout default 100", 3, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			flush(t, servers)
@@ -361,15 +357,15 @@ func TestRolloutOfTwoHandlers(t *testing.T) {
 	}
 }
 
-// TestRolloutStoreThatIsDown: zones follow the store in which they are asked, and
-// those that count in the other one are none the worse.
+// TestRolloutStoreThatIsDown checks that a zone follows the on_error of the store in which it
+// counts, and that zones in the other store are unaffected.
 func TestRolloutStoreThatIsDown(t *testing.T) {
 	for place, at := range places {
 		for _, onError := range []string{"allow", "deny", "local"} {
 			t.Run(place+", "+onError, func(t *testing.T) {
 				t.Parallel() // it spends its time waiting
 				servers := caddytest.StartShards(t, 2, 0)
-				// The store that stays up would do something else.
+				// The store that stays up has another on_error.
 				options := [2]string{"on_error deny", "on_error deny"}
 				if onError == "deny" {
 					options = [2]string{"on_error allow", "on_error allow"}
@@ -394,7 +390,7 @@ func TestRolloutStoreThatIsDown(t *testing.T) {
 						used++
 						must(t, what, errors.Join(a.Shows(http.StatusOK, 3, i+1), want("zone", a.Resource, "second")))
 					case onError == "local":
-						// The other zone gets back what it lost.
+						// The first zone is refunded.
 						must(t, what, a.Refuses("second"))
 					default:
 						used++
@@ -409,16 +405,16 @@ func TestRolloutStoreThatIsDown(t *testing.T) {
 	}
 }
 
-// byGroup is the key of zones whose clients are told apart by another header, so
-// that they are moved at another percentage.
+// byGroup is the key of zones that identify clients by another header, and so move them at another
+// percentage.
 const byGroup = "key {header.X-Group}"
 
-// places are whose bucket is in which store, of a request whose zones first and
-// second count in different ones.
+// places are the stores of the first zone's bucket, of requests whose zones first and second count
+// in different ones.
 var places = map[string]int{"the second one moved": 0, "the first one moved": 1}
 
-// TestRolloutOfASecondZoneLeavesTheFirstUntouched: as in one store, a refusal
-// charges no zone, and costs no more calls.
+// TestRolloutOfASecondZoneLeavesTheFirstUntouched checks that, as in one store, a refusal charges
+// no zone and costs no more calls.
 func TestRolloutOfASecondZoneLeavesTheFirstUntouched(t *testing.T) {
 	for _, first := range modes {
 		for _, second := range modes {
@@ -448,9 +444,9 @@ func splitSite(stores, answers string) string {
 	return zonesSite(stores, zones, answers)
 }
 
-// TestRolloutPartsTheZonesOfARequest: each is charged, refunded and given back
-// where it counts, and the headers are about all of them.
-func TestRolloutPartsTheZonesOfARequest(t *testing.T) {
+// TestRolloutSplitsTheZonesOfARequest checks that each zone is charged, refunded and freed in its
+// own store, and that the headers cover all zones.
+func TestRolloutSplitsTheZonesOfARequest(t *testing.T) {
 	for place, at := range places {
 		t.Run(place, func(t *testing.T) {
 			servers := caddytest.StartShards(t, 2, 0)
@@ -468,7 +464,7 @@ func TestRolloutPartsTheZonesOfARequest(t *testing.T) {
 					first.AwaitUsed(t, "first"+zone, key, used)
 					second.AwaitUsed(t, "second"+zone, group, used)
 				}
-				// What is charged after the response is not yet.
+				// Zones with charge after have not yet charged the running request.
 				both("", used)
 				for _, algorithm := range counting {
 					both("."+algorithm, used+running)

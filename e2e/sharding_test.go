@@ -22,7 +22,7 @@ func sentinelLine(sentinels *redistest.Sentinels) string {
 	return "sentinel " + masterName + " " + strings.Join(sentinels.Addrs(), " ")
 }
 
-// countsOn are the counts of a zone by client on servers that share no bucket.
+// countsOn returns the counts of a zone by client on servers that share no bucket.
 func countsOn(t *testing.T, zone string, servers ...*redistest.Server) map[string]int64 {
 	t.Helper()
 	counts := map[string]int64{}
@@ -34,7 +34,7 @@ func countsOn(t *testing.T, zone string, servers ...*redistest.Server) map[strin
 	return counts
 }
 
-// TestShardsOfEveryKind: clients are counted on all of them, and limits hold.
+// TestShardsOfEveryKind checks that every kind of shard counts clients, and that limits hold.
 func TestShardsOfEveryKind(t *testing.T) {
 	t.Parallel()
 	const (
@@ -80,9 +80,9 @@ func TestShardsOfEveryKind(t *testing.T) {
 	mustHide(c, password, sentinelPassword)
 }
 
-// startKinds starts a shard with a replica, one that a sentinel watches, and a
-// cluster of three masters, each with the option of that name. Nothing fails over:
-// a busy machine may keep a server from answering for seconds.
+// startKinds starts a shard with a replica, one that a sentinel watches, and a cluster of three
+// masters, each with the option of that name. Nothing fails over, although a busy machine may delay
+// a server's answers for seconds.
 func startKinds(t *testing.T, opts map[string]redistest.Option, sentinel redistest.SentinelOptions) (
 	static, watched *redistest.Shard, sentinels *redistest.Sentinels, cluster *redistest.Cluster,
 ) {
@@ -134,8 +134,8 @@ func writeFile(t *testing.T, text string) string {
 	return path
 }
 
-// TestFailoverUnderSteadyRequests: no response is a 5xx, and the new primary
-// goes on counting, without a reload, also when no sentinel is left.
+// TestFailoverUnderSteadyRequests checks that no response is a 5xx, and that the new primary counts
+// without a reload, also when no sentinel is left.
 func TestFailoverUnderSteadyRequests(t *testing.T) {
 	t.Parallel()
 	const workers = 4
@@ -169,7 +169,7 @@ func TestFailoverUnderSteadyRequests(t *testing.T) {
 	defer cancel()
 	var primary *redistest.Server
 	// On a busy machine sentinels may fail over more than once.
-	eventually(t, "the log says who is the new primary", func() error {
+	eventually(t, "the log names the new primary", func() error {
 		addr, err := sentinels.WaitForMaster(ctx, shard.Primary.Addr())
 		must(t, "fail over", err)
 		for _, replica := range shard.Replicas {
@@ -206,11 +206,10 @@ func TestFailoverUnderSteadyRequests(t *testing.T) {
 	stop()
 }
 
-// TestReshardingOneCaddyAfterTheOther adds a shard, and then removes another,
-// while one Caddy has the new config and one the old: nobody's quota is refilled
-// by a Caddy that has the new one, and what the other admits of a client that
-// moves comes on top, at most.
-func TestReshardingOneCaddyAfterTheOther(t *testing.T) {
+// TestReshardingOneCaddyAtATime adds a shard, and then removes one, while one Caddy has the new
+// config and the other the old one. The new config refills no quota. What the old one admits of a
+// moved client comes on top, at most.
+func TestReshardingOneCaddyAtATime(t *testing.T) {
 	t.Parallel()
 	const (
 		clients = 60
@@ -279,7 +278,7 @@ func TestReshardingOneCaddyAfterTheOther(t *testing.T) {
 				}
 			}
 		}
-		// The old config knows nothing of those three where the client has moved.
+		// The old config does not see those three if the client has moved.
 		moved := map[string]bool{}
 		for n := range clients {
 			moved[name(n)] = ask(1, name(n)).Used < 8
@@ -308,9 +307,9 @@ func TestReshardingOneCaddyAfterTheOther(t *testing.T) {
 	}
 }
 
-// TestReshardingChargesWhatRuns: requests that run while a shard is added are
-// charged where the buckets of their clients are by then.
-func TestReshardingChargesWhatRuns(t *testing.T) {
+// TestReshardingChargesRunningRequests adds a shard while requests run, and checks that they are
+// charged where their clients' buckets are by then.
+func TestReshardingChargesRunningRequests(t *testing.T) {
 	const clients, before, events = 12, 4, 10
 	servers := caddytest.StartShards(t, 3, 0)
 	for _, charge := range modes {
@@ -333,7 +332,7 @@ func TestReshardingChargesWhatRuns(t *testing.T) {
 			}
 			caddytest.Client.CloseIdleConnections()
 			for n := range clients {
-				// This brings the bucket, if the client has moved.
+				// This migrates the bucket if the client has moved.
 				backend.Finish(t, backend.Start(t, c, "/", "X-Key: "+name(n)))
 			}
 			backend.Finish(t, held...)
@@ -349,7 +348,7 @@ func TestReshardingChargesWhatRuns(t *testing.T) {
 					}
 					return want("its count", b.used, before+1)
 				})
-				if a.Buckets[0].Former != nil {
+				if a.Buckets[0].Previous != nil {
 					moved++
 				}
 			}
@@ -358,8 +357,7 @@ func TestReshardingChargesWhatRuns(t *testing.T) {
 	}
 }
 
-// awaitOwner returns the place of the shard that has counted so much of a client,
-// once one has.
+// awaitOwner waits until a shard has this count of a client, and returns its index.
 func awaitOwner(t *testing.T, servers caddytest.Shards, client string, count int64) (owner int) {
 	t.Helper()
 	eventually(t, client+" is charged", func() error {
@@ -373,10 +371,9 @@ func awaitOwner(t *testing.T, servers caddytest.Shards, client string, count int
 	return owner
 }
 
-// TestReloadBringsNothingAgain while the shards stay the same. Once they were
-// others in between, what was spent there meanwhile is brought, although a request
-// of the first config runs on.
-func TestReloadBringsNothingAgain(t *testing.T) {
+// TestReloadMigratesNothingAgain while the shards stay the same. After a config with other shards,
+// what was spent there is migrated, although a request of the first config still runs.
+func TestReloadMigratesNothingAgain(t *testing.T) {
 	const clients = 60
 	servers := caddytest.StartShards(t, 3, 0)
 	backend := caddytest.StartSlowBackend(t)
@@ -385,7 +382,7 @@ func TestReloadBringsNothingAgain(t *testing.T) {
 			"handle /slow {\nreverse_proxy "+backend.Server.Listener.Addr().String()+"\n}\nrespond ok")
 	}
 	c := caddytest.Start(t, config(2))
-	// askAll returns which clients are counted by the last shard.
+	// askAll sends a request of each client and returns how many clients the last shard counts.
 	askAll := func(used int64) (moved int64) {
 		t.Helper()
 		for n := range clients {
@@ -417,8 +414,8 @@ func TestReloadBringsNothingAgain(t *testing.T) {
 	askAll(3)
 	must(t, "after a reload", want("buckets looked for", dumped(), moved))
 
-	// The new owner knows this client, and the former one does not. Then it spends
-	// at the former one.
+	// The new owner has a bucket of this client and the previous one has none. Then the client
+	// spends at the previous one.
 	late, owner := "", 0
 	for n := 0; owner != 2; n++ {
 		late = fmt.Sprint("late-", n)

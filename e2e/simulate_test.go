@@ -52,9 +52,9 @@ func (s simulated) names() string {
 	return strings.Join(names, " ")
 }
 
-// TestSimulateForetells what a request is told then, and counts nothing: with
-// all algorithms and ways of charging, in memory and in Redis.
-func TestSimulateForetells(t *testing.T) {
+// TestSimulatePredicts the answer to the next request, and counts nothing, with all algorithms and
+// ways of charging, in memory and in Redis.
+func TestSimulatePredicts(t *testing.T) {
 	const events = 3
 	servers := caddytest.StartShards(t, 2, 1)
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
@@ -65,7 +65,7 @@ func TestSimulateForetells(t *testing.T) {
 			for used := range int64(events + 2) {
 				before := dumpOf(t, servers)
 				s := simulate(c, "/"+zone, "X-Key: alice")
-				must(t, zone+" leaves Redis", want("change", maps.Equal(before, dumpOf(t, servers)), true))
+				must(t, zone+", Redis", want("unchanged", maps.Equal(before, dumpOf(t, servers)), true))
 				a := c.Probe("/"+zone, "X-Key: alice")
 				decision := map[int]string{http.StatusOK: "allowed", http.StatusTooManyRequests: "refused"}[a.Status]
 				if len(s.Zones) != 1 {
@@ -89,7 +89,7 @@ func TestSimulateForetells(t *testing.T) {
 	})
 }
 
-// dumpOf is all that is in Redis.
+// dumpOf returns all keys of Redis with their values.
 func dumpOf(t *testing.T, s caddytest.Shards) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -106,8 +106,8 @@ func dumpOf(t *testing.T, s caddytest.Shards) map[string]string {
 	return all
 }
 
-// TestSimulateWaitsOnlyWhereAllWould: of two full zones one holds requests, and
-// the other refuses them at once.
+// TestSimulateWaitsOnlyWhereAllWould has two full zones: one holds requests, the other refuses them
+// at once.
 func TestSimulateWaitsOnlyWhereAllWould(t *testing.T) {
 	c := caddytest.Start(t, zonesSite("",
 		zoneWith("fast", "events 1", "window 20s")+zoneWith("patient", "events 1", "window 30s", "charge before", "max_wait 1m"), "respond ok"))
@@ -239,8 +239,8 @@ func TestSimulateTakesTheRoutes(t *testing.T) {
 	}
 }
 
-// TestSimulateRequest is made as the server would have it, or refused with a
-// reason.
+// TestSimulateRequest checks that simulated requests are prepared as the server does it, or refused
+// with a reason.
 func TestSimulateRequest(t *testing.T) {
 	c := caddytest.Start(t, simulatedSite)
 	var s simulated
@@ -278,8 +278,7 @@ func TestSimulateRequest(t *testing.T) {
 	adminRefuses(c, http.MethodGet, "/rate_limit/simulate", "", http.StatusMethodNotAllowed)
 }
 
-// TestSimulateKnowsWhatIsInFlight, and which store counts a client.
-func TestSimulateKnowsWhatIsInFlight(t *testing.T) {
+func TestSimulateCountsRequestsInFlight(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
 		backend := caddytest.StartSlowBackend(t)
@@ -319,7 +318,7 @@ func TestSimulateRollout(t *testing.T) {
 	must(t, "stores", want("number", len(stores), 2))
 }
 
-// TestSimulateWithoutStore foretells what on_error does.
+// TestSimulateWithoutStore predicts what on_error does.
 func TestSimulateWithoutStore(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	c := caddytest.Start(t, onErrorSite(servers.Store()))
@@ -332,7 +331,7 @@ func TestSimulateWithoutStore(t *testing.T) {
 			t.Errorf("%s: %+v", path, s)
 		}
 	}
-	// A store of another plugin, of which nothing can be asked.
+	// A store of another plugin that cannot be read without changing it.
 	c = caddytest.Start(t, zonesSite("rate_limit {\nstore guest {\n}\n}", zoneWith("api", "events 1"), "respond ok"))
 	_, config := c.AdminCall(http.MethodGet, "/config/", "", "")
 	config = strings.Replace(config, `"module":"guest"`, `"module":"guest","plain":true`, 1)

@@ -8,7 +8,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
-// counting are the algorithms that count events, and so know what is free.
+// counting are the algorithms that count events, and so support free requests.
 var counting = []string{"fixed_window", "sliding_window", "sliding_log", "gcra"}
 
 // modes are the values of charge.
@@ -25,8 +25,7 @@ func ways(yield func(algorithm, mode string) bool) {
 	}
 }
 
-// usual are options of zones that hold where there is no other. In the window
-// nothing comes back while a test runs.
+// usual are the default options of zones. Their window is longer than any test.
 var usual = []string{"key {header.X-Key}", "events 100", "window 10000h"}
 
 // zoneWith returns a zone whose options are lines.
@@ -48,7 +47,7 @@ func pathZone(name string, options ...string) string {
 	return zoneWith(name, append(options[:len(options):len(options)], "match {\npath /"+name+" /"+name+"/*\n}")...)
 }
 
-// zonesPerAlgorithm are pathZones named like the algorithms that count.
+// zonesPerAlgorithm returns pathZones named like the algorithms that count.
 func zonesPerAlgorithm(options ...string) (zones string) {
 	for _, algorithm := range counting {
 		zones += pathZone(algorithm, append(options[:len(options):len(options)], "algorithm "+algorithm)...)
@@ -56,8 +55,7 @@ func zonesPerAlgorithm(options ...string) (zones string) {
 	return zones
 }
 
-// zonesPerWay are pathZones named like an algorithm that counts and a mode, such
-// as gcra.after.
+// zonesPerWay returns pathZones named like an algorithm that counts and a mode, such as gcra.after.
 func zonesPerWay(options ...string) (names []string, zones string) {
 	for algorithm, mode := range ways {
 		name := algorithm + "." + mode

@@ -70,7 +70,7 @@ var (
 	_ caddyhttp.MiddlewareHandler = testTracer{}
 )
 
-// entriesOf are the log entries whose message is that text.
+// entriesOf returns the log entries with this message.
 func entriesOf(c *caddytest.Caddy, message string) (entries []map[string]any) {
 	for line := range strings.Lines(c.Logs.String()) {
 		var entry map[string]any
@@ -96,7 +96,7 @@ handle_errors {
 }
 `)
 
-// TestRefusalsAreLogged: the first one of each client and window, all, or none.
+// TestRefusalsAreLogged logs the first refusal of each client and window, all, or none.
 func TestRefusalsAreLogged(t *testing.T) {
 	for option, lines := range map[string]int{"": 2, "log_refusals first": 2, "log_refusals all": 6, "log_refusals none": 0} {
 		for _, algorithm := range []string{"fixed_window", "gcra"} {
@@ -129,8 +129,8 @@ func TestRefusalsAreLogged(t *testing.T) {
 	}
 }
 
-// TestDecisionsAreExplained: placeholders and the access log tell the same of
-// the request, in the chain and in error routes.
+// TestDecisionsAreExplained checks that placeholders and the access log agree, in the chain and in
+// error routes.
 func TestDecisionsAreExplained(t *testing.T) {
 	for option, raw := range map[string]bool{"": false, "log_key": true} {
 		t.Run(option, func(t *testing.T) {
@@ -171,8 +171,7 @@ func startWithJSON(t *testing.T, config string) *caddytest.Caddy {
 	return c
 }
 
-// TestEventsAreEmitted: of each refusal, and of servers that are left out and
-// come back.
+// TestEventsAreEmitted for each refusal, and for servers that are left out and come back.
 func TestEventsAreEmitted(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
@@ -188,22 +187,21 @@ func TestEventsAreEmitted(t *testing.T) {
 	for range 3 {
 		c.Get("/")
 	}
-	eventually(t, "events tell of the refusals", func() error {
+	eventually(t, "refusals emit events", func() error {
 		return want("events", strings.Count(c.Logs.String(), "event rate_limit_exceeded http.handlers.rate_limit map[remote_ip:127.0.0.1 wait:"), 2)
 	})
 	must(t, "kill", servers[0].Primary.Kill())
-	eventually(t, "an event tells that the server is away", func() error {
+	eventually(t, "an event reports the server down", func() error {
 		_ = c.Get("/")
-		return want("told", strings.Contains(c.Logs.String(), "event rate_limit_shard_down rate_limit.stores.redis map[address:"+servers[0].Primary.Addr()+" role:charges shard:a store:default]"), true)
+		return want("emitted", strings.Contains(c.Logs.String(), "event rate_limit_shard_down rate_limit.stores.redis map[address:"+servers[0].Primary.Addr()+" role:charges shard:a store:default]"), true)
 	})
 	must(t, "restart", servers[0].Primary.Restart())
-	eventually(t, "an event tells that it is back", func() error {
-		return want("told", strings.Contains(c.Logs.String(), "event rate_limit_shard_up rate_limit.stores.redis map[address:"+servers[0].Primary.Addr()), true)
+	eventually(t, "an event reports the server up", func() error {
+		return want("emitted", strings.Contains(c.Logs.String(), "event rate_limit_shard_up rate_limit.stores.redis map[address:"+servers[0].Primary.Addr()), true)
 	})
 }
 
-// TestStoreCallsAreTraced: a traced request has a span for each question that a
-// store is asked.
+// TestStoreCallsAreTraced checks that a traced request has a span for each call of a store.
 func TestStoreCallsAreTraced(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	const zones = `{"name": "checked", "key": ["static"], "events": 1, "window": "1h"}, {"name": "taken", "key": ["static"], "events": 5, "window": "1h", "charge": "before"}`
@@ -255,8 +253,8 @@ func seriesOf(c *caddytest.Caddy) map[string]string {
 	return series
 }
 
-// TestClientsMakeNoSeries: 100,000 client keys, 10 in each request, all of which
-// come a second time and are refused.
+// TestClientsMakeNoSeries sends 100,000 client keys, 10 in each request, and a second time, when
+// all are refused.
 func TestClientsMakeNoSeries(t *testing.T) {
 	t.Parallel()
 	const zones, clients = 10, 10_000
@@ -300,8 +298,8 @@ func TestClientsMakeNoSeries(t *testing.T) {
 	must(t, "series", want("number", len(after), len(before)))
 }
 
-// TestMetricsAreContinuous counts through ten reloads, one of them rejected,
-// and tells what became of the cost.
+// TestMetricsAreContinuous counts requests and settled costs through ten reloads, one of them
+// rejected.
 func TestMetricsAreContinuous(t *testing.T) {
 	t.Parallel()
 	for kind, store := range bothStores(caddytest.StartShards(t, 1, 1)) {
@@ -343,8 +341,8 @@ route {
 }
 `)
 
-// TestObservedClientsPass: a zone that is not enforced refuses nobody, does not
-// keep another zone from refusing, and tells what it would have done.
+// TestObservedClientsPass checks that a zone that is not enforced refuses no request, does not keep
+// another zone from refusing, and reports what it would have done.
 func TestObservedClientsPass(t *testing.T) {
 	forStores(t, bothStores(caddytest.StartShards(t, 2, 1)), func(t *testing.T, store string) {
 		for _, charge := range []string{"charge after", "charge before"} {
@@ -378,9 +376,9 @@ func TestObservedClientsPass(t *testing.T) {
 						want("status", a.Status, status), want("resource", a.Resource, resource)))
 				}
 				must(t, "metric", want("refused by the other", c.Metric(`caddy_rate_limit_decisions_total{outcome="refused",zone="enforced"}`), "1"))
-				eventually(t, "the log tells", func() error {
+				eventually(t, "the log has both", func() error {
 					return errors.Join(
-						want("lines of what would have been", len(entriesOf(c, "rate limit would have been exceeded")), 2),
+						want("lines of observed refusals", len(entriesOf(c, "rate limit would have been exceeded")), 2),
 						want("lines of refusals", len(entriesOf(c, "rate limit exceeded")), 1))
 				})
 			})
@@ -388,8 +386,8 @@ func TestObservedClientsPass(t *testing.T) {
 	})
 }
 
-// TestEnforceIsRaisedLive raises the share by PATCH: those who are refused stay
-// refused, others come to them, at last all.
+// TestEnforceIsRaisedLive raises the share by PATCH: refused clients stay refused, and others join
+// them until all are.
 func TestEnforceIsRaisedLive(t *testing.T) {
 	c := caddytest.Start(t, fmt.Sprintf(observing, "", 0, ""))
 	const clients = 100
@@ -425,8 +423,7 @@ func TestEnforceIsRaisedLive(t *testing.T) {
 	}
 }
 
-// TestObservedClientsOutliveTheStore: nobody is denied for the sake of a zone
-// that only observes.
+// TestObservedClientsOutliveTheStore checks that a zone that only observes denies no request.
 func TestObservedClientsOutliveTheStore(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	c := caddytest.Start(t, fmt.Sprintf(observing, servers.Store("on_error deny"), 0, "charge before"))

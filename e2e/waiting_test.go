@@ -47,8 +47,7 @@ func (a *arrivals) all() []string {
 	return slices.Clone(a.names)
 }
 
-// heldBy is how many requests wait in Caddy; not those that look whether it pays to
-// wait.
+// heldBy returns how many requests wait in Caddy, without those that still decide whether to wait.
 func heldBy(c *caddytest.Caddy) (n int) {
 	c.T.Helper()
 	_, stacks := c.AdminCall(http.MethodGet, "/debug/pprof/goroutine?debug=2", "", "")
@@ -76,8 +75,8 @@ func waitInLine(ctx context.Context, t *testing.T, c *caddytest.Caddy, name stri
 	return r
 }
 
-// waitInLineUntil is line, and reports whether the request waits before a bucket has
-// room again.
+// waitInLineUntil is waitInLine, and reports whether the request waits before the bucket has room
+// again.
 func waitInLineUntil(ctx context.Context, t *testing.T, c *caddytest.Caddy, room time.Time, name string, headers ...string) (r caddytest.Running, inTime bool) {
 	t.Helper()
 	before := heldBy(c)
@@ -92,12 +91,12 @@ func waitInLineUntil(ctx context.Context, t *testing.T, c *caddytest.Caddy, room
 	return r, inTime
 }
 
-// isBefore reports whether an instant is to come, and not at once.
+// isBefore reports whether an instant is more than a second away.
 func isBefore(at time.Time) bool { return time.Until(at) > time.Second }
 
-// whileFull calls f, which fills a bucket for so long and reports whether what it
-// looked at was before the bucket had room again. On a busy machine it is called
-// again, with a longer time.
+// whileFull calls f, which fills a bucket for this time and reports whether its checks were done
+// before the bucket had room again. If a busy machine was too slow, it calls f again with a longer
+// time.
 func whileFull(t *testing.T, full time.Duration, f func(full time.Duration) (inTime bool)) {
 	t.Helper()
 	for ; !f(full); full *= 2 {
@@ -107,8 +106,8 @@ func whileFull(t *testing.T, full time.Duration, f func(full time.Duration) (inT
 	}
 }
 
-// farShard is a shard whose replies take their time: from the leaving of one
-// request to that of the next it takes so long, for that one asks.
+// farShard is a shard with delayed replies: requests leave a line one after the other, at least one
+// reply apart.
 func farShard(t *testing.T) (caddytest.Shards, string) {
 	t.Helper()
 	servers := caddytest.StartShards(t, 1, 0)
@@ -123,8 +122,7 @@ func awaitScripts(t *testing.T, s caddytest.Shards, n int) {
 	eventually(t, "scripts have run", func() error { return want("their number", scriptsRun(t, s), n) })
 }
 
-// scriptsOf is how many a request that is admitted runs: a take, or a check and a
-// charge.
+// scriptsOf returns how many scripts an admitted request runs: a take, or a check and a charge.
 func scriptsOf(mode string) int {
 	if mode == "before" {
 		return 1
@@ -132,8 +130,8 @@ func scriptsOf(mode string) int {
 	return 2
 }
 
-// keepFull makes alice's bucket of the zone slow, gcra of that many events per
-// second, stay full for a while from now on, and returns until when.
+// keepFull fills alice's bucket of the zone slow, gcra of that many events per second, for the time
+// d, and returns when it has room.
 func keepFull(t *testing.T, s caddytest.Shards, events int, d time.Duration) time.Time {
 	t.Helper()
 	now := s.Now(t)
@@ -199,16 +197,15 @@ func TestHeldRequestsLeaveInOrder(t *testing.T) {
 				}
 				must(t, "backend", want("order", fmt.Sprintf("%q", backend.all()), fmt.Sprintf("%q", names)))
 
-				// The first request asks, is refused, and asks again when the time
-				// has come. The others look whether it pays to wait, for which one a
-				// second asks, and ask when it is their turn, once more if they still
-				// have to wait, and again where Caddy's clock was ahead of the
-				// server's.
+				// The first request asks, is refused, and asks again when the time has come. The
+				// others decide whether to wait, for which one a second asks. They ask at their
+				// turn, once more if they still have to wait, and again if Caddy's clock was ahead
+				// of the server's.
 				c.Stop()
 				most := 4 * requests
 				if test.mode == "after" {
-					// Each charges as well. That may come too late for the answer
-					// to the next one, which then has to ask once more.
+					// Each request charges as well. A late charge makes the next request ask once
+					// more.
 					most += 2 * requests
 				}
 				asked := scriptsRun(t, servers) - before
@@ -220,7 +217,7 @@ func TestHeldRequestsLeaveInOrder(t *testing.T) {
 	}
 }
 
-// TestClientThatLeavesTheLine: the others move up and keep their order.
+// TestClientThatLeavesTheLine lets the others move up in order.
 func TestClientThatLeavesTheLine(t *testing.T) {
 	for _, mode := range modes {
 		for _, who := range []string{"the first", "others"} {
@@ -253,8 +250,8 @@ func TestClientThatLeavesTheLine(t *testing.T) {
 						stay = append(stay, r)
 						names = append(names, name)
 					}
-					// The first one costs all there is, and so keeps the others
-					// where they are until there is room for it.
+					// The first request costs the whole burst, and so holds the others until it
+					// fits.
 					begin("expensive", who == "the first", "160")
 					for i := range 3 {
 						begin(fmt.Sprint("gone ", i), who == "others", "1")
@@ -280,9 +277,8 @@ func TestClientThatLeavesTheLine(t *testing.T) {
 	}
 }
 
-// TestWaitThatWouldBeTooLong: who would have to wait for longer than max_wait is
-// refused at once, whether because of the bucket alone or because of those who
-// wait already.
+// TestWaitThatWouldBeTooLong checks that a request is refused at once if its bucket, or the
+// requests before it, would hold it for longer than max_wait.
 func TestWaitThatWouldBeTooLong(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	zones := ""
@@ -312,7 +308,7 @@ func TestWaitThatWouldBeTooLong(t *testing.T) {
 				must(t, "another client", c.Probe("/", "X-Key: bob", header).Shows(http.StatusOK, 1, 1))
 				awaitHeld(t, c, 2)
 
-				// Who leaves makes room.
+				// A client that leaves makes room.
 				leave()
 				third.Leaves(t)
 				awaitHeld(t, c, 1)
@@ -321,14 +317,13 @@ func TestWaitThatWouldBeTooLong(t *testing.T) {
 				again := waitInLine(ctx, t, c, "again", header)
 				if store != "" {
 					servers.AwaitUsed(t, zone, "bob", 1)
-					// Two requests that passed. The refusal that began the line asked
-					// only where no reply to a charge had told that the bucket is
-					// full, and the five looks at the line asked nobody.
+					// Two requests passed. The first refusal asked only if no reply to a charge had
+					// reported a full bucket, and five later requests decided without a call.
 					asked := map[string]int{"after": 2 * 2, "before": 2 + 1}[mode]
 					awaitScripts(t, servers, before+asked)
 				}
 
-				// Nobody else waits here.
+				// No other request waits in this zone.
 				for used := range int64(2) {
 					must(t, "request", c.Probe("/slower."+mode, "X-Key: alice").Shows(http.StatusOK, 2, used+1))
 					awaitUsed(t, servers, store, "slower."+mode, "alice", used+1)
@@ -341,7 +336,7 @@ func TestWaitThatWouldBeTooLong(t *testing.T) {
 	}
 }
 
-// TestFullQueue: no more than max_wait_queue requests of a zone wait.
+// TestFullQueue checks that no more than max_wait_queue requests of a zone wait.
 func TestFullQueue(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
@@ -372,9 +367,9 @@ func TestFullQueue(t *testing.T) {
 	}
 }
 
-// TestPatienceEndsInTheLine: who waits for those before it does so no longer than
-// max_wait, though they wait for a Redis that hangs.
-func TestPatienceEndsInTheLine(t *testing.T) {
+// TestMaxWaitEndsInTheLine checks that a request waits no longer than max_wait behind others,
+// although these wait for a hung Redis.
+func TestMaxWaitEndsInTheLine(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
@@ -383,8 +378,8 @@ func TestPatienceEndsInTheLine(t *testing.T) {
 				backend := startArrivals(t)
 				c := startWith(t, servers.Store("check_timeout 1h"), zoneWith("slow", "algorithm gcra", "events 20", "window 1s", "burst 1",
 					fmt.Sprint("max_wait ", full+2*time.Second), "charge "+mode), "reverse_proxy "+backend.addr)
-				// It is another client's, lest Caddy knows that alice's bucket is full:
-				// then it would not ask, and not learn for how long.
+				// Another client sends it: a Caddy that knows alice's bucket to be full would not
+				// ask until when.
 				must(t, "first request", want("status", c.Probe("/", "X-Key: bob", "X-Name: before").Status, http.StatusOK))
 				before := scriptsOf(mode)
 				awaitScripts(t, servers, before)
@@ -415,8 +410,8 @@ func TestPatienceEndsInTheLine(t *testing.T) {
 	}
 }
 
-// TestHeldRequestIsCountedOnce: it gives back what it took when it begins to
-// wait. When it takes it again at once, that must not be given back as well.
+// TestHeldRequestIsCountedOnce: a request is refunded what it took when it begins to wait. If it
+// takes that again at once, the refund must not cover the second take.
 func TestHeldRequestIsCountedOnce(t *testing.T) {
 	const before, workers, requests = 50, 4, 100
 	servers := caddytest.StartShards(t, 1, 0)
@@ -427,8 +422,8 @@ func TestHeldRequestIsCountedOnce(t *testing.T) {
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
 		c := startWith(t, store, zones, "respond \"{http.rate_limit.fixed_window.used} {http.rate_limit.sliding_window.used} "+
 			"{http.rate_limit.sliding_log.used} {http.rate_limit.gcra.used}\"")
-		// The refunds of gcra may come in another order than what they are
-		// of, as long as that is not the first in the bucket.
+		// Refunds of gcra may come in another order than their takes, except for that of the first
+		// take in the bucket.
 		for range before {
 			must(t, "request", want("status", c.Probe("/", "X-Key: alice").Status, http.StatusOK))
 		}
@@ -453,9 +448,8 @@ func TestHeldRequestIsCountedOnce(t *testing.T) {
 	})
 }
 
-// TestLineCostsOneCallASecond: while requests of a client wait, a Caddy asks about
-// the client's bucket once a second, however many more come: those that would have
-// to wait too long, and those for which there is no room.
+// TestLineCostsOneCallASecond checks that a Caddy asks about a client's bucket once a second while
+// requests wait for it, however many more are refused because of max_wait or max_wait_queue.
 func TestLineCostsOneCallASecond(t *testing.T) {
 	const requests = 200
 	servers := caddytest.StartShards(t, 1, 1)
@@ -492,8 +486,7 @@ func TestLineCostsOneCallASecond(t *testing.T) {
 	}
 }
 
-// fillLine begins requests until one is not held, but refused, and returns those
-// that are.
+// fillLine begins requests until one is refused, and returns those that are held.
 func fillLine(ctx context.Context, t *testing.T, c *caddytest.Caddy, path string, headers ...string) (held []caddytest.Running) {
 	t.Helper()
 	for refused := false; !refused; {
@@ -519,8 +512,8 @@ func fillLine(ctx context.Context, t *testing.T, c *caddytest.Caddy, path string
 	return held
 }
 
-// TestClientThatLeavesDuringTheTake: the rest of the chain does not run, and what
-// was taken is given back.
+// TestClientThatLeavesDuringTheTake checks that the rest of the chain does not run, and that the
+// take is refunded.
 func TestClientThatLeavesDuringTheTake(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	proxy := redistest.StartProxy(t, servers[0].Primary.Addr())
@@ -541,7 +534,7 @@ func TestClientThatLeavesDuringTheTake(t *testing.T) {
 			servers.AwaitUsed(t, algorithm, "alice", used)
 			arrived := len(backend.all())
 
-			// Redis does what it is asked for at once; its reply takes longer.
+			// Redis runs the take at once, but its reply is delayed.
 			must(t, "delay", proxy.Delay(time.Minute))
 			ctx, leave := context.WithCancel(t.Context())
 			defer leave()

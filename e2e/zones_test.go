@@ -16,9 +16,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
-// scriptsRun is how often the primaries have run scripts: once for each bucket that
-// was asked about or written, but once for several of one algorithm and operation
-// that are asked about or written together.
+// scriptsRun returns how many scripts the primaries have run: one for each bucket, or for several
+// of one algorithm and operation in the same call.
 func scriptsRun(t *testing.T, s caddytest.Shards) (total int) {
 	t.Helper()
 	for _, shard := range s {
@@ -29,7 +28,7 @@ func scriptsRun(t *testing.T, s caddytest.Shards) (total int) {
 	return total
 }
 
-func TestSecondZoneRefusesLeavesTheFirstUntouched(t *testing.T) {
+func TestRefusalBySecondZoneLeavesTheFirstUntouched(t *testing.T) {
 	for _, first := range modes {
 		for _, second := range modes {
 			for _, place := range []struct {
@@ -42,8 +41,7 @@ func TestSecondZoneRefusesLeavesTheFirstUntouched(t *testing.T) {
 				{"gcra", 1, "X-Key", 2},
 				{"sliding_log", 2, "X-Group", 2},
 			} {
-				// What is known of a full bucket is relied upon for as long as the
-				// test runs, or not at all.
+				// Caddy trusts that a bucket is full for the whole test, or not at all.
 				for _, trust := range []string{"1h", "1us"} {
 					t.Run(fmt.Sprintf("%s, %s, %s on %d shards, trust %s", first, second, place.algorithm, place.shards, trust), func(t *testing.T) {
 						t.Parallel()
@@ -58,8 +56,8 @@ func TestSecondZoneRefusesLeavesTheFirstUntouched(t *testing.T) {
 	}
 }
 
-// secondZoneRefuses uses up the second zone and looks at what happens then. The
-// bucket of the first one is on the shard at, and so many scripts ask both the same.
+// secondZoneRefuses uses up the second zone and checks its refusals. The first zone's bucket is on
+// the shard at, and both is how many scripts ask both zones the same.
 func secondZoneRefuses(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, first, second, group string, at, both int, trusted bool) {
 	const refusals = 10
 	if first != second {
@@ -80,12 +78,12 @@ func secondZoneRefuses(t *testing.T, c *caddytest.Caddy, servers caddytest.Shard
 
 	before := scriptsRun(t, servers)
 	must(t, "first request too many", ask().Refuses("second"))
-	// Checks come first and stop takes. Where both take, they do so together,
-	// and what the first zone lost is refunded.
+	// Checks come first and prevent takes. If both zones take, they do so together, and the first
+	// one is refunded.
 	asked := both
 	switch {
 	case trusted && second == "after":
-		// The reply to its last charge told that it is full.
+		// The reply to its last charge reported a full bucket.
 		asked = 0
 	case first == "before" && second == "before":
 		asked = both + 1
@@ -97,8 +95,8 @@ func secondZoneRefuses(t *testing.T, c *caddytest.Caddy, servers caddytest.Shard
 	})
 	must(t, "first zone", want("what was spent", servers.Content(t, "first", key).Spent, was))
 
-	// From now on the second zone is known to be full: nobody is asked, or it
-	// alone, or where the first zone is checked, that as well.
+	// From now on the second zone is known to be full: Caddy asks no zone, or only this one, or
+	// both if it checks the first.
 	before = scriptsRun(t, servers)
 	for range refusals {
 		a := ask()
@@ -120,9 +118,8 @@ func secondZoneRefuses(t *testing.T, c *caddytest.Caddy, servers caddytest.Shard
 		want("count of the second zone", servers.Content(t, "second", group).Used, 2)))
 }
 
-// keyApart makes one request each for some clients, until there is one whose bucket
-// of the first zone is on the shard at, and that of the second one on another,
-// if there are several.
+// keyApart sends one request each of some clients, and returns the first whose bucket of the first
+// zone is on the shard at and, if there are several, whose bucket of the second zone is on another.
 func keyApart(t *testing.T, s caddytest.Shards, c *caddytest.Caddy, group string, at int) (key string) {
 	t.Helper()
 	for i := range 100 {
@@ -154,8 +151,7 @@ func holderOf(t *testing.T, s caddytest.Shards, zone, client string) int {
 	return -1
 }
 
-// TestRefusalRefundsWhatWasTaken: by another zone or by an inner handler, of
-// every algorithm.
+// TestRefusalRefundsWhatWasTaken with every algorithm, if another zone or an inner handler refuses.
 func TestRefusalRefundsWhatWasTaken(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	outer, inner := "", ""
@@ -192,8 +188,8 @@ func TestRefusalRefundsWhatWasTaken(t *testing.T) {
 	}
 }
 
-// awaitSettled waits until that much is used of the zones that count, nothing
-// of that which counts what runs, and one event of the full one.
+// awaitSettled waits until that much is used of the zones that count, nothing of the concurrency
+// zone, and one event of the full zone.
 func awaitSettled(t *testing.T, s caddytest.Shards, store string, used int64, full string) {
 	t.Helper()
 	for _, algorithm := range counting {
@@ -203,11 +199,10 @@ func awaitSettled(t *testing.T, s caddytest.Shards, store string, used int64, fu
 	awaitUsed(t, s, store, full, "*", 1)
 }
 
-// wiretap is a way to a server on which the round trips are counted that are
-// about buckets.
+// wiretap is a proxy to a server that counts the round trips about buckets.
 type wiretap struct {
 	addr string
-	// trips, and the commands that they carried.
+	// trips counts round trips, commands what they carried.
 	trips, commands atomic.Int64
 }
 
@@ -259,7 +254,7 @@ func (w *wiretap) relay(client net.Conn, server string) {
 	replies.Wait()
 }
 
-// passOn copies from one connection to another what look has seen.
+// passOn copies from one connection to another, and first shows each part to look.
 func passOn(to io.Writer, from io.Reader, look func([]byte)) {
 	buffer := make([]byte, 64<<10)
 	for {
@@ -271,7 +266,7 @@ func passOn(to io.Writer, from io.Reader, look func([]byte)) {
 	}
 }
 
-// took returns the round trips and commands since it was called last.
+// took returns the round trips and commands since its last call.
 func (w *wiretap) took() [2]int64 { return [2]int64{w.trips.Swap(0), w.commands.Swap(0)} }
 
 // tappedShard is a shard with a wiretap before each of its servers, and the
@@ -288,8 +283,7 @@ func tappedShard(t *testing.T, replicas int, options ...string) (servers caddyte
 	return servers, primary, replica, store
 }
 
-// TestThreeZonesOneRoundTrip: all zones of a client are on one shard, and are
-// asked about together.
+// TestThreeZonesOneRoundTrip checks that one call asks about all zones of a client on a shard.
 func TestThreeZonesOneRoundTrip(t *testing.T) {
 	for algorithm, mode := range ways {
 		t.Run(algorithm+", "+mode, func(t *testing.T) {
@@ -299,7 +293,7 @@ func TestThreeZonesOneRoundTrip(t *testing.T) {
 			}
 			c := startWith(t, store, zoneWith("second", options(10, "1s")...)+
 				zoneWith("hour", options(5000, "1h")...)+zoneWith("day", options(50000, "24h")...), byStatus)
-			// The scripts may still be on their way to the server.
+			// The first request may have to load the scripts.
 			c.Probe("/", "X-Key: bob", "X-Status: 200")
 			servers.AwaitUsed(t, "day", "bob", 1)
 			primary.took()
@@ -331,9 +325,9 @@ func TestThreeZonesOneRoundTrip(t *testing.T) {
 	}
 }
 
-// TestThreeZonesOneRoundTripToAReplica: what a Caddy does not know yet it asks a
-// replica, once. The primary is asked once whether a refusal is still true, and
-// again when its word is old; in between a refusal asks nobody.
+// TestThreeZonesOneRoundTripToAReplica checks that a Caddy asks a replica once about an unknown
+// client. It asks the primary once to confirm a refusal, and again when that reply is old; in
+// between it refuses without a call.
 func TestThreeZonesOneRoundTripToAReplica(t *testing.T) {
 	const (
 		refusals = 10
@@ -350,13 +344,12 @@ func TestThreeZonesOneRoundTripToAReplica(t *testing.T) {
 				servers.AwaitReplicas(t)
 			}
 			c := caddys[1]
-			// A replica is asked once the primary has told its time.
+			// Caddy asks a replica only after the primary has reported its time.
 			must(t, "request of another client", c.Probe("/", "X-Key: bob").Shows(http.StatusOK, 2, 1))
 			charged("bob", 1)
 
 			nothing, once := [2]int64{}, [2]int64{1, 3}
-			// Where the requests took longer than trust lasts, another client makes them
-			// again.
+			// If the requests take longer than trust, another client repeats them.
 			for try, inTime := 0, false; !inTime; try++ {
 				key := fmt.Sprint("alice-", try)
 				for used := range int64(2) {
@@ -372,10 +365,10 @@ func TestThreeZonesOneRoundTripToAReplica(t *testing.T) {
 					for range times {
 						must(t, what, c.Probe("/", "X-Key: "+key).Refuses("two"))
 					}
-					told := errors.Join(want("round trips and commands at the replica", replica.took(), atReplica),
+					difference := errors.Join(want("round trips and commands at the replica", replica.took(), atReplica),
 						want("round trips and commands at the primary", primary.took(), atPrimary))
 					if inTime = inTime && time.Since(begun) < trust/3; inTime {
-						must(t, what, told)
+						must(t, what, difference)
 					}
 				}
 				refused("first request too many", 1, once, nothing)
