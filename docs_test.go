@@ -100,24 +100,6 @@ func TestReadmeNamesTheCommands(t *testing.T) {
 	}
 }
 
-// TestLinksInDocumentsResolve checks the links between documents.
-func TestLinksInDocumentsResolve(t *testing.T) {
-	for _, file := range []string{"README.md", "CONTRIBUTING.md", "docs/configuration.md", "docs/failure-modes.md", "docs/redis.md", "docs/operating.md"} {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, m := range regexp.MustCompile(`\]\(([^)#]+)\)`).FindAllStringSubmatch(string(text), -1) {
-			if target := m[1]; !strings.HasPrefix(target, "http") {
-				dir := file[:strings.LastIndexByte(file, '/')+1]
-				if _, err := os.Stat(dir + target); err != nil {
-					t.Errorf("%s: %v", file, err)
-				}
-			}
-		}
-	}
-}
-
 // TestLinksToSectionsResolve checks that links between documents name files and headings that
 // exist.
 func TestLinksToSectionsResolve(t *testing.T) {

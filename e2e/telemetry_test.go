@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -144,7 +145,7 @@ func TestDecisionsAreExplained(t *testing.T) {
 			words[1] = "key"
 			must(t, "placeholders", errors.Join(
 				want("in the chain", strings.Join(words, " "), "api key 2 0 1 allowed allowed"),
-				want("in an error route", bodies[2], "api refused over_limit 3600")))
+				want("in an error route", aboutAnHour(bodies[2]), "api refused over_limit 3600")))
 			eventually(t, "the access log is written", func() error {
 				return want("entries", len(entriesOf(c, "handled request")), 3)
 			})
@@ -157,6 +158,11 @@ func TestDecisionsAreExplained(t *testing.T) {
 				want("raw key", strings.HasSuffix(fmt.Sprint(last["key"]), "alice"), raw)))
 		})
 	}
+}
+
+// aboutAnHour replaces what is left of a window of an hour, which a slow machine shortens, by 3600.
+func aboutAnHour(text string) string {
+	return regexp.MustCompile(`\b3[45]\d\d\b`).ReplaceAllString(text, "3600")
 }
 
 // startWithJSON runs Caddy with a config in JSON, in which {{admin}} and {{addr}}
@@ -359,7 +365,7 @@ func TestObservedClientsPass(t *testing.T) {
 						want("remaining", a.Remaining, int64(max(1-n, 0))),
 						want("used", a.Used, int64(min(n+1, 2))),
 						want("retry-after", a.RetryAfter, -1),
-						want("decision", strings.Join(strings.Split(a.Header.Get("X-Decision"), "359"), "360"), decision)))
+						want("decision", aboutAnHour(a.Header.Get("X-Decision")), decision)))
 				}
 				must(t, "metrics", errors.Join(
 					want("allowed", c.Metric(`caddy_rate_limit_decisions_total{outcome="allowed",zone="api"}`), "2"),
