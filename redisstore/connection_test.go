@@ -11,7 +11,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
-// TestClientCertificateIsReplaced in its files, and kept while they are bad.
+// TestClientCertificateIsReplaced with its files, and kept while they are invalid.
 func TestClientCertificateIsReplaced(t *testing.T) {
 	ca := redistest.StartAuthority(t)
 	issued, err := ca.IssueClient("limiter", time.Now().Add(time.Hour))
@@ -22,8 +22,8 @@ func TestClientCertificateIsReplaced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var told []error
-	stop := c.listen(func(fault error) { told = append(told, fault) })
+	var reported []error
+	stop := c.listen(func(fault error) { reported = append(reported, fault) })
 	shown := func() []byte {
 		t.Helper()
 		pair, err := c.get(nil)
@@ -39,13 +39,13 @@ func TestClientCertificateIsReplaced(t *testing.T) {
 		}
 	}
 	first := shown()
-	if !bytes.Equal(first, shown()) || len(told) > 0 {
-		t.Errorf("files that do not change make %v be told", told)
+	if !bytes.Equal(first, shown()) || len(reported) > 0 {
+		t.Errorf("unchanged files are reported as %v", reported)
 	}
 	change(issued.Renew(time.Now().Add(2 * time.Hour)))
 	second := shown()
-	if bytes.Equal(first, second) || len(told) > 0 {
-		t.Errorf("a new certificate is not used, or makes %v be told", told)
+	if bytes.Equal(first, second) || len(reported) > 0 {
+		t.Errorf("a new certificate is not used, or reported as %v", reported)
 	}
 	for fault, spoil := range map[string]func() error{
 		"garbage": func() error { return os.WriteFile(issued.CertFile(), []byte("garbage"), 0o600) },
@@ -58,33 +58,33 @@ func TestClientCertificateIsReplaced(t *testing.T) {
 			return os.Rename(other.KeyFile(), issued.KeyFile())
 		},
 	} {
-		told = nil
+		reported = nil
 		change(spoil())
 		for range 3 {
 			if !bytes.Equal(second, shown()) {
-				t.Errorf("%s: the certificate before is not used", fault)
+				t.Errorf("%s: the previous certificate is not used", fault)
 			}
 		}
-		if len(told) != 1 || told[0] == nil {
-			t.Errorf("%s: told %v, want one fault", fault, told)
+		if len(reported) != 1 || reported[0] == nil {
+			t.Errorf("%s: reported %v, want one fault", fault, reported)
 		}
 		change(issued.Renew(time.Now().Add(2 * time.Hour)))
 		third := shown()
-		if bytes.Equal(second, third) || len(told) != 2 || told[1] != nil {
-			t.Errorf("%s: after it was mended told %v", fault, told)
+		if bytes.Equal(second, third) || len(reported) != 2 || reported[1] != nil {
+			t.Errorf("%s: after the repair %v is reported", fault, reported)
 		}
 		second = third
 	}
 	stop()
 	change(os.Remove(issued.CertFile()))
 	shown()
-	if len(told) != 2 {
-		t.Errorf("told %v after the end", told)
+	if len(reported) != 2 {
+		t.Errorf("%v is reported after the end", reported)
 	}
 }
 
-// TestCredentialsAreReadForEachConnection, and a file that is away yields an
-// error and no empty password.
+// TestCredentialsAreReadForEachConnection. A missing file yields an error and no empty
+// password.
 func TestCredentialsAreReadForEachConnection(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "password")
 	t.Setenv("SHARDLIMIT_TEST_USER", "limiter")
@@ -93,7 +93,7 @@ func TestCredentialsAreReadForEachConnection(t *testing.T) {
 		{"first", "first"},
 		{"second\n", "second"},
 		{"third\r\n", "third"},
-		// More than one line end is somebody's password.
+		// Only one line end is removed: others may belong to the password.
 		{"fourth\n\n", "fourth\n"},
 		{" a b{c} ", " a b{c} "},
 	} {
@@ -121,6 +121,6 @@ func TestCredentialsAreReadForEachConnection(t *testing.T) {
 		}
 	}
 	if (credentials{}).provider() != nil {
-		t.Error("none are asked for all the same")
+		t.Error("empty credentials have a provider")
 	}
 }

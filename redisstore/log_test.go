@@ -17,7 +17,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
-func TestEveryEventIsALine(t *testing.T) {
+func TestEveryEventLogsALine(t *testing.T) {
 	core, lines := observer.New(zapcore.DebugLevel)
 	l := startShardLog(zap.New(core), telemetry.Events{}, "default", redis.New(redis.Options{}))
 	fault := errors.New("no")
@@ -47,9 +47,9 @@ func TestEveryEventIsALine(t *testing.T) {
 	}
 }
 
-// TestTwinsAreToldOfOnce: by the first that is met, and by the next config,
-// whose shards have met their servers.
-func TestTwinsAreToldOfOnce(t *testing.T) {
+// TestTwinsAreReportedOnce by each config, also by one whose shards have met their
+// servers before.
+func TestTwinsAreReportedOnce(t *testing.T) {
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr())
 	var members []redis.Member
@@ -73,20 +73,20 @@ func TestTwinsAreToldOfOnce(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		l.lookForTwins()
-		told := lines.FilterLevelExact(zapcore.ErrorLevel).All()
-		if len(told) != 1 || told[0].Message != "two shards are the same server: give each its own, or remove one of the shards" {
-			t.Fatalf("told %v", told)
+		logged := lines.FilterLevelExact(zapcore.ErrorLevel).All()
+		if len(logged) != 1 || logged[0].Message != "two shards are the same server: give each its own, or remove one of the shards" {
+			t.Fatalf("logged %v", logged)
 		}
-		fields := told[0].ContextMap()
+		fields := logged[0].ContextMap()
 		if addrs := []any{fields["address"], fields["other_address"]}; !slices.Contains(addrs, any(server.Addr())) || !slices.Contains(addrs, any(proxy.Addr())) {
-			t.Errorf("told of %v", fields)
+			t.Errorf("logged with %v", fields)
 		}
 		l.stop()
 	}
 }
 
-// TestCertificateIsToldOfOnce, however many shards show it.
-func TestCertificateIsToldOfOnce(t *testing.T) {
+// TestCertificateFaultIsReportedOnce, however many shards use the certificate.
+func TestCertificateFaultIsReportedOnce(t *testing.T) {
 	core, lines := observer.New(zapcore.DebugLevel)
 	l := startShardLog(zap.New(core), telemetry.Events{}, "default", redis.New(redis.Options{}))
 	one, other := &clientCertificate{files: [2]string{"cert.pem", "key.pem"}}, &clientCertificate{files: [2]string{"cert.pem", "key.pem"}}
@@ -94,13 +94,13 @@ func TestCertificateIsToldOfOnce(t *testing.T) {
 	for _, c := range []*clientCertificate{one, other} {
 		l.logCertificate(c, fault)
 	}
-	if told := lines.TakeAll(); len(told) != 1 || told[0].Level != zapcore.WarnLevel {
-		t.Errorf("told %v", told)
+	if logged := lines.TakeAll(); len(logged) != 1 || logged[0].Level != zapcore.WarnLevel {
+		t.Errorf("logged %v", logged)
 	}
 	for _, c := range []*clientCertificate{one, other} {
 		l.logCertificate(c, nil)
 	}
-	if told := lines.TakeAll(); len(told) != 1 || told[0].Level != zapcore.InfoLevel {
-		t.Errorf("told %v", told)
+	if logged := lines.TakeAll(); len(logged) != 1 || logged[0].Level != zapcore.InfoLevel {
+		t.Errorf("logged %v", logged)
 	}
 }

@@ -156,10 +156,10 @@ func (p *pooledMigrations) renew() { p.current.Swap(redis.NewMigrations()).Close
 
 // acquireMigrations returns the migrations between members whose shards have these
 // keys in the pool, and their own key there.
-func acquireMigrations(members, former []redis.Member, reached map[string]shardKey) (*redis.Migrations, migrationsKey, error) {
+func acquireMigrations(members, previous []redis.Member, reached map[string]shardKey) (*redis.Migrations, migrationsKey, error) {
 	digest := sha256.New()
 	var shards []shardKey
-	for _, side := range [][]redis.Member{members, former} {
+	for _, side := range [][]redis.Member{members, previous} {
 		for _, m := range side {
 			fmt.Fprintf(digest, "%q %d %s\n", m.Name, max(m.Weight, 1), reached[m.Name])
 			shards = append(shards, reached[m.Name])

@@ -35,7 +35,7 @@ func keyOf(t *testing.T, text string) string {
 	return string(key)
 }
 
-func TestWhatMakesConnectionsDiffer(t *testing.T) {
+func TestPoolKeysDiffer(t *testing.T) {
 	t.Setenv("SHARDLIMIT_TEST_ONE", "one")
 	t.Setenv("SHARDLIMIT_TEST_OTHER", "one")
 	t.Setenv("SHARDLIMIT_TEST_HOST", "redis-a")
@@ -55,7 +55,7 @@ func TestWhatMakesConnectionsDiffer(t *testing.T) {
 		`{"shards": [{"name": "a", "sentinel": {"master": "m", "addrs": ["redis-a"]}}], "sentinel_username": "x", "sentinel_password": "x"}`,
 		`{"shards": [{"name": "a", "primary": "redis-a"}], "password": "x"}`,
 		`{"shards": [{"name": "a", "primary": "redis-a"}], "password": "y"}`,
-		// What they yield is the same now, and may not be later.
+		// These placeholders have the same value now, and may not later.
 		`{"shards": [{"name": "a", "primary": "redis-a"}], "password": "{env.SHARDLIMIT_TEST_ONE}"}`,
 		`{"shards": [{"name": "a", "primary": "redis-a"}], "password": "{env.SHARDLIMIT_TEST_OTHER}"}`,
 		`{"shards": [{"name": "a", "primary": "redis-a"}], "username": "x", "password": "y"}`,
@@ -80,7 +80,7 @@ func TestWhatMakesConnectionsDiffer(t *testing.T) {
 		{`{"shards": [{"name": "a", "primary": "redis-a", "db": 1, "username": "u", "password": "p", "tls": {}, "dial_timeout": "1s", "pool_size": 2, "max_replica_lag": "1s"}]}`,
 			`{"shards": [{"name": "a", "primary": "redis-a"}], "db": 1, "username": "u", "password": "p", "tls": {}, "dial_timeout": "1s", "pool_size": 2, "max_replica_lag": "1s"}`},
 		{`{"shards": [{"name": "a", "primary": "redis-a", "password": "p"}]}`, `{"shards": [{"name": "a", "primary": "redis-a", "password": "p"}], "password": "x"}`},
-		// Only shards with sentinels have to do with what is for them.
+		// Only shards with sentinels use these options.
 		{`{"shards": [{"name": "a", "primary": "redis-a"}]}`, `{"shards": [{"name": "a", "primary": "redis-a"}, {"name": "b", "sentinel": {"master": "m", "addrs": ["s"]}}], "sentinel_password": "x"}`},
 	} {
 		if keyOf(t, pair[0]) != keyOf(t, pair[1]) {
@@ -89,8 +89,8 @@ func TestWhatMakesConnectionsDiffer(t *testing.T) {
 	}
 }
 
-// TestAnotherAuthorityInTheSameFile means other connections once a config is
-// loaded; another client certificate does not.
+// TestAnotherAuthorityInTheSameFile makes other connections once a config is loaded;
+// another client certificate does not.
 func TestAnotherAuthorityInTheSameFile(t *testing.T) {
 	ca, other := redistest.StartAuthority(t), redistest.StartAuthority(t)
 	client, err := ca.IssueClient("limiter", time.Now().Add(time.Hour))
@@ -145,7 +145,7 @@ func TestPoolKeysHoldNoSecret(t *testing.T) {
 	})
 	s.CloseStore()
 	if shards != 1 {
-		t.Errorf("%d shards were in the pool, want one", shards)
+		t.Errorf("%d shards were pooled, want one", shards)
 	}
 	stores.Pool.Range(func(key, _ any) bool {
 		t.Errorf("the pool still holds %T %v", key, key)

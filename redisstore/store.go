@@ -191,20 +191,20 @@ func (s *Store) OpenStore(name string) (_ store.Store, err error) {
 		names = append(names, shard.Name)
 		opened.keys = append(opened.keys, keys[shard.Name])
 	}
-	members, former, err := s.membersOf(name, pooled)
+	members, previous, err := s.membersOf(name, pooled)
 	if err != nil {
 		return nil, err
 	}
 	var migrations *redis.Migrations
-	if len(former) > 0 {
-		if migrations, opened.migrations, err = acquireMigrations(members, former, keys); err != nil {
+	if len(previous) > 0 {
+		if migrations, opened.migrations, err = acquireMigrations(members, previous, keys); err != nil {
 			return nil, err
 		}
 	}
 	renewMigrations(opened.keys, opened.migrations)
 	remote := redis.New(redis.Options{
 		Members:       members,
-		Previous:      former,
+		Previous:      previous,
 		Migrations:    migrations,
 		KeyPrefix:     s.KeyPrefix,
 		KeySecret:     []byte(s.KeySecret),
@@ -229,7 +229,7 @@ func (s *Store) OpenStore(name string) (_ store.Store, err error) {
 
 // membersOf returns the shards that own clients, and those that did before a
 // resharding, as members of the store with that name.
-func (s *Store) membersOf(storeName string, pooled map[string]pooledShard) (members, former []redis.Member, err error) {
+func (s *Store) membersOf(storeName string, pooled map[string]pooledShard) (members, previous []redis.Member, err error) {
 	member := func(shard *Shard, weight int) redis.Member {
 		return redis.Member{Name: shard.Name, Weight: weight, Shard: pooled[shard.Name].Shard, Observe: observeShard(storeName, shard.Name)}
 	}
@@ -238,18 +238,18 @@ func (s *Store) membersOf(storeName string, pooled map[string]pooledShard) (memb
 			members = append(members, member(shard, shard.Weight))
 		}
 	}
-	previous, err := s.previous()
+	owners, err := s.previous()
 	if err != nil {
 		return nil, nil, err
 	}
-	for _, p := range previous {
+	for _, p := range owners {
 		shard := s.shard(p.name)
 		if shard == nil {
 			return nil, nil, fmt.Errorf("previous_shards: %s is no shard of the store", p.name)
 		}
-		former = append(former, member(shard, cmp.Or(p.weight, shard.Weight)))
+		previous = append(previous, member(shard, cmp.Or(p.weight, shard.Weight)))
 	}
-	return members, former, nil
+	return members, previous, nil
 }
 
 // CloseStore implements [stores.StoreModule]. Waiting charges are delivered in the

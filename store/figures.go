@@ -11,9 +11,9 @@ const (
 	RoleReplica Role = "replica"
 )
 
-// Sharded is a Store that can tell how its shards are.
+// Sharded is a Store that can describe its shards.
 type Sharded interface {
-	// Shards tells it, by what has been seen, without a call.
+	// Shards describes them by what has been observed, without a call.
 	Shards() []Shard
 }
 
@@ -30,7 +30,7 @@ type Shard struct {
 	Servers []Server
 }
 
-// ServerState tells whether a server is used.
+// ServerState says whether a server is used.
 type ServerState string
 
 // The states of servers.
@@ -57,7 +57,7 @@ type Server struct {
 	Address string
 	// Role is what it is to its shard.
 	Role Role
-	// State tells whether it is used.
+	// State says whether the server is used.
 	State ServerState
 	// Lag is how far a replica is behind; it means nothing unless LagKnown is
 	// set.
@@ -85,7 +85,7 @@ type Lane struct {
 // BreakerClosed is the Breaker of a lane that is used.
 const BreakerClosed = "closed"
 
-// IsUp tells whether calls are made.
+// IsUp reports whether calls are made.
 func (l *Lane) IsUp() bool { return l.Breaker == BreakerClosed }
 
 // Pool is how connections are used.

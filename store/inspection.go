@@ -2,10 +2,10 @@ package store
 
 import "context"
 
-// Inspector is a Store that can tell what there is of a bucket.
+// Inspector is a Store that can show all copies of a bucket.
 type Inspector interface {
-	// Inspect tells it, and changes nothing. The request says what the states
-	// are about; its cost should be 0.
+	// Inspect returns them and changes nothing. The request says what the states are
+	// about; its cost should be 0.
 	Inspect(ctx context.Context, r Request) Inspection
 }
 
@@ -35,9 +35,9 @@ type Copy struct {
 	State State
 }
 
-// Holds tells whether st shows a bucket of the limit in which something counts,
-// or that has a window that was opened. An aligned one is open whether there is a
-// bucket or not.
+// Holds reports whether st shows a bucket of the limit in which something counts, or
+// that has a window that was opened. An aligned one is open whether there is a bucket
+// or not.
 func (st *State) Holds(limit *Limit) bool {
 	return st.Err == nil && (st.Used > 0 || st.Penalty > 0 || !limit.Align && st.Content != Content{})
 }

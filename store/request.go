@@ -30,9 +30,8 @@ type Request struct {
 	// BatchShare is how many percent of Events the batches of all processes
 	// hold at most under BatchAuto.
 	BatchShare int64
-	// ID tells this request from all others, where events are kept one by one:
-	// under [SlidingLog] and [Concurrency], which need it to spend and to
-	// refund.
+	// ID distinguishes this request from all others where events are kept one by one:
+	// under [SlidingLog] and [Concurrency], which need it to spend and to refund.
 	ID string
 	// Receipt is what the Take returned that a Refund takes back.
 	Receipt Receipt
@@ -55,8 +54,8 @@ func (r *Request) Capacity() int64 {
 // is ahead of it.
 func (r *Request) Need() int64 { return r.Cost + r.Ahead }
 
-// Receipt tells which part of a bucket a Take has spent. Its fields mean
-// something to the algorithm alone. The zero value is the receipt of nothing.
+// Receipt identifies the part of a bucket that a Take has spent. Only the algorithm
+// understands its fields. The zero value is the receipt of nothing.
 type Receipt struct {
 	// Period is the window, or the time without pause, in which it was spent.
 	Period int64

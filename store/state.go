@@ -15,7 +15,7 @@ type Content [6]int64
 
 // State is what a bucket looks like to one request.
 type State struct {
-	// Allowed tells whether the cost fits (Check), was spent (Take) or did fit
+	// Allowed reports whether the cost fits (Check), was spent (Take) or did fit
 	// (Charge).
 	Allowed bool
 	// Limit is the request's Capacity, or 0 if that is less.

@@ -37,11 +37,11 @@ var ErrUncertain = errors.New("outcome unknown")
 // Stores are safe for concurrent use. A context that ends makes the waiting
 // end with State.Err set; what was already on its way stays.
 type Store interface {
-	// Check tells whether each request's cost would fit, and spends nothing.
-	// It may read a replica, so it may lag behind. Where a window has to be
-	// opened for there to be a reset, and none is, it opens one, count 0, so
-	// that the reset it returns is one that is stored. A cost of 0 fits as
-	// long as no more than the limit is spent.
+	// Check reports whether each request's cost would fit, and spends nothing. It may
+	// read a replica, so it may lag behind. Where a window has to be opened for there
+	// to be a reset, and none is, it opens one, count 0, so that the reset it returns
+	// is one that is stored. A cost of 0 fits as long as no more than the limit is
+	// spent.
 	Check(ctx context.Context, reqs []Request) []State
 
 	// Charge spends each request's cost, whether or not it still fits, in the
@@ -50,22 +50,22 @@ type Store interface {
 	// window from now on.
 	Charge(ctx context.Context, reqs []Request) []State
 
-	// Take spends each request's cost where it fits, and nothing where it does
-	// not; each request by itself. State.Allowed tells which it was, and
-	// State.Receipt is what a refund of it takes.
+	// Take spends each request's cost where it fits, and nothing where it does not;
+	// each request by itself. State.Allowed says which, and State.Receipt is what a
+	// refund of it takes.
 	Take(ctx context.Context, reqs []Request) []State
 
-	// Refund gives back each request's cost, all or a part of what a Take
-	// spent that returned the request's Receipt and had the same ID. What the
-	// passing of time has given back already is not given back again. The
-	// caller sees to it that he does not ask for more than he took.
+	// Refund gives back each request's cost, all or a part of what a Take spent that
+	// returned the request's Receipt and had the same ID. What the passing of time has
+	// given back already is not given back again. The caller must not ask for more than
+	// it took.
 	Refund(ctx context.Context, reqs []Request) []State
 }
 
-// Detacher is a Store that can write without being waited for, as remote
-// stores do so that a response is never delayed by its charge. The methods may
-// keep reqs, which nobody changes any more, and return at once. What cannot be
-// delivered is counted and logged by the store.
+// Detacher is a Store that can write without being waited for, as remote stores do so
+// that a response is never delayed by its charge. The methods may keep reqs, which the
+// caller no longer changes, and return at once. What cannot be delivered is counted and
+// logged by the store.
 type Detacher interface {
 	// ChargeDetached is Charge without the states.
 	ChargeDetached(reqs []Request)
@@ -73,13 +73,13 @@ type Detacher interface {
 	RefundDetached(reqs []Request)
 }
 
-// Reporter is a Detacher that other processes write to as well, and that tells
-// what became of charges and refunds.
+// Reporter is a Detacher that has other writers, and that reports the outcomes of
+// charges and refunds.
 type Reporter interface {
 	Detacher
-	// ChargeReported is Charge without waiting. report is called once for each
-	// request, by its place in reqs, maybe before ChargeReported returns, and
-	// must be quick. The caller sees to what could not be delivered.
+	// ChargeReported is Charge without waiting. report is called once for each request,
+	// by its place in reqs, maybe before ChargeReported returns, and must be quick. The
+	// caller handles what could not be delivered.
 	ChargeReported(reqs []Request, report func(i int, st State))
 	// RefundReported is the same for Refund.
 	RefundReported(reqs []Request, report func(i int, st State))
@@ -98,7 +98,7 @@ type Penalizer interface {
 	PenalizeDetached(reqs []Request)
 }
 
-// Peeker is a Store that can tell what is in a bucket without changing it.
+// Peeker is a Store that can show a bucket without changing it.
 type Peeker interface {
 	// Peek is Check, but opens no window. It may read a replica.
 	Peek(ctx context.Context, reqs []Request) []State

@@ -82,14 +82,14 @@ func copiesOf(found *store.Inspection) *adminapi.Copies {
 	copies := &adminapi.Copies{Shard: found.Shard, Servers: []adminapi.Copy{}}
 	for i := range found.Copies {
 		c := &found.Copies[i]
-		told := adminapi.Copy{Address: c.Address, Role: c.Role}
+		answer := adminapi.Copy{Address: c.Address, Role: c.Role}
 		switch {
 		case c.State.Err != nil:
-			told.Error = c.State.Err.Error()
+			answer.Error = c.State.Err.Error()
 		case c.Exists:
-			told.State = stateOf(&c.State)
+			answer.State = stateOf(&c.State)
 		}
-		copies.Servers = append(copies.Servers, told)
+		copies.Servers = append(copies.Servers, answer)
 	}
 	return copies
 }

@@ -74,11 +74,11 @@ func statusOfStore(handle *stores.Handle) adminapi.Store {
 	}
 	if sharded, ok := open.Base.(store.Sharded); ok {
 		for _, shard := range sharded.Shards() {
-			told := adminapi.Shard{Name: shard.Name, Kind: shard.Kind, Retired: shard.Retired, Found: shard.Found, Servers: []adminapi.Server{}}
+			answer := adminapi.Shard{Name: shard.Name, Kind: shard.Kind, Retired: shard.Retired, Found: shard.Found, Servers: []adminapi.Server{}}
 			for i := range shard.Servers {
-				told.Servers = append(told.Servers, statusOfServer(&shard.Servers[i]))
+				answer.Servers = append(answer.Servers, statusOfServer(&shard.Servers[i]))
 			}
-			s.Shards = append(s.Shards, told)
+			s.Shards = append(s.Shards, answer)
 		}
 	}
 	f := open.Accounts.Figures()

@@ -208,11 +208,11 @@ type SimulatedRequest struct {
 	Headers http.Header `json:"headers"`
 	// RemoteAddr is an IP address with or without a port, 127.0.0.1 if it is empty.
 	RemoteAddr string `json:"remote_addr,omitempty"`
-	// Server is the name of a server of the HTTP app, if the URL does not tell.
+	// Server is the name of a server of the HTTP app, if the URL does not name one.
 	Server string `json:"server,omitempty"`
 }
 
-// Simulation tells what would become of a request.
+// Simulation is the foreseen outcome of a request.
 type Simulation struct {
 	// Decision is allowed, refused, error_allowed or error_refused.
 	Decision string `json:"decision"`

@@ -178,7 +178,7 @@ func FreeAddrs(n int) (addrs []string, err error) {
 	return addrs, nil
 }
 
-// awaitListening waits until somebody listens on all of the addresses.
+// awaitListening waits until all of the addresses accept connections.
 func awaitListening(addrs []string, ended <-chan struct{}) error {
 	deadline := time.Now().Add(time.Minute)
 	for _, addr := range addrs {

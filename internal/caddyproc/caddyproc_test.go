@@ -26,6 +26,6 @@ func TestLabelsAreWhole(t *testing.T) {
 		t.Errorf("le is %q", got)
 	}
 	if _, err := ParseMetrics("x y"); err == nil {
-		t.Error("what is no number is read")
+		t.Error("a value that is no number is read")
 	}
 }

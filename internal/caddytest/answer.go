@@ -123,9 +123,8 @@ func (c *Caddy) AskContext(ctx context.Context, path string, headers ...string) 
 	return a, nil
 }
 
-// ErrTooEarly says that a refusal makes the client come back before the reset.
-// That is no contradiction where requests in flight are the reason: how they end
-// is not known.
+// ErrTooEarly reports a Retry-After that ends before the reset. It is no contradiction
+// if requests in flight are the reason: their outcome is unknown.
 var ErrTooEarly = errors.New("the client is to come back before the reset")
 
 // contradiction returns an error where the headers cannot be true together.
@@ -140,7 +139,7 @@ func (a Answer) contradiction() error {
 		return nil
 	}
 	if a.Remaining != max(a.Limit-a.Used, 0) {
-		return errors.New("what is used and what remains are not the limit")
+		return errors.New("used and remaining do not add up to the limit")
 	}
 	if a.Reset < 0 || a.Resource == "" {
 		return errors.New("limit headers are incomplete")
@@ -182,7 +181,7 @@ func (c *Caddy) TryProbe(ctx context.Context, path string, headers ...string) (A
 		return a, errors.New("limit headers are incomplete")
 	}
 	if a.Remaining > max(a.Limit-a.Used, 0) {
-		return a, errors.New("what is used and what remains are more than the limit")
+		return a, errors.New("used and remaining exceed the limit")
 	}
 	return a, nil
 }

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// SlowBackend is a server that begins to answer when it is told to. A request of
-// /stream gets the beginning of its answer at once.
+// SlowBackend is a server that answers on command. A request of /stream gets the
+// beginning of its answer at once.
 type SlowBackend struct {
 	Server *httptest.Server
 	// Arrived has each request that has arrived.

@@ -145,9 +145,9 @@ func (s Shards) Now(t *testing.T) int64 {
 // Content is what Redis holds of one bucket of any algorithm, and zero for a
 // bucket that does not exist.
 type Content struct {
-	// Used is what was spent and still counts.
+	// Used is the cost that was spent and still counts.
 	Used int64
-	// Spent describes what was spent: equal texts mean that it is the same.
+	// Spent describes the spent cost: equal texts mean that it is the same.
 	Spent string
 	// Penalty is the instant at which the client's penalty ends, or 0.
 	Penalty int64
@@ -188,7 +188,7 @@ func (s Shards) Content(t *testing.T, zone, client string) Content {
 func (s Shards) AwaitUsed(t *testing.T, zone, client string, used int64) {
 	t.Helper()
 	Eventually(t, "client "+client+" has settled", func() error {
-		return Want("what is used of zone "+zone, s.Content(t, zone, client).Used, used)
+		return Want("the used cost of zone "+zone, s.Content(t, zone, client).Used, used)
 	})
 }
 

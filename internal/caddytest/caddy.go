@@ -1,12 +1,11 @@
 // Package caddytest runs Caddy with this module as a process of its own, for
 // tests: the test binary, whose TestMain calls [Main], is that Caddy.
 //
-// [Start] runs it with a Caddyfile; its methods load configs, send requests,
-// read metrics and the log, and stop it. [StartShards] starts the Redis servers
-// that a config names, and [Shards] reads what they hold. [StartSlowBackend] is
-// a server behind Caddy that answers when it is told to. Nothing depends on the
-// machine's speed: [Eventually] and all that waits do so for a condition, for
-// [WaitLimit] at most.
+// [Start] runs it with a Caddyfile; its methods load configs, send requests, read
+// metrics and the log, and stop it. [StartShards] starts the Redis servers that a
+// config names, and [Shards] reads what they hold. [StartSlowBackend] is a server
+// behind Caddy that answers on command. Nothing depends on the machine's speed:
+// [Eventually] and all that waits do so for a condition, for [WaitLimit] at most.
 package caddytest
 
 import (
@@ -220,7 +219,7 @@ func (c *Caddy) AdminCall(method, path, contentType, body string) (status int, t
 			return err
 		}
 		req.Header.Set("Content-Type", contentType)
-		// As it was before the answer, which may come at the moment of that line.
+		// Read before the call, whose answer may come at the moment of that line.
 		runs := strings.Contains(c.Logs.String(), "serving initial configuration")
 		resp, err := adminClient.Do(req)
 		if err != nil {

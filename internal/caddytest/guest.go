@@ -13,16 +13,15 @@ import (
 
 func init() { caddy.RegisterModule(new(GuestStore)) }
 
-// GuestStore is the store module guest, as another plugin would bring it along.
+// GuestStore is the store module guest, as another plugin would provide it.
 type GuestStore struct {
 	Motto string `json:"motto,omitempty"`
-	// Plain leaves out what a store need not have.
+	// Plain leaves out the optional interfaces of a store.
 	Plain bool `json:"plain,omitempty"`
-	// Unsure makes checks fail as only what writes should.
+	// Unsure makes checks fail with ErrUncertain, as only writes should.
 	Unsure bool `json:"unsure,omitempty"`
 }
 
-// unsureStore is a store whose checks fail so.
 type unsureStore struct{ store.Store }
 
 func (unsureStore) Check(_ context.Context, reqs []store.Request) []store.State {

@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// TestDigestIsNoClientKey sends what is kept of a long client key as a client
-// key.
+// TestDigestIsNoClientKey sends the digest of a long client key as a client key.
 func TestDigestIsNoClientKey(t *testing.T) {
 	for _, n := range []int{maxKey + 1, 100, 10_000} {
 		long := New(0, strings.Repeat("k", n))

@@ -34,7 +34,7 @@ func TestLimitsAreNumberedOnce(t *testing.T) {
 	}
 	again := store.Limit{Zone: "A", Algorithm: store.FixedWindow, Window: time.Hour}
 	if n := l.add(&again); n != numbers[0][0] {
-		t.Errorf("limit numbered %d becomes %d for who sees it missing too late", numbers[0][0], n)
+		t.Errorf("limit numbered %d gets %d from a late registration", numbers[0][0], n)
 	}
 	if len(seen) != zones {
 		t.Errorf("%d limits have %d numbers", zones, len(seen))

@@ -8,13 +8,13 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
-// rolloutTo is a rollout of so many percent, ready for use.
+// rolloutTo returns a rollout of percent, ready for use.
 func rolloutTo(percent float64) *Rollout {
 	return &Rollout{Percent: percent, bound: boundOf(percent)}
 }
 
-// TestRolloutMovesTheSameClientsAlways: other values would move other clients,
-// back among them, in whoever updates.
+// TestRolloutMovesTheSameClientsAlways: other cohorts would move other clients in an
+// update, some of them back.
 func TestRolloutMovesTheSameClientsAlways(t *testing.T) {
 	for key, want := range map[string]uint64{
 		"":                  287642424617888,
@@ -34,7 +34,7 @@ func TestRolloutMovesTheSameClientsAlways(t *testing.T) {
 	}
 }
 
-func TestRolloutMovesItsShareAndNobodyBack(t *testing.T) {
+func TestRolloutMovesItsShareAndNoClientBack(t *testing.T) {
 	const keys = 100_000
 	var before map[string]bool
 	for _, percent := range []float64{0, 0.01, 0.1, 1, 2.5, 12.5, 100.0 / 3, 50, 66.66, 99.5, 99.99, 100} {
@@ -55,7 +55,7 @@ func TestRolloutMovesItsShareAndNobodyBack(t *testing.T) {
 		if math.Abs(share-percent) > 0.5 {
 			t.Errorf("%g percent move %g", percent, share)
 		}
-		// Nobody and everybody are exactly that, and a hundredth is less.
+		// 0 and 100 percent are exact, and no other share is.
 		if whole := percent == 0 || percent == 100; whole != (len(moved) == 0 || len(moved) == keys) {
 			t.Errorf("%g percent move %d of %d", percent, len(moved), keys)
 		}
@@ -65,8 +65,8 @@ func TestRolloutMovesItsShareAndNobodyBack(t *testing.T) {
 	}
 }
 
-// TestRolloutIsIndependentOfTheShards: neither does it empty a shard of the store
-// that clients leave, nor does it fill one of the store that they come to.
+// TestRolloutIsIndependentOfTheShards: it neither empties one shard of the old store
+// first, nor fills one of the new store.
 func TestRolloutIsIndependentOfTheShards(t *testing.T) {
 	const keys = 100_000
 	var members []redis.Member

@@ -21,8 +21,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
-// TestStoreThatDoesNotOpen, of two that a request needs: its zones follow their
-// on_error, and those in the other store are asked and settled as ever.
+// TestStoreThatDoesNotOpen, of two that a request needs: its zones follow on_error, and
+// those of the other store are checked and settled as usual.
 func TestStoreThatDoesNotOpen(t *testing.T) {
 	for _, broken := range []int{ownStore, rolloutStore} {
 		for onError, status := range map[string]int{stores.OnErrorAllow: http.StatusOK, stores.OnErrorLocal: http.StatusOK, stores.OnErrorDeny: http.StatusServiceUnavailable} {
@@ -66,12 +66,12 @@ func TestStoreThatDoesNotOpen(t *testing.T) {
 					asked = nil
 				}
 				if got != status || !slices.Equal(s.asked, asked) {
-					t.Errorf("store %d does not open, on_error %s, charge before %v: status %d, the other one is asked to %q, want %d and %q",
+					t.Errorf("store %d does not open, on_error %s, charge before %v: status %d, the other store is called to %q, want %d and %q",
 						broken, onError, charge, got, s.asked, status, asked)
 				}
 				for in, handle := range handles {
 					if handle.EnterOpen() != nil {
-						t.Errorf("store %d is open in the end", in)
+						t.Errorf("store %d is open at the end", in)
 					}
 				}
 			}
@@ -105,8 +105,8 @@ type boundedWorld struct {
 	zone   *Zone
 }
 
-// newBoundedWorld has a zone by the header A, that lets this many new clients in
-// a second.
+// newBoundedWorld returns a site with a zone by the header A, which admits that many
+// new clients a second.
 func newBoundedWorld(t *testing.T, most int, zone *Zone) *boundedWorld {
 	t.Helper()
 	w := &boundedWorld{t: t, now: time.Unix(1_700_000_000, 0), zone: zone}
@@ -135,8 +135,8 @@ func (w *boundedWorld) open(most int) *stores.Handle {
 	return handle
 }
 
-// ask sends a request of a client through so many handlers with the zone, and
-// returns the status.
+// ask sends a client's request through a number of handlers with the zone, and returns
+// the status.
 func (w *boundedWorld) ask(client string, handlers int) int {
 	w.t.Helper()
 	h := &Limiter{Config: Config{Zones: []*Zone{w.zone}, Logger: zap.NewNop(), Now: func() time.Time { return w.now }, Store: w.handle, LogRefusals: LogNone}}
@@ -158,7 +158,7 @@ func (w *boundedWorld) ask(client string, handlers int) int {
 	return response.Code
 }
 
-// used is what is spent of a client's bucket.
+// used returns the count of a client's bucket.
 func (w *boundedWorld) used(clientKey string) int64 {
 	r := store.Request{Limit: &w.zone.limit, ClientKey: clientKey, Events: w.zone.Events.Number}
 	return w.store.Peek(context.Background(), []store.Request{r})[0].Used
@@ -166,9 +166,8 @@ func (w *boundedWorld) used(clientKey string) int64 {
 
 func (w *boundedWorld) keyOf(client string) string { return w.zone.templates[0].tag + ":" + client }
 
-// TestRegularsAreNotNewcomers: a client that comes all the time is not refused
-// because made-up keys come beside it, however many windows end meanwhile, and
-// whatever becomes of the config.
+// TestRegularsAreNotNewcomers: a client that keeps coming is not refused because of
+// made-up keys, however many windows end and whatever happens to the config.
 func TestRegularsAreNotNewcomers(t *testing.T) {
 	const (
 		most   = 5
@@ -227,7 +226,7 @@ func TestRegularsAreNotNewcomers(t *testing.T) {
 // TestOpenWindowIsABucket, although nothing has been spent in it yet.
 func TestOpenWindowIsABucket(t *testing.T) {
 	w := newBoundedWorld(t, 1, &Zone{Events: Quantity{Number: 1}, Window: time.Hour})
-	// As another process does whose request still runs.
+	// Another process opens the window, by a request that still runs.
 	w.store.Check(context.Background(), []store.Request{{Limit: &w.zone.limit, ClientKey: w.keyOf("alice"), Events: 1, Cost: 1}})
 	for _, client := range []string{"first", "second"} {
 		if status := w.ask(client, 1); status != http.StatusOK {
@@ -242,8 +241,8 @@ func TestOpenWindowIsABucket(t *testing.T) {
 	}
 }
 
-// TestDivertedRequestIsChargedOnce where two handlers have the zone, though a new
-// client may have been let in between them.
+// TestDivertedRequestIsChargedOnce where two handlers have the zone, although a new
+// client may have been admitted in between.
 func TestDivertedRequestIsChargedOnce(t *testing.T) {
 	for _, charge := range []bool{false, true} {
 		for _, handlers := range []int{1, 2, 3} {
@@ -258,7 +257,7 @@ func TestDivertedRequestIsChargedOnce(t *testing.T) {
 				t.Errorf("charge before %v, %d handlers: the first client was charged %d, want 1", charge, handlers, used)
 			}
 			if used := w.used(stores.OverflowKey); used != clients-1 {
-				t.Errorf("charge before %v, %d handlers: %d requests were diverted, charged are %d", charge, handlers, clients-1, used)
+				t.Errorf("charge before %v, %d handlers: %d requests were diverted, %d were charged", charge, handlers, clients-1, used)
 			}
 			w.handle.Unload()
 		}

@@ -185,7 +185,7 @@ const (
 	maxKey    = 128
 	shortKey  = 144
 	shortDots = "..."
-	// shortDigest is how many bytes of the SHA-256 are kept: with 192 bits nobody
+	// shortDigest is how many bytes of the SHA-256 are kept: with 192 bits no client
 	// can find two client keys that share a bucket.
 	shortDigest = 24
 	shortHead   = shortKey - len(shortDots) - shortDigest*8/6

@@ -58,7 +58,7 @@ func TestClientKeyTakesTheFirstTextThatIsNotEmpty(t *testing.T) {
 	}
 }
 
-func TestClientKeyTellsWhichTextResolved(t *testing.T) {
+func TestClientKeyShowsWhichTextResolved(t *testing.T) {
 	z := keyZone("{"+headerA+"}", clientIPText)
 	asHeader := keyFor(z, values{headerA: "192.0.2.1", ipVar: "198.51.100.1"})
 	asAddress := keyFor(z, values{ipVar: "192.0.2.1"})
@@ -200,7 +200,7 @@ func TestLongClientKeysAreShortened(t *testing.T) {
 	for n := range 2*shortKey + 1 {
 		for _, b := range []string{"", "x", "xx"} {
 			value := strings.Repeat("x", n)
-			// What the key would be in full.
+			// The key at full length.
 			full := fmt.Sprint(tag, value, b, ":", n)
 			key := keyFor(z, values{headerA: value, headerB: b, ipVar: "192.0.2.1"})
 			if n+len(b) == 0 {
@@ -246,7 +246,7 @@ func TestShortenedKeysAreText(t *testing.T) {
 			}
 		}
 	}
-	// What is no text is cut anywhere.
+	// Bytes that are no text are cut anywhere.
 	if key := keyFor(z, values{headerA: strings.Repeat("\x80", 1000)}); len(key) != shortKey {
 		t.Errorf("the shortened key is %q of %d bytes, want %d", key, len(key), shortKey)
 	}
@@ -398,7 +398,7 @@ func FuzzClientKey(f *testing.F) {
 	})
 }
 
-// identityOf is what FuzzClientKey's zone has to tell clients apart by.
+// identityOf returns what identifies a client in FuzzClientKey's zone.
 func identityOf(v []string) [4]string {
 	switch {
 	case v[0] != "" || v[1] != "":

@@ -6,8 +6,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// penalize keeps clients refused that a zone with a penalty has just refused. What
-// is in flight may turn out to be free, so it earns no penalty. Nobody waits for the
+// penalize keeps clients refused that a zone with a penalty has just refused. Requests
+// in flight may turn out to be free, so they earn no penalty. No request waits for the
 // stores: the states show the penalty already.
 func (e *evaluation) penalize() {
 	for i, z := range e.zones {

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// TestRefusedMost clients are found among many that are refused seldom, with
-// counts that are close and never above the truth.
-func TestRefusedMost(t *testing.T) {
+// TestMostRefusedClients are found among many that are seldom refused, with counts that
+// are close and never too high.
+func TestMostRefusedClients(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	c := newRefusedClients(now)
 	const heavy, each, others = 20, 2000, 100_000
@@ -40,13 +40,13 @@ func TestRefusedMost(t *testing.T) {
 			continue
 		}
 		if truth := int64(each + 100*i); client.Count > truth || client.Count < truth*9/10 {
-			t.Errorf("%s was refused %d times, told are %d", client.ClientKey, truth, client.Count)
+			t.Errorf("%s was refused %d times, top says %d", client.ClientKey, truth, client.Count)
 		}
 	}
 }
 
-// TestRefusedOfLastMinutes count, and no others.
-func TestRefusedOfLastMinutes(t *testing.T) {
+// TestRefusalsOfTheLastMinutes count, and no others.
+func TestRefusalsOfTheLastMinutes(t *testing.T) {
 	start := time.Unix(0, 1000*int64(refusedPeriod))
 	c := newRefusedClients(start)
 	for range 10 {
@@ -75,7 +75,7 @@ func TestRefusedOfLastMinutes(t *testing.T) {
 			t.Errorf("after %v alice was refused %d times, want %d", step.after, count, step.count)
 		}
 	}
-	// A place is used again by a later period, never by an earlier one.
+	// A place is reused by a later period, never by an earlier one.
 	c.note("bob", start.Add(4*refusedPeriod))
 	c.note("alice", start)
 	if top := c.top(10, "", start.Add(4*refusedPeriod)); len(top) != 1 || top[0].ClientKey != "bob" {
@@ -117,8 +117,8 @@ func TestRefusedMemoryIsBounded(t *testing.T) {
 	runtime.KeepAlive(keys)
 }
 
-// TestRefusedTogether counts every refusal, and readers harm nobody.
-func TestRefusedTogether(t *testing.T) {
+// TestConcurrentRefusals all count, also beside readers.
+func TestConcurrentRefusals(t *testing.T) {
 	now := time.Now()
 	c := newRefusedClients(now)
 	var workers sync.WaitGroup
@@ -139,7 +139,7 @@ func TestRefusedTogether(t *testing.T) {
 	}
 }
 
-// BenchmarkRefusedClients is what a refusal costs more for being noted.
+// BenchmarkRefusedClients measures what noting a refusal costs.
 func BenchmarkRefusedClients(b *testing.B) {
 	now := time.Now()
 	for _, clients := range []int{1, 100, 100_000} {

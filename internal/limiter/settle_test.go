@@ -17,7 +17,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// deafStore answers no take, and notes what else it is asked.
+// deafStore answers no take, and notes its other calls.
 type deafStore struct {
 	takeError error
 	asked     []string
@@ -75,8 +75,8 @@ func newTestHandler(t *testing.T, z *Zone, s store.Store) *Limiter {
 	return l
 }
 
-// answeredWith serves one request by a handler with the zone in front of a chain
-// that answers with status, and returns what the client gets.
+// answeredWith serves one request by a handler with the zone, in front of a chain that
+// answers with status, and returns the client's status.
 func answeredWith(t *testing.T, z *Zone, s *deafStore, status int) int {
 	t.Helper()
 	h := newTestHandler(t, z, s)
@@ -92,8 +92,8 @@ func answeredWith(t *testing.T, z *Zone, s *deafStore, status int) int {
 	return w.Code
 }
 
-// TestTakeOfUnknownOutcome: what may have been spent is not spent again, and is
-// given back only where that cannot give back too much.
+// TestTakeOfUnknownOutcome: a cost that may be spent is not spent again, and is
+// refunded only where that cannot refund too much.
 func TestTakeOfUnknownOutcome(t *testing.T) {
 	uncertain := fmt.Errorf("%w: no answer in time", store.ErrUncertain)
 	notExecuted := fmt.Errorf("%w: connection refused", store.ErrNotExecuted)
@@ -160,7 +160,7 @@ func TestTakeOfUnknownOutcome(t *testing.T) {
 				t.Errorf("status is %d, want %d", got, test.want)
 			}
 			if !slices.Equal(s.asked, test.asked) {
-				t.Errorf("the store is asked to %q, want %q", s.asked, test.asked)
+				t.Errorf("the store is called to %q, want %q", s.asked, test.asked)
 			}
 		})
 	}
@@ -180,8 +180,8 @@ func (s *returningStore) Charge(ctx context.Context, reqs []store.Request) []sto
 	return states
 }
 
-// TestLocalSlotIsHandedOver to the store that is back, by the next renewal, and
-// given back there at the end. One that never got there is not.
+// TestLocalSlotIsHandedOver by the next renewal to the store that is back, and refunded
+// there at the end. A slot that never reached the store is not refunded.
 func TestLocalSlotIsHandedOver(t *testing.T) {
 	notExecuted := fmt.Errorf("%w: connection refused", store.ErrNotExecuted)
 	uncertain := fmt.Errorf("%w: no answer in time", store.ErrUncertain)
@@ -213,7 +213,7 @@ func TestLocalSlotIsHandedOver(t *testing.T) {
 				t.Error(err)
 			}
 			if !slices.Equal(s.asked, test.asked) {
-				t.Errorf("the store is asked to %q, want %q", s.asked, test.asked)
+				t.Errorf("the store is called to %q, want %q", s.asked, test.asked)
 			}
 		})
 	}

@@ -52,8 +52,8 @@ func TestInformationalStatusesAreNotFinal(t *testing.T) {
 	}
 }
 
-// TestHeadersOfUndecidedZones: a zone that was not asked, as one that may have
-// taken before the request waited is not, tells nothing, wherever it stands.
+// TestHeadersOfUndecidedZones: a zone without an answer shows nothing, wherever it
+// stands. Such a zone may have taken before the request waited.
 func TestHeadersOfUndecidedZones(t *testing.T) {
 	undecided, decided := store.State{}, store.State{Allowed: true, Limit: 5, Remaining: 4, Used: 1, Now: 1, Reset: 2}
 	for name, states := range map[string][]store.State{

@@ -30,8 +30,8 @@ func mustJoin(t *testing.T, m *waitingRoom, clientKey string, at int64) *waiter 
 	return w
 }
 
-// calls fails the test unless those that leave one after the other are in this
-// order.
+// calls requires that waiters are called in this order, each once the previous one has
+// left.
 func calls(t *testing.T, m *waitingRoom, order ...*waiter) {
 	t.Helper()
 	for i, w := range order {
@@ -62,8 +62,8 @@ func TestWaitersThatArrivedTogetherAreCalledAsTheyJoined(t *testing.T) {
 	calls(t, m, a, b, c)
 }
 
-// TestNobodyGoesBeforeTheFirst: it has been called already.
-func TestNobodyGoesBeforeTheFirst(t *testing.T) {
+// TestNoWaiterOvertakesTheFirst: it has been called already.
+func TestNoWaiterOvertakesTheFirst(t *testing.T) {
 	m := newRoom()
 	first := mustJoin(t, m, "k", 5)
 	early := mustJoin(t, m, "k", 1)
@@ -71,7 +71,7 @@ func TestNobodyGoesBeforeTheFirst(t *testing.T) {
 	calls(t, m, first, early, late)
 }
 
-func TestWaitersAreToldWhatIsAhead(t *testing.T) {
+func TestWaitersLearnTheCostAhead(t *testing.T) {
 	m := newRoom()
 	for i, step := range []struct{ arrived, cost, ahead int64 }{
 		{arrived: 1, cost: 3, ahead: 0},
@@ -107,7 +107,7 @@ func TestRoomHoldsNoMoreThanItsBound(t *testing.T) {
 	first, _ := m.join(lineID{clientKey: "a"}, 1, arrival(1), 2)
 	second, _ := m.join(lineID{clientKey: "b"}, 1, arrival(2), 2)
 	if first == nil || second == nil {
-		t.Fatal("two may not wait where two may")
+		t.Fatal("two waiters do not fit a bound of two")
 	}
 	for _, clientKey := range []string{"a", "b", "c"} {
 		if w, ahead := m.join(lineID{clientKey: clientKey}, 1, arrival(3), 2); w != nil || ahead != 0 {
@@ -115,14 +115,14 @@ func TestRoomHoldsNoMoreThanItsBound(t *testing.T) {
 		}
 	}
 	if m.hasLine(lineID{clientKey: "c"}) {
-		t.Error("who was turned away is in a line")
+		t.Error("a rejected waiter is in a line")
 	}
 	m.leave(first)
 	if w, _ := m.join(lineID{clientKey: "c"}, 1, arrival(4), 2); w == nil {
-		t.Error("nobody may wait where one has left")
+		t.Error("a freed place stays closed")
 	}
 	if w, _ := m.join(lineID{clientKey: "c"}, 1, arrival(5), 3); w == nil {
-		t.Error("a larger bound lets nobody in")
+		t.Error("a larger bound admits no waiter")
 	}
 }
 
@@ -131,7 +131,7 @@ func TestLeavingFromTheMiddle(t *testing.T) {
 	a, b, c := mustJoin(t, m, "k", 1), mustJoin(t, m, "k", 2), mustJoin(t, m, "k", 3)
 	m.leave(b)
 	if isFirst(b) || isFirst(c) {
-		t.Error("somebody is called while the first is there")
+		t.Error("a waiter is called while the first is there")
 	}
 	d := mustJoin(t, m, "k", 2)
 	calls(t, m, a, d, c)

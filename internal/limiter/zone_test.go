@@ -167,8 +167,8 @@ func TestEventsForABurst(t *testing.T) {
 	}
 }
 
-// TestBurstOfACentury: the slowest burst that loads is a limit; what would take
-// longer to drain than an instant can tell would be none.
+// TestBurstOfACentury: the slowest burst that loads still limits; a slower one would
+// drain beyond the range of an instant.
 func TestBurstOfACentury(t *testing.T) {
 	const burst = 100
 	z := &Zone{
@@ -343,7 +343,7 @@ func TestReservedFromAMatcherThatFails(t *testing.T) {
 		t.Errorf("error is %v, want the matcher's", err)
 	}
 	if got, err := z.reservedFrom(httptest.NewRequest("POST", "/", nil)); err != nil || got != 0 {
-		t.Errorf("a request that matches before it is told %d, %v", got, err)
+		t.Errorf("a request that matches an earlier reserve gets %d, %v", got, err)
 	}
 	h, _ := keyHandler()
 	z.Key, z.Events = []string{"static"}, Quantity{Number: 10}
@@ -382,8 +382,8 @@ func TestReservedOfARequest(t *testing.T) {
 	}
 }
 
-// TestZoneStateLivesWithTheStore: a config that comes before the last user of the
-// one before has left takes the state over, and one that comes later begins anew.
+// TestZoneStateLivesWithTheStore: a config takes the state over if the last user of the
+// previous one has not left, and begins anew otherwise.
 func TestZoneStateLivesWithTheStore(t *testing.T) {
 	load := func(store string) *stores.Handle {
 		u := &stores.Handle{Name: store, Module: deafModule{new(deafStore)}, Logger: zap.NewNop()}
@@ -438,6 +438,6 @@ func TestZoneStateLivesWithTheStore(t *testing.T) {
 	}
 	other.Unload()
 	if n := series() - before; n != 0 {
-		t.Errorf("%d zones have metrics that are used by none", n)
+		t.Errorf("%d unused zones have metrics", n)
 	}
 }

@@ -40,8 +40,8 @@ type Options struct {
 	// Duration.
 	Requests int64
 	Duration time.Duration // how long they are sent at most; 0 means a minute
-	// OnResponse, if set, is given every response, from several goroutines.
-	// The body is already drained.
+	// OnResponse, if set, receives every response, from several goroutines. The body is
+	// already drained.
 	OnResponse func(key string, resp *http.Response)
 }
 
@@ -50,10 +50,9 @@ type Result struct {
 	Requests int64         // how many were answered
 	Status   map[int]int64 // Status counts the answers by status
 	Elapsed  time.Duration // how long it took
-	// Latencies, of requests at a Rate, are how long answers took from the
-	// instants at which the requests were due. Lags are how long after these they
-	// were sent, and Times how long answers took from then. All are in order of
-	// length.
+	// For requests at a Rate, Latencies are from when they were due to their answers,
+	// Lags from then to their sending, and Times from there to their answers. All are
+	// sorted.
 	Latencies, Lags, Times []time.Duration
 }
 
@@ -255,8 +254,8 @@ func readPlain(r *bufio.Reader) (status int, ok bool, err error) {
 	return status, true, nil
 }
 
-// plainHead reads the status and the length of the body. The length is negative
-// if something else has to be known.
+// plainHead reads the status and the length of the body. A negative length means that
+// the full parser has to read the answer.
 func plainHead(head []byte) (status, length int) {
 	line, fields, _ := bytes.Cut(head, []byte("\r\n"))
 	rest, isHTTP := bytes.CutPrefix(line, []byte("HTTP/1.1 "))

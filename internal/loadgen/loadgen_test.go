@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-func TestRunSendsWhatIsAsked(t *testing.T) {
+func TestRunSendsTheRequestedLoad(t *testing.T) {
 	var served, seen atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		served.Add(1)
@@ -50,8 +50,8 @@ func TestRunEndsInTime(t *testing.T) {
 	}
 }
 
-// TestPacedKeepsTheRate: requests come when they are due, and one that has to
-// wait for a connection has waited.
+// TestPacedKeepsTheRate: requests are sent when they are due, and the wait for a
+// connection counts.
 func TestPacedKeepsTheRate(t *testing.T) {
 	const stall = 100 * time.Millisecond
 	var served atomic.Int64
@@ -86,7 +86,7 @@ func TestPacedKeepsTheRate(t *testing.T) {
 	if sum > result.Elapsed {
 		t.Errorf("from when they were sent they took %v within %v", sum, result.Elapsed)
 	}
-	// Of those that were due meanwhile, half waited for half of the stall.
+	// Of the requests due during the stall, half waited for half of it.
 	waited := 0
 	for _, lag := range result.Lags {
 		if lag > stall/2-5*time.Millisecond {
@@ -114,12 +114,12 @@ func TestPacedEndsWithTheContext(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(time.Minute):
-		t.Error("it goes on without its context")
+		t.Error("Run outlasts its context")
 	}
 }
 
-// TestAnswersOfAllKinds: answers that do not say how long they are, or that the
-// connection ends, are read as well.
+// TestAnswersOfAllKinds: answers without a length, or ended by the connection, are read
+// as well.
 func TestAnswersOfAllKinds(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.Header.Get("X-Key") {

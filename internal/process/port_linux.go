@@ -10,10 +10,10 @@ import (
 // ReservePort returns a TCP port of the loopback address that belongs to the
 // caller until it calls release, which may be called again.
 //
-// A socket that is bound but does not listen holds the port. While no server
-// listens on it connections are refused, the system gives the number to nobody
-// else, and a server that names it (and sets SO_REUSEADDR, as Redis, Caddy and Go
-// do) can listen. So a server that is down finds its port free when it comes back.
+// A socket that is bound but does not listen holds the port. While no server listens on
+// it connections are refused, the system gives the number to no other socket, and a
+// server that names it (and sets SO_REUSEADDR, as Redis, Caddy and Go do) can listen.
+// So a server that is down finds its port free when it comes back.
 func ReservePort() (number int, release func() error, err error) {
 	// The lock keeps a child that is being started from inheriting the socket.
 	syscall.ForkLock.RLock()

@@ -31,7 +31,7 @@ func TestInstallerNamesWhatIsMissing(t *testing.T) {
 	cmd.Env = []string{"PATH=" + dir}
 	out, err := cmd.CombinedOutput()
 	if err == nil {
-		t.Errorf("it ends well:\n%s", out)
+		t.Errorf("the installer succeeds:\n%s", out)
 	}
 	for program, command := range missing {
 		if program == "nginx" && exists("/usr/sbin/nginx") {

@@ -59,7 +59,7 @@ func (c *Cluster) launch(masters, replicasPerMaster int, opts options) error {
 		}
 		c.Nodes = append(c.Nodes, node)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), groupPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), groupTimeout)
 	defer cancel()
 	if err := c.share(ctx, masters); err != nil {
 		return err
@@ -102,7 +102,7 @@ func (c *Cluster) share(ctx context.Context, masters int) error {
 
 // meet makes the nodes know each other.
 func (c *Cluster) meet(ctx context.Context) error {
-	// They would hear of each other through the first one, but in a while.
+	// They would hear of each other through the first one, but later.
 	for i, node := range c.Nodes {
 		for _, other := range c.Nodes[:i] {
 			port, bus := strconv.Itoa(other.port.number), strconv.Itoa(other.bus.number)
@@ -149,7 +149,7 @@ func (c *Cluster) MasterOf(ctx context.Context, key string) (*Server, error) {
 // While there is none, because the last one is gone, or more than one, because
 // one has not heard of the other, it waits until ctx ends, at most a minute.
 func (c *Cluster) Owner(ctx context.Context, slot int) (*Server, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	var owner *Server
 	err := pollEvery(ctx, groupPollInterval, func() error {
@@ -192,12 +192,12 @@ func (c *Cluster) ReplicasOf(ctx context.Context, master *Server) ([]*Server, er
 	return replicas, nil
 }
 
-// WaitUntilOK returns when every slot has one running master, and all running
-// nodes find the cluster's state ok and tell clients the same: these masters and
-// all their running replicas. A node that was killed or paused must not be
-// mentioned any more. It waits until ctx ends, at most a minute.
+// WaitUntilOK returns when every slot has one running master, and all running nodes
+// find the cluster's state ok and name the same servers to clients: these masters and
+// all their running replicas. A node that was killed or paused must not be mentioned
+// any more. It waits until ctx ends, at most a minute.
 func (c *Cluster) WaitUntilOK(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, groupPatience)
+	ctx, cancel := context.WithTimeout(ctx, groupTimeout)
 	defer cancel()
 	err := pollEvery(ctx, groupPollInterval, func() error { return c.ok(ctx) })
 	if err != nil {
@@ -229,7 +229,7 @@ func (c *Cluster) ok(ctx context.Context) error {
 			return err
 		}
 		if !slices.Equal(got, want) {
-			return fmt.Errorf("node %s tells clients %v, want %v", p.node.Addr(), got, want)
+			return fmt.Errorf("node %s names %v to clients, want %v", p.node.Addr(), got, want)
 		}
 	}
 	return nil
@@ -400,7 +400,7 @@ func servicesFrom(ctx context.Context, node *Server) ([]service, error) {
 			addrs = append(addrs, member.Addr)
 		}
 		if len(addrs) == 0 {
-			return nil, fmt.Errorf("node %s names nobody for slot %d", node.Addr(), slots.Start)
+			return nil, fmt.Errorf("node %s names no server for slot %d", node.Addr(), slots.Start)
 		}
 		all = append(all, newService(slotRange{slots.Start, slots.End}, addrs[0], addrs[1:]))
 	}
@@ -500,7 +500,7 @@ func (m *Migration) MoveKeys(ctx context.Context, n int) (int, error) {
 	if len(keys) == 0 {
 		return 0, nil
 	}
-	args := []any{"MIGRATE", loopback, m.to.port.number, "", 0, patience.Milliseconds()}
+	args := []any{"MIGRATE", loopback, m.to.port.number, "", 0, waitTimeout.Milliseconds()}
 	switch l := m.to.login; {
 	case l.username != "":
 		args = append(args, "AUTH2", l.username, l.password)
@@ -511,15 +511,15 @@ func (m *Migration) MoveKeys(ctx context.Context, n int) (int, error) {
 	for _, key := range keys {
 		args = append(args, key)
 	}
-	// Keys that have expired in the meantime are not found, which is no error.
+	// Keys that have expired since are not found, which is no error.
 	if err := m.from.client.Do(ctx, args...).Err(); err != nil {
 		return 0, m.failed("move keys", err)
 	}
 	return len(keys), nil
 }
 
-// Finish makes the destination the slot's master, and tells all running
-// masters. It fails if the source still has keys of the slot.
+// Finish makes the destination the slot's master, and informs all running masters. It
+// fails if the source still has keys of the slot.
 func (m *Migration) Finish(ctx context.Context) error {
 	destination, err := m.to.client.ClusterMyID(ctx).Result()
 	if err != nil {
@@ -537,8 +537,8 @@ func (m *Migration) Finish(ctx context.Context) error {
 	if err != nil {
 		return m.failed("finish migration", err)
 	}
-	// The destination comes first. Were it the source, and then nothing, nobody
-	// would own the slot.
+	// The destination comes first: were only the source changed, no node would own the
+	// slot.
 	order := []*Server{m.to, m.from}
 	for _, p := range places {
 		if p.master == "" && p.node != m.from && p.node != m.to {

@@ -340,7 +340,7 @@ func TestMigrateLastSlot(t *testing.T) {
 	}
 	waitUntilOK(t, cluster)
 	if got := replicaOf(t, cluster, to); got != from {
-		t.Errorf("the replica is %s, want the former master %s", got.Addr(), from.Addr())
+		t.Errorf("the replica is %s, want the previous master %s", got.Addr(), from.Addr())
 	}
 }
 

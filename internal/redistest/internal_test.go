@@ -101,7 +101,7 @@ func TestServerEndsWithProgram(t *testing.T) {
 
 			stdin.Close()
 			if err := cmd.Wait(); err == nil {
-				t.Error("child ended well, want a failure")
+				t.Error("child succeeded, want a failure")
 			}
 			requireGone(t, pid, dir)
 		})
@@ -111,7 +111,7 @@ func TestServerEndsWithProgram(t *testing.T) {
 // requireGone waits until there is neither the process nor the directory.
 func requireGone(t *testing.T, pid int, dir string) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(waitTimeout)
 	for {
 		_, dirErr := os.Stat(dir)
 		if !process.IsAlive(pid) && errors.Is(dirErr, os.ErrNotExist) {

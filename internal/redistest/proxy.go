@@ -198,7 +198,7 @@ func (p *Proxy) accept(listener net.Listener) {
 
 // connect makes the connection to the server and lets bytes flow.
 func (p *Proxy) connect(s *session, upstream string) {
-	server, err := net.DialTimeout("tcp", upstream, patience)
+	server, err := net.DialTimeout("tcp", upstream, waitTimeout)
 	if err != nil {
 		s.client.Close()
 		p.forget(s)
@@ -351,7 +351,7 @@ func (p *Proxy) setDelay(d time.Duration) error {
 }
 
 // SwallowReplies drops all bytes from the server. Bytes to the server pass and
-// connections stay open, so that commands take effect and nobody learns it.
+// connections stay open, so that commands take effect and no client learns of it.
 func (p *Proxy) SwallowReplies() error {
 	p.ops.Lock()
 	defer p.ops.Unlock()

@@ -175,7 +175,7 @@ func TestProxyCut(t *testing.T) {
 	dial(t, proxy).ping()
 }
 
-func TestProxyCutRefusesNobody(t *testing.T) {
+func TestProxyCutRefusesNoClient(t *testing.T) {
 	_, proxy := startProxied(t)
 	done := make(chan struct{})
 	go func() {
@@ -201,8 +201,8 @@ func TestProxyCutRefusesNobody(t *testing.T) {
 	}
 }
 
-// TestProxyResetsReplies requires that a connection breaks in the middle of its
-// second reply, which is of seven bytes as the first one.
+// TestProxyResetsReplies requires that a connection breaks in the middle of its second
+// reply, which has seven bytes as the first one has.
 func TestProxyResetsReplies(t *testing.T) {
 	_, proxy := startProxied(t)
 	present := dial(t, proxy)
@@ -388,7 +388,7 @@ func clientOf(t *testing.T, proxy *redistest.Proxy) *goredis.Client {
 // waitLimit bounds every wait for a condition.
 const waitLimit = time.Minute
 
-// short is how long the tests wait for what shall not happen.
+// short is how long the tests wait for what must not happen.
 const short = 100 * time.Millisecond
 
 // connection is a bare connection through a proxy. It ends after waitLimit.

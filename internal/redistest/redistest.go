@@ -170,7 +170,7 @@ func launchOn(binary string, opts options, reserve func() (*port, error)) (_ *Se
 		return nil, err
 	}
 	if s.primary != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 		defer cancel()
 		if err := s.settle(ctx); err != nil {
 			return nil, fmt.Errorf("%w; log: %s", err, serverLog(s.dir))
@@ -218,9 +218,9 @@ func (s *Server) start() error {
 	s.process = process
 	s.paused = false
 
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 	defer cancel()
-	// The context also ends when the process does, so that nobody waits in vain.
+	// The context also ends when the process does, so that no wait is in vain.
 	go func() {
 		select {
 		case <-process.exited:
@@ -250,7 +250,7 @@ func (s *Server) start() error {
 // ready returns what is missing until the process pid answers commands.
 func (s *Server) ready(ctx context.Context, pid int) error {
 	// What listens on the port may be another program, and never answer.
-	ctx, cancel := context.WithTimeout(ctx, answerPatience)
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	// The client makes connections slowly once enough attempts have failed.
 	var dialer net.Dialer
@@ -367,9 +367,9 @@ func newClient(addr string, l login) *goredis.Client {
 		Username:                 l.username,
 		Password:                 l.password,
 		TLSConfig:                config,
-		DialTimeout:              patience,
-		ReadTimeout:              patience,
-		WriteTimeout:             patience,
+		DialTimeout:              waitTimeout,
+		ReadTimeout:              waitTimeout,
+		WriteTimeout:             waitTimeout,
 		ContextTimeoutEnabled:    true,
 		DialerRetries:            1,
 		MaxRetries:               -1,
@@ -401,20 +401,20 @@ func (p *port) addr() string {
 }
 
 const (
-	// patience bounds every wait that has no context of the caller's.
-	patience = time.Minute
+	// waitTimeout bounds every wait that has no context of the caller's.
+	waitTimeout = time.Minute
 
-	// replicationPatience bounds the waits for replication even if the
+	// replicationTimeout bounds the waits for replication even if the
 	// caller's context has no deadline.
-	replicationPatience = time.Minute
+	replicationTimeout = time.Minute
 
-	// groupPatience bounds the waits for a group of servers to agree even if
+	// groupTimeout bounds the waits for a group of servers to agree even if
 	// the caller's context has no deadline.
-	groupPatience = time.Minute
+	groupTimeout = time.Minute
 
-	// answerPatience bounds one attempt at getting an answer from a server that
+	// answerTimeout bounds one attempt at getting an answer from a server that
 	// may not be there; others follow.
-	answerPatience = 200 * time.Millisecond
+	answerTimeout = 200 * time.Millisecond
 
 	pollInterval = 2 * time.Millisecond
 
@@ -439,7 +439,7 @@ func pollEvery(ctx context.Context, interval time.Duration, done func() error) e
 		if err == nil {
 			return nil
 		}
-		// An error that the end of ctx caused tells less than the one before. A
+		// An error that the end of ctx caused says less than the one before. A
 		// connection can notice the deadline before ctx does.
 		end, bounded := ctx.Deadline()
 		ended := ctx.Err() != nil || bounded && !time.Now().Before(end)

@@ -77,7 +77,7 @@ var errNotReplica = errors.New("the server is not a replica")
 
 // errOtherLink is the error of operations on a replica's link when the replica
 // does not use it.
-var errOtherLink = errors.New("the replica was told to connect to its primary in another way")
+var errOtherLink = errors.New("the replica connects to its primary in another way")
 
 // PauseReplication disconnects a replica from its primary and keeps it so. The
 // replica remains a replica and serves the data it has. Once PauseReplication
@@ -95,7 +95,7 @@ func (s *Server) pauseReplication() error {
 	if s.link == nil {
 		return errNotReplica
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 	defer cancel()
 	if _, err := s.linked(ctx); err != nil {
 		return err
@@ -129,7 +129,7 @@ func (s *Server) resumeReplication() error {
 	if err := s.link.Up(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 	defer cancel()
 	info, err := s.linked(ctx)
 	if err != nil {
@@ -206,7 +206,7 @@ func (s *Server) WaitInSync(ctx context.Context) error {
 // WaitInSyncWith is [Server.WaitInSync] for a server whose primary is not, or
 // not any more, that of its launch.
 func (s *Server) WaitInSyncWith(ctx context.Context, primary *Server) error {
-	ctx, cancel := context.WithTimeout(ctx, replicationPatience)
+	ctx, cancel := context.WithTimeout(ctx, replicationTimeout)
 	defer cancel()
 
 	var target history

@@ -219,7 +219,7 @@ func TestDelayedReplicaLags(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := time.Since(begun); got < d*9/10 {
-				t.Errorf("the replica has what was written after %v, want at least %v", got, d)
+				t.Errorf("the replica has the write after %v, want at least %v", got, d)
 			}
 		}
 	}

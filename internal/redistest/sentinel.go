@@ -80,7 +80,7 @@ func LaunchSentinels(master string, primary *Server, n int, opts SentinelOptions
 }
 
 func (s *Sentinels) launch(primary *Server, n int, opts SentinelOptions) error {
-	ctx, cancel := context.WithTimeout(context.Background(), groupPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), groupTimeout)
 	defer cancel()
 	replicas, err := unlinkReplicas(ctx, primary)
 	if err != nil {
@@ -287,9 +287,9 @@ func hurrySentinel(ctx context.Context, client *goredis.Client) error {
 		// five of these, and while its primary is down it is asked once a second.
 		{"PING-PERIOD", 300 * time.Millisecond},
 		{"ASK-PERIOD", 100 * time.Millisecond},
-		// After four of these a sentinel makes a primary that it takes for an old
-		// one a replica. The sentinel that has promoted it may need a second to see
-		// that, and then one of these to tell the others.
+		// After four of these a sentinel makes a primary that it takes for an old one a
+		// replica. The sentinel that has promoted it may need a second to see that, and
+		// then one of these to inform the others.
 		{"PUBLISH-PERIOD", 600 * time.Millisecond},
 		{"TILT-PERIOD", time.Second},
 	} {
@@ -355,7 +355,7 @@ func (s *Sentinels) WaitForReplicas(ctx context.Context, n int) error {
 
 // wait polls until done returns nil.
 func (s *Sentinels) wait(ctx context.Context, done func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, groupPatience)
+	ctx, cancel := context.WithTimeout(ctx, groupTimeout)
 	defer cancel()
 	return pollEvery(ctx, groupPollInterval, func() error { return done(ctx) })
 }

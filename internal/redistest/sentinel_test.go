@@ -81,7 +81,7 @@ func TestOrderedFailover(t *testing.T) {
 	}
 	waitInSync(t, shard.Replicas[0])
 	if err := shard.Primary.WaitInSyncWith(deadline(t, 50*time.Millisecond), shard.Replicas[0]); err == nil {
-		t.Error("a primary was in sync with its former primary")
+		t.Error("a primary was in sync with its previous primary")
 	}
 }
 

@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// Authority is a certificate authority that nobody knows but who reads its
-// file. It is valid for a day. Its methods are safe for concurrent use.
+// Authority is a certificate authority that only readers of its file know. It is valid
+// for a day. Its methods are safe for concurrent use.
 type Authority struct {
 	dir         string
 	certificate *x509.Certificate
@@ -175,7 +175,7 @@ func (a *Authority) sign(s subject, notAfter time.Time) ([]byte, *ecdsa.PrivateK
 	return der, key, err
 }
 
-// writePEM makes the file at path hold one block, at once for who reads it.
+// writePEM atomically replaces the file at path by one block.
 func writePEM(path, block string, der []byte) error {
 	next := path + ".next"
 	if err := os.WriteFile(next, pem.EncodeToMemory(&pem.Block{Type: block, Bytes: der}), 0o600); err != nil {
@@ -222,11 +222,11 @@ func (c *Certificate) KeyFile() string {
 	return filepath.Join(c.dir, "key.pem")
 }
 
-// Renew replaces the certificate and its key, in the same files, with new ones
-// for the same subject that expire at notAfter. Each file changes at once, but
-// the key's first: who reads both in between gets two that do not belong
-// together. A server goes on showing what it has read before, see
-// [Server.ReloadCertificate]. It fails if the files cannot be written.
+// Renew replaces the certificate and its key, in the same files, with new ones for the
+// same subject that expire at notAfter. Each file changes at once, but the key's first:
+// a reader in between gets two that do not belong together. A server goes on showing
+// what it has read before, see [Server.ReloadCertificate]. It fails if the files cannot
+// be written.
 func (c *Certificate) Renew(notAfter time.Time) error {
 	if err := c.write(notAfter); err != nil {
 		return fmt.Errorf("renew certificate for %s: %w", c.subject.name, err)

@@ -79,7 +79,7 @@ func TestRenewedCertificate(t *testing.T) {
 	}
 	requireExpired(pingTLS(t, s, ca, client))
 
-	// The server shows the old certificate until it is told, or starts again.
+	// The server shows the old certificate until it reloads or restarts.
 	if err := certificate.Renew(inAnHour()); err != nil {
 		t.Fatal(err)
 	}

@@ -20,11 +20,10 @@ import (
 // does not reap it before killing it, so the process id cannot have passed to
 // another process in the meantime.
 //
-// The orders are "kill", which leaves the directory until the next order or
-// the end of the input, and "release", which leaves it for good. Signals are
-// ignored because the system sends SIGHUP when this program ends while the
-// server is stopped. The server inherits descriptor 3, and its end tells that
-// the server has exited.
+// The orders are "kill", which leaves the directory until the next order or the end of
+// the input, and "release", which leaves it for good. Signals are ignored because the
+// system sends SIGHUP when this program ends while the server is stopped. The server
+// inherits descriptor 3, and closes it by exiting.
 const watchdogScript = `
 trap '' HUP INT TERM
 dir=$1
@@ -86,7 +85,7 @@ func watch(dir string, argv []string) (*watchdog, error) {
 	go func() {
 		defer close(exited)
 		defer life.Close()
-		// Nobody writes; the copy ends with the last process that could.
+		// No process writes; the copy ends with the last process that could.
 		_, _ = io.Copy(io.Discard, life)
 	}()
 	w := &watchdog{exited: exited, cmd: cmd, orders: orders, replies: bufio.NewReader(replies)}

@@ -13,7 +13,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
-// countingModule notes how often its store is opened and closed.
+// countingModule counts how often its store is opened and closed.
 type countingModule struct{ opened, closed atomic.Int64 }
 
 func (m *countingModule) OpenStore(string) (store.Store, error) {
@@ -86,8 +86,7 @@ func TestStoreIsNeverUsedClosed(t *testing.T) {
 	}
 }
 
-// remoteModule opens stores that others write to as well, as far as a ledger can
-// tell.
+// remoteModule opens stores that have other writers, as far as a ledger knows.
 type remoteModule struct{ remote *remoteStore }
 
 func (m remoteModule) OpenStore(string) (store.Store, error) { return m.remote, nil }
@@ -150,9 +149,9 @@ func TestRejectedConfigDeliversNothing(t *testing.T) {
 	good.awaitUsed(t, r, 2)
 }
 
-// TestOvertakenRequestChargesWhereOthersDo: in the store of the config that runs,
-// whose shards may have taken over its bucket.
-func TestOvertakenRequestChargesWhereOthersDo(t *testing.T) {
+// TestOvertakenRequestChargesTheRunningStore: the shards of the running config may own
+// its bucket by now.
+func TestOvertakenRequestChargesTheRunningStore(t *testing.T) {
 	overtaken, _ := newRemoteHandle(t)
 	overtaken.Run()
 	running, good := newRemoteHandle(t)
@@ -173,7 +172,7 @@ func TestOvertakenRequestChargesWhereOthersDo(t *testing.T) {
 }
 
 // TestLeaseEndsWhereItWasTaken, although another config runs: leases are not copied to
-// the owner that this one has for their bucket.
+// another owner.
 func TestLeaseEndsWhereItWasTaken(t *testing.T) {
 	overtaken, first := newRemoteHandle(t)
 	overtaken.Run()
@@ -196,7 +195,7 @@ func TestLeaseEndsWhereItWasTaken(t *testing.T) {
 	first.awaitUsed(t, r, 0)
 }
 
-// awaitUsed waits until so much is used of the bucket of r.
+// awaitUsed waits until the bucket of r has that count.
 func (s *remoteStore) awaitUsed(t *testing.T, r store.Request, want int64) {
 	t.Helper()
 	r.Cost = 0

@@ -32,12 +32,12 @@ func TestAcquaintancesLastWhileTheyAreUsed(t *testing.T) {
 	if a.renew(alice, now.Add(acquaintanceWindows*time.Hour)) {
 		t.Error("a client that has not come for three windows is remembered")
 	}
-	// In another zone it is another client.
+	// Zones remember their clients separately.
 	a.add(alice, now)
 	other := *alice.Limit
 	other.Zone = "other"
 	if a.renew(&store.Request{Limit: &other, ClientKey: "alice"}, now) {
-		t.Error("a client is remembered in a zone that it never came to")
+		t.Error("a client is remembered in a zone that it never used")
 	}
 	long := *alice.Limit
 	long.Window = store.MaxWindow
@@ -47,9 +47,9 @@ func TestAcquaintancesLastWhileTheyAreUsed(t *testing.T) {
 	}
 }
 
-// TestMadeUpKeysPushNobodyOut of what is remembered, and take bounded memory;
-// once they stay away there is room again.
-func TestMadeUpKeysPushNobodyOut(t *testing.T) {
+// TestMadeUpKeysEvictNoClient that is remembered, and take bounded memory. After them
+// there is room again.
+func TestMadeUpKeysEvictNoClient(t *testing.T) {
 	const most, regulars, bytesEach = 50_000, 1000, 50
 	now := time.Unix(1_700_000_000, 0)
 	heap := func() uint64 {
@@ -86,7 +86,7 @@ func TestMadeUpKeysPushNobodyOut(t *testing.T) {
 	} else {
 		t.Logf("a client takes %d bytes", each)
 	}
-	// Those that come no more make room by and by.
+	// Clients that stay away make room.
 	now = now.Add(2 * time.Hour)
 	if lost := lost(); lost > 0 {
 		t.Fatalf("%d of %d regulars are forgotten", lost, regulars)
@@ -99,7 +99,7 @@ func TestMadeUpKeysPushNobodyOut(t *testing.T) {
 		}
 	}
 	if missing > most/100 {
-		t.Errorf("%d of %d new clients are not remembered, though there is room", missing, most/2)
+		t.Errorf("%d of %d new clients are not remembered, although there is room", missing, most/2)
 	}
 	runtime.KeepAlive(a)
 }

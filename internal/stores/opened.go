@@ -113,7 +113,7 @@ func (o *Opened) Peek(ctx context.Context, r store.Request) store.State {
 	return found.Copies[0].State
 }
 
-// Charge charges requests. Nobody waits for it.
+// Charge charges requests without waiting.
 func (o *Opened) Charge(reqs []store.Request) {
 	o.detach(o.detacher, store.Detacher.ChargeDetached, store.Store.Charge, reqs)
 }
@@ -124,19 +124,18 @@ func (o *Opened) ChargeByID(reqs []store.Request) {
 	o.detach(o.direct, store.Detacher.ChargeDetached, store.Store.Charge, reqs)
 }
 
-// Refund gives back what requests have spent. Nobody waits for it.
+// Refund gives back what requests have spent, without waiting.
 func (o *Opened) Refund(reqs []store.Request) {
 	o.detach(o.detacher, store.Detacher.RefundDetached, store.Store.Refund, reqs)
 }
 
-// Penalize keeps the client of r refused. Nobody waits for it.
+// Penalize keeps the client of r refused, without waiting.
 func (o *Opened) Penalize(r store.Request) { o.penalizer.PenalizeDetached([]store.Request{r}) }
 
-// detachedTimeout bounds a call that nobody waits for, of a store that is no
-// [store.Detacher].
+// detachedTimeout bounds a detached call of a store that is no [store.Detacher].
 const detachedTimeout = 5 * time.Second
 
-// detach makes a call that nobody waits for: of d or, if that is nil, of the store.
+// detach makes a call without waiting: of d or, if that is nil, of the store.
 func (o *Opened) detach(
 	d store.Detacher, detached func(store.Detacher, []store.Request),
 	call func(store.Store, context.Context, []store.Request) []store.State, reqs []store.Request,

@@ -12,7 +12,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// TestMulDiv holds it to arithmetic without bounds.
+// TestMulDiv compares mulDiv with arithmetic of any precision.
 func TestMulDiv(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		integer := rapid.OneOf(rapid.Int64Range(0, 100), rapid.Int64Range(0, store.MaxInteger))
@@ -28,7 +28,7 @@ func TestMulDiv(t *testing.T) {
 	})
 }
 
-// TestNewKnowsTheAlgorithms requires a bucket of its own kind for each.
+// TestNewKnowsTheAlgorithms: each has a kind of bucket of its own.
 func TestNewKnowsTheAlgorithms(t *testing.T) {
 	for _, kind := range kinds {
 		ok := false
@@ -57,7 +57,7 @@ func anyBucket(t *rapid.T, kind store.Limit, ops ...algorithm.Operation) *subjec
 	return s
 }
 
-// TestViewChangesNothing requires that to look at a bucket leaves it as it is.
+// TestViewChangesNothing: a view leaves the bucket as it is.
 func TestViewChangesNothing(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := anyBucket(t, kind, check, charge, take, penalize)
@@ -70,9 +70,8 @@ func TestViewChangesNothing(t *testing.T) {
 	})
 }
 
-// TestTakeDoesWhatCheckSays requires that what a check says fits is taken, and
-// nothing else, and that it is then spent.
-func TestTakeDoesWhatCheckSays(t *testing.T) {
+// TestTakeAgreesWithCheck: a take spends exactly what its check says fits.
+func TestTakeAgreesWithCheck(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := newSubject(t, kind)
 		s.varied, s.backwards = true, true
@@ -90,19 +89,19 @@ func TestTakeDoesWhatCheckSays(t *testing.T) {
 	})
 }
 
-// TestChargeSaysWhetherItFitted requires that a charge is allowed if its check
-// was, and that it counts all the same.
-func TestChargeSaysWhetherItFitted(t *testing.T) {
+// TestChargeReportsWhetherItFit: a charge is allowed if its check was, and counts in
+// any case.
+func TestChargeReportsWhetherItFit(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := newSubject(t, kind)
-		s.varied = kind.Algorithm != store.SlidingLog // it forgets what fewer events do not need
+		s.varied = kind.Algorithm != store.SlidingLog // fewer events shorten the log
 		s.live(check, charge, take)
 		r := s.request()
 		checked := check.Run(s.bucket, &r, s.now)
 		charged := charge.Run(s.bucket, &r, s.now)
 		want := checked.Used + r.Cost
 		if keepsMembers(kind) && !checked.Allowed {
-			want = charged.Used // of what does not fit, not all is kept
+			want = charged.Used // the log keeps only a part of what does not fit
 		}
 		if charged.Allowed != checked.Allowed || charged.Used != want {
 			t.Fatalf("check says %+v, charge %+v", checked, charged)
@@ -110,9 +109,9 @@ func TestChargeSaysWhetherItFitted(t *testing.T) {
 	})
 }
 
-// TestAheadIsNotThere requires that a check asks for what is ahead as well,
-// and shows the bucket without it.
-func TestAheadIsNotThere(t *testing.T) {
+// TestAheadIsNotSpent: a check includes Ahead in its decision, and shows the bucket
+// without it.
+func TestAheadIsNotSpent(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := anyBucket(t, kind, check, charge, take)
 		r := s.request()
@@ -128,10 +127,10 @@ func TestAheadIsNotThere(t *testing.T) {
 	})
 }
 
-// TestRetryAfterIsExact requires that a request fits at its RetryAfter, if nothing
-// else is spent, and no microsecond before; and never, if it is Never. A changed
-// rate of gcra holds from the next cost on, so its RetryAfter is that of the new
-// rate. The wait for a slot is unknown.
+// TestRetryAfterIsExact: a request fits at its RetryAfter if nothing else is spent, and
+// not a microsecond earlier; with Never it never fits. A changed rate of gcra applies
+// from the next spend on, so RetryAfter assumes the new rate. The wait for a slot is
+// unknown.
 func TestRetryAfterIsExact(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := newSubject(t, kind)
@@ -145,12 +144,12 @@ func TestRetryAfterIsExact(t *testing.T) {
 			t.Fatalf("retry after %v a cost of %d of %d", checked.RetryAfter, r.Cost, r.Capacity())
 		case checked.RetryAfter == store.Never:
 			if at := s.now + number(t, "long", 0, 5*s.window()); s.after(take, r, at).Allowed {
-				t.Fatalf("what never fits was taken at %d: %+v", at, checked)
+				t.Fatalf("a cost that never fits was taken at %d: %+v", at, checked)
 			}
 		case !checked.Allowed:
 			at := s.now + checked.RetryAfter.Microseconds()
 			if s.after(take, r, at-1).Allowed {
-				t.Fatalf("fits earlier than %+v says", checked)
+				t.Fatalf("the cost fits earlier than %+v says", checked)
 			}
 			if got := s.after(take, r, at); !got.Allowed {
 				t.Fatalf("%+v,\nthen %+v", checked, got)
@@ -159,8 +158,7 @@ func TestRetryAfterIsExact(t *testing.T) {
 	}, store.Concurrency)
 }
 
-// TestResetIsExact requires that at the reset nothing counts, and that right
-// before it something does.
+// TestResetIsExact: at the reset nothing counts, and right before it something does.
 func TestResetIsExact(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := newSubject(t, kind)
@@ -178,8 +176,8 @@ func TestResetIsExact(t *testing.T) {
 	}, store.Concurrency)
 }
 
-// TestResetOtherwise requires that it is the reset of the same bucket if the
-// cost were spent, or had not been.
+// TestResetOtherwise: it is the reset that the bucket has if the cost is spent, or is
+// not.
 func TestResetOtherwise(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := newSubject(t, kind)
@@ -195,8 +193,8 @@ func TestResetOtherwise(t *testing.T) {
 	})
 }
 
-// TestCostZeroIsFree requires that it changes nothing, and fits as long as no
-// more than the capacity is spent.
+// TestCostZeroIsFree: a cost of zero changes nothing, and fits unless more than the
+// capacity is spent.
 func TestCostZeroIsFree(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := newSubject(t, kind)
@@ -206,7 +204,7 @@ func TestCostZeroIsFree(t *testing.T) {
 		r.Cost = 0
 		before := check.Run(s.bucket, &r, s.now)
 		if fits := before.Used <= r.Capacity(); before.Allowed != fits {
-			t.Fatalf("nothing fits: %t, want %t: %+v", before.Allowed, fits, before)
+			t.Fatalf("a cost of zero fits: %t, want %t: %+v", before.Allowed, fits, before)
 		}
 		took, charged := take.Run(s.bucket, &r, s.now), charge.Run(s.bucket, &r, s.now)
 		after := check.Run(s.bucket, &r, s.now)
@@ -217,7 +215,7 @@ func TestCostZeroIsFree(t *testing.T) {
 	})
 }
 
-// TestStatesMakeSense requires what is true of every state.
+// TestStatesMakeSense checks the invariants of every state.
 func TestStatesMakeSense(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := newSubject(t, kind)
@@ -239,8 +237,7 @@ func TestStatesMakeSense(t *testing.T) {
 	})
 }
 
-// TestExpiredBucketIsEmpty requires that nothing is lost with a bucket that is
-// forgotten when it expires.
+// TestExpiredBucketIsEmpty: a bucket that expires loses nothing that counts.
 func TestExpiredBucketIsEmpty(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := newSubject(t, kind)
@@ -254,9 +251,8 @@ func TestExpiredBucketIsEmpty(t *testing.T) {
 	})
 }
 
-// TestWeightIsAllThatCounts requires that a bucket never weighs less than what
-// it has used.
-func TestWeightIsAllThatCounts(t *testing.T) {
+// TestWeightCoversUsedCost: a bucket never weighs less than its used cost.
+func TestWeightCoversUsedCost(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := anyBucket(t, kind, check, charge)
 		r := s.request()
@@ -266,8 +262,8 @@ func TestWeightIsAllThatCounts(t *testing.T) {
 	})
 }
 
-// TestChargesAdd requires that costs count the same one by one and at once.
-// Counters stop at the largest integer.
+// TestChargesAdd: costs count the same one by one and at once. Counters stop at the
+// largest integer.
 func TestChargesAdd(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		one := newSubject(t, kind)
@@ -296,9 +292,8 @@ func TestChargesAdd(t *testing.T) {
 	})
 }
 
-// TestEarlierIsNeverMore requires that a bucket never has more left, and never
-// admits more, at an instant before another. So a clock that runs backwards
-// gives nothing.
+// TestEarlierIsNeverMore: at an earlier instant a bucket never has more left and never
+// admits more, so a clock that runs backwards gives nothing away.
 func TestEarlierIsNeverMore(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := newSubject(t, kind)
@@ -315,8 +310,8 @@ func TestEarlierIsNeverMore(t *testing.T) {
 	})
 }
 
-// TestTimeThatStandsStill requires that at one instant no more than the
-// capacity is taken, and that nothing comes back.
+// TestTimeThatStandsStill: at one instant no more than the capacity is taken, and
+// nothing comes back.
 func TestTimeThatStandsStill(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := newSubject(t, kind)
@@ -350,7 +345,7 @@ func TestAnyNumbers(t *testing.T) {
 		case store.SlidingWindow:
 			most = store.MaxWeighted
 		case store.SlidingLog, store.Concurrency:
-			most = 200 // there may be more, but they take long
+			most = 200 // more are possible, but slow
 		}
 		const century = 100 * 365 * 24 * 3600 * int64(1e6)
 		s := newSubject(t, kind)
@@ -411,12 +406,12 @@ func TestForeseenWaitIsNoLongerThanTheWait(t *testing.T) {
 					}
 					waited := now - start
 					if foreseen[i] > waited {
-						t.Errorf("%s, %d events, %d used: number %d was told %d µs and waited %d", a, events, used, i, foreseen[i], waited)
+						t.Errorf("%s, %d events, %d used: request %d foresaw %d µs and waited %d", a, events, used, i, foreseen[i], waited)
 					}
 					// Two windows less is near enough to turn requests away early; the sliding
 					// window is slower than any bound.
 					if floor := waited - 2*limit.Window.Microseconds(); foreseen[i] < floor && a != store.SlidingWindow {
-						t.Errorf("%s, %d events, %d used: number %d was told %d µs only, and waited %d", a, events, used, i, foreseen[i], waited)
+						t.Errorf("%s, %d events, %d used: request %d foresaw only %d µs and waited %d", a, events, used, i, foreseen[i], waited)
 					}
 				}
 			}
@@ -449,8 +444,8 @@ func TestBusyTimeOfGCRAEndsBeforeItsSumsAreTooLarge(t *testing.T) {
 	}
 }
 
-// TestEventsChange requires that other events leave what is used as it is. A
-// bucket of gcra rounds the time that it takes to drain up to a microsecond.
+// TestEventsChange: other events leave the used cost as it is. A bucket of gcra rounds
+// its drain time up to a microsecond.
 func TestEventsChange(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := anyBucket(t, kind, check, charge, take)
@@ -472,9 +467,8 @@ func TestEventsChange(t *testing.T) {
 	})
 }
 
-// TestGCRAEventsChange shows what changing the rate does: what was spent stays
-// as many events, and drains at the new rate from the next time that something
-// is spent.
+// TestGCRAEventsChange: spent events stay spent at another rate, and drain at it from
+// the next spend on.
 func TestGCRAEventsChange(t *testing.T) {
 	limit := store.Limit{Algorithm: store.GCRA, Window: time.Minute}
 	for _, c := range []struct {
@@ -495,9 +489,9 @@ func TestGCRAEventsChange(t *testing.T) {
 	}
 }
 
-// TestGCRADrainsAtTheOldRateUntilItIsSpent requires that only spending sets the
-// rate. RetryAfter is that at the new rate, at which nothing drains yet.
-func TestGCRADrainsAtTheOldRateUntilItIsSpent(t *testing.T) {
+// TestGCRADrainsAtTheOldRateUntilTheNextSpend: only spending sets the rate. RetryAfter
+// assumes the new one, at which nothing drains yet.
+func TestGCRADrainsAtTheOldRateUntilTheNextSpend(t *testing.T) {
 	limit := store.Limit{Algorithm: store.GCRA, Window: time.Minute}
 	b := algorithm.New(&limit)
 	old := store.Request{Limit: &limit, Events: 10, Burst: 6, Cost: 6}
@@ -514,8 +508,7 @@ func TestGCRADrainsAtTheOldRateUntilItIsSpent(t *testing.T) {
 	}
 }
 
-// TestReserved requires that what is reserved is out of reach for a request,
-// and there for one for which it is not.
+// TestReserved: a request cannot use what is reserved from it; others can.
 func TestReserved(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := newSubject(t, kind)
@@ -538,7 +531,7 @@ func TestReserved(t *testing.T) {
 			t.Fatalf("%d of %d taken with %d reserved", got, s.events, reserved)
 		}
 		if got := taken(0, "few"); got != reserved {
-			t.Fatalf("%d of %d reserved taken by whom they are for", got, reserved)
+			t.Fatalf("requests that may use the reserve took %d of %d", got, reserved)
 		}
 	})
 }

@@ -29,7 +29,7 @@ func Clone(b Bucket) Bucket {
 	panic("unknown bucket")
 }
 
-// Touch does to b what a take of r does beside spending.
+// Touch has the effects of a take of r on b, except that it spends nothing.
 func Touch(b Bucket, r *store.Request, now int64) {
 	b.Open(r, now)
 	if b, ok := b.(*GCRA); ok && r.Cost > 0 {

@@ -26,7 +26,7 @@ func TestFixedWindow(t *testing.T) {
 		// The instant of the reset is no longer part of the window.
 		{at: 80*s - 1*time.Microsecond, op: check, cost: 5, allowed: false, used: 6, remaining: 4, reset: 80 * s, retry: time.Microsecond},
 		{at: 80 * s, op: charge, cost: 5, allowed: true, used: 5, remaining: 5, reset: 140 * s},
-		// What was taken in another window is gone.
+		// The takes of an earlier window are gone.
 		{at: 81 * s, op: refund, cost: 4, used: 5, remaining: 5, reset: 140 * s},
 		// The clock runs backwards: the window remains.
 		{at: 10 * s, op: take, cost: 6, allowed: false, used: 5, remaining: 5, reset: 140 * s, retry: 130 * s},
@@ -58,8 +58,7 @@ func TestIsOpen(t *testing.T) {
 	}
 }
 
-// TestFixedWindowIsOpenedOnce requires that a window's reset is chosen when it
-// opens, as far ahead as it has to be, and then stays.
+// TestFixedWindowIsOpenedOnce: a window's reset is chosen when it opens, and stays.
 func TestFixedWindowIsOpenedOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newSubject(t, rapid.SampledFrom(kinds[:2]).Draw(t, "kind"))
@@ -142,7 +141,7 @@ func TestFixedWindowBound(t *testing.T) {
 	}
 }
 
-// TestFixedWindowStaysWithinItsBound holds random traffic to that.
+// TestFixedWindowStaysWithinItsBound holds random traffic to the same bound.
 func TestFixedWindowStaysWithinItsBound(t *testing.T) {
 	for _, align := range []bool{false, true} {
 		rapid.Check(t, func(t *rapid.T) {

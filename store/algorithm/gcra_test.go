@@ -33,7 +33,7 @@ func TestGCRA(t *testing.T) {
 	})
 }
 
-// rates are some that do not divide a window, or not into whole microseconds.
+// rates do not divide their windows, or not into whole microseconds.
 var rates = []struct {
 	events int64
 	window time.Duration
@@ -41,7 +41,7 @@ var rates = []struct {
 	{1_000_000, time.Second}, {3, time.Second}, {7, time.Minute}, {999_983, time.Hour},
 }
 
-// forRates runs a test at each of the rates, with so many arrivals.
+// forRates runs a test at each rate, with a number of arrivals.
 func forRates(t *testing.T, test func(t *testing.T, r store.Request, arrivals int)) {
 	for _, rate := range rates {
 		for burst, arrivals := range map[int64]int{1: 100_000, 10: 1_000_000} {
@@ -53,10 +53,9 @@ func forRates(t *testing.T, test func(t *testing.T, r store.Request, arrivals in
 	}
 }
 
-// TestGCRAGivesASaturatingClientItsRate lets a client that takes whenever it
-// may make a million attempts: after d it has never more than burst + d×rate,
-// and never a whole event less. With a burst of 1 the part of a microsecond is
-// lost for which it has to wait too long.
+// TestGCRAGivesASaturatingClientItsRate: a client that takes whenever it may never has
+// more than burst + d×rate after d, and never a whole event less. With a burst of 1
+// each wait is rounded up to a microsecond.
 func TestGCRAGivesASaturatingClientItsRate(t *testing.T) {
 	forRates(t, func(t *testing.T, r store.Request, arrivals int) {
 		window := r.Limit.Window.Microseconds()
@@ -68,8 +67,8 @@ func TestGCRAGivesASaturatingClientItsRate(t *testing.T) {
 				got++
 				continue
 			}
-			// In parts of an event of which there are as many as the window has
-			// microseconds, all this is exact.
+			// In units of an event divided by the window's microseconds, all this is
+			// exact.
 			passed := now - origin
 			admitted, due := got*window, r.Burst*window+passed*r.Events
 			if r.Burst == 1 {
@@ -83,8 +82,8 @@ func TestGCRAGivesASaturatingClientItsRate(t *testing.T) {
 	})
 }
 
-// TestGCRAConforms holds a million random arrivals, some at the same time, to
-// an exact leaky bucket.
+// TestGCRAConforms compares a million random arrivals, some simultaneous, with an exact
+// leaky bucket.
 func TestGCRAConforms(t *testing.T) {
 	const seed = 20261121
 	forRates(t, func(t *testing.T, r store.Request, arrivals int) {
@@ -107,13 +106,13 @@ func TestGCRAConforms(t *testing.T) {
 			}
 		}
 		if admitted < arrivals/10 || admitted > arrivals-arrivals/100 {
-			t.Errorf("%d of %d admitted: that shows little", admitted, arrivals)
+			t.Errorf("%d of %d admitted: the test shows little", admitted, arrivals)
 		}
 	})
 }
 
-// TestGCRAIsExactAtAnyRate does the same at rates of any kind, above one event
-// in a microsecond too, while time may run backwards: then nothing drains.
+// TestGCRAIsExactAtAnyRate does the same at any rate, also above one event a
+// microsecond. Time may run backwards: then nothing drains.
 func TestGCRAIsExactAtAnyRate(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newSubject(t, store.Limit{Algorithm: store.GCRA})
@@ -160,7 +159,7 @@ func TestGCRABound(t *testing.T) {
 	}
 }
 
-// TestGCRAStaysWithinItsBound holds random traffic to that.
+// TestGCRAStaysWithinItsBound holds random traffic to the same bound.
 func TestGCRAStaysWithinItsBound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newSubject(t, store.Limit{Algorithm: store.GCRA})
@@ -179,9 +178,9 @@ func TestGCRAStaysWithinItsBound(t *testing.T) {
 	})
 }
 
-// TestBurstIsApartFromTheRate requires that the burst bounds what is taken at
-// once, not how fast it comes back, and that without one it is the events.
-func TestBurstIsApartFromTheRate(t *testing.T) {
+// TestBurstIsIndependentOfTheRate: the burst bounds what is taken at once, not how fast
+// it comes back. Its default is the events.
+func TestBurstIsIndependentOfTheRate(t *testing.T) {
 	limit := store.Limit{Algorithm: store.GCRA, Window: time.Minute}
 	for burst, want := range map[int64]int64{0: 6, 1: 1, 20: 20} {
 		r := store.Request{Limit: &limit, Events: 6, Burst: burst, Cost: 1}
@@ -199,9 +198,8 @@ func TestBurstIsApartFromTheRate(t *testing.T) {
 	}
 }
 
-// TestGCRAAdmitsWhatTheLogAdmits requires that with a burst of all events what
-// a log has admitted never fills the bucket: in no span has more come than can
-// drain.
+// TestGCRAAdmitsWhatTheLogAdmits: with a burst of all events, the takes that a log
+// admits never fill the bucket, since no span has more of them than can drain.
 func TestGCRAAdmitsWhatTheLogAdmits(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newSubject(t, store.Limit{Algorithm: store.GCRA})
@@ -217,17 +215,16 @@ func TestGCRAAdmitsWhatTheLogAdmits(t *testing.T) {
 	})
 }
 
-// small is one history of a bucket whose events take little more than a
-// microsecond to drain, so that the parts of one show: costs that are spent at
-// 0, of which the second, and the third if it is 1, are refunded at instants,
-// and one that is spent later.
+// small is a history of a bucket whose events drain in little more than a microsecond,
+// so that fractions of one show. Three costs are spent at 0. The second, and a third of
+// 1, are refunded later, and a last cost is spent.
 type small struct {
 	events, window            int64
 	first, second, third      int64
 	refund, again, last, when int64
 }
 
-// TestGCRARefundsCreateNothingInSmall goes through all of these.
+// TestGCRARefundsCreateNothingInSmall goes through all small histories.
 func TestGCRARefundsCreateNothingInSmall(t *testing.T) {
 	for _, rate := range [][2]int64{{1, 1}, {2, 3}, {3, 4}, {5, 7}, {4, 7}, {3, 8}} {
 		for i := range int64(4 * 3 * 3 * 5 * 3 * 4 * 5) {
@@ -274,7 +271,7 @@ func (h small) holds(t *testing.T) bool {
 			refund.Run(with, &third, origin+at)
 		}
 		if at < h.refund+h.again {
-			continue // what is to be refunded is there still
+			continue // the refunds are yet to come
 		}
 		r := store.Request{Limit: &limit, Events: h.events}
 		if got, want := check.Run(with, &r, origin+at).Used, check.Run(without, &r, origin+at).Used; got < want {

@@ -48,7 +48,7 @@ func forKinds(t *testing.T, property func(t *rapid.T, kind store.Limit), leftOut
 	}
 }
 
-// keepsMembers reports whether the bucket has single events.
+// keepsMembers reports whether the bucket keeps events one by one.
 func keepsMembers(kind store.Limit) bool {
 	return kind.Algorithm == store.SlidingLog || kind.Algorithm == store.Concurrency
 }
@@ -71,8 +71,8 @@ type subject struct {
 	requests  int
 }
 
-// newSubject draws a window and a rate for a bucket in which nothing ever was.
-// There is no more than an event in a microsecond.
+// newSubject draws a window and a rate of at most one event a microsecond, for a bucket
+// without a history.
 func newSubject(t *rapid.T, kind store.Limit) *subject {
 	s := &subject{T: t, limit: kind, now: origin + number(t, "now", 0, 1e12)}
 	s.limit.Window = micros(rapid.OneOf(
@@ -121,8 +121,8 @@ func (s *subject) pass() {
 	s.now += rapid.OneOf(spans...).Draw(s.T, "passed")
 }
 
-// do does one of the operations, and returns what it did. There are few
-// penalties, or nothing else would happen.
+// do runs one of the operations and returns it with its result. Penalties are rare,
+// since nothing else happens under one.
 func (s *subject) do(ops ...algorithm.Operation) (algorithm.Operation, store.Request, store.State) {
 	op := rapid.SampledFrom(ops).Draw(s.T, "operation")
 	if op == penalize && number(s.T, "mercy", 0, 3) > 0 {
@@ -132,7 +132,7 @@ func (s *subject) do(ops ...algorithm.Operation) (algorithm.Operation, store.Req
 	return op, r, op.Run(s.bucket, &r, s.now)
 }
 
-// live runs operations on the bucket, for any content.
+// live runs operations so that the bucket may have any content.
 func (s *subject) live(ops ...algorithm.Operation) {
 	var taken []store.Request
 	for range number(s.T, "operations", 0, 30) {
@@ -149,7 +149,7 @@ func (s *subject) live(ops ...algorithm.Operation) {
 	}
 }
 
-// after is what op would return at an instant; it does nothing.
+// after returns what op would return at an instant, and leaves the bucket unchanged.
 func (s *subject) after(op algorithm.Operation, r store.Request, now int64) store.State {
 	return op.Run(algorithm.Clone(s.bucket), &r, now)
 }

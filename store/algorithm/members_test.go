@@ -16,7 +16,7 @@ func TestSlidingLog(t *testing.T) {
 		{at: 10 * s, op: check, cost: 1, allowed: true, used: 0, remaining: 5, reset: 10 * s},
 		{at: 10 * s, op: take, cost: 2, allowed: true, used: 2, remaining: 3, reset: 70 * s},
 		{at: 30 * s, op: take, cost: 3, allowed: true, used: 5, remaining: 0, reset: 90 * s},
-		// One or two have to go, then one more.
+		// One or two events have to leave, then one more.
 		{at: 40 * s, op: take, cost: 1, allowed: false, used: 5, remaining: 0, reset: 90 * s, retry: 30 * s},
 		{at: 40 * s, op: take, cost: 2, allowed: false, used: 5, remaining: 0, reset: 90 * s, retry: 30 * s},
 		{at: 40 * s, op: take, cost: 3, allowed: false, used: 5, remaining: 0, reset: 90 * s, retry: 50 * s},
@@ -34,9 +34,8 @@ func TestSlidingLog(t *testing.T) {
 	})
 }
 
-// TestSlidingLogIsExact requires that in every interval of one window no more
-// than the events are taken, and that nothing is refused that would have
-// fitted.
+// TestSlidingLogIsExact: every interval of one window has at most the events, and no
+// request that fits is refused.
 func TestSlidingLogIsExact(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newSubject(t, store.Limit{Algorithm: store.SlidingLog})
@@ -60,9 +59,9 @@ func TestSlidingLogIsExact(t *testing.T) {
 	})
 }
 
-// TestSlidingLogOverTime requires that what is less than a window old, or
-// ahead, is never more than the events, however time runs; and that where it
-// runs forwards again no interval of one window has more than the events.
+// TestSlidingLogOverTime: takes less than a window old, or ahead, never exceed the
+// events, however time runs. Where time runs forwards again, no interval of one window
+// exceeds them.
 func TestSlidingLogOverTime(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newSubject(t, store.Limit{Algorithm: store.SlidingLog})
@@ -90,8 +89,8 @@ func TestSlidingLogOverTime(t *testing.T) {
 	})
 }
 
-// TestSlidingLogKeepsNoMoreThanItNeeds bounds the memory of a bucket that is
-// charged beyond its limit, and lets what is over go with the next charge.
+// TestSlidingLogKeepsNoMoreThanItNeeds: a bucket charged beyond its limit has bounded
+// memory, and the next charge drops what is over.
 func TestSlidingLogKeepsNoMoreThanItNeeds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newSubject(t, store.Limit{Algorithm: store.SlidingLog})
@@ -125,8 +124,8 @@ func TestConcurrency(t *testing.T) {
 	})
 }
 
-// TestLeasesAreRenewed requires that a charge of the same request makes its
-// leases last for another window, and of no other.
+// TestLeasesAreRenewed: a charge of the same request, and of no other, makes its leases
+// last for another window.
 func TestLeasesAreRenewed(t *testing.T) {
 	limit := store.Limit{Algorithm: store.Concurrency, Window: time.Minute}
 	b := algorithm.New(&limit)
@@ -143,15 +142,14 @@ func TestLeasesAreRenewed(t *testing.T) {
 	if got := refund.Run(b, &renewed, origin+121e6).Used; got != 0 {
 		t.Errorf("%d leases after the last ended, want 0", got)
 	}
-	// One that has ended is taken again.
+	// An ended lease is taken again.
 	if got := charge.Run(b, &other, origin+300e6).Used; got != 1 {
 		t.Errorf("%d leases after a renewal that came late, want 1", got)
 	}
 }
 
-// TestNeverMoreLeasesThanEvents counts the leases that were taken and neither
-// refunded nor at their end, by a clock that does not run backwards where the
-// real one does.
+// TestNeverMoreLeasesThanEvents counts the leases that were neither refunded nor have
+// ended. Its clock stands still where the real one runs backwards.
 func TestNeverMoreLeasesThanEvents(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newSubject(t, store.Limit{Algorithm: store.Concurrency})
@@ -192,9 +190,8 @@ func TestNeverMoreLeasesThanEvents(t *testing.T) {
 	})
 }
 
-// TestLeasesThatEndedAreNotKept requires that they go with whatever is done
-// next, and no sooner.
-func TestLeasesThatEndedAreNotKept(t *testing.T) {
+// TestEndedLeasesAreRemoved by the next operation, and not earlier.
+func TestEndedLeasesAreRemoved(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newSubject(t, store.Limit{Algorithm: store.Concurrency})
 		for range 30 {

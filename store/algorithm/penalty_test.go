@@ -21,8 +21,7 @@ func penalized(t *rapid.T, kind store.Limit) (s *subject, until int64) {
 
 var withoutPenalty = []store.Algorithm{store.SlidingLog, store.Concurrency}
 
-// TestPenalty requires that nothing fits under a penalty, that it shows, and
-// that it ends.
+// TestPenalty: under a penalty nothing fits, and the penalty shows and ends.
 func TestPenalty(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s, until := penalized(t, kind)
@@ -57,8 +56,8 @@ func TestPenaltyIsNotExtended(t *testing.T) {
 	}, withoutPenalty...)
 }
 
-// TestPenaltyKeepsTheCount requires that charges and refunds count under a
-// penalty as they do without.
+// TestPenaltyKeepsTheCount: charges and refunds count under a penalty as they do
+// without.
 func TestPenaltyKeepsTheCount(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := anyBucket(t, kind, check, charge, take)

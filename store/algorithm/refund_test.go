@@ -11,8 +11,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// TestRefundRestores requires that a take and its refund leave what there was,
-// if no time has passed between them.
+// TestRefundRestores: a take and its refund at the same instant leave the bucket as it
+// was.
 func TestRefundRestores(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := newSubject(t, kind)
@@ -45,13 +45,13 @@ type act struct {
 	refunded int64 // by a later operation
 }
 
-// history draws takes, charges, penalties, and refunds of all or a part of what
-// was taken, some of them late.
+// history draws takes, charges, penalties, and refunds of all or a part of a take, some
+// of them late.
 func (s *subject) history() []act {
 	var acts []act
 	ops := []algorithm.Operation{check, charge, take, take, take, penalize}
 	if s.limit.Algorithm == store.SlidingLog {
-		// What is charged beyond the limit pushes out what was taken.
+		// Charges beyond the limit push takes out of the log.
 		ops = []algorithm.Operation{check, take, take, take}
 	}
 	for range number(s.T, "length", 1, 40) {
@@ -80,8 +80,8 @@ func (s *subject) history() []act {
 	return acts
 }
 
-// TestRefundsCreateNothing requires that a bucket never has more left than one
-// with the same history in which what is refunded was never taken.
+// TestRefundsCreateNothing: a bucket never has more left than one with the same history
+// without the refunded takes.
 func TestRefundsCreateNothing(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := newSubject(t, kind)
@@ -100,7 +100,7 @@ func TestRefundsCreateNothing(t *testing.T) {
 			case a.op == take && !a.taken:
 				check.Run(without, &a.r, a.now)
 			case a.op == take:
-				// What was refused to the one may be taken from the other.
+				// A take that one bucket refuses may fit into the other.
 				algorithm.Touch(without, &a.r, a.now)
 				rest := a.r
 				rest.Cost -= a.refunded
@@ -119,9 +119,8 @@ func TestRefundsCreateNothing(t *testing.T) {
 	})
 }
 
-// TestRefundOfWhatIsGone requires that what time has given back is not given
-// back again.
-func TestRefundOfWhatIsGone(t *testing.T) {
+// TestRefundOfDrainedCost: a refund does not give back what time has given back.
+func TestRefundOfDrainedCost(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := newSubject(t, kind)
 		s.live(check, charge, take)
@@ -145,9 +144,8 @@ func TestRefundOfWhatIsGone(t *testing.T) {
 	})
 }
 
-// TestReceiptOfNothing requires that a refund without a receipt, or with
-// another's ID, gives nothing back.
-func TestReceiptOfNothing(t *testing.T) {
+// TestRefundWithoutReceipt, or with another request's ID, gives nothing back.
+func TestRefundWithoutReceipt(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		s := newSubject(t, kind)
 		s.live(check, charge)
@@ -160,8 +158,8 @@ func TestReceiptOfNothing(t *testing.T) {
 	})
 }
 
-// TestLogChargedBeyondItsLimitForgets shows the price of its bounded memory:
-// what was pushed out is missing once others are refunded.
+// TestLogChargedBeyondItsLimitForgets shows the price of bounded memory: dropped events
+// are missing once others are refunded.
 func TestLogChargedBeyondItsLimitForgets(t *testing.T) {
 	limit := store.Limit{Algorithm: store.SlidingLog, Window: time.Minute}
 	b := algorithm.New(&limit)
@@ -175,9 +173,9 @@ func TestLogChargedBeyondItsLimitForgets(t *testing.T) {
 	}
 }
 
-// TestGCRARefundsWhatHasNotDrained shows what comes back when requests overlap:
-// events drain in the order in which they were spent.
-func TestGCRARefundsWhatHasNotDrained(t *testing.T) {
+// TestGCRARefundsOnlyUndrainedEvents: events of overlapping requests drain in the order
+// in which they were spent.
+func TestGCRARefundsOnlyUndrainedEvents(t *testing.T) {
 	const s = int64(1e6) // an event drains in 10 s
 	limit := store.Limit{Algorithm: store.GCRA, Window: time.Minute}
 	b := algorithm.New(&limit)
@@ -201,11 +199,11 @@ func TestGCRARefundsWhatHasNotDrained(t *testing.T) {
 	step(refund, first, 10*s, 6)
 	// One of the second has drained.
 	step(refund, second, 20*s, 4)
-	// All of the third has, and 10 s ago.
+	// All of the third drained 10 s ago.
 	step(refund, third, 40*s, 2)
 	step(refund, fourth, 40*s, 0)
 
-	// What is refunded out of order comes back less: it may have drained.
+	// A refund out of order gives back less: its events may have drained.
 	first, second = request(1), request(1)
 	step(take, first, 100*s, 1)
 	step(take, second, 100*s, 2)
@@ -213,8 +211,8 @@ func TestGCRARefundsWhatHasNotDrained(t *testing.T) {
 	step(refund, first, 100*s, 1)
 }
 
-// TestGCRARefundsWithinABusyTime requires that a receipt is worth nothing once
-// the bucket was empty, or has another rate: its position means another time.
+// TestGCRARefundsWithinABusyTime: a receipt is worthless once the bucket was empty or
+// has another rate, since its position then means another time.
 func TestGCRARefundsWithinABusyTime(t *testing.T) {
 	limit := store.Limit{Algorithm: store.GCRA, Window: time.Minute}
 	request := func(events, cost int64) store.Request {
@@ -240,7 +238,7 @@ func TestGCRARefundsWithinABusyTime(t *testing.T) {
 	takes(&third, 11e6)
 	refunds(second, 11e6, 3)
 
-	// At another rate an event is another time.
+	// At another rate an event takes another time.
 	other := third
 	other.Events = 1
 	before := check.Run(b, &other, origin+11e6).Used

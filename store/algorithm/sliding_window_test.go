@@ -16,7 +16,7 @@ func TestSlidingWindow(t *testing.T) {
 	play(t, store.Request{Limit: &store.Limit{Algorithm: store.SlidingWindow, Window: 60 * s}, Events: 12}, []step{
 		{at: 10 * s, op: check, cost: 1, allowed: true, used: 0, remaining: 12, reset: 10 * s},
 		{at: 15 * s, op: take, cost: 9, allowed: true, used: 9, remaining: 3, reset: 120 * s},
-		// 4 of the 9 have to go: 4/9 of the next window.
+		// 4 of the 9 have to leave: 4/9 of the next window.
 		{at: 50 * s, op: take, cost: 7, allowed: false, used: 9, remaining: 3, reset: 120 * s, retry: 366667 * time.Microsecond},
 		{at: 60 * s, op: check, cost: 0, allowed: true, used: 9, remaining: 3, reset: 120 * s},
 		// 9 × 30/60, rounded up.
@@ -34,9 +34,8 @@ func TestSlidingWindow(t *testing.T) {
 	})
 }
 
-// TestSlidingWindowEstimate requires that what the window before still counts
-// is its share of the overlap, rounded up, in parts of the window of which
-// there are at most 2^20.
+// TestSlidingWindowEstimate: the previous window counts by its share of the overlap,
+// rounded up, in at most 2^20 parts of a window.
 func TestSlidingWindowEstimate(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newSubject(t, store.Limit{Algorithm: store.SlidingWindow})
@@ -61,8 +60,7 @@ func TestSlidingWindowEstimate(t *testing.T) {
 	})
 }
 
-// TestSlidingWindowTakesWithinItsEstimate holds takes to the estimate made
-// from what was taken.
+// TestSlidingWindowTakesWithinItsEstimate computes the estimate from the takes.
 func TestSlidingWindowTakesWithinItsEstimate(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newSubject(t, store.Limit{Algorithm: store.SlidingWindow})
@@ -95,7 +93,7 @@ func slidingBound(events, n int64) int64 {
 	return events + n*(events-1)
 }
 
-// TestSlidingWindowBound shows that so much can be taken.
+// TestSlidingWindowBound reaches slidingBound.
 func TestSlidingWindowBound(t *testing.T) {
 	const events, window = 10, int64(60_000_000)
 	limit := store.Limit{Algorithm: store.SlidingWindow, Window: micros(window)}
@@ -116,7 +114,7 @@ func TestSlidingWindowBound(t *testing.T) {
 	}
 }
 
-// TestSlidingWindowStaysWithinItsBound holds random traffic to that.
+// TestSlidingWindowStaysWithinItsBound holds random traffic to the same bound.
 func TestSlidingWindowStaysWithinItsBound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newSubject(t, store.Limit{Algorithm: store.SlidingWindow})
@@ -136,9 +134,8 @@ func TestSlidingWindowStaysWithinItsBound(t *testing.T) {
 	})
 }
 
-// TestSlidingWindowOverTime holds each window to its capacity while time
-// stands still, jumps and runs backwards: what is taken before the window that
-// is current counts in that.
+// TestSlidingWindowOverTime holds each window to its capacity while time stands still,
+// jumps and runs backwards. A take before the current window counts in the current one.
 func TestSlidingWindowOverTime(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newSubject(t, store.Limit{Algorithm: store.SlidingWindow})

@@ -127,7 +127,7 @@ func (c *call) wait(place int) *waiter {
 	return &waiter{c, place}
 }
 
-func (w *waiter) tell(t turn) { w.turns <- message{t, asking{place: w.place}} }
+func (w *waiter) send(t turn) { w.turns <- message{t, asking{place: w.place}} }
 
 // turn is what a waiter has to do next.
 type turn uint8
@@ -329,10 +329,10 @@ func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer sto
 	for _, w := range e.check.joined {
 		other := &w.reqs[w.place]
 		if !algorithm.Copies(r.Limit.Algorithm) && !sameNeed(r, other) || e.admit(other, &w.states[w.place], &answer) == unclear {
-			w.tell(retry)
+			w.send(retry)
 			continue
 		}
-		w.tell(answered)
+		w.send(answered)
 	}
 	l.leadNext(e, now)
 	return progress
@@ -344,7 +344,7 @@ func (l *Ledger) fail(e *entry, answer *store.State) {
 	if errors.Is(answer.Err, context.Canceled) {
 		// The client has left, which says nothing about the store.
 		for _, w := range e.check.joined {
-			w.tell(retry)
+			w.send(retry)
 		}
 		l.leadNext(e, l.books.now())
 		return
@@ -352,7 +352,7 @@ func (l *Ledger) fail(e *entry, answer *store.State) {
 	e.silent = true
 	for _, w := range append(e.check.joined, e.check.next...) {
 		w.states[w.place] = *answer
-		w.tell(answered)
+		w.send(answered)
 	}
 	e.check = nil
 }
@@ -382,7 +382,7 @@ func (l *Ledger) leadNext(e *entry, now int64) {
 	next := e.check.next[:0]
 	for _, w := range e.check.next {
 		if l.refuseLocally(e, &w.reqs[w.place], &w.states[w.place], now) {
-			w.tell(answered)
+			w.send(answered)
 		} else {
 			next = append(next, w)
 		}

@@ -48,28 +48,28 @@ func (c *steady) want(what string, got, least, most int) {
 	}
 }
 
-// TestOwnBucketIsNotAskedAbout: once this process has been the sole writer for the
+// TestSoleWriterMakesNoChecks: once this process has been the sole writer for the
 // time of trust, requests that leave half of the limit are admitted without a
 // check, until anything speaks against it.
-func TestOwnBucketIsNotAskedAbout(t *testing.T) {
+func TestSoleWriterMakesNoChecks(t *testing.T) {
 	for _, kind := range kinds {
 		synctest.Test(t, func(t *testing.T) {
 			c := newSteady(t, kind, 1000)
 			c.want("at first", c.come(15), 10, 15)
 			if !algorithm.Copies(kind.Algorithm) {
-				c.want("where nothing is known of single events", c.come(20), 20, 20)
+				c.want("of an algorithm that is not copied", c.come(20), 20, 20)
 				c.ledger.Leave()
 				return
 			}
-			c.want("alone", c.come(20), 0, 1)
+			c.want("as the sole writer", c.come(20), 0, 1)
 
 			c.sim.others(algorithm.Charge, c.req)
 			c.want("after another process has charged", c.come(10), 8, 10)
-			c.want("alone again", c.come(20), 0, 5)
+			c.want("as the sole writer again", c.come(20), 0, 5)
 
 			time.Sleep(2 * DefaultTrust)
-			c.want("once trust has run out", c.come(1), 1, 1)
-			c.want("which one question renews", c.come(10), 0, 0)
+			c.want("after trust has run out", c.come(1), 1, 1)
+			c.want("after the check that renews trust", c.come(10), 0, 0)
 
 			c.sim.setDown(true, false)
 			c.want("in an outage", c.come(20), 18, 20)
@@ -84,8 +84,8 @@ func TestOwnBucketIsNotAskedAbout(t *testing.T) {
 	}
 }
 
-// TestOwnBucketIsAskedAboutNearTheLimit, and exactly the limit is admitted.
-func TestOwnBucketIsAskedAboutNearTheLimit(t *testing.T) {
+// TestSoleWriterChecksNearTheLimit, and exactly the limit is admitted.
+func TestSoleWriterChecksNearTheLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSteady(t, store.Limit{Algorithm: store.FixedWindow}, 100)
 		c.want("at first", c.come(15), 10, 15)
@@ -100,16 +100,16 @@ func TestOwnBucketIsAskedAboutNearTheLimit(t *testing.T) {
 	})
 }
 
-// TestOthersAreSeenWithinTrust: a sole writer learns of another one from the reply to
+// TestOtherWriterIsSeenWithinTrust: a sole writer learns of another one from the reply to
 // its own next charge.
-func TestOthersAreSeenWithinTrust(t *testing.T) {
+func TestOtherWriterIsSeenWithinTrust(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSteady(t, store.Limit{Algorithm: store.FixedWindow}, 1000)
 		c.come(30)
 		for range 970 {
 			c.sim.others(algorithm.Charge, c.req)
 		}
-		// One request passes on a stale answer; the reply to its charge has the rest.
+		// One request passes on a stale answer; the reply to its charge shows the rest.
 		c.come(5)
 		if used := c.sim.used(c.req); used != 1001 {
 			t.Errorf("%d of 1000 are used, want one more than that", used)
@@ -130,9 +130,9 @@ func newLine(limit store.Limit) (*simulation, *Ledger, store.Request) {
 	return s, New(NewBooks(nil), s, Options{}), r
 }
 
-// TestLineIsAskedAboutOnceASecond, however many requests wait, and every answer is
-// the store's.
-func TestLineIsAskedAboutOnceASecond(t *testing.T) {
+// TestLineIsCheckedOnceASecond, however many requests wait, and every answer equals the
+// store's.
+func TestLineIsCheckedOnceASecond(t *testing.T) {
 	for _, kind := range kinds {
 		synctest.Test(t, func(t *testing.T) {
 			s, l, r := newLine(kind)
@@ -148,7 +148,7 @@ func TestLineIsAskedAboutOnceASecond(t *testing.T) {
 			}
 			// Ten seconds have passed.
 			if s.checks < 9 || s.checks > 12 {
-				t.Errorf("%s: asked %d times in 10 s", kind.Algorithm, s.checks)
+				t.Errorf("%s: %d checks in 10 s", kind.Algorithm, s.checks)
 			}
 			l.Leave()
 		})
@@ -169,13 +169,13 @@ func TestLineOfALog(t *testing.T) {
 			{0, 2 * time.Hour, time.Hour, 1},
 			{0, 2 * time.Hour, time.Hour, 1},
 			{0, time.Minute, time.Hour, 1},
-			// One window or two: that needs a check.
+			// The wait is one window or two: only a check shows which.
 			{7, 2 * time.Hour, time.Hour, 2},
 			{7, 2 * time.Hour, time.Hour, 2},
 			{12, 90 * time.Minute, 2 * time.Hour, 3},
 			{17, 90 * time.Minute, 2 * time.Hour, 3},
 			{17, 150 * time.Minute, 3 * time.Hour, 4},
-			// What holds for more does not hold for less.
+			// The refusal of a larger need does not refuse a smaller one.
 			{0, time.Minute, time.Hour, 5},
 		} {
 			r.Ahead = step.ahead
@@ -223,17 +223,16 @@ func TestLineInAnOutage(t *testing.T) {
 	})
 }
 
-// TestOwnClientsCostTheirChargesAlone: clients of one process cost no checks, those
+// TestSoleWriterCostsOnlyCharges: clients of one process cost no checks, those
 // that alternate between two processes a check for each request.
-func TestOwnClientsCostTheirChargesAlone(t *testing.T) {
+func TestSoleWriterCostsOnlyCharges(t *testing.T) {
 	const clients, perSecond, seconds = 20, 200, 5
 	for _, shared := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSimulation(1)
 			ledgers := []*Ledger{New(NewBooks(nil), s, Options{}), New(NewBooks(nil), s, Options{})}
 			var wg sync.WaitGroup
-			// come makes so many requests, each client's at two processes in turn if
-			// they are shared.
+			// come makes n requests; shared clients alternate between two processes.
 			come := func(n int) {
 				for i := range n {
 					l := ledgers[0]
@@ -261,10 +260,10 @@ func TestOwnClientsCostTheirChargesAlone(t *testing.T) {
 			come(seconds * perSecond)
 			checks := float64(s.checks-before) / (seconds * perSecond)
 			if !shared && checks > 0.01 {
-				t.Errorf("%.3f checks a request of clients that come to one process", checks)
+				t.Errorf("%.3f checks a request of clients of one process", checks)
 			}
 			if shared && checks < 0.6 {
-				t.Errorf("%.3f checks a request of clients that come to two", checks)
+				t.Errorf("%.3f checks a request of clients of two processes", checks)
 			}
 			for _, l := range ledgers {
 				l.Leave()
@@ -285,8 +284,9 @@ func TestBatchesSaveCalls(t *testing.T) {
 				b := newBatches(t, 1, processes, events, batch)
 				b.limit.Window, b.limit.Align = time.Second, true
 				rng := rand.New(rand.NewPCG(uint64(events), 1))
-				// send makes the requests of one aligned window, a percentage of the limit, and
-				// returns the calls for each request, and what was admitted.
+				// send makes the requests of one aligned window, a percentage of the
+				// limit, and returns the calls for each request and the admitted
+				// number.
 				send := func(percent int64) (calls float64, admitted int64) {
 					var wg sync.WaitGroup
 					now := b.sim.now()
@@ -320,7 +320,7 @@ func TestBatchesSaveCalls(t *testing.T) {
 					t.Errorf("%s: %.3f calls a request, and %.3f after heavy traffic, want at most %.1f", what, steady, again, most)
 				}
 				if admitted < events*9/10 {
-					t.Errorf("%s: %d admitted of heavy traffic", what, admitted)
+					t.Errorf("%s: %d requests of heavy traffic were admitted", what, admitted)
 				}
 				b.leave()
 			})

@@ -14,8 +14,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
-// instant is a store that answers at once, so that what is measured is the
-// ledger.
+// instant is a store that answers at once, so that benchmarks measure the ledger alone.
 type instant struct{ simulation }
 
 func (*instant) answer(reqs []store.Request) []store.State {
@@ -38,7 +37,7 @@ func (s *instant) ChargeReported(reqs []store.Request, report func(i int, st sto
 	}
 }
 
-// BenchmarkLedger is what the ledger adds to a request, beside the store.
+// BenchmarkLedger measures what the ledger adds to a request.
 func BenchmarkLedger(b *testing.B) {
 	requests := make([]store.Request, 10_000)
 	for i := range requests {
@@ -70,7 +69,7 @@ func BenchmarkLedger(b *testing.B) {
 			l := New(NewBooks(nil), new(instant), Options{})
 			defer l.Leave()
 			b.ReportAllocs()
-			// The caller has room for them.
+			// Callers reuse their states.
 			states := make([]store.State, 1)
 			for i := 0; b.Loop(); i++ {
 				clear(states)
@@ -80,8 +79,8 @@ func BenchmarkLedger(b *testing.B) {
 	}
 }
 
-// BenchmarkRedis is a request that is checked and charged, by 64 callers on 500
-// clients, with the ledger and without; cpu-µs/op is this process's time.
+// BenchmarkRedis measures a check and a charge by 64 callers on 500 clients, with the
+// ledger and without; cpu-µs/op is this process's time.
 func BenchmarkRedis(b *testing.B) {
 	sh := redistest.StartShard(b, 1)
 	shard := redis.NewShard(redis.ShardOptions{Primary: sh.Primary.Addr(), Replicas: []string{sh.Replicas[0].Addr()}})
@@ -128,7 +127,7 @@ func BenchmarkRedis(b *testing.B) {
 	}
 }
 
-// cpu is the processor time that this process has used.
+// cpu returns the processor time that this process has used.
 func cpu() time.Duration {
 	used, _ := process.CPUTime()
 	return used

@@ -20,7 +20,7 @@ func TestBooksAreBounded(t *testing.T) {
 		const most, clients = 10_000, 40_000
 		s := newSimulation(1)
 		l := New(NewBooks(nil), s, Options{MaxBuckets: most, OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
-			t.Errorf("%d were lost: %v", n, err)
+			t.Errorf("%d charges were lost: %v", n, err)
 		}})
 		for i := range clients {
 			r := requestOf(fmt.Sprint(i), 10)
@@ -38,8 +38,8 @@ func TestBooksAreBounded(t *testing.T) {
 	})
 }
 
-// TestOldEntriesGo before the bound is reached.
-func TestOldEntriesGo(t *testing.T) {
+// TestIdleEntriesAreSwept before the bound is reached.
+func TestIdleEntriesAreSwept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		l := New(NewBooks(nil), s, Options{})
@@ -53,7 +53,7 @@ func TestOldEntriesGo(t *testing.T) {
 		}
 		// Entries of the last minute, and as many expired ones not swept yet.
 		if n := l.books.Len(); n > 3*60*100 {
-			t.Errorf("%d buckets are remembered, though only 6,000 say something", n)
+			t.Errorf("%d buckets are remembered, although only 6,000 are in use", n)
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
@@ -69,7 +69,7 @@ func TestBoundInAnOutage(t *testing.T) {
 		lost := int64(0)
 		l := New(NewBooks(nil), s, Options{MaxBuckets: most, OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
 			if !errors.Is(err, errNoRoom) {
-				t.Errorf("%d were lost: %v", n, err)
+				t.Errorf("%d charges were lost: %v", n, err)
 			}
 			lost += n
 		}})
@@ -133,16 +133,16 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// TestWaitingChargesGoToTheConfigThatRuns, and neither to one that may yet be
+// TestPendingChargesGoToTheRunningConfig, and neither to one that may yet be
 // rejected nor to one that only serves a long request.
-func TestWaitingChargesGoToTheConfigThatRuns(t *testing.T) {
+func TestPendingChargesGoToTheRunningConfig(t *testing.T) {
 	for name, test := range map[string]struct {
 		runs func(before, after *Ledger)
 		want int
 	}{
-		"neither yet":     {func(_, _ *Ledger) {}, 0},
-		"the one before":  {func(before, _ *Ledger) { before.Run() }, 0},
-		"both, reloading": {func(before, after *Ledger) { before.Run(); after.Run() }, 1},
+		"neither yet":         {func(_, _ *Ledger) {}, 0},
+		"the previous config": {func(before, _ *Ledger) { before.Run() }, 0},
+		"both, reloading":     {func(before, after *Ledger) { before.Run(); after.Run() }, 1},
 		"the rejected one has left": {func(before, after *Ledger) {
 			before.Run()
 			after.Run()
@@ -185,16 +185,16 @@ func TestWaitingChargesGoToTheConfigThatRuns(t *testing.T) {
 	}
 }
 
-// TestChargesThatNobodyDelivers are reported when the last view leaves; later
-// charges are delivered.
-func TestChargesThatNobodyDelivers(t *testing.T) {
+// TestUndeliveredChargesAreReported when the last view leaves; later charges are
+// delivered.
+func TestUndeliveredChargesAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		books := NewBooks(nil)
 		var lost atomic.Int64
 		opts := Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
 			if !errors.Is(err, store.ErrNotExecuted) {
-				t.Errorf("%d were lost: %v", n, err)
+				t.Errorf("%d charges were lost: %v", n, err)
 			}
 			lost.Add(n)
 		}}
@@ -211,7 +211,7 @@ func TestChargesThatNobodyDelivers(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
 		if f := books.Figures(); lost.Load() != 4 || f.Unsent != 0 || books.owing.Load() != 0 {
-			t.Errorf("%d are reported as lost, want 4; %d buckets are owed to, left: %+v", lost.Load(), books.owing.Load(), f)
+			t.Errorf("%d charges are reported as lost, want 4; %d buckets have pending charges, left: %+v", lost.Load(), books.owing.Load(), f)
 		}
 
 		next := New(books, s, opts)
@@ -237,7 +237,7 @@ func TestFlushIsTakenOver(t *testing.T) {
 		want int
 		ends bool
 	}{
-		"nobody comes":                  {false, false, false, 0, false},
+		"no other config":               {false, false, false, 0, false},
 		"one that does not run":         {true, false, false, 0, false},
 		"one that is rejected":          {true, false, true, 0, false},
 		"one that runs":                 {true, true, false, 1, true},
@@ -247,7 +247,9 @@ func TestFlushIsTakenOver(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				stores := []*simulation{newSimulation(1), newSimulation(2)}
 				books := NewBooks(nil)
-				opts := Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) { t.Errorf("%d were lost: %v", n, err) }}
+				opts := Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
+					t.Errorf("%d charges were lost: %v", n, err)
+				}}
 				before := New(books, stores[0], opts)
 				before.Run()
 				for _, s := range stores {
@@ -281,10 +283,10 @@ func TestFlushIsTakenOver(t *testing.T) {
 				synctest.Wait()
 				ended := flushed
 				if test.leaves && !test.runs {
-					ended-- // that of the rejected one
+					ended-- // the flush of the rejected config
 				}
 				if (ended == 1) != test.ends || ended > 1 {
-					t.Errorf("%d flushes have ended before the store is back", ended)
+					t.Errorf("%d flushes ended before the outage did", ended)
 				}
 				for _, s := range stores {
 					s.setDown(false, false)

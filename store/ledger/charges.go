@@ -48,7 +48,7 @@ type pendingCharges struct {
 	waiting *mergedCharge
 	// heard sums up the answers since the charge was sent; nil without one.
 	heard *algorithm.Known
-	// arrived is closed when the charge is answered; nil if nobody waits.
+	// arrived is closed when the charge is answered; nil if no request waits.
 	arrived chan struct{}
 	// isStale is set if the bucket was reset since the charge was sent.
 	isStale bool

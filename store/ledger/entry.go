@@ -149,7 +149,7 @@ func (e *entry) noteReach(st *store.State, now int64) {
 }
 
 // confirm replaces what is known by the primary's answer. It is doubted if it may lack
-// a refund, so that it refuses nobody for long.
+// a refund, so that it refuses no request for long.
 func (e *entry) confirm(answer algorithm.Known, asked int64) {
 	e.known, e.trusted, e.loose = answer, asked, 0
 	e.doubted = e.refunds > 0 || asked < e.refunded

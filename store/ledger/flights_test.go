@@ -37,7 +37,7 @@ func TestFlightsNeverPassTheLimit(t *testing.T) {
 						continue
 					}
 					if n := inFlight.Add(1) + charged.Load(); n > events+workers {
-						t.Errorf("%s: %d are admitted", name, n)
+						t.Errorf("%s: %d requests are admitted", name, n)
 					}
 					if (worker+i)%3 == 0 {
 						inFlight.Add(-1)
@@ -79,14 +79,14 @@ func TestFlightRefusal(t *testing.T) {
 		t.Errorf("third: %+v", st)
 	}
 	if st := ask(6); st.Allowed || st.InFlight || st.RetryAfter != store.Never {
-		t.Errorf("one that never fits: %+v", st)
+		t.Errorf("a request that never fits: %+v", st)
 	}
 	l.Settle([]store.Request{{Limit: &limit, ClientKey: "alice", Events: 5, Cost: 3}}, nil)
 	if st := ask(2); st.Allowed || !st.InFlight || st.Used != 4 {
-		t.Errorf("after the first was charged: %+v", st)
+		t.Errorf("after the first request was charged: %+v", st)
 	}
 	l.Settle([]store.Request{{Limit: &limit, ClientKey: "alice", Events: 5}}, []int64{1})
 	if st := ask(2); !st.Allowed || st.Used != 3 {
-		t.Errorf("after the second was free: %+v", st)
+		t.Errorf("after the second request was free: %+v", st)
 	}
 }

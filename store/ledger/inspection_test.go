@@ -30,7 +30,7 @@ func (s *simulation) wordIn(r store.Request, d time.Duration) store.State {
 func TestForesee(t *testing.T) {
 	for _, kind := range kinds {
 		if kind.Algorithm == store.Concurrency {
-			continue // it takes
+			continue // concurrency takes
 		}
 		for seed := range uint64(50) {
 			synctest.Test(t, func(t *testing.T) {
@@ -44,15 +44,15 @@ func TestForesee(t *testing.T) {
 				for n := range 40 {
 					r := store.Request{Limit: &limit, ClientKey: "alice", Events: 10, Cost: 1 + rng.Int64N(3), ID: strconv.Itoa(n)}
 					before, asked := l.snapshot(&r), [2]int{s.checks, s.writes}
-					told := l.Foresee(r, false, s.word)
+					foreseen := l.Foresee(r, false, s.word)
 					if after := l.snapshot(&r); !reflect.DeepEqual(before, after) || asked != [2]int{s.checks, s.writes} {
 						t.Fatalf("%s, seed %d: %+v became %+v", limit.Algorithm, seed, before, after)
 					}
 					// Events that come back during Admit cannot be foreseen.
 					isStill := s.word(r).Used == s.wordIn(r, 10*time.Millisecond).Used
 					st := admit(l, r)
-					if differs := told.Allowed != st.Allowed || told.InFlight != st.InFlight || told.Used != st.Used || told.Remaining != st.Remaining; differs && isStill {
-						t.Fatalf("%s, seed %d, step %d: foretold is %+v, and it is %+v", limit.Algorithm, seed, n, told, st)
+					if differs := foreseen.Allowed != st.Allowed || foreseen.InFlight != st.InFlight || foreseen.Used != st.Used || foreseen.Remaining != st.Remaining; differs && isStill {
+						t.Fatalf("%s, seed %d, step %d: foreseen is %+v, got %+v", limit.Algorithm, seed, n, foreseen, st)
 					}
 					if st.Allowed {
 						held = append(held, r)
@@ -92,14 +92,14 @@ func TestForeseeOfTake(t *testing.T) {
 		r.Batch = 4
 		take := func() store.State { return l.Take(t.Context(), []store.Request{r})[0] }
 		for n := range 12 {
-			told := l.Foresee(r, true, s.word)
-			if st := take(); told.Err != nil || told.Allowed != st.Allowed {
-				t.Errorf("request %d: foretold is %+v, and it is %+v", n, told, st)
+			foreseen := l.Foresee(r, true, s.word)
+			if st := take(); foreseen.Err != nil || foreseen.Allowed != st.Allowed {
+				t.Errorf("request %d: foreseen is %+v, got %+v", n, foreseen, st)
 			}
 		}
 		writes := s.writes
-		if told := l.Foresee(r, true, func(store.Request) store.State { return store.State{Err: store.ErrNotExecuted} }); told.Allowed || told.Err != nil {
-			t.Errorf("a refusal that is known is not told: %+v", told)
+		if foreseen := l.Foresee(r, true, func(store.Request) store.State { return store.State{Err: store.ErrNotExecuted} }); foreseen.Allowed || foreseen.Err != nil {
+			t.Errorf("a known refusal is not foreseen: %+v", foreseen)
 		}
 		if s.writes != writes {
 			t.Error("the store was written to")
@@ -110,7 +110,7 @@ func TestForeseeOfTake(t *testing.T) {
 	})
 }
 
-// TestForeseeLocal counts the cost in flight, and holds nothing.
+// TestForeseeLocal counts the cost in flight, and reserves nothing.
 func TestForeseeLocal(t *testing.T) {
 	m := memory.New(memory.NewBuckets(), memory.Options{})
 	flights := NewFlights()
@@ -126,7 +126,7 @@ func TestForeseeLocal(t *testing.T) {
 		admit(l, r)
 	}
 	if n := flights.Figures().InFlight; n != 2 {
-		t.Errorf("%d are in flight", n)
+		t.Errorf("%d requests are in flight", n)
 	}
 	if st := l.Foresee(r, true, word); !st.Allowed || st.Used != 0 {
 		t.Errorf("a take: %+v", st)
@@ -187,7 +187,7 @@ func TestResetIsSeen(t *testing.T) {
 				t.Errorf("%s: %d admitted by the other process", limit.Algorithm, n)
 			}
 			if a := other.Inspect(t.Context(), r).Account; a == nil || !a.Full {
-				t.Errorf("%s: the other process knows %+v", limit.Algorithm, a)
+				t.Errorf("%s: the other process knows of %+v", limit.Algorithm, a)
 			}
 			if err := own.Reset(t.Context(), r); err != nil {
 				t.Fatal(err)
@@ -212,8 +212,8 @@ func TestResetIsSeen(t *testing.T) {
 	}
 }
 
-// TestResetKeepsWhatIsInFlight, and awaits charges in flight.
-func TestResetKeepsWhatIsInFlight(t *testing.T) {
+// TestResetKeepsRequestsInFlight, and awaits charges in flight.
+func TestResetKeepsRequestsInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		l := New(NewBooks(nil), s, Options{})
@@ -225,13 +225,13 @@ func TestResetKeepsWhatIsInFlight(t *testing.T) {
 			t.Fatal(err)
 		}
 		if used := s.used(r); used != 0 {
-			t.Errorf("%d of what was sent came after the reset", used)
+			t.Errorf("%d sent charges arrived after the reset", used)
 		}
 		if a := l.Inspect(t.Context(), r).Account; *a != (store.Account{InFlight: 1}) {
 			t.Errorf("known: %+v", *a)
 		}
 		if st := admit(l, r); !st.Allowed || st.Used != 1 {
-			t.Errorf("beside the one in flight: %+v", st)
+			t.Errorf("beside the request in flight: %+v", st)
 		}
 		l.Settle([]store.Request{r, r}, nil)
 		time.Sleep(time.Second)
@@ -242,8 +242,8 @@ func TestResetKeepsWhatIsInFlight(t *testing.T) {
 	})
 }
 
-// TestResetDropsWhatWaits, unless the store cannot reset a bucket.
-func TestResetDropsWhatWaits(t *testing.T) {
+// TestResetDropsPendingCharges, unless the store cannot reset a bucket.
+func TestResetDropsPendingCharges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		l := New(NewBooks(nil), s, Options{})
@@ -257,10 +257,10 @@ func TestResetDropsWhatWaits(t *testing.T) {
 		}
 		time.Sleep(100 * time.Millisecond)
 		if err := l.Reset(t.Context(), r); err == nil {
-			t.Error("reset though the store is down")
+			t.Error("the reset succeeded although the store is down")
 		}
 		if f := l.Figures(); f.Unsent != 10 {
-			t.Errorf("%d wait, want 10", f.Unsent)
+			t.Errorf("%d charges are pending, want 10", f.Unsent)
 		}
 		s.mu.Lock()
 		s.down = false
@@ -273,7 +273,7 @@ func TestResetDropsWhatWaits(t *testing.T) {
 			t.Errorf("%d are used", used)
 		}
 		if f := l.Figures(); f.Unsent != 0 || l.Owes() {
-			t.Errorf("%+v are owed", f)
+			t.Errorf("pending after the reset: %+v", f)
 		}
 		l.Leave()
 	})
@@ -308,9 +308,9 @@ func TestResetGivesUpTokens(t *testing.T) {
 	})
 }
 
-// TestFiguresCountWhatIsSaved: local refusals and admissions, and charges of unknown
+// TestFiguresCountSavedCalls: local refusals and admissions, and charges of unknown
 // outcome.
-func TestFiguresCountWhatIsSaved(t *testing.T) {
+func TestFiguresCountSavedCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		l := New(NewBooks(nil), s, Options{})
@@ -342,7 +342,7 @@ func TestFiguresCountWhatIsSaved(t *testing.T) {
 		s.mu.Unlock()
 		spend(l, r, 1, time.Second)
 		if f := l.Figures(); f.Uncertain != 0 {
-			t.Errorf("%d uncertain though the primary was heard", f.Uncertain)
+			t.Errorf("%d uncertain although the primary has answered", f.Uncertain)
 		}
 		l.Leave()
 	})
@@ -403,7 +403,7 @@ func TestResetsAmongRequests(t *testing.T) {
 				t.Errorf("seed %d, %s: left: %+v", seed, limit.Algorithm, f)
 			}
 			if f := l.Figures(); f.TokensFetched < f.TokensReturned+f.TokensExpired {
-				t.Errorf("seed %d: more tokens went than came: %+v", seed, f)
+				t.Errorf("seed %d: more tokens were used than fetched: %+v", seed, f)
 			}
 			l.Leave()
 		})

@@ -9,8 +9,8 @@
 // [Remote] store. [Flights] and [Local] are the counterparts for a store in this
 // process. The package imports store, store/algorithm and internal/identity.
 //
-// The ledger never compares two machines' clocks: an answer tells the store's
-// time, to which the ledger adds durations of its own clock.
+// The ledger never compares two machines' clocks: an answer has the store's time, to
+// which the ledger adds durations of its own clock.
 package ledger
 
 import (

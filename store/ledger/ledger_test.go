@@ -71,8 +71,8 @@ func TestChecksAreCoalesced(t *testing.T) {
 	})
 }
 
-// TestFullBucketIsAskedAboutOnceASecond, however many requests there are.
-func TestFullBucketIsAskedAboutOnceASecond(t *testing.T) {
+// TestFullBucketIsCheckedOnceASecond, however many requests there are.
+func TestFullBucketIsCheckedOnceASecond(t *testing.T) {
 	for _, kind := range kinds {
 		for _, op := range []algorithm.Operation{algorithm.Check, algorithm.Take} {
 			synctest.Test(t, func(t *testing.T) {
@@ -95,7 +95,7 @@ func TestFullBucketIsAskedAboutOnceASecond(t *testing.T) {
 				}
 				// Ten seconds have passed.
 				if asked := s.checks + s.writes; asked < 9 || asked > 12 {
-					t.Errorf("%s, %s: asked %d times in 10 s", limit.Algorithm, op, asked)
+					t.Errorf("%s, %s: %d calls in 10 s", limit.Algorithm, op, asked)
 				}
 				l.Leave()
 			})
@@ -103,8 +103,8 @@ func TestFullBucketIsAskedAboutOnceASecond(t *testing.T) {
 	}
 }
 
-// TestSecondZoneIsNotAsked if the first is known to refuse.
-func TestSecondZoneIsNotAsked(t *testing.T) {
+// TestSecondZoneIsNotChecked if the first is known to refuse.
+func TestSecondZoneIsNotChecked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		l := New(NewBooks(nil), s, Options{})
@@ -122,15 +122,15 @@ func TestSecondZoneIsNotAsked(t *testing.T) {
 			}
 		}
 		if s.checks != asked || s.writes != 0 {
-			t.Errorf("asked %d times more, written %d times", s.checks-asked, s.writes)
+			t.Errorf("%d more checks, %d writes", s.checks-asked, s.writes)
 		}
 		l.Leave()
 	})
 }
 
-// TestWordsHeardMeanwhileStay: the reply to a charge does not replace an answer that
+// TestNewerAnswersStay: the reply to a charge does not replace an answer that
 // arrived while the charge was in flight, and may be newer.
-func TestWordsHeardMeanwhileStay(t *testing.T) {
+func TestNewerAnswersStay(t *testing.T) {
 	const now = 1_000_000
 	word := func(used int64) *store.State {
 		return &store.State{Now: now, Content: store.Content{used, 2 * now}}
@@ -146,35 +146,36 @@ func TestWordsHeardMeanwhileStay(t *testing.T) {
 	e.hear(&r, word(7), 3, 3)
 	l.conclude(e, &r, word(5))
 	if used := e.known.Content[0]; used != 7 {
-		t.Errorf("known is %d, want the 7 that the primary had said", used)
+		t.Errorf("known is a count of %d, want the primary's 7", used)
 	}
 	// The reply to a charge sent later does.
 	l.settle(&r, 0, 4)
 	l.conclude(e, &r, word(6))
 	if used := e.known.Content[0]; used != 6 {
-		t.Errorf("known is %d, want the 6 of the last word", used)
+		t.Errorf("known is a count of %d, want the 6 of the last reply", used)
 	}
 }
 
-// TestWaitingCountsBesideOthers: waiting charges count on top of what other
+// TestPendingChargesAddToOthers: pending charges count on top of the cost that other
 // processes have spent.
-func TestWaitingCountsBesideOthers(t *testing.T) {
+func TestPendingChargesAddToOthers(t *testing.T) {
 	r := requestOf("alice", 100)
 	e := &entry{known: algorithm.Known{Content: store.Content{9, 100}}}
 	e.pending = &pendingCharges{base: algorithm.Known{Content: store.Content{3, 100}}, sent: true, sentCost: 2, waiting: &mergedCharge{req: store.Request{Cost: 4}}}
 	v := e.viewOf(&r, nil, 50)
 	if st := v.ahead(0); st.Used != 9+4 {
-		t.Errorf("used is %d, want what was heard, 9, and 4 that wait", st.Used)
+		t.Errorf("used is %d, want the 9 of the last reply and 4 pending", st.Used)
 	}
 }
 
-// TestOutageIsMadeUpFor: charges of an outage arrive after it, merged, and the
-// store is not called for each of them in between.
-func TestOutageIsMadeUpFor(t *testing.T) {
+// TestChargesOfAnOutageArriveLater, merged, and without a call for each of them.
+func TestChargesOfAnOutageArriveLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		books := NewBooks(nil)
-		l := New(books, s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) { t.Errorf("%d were lost: %v", n, err) }})
+		l := New(books, s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
+			t.Errorf("%d charges were lost: %v", n, err)
+		}})
 		s.down = true
 		const clients, each = 50, 20
 		for i := range clients * each {
@@ -203,7 +204,7 @@ func TestOutageIsMadeUpFor(t *testing.T) {
 			t.Errorf("%d calls for %d buckets", s.writes, clients)
 		}
 		if next.Owes() {
-			t.Error("something is still owed")
+			t.Error("charges are still pending")
 		}
 		next.Leave()
 	})
@@ -216,7 +217,7 @@ func TestChargesExpireWithTheirWindow(t *testing.T) {
 		var expired int64
 		l := New(NewBooks(nil), s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
 			if !errors.Is(err, ErrExpired) {
-				t.Errorf("%d were lost: %v", n, err)
+				t.Errorf("%d charges were lost: %v", n, err)
 			}
 			expired += n
 		}})
@@ -238,14 +239,13 @@ func TestChargesExpireWithTheirWindow(t *testing.T) {
 	})
 }
 
-// TestWhatIsLeftAtTheEndIsReported.
-func TestWhatIsLeftAtTheEndIsReported(t *testing.T) {
+func TestChargesLeftAtTheEndAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		lost := int64(0)
 		l := New(NewBooks(nil), s, Options{OnUndelivered: func(shard string, _ algorithm.Operation, n int64, err error) {
 			if shard != "shard" || !errors.Is(err, store.ErrNotExecuted) {
-				t.Errorf("%d of shard %s were lost: %v", n, shard, err)
+				t.Errorf("%d charges of shard %s were lost: %v", n, shard, err)
 			}
 			lost += n
 		}})
@@ -303,12 +303,12 @@ func TestReservationIsNoRefusal(t *testing.T) {
 				t.Fatalf("refused: %+v", st)
 			}
 		}
-		// The last request made no call, so it is the store that refuses.
+		// The last request made no call, so the store itself refuses.
 		if st := b.take(l, 1); st.Allowed {
-			t.Errorf("served more than there is: %+v", st)
+			t.Errorf("served more than the limit: %+v", st)
 		}
 		if !l.RefuseKnown([]store.Request{b.request(1)}, states) {
-			t.Error("not known to be full")
+			t.Error("the bucket is not known to be full")
 		}
 		b.leave()
 	})
@@ -320,7 +320,7 @@ func TestAlignedWindowInAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		l := New(NewBooks(nil), s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
-			t.Errorf("%d were lost: %v", n, err)
+			t.Errorf("%d charges were lost: %v", n, err)
 		}})
 		aligned := store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: 24 * time.Hour, Align: true}
 		r := store.Request{Limit: &aligned, ClientKey: "alice", Events: 100, Cost: 1}
@@ -356,14 +356,14 @@ func TestLoans(t *testing.T) {
 		}
 		e := l.find(&s)
 		if e.isIdle() {
-			t.Error("may be forgotten with a loan")
+			t.Error("an entry with a loan may be forgotten")
 		}
 		e.page.mu.Unlock()
 		l.repay(&s, loaned, &store.State{})
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		if spent := b.spent(); spent != 3 {
-			t.Errorf("%d are spent once what was lent was idle, want 3", spent)
+			t.Errorf("%d are spent after the loan was idle, want 3", spent)
 		}
 		b.leave()
 	})
@@ -386,7 +386,7 @@ func TestLoans(t *testing.T) {
 	})
 }
 
-// TestOwnRefundIsSeenAtOnce, and not only when the primary is asked again.
+// TestOwnRefundIsSeenAtOnce, and not only with the next call.
 func TestOwnRefundIsSeenAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
@@ -408,9 +408,9 @@ func TestOwnRefundIsSeenAtOnce(t *testing.T) {
 	})
 }
 
-// TestLateWordLacksARefund: the refusal of a take that was sent before a refund
+// TestLateAnswerLacksARefund: the refusal of a take that was sent before a refund
 // arrives after the reply to a later take.
-func TestLateWordLacksARefund(t *testing.T) {
+func TestLateAnswerLacksARefund(t *testing.T) {
 	for _, a := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSimulation(1)
@@ -435,9 +435,9 @@ func TestLateWordLacksARefund(t *testing.T) {
 	}
 }
 
-// TestWhoIsLetThroughAsks: if another zone refuses, no call is made, and the next
-// request may make it.
-func TestWhoIsLetThroughAsks(t *testing.T) {
+// TestSkippedCheckIsMadeByTheNextRequest: a request makes no call if another zone is
+// known to refuse it, so the next one has to.
+func TestSkippedCheckIsMadeByTheNextRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		l := New(NewBooks(nil), s, Options{})
@@ -452,14 +452,14 @@ func TestWhoIsLetThroughAsks(t *testing.T) {
 		s.reset("zone/one")
 		l.Take(t.Context(), []store.Request{one, other})
 		if st := l.Take(t.Context(), []store.Request{one})[0]; !st.Allowed {
-			t.Errorf("refused without a question: %+v", st)
+			t.Errorf("refused without a call: %+v", st)
 		}
 		l.Leave()
 	})
 }
 
-// TestPrimaryAway: a replica answers while the primary cannot, and the primary is
-// not called in vain for every request.
+// TestPrimaryAway: while the primary is away a replica answers, and not every request
+// tries the primary.
 func TestPrimaryAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
@@ -485,9 +485,9 @@ func TestPrimaryAway(t *testing.T) {
 	})
 }
 
-// TestChargesThatNoTryHelpsAreReported once for each request, and not sent again,
-// if a permission is missing or the key has foreign data.
-func TestChargesThatNoTryHelpsAreReported(t *testing.T) {
+// TestChargesWithFinalErrorsAreReported once for each request, and not sent again: a
+// permission is missing, or the key has foreign data.
+func TestChargesWithFinalErrorsAreReported(t *testing.T) {
 	const key, requests = "rl:1:z:fw3600s:alice", 3
 	r := store.Request{Limit: &store.Limit{Zone: "z", Algorithm: store.FixedWindow, Window: time.Hour}, ClientKey: "alice", Events: 10, Cost: 1}
 	for name, c := range map[string]struct{ refuse, mend []any }{
@@ -514,7 +514,7 @@ func TestChargesThatNoTryHelpsAreReported(t *testing.T) {
 			l := New(NewBooks(nil), redis.New(redis.Options{Members: []redis.Member{{Name: "a", Shard: shard}}}), Options{
 				OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
 					if !errors.Is(err, store.ErrFinal) {
-						t.Errorf("%d were lost: %v, want an error that no try helps", n, err)
+						t.Errorf("%d charges were lost: %v, want a final error", n, err)
 					}
 					lost.Add(n)
 				},
@@ -530,7 +530,7 @@ func TestChargesThatNoTryHelpsAreReported(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 			if l.Owes() || lost.Load() != requests {
-				t.Errorf("%d of %d are reported; some wait still: %t", lost.Load(), requests, l.Owes())
+				t.Errorf("%d of %d are reported; pending: %t", lost.Load(), requests, l.Owes())
 			}
 			do(c.mend...)
 			l.ChargeDetached([]store.Request{r})
@@ -538,7 +538,7 @@ func TestChargesThatNoTryHelpsAreReported(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 			if n, err := server.Client().HGet(t.Context(), key, "c").Int(); n != 1 || err != nil {
-				t.Errorf("%d are counted, error %v, want the one after the mending", n, err)
+				t.Errorf("%d are counted, error %v, want the charge after the repair", n, err)
 			}
 			if ttl := server.Client().PTTL(t.Context(), key).Val(); ttl <= 0 {
 				t.Errorf("the bucket expires in %v", ttl)

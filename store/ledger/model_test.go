@@ -68,28 +68,28 @@ type model struct {
 	cost   int64
 
 	mu sync.Mutex
-	// unlanded is what was admitted, or has to be charged, and is not in the
-	// primary yet, nor given up.
+	// unlanded is the cost that was admitted or has to be charged, and is neither in
+	// the primary nor given up.
 	unlanded int64
-	// vanished is what never will be, because it was lost on its way; uncertain
-	// is what the ledger has reported of that kind, at most.
+	// vanished is the cost that was lost on its way; uncertain is the most that the
+	// ledger has reported as such.
 	vanished, uncertain int64
-	// ghosts is what vanished and the ledger cannot know of yet.
+	// ghosts is the vanished cost that the ledger cannot know of yet.
 	ghosts int64
-	// shared is set if other processes charge as well; heard is the most that the
-	// primary has said to be spent until a reset.
+	// shared is set if other processes charge as well; heard is the primary's highest
+	// answer since a reset.
 	shared bool
 	heard  map[int64]int64
-	// truth is what was spent or about to be, at the instants at which that
-	// changed, as far as the lookback goes, and last is what it was last.
+	// truth is the cost spent or about to be, at each of its changes within the
+	// lookback; last is the latest.
 	truth []moment
-	// excused is until when refusals need no justification by the truth, because
-	// a replica may say what was true before an operator's reset; wasReset is
-	// when that was, by the books' clock.
+	// Until excused, refusals need no justification by the truth, because a replica may
+	// predate an operator's reset. wasReset is the time of that reset by the books'
+	// clock.
 	excused  time.Time
 	wasReset int64
-	// wasAway is set once a replica had to answer alone, resets once an operator
-	// did that.
+	// wasAway is set once a replica had to answer alone, resets once an operator has
+	// reset a bucket.
 	wasAway, resets atomic.Bool
 
 	last int64
@@ -186,7 +186,7 @@ func (m *model) neighbours(ctx context.Context, rng *rand.Rand) {
 	}
 }
 
-// weather makes faults from time to time.
+// weather injects faults from time to time.
 func (m *model) weather(ctx context.Context, rng *rand.Rand) {
 	if rng.IntN(2) == 0 {
 		return
@@ -277,15 +277,15 @@ func (m *model) client(rng *rand.Rand, requests int) {
 			continue
 		default:
 			held = m.cost
-			// While the primary is away, nothing makes up for what a replica of a
-			// log lacks, or of a window that began after an operator's reset and of
-			// which this process knows only that it may have charged something.
+			// While the primary is away, this process cannot add what a replica lacks
+			// of a log, or of a window that began after an operator's reset if its own
+			// charge may have counted.
 			lacks := m.wasAway.Load() && (st.Replica && m.limit.Algorithm == store.SlidingLog || m.resets.Load() && m.sim.lossy > 0)
 			if used := m.change(m.cost); used > m.events && !m.shared && !lacks {
-				m.fail("admitted though with it %d of %d are used: %+v", used, m.events, st)
+				m.fail("admitted although %d of %d are used with it: %+v", used, m.events, st)
 			}
 			if least := before[st.Reset]; st.Used < least {
-				m.fail("admitted on a count below %d, which the primary had said: %+v", least, st)
+				m.fail("admitted on a count below the primary's %d: %+v", least, st)
 			}
 		}
 		time.Sleep(time.Duration(rng.Int64N(int64(50 * time.Millisecond))))
@@ -327,13 +327,13 @@ func (m *model) isJustified(st *store.State) {
 	}
 	switch {
 	case st.InFlight && m.limit.Algorithm == store.SlidingLog && m.sim.lossy > 0:
-		// A charge that decides may be lost; requests wait no longer for it.
+		// A charge whose reply decides may be lost; requests stop waiting for it.
 	case st.RetryAfter <= 0:
 		m.fail("refused without a time to wait: %+v", *st)
 	case m.cost > m.events && st.RetryAfter != store.Never:
-		m.fail("refused for some time only, though it never fits: %+v", *st)
+		m.fail("refused for some time only, although it never fits: %+v", *st)
 	case most+m.cost <= m.events && time.Now().After(m.excused) && !m.waitsForWord():
-		m.fail("refused though of %d no more than %d were used: %+v", m.events, most, *st)
+		m.fail("refused although of %d at most %d were used: %+v", m.events, most, *st)
 	}
 }
 
@@ -375,7 +375,7 @@ func (m *model) atEnd() {
 		}
 	}
 	if n := m.ledger.books.owing.Load(); n != 0 {
-		m.fail("%d buckets owe something at the end", n)
+		m.fail("%d buckets have pending charges at the end", n)
 	}
 }
 

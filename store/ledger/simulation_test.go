@@ -27,16 +27,15 @@ type simulation struct {
 	// all, away while the replica answers alone.
 	lossy      float64
 	down, away bool
-	// checks and writes are how often it was asked.
+	// checks and writes count the calls.
 	checks, writes int
-	// asking is how many checks are on their way for each bucket, and most is
-	// the highest that was.
+	// asking counts the checks in flight for each bucket; most is their maximum.
 	asking map[string]int
 	most   int
-	// touched is called with mu held whenever the primary has changed, and when
-	// a charge vanishes; landed is what it was about.
+	// touched is called with mu held whenever the primary has changed, and when a
+	// charge vanishes; landed is the cost concerned.
 	touched func(landed int64, vanished bool)
-	// said is called with what the primary said when that arrives.
+	// said receives the primary's answers when they arrive.
 	said func(st *store.State)
 }
 
@@ -172,12 +171,12 @@ func (s *simulation) Check(ctx context.Context, reqs []store.Request) []store.St
 		return fail(reqs, errDown)
 	}
 	s.travel()
-	s.tell(states)
+	s.deliver(states)
 	return states
 }
 
-// tell notes the primary's answers.
-func (s *simulation) tell(states []store.State) {
+// deliver passes the primary's answers to said.
+func (s *simulation) deliver(states []store.State) {
 	for i := range states {
 		if !states[i].Replica && states[i].Err == nil {
 			s.said(&states[i])
@@ -232,7 +231,7 @@ func (s *simulation) run(op algorithm.Operation, reqs []store.Request) []store.S
 		return fail(reqs, errLost)
 	}
 	s.travel()
-	s.tell(states)
+	s.deliver(states)
 	return states
 }
 

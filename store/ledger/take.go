@@ -288,8 +288,8 @@ func (l *Ledger) claim(t *taking, place int) outcome {
 	return claimFetches
 }
 
-// reclaim serves the request at a place, which the store refused, from a batch
-// that was fetched meanwhile, or returns what the request has to do.
+// reclaim serves the request at a place, which the store refused, from a batch that was
+// fetched since, or returns what the request has to do.
 func (l *Ledger) reclaim(t *taking, place int) outcome {
 	r, st := &t.reqs[place], &t.states[place]
 	e := l.find(r)
@@ -351,7 +351,7 @@ func (l *Ledger) fetched(t *taking, place int, batch *store.Request, st *store.S
 			turn = answered
 		}
 		if n > 0 {
-			w.tell(turn)
+			w.send(turn)
 		} else {
 			again = turn == retry
 		}

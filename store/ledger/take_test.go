@@ -68,9 +68,9 @@ func (b *batches) leave() {
 	synctest.Wait()
 }
 
-// TestNobodyIsRefusedWhileEveryFetchSucceeds: a batch serves the requests that
+// TestNoRequestIsRefusedWhileEveryFetchSucceeds: a batch serves the requests that
 // wait for it first, so that no waiter finds it used up.
-func TestNobodyIsRefusedWhileEveryFetchSucceeds(t *testing.T) {
+func TestNoRequestIsRefusedWhileEveryFetchSucceeds(t *testing.T) {
 	for _, batch := range []int64{2, 5, 50, store.BatchAuto} {
 		synctest.Test(t, func(t *testing.T) {
 			const workers, requests = 64, 100
@@ -84,7 +84,7 @@ func TestNobodyIsRefusedWhileEveryFetchSucceeds(t *testing.T) {
 					rng := rand.New(rand.NewPCG(uint64(worker), 0))
 					for range requests {
 						if st := b.take(b.ledgers[0], 1+rng.Int64N(3)); st.Err != nil || !st.Allowed {
-							t.Errorf("batch %d: refused though every fetch succeeds: %+v", batch, st)
+							t.Errorf("batch %d: refused although every fetch succeeds: %+v", batch, st)
 						}
 						if rng.IntN(10) == 0 {
 							time.Sleep(time.Duration(rng.IntN(1000)) * time.Microsecond)
@@ -103,9 +103,9 @@ func TestNobodyIsRefusedWhileEveryFetchSucceeds(t *testing.T) {
 	}
 }
 
-// TestNobodyIsRefusedBeforeTheLastToken: a request finds the rest of the limit in
+// TestNoRequestIsRefusedBeforeTheLastToken: a request finds the rest of the limit in
 // the store, in a batch in flight, or in a reservation.
-func TestNobodyIsRefusedBeforeTheLastToken(t *testing.T) {
+func TestNoRequestIsRefusedBeforeTheLastToken(t *testing.T) {
 	for seed := range uint64(300) {
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 10))
@@ -415,7 +415,7 @@ func TestNoRefusalOutlastsARefund(t *testing.T) {
 			b.take(l, 1)
 			l.repay(&r, loaned, &store.State{})
 		},
-		"of what a batch leaves over": func(b *batches, l *Ledger) {
+		"of the rest of a batch": func(b *batches, l *Ledger) {
 			b.take(l, 1)
 			b.awaitWindow()
 			b.take(l, 5)
@@ -489,7 +489,7 @@ func newOvertaken(t *testing.T) *batches {
 	return b
 }
 
-// refusedTake is a take that the store refused with so much remaining.
+// refusedTake is a take that the store refused with that much remaining.
 func (b *batches) refusedTake(remaining int64, reqs ...store.Request) *taking {
 	t := &taking{call{ledger: b.ledgers[0], ctx: context.Background(), reqs: reqs}}
 	for range reqs {
@@ -517,10 +517,10 @@ func TestReclaim(t *testing.T) {
 		served      bool
 		here, there int64
 	}{
-		"here":                   {cost: 2, served: true, here: 0, there: 1},
-		"here and in the store":  {cost: 3, served: true, here: 0, there: 0},
-		"more than there is":     {cost: 4, here: 2, there: 1},
-		"refused by another too": {cost: 2, beside: true, here: 2, there: 1},
+		"here":                        {cost: 2, served: true, here: 0, there: 1},
+		"here and in the store":       {cost: 3, served: true, here: 0, there: 0},
+		"more than is left":           {cost: 4, here: 2, there: 1},
+		"refused by another zone too": {cost: 2, beside: true, here: 2, there: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -128,7 +128,7 @@ func bytesPerBucket(n int) float64 {
 	return float64(after-before) / float64(n)
 }
 
-// heap is how many bytes are in use.
+// heap returns the bytes in use.
 func heap() int64 {
 	runtime.GC()
 	runtime.GC()

@@ -9,8 +9,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
-// TestBoundIsReached: so many buckets as the bound allows exist together, however
-// their keys spread over the shards.
+// TestBoundIsReached: as many buckets as the bound allows fit in, however their keys
+// spread over the shards.
 func TestBoundIsReached(t *testing.T) {
 	for _, bound := range []int{1, 2, 10, 63, 64, 65, 200} {
 		for range 20 { // each spreads keys differently
@@ -106,7 +106,7 @@ func TestBoundIsLowered(t *testing.T) {
 		t.Errorf("%d buckets, want %d", n, after)
 	}
 
-	// The other view's bound is what it was.
+	// The other view keeps its bound.
 	for i := range before {
 		f.charge(hour, clientKey(i), 1)
 	}
@@ -163,7 +163,7 @@ func TestLeastSpentGoesFirst(t *testing.T) {
 		f.charge(hour, clients[i], int64(i))
 		f.clock.Advance(time.Second)
 	}
-	// What was spent last counts, and so does what was spent past the limit.
+	// The latest charge counts, and so does cost past the limit.
 	f.charge(hour, clients[0], 1000)
 
 	for i := 1; i < len(clients); i++ {

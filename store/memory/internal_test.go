@@ -76,7 +76,7 @@ func (s *shard) verify() error {
 func (q queue) verify() error {
 	for i, b := range q {
 		if int(b.place) != i {
-			return fmt.Errorf("bucket at %d believes to be at %d", i, b.place)
+			return fmt.Errorf("bucket at %d has place %d", i, b.place)
 		}
 		if parent := q[max(i-1, 0)/2]; parent.due > b.due {
 			return fmt.Errorf("due %d at %d is below %d", b.due, i, parent.due)
@@ -155,7 +155,7 @@ func TestQueue(t *testing.T) {
 				q.remove(b)
 				model = slices.DeleteFunc(model, func(m *bucket) bool { return m == b })
 				if b.place != removed {
-					t.Fatalf("removed bucket believes to be at %d", b.place)
+					t.Fatalf("removed bucket has place %d", b.place)
 				}
 			},
 			"": func(t *rapid.T) {

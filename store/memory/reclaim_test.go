@@ -115,7 +115,7 @@ func TestAllocations(t *testing.T) {
 	req := []store.Request{{Limit: limit("hour", time.Hour), ClientKey: clientKey(1), Events: 5, Cost: 1}}
 	for name, do := range map[string]operation{"Check": f.store.Check, "Charge": f.store.Charge} {
 		if n := testing.AllocsPerRun(1000, func() { do(t.Context(), req) }); n > 1 {
-			t.Errorf("%s of an existing bucket: %v allocations, want that of its result alone", name, n)
+			t.Errorf("%s of an existing bucket: %v allocations, want one, for its result", name, n)
 		}
 	}
 }

@@ -80,8 +80,8 @@ func (g *gate) open() {
 	g.shut = nil
 }
 
-// abandon returns a take whose client left while the take waits for a connection.
-// Refunds have one.
+// abandon returns a take whose client left while the take waited for a connection.
+// Refunds still have one.
 func abandon(t *testing.T, s *Store, way *gate) []store.Request {
 	t.Helper()
 	waitUntilUp(t, s)
@@ -101,7 +101,7 @@ func abandon(t *testing.T, s *Store, way *gate) []store.Request {
 		leave()
 	}()
 	if err := s.Take(ctx, reqs)[0].Err; !errors.Is(err, store.ErrUncertain) {
-		t.Fatalf("a take that nobody waits for has error %v, want an uncertain one", err)
+		t.Fatalf("an abandoned take has error %v, want an uncertain one", err)
 	}
 	return reqs
 }
@@ -123,14 +123,14 @@ func TestRefundDoesNotOvertakeItsTake(t *testing.T) {
 			refund(s, reqs, done)
 			select {
 			case err := <-done:
-				t.Error("it was given back before it was taken")
+				t.Error("the refund overtook its take")
 				done <- err
 			case <-time.After(50 * time.Millisecond):
 			}
 			way.open()
 			must(t, <-done)
 			if st := s.Check(t.Context(), reqs)[0]; st.Err != nil || st.Used != 0 {
-				t.Errorf("%d are spent of what was given back, error %v", st.Used, st.Err)
+				t.Errorf("used is %d after the refund, error %v", st.Used, st.Err)
 			}
 		})
 	}
@@ -140,7 +140,7 @@ func TestRefundDoesNotOvertakeItsTake(t *testing.T) {
 func TestCloseRefundsAbandonedTakes(t *testing.T) {
 	server := redistest.Start(t)
 	way := startGate(t, server.Addr())
-	shard := NewShard(ShardOptions{Primary: way.listener.Addr().String(), DialTimeout: patience})
+	shard := NewShard(ShardOptions{Primary: way.listener.Addr().String(), DialTimeout: waitTimeout})
 	s := newStore(t, shard, nil)
 	reqs := abandon(t, s, way)
 	done := make(chan error, 1)
@@ -171,7 +171,7 @@ func TestLostRepliesOfTakesAndRefunds(t *testing.T) {
 	bothWays(t, func(t *testing.T, plain bool) {
 		server := redistest.Start(t)
 		proxy := redistest.StartProxy(t, server.Addr())
-		told := make(chan error, len(counting))
+		outcomes := make(chan error, len(counting))
 		shard := newShard(t, ShardOptions{Primary: proxy.Addr(), NoPipelining: plain, PoolSize: 1})
 		patient := newStore(t, shard, nil)
 		s := newStore(t, shard, func(o *Options) {
@@ -182,10 +182,10 @@ func TestLostRepliesOfTakesAndRefunds(t *testing.T) {
 				} else {
 					err = nil
 				}
-				told <- err
+				outcomes <- err
 			}
 		})
-		// reachable waits until both ways to the server are open.
+		// reachable waits until the server answers checks and charges.
 		reachable := func() {
 			other := ofEach("other", 0)
 			eventually(t, "the server is reached", func() error {
@@ -224,7 +224,7 @@ func TestLostRepliesOfTakesAndRefunds(t *testing.T) {
 		must(t, proxy.SwallowReplies())
 		s.RefundDetached(taken)
 		for range counting {
-			must(t, <-told)
+			must(t, <-outcomes)
 		}
 		must(t, proxy.Pass())
 		reachable()

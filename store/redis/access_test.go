@@ -89,10 +89,10 @@ func deniable(t *testing.T) (commands []string) {
 	return commands
 }
 
-// TestDeniedCommandsLeaveNoHalfABucket denies a user each command of the scripts in
+// TestDeniedCommandsLeaveNoPartialBucket denies a user each command of the scripts in
 // turn. Under every operation no bucket stays without expiry, and an operation that
 // is reported as not executed has changed nothing.
-func TestDeniedCommandsLeaveNoHalfABucket(t *testing.T) {
+func TestDeniedCommandsLeaveNoPartialBucket(t *testing.T) {
 	commands := deniable(t)
 	server := redistest.Start(t)
 	allow := []any{"ACL", "SETUSER", "limiter", "reset", "on", ">secret", "~*", "+@all"}
@@ -141,7 +141,7 @@ func TestDeniedCommandsLeaveNoHalfABucket(t *testing.T) {
 							case !errors.Is(st.Err, store.ErrNotExecuted):
 								t.Fatalf("%s: error %v", what, st.Err)
 							case after[i] != before[i]:
-								t.Fatalf("%s: error %v, but it has changed\nfrom %+v\nto   %+v", what, st.Err, before[i], after[i])
+								t.Fatalf("%s: error %v, but the bucket has changed\nfrom %+v\nto   %+v", what, st.Err, before[i], after[i])
 							default:
 								outcomes["refused"]++
 							}
@@ -191,13 +191,13 @@ func bucketStates(now *time.Time) map[string]func(t *testing.T, s *Store, reqs [
 		}
 	}
 	return map[string]func(t *testing.T, s *Store, reqs []store.Request){
-		"that are not there": func(_ *testing.T, _ *Store, reqs []store.Request) {
+		"that do not exist": func(_ *testing.T, _ *Store, reqs []store.Request) {
 			for i := range reqs {
 				reqs[i].Until = now.Add(time.Minute).UnixMicro()
 			}
 		},
 		"in use": take,
-		"whose window is over": func(t *testing.T, s *Store, reqs []store.Request) {
+		"whose window has ended": func(t *testing.T, s *Store, reqs []store.Request) {
 			take(t, s, reqs)
 			*now = now.Add(90 * time.Minute)
 			for i := range reqs {
@@ -205,7 +205,7 @@ func bucketStates(now *time.Time) map[string]func(t *testing.T, s *Store, reqs [
 			}
 		},
 		"under a penalty": penalize,
-		"whose penalty is over": func(t *testing.T, s *Store, reqs []store.Request) {
+		"whose penalty has ended": func(t *testing.T, s *Store, reqs []store.Request) {
 			penalize(t, s, reqs)
 			*now = now.Add(2 * time.Minute)
 			for i := range reqs {

@@ -99,9 +99,9 @@ func TestRedirectNeedsNoThirdNode(t *testing.T) {
 	if st := s.Take(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 2 {
 		t.Errorf("take: %+v", st)
 	}
-	told := make(chan store.State, 1)
-	s.ChargeReported(ask("k"), func(_ int, st store.State) { told <- st })
-	if st := <-told; st.Err != nil || st.Used != 3 {
+	reported := make(chan store.State, 1)
+	s.ChargeReported(ask("k"), func(_ int, st store.State) { reported <- st })
+	if st := <-reported; st.Err != nil || st.Used != 3 {
 		t.Errorf("detached charge: %+v", st)
 	}
 	if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 3 {
@@ -116,7 +116,7 @@ func TestRedirectNeedsNoThirdNode(t *testing.T) {
 	}
 }
 
-// TestSilentNodeIsBlamedForItself, and not the node that redirected to it.
+// TestSilentNodeIsBlamedForItself: the node that redirected to it stays in use.
 func TestSilentNodeIsBlamedForItself(t *testing.T) {
 	for name, call := range map[string]func(s *Store) error{
 		"Charge": func(s *Store) error { return s.Charge(t.Context(), ask("k"))[0].Err },
@@ -141,18 +141,18 @@ func TestSilentNodeIsBlamedForItself(t *testing.T) {
 				}
 				calls.Wait()
 				if len(j.all(ServerDown, m.to.Addr())) == 0 {
-					return fmt.Errorf("it is not, but the one that redirected to it %d times", len(j.all(ServerDown, m.from.Addr())))
+					return fmt.Errorf("it is not, but the redirecting node was, %d times", len(j.all(ServerDown, m.from.Addr())))
 				}
 				return nil
 			})
 			eventually(t, "the error names the silent node", func() error {
 				if err := call(s); err == nil || !strings.Contains(err.Error(), m.to.Addr()) {
-					return fmt.Errorf("it is %w, the node %s", err, m.to.Addr())
+					return fmt.Errorf("the error is %w, the silent node is %s", err, m.to.Addr())
 				}
 				return nil
 			})
 			if n := len(j.all(ServerDown, m.from.Addr())); n != 0 {
-				t.Errorf("the node that redirected to it was left out %d times", n)
+				t.Errorf("the redirecting node was left out %d times", n)
 			}
 		})
 	}
@@ -220,7 +220,7 @@ func TestNodeWithoutSlotsKeepsItsLane(t *testing.T) {
 		})
 	}
 	if shard.laneAt(e.to.Addr(), true) != was {
-		t.Error("it has another lane now")
+		t.Error("the node has another lane")
 	}
 	if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 2 {
 		t.Errorf("charge: %+v", st)
@@ -229,7 +229,7 @@ func TestNodeWithoutSlotsKeepsItsLane(t *testing.T) {
 		t.Errorf("the owner is %+v, want %s", at, e.from.Addr())
 	}
 	if all := j.all(PrimaryChanged, e.to.Addr()); len(all) > 0 {
-		t.Errorf("a node without slots is told of as a primary: %+v", all)
+		t.Errorf("a node without slots is listed as a primary: %+v", all)
 	}
 }
 
@@ -261,7 +261,7 @@ func TestRedirectedLaneComesBack(t *testing.T) {
 	must(t, e.to.Restart())
 	eventually(t, "charges work", func() error { return s.Charge(t.Context(), ask("k"))[0].Err })
 	if shard.laneAt(e.to.Addr(), true) != lane {
-		t.Error("it has another lane now: the test shows nothing")
+		t.Error("the node has another lane: the test shows nothing")
 	}
 }
 
@@ -306,7 +306,7 @@ func TestRedirectHoldsNoConnection(t *testing.T) {
 	case st := <-answered:
 		must(t, st.Err)
 	case st := <-silent:
-		t.Fatalf("the redirected take ended with %v before the other", st.Err)
+		t.Fatalf("the redirected take ended with %v before the other charge", st.Err)
 	}
 }
 
@@ -318,34 +318,34 @@ func TestRedirectedChargeDelaysNoOther(t *testing.T) {
 	other := neighbour(t, m, m.from)
 	must(t, s.Charge(t.Context(), ask(other))[0].Err)
 	silence(t, m.to)
-	told := [2]chan store.State{make(chan store.State, 1), make(chan store.State, 1)}
-	s.ChargeReported(append(ask("k"), ask(other)...), func(i int, st store.State) { told[i] <- st })
+	reported := [2]chan store.State{make(chan store.State, 1), make(chan store.State, 1)}
+	s.ChargeReported(append(ask("k"), ask(other)...), func(i int, st store.State) { reported[i] <- st })
 	select {
-	case st := <-told[1]:
+	case st := <-reported[1]:
 		if st.Err != nil || st.Used != 2 {
-			t.Errorf("the other: %+v", st)
+			t.Errorf("the other charge: %+v", st)
 		}
-	case st := <-told[0]:
-		t.Fatalf("the redirected charge ended with %v before the other", st.Err)
+	case st := <-reported[0]:
+		t.Fatalf("the redirected charge ended with %v before the other charge", st.Err)
 	}
 	must(t, m.to.Resume())
-	if st := <-told[0]; st.Err != nil || st.Used != 1 {
-		t.Errorf("the redirected one: %+v", st)
+	if st := <-reported[0]; st.Err != nil || st.Used != 1 {
+		t.Errorf("the redirected charge: %+v", st)
 	}
 }
 
-// TestCloseDeliversWhatIsRedirected while it waits.
-func TestCloseDeliversWhatIsRedirected(t *testing.T) {
+// TestCloseDeliversRedirectedCharges: Close waits for charges that a node redirects.
+func TestCloseDeliversRedirectedCharges(t *testing.T) {
 	bothWays(t, func(t *testing.T, plain bool) {
 		const charges = 500
 		m := beginMove(t)
-		shard := NewShard(ShardOptions{Cluster: m.Addrs()[:1], DialTimeout: patience, NoPipelining: plain, PoolSize: 1})
+		shard := NewShard(ShardOptions{Cluster: m.Addrs()[:1], DialTimeout: waitTimeout, NoPipelining: plain, PoolSize: 1})
 		s := newStore(t, shard, nil)
 		waitUntilUp(t, s)
 		for range charges {
 			s.ChargeDetached(ask("k"))
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		defer cancel()
 		shard.Close(ctx)
 		if got := tagged(t, m.to, "k"); got != charges {

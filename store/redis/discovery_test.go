@@ -94,14 +94,14 @@ func swallow(t *testing.T, opts ShardOptions, owner func() *redistest.Server, se
 	if st := s.Charge(t.Context(), ask("k"))[0]; !errors.Is(st.Err, store.ErrUncertain) {
 		t.Errorf("charge without a reply has error %v, want an uncertain one", st.Err)
 	}
-	told := make(chan error, 1)
-	s.ChargeReported(ask("k"), func(_ int, st store.State) { told <- st.Err })
-	if err := <-told; err == nil {
+	reported := make(chan error, 1)
+	s.ChargeReported(ask("k"), func(_ int, st store.State) { reported <- st.Err })
+	if err := <-reported; err == nil {
 		t.Error("detached charge without a reply has no error")
 	}
 	must(t, proxy.Pass())
 	eventually(t, "charges work", func() error { return s.Charge(t.Context(), ask("k"))[0].Err })
-	// The detached one may not have been sent, because the server was left out.
+	// The detached charge may be unsent, because the server was left out.
 	if got := tagged(t, owner(), "k") - before; got < 2 || got > 3 {
 		t.Errorf("of three charges %d were counted", got)
 	}
@@ -216,12 +216,12 @@ func TestSlotMigrationUnderLoad(t *testing.T) {
 		t.Errorf("%d counted, %d refused, %d uncertain of %d", counted, tr.refused.Load(), tr.uncertain.Load(), sent)
 	}
 	if tr.refused.Load()+tr.uncertain.Load() > 0 {
-		t.Errorf("%d refused, %d uncertain, though all nodes were there", tr.refused.Load(), tr.uncertain.Load())
+		t.Errorf("%d refused, %d uncertain, although all nodes were up", tr.refused.Load(), tr.uncertain.Load())
 	}
 	for n := range clients {
 		client := fmt.Sprint("client-", n)
 		want := tagged(t, masterOf(t, c, client), client)
-		eventually(t, "checks see what was counted", func() error {
+		eventually(t, "checks see the counts", func() error {
 			if st := s.Check(t.Context(), ask(client))[0]; st.Err != nil || st.Used != want {
 				return fmt.Errorf("%s: %+v, want %d", client, st, want)
 			}
@@ -231,7 +231,7 @@ func TestSlotMigrationUnderLoad(t *testing.T) {
 	t.Logf("%d charges, %d slots moved", sent, moved)
 }
 
-// TestSilentNodeFailsOnlyItsKeys, and no other node's.
+// TestSilentNodeFailsOnlyItsKeys: the other nodes answer.
 func TestSilentNodeFailsOnlyItsKeys(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 3, 0, redistest.Args("--cluster-node-timeout", "60000"))
@@ -259,9 +259,9 @@ func TestSilentNodeFailsOnlyItsKeys(t *testing.T) {
 				st := s.Check(t.Context(), ask(client))[0]
 				switch {
 				case owner == silent && st.Err == nil:
-					t.Errorf("%s was answered by a server that is silent", client)
+					t.Errorf("%s was answered by the silent node", client)
 				case owner != silent && st.Err != nil:
-					t.Errorf("%s failed with another's node: %v", client, st.Err)
+					t.Errorf("%s failed although its node answers: %v", client, st.Err)
 				case st.Err != nil:
 					failed.Add(1)
 				}
@@ -299,7 +299,7 @@ func TestSentinelFailover(t *testing.T) {
 	waitUntilUp(t, s)
 	t.Logf("charges work %v after the primary was killed", time.Since(killed).Round(time.Millisecond))
 	must(t, sh.Primary.Restart())
-	eventually(t, "the old primary is a replica that is asked", func() error {
+	eventually(t, "the old primary answers checks as a replica", func() error {
 		for _, l := range shard.topology.Load().servers[0].replicas {
 			if l.addr == sh.Primary.Addr() && l.isUp() {
 				return nil
@@ -309,7 +309,7 @@ func TestSentinelFailover(t *testing.T) {
 	})
 	sent := tr.stop()
 	if changed.Load() == 0 {
-		t.Error("no event told of the new primary")
+		t.Error("no event names the new primary")
 	}
 	t.Logf("%d charges, %d refused, %d uncertain", sent, tr.refused.Load(), tr.uncertain.Load())
 }
@@ -318,10 +318,10 @@ func TestSentinelFailover(t *testing.T) {
 func TestUnknownServers(t *testing.T) {
 	t.Parallel()
 	sh := redistest.StartShard(t, 0)
-	nobody := redistest.Start(t)
-	must(t, nobody.Kill())
+	dead := redistest.Start(t)
+	must(t, dead.Kill())
 	for name, opts := range map[string]ShardOptions{
-		"sentinel": {Sentinel: &SentinelOptions{Master: masterName, Addrs: []string{nobody.Addr()}}},
+		"sentinel": {Sentinel: &SentinelOptions{Master: masterName, Addrs: []string{dead.Addr()}}},
 		// This server is neither a cluster node nor a sentinel.
 		"cluster":     {Cluster: []string{sh.Primary.Addr()}},
 		"no sentinel": {Sentinel: &SentinelOptions{Master: masterName, Addrs: []string{sh.Primary.Addr()}}},
@@ -340,7 +340,7 @@ func TestUnknownServers(t *testing.T) {
 			}
 		}
 		if err := <-failed; err == nil {
-			t.Errorf("%s: the event does not tell what is wrong", name)
+			t.Errorf("%s: the event does not name the fault", name)
 		} else {
 			t.Log(err)
 		}
@@ -350,13 +350,13 @@ func TestUnknownServers(t *testing.T) {
 // TestUnknownServersAreAwaitedOnce for all requests of a call.
 func TestUnknownServersAreAwaitedOnce(t *testing.T) {
 	t.Parallel()
-	nobody := redistest.Start(t)
-	must(t, nobody.Kill())
-	shard := newShard(t, ShardOptions{Cluster: []string{nobody.Addr()}})
+	dead := redistest.Start(t)
+	must(t, dead.Kill())
+	shard := newShard(t, ShardOptions{Cluster: []string{dead.Addr()}})
 	s := newStore(t, shard, func(o *Options) { o.CheckTimeout = time.Second })
 	var reqs []store.Request
-	// One after the other they would wait longer than patience.
-	for n := range 2 * int(patience/time.Second) {
+	// In sequence the requests would wait longer than waitTimeout.
+	for n := range 2 * int(waitTimeout/time.Second) {
 		reqs = append(reqs, ask(fmt.Sprint("client-", n))...)
 	}
 	soon(t, "a check of many", func() {
@@ -380,9 +380,8 @@ func (w *watched) Done() <-chan struct{} {
 	return w.Context.Done()
 }
 
-// TestOneDeadlineForFindingAndAsking: the wait for discovery is part of the timeout,
-// not added to it.
-func TestOneDeadlineForFindingAndAsking(t *testing.T) {
+// TestDiscoveryIsPartOfTheDeadline: the wait for discovery does not extend a timeout.
+func TestDiscoveryIsPartOfTheDeadline(t *testing.T) {
 	silent, server := redistest.Start(t), redistest.Start(t)
 	must(t, silent.Pause())
 	t.Cleanup(func() { must(t, silent.Resume()) })
@@ -423,7 +422,7 @@ func TestOneDeadlineForFindingAndAsking(t *testing.T) {
 				return nil
 			})
 			if end := found.Add(time.Hour); deadline.After(end) {
-				t.Errorf("the servers have until %v after an hour has passed", deadline.Sub(end))
+				t.Errorf("the deadline is %v beyond an hour after discovery", deadline.Sub(end))
 			}
 			cancel()
 			<-done

@@ -91,13 +91,13 @@ func TestWhatRepliesMean(t *testing.T) {
 				t.Errorf("%q is %v, want: %v", text, sent.outcome, want)
 			}
 			if errors.Is(sent.outcome, store.ErrUncertain) && errors.Is(sent.outcome, store.ErrNotExecuted) {
-				t.Errorf("%q is both: %v", text, sent.outcome)
+				t.Errorf("%q has contradicting outcomes: %v", text, sent.outcome)
 			}
 		}
 	}
 }
 
-var errLater = errors.New("not executed, but worth another try")
+var errLater = errors.New("not executed, and may run later")
 
 // TestRefusedChargeDelaysNoOther of its pipeline or of later ones: a full server
 // refuses to open a window, but answers charges that write nothing.
@@ -123,14 +123,14 @@ func TestRefusedChargeDelaysNoOther(t *testing.T) {
 			}
 		}
 		s.ChargeReported(reqs, report)
-		// These are later, on the only connection.
+		// These charges follow on the only connection.
 		s.ChargeReported(reqs[1:], func(i int, st store.State) { report(i+1, st) })
 		for range 2 * good {
 			select {
 			case st := <-answered:
 				must(t, st.Err)
 			case st := <-refused:
-				t.Fatalf("the charge that is refused ends before others that are not: %v", st.Err)
+				t.Fatalf("the refused charge ends before the others: %v", st.Err)
 			}
 		}
 		must(t, server.Client().Do(t.Context(), serverRefusals["OOM"].mend...).Err())
@@ -142,23 +142,22 @@ func TestRefusedChargeDelaysNoOther(t *testing.T) {
 // freeOfCharge is a limit under which a charge of cost 0 writes nothing.
 var freeOfCharge = &store.Limit{Zone: "free", Algorithm: store.GCRA, Window: time.Hour}
 
-// TestRefusedChargeIsGivenUpAtItsDeadline: retries end at the deadline.
 func TestRefusedChargeIsGivenUpAtItsDeadline(t *testing.T) {
 	server := redistest.Start(t)
 	shard := newShard(t, ShardOptions{Primary: server.Addr()})
 	s := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 200 * time.Millisecond })
 	must(t, server.Client().Do(t.Context(), serverRefusals["OOM"].refuse...).Err())
-	told := make(chan error, 1)
-	s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { told <- err }
+	reported := make(chan error, 1)
+	s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { reported <- err }
 	s.ChargeDetached(ask("k"))
-	if err := <-told; !errors.Is(err, store.ErrNotExecuted) || KindOf(err) != KindMemory {
-		t.Errorf("error is %v, want that of a charge that did not run", err)
+	if err := <-reported; !errors.Is(err, store.ErrNotExecuted) || KindOf(err) != KindMemory {
+		t.Errorf("error is %v, want ErrNotExecuted", err)
 	}
 }
 
-// TestFullServerRefusesWhatAdds under every algorithm except concurrency: leases are
+// TestFullServerRefusesWritesThatAdd under every algorithm except concurrency: leases are
 // few and have to be renewed.
-func TestFullServerRefusesWhatAdds(t *testing.T) {
+func TestFullServerRefusesWritesThatAdd(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
 	s.Warm(t.Context())
@@ -169,7 +168,7 @@ func TestFullServerRefusesWhatAdds(t *testing.T) {
 		if algorithm == store.Concurrency {
 			must(t, err)
 		} else if KindOf(err) != KindMemory || !errors.Is(err, store.ErrNotExecuted) {
-			t.Errorf("take of %s: error %v, want that it did not run", algorithm, err)
+			t.Errorf("take of %s: error %v, want ErrNotExecuted", algorithm, err)
 		}
 	}
 }
@@ -196,10 +195,10 @@ func TestSwallowedReplyCountsOnce(t *testing.T) {
 	for name, charge := range map[string]func(s *Store) error{
 		"Waited": func(s *Store) error { return s.Charge(context.Background(), ask("k"))[0].Err },
 		"Detached": func(s *Store) error {
-			told := make(chan error, 1)
-			s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { told <- err }
+			reported := make(chan error, 1)
+			s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { reported <- err }
 			s.ChargeDetached(ask("k"))
-			return <-told
+			return <-reported
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -217,7 +216,7 @@ func TestSwallowedReplyCountsOnce(t *testing.T) {
 				must(t, proxy.Pass())
 				waitUntilUp(t, s)
 				if got := stored(t, server, "k"); got != 1 {
-					t.Errorf("it was counted %d times", got)
+					t.Errorf("the charge was counted %d times", got)
 				}
 			})
 		})
@@ -263,7 +262,7 @@ func TestCutConnectionsCountNothingTwice(t *testing.T) {
 			return nil
 		})
 		if lost.Load() > 0 {
-			t.Errorf("%d charges were given up though the server was there", lost.Load())
+			t.Errorf("%d charges were given up although the server was up", lost.Load())
 		}
 		t.Logf("%d counted, %d uncertain", stored(t, server, "cut"), uncertain.Load())
 	})
@@ -308,18 +307,18 @@ func TestRefusedWritesAreRepeatedUntilTheyTake(t *testing.T) {
 				must(t, server.Client().Do(t.Context(), c.refuse...).Err())
 				hasty := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 200 * time.Millisecond })
 				// The caller of a charge may stop waiting before its outcome.
-				told := make(chan error, buckets)
-				hasty.ChargeReported(reqs, func(_ int, st store.State) { told <- st.Err })
+				reported := make(chan error, buckets)
+				hasty.ChargeReported(reqs, func(_ int, st store.State) { reported <- st.Err })
 				for range buckets {
-					if err := <-told; !errors.Is(err, store.ErrNotExecuted) {
-						t.Errorf("error is %v, want that of a charge that did not run", err)
+					if err := <-reported; !errors.Is(err, store.ErrNotExecuted) {
+						t.Errorf("error is %v, want ErrNotExecuted", err)
 					}
 				}
 				before := calls(t, server, "evalsha")
 				s.ChargeDetached(reqs)
 				s.ChargeDetached(reqs)
 				s.RefundDetached(reqs)
-				eventually(t, "all were refused", func() error {
+				eventually(t, "all charges were refused", func() error {
 					if n := calls(t, server, "evalsha") - before; n < int64(4*buckets) {
 						return fmt.Errorf("%d calls", n)
 					}
@@ -352,13 +351,13 @@ func TestMisconfIsARefusal(t *testing.T) {
 			return fmt.Errorf("error is %w", st.Err)
 		}
 		if !errors.Is(st.Err, store.ErrNotExecuted) {
-			t.Fatalf("error is %v, want that of a charge that did not run", st.Err)
+			t.Fatalf("error is %v, want ErrNotExecuted", st.Err)
 		}
 		return nil
 	})
 }
 
-func TestWrongPasswordIsSaid(t *testing.T) {
+func TestWrongPasswordIsReported(t *testing.T) {
 	server := redistest.Start(t)
 	must(t, server.Client().ConfigSet(t.Context(), "requirepass", "right").Err())
 	for password, want := range map[string]string{"": "NOAUTH", "wrong": "WRONGPASS"} {
@@ -369,16 +368,16 @@ func TestWrongPasswordIsSaid(t *testing.T) {
 		if !errors.Is(st.Err, store.ErrNotExecuted) || !strings.Contains(st.Err.Error(), want) {
 			t.Errorf("check with password %q: %v, want %s", password, st.Err, want)
 		}
-		// It is tried until its deadline, when a try may be in flight.
+		// A charge is retried until its deadline, at which a try may be in flight.
 		eventually(t, "a charge with password "+password+" did not run", func() error {
 			if st := s.Charge(t.Context(), ask("k"))[0]; !errors.Is(st.Err, store.ErrNotExecuted) {
-				return fmt.Errorf("it is %w", st.Err)
+				return fmt.Errorf("the error is %w", st.Err)
 			}
 			return nil
 		})
 		for i, st := range s.Take(t.Context(), takes(hourly, 2*maxBundle)) {
 			if !errors.Is(st.Err, store.ErrNotExecuted) || KindOf(st.Err) != KindAuth {
-				t.Errorf("take %d with password %q: %v, want one that did not run", i, password, st.Err)
+				t.Errorf("take %d with password %q: %v, want ErrNotExecuted", i, password, st.Err)
 			}
 		}
 	}
@@ -423,26 +422,26 @@ func TestClientLeavesWhileWaiting(t *testing.T) {
 	must(t, server.Resume())
 }
 
-func TestCloseDeliversWhatIsWaiting(t *testing.T) {
+func TestCloseDeliversQueuedCharges(t *testing.T) {
 	bothWays(t, func(t *testing.T, plain bool) {
 		const charges = 5000
 		server := redistest.Start(t)
-		shard := NewShard(ShardOptions{Primary: server.Addr(), DialTimeout: patience, NoPipelining: plain, PoolSize: 1})
+		shard := NewShard(ShardOptions{Primary: server.Addr(), DialTimeout: waitTimeout, NoPipelining: plain, PoolSize: 1})
 		s := newStore(t, shard, nil)
 		for range charges {
 			s.ChargeDetached([]store.Request{{Limit: hourly, ClientKey: "k", Events: 10, Cost: 1}})
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		defer cancel()
 		shard.Close(ctx)
 		if got := stored(t, server, "k"); got != charges {
 			t.Errorf("%d charges were delivered, want %d", got, charges)
 		}
-		var told error
-		s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { told = err }
+		var reported error
+		s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { reported = err }
 		s.ChargeDetached(ask("k"))
-		if !errors.Is(told, store.ErrNotExecuted) {
-			t.Errorf("a charge after the end is reported as %v", told)
+		if !errors.Is(reported, store.ErrNotExecuted) {
+			t.Errorf("a charge after Close is reported as %v", reported)
 		}
 	})
 }
@@ -470,9 +469,8 @@ func TestCloseGivesUpOnASilentServer(t *testing.T) {
 	must(t, server.Resume())
 }
 
-// TestCheckThatBrokeOffIsNoTake: a check without a reply counts as not executed, so
-// that its request can be charged.
-func TestCheckThatBrokeOffIsNoTake(t *testing.T) {
+// TestCheckWithoutReplyIsNotExecuted: its request can still be charged.
+func TestCheckWithoutReplyIsNotExecuted(t *testing.T) {
 	t.Parallel()
 	bothWays(t, func(t *testing.T, plain bool) {
 		server := redistest.Start(t)
@@ -486,7 +484,7 @@ func TestCheckThatBrokeOffIsNoTake(t *testing.T) {
 		cut := time.AfterFunc(100*time.Millisecond, func() { _ = proxy.Cut() })
 		defer cut.Stop()
 		if st := s.Check(t.Context(), ask("k"))[0]; !errors.Is(st.Err, store.ErrNotExecuted) || errors.Is(st.Err, store.ErrUncertain) {
-			t.Errorf("error %v, want one of a call that did nothing", st.Err)
+			t.Errorf("error %v, want ErrNotExecuted", st.Err)
 		}
 	})
 }

@@ -185,7 +185,7 @@ func accessFault(err error) error {
 	}
 }
 
-const infoRefused = "INFO is refused, so that nobody sees whether it lags or is set up wrongly"
+const infoRefused = "INFO is refused, so nothing shows whether it lags or is set up wrongly"
 
 // faults returns the faults of a server, apart from its clock.
 func (s *Shard) faults(i info, isReplica bool) (wrong [wrongThings]error) {

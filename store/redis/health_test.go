@@ -46,7 +46,7 @@ func (j *journal) all(kind EventKind, addr string) (some []Event) {
 func (j *journal) await(t *testing.T, kind EventKind, addr string) Event {
 	t.Helper()
 	var found []Event
-	eventually(t, fmt.Sprintf("event %d of %s is told", kind, addr), func() error {
+	eventually(t, fmt.Sprintf("event %d of %s arrives", kind, addr), func() error {
 		if found = j.all(kind, addr); len(found) == 0 {
 			return errors.New("it is not")
 		}
@@ -59,7 +59,7 @@ func (j *journal) await(t *testing.T, kind EventKind, addr string) Event {
 // all of the words.
 func (j *journal) awaitProblem(t *testing.T, addr string, words ...string) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("it is said that %q is wrong with %s", words, addr), func() error {
+	eventually(t, fmt.Sprintf("a fault of %s with %q is reported", addr, words), func() error {
 		for _, e := range j.all(Misconfigured, addr) {
 			missing := false
 			for _, word := range words {
@@ -69,12 +69,12 @@ func (j *journal) awaitProblem(t *testing.T, addr string, words ...string) {
 				return nil
 			}
 		}
-		return fmt.Errorf("there are %+v", j.all(Misconfigured, addr))
+		return fmt.Errorf("the events are %+v", j.all(Misconfigured, addr))
 	})
 }
 
-// TestReplicaThatLagsIsLeftOut until it has caught up.
-func TestReplicaThatLagsIsLeftOut(t *testing.T) {
+// TestLaggingReplicaIsLeftOut until it has caught up.
+func TestLaggingReplicaIsLeftOut(t *testing.T) {
 	t.Parallel()
 	sh := redistest.StartShard(t, 2)
 	opts := ShardOptions{Primary: sh.Primary.Addr(), MaxReplicaLag: time.Second}
@@ -104,10 +104,10 @@ func TestReplicaThatLagsIsLeftOut(t *testing.T) {
 		ask()
 	}
 	if n := calls(t, behind, "hmget"); n != asked {
-		t.Errorf("it was asked %d times all the same", n-asked)
+		t.Errorf("the lagging replica was asked %d times", n-asked)
 	}
 	if n := len(j.all(ReplicaLags, behind.Addr())); n != 1 {
-		t.Errorf("that was told %d times", n)
+		t.Errorf("the lag was reported %d times", n)
 	}
 	must(t, behind.ResumeReplication())
 	j.await(t, ReplicaCaughtUp, behind.Addr())
@@ -115,7 +115,7 @@ func TestReplicaThatLagsIsLeftOut(t *testing.T) {
 		ask()
 	}
 	if n := calls(t, behind, "hmget"); n == asked {
-		t.Error("it is not asked though it has caught up")
+		t.Error("the replica is not asked although it has caught up")
 	}
 }
 
@@ -128,7 +128,7 @@ func TestReplicaOfAnotherPrimaryIsLeftOut(t *testing.T) {
 	s := newStore(t, shard, nil)
 	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
 	if e := j.await(t, ReplicaLags, foreigner.Addr()); e.Err == nil || !strings.Contains(e.Err.Error(), "another primary") {
-		t.Errorf("told with %v", e.Err)
+		t.Errorf("the event has error %v", e.Err)
 	}
 	before := calls(t, foreigner, "hmget")
 	for range 20 {
@@ -137,7 +137,7 @@ func TestReplicaOfAnotherPrimaryIsLeftOut(t *testing.T) {
 		}
 	}
 	if n := calls(t, foreigner, "hmget"); n != before {
-		t.Errorf("it was asked %d times", n-before)
+		t.Errorf("the replica was asked %d times", n-before)
 	}
 }
 
@@ -160,15 +160,15 @@ func TestMisconfiguredServersAreReportedOnce(t *testing.T) {
 		shard.start()
 		j.awaitProblem(t, c.addr, c.words...)
 		before := len(j.all(Misconfigured, c.addr))
-		eventually(t, "it was looked at again", func() error {
+		eventually(t, "the server was inspected", func() error {
 			if len(j.all(Met, c.addr)) == 0 {
-				return fmt.Errorf("it is yet to be met")
+				return fmt.Errorf("it was not")
 			}
 			return nil
 		})
 		shard.inspectServers(t.Context(), shard.topology.Load().servers[0])
 		if after := len(j.all(Misconfigured, c.addr)); after != before {
-			t.Errorf("%s was told of %d times", c.addr, after)
+			t.Errorf("%s was reported %d times", c.addr, after)
 		}
 	}
 }
@@ -188,9 +188,9 @@ func TestServerThatComesBackIsLookedAtAgain(t *testing.T) {
 	j.await(t, Met, addr)
 	times := func(kind EventKind, n int) {
 		t.Helper()
-		eventually(t, fmt.Sprintf("event %d is told %d times", kind, n), func() error {
+		eventually(t, fmt.Sprintf("event %d arrives %d times", kind, n), func() error {
 			if all := j.all(kind, addr); len(all) != n {
-				return fmt.Errorf("there are %+v", all)
+				return fmt.Errorf("the events are %+v", all)
 			}
 			return nil
 		})
@@ -206,7 +206,7 @@ func TestServerThatComesBackIsLookedAtAgain(t *testing.T) {
 	setPolicy("noeviction")
 	times(Mended, 1)
 	if e := j.all(Mended, addr)[0]; e.Err == nil || !strings.Contains(e.Err.Error(), "allkeys-lru") {
-		t.Errorf("what was mended is %v", e.Err)
+		t.Errorf("the corrected fault is %v", e.Err)
 	}
 	setPolicy("volatile-ttl")
 	j.awaitProblem(t, addr, "volatile-ttl", "noeviction")
@@ -219,7 +219,7 @@ func TestServerThatComesBackIsLookedAtAgain(t *testing.T) {
 	times(Mended, 1)
 }
 
-// TestVersionsAndClocks that a real server here does not have.
+// TestVersionsAndClocks covers values that no server of these tests has.
 func TestVersionsAndClocks(t *testing.T) {
 	for text, want := range map[string]bool{
 		"redis_version:6.2.14\r\n":                        true,
@@ -239,11 +239,11 @@ func TestVersionsAndClocks(t *testing.T) {
 		t.Errorf("got skew %v, %v", skew, ok)
 	}
 	if _, ok := parseInfo("").skew(at); ok {
-		t.Error("got the skew of a server that does not tell its time")
+		t.Error("got a skew without the server's time")
 	}
 }
 
-// TestClockOfAServerIsRead: it is this machine's.
+// TestClockOfAServerIsRead: the server has this machine's clock.
 func TestClockOfAServerIsRead(t *testing.T) {
 	shard := newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})
 	before := time.Now()
@@ -251,14 +251,14 @@ func TestClockOfAServerIsRead(t *testing.T) {
 	must(t, err)
 	// A server updates its cached time ten times a second.
 	if behind, ok := i.skew(before); !ok || behind < -time.Second {
-		t.Errorf("got skew %v, %v before it was asked", behind, ok)
+		t.Errorf("got skew %v, %v before the first call", behind, ok)
 	}
 	if ahead, ok := i.skew(time.Now()); !ok || ahead > time.Second {
-		t.Errorf("got skew %v, %v after it was asked", ahead, ok)
+		t.Errorf("got skew %v, %v after the first call", ahead, ok)
 	}
 }
 
-// TestTwinsAreFound: two shards with the same server.
+// TestTwinsAreFound: two shards are the same server.
 func TestTwinsAreFound(t *testing.T) {
 	server, other := redistest.Start(t), redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr())
@@ -273,13 +273,13 @@ func TestTwinsAreFound(t *testing.T) {
 		shard.start()
 	}
 	s := New(Options{Members: members})
-	eventually(t, "all have been met", func() error {
+	eventually(t, "all servers were inspected", func() error {
 		for _, shard := range shards {
 			shard.mu.Lock()
 			n := len(shard.met)
 			shard.mu.Unlock()
 			if n == 0 {
-				return fmt.Errorf("one is yet to be met")
+				return fmt.Errorf("one was not")
 			}
 		}
 		return nil
@@ -309,7 +309,7 @@ func TestServerComesBackByPings(t *testing.T) {
 		return nil
 	})
 	if e := j.await(t, ServerDown, server.Addr()); e.Role != RoleChecks || e.Err == nil {
-		t.Errorf("told as %+v", e)
+		t.Errorf("the event is %+v", e)
 	}
 	var states []store.State
 	for range 1000 {
@@ -321,16 +321,16 @@ func TestServerComesBackByPings(t *testing.T) {
 	must(t, server.Restart())
 	j.await(t, ServerUp, server.Addr())
 	if n := calls(t, server, "evalsha"); n > 0 {
-		t.Errorf("%d requests looked for it", n)
+		t.Errorf("%d requests were sent on trial", n)
 	}
 	if n := len(j.all(ServerDown, server.Addr())); n > 2 {
-		t.Errorf("that it is down was told %d times", n)
+		t.Errorf("the outage was reported %d times", n)
 	}
 }
 
-// TestRefusedHealthLooksAreToldAsWhatTheyAre: the error suggests +info only for a
+// TestRefusedHealthChecksNameTheirCause: the error suggests +info only for a
 // missing right.
-func TestRefusedHealthLooksAreToldAsWhatTheyAre(t *testing.T) {
+func TestRefusedHealthChecksNameTheirCause(t *testing.T) {
 	const hint = "+info"
 	server, secret := redistest.Start(t), redistest.Start(t)
 	must(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "on", ">secret", "~*", "+@all", "-info").Err())
@@ -351,7 +351,7 @@ func TestRefusedHealthLooksAreToldAsWhatTheyAre(t *testing.T) {
 		j.awaitProblem(t, c.Addr(), c.words...)
 		for _, e := range j.all(Misconfigured, c.Addr()) {
 			if strings.Contains(e.Err.Error(), hint) != c.hints {
-				t.Errorf("told with %v", e.Err)
+				t.Errorf("the event has error %v", e.Err)
 			}
 		}
 	}
@@ -379,6 +379,6 @@ func TestBusyServerIsNotMisconfigured(t *testing.T) {
 	// Events arrive in order.
 	j.await(t, Met, server.Addr())
 	if all := j.all(Misconfigured, server.Addr()); len(all) > 0 {
-		t.Errorf("told with %v", all[0].Err)
+		t.Errorf("the event has error %v", all[0].Err)
 	}
 }

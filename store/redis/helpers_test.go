@@ -13,16 +13,16 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(redistest.RunTests(m)) }
 
-// patience replaces the timeouts in tests of other things.
-const patience = time.Minute
+// waitTimeout bounds every wait, and replaces the timeouts that a test does not cover.
+const waitTimeout = time.Minute
 
 // newStore returns a store on one shard with generous timeouts.
 func newStore(t testing.TB, shard *Shard, change func(*Options)) *Store {
 	t.Helper()
 	opts := Options{
 		Members:       []Member{{Name: "a", Shard: shard}},
-		CheckTimeout:  patience,
-		ChargeTimeout: patience,
+		CheckTimeout:  waitTimeout,
+		ChargeTimeout: waitTimeout,
 	}
 	if change != nil {
 		change(&opts)
@@ -34,11 +34,11 @@ func newStore(t testing.TB, shard *Shard, change func(*Options)) *Store {
 func newShard(t testing.TB, opts ShardOptions) *Shard {
 	t.Helper()
 	if opts.DialTimeout == 0 {
-		opts.DialTimeout = patience
+		opts.DialTimeout = waitTimeout
 	}
 	s := NewShard(opts)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 		defer cancel()
 		s.Close(ctx)
 	})
@@ -79,7 +79,7 @@ func stored(t testing.TB, server *redistest.Server, key string) int64 {
 // eventually polls until f returns nil.
 func eventually(t testing.TB, what string, f func() error) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(waitTimeout)
 	for err := f(); err != nil; err = f() {
 		if time.Now().After(deadline) {
 			t.Fatalf("waiting until %s: %v", what, err)
@@ -88,7 +88,7 @@ func eventually(t testing.TB, what string, f func() error) {
 	}
 }
 
-// soon calls f and fails the test if f does not return within patience.
+// soon calls f and fails the test if f does not return within waitTimeout.
 func soon(t testing.TB, what string, f func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -98,8 +98,8 @@ func soon(t testing.TB, what string, f func()) {
 	}()
 	select {
 	case <-done:
-	case <-time.After(patience):
-		t.Fatalf("%s takes more than %v", what, patience)
+	case <-time.After(waitTimeout):
+		t.Fatalf("%s takes more than %v", what, waitTimeout)
 	}
 }
 

@@ -172,8 +172,8 @@ func (s *Store) copies(ctx context.Context, m Member, r store.Request) store.Ins
 	return store.Inspection{Shard: m.Name, Copies: copies}
 }
 
-// Reset implements [store.Resetter]. It also prevents other processes from
-// migrating the bucket meanwhile.
+// Reset implements [store.Resetter]. It also prevents other processes from migrating
+// the bucket at the same time.
 func (s *Store) Reset(ctx context.Context, r store.Request) error {
 	// Half a reset is none, so it goes on when its caller leaves.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resetTimeout)

@@ -28,7 +28,7 @@ func requireDescribedShards(t *testing.T, plain bool) {
 	}
 	s.Warm(t.Context())
 	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
-	eventually(t, "all are up", func() error {
+	eventually(t, "all servers are up", func() error {
 		for _, server := range s.Shards()[0].Servers {
 			if server.State != store.ServerUp || server.Role == store.RoleReplica && !server.LagKnown {
 				return fmt.Errorf("%+v", server)
@@ -53,7 +53,7 @@ func requireDescribedShards(t *testing.T, plain bool) {
 		return nil
 	})
 	if got := s.Shards()[0].Servers[1]; got.State != store.ServerUp {
-		t.Errorf("the other one: %+v", got)
+		t.Errorf("the other replica: %+v", got)
 	}
 }
 
@@ -73,14 +73,14 @@ func TestObserverReceivesEveryCommand(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	shard := shardOf(t, sh)
 	var mu sync.Mutex
-	told := map[string]int{}
+	observed := map[string]int{}
 	observe := func(role store.Role, op algorithm.Operation, took time.Duration, err error) {
 		mu.Lock()
 		defer mu.Unlock()
-		if took <= 0 || took > patience || err != nil {
+		if took <= 0 || took > waitTimeout || err != nil {
 			t.Errorf("%s %s took %s, error %v", role, op, took, err)
 		}
-		told[fmt.Sprint(role, " ", op)]++
+		observed[fmt.Sprint(role, " ", op)]++
 	}
 	s := newStore(t, shard, func(o *Options) { o.Members[0].Observe = observe })
 	other := newStore(t, shard, nil)
@@ -96,12 +96,12 @@ func TestObserverReceivesEveryCommand(t *testing.T) {
 	s.ChargeReported(ask("k"), func(_ int, st store.State) { answered <- st })
 	must(t, (<-answered).Err)
 	s.RefundDetached(ask("k"))
-	eventually(t, "everything is told", func() error {
+	eventually(t, "every command is observed", func() error {
 		mu.Lock()
 		defer mu.Unlock()
 		want := map[string]int{"primary take": 1, "primary charge": 3, "replica check": 1, "replica peek": 1, "primary refund": 2}
-		if fmt.Sprint(told) != fmt.Sprint(want) {
-			return fmt.Errorf("told %v, want %v", told, want)
+		if fmt.Sprint(observed) != fmt.Sprint(want) {
+			return fmt.Errorf("observed %v, want %v", observed, want)
 		}
 		return nil
 	})
@@ -146,7 +146,7 @@ func TestInspectionHasEveryServersCopy(t *testing.T) {
 	}
 	must(t, sh.Replicas[0].Kill())
 	if got := s.Inspect(t.Context(), r).Copies[1]; got.State.Err == nil || got.Exists {
-		t.Errorf("a server that is away: %+v", got)
+		t.Errorf("the copy of a killed server: %+v", got)
 	}
 }
 
@@ -197,7 +197,7 @@ func TestResetOfAShardThatIsAway(t *testing.T) {
 		t.Error("no error")
 	}
 	if err := s.Reset(t.Context(), ask("k")[0]); errors.Is(err, store.ErrUncertain) {
-		t.Errorf("a reset is repeated at no risk: %v", err)
+		t.Errorf("a failed reset is reported as uncertain: %v", err)
 	}
 }
 

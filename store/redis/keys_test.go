@@ -82,8 +82,8 @@ func isZoneName(s string) bool {
 	return s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-") == ""
 }
 
-// TestSlotIsWhatRedisSays for all kinds of keys.
-func TestSlotIsWhatRedisSays(t *testing.T) {
+// TestSlotMatchesRedis for all kinds of keys.
+func TestSlotMatchesRedis(t *testing.T) {
 	server := redistest.Start(t, redistest.Args("--cluster-enabled", "yes"))
 	for _, keys := range []bucketKeys{
 		{prefix: "rl", tagged: true},
@@ -131,7 +131,7 @@ func TestAddingAShardMovesOnlyItsShare(t *testing.T) {
 			if was != is {
 				moved++
 				if is != n-1 {
-					t.Fatalf("%s moved from shard %d to shard %d, which both are old", key, was, is)
+					t.Fatalf("%s moved from shard %d to shard %d, although both are old", key, was, is)
 				}
 			}
 		}

@@ -17,8 +17,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// TestConnectionsThatAreAllCutLeaveNoServerOut: there is one more than workers. With
-// TLS, go-redis notices a cut connection only when it is used.
+// TestConnectionsThatAreAllCutLeaveNoServerOut: the pool has one connection more than
+// workers. With TLS, go-redis notices a cut connection only when it is used.
 func TestConnectionsThatAreAllCutLeaveNoServerOut(t *testing.T) {
 	ca := redistest.StartAuthority(t)
 	certificate, err := ca.IssueServer(time.Now().Add(time.Hour))
@@ -28,7 +28,7 @@ func TestConnectionsThatAreAllCutLeaveNoServerOut(t *testing.T) {
 	j := keepJournal(shard)
 	s := newStore(t, shard, nil)
 	waitUntilUp(t, s)
-	// While one connection is in use, the check makes the other.
+	// While one connection is in use, the check opens the other.
 	taken := shard.owner(0).checks.client.Load().Conn()
 	must(t, taken.Ping(t.Context()).Err())
 	must(t, s.Check(t.Context(), ask("k"))[0].Err)
@@ -46,18 +46,18 @@ func TestConnectionsThatAreAllCutLeaveNoServerOut(t *testing.T) {
 		t.Errorf("%d checks failed, want one for each connection", failures)
 	}
 	if down := j.all(ServerDown, server.Addr()); len(down) > 0 {
-		t.Errorf("it was left out: %+v", down)
+		t.Errorf("the server was left out: %+v", down)
 	}
 }
 
-// TestServerThatIsLeftOutIsNotCalled, and the error has the cause.
+// TestServerThatIsLeftOutIsNotCalled: calls fail with the cause.
 func TestServerThatIsLeftOutIsNotCalled(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), Credentials: login("nobody", "secret")}), nil)
 	eventually(t, "the server is left out", func() error {
 		err := s.Check(t.Context(), ask("k"))[0].Err
 		if !errors.Is(err, ErrShardDown) {
-			return errors.New("it is asked still")
+			return errors.New("it is still called")
 		}
 		if !strings.Contains(err.Error(), "WRONGPASS") {
 			t.Errorf("the error is %v", err)
@@ -88,8 +88,8 @@ func TestContextBoundsCallsWithoutPipelining(t *testing.T) {
 	must(t, proxy.Cut())
 }
 
-// TestChecksAtReplicasWakeNoWorker: without pipelining callers make these themselves,
-// although a replica has only half of the time.
+// TestChecksAtReplicasWakeNoWorker: without pipelining the callers send these checks
+// themselves, although a replica has only half of the timeout.
 func TestChecksAtReplicasWakeNoWorker(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	shard := newShard(t, ShardOptions{Primary: sh.Primary.Addr(), Replicas: []string{sh.Replicas[0].Addr()}, NoPipelining: true})
@@ -138,7 +138,7 @@ func TestDemotedServerBehindANameIsLeft(t *testing.T) {
 					}
 				}
 				if refused > 1 {
-					t.Errorf("%d of 50 calls met the server that was the primary, want the first at most", refused)
+					t.Errorf("%d of 50 calls reached the old primary, want at most the first", refused)
 				}
 			})
 		})

@@ -48,7 +48,7 @@ func makesSense(t *testing.T, st store.State) {
 	t.Helper()
 	if st.Err == nil && (st.Used < 0 || st.Remaining < 0 || st.Remaining > 10 || st.RetryAfter < 0 ||
 		st.Reset < 0 || !st.Allowed && st.Penalty == 0 && st.Remaining > 3) {
-		t.Fatalf("a reply is taken for %+v", st)
+		t.Fatalf("a reply is decoded as %+v", st)
 	}
 }
 
@@ -119,10 +119,10 @@ func TestForeignDataIsAnErrorAndStays(t *testing.T) {
 					t.Errorf("%s fails the other bucket: %v", what, states[1].Err)
 				}
 				if after, err := client.Dump(t.Context(), key).Result(); err != nil || after != before {
-					t.Errorf("%s has changed it, %v", what, err)
+					t.Errorf("%s has changed the data, %v", what, err)
 				}
 				if ttl := client.PTTL(t.Context(), key).Val(); ttl >= 0 {
-					t.Errorf("%s makes it expire in %v", what, ttl)
+					t.Errorf("%s makes the data expire in %v", what, ttl)
 				}
 			}
 			must(t, client.Del(t.Context(), key).Err())

@@ -16,7 +16,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
-// TestBundlesAgreeWithAlgorithm: a bundle does to its buckets what single calls do.
+// TestBundlesAgreeWithAlgorithm: a bundle has the effect of single calls.
 func TestBundlesAgreeWithAlgorithm(t *testing.T) {
 	const buckets, operations = 2*maxBundle + 17, 60
 	shard := newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})
@@ -137,13 +137,13 @@ func TestRefusalOfABundleConcernsEachMember(t *testing.T) {
 					t.Errorf("take %d: %+v", i, st)
 				}
 				if name == "READONLY" && !pointsElsewhere(st.Err) {
-					t.Errorf("take %d: nobody looks for another primary after %v", i, st.Err)
+					t.Errorf("take %d: no discovery after %v", i, st.Err)
 				}
 			}
 			must(t, server.Client().Do(t.Context(), c.mend...).Err())
 			for i, st := range s.Take(t.Context(), takes(hourly, 8)) {
 				if st.Err != nil || st.Used != 1 {
-					t.Errorf("take %d once it is mended: %+v", i, st)
+					t.Errorf("take %d after the repair: %+v", i, st)
 				}
 			}
 		})
@@ -199,8 +199,8 @@ func TestLostReplyOfABundleIsUncertainForEach(t *testing.T) {
 	}
 }
 
-// TestServerThatSplitsItsKeysIsSentNoBundles after it has refused the first, which
-// callers do not notice.
+// TestServerThatSplitsItsKeysIsSentNoBundles after it has refused the first one.
+// Callers do not notice.
 func TestServerThatSplitsItsKeysIsSentNoBundles(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, redistest.Args("--cluster-enabled", "yes"))

@@ -16,7 +16,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// resharding is shards of which one is added or removed.
+// resharding has shards of which one is added or removed.
 type resharding struct {
 	members []Member
 	servers map[string]*redistest.Server
@@ -37,7 +37,7 @@ func newReshardingOf(t *testing.T, opts ShardOptions) *resharding {
 }
 
 func (r *resharding) store(members, before []Member) *Store {
-	return New(Options{Members: members, Previous: before, CheckTimeout: patience, ChargeTimeout: patience})
+	return New(Options{Members: members, Previous: before, CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout})
 }
 
 // directions returns the members after and before: a shard is added, or removed.
@@ -55,9 +55,9 @@ func moving(before, after *Store, n int) (clients []string) {
 	return clients
 }
 
-// TestReshardingRefillsNobody, under every algorithm and every first operation at the
+// TestReshardingRefillsNoBucket, under every algorithm and every first operation at the
 // new owner.
-func TestReshardingRefillsNobody(t *testing.T) {
+func TestReshardingRefillsNoBucket(t *testing.T) {
 	r := newResharding(t)
 	for name, direction := range r.directions() {
 		for _, limit := range []store.Limit{
@@ -89,9 +89,9 @@ func TestReshardingRefillsNobody(t *testing.T) {
 					case 2:
 						st, spent = after.Take(t.Context(), request(client))[0], 8
 					case 3:
-						told := make(chan store.State)
-						after.ChargeReported(request(client), func(_ int, st store.State) { told <- st })
-						st, spent = <-told, 8
+						reported := make(chan store.State)
+						after.ChargeReported(request(client), func(_ int, st store.State) { reported <- st })
+						st, spent = <-reported, 8
 					}
 					if st.Err != nil || st.Used != spent {
 						t.Fatalf("%s: the first answer is %+v, want %d used", client, st, spent)
@@ -114,8 +114,8 @@ func TestReshardingRefillsNobody(t *testing.T) {
 	}
 }
 
-// TestReshardingLeavesOthersAlone: buckets with the same owner do not migrate.
-func TestReshardingLeavesOthersAlone(t *testing.T) {
+// TestReshardingMigratesNoOtherBucket: buckets that keep their owner stay there.
+func TestReshardingMigratesNoOtherBucket(t *testing.T) {
 	r := newResharding(t)
 	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
 	moved := 0
@@ -128,13 +128,13 @@ func TestReshardingLeavesOthersAlone(t *testing.T) {
 	}
 	dumps := calls(t, r.servers["a"], "dump") + calls(t, r.servers["b"], "dump")
 	if int(dumps) != moved {
-		t.Errorf("%d buckets were looked for, of %d that moved", dumps, moved)
+		t.Errorf("%d buckets were dumped, want the %d that moved", dumps, moved)
 	}
 	for i := range 200 {
 		must(t, after.Charge(t.Context(), ask(fmt.Sprint("client-", i)))[0].Err)
 	}
 	if again := calls(t, r.servers["a"], "dump") + calls(t, r.servers["b"], "dump"); again != dumps {
-		t.Errorf("%d buckets were looked for again", again-dumps)
+		t.Errorf("%d buckets were dumped again", again-dumps)
 	}
 }
 
@@ -160,7 +160,7 @@ func TestReshardingCountsLeasesAtBothOwners(t *testing.T) {
 	}
 	must(t, before.Refund(t.Context(), []store.Request{{Limit: limit, ClientKey: client, Events: 3, Cost: 1, ID: "1"}})[0].Err)
 	if st := take(after, "5"); !st.Allowed || st.Used != 3 {
-		t.Fatalf("once one has ended: %+v", st)
+		t.Fatalf("after one lease has ended: %+v", st)
 	}
 }
 
@@ -224,10 +224,10 @@ func TestDetachedOutlivesAFailedMigration(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			lost := make(chan error, 1)
 			after := New(Options{
-				Members: r.members, Previous: r.members[:2], CheckTimeout: 20 * time.Millisecond, ChargeTimeout: patience,
+				Members: r.members, Previous: r.members[:2], CheckTimeout: 20 * time.Millisecond, ChargeTimeout: waitTimeout,
 				OnUndelivered: func(_ string, _ algorithm.Operation, err error) { lost <- err },
 			})
-			// One with a silent previous owner, and one whose previous owner answers.
+			// One client has a silent previous owner, the other one that answers.
 			var reqs []store.Request
 			for _, silent := range []bool{true, false} {
 				i := slices.IndexFunc(clients, func(client string) bool { return (before.Owner(client) == was) == silent })
@@ -255,7 +255,7 @@ func TestDetachedOutlivesAFailedMigration(t *testing.T) {
 			eventually(t, "the operation arrives", func() error {
 				select {
 				case err := <-lost:
-					t.Fatalf("it is reported lost: %v", err)
+					t.Fatalf("the operation is reported lost: %v", err)
 				default:
 				}
 				if n := stored(t, r.servers["c"], reqs[0].ClientKey); n != op.want {
@@ -275,18 +275,18 @@ func TestDetachedOfASilentPreviousOwnerIsGivenUp(t *testing.T) {
 	clients := moving(before, r.store(r.members, nil), 2)
 	charge := func(client string, timeout time.Duration) error {
 		after := New(Options{Members: r.members, Previous: r.members[:2], CheckTimeout: 20 * time.Millisecond, ChargeTimeout: timeout})
-		told := make(chan error, 1)
-		after.ChargeReported(ask(client), func(_ int, st store.State) { told <- st.Err })
-		return <-told
+		reported := make(chan error, 1)
+		after.ChargeReported(ask(client), func(_ int, st store.State) { reported <- st.Err })
+		return <-reported
 	}
 	was := r.servers[before.Owner(clients[0])]
 	must(t, was.Pause())
 	began := time.Now()
 	if err := charge(clients[0], 300*time.Millisecond); !errors.Is(err, store.ErrNotExecuted) {
-		t.Errorf("error is %v, want that of a charge that did not run", err)
+		t.Errorf("error is %v, want ErrNotExecuted", err)
 	}
 	if took := time.Since(began); took < 250*time.Millisecond {
-		t.Errorf("it was given up after %v", took)
+		t.Errorf("the charge was given up after %v", took)
 	}
 	must(t, was.Resume())
 	for _, server := range r.servers {
@@ -300,9 +300,9 @@ func TestDetachedOfASilentPreviousOwnerIsGivenUp(t *testing.T) {
 	})
 }
 
-// TestBucketThatEndsEarlyIsNotBroughtAgain by any store, although the copy at the
+// TestBucketThatEndsEarlyIsNotMigratedAgain by any store, although the copy at the
 // previous owner lives on: a refund, or another rate, ended the bucket.
-func TestBucketThatEndsEarlyIsNotBroughtAgain(t *testing.T) {
+func TestBucketThatEndsEarlyIsNotMigratedAgain(t *testing.T) {
 	r := newResharding(t)
 	before := r.store(r.members[:2], nil)
 	client := moving(before, r.store(r.members, nil), 1)[0]
@@ -352,14 +352,14 @@ func TestBucketThatEndsEarlyIsNotBroughtAgain(t *testing.T) {
 			})
 			other := r.store(r.members, r.members[:2])
 			if st := other.Check(t.Context(), reqs[:1])[0]; st.Err != nil || st.Used != 0 {
-				t.Errorf("nothing is spent any more, and then: %+v", st)
+				t.Errorf("after the bucket has ended: %+v", st)
 			}
 		})
 	}
 }
 
-// TestBucketIsBroughtOnce for concurrent requests.
-func TestBucketIsBroughtOnce(t *testing.T) {
+// TestBucketMigratesOnce for concurrent requests.
+func TestBucketMigratesOnce(t *testing.T) {
 	bothWays(t, func(t *testing.T, plain bool) {
 		const callers, each = 64, 5
 		r := newReshardingOf(t, ShardOptions{NoPipelining: plain})
@@ -401,9 +401,8 @@ func TestBucketIsBroughtOnce(t *testing.T) {
 	})
 }
 
-// TestCallersWhoLeaveSpeakAgainstNoServer: callers that stop waiting for a slow server
-// do not open its breaker, under any operation.
-func TestCallersWhoLeaveSpeakAgainstNoServer(t *testing.T) {
+// TestCancelledCallsDoNotOpenTheBreaker of a slow server, under any operation.
+func TestCancelledCallsDoNotOpenTheBreaker(t *testing.T) {
 	bothWays(t, func(t *testing.T, plain bool) {
 		r := newReshardingOf(t, ShardOptions{NoPipelining: plain, PoolSize: 2})
 		before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
@@ -420,7 +419,7 @@ func TestCallersWhoLeaveSpeakAgainstNoServer(t *testing.T) {
 				"check": before.Check, "take": before.Take, "charge": before.Charge, "moved check": after.Check, "moved charge": after.Charge,
 			} {
 				if err := call(ctx, ask(client))[0].Err; err == nil {
-					t.Errorf("%s: a server that stands still has answered", name)
+					t.Errorf("%s: a paused server has answered", name)
 				} else if errors.Is(err, ErrShardDown) {
 					t.Errorf("%s: %v", name, err)
 				}
@@ -440,9 +439,9 @@ func TestCallersWhoLeaveSpeakAgainstNoServer(t *testing.T) {
 	})
 }
 
-// TestCopyOutlivesWhoAskedForIt: the bucket migrates although its only caller has
+// TestMigrationOutlivesItsCaller: the bucket migrates although its only caller has
 // stopped waiting.
-func TestCopyOutlivesWhoAskedForIt(t *testing.T) {
+func TestMigrationOutlivesItsCaller(t *testing.T) {
 	r := newResharding(t)
 	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
 	client := moving(before, after, 1)[0]
@@ -453,7 +452,7 @@ func TestCopyOutlivesWhoAskedForIt(t *testing.T) {
 	left := make(chan error)
 	go func() { left <- after.Check(ctx, ask(client))[0].Err }()
 	all := after.opts.Migrations
-	eventually(t, "the bucket is on its way", func() error {
+	eventually(t, "the migration has begun", func() error {
 		all.mu.Lock()
 		defer all.mu.Unlock()
 		if len(all.running) == 0 {
@@ -463,7 +462,7 @@ func TestCopyOutlivesWhoAskedForIt(t *testing.T) {
 	})
 	leave()
 	if err := <-left; !errors.Is(err, store.ErrNotExecuted) || !errors.Is(err, context.Canceled) {
-		t.Errorf("who left has error %v", err)
+		t.Errorf("the cancelled call has error %v", err)
 	}
 	must(t, was.Resume())
 	waitForCount(t, r.servers["c"], client, 1)
@@ -506,9 +505,9 @@ func (p *pipelineCounter) ProcessPipelineHook(next goredis.ProcessPipelineHook) 
 	}
 }
 
-// TestManyBucketsAreBroughtInFewPipelines: migrations that wait at the same time share
+// TestManyBucketsMigrateInFewPipelines: migrations that wait at the same time share
 // a pipeline.
-func TestManyBucketsAreBroughtInFewPipelines(t *testing.T) {
+func TestManyBucketsMigrateInFewPipelines(t *testing.T) {
 	const clients = 1000
 	r := newResharding(t)
 	before := []Member{r.members[0]}

@@ -68,7 +68,7 @@ func TestReplicasAnswerWhileThePrimaryIsAway(t *testing.T) {
 	}
 }
 
-func TestReadFromPrimaryLeavesReplicasAlone(t *testing.T) {
+func TestReadFromPrimaryCallsNoReplica(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), func(o *Options) { o.ReadPrimary = true })
 	for range 10 {
@@ -79,8 +79,8 @@ func TestReadFromPrimaryLeavesReplicasAlone(t *testing.T) {
 	}
 }
 
-// TestStaleReplicaIsJudgedByItsReset: a replica that still shows a full window that is
-// over refuses no request; the primary opens the next window.
+// TestStaleReplicaIsJudgedByItsReset: a replica that still shows a full window after
+// its reset refuses no request; the primary opens the next window.
 func TestStaleReplicaIsJudgedByItsReset(t *testing.T) {
 	t.Parallel()
 	sh := redistest.StartShard(t, 1)
@@ -114,10 +114,10 @@ func TestStaleReplicaIsJudgedByItsReset(t *testing.T) {
 	}
 }
 
-// TestReplicasStandInForAPrimaryThatWasNeverHeard: a store that starts while the
+// TestReplicasStandInBeforeThePrimaryAnswers: a store that starts while the
 // primary is away refuses clients that are over the limit at the replica, under every
 // algorithm.
-func TestReplicasStandInForAPrimaryThatWasNeverHeard(t *testing.T) {
+func TestReplicasStandInBeforeThePrimaryAnswers(t *testing.T) {
 	for name, away := range map[string]func(*redistest.Server) error{
 		"killed": (*redistest.Server).Kill,
 		"silent": (*redistest.Server).Pause,
@@ -148,7 +148,7 @@ func TestReplicasStandInForAPrimaryThatWasNeverHeard(t *testing.T) {
 				t.Cleanup(func() { must(t, sh.Primary.Resume()) })
 			}
 
-			// Half of a check's time is the primary's.
+			// The primary gets half of a check's timeout.
 			after := newStore(t, shardOf(t, sh), func(o *Options) { o.CheckTimeout = 10 * time.Second })
 			for i, st := range after.Check(t.Context(), reqs) {
 				if st.Err != nil || st.Allowed || st.Used != 3 || !st.Replica || st.Now == 0 {
@@ -170,15 +170,15 @@ func TestReplicasStandInForAPrimaryThatWasNeverHeard(t *testing.T) {
 				t.Errorf("check of a window that is not open: %+v", st)
 			}
 			if _, _, ok := after.opts.Members[0].Shard.owner(0).clock.estimate(time.Now()); ok {
-				t.Error("a replica's clock passes for the primary's")
+				t.Error("a replica's clock is taken for the primary's")
 			}
 		})
 	}
 }
 
-// TestWindowThatIsOverRefusesNobodyWhileThePrimaryWasNeverHeard: the window ends by
+// TestEndedWindowRefusesNoRequestBeforeThePrimaryAnswers: the window ends by
 // the replica's own clock.
-func TestWindowThatIsOverRefusesNobodyWhileThePrimaryWasNeverHeard(t *testing.T) {
+func TestEndedWindowRefusesNoRequestBeforeThePrimaryAnswers(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	limit := &store.Limit{Zone: "short", Algorithm: store.FixedWindow, Window: 2 * time.Second}
 	full := []store.Request{{Limit: limit, ClientKey: "k", Events: 1, Cost: 1}}
@@ -198,7 +198,7 @@ func TestWindowThatIsOverRefusesNobodyWhileThePrimaryWasNeverHeard(t *testing.T)
 	})
 }
 
-// TestThePrimarysClockReplacesAReplicas as soon as it is heard.
+// TestThePrimarysClockReplacesAReplicas with the primary's first reply.
 func TestThePrimarysClockReplacesAReplicas(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	must(t, newStore(t, shardOf(t, sh), nil).Charge(t.Context(), ask("k"))[0].Err)
@@ -213,7 +213,7 @@ func TestThePrimarysClockReplacesAReplicas(t *testing.T) {
 		t.Errorf("the second check: %+v", st)
 	}
 	if n := calls(t, sh.Replicas[0], "evalsha_ro"); n != before {
-		t.Errorf("the replica was asked by its own clock %d times", n-before)
+		t.Errorf("the replica was asked %d times by its own clock", n-before)
 	}
 }
 
@@ -278,7 +278,7 @@ func TestPeekChangesNothing(t *testing.T) {
 			before, err := client.DBSize(t.Context()).Result()
 			must(t, err)
 			if st := s.Peek(t.Context(), r)[0]; st.Err != nil || st.Used != 0 {
-				t.Errorf("%s: a bucket that there is not: %+v", limit.Algorithm, st)
+				t.Errorf("%s: a missing bucket: %+v", limit.Algorithm, st)
 			}
 			if after, err := client.DBSize(t.Context()).Result(); err != nil || after != before {
 				t.Errorf("%s: %d keys, were %d, %v", limit.Algorithm, after, before, err)
@@ -286,7 +286,7 @@ func TestPeekChangesNothing(t *testing.T) {
 			must(t, s.Take(t.Context(), r)[0].Err)
 			must(t, sh.WaitReplicated(t.Context()))
 			if st := s.Peek(t.Context(), r)[0]; st.Err != nil || st.Used != 1 {
-				t.Errorf("%s: one is used: %+v", limit.Algorithm, st)
+				t.Errorf("%s: after a charge: %+v", limit.Algorithm, st)
 			}
 		}
 	}
@@ -337,7 +337,7 @@ func TestPeekOpensNothingForTheClock(t *testing.T) {
 	}
 	age()
 	must(t, s.Check(t.Context(), ask("other"))[0].Err)
-	eventually(t, "the clock is told", func() error {
+	eventually(t, "the clock is renewed", func() error {
 		if _, age, _ := clock.estimate(time.Now()); age > clockTrust {
 			return fmt.Errorf("it is %v old", age)
 		}

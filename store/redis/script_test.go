@@ -25,7 +25,7 @@ func TestScriptsAgreeWithAlgorithm(t *testing.T) {
 			t.Parallel()
 			storetest.History{Limit: limit, Operations: 50_000}.Run(t, func(_ *testing.T, clock *storetest.Clock) store.Store {
 				return New(Options{
-					LocalClock: true, Now: clock.Now, CheckTimeout: patience, ChargeTimeout: patience,
+					LocalClock: true, Now: clock.Now, CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout,
 					Members: []Member{{Name: "a", Shard: shard}},
 				})
 			})
@@ -33,8 +33,8 @@ func TestScriptsAgreeWithAlgorithm(t *testing.T) {
 	}
 }
 
-// TestRestsAddUpExactly where a double cannot hold their sum.
-func TestRestsAddUpExactly(t *testing.T) {
+// TestRemaindersAddUpExactly where a double cannot hold their sum.
+func TestRemaindersAddUpExactly(t *testing.T) {
 	const events = store.MaxInteger
 	now := time.UnixMicro(1_795_258_977_534_988)
 	s := newStore(t, newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), func(o *Options) {
@@ -74,7 +74,7 @@ func TestContract(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			storetest.Run(t, func(t *testing.T, clock *storetest.Clock) store.Store {
-				opts := Options{LocalClock: true, Now: clock.Now, CheckTimeout: patience, ChargeTimeout: patience}
+				opts := Options{LocalClock: true, Now: clock.Now, CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout}
 				build(t, &opts)
 				return New(opts)
 			})
@@ -183,14 +183,14 @@ func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 		reads         bool
 	}{
 		{"over", -time.Second, time.Second, 1, true},
-		{"over for long, and the instant is old", -2 * time.Second, 50 * time.Second, 1, true},
+		{"ended long ago, by an old instant", -2 * time.Second, 50 * time.Second, 1, true},
 		{"open and near its end", 30 * time.Second, 0, 6, true},
 		{"open for long", time.Hour, time.Second, 6, false},
 	} {
 		key := fmt.Sprintf("clock:%d", i)
 		must(t, server.Client().HSet(t.Context(), key, "c", 5, "r", now.Add(c.reset).UnixMicro()).Err())
-		call := newCall(time.Now().Add(patience))
-		// The first one of a pipeline always reads it.
+		call := newCall(time.Now().Add(waitTimeout))
+		// The first charge of a pipeline always reads the clock.
 		for range 2 {
 			cmd := new(scriptCommand)
 			cmd.begin(scriptFixedWindow, algorithm.Check, false, "other")
@@ -228,7 +228,7 @@ func TestLateChargeCountsInTheWindowThatIsOpen(t *testing.T) {
 	}
 	eventually(t, "the window is over", func() error {
 		if left := time.Until(time.UnixMicro(first)); left > -100*time.Millisecond {
-			return fmt.Errorf("it lasts %v", left)
+			return fmt.Errorf("it lasts for another %v", left)
 		}
 		return nil
 	})

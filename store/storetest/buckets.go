@@ -10,8 +10,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// testLimitsHaveOwnBuckets uses limits and client keys that would be one if
-// their texts were only put side by side.
+// testLimitsHaveOwnBuckets uses limits and client keys whose concatenations are equal.
 func testLimitsHaveOwnBuckets(f *fixture) {
 	key := func(l *store.Limit, client string) store.Request {
 		return store.Request{Limit: l, ClientKey: client, Events: 1000}
@@ -50,8 +49,8 @@ func testEqualLimitsShareBuckets(f *fixture) {
 	f.wantUsed("charge under an equal limit", f.charge(r), 2)
 }
 
-// testClientKeysHaveOwnBuckets uses client keys as clients could send them to
-// hit somebody else's bucket.
+// testClientKeysHaveOwnBuckets uses client keys that a client could send to hit another
+// client's bucket.
 func testClientKeysHaveOwnBuckets(f *fixture) {
 	long := strings.Repeat("k", 10_000)
 	keys := []string{
@@ -75,8 +74,7 @@ func testClientKeysHaveOwnBuckets(f *fixture) {
 	f.wantOwnBuckets(reqs)
 }
 
-// wantOwnBuckets charges each request another cost, which is thereby its
-// bucket's name.
+// wantOwnBuckets charges each request a different cost, which identifies its bucket.
 func (f *fixture) wantOwnBuckets(reqs []store.Request) {
 	f.Helper()
 	for i := range reqs {
@@ -170,8 +168,8 @@ func testRequestsAreReadOnly(f *fixture) {
 	}
 }
 
-// testReset empties buckets of every algorithm, and looks at what there is
-// before and afterwards, where the store can.
+// testReset resets buckets of every algorithm and inspects them before and afterwards,
+// if the store can.
 func testReset(f *fixture) {
 	resetter, canReset := f.store.(store.Resetter)
 	inspector, canInspect := f.store.(store.Inspector)
@@ -217,7 +215,7 @@ func testReset(f *fixture) {
 			look("after the reset", r, 0)
 			look("another client's", other, int64(round+1))
 		}
-		// What there is not can be reset as well.
+		// A missing bucket can be reset as well.
 		if err := resetter.Reset(f.Context(), r); err != nil {
 			f.Errorf("%s: reset again: %v", limit.Algorithm, err)
 		}

@@ -26,8 +26,8 @@ func atOnce(do func(g int)) {
 	wg.Wait()
 }
 
-// testConcurrentCharges expects that no charge is lost, and more: that each
-// sees a count of its own.
+// testConcurrentCharges expects that no charge is lost, and that each sees a different
+// count.
 func testConcurrentCharges(f *fixture) {
 	const charges = 100
 	r := f.request()
@@ -56,8 +56,8 @@ func testConcurrentCharges(f *fixture) {
 	}
 }
 
-// testConcurrentFirstChecks moves the clock meanwhile, so that each check
-// would open a window of its own.
+// testConcurrentFirstChecks moves the clock between checks, so that each would open a
+// different window.
 func testConcurrentFirstChecks(f *fixture) {
 	for round := range 10 {
 		r := f.request()
@@ -102,8 +102,8 @@ func testConcurrentReopening(f *fixture) {
 	}
 }
 
-// testContextEnded accepts both, an answer and a failure. What a failed charge
-// says about itself has to be true.
+// testContextEnded accepts an answer as well as a failure. The error of a failed charge
+// has to be true.
 func testContextEnded(f *fixture) {
 	cancelled, cancel := context.WithCancel(f.Context())
 	cancel()
@@ -131,7 +131,7 @@ func testContextEnded(f *fixture) {
 			case errors.Is(s.Err, store.ErrNotExecuted):
 				f.wantUsed("check after a charge that was not executed", store.State{Used: used}, 0)
 			case !errors.Is(s.Err, store.ErrUncertain):
-				f.Errorf("charge with a context %s: error %q tells no outcome", name, s.Err)
+				f.Errorf("charge with a context %s: error %q shows no outcome", name, s.Err)
 			}
 		}
 		f.wantAlive()
@@ -144,5 +144,5 @@ func (f *fixture) wantAlive() {
 	r := f.request()
 	r.ClientKey = "alive"
 	used := f.check(r).Used
-	f.wantUsed("charge with a context that lives", f.charge(r), used+1)
+	f.wantUsed("charge with a live context", f.charge(r), used+1)
 }

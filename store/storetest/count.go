@@ -29,8 +29,7 @@ func testCheckOpensWindow(f *fixture) {
 	r := f.request()
 	reset := f.now() + micros(r.Limit.Window)
 	for i := range 20 {
-		// A reset made up from a remaining time would wobble with the
-		// fractions of these.
+		// A reset computed from a remaining time would vary with these fractions.
 		f.clock.Advance(time.Duration(i) * 100_700 * time.Microsecond)
 		if i == 0 {
 			f.want("first check", f.check(r), store.State{
@@ -254,7 +253,7 @@ func testWindowFollowsWindow(f *fixture) {
 	}
 }
 
-// testWindowLeftAlone looks for a window that a request postpones.
+// testWindowLeftAlone requires that no request postpones the reset.
 func testWindowLeftAlone(f *fixture) {
 	r := f.request()
 	reset := f.check(r).Reset

@@ -18,11 +18,11 @@ import (
 type History struct {
 	// Limit is the kind of bucket; its zone does not matter.
 	Limit store.Limit
-	// Operations is how many requests are made at least; zero means 5,000.
+	// Operations is the least number of requests; zero means 5,000.
 	Operations int
 }
 
-// checksOfRapid is in how many histories rapid asks for by default.
+// checksOfRapid is rapid's default number of histories.
 const checksOfRapid = 100
 
 // Run makes a store go through histories.
@@ -46,11 +46,11 @@ func (h History) Run(t *testing.T, open Open) {
 	}
 }
 
-// lifetime is how long in real time a store that forgets in real time
-// surely remembers what was spent: a second.
+// lifetime is how long a store that expires buckets in real time surely keeps them: a
+// second.
 const lifetime = 700 * time.Millisecond
 
-// model is what the store has to be like.
+// model is the expected state of the store.
 type model struct {
 	*rapid.T
 	*History
@@ -90,7 +90,6 @@ func (m *model) restart(name string) {
 	}
 }
 
-// call makes one call.
 func (m *model) call() {
 	if time.Since(m.began) > lifetime {
 		m.restart(m.name + "again")
@@ -102,7 +101,7 @@ func (m *model) call() {
 	m.noteExpired()
 	states := m.ask(op, reqs)
 	if time.Since(m.began) > lifetime {
-		// The machine stood still: what was spent may be forgotten.
+		// The machine stood still: the buckets may have expired.
 		m.restart(m.name + "again")
 		return
 	}
@@ -140,7 +139,7 @@ func (m *model) ask(op algorithm.Operation, reqs []store.Request) []store.State 
 	}
 }
 
-// requests are about few buckets.
+// requests draws requests for a few buckets.
 func (m *model) requests(op algorithm.Operation) []store.Request {
 	reqs := make([]store.Request, rapid.IntRange(1, 8).Draw(m.T, "requests"))
 	kept := reqs[:0]
@@ -231,8 +230,7 @@ func (m *model) passTime() {
 	}
 }
 
-// noteExpired looks for ends that the clock has passed, before a call makes
-// buckets last longer again.
+// noteExpired notes the ends that the clock has passed, before a call extends buckets.
 func (m *model) noteExpired() {
 	for id, b := range m.buckets {
 		if e := b.Expiry(id.limit); e <= m.now() {
@@ -247,8 +245,7 @@ func (m *model) sinceExpiry() int64 {
 	return max(m.now()-m.expired, 0) * int64(time.Microsecond)
 }
 
-// approachEnd moves the clock to the nearest end of a bucket that is ahead, or
-// to right before it.
+// approachEnd moves the clock to the next end of a bucket, or to right before it.
 func (m *model) approachEnd() {
 	nearest := int64(0)
 	for id, b := range m.buckets {

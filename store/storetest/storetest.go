@@ -144,13 +144,11 @@ func (f *fixture) request() store.Request {
 
 func (f *fixture) now() int64 { return f.clock.Now().UnixMicro() }
 
-// check checks one request.
 func (f *fixture) check(r store.Request) store.State {
 	f.Helper()
 	return f.answer(f.store.Check(f.Context(), []store.Request{r}), 1)[0]
 }
 
-// charge charges one request.
 func (f *fixture) charge(r store.Request) store.State {
 	f.Helper()
 	return f.answer(f.store.Charge(f.Context(), []store.Request{r}), 1)[0]
@@ -190,7 +188,7 @@ func (f *fixture) wantUsed(what string, got store.State, used int64) {
 	}
 }
 
-// micros is d as the stores count.
+// micros returns d in the stores' unit.
 func micros(d time.Duration) int64 { return d.Microseconds() }
 
 // Clock is a clock that stands still until it is moved. It is safe for

@@ -24,13 +24,11 @@ func (f *fixture) kinds() map[string]store.Request {
 	return all
 }
 
-// take takes for one request.
 func (f *fixture) take(r store.Request) store.State {
 	f.Helper()
 	return f.answer(f.store.Take(f.Context(), []store.Request{r}), 1)[0]
 }
 
-// refund refunds one request.
 func (f *fixture) refund(r store.Request) store.State {
 	f.Helper()
 	return f.answer(f.store.Refund(f.Context(), []store.Request{r}), 1)[0]
@@ -54,7 +52,7 @@ func testTakeSpendsWhatFits(f *fixture) {
 	}
 }
 
-// testTakeIsAllOrNothing asks for more than is left, and then for what is.
+// testTakeIsAllOrNothing asks for more than is left, and then for the rest.
 func testTakeIsAllOrNothing(f *fixture) {
 	for name, r := range f.kinds() {
 		r.Cost = 3
@@ -84,17 +82,16 @@ func testRefundGivesBack(f *fixture) {
 			f.Errorf("%s: refund of 2 of 4: %+v", name, s)
 		}
 		if r.Limit.Algorithm == store.SlidingLog || r.Limit.Algorithm == store.Concurrency {
-			// What is refunded goes by the ID, so the rest is what is left.
+			// The ID selects what is refunded, so r refunds the rest.
 			f.wantUsed(name+": refund of the rest", f.refund(r), 0)
 			continue
 		}
 		f.wantUsed(name+": refund of the rest", f.refund(half), 0)
-		f.wantUsed(name+": refund of what is not there", f.refund(half), 0)
+		f.wantUsed(name+": refund of nothing", f.refund(half), 0)
 	}
 }
 
-// testRefundOfAnotherTime refunds when nothing of what was taken counts any
-// more, but something else does.
+// testRefundOfAnotherTime refunds a take that has expired while another one counts.
 func testRefundOfAnotherTime(f *fixture) {
 	for name, r := range f.kinds() {
 		r.Cost = 4
@@ -103,7 +100,7 @@ func testRefundOfAnotherTime(f *fixture) {
 		later := r
 		later.Cost, later.ID, later.Receipt = 3, "later000", store.Receipt{}
 		f.wantUsed(name+": take later", f.take(later), 3)
-		f.wantUsed(name+": refund of what was long gone", f.refund(r), 3)
+		f.wantUsed(name+": refund of an expired take", f.refund(r), 3)
 	}
 }
 
@@ -141,7 +138,7 @@ func testReserved(f *fixture) {
 		}
 		r.ID = "other000"
 		if s := f.take(r); s.Allowed || s.Remaining != 0 {
-			f.Errorf("%s: take of what is reserved: %+v", name, s)
+			f.Errorf("%s: take from the reserve: %+v", name, s)
 		}
 		r.Reserved = 0
 		if s := f.take(r); !s.Allowed || s.Used != 3 || s.Remaining != 2 {

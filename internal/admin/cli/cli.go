@@ -132,14 +132,14 @@ func (s *session) call(method, path string, body []byte, answer any) error {
 		return err
 	}
 	if status >= http.StatusBadRequest {
-		var told struct{ Error string }
-		if json.Unmarshal(text, &told) != nil || told.Error == "" {
+		var failure struct{ Error string }
+		if json.Unmarshal(text, &failure) != nil || failure.Error == "" {
 			if status == http.StatusNotFound {
 				return errors.New("that Caddy does not know rate_limit: it is another one, see --address, or was built without it")
 			}
-			told.Error = fmt.Sprintf("status %d: %s", status, strings.TrimSpace(string(text)))
+			failure.Error = fmt.Sprintf("status %d: %s", status, strings.TrimSpace(string(text)))
 		}
-		return &apiError{status, told.Error}
+		return &apiError{status, failure.Error}
 	}
 	if s.raw {
 		if _, err := fmt.Fprintln(s.out, strings.TrimSpace(string(text))); err != nil {

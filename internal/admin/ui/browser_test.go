@@ -157,10 +157,10 @@ func (s *site) load(t *testing.T) (stop func()) {
 	}
 }
 
-// greedy is one that asks too much, and would be markup if it could.
+// greedy is a client that asks too much; its key would be markup.
 var greedy = "greedy<b onload=x>&\"'"
 
-// browser is a tab, and what is wrong with the page in it.
+// browser is a tab with the complaints about its page.
 type browser struct {
 	t    *testing.T
 	ctx  context.Context
@@ -208,7 +208,7 @@ func (b *browser) hear(event any) {
 	}
 }
 
-// satisfied tells of all complaints so far, and forgets them.
+// satisfied requires that there are no complaints so far, and clears them.
 func (b *browser) satisfied(when string) {
 	b.t.Helper()
 	b.mu.Lock()
@@ -235,17 +235,17 @@ func run[T any](b *browser, expression string) T {
 // is reports whether an expression is true on the page.
 func (b *browser) is(expression string) bool {
 	b.t.Helper()
-	// What it is about may not be there yet.
+	// The element may not be there yet.
 	return run[bool](b, "(() => { try { return Boolean("+expression+") } catch { return false } })()")
 }
 
-// patience is more than it takes to fill a chart for the picture.
-const patience = 3 * time.Minute
+// waitTimeout is more than it takes to fill a chart for the picture.
+const waitTimeout = 3 * time.Minute
 
 // await waits until an expression is true on the page.
 func (b *browser) await(what, expression string) {
 	b.t.Helper()
-	for deadline := time.Now().Add(patience); !b.is(expression); time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(waitTimeout); !b.is(expression); time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			b.t.Fatalf("%s: it does not come; the page is\n%s", what, run[string](b, "document.body.innerText"))
 		}
@@ -263,7 +263,7 @@ func TestPageInBrowser(t *testing.T) {
 	}
 	b.await("the chart says what it shows", `/zone api .* now [0-9.]*[1-9][0-9.]* a second allowed and [0-9.]*[1-9][0-9.]* refused/.test(document.querySelector('[data-zone=api] svg').getAttribute('aria-label'))`)
 	b.await("both zones", `document.querySelectorAll('#zones article').length === 2`)
-	b.await("who is refused most, as text", `document.querySelector('#top tr td.name').textContent.endsWith(':greedy<b onload=x>&"\'') && +document.querySelector('#top tr td.number').textContent.replace(/\D/g, '') > 20`)
+	b.await("the most refused client, as text", `document.querySelector('#top tr td.name').textContent.endsWith(':greedy<b onload=x>&"\'') && +document.querySelector('#top tr td.number').textContent.replace(/\D/g, '') > 20`)
 	b.await("the servers of both shards, with latencies", `document.querySelectorAll('#stores tr[data-server] .good').length === 4 && /[0-9] (ms|µs)/.test(document.querySelector('#stores tr[data-server]').textContent)`)
 	b.satisfied("under load")
 	stop()
@@ -280,8 +280,8 @@ func TestPageInBrowser(t *testing.T) {
 	b.await("an error when Caddy is away", `!document.getElementById('error').hidden && /admin/.test(document.getElementById('error').textContent)`)
 }
 
-// noticesWrongs reports whether the policy stops what the page must not do, and
-// satisfied would tell of it.
+// noticesWrongs requires that the policy stops forbidden actions, and that satisfied
+// would report them.
 func (b *browser) noticesWrongs(s *site) {
 	b.t.Helper()
 	b.do(chromedp.Evaluate[chromedp.Void](`console.error("wrong"); fetch("http://` + s.addr + `/").then(() => { window.left = true }, () => { window.stayed = true })`))
@@ -340,7 +340,7 @@ func (b *browser) lookUpAndReset(s *site) {
 	b.await("buckets that are not there", `document.querySelectorAll('[data-bucket]').length === 2 && /no bucket/.test(document.getElementById('found').textContent)`)
 }
 
-// fitsPhone reports whether nothing is cut off, in the dark as well.
+// fitsPhone requires that the page fits a phone, in both color schemes.
 func (b *browser) fitsPhone() {
 	b.t.Helper()
 	for _, scheme := range []string{"light", "dark"} {
@@ -365,8 +365,7 @@ func inColors(scheme string) chromedp.Action[chromedp.Void] {
 	})
 }
 
-// isAccessible reports whether all that can be used has a name, and can be reached
-// by the keyboard.
+// isAccessible requires that every control has a name and can be reached by keyboard.
 func (b *browser) isAccessible() {
 	b.t.Helper()
 	if !b.is(`[...document.querySelectorAll('input, select, button, svg')].every(e => (e.getAttribute('aria-label') || e.textContent || (e.labels && e.labels[0] && e.labels[0].textContent) || '').trim() && (e.tagName !== 'INPUT' && e.tagName !== 'SELECT' || e.labels.length))`) {

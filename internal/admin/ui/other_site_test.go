@@ -10,8 +10,8 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// otherSite is a page that tries to reset a client by the user's browser, in all
-// ways that a page has, and then says what it could.
+// otherSite is a page that tries to reset a client through the user's browser, in every
+// way that a page has, and shows what succeeded.
 const otherSite = `<!DOCTYPE html><title>trying</title><body><script>
 const target = %q, calls = [
 	() => fetch(target, {method: "DELETE"}),
@@ -33,8 +33,8 @@ const target = %q, calls = [
 })();
 </script>`
 
-// isNotDriven reports whether another site's page cannot reset a client, nor read
-// what the page's server says, and then goes back to the page.
+// isNotDriven requires that another site's page can neither reset a client nor read the
+// server's answers, and then returns to the page.
 func (b *browser) isNotDriven(s *site) {
 	b.t.Helper()
 	key := run[string](b, `document.querySelector('#top tr td.name').textContent`)

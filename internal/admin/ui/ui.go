@@ -47,7 +47,7 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 		host = "127.0.0.1"
 	}
 	if ip, err := netip.ParseAddr(host); err != nil || !ip.IsLoopback() || ip.Is4In6() {
-		return nil, fmt.Errorf("listen on %q: it must be a loopback address, such as 127.0.0.1:2020: whoever can reach the page can reset limits", address)
+		return nil, fmt.Errorf("listen on %q: it must be a loopback address, such as 127.0.0.1:2020: any client that reaches the page can reset limits", address)
 	}
 	return new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(host, port))
 }

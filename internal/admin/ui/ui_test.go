@@ -13,7 +13,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/admin/ui"
 )
 
-// calls notes what is passed on.
+// calls records the calls that are passed on.
 type calls struct {
 	made []string
 	err  error
@@ -24,8 +24,8 @@ func (c *calls) Call(_ context.Context, method, path string, body []byte) (int, 
 	return http.StatusTeapot, []byte(`{"a":1}`), c.err
 }
 
-// request is one to the page's server, from the page unless headers, "Name:
-// value", say otherwise; an empty value removes one.
+// request sends a request to the page's server, as from the page. Headers, "Name:
+// value", override that; an empty value removes one.
 func request(api ui.API, method, target, host string, headers ...string) *httptest.ResponseRecorder {
 	r := httptest.NewRequest(method, target, nil)
 	r.Host = host
@@ -65,7 +65,7 @@ func TestCallsOfThePage(t *testing.T) {
 	}
 }
 
-// TestNoOtherCalls are passed on than those of the page.
+// TestNoOtherCalls than those of the page are passed on.
 func TestNoOtherCalls(t *testing.T) {
 	for _, target := range []string{
 		"POST /load", "GET /config/", "POST /stop", "POST /rate_limit/", "DELETE /rate_limit/", "POST /rate_limit/buckets/api?key=x",
@@ -98,7 +98,7 @@ func TestOtherSites(t *testing.T) {
 		"another port's origin":                 {"localhost:2020", []string{"Origin: http://localhost:3000"}},
 		"another scheme's origin":               {"localhost:2020", []string{"Origin: https://localhost:2020"}},
 		"another loopback name's origin":        {"localhost:2020", []string{"Origin: http://127.0.0.1:2020"}},
-		"no origin that can be told":            {"localhost:2020", []string{"Origin: null"}},
+		"an opaque origin":                      {"localhost:2020", []string{"Origin: null"}},
 		"a request of another site":             {"localhost:2020", []string{"Sec-Fetch-Site: cross-site"}},
 		"a request of another port":             {"localhost:2020", []string{"Sec-Fetch-Site: same-site"}},
 		"a call that was typed in":              {"localhost:2020", []string{"Sec-Fetch-Site: none"}},
@@ -107,19 +107,19 @@ func TestOtherSites(t *testing.T) {
 		for _, method := range []string{http.MethodGet, http.MethodDelete} {
 			api := new(calls)
 			w := request(api, method, "/rate_limit/buckets/api?key=x", k.host, k.headers...)
-			var told string
+			var text string
 			if b, err := io.ReadAll(w.Body); err == nil {
-				told = string(b)
+				text = string(b)
 			}
-			if w.Code != http.StatusForbidden || len(api.made) > 0 || !strings.Contains(told, `"error"`) {
-				t.Errorf("%s: %s answered with %d %s, passed on as %v", name, method, w.Code, told, api.made)
+			if w.Code != http.StatusForbidden || len(api.made) > 0 || !strings.Contains(text, `"error"`) {
+				t.Errorf("%s: %s answered with %d %s, passed on as %v", name, method, w.Code, text, api.made)
 			}
 			if w.Header().Get("Access-Control-Allow-Origin") != "" {
-				t.Errorf("%s: others may read the answer", name)
+				t.Errorf("%s: other sites may read the answer", name)
 			}
 		}
 	}
-	// The browser's question whether another site may call gets no yes.
+	// The preflight of another site is not allowed.
 	w := request(new(calls), http.MethodOptions, "/rate_limit/buckets/api", "localhost:2020", "Origin: http://evil.example",
 		"Sec-Fetch-Site: cross-site", "Access-Control-Request-Method: DELETE")
 	if w.Code != http.StatusForbidden {
@@ -127,8 +127,8 @@ func TestOtherSites(t *testing.T) {
 	}
 }
 
-// TestPage is served to who types it in, with a policy that lets it do nothing
-// but its work.
+// TestPage is served to a user who types its address, with a policy that allows only
+// what it needs.
 func TestPage(t *testing.T) {
 	for _, site := range []string{"Sec-Fetch-Site: none", "Sec-Fetch-Site: same-origin", "Sec-Fetch-Site: "} {
 		w := request(new(calls), http.MethodGet, "/", "localhost:2020", site, "X-Rate-Limit-Page: ")
