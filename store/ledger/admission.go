@@ -3,6 +3,7 @@ package ledger
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -154,6 +155,8 @@ type asking struct {
 	// primary is set if only the primary can answer, joined if others wait for
 	// the answer.
 	primary, joined bool
+	// moves is set if a charge is in flight to another owner of the bucket.
+	moves bool
 }
 
 // coalescedCheck is the check in flight of one bucket. A request that arrives
@@ -225,7 +228,7 @@ func (l *Ledger) join(a *admission, place int, now int64) bool {
 		return false
 	case e.check == nil:
 		e.check = coalescedChecks.Get().(*coalescedCheck)
-		a.asking = append(a.asking, asking{place, e, l.wantsPrimary(e, r, now), false})
+		a.asking = append(a.asking, asking{place: place, entry: e, primary: l.wantsPrimary(e, r, now), moves: l.moves(e, r)})
 		return false
 	}
 	e.check.next = append(e.check.next, a.wait(place))
@@ -274,8 +277,9 @@ func (a *admission) ask(what []asking, asked int64) (unclear []int) {
 
 // answers calls the store.
 func (a *admission) answers(what []asking) []store.State {
-	reqs, ctx, own := a.reqs, a.ctx, false
+	reqs, ctx, own, moves := a.reqs, a.ctx, false, false
 	for n, q := range what {
+		moves = moves || q.moves
 		if q.joined {
 			// The check outlasts this client, for others wait for it.
 			ctx = context.WithoutCancel(a.ctx)
@@ -289,6 +293,11 @@ func (a *admission) answers(what []asking) []store.State {
 		}
 		if q.primary {
 			reqs[n].Primary = true
+		}
+	}
+	if moves {
+		if err := a.ledger.awaitMoves(reqs); err != nil {
+			return failedStates(len(reqs), err)
 		}
 	}
 	return a.ledger.store.Check(ctx, reqs)
@@ -395,7 +404,9 @@ func (l *Ledger) leadNext(e *entry, now int64) {
 	}
 	e.check = &coalescedCheck{joined: next[1:]}
 	w := next[0]
-	w.turns <- message{leader, asking{w.place, e, l.wantsPrimary(e, &w.reqs[w.place], now), len(next) > 1}}
+	w.turns <- message{leader, asking{
+		place: w.place, entry: e, primary: l.wantsPrimary(e, &w.reqs[w.place], now), joined: len(next) > 1, moves: l.moves(e, &w.reqs[w.place]),
+	}}
 }
 
 // awaitCharges waits for the charges in flight that decide, and returns the
@@ -418,7 +429,7 @@ func (a *admission) awaitCharges(unclear []int) (pending []int) {
 // awaitCharge waits until the bucket's charge in flight is answered, and reports
 // whether that happened within the timeout.
 func (l *Ledger) awaitCharge(r *store.Request, timeout time.Duration) bool {
-	arrived := l.arrival(r)
+	arrived := l.arrival(r, false)
 	if arrived == nil {
 		return true
 	}
@@ -432,21 +443,71 @@ func (l *Ledger) awaitCharge(r *store.Request, timeout time.Duration) bool {
 	}
 }
 
+// errMoves is the error of a call that has to wait too long for a charge in flight
+// to the bucket's previous owner.
+var errMoves = fmt.Errorf("%w: a charge is on its way to the previous shard", store.ErrNotExecuted)
+
+// awaitMoves waits, for the timeout at most, until no charge of the requests'
+// buckets is in flight to another owner than this view's store has for them. The
+// call that follows may copy a bucket from there, and the copy would lack the
+// charge.
+func (l *Ledger) awaitMoves(reqs []store.Request) error {
+	var timeout <-chan time.Time
+	for i := range reqs {
+		for {
+			arrived := l.arrival(&reqs[i], true)
+			if arrived == nil {
+				break
+			}
+			if timeout == nil {
+				timer := time.NewTimer(l.opts.Timeout)
+				defer timer.Stop()
+				timeout = timer.C
+			}
+			select {
+			case <-arrived:
+			case <-timeout:
+				return errMoves
+			}
+		}
+	}
+	return nil
+}
+
+// failedStates returns n states with an error.
+func failedStates(n int, err error) []store.State {
+	states := make([]store.State, n)
+	for i := range states {
+		states[i].Err = err
+	}
+	return states
+}
+
 // arrival returns a channel that is closed when the bucket's charge in flight is
-// answered, or nil if there is none.
-func (l *Ledger) arrival(r *store.Request) <-chan struct{} {
+// answered, or nil if there is none. If moves is set, it regards only a charge to
+// another owner.
+func (l *Ledger) arrival(r *store.Request, moves bool) <-chan struct{} {
 	e := l.find(r)
 	if e == nil {
 		return nil
 	}
 	defer e.page.mu.Unlock()
-	if !e.isSent() {
+	if !e.isSent() || moves && !l.moves(e, r) {
 		return nil
 	}
 	if e.pending.arrived == nil {
 		e.pending.arrived = make(chan struct{})
 	}
 	return e.pending.arrived
+}
+
+// moves reports whether a charge is in flight to another owner than this view's
+// store has for the bucket.
+func (l *Ledger) moves(e *entry, r *store.Request) bool {
+	if !e.isSent() || e.pending.via == l {
+		return false
+	}
+	return e.pending.via.store.Owner(r.ClientKey) != l.store.Owner(r.ClientKey)
 }
 
 // refuseUnclear refuses a request because the charge that decides about it is
@@ -479,11 +540,18 @@ func (l *Ledger) CheckAhead(ctx context.Context, r store.Request, maxWait time.D
 		e.page.mu.Unlock()
 		return st
 	}
-	was := e.asked
+	was, moves := e.asked, l.moves(e, &r)
 	e.asked = asked
 	e.page.mu.Unlock()
 	r.Primary = true
-	st := l.store.Check(ctx, []store.Request{r})[0]
+	reqs := []store.Request{r}
+	var st store.State
+	if moves {
+		st.Err = l.awaitMoves(reqs)
+	}
+	if st.Err == nil {
+		st = l.store.Check(ctx, reqs)[0]
+	}
 	now := l.books.now()
 	e = l.enter(&r, now)
 	defer e.page.mu.Unlock()

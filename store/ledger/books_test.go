@@ -306,3 +306,78 @@ func TestFlushIsTakenOver(t *testing.T) {
 		})
 	}
 }
+
+// slowCharges is a store whose charges take a while.
+type slowCharges struct {
+	*simulation
+	took time.Duration
+}
+
+func (s slowCharges) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
+	time.AfterFunc(s.took, func() { s.simulation.ChargeReported(reqs, report) })
+}
+
+// newOwner is a store in which the buckets of a slowCharges have another owner.
+// asked is called before each call.
+type newOwner struct {
+	*simulation
+	asked func()
+}
+
+func (newOwner) Owner(string) string { return "other shard" }
+
+func (s newOwner) Check(ctx context.Context, reqs []store.Request) []store.State {
+	s.asked()
+	return s.simulation.Check(ctx, reqs)
+}
+
+func (s newOwner) Take(ctx context.Context, reqs []store.Request) []store.State {
+	s.asked()
+	return s.simulation.Take(ctx, reqs)
+}
+
+// TestNewOwnerIsAskedAfterChargesInFlight checks that no call to a bucket's new owner, which may
+// copy the bucket from its previous owner, overtakes a charge in flight to that one. A call that
+// would have to wait for too long fails.
+func TestNewOwnerIsAskedAfterChargesInFlight(t *testing.T) {
+	asking := map[string]func(l *Ledger, r store.Request) store.State{
+		"check": func(l *Ledger, r store.Request) store.State { return admit(l, r) },
+		"take": func(l *Ledger, r store.Request) store.State {
+			return l.Take(t.Context(), []store.Request{r})[0]
+		},
+		"check in line": func(l *Ledger, r store.Request) store.State {
+			return l.CheckAhead(t.Context(), r, time.Minute)
+		},
+	}
+	for name, ask := range asking {
+		for took, fails := range map[time.Duration]bool{1520 * time.Millisecond: false, 20 * time.Second: true} {
+			t.Run(fmt.Sprintf("%s, charge of %v", name, took), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := newSimulation(1)
+					books := NewBooks(nil)
+					before := New(books, slowCharges{s, took}, Options{})
+					before.Run()
+					r := requestOf("alice", 100)
+					r.Primary = true
+					if st := admit(before, r); !st.Allowed {
+						t.Fatalf("the first request gets %+v", st)
+					}
+					before.Settle([]store.Request{r}, nil)
+					after := New(books, newOwner{s, func() {
+						if used := s.used(r); used != 1 {
+							t.Errorf("the new owner is asked when %d is spent at the previous one, want 1", used)
+						}
+					}}, Options{})
+					after.Run()
+					// What is known is too old to answer by.
+					time.Sleep(1500 * time.Millisecond)
+					st := ask(after, r)
+					if failed := errors.Is(st.Err, store.ErrNotExecuted); failed != fails || !failed && !st.Allowed {
+						t.Errorf("the request gets %+v, want an error: %t", st, fails)
+					}
+					time.Sleep(time.Minute)
+				})
+			})
+		}
+	}
+}

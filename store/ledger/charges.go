@@ -42,6 +42,8 @@ type pendingCharges struct {
 	sentCost     int64
 	// sentAt is when the charge was sent; expires is when its window is over.
 	sentAt, expires int64
+	// via is the view through whose store the charge was sent.
+	via *Ledger
 	// base is what was known when the charge was sent.
 	base algorithm.Known
 	// waiting is the next charge, or nil.
@@ -120,22 +122,21 @@ func (e *entry) addWaiting(r *store.Request, requests, expires int64) {
 // waiting for the store. held has what each request holds, if that differs from
 // its cost; nil means the costs. The caller must not change reqs afterwards.
 func (l *Ledger) Settle(reqs []store.Request, held []int64) {
-	now := l.books.now()
+	now, w := l.books.now(), l.writer()
 	if len(reqs) == 1 {
-		if e := l.settle(&reqs[0], holdOf(reqs, held, 0), now); e != nil {
-			l.deliver(reqs, e)
+		if e := l.settle(&reqs[0], holdOf(reqs, held, 0), now, w); e != nil {
+			w.deliver(reqs, e)
 		}
 		return
 	}
 	var due []store.Request
 	var entries []*entry
 	for i := range reqs {
-		if e := l.settle(&reqs[i], holdOf(reqs, held, i), now); e != nil {
+		if e := l.settle(&reqs[i], holdOf(reqs, held, i), now, w); e != nil {
 			due, entries = append(due, reqs[i]), append(entries, e)
 		}
 	}
 	if len(due) > 0 {
-		w := l.writer()
 		w.store.ChargeReported(due, func(i int, st store.State) { w.delivered(entries[i], &due[i], &st) })
 	}
 }
@@ -149,8 +150,8 @@ func holdOf(reqs []store.Request, held []int64, i int) int64 {
 }
 
 // settle ends what a request holds, and notes its charge. It returns the entry if
-// the charge is to be sent at once.
-func (l *Ledger) settle(r *store.Request, hold, now int64) *entry {
+// the charge is to be sent at once, through the view w.
+func (l *Ledger) settle(r *store.Request, hold, now int64, w *Ledger) *entry {
 	e := l.enter(r, now)
 	defer e.page.mu.Unlock()
 	e.hold(-hold)
@@ -167,37 +168,37 @@ func (l *Ledger) settle(r *store.Request, hold, now int64) *entry {
 	}
 	if e.pending == nil {
 		l.books.owing.Add(1)
-		e.pending = &pendingCharges{sent: true, sentRequests: 1, sentCost: r.Cost, sentAt: now, expires: expires, base: e.known}
+		e.pending = &pendingCharges{sent: true, sentRequests: 1, sentCost: r.Cost, sentAt: now, expires: expires, via: w, base: e.known}
 		return e
 	}
-	if w := e.pending.waiting; w != nil && w.expires <= now {
+	if older := e.pending.waiting; older != nil && older.expires <= now {
 		l.dropWaiting(e, ErrExpired)
 	}
 	e.addWaiting(r, 1, expires)
 	// The newer request has the limit that holds now.
-	w := e.pending.waiting
-	cost := w.req.Cost
-	w.req = *r
-	w.req.Cost = cost
+	merged := e.pending.waiting
+	cost := merged.req.Cost
+	merged.req = *r
+	merged.req.Cost = cost
 	return nil
 }
 
-// deliver sends a charge that is noted as sent.
+// deliver sends a charge that is noted as sent through the view.
 func (l *Ledger) deliver(reqs []store.Request, e *entry) {
-	w := l.writer()
-	w.store.ChargeReported(reqs, func(_ int, st store.State) { w.delivered(e, &reqs[0], &st) })
+	l.store.ChargeReported(reqs, func(_ int, st store.State) { l.delivered(e, &reqs[0], &st) })
 }
 
 // delivered takes in the outcome of a charge, and sends the next one.
 func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) {
-	if next := l.conclude(e, r, st); next != nil {
-		l.deliver(next, e)
+	w := l.writer()
+	if next := l.conclude(e, r, st, w); next != nil {
+		w.deliver(next, e)
 	}
 }
 
-// conclude takes in the outcome of a charge, and returns the next one. An entry
-// with pending charges stays in the books.
-func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State) []store.Request {
+// conclude takes in the outcome of a charge, and returns the next one, which goes
+// through the view w. An entry with pending charges stays in the books.
+func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State, w *Ledger) []store.Request {
 	e.page.mu.Lock()
 	defer e.page.mu.Unlock()
 	now := l.books.now()
@@ -251,7 +252,7 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State) []store.R
 		}
 		return nil
 	}
-	return l.sendNext(e, now)
+	return w.sendNext(e, now)
 }
 
 // noteSoleWriter notes whether the primary's reply counts the charge on top of
@@ -279,7 +280,7 @@ func (e *entry) suspect(r *store.Request, cost, storeNow int64) {
 	e.known = e.pending.onBase(r, cost, e.known, storeNow)
 }
 
-// sendNext notes the waiting charge as sent, and returns it.
+// sendNext notes the waiting charge as sent through the view, and returns it.
 func (l *Ledger) sendNext(e *entry, now int64) []store.Request {
 	p := e.pending
 	w := p.waiting
@@ -289,7 +290,7 @@ func (l *Ledger) sendNext(e *entry, now int64) []store.Request {
 		return nil
 	}
 	p.sent, p.sentRequests, p.sentCost, p.sentAt, p.expires = true, w.requests, w.req.Cost, now, w.expires
-	p.base = e.known
+	p.via, p.base = l, e.known
 	return []store.Request{w.req}
 }
 

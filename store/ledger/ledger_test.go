@@ -142,15 +142,15 @@ func TestNewerAnswersStay(t *testing.T) {
 	e := own
 	e.hear(&r, word(3), 1, 1)
 	own.page.mu.Unlock()
-	l.settle(&r, 0, 2)
+	l.settle(&r, 0, 2, l)
 	e.hear(&r, word(7), 3, 3)
-	l.conclude(e, &r, word(5))
+	l.conclude(e, &r, word(5), l)
 	if used := e.known.Content[0]; used != 7 {
 		t.Errorf("known is a count of %d, want the primary's 7", used)
 	}
 	// The reply to a charge sent later does.
-	l.settle(&r, 0, 4)
-	l.conclude(e, &r, word(6))
+	l.settle(&r, 0, 4, l)
+	l.conclude(e, &r, word(6), l)
 	if used := e.known.Content[0]; used != 6 {
 		t.Errorf("known is a count of %d, want the 6 of the last reply", used)
 	}

@@ -13,7 +13,7 @@ import (
 // takes nothing from the others, and their states are zero. Requests with a batch
 // are served from tokens taken in advance.
 func (l *Ledger) Take(ctx context.Context, reqs []store.Request) []store.State {
-	t := taking{call{ledger: l, ctx: ctx, reqs: reqs, states: make([]store.State, len(reqs))}}
+	t := taking{call: call{ledger: l, ctx: ctx, reqs: reqs, states: make([]store.State, len(reqs))}}
 	if !t.refuseKnown() {
 		t.run()
 	}
@@ -21,7 +21,11 @@ func (l *Ledger) Take(ctx context.Context, reqs []store.Request) []store.State {
 }
 
 // taking is one call of Take.
-type taking struct{ call }
+type taking struct {
+	call
+	// moves is set if a charge is in flight to another owner of some bucket.
+	moves bool
+}
 
 // refuseKnown sets the states of requests that are refused without a call, and
 // reports whether there are any.
@@ -34,6 +38,7 @@ func (t *taking) refuseKnown() (refused bool) {
 		if e == nil {
 			continue
 		}
+		t.moves = t.moves || t.ledger.moves(e, r)
 		if rest, isServed := e.rest(r, now); !isServed {
 			was := e.asked
 			if t.ledger.refusesTake(e, &rest, &t.states[i], now) {
@@ -171,7 +176,7 @@ func (t *taking) take(own, fetches []int) (again []int) {
 			reqs = append(reqs, l.batch(&t.reqs[i]))
 		}
 	}
-	for n, st := range l.store.Take(t.ctx, reqs) {
+	for n, st := range t.ask(reqs) {
 		l.hearTake(&reqs[n], &st, asked)
 		if n < len(own) {
 			if borrowed != nil {
@@ -185,6 +190,16 @@ func (t *taking) take(own, fetches []int) (again []int) {
 		}
 	}
 	return again
+}
+
+// ask takes from the store.
+func (t *taking) ask(reqs []store.Request) []store.State {
+	if t.moves {
+		if err := t.ledger.awaitMoves(reqs); err != nil {
+			return failedStates(len(reqs), err)
+		}
+	}
+	return t.ledger.store.Take(t.ctx, reqs)
 }
 
 func hasBatch(r store.Request) bool { return r.Batch != 0 }

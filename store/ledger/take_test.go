@@ -491,7 +491,7 @@ func newOvertaken(t *testing.T) *batches {
 
 // refusedTake is a take that the store refused with that much remaining.
 func (b *batches) refusedTake(remaining int64, reqs ...store.Request) *taking {
-	t := &taking{call{ledger: b.ledgers[0], ctx: context.Background(), reqs: reqs}}
+	t := &taking{call: call{ledger: b.ledgers[0], ctx: context.Background(), reqs: reqs}}
 	for range reqs {
 		t.states = append(t.states, store.State{Limit: b.events, Used: b.events - remaining, Remaining: remaining, RetryAfter: 1})
 	}
