@@ -81,7 +81,8 @@ func (a *App) Start() error {
 	return nil
 }
 
-// Stop implements [caddy.App].
+// Stop does nothing: Cleanup, which Caddy calls after Stop and also for a config
+// that never started, leaves the stores.
 func (*App) Stop() error { return nil }
 
 // Cleanup implements [caddy.CleanerUpper]. Running requests keep their stores open

@@ -4,7 +4,7 @@
 // It consists of the HTTP handler [Handler] (http.handlers.rate_limit,
 // Caddyfile directive rate_limit), the app [App] (rate_limit, Caddyfile global
 // option rate_limit) that holds the stores all handlers share, and the stores
-// [MemoryStore] and [RedisStore] in the namespace rate_limit.stores.
+// [memorystore.Store] and [redisstore.Store] in the namespace rate_limit.stores.
 package shardlimit
 
 import (
@@ -30,6 +30,6 @@ func init() {
 	httpcaddyfile.RegisterHandlerDirective("rate_limit", parseDirective)
 	httpcaddyfile.RegisterDirectiveOrder("rate_limit", httpcaddyfile.Before, "basic_auth")
 
-	// Only here all modules, which Caddy unloads in random order, are unloaded.
+	// Caddy unloads modules in random order; only OnExit runs after all of them.
 	caddy.OnExit(func(context.Context) { stores.End(caddy.Log().Named("rate_limit")) })
 }

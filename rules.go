@@ -219,3 +219,42 @@ func (z *Zone) validateEnforce() error {
 
 // isPercent reports whether f is from 0 to 100, which NaN is not.
 func isPercent(f float64) bool { return f >= 0 && f <= 100 }
+
+func (z *Zone) validateBatch() error {
+	batch, err := z.Batch.parse()
+	if err != nil {
+		return err
+	}
+	if batch != 0 {
+		if err := z.validateBatchOf(batch); err != nil {
+			return err
+		}
+	}
+	switch {
+	case z.BatchShare < 0 || z.BatchShare > 100:
+		return option.Errorf("batch_share", "%d: it must be from 1 to 100 percent", z.BatchShare)
+	case z.BatchShare > 0 && batch != store.BatchAuto:
+		return option.Errorf("batch_share", "needs batch auto: write it, or remove batch_share")
+	}
+	return nil
+}
+
+// validateBatchOf returns an error if the zone cannot have batches of that size.
+func (z *Zone) validateBatchOf(batch int64) error {
+	switch a := z.algorithm(); a {
+	case store.FixedWindow, store.SlidingWindow:
+	case store.GCRA:
+		return option.Errorf("batch", "does not go with gcra, for it would defeat its smoothness: remove it, or use fixed_window or sliding_window")
+	default:
+		return option.Errorf("batch", "does not go with %s, which keeps events one by one: remove it, or use fixed_window or sliding_window", a)
+	}
+	switch events, err := z.Events.number(); {
+	case z.Charge != limiter.ChargeBefore:
+		return option.Errorf("batch", "needs charge before: write it, or remove batch")
+	case len(z.Reserves) > 0:
+		return option.Errorf("batch", "does not go with reserve, for what is reserved could not be kept apart: remove one")
+	case err == nil && batch > events:
+		return option.Errorf("batch", "%d: it must be at most events, which is %d", batch, events)
+	}
+	return nil
+}

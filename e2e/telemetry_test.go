@@ -199,7 +199,7 @@ func TestEventsAreEmitted(t *testing.T) {
 	must(t, "kill", servers[0].Primary.Kill())
 	eventually(t, "an event reports the server down", func() error {
 		_ = c.Get("/")
-		return want("emitted", strings.Contains(c.Logs.String(), "event rate_limit_shard_down rate_limit.stores.redis map[address:"+servers[0].Primary.Addr()+" role:charges shard:a store:default]"), true)
+		return want("emitted", strings.Contains(c.Logs.String(), "event rate_limit_shard_down rate_limit.stores.redis map[address:"+servers[0].Primary.Addr()+" purpose:charges shard:a store:default]"), true)
 	})
 	must(t, "restart", servers[0].Primary.Restart())
 	eventually(t, "an event reports the server up", func() error {

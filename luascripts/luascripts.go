@@ -37,14 +37,6 @@ var (
 	//go:embed bundle.lua
 	bundle string
 
-	// Dump and Restore migrate a bucket to another server.
-
-	//go:embed dump.lua
-	Dump string
-
-	//go:embed restore.lua
-	Restore string
-
 	//go:embed members.lua
 	members string
 
@@ -62,6 +54,15 @@ var (
 
 	//go:embed concurrency.lua
 	concurrency string
+)
+
+// Whole scripts, which migrate a bucket to another server.
+var (
+	//go:embed dump.lua
+	Dump string
+
+	//go:embed restore.lua
+	Restore string
 )
 
 // script makes body, which handles one bucket, a function, and appends the code that

@@ -64,17 +64,17 @@ func (m *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-// OpenStore implements [stores.StoreModule].
+// OpenStore implements [stores.Module].
 func (m *Store) OpenStore(name string) (store.Store, error) {
 	m.name = name
 	pooled, _ := stores.Pool.LoadOrStore(bucketsKey(name), pooledBuckets{memory.NewBuckets()})
 	return memory.New(pooled.(pooledBuckets).Buckets, memory.Options{MaxKeys: m.MaxKeys}), nil
 }
 
-// CloseStore implements [stores.StoreModule].
+// CloseStore implements [stores.Module].
 func (m *Store) CloseStore() { _, _ = stores.Pool.Delete(bucketsKey(m.name)) }
 
-// OnErrorDefault implements [stores.StoreModule]. Memory always answers.
+// OnErrorDefault implements [stores.Module]. Memory always answers.
 func (*Store) OnErrorDefault() string { return stores.OnErrorAllow }
 
 // bucketsKey is the key in the pool of the buckets of the store with that name.

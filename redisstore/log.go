@@ -66,8 +66,8 @@ func (l *shardLog) log(logger *zap.Logger, e redis.Event) {
 	if e.Addr != "" {
 		logger = logger.With(zap.String("address", e.Addr))
 	}
-	if e.Role != "" {
-		logger = logger.With(zap.String("role", string(e.Role)))
+	if e.Purpose != "" {
+		logger = logger.With(zap.String("purpose", string(e.Purpose)))
 	}
 	if e.Err != nil {
 		logger = logger.With(zap.Error(e.Err))
@@ -120,7 +120,7 @@ func (l *shardLog) emit(shard string, e redis.Event) {
 	select {
 	case l.queue <- func() {
 		l.events.Emit(kind, map[string]any{
-			"store": l.name, "shard": shard, "address": e.Addr, "role": string(e.Role),
+			"store": l.name, "shard": shard, "address": e.Addr, "purpose": string(e.Purpose),
 		})
 	}:
 	default:

@@ -25,10 +25,10 @@ func TestEveryEventLogsALine(t *testing.T) {
 		event redis.Event
 		want  string
 	}{
-		{redis.Event{Kind: redis.ServerDown, Addr: "redis-a:6379", Role: redis.RoleCharges, Err: fault}, "warn server is left out map[address:redis-a:6379 error:no role:charges shard:a store:default]"},
-		{redis.Event{Kind: redis.ServerUp, Addr: "redis-a:6379", Role: redis.RoleChecks}, "info server is back map[address:redis-a:6379 role:checks shard:a store:default]"},
-		{redis.Event{Kind: redis.ReplicaLags, Addr: "redis-a:6379", Role: redis.RoleChecks, Err: fault}, "warn replica lags and is left out map[address:redis-a:6379 error:no role:checks shard:a store:default]"},
-		{redis.Event{Kind: redis.ReplicaCaughtUp, Addr: "redis-a:6379", Role: redis.RoleChecks}, "info replica has caught up map[address:redis-a:6379 role:checks shard:a store:default]"},
+		{redis.Event{Kind: redis.ServerDown, Addr: "redis-a:6379", Purpose: redis.PurposeCharges, Err: fault}, "warn server is left out map[address:redis-a:6379 error:no purpose:charges shard:a store:default]"},
+		{redis.Event{Kind: redis.ServerUp, Addr: "redis-a:6379", Purpose: redis.PurposeChecks}, "info server is back map[address:redis-a:6379 purpose:checks shard:a store:default]"},
+		{redis.Event{Kind: redis.ReplicaLags, Addr: "redis-a:6379", Purpose: redis.PurposeChecks, Err: fault}, "warn replica lags and is left out map[address:redis-a:6379 error:no purpose:checks shard:a store:default]"},
+		{redis.Event{Kind: redis.ReplicaCaughtUp, Addr: "redis-a:6379", Purpose: redis.PurposeChecks}, "info replica has caught up map[address:redis-a:6379 purpose:checks shard:a store:default]"},
 		{redis.Event{Kind: redis.PrimaryChanged, Addr: "redis-a:6379"}, "info shard has another primary map[address:redis-a:6379 shard:a store:default]"},
 		{redis.Event{Kind: redis.DiscoveryFailed, Err: fault}, "warn servers cannot be found map[error:no shard:a store:default]"},
 		{redis.Event{Kind: redis.Discovered}, "info servers are found again map[shard:a store:default]"},

@@ -174,7 +174,7 @@ func (s *Store) provision(repl *caddy.Replacer) (err error) {
 	return nil
 }
 
-// OpenStore implements [stores.StoreModule].
+// OpenStore implements [stores.Module].
 func (s *Store) OpenStore(name string) (_ store.Store, err error) {
 	var opened openShards
 	defer func() {
@@ -252,8 +252,8 @@ func (s *Store) membersOf(storeName string, pooled map[string]pooledShard) (memb
 	return members, previous, nil
 }
 
-// CloseStore implements [stores.StoreModule]. Waiting charges are delivered in the
-// background or, when the process ends, before CloseStore returns.
+// CloseStore implements [stores.Module]. It ends one use of the shards; the last use
+// of a shard flushes it in the background, and [stores.End] waits for that.
 func (s *Store) CloseStore() {
 	s.mu.Lock()
 	closed := s.open[0]
@@ -278,7 +278,7 @@ func (s *Store) LedgerOptions(name string) ledger.Options {
 // NewBuckets implements [stores.NewcomerConfig].
 func (s *Store) NewBuckets() int { return s.MaxNewBuckets }
 
-// OnErrorDefault implements [stores.StoreModule].
+// OnErrorDefault implements [stores.Module].
 func (s *Store) OnErrorDefault() string {
 	return cmp.Or(s.OnError, stores.OnErrorAllow)
 }

@@ -11,13 +11,13 @@ const (
 	RoleReplica Role = "replica"
 )
 
-// Sharded is a Store that can describe its shards.
+// Sharded is a Store that reports the state of its shards.
 type Sharded interface {
-	// Shards describes them by what has been observed, without a call.
+	// Shards returns the state, from calls made so far; it makes none.
 	Shards() []Shard
 }
 
-// Shard is how a shard is.
+// Shard is the state of a shard.
 type Shard struct {
 	// Name is the shard's, Kind how its servers are found: static, sentinel or
 	// cluster.
@@ -30,7 +30,7 @@ type Shard struct {
 	Servers []Server
 }
 
-// ServerState says whether a server is used.
+// ServerState says whether calls of a server are made.
 type ServerState string
 
 // The states of servers.
@@ -51,7 +51,7 @@ const (
 // ServerStates are all of them.
 var ServerStates = []ServerState{ServerUp, ServerUnmet, ServerLeftOut, ServerLagging, ServerForeign}
 
-// Server is how a server is.
+// Server is the state of a server.
 type Server struct {
 	// Address is where it is reached.
 	Address string
@@ -67,7 +67,7 @@ type Server struct {
 	Lanes []Lane
 }
 
-// Lane is how the way to a server for one purpose is.
+// Lane is the state of the connections to a server for one purpose.
 type Lane struct {
 	// Purpose is what it is for: checks or charges.
 	Purpose string
@@ -88,13 +88,12 @@ const BreakerClosed = "closed"
 // IsUp reports whether calls are made.
 func (l *Lane) IsUp() bool { return l.Breaker == BreakerClosed }
 
-// Pool is how connections are used.
+// Pool is the state of a pool of connections.
 type Pool struct {
-	// Connections and Idle are how many there are, and how many of these wait
-	// for use.
+	// Connections is their number, and Idle how many of them are not in use.
 	Connections, Idle int64
-	// Hits and Misses are how often one was there that was wanted, or had to be
-	// made. Timeouts are how often none became free in time. Stale are those
-	// that were found broken.
+	// Hits counts the calls that found an idle connection, Misses those that made
+	// one, and Timeouts those that got none in time. Stale counts the broken
+	// connections that were found.
 	Hits, Misses, Timeouts, Stale int64
 }

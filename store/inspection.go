@@ -9,17 +9,16 @@ type Inspector interface {
 	Inspect(ctx context.Context, r Request) Inspection
 }
 
-// Inspection is what there is of a bucket.
+// Inspection shows where a bucket is kept, and with what content.
 type Inspection struct {
 	// Shard is the name of the shard that keeps the bucket; empty if the store
 	// has none.
 	Shard string
-	// Copies are what each server has, the primary first.
+	// Copies are those of the servers, the primary first.
 	Copies []Copy
-	// Former is the same of the shard that kept the bucket before a resharding,
-	// or nil.
-	Former *Inspection
-	// Account is what this process knows, or nil.
+	// Previous shows the shard that kept the bucket before a resharding, or is nil.
+	Previous *Inspection
+	// Account is what this process knows of the bucket, or nil.
 	Account *Account
 }
 
@@ -60,8 +59,7 @@ type Account struct {
 // Resetter is a Store that can empty buckets.
 type Resetter interface {
 	// Reset empties the request's bucket wherever it is kept, so that its client
-	// begins anew. What is on its way may be counted in the new one. An error
-	// means that the bucket may be there still, and that nothing was forgotten
-	// of what is known of it.
+	// begins anew. Charges in flight may count in the new bucket. After an error the
+	// bucket may still exist, and what this process knows of it stays.
 	Reset(ctx context.Context, r Request) error
 }

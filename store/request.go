@@ -5,7 +5,7 @@ type Request struct {
 	// Limit is the bucket's limit; it must not be nil, nor change while a call
 	// runs. Equal limits are the same limit.
 	Limit *Limit
-	// ClientKey is whose bucket it is, any bytes.
+	// ClientKey identifies the client, by any bytes.
 	ClientKey string
 	// Events is how many events the window admits for this client, from 1 to
 	// MaxInteger. It is not part of the bucket: changing it keeps the count.
@@ -19,8 +19,8 @@ type Request struct {
 	// Ahead is what is waiting to be spent before this request: a Check asks
 	// for as much more. It is 0 for the other operations.
 	Ahead int64
-	// Primary makes a Check ask for the word of the server that is written to.
-	// Only where that cannot answer may one that lags behind do so.
+	// Primary makes a Check ask the primary; a replica answers only if the primary
+	// cannot.
 	Primary bool
 	// Cost is what the request spends, or gets back, from 0 to MaxInteger.
 	Cost int64
@@ -33,7 +33,7 @@ type Request struct {
 	// ID distinguishes this request from all others where events are kept one by one:
 	// under [SlidingLog] and [Concurrency], which need it to spend and to refund.
 	ID string
-	// Receipt is what the Take returned that a Refund takes back.
+	// Receipt is the State.Receipt of the Take that a Refund undoes.
 	Receipt Receipt
 	// Until is the instant at which a penalty ends.
 	Until int64

@@ -31,8 +31,8 @@ type State struct {
 	// is no earlier than the penalty's end. It is 0 under [Concurrency], which
 	// has no such instant.
 	Reset int64
-	// ResetOtherwise is what Reset would be if the cost were spent that was
-	// not, or were not spent that was.
+	// ResetOtherwise is Reset in the other case: without the request's cost if that
+	// was spent, with it if it was not. Settling uses it.
 	ResetOtherwise int64
 	// RetryAfter is how long a refused client has to wait, by the clock that
 	// decided, or Never; zero if Allowed.

@@ -30,12 +30,12 @@ var ErrFinal = fmt.Errorf("%w, and trying again does not help", ErrNotExecuted)
 var ErrUncertain = errors.New("outcome unknown")
 
 // Store keeps buckets. Every method answers each request at the same place of
-// the returned slice. A refusal is a value of [State]; [State.Err] is set only
-// where the backend failed for that one bucket, and one bucket's failure
-// leaves the other answers standing.
+// the returned slice. That a request does not fit is no error: State.Allowed is
+// false. [State.Err] is set only where the backend failed for that one bucket, and
+// the failure of one bucket spoils no other answer.
 //
-// Stores are safe for concurrent use. A context that ends makes the waiting
-// end with State.Err set; what was already on its way stays.
+// Stores are safe for concurrent use. When a context ends, the waiting ends with
+// State.Err set; what was sent may still run.
 type Store interface {
 	// Check reports whether each request's cost would fit, and spends nothing. It may
 	// read a replica, so it may lag behind. Where a window has to be opened for there
@@ -55,10 +55,9 @@ type Store interface {
 	// refund of it takes.
 	Take(ctx context.Context, reqs []Request) []State
 
-	// Refund gives back each request's cost, all or a part of what a Take spent that
-	// returned the request's Receipt and had the same ID. What the passing of time has
-	// given back already is not given back again. The caller must not ask for more than
-	// it took.
+	// Refund gives back all or a part of what an earlier Take spent; the request has
+	// that Take's Receipt and ID. What the passing of time has given back is not given
+	// back again. The store does not check that no more is given back than was taken.
 	Refund(ctx context.Context, reqs []Request) []State
 }
 
@@ -93,8 +92,8 @@ type Penalizer interface {
 	// unless it is under a penalty already. Buckets of [SlidingLog] and
 	// [Concurrency] know no penalty.
 	Penalize(ctx context.Context, reqs []Request) []State
-	// PenalizeDetached is Penalize without the states; it is to [Detacher]'s
-	// terms.
+	// PenalizeDetached is Penalize without the states; the rules of [Detacher]
+	// hold.
 	PenalizeDetached(reqs []Request)
 }
 

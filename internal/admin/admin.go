@@ -1,6 +1,6 @@
 // Package admin answers /rate_limit/ on Caddy's admin endpoint, as the Caddy
 // module admin.api.rate_limit ([API]), and collects the metrics of the stores'
-// state. The types of the answers are in package answer; the commands and the
+// state. The types of the answers are in internal/adminapi; the commands and the
 // page that show them are in cli and ui.
 //
 // It imports internal/limiter and internal/stores, and asks the app of the

@@ -67,8 +67,8 @@ func inspect(running runningConfig, r *http.Request) (any, error) {
 		req := s.About(b)
 		found := inspector.Inspect(r.Context(), req)
 		bucket := adminapi.Bucket{BucketName: b, Copies: *copiesOf(&found), Ledger: (*adminapi.Account)(found.Account)}
-		if found.Former != nil {
-			bucket.Former = copiesOf(found.Former)
+		if found.Previous != nil {
+			bucket.Previous = copiesOf(found.Previous)
 		}
 		if local := s.open.Local.Buckets.Inspect(r.Context(), req).Copies[0]; local.Exists {
 			bucket.Local = stateOf(&local.State)
@@ -153,8 +153,8 @@ func mayHold(ctx context.Context, open *stores.Opened, req store.Request) bool {
 		return true
 	}
 	copies := found.Copies
-	if found.Former != nil {
-		copies = append(copies, found.Former.Copies...)
+	if found.Previous != nil {
+		copies = append(copies, found.Previous.Copies...)
 	}
 	return slices.ContainsFunc(copies, func(c store.Copy) bool { return c.Exists || c.State.Err != nil })
 }

@@ -145,8 +145,8 @@ type BucketName struct {
 type Bucket struct {
 	BucketName
 	Copies
-	// Former has the copies of the shard that kept the bucket before a resharding.
-	Former *Copies `json:"former,omitempty"`
+	// Previous has the copies of the shard that kept the bucket before a resharding.
+	Previous *Copies `json:"former,omitempty"`
 	// Local is the count that this process made while the store did not answer.
 	Local *State `json:"local,omitempty"`
 	// Ledger is what this process knows of the bucket beyond the store's count.

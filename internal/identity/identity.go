@@ -9,7 +9,8 @@ import (
 	"hash/maphash"
 )
 
-// maxKey is the length up to which client keys are kept as they are.
+// maxKey is the length up to which client keys are kept as they are. The limiter
+// has shortened very long ones; this bound keeps the memory of any caller small.
 const maxKey = 64
 
 // ID is a bucket's identity.

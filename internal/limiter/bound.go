@@ -36,8 +36,8 @@ func (z *Zone) countIn(in int, handle *stores.Handle) {
 	z.bound[in] = boundZone{z, state, in, handle, cmp.Or(z.OnError, handle.OnError)}
 }
 
-// boundFor returns the zone in the store in which the client is counted.
-func (z *Zone) boundFor(clientKey string, rollout *Rollout) *boundZone {
+// storeOf returns the zone in the store in which the client is counted.
+func (z *Zone) storeOf(clientKey string, rollout *Rollout) *boundZone {
 	if rollout.moves(clientKey) {
 		return &z.bound[rolloutStore]
 	}
@@ -49,13 +49,13 @@ type Rollout struct {
 	Store *stores.Handle
 	// Percent is from 0 to 100.
 	Percent float64
-	// bound is how many cohorts are moved.
-	bound uint64
+	// moved is how many cohorts are in the other store.
+	moved uint64
 }
 
 // moves reports whether the client is counted in the other store.
 func (o *Rollout) moves(clientKey string) bool {
-	return o != nil && cohortOf(rolloutSalt, clientKey) < o.bound
+	return o != nil && cohortOf(rolloutSalt, clientKey) < o.moved
 }
 
 // enforces reports whether the zone refuses this client, and does not only observe
@@ -84,8 +84,8 @@ func cohortOf(salt uint64, clientKey string) uint64 {
 	return d.Sum64() % cohorts
 }
 
-// boundOf returns how many cohorts a share of the clients is.
-func boundOf(percent float64) uint64 { return uint64(math.Round(percent / 100 * cohorts)) }
+// cohortsIn returns how many cohorts a share of the clients is.
+func cohortsIn(percent float64) uint64 { return uint64(math.Round(percent / 100 * cohorts)) }
 
 // ZoneID identifies a zone in a store.
 type ZoneID struct{ Store, Zone string }

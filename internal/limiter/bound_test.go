@@ -10,7 +10,7 @@ import (
 
 // rolloutTo returns a rollout of percent, ready for use.
 func rolloutTo(percent float64) *Rollout {
-	return &Rollout{Percent: percent, bound: boundOf(percent)}
+	return &Rollout{Percent: percent, moved: cohortsIn(percent)}
 }
 
 // TestRolloutMovesTheSameClientsAlways: other cohorts would move other clients in an

@@ -23,7 +23,7 @@ type evaluation struct {
 	zones   []*boundZone
 	reqs    []store.Request
 	states  []store.State
-	// spends is nil as long as nothing was done beyond a check.
+	// spends is nil until a zone holds the cost in flight, takes it or fails.
 	spends []spend
 	refs   [maxStores]ref
 	// split is set if the zones do not all count in the same store.
@@ -404,7 +404,7 @@ func (e *evaluation) noteTaken(takes []int) {
 		case st.Err == nil && st.Allowed:
 			e.spendOf(i).taken = true
 			e.reqs[i].Receipt = st.Receipt
-		case e.declines(i):
+		case e.hasNoRoom(i):
 			e.open(i).NoteFull(&e.reqs[i], st, e.limiter.Now())
 		}
 	}

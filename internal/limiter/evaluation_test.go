@@ -49,7 +49,7 @@ func TestStoreThatDoesNotOpen(t *testing.T) {
 				// The clients are the same for all requests, and one is moved.
 				place := func(z *Zone) uint64 { return cohortOf(rolloutSalt, z.clientKey(caddy.NewReplacer(), h)) }
 				slices.SortFunc(h.Zones, func(a, b *Zone) int { return cmp.Compare(place(a), place(b)) })
-				moved.bound = place(h.Zones[1])
+				moved.moved = place(h.Zones[1])
 
 				w := httptest.NewRecorder()
 				r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), caddy.NewReplacer(), w, nil)

@@ -145,7 +145,7 @@ func (t *tracker) setFields(h http.Header) {
 		for i, z := range e.zones {
 			policies = append(policies, policyItem(z.Name, &e.reqs[i]))
 			if o := e.outcome(i); o != telemetry.Undecided && e.states[i].Err == nil {
-				limits = append(limits, limitItem(z.Name, &e.states[i], e.declines(i)))
+				limits = append(limits, limitItem(z.Name, &e.states[i], e.hasNoRoom(i)))
 			}
 		}
 	}

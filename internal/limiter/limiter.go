@@ -1,13 +1,13 @@
 // Package limiter takes one request through the zones of a handler.
 //
 // A [Limiter], which New makes of a [Config], serves the requests of one handler.
-// Its tracker collects an evaluation from each handler that a request passes; the
-// evaluation asks the stores of its zones, waits if the zones hold requests, and
-// settles once the status of the response is known. A [Simulation] asks without
-// counting.
+// Each request has one tracker, however many handlers it passes; each handler adds
+// an evaluation to it: the zones that match there. An evaluation asks the stores,
+// waits if a zone has max_wait, and settles once the status of the response is
+// known. A [Simulation] asks without counting.
 //
 // The package imports internal/stores, internal/telemetry, internal/option,
-// internal/identity and store/**.
+// internal/adminapi, internal/identity and store/**.
 package limiter
 
 import (
@@ -62,7 +62,7 @@ type Limiter struct {
 func New(c Config) (*Limiter, error) {
 	l := &Limiter{Config: c}
 	if c.Rollout != nil {
-		c.Rollout.bound = boundOf(c.Rollout.Percent)
+		c.Rollout.moved = cohortsIn(c.Rollout.Percent)
 	}
 	for _, z := range c.Zones {
 		z.prepare()
@@ -95,6 +95,7 @@ func (l *Limiter) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if t == nil {
 		repl.Map(placeholders(r))
 	}
+	// An outer handler wraps the writer already, and settles for this one too.
 	nested := t != nil && !t.settled
 	t, e, err := l.collect(t, w, r, repl)
 	switch {
@@ -103,7 +104,7 @@ func (l *Limiter) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	case e == nil:
 		return next.ServeHTTP(w, r)
 	case !nested:
-		err = t.serve(l, e, w, r, next)
+		err = l.serve(t, e, w, r, next)
 		return l.answer(t, e, w, r, err)
 	}
 	if err := l.admit(t, e, w, r); err != nil {
@@ -136,7 +137,7 @@ func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 		if req.Events == unlimited {
 			continue
 		}
-		bound := z.boundFor(req.ClientKey, l.Rollout)
+		bound := z.storeOf(req.ClientKey, l.Rollout)
 		if t != nil && t.counts(bound, &req) {
 			continue
 		}
@@ -154,6 +155,29 @@ func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 	return t, e, nil
 }
 
+// serve admits e, the first evaluation of t, runs the rest of the chain if the
+// request may pass, and settles, at the latest when the chain ends.
+func (l *Limiter) serve(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	defer func() {
+		// The chain panicked: the request was made, and the server failed.
+		if !t.settled {
+			t.settle(http.StatusInternalServerError)
+		}
+		t.end()
+	}()
+	err := l.admit(t, e, w, r)
+	if err == nil {
+		err = next.ServeHTTP(t, r)
+	}
+	if err != nil {
+		// Error routes write to the outer writer; it has the same headers.
+		t.commit(statusOf(err))
+	} else {
+		t.commit(http.StatusOK)
+	}
+	return err
+}
+
 var errStoreDown = errors.New("rate limit store cannot answer, and on_error is deny")
 
 // admit asks the stores of e, and returns nil if the request may pass.
@@ -161,7 +185,11 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 	e.enter()
 	if !e.refusesOutright() {
 		e.divert(r.Context())
-		if err := e.askInTurn(r); err != nil {
+		ask := e.ask
+		if e.anyZone(e.letsWait) {
+			ask = e.askInTurn
+		}
+		if err := ask(r); err != nil {
 			t.refusal = e
 			return err
 		}
@@ -169,7 +197,7 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 	e.penalize()
 	e.count()
 	for _, i := range e.observed {
-		if e.declines(i) {
+		if e.hasNoRoom(i) {
 			l.reportRefusal(e, i, r)
 		}
 	}

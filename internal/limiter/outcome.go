@@ -12,7 +12,7 @@ import (
 func (e *evaluation) penalize() {
 	for i, z := range e.zones {
 		st := &e.states[i]
-		if z.Penalty == 0 || !e.declines(i) || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
+		if z.Penalty == 0 || !e.hasNoRoom(i) || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
 			continue
 		}
 		st.Penalty = st.Now + z.Penalty.Microseconds()
@@ -65,7 +65,7 @@ func (e *evaluation) outcome(i int) telemetry.Outcome {
 		return telemetry.ErrorAllowed
 	case e.refuses(i):
 		return telemetry.Refused
-	case e.declines(i):
+	case e.hasNoRoom(i):
 		return telemetry.WouldRefuse
 	default:
 		return telemetry.Allowed
@@ -104,14 +104,14 @@ func (e *evaluation) reason(i int) string {
 	}
 }
 
-// declines reports whether zone i found no room, which refuses the request if the
+// hasNoRoom reports whether zone i found no room, which refuses the request if the
 // zone is enforced for the client.
-func (e *evaluation) declines(i int) bool {
+func (e *evaluation) hasNoRoom(i int) bool {
 	return e.states[i].Err == nil && e.wasAsked(i) && !e.states[i].Allowed
 }
 
 // refuses reports whether zone i refuses the request.
-func (e *evaluation) refuses(i int) bool { return e.declines(i) && !e.observes(i) }
+func (e *evaluation) refuses(i int) bool { return e.hasNoRoom(i) && !e.observes(i) }
 
 // deniesByError reports whether zone i ends the request because its store failed.
 func (e *evaluation) deniesByError(i int) bool {
@@ -125,4 +125,27 @@ func wait(st *store.State) int64 {
 		return 0
 	}
 	return st.RetryAfter.Microseconds()
+}
+
+const (
+	rankError = iota + 1
+	rankAllowed
+	rankWouldRefuse
+	rankRefused
+)
+
+// rank returns how much zone i matters for the request; 0 if not at all.
+func (e *evaluation) rank(i int) int {
+	switch e.outcome(i) {
+	case telemetry.Refused, telemetry.ErrorRefused:
+		return rankRefused
+	case telemetry.WouldRefuse:
+		return rankWouldRefuse
+	case telemetry.Allowed:
+		return rankAllowed
+	case telemetry.ErrorAllowed:
+		return rankError
+	default:
+		return 0
+	}
 }

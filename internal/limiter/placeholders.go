@@ -89,7 +89,7 @@ func (e *evaluation) placeholder(i int, name string) any {
 	case "used":
 		return st.Used
 	case "wait":
-		if !e.declines(i) || wait(st) == 0 {
+		if !e.hasNoRoom(i) || wait(st) == 0 {
 			return nil
 		}
 		return ceilSeconds(wait(st))
@@ -137,29 +137,6 @@ func (t *tracker) reported() (*evaluation, int) {
 		}
 	}
 	return best, at
-}
-
-const (
-	rankError = iota + 1
-	rankAllowed
-	rankWouldRefuse
-	rankRefused
-)
-
-// rank returns how much zone i matters for the request; 0 if not at all.
-func (e *evaluation) rank(i int) int {
-	switch e.outcome(i) {
-	case telemetry.Refused, telemetry.ErrorRefused:
-		return rankRefused
-	case telemetry.WouldRefuse:
-		return rankWouldRefuse
-	case telemetry.Allowed:
-		return rankAllowed
-	case telemetry.ErrorAllowed:
-		return rankError
-	default:
-		return 0
-	}
 }
 
 // logAccess adds the decision to the request's entry in the access log, if there is

@@ -29,7 +29,7 @@ func (e *evaluation) settle(status int) {
 	}
 	var all settlements
 	for i, z := range e.zones {
-		if z.isLease() || e.declines(i) {
+		if z.isLease() || e.hasNoRoom(i) {
 			// What would have been refused would not have been charged.
 			continue
 		}
@@ -121,15 +121,15 @@ type settlements [maxStores]struct{ store, local settlement }
 
 // settlement is what a store is to do once the cost of a request is known.
 type settlement struct {
-	// ended was in flight, at the cost that is charged; held is the cost that was.
+	// ended are requests whose cost was in flight, with their final cost; held is
+	// what each held.
 	ended []store.Request
 	held  []int64
-	// again are charges that the store may have already.
+	// again are repeats of takes of unknown outcome, under their ID.
 	charges, again, refunds []store.Request
 }
 
-// add settles in zone i that the request has spent something and costs something
-// else.
+// add notes what zone i has to charge or refund so that spent becomes cost.
 func (s *settlements) add(e *evaluation, i int, spent, cost int64) {
 	z, done, req := e.zones[i], e.has(i), e.reqs[i]
 	in := &s[z.in]
@@ -145,9 +145,9 @@ func (s *settlements) add(e *evaluation, i int, spent, cost int64) {
 	in.store.add(req, done, spent, cost)
 }
 
-// add settles a request that has spent something and costs something else. The
-// store knows a take of unknown outcome by its ID: it does no harm to refund what
-// was never taken, or to charge what was.
+// add notes the charge or refund that turns spent into cost. The store knows
+// a take of unknown outcome by its ID: it does no harm to refund what was never
+// taken, or to charge what was.
 func (s *settlement) add(req store.Request, done spend, spent, cost int64) {
 	switch {
 	case done.held:
@@ -190,8 +190,7 @@ func (s *settlement) send(open *stores.Opened) {
 	open.Refund(s.refunds)
 }
 
-// show makes the state of zone i show that a request which has spent something
-// costs something else.
+// show changes the state of zone i, which shows spent, to show cost.
 func (e *evaluation) show(i int, spent, cost int64) {
 	st := &e.states[i]
 	if st.Err != nil || cost == spent {

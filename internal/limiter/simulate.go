@@ -128,7 +128,7 @@ func (s *Simulation) refuse(o telemetry.Outcome, z *boundZone, wait time.Duratio
 // waits reports whether all zones that refuse the request would hold it.
 func (e *evaluation) waits() bool {
 	return !e.anyZone(func(i int) bool {
-		return e.refuses(i) && (!e.holds(i) || e.states[i].RetryAfter > e.zones[i].MaxWait)
+		return e.refuses(i) && (!e.letsWait(i) || e.states[i].RetryAfter > e.zones[i].MaxWait)
 	})
 }
 

@@ -89,29 +89,6 @@ func (t *tracker) counts(z *boundZone, req *store.Request) bool {
 	return false
 }
 
-// serve admits e, the first evaluation of t, runs the rest of the chain if the
-// request may pass, and settles, at the latest when the chain ends.
-func (t *tracker) serve(l *Limiter, e *evaluation, w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	defer func() {
-		// The chain panicked: the request was made, and the server failed.
-		if !t.settled {
-			t.settle(http.StatusInternalServerError)
-		}
-		t.end()
-	}()
-	err := l.admit(t, e, w, r)
-	if err == nil {
-		err = next.ServeHTTP(t, r)
-	}
-	if err != nil {
-		// Error routes write to the outer writer; it has the same headers.
-		t.commit(statusOf(err))
-	} else {
-		t.commit(http.StatusOK)
-	}
-	return err
-}
-
 // commit settles and sets the headers, once the final status is known and before
 // the header is sent.
 func (t *tracker) commit(status int) {

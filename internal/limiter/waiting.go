@@ -18,9 +18,6 @@ const DefaultMaxWaitQueue = 1000
 // holds requests, behind those that wait already. The error that it returns ends
 // the request.
 func (e *evaluation) askInTurn(r *http.Request) error {
-	if !e.anyZone(e.holds) {
-		return e.ask(r)
-	}
 	began := e.limiter.Now()
 	line := e.openLine()
 	if line < 0 {
@@ -44,8 +41,9 @@ func (e *evaluation) askInTurn(r *http.Request) error {
 	return e.wait(r, w, line, ahead, began)
 }
 
-// holds reports whether zone i holds requests, for which its store is needed.
-func (e *evaluation) holds(i int) bool {
+// letsWait reports whether requests can wait in zone i, for which its store is
+// needed.
+func (e *evaluation) letsWait(i int) bool {
 	return e.zones[i].MaxWait > 0 && e.open(i) != nil && !e.observes(i)
 }
 
@@ -53,7 +51,7 @@ func (e *evaluation) holds(i int) bool {
 // request without a cost takes nothing from them.
 func (e *evaluation) openLine() int {
 	for i, z := range e.zones {
-		if e.holds(i) && e.reqs[i].Cost > 0 && z.room.hasLine(lineOf(&e.reqs[i])) {
+		if e.letsWait(i) && e.reqs[i].Cost > 0 && z.room.hasLine(lineOf(&e.reqs[i])) {
 			return i
 		}
 	}
@@ -83,7 +81,7 @@ func (e *evaluation) timeLeft(i int, began time.Time) time.Duration {
 // as long as the last answer says, as often as it takes.
 func (e *evaluation) wait(r *http.Request, w *waiter, line int, ahead int64, began time.Time) error {
 	if ahead > 0 {
-		e.foresee(r, line, ahead, e.timeLeft(line, began))
+		e.checkAhead(r, line, ahead, e.timeLeft(line, began))
 		if e.refuses(line) && e.states[line].RetryAfter > e.timeLeft(line, began) {
 			return nil
 		}
@@ -119,10 +117,10 @@ func (e *evaluation) wait(r *http.Request, w *waiter, line int, ahead int64, beg
 	}
 }
 
-// foresee sets the state of a zone to what it would be once the cost ahead has
-// been spent. The time to wait is a lower bound: the highest that is known without
-// a call if it is above timeout.
-func (e *evaluation) foresee(r *http.Request, i int, ahead int64, timeout time.Duration) {
+// checkAhead sets the state of zone i as if the requests before this one had spent
+// the cost ahead. If the ledger already knows a wait longer than timeout, it makes
+// no call and returns that wait, which may be too short.
+func (e *evaluation) checkAhead(r *http.Request, i int, ahead int64, timeout time.Duration) {
 	req := e.reqs[i]
 	req.Ahead = ahead
 	st := e.open(i).CheckAhead(r.Context(), req, timeout)
@@ -139,7 +137,7 @@ func (e *evaluation) foresee(r *http.Request, i int, ahead int64, timeout time.D
 // turnAway makes zone i refuse a request that may not wait, or not any longer.
 func (e *evaluation) turnAway(r *http.Request, i int) {
 	if !e.wasAsked(i) {
-		e.foresee(r, i, 0, 0)
+		e.checkAhead(r, i, 0, 0)
 	}
 	st := &e.states[i]
 	if st.Err != nil {

@@ -122,7 +122,7 @@ func (z *Zone) prepare() {
 	z.Algorithm = cmp.Or(z.Algorithm, store.FixedWindow)
 	z.limit = store.Limit{Zone: z.Name, Algorithm: z.Algorithm, Window: z.Window, Align: z.Align}
 	if z.enforced = cohorts; z.Enforce != nil {
-		z.enforced = boundOf(*z.Enforce)
+		z.enforced = cohortsIn(*z.Enforce)
 	}
 	z.ChargeBefore = z.ChargeBefore || z.isLease()
 	z.refusal = fmt.Errorf("rate limit %s exceeded", z.Name)

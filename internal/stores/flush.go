@@ -10,8 +10,10 @@ import (
 	"go.uber.org/zap"
 )
 
-// Pool keeps what outlives configs. Each kind of value has a type of keys of its
-// own.
+// Pool keeps what outlives configs, and counts references: LoadOrNew and
+// LoadOrStore add one, Delete takes one away, and the Delete of the last one
+// removes the value and calls its Destruct. Each kind of value has a type of keys
+// of its own.
 var Pool = caddy.NewUsagePool()
 
 // inPool returns the values of one type in the pool.
@@ -60,8 +62,9 @@ var flushes = newFlushSet()
 
 // flushSet are the flushes that run.
 type flushSet struct {
-	// ledgers deliver through shards, which running closes after them.
-	ledgers, running sync.WaitGroup
+	// ledgers counts the deliveries of ledgers, shards the closings of shards. A
+	// ledger delivers through shards, so end waits for ledgers first.
+	ledgers, shards sync.WaitGroup
 	// life ends when the process no longer waits for flushes.
 	life context.Context
 	stop context.CancelFunc
@@ -82,7 +85,7 @@ func (f *flushSet) begin(c closer) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.ended {
-		f.running.Go(f.bounded(c.Close))
+		f.shards.Go(f.bounded(c.Close))
 	}
 }
 
@@ -120,14 +123,14 @@ func (f *flushSet) end(logger *zap.Logger) {
 	}
 	f.mu.Lock()
 	for _, c := range inPool[closer]() {
-		f.running.Go(f.bounded(c.Close))
+		f.shards.Go(f.bounded(c.Close))
 	}
 	f.ended = true
 	f.mu.Unlock()
 
 	done := make(chan struct{})
 	go func() {
-		f.running.Wait()
+		f.shards.Wait()
 		close(done)
 	}()
 	select {

@@ -27,7 +27,7 @@ import (
 
 // Module is what a module in the namespace rate_limit.stores implements.
 type Module interface {
-	// OpenStore returns the store that the config calls name, without I/O.
+	// OpenStore opens the store that has this name in the config, without I/O.
 	// Its counts survive as long as some store of that name is open. A request
 	// that outlives its config may open it again after it was closed.
 	OpenStore(name string) (store.Store, error)
@@ -74,7 +74,8 @@ type Handle struct {
 	onClose []func()
 }
 
-// Open opens the store of a module for a config, which unloads it.
+// Open opens the store of a module. The config keeps it open, as one of its users,
+// until it calls Unload.
 func Open(ctx caddy.Context, name string, module any) (*Handle, error) {
 	m, ok := module.(Module)
 	if !ok {

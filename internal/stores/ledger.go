@@ -16,7 +16,7 @@ import (
 type accounts interface {
 	Admit(ctx context.Context, reqs []store.Request, states []store.State)
 	RefuseKnown(reqs []store.Request, states []store.State) bool
-	Foresee(r store.Request, takes bool, word ledger.Word) store.State
+	Foresee(r store.Request, takes bool, peek ledger.PeekFunc) store.State
 	Hold(reqs []store.Request)
 	Settle(reqs []store.Request, held []int64)
 	Figures() ledger.Figures

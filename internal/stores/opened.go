@@ -28,7 +28,9 @@ type Opened struct {
 	// Local decides while the store fails.
 	Local localCounts
 
-	// detacher and penalizer are Store, and direct is Base, or nil if that cannot.
+	// With a remote store, Store, Accounts, Ledger, detacher and penalizer are one
+	// ledger. direct is Base as a Detacher: calls of it pass the ledger by. The three
+	// are nil if the store lacks the ability.
 	detacher, direct store.Detacher
 	penalizer        store.Penalizer
 	// newcomers is nil if new buckets are not bounded.
@@ -102,8 +104,8 @@ func (o *Opened) Peek(ctx context.Context, r store.Request) store.State {
 		return store.State{Err: ErrNoPeek}
 	}
 	found := inspector.Inspect(ctx, r)
-	if found.Former != nil && !found.Copies[0].Exists {
-		found = *found.Former
+	if found.Previous != nil && !found.Copies[0].Exists {
+		found = *found.Previous
 	}
 	for i := range found.Copies {
 		if found.Copies[i].State.Err == nil {
@@ -191,7 +193,8 @@ func endSpan(span trace.Span, states []store.State) {
 
 // fullBuckets remembers, for a bounded number of buckets, which takes they refuse
 // and until when. A request that takes from several buckets asks these first, so
-// that it touches no other if they refuse.
+// that it touches no other if they refuse. The ledger refuses such requests only
+// while it trusts the primary's answer, and the memory store has none.
 type fullBuckets struct {
 	refusals *otter.Cache[bucketID, refusedTake]
 }

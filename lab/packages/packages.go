@@ -191,7 +191,7 @@ func draw(imports map[string][]string) string {
 		fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="middle">%s</text>`+"\n", x+boxWidth/2, y+22, name)
 	}
 	for i, line := range []string{
-		"An arrow points to an import.", "Imports that longer ways of", "arrows imply are left out.", "Blue: Caddy modules.", "Green: no Caddy.",
+		"An arrow points to an import.", "Imports implied by a chain", "of arrows are left out.", "Blue: Caddy modules.", "Green: no Caddy.",
 	} {
 		fmt.Fprintf(&b, `<text class="note" x="%d" y="%d">%s</text>`+"\n", left, 40+16*i, line)
 	}

@@ -86,6 +86,10 @@ func (b *Books) attach(l *Ledger) {
 	b.views = append(b.views, l)
 }
 
+// Two questions have two answers. Through which view does the retry queue deliver?
+// current answers that. Through which view does a request make its own detached
+// write? writer does.
+
 // current returns the view that delivers charges from the retry queues: the
 // latest whose config runs or, without one, the oldest, because the config of a
 // later view may yet be rejected. Without a view it is nil.

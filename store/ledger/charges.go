@@ -75,8 +75,9 @@ func (p *pendingCharges) cost() int64 {
 	return p.sentCost + p.waiting.req.Cost
 }
 
-// onBase is base with a cost charged on top, raised by what is known.
-func (p *pendingCharges) onBase(r *store.Request, cost int64, known algorithm.Known, now int64) algorithm.Known {
+// withCharge is what was known when the charge was sent, with a cost charged on top,
+// raised by what is known now.
+func (p *pendingCharges) withCharge(r *store.Request, cost int64, known algorithm.Known, now int64) algorithm.Known {
 	base := p.base
 	charge(&base, r, cost, now)
 	base.Raise(r.Limit, known, now)
@@ -212,7 +213,7 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State, w *Ledger
 		close(p.arrived)
 		p.arrived = nil
 	}
-	e.confirmed = now
+	e.written = now
 	switch {
 	case p.isStale:
 		// The reply may predate the reset, and only the primary knows whether
@@ -273,11 +274,11 @@ func (e *entry) noteSoleWriter(r *store.Request, reply algorithm.Known, storeNow
 func (e *entry) suspect(r *store.Request, cost, storeNow int64) {
 	e.doubted, e.soleWriter = true, 0
 	e.noteUnsure(true)
-	if !e.isBase(e.pending, r.Limit, storeNow) {
+	if !e.countsInOpenWindow(e.pending, r.Limit, storeNow) {
 		e.loose += cost
 		return
 	}
-	e.known = e.pending.onBase(r, cost, e.known, storeNow)
+	e.known = e.pending.withCharge(r, cost, e.known, storeNow)
 }
 
 // sendNext notes the waiting charge as sent through the view, and returns it.

@@ -23,9 +23,11 @@ type entry struct {
 	// clock is how far the store's clock is ahead of the books'.
 	clock int64
 	// trusted is when the primary was asked for its last answer, or 0 if that is
-	// not to be trusted. An answer to a call made before confirmed may lack a
-	// later write.
-	trusted, confirmed int64
+	// not to be trusted.
+	trusted int64
+	// written is when a write of this process (charge, refund, take, reset) was
+	// last answered: an answer asked for earlier may lack it.
+	written int64
 	// refunded is when a refund of this process last arrived.
 	refunded int64
 	// soleWriter is since when the primary has counted this process's charges
@@ -115,7 +117,7 @@ func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (stale
 	answer := algorithm.Known{Content: st.Content}
 	before := e.known
 	// The answer may or may not count a write of ours.
-	overlaps := e.isSent() || e.refunds > 0 || asked < e.confirmed
+	overlaps := e.isSent() || e.refunds > 0 || asked < e.written
 	switch {
 	case !algorithm.Copies(r.Limit.Algorithm):
 		e.noteRefusal(r, st)
@@ -216,10 +218,10 @@ func (e *entry) viewOf(r *store.Request, answer *store.State, now int64) view {
 	}
 	waiting := p.cost() - p.sentCost
 	switch {
-	case e.isBase(p, r.Limit, now):
+	case e.countsInOpenWindow(p, r.Limit, now):
 		// Later answers may count the charge in flight, and lack the waiting one.
 		charge(&v.known, r, waiting, now)
-		v.known = p.onBase(r, p.cost(), v.known, now)
+		v.known = p.withCharge(r, p.cost(), v.known, now)
 	case v.known.IsOpen(r.Limit, now):
 		charge(&v.known, r, waiting, now)
 		v.flight, v.unclear = v.flight+p.sentCost, p.sentCost
@@ -229,9 +231,9 @@ func (e *entry) viewOf(r *store.Request, answer *store.State, now int64) view {
 	return v
 }
 
-// isBase reports whether the charge in flight counts in the window that is open
-// now.
-func (e *entry) isBase(p *pendingCharges, limit *store.Limit, now int64) bool {
+// countsInOpenWindow reports whether the charge in flight counts in the window that
+// is open now.
+func (e *entry) countsInOpenWindow(p *pendingCharges, limit *store.Limit, now int64) bool {
 	switch limit.Algorithm {
 	case store.FixedWindow:
 		return p.base.IsOpen(limit, now) && p.base.WindowEnd() == e.known.WindowEnd()

@@ -152,19 +152,19 @@ func (l *Local) admit(ctx context.Context, r *store.Request) store.State {
 }
 
 // Foresee is [Ledger.Foresee].
-func (l *Local) Foresee(r store.Request, takes bool, word Word) store.State {
+func (l *Local) Foresee(r store.Request, takes bool, peek PeekFunc) store.State {
 	held := int64(0)
 	if !takes {
 		held = l.flights.held(&r)
 	}
 	asked := r
 	asked.Ahead += held
-	st := word(asked)
+	st := peek(asked)
 	if st.Err != nil || held == 0 {
 		return st
 	}
 	if !st.Allowed {
-		if st = word(r); st.Err != nil || !st.Allowed {
+		if st = peek(r); st.Err != nil || !st.Allowed {
 			return st
 		}
 		refuseForFlight(&st)

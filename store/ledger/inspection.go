@@ -14,28 +14,6 @@ import (
 // after the reset.
 const resetTimeout = 500 * time.Millisecond
 
-// Check implements [store.Store]. It holds nothing in flight.
-func (l *Ledger) Check(ctx context.Context, reqs []store.Request) []store.State {
-	return l.read(ctx, reqs, l.store.Check)
-}
-
-// Peek implements [store.Peeker], if the store does.
-func (l *Ledger) Peek(ctx context.Context, reqs []store.Request) []store.State {
-	return l.read(ctx, reqs, l.store.(store.Peeker).Peek)
-}
-
-// read adds to the store's answers what the ledger knows beyond them.
-func (l *Ledger) read(ctx context.Context, reqs []store.Request, ask func(context.Context, []store.Request) []store.State) []store.State {
-	asked := l.books.now()
-	states := ask(ctx, reqs)
-	for i := range reqs {
-		if states[i].Err == nil {
-			l.look(&reqs[i], &states[i], asked, true)
-		}
-	}
-	return states
-}
-
 // look makes an answer show what the ledger knows beyond it, and takes the answer
 // in if keeps is set.
 func (l *Ledger) look(r *store.Request, st *store.State, asked int64, keeps bool) {
@@ -63,13 +41,13 @@ func (e *entry) clone() *entry {
 	return &c
 }
 
-// Word reads a bucket from the store without changing it.
-type Word = func(r store.Request) store.State
+// PeekFunc reads a bucket from the store without changing it.
+type PeekFunc = func(r store.Request) store.State
 
 // Foresee returns what Admit would answer, or Take if the request takes, and
 // changes nothing. It knows no more of the store than word returns: where Admit
 // would wait for a charge in flight, Foresee counts the charge as arrived.
-func (l *Ledger) Foresee(r store.Request, takes bool, word Word) store.State {
+func (l *Ledger) Foresee(r store.Request, takes bool, peek PeekFunc) store.State {
 	asked := l.books.now()
 	rest, isServed := r, false
 	if e := l.find(&r); e != nil {
@@ -83,7 +61,7 @@ func (l *Ledger) Foresee(r store.Request, takes bool, word Word) store.State {
 			return refusal
 		}
 	}
-	st := word(rest)
+	st := peek(rest)
 	switch {
 	case st.Err != nil:
 	case isServed:
@@ -163,7 +141,7 @@ func (l *Ledger) forget(r *store.Request) {
 	defer e.page.mu.Unlock()
 	e.known, e.loose = algorithm.Known{}, 0
 	e.trusted, e.soleWriter, e.asked = 0, 0, 0
-	e.confirmed, e.doubted = now, true
+	e.written, e.doubted = now, true
 	e.noteUnsure(false)
 	if p := e.pending; p != nil {
 		p.base, p.heard = algorithm.Known{}, nil

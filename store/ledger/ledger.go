@@ -92,6 +92,28 @@ func New(books *Books, s Remote, opts Options) *Ledger {
 	return l
 }
 
+// Check implements [store.Store]. It admits no request: [Ledger.Admit] does.
+func (l *Ledger) Check(ctx context.Context, reqs []store.Request) []store.State {
+	return l.read(ctx, reqs, l.store.Check)
+}
+
+// Peek implements [store.Peeker], if the store does.
+func (l *Ledger) Peek(ctx context.Context, reqs []store.Request) []store.State {
+	return l.read(ctx, reqs, l.store.(store.Peeker).Peek)
+}
+
+// read adds to the store's answers what the ledger knows beyond them.
+func (l *Ledger) read(ctx context.Context, reqs []store.Request, ask func(context.Context, []store.Request) []store.State) []store.State {
+	asked := l.books.now()
+	states := ask(ctx, reqs)
+	for i := range reqs {
+		if states[i].Err == nil {
+			l.look(&reqs[i], &states[i], asked, true)
+		}
+	}
+	return states
+}
+
 // Charge implements [store.Store].
 func (l *Ledger) Charge(ctx context.Context, reqs []store.Request) []store.State {
 	return l.store.Charge(ctx, reqs)
@@ -163,7 +185,7 @@ func (l *Ledger) endRefund(e *entry) {
 	e.page.mu.Lock()
 	e.refunds--
 	e.refunded = l.books.now()
-	e.confirmed = e.refunded
+	e.written = e.refunded
 	e.until = max(e.until, e.refunded+l.trust)
 	e.page.mu.Unlock()
 	l.books.owing.Add(-1)

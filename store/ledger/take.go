@@ -226,16 +226,16 @@ func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) {
 	e.hear(r, st, asked, now)
 	if algorithm.Copies(r.Limit.Algorithm) {
 		// The answer to an overlapping take may lack what this one spent.
-		e.confirmed = now
+		e.written = now
 	}
 }
 
-// outcome is what a request with a batch has to do.
-type outcome uint8
+// claim is what a request with a batch has to do.
+type claim uint8
 
 const (
 	// claimServed: nothing; the reservation has served the request.
-	claimServed outcome = iota
+	claimServed claim = iota
 	// claimFetches: fetch a batch, for itself and others.
 	claimFetches
 	// claimWaits: wait for the batch in flight.
@@ -268,7 +268,7 @@ func (e *entry) tokens(r *store.Request, now int64) int64 {
 
 // claim serves the request at a place from the reservation, or returns what it
 // has to do.
-func (l *Ledger) claim(t *taking, place int) outcome {
+func (l *Ledger) claim(t *taking, place int) claim {
 	r := &t.reqs[place]
 	processes := l.processes(r)
 	now := l.books.now()
@@ -305,7 +305,7 @@ func (l *Ledger) claim(t *taking, place int) outcome {
 
 // reclaim serves the request at a place, which the store refused, from a batch that was
 // fetched since, or returns what the request has to do.
-func (l *Ledger) reclaim(t *taking, place int) outcome {
+func (l *Ledger) reclaim(t *taking, place int) claim {
 	r, st := &t.reqs[place], &t.states[place]
 	e := l.find(r)
 	if e == nil {

@@ -6,8 +6,8 @@ import (
 )
 
 const (
-	// clockPeriod bounds how long one observation of the primary's clock keeps the
-	// estimate up after that clock was set back.
+	// clockPeriod bounds for how long the estimate stays too high after the primary's
+	// clock was set back.
 	clockPeriod = time.Second
 	// clockTrust is the age from which an estimate has to be renewed: monotonic
 	// clocks drift apart by a few milliseconds in that time.

@@ -205,8 +205,8 @@ func isDialError(err error) bool {
 	return errors.As(err, &op) && op.Op == "dial"
 }
 
-// isRefusal reports whether err is a server's reply.
-func isRefusal(err error) bool {
+// isReply reports whether err is a server's reply.
+func isReply(err error) bool {
 	_, ok := meaningOf(err)
 	return ok
 }

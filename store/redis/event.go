@@ -40,15 +40,15 @@ const (
 	Met
 )
 
-// Role is the use of a server.
-type Role string
+// Purpose is what calls of a server are for.
+type Purpose string
 
-// The uses of servers.
+// The purposes of calls.
 const (
-	// RoleChecks is for checks and takes.
-	RoleChecks Role = "checks"
-	// RoleCharges is for charges, refunds and penalties.
-	RoleCharges Role = "charges"
+	// PurposeChecks is for checks and takes.
+	PurposeChecks Purpose = "checks"
+	// PurposeCharges is for charges, refunds and penalties.
+	PurposeCharges Purpose = "charges"
 )
 
 // Event is a change that an operator wants to know of.
@@ -56,8 +56,8 @@ type Event struct {
 	Kind EventKind
 	// Addr is the server's address; empty for an event of the whole shard.
 	Addr string
-	// Role is the use of the server, where it matters.
-	Role Role
+	// Purpose is that of the calls, where it matters.
+	Purpose Purpose
 	// ID is the server's run ID, for Met.
 	ID string
 	// Err is the cause, if known.
@@ -119,21 +119,21 @@ func (s *Shard) emitPrimaries(before, next *topology) {
 	}
 }
 
-// role is the use of the lane.
-func (l *lane) role() Role {
+// purpose is that of the calls in the lane.
+func (l *lane) purpose() Purpose {
 	if l.persistent {
-		return RoleCharges
+		return PurposeCharges
 	}
-	return RoleChecks
+	return PurposeChecks
 }
 
 // emitState emits that the breaker has opened or closed.
 func (l *lane) emitState(_ string, from, to gobreaker.State) {
 	switch {
 	case from == gobreaker.StateClosed:
-		l.shard.emit(Event{Kind: ServerDown, Addr: l.addr, Role: l.role(), Err: l.fault.load()})
+		l.shard.emit(Event{Kind: ServerDown, Addr: l.addr, Purpose: l.purpose(), Err: l.fault.load()})
 	case to == gobreaker.StateClosed:
-		l.shard.emit(Event{Kind: ServerUp, Addr: l.addr, Role: l.role()})
+		l.shard.emit(Event{Kind: ServerUp, Addr: l.addr, Purpose: l.purpose()})
 	}
 }
 

@@ -17,8 +17,8 @@ const (
 	probePeriod = 250 * time.Millisecond
 	// probeTimeout bounds a ping, apart from connecting.
 	probeTimeout = 500 * time.Millisecond
-	// inspectPeriod is the time between inspections of a server.
-	inspectPeriod = time.Second
+	// examinePeriod is the time between two looks at a server.
+	examinePeriod = time.Second
 	// infoTimeout bounds one inspection.
 	infoTimeout = time.Second
 	// clockTolerance bounds the difference between a server's clock and this
@@ -63,25 +63,25 @@ func (l *lane) ping(ctx context.Context) {
 	reported(err)
 }
 
-// inspect inspects the servers regularly, until the shard is closed: their
+// examine examines the servers regularly, until the shard is closed: their
 // configuration, and the lag of replicas.
-func (s *Shard) inspect() {
+func (s *Shard) examine() {
 	for {
 		var groups sync.WaitGroup
 		if t := s.topology.Load(); t != nil {
 			for _, at := range t.servers {
-				groups.Go(func() { s.inspectServers(s.life, at) })
+				groups.Go(func() { s.examineServers(s.life, at) })
 			}
 		}
 		groups.Wait()
-		if !pause(s.life, inspectPeriod) {
+		if !pause(s.life, examinePeriod) {
 			return
 		}
 	}
 }
 
-// inspectServers inspects a primary and its replicas.
-func (s *Shard) inspectServers(ctx context.Context, at *servers) {
+// examineServers examines a primary and its replicas.
+func (s *Shard) examineServers(ctx context.Context, at *servers) {
 	if i, ok := s.look(ctx, at.checks, false); ok && !i.isReplica() {
 		at.offsets.note(i, time.Now(), 2*s.opts.MaxReplicaLag)
 	}
@@ -106,11 +106,11 @@ func (s *Shard) judgeLag(at *servers, l *lane, i info) {
 	switch {
 	case s.lags(lag) == lagged:
 	case lagged:
-		s.emit(Event{Kind: ReplicaCaughtUp, Addr: l.addr, Role: RoleChecks})
+		s.emit(Event{Kind: ReplicaCaughtUp, Addr: l.addr, Purpose: PurposeChecks})
 	case lag == foreign:
-		s.emit(Event{Kind: ReplicaLags, Addr: l.addr, Role: RoleChecks, Err: errForeign})
+		s.emit(Event{Kind: ReplicaLags, Addr: l.addr, Purpose: PurposeChecks, Err: errForeign})
 	default:
-		s.emit(Event{Kind: ReplicaLags, Addr: l.addr, Role: RoleChecks, Err: fmt.Errorf("it is %s behind its primary", lag.Round(time.Second))})
+		s.emit(Event{Kind: ReplicaLags, Addr: l.addr, Purpose: PurposeChecks, Err: fmt.Errorf("it is %s behind its primary", lag.Round(time.Second))})
 	}
 }
 

@@ -166,7 +166,7 @@ func TestMisconfiguredServersAreReportedOnce(t *testing.T) {
 			}
 			return nil
 		})
-		shard.inspectServers(t.Context(), shard.topology.Load().servers[0])
+		shard.examineServers(t.Context(), shard.topology.Load().servers[0])
 		if after := len(j.all(Misconfigured, c.addr)); after != before {
 			t.Errorf("%s was reported %d times", c.addr, after)
 		}
@@ -213,7 +213,7 @@ func TestServerThatComesBackIsLookedAtAgain(t *testing.T) {
 	setPolicy("allkeys-lfu")
 	j.awaitProblem(t, addr, "allkeys-lfu", "noeviction")
 	for range 3 {
-		shard.inspectServers(t.Context(), shard.topology.Load().servers[0])
+		shard.examineServers(t.Context(), shard.topology.Load().servers[0])
 	}
 	times(Misconfigured, 3)
 	times(Mended, 1)
@@ -308,7 +308,7 @@ func TestServerComesBackByPings(t *testing.T) {
 		}
 		return nil
 	})
-	if e := j.await(t, ServerDown, server.Addr()); e.Role != RoleChecks || e.Err == nil {
+	if e := j.await(t, ServerDown, server.Addr()); e.Purpose != PurposeChecks || e.Err == nil {
 		t.Errorf("the event is %+v", e)
 	}
 	var states []store.State
@@ -370,7 +370,7 @@ func TestBusyServerIsNotMisconfigured(t *testing.T) {
 	})
 	shard := newShard(t, ShardOptions{Primary: server.Addr()})
 	j := keepJournal(shard)
-	shard.inspectServers(t.Context(), shard.topology.Load().servers[0])
+	shard.examineServers(t.Context(), shard.topology.Load().servers[0])
 	must(t, server.Client().ScriptKill(t.Context()).Err())
 	if err := <-ended; err == nil {
 		t.Error("the script has ended by itself")

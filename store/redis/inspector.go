@@ -100,7 +100,7 @@ func (s *Shard) serverFigures(role store.Role, lanes ...*lane) store.Server {
 func (l *lane) figures() store.Lane {
 	pool := l.client.Load().PoolStats()
 	return store.Lane{
-		Purpose: string(l.role()),
+		Purpose: string(l.purpose()),
 		Breaker: l.breaker.State().String(),
 		Latency: time.Duration(l.pace.Load()),
 		Queued:  l.queue.len() + int(l.awaiting.Load()),
@@ -141,7 +141,7 @@ func (s *Store) Inspect(ctx context.Context, r store.Request) store.Inspection {
 	found := s.copies(ctx, s.opts.Members[s.sharder.owner(r.ClientKey)], r)
 	if was := s.previousOwner(r.ClientKey); was != nil {
 		previous := s.copies(ctx, *was, r)
-		found.Former = &previous
+		found.Previous = &previous
 	}
 	return found
 }
@@ -210,7 +210,7 @@ func (s *Store) remove(ctx context.Context, shard *Shard, r *store.Request, mark
 	}
 	if marked {
 		// A server that is full refuses marks, and also migrations.
-		if err := at.checks.doPlain(ctx, marks...); err != nil && !isRefusal(err) {
+		if err := at.checks.doPlain(ctx, marks...); err != nil && !isReply(err) {
 			return err
 		}
 	}

@@ -132,7 +132,7 @@ func TestInspectionHasEveryServersCopy(t *testing.T) {
 	r := ask("k")[0]
 	r.Cost = 0
 	found := s.Inspect(t.Context(), r)
-	if found.Shard != "a" || found.Former != nil || len(found.Copies) != 2 {
+	if found.Shard != "a" || found.Previous != nil || len(found.Copies) != 2 {
 		t.Fatalf("%+v", found)
 	}
 	for i, want := range []store.Copy{
@@ -178,7 +178,7 @@ func TestResetReachesEveryCopy(t *testing.T) {
 	// The other limits are those of the same zone in other configurations.
 	reset := request(storetest.Limits[0])[0]
 	found := after.Inspect(t.Context(), reset)
-	if found.Former == nil || found.Former.Shard == found.Shard || !found.Former.Copies[0].Exists || !found.Copies[0].Exists {
+	if found.Previous == nil || found.Previous.Shard == found.Shard || !found.Previous.Copies[0].Exists || !found.Copies[0].Exists {
 		t.Errorf("found %+v", found)
 	}
 	must(t, after.Reset(t.Context(), reset))

@@ -17,7 +17,8 @@ const (
 	// layoutVersion is part of every key, so that programs which disagree
 	// about a bucket's content do not meet.
 	layoutVersion = "1"
-	// plainKeyLimit bounds the length of a client key that is stored as it is.
+	// plainKeyLimit bounds the length of a client key that is stored as it is. The
+	// limiter shortens keys too, at another length: this one bounds what Redis gets.
 	plainKeyLimit = 64
 	// digestBytes is the length of the SHA-256 prefix that replaces a client key.
 	// 192 bits keep even an attacker from finding two client keys that share a

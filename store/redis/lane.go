@@ -62,7 +62,8 @@ type lane struct {
 	breaker     *gobreaker.TwoStepCircuitBreaker[any]
 	queue       *queue
 	batch       int
-	// persistent makes workers retry commands that did not run, until the deadline.
+	// persistent makes workers retry commands that did not run, until the deadline:
+	// the lane is for charges.
 	persistent bool
 	workers    sync.WaitGroup
 	// gathering is held by the worker that waits for the next batch.
@@ -124,6 +125,9 @@ func newLane(s *Shard, addr string, persistent bool) *lane {
 
 // isUp reports whether calls are made. Pings find out when a server is back.
 func (l *lane) isUp() bool { return l.breaker.State() == gobreaker.StateClosed }
+
+// isUsable reports whether a replica can answer checks.
+func (l *lane) isUsable() bool { return l.isUp() && !l.shard.lags(time.Duration(l.lag.Load())) }
 
 // down is the error of calls that are not made. It quotes the last fault without
 // wrapping it, because these calls did not fail that way.
@@ -483,7 +487,7 @@ func newClient(addr string, opts *ShardOptions, persistent bool) *goredis.Client
 		// A server that requires a password closes a connection on which a bundle
 		// arrives without it, and then the outcome is unknown. Other refusals of this
 		// ping do not matter.
-		if err := cn.Ping(ctx).Err(); err != nil && (!isRefusal(err) || says(err, shut)) {
+		if err := cn.Ping(ctx).Err(); err != nil && (!isReply(err) || says(err, shut)) {
 			return fmt.Errorf("ping at connecting: %w", err)
 		}
 		if len(opts.Cluster) > 0 && !persistent {

@@ -23,11 +23,11 @@ type layout struct {
 	numbers func(texts []string) ([]int64, error)
 	// arguments adds the arguments after the instant to a call of the script.
 	arguments func(c *scriptCommand, op algorithm.Operation, r *store.Request)
-	// view is what a bucket's numbers, count of them, mean to r.
+	// view makes the state of r from a bucket's numbers; count is how many there are.
 	view  func(n []int64, r *store.Request, now int64, spent bool) store.State
 	count int
-	// endsEarly is set if a bucket can end before its expiry at an earlier instant,
-	// for example after a refund.
+	// endsEarly is set if an operation, such as a refund, can bring the bucket's end
+	// forward: it may then end at its new owner while the previous copy exists.
 	endsEarly bool
 }
 

@@ -61,6 +61,8 @@ func (op operation) command(keys bucketKeys, r *store.Request, c *scriptCommand)
 	keys.tagged = op.tagged
 	key := keys.key(r.Limit, r.ClientKey)
 	l := layoutOf(r.Limit.Algorithm)
+	// With an instant to judge by, the bucket is read, and layout.view judges it.
+	// Without one, the script runs for the server's own time.
 	if op.readOnly && op.now != 0 && l.read != nil {
 		return l.read(key)
 	}
@@ -223,8 +225,8 @@ func (g group) where(f func(i int) bool) (members []int) {
 	return members
 }
 
-// unanswered returns the members that failed, whose window has to be opened, or
-// of which replicas of these servers know nothing.
+// unanswered returns the members to ask the primary about: those that failed, whose
+// window is not open, or that a replica may lack while a slot moves.
 func (g group) unanswered(of *servers) []int {
 	return g.where(func(i int) bool {
 		st := &g.states[i]

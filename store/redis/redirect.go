@@ -12,10 +12,10 @@ import (
 // maxRedirects bounds the MOVED and ASK replies that a command follows.
 const maxRedirects = 3
 
-// redirect reports whether some of c's commands belong to other nodes of a Redis
-// Cluster, and lets these run them: as calls of their own in the nodes' lanes, so
-// that a silent node delays no other call. What else of c needs another try is
-// another such call. c is finished when all of them have ended; if it is detached,
+// redirect sends commands that a node answered with MOVED or ASK to the node that
+// the reply names: they did not run. They become calls of their own in that node's
+// lane, so that a silent node delays no other call. It reports whether there were
+// any. Commands of c that need another try become such a call in this lane. c is finished when all of them have ended; if it is detached,
 // its settled commands do not wait for that.
 func (l *lane) redirect(c *call) bool {
 	parts := l.redirected(c)

@@ -158,7 +158,7 @@ func (s *Shard) start() {
 		}
 		s.background.Go(s.relay)
 		s.background.Go(s.probe)
-		s.background.Go(s.inspect)
+		s.background.Go(s.examine)
 	})
 }
 
@@ -324,6 +324,9 @@ type servers struct {
 	primary string
 	clock   *primaryClock
 	offsets *offsets
+	// checks is the primary's lane for calls that a request waits for: checks, takes,
+	// migrations and resets. charges is its lane for charges, refunds and penalties,
+	// whose calls are retried.
 	checks  *lane
 	charges *lane
 	// replicas answer checks, in turn.
@@ -356,9 +359,6 @@ func (s *servers) replica() *lane {
 	}
 	return nil
 }
-
-// isUsable reports whether a replica can answer checks.
-func (l *lane) isUsable() bool { return l.isUp() && !l.shard.lags(time.Duration(l.lag.Load())) }
 
 // lags reports whether a replica with this lag is left out.
 func (s *Shard) lags(lag time.Duration) bool { return lag > s.opts.MaxReplicaLag }

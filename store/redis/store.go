@@ -84,7 +84,7 @@ type Store struct {
 	previous *rendezvous
 	// static is set if the servers of all shards are given.
 	static bool
-	// reports end detached calls, by member and operation.
+	// reports has the call.detached of each member and operation.
 	reports [][]func(*call)
 	// observers are those of Members and Previous, by shard.
 	observers map[*Shard]Observer

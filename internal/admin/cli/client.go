@@ -118,8 +118,8 @@ func (s *session) showBuckets(all *adminapi.Buckets) {
 		fmt.Fprintln(s.out)
 		t := newTable(s.out, "SERVER", "ROLE", "LIMIT", "USED", "REMAINING", "RESET", "PENALTY")
 		t.copies(&b.Copies, "", now)
-		if b.Former != nil {
-			t.copies(b.Former, "former ", now)
+		if b.Previous != nil {
+			t.copies(b.Previous, "former ", now)
 		}
 		if b.Local != nil {
 			t.state(b.Local, "(memory)", "local", now)
