@@ -436,16 +436,9 @@ func measureCPU(server *redistest.Server, s *redis.Store, w way, round int) (mic
 		return nil, err
 	}
 	for i, op := range measured {
-		before, err := server.CPU()
+		before, after, err := traffic.Around(server.CPU, func() error { return callAll(s, limit, op, i+1) })
 		if err != nil {
-			return nil, err
-		}
-		if err := callAll(s, limit, op, i+1); err != nil {
 			return nil, fmt.Errorf("%s: %w", op, err)
-		}
-		after, err := server.CPU()
-		if err != nil {
-			return nil, err
 		}
 		micros = append(micros, float64((after-before).Microseconds())/measuredCalls)
 	}

@@ -170,11 +170,8 @@ func (m *measured) markdown() string {
 	return b.String()
 }
 
-// mostOwn is the goal for the allocations of the limiter's own code.
-const mostOwn = 6
-
 func (m *measured) goals() []report.Goal {
-	own := report.Goal{What: "allocations of the limiter's own code per request: memory store", Bound: mostOwn, Spread: report.SpreadOf(m.own)}
+	own := report.Goal{What: "allocations of the limiter's own code per request: memory store", Bound: 6, Spread: report.SpreadOf(m.own)}
 	goals := append(m.endToEnd.Goals(), own)
 	return append(goals, m.libraries.Goals()...)
 }

@@ -325,26 +325,23 @@ func (c singleCase) measure(ctx context.Context, servers *redistest.Shard, span 
 	}
 	p.settle()
 	other.settle()
-
-	before, err := countCalls(servers)
-	if err != nil {
-		return single{}, err
-	}
-	start := time.Now()
-	l := load{callers: c.callers, until: start.Add(span), request: send}
-	if c.refused {
-		l.rate = attackRate
-	}
-	total := l.run(ctx)
-	seconds := time.Since(start).Seconds()
-	p.settle()
-	other.settle()
-	after, err := countCalls(servers)
+	var total *tally
+	var seconds float64
+	before, after, err := traffic.Around(func() (calls, error) { return countCalls(servers) }, func() error {
+		start := time.Now()
+		l := load{callers: c.callers, until: start.Add(span), request: send}
+		if c.refused {
+			l.rate = attackRate
+		}
+		total = l.run(ctx)
+		seconds = time.Since(start).Seconds()
+		p.settle()
+		other.settle()
+		return total.err
+	})
 	switch {
 	case err != nil:
 		return single{}, err
-	case total.err != nil:
-		return single{}, total.err
 	case c.refused && total.allowed > 0:
 		return single{}, fmt.Errorf("%d of %d requests were allowed", total.allowed, total.requests)
 	case !c.refused && total.allowed < total.requests:
@@ -528,10 +525,6 @@ func (c batchCase) measure(ctx context.Context, servers *redistest.Shard, window
 func (c batchCase) send(
 	ctx context.Context, servers *redistest.Shard, processes []*process, window time.Duration, share float64, until time.Time,
 ) (ph phase, total *tally, err error) {
-	before, err := countCalls(servers)
-	if err != nil {
-		return ph, nil, err
-	}
 	r := store.Request{
 		Limit:     &store.Limit{Zone: c.String(), Algorithm: store.FixedWindow, Window: window, Align: true},
 		ClientKey: "client", Events: c.limit, Cost: 1, Batch: c.batch(), BatchShare: batchShare,
@@ -543,10 +536,12 @@ func (c batchCase) send(
 			return processes[caller%len(processes)].take(ctx, r)
 		},
 	}
-	total = l.run(ctx)
-	if total.err != nil {
-		return ph, nil, total.err
+	before, after, err := traffic.Around(func() (calls, error) { return countCalls(servers) }, func() error {
+		total = l.run(ctx)
+		return total.err
+	})
+	if err != nil {
+		return ph, nil, err
 	}
-	after, err := countCalls(servers)
-	return phase{total.requests, after.since(before)}, total, err
+	return phase{total.requests, after.since(before)}, total, nil
 }

@@ -18,7 +18,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
@@ -219,7 +218,7 @@ func (m *matrix) stop() (err error) {
 		err = errors.Join(err, site.StopAll(sites))
 	}
 	if m.backend != nil {
-		m.backend.stop()
+		_ = m.backend.server.Close()
 	}
 	if m.shard != nil {
 		err = errors.Join(err, m.shard.Stop())
@@ -264,14 +263,14 @@ func (m *matrix) tryOnce(ctx context.Context, group []cell) ([]*outcome, error) 
 	if err != nil {
 		return nil, err
 	}
-	watch := watchLag(m.shard)
+	endWatch := watchLag(m.shard)
 	seen, others := make([][]response, len(group)), make([][]response, len(group))
 	name := func(i int) string { return fmt.Sprintf("client-%d", m.names+1+i) }
 	_ = traffic.Together(len(group), func(i int) error {
 		seen[i], others[i] = group[i].run(ctx, sites, name(i), m.lasts)
 		return nil
 	})
-	lagged := watch.end()
+	lagged := endWatch()
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
@@ -425,50 +424,33 @@ func (b *backend) peak(client string) int64 {
 	return b.most[client]
 }
 
-func (b *backend) stop() { _ = b.server.Close() }
-
 // lagKey holds the instant of its last write.
 const lagKey = "guarantees:lag"
 
-// lagWatch measures the lag of a replica.
-type lagWatch struct {
-	most    atomic.Int64
-	stop    context.CancelFunc
-	running sync.WaitGroup
-}
-
-const (
-	writePace = 20 * time.Millisecond
-	readPace  = 4 * time.Millisecond
-)
-
 // watchLag writes instants to the primary, and observes when each arrives at the replica.
-// The measured lag is too long by at most readPace.
-func watchLag(shard *redistest.Shard) *lagWatch {
+// The function that it returns ends that, and returns the longest lag, which is too long
+// by at most the pause between two readings.
+func watchLag(shard *redistest.Shard) (end func() time.Duration) {
 	ctx, stop := context.WithCancel(context.Background())
-	w := &lagWatch{stop: stop}
-	began := time.Now().UnixMicro()
-	w.running.Go(func() {
-		for ctx.Err() == nil {
+	var running sync.WaitGroup
+	last, most := time.Now().UnixMicro(), int64(0)
+	running.Go(func() {
+		for ; ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
 			shard.Primary.Client().Set(ctx, lagKey, time.Now().UnixMicro(), 0)
-			time.Sleep(writePace)
 		}
 	})
-	w.running.Go(func() {
-		for last := began; ctx.Err() == nil; time.Sleep(readPace) {
+	running.Go(func() {
+		for ; ctx.Err() == nil; time.Sleep(4 * time.Millisecond) {
 			if n, err := shard.Replicas[0].Client().Get(ctx, lagKey).Int64(); err == nil && n > last {
-				last = n
-				w.most.Store(max(w.most.Load(), time.Now().UnixMicro()-n))
+				last, most = n, max(most, time.Now().UnixMicro()-n)
 			}
 		}
 	})
-	return w
-}
-
-func (w *lagWatch) end() time.Duration {
-	w.stop()
-	w.running.Wait()
-	return time.Duration(w.most.Load()) * time.Microsecond
+	return func() time.Duration {
+		stop()
+		running.Wait()
+		return time.Duration(most) * time.Microsecond
+	}
 }
 
 // setLag delays a shard's replication, and waits until the replica lags by that and not

@@ -267,12 +267,11 @@ func (m measured) stated(expression string) (float64, error) {
 // rarely send a request every few seconds, so each costs a check and a charge; the
 // requests of own cost charges alone.
 const (
-	cases   = "case"
-	floor   = "respond, five headers"
-	rarely  = "redis store, 50,000 clients"
-	own     = "redis store"
-	taking  = "redis store, charge before"
-	batched = "redis store, batch auto"
+	cases  = "case"
+	floor  = "respond, five headers"
+	rarely = "redis store, 50,000 clients"
+	own    = "redis store"
+	taking = "redis store, charge before"
 )
 
 // costs are the measured costs of calls, requests and clients. Times are CPU times in

@@ -160,24 +160,16 @@ func (s *Shard) Buckets(ctx context.Context, zone string) (map[string]Bucket, er
 			return nil, fmt.Errorf("list buckets: %w", err)
 		}
 		for _, key := range keys {
-			content, err := server.Client().HMGet(ctx, key, "c", "r").Result()
-			if err != nil {
+			var content struct {
+				Count int64 `redis:"c"`
+				Reset int64 `redis:"r"` // in microseconds
+			}
+			if err := server.Client().HMGet(ctx, key, "c", "r").Scan(&content); err != nil {
 				return nil, fmt.Errorf("read %s: %w", key, err)
 			}
 			client := strings.TrimSuffix(key[strings.LastIndexByte(key, ':')+1:], "}")
-			buckets[client] = bucketOf(key, content)
+			buckets[client] = Bucket{key, content.Count, strconv.FormatInt((content.Reset+999_999)/1_000_000, 10)}
 		}
 	}
 	return buckets, nil
-}
-
-// bucketOf reads a count, and a reset in microseconds.
-func bucketOf(key string, content []any) Bucket {
-	number := func(i int) int64 {
-		text, _ := content[i].(string)
-		n, _ := strconv.ParseInt(text, 10, 64)
-		return n
-	}
-	const second = 1_000_000
-	return Bucket{Key: key, Count: number(0), Reset: strconv.FormatInt((number(1)+second-1)/second, 10)}
 }

@@ -79,6 +79,16 @@ func Together(n int, do func(i int) error) error {
 	return errors.Join(errs...)
 }
 
+// Around calls do, and returns the results of read before and after that.
+func Around[T any](read func() (T, error), do func() error) (before, after T, err error) {
+	if before, err = read(); err == nil {
+		if err = do(); err == nil {
+			after, err = read()
+		}
+	}
+	return before, after, err
+}
+
 // Poll calls done until it returns nil. After the timeout it returns done's last error.
 func Poll(ctx context.Context, timeout time.Duration, done func() error) error {
 	deadline := time.Now().Add(timeout)

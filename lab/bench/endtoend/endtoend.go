@@ -480,16 +480,11 @@ type relay struct {
 	cut      context.CancelFunc
 }
 
-// chunk is a part of a stream, and when it arrives.
+// chunk is a part of a stream, and the instant of its arrival.
 type chunk struct {
 	b   []byte
 	due time.Time
 }
-
-const (
-	chunkSize = 16 << 10
-	onTheWay  = 1024 // chunks of a stream in flight at most
-)
 
 func startRelay(upstream string, delay time.Duration) (*relay, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -545,7 +540,7 @@ func (r *relay) serve(client net.Conn) {
 
 // pass lets the bytes of one direction pass, each after the delay.
 func (r *relay) pass(from, to net.Conn) {
-	chunks := make(chan chunk, onTheWay)
+	chunks := make(chan chunk, 1024)
 	var arriving sync.WaitGroup
 	arriving.Go(func() {
 		sleep := loadgen.NewSleeper()
@@ -556,7 +551,7 @@ func (r *relay) pass(from, to net.Conn) {
 			_, _ = to.Write(c.b)
 		}
 	})
-	b := make([]byte, chunkSize)
+	b := make([]byte, 16<<10)
 	for {
 		n, err := from.Read(b)
 		if n > 0 {

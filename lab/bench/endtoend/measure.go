@@ -75,16 +75,12 @@ func (l *lab) measure(ctx context.Context, c *endpoint, length time.Duration) (s
 	if _, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Duration: leadIn(length)}); err != nil {
 		return s, err
 	}
-	before, err := c.use()
-	if err != nil {
-		return s, err
-	}
-	result, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Duration: length})
-	if err != nil {
-		return s, err
-	}
-	time.Sleep(lastCharges)
-	after, err := c.use()
+	var result loadgen.Result
+	before, after, err := traffic.Around(c.use, func() (err error) {
+		result, err = c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Duration: length})
+		time.Sleep(lastCharges)
+		return err
+	})
 	if err != nil {
 		return s, err
 	}
@@ -259,26 +255,19 @@ func (l *lab) measureLatencies(ctx context.Context, r *Result, isCounted bool) e
 			return err
 		}
 	}
-	for _, group := range [][]*endpoint{l.factorCases(), l.farCases()} {
+	var byFactor, far []*endpoint
+	for _, row := range factorRows(&l.opts) {
+		byFactor = append(byFactor, called(l.sweep, row.name))
+	}
+	for i, roundTrip := range roundTrips {
+		far = append(far, called(l.sweep, distanceName(roundTrip)), l.distances[i])
+	}
+	for _, group := range [][]*endpoint{byFactor, far} {
 		if err := l.against(ctx, Floor, r.sharedRate(group), r.latency, isCounted, group...); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func (l *lab) factorCases() (cases []*endpoint) {
-	for _, row := range factorRows(&l.opts) {
-		cases = append(cases, called(l.sweep, row.name))
-	}
-	return cases
-}
-
-func (l *lab) farCases() (cases []*endpoint) {
-	for i, roundTrip := range roundTrips {
-		cases = append(cases, called(l.sweep, distanceName(roundTrip)), l.distances[i])
-	}
-	return cases
 }
 
 // sharedRate is half of the rate that each of the cases reached. Cases with charge
@@ -583,14 +572,8 @@ func (l *lab) redisPerKey(ctx context.Context, tag string) (float64, error) {
 	if err := c.charge(ctx, tag, 0, half); err != nil {
 		return 0, err
 	}
-	before, err := c.usedMemory(ctx)
-	if err != nil {
-		return 0, err
-	}
-	if err := c.charge(ctx, tag, half, 2*half); err != nil {
-		return 0, err
-	}
-	after, err := c.usedMemory(ctx)
+	before, after, err := traffic.Around(func() (float64, error) { return c.usedMemory(ctx) },
+		func() error { return c.charge(ctx, tag, half, 2*half) })
 	return (after - before) / float64(half), err
 }
 
@@ -600,16 +583,12 @@ func (l *lab) heapPerKey(ctx context.Context, c *endpoint) (float64, error) {
 	if _, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Requests: l.sizes.heap / 10}); err != nil {
 		return 0, err
 	}
-	before, err := l.heapBytes()
-	if err != nil {
-		return 0, err
-	}
 	count := l.sizes.heap * 9 / 10
-	if _, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Requests: count}); err != nil {
-		return 0, err
-	}
-	time.Sleep(lastCharges)
-	after, err := l.heapBytes()
+	before, after, err := traffic.Around(l.heapBytes, func() error {
+		_, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Requests: count})
+		time.Sleep(lastCharges)
+		return err
+	})
 	return (after - before) / float64(count), err
 }
 

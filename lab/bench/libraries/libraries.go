@@ -118,9 +118,6 @@ type trials struct {
 	ceiling bool // set if the ceiling is measured as well
 }
 
-// choices is the most rounds that the choice of a pool takes.
-const choices = 3
-
 // compare measures the implementations. They take turns, also in being the first.
 func (t *trials) compare(ctx context.Context, kinds []*kind) (comparisons []*comparison, err error) {
 	var limiters []*limiter
@@ -211,7 +208,7 @@ func (t *trials) openBest(ctx context.Context, k *kind) (best *limiter, err erro
 		return candidates[0], nil
 	}
 	rates := make([][]float64, len(candidates))
-	for range min(choices, t.opts.Rounds) {
+	for range min(3, t.opts.Rounds) {
 		for i, l := range candidates {
 			if err := ctx.Err(); err != nil {
 				return nil, err
@@ -238,15 +235,12 @@ type scene struct {
 	refused    bool // set if nothing is admitted; otherwise everything is
 }
 
-// The limits of the scenes, in events an hour.
-const (
-	scarce = 1 // the first event uses it up
-	plenty = 1_000_000
-)
+// plenty is the limit of the scenes in which everything is admitted, in events an hour.
+const plenty = 1_000_000
 
 func (s scene) events() int {
 	if s.refused {
-		return scarce
+		return 1 // the first event uses it up
 	}
 	return plenty
 }
@@ -352,9 +346,6 @@ func (r *Result) Figures() Figures {
 	}
 }
 
-// ceilingBound is the goal for a Take, as a part of the ceiling.
-const ceilingBound = 0.75
-
 // Goals returns the goals for the goroutines that were measured: first those by which a
 // Take is judged, then those for other scenes and algorithms.
 func (r *Result) Goals() []report.Goal {
@@ -374,7 +365,7 @@ func (r *Result) Goals() []report.Goal {
 		}
 		if c.ceiling != nil && c.scene.goroutines == ceilingWith {
 			first = append(first, newGoal(takeFixedWindow.name+", "+c.scene.crowd()+" ÷ pipelined redis-benchmark",
-				ceilingBound, c.parts(c.place(takeFixedWindow))))
+				0.75, c.parts(c.place(takeFixedWindow))))
 		}
 	}
 	return append(first, extra...)

@@ -87,11 +87,10 @@ var unpooled = []int{0}
 
 func openLimiter(k *kind, addr string, pool int) (*limiter, error) {
 	l, err := k.open(addr, pool)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		l.kind, l.pool = k, pool
 	}
-	l.kind, l.pool = k, pool
-	return l, nil
+	return l, err
 }
 
 var (
@@ -238,10 +237,7 @@ var peers = []*kind{
 		name: "redis_rate", modules: []string{"github.com/go-redis/redis_rate/v10", goredisModule},
 		pools: peerPools, commands: scripted, open: overClient(limitRedisRate),
 	},
-	{
-		name: "ulule/limiter", modules: []string{ululeModule, goredisModule},
-		pools: peerPools, commands: scripted, open: overClient(limitUlule),
-	},
+	{name: "ulule/limiter", modules: []string{ululeModule, goredisModule}, pools: peerPools, commands: scripted, open: overClient(limitUlule)},
 	{
 		name: "throttled", modules: []string{throttledModule, goredisModule}, pools: peerPools,
 		// A GET goes with every TIME; other GETs are in its script.
@@ -408,12 +404,6 @@ func decideGoLimiter(store golimiter.Store) decide {
 	}
 }
 
-// The default settings of the service.
-const (
-	envoyJitter    = 300
-	envoyNearLimit = 0.8
-)
-
 // openEnvoy does what the rate limit service does with its default settings, except for
 // one Redis and a pool. Its client pipelines the calls of goroutines that share a
 // connection; REDIS_PIPELINE_WINDOW and REDIS_PIPELINE_LIMIT have no effect with one Redis.
@@ -425,8 +415,9 @@ func openEnvoy(addr string, pool int) (_ *limiter, err error) {
 	manager := stats.NewStatManager(counters, settings.Settings{})
 	client := envoyredis.NewClientImpl(counters, false, "", "tcp", "single", addr, pool,
 		0, 0, nil, false, nil, timeout, "", "")
+	const jitter, nearLimit = 300, 0.8 // the defaults
 	cache := envoyredis.NewFixedRateLimitCacheImpl(client, nil, utils.NewTimeSourceImpl(),
-		rand.New(utils.NewLockedSource(time.Now().Unix())), envoyJitter, nil, envoyNearLimit, "", manager, false)
+		rand.New(utils.NewLockedSource(time.Now().Unix())), jitter, nil, nearLimit, "", manager, false)
 	return &limiter{
 		limit: func(events int) (decide, error) {
 			limit := config.NewRateLimit(uint32(events), api.RateLimitResponse_RateLimit_HOUR,

@@ -49,13 +49,11 @@ type tally struct {
 	err       error
 }
 
-// fastest is more strides a second than any limiter makes.
-const fastest = 400_000
-
 // newLoad makes room for all latencies, so that this does not count as an allocation of a
 // limiter.
 func newLoad(goroutines, stride int, length time.Duration) *load {
 	l := &load{stride: stride, tallies: make([]tally, goroutines)}
+	const fastest = 400_000 // more strides a second than any limiter makes
 	room := 2*int(length.Seconds()*fastest)/goroutines + 16
 	for i := range l.tallies {
 		l.tallies[i].latencies = make([]time.Duration, 0, room)
