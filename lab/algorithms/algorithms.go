@@ -33,7 +33,7 @@ var (
 
 // Run draws, simulates and measures.
 func Run(_ context.Context, args []string) error {
-	_ = flags.Parse(args) // it exits where they are wrong
+	_ = flags.Parse(args) // it exits if a flag is invalid
 	if err := draw().Write(*drawing); err != nil {
 		return err
 	}
@@ -67,7 +67,6 @@ func (w way) limit(window time.Duration) *store.Limit {
 	return &store.Limit{Zone: w.name, Algorithm: w.algorithm, Window: window, Align: w.align}
 }
 
-// counter is one bucket.
 type counter struct {
 	bucket algorithm.Bucket
 	store.Request
@@ -136,7 +135,6 @@ var traffics = []struct {
 	}},
 }
 
-// client is one client's requests.
 type client struct {
 	traffic int
 	times   []int64
@@ -280,7 +278,6 @@ type running struct {
 	tasks  []task
 }
 
-// task is an admitted request.
 type task struct {
 	id         string
 	end, renew int64
@@ -343,7 +340,6 @@ const (
 // sizes are how many events the measured buckets have had.
 var sizes = []int{1, 100, 1000}
 
-// measured are the operations whose cost is measured.
 var measured = []algorithm.Operation{algorithm.Check, algorithm.Charge, algorithm.Take}
 
 // cost is the memory and CPU time that Redis needs for one way of counting.

@@ -34,7 +34,7 @@ var (
 
 // Run measures.
 func Run(ctx context.Context, args []string) error {
-	_ = flags.Parse(args) // it exits where they are wrong
+	_ = flags.Parse(args) // it exits if a flag is invalid
 	if *rounds < 1 {
 		return errors.New("rounds must be positive")
 	}
@@ -148,7 +148,6 @@ func readOwnAllocations(out []byte) (own []float64, err error) {
 	return own, nil
 }
 
-// measured is all measurements.
 type measured struct {
 	own       []float64 // allocations of the limiter's own code, by round
 	endToEnd  *endtoend.Result

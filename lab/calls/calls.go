@@ -37,7 +37,7 @@ var errEnded = errors.New("ended early")
 
 // Run counts the calls of all cases.
 func Run(ctx context.Context, args []string) error {
-	_ = flags.Parse(args) // it exits where they are wrong
+	_ = flags.Parse(args) // it exits if a flag is invalid
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	singles, err := measureSingles(ctx, singleCases, *span)
@@ -81,7 +81,6 @@ func countCalls(shard *redistest.Shard) (c calls, err error) {
 	return c, nil
 }
 
-// tally counts requests.
 type tally struct {
 	requests, allowed int64
 	windows           map[int64]int64 // allowed requests, by the end of their window
@@ -108,7 +107,6 @@ func (t *tally) add(o *tally) {
 	t.err = cmp.Or(t.err, o.err)
 }
 
-// load sends requests for some time.
 type load struct {
 	callers int // the most requests at a time
 	// rate is the number of requests in a second, at random instants; 0 means that each
@@ -257,7 +255,6 @@ var singleCases = []singleCase{
 	{name: "charge before, one client, refused", before: true, clients: 1, callers: 64, refused: true},
 }
 
-// single is the result of a case.
 type single struct {
 	singleCase
 	requests int64
@@ -412,7 +409,6 @@ type phase struct {
 
 func (p *phase) perRequest() float64 { return float64(p.sum()) / float64(p.requests) }
 
-// batched is the result of a case.
 type batched struct {
 	batchCase
 	window        time.Duration

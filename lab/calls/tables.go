@@ -74,7 +74,6 @@ func number(v float64) string {
 	return report.Digits(v)
 }
 
-// lineColours are the colours by the number of processes.
 var lineColours = []string{picture.Blue, picture.Orange, picture.Green}
 
 func draw(list []*batched) *picture.Plot {

@@ -28,7 +28,7 @@ var (
 
 // Run runs the demonstration.
 func Run(ctx context.Context, args []string) (err error) {
-	_ = flags.Parse(args) // it exits where they are wrong
+	_ = flags.Parse(args) // it exits if a flag is invalid
 	var redis []*shards.Shard
 	config := site.Config{
 		Log:    "level WARN",

@@ -19,7 +19,6 @@ const pace = 25 * time.Millisecond
 // crew is the number of clients in each role.
 var crew = [...]int{regular: 4, greedy: 1, late: 1, bystander: 2}
 
-// crowd is all clients of a Caddy.
 type crowd struct {
 	clients []*client
 	url     string
@@ -82,7 +81,6 @@ func served(clients []*client) (n int64) {
 	return n
 }
 
-// role is the part that a client plays.
 type role int
 
 const (
@@ -186,7 +184,6 @@ func (c *client) String() string {
 	return [...]string{"regular", "greedy", "late", "bystander"}[c.role] + " client " + c.name
 }
 
-// experiment is a cell while it is tried.
 type experiment struct {
 	*outcome
 	settings

@@ -31,7 +31,7 @@ var (
 
 // Run tries all cells.
 func Run(ctx context.Context, args []string) error {
-	_ = flags.Parse(args) // it exits where they are wrong
+	_ = flags.Parse(args) // it exits if a flag is invalid
 	wanted, err := regexp.Compile(*only)
 	if err != nil {
 		return fmt.Errorf("read -only: %w", err)
@@ -108,7 +108,6 @@ func cells() (all []cell) {
 	return all
 }
 
-// settings are the same for all cells.
 type settings struct {
 	caddy                     string        // the path of the binary
 	checkTimeout, dialTimeout time.Duration // checkTimeout and dialTimeout are the store's

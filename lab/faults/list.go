@@ -97,7 +97,6 @@ var processFaults = []*fault{
 	},
 }
 
-// step is one step of a fault.
 type step func(ctx context.Context, s *shard) error
 
 func each(some func(*shard) []*redistest.Server, do func(*redistest.Server) error) step {

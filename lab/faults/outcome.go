@@ -61,7 +61,6 @@ func (o *outcome) String() string {
 	return b.String()
 }
 
-// phase is a part of an experiment.
 type phase int
 
 const (
@@ -113,7 +112,6 @@ type breach struct {
 	text    string
 }
 
-// promise is a kind of promise.
 type promise int
 
 const (
@@ -376,7 +374,6 @@ type deviation struct {
 	text     string
 }
 
-// deviations are all that are known.
 var deviations = []deviation{
 	{
 		promise: responses,

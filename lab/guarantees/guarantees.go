@@ -35,7 +35,6 @@ var (
 	lasts  = flags.Duration("lasts", 5*window/2, "how long each cell is tried")
 )
 
-// settings are the same for all cells.
 type settings struct {
 	shop  *site.Workshop
 	lasts time.Duration // how long each cell runs
@@ -43,7 +42,7 @@ type settings struct {
 
 // Run tries all cells and faults.
 func Run(ctx context.Context, args []string) error {
-	_ = flags.Parse(args) // it exits where they are wrong
+	_ = flags.Parse(args) // it exits if a flag is invalid
 	wanted, err := regexp.Compile(*only)
 	if err != nil {
 		return fmt.Errorf("read -only: %w", err)
@@ -296,7 +295,6 @@ func longestSince(sites []*site.Site, earlier []caddyproc.Metrics) (longest time
 	return longest, err
 }
 
-// sender is one client.
 type sender struct {
 	client, zone string
 	sites        []*site.Site

@@ -26,7 +26,7 @@ var (
 
 // Run draws the picture.
 func Run(_ context.Context, args []string) error {
-	_ = flags.Parse(args) // it exits where they are wrong
+	_ = flags.Parse(args) // it exits if a flag is invalid
 	imports, err := read("..")
 	if err != nil {
 		return err

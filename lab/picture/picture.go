@@ -24,7 +24,6 @@ const (
 	muted  = "#57606a"
 )
 
-// palette is the colours of the lines of one plot.
 var palette = []string{Blue, Orange, Green, "#cc79a7", "#e69f00", "#56b4e9"}
 
 // Picture is a picture that is being drawn.

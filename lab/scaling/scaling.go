@@ -33,7 +33,7 @@ const (
 
 // Run simulates, and writes the document and its pictures.
 func Run(_ context.Context, args []string) error {
-	_ = flags.Parse(args) // it exits where they are wrong
+	_ = flags.Parse(args) // it exits if a flag is invalid
 	read := map[string]measured{}
 	for _, name := range []string{"benchmarks", "design", "ledger"} {
 		m, err := readMeasured(filepath.Join(*documents, name+".md"))
@@ -148,7 +148,6 @@ func (sc *scenario) hottest(place int, p *popularity, v *curve, measure func([]c
 	return all[len(all)/2], all[len(all)-1]
 }
 
-// shardCounts are the numbers of shards that the example tries.
 var shardCounts = []int{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128}
 
 // hardware is the hardware that a setting needs for the requests of the example.

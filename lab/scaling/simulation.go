@@ -173,7 +173,6 @@ type event struct {
 	replica, allows bool
 }
 
-// line is a queue of events.
 type line struct {
 	events []event
 	head   int
@@ -189,7 +188,6 @@ func (l *line) push(e event) {
 
 func (l *line) isEmpty() bool { return l.head == len(l.events) }
 
-// schedule is the events to come.
 type schedule struct{ lines [occurrences]line }
 
 func (s *schedule) push(what occurrence, now int64, e event) {

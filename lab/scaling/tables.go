@@ -132,7 +132,6 @@ func exampleText(sc *scenario) string {
 	return head + t.String()
 }
 
-// styles distinguish the settings.
 var styles = []struct {
 	setting
 	colour string

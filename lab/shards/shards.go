@@ -16,7 +16,6 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
-// master is the name of the primary for sentinels.
 const master = "limits"
 
 // Shard is some servers.

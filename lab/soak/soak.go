@@ -59,7 +59,7 @@ func route() string {
 
 // Run runs the soak.
 func Run(ctx context.Context, args []string) (err error) {
-	_ = flags.Parse(args) // it exits where they are wrong
+	_ = flags.Parse(args) // it exits if a flag is invalid
 	if *seed == 0 {
 		*seed = uint64(time.Now().UnixNano()) //nolint:gosec // any number will do
 	}
@@ -143,7 +143,6 @@ func (l *load) run(ctx context.Context, addr, path string) {
 	}
 }
 
-// need is the memory and the goroutines of all Caddys.
 type need struct{ memory, goroutines float64 }
 
 func needOf(sites []*site.Site) (n need, err error) {
@@ -163,7 +162,6 @@ const (
 	spareRoutes = 200
 )
 
-// account is the outcome of a zone's requests.
 type account struct {
 	zone           string
 	served, counts int64
@@ -355,7 +353,6 @@ func (w *world) mend(ctx context.Context) error {
 
 var background = context.Background()
 
-// fault is something that goes wrong for some time.
 type fault struct {
 	name  string
 	bring func(d time.Duration) error
@@ -443,7 +440,6 @@ func (w *world) moveSlot(rng *rand.Rand) error {
 	return err
 }
 
-// tale counts the faults by name.
 type tale map[string]int
 
 func (w *world) bringFaults(ctx context.Context, rng *rand.Rand) tale {

@@ -353,7 +353,6 @@ const (
 	refusedHotBound  = 1.05
 )
 
-// clients is the default number of distinct clients.
 const clients = 500
 
 const fiveHeaders = `

@@ -210,7 +210,6 @@ type latencies struct {
 	floor, limiter quantiles
 }
 
-// quantiles are quantiles of the durations of requests.
 type quantiles struct {
 	p50, p99, p999 float64
 	sent99, lag99  float64 // p99 from sending, and p99 of the delay of sending
@@ -232,7 +231,6 @@ func (q quantiles) ofP999() float64        { return q.p999 }
 func (q quantiles) ofSent99() float64      { return q.sent99 }
 func milliseconds(d time.Duration) float64 { return d.Seconds() * 1e3 }
 
-// rounds are the latencies of a case.
 type rounds []latencies
 
 func (r rounds) added(of func(quantiles) float64) report.Spread {
@@ -368,7 +366,6 @@ request = function()
 end
 `
 
-// wrkCases are the cases that wrk measures as well.
 var wrkCases = []string{Floor, ChargeAfter}
 
 func (l *lab) crossCheck(ctx context.Context, r *Result, isCounted bool) error {

@@ -48,7 +48,6 @@ type decide func(ctx context.Context, key string) (admitted bool, err error)
 // limits returns a decide for a limit of events an hour.
 type limits = func(events int) (decide, error)
 
-// limiter is an open implementation.
 type limiter struct {
 	kind   *kind
 	pool   int          // its connections; 0 if it counts in memory
@@ -64,7 +63,6 @@ func (l *limiter) settled() error {
 	return l.settle()
 }
 
-// kind is an implementation.
 type kind struct {
 	name       string
 	modules    []string
@@ -82,7 +80,6 @@ type kind struct {
 // scripted are the commands of implementations that only send scripts.
 var scripted = map[string]int64{"evalsha": 1, "eval": 1}
 
-// unpooled are the pools of implementations in memory.
 var unpooled = []int{0}
 
 func openLimiter(k *kind, addr string, pool int) (*limiter, error) {
@@ -111,7 +108,6 @@ func with(kinds []*kind, goroutines int) (some []*kind) {
 // machine.
 const timeout = 5 * time.Second
 
-// takeBounds are the goals of a Take.
 var takeBounds = map[int]float64{64: 1.3, 256: 1.8, 1024: 2.0}
 
 // Ours have their default pool.
@@ -323,7 +319,6 @@ func decideThrottled(store throttled.GCRAStoreCtx, events int) (decide, error) {
 	}, nil
 }
 
-// memoryPeers are set up as in their documentation.
 var memoryPeers = []*kind{
 	{name: "x/time/rate", modules: []string{"golang.org/x/time"}, pools: unpooled, open: inMemory(limitTimeRate)},
 	{name: "ulule/limiter", modules: []string{ululeModule}, pools: unpooled, open: inMemory(limitUluleMemory)},

@@ -36,13 +36,11 @@ var clientKeys = func() (keys [2000]string) {
 // takes about as long as a decision.
 const memoryStride = 64
 
-// load is the decisions of several goroutines.
 type load struct {
 	stride  int // decisions for each reading of the clock
 	tallies []tally
 }
 
-// tally sums up one goroutine's decisions.
 type tally struct {
 	admitted  int
 	latencies []time.Duration // of each stride; the memory is used again
