@@ -355,7 +355,6 @@ func (o *outcome) mostMissing() int64 {
 		most += o.servedWithin(o.begin.Add(-margin), o.end)
 	case everything:
 		most += o.servedWithin(time.Time{}, o.begin.Add(margin))
-	case nothing:
 	}
 	return most
 }

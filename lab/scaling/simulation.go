@@ -341,7 +341,6 @@ func (c *client) happen(what occurrence, e *event) {
 		b.confirmed = c.now
 	case reaped:
 		c.reap(b, e.process)
-	case occurrences:
 	}
 }
 
@@ -424,7 +423,6 @@ func (c *client) answer(b *book, e *event) {
 			c.hold(b, e.process)
 		case unclear:
 			b.held++
-		case full:
 		}
 	}
 	if next == 0 {
