@@ -1,8 +1,7 @@
-// Command lab is the laboratory: it measures the limiter, breaks what the limiter
-// counts in, simulates what many limiters need, and writes what it finds into the
-// documents. Each program of it is a package with a function Run, which parses
-// its flags, starts the servers that it needs on the loopback interface, and ends
-// them. It imports the product; nothing of the product imports it.
+// Command lab is the laboratory: it measures the limiter, breaks its stores, simulates
+// many limiters, and writes the results into the documents. Each of its programs is a
+// package with a function Run, which parses its flags, and starts and stops its servers
+// on the loopback interface. It imports the product; nothing of the product imports it.
 package main
 
 import (
@@ -46,14 +45,13 @@ func main() {
 		name = os.Args[1]
 	}
 	for _, p := range programs {
-		if p.name != name {
-			continue
+		if p.name == name {
+			if err := p.run(ctx, os.Args[2:]); err != nil {
+				fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+				os.Exit(1)
+			}
+			return
 		}
-		if err := p.run(ctx, os.Args[2:]); err != nil {
-			fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
-			os.Exit(1)
-		}
-		return
 	}
 	out, status := os.Stdout, 0
 	if name != "help" {

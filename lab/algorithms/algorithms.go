@@ -1,6 +1,6 @@
 // Package algorithms draws the decisions of each algorithm about the same requests, as
-// docs/img/algorithms.svg, and measures its accuracy and cost, for the tables of
-// docs/algorithms.md. The picture and the accuracy come from a fixed seed; the cost in
+// docs/img/algorithms.svg, and determines its accuracy and cost, for the tables of
+// docs/algorithms.md. The picture and the accuracy follow from a fixed seed; the cost in
 // Redis is measured. A way is one way of counting, a score compares its decisions with
 // those of the exact log.
 package algorithms
@@ -14,11 +14,11 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
+	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
@@ -33,7 +33,7 @@ var (
 
 // Run draws, simulates and measures.
 func Run(_ context.Context, args []string) error {
-	_ = flags.Parse(args) // it exits where they are wrong
+	_ = flags.Parse(args) // it exits if a flag is invalid
 	if err := draw().Write(*drawing); err != nil {
 		return err
 	}
@@ -45,12 +45,12 @@ func Run(_ context.Context, args []string) error {
 	return report.Rewrite(*target, "algorithms", accuracy+"\n"+costTable(cost))
 }
 
-// way is one way of counting, as the configuration writes it.
+// way is one way of counting, with the options of a zone.
 type way struct {
 	name      string
 	algorithm store.Algorithm
 	align     bool
-	burst     int64 // how many may come at once; 0 means all
+	burst     int64
 }
 
 var ways = []way{
@@ -67,7 +67,6 @@ func (w way) limit(window time.Duration) *store.Limit {
 	return &store.Limit{Zone: w.name, Algorithm: w.algorithm, Window: window, Align: w.align}
 }
 
-// counter is one bucket.
 type counter struct {
 	bucket algorithm.Bucket
 	store.Request
@@ -82,7 +81,7 @@ func (c *counter) do(op algorithm.Operation, id string, now int64) store.State {
 	return op.Run(c.bucket, &c.Request, now)
 }
 
-// most is the largest number of instants in any half-open interval of a length.
+// most is the largest number of instants in a half-open interval of some length.
 func most(instants []int64, length int64) int {
 	n, first := 0, 0
 	for i, last := range instants {
@@ -96,16 +95,14 @@ func most(instants []int64, length int64) int {
 
 const (
 	day   = int64(24 * time.Hour / time.Microsecond)
-	epoch = 1_800_057_600_000_000 // when the traffic begins: a midnight
+	epoch = 1_800_057_600_000_000 // the begin of the traffic, a midnight
 )
 
-// traffic draws the instants of a client's n requests within a day.
-type traffic struct {
+// traffics draw the instants of a client's n requests within a day.
+var traffics = []struct {
 	name   string
 	arrive func(random *rand.Rand, n int) []int64
-}
-
-var traffics = []traffic{
+}{
 	{"Poisson", func(random *rand.Rand, n int) []int64 {
 		times := make([]int64, n)
 		for i := range times {
@@ -114,7 +111,7 @@ var traffics = []traffic{
 		return times
 	}},
 	{"bursts", func(random *rand.Rand, n int) []int64 {
-		// 5 requests each on average, a few seconds apart.
+		// Each has 5 requests on average, a few seconds apart.
 		times := make([]int64, 0, n)
 		for at := int64(0); len(times) < n; {
 			if len(times) == 0 || random.IntN(5) == 0 {
@@ -126,7 +123,7 @@ var traffics = []traffic{
 		return times
 	}},
 	{"day curve", func(random *rand.Rand, n int) []int64 {
-		// Twice the mean at noon, next to nothing at midnight.
+		// The rate is twice the mean at noon, and next to nothing at midnight.
 		times := make([]int64, 0, n)
 		for len(times) < n {
 			at := random.Int64N(day)
@@ -138,7 +135,6 @@ var traffics = []traffic{
 	}},
 }
 
-// client is one client's requests.
 type client struct {
 	traffic int
 	times   []int64
@@ -146,8 +142,7 @@ type client struct {
 
 const requestsPerClient = 100 // on average
 
-// clients draws n requests. Some clients send much more than others; the traffics take
-// turns.
+// clients draws n requests of clients that differ widely in their number of requests.
 func clients(seed uint64, n int) []client {
 	random := rand.New(rand.NewPCG(seed, 0))
 	list := make([]client, n/requestsPerClient)
@@ -179,19 +174,25 @@ const (
 	window = time.Hour
 )
 
-// score is how an algorithm decided, against the exact log.
+// score compares the decisions of an algorithm with those of the exact log.
 type score struct {
-	requests int
-	over     int // how many the log refused
-	// refused and admitted are how many decisions were wrong that way, each
-	// side remembering what it admitted itself.
-	refused, admitted int
-	// differ is how many decisions differ if both remember what the log
-	// admitted.
-	differ int
-	// most is the most that was admitted to one client in one window, or at
-	// the same time.
-	most int
+	requests          int
+	over              int // requests that the log refused
+	refused, admitted int // wrong decisions, if each side counts its own admissions
+	differ            int // different decisions, if both sides count the log's admissions
+	most              int // admissions of one client in one window, or at the same time
+}
+
+func (s *score) decide(fits, took bool) {
+	switch {
+	case fits && !took:
+		s.refused++
+	case took && !fits:
+		s.admitted++
+	}
+	if !fits {
+		s.over++
+	}
 }
 
 func (s *score) add(o score) {
@@ -203,14 +204,14 @@ func (s *score) add(o score) {
 	s.most = max(s.most, o.most)
 }
 
-// scores are those of each way, by traffic; the last is all together.
+// scores are the scores of each way, by traffic; the last is of all together.
 type scores [][]score
 
 func (s scores) of(a store.Algorithm) []score {
 	return s[slices.IndexFunc(ways, func(w way) bool { return w.algorithm == a })]
 }
 
-// worst is the most that was admitted, relative to what should be.
+// worst is the most that was admitted, relative to the limit.
 func (s score) worst(w way) float64 {
 	if w.algorithm == store.Concurrency {
 		return float64(s.most) / slots
@@ -249,15 +250,7 @@ func compare(w way, times []int64) score {
 		id := strconv.Itoa(i)
 		fits := exact.do(algorithm.Take, id, now).Allowed
 		took := own.do(algorithm.Take, id, now).Allowed
-		switch {
-		case fits && !took:
-			s.refused++
-		case took && !fits:
-			s.admitted++
-		}
-		if !fits {
-			s.over++
-		}
+		s.decide(fits, took)
 		if took {
 			taken = append(taken, now)
 		}
@@ -285,14 +278,13 @@ type running struct {
 	tasks  []task
 }
 
-// task is an admitted request.
 type task struct {
 	id         string
 	end, renew int64
 }
 
-// countRunning sends one client's requests, which last, through leases that are renewed,
-// and counts the running ones.
+// countRunning sends one client's requests, which last some time, through leases that are
+// renewed, and compares the decisions with the number of running requests.
 func countRunning(w way, number uint64, times []int64) score {
 	s := score{requests: len(times)}
 	random := rand.New(rand.NewPCG(seed, number))
@@ -302,27 +294,18 @@ func countRunning(w way, number uint64, times []int64) score {
 		id := strconv.Itoa(i)
 		fits := len(r.tasks) < slots
 		took := r.leases.do(algorithm.Take, id, now).Allowed
-		if !fits {
-			s.over++
-		}
+		s.decide(fits, took)
 		if took {
 			end := now + int64(random.ExpFloat64()*float64(duration.Microseconds()))
 			r.tasks = append(r.tasks, task{id, end, now + renewal.Microseconds()})
 		}
-		switch {
-		case fits && !took:
-			s.refused++
-			s.differ++
-		case took && !fits:
-			s.admitted++
-			s.differ++
-		}
 		s.most = max(s.most, len(r.tasks))
 	}
+	s.differ = s.refused + s.admitted
 	return s
 }
 
-// advance lets the requests run until an instant.
+// advance renews and ends requests until an instant.
 func (r *running) advance(until int64) {
 	for {
 		next, at := -1, until
@@ -357,25 +340,15 @@ const (
 // sizes are how many events the measured buckets have had.
 var sizes = []int{1, 100, 1000}
 
-// measured are the operations whose cost is measured.
 var measured = []algorithm.Operation{algorithm.Check, algorithm.Charge, algorithm.Take}
 
 // cost is the memory and CPU time that Redis needs for one way of counting.
 type cost struct {
-	bytes  []int64     // those of a bucket of each of the sizes
+	bytes  []int64     // of a bucket of each of the sizes
 	micros [][]float64 // the CPU time of redis-server for each operation, by round
 }
 
-func measureRedis() (map[string]*cost, error) {
-	server, err := redistest.Launch()
-	if err != nil {
-		return nil, err
-	}
-	costs := map[string]*cost{}
-	err = measureOn(server, costs)
-	return costs, errors.Join(err, server.Stop())
-}
-
+// apart are the ways that differ in cost.
 func apart() (list []way) {
 	for _, w := range ways {
 		if !w.align && w.burst == 0 {
@@ -385,7 +358,13 @@ func apart() (list []way) {
 	return list
 }
 
-func measureOn(server *redistest.Server, costs map[string]*cost) error {
+func measureRedis() (costs map[string]*cost, err error) {
+	server, err := redistest.Launch()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, server.Stop()) }()
+	costs = map[string]*cost{}
 	shard := redis.NewShard(redis.ShardOptions{Primary: server.Addr()})
 	defer shard.Close(context.Background())
 	s := redis.New(redis.Options{
@@ -394,15 +373,15 @@ func measureOn(server *redistest.Server, costs map[string]*cost) error {
 	for _, w := range apart() {
 		costs[w.name] = &cost{bytes: make([]int64, len(sizes)), micros: make([][]float64, len(measured))}
 		if err := measureMemory(server, s, w, costs[w.name]); err != nil {
-			return fmt.Errorf("%s: %w", w.name, err)
+			return nil, fmt.Errorf("%s: %w", w.name, err)
 		}
 	}
-	// One more: the first loads scripts and opens connections.
+	// The first round, which does not count, loads scripts and opens connections.
 	for round := range measuredRounds + 1 {
 		for _, w := range apart() {
 			micros, err := measureCPU(server, s, w, round)
 			if err != nil {
-				return fmt.Errorf("%s: %w", w.name, err)
+				return nil, fmt.Errorf("%s: %w", w.name, err)
 			}
 			for i, m := range micros {
 				if round > 0 {
@@ -411,12 +390,12 @@ func measureOn(server *redistest.Server, costs map[string]*cost) error {
 			}
 		}
 	}
-	return nil
+	return costs, nil
 }
 
 func id(n int) string { return fmt.Sprintf("%011d", n) }
 
-// measureMemory fills the only bucket there is.
+// measureMemory fills the only bucket on the server.
 func measureMemory(server *redistest.Server, s *redis.Store, w way, c *cost) error {
 	ctx, client := context.Background(), server.Client()
 	done := 0
@@ -443,9 +422,9 @@ func measureMemory(server *redistest.Server, s *redis.Store, w way, c *cost) err
 	return client.FlushAll(ctx).Err()
 }
 
-// measureCPU does every operation for every client, some times in turn, and
-// returns how many microseconds redis-server took for each. Before, each client
-// has had as many charges, so that nothing is empty.
+// measureCPU does every operation some times for every client, and returns the
+// microseconds of redis-server for each. Each client has had as many charges before, so
+// that no bucket is empty.
 func measureCPU(server *redistest.Server, s *redis.Store, w way, round int) (micros []float64, err error) {
 	limit := w.limit(window)
 	limit.Zone += strconv.Itoa(round)
@@ -453,46 +432,34 @@ func measureCPU(server *redistest.Server, s *redis.Store, w way, round int) (mic
 		return nil, err
 	}
 	for i, op := range measured {
-		before, err := server.CPU()
+		before, after, err := traffic.Around(server.CPU, func() error { return callAll(s, limit, op, i+1) })
 		if err != nil {
-			return nil, err
-		}
-		if err := callAll(s, limit, op, i+1); err != nil {
 			return nil, fmt.Errorf("%s: %w", op, err)
-		}
-		after, err := server.CPU()
-		if err != nil {
-			return nil, err
 		}
 		micros = append(micros, float64((after-before).Microseconds())/measuredCalls)
 	}
 	return micros, server.Client().FlushAll(context.Background()).Err()
 }
 
-// callAll makes some calls for each client, from many callers at a time, as the
-// turn-th of all.
+// callAll makes measuredTimes calls for each client, from many callers at a time. The turn
+// makes their IDs unique.
 func callAll(s *redis.Store, limit *store.Limit, op algorithm.Operation, turn int) error {
 	calls := map[algorithm.Operation]func(context.Context, []store.Request) []store.State{
 		algorithm.Check: s.Check, algorithm.Charge: s.Charge, algorithm.Take: s.Take,
 	}
-	errs := make([]error, measuredCallers)
-	var wg sync.WaitGroup
-	for caller := range measuredCallers {
-		wg.Go(func() {
-			for n := range measuredTimes {
-				for c := caller; c < measuredClients; c += measuredCallers {
-					st := calls[op](context.Background(), []store.Request{{
-						Limit: limit, ClientKey: "x7Q:" + id(c), Events: 100, Cost: 1,
-						ID: id(turn*measuredCalls + n*measuredClients + c),
-					}})[0]
-					if errs[caller] == nil && st.Err == nil && !st.Allowed {
-						st.Err = errors.New("it was refused")
-					}
-					errs[caller] = errors.Join(errs[caller], st.Err)
+	return traffic.Together(measuredCallers, func(caller int) (err error) {
+		for n := range measuredTimes {
+			for c := caller; c < measuredClients; c += measuredCallers {
+				st := calls[op](context.Background(), []store.Request{{
+					Limit: limit, ClientKey: "x7Q:" + id(c), Events: 100, Cost: 1,
+					ID: id(turn*measuredCalls + n*measuredClients + c),
+				}})[0]
+				if err == nil && st.Err == nil && !st.Allowed {
+					st.Err = errors.New("it was refused")
 				}
+				err = errors.Join(err, st.Err)
 			}
-		})
-	}
-	wg.Wait()
-	return errors.Join(errs...)
+		}
+		return err
+	})
 }

@@ -22,17 +22,18 @@ func accuracyTable(found scores) string {
 	fmt.Fprintf(&b, " By the log %s %% are over the limit.", cells(log, over))
 	fmt.Fprintf(&b, " concurrency: %d at a time that take %s each on average, leases of %s renewed every %s, against a count of what runs, by which %s %% are over the limit.",
 		slots, span(duration), span(lease), span(renewal), cells(running, over))
-	names := make([]string, 0, len(traffics)+1)
+	var names []string
 	for _, t := range traffics {
 		names = append(names, t.name)
 	}
 	fmt.Fprintf(&b, " Always in this order: %s, **all together**.\n\n", strings.Join(names, ", "))
 	t := report.NewTable("algorithm", "% wrongly refused", "% wrongly admitted", "% that differ on the log's history", "most admitted in one window ÷ events")
 	for i, w := range ways {
+		share := func(of func(score) int) string {
+			return cells(found[i], func(s score) string { return percent(of(s), s.requests) })
+		}
 		t.Row(w.name,
-			cells(found[i], func(s score) string { return percent(s.refused, s.requests) }),
-			cells(found[i], func(s score) string { return percent(s.admitted, s.requests) }),
-			cells(found[i], func(s score) string { return percent(s.differ, s.requests) }),
+			share(func(s score) int { return s.refused }), share(func(s score) int { return s.admitted }), share(func(s score) int { return s.differ }),
 			cells(found[i], func(s score) string { return fmt.Sprintf("%.2f", s.worst(w)) }))
 	}
 	return b.String() + t.String()
@@ -95,32 +96,29 @@ const (
 	shownTime   = 36 * time.Second
 )
 
-// arrivals are in tenths of a second: bursts around the ends of windows, those
-// that a request opens and those of the clock, and some between them.
+// arrivals are in tenths of a second: bursts around the ends of windows that a request
+// opens and of windows of the clock, and some between them.
 var arrivals = []int64{
 	15, 90, 95, 101, 106, 111, 118, 123, 128, 133, 150, 165, 185,
 	275, 280, 285, 290, 295, 302, 307, 312, 317, 322, 337, 352,
 }
 
-// durations are how long the requests take, in tenths of a second, in turn.
+// durations are the durations of requests, in tenths of a second, in turn.
 var durations = []int64{12, 45, 18, 30, 8, 52}
 
-// lane is what one algorithm does with the arrivals.
+// lane is the decisions of one algorithm about the arrivals.
 type lane struct {
-	name    string
-	allowed []bool
-	taken   []int64
-	borders []int64
-	// ends and slots are those of the requests that were allowed, where they
-	// matter.
-	ends, slots []int64
+	name        string
+	allowed     []bool
+	taken       []int64
+	borders     []int64 // of windows
+	ends, slots []int64 // of requests, for concurrency
 }
 
 // tenth is in microseconds.
 const tenth = 100_000
 
-func lanes() []lane {
-	var list []lane
+func lanes() (list []lane) {
 	for _, w := range ways {
 		if w.burst == 0 {
 			list = append(list, runLane(w))
@@ -145,7 +143,7 @@ func runLane(w way) lane {
 			l.hold(at+durations[i%len(durations)], at)
 		}
 		if n := len(l.borders); w.algorithm == store.FixedWindow && !w.align && (n == 0 || l.borders[n-1] <= at) {
-			// It has opened a window.
+			// The request has opened a window.
 			l.borders = append(l.borders, at, (s.Reset-epoch)/tenth)
 		}
 	}
@@ -238,9 +236,9 @@ func (l lane) draw(p *picture.Picture, y int) {
 func drawMark(p *picture.Picture, at int64, y int, allowed bool) {
 	if allowed {
 		p.Disc(at, y, reach, picture.Blue)
-		return
+	} else {
+		p.Cross(at, y, reach-1, picture.Orange)
 	}
-	p.Cross(at, y, reach-1, picture.Orange)
 }
 
 func drawLegend(p *picture.Picture, y int) {

@@ -1,6 +1,6 @@
 // Package bench measures the limiter: in Caddy against Caddy without it (package
 // endtoend), and its stores against other limiters for Go (package libraries). It
-// puts both together, and writes docs/benchmarks.md and its pictures.
+// writes both into docs/benchmarks.md, with pictures.
 package bench
 
 import (
@@ -32,15 +32,9 @@ var (
 	rounds = flags.Int("rounds", 5, "rounds, of which the median counts")
 )
 
-// What -quick makes of each measurement.
-const (
-	quickLibraries = 50 * time.Millisecond
-	quickEndToEnd  = 100 * time.Millisecond
-)
-
 // Run measures.
 func Run(ctx context.Context, args []string) error {
-	_ = flags.Parse(args) // it exits where they are wrong
+	_ = flags.Parse(args) // it exits if a flag is invalid
 	if *rounds < 1 {
 		return errors.New("rounds must be positive")
 	}
@@ -50,8 +44,8 @@ func Run(ctx context.Context, args []string) error {
 	began, times := time.Now(), report.ReadTimes()
 	library, caddy := libraries.Options{Rounds: *rounds}, endtoend.Options{Rounds: *rounds}
 	if *quick {
-		library = libraries.Options{Rounds: 1, Length: quickLibraries, Goroutines: []int{1, 64}}
-		caddy = endtoend.Options{Rounds: 1, Length: quickEndToEnd, Quick: true}
+		library = libraries.Options{Rounds: 1, Length: 50 * time.Millisecond, Goroutines: []int{1, 64}}
+		caddy = endtoend.Options{Rounds: 1, Length: 100 * time.Millisecond, Quick: true}
 	}
 	m := new(measured)
 	var err error
@@ -82,8 +76,8 @@ func Run(ctx context.Context, args []string) error {
 	return errors.Join(append(errs, report.Rewrite(filepath.Join(*docs, "benchmarks.md"), "bench", text))...)
 }
 
-// versions are those of the limiter, if it is known, of what it runs in and with,
-// and of those that it is compared with.
+// versions are the versions of the limiter, if that is known, of its environment, and of
+// the other limiters.
 func versions(ctx context.Context) (texts []string, err error) {
 	root, err := caddyproc.Root()
 	if err != nil {
@@ -100,12 +94,11 @@ func versions(ctx context.Context) (texts []string, err error) {
 	return append(texts, libraries.Versions()...), nil
 }
 
-// commit is the name of the commit of the repository in a folder, and whether the
-// files differ from it; empty if there is none. A repository around the folder
-// says nothing of it.
+// commit is the name of the commit of the repository in a folder, and whether the files
+// differ from it; empty if the folder is not the root of a repository.
 func commit(ctx context.Context, folder string) string {
 	git := func(args ...string) (string, error) {
-		// Without locks it does not disturb other processes.
+		// Locks would disturb other processes.
 		out, err := exec.CommandContext(ctx, "git", append([]string{"--no-optional-locks", "-C", folder}, args...)...).Output()
 		return strings.TrimSpace(string(out)), err
 	}
@@ -113,14 +106,11 @@ func commit(ctx context.Context, folder string) string {
 		return ""
 	}
 	name, err := git("describe", "--tags", "--always")
-	if err != nil {
+	changes, failed := git("status", "--porcelain")
+	switch {
+	case err != nil || failed != nil:
 		return ""
-	}
-	changes, err := git("status", "--porcelain")
-	if err != nil {
-		return ""
-	}
-	if changes != "" {
+	case changes != "":
 		name += " and changes"
 	}
 	return name
@@ -128,9 +118,8 @@ func commit(ctx context.Context, folder string) string {
 
 var ownAllocs = regexp.MustCompile(`(?m)^BenchmarkHandler/own_allocations\S*\s.*\s([0-9.]+) own-allocs/op`)
 
-// ownAllocations is how many allocations the limiter's own code makes for an
-// allowed request on the memory store, as BenchmarkHandler counts them in so many
-// rounds.
+// ownAllocations are the allocations of the limiter's own code for an allowed request on
+// the memory store, by round of BenchmarkHandler.
 func ownAllocations(ctx context.Context, rounds int) (own []float64, err error) {
 	root, err := caddyproc.Root()
 	if err != nil {
@@ -159,16 +148,13 @@ func readOwnAllocations(out []byte) (own []float64, err error) {
 	return own, nil
 }
 
-// measured is all of it.
 type measured struct {
-	// own is how many allocations the limiter's code makes for a request on the
-	// memory store, by round.
-	own       []float64
+	own       []float64 // allocations of the limiter's own code, by round
 	endToEnd  *endtoend.Result
 	libraries *libraries.Result
 	took      time.Duration
-	versions  []string // those of what was measured and of what measured it
-	stolen    float64  // the part of the processors' time that others had
+	versions  []string
+	stolen    float64 // the part of the processors' time that others had
 }
 
 func (m *measured) markdown() string {
@@ -183,26 +169,19 @@ func (m *measured) markdown() string {
 	return b.String()
 }
 
-// mostOwn is how many allocations the limiter's own code may make.
-const mostOwn = 6
-
 func (m *measured) goals() []report.Goal {
-	own := report.Goal{What: "allocations of the limiter's own code per request: memory store", Bound: mostOwn, Spread: report.SpreadOf(m.own)}
+	own := report.Goal{What: "allocations of the limiter's own code per request: memory store", Bound: 6, Spread: report.SpreadOf(m.own)}
 	goals := append(m.endToEnd.Goals(), own)
 	return append(goals, m.libraries.Goals()...)
 }
 
-// busy is the part of a processor's time that is planned with: beyond it requests wait
-// for each other.
-const busy = 0.5
+const (
+	busy    = 0.5 // the part of a processor's time to plan with: beyond it requests wait
+	million = 1e6 // the requests a second for which the hardware is computed
+)
 
-// million is how many requests a second the hardware is computed for.
-const million = 1e6
-
-// traffic is a kind of requests, by how often their clients send.
-type traffic struct{ what, name string }
-
-var traffics = []traffic{
+// traffics are kinds of requests, with the names of their cases.
+var traffics = []struct{ what, name string }{
 	{"each client comes many times a second, to one Caddy", endtoend.ChargeAfter},
 	{"each client comes every few seconds", endtoend.ManyClients},
 	{"`charge before`, each request a take", endtoend.ChargeBefore},
@@ -234,6 +213,6 @@ func (m *measured) meaning() string {
 	return b.String()
 }
 
-// processors is how many are needed for a million requests a second that cost so
-// many microseconds each.
+// processors is the number of processors for a million requests a second that cost so many
+// microseconds each.
 func processors(micros float64) int { return int(math.Ceil(micros / busy)) }

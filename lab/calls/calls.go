@@ -1,22 +1,23 @@
 // Package calls counts the calls to Redis that a request costs, for the tables and
 // the plot of docs/ledger.md. It starts its own Redis servers, and takes the counts
-// from their INFO commandstats. A process is all that one Caddy has of a store; a
+// from their INFO commandstats. A process is what one Caddy has of a store; a
 // singleCase is traffic without batches, a batchCase traffic with them.
 package calls
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
+	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
@@ -34,9 +35,9 @@ var (
 // errEnded is the error of a measurement that was cancelled.
 var errEnded = errors.New("ended early")
 
-// Run counts.
+// Run counts the calls of all cases.
 func Run(ctx context.Context, args []string) error {
-	_ = flags.Parse(args) // it exits where they are wrong
+	_ = flags.Parse(args) // it exits if a flag is invalid
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	singles, err := measureSingles(ctx, singleCases, *span)
@@ -57,8 +58,7 @@ func Run(ctx context.Context, args []string) error {
 	return report.Rewrite(*target, "calls", text)
 }
 
-// calls is how many calls the servers of a shard have had. What a replica gets by
-// replication are commands that write, and none.
+// calls is the number of calls to the servers of a shard, without replication.
 type calls struct{ primary, replica int64 }
 
 func (c calls) sum() int64 { return c.primary + c.replica }
@@ -81,22 +81,17 @@ func countCalls(shard *redistest.Shard) (c calls, err error) {
 	return c, nil
 }
 
-// tally is what became of requests.
 type tally struct {
 	requests, allowed int64
-	// windows are how many were allowed, by the end of the window in which they
-	// were charged.
-	windows map[int64]int64
-	err     error // the first failure
+	windows           map[int64]int64 // allowed requests, by the end of their window
+	err               error           // the first failure
 }
 
 func (t *tally) count(st *store.State) {
 	t.requests++
 	switch {
 	case st.Err != nil:
-		if t.err == nil {
-			t.err = st.Err
-		}
+		t.err = cmp.Or(t.err, st.Err)
 	case st.Allowed:
 		t.allowed++
 		t.windows[st.Receipt.Period]++
@@ -109,36 +104,32 @@ func (t *tally) add(o *tally) {
 	for end, n := range o.windows {
 		t.windows[end] += n
 	}
-	if t.err == nil {
-		t.err = o.err
-	}
+	t.err = cmp.Or(t.err, o.err)
 }
 
-// load sends requests for some time.
 type load struct {
-	callers int // how many requests run at the same time at most
-	// rate is how many come in a second, at random instants; 0 means that each
+	callers int // the most requests at a time
+	// rate is the number of requests in a second, at random instants; 0 means that each
 	// caller sends one after the other.
 	rate    float64
-	until   time.Time                                            // when no more come
-	request func(ctx context.Context, caller, n int) store.State // the n-th of a caller
+	until   time.Time
+	request func(ctx context.Context, caller int) store.State
 }
 
-// slack is how much too early a request may come: a caller that sleeps before
-// each would need more time for that than for the request.
+// slack is how much too early a request may come: a caller that sleeps before each
+// request would spend more time on that than on the request.
 const slack = 2 * time.Millisecond
 
 func (l *load) run(ctx context.Context) *tally {
-	tallies := make([]*tally, l.callers)
-	var wg sync.WaitGroup
-	for caller := range l.callers {
-		tallies[caller] = &tally{windows: map[int64]int64{}}
-		wg.Go(func() { l.call(ctx, caller, tallies[caller]) })
-	}
-	wg.Wait()
+	tallies := make([]tally, l.callers)
+	_ = traffic.Together(l.callers, func(caller int) error {
+		tallies[caller].windows = map[int64]int64{}
+		l.call(ctx, caller, &tallies[caller])
+		return nil
+	})
 	total := &tally{windows: map[int64]int64{}}
-	for _, t := range tallies {
-		total.add(t)
+	for i := range tallies {
+		total.add(&tallies[i])
 	}
 	if total.err == nil && ctx.Err() != nil {
 		total.err = errEnded
@@ -148,7 +139,7 @@ func (l *load) run(ctx context.Context) *tally {
 
 func (l *load) call(ctx context.Context, caller int, t *tally) {
 	at := time.Now()
-	for n := 0; ctx.Err() == nil; n++ {
+	for ctx.Err() == nil {
 		now := time.Now()
 		if l.rate > 0 {
 			pause := rand.ExpFloat64() * float64(l.callers) / l.rate * float64(time.Second)
@@ -164,25 +155,23 @@ func (l *load) call(ctx context.Context, caller int, t *tally) {
 		if !now.Before(l.until) {
 			return
 		}
-		st := l.request(ctx, caller, n)
+		st := l.request(ctx, caller)
 		t.count(&st)
 	}
 }
 
-// patient bounds each thing that a process waits for.
+// patient is a timeout that a busy machine does not exceed.
 const patient = 5 * time.Second
 
-// process is all that one Caddy has of a store: books, a ledger, and
-// connections of its own. Several in one program share nothing of that.
+// process is what one Caddy has of a store: books, a ledger, and connections of its own.
 type process struct {
 	shard  *redis.Shard
 	ledger *ledger.Ledger
-	lost   atomic.Int64 // how much could not be delivered
+	lost   atomic.Int64 // requests that could not be delivered
 }
 
 func newProcess(servers *redistest.Shard) *process {
 	p := new(process)
-	// On a busy machine the usual times pass without anybody's fault.
 	opts := redis.ShardOptions{Primary: servers.Primary.Addr(), DialTimeout: patient}
 	for _, replica := range servers.Replicas {
 		opts.Replicas = append(opts.Replicas, replica.Addr())
@@ -218,25 +207,15 @@ func (p *process) close() error {
 	return nil
 }
 
-func closeAll(processes []*process) error {
-	errs := make([]error, 0, len(processes))
-	for _, p := range processes {
-		errs = append(errs, p.close())
-	}
-	return errors.Join(errs...)
-}
-
-// serve charges after: what is admitted takes its time and is settled.
-func (p *process) serve(ctx context.Context, r store.Request, takes time.Duration) store.State {
-	reqs := []store.Request{r}
-	states := make([]store.State, len(reqs))
+// serve charges after: an admitted request takes its time and is settled.
+func (p *process) serve(ctx context.Context, r store.Request) store.State {
+	reqs, states := []store.Request{r}, make([]store.State, 1)
 	p.ledger.Admit(ctx, reqs, states)
-	st := states[0]
-	if st.Err == nil && st.Allowed {
-		time.Sleep(takes)
+	if states[0].Err == nil && states[0].Allowed {
+		time.Sleep(backendTime)
 		p.ledger.Settle(reqs, nil)
 	}
-	return st
+	return states[0]
 }
 
 func (p *process) take(ctx context.Context, r store.Request) store.State {
@@ -244,12 +223,11 @@ func (p *process) take(ctx context.Context, r store.Request) store.State {
 }
 
 const (
-	backendTime    = 2 * time.Millisecond // how long an admitted request runs
-	severalClients = 500                  // the number of clients that take turns
-	// attackRate is how many requests a client over its limit sends in a second.
-	attackRate = 10_000
-	// acquaintance is how long clients send requests before calls are counted: a second
-	// later the process knows whether it is their sole writer.
+	backendTime    = 2 * time.Millisecond // of an admitted request
+	severalClients = 500
+	attackRate     = 10_000 // requests in a second of a client over its limit
+	// acquaintance is how long clients send requests before calls are counted. Within
+	// that time the process learns whether it is their sole writer.
 	acquaintance = 2 * ledger.DefaultTrust
 	roomy        = 1_000_000_000 // a limit that is not reached
 )
@@ -260,8 +238,8 @@ type singleCase struct {
 	before  bool  // set for charge before
 	clients int64 // how many take turns; 0 means that no client comes twice
 	callers int
-	refused bool // refused makes the client be over its limit
-	shared  bool // shared makes another process serve every other request of a client
+	refused bool // puts the client over its limit
+	shared  bool // makes another process serve every other request of a client
 }
 
 var singleCases = []singleCase{
@@ -277,7 +255,6 @@ var singleCases = []singleCase{
 	{name: "charge before, one client, refused", before: true, clients: 1, callers: 64, refused: true},
 }
 
-// single is what a case needed.
 type single struct {
 	singleCase
 	requests int64
@@ -322,49 +299,46 @@ func (c singleCase) measure(ctx context.Context, servers *redistest.Shard, span 
 		defer func() { err = errors.Join(err, other.close()) }()
 	}
 	var number atomic.Int64
-	send := func(ctx context.Context) store.State {
+	send := func(ctx context.Context, _ int) store.State {
 		n := number.Add(1)
 		if c.clients > 0 && n/c.clients%2 == 1 {
 			return c.send(ctx, other, n)
 		}
 		return c.send(ctx, p, n)
 	}
-	// Opening a window and filling it is not what is measured, nor are the first
-	// checks of a client, unless those are all there is.
+	// The measurement excludes the opening and filling of windows and the first checks of
+	// a client, unless no client comes twice.
 	if c.refused {
 		r := c.request(0)
 		r.Cost = roomy
 		p.ledger.Charge(ctx, []store.Request{r})
 	}
 	if c.clients > 0 && !c.before && !c.refused {
-		l := load{callers: c.callers, until: time.Now().Add(acquaintance), request: func(ctx context.Context, _, _ int) store.State { return send(ctx) }}
+		l := load{callers: c.callers, until: time.Now().Add(acquaintance), request: send}
 		l.run(ctx)
 	}
 	for range c.clients {
-		send(ctx)
+		send(ctx, 0)
 	}
 	p.settle()
 	other.settle()
-
-	before, err := countCalls(servers)
-	if err != nil {
-		return single{}, err
-	}
-	start := time.Now()
-	l := load{callers: c.callers, until: start.Add(span), request: func(ctx context.Context, _, _ int) store.State { return send(ctx) }}
-	if c.refused {
-		l.rate = attackRate
-	}
-	total := l.run(ctx)
-	seconds := time.Since(start).Seconds()
-	p.settle()
-	other.settle()
-	after, err := countCalls(servers)
+	var total *tally
+	var seconds float64
+	before, after, err := traffic.Around(func() (calls, error) { return countCalls(servers) }, func() error {
+		start := time.Now()
+		l := load{callers: c.callers, until: start.Add(span), request: send}
+		if c.refused {
+			l.rate = attackRate
+		}
+		total = l.run(ctx)
+		seconds = time.Since(start).Seconds()
+		p.settle()
+		other.settle()
+		return total.err
+	})
 	switch {
 	case err != nil:
 		return single{}, err
-	case total.err != nil:
-		return single{}, total.err
 	case c.refused && total.allowed > 0:
 		return single{}, fmt.Errorf("%d of %d requests were allowed", total.allowed, total.requests)
 	case !c.refused && total.allowed < total.requests:
@@ -387,19 +361,17 @@ func (c singleCase) send(ctx context.Context, p *process, n int64) store.State {
 	if c.before {
 		return p.take(ctx, c.request(n))
 	}
-	return p.serve(ctx, c.request(n), backendTime)
+	return p.serve(ctx, c.request(n))
 }
 
 const (
-	// steadyShare and heavyShare are how many requests a window has, relative to the
-	// limit.
-	steadyShare, heavyShare = 0.8, 1.2
-	batchShare              = 10  // how many percent of the limit batches hold at most
-	fixedPart               = 100 // the part of the limit that a fixed batch is, inverted
-	// batchCallers is how many requests run at the same time at most, in all
-	// processes, and leastCallers in each.
+	steadyShare, heavyShare = 0.8, 1.2 // the requests of a window, relative to the limit
+	batchShare              = 10       // the most that batches hold, in percent of the limit
+	fixedPart               = 100      // the limit divided by a fixed batch
+	// batchCallers is the most requests at a time in all processes, leastCallers the least
+	// such bound for each of them.
 	batchCallers, leastCallers = 64, 4
-	attempts                   = 3 // how many windows may be needed for one that counts
+	attempts                   = 3 // a busy machine may fail to generate the load
 )
 
 var (
@@ -407,7 +379,7 @@ var (
 	batchProcesses = []int{1, 4, 16}
 )
 
-// batchCase is one client's steady traffic through processes that take batches.
+// batchCase is the traffic of one client through processes that take batches.
 type batchCase struct {
 	limit     int64
 	processes int
@@ -437,17 +409,16 @@ type phase struct {
 
 func (p *phase) perRequest() float64 { return float64(p.sum()) / float64(p.requests) }
 
-// batched is what a case needed.
 type batched struct {
 	batchCase
 	window        time.Duration
 	steady, heavy phase
-	admitted      int64 // how many were in the window of the heavy traffic
+	admitted      int64 // in the window of the heavy traffic
 	again         phase // steady traffic after that
 }
 
-// leases is which part of that processes need to be counted, whatever number
-// of clients there is.
+// leases is the calls per request by which the processes are counted. Their number does
+// not depend on the number of clients.
 func (b *batched) leases() float64 {
 	if !b.auto {
 		return 0
@@ -459,36 +430,26 @@ func (b *batched) stranded() float64     { return float64(b.limit-b.admitted) / 
 func (b *batched) isSteady(p phase) bool { return p.requests*100 > b.limit*75 && p.requests < b.limit }
 func (b *batched) isHeavy(p phase) bool  { return p.requests*100 > b.limit*110 }
 
-// measureBatches runs all cases, those of the limits at the same time, each on
-// servers of its own.
+// measureBatches runs all cases, those of the limits at the same time, each on servers of
+// its own.
 func measureBatches(ctx context.Context, limits []int64, processes []int, window time.Duration) (list []*batched, err error) {
 	shards := make([]*redistest.Shard, len(limits))
-	defer func() {
-		for _, s := range shards {
-			if s != nil {
-				err = errors.Join(err, s.Stop())
-			}
-		}
-	}()
 	for i := range shards {
 		if shards[i], err = redistest.LaunchShard(1); err != nil {
 			return nil, err
 		}
+		defer func() { err = errors.Join(err, shards[i].Stop()) }()
 	}
 	for _, auto := range []bool{true, false} {
 		for _, n := range processes {
-			results, errs := make([]*batched, len(limits)), make([]error, len(limits))
-			var wg sync.WaitGroup
-			for i, limit := range limits {
-				c := batchCase{limit, n, auto}
-				wg.Go(func() {
-					if results[i], errs[i] = c.measure(ctx, shards[i], window); errs[i] != nil {
-						errs[i] = fmt.Errorf("%v: %w", c, errs[i])
-					}
-				})
-			}
-			wg.Wait()
-			if err := errors.Join(errs...); err != nil {
+			results := make([]*batched, len(limits))
+			if err := traffic.Together(len(limits), func(i int) (err error) {
+				c := batchCase{limits[i], n, auto}
+				if results[i], err = c.measure(ctx, shards[i], window); err != nil {
+					return fmt.Errorf("%v: %w", c, err)
+				}
+				return nil
+			}); err != nil {
 				return nil, err
 			}
 			for _, b := range results {
@@ -501,18 +462,17 @@ func measureBatches(ctx context.Context, limits []int64, processes []int, window
 	return list, nil
 }
 
-// measure sends steady traffic until batches have found their size, then for
-// the window that is measured, heavy traffic for another, and steady traffic
-// again. A window in which the machine was too busy to send what it should is
-// followed by another try.
+// measure sends steady traffic until batches have found their size, then measures a
+// window of steady traffic, one of heavy traffic, and one of steady traffic again. A
+// window in which the machine was too busy for the load is repeated.
 func (c batchCase) measure(ctx context.Context, servers *redistest.Shard, window time.Duration) (_ *batched, err error) {
 	processes := make([]*process, c.processes)
 	for i := range processes {
 		processes[i] = newProcess(servers)
 	}
-	defer func() { err = errors.Join(err, closeAll(processes)) }()
+	defer func() { err = errors.Join(err, traffic.Each(processes, (*process).close)) }()
 
-	// Aligned windows can be computed here.
+	// The windows are aligned, so their ends are known.
 	start := time.Now()
 	first := start.Truncate(window).Add(window)
 	if first.Sub(start) < window/2 {
@@ -531,22 +491,22 @@ func (c batchCase) measure(ctx context.Context, servers *redistest.Shard, window
 			if err != nil {
 				return err
 			}
-			// Some of the requests may be late, in the next window.
-			total.add(more)
+			total.add(more) // some of the requests may be late, in the next window
 			if *ph = got; isDone(got) {
 				break
 			}
 		}
 		return nil
 	}
-	if err := try(steadyShare, &b.steady, b.isSteady); err != nil {
-		return nil, err
-	}
-	if err := try(heavyShare, &b.heavy, b.isHeavy); err != nil {
-		return nil, err
+	err = try(steadyShare, &b.steady, b.isSteady)
+	if err == nil {
+		err = try(heavyShare, &b.heavy, b.isHeavy)
 	}
 	full := end
-	if err := try(steadyShare, &b.again, b.isSteady); err != nil {
+	if err == nil {
+		err = try(steadyShare, &b.again, b.isSteady)
+	}
+	if err != nil {
 		return nil, err
 	}
 	b.admitted = total.windows[full.UnixMicro()]
@@ -561,10 +521,6 @@ func (c batchCase) measure(ctx context.Context, servers *redistest.Shard, window
 func (c batchCase) send(
 	ctx context.Context, servers *redistest.Shard, processes []*process, window time.Duration, share float64, until time.Time,
 ) (ph phase, total *tally, err error) {
-	before, err := countCalls(servers)
-	if err != nil {
-		return ph, nil, err
-	}
 	r := store.Request{
 		Limit:     &store.Limit{Zone: c.String(), Algorithm: store.FixedWindow, Window: window, Align: true},
 		ClientKey: "client", Events: c.limit, Cost: 1, Batch: c.batch(), BatchShare: batchShare,
@@ -572,14 +528,16 @@ func (c batchCase) send(
 	l := load{
 		callers: c.processes * max(batchCallers/c.processes, leastCallers),
 		rate:    share * float64(c.limit) / window.Seconds(), until: until,
-		request: func(ctx context.Context, caller, _ int) store.State {
+		request: func(ctx context.Context, caller int) store.State {
 			return processes[caller%len(processes)].take(ctx, r)
 		},
 	}
-	total = l.run(ctx)
-	if total.err != nil {
-		return ph, nil, total.err
+	before, after, err := traffic.Around(func() (calls, error) { return countCalls(servers) }, func() error {
+		total = l.run(ctx)
+		return total.err
+	})
+	if err != nil {
+		return ph, nil, err
 	}
-	after, err := countCalls(servers)
-	return phase{total.requests, after.since(before)}, total, err
+	return phase{total.requests, after.since(before)}, total, nil
 }

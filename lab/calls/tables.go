@@ -23,8 +23,7 @@ func singleTable(list []single) string {
 	return t.String()
 }
 
-// batchTable is what cases with batches needed, as Markdown: for a limit and a
-// number of processes in one row.
+// batchTable has a row for each limit and number of processes.
 func batchTable(list []*batched) string {
 	t := report.NewTable("limit", "processes", "`auto`: calls per request", "of them leases", "over the limit", "afterwards", "stranded %",
 		fmt.Sprintf("`limit/%d`: calls per request", fixedPart), "over the limit", "afterwards", "stranded %")
@@ -75,13 +74,12 @@ func number(v float64) string {
 	return report.Digits(v)
 }
 
-// lineColours are those of numbers of processes.
 var lineColours = []string{picture.Blue, picture.Orange, picture.Green}
 
 func draw(list []*batched) *picture.Plot {
 	p := picture.NewPlot(picture.Powers("limit, in a window", 10, 3, 6), picture.Powers("", 10, -4, 1),
 		"Calls to Redis for each request, by the limit", "Calls to Redis per request, of one client at 80 % of its limit")
-	// What it is without a batch does not depend on the limit.
+	// Without a batch the calls do not depend on the limit.
 	for _, without := range []struct {
 		calls  float64
 		name   string

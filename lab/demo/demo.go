@@ -1,7 +1,6 @@
 // Package demo runs two Caddys that share limits in two Redis shards, each with a
-// replica, sends them 200,000 requests of 500 clients, and compares what Redis
-// counted with what was served. Then it says where to send requests by hand,
-// until it is interrupted.
+// replica, sends them 200,000 requests of 500 clients, and compares the counts in Redis
+// with the served requests. Then it waits for requests by hand, until it is interrupted.
 package demo
 
 import (
@@ -17,6 +16,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
 	"github.com/shardlimit/caddy-shardlimit/lab/shards"
 	"github.com/shardlimit/caddy-shardlimit/lab/site"
+	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 )
 
 var (
@@ -26,14 +26,9 @@ var (
 	once     = flags.Bool("once", false, "end after the comparison")
 )
 
-const (
-	shardCount = 2
-	caddys     = 2
-)
-
 // Run runs the demonstration.
 func Run(ctx context.Context, args []string) (err error) {
-	_ = flags.Parse(args) // it exits where they are wrong
+	_ = flags.Parse(args) // it exits if a flag is invalid
 	var redis []*shards.Shard
 	config := site.Config{
 		Log:    "level WARN",
@@ -41,14 +36,13 @@ func Run(ctx context.Context, args []string) (err error) {
 		Stores: "store redis {\n",
 		Routes: []string{"rate_limit {header.X-Api-Key} 5000 1h\nrespond \"Hello.\n\""},
 	}
-	for i := range shardCount {
+	for _, name := range []string{"a", "b"} {
 		shard, err := shards.Static(1)
 		if err != nil {
 			return err
 		}
 		defer func() { _ = shard.Stop() }()
 		redis = append(redis, shard)
-		name := string(rune('a' + i))
 		config.Stores += shard.Text(name)
 		fmt.Printf("shard %s: primary %s, replica %s\n", name, shard.Primary().Addr(), shard.Replicas()[0].Addr())
 	}
@@ -59,7 +53,7 @@ func Run(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	defer w.Close()
-	sites, err := w.StartAll(caddys, config)
+	sites, err := w.StartAll(2, config)
 	if err != nil {
 		return err
 	}
@@ -84,36 +78,31 @@ func Run(ctx context.Context, args []string) (err error) {
 	return nil
 }
 
-// load sends the requests to all Caddys at the same time and returns how many
-// of each client were served.
+// load sends the requests to all Caddys at the same time, and returns the number of served
+// requests by client.
 func load(ctx context.Context, sites []*site.Site) (served map[string]int64, err error) {
 	fmt.Printf("sending %d requests of %d clients\n", *requests, *clients)
 	served = map[string]int64{}
 	var mu sync.Mutex
-	var wg sync.WaitGroup
-	errs := make([]error, len(sites))
 	results := make([]loadgen.Result, len(sites))
-	for i, s := range sites {
-		wg.Go(func() {
-			results[i], errs[i] = loadgen.Run(ctx, loadgen.Options{
-				Addr: s.Addrs[0], Header: "X-Api-Key", Connections: 32, Duration: 10 * time.Minute,
-				Requests: *requests / int64(len(sites)),
-				Key:      func(n int64) string { return "client-" + strconv.FormatInt(n%*clients, 10) },
-				OnResponse: func(key string, resp *http.Response) {
-					if resp.StatusCode == http.StatusOK {
-						mu.Lock()
-						served[key]++
-						mu.Unlock()
-					}
-				},
-			})
+	if err := traffic.Together(len(sites), func(i int) (err error) {
+		results[i], err = loadgen.Run(ctx, loadgen.Options{
+			Addr: sites[i].Addrs[0], Header: "X-Api-Key", Connections: 32, Duration: 10 * time.Minute,
+			Requests: *requests / int64(len(sites)),
+			Key:      func(n int64) string { return "client-" + strconv.FormatInt(n%*clients, 10) },
+			OnResponse: func(key string, resp *http.Response) {
+				if resp.StatusCode == http.StatusOK {
+					mu.Lock()
+					served[key]++
+					mu.Unlock()
+				}
+			},
 		})
+		return err
+	}); err != nil {
+		return nil, fmt.Errorf("send load: %w", err)
 	}
-	wg.Wait()
 	for i, r := range results {
-		if errs[i] != nil {
-			return nil, fmt.Errorf("send load: %w", errs[i])
-		}
 		fmt.Printf("caddy %d answered %d requests in %v, %.0f per second, by status %v\n",
 			i+1, r.Requests, r.Elapsed.Round(time.Millisecond), float64(r.Requests)/r.Elapsed.Seconds(), r.Status)
 	}
@@ -121,7 +110,7 @@ func load(ctx context.Context, sites []*site.Site) (served map[string]int64, err
 }
 
 func compare(ctx context.Context, redis []*shards.Shard, served map[string]int64) error {
-	time.Sleep(time.Second) // The last charges may be on their way still.
+	time.Sleep(time.Second) // for the charges in flight
 	differ, total, count, sum := 0, int64(0), 0, int64(0)
 	for i, shard := range redis {
 		buckets, err := shard.Buckets(ctx, "*")

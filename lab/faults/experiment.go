@@ -16,40 +16,38 @@ import (
 // pace is how often each client sends a request.
 const pace = 25 * time.Millisecond
 
-// crew is how many clients of each role there are.
-var crew = map[role]int{regular: 4, greedy: 1, late: 1, bystander: 2}
+// crew is the number of clients in each role.
+var crew = [...]int{regular: 4, greedy: 1, late: 1, bystander: 2}
 
-// crowd is all clients of a Caddy.
 type crowd struct {
 	clients []*client
 	url     string
-
 	ctx     context.Context
 	end     context.CancelFunc
 	running sync.WaitGroup
 }
 
-// recruit gives clients their roles: mine belong to the shard that the fault
-// happens to, others to another one. Greedy ones have so many events.
+// recruit assigns the roles: mine are clients of the shard with the fault, others those of
+// the other one. Greedy clients have the limit events.
 func recruit(url string, mine, others []string, events int64) (*crowd, error) {
 	t := &crowd{url: url}
 	t.ctx, t.end = context.WithCancel(context.Background())
-	for _, r := range []role{regular, greedy, late, bystander} {
-		names := &mine
+	for i, n := range crew {
+		names, r := &mine, role(i)
 		if r == bystander {
 			names = &others
 		}
-		if len(*names) < crew[r] {
-			return nil, fmt.Errorf("there are %d clients for %d", len(*names), crew[r])
+		if len(*names) < n {
+			return nil, fmt.Errorf("there are %d clients for %d", len(*names), n)
 		}
-		for _, name := range (*names)[:crew[r]] {
+		for _, name := range (*names)[:n] {
 			c := &client{name: name, role: r, events: plenty}
 			if r == greedy {
 				c.events = events
 			}
 			t.clients = append(t.clients, c)
 		}
-		*names = (*names)[crew[r]:]
+		*names = (*names)[n:]
 	}
 	return t, nil
 }
@@ -83,14 +81,13 @@ func served(clients []*client) (n int64) {
 	return n
 }
 
-// role is the part that a client plays.
 type role int
 
 const (
-	regular   role = iota // regular clients have an open window and stay far below their limit
-	greedy                // greedy ones reach their limit
-	late                  // late ones come for the first time while the fault lasts
-	bystander             // bystander ones belong to another shard
+	regular   role = iota // has an open window and stays far below its limit
+	greedy                // reaches its limit
+	late                  // sends its first request during the fault
+	bystander             // belongs to the other shard
 )
 
 // client sends one request after the other.
@@ -98,9 +95,8 @@ type client struct {
 	name   string
 	role   role
 	events int64 // its limit
-
-	mu   sync.Mutex
-	seen []response
+	mu     sync.Mutex
+	seen   []response
 }
 
 // response is one response to a client.
@@ -111,11 +107,11 @@ type response struct {
 	remaining, reset string // remaining and reset are those of the headers
 }
 
-// plenty is the limit of clients that ask for no other.
+// plenty is the limit of all but greedy clients.
 const plenty = 1_000_000
 
-// run sends a request every pace, or as soon as the previous one is answered, until
-// ctx ends. It waits for the request in flight.
+// run sends a request every pace, or as soon as the previous one is answered. When ctx
+// ends, it waits for the request in flight.
 func (c *client) run(ctx context.Context, url string, pace time.Duration) {
 	http := traffic.NewClient(1)
 	defer http.CloseIdleConnections()
@@ -160,12 +156,15 @@ func (c *client) count(is func(*response) bool) (n int64) {
 func (c *client) served() int64    { return c.count((*response).isServed) }
 func (r *response) isServed() bool { return r.status == http.StatusOK }
 
+// isUnchecked reports whether a request was served without a check of the limit.
+func (r *response) isUnchecked() bool { return r.isServed() && !r.limited }
+
 func (r *response) isNormal() bool {
 	return r.limited && (r.status == http.StatusOK || r.status == http.StatusTooManyRequests)
 }
 
-// isSettledSince reports whether the last few responses are right and answer requests
-// that began after an instant.
+// isSettledSince reports whether the last few requests began after then, with the right
+// responses.
 func (c *client) isSettledSince(then time.Time, isRight func(*response) bool) bool {
 	seen := last(c.responses())
 	for _, r := range seen {
@@ -176,7 +175,7 @@ func (c *client) isSettledSince(then time.Time, isRight func(*response) bool) bo
 	return len(seen) == few
 }
 
-// few is how many responses in a row count as a lasting state.
+// few is the number of responses in a row that count as a lasting state.
 const few = 5
 
 func last(seen []response) []response { return seen[max(0, len(seen)-few):] }
@@ -185,18 +184,17 @@ func (c *client) String() string {
 	return [...]string{"regular", "greedy", "late", "bystander"}[c.role] + " client " + c.name
 }
 
-// experiment is a cell while it is tried, and what has been seen of it so far.
 type experiment struct {
 	*outcome
 	settings
 	broken, other *shard
 	site          *site.Site
 	crowd         *crowd
-	samples       []sample // samples were taken from the end on
+	samples       []sample // from the end of the fault on
 }
 
 // sample is how many of the requests that had been served at an instant were not
-// counted a little later.
+// counted shortly after.
 type sample struct {
 	at   time.Time
 	owed int64
@@ -221,31 +219,25 @@ func (e *experiment) run(ctx context.Context) error {
 		return fmt.Errorf("bring the fault on: %w", err)
 	}
 	sampling, stop := context.WithCancel(ctx)
-	sampled := make(chan struct{})
-	go func() {
-		defer close(sampled)
-		e.sample(sampling)
-	}()
+	var sampled sync.WaitGroup
+	sampled.Go(func() { e.sample(sampling) })
 	err := e.recover(ctx)
 	stop()
-	<-sampled
+	sampled.Wait()
 	if err != nil {
 		return err
 	}
-	e.site.Stop()
-	// Caddy delivers pending charges before it ends.
+	e.site.Stop() // Caddy delivers pending charges before it ends.
 	return e.count(ctx)
 }
 
-// bring brings the fault on and ends it. During the fault it starts the clients that
-// have sent nothing before.
+// bring begins and ends the fault, and starts the late clients in between.
 func (e *experiment) bring(ctx context.Context) error {
 	late := time.AfterFunc(e.during/4, func() { e.crowd.start(isLate) })
 	e.begin = time.Now()
 	err := e.fault.bring(ctx, e.broken, e.during)
 	e.end = time.Now()
-	if late.Stop() {
-		// The fault was shorter than it should be.
+	if late.Stop() { // the fault was shorter than e.during
 		e.crowd.start(isLate)
 	}
 	return err
@@ -264,19 +256,15 @@ func (e *experiment) recover(ctx context.Context) error {
 	return e.settle(ctx)
 }
 
-// normalTimeout bounds the time until responses are normal.
-const normalTimeout = time.Minute
-
-// awaitNormal waits until the store has decided the last few responses of some clients
-// after an instant.
+// awaitNormal waits until the store has decided the last few requests of clients since
+// then.
 func (e *experiment) awaitNormal(ctx context.Context, then time.Time, isOne func(role) bool) error {
-	return traffic.Poll(ctx, normalTimeout, func() error {
+	return traffic.Poll(ctx, time.Minute, func() error {
 		if err := e.count(ctx); err != nil {
 			return err
 		}
 		for _, c := range e.crowd.only(isOne) {
-			isRight := func(r *response) bool { return r.isNormal() && !e.isLocal(e.buckets, c, r) }
-			if !c.isSettledSince(then, isRight) {
+			if !c.isSettledSince(then, func(r *response) bool { return e.isNormal(c, r) }) {
 				return fmt.Errorf("responses to %s are not normal: %s", c, describe(last(c.responses())))
 			}
 		}
@@ -284,18 +272,15 @@ func (e *experiment) awaitNormal(ctx context.Context, then time.Time, isOne func
 	})
 }
 
-const (
-	settleTimeout = time.Minute // settleTimeout bounds the time until all charges have arrived
-	// quiet is how long nothing arrives once nothing is in flight: the retry queue of
-	// a shard runs once a second.
-	quiet = 2500 * time.Millisecond
-)
+// quiet is longer than charges that are still to come can take: the retry queue of a
+// shard runs once a second.
+const quiet = 2500 * time.Millisecond
 
 // settle waits until every served request is charged, except for charges that are
 // known to have failed, or until nothing has been charged for a while.
 func (e *experiment) settle(ctx context.Context) error {
 	since := time.Now()
-	return traffic.Poll(ctx, settleTimeout, func() error {
+	return traffic.Poll(ctx, time.Minute, func() error {
 		known := e.buckets
 		if err := e.count(ctx); err != nil {
 			return err
@@ -320,7 +305,7 @@ func (e *experiment) settle(ctx context.Context) error {
 func (e *experiment) sample(ctx context.Context) {
 	const period = 25 * time.Millisecond
 	for {
-		// Requests served from here on cannot be counted yet.
+		// Requests that are served after this are not in the sample.
 		s := sample{at: time.Now(), owed: served(e.crowd.only(isConcerned))}
 		if buckets, err := e.broken.Buckets(ctx, zone); err == nil {
 			for _, b := range buckets {

@@ -1,7 +1,7 @@
 // Package faults breaks Redis in many ways while a Caddy serves requests, compares the
 // outcome with the promises of docs/failure-modes.md, and writes its observations
-// there. A cell is a fault under a policy, an experiment a cell while it runs, and an
-// outcome the observations, which are checked against the promises.
+// there. A cell is a fault under a policy, an experiment is a cell while it runs, and an
+// outcome holds the observations and checks them against the promises.
 package faults
 
 import (
@@ -9,7 +9,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"net/http"
 	"regexp"
 	"slices"
 	"strings"
@@ -30,9 +29,9 @@ var (
 	during  = flags.Duration("during", 3*time.Second, "how long faults last that do not end by themselves")
 )
 
-// Run tries the faults.
+// Run tries all cells.
 func Run(ctx context.Context, args []string) error {
-	_ = flags.Parse(args) // it exits where they are wrong
+	_ = flags.Parse(args) // it exits if a flag is invalid
 	wanted, err := regexp.Compile(*only)
 	if err != nil {
 		return fmt.Errorf("read -only: %w", err)
@@ -53,8 +52,8 @@ func Run(ctx context.Context, args []string) error {
 	return err
 }
 
-// try runs the wanted cells one after the other. It goes on where promises are broken;
-// the error names them.
+// try runs the wanted cells one after the other. The error names the promises that were
+// broken.
 func try(ctx context.Context, set settings, wanted *regexp.Regexp) (outcomes []*outcome, err error) {
 	for _, c := range cells() {
 		if !wanted.MatchString(c.String()) {
@@ -109,33 +108,27 @@ func cells() (all []cell) {
 	return all
 }
 
-// settings are how cells are run.
 type settings struct {
 	caddy                     string        // the path of the binary
 	checkTimeout, dialTimeout time.Duration // checkTimeout and dialTimeout are the store's
-	// before, during and after are how long requests are sent without the fault, with
+	// before, during and after are how long requests are sent before the fault, with
 	// it, and at least after it.
 	before, during, after time.Duration
 }
 
-// greedyEvents is a limit that clients reach while a fault lasts, and reach again
-// within it where their counts start anew.
+// greedyEvents is a limit that clients reach during a fault, and once more if their
+// counts start anew.
 func (s settings) greedyEvents() int64 { return int64((s.before + s.during/4) / pace) }
 
-const (
-	cellTimeout = 3 * time.Minute
-	attempts    = 3 // how often a cell is tried while the machine stands still
-)
-
-// run tries a cell, and again where promises were broken while the machine stood still
-// for so long that checks time out.
+// run tries a cell, and up to two times more if promises were broken while the machine
+// stalled for so long that checks time out.
 func (c cell) run(ctx context.Context, set settings) (o *outcome, err error) {
-	for range attempts {
+	for range 3 {
 		watching, stop := context.WithCancel(ctx)
 		stood := watchMachine(watching)
 		o, err = c.runOnce(ctx, set)
 		stop()
-		// A replica is given half of the time, and its answer needs some as well.
+		// A replica gets half of the timeout, and its answer needs some of that.
 		if longest := <-stood; ctx.Err() != nil || longest < set.checkTimeout/4 || err == nil && len(o.unknown()) == 0 {
 			break
 		}
@@ -143,18 +136,15 @@ func (c cell) run(ctx context.Context, set settings) (o *outcome, err error) {
 	return o, err
 }
 
-// watchMachine observes until ctx ends whether the machine lets this process run on
-// time, and then returns the longest stall. Stalls make timeouts pass that no fault
-// causes.
+// watchMachine observes until ctx ends whether this process runs on time, and then
+// returns the longest stall. During a stall, timeouts pass that no fault causes.
 func watchMachine(ctx context.Context) <-chan time.Duration {
 	const interval = 5 * time.Millisecond
 	stood := make(chan time.Duration, 1)
 	go func() {
 		longest := time.Duration(0)
-		for last := time.Now(); traffic.Pause(ctx, interval) == nil; {
-			now := time.Now()
-			longest = max(longest, now.Sub(last)-interval)
-			last = now
+		for last := time.Now(); traffic.Pause(ctx, interval) == nil; last = time.Now() {
+			longest = max(longest, time.Since(last)-interval)
 		}
 		stood <- longest
 	}()
@@ -162,7 +152,7 @@ func watchMachine(ctx context.Context) <-chan time.Duration {
 }
 
 func (c cell) runOnce(ctx context.Context, set settings) (_ *outcome, err error) {
-	ctx, cancel := context.WithTimeout(ctx, cellTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
 	shop, err := site.Open(set.caddy)
 	if err != nil {
@@ -204,13 +194,9 @@ func tailOf(log string) string {
 }
 
 const (
-	// zone is the zone that limits the clients, and survey one that shows which
-	// clients belong to a shard.
-	zone   = "api"
-	survey = "survey"
-	// faulty is what Caddy calls the shard that the fault happens to, sound the
-	// other one.
-	faulty, sound = "faulty", "sound"
+	zone          = "api"             // limits the clients
+	survey        = "survey"          // a zone that shows which clients belong to a shard
+	faulty, sound = "faulty", "sound" // the names of the shard with the fault and of the other one
 )
 
 func (c cell) config(set settings, broken, other *shard) site.Config {
@@ -237,18 +223,15 @@ handle {
 	}
 }
 
-const (
-	// surveyed is how many clients are looked at, so that each shard surely has
-	// enough of them.
-	surveyed      = 24
-	surveyTimeout = time.Minute
-)
+// surveyed is a number of clients of which each shard surely gets enough.
+const surveyed = 24
 
+// survey finds the clients of the shard with the fault and those of the other one.
 func (e *experiment) survey(ctx context.Context) (mine, others []string, err error) {
 	client := traffic.NewClient(1)
 	defer client.CloseIdleConnections()
 	var visited time.Time
-	err = traffic.Poll(ctx, surveyTimeout, func() error {
+	err = traffic.Poll(ctx, time.Minute, func() error {
 		if mine, err = e.broken.clients(ctx, survey); err != nil {
 			return err
 		}
@@ -259,7 +242,7 @@ func (e *experiment) survey(ctx context.Context) (mine, others []string, err err
 		if n == surveyed {
 			return nil
 		}
-		// A request that a busy machine did not serve in time is made again.
+		// A busy machine may not serve a request in time.
 		if time.Since(visited) > time.Second {
 			for i := range surveyed {
 				name := fmt.Sprintf("client-%d", i)
@@ -267,7 +250,7 @@ func (e *experiment) survey(ctx context.Context) (mine, others []string, err err
 					continue
 				}
 				if x := traffic.Ask(client, "http://"+e.site.Addrs[0]+"/survey", map[string]string{"X-Client": name}); x.Status == 0 {
-					return fmt.Errorf("ask whom %s belongs to: no response", name)
+					return fmt.Errorf("find the shard of %s: no response", name)
 				}
 			}
 			visited = time.Now()
@@ -302,6 +285,3 @@ func (m *metrics) failed(shard string) (n int64) {
 	}
 	return n
 }
-
-// isUnchecked reports whether a request was served without a check of the limit.
-func (r *response) isUnchecked() bool { return r.status == http.StatusOK && !r.limited }

@@ -15,41 +15,38 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 )
 
-// fault is what happens to a shard while requests come.
+// fault is something that happens to a shard under load.
 type fault struct {
 	name   string
 	launch launcher // launch starts the kind of shard that it can happen to
-	// bring brings it on, waits while it shall last, and ends it. It returns when
-	// the servers do again what they should.
+	// bring begins the fault, waits, and ends it. It returns once the servers work
+	// again.
 	bring bringer
-	// checks and primary are how much is left of what decides requests: of the
-	// servers that check windows that are open, and of the primary, which takes
-	// and opens windows.
+	// checks and primary are what is left of the servers that decide requests: of
+	// those that check open windows, and of the primary, which takes and opens windows.
 	checks, primary reach
-	// loses is what Redis itself forgets, persistence and replication being as
-	// they are.
-	loses loss
+	loses           loss // the writes that Redis itself loses
 }
 
 type bringer func(ctx context.Context, s *shard, lasting time.Duration) error
 
-// reach is how much is left of what decides.
+// reach is how much is left of the servers that decide.
 type reach int
 
 const (
 	there  reach = iota // no request may notice
-	partly              // some requests are decided, and for the others on_error is
-	away                // requests notice, and on_error decides
+	partly              // the store decides some requests, and on_error the others
+	away                // on_error decides
 )
 
-// loss is what Redis forgets.
+// loss is the part of the counts that Redis loses.
 type loss int
 
 const (
 	nothing    loss = iota // nothing that Redis has replied to
-	tail                   // what a primary had not passed on to the replica that is promoted
-	fork                   // what a primary takes after another one was promoted
-	everything             // everything that was counted
+	tail                   // the writes that had not reached the replica that is promoted
+	fork                   // the writes of a primary after another one was promoted
+	everything             // all counts
 )
 
 func (f *fault) isUnnoticed() bool {
@@ -82,50 +79,28 @@ func repeats(every time.Duration, do step) bringer {
 	}
 }
 
-// processFaults are those of a server's process.
+// processFaults are the faults of a server's process.
 var processFaults = []*fault{
+	{name: restart, launch: static(2), bring: stops(primary), primary: away},
+	{name: "one of two replicas killed", launch: static(2), bring: stops(firstReplica)},
+	{name: "all replicas killed", launch: static(2), bring: stops(replicas)},
+	{name: "whole shard killed", launch: static(2), bring: stops(all), checks: away, primary: away},
 	{
-		name: restart, launch: static(2),
-		bring: stops(primary), primary: away,
+		name: "primary stopped (SIGSTOP)", launch: static(2), primary: away,
+		bring: lasts(each(primary, (*redistest.Server).Pause), each(primary, (*redistest.Server).Resume)),
 	},
 	{
-		name: "one of two replicas killed", launch: static(2),
-		bring: stops(firstReplica),
-	},
-	{
-		name: "all replicas killed", launch: static(2),
-		bring: stops(replicas),
-	},
-	{
-		name: "whole shard killed", launch: static(2),
-		bring:  stops(all),
-		checks: away, primary: away,
-	},
-	{
-		name: "primary stopped (SIGSTOP)", launch: static(2),
-		bring:   lasts(each(primary, (*redistest.Server).Pause), each(primary, (*redistest.Server).Resume)),
-		primary: away,
-	},
-	{
-		name: "TLS certificate expired", launch: encrypted,
+		name: "TLS certificate expired", launch: encrypted, checks: away, primary: away,
 		bring: lasts(
 			func(_ context.Context, s *shard) error { return s.renew(time.Now().Add(-time.Minute)) },
 			func(_ context.Context, s *shard) error { return s.renew(validUntil()) }),
-		checks: away, primary: away,
 	},
 }
 
-// step is one of the things that a fault does.
 type step func(ctx context.Context, s *shard) error
 
 func each(some func(*shard) []*redistest.Server, do func(*redistest.Server) error) step {
-	return func(_ context.Context, s *shard) error {
-		var errs []error
-		for _, server := range some(s) {
-			errs = append(errs, do(server))
-		}
-		return errors.Join(errs...)
-	}
+	return func(_ context.Context, s *shard) error { return traffic.Each(some(s), do) }
 }
 
 func stops(some func(*shard) []*redistest.Server) bringer {
@@ -142,54 +117,35 @@ func (s *shard) renew(until time.Time) error {
 	return errors.Join(s.certificate.Renew(until), s.Primary().Restart())
 }
 
-const (
-	delay              = 200 * time.Millisecond // how much later replies come
-	repliesBeforeReset = 1000                   // repliesBeforeReset, in bytes, are a handful of replies
-)
-
-// networkFaults are those of the network between Caddy and all servers.
+// networkFaults are the faults of the network between Caddy and all servers.
 var networkFaults = []*fault{
+	{name: "network cut", launch: proxied, checks: away, primary: away, bring: onProxies((*redistest.Proxy).Down, (*redistest.Proxy).Up)},
 	{
-		name: "network cut", launch: proxied,
-		bring: lasts(onProxies((*redistest.Proxy).Down), onProxies((*redistest.Proxy).Up)), checks: away, primary: away,
+		name: "replies delayed by 200 ms", launch: proxied, checks: partly, primary: partly,
+		bring: onProxies(func(p *redistest.Proxy) error { return p.Delay(200 * time.Millisecond) }, (*redistest.Proxy).Pass),
 	},
 	{
-		name: "replies delayed by 200 ms", launch: proxied,
-		bring: lasts(
-			onProxies(func(p *redistest.Proxy) error { return p.Delay(delay) }),
-			onProxies((*redistest.Proxy).Pass)),
-		checks: partly, primary: partly,
+		name: "nothing arrives, connections stay", launch: proxied, checks: away, primary: away,
+		bring: onProxies((*redistest.Proxy).SwallowAll, (*redistest.Proxy).Pass),
 	},
 	{
-		name: "nothing arrives, connections stay", launch: proxied,
-		bring:  lasts(onProxies((*redistest.Proxy).SwallowAll), onProxies((*redistest.Proxy).Pass)),
-		checks: away, primary: away,
+		name: "replies do not arrive", launch: proxied, checks: away, primary: away,
+		bring: onProxies((*redistest.Proxy).SwallowReplies, (*redistest.Proxy).Pass),
 	},
 	{
-		name: "replies do not arrive", launch: proxied,
-		bring:  lasts(onProxies((*redistest.Proxy).SwallowReplies), onProxies((*redistest.Proxy).Pass)),
-		checks: away, primary: away,
-	},
-	{
-		name: "connections reset in mid-reply", launch: proxied,
-		bring: lasts(
-			onProxies(func(p *redistest.Proxy) error { return p.ResetReplies(repliesBeforeReset) }),
-			onProxies((*redistest.Proxy).Pass)),
-		checks: partly, primary: partly,
+		// 1000 bytes are a handful of replies.
+		name: "connections reset in mid-reply", launch: proxied, checks: partly, primary: partly,
+		bring: onProxies(func(p *redistest.Proxy) error { return p.ResetReplies(1000) }, (*redistest.Proxy).Pass),
 	},
 }
 
-func onProxies(do func(*redistest.Proxy) error) step {
-	return func(_ context.Context, s *shard) error {
-		var errs []error
-		for _, proxy := range s.Proxies {
-			errs = append(errs, do(proxy))
-		}
-		return errors.Join(errs...)
-	}
+func onProxies(begin, end func(*redistest.Proxy) error) bringer {
+	return lasts(
+		func(_ context.Context, s *shard) error { return traffic.Each(s.Proxies, begin) },
+		func(_ context.Context, s *shard) error { return traffic.Each(s.Proxies, end) })
 }
 
-// stateFaults are those of a server that runs and is reached.
+// stateFaults are the faults of a server that runs and can be reached.
 var stateFaults = []*fault{
 	{
 		name: "primary out of memory (noeviction)", launch: static(2), primary: away,
@@ -197,12 +153,12 @@ var stateFaults = []*fault{
 	},
 	{
 		name: "primary's disk full (MISCONF)", launch: static(2, "--save", "3600 1"), primary: away,
-		bring: lasts(obstructDisk, clearDisk),
+		bring: lasts(onDisk(obstruct, "err"), onDisk(os.Remove, "ok")),
 	},
 	{
 		name: "CLIENT PAUSE at the primary", launch: static(2), primary: away,
 		bring: func(ctx context.Context, s *shard, lasting time.Duration) error {
-			// Nobody can end it before it ends by itself.
+			// The pause ends by itself.
 			if err := onPrimary("CLIENT", "PAUSE", lasting.Milliseconds(), "ALL")(ctx, s); err != nil {
 				return err
 			}
@@ -222,16 +178,12 @@ var stateFaults = []*fault{
 	{
 		name: "SCRIPT FLUSH on all servers, again and again", launch: static(2),
 		bring: repeats(250*time.Millisecond, func(ctx context.Context, s *shard) error {
-			var errs []error
-			for _, server := range s.Servers {
-				errs = append(errs, server.Client().ScriptFlush(ctx).Err())
-			}
-			return errors.Join(errs...)
+			return traffic.Each(s.Servers, func(server *redistest.Server) error { return server.Client().ScriptFlush(ctx).Err() })
 		}),
 	},
 	{
 		name: "FLUSHALL", launch: static(2), loses: everything,
-		bring: onceInTheMiddle(onPrimary("FLUSHALL")),
+		bring: lasts(onPrimary("FLUSHALL"), func(context.Context, *shard) error { return nil }),
 	},
 	{
 		name: "password changed", launch: guarded, checks: away, primary: away,
@@ -248,49 +200,25 @@ func onPrimary(command ...any) step {
 	}
 }
 
-// onceInTheMiddle is a fault that is one moment, which requests are looked at
-// before and after.
-func onceInTheMiddle(do step) bringer {
-	return lasts(do, func(context.Context, *shard) error { return nil })
+// onDisk changes the file of the snapshot, and waits until one has ended with a status.
+// While the last one failed, Redis refuses writes.
+func onDisk(change func(file string) error, status string) step {
+	return func(ctx context.Context, s *shard) error {
+		config, err := s.Primary().Client().ConfigGet(ctx, "dir").Result()
+		if err != nil {
+			return fmt.Errorf("find the primary's folder: %w", err)
+		}
+		if err := change(filepath.Join(config["dir"], "dump.rdb")); err != nil {
+			return fmt.Errorf("change the snapshot's file: %w", err)
+		}
+		return s.snapshot(ctx, status)
+	}
 }
 
-// snapshotTimeout bounds the writing of a snapshot of a few keys.
-const snapshotTimeout = time.Minute
-
-// obstructDisk makes snapshots fail, after which Redis takes no writes: where the
-// file should be, there is a folder.
-func obstructDisk(ctx context.Context, s *shard) error {
-	file, err := s.snapshotFile(ctx)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(os.RemoveAll(file), os.Mkdir(file, 0o700)); err != nil {
-		return fmt.Errorf("obstruct the disk: %w", err)
-	}
-	return s.snapshot(ctx, "err")
-}
-
-func clearDisk(ctx context.Context, s *shard) error {
-	file, err := s.snapshotFile(ctx)
-	if err != nil {
-		return err
-	}
-	if err := os.Remove(file); err != nil {
-		return fmt.Errorf("clear the disk: %w", err)
-	}
-	return s.snapshot(ctx, "ok")
-}
-
-func (s *shard) snapshotFile(ctx context.Context) (string, error) {
-	config, err := s.Primary().Client().ConfigGet(ctx, "dir").Result()
-	if err != nil {
-		return "", fmt.Errorf("find the primary's folder: %w", err)
-	}
-	return filepath.Join(config["dir"], "dump.rdb"), nil
-}
+func obstruct(file string) error { return errors.Join(os.RemoveAll(file), os.Mkdir(file, 0o700)) }
 
 func (s *shard) snapshot(ctx context.Context, want string) error {
-	return traffic.Poll(ctx, snapshotTimeout, func() error {
+	return traffic.Poll(ctx, time.Minute, func() error {
 		info, err := s.Primary().Info("persistence")
 		switch {
 		case err != nil:
@@ -300,7 +228,7 @@ func (s *shard) snapshot(ctx context.Context, want string) error {
 		case info["rdb_last_bgsave_status"] == want:
 			return nil
 		}
-		// Another child may be at work, as one that rewrites the log.
+		// Another child process may be at work, such as one that rewrites the log.
 		_ = s.Primary().Client().BgSave(ctx).Err()
 		return fmt.Errorf("the snapshot ended as %s, want %s", info["rdb_last_bgsave_status"], want)
 	})
@@ -321,8 +249,8 @@ func runBusyScript(ctx context.Context, s *shard, lasting time.Duration) error {
 	return nil
 }
 
-// changePassword changes it at the primary, which goes on serving connections
-// that exist, and ends these.
+// changePassword changes the password at the primary, and ends existing connections,
+// which the primary would go on serving.
 func changePassword(ctx context.Context, s *shard) error {
 	if err := s.allow(ctx, secondPassword); err != nil {
 		return err
@@ -330,35 +258,20 @@ func changePassword(ctx context.Context, s *shard) error {
 	return onPrimary("CLIENT", "KILL", "USER", login)(ctx, s)
 }
 
-// groupFaults are those of servers that Sentinel watches, and of a Redis Cluster.
+// groupFaults are the faults of servers that Sentinel watches, and of a Redis Cluster.
 var groupFaults = []*fault{
+	{name: "a sentinel killed", launch: watched, bring: stops(sentinel)},
+	{name: orderedFailover, launch: watched, primary: partly, loses: fork, bring: failOver},
+	{name: killedFailover, launch: watched, primary: away, loses: tail, bring: killAndFailOver(primary)},
+	{name: doubleFailover, launch: watched, primary: away, loses: tail, bring: killAndFailOver(primary, sentinel)},
+	{name: "slots migrate in a Cluster", launch: clustered, bring: migrateSlots},
 	{
-		name: "a sentinel killed", launch: watched,
-		bring: stops(sentinel),
-	},
-	{
-		name: orderedFailover, launch: watched, primary: partly, loses: fork,
-		bring: failOver((*redistest.Sentinels).Failover),
-	},
-	{
-		name: killedFailover, launch: watched, primary: away, loses: tail,
-		bring: killAndFailOver(primary),
-	},
-	{
-		name: doubleFailover, launch: watched, primary: away, loses: tail,
-		bring: killAndFailOver(primary, sentinel),
-	},
-	{
-		name: "slots migrate in a Cluster", launch: clustered,
-		bring: migrateSlots,
-	},
-	{
-		name: "Cluster node killed, its replica promoted", launch: clustered, checks: partly, primary: partly, loses: tail,
-		bring: killNode,
+		name: "Cluster node killed, its replica promoted", launch: clustered,
+		checks: partly, primary: partly, loses: tail, bring: killNode,
 	},
 }
 
-// successions are the faults after which the primary has another history.
+// successions are the faults after which the primary has another replication history.
 var successions = []string{restart, orderedFailover, killedFailover, doubleFailover}
 
 const (
@@ -368,22 +281,18 @@ const (
 	doubleFailover  = "primary and a sentinel killed, failover"
 )
 
-// failOver is a fault that makes the sentinels promote a replica. The old primary
-// goes on as a replica of that.
-func failOver(order func(*redistest.Sentinels, context.Context) error) bringer {
-	return func(ctx context.Context, s *shard, _ time.Duration) error {
-		old := s.Primary()
-		if err := order(s.Sentinels, ctx); err != nil {
-			return err
-		}
-		if _, err := s.Sentinels.WaitForMaster(ctx, old.Addr()); err != nil {
-			return err
-		}
-		return s.Sentinels.WaitForReplicas(ctx, len(s.Servers)-1)
+// failOver makes the sentinels promote a replica. The old primary becomes its replica.
+func failOver(ctx context.Context, s *shard, _ time.Duration) error {
+	if err := s.Sentinels.Failover(ctx); err != nil {
+		return err
 	}
+	if _, err := s.Sentinels.WaitForMaster(ctx, s.Primary().Addr()); err != nil {
+		return err
+	}
+	return s.Sentinels.WaitForReplicas(ctx, len(s.Servers)-1)
 }
 
-// killAndFailOver is a fault that kills the primary, and others, for good.
+// killAndFailOver kills servers, the primary among them, for good.
 func killAndFailOver(victims ...func(*shard) []*redistest.Server) bringer {
 	return func(ctx context.Context, s *shard, _ time.Duration) error {
 		for _, some := range victims {
@@ -396,8 +305,7 @@ func killAndFailOver(victims ...func(*shard) []*redistest.Server) bringer {
 	}
 }
 
-// migrateSlots moves the slot of each bucket to another node, one after the
-// other.
+// migrateSlots moves the slots of all buckets to other nodes, one after the other.
 func migrateSlots(ctx context.Context, s *shard, lasting time.Duration) error {
 	keys, err := s.keys(ctx)
 	if err != nil {
@@ -413,20 +321,12 @@ func migrateSlots(ctx context.Context, s *shard, lasting time.Duration) error {
 		if err != nil {
 			return err
 		}
-		if err := s.Cluster.MigrateSlot(ctx, slot, from, next(masters, from)); err != nil {
+		to := masters[(slices.Index(masters, from)+1)%len(masters)]
+		if err := s.Cluster.MigrateSlot(ctx, slot, from, to); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func next(servers []*redistest.Server, after *redistest.Server) *redistest.Server {
-	for i, s := range servers {
-		if s == after {
-			return servers[(i+1)%len(servers)]
-		}
-	}
-	return servers[0]
 }
 
 func (s *shard) keys(ctx context.Context) (keys []string, err error) {
@@ -455,11 +355,11 @@ func killNode(ctx context.Context, s *shard, _ time.Duration) error {
 	return s.Cluster.WaitUntilOK(ctx)
 }
 
-// shard is the servers that faults happen to.
+// shard is a shard with its credentials.
 type shard struct {
 	*shards.Shard
 	certificate *redistest.Certificate
-	secret      string // the file in which Caddy finds the password
+	secret      string // the file from which Caddy reads the password
 }
 
 func (s *shard) clients(ctx context.Context, zone string) ([]string, error) {
@@ -467,11 +367,8 @@ func (s *shard) clients(ctx context.Context, zone string) ([]string, error) {
 	return slices.Sorted(maps.Keys(buckets)), err
 }
 
-// launcher starts a shard. What it writes is in dir.
+// launcher starts a shard, with its files in dir.
 type launcher func(dir string) (*shard, error)
-
-// downAfter is how long a primary is silent until sentinels find it down.
-const downAfter = time.Second
 
 func plain(launch func() (*shards.Shard, error)) launcher {
 	return func(string) (*shard, error) {
@@ -486,7 +383,7 @@ func static(replicas int, args ...string) launcher {
 
 var (
 	proxied   = plain(func() (*shards.Shard, error) { return shards.Proxied(2) })
-	watched   = plain(func() (*shards.Shard, error) { return shards.Watched(downAfter) })
+	watched   = plain(func() (*shards.Shard, error) { return shards.Watched(time.Second) })
 	clustered = plain(func() (*shards.Shard, error) { return shards.Clustered() })
 )
 

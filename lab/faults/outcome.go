@@ -18,15 +18,14 @@ import (
 type outcome struct {
 	cell
 	clients []*client
-	// start is when the responses were normal first; begin and end are those of the
-	// fault.
+	// start is when responses first were normal; begin and end are those of the fault.
 	start, begin, end time.Time
-	buckets           map[string]shards.Bucket // what both shards hold, by client
+	buckets           map[string]shards.Bucket // on both shards, by client
 	metrics           metrics
-	// normalAfter is how long after the end of the fault all responses were normal,
-	// and equalAfter how long after it no charge was outstanding.
+	// normalAfter and equalAfter are the times from the end of the fault until all
+	// responses were normal and until no charge was outstanding.
 	normalAfter, equalAfter time.Duration
-	log                     string // Caddy's
+	log                     string // of Caddy
 }
 
 // conclude completes the outcome once Caddy has ended.
@@ -35,8 +34,8 @@ func (e *experiment) conclude() *outcome {
 	o.clients, o.log = e.crowd.clients, e.site.Logs.String()
 	for _, c := range o.concerned() {
 		for _, r := range c.responses() {
-			if !o.isNormal(c, &r) && r.ended.Sub(o.end) > o.normalAfter {
-				o.normalAfter = r.ended.Sub(o.end)
+			if !o.isNormal(c, &r) {
+				o.normalAfter = max(o.normalAfter, r.ended.Sub(o.end))
 			}
 		}
 	}
@@ -44,7 +43,6 @@ func (e *experiment) conclude() *outcome {
 	return o
 }
 
-// String is the line that is printed while other cells run.
 func (o *outcome) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s; %s; %s. Counted beyond what was served: %d; failed charges: %v",
@@ -63,7 +61,6 @@ func (o *outcome) String() string {
 	return b.String()
 }
 
-// phase is a part of the time.
 type phase int
 
 const (
@@ -90,14 +87,12 @@ func (o *outcome) phaseOf(r *response) phase {
 func (o *outcome) concerned() []*client { return those(o.clients, isConcerned) }
 
 // isLocal reports whether Caddy's local counts decided a response: they have another
-// window than the store's. Where the store lost its window, the two look alike.
-func (c cell) isLocal(buckets map[string]shards.Bucket, whose *client, r *response) bool {
-	return c.onError == local && c.fault.loses == nothing && r.limited && r.reset != buckets[whose.name].Reset
+// window than the store's. If the store lost its window, the two look alike.
+func (o *outcome) isLocal(c *client, r *response) bool {
+	return o.onError == local && o.fault.loses == nothing && r.limited && r.reset != o.buckets[c.name].Reset
 }
 
-func (o *outcome) isNormal(c *client, r *response) bool {
-	return r.isNormal() && !o.isLocal(o.buckets, c, r)
-}
+func (o *outcome) isNormal(c *client, r *response) bool { return r.isNormal() && !o.isLocal(c, r) }
 
 // owedFor is how long after the end of the fault a charge was outstanding that arrived
 // later. Requests in flight do not count.
@@ -111,25 +106,24 @@ func (o *outcome) owedFor(samples []sample) time.Duration {
 	return 0
 }
 
-// breach is a promise of docs/failure-modes.md that was not kept.
+// breach is a broken promise of docs/failure-modes.md.
 type breach struct {
 	promise promise
 	text    string
 }
 
-// promise is what an outcome is held to.
 type promise int
 
 const (
-	responses  promise = iota // decided by the store, or as on_error says where it cannot
-	refusals                  // of clients that have nothing left
-	resets                    // the reset is one
-	admissions                // admissions stay within the limit
+	responses  promise = iota // the store decides, or on_error where the store cannot
+	refusals                  // only of clients that have nothing left
+	resets                    // one for each window
+	admissions                // within the limit
 	doubles                   // no request counts twice
 	omissions                 // every request that was served counts
-	others                    // others do not notice what happens to a shard
-	losses                    // reported, and are none while a window lasts
-	soundness                 // soundness of Caddy, and of the experiment
+	others                    // clients of the other shard do not notice the fault
+	losses                    // none while a window lasts
+	soundness                 // of Caddy, and of the experiment
 )
 
 func (o *outcome) breaches() (all []breach) {
@@ -150,15 +144,14 @@ func (o *outcome) decides(c *client) reach {
 	case c.role == bystander:
 		return there
 	case o.charge == before || c.role == late:
-		// It has to be taken from the bucket, or opened.
-		return o.fault.primary
+		return o.fault.primary // which takes from windows and opens them
 	default:
 		return o.fault.checks
 	}
 }
 
-// wrongResponses are those that are neither normal nor as on_error says, and those as
-// on_error says where the fault should go unnoticed.
+// wrongResponses are neither normal nor according to on_error, or according to on_error
+// though nobody should notice the fault.
 func (o *outcome) wrongResponses() (all []string) {
 	for _, c := range o.clients {
 		wrong := map[phase][]response{}
@@ -189,8 +182,8 @@ func (o *outcome) mayBe(c *client, r *response, p phase) bool {
 	}
 }
 
-// wrongRefusals are those of clients below their limit, and those whose headers say
-// so. A denied request may have been spent by a take of unknown outcome.
+// wrongRefusals are refusals of clients below their limit, and refusals whose headers
+// claim that. The take of a denied request may have run.
 func (o *outcome) wrongRefusals() (all []string) {
 	for _, c := range o.clients {
 		spent := int64(0)
@@ -232,14 +225,13 @@ func (o *outcome) wrongAdmissions() (all []string) {
 		return nil
 	}
 	for _, c := range o.clients {
-		// Events whose charge did not run are available again.
+		// The event of a charge that did not run is available again.
 		most := c.events + o.metrics.undelivered[faulty]["uncertain"]
 		switch o.onError {
 		case allow:
 			most += c.count((*response).isUnchecked)
 		case local:
-			// Caddy alone admits the same limit once more.
-			most += c.events
+			most += c.events // which Caddy admits by its local count
 		}
 		if n := c.served(); n > most {
 			all = append(all, fmt.Sprintf("%s: %d requests served, at most %d should be", c, n, most))
@@ -260,8 +252,8 @@ func (o *outcome) wrongOthers() (all []string) {
 	return all
 }
 
-// wrongLosses are charges that surely did not run and were given up, and any failure
-// where the fault should go unnoticed.
+// wrongLosses are charges that were given up although they surely did not run, and any
+// failure though nobody should notice the fault.
 func (o *outcome) wrongLosses() (all []string) {
 	of := o.metrics.undelivered[faulty]
 	if of["lost"] > 0 || of["expired"] > 0 {
@@ -276,7 +268,7 @@ func (o *outcome) wrongLosses() (all []string) {
 	return all
 }
 
-// wrongSoundness reports a data race, and a fault that had no effect.
+// wrongSoundness is a data race, or a fault without effect.
 func (o *outcome) wrongSoundness() (all []string) {
 	if strings.Contains(o.log, "DATA RACE") {
 		all = append(all, "a data race in Caddy:\n"+o.log)
@@ -299,17 +291,14 @@ func missing(clients []*client, buckets map[string]shards.Bucket) int64 {
 	return n
 }
 
-// extremes are the clients that are counted for least and most beyond what they
-// were served.
+// extremes are the least and the most by which the count of a client exceeds what it was
+// served.
 func (o *outcome) extremes() (least, most int64) {
-	for i, c := range o.concerned() {
-		n := o.buckets[c.name].Count - c.served()
-		if i == 0 {
-			least, most = n, n
-		}
-		least, most = min(least, n), max(most, n)
+	var beyond []int64
+	for _, c := range o.concerned() {
+		beyond = append(beyond, o.buckets[c.name].Count-c.served())
 	}
-	return least, most
+	return slices.Min(beyond), slices.Max(beyond)
 }
 
 func (o *outcome) wrongDoubles() (all []string) {
@@ -321,8 +310,8 @@ func (o *outcome) wrongDoubles() (all []string) {
 	return all
 }
 
-// mostCounted is the highest count that a client may have: each served request once,
-// and each request that was not served but whose take may have run.
+// mostCounted is the highest count that a client may have: its served requests, and
+// those whose take may have run though they were not served.
 func (o *outcome) mostCounted(c *client) int64 {
 	most := c.served()
 	if o.charge == after || o.decides(c) == there {
@@ -341,7 +330,6 @@ func (o *outcome) mostCounted(c *client) int64 {
 	return most
 }
 
-// wrongOmissions reports that less is counted than must be.
 func (o *outcome) wrongOmissions() []string {
 	if missing, most := o.missing(), o.mostMissing(); missing > most {
 		return []string{fmt.Sprintf("%d requests are not counted, at most %d may be missing", missing, most)}
@@ -354,12 +342,11 @@ func (o *outcome) wrongOmissions() []string {
 const margin = time.Second
 
 // mostMissing is how many served requests may be missing from the counts: those whose
-// charges Caddy reports as failed, and those that Redis forgets.
+// charges Caddy reports as failed, and those that Redis loses.
 func (o *outcome) mostMissing() int64 {
 	most := o.metrics.failed(faulty)
 	if o.charge == before {
-		// A take without an answer may or may not count.
-		most += o.metrics.storeErrors
+		most += o.metrics.storeErrors // a take without an answer may or may not count
 	}
 	switch o.fault.loses {
 	case tail:
@@ -368,7 +355,6 @@ func (o *outcome) mostMissing() int64 {
 		most += o.servedWithin(o.begin.Add(-margin), o.end)
 	case everything:
 		most += o.servedWithin(time.Time{}, o.begin.Add(margin))
-	case nothing:
 	}
 	return most
 }
@@ -380,14 +366,13 @@ func (o *outcome) servedWithin(from, to time.Time) (n int64) {
 	return n
 }
 
-// deviation is a promise that is known to be broken, and why.
+// deviation is a promise that is known to be broken, and the reason.
 type deviation struct {
 	promise  promise
-	concerns func(o *outcome) bool // concerns reports whether an outcome shows this deviation
+	concerns func(o *outcome) bool // reports whether an outcome shows this deviation
 	text     string
 }
 
-// deviations are all that are known.
 var deviations = []deviation{
 	{
 		promise: responses,
@@ -398,8 +383,8 @@ var deviations = []deviation{
 	},
 }
 
-// mostStrays is how many requests of one client the store did not decide although the
-// servers that decide about the client were reachable.
+// mostStrays is the most requests of one client that the store did not decide although
+// the servers that decide about the client were reachable.
 func (o *outcome) mostStrays() (most int64) {
 	for _, c := range o.concerned() {
 		if o.decides(c) == there {
@@ -505,7 +490,7 @@ func (o *outcome) statuses(p phase) string {
 	for _, c := range o.concerned() {
 		for _, r := range o.seen(c, p) {
 			some = append(some, r)
-			if o.isLocal(o.buckets, c, &r) {
+			if o.isLocal(c, &r) {
 				ofCaddy++
 			}
 		}
@@ -526,7 +511,7 @@ func (o *outcome) seen(c *client, p phase) (some []response) {
 	return some
 }
 
-// describe counts responses by kind. The kind of a normal response is its status.
+// describe counts responses by kind, which is the status of normal ones.
 func describe(some []response) string {
 	kinds := map[string]int{}
 	for _, r := range some {
@@ -556,7 +541,7 @@ func (o *outcome) latencies(p phase) (all []time.Duration) {
 	return all
 }
 
-// added is by how much a quantile was higher while the fault lasted.
+// added is how much higher a quantile was during the fault.
 func (o *outcome) added(q float64) time.Duration {
 	return loadgen.Quantile(o.latencies(meanwhile), q) - loadgen.Quantile(o.latencies(earlier), q)
 }

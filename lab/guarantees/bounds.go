@@ -1,6 +1,7 @@
 package guarantees
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -24,14 +25,14 @@ const (
 type limit struct {
 	algorithm, charge string
 	batched           bool  // set if Caddys take events in advance
-	events, burst     int64 // events and burst are those of the zone; burst is that of gcra alone
+	events, burst     int64 // burst is set for gcra alone
 	window            time.Duration
-	takes             time.Duration // how long the backend takes for each request
+	takes             time.Duration // the backend's time for each request
 }
 
 const (
-	// window is that of all zones: long enough that a client with one request at
-	// a time spends all in it, so short that several go by.
+	// window is long enough that a client with one request at a time reaches its limit,
+	// and so short that several windows go by.
 	window     = 4 * time.Second
 	batchShare = 10 // the default of batch_share, in percent
 )
@@ -62,7 +63,7 @@ func (l limit) zone() string {
 	return name
 }
 
-// String is the limit as the table calls it.
+// String is the name of the limit in the tables.
 func (l limit) String() string {
 	switch {
 	case l.algorithm == concurrency:
@@ -89,27 +90,21 @@ func (l limit) caddyfile() string {
 	return text + "}\n"
 }
 
-func (l limit) capacity() int64 {
-	if l.burst > 0 {
-		return l.burst
-	}
-	return l.events
-}
+func (l limit) capacity() int64 { return cmp.Or(l.burst, l.events) }
 
 // reach is how long an admitted request can stay unknown to other Caddys after its
 // response: its charge has to arrive, and then to be replicated.
 func reach(arrival, lag time.Duration) time.Duration { return arrival + lag }
 
-// arrival is how long a charge takes to arrive at most: each bucket has one charge in
-// flight at a time, so it waits for the previous one, and each takes no longer than the
-// longest.
+// arrival bounds the time until a charge arrives. It waits for the previous one, as each
+// bucket has one charge in flight at a time.
 func arrival(longest time.Duration) time.Duration { return 2 * longest }
 
-// mayBeBeyond bounds how many requests beyond its capacity a client can be admitted at
-// once: none where the check and the charge are one step, or where there is one Caddy;
-// otherwise those that a Caddy cannot have seen of the others when it admits, and never
-// more than the limit for each of them. The last bound does not hold for gcra, whose
-// bucket drains once, however many Caddys fill it.
+// mayBeBeyond bounds the admissions of a client at once beyond its capacity. There are
+// none if check and charge are one step, or if there is one Caddy. Otherwise they are the
+// admissions of other Caddys that a Caddy cannot have seen, and at most the limit for
+// each of the others. The latter does not hold for gcra, whose bucket drains once,
+// however many Caddys fill it.
 func (l limit) mayBeBeyond(caddys int, unseen int64) int64 {
 	switch {
 	case l.charge == before || caddys == 1:
@@ -121,8 +116,8 @@ func (l limit) mayBeBeyond(caddys int, unseen int64) int64 {
 	}
 }
 
-// unseen is the most requests admitted by the others that one Caddy cannot have known of
-// at some instant: those in flight, and those answered less than reach ago.
+// unseen is the most requests admitted by the other Caddys that one Caddy cannot have
+// known at some instant: those in flight, and those answered less than reach ago.
 func unseen(seen []response, caddys int, reach time.Duration) (most int64) {
 	type change struct {
 		at   time.Time
@@ -136,12 +131,7 @@ func unseen(seen []response, caddys int, reach time.Duration) (most int64) {
 				changes = append(changes, change{r.begun, 1}, change{r.ended.Add(reach), -1})
 			}
 		}
-		slices.SortFunc(changes, func(a, b change) int {
-			if c := a.at.Compare(b.at); c != 0 {
-				return c
-			}
-			return int(b.more - a.more)
-		})
+		slices.SortFunc(changes, func(a, b change) int { return cmp.Or(a.at.Compare(b.at), int(b.more-a.more)) })
 		n := int64(0)
 		for _, c := range changes {
 			n += c.more
@@ -151,9 +141,9 @@ func unseen(seen []response, caddys int, reach time.Duration) (most int64) {
 	return most
 }
 
-// mayBeRoom is how much room there can be for a request that is refused: the batches that
-// the Caddys hold, which are batch_share of the limit together or one event each. In a
-// sliding window the batches of the previous window count as well.
+// mayBeRoom bounds the room when a request is refused: the batches that the Caddys hold,
+// which are batch_share of the limit together or one event each. In a sliding window the
+// batches of the previous window count as well.
 func (l limit) mayBeRoom(caddys int) int64 {
 	if !l.batched {
 		return 0
@@ -165,10 +155,10 @@ func (l limit) mayBeRoom(caddys int) int64 {
 	return held
 }
 
-// beyond is how much more than a limit was surely admitted at once: the highest excess of
-// the bucket over its capacity, over all instants. Each admitted request counts where it
-// supports that claim least between its two instants. For concurrency it is the peak at
-// the backend.
+// beyond is how much more than the limit was surely admitted at once: the highest excess
+// of the bucket over its capacity at any instant. Each admitted request counts at the one
+// of its two instants that lowers the result. For concurrency the peak at the backend
+// counts.
 func (l limit) beyond(seen []response, peak int64) int64 {
 	admitted := byEnd(those(seen, (*response).isAdmitted))
 	most := int64(0)
@@ -187,7 +177,7 @@ func (l limit) beyond(seen []response, peak int64) int64 {
 	return max(most-l.capacity(), 0)
 }
 
-// mostOfWindow is the most that was admitted in one window. A window has one reset.
+// mostOfWindow is the most that was admitted in one window, that is, with one reset.
 func (l limit) mostOfWindow(admitted []response) (most int64) {
 	of := map[int64]int64{}
 	for _, r := range admitted {
@@ -220,14 +210,14 @@ func (l limit) mostUndrained(admitted []response) (most int64) {
 	return most
 }
 
-// drained is how much drains from a gcra bucket in some time in which it is not empty.
+// drained is how much drains from a gcra bucket that does not become empty.
 func (l limit) drained(d time.Duration) float64 {
 	return max(d.Seconds(), 0) / l.window.Seconds() * float64(l.events)
 }
 
-// mostEstimated is the highest sum of a sliding window: the requests admitted in a window
-// of the clock, and the part of the previous one that still overlaps when the last of
-// them is admitted.
+// mostEstimated is the highest estimate of a sliding window: the requests admitted in a
+// window of the clock, and the share of the previous window that overlaps when the last
+// of them is admitted.
 func (l limit) mostEstimated(admitted []response) (most int64) {
 	for i := range admitted {
 		until := admitted[i].ended
@@ -255,13 +245,11 @@ func (l limit) overlap(t time.Time) float64 {
 // client is all responses to one client, prepared for judging refusals.
 type client struct {
 	limit limit
-	// arrival is how long after its response a request may begin to count, or,
-	// if it only counts while it runs, may still do.
-	arrival time.Duration
-
-	seen     []response
-	admitted []response
-	opened   map[int64]time.Time // when the first request with a reset began
+	// arrival is how long after its response a request may begin to count or, for
+	// concurrency, may still count.
+	arrival        time.Duration
+	seen, admitted []response
+	opened         map[int64]time.Time // the begin of the first request, by reset
 }
 
 func newClient(l limit, seen []response, arrival time.Duration) *client {
@@ -277,8 +265,7 @@ func newClient(l limit, seen []response, arrival time.Duration) *client {
 
 func (c *client) late(r *response) time.Time { return r.ended.Add(c.arrival) }
 
-// room is the most room there was when a request was refused, even if all that may have
-// counted then did.
+// room is the most room at a refusal, even if all requests counted then that may have.
 func (c *client) room() (most int64) {
 	for i := range c.seen {
 		if r := &c.seen[i]; r.isRefused() {
@@ -303,8 +290,8 @@ func (c *client) spent(refused *response) int64 {
 	}
 }
 
-// spentInWindow counts what was admitted in the window of a refusal, and requests
-// of an earlier one that were charged so late that they count in this one.
+// spentInWindow counts the admissions in the window of a refusal, and those of an earlier
+// window that may have been charged so late that they count in this one.
 func (c *client) spentInWindow(refused *response) int64 {
 	return count(c.admitted, func(r *response) bool {
 		if r.reset == refused.reset {
@@ -320,8 +307,8 @@ func (c *client) stillThere(refused *response, lasts time.Duration) int64 {
 	})
 }
 
-// estimated is the most that a sliding window can have added up, if the refusal
-// was at an instant. A request at the end of a window may count in either.
+// estimated is the highest possible estimate of a sliding window for a refusal at an
+// instant. A request at the end of a window may count in either.
 func (c *client) estimated(refused *response, at time.Time) int64 {
 	start := c.limit.windowOf(at)
 	now, earlier := int64(0), int64(0)
@@ -341,7 +328,7 @@ func (c *client) estimated(refused *response, at time.Time) int64 {
 }
 
 // undrained is the most that a gcra bucket can have held, rounded up: for each instant,
-// the requests since then less the drain in that time.
+// the requests since then less the drain since then.
 func (c *client) undrained(refused *response) int64 {
 	most, n := 0.0, 0.0
 	for _, r := range slices.Backward(c.admitted) {
@@ -354,8 +341,8 @@ func (c *client) undrained(refused *response) int64 {
 	return int64(math.Ceil(most))
 }
 
-// hasReset reports whether all responses of a window have to name the same reset: the end
-// of the window or, for a sliding window, of the next.
+// hasReset reports whether all responses of a window must name the same reset: the end of
+// the window or, for a sliding window, of the next.
 func (l limit) hasReset() bool { return l.algorithm == fixedWindow || l.algorithm == slidingWindow }
 
 // wobble returns how many windows the responses span, and the most resets that those of

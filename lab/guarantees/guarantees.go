@@ -1,8 +1,8 @@
-// Package guarantees measures how much more than their limits, and how much less, clients
-// get from real Caddys on real Redis servers whose replica lags. It compares that with
-// the promises of docs/guarantees.md, and writes its observations there. A cell is one
-// combination of settings, an outcome its observations, a loss the effect of a fault on
-// a client's charges; a limit computes the bounds.
+// Package guarantees measures how much more or less than their limits clients get from
+// real Caddys on real Redis servers whose replica lags. It compares that with the
+// promises of docs/guarantees.md, and writes its observations there. A cell is one
+// combination of settings, an outcome holds its observations, a loss is the effect of a
+// fault on a client's charges, and a limit computes the bounds.
 package guarantees
 
 import (
@@ -18,7 +18,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
@@ -36,7 +35,6 @@ var (
 	lasts  = flags.Duration("lasts", 5*window/2, "how long each cell is tried")
 )
 
-// settings are what is the same for all cells.
 type settings struct {
 	shop  *site.Workshop
 	lasts time.Duration // how long each cell runs
@@ -44,7 +42,7 @@ type settings struct {
 
 // Run tries all cells and faults.
 func Run(ctx context.Context, args []string) error {
-	_ = flags.Parse(args) // it exits where they are wrong
+	_ = flags.Parse(args) // it exits if a flag is invalid
 	wanted, err := regexp.Compile(*only)
 	if err != nil {
 		return fmt.Errorf("read -only: %w", err)
@@ -65,16 +63,13 @@ func Run(ctx context.Context, args []string) error {
 }
 
 func exceeded(breaches []string) error {
-	var errs []error
-	for _, text := range breaches {
+	return traffic.Each(breaches, func(text string) error {
 		fmt.Println("EXCEEDED", text)
-		errs = append(errs, errors.New(text))
-	}
-	return errors.Join(errs...)
+		return errors.New(text)
+	})
 }
 
-// tryCells tries the wanted cells. It goes on where a bound is exceeded; the error names
-// the bounds.
+// tryCells tries the wanted cells. The error names the bounds that were exceeded.
 func tryCells(ctx context.Context, set settings, wanted *regexp.Regexp) (all []*outcome, err error) {
 	m, err := newMatrix(set, limits(), caddyCounts)
 	if err != nil {
@@ -117,15 +112,15 @@ var (
 	crowds      = []int{1, 16, 256}
 )
 
-// flood is from how many requests at a time on few limits are tried together,
-// so that it is Caddy that is busy and not the machine.
+// With at least flood requests at a time, only floodsAtOnce limits are tried together, so
+// that Caddy is busy and not the machine.
 const (
 	flood        = 100
 	floodsAtOnce = 4
 )
 
-// groups are all cells. Those of a group are tried at the same time, each with a
-// client of its own.
+// groups are all cells. Those of a group are tried at the same time, each with a client
+// of its own.
 func groups(limits []limit) (all [][]cell) {
 	for _, lag := range lags {
 		for _, caddys := range caddyCounts {
@@ -134,32 +129,30 @@ func groups(limits []limit) (all [][]cell) {
 				if connections >= flood {
 					size = floodsAtOnce
 				}
-				var group []cell
-				for _, l := range limits {
-					if len(group) == size {
-						all, group = append(all, group), nil
+				for some := range slices.Chunk(limits, size) {
+					var group []cell
+					for _, l := range some {
+						group = append(group, cell{l, caddys, lag, connections})
 					}
-					group = append(group, cell{l, caddys, lag, connections})
+					all = append(all, group)
 				}
-				all = append(all, group)
 			}
 		}
 	}
 	return all
 }
 
-const (
-	bystanderPace = 80 * time.Millisecond // bystanderPace keeps the second client of a zone below its limit
-)
+// bystanderPace keeps the second client of a zone below its limit.
+const bystanderPace = 80 * time.Millisecond
 
 // rest is how long a connection waits after a refusal. All connections together send 250
-// requests a second, so that they soon find room, and refusals leave the processor to
-// the measurement.
+// requests a second: often enough to find room soon, and not so often that refusals
+// disturb the measurement.
 func rest(connections int) time.Duration {
 	return max(20*time.Millisecond, time.Duration(connections)*4*time.Millisecond)
 }
 
-// run sends requests of two clients for that long, and returns the responses.
+// run sends requests of two clients for some time, and returns the responses.
 func (c cell) run(ctx context.Context, sites []*site.Site, name string, lasts time.Duration) (seen, others []response) {
 	ctx, end := context.WithTimeout(ctx, lasts)
 	defer end()
@@ -172,9 +165,6 @@ func (c cell) run(ctx context.Context, sites []*site.Site, name string, lasts ti
 	return seen, others
 }
 
-// attempts is how often cells are tried if the machine stood still.
-const attempts = 3
-
 // matrix runs the cells: a shard, and Caddys in groups of each size.
 type matrix struct {
 	settings
@@ -182,7 +172,7 @@ type matrix struct {
 	shard   *redistest.Shard
 	backend *backend
 	sites   map[int][]*site.Site
-	names   int // how many clients there were
+	names   int // how many clients there have been
 }
 
 func newMatrix(set settings, limits []limit, sizes []int) (_ *matrix, err error) {
@@ -198,47 +188,50 @@ func newMatrix(set settings, limits []limit, sizes []int) (_ *matrix, err error)
 	if m.backend, err = startBackend(limits); err != nil {
 		return nil, err
 	}
+	zones := ""
+	for _, l := range limits {
+		zones += l.caddyfile()
+	}
 	for _, n := range sizes {
-		// Each group has buckets of its own, so that its batches are shared by
-		// its Caddys alone. A machine that is busy exceeds the default timeout.
-		config := site.Config{
-			Log: "exclude http.log.error",
-			Stores: fmt.Sprintf("store redis {\nshard a {\nprimary %s\nreplica %s\n}\nkey_prefix group%d\ncheck_timeout 2s\non_error deny\n}",
-				m.shard.Primary.Addr(), m.shard.Replicas[0].Addr(), n),
-		}
-		zones := ""
-		for _, l := range limits {
-			zones += l.caddyfile()
-		}
-		config.Routes = []string{"route {\nrate_limit {\n" + zones + "}\nreverse_proxy " + m.backend.addr + "\n}"}
-		if m.sites[n], err = set.shop.StartAll(n, config); err != nil {
+		// Each group has buckets of its own, so that only its Caddys share its batches.
+		// A busy machine exceeds the default timeout.
+		if m.sites[n], err = set.shop.StartAll(n, site.Config{
+			Log:    "exclude http.log.error",
+			Stores: storeText("", m.shard.Primary.Addr(), m.shard, fmt.Sprint("group", n), 2*time.Second),
+			Routes: []string{"route {\nrate_limit {\n" + zones + "}\nreverse_proxy " + m.backend.addr + "\n}"},
+		}); err != nil {
 			return nil, err
 		}
 	}
 	return m, nil
 }
 
-func (m *matrix) stop() error {
-	var errs []error
-	for _, sites := range m.sites {
-		errs = append(errs, site.StopAll(sites))
-	}
-	if m.backend != nil {
-		m.backend.stop()
-	}
-	if m.shard != nil {
-		errs = append(errs, m.shard.Stop())
-	}
-	return errors.Join(errs...)
+// storeText is a store in the Caddyfile that reaches the shard's primary at an address.
+func storeText(name, primary string, shard *redistest.Shard, prefix string, checkTimeout time.Duration) string {
+	return fmt.Sprintf("store %s redis {\nshard a {\nprimary %s\nreplica %s\n}\nkey_prefix %s\ncheck_timeout %v\non_error deny\n}\n",
+		name, primary, shard.Replicas[0].Addr(), prefix, checkTimeout)
 }
 
-// try tries a group of cells, which have the Caddys and the lag in common, and
-// again if the machine stood still.
+func (m *matrix) stop() (err error) {
+	for _, sites := range m.sites {
+		err = errors.Join(err, site.StopAll(sites))
+	}
+	if m.backend != nil {
+		_ = m.backend.server.Close()
+	}
+	if m.shard != nil {
+		err = errors.Join(err, m.shard.Stop())
+	}
+	return err
+}
+
+// try tries a group of cells with the same Caddys and the same lag, and up to two times
+// more if the machine stalled.
 func (m *matrix) try(ctx context.Context, group []cell) (outcomes []*outcome, err error) {
 	if err := setLag(ctx, m.shard, group[0].lag); err != nil {
 		return nil, err
 	}
-	for range attempts {
+	for range 3 {
 		if outcomes, err = m.tryOnce(ctx, group); err != nil {
 			return nil, err
 		}
@@ -253,7 +246,7 @@ func (m *matrix) try(ctx context.Context, group []cell) (outcomes []*outcome, er
 		if !o.isIdle() {
 			continue
 		}
-		// On a busy machine it reaches its limit when it is alone.
+		// On a busy machine a client may reach its limit only when it is alone.
 		again, err := m.try(ctx, group[i:i+1])
 		if err != nil {
 			return nil, err
@@ -269,35 +262,30 @@ func (m *matrix) tryOnce(ctx context.Context, group []cell) ([]*outcome, error) 
 	if err != nil {
 		return nil, err
 	}
-	watch := watchLag(m.shard)
-	seen, others, names := make([][]response, len(group)), make([][]response, len(group)), make([]string, len(group))
-	var running sync.WaitGroup
-	for i, c := range group {
-		m.names++
-		names[i] = fmt.Sprintf("client-%d", m.names)
-		running.Go(func() { seen[i], others[i] = c.run(ctx, sites, names[i], m.lasts) })
-	}
-	running.Wait()
-	lagged := watch.end()
+	endWatch := watchLag(m.shard)
+	seen, others := make([][]response, len(group)), make([][]response, len(group))
+	name := func(i int) string { return fmt.Sprintf("client-%d", m.names+1+i) }
+	_ = traffic.Together(len(group), func(i int) error {
+		seen[i], others[i] = group[i].run(ctx, sites, name(i), m.lasts)
+		return nil
+	})
+	lagged := endWatch()
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	// Metrics count charges when they are answered.
-	time.Sleep(settleTime)
+	// Metrics count charges when they are answered. The machine is idle now.
+	time.Sleep(300 * time.Millisecond)
 	longest, err := longestSince(sites, earlier)
 	if err != nil {
 		return nil, err
 	}
-	var outcomes []*outcome
+	outcomes := make([]*outcome, len(group))
 	for i, c := range group {
-		outcomes = append(outcomes, c.judge(seen[i], others[i], m.backend.peak(names[i]), lagged, longest))
+		outcomes[i] = c.judge(seen[i], others[i], m.backend.peak(name(i)), lagged, longest)
 	}
+	m.names += len(group)
 	return outcomes, nil
 }
-
-// settleTime is enough for the charges of a group to arrive, on a machine that
-// is idle again.
-const settleTime = 300 * time.Millisecond
 
 func longestSince(sites []*site.Site, earlier []caddyproc.Metrics) (longest time.Duration, err error) {
 	now, err := site.AllMetrics(sites)
@@ -307,51 +295,43 @@ func longestSince(sites []*site.Site, earlier []caddyproc.Metrics) (longest time
 	return longest, err
 }
 
-// sender is one client.
 type sender struct {
 	client, zone string
 	sites        []*site.Site
-	// connections is how many requests it makes at a time. Where there are fewer
-	// than Caddys, they go from one to the next.
+	// connections is how many requests it makes at a time. If there are fewer of them
+	// than Caddys, each goes from one Caddy to the next.
 	connections int
-	// pace is how long a connection waits after an answer, rest after one that
-	// does not admit. They vary by half.
+	// pace is how long a connection waits after an admission, rest how long after any
+	// other response. They vary by half.
 	pace, rest time.Duration
 }
 
 func (t *sender) run(ctx context.Context) []response {
 	client := traffic.NewClient(t.connections)
 	defer client.CloseIdleConnections()
-	var mu sync.Mutex
-	var all []response
-	var running sync.WaitGroup
-	begin := make(chan struct{})
-	for c := range t.connections {
-		running.Go(func() {
-			<-begin // all at once
-			var mine []response
-			for n := c; ctx.Err() == nil; {
-				r := t.ask(client, n%len(t.sites))
-				mine = append(mine, r)
-				wait := t.pace
-				if !r.isAdmitted() {
-					wait = t.rest
-				}
-				if wait > 0 {
-					time.Sleep(wait/2 + rand.N(wait))
-				}
-				if t.connections < len(t.sites) {
-					n++
-				}
+	seen := make([][]response, t.connections)
+	var starting sync.WaitGroup
+	starting.Add(t.connections)
+	_ = traffic.Together(t.connections, func(c int) error {
+		starting.Done()
+		starting.Wait() // so that all begin at once
+		for n := c; ctx.Err() == nil; {
+			r := t.ask(client, n%len(t.sites))
+			seen[c] = append(seen[c], r)
+			wait := t.pace
+			if !r.isAdmitted() {
+				wait = t.rest
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			all = append(all, mine...)
-		})
-	}
-	close(begin)
-	running.Wait()
-	return all
+			if wait > 0 {
+				time.Sleep(wait/2 + rand.N(wait))
+			}
+			if t.connections < len(t.sites) {
+				n++
+			}
+		}
+		return nil
+	})
+	return slices.Concat(seen...)
 }
 
 func (t *sender) ask(client *http.Client, caddy int) response {
@@ -361,12 +341,12 @@ func (t *sender) ask(client *http.Client, caddy int) response {
 }
 
 // response is one response to a client. Its request spent its event between the two
-// instants or, with charge after, within the arrival time of a charge after them.
+// instants or, with charge after, up to the arrival time of a charge later.
 type response struct {
 	caddy        int
 	begun, ended time.Time
-	status       int   // 0 where there was no response
-	reset        int64 // the reset that the response names, 0 if none
+	status       int   // 0 if there was no response
+	reset        int64 // 0 if the response has none
 }
 
 func (r *response) isAdmitted() bool { return r.status == http.StatusOK }
@@ -399,15 +379,13 @@ func byEnd(all []response) []response {
 // clientHeader names the client that is limited.
 const clientHeader = "X-Client"
 
-// backend is the server behind Caddy. It takes as long for each request as the zone in
-// its path says, and counts concurrent requests.
+// backend is the server behind Caddy. A request takes as long as the limit of the zone in
+// its path says. The backend counts the concurrent requests of each client.
 type backend struct {
-	server *http.Server
-	addr   string
-
-	mu      sync.Mutex
-	running map[string]int64
-	most    map[string]int64
+	server        *http.Server
+	addr          string
+	mu            sync.Mutex
+	running, most map[string]int64
 }
 
 func startBackend(limits []limit) (*backend, error) {
@@ -444,56 +422,37 @@ func (b *backend) peak(client string) int64 {
 	return b.most[client]
 }
 
-func (b *backend) stop() { _ = b.server.Close() }
-
-// lagKey holds the instant at which it was written last.
+// lagKey holds the instant of its last write.
 const lagKey = "guarantees:lag"
 
-// lagWatch measures how far a replica is behind.
-type lagWatch struct {
-	most    atomic.Int64
-	stop    context.CancelFunc
-	running sync.WaitGroup
-}
-
-const (
-	// writePace is how often something is written, readPace how often it is looked
-	// for.
-	writePace = 20 * time.Millisecond
-	readPace  = 4 * time.Millisecond
-)
-
-// watchLag writes instants to the primary, and looks when each is first seen at
-// the replica: that is the lag, and at most the pace of reading beyond it.
-func watchLag(shard *redistest.Shard) *lagWatch {
+// watchLag writes instants to the primary, and observes when each arrives at the replica.
+// The function that it returns ends that, and returns the longest lag, which is too long
+// by at most the pause between two readings.
+func watchLag(shard *redistest.Shard) (end func() time.Duration) {
 	ctx, stop := context.WithCancel(context.Background())
-	w := &lagWatch{stop: stop}
-	began := time.Now().UnixMicro()
-	w.running.Go(func() {
-		for ctx.Err() == nil {
+	var running sync.WaitGroup
+	last, most := time.Now().UnixMicro(), int64(0)
+	running.Go(func() {
+		for ; ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
 			shard.Primary.Client().Set(ctx, lagKey, time.Now().UnixMicro(), 0)
-			time.Sleep(writePace)
 		}
 	})
-	w.running.Go(func() {
-		for last := began; ctx.Err() == nil; time.Sleep(readPace) {
+	running.Go(func() {
+		for ; ctx.Err() == nil; time.Sleep(4 * time.Millisecond) {
 			if n, err := shard.Replicas[0].Client().Get(ctx, lagKey).Int64(); err == nil && n > last {
-				last = n
-				w.most.Store(max(w.most.Load(), time.Now().UnixMicro()-n))
+				last, most = n, max(most, time.Now().UnixMicro()-n)
 			}
 		}
 	})
-	return w
+	return func() time.Duration {
+		stop()
+		running.Wait()
+		return time.Duration(most) * time.Microsecond
+	}
 }
 
-func (w *lagWatch) end() time.Duration {
-	w.stop()
-	w.running.Wait()
-	return time.Duration(w.most.Load()) * time.Microsecond
-}
-
-// setLag delays a shard's replication, and waits until the replica lags by that
-// and no longer by more.
+// setLag delays a shard's replication, and waits until the replica lags by that and not
+// by more.
 func setLag(ctx context.Context, shard *redistest.Shard, lag time.Duration) error {
 	if err := shard.Replicas[0].DelayReplication(lag); err != nil {
 		return err
@@ -513,14 +472,14 @@ func setLag(ctx context.Context, shard *redistest.Shard, lag time.Duration) erro
 	return nil
 }
 
-// duration is the histogram of what commands to servers take.
+// duration is the histogram of the time that commands take.
 const duration = "caddy_rate_limit_store_duration_seconds_bucket"
 
-// longestCall bounds what the commands took by which a bucket changes, since earlier
-// figures were read: it is the upper end of the slowest class that grew.
+// longestCall bounds the time of the commands that changed buckets since the earlier
+// figures: it is the upper end of the slowest class that grew.
 func longestCall(m, earlier caddyproc.Metrics) (d time.Duration) {
 	for _, operation := range []string{"charge", "take", "refund"} {
-		// Classes hold what is in lower ones as well.
+		// A class includes the lower ones.
 		total, of := 0.0, map[float64]float64{}
 		for key, n := range m {
 			if !caddyproc.Has(key, duration, `operation="`+operation+`"`) {
@@ -539,11 +498,10 @@ func longestCall(m, earlier caddyproc.Metrics) (d time.Duration) {
 				least = min(least, end)
 			}
 		}
-		if total == 0 {
-			continue
+		if total > 0 {
+			// No command takes longer than charge_timeout.
+			d = max(d, time.Duration(min(least, 5)*float64(time.Second)))
 		}
-		// Longer than the last class is longer than charge_timeout's patience.
-		d = max(d, time.Duration(min(least, 5)*float64(time.Second)))
 	}
 	return d
 }

@@ -7,33 +7,30 @@ import (
 	"fmt"
 	"net/url"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 	"github.com/shardlimit/caddy-shardlimit/lab/site"
 	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // outcome holds the observations of a cell.
 type outcome struct {
 	cell
-	// lagged is the longest lag that was seen, arrived the longest that a charge
-	// can have taken to arrive.
-	lagged, arrived time.Duration
-
-	sent, served, refused int64
-	failed                int64 // requests without an answer of the limiter
-	// beyond and room are what was seen, mayBeyond and mayRoom what may be.
-	beyond, mayBeyond int64
-	room, mayRoom     int64
-	windows, resets   int64 // windows is how many there were, resets the most in one of them
-	// disturbed is how many requests of the second client were not admitted, of
-	// how many.
-	disturbed, others int64
+	lagged                        time.Duration // the longest lag that was seen
+	arrived                       time.Duration // the longest that a charge can have taken to arrive
+	sent, served, refused, failed int64         // failed have no answer of the limiter
+	beyond, room                  int64         // as observed
+	mayBeyond, mayRoom            int64         // the bounds of beyond and room
+	windows, resets               int64         // resets is the most in one window
+	others, disturbed             int64         // requests of the second client, and those that were not admitted
 }
 
 func (c cell) judge(seen, others []response, peak int64, lagged, longest time.Duration) *outcome {
@@ -51,8 +48,8 @@ func (c cell) judge(seen, others []response, peak int64, lagged, longest time.Du
 	return o
 }
 
-// isStill reports whether the machine stood still for so long that timeouts passed,
-// or that too little was sent.
+// isStill reports whether the machine stalled for so long that timeouts passed or that
+// too little was sent.
 func (o *outcome) isStill() bool { return o.failed > 0 || o.isIdle() }
 
 func (o *outcome) breaches() (all []string) {
@@ -78,8 +75,7 @@ func (o *outcome) breaches() (all []string) {
 	return all
 }
 
-// isIdle reports whether a client that should have reached its limit did not, so
-// that nothing was tried.
+// isIdle reports whether a client that should have reached its limit did not.
 func (o *outcome) isIdle() bool {
 	return o.refused == 0 && (o.limit.algorithm != concurrency || int64(o.connections) > o.limit.events)
 }
@@ -118,61 +114,32 @@ func lagName(lag time.Duration) string {
 	return number + " " + strings.TrimPrefix(lag.String(), number)
 }
 
-// row is a row of the table: all numbers of requests at a time.
-type row struct {
-	limit  limit
-	caddys int
-	lag    time.Duration
-}
-
-func rows(outcomes []*outcome) (order []row, of map[row][]*outcome) {
-	of = map[row][]*outcome{}
+func limitTable(outcomes []*outcome) string {
+	t := report.NewTable("algorithm, charge", "Caddys", "replica lag", "admitted beyond the limit: 1", "16", "256 at a time",
+		"refused though there was room for: 1", "16", "256 at a time")
+	of := map[cell]*outcome{}
 	for _, o := range outcomes {
-		r := row{o.limit, o.caddys, o.lag}
-		of[r] = append(of[r], o)
+		of[o.cell] = o
 	}
 	for _, l := range limits() {
 		for _, caddys := range caddyCounts {
 			for _, lag := range lags {
-				if r := (row{l, caddys, lag}); of[r] != nil {
-					order = append(order, r)
+				found, beyond, room := false, make([]string, len(crowds)), make([]string, len(crowds))
+				for i, connections := range crowds {
+					if o := of[cell{l, caddys, lag, connections}]; o != nil {
+						found, beyond[i], room[i] = true, mark(o.beyond, o.mayBeyond), mark(o.room, o.mayRoom)
+					}
+				}
+				if found {
+					t.Row(slices.Concat([]string{l.String(), strconv.Itoa(caddys), lagName(lag)}, beyond, room)...)
 				}
 			}
 		}
 	}
-	return order, of
-}
-
-func limitTable(outcomes []*outcome) string {
-	t := report.NewTable("algorithm, charge", "Caddys", "replica lag", "admitted beyond the limit: 1", "16", "256 at a time",
-		"refused though there was room for: 1", "16", "256 at a time")
-	order, of := rows(outcomes)
-	for _, r := range order {
-		cells := []string{r.limit.String(), strconv.Itoa(r.caddys), lagName(r.lag)}
-		for _, figure := range []func(*outcome) (int64, int64){
-			func(o *outcome) (int64, int64) { return o.beyond, o.mayBeyond },
-			func(o *outcome) (int64, int64) { return o.room, o.mayRoom },
-		} {
-			for _, connections := range crowds {
-				cells = append(cells, atATime(of[r], connections, figure))
-			}
-		}
-		t.Row(cells...)
-	}
 	return t.String()
 }
 
-func atATime(outcomes []*outcome, connections int, figure func(*outcome) (int64, int64)) string {
-	for _, o := range outcomes {
-		if o.connections == connections {
-			n, most := figure(o)
-			return mark(n, most)
-		}
-	}
-	return ""
-}
-
-// mark writes what was seen and what may be, and makes an excess stand out.
+// mark writes an observation and its bound, and emphasizes an excess.
 func mark(n, most int64) string {
 	if n > most {
 		return fmt.Sprintf("**%d of %d**", n, most)
@@ -211,19 +178,18 @@ func lossTable(losses []*loss) string {
 	return t.String()
 }
 
+// The load under faults.
 const (
-	faultCaddys = 2 // how many Caddys serve while replies are lost
-	// faultConnections is how many requests of a client there are at a time, and
-	// faultPace how long each connection waits in between.
-	faultConnections = 4
-	faultPace        = 25 * time.Millisecond
-	calm             = 500 * time.Millisecond // how long there is no fault at first, and at the end
-	// longestCharge is how long a charge can be in flight unseen: charge_timeout and two
+	faultCaddys      = 2
+	faultConnections = 4                      // of each client
+	faultPace        = 25 * time.Millisecond  // between the requests of a connection
+	calm             = 500 * time.Millisecond // the time before and after the fault
+	// longestCharge is how long a charge can be in flight unseen: charge_timeout, two
 	// seconds for the reply, and time for the next charge.
 	longestCharge = 3 * time.Second
 )
 
-// faultLimits are limits that forget nothing while faults last, and refuse no client.
+// faultLimits are limits whose windows outlast the faults, and which no client reaches.
 func faultLimits() (all []limit) {
 	for _, l := range limits() {
 		if l.batched || l.algorithm == concurrency {
@@ -268,8 +234,7 @@ func (f fault) try(ctx context.Context, set settings, limits []limit) (_ []*loss
 	// Each limit has a store, so that metrics tell them apart.
 	stores, handlers := "", ""
 	for _, l := range limits {
-		stores += fmt.Sprintf("store %s redis {\nshard a {\nprimary %s\nreplica %s\n}\nkey_prefix %s\ncheck_timeout 250ms\non_error deny\n}\n",
-			l.zone(), proxy.Addr(), shard.Replicas[0].Addr(), l.zone())
+		stores += storeText(l.zone(), proxy.Addr(), shard, l.zone(), 250*time.Millisecond)
 		handlers += "rate_limit {\nstore " + l.zone() + "\n" + l.caddyfile() + "}\n"
 	}
 	sites, err := set.shop.StartAll(faultCaddys, site.Config{
@@ -305,7 +270,6 @@ func (f fault) try(ctx context.Context, set settings, limits []limit) (_ []*loss
 	return losses, nil
 }
 
-// faultClient is the client that is served under faults.
 const faultClient = "client"
 
 func newLoss(f fault, l limit, seen []response) *loss {
@@ -313,13 +277,10 @@ func newLoss(f fault, l limit, seen []response) *loss {
 	return &loss{fault: f.name, limit: l, served: served, refused: refused, unanswered: int64(len(seen)) - served - refused}
 }
 
-// countTimeout bounds how long charges may take whose replies were lost.
-const countTimeout = time.Minute
-
 // look waits until nothing is in flight, unsent or uncertain, and reads the counts.
 func (l *loss) look(ctx context.Context, sites []*site.Site) error {
 	settled := false
-	err := traffic.Poll(ctx, countTimeout, func() error {
+	err := traffic.Poll(ctx, time.Minute, func() error {
 		waiting, used := int64(0), int64(0)
 		for _, s := range sites {
 			b, err := readBucket(s, l.limit, faultClient)
@@ -329,7 +290,7 @@ func (l *loss) look(ctx context.Context, sites []*site.Site) error {
 			waiting += b.waiting
 			used = max(used, b.used)
 		}
-		// A charge may arrive after its bucket was read, so two readings have to agree.
+		// A charge may arrive after its bucket was read, so two readings must agree.
 		if settled && waiting == 0 {
 			l.counted = used
 			return nil
@@ -354,8 +315,8 @@ func (l *loss) look(ctx context.Context, sites []*site.Site) error {
 	return err
 }
 
-// bucket is a client's count at the primary, and the charges that a Caddy has yet to
-// deliver.
+// bucket is a client's count at the primary, and the number of charges that a Caddy has
+// yet to deliver.
 type bucket struct{ used, waiting int64 }
 
 func readBucket(s *site.Site, l limit, client string) (b bucket, err error) {
@@ -364,40 +325,27 @@ func readBucket(s *site.Site, l limit, client string) (b bucket, err error) {
 		return b, err
 	}
 	var answer struct {
-		Error   string `json:"error"`
-		Buckets []struct {
-			Servers []struct {
-				Role  string `json:"role"`
-				Error string `json:"error"`
-				State *struct {
-					Used int64 `json:"used"`
-				} `json:"state"`
-			} `json:"servers"`
-			Ledger *struct {
-				InFlight int64 `json:"in_flight"`
-				Unsent   int64 `json:"unsent"`
-			} `json:"ledger"`
-		} `json:"buckets"`
+		Error string `json:"error"`
+		adminapi.Buckets
 	}
 	if err := json.Unmarshal(text, &answer); err != nil {
 		return b, fmt.Errorf("read a bucket: %w", err)
 	}
-	if answer.Error != "" || len(answer.Buckets) != 1 {
-		return b, fmt.Errorf("read a bucket: %d of them, error %q", len(answer.Buckets), answer.Error)
+	if n := len(answer.Buckets.Buckets); answer.Error != "" || n != 1 {
+		return b, fmt.Errorf("read a bucket: %d of them, error %q", n, answer.Error)
 	}
-	for _, server := range answer.Buckets[0].Servers {
-		if server.Role != "primary" {
+	for _, server := range answer.Buckets.Buckets[0].Servers {
+		if server.Role != store.RolePrimary {
 			continue
 		}
 		if server.Error != "" {
-			// It is asked again.
-			b.waiting++
+			b.waiting++ // so that it is read again
 		}
 		if server.State != nil {
 			b.used = server.State.Used
 		}
 	}
-	if of := answer.Buckets[0].Ledger; of != nil {
+	if of := answer.Buckets.Buckets[0].Ledger; of != nil {
 		b.waiting += of.InFlight + of.Unsent
 	}
 	return b, nil
@@ -405,11 +353,10 @@ func readBucket(s *site.Site, l limit, client string) (b bucket, err error) {
 
 // fault is a fault of the connection between Caddy and the primary.
 type fault struct {
-	name string
-	once func(ctx context.Context, p *redistest.Proxy) error // once makes it happen, and ends it
-	// times is how often it happens, apart how long there is nothing in between.
+	name  string
+	once  func(ctx context.Context, p *redistest.Proxy) error // begins and ends it
 	times int
-	apart time.Duration
+	apart time.Duration // between two times
 }
 
 func faults() []fault {
@@ -440,24 +387,21 @@ func (f fault) inflict(ctx context.Context, p *redistest.Proxy) error {
 type loss struct {
 	fault string
 	limit limit
-	// served is how many requests were, refused how many the limit refused, and
-	// unanswered how many on_error denied because it is not known whether what
-	// they took counts.
+	// refused are the requests that the limit refused, unanswered those that on_error
+	// denied because the outcome of their take is unknown.
 	served, refused, unanswered int64
-	counted                     int64 // what Redis holds
-	// uncertain is how many charges and refunds Caddy does not know the outcome
-	// of, untold how many takes; notRefunded is how many refunds were given up,
-	// with those that are uncertain.
-	uncertain, untold, notRefunded int64
+	counted                     int64 // by Redis
+	uncertain, untold           int64 // charges and refunds, and takes, with an unknown outcome
+	notRefunded                 int64 // refunds that were given up or are uncertain
 }
 
 // double is how much more was counted than was served, lost how much less.
 func (l *loss) double() int64 { return max(l.counted-l.served, 0) }
 func (l *loss) lost() int64   { return max(l.served-l.counted, 0) }
 
-// mayBeDouble is how much more may be counted than was served: with charge after nothing,
-// for nothing is sent twice; with charge before the takes of requests that were denied
-// for want of a reply. A sliding log refunds those by name, unless the refund fails too.
+// mayBeDouble bounds double. With charge after nothing is sent twice. With charge before
+// the takes of requests that were denied for want of a reply may count; a sliding log
+// refunds those by name, unless the refund fails too.
 func (l *loss) mayBeDouble() int64 {
 	switch {
 	case l.limit.charge == after:
@@ -469,9 +413,8 @@ func (l *loss) mayBeDouble() int64 {
 	}
 }
 
-// mayBeLost is how much less may be counted: with charge after the charges without a
-// reply, any of which may not have arrived; with charge before nothing, for a request is
-// served only after its take.
+// mayBeLost bounds lost. With charge after any charge without a reply may be lost. With
+// charge before a request is served only after its take.
 func (l *loss) mayBeLost() int64 {
 	if l.limit.charge == after {
 		return l.uncertain

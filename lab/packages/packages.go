@@ -1,12 +1,13 @@
 // Package packages draws the packages of the product and their imports, as
 // docs/packages.svg. It reads the imports of the Go files that are not tests,
-// beginning at the root. A table says where each package stands; an import that does
-// not point downwards in it is an error, and so is a package that it lacks.
+// beginning at the root. A table gives each package its place; an import that does not
+// point downwards is an error, and so is a package without a place.
 package packages
 
 import (
 	"cmp"
 	"context"
+	_ "embed" // for the head of the picture
 	"errors"
 	"flag"
 	"fmt"
@@ -25,7 +26,7 @@ var (
 
 // Run draws the picture.
 func Run(_ context.Context, args []string) error {
-	_ = flags.Parse(args) // it exits where they are wrong
+	_ = flags.Parse(args) // it exits if a flag is invalid
 	imports, err := read("..")
 	if err != nil {
 		return err
@@ -41,7 +42,7 @@ func Run(_ context.Context, args []string) error {
 
 const module, root = "github.com/shardlimit/caddy-shardlimit", "."
 
-// place is where a package stands: rows count downwards, columns to the right.
+// place is the place of a package: rows count downwards, columns to the right.
 type place struct{ row, column int }
 
 // places leave room for arrows that pass a row.
@@ -92,8 +93,8 @@ func read(dir string) (map[string][]string, error) {
 	return imports, nil
 }
 
-// check returns an error for each arrow that does not point downwards, and for
-// each package without a place or the other way round.
+// check returns an error for each arrow that does not point downwards, for each package
+// without a place, and for each place without a package.
 func check(imports map[string][]string) error {
 	var errs []error
 	for name, others := range imports {
@@ -130,32 +131,8 @@ const (
 	boxWidth, boxHeight   = 164, 34
 )
 
-const head = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %[1]d %[2]d" width="%[1]d" height="%[2]d" font-family="sans-serif" font-size="13" role="img" aria-label="The packages of the product and what they import">
-<style>
-.paper { fill: #ffffff; stroke: #d0d7de }
-text { fill: #24292f }
-.note { fill: #57606a; font-size: 11px }
-rect { stroke: #57606a }
-.module { fill: #ddf4ff }
-.internal { fill: #f6f8fa }
-.store { fill: #dafbe1 }
-path { stroke: #57606a; stroke-width: 1.5; fill: none }
-.tip { fill: #57606a; stroke: none }
-@media (prefers-color-scheme: dark) {
-.paper { fill: #0d1117; stroke: #30363d }
-text { fill: #e6edf3 }
-.note { fill: #9198a1 }
-rect { stroke: #9198a1 }
-.module { fill: #0c2d6b }
-.internal { fill: #21262d }
-.store { fill: #033a16 }
-path { stroke: #9198a1 }
-.tip { fill: #9198a1 }
-}
-</style>
-<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="6" markerHeight="6" orient="auto"><path class="tip" d="M0 0l8 4l-8 4z"/></marker></defs>
-<rect class="paper" x="0.5" y="0.5" width="%[3]d" height="%[4]d" rx="6"/>
-`
+//go:embed head.svg
+var head string
 
 // draw returns the picture, without the imports that others imply.
 func draw(imports map[string][]string) string {

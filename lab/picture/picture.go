@@ -1,6 +1,6 @@
 // Package picture draws the pictures of the documents, as SVG: a Picture of single
-// shapes, a Plot with scales and lines, and charts of bars. It draws the spreads of
-// package report, and knows nothing else of the laboratory.
+// shapes, a Plot with scales and lines, and charts of bars. Apart from the spreads of
+// package report, it is independent of the laboratory.
 package picture
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
-// The colours. The colour-blind can distinguish Blue, Orange and Green.
+// The colours. Colour-blind readers can distinguish Blue, Orange and Green.
 const (
 	Blue   = "#0072b2"
 	Orange = "#d55e00"
@@ -24,10 +24,9 @@ const (
 	muted  = "#57606a"
 )
 
-// palette has the colours of the lines of one plot.
 var palette = []string{Blue, Orange, Green, "#cc79a7", "#e69f00", "#56b4e9"}
 
-// Picture is one that is being drawn.
+// Picture is a picture that is being drawn.
 type Picture struct{ b strings.Builder }
 
 // New begins a picture. The description is its alternative text.
@@ -78,8 +77,8 @@ func (p *Picture) Tick(x int64, y, length int) {
 	p.add(`<path d="M%d %dv%d" stroke="%s" stroke-width="2"/>`, x, y, length, Ink)
 }
 
-// Whisker draws a thin line to the right or downwards.
-func (p *Picture) Whisker(x int64, y int, length int64, height int) {
+// whisker draws a thin line to the right or downwards.
+func (p *Picture) whisker(x int64, y int, length int64, height int) {
 	p.add(`<path d="M%d %dl%d %d" stroke="%s"/>`, x, y, length, height, Ink)
 }
 
@@ -93,7 +92,7 @@ func (p *Picture) Disc(x int64, y, radius int, colour string) {
 	p.add(`<circle cx="%d" cy="%d" r="%d" fill="%s"/>`, x, y, radius, colour)
 }
 
-// Cross draws a diagonal cross of twice that size.
+// Cross draws a diagonal cross that is twice the size wide.
 func (p *Picture) Cross(x int64, y, size int, colour string) {
 	p.add(`<path d="M%d %dl%d %dm0 -%dl-%d %d" stroke="%s" stroke-width="2"/>`,
 		x-int64(size), y-size, 2*size, 2*size, 2*size, 2*size, 2*size, colour)
@@ -164,7 +163,7 @@ func linear(name string, most float64) Scale {
 	return s
 }
 
-// share is where a value is, from 0 to 1.
+// share is the place of a value on the scale, from 0 to 1.
 func (s *Scale) share(v float64) float64 {
 	first, last := s.Ticks[0], s.Ticks[len(s.Ticks)-1]
 	if s.Log {
@@ -191,12 +190,12 @@ type Plot struct {
 func NewPlot(x, y Scale, description, title string) *Plot {
 	p := &Plot{Picture: New(left+plotWidth+right, top+plotHeight+bottom, description, title), x: x, y: y}
 	for _, v := range y.Ticks {
-		at := p.At(x.Ticks[0], v)
+		at := p.at(x.Ticks[0], v)
 		p.Axis(left, at.Y, plotWidth)
 		p.Number(left-28, at.Y+4, y.label(v))
 	}
 	for _, v := range x.Ticks {
-		p.Number(p.At(v, y.Ticks[0]).X, top+plotHeight+18, strconv.FormatFloat(v, 'f', -1, 64))
+		p.Number(p.at(v, y.Ticks[0]).X, top+plotHeight+18, strconv.FormatFloat(v, 'f', -1, 64))
 	}
 	p.Text(left+plotWidth/2-100, top+plotHeight+42, x.Name)
 	if y.Name != "" {
@@ -205,16 +204,15 @@ func NewPlot(x, y Scale, description, title string) *Plot {
 	return p
 }
 
-// At is the place of a value, or the nearest on the scales.
-func (p *Plot) At(x, y float64) Point {
+// at is the place of a value, or the nearest place on the scales.
+func (p *Plot) at(x, y float64) Point {
 	return Point{
 		X: left + int64(math.Round(plotWidth*p.x.share(x))),
 		Y: top + int(math.Round(plotHeight*(1-p.y.share(y)))),
 	}
 }
 
-// Series is a line of medians. If it is marked, so are its points, and the least
-// and the most of each.
+// Series is a line of medians. If it is marked, its points and their ranges are shown.
 type Series struct {
 	Name           string
 	Colour         string
@@ -223,7 +221,7 @@ type Series struct {
 	Y              []report.Spread
 }
 
-// Append appends a value that was the same in all rounds.
+// Append appends a value that is the same in all rounds.
 func (s *Series) Append(x, y float64) {
 	s.X, s.Y = append(s.X, x), append(s.Y, report.Spread{Median: y, Least: y, Most: y})
 }
@@ -232,28 +230,23 @@ func (s *Series) Append(x, y float64) {
 func (p *Plot) Draw(s Series) {
 	var points []Point
 	for i, x := range s.X {
-		at := p.At(x, s.Y[i].Median)
+		at := p.at(x, s.Y[i].Median)
 		points = append(points, at)
 		if s.Marked {
 			p.Disc(at.X, at.Y, 3, s.Colour)
-			high := p.At(x, s.Y[i].Most).Y
-			p.Whisker(at.X, high, 0, p.At(x, s.Y[i].Least).Y-high)
+			high := p.at(x, s.Y[i].Most).Y
+			p.whisker(at.X, high, 0, p.at(x, s.Y[i].Least).Y-high)
 		}
 	}
 	p.Line(points, s.Colour, s.Dashed)
-	p.Legend(s.Name, s.Colour, s.Dashed)
-}
-
-// Legend writes the name of a line beside the plot.
-func (p *Plot) Legend(name, colour string, dashed bool) {
 	y, at := top+30+legendPitch*p.lines, int64(left+plotWidth+12)
 	p.lines++
-	p.Line([]Point{{at, y}, {at + legendWidth, y}}, colour, dashed)
-	p.Text(at+legendWidth+8, y+4, name)
+	p.Line([]Point{{at, y}, {at + legendWidth, y}}, s.Colour, s.Dashed)
+	p.Text(at+legendWidth+8, y+4, s.Name)
 }
 
-// Lines draws marked lines over a logarithmic scale that has the first one's
-// values of x, and from 0 upwards.
+// Lines draws marked lines over a logarithmic scale of the first line's values of x, and a
+// scale from 0 upwards.
 func Lines(title, x, y string, series ...Series) *Picture {
 	most := 0.0
 	for _, s := range series {
@@ -293,7 +286,7 @@ func Bars(title, unit string, bars ...Bar) *Picture {
 		y := top + barPitch*i
 		p.Text(16, y+16, b.Name)
 		p.add(`<rect x="%d" y="%d" width="%d" height="%d" fill="%s"/>`, barNames, y+5, x(b.Median)-barNames, barPitch-10, Blue)
-		p.Whisker(x(b.Least), y+barPitch/2, x(b.Most)-x(b.Least), 0)
+		p.whisker(x(b.Least), y+barPitch/2, x(b.Most)-x(b.Least), 0)
 	}
 	return p
 }

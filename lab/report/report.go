@@ -1,6 +1,7 @@
 // Package report writes the results of the laboratory: it formats tables and figures as
-// Markdown, puts them into the documents, describes the machine, and sums up several
-// rounds as a Spread, which a Goal bounds. The package does not know the measurements.
+// Markdown, puts them into the documents, describes the machine, reads figures from the
+// output of programs, and sums up several rounds as a Spread, which a Goal bounds. The
+// package is independent of the measurements.
 package report
 
 import (
@@ -8,6 +9,7 @@ import (
 	"math"
 	"os"
 	"os/exec"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -15,7 +17,7 @@ import (
 	"time"
 )
 
-// Mark is the line below which make target writes.
+// Mark is the line below which a make target writes.
 func Mark(target string) string {
 	return "<!-- what follows is written by make " + target + " -->\n"
 }
@@ -32,11 +34,11 @@ func Rewrite(file, target, text string) error {
 	})
 }
 
-// EndMark is the line after each section that make target writes.
+// EndMark is the line after each section that a make target writes.
 func EndMark(target string) string { return "<!-- end of what make " + target + " writes -->\n" }
 
-// RewriteSections replaces the sections of a file, each between its mark and the
-// next end.
+// RewriteSections replaces the sections of a file, each between its mark and the next end
+// mark.
 func RewriteSections(file, target string, sections map[string]string) error {
 	return edit(file, func(text string) (string, error) {
 		for name, section := range sections {
@@ -86,6 +88,15 @@ func (t *Table) Rowf(format string, args ...any) {
 	fmt.Fprintf(t, "| "+format+" |\n", args...)
 }
 
+// Figure returns the number in the first group of an expression's first match.
+func Figure(text []byte, expression *regexp.Regexp) (float64, error) {
+	found := expression.FindSubmatch(text)
+	if found == nil {
+		return 0, fmt.Errorf("no match of %s in %.200q", expression, text)
+	}
+	return strconv.ParseFloat(string(found[1]), 64)
+}
+
 // Grouped writes a number without its fraction, with commas.
 func Grouped(v float64) string {
 	text := strconv.FormatFloat(math.Round(v), 'f', 0, 64)
@@ -95,7 +106,7 @@ func Grouped(v float64) string {
 	return text
 }
 
-// Rounded is Grouped of a number in three digits.
+// Rounded writes a number like Grouped, rounded to three digits.
 func Rounded(v float64) string {
 	unit := math.Pow(10, max(math.Floor(math.Log10(max(v, 1)))-2, 0))
 	return Grouped(math.Round(v/unit) * unit)
@@ -139,20 +150,20 @@ func Redis() string {
 
 // Wrk is the version of wrk, such as "wrk 4.1.0", or "no wrk".
 func Wrk() string {
-	// It says its version together with how it is used, and fails.
+	// wrk prints its version together with its usage, and fails.
 	b, _ := exec.Command("wrk", "-v").Output()
 	return wrkVersion(string(b))
 }
 
-func wrkVersion(said string) string {
-	fields := strings.Fields(said)
+func wrkVersion(output string) string {
+	fields := strings.Fields(output)
 	if len(fields) < 2 || fields[0] != "wrk" {
 		return "no wrk"
 	}
 	return "wrk " + strings.TrimPrefix(fields[1], "debian/")
 }
 
-// Times is how long the processors have run since they started, in an unknown unit.
+// Times is the time of the processors since they started, in an unknown unit.
 type Times struct{ all, stolen int64 }
 
 // ReadTimes reads them. Where the system has none, they are zero.
@@ -161,28 +172,24 @@ func ReadTimes() Times {
 	return parseTimes(string(b))
 }
 
-// parseTimes reads the line of all processors: user, nice, system, idle, iowait,
-// irq, softirq, steal. The fields after them are part of user.
+// parseTimes reads the line of all processors: user, nice, system, idle, iowait, irq,
+// softirq, steal. The fields after these are part of user.
 func parseTimes(stat string) (t Times) {
-	const steal = 8
-	fields := strings.Fields(strings.SplitN(stat, "\n", 2)[0])
-	if len(fields) <= steal || fields[0] != "cpu" {
-		return t
+	var name string
+	var n [8]int64
+	_, err := fmt.Sscan(stat, &name, &n[0], &n[1], &n[2], &n[3], &n[4], &n[5], &n[6], &n[7])
+	if err != nil || name != "cpu" {
+		return Times{}
 	}
-	for i, field := range fields[1 : steal+1] {
-		n, err := strconv.ParseInt(field, 10, 64)
-		if err != nil {
-			return Times{}
-		}
-		if t.all += n; i == steal-1 {
-			t.stolen = n
-		}
+	for _, part := range n {
+		t.all += part
 	}
+	t.stolen = n[7]
 	return t
 }
 
-// StolenSince is the part of the processors' time since an earlier reading that the
-// host of a virtual machine gave to others.
+// StolenSince is the share of the time since an earlier reading that the host of this
+// virtual machine gave to others.
 func (t Times) StolenSince(before Times) float64 {
 	all := t.all - before.all
 	if all <= 0 {
@@ -191,10 +198,10 @@ func (t Times) StolenSince(before Times) float64 {
 	return float64(t.stolen-before.stolen) / float64(all)
 }
 
-// Spread is some rounds' values of one figure.
+// Spread sums up the values of one figure in several rounds.
 type Spread struct{ Median, Least, Most float64 }
 
-// SpreadOf returns that of some values. It is zero if there are none.
+// SpreadOf returns the spread of values, or zero if there are none.
 func SpreadOf(values []float64) Spread {
 	if len(values) == 0 {
 		return Spread{}
@@ -204,7 +211,7 @@ func SpreadOf(values []float64) Spread {
 	return Spread{Median: (sorted[(n-1)/2] + sorted[n/2]) / 2, Least: sorted[0], Most: sorted[n-1]}
 }
 
-// SpreadBy returns that of a figure of some rounds.
+// SpreadBy returns the spread of one figure of the rounds.
 func SpreadBy[T any](rounds []T, of func(T) float64) Spread {
 	values := make([]float64, len(rounds))
 	for i, r := range rounds {
@@ -218,8 +225,8 @@ func (s Spread) Text(format string) string {
 	return s.As(func(f float64) string { return fmt.Sprintf(format, f) })
 }
 
-// As writes it as "median (min to max)", or as the median alone if all three read the
-// same.
+// As writes it as "median (min to max)", or as the median alone if all three have the
+// same text.
 func (s Spread) As(write func(float64) string) string {
 	median, least, most := write(s.Median), write(s.Least), write(s.Most)
 	if least == most {
@@ -230,33 +237,23 @@ func (s Spread) As(write func(float64) string) string {
 
 // Goal is a bound for a figure, and its measured values.
 type Goal struct {
-	What string // measured
-	// AtLeast is set if Bound is the least that the figure may be; otherwise it
-	// is the most.
-	AtLeast bool
+	What    string
+	AtLeast bool // set if Bound is a lower bound, not an upper one
 	Bound   float64
-	Unit    string // Unit stands after the figures, with its space; empty for a ratio
+	Unit    string // with a space before it; empty for a ratio
 	Spread         // of the measured values
 }
 
-// IsReached reports whether the median is within the bound.
-func (g *Goal) IsReached() bool {
-	if g.AtLeast {
-		return g.Median >= g.Bound
-	}
-	return g.Median <= g.Bound
-}
-
-// Goals is a table of goals.
+// Goals is a table of goals. The median decides whether a goal is reached.
 func Goals(goals []Goal) string {
 	t := NewTable("what", "goal", "measured: median (min to max)", "reached")
 	for i := range goals {
 		g := &goals[i]
-		sign, reached := "≤", "yes"
+		sign, reached, isReached := "≤", "yes", g.Median <= g.Bound
 		if g.AtLeast {
-			sign = "≥"
+			sign, isReached = "≥", g.Median >= g.Bound
 		}
-		if !g.IsReached() {
+		if !isReached {
 			reached = "**no**"
 		}
 		t.Row(g.What, sign+" "+number(g.Bound)+g.Unit, g.As(number)+g.Unit, reached)

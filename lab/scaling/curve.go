@@ -13,22 +13,21 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
 const (
-	// acquaintance is how long a client sends requests before calls are counted: by
-	// then a process knows that it is the sole writer. Batches find their size within
-	// batchedWindows.
+	// acquaintance is how long a client sends requests before calls are counted. By then
+	// a process knows that it is the sole writer.
 	acquaintance   = 5 * second / 2
-	batchedWindows = 10
-	// leastRequests of leastClients are counted for each rate: where a window
-	// ends is chance, and decides how soon a process knows again that it is alone.
+	batchedWindows = 10 // within which batches find their size
+	// leastRequests of leastClients are counted for each rate: the end of a window is
+	// random, and decides how soon a process knows again that it is the sole writer.
 	leastRequests, leastClients = 4_000, 8
 	fewClients                  = 2 // enough at rates above coarseFrom
-	// fineSteps and coarseSteps are how far rates are apart, the coarse ones from
-	// coarseFrom on.
+	// fineSteps and coarseSteps are the ratios of rates below and above coarseFrom.
 	fineSteps, coarseSteps = 1.5, 2.5
 	coarseFrom             = 1_000.0
 	leastRate              = 0.005 // so low that no client sends twice in a window
@@ -102,8 +101,7 @@ func newCurve(s *setting, highest float64, seed uint64) *curve {
 	return v
 }
 
-// at returns the cost of a request of a client with some rate, interpolated between the
-// two nearest points.
+// at returns the cost of a request at a rate, interpolated between the two nearest points.
 func (v *curve) at(rate float64) (one calls) {
 	i := sort.Search(len(v.points), func(i int) bool { return v.points[i].rate >= rate })
 	switch i {
@@ -158,7 +156,7 @@ func total(all []calls) (sum calls) {
 	return sum
 }
 
-// placement is which shard owns which client: the owner by the store itself.
+// placement is the assignment of clients to shards, by the store itself.
 type placement struct {
 	shards int
 	owners []int
@@ -167,7 +165,7 @@ type placement struct {
 func shardName(i int) string { return "shard" + strconv.Itoa(i+1) }
 
 func newPlacement(shards, clients, draw int) *placement {
-	// All names have the same server, which is never dialled.
+	// All shards have the same server, which is never dialled.
 	unused := redis.NewShard(redis.ShardOptions{Primary: "127.0.0.1:0"})
 	defer unused.Close(context.Background())
 	var members []redis.Member
@@ -203,13 +201,13 @@ func hottest(loads []calls, of func(calls) float64) float64 {
 	return highest / sum * float64(len(loads))
 }
 
-// measured is a document that says what was measured.
+// measured is a document with measurements.
 type measured struct{ name, text string }
 
 func readMeasured(name string) (measured, error) {
 	text, err := os.ReadFile(name)
 	if err != nil {
-		return measured{}, fmt.Errorf("read what was measured: %w", err)
+		return measured{}, fmt.Errorf("read the measurements: %w", err)
 	}
 	return measured{name, string(text)}, nil
 }
@@ -222,9 +220,9 @@ func cells(row string) []string {
 	return parts
 }
 
-// figure returns the number in a column of the row that begins with some cells,
-// of the table whose head begins with a cell: the only one, or the median of
-// several rounds. Of columns of one name the first counts.
+// figure returns the number, or the median of several rounds, in a column of the row that
+// begins with the given cells, in the table whose head begins with the given cell. Of
+// columns with the same name the first counts.
 func (m measured) figure(table, column string, row ...string) (float64, error) {
 	where := fmt.Sprintf("%s, table %q, row %q, column %q", m.name, table, row, column)
 	place := -1
@@ -245,7 +243,7 @@ func (m measured) figure(table, column string, row ...string) (float64, error) {
 		if place < 0 || len(all) < len(row) || strings.Join(all[:len(row)], "|") != strings.Join(row, "|") {
 			continue
 		}
-		v, err := median(all[place])
+		v, err := report.Figure([]byte(all[place]), cellOf)
 		if err != nil {
 			return 0, fmt.Errorf("%s: %w", where, err)
 		}
@@ -254,55 +252,39 @@ func (m measured) figure(table, column string, row ...string) (float64, error) {
 	return 0, fmt.Errorf("%s: there is none", where)
 }
 
-// ofRounds matches a cell of several rounds: median (min to max).
-var ofRounds = regexp.MustCompile(`^(\S+) \(\S+ to \S+\)$`)
-
-// median returns the median in a cell, or its only number.
-func median(cell string) (float64, error) {
-	if found := ofRounds.FindStringSubmatch(cell); found != nil {
-		cell = found[1]
-	}
-	return strconv.ParseFloat(cell, 64)
-}
+// cellOf matches the median in a cell: median (min to max), or the median alone.
+var cellOf = regexp.MustCompile(`^(\S+)(?: \(\S+ to \S+\))?$`)
 
 func (m measured) stated(expression string) (float64, error) {
-	found := regexp.MustCompile(expression).FindStringSubmatch(m.text)
-	if found == nil {
-		return 0, fmt.Errorf("%s does not say %q", m.name, expression)
-	}
-	v, err := strconv.ParseFloat(found[1], 64)
+	v, err := report.Figure([]byte(m.text), regexp.MustCompile(expression))
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", m.name, err)
 	}
 	return v, nil
 }
 
-// The tables and rows of docs/benchmarks.md that costs are taken from. The clients of
-// rarely send a request every few seconds, so each costs a check and a charge; those of
-// own cost charges alone.
+// The table and the rows of docs/benchmarks.md from which the costs follow. The clients of
+// rarely send a request every few seconds, so each costs a check and a charge; the
+// requests of own cost charges alone.
 const (
-	cases   = "case"
-	floor   = "respond, five headers"
-	rarely  = "redis store, 50,000 clients"
-	own     = "redis store"
-	taking  = "redis store, charge before"
-	batched = "redis store, batch auto"
+	cases  = "case"
+	floor  = "respond, five headers"
+	rarely = "redis store, 50,000 clients"
+	own    = "redis store"
+	taking = "redis store, charge before"
 )
 
-// costs are what a call, a request and a client cost, as measured.
+// costs are the measured costs of calls, requests and clients. Times are CPU times in
+// microseconds.
 type costs struct {
-	// caddy is CPU time of Caddy for a whole request, limiter and all, and
-	// limiter what of that is the limiter's, in microseconds.
-	caddy, limiter float64
-	// charge and take are CPU time of the primary for one, check that of a replica,
-	// and replicated what it costs a replica to follow one.
-	charge, take, check, replicated float64
-	// ledgerBytes is the most that a Caddy remembers of a bucket, redisBytes the
-	// most that one takes in each server, and memoryBytes that of the memory store.
-	ledgerBytes, redisBytes, memoryBytes float64
+	caddy, limiter          float64 // a request in Caddy, and the limiter's part of that
+	charge, take            float64 // in the primary
+	check, replicated       float64 // in a replica: a check, and the replication of a charge
+	ledgerBytes, redisBytes float64 // the most for a bucket in Caddy, and in each server
+	memoryBytes             float64 // for a bucket in the memory store
 }
 
-// busy is which part of a processor's time may be used on average.
+// busy is the part of a processor's time that may be used on average.
 const busy = 0.5
 
 func readCosts(benchmarks, design measured) (c costs, err error) {
@@ -330,47 +312,39 @@ func readCosts(benchmarks, design measured) (c costs, err error) {
 	return c, err
 }
 
-// primary is which part of a processor a shard's primary needs for the calls of a
+// primary is the part of a processor that a shard's primary needs for the calls of a
 // second. Opening a window and refunding are assumed to cost as much as a charge.
 func (c *costs) primary(load calls) float64 {
 	m := &load.made
 	return (c.charge*(m[open]+m[charge]+m[refund]) + c.take*m[take]) / float64(second)
 }
 
-// replicas is the same for all replicas together, if there are so many: each
-// follows the primary, and checks are divided.
+// replicas is the same for all replicas together: each follows the primary, and they
+// share the checks.
 func (c *costs) replicas(load calls, replicas int) float64 {
 	return (c.check*load.made[check] + float64(replicas)*c.replicated*load.primary()) / float64(second)
 }
 
-// The tables of docs/ledger.md, by their first column.
 const (
-	traffic = "traffic"
-	limits  = "limit"
-)
-
-const (
-	hour = 3600 * second
-	// measuredWindow and steadyShare are those of the second table.
+	hour  = 3600 * second
+	roomy = 1_000_000_000
+	// measuredWindow and steadyShare are those of the second table of docs/ledger.md.
 	measuredWindow = 8 * second
 	steadyShare    = 0.8
-	roomy          = 1_000_000_000
 )
 
-// anchor is something that was measured, and is simulated as well.
+// anchor is a figure that is measured as well as simulated.
 type anchor struct {
 	name                string
 	measured, simulated float64
 }
 
-// single is a row of the first table: requests of some clients in turn.
-type single struct {
+// singles are the rows of the first table: requests of some clients in turn.
+var singles = []struct {
 	name    string
 	setting setting
-	clients float64 // how many there are; 0 if none comes twice
-}
-
-var singles = []single{
+	clients float64 // 0 if none comes twice
+}{
 	{"charge after, no client comes twice", setting{processes: 1}, 0},
 	{"charge after, 500 clients in turn", setting{processes: 1}, 500},
 	{"charge after, 500 clients in turn, each at two Caddys", setting{processes: 2, route: inTurn}, 500},
@@ -385,15 +359,15 @@ var singles = []single{
 
 func anchors(ledger measured) (all []anchor, err error) {
 	for _, s := range singles {
-		rate, err := ledger.figure(traffic, "requests/s", s.name)
+		rate, err := ledger.figure("traffic", "requests/s", s.name)
 		if err != nil {
 			return nil, err
 		}
 		a := anchor{name: s.name}
-		if a.measured, err = ledger.figure(traffic, "calls per request", s.name); err != nil {
+		if a.measured, err = ledger.figure("traffic", "calls per request", s.name); err != nil {
 			return nil, err
 		}
-		a.simulated = s.simulate(rate)
+		a.simulated = s.setting.callsOf(s.clients, rate)
 		all = append(all, a)
 	}
 	for _, limit := range []int64{1_000, 10_000, 100_000} {
@@ -410,12 +384,12 @@ func anchors(ledger measured) (all []anchor, err error) {
 	return all, nil
 }
 
-func (s *single) simulate(rate float64) float64 {
-	s.setting.window = hour
-	s.setting.limit = cmp.Or(s.setting.limit, roomy)
-	c := newClient(&s.setting, seed, 0)
-	if s.clients > 0 {
-		return c.run(regular(rate/s.clients), acquaintance, acquaintance+5*second).perRequest().sum()
+// callsOf simulates the calls per request of clients in turn, by their common rate.
+func (s setting) callsOf(clients, rate float64) float64 {
+	s.window, s.limit = hour, cmp.Or(s.limit, roomy)
+	c := newClient(&s, seed, 0)
+	if clients > 0 {
+		return c.run(regular(rate/clients), acquaintance, acquaintance+5*second).perRequest().sum()
 	}
 	pause := int64(0)
 	once := func() (p int64) {
@@ -434,7 +408,7 @@ func batchAnchor(ledger measured, limit int64, processes int, auto bool) (a anch
 		leases = float64(processes) * float64(measuredWindow/second)
 	}
 	a.name = fmt.Sprintf("%s, limit %d, %d processes", name, limit, processes)
-	if a.measured, err = ledger.figure(limits, column, strconv.FormatInt(limit, 10), strconv.Itoa(processes)); err != nil {
+	if a.measured, err = ledger.figure("limit", column, strconv.FormatInt(limit, 10), strconv.Itoa(processes)); err != nil {
 		return a, err
 	}
 	c := newClient(&s, seed, 0)

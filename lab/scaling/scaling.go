@@ -1,5 +1,5 @@
-// Package scaling computes the figures of docs/scaling.md: the cost of requests for
-// Redis with many Caddys and shards, and the hardware for it. It simulates from a fixed
+// Package scaling computes the figures of docs/scaling.md: the calls to Redis of requests
+// with many Caddys and shards, and the hardware for them. It simulates from a fixed
 // seed, without Redis and without a clock, and takes the cost of single calls from the
 // tables of the other documents. A client is simulated under a setting; a curve is the
 // cost of its requests by its rate; a scenario is all curves and placements of the
@@ -11,10 +11,10 @@ import (
 	"flag"
 	"path/filepath"
 	"slices"
-	"sync"
 
 	"github.com/shardlimit/caddy-shardlimit/lab/picture"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
+	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -31,9 +31,9 @@ const (
 	shardPicture  = "scaling-shard.svg"
 )
 
-// Run simulates, and writes.
+// Run simulates, and writes the document and its pictures.
 func Run(_ context.Context, args []string) error {
-	_ = flags.Parse(args) // it exits where they are wrong
+	_ = flags.Parse(args) // it exits if a flag is invalid
 	read := map[string]measured{}
 	for _, name := range []string{"benchmarks", "design", "ledger"} {
 		m, err := readMeasured(filepath.Join(*documents, name+".md"))
@@ -58,11 +58,9 @@ func Run(_ context.Context, args []string) error {
 }
 
 const (
-	seed   = 2026 // that of all that is random
-	caddys = 16   // caddys share the requests
-	// wide is a limit that no client reaches, tight one that popular ones do, in
-	// every window of the length.
-	wide, tight  = 1_000_000, 1_000
+	seed         = 2026 // of all random numbers
+	caddys       = 16
+	wide, tight  = 1_000_000, 1_000 // limits that no client reaches, and that popular ones reach
 	windowLength = 10 * second
 	fixedBatch   = 1_000 // a batch without auto
 )
@@ -83,9 +81,7 @@ const (
 	tableClients, tableRate     = 100_000, 100_000
 	exampleClients, exampleRate = 1_000_000, 1_000_000
 	exampleS                    = 1.0 // the exponent of Zipf's law where only one is shown
-	// draws is how many names each client had in turn, where the shards are
-	// compared.
-	draws = 5
+	draws                       = 5   // of clients' names, where shards are compared
 )
 
 var (
@@ -93,15 +89,13 @@ var (
 	counts    = []int{1, 2, 4, 8, 16, 32, 64}
 )
 
-// scenario is all that is simulated for the document.
+// scenario is all simulations for the document.
 type scenario struct {
 	costs   costs
 	anchors []anchor
 	curves  []*curve
-	popular []*popularity // the popularities of the tables, by exponent
-	// spreads are the placements of the tables: of each number of shards, as many
-	// as there are draws.
-	spreads [][]*placement
+	popular []*popularity  // by exponent
+	spreads [][]*placement // by number of shards, one for each draw
 }
 
 func newScenario(benchmarks, design, ledger measured) (_ *scenario, err error) {
@@ -115,12 +109,12 @@ func newScenario(benchmarks, design, ledger measured) (_ *scenario, err error) {
 	highest := newPopularity(exampleS, exampleClients, exampleRate).rates[0]
 	settings := []setting{afterSticky, afterAny, afterTight, beforeAny, beforeTight, batchAuto, batchFixed}
 	sc.curves = make([]*curve, len(settings))
-	var wg sync.WaitGroup
-	for i, s := range settings {
+	_ = traffic.Together(len(settings), func(i int) error {
+		s := settings[i]
 		s.processes, s.window = caddys, windowLength
-		wg.Go(func() { sc.curves[i] = newCurve(&s, highest, seed) })
-	}
-	wg.Wait()
+		sc.curves[i] = newCurve(&s, highest, seed)
+		return nil
+	})
 	for _, s := range exponents {
 		sc.popular = append(sc.popular, newPopularity(s, tableClients, tableRate))
 	}
@@ -142,8 +136,8 @@ func (sc *scenario) zipf(s float64) *popularity {
 	return sc.popular[slices.Index(exponents, s)]
 }
 
-// hottest returns the median and the highest value of a measure over the draws of a
-// number of shards.
+// hottest returns the median and the highest value of a measure over all draws of a number
+// of shards.
 func (sc *scenario) hottest(place int, p *popularity, v *curve, measure func([]calls) float64) (median, highest float64) {
 	var all []float64
 	each := p.each(v)
@@ -154,24 +148,22 @@ func (sc *scenario) hottest(place int, p *popularity, v *curve, measure func([]c
 	return all[len(all)/2], all[len(all)-1]
 }
 
-// shardCounts are the numbers of shards that the example tries.
 var shardCounts = []int{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128}
 
 // hardware is the hardware that a setting needs for the requests of the example.
 type hardware struct {
 	*curve
-	// sum is what all requests of a second cost, hot what the primary of the
-	// hottest client's shard needs for that client alone, of a processor.
-	sum calls
-	hot float64
-	// shards and replicas of each are how many are needed; 0 shards if no number
-	// is enough.
-	shards, replicas int
-	primary, replica float64 // primary and replica are which part of a processor the busiest need
+	sum              calls   // of all requests of a second
+	hot              float64 // the part of a processor for the hottest client, in its primary
+	shards, replicas int     // of each shard; no number of shards is enough if it is 0
+	primary, replica float64 // the parts of a processor that the busiest need
 }
 
-// need finds the fewest shards of which no primary is busier than it should be,
-// and the fewest replicas, at least one.
+// maxReplicas bounds the search of need.
+const maxReplicas = 16
+
+// need finds the fewest shards of which no primary is busier than it should be, and the
+// fewest replicas, at least one.
 func need(c *costs, v *curve, p *popularity, place func(shards int) *placement) *hardware {
 	each := p.each(v)
 	h := &hardware{curve: v, sum: total(each), hot: c.primary(each[0])}
@@ -203,9 +195,6 @@ func need(c *costs, v *curve, p *popularity, place func(shards int) *placement) 
 	}
 	return h
 }
-
-// maxReplicas bounds the search.
-const maxReplicas = 16
 
 func (sc *scenario) example() (all []*hardware, p *popularity) {
 	p = newPopularity(exampleS, exampleClients, exampleRate)

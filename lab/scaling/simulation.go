@@ -10,27 +10,23 @@ import (
 
 // The delays, in microseconds like all instants here.
 const (
-	second  = int64(time.Second / time.Microsecond)
-	travel  = 500                                           // what a message needs between a Caddy and a server of Redis
-	linger  = 2_000                                         // how long charges and refunds wait for others on their lane
-	serving = 2_000                                         // how long an admitted request runs
-	lag     = 1_000                                         // how far replicas are behind
-	trust   = int64(ledger.DefaultTrust / time.Microsecond) // the ledger's
-	// idleBatch is how long a batch may lie unused, reapPause how often such
-	// ones are looked for; shortPart is the part of the window, inverted, that
-	// batches pause for.
-	idleBatch  = second
-	reapPause  = second / 4
-	autoStart  = 1000
-	shortPart  = 10
-	batchShare = 10 // how many percent of the limit batches hold at most
+	second     = int64(time.Second / time.Microsecond)
+	travel     = 500   // of a message between a Caddy and a server of Redis
+	linger     = 2_000 // how long charges and refunds wait for others on their lane
+	serving    = 2_000 // the duration of an admitted request
+	lag        = 1_000 // of replicas
+	trust      = int64(ledger.DefaultTrust / time.Microsecond)
+	idleBatch  = second     // how long a batch may lie unused
+	reapPause  = second / 4 // between two searches for idle batches
+	shortPart  = 10         // the window divided by the pause of batches
+	batchShare = 10         // the most that batches hold, in percent of the limit
 )
 
 // route is the choice of a Caddy for a request.
 type route uint8
 
 const (
-	sticky   route = iota // always the same for one client
+	sticky   route = iota // always the same Caddy for one client
 	anyCaddy              // a random one
 	inTurn                // one after the other
 )
@@ -40,13 +36,11 @@ type setting struct {
 	name      string
 	processes int
 	route     route
-	// before is set for charge before, and batch is what may be taken at once:
-	// 0, a number, or [store.BatchAuto].
-	before bool
-	batch  int64
-	limit  int64
-	window int64
-	align  bool
+	before    bool  // set for charge before
+	batch     int64 // 0, a number, or [store.BatchAuto]
+	limit     int64
+	window    int64
+	align     bool
 }
 
 func (s *setting) open(now int64) window {
@@ -63,10 +57,10 @@ func (s *setting) sharers() int64 {
 	return 1
 }
 
-// ration is how large the next batch is, if the last one taught that.
+// ration is the size of the next batch, given the learned size.
 func (s *setting) ration(size int64) int64 { return ledger.BatchSize(s.request(), size, s.sharers()) }
 
-// request is one as the ledger sees it.
+// request is a request as the ledger sees it.
 func (s *setting) request() *store.Request {
 	return &store.Request{
 		Limit:  &store.Limit{Window: time.Duration(s.window) * time.Microsecond},
@@ -74,7 +68,7 @@ func (s *setting) request() *store.Request {
 	}
 }
 
-// window is what a bucket of a fixed window holds.
+// window is the state of a bucket of a fixed window.
 type window struct{ used, reset int64 }
 
 func (w window) isOpen(now int64) bool { return w.reset > now }
@@ -86,8 +80,8 @@ func (w window) spent(now int64) int64 {
 	return 0
 }
 
-// raise takes the later of two windows, and the higher count of one. It reports
-// whether the other is behind.
+// raise takes the later of two windows, or the higher count of the same window. It
+// reports whether the other is behind.
 func (w *window) raise(o window) (less bool) {
 	if o.reset > w.reset || o.reset == w.reset && o.used > w.used {
 		*w = o
@@ -100,8 +94,8 @@ func (w *window) raise(o window) (less bool) {
 type kind uint8
 
 const (
-	check kind = iota // check asks a replica
-	open              // open asks the primary, which opens a window where none is
+	check kind = iota // asks a replica
+	open              // asks the primary, which opens a window if there is none
 	charge
 	take
 	refund
@@ -143,30 +137,27 @@ func (c calls) sum() (sum float64) {
 // primary is how many go to the primary: all but checks.
 func (c calls) primary() float64 { return c.sum() - c.made[check] }
 
-// occurrence is what happens at an instant.
+// occurrence is a kind of event.
 type occurrence uint8
 
-// The order is that of what happens at the same instant.
+// At the same instant, occurrences happen in this order.
 const (
-	replicated occurrence = iota // a replica has what the primary has
-	// atServer: a check has arrived at a server, answered: its answer here.
-	atServer
-	answered
-	// charged: a charge has arrived at the primary, confirmed: its answer here.
-	charged
-	confirmed
-	// taken and told are the same for a take, refunded and returned for a refund.
-	taken
-	told
-	refunded
-	returned
-	settled // a request has ended
-	reaped  // idle batches are looked for
+	replicated occurrence = iota // a write arrives at the replica
+	atServer                     // a check arrives at a server
+	answered                     // its reply arrives
+	charged                      // a charge arrives at the primary
+	confirmed                    // its reply arrives
+	taken                        // a take arrives at the primary
+	told                         // its reply arrives
+	refunded                     // a refund arrives at the primary
+	returned                     // its reply arrives
+	settled                      // a request ends
+	reaped                       // a search for idle batches
 	occurrences
 )
 
-// delays are how long after its cause each happens. As the delay of an occurrence is
-// constant, its events are a queue.
+// delays are the times from the cause of each occurrence. As they are constant, the events
+// of an occurrence form a queue.
 var delays = [occurrences]int64{
 	replicated: lag, atServer: travel, answered: travel, charged: linger + travel, confirmed: travel,
 	taken: travel, told: travel, refunded: linger + travel, returned: travel, settled: serving, reaped: reapPause,
@@ -174,16 +165,14 @@ var delays = [occurrences]int64{
 
 // event is an occurrence that is scheduled.
 type event struct {
-	at      int64
-	process int
-	// word is a server's answer at the instant said to a question of the instant asked.
-	word            window
-	said, asked     int64
+	at              int64
+	process         int
+	word            window // the server's reply
+	said, asked     int64  // the instants of the reply at the server, and of the request
 	cost            int64
 	replica, allows bool
 }
 
-// line is events in the order in which they happen.
 type line struct {
 	events []event
 	head   int
@@ -199,7 +188,6 @@ func (l *line) push(e event) {
 
 func (l *line) isEmpty() bool { return l.head == len(l.events) }
 
-// schedule is the events to come.
 type schedule struct{ lines [occurrences]line }
 
 func (s *schedule) push(what occurrence, now int64, e event) {
@@ -228,16 +216,15 @@ func (s *schedule) pop(what occurrence) event {
 type client struct {
 	*setting
 	schedule
-	random           *rand.Rand
-	now              int64
-	primary, replica window
-	books            []book
-	home             int
-	number           int64
-	// counts are calls and requests from the instant measured on.
-	counts                            calls
-	measured                          int64
-	admitted, charged, fetched, given int64 // admitted, charged, fetched and given back are all that ever was
+	random                            *rand.Rand
+	now                               int64
+	primary, replica                  window
+	books                             []book
+	home                              int
+	number                            int64
+	measured                          int64 // the instant at which counting begins
+	counts, ignored                   calls // since measured, and before
+	admitted, charged, fetched, given int64 // all that ever were
 	most                              int64 // the most that the primary ever counted in a window
 }
 
@@ -256,11 +243,11 @@ func (c *client) start() {
 	*c = client{setting: c.setting, schedule: c.schedule, random: c.random, books: c.books, home: c.random.IntN(c.processes)}
 }
 
-// epoch is when the simulation begins: no instant is 0.
+// epoch is the begin of the simulation, so that no instant is 0.
 const epoch = 1_000_000 * second
 
-// run sends requests at given pauses, counts those between two instants, relative to
-// the epoch, and then completes the calls in flight.
+// run sends requests at given pauses, counts from one instant to another, both relative
+// to the epoch, and then completes the calls in flight.
 func (c *client) run(pause func() int64, from, until int64) calls {
 	c.measured = epoch + from
 	for at := epoch + pause(); at < epoch+until; at += pause() {
@@ -275,11 +262,7 @@ func (c *client) run(pause func() int64, from, until int64) calls {
 }
 
 func (c *client) advance(until int64) {
-	for {
-		what, ok := c.next(until)
-		if !ok {
-			return
-		}
+	for what, ok := c.next(until); ok; what, ok = c.next(until) {
 		e := c.pop(what)
 		c.now = e.at
 		c.happen(what, &e)
@@ -296,9 +279,7 @@ func (c *client) arrive() {
 		p = int(c.number % int64(c.processes))
 	}
 	c.number++
-	if c.isMeasured() {
-		c.counts.requests++
-	}
+	c.tally().requests++
 	if c.before {
 		c.claim(p)
 	} else {
@@ -306,25 +287,19 @@ func (c *client) arrive() {
 	}
 }
 
-func (c *client) isMeasured() bool { return c.now >= c.measured }
-
-func (c *client) call(k kind) {
-	if c.isMeasured() {
-		c.counts.made[k]++
+func (c *client) tally() *calls {
+	if c.now < c.measured {
+		return &c.ignored
 	}
+	return &c.counts
 }
 
-func (c *client) wait(requests int64) {
-	if c.isMeasured() {
-		c.counts.waited += float64(requests)
-	}
-}
+func (c *client) call(k kind)         { c.tally().made[k]++ }
+func (c *client) wait(requests int64) { c.tally().waited += float64(requests) }
 
-func (c *client) pass(requests int64) {
-	c.admitted += requests
-	if c.isMeasured() {
-		c.counts.admitted += float64(requests)
-	}
+func (c *client) pass() {
+	c.admitted++
+	c.tally().admitted++
 }
 
 func (c *client) happen(what occurrence, e *event) {
@@ -366,7 +341,6 @@ func (c *client) happen(what occurrence, e *event) {
 		b.confirmed = c.now
 	case reaped:
 		c.reap(b, e.process)
-	case occurrences:
 	}
 }
 
@@ -381,8 +355,8 @@ func (c *client) write(cost int64) {
 	}
 }
 
-// admit decides about a request of charge after at a process, or makes it wait for an
-// answer.
+// admit decides about a request of charge after at a process, or makes it wait for a
+// reply.
 func (c *client) admit(p int) {
 	b := &c.books[p]
 	switch {
@@ -398,12 +372,12 @@ func (c *client) admit(p int) {
 
 func (c *client) hold(b *book, p int) {
 	b.flight++
-	c.pass(1)
+	c.pass()
 	c.push(settled, c.now, event{process: p})
 }
 
-// ask asks a replica for some requests, or the primary where only that can
-// answer.
+// ask sends a check for some requests to a replica, or to the primary if only that can
+// decide.
 func (c *client) ask(b *book, p int, requests int64) {
 	b.asking = requests
 	c.askServer(p, !b.wantsPrimary(c.now, c.limit), c.now)
@@ -449,7 +423,6 @@ func (c *client) answer(b *book, e *event) {
 			c.hold(b, e.process)
 		case unclear:
 			b.held++
-		case full:
 		}
 	}
 	if next == 0 {
@@ -472,8 +445,8 @@ func (c *client) deliver(b *book, p int) {
 	c.push(charged, c.now, event{process: p, cost: b.sentCost})
 }
 
-// claim decides about a request of charge before at a process, or makes it take, or
-// wait for a take in flight.
+// claim decides about a request of charge before at a process, or makes it take, or wait
+// for a take in flight.
 func (c *client) claim(p int) {
 	b := &c.books[p]
 	if (c.batch == 0 || !b.isServed(c.now)) && c.refusesTake(b) {
@@ -486,7 +459,7 @@ func (c *client) claim(p int) {
 	b.met = true
 	switch {
 	case b.use(c.now):
-		c.pass(1)
+		c.pass()
 	case b.coming > 0 && b.claimed < b.coming:
 		b.claimed++
 	case b.coming > 0:
@@ -503,8 +476,8 @@ func (c *client) claim(p int) {
 	}
 }
 
-// refusesTake reports whether the book refuses a request. Once trust has run out it lets
-// one through.
+// refusesTake reports whether the book refuses a request. When trust has run out, it lets
+// one request through.
 func (c *client) refusesTake(b *book) bool {
 	if j, _ := b.judge(c.now, c.limit); !b.met || j != full {
 		return false
@@ -516,7 +489,7 @@ func (c *client) refusesTake(b *book) bool {
 	return true
 }
 
-// take takes a batch, or for one request if the size is 0.
+// take takes a batch or, if the size is 0, for one request.
 func (c *client) take(p int, size int64) {
 	c.call(take)
 	c.push(taken, c.now, event{process: p, cost: size, asked: c.now})
@@ -543,7 +516,7 @@ func (c *client) tell(b *book, e *event) {
 	if e.cost == 0 {
 		c.wait(1)
 		if e.allows {
-			c.pass(1)
+			c.pass()
 		}
 		return
 	}
@@ -558,7 +531,7 @@ func (c *client) tell(b *book, e *event) {
 	for range claims {
 		if e.allows && b.use(c.now) {
 			c.wait(1)
-			c.pass(1)
+			c.pass()
 		} else {
 			c.take(e.process, 0)
 		}
@@ -597,22 +570,16 @@ type book struct {
 	trusted, confirmed       int64
 	alone, asked             int64
 	flight, refunds, waiting int64
-	met                      bool // set once the process remembers the bucket
-	// asking is how many requests the check in flight is for, and next how many arrived
-	// since.
-	asking, next int64
-	// sent is set while a charge of sentCost is in flight, since sentAt, when base was
-	// known; heard is the latest window that a server named since.
-	sent     bool
-	sentCost int64
-	sentAt   int64
-	base     window
-	heard    window
-	held     int64 // held wait for that charge, which decides about them
+	met                      bool  // set once the process remembers the bucket
+	asking, next             int64 // the requests of the check in flight, and those that arrived since
+	sent                     bool  // set while a charge is in flight
+	sentCost, sentAt         int64
+	base, heard              window // known at sentAt, and the latest window in a reply since then
+	held                     int64  // requests that wait for the reply to the charge
 	reservation
 }
 
-// judgement is a book's answer to a request.
+// judgement is a book's decision about a request.
 type judgement uint8
 
 const (
@@ -645,13 +612,13 @@ func (b *book) judge(now, limit int64) (j judgement, left int64) {
 
 func (b *book) trusts(now int64) bool { return b.trusted != 0 && now-b.trusted <= trust }
 
-// refuses reports whether a check is not needed because the bucket is known to be full.
+// refuses reports whether the bucket is known to be full.
 func (b *book) refuses(now, limit int64) bool {
 	j, _ := b.judge(now, limit)
 	return j == full && b.trusts(now)
 }
 
-// fitsUnasked reports whether a check is not needed because the process is the sole
+// fitsUnasked reports whether a request needs no check because the process is the sole
 // writer.
 func (b *book) fitsUnasked(now, limit int64) bool {
 	if b.alone == 0 || now-b.alone < trust || !b.trusts(now) || b.refunds > 0 || !b.known.isOpen(now) {
@@ -661,14 +628,13 @@ func (b *book) fitsUnasked(now, limit int64) bool {
 	return j == fits && 2*(left-1) >= limit
 }
 
-// wantsPrimary reports whether only the primary can answer.
+// wantsPrimary reports whether only the primary can decide.
 func (b *book) wantsPrimary(now, limit int64) bool {
 	j, _ := b.judge(now, limit)
 	return j == full && !b.trusts(now)
 }
 
-// hear takes in a server's answer, and reports whether a replica is behind what the
-// book knows.
+// hear takes in a server's reply, and reports whether a replica is behind the book.
 func (b *book) hear(word window, replica bool, asked int64) (less bool) {
 	before := b.known
 	if overlaps := b.sent || b.refunds > 0 || asked < b.confirmed; !replica && !overlaps {
@@ -693,8 +659,7 @@ func (b *book) send(cost, now int64) {
 	b.sent, b.sentCost, b.sentAt, b.base, b.heard = true, cost, now, b.known, window{}
 }
 
-// conclude takes in the primary's answer to a charge, which it counted at the
-// instant said.
+// conclude takes in the primary's reply to a charge, which it counted at the instant said.
 func (b *book) conclude(s *setting, word window, said, now int64) {
 	expected := b.base
 	if !expected.isOpen(said) {
@@ -716,14 +681,14 @@ func (b *book) conclude(s *setting, word window, said, now int64) {
 	}
 }
 
-// reservation is a batch that a process has taken in advance, as the ledger's is.
+// reservation is a batch that a process has taken in advance, like the ledger's.
 type reservation struct {
 	tokens            int64
-	ends              int64 // when the window of the tokens does
+	ends              int64 // the end of the tokens' window
 	size, began, used int64
 	short             int64
-	coming, claimed   int64 // coming is how much is being fetched, for so many claims
-	isReaped          bool  // set while idle tokens are looked for
+	coming, claimed   int64 // the batch in flight, and the requests that wait for it
+	isReaped          bool  // set while a search for idle tokens is scheduled
 }
 
 func (v *reservation) use(now int64) bool {

@@ -11,8 +11,6 @@ import (
 
 func number(v float64) string {
 	switch {
-	case v == 0:
-		return "0"
 	case v >= 100:
 		return report.Grouped(v)
 	case v >= 0.995:
@@ -134,7 +132,6 @@ func exampleText(sc *scenario) string {
 	return head + t.String()
 }
 
-// styles tell the settings apart.
 var styles = []struct {
 	setting
 	colour string
@@ -175,7 +172,7 @@ func drawShard(sc *scenario) *picture.Plot {
 		}
 		p.Draw(s)
 	}
-	// If all shards were alike, that would halve whenever they double.
+	// With equal shards, the line would halve whenever their number doubles.
 	alike := picture.Series{Name: "if shards were alike", Colour: picture.Gray, Dashed: true}
 	alike.Append(1, 2)
 	alike.Append(1<<most, 2.0/(1<<most))

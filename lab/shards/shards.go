@@ -1,13 +1,14 @@
 // Package shards starts the kinds of shards that the programs of the laboratory count in
 // and break: static ones, static ones behind proxies, ones that sentinels watch, and a
 // Redis Cluster. A Shard returns its part of a Caddyfile, and the counts that its
-// primaries hold. The package builds upon redistest.
+// primaries hold. The package is built on redistest.
 package shards
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -15,12 +16,11 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
-// master is what sentinels call the primary.
 const master = "limits"
 
 // Shard is some servers.
 type Shard struct {
-	Servers   []*redistest.Server // Servers hold the data; of a static shard the primary comes first
+	Servers   []*redistest.Server // Servers hold the data; at first the first is the primary
 	Proxies   []*redistest.Proxy  // between Caddy and the servers; there may be none
 	Sentinels *redistest.Sentinels
 	Cluster   *redistest.Cluster
@@ -35,12 +35,11 @@ func (s *Shard) Primary() *redistest.Server { return s.Servers[0] }
 func (s *Shard) Replicas() []*redistest.Server { return s.Servers[1:] }
 
 // Stop stops everything, the last first.
-func (s *Shard) Stop() error {
-	var errs []error
-	for i := len(s.stops) - 1; i >= 0; i-- {
-		errs = append(errs, s.stops[i]())
+func (s *Shard) Stop() (err error) {
+	for _, stop := range slices.Backward(s.stops) {
+		err = errors.Join(err, stop())
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // Text is the shard in a Caddyfile.
@@ -48,16 +47,17 @@ func (s *Shard) Text(name string) string {
 	return "shard " + name + " {\n" + strings.Join(s.Config, "\n") + "\n}\n"
 }
 
-func (s *Shard) describe(addrs []string) {
-	s.Config = append(s.Config, "primary "+addrs[0])
-	for _, addr := range addrs[1:] {
-		s.Config = append(s.Config, "replica "+addr)
+// add adds a server to the block of the Caddyfile, the primary first.
+func (s *Shard) add(addr string) {
+	role := "primary "
+	if len(s.Config) > 0 {
+		role = "replica "
 	}
+	s.Config = append(s.Config, role+addr)
 }
 
-// lasting makes servers keep what they have acknowledged if their process is killed,
-// though not if the machine fails. With everysec a server may reply before it has
-// written.
+// lasting makes servers keep what they have acknowledged when their process is killed.
+// With everysec a server may reply before it has written.
 var lasting = redistest.Args("--appendonly", "yes", "--appendfsync", "no")
 
 func launch(replicas int, opts ...redistest.Option) (*Shard, error) {
@@ -71,17 +71,15 @@ func launch(replicas int, opts ...redistest.Option) (*Shard, error) {
 	}, nil
 }
 
-// Static starts a primary and replicas that Caddy is told of.
+// Static starts a primary and replicas that Caddy knows by address.
 func Static(replicas int, opts ...redistest.Option) (*Shard, error) {
 	s, err := launch(replicas, opts...)
 	if err != nil {
 		return nil, err
 	}
-	var addrs []string
 	for _, server := range s.Servers {
-		addrs = append(addrs, server.Addr())
+		s.add(server.Addr())
 	}
-	s.describe(addrs)
 	return s, nil
 }
 
@@ -91,21 +89,19 @@ func Proxied(replicas int) (*Shard, error) {
 	if err != nil {
 		return nil, err
 	}
-	var addrs []string
 	for _, server := range s.Servers {
 		proxy, err := redistest.NewProxy(server.Addr())
 		if err != nil {
 			return nil, errors.Join(err, s.Stop())
 		}
-		s.Proxies, addrs = append(s.Proxies, proxy), append(addrs, proxy.Addr())
-		s.stops = append(s.stops, proxy.Close)
+		s.Proxies, s.stops = append(s.Proxies, proxy), append(s.stops, proxy.Close)
+		s.add(proxy.Addr())
 	}
-	s.describe(addrs)
 	return s, nil
 }
 
-// Watched starts a primary and two replicas that three sentinels watch, which find
-// a primary down once it is silent for so long.
+// Watched starts a primary and two replicas that three sentinels watch. They consider a
+// primary down after it has been silent for that time.
 func Watched(downAfter time.Duration) (*Shard, error) {
 	s, err := launch(2)
 	if err != nil {
@@ -120,8 +116,8 @@ func Watched(downAfter time.Duration) (*Shard, error) {
 	return s, nil
 }
 
-// Clustered starts a Redis Cluster of three nodes, each with a replica. As their
-// slots are even, each has some of the clients.
+// Clustered starts a Redis Cluster of three nodes, each with a replica and a third of
+// the slots.
 func Clustered(args ...string) (*Shard, error) {
 	cluster, err := redistest.LaunchCluster(3, 1, lasting, redistest.Args(args...))
 	if err != nil {
@@ -133,8 +129,8 @@ func Clustered(args ...string) (*Shard, error) {
 	}, nil
 }
 
-// Primaries are the servers that are primaries by their own account. Those that
-// do not answer are left out.
+// Primaries are the servers that report the role of a primary. Servers that do not
+// answer are left out.
 func (s *Shard) Primaries() (some []*redistest.Server) {
 	for _, server := range s.Servers {
 		if !server.Running() {
@@ -151,10 +147,10 @@ func (s *Shard) Primaries() (some []*redistest.Server) {
 type Bucket struct {
 	Key   string
 	Count int64
-	Reset string // when its window ends, as clients see it
+	Reset string // the end of its window, as clients see it
 }
 
-// Buckets are those of a zone at the primaries, by client.
+// Buckets are the buckets of a zone on the primaries, by client.
 func (s *Shard) Buckets(ctx context.Context, zone string) (map[string]Bucket, error) {
 	buckets := map[string]Bucket{}
 	for _, server := range s.Primaries() {
@@ -163,24 +159,16 @@ func (s *Shard) Buckets(ctx context.Context, zone string) (map[string]Bucket, er
 			return nil, fmt.Errorf("list buckets: %w", err)
 		}
 		for _, key := range keys {
-			content, err := server.Client().HMGet(ctx, key, "c", "r").Result()
-			if err != nil {
+			var content struct {
+				Count int64 `redis:"c"`
+				Reset int64 `redis:"r"` // in microseconds
+			}
+			if err := server.Client().HMGet(ctx, key, "c", "r").Scan(&content); err != nil {
 				return nil, fmt.Errorf("read %s: %w", key, err)
 			}
 			client := strings.TrimSuffix(key[strings.LastIndexByte(key, ':')+1:], "}")
-			buckets[client] = bucketOf(key, content)
+			buckets[client] = Bucket{key, content.Count, strconv.FormatInt((content.Reset+999_999)/1_000_000, 10)}
 		}
 	}
 	return buckets, nil
-}
-
-// bucketOf reads a count, and a reset in microseconds.
-func bucketOf(key string, content []any) Bucket {
-	number := func(i int) int64 {
-		text, _ := content[i].(string)
-		n, _ := strconv.ParseInt(text, 10, 64)
-		return n
-	}
-	const second = 1_000_000
-	return Bucket{Key: key, Count: number(0), Reset: strconv.FormatInt((number(1)+second-1)/second, 10)}
 }

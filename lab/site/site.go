@@ -1,7 +1,7 @@
 // Package site runs Caddys of this module as processes, for the programs of the
-// laboratory: a Workshop has a folder and a Caddy, from which it starts Sites with
-// ports of their own. A Config says what a Site serves and where it counts. The
-// package builds upon caddyproc, and knows nothing of Redis.
+// laboratory. A Workshop has a folder and a Caddy binary, from which it starts Sites
+// with ports of their own; a Config says what a Site serves and where it counts. The
+// package is built on caddyproc, and independent of Redis.
 package site
 
 import (
@@ -16,15 +16,16 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
+	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 )
 
-// Workshop is a folder that is removed in the end, and a Caddy.
+// Workshop is a temporary folder and the path of a Caddy.
 type Workshop struct {
 	Dir, Caddy string
 	starts     atomic.Int64
 }
 
-// Open makes a workshop with the Caddy of a path, or one that it builds.
+// Open makes a workshop with the Caddy at a path, or builds one if the path is empty.
 func Open(caddy string) (*Workshop, error) {
 	dir, err := os.MkdirTemp("", "lab-")
 	if err != nil {
@@ -47,7 +48,7 @@ type Config struct {
 	Log    string   // an option of the log
 	Stores string   // the block of the global option rate_limit
 	Routes []string // the block of each site
-	Stderr bool     // show the log as well
+	Stderr bool     // copies the log to stderr
 }
 
 func (c *Config) text(admin string, addrs []string) string {
@@ -61,18 +62,14 @@ func (c *Config) text(admin string, addrs []string) string {
 
 // Site is a running Caddy.
 type Site struct {
-	// Addrs are the addresses of the sites, host:port, and Admin that of the admin
-	// API.
-	Addrs []string
-	Admin string
+	Addrs []string // of the sites, as host:port
+	Admin string   // the address of the admin API
 	Logs  *caddyproc.Logs
 	*caddyproc.Process
 }
 
-// startAttempts is how often Caddy is started where it loses a port that was free.
-const startAttempts = 3
-
-// Start runs a Caddy in a folder of its own.
+// Start runs a Caddy in a folder of its own. It tries three times: another process may
+// take a port that was free.
 func (w *Workshop) Start(config Config) (*Site, error) {
 	s := &Site{Logs: new(caddyproc.Logs)}
 	log := io.Writer(s.Logs)
@@ -81,7 +78,7 @@ func (w *Workshop) Start(config Config) (*Site, error) {
 	}
 	dir := filepath.Join(w.Dir, fmt.Sprintf("caddy-%d", w.starts.Add(1)))
 	var err error
-	for range startAttempts {
+	for range 3 {
 		var addrs []string
 		if addrs, err = caddyproc.FreeAddrs(len(config.Routes) + 1); err != nil {
 			return nil, err
@@ -94,7 +91,7 @@ func (w *Workshop) Start(config Config) (*Site, error) {
 	return nil, fmt.Errorf("%w; its log:\n%s", err, s.Logs)
 }
 
-// StartAll runs n Caddys.
+// StartAll runs n Caddys with the same config.
 func (w *Workshop) StartAll(n int, config Config) (sites []*Site, err error) {
 	for range n {
 		s, err := w.Start(config)
@@ -106,29 +103,25 @@ func (w *Workshop) StartAll(n int, config Config) (sites []*Site, err error) {
 	return sites, nil
 }
 
-// StopAll ends Caddys gracefully. It is an error if one panicked or had a data
-// race.
+// StopAll ends Caddys gracefully. A panic or a data race in one of them is an error.
 func StopAll(sites []*Site) error {
-	var errs []error
-	for _, s := range sites {
+	return traffic.Each(sites, func(s *Site) error {
 		s.Stop()
-		errs = append(errs, s.Logs.Fault())
-	}
-	return errors.Join(errs...)
+		return s.Logs.Fault()
+	})
 }
 
 var client = &http.Client{Timeout: 10 * time.Second}
 
-// Get asks the admin API.
-func (s *Site) Get(path string) ([]byte, error) {
+// Get reads a path of the admin API.
+func (s *Site) Get(path string) (text []byte, err error) {
 	resp, err := client.Get("http://" + s.Admin + path)
-	if err != nil {
-		return nil, fmt.Errorf("ask the admin API: %w", err)
+	if err == nil {
+		defer resp.Body.Close()
+		text, err = io.ReadAll(resp.Body)
 	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return nil, fmt.Errorf("ask the admin API: %w", err)
+		return nil, fmt.Errorf("query the admin API: %w", err)
 	}
 	return text, nil
 }
@@ -142,7 +135,7 @@ func (s *Site) Metrics() (caddyproc.Metrics, error) {
 	return caddyproc.ParseMetrics(string(text))
 }
 
-// AllMetrics reads the metrics of Caddys.
+// AllMetrics reads the metrics of several Caddys.
 func AllMetrics(sites []*Site) (all []caddyproc.Metrics, err error) {
 	for _, s := range sites {
 		m, err := s.Metrics()

@@ -1,8 +1,8 @@
-// Package soak runs two Caddys on three shards of different kinds under load,
-// breaks something every few seconds, and in the end requires that the books
-// balance: what was served is in Redis, or was counted as lost or uncertain, and
-// neither memory nor goroutines have grown. A world is the shards and what breaks
-// them, a load the requests, an account what became of a zone's.
+// Package soak runs two Caddys on three shards of different kinds under load, breaks
+// something every few seconds, and finally balances the books: each served request must
+// be counted in Redis or reported as lost or uncertain, and neither memory nor goroutines
+// may have grown. A world is the shards and their faults, a load the requests, an account
+// the outcome of a zone's requests.
 package soak
 
 import (
@@ -32,8 +32,8 @@ var (
 	pause    = flags.Duration("pause", 3*time.Second, "how long all is well between two faults, on average")
 )
 
-// counted are the zones whose counts are compared with what was served, and what
-// they say beside their limit. Each has a path of its own.
+// counted are the options of the zones whose counts are compared with the served
+// requests. Each zone has a path of its own.
 var counted = map[string]string{
 	"after":  "events 1000000000",
 	"before": "events 1000000000\ncharge before\non_error deny",
@@ -45,38 +45,21 @@ var counted = map[string]string{
 const others = "others"
 
 func route() string {
-	text := "handle /" + others + ` {
-	rate_limit {
-		zone sliding {
-			key {header.X-Key}
-			events 50
-			window 2s
-			algorithm sliding_window
-		}
-		zone pace {
-			key {header.X-Key}
-			events 100
-			window 1s
-			algorithm gcra
-		}
-		zone slots {
-			key {header.X-Key}
-			events 20
-			window 5s
-			algorithm concurrency
-		}
+	zone := func(name, options string) string {
+		return "zone " + name + " {\nkey {header.X-Key}\n" + options + "\n}\n"
 	}
-}
-`
-	for zone, options := range counted {
-		text += fmt.Sprintf("handle /%s {\nrate_limit {\nzone %s {\nkey {header.X-Key}\nwindow 24h\n%s\n}\n}\n}\n", zone, zone, options)
+	handle := func(path, zones string) string { return "handle /" + path + " {\nrate_limit {\n" + zones + "}\n}\n" }
+	text := handle(others, zone("sliding", "events 50\nwindow 2s\nalgorithm sliding_window")+
+		zone("pace", "events 100\nwindow 1s\nalgorithm gcra")+zone("slots", "events 20\nwindow 5s\nalgorithm concurrency"))
+	for name, options := range counted {
+		text += handle(name, zone(name, "window 24h\n"+options))
 	}
 	return text + "respond ok"
 }
 
 // Run runs the soak.
 func Run(ctx context.Context, args []string) (err error) {
-	_ = flags.Parse(args) // it exits where they are wrong
+	_ = flags.Parse(args) // it exits if a flag is invalid
 	if *seed == 0 {
 		*seed = uint64(time.Now().UnixNano()) //nolint:gosec // any number will do
 	}
@@ -95,14 +78,13 @@ func Run(ctx context.Context, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	// Stopping delivers pending charges.
-	defer func() { err = errors.Join(err, site.StopAll(sites)) }()
+	defer func() { err = errors.Join(err, site.StopAll(sites)) }() // delivers pending charges
 
 	fmt.Printf("seed %d, %v of load\n", *seed, *duration)
 	loading, end := context.WithTimeout(ctx, *duration)
 	defer end()
 	served := startLoad(loading, sites)
-	// A tenth into the load all has been used.
+	// After a tenth of the load, everything has been in use.
 	_ = traffic.Pause(loading, min(*duration/10, time.Minute))
 	early, err := needOf(sites)
 	if err != nil {
@@ -116,11 +98,6 @@ func Run(ctx context.Context, args []string) (err error) {
 	fmt.Println(faults)
 	return balance(ctx, w, sites, served, early)
 }
-
-const (
-	clients = 50 // that come to each path
-	workers = 4  // requests of a path at the same time at each Caddy
-)
 
 // load sends requests and counts the answers.
 type load struct {
@@ -143,12 +120,13 @@ func startLoad(ctx context.Context, sites []*site.Site) *load {
 	return l
 }
 
-// run sends requests a second at a time, so that it notices soon that ctx has ended.
+// run sends the requests of 50 clients for a path, four at a time, until ctx ends. Each
+// call of loadgen lasts a second and is completed.
 func (l *load) run(ctx context.Context, addr, path string) {
 	for ctx.Err() == nil {
 		result, err := loadgen.Run(context.Background(), loadgen.Options{
-			Addr: addr, Path: "/" + path, Header: "X-Key", Connections: workers, Duration: time.Second,
-			Key:        func(n int64) string { return "client-" + strconv.FormatInt(n%clients, 10) },
+			Addr: addr, Path: "/" + path, Header: "X-Key", Connections: 4, Duration: time.Second,
+			Key:        func(n int64) string { return "client-" + strconv.FormatInt(n%50, 10) },
 			OnResponse: func(string, *http.Response) { time.Sleep(5 * time.Millisecond) },
 		})
 		l.mu.Lock()
@@ -165,7 +143,6 @@ func (l *load) run(ctx context.Context, addr, path string) {
 	}
 }
 
-// need is the memory and goroutines that the Caddys use.
 type need struct{ memory, goroutines float64 }
 
 func needOf(sites []*site.Site) (n need, err error) {
@@ -177,47 +154,43 @@ func needOf(sites []*site.Site) (n need, err error) {
 	return n, err
 }
 
+// Memory and goroutines may grow by a factor and by some more after everything has been
+// in use.
 const (
-	deliverTimeout = time.Minute // deliverTimeout bounds the time until what waits has been delivered
-	// Memory may have grown by so much, and goroutines, since all was in use.
 	mostGrowth  = 1.5
 	spareMemory = 30e6
 	spareRoutes = 200
 )
 
-// account is what became of a zone's requests.
 type account struct {
 	zone           string
 	served, counts int64
-	// undelivered is how many charges may not have counted, unanswered how many
-	// takes may have, though nothing was served for them.
-	undelivered, unanswered int64
-	inBatches               bool // set if one of these may be about any number of events
+	undelivered    int64 // charges that may not have counted
+	unanswered     int64 // takes that may have counted, though nothing was served
+	inBatches      bool  // set if an unanswered take may be of any number of events
 }
 
-// isBalanced reports whether everything that was served was counted, and nothing
-// else, except for calls whose outcome is unknown.
+// isBalanced reports whether all served requests were counted, and nothing else, except
+// for calls whose outcome is unknown.
 func (a account) isBalanced() bool {
 	return a.served <= a.counts+a.undelivered+a.unanswered && (a.counts <= a.served+a.unanswered || a.inBatches && a.unanswered > 0)
 }
 
 // balance compares the books once all pending charges have been delivered, and the
-// resources that the Caddys use with those they used early.
+// Caddys' needs with the early ones.
 func balance(ctx context.Context, w *world, sites []*site.Site, l *load, early need) error {
 	errs := l.failed
 	var accounts []account
-	for deadline := time.Now().Add(deliverTimeout); ; time.Sleep(time.Second) {
-		var err error
+	var err error
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Second) {
 		accounts, err = open(ctx, w, sites, l)
-		if err == nil && !slices.ContainsFunc(accounts, func(a account) bool { return !a.isBalanced() }) {
+		isBalanced := err == nil && !slices.ContainsFunc(accounts, func(a account) bool { return !a.isBalanced() })
+		if isBalanced || time.Now().After(deadline) {
 			break
 		}
-		if time.Now().After(deadline) {
-			if err != nil {
-				return err
-			}
-			break
-		}
+	}
+	if err != nil {
+		return err
 	}
 	late, err := needOf(sites)
 	if err != nil {
@@ -240,8 +213,7 @@ func balance(ctx context.Context, w *world, sites []*site.Site, l *load, early n
 	for _, s := range sites {
 		errs = append(errs, s.Logs.Fault())
 	}
-	err = errors.Join(errs...)
-	if err == nil {
+	if err = errors.Join(errs...); err == nil {
 		fmt.Println("the books balance")
 	}
 	return err
@@ -256,7 +228,7 @@ func open(ctx context.Context, w *world, sites []*site.Site, l *load) (accounts 
 	}
 	var undelivered, unanswered float64
 	for _, m := range all {
-		// Expired ones are of the zones with short windows.
+		// Charges expire only in the zones with short windows.
 		for _, outcome := range []string{`outcome="lost"`, `outcome="uncertain"`} {
 			undelivered += m.Sum("caddy_rate_limit_undelivered_total", `operation="charge"`, outcome)
 		}
@@ -285,7 +257,7 @@ func open(ctx context.Context, w *world, sites []*site.Site, l *load) (accounts 
 // sentinels watch, and a cluster.
 type world struct {
 	static, watched, cluster *shards.Shard
-	unfinished               []migration // the migrations of slots that a fault interrupted
+	unfinished               []migration // those that a fault interrupted
 }
 
 // migration is a slot of the cluster that moves from one node to another.
@@ -294,8 +266,8 @@ type migration struct {
 	from, to *redistest.Server
 }
 
-// longDown is how long sentinels and nodes wait before they replace a primary: longer
-// than any fault lasts, for the writes that its replicas lack would be lost unnoticed.
+// longDown is how long sentinels and nodes wait before they replace a primary. It is
+// longer than any fault, because a failover loses writes unnoticed.
 const longDown = time.Minute
 
 func launchWorld() (w *world, err error) {
@@ -315,13 +287,7 @@ func (w *world) shards() []*shards.Shard {
 	return slices.DeleteFunc([]*shards.Shard{w.static, w.watched, w.cluster}, func(s *shards.Shard) bool { return s == nil })
 }
 
-func (w *world) stop() error {
-	var errs []error
-	for _, s := range w.shards() {
-		errs = append(errs, s.Stop())
-	}
-	return errors.Join(errs...)
-}
+func (w *world) stop() error { return traffic.Each(w.shards(), (*shards.Shard).Stop) }
 
 func (w *world) config() string {
 	return w.static.Text("static") + w.watched.Text("watched") + w.cluster.Text("cluster")
@@ -334,7 +300,7 @@ func (w *world) servers() (all []*redistest.Server) {
 	return all
 }
 
-// mended mends the world. It retries, for a step fails while another server is not
+// mended mends the world. It retries, because a step fails while another server is not
 // ready.
 func (w *world) mended(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
@@ -346,9 +312,8 @@ func (w *world) mended(ctx context.Context) error {
 	}
 }
 
-// mend ends all faults, and waits until every shard is whole: the cluster agrees
-// on its slots, no slot is half moved, replicas are in sync, and the sentinels see
-// all of them.
+// mend ends all faults, and waits until every shard is whole: the cluster agrees on its
+// slots, no slot is half moved, replicas are in sync, and the sentinels see them all.
 func (w *world) mend(ctx context.Context) error {
 	var errs []error
 	for _, p := range w.static.Proxies {
@@ -369,7 +334,11 @@ func (w *world) mend(ctx context.Context) error {
 		return err
 	}
 	for _, m := range w.unfinished {
-		if err := w.finish(ctx, m); err != nil {
+		owner, err := w.cluster.Cluster.Owner(ctx, m.slot)
+		if err == nil && owner != m.to {
+			err = w.cluster.Cluster.MigrateSlot(ctx, m.slot, m.from, m.to)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -382,23 +351,14 @@ func (w *world) mend(ctx context.Context) error {
 	return w.watched.Sentinels.WaitForReplicas(ctx, len(w.watched.Replicas()))
 }
 
-func (w *world) finish(ctx context.Context, m migration) error {
-	owner, err := w.cluster.Cluster.Owner(ctx, m.slot)
-	if err != nil || owner == m.to {
-		return err
-	}
-	return w.cluster.Cluster.MigrateSlot(ctx, m.slot, m.from, m.to)
-}
-
 var background = context.Background()
 
-// fault is something that goes wrong for a time.
 type fault struct {
 	name  string
 	bring func(d time.Duration) error
 }
 
-// faults returns the faults that lose nothing a primary has acknowledged: the writes
+// faults returns faults that lose nothing that a primary has acknowledged: the writes
 // that Redis itself loses in a failover cannot be counted.
 func (w *world) faults(rng *rand.Rand) []fault {
 	proxy, sentinels := w.static.Proxies[0], w.watched.Sentinels.Nodes
@@ -442,7 +402,7 @@ func (w *world) faults(rng *rand.Rand) []fault {
 				return client.Do(background, "CLIENT", "PAUSE", d.Milliseconds(), "ALL").Err()
 			}})
 	}
-	// One seed chooses the same faults.
+	// The same seed chooses the same faults.
 	slices.SortFunc(list, func(a, b fault) int { return strings.Compare(a.name, b.name) })
 	return list
 }
@@ -460,7 +420,6 @@ func during(begin, end func() error) func(time.Duration) error {
 func killed(name string, s *redistest.Server) fault {
 	return fault{name + " killed", during(s.Kill, s.Restart)}
 }
-
 func silent(name string, s *redistest.Server) fault {
 	return fault{name + " silent", during(s.Pause, s.Resume)}
 }
@@ -481,21 +440,18 @@ func (w *world) moveSlot(rng *rand.Rand) error {
 	return err
 }
 
-// tale counts the faults by name.
 type tale map[string]int
 
 func (w *world) bringFaults(ctx context.Context, rng *rand.Rand) tale {
 	t, faults := tale{}, w.faults(rng)
-	for {
-		if traffic.Pause(ctx, time.Duration(rng.Int64N(int64(2**pause)))) != nil {
-			return t
-		}
+	for traffic.Pause(ctx, time.Duration(rng.Int64N(int64(2**pause)))) == nil {
 		f := faults[rng.IntN(len(faults))]
 		if err := f.bring(time.Duration(200+rng.IntN(4000)) * time.Millisecond); err != nil && !errors.Is(err, context.Canceled) {
 			fmt.Printf("%s: %v\n", f.name, err)
 		}
 		t[f.name]++
 	}
+	return t
 }
 
 func (t tale) String() string {

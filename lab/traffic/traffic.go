@@ -1,23 +1,23 @@
-// Package traffic has the parts of the laboratory's clients that send one request after
-// the other and keep each response, and the pauses between them. For as many requests
-// as possible there is package loadgen of the module. The package knows HTTP alone.
+// Package traffic has what the programs of the laboratory share to send single requests
+// and keep each response, to pause, to poll, and to do several things in turn or at the
+// same time. Package loadgen of the module sends as many requests as possible. The
+// package depends on HTTP alone.
 package traffic
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
+	"sync"
 	"time"
 )
 
-// requestTimeout bounds a request; nothing should take as long.
-const requestTimeout = time.Minute
-
-// NewClient returns one with connections of its own, which stay open.
+// NewClient returns a client with connections of its own, which stay open.
 func NewClient(connections int) *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: connections},
-		Timeout:   requestTimeout,
+		Timeout:   time.Minute, // longer than any request should take
 	}
 }
 
@@ -28,7 +28,7 @@ type Exchange struct {
 	Header       http.Header
 }
 
-// Ask makes a request with some headers.
+// Ask sends a GET request with the given headers.
 func Ask(client *http.Client, url string, headers map[string]string) (x Exchange) {
 	x.Begun = time.Now()
 	defer func() { x.Ended = time.Now() }()
@@ -50,16 +50,43 @@ func Ask(client *http.Client, url string, headers map[string]string) (x Exchange
 	return x
 }
 
-// Pause waits, unless ctx ends.
+// Pause waits for d, or until ctx ends.
 func Pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// Each calls do for one item after the other, and joins the errors.
+func Each[T any](items []T, do func(T) error) (err error) {
+	for _, item := range items {
+		err = errors.Join(err, do(item))
+	}
+	return err
+}
+
+// Together calls do for 0 to n-1 at the same time, and joins the errors.
+func Together(n int, do func(i int) error) error {
+	errs := make([]error, n)
+	var running sync.WaitGroup
+	for i := range n {
+		running.Go(func() { errs[i] = do(i) })
+	}
+	running.Wait()
+	return errors.Join(errs...)
+}
+
+// Around calls do, and returns the results of read before and after that.
+func Around[T any](read func() (T, error), do func() error) (before, after T, err error) {
+	if before, err = read(); err == nil {
+		if err = do(); err == nil {
+			after, err = read()
+		}
+	}
+	return before, after, err
 }
 
 // Poll calls done until it returns nil. After the timeout it returns done's last error.

@@ -1,8 +1,8 @@
 // Package endtoend measures the cost of the limiter: CPU time per request in Caddy's
 // process and in Redis, and latency. The baseline is the floor, a Caddy without a limiter
 // that sends the same headers. All cases run in turn, several rounds; the figure of a
-// case is its ratio to, or difference from, the floor of the same round. A lab is all
-// processes, an endpoint a case, a Result the measurements.
+// case is its ratio to, or its difference from, the floor of the same round. A lab is all
+// processes, an endpoint is a case, and a Result holds the measurements.
 package endtoend
 
 import (
@@ -22,6 +22,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/lab/site"
+	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -30,23 +31,18 @@ type Options struct {
 	Rounds      int           // of which the median counts; 0 means 5
 	Length      time.Duration // of each case in a round; 0 means a second
 	Connections int           // requests at a time; 0 means 64
-	// Quick leaves out what takes long, for tests: there are fewer clients, and
-	// nothing is run to warm up.
-	Quick bool
-	Caddy string // the path of a Caddy with this module; one is built if it is empty
+	Quick       bool          // for tests: fewer clients, and no warm-up
+	Caddy       string        // the path of a Caddy with this module; one is built if it is empty
 }
 
-// sizes are how much there is of what takes long.
+// sizes are the numbers on which the duration of a run depends.
 type sizes struct {
-	// sweep is how many clients the cases of the sweep have, unless that is what
-	// differs, and many how many the last value of the sweep by keys has.
-	sweep, many int64
-	// redis is how many have buckets when it is seen what those take in Redis: it
-	// and half of it are numbers for which Redis's tables are full. heap is how
-	// many of these are counted to see what they take of Caddy's heap.
+	sweep, many int64 // clients in the sweep, and in its case with many keys
+	// redis and heap are the numbers of buckets whose memory is measured in Redis and in
+	// Caddy's heap. At redis and at half of it, Redis's hash tables are full.
 	redis, heap int64
-	// slices is how many rounds of latencies there are for each other round, each
-	// so much shorter: a pause of the machine spoils a round, and so not many.
+	// slices is the number of rounds of latencies in place of one round, each that much
+	// shorter: a pause of the machine then spoils less.
 	slices int
 }
 
@@ -115,26 +111,25 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 }
 
 // lab is all processes: redis-servers, relays, and two Caddys. The second Caddy is for
-// the cases that fill its memory, which would change how often it collects the garbage
-// of others.
+// the cases that fill its memory, which would change how often the garbage of other cases
+// is collected.
 type lab struct {
-	opts   Options
-	sizes  sizes
-	shop   *site.Workshop
-	turn   int // how often all of some cases were measured
-	shards []*redistest.Shard
-	stores stores
-	first  *site.Site
-	second *site.Site
+	opts          Options
+	sizes         sizes
+	shop          *site.Workshop
+	turn          int // calls of measureAll
+	shards        []*redistest.Shard
+	stores        stores
+	first, second *site.Site
 
 	cases, sweep, distances []*endpoint
-	heap                    []*endpoint // the endpoints of the second Caddy, whose clients fill its memory
+	heap                    []*endpoint // on the second Caddy
 }
 
-// stores are those of the cases. Several use the same servers, at other times.
+// stores are the stores of the cases. Several share servers, at different times.
 type stores struct {
 	base, batched, two, four, alone, followed, many redisStore
-	far                                             []*redisStore // as far away as roundTrips say
+	far                                             []*redisStore // in the order of roundTrips
 }
 
 func openLab(opts Options) (_ *lab, err error) {
@@ -147,8 +142,8 @@ func openLab(opts Options) (_ *lab, err error) {
 	if l.shop, err = site.Open(opts.Caddy); err != nil {
 		return nil, err
 	}
-	// Of shards: four that are alike, one without a replica, one with two, and one
-	// for many keys.
+	// The shards are four equal ones, one without a replica, one with two, and one for many
+	// keys.
 	if err := l.launch(1, 1, 1, 1, 0, 2, 1); err != nil {
 		return nil, err
 	}
@@ -185,16 +180,13 @@ func openLab(opts Options) (_ *lab, err error) {
 
 func (l *lab) launch(replicas ...int) error {
 	l.shards = make([]*redistest.Shard, len(replicas))
-	errs := make([]error, len(replicas))
-	var wg sync.WaitGroup
-	for i, n := range replicas {
-		wg.Go(func() { l.shards[i], errs[i] = launchShard(n) })
-	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return traffic.Together(len(replicas), func(i int) (err error) {
+		l.shards[i], err = launchShard(replicas[i])
+		return err
+	})
 }
 
-func (l *lab) close() error {
+func (l *lab) close() (err error) {
 	for _, s := range []*site.Site{l.first, l.second} {
 		if s != nil {
 			s.Stop()
@@ -203,27 +195,20 @@ func (l *lab) close() error {
 	for _, far := range l.stores.far {
 		far.closeRelays()
 	}
-	var errs []error
 	for _, shard := range l.shards {
 		if shard != nil {
-			errs = append(errs, shard.Stop())
+			err = errors.Join(err, shard.Stop())
 		}
 	}
 	if l.shop != nil {
-		errs = append(errs, l.shop.Close())
+		err = errors.Join(err, l.shop.Close())
 	}
-	return errors.Join(errs...)
-}
-
-func (l *lab) restartSecond() (err error) {
-	l.second.Stop()
-	l.second, err = l.startCaddy(l.heap)
 	return err
 }
 
 func (l *lab) startCaddy(cases []*endpoint) (*site.Site, error) {
 	config := site.Config{Log: "level ERROR", Stderr: true, Stores: "store memory memory\n"}
-	// Connections of stores that are not used would cost both Caddys something.
+	// Connections of unused stores would cost both Caddys something.
 	wanted := map[*redisStore]bool{}
 	for _, c := range cases {
 		if !wanted[c.store] {
@@ -237,20 +222,17 @@ func (l *lab) startCaddy(cases []*endpoint) (*site.Site, error) {
 		return nil, err
 	}
 	for i, c := range cases {
-		// A new Caddy knows no client, so they start with the first.
+		// A new Caddy knows no client, so its cases start with the first one.
 		c.addr, c.caddy, c.sent = s.Addrs[i], s, 0
 	}
 	return s, nil
 }
 
-// redisStore is a store of the Caddyfile with its servers, some of which other
-// stores may use too, but at other times.
+// redisStore is a store of the Caddyfile with its servers.
 type redisStore struct {
 	name   string // empty for the default one
 	shards []*redistest.Shard
-	// relays stand before the servers of the only shard, the primary first, and
-	// delay all that goes to and from them.
-	relays []*relay
+	relays []*relay // of the servers of the only shard, the primary first
 }
 
 func servers(shard *redistest.Shard) []*redistest.Server {
@@ -259,13 +241,12 @@ func servers(shard *redistest.Shard) []*redistest.Server {
 
 func shardName(i int) string { return string(rune('a' + i)) }
 
-// text is the store in the Caddyfile. The timeouts are such that none passes on
-// a busy machine.
+// text is the store in the Caddyfile. Its timeouts do not pass on a busy machine.
 func (s *redisStore) text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "store %s redis {\n", s.name)
 	for i, shard := range s.shards {
-		addrs := make([]string, 0, 3)
+		var addrs []string
 		for _, server := range servers(shard) {
 			addrs = append(addrs, server.Addr())
 		}
@@ -282,8 +263,7 @@ func (s *redisStore) text() string {
 	return b.String()
 }
 
-// away returns a store on the same servers behind relays with a round trip of
-// that much more.
+// away returns a store on the same servers behind relays that lengthen the round trip.
 func (s *redisStore) away(name string, roundTrip time.Duration) (*redisStore, error) {
 	far := &redisStore{name: name, shards: s.shards}
 	for _, server := range servers(s.shards[0]) {
@@ -303,8 +283,8 @@ func (s *redisStore) closeRelays() {
 	}
 }
 
-// launchShard starts a primary and replicas. Those of redistest reach their
-// primary through a proxy in this process, which costs CPU that the load needs.
+// launchShard starts a primary and replicas. The replicas of redistest.LaunchShard reach
+// their primary through a proxy in this process, which costs CPU that the load needs.
 func launchShard(replicas int) (*redistest.Shard, error) {
 	primary, err := redistest.Launch()
 	if err != nil {
@@ -322,33 +302,27 @@ func launchShard(replicas int) (*redistest.Shard, error) {
 	return shard, nil
 }
 
-// endpoint is a site of the Caddyfile that is asked, a case.
+// endpoint is a case, a site of the Caddyfile.
 type endpoint struct {
 	name, text string
-	status     int // of nearly all responses
-	// floor is the name of the case to compare with, if any, and limit how many
-	// times as much CPU the case may cost, if that is a goal.
-	floor   string
-	limit   float64
-	keys    int64          // distinct clients
-	store   *redisStore    // where it counts, or whose servers idle meanwhile
-	limits  []*store.Limit // those in which clients have buckets before they come
-	isAlone bool           // in a Caddy of its own
+	status     int            // of nearly all responses
+	floor      string         // the name of the case to compare with, if any
+	limit      float64        // the goal for the ratio of CPU to the floor, if any
+	keys       int64          // distinct clients
+	store      *redisStore    // where it counts, or whose servers idle meanwhile
+	limits     []*store.Limit // those in which clients get buckets beforehand
+	isAlone    bool           // in a Caddy of its own
 
 	addr  string
 	caddy *site.Site
-	// sent is how many requests it has had, so that their clients go on where
-	// they were.
-	sent int64
+	sent  int64 // requests so far; the next ones come from the clients that follow
 }
 
 func called(cases []*endpoint, name string) *endpoint {
 	return cases[slices.IndexFunc(cases, func(c *endpoint) bool { return c.name == name })]
 }
 
-// Cases that other packages use: the floor, the Redis store with clients that Caddy
-// knows and with more that are rare, with other ways to charge, and refusals;
-// and of the sweep, the base and those with more shards.
+// The cases that other packages use.
 const (
 	Floor        = "respond, five headers"
 	ChargeAfter  = "redis store"
@@ -362,7 +336,7 @@ const (
 	FourShards = "4 shards"
 )
 
-// The names of other cases that are referred to.
+// The names of other cases that the code refers to.
 const (
 	memoryStore  = "memory store"
 	refusedFloor = "error 429, six headers"
@@ -379,7 +353,6 @@ const (
 	refusedHotBound  = 1.05
 )
 
-// clients is how many distinct ones the cases have, unless they say otherwise.
 const clients = 500
 
 const fiveHeaders = `
@@ -410,7 +383,7 @@ func baseCases(base, batched *redisStore) []*endpoint {
 		{name: memoryStore, floor: Floor, limit: memoryBound, text: memoryText},
 		{name: ChargeAfter, floor: Floor, limit: chargeAfterBound, text: "rate_limit {header.X-Key} 50000000 1h\nrespond ok"},
 		{
-			// Each client sends once in several seconds, so Caddy knows little of it.
+			// Each client sends once in several seconds, so Caddy knows little about it.
 			name: ManyClients, floor: Floor, keys: 50_000, text: "rate_limit {header.X-Key} 50000000 1h many\nrespond ok",
 			limits: []*store.Limit{{Zone: "many", Algorithm: store.FixedWindow, Window: time.Hour}},
 		},
@@ -433,7 +406,7 @@ func baseCases(base, batched *redisStore) []*endpoint {
 	return cases
 }
 
-// roundTrips are how far away Redis is made to be.
+// roundTrips are the distances of Redis that relays simulate.
 var roundTrips = []time.Duration{0, 100 * time.Microsecond, time.Millisecond, 5 * time.Millisecond}
 
 func (l *lab) limiting(name string, counting *redisStore, zones int, options string) *endpoint {
@@ -444,7 +417,7 @@ func (l *lab) limiting(name string, counting *redisStore, zones int, options str
 		fmt.Fprintf(&b, "store %s\n", counting.name)
 	}
 	for i := range zones {
-		// Zones with windows of one length would begin and end together.
+		// Windows of the same length would begin and end together.
 		limit := &store.Limit{
 			Zone:      strings.NewReplacer(" ", "_", ",", "").Replace(name) + "_" + strconv.Itoa(i),
 			Algorithm: store.FixedWindow, Window: time.Duration(i+1) * time.Hour,
@@ -495,8 +468,8 @@ func distanceName(roundTrip time.Duration) string {
 
 func beforeName(roundTrip time.Duration) string { return distanceName(roundTrip) + ", charge before" }
 
-// relay stands between Caddy and a redis-server and makes it seem far away.
-// One without a delay does the same work.
+// relay stands between Caddy and a redis-server, and makes the server seem far away. A
+// relay without a delay does the same work.
 type relay struct {
 	upstream string
 	delay    time.Duration // of each direction
@@ -506,16 +479,11 @@ type relay struct {
 	cut      context.CancelFunc
 }
 
-// chunk is a part of a stream, and when it arrives.
+// chunk is a part of a stream, and the instant of its arrival.
 type chunk struct {
 	b   []byte
 	due time.Time
 }
-
-const (
-	chunkSize = 16 << 10
-	onTheWay  = 1024 // chunks of a stream at most
-)
 
 func startRelay(upstream string, delay time.Duration) (*relay, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -550,7 +518,7 @@ func (r *relay) serve(client net.Conn) {
 		_ = client.Close()
 		return
 	}
-	// A connection that is closed in one direction is useless in the other.
+	// The end of one direction ends the other.
 	ctx, hangUp := context.WithCancel(r.ctx)
 	defer hangUp()
 	closed := make(chan struct{})
@@ -571,18 +539,18 @@ func (r *relay) serve(client net.Conn) {
 
 // pass lets the bytes of one direction pass, each after the delay.
 func (r *relay) pass(from, to net.Conn) {
-	chunks := make(chan chunk, onTheWay)
+	chunks := make(chan chunk, 1024)
 	var arriving sync.WaitGroup
 	arriving.Go(func() {
 		sleep := loadgen.NewSleeper()
 		defer sleep.Close()
 		for c := range chunks {
 			sleep.Until(c.due)
-			// An error shows in the other direction, too.
+			// An error shows in the other direction as well.
 			_, _ = to.Write(c.b)
 		}
 	})
-	b := make([]byte, chunkSize)
+	b := make([]byte, 16<<10)
 	for {
 		n, err := from.Read(b)
 		if n > 0 {

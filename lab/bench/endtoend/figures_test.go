@@ -76,11 +76,11 @@ func TestQuantilesOf(t *testing.T) {
 
 func TestWrkRate(t *testing.T) {
 	good := "Running 1s test\n  100 requests in 1.00s\nRequests/sec:  12345.67\nTransfer/sec:      1.23MB\n"
-	if got, err := wrkRate(good); err != nil || got != 12345.67 {
+	if got, err := wrkRate([]byte(good)); err != nil || got != 12345.67 {
 		t.Errorf("the rate is %v, %v", got, err)
 	}
 	for _, bad := range []string{"", good + "Non-2xx or 3xx responses: 5\n", "Socket errors: connect 1\n" + good} {
-		if _, err := wrkRate(bad); err == nil {
+		if _, err := wrkRate([]byte(bad)); err == nil {
 			t.Errorf("%q is taken for a rate", bad)
 		}
 	}

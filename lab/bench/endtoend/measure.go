@@ -1,8 +1,8 @@
 package endtoend
 
 import (
+	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -20,20 +19,20 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
 	"github.com/shardlimit/caddy-shardlimit/internal/process"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
+	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
 // sample is one case in one round. CPU times are per request, in microseconds.
 type sample struct {
-	// caddy, primary and replica are CPU times; of the latter all shards'
-	// together. busiest is that of the servers of the shard that had most to do.
-	caddy, primary, replica, busiest float64
-	calls, perSecond                 float64 // calls are those of Redis per request, and perSecond those in a second
-	rate                             float64 // requests/s
+	caddy, primary, replica float64 // CPU times, of all shards
+	busiest                 float64 // the CPU time of the servers of the busiest shard
+	calls, perSecond        float64 // calls to Redis, per request and in a second
+	rate                    float64 // requests/s
 }
 
-// samples are those of all rounds, by the name of the case.
+// samples are the samples of all rounds, by the name of the case.
 type samples map[string][]sample
 
 func (s samples) spread(name string, of func(sample) float64) report.Spread {
@@ -51,8 +50,7 @@ func (s samples) ratio(name, floor string) report.Spread {
 }
 
 func (l *lab) measureAll(ctx context.Context, cases []*endpoint, into samples, isCounted bool) error {
-	// No case is always the first after another.
-	l.turn++
+	l.turn++ // so that the cases take turns in being the first
 	for i := range cases {
 		c := cases[(i+l.turn)%len(cases)]
 		length := l.opts.Length
@@ -70,31 +68,27 @@ func (l *lab) measureAll(ctx context.Context, cases []*endpoint, into samples, i
 	return nil
 }
 
-// lastCharges is how long the charges in flight may take.
+// lastCharges is enough time for the charges in flight.
 const lastCharges = 50 * time.Millisecond
 
 func (l *lab) measure(ctx context.Context, c *endpoint, length time.Duration) (s sample, err error) {
 	if _, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Duration: leadIn(length)}); err != nil {
 		return s, err
 	}
-	before, err := c.use()
-	if err != nil {
-		return s, err
-	}
-	result, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Duration: length})
-	if err != nil {
-		return s, err
-	}
-	time.Sleep(lastCharges)
-	after, err := c.use()
+	var result loadgen.Result
+	before, after, err := traffic.Around(c.use, func() (err error) {
+		result, err = c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Duration: length})
+		time.Sleep(lastCharges)
+		return err
+	})
 	if err != nil {
 		return s, err
 	}
 	return after.since(&before).per(result), nil
 }
 
-// greet sends one request of each client of the cases, so that those with a limit of one
-// are refused from then on.
+// greet sends one request of each client of the cases. Clients with a limit of one are
+// refused from then on.
 func (l *lab) greet(ctx context.Context) error {
 	for _, c := range l.cases {
 		if c.floor == "" || c.keys > clients {
@@ -112,7 +106,7 @@ func (l *lab) greet(ctx context.Context) error {
 	return nil
 }
 
-// send asks the site, for its clients in turn, and wants its status.
+// send sends requests of the clients in turn, and requires the status of the case.
 func (c *endpoint) send(ctx context.Context, opts loadgen.Options) (loadgen.Result, error) {
 	result, err := c.load(ctx, opts)
 	if err != nil {
@@ -130,13 +124,10 @@ func (c *endpoint) load(ctx context.Context, opts loadgen.Options) (loadgen.Resu
 	opts.Key = func(n int64) string { return clientName((first + n) % c.keys) }
 	result, err := loadgen.Run(ctx, opts)
 	c.sent += result.Requests
-	if err != nil {
-		return result, err
+	if err == nil && ctx.Err() != nil {
+		err = fmt.Errorf("send requests: %w", ctx.Err())
 	}
-	if err := ctx.Err(); err != nil {
-		return result, fmt.Errorf("send requests: %w", err)
-	}
-	return result, nil
+	return result, err
 }
 
 func clientName(n int64) string { return "client-" + strconv.FormatInt(n, 10) }
@@ -193,7 +184,7 @@ func (u use) per(r loadgen.Result) sample {
 	s := sample{
 		caddy: each(u.caddy), primary: each(u.primary), replica: each(u.replica),
 		calls: float64(u.calls) / requests,
-		// What came in less than a second came in a second.
+		// A run of less than a second counts as a second.
 		perSecond: float64(u.calls) / math.Max(r.Elapsed.Seconds(), 1),
 		rate:      requests / r.Elapsed.Seconds(),
 	}
@@ -212,19 +203,16 @@ func (s sample) ofBusiest() float64   { return s.busiest }
 func (s sample) ofCalls() float64     { return s.calls }
 func (s sample) ofPerSecond() float64 { return s.perSecond }
 
-// latencies are those of one case in one round, in milliseconds, and of the
+// latencies are the latencies of one case in one round, in milliseconds, and of the
 // floor at the same rate.
 type latencies struct {
 	rate           float64
 	floor, limiter quantiles
 }
 
-// quantiles are how long requests took.
 type quantiles struct {
 	p50, p99, p999 float64
-	// sent99 is p99 from when they were sent, and lag99 how long after it was due
-	// that was.
-	sent99, lag99 float64
+	sent99, lag99  float64 // p99 from sending, and p99 of the delay of sending
 }
 
 func quantilesOf(r *loadgen.Result) quantiles {
@@ -243,7 +231,6 @@ func (q quantiles) ofP999() float64        { return q.p999 }
 func (q quantiles) ofSent99() float64      { return q.sent99 }
 func milliseconds(d time.Duration) float64 { return d.Seconds() * 1e3 }
 
-// rounds are those of a case.
 type rounds []latencies
 
 func (r rounds) added(of func(quantiles) float64) report.Spread {
@@ -252,12 +239,12 @@ func (r rounds) added(of func(quantiles) float64) report.Spread {
 
 func (r rounds) spread(of func(latencies) float64) report.Spread { return report.SpreadBy(r, of) }
 
-// latencyCases are those whose latency is measured on loopback.
+// latencyCases are the cases whose latency is measured on loopback.
 var latencyCases = []string{memoryStore, ChargeAfter, ChargeBefore, BatchAuto, refusedHot}
 
-// measureLatencies runs each case at half of what it reached before, after its
-// floor at the same rate. Those of the sweep share a rate and a floor, the ones of
-// other factors and the ones at a distance apart.
+// measureLatencies runs each case at half of the rate that it reached before, after its
+// floor at the same rate. In the sweep, the cases at a distance share a rate and a floor,
+// and so do all others.
 func (l *lab) measureLatencies(ctx context.Context, r *Result, isCounted bool) error {
 	for _, name := range latencyCases {
 		c := called(l.cases, name)
@@ -266,7 +253,14 @@ func (l *lab) measureLatencies(ctx context.Context, r *Result, isCounted bool) e
 			return err
 		}
 	}
-	for _, group := range [][]*endpoint{l.factorCases(), l.farCases()} {
+	var byFactor, far []*endpoint
+	for _, row := range factorRows(&l.opts) {
+		byFactor = append(byFactor, called(l.sweep, row.name))
+	}
+	for i, roundTrip := range roundTrips {
+		far = append(far, called(l.sweep, distanceName(roundTrip)), l.distances[i])
+	}
+	for _, group := range [][]*endpoint{byFactor, far} {
 		if err := l.against(ctx, Floor, r.sharedRate(group), r.latency, isCounted, group...); err != nil {
 			return err
 		}
@@ -274,22 +268,8 @@ func (l *lab) measureLatencies(ctx context.Context, r *Result, isCounted bool) e
 	return nil
 }
 
-func (l *lab) factorCases() (cases []*endpoint) {
-	for _, row := range factorRows(&l.opts) {
-		cases = append(cases, called(l.sweep, row.name))
-	}
-	return cases
-}
-
-func (l *lab) farCases() (cases []*endpoint) {
-	for i, roundTrip := range roundTrips {
-		cases = append(cases, called(l.sweep, distanceName(roundTrip)), l.distances[i])
-	}
-	return cases
-}
-
-// sharedRate is half of what each of the cases can serve. Those with charge
-// before, of which the sweep has none, are assumed to reach the rate of charge before on
+// sharedRate is half of the rate that each of the cases reached. Cases with charge
+// before, which the sweep lacks, are assumed to reach the rate of charge before on
 // loopback.
 func (r *Result) sharedRate(cases []*endpoint) float64 {
 	least := math.Inf(1)
@@ -322,7 +302,7 @@ func (l *lab) against(ctx context.Context, floor string, rate float64, into map[
 
 func (l *lab) paced(ctx context.Context, c *endpoint, rate float64) (q quantiles, err error) {
 	length := l.opts.Length / time.Duration(l.sizes.slices)
-	// The first requests on a connection still belong to the previous case.
+	// The first requests on a connection suffer from the previous case.
 	lead := leadIn(length)
 	result, err := c.send(ctx, loadgen.Options{
 		Connections: l.opts.Connections, Rate: rate, Duration: lead + length, Skip: int64(rate * lead.Seconds()),
@@ -333,12 +313,11 @@ func (l *lab) paced(ctx context.Context, c *endpoint, rate float64) (q quantiles
 	return quantilesOf(&result), nil
 }
 
-// pingCount is how many pings tell in a round how far away a server is.
+// pingCount is the number of pings to a server in a round.
 const pingCount = 40
 
-// pings are how many milliseconds a PING takes to the default store's primary,
-// while nothing else runs: at once, and through the relays in the order of
-// roundTrips.
+// pings are the milliseconds of a PING to the default store's primary while nothing else
+// runs: without a relay, and through the relays in the order of roundTrips.
 func (l *lab) pings(ctx context.Context) (all []report.Spread, err error) {
 	addrs := []string{l.stores.base.shards[0].Primary.Addr()}
 	for _, far := range l.stores.far {
@@ -369,7 +348,7 @@ func ping(ctx context.Context, addr string) (time.Duration, error) {
 		if err := client.Ping(ctx).Err(); err != nil {
 			return 0, fmt.Errorf("ping %s: %w", addr, err)
 		}
-		// The first ones wake up what sleeps.
+		// The first ones only wake up the machine.
 		if i >= 0 {
 			took[i] = time.Since(start)
 		}
@@ -387,7 +366,6 @@ request = function()
 end
 `
 
-// wrkCases are those that wrk sees, too.
 var wrkCases = []string{Floor, ChargeAfter}
 
 func (l *lab) crossCheck(ctx context.Context, r *Result, isCounted bool) error {
@@ -399,7 +377,7 @@ func (l *lab) crossCheck(ctx context.Context, r *Result, isCounted bool) error {
 	if err := os.WriteFile(script, fmt.Appendf(nil, wrkScript, clients), 0o600); err != nil {
 		return fmt.Errorf("write the script of wrk: %w", err)
 	}
-	// It takes whole seconds.
+	// wrk takes whole seconds.
 	length := max(l.opts.Length.Round(time.Second), time.Second)
 	for _, name := range wrkCases {
 		c := called(l.cases, name)
@@ -408,7 +386,7 @@ func (l *lab) crossCheck(ctx context.Context, r *Result, isCounted bool) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w: %s", name, err, out)
 		}
-		rate, err := wrkRate(string(out))
+		rate, err := wrkRate(out)
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
@@ -426,30 +404,24 @@ func (l *lab) crossCheck(ctx context.Context, r *Result, isCounted bool) error {
 
 var wrkRates = regexp.MustCompile(`(?m)^Requests/sec: *([0-9.]+)$`)
 
-func wrkRate(out string) (float64, error) {
-	found := wrkRates.FindStringSubmatch(out)
-	if found == nil || strings.Contains(out, "Non-2xx") || strings.Contains(out, "Socket errors") {
-		return 0, fmt.Errorf("wrk had trouble: %s", out)
-	}
-	rate, err := strconv.ParseFloat(found[1], 64)
-	if err != nil {
-		return 0, fmt.Errorf("read what wrk says: %w", err)
+func wrkRate(out []byte) (float64, error) {
+	rate, err := report.Figure(out, wrkRates)
+	if err != nil || bytes.Contains(out, []byte("Non-2xx")) || bytes.Contains(out, []byte("Socket errors")) {
+		return 0, fmt.Errorf("wrk failed: %s", out)
 	}
 	return rate, nil
 }
 
-// fillWriters is how many write buckets at a time, and fillChunk how many at
-// once.
 const (
-	fillWriters = 4
-	fillChunk   = 500
+	fillWriters = 4   // goroutines that write buckets
+	fillChunk   = 500 // buckets in one call
 )
 
 // fill gives all clients the buckets that Caddy would give them, those of many keys
 // last, and measures the memory that they take.
 func (l *lab) fill(ctx context.Context, r *Result) error {
 	c := l.heap[1]
-	// Its bucket shows what keys look like.
+	// The bucket of this request shows the form of keys.
 	if _, err := c.send(ctx, loadgen.Options{Requests: 1}); err != nil {
 		return err
 	}
@@ -472,15 +444,16 @@ func (l *lab) fill(ctx context.Context, r *Result) error {
 	return l.checkFilled(ctx)
 }
 
-// open gives the clients of the sweep their buckets: opening one takes another call,
-// which is rare in the long run. A tag is the prefix of clients' names in Caddy's keys.
+// open gives the clients of the sweep their buckets, because opening one takes another
+// call, which is rare in the long run. A tag is the prefix of clients' names in Caddy's
+// keys.
 func (l *lab) open(ctx context.Context, tag string) error {
 	for _, list := range [][]*endpoint{l.cases, l.sweep, l.distances} {
 		for _, c := range list {
 			if len(c.limits) == 0 || c.isAlone {
 				continue
 			}
-			// A quick run has no more of them.
+			// A quick run reaches no more clients.
 			end := c.keys
 			if l.opts.Quick {
 				end = min(end, 2*l.sizes.sweep)
@@ -493,8 +466,8 @@ func (l *lab) open(ctx context.Context, tag string) error {
 	return nil
 }
 
-// charge charges the clients from first up to end once in each of the site's
-// limits, through the store that Caddy uses.
+// charge charges the clients from first up to end once in each of the case's limits,
+// through the Redis store.
 func (c *endpoint) charge(ctx context.Context, tag string, first, end int64) error {
 	opts := redis.Options{CheckTimeout: 5 * time.Second, ChargeTimeout: 5 * time.Second}
 	for i, servers := range c.store.shards {
@@ -503,22 +476,14 @@ func (c *endpoint) charge(ctx context.Context, tag string, first, end int64) err
 		opts.Members = append(opts.Members, redis.Member{Name: shardName(i), Shard: shard})
 	}
 	s := redis.New(opts)
-	var (
-		wg   sync.WaitGroup
-		errs [fillWriters]error
-	)
-	for w := range int64(fillWriters) {
-		wg.Go(func() {
-			for from := first + w*fillChunk; from < end && errs[w] == nil; from += fillWriters * fillChunk {
-				errs[w] = c.chargeSome(ctx, s, tag, from, min(from+fillChunk, end))
+	return traffic.Together(fillWriters, func(w int) error {
+		for from := first + int64(w)*fillChunk; from < end; from += fillWriters * fillChunk {
+			if err := c.chargeSome(ctx, s, tag, from, min(from+fillChunk, end)); err != nil {
+				return fmt.Errorf("fill Redis: %w", err)
 			}
-		})
-	}
-	wg.Wait()
-	if err := errors.Join(errs[:]...); err != nil {
-		return fmt.Errorf("fill Redis: %w", err)
-	}
-	return nil
+		}
+		return nil
+	})
 }
 
 func (c *endpoint) chargeSome(ctx context.Context, s *redis.Store, tag string, first, end int64) error {
@@ -536,8 +501,7 @@ func (c *endpoint) chargeSome(ctx context.Context, s *redis.Store, tag string, f
 	return nil
 }
 
-// clientKeyTag is what Caddy puts before the clients' names, as seen in a key
-// that it has made.
+// clientKeyTag is the prefix of clients' names in a key of Caddy.
 func (c *endpoint) clientKeyTag(ctx context.Context) (string, error) {
 	key, err := c.store.shards[0].Primary.Client().RandomKey(ctx).Result()
 	if err != nil {
@@ -550,8 +514,7 @@ func (c *endpoint) clientKeyTag(ctx context.Context) (string, error) {
 	return parts[len(parts)-2] + ":", nil
 }
 
-// checkFilled requires that the clients of many keys have the buckets that were
-// made for them, and none beside.
+// checkFilled requires exactly the buckets that were made for the clients of many keys.
 func (l *lab) checkFilled(ctx context.Context) error {
 	c := l.heap[1]
 	n, err := c.store.shards[0].Primary.Client().DBSize(ctx).Result()
@@ -564,15 +527,14 @@ func (l *lab) checkFilled(ctx context.Context) error {
 	return nil
 }
 
-// memory is what buckets take, in bytes each, by round.
+// memory is the memory of a bucket in bytes, by round.
 type memory struct {
-	// redis is that of used_memory, store of Caddy's heap in the memory store, and
-	// ledger of the heap for what Caddy knows of a bucket in Redis.
-	redis, store, ledger []float64
+	redis  []float64 // in used_memory
+	store  []float64 // in Caddy's heap, of the memory store
+	ledger []float64 // in Caddy's heap, of the Redis store
 }
 
-// measureMemory measures the memory of clients' buckets. The tag precedes the clients'
-// names in keys.
+// measureMemory measures the memory of clients' buckets.
 func (l *lab) measureMemory(ctx context.Context, tag string) (m memory, err error) {
 	for range l.opts.Rounds {
 		each, err := l.redisPerKey(ctx, tag)
@@ -580,8 +542,9 @@ func (l *lab) measureMemory(ctx context.Context, tag string) (m memory, err erro
 			return m, err
 		}
 		m.redis = append(m.redis, each)
-		// A Caddy that has had clients keeps their memory.
-		if err := l.restartSecond(); err != nil {
+		// A Caddy keeps the memory of earlier clients.
+		l.second.Stop()
+		if l.second, err = l.startCaddy(l.heap); err != nil {
 			return m, err
 		}
 		for i, of := range []*[]float64{&m.store, &m.ledger} {
@@ -596,8 +559,8 @@ func (l *lab) measureMemory(ctx context.Context, tag string) (m memory, err erro
 }
 
 // redisPerKey empties the servers of many keys, gives some clients buckets, and returns
-// the growth of the primary by the second half of them: after the first half Redis has
-// all its buffers for the replica.
+// the growth of the primary by the second half of them. During the first half Redis
+// allocates its buffers for the replica.
 func (l *lab) redisPerKey(ctx context.Context, tag string) (float64, error) {
 	c, half := l.heap[1], l.sizes.redis/2
 	if err := c.store.shards[0].Primary.Client().FlushAll(ctx).Err(); err != nil {
@@ -606,60 +569,46 @@ func (l *lab) redisPerKey(ctx context.Context, tag string) (float64, error) {
 	if err := c.charge(ctx, tag, 0, half); err != nil {
 		return 0, err
 	}
-	before, err := c.usedMemory(ctx)
-	if err != nil {
-		return 0, err
-	}
-	if err := c.charge(ctx, tag, half, 2*half); err != nil {
-		return 0, err
-	}
-	after, err := c.usedMemory(ctx)
+	before, after, err := traffic.Around(func() (float64, error) { return c.usedMemory(ctx) },
+		func() error { return c.charge(ctx, tag, half, 2*half) })
 	return (after - before) / float64(half), err
 }
 
 // heapPerKey sends one request of each client, and returns the growth of the heap.
 func (l *lab) heapPerKey(ctx context.Context, c *endpoint) (float64, error) {
-	// The first requests allocate things that are not per client.
+	// The first requests make allocations that do not depend on the number of clients.
 	if _, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Requests: l.sizes.heap / 10}); err != nil {
 		return 0, err
 	}
-	before, err := l.heapBytes()
-	if err != nil {
-		return 0, err
-	}
 	count := l.sizes.heap * 9 / 10
-	if _, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Requests: count}); err != nil {
-		return 0, err
-	}
-	time.Sleep(lastCharges)
-	after, err := l.heapBytes()
+	before, after, err := traffic.Around(l.heapBytes, func() error {
+		_, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Requests: count})
+		time.Sleep(lastCharges)
+		return err
+	})
 	return (after - before) / float64(count), err
 }
 
-// heapAlloc is the size of the heap in a profile of it as text. It is read before
-// the profile is written, which leaves garbage of a megabyte.
+// heapAlloc is the size of the heap in its profile. Caddy reads the size before it writes
+// the profile, which makes a megabyte of garbage.
 var heapAlloc = regexp.MustCompile(`(?m)^# HeapAlloc = (\d+)$`)
 
 func (l *lab) heapBytes() (n float64, err error) {
-	// Once is not enough for what pools hold.
+	// Pools give up their memory at the second collection.
 	for range 2 {
 		profile, err := l.second.Get("/debug/pprof/heap?gc=1&debug=1")
 		if err != nil {
 			return 0, err
 		}
-		found := heapAlloc.FindSubmatch(profile)
-		if found == nil {
-			return 0, fmt.Errorf("the profile does not say how large the heap is: %.200s", profile)
-		}
-		if n, err = strconv.ParseFloat(string(found[1]), 64); err != nil {
+		if n, err = report.Figure(profile, heapAlloc); err != nil {
 			return 0, fmt.Errorf("read the size of the heap: %w", err)
 		}
 	}
 	return n, nil
 }
 
-// usedMemory is that of the store's only primary, once it keeps nothing that its
-// replicas have not had yet.
+// usedMemory is the memory of the store's only primary, once its replicas have everything
+// that it kept for them.
 func (c *endpoint) usedMemory(ctx context.Context) (float64, error) {
 	shard := c.store.shards[0]
 	for _, replica := range shard.Replicas {

@@ -10,21 +10,17 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
-// Result is what was measured.
+// Result holds the measurements.
 type Result struct {
 	opts         Options
 	took         time.Duration
-	baseCases    []*endpoint       // those of the table of cases, in order
-	cases, sweep samples           // cases and sweep are the samples of both tables
-	latency      map[string]rounds // the latencies by the name of the case
-	// wrk are requests/s as wrk sees them, and own what the load generator saw
-	// next.
-	wrk, own map[string][]float64
-	// pings are how many milliseconds away Redis is, at once and then in the order
-	// of roundTrips.
-	pings    []report.Spread
-	memory   memory
-	fillRate float64 // how many buckets a second were written beforehand
+	baseCases    []*endpoint          // of the table of cases, in order
+	cases, sweep samples              // of both tables
+	latency      map[string]rounds    // by the name of the case
+	wrk, own     map[string][]float64 // requests/s by wrk, and by the load generator
+	pings        []report.Spread      // as measured by lab.pings
+	memory       memory
+	fillRate     float64 // buckets a second that were written beforehand
 }
 
 func newResult(opts Options, l *lab) *Result {
@@ -34,9 +30,9 @@ func newResult(opts Options, l *lab) *Result {
 	}
 }
 
-// Cost is CPU time per request in microseconds, of all of Caddy, of primaries, of
-// replicas, and of the servers of the shard that has most to do; and calls to
-// Redis per request, and requests in a second.
+// Cost is the CPU time per request in microseconds of Caddy, of primaries, of replicas,
+// and of the servers of the busiest shard; and calls to Redis per request, and requests
+// in a second.
 type Cost struct{ Caddy, Primary, Replica, Busiest, Calls, Rate float64 }
 
 // Redis is the CPU time of all servers.
@@ -56,21 +52,13 @@ func (s samples) cost(name string) Cost {
 	}
 }
 
-// Added returns the medians of the latency that a case adds at half of saturation,
-// in milliseconds.
+// Added returns the medians of the latency in milliseconds that a case adds at half of
+// saturation.
 func (r *Result) Added(name string) (p50, p99 float64) {
 	return r.latency[name].added(quantiles.ofP50).Median, r.latency[name].added(quantiles.ofP99).Median
 }
 
-// The bounds for what is not a ratio.
-const (
-	redisMicrosBound = 9
-	batchCallsBound  = 0.01
-	refusedBound     = 1
-	addedBound       = 1
-)
-
-// Goals are the speeds that were aimed at.
+// Goals are the goals, with the measurements.
 func (r *Result) Goals() []report.Goal {
 	ratio := func(what, name, floor string, bound float64) report.Goal {
 		return goalOf("CPU of Caddy ÷ floor: "+what, bound, "", r.cases.ratio(name, floor))
@@ -79,15 +67,15 @@ func (r *Result) Goals() []report.Goal {
 		ratio("memory store", memoryStore, Floor, memoryBound),
 		ratio("Redis store, charge after, 500 clients", ChargeAfter, Floor, chargeAfterBound),
 		ratio("Redis store, charge after, 50,000 clients", ManyClients, Floor, chargeAfterBound),
-		goalOf("CPU of primary and replica per request: Redis store, charge after, 500 clients", redisMicrosBound, " µs",
+		goalOf("CPU of primary and replica per request: Redis store, charge after, 500 clients", 9, " µs",
 			r.cases.spread(ChargeAfter, sample.redis)),
 		ratio("Redis store, batch auto", BatchAuto, Floor, batchBound),
-		goalOf("calls to Redis per request: batch auto", batchCallsBound, "", r.cases.spread(BatchAuto, sample.ofCalls)),
+		goalOf("calls to Redis per request: batch auto", 0.01, "", r.cases.spread(BatchAuto, sample.ofCalls)),
 		ratio("Redis store, one refused key", refusedHot, refusedFloor, refusedHotBound),
-		goalOf("calls to Redis per second: one refused key", refusedBound, "", r.cases.spread(refusedHot, sample.ofPerSecond)),
+		goalOf("calls to Redis per second: one refused key", 1, "", r.cases.spread(refusedHot, sample.ofPerSecond)),
 	}
 	for _, name := range latencyCases {
-		goals = append(goals, goalOf("added p99 at half of saturation: "+name, addedBound, " ms", r.latency[name].added(quantiles.ofP99)))
+		goals = append(goals, goalOf("added p99 at half of saturation: "+name, 1, " ms", r.latency[name].added(quantiles.ofP99)))
 	}
 	return goals
 }
@@ -96,7 +84,7 @@ func goalOf(what string, bound float64, unit string, s report.Spread) report.Goa
 	return report.Goal{What: what, Bound: bound, Unit: unit, Spread: s}
 }
 
-// Markdown is what was measured, as tables with what is to be known of them.
+// Markdown is the tables of the measurements, with explanations.
 func (r *Result) Markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d requests at a time, %d clients, %d rounds of %v a case, all cases in turn. Everything here took %v.\n\n",
@@ -127,8 +115,7 @@ func (r *Result) writeCases(b *strings.Builder) {
 	fmt.Fprintf(b, "%s\n![CPU of Caddy per request, by case](img/%s)\n", t, caddyPicture)
 }
 
-// short writes a number of calls. Of next to none there are two digits, however
-// many zeros come first.
+// short writes a number of calls, small ones with two significant digits.
 func short(f float64) string {
 	switch {
 	case f == 0:
@@ -294,7 +281,7 @@ const (
 	latencyPicture = "bench-latency.svg"
 )
 
-// Pictures draws what was measured, by the names of files.
+// Pictures draws the measurements, by the names of files.
 func (r *Result) Pictures() map[string]*picture.Picture {
 	var cases, sweep []picture.Bar
 	for _, c := range r.baseCases {
@@ -325,8 +312,8 @@ func (r *Result) byDistance() (all []picture.Series) {
 			s := picture.Series{Name: kind.name + ", " + part.name}
 			for at, roundTrip := range roundTrips {
 				added := r.latency[kind.of(roundTrip)].added(part.of)
-				// A difference of two figures that wander may be less than nothing. The
-				// least and the most, which the table has, would leave no room.
+				// The difference of two figures may be negative by chance. The least and the
+				// most, which the table shows, would leave no room.
 				s.Append(max(math.Round(r.pings[at+1].Median*100)/100, 0.01), max(added.Median, 0))
 			}
 			all = append(all, s)

@@ -1,9 +1,8 @@
-// Package libraries compares the stores with other limiters for Go: those that
-// count in Redis with a Take of the Redis store, those that count in memory with
-// one of the memory store. They take turns, several rounds; what counts is the
-// ratio to the fastest of the others, the peers, in the same round. A limiter is
-// what is compared, of some kind; a comparison is what several did in a scene, and
-// a Result all of them.
+// Package libraries compares the stores with other limiters for Go, the peers: those that
+// count in Redis with a Take of the Redis store, those that count in memory with a Take
+// of the memory store. All take turns, several rounds; the figure is the ratio to the
+// fastest peer in the same round. A limiter is an open implementation of some kind, a
+// comparison holds the measurements of several in a scene, and a Result all comparisons.
 package libraries
 
 import (
@@ -23,51 +22,38 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
-// Options say how much is measured. What is zero is as it is by default.
+// Options say how much is measured.
 type Options struct {
-	Rounds int // how often each limiter is measured
-	// Length is how long each limiter in Redis runs in a round, and twice as long
-	// as each in memory.
-	Length time.Duration
-	// Goroutines are how many ask at the same time: for each number everything
-	// is measured.
-	Goroutines []int
+	Rounds int // of each limiter; 0 means 5
+	// Length is how long each limiter in Redis runs in a round; 0 means 300 ms. A limiter
+	// in memory makes a hundred times as many decisions, and runs half as long.
+	Length     time.Duration
+	Goroutines []int // all is measured with each of these numbers; nil means 1 to 1024
 }
 
-// The default options.
-const (
-	defaultRounds = 5
-	defaultLength = 300 * time.Millisecond
-)
-
-// defaultGoroutines are the default numbers of goroutines.
-var defaultGoroutines = []int{1, 16, 64, 256, 1024}
-
-// memoryShare is the part of the time, one in so many, that those in memory
-// have: they make a hundred times as many decisions in it.
+// memoryShare is the length of a round in Redis divided by that in memory.
 const memoryShare = 2
 
-// What is refused is measured with these numbers of goroutines alone.
+// refusedWith are the numbers of goroutines with which refusals are measured.
 var refusedWith = []int{64, 256}
 
-// ceilingWith is the number of goroutines with which a Take is compared with
-// the ceiling; if nothing is measured with it, the largest is in its place.
+// ceilingWith is the number of goroutines with which a Take is compared with the ceiling.
+// If it is not measured, the largest number takes its place.
 const ceilingWith = 256
 
-// Result is what was measured.
+// Result holds the measurements: of limiters in Redis in shared, of those in memory in
+// apart, each in the order of goroutines.
 type Result struct {
-	opts Options
-	// shared are of limiters in Redis, apart of those in memory; each in the
-	// order of goroutines.
+	opts          Options
 	shared, apart []*comparison
 }
 
 // Run measures everything, with a redis-server of its own. It writes its progress to
 // progress.
 func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err error) {
-	opts.Rounds, opts.Length = cmp.Or(opts.Rounds, defaultRounds), cmp.Or(opts.Length, defaultLength)
+	opts.Rounds, opts.Length = cmp.Or(opts.Rounds, 5), cmp.Or(opts.Length, 300*time.Millisecond)
 	if len(opts.Goroutines) == 0 {
-		opts.Goroutines = defaultGoroutines
+		opts.Goroutines = []int{1, 16, 64, 256, 1024}
 	}
 	if opts.Rounds < 1 || opts.Length < 0 || slices.Min(opts.Goroutines) < 1 {
 		return nil, errors.New("rounds, length and goroutines must be positive")
@@ -79,34 +65,34 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 	}
 	defer func() { err = errors.Join(err, server.Stop()) }()
 
-	r := &Result{opts: opts}
-	for _, goroutines := range opts.Goroutines {
-		fmt.Fprintf(progress, "limiters in Redis, %s\n", scene{goroutines: goroutines}.crowd())
-		t := &trials{
-			server: server, opts: opts, load: newLoad(goroutines, 1, opts.Length),
-			ceiling: goroutines == nearest(opts.Goroutines, ceilingWith),
-		}
-		comparisons, err := t.compare(ctx, redisKinds)
-		if err != nil {
-			return nil, err
-		}
-		r.shared = append(r.shared, comparisons...)
-	}
-	inMemory := opts
+	r, inMemory := &Result{opts: opts}, opts
 	inMemory.Length /= memoryShare
-	for _, goroutines := range opts.Goroutines {
-		fmt.Fprintf(progress, "limiters in memory, %s\n", scene{goroutines: goroutines}.crowd())
-		t := &trials{opts: inMemory, load: newLoad(goroutines, memoryStride, inMemory.Length)}
-		comparisons, err := t.compare(ctx, memoryKinds)
-		if err != nil {
-			return nil, err
+	for _, part := range []struct {
+		where  string
+		kinds  []*kind
+		trials trials
+		stride int
+		into   *[]*comparison
+	}{
+		{"Redis", redisKinds, trials{server: server, opts: opts}, 1, &r.shared},
+		{"memory", memoryKinds, trials{opts: inMemory}, memoryStride, &r.apart},
+	} {
+		for _, goroutines := range opts.Goroutines {
+			fmt.Fprintf(progress, "limiters in %s, %s\n", part.where, scene{goroutines: goroutines}.crowd())
+			t := part.trials
+			t.load = newLoad(goroutines, part.stride, t.opts.Length)
+			t.ceiling = t.server != nil && goroutines == nearest(opts.Goroutines, ceilingWith)
+			comparisons, err := t.compare(ctx, part.kinds)
+			if err != nil {
+				return nil, err
+			}
+			*part.into = append(*part.into, comparisons...)
 		}
-		r.apart = append(r.apart, comparisons...)
 	}
 	return r, nil
 }
 
-// nearest returns wanted if it is among the numbers, or else the largest.
+// nearest returns wanted if it is one of the numbers, or else the largest.
 func nearest(numbers []int, wanted int) int {
 	if slices.Contains(numbers, wanted) {
 		return wanted
@@ -114,8 +100,8 @@ func nearest(numbers []int, wanted int) int {
 	return slices.Max(numbers)
 }
 
-// admitted is the comparison of those in Redis in which all is admitted, with
-// so many goroutines or, if nothing was measured with those, the most.
+// admitted is the comparison in Redis of admissions, with the nearest number of
+// goroutines.
 func (r *Result) admitted(goroutines int) *comparison {
 	return find(r.shared, scene{goroutines: nearest(r.opts.Goroutines, goroutines)})
 }
@@ -124,7 +110,7 @@ func find(comparisons []*comparison, s scene) *comparison {
 	return comparisons[slices.IndexFunc(comparisons, func(c *comparison) bool { return c.scene == s })]
 }
 
-// trials are what is measured with one number of goroutines.
+// trials are the measurements with one number of goroutines.
 type trials struct {
 	server  *redistest.Server // nil for limiters that count in memory
 	opts    Options
@@ -132,11 +118,7 @@ type trials struct {
 	ceiling bool // set if the ceiling is measured as well
 }
 
-// choices are as many rounds as are spent on the choice of a pool at most.
-const choices = 3
-
-// compare measures the implementations. They take turns, and no one is first
-// more often than the others.
+// compare measures the implementations. They take turns, also in being the first.
 func (t *trials) compare(ctx context.Context, kinds []*kind) (comparisons []*comparison, err error) {
 	var limiters []*limiter
 	defer func() {
@@ -168,8 +150,8 @@ func (t *trials) compare(ctx context.Context, kinds []*kind) (comparisons []*com
 	return comparisons, nil
 }
 
-// round measures each of the limiters once, and the ceiling next to the Take
-// that is compared with it.
+// round measures each of the limiters once, and the ceiling next to the Take that is
+// compared with it.
 func (t *trials) round(ctx context.Context, c *comparison, round int) error {
 	for turn := range c.limiters {
 		i := (round + turn) % len(c.limiters)
@@ -194,8 +176,7 @@ func (t *trials) round(ctx context.Context, c *comparison, round int) error {
 	return nil
 }
 
-// openBest makes the implementation ready with that of its pools which admits
-// most, so that every one is at its best.
+// openBest opens the implementation with the pool that admits most.
 func (t *trials) openBest(ctx context.Context, k *kind) (best *limiter, err error) {
 	var candidates []*limiter
 	defer func() {
@@ -210,7 +191,11 @@ func (t *trials) openBest(ctx context.Context, k *kind) (best *limiter, err erro
 		if pool > t.load.goroutines() && len(candidates) > 0 {
 			continue
 		}
-		l, err := openLimiter(k, t.addr(), pool)
+		addr := ""
+		if t.server != nil {
+			addr = t.server.Addr()
+		}
+		l, err := openLimiter(k, addr, pool)
 		if err != nil {
 			return nil, err
 		}
@@ -223,7 +208,7 @@ func (t *trials) openBest(ctx context.Context, k *kind) (best *limiter, err erro
 		return candidates[0], nil
 	}
 	rates := make([][]float64, len(candidates))
-	for range min(choices, t.opts.Rounds) {
+	for range min(3, t.opts.Rounds) {
 		for i, l := range candidates {
 			if err := ctx.Err(); err != nil {
 				return nil, err
@@ -244,38 +229,20 @@ func (t *trials) openBest(ctx context.Context, k *kind) (best *limiter, err erro
 	return best, nil
 }
 
-func (t *trials) addr() string {
-	if t.server == nil {
-		return ""
-	}
-	return t.server.Addr()
-}
-
 // scene is the circumstances of a comparison.
 type scene struct {
 	goroutines int
 	refused    bool // set if nothing is admitted; otherwise everything is
 }
 
-// The limits of the scenes, in events an hour: one that is used up by the first
-// event, and one that is not used up.
-const (
-	scarce = 1
-	plenty = 1_000_000
-)
+// plenty is the limit of the scenes in which everything is admitted, in events an hour.
+const plenty = 1_000_000
 
 func (s scene) events() int {
 	if s.refused {
-		return scarce
+		return 1 // the first event uses it up
 	}
 	return plenty
-}
-
-func (s scene) admitted(decisions int) int {
-	if s.refused {
-		return 0
-	}
-	return decisions
 }
 
 func (s scene) String() string {
@@ -286,7 +253,7 @@ func (s scene) String() string {
 	return fmt.Sprintf("%d, %s", s.goroutines, what)
 }
 
-// crowd is how many goroutines there are, in words.
+// crowd is the number of goroutines, in words.
 func (s scene) crowd() string {
 	words := fmt.Sprintf("%d goroutines", s.goroutines)
 	if s.goroutines == 1 {
@@ -298,17 +265,17 @@ func (s scene) crowd() string {
 	return words
 }
 
-// comparison is what the limiters did in one scene.
+// comparison is the measurements of the limiters in one scene.
 type comparison struct {
 	scene    scene
 	limiters []*limiter
-	samples  [][]sample // those of each limiter, by round
-	ceiling  []ceiling  // by round too; nil where it was not measured
+	samples  [][]sample // of each limiter, by round
+	ceiling  []ceiling  // by round; nil if it was not measured
 }
 
-// ratios are the rates of a limiter relative to that of the fastest peer in the
-// same round. The fastest is the one that is it by the median: of several that
-// are measured on a busy machine, the luckiest of each round would be faster.
+// ratios are the rates of a limiter relative to the rate of the fastest peer in the same
+// round. The fastest peer is the one with the highest median: on a busy machine, the
+// luckiest peer of each round would be faster.
 func (c *comparison) ratios(limiter int) report.Spread {
 	fastest, most := 0, 0.0
 	for i, l := range c.limiters {
@@ -356,39 +323,31 @@ func p99(s sample) float64            { return s.p99 }
 func ceilingRate(s ceiling) float64   { return s.rate }
 func ceilingMicros(s ceiling) float64 { return s.server }
 
-// Figures are medians that a text is about.
+// Figures are medians for the text of the document.
 type Figures struct {
-	Goroutines int // how many asked for a Take at the same time
-	// TakeRate is decisions per second by a Take of a fixed window, of what is
-	// admitted, and TakeServerMicros the server's CPU time for each.
-	TakeRate, TakeServerMicros float64
-	// CeilingRate is calls of the same script per second by redis-benchmark, and
-	// CeilingServerMicros the server's CPU time for each.
-	CeilingRate, CeilingServerMicros float64
-	CeilingPart                      float64 // which part of the ceiling a Take reached in the same round
+	Goroutines int
+	// TakeRate is admissions per second by a Take of a fixed window, and CeilingRate calls
+	// of the same script per second by redis-benchmark. The microseconds are the server's
+	// CPU time for each.
+	TakeRate, TakeServerMicros, CeilingRate, CeilingServerMicros float64
+	CeilingPart                                                  float64 // TakeRate as a part of the CeilingRate of the same round
 }
 
-// Figures returns those with 256 goroutines or, if nothing was measured with
-// those, with the most.
+// Figures returns the figures with 256 goroutines or, if those were not measured, with
+// the most.
 func (r *Result) Figures() Figures {
 	c := r.admitted(ceilingWith)
 	take := c.place(takeFixedWindow)
 	return Figures{
-		Goroutines:          c.scene.goroutines,
-		TakeRate:            c.spread(take, rate).Median,
-		TakeServerMicros:    c.spread(take, serverMicros).Median,
-		CeilingPart:         c.parts(take).Median,
-		CeilingRate:         c.ceilings(ceilingRate).Median,
-		CeilingServerMicros: c.ceilings(ceilingMicros).Median,
+		Goroutines: c.scene.goroutines,
+		TakeRate:   c.spread(take, rate).Median, TakeServerMicros: c.spread(take, serverMicros).Median,
+		CeilingRate: c.ceilings(ceilingRate).Median, CeilingServerMicros: c.ceilings(ceilingMicros).Median,
+		CeilingPart: c.parts(take).Median,
 	}
 }
 
-// ceilingBound is the part of the ceiling that a Take is to reach.
-const ceilingBound = 0.75
-
-// Goals returns what was to be reached with the goroutines that were measured:
-// first that by which a Take is judged, then the same for other scenes and
-// algorithms.
+// Goals returns the goals for the goroutines that were measured: first those by which a
+// Take is judged, then those for other scenes and algorithms.
 func (r *Result) Goals() []report.Goal {
 	var first, extra []report.Goal
 	for _, c := range r.shared {
@@ -398,7 +357,7 @@ func (r *Result) Goals() []report.Goal {
 			if l.kind.extra || c.scene.refused {
 				list = &extra
 			}
-			// What is refused is not charged.
+			// A refused request is not charged.
 			isUncharged := c.scene.refused && (l.kind == checkAndCharge || l.kind == checkAndDetach)
 			if ok && !isUncharged {
 				*list = append(*list, newGoal(l.kind.name+", "+c.scene.crowd()+" ÷ fastest peer", bound, c.ratios(i)))
@@ -406,7 +365,7 @@ func (r *Result) Goals() []report.Goal {
 		}
 		if c.ceiling != nil && c.scene.goroutines == ceilingWith {
 			first = append(first, newGoal(takeFixedWindow.name+", "+c.scene.crowd()+" ÷ pipelined redis-benchmark",
-				ceilingBound, c.parts(c.place(takeFixedWindow))))
+				0.75, c.parts(c.place(takeFixedWindow))))
 		}
 	}
 	return append(first, extra...)
@@ -416,7 +375,7 @@ func newGoal(what string, atLeast float64, s report.Spread) report.Goal {
 	return report.Goal{What: what, AtLeast: true, Bound: atLeast, Spread: s}
 }
 
-// Markdown returns the tables of all that was measured.
+// Markdown returns the tables of the measurements.
 func (r *Result) Markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Each limiter in Redis had %v in each of %d rounds, each in memory %v, and %d clients in turn. "+
@@ -447,11 +406,10 @@ func (c *comparison) write(b *strings.Builder) {
 	b.WriteString(t.String())
 }
 
-// detailedWith is the number of goroutines for which the document has more figures than
-// the rate.
+// detailedWith is the number of goroutines for which the document has more than the rate.
 const detailedWith = 64
 
-// writeMemory writes the rates of all scenes, and more of one scene.
+// writeMemory writes the rates in all scenes, and more figures of one scene.
 func (r *Result) writeMemory(b *strings.Builder) {
 	var scenes []*comparison
 	columns := []string{"million decisions/s"}
@@ -495,8 +453,8 @@ const (
 	cpuFile       = "bench-cpu.svg"
 )
 
-// Pictures draws the limiters in Redis, by the names of files: how many decisions
-// they make, and what CPU time those take.
+// Pictures draws the rates and the CPU times of the limiters in Redis, by the names of
+// files.
 func (r *Result) Pictures() map[string]*picture.Picture {
 	c := r.admitted(detailedWith)
 	var bars []picture.Bar
@@ -509,8 +467,8 @@ func (r *Result) Pictures() map[string]*picture.Picture {
 	}
 }
 
-// series are the rates by goroutines of what is admitted, of the limiters that
-// were measured with all numbers of goroutines.
+// series are the rates of admissions by goroutines, of the limiters that were measured
+// with all numbers of goroutines.
 func (r *Result) series() (all []picture.Series) {
 	for _, k := range redisKinds {
 		if k.goroutines != nil {

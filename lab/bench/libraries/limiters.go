@@ -45,17 +45,14 @@ import (
 // decide asks for one event of a client key and reports whether it is admitted.
 type decide func(ctx context.Context, key string) (admitted bool, err error)
 
-// limits returns what decides by a limit of so many events an hour.
+// limits returns a decide for a limit of events an hour.
 type limits = func(events int) (decide, error)
 
-// limiter is an implementation that is ready, connected if it has a server.
 type limiter struct {
-	kind  *kind
-	pool  int    // how many connections it has; 0 if it counts in memory
-	limit limits // what counts in memory begins anew with each limit
-	// settle waits until everything that was decided counts; nil if it does at
-	// once.
-	settle func() error
+	kind   *kind
+	pool   int          // its connections; 0 if it counts in memory
+	limit  limits       // each limit in memory begins anew
+	settle func() error // waits until all decisions count; nil if they do at once
 	close  func()
 }
 
@@ -66,39 +63,33 @@ func (l *limiter) settled() error {
 	return l.settle()
 }
 
-// kind is an implementation that is to be compared.
 type kind struct {
-	name    string
-	modules []string // where it comes from
-	ours    bool     // set for what is compared with the others, the peers
-	// bounds are how many times as fast as the fastest peer it is to be, by
-	// goroutines.
-	bounds     map[int]float64
-	extra      bool  // set if its bounds are not those that a Take is judged by
-	goroutines []int // the numbers that it is measured with; nil for all
-	pools      []int // the sizes of the connection pool to choose from
-	// commands are those that it sends, and how many it sends for each of them
-	// that the server counts. The server also counts what scripts run.
+	name       string
+	modules    []string
+	ours       bool            // not set for peers
+	bounds     map[int]float64 // the goals for the ratio to the fastest peer, by goroutines
+	extra      bool            // set if a Take is not judged by the bounds
+	goroutines []int           // the numbers that it is measured with; nil for all
+	pools      []int           // the sizes of the connection pool to choose from
+	// commands are the commands that it sends, each with the number that it sends for one
+	// that the server counts. The server also counts the commands in scripts.
 	commands map[string]int64
 	open     func(addr string, pool int) (*limiter, error)
 }
 
-// scripted are the commands of those that send nothing but scripts.
+// scripted are the commands of implementations that only send scripts.
 var scripted = map[string]int64{"evalsha": 1, "eval": 1}
 
-// unpooled are the pools of those that have none.
 var unpooled = []int{0}
 
 func openLimiter(k *kind, addr string, pool int) (*limiter, error) {
 	l, err := k.open(addr, pool)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		l.kind, l.pool = k, pool
 	}
-	l.kind, l.pool = k, pool
-	return l, nil
+	return l, err
 }
 
-// All that are compared.
 var (
 	redisKinds  = slices.Concat(peers, ours)
 	memoryKinds = slices.Concat(memoryPeers, ourMemory)
@@ -113,11 +104,10 @@ func with(kinds []*kind, goroutines int) (some []*kind) {
 	return some
 }
 
-// timeout replaces the 50 ms after which a Take gives up: on a machine that is
-// busy with something else they pass, and what is measured is speed.
+// timeout replaces the 50 ms after which a Take gives up, and which can pass on a busy
+// machine.
 const timeout = 5 * time.Second
 
-// takeBounds are what a Take is to reach.
 var takeBounds = map[int]float64{64: 1.3, 256: 1.8, 1024: 2.0}
 
 // Ours have their default pool.
@@ -126,7 +116,7 @@ var (
 		name: "Take, fixed window", ours: true, bounds: takeBounds,
 		pools: []int{redis.DefaultPoolSize}, commands: scripted, open: openOurs(store.FixedWindow, false, take),
 	}
-	// A single goroutine never has two calls to put into one pipeline.
+	// A single goroutine never has two calls for one pipeline.
 	takePlain = &kind{
 		name: "Take, fixed window, pipelining off", ours: true, bounds: map[int]float64{1: 0.9}, goroutines: []int{1},
 		pools: []int{redis.DefaultPlainPoolSize}, commands: scripted, open: openOurs(store.FixedWindow, true, take),
@@ -152,7 +142,7 @@ var (
 	}
 )
 
-// calling is how a decision is made of a store's calls.
+// calling makes a decision of a store's calls.
 type calling func(ctx context.Context, s store.Store, reqs []store.Request) store.State
 
 func take(ctx context.Context, s store.Store, reqs []store.Request) store.State {
@@ -169,13 +159,9 @@ func takeInTwo(ctx context.Context, s store.Store, reqs []store.Request) store.S
 
 func openOurs(algorithm store.Algorithm, plain bool, call calling) func(addr string, pool int) (*limiter, error) {
 	return func(addr string, pool int) (*limiter, error) {
-		shard := redis.NewShard(redis.ShardOptions{
-			Primary: addr, PoolSize: pool, NoPipelining: plain, DialTimeout: timeout,
-		})
+		shard := redis.NewShard(redis.ShardOptions{Primary: addr, PoolSize: pool, NoPipelining: plain, DialTimeout: timeout})
 		s := redis.New(redis.Options{
-			Members:       []redis.Member{{Name: "a", Shard: shard}},
-			CheckTimeout:  timeout,
-			ChargeTimeout: timeout,
+			Members: []redis.Member{{Name: "a", Shard: shard}}, CheckTimeout: timeout, ChargeTimeout: timeout,
 		})
 		return &limiter{
 			limit: limitOf(s, algorithm, call),
@@ -188,7 +174,7 @@ func openOurs(algorithm store.Algorithm, plain bool, call calling) func(addr str
 	}
 }
 
-// openDetaching is openOurs without waiting for the charges.
+// openDetaching is openOurs, but its decisions do not wait for the charges.
 func openDetaching(addr string, pool int) (*limiter, error) {
 	var pending sync.WaitGroup
 	var failed atomic.Pointer[error]
@@ -219,7 +205,7 @@ func openDetaching(addr string, pool int) (*limiter, error) {
 	return l, nil
 }
 
-// inMemory opens what makes all that it needs anew for each limit.
+// inMemory opens an implementation in memory, which needs no connection.
 func inMemory(limit limits) func(addr string, pool int) (*limiter, error) {
 	return func(string, int) (*limiter, error) { return &limiter{limit: limit, close: func() {}}, nil }
 }
@@ -240,17 +226,14 @@ func limitOf(s store.Store, algorithm store.Algorithm, call calling) limits {
 	}
 }
 
-// peers are set up as their documentation shows. Where it leaves the client to the user,
+// peers are set up as in their documentation. Where that leaves the client to the user,
 // the client has its default options except for its pool.
 var peers = []*kind{
 	{
 		name: "redis_rate", modules: []string{"github.com/go-redis/redis_rate/v10", goredisModule},
 		pools: peerPools, commands: scripted, open: overClient(limitRedisRate),
 	},
-	{
-		name: "ulule/limiter", modules: []string{ululeModule, goredisModule},
-		pools: peerPools, commands: scripted, open: overClient(limitUlule),
-	},
+	{name: "ulule/limiter", modules: []string{ululeModule, goredisModule}, pools: peerPools, commands: scripted, open: overClient(limitUlule)},
 	{
 		name: "throttled", modules: []string{throttledModule, goredisModule}, pools: peerPools,
 		// A GET goes with every TIME; other GETs are in its script.
@@ -266,7 +249,6 @@ var peers = []*kind{
 	},
 }
 
-// The modules that several have in common, and the clients.
 const (
 	goredisModule   = "github.com/redis/go-redis/v9"
 	redigoModule    = "github.com/gomodule/redigo"
@@ -279,24 +261,15 @@ var (
 	// peerPools: with fewer connections goroutines wait for one, with more the
 	// server serves each less often.
 	peerPools = []int{64, 256}
-	// sharedPools has the default of a pool whose connections several goroutines
-	// use at the same time.
+	// sharedPools includes the default of a pool whose connections goroutines share.
 	sharedPools = []int{10, 64, 256}
 )
 
-func newClient(addr string, pool int) *goredis.Client {
-	return goredis.NewClient(&goredis.Options{
-		Addr:     addr,
-		PoolSize: pool,
-		// The second pool, which pipelines use, holds ten by default.
-		PipelinePoolSize: pool,
-	})
-}
-
-// overClient opens what counts through a client of its own.
+// overClient opens an implementation over a go-redis client.
 func overClient(limit func(client *goredis.Client) (limits, error)) func(addr string, pool int) (*limiter, error) {
 	return func(addr string, pool int) (*limiter, error) {
-		client := newClient(addr, pool)
+		// The second pool, which pipelines use, holds ten by default.
+		client := goredis.NewClient(&goredis.Options{Addr: addr, PoolSize: pool, PipelinePoolSize: pool})
 		byEvents, err := limit(client)
 		if err != nil {
 			_ = client.Close()
@@ -312,10 +285,7 @@ func limitRedisRate(client *goredis.Client) (limits, error) {
 		limit := redis_rate.PerHour(events)
 		return func(ctx context.Context, key string) (bool, error) {
 			res, err := l.Allow(ctx, key, limit)
-			if err != nil {
-				return false, err
-			}
-			return res.Allowed > 0, nil
+			return err == nil && res.Allowed > 0, err
 		}, nil
 	}, nil
 }
@@ -339,9 +309,7 @@ func limitThrottled(client *goredis.Client) (limits, error) {
 }
 
 func decideThrottled(store throttled.GCRAStoreCtx, events int) (decide, error) {
-	l, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{
-		MaxRate: throttled.PerHour(events), MaxBurst: events - 1,
-	})
+	l, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{MaxRate: throttled.PerHour(events), MaxBurst: events - 1})
 	if err != nil {
 		return nil, fmt.Errorf("make a limit of throttled: %w", err)
 	}
@@ -351,7 +319,6 @@ func decideThrottled(store throttled.GCRAStoreCtx, events int) (decide, error) {
 	}, nil
 }
 
-// memoryPeers are set up as their documentation shows.
 var memoryPeers = []*kind{
 	{name: "x/time/rate", modules: []string{"golang.org/x/time"}, pools: unpooled, open: inMemory(limitTimeRate)},
 	{name: "ulule/limiter", modules: []string{ululeModule}, pools: unpooled, open: inMemory(limitUluleMemory)},
@@ -376,8 +343,8 @@ func limitUluleMemory(events int) (decide, error) {
 	return decideUlule(ululememory.NewStore(), events), nil
 }
 
-// limitThrottledMemory does not bound the number of clients: with a bound each
-// decision would wait for the ones before it.
+// limitThrottledMemory does not bound the number of clients: with a bound the decisions
+// would wait for each other.
 func limitThrottledMemory(events int) (decide, error) {
 	store, err := memstore.NewCtx(0)
 	if err != nil {
@@ -386,7 +353,7 @@ func limitThrottledMemory(events int) (decide, error) {
 	return decideThrottled(store, events)
 }
 
-// openGoLimiter makes a store for each limit, which a store has only one of.
+// openGoLimiter makes a store for each limit, because a store has only one.
 func openGoLimiter(string, int) (*limiter, error) {
 	var store golimiter.Store
 	done := func() {
@@ -407,16 +374,12 @@ func openGoLimiter(string, int) (*limiter, error) {
 	}, nil
 }
 
-// openRedisstore brings a pool that keeps its connections and lets goroutines
-// wait for one. The pool that go-redisstore makes itself closes a connection
-// after each use, and fails where more than a hundred are in use.
+// openRedisstore uses a pool that keeps its connections and makes goroutines wait for
+// one. go-redisstore's own pool closes a connection after each use, and fails if more
+// than a hundred are in use.
 func openRedisstore(addr string, size int) (*limiter, error) {
-	pool := &redigo.Pool{
-		MaxIdle:   size,
-		MaxActive: size,
-		Wait:      true,
-		Dial:      func() (redigo.Conn, error) { return redigo.Dial("tcp", addr) },
-	}
+	dial := func() (redigo.Conn, error) { return redigo.Dial("tcp", addr) }
+	pool := &redigo.Pool{MaxIdle: size, MaxActive: size, Wait: true, Dial: dial}
 	return &limiter{
 		limit: func(events int) (decide, error) {
 			store, err := redisstore.NewWithPool(&redisstore.Config{Tokens: uint64(events), Interval: time.Hour}, pool)
@@ -436,26 +399,20 @@ func decideGoLimiter(store golimiter.Store) decide {
 	}
 }
 
-// What the service's settings are by default.
-const (
-	envoyJitter    = 300
-	envoyNearLimit = 0.8
-)
-
-// openEnvoy makes what the rate limit service makes of its settings, but for
-// those that this comparison needs: one Redis, and a pool. Its pipelining is
-// that of its client, whose connections goroutines share; REDIS_PIPELINE_WINDOW
-// and REDIS_PIPELINE_LIMIT do nothing with one Redis.
+// openEnvoy does what the rate limit service does with its default settings, except for
+// one Redis and a pool. Its client pipelines the calls of goroutines that share a
+// connection; REDIS_PIPELINE_WINDOW and REDIS_PIPELINE_LIMIT have no effect with one Redis.
 func openEnvoy(addr string, pool int) (_ *limiter, err error) {
 	defer recoverEnvoy(&err)
-	// It warns of each connection that it makes.
+	// The client logs a warning for each connection.
 	logrus.SetOutput(io.Discard)
 	counters := counting.NewStore(counting.NewNullSink(), false)
 	manager := stats.NewStatManager(counters, settings.Settings{})
 	client := envoyredis.NewClientImpl(counters, false, "", "tcp", "single", addr, pool,
 		0, 0, nil, false, nil, timeout, "", "")
+	const jitter, nearLimit = 300, 0.8 // the defaults
 	cache := envoyredis.NewFixedRateLimitCacheImpl(client, nil, utils.NewTimeSourceImpl(),
-		rand.New(utils.NewLockedSource(time.Now().Unix())), envoyJitter, nil, envoyNearLimit, "", manager, false)
+		rand.New(utils.NewLockedSource(time.Now().Unix())), jitter, nil, nearLimit, "", manager, false)
 	return &limiter{
 		limit: func(events int) (decide, error) {
 			limit := config.NewRateLimit(uint32(events), api.RateLimitResponse_RateLimit_HOUR,
@@ -481,8 +438,8 @@ func decideEnvoy(cache envoylimiter.RateLimitCache, limits []*config.RateLimit) 
 	}
 }
 
-// recoverEnvoy turns the panics by which the package signals a failure of Redis into
-// errors, as the service does.
+// recoverEnvoy turns panics, by which the package signals a failure of Redis, into errors,
+// as the service does.
 func recoverEnvoy(err *error) {
 	switch failure := recover().(type) {
 	case nil:
@@ -493,8 +450,8 @@ func recoverEnvoy(err *error) {
 	}
 }
 
-// Versions returns the names and versions of the peers' modules, and of the
-// clients by which they reach Redis.
+// Versions returns the names and versions of the modules of the peers and of their Redis
+// clients.
 func Versions() (texts []string) {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

@@ -14,17 +14,17 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/process"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 	"github.com/shardlimit/caddy-shardlimit/luascripts"
 )
 
-// clientKeys are whose events are asked for, in turn. As there are more of them
-// than goroutines, no two ask for the same one at the same time.
+// clientKeys are the clients, in turn. As there are more clients than goroutines, no two
+// decisions at the same time are about the same client.
 var clientKeys = func() (keys [2000]string) {
 	for i := range keys {
 		keys[i] = "client-" + strconv.Itoa(i)
@@ -32,31 +32,26 @@ var clientKeys = func() (keys [2000]string) {
 	return keys
 }()
 
-// memoryStride is how many decisions in memory there are between two looks at
-// the clock, which takes about as long as one of them.
+// memoryStride is the number of decisions in memory for each reading of the clock, which
+// takes about as long as a decision.
 const memoryStride = 64
 
-// load is the decisions that some goroutines ask for at the same time.
 type load struct {
-	stride  int // how many decisions there are between two looks at the clock
+	stride  int // decisions for each reading of the clock
 	tallies []tally
 }
 
-// tally sums up one goroutine's decisions.
 type tally struct {
-	admitted int
-	// latencies are how long each stride took. They are kept to be used again.
-	latencies []time.Duration
+	admitted  int
+	latencies []time.Duration // of each stride; the memory is used again
 	err       error
 }
 
-// fastest is more strides a second than there will be.
-const fastest = 400_000
-
-// newLoad has room for all latencies, so that making it is not counted among
-// what a limiter allocates.
+// newLoad makes room for all latencies, so that this does not count as an allocation of a
+// limiter.
 func newLoad(goroutines, stride int, length time.Duration) *load {
 	l := &load{stride: stride, tallies: make([]tally, goroutines)}
+	const fastest = 400_000 // more strides a second than any limiter makes
 	room := 2*int(length.Seconds()*fastest)/goroutines + 16
 	for i := range l.tallies {
 		l.tallies[i].latencies = make([]time.Duration, 0, room)
@@ -66,35 +61,26 @@ func newLoad(goroutines, stride int, length time.Duration) *load {
 
 func (l *load) goroutines() int { return len(l.tallies) }
 
-// run makes every goroutine ask for one decision after the other until the
-// time is up, and returns how long it took until all of them counted, which is
-// what settled waits for.
+// run makes every goroutine ask for one decision after the other for some time, and
+// returns the time until settled reports that all of them count.
 func (l *load) run(d decide, settled func() error, length time.Duration) (elapsed time.Duration, err error) {
-	var (
-		wg   sync.WaitGroup
-		next atomic.Int64
-	)
+	var next atomic.Int64
 	start := time.Now()
 	end := start.Add(length)
-	for i := range l.tallies {
-		wg.Go(func() {
-			t := tally{latencies: l.tallies[i].latencies[:0]}
-			for begin := time.Now(); begin.Before(end) && t.err == nil; {
-				t.decide(d, int(next.Add(int64(l.stride))), l.stride)
-				now := time.Now()
-				t.latencies = append(t.latencies, now.Sub(begin))
-				begin = now
-			}
-			l.tallies[i] = t
-		})
-	}
-	wg.Wait()
-	errs := []error{settled()}
+	err = traffic.Together(len(l.tallies), func(i int) error {
+		t := tally{latencies: l.tallies[i].latencies[:0]}
+		for begin := time.Now(); begin.Before(end) && t.err == nil; {
+			t.decide(d, int(next.Add(int64(l.stride))), l.stride)
+			now := time.Now()
+			t.latencies = append(t.latencies, now.Sub(begin))
+			begin = now
+		}
+		l.tallies[i] = t
+		return t.err
+	})
+	err = errors.Join(settled(), err)
 	elapsed = time.Since(start)
-	for i := range l.tallies {
-		errs = append(errs, l.tallies[i].err)
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err != nil {
 		return 0, fmt.Errorf("decide: %w", err)
 	}
 	return elapsed, nil
@@ -138,25 +124,12 @@ func quantiles(sorted []time.Duration, parts []float64) (values []time.Duration)
 	return values
 }
 
-func touch(d decide) error {
-	var wg sync.WaitGroup
-	errs := make([]error, len(clientKeys))
-	for i, key := range clientKeys {
-		wg.Go(func() { _, errs[i] = d(context.Background(), key) })
-	}
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("decide: %w", err)
-	}
-	return nil
-}
-
-// sample is what one limiter did in one round.
+// sample is the measurements of one limiter in one round.
 type sample struct {
 	rate                      float64 // decisions per second
-	client, server            float64 // client and server are microseconds of CPU time per decision
-	allocations, bytes, calls float64 // allocations, their bytes and calls are per decision too
-	p50, p99                  float64 // p50 and p99 are milliseconds
+	client, server            float64 // microseconds of CPU time per decision
+	allocations, bytes, calls float64 // per decision
+	p50, p99                  float64 // in milliseconds
 }
 
 func measure(l *limiter, s scene, load *load, server *redistest.Server, length time.Duration) (sample, error) {
@@ -167,15 +140,17 @@ func measure(l *limiter, s scene, load *load, server *redistest.Server, length t
 	if err := empty(server); err != nil {
 		return sample{}, err
 	}
-	if err := touch(d); err != nil {
-		return sample{}, err
+	if err := traffic.Together(len(clientKeys), func(i int) error {
+		_, err := d(context.Background(), clientKeys[i])
+		return err
+	}); err != nil {
+		return sample{}, fmt.Errorf("decide: %w", err)
 	}
 	// The warm-up makes the connections, and the pipelines reach their length.
 	if _, err := load.run(d, l.settled, length/10); err != nil {
 		return sample{}, err
 	}
-	// The garbage of the previous limiter is not this one's to collect.
-	runtime.GC()
+	runtime.GC() // collects the garbage of the previous limiter
 
 	var elapsed time.Duration
 	used, err := usageOf(server, l.kind.commands, func() (err error) {
@@ -189,34 +164,29 @@ func measure(l *limiter, s scene, load *load, server *redistest.Server, length t
 	if decisions == 0 {
 		return sample{}, errors.New("no decision in time")
 	}
-	if want := s.admitted(decisions); admitted != want {
-		return sample{}, fmt.Errorf("%d of %d decisions admit, want %d", admitted, decisions, want)
+	if s.refused && admitted > 0 || !s.refused && admitted < decisions {
+		return sample{}, fmt.Errorf("%d of %d decisions admit, want all or, of refusals, none", admitted, decisions)
 	}
 	n, latencies := float64(decisions), load.quantiles(0.5, 0.99)
 	return sample{
-		rate:        n / elapsed.Seconds(),
-		client:      micros(used.client) / n,
-		server:      micros(used.server) / n,
-		allocations: float64(used.allocations) / n,
-		bytes:       float64(used.bytes) / n,
-		calls:       float64(used.calls) / n,
-		p50:         micros(latencies[0]) / 1e3,
-		p99:         micros(latencies[1]) / 1e3,
+		rate: n / elapsed.Seconds(), client: micros(used.client) / n, server: micros(used.server) / n,
+		allocations: float64(used.allocations) / n, bytes: float64(used.bytes) / n, calls: float64(used.calls) / n,
+		p50: micros(latencies[0]) / 1e3, p99: micros(latencies[1]) / 1e3,
 	}, nil
 }
 
 func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 
-// usage is the processor time, user and system, of this program and of the server,
-// what this program has allocated, and the commands that were sent.
+// usage is the processor time, user and system, of this program and of the server, the
+// allocations of this program, and the commands that were sent.
 type usage struct {
 	client, server     time.Duration
 	allocations, bytes uint64
 	calls              int64
 }
 
-// usageOf is what it takes to do something. The program's own usage is read last
-// and first, so that reading the server's is not part of it.
+// usageOf is the usage of do. The program's own usage is read right before and after it,
+// so that it does not include the reading of the server's usage.
 func usageOf(server *redistest.Server, commands map[string]int64, do func() error) (u usage, err error) {
 	var before, after usage
 	if err := errors.Join(before.readServer(server, commands), before.readClient(), do(), after.readClient(), after.readServer(server, commands)); err != nil {
@@ -236,8 +206,8 @@ func (u *usage) readClient() (err error) {
 	return err
 }
 
-// readServer reads what a server, if there is one, has used. Of commands those
-// count that a limiter sends.
+// readServer reads the usage of a server, if there is one. Only the commands that a
+// limiter sends count.
 func (u *usage) readServer(server *redistest.Server, commands map[string]int64) error {
 	if server == nil {
 		return nil
@@ -258,8 +228,8 @@ func countCalls(made, commands map[string]int64) (sum int64) {
 	return sum
 }
 
-// checkCount returns an error unless l counts: of a limit of five the sixth
-// event of a client is refused, and the first of another is not.
+// checkCount returns an error unless l counts: with a limit of five it must refuse the
+// sixth event of a client, and admit the first one of another.
 func checkCount(l *limiter, server *redistest.Server) error {
 	ctx := context.Background()
 	if err := empty(server); err != nil {
@@ -289,8 +259,7 @@ func checkCount(l *limiter, server *redistest.Server) error {
 	return nil
 }
 
-// empty removes all buckets. The server is one that this program started, or
-// nil for limiters that have none.
+// empty removes all buckets of a server, if there is one.
 func empty(server *redistest.Server) error {
 	if server == nil {
 		return nil
@@ -301,25 +270,21 @@ func empty(server *redistest.Server) error {
 	return nil
 }
 
-// ceiling is what redis-benchmark, which does nothing with the replies, reached
-// in one round with the script of a Take.
+// ceiling is the result of redis-benchmark, which ignores the replies, in one round with
+// the script of a Take.
 type ceiling struct {
 	rate   float64 // calls of the script per second
 	server float64 // microseconds of the server's CPU time per call
 }
 
-// The settings of redis-benchmark: connections, and how many calls are in flight on
-// each.
 const (
 	ceilingConnections = 50
-	ceilingPipeline    = 30
+	ceilingPipeline    = 30     // calls in flight on each connection
+	openings           = 20_000 // enough calls to open every client's window
 )
 
-// openings are more calls than it takes to open every client's window.
-const openings = 20_000
-
-// measureCeiling opens all windows, which shows how many calls fit into the time, and
-// measures those.
+// measureCeiling opens all windows, which shows how many calls fit into the time, and then
+// measures that many calls.
 func measureCeiling(ctx context.Context, server *redistest.Server, length time.Duration) (ceiling, error) {
 	if err := empty(server); err != nil {
 		return ceiling{}, err
@@ -344,9 +309,9 @@ func measureCeiling(ctx context.Context, server *redistest.Server, length time.D
 	return ceiling{rate: rate, server: micros(used.server) / float64(n)}, err
 }
 
-// benchmark runs redis-benchmark and returns calls per second. An argument has
-// no room for packed numbers, in which there are zeros: in their place is a text
-// of the same length, for they are in the script.
+// benchmark runs redis-benchmark and returns calls per second. The packed numbers contain
+// zeros, which an argument cannot: they are part of the script, and the argument is a
+// text of the same length.
 func benchmark(ctx context.Context, addr, sha string, n int) (float64, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -373,28 +338,27 @@ func benchmark(ctx context.Context, addr, sha string, n int) (float64, error) {
 	return parseRate(out)
 }
 
-// parseRate reads the requests per second of the only test in redis-benchmark's
-// table.
-func parseRate(table []byte) (float64, error) {
+// parseRate reads the requests per second of the only test in redis-benchmark's table.
+func parseRate(table []byte) (rate float64, err error) {
 	rows, err := csv.NewReader(bytes.NewReader(table)).ReadAll()
-	if err != nil {
-		return 0, fmt.Errorf("read what redis-benchmark says: %w", err)
+	switch {
+	case err != nil:
+	case len(rows) != 2 || !slices.Contains(rows[0], "rps"):
+		err = fmt.Errorf("no rate in %q", table)
+	default:
+		rate, err = strconv.ParseFloat(rows[1][slices.Index(rows[0], "rps")], 64)
 	}
-	if len(rows) != 2 || !slices.Contains(rows[0], "rps") {
-		return 0, fmt.Errorf("read what redis-benchmark says: %q", table)
-	}
-	rate, err := strconv.ParseFloat(rows[1][slices.Index(rows[0], "rps")], 64)
 	if err != nil {
-		return 0, fmt.Errorf("read what redis-benchmark says: %w", err)
+		return 0, fmt.Errorf("read the output of redis-benchmark: %w", err)
 	}
 	return rate, nil
 }
 
-// numbersOf is how the script reads its numbers.
+// numbersOf is the script's way to read its numbers.
 const numbersOf = "struct.unpack('<ddddd', ARGV[2])"
 
-// ceilingScript is that of a fixed window with the numbers of a Take in it, of
-// an instant that the server's clock has passed.
+// ceilingScript is the script of a fixed window with the numbers of a Take in it, at an
+// instant that the server's clock has passed.
 func ceilingScript(passed time.Time) (string, error) {
 	if strings.Count(luascripts.FixedWindow, numbersOf) != 1 {
 		return "", fmt.Errorf("the script lacks %q", numbersOf)
@@ -407,8 +371,8 @@ func ceilingScript(passed time.Time) (string, error) {
 	return strings.Replace(luascripts.FixedWindow, numbersOf, with, 1), nil
 }
 
-// ceilingNumbers are the script's numbers, packed: the instant, the window, the
-// cost, the capacity, and that the window is not aligned.
+// ceilingNumbers are the script's numbers, packed: the instant, the window, the cost, the
+// capacity, and 0 for a window that is not aligned.
 func ceilingNumbers(passed int64) (packed []byte) {
 	for _, n := range []int64{-passed, time.Hour.Microseconds(), 1, plenty, 0} {
 		packed = binary.LittleEndian.AppendUint64(packed, math.Float64bits(float64(n)))
