@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -229,5 +230,29 @@ func TestParseCalls(t *testing.T) {
 	stats["cmdstat_eval"] = "usec=9"
 	if _, err := parseCalls(stats); err == nil {
 		t.Error("statistics without calls were read")
+	}
+}
+
+// TestDirectoryIsRemovedWhileAChildWrites checks that a server's directory is removed although a
+// child of the server, such as one that saves, goes on writing to it for a while.
+func TestDirectoryIsRemovedWhileAChildWrites(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "server")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	const server = `cd "$0"; (n=0; while [ $n -lt 20000 ]; do n=$((n + 1)); : >"$n" || exit; done) 3>&- & sleep 600`
+	w, err := watch(dir, []string{"/bin/sh", "-c", server, dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for written := false; !written; {
+		_, err := os.Stat(filepath.Join(dir, "100"))
+		written = err == nil
+	}
+	if err := w.end(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the directory is there: %v", err)
 	}
 }

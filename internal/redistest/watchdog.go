@@ -23,7 +23,8 @@ import (
 // The orders are "kill", which leaves the directory until the next order or the end of
 // the input, and "release", which leaves it for good. Signals are ignored because the
 // system sends SIGHUP when this program ends while the server is stopped. The server
-// inherits descriptor 3, and closes it by exiting.
+// inherits descriptor 3, and closes it by exiting. A child that the server had started
+// to save its data may go on writing to the directory for a while.
 const watchdogScript = `
 trap '' HUP INT TERM
 dir=$1
@@ -39,7 +40,13 @@ if [ "$order" = kill ]; then
 	echo killed
 	read -r order
 fi
-[ "$order" = release ] || rm -rf -- "$dir"
+[ "$order" = release ] && exit
+tries=0
+until rm -rf -- "$dir" 2>/dev/null; do
+	tries=$((tries + 1))
+	[ "$tries" -lt 600 ] || exit 1
+	sleep 0.1
+done
 `
 
 const logFile = "server.log"
