@@ -240,13 +240,17 @@ func TestDirectoryIsRemovedWhileAChildWrites(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	const server = `cd "$0"; (n=0; while [ $n -lt 20000 ]; do n=$((n + 1)); : >"$n" || exit; done) 3>&- & sleep 600`
+	const server = `cd "$0"
+for i in 1 2 3 4 5 6 7 8; do
+	(n=0; while [ $n -lt 2000 ]; do n=$((n + 1)); : >"$i.$n" || exit; done) 3>&- &
+done
+sleep 600`
 	w, err := watch(dir, []string{"/bin/sh", "-c", server, dir})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for written := false; !written; {
-		_, err := os.Stat(filepath.Join(dir, "100"))
+		_, err := os.Stat(filepath.Join(dir, "1.100"))
 		written = err == nil
 	}
 	if err := w.end(); err != nil {
