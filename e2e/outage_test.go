@@ -655,7 +655,7 @@ func TestScriptFlushStormLosesNoCharge(t *testing.T) {
 
 // storeLine is a line that a Redis store has logged.
 type storeLine struct {
-	Level, Logger, Msg, Store, Shard, Address, Role, Error string
+	Level, Logger, Msg, Store, Shard, Address, Purpose, Error string
 }
 
 // storeLines returns those logged so far.
@@ -779,7 +779,7 @@ func TestUnreachableServerIsLogged(t *testing.T) {
 	line = awaitLine(c, "warn", "server is left out", "")
 	must(t, "line", want("it", line, storeLine{
 		Level: "warn", Logger: "rate_limit.stores.redis", Msg: "server is left out",
-		Store: "default", Shard: "a", Address: replica.Addr(), Role: "checks", Error: line.Error,
+		Store: "default", Shard: "a", Address: replica.Addr(), Purpose: "checks", Error: line.Error,
 	}))
 	must(t, "restart the replica", replica.Restart())
 	awaitLine(c, "info", "server is back", "")
