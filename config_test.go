@@ -372,6 +372,7 @@ func TestConfigOfStores(t *testing.T) {
 		"db negative":             {redisOf(`"db": -1`), `redis store: db -1: it must not be negative`},
 		"pool_size negative":      {redisOf(`"pool_size": -1`), `redis store: pool_size -1: it must be from 1 to 1000`},
 		"check_timeout negative":  {redisOf(`"check_timeout": "-1s"`), `redis store: check_timeout -1s: it must be positive`},
+		"charge_delay negative":   {redisOf(`"charge_delay": -1`), `redis store: charge_delay -1ns: it must be from 0 to 1s`},
 		"charge_timeout negative": {redisOf(`"charge_timeout": -1`), `redis store: charge_timeout -1ns: it must be positive`},
 		"dial_timeout negative":   {redisOf(`"dial_timeout": "-1ms"`), `redis store: dial_timeout -1ms: it must be positive`},
 		"ledger":                  {app: redisOf(`"ledger_trust": "2s", "ledger_max_buckets": 1`)},

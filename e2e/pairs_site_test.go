@@ -379,6 +379,14 @@ var features = []feature{
 		configure: func(_ *pairRun, s *pairSite) { s.store("pipelining off") },
 	},
 	{
+		name:      "charge_delay",
+		configure: func(_ *pairRun, s *pairSite) { s.store("charge_delay 300ms") },
+	},
+	{
+		name:      "plain_charges off",
+		configure: func(_ *pairRun, s *pairSite) { s.store("plain_charges off") },
+	},
+	{
 		name: "shard stopped",
 		configure: func(_ *pairRun, s *pairSite) {
 			s.zone("on_error allow")

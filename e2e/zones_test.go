@@ -287,7 +287,7 @@ func tappedShard(t *testing.T, replicas int, options ...string) (servers caddyte
 func TestThreeZonesOneRoundTrip(t *testing.T) {
 	for algorithm, mode := range ways {
 		t.Run(algorithm+", "+mode, func(t *testing.T) {
-			servers, primary, _, store := tappedShard(t, 0)
+			servers, primary, _, store := tappedShard(t, 0, "plain_charges off", "charge_delay 0")
 			options := func(events int, window string) []string {
 				return []string{fmt.Sprint("events ", events), "window " + window, "algorithm " + algorithm, "charge " + mode}
 			}

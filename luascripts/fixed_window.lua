@@ -1,6 +1,8 @@
 -- Fixed window: counts in the window that is open, and opens one where none is.
 -- KEYS[1]  bucket: hash with c = count, r = reset and, once there was one,
---          p = end of the penalty
+--          p = end of the penalty. A plain charge of a bucket that had vanished
+--          leaves c alone, and no expiry: an orphan, which counts in the window
+--          that opens next.
 -- ARGV[1]  check, charge, take, refund or penalize; peek, which writes nothing
 -- ARGV[2]  packed doubles:
 --          now, or 0 for this server's clock; or, less than 0, the negative of
@@ -22,10 +24,10 @@ else
   count, reset, penalty = tonumber(b[1] or 0), tonumber(b[2] or 0), tonumber(b[3] or 0)
 end
 
--- A window that ends more than a minute after the instant that has passed is
--- taken for open without reading the clock, which is a fifth of the work. The
--- minute is for a server that was stopped while the command waited in it.
-local open = now < 0 and penalty == 0 and reset + now > 60000000
+-- A window that ends more than five seconds after the instant that has passed is
+-- taken for open without reading the clock, which is a fifth of the work. They are
+-- for a server that was stopped while the command waited in it.
+local open = now < 0 and penalty == 0 and reset + now > 5000000
 if open then
   now = 0
 else
@@ -36,7 +38,7 @@ else
   open = reset > now
 end
 
--- What most calls come to is here, before functions are made that it does not
+-- Most calls end here, before the functions below are made, which they do not
 -- need. Redis makes a text of each number that it is called with, which costs it
 -- a twentieth of the whole, and most costs are 1.
 local amount = cost == 1 and '1' or cost
@@ -60,14 +62,23 @@ local function lifetime(last)
   return math.ceil((last - now) / 1000) + 1001
 end
 
+if op == 'charge' then
+  local b = call('HMGET', key, 'c', 'p')
+  count, penalty = tonumber(b[1] or 0), tonumber(b[2] or 0)
+end
+local orphaned = 0
+if reset == 0 and count > 0 and (penalty > 0 or call('PTTL', key) == -1) then
+  orphaned = count
+end
+
 -- Another program's data under this key stays what it is.
 local function isForeign()
-  return reset == 0 and penalty == 0 and call('EXISTS', key) == 1
+  return reset == 0 and penalty == 0 and orphaned == 0 and call('EXISTS', key) == 1
 end
 local foreign = redis.error_reply('WRONGTYPE the key holds something else than a fixed window')
 
 local function begin(spent)
-  count, reset = spent, now + window
+  count, reset = math.min(orphaned + spent, 9007199254740991), now + window
   if align > 0 then
     reset = reset - math.fmod(now, window)
   end
@@ -80,18 +91,17 @@ end
 
 local spent = 0
 if op == 'charge' then
-  penalty = tonumber(call('HGET', key, 'p') or 0)
   if isForeign() then
     return foreign
   end
-  begin(math.min(cost, 9007199254740991))
+  begin(cost)
   spent = 1
 elseif op == 'take' then
   if isForeign() then
     return foreign
   end
   if penalty <= now then
-    spent = cost <= bound and 1 or 0
+    spent = orphaned + cost <= bound and 1 or 0
     begin(cost * spent)
   end
 elseif op == 'check' then
@@ -99,11 +109,14 @@ elseif op == 'check' then
     if isForeign() then
       return foreign
     end
-    if align == 0 then
+    if align == 0 or orphaned > 0 then
       begin(0)
     end
   end
 elseif op == 'refund' then
+  if orphaned > 0 then
+    begin(0)
+  end
   local back = math.min(cost, count)
   if back > 0 and reset == bound then
     count = call('HINCRBY', key, 'c', -back)
@@ -113,6 +126,9 @@ elseif op == 'penalize' and penalty <= now then
     return foreign
   end
   penalty = cost
+  if orphaned > 0 then
+    begin(0)
+  end
   local short = call('PTTL', key) < lifetime(penalty)
   assert(redis.acl_check_cmd('PEXPIRE', key, 1), 'NOPERM the user may not run pexpire')
   call('HSET', key, 'p', penalty)

@@ -14,7 +14,7 @@ const (
 	ShardOptions      = kindOptions + ", " + connectionOptions
 	kindOptions       = "primary, replica, sentinel, cluster, weight, retired"
 	connectionOptions = "username, password, sentinel_username, sentinel_password, db, tls, dial_timeout, pool_size, max_replica_lag"
-	countingOptions   = "key_prefix, key_secret, read_from, clock, check_timeout, charge_timeout, pipelining, ledger_trust, ledger_max_buckets, max_new_buckets, on_error"
+	countingOptions   = "key_prefix, key_secret, read_from, clock, check_timeout, charge_timeout, charge_delay, plain_charges, pipelining, ledger_trust, ledger_max_buckets, max_new_buckets, on_error"
 	TLSOptions        = "ca, cert, server_name, insecure_skip_verify"
 )
 
@@ -51,6 +51,8 @@ const (
 //		clock              redis|local
 //		check_timeout      <duration>
 //		charge_timeout     <duration>
+//		charge_delay       <duration>
+//		plain_charges      on|off
 //		pipelining         on|off
 //		ledger_trust       <duration>
 //		ledger_max_buckets <n>
@@ -98,6 +100,8 @@ func (s *Store) setters() option.Setters {
 		"clock":              option.Text(&s.Clock),
 		"check_timeout":      option.Duration(&s.CheckTimeout),
 		"charge_timeout":     option.Duration(&s.ChargeTimeout),
+		"charge_delay":       option.Delay(&s.ChargeDelay),
+		"plain_charges":      option.Text(&s.PlainCharges),
 		"pipelining":         option.Text(&s.Pipelining),
 		"ledger_trust":       option.Duration(&s.LedgerTrust),
 		"ledger_max_buckets": option.Positive(&s.LedgerMaxBuckets),

@@ -22,8 +22,12 @@ const (
 	readPrimary  = "primary"
 	clockRedis   = "redis"
 	clockLocal   = "local"
-	pipeliningOn = "on"
-	pipelineOff  = "off"
+	// maxChargeDelay bounds what other Caddys do not see yet.
+	maxChargeDelay = time.Second
+	plainOn        = "on"
+	plainOff       = "off"
+	pipeliningOn   = "on"
+	pipelineOff    = "off"
 )
 
 // Validate implements [caddy.Validator].
@@ -130,13 +134,18 @@ func (s *Store) validateChoices() error {
 	if err := option.OneOf("clock", s.Clock, clockRedis, clockLocal); err != nil {
 		return err
 	}
-	return option.OneOf("pipelining", s.Pipelining, pipeliningOn, pipelineOff)
+	if err := option.OneOf("pipelining", s.Pipelining, pipeliningOn, pipelineOff); err != nil {
+		return err
+	}
+	return option.OneOf("plain_charges", s.PlainCharges, plainOn, plainOff)
 }
 
 func (s *Store) validateNumbers() error {
 	switch {
 	case s.KeyPrefix != "" && !keyPrefix.MatchString(s.KeyPrefix):
 		return option.Errorf("key_prefix", "%q: use only letters, digits and the characters _ . : -", s.KeyPrefix)
+	case s.chargeDelay() < 0 || s.chargeDelay() > maxChargeDelay:
+		return option.Errorf("charge_delay", "%s: it must be from 0 to %s", s.chargeDelay(), maxChargeDelay)
 	case s.MaxNewBuckets < 0:
 		return option.Errorf("max_new_buckets", "%d: it must be at least 1", s.MaxNewBuckets)
 	case s.LedgerMaxBuckets < 0:

@@ -79,6 +79,16 @@ type Store struct {
 	// by itself, which suits proxies that spread keys over servers. Default: `on`.
 	Pipelining string `json:"pipelining,omitempty"`
 
+	// The time for which charges wait for others, so that they leave together: those of
+	// clients that have at least half of their limit left. Other Caddys see them that
+	// much later, and a Caddy that is killed loses that much more. At most 1s; 0 sends each at once.
+	// Default: 50ms.
+	ChargeDelay *caddy.Duration `json:"charge_delay,omitempty"`
+
+	// Whether charges of windows that are known to be open are plain commands, which
+	// cost Redis half of a script: `on` or `off`. Default: `on`.
+	PlainCharges string `json:"plain_charges,omitempty"`
+
 	// The time for which the primary's answer about a bucket counts. Until it is over
 	// a replica that has counted less is overruled, a client over its limit is refused
 	// without a check, and a client whose requests all come to this Caddy is admitted
@@ -203,15 +213,16 @@ func (s *Store) OpenStore(name string) (_ store.Store, err error) {
 	}
 	renewMigrations(opened.keys, opened.migrations)
 	remote := redis.New(redis.Options{
-		Members:       members,
-		Previous:      previous,
-		Migrations:    migrations,
-		KeyPrefix:     s.KeyPrefix,
-		KeySecret:     []byte(s.KeySecret),
-		ReadPrimary:   s.ReadFrom == readPrimary,
-		LocalClock:    s.Clock == clockLocal,
-		CheckTimeout:  time.Duration(s.CheckTimeout),
-		ChargeTimeout: time.Duration(s.ChargeTimeout),
+		Members:        members,
+		Previous:       previous,
+		Migrations:     migrations,
+		KeyPrefix:      s.KeyPrefix,
+		KeySecret:      []byte(s.KeySecret),
+		ReadPrimary:    s.ReadFrom == readPrimary,
+		LocalClock:     s.Clock == clockLocal,
+		NoPlainCharges: s.PlainCharges == plainOff,
+		CheckTimeout:   time.Duration(s.CheckTimeout),
+		ChargeTimeout:  time.Duration(s.ChargeTimeout),
 		OnUndelivered: func(shard string, op algorithm.Operation, err error) {
 			s.reportUndelivered(name, shard, op, 1, err)
 		},
@@ -266,13 +277,21 @@ func (s *Store) CloseStore() {
 // LedgerOptions implements [stores.LedgerConfig].
 func (s *Store) LedgerOptions(name string) ledger.Options {
 	return ledger.Options{
-		Trust:      time.Duration(s.LedgerTrust),
-		MaxBuckets: s.LedgerMaxBuckets,
-		Timeout:    time.Duration(s.CheckTimeout),
+		Trust:       time.Duration(s.LedgerTrust),
+		MaxBuckets:  s.LedgerMaxBuckets,
+		Timeout:     time.Duration(s.CheckTimeout),
+		ChargeDelay: s.chargeDelay(),
 		OnUndelivered: func(shard string, op algorithm.Operation, requests int64, err error) {
 			s.reportUndelivered(name, shard, op, requests, err)
 		},
 	}
+}
+
+func (s *Store) chargeDelay() time.Duration {
+	if s.ChargeDelay == nil {
+		return ledger.UsualChargeDelay
+	}
+	return time.Duration(*s.ChargeDelay)
 }
 
 // NewBuckets implements [stores.NewcomerConfig].

@@ -22,6 +22,10 @@ type Request struct {
 	// Primary makes a Check ask the primary; a replica answers only if the primary
 	// cannot.
 	Primary bool
+	// Open is the end of the window that the caller knows to be open under
+	// [FixedWindow], or 0. A Charge may then spend without looking whether the window
+	// is open, which its answer shows.
+	Open int64
 	// Cost is what the request spends, or gets back, from 0 to MaxInteger.
 	Cost int64
 	// Batch is how many events this process may take at once, to serve other

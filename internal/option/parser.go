@@ -202,6 +202,19 @@ func Number(to *float64, words string) Setter {
 	})
 }
 
+// Delay sets a time span, which may be zero.
+func Delay(to **caddy.Duration) Setter {
+	return oneArg(func(p *Parser, option, arg string) error {
+		d, err := caddy.ParseDuration(arg)
+		if err != nil || d < 0 {
+			return p.Errf("%s %q: it must be a time span, such as 50ms, or 0", option, arg)
+		}
+		delay := caddy.Duration(d)
+		*to = &delay
+		return nil
+	})
+}
+
 // Duration sets a time span. Zero is an error, for it would mean the default.
 func Duration(to *caddy.Duration) Setter {
 	return oneArg(func(p *Parser, option, arg string) error {

@@ -7,6 +7,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 )
 
 // The values of a zone's options.
@@ -96,9 +98,9 @@ func (l limit) capacity() int64 { return cmp.Or(l.burst, l.events) }
 // response: its charge has to arrive, and then to be replicated.
 func reach(arrival, lag time.Duration) time.Duration { return arrival + lag }
 
-// arrival bounds the time until a charge arrives. It waits for the previous one, as each
-// bucket has one charge in flight at a time.
-func arrival(longest time.Duration) time.Duration { return 2 * longest }
+// arrival bounds the time until a charge arrives. It waits for others to join it and for
+// the previous one, as each bucket has one charge in flight at a time.
+func arrival(longest time.Duration) time.Duration { return ledger.UsualChargeDelay + 2*longest }
 
 // mayBeBeyond bounds the admissions of a client at once beyond its capacity. There are
 // none if check and charge are one step, or if there is one Caddy. Otherwise they are the

@@ -61,7 +61,7 @@ func TestBounds(t *testing.T) {
 	if got := batched.mayBeRoom(4); got != 4 {
 		t.Errorf("4 Caddys may hold %d of 20, want one each", got)
 	}
-	if got := reach(arrival(5*time.Millisecond), time.Second); got != 1010*time.Millisecond {
+	if got := reach(arrival(5*time.Millisecond), time.Second); got != 1060*time.Millisecond {
 		t.Errorf("a charge can be unknown for %v", got)
 	}
 }

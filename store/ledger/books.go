@@ -32,6 +32,10 @@ type Books struct {
 	// owing counts the entries with pending charges and the refunds in flight.
 	owing atomic.Int64
 	pages [pageCount]page
+	// tick is when the held charges are sent next, or 0.
+	tick atomic.Int64
+	// inUse counts the views. It changes with all pages locked, or grows.
+	inUse atomic.Int32
 
 	// latest is the latest view whose config runs, or nil.
 	latest atomic.Pointer[Ledger]
@@ -57,6 +61,9 @@ type page struct {
 	ring   []*entry
 	hand   int
 	counts Figures
+	// held are entries whose charges wait for the next tick, and some whose charges
+	// were sent before it.
+	held []*entry
 }
 
 // NewBooks returns empty books. The clock measures durations; nil means time.Now.
@@ -84,6 +91,7 @@ func (b *Books) attach(l *Ledger) {
 	b.attached++
 	l.serial = b.attached
 	b.views = append(b.views, l)
+	b.inUse.Add(1)
 }
 
 // Two questions have two answers. Through which view does the retry queue deliver?
@@ -162,12 +170,20 @@ func (l *Ledger) leave(ends func(*Ledger) bool) {
 		b.pages[i].mu.Lock()
 	}
 	loses := b.detach(ends) && b.owing.Load() > 0
+	var held []store.Request
+	var entries []*entry
 	for i := range b.pages {
 		if loses {
+			for _, e := range b.pages[i].held {
+				if e.pending.isHeld() {
+					held, entries = append(held, l.sendNext(e, b.now())...), append(entries, e)
+				}
+			}
 			l.giveUpAll(&b.pages[i])
 		}
 		b.pages[i].mu.Unlock()
 	}
+	l.deliverAll(held, entries)
 }
 
 // detach removes views, and reports whether none is left.
@@ -175,6 +191,7 @@ func (b *Books) detach(ends func(*Ledger) bool) (last bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.views = slices.DeleteFunc(b.views, ends)
+	b.inUse.Store(int32(len(b.views))) //nolint:gosec // a handful
 	b.noteLatest()
 	if last = len(b.views) == 0; last {
 		for owner := range b.retryQueues {
@@ -257,7 +274,7 @@ func (l *Ledger) evict(p *page) {
 			l.books.remove(p, e)
 			return
 		}
-		if owing == nil && e.isUnused() && e.pending.isQueued() {
+		if owing == nil && e.isUnused() && e.pending.isQueued() && !e.pending.held {
 			owing = e
 		}
 	}
@@ -294,7 +311,8 @@ type Figures struct {
 	// InFlight is the cost of the requests that were admitted and are not
 	// settled.
 	InFlight int64
-	// Unsent is the number of requests whose charges are not sent yet.
+	// Unsent is the number of requests whose charges are not sent yet, apart from those
+	// that wait for the next tick.
 	Unsent int64
 	// Uncertain is the number of buckets with a charge of unknown outcome, which
 	// the primary has not cleared up yet.

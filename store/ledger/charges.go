@@ -18,6 +18,8 @@ const (
 	maxRetryPause = time.Second
 	// retryBatch is how many charges a retry sends.
 	retryBatch = 256
+	// tickBatch is how many charges a tick sends in a call. A call is what lanes count.
+	tickBatch = 32
 	// flushTick is the interval at which a flush looks whether it is done.
 	flushTick = 5 * time.Millisecond
 )
@@ -48,6 +50,8 @@ type pendingCharges struct {
 	base algorithm.Known
 	// waiting is the next charge, or nil.
 	waiting *mergedCharge
+	// held is set while waiting is for the next tick.
+	held bool
 	// heard sums up the answers since the charge was sent; nil without one.
 	heard *algorithm.Known
 	// arrived is closed when the charge is answered; nil if no request waits.
@@ -63,8 +67,8 @@ type mergedCharge struct {
 	expires  int64
 }
 
-// isQueued reports whether charges are pending and none is in flight: they are in
-// a retry queue, or with its goroutine.
+// isQueued reports whether charges are pending and none is in flight: they are held
+// for the next tick, in a retry queue, or with its goroutine.
 func (p *pendingCharges) isQueued() bool { return p != nil && !p.sent }
 
 // cost is the cost of all charges.
@@ -99,10 +103,17 @@ func (e *entry) isSent() bool { return e.pending != nil && e.pending.sent }
 func (e *entry) setWaiting(w *mergedCharge) {
 	p := e.pending
 	if p.waiting != nil {
-		e.page.counts.Unsent -= p.waiting.requests
+		e.countUnsent(-p.waiting.requests)
 	}
 	if p.waiting = w; w != nil {
-		e.page.counts.Unsent += w.requests
+		e.countUnsent(w.requests)
+	}
+}
+
+// countUnsent counts requests whose charges wait, except for the next tick.
+func (e *entry) countUnsent(requests int64) {
+	if !e.pending.held {
+		e.page.counts.Unsent += requests
 	}
 }
 
@@ -116,7 +127,7 @@ func (e *entry) addWaiting(r *store.Request, requests, expires int64) {
 	w.req.Cost += min(r.Cost, store.MaxInteger-w.req.Cost)
 	w.requests += requests
 	w.expires = min(w.expires, expires)
-	e.page.counts.Unsent += requests
+	e.countUnsent(requests)
 }
 
 // Settle ends what the requests hold in flight, and charges their costs without
@@ -125,21 +136,19 @@ func (e *entry) addWaiting(r *store.Request, requests, expires int64) {
 func (l *Ledger) Settle(reqs []store.Request, held []int64) {
 	now, w := l.books.now(), l.writer()
 	if len(reqs) == 1 {
-		if e := l.settle(&reqs[0], holdOf(reqs, held, 0), now, w); e != nil {
-			w.deliver(reqs, e)
+		if due, e := l.settle(reqs, 0, holdOf(reqs, held, 0), now, w); e != nil {
+			w.deliver(due, e)
 		}
 		return
 	}
 	var due []store.Request
 	var entries []*entry
 	for i := range reqs {
-		if e := l.settle(&reqs[i], holdOf(reqs, held, i), now, w); e != nil {
-			due, entries = append(due, reqs[i]), append(entries, e)
+		if charges, e := l.settle(reqs, i, holdOf(reqs, held, i), now, w); e != nil {
+			due, entries = append(due, charges...), append(entries, e)
 		}
 	}
-	if len(due) > 0 {
-		w.store.ChargeReported(due, func(i int, st store.State) { w.delivered(entries[i], &due[i], &st) })
-	}
+	w.deliverAll(due, entries)
 }
 
 // holdOf is what a request holds in flight.
@@ -150,14 +159,15 @@ func holdOf(reqs []store.Request, held []int64, i int) int64 {
 	return held[i]
 }
 
-// settle ends what a request holds, and notes its charge. It returns the entry if
-// the charge is to be sent at once, through the view w.
-func (l *Ledger) settle(r *store.Request, hold, now int64, w *Ledger) *entry {
+// settle ends what the request at a place holds, and notes its charge. It returns
+// the charge and the entry if the charge is to be sent at once, through the view w.
+func (l *Ledger) settle(reqs []store.Request, place int, hold, now int64, w *Ledger) ([]store.Request, *entry) {
+	r := &reqs[place]
 	e := l.enter(r, now)
 	defer e.page.mu.Unlock()
 	e.hold(-hold)
 	if r.Cost == 0 {
-		return nil
+		return nil, nil
 	}
 	expires := now + r.Limit.Window.Microseconds()
 	if r.Limit.Algorithm == store.FixedWindow && e.known.IsOpen(r.Limit, now+e.clock) {
@@ -167,10 +177,19 @@ func (l *Ledger) settle(r *store.Request, hold, now int64, w *Ledger) *entry {
 	if !algorithm.Copies(r.Limit.Algorithm) {
 		e.charged = now
 	}
-	if e.pending == nil {
+	holds := l.holds(e, r, now)
+	switch {
+	case e.pending == nil && holds:
+		l.books.owing.Add(1)
+		e.pending = &pendingCharges{held: true, sentAt: now, base: e.known}
+		e.addWaiting(r, 1, expires)
+		l.awaitTick(e, now)
+		return nil, nil
+	case e.pending == nil:
 		l.books.owing.Add(1)
 		e.pending = &pendingCharges{sent: true, sentRequests: 1, sentCost: r.Cost, sentAt: now, expires: expires, via: w, base: e.known}
-		return e
+		r.Open = e.openUntil(r, now)
+		return reqs[place : place+1], e
 	}
 	if older := e.pending.waiting; older != nil && older.expires <= now {
 		l.dropWaiting(e, ErrExpired)
@@ -181,12 +200,93 @@ func (l *Ledger) settle(r *store.Request, hold, now int64, w *Ledger) *entry {
 	cost := merged.req.Cost
 	merged.req = *r
 	merged.req.Cost = cost
-	return nil
+	if e.pending.held && (!holds || e.soleWriter == 0) {
+		return w.sendNext(e, now), e
+	}
+	return nil, nil
 }
+
+// holds reports whether the charge of a request may wait for the next tick: at least
+// half of the limit is left, the window outlasts the wait, and nothing about the
+// bucket is in doubt. Charges that wait make pipelines longer, and those of one
+// bucket become one.
+func (l *Ledger) holds(e *entry, r *store.Request, now int64) bool {
+	switch {
+	case l.opts.ChargeDelay == 0, e.silent, e.doubted, e.unsure, e.refunds > 0, e.loose > 0, e.resets:
+		return false
+	case l.books.inUse.Load() == 0:
+		// No tick is to come.
+		return false
+	case r.Limit.Algorithm != store.FixedWindow, e.openUntil(r, now)-e.clock-now <= 2*l.opts.ChargeDelay.Microseconds():
+		return false
+	}
+	asked := *r
+	asked.Reserved = 0
+	v := e.viewOf(&asked, nil, now+e.clock)
+	st := v.ahead(0)
+	return 2*(st.Remaining-v.flight-r.Cost) >= st.Limit
+}
+
+// openUntil is the end of the window that is known to be open, or 0.
+func (e *entry) openUntil(r *store.Request, now int64) int64 {
+	if r.Limit.Algorithm != store.FixedWindow || e.doubted || !e.known.IsOpen(r.Limit, now+e.clock) {
+		return 0
+	}
+	if e.known.Content[0] > store.MaxInteger/2 || r.Cost > store.MaxInteger/4 {
+		// Only the script stops the count at MaxInteger.
+		return 0
+	}
+	return e.known.WindowEnd()
+}
+
+// awaitTick makes the held charges of an entry leave at the next tick, with all others.
+func (l *Ledger) awaitTick(e *entry, now int64) {
+	b := l.books
+	e.page.held = append(e.page.held, e)
+	due := now + l.opts.ChargeDelay.Microseconds()
+	if tick := b.tick.Load(); (tick == 0 || due < tick) && b.tick.CompareAndSwap(tick, due) {
+		time.AfterFunc(l.opts.ChargeDelay, func() {
+			b.tick.CompareAndSwap(due, 0)
+			b.sendHeld()
+		})
+	}
+}
+
+// sendHeld sends the held charges.
+func (b *Books) sendHeld() {
+	through := b.current()
+	if through == nil {
+		// The last view gave them up.
+		return
+	}
+	var held []*entry
+	for i := range b.pages {
+		p := &b.pages[i]
+		p.mu.Lock()
+		held = append(held, p.held...)
+		clear(p.held)
+		p.held = p.held[:0]
+		p.mu.Unlock()
+	}
+	for len(held) > 0 {
+		n := min(len(held), tickBatch)
+		through.deliverAll(through.takeWaiting(held[:n], (*pendingCharges).isHeld))
+		held = held[n:]
+	}
+}
+
+func (p *pendingCharges) isHeld() bool { return p != nil && p.held }
 
 // deliver sends a charge that is noted as sent through the view.
 func (l *Ledger) deliver(reqs []store.Request, e *entry) {
 	l.store.ChargeReported(reqs, func(_ int, st store.State) { l.delivered(e, &reqs[0], &st) })
+}
+
+// deliverAll sends charges that are noted as sent through the view.
+func (l *Ledger) deliverAll(reqs []store.Request, entries []*entry) {
+	if len(reqs) > 0 {
+		l.store.ChargeReported(reqs, func(i int, st store.State) { l.delivered(entries[i], &reqs[i], &st) })
+	}
 }
 
 // delivered takes in the outcome of a charge, and sends the next one.
@@ -253,6 +353,12 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State, w *Ledger
 		}
 		return nil
 	}
+	if next := p.waiting; next != nil && e.soleWriter != 0 && w.holds(e, &next.req, now) {
+		e.page.counts.Unsent -= next.requests
+		p.held, p.sentAt, p.base = true, now, e.known
+		w.awaitTick(e, now)
+		return nil
+	}
 	return w.sendNext(e, now)
 }
 
@@ -291,7 +397,8 @@ func (l *Ledger) sendNext(e *entry, now int64) []store.Request {
 		return nil
 	}
 	p.sent, p.sentRequests, p.sentCost, p.sentAt, p.expires = true, w.requests, w.req.Cost, now, w.expires
-	p.via, p.base = l, e.known
+	p.held, p.via, p.base = false, l, e.known
+	w.req.Open = e.openUntil(&w.req, now)
 	return []store.Request{w.req}
 }
 
@@ -385,7 +492,7 @@ func (b *Books) work(owner string) {
 // retry sends the charges of entries, waits for their outcome, and reports
 // whether the shard answers. Charges that did not run are queued again.
 func (l *Ledger) retry(batch []*entry) bool {
-	reqs, entries := l.takeWaiting(batch)
+	reqs, entries := l.takeWaiting(batch, (*pendingCharges).isQueued)
 	if len(reqs) == 0 {
 		return true
 	}
@@ -405,15 +512,15 @@ func (l *Ledger) retry(batch []*entry) bool {
 	return refused.Load() < int64(len(reqs))
 }
 
-// takeWaiting notes the waiting charges of entries as sent, and gives up expired
-// ones.
-func (l *Ledger) takeWaiting(batch []*entry) (reqs []store.Request, entries []*entry) {
+// takeWaiting notes the waiting charges of entries for which is holds as sent, and
+// gives up expired ones.
+func (l *Ledger) takeWaiting(batch []*entry, is func(*pendingCharges) bool) (reqs []store.Request, entries []*entry) {
 	now := l.books.now()
 	for _, e := range batch {
 		p := e.page
 		p.mu.Lock()
 		switch {
-		case p.entries[e.id] != e || !e.pending.isQueued():
+		case p.entries[e.id] != e || !is(e.pending):
 			// It was given up, and may have begun anew.
 		case e.pending.waiting.expires <= now:
 			l.giveUp(e, ErrExpired)
@@ -452,11 +559,13 @@ func (l *Ledger) Flush(ctx context.Context) {
 		return
 	}
 	l.books.giveBack(0)
+	l.books.sendHeld()
 	tick := time.NewTicker(flushTick)
 	defer tick.Stop()
 	for l.books.owing.Load() > 0 && l.books.current() == l {
 		select {
 		case <-tick.C:
+			l.books.sendHeld()
 		case <-ctx.Done():
 			return
 		}

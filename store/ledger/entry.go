@@ -55,6 +55,8 @@ type entry struct {
 	silent, doubted bool
 	// unsure is set if a charge has an unknown outcome.
 	unsure bool
+	// resets is set while an operator's reset empties the bucket.
+	resets bool
 	// check is the coalesced check in flight, or nil.
 	check *coalescedCheck
 	// pending are the charges that the store has not confirmed, or nil.

@@ -122,15 +122,39 @@ func (l *Ledger) Reset(ctx context.Context, r store.Request) error {
 	if !ok {
 		return fmt.Errorf("%w: the store cannot reset a bucket", errors.ErrUnsupported)
 	}
+	l.releaseForReset(&r)
 	began := l.books.clock()
 	for left := resetTimeout; left > 0 && l.arrival(&r, false) != nil; left = resetTimeout - l.books.clock().Sub(began) {
 		l.awaitCharge(&r, left)
 	}
 	if err := s.Reset(ctx, r); err != nil {
+		if e := l.find(&r); e != nil {
+			e.resets = false
+			e.page.mu.Unlock()
+		}
 		return err
 	}
 	l.forget(&r)
 	return nil
+}
+
+// releaseForReset sends the held charges of a bucket, so that the reset can wait for
+// them, and lets none be held until it is over: a tick could make the bucket anew.
+func (l *Ledger) releaseForReset(r *store.Request) {
+	e := l.find(r)
+	if e == nil {
+		return
+	}
+	w := l.writer()
+	var next []store.Request
+	e.resets = true
+	if e.pending.isHeld() {
+		next = w.sendNext(e, l.books.now())
+	}
+	e.page.mu.Unlock()
+	if next != nil {
+		w.deliver(next, e)
+	}
 }
 
 // forget drops what is known of a bucket that was reset, its waiting charges and
@@ -141,7 +165,7 @@ func (l *Ledger) forget(r *store.Request) {
 	defer e.page.mu.Unlock()
 	e.known, e.loose = algorithm.Known{}, 0
 	e.trusted, e.soleWriter, e.asked = 0, 0, 0
-	e.written, e.doubted = now, true
+	e.written, e.doubted, e.resets = now, true, false
 	e.noteUnsure(false)
 	if p := e.pending; p != nil {
 		p.base, p.heard = algorithm.Known{}, nil

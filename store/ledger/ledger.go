@@ -27,6 +27,9 @@ const (
 	DefaultTrust = time.Second
 	// DefaultMaxBuckets is the default of [Options.MaxBuckets].
 	DefaultMaxBuckets = 1_000_000
+	// UsualChargeDelay is what stores set [Options.ChargeDelay] to, unless their
+	// config says otherwise.
+	UsualChargeDelay = 50 * time.Millisecond
 	// DefaultTimeout is the default of [Options.Timeout].
 	DefaultTimeout = 50 * time.Millisecond
 )
@@ -43,6 +46,9 @@ type Options struct {
 	// Timeout bounds how long a request waits for a charge in flight that
 	// decides about it; 0 means DefaultTimeout.
 	Timeout time.Duration
+	// ChargeDelay is how long the charges of a client far from its limit wait for
+	// others; 0 means that they are sent at once.
+	ChargeDelay time.Duration
 	// OnUndelivered, if set, is called when charges or refunds are given up: for
 	// how many requests, on which shard, and why. The error wraps
 	// [store.ErrNotExecuted] or [store.ErrUncertain]. The call must be quick.

@@ -142,14 +142,14 @@ func TestNewerAnswersStay(t *testing.T) {
 	e := own
 	e.hear(&r, word(3), 1, 1)
 	own.page.mu.Unlock()
-	l.settle(&r, 0, 2, l)
+	l.settle([]store.Request{r}, 0, 0, 2, l)
 	e.hear(&r, word(7), 3, 3)
 	l.conclude(e, &r, word(5), l)
 	if used := e.known.Content[0]; used != 7 {
 		t.Errorf("known is a count of %d, want the primary's 7", used)
 	}
 	// The reply to a charge sent later does.
-	l.settle(&r, 0, 4, l)
+	l.settle([]store.Request{r}, 0, 0, 4, l)
 	l.conclude(e, &r, word(6), l)
 	if used := e.known.Content[0]; used != 6 {
 		t.Errorf("known is a count of %d, want the 6 of the last reply", used)
@@ -545,4 +545,158 @@ func TestChargesWithFinalErrorsAreReported(t *testing.T) {
 			}
 		})
 	}
+}
+
+// held returns a ledger that holds charges for 50 ms, and the bucket of a client whose window is
+// open.
+func held(t *testing.T, s Remote, events int64, opts Options) (*Ledger, store.Request) {
+	t.Helper()
+	opts.ChargeDelay = 50 * time.Millisecond
+	l := New(NewBooks(nil), s, opts)
+	l.Run()
+	r := requestOf("alice", events)
+	if st := admit(l, r); !st.Allowed {
+		t.Fatalf("the first request gets %+v", st)
+	}
+	l.Settle([]store.Request{r}, nil)
+	time.Sleep(time.Second)
+	return l, r
+}
+
+// TestChargesAreHeldAndAddedUp checks that the charges of a sole writer leave as one, after the
+// delay, as long as half of the limit is left, and at once from then on.
+func TestChargesAreHeldAndAddedUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSimulation(1)
+		l, r := held(t, s, 100, Options{})
+		for i := int64(1); i < 50; i++ {
+			before := s.writes
+			if st := admit(l, r); !st.Allowed || st.Used != i {
+				t.Fatalf("request %d gets %+v", i, st)
+			}
+			l.Settle([]store.Request{r}, nil)
+			if i%10 != 0 {
+				continue
+			}
+			time.Sleep(20 * time.Millisecond)
+			if n := s.writes - before; n != 0 {
+				t.Errorf("%d charges were sent before the delay", n)
+			}
+			time.Sleep(50 * time.Millisecond)
+			if n, used := s.writes-before, s.used(r); n != 1 || used != i+1 {
+				t.Errorf("%d charges were sent, and %d is spent, want 1 and %d", n, used, i+1)
+			}
+		}
+		time.Sleep(time.Second)
+		if st := admit(l, r); !st.Allowed {
+			t.Fatalf("a request gets %+v", st)
+		}
+		before := s.writes
+		l.Settle([]store.Request{r}, nil)
+		time.Sleep(10 * time.Millisecond)
+		if n := s.writes - before; n != 1 {
+			t.Errorf("%d charges were sent at once when half of the limit was spent, want 1", n)
+		}
+	})
+}
+
+// TestSeveralWritersHoldOneCharge checks that of a bucket that other processes charge too, one
+// charge may wait, and leaves with the second.
+func TestSeveralWritersHoldOneCharge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSimulation(1)
+		l, r := held(t, s, 100, Options{})
+		s.others(algorithm.Charge, r)
+		l.Settle([]store.Request{r}, make([]int64, 1))
+		time.Sleep(time.Second)
+		before := s.writes
+		l.Settle([]store.Request{r}, make([]int64, 1))
+		time.Sleep(10 * time.Millisecond)
+		if n := s.writes - before; n != 0 {
+			t.Errorf("%d charges were sent at once, want none", n)
+		}
+		l.Settle([]store.Request{r}, make([]int64, 1))
+		time.Sleep(10 * time.Millisecond)
+		if n, used := s.writes-before, s.used(r); n != 1 || used != 5 {
+			t.Errorf("%d charges were sent, and %d is spent, want 1 and 5", n, used)
+		}
+		time.Sleep(time.Second)
+	})
+}
+
+// TestHeldChargesOutliveTheirView checks that held charges are delivered by a flush, by the next
+// view, or reported by the last one, and that a full ledger drops none.
+func TestHeldChargesOutliveTheirView(t *testing.T) {
+	for name, test := range map[string]struct {
+		end          func(s Remote, l *Ledger)
+		used, undone int64
+	}{
+		"flush": {func(_ Remote, l *Ledger) {
+			l.Flush(context.Background())
+			l.Leave()
+		}, 2, 0},
+		"reload": {func(s Remote, l *Ledger) {
+			next := New(l.books, s, Options{})
+			next.Run()
+			l.Stop()
+			l.Leave()
+		}, 2, 0},
+		"last view": {func(_ Remote, l *Ledger) { l.Leave() }, 2, 0},
+		"a request outlasts the last view": {func(_ Remote, l *Ledger) {
+			l.books.End(context.Background())
+			l.Settle([]store.Request{requestOf("alice", 100)}, make([]int64, 1))
+		}, 3, 0},
+		"reset": {func(_ Remote, l *Ledger) {
+			r := requestOf("alice", 100)
+			if err := l.Reset(context.Background(), r); err != nil {
+				panic(err)
+			}
+			time.Sleep(time.Second)
+		}, 0, 0},
+		"full ledger": {func(_ Remote, l *Ledger) {
+			for i := range 10_000 {
+				r := requestOf(fmt.Sprint("client-", i), 100)
+				l.Hold([]store.Request{r})
+			}
+		}, 2, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSimulation(1)
+				undone := int64(0)
+				l, r := held(t, s, 100, Options{MaxBuckets: 100, OnUndelivered: func(_ string, _ algorithm.Operation, n int64, _ error) { undone += n }})
+				if st := admit(l, r); !st.Allowed {
+					t.Fatalf("a request gets %+v", st)
+				}
+				l.Settle([]store.Request{r}, nil)
+				test.end(s, l)
+				time.Sleep(time.Second)
+				if used := s.used(r); used != test.used || undone != test.undone {
+					t.Errorf("%d is spent and %d charges are lost, want %d and %d", used, undone, test.used, test.undone)
+				}
+			})
+		})
+	}
+}
+
+// TestBusyClientCostsOneChargeATick checks that the charges of a sole writer leave once for each
+// delay, however many requests come meanwhile.
+func TestBusyClientCostsOneChargeATick(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSimulation(1)
+		l, r := held(t, s, 1_000_000, Options{})
+		before, began := s.writes, time.Now()
+		n := int64(1)
+		for ; time.Since(began) < 2*time.Second; n++ {
+			if st := admit(l, r); !st.Allowed {
+				t.Fatalf("request %d gets %+v", n, st)
+			}
+			l.Settle([]store.Request{r}, nil)
+			time.Sleep(200 * time.Microsecond)
+		}
+		time.Sleep(time.Second)
+		if writes, used := s.writes-before, s.used(r); writes > 42 || used != n {
+			t.Errorf("%d charges were sent in 2s, and %d is spent, want at most 42 and %d", writes, used, n)
+		}
+	})
 }

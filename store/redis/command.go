@@ -8,6 +8,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/shardlimit/caddy-shardlimit/luascripts"
+	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
@@ -59,6 +60,13 @@ type command struct {
 	script *script
 	// plain is set if the reply is not that of a bucket.
 	plain bool
+	// window, of a charge that calls no script, reads the window that was charged. It
+	// follows in the same pipeline. until is the end of the window that is known to be
+	// open, and fallback has the arguments, after the instant, of the script that
+	// charges otherwise.
+	window   *goredis.StringSliceCmd
+	until    int64
+	fallback [4]int64
 	// reads is set if it may run twice, because it neither spends nor gives back.
 	reads bool
 	// mayGuess is set if the script may do without reading the clock.
@@ -80,7 +88,8 @@ type command struct {
 	args     []any
 	key      string
 	firstKey int8
-	// ints are a script's numbers, packed into one argument.
+	// ints are a script's numbers, packed into one argument. A charge that calls no
+	// script has only the instant.
 	ints   []int64
 	packed packed
 }
@@ -115,6 +124,7 @@ var (
 	wordOneKey    any = 1
 	wordHMGet     any = "hmget"
 	wordMGet      any = "mget"
+	wordHIncrBy   any = "hincrby"
 	wordCount     any = "c"
 	wordReset     any = "r"
 	wordPenalty   any = "p"
@@ -131,6 +141,27 @@ func newRead(word any, key string, rest ...any) *command {
 	c.args = append(append(c.argsRoom[:0], word, &c.key), rest...)
 	c.renew()
 	return &c.command
+}
+
+// newPlainCharge returns a charge of an open window that calls no script: HINCRBY,
+// and HMGET of the window.
+func newPlainCharge(key string, r *store.Request, now int64, clock *primaryClock) *command {
+	c := &readCommand{command: command{key: key, firstKey: 1, clock: clock, until: r.Open}}
+	c.fallback = [4]int64{r.Limit.Window.Microseconds(), r.Cost, 0, oneIf(r.Limit.Align)}
+	c.ints = []int64{-now}
+	c.window = new(goredis.StringSliceCmd)
+	c.args = append(c.argsRoom[:0], wordHIncrBy, &c.key, wordCount, r.Cost)
+	c.renew()
+	return &c.command
+}
+
+// becomeScript makes a plain charge a call of the script, which decides by the clock of
+// the server that runs it.
+func (c *command) becomeScript() {
+	c.window, c.script, c.firstKey = nil, scriptFixedWindow, 3
+	c.args = []any{wordEvalSHA, c.script.sha, wordOneKey, &c.key, operations[algorithm.Charge], &c.packed}
+	c.ints = append([]int64{0}, c.fallback[:]...)
+	c.renew()
 }
 
 // newScriptCall returns a call of a script that may run twice.
@@ -189,6 +220,10 @@ func (c *command) renew() {
 	case c.script != nil:
 		c.packed = appendPacked(c.packed[:0], c.ints...)
 		c.Cmder = goredis.NewStringCmd(context.Background(), c.args...)
+	case c.window != nil:
+		c.Cmder = goredis.NewIntCmd(context.Background(), c.args...)
+		c.window = goredis.NewStringSliceCmd(context.Background(), wordHMGet, &c.key, wordReset, wordPenalty)
+		c.window.SetFirstKeyPos(c.firstKey)
 	case c.plain:
 		c.Cmder = goredis.NewCmd(context.Background(), c.args...)
 	default:
@@ -204,6 +239,9 @@ func (c *command) renew() {
 // server than that of c.clock.
 func (c *command) forgetClock() {
 	c.clock = nil
+	if c.window != nil {
+		c.becomeScript()
+	}
 	if c.mayGuess {
 		c.mayGuess = false
 		c.ints[placeOfNow] = 0
@@ -226,6 +264,9 @@ func (c *command) answered() bool {
 		return cmd.Val() != ""
 	case *goredis.StringSliceCmd:
 		return cmd.Val() != nil
+	case *goredis.IntCmd:
+		// A charge adds to its count.
+		return cmd.Val() != 0
 	case *goredis.Cmd:
 		return cmd.Val() != nil
 	}
@@ -244,8 +285,8 @@ func (c *command) integers() []int64 {
 	return numbers
 }
 
-// NoRetry keeps go-redis from repeating a script that may have spent something.
-func (c *command) NoRetry() bool { return c.script != nil }
+// NoRetry keeps go-redis from repeating a command that may have spent something.
+func (c *command) NoRetry() bool { return c.script != nil || c.window != nil }
 
 // Args is called by go-redis to write the command to a connection: until then it
 // surely did not run.

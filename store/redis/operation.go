@@ -4,8 +4,11 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
+
+	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -22,6 +25,9 @@ type operation struct {
 	now int64
 	// clock, if a primary's clock decides, learns the time from the reply.
 	clock *primaryClock
+	// surely is the instant by which the operation surely runs, or 0. A window that
+	// ends later can be charged without a script.
+	surely int64
 }
 
 // writing returns an operation for a primary.
@@ -61,6 +67,9 @@ func (op operation) command(keys bucketKeys, r *store.Request, c *scriptCommand)
 	keys.tagged = op.tagged
 	key := keys.key(r.Limit, r.ClientKey)
 	l := layoutOf(r.Limit.Algorithm)
+	if op.surely != 0 && r.Open > op.surely && r.Cost > 0 {
+		return newPlainCharge(key, r, op.now, op.clock)
+	}
 	// With an instant to judge by, the bucket is read, and layout.view judges it.
 	// Without one, the script runs for the server's own time.
 	if op.readOnly && op.now != 0 && l.read != nil {
@@ -80,7 +89,9 @@ func (op operation) state(cmd *command, r *store.Request) (st store.State) {
 		return store.State{Err: cmd.outcome}
 	}
 	l := layoutOf(r.Limit.Algorithm)
-	if cmd.script != nil {
+	if cmd.window != nil {
+		st = op.charged(l, r, cmd)
+	} else if cmd.script != nil {
 		// A script that did without the clock was given an instant that has passed.
 		st = op.reply(l, r, cmd.integers(), -cmd.ints[placeOfNow])
 	} else if numbers, err := l.numbers(cmd.texts()); err != nil {
@@ -94,6 +105,35 @@ func (op operation) state(cmd *command, r *store.Request) (st store.State) {
 		st.Err = fmt.Errorf("%w: %w", store.ErrUncertain, st.Err)
 	}
 	return st
+}
+
+// charged is what the replies to a plain charge mean to r.
+func (op operation) charged(l *layout, r *store.Request, cmd *command) store.State {
+	window, err := parseNumbers(cmd.window.Val())
+	switch {
+	case cmd.window.Err() != nil:
+		return store.State{Err: cmd.window.Err()}
+	case err != nil || len(window) != 2:
+		return store.State{Err: fmt.Errorf("%w: %q", errReply, cmd.window.Val())}
+	}
+	return l.state(r, -cmd.ints[placeOfNow], true, []int64{cmd.Cmder.(*goredis.IntCmd).Val(), window[0], window[1]})
+}
+
+// missed reports whether a plain charge did not count in an open window, and what is
+// left to charge by the script. If there was no bucket, it made an orphan, which has
+// neither window nor expiry and counts in the window that opens next. If the window was
+// over when the charge was sent, as on a server that was promoted with an old copy, the
+// charge counted for nothing.
+func (c *command) missed(cost int64) (left int64, missed bool) {
+	if c.window == nil || c.outcome != nil || c.window.Err() != nil || len(c.window.Val()) != 2 {
+		return 0, false
+	}
+	reset := c.window.Val()[0]
+	if reset == "" {
+		return 0, true
+	}
+	end, err := strconv.ParseInt(reset, 10, 64)
+	return cost, err == nil && end <= -c.ints[placeOfNow]
 }
 
 // reply is what a script's reply means to r. fallback is the instant of a script

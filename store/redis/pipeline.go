@@ -77,7 +77,10 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 		if cmd.sent || cmd.outcome != nil {
 			cmd.renew()
 		}
-		if cmd.clock != nil {
+		cmd.checkWindow()
+		switch {
+		case cmd.clock == nil, cmd.window != nil:
+		default:
 			if cmd.stamp(passed); first == nil {
 				// The first one reads the clock; the others may save the reading.
 				first, passed = cmd, cmd.clock.passed(time.Now())
@@ -104,9 +107,24 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 	return fault
 }
 
+// checkWindow makes a plain charge a script call if its window may be over before it
+// runs: the charge may have waited for long.
+func (c *command) checkWindow() {
+	if c.window == nil {
+		return
+	}
+	now := time.Now().UnixMicro()
+	if c.clock != nil {
+		now, _, _ = c.clock.estimate(time.Now())
+	}
+	if c.ints[placeOfNow] = -now; c.until <= now+replyTimeout.Microseconds() {
+		c.becomeScript()
+	}
+}
+
 // exec sends cmds at once. A single one needs no pipeline.
 func (l *lane) exec(ctx context.Context, cmds []*command) error {
-	if len(cmds) == 1 && !cmds[0].asking {
+	if len(cmds) == 1 && !cmds[0].asking && cmds[0].window == nil {
 		return l.client.Load().Process(ctx, cmds[0])
 	}
 	var bundles []*bundle
@@ -122,6 +140,13 @@ func (l *lane) exec(ctx context.Context, cmds []*command) error {
 			pipe.Do(ctx, wordAsking)
 		}
 		_ = pipe.Process(ctx, cmd)
+		if cmd.window == nil {
+			continue
+		}
+		if cmd.asking {
+			pipe.Do(ctx, wordAsking)
+		}
+		_ = pipe.Process(ctx, cmd.window)
 	}
 	_, err := pipe.Exec(ctx)
 	for _, b := range bundles {

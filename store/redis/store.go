@@ -11,6 +11,8 @@ package redis
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -56,6 +58,9 @@ type Options struct {
 	// not run; 0 means DefaultChargeTimeout. Once sent, it waits for the reply
 	// a little longer.
 	ChargeTimeout time.Duration
+	// NoPlainCharges makes every charge call a script. Otherwise a charge of a window
+	// that is known to be open is HINCRBY.
+	NoPlainCharges bool
 	// OnUndelivered, if set, receives each failure of a detached operation: the
 	// name of the shard, the operation, and an error that wraps
 	// store.ErrNotExecuted or store.ErrUncertain. It must be quick.
@@ -350,19 +355,51 @@ func (s *Store) detachAt(op algorithm.Operation, at owner, g group, report func(
 
 // post sends a detached call.
 func (s *Store) post(what algorithm.Operation, at owner, g group, report func(i int, st store.State)) {
-	op := s.writing(what, at.servers)
-	c := s.call(g, time.Now().Add(s.opts.ChargeTimeout), op)
+	op, now := s.writing(what, at.servers), time.Now()
+	if what == algorithm.Charge && report != nil {
+		op.surely = s.surelyBy(at.servers, now)
+	}
+	c := s.call(g, now.Add(s.opts.ChargeTimeout), op)
 	c.detached = s.reports[at.member][what]
 	if report != nil {
 		c.detached = func(c *call) {
 			s.opts.Members[at.member].Observe.observeAll(op.role(), what, c)
 			for _, cmd := range c.cmds {
-				report(cmd.place, op.state(cmd, &g.reqs[cmd.place]))
+				r := &g.reqs[cmd.place]
+				if left, missed := cmd.missed(r.Cost); missed {
+					s.mend(at, r, left, cmd.place, report)
+					continue
+				}
+				report(cmd.place, op.state(cmd, r))
 			}
 			c.release()
 		}
 	}
 	at.servers.charges.post(c)
+}
+
+// surelyBy returns the instant by which a charge that is posted now has surely run, by
+// the primary's clock, or 0 if that clock was not heard for a while.
+func (s *Store) surelyBy(at *servers, posted time.Time) int64 {
+	now, age := s.timeAt(at, posted)
+	if s.opts.NoPlainCharges || now == 0 || age > clockPeriod {
+		return 0
+	}
+	return now + (s.opts.ChargeTimeout + replyTimeout).Microseconds()
+}
+
+// mend charges by the script what a plain charge of r has left: nothing, which opens a
+// window for the orphan that it has made, or all. In an orphan the charge counts already,
+// so an error leaves its outcome unknown.
+func (s *Store) mend(at owner, r *store.Request, left int64, place int, report func(i int, st store.State)) {
+	again := *r
+	again.Cost, again.Open = left, 0
+	s.post(algorithm.Charge, at, whole([]store.Request{again}, nil), func(_ int, st store.State) {
+		if st.Err != nil && left == 0 && !errors.Is(st.Err, store.ErrUncertain) {
+			st.Err = fmt.Errorf("%w: give a bucket its window: %s", store.ErrUncertain, st.Err.Error())
+		}
+		report(place, st)
+	})
 }
 
 // report hands the failures in c to OnUndelivered.

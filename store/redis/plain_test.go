@@ -1,0 +1,222 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// plainRequest is a request of a window that is open long enough for plain charges.
+func plainRequest(cost int64) store.Request {
+	return store.Request{
+		Limit:     &store.Limit{Zone: "api", Algorithm: store.FixedWindow, Window: time.Hour},
+		ClientKey: "alice", Events: 1000, Cost: cost,
+	}
+}
+
+// reported makes detached charges and returns what is reported of them.
+func reported(t *testing.T, s *Store, reqs ...store.Request) []store.State {
+	t.Helper()
+	states := make([]store.State, len(reqs))
+	done := make(chan int, len(reqs))
+	s.ChargeReported(reqs, func(i int, st store.State) {
+		states[i] = st
+		done <- i
+	})
+	for range reqs {
+		select {
+		case <-done:
+		case <-time.After(waitTimeout):
+			t.Fatal("no report")
+		}
+	}
+	return states
+}
+
+// openWindow opens the request's window by a script, which tells the store the primary's time, and
+// returns its end.
+func openWindow(t *testing.T, s *Store, r store.Request) int64 {
+	t.Helper()
+	st := s.Check(t.Context(), []store.Request{r})[0]
+	if st.Err != nil || st.Reset == 0 {
+		t.Fatalf("the check got %+v", st)
+	}
+	return st.Reset
+}
+
+// bucketOf returns the fields of the request's bucket in Redis, and its time to live.
+func fieldsOf(t *testing.T, s *Store, server *redistest.Server, r store.Request) (fields map[string]string, ttl time.Duration) {
+	t.Helper()
+	key := s.keys.key(r.Limit, r.ClientKey)
+	fields, err := server.Client().HGetAll(t.Context(), key).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ttl, err = server.Client().PTTL(t.Context(), key).Result(); err != nil {
+		t.Fatal(err)
+	}
+	return fields, ttl
+}
+
+// TestPlainChargesCallNoScript checks that charges of a window that is known to be open are plain
+// commands, unless that is switched off, the window ends too soon, or the primary's time is not
+// known.
+func TestPlainChargesCallNoScript(t *testing.T) {
+	sh := redistest.StartShard(t, 0)
+	for name, test := range map[string]struct {
+		change  func(*Options)
+		shorten int64
+		scripts int64
+	}{
+		"on":          {nil, 0, 0},
+		"off":         {func(o *Options) { o.NoPlainCharges = true }, 0, 1},
+		"near reset":  {nil, (time.Hour - time.Second).Microseconds(), 1},
+		"local clock": {func(o *Options) { o.LocalClock = true }, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStore(t, shardOf(t, sh), func(o *Options) {
+				o.ChargeTimeout, o.ReadPrimary = 250*time.Millisecond, true
+				if test.change != nil {
+					test.change(o)
+				}
+			})
+			r := plainRequest(3)
+			r.ClientKey = name
+			end := openWindow(t, s, r)
+			r.Open = end - test.shorten
+			before, err := sh.Primary.Calls()
+			must(t, err)
+			st := reported(t, s, r)[0]
+			after, err := sh.Primary.Calls()
+			must(t, err)
+			if st.Err != nil || st.Used != 3 || st.Reset != end || st.Now == 0 {
+				t.Errorf("the charge got %+v, want 3 used until %d", st, end)
+			}
+			if n := after["evalsha"] - before["evalsha"]; n != test.scripts {
+				t.Errorf("%d scripts ran, want %d", n, test.scripts)
+			}
+		})
+	}
+}
+
+// TestOrphanIsMended checks that a plain charge of a bucket that has vanished counts once, in a
+// window that is opened at once.
+func TestOrphanIsMended(t *testing.T) {
+	sh := redistest.StartShard(t, 0)
+	s := newStore(t, shardOf(t, sh), func(o *Options) { o.ChargeTimeout, o.ReadPrimary = 250*time.Millisecond, true })
+	r := plainRequest(3)
+	r.Open = openWindow(t, s, r)
+	must(t, sh.Primary.Client().FlushAll(t.Context()).Err())
+	var reqs []store.Request
+	for range 5 {
+		reqs = append(reqs, r)
+	}
+	for i, st := range reported(t, s, reqs...) {
+		if st.Err != nil || st.Reset <= r.Open {
+			t.Errorf("charge %d got %+v, want a new window", i, st)
+		}
+	}
+	fields, ttl := fieldsOf(t, s, sh.Primary, r)
+	if fields["c"] != "15" || fields["r"] == "" || ttl < time.Hour-waitTimeout {
+		t.Errorf("the bucket is %v with %v to live, want a count of 15 for an hour", fields, ttl)
+	}
+}
+
+// TestPlainChargeOfAnOldCopy checks that a charge is made by the script if the server's copy of the
+// bucket has a window that was over already, or if the charge had waited for too long.
+func TestPlainChargeOfAnOldCopy(t *testing.T) {
+	sh := redistest.StartShard(t, 0)
+	s := newStore(t, shardOf(t, sh), func(o *Options) { o.ChargeTimeout, o.ReadPrimary = 250*time.Millisecond, true })
+	r := plainRequest(3)
+	r.Open = openWindow(t, s, r)
+	over := time.Now().Add(-time.Minute).UnixMicro()
+	must(t, sh.Primary.Client().HSet(t.Context(), s.keys.key(r.Limit, r.ClientKey), "c", 7, "r", over).Err())
+	if st := reported(t, s, r)[0]; st.Err != nil || st.Used != 3 {
+		t.Errorf("the charge got %+v, want 3 in a new window", st)
+	}
+	if fields, _ := fieldsOf(t, s, sh.Primary, r); fields["c"] != "3" {
+		t.Errorf("the bucket is %v, want a count of 3", fields)
+	}
+	cmd := newPlainCharge("key", &r, 0, nil)
+	cmd.until = time.Now().Add(time.Second).UnixMicro()
+	if cmd.checkWindow(); cmd.window != nil || cmd.script != scriptFixedWindow {
+		t.Error("a charge is plain a second before its window ends")
+	}
+}
+
+// TestForeignHashIsNoOrphan checks that a hash of another program stays as it is.
+func TestForeignHashIsNoOrphan(t *testing.T) {
+	sh := redistest.StartShard(t, 0)
+	for name, test := range map[string]struct {
+		fields []any
+		ttl    time.Duration
+	}{
+		"a text":                 {[]any{"c", "abc", "other", "data"}, 0},
+		"no count":               {[]any{"other", "data"}, 0},
+		"a count with an expiry": {[]any{"c", "7", "other", "data"}, time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStore(t, shardOf(t, sh), nil)
+			r := plainRequest(3)
+			r.ClientKey = t.Name()
+			key := s.keys.key(r.Limit, r.ClientKey)
+			must(t, sh.Primary.Client().HSet(t.Context(), key, test.fields...).Err())
+			if test.ttl > 0 {
+				must(t, sh.Primary.Client().Expire(t.Context(), key, test.ttl).Err())
+			}
+			before, _ := fieldsOf(t, s, sh.Primary, r)
+			if st := s.Charge(t.Context(), []store.Request{r})[0]; !errors.Is(st.Err, store.ErrNotExecuted) {
+				t.Errorf("the charge got %+v", st)
+			}
+			if after, _ := fieldsOf(t, s, sh.Primary, r); !maps.Equal(after, before) {
+				t.Errorf("the hash is %v, was %v", after, before)
+			}
+		})
+	}
+}
+
+// TestOrphanIsAdopted checks that whatever touches an orphan, a count without window and expiry,
+// gives it both, and keeps the count.
+func TestOrphanIsAdopted(t *testing.T) {
+	sh := redistest.StartShard(t, 0)
+	for op, used := range map[algorithm.Operation]string{
+		algorithm.Check: "5", algorithm.Charge: "8", algorithm.Take: "8", algorithm.Refund: "5", algorithm.Penalize: "5",
+	} {
+		for _, align := range []bool{false, true} {
+			t.Run(fmt.Sprint(operations[op], align), func(t *testing.T) {
+				s := newStore(t, shardOf(t, sh), func(o *Options) { o.ReadPrimary = true })
+				r := plainRequest(3)
+				r.Limit.Align = align
+				r.ClientKey = t.Name()
+				r.Until = time.Now().Add(time.Minute).UnixMicro()
+				must(t, sh.Primary.Client().HSet(t.Context(), s.keys.key(r.Limit, r.ClientKey), "c", 5).Err())
+				run := map[algorithm.Operation]func(context.Context, []store.Request) []store.State{
+					algorithm.Check: s.Check, algorithm.Charge: s.Charge, algorithm.Take: s.Take, algorithm.Refund: s.Refund, algorithm.Penalize: s.Penalize,
+				}[op]
+				if st := run(t.Context(), []store.Request{r})[0]; st.Err != nil {
+					t.Fatal(st.Err)
+				}
+				fields, ttl := fieldsOf(t, s, sh.Primary, r)
+				if fields["c"] != used || fields["r"] == "" || ttl <= 0 {
+					t.Errorf("the bucket is %v with %v to live, want a count of %s, a reset and an expiry", fields, ttl, used)
+				}
+			})
+		}
+	}
+	t.Run("a take that does not fit", func(t *testing.T) {
+		s := newStore(t, shardOf(t, sh), nil)
+		r := plainRequest(3)
+		r.Events, r.ClientKey = 7, t.Name()
+		must(t, sh.Primary.Client().HSet(t.Context(), s.keys.key(r.Limit, r.ClientKey), "c", 5).Err())
+		if st := s.Take(t.Context(), []store.Request{r})[0]; st.Err != nil || st.Allowed || st.Used != 5 {
+			t.Errorf("the take got %+v, want a refusal at 5", st)
+		}
+	})
+}
