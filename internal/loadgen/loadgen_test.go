@@ -161,7 +161,7 @@ func TestQuantile(t *testing.T) {
 	}
 }
 
-func TestSleeperIsPrecise(t *testing.T) {
+func TestSleeperSleepsLongEnough(t *testing.T) {
 	const span = 200 * time.Microsecond
 	took := make([]time.Duration, 50)
 	sleep := NewSleeper()
