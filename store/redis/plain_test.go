@@ -51,7 +51,7 @@ func openWindow(t *testing.T, s *Store, r store.Request) int64 {
 	return st.Reset
 }
 
-// bucketOf returns the fields of the request's bucket in Redis, and its time to live.
+// fieldsOf returns the fields of the request's bucket in Redis, and its time to live.
 func fieldsOf(t *testing.T, s *Store, server *redistest.Server, r store.Request) (fields map[string]string, ttl time.Duration) {
 	t.Helper()
 	key := s.keys.key(r.Limit, r.ClientKey)
@@ -87,20 +87,26 @@ func TestPlainChargesCallNoScript(t *testing.T) {
 					test.change(o)
 				}
 			})
-			r := plainRequest(3)
-			r.ClientKey = name
-			end := openWindow(t, s, r)
-			r.Open = end - test.shorten
-			before, err := sh.Primary.Calls()
-			must(t, err)
-			st := reported(t, s, r)[0]
-			after, err := sh.Primary.Calls()
-			must(t, err)
-			if st.Err != nil || st.Used != 3 || st.Reset != end || st.Now == 0 {
-				t.Errorf("the charge got %+v, want 3 used until %d", st, end)
-			}
-			if n := after["evalsha"] - before["evalsha"]; n != test.scripts {
-				t.Errorf("%d scripts ran, want %d", n, test.scripts)
+			// A store that has not heard the primary's clock for a while asks a script: then
+			// another client repeats it.
+			for try, inTime := 0, false; !inTime; try++ {
+				r := plainRequest(3)
+				r.ClientKey = fmt.Sprint(name, try)
+				began := time.Now()
+				end := openWindow(t, s, r)
+				r.Open = end - test.shorten
+				before, err := sh.Primary.Calls()
+				must(t, err)
+				st := reported(t, s, r)[0]
+				inTime = time.Since(began) < clockPeriod/2
+				after, err := sh.Primary.Calls()
+				must(t, err)
+				if st.Err != nil || st.Used != 3 || st.Reset != end || st.Now == 0 {
+					t.Errorf("the charge got %+v, want 3 used until %d", st, end)
+				}
+				if n := after["evalsha"] - before["evalsha"]; inTime && n != test.scripts {
+					t.Errorf("%d scripts ran, want %d", n, test.scripts)
+				}
 			}
 		})
 	}
