@@ -570,7 +570,7 @@ func TestChargesAreHeldAndAddedUp(t *testing.T) {
 		s := newSimulation(1)
 		l, r := held(t, s, 100, Options{})
 		for i := int64(1); i < 50; i++ {
-			before := s.writes
+			before := s.sent()
 			if st := admit(l, r); !st.Allowed || st.Used != i {
 				t.Fatalf("request %d gets %+v", i, st)
 			}
@@ -579,11 +579,11 @@ func TestChargesAreHeldAndAddedUp(t *testing.T) {
 				continue
 			}
 			time.Sleep(20 * time.Millisecond)
-			if n := s.writes - before; n != 0 {
+			if n := s.sent() - before; n != 0 {
 				t.Errorf("%d charges were sent before the delay", n)
 			}
 			time.Sleep(50 * time.Millisecond)
-			if n, used := s.writes-before, s.used(r); n != 1 || used != i+1 {
+			if n, used := s.sent()-before, s.used(r); n != 1 || used != i+1 {
 				t.Errorf("%d charges were sent, and %d is spent, want 1 and %d", n, used, i+1)
 			}
 		}
@@ -591,10 +591,10 @@ func TestChargesAreHeldAndAddedUp(t *testing.T) {
 		if st := admit(l, r); !st.Allowed {
 			t.Fatalf("a request gets %+v", st)
 		}
-		before := s.writes
+		before := s.sent()
 		l.Settle([]store.Request{r}, nil)
 		time.Sleep(10 * time.Millisecond)
-		if n := s.writes - before; n != 1 {
+		if n := s.sent() - before; n != 1 {
 			t.Errorf("%d charges were sent at once when half of the limit was spent, want 1", n)
 		}
 	})
@@ -609,15 +609,15 @@ func TestSeveralWritersHoldOneCharge(t *testing.T) {
 		s.others(algorithm.Charge, r)
 		l.Settle([]store.Request{r}, make([]int64, 1))
 		time.Sleep(time.Second)
-		before := s.writes
+		before := s.sent()
 		l.Settle([]store.Request{r}, make([]int64, 1))
 		time.Sleep(10 * time.Millisecond)
-		if n := s.writes - before; n != 0 {
+		if n := s.sent() - before; n != 0 {
 			t.Errorf("%d charges were sent at once, want none", n)
 		}
 		l.Settle([]store.Request{r}, make([]int64, 1))
 		time.Sleep(10 * time.Millisecond)
-		if n, used := s.writes-before, s.used(r); n != 1 || used != 5 {
+		if n, used := s.sent()-before, s.used(r); n != 1 || used != 5 {
 			t.Errorf("%d charges were sent, and %d is spent, want 1 and 5", n, used)
 		}
 		time.Sleep(time.Second)
@@ -685,7 +685,7 @@ func TestBusyClientCostsOneChargeATick(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		l, r := held(t, s, 1_000_000, Options{})
-		before, began := s.writes, time.Now()
+		before, began := s.sent(), time.Now()
 		n := int64(1)
 		for ; time.Since(began) < 2*time.Second; n++ {
 			if st := admit(l, r); !st.Allowed {
@@ -695,7 +695,7 @@ func TestBusyClientCostsOneChargeATick(t *testing.T) {
 			time.Sleep(200 * time.Microsecond)
 		}
 		time.Sleep(time.Second)
-		if writes, used := s.writes-before, s.used(r); writes > 42 || used != n {
+		if writes, used := s.sent()-before, s.used(r); writes > 42 || used != n {
 			t.Errorf("%d charges were sent in 2s, and %d is spent, want at most 42 and %d", writes, used, n)
 		}
 	})

@@ -96,6 +96,13 @@ func (s *simulation) others(op algorithm.Operation, r store.Request) {
 	s.touched(0, false)
 }
 
+// sent is the number of writes so far.
+func (s *simulation) sent() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.writes
+}
+
 // used is the cost spent in the primary.
 func (s *simulation) used(r store.Request) int64 {
 	s.mu.Lock()
