@@ -311,6 +311,8 @@ func TestStatus(t *testing.T) {
 			return nil
 		})
 		a, text := adminStatus(c)
+		// On a busy machine a batch may end before the seventh request.
+		fetched := a.Stores[0].Ledger.Batches.Fetched
 		names := ""
 		for _, z := range a.Zones {
 			names += z.Store + "/" + z.Name + " "
@@ -322,7 +324,7 @@ func TestStatus(t *testing.T) {
 			want("stores", a.Stores[0].Name+" "+a.Stores[0].Module+" "+a.Stores[1].Name+" "+a.Stores[1].Module,
 				"default rate_limit.stores.redis other rate_limit.stores.memory"),
 			want("buckets in memory", *a.Stores[1].Buckets, 1), want("buckets reported for Redis", a.Stores[0].Buckets != nil, false),
-			want("batches", a.Stores[0].Ledger.Batches.Fetched, 1), want("tokens", a.Stores[0].Ledger.Batches.Tokens, 10)))
+			want("batches", fetched > 0, true), want("tokens", a.Stores[0].Ledger.Batches.Tokens, 10*fetched)))
 		owner := a.Stores[0].Shards[servers.Owner(t, "api", "alice")]
 		must(t, when, errors.Join(want("kind", owner.Kind, "static"), want("found", owner.Found, true), want("servers", len(owner.Servers), 2),
 			want("role", owner.Servers[0].Role, "primary"), want("breakers", fmt.Sprint(owner.Servers[0].Breakers), "map[charges:closed checks:closed]"),
@@ -332,8 +334,8 @@ func TestStatus(t *testing.T) {
 			`servers{role="primary",shard="a",state="up",store="default"}`:             "1",
 			`servers{role="replica",shard="b",state="left_out",store="default"}`:       "0",
 			`breaker_open{purpose="charges",role="primary",shard="a",store="default"}`: "0",
-			`batch_fetches_total{store="default"}`:                                     "1",
-			`batch_tokens_total{kind="fetched",store="default"}`:                       "10",
+			`batch_fetches_total{store="default"}`:                                     fmt.Sprint(fetched),
+			`batch_tokens_total{kind="fetched",store="default"}`:                       fmt.Sprint(10 * fetched),
 			`ledger_buckets{store="other"}`:                                            "0",
 			`ledger_unsent{store="default"}`:                                           "0",
 		} {

@@ -64,7 +64,7 @@ type reach struct {
 
 // reach returns the way to the servers of one of the store's shards.
 func (s *Store) reach(shard *Shard) reach {
-	r := reach{Connection: shard.over(s.Connection), NoPipelining: s.Pipelining == pipelineOff}
+	r := reach{Connection: shard.over(s.Connection), NoPipelining: s.Pipelining == turnedOff}
 	for _, addr := range shard.addresses() {
 		switch complete := addr.complete(); {
 		case shard.Sentinel != nil:

@@ -24,10 +24,8 @@ const (
 	clockLocal   = "local"
 	// maxChargeDelay bounds what other Caddys do not see yet.
 	maxChargeDelay = time.Second
-	plainOn        = "on"
-	plainOff       = "off"
-	pipeliningOn   = "on"
-	pipelineOff    = "off"
+	turnedOn       = "on"
+	turnedOff      = "off"
 )
 
 // Validate implements [caddy.Validator].
@@ -134,10 +132,10 @@ func (s *Store) validateChoices() error {
 	if err := option.OneOf("clock", s.Clock, clockRedis, clockLocal); err != nil {
 		return err
 	}
-	if err := option.OneOf("pipelining", s.Pipelining, pipeliningOn, pipelineOff); err != nil {
+	if err := option.OneOf("pipelining", s.Pipelining, turnedOn, turnedOff); err != nil {
 		return err
 	}
-	return option.OneOf("plain_charges", s.PlainCharges, plainOn, plainOff)
+	return option.OneOf("plain_charges", s.PlainCharges, turnedOn, turnedOff)
 }
 
 func (s *Store) validateNumbers() error {

@@ -220,7 +220,7 @@ func (s *Store) OpenStore(name string) (_ store.Store, err error) {
 		KeySecret:      []byte(s.KeySecret),
 		ReadPrimary:    s.ReadFrom == readPrimary,
 		LocalClock:     s.Clock == clockLocal,
-		NoPlainCharges: s.PlainCharges == plainOff,
+		NoPlainCharges: s.PlainCharges == turnedOff,
 		CheckTimeout:   time.Duration(s.CheckTimeout),
 		ChargeTimeout:  time.Duration(s.ChargeTimeout),
 		OnUndelivered: func(shard string, op algorithm.Operation, err error) {

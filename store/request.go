@@ -22,10 +22,6 @@ type Request struct {
 	// Primary makes a Check ask the primary; a replica answers only if the primary
 	// cannot.
 	Primary bool
-	// Open is the end of the window that the caller knows to be open under
-	// [FixedWindow], or 0. A Charge may then spend without looking whether the window
-	// is open, which its answer shows.
-	Open int64
 	// Cost is what the request spends, or gets back, from 0 to MaxInteger.
 	Cost int64
 	// Batch is how many events this process may take at once, to serve other
@@ -39,7 +35,9 @@ type Request struct {
 	ID string
 	// Receipt is the State.Receipt of the Take that a Refund undoes.
 	Receipt Receipt
-	// Until is the instant at which a penalty ends.
+	// Until is the instant at which a penalty ends. For a Charge under [FixedWindow] it
+	// is the end of the window that the caller knows to be open, or 0: the store may
+	// then spend without looking whether it is, which the answer shows.
 	Until int64
 }
 

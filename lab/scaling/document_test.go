@@ -13,9 +13,6 @@ import (
 // TestDocumentIsWhatTheProgramWrites runs the program on a copy: as a program, for
 // with the race detector all that it simulates takes minutes.
 func TestDocumentIsWhatTheProgramWrites(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it takes some seconds")
-	}
 	const docs = "../../docs"
 	dir := t.TempDir()
 	files := map[string]string{"scaling.md": filepath.Join(docs, "scaling.md")}

@@ -429,7 +429,7 @@ func (a *admission) awaitCharges(unclear []int) (pending []int) {
 // awaitCharge waits until the bucket's charge in flight is answered, and reports
 // whether that happened within the timeout.
 func (l *Ledger) awaitCharge(r *store.Request, timeout time.Duration) bool {
-	arrived := l.arrival(r, false)
+	arrived := l.arrival(r)
 	if arrived == nil {
 		return true
 	}
@@ -452,21 +452,14 @@ var errMoves = fmt.Errorf("%w: a charge is on its way to the previous shard", st
 // call that follows may copy a bucket from there, and the copy would lack the
 // charge.
 func (l *Ledger) awaitMoves(reqs []store.Request) error {
-	var timeout <-chan time.Time
+	var began time.Time
 	for i := range reqs {
-		for {
-			arrived := l.arrival(&reqs[i], true)
-			if arrived == nil {
-				break
+		for l.isMoving(&reqs[i]) {
+			if began.IsZero() {
+				began = l.books.clock()
 			}
-			if timeout == nil {
-				timer := time.NewTimer(l.opts.Timeout)
-				defer timer.Stop()
-				timeout = timer.C
-			}
-			select {
-			case <-arrived:
-			case <-timeout:
+			left := l.opts.Timeout - l.books.clock().Sub(began)
+			if left <= 0 || !l.awaitCharge(&reqs[i], left) {
 				return errMoves
 			}
 		}
@@ -484,21 +477,30 @@ func failedStates(n int, err error) []store.State {
 }
 
 // arrival returns a channel that is closed when the bucket's charge in flight is
-// answered, or nil if there is none. If moves is set, it regards only a charge to
-// another owner.
-func (l *Ledger) arrival(r *store.Request, moves bool) <-chan struct{} {
+// answered, or nil if there is none.
+func (l *Ledger) arrival(r *store.Request) <-chan struct{} {
 	e := l.find(r)
 	if e == nil {
 		return nil
 	}
 	defer e.page.mu.Unlock()
-	if !e.isSent() || moves && !l.moves(e, r) {
+	if !e.isSent() {
 		return nil
 	}
 	if e.pending.arrived == nil {
 		e.pending.arrived = make(chan struct{})
 	}
 	return e.pending.arrived
+}
+
+// isMoving is moves for the bucket's entry, if there is one.
+func (l *Ledger) isMoving(r *store.Request) bool {
+	e := l.find(r)
+	if e == nil {
+		return false
+	}
+	defer e.page.mu.Unlock()
+	return l.moves(e, r)
 }
 
 // moves reports whether a charge is in flight to another owner than this view's

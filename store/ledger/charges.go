@@ -188,7 +188,7 @@ func (l *Ledger) settle(reqs []store.Request, place int, hold, now int64, w *Led
 	case e.pending == nil:
 		l.books.owing.Add(1)
 		e.pending = &pendingCharges{sent: true, sentRequests: 1, sentCost: r.Cost, sentAt: now, expires: expires, via: w, base: e.known}
-		r.Open = e.openUntil(r, now)
+		r.Until = e.openUntil(r, now)
 		return reqs[place : place+1], e
 	}
 	if older := e.pending.waiting; older != nil && older.expires <= now {
@@ -270,7 +270,7 @@ func (b *Books) sendHeld() {
 	}
 	for len(held) > 0 {
 		n := min(len(held), tickBatch)
-		through.deliverAll(through.takeWaiting(held[:n], (*pendingCharges).isHeld))
+		through.deliverAll(through.takeWaiting(held[:n]))
 		held = held[n:]
 	}
 }
@@ -398,7 +398,7 @@ func (l *Ledger) sendNext(e *entry, now int64) []store.Request {
 	}
 	p.sent, p.sentRequests, p.sentCost, p.sentAt, p.expires = true, w.requests, w.req.Cost, now, w.expires
 	p.held, p.via, p.base = false, l, e.known
-	w.req.Open = e.openUntil(&w.req, now)
+	w.req.Until = e.openUntil(&w.req, now)
 	return []store.Request{w.req}
 }
 
@@ -492,7 +492,7 @@ func (b *Books) work(owner string) {
 // retry sends the charges of entries, waits for their outcome, and reports
 // whether the shard answers. Charges that did not run are queued again.
 func (l *Ledger) retry(batch []*entry) bool {
-	reqs, entries := l.takeWaiting(batch, (*pendingCharges).isQueued)
+	reqs, entries := l.takeWaiting(batch)
 	if len(reqs) == 0 {
 		return true
 	}
@@ -512,15 +512,14 @@ func (l *Ledger) retry(batch []*entry) bool {
 	return refused.Load() < int64(len(reqs))
 }
 
-// takeWaiting notes the waiting charges of entries for which is holds as sent, and
-// gives up expired ones.
-func (l *Ledger) takeWaiting(batch []*entry, is func(*pendingCharges) bool) (reqs []store.Request, entries []*entry) {
+// takeWaiting notes the queued charges of entries as sent, and gives up expired ones.
+func (l *Ledger) takeWaiting(batch []*entry) (reqs []store.Request, entries []*entry) {
 	now := l.books.now()
 	for _, e := range batch {
 		p := e.page
 		p.mu.Lock()
 		switch {
-		case p.entries[e.id] != e || !is(e.pending):
+		case p.entries[e.id] != e || !e.pending.isQueued():
 			// It was given up, and may have begun anew.
 		case e.pending.waiting.expires <= now:
 			l.giveUp(e, ErrExpired)

@@ -124,7 +124,7 @@ func (l *Ledger) Reset(ctx context.Context, r store.Request) error {
 	}
 	l.releaseForReset(&r)
 	began := l.books.clock()
-	for left := resetTimeout; left > 0 && l.arrival(&r, false) != nil; left = resetTimeout - l.books.clock().Sub(began) {
+	for left := resetTimeout; left > 0 && l.arrival(&r) != nil; left = resetTimeout - l.books.clock().Sub(began) {
 		l.awaitCharge(&r, left)
 	}
 	if err := s.Reset(ctx, r); err != nil {

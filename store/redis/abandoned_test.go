@@ -88,12 +88,19 @@ func abandon(t *testing.T, s *Store, way *gate) []store.Request {
 	reqs := ask("k")
 	reqs[0].Limit = &store.Limit{Zone: "log", Algorithm: store.SlidingLog, Window: time.Hour}
 	reqs[0].ID = "request"
-	// Occupy the existing connections for takes.
-	for client := s.opts.Members[0].Shard.topology.Load().servers[0].checks.client.Load(); client.PoolStats().IdleConns > 0; {
-		conn := client.Conn()
-		t.Cleanup(func() { conn.Close() })
-		must(t, conn.Ping(t.Context()).Err())
-	}
+	// Occupy the existing connections for takes, with those that a probe still uses.
+	client, occupied := s.opts.Members[0].Shard.topology.Load().servers[0].checks.client.Load(), uint32(0)
+	eventually(t, "all connections are occupied", func() error {
+		for ; client.PoolStats().IdleConns > 0; occupied++ {
+			conn := client.Conn()
+			t.Cleanup(func() { conn.Close() })
+			must(t, conn.Ping(t.Context()).Err())
+		}
+		if total := client.PoolStats().TotalConns; total != occupied {
+			return fmt.Errorf("%d of %d are", occupied, total)
+		}
+		return nil
+	})
 	way.close()
 	ctx, leave := context.WithCancel(t.Context())
 	go func() {

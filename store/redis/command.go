@@ -60,13 +60,10 @@ type command struct {
 	script *script
 	// plain is set if the reply is not that of a bucket.
 	plain bool
-	// window, of a charge that calls no script, reads the window that was charged. It
-	// follows in the same pipeline. until is the end of the window that is known to be
-	// open, and fallback has the arguments, after the instant, of the script that
-	// charges otherwise.
-	window   *goredis.StringSliceCmd
-	until    int64
-	fallback [4]int64
+	// charge is what a charge that calls no script charges, or nil; window reads the
+	// window that was charged, and follows in the same pipeline.
+	charge *store.Request
+	window *goredis.StringSliceCmd
 	// reads is set if it may run twice, because it neither spends nor gives back.
 	reads bool
 	// mayGuess is set if the script may do without reading the clock.
@@ -146,10 +143,8 @@ func newRead(word any, key string, rest ...any) *command {
 // newPlainCharge returns a charge of an open window that calls no script: HINCRBY,
 // and HMGET of the window.
 func newPlainCharge(key string, r *store.Request, now int64, clock *primaryClock) *command {
-	c := &readCommand{command: command{key: key, firstKey: 1, clock: clock, until: r.Open}}
-	c.fallback = [4]int64{r.Limit.Window.Microseconds(), r.Cost, 0, oneIf(r.Limit.Align)}
+	c := &readCommand{command: command{key: key, firstKey: 1, clock: clock, charge: r}}
 	c.ints = []int64{-now}
-	c.window = new(goredis.StringSliceCmd)
 	c.args = append(c.argsRoom[:0], wordHIncrBy, &c.key, wordCount, r.Cost)
 	c.renew()
 	return &c.command
@@ -158,9 +153,11 @@ func newPlainCharge(key string, r *store.Request, now int64, clock *primaryClock
 // becomeScript makes a plain charge a call of the script, which decides by the clock of
 // the server that runs it.
 func (c *command) becomeScript() {
-	c.window, c.script, c.firstKey = nil, scriptFixedWindow, 3
+	var numbers scriptCommand
+	numbers.add(0)
+	layoutFixedWindow.arguments(&numbers, algorithm.Charge, c.charge)
+	c.charge, c.script, c.firstKey, c.ints = nil, scriptFixedWindow, 3, numbers.ints
 	c.args = []any{wordEvalSHA, c.script.sha, wordOneKey, &c.key, operations[algorithm.Charge], &c.packed}
-	c.ints = append([]int64{0}, c.fallback[:]...)
 	c.renew()
 }
 
@@ -220,7 +217,7 @@ func (c *command) renew() {
 	case c.script != nil:
 		c.packed = appendPacked(c.packed[:0], c.ints...)
 		c.Cmder = goredis.NewStringCmd(context.Background(), c.args...)
-	case c.window != nil:
+	case c.charge != nil:
 		c.Cmder = goredis.NewIntCmd(context.Background(), c.args...)
 		c.window = goredis.NewStringSliceCmd(context.Background(), wordHMGet, &c.key, wordReset, wordPenalty)
 		c.window.SetFirstKeyPos(c.firstKey)
@@ -239,7 +236,7 @@ func (c *command) renew() {
 // server than that of c.clock.
 func (c *command) forgetClock() {
 	c.clock = nil
-	if c.window != nil {
+	if c.charge != nil {
 		c.becomeScript()
 	}
 	if c.mayGuess {
@@ -286,7 +283,7 @@ func (c *command) integers() []int64 {
 }
 
 // NoRetry keeps go-redis from repeating a command that may have spent something.
-func (c *command) NoRetry() bool { return c.script != nil || c.window != nil }
+func (c *command) NoRetry() bool { return c.script != nil || c.charge != nil }
 
 // Args is called by go-redis to write the command to a connection: until then it
 // surely did not run.

@@ -138,12 +138,12 @@ type traffic struct {
 	// each is the number of charges sent in a millisecond.
 	each int
 	sent []int64
-	// uncertain and refused count the charges without a reply, and those that did
-	// not run.
-	uncertain, refused atomic.Int64
-	waiting            sync.WaitGroup
-	stopped            atomic.Bool
-	done               sync.WaitGroup
+	// counted, uncertain and refused count the charges with a reply, those without
+	// one, and those that did not run.
+	counted, uncertain, refused atomic.Int64
+	waiting                     sync.WaitGroup
+	stopped                     atomic.Bool
+	done                        sync.WaitGroup
 }
 
 func startTraffic(t *testing.T, s *Store, clients, each int) *traffic {
@@ -160,6 +160,7 @@ func (tr *traffic) run() {
 		tr.store.ChargeReported(ask(fmt.Sprint("client-", client)), func(_ int, st store.State) {
 			switch {
 			case st.Err == nil:
+				tr.counted.Add(1)
 			case errors.Is(st.Err, store.ErrUncertain):
 				tr.uncertain.Add(1)
 			default:
@@ -286,7 +287,12 @@ func TestSentinelFailover(t *testing.T) {
 	s := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 250 * time.Millisecond })
 	waitUntilUp(t, s)
 	tr := startTraffic(t, s, 10, 2)
-	time.Sleep(200 * time.Millisecond)
+	eventually(t, "charges are counted", func() error {
+		if n := tr.counted.Load(); n < 100 {
+			return fmt.Errorf("%d are", n)
+		}
+		return nil
+	})
 	must(t, sh.Primary.Kill())
 	killed := time.Now()
 	if _, err := sentinels.WaitForMaster(t.Context(), sh.Primary.Addr()); err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -62,18 +61,21 @@ func (op operation) role() store.Role {
 }
 
 // command returns the command for one bucket. A call of a script uses the room of
-// c.
+// c, or its own if that is nil.
 func (op operation) command(keys bucketKeys, r *store.Request, c *scriptCommand) *command {
 	keys.tagged = op.tagged
 	key := keys.key(r.Limit, r.ClientKey)
 	l := layoutOf(r.Limit.Algorithm)
-	if op.surely != 0 && r.Open > op.surely && r.Cost > 0 {
+	if op.surely != 0 && r.Until > op.surely && r.Cost > 0 {
 		return newPlainCharge(key, r, op.now, op.clock)
 	}
 	// With an instant to judge by, the bucket is read, and layout.view judges it.
 	// Without one, the script runs for the server's own time.
 	if op.readOnly && op.now != 0 && l.read != nil {
 		return l.read(key)
+	}
+	if c == nil {
+		c = new(scriptCommand)
 	}
 	c.begin(l.script, op.Operation, op.readOnly, key)
 	c.clock, c.reads = op.clock, op.reads()
@@ -89,7 +91,7 @@ func (op operation) state(cmd *command, r *store.Request) (st store.State) {
 		return store.State{Err: cmd.outcome}
 	}
 	l := layoutOf(r.Limit.Algorithm)
-	if cmd.window != nil {
+	if cmd.charge != nil {
 		st = op.charged(l, r, cmd)
 	} else if cmd.script != nil {
 		// A script that did without the clock was given an instant that has passed.
@@ -119,21 +121,19 @@ func (op operation) charged(l *layout, r *store.Request, cmd *command) store.Sta
 	return l.state(r, -cmd.ints[placeOfNow], true, []int64{cmd.Cmder.(*goredis.IntCmd).Val(), window[0], window[1]})
 }
 
-// missed reports whether a plain charge did not count in an open window, and what is
-// left to charge by the script. If there was no bucket, it made an orphan, which has
-// neither window nor expiry and counts in the window that opens next. If the window was
-// over when the charge was sent, as on a server that was promoted with an old copy, the
-// charge counted for nothing.
-func (c *command) missed(cost int64) (left int64, missed bool) {
-	if c.window == nil || c.outcome != nil || c.window.Err() != nil || len(c.window.Val()) != 2 {
+// unopened reports whether a plain charge, which got a state, did not count in an open
+// window, and what is left to charge by the script. If there was no bucket, it made an
+// orphan, which has neither window nor expiry and counts in the window that opens next.
+// If the window was over when the charge was sent, as on a server that was promoted with
+// an old copy, the charge counted for nothing.
+func (c *command) unopened(r *store.Request, st *store.State) (left int64, is bool) {
+	if c.charge == nil || st.Err != nil || st.Content[1] != 0 {
 		return 0, false
 	}
-	reset := c.window.Val()[0]
-	if reset == "" {
+	if c.window.Val()[0] == "" {
 		return 0, true
 	}
-	end, err := strconv.ParseInt(reset, 10, 64)
-	return cost, err == nil && end <= -c.ints[placeOfNow]
+	return r.Cost, true
 }
 
 // reply is what a script's reply means to r. fallback is the instant of a script
@@ -177,7 +177,7 @@ func (s *Store) call(g group, deadline time.Time, op operation) *call {
 	for n, i := range g.members {
 		room := &c.room
 		if n > 0 {
-			room = new(scriptCommand)
+			room = nil
 		}
 		cmd := op.command(s.keys, &g.reqs[i], room)
 		cmd.place = i

@@ -72,15 +72,18 @@ func (l *lane) load(ctx context.Context, cmds []*command) error {
 // the server, if there is one.
 func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 	var first *command
-	var passed int64
+	var passed, now int64
 	for _, cmd := range cmds {
 		if cmd.sent || cmd.outcome != nil {
 			cmd.renew()
 		}
-		cmd.checkWindow()
-		switch {
-		case cmd.clock == nil, cmd.window != nil:
-		default:
+		if cmd.charge != nil {
+			if now == 0 {
+				now = cmd.primaryNow()
+			}
+			cmd.checkWindow(now)
+		}
+		if cmd.clock != nil && cmd.charge == nil {
 			if cmd.stamp(passed); first == nil {
 				// The first one reads the clock; the others may save the reading.
 				first, passed = cmd, cmd.clock.passed(time.Now())
@@ -107,24 +110,26 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 	return fault
 }
 
+// primaryNow is the time of the clock that decides.
+func (c *command) primaryNow() int64 {
+	if c.clock == nil {
+		return time.Now().UnixMicro()
+	}
+	now, _, _ := c.clock.estimate(time.Now())
+	return now
+}
+
 // checkWindow makes a plain charge a script call if its window may be over before it
 // runs: the charge may have waited for long.
-func (c *command) checkWindow() {
-	if c.window == nil {
-		return
-	}
-	now := time.Now().UnixMicro()
-	if c.clock != nil {
-		now, _, _ = c.clock.estimate(time.Now())
-	}
-	if c.ints[placeOfNow] = -now; c.until <= now+replyTimeout.Microseconds() {
+func (c *command) checkWindow(now int64) {
+	if c.ints[placeOfNow] = -now; c.charge.Until <= now+replyTimeout.Microseconds() {
 		c.becomeScript()
 	}
 }
 
 // exec sends cmds at once. A single one needs no pipeline.
 func (l *lane) exec(ctx context.Context, cmds []*command) error {
-	if len(cmds) == 1 && !cmds[0].asking && cmds[0].window == nil {
+	if len(cmds) == 1 && !cmds[0].asking && cmds[0].charge == nil {
 		return l.client.Load().Process(ctx, cmds[0])
 	}
 	var bundles []*bundle
@@ -140,7 +145,7 @@ func (l *lane) exec(ctx context.Context, cmds []*command) error {
 			pipe.Do(ctx, wordAsking)
 		}
 		_ = pipe.Process(ctx, cmd)
-		if cmd.window == nil {
+		if cmd.charge == nil {
 			continue
 		}
 		if cmd.asking {

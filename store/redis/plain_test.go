@@ -94,7 +94,7 @@ func TestPlainChargesCallNoScript(t *testing.T) {
 				r.ClientKey = fmt.Sprint(name, try)
 				began := time.Now()
 				end := openWindow(t, s, r)
-				r.Open = end - test.shorten
+				r.Until = end - test.shorten
 				before, err := sh.Primary.Calls()
 				must(t, err)
 				st := reported(t, s, r)[0]
@@ -118,14 +118,14 @@ func TestOrphanIsMended(t *testing.T) {
 	sh := redistest.StartShard(t, 0)
 	s := newStore(t, shardOf(t, sh), func(o *Options) { o.ChargeTimeout, o.ReadPrimary = 250*time.Millisecond, true })
 	r := plainRequest(3)
-	r.Open = openWindow(t, s, r)
+	r.Until = openWindow(t, s, r)
 	must(t, sh.Primary.Client().FlushAll(t.Context()).Err())
 	var reqs []store.Request
 	for range 5 {
 		reqs = append(reqs, r)
 	}
 	for i, st := range reported(t, s, reqs...) {
-		if st.Err != nil || st.Reset <= r.Open {
+		if st.Err != nil || st.Reset <= r.Until {
 			t.Errorf("charge %d got %+v, want a new window", i, st)
 		}
 	}
@@ -141,7 +141,7 @@ func TestPlainChargeOfAnOldCopy(t *testing.T) {
 	sh := redistest.StartShard(t, 0)
 	s := newStore(t, shardOf(t, sh), func(o *Options) { o.ChargeTimeout, o.ReadPrimary = 250*time.Millisecond, true })
 	r := plainRequest(3)
-	r.Open = openWindow(t, s, r)
+	r.Until = openWindow(t, s, r)
 	over := time.Now().Add(-time.Minute).UnixMicro()
 	must(t, sh.Primary.Client().HSet(t.Context(), s.keys.key(r.Limit, r.ClientKey), "c", 7, "r", over).Err())
 	if st := reported(t, s, r)[0]; st.Err != nil || st.Used != 3 {
@@ -151,8 +151,7 @@ func TestPlainChargeOfAnOldCopy(t *testing.T) {
 		t.Errorf("the bucket is %v, want a count of 3", fields)
 	}
 	cmd := newPlainCharge("key", &r, 0, nil)
-	cmd.until = time.Now().Add(time.Second).UnixMicro()
-	if cmd.checkWindow(); cmd.window != nil || cmd.script != scriptFixedWindow {
+	if cmd.checkWindow(r.Until - time.Second.Microseconds()); cmd.charge != nil || cmd.script != scriptFixedWindow {
 		t.Error("a charge is plain a second before its window ends")
 	}
 }

@@ -366,11 +366,12 @@ func (s *Store) post(what algorithm.Operation, at owner, g group, report func(i 
 			s.opts.Members[at.member].Observe.observeAll(op.role(), what, c)
 			for _, cmd := range c.cmds {
 				r := &g.reqs[cmd.place]
-				if left, missed := cmd.missed(r.Cost); missed {
+				st := op.state(cmd, r)
+				if left, is := cmd.unopened(r, &st); is {
 					s.mend(at, r, left, cmd.place, report)
-					continue
+				} else {
+					report(cmd.place, st)
 				}
-				report(cmd.place, op.state(cmd, r))
 			}
 			c.release()
 		}
@@ -393,7 +394,7 @@ func (s *Store) surelyBy(at *servers, posted time.Time) int64 {
 // so an error leaves its outcome unknown.
 func (s *Store) mend(at owner, r *store.Request, left int64, place int, report func(i int, st store.State)) {
 	again := *r
-	again.Cost, again.Open = left, 0
+	again.Cost, again.Until = left, 0
 	s.post(algorithm.Charge, at, whole([]store.Request{again}, nil), func(_ int, st store.State) {
 		if st.Err != nil && left == 0 && !errors.Is(st.Err, store.ErrUncertain) {
 			st.Err = fmt.Errorf("%w: give a bucket its window: %s", store.ErrUncertain, st.Err.Error())

@@ -106,7 +106,9 @@ func checkFigures(t *testing.T, r *Result) {
 	within("calls of the memory store", 0, 0.01, calls(r.cases, memoryStore))
 	within("calls of charge before", 0.95, 1.05, calls(r.cases, ChargeBefore))
 	within("calls of a refused key", 0, 0.1, calls(r.cases, refusedHot))
-	within("calls of a client that comes seldom", 0.9, 2.2, seldom.Calls)
+	// A check and a charge; on a slow machine each client comes once, and a charge that
+	// finds no window reads its bucket twice.
+	within("calls of a client that comes seldom", 0.9, 3.2, seldom.Calls)
 	if one, three := calls(r.sweep, SweepBase), calls(r.sweep, "3 zones"); three < 2*one {
 		t.Errorf("three zones cost %v calls, and one %v", three, one)
 	}

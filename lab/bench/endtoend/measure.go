@@ -68,13 +68,14 @@ func (l *lab) measureAll(ctx context.Context, cases []*endpoint, into samples, i
 	return nil
 }
 
-// lastCharges is enough time for the charges in flight.
-const lastCharges = 50 * time.Millisecond
+// lastCharges is enough time for the charges that are held, for 50 ms, and in flight.
+const lastCharges = 150 * time.Millisecond
 
 func (l *lab) measure(ctx context.Context, c *endpoint, length time.Duration) (s sample, err error) {
 	if _, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Duration: leadIn(length)}); err != nil {
 		return s, err
 	}
+	time.Sleep(lastCharges)
 	var result loadgen.Result
 	before, after, err := traffic.Around(c.use, func() (err error) {
 		result, err = c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Duration: length})
