@@ -227,9 +227,13 @@ func (l *Ledger) holds(e *entry, r *store.Request, now int64) bool {
 	return 2*(st.Remaining-v.flight-r.Cost) >= st.Limit
 }
 
-// openUntil is the end of the window that is known to be open, or 0.
+// openUntil is the end of the window that is known to be open and stored, or 0. An
+// aligned window is stored once something counts in it.
 func (e *entry) openUntil(r *store.Request, now int64) int64 {
 	if r.Limit.Algorithm != store.FixedWindow || e.doubted || !e.known.IsOpen(r.Limit, now+e.clock) {
+		return 0
+	}
+	if r.Limit.Align && e.known.Content[0] == 0 {
 		return 0
 	}
 	if e.known.Content[0] > store.MaxInteger/2 || r.Cost > store.MaxInteger/4 {

@@ -361,6 +361,9 @@ func (m *model) atEnd() {
 	if m.vanished > m.uncertain {
 		m.fail("%d vanished, but only %d are reported as uncertain", m.vanished, m.uncertain)
 	}
+	if m.sim.orphans > 0 && !m.resets.Load() {
+		m.fail("%d charges were said to be of a window that is not stored", m.sim.orphans)
+	}
 	if m.sim.most > 1 {
 		m.fail("the store was asked %d times about the bucket at once", m.sim.most)
 	}

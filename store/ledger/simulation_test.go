@@ -27,8 +27,9 @@ type simulation struct {
 	// all, away while the replica answers alone.
 	lossy      float64
 	down, away bool
-	// checks and writes count the calls.
-	checks, writes int
+	// checks and writes count the calls; orphans, the charges of a window that was said
+	// to be open and was not stored.
+	checks, writes, orphans int
 	// asking counts the checks in flight for each bucket; most is their maximum.
 	asking map[string]int
 	most   int
@@ -79,11 +80,14 @@ func bucketIn(m map[string]algorithm.Bucket, r *store.Request) algorithm.Bucket 
 
 // write runs an operation of this process in the primary. mu is held.
 func (s *simulation) write(op algorithm.Operation, r store.Request) store.State {
-	st := s.replicate(op, r)
 	landed := int64(0)
+	if b, ok := bucketIn(s.primary, &r).(*algorithm.FixedWindow); ok && op == algorithm.Charge && r.Until > s.now() && !b.IsOpen(s.now()) {
+		s.orphans++
+	}
 	if op == algorithm.Charge {
 		landed = r.Cost
 	}
+	st := s.replicate(op, r)
 	s.touched(landed, false)
 	return st
 }
