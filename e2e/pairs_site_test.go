@@ -387,6 +387,10 @@ var features = []feature{
 		configure: func(_ *pairRun, s *pairSite) { s.store("plain_charges off") },
 	},
 	{
+		name:      "ledger_max_trust 0",
+		configure: func(_ *pairRun, s *pairSite) { s.store("ledger_max_trust 0") },
+	},
+	{
 		name: "shard stopped",
 		configure: func(_ *pairRun, s *pairSite) {
 			s.zone("on_error allow")

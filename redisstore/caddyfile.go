@@ -14,7 +14,7 @@ const (
 	ShardOptions      = kindOptions + ", " + connectionOptions
 	kindOptions       = "primary, replica, sentinel, cluster, weight, retired"
 	connectionOptions = "username, password, sentinel_username, sentinel_password, db, tls, dial_timeout, pool_size, max_replica_lag"
-	countingOptions   = "key_prefix, key_secret, read_from, clock, check_timeout, charge_timeout, charge_delay, plain_charges, pipelining, ledger_trust, ledger_max_buckets, max_new_buckets, on_error"
+	countingOptions   = "key_prefix, key_secret, read_from, clock, check_timeout, charge_timeout, charge_delay, plain_charges, pipelining, ledger_trust, ledger_max_trust, ledger_max_buckets, max_new_buckets, on_error"
 	TLSOptions        = "ca, cert, server_name, insecure_skip_verify"
 )
 
@@ -55,6 +55,7 @@ const (
 //		plain_charges      on|off
 //		pipelining         on|off
 //		ledger_trust       <duration>
+//		ledger_max_trust   <duration>
 //		ledger_max_buckets <n>
 //		max_new_buckets    <n>
 //		on_error           allow|deny|local
@@ -104,6 +105,7 @@ func (s *Store) setters() option.Setters {
 		"plain_charges":      option.Text(&s.PlainCharges),
 		"pipelining":         option.Text(&s.Pipelining),
 		"ledger_trust":       option.Duration(&s.LedgerTrust),
+		"ledger_max_trust":   option.Delay(&s.LedgerMaxTrust),
 		"ledger_max_buckets": option.Positive(&s.LedgerMaxBuckets),
 		"max_new_buckets":    option.Positive(&s.MaxNewBuckets),
 		"on_error":           option.Text(&s.OnError),

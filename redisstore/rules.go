@@ -144,6 +144,8 @@ func (s *Store) validateNumbers() error {
 		return option.Errorf("key_prefix", "%q: use only letters, digits and the characters _ . : -", s.KeyPrefix)
 	case s.chargeDelay() < 0 || s.chargeDelay() > maxChargeDelay:
 		return option.Errorf("charge_delay", "%s: it must be from 0 to %s", s.chargeDelay(), maxChargeDelay)
+	case s.LedgerMaxTrust != nil && *s.LedgerMaxTrust < 0:
+		return option.Errorf("ledger_max_trust", "%s: it must be at least 0", time.Duration(*s.LedgerMaxTrust))
 	case s.MaxNewBuckets < 0:
 		return option.Errorf("max_new_buckets", "%d: it must be at least 1", s.MaxNewBuckets)
 	case s.LedgerMaxBuckets < 0:

@@ -96,6 +96,13 @@ type Store struct {
 	// Default: 1s.
 	LedgerTrust caddy.Duration `json:"ledger_trust,omitempty"`
 
+	// The longest time for which the primary's answer about a client counts whose
+	// requests all come to this Caddy, but seldom. While at least half of its limit is
+	// left, one request at a time is admitted without a check for as long as this Caddy
+	// was alone with the client before, up to this time and to a tenth of the window. 0
+	// means that only `ledger_trust` counts. Default: a tenth of the window.
+	LedgerMaxTrust *caddy.Duration `json:"ledger_max_trust,omitempty"`
+
 	// The number of buckets (a zone's count for one client) that this process
 	// remembers, at less than 300 bytes each. Beyond it buckets that are not in use
 	// are forgotten first; charges that wait for a shard that is down and have to be
@@ -278,6 +285,7 @@ func (s *Store) CloseStore() {
 func (s *Store) LedgerOptions(name string) ledger.Options {
 	return ledger.Options{
 		Trust:       time.Duration(s.LedgerTrust),
+		MaxTrust:    orUsual(s.LedgerMaxTrust, ledger.UsualMaxTrust),
 		MaxBuckets:  s.LedgerMaxBuckets,
 		Timeout:     time.Duration(s.CheckTimeout),
 		ChargeDelay: s.chargeDelay(),
@@ -288,10 +296,15 @@ func (s *Store) LedgerOptions(name string) ledger.Options {
 }
 
 func (s *Store) chargeDelay() time.Duration {
-	if s.ChargeDelay == nil {
-		return ledger.UsualChargeDelay
+	return orUsual(s.ChargeDelay, ledger.UsualChargeDelay)
+}
+
+// orUsual returns the value of an option for which 0 is a value, or the usual one.
+func orUsual(option *caddy.Duration, usual time.Duration) time.Duration {
+	if option == nil {
+		return usual
 	}
-	return time.Duration(*s.ChargeDelay)
+	return time.Duration(*option)
 }
 
 // NewBuckets implements [stores.NewcomerConfig].

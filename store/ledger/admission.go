@@ -80,15 +80,14 @@ func (e *entry) refuses(r *store.Request, st *store.State, now int64) bool {
 }
 
 // admitLocally sets the state of a request that is admitted without a call, and
-// holds its cost: the primary's answer is trusted, this process has been the
-// bucket's sole writer for the time of trust, and at least half of the limit
-// would be left. A client whose requests all reach this process thus costs no
-// checks. A second writer shows in the reply to the next charge, before the
-// limit is near.
+// holds its cost: the primary's last answer is still relied upon, every charge since
+// was this process's own, and at least half of the limit would be left. A client whose
+// requests all reach this process thus costs no checks. A second writer shows in the
+// reply to the next charge, before the limit is near.
 func (l *Ledger) admitLocally(e *entry, r *store.Request, st *store.State, now int64) bool {
 	storeNow := now + e.clock
 	switch {
-	case e.soleWriter == 0, now-e.soleWriter < l.trust, !e.trusts(now, l.trust):
+	case e.soleWriter == 0, !l.reliesOn(e, r, now):
 		return false
 	case e.silent, e.doubted, e.refunds > 0, r.Primary:
 		return false
@@ -103,6 +102,19 @@ func (l *Ledger) admitLocally(e *entry, r *store.Request, st *store.State, now i
 	e.hold(r.Cost)
 	e.page.counts.UnaskedAdmissions++
 	return true
+}
+
+// reliesOn reports whether the primary's last answer is recent enough to admit a
+// request of a sole writer. Within the time of trust it is, if this process has been
+// the sole writer for as long. Of a client that returns seldom, an answer is relied
+// upon for as long as this process had been the sole writer when it asked for it, for
+// one request at a time: the reply to its charge shows other writers before the next.
+func (l *Ledger) reliesOn(e *entry, r *store.Request, now int64) bool {
+	if e.trusts(now, l.trust) && now-e.soleWriter >= l.trust {
+		return true
+	}
+	quiet := min(e.trusted-e.soleWriter, r.Limit.Window.Microseconds()/maxTrustShare, l.opts.MaxTrust.Microseconds())
+	return e.trusted != 0 && now-e.trusted < quiet && e.flight == 0 && e.pending == nil && e.loose == 0
 }
 
 // call is one call of Admit or Take. Each request has its place in states.
@@ -228,6 +240,7 @@ func (l *Ledger) join(a *admission, place int, now int64) bool {
 		return false
 	case e.check == nil:
 		e.check = coalescedChecks.Get().(*coalescedCheck)
+		r.Until = e.openUntil(r, now)
 		a.asking = append(a.asking, asking{place: place, entry: e, primary: l.wantsPrimary(e, r, now), moves: l.moves(e, r)})
 		return false
 	}
@@ -404,6 +417,7 @@ func (l *Ledger) leadNext(e *entry, now int64) {
 	}
 	e.check = &coalescedCheck{joined: next[1:]}
 	w := next[0]
+	w.reqs[w.place].Until = e.openUntil(&w.reqs[w.place], now)
 	w.turns <- message{leader, asking{
 		place: w.place, entry: e, primary: l.wantsPrimary(e, &w.reqs[w.place], now), joined: len(next) > 1, moves: l.moves(e, &w.reqs[w.place]),
 	}}

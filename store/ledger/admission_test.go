@@ -118,6 +118,89 @@ func TestOtherWriterIsSeenWithinTrust(t *testing.T) {
 	})
 }
 
+// newSeldom returns a client with a limit of 100 in an hour.
+func newSeldom(t *testing.T, limit store.Limit, opts Options) *steady {
+	c := newSteady(t, limit, 100)
+	c.req.Limit.Window = time.Hour
+	c.ledger = New(NewBooks(nil), c.sim, opts)
+	return c
+}
+
+// visit makes a request every pause, n times, and returns the number of checks.
+func (c *steady) visit(n int, pause time.Duration) (checks int) {
+	before := c.sim.checks
+	for range n {
+		if st := admit(c.ledger, c.req); st.Allowed {
+			c.ledger.Settle([]store.Request{c.req}, nil)
+		}
+		time.Sleep(pause)
+	}
+	return c.sim.checks - before
+}
+
+// TestReturningClientMakesNoChecks checks that a client that returns to this process alone is
+// admitted on the primary's last answer for as long as it had come here alone before, that a longer
+// pause costs a check, and that of what another process spends one request at most is unaware.
+func TestReturningClientMakesNoChecks(t *testing.T) {
+	const pause = 20 * time.Second
+	for _, kind := range kinds {
+		synctest.Test(t, func(t *testing.T) {
+			c := newSeldom(t, kind, Options{MaxTrust: UsualMaxTrust})
+			defer c.ledger.Leave()
+			if !algorithm.Copies(kind.Algorithm) {
+				c.want("of an algorithm that is not copied", c.visit(10, pause), 10, 20)
+				return
+			}
+			c.want("at first", c.visit(5, pause), 2, 5)
+			c.want("later", c.visit(10, pause), 0, 0)
+			time.Sleep(4 * time.Minute)
+			c.want("after a pause as long as it is known", c.visit(1, pause), 0, 1)
+			time.Sleep(6*time.Minute - pause)
+			c.want("after a tenth of the window", c.visit(1, pause), 1, 1)
+			if kind.Algorithm == store.FixedWindow && !kind.Align {
+				c.visit(33, time.Second)
+				c.want("with less than half left", c.visit(10, pause), 10, 10)
+			}
+		})
+		if !algorithm.Copies(kind.Algorithm) {
+			continue
+		}
+		synctest.Test(t, func(t *testing.T) {
+			c := newSeldom(t, kind, Options{MaxTrust: UsualMaxTrust})
+			defer c.ledger.Leave()
+			c.visit(10, pause)
+			first := admit(c.ledger, c.req)
+			c.want("of two at a time", c.visit(1, pause), 1, 1)
+			if !first.Allowed {
+				t.Errorf("the first of two gets %+v", first)
+			}
+			c.ledger.Settle([]store.Request{c.req}, nil)
+			time.Sleep(time.Second)
+		})
+		synctest.Test(t, func(t *testing.T) {
+			c := newSeldom(t, kind, Options{MaxTrust: UsualMaxTrust})
+			defer c.ledger.Leave()
+			c.visit(10, pause)
+			used := c.sim.used(c.req)
+			for range 100 - used {
+				c.sim.others(algorithm.Charge, c.req)
+			}
+			before := c.sim.used(c.req)
+			c.visit(5, time.Second)
+			if more := c.sim.used(c.req) - before; more > 1 {
+				t.Errorf("%s: %d requests pass after another process has filled the bucket, want at most 1", kind.Algorithm, more)
+			}
+		})
+		for _, most := range []time.Duration{0, 10 * time.Second} {
+			synctest.Test(t, func(t *testing.T) {
+				c := newSeldom(t, kind, Options{MaxTrust: most})
+				defer c.ledger.Leave()
+				c.want(fmt.Sprint("with at most ", most), c.visit(10, pause), 10, 20)
+			})
+		}
+	}
+}
+
 // newLine returns a ledger on a store in which alice's bucket is full, and a request
 // of alice.
 func newLine(limit store.Limit) (*simulation, *Ledger, store.Request) {

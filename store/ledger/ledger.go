@@ -15,6 +15,7 @@ package ledger
 
 import (
 	"context"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -30,8 +31,14 @@ const (
 	// UsualChargeDelay is what stores set [Options.ChargeDelay] to, unless their
 	// config says otherwise.
 	UsualChargeDelay = 50 * time.Millisecond
+	// UsualMaxTrust is what stores set [Options.MaxTrust] to, unless their config says
+	// otherwise: no bound but a tenth of the window.
+	UsualMaxTrust = time.Duration(math.MaxInt64)
 	// DefaultTimeout is the default of [Options.Timeout].
 	DefaultTimeout = 50 * time.Millisecond
+	// maxTrustShare is the part of a window, as its divisor, for which an answer is
+	// relied upon at most.
+	maxTrustShare = 10
 )
 
 // Options are the settings of one view of the books.
@@ -40,6 +47,9 @@ type Options struct {
 	// is refused without a call, and a stale replica is overruled. 0 means
 	// DefaultTrust.
 	Trust time.Duration
+	// MaxTrust bounds how long an answer about a client of this process alone is relied
+	// upon, which is never longer than a tenth of the window; 0 means Trust.
+	MaxTrust time.Duration
 	// MaxBuckets bounds the buckets in the books; 0 means DefaultMaxBuckets.
 	// Buckets with requests in flight may exceed it.
 	MaxBuckets int

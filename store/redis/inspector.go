@@ -161,7 +161,7 @@ func (s *Store) copies(ctx context.Context, m Member, r store.Request) store.Ins
 	for i, l := range lanes {
 		op := reading(algorithm.Peek, at, now)
 		if i == 0 {
-			op = peeking(at, now)
+			op = readingPrimary(algorithm.Peek, at, now)
 		}
 		wg.Go(func() {
 			st := s.askOne(ctx, l, r, time.Now().Add(inspectTimeout), op)

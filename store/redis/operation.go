@@ -42,9 +42,9 @@ func reading(op algorithm.Operation, at *servers, now int64) operation {
 	return operation{Operation: op, replica: true, readOnly: true, tagged: at.tagged, now: now}
 }
 
-// peeking returns a peek for a primary.
-func peeking(at *servers, now int64) operation {
-	return operation{Operation: algorithm.Peek, readOnly: true, tagged: at.tagged, now: now}
+// readingPrimary returns a check or peek for a primary that does not write.
+func readingPrimary(op algorithm.Operation, at *servers, now int64) operation {
+	return operation{Operation: op, readOnly: true, tagged: at.tagged, now: now}
 }
 
 // reads reports whether the operation neither spends nor gives back.
@@ -277,6 +277,11 @@ func (g group) unanswered(of *servers) []int {
 // wantsPrimary reports whether some member asks for the primary's answer.
 func (g group) wantsPrimary() bool {
 	return slices.ContainsFunc(g.members, func(i int) bool { return g.reqs[i].Primary })
+}
+
+// areOpen reports whether the windows of all members are known to be open at now.
+func (g group) areOpen(now int64) bool {
+	return !slices.ContainsFunc(g.members, func(i int) bool { return g.reqs[i].Until <= now })
 }
 
 // owner is the place of the member that owns a bucket, and its servers that hold

@@ -225,3 +225,87 @@ func TestOrphanIsAdopted(t *testing.T) {
 		}
 	})
 }
+
+// TestOpenWindowIsReadAtThePrimary checks that a check at a primary calls no script where the window
+// is known to be open, and that a bucket that has vanished gets a window all the same.
+func TestOpenWindowIsReadAtThePrimary(t *testing.T) {
+	sh := redistest.StartShard(t, 0)
+	for name, test := range map[string]struct {
+		change  func(*Options)
+		vanish  bool
+		scripts int64
+	}{
+		"open":        {nil, false, 0},
+		"vanished":    {nil, true, 1},
+		"off":         {func(o *Options) { o.NoPlainCharges = true }, false, 1},
+		"local clock": {func(o *Options) { o.LocalClock = true }, false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStore(t, shardOf(t, sh), test.change)
+			for try, inTime := 0, false; !inTime; try++ {
+				r := plainRequest(3)
+				r.ClientKey = fmt.Sprint(name, try)
+				began := time.Now()
+				r.Until = openWindow(t, s, r)
+				must(t, s.Charge(t.Context(), []store.Request{r})[0].Err)
+				if test.vanish {
+					must(t, sh.Primary.Client().FlushAll(t.Context()).Err())
+				}
+				before, err := sh.Primary.Calls()
+				must(t, err)
+				st := s.Check(t.Context(), []store.Request{r})[0]
+				inTime = time.Since(began) < clockPeriod/2
+				after, err := sh.Primary.Calls()
+				must(t, err)
+				switch {
+				case st.Err != nil, st.Replica, st.Now == 0:
+					t.Errorf("the check got %+v", st)
+				case test.vanish && (st.Used != 0 || st.Reset <= r.Until):
+					t.Errorf("the check got %+v, want a new window", st)
+				case !test.vanish && (st.Used != 3 || st.Reset != r.Until):
+					t.Errorf("the check got %+v, want 3 used until %d", st, r.Until)
+				}
+				if n := after["evalsha"] - before["evalsha"]; inTime && n != test.scripts {
+					t.Errorf("%d scripts ran, want %d", n, test.scripts)
+				}
+			}
+		})
+	}
+}
+
+// TestNewcomersAskThePrimary checks that checks of clients that no replica knows go to the primary
+// once most are so, but for a sample, and come back to the replica when most are known.
+func TestNewcomersAskThePrimary(t *testing.T) {
+	const clients = 64
+	sh := redistest.StartShard(t, 1)
+	s := newStore(t, shardOf(t, sh), nil)
+	waitUntilUp(t, s)
+	replica := sh.Replicas[0]
+	// visit checks clients, and returns how many of the checks a replica was asked.
+	visit := func(name string, n int) int64 {
+		before, err := replica.Asked()
+		must(t, err)
+		for i := range n {
+			r := plainRequest(1)
+			r.ClientKey = fmt.Sprint(name, i)
+			if st := s.Check(t.Context(), []store.Request{r})[0]; st.Err != nil || st.Reset == 0 {
+				t.Fatalf("the check got %+v", st)
+			}
+		}
+		after, err := replica.Asked()
+		must(t, err)
+		return after - before
+	}
+	if n := visit("first", clients); n < clients/2 {
+		t.Errorf("the replica was asked about %d of the first %d new clients", n, clients)
+	}
+	if n := visit("second", clients); n > clients/newcomersSample+1 {
+		t.Errorf("the replica was asked about %d of the next %d", n, clients)
+	}
+	eventually(t, "the replica is asked about clients that it knows", func() error {
+		if n := visit("first", clients); n < clients {
+			return fmt.Errorf("about %d of %d", n, clients)
+		}
+		return nil
+	})
+}

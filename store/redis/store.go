@@ -87,6 +87,8 @@ type Store struct {
 	sharder *rendezvous
 	// previous chooses among the shards before a resharding, or is nil.
 	previous *rendezvous
+	// newcomers are the buckets that no replica has.
+	newcomers newcomers
 	// static is set if the servers of all shards are given.
 	static bool
 	// reports has the call.detached of each member and operation.
@@ -220,18 +222,34 @@ func (s *Store) check(ctx context.Context, at *servers, g group, deadline time.T
 	}
 	switch {
 	case replica == nil:
-		s.ask(ctx, at.checks, g, deadline, s.writing(algorithm.Check, at))
-	case now == 0 || g.wantsPrimary():
+		s.checkPrimary(ctx, at, g, deadline)
+	case now == 0 || g.wantsPrimary() || s.newcomers.expects(g):
 		// A replica that decides by its own clock is only a fallback.
-		s.ask(ctx, at.checks, g, half, s.writing(algorithm.Check, at))
+		s.checkPrimary(ctx, at, g, half)
 		s.fallBack(ctx, replica, g, deadline, reading(algorithm.Check, at, now))
 	default:
 		// The other half of the time is the primary's.
 		s.ask(ctx, replica, g, half, reading(algorithm.Check, at, now))
+		s.newcomers.learn(g)
 		if g.members = g.unanswered(at); len(g.members) > 0 && ctx.Err() == nil {
 			s.ask(ctx, at.checks, g, deadline, s.writing(algorithm.Check, at))
 		}
 	}
+}
+
+// checkPrimary checks buckets at a primary. If all their windows are known to be open,
+// it reads them; those that have none after all, and all others, the script checks,
+// which opens windows and hears the primary's clock.
+func (s *Store) checkPrimary(ctx context.Context, at *servers, g group, deadline time.Time) {
+	now, age := s.timeAt(at, time.Now())
+	if now != 0 && age <= clockPeriod && !s.opts.NoPlainCharges && g.areOpen(now) {
+		s.ask(ctx, at.checks, g, deadline, readingPrimary(algorithm.Check, at, now))
+		g.members = g.where(func(i int) bool { return g.states[i].Err == nil && isUnopened(&g.reqs[i], &g.states[i]) })
+		if len(g.members) == 0 || ctx.Err() != nil {
+			return
+		}
+	}
+	s.ask(ctx, at.checks, g, deadline, s.writing(algorithm.Check, at))
 }
 
 // fallBack asks a replica for what the primary did not answer. Where the replica
@@ -274,7 +292,7 @@ func (s *Store) peek(ctx context.Context, at *servers, g group, deadline time.Ti
 			return
 		}
 	}
-	s.ask(ctx, at.checks, g, deadline, peeking(at, now))
+	s.ask(ctx, at.checks, g, deadline, readingPrimary(algorithm.Peek, at, now))
 }
 
 // replica returns the replica to ask, or nil.

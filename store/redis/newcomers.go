@@ -1,0 +1,70 @@
+package redis
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+const (
+	// newcomersWhole is the share of all, and newcomersMost that from which the primary
+	// is asked first.
+	newcomersWhole = 1 << 16
+	newcomersMost  = newcomersWhole * 3 / 4
+	// newcomersDecay is how many checks the share looks back, and newcomersSample of how
+	// many that are expected to fail one asks a replica nevertheless.
+	newcomersDecay, newcomersSample = 32, 16
+)
+
+// newcomers learns in which zones most clients that are unknown here have no open window
+// on a replica either, as in an attack with made-up keys, or with windows that are short
+// beside how often a client comes. There the primary is asked first, which opens the
+// window: a call less for each.
+type newcomers struct{ zones sync.Map }
+
+// newcomerShare is what is known of one zone.
+type newcomerShare struct {
+	// share of those that no replica knew.
+	share atomic.Int64
+	// expected counts the checks that a replica was expected not to answer.
+	expected atomic.Uint32
+}
+
+// expects reports whether to ask the primary first.
+func (n *newcomers) expects(g group) bool {
+	for _, i := range g.members {
+		if z := n.of(&g.reqs[i]); z != nil && z.share.Load() >= newcomersMost {
+			return z.expected.Add(1)%newcomersSample != 0
+		}
+	}
+	return false
+}
+
+// learn takes in what a replica answered.
+func (n *newcomers) learn(g group) {
+	for _, i := range g.members {
+		z := n.of(&g.reqs[i])
+		if z == nil || g.states[i].Err != nil {
+			continue
+		}
+		was, sample := z.share.Load(), int64(0)
+		if isUnopened(&g.reqs[i], &g.states[i]) {
+			sample = newcomersWhole
+		}
+		// Of two at a time one may be lost: it is an estimate.
+		z.share.Store(was + (sample-was)/newcomersDecay)
+	}
+}
+
+// of returns the zone of a request whose window is not known to be open, or nil.
+func (n *newcomers) of(r *store.Request) *newcomerShare {
+	if r.Until != 0 || r.Limit.Algorithm != store.FixedWindow {
+		return nil
+	}
+	z, ok := n.zones.Load(r.Limit.Zone)
+	if !ok {
+		z, _ = n.zones.LoadOrStore(r.Limit.Zone, new(newcomerShare))
+	}
+	return z.(*newcomerShare)
+}
