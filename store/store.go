@@ -61,6 +61,15 @@ type Store interface {
 	Refund(ctx context.Context, reqs []Request) []State
 }
 
+// Immediate is a Store that answers without waiting, and so can set states that its
+// caller has. It ignores contexts.
+type Immediate interface {
+	// CheckInto is Check; states has the length of reqs.
+	CheckInto(reqs []Request, states []State)
+	// TakeInto is Take.
+	TakeInto(reqs []Request, states []State)
+}
+
 // Detacher is a Store that can write without being waited for, as remote stores do so
 // that a response is never delayed by its charge. The methods may keep reqs, which the
 // caller no longer changes, and return at once. What cannot be delivered is counted and

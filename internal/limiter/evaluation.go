@@ -23,7 +23,7 @@ type evaluation struct {
 	zones   []*boundZone
 	reqs    []store.Request
 	states  []store.State
-	// spends is nil until a zone holds the cost in flight, takes it or fails.
+	// spends is empty until a zone holds the cost in flight, takes it or fails.
 	spends []spend
 	refs   [maxStores]ref
 	// split is set if the zones do not all count in the same store.
@@ -34,12 +34,30 @@ type evaluation struct {
 	// diverted has the client key of each zone that counts the request in its
 	// overflow bucket.
 	diverted map[int]string
+}
 
-	// Room for the few zones that most handlers have.
-	zonesRoom  [2]*boundZone
-	reqsRoom   [2]store.Request
-	spendsRoom [2]spend
-	stateRoom  [2]store.State
+// roomForOne is room for the slices of an evaluation in one zone, as most are, and
+// roomForTwo for two. They are allocated with the tracker.
+type roomForOne struct {
+	zones  [1]*boundZone
+	reqs   [1]store.Request
+	spends [1]spend
+	states [1]store.State
+}
+
+type roomForTwo struct {
+	zones  [2]*boundZone
+	reqs   [2]store.Request
+	spends [2]spend
+	states [2]store.State
+}
+
+func (r *roomForOne) lend(e *evaluation) {
+	e.zones, e.reqs, e.spends, e.states = r.zones[:0], r.reqs[:0], r.spends[:0], r.states[:0]
+}
+
+func (r *roomForTwo) lend(e *evaluation) {
+	e.zones, e.reqs, e.spends, e.states = r.zones[:0], r.reqs[:0], r.spends[:0], r.states[:0]
 }
 
 // spend is what the request has spent in a zone.
@@ -111,10 +129,8 @@ func (e *evaluation) refusesOutright() bool {
 // freshStates returns the states before any store is asked: only zones whose
 // limit is 0 have an answer.
 func (e *evaluation) freshStates() []store.State {
-	states := e.stateRoom[:min(len(e.reqs), len(e.stateRoom))]
-	if clear(states); len(states) < len(e.reqs) {
-		states = make([]store.State, len(e.reqs))
-	}
+	states := slices.Grow(e.states[:0], len(e.reqs))[:len(e.reqs)]
+	clear(states)
 	for i := range e.reqs {
 		if e.reqs[i].Events == 0 {
 			states[i] = store.State{RetryAfter: store.Never, Now: e.limiter.Now().UnixMicro()}
@@ -433,7 +449,7 @@ func (e *evaluation) observes(i int) bool { return slices.Contains(e.observed, i
 
 // has returns what the request has spent in zone i.
 func (e *evaluation) has(i int) spend {
-	if e.spends == nil {
+	if len(e.spends) == 0 {
 		return spend{}
 	}
 	return e.spends[i]
@@ -441,10 +457,8 @@ func (e *evaluation) has(i int) spend {
 
 // spendOf is has, to be changed.
 func (e *evaluation) spendOf(i int) *spend {
-	if e.spends == nil {
-		if e.spends = e.spendsRoom[:]; len(e.zones) > len(e.spends) {
-			e.spends = make([]spend, len(e.zones))
-		}
+	if len(e.spends) == 0 {
+		e.spends = slices.Grow(e.spends, len(e.zones))[:len(e.zones)]
 	}
 	return &e.spends[i]
 }

@@ -31,7 +31,7 @@ func (t *tracker) setHeaders() {
 	var at, rank int
 	for _, e := range t.evaluations {
 		// An evaluation whose check panicked has no states.
-		if e.states == nil {
+		if len(e.states) == 0 {
 			continue
 		}
 		ietf = ietf || e.limiter.setsIETF()

@@ -143,7 +143,7 @@ func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 		}
 		if e == nil {
 			if t == nil || t.settled {
-				t = newTracker(w, t)
+				t = newTracker(w, t, len(l.Zones))
 			}
 			e = t.newEvaluation(l, repl)
 		}

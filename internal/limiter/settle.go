@@ -15,7 +15,7 @@ import (
 // settle charges or refunds the request by its status, and makes the states show
 // that. Leases go on.
 func (e *evaluation) settle(status int) {
-	if e.states == nil {
+	if len(e.states) == 0 {
 		// Nothing was asked.
 		return
 	}

@@ -44,11 +44,27 @@ func trackerOf(r *http.Request) *tracker {
 	return t
 }
 
-// newTracker returns a tracker of responses to w. If settled is not nil, it was the
-// request's tracker before.
-func newTracker(w http.ResponseWriter, settled *tracker) *tracker {
-	t := &tracker{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}}
-	t.evaluations = t.room[:0]
+// newTracker returns a tracker of responses to w, with room for an evaluation in so
+// many zones. If settled is not nil, it was the request's tracker before. It is not
+// pooled: handlers may use it as a writer, and access logs read it, after this
+// handler has returned.
+func newTracker(w http.ResponseWriter, settled *tracker, zones int) (t *tracker) {
+	if zones == 1 {
+		in := new(struct {
+			tracker
+			roomForOne
+		})
+		t = &in.tracker
+		in.lend(&t.first)
+	} else {
+		in := new(struct {
+			tracker
+			roomForTwo
+		})
+		t = &in.tracker
+		in.lend(&t.first)
+	}
+	t.ResponseWriterWrapper.ResponseWriter, t.evaluations = w, t.room[:0]
 	if settled != nil {
 		t.evaluations = append(t.evaluations, settled.evaluations...)
 		t.inherited = len(t.evaluations)
@@ -63,7 +79,6 @@ func (t *tracker) newEvaluation(l *Limiter, repl *caddy.Replacer) *evaluation {
 		e = new(evaluation)
 	}
 	e.limiter, e.repl = l, repl
-	e.zones, e.reqs = e.zonesRoom[:0], e.reqsRoom[:0]
 	return e
 }
 

@@ -26,7 +26,7 @@ func (w *readerFromWriter) ReadFrom(r io.Reader) (int64, error) {
 
 func TestReadFromReachesTheServersWriter(t *testing.T) {
 	below := &readerFromWriter{ResponseRecorder: httptest.NewRecorder()}
-	tr := newTracker(below, nil)
+	tr := newTracker(below, nil, 1)
 	body := strings.NewReader("body")
 	n, err := tr.ReadFrom(body)
 	if err != nil || n != 4 {
@@ -41,7 +41,7 @@ func TestReadFromReachesTheServersWriter(t *testing.T) {
 }
 
 func TestInformationalStatusesAreNotFinal(t *testing.T) {
-	tr := newTracker(httptest.NewRecorder(), nil)
+	tr := newTracker(httptest.NewRecorder(), nil, 1)
 	tr.WriteHeader(http.StatusEarlyHints)
 	if tr.settled {
 		t.Error("the request is settled by an informational status")

@@ -71,7 +71,11 @@ func (o *Opened) Admit(ctx context.Context, reqs []store.Request, states []store
 // Take checks requests, and spends the cost of those that are allowed.
 func (o *Opened) Take(ctx context.Context, reqs []store.Request, states []store.State) {
 	ctx, span := o.startSpan(ctx, "take", reqs)
-	copy(states, o.Store.Take(ctx, reqs))
+	if immediate, ok := o.Store.(store.Immediate); ok {
+		immediate.TakeInto(reqs, states)
+	} else {
+		copy(states, o.Store.Take(ctx, reqs))
+	}
 	endSpan(span, states)
 }
 

@@ -111,44 +111,55 @@ type Local struct {
 	store.Store
 	flights  *Flights
 	detacher store.Detacher
+	// immediate is the store if it is one, or nil.
+	immediate store.Immediate
 }
 
 // NewLocal returns a view of flights on s.
 func NewLocal(flights *Flights, s store.Store) *Local {
 	l := &Local{Store: s, flights: flights}
 	l.detacher, _ = s.(store.Detacher)
+	l.immediate, _ = s.(store.Immediate)
 	return l
 }
 
 // Admit is [Ledger.Admit].
 func (l *Local) Admit(ctx context.Context, reqs []store.Request, states []store.State) {
 	for i := range reqs {
-		states[i] = l.admit(ctx, &reqs[i])
+		l.admit(ctx, &reqs[i], states[i:i+1])
 	}
 }
 
-func (l *Local) admit(ctx context.Context, r *store.Request) store.State {
+// admit sets the state of a request, the only one of states.
+func (l *Local) admit(ctx context.Context, r *store.Request, states []store.State) {
 	page, id, fl := l.flights.use(r)
-	asked := fl.asked[:]
+	asked, st := fl.asked[:], &states[0]
 	asked[0] = *r
 	asked[0].Ahead += fl.cost
-	st := l.Check(ctx, asked)[0]
+	l.check(ctx, asked, states)
 	switch {
 	case st.Err != nil:
 	case st.Allowed:
-		showFlight(&st, fl.cost)
+		showFlight(st, fl.cost)
 		fl.cost += r.Cost
 		page.leave(id, fl, 0, r.Cost)
-		return st
+		return
 	case fl.cost > 0:
 		asked[0].Ahead = r.Ahead
-		if st = l.Check(ctx, asked)[0]; st.Err == nil && st.Allowed {
-			refuseForFlight(&st)
-			showFlight(&st, fl.cost)
+		if l.check(ctx, asked, states); st.Err == nil && st.Allowed {
+			refuseForFlight(st)
+			showFlight(st, fl.cost)
 		}
 	}
 	page.leave(id, fl, 1, 0)
-	return st
+}
+
+func (l *Local) check(ctx context.Context, reqs []store.Request, states []store.State) {
+	if l.immediate != nil {
+		l.immediate.CheckInto(reqs, states)
+		return
+	}
+	copy(states, l.Check(ctx, reqs))
 }
 
 // Foresee is [Ledger.Foresee].

@@ -88,12 +88,26 @@ func (s *Store) runEach(op algorithm.Operation, reqs []store.Request) {
 }
 
 func (s *Store) run(op algorithm.Operation, reqs []store.Request) []store.State {
-	now := s.now().UnixMicro()
 	states := make([]store.State, len(reqs))
+	s.runInto(op, reqs, states)
+	return states
+}
+
+func (s *Store) runInto(op algorithm.Operation, reqs []store.Request, states []store.State) {
+	now := s.now().UnixMicro()
 	for i := range reqs {
 		states[i] = s.buckets.run(op, &reqs[i], now, s.maxKeys)
 	}
-	return states
+}
+
+// CheckInto implements [store.Immediate].
+func (s *Store) CheckInto(reqs []store.Request, states []store.State) {
+	s.runInto(algorithm.Check, reqs, states)
+}
+
+// TakeInto implements [store.Immediate].
+func (s *Store) TakeInto(reqs []store.Request, states []store.State) {
+	s.runInto(algorithm.Take, reqs, states)
 }
 
 // Peek implements [store.Peeker].
@@ -140,6 +154,7 @@ func (s *shard) forget(id identity.ID) bool {
 // Interface guards.
 var (
 	_ store.Store     = (*Store)(nil)
+	_ store.Immediate = (*Store)(nil)
 	_ store.Detacher  = (*Store)(nil)
 	_ store.Penalizer = (*Store)(nil)
 	_ store.Peeker    = (*Store)(nil)
