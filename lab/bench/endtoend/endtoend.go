@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"slices"
 	"strconv"
@@ -28,7 +29,7 @@ import (
 
 // Options say how much is measured.
 type Options struct {
-	Rounds      int           // of which the median counts; 0 means 5
+	Rounds      int           // of which the median counts; 0 means 9
 	Length      time.Duration // of each case in a round; 0 means a second
 	Connections int           // requests at a time; 0 means 64
 	Quick       bool          // for tests: fewer clients, and no warm-up
@@ -44,13 +45,15 @@ type sizes struct {
 	// slices is the number of rounds of latencies in place of one round, each that much
 	// shorter: a pause of the machine then spoils less.
 	slices int
+	// passes is how often each returning client comes before it is measured.
+	passes int64
 }
 
 func (o *Options) sizes() sizes {
 	if o.Quick {
-		return sizes{1_000, 5_000, 1 << 12, 2_000, 1}
+		return sizes{1_000, 5_000, 1 << 12, 2_000, 1, 0}
 	}
-	return sizes{30_000, 1_000_000, 1 << 15, 25_000, 3}
+	return sizes{30_000, 1_000_000, 1 << 15, 25_000, 3, 6}
 }
 
 // leadIn is how long a case runs before it is measured for some length, so that Caddy
@@ -59,7 +62,7 @@ func leadIn(length time.Duration) time.Duration { return length / 8 }
 
 // Run measures everything, and writes its progress to progress.
 func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err error) {
-	opts.Rounds, opts.Length = cmp.Or(opts.Rounds, 5), cmp.Or(opts.Length, time.Second)
+	opts.Rounds, opts.Length = cmp.Or(opts.Rounds, 9), cmp.Or(opts.Length, time.Second)
 	opts.Connections = cmp.Or(opts.Connections, 64)
 	start := time.Now()
 	say := func(format string, args ...any) {
@@ -87,6 +90,8 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 		run    func(isCounted bool) error
 	}{
 		{"cases", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.cases, r.cases, isCounted) }},
+		{"returning clients", opts.Rounds, func(isCounted bool) error { return l.measureReturning(ctx, r.returning, isCounted) }},
+		{"charge_delay", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.delays, r.delays, isCounted) }},
 		{"sweep", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.sweep, r.sweep, isCounted) }},
 		{"latency", opts.Rounds * l.sizes.slices, func(isCounted bool) error { return l.measureLatencies(ctx, r, isCounted) }},
 		{"wrk", opts.Rounds, func(isCounted bool) error { return l.crossCheck(ctx, r, isCounted) }},
@@ -122,14 +127,16 @@ type lab struct {
 	stores        stores
 	first, second *site.Site
 
-	cases, sweep, distances []*endpoint
-	heap                    []*endpoint // on the second Caddy
+	cases, sweep, distances, delays []*endpoint
+	returning                       *endpoint   // measured by itself, with the floor in between
+	heap                            []*endpoint // on the second Caddy
 }
 
 // stores are the stores of the cases. Several share servers, at different times.
 type stores struct {
-	base, batched, two, four, alone, followed, many redisStore
-	far                                             []*redisStore // in the order of roundTrips
+	base, batched, seldom, two, four, alone, followed, many redisStore
+	far                                                     []*redisStore // in the order of roundTrips
+	delayed                                                 []*redisStore // in the order of chargeDelays
 }
 
 func openLab(opts Options) (_ *lab, err error) {
@@ -150,9 +157,13 @@ func openLab(opts Options) (_ *lab, err error) {
 	s := &l.stores
 	*s = stores{
 		base: redisStore{shards: l.shards[:1]}, batched: redisStore{name: "batched", shards: l.shards[1:2]},
-		two: redisStore{name: "two", shards: l.shards[:2]}, four: redisStore{name: "four", shards: l.shards[:4]},
-		alone: redisStore{name: "alone", shards: l.shards[4:5]}, followed: redisStore{name: "followed", shards: l.shards[5:6]},
-		many: redisStore{name: "many", shards: l.shards[6:]},
+		seldom: redisStore{name: "seldom", shards: l.shards[:1], options: checked},
+		two:    redisStore{name: "two", shards: l.shards[:2], options: checked}, four: redisStore{name: "four", shards: l.shards[:4], options: checked},
+		alone: redisStore{name: "alone", shards: l.shards[4:5], options: checked}, followed: redisStore{name: "followed", shards: l.shards[5:6], options: checked},
+		many: redisStore{name: "many", shards: l.shards[6:], options: checked},
+	}
+	for i, d := range chargeDelays {
+		s.delayed = append(s.delayed, &redisStore{name: fmt.Sprintf("delay%d", i), shards: l.shards[:1], options: fmt.Sprintf("charge_delay %v", d)})
 	}
 	for i, d := range roundTrips {
 		far, err := s.base.away(fmt.Sprintf("far%d", i), d)
@@ -161,10 +172,12 @@ func openLab(opts Options) (_ *lab, err error) {
 		}
 		s.far = append(s.far, far)
 	}
-	l.cases, l.sweep, l.distances = baseCases(&s.base, &s.batched), l.sweepCases(), l.distanceCases()
+	l.cases, l.sweep, l.distances, l.delays = baseCases(&s.base, &s.batched), l.sweepCases(), l.distanceCases(), l.delayCases()
+	l.returning = l.limiting(ManyClients, &s.base, 1, "")
+	l.returning.keys = 50_000
 	l.heap = []*endpoint{{name: memoryStore, status: 200, keys: l.sizes.heap, store: &s.many, isAlone: true, text: memoryText}}
 	var first []*endpoint
-	for _, c := range slices.Concat(l.cases, l.sweep, l.distances) {
+	for _, c := range slices.Concat(l.cases, []*endpoint{l.returning}, l.sweep, l.distances, l.delays) {
 		if c.isAlone {
 			l.heap = append(l.heap, c)
 		} else {
@@ -230,9 +243,10 @@ func (l *lab) startCaddy(cases []*endpoint) (*site.Site, error) {
 
 // redisStore is a store of the Caddyfile with its servers.
 type redisStore struct {
-	name   string // empty for the default one
-	shards []*redistest.Shard
-	relays []*relay // of the servers of the only shard, the primary first
+	name    string // empty for the default one
+	options string
+	shards  []*redistest.Shard
+	relays  []*relay // of the servers of the only shard, the primary first
 }
 
 func servers(shard *redistest.Shard) []*redistest.Server {
@@ -259,13 +273,13 @@ func (s *redisStore) text() string {
 		}
 		b.WriteString("}\n")
 	}
-	b.WriteString("check_timeout 5s\ncharge_timeout 5s\n}\n")
+	fmt.Fprintf(&b, "check_timeout 5s\ncharge_timeout 5s\n%s\n}\n", s.options)
 	return b.String()
 }
 
 // away returns a store on the same servers behind relays that lengthen the round trip.
 func (s *redisStore) away(name string, roundTrip time.Duration) (*redisStore, error) {
-	far := &redisStore{name: name, shards: s.shards}
+	far := &redisStore{name: name, shards: s.shards, options: checked}
 	for _, server := range servers(s.shards[0]) {
 		r, err := startRelay(server.Addr(), roundTrip/2)
 		if err != nil {
@@ -327,6 +341,8 @@ const (
 	Floor        = "respond, five headers"
 	ChargeAfter  = "redis store"
 	ManyClients  = "redis store, 50,000 clients"
+	NewClients   = "redis store, clients never seen before"
+	Calibration  = "INCRBY and EXPIRE, in pipelines of 32"
 	ChargeBefore = "redis store, charge before"
 	BatchAuto    = "redis store, batch auto"
 	Refused      = "redis store, refused"
@@ -347,10 +363,12 @@ const (
 
 // The bounds for the CPU of Caddy, relative to the floor.
 const (
-	memoryBound      = 1.06
-	chargeAfterBound = 1.35
-	batchBound       = 1.10
-	refusedHotBound  = 1.05
+	memoryBound      = 1.08
+	chargeAfterBound = 1.22
+	manyBound        = 1.50
+	newBound         = 1.70
+	batchBound       = 1.08
+	refusedHotBound  = 1.08
 )
 
 const clients = 500
@@ -382,11 +400,7 @@ func baseCases(base, batched *redisStore) []*endpoint {
 		{name: Floor, text: fiveHeaders + "respond ok"},
 		{name: memoryStore, floor: Floor, limit: memoryBound, text: memoryText},
 		{name: ChargeAfter, floor: Floor, limit: chargeAfterBound, text: "rate_limit {header.X-Key} 50000000 1h\nrespond ok"},
-		{
-			// Each client sends once in several seconds, so Caddy knows little about it.
-			name: ManyClients, floor: Floor, keys: 50_000, text: "rate_limit {header.X-Key} 50000000 1h many\nrespond ok",
-			limits: []*store.Limit{{Zone: "many", Algorithm: store.FixedWindow, Window: time.Hour}},
-		},
+		{name: NewClients, floor: Floor, limit: newBound, keys: math.MaxInt64, text: "rate_limit {header.X-Key} 50000000 1h new\nrespond ok"},
 		{name: "redis store, one hot key", floor: Floor, text: "rate_limit static 50000000 1h hot\nrespond ok"},
 		{name: ChargeBefore, floor: Floor, text: limited("", "before", byHeader, plenty+"\ncharge before")},
 		{name: "redis store, charge before, one hot key", floor: Floor, text: limited("", "before_hot", "static", plenty+"\ncharge before")},
@@ -402,6 +416,32 @@ func baseCases(base, batched *redisStore) []*endpoint {
 	for _, c := range cases {
 		c.store = cmp.Or(c.store, base)
 		c.keys, c.status = cmp.Or(c.keys, clients), cmp.Or(c.status, 200)
+	}
+	return cases
+}
+
+// checked are the options of a store that checks each request of a client that comes
+// seldom, as it does with clients that come to several Caddys.
+const checked = "ledger_max_trust 0"
+
+// chargeDelays and delayClients are what the sweep of charge_delay goes through: a
+// client of many comes less often.
+var (
+	chargeDelays = []time.Duration{0, 10 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond}
+	delayClients = []int64{500, 5_000, 50_000}
+)
+
+func delayName(clients int64, delay time.Duration) string {
+	return fmt.Sprintf("%s clients, %v", grouped(clients), delay)
+}
+
+func (l *lab) delayCases() (cases []*endpoint) {
+	for _, clients := range delayClients {
+		for i, d := range chargeDelays {
+			c := l.limiting(delayName(clients, d), l.stores.delayed[i], 1, "")
+			c.keys = clients
+			cases = append(cases, c)
+		}
 	}
 	return cases
 }
@@ -432,18 +472,18 @@ func (l *lab) limiting(name string, counting *redisStore, zones int, options str
 
 func (l *lab) sweepCases() []*endpoint {
 	s := &l.stores
-	oneKey, someKeys := l.limiting("1 key", &s.base, 1, ""), l.limiting(fewerKeys, &s.base, 1, "")
+	oneKey, someKeys := l.limiting("1 key", &s.seldom, 1, ""), l.limiting(fewerKeys, &s.seldom, 1, "")
 	oneKey.keys, someKeys.keys = 1, l.sizes.sweep/3
 	many := l.limiting(manyKeys, &s.many, 1, "")
 	many.keys, many.isAlone = l.sizes.many, true
 	cases := []*endpoint{
 		{name: Floor, text: fiveHeaders + "respond ok", status: 200, keys: l.sizes.sweep, store: &s.base},
-		l.limiting(SweepBase, &s.base, 1, ""),
+		l.limiting(SweepBase, &s.seldom, 1, ""),
 		l.limiting(TwoShards, &s.two, 1, ""),
 		l.limiting(FourShards, &s.four, 1, ""),
 		l.limiting("no replica", &s.alone, 1, ""),
 		l.limiting("2 replicas", &s.followed, 1, ""),
-		l.limiting("3 zones", &s.base, 3, ""),
+		l.limiting("3 zones", &s.seldom, 3, ""),
 		oneKey, someKeys, many,
 	}
 	for i, far := range s.far {

@@ -38,6 +38,9 @@ func TestRunMeasuresAll(t *testing.T) {
 			t.Errorf("there is no row %q", c.name)
 		}
 	}
+	if rows[ManyClients] == 0 || len(r.returning[ManyClients]) != 1 || len(r.delays) != len(delayClients)*len(chargeDelays)+1 {
+		t.Errorf("%d samples of returning clients, %d of the sweep of charge_delay", len(r.returning[ManyClients]), len(r.delays))
+	}
 	for _, row := range sweepRows(&r.opts) {
 		if rows[row.factor] == 0 || len(r.sweep[row.name]) != 1 {
 			t.Errorf("there is no sample of %q", row.name)
@@ -67,7 +70,7 @@ func TestRunMeasuresAll(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, name := range []string{caddyPicture, sweepPicture, latencyPicture} {
+	for _, name := range []string{caddyPicture, sweepPicture, latencyPicture, delayPicture} {
 		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Size() == 0 {
 			t.Errorf("%s was not drawn: %v", name, err)
 		}
@@ -120,11 +123,11 @@ func checkFigures(t *testing.T, r *Result) {
 			t.Errorf("at %v a ping takes %v ms", d, got)
 		}
 	}
-	if far := r.latency[beforeName(5*time.Millisecond)][0]; far.limiter.p50 < 5 {
-		t.Errorf("with Redis 5 ms away half of the requests take less than %v ms", far.limiter.p50)
+	if far := r.latency[beforeName(5*time.Millisecond)][0]; far.limiter < 5 {
+		t.Errorf("with Redis 5 ms away half of the requests take less than %v ms", far.limiter)
 	}
 	goals := r.Goals()
-	if len(goals) != 8+len(latencyCases) {
+	if len(goals) != 10 {
 		t.Errorf("there are %d goals", len(goals))
 	}
 	for _, g := range goals {

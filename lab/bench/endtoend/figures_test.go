@@ -17,14 +17,14 @@ func TestComparisonsAreOfTheSameRound(t *testing.T) {
 		Floor:       {{caddy: 10}, {caddy: 100}, {caddy: 20}},
 		memoryStore: {{caddy: 11}, {caddy: 110}, {caddy: 22}},
 	}
-	if got := s.ratio(memoryStore, Floor); got.Text("%.2f") != "1.10" {
+	if got := s.ratio(memoryStore, Floor, sample.ofCaddy); got.Text("%.2f") != "1.10" {
 		t.Errorf("the ratios are %v", got)
 	}
 	r := rounds{
-		{floor: quantiles{p99: 1}, limiter: quantiles{p99: 3}},
-		{floor: quantiles{p99: 50}, limiter: quantiles{p99: 52}},
+		{floor: 1, limiter: 3},
+		{floor: 50, limiter: 52},
 	}
-	if got, want := r.added(quantiles.ofP99), (report.Spread{Median: 2, Least: 2, Most: 2}); got != want {
+	if got, want := r.added(), (report.Spread{Median: 2, Least: 2, Most: 2}); got != want {
 		t.Errorf("what is added is %v, want %v", got, want)
 	}
 }
@@ -63,17 +63,6 @@ func TestSharedRateIsHalfOfTheLeast(t *testing.T) {
 	}
 }
 
-func TestQuantilesOf(t *testing.T) {
-	var r loadgen.Result
-	for i := range 1000 {
-		d := time.Duration(i+1) * time.Millisecond
-		r.Latencies, r.Times, r.Lags = append(r.Latencies, 2*d), append(r.Times, d), append(r.Lags, d/2)
-	}
-	if got, want := quantilesOf(&r), (quantiles{p50: 1002, p99: 1982, p999: 2000, sent99: 991, lag99: 495.5}); got != want {
-		t.Errorf("it is %+v, want %+v", got, want)
-	}
-}
-
 func TestWrkRate(t *testing.T) {
 	good := "Running 1s test\n  100 requests in 1.00s\nRequests/sec:  12345.67\nTransfer/sec:      1.23MB\n"
 	if got, err := wrkRate([]byte(good)); err != nil || got != 12345.67 {
@@ -106,13 +95,14 @@ func TestTablesTellOfAllRounds(t *testing.T) {
 		Floor:       {{caddy: 10, rate: 10}, {caddy: 20, rate: 10}},
 		memoryStore: {{caddy: 20, primary: 1, replica: 3, calls: 0.001, rate: 4}, {caddy: 60, primary: 2, replica: 4, calls: 0.002, rate: 6}},
 	}
-	s[SweepBase] = s[memoryStore]
+	s[SweepBase], s[ManyClients], s[delayName(500, 50*time.Millisecond)] = s[memoryStore], s[memoryStore], s[memoryStore]
+	s[Calibration] = []sample{{primary: 2}, {primary: 2}}
 	r := &Result{
 		baseCases: []*endpoint{{name: Floor}, {name: memoryStore, floor: Floor, limit: 2}},
-		cases:     s, sweep: s,
+		cases:     s, sweep: s, returning: s, delays: s,
 		latency: map[string]rounds{SweepBase: {
-			{rate: 7, floor: quantiles{p50: 1, p99: 2}, limiter: quantiles{p50: 2, p99: 4, p999: 8, sent99: 1, lag99: 1}},
-			{rate: 7, floor: quantiles{p50: 1, p99: 3}, limiter: quantiles{p50: 4, p99: 6, p999: 9, sent99: 2, lag99: 2}},
+			{rate: 7, floor: 1, limiter: 2},
+			{rate: 7, floor: 1, limiter: 4},
 		}},
 		memory: memory{redis: []float64{176, 176.1}, store: []float64{110, 130}, ledger: []float64{270, 290}},
 	}
@@ -121,6 +111,7 @@ func TestTablesTellOfAllRounds(t *testing.T) {
 	}
 	var b strings.Builder
 	r.writeCases(&b)
+	r.writeDelays(&b)
 	r.writeSweep(&b)
 	r.writeLatency(&b)
 	r.writeMemory(&b)
@@ -129,7 +120,9 @@ func TestTablesTellOfAllRounds(t *testing.T) {
 		"| respond, five headers | 15.0 (10.0 to 20.0) | 0.0 | 0.0 |  |  | 10 | 0 |\n",
 		"| memory store | 40.0 (20.0 to 60.0) | 1.5 (1.0 to 2.0) | 3.5 (3.0 to 4.0) | 2.50 (2.00 to 3.00) | ≤ 2.00 | 5 (4 to 6) | 0.0015 (0.0010 to 0.0020) |\n",
 		"| base | 1 shard, 1 replica, 1 zone, 30,000 keys | 2.00 (1.00 to 3.00) | 5 (4 to 6) | 40.0 (20.0 to 60.0) | 5.0 (4.0 to 6.0) | 0.0 | 0.0015 (0.0010 to 0.0020) | 2.50 (2.00 to 3.00) |\n",
-		"| base | 7 | 1.00 | 2.50 (2.00 to 3.00) | 2.00 (1.00 to 3.00) | 2.50 (2.00 to 3.00) | 8.50 (8.00 to 9.00) | 1.50 (1.00 to 2.00) | 1.50 (1.00 to 2.00) |\n",
+		"| base | 7 | 1.00 | 2.00 (1.00 to 3.00) |\n",
+		"| redis store, 50,000 clients | 40.0 (20.0 to 60.0) | 1.5 (1.0 to 2.0) | 3.5 (3.0 to 4.0) | 2.50 (2.00 to 3.00) | ≤ 1.50 | 5 (4 to 6) | 0.0015 (0.0010 to 0.0020) |\n",
+		"| 500 | 50ms | 40.0 (20.0 to 60.0) | 5.0 (4.0 to 6.0) | 2.50 (2.00 to 3.00) | 0.0015 (0.0010 to 0.0020) |\n",
 		"| each server of Redis | 176 |\n",
 		"| Caddy, memory store | 120 (110 to 130) |\n",
 		"| Caddy, what it knows of a bucket in Redis | 280 (270 to 290) |\n",

@@ -39,12 +39,11 @@ func (s samples) spread(name string, of func(sample) float64) report.Spread {
 	return report.SpreadBy(s[name], of)
 }
 
-// ratio is the CPU time of Caddy in a case, relative to that of the floor in the
-// same round.
-func (s samples) ratio(name, floor string) report.Spread {
+// ratio is a figure of a case, relative to that of another one in the same round.
+func (s samples) ratio(name, other string, of func(sample) float64) report.Spread {
 	var values []float64
 	for i, one := range s[name] {
-		values = append(values, one.caddy/s[floor][i].caddy)
+		values = append(values, of(one)/of(s[other][i]))
 	}
 	return report.SpreadOf(values)
 }
@@ -65,6 +64,53 @@ func (l *lab) measureAll(ctx context.Context, cases []*endpoint, into samples, i
 			into[c.name] = append(into[c.name], s)
 		}
 	}
+	return l.calibrate(ctx, into, isCounted)
+}
+
+// measureReturning measures clients that come again and again, every few seconds. First
+// each comes several times, so that Caddy knows as much of it as in the long run.
+func (l *lab) measureReturning(ctx context.Context, into samples, isCounted bool) error {
+	if !isCounted && l.sizes.passes > 0 {
+		_, err := l.returning.send(ctx, loadgen.Options{Connections: l.opts.Connections, Requests: l.sizes.passes * l.returning.keys})
+		return err
+	}
+	return l.measureAll(ctx, []*endpoint{called(l.cases, Floor), l.returning}, into, isCounted)
+}
+
+const (
+	calibrations      = 20_000 // of INCRBY and EXPIRE in a round
+	calibrationLength = 32     // pairs in a pipeline
+)
+
+// calibrate measures what counting costs the servers of the default store without a
+// limiter: INCRBY and EXPIRE for each request, as envoyproxy/ratelimit sends them.
+func (l *lab) calibrate(ctx context.Context, into samples, isCounted bool) error {
+	if !isCounted {
+		return nil
+	}
+	base := &endpoint{store: &l.stores.base, caddy: l.first}
+	client := l.shards[0].Primary.Client()
+	start := time.Now()
+	before, after, err := traffic.Around(base.use, func() error {
+		for n := 0; n < calibrations; n += calibrationLength {
+			pipe := client.Pipeline()
+			for i := range calibrationLength {
+				key := "calibration-" + strconv.Itoa((n+i)%clients)
+				pipe.IncrBy(ctx, key, 1)
+				pipe.Expire(ctx, key, time.Hour)
+			}
+			if _, err := pipe.Exec(ctx); err != nil {
+				return fmt.Errorf("calibrate: %w", err)
+			}
+		}
+		time.Sleep(lastCharges)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	s := after.since(&before).per(loadgen.Result{Requests: calibrations, Elapsed: time.Since(start)})
+	into[Calibration] = append(into[Calibration], s)
 	return nil
 }
 
@@ -204,38 +250,16 @@ func (s sample) ofBusiest() float64   { return s.busiest }
 func (s sample) ofCalls() float64     { return s.calls }
 func (s sample) ofPerSecond() float64 { return s.perSecond }
 
-// latencies are the latencies of one case in one round, in milliseconds, and of the
-// floor at the same rate.
-type latencies struct {
-	rate           float64
-	floor, limiter quantiles
-}
+// latencies are the median latencies of one case in one round, in milliseconds, and of
+// the floor at the same rate.
+type latencies struct{ rate, floor, limiter float64 }
 
-type quantiles struct {
-	p50, p99, p999 float64
-	sent99, lag99  float64 // p99 from sending, and p99 of the delay of sending
-}
-
-func quantilesOf(r *loadgen.Result) quantiles {
-	of := func(sorted []time.Duration, part float64) float64 {
-		return milliseconds(loadgen.Quantile(sorted, part))
-	}
-	return quantiles{
-		p50: of(r.Latencies, 0.5), p99: of(r.Latencies, 0.99), p999: of(r.Latencies, 0.999),
-		sent99: of(r.Times, 0.99), lag99: of(r.Lags, 0.99),
-	}
-}
-
-func (q quantiles) ofP50() float64         { return q.p50 }
-func (q quantiles) ofP99() float64         { return q.p99 }
-func (q quantiles) ofP999() float64        { return q.p999 }
-func (q quantiles) ofSent99() float64      { return q.sent99 }
 func milliseconds(d time.Duration) float64 { return d.Seconds() * 1e3 }
 
 type rounds []latencies
 
-func (r rounds) added(of func(quantiles) float64) report.Spread {
-	return r.spread(func(l latencies) float64 { return of(l.limiter) - of(l.floor) })
+func (r rounds) added() report.Spread {
+	return r.spread(func(l latencies) float64 { return l.limiter - l.floor })
 }
 
 func (r rounds) spread(of func(latencies) float64) report.Spread { return report.SpreadBy(r, of) }
@@ -301,7 +325,8 @@ func (l *lab) against(ctx context.Context, floor string, rate float64, into map[
 	return nil
 }
 
-func (l *lab) paced(ctx context.Context, c *endpoint, rate float64) (q quantiles, err error) {
+// paced is the median latency of a case at a rate.
+func (l *lab) paced(ctx context.Context, c *endpoint, rate float64) (float64, error) {
 	length := l.opts.Length / time.Duration(l.sizes.slices)
 	// The first requests on a connection suffer from the previous case.
 	lead := leadIn(length)
@@ -309,9 +334,9 @@ func (l *lab) paced(ctx context.Context, c *endpoint, rate float64) (q quantiles
 		Connections: l.opts.Connections, Rate: rate, Duration: lead + length, Skip: int64(rate * lead.Seconds()),
 	})
 	if err != nil {
-		return q, fmt.Errorf("%s: %w", c.name, err)
+		return 0, fmt.Errorf("%s: %w", c.name, err)
 	}
-	return quantilesOf(&result), nil
+	return milliseconds(loadgen.Quantile(result.Latencies, 0.5)), nil
 }
 
 // pingCount is the number of pings to a server in a round.
@@ -449,7 +474,7 @@ func (l *lab) fill(ctx context.Context, r *Result) error {
 // call, which is rare in the long run. A tag is the prefix of clients' names in Caddy's
 // keys.
 func (l *lab) open(ctx context.Context, tag string) error {
-	for _, list := range [][]*endpoint{l.cases, l.sweep, l.distances} {
+	for _, list := range [][]*endpoint{l.cases, {l.returning}, l.sweep, l.distances, l.delays} {
 		for _, c := range list {
 			if len(c.limits) == 0 || c.isAlone {
 				continue

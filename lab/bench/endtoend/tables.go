@@ -16,6 +16,8 @@ type Result struct {
 	took         time.Duration
 	baseCases    []*endpoint          // of the table of cases, in order
 	cases, sweep samples              // of both tables
+	returning    samples              // of ManyClients and its floor
+	delays       samples              // of the sweep of charge_delay
 	latency      map[string]rounds    // by the name of the case
 	wrk, own     map[string][]float64 // requests/s by wrk, and by the load generator
 	pings        []report.Spread      // as measured by lab.pings
@@ -25,7 +27,7 @@ type Result struct {
 
 func newResult(opts Options, l *lab) *Result {
 	return &Result{
-		opts: opts, baseCases: l.cases, cases: samples{}, sweep: samples{},
+		opts: opts, baseCases: l.cases, cases: samples{}, sweep: samples{}, returning: samples{}, delays: samples{},
 		latency: map[string]rounds{}, wrk: map[string][]float64{}, own: map[string][]float64{},
 	}
 }
@@ -39,7 +41,12 @@ type Cost struct{ Caddy, Primary, Replica, Busiest, Calls, Rate float64 }
 func (c Cost) Redis() float64 { return c.Primary + c.Replica }
 
 // Cost returns the medians of a case, such as ChargeAfter.
-func (r *Result) Cost(name string) Cost { return r.cases.cost(name) }
+func (r *Result) Cost(name string) Cost {
+	if name == ManyClients {
+		return r.returning.cost(name)
+	}
+	return r.cases.cost(name)
+}
 
 // SweepCost returns the medians of a case of the sweep, such as SweepBase.
 func (r *Result) SweepCost(name string) Cost { return r.sweep.cost(name) }
@@ -52,32 +59,30 @@ func (s samples) cost(name string) Cost {
 	}
 }
 
-// Added returns the medians of the latency in milliseconds that a case adds at half of
+// Added returns the median latency in milliseconds that a case adds at half of
 // saturation.
-func (r *Result) Added(name string) (p50, p99 float64) {
-	return r.latency[name].added(quantiles.ofP50).Median, r.latency[name].added(quantiles.ofP99).Median
-}
+func (r *Result) Added(name string) float64 { return r.latency[name].added().Median }
 
 // Goals are the goals, with the measurements.
 func (r *Result) Goals() []report.Goal {
-	ratio := func(what, name, floor string, bound float64) report.Goal {
-		return goalOf("CPU of Caddy ÷ floor: "+what, bound, "", r.cases.ratio(name, floor))
+	ratio := func(in samples, what, name, floor string, bound float64) report.Goal {
+		return goalOf("CPU of Caddy ÷ floor: "+what, bound, "", in.ratio(name, floor, sample.ofCaddy))
 	}
-	goals := []report.Goal{
-		ratio("memory store", memoryStore, Floor, memoryBound),
-		ratio("Redis store, charge after, 500 clients", ChargeAfter, Floor, chargeAfterBound),
-		ratio("Redis store, charge after, 50,000 clients", ManyClients, Floor, chargeAfterBound),
-		goalOf("CPU of primary and replica per request: Redis store, charge after, 500 clients", 9, " µs",
-			r.cases.spread(ChargeAfter, sample.redis)),
-		ratio("Redis store, batch auto", BatchAuto, Floor, batchBound),
+	redis := func(in samples, what, name string, bound float64) report.Goal {
+		return goalOf("CPU of primary and replica ÷ "+Calibration+": "+what, bound, "", in.ratio(name, Calibration, sample.redis))
+	}
+	return []report.Goal{
+		ratio(r.cases, "memory store", memoryStore, Floor, memoryBound),
+		ratio(r.cases, "Redis store, charge after, 500 clients", ChargeAfter, Floor, chargeAfterBound),
+		ratio(r.returning, "Redis store, charge after, 50,000 clients", ManyClients, Floor, manyBound),
+		ratio(r.cases, "Redis store, charge after, clients never seen before", NewClients, Floor, newBound),
+		ratio(r.cases, "Redis store, batch auto", BatchAuto, Floor, batchBound),
+		ratio(r.cases, "Redis store, one refused key", refusedHot, refusedFloor, refusedHotBound),
+		redis(r.cases, "charge after, 500 clients", ChargeAfter, 0.5),
+		redis(r.returning, "charge after, 50,000 clients", ManyClients, 1.3),
 		goalOf("calls to Redis per request: batch auto", 0.01, "", r.cases.spread(BatchAuto, sample.ofCalls)),
-		ratio("Redis store, one refused key", refusedHot, refusedFloor, refusedHotBound),
 		goalOf("calls to Redis per second: one refused key", 1, "", r.cases.spread(refusedHot, sample.ofPerSecond)),
 	}
-	for _, name := range latencyCases {
-		goals = append(goals, goalOf("added p99 at half of saturation: "+name, 1, " ms", r.latency[name].added(quantiles.ofP99)))
-	}
-	return goals
 }
 
 func goalOf(what string, bound float64, unit string, s report.Spread) report.Goal {
@@ -90,6 +95,7 @@ func (r *Result) Markdown() string {
 	fmt.Fprintf(&b, "%d requests at a time, %d clients, %d rounds of %v a case, all cases in turn. Everything here took %v.\n\n",
 		r.opts.Connections, clients, r.opts.Rounds, r.opts.Length, r.took.Round(time.Second))
 	r.writeCases(&b)
+	r.writeDelays(&b)
 	r.writeSweep(&b)
 	r.writeLatency(&b)
 	r.writeWrk(&b)
@@ -99,20 +105,39 @@ func (r *Result) Markdown() string {
 
 func (r *Result) writeCases(b *strings.Builder) {
 	t := report.NewTable("case", "Caddy µs", "primary µs", "replica µs", "Caddy ÷ floor", "goal", "requests/s", "calls per request")
-	for _, c := range r.baseCases {
-		cell := func(format string, of func(sample) float64) string { return r.cases.spread(c.name, of).Text(format) }
+	write := func(in samples, name, floor string, limit float64) {
+		cell := func(format string, of func(sample) float64) string { return in.spread(name, of).Text(format) }
 		ratio, bound := "", ""
-		if c.floor != "" {
-			ratio = r.cases.ratio(c.name, c.floor).Text("%.2f")
+		if floor != "" {
+			ratio = in.ratio(name, floor, sample.ofCaddy).Text("%.2f")
 		}
-		if c.limit > 0 {
-			bound = fmt.Sprintf("≤ %.2f", c.limit)
+		if limit > 0 {
+			bound = fmt.Sprintf("≤ %.2f", limit)
 		}
-		t.Row(c.name, cell("%.1f", sample.ofCaddy),
+		t.Row(name, cell("%.1f", sample.ofCaddy),
 			cell("%.1f", sample.ofPrimary), cell("%.1f", sample.ofReplica), ratio, bound,
-			cell("%.0f", sample.requests), r.cases.spread(c.name, sample.ofCalls).As(short))
+			cell("%.0f", sample.requests), in.spread(name, sample.ofCalls).As(short))
 	}
-	fmt.Fprintf(b, "%s\n![CPU of Caddy per request, by case](img/%s)\n", t, caddyPicture)
+	for _, c := range r.baseCases {
+		write(r.cases, c.name, c.floor, c.limit)
+	}
+	write(r.returning, ManyClients, Floor, manyBound)
+	write(r.cases, Calibration, "", 0)
+	fmt.Fprintf(b, "%s\nThe %s are measured by themselves, in turn with the floor, after each has come %d times. *%s* is what counting alone costs Redis.\n\n![CPU of Caddy per request, by case](img/%s)\n",
+		t, strings.TrimPrefix(ManyClients, "redis store, "), r.opts.sizes().passes, Calibration, caddyPicture)
+}
+
+func (r *Result) writeDelays(b *strings.Builder) {
+	b.WriteString("\n### Charges that wait for each other\n\nWhat `charge_delay` saves, by how many clients the requests come from in turn: the fewer they are, the more often each comes, and the more of its charges become one.\n\n")
+	t := report.NewTable("clients", "`charge_delay`", "Caddy µs", "Redis µs", "Redis ÷ "+Calibration, "calls per request")
+	for _, clients := range delayClients {
+		for _, d := range chargeDelays {
+			name := delayName(clients, d)
+			t.Row(grouped(clients), d.String(), r.delays.spread(name, sample.ofCaddy).Text("%.1f"), r.delays.spread(name, sample.redis).Text("%.1f"),
+				r.delays.ratio(name, Calibration, sample.redis).Text("%.2f"), r.delays.spread(name, sample.ofCalls).As(short))
+		}
+	}
+	fmt.Fprintf(b, "%s\n![CPU of Redis per request, by clients and charge_delay](img/%s)\n", t, delayPicture)
 }
 
 // short writes a number of calls, small ones with two significant digits.
@@ -165,9 +190,9 @@ func (r *Result) writeSweep(b *strings.Builder) {
 	fmt.Fprintf(b, `
 ### One factor at a time
 
-The Redis store with `+"`charge after`"+`, for %s clients in turn: as they are many, each comes every few seconds, so that each request asks a replica and is charged, unlike those of the %d clients above. Of a third as many, some come twice within the second for which [the ledger](ledger.md) trusts what it was told. Each row differs from the base in one thing. Redis µs are all servers of all shards together, *busiest shard* the servers of that one which had most to do; a call asks a server about one bucket, or changes it, as the commands tell by which buckets are read (`+"`INFO commandstats`"+`); several go to it as one command. Distance is made by a relay in the program that sends the requests, of which each direction takes half; the row without a delay shows what the relay itself does to the figures, and *round trip* is a PING through it while nothing else runs, of each round the median of %d. The %s buckets of the last value of keys were written beforehand, %s a second, by the store that Caddy uses, under the keys that Caddy uses; that case runs in a Caddy of its own, whose heap would slow down or speed up the others.
+The Redis store with `+"`charge after`"+`, for %s clients in turn: as with clients that come to several Caddys, each request asks a replica and is charged (`+"`ledger_max_trust 0`"+`), unlike those of the clients above. Of a third as many, some come twice within the second for which [the ledger](ledger.md) trusts what it was told. Each row differs from the base in one thing. Redis µs are all servers of all shards together, *busiest shard* the servers of that one which had most to do; a call asks a server about one bucket, or changes it, as the commands tell by which buckets are read (`+"`INFO commandstats`"+`); several go to it as one command. Distance is made by a relay in the program that sends the requests, of which each direction takes half; the row without a delay shows what the relay itself does to the figures, and *round trip* is a PING through it while nothing else runs, of each round the median of %d. The %s buckets of the last value of keys were written beforehand, %s a second, by the store that Caddy uses, under the keys that Caddy uses; that case runs in a Caddy of its own, whose heap would slow down or speed up the others.
 
-`, grouped(r.opts.sizes().sweep), clients, pingCount, grouped(r.opts.sizes().many), report.Grouped(r.fillRate))
+`, grouped(r.opts.sizes().sweep), pingCount, grouped(r.opts.sizes().many), report.Grouped(r.fillRate))
 	t := report.NewTable("factor", "value", "round trip ms", "requests/s", "Caddy µs", "Redis µs", "busiest shard µs", "calls per request", "Caddy ÷ floor")
 	write := func(factor, value, name string, ping report.Spread, ratio string) {
 		cell := func(format string, of func(sample) float64) string { return r.sweep.spread(name, of).Text(format) }
@@ -177,7 +202,7 @@ The Redis store with `+"`charge after`"+`, for %s clients in turn: as they are m
 	}
 	write("floor", "no limiter", Floor, r.pings[0], "")
 	for _, row := range sweepRows(&r.opts) {
-		write(row.factor, row.value, row.name, r.pingOf(row.name), r.sweep.ratio(row.name, Floor).Text("%.2f"))
+		write(row.factor, row.value, row.name, r.pingOf(row.name), r.sweep.ratio(row.name, Floor, sample.ofCaddy).Text("%.2f"))
 	}
 	fmt.Fprintf(b, "%s\n![CPU of Caddy and Redis per request, by factor](img/%s)\n", t, sweepPicture)
 }
@@ -195,7 +220,7 @@ func (r *Result) writeLatency(b *strings.Builder) {
 	fmt.Fprintf(b, `
 ### Latency
 
-Requests come at a steady rate whether others are answered or not, over %d connections, and the latency of each counts from the instant at which it was due, so that nobody's waiting is left out. The rate is half of what the case reached above; the floor gets the same rate in the same round, and what is *added* is the difference of both; there are %d rounds of %v. Below zero it is less than what both wander by. *Lag* is how late the load generator sent requests, because it or all connections were busy, which is in the latency; *from sending* leaves it out.
+Requests come at a steady rate whether others are answered or not, over %d connections, and the latency of each counts from the instant at which it was due, so that nobody's waiting is left out. The rate is half of what the case reached above; the floor gets the same rate in the same round, and what is *added* is the difference of both; there are %d rounds of %v. Below zero it is less than what both wander by. These are medians: where the load generator, Caddy and Redis share the processors, the floor alone has a 99th percentile that wanders by more than any limiter adds.
 
 `, r.opts.Connections, r.opts.Rounds*r.opts.sizes().slices, (r.opts.Length / time.Duration(r.opts.sizes().slices)).Round(time.Millisecond))
 	t := addedTable("latency of")
@@ -204,7 +229,7 @@ Requests come at a steady rate whether others are answered or not, over %d conne
 	}
 	b.WriteString(t.String())
 	fmt.Fprintf(b, `
-The same, one factor at a time, for the %s clients of the sweep, who are not known from their last request, unless all come with one key: each waits for a replica or, where there is none, for the primary. All have the same rate, half of what the slowest of them reached above, and the same floor, which is in the Caddy of all but that with %s keys. At this rate those with fewer keys come as seldom as others.
+The same, one factor at a time, for the %s clients of the sweep: each waits for a replica or, where there is none, for the primary, unless all come with one key. All have the same rate, half of what the slowest of them reached above, and the same floor, which is in the Caddy of all but that with %s keys. At this rate those with fewer keys come as seldom as others.
 
 `, grouped(r.opts.sizes().sweep), grouped(r.opts.sizes().many))
 	t = addedTable("latency, one factor at a time")
@@ -226,17 +251,13 @@ The same with Redis at a distance: with ` + "`charge after`" + ` each waits for 
 }
 
 func addedTable(first string) *report.Table {
-	return report.NewTable(first, "requests/s", "floor p50 ms", "floor p99 ms", "added p50 ms", "added p99 ms", "added p99.9 ms", "added p99 ms from sending", "lag p99 ms")
+	return report.NewTable(first, "requests/s", "floor ms", "added ms")
 }
 
 func (r *Result) writeAdded(t *report.Table, title, name string) {
 	all := r.latency[name]
-	cell := func(of func(latencies) float64) string { return all.spread(of).Text("%.2f") }
-	added := func(of func(quantiles) float64) string { return all.added(of).Text("%.2f") }
 	t.Row(title, fmt.Sprintf("%.0f", all.spread(func(l latencies) float64 { return l.rate }).Median),
-		cell(func(l latencies) float64 { return l.floor.p50 }), cell(func(l latencies) float64 { return l.floor.p99 }),
-		added(quantiles.ofP50), added(quantiles.ofP99), added(quantiles.ofP999), added(quantiles.ofSent99),
-		cell(func(l latencies) float64 { return l.limiter.lag99 }))
+		all.spread(func(l latencies) float64 { return l.floor }).Text("%.2f"), all.added().Text("%.2f"))
 }
 
 func (r *Result) writeWrk(b *strings.Builder) {
@@ -279,14 +300,22 @@ const (
 	caddyPicture   = "bench-caddy.svg"
 	sweepPicture   = "bench-sweep.svg"
 	latencyPicture = "bench-latency.svg"
+	delayPicture   = "bench-delay.svg"
 )
 
 // Pictures draws the measurements, by the names of files.
 func (r *Result) Pictures() map[string]*picture.Picture {
-	var cases, sweep []picture.Bar
+	var cases, sweep, delays []picture.Bar
 	for _, c := range r.baseCases {
 		if c.floor != "" {
-			cases = append(cases, picture.Bar{Name: c.name, Spread: r.cases.ratio(c.name, c.floor)})
+			cases = append(cases, picture.Bar{Name: c.name, Spread: r.cases.ratio(c.name, c.floor, sample.ofCaddy)})
+		}
+	}
+	cases = append(cases, picture.Bar{Name: ManyClients, Spread: r.returning.ratio(ManyClients, Floor, sample.ofCaddy)})
+	for _, clients := range delayClients {
+		for _, d := range chargeDelays {
+			name := delayName(clients, d)
+			delays = append(delays, picture.Bar{Name: name, Spread: r.delays.ratio(name, Calibration, sample.redis)})
 		}
 	}
 	for _, row := range sweepRows(&r.opts) {
@@ -296,6 +325,7 @@ func (r *Result) Pictures() map[string]*picture.Picture {
 	return map[string]*picture.Picture{
 		caddyPicture:   picture.Bars("CPU of Caddy per request", "÷ floor of the same round", cases...),
 		sweepPicture:   picture.Bars("CPU of Caddy and Redis per request", "µs", sweep...),
+		delayPicture:   picture.Bars("CPU of Redis per request, by clients and charge_delay", "÷ "+Calibration, delays...),
 		latencyPicture: picture.Lines("Latency that the limiter adds, at one rate", "round trip to Redis, ms", "ms", r.byDistance()...),
 	}
 }
@@ -305,19 +335,13 @@ func (r *Result) byDistance() (all []picture.Series) {
 		name string
 		of   func(time.Duration) string
 	}{{"charge after", distanceName}, {"charge before", beforeName}} {
-		for _, part := range []struct {
-			name string
-			of   func(quantiles) float64
-		}{{"p50", quantiles.ofP50}, {"p99", quantiles.ofP99}} {
-			s := picture.Series{Name: kind.name + ", " + part.name}
-			for at, roundTrip := range roundTrips {
-				added := r.latency[kind.of(roundTrip)].added(part.of)
-				// The difference of two figures may be negative by chance. The least and the
-				// most, which the table shows, would leave no room.
-				s.Append(max(math.Round(r.pings[at+1].Median*100)/100, 0.01), max(added.Median, 0))
-			}
-			all = append(all, s)
+		s := picture.Series{Name: kind.name}
+		for at, roundTrip := range roundTrips {
+			// The difference of two figures may be negative by chance. The least and the
+			// most, which the table shows, would leave no room.
+			s.Append(max(math.Round(r.pings[at+1].Median*100)/100, 0.01), max(r.latency[kind.of(roundTrip)].added().Median, 0))
 		}
+		all = append(all, s)
 	}
 	return all
 }
