@@ -46,7 +46,7 @@ func TestRefusalBySecondZoneLeavesTheFirstUntouched(t *testing.T) {
 					t.Run(fmt.Sprintf("%s, %s, %s on %d shards, trust %s", first, second, place.algorithm, place.shards, trust), func(t *testing.T) {
 						t.Parallel()
 						servers := caddytest.StartShards(t, place.shards, 0)
-						c := startWith(t, servers.Store("ledger_trust "+trust), zoneWith("first", "algorithm "+place.algorithm, "charge "+first)+
+						c := startWith(t, servers.Store("ledger_trust "+trust, "ledger_max_trust 0", "plain_charges off"), zoneWith("first", "algorithm "+place.algorithm, "charge "+first)+
 							zoneWith("second", "key {header."+place.group+"}", "events 2", "charge "+second), "respond ok")
 						secondZoneRefuses(t, c, servers, first, second, place.group, 0, place.both, trust == "1h")
 					})

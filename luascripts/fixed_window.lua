@@ -18,7 +18,8 @@ local call, key, op = redis.call, KEYS[1], ARGV[1]
 local now, window, cost, bound, align = struct.unpack('<ddddd', ARGV[2])
 local count, reset, penalty = 0, 0, 0
 if op == 'charge' then
-  reset = tonumber(call('HGET', key, 'r') or 0)
+  local b = call('HMGET', key, 'r', 'p')
+  reset, penalty = tonumber(b[1] or 0), tonumber(b[2] or 0)
 else
   local b = call('HMGET', key, 'c', 'r', 'p')
   count, reset, penalty = tonumber(b[1] or 0), tonumber(b[2] or 0), tonumber(b[3] or 0)
@@ -63,8 +64,7 @@ local function lifetime(last)
 end
 
 if op == 'charge' then
-  local b = call('HMGET', key, 'c', 'p')
-  count, penalty = tonumber(b[1] or 0), tonumber(b[2] or 0)
+  count = tonumber(call('HGET', key, 'c') or 0)
 end
 local orphaned = 0
 if reset == 0 and count > 0 and (penalty > 0 or call('PTTL', key) == -1) then

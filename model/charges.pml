@@ -6,6 +6,9 @@
  * a message or a reply is lost, and a process crashes. A command may take any time
  * while its process waits for the reply; none runs after its process has given up.
  *
+ * A process that is the sole writer admits without a check for any time, which is
+ * more than the ledger does (ledger_trust, ledger_max_trust).
+ *
  * Every `assert` is a promise. `make model` checks all interleavings within the
  * bounds below, and that each BREAK, a rule left out on purpose, violates one.
  */

@@ -62,7 +62,8 @@ type Store interface {
 }
 
 // Immediate is a Store that answers without waiting, and so can set states that its
-// caller has. It ignores contexts.
+// caller has. It ignores contexts. A type that embeds one and changes Check or Take has
+// to change these methods too.
 type Immediate interface {
 	// CheckInto is Check; states has the length of reqs.
 	CheckInto(reqs []Request, states []State)

@@ -76,7 +76,12 @@ func newTracker(w http.ResponseWriter, settled *tracker, zones int) (t *tracker)
 func (t *tracker) newEvaluation(l *Limiter, repl *caddy.Replacer) *evaluation {
 	e := &t.first
 	if len(t.evaluations) > t.inherited {
-		e = new(evaluation)
+		in := new(struct {
+			evaluation
+			roomForTwo
+		})
+		e = &in.evaluation
+		in.lend(e)
 	}
 	e.limiter, e.repl = l, repl
 	return e

@@ -81,11 +81,7 @@ func (b *FixedWindow) View(r *store.Request, now int64, spent bool) store.State 
 	s := newState(r, now, used, spent)
 	s.Reset, s.ResetOtherwise = reset, reset
 	// Used, reset, penalty.
-	s.Content = store.Content{used, reset}
-	if !spent {
-		// The scripts that spend do not read the penalty.
-		s.Content[2] = b.live(now)
-	}
+	s.Content = store.Content{used, reset, b.live(now)}
 	wait(&s, r, add(max(reset, now), othersTurn(r, used, spent)), spent)
 	if spent {
 		s.Receipt.Period = reset

@@ -87,7 +87,7 @@ func (e *entry) refuses(r *store.Request, st *store.State, now int64) bool {
 func (l *Ledger) admitLocally(e *entry, r *store.Request, st *store.State, now int64) bool {
 	storeNow := now + e.clock
 	switch {
-	case e.soleWriter == 0, !l.reliesOn(e, r, now):
+	case e.soleWriter == 0:
 		return false
 	case e.silent, e.doubted, e.refunds > 0, r.Primary:
 		return false
@@ -95,7 +95,7 @@ func (l *Ledger) admitLocally(e *entry, r *store.Request, st *store.State, now i
 		return false
 	}
 	var known store.State
-	if e.judge(r, &known, storeNow) != fits || 2*(known.Remaining-r.Cost) < known.Limit {
+	if e.judge(r, &known, storeNow) != fits || 2*(known.Remaining-r.Cost) < known.Limit || !l.reliesOn(e, r, now) {
 		return false
 	}
 	*st = known
@@ -108,13 +108,18 @@ func (l *Ledger) admitLocally(e *entry, r *store.Request, st *store.State, now i
 // request of a sole writer. Within the time of trust it is, if this process has been
 // the sole writer for as long. Of a client that returns seldom, an answer is relied
 // upon for as long as this process had been the sole writer when it asked for it, for
-// one request at a time: the reply to its charge shows other writers before the next.
+// one request, which uses it up: only the primary's next answer, as to the request's
+// charge, is relied upon again, and shows other writers.
 func (l *Ledger) reliesOn(e *entry, r *store.Request, now int64) bool {
 	if e.trusts(now, l.trust) && now-e.soleWriter >= l.trust {
 		return true
 	}
 	quiet := min(e.trusted-e.soleWriter, r.Limit.Window.Microseconds()/maxTrustShare, l.opts.MaxTrust.Microseconds())
-	return e.trusted != 0 && now-e.trusted < quiet && e.flight == 0 && e.pending == nil && e.loose == 0
+	if e.trusted == 0 || quiet < l.trust || now-e.trusted >= quiet || e.flight > 0 || e.pending != nil || e.loose > 0 {
+		return false
+	}
+	e.trusted = 0
+	return true
 }
 
 // call is one call of Admit or Take. Each request has its place in states.

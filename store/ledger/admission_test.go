@@ -23,9 +23,13 @@ type steady struct {
 }
 
 func newSteady(t *testing.T, limit store.Limit, events int64) *steady {
-	limit.Zone, limit.Window = "zone", time.Minute
+	return newClient(t, limit, time.Minute, events, Options{})
+}
+
+func newClient(t *testing.T, limit store.Limit, window time.Duration, events int64, opts Options) *steady {
+	limit.Zone, limit.Window = "zone", window
 	s := newSimulation(1)
-	return &steady{t, s, New(NewBooks(nil), s, Options{}), store.Request{Limit: &limit, ClientKey: "client", Events: events, Cost: 1}}
+	return &steady{t, s, New(NewBooks(nil), s, opts), store.Request{Limit: &limit, ClientKey: "client", Events: events, Cost: 1}}
 }
 
 // come makes n requests, charges them, and returns the number of checks.
@@ -120,10 +124,7 @@ func TestOtherWriterIsSeenWithinTrust(t *testing.T) {
 
 // newSeldom returns a client with a limit of 100 in an hour.
 func newSeldom(t *testing.T, limit store.Limit, opts Options) *steady {
-	c := newSteady(t, limit, 100)
-	c.req.Limit.Window = time.Hour
-	c.ledger = New(NewBooks(nil), c.sim, opts)
-	return c
+	return newClient(t, limit, time.Hour, 100, opts)
 }
 
 // visit makes a request every pause, n times, and returns the number of checks.
@@ -140,7 +141,8 @@ func (c *steady) visit(n int, pause time.Duration) (checks int) {
 
 // TestReturningClientMakesNoChecks checks that a client that returns to this process alone is
 // admitted on the primary's last answer for as long as it had come here alone before, that a longer
-// pause costs a check, and that of what another process spends one request at most is unaware.
+// pause costs a check, and that after another process has filled the bucket, or has given the client
+// a penalty, one request passes at most, charged or not.
 func TestReturningClientMakesNoChecks(t *testing.T) {
 	const pause = 20 * time.Second
 	for _, kind := range kinds {
@@ -177,20 +179,43 @@ func TestReturningClientMakesNoChecks(t *testing.T) {
 			c.ledger.Settle([]store.Request{c.req}, nil)
 			time.Sleep(time.Second)
 		})
-		synctest.Test(t, func(t *testing.T) {
-			c := newSeldom(t, kind, Options{MaxTrust: UsualMaxTrust})
-			defer c.ledger.Leave()
-			c.visit(10, pause)
-			used := c.sim.used(c.req)
-			for range 100 - used {
-				c.sim.others(algorithm.Charge, c.req)
+		for _, isFree := range []bool{false, true} {
+			for name, spoil := range map[string]func(c *steady){
+				"filled the bucket": func(c *steady) {
+					for range 100 - c.sim.used(c.req) {
+						c.sim.others(algorithm.Charge, c.req)
+					}
+				},
+				"given it a penalty": func(c *steady) {
+					penalty := c.req
+					penalty.Until = c.sim.now() + time.Hour.Microseconds()
+					c.sim.others(algorithm.Penalize, penalty)
+				},
+			} {
+				synctest.Test(t, func(t *testing.T) {
+					c := newSeldom(t, kind, Options{MaxTrust: UsualMaxTrust, ChargeDelay: UsualChargeDelay})
+					c.ledger.Run()
+					c.visit(10, pause)
+					spoil(c)
+					passed := 0
+					for range 5 {
+						r := c.req
+						if st := admit(c.ledger, r); st.Allowed {
+							passed++
+							if isFree {
+								r.Cost = 0
+							}
+							c.ledger.Settle([]store.Request{r}, []int64{1})
+						}
+						time.Sleep(time.Second)
+					}
+					if passed > 1 {
+						t.Errorf("%s, free %t: %d requests pass after another process has %s, want at most 1", kind.Algorithm, isFree, passed, name)
+					}
+					c.ledger.Leave()
+				})
 			}
-			before := c.sim.used(c.req)
-			c.visit(5, time.Second)
-			if more := c.sim.used(c.req) - before; more > 1 {
-				t.Errorf("%s: %d requests pass after another process has filled the bucket, want at most 1", kind.Algorithm, more)
-			}
-		})
+		}
 		for _, most := range []time.Duration{0, 10 * time.Second} {
 			synctest.Test(t, func(t *testing.T) {
 				c := newSeldom(t, kind, Options{MaxTrust: most})

@@ -571,3 +571,45 @@ func TestRefusalStands(t *testing.T) {
 		b.leave()
 	})
 }
+
+// TestTakesFarFromTheLimitAreOfAnOpenWindow checks that the store is told of the open window while
+// half of the limit would be left and nothing speaks against it, and only if it makes use of that.
+func TestTakesFarFromTheLimitAreOfAnOpenWindow(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(l *Ledger, s *simulation, r *store.Request)
+		plain  bool
+		want   int
+	}{
+		// The first take learns of the window; from the eleventh on less than half would be left.
+		"alone":           {plain: true, want: 9},
+		"no use":          {},
+		"several writers": {func(_ *Ledger, s *simulation, r *store.Request) { s.others(algorithm.Charge, *r) }, true, 4},
+		"reserve":         {func(_ *Ledger, _ *simulation, r *store.Request) { r.Reserved = 1 }, true, 0},
+		"batch":           {func(_ *Ledger, _ *simulation, r *store.Request) { r.Batch = 1 }, true, 0},
+		"another limit":   {func(_ *Ledger, _ *simulation, r *store.Request) { r.Events = 10 }, true, 4},
+		"after a refund":  {func(l *Ledger, _ *simulation, r *store.Request) { l.Refund(t.Context(), []store.Request{*r}) }, true, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSimulation(1)
+				l := New(NewBooks(nil), s, Options{PlainTakes: test.plain})
+				r := requestOf("alice", 20)
+				for range 20 {
+					if test.change != nil {
+						test.change(l, s, &r)
+					}
+					l.Take(t.Context(), []store.Request{r})
+					time.Sleep(10 * time.Millisecond)
+				}
+				if s.plainTakes != test.want {
+					t.Errorf("%d takes were of an open window, want %d", s.plainTakes, test.want)
+				}
+				if n := l.Figures().Buckets; !test.plain && n > 1 {
+					t.Errorf("%d buckets are known", n)
+				}
+				time.Sleep(time.Second)
+				l.Leave()
+			})
+		})
+	}
+}

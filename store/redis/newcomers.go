@@ -21,7 +21,10 @@ const (
 // on a replica either, as in an attack with made-up keys, or with windows that are short
 // beside how often a client comes. There the primary is asked first, which opens the
 // window: a call less for each.
-type newcomers struct{ zones sync.Map }
+type newcomers struct {
+	mu    sync.RWMutex
+	zones map[string]*newcomerShare
+}
 
 // newcomerShare is what is known of one zone.
 type newcomerShare struct {
@@ -62,9 +65,20 @@ func (n *newcomers) of(r *store.Request) *newcomerShare {
 	if r.Until != 0 || r.Limit.Algorithm != store.FixedWindow {
 		return nil
 	}
-	z, ok := n.zones.Load(r.Limit.Zone)
-	if !ok {
-		z, _ = n.zones.LoadOrStore(r.Limit.Zone, new(newcomerShare))
+	n.mu.RLock()
+	z := n.zones[r.Limit.Zone]
+	n.mu.RUnlock()
+	if z != nil {
+		return z
 	}
-	return z.(*newcomerShare)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if z = n.zones[r.Limit.Zone]; z == nil {
+		if n.zones == nil {
+			n.zones = map[string]*newcomerShare{}
+		}
+		z = new(newcomerShare)
+		n.zones[r.Limit.Zone] = z
+	}
+	return z
 }

@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	goredis "github.com/redis/go-redis/v9"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -67,7 +65,7 @@ func (op operation) command(keys bucketKeys, r *store.Request, c *scriptCommand)
 	key := keys.key(r.Limit, r.ClientKey)
 	l := layoutOf(r.Limit.Algorithm)
 	if op.surely != 0 && r.Until > op.surely && r.Cost > 0 {
-		return newPlainCharge(key, r, op.now, op.clock)
+		return newPlainCharge(key, op.Operation, r, op.now, op.clock)
 	}
 	// With an instant to judge by, the bucket is read, and layout.view judges it.
 	// Without one, the script runs for the server's own time.
@@ -107,33 +105,6 @@ func (op operation) state(cmd *command, r *store.Request) (st store.State) {
 		st.Err = fmt.Errorf("%w: %w", store.ErrUncertain, st.Err)
 	}
 	return st
-}
-
-// charged is what the replies to a plain charge mean to r.
-func (op operation) charged(l *layout, r *store.Request, cmd *command) store.State {
-	window, err := parseNumbers(cmd.window.Val())
-	switch {
-	case cmd.window.Err() != nil:
-		return store.State{Err: cmd.window.Err()}
-	case err != nil || len(window) != 2:
-		return store.State{Err: fmt.Errorf("%w: %q", errReply, cmd.window.Val())}
-	}
-	return l.state(r, -cmd.ints[placeOfNow], true, []int64{cmd.Cmder.(*goredis.IntCmd).Val(), window[0], window[1]})
-}
-
-// unopened reports whether a plain charge, which got a state, did not count in an open
-// window, and what is left to charge by the script. If there was no bucket, it made an
-// orphan, which has neither window nor expiry and counts in the window that opens next.
-// If the window was over when the charge was sent, as on a server that was promoted with
-// an old copy, the charge counted for nothing.
-func (c *command) unopened(r *store.Request, st *store.State) (left int64, is bool) {
-	if c.charge == nil || st.Err != nil || st.Content[1] != 0 {
-		return 0, false
-	}
-	if c.window.Val()[0] == "" {
-		return 0, true
-	}
-	return r.Cost, true
 }
 
 // reply is what a script's reply means to r. fallback is the instant of a script
@@ -188,6 +159,11 @@ func (s *Store) call(g group, deadline time.Time, op operation) *call {
 
 // ask runs op on every bucket of g in one round trip and sets their states.
 func (s *Store) ask(ctx context.Context, l *lane, g group, deadline time.Time, op operation) {
+	s.askAndSee(ctx, l, g, deadline, op, func(int, *command) {})
+}
+
+// askAndSee is ask, and calls see with the command that answered each member.
+func (s *Store) askAndSee(ctx context.Context, l *lane, g group, deadline time.Time, op operation, see func(i int, cmd *command)) {
 	l.shard.abandoned.await(ctx, op.Operation, g)
 	c := s.call(g, deadline, op)
 	observe, began := s.observers[l.shard], c.began
@@ -210,6 +186,7 @@ func (s *Store) ask(ctx context.Context, l *lane, g group, deadline time.Time, o
 	observe.observeAll(op.role(), op.Operation, c)
 	for n, i := range g.members {
 		g.states[i] = op.state(c.cmds[n], &g.reqs[i])
+		see(i, c.cmds[n])
 	}
 	c.release()
 }

@@ -73,13 +73,14 @@ func (l *lane) load(ctx context.Context, cmds []*command) error {
 func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 	var first *command
 	var passed, now int64
+	var nowBy *primaryClock
 	for _, cmd := range cmds {
 		if cmd.sent || cmd.outcome != nil {
 			cmd.renew()
 		}
 		if cmd.charge != nil {
-			if now == 0 {
-				now = cmd.primaryNow()
+			if now == 0 || nowBy != cmd.clock {
+				now, nowBy = cmd.primaryNow(), cmd.clock
 			}
 			cmd.checkWindow(now)
 		}

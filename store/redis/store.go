@@ -11,8 +11,6 @@ package redis
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"sync"
 	"time"
 
@@ -87,7 +85,7 @@ type Store struct {
 	sharder *rendezvous
 	// previous chooses among the shards before a resharding, or is nil.
 	previous *rendezvous
-	// newcomers are the buckets that no replica has.
+	// newcomers learns where most unknown clients are new.
 	newcomers newcomers
 	// static is set if the servers of all shards are given.
 	static bool
@@ -206,7 +204,7 @@ func (s *Store) runAt(ctx context.Context, op algorithm.Operation, at *servers, 
 	case algorithm.Peek:
 		s.peek(ctx, at, g, deadline)
 	case algorithm.Take:
-		s.ask(ctx, at.checks, g, deadline, s.writing(op, at))
+		s.take(ctx, at, g, deadline)
 	default:
 		s.ask(ctx, at.charges, g, deadline, s.writing(op, at))
 	}
@@ -223,7 +221,12 @@ func (s *Store) check(ctx context.Context, at *servers, g group, deadline time.T
 	switch {
 	case replica == nil:
 		s.checkPrimary(ctx, at, g, deadline)
-	case now == 0 || g.wantsPrimary() || s.newcomers.expects(g):
+	case now != 0 && !g.wantsPrimary() && s.newcomers.expects(g):
+		// The replica is not expected to know more, so it gets little of the time.
+		most := start.Add(deadline.Sub(start) * 7 / 8)
+		s.checkPrimary(ctx, at, g, most)
+		s.fallBack(ctx, replica, g, deadline, reading(algorithm.Check, at, now))
+	case now == 0 || g.wantsPrimary():
 		// A replica that decides by its own clock is only a fallback.
 		s.checkPrimary(ctx, at, g, half)
 		s.fallBack(ctx, replica, g, deadline, reading(algorithm.Check, at, now))
@@ -238,13 +241,13 @@ func (s *Store) check(ctx context.Context, at *servers, g group, deadline time.T
 }
 
 // checkPrimary checks buckets at a primary. If all their windows are known to be open,
-// it reads them; those that have none after all, and all others, the script checks,
-// which opens windows and hears the primary's clock.
+// it reads them; what is not there after all, and all others, the script checks, which
+// opens windows, adopts orphans and hears the primary's clock.
 func (s *Store) checkPrimary(ctx context.Context, at *servers, g group, deadline time.Time) {
 	now, age := s.timeAt(at, time.Now())
 	if now != 0 && age <= clockPeriod && !s.opts.NoPlainCharges && g.areOpen(now) {
 		s.ask(ctx, at.checks, g, deadline, readingPrimary(algorithm.Check, at, now))
-		g.members = g.where(func(i int) bool { return g.states[i].Err == nil && isUnopened(&g.reqs[i], &g.states[i]) })
+		g.members = g.where(func(i int) bool { return g.states[i].Err == nil && !g.states[i].Holds(g.reqs[i].Limit) })
 		if len(g.members) == 0 || ctx.Err() != nil {
 			return
 		}
@@ -375,7 +378,7 @@ func (s *Store) detachAt(op algorithm.Operation, at owner, g group, report func(
 func (s *Store) post(what algorithm.Operation, at owner, g group, report func(i int, st store.State)) {
 	op, now := s.writing(what, at.servers), time.Now()
 	if what == algorithm.Charge && report != nil {
-		op.surely = s.surelyBy(at.servers, now)
+		op.surely = s.surelyBy(at.servers, now, s.opts.ChargeTimeout)
 	}
 	c := s.call(g, now.Add(s.opts.ChargeTimeout), op)
 	c.detached = s.reports[at.member][what]
@@ -385,40 +388,18 @@ func (s *Store) post(what algorithm.Operation, at owner, g group, report func(i 
 			for _, cmd := range c.cmds {
 				r := &g.reqs[cmd.place]
 				st := op.state(cmd, r)
-				if left, is := cmd.unopened(r, &st); is {
-					s.mend(at, r, left, cmd.place, report)
-				} else {
-					report(cmd.place, st)
+				if cmd.charge != nil && st.Err == nil {
+					if left, is := cmd.unopened(r.Cost); is {
+						s.mend(at, r, left, cmd.place, report)
+						continue
+					}
 				}
+				report(cmd.place, st)
 			}
 			c.release()
 		}
 	}
 	at.servers.charges.post(c)
-}
-
-// surelyBy returns the instant by which a charge that is posted now has surely run, by
-// the primary's clock, or 0 if that clock was not heard for a while.
-func (s *Store) surelyBy(at *servers, posted time.Time) int64 {
-	now, age := s.timeAt(at, posted)
-	if s.opts.NoPlainCharges || now == 0 || age > clockPeriod {
-		return 0
-	}
-	return now + (s.opts.ChargeTimeout + replyTimeout).Microseconds()
-}
-
-// mend charges by the script what a plain charge of r has left: nothing, which opens a
-// window for the orphan that it has made, or all. In an orphan the charge counts already,
-// so an error leaves its outcome unknown.
-func (s *Store) mend(at owner, r *store.Request, left int64, place int, report func(i int, st store.State)) {
-	again := *r
-	again.Cost, again.Until = left, 0
-	s.post(algorithm.Charge, at, whole([]store.Request{again}, nil), func(_ int, st store.State) {
-		if st.Err != nil && left == 0 && !errors.Is(st.Err, store.ErrUncertain) {
-			st.Err = fmt.Errorf("%w: give a bucket its window: %s", store.ErrUncertain, st.Err.Error())
-		}
-		report(place, st)
-	})
 }
 
 // report hands the failures in c to OnUndelivered.
