@@ -64,7 +64,7 @@ func (op operation) command(keys bucketKeys, r *store.Request, c *scriptCommand)
 	keys.tagged = op.tagged
 	key := keys.key(r.Limit, r.ClientKey)
 	l := layoutOf(r.Limit.Algorithm)
-	if op.surely != 0 && r.Until > op.surely && r.Cost > 0 {
+	if op.surely != 0 && r.Limit.Algorithm == store.FixedWindow && r.Until > op.surely && r.Cost > 0 {
 		return newPlainCharge(key, op.Operation, r, op.now, op.clock)
 	}
 	// With an instant to judge by, the bucket is read, and layout.view judges it.
@@ -258,7 +258,9 @@ func (g group) wantsPrimary() bool {
 
 // areOpen reports whether the windows of all members are known to be open at now.
 func (g group) areOpen(now int64) bool {
-	return !slices.ContainsFunc(g.members, func(i int) bool { return g.reqs[i].Until <= now })
+	return !slices.ContainsFunc(g.members, func(i int) bool {
+		return g.reqs[i].Until <= now || g.reqs[i].Limit.Algorithm != store.FixedWindow
+	})
 }
 
 // owner is the place of the member that owns a bucket, and its servers that hold
