@@ -85,9 +85,9 @@ type Store struct {
 	// Default: 50ms.
 	ChargeDelay *caddy.Duration `json:"charge_delay,omitempty"`
 
-	// Whether charges, takes far from the limit, and checks at a primary are plain
-	// commands where a fixed window is known to be open, which cost Redis half of a
-	// script: `on` or `off`. Default: `on`.
+	// Whether charges, and checks at a primary, are plain commands where a fixed window
+	// is known to be open, which cost Redis half of a script: `on` or `off`. Default:
+	// `on`.
 	PlainCharges string `json:"plain_charges,omitempty"`
 
 	// The time for which the primary's answer about a bucket counts. Until it is over
@@ -290,7 +290,6 @@ func (s *Store) LedgerOptions(name string) ledger.Options {
 		MaxBuckets:  s.LedgerMaxBuckets,
 		Timeout:     time.Duration(s.CheckTimeout),
 		ChargeDelay: s.chargeDelay(),
-		PlainTakes:  s.PlainCharges != turnedOff,
 		OnUndelivered: func(shard string, op algorithm.Operation, requests int64, err error) {
 			s.reportUndelivered(name, shard, op, requests, err)
 		},

@@ -35,10 +35,10 @@ type Request struct {
 	ID string
 	// Receipt is the State.Receipt of the Take that a Refund undoes.
 	Receipt Receipt
-	// Until is the instant at which a penalty ends. For a Check, Charge or Take under
-	// [FixedWindow] it is the end of the window that the caller knows to be open, and
-	// for a Take to be far from its limit, or 0 if it knows none: the store may then
-	// look or spend first, and the answer shows whether it is so.
+	// Until is the instant at which a penalty ends. For a Check or Charge under
+	// [FixedWindow] it is the end of the window that the caller knows to be open, or 0
+	// if it knows none: the store may then look or charge without making sure, and the
+	// answer shows whether it is so.
 	Until int64
 }
 

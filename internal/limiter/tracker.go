@@ -64,7 +64,7 @@ func newTracker(w http.ResponseWriter, settled *tracker, zones int) (t *tracker)
 		t = &in.tracker
 		in.lend(&t.first)
 	}
-	t.ResponseWriterWrapper.ResponseWriter, t.evaluations = w, t.room[:0]
+	t.ResponseWriter, t.evaluations = w, t.room[:0]
 	if settled != nil {
 		t.evaluations = append(t.evaluations, settled.evaluations...)
 		t.inherited = len(t.evaluations)

@@ -93,7 +93,8 @@ func (k *Known) Penalize(r *store.Request, now int64) {
 	}
 }
 
-// KeepPenalty keeps the penalty of another copy: the reply to a charge lacks it.
+// KeepPenalty keeps the penalty of another copy: the reply to a charge lacks one that
+// is still on its way.
 func (k *Known) KeepPenalty(limit *store.Limit, other Known) {
 	p := k.penalty(limit)
 	*p = max(*p, *other.penalty(limit))

@@ -220,12 +220,6 @@ func (l *Ledger) holds(e *entry, r *store.Request, now int64) bool {
 	case r.Limit.Algorithm != store.FixedWindow, e.openUntil(r, now)-e.clock-now <= 2*l.opts.ChargeDelay.Microseconds():
 		return false
 	}
-	return e.leavesHalf(r, now)
-}
-
-// leavesHalf reports whether half of the limit is left beside what is in flight and the
-// request, as far as is known.
-func (e *entry) leavesHalf(r *store.Request, now int64) bool {
 	asked := *r
 	asked.Reserved = 0
 	v := e.viewOf(&asked, nil, now+e.clock)

@@ -59,9 +59,6 @@ type Options struct {
 	// ChargeDelay is how long the charges of a client far from its limit wait for
 	// others; 0 means that they are sent at once.
 	ChargeDelay time.Duration
-	// PlainTakes is set if the store takes without a script where it is told that a
-	// window is open; then the ledger remembers windows that were taken from.
-	PlainTakes bool
 	// OnUndelivered, if set, is called when charges or refunds are given up: for
 	// how many requests, on which shard, and why. The error wraps
 	// [store.ErrNotExecuted] or [store.ErrUncertain]. The call must be quick.

@@ -30,8 +30,6 @@ type simulation struct {
 	// checks and writes count the calls; orphans, the charges of a window that was said
 	// to be open and was not stored.
 	checks, writes, orphans int
-	// plainTakes counts the takes of a window that was said to be open.
-	plainTakes int
 	// asking counts the checks in flight for each bucket; most is their maximum.
 	asking map[string]int
 	most   int
@@ -83,9 +81,6 @@ func bucketIn(m map[string]algorithm.Bucket, r *store.Request) algorithm.Bucket 
 // write runs an operation of this process in the primary. mu is held.
 func (s *simulation) write(op algorithm.Operation, r store.Request) store.State {
 	landed := int64(0)
-	if op == algorithm.Take && r.Until > s.now() {
-		s.plainTakes++
-	}
 	if b, ok := bucketIn(s.primary, &r).(*algorithm.FixedWindow); ok && op == algorithm.Charge && r.Until > s.now() && !b.IsOpen(s.now()) {
 		s.orphans++
 	}

@@ -36,11 +36,9 @@ func (t *taking) refuseKnown() (refused bool) {
 		r := &t.reqs[i]
 		e := t.ledger.find(r)
 		if e == nil {
-			r.Until = 0
 			continue
 		}
 		t.moves = t.moves || t.ledger.moves(e, r)
-		r.Until = t.ledger.takesUntil(e, r, now)
 		if rest, isServed := e.rest(r, now); !isServed {
 			was := e.asked
 			if t.ledger.refusesTake(e, &rest, &t.states[i], now) {
@@ -79,20 +77,6 @@ func (l *Ledger) refusesTake(e *entry, r *store.Request, st *store.State, now in
 	*st = refusal
 	e.page.counts.LocalRefusals++
 	return true
-}
-
-// takesUntil is the end of the window in which the store may take without looking
-// whether the cost fits, or 0: at least half of the limit would be left, and nothing
-// speaks against it.
-func (l *Ledger) takesUntil(e *entry, r *store.Request, now int64) int64 {
-	if !l.opts.PlainTakes || r.Batch != 0 || r.Reserved != 0 || r.Cost == 0 || e.silent {
-		return 0
-	}
-	end := e.openUntil(r, now)
-	if end == 0 || !e.leavesHalf(r, now) {
-		return 0
-	}
-	return end
 }
 
 // run takes what reservations have, waits for batches in flight, and takes the
@@ -220,15 +204,14 @@ func (t *taking) ask(reqs []store.Request) []store.State {
 
 func hasBatch(r store.Request) bool { return r.Batch != 0 }
 
-// hearTake takes in the answer to a take, if the bucket is full or in the books, or the
-// answer lets the store take without a script.
+// hearTake takes in the answer to a take, if the bucket is full or in the books.
 func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) {
 	var e *entry
 	now := l.books.now()
 	switch {
 	case r.Limit.Algorithm == store.Concurrency:
 		return
-	case st.Err == nil && (!st.Allowed || l.opts.PlainTakes && r.Limit.Algorithm == store.FixedWindow):
+	case st.Err == nil && !st.Allowed:
 		e = l.enter(r, now)
 	default:
 		if e = l.find(r); e == nil {

@@ -60,10 +60,9 @@ type command struct {
 	script *script
 	// plain is set if the reply is not that of a bucket.
 	plain bool
-	// charge is the request of a charge or take (spends) that calls no script, or nil;
-	// window reads the window that was charged, and follows in the same pipeline.
+	// charge is what a charge that calls no script charges, or nil; window reads the
+	// window that was charged, and follows in the same pipeline.
 	charge *store.Request
-	spends algorithm.Operation
 	window *goredis.StringSliceCmd
 	// reads is set if it may run twice, because it neither spends nor gives back.
 	reads bool
@@ -141,29 +140,24 @@ func newRead(word any, key string, rest ...any) *command {
 	return &c.command
 }
 
-// newPlainCharge returns a charge or take of an open window that calls no script:
-// HINCRBY, and HMGET of the window.
-func newPlainCharge(key string, op algorithm.Operation, r *store.Request, now int64, clock *primaryClock) *command {
-	c := &readCommand{command: command{key: key, firstKey: 1, clock: clock, charge: r, spends: op}}
-	if op == algorithm.Take {
-		// Its caller may stop waiting, and change the request.
-		taken := *r
-		c.charge = &taken
-	}
+// newPlainCharge returns a charge of an open window that calls no script: HINCRBY,
+// and HMGET of the window.
+func newPlainCharge(key string, r *store.Request, now int64, clock *primaryClock) *command {
+	c := &readCommand{command: command{key: key, firstKey: 1, clock: clock, charge: r}}
 	c.ints = []int64{-now}
 	c.args = append(c.argsRoom[:0], wordHIncrBy, &c.key, wordCount, r.Cost)
 	c.renew()
 	return &c.command
 }
 
-// becomeScript makes a plain charge or take a call of the script, which decides by the
-// clock of the server that runs it.
+// becomeScript makes a plain charge a call of the script, which decides by the clock of
+// the server that runs it.
 func (c *command) becomeScript() {
 	var numbers scriptCommand
 	numbers.add(0)
-	layoutFixedWindow.arguments(&numbers, c.spends, c.charge)
+	layoutFixedWindow.arguments(&numbers, algorithm.Charge, c.charge)
 	c.charge, c.script, c.firstKey, c.ints = nil, scriptFixedWindow, 3, numbers.ints
-	c.args = []any{wordEvalSHA, c.script.sha, wordOneKey, &c.key, operations[c.spends], &c.packed}
+	c.args = []any{wordEvalSHA, c.script.sha, wordOneKey, &c.key, operations[algorithm.Charge], &c.packed}
 	c.renew()
 }
 
@@ -268,7 +262,7 @@ func (c *command) answered() bool {
 	case *goredis.StringSliceCmd:
 		return cmd.Val() != nil
 	case *goredis.IntCmd:
-		// It adds to its count.
+		// A charge adds to its count.
 		return cmd.Val() != 0
 	case *goredis.Cmd:
 		return cmd.Val() != nil

@@ -34,14 +34,16 @@ type newcomerShare struct {
 	expected atomic.Uint32
 }
 
-// expects reports whether to ask the primary first.
+// expects reports whether to ask the primary first: no replica is likely to know any of
+// the buckets.
 func (n *newcomers) expects(g group) bool {
+	var z *newcomerShare
 	for _, i := range g.members {
-		if z := n.of(&g.reqs[i]); z != nil && z.share.Load() >= newcomersMost {
-			return z.expected.Add(1)%newcomersSample != 0
+		if z = n.of(&g.reqs[i]); z == nil || z.share.Load() < newcomersMost {
+			return false
 		}
 	}
-	return false
+	return z.expected.Add(1)%newcomersSample != 0
 }
 
 // learn takes in what a replica answered.

@@ -65,7 +65,7 @@ func (op operation) command(keys bucketKeys, r *store.Request, c *scriptCommand)
 	key := keys.key(r.Limit, r.ClientKey)
 	l := layoutOf(r.Limit.Algorithm)
 	if op.surely != 0 && r.Limit.Algorithm == store.FixedWindow && r.Until > op.surely && r.Cost > 0 {
-		return newPlainCharge(key, op.Operation, r, op.now, op.clock)
+		return newPlainCharge(key, r, op.now, op.clock)
 	}
 	// With an instant to judge by, the bucket is read, and layout.view judges it.
 	// Without one, the script runs for the server's own time.
@@ -159,11 +159,6 @@ func (s *Store) call(g group, deadline time.Time, op operation) *call {
 
 // ask runs op on every bucket of g in one round trip and sets their states.
 func (s *Store) ask(ctx context.Context, l *lane, g group, deadline time.Time, op operation) {
-	s.askAndSee(ctx, l, g, deadline, op, func(int, *command) {})
-}
-
-// askAndSee is ask, and calls see with the command that answered each member.
-func (s *Store) askAndSee(ctx context.Context, l *lane, g group, deadline time.Time, op operation, see func(i int, cmd *command)) {
 	l.shard.abandoned.await(ctx, op.Operation, g)
 	c := s.call(g, deadline, op)
 	observe, began := s.observers[l.shard], c.began
@@ -186,7 +181,6 @@ func (s *Store) askAndSee(ctx context.Context, l *lane, g group, deadline time.T
 	observe.observeAll(op.role(), op.Operation, c)
 	for n, i := range g.members {
 		g.states[i] = op.state(c.cmds[n], &g.reqs[i])
-		see(i, c.cmds[n])
 	}
 	c.release()
 }

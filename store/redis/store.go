@@ -56,8 +56,8 @@ type Options struct {
 	// not run; 0 means DefaultChargeTimeout. Once sent, it waits for the reply
 	// a little longer.
 	ChargeTimeout time.Duration
-	// NoPlainCharges makes every charge call a script. Otherwise a charge of a window
-	// that is known to be open is HINCRBY.
+	// NoPlainCharges makes every charge, and every check at a primary, call a script.
+	// Otherwise those of a window that is known to be open are HINCRBY and HMGET.
 	NoPlainCharges bool
 	// OnUndelivered, if set, receives each failure of a detached operation: the
 	// name of the shard, the operation, and an error that wraps
@@ -204,7 +204,7 @@ func (s *Store) runAt(ctx context.Context, op algorithm.Operation, at *servers, 
 	case algorithm.Peek:
 		s.peek(ctx, at, g, deadline)
 	case algorithm.Take:
-		s.take(ctx, at, g, deadline)
+		s.ask(ctx, at.checks, g, deadline, s.writing(op, at))
 	default:
 		s.ask(ctx, at.charges, g, deadline, s.writing(op, at))
 	}
@@ -378,7 +378,7 @@ func (s *Store) detachAt(op algorithm.Operation, at owner, g group, report func(
 func (s *Store) post(what algorithm.Operation, at owner, g group, report func(i int, st store.State)) {
 	op, now := s.writing(what, at.servers), time.Now()
 	if what == algorithm.Charge && report != nil {
-		op.surely = s.surelyBy(at.servers, now, s.opts.ChargeTimeout)
+		op.surely = s.surelyBy(at.servers, now)
 	}
 	c := s.call(g, now.Add(s.opts.ChargeTimeout), op)
 	c.detached = s.reports[at.member][what]
