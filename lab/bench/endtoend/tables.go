@@ -128,7 +128,7 @@ func (r *Result) writeCases(b *strings.Builder) {
 }
 
 func (r *Result) writeDelays(b *strings.Builder) {
-	b.WriteString("\n### Charges that wait for each other\n\nWhat `charge_delay` saves, by how many clients the requests come from in turn: the fewer they are, the more often each comes, and the more of its charges become one.\n\n")
+	b.WriteString("\n### Charges that wait for each other\n\nWhat `charge_delay` saves, by how many clients the requests come from in turn: the fewer they are, the more often each comes, and the more of its charges become one. Those of 50,000 come with long pauses here, so most requests are checked as well.\n\n")
 	t := report.NewTable("clients", "`charge_delay`", "Caddy µs", "Redis µs", "Redis ÷ "+Calibration, "calls per request")
 	for _, clients := range delayClients {
 		for _, d := range chargeDelays {

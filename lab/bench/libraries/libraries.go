@@ -353,6 +353,9 @@ func (r *Result) Goals() []report.Goal {
 	for _, c := range r.shared {
 		for i, l := range c.limiters {
 			bound, ok := l.kind.bounds[c.scene.goroutines]
+			if ok && c.scene.refused {
+				bound, ok = refusedBounds[c.scene.goroutines]
+			}
 			list := &first
 			if l.kind.extra || c.scene.refused {
 				list = &extra
