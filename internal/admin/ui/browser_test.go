@@ -50,6 +50,8 @@ const siteConfig = `{
 				primary %s
 				replica %s
 			}
+			# On a busy machine on_error must not admit a client that is full.
+			check_timeout 30s
 		}
 	}
 }
