@@ -3,6 +3,7 @@ package redis
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -43,11 +44,13 @@ func (op operation) charged(l *layout, r *store.Request, cmd *command) store.Sta
 // If the window was over when the charge was sent, as on a server that was promoted with
 // an old copy, the charge counted for nothing.
 func (c *command) unopened(cost int64) (left int64, is bool) {
-	if c.window.Val()[0] == "" {
+	reset := c.window.Val()[0]
+	if reset == "" {
 		return 0, true
 	}
-	window, _ := parseNumbers(c.window.Val())
-	return cost, window[0] <= -c.ints[placeOfNow]
+	// The state has shown that it is a number.
+	end, _ := strconv.ParseInt(reset, 10, 64)
+	return cost, end <= -c.ints[placeOfNow]
 }
 
 // mend charges by the script what a plain charge of r has left: nothing, which opens a

@@ -24,6 +24,42 @@ func plainRequest(cost int64) store.Request {
 // maxTries is how often a machine may be too slow for the period of a clock.
 const maxTries = 100
 
+// inTime calls try with one number after the other until a call takes less than half of the period
+// of a clock, and returns what that call returns. A store that has not heard the primary's clock
+// for longer asks a script.
+func inTime(t *testing.T, try func(n int) int64) int64 {
+	t.Helper()
+	for n := range maxTries {
+		began := time.Now()
+		if got := try(n); time.Since(began) < clockPeriod/2 {
+			return got
+		}
+	}
+	t.Fatalf("%d tries took longer than half of %v", maxTries, clockPeriod)
+	return 0
+}
+
+// scripts returns how many scripts the server runs for a call.
+func scripts(t *testing.T, server *redistest.Server, call func()) int64 {
+	t.Helper()
+	before, err := server.Calls()
+	must(t, err)
+	call()
+	after, err := server.Calls()
+	must(t, err)
+	return after["evalsha"] - before["evalsha"]
+}
+
+// plainCharging returns a store that makes plain charges, and a request whose window it has opened.
+func plainCharging(t *testing.T, sh *redistest.Shard, align bool) (*Store, store.Request) {
+	t.Helper()
+	s := newStore(t, shardOf(t, sh), func(o *Options) { o.ChargeTimeout, o.ReadPrimary = 250*time.Millisecond, true })
+	r := plainRequest(3)
+	r.ClientKey, r.Limit.Align = t.Name(), align
+	r.Until = openWindow(t, s, r)
+	return s, r
+}
+
 // reported makes detached charges and returns what is reported of them.
 func reported(t *testing.T, s *Store, reqs ...store.Request) []store.State {
 	t.Helper()
@@ -90,30 +126,19 @@ func TestPlainChargesCallNoScript(t *testing.T) {
 					test.change(o)
 				}
 			})
-			// A store that has not heard the primary's clock for a while asks a script: then
-			// another client repeats it.
-			inTime := false
-			for try := 0; !inTime; try++ {
-				if try == maxTries {
-					t.Fatalf("%d tries took longer than half of %v", try, clockPeriod)
-				}
+			ran := inTime(t, func(try int) int64 {
 				r := plainRequest(3)
 				r.ClientKey = fmt.Sprint(name, try)
-				began := time.Now()
 				end := openWindow(t, s, r)
 				r.Until = end - test.shorten
-				before, err := sh.Primary.Calls()
-				must(t, err)
-				st := reported(t, s, r)[0]
-				inTime = time.Since(began) < clockPeriod/2
-				after, err := sh.Primary.Calls()
-				must(t, err)
-				if st.Err != nil || st.Used != 3 || st.Reset != end || st.Now == 0 {
-					t.Errorf("the charge got %+v, want 3 used until %d", st, end)
-				}
-				if n := after["evalsha"] - before["evalsha"]; inTime && n != test.scripts {
-					t.Errorf("%d scripts ran, want %d", n, test.scripts)
-				}
+				return scripts(t, sh.Primary, func() {
+					if st := reported(t, s, r)[0]; st.Err != nil || st.Used != 3 || st.Reset != end || st.Now == 0 {
+						t.Errorf("the charge got %+v, want 3 used until %d", st, end)
+					}
+				})
+			})
+			if ran != test.scripts {
+				t.Errorf("%d scripts ran, want %d", ran, test.scripts)
 			}
 		})
 	}
@@ -124,29 +149,19 @@ func TestPlainChargesCallNoScript(t *testing.T) {
 func TestOrphanIsMended(t *testing.T) {
 	sh := redistest.StartShard(t, 0)
 	for _, align := range []bool{false, true} {
-		orphanIsMended(t, sh, align)
-	}
-}
-
-func orphanIsMended(t *testing.T, sh *redistest.Shard, align bool) {
-	t.Helper()
-	s := newStore(t, shardOf(t, sh), func(o *Options) { o.ChargeTimeout, o.ReadPrimary = 250*time.Millisecond, true })
-	r := plainRequest(3)
-	r.Limit.Align = align
-	r.Until = openWindow(t, s, r)
-	must(t, sh.Primary.Client().FlushAll(t.Context()).Err())
-	var reqs []store.Request
-	for range 5 {
-		reqs = append(reqs, r)
-	}
-	for i, st := range reported(t, s, reqs...) {
-		if st.Err != nil || st.Reset < r.Until || st.Reset == r.Until && !align {
-			t.Errorf("charge %d got %+v, want a new window", i, st)
-		}
-	}
-	fields, ttl := fieldsOf(t, s, sh.Primary, r)
-	if fields["c"] != "15" || fields["r"] == "" || ttl <= 0 || ttl < time.Hour-waitTimeout && !align {
-		t.Errorf("the bucket is %v with %v to live, want a count of 15 for an hour", fields, ttl)
+		t.Run(fmt.Sprint(align), func(t *testing.T) {
+			s, r := plainCharging(t, sh, align)
+			must(t, sh.Primary.Client().FlushAll(t.Context()).Err())
+			for i, st := range reported(t, s, r, r, r, r, r) {
+				if st.Err != nil || st.Reset < r.Until || st.Reset == r.Until && !align {
+					t.Errorf("charge %d got %+v, want a new window", i, st)
+				}
+			}
+			fields, ttl := fieldsOf(t, s, sh.Primary, r)
+			if fields["c"] != "15" || fields["r"] == "" || ttl <= 0 || ttl < time.Hour-waitTimeout && !align {
+				t.Errorf("the bucket is %v with %v to live, want a count of 15 for an hour", fields, ttl)
+			}
+		})
 	}
 }
 
@@ -155,27 +170,21 @@ func orphanIsMended(t *testing.T, sh *redistest.Shard, align bool) {
 func TestPlainChargeOfAnOldCopy(t *testing.T) {
 	sh := redistest.StartShard(t, 0)
 	for _, align := range []bool{false, true} {
-		chargeOfAnOldCopy(t, sh, align)
-	}
-}
-
-func chargeOfAnOldCopy(t *testing.T, sh *redistest.Shard, align bool) {
-	t.Helper()
-	s := newStore(t, shardOf(t, sh), func(o *Options) { o.ChargeTimeout, o.ReadPrimary = 250*time.Millisecond, true })
-	r := plainRequest(3)
-	r.ClientKey, r.Limit.Align = fmt.Sprint("old copy ", align), align
-	r.Until = openWindow(t, s, r)
-	over := time.Now().Add(-time.Minute).UnixMicro()
-	must(t, sh.Primary.Client().HSet(t.Context(), s.keys.key(r.Limit, r.ClientKey), "c", 7, "r", over).Err())
-	if st := reported(t, s, r)[0]; st.Err != nil || st.Used != 3 {
-		t.Errorf("the charge got %+v, want 3 in a new window", st)
-	}
-	if fields, _ := fieldsOf(t, s, sh.Primary, r); fields["c"] != "3" {
-		t.Errorf("the bucket is %v, want a count of 3", fields)
-	}
-	cmd := newPlainCharge("key", &r, 0, nil)
-	if cmd.checkWindow(r.Until - time.Second.Microseconds()); cmd.charge != nil || cmd.script != scriptFixedWindow {
-		t.Error("a charge is plain a second before its window ends")
+		t.Run(fmt.Sprint(align), func(t *testing.T) {
+			s, r := plainCharging(t, sh, align)
+			over := time.Now().Add(-time.Minute).UnixMicro()
+			must(t, sh.Primary.Client().HSet(t.Context(), s.keys.key(r.Limit, r.ClientKey), "c", 7, "r", over).Err())
+			if st := reported(t, s, r)[0]; st.Err != nil || st.Used != 3 {
+				t.Errorf("the charge got %+v, want 3 in a new window", st)
+			}
+			if fields, _ := fieldsOf(t, s, sh.Primary, r); fields["c"] != "3" {
+				t.Errorf("the bucket is %v, want a count of 3", fields)
+			}
+			cmd := newPlainCharge("key", &r, 0, nil)
+			if cmd.checkWindow(r.Until - time.Second.Microseconds()); cmd.charge != nil || cmd.script != scriptFixedWindow {
+				t.Error("a charge is plain a second before its window ends")
+			}
+		})
 	}
 }
 
@@ -265,36 +274,27 @@ func TestOpenWindowIsReadAtThePrimary(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStore(t, shardOf(t, sh), test.change)
-			inTime := false
-			for try := 0; !inTime; try++ {
-				if try == maxTries {
-					t.Fatalf("%d tries took longer than half of %v", try, clockPeriod)
-				}
+			ran := inTime(t, func(try int) int64 {
 				r := plainRequest(3)
 				r.ClientKey = fmt.Sprint(name, try)
-				began := time.Now()
 				r.Until = openWindow(t, s, r)
 				must(t, s.Charge(t.Context(), []store.Request{r})[0].Err)
 				if test.vanish {
 					must(t, sh.Primary.Client().FlushAll(t.Context()).Err())
 				}
-				before, err := sh.Primary.Calls()
-				must(t, err)
-				st := s.Check(t.Context(), []store.Request{r})[0]
-				inTime = time.Since(began) < clockPeriod/2
-				after, err := sh.Primary.Calls()
-				must(t, err)
-				switch {
-				case st.Err != nil, st.Replica, st.Now == 0:
-					t.Errorf("the check got %+v", st)
-				case test.vanish && (st.Used != 0 || st.Reset <= r.Until):
-					t.Errorf("the check got %+v, want a new window", st)
-				case !test.vanish && (st.Used != 3 || st.Reset != r.Until):
-					t.Errorf("the check got %+v, want 3 used until %d", st, r.Until)
-				}
-				if n := after["evalsha"] - before["evalsha"]; inTime && n != test.scripts {
-					t.Errorf("%d scripts ran, want %d", n, test.scripts)
-				}
+				return scripts(t, sh.Primary, func() {
+					switch st := s.Check(t.Context(), []store.Request{r})[0]; {
+					case st.Err != nil, st.Replica, st.Now == 0:
+						t.Errorf("the check got %+v", st)
+					case test.vanish && (st.Used != 0 || st.Reset <= r.Until):
+						t.Errorf("the check got %+v, want a new window", st)
+					case !test.vanish && (st.Used != 3 || st.Reset != r.Until):
+						t.Errorf("the check got %+v, want 3 used until %d", st, r.Until)
+					}
+				})
+			})
+			if ran != test.scripts {
+				t.Errorf("%d scripts ran, want %d", ran, test.scripts)
 			}
 		})
 	}

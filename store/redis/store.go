@@ -221,14 +221,13 @@ func (s *Store) check(ctx context.Context, at *servers, g group, deadline time.T
 	switch {
 	case replica == nil:
 		s.checkPrimary(ctx, at, g, deadline)
-	case now != 0 && !g.wantsPrimary() && s.newcomers.expects(g):
-		// The replica is not expected to know more, so it gets little of the time.
-		most := start.Add(deadline.Sub(start) * 7 / 8)
-		s.checkPrimary(ctx, at, g, most)
-		s.fallBack(ctx, replica, g, deadline, reading(algorithm.Check, at, now))
 	case now == 0 || g.wantsPrimary():
 		// A replica that decides by its own clock is only a fallback.
 		s.checkPrimary(ctx, at, g, half)
+		s.fallBack(ctx, replica, g, deadline, reading(algorithm.Check, at, now))
+	case s.newcomers.expects(g):
+		// The replica is not expected to know more, so it gets little of the time.
+		s.checkPrimary(ctx, at, g, start.Add(deadline.Sub(start)*7/8))
 		s.fallBack(ctx, replica, g, deadline, reading(algorithm.Check, at, now))
 	default:
 		// The other half of the time is the primary's.
