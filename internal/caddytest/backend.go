@@ -61,6 +61,22 @@ func (b *SlowBackend) Await(t *testing.T) *Arrival {
 	}
 }
 
+// awaitOf is Await for one request, and fails at once if that ends elsewhere.
+func (b *SlowBackend) awaitOf(t *testing.T, r Running) *Arrival {
+	t.Helper()
+	select {
+	case a := <-b.Arrived:
+		return a
+	case a := <-r.Answer:
+		t.Fatalf("the request does not arrive at the backend: its answer is %+v", a)
+	case err := <-r.Err:
+		t.Fatalf("the request does not arrive at the backend: %v", err)
+	case <-time.After(WaitLimit):
+		t.Fatal("no request arrives at the backend")
+	}
+	return nil
+}
+
 // Running is a request that waits for its answer. One of its channels gets a
 // value.
 type Running struct {
@@ -98,7 +114,7 @@ func begin(ask func() (Answer, error)) Running {
 func (b *SlowBackend) Start(t *testing.T, c *Caddy, path string, headers ...string) Running {
 	t.Helper()
 	r := begin(func() (Answer, error) { return c.TryAsk(path, headers...) })
-	r.at = b.Await(t)
+	r.at = b.awaitOf(t, r)
 	return r
 }
 
@@ -106,7 +122,7 @@ func (b *SlowBackend) Start(t *testing.T, c *Caddy, path string, headers ...stri
 func (b *SlowBackend) Hold(t *testing.T, c *Caddy, path string, headers ...string) Running {
 	t.Helper()
 	r := c.Begin(t.Context(), path, headers...)
-	r.at = b.Await(t)
+	r.at = b.awaitOf(t, r)
 	return r
 }
 
