@@ -309,7 +309,7 @@ func TestExampleBrowserClients(t *testing.T) {
 	c := startExample(t, "browser_clients")
 	origin := "Origin: https://app.example.com"
 	for range 7 {
-		resp := send(t, caddytest.Client, http.MethodOptions, c.URL, origin, "Access-Control-Request-Method: GET")
+		resp := send(t, c.Client, http.MethodOptions, c.URL, origin, "Access-Control-Request-Method: GET")
 		must(t, "preflight", errors.Join(want("status", resp.StatusCode, 204), want("remaining", caddytest.Remaining(resp), ""),
 			want("origin", resp.Header.Get("Access-Control-Allow-Origin"), "https://app.example.com"),
 			want("methods", resp.Header.Get("Access-Control-Allow-Methods"), "GET, POST, PUT, DELETE")))
@@ -329,7 +329,7 @@ func TestExampleBrowserClients(t *testing.T) {
 		}
 		must(t, "request", want("origin", resp.Header.Get("Access-Control-Allow-Origin"), "https://app.example.com"))
 	}
-	must(t, "OPTIONS that is no preflight", want("status", send(t, caddytest.Client, http.MethodOptions, c.URL, origin).StatusCode, 429))
+	must(t, "OPTIONS that is no preflight", want("status", send(t, c.Client, http.MethodOptions, c.URL, origin).StatusCode, 429))
 }
 
 // TestExampleOutgoing checks that concurrent calls leave half a second apart, and that those that
@@ -376,7 +376,7 @@ func TestExampleOutgoing(t *testing.T) {
 				return
 			}
 			sent := time.Now()
-			if resp, err := caddytest.Client.Do(req); err == nil {
+			if resp, err := c.Client.Do(req); err == nil {
 				_ = resp.Body.Close()
 				if resp.StatusCode == http.StatusTooManyRequests {
 					refused <- refusal{resp.Header.Get("Retry-After"), time.Since(sent)}

@@ -274,7 +274,7 @@ func settleEach(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, zone
 		}
 		if step.how == "/panic" {
 			// On a reused connection the client would retry.
-			caddytest.Client.CloseIdleConnections()
+			c.Client.CloseIdleConnections()
 		}
 		a, err := c.TryProbe(t.Context(), "/"+zone+step.how, "X-Key: alice", fmt.Sprint("X-Status: ", step.status))
 		if step.how == "/panic" {

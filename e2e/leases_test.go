@@ -133,7 +133,7 @@ func TestSlotsAreFreedAtTheEnd(t *testing.T) {
 		t.Run(path, func(t *testing.T) {
 			for i := range 8 {
 				// On a reused connection the client would retry.
-				caddytest.Client.CloseIdleConnections()
+				c.Client.CloseIdleConnections()
 				_, err := c.TryProbe(t.Context(), path, "X-Key: alice")
 				must(t, fmt.Sprint("request ", i), want("being answered", err == nil, path == "/at-once"))
 				used(0)
@@ -278,7 +278,7 @@ func TestStreamHoldsOneSlot(t *testing.T) {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL+"/stream", nil)
 		must(t, "stream", err)
 		req.Header.Set("X-Key", "alice")
-		resp, err := caddytest.Client.Do(req)
+		resp, err := c.Client.Do(req)
 		must(t, "stream", err)
 		must(t, "stream", errors.Join(want("status", resp.StatusCode, http.StatusOK), want("remaining", caddytest.Remaining(resp), "0")))
 		// The response has begun, and so the request is settled.

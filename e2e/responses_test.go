@@ -141,7 +141,7 @@ func TestProblem(t *testing.T) {
 			req, err := http.NewRequest(http.MethodHead, c.URL, nil)
 			must(t, "request", err)
 			req.Header.Set("X-Key", "alice")
-			resp, err := caddytest.Client.Do(req)
+			resp, err := c.Client.Do(req)
 			must(t, "HEAD", err)
 			must(t, "HEAD", errors.Join(resp.Body.Close(), want("status", resp.StatusCode, http.StatusTooManyRequests),
 				want("type", resp.Header.Get("Content-Type"), "application/problem+json")))

@@ -12,11 +12,16 @@ import (
 	"time"
 )
 
-// Client keeps enough connections for tests with many workers, and gives up on
-// a Caddy that hangs.
-var Client = &http.Client{
-	Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true},
-	Timeout:   WaitLimit,
+// Client is for servers that are no Caddy of the test.
+var Client = newClient()
+
+// newClient returns a client that keeps enough connections for tests with many
+// workers, and gives up on a server that hangs.
+func newClient() *http.Client {
+	return &http.Client{
+		Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true},
+		Timeout:   WaitLimit,
+	}
 }
 
 // Get requests a path with headers given as "Name: value".
@@ -44,7 +49,7 @@ func (c *Caddy) do(ctx context.Context, path string, headers []string) (*http.Re
 		name, value, _ := strings.Cut(h, ": ")
 		req.Header.Set(name, value)
 	}
-	resp, err := Client.Do(req)
+	resp, err := c.Client.Do(req)
 	if err != nil {
 		return nil, err
 	}

@@ -38,6 +38,9 @@ type Caddy struct {
 	// Admin is the address, host:port, of the admin API, and Addr that of the
 	// site that the config calls {{site}}. URL begins that site's URLs.
 	Admin, Addr, URL string
+	// Client sends the requests. It is this Caddy's alone: to close idle connections can
+	// break a request whose response is just arriving.
+	Client *http.Client
 	// Dir is Caddy's folder, with the Caddyfile it was started with.
 	Dir string
 	// Logs is all of its output so far.
@@ -67,7 +70,8 @@ func Main(m *testing.M) {
 func Start(t *testing.T, caddyfile string, env ...string) *Caddy {
 	t.Helper()
 	c := &Caddy{
-		T: t, Admin: FreeAddr(t), Addr: FreeAddr(t), Dir: t.TempDir(), Logs: new(caddyproc.Logs), Ended: make(chan struct{}),
+		T: t, Admin: FreeAddr(t), Addr: FreeAddr(t), Dir: t.TempDir(), Client: newClient(),
+		Logs: new(caddyproc.Logs), Ended: make(chan struct{}),
 	}
 	c.URL = "http://" + c.Addr
 	file := c.Dir + "/Caddyfile"
@@ -201,7 +205,7 @@ func (c *Caddy) AwaitServers() {
 		}
 		return Want("number of servers", serving, len(servers))
 	})
-	Client.CloseIdleConnections()
+	c.Client.CloseIdleConnections()
 }
 
 // adminClient keeps no connections: a kept one could lead to the admin endpoint
