@@ -13,8 +13,8 @@
 local call, key, op = redis.call, KEYS[1], ARGV[1]
 local now, window, cost, capacity, most = struct.unpack('<ddddd', ARGV[2])
 if now == 0 then
-  local t = call('TIME')
-  now = t[1] * 1000000 + t[2]
+  time = time or call('TIME')
+  now = time[1] * 1000000 + time[2]
 end
 if op == 'check' or op == 'peek' or op == 'penalize' then
   return struct.pack('<ddd', now, 0, call('ZCOUNT', key, string.format('(%.0f', now), '+inf'))

@@ -33,8 +33,8 @@ if open then
   now = 0
 else
   if now <= 0 then
-    local t = call('TIME')
-    now = t[1] * 1000000 + t[2]
+    time = time or call('TIME')
+    now = time[1] * 1000000 + time[2]
   end
   open = reset > now
 end
@@ -72,10 +72,9 @@ if reset == 0 and count > 0 and (penalty > 0 or call('PTTL', key) == -1) then
 end
 
 -- Another program's data under this key stays what it is.
-local function isForeign()
-  return reset == 0 and penalty == 0 and orphaned == 0 and call('EXISTS', key) == 1
+if op ~= 'refund' and op ~= 'peek' and reset == 0 and penalty == 0 and orphaned == 0 and call('EXISTS', key) == 1 then
+  return redis.error_reply('WRONGTYPE the key holds something else than a fixed window')
 end
-local foreign = redis.error_reply('WRONGTYPE the key holds something else than a fixed window')
 
 local function begin(spent)
   count, reset = math.min(orphaned + spent, 9007199254740991), now + window
@@ -91,28 +90,13 @@ end
 
 local spent = 0
 if op == 'charge' then
-  if isForeign() then
-    return foreign
-  end
   begin(cost)
   spent = 1
-elseif op == 'take' then
-  if isForeign() then
-    return foreign
-  end
-  if penalty <= now then
-    spent = orphaned + cost <= bound and 1 or 0
-    begin(cost * spent)
-  end
-elseif op == 'check' then
-  if not open and penalty <= now then
-    if isForeign() then
-      return foreign
-    end
-    if align == 0 or orphaned > 0 then
-      begin(0)
-    end
-  end
+elseif op == 'take' and penalty <= now then
+  spent = orphaned + cost <= bound and 1 or 0
+  begin(cost * spent)
+elseif op == 'check' and not open and penalty <= now and (align == 0 or orphaned > 0) then
+  begin(0)
 elseif op == 'refund' then
   if orphaned > 0 then
     begin(0)
@@ -122,9 +106,6 @@ elseif op == 'refund' then
     count = call('HINCRBY', key, 'c', -back)
   end
 elseif op == 'penalize' and penalty <= now then
-  if isForeign() then
-    return foreign
-  end
   penalty = cost
   if orphaned > 0 then
     begin(0)

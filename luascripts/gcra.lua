@@ -17,8 +17,8 @@
 local call, key, op = redis.call, KEYS[1], ARGV[1]
 local now, events, whole, part, first, second = struct.unpack('<dddddd', ARGV[2])
 if now == 0 then
-  local t = call('TIME')
-  now = t[1] * 1000000 + t[2]
+  time = time or call('TIME')
+  now = time[1] * 1000000 + time[2]
 end
 local tat, rest, rate, busy, refunded, penalty = 0, 0, 0, 0, 0, 0
 local stored = call('GET', key)

@@ -6,8 +6,10 @@
  * a message or a reply is lost, and a process crashes. A command may take any time
  * while its process waits for the reply; none runs after its process has given up.
  *
- * A process that is the sole writer admits without a check for any time, which is
- * more than the ledger does (ledger_trust, ledger_max_trust).
+ * A process that is the sole writer admits without a check while the request fits,
+ * for any time, which is more than the ledger does (ledger_trust, and half of the
+ * limit has to be left). With AGES its answer grows old at any time, and then admits
+ * one request more (ledger_max_trust).
  *
  * Every `assert` is a promise. `make model` checks all interleavings within the
  * bounds below, and that each BREAK, a rule left out on purpose, violates one.
@@ -83,7 +85,11 @@ typedef Process {
 	/* Ghosts: charges that were settled and have neither run nor been reported lost;
 	 * admissions in this window. */
 	byte owed;
-	byte admitted
+	byte admitted;
+#ifdef AGES
+	bool aged;		/* the last answer is older than ledger_trust */
+	byte wrong;		/* admitted by it in this window, though the primary was full */
+#endif
 }
 
 Process p[PROCESSES];
@@ -93,7 +99,12 @@ Process p[PROCESSES];
 
 /* ---- the primary ---- */
 
-inline newWindow() { p[0].admitted = 0; p[1].admitted = 0 }
+inline newWindow() {
+	p[0].admitted = 0; p[1].admitted = 0;
+#ifdef AGES
+	p[0].wrong = 0; p[1].wrong = 0
+#endif
+}
 
 inline vanish() {
 	primary.exists = false; primary.expires = false;
@@ -169,7 +180,6 @@ inline raise(c, r) {
 #endif
 
 #define fits (inWindow + ahead + 1 <= LIMIT)
-#define far (2 * (LIMIT - inWindow - ahead - 1) >= LIMIT)
 
 inline admit() {
 	me.todo--;
@@ -179,7 +189,32 @@ inline admit() {
 	assert(me.admitted <= LIMIT)
 }
 
+/* useUp admits by an old answer: its own charge has to bring the truth. */
+inline useUp() {
+#ifdef AGES
+	if
+	:: me.aged ->
+		if
+		:: primary.count + ahead > LIMIT ->
+			me.wrong++;
+			/* Others have filled the bucket meanwhile: one request more. */
+			assert(me.wrong <= 1)
+		:: else -> skip
+		fi;
+#ifndef BREAK_USED
+		me.sole = false; me.aged = false
+#endif
+	:: else -> skip
+	fi
+#else
+	skip
+#endif
+}
+
 inline confirm() {
+#ifdef AGES
+	me.aged = false;
+#endif
 	me.sole = (me.replyReset == me.reset && me.replyCount == me.count + me.sent);
 	me.count = me.replyCount; me.reset = me.replyReset;
 	me.doubted = false; me.overlaps = true;
@@ -204,7 +239,10 @@ inline crash() {
 	me.byPrimary = false; me.overlaps = false;
 	me.flight = 0; me.waiting = 0; me.sent = 0; me.message = none;
 	me.count = 0; me.reset = 0; me.sole = false; me.doubted = false;
-	me.asks = false; me.admitted = 0
+	me.asks = false; me.admitted = 0;
+#ifdef AGES
+	me.aged = false; me.wrong = 0
+#endif
 }
 
 proctype Caddy(byte i) {
@@ -212,8 +250,11 @@ proctype Caddy(byte i) {
 	me.message = none;
 	do
 	/* A request is admitted without a check. */
-	:: atomic { me.todo > 0 && !me.asks && me.sole && !me.doubted && isOpen(me.reset) && far ->
-		admit() }
+	:: atomic { me.todo > 0 && !me.asks && me.sole && !me.doubted && isOpen(me.reset) && fits ->
+		admit(); useUp() }
+#ifdef AGES
+	:: atomic { me.sole && !me.aged -> me.aged = true }
+#endif
 
 	/* A request asks the replica, or the primary, which opens a window. */
 	:: atomic { me.todo > 0 && !me.asks && !me.doubted && replica.exists && isOpen(replica.reset) ->

@@ -42,6 +42,9 @@ full='-DLIMIT=2 -DREQUESTS=3 -DTICKS=1'
 	done
 	check clean -DLIMIT=1 -DREQUESTS=2 -DTICKS=2 -DVANISHINGS=1
 
+	ages='-DLIMIT=3 -DREQUESTS=3 -DTICKS=0 -DAGES'
+	check clean $ages
+	check found $ages -DBREAK_USED
 	for rule in HELD FLIGHT RAISE; do
 		check found $full -DBREAK_$rule
 	done

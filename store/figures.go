@@ -25,8 +25,7 @@ type Shard struct {
 	// Retired is set if it owns nothing any more.
 	Retired bool
 	// Found is set if its servers are known.
-	Found bool
-	// Servers are those that are known.
+	Found   bool
 	Servers []Server
 }
 
@@ -53,12 +52,9 @@ var ServerStates = []ServerState{ServerUp, ServerUnmet, ServerLeftOut, ServerLag
 
 // Server is the state of a server.
 type Server struct {
-	// Address is where it is reached.
 	Address string
-	// Role is what it is to its shard.
-	Role Role
-	// State says whether the server is used.
-	State ServerState
+	Role    Role
+	State   ServerState
 	// Lag is how far a replica is behind; it means nothing unless LagKnown is
 	// set.
 	Lag      time.Duration
@@ -76,10 +72,8 @@ type Lane struct {
 	// Latency is the recent average of how long a pipeline takes; 0 if there was
 	// none.
 	Latency time.Duration
-	// Queued is how many calls wait.
-	Queued int
-	// Pool are the connections.
-	Pool Pool
+	Queued  int
+	Pool    Pool
 }
 
 // BreakerClosed is the Breaker of a lane that is used.

@@ -26,8 +26,7 @@ type Inspection struct {
 type Copy struct {
 	// Address is the server's; empty for this process's memory.
 	Address string
-	// Role is the server's.
-	Role Role
+	Role    Role
 	// Exists is set if there is something that counts.
 	Exists bool
 	// State is what it looks like, or the error of the server.

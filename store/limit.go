@@ -5,9 +5,7 @@ import "time"
 // Limit is one zone's rule as the stores know it. It identifies, with a client
 // key, a bucket; a limit that differs in any field has buckets of its own.
 type Limit struct {
-	// Zone is the zone's name.
-	Zone string
-	// Algorithm is how events are counted.
+	Zone      string
 	Algorithm Algorithm
 	// Window is the length of a window, or of a lease: whole microseconds, at
 	// least one, and at most MaxWindow, so that instants stay below

@@ -47,7 +47,7 @@ func TestStoreThatDoesNotOpen(t *testing.T) {
 					h.Zones = append(h.Zones, z)
 				}
 				// The clients are the same for all requests, and one is moved.
-				place := func(z *Zone) uint64 { return cohortOf(rolloutSalt, z.clientKey(caddy.NewReplacer(), h)) }
+				place := func(z *Zone) uint64 { return cohortOf(rolloutSalt, z.clientKey(nil, caddy.NewReplacer(), h)) }
 				slices.SortFunc(h.Zones, func(a, b *Zone) int { return cmp.Compare(place(a), place(b)) })
 				moved.moved = place(h.Zones[1])
 
@@ -150,8 +150,9 @@ func (w *boundedWorld) ask(client string, handlers int) int {
 	}
 	response := httptest.NewRecorder()
 	repl := caddy.NewReplacer()
-	repl.Set(headerA, client)
-	r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), repl, response, nil)
+	sent := httptest.NewRequest(http.MethodGet, "/", nil)
+	sent.Header.Set("A", client)
+	r := caddyhttp.PrepareRequest(sent, repl, response, nil)
 	if err := next.ServeHTTP(response, r); err != nil {
 		return statusOf(err)
 	}

@@ -5,7 +5,9 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
+	"net/textproto"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,6 +25,9 @@ import (
 // clientIPText is the template for a request to which none of a zone's key applies.
 const clientIPText = "{http.vars." + caddyhttp.ClientIPVarKey + "}"
 
+// headerPrefix begins the placeholders of request headers.
+const headerPrefix = "http.request.header."
+
 // keyTemplate is one template of a zone's key.
 type keyTemplate struct {
 	// tag stands for the template in client keys, so that the values of two
@@ -31,6 +36,9 @@ type keyTemplate struct {
 	// placeholders are the names in the template, in order. A template without any
 	// is the same for all requests.
 	placeholders []string
+	// headers are the request headers that they stand for, each "" if it stands for
+	// something else.
+	headers []string
 	// hasAddress is set if one of them is the client's address.
 	hasAddress bool
 }
@@ -49,8 +57,16 @@ func compileKey(texts []string) []keyTemplate {
 			tag = textTag(text + strconv.Itoa(salt))
 		}
 		taken[tag] = true
-		names := PlaceholdersIn(text)
-		compiled = append(compiled, keyTemplate{tag: tag, placeholders: names, hasAddress: slices.ContainsFunc(names, isAddress)})
+		t := keyTemplate{tag: tag, placeholders: PlaceholdersIn(text)}
+		t.hasAddress = slices.ContainsFunc(t.placeholders, isAddress)
+		for _, name := range t.placeholders {
+			header, _ := strings.CutPrefix(name, headerPrefix)
+			if header == name {
+				header = ""
+			}
+			t.headers = append(t.headers, textproto.CanonicalMIMEHeaderKey(header))
+		}
+		compiled = append(compiled, t)
 	}
 	return compiled
 }
@@ -93,12 +109,12 @@ func PlaceholdersIn(text string) (names []string) {
 	return names
 }
 
-// clientKey returns the client key of a request: that of the first template that
-// applies.
-func (z *Zone) clientKey(repl *caddy.Replacer, l *Limiter) string {
+// clientKey returns the client key of a request with these headers: that of the first
+// template that applies.
+func (z *Zone) clientKey(headers http.Header, repl *caddy.Replacer, l *Limiter) string {
 	var scratch [128]byte
 	for i := range z.templates {
-		key, applies := z.templates[i].clientKey(scratch[:0], repl, z)
+		key, applies := z.templates[i].clientKey(scratch[:0], headers, repl, z)
 		if applies && i < len(z.Key) {
 			return string(key)
 		}
@@ -133,13 +149,13 @@ func (z *Zone) warnNoKey(repl *caddy.Replacer, l *Limiter) {
 // and reports whether the template applies to the request: it has no placeholder,
 // or at least one that is not empty. The lengths at the end keep the values of
 // several placeholders apart.
-func (t *keyTemplate) clientKey(b []byte, repl *caddy.Replacer, z *Zone) ([]byte, bool) {
+func (t *keyTemplate) clientKey(b []byte, headers http.Header, repl *caddy.Replacer, z *Zone) ([]byte, bool) {
 	b = append(append(b, t.tag...), ':')
 	applies := len(t.placeholders) == 0
 	var scratch [8]int
 	lengths := scratch[:0]
-	for _, name := range t.placeholders {
-		value, _ := repl.GetString(name)
+	for i := range t.placeholders {
+		value := t.value(i, headers, repl)
 		applies = applies || value != ""
 		start := len(b)
 		b = z.appendMasked(b, value)
@@ -149,6 +165,16 @@ func (t *keyTemplate) clientKey(b []byte, repl *caddy.Replacer, z *Zone) ([]byte
 		b = strconv.AppendInt(append(b, ':'), int64(lengths[i]), 10)
 	}
 	return shortened(b), applies
+}
+
+// value is that of placeholder i. Without headers the replacer has all values; it takes
+// long, and boxes those of headers.
+func (t *keyTemplate) value(i int, headers http.Header, repl *caddy.Replacer) string {
+	if name := t.headers[i]; name != "" && headers != nil {
+		return strings.Join(headers[name], ",")
+	}
+	value, _ := repl.GetString(t.placeholders[i])
+	return value
 }
 
 // appendMasked appends value, or its network if it is an IP address and the zone
@@ -286,7 +312,7 @@ func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []adminapi.Bucket
 		for n, name := range names {
 			repl.Set(name, values[n])
 		}
-		key, _ := t.clientKey(nil, repl, z)
+		key, _ := t.clientKey(nil, nil, repl, z)
 		buckets = append(buckets, adminapi.BucketName{ClientKey: string(key), Text: text})
 	}
 	if len(buckets) == 0 {

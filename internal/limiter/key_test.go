@@ -47,7 +47,7 @@ func keyHandler() (*Limiter, *observer.ObservedLogs) {
 
 func keyFor(z *Zone, v values) string {
 	h, _ := keyHandler()
-	return z.clientKey(v.replacer(), h)
+	return z.clientKey(nil, v.replacer(), h)
 }
 
 func TestClientKeyTakesTheFirstTextThatIsNotEmpty(t *testing.T) {
@@ -130,10 +130,10 @@ func TestClientKeyWarnsOnceAMinuteThatItIsEmpty(t *testing.T) {
 			start := h.Now()
 			repl := values{headerA: "", ipVar: "192.0.2.1"}.replacer()
 			for range 5 {
-				z.clientKey(repl, h)
+				z.clientKey(nil, repl, h)
 			}
 			h.Now = func() time.Time { return start.Add(telemetry.ReportInterval) }
-			z.clientKey(repl, h)
+			z.clientKey(nil, repl, h)
 			if logs.Len() != 2 {
 				t.Fatalf("%d warnings, want 2", logs.Len())
 			}
@@ -148,8 +148,8 @@ func TestClientKeyWarnsOnceAMinuteThatItIsEmpty(t *testing.T) {
 func TestClientKeyDoesNotWarnWhereSomeTextApplies(t *testing.T) {
 	h, logs := keyHandler()
 	repl := values{ipVar: "192.0.2.1"}.replacer()
-	keyZone("{"+headerA+"}", clientIPText).clientKey(repl, h)
-	keyZone("static").clientKey(repl, h)
+	keyZone("{"+headerA+"}", clientIPText).clientKey(nil, repl, h)
+	keyZone("static").clientKey(nil, repl, h)
 	if logs.Len() != 0 {
 		t.Errorf("logged %v", logs.All())
 	}
@@ -382,7 +382,7 @@ func FuzzClientKey(f *testing.F) {
 			for i, name := range names {
 				v[name] = texts[i]
 			}
-			return z.clientKey(v.replacer(), h)
+			return z.clientKey(nil, v.replacer(), h)
 		}
 		key1, key2 := key(z, one), key(z, other)
 		if same := identityOf(one) == identityOf(other); same != (key1 == key2) {

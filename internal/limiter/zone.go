@@ -142,7 +142,7 @@ func (z *Zone) request(r *http.Request, repl *caddy.Replacer, l *Limiter) (store
 		return store.Request{Events: unlimited}, nil
 	}
 	req := store.Request{
-		Limit: &z.limit, ClientKey: z.clientKey(repl, l), Events: events, Burst: z.Burst,
+		Limit: &z.limit, ClientKey: z.clientKey(r.Header, repl, l), Events: events, Burst: z.Burst,
 		Cost: z.Cost.Number, Batch: z.Batch, BatchShare: z.BatchShare,
 	}
 	if events == 0 {

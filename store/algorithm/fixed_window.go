@@ -11,11 +11,6 @@ type FixedWindow struct {
 	penalty
 }
 
-// NewFixedWindow returns a bucket of the given content.
-func NewFixedWindow(used, reset, penalized int64) *FixedWindow {
-	return &FixedWindow{used, reset, penalty{penalized}}
-}
-
 // IsOpen reports whether the window is open at now. The instant of its reset is
 // outside.
 func (b *FixedWindow) IsOpen(now int64) bool { return b.Reset > now }

@@ -50,7 +50,7 @@ func TestZeroValueIsClosed(t *testing.T) {
 }
 
 func TestIsOpen(t *testing.T) {
-	b := algorithm.NewFixedWindow(0, 1000, 0)
+	b := &algorithm.FixedWindow{Reset: 1000}
 	for now, want := range map[int64]bool{0: true, 998: true, 999: true, 1000: false, 1001: false, 1 << 52: false} {
 		if got := b.IsOpen(now); got != want {
 			t.Errorf("open at %d: %t, want %t", now, got, want)

@@ -20,11 +20,6 @@ type GCRA struct {
 	penalty
 }
 
-// NewGCRA returns a bucket of the given content.
-func NewGCRA(tat, rest, events, busy, refunded, penalized int64) *GCRA {
-	return &GCRA{TAT: tat, Rest: rest, Events: events, Busy: busy, Refunded: refunded, penalty: penalty{penalized}}
-}
-
 // DrainTime is how long n events take to drain: whole microseconds, and the rest
 // in parts of 1/r.Events.
 func DrainTime(r *store.Request, n int64) (whole, rest int64) {
@@ -61,7 +56,6 @@ func (b *GCRA) renew(r *store.Request, now int64) {
 	b.Busy = max(b.Busy+1, now)
 }
 
-// spend moves TAT on by the drain time of n events.
 func (b *GCRA) spend(r *store.Request, n int64) {
 	whole, rest := DrainTime(r, n)
 	b.TAT = add(b.TAT, whole)
@@ -188,7 +182,6 @@ func (b *GCRA) content(now int64) (c store.Content) {
 	return c
 }
 
-// end is TAT, rounded up.
 func (b *GCRA) end() int64 {
 	if b.Rest > 0 {
 		return b.TAT + 1

@@ -12,19 +12,33 @@ func Copies(a store.Algorithm) bool {
 	return a != store.SlidingLog && a != store.Concurrency
 }
 
-func (k *Known) fixedWindow() *FixedWindow {
-	c := &k.Content
-	return NewFixedWindow(c[0], c[1], c[2])
+func fixedWindowOf(c *store.Content) *FixedWindow {
+	return &FixedWindow{c[0], c[1], penalty{c[2]}}
 }
 
-func (k *Known) slidingWindow() *SlidingWindow {
-	c := &k.Content
-	return NewSlidingWindow(c[0], c[1], c[2], c[3])
+func slidingWindowOf(c *store.Content) *SlidingWindow {
+	return &SlidingWindow{Start: c[0], Current: c[1], Previous: c[2], penalty: penalty{c[3]}}
 }
 
-func (k *Known) gcra() *GCRA {
-	c := &k.Content
-	return NewGCRA(c[0], c[1], c[2], c[3], c[4], c[5])
+func gcraOf(c *store.Content) *GCRA {
+	return &GCRA{TAT: c[0], Rest: c[1], Events: c[2], Busy: c[3], Refunded: c[4], penalty: penalty{c[5]}}
+}
+
+// View is [Bucket.View] of a bucket by its content or, where events are kept one by
+// one, by what the scripts of the Redis store reply.
+func View(c *store.Content, r *store.Request, now int64, spent bool) store.State {
+	switch r.Limit.Algorithm {
+	case store.SlidingWindow:
+		return slidingWindowOf(c).View(r, now, spent)
+	case store.SlidingLog:
+		return logSummary{used: c[0], newest: c[1], other: c[2], blocking: c[3]}.view(r, now, spent)
+	case store.GCRA:
+		return gcraOf(c).View(r, now, spent)
+	case store.Concurrency:
+		return viewLeases(c[0], r, now, spent)
+	default:
+		return fixedWindowOf(c).View(r, now, spent)
+	}
 }
 
 // IsOpen reports whether a charge at now counts in the window of the copy. Only
@@ -42,39 +56,34 @@ func (k *Known) WindowEnd() int64 { return k.Content[1] }
 // View is [Bucket.View] before anything is spent. now may be an estimate, behind
 // the clock of the bucket.
 func (k *Known) View(r *store.Request, now int64) store.State {
-	switch r.Limit.Algorithm {
-	case store.FixedWindow:
-		return k.fixedWindow().View(r, now, false)
-	case store.SlidingWindow:
-		return k.slidingWindow().View(r, now, false)
-	default:
+	at := now
+	if r.Limit.Algorithm == store.GCRA {
 		// Events do not drain before they are spent.
-		b := k.gcra()
-		s := b.View(r, max(now, b.Busy), false)
-		s.Now = now
-		return s
+		at = max(now, k.Content[3])
 	}
+	s := View(&k.Content, r, at, false)
+	s.Now = now
+	return s
 }
 
 // Charge is [Bucket.Charge].
 func (k *Known) Charge(r *store.Request, now int64) {
 	switch r.Limit.Algorithm {
 	case store.FixedWindow:
-		b := k.fixedWindow()
+		b := fixedWindowOf(&k.Content)
 		b.Charge(r, now)
 		k.Content = store.Content{b.Used, b.Reset, b.Penalty}
 	case store.SlidingWindow:
-		b := k.slidingWindow()
+		b := slidingWindowOf(&k.Content)
 		b.Charge(r, now)
 		k.Content = store.Content{b.Start, b.Current, b.Previous, b.Penalty}
 	default:
-		b := k.gcra()
+		b := gcraOf(&k.Content)
 		b.Charge(r, now)
 		k.Content = store.Content{b.TAT, b.Rest, b.Events, b.Busy, b.Refunded, b.Penalty}
 	}
 }
 
-// penalty is the end of the penalty.
 func (k *Known) penalty(limit *store.Limit) *int64 {
 	switch limit.Algorithm {
 	case store.FixedWindow:
@@ -104,11 +113,11 @@ func (k *Known) KeepPenalty(limit *store.Limit, other Known) {
 func (k *Known) Expiry(limit *store.Limit) int64 {
 	switch limit.Algorithm {
 	case store.FixedWindow:
-		return k.fixedWindow().Expiry(limit)
+		return fixedWindowOf(&k.Content).Expiry(limit)
 	case store.SlidingWindow:
-		return k.slidingWindow().Expiry(limit)
+		return slidingWindowOf(&k.Content).Expiry(limit)
 	default:
-		return k.gcra().Expiry(limit)
+		return gcraOf(&k.Content).Expiry(limit)
 	}
 }
 

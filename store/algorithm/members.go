@@ -3,6 +3,7 @@ package algorithm
 import (
 	"cmp"
 	"slices"
+	"sort"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -15,7 +16,6 @@ type member struct {
 	part int64
 }
 
-// compare is the order in which members are kept.
 func (m member) compare(other member) int {
 	return cmp.Or(cmp.Compare(m.at, other.at), cmp.Compare(m.id, other.id), cmp.Compare(m.part, other.part))
 }
@@ -38,28 +38,13 @@ func (l *members) remove(id string, n int64) {
 	*l = slices.DeleteFunc(*l, func(m member) bool { return m.id == id && m.part < n })
 }
 
-// after returns the members after an instant.
 func (l members) after(at int64) members {
-	i, _ := slices.BinarySearchFunc(l, at, func(m member, at int64) int {
-		if m.at <= at {
-			return -1
-		}
-		return 1
-	})
-	return l[i:]
+	return l[sort.Search(len(l), func(i int) bool { return l[i].at > at }):]
 }
 
 // keep removes all but the last members.
-func (l *members) keep(last members) {
-	if len(last) == len(*l) {
-		return
-	}
-	n := copy(*l, last)
-	clear((*l)[n:])
-	*l = (*l)[:n]
-}
+func (l *members) keep(last members) { *l = slices.Delete(*l, 0, len(*l)-len(last)) }
 
-// newest is the instant of the last member, or 0.
 func (l members) newest() int64 {
 	if len(l) == 0 {
 		return 0
@@ -67,7 +52,6 @@ func (l members) newest() int64 {
 	return l[len(l)-1].at
 }
 
-// without drops the members of the request from the end.
 func (l members) without(id string) members {
 	for len(l) > 0 && l[len(l)-1].id == id {
 		l = l[:len(l)-1]
@@ -79,7 +63,6 @@ func (l members) without(id string) members {
 // overflow shows.
 func Kept(r *store.Request) int64 { return r.Events + 1 }
 
-// count is the number of members of a request's cost.
 func count(r *store.Request) int64 { return min(r.Cost, Kept(r), store.MaxMembers) }
 
 // SlidingLog is the content of a bucket of [store.SlidingLog].
@@ -89,18 +72,10 @@ type SlidingLog struct {
 	members members
 }
 
-// LogSummary is what the state of a request depends on.
-type LogSummary struct {
-	// Used is the number of events.
-	Used int64
-	// Newest is the instant of the newest event, or 0.
-	Newest int64
-	// Other is the instant of the newest event of another request, or 0.
-	Other int64
-	// Blocking is the instant of the newest event that has to expire for the
-	// request to fit, or 0.
-	Blocking int64
-}
+// logSummary is what the state of a request depends on: the number of events, and
+// the instants, or 0, of the newest event, of the newest one of another request, and
+// of the newest one that has to expire for the request to fit.
+type logSummary struct{ used, newest, other, blocking int64 }
 
 func (b *SlidingLog) live(r *store.Request, now int64) members {
 	return b.members.after(now - r.Limit.Window.Microseconds())
@@ -134,31 +109,30 @@ func (b *SlidingLog) Refund(r *store.Request, _ int64) { b.members.remove(r.ID, 
 // View implements [Bucket].
 func (b *SlidingLog) View(r *store.Request, now int64, spent bool) store.State {
 	live := b.live(r, now)
-	l := LogSummary{Used: int64(len(live)), Newest: live.newest(), Other: live.without(r.ID).newest()}
+	l := logSummary{used: int64(len(live)), newest: live.newest(), other: live.without(r.ID).newest()}
 	need := int64(0)
 	if !spent {
 		need = r.Need()
 	}
-	if excess := l.Used + need - r.Capacity(); excess > 0 && l.Used > 0 {
-		l.Blocking = live[min(excess, l.Used)-1].at
+	if excess := l.used + need - r.Capacity(); excess > 0 && l.used > 0 {
+		l.blocking = live[min(excess, l.used)-1].at
 	}
-	return l.View(r, now, spent)
+	return l.view(r, now, spent)
 }
 
-// View is [Bucket.View] of the log that l describes.
-func (l LogSummary) View(r *store.Request, now int64, spent bool) store.State {
+func (l logSummary) view(r *store.Request, now int64, spent bool) store.State {
 	window := r.Limit.Window.Microseconds()
-	s := newState(r, now, l.Used, spent)
-	s.Reset = logReset(l.Newest, now, window)
+	s := newState(r, now, l.used, spent)
+	s.Reset = logReset(l.newest, now, window)
 	switch {
 	case spent:
-		s.ResetOtherwise = logReset(l.Other, now, window)
+		s.ResetOtherwise = logReset(l.other, now, window)
 	case r.Cost > 0:
-		s.ResetOtherwise = logReset(max(l.Newest, now), now, window)
+		s.ResetOtherwise = logReset(max(l.newest, now), now, window)
 	default:
 		s.ResetOtherwise = s.Reset
 	}
-	wait(&s, r, max(l.Blocking+window, add(now, othersTurn(r, l.Used, spent))), spent)
+	wait(&s, r, max(l.blocking+window, add(now, othersTurn(r, l.used, spent))), spent)
 	return s
 }
 
@@ -210,21 +184,15 @@ func (b *Concurrency) Refund(r *store.Request, now int64) {
 	b.leases.remove(r.ID, count(r))
 }
 
-// prune removes expired leases.
 func (b *Concurrency) prune(now int64) { b.leases.keep(b.leases.after(now)) }
 
 // View implements [Bucket].
 func (b *Concurrency) View(r *store.Request, now int64, spent bool) store.State {
-	return LeaseSummary{int64(len(b.leases.after(now)))}.View(r, now, spent)
+	return viewLeases(int64(len(b.leases.after(now))), r, now, spent)
 }
 
-// LeaseSummary is what the state of a request depends on: Used is the number of
-// leases.
-type LeaseSummary struct{ Used int64 }
-
-// View is [Bucket.View] of the leases that l describes.
-func (l LeaseSummary) View(r *store.Request, now int64, spent bool) store.State {
-	s := newState(r, now, l.Used, spent)
+func viewLeases(used int64, r *store.Request, now int64, spent bool) store.State {
+	s := newState(r, now, used, spent)
 	wait(&s, r, now+slotRetry.Microseconds(), spent)
 	return s
 }

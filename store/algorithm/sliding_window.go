@@ -11,11 +11,6 @@ type SlidingWindow struct {
 	penalty
 }
 
-// NewSlidingWindow returns a bucket of the given content.
-func NewSlidingWindow(start, current, previous, penalized int64) *SlidingWindow {
-	return &SlidingWindow{Start: start, Current: current, Previous: previous, penalty: penalty{penalized}}
-}
-
 // weightSteps bounds the parts of a window by which the previous one is weighted,
 // so that a product with [store.MaxWeighted] is exact.
 const weightSteps = 1 << 20
@@ -25,7 +20,6 @@ func WeightUnit(window int64) int64 { return (window + weightSteps - 1) / weight
 
 func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
 
-// roll moves on to the window of now.
 func (b *SlidingWindow) roll(now, window int64) {
 	start := now - now%window
 	switch {

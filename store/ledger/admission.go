@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -79,11 +80,8 @@ func (e *entry) refuses(r *store.Request, st *store.State, now int64) bool {
 	return true
 }
 
-// admitLocally sets the state of a request that is admitted without a call, and
-// holds its cost: the primary's last answer is still relied upon, every charge since
-// was this process's own, and at least half of the limit would be left. A client whose
-// requests all reach this process thus costs no checks. A second writer shows in the
-// reply to the next charge, before the limit is near.
+// admitLocally admits a request of a sole writer without a call if at least half of the
+// limit would be left: a second writer shows in a reply before the limit is near.
 func (l *Ledger) admitLocally(e *entry, r *store.Request, st *store.State, now int64) bool {
 	storeNow := now + e.clock
 	switch {
@@ -104,12 +102,8 @@ func (l *Ledger) admitLocally(e *entry, r *store.Request, st *store.State, now i
 	return true
 }
 
-// reliesOn reports whether the primary's last answer is recent enough to admit a
-// request of a sole writer. Within the time of trust it is, if this process has been
-// the sole writer for as long. Of a client that returns seldom, an answer is relied
-// upon for as long as this process had been the sole writer when it asked for it, for
-// one request, which uses it up: only the primary's next answer, as to the request's
-// charge, is relied upon again, and shows other writers.
+// reliesOn reports whether the primary's last answer is recent enough to admit a request
+// of a sole writer. Beyond the time of trust one request relies on it, and uses it up.
 func (l *Ledger) reliesOn(e *entry, r *store.Request, now int64) bool {
 	if e.trusts(now, l.trust) && now-e.soleWriter >= l.trust {
 		return true
@@ -196,8 +190,8 @@ type admission struct {
 	call
 	// asking are the requests that lead a check.
 	asking []asking
-	// began is when the admission first had to wait for a charge.
-	began time.Time
+	// until is when the admission stops waiting for charges, once it had to.
+	until time.Time
 
 	askingRoom [2]asking
 	placeRoom  [8]int
@@ -281,19 +275,18 @@ func (a *admission) ask(what []asking, asked int64) (unclear []int) {
 	var primary []asking
 	for n, answer := range a.answers(what) {
 		q := what[n]
-		switch a.ledger.answer(&q, &a.reqs[q.place], &a.states[q.place], answer, asked) {
-		case needsPrimary:
+		isStale, isUnclear := a.ledger.answer(&q, &a.reqs[q.place], &a.states[q.place], answer, asked)
+		if isStale {
 			q.primary, q.joined = true, true
 			primary = append(primary, q)
-		case needsTime:
+		}
+		if isUnclear {
 			unclear = append(unclear, q.place)
-		case done:
 		}
 	}
 	return append(unclear, a.ask(primary, a.ledger.books.now())...)
 }
 
-// answers calls the store.
 func (a *admission) answers(what []asking) []store.State {
 	reqs, ctx, own, moves := a.reqs, a.ctx, false, false
 	for n, q := range what {
@@ -315,24 +308,15 @@ func (a *admission) answers(what []asking) []store.State {
 	}
 	if moves {
 		if err := a.ledger.awaitMoves(reqs); err != nil {
-			return failedStates(len(reqs), err)
+			return slices.Repeat([]store.State{{Err: err}}, len(reqs))
 		}
 	}
 	return a.ledger.store.Check(ctx, reqs)
 }
 
-// progress is what an answer leaves to do.
-type progress uint8
-
-const (
-	done progress = iota
-	needsPrimary
-	needsTime
-)
-
-// answer takes in the answer about a bucket, sets the states of those who wait
-// for it, and hands over to the leader of the next check.
-func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer store.State, asked int64) progress {
+// answer takes in the answer about a bucket, sets the states of those who wait for it,
+// and hands over to the leader of the next check, unless the primary has to be asked.
+func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer store.State, asked int64) (isStale, isUnclear bool) {
 	e := q.entry
 	e.page.mu.Lock()
 	defer e.page.mu.Unlock()
@@ -340,19 +324,16 @@ func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer sto
 	if answer.Err != nil {
 		*st = answer
 		l.fail(e, &answer)
-		return done
+		return false, false
 	}
 	if q.primary {
 		e.noteReach(&answer, now)
 	}
 	if e.hear(r, &answer, asked, now) && !e.trusts(now, l.trust) && e.canReach(now, l.trust) {
 		e.check.landed = 0
-		return needsPrimary
+		return true, false
 	}
-	progress := done
-	if e.admit(r, st, &answer) == unclear {
-		progress = needsTime
-	}
+	isUnclear = e.admit(r, st, &answer) == unclear
 	for _, w := range e.check.joined {
 		other := &w.reqs[w.place]
 		if !algorithm.Copies(r.Limit.Algorithm) && !sameNeed(r, other) || e.admit(other, &w.states[w.place], &answer) == unclear {
@@ -362,7 +343,7 @@ func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer sto
 		w.send(answered)
 	}
 	l.leadNext(e, now)
-	return progress
+	return false, isUnclear
 }
 
 // fail passes an error of the store on to all waiters, so that they do not meet
@@ -390,7 +371,6 @@ func sameNeed(r, other *store.Request) bool {
 	return r.Cost == other.Cost && r.Events == other.Events && r.Reserved == other.Reserved
 }
 
-// admit judges a request by an answer, and holds its cost if it fits.
 func (e *entry) admit(r *store.Request, st, answer *store.State) judgement {
 	judged := *answer
 	j := e.judge(r, &judged, answer.Now)
@@ -431,12 +411,11 @@ func (l *Ledger) leadNext(e *entry, now int64) {
 // awaitCharges waits for the charges in flight that decide, and returns the
 // places to check again. It refuses a request whose charge takes too long.
 func (a *admission) awaitCharges(unclear []int) (pending []int) {
-	if len(unclear) > 0 && a.began.IsZero() {
-		a.began = a.ledger.books.clock()
+	if len(unclear) > 0 && a.until.IsZero() {
+		a.until = a.ledger.books.clock().Add(a.ledger.opts.Timeout)
 	}
 	for _, i := range unclear {
-		left := a.ledger.opts.Timeout - a.ledger.books.clock().Sub(a.began)
-		if left > 0 && a.ledger.awaitCharge(&a.reqs[i], left) {
+		if a.ledger.awaitCharge(&a.reqs[i], a.until) {
 			pending = append(pending, i)
 		} else {
 			a.ledger.refuseUnclear(&a.reqs[i], &a.states[i])
@@ -446,13 +425,17 @@ func (a *admission) awaitCharges(unclear []int) (pending []int) {
 }
 
 // awaitCharge waits until the bucket's charge in flight is answered, and reports
-// whether that happened within the timeout.
-func (l *Ledger) awaitCharge(r *store.Request, timeout time.Duration) bool {
-	arrived := l.arrival(r)
+// whether that happened in time.
+func (l *Ledger) awaitCharge(r *store.Request, until time.Time) bool {
+	left := until.Sub(l.books.clock())
+	if left <= 0 {
+		return false
+	}
+	arrived := l.arrival(r, false)
 	if arrived == nil {
 		return true
 	}
-	timer := time.NewTimer(timeout)
+	timer := time.NewTimer(left)
 	defer timer.Stop()
 	select {
 	case <-arrived:
@@ -462,23 +445,15 @@ func (l *Ledger) awaitCharge(r *store.Request, timeout time.Duration) bool {
 	}
 }
 
-// errMoves is the error of a call that has to wait too long for a charge in flight
-// to the bucket's previous owner.
 var errMoves = fmt.Errorf("%w: a charge is on its way to the previous shard", store.ErrNotExecuted)
 
-// awaitMoves waits, for the timeout at most, until no charge of the requests'
-// buckets is in flight to another owner than this view's store has for them. The
-// call that follows may copy a bucket from there, and the copy would lack the
-// charge.
+// awaitMoves waits until no charge of the requests' buckets is in flight to another
+// owner: the call that follows may copy a bucket from there, which would lack it.
 func (l *Ledger) awaitMoves(reqs []store.Request) error {
-	var began time.Time
+	until := l.books.clock().Add(l.opts.Timeout)
 	for i := range reqs {
-		for l.isMoving(&reqs[i]) {
-			if began.IsZero() {
-				began = l.books.clock()
-			}
-			left := l.opts.Timeout - l.books.clock().Sub(began)
-			if left <= 0 || !l.awaitCharge(&reqs[i], left) {
+		for l.arrival(&reqs[i], true) != nil {
+			if !l.awaitCharge(&reqs[i], until) {
 				return errMoves
 			}
 		}
@@ -486,24 +461,15 @@ func (l *Ledger) awaitMoves(reqs []store.Request) error {
 	return nil
 }
 
-// failedStates returns n states with an error.
-func failedStates(n int, err error) []store.State {
-	states := make([]store.State, n)
-	for i := range states {
-		states[i].Err = err
-	}
-	return states
-}
-
 // arrival returns a channel that is closed when the bucket's charge in flight is
-// answered, or nil if there is none.
-func (l *Ledger) arrival(r *store.Request) <-chan struct{} {
+// answered, or nil if there is none, or none that moves if only those matter.
+func (l *Ledger) arrival(r *store.Request, moving bool) <-chan struct{} {
 	e := l.find(r)
 	if e == nil {
 		return nil
 	}
 	defer e.page.mu.Unlock()
-	if !e.isSent() {
+	if !e.isSent() || moving && !l.moves(e, r) {
 		return nil
 	}
 	if e.pending.arrived == nil {
@@ -512,18 +478,7 @@ func (l *Ledger) arrival(r *store.Request) <-chan struct{} {
 	return e.pending.arrived
 }
 
-// isMoving is moves for the bucket's entry, if there is one.
-func (l *Ledger) isMoving(r *store.Request) bool {
-	e := l.find(r)
-	if e == nil {
-		return false
-	}
-	defer e.page.mu.Unlock()
-	return l.moves(e, r)
-}
-
-// moves reports whether a charge is in flight to another owner than this view's
-// store has for the bucket.
+// moves reports whether a charge is in flight to another owner than l has.
 func (l *Ledger) moves(e *entry, r *store.Request) bool {
 	if !e.isSent() || e.pending.via == l {
 		return false
@@ -531,8 +486,7 @@ func (l *Ledger) moves(e *entry, r *store.Request) bool {
 	return e.pending.via.store.Owner(r.ClientKey) != l.store.Owner(r.ClientKey)
 }
 
-// refuseUnclear refuses a request because the charge that decides about it is
-// still in flight.
+// refuseUnclear refuses a request about which a charge in flight decides.
 func (l *Ledger) refuseUnclear(r *store.Request, st *store.State) {
 	now := l.books.now()
 	e := l.enter(r, now)
@@ -547,10 +501,9 @@ func (l *Ledger) refuseUnclear(r *store.Request, st *store.State) {
 	refuseForFlight(st)
 }
 
-// CheckAhead is Check of one request that waits behind others, with at most one
-// call about its bucket for each time of trust: in between, the ledger answers.
-// Of a bucket that cannot be copied the ledger knows the last refusal only, which
-// answers a request of equal need, or one whose wait exceeds maxWait.
+// CheckAhead is Check of one request that waits behind others, with at most one call
+// about its bucket for each time of trust. The last refusal of a bucket that cannot be
+// copied answers a request of equal need, or one whose wait exceeds maxWait.
 func (l *Ledger) CheckAhead(ctx context.Context, r store.Request, maxWait time.Duration) store.State {
 	asked := l.books.now()
 	e := l.enter(&r, asked)

@@ -21,7 +21,7 @@ func (*instant) answer(reqs []store.Request) []store.State {
 	now := time.Now().UnixMicro()
 	states := make([]store.State, len(reqs))
 	for i := range reqs {
-		b := algorithm.NewFixedWindow(1, now+time.Hour.Microseconds(), 0)
+		b := &algorithm.FixedWindow{Used: 1, Reset: now + time.Hour.Microseconds()}
 		states[i] = b.View(&reqs[i], now, false)
 	}
 	return states

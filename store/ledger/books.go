@@ -78,9 +78,6 @@ func NewBooks(clock func() time.Time) *Books {
 	return b
 }
 
-// Len returns the number of buckets in the books.
-func (b *Books) Len() int { return int(b.count.Load()) }
-
 // now is the age of the books in microseconds. It begins at 1, so that 0 is
 // before everything.
 func (b *Books) now() int64 { return b.clock().Sub(b.start).Microseconds() + 1 }
@@ -94,10 +91,6 @@ func (b *Books) attach(l *Ledger) {
 	b.inUse.Add(1)
 }
 
-// Two questions have two answers. Through which view does the retry queue deliver?
-// current answers that. Through which view does a request make its own detached
-// write? writer does.
-
 // current returns the view that delivers charges from the retry queues: the
 // latest whose config runs or, without one, the oldest, because the config of a
 // later view may yet be rejected. Without a view it is nil.
@@ -107,7 +100,6 @@ func (b *Books) current() *Ledger {
 	return b.currentLocked()
 }
 
-// currentLocked is current, with mu held.
 func (b *Books) currentLocked() *Ledger {
 	if l := b.latest.Load(); l != nil || len(b.views) == 0 {
 		return l
@@ -163,7 +155,8 @@ func (b *Books) End(ctx context.Context) {
 
 // leave ends some views, l among them.
 func (l *Ledger) leave(ends func(*Ledger) bool) {
-	l.membership.leave()
+	l.membership.end()
+	l.membership.ended.Wait()
 	b := l.books
 	// Entries are queued with their page locked, so none is queued in between.
 	for i := range b.pages {
@@ -213,7 +206,6 @@ func (b *Books) noteLatest() {
 	b.latest.Store(latest)
 }
 
-// pageOf spreads buckets over pages.
 func pageOf(seed maphash.Seed, id identity.ID) uint64 {
 	return id.Hash(seed) >> (64 - pageBits)
 }
@@ -237,15 +229,14 @@ func (l *Ledger) find(r *store.Request) *entry {
 	return e
 }
 
-// enter returns the bucket's entry with its page locked. It inserts a missing
-// entry.
+// enter is find, and inserts a missing entry.
 func (l *Ledger) enter(r *store.Request, now int64) *entry {
 	id, p := l.lock(r)
 	if e, ok := p.entries[id]; ok {
 		return e
 	}
 	l.books.sweep(p, now)
-	if l.books.count.Load() >= l.maxBuckets {
+	if l.books.count.Load() >= int64(l.opts.MaxBuckets) {
 		l.evict(p)
 	}
 	e := &entry{id: id, page: p, place: len(p.ring), until: now}
@@ -284,7 +275,6 @@ func (l *Ledger) evict(p *page) {
 	}
 }
 
-// next advances the hand and returns its entry, or nil if there is none.
 func (p *page) next() *entry {
 	if len(p.ring) == 0 {
 		return nil

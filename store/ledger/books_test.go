@@ -14,6 +14,20 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
+// Owes reports whether charges or refunds are undelivered, or tokens are to be given
+// back, by whichever view.
+func (l *Ledger) Owes() bool {
+	l.books.mu.Lock()
+	defer l.books.mu.Unlock()
+	return l.books.owing.Load() > 0 || len(l.books.reserved) > 0
+}
+
+// Len returns the number of buckets in the books.
+func (b *Books) Len() int { return int(b.count.Load()) }
+
+// Len returns the number of buckets with requests in flight.
+func (f *Flights) Len() int { return int(f.Figures().Buckets) }
+
 // TestBooksAreBounded: a full book forgets idle entries.
 func TestBooksAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -40,9 +54,7 @@ func TestBooksAreBounded(t *testing.T) {
 
 // TestIdleEntriesAreSwept before the bound is reached.
 func TestIdleEntriesAreSwept(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSimulation(1)
-		l := New(NewBooks(nil), s, Options{})
+	simulated(t, func(t *testing.T, _ *simulation, l *Ledger) {
 		for i := range 50_000 {
 			r := requestOf(fmt.Sprint(i), 10)
 			l.ChargeDetached([]store.Request{r})
@@ -57,7 +69,6 @@ func TestIdleEntriesAreSwept(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
-		l.Leave()
 	})
 }
 
@@ -83,9 +94,7 @@ func TestBoundInAnOutage(t *testing.T) {
 		if n := l.books.Len(); n > most+pageCount+100 {
 			t.Errorf("%d buckets are remembered, the bound is %d", n, most)
 		}
-		s.mu.Lock()
-		s.down = false
-		s.mu.Unlock()
+		s.setDown(false, false)
 		time.Sleep(20 * time.Second)
 		synctest.Wait()
 		spent := int64(0)
@@ -133,6 +142,26 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
+// gotCharges ends an outage, and requires that one of the stores has charges of a
+// client then, and the others none.
+func gotCharges(t *testing.T, stores []*simulation, r store.Request, at int, charges int64) {
+	t.Helper()
+	for _, s := range stores {
+		s.setDown(false, false)
+	}
+	time.Sleep(3 * time.Second)
+	synctest.Wait()
+	for i, s := range stores {
+		want := int64(0)
+		if i == at {
+			want = charges
+		}
+		if got := s.used(r); got != want {
+			t.Errorf("store %d has %d, want %d", i, got, want)
+		}
+	}
+}
+
 // TestPendingChargesGoToTheRunningConfig, and neither to one that may yet be
 // rejected nor to one that only serves a long request.
 func TestPendingChargesGoToTheRunningConfig(t *testing.T) {
@@ -162,22 +191,7 @@ func TestPendingChargesGoToTheRunningConfig(t *testing.T) {
 				before.ChargeDetached([]store.Request{r})
 				time.Sleep(time.Second)
 				test.runs(before, after)
-				for _, s := range stores {
-					s.mu.Lock()
-					s.down = false
-					s.mu.Unlock()
-				}
-				time.Sleep(3 * time.Second)
-				synctest.Wait()
-				for i, s := range stores {
-					want := int64(0)
-					if i == test.want {
-						want = 1
-					}
-					if got := s.used(r); got != want {
-						t.Errorf("store %d has %d, want %d", i, got, want)
-					}
-				}
+				gotCharges(t, stores, r, test.want, 1)
 				before.Leave()
 				after.Leave()
 			})
@@ -288,20 +302,7 @@ func TestFlushIsTakenOver(t *testing.T) {
 				if (ended == 1) != test.ends || ended > 1 {
 					t.Errorf("%d flushes ended before the outage did", ended)
 				}
-				for _, s := range stores {
-					s.setDown(false, false)
-				}
-				time.Sleep(3 * time.Second)
-				synctest.Wait()
-				for i, s := range stores {
-					want := int64(0)
-					if i == test.want {
-						want = 5
-					}
-					if got := s.used(r); got != want {
-						t.Errorf("store %d has %d, want %d", i, got, want)
-					}
-				}
+				gotCharges(t, stores, r, test.want, 5)
 			})
 		})
 	}

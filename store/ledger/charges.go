@@ -32,10 +32,8 @@ var (
 	errEnded   = fmt.Errorf("%w: there was no time left to deliver them", store.ErrNotExecuted)
 )
 
-// pendingCharges are the charges of one bucket that the store has not confirmed.
-// One is in flight at a time; later ones are merged, and sent once it is answered.
-// So an answer surely counts the charges before it, and surely lacks the waiting
-// ones.
+// pendingCharges are the charges of one bucket that the store has not confirmed: one in
+// flight, which an answer may count, and later ones, merged, which no answer counts.
 type pendingCharges struct {
 	// sent is set while a charge is in flight, for sentRequests requests that
 	// cost sentCost.
@@ -71,7 +69,6 @@ type mergedCharge struct {
 // for the next tick, in a retry queue, or with its goroutine.
 func (p *pendingCharges) isQueued() bool { return p != nil && !p.sent }
 
-// cost is the cost of all charges.
 func (p *pendingCharges) cost() int64 {
 	if p.waiting == nil {
 		return p.sentCost
@@ -99,7 +96,6 @@ func (p *pendingCharges) note(limit *store.Limit, answer algorithm.Known, storeN
 
 func (e *entry) isSent() bool { return e.pending != nil && e.pending.sent }
 
-// setWaiting sets the waiting charge; nil removes it.
 func (e *entry) setWaiting(w *mergedCharge) {
 	p := e.pending
 	if p.waiting != nil {
@@ -117,7 +113,6 @@ func (e *entry) countUnsent(requests int64) {
 	}
 }
 
-// addWaiting merges a charge into the waiting one, if there is one.
 func (e *entry) addWaiting(r *store.Request, requests, expires int64) {
 	w := e.pending.waiting
 	if w == nil {
@@ -151,7 +146,6 @@ func (l *Ledger) Settle(reqs []store.Request, held []int64) {
 	w.deliverAll(due, entries)
 }
 
-// holdOf is what a request holds in flight.
 func holdOf(reqs []store.Request, held []int64, i int) int64 {
 	if held == nil {
 		return reqs[i].Cost
@@ -206,10 +200,8 @@ func (l *Ledger) settle(reqs []store.Request, place int, hold, now int64, w *Led
 	return nil, nil
 }
 
-// holds reports whether the charge of a request may wait for the next tick: at least
-// half of the limit is left, the window outlasts the wait, and nothing about the
-// bucket is in doubt. Charges that wait make pipelines longer, and those of one
-// bucket become one.
+// holds reports whether the charge of a request may wait for the next tick: that makes
+// pipelines longer, and the charges of one bucket become one.
 func (l *Ledger) holds(e *entry, r *store.Request, now int64) bool {
 	switch {
 	case l.opts.ChargeDelay == 0, e.silent, e.doubted, e.unsure, e.refunds > 0, e.loose > 0, e.resets:
@@ -256,7 +248,6 @@ func (l *Ledger) awaitTick(e *entry, now int64) {
 	}
 }
 
-// sendHeld sends the held charges.
 func (b *Books) sendHeld() {
 	through := b.current()
 	if through == nil {
@@ -286,7 +277,6 @@ func (l *Ledger) deliver(reqs []store.Request, e *entry) {
 	l.store.ChargeReported(reqs, func(_ int, st store.State) { l.delivered(e, &reqs[0], &st) })
 }
 
-// deliverAll sends charges that are noted as sent through the view.
 func (l *Ledger) deliverAll(reqs []store.Request, entries []*entry) {
 	if len(reqs) > 0 {
 		l.store.ChargeReported(reqs, func(i int, st store.State) { l.delivered(entries[i], &reqs[i], &st) })
@@ -366,8 +356,7 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State, w *Ledger
 	return w.sendNext(e, now)
 }
 
-// noteSoleWriter notes whether the primary's reply counts the charge on top of
-// what was known, and nothing else.
+// noteSoleWriter notes whether the reply adds the charge to what was known, and no more.
 func (e *entry) noteSoleWriter(r *store.Request, reply algorithm.Known, storeNow, now int64) {
 	expected := e.pending.base
 	expected.Charge(r, storeNow)
@@ -406,7 +395,6 @@ func (l *Ledger) sendNext(e *entry, now int64) []store.Request {
 	return []store.Request{w.req}
 }
 
-// endPending notes that no charge is pending any more.
 func (l *Ledger) endPending(e *entry) {
 	e.pending = nil
 	l.books.owing.Add(-1)
@@ -418,7 +406,6 @@ func (l *Ledger) giveUp(e *entry, err error) {
 	l.endPending(e)
 }
 
-// dropWaiting drops and reports the waiting charge, if there is one.
 func (l *Ledger) dropWaiting(e *entry, err error) {
 	if w := e.pending.waiting; w != nil {
 		l.lose(w.req.ClientKey, w.requests, err)
@@ -475,7 +462,6 @@ func (b *Books) dequeue(owner string) (through *Ledger, batch []*entry) {
 	return b.currentLocked(), queue[:n:n]
 }
 
-// work retries the charges of a shard until its queue is empty.
 func (b *Books) work(owner string) {
 	pause := retryPause
 	time.Sleep(pause)
@@ -535,23 +521,12 @@ func (l *Ledger) takeWaiting(batch []*entry) (reqs []store.Request, entries []*e
 	return reqs, entries
 }
 
-// Owes reports whether charges or refunds are undelivered, or tokens are to be
-// given back.
-func (l *Ledger) Owes() bool {
-	l.books.mu.Lock()
-	defer l.books.mu.Unlock()
-	return l.books.owes()
-}
-
-// owes is [Ledger.Owes], with mu held.
-func (b *Books) owes() bool { return b.owing.Load() > 0 || len(b.reserved) > 0 }
-
-// IsNeeded reports whether the ledger owes something that this view delivers. A
-// later view that runs delivers it instead.
+// IsNeeded reports whether charges or refunds are undelivered, or tokens are to be given
+// back, and this view does that. A later view that runs does it instead.
 func (l *Ledger) IsNeeded() bool {
 	l.books.mu.Lock()
 	defer l.books.mu.Unlock()
-	return l.books.owes() && l.books.currentLocked() == l
+	return (l.books.owing.Load() > 0 || len(l.books.reserved) > 0) && l.books.currentLocked() == l
 }
 
 // Flush gives reserved tokens back, and waits until all charges and refunds are

@@ -88,19 +88,16 @@ func (e *entry) trusts(now, trust int64) bool { return e.trusted != 0 && now-e.t
 // called once for each time of trust.
 func (e *entry) canReach(now, trust int64) bool { return e.failed == 0 || now-e.failed > trust }
 
-// isDue reports whether trust has run out, and no request was let through to ask
-// since.
+// isDue reports whether trust has run out, and no request was let through to ask since.
 func (e *entry) isDue(now, trust int64) bool {
 	return !e.trusts(now, trust) && (e.asked == 0 || now-e.asked > trust)
 }
 
-// hold adds to the cost in flight.
 func (e *entry) hold(cost int64) {
 	e.flight += cost
 	e.page.counts.InFlight += cost
 }
 
-// noteUnsure sets whether a charge has an unknown outcome.
 func (e *entry) noteUnsure(unsure bool) {
 	switch {
 	case unsure && !e.unsure:
@@ -233,8 +230,7 @@ func (e *entry) viewOf(r *store.Request, answer *store.State, now int64) view {
 	return v
 }
 
-// countsInOpenWindow reports whether the charge in flight counts in the window that
-// is open now.
+// countsInOpenWindow reports whether the charge in flight counts in the open window.
 func (e *entry) countsInOpenWindow(p *pendingCharges, limit *store.Limit, now int64) bool {
 	switch limit.Algorithm {
 	case store.FixedWindow:
@@ -247,7 +243,6 @@ func (e *entry) countsInOpenWindow(p *pendingCharges, limit *store.Limit, now in
 	}
 }
 
-// charge charges a cost as a request like r would.
 func charge(k *algorithm.Known, r *store.Request, cost, now int64) {
 	charged := *r
 	charged.Cost = cost
@@ -281,12 +276,10 @@ func (e *entry) showAhead(st *store.State, v *view) {
 	showFlight(st, v.flight-v.unclear)
 }
 
-// refuseForFlight refuses a request because of the cost in flight.
 func refuseForFlight(st *store.State) {
 	st.Allowed, st.InFlight, st.RetryAfter = false, true, max(st.RetryAfter, flightRetry)
 }
 
-// showFlight makes a state count the cost in flight.
 func showFlight(st *store.State, flight int64) {
 	st.Used += flight
 	st.Remaining = max(st.Limit-st.Used, 0)

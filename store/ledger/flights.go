@@ -52,9 +52,6 @@ func NewFlights() *Flights {
 	return f
 }
 
-// Len returns the number of buckets with requests in flight.
-func (f *Flights) Len() int { return int(f.Figures().Buckets) }
-
 // Figures returns the number of buckets with requests in flight, and their cost.
 // The other figures are 0.
 func (f *Flights) Figures() (sum Figures) {
@@ -97,7 +94,6 @@ func (p *flightPage) leave(id identity.ID, fl *flight, users int, cost int64) {
 	}
 }
 
-// held is the cost in flight of the bucket.
 func (f *Flights) held(r *store.Request) int64 {
 	page, id, fl := f.use(r)
 	cost := fl.cost

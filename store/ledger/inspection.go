@@ -14,23 +14,13 @@ import (
 // after the reset.
 const resetTimeout = 500 * time.Millisecond
 
-// look makes an answer show what the ledger knows beyond it, and takes the answer
-// in if keeps is set.
-func (l *Ledger) look(r *store.Request, st *store.State, asked int64, keeps bool) {
+// look makes an answer show what the ledger knows beyond it, and changes no entry.
+func (l *Ledger) look(r *store.Request, st *store.State, asked int64) {
 	e := l.find(r)
 	if e == nil {
 		return
 	}
 	defer e.page.mu.Unlock()
-	if !keeps {
-		e = e.clone()
-	}
-	e.hear(r, st, asked, l.books.now())
-	e.judge(r, st, st.Now)
-}
-
-// clone returns a copy of the entry that may hear an answer.
-func (e *entry) clone() *entry {
 	c := *e
 	c.page = new(page)
 	if e.pending != nil {
@@ -38,7 +28,8 @@ func (e *entry) clone() *entry {
 		pending.heard = nil
 		c.pending = &pending
 	}
-	return &c
+	c.hear(r, st, asked, l.books.now())
+	c.judge(r, st, st.Now)
 }
 
 // PeekFunc reads a bucket from the store without changing it.
@@ -67,7 +58,7 @@ func (l *Ledger) Foresee(r store.Request, takes bool, peek PeekFunc) store.State
 	case isServed:
 		st.Allowed, st.RetryAfter = true, 0
 	case !takes:
-		l.look(&r, &st, asked, false)
+		l.look(&r, &st, asked)
 	}
 	return st
 }
@@ -85,7 +76,6 @@ func (l *Ledger) Inspect(ctx context.Context, r store.Request) store.Inspection 
 // Owner returns the name of the shard that has the client's buckets.
 func (l *Ledger) Owner(clientKey string) string { return l.store.Owner(clientKey) }
 
-// account is the ledger's knowledge of a bucket, or nil.
 func (l *Ledger) account(r *store.Request) *store.Account {
 	e := l.find(r)
 	if e == nil {
@@ -123,9 +113,8 @@ func (l *Ledger) Reset(ctx context.Context, r store.Request) error {
 		return fmt.Errorf("%w: the store cannot reset a bucket", errors.ErrUnsupported)
 	}
 	l.releaseForReset(&r)
-	began := l.books.clock()
-	for left := resetTimeout; left > 0 && l.arrival(&r) != nil; left = resetTimeout - l.books.clock().Sub(began) {
-		l.awaitCharge(&r, left)
+	until := l.books.clock().Add(resetTimeout)
+	for l.arrival(&r, false) != nil && l.awaitCharge(&r, until) {
 	}
 	if err := s.Reset(ctx, r); err != nil {
 		if e := l.find(&r); e != nil {

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
@@ -85,9 +86,7 @@ func (l *Ledger) snapshot(r *store.Request) any {
 
 // TestForeseeOfTake includes known refusals and reserved tokens.
 func TestForeseeOfTake(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSimulation(1)
-		l := New(NewBooks(nil), s, Options{})
+	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
 		r := requestOf("alice", 10)
 		r.Batch = 4
 		take := func() store.State { return l.Take(t.Context(), []store.Request{r})[0] }
@@ -106,7 +105,6 @@ func TestForeseeOfTake(t *testing.T) {
 		}
 		// Until the remaining tokens are given back.
 		time.Sleep(time.Hour)
-		l.Leave()
 	})
 }
 
@@ -189,9 +187,7 @@ func TestResetIsSeen(t *testing.T) {
 			if a := other.Inspect(t.Context(), r).Account; a == nil || !a.Full {
 				t.Errorf("%s: the other process knows of %+v", limit.Algorithm, a)
 			}
-			if err := own.Reset(t.Context(), r); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, own.Reset(t.Context(), r))
 			if a := own.Inspect(t.Context(), r).Account; a == nil || *a != (store.Account{}) {
 				t.Errorf("%s: after the reset %+v is known", limit.Algorithm, a)
 			}
@@ -214,16 +210,12 @@ func TestResetIsSeen(t *testing.T) {
 
 // TestResetKeepsRequestsInFlight, and awaits charges in flight.
 func TestResetKeepsRequestsInFlight(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSimulation(1)
-		l := New(NewBooks(nil), s, Options{})
+	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
 		r := requestOf("alice", 5)
 		if admit(l, r); spend(l, r, 3, 0) != 3 {
 			t.Fatal("refused")
 		}
-		if err := l.Reset(t.Context(), r); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, l.Reset(t.Context(), r))
 		if used := s.used(r); used != 0 {
 			t.Errorf("%d sent charges arrived after the reset", used)
 		}
@@ -238,20 +230,15 @@ func TestResetKeepsRequestsInFlight(t *testing.T) {
 		if used := s.used(r); used != 2 {
 			t.Errorf("%d used", used)
 		}
-		l.Leave()
 	})
 }
 
 // TestResetDropsPendingCharges, unless the store cannot reset a bucket.
 func TestResetDropsPendingCharges(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSimulation(1)
-		l := New(NewBooks(nil), s, Options{})
+	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
 		r := requestOf("alice", 50)
 		spend(l, r, 1, time.Second)
-		s.mu.Lock()
-		s.down = true
-		s.mu.Unlock()
+		s.setDown(true, false)
 		for range 10 {
 			l.ChargeDetached([]store.Request{r})
 		}
@@ -262,12 +249,8 @@ func TestResetDropsPendingCharges(t *testing.T) {
 		if f := l.Figures(); f.Unsent != 10 {
 			t.Errorf("%d charges are pending, want 10", f.Unsent)
 		}
-		s.mu.Lock()
-		s.down = false
-		s.mu.Unlock()
-		if err := l.Reset(t.Context(), r); err != nil {
-			t.Fatal(err)
-		}
+		s.setDown(false, false)
+		redistest.Must(t, l.Reset(t.Context(), r))
 		time.Sleep(5 * time.Second)
 		if used := s.used(r); used != 0 {
 			t.Errorf("%d are used", used)
@@ -275,7 +258,6 @@ func TestResetDropsPendingCharges(t *testing.T) {
 		if f := l.Figures(); f.Unsent != 0 || l.Owes() {
 			t.Errorf("pending after the reset: %+v", f)
 		}
-		l.Leave()
 	})
 }
 
@@ -289,9 +271,7 @@ func TestResetGivesUpTokens(t *testing.T) {
 		if a := l.Inspect(t.Context(), r).Account; a == nil || a.Reserved != 9 {
 			t.Errorf("known: %+v", a)
 		}
-		if err := l.Reset(t.Context(), r); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, l.Reset(t.Context(), r))
 		if st := b.take(l, 1); !st.Allowed || b.spent() != 10 {
 			t.Errorf("%+v, %d spent in the store, want a batch", st, b.spent())
 		}
@@ -311,9 +291,7 @@ func TestResetGivesUpTokens(t *testing.T) {
 // TestFiguresCountSavedCalls: local refusals and admissions, and charges of unknown
 // outcome.
 func TestFiguresCountSavedCalls(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSimulation(1)
-		l := New(NewBooks(nil), s, Options{})
+	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
 		r := requestOf("alice", 100)
 		r.Limit = &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour}
 		spend(l, r, 30, 100*time.Millisecond)
@@ -344,7 +322,6 @@ func TestFiguresCountSavedCalls(t *testing.T) {
 		if f := l.Figures(); f.Uncertain != 0 {
 			t.Errorf("%d uncertain although the primary has answered", f.Uncertain)
 		}
-		l.Leave()
 	})
 }
 

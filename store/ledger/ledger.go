@@ -14,6 +14,7 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"sync/atomic"
@@ -72,8 +73,7 @@ type Ledger struct {
 	books      *Books
 	opts       Options
 	trust      int64
-	maxBuckets int64
-	membership *membership
+	membership membership
 	// serial numbers the views of the books, oldest first.
 	serial int64
 	// runs is set while the view's config runs, and stopped once it has ended.
@@ -90,44 +90,18 @@ type Remote interface {
 
 // New returns a view of books on s.
 func New(books *Books, s Remote, opts Options) *Ledger {
-	if opts.Trust == 0 {
-		opts.Trust = DefaultTrust
-	}
-	if opts.MaxBuckets == 0 {
-		opts.MaxBuckets = DefaultMaxBuckets
-	}
-	if opts.Timeout == 0 {
-		opts.Timeout = DefaultTimeout
-	}
-	l := &Ledger{
-		store: s, books: books, opts: opts,
-		trust: opts.Trust.Microseconds(), maxBuckets: int64(opts.MaxBuckets),
-	}
-	l.membership = newMembership(l)
+	opts.Trust = cmp.Or(opts.Trust, DefaultTrust)
+	opts.MaxBuckets = cmp.Or(opts.MaxBuckets, DefaultMaxBuckets)
+	opts.Timeout = cmp.Or(opts.Timeout, DefaultTimeout)
+	l := &Ledger{store: s, books: books, opts: opts, trust: opts.Trust.Microseconds()}
+	l.membership.life, l.membership.end = context.WithCancel(context.Background())
 	books.attach(l)
 	return l
 }
 
 // Check implements [store.Store]. It admits no request: [Ledger.Admit] does.
 func (l *Ledger) Check(ctx context.Context, reqs []store.Request) []store.State {
-	return l.read(ctx, reqs, l.store.Check)
-}
-
-// Peek implements [store.Peeker], if the store does.
-func (l *Ledger) Peek(ctx context.Context, reqs []store.Request) []store.State {
-	return l.read(ctx, reqs, l.store.(store.Peeker).Peek)
-}
-
-// read adds to the store's answers what the ledger knows beyond them.
-func (l *Ledger) read(ctx context.Context, reqs []store.Request, ask func(context.Context, []store.Request) []store.State) []store.State {
-	asked := l.books.now()
-	states := ask(ctx, reqs)
-	for i := range reqs {
-		if states[i].Err == nil {
-			l.look(&reqs[i], &states[i], asked, true)
-		}
-	}
-	return states
+	return l.store.Check(ctx, reqs)
 }
 
 // Charge implements [store.Store].
@@ -168,7 +142,6 @@ func (l *Ledger) refund(reqs []store.Request) {
 	}
 }
 
-// refundBy refunds through the store of a view.
 func (l *Ledger) refundBy(w *Ledger, reqs []store.Request) {
 	entries := l.beginRefund(reqs)
 	w.store.RefundReported(reqs, func(i int, st store.State) {
@@ -244,7 +217,6 @@ var (
 	_ store.Detacher  = (*Ledger)(nil)
 	_ store.Penalizer = (*Ledger)(nil)
 	_ store.Warmer    = (*Ledger)(nil)
-	_ store.Peeker    = (*Ledger)(nil)
 	_ store.Inspector = (*Ledger)(nil)
 	_ store.Resetter  = (*Ledger)(nil)
 )

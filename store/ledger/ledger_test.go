@@ -46,9 +46,7 @@ func takeAll(l *Ledger, reqs []store.Request) []store.State {
 // TestChecksAreCoalesced: of concurrent requests one checks, and the others share
 // the next check.
 func TestChecksAreCoalesced(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSimulation(1)
-		l := New(NewBooks(nil), s, Options{})
+	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
 		var wg sync.WaitGroup
 		admitted := make([]bool, 100)
 		for i := range admitted {
@@ -67,7 +65,6 @@ func TestChecksAreCoalesced(t *testing.T) {
 		if s.checks != 2 {
 			t.Errorf("the store was asked %d times, want twice", s.checks)
 		}
-		l.Leave()
 	})
 }
 
@@ -75,9 +72,7 @@ func TestChecksAreCoalesced(t *testing.T) {
 func TestFullBucketIsCheckedOnceASecond(t *testing.T) {
 	for _, kind := range kinds {
 		for _, op := range []algorithm.Operation{algorithm.Check, algorithm.Take} {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSimulation(1)
-				l := New(NewBooks(nil), s, Options{})
+			simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
 				limit := kind
 				limit.Zone, limit.Window = "zone", time.Hour
 				r := store.Request{Limit: &limit, ClientKey: "alice", Events: 5, Cost: 1, ID: "id"}
@@ -97,7 +92,6 @@ func TestFullBucketIsCheckedOnceASecond(t *testing.T) {
 				if asked := s.checks + s.writes; asked < 9 || asked > 12 {
 					t.Errorf("%s, %s: %d calls in 10 s", limit.Algorithm, op, asked)
 				}
-				l.Leave()
 			})
 		}
 	}
@@ -105,9 +99,7 @@ func TestFullBucketIsCheckedOnceASecond(t *testing.T) {
 
 // TestSecondZoneIsNotChecked if the first is known to refuse.
 func TestSecondZoneIsNotChecked(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSimulation(1)
-		l := New(NewBooks(nil), s, Options{})
+	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
 		full, free := requestOf("full", 1), requestOf("free", 100)
 		full.Limit = &store.Limit{Zone: "other", Algorithm: store.FixedWindow, Window: time.Minute}
 		s.others(algorithm.Charge, full)
@@ -124,7 +116,6 @@ func TestSecondZoneIsNotChecked(t *testing.T) {
 		if s.checks != asked || s.writes != 0 {
 			t.Errorf("%d more checks, %d writes", s.checks-asked, s.writes)
 		}
-		l.Leave()
 	})
 }
 
@@ -227,9 +218,7 @@ func TestChargesExpireWithTheirWindow(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		s.mu.Lock()
-		s.down = false
-		s.mu.Unlock()
+		s.setDown(false, false)
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
 		if used := s.used(requestOf("alice", 1000)); used != 0 || expired != 3 {
@@ -267,9 +256,7 @@ func TestChargesLeftAtTheEndAreReported(t *testing.T) {
 
 // TestAnswersGoToTheirBuckets, also if a call repeats checks in another order.
 func TestAnswersGoToTheirBuckets(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSimulation(1)
-		l := New(NewBooks(nil), s, Options{})
+	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
 		one, other := requestOf("one", 100), requestOf("other", 100)
 		s.others(algorithm.Charge, one)
 		for range 5 {
@@ -283,7 +270,6 @@ func TestAnswersGoToTheirBuckets(t *testing.T) {
 		if a.states[0].Used != 1 || a.states[1].Used != 5 {
 			t.Errorf("states %+v", a.states)
 		}
-		l.Leave()
 	})
 }
 
@@ -329,9 +315,7 @@ func TestAlignedWindowInAnOutage(t *testing.T) {
 			l.ChargeDetached([]store.Request{r})
 			time.Sleep(100 * time.Millisecond)
 		}
-		s.mu.Lock()
-		s.down = false
-		s.mu.Unlock()
+		s.setDown(false, false)
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
 		if used := s.used(r); used != 20 {
@@ -388,9 +372,7 @@ func TestLoans(t *testing.T) {
 
 // TestOwnRefundIsSeenAtOnce, and not only with the next call.
 func TestOwnRefundIsSeenAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSimulation(1)
-		l := New(NewBooks(nil), s, Options{})
+	simulated(t, func(t *testing.T, _ *simulation, l *Ledger) {
 		r := requestOf("alice", 1)
 		taken := l.Take(t.Context(), []store.Request{r})[0]
 		back := r
@@ -404,7 +386,6 @@ func TestOwnRefundIsSeenAtOnce(t *testing.T) {
 		if st := l.Take(t.Context(), []store.Request{r})[0]; !st.Allowed {
 			t.Errorf("refused after the refund: %+v", st)
 		}
-		l.Leave()
 	})
 }
 
@@ -412,9 +393,7 @@ func TestOwnRefundIsSeenAtOnce(t *testing.T) {
 // arrives after the reply to a later take.
 func TestLateAnswerLacksARefund(t *testing.T) {
 	for _, a := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog} {
-		synctest.Test(t, func(t *testing.T) {
-			s := newSimulation(1)
-			l := New(NewBooks(nil), s, Options{})
+		simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
 			request := func(id string, cost int64) store.Request {
 				return store.Request{Limit: &store.Limit{Zone: "zone", Algorithm: a, Window: time.Hour}, ClientKey: "alice", Events: 10, Cost: cost, ID: id}
 			}
@@ -430,7 +409,6 @@ func TestLateAnswerLacksARefund(t *testing.T) {
 				}
 				l.hearTake(&late, &refusal, asked)
 			}
-			l.Leave()
 		})
 	}
 }
@@ -438,9 +416,7 @@ func TestLateAnswerLacksARefund(t *testing.T) {
 // TestSkippedCheckIsMadeByTheNextRequest: a request makes no call if another zone is
 // known to refuse it, so the next one has to.
 func TestSkippedCheckIsMadeByTheNextRequest(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSimulation(1)
-		l := New(NewBooks(nil), s, Options{})
+	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
 		one, other := requestOf("one", 1), requestOf("other", 1)
 		for _, r := range []store.Request{one, other} {
 			s.others(algorithm.Charge, r)
@@ -454,16 +430,13 @@ func TestSkippedCheckIsMadeByTheNextRequest(t *testing.T) {
 		if st := l.Take(t.Context(), []store.Request{one})[0]; !st.Allowed {
 			t.Errorf("refused without a call: %+v", st)
 		}
-		l.Leave()
 	})
 }
 
 // TestPrimaryAway: while the primary is away a replica answers, and not every request
 // tries the primary.
 func TestPrimaryAway(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSimulation(1)
-		l := New(NewBooks(nil), s, Options{})
+	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
 		r := requestOf("alice", 3)
 		for range 3 {
 			if st := admit(l, r); !st.Allowed {
@@ -472,16 +445,13 @@ func TestPrimaryAway(t *testing.T) {
 			l.Settle([]store.Request{r}, nil)
 			time.Sleep(10 * time.Millisecond)
 		}
-		s.mu.Lock()
-		s.away = true
-		s.mu.Unlock()
+		s.setDown(false, true)
 		for range 300 {
 			time.Sleep(10 * time.Millisecond)
 			if st := admit(l, r); st.Allowed || st.Err != nil {
 				t.Fatalf("a client over its limit while the primary is away: %+v", st)
 			}
 		}
-		l.Leave()
 	})
 }
 
@@ -500,9 +470,7 @@ func TestChargesWithFinalErrorsAreReported(t *testing.T) {
 			server := redistest.Start(t)
 			do := func(args ...any) {
 				t.Helper()
-				if err := server.Client().Do(t.Context(), args...).Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, server.Client().Do(t.Context(), args...).Err())
 			}
 			do("ACL", "SETUSER", "limiter", "reset", "on", ">secret", "~*", "+@all")
 			shard := redis.NewShard(redis.ShardOptions{

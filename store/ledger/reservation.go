@@ -42,8 +42,8 @@ type reservation struct {
 	lent int64
 	// size is that of the last batch, as adapted since; 0 if there was none.
 	size int64
-	// began is when the last batch came, or 0 once adapt has seen it; used is
-	// when tokens were last used or given back.
+	// began is when the last batch came, or 0 once it was used up; used is when
+	// tokens were last used or given back.
 	began, used int64
 	// short is the store's instant before which no batch is fetched, because the
 	// last one was refused.
@@ -92,18 +92,6 @@ func GrownBatch(r *store.Request, size, processes, took int64) int64 {
 	return min(size+(size+1)/2, store.MaxInteger)
 }
 
-// ration is the size of the next batch, if so many processes share the limit.
-func (v *reservation) ration(r *store.Request, processes int64) int64 {
-	return BatchSize(r, v.size, processes)
-}
-
-// adapt grows the next batch if the last one was used up faster than this
-// process's share of the limit.
-func (v *reservation) adapt(r *store.Request, processes, now int64) {
-	v.size = GrownBatch(r, v.size, processes, now-v.began)
-}
-
-// waste drops unused tokens, and halves the next batch.
 func (v *reservation) waste() {
 	v.size = max(v.size/2, 1)
 	v.tokens = 0
@@ -164,8 +152,7 @@ func (v *reservation) use(cost, storeNow, now int64) bool {
 	return true
 }
 
-// surplus returns the refund of tokens beyond the ration, or of all tokens if
-// they were idle for so long.
+// surplus returns the refund of tokens beyond the ration, or of all that were idle.
 func (v *reservation) surplus(l *Ledger, idle, now int64) store.Request {
 	if v.tokens == 0 || v.coming > 0 {
 		return store.Request{}
@@ -174,13 +161,12 @@ func (v *reservation) surplus(l *Ledger, idle, now int64) store.Request {
 		return v.giveBack()
 	}
 	r := &v.request
-	if ration := v.ration(r, l.processes(r)); r.Batch == store.BatchAuto && ration > 0 && v.tokens > ration {
+	if ration := BatchSize(r, v.size, l.processes(r)); r.Batch == store.BatchAuto && ration > 0 && v.tokens > ration {
 		return v.refund(v.tokens - ration)
 	}
 	return store.Request{}
 }
 
-// giveBack returns the refund of all tokens.
 func (v *reservation) giveBack() store.Request {
 	r := v.refund(v.tokens)
 	v.waste()
@@ -195,8 +181,7 @@ func (v *reservation) refund(tokens int64) store.Request {
 	return r
 }
 
-// noteReserved makes sure that unused tokens of the entry are given back. Its
-// page is locked.
+// noteReserved has unused tokens of the entry, whose page is locked, given back.
 func (b *Books) noteReserved(e *entry) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -206,7 +191,6 @@ func (b *Books) noteReserved(e *entry) {
 	b.reserved[e] = true
 }
 
-// reap gives idle tokens back until nothing is reserved.
 func (b *Books) reap() {
 	for {
 		time.Sleep(reapPause)
@@ -251,7 +235,6 @@ func (b *Books) giveBack(idle int64) bool {
 // membership counts the processes that take batches from a store: each holds a
 // lease in it.
 type membership struct {
-	ledger *Ledger
 	// count is the number of processes; 0 while it is unknown, or others may not
 	// have counted this one.
 	count atomic.Int64
@@ -261,24 +244,19 @@ type membership struct {
 	ended sync.WaitGroup
 }
 
-func newMembership(l *Ledger) *membership {
-	m := &membership{ledger: l}
-	m.life, m.end = context.WithCancel(context.Background())
-	return m
-}
-
 // processes is the number of processes that share the limit of r, or 0 while it
 // is unknown.
 func (l *Ledger) processes(r *store.Request) int64 {
 	if r.Batch != store.BatchAuto {
 		return 1
 	}
-	l.membership.begin.Do(func() { l.membership.ended.Go(l.membership.keep) })
+	l.membership.begin.Do(func() { l.membership.ended.Go(l.keepMembership) })
 	return l.membership.count.Load()
 }
 
-// keep renews the lease until the view ends, and gives it back.
-func (m *membership) keep() {
+// keepMembership renews the lease until the view ends, and gives it back.
+func (l *Ledger) keepMembership() {
+	m := &l.membership
 	lease := []store.Request{{
 		Limit:  &store.Limit{Zone: membershipZone, Algorithm: store.Concurrency, Window: membershipLease},
 		Events: store.MaxMembers, Cost: 1, ID: rand.Text(),
@@ -286,7 +264,7 @@ func (m *membership) keep() {
 	tick := time.NewTicker(membershipPeriod)
 	defer tick.Stop()
 	for isCounted := false; ; {
-		if st := m.ledger.store.Charge(m.life, lease)[0]; st.Err == nil {
+		if st := l.store.Charge(m.life, lease)[0]; st.Err == nil {
 			if isCounted {
 				m.count.Store(max(st.Used, 1))
 			}
@@ -295,14 +273,8 @@ func (m *membership) keep() {
 		select {
 		case <-tick.C:
 		case <-m.life.Done():
-			m.ledger.store.RefundDetached(lease)
+			l.store.RefundDetached(lease)
 			return
 		}
 	}
-}
-
-// leave ends the lease.
-func (m *membership) leave() {
-	m.end()
-	m.ended.Wait()
 }

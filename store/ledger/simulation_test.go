@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -47,6 +49,17 @@ func newSimulation(seed uint64) *simulation {
 		primary: map[string]algorithm.Bucket{}, replica: map[string]algorithm.Bucket{}, asking: map[string]int{},
 		touched: func(int64, bool) {}, said: func(*store.State) {},
 	}
+}
+
+// simulated runs a test in a bubble, with a ledger of a simulated store.
+func simulated(t *testing.T, test func(t *testing.T, s *simulation, l *Ledger)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSimulation(1)
+		l := New(NewBooks(nil), s, Options{})
+		test(t, s, l)
+		l.Leave()
+	})
 }
 
 func (s *simulation) now() int64 { return time.Now().Add(s.skew).UnixMicro() }

@@ -28,10 +28,11 @@ type taking struct {
 }
 
 // refuseKnown sets the states of requests that are refused without a call, and
-// reports whether there are any.
+// reports whether there are any. Once trust has run out it lets one request through
+// to ask, and refuses the others until the store has answered.
 func (t *taking) refuseKnown() (refused bool) {
 	now := t.ledger.books.now()
-	var undo []func()
+	var asking []*entry
 	for i := range t.reqs {
 		r := &t.reqs[i]
 		e := t.ledger.find(r)
@@ -39,72 +40,56 @@ func (t *taking) refuseKnown() (refused bool) {
 			continue
 		}
 		t.moves = t.moves || t.ledger.moves(e, r)
-		if rest, isServed := e.rest(r, now); !isServed {
-			was := e.asked
-			if t.ledger.refusesTake(e, &rest, &t.states[i], now) {
-				refused = true
-			} else if e.asked != was {
-				undo = append(undo, func() {
-					e.page.mu.Lock()
-					e.asked = was
-					e.page.mu.Unlock()
-				})
-			}
+		var refusal store.State
+		switch rest, isServed := e.rest(r, now); {
+		case isServed || !e.refuses(&rest, &refusal, now):
+		case e.isDue(now, t.ledger.trust):
+			e.asked = now
+			asking = append(asking, e)
+		default:
+			t.states[i], refused = refusal, true
+			e.page.counts.LocalRefusals++
 		}
 		e.page.mu.Unlock()
 	}
 	if refused {
 		// No request asks after all, so the next one may.
-		for _, f := range undo {
-			f()
+		for _, e := range asking {
+			e.page.mu.Lock()
+			e.asked = 0
+			e.page.mu.Unlock()
 		}
 	}
 	return refused
-}
-
-// refusesTake reports whether a request is refused without a call. Once trust has
-// run out it lets one request through to ask, and refuses the others until the
-// store has answered.
-func (l *Ledger) refusesTake(e *entry, r *store.Request, st *store.State, now int64) bool {
-	var refusal store.State
-	if !e.refuses(r, &refusal, now) {
-		return false
-	}
-	if e.isDue(now, l.trust) {
-		e.asked = now
-		return false
-	}
-	*st = refusal
-	e.page.counts.LocalRefusals++
-	return true
 }
 
 // run takes what reservations have, waits for batches in flight, and takes the
 // rest from the store in one call.
 func (t *taking) run() {
 	var own, fetches []int
+	var batches []store.Request
 	waiting := 0
 	for i := range t.reqs {
 		if t.reqs[i].Batch == 0 {
 			own = append(own, i)
 			continue
 		}
-		switch t.ledger.claim(t, i) {
+		switch what, size := t.ledger.claim(t, i); what {
 		case claimServed:
 		case claimFetches:
-			fetches = append(fetches, i)
+			fetches, batches = append(fetches, i), append(batches, t.reqs[i])
+			batches[len(batches)-1].Cost = size
 		case claimWaits:
 			waiting++
 		case claimDirect:
 			own = append(own, i)
 		}
 	}
-	again := t.take(own, fetches)
-	t.take(t.await(waiting, again), nil)
+	again := t.take(own, fetches, batches)
+	t.take(t.await(waiting, again), nil, nil)
 	t.reclaim()
 }
 
-// await waits for batches, and adds the places of requests that got nothing.
 func (t *taking) await(waiting int, again []int) []int {
 	for range waiting {
 		if m := <-t.turns; m.turn == retry {
@@ -146,7 +131,7 @@ func (t *taking) reclaim() {
 			t.states[i] = was[i]
 		}
 	}
-	t.take(again, nil)
+	t.take(again, nil, nil)
 	for _, i := range again {
 		if errors.Is(t.states[i].Err, store.ErrNotExecuted) {
 			t.states[i] = was[i]
@@ -156,7 +141,7 @@ func (t *taking) reclaim() {
 
 // take takes the costs of some requests, and batches for those that fetch, in one
 // call. It returns the places of those that fetched in vain.
-func (t *taking) take(own, fetches []int) (again []int) {
+func (t *taking) take(own, fetches []int, batches []store.Request) (again []int) {
 	if len(own)+len(fetches) == 0 {
 		return nil
 	}
@@ -164,7 +149,7 @@ func (t *taking) take(own, fetches []int) (again []int) {
 	asked := l.books.now()
 	reqs := t.reqs
 	var borrowed []loan
-	if len(fetches) > 0 || len(own) < len(reqs) || slices.ContainsFunc(reqs, hasBatch) {
+	if len(fetches) > 0 || len(own) < len(reqs) || slices.ContainsFunc(reqs, func(r store.Request) bool { return r.Batch != 0 }) {
 		reqs = make([]store.Request, 0, len(own)+len(fetches))
 		borrowed = make([]loan, len(own))
 		for n, i := range own {
@@ -172,9 +157,7 @@ func (t *taking) take(own, fetches []int) (again []int) {
 			borrowed[n] = l.borrow(&reqs[n])
 			reqs[n].Cost -= borrowed[n].tokens
 		}
-		for _, i := range fetches {
-			reqs = append(reqs, l.batch(&t.reqs[i]))
-		}
+		reqs = append(reqs, batches...)
 	}
 	for n, st := range t.ask(reqs) {
 		l.hearTake(&reqs[n], &st, asked)
@@ -192,17 +175,14 @@ func (t *taking) take(own, fetches []int) (again []int) {
 	return again
 }
 
-// ask takes from the store.
 func (t *taking) ask(reqs []store.Request) []store.State {
 	if t.moves {
 		if err := t.ledger.awaitMoves(reqs); err != nil {
-			return failedStates(len(reqs), err)
+			return slices.Repeat([]store.State{{Err: err}}, len(reqs))
 		}
 	}
 	return t.ledger.store.Take(t.ctx, reqs)
 }
-
-func hasBatch(r store.Request) bool { return r.Batch != 0 }
 
 // hearTake takes in the answer to a take, if the bucket is full or in the books.
 func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) {
@@ -246,9 +226,8 @@ const (
 	claimRefused
 )
 
-// rest is the part of a request that the reservation does not cover. isServed
-// reports whether the request needs no more, or a batch in flight is likely to
-// serve it.
+// rest is the part of a request that the reservation does not cover. isServed reports
+// whether there is none, or a batch in flight is likely to serve it.
 func (e *entry) rest(r *store.Request, now int64) (rest store.Request, isServed bool) {
 	rest = *r
 	if r.Batch == 0 {
@@ -267,8 +246,8 @@ func (e *entry) tokens(r *store.Request, now int64) int64 {
 }
 
 // claim serves the request at a place from the reservation, or returns what it
-// has to do.
-func (l *Ledger) claim(t *taking, place int) claim {
+// has to do, and the size of the batch if it fetches one.
+func (l *Ledger) claim(t *taking, place int) (what claim, size int64) {
 	r := &t.reqs[place]
 	processes := l.processes(r)
 	now := l.books.now()
@@ -280,27 +259,26 @@ func (l *Ledger) claim(t *taking, place int) claim {
 	v := e.reservation
 	if r.Cost > 0 && v.use(r.Cost, now+e.clock, now) {
 		e.showTokens(r, &t.states[place], now+e.clock)
-		return claimServed
+		return claimServed, 0
 	}
 	if v.coming > 0 {
 		if v.wait(t, place) {
-			return claimWaits
+			return claimWaits, 0
 		}
-		return claimDirect
+		return claimDirect, 0
 	}
 	if v.tokens > 0 && now+e.clock >= v.ends {
 		e.page.counts.TokensExpired += v.tokens
 		v.waste()
 	} else if v.tokens < r.Cost && v.began != 0 {
-		v.adapt(r, processes, now)
-		v.began = 0
+		v.size, v.began = GrownBatch(r, v.size, processes, now-v.began), 0
 	}
-	size := v.ration(r, processes)
+	size = BatchSize(r, v.size, processes)
 	if r.Cost == 0 || r.Cost > size || now+e.clock < v.short {
-		return claimDirect
+		return claimDirect, 0
 	}
 	v.coming, v.claimed = size, r.Cost
-	return claimFetches
+	return claimFetches, size
 }
 
 // reclaim serves the request at a place, which the store refused, from a batch that was
@@ -324,15 +302,6 @@ func (l *Ledger) reclaim(t *taking, place int) claim {
 		return claimDirect
 	}
 	return claimRefused
-}
-
-// batch is the request that fetches.
-func (l *Ledger) batch(r *store.Request) store.Request {
-	e := l.find(r)
-	defer e.page.mu.Unlock()
-	fetch := *r
-	fetch.Cost = e.reservation.coming
-	return fetch
 }
 
 // fetched takes in the outcome of a fetch, and serves the waiters. It reports

@@ -365,7 +365,7 @@ func TestRation(t *testing.T) {
 	} {
 		v := reservation{size: c.size}
 		r := store.Request{Limit: &store.Limit{}, Events: c.events, Batch: c.batch, BatchShare: c.share}
-		if got := v.ration(&r, c.processes); got != c.want {
+		if got := BatchSize(&r, v.size, c.processes); got != c.want {
 			t.Errorf("%s: %d", fmt.Sprintf("%+v", c), got)
 		}
 	}

@@ -70,14 +70,13 @@ func (b *Buckets) Len() int { return int(b.count.Load()) }
 func (b *Buckets) run(op algorithm.Operation, r *store.Request, now, maxKeys int64) store.State {
 	id := identity.New(b.limits.Number(r.Limit), r.ClientKey)
 	s := &b.shards[b.shardOf(id)]
-	st, found, revived := s.run(op, id, r, now)
+	st, found, revived := s.run(op, id, r, now, false)
 	switch {
 	case revived:
 		b.sweep(now)
 	case !found && keeps(op, r.Limit):
 		b.reserve(now, maxKeys)
-		var inserted bool
-		if st, inserted = s.insertAndRun(op, id, r, now); !inserted {
+		if st, found, _ = s.run(op, id, r, now, true); found {
 			b.count.Add(-1)
 		}
 		b.sweep(now)
@@ -146,7 +145,6 @@ func (b *Buckets) evict(now int64) bool {
 	return victim.bucket != nil && victim.shard.evict(victim.bucket)
 }
 
-// sweep removes a few expired buckets of one shard.
 func (b *Buckets) sweep(now int64) {
 	i := rand.IntN(shardCount)
 	if b.nearest[i].Load() <= now {

@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"container/heap"
 	"errors"
 	"fmt"
 	"slices"
@@ -142,17 +143,17 @@ func TestQueue(t *testing.T) {
 			"push": func(t *rapid.T) {
 				b := &bucket{}
 				b.due = due.Draw(t, "due")
-				q.push(b)
+				heap.Push(&q, b)
 				model = append(model, b)
 			},
 			"fix": func(t *rapid.T) {
 				b := pick(t)
 				b.due = due.Draw(t, "due")
-				q.fix(int(b.place))
+				heap.Fix(&q, int(b.place))
 			},
 			"remove": func(t *rapid.T) {
 				b := pick(t)
-				q.remove(b)
+				heap.Remove(&q, int(b.place))
 				model = slices.DeleteFunc(model, func(m *bucket) bool { return m == b })
 				if b.place != removed {
 					t.Fatalf("removed bucket has place %d", b.place)
@@ -173,13 +174,13 @@ func TestQueue(t *testing.T) {
 func TestQueueGivesMemoryBack(t *testing.T) {
 	var q queue
 	for i := range 10_000 {
-		q.push(&bucket{due: int64(i)})
+		heap.Push(&q, &bucket{due: int64(i)})
 	}
 	for i := 0; len(q) > 0; i++ {
 		if q[0].due != int64(i) {
 			t.Fatalf("due %d comes first, want %d", q[0].due, i)
 		}
-		q.remove(q[0])
+		heap.Remove(&q, 0)
 		if c := cap(q); c >= minQueue && c > 4*len(q) {
 			t.Fatalf("capacity %d for %d buckets", c, len(q))
 		}

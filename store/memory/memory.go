@@ -72,20 +72,13 @@ func (s *Store) Penalize(_ context.Context, reqs []store.Request) []store.State 
 }
 
 // ChargeDetached implements [store.Detacher]; it charges at once.
-func (s *Store) ChargeDetached(reqs []store.Request) { s.runEach(algorithm.Charge, reqs) }
+func (s *Store) ChargeDetached(reqs []store.Request) { s.runInto(algorithm.Charge, reqs, nil) }
 
 // RefundDetached implements [store.Detacher]; it refunds at once.
-func (s *Store) RefundDetached(reqs []store.Request) { s.runEach(algorithm.Refund, reqs) }
+func (s *Store) RefundDetached(reqs []store.Request) { s.runInto(algorithm.Refund, reqs, nil) }
 
 // PenalizeDetached implements [store.Penalizer].
-func (s *Store) PenalizeDetached(reqs []store.Request) { s.runEach(algorithm.Penalize, reqs) }
-
-func (s *Store) runEach(op algorithm.Operation, reqs []store.Request) {
-	now := s.now().UnixMicro()
-	for i := range reqs {
-		s.buckets.run(op, &reqs[i], now, s.maxKeys)
-	}
-}
+func (s *Store) PenalizeDetached(reqs []store.Request) { s.runInto(algorithm.Penalize, reqs, nil) }
 
 func (s *Store) run(op algorithm.Operation, reqs []store.Request) []store.State {
 	states := make([]store.State, len(reqs))
@@ -96,7 +89,9 @@ func (s *Store) run(op algorithm.Operation, reqs []store.Request) []store.State 
 func (s *Store) runInto(op algorithm.Operation, reqs []store.Request, states []store.State) {
 	now := s.now().UnixMicro()
 	for i := range reqs {
-		states[i] = s.buckets.run(op, &reqs[i], now, s.maxKeys)
+		if st := s.buckets.run(op, &reqs[i], now, s.maxKeys); states != nil {
+			states[i] = st
+		}
 	}
 }
 
@@ -130,25 +125,15 @@ func (s *Store) Reset(_ context.Context, r store.Request) error {
 // Len returns the number of buckets, in all views.
 func (s *Store) Len() int { return s.buckets.Len() }
 
-// forget removes the bucket of r, if there is one.
 func (b *Buckets) forget(r *store.Request) {
 	id := identity.New(b.limits.Number(r.Limit), r.ClientKey)
-	if b.shards[b.shardOf(id)].forget(id) {
+	s := &b.shards[b.shardOf(id)]
+	s.mu.Lock()
+	found := s.find(id)
+	s.mu.Unlock()
+	if found != nil && s.evict(found) {
 		b.count.Add(-1)
 	}
-}
-
-// forget removes a bucket, and reports whether there was one.
-func (s *shard) forget(id identity.ID) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	b := s.find(id)
-	if b == nil {
-		return false
-	}
-	s.remove(b)
-	s.publish()
-	return true
 }
 
 // Interface guards.

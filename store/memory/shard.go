@@ -31,12 +31,21 @@ type shard struct {
 // never is the due of an empty shard.
 const never = math.MaxInt64
 
-// run runs op on the bucket, if it is found, and reports whether it was due.
-func (s *shard) run(op algorithm.Operation, id identity.ID, r *store.Request, now int64) (st store.State, found, revived bool) {
+// run runs op on the bucket, if it is found or inserts is set, and reports whether
+// it was found, and due.
+func (s *shard) run(op algorithm.Operation, id identity.ID, r *store.Request, now int64, inserts bool) (st store.State, found, revived bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.find(id)
 	if b == nil {
+		if !inserts {
+			return st, false, false
+		}
+		// The caller's key may pin a larger string.
+		b = &bucket{key: strings.Clone(id.Key), limit: id.Limit, content: algorithm.New(r.Limit)}
+		st = op.Run(b.content, r, now)
+		b.due = b.content.Expiry(r.Limit)
+		s.insert(b)
 		return st, false, false
 	}
 	st = op.Run(b.content, r, now)
@@ -48,28 +57,9 @@ func (s *shard) run(op algorithm.Operation, id identity.ID, r *store.Request, no
 	return st, true, revived
 }
 
-// insertAndRun runs op on the bucket, and reports whether it inserted it.
-func (s *shard) insertAndRun(op algorithm.Operation, id identity.ID, r *store.Request, now int64) (st store.State, inserted bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	b := s.find(id)
-	if inserted = b == nil; inserted {
-		// The caller's key may pin a larger string.
-		id.Key = strings.Clone(id.Key)
-		b = newBucket(id, r.Limit)
-	}
-	st = op.Run(b.content, r, now)
-	if inserted {
-		b.due = b.content.Expiry(r.Limit)
-		s.insert(b)
-	}
-	return st, inserted
-}
-
-// postpone makes b due at its expiry as of now.
 func (s *shard) postpone(b *bucket) {
 	b.due = b.content.Expiry(s.limits.Limit(b.limit))
-	s.queue.fix(int(b.place))
+	heap.Fix(&s.queue, int(b.place))
 }
 
 // expire removes up to most expired buckets, and returns their number. It
@@ -110,7 +100,6 @@ func (s *shard) sample(most int, c *candidate) int {
 	return most
 }
 
-// evict removes b, and reports whether it was still there.
 func (s *shard) evict(b *bucket) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,13 +123,13 @@ func (s *shard) insert(b *bucket) {
 		s.indexes = append(s.indexes, make([]index, missing)...)
 	}
 	s.indexes[b.limit].add(b)
-	s.queue.push(b)
+	heap.Push(&s.queue, b)
 	s.publish()
 }
 
 func (s *shard) remove(b *bucket) {
 	s.indexes[b.limit].remove(b)
-	s.queue.remove(b)
+	heap.Remove(&s.queue, int(b.place))
 }
 
 func (s *shard) publish() {
@@ -166,10 +155,6 @@ type bucket struct {
 }
 
 const removed = -1
-
-func newBucket(id identity.ID, limit *store.Limit) *bucket {
-	return &bucket{key: id.Key, limit: id.Limit, content: algorithm.New(limit)}
-}
 
 // candidate is a live bucket that may be evicted, as of when it was sampled.
 type candidate struct {
@@ -227,25 +212,15 @@ type queue []*bucket
 // minQueue is the capacity below which a queue is not worth shrinking.
 const minQueue = 64
 
-func (q *queue) push(b *bucket)   { heap.Push(q, b) }
-func (q *queue) remove(b *bucket) { heap.Remove(q, int(b.place)) }
-
-// fix restores the order after the bucket at i got another due.
-func (q *queue) fix(i int) { heap.Fix(q, i) }
-
-// Len implements [heap.Interface].
 func (q queue) Len() int { return len(q) }
 
-// Less implements [heap.Interface].
 func (q queue) Less(i, j int) bool { return q[i].due < q[j].due }
 
-// Swap implements [heap.Interface].
 func (q queue) Swap(i, j int) {
 	q[i], q[j] = q[j], q[i]
 	q[i].place, q[j].place = int32(i), int32(j)
 }
 
-// Push implements [heap.Interface].
 func (q *queue) Push(x any) {
 	b := x.(*bucket)
 	b.place = int32(len(*q))

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -32,24 +31,13 @@ func TestDocumentedACLSuffices(t *testing.T) {
 	}), nil)
 	s.Warm(t.Context())
 	for i := range 10 {
-		if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != int64(i+1) {
-			t.Fatalf("charge %d: %+v", i, st)
-		}
+		used(t, fmt.Sprint("charge ", i), s.Charge(t.Context(), ask("k"))[0], int64(i+1))
 		if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil {
 			t.Fatalf("check %d: %v", i, st.Err)
 		}
 	}
 	if st := s.Check(t.Context(), ask("other"))[0]; st.Err != nil {
 		t.Fatalf("opening a window: %v", st.Err)
-	}
-}
-
-func TestUnixSocket(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "redis.sock")
-	redistest.Start(t, redistest.Args("--unixsocket", path))
-	s := newStore(t, newShard(t, ShardOptions{Primary: "unix/" + path}), nil)
-	if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 1 {
-		t.Fatalf("charge: %+v", st)
 	}
 }
 

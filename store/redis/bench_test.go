@@ -113,9 +113,7 @@ func BenchmarkMoment(b *testing.B) {
 		s.RefundDetached(refunded)
 		for {
 			n, err := server.Client().HGet(b.Context(), key, "c").Int64()
-			if err != nil {
-				b.Fatal(err)
-			}
+			must(b, err)
 			if n == 0 {
 				break
 			}

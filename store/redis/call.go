@@ -64,29 +64,14 @@ func (c *call) claim() bool {
 	return c.state.CompareAndSwap(callQueued, callSent) || c.state.Load() == callSent
 }
 
-// isOpen reports whether some command is open.
 func (c *call) isOpen() bool { return slices.ContainsFunc(c.cmds, (*command).isOpen) }
 
-// reopen prepares c for another try. If nothing of it ran, its caller may abandon
-// it.
+// reopen prepares c for another try. If nothing of it ran, its caller may abandon it.
 func (c *call) reopen() {
 	c.tries++
 	if !slices.ContainsFunc(c.cmds, func(cmd *command) bool { return !cmd.isOpen() }) {
 		c.state.Store(callQueued)
 	}
-}
-
-// appendOpen appends the commands of c to send.
-func (c *call) appendOpen(cmds []*command) []*command {
-	if c.tries == 0 {
-		return append(cmds, c.cmds...)
-	}
-	for _, cmd := range c.cmds {
-		if cmd.isOpen() {
-			cmds = append(cmds, cmd)
-		}
-	}
-	return cmds
 }
 
 // finishSettled reports the outcomes of those commands of a detached call that are
@@ -111,7 +96,7 @@ func (c *call) finishSettled() {
 func (c *call) fail(err error) {
 	err = notExecuted(err)
 	for _, cmd := range c.cmds {
-		if c.tries == 0 || cmd.isOpen() {
+		if cmd.isOpen() {
 			cmd.outcome = err
 		}
 	}
@@ -128,9 +113,8 @@ func (c *call) finish() {
 
 var timerPool = sync.Pool{New: func() any { return time.NewTimer(time.Hour) }}
 
-// wait returns nil once c is finished. If ctx or the deadline ends first, it
-// returns an error, and sent reports whether commands may have run; c then belongs
-// to the worker and its commands must not be read.
+// wait returns nil once c is finished. After an error, sent reports whether commands may
+// have run; c then belongs to the worker and its commands must not be read.
 func (c *call) wait(ctx context.Context) (sent bool, err error) {
 	timer := timerPool.Get().(*time.Timer)
 	timer.Reset(time.Until(c.deadline))
@@ -166,7 +150,6 @@ func newQueue(limit int) *queue {
 	return q
 }
 
-// put adds c, or returns an error if the queue is full or closed.
 func (q *queue) put(c *call) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -189,8 +172,7 @@ func (q *queue) put(c *call) error {
 	return nil
 }
 
-// putBack adds a call that was taken, after a pause, even beyond the limit or
-// after close.
+// putBack adds a call that was taken, after a pause, even beyond the limit or close.
 func (q *queue) putBack(c *call, after time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -243,14 +225,12 @@ func (q *queue) take(batch []*call, limit int) []*call {
 	return batch
 }
 
-// len is the number of waiting calls.
 func (q *queue) len() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return len(q.calls) - q.head + q.away
 }
 
-// close lets the workers end once the queue is empty.
 func (q *queue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -304,7 +284,6 @@ func (a *abandonedTakes) add(c *call, g group) {
 	}()
 }
 
-// refundedBy returns the ends of the takes that g refunds.
 func (a *abandonedTakes) refundedBy(op algorithm.Operation, g group) (ends []chan struct{}) {
 	if op != algorithm.Refund {
 		return nil
@@ -322,7 +301,6 @@ func (a *abandonedTakes) refundedBy(op algorithm.Operation, g group) (ends []cha
 	return ends
 }
 
-// await waits until the takes that g refunds have ended, or ctx ends.
 func (a *abandonedTakes) await(ctx context.Context, op algorithm.Operation, g group) {
 	for _, end := range a.refundedBy(op, g) {
 		select {

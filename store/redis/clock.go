@@ -14,10 +14,9 @@ const (
 	clockTrust = 30 * time.Second
 )
 
-// primaryClock estimates the time of a shard's primary from its replies and the
-// monotonic time passed since. The estimate is never ahead, and behind by at most
-// the round trip of the fastest recent reply. It never runs backwards unless the
-// primary's clock does.
+// primaryClock estimates the time of a shard's primary from its replies. The estimate is
+// never ahead, behind by at most the round trip of the fastest recent reply, and runs
+// backwards only if the primary's clock does.
 type primaryClock struct {
 	mu sync.Mutex
 	// start anchors the monotonic readings.
@@ -60,8 +59,7 @@ func (c *primaryClock) estimate(at time.Time) (now int64, age time.Duration, ok 
 	return mono.Microseconds() + max(c.offset, c.previous), mono - c.observed, c.known
 }
 
-// passed returns an instant that the primary's clock has passed at the instant
-// at, or 0.
+// passed returns an instant that the primary's clock has passed at at, or 0.
 func (c *primaryClock) passed(at time.Time) int64 {
 	now, age, ok := c.estimate(at)
 	if !ok || age > clockTrust {

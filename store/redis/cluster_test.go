@@ -93,20 +93,12 @@ func TestRedirectNeedsNoThirdNode(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Cluster: []string{m.third.Addr()}}), func(o *Options) { o.CheckTimeout, o.ChargeTimeout = 5*time.Second, 5*time.Second })
 	waitUntilUp(t, s)
 	silence(t, m.third)
-	if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 1 {
-		t.Fatalf("charge: %+v", st)
-	}
-	if st := s.Take(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 2 {
-		t.Errorf("take: %+v", st)
-	}
+	used(t, "charge", s.Charge(t.Context(), ask("k"))[0], 1)
+	used(t, "take", s.Take(t.Context(), ask("k"))[0], 2)
 	reported := make(chan store.State, 1)
 	s.ChargeReported(ask("k"), func(_ int, st store.State) { reported <- st })
-	if st := <-reported; st.Err != nil || st.Used != 3 {
-		t.Errorf("detached charge: %+v", st)
-	}
-	if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 3 {
-		t.Errorf("check: %+v", st)
-	}
+	used(t, "detached charge", <-reported, 3)
+	used(t, "check", s.Check(t.Context(), ask("k"))[0], 3)
 	if got := tagged(t, m.to, "k"); got != 3 {
 		t.Errorf("the count is %d", got)
 	}
@@ -222,9 +214,7 @@ func TestNodeWithoutSlotsKeepsItsLane(t *testing.T) {
 	if shard.laneAt(e.to.Addr(), true) != was {
 		t.Error("the node has another lane")
 	}
-	if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 2 {
-		t.Errorf("charge: %+v", st)
-	}
+	used(t, "charge", s.Charge(t.Context(), ask("k"))[0], 2)
 	if at := shard.topology.Load().owner(bucketKeys{tagged: true}.slot("k")); at == nil || at.primary != e.from.Addr() {
 		t.Errorf("the owner is %+v, want %s", at, e.from.Addr())
 	}
@@ -322,16 +312,12 @@ func TestRedirectedChargeDelaysNoOther(t *testing.T) {
 	s.ChargeReported(append(ask("k"), ask(other)...), func(i int, st store.State) { reported[i] <- st })
 	select {
 	case st := <-reported[1]:
-		if st.Err != nil || st.Used != 2 {
-			t.Errorf("the other charge: %+v", st)
-		}
+		used(t, "the other charge", st, 2)
 	case st := <-reported[0]:
 		t.Fatalf("the redirected charge ended with %v before the other charge", st.Err)
 	}
 	must(t, m.to.Resume())
-	if st := <-reported[0]; st.Err != nil || st.Used != 1 {
-		t.Errorf("the redirected charge: %+v", st)
-	}
+	used(t, "the redirected charge", <-reported[0], 1)
 }
 
 // TestCloseDeliversRedirectedCharges: Close waits for charges that a node redirects.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha1"
 	"encoding/hex"
+	"slices"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -44,8 +45,7 @@ func newScript(source, bundle string) *script {
 	return s
 }
 
-// load adds the commands to a pipeline that load the script, for one bucket and
-// for several.
+// load adds to a pipeline what loads the script, for one bucket and for several.
 func (s *script) load(ctx context.Context, pipe goredis.Pipeliner) {
 	pipe.ScriptLoad(ctx, s.source)
 	if s.bundle != nil {
@@ -55,9 +55,13 @@ func (s *script) load(ctx context.Context, pipe goredis.Pipeliner) {
 
 // command is one command in a pipeline: a call of a script, or a read.
 type command struct {
+	// Cmder is nil for a call of a script that was not sent by itself.
 	goredis.Cmder
 	// script is nil for a command that calls none.
 	script *script
+	// reply and failure are what a bundle got for its member.
+	reply   string
+	failure error
 	// plain is set if the reply is not that of a bucket.
 	plain bool
 	// charge is what a charge that calls no script charges, or nil; window reads the
@@ -82,20 +86,20 @@ type command struct {
 
 	// args are its words. Those that differ from command to command are pointers,
 	// so that they are not boxed one by one.
-	args     []any
-	key      string
-	firstKey int8
+	args []any
+	key  string
 	// ints are a script's numbers, packed into one argument. A charge that calls no
 	// script has only the instant.
 	ints   []int64
 	packed packed
+	// numbers has the room of the reply's numbers.
+	numbers []int64
 }
 
 // packed is numbers as one argument. go-redis gets its pointer, because boxing a
 // slice allocates.
 type packed []byte
 
-// MarshalBinary implements [encoding.BinaryMarshaler].
 func (p *packed) MarshalBinary() ([]byte, error) { return *p, nil }
 
 // readCommand and scriptCommand have the room that a command needs.
@@ -106,10 +110,11 @@ type (
 	}
 	scriptCommand struct {
 		command
-		id         string
-		intsRoom   [6]int64
-		packedRoom [48]byte
-		argsRoom   [7]any
+		id          string
+		intsRoom    [6]int64
+		packedRoom  [48]byte
+		argsRoom    [7]any
+		numbersRoom [8]int64
 	}
 )
 
@@ -125,25 +130,24 @@ var (
 	wordCount     any = "c"
 	wordReset     any = "r"
 	wordPenalty   any = "p"
+	wordEach      any = "each"
 	operations        = [...]any{
 		algorithm.Check: "check", algorithm.Charge: "charge", algorithm.Take: "take",
 		algorithm.Refund: "refund", algorithm.Penalize: "penalize", algorithm.Peek: "peek",
 	}
 )
 
-// newRead returns a command that reads a bucket without a script: word, the key,
-// and the rest.
+// newRead returns a command that reads a bucket without a script.
 func newRead(word any, key string, rest ...any) *command {
-	c := &readCommand{command: command{key: key, firstKey: 1, reads: true}}
+	c := &readCommand{command: command{key: key, reads: true}}
 	c.args = append(append(c.argsRoom[:0], word, &c.key), rest...)
 	c.renew()
 	return &c.command
 }
 
-// newPlainCharge returns a charge of an open window that calls no script: HINCRBY,
-// and HMGET of the window.
+// newPlainCharge returns a charge of an open window: HINCRBY, and HMGET of the window.
 func newPlainCharge(key string, r *store.Request, now int64, clock *primaryClock) *command {
-	c := &readCommand{command: command{key: key, firstKey: 1, clock: clock, charge: r}}
+	c := &readCommand{command: command{key: key, clock: clock, charge: r}}
 	c.ints = []int64{-now}
 	c.args = append(c.argsRoom[:0], wordHIncrBy, &c.key, wordCount, r.Cost)
 	c.renew()
@@ -156,26 +160,21 @@ func (c *command) becomeScript() {
 	var numbers scriptCommand
 	numbers.add(0)
 	layoutFixedWindow.arguments(&numbers, algorithm.Charge, c.charge)
-	c.charge, c.script, c.firstKey, c.ints = nil, scriptFixedWindow, 3, numbers.ints
+	c.charge, c.script, c.ints = nil, scriptFixedWindow, numbers.ints
 	c.args = []any{wordEvalSHA, c.script.sha, wordOneKey, &c.key, operations[algorithm.Charge], &c.packed}
 	c.renew()
 }
 
 // newScriptCall returns a call of a script that may run twice.
-func newScriptCall(s *script, word any, keys []string, args ...any) *command {
-	c := &command{script: s, firstKey: 3, reads: true, args: []any{word, s.sha, len(keys)}}
-	for _, key := range keys {
-		c.args = append(c.args, key)
-	}
-	c.args = append(c.args, args...)
+func newScriptCall(s *script, word any, keys []any, args ...any) *command {
+	c := &command{script: s, reads: true, args: slices.Concat([]any{word, s.sha, len(keys)}, keys, args)}
 	c.renew()
 	return c
 }
 
-// newPlain returns a command that calls no script, has any reply, and may run
-// twice.
+// newPlain returns a command that calls no script, has any reply, and may run twice.
 func newPlain(word, key string, rest ...any) *command {
-	c := &command{key: key, firstKey: 1, plain: true, reads: true}
+	c := &command{key: key, plain: true, reads: true}
 	c.args = append([]any{word, &c.key}, rest...)
 	c.renew()
 	return c
@@ -192,20 +191,19 @@ const placeOfNow = 0
 
 // begin makes c a call of s on one key, to which arguments are added.
 func (c *scriptCommand) begin(s *script, op algorithm.Operation, readOnly bool, key string) {
-	*c = scriptCommand{command: command{script: s, key: key, firstKey: 3}}
+	*c = scriptCommand{command: command{script: s, key: key}}
 	word := wordEvalSHA
 	if readOnly {
 		word, op = wordEvalSHARO, algorithm.Peek
 	}
 	c.args = append(c.argsRoom[:0], word, s.sha, wordOneKey, &c.key, operations[op], &c.packed)
-	c.ints, c.packed = c.intsRoom[:0], c.packedRoom[:0]
+	c.ints, c.packed, c.numbers = c.intsRoom[:0], c.packedRoom[:0], c.numbersRoom[:0]
 }
 
 // add adds numbers. They are packed into one argument, because Redis spends more
 // time on the conversion of arguments and replies than on the script.
 func (c *scriptCommand) add(numbers ...int64) { c.ints = append(c.ints, numbers...) }
 
-// addID adds a text.
 func (c *scriptCommand) addID(id string) {
 	c.id = id
 	c.args = append(c.args, &c.id)
@@ -216,11 +214,10 @@ func (c *command) renew() {
 	switch {
 	case c.script != nil:
 		c.packed = appendPacked(c.packed[:0], c.ints...)
-		c.Cmder = goredis.NewStringCmd(context.Background(), c.args...)
+		c.Cmder, c.reply, c.failure = nil, "", nil
 	case c.charge != nil:
 		c.Cmder = goredis.NewIntCmd(context.Background(), c.args...)
 		c.window = goredis.NewStringSliceCmd(context.Background(), wordHMGet, &c.key, wordReset, wordPenalty)
-		c.window.SetFirstKeyPos(c.firstKey)
 	case c.plain:
 		c.Cmder = goredis.NewCmd(context.Background(), c.args...)
 	default:
@@ -228,8 +225,25 @@ func (c *command) renew() {
 		// none that follow on the connection.
 		c.Cmder = goredis.NewStringSliceCmd(context.Background(), c.args...)
 	}
-	c.SetFirstKeyPos(c.firstKey)
 	c.sent, c.outcome = false, nil
+}
+
+// single makes the command to send of a call of a script that is in no bundle.
+func (c *command) single() {
+	if c.script != nil {
+		c.Cmder = goredis.NewStringCmd(context.Background(), c.args...)
+	}
+}
+
+// result is the reply to a command that was sent, and its error.
+func (c *command) result() (text string, err error) {
+	if c.Cmder == nil {
+		return c.reply, c.failure
+	}
+	if cmd, ok := c.Cmder.(*goredis.StringCmd); ok {
+		text = cmd.Val()
+	}
+	return text, c.Err()
 }
 
 // forgetClock makes c use the clock of whichever server runs it: c goes to another
@@ -245,6 +259,9 @@ func (c *command) forgetClock() {
 	}
 }
 
+// asksClock reports whether c calls a script that may read the clock that decides.
+func (c *command) asksClock() bool { return c.script != nil && c.clock != nil }
+
 // stamp gives a script an instant that the server's clock has passed, which may
 // save it the reading; 0 makes it read the clock.
 func (c *command) stamp(now int64) {
@@ -254,11 +271,11 @@ func (c *command) stamp(now int64) {
 	}
 }
 
-// answered reports whether there is a reply.
 func (c *command) answered() bool {
 	switch cmd := c.Cmder.(type) {
-	case *goredis.StringCmd:
-		return cmd.Val() != ""
+	case nil, *goredis.StringCmd:
+		text, _ := c.result()
+		return text != ""
 	case *goredis.StringSliceCmd:
 		return cmd.Val() != nil
 	case *goredis.IntCmd:
@@ -270,12 +287,12 @@ func (c *command) answered() bool {
 	return false
 }
 
-// texts is the reply to a read.
 func (c *command) texts() []string { return c.Cmder.(*goredis.StringSliceCmd).Val() }
 
 // integers is the reply of a script, or nil if it is malformed.
 func (c *command) integers() []int64 {
-	numbers, err := unpack(c.Cmder.(*goredis.StringCmd).Val())
+	text, _ := c.result()
+	numbers, err := unpack(c.numbers[:0], text)
 	if err != nil {
 		return nil
 	}
@@ -291,5 +308,3 @@ func (c *command) Args() []any {
 	c.sent = true
 	return c.Cmder.Args()
 }
-
-var _ goredis.Cmder = (*command)(nil)

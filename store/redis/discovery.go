@@ -31,7 +31,6 @@ type finder interface {
 	close()
 }
 
-// discover keeps finding the servers, until the shard is closed.
 func (s *Shard) discover() {
 	tick := time.NewTicker(findPeriod)
 	defer tick.Stop()
@@ -64,7 +63,6 @@ func (s *Shard) discover() {
 	}
 }
 
-// nudge asks for a search soon.
 func (s *Shard) nudge() {
 	select {
 	case s.nudged <- struct{}{}:
@@ -100,7 +98,6 @@ func newSentinel(opts *ShardOptions) *sentinel {
 	return s
 }
 
-// answer is the answer of one sentinel.
 type answer struct {
 	roles
 	epoch int64
@@ -181,14 +178,10 @@ type cluster struct {
 	clients map[string]*goredis.Client
 }
 
-func newCluster(opts *ShardOptions) *cluster {
-	return &cluster{opts: opts, clients: map[string]*goredis.Client{}}
-}
-
 func (c *cluster) find(ctx context.Context) ([]roles, error) {
 	var failures []error
 	var doubtful []roles
-	for _, addr := range c.candidates() {
+	for _, addr := range appendNew(slices.Clone(c.nodes), c.opts.Cluster...) {
 		found, isOK, err := c.ask(ctx, addr)
 		switch {
 		case err != nil:
@@ -224,12 +217,6 @@ func (c *cluster) ask(ctx context.Context, addr string) (found []roles, isOK boo
 	return found, parseInfo(state)["cluster_state"] == "ok", nil
 }
 
-// candidates returns the nodes to ask, in order.
-func (c *cluster) candidates() []string {
-	return appendNew(slices.Clone(c.nodes), c.opts.Cluster...)
-}
-
-// appendNew appends those addresses that are not in the list.
 func appendNew(list []string, addrs ...string) []string {
 	for _, addr := range addrs {
 		if !slices.Contains(list, addr) {
@@ -311,9 +298,3 @@ func (c *cluster) close() {
 		_ = client.Close()
 	}
 }
-
-// Interface guards.
-var (
-	_ finder = (*sentinel)(nil)
-	_ finder = (*cluster)(nil)
-)

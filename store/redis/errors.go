@@ -77,7 +77,6 @@ const (
 	oneKey
 )
 
-// meaning is the meaning of an error reply.
 type meaning struct {
 	kind string
 	fate fate
@@ -133,7 +132,6 @@ const (
 	wordPartial = "PARTIAL "
 )
 
-// meaningOf returns the meaning of err if it is a server's reply.
 func meaningOf(err error) (m meaning, ok bool) {
 	if err == nil {
 		return meaning{}, false
@@ -162,7 +160,6 @@ func meaningOf(err error) (m meaning, ok bool) {
 	return m, true
 }
 
-// says reports whether err is a reply with the hint.
 func says(err error, h hint) bool {
 	m, ok := meaningOf(err)
 	return ok && m.hint&h != 0
@@ -199,13 +196,11 @@ func KindOf(err error) string {
 	}
 }
 
-// isDialError reports whether no connection could be made.
 func isDialError(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) && op.Op == "dial"
 }
 
-// isReply reports whether err is a server's reply.
 func isReply(err error) bool {
 	_, ok := meaningOf(err)
 	return ok
@@ -233,7 +228,7 @@ func refused(err error) error {
 
 // settleOutcome sets the outcome of c after a pipeline that returned execErr.
 func (c *command) settleOutcome(execErr error) {
-	err := c.Err()
+	_, err := c.result()
 	if err == nil {
 		if c.answered() {
 			c.outcome = nil
@@ -261,10 +256,5 @@ func (c *command) isOpen() bool {
 	if c.outcome == nil {
 		return !c.answered()
 	}
-	return c.mayRunLater()
-}
-
-// mayRunLater reports whether c did not run and is worth another try.
-func (c *command) mayRunLater() bool {
 	return errors.Is(c.outcome, store.ErrNotExecuted) && !errors.Is(c.outcome, store.ErrFinal)
 }

@@ -83,11 +83,12 @@ func TestWhatRepliesMean(t *testing.T) {
 			sent := new(scriptCommand)
 			sent.begin(scriptFixedWindow, algorithm.Charge, false, "k")
 			sent.renew()
+			sent.single()
 			sent.Args()
 			sent.SetErr(text)
 			sent.settleOutcome(text)
 			later := errors.Is(sent.outcome, store.ErrNotExecuted) && !errors.Is(sent.outcome, store.ErrFinal)
-			if later != errors.Is(want, errLater) || sent.mayRunLater() != later || !later && !errors.Is(sent.outcome, want) {
+			if later != errors.Is(want, errLater) || sent.isOpen() != later || !later && !errors.Is(sent.outcome, want) {
 				t.Errorf("%q is %v, want: %v", text, sent.outcome, want)
 			}
 			if errors.Is(sent.outcome, store.ErrUncertain) && errors.Is(sent.outcome, store.ErrNotExecuted) {
@@ -180,13 +181,6 @@ func bothWays(t *testing.T, test func(t *testing.T, plain bool)) {
 			t.Parallel()
 			test(t, plain)
 		})
-	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -343,7 +337,7 @@ func TestMisconfIsARefusal(t *testing.T) {
 	must(t, server.Client().ConfigSet(ctx, "save", "1 1").Err())
 	dir, err := server.Client().ConfigGet(ctx, "dir").Result()
 	must(t, err)
-	removeAll(t, dir["dir"])
+	must(t, os.RemoveAll(dir["dir"]))
 	_ = server.Client().BgSave(ctx).Err()
 	eventually(t, "writes are refused", func() error {
 		st := s.Charge(ctx, ask("k"))[0]

@@ -90,7 +90,6 @@ func (s *Shard) emit(e Event) {
 	}
 }
 
-// relay passes events to the listeners, until the shard is closed.
 func (s *Shard) relay() {
 	for {
 		select {
@@ -107,19 +106,6 @@ func (s *Shard) relay() {
 	}
 }
 
-// emitPrimaries emits the primaries of next that were none before.
-func (s *Shard) emitPrimaries(before, next *topology) {
-	if before == nil {
-		return
-	}
-	for _, now := range next.servers {
-		if before.ledBy(now.primary) == nil {
-			s.emit(Event{Kind: PrimaryChanged, Addr: now.primary})
-		}
-	}
-}
-
-// purpose is that of the calls in the lane.
 func (l *lane) purpose() Purpose {
 	if l.persistent {
 		return PurposeCharges
@@ -127,7 +113,6 @@ func (l *lane) purpose() Purpose {
 	return PurposeChecks
 }
 
-// emitState emits that the breaker has opened or closed.
 func (l *lane) emitState(_ string, from, to gobreaker.State) {
 	switch {
 	case from == gobreaker.StateClosed:
@@ -143,27 +128,16 @@ func (l *lane) emitState(_ string, from, to gobreaker.State) {
 // be quick and safe for concurrent use.
 type Observer func(role store.Role, op algorithm.Operation, took time.Duration, err error)
 
-// observe observes one command.
-func (o Observer) observe(role store.Role, op algorithm.Operation, began time.Time, err error) {
-	if o != nil && isMade(err) {
-		o(role, op, time.Since(began), err)
+// observe observes one command, if it was made, or tried.
+func (o Observer) observe(role store.Role, op algorithm.Operation, took time.Duration, err error) {
+	if o != nil && !errors.Is(err, ErrShardDown) && !errors.Is(err, errOverload) && !errors.Is(err, errClosed) {
+		o(role, op, took, err)
 	}
 }
 
-// observeAll observes the commands of a finished call.
 func (o Observer) observeAll(role store.Role, op algorithm.Operation, c *call) {
-	if o == nil {
-		return
-	}
 	took := time.Since(c.began)
 	for _, cmd := range c.cmds {
-		if isMade(cmd.outcome) {
-			o(role, op, took, cmd.outcome)
-		}
+		o.observe(role, op, took, cmd.outcome)
 	}
-}
-
-// isMade reports whether a command that ended with err was made, or tried.
-func isMade(err error) bool {
-	return err == nil || !errors.Is(err, ErrShardDown) && !errors.Is(err, errOverload) && !errors.Is(err, errClosed)
 }

@@ -34,20 +34,17 @@ const (
 func (s *Shard) probe() {
 	for pause(s.life, probePeriod) {
 		var pings sync.WaitGroup
-		for _, l := range s.allLanes() {
+		s.mu.Lock()
+		// Also those of redirections only.
+		lanes := slices.Collect(maps.Values(s.lanes))
+		s.mu.Unlock()
+		for _, l := range lanes {
 			if !l.isUp() {
 				pings.Go(func() { l.ping(s.life) })
 			}
 		}
 		pings.Wait()
 	}
-}
-
-// allLanes returns all lanes, also those of redirections only.
-func (s *Shard) allLanes() []*lane {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Collect(maps.Values(s.lanes))
 }
 
 // ping lets the breaker close if it allows a try and the server answers.
@@ -80,7 +77,6 @@ func (s *Shard) examine() {
 	}
 }
 
-// examineServers examines a primary and its replicas.
 func (s *Shard) examineServers(ctx context.Context, at *servers) {
 	if i, ok := s.look(ctx, at.checks, false); ok && !i.isReplica() {
 		at.offsets.note(i, time.Now(), 2*s.opts.MaxReplicaLag)
@@ -228,7 +224,6 @@ func parseInfo(text string) info {
 	return fields
 }
 
-// info asks the server for INFO.
 func (l *lane) info(ctx context.Context) (info, error) {
 	ctx, cancel := context.WithTimeout(ctx, infoTimeout)
 	defer cancel()
@@ -258,7 +253,6 @@ func (i info) offset() int64 {
 	return n
 }
 
-// isBefore reports whether the server's version is lower than major.minor.
 func (i info) isBefore(major, minor int) bool {
 	version := i["redis_version"]
 	if valkey := i["valkey_version"]; valkey != "" {

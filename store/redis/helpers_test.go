@@ -13,6 +13,9 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(redistest.RunTests(m)) }
 
+// must is short, as nearly every line of a test has one.
+var must = redistest.Must
+
 // waitTimeout bounds every wait, and replaces the timeouts that a test does not cover.
 const waitTimeout = time.Minute
 
@@ -103,6 +106,14 @@ func soon(t testing.TB, what string, f func()) {
 	}
 }
 
+// used ends the test unless an answer has no error and shows that much used.
+func used(t testing.TB, what string, st store.State, want int64) {
+	t.Helper()
+	if st.Err != nil || st.Used != want {
+		t.Fatalf("%s: %+v, want %d used", what, st, want)
+	}
+}
+
 func waitForCount(t testing.TB, server *redistest.Server, key string, want int64) {
 	t.Helper()
 	eventually(t, "the count is there", func() error {
@@ -111,11 +122,4 @@ func waitForCount(t testing.TB, server *redistest.Server, key string, want int64
 		}
 		return nil
 	})
-}
-
-func removeAll(t testing.TB, dir string) {
-	t.Helper()
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
-	}
 }

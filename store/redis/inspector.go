@@ -42,7 +42,7 @@ func (s *Store) Shards() []store.Shard {
 // figures describes the shard, which a store knows by this name.
 func (s *Shard) figures(name string) store.Shard {
 	t := s.topology.Load()
-	f := store.Shard{Name: name, Kind: s.kind(), Found: t != nil}
+	f := store.Shard{Name: name, Kind: s.kind, Found: t != nil}
 	if t == nil {
 		return f
 	}
@@ -55,19 +55,6 @@ func (s *Shard) figures(name string) store.Shard {
 	return f
 }
 
-// kind is the way in which the servers are found.
-func (s *Shard) kind() string {
-	switch s.finder.(type) {
-	case *cluster:
-		return "cluster"
-	case *sentinel:
-		return "sentinel"
-	default:
-		return "static"
-	}
-}
-
-// serverFigures describes the server that these lanes lead to.
 func (s *Shard) serverFigures(role store.Role, lanes ...*lane) store.Server {
 	addr := lanes[0].addr
 	s.mu.Lock()
@@ -146,7 +133,6 @@ func (s *Store) Inspect(ctx context.Context, r store.Request) store.Inspection {
 	return found
 }
 
-// copies returns the copies of a bucket at the servers of a shard.
 func (s *Store) copies(ctx context.Context, m Member, r store.Request) store.Inspection {
 	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
@@ -159,13 +145,13 @@ func (s *Store) copies(ctx context.Context, m Member, r store.Request) store.Ins
 	copies := make([]store.Copy, len(lanes))
 	var wg sync.WaitGroup
 	for i, l := range lanes {
-		op := reading(algorithm.Peek, at, now)
+		role := store.RoleReplica
 		if i == 0 {
-			op = readingPrimary(algorithm.Peek, at, now)
+			role = store.RolePrimary
 		}
 		wg.Go(func() {
-			st := s.askOne(ctx, l, r, time.Now().Add(inspectTimeout), op)
-			copies[i] = store.Copy{Address: l.addr, Role: op.role(), State: st, Exists: st.Holds(r.Limit)}
+			st := s.askOne(ctx, l, r, time.Now().Add(inspectTimeout), reading(algorithm.Peek, role, now))
+			copies[i] = store.Copy{Address: l.addr, Role: role, State: st, Exists: st.Holds(r.Limit)}
 		})
 	}
 	wg.Wait()

@@ -71,7 +71,6 @@ func (k bucketKeys) markOf(bucket string) string {
 	return k.prefix + ":#{" + bucket + "}"
 }
 
-// slot returns the Redis Cluster slot of a client key's buckets.
 func (k bucketKeys) slot(clientKey string) uint16 {
 	var scratch [plainKeyLimit]byte
 	return slotOf(k.appendClient(scratch[:0], clientKey))
@@ -127,7 +126,6 @@ func isPlain(key string) bool {
 	return true
 }
 
-// slotCount is the number of slots of a Redis Cluster.
 const slotCount = 1 << 14
 
 // slotOf returns the slot of a hash tag: its CRC-16 (XMODEM).

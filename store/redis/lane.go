@@ -322,7 +322,11 @@ func (l *lane) run(batch []*call, cmds []*command) {
 			c.finish()
 		default:
 			live = append(live, c)
-			cmds = c.appendOpen(cmds)
+			for _, cmd := range c.cmds {
+				if cmd.isOpen() {
+					cmds = append(cmds, cmd)
+				}
+			}
 			fair = max(fair, c.fair)
 			if c.deadline.After(last) {
 				last = c.deadline
@@ -480,7 +484,6 @@ func clientOptions(addr string, opts *ShardOptions) *goredis.Options {
 	return o
 }
 
-// newClient returns a client for one server.
 func newClient(addr string, opts *ShardOptions, persistent bool) *goredis.Client {
 	o := clientOptions(addr, opts)
 	o.OnConnect = func(ctx context.Context, cn *goredis.Conn) error {

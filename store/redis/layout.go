@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -23,8 +24,7 @@ type layout struct {
 	numbers func(texts []string) ([]int64, error)
 	// arguments adds the arguments after the instant to a call of the script.
 	arguments func(c *scriptCommand, op algorithm.Operation, r *store.Request)
-	// view makes the state of r from a bucket's numbers; count is how many there are.
-	view  func(n []int64, r *store.Request, now int64, spent bool) store.State
+	// count is how many numbers there are of a bucket.
 	count int
 	// endsEarly is set if an operation, such as a refund, can bring the bucket's end
 	// forward: it may then end at its new owner while the previous copy exists.
@@ -57,9 +57,6 @@ var layoutFixedWindow = layout{
 		c.add(oneIf(r.Limit.Align))
 		c.mayGuess = c.clock != nil && (op == algorithm.Charge || op == algorithm.Take)
 	},
-	view: func(n []int64, r *store.Request, now int64, spent bool) store.State {
-		return algorithm.NewFixedWindow(n[0], n[1], n[2]).View(r, now, spent)
-	},
 	count: 3,
 }
 
@@ -74,13 +71,9 @@ var layoutSlidingWindow = layout{
 		addCounting(c, op, r)
 		c.add(algorithm.WeightUnit(window))
 	},
-	view: func(n []int64, r *store.Request, now int64, spent bool) store.State {
-		return algorithm.NewSlidingWindow(n[0], n[1], n[2], n[3]).View(r, now, spent)
-	},
 	count: 4,
 }
 
-// addCounting adds the arguments of an operation on counters.
 func addCounting(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 	switch op {
 	case algorithm.Take:
@@ -124,9 +117,6 @@ var layoutGCRA = layout{
 			c.add(0, 0)
 		}
 	},
-	view: func(n []int64, r *store.Request, now int64, spent bool) store.State {
-		return algorithm.NewGCRA(n[0], n[1], n[2], n[3], n[4], n[5]).View(r, now, spent)
-	},
 	count:     6,
 	endsEarly: true,
 }
@@ -135,9 +125,6 @@ var layoutSlidingLog = layout{
 	code:      "sl",
 	script:    scriptSlidingLog,
 	arguments: addMembers,
-	view: func(n []int64, r *store.Request, now int64, spent bool) store.State {
-		return algorithm.LogSummary{Used: n[0], Newest: n[1], Other: n[2], Blocking: n[3]}.View(r, now, spent)
-	},
 	count:     4,
 	endsEarly: true,
 }
@@ -146,13 +133,9 @@ var layoutConcurrency = layout{
 	code:      "cc",
 	script:    scriptConcurrency,
 	arguments: addMembers,
-	view: func(n []int64, r *store.Request, now int64, spent bool) store.State {
-		return algorithm.LeaseSummary{Used: n[0]}.View(r, now, spent)
-	},
-	count: 1,
+	count:     1,
 }
 
-// addMembers adds the arguments of an operation on a set of single events.
 func addMembers(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 	cost := r.Cost
 	if op == algorithm.Check || op == algorithm.Peek {
@@ -177,7 +160,9 @@ func (l *layout) state(r *store.Request, now int64, spent bool, numbers []int64)
 	if !sane {
 		return store.State{Err: fmt.Errorf("%w: %d at %d", errReply, numbers, now)}
 	}
-	return l.view(numbers, r, now, spent)
+	var content store.Content
+	copy(content[:], numbers)
+	return algorithm.View(&content, r, now, spent)
 }
 
 func isSane(n int64) bool { return n >= 0 && n <= store.MaxInteger }
@@ -207,27 +192,28 @@ func unpackNumbers(texts []string, count int) ([]int64, error) {
 	if len(texts) != 1 || len(texts[0]) != 8*count {
 		return nil, fmt.Errorf("%w: %q, want %d packed numbers", errReply, texts, count)
 	}
-	return unpack(texts[0])
+	return unpack(nil, texts[0])
 }
 
-// unpack reads packed doubles that are integers.
-func unpack(packed string) ([]int64, error) {
+// unpack appends packed doubles that are integers.
+func unpack(numbers []int64, packed string) ([]int64, error) {
 	if len(packed)%8 != 0 {
 		return nil, fmt.Errorf("%w: %q", errReply, packed)
 	}
-	numbers := make([]int64, len(packed)/8)
-	for i := range numbers {
+	numbers = slices.Grow(numbers, len(packed)/8)
+	for ; packed != ""; packed = packed[8:] {
 		var b [8]byte
-		copy(b[:], packed[8*i:])
+		copy(b[:], packed)
 		f := math.Float64frombits(binary.LittleEndian.Uint64(b[:]))
-		if numbers[i] = int64(f); float64(numbers[i]) != f {
+		n := int64(f)
+		if float64(n) != f {
 			return nil, fmt.Errorf("%w: %v", errReply, f)
 		}
+		numbers = append(numbers, n)
 	}
 	return numbers, nil
 }
 
-// appendPacked appends integers as packed doubles.
 func appendPacked(b []byte, numbers ...int64) []byte {
 	for _, n := range numbers {
 		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(float64(n)))

@@ -18,9 +18,7 @@ const (
 )
 
 // newcomers learns in which zones most clients that are unknown here have no open window
-// on a replica either, as in an attack with made-up keys, or with windows that are short
-// beside how often a client comes. There the primary is asked first, which opens the
-// window: a call less for each.
+// on a replica either. There the primary is asked first, which opens it: a call less.
 type newcomers struct {
 	mu    sync.RWMutex
 	zones map[string]*newcomerShare
@@ -46,7 +44,6 @@ func (n *newcomers) expects(g group) bool {
 	return z.expected.Add(1)%newcomersSample != 0
 }
 
-// learn takes in what a replica answered.
 func (n *newcomers) learn(g group) {
 	for _, i := range g.members {
 		z := n.of(&g.reqs[i])

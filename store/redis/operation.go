@@ -14,10 +14,10 @@ import (
 // operation is what a call does with every bucket of a group.
 type operation struct {
 	algorithm.Operation
-	// tagged is set in a Redis Cluster.
-	tagged bool
-	// replica is set for a call to a replica; readOnly, if it must not write.
-	replica, readOnly bool
+	// role is that of the server that is asked.
+	role store.Role
+	// readOnly is set if it must not write.
+	readOnly bool
 	// now is the instant that decides; 0 leaves it to the server's clock.
 	now int64
 	// clock, if a primary's clock decides, learns the time from the reply.
@@ -27,22 +27,15 @@ type operation struct {
 	surely int64
 }
 
-// writing returns an operation for a primary.
 func (s *Store) writing(op algorithm.Operation, at *servers) operation {
 	if s.opts.LocalClock {
-		return operation{Operation: op, tagged: at.tagged, now: s.opts.Now().UnixMicro()}
+		return operation{Operation: op, role: store.RolePrimary, now: s.opts.Now().UnixMicro()}
 	}
-	return operation{Operation: op, tagged: at.tagged, clock: at.clock}
+	return operation{Operation: op, role: store.RolePrimary, clock: at.clock}
 }
 
-// reading returns a check or peek for a replica.
-func reading(op algorithm.Operation, at *servers, now int64) operation {
-	return operation{Operation: op, replica: true, readOnly: true, tagged: at.tagged, now: now}
-}
-
-// readingPrimary returns a check or peek for a primary that does not write.
-func readingPrimary(op algorithm.Operation, at *servers, now int64) operation {
-	return operation{Operation: op, readOnly: true, tagged: at.tagged, now: now}
+func reading(op algorithm.Operation, role store.Role, now int64) operation {
+	return operation{Operation: op, role: role, readOnly: true, now: now}
 }
 
 // reads reports whether the operation neither spends nor gives back.
@@ -50,24 +43,15 @@ func (op operation) reads() bool {
 	return op.Operation == algorithm.Check || op.Operation == algorithm.Peek
 }
 
-// role is the role of the server that is asked.
-func (op operation) role() store.Role {
-	if op.replica {
-		return store.RoleReplica
-	}
-	return store.RolePrimary
-}
-
 // command returns the command for one bucket. A call of a script uses the room of
 // c, or its own if that is nil.
 func (op operation) command(keys bucketKeys, r *store.Request, c *scriptCommand) *command {
-	keys.tagged = op.tagged
 	key := keys.key(r.Limit, r.ClientKey)
 	l := layoutOf(r.Limit.Algorithm)
 	if op.surely != 0 && r.Limit.Algorithm == store.FixedWindow && r.Until > op.surely && r.Cost > 0 {
 		return newPlainCharge(key, r, op.now, op.clock)
 	}
-	// With an instant to judge by, the bucket is read, and layout.view judges it.
+	// With an instant to judge by, the bucket is read, and layout.state judges it.
 	// Without one, the script runs for the server's own time.
 	if op.readOnly && op.now != 0 && l.read != nil {
 		return l.read(key)
@@ -99,7 +83,7 @@ func (op operation) state(cmd *command, r *store.Request) (st store.State) {
 	} else {
 		st = l.state(r, op.now, false, numbers)
 	}
-	st.Replica = op.replica
+	st.Replica = op.role == store.RoleReplica
 	if st.Err != nil && !op.reads() {
 		// It ran, with an unknown effect.
 		st.Err = fmt.Errorf("%w: %w", store.ErrUncertain, st.Err)
@@ -118,20 +102,13 @@ func (op operation) reply(l *layout, r *store.Request, reply []int64, fallback i
 		now = fallback
 	}
 	st := l.state(r, now, reply[1] == 1, reply[2:])
-	if st.Err == nil && op.opens() && isUnopened(r, &st) {
-		st = store.State{Err: fmt.Errorf("%w: no window is open in %d", errReply, reply)}
-	}
-	return st
-}
-
-// opens reports whether a window is open after the operation.
-func (op operation) opens() bool {
 	switch op.Operation {
 	case algorithm.Check, algorithm.Charge, algorithm.Take:
-		return !op.readOnly
-	default:
-		return false
+		if st.Err == nil && !op.readOnly && isUnopened(r, &st) {
+			st = store.State{Err: fmt.Errorf("%w: no window is open in %d", errReply, reply)}
+		}
 	}
+	return st
 }
 
 // isUnopened reports whether st shows no open window where one is needed.
@@ -139,9 +116,9 @@ func isUnopened(r *store.Request, st *store.State) bool {
 	return st.Reset == 0 && r.Limit.Algorithm == store.FixedWindow
 }
 
-// call returns a call of op for every bucket of g.
-func (s *Store) call(g group, deadline time.Time, op operation) *call {
-	c := newCall(deadline)
+// call returns a call of op in a shard for every bucket of g.
+func (s *Store) call(shard *Shard, g group, deadline time.Time, op operation) *call {
+	c, keys := newCall(deadline), s.keysIn(shard)
 	// A replica and the primary share the timeout, part of which is over when they
 	// are asked.
 	c.fair = s.opts.CheckTimeout * 7 / 16
@@ -150,7 +127,7 @@ func (s *Store) call(g group, deadline time.Time, op operation) *call {
 		if n > 0 {
 			room = nil
 		}
-		cmd := op.command(s.keys, &g.reqs[i], room)
+		cmd := op.command(keys, &g.reqs[i], room)
 		cmd.place = i
 		c.cmds = append(c.cmds, cmd)
 	}
@@ -160,12 +137,12 @@ func (s *Store) call(g group, deadline time.Time, op operation) *call {
 // ask runs op on every bucket of g in one round trip and sets their states.
 func (s *Store) ask(ctx context.Context, l *lane, g group, deadline time.Time, op operation) {
 	l.shard.abandoned.await(ctx, op.Operation, g)
-	c := s.call(g, deadline, op)
+	c := s.call(l.shard, g, deadline, op)
 	observe, began := s.observers[l.shard], c.began
 	sent, err := l.do(ctx, c)
 	if err != nil {
 		for range g.members {
-			observe.observe(op.role(), op.Operation, began, err)
+			observe.observe(op.role, op.Operation, time.Since(began), err)
 		}
 		if sent && op.Operation == algorithm.Take {
 			l.shard.abandoned.add(c, g)
@@ -178,14 +155,13 @@ func (s *Store) ask(ctx context.Context, l *lane, g group, deadline time.Time, o
 		g.fail(err)
 		return
 	}
-	observe.observeAll(op.role(), op.Operation, c)
+	observe.observeAll(op.role, op.Operation, c)
 	for n, i := range g.members {
 		g.states[i] = op.state(c.cmds[n], &g.reqs[i])
 	}
 	c.release()
 }
 
-// askOne runs op on one bucket.
 func (s *Store) askOne(ctx context.Context, l *lane, r store.Request, deadline time.Time, op operation) store.State {
 	states := make([]store.State, 1)
 	s.ask(ctx, l, whole([]store.Request{r}, states), deadline, op)
@@ -207,7 +183,6 @@ var places = func() (n [16]int) {
 	return n
 }()
 
-// whole returns the group of all requests.
 func whole(reqs []store.Request, states []store.State) group {
 	if len(reqs) <= len(places) {
 		return group{reqs, states, places[:len(reqs):len(reqs)]}
@@ -219,14 +194,12 @@ func whole(reqs []store.Request, states []store.State) group {
 	return group{reqs, states, members}
 }
 
-// fail sets the error of all members.
 func (g group) fail(err error) {
 	for _, i := range g.members {
 		g.states[i] = store.State{Err: err}
 	}
 }
 
-// where returns the members for which f returns true.
 func (g group) where(f func(i int) bool) (members []int) {
 	for _, i := range g.members {
 		if f(i) {
@@ -245,7 +218,6 @@ func (g group) unanswered(of *servers) []int {
 	})
 }
 
-// wantsPrimary reports whether some member asks for the primary's answer.
 func (g group) wantsPrimary() bool {
 	return slices.ContainsFunc(g.members, func(i int) bool { return g.reqs[i].Primary })
 }
@@ -284,7 +256,6 @@ func (s *Store) awaitServersOf(ctx context.Context, shard *Shard, clientKey stri
 	return s.serversOf(shard, clientKey)
 }
 
-// onlyOwner returns the owner of all buckets, if there is one.
 func (s *Store) onlyOwner(reqs []store.Request) (only owner, ok bool) {
 	if len(reqs) == 0 {
 		return owner{}, false

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"time"
@@ -37,7 +38,6 @@ func (l *lane) send(ctx context.Context, cmds []*command) {
 	reported(fault)
 }
 
-// withOutcome returns the commands whose error reply has the hint.
 func withOutcome(cmds []*command, h hint) (some []*command) {
 	for _, cmd := range cmds {
 		if cmd.outcome != nil && says(cmd.outcome, h) {
@@ -47,7 +47,6 @@ func withOutcome(cmds []*command, h hint) (some []*command) {
 	return some
 }
 
-// load loads the scripts of cmds.
 func (l *lane) load(ctx context.Context, cmds []*command) error {
 	pipe := l.client.Load().Pipeline()
 	loaded := map[*script]bool{}
@@ -71,8 +70,7 @@ func (l *lane) load(ctx context.Context, cmds []*command) error {
 // pipeline sends cmds in one round trip and returns an error that speaks against
 // the server, if there is one.
 func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
-	var first *command
-	var passed, now int64
+	var now int64
 	var nowBy *primaryClock
 	for _, cmd := range cmds {
 		if cmd.sent || cmd.outcome != nil {
@@ -84,31 +82,57 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 			}
 			cmd.checkWindow(now)
 		}
-		if cmd.clock != nil && cmd.charge == nil {
-			if cmd.stamp(passed); first == nil {
-				// The first one reads the clock; the others may save the reading.
-				first, passed = cmd, cmd.clock.passed(time.Now())
-			}
-		}
 	}
 	err := l.exec(ctx, cmds)
 	at := time.Now()
 	var reconnect bool
 	for _, cmd := range cmds {
-		if l.settle(cmd, err); isServerFault(cmd.outcome) {
+		if cmd.settleOutcome(err); cmd.outcome == nil {
+			continue
+		}
+		cmd.outcome = fmt.Errorf("redis %s: %w", l.addr, cmd.outcome)
+		if isServerFault(cmd.outcome) {
 			fault = cmd.outcome
+		}
+		if l.shard.finder != nil && pointsElsewhere(cmd.outcome) {
+			l.shard.nudge()
 		}
 		reconnect = reconnect || says(cmd.outcome, demoted)
 	}
 	if reconnect {
 		l.shard.reconnect(l.addr)
 	}
-	if first != nil && first.outcome == nil {
-		if reply := first.integers(); len(reply) > 0 && reply[placeOfNow] != 0 {
-			first.clock.observe(reply[placeOfNow], at)
+	observe(cmds, at)
+	return fault
+}
+
+// observe tells the clock that decides the first time that a reply carries.
+func observe(cmds []*command, at time.Time) {
+	for _, cmd := range cmds {
+		if !cmd.asksClock() || cmd.outcome != nil {
+			continue
+		}
+		if reply := cmd.integers(); len(reply) > 0 && reply[placeOfNow] != 0 {
+			cmd.clock.observe(reply[placeOfNow], at)
+			return
 		}
 	}
-	return fault
+}
+
+// guess lets scripts do without reading the clock. The first one of a pipeline reads it,
+// and so do bundles, once each.
+func guess(cmds []*command, isRead bool) {
+	var passed int64
+	for _, cmd := range cmds {
+		if !cmd.asksClock() {
+			continue
+		}
+		if isRead && passed == 0 {
+			passed = cmd.clock.passed(time.Now())
+		}
+		cmd.stamp(passed)
+		isRead = true
+	}
 }
 
 // primaryNow is the time of the clock that decides.
@@ -130,12 +154,16 @@ func (c *command) checkWindow(now int64) {
 
 // exec sends cmds at once. A single one needs no pipeline.
 func (l *lane) exec(ctx context.Context, cmds []*command) error {
-	if len(cmds) == 1 && !cmds[0].asking && cmds[0].charge == nil {
-		return l.client.Load().Process(ctx, cmds[0])
-	}
 	var bundles []*bundle
-	if l.canBundle() {
+	if l.canBundle() && len(cmds) > 1 {
 		bundles, cmds = newBundles(cmds)
+	}
+	guess(cmds, len(bundles) > 0)
+	for _, cmd := range cmds {
+		cmd.single()
+	}
+	if len(bundles) == 0 && len(cmds) == 1 && !cmds[0].asking && cmds[0].charge == nil {
+		return l.client.Load().Process(ctx, cmds[0])
 	}
 	pipe := l.client.Load().Pipeline()
 	for _, b := range bundles {
@@ -161,17 +189,6 @@ func (l *lane) exec(ctx context.Context, cmds []*command) error {
 	return err
 }
 
-// settle sets the outcome of cmd in a pipeline that returned execErr.
-func (l *lane) settle(cmd *command, execErr error) {
-	if cmd.settleOutcome(execErr); cmd.outcome == nil {
-		return
-	}
-	if l.shard.finder != nil && pointsElsewhere(cmd.outcome) {
-		l.shard.nudge()
-	}
-	cmd.outcome = fmt.Errorf("redis %s: %w", l.addr, cmd.outcome)
-}
-
 // maxBundle bounds the buckets of one call of a script, which blocks its server
 // for less than a millisecond.
 const maxBundle = 100
@@ -187,12 +204,6 @@ type bundle struct {
 // some proxies, the keys of a call have to be in one slot.
 func (l *lane) canBundle() bool { return l.batch > 1 && !l.shard.isCluster() && !l.splits.Load() }
 
-// isBundled reports whether c can be bundled with others.
-func (c *command) isBundled() bool {
-	return c.script != nil && c.script.bundle != nil && c.args[placeOfWord] == wordEvalSHA
-}
-
-// goesWith reports whether c fits into b.
 func (b *bundle) goesWith(c *command) bool {
 	m := b.members[0]
 	return c.script == m.script && c.args[placeOfOperation] == m.args[placeOfOperation] && len(b.members) < maxBundle
@@ -202,11 +213,19 @@ func (b *bundle) goesWith(c *command) bool {
 func newBundles(cmds []*command) (bundles []*bundle, others []*command) {
 	others = make([]*command, 0, len(cmds))
 	for _, c := range cmds {
-		if !c.isBundled() {
+		if c.script == nil || c.script.bundle == nil || c.args[placeOfWord] != wordEvalSHA {
 			others = append(others, c)
 			continue
 		}
-		bundles = addToBundles(bundles, c)
+		// Into the last one that it fits into, or a new one.
+		i := len(bundles) - 1
+		for i >= 0 && !bundles[i].goesWith(c) {
+			i--
+		}
+		if i < 0 {
+			i, bundles = len(bundles), append(bundles, new(bundle))
+		}
+		bundles[i].members = append(bundles[i].members, c)
 	}
 	several := bundles[:0]
 	for _, b := range bundles {
@@ -220,29 +239,26 @@ func newBundles(cmds []*command) (bundles []*bundle, others []*command) {
 	return several, others
 }
 
-// addToBundles adds c to the last bundle that it fits into, or to a new one.
-func addToBundles(bundles []*bundle, c *command) []*bundle {
-	for i := len(bundles) - 1; i >= 0; i-- {
-		if b := bundles[i]; b.goesWith(c) {
-			b.members = append(b.members, c)
-			return bundles
-		}
-	}
-	return append(bundles, &bundle{members: []*command{c}})
-}
-
-// write makes the command to send.
 func (b *bundle) write() {
 	first := b.members[0]
-	args := make([]any, 0, len(b.members)+len(first.args)-1)
+	args := make([]any, 0, len(b.members)+len(first.args))
 	args = append(args, wordEvalSHA, first.script.bundle.sha, len(b.members))
-	numbers := make([]byte, 0, len(b.members)*len(first.packed))
+	same := true
 	for _, m := range b.members {
 		args = append(args, &m.key)
-		numbers = append(numbers, m.packed...)
+		same = same && bytes.Equal(m.packed, first.packed)
 	}
-	b.Cmd = goredis.NewCmd(context.Background(), append(args, first.args[placeOfOperation], numbers)...)
-	b.SetFirstKeyPos(first.firstKey)
+	args = append(args, first.args[placeOfOperation])
+	if same {
+		args = append(args, &first.packed)
+	} else {
+		numbers := make([]byte, 0, len(b.members)*len(first.packed))
+		for _, m := range b.members {
+			numbers = append(numbers, m.packed...)
+		}
+		args = append(args, numbers, wordEach)
+	}
+	b.Cmd = goredis.NewCmd(context.Background(), args...)
 }
 
 // share gives each member its part of the reply, or the error.
@@ -252,18 +268,14 @@ func (b *bundle) share() {
 	list, _ := reply.([]any)
 	size := len(texts) / len(b.members)
 	for i, m := range b.members {
-		cmd := m.Cmder.(*goredis.StringCmd)
 		switch {
 		case err != nil:
-			cmd.SetErr(err)
+			m.failure = err
 		case len(list) == len(b.members):
-			if failure, ok := list[i].(error); ok {
-				cmd.SetErr(failure)
-			} else if text, ok := list[i].(string); ok {
-				cmd.SetVal(text)
-			}
+			m.reply, _ = list[i].(string)
+			m.failure, _ = list[i].(error)
 		default:
-			cmd.SetVal(texts[i*size : (i+1)*size])
+			m.reply = texts[i*size : (i+1)*size]
 		}
 	}
 }
@@ -279,5 +291,3 @@ func (b *bundle) Args() []any {
 	}
 	return b.Cmd.Args()
 }
-
-var _ goredis.Cmder = (*bundle)(nil)

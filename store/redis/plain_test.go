@@ -95,9 +95,7 @@ func fieldsOf(t *testing.T, s *Store, server *redistest.Server, r store.Request)
 	t.Helper()
 	key := s.keys.key(r.Limit, r.ClientKey)
 	fields, err := server.Client().HGetAll(t.Context(), key).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if ttl, err = server.Client().PTTL(t.Context(), key).Result(); err != nil {
 		t.Fatal(err)
 	}
@@ -174,9 +172,7 @@ func TestPlainChargeOfAnOldCopy(t *testing.T) {
 			s, r := plainCharging(t, sh, align)
 			over := time.Now().Add(-time.Minute).UnixMicro()
 			must(t, sh.Primary.Client().HSet(t.Context(), s.keys.key(r.Limit, r.ClientKey), "c", 7, "r", over).Err())
-			if st := reported(t, s, r)[0]; st.Err != nil || st.Used != 3 {
-				t.Errorf("the charge got %+v, want 3 in a new window", st)
-			}
+			used(t, "the charge in a new window", reported(t, s, r)[0], 3)
 			if fields, _ := fieldsOf(t, s, sh.Primary, r); fields["c"] != "3" {
 				t.Errorf("the bucket is %v, want a count of 3", fields)
 			}

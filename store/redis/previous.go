@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/maypok86/otter/v2"
-	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -77,11 +77,7 @@ type migration struct {
 	was, now       *Shard
 	clientKey      string
 	source, target string
-	// marks is set if the bucket may end before the previous copy, which must then
-	// not migrate again.
-	marks bool
-	// lasting is how long to remember that it is done.
-	lasting time.Duration
+	limit          store.Limit
 
 	ended chan struct{}
 	// err is the failure, once it has ended.
@@ -97,10 +93,7 @@ func (s *Store) migrate(was *Shard, r *store.Request) *migration {
 		return m
 	}
 	m.store, m.was, m.now = s, was, now
-	m.clientKey, m.source = r.ClientKey, s.keysIn(was).key(r.Limit, r.ClientKey)
-	m.marks = layoutOf(r.Limit.Algorithm).endsEarly
-	// A bucket that was missing for a window cannot come back.
-	m.lasting = max(r.Limit.Window, time.Second)
+	m.clientKey, m.limit, m.source = r.ClientKey, *r.Limit, s.keysIn(was).key(r.Limit, r.ClientKey)
 	if was.isFound() && now.isFound() {
 		m.dump()
 	} else {
@@ -119,13 +112,13 @@ func (m *migration) find() {
 }
 
 func (m *migration) dump() {
-	m.ask(m.was, newScriptCall(scriptDump, wordEvalSHARO, []string{m.source}), func(reply string, err error) {
+	m.ask(m.was, newScriptCall(scriptDump, wordEvalSHARO, []any{m.source}), func(reply string, err error) {
 		if err != nil {
 			m.end(err)
 			return
 		}
 		expiry, content := reply[:min(8, len(reply))], reply[min(8, len(reply)):]
-		at, err := unpack(expiry)
+		at, err := unpack(nil, expiry)
 		switch {
 		case err != nil || len(at) != 1:
 			m.end(errReply)
@@ -139,11 +132,12 @@ func (m *migration) dump() {
 
 // restore makes the bucket, unless marked is set and the mark forbids it.
 func (m *migration) restore(expiry int64, content string, marked bool) {
-	keys := []string{m.target}
+	keys := []any{m.target}
 	if marked {
 		keys = append(keys, m.store.keysIn(m.now).markOf(m.target))
 	}
-	m.ask(m.now, newScriptCall(scriptRestore, wordEvalSHA, keys, appendPacked(nil, expiry, oneIf(m.marks)), content), func(_ string, err error) {
+	marks := oneIf(layoutOf(m.limit.Algorithm).endsEarly)
+	m.ask(m.now, newScriptCall(scriptRestore, wordEvalSHA, keys, appendPacked(nil, expiry, marks), content), func(_ string, err error) {
 		if marked && says(err, oneKey) {
 			// A node of a Redis Cluster that imports the slot takes one key at a time.
 			m.restore(expiry, content, false)
@@ -153,7 +147,6 @@ func (m *migration) restore(expiry int64, content string, marked bool) {
 	})
 }
 
-// ask makes a shard's primary run cmd and passes on the reply.
 func (m *migration) ask(shard *Shard, cmd *command, then func(reply string, err error)) {
 	at := m.store.serversOf(shard, m.clientKey)
 	if at == nil {
@@ -174,16 +167,16 @@ func (m *migration) ask(shard *Shard, cmd *command, then func(reply string, err 
 			then("", err)
 			return
 		}
-		then(cmd.Cmder.(*goredis.StringCmd).Val(), nil)
+		then(cmd.result())
 	}
 	at.checks.post(c)
 }
 
-// end ends the migration for all that wait.
 func (m *migration) end(err error) {
 	all := m.store.opts.Migrations
 	if err == nil {
-		all.done.Set(maphash.String(all.seed, m.target), m.lasting)
+		// A bucket that was missing for a window cannot come back.
+		all.done.Set(maphash.String(all.seed, m.target), max(m.limit.Window, time.Second))
 	} else {
 		m.err = notMigrated(err)
 	}
@@ -227,24 +220,22 @@ func (s *Store) previousOwner(clientKey string) *Member {
 	return was
 }
 
-// keysIn returns the builder of a shard's keys.
 func (s *Store) keysIn(shard *Shard) bucketKeys {
 	keys := s.keys
 	keys.tagged = shard.isCluster()
 	return keys
 }
 
-// runMigrating runs an operation once all buckets have migrated, all before the
-// deadline. Leases do not migrate, because they end one by one: those at the
-// previous owner are counted there.
+// runMigrating runs an operation once all buckets have migrated. Leases end one by one,
+// so they do not migrate: those at the previous owner are counted there.
 func (s *Store) runMigrating(ctx context.Context, op algorithm.Operation, reqs []store.Request, deadline time.Time) []store.State {
-	migrating, leasing := s.migrating(reqs), s.previousLessors(op, reqs)
-	if migrating == nil && leasing == nil {
+	migrating := s.migrating(reqs)
+	if migrating == nil && !slices.ContainsFunc(reqs, func(r store.Request) bool { return r.Limit.Algorithm == store.Concurrency }) {
 		return s.runMigrated(ctx, op, reqs, deadline)
 	}
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
-	elsewhere, failed := s.countLeases(ctx, op, reqs, leasing)
+	elsewhere, failed := s.countLeases(ctx, op, reqs, deadline)
 	ready, places := awaitAll(ctx, migrating, reqs, failed)
 	states := make([]store.State, len(reqs))
 	for i, err := range failed {
@@ -295,48 +286,28 @@ func awaitAll(ctx context.Context, migrating []*migration, reqs []store.Request,
 	return ready, places
 }
 
-// previousLessors returns the previous owners that may hold leases, by the place of
-// their request. A refund needs none: it concerns the new owner's leases only.
-func (s *Store) previousLessors(op algorithm.Operation, reqs []store.Request) (all map[int]*Member) {
-	for i := range reqs {
-		if reqs[i].Limit.Algorithm != store.Concurrency || op == algorithm.Refund {
-			continue
-		}
-		if was := s.previousOwner(reqs[i].ClientKey); was != nil {
-			if all == nil {
-				all = map[int]*Member{}
-			}
-			all[i] = was
-		}
-	}
-	return all
-}
-
-// countLeases returns the numbers of leases at previous owners, and the failures.
-func (s *Store) countLeases(ctx context.Context, op algorithm.Operation, reqs []store.Request, lessors map[int]*Member) (elsewhere []int64, failed []error) {
+// countLeases returns the numbers of leases at previous owners, and the failures. A
+// refund needs none: it concerns the new owner's leases only.
+func (s *Store) countLeases(ctx context.Context, op algorithm.Operation, reqs []store.Request, deadline time.Time) (elsewhere []int64, failed []error) {
 	elsewhere, failed = make([]int64, len(reqs)), make([]error, len(reqs))
 	var wg sync.WaitGroup
-	for i, was := range lessors {
+	for i := range reqs {
+		was := s.previousOwner(reqs[i].ClientKey)
+		if was == nil || reqs[i].Limit.Algorithm != store.Concurrency || op == algorithm.Refund {
+			continue
+		}
 		wg.Go(func() {
-			var err error
-			if elsewhere[i], err = s.leasesAt(ctx, was.Shard, &reqs[i]); op != algorithm.Charge {
-				failed[i] = err
+			st := store.State{Err: notExecuted(errNoServers)}
+			if at := s.awaitServersOf(ctx, was.Shard, reqs[i].ClientKey); at != nil {
+				st = s.askOne(ctx, at.checks, reqs[i], deadline, s.writing(algorithm.Check, at))
+			}
+			if elsewhere[i] = st.Used; op != algorithm.Charge {
+				failed[i] = st.Err
 			}
 		})
 	}
 	wg.Wait()
 	return elsewhere, failed
-}
-
-// leasesAt returns the number of leases at a previous owner.
-func (s *Store) leasesAt(ctx context.Context, was *Shard, r *store.Request) (int64, error) {
-	at := s.awaitServersOf(ctx, was, r.ClientKey)
-	if at == nil {
-		return 0, notExecuted(errNoServers)
-	}
-	deadline, _ := ctx.Deadline()
-	st := s.askOne(ctx, at.checks, *r, deadline, s.writing(algorithm.Check, at))
-	return st.Used, st.Err
 }
 
 // detachMigrating is detach for buckets some of which have to migrate. A failed
@@ -358,7 +329,7 @@ func (s *Store) detachMigrating(migrating []*migration, op algorithm.Operation, 
 			case hasTime && !errors.Is(err, store.ErrFinal):
 				again, againPlaces = append(again, reqs[i]), append(againPlaces, i)
 			default:
-				s.reportFailure(op, &reqs[i], i, err, report)
+				report(i, store.State{Err: err})
 			}
 		}
 		if len(again) == 0 {
@@ -371,8 +342,5 @@ func (s *Store) detachMigrating(migrating []*migration, op algorithm.Operation, 
 
 // reportAt returns a report for the requests at these places among those of report.
 func reportAt(report func(i int, st store.State), places []int) func(n int, st store.State) {
-	if report == nil {
-		return nil
-	}
 	return func(n int, st store.State) { report(places[n], st) }
 }

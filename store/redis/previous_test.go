@@ -201,9 +201,7 @@ func TestReshardingBetweenKinds(t *testing.T) {
 		for range 3 {
 			must(t, before.Charge(t.Context(), ask(client))[0].Err)
 		}
-		if st := after.Check(t.Context(), ask(client))[0]; st.Err != nil || st.Used != 3 {
-			t.Errorf("%s a cluster: %+v", name, st)
-		}
+		used(t, name+" a cluster", after.Check(t.Context(), ask(client))[0], 3)
 	}
 }
 
@@ -351,9 +349,7 @@ func TestBucketThatEndsEarlyIsNotMigratedAgain(t *testing.T) {
 				return fmt.Errorf("it ends at %d, the previous one at %d", now, was)
 			})
 			other := r.store(r.members, r.members[:2])
-			if st := other.Check(t.Context(), reqs[:1])[0]; st.Err != nil || st.Used != 0 {
-				t.Errorf("after the bucket has ended: %+v", st)
-			}
+			used(t, "after the bucket has ended", other.Check(t.Context(), reqs[:1])[0], 0)
 		})
 	}
 }
@@ -550,9 +546,7 @@ func TestManyBucketsMigrateInFewPipelines(t *testing.T) {
 	waiting(to, restores)
 	must(t, r.servers["c"].Resume())
 	for range reqs {
-		if st := <-answers; st.Err != nil || st.Used != 1 {
-			t.Fatalf("%+v", st)
-		}
+		used(t, "check", <-answers, 1)
 	}
 	most := DefaultPoolSize + (clients+maxBatch-1)/maxBatch
 	for name, p := range map[string]*pipelineCounter{"dumped": dumps, "restored": restores} {
@@ -587,9 +581,7 @@ func TestResetIsNotUndone(t *testing.T) {
 		late.restore(expiry.Milliseconds(), content, true)
 		must(t, late.wait(t.Context()))
 		for _, s := range []*Store{after, other, r.store(r.members, r.members[:2])} {
-			if st := s.Check(t.Context(), reqs)[0]; st.Err != nil || st.Used != 0 {
-				t.Errorf("%s: after the reset: %+v", algorithm, st)
-			}
+			used(t, fmt.Sprint(algorithm, ": after the reset"), s.Check(t.Context(), reqs)[0], 0)
 		}
 	}
 }
@@ -614,7 +606,5 @@ func TestBucketMigratesToASlotThatMoves(t *testing.T) {
 	}
 	_, err = c.BeginMigration(t.Context(), slot, from, to)
 	must(t, err)
-	if st := after.Check(t.Context(), []store.Request{req})[0]; st.Err != nil || st.Used != 1 {
-		t.Errorf("%+v", st)
-	}
+	used(t, "check", after.Check(t.Context(), []store.Request{req})[0], 1)
 }

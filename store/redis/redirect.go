@@ -12,11 +12,9 @@ import (
 // maxRedirects bounds the MOVED and ASK replies that a command follows.
 const maxRedirects = 3
 
-// redirect sends commands that a node answered with MOVED or ASK to the node that
-// the reply names: they did not run. They become calls of their own in that node's
-// lane, so that a silent node delays no other call. It reports whether there were
-// any. Commands of c that need another try become such a call in this lane. c is finished when all of them have ended; if it is detached,
-// its settled commands do not wait for that.
+// redirect makes commands of c that were answered with MOVED or ASK, and did not run,
+// calls in the lane of the node that the reply names, and others that need another try a
+// call in this lane. It reports whether any were redirected; c finishes after all calls.
 func (l *lane) redirect(c *call) bool {
 	parts := l.redirected(c)
 	if parts == nil {
@@ -93,8 +91,7 @@ func (l *lane) redirection(err error) (addr string, asking, ok bool) {
 	return nodeAddr(strings.Trim(addr[:colon], "[]"), addr[colon+1:], l.addr), asking, true
 }
 
-// laneAt returns the lane to a node, or nil once the shard is closed. The lane to a
-// node of no topology lasts until the next one is adopted. While the shard is being
+// laneAt returns the lane to a node, or nil once the shard is closed. While it is being
 // closed the lane is a new one, which closes after the others.
 func (s *Shard) laneAt(addr string, persistent bool) *lane {
 	s.mu.Lock()

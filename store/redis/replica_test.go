@@ -27,9 +27,7 @@ func TestChecksGoToReplicasInTurn(t *testing.T) {
 	must(t, sh.WaitReplicated(t.Context()))
 	opened := calls(t, sh.Primary, "evalsha")
 	for range checks {
-		if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 1 {
-			t.Fatalf("check: %+v", st)
-		}
+		used(t, "check", s.Check(t.Context(), ask("k"))[0], 1)
 	}
 	if n := calls(t, sh.Primary, "evalsha"); n != opened {
 		t.Errorf("the primary was asked %d times", n-opened)
@@ -49,9 +47,7 @@ func TestPrimaryStandsInForReplicas(t *testing.T) {
 		must(t, r.Kill())
 	}
 	for i := range 50 {
-		if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 1 {
-			t.Fatalf("check %d: %+v", i, st)
-		}
+		used(t, fmt.Sprint("check ", i), s.Check(t.Context(), ask("k"))[0], 1)
 	}
 }
 
@@ -62,20 +58,7 @@ func TestReplicasAnswerWhileThePrimaryIsAway(t *testing.T) {
 	must(t, sh.WaitReplicated(t.Context()))
 	must(t, sh.Primary.Kill())
 	for i := range 20 {
-		if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 1 {
-			t.Fatalf("check %d: %+v", i, st)
-		}
-	}
-}
-
-func TestReadFromPrimaryCallsNoReplica(t *testing.T) {
-	sh := redistest.StartShard(t, 1)
-	s := newStore(t, shardOf(t, sh), func(o *Options) { o.ReadPrimary = true })
-	for range 10 {
-		must(t, s.Check(t.Context(), ask("k"))[0].Err)
-	}
-	if n := calls(t, sh.Replicas[0], "hmget"); n != 0 {
-		t.Errorf("the replica was asked %d times", n)
+		used(t, fmt.Sprint("check ", i), s.Check(t.Context(), ask("k"))[0], 1)
 	}
 }
 
@@ -277,17 +260,13 @@ func TestPeekChangesNothing(t *testing.T) {
 			r := []store.Request{{Limit: &limit, ClientKey: "k", Events: 10, Cost: 1, ID: "id"}}
 			before, err := client.DBSize(t.Context()).Result()
 			must(t, err)
-			if st := s.Peek(t.Context(), r)[0]; st.Err != nil || st.Used != 0 {
-				t.Errorf("%s: a missing bucket: %+v", limit.Algorithm, st)
-			}
+			used(t, fmt.Sprint(limit.Algorithm, ": a missing bucket"), s.Peek(t.Context(), r)[0], 0)
 			if after, err := client.DBSize(t.Context()).Result(); err != nil || after != before {
 				t.Errorf("%s: %d keys, were %d, %v", limit.Algorithm, after, before, err)
 			}
 			must(t, s.Take(t.Context(), r)[0].Err)
 			must(t, sh.WaitReplicated(t.Context()))
-			if st := s.Peek(t.Context(), r)[0]; st.Err != nil || st.Used != 1 {
-				t.Errorf("%s: after a charge: %+v", limit.Algorithm, st)
-			}
+			used(t, fmt.Sprint(limit.Algorithm, ": after a charge"), s.Peek(t.Context(), r)[0], 1)
 		}
 	}
 }
@@ -298,9 +277,7 @@ func TestPeekAsksThePrimaryForAReplica(t *testing.T) {
 	s := newStore(t, shardOf(t, sh), nil)
 	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
 	must(t, sh.Replicas[0].Kill())
-	if st := s.Peek(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 1 {
-		t.Errorf("%+v", st)
-	}
+	used(t, "peek", s.Peek(t.Context(), ask("k"))[0], 1)
 }
 
 // TestPeekOpensNothingForTheClock: a check renews an old estimate of the primary's time
@@ -325,9 +302,7 @@ func TestPeekOpensNothingForTheClock(t *testing.T) {
 	}
 	before := keys()
 	age()
-	if st := s.Peek(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != 0 {
-		t.Errorf("%+v", st)
-	}
+	used(t, "peek", s.Peek(t.Context(), ask("k"))[0], 0)
 	// This is queued behind the calls of the peek.
 	r := ask("other")
 	r[0].Primary = true

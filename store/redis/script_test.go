@@ -95,9 +95,7 @@ func TestBucketExpiresAfterItsReset(t *testing.T) {
 				t.Fatal(st.Err)
 			}
 			at, err := server.Client().PExpireTime(t.Context(), s.keys.key(hourly, name)).Result()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			late := at.Microseconds() - st.Reset
 			if late < 1e6 || late > 2e6 {
 				t.Fatalf("key expires %d µs after the reset, want 1 to 2 seconds", late)
@@ -139,9 +137,7 @@ func TestMemoryPerBucket(t *testing.T) {
 func usedMemory(t *testing.T, server *redistest.Server) int64 {
 	t.Helper()
 	info, err := server.Info("memory")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var n int64
 	if _, err := fmt.Sscan(info["used_memory"], &n); err != nil {
 		t.Fatal(err)
@@ -155,17 +151,13 @@ func TestScriptFlushIsNotNoticed(t *testing.T) {
 	for i := range 20 {
 		if i%5 == 4 {
 			for _, server := range append(sh.Replicas, sh.Primary) {
-				if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
-					t.Fatal(err)
-				}
+				must(t, server.Client().ScriptFlush(t.Context()).Err())
 			}
 		}
 		if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil {
 			t.Fatalf("check %d: %v", i, st.Err)
 		}
-		if st := s.Charge(t.Context(), ask("k"))[0]; st.Err != nil || st.Used != int64(i+1) {
-			t.Fatalf("charge %d: used %d, %v", i, st.Used, st.Err)
-		}
+		used(t, fmt.Sprint("charge ", i), s.Charge(t.Context(), ask("k"))[0], int64(i+1))
 	}
 }
 
@@ -259,10 +251,7 @@ func TestSpoiltBucketSpoilsNoOther(t *testing.T) {
 	must(t, sh.Primary.Client().HSet(t.Context(), s.keys.key(hourly, "bad"), "c", "1.5", "r", "x").Err())
 	must(t, sh.WaitReplicated(t.Context()))
 	for range 20 {
-		states := s.Check(t.Context(), []store.Request{ask("bad")[0], ask("good")[0]})
-		if states[1].Err != nil || states[1].Used != 1 {
-			t.Fatalf("the other bucket's state is %+v", states[1])
-		}
+		used(t, "the other bucket", s.Check(t.Context(), []store.Request{ask("bad")[0], ask("good")[0]})[1], 1)
 	}
 }
 
@@ -279,7 +268,5 @@ func TestManyRefundsInOneBusyTime(t *testing.T) {
 		reqs[0].Receipt = st.Receipt
 		must(t, s.Refund(t.Context(), reqs)[0].Err)
 	}
-	if st := s.Check(t.Context(), reqs)[0]; st.Err != nil || st.Used != 1 {
-		t.Errorf("after all refunds: %+v", st)
-	}
+	used(t, "after all refunds", s.Check(t.Context(), reqs)[0], 1)
 }

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -46,8 +48,7 @@ type ShardOptions struct {
 	Credentials Credentials
 	// TLS, if set, is used for all connections.
 	TLS *tls.Config
-	// DB is the database number.
-	DB int
+	DB  int
 	// DialTimeout bounds the dialling of one connection; 0 means
 	// DefaultDialTimeout.
 	DialTimeout time.Duration
@@ -65,16 +66,6 @@ type ShardOptions struct {
 	MaxReplicaLag time.Duration
 }
 
-// setDefaults replaces zeros by the defaults.
-func (o *ShardOptions) setDefaults() {
-	o.DialTimeout = cmp.Or(o.DialTimeout, DefaultDialTimeout)
-	o.MaxReplicaLag = cmp.Or(o.MaxReplicaLag, DefaultMaxReplicaLag)
-	if o.NoPipelining {
-		o.PoolSize = cmp.Or(o.PoolSize, DefaultPlainPoolSize)
-	}
-	o.PoolSize = cmp.Or(o.PoolSize, DefaultPoolSize)
-}
-
 // connections is one for each worker, and one for health.
 func (o *ShardOptions) connections() int { return o.PoolSize + 1 }
 
@@ -84,8 +75,9 @@ func (o *ShardOptions) connections() int { return o.PoolSize + 1 }
 type Shard struct {
 	opts     ShardOptions
 	topology atomic.Pointer[topology]
-	// finder finds the servers; nil if they are given.
+	// finder finds the servers; nil if they are given. kind names it in figures.
 	finder finder
+	kind   string
 	// found is closed when the servers have been found; nudged asks for a search
 	// soon.
 	found  chan struct{}
@@ -113,7 +105,6 @@ type Shard struct {
 	events chan Event
 }
 
-// laneKey identifies a lane of a shard.
 type laneKey struct {
 	addr       string
 	persistent bool
@@ -121,7 +112,12 @@ type laneKey struct {
 
 // NewShard returns a shard. It dials nothing before the first call.
 func NewShard(opts ShardOptions) *Shard {
-	opts.setDefaults()
+	opts.DialTimeout = cmp.Or(opts.DialTimeout, DefaultDialTimeout)
+	opts.MaxReplicaLag = cmp.Or(opts.MaxReplicaLag, DefaultMaxReplicaLag)
+	if opts.NoPipelining {
+		opts.PoolSize = cmp.Or(opts.PoolSize, DefaultPlainPoolSize)
+	}
+	opts.PoolSize = cmp.Or(opts.PoolSize, DefaultPoolSize)
 	s := &Shard{
 		opts:      opts,
 		found:     make(chan struct{}),
@@ -134,10 +130,11 @@ func NewShard(opts ShardOptions) *Shard {
 	s.life, s.end = context.WithCancel(context.Background())
 	switch {
 	case opts.Sentinel != nil:
-		s.finder = newSentinel(&s.opts)
+		s.finder, s.kind = newSentinel(&s.opts), "sentinel"
 	case s.isCluster():
-		s.finder = newCluster(&s.opts)
+		s.finder, s.kind = &cluster{opts: &s.opts, clients: map[string]*goredis.Client{}}, "cluster"
 	default:
+		s.kind = "static"
 		s.adopt([]roles{{primary: opts.Primary, replicas: opts.Replicas}})
 	}
 	return s
@@ -145,7 +142,6 @@ func NewShard(opts ShardOptions) *Shard {
 
 func (s *Shard) isCluster() bool { return len(s.opts.Cluster) > 0 }
 
-// start starts the work in the background, once.
 func (s *Shard) start() {
 	s.started.Do(func() {
 		s.mu.Lock()
@@ -162,17 +158,14 @@ func (s *Shard) start() {
 	})
 }
 
-// owner returns the servers that hold the buckets of a slot, or nil if none are
-// known.
+// owner returns the servers that hold the buckets of a slot, or nil.
 func (s *Shard) owner(slot uint16) *servers {
 	s.start()
 	return s.topology.Load().owner(slot)
 }
 
-// isFound reports whether the servers have been found.
 func (s *Shard) isFound() bool { return s.topology.Load() != nil }
 
-// await waits until the servers have been found, or ctx ends.
 func (s *Shard) await(ctx context.Context) {
 	s.start()
 	select {
@@ -204,7 +197,11 @@ func (s *Shard) adopt(found []roles) {
 	if before == nil {
 		close(s.found)
 	}
-	s.emitPrimaries(before, next)
+	for _, now := range next.servers {
+		if before != nil && before.ledBy(now.primary) == nil {
+			s.emit(Event{Kind: PrimaryChanged, Addr: now.primary})
+		}
+	}
 	s.retire(next)
 }
 
@@ -214,7 +211,6 @@ func (s *Shard) serversIn(r roles, before *topology) *servers {
 		primary: r.primary,
 		checks:  s.laneTo(r.primary, false),
 		charges: s.laneTo(r.primary, true),
-		tagged:  s.isCluster(),
 	}
 	for _, addr := range r.replicas {
 		next.replicas = append(next.replicas, s.laneTo(addr, false))
@@ -238,9 +234,8 @@ func (s *Shard) laneTo(addr string, persistent bool) *lane {
 	return l
 }
 
-// reconnect replaces all connections to a server that says it is no primary.
-// go-redis drops only the connection that says so, and only if that is the first
-// reply of a pipeline.
+// reconnect replaces all connections to a server that says it is no primary: go-redis
+// drops only the one that says so, and only as the first reply of a pipeline.
 func (s *Shard) reconnect(addr string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -273,7 +268,6 @@ func (s *Shard) retire(next *topology) {
 	}
 }
 
-// warm connects to all servers.
 func (s *Shard) warm(ctx context.Context) {
 	s.await(ctx)
 	var wg sync.WaitGroup
@@ -302,8 +296,7 @@ func (s *Shard) Close(ctx context.Context) {
 	}
 }
 
-// closeLanes closes the lanes and reports whether there were any. If not, no more
-// are made.
+// closeLanes closes the lanes and reports whether there were any. If not, it is final.
 func (s *Shard) closeLanes(ctx context.Context) bool {
 	s.mu.Lock()
 	lanes := s.lanes
@@ -332,41 +325,27 @@ type servers struct {
 	// replicas answer checks, in turn.
 	replicas []*lane
 	turn     *atomic.Uint32
-	// tagged is set in a Redis Cluster, where keys have a hash tag.
-	tagged bool
 }
 
-// replica returns the next usable replica, or nil.
 func (s *servers) replica() *lane {
-	usable := 0
+	usable := make([]*lane, 0, 8)
 	for _, l := range s.replicas {
 		if l.isUsable() {
-			usable++
+			usable = append(usable, l)
 		}
 	}
-	if usable == 0 {
+	if len(usable) == 0 {
 		return nil
 	}
-	next := int(s.turn.Add(1) % uint32(usable)) //nolint:gosec // a handful
-	for _, l := range s.replicas {
-		if !l.isUsable() {
-			continue
-		}
-		if next == 0 {
-			return l
-		}
-		next--
-	}
-	return nil
+	return usable[s.turn.Add(1)%uint32(len(usable))] //nolint:gosec // a handful
 }
 
-// lags reports whether a replica with this lag is left out.
 func (s *Shard) lags(lag time.Duration) bool { return lag > s.opts.MaxReplicaLag }
 
 // mayMiss reports whether a replica's answer may miss an existing bucket: while a
 // slot of a Redis Cluster moves, half of its keys are elsewhere.
 func (s *servers) mayMiss(st *store.State) bool {
-	return s != nil && s.tagged && st.Content == store.Content{} && st.Used == 0
+	return s != nil && s.checks.shard.isCluster() && st.Content == store.Content{} && st.Used == 0
 }
 
 // roles are the addresses of a primary and its replicas, and their slots in a Redis
@@ -391,8 +370,6 @@ type topology struct {
 	spare []*lane
 }
 
-// owner returns the servers that hold the buckets of a slot, or nil if none are
-// known.
 func (t *topology) owner(slot uint16) *servers {
 	switch {
 	case t == nil || len(t.servers) == 0:
@@ -406,7 +383,6 @@ func (t *topology) owner(slot uint16) *servers {
 	}
 }
 
-// ledBy returns the servers of a primary, or nil.
 func (t *topology) ledBy(primary string) *servers {
 	if t != nil {
 		for _, s := range t.servers {
@@ -418,7 +394,6 @@ func (t *topology) ledBy(primary string) *servers {
 	return nil
 }
 
-// lanes returns all lanes, each once.
 func (t *topology) lanes() []*lane {
 	var all []*lane
 	if t != nil {
@@ -430,7 +405,6 @@ func (t *topology) lanes() []*lane {
 	return all
 }
 
-// assign gives slots to the servers at a place.
 func (t *topology) assign(slots []slotRange, place int) {
 	if t.slots == nil {
 		t.slots = new([slotCount]uint16)

@@ -89,8 +89,6 @@ type Store struct {
 	newcomers newcomers
 	// static is set if the servers of all shards are given.
 	static bool
-	// reports has the call.detached of each member and operation.
-	reports [][]func(*call)
 	// observers are those of Members and Previous, by shard.
 	observers map[*Shard]Observer
 }
@@ -122,11 +120,6 @@ func New(opts Options) *Store {
 	for _, m := range opts.Members {
 		s.observers[m.Shard] = m.Observe
 		s.static = s.static && m.Shard.finder == nil
-		reports := make([]func(*call), algorithm.Penalize+1)
-		for op := range reports {
-			reports[op] = func(c *call) { s.report(m, algorithm.Operation(op), c) }
-		}
-		s.reports = append(s.reports, reports)
 	}
 	s.opts = opts
 	return s
@@ -224,14 +217,14 @@ func (s *Store) check(ctx context.Context, at *servers, g group, deadline time.T
 	case now == 0 || g.wantsPrimary():
 		// A replica that decides by its own clock is only a fallback.
 		s.checkPrimary(ctx, at, g, half)
-		s.fallBack(ctx, replica, g, deadline, reading(algorithm.Check, at, now))
+		s.fallBack(ctx, replica, g, deadline, reading(algorithm.Check, store.RoleReplica, now))
 	case s.newcomers.expects(g):
 		// The replica is not expected to know more, so it gets little of the time.
 		s.checkPrimary(ctx, at, g, start.Add(deadline.Sub(start)*7/8))
-		s.fallBack(ctx, replica, g, deadline, reading(algorithm.Check, at, now))
+		s.fallBack(ctx, replica, g, deadline, reading(algorithm.Check, store.RoleReplica, now))
 	default:
 		// The other half of the time is the primary's.
-		s.ask(ctx, replica, g, half, reading(algorithm.Check, at, now))
+		s.ask(ctx, replica, g, half, reading(algorithm.Check, store.RoleReplica, now))
 		s.newcomers.learn(g)
 		if g.members = g.unanswered(at); len(g.members) > 0 && ctx.Err() == nil {
 			s.ask(ctx, at.checks, g, deadline, s.writing(algorithm.Check, at))
@@ -239,13 +232,12 @@ func (s *Store) check(ctx context.Context, at *servers, g group, deadline time.T
 	}
 }
 
-// checkPrimary checks buckets at a primary. If all their windows are known to be open,
-// it reads them; what is not there after all, and all others, the script checks, which
-// opens windows, adopts orphans and hears the primary's clock.
+// checkPrimary reads buckets at a primary if all their windows are known to be open. The
+// script checks others, and what is not there: it opens windows and adopts orphans.
 func (s *Store) checkPrimary(ctx context.Context, at *servers, g group, deadline time.Time) {
 	now, age := s.timeAt(at, time.Now())
 	if now != 0 && age <= clockPeriod && !s.opts.NoPlainCharges && g.areOpen(now) {
-		s.ask(ctx, at.checks, g, deadline, readingPrimary(algorithm.Check, at, now))
+		s.ask(ctx, at.checks, g, deadline, reading(algorithm.Check, store.RolePrimary, now))
 		g.members = g.where(func(i int) bool { return g.states[i].Err == nil && !g.states[i].Holds(g.reqs[i].Limit) })
 		if len(g.members) == 0 || ctx.Err() != nil {
 			return
@@ -272,12 +264,11 @@ func (s *Store) fallBack(ctx context.Context, replica *lane, g group, deadline t
 	}
 }
 
-// refreshClock checks the first of g's buckets at the primary, without waiting, to
-// learn the primary's time. It is needed when no call has reached the primary for
-// long, as when all clients of the shard are refused.
+// refreshClock checks one bucket at the primary, without waiting, to learn its time: no
+// call may have reached it for long, as when all clients of the shard are refused.
 func (s *Store) refreshClock(at *servers, start time.Time, g group) {
 	if at.clock.claimObservation(start) {
-		c := s.call(group{g.reqs, nil, g.members[:1]}, start.Add(s.opts.CheckTimeout), s.writing(algorithm.Check, at))
+		c := s.call(at.checks.shard, group{g.reqs, nil, g.members[:1]}, start.Add(s.opts.CheckTimeout), s.writing(algorithm.Check, at))
 		c.detached = (*call).release
 		at.checks.post(c)
 	}
@@ -289,15 +280,14 @@ func (s *Store) peek(ctx context.Context, at *servers, g group, deadline time.Ti
 	now, _ := s.timeAt(at, start)
 	if replica := s.replica(at); replica != nil {
 		half := start.Add(deadline.Sub(start) / 2)
-		s.ask(ctx, replica, g, half, reading(algorithm.Peek, at, now))
+		s.ask(ctx, replica, g, half, reading(algorithm.Peek, store.RoleReplica, now))
 		if g.members = g.where(func(i int) bool { return g.states[i].Err != nil }); len(g.members) == 0 || ctx.Err() != nil {
 			return
 		}
 	}
-	s.ask(ctx, at.checks, g, deadline, readingPrimary(algorithm.Peek, at, now))
+	s.ask(ctx, at.checks, g, deadline, reading(algorithm.Peek, store.RolePrimary, now))
 }
 
-// replica returns the replica to ask, or nil.
 func (s *Store) replica(at *servers) *lane {
 	if s.opts.ReadPrimary {
 		return nil
@@ -340,6 +330,13 @@ func (s *Store) RefundReported(reqs []store.Request, report func(i int, st store
 // detach runs an operation without waiting. report receives the state of each
 // request; if it is nil, OnUndelivered receives the failures.
 func (s *Store) detach(op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
+	if report == nil {
+		report = func(i int, st store.State) {
+			if st.Err != nil && s.opts.OnUndelivered != nil {
+				s.opts.OnUndelivered(s.Owner(reqs[i].ClientKey), op, st.Err)
+			}
+		}
+	}
 	if s.previous != nil {
 		if migrating := s.migrating(reqs); migrating != nil {
 			go s.detachMigrating(migrating, op, reqs, report)
@@ -349,7 +346,6 @@ func (s *Store) detach(op algorithm.Operation, reqs []store.Request, report func
 	s.detachMigrated(op, reqs, report)
 }
 
-// detachMigrated is detach for buckets that are at their owners.
 func (s *Store) detachMigrated(op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
 	if only, ok := s.onlyOwner(reqs); ok {
 		s.detachAt(op, only, whole(reqs, nil), report)
@@ -361,7 +357,7 @@ func (s *Store) detachMigrated(op algorithm.Operation, reqs []store.Request, rep
 func (s *Store) detachAt(op algorithm.Operation, at owner, g group, report func(i int, st store.State)) {
 	if at.servers == nil {
 		for _, i := range g.members {
-			s.reportFailure(op, &g.reqs[i], i, notExecuted(errNoServers), report)
+			report(i, store.State{Err: notExecuted(errNoServers)})
 		}
 		return
 	}
@@ -373,53 +369,31 @@ func (s *Store) detachAt(op algorithm.Operation, at owner, g group, report func(
 	s.post(op, at, g, report)
 }
 
-// post sends a detached call.
 func (s *Store) post(what algorithm.Operation, at owner, g group, report func(i int, st store.State)) {
 	op, now := s.writing(what, at.servers), time.Now()
-	if what == algorithm.Charge && report != nil {
-		op.surely = s.surelyBy(at.servers, now)
-	}
-	c := s.call(g, now.Add(s.opts.ChargeTimeout), op)
-	c.detached = s.reports[at.member][what]
-	if report != nil {
-		c.detached = func(c *call) {
-			s.opts.Members[at.member].Observe.observeAll(op.role(), what, c)
-			for _, cmd := range c.cmds {
-				r := &g.reqs[cmd.place]
-				st := op.state(cmd, r)
-				if cmd.charge != nil && st.Err == nil {
-					if left, is := cmd.unopened(r.Cost); is {
-						s.mend(at, r, left, cmd.place, report)
-						continue
-					}
-				}
-				report(cmd.place, st)
-			}
-			c.release()
+	if what == algorithm.Charge && !s.opts.NoPlainCharges {
+		// Without a recent reading of the primary's clock no instant is sure.
+		if by, age := s.timeAt(at.servers, now); by != 0 && age <= clockPeriod {
+			op.surely = by + (s.opts.ChargeTimeout + replyTimeout).Microseconds()
 		}
+	}
+	c := s.call(at.servers.charges.shard, g, now.Add(s.opts.ChargeTimeout), op)
+	c.detached = func(c *call) {
+		s.opts.Members[at.member].Observe.observeAll(op.role, what, c)
+		for _, cmd := range c.cmds {
+			r := &g.reqs[cmd.place]
+			st := op.state(cmd, r)
+			if cmd.charge != nil && st.Err == nil {
+				if left, is := cmd.unopened(r.Cost); is {
+					s.mend(at, r, left, cmd.place, report)
+					continue
+				}
+			}
+			report(cmd.place, st)
+		}
+		c.release()
 	}
 	at.servers.charges.post(c)
-}
-
-// report hands the failures in c to OnUndelivered.
-func (s *Store) report(m Member, op algorithm.Operation, c *call) {
-	m.Observe.observeAll(store.RolePrimary, op, c)
-	for _, cmd := range c.cmds {
-		if cmd.outcome != nil && s.opts.OnUndelivered != nil {
-			s.opts.OnUndelivered(m.Name, op, cmd.outcome)
-		}
-	}
-	c.release()
-}
-
-// reportFailure reports a request that was not sent.
-func (s *Store) reportFailure(op algorithm.Operation, r *store.Request, i int, err error, report func(i int, st store.State)) {
-	switch {
-	case report != nil:
-		report(i, store.State{Err: err})
-	case s.opts.OnUndelivered != nil:
-		s.opts.OnUndelivered(s.Owner(r.ClientKey), op, err)
-	}
 }
 
 // Owner implements [store.Reporter].
