@@ -32,9 +32,7 @@ func TestCaddyfileGoldens(t *testing.T) {
 
 func testGolden(t *testing.T, file string) {
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, "read the golden", err)
 	caddyfile, expected, ok := strings.Cut(string(text), goldenLine)
 	if !ok {
 		t.Fatalf("%s has no line of dashes between the Caddyfile and what it adapts to", file)
@@ -46,9 +44,7 @@ func testGolden(t *testing.T, file string) {
 		got = adaptErr.Error() + "\n"
 	}
 	if *update && got != expected {
-		if err := os.WriteFile(file, []byte(strings.TrimSuffix(caddyfile, "\n")+goldenLine+got), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, "write the golden", os.WriteFile(file, []byte(strings.TrimSuffix(caddyfile, "\n")+goldenLine+got), 0o600))
 		expected = got
 	}
 	if got != expected {

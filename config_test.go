@@ -1,6 +1,7 @@
 package shardlimit_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -8,9 +9,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
+
 	shardlimit "github.com/shardlimit/caddy-shardlimit"
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // configOf is a config with these handlers and, unless it is empty, this app.
@@ -407,9 +412,7 @@ func TestConfigOfStores(t *testing.T) {
 		"key_secret is unknown":              {redisOf(`"key_secret": "{nobody.knows}"`), `redis store: key_secret: it has a placeholder that is not known: write {env.*} or {file.*}, or \{`},
 		"password with a brace":              {app: redisOf(`"password": "a\\{b}"`)},
 	} {
-		t.Run(name, func(t *testing.T) {
-			loads(t, configOf(test.app, withZone(`"log_key": true`)), test.want)
-		})
+		t.Run(name, func(t *testing.T) { loads(t, configOf(test.app, withZone(`"log_key": true`)), test.want) })
 	}
 }
 
@@ -428,9 +431,7 @@ func TestGuestStoreInACaddyfile(t *testing.T) {
 	}
 }
 `)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, "adapt", err)
 	if want := `"motto": "welcome"`; !strings.Contains(string(config), want) {
 		t.Errorf("adapts to %s, want %s in it", config, want)
 	}
@@ -483,9 +484,7 @@ func TestConfigOfShardKinds(t *testing.T) {
 		"cluster's address resolves":     {shardsOf(static + `, {"name": "c", "cluster": ["redis-1", "{env.SHARDLIMIT_TEST_HOST}"]}`), `redis store: shard c has the address redis-a:6379 of shard a: give each its own servers`},
 		"cluster's address is a primary": {shardsOf(static + `, {"name": "c", "cluster": ["redis-a"]}`), `redis store: shard c has the address redis-a:6379 of shard a`},
 	} {
-		t.Run(name, func(t *testing.T) {
-			loads(t, configOf(test.app, withZone(`"log_key": true`)), test.want)
-		})
+		t.Run(name, func(t *testing.T) { loads(t, configOf(test.app, withZone(`"log_key": true`)), test.want) })
 	}
 }
 
@@ -514,9 +513,7 @@ func TestConfigOfConnections(t *testing.T) {
 		"tls server_name":              {redisOf(`"tls": {"server_name": "a/b"}`), `redis store: tls: server_name "a/b": it must be a host's name or an IP address`},
 		"tls does not resolve":         {redisOf(`"tls": {"ca": "{env.SHARDLIMIT_TEST_UNSET}"}`), `redis store: tls: ca: evaluated placeholder {env.SHARDLIMIT_TEST_UNSET} is empty`},
 	} {
-		t.Run(name, func(t *testing.T) {
-			loads(t, configOf(test.app, withZone(`"log_key": true`)), test.want)
-		})
+		t.Run(name, func(t *testing.T) { loads(t, configOf(test.app, withZone(`"log_key": true`)), test.want) })
 	}
 }
 
@@ -624,3 +621,71 @@ func TestConfigOfRolloutsOfOneZone(t *testing.T) {
 }
 
 var _ shardlimit.StoreModule = (*caddytest.GuestStore)(nil)
+
+func init() { caddy.RegisterModule(new(brokenStore)) }
+
+// brokenStore is a store module whose stores do not open.
+type brokenStore struct{}
+
+func (*brokenStore) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "rate_limit.stores.broken", New: func() caddy.Module { return new(brokenStore) }}
+}
+
+func (*brokenStore) OpenStore(string) (store.Store, error) { return nil, errors.New("out of order") }
+func (*brokenStore) CloseStore()                           { panic("closed a store that did not open") }
+func (*brokenStore) OnErrorDefault() string                { return stores.OnErrorAllow }
+
+const (
+	memoryModule = `{"module": "memory"}`
+	redisModule  = `{"module": "redis", "shards": [{"name": "a", "primary": "redis-a"}, {"name": "b", "primary": "redis-b", "replicas": ["redis-b1"]}]}`
+	goodZones    = `"zones": [{"name": "api", "key": "static", "events": 10, "window": "1m"}]`
+	otherZones   = `"zones": [{"name": "api", "key": "static", "events": 20, "window": "1m"}]`
+	twoZones     = `"zones": [{"name": "a", "key": "static", "events": 10, "window": "1m"}, {"name": "b", "key": "static", "events": 10, "window": "1m", "match": [{"pathh": ["/"]}]}]`
+)
+
+func TestLoadReleasesWhatItAcquired(t *testing.T) {
+	for name, test := range map[string]struct {
+		stores   string
+		handlers []string
+		want     string
+	}{
+		"nothing fails":        {`"a": ` + memoryModule + `, "b": ` + redisModule, []string{`"store": "a", ` + goodZones, `"store": "b", ` + goodZones}, ""},
+		"nothing fails inline": {``, []string{`"store": ` + redisModule + `, ` + goodZones, `"store": ` + memoryModule + `, ` + goodZones, goodZones}, ""},
+
+		"store does not open":      {`"a": ` + memoryModule + `, "b": ` + redisModule + `, "c": {"module": "broken"}, "d": ` + memoryModule, []string{`"store": "a", ` + goodZones}, "store c: out of order"},
+		"store is invalid":         {`"a": ` + redisModule + `, "b": {"module": "redis"}`, []string{`"store": "a", ` + goodZones}, "it has no shard"},
+		"module is no store":       {`"a": ` + redisModule + `, "b": {"module": "stranger"}`, []string{`"store": "a", ` + goodZones}, "is not a rate_limit store"},
+		"store is unknown":         {`"a": ` + redisModule, []string{`"store": "a", ` + goodZones, `"store": "b", ` + goodZones}, "store b is not configured"},
+		"rollout's store is not":   {`"a": ` + redisModule, []string{`"store": ` + redisModule + `, "rollout": {"store": "b"}, ` + goodZones}, "rollout b is not configured"},
+		"zone is invalid":          {`"a": ` + redisModule, []string{`"store": "a", ` + goodZones, `"store": "a", "zones": []`}, "has no zone"},
+		"zones differ":             {`"a": ` + redisModule, []string{`"store": "a", ` + goodZones, `"store": "a", ` + otherZones}, "zone api is defined twice, differently"},
+		"matchers do not load":     {``, []string{`"store": ` + redisModule + `, ` + twoZones}, "zone b: load matchers"},
+		"inline store does not":    {``, []string{goodZones, `"store": {"module": "broken"}, ` + goodZones}, "out of order"},
+		"inline zones differ":      {``, []string{`"store": ` + redisModule + `, ` + goodZones, `"store": ` + redisModule + `, ` + otherZones}, "zone api is defined twice, differently"},
+		"a later handler does not": {`"a": ` + redisModule, []string{`"store": "a", ` + goodZones, `"store": ` + memoryModule + `, ` + goodZones, `"store": 5, ` + goodZones}, "store 5: it must be the name"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			handlers := make([]string, len(test.handlers))
+			for i, fields := range test.handlers {
+				handlers[i] = handlerOf(fields)
+			}
+			// Caddy loads maps in random order.
+			for range 5 {
+				loads(t, configOf(`{"stores": {`+test.stores+`}}`, handlers...), test.want)
+				stores.Pool.Range(func(key, _ any) bool {
+					t.Errorf("the pool still holds %T %v", key, key)
+					return true
+				})
+			}
+		})
+	}
+}
+
+func init() { caddy.RegisterModule(new(strangerStore)) }
+
+// strangerStore is in the namespace of store modules, but is no store.
+type strangerStore struct{}
+
+func (*strangerStore) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "rate_limit.stores.stranger", New: func() caddy.Module { return new(strangerStore) }}
+}

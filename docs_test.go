@@ -15,9 +15,7 @@ import (
 func codeBlocks(t *testing.T, file string) (blocks []string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, "read the document", err)
 	for _, m := range regexp.MustCompile("(?s)\n```[a-z]*\n(.*?)\n```").FindAllSubmatch(text, -1) {
 		blocks = append(blocks, string(m[1]))
 	}
@@ -42,9 +40,7 @@ func TestDocumentedConfigsLoad(t *testing.T) {
 		caddyfiles++
 	}
 	example, err := os.ReadFile("Caddyfile.example")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, "read the example", err)
 	adapt("Caddyfile.example", string(example))
 	uncommented := regexp.MustCompile(`(?m)^\t# ?`).ReplaceAllString(string(example), "\t")
 	if uncommented == string(example) {
@@ -89,9 +85,7 @@ func TestDocumentedStoresAdapt(t *testing.T) {
 // TestReadmeNamesTheCommands: these two commands are the whole set-up.
 func TestReadmeNamesTheCommands(t *testing.T) {
 	text, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, "read", err)
 	head := strings.Join(strings.SplitN(string(text), "\n", 25)[:20], "\n")
 	for _, command := range []string{"go run ./cmd/caddy run --config Caddyfile.example", "make test"} {
 		if !strings.Contains(head, command) {

@@ -17,20 +17,25 @@ import (
 type bucketsAnswer struct {
 	Zone, Store string
 	Buckets     []struct {
-		ClientKey string `json:"client_key"`
-		Text      string
-		Shard     string
-		Servers   []struct {
-			Address, Role, Error string
-			State                *bucketState
-		}
-		Local  *bucketState
-		Ledger *struct {
+		bucketServers
+		ClientKey   string `json:"client_key"`
+		Text, Shard string
+		Previous    *bucketServers `json:"former"`
+		Local       *bucketState
+		Ledger      *struct {
 			Used, Unsent, Reserved int64
 			InFlight               int64 `json:"in_flight"`
 			Full                   bool
 		}
 		Deleted bool
+	}
+}
+
+// bucketServers are the servers of a shard, with what they have of a bucket.
+type bucketServers struct {
+	Servers []struct {
+		Address, Role, Error string
+		State                *bucketState
 	}
 }
 

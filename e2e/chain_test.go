@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bufio"
 	"bytes"
 	"fmt"
 	"io"
@@ -149,13 +148,7 @@ func TestResponsesBeginInManyWays(t *testing.T) {
 
 func TestWebSocketOverHTTP1SettlesAtItsUpgrade(t *testing.T) {
 	c := behind(t, "reverse_proxy "+startBackend(t))
-	conn, err := net.Dial("tcp", c.Addr)
-	must(t, "dial", err)
-	defer conn.Close()
-	_, _ = fmt.Fprintf(conn, "GET /ws HTTP/1.1\r\nHost: %s\r\nX-Key: ws\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n\r\n", c.Addr)
-	r := bufio.NewReader(conn)
-	resp, err := http.ReadResponse(r, nil)
-	must(t, "read response", err)
+	conn, r, resp := openWebSocket(t, c, "ws")
 	if resp.StatusCode != http.StatusSwitchingProtocols || caddytest.Remaining(resp) != "99" {
 		t.Errorf("upgrade has status %d and headers %v", resp.StatusCode, resp.Header)
 	}
@@ -163,13 +156,7 @@ func TestWebSocketOverHTTP1SettlesAtItsUpgrade(t *testing.T) {
 	if got := leftOf(t, c, "/plain", "ws"); got != 99 {
 		t.Errorf("%d are left during the upgraded connection, want 99", got)
 	}
-	_ = conn.SetDeadline(time.Now().Add(caddytest.WaitLimit))
-	if _, err := io.WriteString(conn, "echo"); err != nil {
-		t.Fatal(err)
-	}
-	if b, err := r.Peek(4); err != nil || string(b) != "echo" {
-		t.Errorf("the connection echoes %q, %v", b, err)
-	}
+	echoes(t, conn, r, "echo")
 	_ = conn.Close()
 	if got := leftOf(t, c, "/plain", "ws"); got != 98 {
 		t.Errorf("%d are left after the upgraded connection, want 98", got)

@@ -101,9 +101,7 @@ func heapOf(c *caddytest.Caddy) int64 {
 	for range 3 {
 		c.AdminCall(http.MethodGet, "/debug/pprof/heap?gc=1", "", "")
 	}
-	bytes, err := strconv.ParseFloat(c.Metric("go_memstats_heap_alloc_bytes"), 64)
-	must(c.T, "read the size of the heap", err)
-	return int64(bytes)
+	return int64(gaugeOf(c.T, c, "go_memstats_heap_alloc_bytes"))
 }
 
 // TestLongKeysTakeLittleMemory in all that Caddy keeps of clients: full buckets, known ones, logged
@@ -163,11 +161,7 @@ func TestLongKeysTakeLittleMemory(t *testing.T) {
 		return want("status", a.Status, http.StatusOK)
 	})
 	askAll(clients, http.StatusOK)
-	unsent := func() float64 {
-		n, err := strconv.ParseFloat(c.Metric(`caddy_rate_limit_ledger_unsent{store="default"}`), 64)
-		must(t, "read the number of pending charges", err)
-		return n
-	}
+	unsent := func() float64 { return gaugeOf(t, c, `caddy_rate_limit_ledger_unsent{store="default"}`) }
 	eventually(t, "charges are pending", func() error { return want("one for each client", unsent() >= clients, true) })
 	wantSmall("while the shard is down,")
 	servers.Restart(t)

@@ -591,16 +591,7 @@ func TestClientsDoNotNoticeScriptFlush(t *testing.T) {
 			}
 			var admitted caddytest.Tally
 			stop := caddytest.StartTraffic(t, workers, func(_, i int) error {
-				key := fmt.Sprintf("client-%d", i%10)
-				a, err := c.TryAsk("/", "X-Key: "+key)
-				if err != nil {
-					return err
-				}
-				if a.Status != http.StatusOK || !a.IsLimited() {
-					return fmt.Errorf("status %d, headers %v", a.Status, a.Header)
-				}
-				admitted.Add(key)
-				return nil
+				return admits(c, fmt.Sprintf("client-%d", i%10), 1_000_000, &admitted, nil)
 			})
 			for range flushes {
 				admitted.AwaitGrowth(t, 40)

@@ -73,35 +73,8 @@ func (p *pairRun) read() (pairBooks, error) {
 	return books, nil
 }
 
-// bucketsOfPair is what GET /rate_limit/buckets answers.
-type bucketsOfPair struct {
-	Buckets []struct {
-		serversOfPair
-		Previous *serversOfPair `json:"former"`
-		Local    *stateOfPair
-		Ledger   *struct {
-			InFlight int64 `json:"in_flight"`
-			Unsent   int64
-			Reserved int64
-		}
-	}
-}
-
-type serversOfPair struct {
-	Servers []struct {
-		Role  string
-		State *stateOfPair
-		Error string
-	}
-}
-
-type stateOfPair struct {
-	Used    int64
-	Penalty float64
-}
-
 // primary returns the primary's bucket, and whether it has one.
-func (s *serversOfPair) primary() (b heldBucket, found bool, err error) {
+func (s *bucketServers) primary() (b heldBucket, found bool, err error) {
 	for _, server := range s.Servers {
 		if server.Role != "primary" {
 			continue
@@ -118,8 +91,7 @@ func (s *serversOfPair) primary() (b heldBucket, found bool, err error) {
 
 func (p *pairRun) readBucket(books pairBooks, store string, b pairBucket, query string) error {
 	p.t.Helper()
-	var a bucketsOfPair
-	p.caddy.AdminJSON(http.MethodGet, "/rate_limit/buckets/"+b.zone+"?store="+store+"&"+query, "", &a)
+	a := bucketsOf(p.caddy, http.MethodGet, b.zone+"?store="+store+"&"+query)
 	if len(a.Buckets) != 1 {
 		return fmt.Errorf("client %.40q has %d buckets in zone %s", b.name, len(a.Buckets), b.zone)
 	}

@@ -126,6 +126,26 @@ func TestReloadAddingAShardMovesOnlyItsClients(t *testing.T) {
 	t.Logf("%d of %d clients moved", len(moved), clients)
 }
 
+// admits requests that a zone with this limit admits a client, and counts the request. resets
+// counts the connections that are reset, unless it is nil: the system resets those that wait to be
+// accepted when Caddy closes the old config's listener. A request that had gone through would show
+// in the counts.
+func admits(c *caddytest.Caddy, key string, limit int64, admitted *caddytest.Tally, resets *atomic.Int64) error {
+	a, err := c.TryAsk("/", "X-Key: "+key)
+	_, isReset := errors.AsType[*url.Error](err)
+	switch {
+	case isReset && resets != nil:
+		resets.Add(1)
+	case err != nil:
+		return err
+	case a.Status != http.StatusOK || a.Limit != limit:
+		return fmt.Errorf("status %d, headers %v", a.Status, a.Header)
+	default:
+		admitted.Add(key)
+	}
+	return nil
+}
+
 func TestReloadsAmidTrafficLoseNothing(t *testing.T) {
 	t.Parallel()
 	const events, workers, reloads = 1_000_000, 4, 8
@@ -139,22 +159,7 @@ func TestReloadsAmidTrafficLoseNothing(t *testing.T) {
 	var admitted caddytest.Tally
 	var resets atomic.Int64
 	stop := caddytest.StartTraffic(t, workers, func(worker, i int) error {
-		key := fmt.Sprintf("client-%d", (i+worker)%10)
-		a, err := c.TryAsk("/", "X-Key: "+key)
-		var failed *url.Error
-		switch {
-		case errors.As(err, &failed):
-			// The system resets connections that wait to be accepted when Caddy closes the old
-			// config's listener. A request that had gone through would show in the counts.
-			resets.Add(1)
-		case err != nil:
-			return err
-		case a.Status != http.StatusOK || !a.IsLimited():
-			return fmt.Errorf("status %d, headers %v", a.Status, a.Header)
-		default:
-			admitted.Add(key)
-		}
-		return nil
+		return admits(c, fmt.Sprintf("client-%d", (i+worker)%10), events, &admitted, &resets)
 	})
 	for i := range reloads {
 		c.MustLoad(configs[(i+1)%len(configs)])
@@ -244,17 +249,11 @@ func TestDisconnectedClientIsCharged(t *testing.T) {
 	for _, path := range []string{"/", "/stream"} {
 		for i := range 3 {
 			key := fmt.Sprintf("%s-%d", strings.TrimPrefix(path, "/"), i)
-			ctx, cancel := context.WithCancel(t.Context())
-			failed := make(chan error, 1)
-			go func() {
-				_, err := c.AskContext(ctx, path, "X-Key: "+key)
-				failed <- err
-			}()
+			ctx, leave := context.WithCancel(t.Context())
+			gone := c.Begin(ctx, path, "X-Key: "+key)
 			backend.Await(t)
-			cancel()
-			if err := <-failed; !errors.Is(err, context.Canceled) {
-				t.Fatalf("client that left got %v", err)
-			}
+			leave()
+			gone.Leaves(t)
 			wanted[key] = 1
 		}
 	}
@@ -270,12 +269,9 @@ func TestLastChargesAreDeliveredAtExit(t *testing.T) {
 	var admitted caddytest.Tally
 	caddytest.Together(t, 8, func(worker int) error {
 		for i := range 40 {
-			key := fmt.Sprintf("client-%d", (i+worker)%10)
-			a, err := c.TryAsk("/", "X-Key: "+key)
-			if err != nil || a.Status != http.StatusOK || !a.IsLimited() {
-				return errors.Join(err, fmt.Errorf("status %d, headers %v", a.Status, a.Header))
+			if err := admits(c, fmt.Sprintf("client-%d", (i+worker)%10), 1000, &admitted, nil); err != nil {
+				return err
 			}
-			admitted.Add(key)
 		}
 		return nil
 	})

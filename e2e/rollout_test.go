@@ -7,7 +7,6 @@ import (
 	"maps"
 	"math"
 	"net/http"
-	"net/url"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -115,21 +114,7 @@ func TestRolloutIsChangedAmidTraffic(t *testing.T) {
 			for _, percent := range []float64{12.5, 20, 50, 100} {
 				stop := caddytest.StartTraffic(t, workers, func(int, int) error {
 					// All clients take turns, however slow a worker is.
-					key := fmt.Sprintf("client-%d", number.Add(1)%clients)
-					a, err := c.TryAsk("/", "X-Key: "+key)
-					var failed *url.Error
-					switch {
-					case errors.As(err, &failed):
-						// As in TestReloadsAmidTrafficLoseNothing.
-						resets.Add(1)
-					case err != nil:
-						return err
-					case a.Status != http.StatusOK || a.Limit != events:
-						return fmt.Errorf("status %d, headers %v", a.Status, a.Header)
-					default:
-						admitted.Add(key)
-					}
-					return nil
+					return admits(c, fmt.Sprintf("client-%d", number.Add(1)%clients), events, &admitted, &resets)
 				})
 				admitted.AwaitGrowth(t, 2*clients)
 				mustRollOut(c, percent)

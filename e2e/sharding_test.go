@@ -343,10 +343,9 @@ func TestReshardingChargesRunningRequests(t *testing.T) {
 			backend.Finish(t, held...)
 			moved := 0
 			for n := range clients {
-				var a bucketsOfPair
+				var a bucketsAnswer
 				eventually(t, name(n)+" is charged", func() error {
-					a = bucketsOfPair{}
-					c.AdminJSON(http.MethodGet, "/rate_limit/buckets/api-"+charge+"?key="+name(n), "", &a)
+					a = bucketsOf(c, http.MethodGet, "api-"+charge+"?key="+name(n))
 					b, _, err := a.Buckets[0].primary()
 					if err != nil {
 						return err

@@ -292,13 +292,10 @@ func TestSimulateCountsRequestsInFlight(t *testing.T) {
 
 		c.MustLoad(zonesSite(store, zoneWith("slots", "events 1", "algorithm concurrency", "window 1m"), "reverse_proxy "+backend.Server.Listener.Addr().String()))
 		must(t, "a free slot", want("decision", simulate(c, "/", "X-Key: alice").Decision, "allowed"))
-		answered := make(chan *http.Response, 1)
-		go func() { resp, _ := c.Try("/", "X-Key: alice"); answered <- resp }()
-		held := backend.Await(t)
+		held := backend.Hold(t, c, "/", "X-Key: alice")
 		s = simulate(c, "/", "X-Key: alice")
 		must(t, "while the slot is taken", errors.Join(want("decision", s.Decision, "refused"), want("used", s.Zones[0].Used, 1)))
-		close(held.End)
-		<-answered
+		backend.Finish(t, held)
 	})
 }
 

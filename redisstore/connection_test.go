@@ -15,34 +15,22 @@ import (
 func TestClientCertificateIsReplaced(t *testing.T) {
 	ca := redistest.StartAuthority(t)
 	issued, err := ca.IssueClient("limiter", time.Now().Add(time.Hour))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	c, err := loadClientCertificate(issued.CertFile(), issued.KeyFile())
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	var reported []error
 	stop := c.listen(func(fault error) { reported = append(reported, fault) })
 	shown := func() []byte {
 		t.Helper()
 		pair, err := c.get(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		return pair.Certificate[0]
-	}
-	change := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
 	}
 	first := shown()
 	if !bytes.Equal(first, shown()) || len(reported) > 0 {
 		t.Errorf("unchanged files are reported as %v", reported)
 	}
-	change(issued.Renew(time.Now().Add(2 * time.Hour)))
+	redistest.Must(t, issued.Renew(time.Now().Add(2*time.Hour)))
 	second := shown()
 	if bytes.Equal(first, second) || len(reported) > 0 {
 		t.Errorf("a new certificate is not used, or reported as %v", reported)
@@ -59,7 +47,7 @@ func TestClientCertificateIsReplaced(t *testing.T) {
 		},
 	} {
 		reported = nil
-		change(spoil())
+		redistest.Must(t, spoil())
 		for range 3 {
 			if !bytes.Equal(second, shown()) {
 				t.Errorf("%s: the previous certificate is not used", fault)
@@ -68,7 +56,7 @@ func TestClientCertificateIsReplaced(t *testing.T) {
 		if len(reported) != 1 || reported[0] == nil {
 			t.Errorf("%s: reported %v, want one fault", fault, reported)
 		}
-		change(issued.Renew(time.Now().Add(2 * time.Hour)))
+		redistest.Must(t, issued.Renew(time.Now().Add(2*time.Hour)))
 		third := shown()
 		if bytes.Equal(second, third) || len(reported) != 2 || reported[1] != nil {
 			t.Errorf("%s: after the repair %v is reported", fault, reported)
@@ -76,7 +64,7 @@ func TestClientCertificateIsReplaced(t *testing.T) {
 		second = third
 	}
 	stop()
-	change(os.Remove(issued.CertFile()))
+	redistest.Must(t, os.Remove(issued.CertFile()))
 	shown()
 	if len(reported) != 2 {
 		t.Errorf("%v is reported after the end", reported)
@@ -97,9 +85,7 @@ func TestCredentialsAreReadForEachConnection(t *testing.T) {
 		{"fourth\n\n", "fourth\n"},
 		{" a b{c} ", " a b{c} "},
 	} {
-		if err := os.WriteFile(file, []byte(step.content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, os.WriteFile(file, []byte(step.content), 0o600))
 		username, password, err := provide(t.Context())
 		if err != nil || username != "limiter" || password != step.want {
 			t.Errorf("a file with %q yields %q, %q, %v, want %q", step.content, username, password, err, step.want)
@@ -109,16 +95,12 @@ func TestCredentialsAreReadForEachConnection(t *testing.T) {
 		"empty file":   func() error { return os.WriteFile(file, nil, 0o600) },
 		"missing file": func() error { return os.Remove(file) },
 	} {
-		if err := change(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, change())
 		_, password, err := provide(t.Context())
 		if err == nil || password != "" || !strings.Contains(err.Error(), "password: placeholder {file."+file+"} is empty") {
 			t.Errorf("%s: %q, %v", what, password, err)
 		}
-		if err := os.WriteFile(file, []byte("secret"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, os.WriteFile(file, []byte("secret"), 0o600))
 	}
 	if (credentials{}).provider() != nil {
 		t.Error("empty credentials have a provider")

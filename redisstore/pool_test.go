@@ -94,25 +94,17 @@ func TestPoolKeysDiffer(t *testing.T) {
 func TestAnotherAuthorityInTheSameFile(t *testing.T) {
 	ca, other := redistest.StartAuthority(t), redistest.StartAuthority(t)
 	client, err := ca.IssueClient("limiter", time.Now().Add(time.Hour))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	file := filepath.Join(t.TempDir(), "ca.pem")
 	key := func(a *redistest.Authority) string {
 		text, err := os.ReadFile(a.File())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, text, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
+		redistest.Must(t, os.WriteFile(file, text, 0o600))
 		return keyOf(t, fmt.Sprintf(`{"shards": [{"name": "a", "primary": "redis-a"}], "tls": {"ca": %q, "cert": %q, "key": %q}}`,
 			file, client.CertFile(), client.KeyFile()))
 	}
 	first := key(ca)
-	if err := client.Renew(time.Now().Add(2 * time.Hour)); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, client.Renew(time.Now().Add(2*time.Hour)))
 	if key(ca) != first {
 		t.Error("another client certificate makes other connections")
 	}
@@ -125,9 +117,7 @@ func TestAnotherAuthorityInTheSameFile(t *testing.T) {
 func TestPoolKeysHoldNoSecret(t *testing.T) {
 	const marker = "marker"
 	s := new(Store)
-	if err := json.Unmarshal([]byte(`{"shards": [{"name": "a", "primary": "redis-a"}], "username": "marker-u", "password": "marker-p", "key_secret": "marker-k"}`), s); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, json.Unmarshal([]byte(`{"shards": [{"name": "a", "primary": "redis-a"}], "username": "marker-u", "password": "marker-p", "key_secret": "marker-k"}`), s))
 	s.logger = caddy.Log()
 	if _, err := s.OpenStore("default"); err != nil {
 		t.Fatal(err)

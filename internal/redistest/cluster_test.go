@@ -24,9 +24,7 @@ func TestCluster(t *testing.T) {
 	}
 	for i, node := range cluster.Nodes[:3] {
 		replicas, err := cluster.ReplicasOf(t.Context(), node)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if len(replicas) != 1 || replicas[0] != cluster.Nodes[3+i] {
 			t.Errorf("master %d has replicas %v", i, replicas)
 		}
@@ -50,9 +48,7 @@ func TestCluster(t *testing.T) {
 	owned := make(map[*redistest.Server]int)
 	for i := range 30 {
 		key := fmt.Sprint("key", i)
-		if err := client.Set(t.Context(), key, key, 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, client.Set(t.Context(), key, key, 0).Err())
 		owner := masterOf(t, cluster, key)
 		requireValue(t, owner, key, key)
 		owned[owner]++
@@ -71,38 +67,28 @@ func TestClusterFailsOver(t *testing.T) {
 			t.Parallel()
 			cluster := redistest.StartCluster(t, 3, 1)
 			client := clusterClient(t, cluster, "")
-			if err := client.Set(t.Context(), "key", "value", 0).Err(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, client.Set(t.Context(), "key", "value", 0).Err())
 			old := masterOf(t, cluster, "key")
 			replica := replicaOf(t, cluster, old)
-			if err := replica.WaitInSyncWith(t.Context(), old); err != nil {
-				t.Fatal(err)
-			}
+			must(t, replica.WaitInSyncWith(t.Context(), old))
 
-			if err := fault.begin(old); err != nil {
-				t.Fatal(err)
-			}
+			must(t, fault.begin(old))
 			before := time.Now()
 			if now := masterOf(t, cluster, "key"); now != replica {
 				t.Errorf("the new master is %s, want the replica %s", now.Addr(), replica.Addr())
 			}
-			waitUntilOK(t, cluster)
+			must(t, cluster.WaitUntilOK(t.Context()))
 			t.Logf("failed over within %v", time.Since(before))
 			requireValue(t, replica, "key", "value")
 
-			if err := fault.end(old); err != nil {
-				t.Fatal(err)
-			}
+			must(t, fault.end(old))
 			before = time.Now()
-			waitUntilOK(t, cluster)
+			must(t, cluster.WaitUntilOK(t.Context()))
 			t.Logf("the old master was a replica within %v", time.Since(before))
 			if got := replicaOf(t, cluster, replica); got != old {
 				t.Errorf("the new master's replica is %s, want the old master %s", got.Addr(), old.Addr())
 			}
-			if err := old.WaitInSyncWith(t.Context(), replica); err != nil {
-				t.Fatal(err)
-			}
+			must(t, old.WaitInSyncWith(t.Context(), replica))
 			if got, err := client.Get(t.Context(), "key").Result(); got != "value" || err != nil {
 				t.Errorf("got %q, %v through the cluster", got, err)
 			}
@@ -114,9 +100,7 @@ func TestClusterWithoutFullCoverage(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 0, redistest.Args("--cluster-require-full-coverage", "no"))
 	lost, left := cluster.Nodes[0], cluster.Nodes[1]
-	if err := lost.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, lost.Kill())
 	for _, key := range []string{"a", "b", "c", "d", "e", "f"} {
 		if owner, err := cluster.MasterOf(deadline(t, 300*time.Millisecond), key); err == nil {
 			err := owner.Client().Set(t.Context(), key, "value", 0).Err()
@@ -129,10 +113,8 @@ func TestClusterWithoutFullCoverage(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "slot 0 has") {
 		t.Errorf("got error %v, want one of the context and about slot 0", err)
 	}
-	if err := lost.Restart(); err != nil {
-		t.Fatal(err)
-	}
-	waitUntilOK(t, cluster)
+	must(t, lost.Restart())
+	must(t, cluster.WaitUntilOK(t.Context()))
 }
 
 func TestLaunchClusterFails(t *testing.T) {
@@ -147,9 +129,7 @@ func TestLaunchClusterFails(t *testing.T) {
 func TestStoppedCluster(t *testing.T) {
 	t.Parallel()
 	cluster, err := redistest.LaunchCluster(1, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for range 2 {
 		if err := cluster.Stop(); err != nil {
 			t.Error(err)
@@ -174,9 +154,7 @@ func clusterClient(t *testing.T, cluster *redistest.Cluster, password string) *g
 func masterOf(t *testing.T, cluster *redistest.Cluster, key string) *redistest.Server {
 	t.Helper()
 	master, err := cluster.MasterOf(t.Context(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return master
 }
 
@@ -192,20 +170,11 @@ func otherMaster(cluster *redistest.Cluster, master *redistest.Server) *redistes
 func replicaOf(t *testing.T, cluster *redistest.Cluster, master *redistest.Server) *redistest.Server {
 	t.Helper()
 	replicas, err := cluster.ReplicasOf(t.Context(), master)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if len(replicas) != 1 {
 		t.Fatalf("master %s has %d replicas, want 1", master.Addr(), len(replicas))
 	}
 	return replicas[0]
-}
-
-func waitUntilOK(t *testing.T, cluster *redistest.Cluster) {
-	t.Helper()
-	if err := cluster.WaitUntilOK(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestMigrateSlot(t *testing.T) {
@@ -217,9 +186,7 @@ func TestMigrateSlot(t *testing.T) {
 	client := clusterClient(t, cluster, "secret")
 	const keys = 250
 	for i := range keys {
-		if err := client.Set(t.Context(), fmt.Sprint("{tag}", i), i, time.Hour).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, client.Set(t.Context(), fmt.Sprint("{tag}", i), i, time.Hour).Err())
 	}
 
 	// A writer counts through all of it and loses nothing.
@@ -241,18 +208,14 @@ func TestMigrateSlot(t *testing.T) {
 		}
 	}()
 	for _, way := range [][2]*redistest.Server{{from, to}, {to, from}, {from, to}} {
-		if err := cluster.MigrateSlot(t.Context(), slot, way[0], way[1]); err != nil {
-			t.Fatal(err)
-		}
-		waitUntilOK(t, cluster)
+		must(t, cluster.MigrateSlot(t.Context(), slot, way[0], way[1]))
+		must(t, cluster.WaitUntilOK(t.Context()))
 		if owner := masterOf(t, cluster, "{tag}"); owner != way[1] {
 			t.Errorf("slot %d belongs to %s, want %s", slot, owner.Addr(), way[1].Addr())
 		}
 	}
 	close(stop)
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	must(t, <-done)
 
 	if got, err := client.Get(t.Context(), "{tag}counter").Int(); got != counted || err != nil {
 		t.Errorf("counted to %d, %v; want %d", got, err, counted)
@@ -286,9 +249,7 @@ func TestMigrationStepByStep(t *testing.T) {
 		t.Error("began a migration from a node that does not own the slot")
 	}
 	m, err := cluster.BeginMigration(ctx, slot, from, to)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	requireRedirect(t, from, "{tag}new", fmt.Sprint("ASK ", slot, " ", to.Addr()))
 	requireRedirect(t, to, "{tag}new", fmt.Sprint("MOVED ", slot, " ", from.Addr()))
 	requireValue(t, from, "{tag}1", "value")
@@ -312,9 +273,7 @@ func TestMigrationStepByStep(t *testing.T) {
 	if moved, err := m.MoveKeys(ctx, 10); moved != 0 || err != nil {
 		t.Fatalf("moved %d keys, %v; want none", moved, err)
 	}
-	if err := m.Finish(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, m.Finish(ctx))
 	requireOwner(t, cluster, slot, to)
 	requireRedirect(t, from, "{tag}1", fmt.Sprint("MOVED ", slot, " ", to.Addr()))
 	requireValue(t, to, "{tag}1", "value")
@@ -330,15 +289,11 @@ func TestMigrateLastSlot(t *testing.T) {
 		command string
 	}{{from, "DELSLOTSRANGE"}, {to, "DELSLOTSRANGE"}, {to, "ADDSLOTSRANGE"}} {
 		err := order.node.Client().Do(t.Context(), "CLUSTER", order.command, 1, redistest.Slots/2-1).Err()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
-	waitUntilOK(t, cluster)
-	if err := cluster.MigrateSlot(t.Context(), 0, from, to); err != nil {
-		t.Fatal(err)
-	}
-	waitUntilOK(t, cluster)
+	must(t, cluster.WaitUntilOK(t.Context()))
+	must(t, cluster.MigrateSlot(t.Context(), 0, from, to))
+	must(t, cluster.WaitUntilOK(t.Context()))
 	if got := replicaOf(t, cluster, to); got != from {
 		t.Errorf("the replica is %s, want the previous master %s", got.Addr(), from.Addr())
 	}

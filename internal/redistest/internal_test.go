@@ -74,16 +74,10 @@ func TestServerEndsWithProgram(t *testing.T) {
 			cmd := exec.Command(os.Args[0])
 			cmd.Env = append(os.Environ(), childEnv+"="+ending)
 			stdin, err := cmd.StdinPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			Must(t, err)
 			stdout, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			Must(t, err)
+			Must(t, cmd.Start())
 			line, err := bufio.NewReader(stdout).ReadString('\n')
 			if err != nil {
 				t.Fatalf("read what the child launched: %v", errors.Join(err, cmd.Wait()))
@@ -134,12 +128,8 @@ func TestStopLeavesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := Start(t)
 			pid := s.process.pid
-			if err := fault(s); err != nil {
-				t.Fatal(err)
-			}
-			if err := s.Stop(); err != nil {
-				t.Fatal(err)
-			}
+			Must(t, fault(s))
+			Must(t, s.Stop())
 			requireGone(t, pid, s.dir)
 		})
 	}
@@ -159,9 +149,7 @@ func TestFailedLaunchLeavesNothing(t *testing.T) {
 
 func TestReservedPort(t *testing.T) {
 	p, err := reservePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	if conn, err := net.Dial("tcp", p.addr()); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("dial got %v, %v; want connection refused", conn, err)
 	}
@@ -181,13 +169,9 @@ func TestReservedPort(t *testing.T) {
 
 func TestLaunchTakesAnotherPortIfOneIsLost(t *testing.T) {
 	lost, err := reservePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	listener, err := net.Listen("tcp", lost.addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	defer listener.Close()
 
 	ports := 0
@@ -197,9 +181,7 @@ func TestLaunchTakesAnotherPortIfOneIsLost(t *testing.T) {
 		}
 		return reservePort()
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	defer func() {
 		if err := s.Stop(); err != nil {
 			t.Error(err)
@@ -237,25 +219,19 @@ func TestParseCalls(t *testing.T) {
 // child of the server, such as one that saves, goes on writing to it for a while.
 func TestDirectoryIsRemovedWhileAChildWrites(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "server")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, os.Mkdir(dir, 0o700))
 	const server = `cd "$0"
 for i in 1 2 3 4 5 6 7 8; do
 	(n=0; while [ $n -lt 2000 ]; do n=$((n + 1)); : >"$i.$n" || exit; done) 3>&- &
 done
 sleep 600`
 	w, err := watch(dir, []string{"/bin/sh", "-c", server, dir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	for written := false; !written; {
 		_, err := os.Stat(filepath.Join(dir, "1.100"))
 		written = err == nil
 	}
-	if err := w.end(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, w.end())
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the directory is there: %v", err)
 	}

@@ -22,9 +22,7 @@ func TestProxyPasses(t *testing.T) {
 	s := redistest.Start(t)
 	client := clientOf(t, redistest.StartProxy(t, s.Addr()))
 	value := strings.Repeat("x", 4<<20)
-	if err := client.Set(t.Context(), "key", value, 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.Set(t.Context(), "key", value, 0).Err())
 	if got, err := client.Get(t.Context(), "key").Result(); got != value || err != nil {
 		t.Errorf("got %d bytes and %v through the proxy, want %d", len(got), err, len(value))
 	}
@@ -36,9 +34,7 @@ func TestProxyDelay(t *testing.T) {
 	c.ping()
 	const delay = 300 * time.Millisecond
 	for _, d := range []time.Duration{delay / 2, delay} {
-		if err := proxy.Delay(d); err != nil {
-			t.Fatal(err)
-		}
+		must(t, proxy.Delay(d))
 		if took := c.ping(); took < d {
 			t.Errorf("present connection answers after %v, want at least %v", took, d)
 		}
@@ -47,9 +43,7 @@ func TestProxyDelay(t *testing.T) {
 		t.Errorf("new connection answers after %v, want at least %v", took, delay)
 	}
 	// With that delay, no answer would come in time.
-	if err := errors.Join(proxy.Delay(time.Hour), proxy.Delay(0)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(proxy.Delay(time.Hour), proxy.Delay(0)))
 	c.ping()
 	if err := proxy.Delay(-1); err == nil {
 		t.Error("a negative delay was accepted")
@@ -60,9 +54,7 @@ func TestProxySwallowsReplies(t *testing.T) {
 	s, proxy := startProxied(t)
 	present := dial(t, proxy)
 	present.ping()
-	if err := proxy.SwallowReplies(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, proxy.SwallowReplies())
 	created := dial(t, proxy)
 	increments(present, created)
 	waitForValue(t, s, "key", "2")
@@ -75,9 +67,7 @@ func TestProxySwallowsAll(t *testing.T) {
 	s, proxy := startProxied(t)
 	present := dial(t, proxy)
 	present.ping()
-	if err := proxy.SwallowAll(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, proxy.SwallowAll())
 	created := dial(t, proxy)
 	increments(present, created)
 
@@ -88,9 +78,7 @@ func TestProxySwallowsAll(t *testing.T) {
 func TestProxySwallowsLess(t *testing.T) {
 	s, proxy := startProxied(t)
 	for _, swallow := range []func() error{proxy.SwallowReplies, proxy.SwallowAll, proxy.SwallowAll, proxy.SwallowReplies} {
-		if err := swallow(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, swallow())
 	}
 	c := dial(t, proxy)
 	c.send("INCR key\r\n")
@@ -143,9 +131,7 @@ func TestProxyShowsNoGaps(t *testing.T) {
 func TestProxyPointsElsewhere(t *testing.T) {
 	before, after := redistest.Start(t), redistest.Start(t)
 	for name, s := range map[string]*redistest.Server{"before": before, "after": after} {
-		if err := s.Client().Set(t.Context(), "name", name, 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Client().Set(t.Context(), "name", name, 0).Err())
 	}
 	proxy := redistest.StartProxy(t, before.Addr())
 	old := clientOf(t, proxy).Conn()
@@ -167,9 +153,7 @@ func TestProxyCut(t *testing.T) {
 	for range 20 {
 		c := dial(t, proxy)
 		c.ping()
-		if err := proxy.Cut(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, proxy.Cut())
 		c.requireClosed()
 	}
 	dial(t, proxy).ping()
@@ -207,9 +191,7 @@ func TestProxyResetsReplies(t *testing.T) {
 	_, proxy := startProxied(t)
 	present := dial(t, proxy)
 	present.ping()
-	if err := proxy.ResetReplies(10); err != nil {
-		t.Fatal(err)
-	}
+	must(t, proxy.ResetReplies(10))
 	created := dial(t, proxy)
 	created.ping()
 	for _, c := range []*connection{present, created} {
@@ -220,9 +202,7 @@ func TestProxyResetsReplies(t *testing.T) {
 			t.Errorf("got %q and %v, want a reset in the middle of the reply", got, err)
 		}
 	}
-	if err := proxy.Pass(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, proxy.Pass())
 	c := dial(t, proxy)
 	c.ping()
 	c.ping()
@@ -237,18 +217,14 @@ func TestProxyDownAndUp(t *testing.T) {
 	c := dial(t, proxy)
 	c.ping()
 	for range 2 {
-		if err := proxy.Down(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, proxy.Down())
 	}
 	c.requireClosed()
 	if _, err := net.Dial("tcp", addr); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("dial while down got %v, want connection refused", err)
 	}
 	for range 2 {
-		if err := proxy.Up(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, proxy.Up())
 	}
 	if proxy.Addr() != addr {
 		t.Errorf("address %s, want still %s", proxy.Addr(), addr)
@@ -258,9 +234,7 @@ func TestProxyDownAndUp(t *testing.T) {
 
 func TestProxyKeepsToxicsWhileDown(t *testing.T) {
 	_, proxy := startProxied(t)
-	if err := errors.Join(proxy.Down(), proxy.SwallowAll(), proxy.Up()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(proxy.Down(), proxy.SwallowAll(), proxy.Up()))
 	c := dial(t, proxy)
 	c.send("PING\r\n")
 	c.requireSilence()
@@ -268,13 +242,9 @@ func TestProxyKeepsToxicsWhileDown(t *testing.T) {
 
 func TestProxyWithoutUpstream(t *testing.T) {
 	s, proxy := startProxied(t)
-	if err := s.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Kill())
 	dial(t, proxy).requireClosed()
-	if err := s.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Restart())
 	dial(t, proxy).ping()
 }
 
@@ -282,9 +252,7 @@ func TestProxyClosesWithServer(t *testing.T) {
 	s := redistest.Start(t)
 	c := dial(t, redistest.StartProxy(t, s.Addr()))
 	c.ping()
-	if err := s.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Kill())
 	c.requireClosed()
 }
 
@@ -297,14 +265,10 @@ func TestClosedProxy(t *testing.T) {
 		c.ping()
 		c.send("PING\r\n")
 	}
-	if err := errors.Join(proxy.Delay(time.Hour), proxy.SwallowReplies()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(proxy.Delay(time.Hour), proxy.SwallowReplies()))
 	dial(t, proxy).send("PING\r\n")
 	for range 2 {
-		if err := proxy.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, proxy.Close())
 	}
 	if err := proxy.Up(); err == nil {
 		t.Error("bringing up a closed proxy worked")
@@ -364,9 +328,7 @@ func increments(all ...*connection) {
 // passAgain ends the faults: connections from before are closed, a new one works.
 func passAgain(t *testing.T, proxy *redistest.Proxy, before ...*connection) {
 	t.Helper()
-	if err := proxy.Pass(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, proxy.Pass())
 	for _, c := range before {
 		c.requireClosed()
 	}
@@ -401,9 +363,7 @@ type connection struct {
 func dial(t *testing.T, proxy *redistest.Proxy) *connection {
 	t.Helper()
 	conn, err := net.Dial("tcp", proxy.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { conn.Close() })
 	c := &connection{t: t, conn: conn, reader: bufio.NewReader(conn)}
 	c.endAfter(waitLimit)
@@ -413,9 +373,7 @@ func dial(t *testing.T, proxy *redistest.Proxy) *connection {
 // endAfter makes everything fail with a timeout from d on.
 func (c *connection) endAfter(d time.Duration) {
 	c.t.Helper()
-	if err := c.conn.SetDeadline(time.Now().Add(d)); err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, c.conn.SetDeadline(time.Now().Add(d)))
 }
 
 func (c *connection) send(command string) {

@@ -454,6 +454,14 @@ func pollEvery(ctx context.Context, interval time.Duration, done func() error) e
 	}
 }
 
+// Must ends a test unless err is nil.
+func Must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
 // atOnce is how many parallel tests run at a time.
 const atOnce = 8
 

@@ -18,7 +18,7 @@ func TestReplica(t *testing.T) {
 	requireValue(t, replica, "before", "1")
 
 	set(t, primary, "after", "2")
-	waitInSync(t, replica)
+	must(t, replica.WaitInSync(t.Context()))
 	requireValue(t, replica, "after", "2")
 	requireReplica(t, replica)
 	if err := replica.Client().Set(t.Context(), "key", "value", 0).Err(); err == nil ||
@@ -35,19 +35,15 @@ func TestPauseReplication(t *testing.T) {
 		if i == 0 {
 			previous = ""
 		}
-		if err := paused.PauseReplication(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, paused.PauseReplication())
 		set(t, primary, "key", round)
-		waitInSync(t, other)
+		must(t, other.WaitInSync(t.Context()))
 		requireValue(t, other, "key", round)
 		requireValue(t, paused, "key", previous)
 		requireReplica(t, paused)
 
 		before := time.Now()
-		if err := paused.ResumeReplication(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, paused.ResumeReplication())
 		t.Logf("resumed within %v", time.Since(before))
 		requireValue(t, paused, "key", round)
 		requireReplica(t, paused)
@@ -58,20 +54,14 @@ func TestResumeReplicationAfterPrimaryLostData(t *testing.T) {
 	primary := redistest.Start(t)
 	replica := redistest.Start(t, redistest.ReplicaOf(primary))
 	set(t, primary, "old", "1")
-	waitInSync(t, replica)
+	must(t, replica.WaitInSync(t.Context()))
 
-	if err := replica.PauseReplication(); err != nil {
-		t.Fatal(err)
-	}
-	if err := primary.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, replica.PauseReplication())
+	must(t, primary.Restart())
 	set(t, primary, "new", "2")
 	requireValue(t, replica, "old", "1")
 
-	if err := replica.ResumeReplication(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, replica.ResumeReplication())
 	requireValue(t, replica, "old", "")
 	requireValue(t, replica, "new", "2")
 }
@@ -87,22 +77,16 @@ func TestReplicaRestarts(t *testing.T) {
 	primary := redistest.Start(t)
 	replica := redistest.Start(t, redistest.ReplicaOf(primary))
 	set(t, primary, "key", "value")
-	if err := replica.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := replica.Restart(); err != nil {
-		t.Fatal(err)
-	}
-	waitInSync(t, replica)
+	must(t, replica.Kill())
+	must(t, replica.Restart())
+	must(t, replica.WaitInSync(t.Context()))
 	requireValue(t, replica, "key", "value")
 }
 
 func TestReplicationNeedsReplica(t *testing.T) {
 	primary := redistest.Start(t)
 	promoted := redistest.Start(t, redistest.ReplicaOf(primary))
-	if err := promoted.Client().ReplicaOf(t.Context(), "NO", "ONE").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, promoted.Client().ReplicaOf(t.Context(), "NO", "ONE").Err())
 	for name, operation := range map[string]func() error{
 		"pause":           primary.PauseReplication,
 		"resume":          primary.ResumeReplication,
@@ -120,9 +104,7 @@ func TestWaitReplicated(t *testing.T) {
 	for i := range 20 {
 		value := strconv.Itoa(i)
 		set(t, shard.Primary, "key", value)
-		if err := shard.WaitReplicated(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, shard.WaitReplicated(t.Context()))
 		for _, replica := range shard.Replicas {
 			requireValue(t, replica, "key", value)
 		}
@@ -137,9 +119,7 @@ func TestWaitReplicatedEndsWithContext(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			shard := redistest.StartShard(t, 1)
-			if err := fault(shard); err != nil {
-				t.Fatal(err)
-			}
+			must(t, fault(shard))
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()
 			err := shard.WaitReplicated(ctx)
@@ -168,19 +148,10 @@ func TestLaunchShardFails(t *testing.T) {
 	}
 }
 
-func waitInSync(t *testing.T, replica *redistest.Server) {
-	t.Helper()
-	if err := replica.WaitInSync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func requireReplica(t *testing.T, s *redistest.Server) {
 	t.Helper()
 	info, err := s.Info("replication")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if info["role"] != "slave" {
 		t.Errorf("role %q, want slave", info["role"])
 	}
@@ -189,12 +160,8 @@ func requireReplica(t *testing.T, s *redistest.Server) {
 func BenchmarkStartReplica(b *testing.B) {
 	for b.Loop() {
 		shard, err := redistest.LaunchShard(1)
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := shard.Stop(); err != nil {
-			b.Fatal(err)
-		}
+		must(b, err)
+		must(b, shard.Stop())
 	}
 }
 
@@ -207,17 +174,11 @@ func TestDelayedReplicaLags(t *testing.T) {
 		t.Error("the replication to a primary can be delayed")
 	}
 	for _, d := range []time.Duration{lag, 0} {
-		if err := replica.DelayReplication(d); err != nil {
-			t.Fatal(err)
-		}
+		must(t, replica.DelayReplication(d))
 		for i := range 3 {
 			begun := time.Now()
-			if err := shard.Primary.Client().Set(t.Context(), "k", i, 0).Err(); err != nil {
-				t.Fatal(err)
-			}
-			if err := replica.WaitInSync(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, shard.Primary.Client().Set(t.Context(), "k", i, 0).Err())
+			must(t, replica.WaitInSync(t.Context()))
 			if got := time.Since(begun); got < d*9/10 {
 				t.Errorf("the replica has the write after %v, want at least %v", got, d)
 			}

@@ -3,6 +3,7 @@ package redistest_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -26,35 +27,29 @@ func TestSentinelsFailOver(t *testing.T) {
 	servers := append(shard.Replicas, shard.Primary)
 
 	old := requireMaster(t, sentinels, shard.Primary.Addr())
-	if err := shard.Primary.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, shard.Primary.Kill())
 	before := time.Now()
 	now := waitForMaster(t, sentinels, old)
 	t.Logf("failed over within %v", time.Since(before))
-	waitForReplicas(t, sentinels, 1)
-	promoted := serverAt(t, servers, now)
+	must(t, sentinels.WaitForReplicas(t.Context(), 1))
+	promoted := servers[slices.IndexFunc(servers, func(s *redistest.Server) bool { return s.Addr() == now })]
 	set(t, promoted, "key", "value")
 
 	// It comes back as a primary without data, and becomes a replica.
-	if err := shard.Primary.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, shard.Primary.Restart())
 	before = time.Now()
-	waitForReplicas(t, sentinels, 2)
+	must(t, sentinels.WaitForReplicas(t.Context(), 2))
 	t.Logf("the old primary was a replica within %v", time.Since(before))
 	for _, s := range servers {
 		if s != promoted {
-			waitInSyncWith(t, s, promoted)
+			must(t, s.WaitInSyncWith(t.Context(), promoted))
 			requireReplica(t, s)
 			requireValue(t, s, "key", "value")
 		}
 	}
 
 	// Servers keep the roles that the sentinels gave them.
-	if err := promoted.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, promoted.Restart())
 	info, err := promoted.Info("replication")
 	if err != nil || info["role"] != "master" {
 		t.Errorf("restarted with role %q, %v; want master", info["role"], err)
@@ -74,12 +69,12 @@ func TestOrderedFailover(t *testing.T) {
 		before := time.Now()
 		addr = waitForMaster(t, sentinels, addr)
 		t.Logf("failed over within %v", time.Since(before))
-		waitForReplicas(t, sentinels, 1)
+		must(t, sentinels.WaitForReplicas(t.Context(), 1))
 	}
 	if want := shard.Primary.Addr(); addr != want {
 		t.Errorf("primary %s after two failovers, want %s", addr, want)
 	}
-	waitInSync(t, shard.Replicas[0])
+	must(t, shard.Replicas[0].WaitInSync(t.Context()))
 	if err := shard.Primary.WaitInSyncWith(deadline(t, 50*time.Millisecond), shard.Replicas[0]); err == nil {
 		t.Error("a primary was in sync with its previous primary")
 	}
@@ -94,7 +89,7 @@ func TestSentinelsWithoutReplica(t *testing.T) {
 	}
 	// The sentinels find a replica that comes later, and connect it to the primary.
 	replica := redistest.Start(t, redistest.ReplicaOf(primary))
-	waitForReplicas(t, sentinels, 1)
+	must(t, sentinels.WaitForReplicas(t.Context(), 1))
 	if err := replica.PauseReplication(); err == nil {
 		t.Error("paused a replication that sentinels control")
 	}
@@ -110,20 +105,14 @@ func TestSentinelsOneByOne(t *testing.T) {
 		t.Errorf("addresses %v of %d sentinels", addrs, len(sentinels.Nodes))
 	}
 	killed, paused, asked := sentinels.Nodes[0], sentinels.Nodes[1], sentinels.Nodes[2]
-	if err := killed.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := paused.Pause(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, killed.Kill())
+	must(t, paused.Pause())
 	requireMaster(t, sentinels, addr)
 	reply, err := asked.Client().Do(t.Context(), "SENTINEL", "GET-MASTER-ADDR-BY-NAME", masterName).StringSlice()
 	if err != nil || len(reply) != 2 || reply[0]+":"+reply[1] != addr {
 		t.Errorf("the client of a sentinel got %v, %v; want %s", reply, err, addr)
 	}
-	if err := asked.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, asked.Kill())
 	if master, err := sentinels.Master(t.Context()); err == nil {
 		t.Errorf("no sentinel answers, but the primary is %s", master)
 	}
@@ -131,15 +120,11 @@ func TestSentinelsOneByOne(t *testing.T) {
 		t.Error("no sentinel answers, but one fails over")
 	}
 
-	if err := paused.Resume(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, paused.Resume())
 	for _, s := range []*redistest.Server{killed, asked} {
-		if err := s.Restart(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Restart())
 	}
-	waitForReplicas(t, sentinels, 1)
+	must(t, sentinels.WaitForReplicas(t.Context(), 1))
 	requireMaster(t, sentinels, addr)
 }
 
@@ -174,16 +159,12 @@ func TestSentinelsWithPasswords(t *testing.T) {
 			if err := friend.Ping(t.Context()).Err(); err != nil {
 				t.Errorf("ping with the password: %v", err)
 			}
-			if err := sentinels.Nodes[1].Restart(); err != nil {
-				t.Fatal(err)
-			}
-			waitForReplicas(t, sentinels, 1)
-			if err := sentinels.Failover(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, sentinels.Nodes[1].Restart())
+			must(t, sentinels.WaitForReplicas(t.Context(), 1))
+			must(t, sentinels.Failover(t.Context()))
 			waitForMaster(t, sentinels, shard.Primary.Addr())
-			waitForReplicas(t, sentinels, 1)
-			waitInSyncWith(t, shard.Primary, shard.Replicas[0])
+			must(t, sentinels.WaitForReplicas(t.Context(), 1))
+			must(t, shard.Primary.WaitInSyncWith(t.Context(), shard.Replicas[0]))
 		})
 	}
 }
@@ -193,9 +174,7 @@ func TestLaunchSentinelsFails(t *testing.T) {
 	if _, err := redistest.LaunchSentinels("a name", primary, 1, redistest.SentinelOptions{}); err == nil {
 		t.Error("launching sentinels for a name with a blank worked")
 	}
-	if err := primary.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, primary.Kill())
 	if _, err := redistest.LaunchSentinels(masterName, primary, 1, redistest.SentinelOptions{}); err == nil {
 		t.Error("launching sentinels for a killed server worked")
 	}
@@ -213,22 +192,6 @@ func requireMaster(t *testing.T, sentinels *redistest.Sentinels, want string) st
 func waitForMaster(t *testing.T, sentinels *redistest.Sentinels, old string) string {
 	t.Helper()
 	master, err := sentinels.WaitForMaster(t.Context(), old)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return master
-}
-
-func waitForReplicas(t *testing.T, sentinels *redistest.Sentinels, n int) {
-	t.Helper()
-	if err := sentinels.WaitForReplicas(t.Context(), n); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func waitInSyncWith(t *testing.T, replica, primary *redistest.Server) {
-	t.Helper()
-	if err := replica.WaitInSyncWith(t.Context(), primary); err != nil {
-		t.Fatal(err)
-	}
 }

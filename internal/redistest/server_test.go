@@ -16,6 +16,9 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
+// must is short, as nearly every line of a test has one.
+var must = redistest.Must
+
 func TestStart(t *testing.T) {
 	s := redistest.Start(t, redistest.Args("--maxmemory-policy", "allkeys-lfu"))
 
@@ -23,9 +26,7 @@ func TestStart(t *testing.T) {
 		t.Errorf("ping got %q, %v", got, err)
 	}
 	info, err := s.Info("memory")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got, want := info["maxmemory_policy"], "allkeys-lfu"; got != want {
 		t.Errorf("maxmemory_policy %q, want the %q of the arguments", got, want)
 	}
@@ -73,18 +74,12 @@ func TestStartFailsWithoutRedis(t *testing.T) {
 func TestCPU(t *testing.T) {
 	s := redistest.Start(t)
 	before, err := s.CPU()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	const busy = "local n = 0; for i = 1, 1e6 do n = n + i end; return n"
 	for deadline := time.Now().Add(waitLimit); ; {
-		if err := s.Client().Eval(t.Context(), busy, nil).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Client().Eval(t.Context(), busy, nil).Err())
 		after, err := s.CPU()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if after-before >= 20*time.Millisecond {
 			return
 		}
@@ -96,17 +91,13 @@ func TestCPU(t *testing.T) {
 
 func TestPauseAndResume(t *testing.T) {
 	s := redistest.Start(t)
-	if err := s.Pause(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Pause())
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if err := s.Client().Ping(ctx).Err(); !isTimeout(err) {
 		t.Errorf("ping of a paused server got %v, want a timeout", err)
 	}
-	if err := s.Resume(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Resume())
 	if err := s.Client().Ping(t.Context()).Err(); err != nil {
 		t.Errorf("ping after resuming: %v", err)
 	}
@@ -117,9 +108,7 @@ func TestKillAndRestart(t *testing.T) {
 	addr := s.Addr()
 	set(t, s, "key", "value")
 	for range 2 {
-		if err := s.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Kill())
 	}
 	if err := s.Client().Ping(t.Context()).Err(); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("ping of a killed server got %v, want connection refused", err)
@@ -129,9 +118,7 @@ func TestKillAndRestart(t *testing.T) {
 	}
 	// Once from the killed and once from the running state.
 	for range 2 {
-		if err := s.Restart(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Restart())
 		if s.Addr() != addr {
 			t.Errorf("address %s after restart, want %s", s.Addr(), addr)
 		}
@@ -142,30 +129,22 @@ func TestKillAndRestart(t *testing.T) {
 
 func TestKillAndRestartPaused(t *testing.T) {
 	s := redistest.Start(t)
-	if err := s.Pause(); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Pause())
+	must(t, s.Restart())
 	requireValue(t, s, "key", "")
 }
 
 func TestRestartKeepsPersistedData(t *testing.T) {
 	s := redistest.Start(t, redistest.Args("--appendonly", "yes", "--appendfsync", "always"))
 	set(t, s, "key", "value")
-	if err := s.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Restart())
 	requireValue(t, s, "key", "value")
 }
 
 func TestStoppedServer(t *testing.T) {
 	s := redistest.Start(t)
 	for range 2 {
-		if err := s.Stop(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Stop())
 	}
 	for name, operation := range map[string]func() error{
 		"Pause":   s.Pause,
@@ -187,9 +166,7 @@ func isTimeout(err error) bool {
 
 func set(t *testing.T, s *redistest.Server, key, value string) {
 	t.Helper()
-	if err := s.Client().Set(t.Context(), key, value, 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Client().Set(t.Context(), key, value, 0).Err())
 }
 
 // requireValue checks a key's value; an empty one means that there is no key.
@@ -229,7 +206,7 @@ func TestRequiredPassword(t *testing.T) {
 	requireAccess(t, shard.Primary, "", "wrong", "WRONGPASS")
 	requireAccess(t, shard.Primary, "", "a secret", "")
 	set(t, shard.Primary, "key", "value")
-	waitInSync(t, shard.Replicas[0])
+	must(t, shard.Replicas[0].WaitInSync(t.Context()))
 	requireValue(t, shard.Replicas[0], "key", "value")
 
 	open := redistest.Start(t, redistest.ReplicaOf(shard.Primary))
@@ -242,14 +219,12 @@ func TestUserFile(t *testing.T) {
 	const users = "user default off\n" +
 		"user keeper on >secret ~* &* +@all\n" +
 		"user reader on >password ~public:* +get +hello\n"
-	if err := os.WriteFile(file, []byte(users), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte(users), 0o600))
 	shard := redistest.StartShard(t, 1, redistest.Args("--aclfile", file), redistest.Login("keeper", "secret"))
 	requireAccess(t, shard.Primary, "", "", "NOAUTH")
 	requireAccess(t, shard.Primary, "keeper", "wrong", "WRONGPASS")
 	set(t, shard.Primary, "public:key", "value")
-	waitInSync(t, shard.Replicas[0])
+	must(t, shard.Replicas[0].WaitInSync(t.Context()))
 
 	reader := newClient(t, shard.Replicas[0], "reader", "password")
 	if got, err := reader.Get(t.Context(), "public:key").Result(); got != "value" || err != nil {
@@ -258,10 +233,8 @@ func TestUserFile(t *testing.T) {
 	if err := reader.Get(t.Context(), "key").Err(); err == nil || !strings.HasPrefix(err.Error(), "NOPERM") {
 		t.Errorf("got error %v for another key, want NOPERM", err)
 	}
-	if err := shard.Replicas[0].Restart(); err != nil {
-		t.Fatal(err)
-	}
-	waitInSync(t, shard.Replicas[0])
+	must(t, shard.Replicas[0].Restart())
+	must(t, shard.Replicas[0].WaitInSync(t.Context()))
 	requireValue(t, shard.Replicas[0], "public:key", "value")
 }
 
@@ -269,25 +242,19 @@ func TestUserFileWithSentinelsAndCluster(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "users.acl")
 	const users = "user default off\nuser keeper on >secret ~* &* +@all\n"
-	if err := os.WriteFile(file, []byte(users), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte(users), 0o600))
 	opts := []redistest.Option{redistest.Args("--aclfile", file), redistest.Login("keeper", "secret")}
 	t.Run("sentinels", func(t *testing.T) {
 		t.Parallel()
 		shard := redistest.StartShard(t, 1, opts...)
 		sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 1, patient)
-		if err := sentinels.Failover(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, sentinels.Failover(t.Context()))
 		waitForMaster(t, sentinels, shard.Primary.Addr())
-		waitForReplicas(t, sentinels, 1)
+		must(t, sentinels.WaitForReplicas(t.Context(), 1))
 		// It restarts with what the sentinel made it write.
-		if err := shard.Primary.Restart(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, shard.Primary.Restart())
 		requireReplica(t, shard.Primary)
-		waitInSyncWith(t, shard.Primary, shard.Replicas[0])
+		must(t, shard.Primary.WaitInSyncWith(t.Context(), shard.Replicas[0]))
 	})
 	t.Run("cluster", func(t *testing.T) {
 		t.Parallel()
@@ -295,9 +262,7 @@ func TestUserFileWithSentinelsAndCluster(t *testing.T) {
 		from := masterOf(t, cluster, "key")
 		to := otherMaster(cluster, from)
 		set(t, from, "key", "value")
-		if err := cluster.MigrateSlot(t.Context(), redistest.Keyslot("key"), from, to); err != nil {
-			t.Fatal(err)
-		}
+		must(t, cluster.MigrateSlot(t.Context(), redistest.Keyslot("key"), from, to))
 		requireValue(t, to, "key", "value")
 	})
 }
@@ -318,9 +283,7 @@ func TestUnixSocket(t *testing.T) {
 				t.Errorf("ping through %s: %v", s.SocketPath(), err)
 			}
 			client.Close()
-			if err := s.Restart(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, s.Restart())
 		}
 	}
 }
@@ -341,18 +304,6 @@ func deadline(t *testing.T, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	t.Cleanup(cancel)
 	return ctx
-}
-
-// serverAt finds the server with an address.
-func serverAt(t *testing.T, servers []*redistest.Server, addr string) *redistest.Server {
-	t.Helper()
-	for _, s := range servers {
-		if s.Addr() == addr {
-			return s
-		}
-	}
-	t.Fatalf("no server has address %s", addr)
-	return nil
 }
 
 // newClient makes a client of a server that is not the server's own.

@@ -42,9 +42,7 @@ func TestTLS(t *testing.T) {
 		t.Error("the server takes clients without TLS")
 	}
 
-	if err := s.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Restart())
 	requireValue(t, s, "key", "")
 }
 
@@ -80,31 +78,21 @@ func TestRenewedCertificate(t *testing.T) {
 	requireExpired(pingTLS(t, s, ca, client))
 
 	// The server shows the old certificate until it reloads or restarts.
-	if err := certificate.Renew(inAnHour()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, certificate.Renew(inAnHour()))
 	requireExpired(pingTLS(t, s, ca, client))
-	if err := s.ReloadCertificate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.ReloadCertificate(t.Context()))
 	if err := pingTLS(t, s, ca, client); err == nil || !strings.Contains(err.Error(), "expired") {
 		t.Errorf("ping with an expired client certificate got %v", err)
 	}
-	if err := client.Renew(inAnHour()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.Renew(inAnHour()))
 	if err := pingTLS(t, s, ca, client); err != nil {
 		t.Errorf("ping with both certificates renewed: %v", err)
 	}
 
 	// A key of another certificate changes nothing.
 	key, err := os.ReadFile(issueServer(t, ca, inAnHour()).KeyFile())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(certificate.KeyFile(), key, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.WriteFile(certificate.KeyFile(), key, 0o600))
 	if err := s.ReloadCertificate(t.Context()); err == nil {
 		t.Error("reloaded a certificate with the key of another")
 	}
@@ -124,7 +112,7 @@ func TestTLSShardWithSentinels(t *testing.T) {
 	ca := redistest.StartAuthority(t)
 	shard := redistest.StartShard(t, 1, redistest.TLS(issueServer(t, ca, inAnHour())))
 	set(t, shard.Primary, "key", "value")
-	waitInSync(t, shard.Replicas[0])
+	must(t, shard.Replicas[0].WaitInSync(t.Context()))
 	requireValue(t, shard.Replicas[0], "key", "value")
 
 	sentinels := redistest.StartSentinels(t, masterName, shard.Primary, 1, patient)
@@ -134,12 +122,10 @@ func TestTLSShardWithSentinels(t *testing.T) {
 	if err := pingTLS(t, sentinels.Nodes[0], ca, issueClient(t, ca, inAnHour())); err != nil {
 		t.Errorf("ping of the sentinel: %v", err)
 	}
-	if err := sentinels.Failover(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, sentinels.Failover(t.Context()))
 	waitForMaster(t, sentinels, shard.Primary.Addr())
-	waitForReplicas(t, sentinels, 1)
-	waitInSyncWith(t, shard.Primary, shard.Replicas[0])
+	must(t, sentinels.WaitForReplicas(t.Context(), 1))
+	must(t, shard.Primary.WaitInSyncWith(t.Context(), shard.Replicas[0]))
 }
 
 func TestTLSCluster(t *testing.T) {
@@ -151,14 +137,10 @@ func TestTLSCluster(t *testing.T) {
 	})
 	defer client.Close()
 	for _, key := range []string{"a", "b", "c", "d"} {
-		if err := client.Set(t.Context(), key, "value", 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, client.Set(t.Context(), key, "value", 0).Err())
 		from := masterOf(t, cluster, key)
 		to := otherMaster(cluster, from)
-		if err := cluster.MigrateSlot(t.Context(), redistest.Keyslot(key), from, to); err != nil {
-			t.Fatal(err)
-		}
+		must(t, cluster.MigrateSlot(t.Context(), redistest.Keyslot(key), from, to))
 		requireValue(t, to, key, "value")
 	}
 }
@@ -175,18 +157,14 @@ func anHourAgo() time.Time { return time.Now().Add(-time.Hour) }
 func issueServer(t *testing.T, ca *redistest.Authority, notAfter time.Time, hosts ...string) *redistest.Certificate {
 	t.Helper()
 	certificate, err := ca.IssueServer(notAfter, hosts...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return certificate
 }
 
 func issueClient(t *testing.T, ca *redistest.Authority, notAfter time.Time) *redistest.Certificate {
 	t.Helper()
 	certificate, err := ca.IssueClient("limiter", notAfter)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return certificate
 }
 
@@ -194,18 +172,14 @@ func issueClient(t *testing.T, ca *redistest.Authority, notAfter time.Time) *red
 func tlsConfig(t *testing.T, ca *redistest.Authority, certificate *redistest.Certificate) *tls.Config {
 	t.Helper()
 	text, err := os.ReadFile(ca.File())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	config := &tls.Config{RootCAs: x509.NewCertPool()}
 	if !config.RootCAs.AppendCertsFromPEM(text) || !config.RootCAs.Equal(ca.Pool()) {
 		t.Fatalf("%s does not hold the authority's certificate", ca.File())
 	}
 	if certificate != nil {
 		pair, err := tls.LoadX509KeyPair(certificate.CertFile(), certificate.KeyFile())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		config.Certificates = []tls.Certificate{pair}
 	}
 	return config

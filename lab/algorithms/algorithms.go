@@ -349,13 +349,8 @@ type cost struct {
 }
 
 // apart are the ways that differ in cost.
-func apart() (list []way) {
-	for _, w := range ways {
-		if !w.align && w.burst == 0 {
-			list = append(list, w)
-		}
-	}
-	return list
+func apart() []way {
+	return traffic.Those(ways, func(w way) bool { return !w.align && w.burst == 0 })
 }
 
 func measureRedis() (costs map[string]*cost, err error) {

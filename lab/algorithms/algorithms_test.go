@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -90,9 +91,7 @@ func TestSlidingWindowIsTheMoreEvenCounter(t *testing.T) {
 // TestDocumentHasTheMark requires that make algorithms finds its place.
 func TestDocumentHasTheMark(t *testing.T) {
 	text, err := os.ReadFile("../../docs/algorithms.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	if mark := report.Mark("algorithms"); strings.Count(string(text), mark) != 1 {
 		t.Errorf("docs/algorithms.md has not one line %q", mark)
 	}
@@ -142,9 +141,7 @@ func TestSpan(t *testing.T) {
 // of the algorithms as they are.
 func TestPictureIsWhatIsDrawn(t *testing.T) {
 	got, err := os.ReadFile("../../docs/img/algorithms.svg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	if string(got) != draw().String() {
 		t.Error("docs/img/algorithms.svg is another picture; to draw it: make algorithms")
 	}

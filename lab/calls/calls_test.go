@@ -39,22 +39,16 @@ func TestCallsAreThoseThatWereMade(t *testing.T) {
 		{after, 10, calls{primary: 10, replica: 10}},
 	} {
 		was, err := countCalls(servers)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		for n := range c.times {
 			if st := c.send(t.Context(), p, n); st.Err != nil || !st.Allowed {
 				t.Fatalf("%+v", st)
 			}
 			p.settle()
-			if err := servers.WaitReplicated(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, servers.WaitReplicated(t.Context()))
 		}
 		is, err := countCalls(servers)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if got := is.since(was); got != c.want {
 			t.Errorf("%s, %d times: %+v, want %+v", c.name, c.times, got, c.want)
 		}
@@ -69,9 +63,7 @@ func TestRefusedTrafficMakesOneCallASecond(t *testing.T) {
 			continue
 		}
 		s, err := c.measure(t.Context(), servers, 2*time.Second)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		// One at the beginning, and one of the store for the primary's clock.
 		if most := int64(s.seconds) + 2; s.sum() > most {
 			t.Errorf("%s: %d calls in %.1f s, want at most %d", s.name, s.sum(), s.seconds, most)
@@ -143,9 +135,7 @@ func TestPictureIsXML(t *testing.T) {
 // every case has its row.
 func TestDocumentHasItsTables(t *testing.T) {
 	text, err := os.ReadFile("../../docs/ledger.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	if mark := report.Mark("calls"); strings.Count(string(text), mark) != 1 {
 		t.Errorf("docs/ledger.md has not one line %q", mark)
 	}
@@ -172,9 +162,7 @@ func BenchmarkChecks(b *testing.B) {
 			c := singleCase{name: name, clients: 20, callers: 8, shared: shared}
 			for b.Loop() {
 				list, err := measureSingles(b.Context(), []singleCase{c}, time.Second)
-				if err != nil {
-					b.Fatal(err)
-				}
+				redistest.Must(b, err)
 				b.ReportMetric(list[0].perRequest(list[0].replica), "checks/request")
 			}
 		})
@@ -188,9 +176,7 @@ func BenchmarkBatches(b *testing.B) {
 		b.Run(fmt.Sprint("limit=", limit), func(b *testing.B) {
 			for b.Loop() {
 				list, err := measureBatches(b.Context(), []int64{limit}, []int{4}, time.Second)
-				if err != nil {
-					b.Fatal(err)
-				}
+				redistest.Must(b, err)
 				for _, m := range list {
 					kind := "fixed"
 					if m.auto {

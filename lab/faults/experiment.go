@@ -52,7 +52,7 @@ func recruit(url string, mine, others []string, events int64) (*crowd, error) {
 	return t, nil
 }
 
-func (t *crowd) start(isOne func(role) bool) {
+func (t *crowd) start(isOne func(*client) bool) {
 	for _, c := range t.only(isOne) {
 		t.running.Go(func() { c.run(t.ctx, t.url, pace) })
 	}
@@ -63,16 +63,7 @@ func (t *crowd) stop() {
 	t.running.Wait()
 }
 
-func (t *crowd) only(isOne func(role) bool) []*client { return those(t.clients, isOne) }
-
-func those(clients []*client, isOne func(role) bool) (some []*client) {
-	for _, c := range clients {
-		if isOne(c.role) {
-			some = append(some, c)
-		}
-	}
-	return some
-}
+func (t *crowd) only(isOne func(*client) bool) []*client { return traffic.Those(t.clients, isOne) }
 
 func served(clients []*client) (n int64) {
 	for _, c := range clients {
@@ -200,11 +191,11 @@ type sample struct {
 	owed int64
 }
 
-func isLate(r role) bool      { return r == late }
-func isNotLate(r role) bool   { return r != late }
-func isBystander(r role) bool { return r == bystander }
-func isConcerned(r role) bool { return r != bystander }
-func isAny(role) bool         { return true }
+func isLate(c *client) bool      { return c.role == late }
+func isNotLate(c *client) bool   { return c.role != late }
+func isBystander(c *client) bool { return c.role == bystander }
+func isConcerned(c *client) bool { return c.role != bystander }
+func isAny(*client) bool         { return true }
 
 func (e *experiment) run(ctx context.Context) error {
 	e.crowd.start(isNotLate)
@@ -258,7 +249,7 @@ func (e *experiment) recover(ctx context.Context) error {
 
 // awaitNormal waits until the store has decided the last few requests of clients since
 // then.
-func (e *experiment) awaitNormal(ctx context.Context, then time.Time, isOne func(role) bool) error {
+func (e *experiment) awaitNormal(ctx context.Context, then time.Time, isOne func(*client) bool) error {
 	return traffic.Poll(ctx, time.Minute, func() error {
 		if err := e.count(ctx); err != nil {
 			return err

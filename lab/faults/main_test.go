@@ -32,9 +32,7 @@ func TestFaults(t *testing.T) {
 		t.Run(c.String(), func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
 			o, err := c.run(t.Context(), set)
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			if unknown := o.unknown(); len(unknown) > 0 {
 				t.Error(o)
 			} else {
@@ -54,9 +52,7 @@ func buildCaddy(t *testing.T) string {
 		flags = append(flags, "-race")
 	}
 	path, err := caddyproc.Build(t.TempDir(), flags...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return path
 }
 
@@ -64,9 +60,7 @@ func buildCaddy(t *testing.T) string {
 // every cell has its rows.
 func TestDocumentHasItsTables(t *testing.T) {
 	text, err := os.ReadFile("../../docs/failure-modes.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	if mark := report.Mark("faults"); strings.Count(string(text), mark) != 1 {
 		t.Errorf("docs/failure-modes.md has not one line %q", mark)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 	"github.com/shardlimit/caddy-shardlimit/lab/shards"
+	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 )
 
 // outcome holds the observations of a cell.
@@ -84,7 +85,7 @@ func (o *outcome) phaseOf(r *response) phase {
 	}
 }
 
-func (o *outcome) concerned() []*client { return those(o.clients, isConcerned) }
+func (o *outcome) concerned() []*client { return traffic.Those(o.clients, isConcerned) }
 
 // isLocal reports whether Caddy's local counts decided a response: they have another
 // window than the store's. If the store lost its window, the two look alike.
@@ -241,7 +242,7 @@ func (o *outcome) wrongAdmissions() (all []string) {
 }
 
 func (o *outcome) wrongOthers() (all []string) {
-	for _, c := range those(o.clients, isBystander) {
+	for _, c := range traffic.Those(o.clients, isBystander) {
 		if n := o.buckets[c.name].Count; n != c.served() {
 			all = append(all, fmt.Sprintf("%s: %d counted, want %d", c, n, c.served()))
 		}
@@ -404,13 +405,8 @@ func (o *outcome) knownAs(b breach) int {
 	return 0
 }
 
-func (o *outcome) unknown() (all []breach) {
-	for _, b := range o.breaches() {
-		if o.knownAs(b) == 0 {
-			all = append(all, b)
-		}
-	}
-	return all
+func (o *outcome) unknown() []breach {
+	return traffic.Those(o.breaches(), func(b breach) bool { return o.knownAs(b) == 0 })
 }
 
 func (o *outcome) known() (all []int) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/lab/shards"
 )
 
@@ -192,9 +193,7 @@ func TestMetrics(t *testing.T) {
 		`# HELP caddy_rate_limit_store_errors_total Checks and takes that a store could not answer.`,
 		`go_goroutines 20`,
 	}, "\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	m := metricsIn(all)
 	if m.storeErrors != 100 || m.failed(faulty) != 4 || m.failed(sound) != 2 || m.undelivered[faulty]["uncertain"] != 4 {
 		t.Errorf("%+v", m)

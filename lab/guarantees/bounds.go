@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 )
 
@@ -125,7 +126,7 @@ func unseen(seen []response, caddys int, reach time.Duration) (most int64) {
 		at   time.Time
 		more int64
 	}
-	admitted := those(seen, (*response).isAdmitted)
+	admitted := traffic.Those(seen, response.isAdmitted)
 	for caddy := range caddys {
 		var changes []change
 		for _, r := range admitted {
@@ -162,7 +163,7 @@ func (l limit) mayBeRoom(caddys int) int64 {
 // of its two instants that lowers the result. For concurrency the peak at the backend
 // counts.
 func (l limit) beyond(seen []response, peak int64) int64 {
-	admitted := byEnd(those(seen, (*response).isAdmitted))
+	admitted := byEnd(traffic.Those(seen, response.isAdmitted))
 	most := int64(0)
 	switch l.algorithm {
 	case fixedWindow:
@@ -256,7 +257,7 @@ type client struct {
 
 func newClient(l limit, seen []response, arrival time.Duration) *client {
 	c := &client{limit: l, arrival: arrival, seen: seen, opened: map[int64]time.Time{}}
-	c.admitted = byEnd(those(seen, (*response).isAdmitted))
+	c.admitted = byEnd(traffic.Those(seen, response.isAdmitted))
 	for _, r := range seen {
 		if first, ok := c.opened[r.reset]; !ok || r.begun.Before(first) {
 			c.opened[r.reset] = r.begun

@@ -349,17 +349,8 @@ type response struct {
 	reset        int64 // 0 if the response has none
 }
 
-func (r *response) isAdmitted() bool { return r.status == http.StatusOK }
-func (r *response) isRefused() bool  { return r.status == http.StatusTooManyRequests }
-
-func those(all []response, is func(*response) bool) (some []response) {
-	for i := range all {
-		if is(&all[i]) {
-			some = append(some, all[i])
-		}
-	}
-	return some
-}
+func (r response) isAdmitted() bool { return r.status == http.StatusOK }
+func (r response) isRefused() bool  { return r.status == http.StatusTooManyRequests }
 
 func count(all []response, is func(*response) bool) (n int64) {
 	for i := range all {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/lab/site"
 )
 
@@ -16,9 +17,7 @@ func TestGuarantees(t *testing.T) {
 		flags = append(flags, "-race")
 	}
 	caddy, err := caddyproc.Build(t.TempDir(), flags...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	set := settings{&site.Workshop{Dir: t.TempDir(), Caddy: caddy}, 5 * window / 4}
 	tryCorners(t, set)
 	for _, f := range faults() {
@@ -36,9 +35,7 @@ func TestGuarantees(t *testing.T) {
 func tryFault(t *testing.T, set settings, f fault, isLast bool) (met bool) {
 	t.Helper()
 	losses, err := f.try(t.Context(), set, faultLimits())
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	met = true
 	for _, l := range losses {
 		t.Log(l)
@@ -57,9 +54,7 @@ func tryFault(t *testing.T, set settings, f fault, isLast bool) (met bool) {
 // charge after where a Caddy alone may not exceed them.
 func tryCorners(t *testing.T, set settings) {
 	m, err := newMatrix(set, limits(), []int{1, 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer func() {
 		if err := m.stop(); err != nil {
 			t.Error(err)
@@ -73,9 +68,7 @@ func tryCorners(t *testing.T, set settings) {
 			}
 		}
 		outcomes, err := m.try(t.Context(), group)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		for _, o := range outcomes {
 			t.Log(o)
 			for _, text := range o.breaches() {

@@ -34,7 +34,10 @@ type outcome struct {
 }
 
 func (c cell) judge(seen, others []response, peak int64, lagged, longest time.Duration) *outcome {
-	o := &outcome{cell: c, lagged: lagged, arrived: arrival(longest), sent: int64(len(seen)), others: int64(len(others))}
+	// What lags longer than was set shows how long the machine stalled, as a Caddy may have
+	// before it sent a charge.
+	stalled := max(lagged-c.lag, 0)
+	o := &outcome{cell: c, lagged: lagged, arrived: (arrival(longest) + stalled).Round(time.Millisecond), sent: int64(len(seen)), others: int64(len(others))}
 	o.served, o.refused = count(seen, (*response).isAdmitted), count(seen, (*response).isRefused)
 	o.failed = o.sent - o.served - o.refused
 	o.beyond = c.limit.beyond(seen, peak)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
@@ -15,9 +16,7 @@ import (
 // that every cell, window and fault has its row.
 func TestDocumentHasItsTables(t *testing.T) {
 	b, err := os.ReadFile("../../docs/guarantees.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	text := string(b)
 	has := func(row string, times int) {
 		t.Helper()
@@ -104,9 +103,7 @@ func TestBreaches(t *testing.T) {
 
 func TestLongest(t *testing.T) {
 	earlier, err := caddyproc.ParseMetrics("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	text := func(quick, slow, more int) string {
 		bucket := func(operation, end string, n int) string {
 			return fmt.Sprintf("caddy_rate_limit_store_duration_seconds_bucket{operation=%q,role=\"primary\",shard=\"a\",store=\"default\",le=%q} %d\n", operation, end, n)
@@ -121,9 +118,7 @@ func TestLongest(t *testing.T) {
 		{0, 0, 0, 0}, {3, 3, 3, time.Millisecond}, {3, 4, 4, 10 * time.Millisecond}, {4, 5, 5, 10 * time.Millisecond}, {5, 6, 6, 10 * time.Millisecond}, {5, 6, 7, 5 * time.Second},
 	} {
 		m, err := caddyproc.ParseMetrics(text(test.quick, test.slow, test.more))
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if got := longestCall(m, earlier); got != test.want {
 			t.Errorf("%v: longest is %v", test, got)
 		}

@@ -220,6 +220,16 @@ func SpreadBy[T any](rounds []T, of func(T) float64) Spread {
 	return SpreadOf(values)
 }
 
+// RatioBy returns the spread of one figure of the rounds, relative to that of others in
+// the same round.
+func RatioBy[T any](rounds, others []T, of func(T) float64) Spread {
+	values := make([]float64, len(rounds))
+	for i, r := range rounds {
+		values[i] = of(r) / of(others[i])
+	}
+	return SpreadOf(values)
+}
+
 // Text writes it with a format such as %.2f.
 func (s Spread) Text(format string) string {
 	return s.As(func(f float64) string { return fmt.Sprintf(format, f) })

@@ -212,14 +212,6 @@ func readMeasured(name string) (measured, error) {
 	return measured{name, string(text)}, nil
 }
 
-func cells(row string) []string {
-	parts := strings.Split(strings.Trim(strings.TrimSpace(row), "|"), "|")
-	for i := range parts {
-		parts[i] = strings.TrimSpace(parts[i])
-	}
-	return parts
-}
-
 // figure returns the number, or the median of several rounds, in a column of the row that
 // begins with the given cells, in the table whose head begins with the given cell. Of
 // columns with the same name the first counts.
@@ -232,7 +224,7 @@ func (m measured) figure(table, column string, row ...string) (float64, error) {
 			isTable = false
 			continue
 		}
-		all := cells(text)
+		all := strings.Split(strings.TrimSuffix(strings.TrimPrefix(strings.TrimSpace(text), "| "), " |"), " | ")
 		if !isTable {
 			isTable, place = true, -1
 			if all[0] == table {

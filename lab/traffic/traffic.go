@@ -68,6 +68,16 @@ func Each[T any](items []T, do func(T) error) (err error) {
 	return err
 }
 
+// Those returns the items for which is holds.
+func Those[T any](items []T, is func(T) bool) (some []T) {
+	for _, item := range items {
+		if is(item) {
+			some = append(some, item)
+		}
+	}
+	return some
+}
+
 // Together calls do for 0 to n-1 at the same time, and joins the errors.
 func Together(n int, do func(i int) error) error {
 	errs := make([]error, n)

@@ -29,11 +29,10 @@ import (
 
 // Options say how much is measured.
 type Options struct {
-	Rounds      int           // of which the median counts; 0 means 9
-	Length      time.Duration // of each case in a round; 0 means a second
-	Connections int           // requests at a time; 0 means 64
-	Quick       bool          // for tests: fewer clients, and no warm-up
-	Caddy       string        // the path of a Caddy with this module; one is built if it is empty
+	Rounds int           // of which the median counts; 0 means 9
+	Length time.Duration // of each case in a round; 0 means a second
+	Quick  bool          // for tests: fewer clients, and no warm-up
+	Caddy  string        // the path of a Caddy with this module; one is built if it is empty
 }
 
 // sizes are the numbers on which the duration of a run depends.
@@ -63,7 +62,6 @@ func leadIn(length time.Duration) time.Duration { return length / 8 }
 // Run measures everything, and writes its progress to progress.
 func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err error) {
 	opts.Rounds, opts.Length = cmp.Or(opts.Rounds, 9), cmp.Or(opts.Length, time.Second)
-	opts.Connections = cmp.Or(opts.Connections, 64)
 	start := time.Now()
 	say := func(format string, args ...any) {
 		fmt.Fprintf(progress, "%4.0fs "+format+"\n", append([]any{time.Since(start).Seconds()}, args...)...)
@@ -73,7 +71,10 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, l.close()) }()
-	r := newResult(opts, l)
+	r := &Result{
+		opts: opts, baseCases: l.cases, cases: samples{}, sweep: samples{}, returning: samples{}, delays: samples{},
+		latency: map[string]rounds{}, wrk: map[string][]float64{}, own: map[string][]float64{},
+	}
 	say("memory: %d rounds, then fill Redis with %d buckets", opts.Rounds, l.sizes.many)
 	if err := l.fill(ctx, r); err != nil {
 		return nil, err
@@ -371,7 +372,10 @@ const (
 	refusedHotBound  = 1.08
 )
 
-const clients = 500
+const (
+	clients     = 500
+	connections = 64 // requests at a time
+)
 
 const fiveHeaders = `
 	header X-RateLimit-Limit 50000000

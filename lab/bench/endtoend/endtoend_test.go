@@ -8,15 +8,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
 // TestRunMeasuresAll requires that a run, however short, has figures in all rows.
 func TestRunMeasuresAll(t *testing.T) {
 	r, err := Run(t.Context(), Options{Rounds: 1, Length: 100 * time.Millisecond, Quick: true}, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	text := r.Markdown()
 	t.Log("\n" + text)
 	rows := map[string]int{}
@@ -66,9 +65,7 @@ func TestRunMeasuresAll(t *testing.T) {
 
 	dir := t.TempDir()
 	for name, p := range r.Pictures() {
-		if err := p.Write(filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, p.Write(filepath.Join(dir, name)))
 	}
 	for _, name := range []string{caddyPicture, sweepPicture, latencyPicture, delayPicture} {
 		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Size() == 0 {

@@ -41,11 +41,7 @@ func (s samples) spread(name string, of func(sample) float64) report.Spread {
 
 // ratio is a figure of a case, relative to that of another one in the same round.
 func (s samples) ratio(name, other string, of func(sample) float64) report.Spread {
-	var values []float64
-	for i, one := range s[name] {
-		values = append(values, of(one)/of(s[other][i]))
-	}
-	return report.SpreadOf(values)
+	return report.RatioBy(s[name], s[other], of)
 }
 
 func (l *lab) measureAll(ctx context.Context, cases []*endpoint, into samples, isCounted bool) error {
@@ -71,7 +67,7 @@ func (l *lab) measureAll(ctx context.Context, cases []*endpoint, into samples, i
 // each comes several times, so that Caddy knows as much of it as in the long run.
 func (l *lab) measureReturning(ctx context.Context, into samples, isCounted bool) error {
 	if !isCounted && l.sizes.passes > 0 {
-		_, err := l.returning.send(ctx, loadgen.Options{Connections: l.opts.Connections, Requests: l.sizes.passes * l.returning.keys})
+		_, err := l.returning.send(ctx, loadgen.Options{Connections: connections, Requests: l.sizes.passes * l.returning.keys})
 		return err
 	}
 	return l.measureAll(ctx, []*endpoint{called(l.cases, Floor), l.returning}, into, isCounted)
@@ -118,13 +114,13 @@ func (l *lab) calibrate(ctx context.Context, into samples, isCounted bool) error
 const lastCharges = 150 * time.Millisecond
 
 func (l *lab) measure(ctx context.Context, c *endpoint, length time.Duration) (s sample, err error) {
-	if _, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Duration: leadIn(length)}); err != nil {
+	if _, err := c.send(ctx, loadgen.Options{Connections: connections, Duration: leadIn(length)}); err != nil {
 		return s, err
 	}
 	time.Sleep(lastCharges)
 	var result loadgen.Result
 	before, after, err := traffic.Around(c.use, func() (err error) {
-		result, err = c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Duration: length})
+		result, err = c.send(ctx, loadgen.Options{Connections: connections, Duration: length})
 		time.Sleep(lastCharges)
 		return err
 	})
@@ -141,7 +137,7 @@ func (l *lab) greet(ctx context.Context) error {
 		if c.floor == "" || c.keys > clients {
 			continue
 		}
-		result, err := c.load(ctx, loadgen.Options{Connections: l.opts.Connections, Requests: c.keys})
+		result, err := c.load(ctx, loadgen.Options{Connections: connections, Requests: c.keys})
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.name, err)
 		}
@@ -331,7 +327,7 @@ func (l *lab) paced(ctx context.Context, c *endpoint, rate float64) (float64, er
 	// The first requests on a connection suffer from the previous case.
 	lead := leadIn(length)
 	result, err := c.send(ctx, loadgen.Options{
-		Connections: l.opts.Connections, Rate: rate, Duration: lead + length, Skip: int64(rate * lead.Seconds()),
+		Connections: connections, Rate: rate, Duration: lead + length, Skip: int64(rate * lead.Seconds()),
 	})
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", c.name, err)
@@ -407,7 +403,7 @@ func (l *lab) crossCheck(ctx context.Context, r *Result, isCounted bool) error {
 	length := max(l.opts.Length.Round(time.Second), time.Second)
 	for _, name := range wrkCases {
 		c := called(l.cases, name)
-		out, err := exec.CommandContext(ctx, wrk, "-t1", "-c"+strconv.Itoa(l.opts.Connections),
+		out, err := exec.CommandContext(ctx, wrk, "-t1", "-c"+strconv.Itoa(connections),
 			"-d"+strconv.Itoa(int(length.Seconds()))+"s", "--timeout", "30s", "-s", script, "http://"+c.addr).CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("%s: %w: %s", name, err, out)
@@ -416,7 +412,7 @@ func (l *lab) crossCheck(ctx context.Context, r *Result, isCounted bool) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		own, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Duration: length})
+		own, err := c.send(ctx, loadgen.Options{Connections: connections, Duration: length})
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
@@ -603,12 +599,12 @@ func (l *lab) redisPerKey(ctx context.Context, tag string) (float64, error) {
 // heapPerKey sends one request of each client, and returns the growth of the heap.
 func (l *lab) heapPerKey(ctx context.Context, c *endpoint) (float64, error) {
 	// The first requests make allocations that do not depend on the number of clients.
-	if _, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Requests: l.sizes.heap / 10}); err != nil {
+	if _, err := c.send(ctx, loadgen.Options{Connections: connections, Requests: l.sizes.heap / 10}); err != nil {
 		return 0, err
 	}
 	count := l.sizes.heap * 9 / 10
 	before, after, err := traffic.Around(l.heapBytes, func() error {
-		_, err := c.send(ctx, loadgen.Options{Connections: l.opts.Connections, Requests: count})
+		_, err := c.send(ctx, loadgen.Options{Connections: connections, Requests: count})
 		time.Sleep(lastCharges)
 		return err
 	})

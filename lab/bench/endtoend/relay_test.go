@@ -6,15 +6,15 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
 // echo answers with what it gets.
 func echo(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
@@ -36,13 +36,9 @@ func echo(t *testing.T) string {
 func TestRelayDelays(t *testing.T) {
 	for _, delay := range []time.Duration{0, 50 * time.Microsecond, 20 * time.Millisecond} {
 		r, err := startRelay(echo(t), delay)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		conn, err := net.Dial("tcp", r.addr())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		const messages = 10
 		sent := bytes.Repeat([]byte("0123456789"), 1000)
 		start := time.Now()
@@ -78,13 +74,9 @@ func TestRelayDelays(t *testing.T) {
 // close does not wait for anybody.
 func TestRelayEnds(t *testing.T) {
 	r, err := startRelay(echo(t), time.Millisecond)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	conn, err := net.Dial("tcp", r.addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer conn.Close()
 	if _, err := conn.Write([]byte("x")); err != nil {
 		t.Fatal(err)

@@ -25,13 +25,6 @@ type Result struct {
 	fillRate     float64 // buckets a second that were written beforehand
 }
 
-func newResult(opts Options, l *lab) *Result {
-	return &Result{
-		opts: opts, baseCases: l.cases, cases: samples{}, sweep: samples{}, returning: samples{}, delays: samples{},
-		latency: map[string]rounds{}, wrk: map[string][]float64{}, own: map[string][]float64{},
-	}
-}
-
 // Cost is the CPU time per request in microseconds of Caddy, of primaries, of replicas,
 // and of the servers of the busiest shard; and calls to Redis per request, and requests
 // in a second.
@@ -66,10 +59,10 @@ func (r *Result) Added(name string) float64 { return r.latency[name].added().Med
 // Goals are the goals, with the measurements.
 func (r *Result) Goals() []report.Goal {
 	ratio := func(in samples, what, name, floor string, bound float64) report.Goal {
-		return goalOf("CPU of Caddy ÷ floor: "+what, bound, "", in.ratio(name, floor, sample.ofCaddy))
+		return report.Goal{What: "CPU of Caddy ÷ floor: " + what, Bound: bound, Spread: in.ratio(name, floor, sample.ofCaddy)}
 	}
 	redis := func(in samples, what, name string, bound float64) report.Goal {
-		return goalOf("CPU of primary and replica ÷ "+Calibration+": "+what, bound, "", in.ratio(name, Calibration, sample.redis))
+		return report.Goal{What: "CPU of primary and replica ÷ " + Calibration + ": " + what, Bound: bound, Spread: in.ratio(name, Calibration, sample.redis)}
 	}
 	return []report.Goal{
 		ratio(r.cases, "memory store", memoryStore, Floor, memoryBound),
@@ -80,20 +73,16 @@ func (r *Result) Goals() []report.Goal {
 		ratio(r.cases, "Redis store, one refused key", refusedHot, refusedFloor, refusedHotBound),
 		redis(r.cases, "charge after, 500 clients", ChargeAfter, 0.5),
 		redis(r.returning, "charge after, 50,000 clients", ManyClients, 1.3),
-		goalOf("calls to Redis per request: batch auto", 0.01, "", r.cases.spread(BatchAuto, sample.ofCalls)),
-		goalOf("calls to Redis per second: one refused key", 1, "", r.cases.spread(refusedHot, sample.ofPerSecond)),
+		{What: "calls to Redis per request: batch auto", Bound: 0.01, Spread: r.cases.spread(BatchAuto, sample.ofCalls)},
+		{What: "calls to Redis per second: one refused key", Bound: 1, Spread: r.cases.spread(refusedHot, sample.ofPerSecond)},
 	}
-}
-
-func goalOf(what string, bound float64, unit string, s report.Spread) report.Goal {
-	return report.Goal{What: what, Bound: bound, Unit: unit, Spread: s}
 }
 
 // Markdown is the tables of the measurements, with explanations.
 func (r *Result) Markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d requests at a time, %d clients, %d rounds of %v a case, all cases in turn. Everything here took %v.\n\n",
-		r.opts.Connections, clients, r.opts.Rounds, r.opts.Length, r.took.Round(time.Second))
+		connections, clients, r.opts.Rounds, r.opts.Length, r.took.Round(time.Second))
 	r.writeCases(&b)
 	r.writeDelays(&b)
 	r.writeSweep(&b)
@@ -222,7 +211,7 @@ func (r *Result) writeLatency(b *strings.Builder) {
 
 Requests come at a steady rate whether others are answered or not, over %d connections, and the latency of each counts from the instant at which it was due, so that nobody's waiting is left out. The rate is half of what the case reached above; the floor gets the same rate in the same round, and what is *added* is the difference of both; there are %d rounds of %v. Below zero it is less than what both wander by. These are medians: where the load generator, Caddy and Redis share the processors, the floor alone has a 99th percentile that wanders by more than any limiter adds.
 
-`, r.opts.Connections, r.opts.Rounds*r.opts.sizes().slices, (r.opts.Length / time.Duration(r.opts.sizes().slices)).Round(time.Millisecond))
+`, connections, r.opts.Rounds*r.opts.sizes().slices, (r.opts.Length / time.Duration(r.opts.sizes().slices)).Round(time.Millisecond))
 	t := addedTable("latency of")
 	for _, name := range latencyCases {
 		r.writeAdded(t, name, name)
@@ -262,11 +251,7 @@ func (r *Result) writeAdded(t *report.Table, title, name string) {
 
 func (r *Result) writeWrk(b *strings.Builder) {
 	b.WriteString("\n### As wrk sees it\n\n")
-	if len(r.wrk) == 0 {
-		b.WriteString("wrk was not asked.\n")
-		return
-	}
-	fmt.Fprintf(b, "The same sites, asked in turn by wrk with one thread and %d connections, and by the load generator of the tables above.\n\n", r.opts.Connections)
+	fmt.Fprintf(b, "The same sites, asked in turn by wrk with one thread and %d connections, and by the load generator of the tables above.\n\n", connections)
 	t := report.NewTable("requests/s of", "wrk", "load generator")
 	for _, name := range wrkCases {
 		t.Row(name, report.SpreadOf(r.wrk[name]).Text("%.0f"), report.SpreadOf(r.own[name]).Text("%.0f"))
@@ -280,19 +265,12 @@ func (r *Result) writeMemory(b *strings.Builder) {
 
 What a bucket takes, here with keys of the length that these clients have, measured once a round, with an empty Redis and a Caddy that has just started: in Redis by `+"`used_memory`"+` of a primary between %s and %s keys, in full tables both times; in Caddy by its heap after a collection of garbage, %s clients later. Tables that double make the latter depend on how many there are.
 
-| bytes for each bucket | |
-|---|---|
 `, grouped(r.opts.sizes().redis/2), grouped(r.opts.sizes().redis), grouped(r.opts.sizes().heap*9/10))
-	for _, of := range []struct {
-		where string
-		bytes []float64
-	}{
-		{"each server of Redis", r.memory.redis},
-		{"Caddy, memory store", r.memory.store},
-		{"Caddy, what it knows of a bucket in Redis", r.memory.ledger},
-	} {
-		fmt.Fprintf(b, "| %s | %s |\n", of.where, report.SpreadOf(of.bytes).Text("%.0f"))
-	}
+	t := report.NewTable("bytes for each bucket", "")
+	t.Row("each server of Redis", report.SpreadOf(r.memory.redis).Text("%.0f"))
+	t.Row("Caddy, memory store", report.SpreadOf(r.memory.store).Text("%.0f"))
+	t.Row("Caddy, what it knows of a bucket in Redis", report.SpreadOf(r.memory.ledger).Text("%.0f"))
+	b.WriteString(t.String())
 }
 
 // The pictures.

@@ -20,7 +20,7 @@ func twoPeers() *comparison {
 		samples: [][]sample{
 			{{rate: 10}, {rate: 40}}, {{rate: 20}, {rate: 30}}, {{rate: 30}, {rate: 50}}, {{rate: 5}, {rate: 30}},
 		},
-		ceiling: []ceiling{{rate: 40, server: 3}, {rate: 100, server: 5}},
+		ceiling: []sample{{rate: 40, server: 3}, {rate: 100, server: 5}},
 	}
 }
 
@@ -75,13 +75,6 @@ func TestNearest(t *testing.T) {
 		if got := nearest(c.numbers, 256); got != c.want {
 			t.Errorf("%v: %d, want %d", c.numbers, got, c.want)
 		}
-	}
-}
-
-func TestQuantiles(t *testing.T) {
-	sorted := []time.Duration{1, 2, 3, 4, 5}
-	if got := quantiles(sorted, []float64{0, 0.5, 0.99, 1}); !slices.Equal(got, []time.Duration{1, 3, 4, 5}) {
-		t.Errorf("quantiles %d", got)
 	}
 }
 
@@ -152,9 +145,7 @@ func requireCounts(t *testing.T, k *kind, server *redistest.Server, pool int) {
 		addr = server.Addr()
 	}
 	l, err := openLimiter(k, addr, pool)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer l.close()
 	// Each begins anew.
 	for range 2 {
@@ -192,17 +183,13 @@ func TestFailuresAreErrors(t *testing.T) {
 	asked := map[string]decide{}
 	for _, k := range peers {
 		l, err := openLimiter(k, server.Addr(), 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		t.Cleanup(l.close)
 		if asked[k.name], err = l.limit(plenty); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := server.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, server.Kill())
 	for name, d := range asked {
 		if _, err := d(t.Context(), "a"); err == nil {
 			t.Errorf("%s: no error without a server", name)
@@ -220,7 +207,7 @@ func TestTablesTellOfAllRounds(t *testing.T) {
 		scene:    scene{goroutines: detailedWith},
 		limiters: []*limiter{{kind: &kind{name: "peer"}, pool: 8}, {kind: takeFixedWindow, pool: 4}},
 		samples:  [][]sample{{peer, peer}, {first, second}},
-		ceiling:  []ceiling{{rate: 4e6, server: 1}, {rate: 4e6, server: 2}},
+		ceiling:  []sample{{rate: 4e6, server: 1}, {rate: 4e6, server: 2}},
 	}
 	refused := *c
 	refused.scene.refused, refused.samples = true, [][]sample{{peer, peer}, {first, first}}

@@ -270,7 +270,7 @@ type comparison struct {
 	scene    scene
 	limiters []*limiter
 	samples  [][]sample // of each limiter, by round
-	ceiling  []ceiling  // by round; nil if it was not measured
+	ceiling  []sample   // by round; nil if it was not measured
 }
 
 // ratios are the rates of a limiter relative to the rate of the fastest peer in the same
@@ -283,26 +283,18 @@ func (c *comparison) ratios(limiter int) report.Spread {
 			fastest, most = i, median
 		}
 	}
-	var ratios []float64
-	for round, s := range c.samples[limiter] {
-		ratios = append(ratios, s.rate/c.samples[fastest][round].rate)
-	}
-	return report.SpreadOf(ratios)
+	return report.RatioBy(c.samples[limiter], c.samples[fastest], rate)
 }
 
 func (c *comparison) parts(limiter int) report.Spread {
-	var parts []float64
-	for round, s := range c.samples[limiter] {
-		parts = append(parts, s.rate/c.ceiling[round].rate)
-	}
-	return report.SpreadOf(parts)
+	return report.RatioBy(c.samples[limiter], c.ceiling, rate)
 }
 
 func (c *comparison) spread(limiter int, of func(sample) float64) report.Spread {
 	return report.SpreadBy(c.samples[limiter], of)
 }
 
-func (c *comparison) ceilings(of func(ceiling) float64) report.Spread {
+func (c *comparison) ceilings(of func(sample) float64) report.Spread {
 	return report.SpreadBy(c.ceiling, of)
 }
 
@@ -310,18 +302,16 @@ func (c *comparison) place(k *kind) int {
 	return slices.IndexFunc(c.limiters, func(l *limiter) bool { return l.kind == k })
 }
 
-func rate(s sample) float64           { return s.rate }
-func millions(s sample) float64       { return s.rate / 1e6 }
-func clientMicros(s sample) float64   { return s.client }
-func serverMicros(s sample) float64   { return s.server }
-func bothMicros(s sample) float64     { return s.client + s.server }
-func allocations(s sample) float64    { return s.allocations }
-func allocated(s sample) float64      { return s.bytes }
-func calls(s sample) float64          { return s.calls }
-func p50(s sample) float64            { return s.p50 }
-func p99(s sample) float64            { return s.p99 }
-func ceilingRate(s ceiling) float64   { return s.rate }
-func ceilingMicros(s ceiling) float64 { return s.server }
+func rate(s sample) float64         { return s.rate }
+func millions(s sample) float64     { return s.rate / 1e6 }
+func clientMicros(s sample) float64 { return s.client }
+func serverMicros(s sample) float64 { return s.server }
+func bothMicros(s sample) float64   { return s.client + s.server }
+func allocations(s sample) float64  { return s.allocations }
+func allocated(s sample) float64    { return s.bytes }
+func calls(s sample) float64        { return s.calls }
+func p50(s sample) float64          { return s.p50 }
+func p99(s sample) float64          { return s.p99 }
 
 // Figures are medians for the text of the document.
 type Figures struct {
@@ -341,7 +331,7 @@ func (r *Result) Figures() Figures {
 	return Figures{
 		Goroutines: c.scene.goroutines,
 		TakeRate:   c.spread(take, rate).Median, TakeServerMicros: c.spread(take, serverMicros).Median,
-		CeilingRate: c.ceilings(ceilingRate).Median, CeilingServerMicros: c.ceilings(ceilingMicros).Median,
+		CeilingRate: c.ceilings(rate).Median, CeilingServerMicros: c.ceilings(serverMicros).Median,
 		CeilingPart: c.parts(take).Median,
 	}
 }
@@ -363,19 +353,15 @@ func (r *Result) Goals() []report.Goal {
 			// A refused request is not charged.
 			isUncharged := c.scene.refused && (l.kind == checkAndCharge || l.kind == checkAndDetach)
 			if ok && !isUncharged {
-				*list = append(*list, newGoal(l.kind.name+", "+c.scene.crowd()+" ÷ fastest peer", bound, c.ratios(i)))
+				*list = append(*list, report.Goal{What: l.kind.name + ", " + c.scene.crowd() + " ÷ fastest peer", AtLeast: true, Bound: bound, Spread: c.ratios(i)})
 			}
 		}
 		if c.ceiling != nil && c.scene.goroutines == ceilingWith {
-			first = append(first, newGoal(takeFixedWindow.name+", "+c.scene.crowd()+" ÷ pipelined redis-benchmark",
-				0.75, c.parts(c.place(takeFixedWindow))))
+			first = append(first, report.Goal{What: takeFixedWindow.name + ", " + c.scene.crowd() + " ÷ pipelined redis-benchmark",
+				AtLeast: true, Bound: 0.75, Spread: c.parts(c.place(takeFixedWindow))})
 		}
 	}
 	return append(first, extra...)
-}
-
-func newGoal(what string, atLeast float64, s report.Spread) report.Goal {
-	return report.Goal{What: what, AtLeast: true, Bound: atLeast, Spread: s}
 }
 
 // Markdown returns the tables of the measurements.
@@ -445,7 +431,7 @@ func (r *Result) writeCeiling(b *strings.Builder) {
 	take := c.place(takeFixedWindow)
 	t := report.NewTable(c.scene.crowd(), "calls/s", "÷ ceiling", "server µs")
 	t.Row(fmt.Sprintf("redis-benchmark, %d connections, %d calls in a pipeline", ceilingConnections, ceilingPipeline),
-		c.ceilings(ceilingRate).Text("%.0f"), "", c.ceilings(ceilingMicros).Text("%.1f"))
+		c.ceilings(rate).Text("%.0f"), "", c.ceilings(serverMicros).Text("%.1f"))
 	t.Row(takeFixedWindow.name, c.spread(take, rate).Text("%.0f"), c.parts(take).Text("%.2f"), c.spread(take, serverMicros).Text("%.1f"))
 	b.WriteString(t.String())
 }

@@ -8,14 +8,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
 // TestRun runs one short round of everything.
 func TestRun(t *testing.T) {
 	r, err := Run(t.Context(), Options{Rounds: 1, Length: 20 * time.Millisecond, Goroutines: []int{64, 1}}, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for _, c := range r.shared {
 		if want := len(with(redisKinds, c.scene.goroutines)); len(c.limiters) != want {
 			t.Errorf("%v: %d limiters in Redis, want %d", c.scene, len(c.limiters), want)
@@ -128,15 +128,11 @@ func requirePictures(t *testing.T, r *Result) {
 	t.Helper()
 	dir := t.TempDir()
 	for name, p := range r.Pictures() {
-		if err := p.Write(filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, p.Write(filepath.Join(dir, name)))
 	}
 	for _, file := range []string{decisionsFile, cpuFile} {
 		text, err := os.ReadFile(filepath.Join(dir, file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		for _, name := range []string{"envoy ratelimit", takeGCRA.name} {
 			if !strings.Contains(string(text), name) {
 				t.Errorf("%s is not about %s", file, name)

@@ -37,6 +37,7 @@ import (
 	ululeredis "github.com/ulule/limiter/v3/drivers/store/redis"
 	timerate "golang.org/x/time/rate"
 
+	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
@@ -95,13 +96,8 @@ var (
 	memoryKinds = slices.Concat(memoryPeers, ourMemory)
 )
 
-func with(kinds []*kind, goroutines int) (some []*kind) {
-	for _, k := range kinds {
-		if k.goroutines == nil || slices.Contains(k.goroutines, goroutines) {
-			some = append(some, k)
-		}
-	}
-	return some
+func with(kinds []*kind, goroutines int) []*kind {
+	return traffic.Those(kinds, func(k *kind) bool { return k.goroutines == nil || slices.Contains(k.goroutines, goroutines) })
 }
 
 // timeout replaces the 50 ms after which a Take gives up, and which can pass on a busy

@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
 	"github.com/shardlimit/caddy-shardlimit/internal/process"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
@@ -107,21 +108,13 @@ func (l *load) counts() (decisions, admitted int) {
 	return decisions, admitted
 }
 
-// quantiles returns the latencies that parts of the strides did not exceed.
-func (l *load) quantiles(parts ...float64) []time.Duration {
-	var all []time.Duration
+// latencies returns those of all strides, sorted.
+func (l *load) latencies() (all []time.Duration) {
 	for i := range l.tallies {
 		all = append(all, l.tallies[i].latencies...)
 	}
 	slices.Sort(all)
-	return quantiles(all, parts)
-}
-
-func quantiles(sorted []time.Duration, parts []float64) (values []time.Duration) {
-	for _, part := range parts {
-		values = append(values, sorted[int(part*float64(len(sorted)-1))])
-	}
-	return values
+	return all
 }
 
 // sample is the measurements of one limiter in one round.
@@ -167,11 +160,11 @@ func measure(l *limiter, s scene, load *load, server *redistest.Server, length t
 	if s.refused && admitted > 0 || !s.refused && admitted < decisions {
 		return sample{}, fmt.Errorf("%d of %d decisions admit, want all or, of refusals, none", admitted, decisions)
 	}
-	n, latencies := float64(decisions), load.quantiles(0.5, 0.99)
+	n, latencies := float64(decisions), load.latencies()
 	return sample{
 		rate: n / elapsed.Seconds(), client: micros(used.client) / n, server: micros(used.server) / n,
 		allocations: float64(used.allocations) / n, bytes: float64(used.bytes) / n, calls: float64(used.calls) / n,
-		p50: micros(latencies[0]) / 1e3, p99: micros(latencies[1]) / 1e3,
+		p50: micros(loadgen.Quantile(latencies, 0.5)) / 1e3, p99: micros(loadgen.Quantile(latencies, 0.99)) / 1e3,
 	}, nil
 }
 
@@ -270,43 +263,37 @@ func empty(server *redistest.Server) error {
 	return nil
 }
 
-// ceiling is the result of redis-benchmark, which ignores the replies, in one round with
-// the script of a Take.
-type ceiling struct {
-	rate   float64 // calls of the script per second
-	server float64 // microseconds of the server's CPU time per call
-}
-
 const (
 	ceilingConnections = 50
 	ceilingPipeline    = 30     // calls in flight on each connection
 	openings           = 20_000 // enough calls to open every client's window
 )
 
-// measureCeiling opens all windows, which shows how many calls fit into the time, and then
-// measures that many calls.
-func measureCeiling(ctx context.Context, server *redistest.Server, length time.Duration) (ceiling, error) {
+// measureCeiling measures calls of the script of a Take with redis-benchmark, which
+// ignores the replies. It opens all windows, which shows how many calls fit into the time,
+// and then measures that many calls.
+func measureCeiling(ctx context.Context, server *redistest.Server, length time.Duration) (sample, error) {
 	if err := empty(server); err != nil {
-		return ceiling{}, err
+		return sample{}, err
 	}
 	script, err := ceilingScript(time.Now())
 	if err != nil {
-		return ceiling{}, err
+		return sample{}, err
 	}
 	sha, err := server.Client().ScriptLoad(ctx, script).Result()
 	if err != nil {
-		return ceiling{}, fmt.Errorf("load the script: %w", err)
+		return sample{}, fmt.Errorf("load the script: %w", err)
 	}
 	rate, err := benchmark(ctx, server.Addr(), sha, openings)
 	if err != nil {
-		return ceiling{}, err
+		return sample{}, err
 	}
 	n := max(int(rate*length.Seconds()), ceilingConnections*ceilingPipeline)
 	used, err := usageOf(server, nil, func() error {
 		rate, err = benchmark(ctx, server.Addr(), sha, n)
 		return err
 	})
-	return ceiling{rate: rate, server: micros(used.server) / float64(n)}, err
+	return sample{rate: rate, server: micros(used.server) / float64(n)}, err
 }
 
 // benchmark runs redis-benchmark and returns calls per second. The packed numbers contain
