@@ -32,8 +32,7 @@ type App struct {
 	handles map[string]*stores.Handle
 	// unnamed are the stores that belong to one handler.
 	unnamed []*stores.Handle
-	// zones are the definitions of the zones in each store.
-	zones map[limiter.ZoneID]string
+	zones   claims
 	// limiters are the limiters of all handlers of the config.
 	limiters []*limiter.Limiter
 }
@@ -48,7 +47,7 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 
 // Provision implements [caddy.Provisioner].
 func (a *App) Provision(ctx caddy.Context) error {
-	a.zones = map[limiter.ZoneID]string{}
+	a.zones = claims{}
 	a.handles = map[string]*stores.Handle{}
 	if err := admin.RegisterMetrics(ctx); err != nil {
 		return err
@@ -105,11 +104,7 @@ func (a *App) Stores() []*stores.Handle {
 		byName[handle.Name] = handle
 	}
 	maps.Copy(byName, a.handles)
-	all := make([]*stores.Handle, 0, len(byName))
-	for _, name := range slices.Sorted(maps.Keys(byName)) {
-		all = append(all, byName[name])
-	}
-	return all
+	return slices.SortedFunc(maps.Values(byName), func(one, other *stores.Handle) int { return strings.Compare(one.Name, other.Name) })
 }
 
 // store returns the store with the name that the option which gives.
@@ -128,24 +123,27 @@ func unknownStore(which, name string, known []string) error {
 	return option.Errorf(which, "%s is not configured: add it to the stores of the global rate_limit, or name another; there is %s", name, names)
 }
 
-// claim registers a handler's zone, and returns an error if another handler defines
-// it differently.
-func (a *App) claim(storeName string, z *Zone) error {
-	id := limiter.ZoneID{Store: storeName, Zone: z.Name}
-	definition := z.definition()
-	other, ok := a.zones[id]
-	if !ok {
-		a.zones[id] = definition
-		return nil
-	}
-	return sameDefinition(z.Name, other, definition)
-}
+// claims are the zones in each store, and where they are defined: a place in a
+// Caddyfile, or "".
+type claims map[limiter.ZoneID]struct{ definition, place string }
 
-func sameDefinition(zone, one, other string) error {
-	if one == other {
-		return nil
+// add returns an error if a handler's zone is defined differently elsewhere.
+func (c claims) add(z *Zone, place string, storeNames []string) error {
+	definition := z.definition()
+	for _, name := range storeNames {
+		id := limiter.ZoneID{Store: name, Zone: z.Name}
+		other, taken := c[id]
+		if !taken {
+			c[id] = struct{ definition, place string }{definition, place}
+		} else if other.definition != definition {
+			err := fmt.Errorf("zone %s is defined twice, differently: once with %s, once with %s; make them equal or rename one", z.Name, other.definition, definition)
+			if place != "" {
+				err = fmt.Errorf("at %s and %s: %w", other.place, place, err)
+			}
+			return err
+		}
 	}
-	return fmt.Errorf("zone %s is defined twice, differently: once with %s, once with %s; make them equal or rename one", zone, one, other)
+	return nil
 }
 
 // rawStoreName returns the name in a handler's option store, if that is a name and

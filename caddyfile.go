@@ -15,7 +15,6 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
 )
 
@@ -72,36 +71,28 @@ func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 		}
 		handler.Zones, zones[z] = []*Zone{z}, start
 	}
-	block := &option.Block{
-		Setters: []option.Setters{handler.setters()},
-		Known:   handlerOptions, Elsewhere: zoneOptions, Place: "zone <name> { … }, in the block of rate_limit",
-	}
-	for h.NextBlock(0) {
-		if oneLine && h.Val() == "zone" {
-			return nil, h.Err("rate_limit has a zone on its line and another in its block: write both as zones in the block")
+	addZone := func(p *option.Parser) error {
+		if oneLine {
+			return p.Err("rate_limit has a zone on its line and another in its block: write both as zones in the block")
 		}
-		if h.Val() == "zone" {
-			start := h.Token()
-			z, err := parseZone(h)
-			if err != nil {
-				return nil, err
-			}
-			handler.Zones = append(handler.Zones, z)
-			zones[z] = start
+		start := p.Token()
+		z, err := parseZone(h)
+		if err == nil {
+			handler.Zones, zones[z] = append(handler.Zones, z), start
 			p.StartsAt("zone "+z.Name, start)
-			continue
 		}
-		if err := p.Option(block); err != nil {
-			return nil, err
-		}
+		return err
+	}
+	if err := p.Options(&option.Block{
+		Setters: []option.Setters{handler.setters(), {"zone": addZone}}, Repeatable: []string{"zone"},
+		Known: handlerOptions, Elsewhere: zoneOptions, Place: "zone <name> { … }, in the block of rate_limit",
+	}); err != nil {
+		return nil, err
 	}
 	if err := handler.validate(); err != nil {
 		return nil, p.At(err)
 	}
-	storeName, _, err := rawStoreName(handler.StoreRaw)
-	if err != nil {
-		return nil, p.At(err)
-	}
+	storeName, _, _ := rawStoreName(handler.StoreRaw) // validated
 	if err := knowsStore(h, "store", storeName); err != nil {
 		return nil, p.At(err)
 	}
@@ -112,7 +103,18 @@ func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 		}
 		storeNames = append(storeNames, handler.Rollout.Store)
 	}
-	return handler, claimZones(h, storeNames, handler.Zones, zones)
+	const state = "rate_limit.zones"
+	claimed, ok := h.State[state].(claims)
+	if !ok {
+		claimed = claims{}
+		h.State[state] = claimed
+	}
+	for _, z := range handler.Zones {
+		if err := claimed.add(z, fmt.Sprintf("%s:%d", zones[z].File, zones[z].Line), storeNames); err != nil {
+			return nil, err
+		}
+	}
+	return handler, nil
 }
 
 // knowsStore returns an error for the name of a store that the global option does
@@ -132,30 +134,6 @@ func knowsStore(h httpcaddyfile.Helper, which, name string) error {
 		return nil
 	}
 	return unknownStore(which, name, names)
-}
-
-// claimZones returns an error for a zone that another directive defines differently,
-// as the app does for a config in JSON, where there are no lines to name.
-func claimZones(h httpcaddyfile.Helper, storeNames []string, zones []*Zone, starts map[*Zone]caddyfile.Token) error {
-	type claim struct{ definition, place string }
-	const state = "rate_limit.zones"
-	claims, ok := h.State[state].(map[limiter.ZoneID]claim)
-	if !ok {
-		claims = map[limiter.ZoneID]claim{}
-		h.State[state] = claims
-	}
-	for _, z := range zones {
-		mine := claim{z.definition(), fmt.Sprintf("%s:%d", starts[z].File, starts[z].Line)}
-		for _, store := range storeNames {
-			other, taken := claims[limiter.ZoneID{Store: store, Zone: z.Name}]
-			if !taken {
-				claims[limiter.ZoneID{Store: store, Zone: z.Name}] = mine
-			} else if err := sameDefinition(z.Name, other.definition, mine.definition); err != nil {
-				return fmt.Errorf("at %s and %s: %w", other.place, mine.place, err)
-			}
-		}
-	}
-	return nil
 }
 
 const (
@@ -230,22 +208,15 @@ func parseZone(h httpcaddyfile.Helper) (*Zone, error) {
 		return nil, p.Err("zone takes one argument, its name")
 	}
 	block := &option.Block{
-		Setters: []option.Setters{z.setters()},
-		Known:   zoneOptions, Elsewhere: handlerOptions, Place: "the block of rate_limit, outside zone",
+		Setters: []option.Setters{z.setters(), {
+			"match":   func(*option.Parser) error { return parseMatch(h, "match", &z.MatcherSetsRaw) },
+			"reserve": func(p *option.Parser) error { return z.parseReserve(h, p) },
+		}},
+		Repeatable: []string{"match", "reserve"},
+		Known:      zoneOptions, Elsewhere: handlerOptions, Place: "the block of rate_limit, outside zone",
 	}
-	for nesting := h.Nesting(); h.NextBlock(nesting); {
-		switch h.Val() {
-		case "match":
-			err = parseMatch(h, "match", &z.MatcherSetsRaw)
-		case "reserve":
-			p.StartsAt("reserve", p.Token())
-			err = z.parseReserve(h, p)
-		default:
-			err = p.Option(block)
-		}
-		if err != nil {
-			return nil, err
-		}
+	if err := p.Options(block); err != nil {
+		return nil, err
 	}
 	if err := z.validate(); err != nil {
 		return nil, p.At(err)

@@ -156,10 +156,8 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	for _, z := range h.Zones {
-		for _, name := range storeNames {
-			if err := app.claim(name, z); err != nil {
-				return err
-			}
+		if err := app.zones.add(z, "", storeNames); err != nil {
+			return err
 		}
 		compiled, err := z.provision(ctx)
 		if err != nil {
@@ -192,10 +190,10 @@ func (h *Handler) validate() error {
 	if h.Jitter < 0 || h.Jitter > 10 || math.IsNaN(h.Jitter) {
 		return option.Errorf("jitter", "%v: it must be from 0 to 10, such as 0.2", h.Jitter)
 	}
-	if err := option.OneOf("headers", h.Headers, limiter.HeadersGitHub, limiter.HeadersIETF, limiter.HeadersBoth, limiter.HeadersNone); err != nil {
-		return err
-	}
-	if err := option.OneOf("log_refusals", h.LogRefusals, limiter.LogFirst, limiter.LogAll, limiter.LogNone); err != nil {
+	if err := cmp.Or(
+		option.OneOf("headers", h.Headers, limiter.HeadersGitHub, limiter.HeadersIETF, limiter.HeadersBoth, limiter.HeadersNone),
+		option.OneOf("log_refusals", h.LogRefusals, limiter.LogFirst, limiter.LogAll, limiter.LogNone),
+	); err != nil {
 		return err
 	}
 	own, isName, err := rawStoreName(h.StoreRaw)
@@ -206,10 +204,7 @@ func (h *Handler) validate() error {
 }
 
 func (h *Handler) openStore(ctx caddy.Context, app *App) (*stores.Handle, error) {
-	name, isName, err := rawStoreName(h.StoreRaw)
-	if err != nil {
-		return nil, err
-	}
+	name, isName, _ := rawStoreName(h.StoreRaw) // validated
 	if isName {
 		return app.store("store", name)
 	}
@@ -246,9 +241,8 @@ func (h *Handler) Limiter() *limiter.Limiter { return h.limiter }
 
 // Interface guards.
 var (
-	_ caddy.Provisioner           = (*Handler)(nil)
-	_ caddy.CleanerUpper          = (*Handler)(nil)
-	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
+	_ caddy.Provisioner  = (*Handler)(nil)
+	_ caddy.CleanerUpper = (*Handler)(nil)
 )
 
 // Rollout moves a share of a handler's clients to another store, to try it out on

@@ -30,7 +30,7 @@ func (z *Zone) validate() error {
 	for _, rule := range []func() error{
 		z.validateKey, z.validateAlgorithm, z.validateEvents, z.validateWindow, z.validateDrain,
 		z.validateCost, z.validateStatus, z.validateWaiting, z.validateReserves,
-		z.validateBatch, z.validateEnforce,
+		z.validateBatchAndEnforce,
 	} {
 		if err := rule(); err != nil {
 			return fmt.Errorf("zone %s: %w", z.Name, err)
@@ -95,7 +95,8 @@ func (z *Zone) validateDrain() error {
 }
 
 func (z *Zone) validateEvents() error {
-	_, words := limiter.MostEvents(z.algorithm())
+	most, words := limiter.MostEvents(z.algorithm())
+	n, err := z.Events.number()
 	switch {
 	case z.Events == "":
 		return errors.New("events is missing: add it, such as events 100")
@@ -104,22 +105,15 @@ func (z *Zone) validateEvents() error {
 	case z.Events.isDynamic() && z.EventsFallback == 0:
 		return option.Errorf("events", "%s: add the number that counts where the placeholder yields none, such as events %s 100", z.Events, z.Events)
 	case z.Events.isDynamic():
-		return z.validateEventsNumber(z.EventsFallback)
+		n = z.EventsFallback
 	case z.EventsFallback != 0:
 		return option.Errorf("events", "%s: a second number goes with a placeholder only; remove it", z.Events)
-	}
-	if z.Events == limiter.UnlimitedWord {
+	case z.Events == limiter.UnlimitedWord:
 		return option.Errorf("events", "unlimited: only a placeholder can yield that; remove the zone, for it would limit nothing")
-	}
-	n, err := z.Events.number()
-	if err != nil {
+	case err != nil:
 		return option.Errorf("events", "%q: it must be a whole number from 1 to %s", string(z.Events), words)
 	}
-	return z.validateEventsNumber(n)
-}
-
-func (z *Zone) validateEventsNumber(n int64) error {
-	if most, words := limiter.MostEvents(z.algorithm()); n < 1 || n > most {
+	if n < 1 || n > most {
 		return option.Errorf("events", "%d: it must be from 1 to %s", n, words)
 	}
 	return nil
@@ -210,51 +204,33 @@ func (z *Zone) validateWaiting() error {
 	return nil
 }
 
-func (z *Zone) validateEnforce() error {
-	if z.Enforce != nil && !isPercent(*z.Enforce) {
-		return option.Errorf("enforce", "%v: it must be from 0 to 100 percent, such as 12.5", *z.Enforce)
-	}
-	return nil
-}
-
 // isPercent reports whether f is from 0 to 100, which NaN is not.
 func isPercent(f float64) bool { return f >= 0 && f <= 100 }
 
-func (z *Zone) validateBatch() error {
+func (z *Zone) validateBatchAndEnforce() error {
 	batch, err := z.Batch.parse()
 	if err != nil {
 		return err
 	}
-	if batch != 0 {
-		if err := z.validateBatchOf(batch); err != nil {
-			return err
-		}
-	}
-	switch {
+	a := z.algorithm()
+	events, eventsErr := z.Events.number()
+	switch isBatched := batch != 0; {
+	case isBatched && a == store.GCRA:
+		return option.Errorf("batch", "does not go with gcra, for it would defeat its smoothness: remove it, or use fixed_window or sliding_window")
+	case isBatched && a != store.FixedWindow && a != store.SlidingWindow:
+		return option.Errorf("batch", "does not go with %s, which keeps events one by one: remove it, or use fixed_window or sliding_window", a)
+	case isBatched && z.Charge != limiter.ChargeBefore:
+		return option.Errorf("batch", "needs charge before: write it, or remove batch")
+	case isBatched && len(z.Reserves) > 0:
+		return option.Errorf("batch", "does not go with reserve, for what is reserved could not be kept apart: remove one")
+	case eventsErr == nil && batch > events:
+		return option.Errorf("batch", "%d: it must be at most events, which is %d", batch, events)
 	case z.BatchShare < 0 || z.BatchShare > 100:
 		return option.Errorf("batch_share", "%d: it must be from 1 to 100 percent", z.BatchShare)
 	case z.BatchShare > 0 && batch != store.BatchAuto:
 		return option.Errorf("batch_share", "needs batch auto: write it, or remove batch_share")
-	}
-	return nil
-}
-
-// validateBatchOf returns an error if the zone cannot have batches of that size.
-func (z *Zone) validateBatchOf(batch int64) error {
-	switch a := z.algorithm(); a {
-	case store.FixedWindow, store.SlidingWindow:
-	case store.GCRA:
-		return option.Errorf("batch", "does not go with gcra, for it would defeat its smoothness: remove it, or use fixed_window or sliding_window")
-	default:
-		return option.Errorf("batch", "does not go with %s, which keeps events one by one: remove it, or use fixed_window or sliding_window", a)
-	}
-	switch events, err := z.Events.number(); {
-	case z.Charge != limiter.ChargeBefore:
-		return option.Errorf("batch", "needs charge before: write it, or remove batch")
-	case len(z.Reserves) > 0:
-		return option.Errorf("batch", "does not go with reserve, for what is reserved could not be kept apart: remove one")
-	case err == nil && batch > events:
-		return option.Errorf("batch", "%d: it must be at most events, which is %d", batch, events)
+	case z.Enforce != nil && !isPercent(*z.Enforce):
+		return option.Errorf("enforce", "%v: it must be from 0 to 100 percent, such as 12.5", *z.Enforce)
 	}
 	return nil
 }

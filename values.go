@@ -74,12 +74,6 @@ func (a Amount) MarshalJSON() ([]byte, error) {
 	return json.Marshal(string(a))
 }
 
-// Interface guards.
-var (
-	_ json.Unmarshaler = (*Amount)(nil)
-	_ json.Marshaler   = Amount("")
-)
-
 // Texts is a list of texts with placeholders. In JSON a list of one text may be that
 // text.
 type Texts []string
@@ -95,8 +89,6 @@ func (t *Texts) UnmarshalJSON(b []byte) error {
 	}
 	return nil
 }
-
-var _ json.Unmarshaler = (*Texts)(nil)
 
 // StatusList names HTTP response statuses: codes such as 304, and classes such
 // as 4xx. The word none, alone, names no status. In JSON codes may be numbers.
@@ -151,8 +143,6 @@ func (l StatusList) compile() (set limiter.StatusSet, err error) {
 	return set, nil
 }
 
-var _ json.Unmarshaler = (*StatusList)(nil)
-
 // Batch is the number of events that are taken from the store at once: `off`,
 // `auto` or a whole number. In JSON it is a string or a number.
 type Batch string
@@ -185,9 +175,3 @@ func (b *Batch) UnmarshalJSON(text []byte) error {
 
 // MarshalJSON implements [json.Marshaler].
 func (b Batch) MarshalJSON() ([]byte, error) { return Amount(b).MarshalJSON() }
-
-// Interface guards.
-var (
-	_ json.Unmarshaler = (*Batch)(nil)
-	_ json.Marshaler   = Batch("")
-)

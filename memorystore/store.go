@@ -55,20 +55,14 @@ func (m *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if err := p.NoArgs(); err != nil {
 		return err
 	}
-	block := &option.Block{Setters: []option.Setters{{"max_keys": option.Positive(&m.MaxKeys)}}, Known: "max_keys"}
-	for d.NextBlock(0) {
-		if err := p.Option(block); err != nil {
-			return err
-		}
-	}
-	return nil
+	return p.Options(&option.Block{Setters: []option.Setters{{"max_keys": option.Positive(&m.MaxKeys)}}, Known: "max_keys"})
 }
 
 // OpenStore implements [stores.Module].
 func (m *Store) OpenStore(name string) (store.Store, error) {
 	m.name = name
-	pooled, _ := stores.Pool.LoadOrStore(bucketsKey(name), pooledBuckets{memory.NewBuckets()})
-	return memory.New(pooled.(pooledBuckets).Buckets, memory.Options{MaxKeys: m.MaxKeys}), nil
+	pooled, _ := stores.Pool.LoadOrStore(bucketsKey(name), memory.NewBuckets())
+	return memory.New(pooled.(*memory.Buckets), memory.Options{MaxKeys: m.MaxKeys}), nil
 }
 
 // CloseStore implements [stores.Module].
@@ -80,15 +74,9 @@ func (*Store) OnErrorDefault() string { return stores.OnErrorAllow }
 // bucketsKey is the key in the pool of the buckets of the store with that name.
 type bucketsKey string
 
-type pooledBuckets struct{ *memory.Buckets }
-
-// Destruct implements [caddy.Destructor].
-func (pooledBuckets) Destruct() error { return nil }
-
 // Interface guards.
 var (
 	_ stores.Module         = (*Store)(nil)
 	_ caddy.Validator       = (*Store)(nil)
 	_ caddyfile.Unmarshaler = (*Store)(nil)
-	_ caddy.Destructor      = pooledBuckets{}
 )

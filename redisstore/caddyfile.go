@@ -67,23 +67,11 @@ func (s *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		return err
 	}
 	block := &option.Block{
-		Setters: []option.Setters{s.setters(), s.Connection.setters()},
-		Known:   RedisOptions, Elsewhere: kindOptions, Place: "shard <name> { … }, in the block of the store",
+		Setters: []option.Setters{s.setters(), s.Connection.setters()}, Repeatable: []string{"shard"},
+		Known: RedisOptions, Elsewhere: kindOptions, Place: "shard <name> { … }, in the block of the store",
 	}
-	for d.NextBlock(0) {
-		if d.Val() == "shard" {
-			start := d.Token()
-			shard, err := parseShard(d)
-			if err != nil {
-				return err
-			}
-			s.Shards = append(s.Shards, shard)
-			p.StartsAt("shard "+shard.Name, start)
-			continue
-		}
-		if err := p.Option(block); err != nil {
-			return err
-		}
+	if err := p.Options(block); err != nil {
+		return err
 	}
 	if err := s.validate(); err != nil {
 		return p.At(fmt.Errorf("redis store: %w", err))
@@ -109,6 +97,16 @@ func (s *Store) setters() option.Setters {
 		"ledger_max_buckets": option.Positive(&s.LedgerMaxBuckets),
 		"max_new_buckets":    option.Positive(&s.MaxNewBuckets),
 		"on_error":           option.Text(&s.OnError),
+		"shard": func(p *option.Parser) error {
+			start := p.Token()
+			shard, err := parseShard(p.Dispenser)
+			if err != nil {
+				return err
+			}
+			s.Shards = append(s.Shards, shard)
+			p.StartsAt("shard "+shard.Name, start)
+			return nil
+		},
 	}
 }
 
@@ -198,10 +196,8 @@ func parseTLS(d *caddyfile.Dispenser) (*TLS, error) {
 		},
 	}
 	block := &option.Block{Setters: []option.Setters{setters}, Known: TLSOptions, Elsewhere: "key", Place: "the line cert <file> <key>"}
-	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		if err := p.Option(block); err != nil {
-			return nil, err
-		}
+	if err := p.Options(block); err != nil {
+		return nil, err
 	}
 	if err := t.validate(); err != nil {
 		return nil, p.At(fmt.Errorf("tls: %w", err))

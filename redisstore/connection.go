@@ -91,14 +91,6 @@ func (c *Connection) database() int {
 	return *c.DB
 }
 
-func (c *Connection) credentials() credentials {
-	return credentials{username: c.Username, password: c.Password}
-}
-
-func (c *Connection) sentinelCredentials() credentials {
-	return credentials{username: c.SentinelUsername, password: c.SentinelPassword}
-}
-
 // provision reads files and checks that placeholders of secrets can be resolved.
 func (c *Connection) provision(repl *caddy.Replacer) error {
 	for _, secret := range []struct{ name, text string }{
@@ -232,21 +224,18 @@ func (t *TLS) config() *tls.Config {
 	return config
 }
 
-// credentials are a user and a password as the config has them, with placeholders.
-type credentials struct{ username, password string }
-
-// provider returns a function that resolves the credentials for each connection,
-// since they may change; nil if there are none.
-func (c credentials) provider() redis.Credentials {
-	if c == (credentials{}) {
+// credentials returns a function that resolves a user and a password for each
+// connection, since they may change; nil if there are none.
+func credentials(user, secret string) redis.Credentials {
+	if user == "" && secret == "" {
 		return nil
 	}
 	return func(context.Context) (username, password string, err error) {
 		repl := caddy.NewReplacer()
-		if username, err = reveal(repl, c.username); err != nil {
+		if username, err = reveal(repl, user); err != nil {
 			return "", "", fmt.Errorf("username: %w", err)
 		}
-		if password, err = reveal(repl, c.password); err != nil {
+		if password, err = reveal(repl, secret); err != nil {
 			return "", "", fmt.Errorf("password: %w", err)
 		}
 		return username, password, nil
@@ -290,10 +279,8 @@ type clientCertificate struct {
 	pair  *tls.Certificate
 	read  [2]os.FileInfo // of the files when pair was read
 	fault error          // why the present files are not in use
-	// listeners are called with the fault when it changes. listened counts all that
-	// there ever were.
-	listeners map[int]func(fault error)
-	listened  int
+	// listeners are called with the fault when it changes.
+	listeners map[*func(fault error)]bool
 }
 
 // hasChanged reports whether a file was replaced or written to.
@@ -302,7 +289,7 @@ func hasChanged(was, is os.FileInfo) bool {
 }
 
 func loadClientCertificate(cert, key string) (*clientCertificate, error) {
-	c := &clientCertificate{files: [2]string{cert, key}, listeners: map[int]func(error){}}
+	c := &clientCertificate{files: [2]string{cert, key}, listeners: map[*func(error)]bool{}}
 	c.load()
 	return c, c.fault
 }
@@ -311,11 +298,11 @@ func loadClientCertificate(cert, key string) (*clientCertificate, error) {
 func (c *clientCertificate) get(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	before := text(c.fault)
+	before := fmt.Sprint(c.fault)
 	c.load()
-	if text(c.fault) != before {
-		for _, listen := range c.listeners {
-			listen(c.fault)
+	if fmt.Sprint(c.fault) != before {
+		for listen := range c.listeners {
+			(*listen)(c.fault)
 		}
 	}
 	return c.pair, nil
@@ -339,24 +326,15 @@ func (c *clientCertificate) load() {
 	c.pair, c.read, c.fault = &pair, now, nil
 }
 
-func text(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
 // listen calls f, until stop is called, with the fault when the files become
 // unusable, and with nil when they are usable again.
 func (c *clientCertificate) listen(f func(fault error)) (stop func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.listened++
-	id := c.listened
-	c.listeners[id] = f
+	c.listeners[&f] = true
 	return func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		delete(c.listeners, id)
+		delete(c.listeners, &f)
 	}
 }

@@ -76,7 +76,7 @@ func TestClientCertificateIsReplaced(t *testing.T) {
 func TestCredentialsAreReadForEachConnection(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "password")
 	t.Setenv("SHARDLIMIT_TEST_USER", "limiter")
-	provide := credentials{username: "{env.SHARDLIMIT_TEST_USER}", password: "{file." + file + "}"}.provider()
+	provide := credentials("{env.SHARDLIMIT_TEST_USER}", "{file."+file+"}")
 	for _, step := range []struct{ content, want string }{
 		{"first", "first"},
 		{"second\n", "second"},
@@ -102,7 +102,7 @@ func TestCredentialsAreReadForEachConnection(t *testing.T) {
 		}
 		redistest.Must(t, os.WriteFile(file, []byte("secret"), 0o600))
 	}
-	if (credentials{}).provider() != nil {
+	if credentials("", "") != nil {
 		t.Error("empty credentials have a provider")
 	}
 }

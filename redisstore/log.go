@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"fmt"
 	"sync"
 
 	"go.uber.org/zap"
@@ -24,7 +25,7 @@ type shardLog struct {
 	// twins are the pairs of servers that were logged. certificates are the faults of
 	// client certificates, by file.
 	twins        map[[2]string]bool
-	certificates map[string]string
+	certificates map[string]error
 }
 
 // eventQueue is the capacity of the queue. Events beyond it are dropped.
@@ -34,7 +35,7 @@ const eventQueue = 64
 func startShardLog(logger *zap.Logger, events telemetry.Events, name string, store *redis.Store) *shardLog {
 	l := &shardLog{
 		logger: logger.With(zap.String("store", name)), events: events, name: name, store: store,
-		twins: map[[2]string]bool{}, certificates: map[string]string{},
+		twins: map[[2]string]bool{}, certificates: map[string]error{},
 		queue: make(chan func(), eventQueue), done: make(chan struct{}),
 	}
 	go l.emitQueued()
@@ -150,10 +151,10 @@ func (l *shardLog) logCertificate(c *clientCertificate, fault error) {
 	defer l.mu.Unlock()
 	file := c.files[0]
 	switch logged := l.certificates[file]; {
-	case fault == nil && logged != "":
+	case fault == nil && logged != nil:
 		l.logger.Info("client certificate can be read again", zap.String("cert", file))
-	case fault != nil && logged != fault.Error():
+	case fault != nil && fmt.Sprint(logged) != fault.Error():
 		l.logger.Warn("client certificate cannot be read, the one before stays in use: correct the files", zap.Error(fault))
 	}
-	l.certificates[file] = text(fault)
+	l.certificates[file] = fault
 }

@@ -38,56 +38,40 @@ func acquireShard(r reach) (shard pooledShard, key shardKey, err error) {
 	if key, err = r.key(); err != nil {
 		return pooledShard{}, "", err
 	}
-	pooled, _, err := stores.Pool.LoadOrNew(key, func() (caddy.Destructor, error) {
-		return pooledShard{redis.NewShard(r.options()), r.certificate()}, nil
+	pooled, _, _ := stores.Pool.LoadOrNew(key, func() (caddy.Destructor, error) {
+		return pooledShard{redis.NewShard(r.options()), r.certificate}, nil
 	})
-	if err != nil {
-		return pooledShard{}, "", fmt.Errorf("connect: %w", err)
-	}
 	return pooled.(pooledShard), key, nil
 }
 
-var _ caddy.Destructor = pooledShard{}
-
-// reach is the way to the servers of a shard: all settings in which connections can
-// differ.
+// reach is the way to the servers of a shard: a copy of it with complete addresses and
+// the settings that it inherits, without those in which connections do not differ.
 type reach struct {
-	Primary      string     `json:"primary"`
-	Replicas     []string   `json:"replicas"`
-	Sentinel     *Sentinel  `json:"sentinel"`
-	Cluster      []string   `json:"cluster"`
-	Connection   Connection `json:"connection"`
-	NoPipelining bool       `json:"no_pipelining"`
+	Shard
+	NoPipelining bool `json:"no_pipelining"`
 	// Roots is a digest of the authorities, whose file may change.
-	Roots []byte `json:"roots"`
+	Roots       []byte `json:"roots"`
+	certificate *clientCertificate
 }
 
 // reach returns the way to the servers of one of the store's shards.
 func (s *Store) reach(shard *Shard) reach {
-	r := reach{Connection: shard.over(s.Connection), NoPipelining: s.Pipelining == turnedOff}
-	for _, addr := range shard.addresses() {
-		switch complete := addr.complete(); {
-		case shard.Sentinel != nil:
-			if r.Sentinel == nil {
-				r.Sentinel = &Sentinel{Master: shard.Sentinel.Master}
-			}
-			r.Sentinel.Addrs = append(r.Sentinel.Addrs, complete)
-		case len(shard.Cluster) > 0:
-			r.Cluster = append(r.Cluster, complete)
-		case r.Primary == "":
-			r.Primary = complete
-		default:
-			r.Replicas = append(r.Replicas, complete)
-		}
+	r := reach{NoPipelining: s.Pipelining == turnedOff, Shard: Shard{
+		Primary: shard.Primary, Replicas: slices.Clone(shard.Replicas), Cluster: slices.Clone(shard.Cluster), Connection: shard.over(s.Connection),
+	}}
+	if shard.Sentinel != nil {
+		r.Sentinel = &Sentinel{shard.Sentinel.Master, slices.Clone(shard.Sentinel.Addrs)}
+	} else {
+		r.SentinelUsername, r.SentinelPassword = "", ""
 	}
-	if r.Connection.database() == 0 {
-		r.Connection.DB = nil
+	for _, addr := range r.addresses() {
+		*addr.given = addr.complete()
 	}
-	if shard.Sentinel == nil {
-		r.Connection.SentinelUsername, r.Connection.SentinelPassword = "", ""
+	if r.database() == 0 {
+		r.DB = nil
 	}
-	if tls := r.Connection.TLS; tls != nil {
-		r.Roots = tls.rootsDigest[:]
+	if r.TLS != nil {
+		r.Roots, r.certificate = r.TLS.rootsDigest[:], r.TLS.certificate
 	}
 	return r
 }
@@ -107,7 +91,7 @@ func (r reach) options() redis.ShardOptions {
 		Primary:       r.Primary,
 		Replicas:      r.Replicas,
 		Cluster:       r.Cluster,
-		Credentials:   r.Connection.credentials().provider(),
+		Credentials:   credentials(r.Connection.Username, r.Connection.Password),
 		TLS:           r.Connection.TLS.config(),
 		DB:            r.Connection.database(),
 		DialTimeout:   time.Duration(r.Connection.DialTimeout),
@@ -119,18 +103,10 @@ func (r reach) options() redis.ShardOptions {
 		opts.Sentinel = &redis.SentinelOptions{
 			Master:      r.Sentinel.Master,
 			Addrs:       r.Sentinel.Addrs,
-			Credentials: r.Connection.sentinelCredentials().provider(),
+			Credentials: credentials(r.Connection.SentinelUsername, r.Connection.SentinelPassword),
 		}
 	}
 	return opts
-}
-
-// certificate returns the client certificate, or nil.
-func (r reach) certificate() *clientCertificate {
-	if r.Connection.TLS == nil {
-		return nil
-	}
-	return r.Connection.TLS.certificate
 }
 
 // migrationsKey is the key of migrations in the pool: a digest of the shards and of
@@ -156,7 +132,7 @@ func (p *pooledMigrations) renew() { p.current.Swap(redis.NewMigrations()).Close
 
 // acquireMigrations returns the migrations between members whose shards have these
 // keys in the pool, and their own key there.
-func acquireMigrations(members, previous []redis.Member, reached map[string]shardKey) (*redis.Migrations, migrationsKey, error) {
+func acquireMigrations(members, previous []redis.Member, reached map[string]shardKey) (*redis.Migrations, migrationsKey) {
 	digest := sha256.New()
 	var shards []shardKey
 	for _, side := range [][]redis.Member{members, previous} {
@@ -167,15 +143,12 @@ func acquireMigrations(members, previous []redis.Member, reached map[string]shar
 		fmt.Fprintln(digest)
 	}
 	key := migrationsKey(hex.EncodeToString(digest.Sum(nil)))
-	pooled, _, err := stores.Pool.LoadOrNew(key, func() (caddy.Destructor, error) {
+	pooled, _, _ := stores.Pool.LoadOrNew(key, func() (caddy.Destructor, error) {
 		p := &pooledMigrations{shards: shards}
 		p.current.Store(redis.NewMigrations())
 		return p, nil
 	})
-	if err != nil {
-		return nil, "", fmt.Errorf("previous_shards: %w", err)
-	}
-	return pooled.(*pooledMigrations).current.Load(), key, nil
+	return pooled.(*pooledMigrations).current.Load(), key
 }
 
 // renewMigrations forgets the migrations to and from any of these shards, except
@@ -190,5 +163,3 @@ func renewMigrations(shards []shardKey, key migrationsKey) {
 		return true
 	})
 }
-
-var _ caddy.Destructor = (*pooledMigrations)(nil)

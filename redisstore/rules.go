@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
 var keyPrefix = regexp.MustCompile(`^[A-Za-z0-9_.:-]+$`)
@@ -126,16 +128,12 @@ func (s *Shard) badUser(which, own string) error {
 }
 
 func (s *Store) validateChoices() error {
-	if err := option.OneOf("read_from", s.ReadFrom, readReplicas, readPrimary); err != nil {
-		return err
-	}
-	if err := option.OneOf("clock", s.Clock, clockRedis, clockLocal); err != nil {
-		return err
-	}
-	if err := option.OneOf("pipelining", s.Pipelining, turnedOn, turnedOff); err != nil {
-		return err
-	}
-	return option.OneOf("plain_charges", s.PlainCharges, turnedOn, turnedOff)
+	return cmp.Or(
+		option.OneOf("read_from", s.ReadFrom, readReplicas, readPrimary),
+		option.OneOf("clock", s.Clock, clockRedis, clockLocal),
+		option.OneOf("pipelining", s.Pipelining, turnedOn, turnedOff),
+		option.OneOf("plain_charges", s.PlainCharges, turnedOn, turnedOff),
+	)
 }
 
 func (s *Store) validateNumbers() error {
@@ -164,25 +162,14 @@ func (s *Store) validateNumbers() error {
 	return nil
 }
 
-// previousShard is a shard of the store before a resharding.
-type previousShard struct {
-	name string
-	// weight is 0 if it has not changed.
-	weight int
-}
-
-// previous parses PreviousShards, whose texts are name or name:weight.
-func (s *Store) previous() ([]previousShard, error) {
-	var all []previousShard
+// previous parses PreviousShards, whose texts are name or name:weight. A weight of 0
+// has not changed.
+func (s *Store) previous() (all []redis.Member, err error) {
 	for _, text := range s.PreviousShards {
-		p := previousShard{}
-		weight, isWeighted := "", false
-		if p.name, weight, isWeighted = strings.Cut(text, ":"); isWeighted {
-			n, err := strconv.Atoi(weight)
-			if err != nil || n < 1 || n > maxWeight {
-				return nil, option.Errorf("previous_shards", "%s: the weight must be from 1 to %d, as in %s:2", text, maxWeight, p.name)
-			}
-			p.weight = n
+		name, weight, isWeighted := strings.Cut(text, ":")
+		p := redis.Member{Name: name}
+		if p.Weight, err = strconv.Atoi(weight); isWeighted && (err != nil || p.Weight < 1 || p.Weight > maxWeight) {
+			return nil, option.Errorf("previous_shards", "%s: the weight must be from 1 to %d, as in %s:2", text, maxWeight, name)
 		}
 		all = append(all, p)
 	}
@@ -197,11 +184,11 @@ func (s *Store) validatePrevious() error {
 	}
 	owning, same := 0, 0
 	for _, shard := range s.Shards {
-		i := slices.IndexFunc(previous, func(p previousShard) bool { return p.name == shard.Name })
+		i := slices.IndexFunc(previous, func(p redis.Member) bool { return p.Name == shard.Name })
 		switch {
 		case !shard.Retired:
 			owning++
-			if i >= 0 && (previous[i].weight == 0 || previous[i].weight == max(shard.Weight, 1)) {
+			if i >= 0 && (previous[i].Weight == 0 || previous[i].Weight == max(shard.Weight, 1)) {
 				same++
 			}
 		case i < 0:
@@ -211,12 +198,12 @@ func (s *Store) validatePrevious() error {
 	seen := map[string]bool{}
 	for _, p := range previous {
 		switch {
-		case s.shard(p.name) == nil:
-			return option.Errorf("previous_shards", "%s is no shard of the store: define it, with the option retired if it shall own no clients any more", p.name)
-		case seen[p.name]:
-			return option.Errorf("previous_shards", "%s is named twice: remove one", p.name)
+		case s.shard(p.Name) == nil:
+			return option.Errorf("previous_shards", "%s is no shard of the store: define it, with the option retired if it shall own no clients any more", p.Name)
+		case seen[p.Name]:
+			return option.Errorf("previous_shards", "%s is named twice: remove one", p.Name)
 		}
-		seen[p.name] = true
+		seen[p.Name] = true
 	}
 	switch {
 	case owning == 0:

@@ -113,7 +113,7 @@ func (s *Shard) validate() error {
 	case len(s.kinds()) == 0:
 		return fmt.Errorf("shard %s has no primary: add sentinel <master> <addr>..., cluster <addr>..., or its address, such as primary localhost:6379", s.Name)
 	}
-	for _, rule := range []func() error{s.validateServers, s.validateWeight, s.Connection.validate, s.validateConnection} {
+	for _, rule := range []func() error{s.validateServers, s.Connection.validate, s.validateConnection} {
 		if err := rule(); err != nil {
 			return fmt.Errorf("shard %s: %w", s.Name, err)
 		}
@@ -175,16 +175,11 @@ func (s *Sentinel) validate() error {
 	return nil
 }
 
-func (s *Shard) validateWeight() error {
-	if s.Weight < 0 || s.Weight > maxWeight {
-		return option.Errorf("weight", "%d: it must be from 1 to %d", s.Weight, maxWeight)
-	}
-	return nil
-}
-
-// validateConnection checks the shard's own settings against its kind.
+// validateConnection checks the shard's weight, and its own settings against its kind.
 func (s *Shard) validateConnection() error {
 	switch {
+	case s.Weight < 0 || s.Weight > maxWeight:
+		return option.Errorf("weight", "%d: it must be from 1 to %d", s.Weight, maxWeight)
 	case len(s.Cluster) > 0 && s.DB != nil && *s.DB != 0:
 		return option.Errorf("db", "%d: a Redis Cluster has database 0 only, so remove it", *s.DB)
 	case s.TLS != nil && s.path() != "":

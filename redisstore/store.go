@@ -209,15 +209,10 @@ func (s *Store) OpenStore(name string) (_ store.Store, err error) {
 		names = append(names, shard.Name)
 		opened.keys = append(opened.keys, keys[shard.Name])
 	}
-	members, previous, err := s.membersOf(name, pooled)
-	if err != nil {
-		return nil, err
-	}
+	members, previous := s.membersOf(name, pooled)
 	var migrations *redis.Migrations
 	if len(previous) > 0 {
-		if migrations, opened.migrations, err = acquireMigrations(members, previous, keys); err != nil {
-			return nil, err
-		}
+		migrations, opened.migrations = acquireMigrations(members, previous, keys)
 	}
 	renewMigrations(opened.keys, opened.migrations)
 	remote := redis.New(redis.Options{
@@ -247,8 +242,8 @@ func (s *Store) OpenStore(name string) (_ store.Store, err error) {
 }
 
 // membersOf returns the shards that own clients, and those that did before a
-// resharding, as members of the store with that name.
-func (s *Store) membersOf(storeName string, pooled map[string]pooledShard) (members, previous []redis.Member, err error) {
+// resharding, as members of the store with that name. Validate has checked all of them.
+func (s *Store) membersOf(storeName string, pooled map[string]pooledShard) (members, previous []redis.Member) {
 	member := func(shard *Shard, weight int) redis.Member {
 		return redis.Member{Name: shard.Name, Weight: weight, Shard: pooled[shard.Name].Shard, Observe: observeShard(storeName, shard.Name)}
 	}
@@ -257,18 +252,12 @@ func (s *Store) membersOf(storeName string, pooled map[string]pooledShard) (memb
 			members = append(members, member(shard, shard.Weight))
 		}
 	}
-	owners, err := s.previous()
-	if err != nil {
-		return nil, nil, err
-	}
+	owners, _ := s.previous()
 	for _, p := range owners {
-		shard := s.shard(p.name)
-		if shard == nil {
-			return nil, nil, fmt.Errorf("previous_shards: %s is no shard of the store", p.name)
-		}
-		previous = append(previous, member(shard, cmp.Or(p.weight, shard.Weight)))
+		shard := s.shard(p.Name)
+		previous = append(previous, member(shard, cmp.Or(p.Weight, shard.Weight)))
 	}
-	return members, previous, nil
+	return members, previous
 }
 
 // CloseStore implements [stores.Module]. It ends one use of the shards; the last use

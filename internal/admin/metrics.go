@@ -140,5 +140,3 @@ func gauge(desc *prometheus.Desc, value float64, labels ...string) prometheus.Me
 func counted(desc *prometheus.Desc, n int64, labels ...string) prometheus.Metric {
 	return prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), labels...)
 }
-
-var _ prometheus.Collector = stateCollector{}

@@ -24,6 +24,7 @@ import (
 	"net/url"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -249,15 +250,8 @@ func serverFor(app *caddyhttp.App, name string, target *url.URL) (*caddyhttp.Ser
 
 func hasPort(addr, port string) bool {
 	parsed, err := caddy.ParseNetworkAddress(addr)
-	if err != nil {
-		return false
-	}
-	for i := range parsed.PortRangeSize() {
-		if _, p, err := net.SplitHostPort(parsed.JoinHostPort(i)); err == nil && p == port {
-			return true
-		}
-	}
-	return false
+	n, _ := strconv.ParseUint(port, 10, 16)
+	return err == nil && n > 0 && parsed.StartPort <= uint(n) && uint(n) <= parsed.EndPort
 }
 
 func localAddr(server *caddyhttp.Server) net.Addr {

@@ -164,20 +164,6 @@ func (p *Process) CPU() (time.Duration, error) {
 	return time.Duration(ticks) * 10 * time.Millisecond, nil
 }
 
-// FreeAddrs returns n loopback addresses, host:port, that were free a moment
-// ago.
-func FreeAddrs(n int) (addrs []string, err error) {
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, fmt.Errorf("find a free port: %w", err)
-		}
-		defer l.Close()
-		addrs = append(addrs, l.Addr().String())
-	}
-	return addrs, nil
-}
-
 // awaitListening waits until all of the addresses accept connections.
 func awaitListening(addrs []string, ended <-chan struct{}) error {
 	deadline := time.Now().Add(time.Minute)

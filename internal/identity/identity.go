@@ -7,6 +7,12 @@ package identity
 import (
 	"crypto/sha256"
 	"hash/maphash"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // maxKey is the length up to which client keys are kept as they are. The limiter
@@ -40,4 +46,57 @@ func (id ID) Hash(seed maphash.Seed) uint64 {
 	// The multiplier, 2^64 divided by the golden ratio, spreads consecutive numbers
 	// over the upper bits.
 	return maphash.String(seed, id.Key) + uint64(id.Limit)*0x9e3779b97f4a7c15
+}
+
+// Limits numbers limits from 0 on, so that a bucket need not carry its limit. The
+// zero value is empty. Numbers last: limits come from configs, so there are few.
+type Limits struct {
+	mu sync.Mutex
+	// table is replaced as a whole, so that readers need no lock.
+	table atomic.Pointer[limitTable]
+}
+
+// fewLimits is how many limits are compared one by one.
+const fewLimits = 4
+
+type limitTable struct {
+	numbers map[store.Limit]uint32
+	limits  []*store.Limit // by number
+}
+
+// Number returns the number of the limit.
+func (l *Limits) Number(limit *store.Limit) uint32 {
+	if t := l.table.Load(); t != nil {
+		// Comparing the first few is quicker than a lookup.
+		for n, known := range t.limits[:min(len(t.limits), fewLimits)] {
+			if *known == *limit {
+				return uint32(n) //nolint:gosec // few
+			}
+		}
+		if n, ok := t.numbers[*limit]; ok {
+			return n
+		}
+	}
+	return l.add(limit)
+}
+
+// Limit returns the limit of that number.
+func (l *Limits) Limit(number uint32) *store.Limit { return l.table.Load().limits[number] }
+
+func (l *Limits) add(limit *store.Limit) uint32 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	next := limitTable{numbers: map[store.Limit]uint32{}}
+	if t := l.table.Load(); t != nil {
+		if n, ok := t.numbers[*limit]; ok {
+			return n
+		}
+		next.numbers, next.limits = maps.Clone(t.numbers), slices.Clone(t.limits)
+	}
+	n := uint32(len(next.limits))
+	own := *limit
+	next.numbers[own] = n
+	next.limits = append(next.limits, &own)
+	l.table.Store(&next)
+	return n
 }

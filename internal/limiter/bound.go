@@ -97,77 +97,56 @@ type zoneState struct {
 	refused *refusedClients
 	logged  *loggedRefusals
 	room    *waitingRoom
+	users   int
 }
+
+// zoneStates are the states in use. Unlike [caddy.UsagePool] they begin none while one
+// of the same zone ends, whose metrics go.
+var zoneStates = struct {
+	sync.Mutex
+	used map[ZoneID]*zoneState
+}{used: map[ZoneID]*zoneState{}}
 
 // acquireState returns the state of a zone in a store, and keeps it until the
 // store is closed.
 func acquireState(handle *stores.Handle, zone string) *zoneState {
 	id := ZoneID{handle.Name, zone}
-	handle.OnClose(func() { zoneStates.release(id) })
-	return zoneStates.acquire(id)
-}
-
-var zoneStates = shared[ZoneID, *zoneState]{
-	begin: func(id ZoneID) *zoneState {
-		return &zoneState{
-			counts:  zoneSeries.acquire(id.Zone),
+	handle.OnClose(func() { releaseState(id) })
+	zoneStates.Lock()
+	defer zoneStates.Unlock()
+	state := zoneStates.used[id]
+	if state == nil {
+		state = &zoneState{
+			counts:  telemetry.Default.Zone(zone),
 			refused: newRefusedClients(time.Now()), logged: newLoggedRefusals(), room: newWaitingRoom(),
 		}
-	},
-	end: func(id ZoneID) { zoneSeries.release(id.Zone) },
+		zoneStates.used[id] = state
+	}
+	state.users++
+	return state
 }
 
-// zoneSeries are the metrics of zones, which do not name the store.
-var zoneSeries = shared[string, telemetry.ZoneCounters]{begin: telemetry.Default.Zone, end: telemetry.Default.ForgetZone}
-
-// shared are values by keys. Each exists as long as it is used. Unlike
-// [caddy.UsagePool] it begins no value while it ends another one of the same key.
-type shared[K comparable, V any] struct {
-	begin func(K) V
-	end   func(K)
-
-	mu   sync.Mutex
-	used map[K]*sharedValue[V]
+// findState returns the state of a zone in a store, or nil if it is not in use.
+func findState(id ZoneID) *zoneState {
+	zoneStates.Lock()
+	defer zoneStates.Unlock()
+	return zoneStates.used[id]
 }
 
-type sharedValue[V any] struct {
-	value V
-	users int
-}
-
-// acquire returns the value of a key until release is called.
-func (s *shared[K, V]) acquire(key K) V {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	v, ok := s.used[key]
-	if !ok {
-		if s.used == nil {
-			s.used = map[K]*sharedValue[V]{}
+// releaseState ends one use. A zone's metrics, which do not name the store, end with
+// its last state.
+func releaseState(id ZoneID) {
+	zoneStates.Lock()
+	defer zoneStates.Unlock()
+	state := zoneStates.used[id]
+	if state.users--; state.users > 0 {
+		return
+	}
+	delete(zoneStates.used, id)
+	for other := range zoneStates.used {
+		if other.Zone == id.Zone {
+			return
 		}
-		v = &sharedValue[V]{value: s.begin(key)}
-		s.used[key] = v
 	}
-	v.users++
-	return v.value
-}
-
-// find returns the value of a key if it is used.
-func (s *shared[K, V]) find(key K) (value V, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if v := s.used[key]; v != nil {
-		return v.value, true
-	}
-	return value, false
-}
-
-// release ends what one call of acquire began.
-func (s *shared[K, V]) release(key K) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	v := s.used[key]
-	if v.users--; v.users == 0 {
-		delete(s.used, key)
-		s.end(key)
-	}
+	telemetry.Default.ForgetZone(id.Zone)
 }

@@ -23,9 +23,8 @@ type evaluation struct {
 	zones   []*boundZone
 	reqs    []store.Request
 	states  []store.State
-	// spends is empty until a zone holds the cost in flight, takes it or fails.
-	spends []spend
-	refs   [maxStores]ref
+	spends  []spend
+	refs    [maxStores]ref
 	// split is set if the zones do not all count in the same store.
 	split bool
 	lease *lease
@@ -89,6 +88,7 @@ func (e *evaluation) add(z *boundZone, req store.Request) {
 	e.split = e.split || len(e.zones) > 0 && e.zones[0].in != z.in
 	e.zones = append(e.zones, z)
 	e.reqs = append(e.reqs, req)
+	e.spends = append(e.spends, spend{})
 	if !z.enforces(req.ClientKey) {
 		e.observed = append(e.observed, len(e.zones)-1)
 	}
@@ -192,7 +192,7 @@ func (e *evaluation) ask(r *http.Request) error {
 	}
 	e.states = states
 	if len(e.observed) > 0 {
-		enforced := e.where(func(i int) bool { return !e.observes(i) && !e.has(i).unknown })
+		enforced := e.where(func(i int) bool { return !e.observes(i) && !e.spends[i].unknown })
 		if e.refuseKnown(enforced) {
 			// The zones that only observe make no call for such a request either.
 			return nil
@@ -362,7 +362,7 @@ func (e *evaluation) handleErrors(r *http.Request, some []int) error {
 		failed = e.states[i].Err
 		// A check spends nothing, whatever the store says.
 		if e.zones[i].ChargeBefore && errors.Is(failed, store.ErrUncertain) {
-			e.spendOf(i).unknown = true
+			e.spends[i].unknown = true
 		}
 	}
 	if failed == nil {
@@ -391,7 +391,7 @@ func within(some []int, i int) bool { return some == nil || slices.Contains(some
 // askLocal makes the local counts decide about zone i. The store holds what they
 // hold in flight as well: it may be back before the request has settled.
 func (e *evaluation) askLocal(i int) {
-	open, reqs, spend := e.open(i), e.reqs[i:i+1], e.spendOf(i)
+	open, reqs, spend := e.open(i), e.reqs[i:i+1], &e.spends[i]
 	spend.local = true
 	if e.zones[i].ChargeBefore {
 		copy(e.states[i:], open.Local.Buckets.Take(context.Background(), reqs))
@@ -408,7 +408,7 @@ func (e *evaluation) askLocal(i int) {
 func (e *evaluation) noteHeld(some []int) {
 	for i := range e.states {
 		if within(some, i) && e.states[i].Err == nil && e.states[i].Allowed {
-			e.spendOf(i).held = true
+			e.spends[i].held = true
 		}
 	}
 }
@@ -418,7 +418,7 @@ func (e *evaluation) noteTaken(takes []int) {
 	for _, i := range takes {
 		switch st := &e.states[i]; {
 		case st.Err == nil && st.Allowed:
-			e.spendOf(i).taken = true
+			e.spends[i].taken = true
 			e.reqs[i].Receipt = st.Receipt
 		case e.hasNoRoom(i):
 			e.open(i).NoteFull(&e.reqs[i], st, e.limiter.Now())
@@ -442,26 +442,10 @@ func (e *evaluation) wasAsked(i int) bool { return e.states[i].Err != nil || e.s
 
 // takes reports whether zone i takes. One that may have done so before the request
 // waited does not.
-func (e *evaluation) takes(i int) bool { return e.zones[i].ChargeBefore && !e.has(i).unknown }
+func (e *evaluation) takes(i int) bool { return e.zones[i].ChargeBefore && !e.spends[i].unknown }
 
 // observes reports whether zone i only observes the client.
 func (e *evaluation) observes(i int) bool { return slices.Contains(e.observed, i) }
-
-// has returns what the request has spent in zone i.
-func (e *evaluation) has(i int) spend {
-	if len(e.spends) == 0 {
-		return spend{}
-	}
-	return e.spends[i]
-}
-
-// spendOf is has, to be changed.
-func (e *evaluation) spendOf(i int) *spend {
-	if len(e.spends) == 0 {
-		e.spends = slices.Grow(e.spends, len(e.zones))[:len(e.zones)]
-	}
-	return &e.spends[i]
-}
 
 // open returns the store in which zone i counts, or nil if it could not be opened.
 func (e *evaluation) open(i int) *stores.Opened { return e.refs[e.zones[i].in].open }
@@ -483,16 +467,6 @@ func (e *evaluation) where(is func(i int) bool) (some []int) {
 		}
 	}
 	return some
-}
-
-// anyZone reports whether is holds for a zone.
-func (e *evaluation) anyZone(is func(i int) bool) bool {
-	for i := range e.zones {
-		if is(i) {
-			return true
-		}
-	}
-	return false
 }
 
 // byStore parts some zones by the store in which they count.

@@ -84,28 +84,13 @@ func isAddress(name string) bool {
 		name == "http.request.remote" || strings.HasPrefix(name, "http.request.remote.host")
 }
 
-// PlaceholdersIn returns the names of the placeholders in text, by the rules of
-// Caddy's replacer: braces can be escaped by a backslash.
+// PlaceholdersIn returns the names of the placeholders in text, as Caddy's replacer
+// finds them.
 func PlaceholdersIn(text string) (names []string) {
-	for i := 0; i < len(text); i++ {
-		if text[i] != '{' || i > 0 && text[i-1] == '\\' {
-			continue
-		}
-		end := i + strings.IndexByte(text[i:], '}')
-		for end > i && end < len(text)-1 && text[end-1] == '\\' {
-			next := strings.IndexByte(text[end+1:], '}')
-			if next < 0 {
-				end = i
-				break
-			}
-			end += next + 1
-		}
-		if end <= i {
-			continue
-		}
-		names = append(names, text[i+1:end])
-		i = end
-	}
+	_, _ = caddy.NewEmptyReplacer().ReplaceFunc(text, func(name string, _ any) (any, error) {
+		names = append(names, name)
+		return nil, nil
+	})
 	return names
 }
 

@@ -22,7 +22,7 @@ func (e *evaluation) penalize() {
 		req := e.reqs[i]
 		req.Until = st.Penalty
 		open := e.open(i)
-		if e.has(i).local {
+		if e.spends[i].local {
 			open = open.Local.Opened
 		}
 		open.Penalize(req)
@@ -52,7 +52,7 @@ func (e *evaluation) refusedBy() int {
 }
 
 // isDenied reports whether a zone ends the request because its store failed.
-func (e *evaluation) isDenied() bool { return e.anyZone(e.deniesByError) }
+func (e *evaluation) isDenied() bool { return e.where(e.deniesByError) != nil }
 
 // outcome returns what zone i decided.
 func (e *evaluation) outcome(i int) telemetry.Outcome {
@@ -127,25 +127,12 @@ func wait(st *store.State) int64 {
 	return st.RetryAfter.Microseconds()
 }
 
-const (
-	rankError = iota + 1
-	rankAllowed
-	rankWouldRefuse
-	rankRefused
-)
+const rankError, rankAllowed = 1, 2
 
 // rank returns how much zone i matters for the request; 0 if not at all.
 func (e *evaluation) rank(i int) int {
-	switch e.outcome(i) {
-	case telemetry.Refused, telemetry.ErrorRefused:
-		return rankRefused
-	case telemetry.WouldRefuse:
-		return rankWouldRefuse
-	case telemetry.Allowed:
-		return rankAllowed
-	case telemetry.ErrorAllowed:
-		return rankError
-	default:
-		return 0
-	}
+	return [telemetry.Outcomes]int{
+		telemetry.ErrorAllowed: rankError, telemetry.Allowed: rankAllowed, telemetry.WouldRefuse: 3,
+		telemetry.Refused: 4, telemetry.ErrorRefused: 4,
+	}[e.outcome(i)]
 }

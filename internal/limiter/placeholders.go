@@ -68,7 +68,7 @@ func (e *evaluation) placeholder(i int, name string) any {
 	case "key":
 		return e.shownKey(i)
 	case "cost":
-		if spent := e.has(i); spent.settled {
+		if spent := e.spends[i]; spent.settled {
 			return spent.cost
 		}
 		return e.reqs[i].Cost
@@ -170,6 +170,3 @@ func (t *tracker) MarshalLogObject(to zapcore.ObjectEncoder) error {
 	}
 	return nil
 }
-
-// Interface guard.
-var _ zapcore.ObjectMarshaler = (*tracker)(nil)

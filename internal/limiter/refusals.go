@@ -179,7 +179,7 @@ func (c *refusedClients) note(clientKey string, now time.Time) {
 // how much time the counts cover.
 func RefusedMost(zone string, storeNames []string, n int, now time.Time) (clients []adminapi.RefusedClient, since time.Duration) {
 	for _, name := range storeNames {
-		if state, ok := zoneStates.find(ZoneID{name, zone}); ok {
+		if state := findState(ZoneID{name, zone}); state != nil {
 			since = max(since, state.refused.since(now))
 			clients = append(clients, state.refused.top(n, name, now)...)
 		}

@@ -40,7 +40,7 @@ func (e *evaluation) settle(status int) {
 		spent := e.spent(i)
 		e.show(i, spent, cost)
 		e.countSettled(i, spent, cost, free)
-		spend := e.spendOf(i)
+		spend := &e.spends[i]
 		spend.settled, spend.cost = true, cost
 		all.add(e, i, spent, cost)
 	}
@@ -51,7 +51,7 @@ func (e *evaluation) settle(status int) {
 // is. They do for most requests.
 func (e *evaluation) chargesWhole(status int) bool {
 	for i, z := range e.zones {
-		if z.Cost.isDynamic() || z.Cost.Number == 0 || z.Free.Contains(status) || e.has(i) != (spend{held: true}) {
+		if z.Cost.isDynamic() || z.Cost.Number == 0 || z.Free.Contains(status) || e.spends[i] != (spend{held: true}) {
 			return false
 		}
 	}
@@ -60,7 +60,7 @@ func (e *evaluation) chargesWhole(status int) bool {
 
 // spent returns what the request has spent in zone i.
 func (e *evaluation) spent(i int) int64 {
-	if e.has(i).taken {
+	if e.spends[i].taken {
 		return e.reqs[i].Cost
 	}
 	return 0
@@ -70,7 +70,7 @@ func (e *evaluation) spent(i int) int64 {
 // a reply has spent is not known.
 func (e *evaluation) countSettled(i int, spent, cost int64, free bool) {
 	counts := &e.zones[i].Counts
-	if e.has(i).unknown {
+	if e.spends[i].unknown {
 		return
 	}
 	counts.Charged.Add(float64(cost))
@@ -87,7 +87,7 @@ func (e *evaluation) undo() {
 	e.lease = nil
 	e.giveBack(func(*Zone) bool { return true })
 	for i, z := range e.zones {
-		spent := e.has(i)
+		spent := e.spends[i]
 		if z.needsID() && (spent.taken || spent.unknown) {
 			// A request that waits takes again, maybe before the refund arrives, which
 			// must not find the new take.
@@ -95,7 +95,7 @@ func (e *evaluation) undo() {
 		}
 		if spent != (spend{}) {
 			// What may have been spent without an ID is not spent again.
-			*e.spendOf(i) = spend{unknown: spent.unknown && !z.needsID()}
+			e.spends[i] = spend{unknown: spent.unknown && !z.needsID()}
 		}
 	}
 }
@@ -131,7 +131,7 @@ type settlement struct {
 
 // add notes what zone i has to charge or refund so that spent becomes cost.
 func (s *settlements) add(e *evaluation, i int, spent, cost int64) {
-	z, done, req := e.zones[i], e.has(i), e.reqs[i]
+	z, done, req := e.zones[i], e.spends[i], e.reqs[i]
 	in := &s[z.in]
 	if done.local {
 		in.local.add(req, spend{held: done.held}, spent, cost)
@@ -217,7 +217,7 @@ func (e *evaluation) show(i int, spent, cost int64) {
 func (t *tracker) showRefunds() {
 	for _, e := range t.evaluations[t.inherited:] {
 		for i := range e.zones {
-			if e.has(i).taken {
+			if e.spends[i].taken {
 				e.show(i, e.reqs[i].Cost, 0)
 			}
 		}
@@ -243,7 +243,7 @@ const renewals = 3
 func (e *evaluation) holdLeases() {
 	period := time.Duration(0)
 	for i, z := range e.zones {
-		if spent := e.has(i); z.isLease() && (spent.taken || spent.unknown) {
+		if spent := e.spends[i]; z.isLease() && (spent.taken || spent.unknown) {
 			if every := z.limit.Window / renewals; period == 0 || every < period {
 				period = every
 			}
@@ -273,7 +273,7 @@ func (l *lease) renew() {
 			// The request may settle its spend at this moment.
 			continue
 		}
-		spent, open, req := l.of.has(i), l.of.open(i), l.of.reqs[i:i+1]
+		spent, open, req := l.of.spends[i], l.of.open(i), l.of.reqs[i:i+1]
 		if req[0].Cost == 0 || !spent.taken && !spent.unknown {
 			continue
 		}
@@ -311,7 +311,7 @@ func (l *lease) stop() bool {
 	l.timer.Stop()
 	l.timer = nil
 	for _, i := range l.handedOver {
-		l.of.spendOf(i).unknown = true
+		l.of.spends[i].unknown = true
 	}
 	return true
 }

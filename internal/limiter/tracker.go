@@ -193,9 +193,4 @@ func (t *tracker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return conn, buf, err
 }
 
-// Interface guards.
-var (
-	_ http.ResponseWriter = (*tracker)(nil)
-	_ io.ReaderFrom       = (*tracker)(nil)
-	_ http.Hijacker       = (*tracker)(nil)
-)
+var _ http.Hijacker = (*tracker)(nil)

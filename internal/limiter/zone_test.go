@@ -423,11 +423,11 @@ func TestZoneStateLivesWithTheStore(t *testing.T) {
 	}
 	one.Unload()
 	next.Unload()
-	if _, ok := zoneStates.find(ZoneID{"one", "zone"}); !ok {
+	if findState(ZoneID{"one", "zone"}) == nil {
 		t.Error("the state is gone while a request uses it")
 	}
 	one.Leave()
-	if _, ok := zoneStates.find(ZoneID{"one", "zone"}); ok {
+	if findState(ZoneID{"one", "zone"}) != nil {
 		t.Error("the state outlives the store's last user")
 	}
 	if n := series() - before; n != 1 {

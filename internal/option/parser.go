@@ -100,12 +100,22 @@ type Block struct {
 	Known, Elsewhere, Place string
 }
 
-// Option sets the field of the current option of a block.
-func (p *Parser) Option(b *Block) error {
-	if !slices.Contains(b.Repeatable, p.Val()) {
-		if err := p.once(); err != nil {
+// Options sets the fields of all options of a block.
+func (p *Parser) Options(b *Block) error {
+	for nesting := p.Nesting(); p.NextBlock(nesting); {
+		if err := p.Option(b); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// Option sets the field of the current option of a block.
+func (p *Parser) Option(b *Block) error {
+	if slices.Contains(b.Repeatable, p.Val()) {
+		p.lines[p.Val()] = p.Token()
+	} else if err := p.once(); err != nil {
+		return err
 	}
 	for _, setters := range b.Setters {
 		if set, ok := setters[p.Val()]; ok {

@@ -27,9 +27,6 @@ func Pause(pid int) error { return syscall.Kill(pid, syscall.SIGSTOP) }
 // Resume lets a paused process continue.
 func Resume(pid int) error { return syscall.Kill(pid, syscall.SIGCONT) }
 
-// IsAlive reports whether there is a process of that ID.
-func IsAlive(pid int) bool { return syscall.Kill(pid, 0) == nil }
-
 // CPUTime is the processor time, user and system, that this program has used.
 func CPUTime() (time.Duration, error) {
 	var used syscall.Rusage

@@ -3,7 +3,6 @@ package process
 import (
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"syscall"
 	"time"
@@ -23,16 +22,6 @@ func Pause(int) error { return errors.ErrUnsupported }
 
 // Resume fails: Windows does not stop processes.
 func Resume(int) error { return errors.ErrUnsupported }
-
-// IsAlive reports whether there is a process of that ID.
-func IsAlive(pid int) bool {
-	p, err := os.FindProcess(pid)
-	if err != nil {
-		return false
-	}
-	_ = p.Release()
-	return true
-}
 
 // CPUTime is the processor time, user and system, that this program has used.
 func CPUTime() (time.Duration, error) {

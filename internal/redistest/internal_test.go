@@ -14,8 +14,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/shardlimit/caddy-shardlimit/internal/process"
 )
 
 // childEnv makes the test binary be a program that launches a server and then
@@ -87,7 +85,7 @@ func TestServerEndsWithProgram(t *testing.T) {
 			if _, err := fmt.Sscan(line, &pid, &dir); err != nil {
 				t.Fatalf("parse %q: %v", line, err)
 			}
-			if alive := process.IsAlive(pid); alive != (ending != "killed") {
+			if alive := isAlive(pid); alive != (ending != "killed") {
 				t.Errorf("server alive before the child ended: %v", alive)
 			}
 			if _, err := os.Stat(dir); err != nil {
@@ -103,17 +101,23 @@ func TestServerEndsWithProgram(t *testing.T) {
 	}
 }
 
+// isAlive reports whether there is a process of that ID.
+func isAlive(pid int) bool {
+	p, err := os.FindProcess(pid)
+	return err == nil && p.Signal(syscall.Signal(0)) == nil
+}
+
 // requireGone waits until there is neither the process nor the directory.
 func requireGone(t *testing.T, pid int, dir string) {
 	t.Helper()
 	deadline := time.Now().Add(waitTimeout)
 	for {
 		_, dirErr := os.Stat(dir)
-		if !process.IsAlive(pid) && errors.Is(dirErr, os.ErrNotExist) {
+		if !isAlive(pid) && errors.Is(dirErr, os.ErrNotExist) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("process %d alive: %v, directory %s: %v; want neither to exist", pid, process.IsAlive(pid), dir, dirErr)
+			t.Fatalf("process %d alive: %v, directory %s: %v; want neither to exist", pid, isAlive(pid), dir, dirErr)
 		}
 		time.Sleep(pollInterval)
 	}

@@ -12,7 +12,7 @@ import (
 
 // Pool keeps what outlives configs, and counts references: LoadOrNew and
 // LoadOrStore add one, Delete takes one away, and the Delete of the last one
-// removes the value and calls its Destruct. Each kind of value has a type of keys
+// removes the value and calls its Destruct, if it has one. Each kind of value has a type of keys
 // of its own.
 var Pool = caddy.NewUsagePool()
 
@@ -50,24 +50,11 @@ func NoteLost(charges int64) {
 	}
 }
 
-// Flush delivers, in the background, what waits for c, and closes it.
-func Flush(c closer) { flushes.begin(c) }
-
-// End delivers, at the end of the process, what waits in ledgers and flushes
-// what is in the pool, even if it is in use. It waits for that and for earlier
-// flushes, and logs how many charges were lost.
-func End(logger *zap.Logger) { flushes.end(logger) }
-
-var flushes = newFlushSet()
-
-// flushSet are the flushes that run.
-type flushSet struct {
+// flushes are the deliveries and closings that run.
+var flushes struct {
 	// ledgers counts the deliveries of ledgers, shards the closings of shards. A
-	// ledger delivers through shards, so end waits for ledgers first.
+	// ledger delivers through shards, so End waits for ledgers first.
 	ledgers, shards sync.WaitGroup
-	// life ends when the process no longer waits for flushes.
-	life context.Context
-	stop context.CancelFunc
 
 	mu sync.Mutex
 	// ending is set at the end of the process, and ended once the last flushes
@@ -75,62 +62,63 @@ type flushSet struct {
 	ending, ended bool
 }
 
-func newFlushSet() *flushSet {
-	f := new(flushSet)
-	f.life, f.stop = context.WithCancel(context.Background())
-	return f
-}
+// flushLife ends when the process no longer waits for flushes.
+var flushLife, endFlushLife = context.WithCancel(context.Background())
 
-func (f *flushSet) begin(c closer) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !f.ended {
-		f.shards.Go(f.bounded(c.Close))
+// Flush delivers, in the background, what waits for c, and closes it.
+func Flush(c closer) {
+	flushes.mu.Lock()
+	defer flushes.mu.Unlock()
+	if !flushes.ended {
+		flushes.shards.Go(bounded(c.Close))
 	}
 }
 
 // deliver runs a ledger's delivery, before shards are flushed: in the background
 // unless the process ends.
-func (f *flushSet) deliver(run func(ctx context.Context)) {
-	f.mu.Lock()
-	ending := f.ending
+func deliver(run func(ctx context.Context)) {
+	flushes.mu.Lock()
+	ending := flushes.ending
 	if !ending {
-		f.ledgers.Go(f.bounded(run))
+		flushes.ledgers.Go(bounded(run))
 	}
-	f.mu.Unlock()
+	flushes.mu.Unlock()
 	if ending {
-		f.bounded(run)()
+		bounded(run)()
 	}
 }
 
-func (f *flushSet) bounded(run func(ctx context.Context)) func() {
+func bounded(run func(ctx context.Context)) func() {
 	return func() {
-		ctx, cancel := context.WithTimeout(f.life, flushTimeout)
+		ctx, cancel := context.WithTimeout(flushLife, flushTimeout)
 		defer cancel()
 		run(ctx)
 	}
 }
 
-func (f *flushSet) end(logger *zap.Logger) {
-	f.mu.Lock()
-	f.ending = true
-	f.mu.Unlock()
-	time.AfterFunc(exitTimeout, f.stop)
-	f.ledgers.Wait()
+// End delivers, at the end of the process, what waits in ledgers and flushes
+// what is in the pool, even if it is in use. It waits for that and for earlier
+// flushes, and logs how many charges were lost.
+func End(logger *zap.Logger) {
+	flushes.mu.Lock()
+	flushes.ending = true
+	flushes.mu.Unlock()
+	time.AfterFunc(exitTimeout, endFlushLife)
+	flushes.ledgers.Wait()
 	// Requests of older configs still use these.
 	for _, pooled := range inPool[pooledLedger]() {
-		pooled.books.End(f.life)
+		pooled.books.End(flushLife)
 	}
-	f.mu.Lock()
+	flushes.mu.Lock()
 	for _, c := range inPool[closer]() {
-		f.shards.Go(f.bounded(c.Close))
+		flushes.shards.Go(bounded(c.Close))
 	}
-	f.ended = true
-	f.mu.Unlock()
+	flushes.ended = true
+	flushes.mu.Unlock()
 
 	done := make(chan struct{})
 	go func() {
-		f.shards.Wait()
+		flushes.shards.Wait()
 		close(done)
 	}()
 	select {

@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 	"golang.org/x/time/rate"
 
@@ -35,9 +34,8 @@ type newcomers struct {
 	// acquainted are the clients that have been let in.
 	acquainted *acquaintances
 	reports    telemetry.LogThrottle
-
-	mu    sync.Mutex
-	zones map[string]*rate.Limiter
+	// zones has a *rate.Limiter for each zone, by name.
+	zones sync.Map
 }
 
 // newNewcomers returns nil if the module wants no bound, or its store cannot show
@@ -51,7 +49,7 @@ func (h *Handle) newNewcomers(s store.Store) *newcomers {
 	pooled, _ := Pool.LoadOrStore(acquaintancesKey(h.Name), newAcquaintances(maxAcquaintances, time.Now()))
 	return &newcomers{
 		store: h.Name, most: m.NewBuckets(), peeker: peeker, logger: h.Logger,
-		acquainted: pooled.(*acquaintances), zones: map[string]*rate.Limiter{},
+		acquainted: pooled.(*acquaintances),
 	}
 }
 
@@ -90,14 +88,8 @@ func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time
 }
 
 func (n *newcomers) limiterOf(zone string) *rate.Limiter {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	l, ok := n.zones[zone]
-	if !ok {
-		l = rate.NewLimiter(rate.Limit(n.most), n.most)
-		n.zones[zone] = l
-	}
-	return l
+	l, _ := n.zones.LoadOrStore(zone, rate.NewLimiter(rate.Limit(n.most), n.most))
+	return l.(*rate.Limiter)
 }
 
 func (n *newcomers) report(zone string, now time.Time) {
@@ -202,8 +194,3 @@ func (a *acquaintances) add(r *store.Request, now time.Time) {
 // acquaintancesKey is the key in the pool of the acquaintances of the store with
 // that name.
 type acquaintancesKey string
-
-// Destruct implements [caddy.Destructor].
-func (*acquaintances) Destruct() error { return nil }
-
-var _ caddy.Destructor = (*acquaintances)(nil)

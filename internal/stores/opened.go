@@ -3,6 +3,7 @@ package stores
 import (
 	"context"
 	"errors"
+	"reflect"
 	"time"
 
 	"github.com/maypok86/otter/v2"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
+	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
 // Opened is a store that is open, with what surrounds it.
@@ -35,7 +37,10 @@ type Opened struct {
 	penalizer        store.Penalizer
 	// newcomers is nil if new buckets are not bounded.
 	newcomers *newcomers
-	full      *fullBuckets
+	// full remembers, for a bounded number of buckets, which takes they refuse and until
+	// when: the ledger refuses such takes only while it trusts the primary's answer, and
+	// the memory store has none.
+	full *otter.Cache[bucketID, refusedTake]
 }
 
 func (h *Handle) newOpened() (*Opened, error) {
@@ -43,7 +48,10 @@ func (h *Handle) newOpened() (*Opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	open := &Opened{Name: h.Name, Store: s, Base: s, full: newFullBuckets()}
+	open := &Opened{
+		Name: h.Name, Store: s, Base: s,
+		full: otter.Must(&otter.Options[bucketID, refusedTake]{MaximumSize: maxFullBuckets}),
+	}
 	open.detacher, _ = s.(store.Detacher)
 	open.direct = open.detacher
 	open.penalizer, _ = s.(store.Penalizer)
@@ -79,11 +87,19 @@ func (o *Opened) Take(ctx context.Context, reqs []store.Request, states []store.
 	endSpan(span, states)
 }
 
-// IsFull reports whether a take of r is known to be refused.
-func (o *Opened) IsFull(r *store.Request, now time.Time) bool { return o.full.has(r, now) }
+// IsFull reports whether a take of r is known to be refused. A request that takes from
+// several buckets asks the full ones first, so that it touches no other if they refuse.
+func (o *Opened) IsFull(r *store.Request, now time.Time) bool {
+	refused, ok := o.full.GetIfPresent(bucketOf(r))
+	return ok && now.Before(refused.until) && r.Cost >= refused.cost && r.Reserved >= refused.reserved
+}
 
 // NoteFull notes that a take of r was refused with the state st.
-func (o *Opened) NoteFull(r *store.Request, st *store.State, now time.Time) { o.full.note(r, st, now) }
+func (o *Opened) NoteFull(r *store.Request, st *store.State, now time.Time) {
+	if st.RetryAfter != store.Never {
+		o.full.Set(bucketOf(r), refusedTake{now.Add(st.RetryAfter), r.Cost, r.Reserved})
+	}
+}
 
 // CheckAhead checks a request that waits behind others. A ledger that knows that
 // the request has to wait longer than timeout makes no call.
@@ -195,14 +211,6 @@ func endSpan(span trace.Span, states []store.State) {
 	span.End()
 }
 
-// fullBuckets remembers, for a bounded number of buckets, which takes they refuse
-// and until when. A request that takes from several buckets asks these first, so
-// that it touches no other if they refuse. The ledger refuses such requests only
-// while it trusts the primary's answer, and the memory store has none.
-type fullBuckets struct {
-	refusals *otter.Cache[bucketID, refusedTake]
-}
-
 type bucketID struct{ zone, clientKey string }
 
 func bucketOf(r *store.Request) bucketID { return bucketID{r.Limit.Zone, r.ClientKey} }
@@ -217,17 +225,90 @@ type refusedTake struct {
 // refund.
 const maxFullBuckets = 100_000
 
-func newFullBuckets() *fullBuckets {
-	return &fullBuckets{otter.Must(&otter.Options[bucketID, refusedTake]{MaximumSize: maxFullBuckets})}
+// accounts hold what requests cost from their admission until they are settled:
+// a [ledger.Ledger], or a [ledger.Local] for a store that answers at once.
+type accounts interface {
+	Admit(ctx context.Context, reqs []store.Request, states []store.State)
+	RefuseKnown(reqs []store.Request, states []store.State) bool
+	Foresee(r store.Request, takes bool, peek ledger.PeekFunc) store.State
+	Hold(reqs []store.Request)
+	Settle(reqs []store.Request, held []int64)
+	Figures() ledger.Figures
 }
 
-func (f *fullBuckets) has(r *store.Request, now time.Time) bool {
-	refused, ok := f.refusals.GetIfPresent(bucketOf(r))
-	return ok && now.Before(refused.until) && r.Cost >= refused.cost && r.Reserved >= refused.reserved
+// LedgerConfig is a [Module] with settings for its ledger.
+type LedgerConfig interface {
+	LedgerOptions(name string) ledger.Options
 }
 
-func (f *fullBuckets) note(r *store.Request, st *store.State, now time.Time) {
-	if st.RetryAfter != store.Never {
-		f.refusals.Set(bucketOf(r), refusedTake{now.Add(st.RetryAfter), r.Cost, r.Reserved})
+// localCounts decide where the store cannot. They are a store in memory.
+type localCounts struct {
+	*Opened
+	Buckets *memory.Store
+}
+
+// ledgerKey is the key in the pool of a pooledLedger. What waits for one kind of
+// store cannot be delivered through another.
+type ledgerKey struct {
+	name string
+	kind reflect.Type
+}
+
+func (h *Handle) ledgerKey() ledgerKey { return ledgerKey{h.Name, reflect.TypeOf(h.Module)} }
+
+// pooledLedger is what the configs with a store share: its books, and the local
+// counts.
+type pooledLedger struct {
+	books   *ledger.Books
+	flights *ledger.Flights
+
+	local        *memory.Buckets
+	localFlights *ledger.Flights
+}
+
+// keepLedger puts a ledger before the store of o, and local counts beside it.
+func (h *Handle) keepLedger(o *Opened) {
+	pooled, _ := Pool.LoadOrStore(h.ledgerKey(), pooledLedger{ledger.NewBooks(nil), ledger.NewFlights(), memory.NewBuckets(), ledger.NewFlights()})
+	shared := pooled.(pooledLedger)
+	buckets := memory.New(shared.local, memory.Options{})
+	o.Local = localCounts{&Opened{
+		Name: h.Name, Store: buckets, Base: buckets, Accounts: ledger.NewLocal(shared.localFlights, buckets),
+		detacher: buckets, direct: buckets, penalizer: buckets,
+	}, buckets}
+	remote, isRemote := o.Store.(ledger.Remote)
+	if !isRemote {
+		o.Accounts = ledger.NewLocal(shared.flights, o.Store)
+		return
 	}
+	opts := ledger.Options{}
+	if m, ok := h.Module.(LedgerConfig); ok {
+		opts = m.LedgerOptions(h.Name)
+	}
+	l := ledger.New(shared.books, remote, opts)
+	o.Ledger, o.Store, o.Accounts, o.detacher = l, l, l, l
+	if o.penalizer != nil {
+		o.penalizer = l
+	}
+}
+
+// leaveLedger leaves the ledger, which may be nil, and closes the module's store.
+// While something waits that is delivered through that store, both happen later:
+// once it is delivered, another config delivers it, or there is no more time.
+// Until then a new config finds the books, and what waits.
+func (h *Handle) leaveLedger(l *ledger.Ledger) {
+	leave := func() {
+		if l != nil {
+			l.Leave()
+		}
+		_, _ = Pool.Delete(h.ledgerKey())
+		h.Module.CloseStore()
+	}
+	if l == nil || !l.IsNeeded() {
+		leave()
+		return
+	}
+	deliver(func(ctx context.Context) {
+		l.Flush(ctx)
+		leave()
+	})
 }

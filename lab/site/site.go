@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
+	"github.com/shardlimit/caddy-shardlimit/internal/process"
 	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 )
 
@@ -68,8 +69,7 @@ type Site struct {
 	*caddyproc.Process
 }
 
-// Start runs a Caddy in a folder of its own. It tries three times: another process may
-// take a port that was free.
+// Start runs a Caddy in a folder of its own.
 func (w *Workshop) Start(config Config) (*Site, error) {
 	s := &Site{Logs: new(caddyproc.Logs)}
 	log := io.Writer(s.Logs)
@@ -77,18 +77,21 @@ func (w *Workshop) Start(config Config) (*Site, error) {
 		log = io.MultiWriter(log, os.Stderr)
 	}
 	dir := filepath.Join(w.Dir, fmt.Sprintf("caddy-%d", w.starts.Add(1)))
-	var err error
-	for range 3 {
-		var addrs []string
-		if addrs, err = caddyproc.FreeAddrs(len(config.Routes) + 1); err != nil {
+	var addrs []string
+	for range len(config.Routes) + 1 {
+		port, release, err := process.ReservePort()
+		if err != nil {
 			return nil, err
 		}
-		s.Admin, s.Addrs = addrs[0], addrs[1:]
-		if s.Process, err = caddyproc.Start(w.Caddy, dir, config.text(s.Admin, s.Addrs), log, addrs...); err == nil {
-			return s, nil
-		}
+		defer func() { _ = release() }()
+		addrs = append(addrs, fmt.Sprintf("127.0.0.1:%d", port))
 	}
-	return nil, fmt.Errorf("%w; its log:\n%s", err, s.Logs)
+	s.Admin, s.Addrs = addrs[0], addrs[1:]
+	var err error
+	if s.Process, err = caddyproc.Start(w.Caddy, dir, config.text(s.Admin, s.Addrs), log, addrs...); err != nil {
+		return nil, fmt.Errorf("%w; its log:\n%s", err, s.Logs)
+	}
+	return s, nil
 }
 
 // StartAll runs n Caddys with the same config.

@@ -199,10 +199,10 @@ refused.
 		}
 		switch {
 		case sim.Decision == "refused" || sim.Decision == "error_refused":
-			return ExitRefused, nil
+			return exitRefused, nil
 		case sim.Error != "":
 			// Whether it would pass is unknown.
-			return ExitFailed, nil
+			return exitFailed, nil
 		}
 		return 0, nil
 	})

@@ -85,11 +85,13 @@ func startSite(t *testing.T, window string) *site {
 	binary, err := caddyproc.Build(dir)
 	must(t, err)
 	a, b := redistest.StartShard(t, 1), redistest.StartShard(t, 1)
-	addrs, err := caddyproc.FreeAddrs(1)
+	port, release, err := process.ReservePort()
 	must(t, err)
+	t.Cleanup(func() { _ = release() })
+	addr := fmt.Sprintf("127.0.0.1:%d", port)
 	socket := filepath.Join(dir, "admin.sock")
-	config := fmt.Sprintf(siteConfig, socket, a.Primary.Addr(), a.Replicas[0].Addr(), b.Primary.Addr(), b.Replicas[0].Addr(), addrs[0], window)
-	s := &site{addr: addrs[0]}
+	config := fmt.Sprintf(siteConfig, socket, a.Primary.Addr(), a.Replicas[0].Addr(), b.Primary.Addr(), b.Replicas[0].Addr(), addr, window)
+	s := &site{addr: addr}
 	s.caddy, err = caddyproc.Start(binary, filepath.Join(dir, "site"), config, io.Discard, s.addr)
 	must(t, err)
 	t.Cleanup(s.caddy.Stop)
