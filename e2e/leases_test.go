@@ -34,10 +34,10 @@ respond ok
 
 func TestLeasesExpireAfterKill(t *testing.T) {
 	t.Parallel() // it spends its time waiting
-	const lease = 5_000_000
+	const lease = 15_000_000
 	servers := caddytest.StartShards(t, 1, 0)
 	backend := caddytest.StartSlowBackend(t)
-	caddys := caddytest.StartMany(t, 2, slotsSite(servers, "5s", backend))
+	caddys := caddytest.StartMany(t, 2, slotsSite(servers, "15s", backend))
 	leases := func() map[string]int64 { return servers.Content(t, "slots", "alice").Members }
 	refused := func(when string) {
 		t.Helper()
@@ -255,7 +255,7 @@ func TestWebSocketHoldsOneSlot(t *testing.T) {
 func TestWebSocketRenewsItsLease(t *testing.T) {
 	t.Parallel() // it spends its time waiting
 	servers := caddytest.StartShards(t, 1, 0)
-	c := oneSlot(t, servers, "5s")
+	c := oneSlot(t, servers, "15s")
 	conn, r, _ := openWebSocket(t, c, "alice")
 	leases := func() []int64 {
 		return slices.Collect(maps.Values(servers.Content(t, "slots", "alice").Members))

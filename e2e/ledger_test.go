@@ -563,7 +563,7 @@ func TestLocalCountsAdmitNoMoreThanTheLimit(t *testing.T) {
 			servers := caddytest.StartLastingShards(t, 1, 0)
 			g := startGate(t)
 			zone := zoneWith("api", fmt.Sprint("events ", limit), "algorithm "+algorithm, "charge "+charge, "on_error local")
-			c := caddytest.Start(t, zonesSite(servers.Store("check_timeout 1s"), zone, "reverse_proxy "+g.server.Listener.Addr().String()))
+			c := caddytest.Start(t, zonesSite(servers.Store("check_timeout 20s"), zone, "reverse_proxy "+g.server.Listener.Addr().String()))
 			// This opens a window and the connections.
 			must(t, "a request", want("status", c.Probe("/open", "X-Key: alice").Status, http.StatusOK))
 			servers.AwaitUsed(t, "api", "alice", 1)

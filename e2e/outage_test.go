@@ -284,8 +284,8 @@ func TestHungPrimaryDelaysNoResponse(t *testing.T) {
 		{"off", "1h", time.Nanosecond},
 		// Longer than a client of Redis commonly waits for a reply.
 		{"on", "1h", 6 * time.Second},
-		{"on", "1s", 0},
-		{"off", "1s", 0},
+		{"on", "10s", 0},
+		{"off", "10s", 0},
 	} {
 		t.Run(fmt.Sprintf("pipelining %s, charge_timeout %s, hangs %v", test.pipelining, test.timeout, test.hangs), func(t *testing.T) {
 			// They spend their time waiting.
@@ -324,7 +324,7 @@ func TestHungPrimaryDelaysNoResponse(t *testing.T) {
 			})
 			// The others stay pending in the ledger, beyond charge_timeout and the replies to
 			// charges sent by then.
-			time.Sleep(4 * time.Second)
+			time.Sleep(13 * time.Second)
 			must(t, "pending charges", want("number given up that did not run", givenUp(), 0))
 			must(t, "resume", primary.Resume())
 			// Charges that did not run before all count now. Those in flight may count, but never
@@ -649,11 +649,12 @@ type storeLine struct {
 	Level, Logger, Msg, Store, Shard, Address, Purpose, Error string
 }
 
-// storeLines returns those logged so far.
+// storeLines returns those logged so far, but none about a clock: all servers have this machine's,
+// which seems to differ where a process stalls while it reads it.
 func storeLines(c *caddytest.Caddy) (lines []storeLine) {
 	for text := range strings.Lines(c.Logs.String()) {
 		var line storeLine
-		if json.Unmarshal([]byte(text), &line) == nil && line.Logger == "rate_limit.stores.redis" {
+		if json.Unmarshal([]byte(text), &line) == nil && line.Logger == "rate_limit.stores.redis" && !strings.Contains(line.Error, "its clock differs") {
 			lines = append(lines, line)
 		}
 	}

@@ -321,25 +321,36 @@ func TestPendingChargesAreDeliveredAtExit(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
-			servers := caddytest.StartShards(t, 2, 1)
-			c := caddytest.Start(t, apiSite(servers.Store(), 5, "1h"))
-			if test.before != nil {
-				test.before(c)
+			for isLost := true; isLost; {
+				servers := caddytest.StartShards(t, 2, 1)
+				c := caddytest.Start(t, apiSite(servers.Store(), 5, "1h"))
+				if test.before != nil {
+					test.before(c)
+				}
+				wanted := hang(t, servers, c, 20)
+				if test.after != nil {
+					test.after(c)
+				}
+				told := time.Now()
+				c.Terminate()
+				time.Sleep(700 * time.Millisecond)
+				var hasEnded bool
+				select {
+				case <-c.Ended:
+					hasEnded = true
+				default:
+				}
+				resume(t, servers)
+				// Caddy waits for 5 s at most, which a busy machine may exceed.
+				inTime := time.Since(told) < 3*time.Second
+				must(t, "exit", want("leaving charges behind", hasEnded && inTime, false))
+				c.AwaitEnd()
+				isLost = strings.Contains(c.Logs.String(), "charges were lost")
+				must(t, "log", want("reporting losses", isLost && inTime, false))
+				if !isLost {
+					servers.AwaitCounts(t, "api", wanted)
+				}
 			}
-			wanted := hang(t, servers, c, 20)
-			if test.after != nil {
-				test.after(c)
-			}
-			c.Terminate()
-			select {
-			case <-c.Ended:
-				t.Fatal("caddy ended and left charges behind")
-			case <-time.After(700 * time.Millisecond):
-			}
-			resume(t, servers)
-			c.AwaitEnd()
-			servers.AwaitCounts(t, "api", wanted)
-			must(t, "log", want("reporting losses", strings.Contains(c.Logs.String(), "charges were lost"), false))
 		})
 	}
 }

@@ -173,6 +173,7 @@ func ofEach(clientKey string, id int) (reqs []store.Request) {
 // TestLostRepliesOfTakesAndRefunds: a lost reply repeats neither, and both are
 // reported as uncertain.
 func TestLostRepliesOfTakesAndRefunds(t *testing.T) {
+	t.Parallel()
 	bothWays(t, func(t *testing.T, plain bool) {
 		server := redistest.Start(t)
 		proxy := redistest.StartProxy(t, server.Addr())
@@ -180,7 +181,7 @@ func TestLostRepliesOfTakesAndRefunds(t *testing.T) {
 		shard := newShard(t, ShardOptions{Primary: proxy.Addr(), NoPipelining: plain, PoolSize: 1})
 		patient := newStore(t, shard, nil)
 		s := newStore(t, shard, func(o *Options) {
-			o.CheckTimeout, o.ChargeTimeout = 300*time.Millisecond, 300*time.Millisecond
+			o.CheckTimeout, o.ChargeTimeout = 5*time.Second, 5*time.Second
 			o.OnUndelivered = func(_ string, op algorithm.Operation, err error) {
 				if op != algorithm.Refund || !errors.Is(err, store.ErrUncertain) {
 					err = fmt.Errorf("%v ends with %w, want a refund whose outcome is unknown", op, err)

@@ -85,7 +85,7 @@ func swallow(t *testing.T, opts ShardOptions, owner func() *redistest.Server, se
 	t.Helper()
 	detour := newDetour(t, servers...)
 	opts.dial = detour.dial
-	s := newStore(t, newShard(t, opts), func(o *Options) { o.ChargeTimeout = 500 * time.Millisecond })
+	s := newStore(t, newShard(t, opts), func(o *Options) { o.ChargeTimeout = 5 * time.Second })
 	waitUntilUp(t, s)
 	eventually(t, "the bucket's own server is reached", func() error { return s.Charge(t.Context(), ask("k"))[0].Err })
 	before := tagged(t, owner(), "k")

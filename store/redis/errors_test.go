@@ -200,7 +200,7 @@ func TestSwallowedReplyCountsOnce(t *testing.T) {
 				server := redistest.Start(t)
 				proxy := redistest.StartProxy(t, server.Addr())
 				opts := ShardOptions{Primary: proxy.Addr(), NoPipelining: plain, PoolSize: 1}
-				s := newStore(t, newShard(t, opts), func(o *Options) { o.ChargeTimeout = 500 * time.Millisecond })
+				s := newStore(t, newShard(t, opts), func(o *Options) { o.ChargeTimeout = 5 * time.Second })
 				// Loads the script and connects.
 				waitUntilUp(t, s)
 				must(t, proxy.SwallowReplies())

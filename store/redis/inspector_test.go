@@ -3,6 +3,7 @@ package redis
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -121,6 +122,25 @@ func TestObserverAllocatesNothing(t *testing.T) {
 	}
 }
 
+// inspected returns an inspection that no server was late for, while none is down.
+func inspected(t *testing.T, s *Store, r store.Request) (found store.Inspection) {
+	t.Helper()
+	eventually(t, "all servers answer an inspection in time", func() error {
+		found = s.Inspect(t.Context(), r)
+		copies := found.Copies
+		if found.Previous != nil {
+			copies = slices.Concat(copies, found.Previous.Copies)
+		}
+		for _, c := range copies {
+			if kind := KindOf(c.State.Err); kind == KindTimeout || kind == KindBreaker {
+				return c.State.Err
+			}
+		}
+		return nil
+	})
+	return found
+}
+
 // TestInspectionHasEveryServersCopy: a lagging replica has a different one.
 func TestInspectionHasEveryServersCopy(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
@@ -131,7 +151,7 @@ func TestInspectionHasEveryServersCopy(t *testing.T) {
 	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
 	r := ask("k")[0]
 	r.Cost = 0
-	found := s.Inspect(t.Context(), r)
+	found := inspected(t, s, r)
 	if found.Shard != "a" || found.Previous != nil || len(found.Copies) != 2 {
 		t.Fatalf("%+v", found)
 	}
@@ -177,7 +197,7 @@ func TestResetReachesEveryCopy(t *testing.T) {
 	}
 	// The other limits are those of the same zone in other configurations.
 	reset := request(storetest.Limits[0])[0]
-	found := after.Inspect(t.Context(), reset)
+	found := inspected(t, after, reset)
 	if found.Previous == nil || found.Previous.Shard == found.Shard || !found.Previous.Copies[0].Exists || !found.Copies[0].Exists {
 		t.Errorf("found %+v", found)
 	}
@@ -209,11 +229,11 @@ func TestResetInACluster(t *testing.T) {
 		must(t, s.Charge(t.Context(), ask(client))[0].Err)
 		r := ask(client)[0]
 		r.Cost = 0
-		if found := s.Inspect(t.Context(), r); len(found.Copies) != 2 || !found.Copies[0].Exists {
+		if found := inspected(t, s, r); len(found.Copies) != 2 || !found.Copies[0].Exists {
 			t.Errorf("%s: %+v", client, found)
 		}
 		must(t, s.Reset(t.Context(), r))
-		if found := s.Inspect(t.Context(), r); found.Copies[0].Exists || found.Copies[0].State.Err != nil {
+		if found := inspected(t, s, r); found.Copies[0].Exists || found.Copies[0].State.Err != nil {
 			t.Errorf("%s after its reset: %+v", client, found)
 		}
 	}

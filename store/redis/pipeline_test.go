@@ -181,6 +181,7 @@ func TestScriptFlushIsNotNoticedByABundle(t *testing.T) {
 
 // TestLostReplyOfABundleIsUncertainForEach member, and none counts twice.
 func TestLostReplyOfABundleIsUncertainForEach(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr())
 	shard := newShard(t, ShardOptions{Primary: proxy.Addr()})
@@ -188,7 +189,7 @@ func TestLostReplyOfABundleIsUncertainForEach(t *testing.T) {
 		must(t, st.Err)
 	}
 	must(t, proxy.SwallowReplies())
-	hasty := newStore(t, shard, func(o *Options) { o.CheckTimeout = 300 * time.Millisecond })
+	hasty := newStore(t, shard, func(o *Options) { o.CheckTimeout = 5 * time.Second })
 	for i, st := range hasty.Take(t.Context(), takes(hourly, 8)) {
 		if !errors.Is(st.Err, store.ErrUncertain) {
 			t.Errorf("take %d: %+v, want an outcome that is not known", i, st)

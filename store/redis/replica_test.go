@@ -143,11 +143,16 @@ func TestReplicasStandInBeforeThePrimaryAnswers(t *testing.T) {
 					t.Errorf("peek of %s: %+v", reqs[i].Limit.Algorithm, st)
 				}
 			}
-			for i, copied := range after.Inspect(t.Context(), reqs[0]).Copies {
-				if i == 1 && (copied.State.Err != nil || copied.State.Used != 3) {
+			eventually(t, "the replica answers an inspection in time", func() error {
+				copied := after.Inspect(t.Context(), reqs[0]).Copies[1]
+				if KindOf(copied.State.Err) == KindTimeout {
+					return copied.State.Err
+				}
+				if copied.State.Err != nil || copied.State.Used != 3 {
 					t.Errorf("inspection of the replica: %+v", copied)
 				}
-			}
+				return nil
+			})
 			// Only the primary opens windows and takes.
 			if st := after.Check(t.Context(), full("another")[:1])[0]; st.Err == nil {
 				t.Errorf("check of a window that is not open: %+v", st)
