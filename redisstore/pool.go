@@ -91,19 +91,19 @@ func (r reach) options() redis.ShardOptions {
 		Primary:       r.Primary,
 		Replicas:      r.Replicas,
 		Cluster:       r.Cluster,
-		Credentials:   credentials(r.Connection.Username, r.Connection.Password),
-		TLS:           r.Connection.TLS.config(),
-		DB:            r.Connection.database(),
-		DialTimeout:   time.Duration(r.Connection.DialTimeout),
-		PoolSize:      r.Connection.PoolSize,
+		Credentials:   credentials(r.Username, r.Password),
+		TLS:           r.TLS.config(),
+		DB:            r.database(),
+		DialTimeout:   time.Duration(r.DialTimeout),
+		PoolSize:      r.PoolSize,
 		NoPipelining:  r.NoPipelining,
-		MaxReplicaLag: time.Duration(r.Connection.MaxReplicaLag),
+		MaxReplicaLag: time.Duration(r.MaxReplicaLag),
 	}
 	if r.Sentinel != nil {
 		opts.Sentinel = &redis.SentinelOptions{
 			Master:      r.Sentinel.Master,
 			Addrs:       r.Sentinel.Addrs,
-			Credentials: credentials(r.Connection.SentinelUsername, r.Connection.SentinelPassword),
+			Credentials: credentials(r.SentinelUsername, r.SentinelPassword),
 		}
 	}
 	return opts

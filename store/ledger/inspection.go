@@ -114,7 +114,8 @@ func (l *Ledger) Reset(ctx context.Context, r store.Request) error {
 	}
 	l.releaseForReset(&r)
 	until := l.books.clock().Add(resetTimeout)
-	for l.arrival(&r, false) != nil && l.awaitCharge(&r, until) {
+	for waits := true; waits && l.arrival(&r, false) != nil; {
+		waits = l.awaitCharge(&r, until)
 	}
 	if err := s.Reset(ctx, r); err != nil {
 		if e := l.find(&r); e != nil {
