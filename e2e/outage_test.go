@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -654,7 +655,7 @@ type storeLine struct {
 func storeLines(c *caddytest.Caddy) (lines []storeLine) {
 	for text := range strings.Lines(c.Logs.String()) {
 		var line storeLine
-		if json.Unmarshal([]byte(text), &line) == nil && line.Logger == "rate_limit.stores.redis" && !strings.Contains(line.Error, "its clock differs") {
+		if json.Unmarshal([]byte(text), &line) == nil && line.Logger == "rate_limit.stores.redis" {
 			lines = append(lines, line)
 		}
 	}
@@ -687,12 +688,14 @@ func countLines(c *caddytest.Caddy, message string) (n int) {
 	return n
 }
 
-// mustBeQuiet fails the test if a healthy store has logged more than the failed discoveries that a
-// busy machine may cause.
+// clockDiffers is told of a server whose answer a busy machine took seconds to read.
+const clockDiffers = "its clock differs"
+
+// mustBeQuiet fails the test if a healthy store has logged more than a busy machine may cause.
 func mustBeQuiet(c *caddytest.Caddy) {
 	c.T.Helper()
 	for _, line := range storeLines(c) {
-		if words := line.Msg; words != "servers cannot be found" && words != "servers are found again" {
+		if line.Msg != "servers cannot be found" && line.Msg != "servers are found again" && !strings.Contains(line.Error, clockDiffers) {
 			c.T.Errorf("a healthy store says %+v", line)
 		}
 	}
@@ -738,7 +741,8 @@ func TestMisconfiguredServersAreLogged(t *testing.T) {
 	const twins = "two shards are the same server: give each its own, or remove one of the shards"
 	line = awaitLine(c, "error", twins, "")
 	must(t, "line", want("one of the addresses", line.Address, shards[1].Primary.Addr()))
-	must(t, "log", want("lines", len(storeLines(c)), 3))
+	lines := slices.DeleteFunc(storeLines(c), func(line storeLine) bool { return strings.Contains(line.Error, clockDiffers) })
+	must(t, "log", want("lines", len(lines), 3))
 
 	// The next config logs the faults that remain, and keeps its connections.
 	c.MustLoad(apiSite(caddytest.RedisStore(

@@ -469,6 +469,16 @@ func (e *evaluation) where(is func(i int) bool) (some []int) {
 	return some
 }
 
+// anyZone reports whether is holds for a zone.
+func (e *evaluation) anyZone(is func(i int) bool) bool {
+	for i := range e.zones {
+		if is(i) {
+			return true
+		}
+	}
+	return false
+}
+
 // byStore parts some zones by the store in which they count.
 func (e *evaluation) byStore(some []int) (in [maxStores][]int) {
 	if !e.split {

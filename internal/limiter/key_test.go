@@ -2,6 +2,8 @@ package limiter
 
 import (
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -9,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
@@ -115,6 +118,30 @@ func TestClientKeyPartsDoNotRunIntoEachOther(t *testing.T) {
 				seen[key] = v
 			}
 		}
+	}
+}
+
+// TestHeadersAreReadAsTheReplacerDoes, without it.
+func TestHeadersAreReadAsTheReplacerDoes(t *testing.T) {
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r.Header = http.Header{"A": {"x"}, "B": {""}, "Two": {"one", "other"}, "X_key": {"y"}, "X-Long-Name": {"z"}, "a b": {"w"}}
+	repl := caddy.NewReplacer()
+	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), nil)
+	caddyhttp.SetVar(r.Context(), caddyhttp.ClientIPVarKey, "192.0.2.1")
+	h, _ := keyHandler()
+	keys := map[string]bool{}
+	for _, name := range []string{"A", "a", "B", "Absent", "two", "x_key", "x-long-NAME", "a b", ""} {
+		for _, text := range []string{"{" + headerPrefix + name + "}", "{" + headerPrefix + name + "}-{" + ipVar + "}"} {
+			z := keyZone(text)
+			direct, replaced := z.clientKey(r.Header, repl, h), z.clientKey(nil, repl, h)
+			if direct != replaced {
+				t.Errorf("%s: key %q, by the replacer %q", text, direct, replaced)
+			}
+			keys[direct] = true
+		}
+	}
+	if len(keys) < 9 {
+		t.Errorf("only %d keys: %v", len(keys), keys)
 	}
 }
 

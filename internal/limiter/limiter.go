@@ -186,7 +186,7 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 	if !e.refusesOutright() {
 		e.divert(r.Context())
 		ask := e.ask
-		if e.where(e.letsWait) != nil {
+		if e.anyZone(e.letsWait) {
 			ask = e.askInTurn
 		}
 		if err := ask(r); err != nil {

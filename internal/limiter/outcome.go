@@ -52,7 +52,7 @@ func (e *evaluation) refusedBy() int {
 }
 
 // isDenied reports whether a zone ends the request because its store failed.
-func (e *evaluation) isDenied() bool { return e.where(e.deniesByError) != nil }
+func (e *evaluation) isDenied() bool { return e.anyZone(e.deniesByError) }
 
 // outcome returns what zone i decided.
 func (e *evaluation) outcome(i int) telemetry.Outcome {

@@ -101,7 +101,7 @@ func (s *Simulation) decide(e *evaluation) (goesOn bool) {
 		}
 		return false
 	case i < 0:
-		if e.where(func(i int) bool { return e.outcome(i) == telemetry.ErrorAllowed }) != nil {
+		if e.anyZone(func(i int) bool { return e.outcome(i) == telemetry.ErrorAllowed }) {
 			s.Answer.Decision = telemetry.ErrorAllowed.String()
 		}
 		return true
@@ -127,9 +127,9 @@ func (s *Simulation) refuse(o telemetry.Outcome, z *boundZone, wait time.Duratio
 
 // waits reports whether all zones that refuse the request would hold it.
 func (e *evaluation) waits() bool {
-	return e.where(func(i int) bool {
+	return !e.anyZone(func(i int) bool {
 		return e.refuses(i) && (!e.letsWait(i) || e.states[i].RetryAfter > e.zones[i].MaxWait)
-	}) == nil
+	})
 }
 
 // EpochSeconds converts microseconds since the epoch to seconds.

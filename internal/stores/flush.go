@@ -12,8 +12,8 @@ import (
 
 // Pool keeps what outlives configs, and counts references: LoadOrNew and
 // LoadOrStore add one, Delete takes one away, and the Delete of the last one
-// removes the value and calls its Destruct, if it has one. Each kind of value has a type of keys
-// of its own.
+// removes the value and calls its Destruct, if it has one. Each kind of value has a
+// type of keys of its own.
 var Pool = caddy.NewUsagePool()
 
 // inPool returns the values of one type in the pool.

@@ -88,7 +88,10 @@ func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time
 }
 
 func (n *newcomers) limiterOf(zone string) *rate.Limiter {
-	l, _ := n.zones.LoadOrStore(zone, rate.NewLimiter(rate.Limit(n.most), n.most))
+	l, ok := n.zones.Load(zone)
+	if !ok {
+		l, _ = n.zones.LoadOrStore(zone, rate.NewLimiter(rate.Limit(n.most), n.most))
+	}
 	return l.(*rate.Limiter)
 }
 

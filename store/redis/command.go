@@ -213,6 +213,10 @@ func (c *scriptCommand) addID(id string) {
 func (c *command) renew() {
 	switch {
 	case c.script != nil:
+		if c.mayGuess {
+			// The guess of an earlier try is too old.
+			c.ints[placeOfNow] = 0
+		}
 		c.packed = appendPacked(c.packed[:0], c.ints...)
 		c.Cmder, c.reply, c.failure = nil, "", nil
 	case c.charge != nil:

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -158,7 +159,7 @@ func (l *lane) exec(ctx context.Context, cmds []*command) error {
 	if l.canBundle() && len(cmds) > 1 {
 		bundles, cmds = newBundles(cmds)
 	}
-	guess(cmds, len(bundles) > 0)
+	guess(cmds, slices.ContainsFunc(bundles, func(b *bundle) bool { return b.members[0].asksClock() }))
 	for _, cmd := range cmds {
 		cmd.single()
 	}
@@ -206,7 +207,7 @@ func (l *lane) canBundle() bool { return l.batch > 1 && !l.shard.isCluster() && 
 
 func (b *bundle) goesWith(c *command) bool {
 	m := b.members[0]
-	return c.script == m.script && c.args[placeOfOperation] == m.args[placeOfOperation] && len(b.members) < maxBundle
+	return c.script == m.script && c.clock == m.clock && c.args[placeOfOperation] == m.args[placeOfOperation] && len(b.members) < maxBundle
 }
 
 // newBundles bundles commands. Those that stay alone are among the others.

@@ -42,6 +42,10 @@ func TestBundlesAgreeWithAlgorithm(t *testing.T) {
 						Limit: &limit, ClientKey: fmt.Sprint("client", i), Events: 10, Cost: rng.Int64N(4), ID: fmt.Sprint(step),
 						Receipt: receipts[i], Until: now.Add(time.Duration(rng.Int64N(int64(limit.Window)))).UnixMicro(),
 					}
+					if step%2 == 0 {
+						// Numbers that are the same for all are sent once.
+						reqs[i].Cost, reqs[i].Until = reqs[0].Cost, reqs[0].Until
+					}
 				}
 				do := map[algorithm.Operation]func(context.Context, []store.Request) []store.State{
 					algorithm.Check: s.Check, algorithm.Charge: s.Charge, algorithm.Take: s.Take,
@@ -83,10 +87,18 @@ func TestBundlesAreFewCalls(t *testing.T) {
 			before := calls(t, server, "evalsha")
 			asked, err := server.Asked()
 			must(t, err)
-			for i, st := range s.Take(t.Context(), takes(hourly, 2*maxBundle+1)) {
+			took := s.Take(t.Context(), takes(hourly, 2*maxBundle+1))
+			for i, st := range took {
 				if st.Err != nil {
 					t.Fatalf("take %d: %v", i, st.Err)
 				}
+				// The clock is read once for a bundle.
+				if first := took[i-i%maxBundle]; name == "pipelining" && st.Now != first.Now {
+					t.Fatalf("take %d is at %d, the first of its bundle at %d", i, st.Now, first.Now)
+				}
+			}
+			if _, _, known := s.opts.Members[0].Shard.owner(0).clock.estimate(time.Now()); !known {
+				t.Error("the primary's clock is not known")
 			}
 			if n := calls(t, server, "evalsha") - before; n != c.want {
 				t.Errorf("%d calls for %d takes, want %d", n, 2*maxBundle+1, c.want)
@@ -95,6 +107,29 @@ func TestBundlesAreFewCalls(t *testing.T) {
 				t.Errorf("the server was asked %d times for %d takes, error %v", n-asked, 2*maxBundle+1, err)
 			}
 		})
+	}
+}
+
+// TestGuessOfAnEarlierTryIsForgotten: a charge that was refused by itself, with a guess of the
+// time, may be sent in a bundle later.
+func TestGuessOfAnEarlierTryIsForgotten(t *testing.T) {
+	charges := make([]*command, 2)
+	for i := range charges {
+		c := new(scriptCommand)
+		c.begin(scriptFixedWindow, algorithm.Charge, false, fmt.Sprint("k", i))
+		c.clock = newPrimaryClock()
+		c.add(0)
+		layoutFixedWindow.arguments(c, algorithm.Charge, &takes(hourly, 2)[i])
+		c.renew()
+		charges[i] = &c.command
+	}
+	charges[1].clock = charges[0].clock
+	charges[1].stamp(12345)
+	charges[1].outcome = notExecuted(errors.New("LOADING"))
+	charges[1].renew()
+	bundles, others := newBundles(charges)
+	if len(bundles) != 1 || len(others) != 0 || slices.Contains(bundles[0].Cmd.Args(), wordEach) || charges[1].ints[placeOfNow] != 0 {
+		t.Errorf("%d bundles, %d others, numbers %v", len(bundles), len(others), charges[1].ints)
 	}
 }
 

@@ -230,7 +230,10 @@ func (s *Store) keysIn(shard *Shard) bucketKeys {
 // so they do not migrate: those at the previous owner are counted there.
 func (s *Store) runMigrating(ctx context.Context, op algorithm.Operation, reqs []store.Request, deadline time.Time) []store.State {
 	migrating := s.migrating(reqs)
-	if migrating == nil && !slices.ContainsFunc(reqs, func(r store.Request) bool { return r.Limit.Algorithm == store.Concurrency }) {
+	leases := func(r store.Request) bool {
+		return op != algorithm.Refund && r.Limit.Algorithm == store.Concurrency && s.previousOwner(r.ClientKey) != nil
+	}
+	if migrating == nil && !slices.ContainsFunc(reqs, leases) {
 		return s.runMigrated(ctx, op, reqs, deadline)
 	}
 	ctx, cancel := context.WithDeadline(ctx, deadline)
