@@ -61,7 +61,7 @@ func bucketsOf(c *caddytest.Caddy, method, zoneAndQuery string) (a bucketsAnswer
 	return a
 }
 
-// isTimeout reports whether a text tells of a timeout.
+// isTimeout reports whether a text mentions a timeout.
 func isTimeout(text string) bool {
 	return strings.Contains(text, "timeout") || strings.Contains(text, "deadline exceeded") || strings.Contains(text, "no answer in time")
 }

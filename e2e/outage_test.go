@@ -688,7 +688,7 @@ func countLines(c *caddytest.Caddy, message string) (n int) {
 	return n
 }
 
-// clockDiffers is told of a server whose answer a busy machine took seconds to read.
+// clockDiffers is in the warning about a server whose answer a busy machine took seconds to read.
 const clockDiffers = "its clock differs"
 
 // mustBeQuiet fails the test if a healthy store has logged more than a busy machine may cause.

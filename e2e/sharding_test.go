@@ -197,7 +197,7 @@ func TestFailoverUnderSteadyRequests(t *testing.T) {
 	// On a busy machine a search may time out, which a failover must not look like.
 	for _, line := range storeLines(c) {
 		if line.Msg == "servers cannot be found" && !strings.Contains(line.Error, "timeout") && !strings.Contains(line.Error, "deadline") {
-			t.Errorf("a failover is told as a loss of the sentinels: %+v", line)
+			t.Errorf("a failover is reported as a loss of the sentinels: %+v", line)
 		}
 	}
 	lost := func() int { return countLines(c, "servers cannot be found") - countLines(c, "servers are found again") }
@@ -206,11 +206,11 @@ func TestFailoverUnderSteadyRequests(t *testing.T) {
 	for _, sentinel := range sentinels.Nodes {
 		must(t, "kill a sentinel", sentinel.Kill())
 	}
-	eventually(t, "the loss is told", func() error { return want("searches that fail", lost(), 1) })
+	eventually(t, "the loss is reported", func() error { return want("searches that fail", lost(), 1) })
 	awaitLine(c, "warn", "servers cannot be found", "ask the sentinels for "+masterName)
 	growth()
 	must(t, "restart a sentinel", sentinels.Nodes[0].Restart())
-	eventually(t, "its return is told", func() error { return want("searches that fail", lost(), 0) })
+	eventually(t, "the return is reported", func() error { return want("searches that fail", lost(), 0) })
 	stop()
 }
 

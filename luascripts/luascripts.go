@@ -1,7 +1,7 @@
 // Package luascripts embeds the Lua scripts of the Redis store: one for each
 // algorithm, bundles of them for several buckets, and those that migrate a bucket to
 // another server. A script concerns the bucket in KEYS[1]; the head of its file
-// describes its arguments and its reply.
+// describes its arguments and its reply. The package imports nothing of the project.
 package luascripts
 
 import "embed"

@@ -52,16 +52,10 @@ func StartSlowBackend(t *testing.T) *SlowBackend {
 // Await waits until a request has arrived, and so was admitted.
 func (b *SlowBackend) Await(t *testing.T) *Arrival {
 	t.Helper()
-	select {
-	case a := <-b.Arrived:
-		return a
-	case <-time.After(WaitLimit):
-		t.Fatal("no request arrives at the backend")
-		return nil
-	}
+	return b.awaitOf(t, Running{})
 }
 
-// awaitOf is Await for one request, and fails at once if that ends elsewhere.
+// awaitOf is Await for one request, and fails at once if the request ends elsewhere.
 func (b *SlowBackend) awaitOf(t *testing.T, r Running) *Arrival {
 	t.Helper()
 	select {

@@ -38,8 +38,8 @@ type Caddy struct {
 	// Admin is the address, host:port, of the admin API, and Addr that of the
 	// site that the config calls {{site}}. URL begins that site's URLs.
 	Admin, Addr, URL string
-	// Client sends the requests. It is this Caddy's alone: to close idle connections can
-	// break a request whose response is just arriving.
+	// Client sends the requests. No two Caddys share one: closing idle connections can
+	// break a request whose response is arriving.
 	Client *http.Client
 	// Dir is Caddy's folder, with the Caddyfile it was started with.
 	Dir string

@@ -60,8 +60,8 @@ func compileKey(texts []string) []keyTemplate {
 		t := keyTemplate{tag: tag, placeholders: PlaceholdersIn(text)}
 		t.hasAddress = slices.ContainsFunc(t.placeholders, isAddress)
 		for _, name := range t.placeholders {
-			header, _ := strings.CutPrefix(name, headerPrefix)
-			if header == name {
+			header, isHeader := strings.CutPrefix(name, headerPrefix)
+			if !isHeader {
 				header = ""
 			}
 			t.headers = append(t.headers, textproto.CanonicalMIMEHeaderKey(header))
@@ -152,8 +152,8 @@ func (t *keyTemplate) clientKey(b []byte, headers http.Header, repl *caddy.Repla
 	return shortened(b), applies
 }
 
-// value is that of placeholder i. Without headers the replacer has all values; it takes
-// long, and boxes those of headers.
+// value returns the value of placeholder i. A header is read without the replacer, which
+// allocates for each value; headers is nil where there is no request.
 func (t *keyTemplate) value(i int, headers http.Header, repl *caddy.Replacer) string {
 	if name := t.headers[i]; name != "" && headers != nil {
 		return strings.Join(headers[name], ",")

@@ -314,7 +314,7 @@ func (a *admission) answers(what []asking) []store.State {
 	return a.ledger.store.Check(ctx, reqs)
 }
 
-// answer takes in the answer about a bucket, sets the states of those who wait for it,
+// answer takes in the answer about a bucket, sets the states of the requests that wait,
 // and hands over to the leader of the next check, unless the primary has to be asked.
 func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer store.State, asked int64) (isStale, isUnclear bool) {
 	e := q.entry

@@ -107,7 +107,7 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 	return fault
 }
 
-// observe tells the clock that decides the first time that a reply carries.
+// observe passes the first time in the replies to the clock that decides.
 func observe(cmds []*command, at time.Time) {
 	for _, cmd := range cmds {
 		if !cmd.asksClock() || cmd.outcome != nil {
