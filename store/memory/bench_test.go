@@ -30,6 +30,22 @@ func requests(n int) []store.Request {
 	return reqs
 }
 
+// BenchmarkTake takes as the limiter does, with room of its own for the answer.
+func BenchmarkTake(b *testing.B) {
+	s := memory.New(memory.NewBuckets(), memory.Options{})
+	keys := []string{clientKey(0), clientKey(1), clientKey(2), clientKey(3)}
+	b.ReportAllocs()
+	i := 0
+	for b.Loop() {
+		reqs := [1]store.Request{{Limit: benchLimit, ClientKey: keys[i%len(keys)], Events: 1 << 40, Cost: 1}}
+		var states [1]store.State
+		if s.TakeInto(reqs[:], states[:]); !states[0].Allowed {
+			b.Fatal("refused")
+		}
+		i++
+	}
+}
+
 type operation = func(context.Context, []store.Request) []store.State
 
 func BenchmarkCheck(b *testing.B) {

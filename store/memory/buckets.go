@@ -80,8 +80,6 @@ func (b *Buckets) run(op algorithm.Operation, r *store.Request, now, maxKeys int
 			b.count.Add(-1)
 		}
 		b.sweep(now)
-	case !found:
-		st = op.Run(algorithm.New(r.Limit), r, now)
 	}
 	return st
 }

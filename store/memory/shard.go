@@ -23,38 +23,44 @@ type shard struct {
 	// nearest is the due of the first in the queue, or never.
 	nearest *atomic.Int64
 	limits  *identity.Limits
-	// A shard fills two cache lines, so that its lock does not slow its
+	// asked is a copy of the request that runs. Algorithms get a pointer to it, so
+	// that callers can keep their requests on the stack.
+	asked store.Request
+	// A shard fills whole cache lines, so that its lock does not slow its
 	// neighbours down.
-	_ [48]byte
+	_ [56]byte
 }
 
 // never is the due of an empty shard.
 const never = math.MaxInt64
 
-// run runs op on the bucket, if it is found or inserts is set, and reports whether
-// it was found, and due.
+// run runs op on the bucket, and reports whether it was found, and due. It inserts a
+// missing one if inserts is set; an op that leaves nothing to remember runs without.
 func (s *shard) run(op algorithm.Operation, id identity.ID, r *store.Request, now int64, inserts bool) (st store.State, found, revived bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.asked = *r
+	// A request may pin its client's headers, and its limit a config.
+	defer func() { s.asked = store.Request{} }()
 	b := s.find(id)
-	if b == nil {
-		if !inserts {
-			return st, false, false
+	switch {
+	case b != nil:
+		st = op.Run(b.content, &s.asked, now)
+		if revived = b.due <= now; revived {
+			s.postpone(b)
+			s.publish()
 		}
+	case inserts:
 		// The caller's key may pin a larger string.
 		b = &bucket{key: strings.Clone(id.Key), limit: id.Limit, content: algorithm.New(r.Limit)}
-		st = op.Run(b.content, r, now)
+		st = op.Run(b.content, &s.asked, now)
 		b.due = b.content.Expiry(r.Limit)
 		s.insert(b)
 		return st, false, false
+	case !keeps(op, r.Limit):
+		st = op.Run(algorithm.New(r.Limit), &s.asked, now)
 	}
-	st = op.Run(b.content, r, now)
-	if b.due <= now {
-		s.postpone(b)
-		s.publish()
-		revived = true
-	}
-	return st, true, revived
+	return st, b != nil, revived
 }
 
 func (s *shard) postpone(b *bucket) {
