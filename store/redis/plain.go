@@ -49,6 +49,6 @@ func (s *Store) mend(at owner, r *store.Request, left int64, place int, report f
 		if st.Err != nil && left == 0 && !errors.Is(st.Err, store.ErrUncertain) {
 			st.Err = fmt.Errorf("%w: give a bucket its window: %s", store.ErrUncertain, st.Err.Error())
 		}
-		report(place, st)
+		s.report(report, algorithm.Charge, r, place, st)
 	})
 }

@@ -330,20 +330,25 @@ func (s *Store) RefundReported(reqs []store.Request, report func(i int, st store
 // detach runs an operation without waiting. report receives the state of each
 // request; if it is nil, OnUndelivered receives the failures.
 func (s *Store) detach(op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
-	if report == nil {
-		report = func(i int, st store.State) {
-			if st.Err != nil && s.opts.OnUndelivered != nil {
-				s.opts.OnUndelivered(s.Owner(reqs[i].ClientKey), op, st.Err)
-			}
-		}
-	}
 	if s.previous != nil {
 		if migrating := s.migrating(reqs); migrating != nil {
-			go s.detachMigrating(migrating, op, reqs, report)
+			go s.detachMigrating(migrating, op, reqs, func(i int, st store.State) { s.report(report, op, &reqs[i], i, st) })
 			return
 		}
 	}
 	s.detachMigrated(op, reqs, report)
+}
+
+// report passes the state of request i to report or, if that is nil, a failure to
+// OnUndelivered. Most detached operations have no report, and so need no function of
+// their own.
+func (s *Store) report(report func(i int, st store.State), op algorithm.Operation, r *store.Request, i int, st store.State) {
+	switch {
+	case report != nil:
+		report(i, st)
+	case st.Err != nil && s.opts.OnUndelivered != nil:
+		s.opts.OnUndelivered(s.Owner(r.ClientKey), op, st.Err)
+	}
 }
 
 func (s *Store) detachMigrated(op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
@@ -357,7 +362,7 @@ func (s *Store) detachMigrated(op algorithm.Operation, reqs []store.Request, rep
 func (s *Store) detachAt(op algorithm.Operation, at owner, g group, report func(i int, st store.State)) {
 	if at.servers == nil {
 		for _, i := range g.members {
-			report(i, store.State{Err: notExecuted(errNoServers)})
+			s.report(report, op, &g.reqs[i], i, store.State{Err: notExecuted(errNoServers)})
 		}
 		return
 	}
@@ -389,7 +394,7 @@ func (s *Store) post(what algorithm.Operation, at owner, g group, report func(i 
 					continue
 				}
 			}
-			report(cmd.place, st)
+			s.report(report, what, r, cmd.place, st)
 		}
 		c.release()
 	}
