@@ -404,13 +404,13 @@ func TestRolloutOfASecondZoneLeavesTheFirstUntouched(t *testing.T) {
 	for _, first := range modes {
 		for _, second := range modes {
 			for place, at := range places {
-				for _, trust := range []string{"1h", "1us"} {
-					t.Run(fmt.Sprintf("%s, %s, %s, trust %s", first, second, place, trust), func(t *testing.T) {
+				for trust, options := range trusts {
+					t.Run(fmt.Sprintf("%s, %s, %s, %s", first, second, place, trust), func(t *testing.T) {
 						t.Parallel()
 						servers := caddytest.StartShards(t, 2, 0)
-						c := startWith(t, twoStores(servers, "ledger_trust "+trust, "ledger_max_trust 0", "plain_charges off"), "rollout other 50\n"+
+						c := startWith(t, twoStores(servers, options...), "rollout other 50\n"+
 							zoneWith("first", "charge "+first)+zoneWith("second", byGroup, "events 2", "charge "+second), "respond ok")
-						secondZoneRefuses(t, c, servers, first, second, "X-Group", at, 2, trust == "1h")
+						secondZoneRefuses(t, c, servers, first, second, "X-Group", at, 2, trust)
 					})
 				}
 			}
