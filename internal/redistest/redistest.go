@@ -295,6 +295,8 @@ func (s *Server) arguments(opts options) []string {
 		"--daemonize", "no", "--protected-mode", "no", "--loglevel", "warning",
 		// Without the delay a replica waits 5 seconds for companions.
 		"--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0",
+		// A synchronization that hangs begins anew while tests still wait for it.
+		"--repl-timeout", "20",
 		"--replica-announce-ip", loopback,
 	}
 	args = append(args, s.credentials()...)
