@@ -140,7 +140,7 @@ func TestResetOfLeases(t *testing.T) {
 	forStores(t, bothStores(servers), func(t *testing.T, global string) {
 		backend := caddytest.StartSlowBackend(t)
 		c := caddytest.Start(t, zonesSite(global, zoneWith("slots", "algorithm concurrency", "events 3", "window 1m"),
-			"reverse_proxy /held "+backend.Server.Listener.Addr().String()+"\nrespond ok"))
+			proxyTo("/held "+backend.Server.Listener.Addr().String())+"\nrespond ok"))
 		var held []caddytest.Running
 		for range 3 {
 			held = append(held, backend.Hold(t, c, "/held", "X-Key: alice"))

@@ -18,7 +18,7 @@ func TestEveryAlgorithmThroughCaddy(t *testing.T) {
 	backend := caddytest.StartSlowBackend(t)
 	_, zones := zonesPerWay("events 3")
 	zones += pathZone("concurrency", "algorithm concurrency", "events 3")
-	answers := "reverse_proxy /concurrency " + backend.Server.Listener.Addr().String() + "\nrespond ok"
+	answers := proxyTo("/concurrency "+backend.Server.Listener.Addr().String()) + "\nrespond ok"
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
 		c := startWith(t, store, zones, answers)
 		for algorithm, mode := range ways {
@@ -242,7 +242,7 @@ func TestSlowRequestsOccupyLaterWindows(t *testing.T) {
 				t.Parallel() // it spends its time waiting
 				backend := caddytest.StartSlowBackend(t)
 				c := startWith(t, store, zoneWith(mode+"."+algorithm, "algorithm "+algorithm, "events 2", "window "+window.String(), "charge "+mode),
-					"reverse_proxy "+backend.Server.Listener.Addr().String())
+					proxyTo(backend.Server.Listener.Addr().String()))
 				slow := []caddytest.Running{backend.Hold(t, c, "/", "X-Key: alice"), backend.Hold(t, c, "/", "X-Key: alice")}
 				for range 2 {
 					time.Sleep(2 * window)

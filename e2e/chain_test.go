@@ -89,7 +89,7 @@ func leftOf(t *testing.T, c *caddytest.Caddy, path, key string) int {
 }
 
 func TestResponsesBeginInManyWays(t *testing.T) {
-	c := behind(t, "reverse_proxy "+startBackend(t)+" {\n\t\tflush_interval -1\n\t}")
+	c := behind(t, proxyTo(startBackend(t), "flush_interval -1"))
 	for path, want := range map[string]struct {
 		status int
 		method string
@@ -147,7 +147,7 @@ func TestResponsesBeginInManyWays(t *testing.T) {
 }
 
 func TestWebSocketOverHTTP1SettlesAtItsUpgrade(t *testing.T) {
-	c := behind(t, "reverse_proxy "+startBackend(t))
+	c := behind(t, proxyTo(startBackend(t)))
 	conn, r, resp := openWebSocket(t, c, "ws")
 	if resp.StatusCode != http.StatusSwitchingProtocols || caddytest.Remaining(resp) != "99" {
 		t.Errorf("upgrade has status %d and headers %v", resp.StatusCode, resp.Header)
@@ -222,7 +222,7 @@ func TestHandlersInTheChain(t *testing.T) {
 func TestWebSocketOverHTTP2SettlesAtItsAnswer(t *testing.T) {
 	// Go's server supports it only with this setting.
 	t.Setenv("GODEBUG", "http2xconnect=1")
-	c := behind(t, "reverse_proxy "+startBackend(t))
+	c := behind(t, proxyTo(startBackend(t)))
 	conn, err := net.Dial("tcp", c.Addr)
 	must(t, "dial", err)
 	defer conn.Close()

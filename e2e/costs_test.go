@@ -32,7 +32,7 @@ func TestBackendDefinedCost(t *testing.T) {
 	const events = 100
 	servers := caddytest.StartShards(t, 1, 0)
 	names, zones := zonesPerWay("cost {http.response.header.X-Cost}")
-	answers := "reverse_proxy " + startPricedBackend(t)
+	answers := proxyTo(startPricedBackend(t))
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
 		c := startWith(t, store, zones, answers)
 		sums := map[string]int64{}
@@ -547,7 +547,7 @@ func TestReserveOfBurstsAndSlots(t *testing.T) {
 		zones += pathZone("bursts."+mode, "algorithm gcra", "events 1000", "burst 4", "charge "+mode, "reserve 100 {\nheader X-Tier gold\n}")
 	}
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
-		c := startWith(t, store, zones, "reverse_proxy /slots "+backend.Server.Listener.Addr().String()+"\nrespond ok")
+		c := startWith(t, store, zones, proxyTo("/slots "+backend.Server.Listener.Addr().String())+"\nrespond ok")
 		for _, mode := range modes {
 			// The whole burst is reserved, so that other requests never fit.
 			zone := "bursts." + mode

@@ -22,7 +22,7 @@ import (
 // the backend ends them, and those to other paths end at once.
 func slotsSite(servers caddytest.Shards, window string, backend *caddytest.SlowBackend) string {
 	return zonesSite(servers.Store(), zoneWith("slots", "algorithm concurrency", "events 3", "window "+window), `
-reverse_proxy /held `+backend.Server.Listener.Addr().String()+`
+`+proxyTo("/held "+backend.Server.Listener.Addr().String())+`
 @panic path /panic
 test_answer @panic panic
 @late path /panic-late
@@ -189,7 +189,7 @@ func TestSlotIsRenewedWhileOthersAreSettled(t *testing.T) {
 	defer backend.Close()
 	forStores(t, bothStores(caddytest.StartShards(t, 2, 1)), func(t *testing.T, store string) {
 		c := startWith(t, store, zoneWith("counted", "charge before")+zoneWith("running", "events 10", "window 1s", "algorithm concurrency"),
-			"reverse_proxy "+backend.Listener.Addr().String()+" {\nflush_interval -1\n}")
+			proxyTo(backend.Listener.Addr().String(), "flush_interval -1"))
 		must(t, "a long response", want("status", c.Get("/", "X-Key: alice").StatusCode, http.StatusOK))
 		c.Stop()
 	})
@@ -199,7 +199,7 @@ func TestSlotIsRenewedWhileOthersAreSettled(t *testing.T) {
 func oneSlot(t *testing.T, servers caddytest.Shards, window string) *caddytest.Caddy {
 	t.Helper()
 	return startWith(t, servers.Store(), zoneWith("slots", "algorithm concurrency", "events 1", "window "+window),
-		"reverse_proxy "+startBackend(t)+" {\nflush_interval -1\n}")
+		proxyTo(startBackend(t), "flush_interval -1"))
 }
 
 // openWebSocket upgrades a connection and returns it with its reader and the response.
@@ -296,7 +296,7 @@ func TestStreamHoldsOneSlot(t *testing.T) {
 	// This stream ends by itself.
 	backend := caddytest.StartSlowBackend(t)
 	c.MustLoad(zonesSite(servers.Store(), zoneWith("slots", "algorithm concurrency", "events 1", "window 100h"),
-		"reverse_proxy "+backend.Server.Listener.Addr().String()+" {\nflush_interval -1\n}"))
+		proxyTo(backend.Server.Listener.Addr().String(), "flush_interval -1")))
 	stream := backend.Hold(t, c, "/stream", "X-Key: alice")
 	must(t, "stream", want("number of leases", servers.Content(t, "slots", "alice").Used, 1))
 	a := backend.Finish(t, stream)[0]

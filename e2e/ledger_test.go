@@ -252,7 +252,7 @@ func TestExcessOfSeveralCaddys(t *testing.T) {
 			zones += pathZone(fmt.Sprint(load.name, n), "charge after", fmt.Sprint("events ", floodEvents))
 		}
 	}
-	caddys := caddytest.StartMany(t, 4, zonesSite(servers.Store(), zones, "@quick path /lines* /paced*\nrespond @quick ok\nreverse_proxy "+backend.addr))
+	caddys := caddytest.StartMany(t, 4, zonesSite(servers.Store(), zones, "@quick path /lines* /paced*\nrespond @quick ok\n"+proxyTo(backend.addr)))
 	for _, n := range []int{2, 4} {
 		for _, load := range loads {
 			t.Run(fmt.Sprint(n, " Caddys, ", load.what), func(t *testing.T) {
@@ -403,7 +403,7 @@ func TestOneCaddyNeverAdmitsMoreThanTheLimit(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 1)
 	backend := startLateBackend(t)
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
-		c := startWith(t, store, zonesPerAlgorithm(fmt.Sprint("events ", floodEvents), "charge after"), "reverse_proxy "+backend.addr)
+		c := startWith(t, store, zonesPerAlgorithm(fmt.Sprint("events ", floodEvents), "charge after"), proxyTo(backend.addr))
 		for _, algorithm := range counting {
 			t.Run(algorithm, func(t *testing.T) {
 				backend.restart()
@@ -444,7 +444,7 @@ func TestRequestsInFlightRefuseOthersForASecond(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 1)
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
 		backend := caddytest.StartSlowBackend(t)
-		c := startWith(t, store, zonesPerAlgorithm(fmt.Sprint("events ", floodEvents), "charge after", "free_status 200"), "reverse_proxy "+backend.Server.Listener.Addr().String())
+		c := startWith(t, store, zonesPerAlgorithm(fmt.Sprint("events ", floodEvents), "charge after", "free_status 200"), proxyTo(backend.Server.Listener.Addr().String()))
 		for _, algorithm := range counting {
 			t.Run(algorithm, func(t *testing.T) {
 				answers := make(chan caddytest.Answer, floodSize)
@@ -563,7 +563,7 @@ func TestLocalCountsAdmitNoMoreThanTheLimit(t *testing.T) {
 			servers := caddytest.StartLastingShards(t, 1, 0)
 			g := startGate(t)
 			zone := zoneWith("api", fmt.Sprint("events ", limit), "algorithm "+algorithm, "charge "+charge, "on_error local")
-			c := caddytest.Start(t, zonesSite(servers.Store("check_timeout 20s"), zone, "reverse_proxy "+g.server.Listener.Addr().String()))
+			c := caddytest.Start(t, zonesSite(servers.Store("check_timeout 20s"), zone, proxyTo(g.server.Listener.Addr().String())))
 			// This opens a window and the connections.
 			must(t, "a request", want("status", c.Probe("/open", "X-Key: alice").Status, http.StatusOK))
 			servers.AwaitUsed(t, "api", "alice", 1)

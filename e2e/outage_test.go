@@ -217,7 +217,7 @@ func TestExitReportsLostChargesDespiteAHungRequest(t *testing.T) {
 	backend := caddytest.StartSlowBackend(t)
 	site := func(servers caddytest.Shards, options ...string) string {
 		return zonesSite("grace_period 200ms\n"+servers.Store(append(options, "charge_timeout 2s")...), zoneWith("api", "events 1000000", "on_error allow"),
-			"reverse_proxy /hang "+backend.Server.Listener.Addr().String()+"\nrespond ok")
+			proxyTo("/hang "+backend.Server.Listener.Addr().String())+"\nrespond ok")
 	}
 	for name, isUsed := range map[string]bool{"the store is in use": true, "no config uses the store": false} {
 		t.Run(name, func(t *testing.T) {

@@ -133,7 +133,7 @@ func (s *pairSite) caddyfile() string {
 	for _, zone := range s.zonesOf() {
 		fmt.Fprintf(&b, "header X-Outcome-%s {http.rate_limit.%[1]s.outcome}\n", zone)
 	}
-	fmt.Fprintf(&b, "reverse_proxy %s\n}\n}\n", s.p.backend.Listener.Addr())
+	fmt.Fprintf(&b, "%s\n}\n}\n", proxyTo(s.p.backend.Listener.Addr().String()))
 	return b.String()
 }
 

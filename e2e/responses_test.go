@@ -23,7 +23,7 @@ func fieldsSite(store, headers, backend string) string {
 	return zonesSite(store, zoneWith("minute", "events 2", "window 1m")+
 		"zone running {\nkey {header.X-Key}\nevents 7\nalgorithm concurrency\n}\n"+
 		zoneWith("smooth", "events 10", "window 1s", "algorithm gcra", "burst 25")+
-		zoneWith("short", "events 500", "window 500ms")+"headers "+headers+"\n", "reverse_proxy "+backend)
+		zoneWith("short", "events 500", "window 500ms")+"headers "+headers+"\n", proxyTo(backend))
 }
 
 // limits parses a RateLimit field into r and t of each zone, in order.
@@ -216,6 +216,9 @@ route {
 	header X-Before "{http.rate_limit.api.limit} {http.rate_limit.api.used} {http.rate_limit.api.remaining} {http.rate_limit.api.reset}"
 	respond /direct "used {http.rate_limit.api.used}, other zone {http.rate_limit.never.used}, refused by {http.rate_limit.exceeded.name}."
 	reverse_proxy %s {
+		transport http {
+			dial_timeout 10m
+		}
 		header_up X-Told "{http.rate_limit.api.limit} {http.rate_limit.api.used} {http.rate_limit.api.remaining} {http.rate_limit.api.reset}"
 	}
 }

@@ -187,7 +187,7 @@ func TestRequestRunningDuringARolloutSettlesWhereItWasAdmitted(t *testing.T) {
 	backend := caddytest.StartSlowBackend(t)
 	c := startWith(t, twoStores(servers), "rollout other 0\n"+
 		zoneWith("after")+zoneWith("before", "charge before")+zoneWith("free", "charge before", "free_status 2xx")+
-		zoneWith("slots", "algorithm concurrency", "events 5"), "reverse_proxy "+backend.Server.Listener.Addr().String())
+		zoneWith("slots", "algorithm concurrency", "events 5"), proxyTo(backend.Server.Listener.Addr().String()))
 	holds := func(what string, store caddytest.Shards, after, before, free, slots int64) {
 		t.Helper()
 		for zone, used := range map[string]int64{"after": after, "before": before, "free": free, "slots": slots} {
@@ -436,7 +436,7 @@ func TestRolloutSplitsTheZonesOfARequest(t *testing.T) {
 		t.Run(place, func(t *testing.T) {
 			servers := caddytest.StartShards(t, 2, 0)
 			backend := caddytest.StartSlowBackend(t)
-			c := caddytest.Start(t, splitSite(twoStores(servers), "reverse_proxy /held "+backend.Server.Listener.Addr().String()+
+			c := caddytest.Start(t, splitSite(twoStores(servers), proxyTo("/held "+backend.Server.Listener.Addr().String())+
 				"\n@plain not header X-Status *\nrespond @plain ok\n"+byStatus))
 			key := keyApart(t, servers, c, "X-Group", at)
 			group := "group-" + key

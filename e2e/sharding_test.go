@@ -325,7 +325,7 @@ func TestReshardingChargesRunningRequests(t *testing.T) {
 			backend := caddytest.StartSlowBackend(t)
 			site := func(store string) string {
 				return zonesSite(store, zoneWith("api-"+charge, fmt.Sprint("events ", events), "charge "+charge),
-					"reverse_proxy "+backend.Server.Listener.Addr().String())
+					proxyTo(backend.Server.Listener.Addr().String()))
 			}
 			c := caddytest.Start(t, site(servers[:2].Store()))
 			name := func(n int) string { return fmt.Sprint("client-", n) }
@@ -383,7 +383,7 @@ func TestReloadMigratesNothingAgain(t *testing.T) {
 	backend := caddytest.StartSlowBackend(t)
 	config := func(n int, options ...string) string {
 		return limitedSite(servers[:n].Store(options...), 10, "1h",
-			"handle /slow {\nreverse_proxy "+backend.Server.Listener.Addr().String()+"\n}\nrespond ok")
+			"handle /slow {\n"+proxyTo(backend.Server.Listener.Addr().String())+"\n}\nrespond ok")
 	}
 	c := caddytest.Start(t, config(2))
 	// askAll sends a request of each client and returns how many clients the last shard counts.

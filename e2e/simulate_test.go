@@ -282,7 +282,7 @@ func TestSimulateCountsRequestsInFlight(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
 		backend := caddytest.StartSlowBackend(t)
-		c := caddytest.Start(t, zonesSite(store, zoneWith("api", "events 1"), "reverse_proxy "+backend.Server.Listener.Addr().String()))
+		c := caddytest.Start(t, zonesSite(store, zoneWith("api", "events 1"), proxyTo(backend.Server.Listener.Addr().String())))
 		request := backend.Start(t, c, "/", "X-Key: alice")
 		s := simulate(c, "/", "X-Key: alice")
 		must(t, "while a request runs", errors.Join(want("decision", s.Decision, "refused"),
@@ -290,7 +290,7 @@ func TestSimulateCountsRequestsInFlight(t *testing.T) {
 		must(t, "another client", want("decision", simulate(c, "/", "X-Key: bob").Decision, "allowed"))
 		backend.Finish(t, request)
 
-		c.MustLoad(zonesSite(store, zoneWith("slots", "events 1", "algorithm concurrency", "window 1m"), "reverse_proxy "+backend.Server.Listener.Addr().String()))
+		c.MustLoad(zonesSite(store, zoneWith("slots", "events 1", "algorithm concurrency", "window 1m"), proxyTo(backend.Server.Listener.Addr().String())))
 		must(t, "a free slot", want("decision", simulate(c, "/", "X-Key: alice").Decision, "allowed"))
 		held := backend.Hold(t, c, "/", "X-Key: alice")
 		s = simulate(c, "/", "X-Key: alice")

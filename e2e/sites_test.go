@@ -90,9 +90,15 @@ func startWith(t *testing.T, store, zones, answers string) *caddytest.Caddy {
 	return caddytest.Start(t, zonesSite(store, zones, answers))
 }
 
+// proxyTo hands requests to a backend at an address, which a path may precede, with more
+// options. However busy the machine is, a connection to the backend does not time out.
+func proxyTo(backend string, options ...string) string {
+	return "reverse_proxy " + backend + " {\ntransport http {\ndial_timeout 10m\n}\n" + strings.Join(options, "\n") + "\n}"
+}
+
 // proxySite returns apiSite with a backend.
 func proxySite(store string, events int, backend string) string {
-	return limitedSite(store, events, "1h", "reverse_proxy "+backend)
+	return limitedSite(store, events, "1h", proxyTo(backend))
 }
 
 // awaitUsed waits until Redis and its replicas have counted that much. The memory

@@ -171,7 +171,7 @@ func TestHeldRequestsLeaveInOrder(t *testing.T) {
 				}
 				backend := startArrivals(t)
 				c := startWith(t, store, zoneWith("slow", "algorithm gcra", fmt.Sprint("events ", test.events), "window 1s", "burst 1",
-					"max_wait 10m", "charge "+test.mode), "reverse_proxy "+backend.addr)
+					"max_wait 10m", "charge "+test.mode), proxyTo(backend.addr))
 				must(t, "first request", want("status", c.Probe("/", "X-Key: alice", "X-Name: before").Status, http.StatusOK))
 				before := scriptsOf(test.mode)
 				awaitScripts(t, servers, before)
@@ -227,7 +227,7 @@ func TestClientThatLeavesTheLine(t *testing.T) {
 					servers, store := farShard(t)
 					backend := startArrivals(t)
 					c := startWith(t, store, zoneWith("slow", "algorithm gcra", "events 160", fmt.Sprint("window ", full), "burst 160", "max_wait 10m",
-						"cost {header.X-Cost}", "charge "+mode), "reverse_proxy "+backend.addr)
+						"cost {header.X-Cost}", "charge "+mode), proxyTo(backend.addr))
 					first := c.Probe("/", "X-Key: alice", "X-Name: before", "X-Cost: 160")
 					must(t, "request", want("status", first.Status, http.StatusOK))
 					room, inTime := first.Sent.Add(full), true
@@ -377,7 +377,7 @@ func TestMaxWaitEndsInTheLine(t *testing.T) {
 				servers := caddytest.StartShards(t, 1, 0)
 				backend := startArrivals(t)
 				c := startWith(t, servers.Store("check_timeout 1h"), zoneWith("slow", "algorithm gcra", "events 20", "window 1s", "burst 1",
-					fmt.Sprint("max_wait ", full+2*time.Second), "charge "+mode), "reverse_proxy "+backend.addr)
+					fmt.Sprint("max_wait ", full+2*time.Second), "charge "+mode), proxyTo(backend.addr))
 				// Another client sends it: a Caddy that knows alice's bucket to be full would not
 				// ask until when.
 				must(t, "first request", want("status", c.Probe("/", "X-Key: bob", "X-Name: before").Status, http.StatusOK))
@@ -523,7 +523,7 @@ func TestClientThatLeavesDuringTheTake(t *testing.T) {
 	for _, algorithm := range algorithms {
 		zones += pathZone(algorithm, "algorithm "+algorithm, "charge before")
 	}
-	c := startWith(t, strings.Replace(servers.Store("check_timeout 100s"), servers[0].Primary.Addr(), proxy.Addr(), 1), zones, "reverse_proxy "+backend.addr)
+	c := startWith(t, strings.Replace(servers.Store("check_timeout 100s"), servers[0].Primary.Addr(), proxy.Addr(), 1), zones, proxyTo(backend.addr))
 	for _, algorithm := range algorithms {
 		t.Run(algorithm, func(t *testing.T) {
 			c.Probe("/"+algorithm, "X-Key: alice", "X-Name: "+algorithm)
