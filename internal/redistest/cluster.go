@@ -100,18 +100,54 @@ func (c *Cluster) share(ctx context.Context, masters int) error {
 	return nil
 }
 
-// meet makes the nodes know each other.
+// meet makes the nodes know each other. A node forgets whom it was to meet if that one
+// does not answer within the node timeout, as on a busy machine, so it is told again.
 func (c *Cluster) meet(ctx context.Context) error {
-	// They would hear of each other through the first one, but later.
-	for i, node := range c.Nodes {
-		for _, other := range c.Nodes[:i] {
-			port, bus := strconv.Itoa(other.port.number), strconv.Itoa(other.bus.number)
-			if err := node.client.Do(ctx, "CLUSTER", "MEET", loopback, port, bus).Err(); err != nil {
-				return fmt.Errorf("make %s meet %s: %w", node.Addr(), other.Addr(), err)
+	return pollEvery(ctx, groupPollInterval, func() error {
+		var missing error
+		// They would hear of each other through the first one, but later.
+		for i, node := range c.Nodes {
+			for _, other := range slices.Concat(c.Nodes[:i], c.Nodes[i+1:]) {
+				known, err := node.knows(ctx, other)
+				if err == nil && known == stranger {
+					port, bus := strconv.Itoa(other.port.number), strconv.Itoa(other.bus.number)
+					err = node.client.Do(ctx, "CLUSTER", "MEET", loopback, port, bus).Err()
+				}
+				if err == nil && known != acquaintance {
+					err = errors.New("it does not know it yet")
+				}
+				if err != nil {
+					missing = fmt.Errorf("make %s meet %s: %w", node.Addr(), other.Addr(), err)
+				}
 			}
 		}
+		return missing
+	})
+}
+
+// What one node of a cluster is to another.
+const (
+	stranger = iota
+	inHandshake
+	acquaintance
+)
+
+// knows returns what another node of the cluster is to s.
+func (s *Server) knows(ctx context.Context, other *Server) (int, error) {
+	list, err := s.client.ClusterNodes(ctx).Result()
+	if err != nil {
+		return stranger, fmt.Errorf("ask node %s: %w", s.Addr(), err)
 	}
-	return nil
+	for line := range strings.Lines(list) {
+		switch fields := strings.Fields(line); {
+		case len(fields) < 3 || !strings.HasPrefix(fields[1], other.Addr()+"@"):
+		case strings.Contains(fields[2], "handshake"):
+			return inHandshake, nil
+		default:
+			return acquaintance, nil
+		}
+	}
+	return stranger, nil
 }
 
 // replicate makes a node without slots the replica of another one, as soon as

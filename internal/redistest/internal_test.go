@@ -240,3 +240,45 @@ sleep 600`
 		t.Errorf("the directory is there: %v", err)
 	}
 }
+
+// TestNodesMeetAgain where one of them has not answered for so long that the other has forgotten it.
+func TestNodesMeetAgain(t *testing.T) {
+	t.Parallel() // it spends its time waiting
+	c := new(Cluster)
+	t.Cleanup(func() { _ = c.Stop() })
+	for range 2 {
+		node, err := launch(options{cluster: true}, reservePort)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Nodes = append(c.Nodes, node)
+	}
+	awake, asleep := c.Nodes[0], c.Nodes[1]
+	is := func(wanted int) {
+		t.Helper()
+		if err := pollEvery(t.Context(), groupPollInterval, func() error {
+			known, err := awake.knows(t.Context(), asleep)
+			if err == nil && known != wanted {
+				err = fmt.Errorf("it is %d, want %d", known, wanted)
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := asleep.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	if err := awake.client.Do(t.Context(), "CLUSTER", "MEET", loopback, asleep.port.number, asleep.bus.number).Err(); err != nil {
+		t.Fatal(err)
+	}
+	is(inHandshake)
+	is(stranger)
+	if err := asleep.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.meet(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	is(acquaintance)
+}
