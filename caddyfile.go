@@ -16,6 +16,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // parseDirective parses the rate_limit directive:
@@ -29,7 +30,9 @@ import (
 //			match       @<matcher> | { <matchers> }
 //			key         <text>...
 //			events      <n> | <placeholder> <fallback n>
-//			window      <duration>
+//			window      <duration> | day|week|month|year
+//			time_zone   <IANA name>
+//			week_starts monday|sunday
 //			algorithm   fixed_window|sliding_window|sliding_log|gcra|concurrency
 //			align
 //			burst       <n>
@@ -138,7 +141,7 @@ func knowsStore(h httpcaddyfile.Helper, which, name string) error {
 
 const (
 	handlerOptions = "store, rollout, zone, headers, problem, log_refusals, jitter, log_key"
-	zoneOptions    = "match, key, events, window, algorithm, align, burst, cost, charge, batch, batch_share, free_status, count_status, max_wait, max_wait_queue, penalty, reserve, ipv4_prefix, ipv6_prefix, on_error, enforce"
+	zoneOptions    = "match, key, events, window, time_zone, week_starts, algorithm, align, burst, cost, charge, batch, batch_share, free_status, count_status, max_wait, max_wait_queue, penalty, reserve, ipv4_prefix, ipv6_prefix, on_error, enforce"
 )
 
 // setters returns the setters of the options that the directive has beside zones.
@@ -185,11 +188,10 @@ func parseOneLineZone(p *option.Parser) (*Zone, error) {
 	if len(args) != 3 && len(args) != 4 {
 		return nil, p.Err("write rate_limit <key> <events> <window> [<name>], or rate_limit { … } with a block")
 	}
-	window, err := caddy.ParseDuration(args[2])
-	if err != nil || window <= 0 {
-		return nil, p.Errf("window %q: it must be a time span above zero, such as 10s, 1m, 1h or 1d; write rate_limit <key> <events> <window> [<name>]", args[2])
+	z := &Zone{Name: "default", Key: Texts{args[0]}, Events: Amount(args[1])}
+	if !z.setWindow(args[2]) {
+		return nil, p.Errf("window %q: it must be %s; write rate_limit <key> <events> <window> [<name>]", args[2], windowWords)
 	}
-	z := &Zone{Name: "default", Key: Texts{args[0]}, Events: Amount(args[1]), Window: caddy.Duration(window)}
 	if z.Events.isDynamic() {
 		return nil, p.Errf("events %s: a placeholder needs a number that counts where it yields none: write a block with a zone and its option events %s 100", z.Events, z.Events)
 	}
@@ -229,7 +231,9 @@ func (z *Zone) setters() option.Setters {
 	return option.Setters{
 		"key":            option.List(&z.Key),
 		"events":         z.parseEvents,
-		"window":         option.Duration(&z.Window),
+		"window":         z.parseWindow,
+		"time_zone":      option.Filled(&z.TimeZone),
+		"week_starts":    option.Filled(&z.WeekStarts),
 		"algorithm":      option.Filled(&z.Algorithm),
 		"align":          option.Flag(&z.Align),
 		"burst":          z.parseBurst,
@@ -268,6 +272,28 @@ func (z *Zone) parseEvents(p *option.Parser) error {
 	}
 	z.EventsFallback = fallback
 	return nil
+}
+
+func (z *Zone) parseWindow(p *option.Parser) error {
+	text, err := p.Arg()
+	if err == nil && !z.setWindow(text) {
+		err = p.Errf("window %q: it must be %s", text, windowWords)
+	}
+	return err
+}
+
+const windowWords = "a time span above zero, such as 10s, 1m, 1h or 1d, or day, week, month or year"
+
+// setWindow sets the length of the window, or the unit of the calendar, and reports
+// whether text is one.
+func (z *Zone) setWindow(text string) bool {
+	if store.CalendarUnit(text).Length() != 0 {
+		z.Calendar = text
+		return true
+	}
+	window, err := caddy.ParseDuration(text)
+	z.Window = caddy.Duration(window)
+	return err == nil && window > 0
 }
 
 func (z *Zone) parseBurst(p *option.Parser) error {

@@ -9,6 +9,7 @@ package shardlimit
 
 import (
 	"context"
+	_ "time/tzdata" // windows of a calendar, where there is no time zone data
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"

@@ -1,6 +1,7 @@
 package shardlimit
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -17,6 +18,12 @@ const (
 	minLease  = time.Second
 )
 
+// The days on which weeks can start.
+const (
+	weekStartsMonday = "monday"
+	weekStartsSunday = "sunday"
+)
+
 // validate returns an error that says what is wrong with the zone and how to mend it.
 func (z *Zone) validate() error {
 	switch {
@@ -28,7 +35,7 @@ func (z *Zone) validate() error {
 		return fmt.Errorf("zone name %q: use only letters, digits and the characters _ . -", z.Name)
 	}
 	for _, rule := range []func() error{
-		z.validateKey, z.validateAlgorithm, z.validateEvents, z.validateWindow, z.validateDrain,
+		z.validateKey, z.validateAlgorithm, z.validateEvents, z.validateCalendar, z.validateWindow, z.validateDrain,
 		z.validateCost, z.validateStatus, z.validateWaiting, z.validateReserves,
 		z.validateBatchAndEnforce,
 	} {
@@ -122,7 +129,7 @@ func (z *Zone) validateEvents() error {
 func (z *Zone) validateWindow() error {
 	window := time.Duration(z.Window)
 	switch {
-	case window == 0 && z.isLease():
+	case z.Calendar != "" || window == 0 && z.isLease():
 		return nil
 	case window == 0:
 		return errors.New("window is missing: add one, such as window 1m")
@@ -132,6 +139,33 @@ func (z *Zone) validateWindow() error {
 		return option.Errorf("window", "%s: it must be from 1ms to 100 years", window)
 	case window%time.Microsecond != 0:
 		return option.Errorf("window", "%s: it must be whole microseconds", window)
+	}
+	return nil
+}
+
+func (z *Zone) validateCalendar() error {
+	switch {
+	case z.Calendar == "" && z.TimeZone != "":
+		return option.Errorf("time_zone", "goes with window day, week, month or year only: remove it, or write such a window")
+	case z.Calendar != string(store.Week) && z.WeekStarts != "":
+		return option.Errorf("week_starts", "goes with window week only: remove it, or write window week")
+	case z.Calendar == "":
+		return nil
+	case z.Window != 0:
+		return option.Errorf("calendar", "%s and window exclude each other: remove one", z.Calendar)
+	case z.algorithm() != store.FixedWindow:
+		return option.Errorf("window", "%s goes with algorithm fixed_window only: write a length, such as 24h", z.Calendar)
+	case z.Align:
+		return option.Errorf("align", "goes with a length only, for window %s begins for all clients at once: remove it", z.Calendar)
+	}
+	if err := cmp.Or(
+		option.OneOf("calendar", z.Calendar, string(store.Day), string(store.Week), string(store.Month), string(store.Year)),
+		option.OneOf("week_starts", z.WeekStarts, weekStartsMonday, weekStartsSunday),
+	); err != nil {
+		return err
+	}
+	if err := z.calendar().Validate(); err != nil {
+		return option.Errorf("time_zone", "%q: it must be an IANA name, such as Europe/Berlin: %w", z.TimeZone, err)
 	}
 	return nil
 }

@@ -54,9 +54,24 @@ type Zone struct {
 
 	// The length of the window, from 1 millisecond to 100 years. With
 	// `concurrency`: how long the slot of a process that died stays taken, at least
-	// 1 second. A change starts new counters. Required; with `concurrency` the
-	// default is 1 minute.
+	// 1 second. A change starts new counters. Required, unless there is `calendar`;
+	// with `concurrency` the default is 1 minute.
 	Window caddy.Duration `json:"window,omitempty"`
+
+	// With `fixed_window`, instead of `window`: `day`, `week`, `month` or `year`. A
+	// window begins for all clients at once, at midnight in `time_zone`, and ends at
+	// the midnight after that day, week, month or year. A change starts new counters.
+	// Default: none.
+	Calendar string `json:"calendar,omitempty"`
+
+	// With `calendar`: the IANA name of the time zone, such as `Europe/Berlin`. Days on
+	// which its clocks are changed are an hour longer or shorter. A change starts new
+	// counters. Default: `UTC`.
+	TimeZone string `json:"time_zone,omitempty"`
+
+	// With `calendar` `week`: `monday` or `sunday`. A change starts new counters.
+	// Default: `monday`.
+	WeekStarts string `json:"week_starts,omitempty"`
 
 	// How to count events. `fixed_window`: in windows that begin with a client's
 	// first request; at the border of two a client can get twice as much.
@@ -196,7 +211,7 @@ func loadMatchers(ctx caddy.Context, of any, raw caddyhttp.RawMatcherSets, sets 
 func (z *Zone) compile() *limiter.Zone {
 	c := &limiter.Zone{
 		Name: z.Name, Key: z.Key, IPv4Prefix: z.IPv4Prefix, IPv6Prefix: z.IPv6Prefix,
-		Algorithm: z.algorithm(), Window: z.window(), Align: z.Align, Burst: z.Burst,
+		Algorithm: z.algorithm(), Window: z.window(), Align: z.Align, Calendar: z.calendar(), Burst: z.Burst,
 		Events: z.Events.quantity(z.EventsFallback), Cost: cmp.Or(z.Cost, "1").quantity(1),
 		ChargeBefore: z.Charge == limiter.ChargeBefore,
 		BatchShare:   int64(cmp.Or(z.BatchShare, defaultBatchShare)),
@@ -228,6 +243,18 @@ func (z *Zone) window() time.Duration {
 		return defaultLease
 	}
 	return time.Duration(z.Window)
+}
+
+// utc is the default time zone of calendars.
+const utc = "UTC"
+
+// calendar returns the calendar of the windows, which has no unit if there is none.
+func (z *Zone) calendar() store.Calendar {
+	c := store.Calendar{Unit: store.CalendarUnit(z.Calendar), SundayFirst: z.WeekStarts == weekStartsSunday}
+	if z.TimeZone != utc {
+		c.TimeZone = z.TimeZone
+	}
+	return c
 }
 
 // isLease reports whether the zone counts requests while they run.
@@ -286,6 +313,9 @@ func (z *Zone) definition() string {
 		window = 0
 	}
 	add(window != 0, "window %s", window)
+	add(z.Calendar != "", "window %s", z.Calendar)
+	add(z.TimeZone != "" && z.TimeZone != utc, "time_zone %s", z.TimeZone)
+	add(z.WeekStarts == weekStartsSunday, "week_starts %s", z.WeekStarts)
 	add(z.Algorithm != "" && z.Algorithm != "fixed_window", "algorithm %s", z.Algorithm)
 	add(z.Align, "align")
 	add(z.Burst != 0 && strconv.FormatInt(z.Burst, 10) != z.Events.canonical(), "burst %d", z.Burst)

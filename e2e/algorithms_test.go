@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -102,17 +103,63 @@ func TestAlignedWindows(t *testing.T) {
 		for _, window := range windows {
 			for _, mode := range modes {
 				zone := fmt.Sprint("aligned.", window, ".", mode)
-				alignedWindow(t, caddys, servers, zone, window, store != "")
+				alignedWindow(t, caddys, servers, zone, func(at time.Time) int64 { return (at.Unix()/window + 1) * window }, store != "")
+			}
+		}
+	})
+}
+
+// TestCalendarWindows checks that windows of the calendar end at midnight in their time zone, for
+// all clients, in all Caddys and on the command line.
+func TestCalendarWindows(t *testing.T) {
+	const city = "America/New_York"
+	in, err := time.LoadLocation(city)
+	must(t, "time zone", err)
+	units := map[string]func(at time.Time) time.Time{
+		"day": func(at time.Time) time.Time {
+			return time.Date(at.Year(), at.Month(), at.Day()+1, 0, 0, 0, 0, in)
+		},
+		"week": func(at time.Time) time.Time {
+			return time.Date(at.Year(), at.Month(), at.Day()+7-int(at.Weekday()), 0, 0, 0, 0, in)
+		},
+		"month": func(at time.Time) time.Time { return time.Date(at.Year(), at.Month()+1, 1, 0, 0, 0, 0, in) },
+		"year":  func(at time.Time) time.Time { return time.Date(at.Year()+1, 1, 1, 0, 0, 0, 0, in) },
+	}
+	longest := map[string]int{"day": 86400, "week": 7 * 86400, "month": 31 * 86400, "year": 366 * 86400}
+	servers := caddytest.StartShards(t, 2, 1)
+	zones := "headers both\n"
+	for unit := range units {
+		starts := ""
+		if unit == "week" {
+			starts = "week_starts sunday"
+		}
+		for _, mode := range modes {
+			zones += pathZone(unit+"."+mode, "window "+unit, "time_zone "+city, starts, "charge "+mode, "events 2")
+		}
+	}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		caddys := caddytest.StartMany(t, 2, zonesSite(store, zones, "respond ok"))
+		for unit, after := range units {
+			for _, mode := range modes {
+				zone := unit + "." + mode
+				bob := alignedWindow(t, caddys, servers, zone, func(at time.Time) int64 { return after(at.In(in)).Unix() }, store != "")
+				a := caddys[1].Probe("/"+zone, "X-Key: "+bob)
+				if a.Received.In(in).Hour() == 0 {
+					continue // the window may be over
+				}
+				retry, err := strconv.ParseInt(a.Header.Get("Retry-After"), 10, 64)
+				must(t, zone, errors.Join(err, want("status", a.Status, http.StatusTooManyRequests),
+					want("policy", a.Header.Get("RateLimit-Policy"), fmt.Sprintf(`"%s";q=2;w=%d`, zone, longest[unit])),
+					want("Retry-After until the end", a.Reset-retry >= a.Sent.Unix()-2 && a.Reset-retry <= a.Received.Unix()+2, true)))
 			}
 		}
 	})
 }
 
 // alignedWindow sends requests of two clients, each to its own Caddy, until all answers fall into
-// one window, and compares their resets.
-func alignedWindow(t *testing.T, caddys []*caddytest.Caddy, servers caddytest.Shards, zone string, window int64, redis bool) {
+// one window, and compares their resets. It returns the client that has used up the zone.
+func alignedWindow(t *testing.T, caddys []*caddytest.Caddy, servers caddytest.Shards, zone string, end func(at time.Time) int64, redis bool) (full string) {
 	t.Helper()
-	end := func(at time.Time) int64 { return (at.Unix()/window + 1) * window }
 	for try := 0; ; try++ {
 		clients := []string{fmt.Sprint("alice-", try), fmt.Sprint("bob-", try)}
 		first := caddys[0].Probe("/"+zone, "X-Key: "+clients[0])
@@ -135,7 +182,7 @@ func alignedWindow(t *testing.T, caddys []*caddytest.Caddy, servers caddytest.Sh
 			must(t, fmt.Sprintf("%s, answer %d", zone, i), errors.Join(want("status", a.Status, http.StatusOK), want("reset", a.Reset, reset)))
 		}
 		if !redis {
-			return
+			return clients[1]
 		}
 		for _, key := range clients {
 			b := servers.Buckets(t, zone)[key]
@@ -144,7 +191,7 @@ func alignedWindow(t *testing.T, caddys []*caddytest.Caddy, servers caddytest.Sh
 			}
 			must(t, zone+", "+key, want("reset in Redis", b.Reset, reset*1_000_000))
 		}
-		return
+		return clients[1]
 	}
 }
 

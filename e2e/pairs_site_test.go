@@ -383,6 +383,10 @@ var features = []feature{
 		configure: func(_ *pairRun, s *pairSite) { s.store("charge_delay 300ms") },
 	},
 	{
+		name:      "window month",
+		configure: func(_ *pairRun, s *pairSite) { s.zone("window month", "time_zone America/New_York") },
+	},
+	{
 		name:      "plain_charges off",
 		configure: func(_ *pairRun, s *pairSite) { s.store("plain_charges off") },
 	},

@@ -10,7 +10,8 @@
 --          window
 --          cost; penalize: the end of the penalty
 --          take: capacity; refund: the reset of the window it was spent in
---          1 if windows begin at multiples of their length, or 0
+--          0; 1 if windows begin at multiples of their length; or, of a calendar,
+--          the end of a window, after which one of that length follows
 -- Reply    packed doubles: now, 1 if the cost was spent, count, reset, end of
 --          the penalty; now is 0 if it was not needed
 -- Instants are microseconds since the epoch, spans are microseconds.
@@ -78,8 +79,10 @@ end
 
 local function begin(spent)
   count, reset = math.min(orphaned + spent, 9007199254740991), now + window
-  if align > 0 then
+  if align == 1 then
     reset = reset - math.fmod(now, window)
+  elseif align > 1 then
+    reset = align + window * math.max(math.floor((now - align) / window) + 1, 0)
   end
   -- A bucket is not made that would never expire.
   assert(redis.acl_check_cmd('PEXPIRE', key, 1), 'NOPERM the user may not run pexpire')

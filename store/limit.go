@@ -14,6 +14,9 @@ type Limit struct {
 	// Align makes windows of [FixedWindow] begin at multiples of their length
 	// since the epoch, and not with a client's first request.
 	Align bool
+	// Calendar, if it has a unit, makes windows of [FixedWindow] those of a calendar.
+	// Then Window is Calendar.Window, and Align is set.
+	Calendar Calendar
 }
 
 // Algorithm names a way of counting.

@@ -43,6 +43,9 @@ func statusOfZone(l *limiter.Limiter, z *limiter.Zone) adminapi.Zone {
 		Events: z.Events.String(), Burst: z.Burst, Window: z.Window.Seconds(),
 		Charge: limiter.ChargeAfter, Enforce: 100, Decisions: map[string]int64{},
 	}
+	if z.Calendar.Unit != "" {
+		s.Calendar, s.Window = z.Calendar.String(), z.Calendar.Unit.Length().Seconds()
+	}
 	if l.Rollout != nil {
 		s.Rollout = &adminapi.Rollout{Store: l.Rollout.Store.Name, Percent: l.Rollout.Percent}
 	}

@@ -28,9 +28,12 @@ type Zone struct {
 	// Events is a number, or a text with placeholders.
 	Events string `json:"events"`
 	Burst  int64  `json:"burst,omitempty"`
-	// Window is in seconds.
+	// Window is in seconds; of a calendar, that of the longest window.
 	Window float64 `json:"window"`
-	Charge string  `json:"charge"`
+	// Calendar is what the windows of a calendar are, such as "month in
+	// Europe/Berlin".
+	Calendar string `json:"calendar,omitempty"`
+	Charge   string `json:"charge"`
 	// Enforce is in percent.
 	Enforce float64 `json:"enforce"`
 	// Decisions are counts by outcome.

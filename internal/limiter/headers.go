@@ -181,7 +181,10 @@ func policyItem(zone string, req *store.Request) httpsfv.Item {
 
 // policyWindow returns the time in which a client regains its capacity.
 func policyWindow(req *store.Request) time.Duration {
-	if req.Limit.Algorithm != store.GCRA || req.Burst == 0 {
+	switch {
+	case req.Limit.Calendar.Unit != "":
+		return req.Limit.Calendar.Unit.Length()
+	case req.Limit.Algorithm != store.GCRA || req.Burst == 0:
 		return req.Limit.Window
 	}
 	microseconds, _ := algorithm.DrainTime(req, req.Burst)

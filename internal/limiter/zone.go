@@ -35,9 +35,11 @@ type Zone struct {
 	Algorithm store.Algorithm
 	Window    time.Duration
 	Align     bool
-	Events    Quantity
-	Burst     int64
-	Cost      Quantity
+	// Calendar, if it has a unit, replaces Window and Align.
+	Calendar store.Calendar
+	Events   Quantity
+	Burst    int64
+	Cost     Quantity
 	// ChargeBefore is set if the zone takes when a request arrives, as one with
 	// concurrency always does.
 	ChargeBefore bool
@@ -120,7 +122,10 @@ func (s StatusSet) Complement() (others StatusSet) {
 func (z *Zone) prepare() {
 	z.templates = compileKey(z.Key)
 	z.Algorithm = cmp.Or(z.Algorithm, store.FixedWindow)
-	z.limit = store.Limit{Zone: z.Name, Algorithm: z.Algorithm, Window: z.Window, Align: z.Align}
+	if z.Calendar.Unit != "" {
+		z.Window, z.Align = z.Calendar.Window(), true
+	}
+	z.limit = store.Limit{Zone: z.Name, Algorithm: z.Algorithm, Window: z.Window, Align: z.Align, Calendar: z.Calendar}
 	if z.enforced = cohorts; z.Enforce != nil {
 		z.enforced = cohortsIn(*z.Enforce)
 	}

@@ -30,6 +30,9 @@ func (b *FixedWindow) open(r *store.Request, now int64) {
 
 // nextReset is the end of a window that opens at now.
 func nextReset(limit *store.Limit, now int64) int64 {
+	if limit.Calendar.Unit != "" {
+		return limit.Calendar.End(now)
+	}
 	window := limit.Window.Microseconds()
 	if limit.Align {
 		return now - now%window + window

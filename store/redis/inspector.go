@@ -206,6 +206,9 @@ func (s *Store) remove(ctx context.Context, shard *Shard, r *store.Request, mark
 // rulesLike returns the limit and those of the same zone and window under other
 // algorithms, which other processes may have in an older or newer configuration.
 func rulesLike(limit *store.Limit) (all []store.Limit) {
+	if limit.Calendar.Unit != "" {
+		return []store.Limit{*limit}
+	}
 	like := *limit
 	for _, like.Algorithm = range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA, store.Concurrency} {
 		if like.Align = false; like.Algorithm == store.FixedWindow {

@@ -95,6 +95,9 @@ func (k bucketKeys) appendClient(b []byte, clientKey string) []byte {
 // it exactly.
 func appendRule(b []byte, limit *store.Limit) []byte {
 	b = append(b, layoutOf(limit.Algorithm).code...)
+	if limit.Calendar.Unit != "" {
+		return appendCalendar(b, limit.Calendar)
+	}
 	if limit.Align {
 		b = append(b, 'a')
 	}
@@ -106,6 +109,19 @@ func appendRule(b []byte, limit *store.Limit) []byte {
 	default:
 		return append(strconv.AppendInt(b, w.Microseconds(), 10), "us"...)
 	}
+}
+
+// appendCalendar appends the unit of a calendar, with an s if weeks begin on Sunday,
+// and the time zone.
+func appendCalendar(b []byte, c store.Calendar) []byte {
+	b = append(b, c.Unit...)
+	if c.SundayFirst {
+		b = append(b, 's')
+	}
+	if c.TimeZone != "" {
+		b = append(append(b, '@'), c.TimeZone...)
+	}
+	return b
 }
 
 func appendDigest(b []byte, mark byte, sum []byte) []byte {

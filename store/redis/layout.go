@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -52,9 +53,13 @@ var layoutFixedWindow = layout{
 	read:    func(key string) *command { return newRead(wordHMGet, key, wordCount, wordReset, wordPenalty) },
 	numbers: parseNumbers,
 	arguments: func(c *scriptCommand, op algorithm.Operation, r *store.Request) {
-		c.add(r.Limit.Window.Microseconds())
+		window, align := r.Limit.Window.Microseconds(), oneIf(r.Limit.Align)
+		if r.Limit.Calendar.Unit != "" {
+			window, align = c.calendarWindow(r.Limit.Calendar)
+		}
+		c.add(window)
 		addCounting(c, op, r)
-		c.add(oneIf(r.Limit.Align))
+		c.add(align)
 		c.mayGuess = c.clock != nil && (op == algorithm.Charge || op == algorithm.Take)
 	},
 	count: 3,
@@ -72,6 +77,22 @@ var layoutSlidingWindow = layout{
 		c.add(algorithm.WeightUnit(window))
 	},
 	count: 4,
+}
+
+// calendarMargin is by how much the clock that decides may be behind the caller's
+// without a window being taken for the next one. Days are longer than two of it.
+const calendarMargin = 11 * time.Hour
+
+// calendarWindow returns the end of the window that is open or ended a short while ago,
+// and the length of the one that follows it. The script chooses, because the clock that
+// decides may be on the other side of the end.
+func (c *scriptCommand) calendarWindow(calendar store.Calendar) (next, end int64) {
+	now := c.ints[placeOfNow]
+	if now <= 0 {
+		now = c.primaryNow()
+	}
+	end = calendar.End(now - calendarMargin.Microseconds())
+	return calendar.End(end) - end, end
 }
 
 func addCounting(c *scriptCommand, op algorithm.Operation, r *store.Request) {

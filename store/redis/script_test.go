@@ -16,10 +16,10 @@ import (
 // the arithmetic in Go, in every field of every answer.
 func TestScriptsAgreeWithAlgorithm(t *testing.T) {
 	shard := newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})
-	for _, limit := range storetest.Limits {
+	for _, limit := range append(slices.Clone(storetest.Limits), storetest.Days) {
 		name := string(limit.Algorithm)
 		if limit.Align {
-			name += "/align"
+			name += "/align" + string(limit.Calendar.Unit)
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -30,6 +30,38 @@ func TestScriptsAgreeWithAlgorithm(t *testing.T) {
 				})
 			})
 		})
+	}
+}
+
+// TestCalendarWindowByTheServersClock opens windows by a clock that is ahead of the
+// caller's, or behind it, around the days on which clocks are changed.
+func TestCalendarWindowByTheServersClock(t *testing.T) {
+	client := redistest.Start(t).Client()
+	limit := storetest.Days
+	for _, day := range []string{"2026-03-28", "2026-03-29", "2026-10-24", "2026-10-25", "2026-12-31"} {
+		noon, err := time.Parse(time.DateOnly, day)
+		must(t, err)
+		for hour := range 24 {
+			now := noon.Add(time.Duration(hour) * time.Hour).UnixMicro()
+			for skew := -calendarMargin; skew <= calendarMargin; skew += calendarMargin / 2 {
+				r := store.Request{Limit: &limit, Events: 10, Cost: 1}
+				key := fmt.Sprint(day, hour, skew)
+				op := operation{Operation: algorithm.Take, now: now + skew.Microseconds()}
+				var c scriptCommand
+				c.begin(scriptFixedWindow, op.Operation, false, key)
+				c.add(op.now)
+				layoutFixedWindow.arguments(&c, op.Operation, &r)
+				c.ints[placeOfNow] = now
+				text, err := client.Eval(t.Context(), scriptFixedWindow.source, []string{key}, "take", appendPacked(nil, c.ints...)).Text()
+				must(t, err)
+				reply, err := unpack(nil, text)
+				must(t, err)
+				if st := op.reply(&layoutFixedWindow, &r, reply, 0); st.Err != nil || st.Reset != limit.Calendar.End(now) {
+					t.Errorf("%s, hour %d, caller's clock %v ahead: the window ends at %v, want %v", day, hour, skew,
+						time.UnixMicro(st.Reset), time.UnixMicro(limit.Calendar.End(now)))
+				}
+			}
+		}
 	}
 }
 

@@ -18,6 +18,7 @@ package storetest
 import (
 	"crypto/rand"
 	"regexp"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -36,7 +37,7 @@ func Run(t *testing.T, open Open) {
 	for _, c := range contract {
 		t.Run(c.name, func(t *testing.T) { c.test(newFixture(t, open)) })
 	}
-	for _, limit := range Limits {
+	for _, limit := range append(slices.Clone(Limits), Days) {
 		t.Run("History/"+string(limit.Algorithm), func(t *testing.T) {
 			t.Parallel()
 			History{Limit: limit}.Run(t, open)
@@ -53,6 +54,11 @@ var Limits = []store.Limit{
 	{Algorithm: store.GCRA, Window: time.Minute},
 	{Algorithm: store.Concurrency, Window: time.Minute},
 }
+
+// Days is a limit of days, which have 23 and 25 hours once a year.
+var Days = store.Limit{Algorithm: store.FixedWindow, Window: days.Window(), Align: true, Calendar: days}
+
+var days = store.Calendar{Unit: store.Day, TimeZone: "Europe/Berlin"}
 
 // contract has one test for every promise.
 var contract = []struct {
