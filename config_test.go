@@ -466,7 +466,7 @@ func TestConfigOfShardKinds(t *testing.T) {
 	)
 	for name, test := range map[string]struct{ app, want string }{
 		"all of them":               {app: shardsOf(static + `, ` + sentinel + `, ` + cluster)},
-		"none":                      {shardsOf(`{"name": "a"}`), `redis store: shard a has no primary: add sentinel <master> <addr>..., cluster <addr>..., or its address, such as primary localhost:6379`},
+		"none":                      {shardsOf(`{"name": "a"}`), `redis store: shard a has no primary: add sentinel <master> <addr>..., cluster <addr>..., a url, or its address, such as primary localhost:6379`},
 		"empty cluster":             {shardsOf(`{"name": "a", "cluster": []}`), `redis store: shard a has no primary`},
 		"two":                       {shardsOf(`{"name": "a", "primary": "redis-a", "cluster": ["redis-1"]}`), `redis store: shard a: cluster does not go with primary: a shard is found in one way, so keep one of them`},
 		"empty sentinel":            {shardsOf(`{"name": "a", "sentinel": {}}`), `redis store: shard a: sentinel has no master: add the name under which the sentinels watch the primary, such as mymaster`},

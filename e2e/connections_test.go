@@ -118,6 +118,30 @@ func TestDatabaseAndUser(t *testing.T) {
 	}
 }
 
+// TestURL reaches a store of one shard, and a shard with a replica, by URLs of the environment.
+func TestURL(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 1)
+	primary, replica := servers[0].Primary, servers[0].Replicas[0]
+	for _, node := range []*redistest.Server{primary, replica} {
+		must(t, "add user", node.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "on", ">p@ss/w:rd", "~rl:*", "+@all").Err())
+	}
+	for db, options := range map[int]string{
+		6: "url {env.SHARDLIMIT_TEST_URL}",
+		7: fmt.Sprintf("shard a {\nurl {env.SHARDLIMIT_TEST_URL}\nreplica %s\n}", replica.Addr()),
+	} {
+		t.Run(fmt.Sprint(db), func(t *testing.T) {
+			t.Setenv("SHARDLIMIT_TEST_URL", fmt.Sprintf("redis://limiter:p%%40ss%%2Fw%%3Ard@%s/%d", primary.Addr(), db))
+			client := goredis.NewClient(&goredis.Options{Addr: primary.Addr(), DB: db})
+			defer client.Close()
+			c := caddytest.Start(t, apiSite(caddytest.RedisStore(options), 3, "1h"))
+			countsIn(t, c, client, func() { servers.AwaitReplicas(t) })
+			for _, text := range []string{"p@ss", "p%40ss"} {
+				must(t, "log", want("having the password", strings.Contains(c.Logs.String(), text), false))
+			}
+		})
+	}
+}
+
 func TestPassword(t *testing.T) {
 	const password = "hunter2"
 	servers := caddytest.StartShards(t, 1, 0)

@@ -10,9 +10,9 @@ import (
 
 // The options of each block, in the order in which errors list them.
 const (
-	RedisOptions      = "shard, previous_shards, " + connectionOptions + ", " + countingOptions
+	RedisOptions      = "url, shard, previous_shards, " + connectionOptions + ", " + countingOptions
 	ShardOptions      = kindOptions + ", " + connectionOptions
-	kindOptions       = "primary, replica, sentinel, cluster, weight, retired"
+	kindOptions       = "primary, url, replica, sentinel, cluster, weight, retired"
 	connectionOptions = "username, password, sentinel_username, sentinel_password, db, tls, dial_timeout, pool_size, max_replica_lag"
 	countingOptions   = "key_prefix, key_secret, read_from, clock, check_timeout, charge_timeout, charge_delay, plain_charges, pipelining, ledger_trust, ledger_max_trust, ledger_max_buckets, max_new_buckets, on_error"
 	TLSOptions        = "ca, cert, server_name, insecure_skip_verify"
@@ -21,8 +21,10 @@ const (
 // UnmarshalCaddyfile implements [caddyfile.Unmarshaler]:
 //
 //	redis {
+//		url <url>
 //		shard <name> {
 //			primary  <addr>
+//			url      <url>
 //			replica  <addr>...
 //			sentinel <master> <addr>...
 //			cluster  <addr>...
@@ -66,12 +68,22 @@ func (s *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if err := p.NoArgs(); err != nil {
 		return err
 	}
+	// The only shard may go without a block.
+	hasURL := false
+	setURL := func(p *option.Parser) error {
+		only := &Shard{Name: "default"}
+		s.Shards, hasURL = append(s.Shards, only), true
+		return option.Filled(&only.URL)(p)
+	}
 	block := &option.Block{
-		Setters: []option.Setters{s.setters(), s.Connection.setters()}, Repeatable: []string{"shard"},
+		Setters: []option.Setters{s.setters(), s.Connection.setters(), {"url": setURL}}, Repeatable: []string{"shard"},
 		Known: RedisOptions, Elsewhere: kindOptions, Place: "shard <name> { … }, in the block of the store",
 	}
 	if err := p.Options(block); err != nil {
 		return err
+	}
+	if hasURL && len(s.Shards) > 1 {
+		return p.At(fmt.Errorf("redis store: %w", option.Errorf("url", "is for a store of one shard: remove it, and give each shard its own")))
 	}
 	if err := s.validate(); err != nil {
 		return p.At(fmt.Errorf("redis store: %w", err))
@@ -141,6 +153,7 @@ func parseShard(d *caddyfile.Dispenser) (*Shard, error) {
 func (s *Shard) setters() option.Setters {
 	return option.Setters{
 		"primary": option.Text(&s.Primary),
+		"url":     option.Filled(&s.URL),
 		"replica": option.List(&s.Replicas),
 		"cluster": option.List(&s.Cluster),
 		"weight":  option.Positive(&s.Weight),

@@ -57,6 +57,7 @@ type reach struct {
 // reach returns the way to the servers of one of the store's shards.
 func (s *Store) reach(shard *Shard) reach {
 	r := reach{NoPipelining: s.Pipelining == turnedOff, Shard: Shard{
+		URL: shard.URL, server: shard.server,
 		Primary: shard.Primary, Replicas: slices.Clone(shard.Replicas), Cluster: slices.Clone(shard.Cluster), Connection: shard.over(s.Connection),
 	}}
 	if shard.Sentinel != nil {
@@ -69,6 +70,9 @@ func (s *Store) reach(shard *Shard) reach {
 	}
 	if r.database() == 0 {
 		r.DB = nil
+	}
+	if r.server != nil && r.server.isTLS && r.TLS == nil {
+		r.TLS = new(TLS)
 	}
 	if r.TLS != nil {
 		r.Roots, r.certificate = r.TLS.rootsDigest[:], r.TLS.certificate
@@ -91,7 +95,7 @@ func (r reach) options() redis.ShardOptions {
 		Primary:       r.Primary,
 		Replicas:      r.Replicas,
 		Cluster:       r.Cluster,
-		Credentials:   credentials(r.Username, r.Password),
+		Credentials:   r.credentials(),
 		TLS:           r.TLS.config(),
 		DB:            r.database(),
 		DialTimeout:   time.Duration(r.DialTimeout),

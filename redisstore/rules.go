@@ -98,6 +98,10 @@ func (s *Store) validateConnections() error {
 			return option.Errorf("db", "%d: shard %s is a Redis Cluster, which has database 0 only: write db 0 in that shard", *all.DB, shard.Name)
 		case all.TLS != nil && shard.path() != "":
 			return option.Errorf("tls", "does not go with the address %s of shard %s: Redis speaks no TLS on unix sockets, so write tls in the other shards instead", shard.path(), shard.Name)
+		case all.TLS != nil && shard.server != nil && !shard.server.isTLS:
+			return option.Errorf("tls", "does not go with the url of shard %s, which begins with redis:// : write rediss:// there, or tls in the other shards instead", shard.Name)
+		case shard.server != nil && shard.server.password != "":
+			// Its user goes with its password.
 		case all.Username != "" && all.Password == "":
 			return shard.badUser("username", shard.Username)
 		case shard.Sentinel != nil && all.SentinelUsername != "" && all.SentinelPassword == "":

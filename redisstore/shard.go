@@ -18,7 +18,7 @@ import (
 
 // Shard is one independent Redis of a store. Its servers are listed, found
 // through Redis Sentinel, or those of a Redis Cluster: exactly one of `primary`,
-// `sentinel` and `cluster` is required.
+// `url`, `sentinel` and `cluster` is required.
 type Shard struct {
 	// The name of the shard: letters, digits, `_`, `.` and `-`. It decides which
 	// clients the shard owns, whatever its addresses and kind. Required.
@@ -28,6 +28,15 @@ type Shard struct {
 	// work. The default port is 6379. If the primary fails, nothing takes its
 	// place until it is back.
 	Primary string `json:"primary,omitempty"`
+
+	// The primary as a URL, as clouds give it out:
+	// `rediss://<user>:<password>@<host>:<port>/<db>`, or `redis://` without TLS. Only
+	// the host is required; characters with a meaning in URLs are written as %
+	// and two digits. Placeholders such as `{env.REDIS_URL}` work: the address is
+	// resolved when the config is loaded, the password for each new connection. Write a
+	// placeholder rather than a password. It takes the place of `primary`,
+	// `username`, `password` and `db`; `tls` may add settings. Default: none.
+	URL string `json:"url,omitempty"`
 
 	// The addresses of the primary's replicas, in the same form. They answer checks
 	// in turn. Default: none, so that the primary answers checks.
@@ -51,6 +60,9 @@ type Shard struct {
 	Retired bool `json:"retired,omitempty"`
 
 	Connection
+
+	// server is what the URL says, once its placeholders are resolved.
+	server *server
 }
 
 // Sentinel is the way to a primary and its replicas through Redis Sentinel.
@@ -89,6 +101,9 @@ func (s *Shard) addresses() []address {
 
 // provision resolves placeholders, apart from those of secrets, and reads files.
 func (s *Shard) provision(repl *caddy.Replacer) error {
+	if err := s.provisionURL(repl); err != nil {
+		return err
+	}
 	for _, addr := range s.addresses() {
 		if err := resolve(repl, addr.given); err != nil {
 			return fmt.Errorf("address: %w", err)
@@ -111,9 +126,9 @@ func (s *Shard) validate() error {
 	case !option.ValidName(s.Name):
 		return fmt.Errorf("shard name %q: use only letters, digits and the characters _ . -", s.Name)
 	case len(s.kinds()) == 0:
-		return fmt.Errorf("shard %s has no primary: add sentinel <master> <addr>..., cluster <addr>..., or its address, such as primary localhost:6379", s.Name)
+		return fmt.Errorf("shard %s has no primary: add sentinel <master> <addr>..., cluster <addr>..., a url, or its address, such as primary localhost:6379", s.Name)
 	}
-	for _, rule := range []func() error{s.validateServers, s.Connection.validate, s.validateConnection} {
+	for _, rule := range []func() error{s.validateServers, s.validateURL, s.Connection.validate, s.validateConnection} {
 		if err := rule(); err != nil {
 			return fmt.Errorf("shard %s: %w", s.Name, err)
 		}
@@ -121,10 +136,13 @@ func (s *Shard) validate() error {
 	return nil
 }
 
-// kinds returns the options that are given of primary, sentinel and cluster.
+// kinds returns the options that are given of primary, url, sentinel and cluster.
 func (s *Shard) kinds() (given []string) {
-	if s.Primary != "" {
+	if s.Primary != "" && s.server == nil {
 		given = append(given, "primary")
+	}
+	if s.URL != "" {
+		given = append(given, "url")
 	}
 	if s.Sentinel != nil {
 		given = append(given, "sentinel")
