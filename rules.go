@@ -154,7 +154,7 @@ func (z *Zone) validateCalendar() error {
 	case z.Window != 0:
 		return option.Errorf("calendar", "%s and window exclude each other: remove one", z.Calendar)
 	case z.algorithm() != store.FixedWindow:
-		return option.Errorf("window", "%s goes with algorithm fixed_window only: write a length, such as 24h", z.Calendar)
+		return option.Errorf("window", "%s, or calendar in JSON, goes with algorithm fixed_window only: write a length, such as window 24h", z.Calendar)
 	case z.Align:
 		return option.Errorf("align", "goes with a length only, for window %s begins for all clients at once: remove it", z.Calendar)
 	}

@@ -2,7 +2,6 @@ package store
 
 import (
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 )
@@ -50,20 +49,22 @@ func (c Calendar) String() string {
 }
 
 // Window returns a length that no window of the calendar exceeds: clocks are put back
-// by an hour at most.
-func (c Calendar) Window() time.Duration { return c.Unit.Length() + time.Hour }
+// by three hours at most.
+func (c Calendar) Window() time.Duration { return c.Unit.Length() + 3*time.Hour }
 
-// Validate returns an error if there is no such time zone. Local is none, for it is
-// another one on each machine.
+// Validate returns an error if there is no such time zone. Local is none, nor are
+// localtime and other files of a machine, which begin with a small letter: they are
+// not the same on each machine.
 func (c Calendar) Validate() error {
-	if c.TimeZone == "Local" {
-		return errors.New("it is another time zone on each machine")
+	name := c.TimeZone
+	if name == "" {
+		return nil
 	}
-	_, err := time.LoadLocation(c.TimeZone)
-	if err != nil {
-		err = fmt.Errorf("look up the time zone: %w", err)
+	_, err := time.LoadLocation(name)
+	if err != nil || name == "Local" || name[0] < 'A' || name[0] > 'Z' {
+		return errors.New("there is no such time zone")
 	}
-	return err
+	return nil
 }
 
 // locations are the time zones in use, by name. Names come from configs, so there are
@@ -102,28 +103,37 @@ func (c Calendar) End(instant int64) int64 {
 	default:
 		day++
 	}
-	return max(beginOf(year, month, day, now.Location()).UnixMicro(), instant+1)
+	return beginAfter(instant, year, month, day, now.Location())
 }
 
-// beginOf returns the first instant of a day. Where clocks are changed at midnight, the
-// day begins with the change, or its midnight comes twice and the first one counts.
-func beginOf(year int, month time.Month, day int, in *time.Location) time.Time {
+// beginAfter returns the first instant after another at which a day begins. Where clocks
+// are changed at midnight, the day begins with the change, or its midnight comes twice.
+func beginAfter(instant int64, year int, month time.Month, day int, in *time.Location) int64 {
 	midnight := time.Date(year, month, day, 0, 0, 0, 0, in)
+	shown := time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Unix()
 	changed, changes := midnight.ZoneBounds()
 	_, offset := midnight.Zone()
 	// Where a change skips midnight, Date is too early or too late by what it skips.
-	shown, wanted := midnight.Unix()+int64(offset), time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Unix()
-	switch {
-	case shown < wanted:
-		return changes
-	case shown > wanted:
-		return changed
-	case changed.IsZero():
-		return midnight
+	switch at := midnight.Unix() + int64(offset); {
+	case at < shown:
+		return changes.UnixMicro()
+	case at > shown:
+		return changed.UnixMicro()
 	}
-	_, before := changed.Add(-1).Zone()
-	if first := midnight.Add(time.Duration(offset-before) * time.Second); before > offset && first.Before(changed) {
-		return first
+	begin := midnight
+	if !changed.IsZero() {
+		// The midnight before the change, if it came then too.
+		_, before := changed.Add(-1).Zone()
+		if first := time.Unix(shown-int64(before), 0); first.Before(changed) && first.UnixMicro() > instant {
+			begin = first
+		}
 	}
-	return midnight
+	if !changes.IsZero() && begin.UnixMicro() <= instant {
+		// The one after it.
+		_, after := changes.Zone()
+		if second := time.Unix(shown-int64(after), 0); !second.Before(changes) {
+			begin = second
+		}
+	}
+	return begin.UnixMicro()
 }

@@ -8,11 +8,14 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// calendarZones change their clocks at midnight (Beirut, Havana, Asuncion, Sao Paulo) or have midnight twice (Amman), by half an
-// hour (Lord Howe), skip a day (Apia), or have quarters of an hour (Kathmandu).
+// calendarZones change their clocks at midnight (Beirut, Havana, Asuncion, Sao Paulo) or
+// across it (St. John's), have midnight twice (Amman), change by half an hour (Lord Howe),
+// by two (Troll) or three (Casey), skip a day (Apia), or have quarters of an hour
+// (Kathmandu).
 var calendarZones = []string{
 	"", "Europe/Berlin", "America/New_York", "Asia/Beirut", "America/Havana", "America/Asuncion",
 	"America/Sao_Paulo", "Asia/Amman", "Australia/Lord_Howe", "Pacific/Apia", "Asia/Kathmandu", "Africa/Cairo", "America/St_Johns",
+	"Antarctica/Troll", "Antarctica/Casey",
 }
 
 // unitOf names the window of an instant by the standard library's calendar.
@@ -82,16 +85,14 @@ func TestCalendarWindowOfEachInstant(t *testing.T) {
 			if next.IsZero() {
 				break
 			}
-			var last int64
-			for from := next.Add(-26 * time.Hour); from.Before(next.Add(26 * time.Hour)); from = from.Add(7 * time.Minute) {
-				end := c.End(from.UnixMicro())
-				if end <= from.UnixMicro() {
-					t.Fatalf("%s: the window of %v ends at %v", zone, from, time.UnixMicro(end).In(in))
+			for from := next.Add(-26 * time.Hour); from.Before(next.Add(26 * time.Hour)); from = from.Add(29 * time.Second) {
+				end := time.UnixMicro(c.End(from.UnixMicro())).In(in)
+				if !end.After(from) || end.Sub(from) > c.Window() {
+					t.Fatalf("%s: the window of %v ends at %v", zone, from, end)
 				}
-				if end < last {
-					t.Fatalf("%s: the window of %v ends before that of an earlier instant", zone, from)
+				if before, after := unitOf(c, end.Add(-time.Microsecond)), unitOf(c, end); !before.Equal(unitOf(c, from)) || !after.After(before) {
+					t.Fatalf("%s: the window of %v ends at %v, in the middle of a day", zone, from, end)
 				}
-				last = end
 			}
 			at = next
 		}
@@ -99,7 +100,7 @@ func TestCalendarWindowOfEachInstant(t *testing.T) {
 }
 
 func TestUnknownTimeZone(t *testing.T) {
-	for _, name := range []string{"Europe/Nowhere", "Local", "../zone"} {
+	for _, name := range []string{"Europe/Nowhere", "Local", "localtime", "posix/UTC", "../zone"} {
 		if err := (store.Calendar{Unit: store.Day, TimeZone: name}).Validate(); err == nil {
 			t.Errorf("%s is a time zone", name)
 		}

@@ -158,6 +158,7 @@ func newPlainCharge(key string, r *store.Request, now int64, clock *primaryClock
 // the server that runs it.
 func (c *command) becomeScript() {
 	var numbers scriptCommand
+	numbers.clock = c.clock
 	numbers.add(0)
 	layoutFixedWindow.arguments(&numbers, algorithm.Charge, c.charge)
 	c.charge, c.script, c.ints = nil, scriptFixedWindow, numbers.ints

@@ -80,8 +80,9 @@ var layoutSlidingWindow = layout{
 }
 
 // calendarMargin is by how much the clock that decides may be behind the caller's
-// without a window being taken for the next one. Days are longer than two of it.
-const calendarMargin = 11 * time.Hour
+// or ahead of it without a window being taken for another. Two of it are shorter than any
+// day.
+const calendarMargin = 10 * time.Hour
 
 // calendarWindow returns the end of the window that is open or ended a short while ago,
 // and the length of the one that follows it. The script chooses, because the clock that

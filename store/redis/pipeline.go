@@ -136,13 +136,16 @@ func guess(cmds []*command, isRead bool) {
 	}
 }
 
-// primaryNow is the time of the clock that decides.
+// primaryNow is the time of the clock that decides, or that of this machine until a
+// reply has told it.
 func (c *command) primaryNow() int64 {
-	if c.clock == nil {
-		return time.Now().UnixMicro()
+	at := time.Now()
+	if c.clock != nil {
+		if now, _, ok := c.clock.estimate(at); ok {
+			return now
+		}
 	}
-	now, _, _ := c.clock.estimate(time.Now())
-	return now
+	return at.UnixMicro()
 }
 
 // checkWindow makes a plain charge a script call if its window may be over before it
