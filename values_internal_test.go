@@ -247,6 +247,16 @@ func TestDefinition(t *testing.T) {
 		"key k, events 10, window 1s, align, cost {x}, charge before, free_status 304 5xx": {
 			{Key: Texts{"k"}, Events: "10", Window: second, Align: true, Cost: "{x}", Charge: "before", FreeStatus: StatusList{"5xx", "304", "5xx"}},
 		},
+		"key k, events 10, window day": {
+			{Key: Texts{"k"}, Events: "10", Calendar: "day"},
+			{Key: Texts{"k"}, Events: "10", Calendar: "day", TimeZone: "UTC"},
+		},
+		"key k, events 10, window week, time_zone Asia/Tokyo": {
+			{Key: Texts{"k"}, Events: "10", Calendar: "week", TimeZone: "Asia/Tokyo", WeekStarts: "monday"},
+		},
+		"key k, events 10, window week, week_starts sunday": {
+			{Key: Texts{"k"}, Events: "10", Calendar: "week", WeekStarts: "sunday"},
+		},
 		"key k, events 10, window 1s, charge before, batch 5": {
 			{Key: Texts{"k"}, Events: "10", Window: second, Charge: "before", Batch: "5"},
 			{Key: Texts{"k"}, Events: "10", Window: second, Charge: "before", Batch: "05"},

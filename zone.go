@@ -65,8 +65,8 @@ type Zone struct {
 	Calendar string `json:"calendar,omitempty"`
 
 	// With `calendar`: the IANA name of the time zone, such as `Europe/Berlin`. Days on
-	// which its clocks are changed are an hour longer or shorter. A change starts new
-	// counters. Default: `UTC`.
+	// which its clocks are changed are longer or shorter. A change starts new counters.
+	// Default: `UTC`.
 	TimeZone string `json:"time_zone,omitempty"`
 
 	// With `calendar` `week`: `monday` or `sunday`. A change starts new counters.

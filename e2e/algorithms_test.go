@@ -143,6 +143,9 @@ func TestCalendarWindows(t *testing.T) {
 			for _, mode := range modes {
 				zone := unit + "." + mode
 				bob := alignedWindow(t, caddys, servers, zone, func(at time.Time) int64 { return after(at.In(in)).Unix() }, store != "")
+				if store != "" {
+					servers.AwaitCount(t, zone, bob, 2)
+				}
 				a := caddys[1].Probe("/"+zone, "X-Key: "+bob)
 				if a.Received.In(in).Hour() == 0 {
 					continue // the window may be over

@@ -18,6 +18,9 @@ func TestBucketKey(t *testing.T) {
 	limit := func(zone string, window time.Duration) *store.Limit {
 		return &store.Limit{Zone: zone, Algorithm: store.FixedWindow, Window: window}
 	}
+	calendar := func(c store.Calendar) *store.Limit {
+		return &store.Limit{Zone: "api", Algorithm: store.FixedWindow, Window: c.Window(), Align: true, Calendar: c}
+	}
 	for _, c := range []struct {
 		limit     *store.Limit
 		clientKey string
@@ -33,6 +36,9 @@ func TestBucketKey(t *testing.T) {
 		{limit("api", time.Second), "$x", "rl:1:api:fw1s:#"},
 		{limit("api", time.Second), "\x00\xff", "rl:1:api:fw1s:#"},
 		{limit("api", time.Second), long, "rl:1:api:fw1s:#"},
+		{calendar(store.Calendar{Unit: store.Day}), "k", "rl:1:api:fwday:k"},
+		{calendar(store.Calendar{Unit: store.Week, SundayFirst: true}), "k", "rl:1:api:fwweeks:k"},
+		{calendar(store.Calendar{Unit: store.Month, TimeZone: "America/Port-au-Prince"}), "k", "rl:1:api:fwmonth@America/Port-au-Prince:k"},
 	} {
 		got := keys.key(c.limit, c.clientKey)
 		if got != c.want && (!strings.HasSuffix(c.want, "#") || !strings.HasPrefix(got, c.want) || len(got) != len(c.want)+32) {

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -39,10 +40,10 @@ func TestCalendarWindowByTheServersClock(t *testing.T) {
 	client := redistest.Start(t).Client()
 	limit := storetest.Days
 	for _, day := range []string{"2026-03-28", "2026-03-29", "2026-10-24", "2026-10-25", "2026-12-31"} {
-		noon, err := time.Parse(time.DateOnly, day)
+		midnight, err := time.Parse(time.DateOnly, day)
 		must(t, err)
 		for hour := range 24 {
-			now := noon.Add(time.Duration(hour) * time.Hour).UnixMicro()
+			now := midnight.Add(time.Duration(hour) * time.Hour).UnixMicro()
 			for skew := -calendarMargin; skew <= calendarMargin; skew += calendarMargin / 2 {
 				r := store.Request{Limit: &limit, Events: 10, Cost: 1}
 				key := fmt.Sprint(day, hour, skew)
@@ -59,6 +60,29 @@ func TestCalendarWindowByTheServersClock(t *testing.T) {
 				if st := op.reply(&layoutFixedWindow, &r, reply, 0); st.Err != nil || st.Reset != limit.Calendar.End(now) {
 					t.Errorf("%s, hour %d, caller's clock %v ahead: the window ends at %v, want %v", day, hour, skew,
 						time.UnixMicro(st.Reset), time.UnixMicro(limit.Calendar.End(now)))
+				}
+			}
+		}
+	}
+}
+
+// TestCalendarWindowOfAnUnknownClock makes the first call to a primary, whose clock no reply
+// has told yet.
+func TestCalendarWindowOfAnUnknownClock(t *testing.T) {
+	server := redistest.Start(t)
+	for _, zone := range []string{"", "Europe/Berlin", "America/New_York"} {
+		for _, unit := range []store.CalendarUnit{store.Day, store.Week, store.Month, store.Year} {
+			for op, ask := range map[algorithm.Operation]func(*Store, context.Context, []store.Request) []store.State{
+				algorithm.Take: (*Store).Take, algorithm.Charge: (*Store).Charge, algorithm.Check: (*Store).Check,
+			} {
+				c := store.Calendar{Unit: unit, TimeZone: zone}
+				limit := store.Limit{Zone: "first", Algorithm: store.FixedWindow, Window: c.Window(), Align: true, Calendar: c}
+				s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
+				reqs := []store.Request{{Limit: &limit, ClientKey: op.String(), Events: 10, Cost: 1}}
+				for _, what := range []string{"first", "second"} {
+					if st := ask(s, t.Context(), reqs)[0]; st.Err != nil || st.Reset != c.End(st.Now) {
+						t.Errorf("%s %v of a %v: %+v, want a reset at %d", what, op, c, st, c.End(st.Now))
+					}
 				}
 			}
 		}
