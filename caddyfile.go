@@ -35,7 +35,7 @@ import (
 //			week_starts monday|sunday
 //			algorithm   fixed_window|sliding_window|sliding_log|gcra|concurrency
 //			align
-//			burst       <n>
+//			burst       <n> | <placeholder> <fallback n>
 //			cost        <n>|<placeholder>
 //			charge      after|before
 //			batch       off|auto|<n>
@@ -230,13 +230,13 @@ func parseZone(h httpcaddyfile.Helper) (*Zone, error) {
 func (z *Zone) setters() option.Setters {
 	return option.Setters{
 		"key":            option.List(&z.Key),
-		"events":         z.parseEvents,
+		"events":         parseAmount(&z.Events, &z.EventsFallback),
 		"window":         z.parseWindow,
 		"time_zone":      option.Filled(&z.TimeZone),
 		"week_starts":    option.Filled(&z.WeekStarts),
 		"algorithm":      option.Filled(&z.Algorithm),
 		"align":          option.Flag(&z.Align),
-		"burst":          z.parseBurst,
+		"burst":          parseAmount(&z.Burst, &z.BurstFallback),
 		"cost":           option.Filled(&z.Cost),
 		"charge":         option.Filled(&z.Charge),
 		"batch":          option.Filled(&z.Batch),
@@ -256,22 +256,24 @@ func (z *Zone) setters() option.Setters {
 	}
 }
 
-// parseEvents parses a number, or a placeholder and its fallback.
-func (z *Zone) parseEvents(p *option.Parser) error {
-	args := p.RemainingArgs()
-	if len(args) == 0 || len(args) > 2 {
-		return p.Err("events takes a number, or a placeholder and a number that counts where it yields none")
-	}
-	z.Events = Amount(args[0])
-	if len(args) == 1 {
+// parseAmount parses a number, or a placeholder and its fallback.
+func parseAmount(to *Amount, fallback *int64) option.Setter {
+	return func(p *option.Parser) error {
+		name, args := p.Val(), p.RemainingArgs()
+		if len(args) == 0 || len(args) > 2 || args[0] == "" {
+			return p.Errf("%s takes a number, or a placeholder and a number that counts where it yields none", name)
+		}
+		*to = Amount(args[0])
+		if len(args) == 1 {
+			return nil
+		}
+		n, err := strconv.ParseInt(args[1], 10, 64)
+		if err != nil || n == 0 {
+			return p.Errf("%s %s: the fallback %q must be a number from 1 to 2^52", name, args[0], args[1])
+		}
+		*fallback = n
 		return nil
 	}
-	fallback, err := strconv.ParseInt(args[1], 10, 64)
-	if err != nil || fallback == 0 {
-		return p.Errf("events %s: the fallback %q must be a number from 1 to 2^52", args[0], args[1])
-	}
-	z.EventsFallback = fallback
-	return nil
 }
 
 func (z *Zone) parseWindow(p *option.Parser) error {
@@ -294,17 +296,6 @@ func (z *Zone) setWindow(text string) bool {
 	window, err := caddy.ParseDuration(text)
 	z.Window = caddy.Duration(window)
 	return err == nil && window > 0
-}
-
-func (z *Zone) parseBurst(p *option.Parser) error {
-	text, err := p.Arg()
-	if err != nil {
-		return err
-	}
-	if z.Burst, err = strconv.ParseInt(text, 10, 64); err != nil || z.Burst < 1 {
-		return p.Errf("burst %q: it must be a whole number from 1 to 2^52", text)
-	}
-	return nil
 }
 
 // parseReserve parses the share that is kept, and the matchers of the requests for

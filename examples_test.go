@@ -206,6 +206,40 @@ func TestExamplePerPlan(t *testing.T) {
 	must(t, "another address", want("status", send(t, clientAt("127.0.0.2"), http.MethodGet, c.URL).StatusCode, 200))
 }
 
+func TestExamplePlanOfUser(t *testing.T) {
+	c := startExample(t, "plan_of_user")
+	for user, test := range map[string]struct {
+		requests int
+		want     string
+	}{
+		"alice": {21, many(20, 200) + " 429"},
+		"bob":   {6, many(5, 200) + " 429"},
+		"carol": {30, many(30, 200)},
+		"dave":  {2, many(2, 429)},
+	} {
+		// A slow machine gets some of the burst back: a new Caddy then begins anew.
+		eventually(t, user, func() error {
+			c = startExample(t, "plan_of_user")
+			begun := time.Now()
+			got := statuses(c, test.requests, "/", loginAs(user, "secret"))
+			if time.Since(begun) > 500*time.Millisecond && got != test.want {
+				return errors.New("it took too long")
+			}
+			must(t, user, want("statuses", got, test.want))
+			return nil
+		})
+	}
+	must(t, "no login", want("status", c.Get("/").StatusCode, 401))
+}
+
+func TestExamplePlanFromAuth(t *testing.T) {
+	c := startExample(t, "plan_from_auth")
+	must(t, "alice", want("statuses", statuses(c, 4, "/", "X-Api-Key: key-of-alice"), many(3, 200)+" 429"))
+	must(t, "alice, who claims to be another", want("status", c.Get("/", "X-Api-Key: key-of-alice", "X-Client: carol", "X-Quota: 100").StatusCode, 429))
+	must(t, "bob", want("statuses", statuses(c, 30, "/", "X-Api-Key: key-of-bob"), many(30, 200)))
+	must(t, "a made-up key", want("status", c.Get("/", "X-Api-Key: made-up").StatusCode, 401))
+}
+
 func TestExampleBruteForce(t *testing.T) {
 	c := startExample(t, "brute_force")
 	good, bad := loginAs("alice", "secret"), loginAs("alice", "guess")

@@ -70,10 +70,12 @@ func (z *Zone) validateAlgorithm() error {
 	switch {
 	case z.Align && a != store.FixedWindow:
 		return option.Errorf("align", "goes with algorithm fixed_window only: remove it")
-	case z.Burst != 0 && a != store.GCRA:
+	case z.Burst != "" && a != store.GCRA:
 		return option.Errorf("burst", "goes with algorithm gcra only: remove it, or write algorithm gcra")
-	case z.Burst < 0 || z.Burst > store.MaxEvents:
-		return option.Errorf("burst", "%d: it must be from 1 to 2^52", z.Burst)
+	case z.Burst != "" || z.BurstFallback != 0:
+		if err := validateAmount("burst", z.Burst, z.BurstFallback, store.MaxEvents, "2^52"); err != nil {
+			return err
+		}
 	}
 	if a == store.Concurrency && z.Charge == limiter.ChargeAfter {
 		return option.Errorf("charge", "after: concurrency always charges before; remove it")
@@ -90,38 +92,42 @@ func (z *Zone) algorithm() store.Algorithm {
 }
 
 func (z *Zone) validateDrain() error {
-	events := z.EventsFallback
-	if !z.Events.isDynamic() {
-		events, _ = z.Events.number()
-	}
-	if least := limiter.LeastEvents(z.Burst, time.Duration(z.Window)); events < least {
+	events, burst := z.Events.quantity(z.EventsFallback).Number, z.Burst.quantity(z.BurstFallback).Number
+	if least := limiter.LeastEvents(burst, time.Duration(z.Window)); events < least {
 		return option.Errorf("burst", "%d would take more than 100 years to come back, at %d in %s: lower it, or raise events to %d",
-			z.Burst, events, time.Duration(z.Window), least)
+			burst, events, time.Duration(z.Window), least)
 	}
 	return nil
 }
 
 func (z *Zone) validateEvents() error {
-	most, words := limiter.MostEvents(z.algorithm())
-	n, err := z.Events.number()
-	switch {
-	case z.Events == "":
+	if z.Events == "" {
 		return errors.New("events is missing: add it, such as events 100")
-	case z.Events.isDynamic() && !z.Events.hasPlaceholder():
-		return option.Errorf("events", "%s: it must be a number, or a text with a placeholder in braces", z.Events)
-	case z.Events.isDynamic() && z.EventsFallback == 0:
-		return option.Errorf("events", "%s: add the number that counts where the placeholder yields none, such as events %s 100", z.Events, z.Events)
-	case z.Events.isDynamic():
-		n = z.EventsFallback
-	case z.EventsFallback != 0:
-		return option.Errorf("events", "%s: a second number goes with a placeholder only; remove it", z.Events)
-	case z.Events == limiter.UnlimitedWord:
-		return option.Errorf("events", "unlimited: only a placeholder can yield that; remove the zone, for it would limit nothing")
+	}
+	most, words := limiter.MostEvents(z.algorithm())
+	return validateAmount("events", z.Events, z.EventsFallback, most, words)
+}
+
+// validateAmount checks an option that is a number from 1 on, or a placeholder and its
+// fallback.
+func validateAmount(name string, a Amount, fallback, most int64, words string) error {
+	n, err := a.number()
+	switch {
+	case a.isDynamic() && !a.hasPlaceholder():
+		return option.Errorf(name, "%s: it must be a number, or a text with a placeholder in braces", a)
+	case a.isDynamic() && fallback == 0:
+		return option.Errorf(name, "%s: add the number that counts where the placeholder yields none, such as %s %s 100", a, name, a)
+	case a.isDynamic():
+		n = fallback
+	case fallback != 0:
+		return option.Errorf(name, "%s: a second number goes with a placeholder only; remove it", a)
+	case a == limiter.UnlimitedWord:
+		return option.Errorf(name, "unlimited: only a placeholder can yield that; remove the zone, for it would limit nothing")
 	case err != nil:
-		return option.Errorf("events", "%q: it must be a whole number from 1 to %s", string(z.Events), words)
+		return option.Errorf(name, "%q: it must be a whole number from 1 to %s", string(a), words)
 	}
 	if n < 1 || n > most {
-		return option.Errorf("events", "%d: it must be from 1 to %s", n, words)
+		return option.Errorf(name, "%d: it must be from 1 to %s", n, words)
 	}
 	return nil
 }
@@ -185,8 +191,9 @@ func (z *Zone) validateCost() error {
 	}
 	most, err := z.Events.number()
 	raise := "events"
-	if z.Burst != 0 {
-		most, err, raise = z.Burst, nil, "burst"
+	if z.Burst != "" {
+		most, err = z.Burst.number()
+		raise = "burst"
 	}
 	if err == nil && n > most {
 		return option.Errorf("cost", "%d is more than the %d that the zone ever admits, so no request would pass: lower it, or raise %s", n, most, raise)

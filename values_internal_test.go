@@ -273,13 +273,13 @@ func TestDefinition(t *testing.T) {
 		},
 		"key k, events 10, window 1s, algorithm gcra": {
 			{Key: Texts{"k"}, Events: "10", Window: second, Algorithm: "gcra"},
-			{Key: Texts{"k"}, Events: "10", Window: second, Algorithm: "gcra", Burst: 10},
+			{Key: Texts{"k"}, Events: "10", Window: second, Algorithm: "gcra", Burst: "10"},
 		},
 		"key k, events 10, window 1s, algorithm gcra, burst 11": {
-			{Key: Texts{"k"}, Events: "10", Window: second, Algorithm: "gcra", Burst: 11},
+			{Key: Texts{"k"}, Events: "10", Window: second, Algorithm: "gcra", Burst: "11"},
 		},
 		"key k, events {x} 10, window 1s, algorithm gcra, burst 10": {
-			{Key: Texts{"k"}, Events: "{x}", EventsFallback: 10, Window: second, Algorithm: "gcra", Burst: 10},
+			{Key: Texts{"k"}, Events: "{x}", EventsFallback: 10, Window: second, Algorithm: "gcra", Burst: "10"},
 		},
 		"key k, events 10, algorithm concurrency": {
 			{Key: Texts{"k"}, Events: "10", Algorithm: "concurrency"},

@@ -87,10 +87,15 @@ type Zone struct {
 	// request. A change starts new counters. Default: false.
 	Align bool `json:"align,omitempty"`
 
-	// With `gcra`: how many events a client may have at once, from 1 to 2^52.
-	// `events` per `window` is the rate at which they come back, all of them within
-	// 100 years. A change keeps the counts. Default: `events`.
-	Burst int64 `json:"burst,omitempty"`
+	// With `gcra`: how many events a client may have at once, from 1 to 2^52, or a
+	// text with a placeholder, as in `events`. `events` per `window` is the rate at
+	// which they come back, all of them within 100 years. A change keeps the counts.
+	// Default: `events`.
+	Burst Amount `json:"burst,omitempty"`
+
+	// The number if the placeholder of `burst` yields neither a whole number from 0 on
+	// nor `unlimited`. Required with a placeholder, and not allowed without.
+	BurstFallback int64 `json:"burst_fallback,omitempty"`
 
 	// What a request costs: a number from 0 to 2^52, or a text with a placeholder
 	// that yields one. The placeholder is read when the request arrives and again
@@ -211,7 +216,8 @@ func loadMatchers(ctx caddy.Context, of any, raw caddyhttp.RawMatcherSets, sets 
 func (z *Zone) compile() *limiter.Zone {
 	c := &limiter.Zone{
 		Name: z.Name, Key: z.Key, IPv4Prefix: z.IPv4Prefix, IPv6Prefix: z.IPv6Prefix,
-		Algorithm: z.algorithm(), Window: z.window(), Align: z.Align, Calendar: z.calendar(), Burst: z.Burst,
+		Algorithm: z.algorithm(), Window: z.window(), Align: z.Align, Calendar: z.calendar(),
+		Burst:  z.Burst.quantity(z.BurstFallback),
 		Events: z.Events.quantity(z.EventsFallback), Cost: cmp.Or(z.Cost, "1").quantity(1),
 		ChargeBefore: z.Charge == limiter.ChargeBefore,
 		BatchShare:   int64(cmp.Or(z.BatchShare, defaultBatchShare)),
@@ -318,7 +324,10 @@ func (z *Zone) definition() string {
 	add(z.WeekStarts == weekStartsSunday, "week_starts %s", z.WeekStarts)
 	add(z.Algorithm != "" && z.Algorithm != "fixed_window", "algorithm %s", z.Algorithm)
 	add(z.Align, "align")
-	add(z.Burst != 0 && strconv.FormatInt(z.Burst, 10) != z.Events.canonical(), "burst %d", z.Burst)
+	add(z.Burst != "" && z.Burst.canonical() != z.Events.canonical(), "burst %s", z.Burst.canonical())
+	if z.BurstFallback != 0 {
+		fmt.Fprintf(&b, " %d", z.BurstFallback)
+	}
 	add(z.Cost != "" && z.Cost.canonical() != "1", "cost %s", z.Cost.canonical())
 	add(z.Charge == limiter.ChargeBefore && !z.isLease(), "charge %s", z.Charge)
 	batch, _ := z.Batch.parse()

@@ -37,10 +37,18 @@ func status(running runningConfig, r *http.Request) (any, error) {
 	return s, nil
 }
 
+// burstOf returns the zone's burst, or "" if it is that of its events.
+func burstOf(z *limiter.Zone) string {
+	if z.Burst == (limiter.Quantity{}) {
+		return ""
+	}
+	return z.Burst.String()
+}
+
 func statusOfZone(l *limiter.Limiter, z *limiter.Zone) adminapi.Zone {
 	s := adminapi.Zone{
 		Name: z.Name, Store: l.Store.Name, Algorithm: z.Algorithm, Key: z.Key,
-		Events: z.Events.String(), Burst: z.Burst, Window: z.Window.Seconds(),
+		Events: z.Events.String(), Burst: burstOf(z), Window: z.Window.Seconds(),
 		Charge: limiter.ChargeAfter, Enforce: 100, Decisions: map[string]int64{},
 	}
 	if z.Calendar.Unit != "" {

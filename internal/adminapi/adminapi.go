@@ -25,9 +25,9 @@ type Zone struct {
 	Rollout   *Rollout        `json:"rollout,omitempty"`
 	Algorithm store.Algorithm `json:"algorithm"`
 	Key       []string        `json:"key"`
-	// Events is a number, or a text with placeholders.
+	// Events and Burst are numbers, or texts with placeholders.
 	Events string `json:"events"`
-	Burst  int64  `json:"burst,omitempty"`
+	Burst  string `json:"burst,omitempty"`
 	// Window is in seconds; of a calendar, that of the longest window.
 	Window float64 `json:"window"`
 	// Calendar is what the windows of a calendar are, such as "month in

@@ -261,7 +261,7 @@ func (z *Zone) showsAddress(repl *caddy.Replacer, ip string) bool {
 
 // About returns a request about a bucket that costs nothing.
 func (z *Zone) About(b adminapi.BucketName) store.Request {
-	return store.Request{Limit: &z.limit, ClientKey: b.ClientKey, Events: z.Events.Number, Burst: z.Burst}
+	return store.Request{Limit: &z.limit, ClientKey: b.ClientKey, Events: z.Events.Number, Burst: z.Burst.Number}
 }
 
 // BucketsOf returns the buckets of the client whose placeholders have these

@@ -38,8 +38,9 @@ type Zone struct {
 	// Calendar, if it has a unit, replaces Window and Align.
 	Calendar store.Calendar
 	Events   Quantity
-	Burst    int64
-	Cost     Quantity
+	// Burst is 0 for that of Events.
+	Burst Quantity
+	Cost  Quantity
 	// ChargeBefore is set if the zone takes when a request arrives, as one with
 	// concurrency always does.
 	ChargeBefore bool
@@ -70,7 +71,8 @@ type Zone struct {
 	refusal  error
 	bound    [maxStores]boundZone
 
-	noKey, noEvents, farEvents, noCost, never telemetry.LogThrottle
+	noKey, noCost, never telemetry.LogThrottle
+	events, burst        quota
 }
 
 // When a zone charges.
@@ -87,6 +89,10 @@ type Quantity struct {
 	// Number is that number, or the fallback for a text that yields none.
 	Number int64
 }
+
+// quota are the throttles of the log entries about a Quantity that yields no number, or
+// one out of range.
+type quota struct{ unreadable, outOfRange telemetry.LogThrottle }
 
 func (q Quantity) isDynamic() bool { return q.Text != "" }
 
@@ -142,16 +148,13 @@ func (z *Zone) needsID() bool { return z.isLease() || z.Algorithm == store.Slidi
 // request returns what r asks of the zone. If its Events are unlimited the zone
 // does not count r; if they are 0 no store is asked.
 func (z *Zone) request(r *http.Request, repl *caddy.Replacer, l *Limiter) (store.Request, error) {
-	events := z.eventsFor(repl, l)
+	events, burst := z.eventsFor(repl, l)
 	if events == unlimited {
 		return store.Request{Events: unlimited}, nil
 	}
 	req := store.Request{
-		Limit: &z.limit, ClientKey: z.clientKey(r.Header, repl, l), Events: events, Burst: z.Burst,
+		Limit: &z.limit, ClientKey: z.clientKey(r.Header, repl, l), Events: events, Burst: burst,
 		Cost: z.Cost.Number, Batch: z.Batch, BatchShare: z.BatchShare,
-	}
-	if events == 0 {
-		req.Burst = 0
 	}
 	switch {
 	case z.Cost.isDynamic() && z.isLease():
@@ -178,36 +181,52 @@ const (
 	UnlimitedWord = "unlimited"
 )
 
-// eventsFor returns how many events the zone admits for the request, or unlimited.
-func (z *Zone) eventsFor(repl *caddy.Replacer, l *Limiter) int64 {
-	if !z.Events.isDynamic() {
-		return z.Events.Number
+// eventsFor returns how many events the zone admits for the request, or unlimited, and
+// how many at once. Where either is 0 or unlimited, the request has that limit.
+func (z *Zone) eventsFor(repl *caddy.Replacer, l *Limiter) (events, burst int64) {
+	if burst = z.Burst.Number; z.Burst.isDynamic() {
+		if burst = z.read("burst", z.Burst, &z.burst, 1, store.MaxEvents, "2^52", repl, l); burst <= 0 {
+			return burst, 0
+		}
 	}
-	text := strings.TrimSpace(repl.ReplaceAll(z.Events.Text, ""))
+	if events = z.Events.Number; z.Events.isDynamic() || z.Burst.isDynamic() {
+		most, words := MostEvents(z.Algorithm)
+		events = z.read("events", z.Events, &z.events, LeastEvents(burst, z.Window), most, words, repl, l)
+	}
+	if events <= 0 {
+		burst = 0
+	}
+	return events, burst
+}
+
+// read returns the number that q yields, which is the nearest one if it is out of range,
+// or unlimited.
+func (z *Zone) read(name string, q Quantity, log *quota, least, most int64, words string, repl *caddy.Replacer, l *Limiter) int64 {
+	text := strconv.FormatInt(q.Number, 10)
+	if q.isDynamic() {
+		text = strings.TrimSpace(repl.ReplaceAll(q.Text, ""))
+	}
 	if text == UnlimitedWord {
 		return unlimited
 	}
-	// A number that is out of range becomes the nearest one.
 	n, err := strconv.ParseInt(text, 10, 64)
 	switch {
 	case err != nil && !errors.Is(err, strconv.ErrRange) || n < 0:
-		if times, log := l.mayLog(&z.noEvents); log {
-			l.Logger.Warn("events is neither a whole number nor unlimited; using the fallback",
-				zap.String("zone", z.Name), zap.String("events", clipped(text)), zap.Int64("fallback", z.Events.Number), zap.Int64("times", times))
+		if times, log := l.mayLog(&log.unreadable); log {
+			l.Logger.Warn(name+" is neither a whole number nor unlimited; using the fallback",
+				zap.String("zone", z.Name), zap.String(name, clipped(text)), zap.Int64("fallback", q.Number), zap.Int64("times", times))
 		}
-		return z.Events.Number
+		n = q.Number
 	case n == 0:
 		return 0
 	}
-	least := LeastEvents(z.Burst, z.Window)
-	most, words := MostEvents(z.Algorithm)
 	if n >= least && n <= most {
 		return n
 	}
 	nearest := min(max(n, least), most)
-	if times, log := l.mayLog(&z.farEvents); log {
-		l.Logger.Warn(fmt.Sprintf("events is not a number from %d to %s; using the nearest", least, words),
-			zap.String("zone", z.Name), zap.String("events", clipped(text)), zap.Int64("nearest", nearest), zap.Int64("times", times))
+	if times, log := l.mayLog(&log.outOfRange); log {
+		l.Logger.Warn(fmt.Sprintf("%s is not a number from %d to %s; using the nearest", name, least, words),
+			zap.String("zone", z.Name), zap.String(name, clipped(text)), zap.Int64("nearest", nearest), zap.Int64("times", times))
 	}
 	return nearest
 }

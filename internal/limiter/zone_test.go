@@ -154,10 +154,10 @@ func TestEventsForABurst(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			z := &Zone{
 				Name: "test", Algorithm: "gcra", Events: Quantity{Text: "{" + headerA + "}", Number: 10},
-				Burst: test.burst, Window: test.window,
+				Burst: Quantity{Number: test.burst}, Window: test.window,
 			}
 			h, logs := keyHandler()
-			if got := z.eventsFor(values{headerA: test.plan}.replacer(), h); got != test.want {
+			if got, _ := z.eventsFor(values{headerA: test.plan}.replacer(), h); got != test.want {
 				t.Errorf("events are %d, want %d", got, test.want)
 			}
 			if warned := logs.Len() == 1; warned != (strconv.FormatInt(test.want, 10) != test.plan) {
@@ -167,12 +167,48 @@ func TestEventsForABurst(t *testing.T) {
 	}
 }
 
+// TestBurstByPlan reads the burst for each request. What is 0 or unlimited, of either, is
+// the limit of the request.
+func TestBurstByPlan(t *testing.T) {
+	const year = 365 * 24 * time.Hour
+	for _, test := range []struct {
+		events, burst         string
+		window                time.Duration
+		wantEvents, wantBurst int64
+		logged                int
+	}{
+		{"100", "20", time.Minute, 100, 20, 0},
+		{"100", " 20 ", time.Minute, 100, 20, 0},
+		{"100", "0", time.Minute, 0, 0, 0},
+		{"0", "20", time.Minute, 0, 0, 0},
+		{"100", UnlimitedWord, time.Minute, unlimited, 0, 0},
+		{UnlimitedWord, "20", time.Minute, unlimited, 0, 0},
+		{"0", UnlimitedWord, time.Minute, unlimited, 0, 0},
+		{"100", "many", time.Minute, 100, 7, 1},
+		{"100", "-1", time.Minute, 100, 7, 1},
+		{"100", "9007199254740993", time.Minute, 100, store.MaxEvents, 1},
+		// A burst that would take more than a century to come back raises the rate.
+		{"1", "200", year, 2, 200, 1},
+	} {
+		z := &Zone{
+			Name: "test", Algorithm: store.GCRA, Window: test.window,
+			Events: Quantity{Text: "{" + headerA + "}", Number: 10}, Burst: Quantity{Text: "{" + headerB + "}", Number: 7},
+		}
+		h, logs := keyHandler()
+		events, burst := z.eventsFor(values{headerA: test.events, headerB: test.burst}.replacer(), h)
+		if events != test.wantEvents || burst != test.wantBurst || logs.Len() != test.logged {
+			t.Errorf("events %q and burst %q are %d and %d, %d entries logged; want %d, %d and %d", test.events, test.burst, events, burst, logs.Len(),
+				test.wantEvents, test.wantBurst, test.logged)
+		}
+	}
+}
+
 // TestBurstOfACentury: the slowest burst that loads still limits; a slower one would
 // drain beyond the range of an instant.
 func TestBurstOfACentury(t *testing.T) {
 	const burst = 100
 	z := &Zone{
-		Name: "test", Key: []string{"static"}, Cost: Quantity{Number: 1}, Algorithm: "gcra", Events: Quantity{Number: 1}, Burst: burst,
+		Name: "test", Key: []string{"static"}, Cost: Quantity{Number: 1}, Algorithm: "gcra", Events: Quantity{Number: 1}, Burst: Quantity{Number: burst},
 		Window: 365 * 24 * time.Hour,
 	}
 	z.prepare()
@@ -240,7 +276,7 @@ func TestEventsForARequest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			z := &Zone{Name: "test", Events: Quantity{Text: "{" + headerA + "}", Number: 10}}
 			h, logs := keyHandler()
-			if got := z.eventsFor(values{headerA: test.quota}.replacer(), h); got != test.want {
+			if got, _ := z.eventsFor(values{headerA: test.quota}.replacer(), h); got != test.want {
 				t.Errorf("events are %d, want %d", got, test.want)
 			}
 			if n := logs.FilterMessageSnippet(test.logged).Len(); n != logs.Len() || (n == 1) != (test.logged != "") {
@@ -362,7 +398,7 @@ func TestReservedOfARequest(t *testing.T) {
 		"events":              {zone: &Zone{Events: Quantity{Number: 10}}, reserved: 3},
 		"events of the plan":  {zone: &Zone{Events: Quantity{Text: "{" + headerA + "}", Number: 10}}, quota: "1000", reserved: 250},
 		"fallback":            {zone: &Zone{Events: Quantity{Text: "{" + headerA + "}", Number: 10}}, reserved: 3},
-		"burst":               {zone: &Zone{Events: Quantity{Number: 10}, Algorithm: "gcra", Burst: 40}, reserved: 10},
+		"burst":               {zone: &Zone{Events: Quantity{Number: 10}, Algorithm: "gcra", Burst: Quantity{Number: 40}}, reserved: 10},
 		"events without one":  {zone: &Zone{Events: Quantity{Number: 10}, Algorithm: "gcra"}, reserved: 3},
 		"concurrent requests": {zone: &Zone{Events: Quantity{Number: 8}, Algorithm: "concurrency"}, reserved: 2},
 	} {
