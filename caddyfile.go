@@ -42,6 +42,7 @@ import (
 //			batch_share <percent>
 //			free_status <code|class>... | none
 //			count_status <code|class>...
+//			reset_status <code|class>...
 //			max_wait    <duration>
 //			max_wait_queue <n>
 //			penalty     <duration>
@@ -141,7 +142,7 @@ func knowsStore(h httpcaddyfile.Helper, which, name string) error {
 
 const (
 	handlerOptions = "store, rollout, zone, headers, problem, log_refusals, jitter, log_key"
-	zoneOptions    = "match, key, events, window, time_zone, week_starts, algorithm, align, burst, cost, charge, batch, batch_share, free_status, count_status, max_wait, max_wait_queue, penalty, reserve, ipv4_prefix, ipv6_prefix, on_error, enforce"
+	zoneOptions    = "match, key, events, window, time_zone, week_starts, algorithm, align, burst, cost, charge, batch, batch_share, free_status, count_status, reset_status, max_wait, max_wait_queue, penalty, reserve, ipv4_prefix, ipv6_prefix, on_error, enforce"
 )
 
 // setters returns the setters of the options that the directive has beside zones.
@@ -243,6 +244,7 @@ func (z *Zone) setters() option.Setters {
 		"batch_share":    option.Positive(&z.BatchShare),
 		"free_status":    option.List(&z.FreeStatus),
 		"count_status":   option.List(&z.CountStatus),
+		"reset_status":   option.List(&z.ResetStatus),
 		"max_wait":       option.Duration(&z.MaxWait),
 		"max_wait_queue": option.Positive(&z.MaxWaitQueue),
 		"penalty":        option.Duration(&z.Penalty),

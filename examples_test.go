@@ -245,6 +245,8 @@ func TestExampleBruteForce(t *testing.T) {
 	good, bad := loginAs("alice", "secret"), loginAs("alice", "guess")
 	must(t, "good logins", want("statuses", statuses(c, 7, "/login", good), many(7, 200)))
 	must(t, "browsers that ask", want("statuses", statuses(c, 7, "/login"), many(7, 401)))
+	must(t, "guesses", want("statuses", statuses(c, 4, "/login", bad), many(4, 401)))
+	must(t, "a good login that forgives them", want("status", c.Get("/login", good).StatusCode, 200))
 	must(t, "guesses", want("statuses", statuses(c, 6, "/login", bad), many(5, 401)+" 429"))
 	must(t, "a good login from there", want("status", c.Get("/login", good).StatusCode, 429))
 	must(t, "a good login from elsewhere", want("status", send(t, clientAt("127.0.0.2"), http.MethodGet, c.URL+"/login", good).StatusCode, 200))

@@ -208,6 +208,10 @@ func (z *Zone) validateStatus() error {
 		return option.Errorf("free_status", running)
 	case len(z.CountStatus) > 0 && z.isLease():
 		return option.Errorf("count_status", running)
+	case len(z.ResetStatus) > 0 && z.isLease():
+		return option.Errorf("reset_status", running)
+	case slices.Contains(z.ResetStatus, statusNone):
+		return option.Errorf("reset_status", "none would never reset: remove it, or name statuses, such as 2xx")
 	case len(z.FreeStatus) > 0 && len(z.CountStatus) > 0:
 		return option.Errorf("count_status", "and free_status exclude each other: remove one")
 	case slices.Contains(z.CountStatus, statusNone):
@@ -218,6 +222,16 @@ func (z *Zone) validateStatus() error {
 	}
 	if _, err := z.CountStatus.compile(); err != nil {
 		return option.Errorf("count_status", "%w", err)
+	}
+	resets, err := z.ResetStatus.compile()
+	if err != nil {
+		return option.Errorf("reset_status", "%w", err)
+	}
+	counted, _ := z.CountStatus.compile()
+	for code := 200; code < 600; code++ {
+		if resets.Contains(code) && counted.Contains(code) {
+			return option.Errorf("reset_status", "names %d, as does count_status: what is forgiven cannot count, so remove it from one", code)
+		}
 	}
 	return nil
 }

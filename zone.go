@@ -137,6 +137,12 @@ type Zone struct {
 	// that guess passwords. Not with `free_status`. Default: all that are not free.
 	CountStatus StatusList `json:"count_status,omitempty"`
 
+	// The response statuses that empty the client's bucket, such as those of a login
+	// that succeeds: what was counted before is forgiven, and the response costs
+	// nothing. Requests of the client that are still running count when
+	// they end. Not with `concurrency`. Default: none.
+	ResetStatus StatusList `json:"reset_status,omitempty"`
+
 	// How long to hold a request that does not fit until it does, in the order of
 	// arrival at this process. A request that would have to wait longer is refused
 	// at once. Use it with `charge` `before`: otherwise a slow request delays those
@@ -234,6 +240,7 @@ func (z *Zone) compile() *limiter.Zone {
 	default:
 		c.Free.Add(http.StatusNotModified)
 	}
+	c.Forgives, _ = z.ResetStatus.compile()
 	for _, reserve := range z.Reserves {
 		c.Reserves = append(c.Reserves, limiter.Reserve{Percent: int64(reserve.Percent)})
 	}
@@ -336,6 +343,7 @@ func (z *Zone) definition() string {
 	free := sortedStatuses(z.FreeStatus)
 	add(free != "" && free != "304", "free_status %s", free)
 	add(len(z.CountStatus) > 0, "count_status %s", sortedStatuses(z.CountStatus))
+	add(len(z.ResetStatus) > 0, "reset_status %s", sortedStatuses(z.ResetStatus))
 	add(z.MaxWait != 0, "max_wait %s", time.Duration(z.MaxWait))
 	add(z.MaxWaitQueue != 0 && z.MaxWaitQueue != limiter.DefaultMaxWaitQueue, "max_wait_queue %d", z.MaxWaitQueue)
 	add(z.Penalty != 0, "penalty %s", time.Duration(z.Penalty))

@@ -181,6 +181,40 @@ test_answer @panic panic
 respond "" {header.X-Status}
 `
 
+// TestLoginForgives checks that a response with a status of reset_status empties the bucket of its
+// client, in all Caddys, and of no other client.
+func TestLoginForgives(t *testing.T) {
+	servers := caddytest.StartShards(t, 2, 1)
+	names, zones := zonesPerWay("events 5", "count_status 401", "reset_status 2xx")
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		caddys := caddytest.StartMany(t, 2, zonesSite(store, zones, byStatus))
+		if store == "" {
+			// In memory each counts by itself.
+			caddys[1] = caddys[0]
+		}
+		for _, zone := range names {
+			probe := func(c *caddytest.Caddy, client string, status int) caddytest.Answer {
+				return c.Probe("/"+zone, "X-Key: "+client, fmt.Sprint("X-Status: ", status))
+			}
+			for used := int64(1); used <= 3; used++ {
+				for _, client := range []string{"alice", "bob"} {
+					must(t, zone+": a guess", probe(caddys[0], client, 401).Shows(401, 5, used))
+					awaitUsed(t, servers, store, zone, client, used)
+				}
+			}
+			must(t, zone+": a login", probe(caddys[1], "alice", 200).Shows(200, 5, 0))
+			awaitUsed(t, servers, store, zone, "alice", 0)
+			must(t, zone+": another login", probe(caddys[1], "alice", 200).Shows(200, 5, 0))
+			for used := int64(1); used <= 5; used++ {
+				must(t, zone+": a guess again", probe(caddys[1], "alice", 401).Shows(401, 5, used))
+				awaitUsed(t, servers, store, zone, "alice", used)
+			}
+			must(t, zone+": one guess too many", probe(caddys[1], "alice", 401).Shows(429, 5, 5))
+			must(t, zone+": somebody else", probe(caddys[1], "bob", 401).Shows(401, 5, 4))
+		}
+	})
+}
+
 // settlement is a request and whether it costs something.
 type settlement struct {
 	how    string // what comes after the zone in the path

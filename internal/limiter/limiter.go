@@ -70,6 +70,9 @@ func New(c Config) (*Limiter, error) {
 			if z.Penalty > 0 && !handle.KnowsPenalties() {
 				return nil, fmt.Errorf("zone %s: %w", z.Name, option.Errorf("penalty", "does not go with the store %s: remove it", handle.Name))
 			}
+			if !z.Forgives.IsEmpty() && !handle.CanForgive() {
+				return nil, fmt.Errorf("zone %s: %w", z.Name, option.Errorf("reset_status", "does not go with the store %s: remove it", handle.Name))
+			}
 			z.countIn(in, handle)
 		}
 	}

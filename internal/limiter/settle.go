@@ -28,16 +28,21 @@ func (e *evaluation) settle(status int) {
 		return
 	}
 	var all settlements
+	var forgiven []int
 	for i, z := range e.zones {
 		if z.isLease() || e.hasNoRoom(i) {
 			// What would have been refused would not have been charged.
 			continue
 		}
-		cost, free := int64(0), z.Free.Contains(status)
+		spent := e.spent(i)
+		if e.forgives(i, status, spent) {
+			forgiven = append(forgiven, i)
+			continue
+		}
+		cost, free := int64(0), z.Free.Contains(status) || z.Forgives.Contains(status)
 		if !free {
 			cost = z.finalCost(e.repl, e.limiter)
 		}
-		spent := e.spent(i)
 		e.show(i, spent, cost)
 		e.countSettled(i, spent, cost, free)
 		spend := &e.spends[i]
@@ -45,13 +50,42 @@ func (e *evaluation) settle(status int) {
 		all.add(e, i, spent, cost)
 	}
 	all.send(e)
+	for _, i := range forgiven {
+		e.forgive(i)
+	}
+}
+
+// forgives reports whether the status empties the bucket of zone i: there has to be
+// something in it besides what this request has spent, and only one client's.
+func (e *evaluation) forgives(i, status int, spent int64) bool {
+	st := &e.states[i]
+	if !e.zones[i].Forgives.Contains(status) || st.Err == nil && st.Used <= spent && st.Penalty == 0 {
+		return false
+	}
+	_, isShared := e.diverted[i]
+	return !isShared
+}
+
+// forgive ends what the request holds in flight in zone i, and empties the bucket.
+func (e *evaluation) forgive(i int) {
+	z, spend := e.zones[i], &e.spends[i]
+	spend.settled, spend.cost = true, 0
+	z.Counts.Forgiven.Inc()
+	if spend.held {
+		var ended settlements
+		ended.add(e, i, 0, 0)
+		ended.send(e)
+	}
+	// What was taken goes with the bucket: a refund could come after it.
+	e.show(i, e.states[i].Used, 0)
+	z.handle.Forgive(z.Name, e.reqs[i], e.limiter.Now())
 }
 
 // chargesWhole reports whether all zones charge what they hold in flight, as it
 // is. They do for most requests.
 func (e *evaluation) chargesWhole(status int) bool {
 	for i, z := range e.zones {
-		if z.Cost.isDynamic() || z.Cost.Number == 0 || z.Free.Contains(status) || e.spends[i] != (spend{held: true}) {
+		if z.Cost.isDynamic() || z.Cost.Number == 0 || z.Free.Contains(status) || z.Forgives.Contains(status) || e.spends[i] != (spend{held: true}) {
 			return false
 		}
 	}

@@ -47,8 +47,9 @@ type Zone struct {
 	// Batch is 0, [store.BatchAuto], or how many events are taken at once;
 	// BatchShare is in percent.
 	Batch, BatchShare int64
-	// Free are the statuses that cost nothing.
-	Free StatusSet
+	// Free are the statuses that cost nothing; Forgives are those that empty the bucket
+	// as well.
+	Free, Forgives StatusSet
 
 	MaxWait      time.Duration
 	MaxWaitQueue int
@@ -115,6 +116,9 @@ func (s *StatusSet) Add(code int) { s[code/64] |= 1 << (code % 64) }
 func (s *StatusSet) Contains(code int) bool {
 	return code < 1000 && code >= 0 && s[code/64]>>(code%64)&1 == 1
 }
+
+// IsEmpty reports whether no status is in s.
+func (s *StatusSet) IsEmpty() bool { return *s == StatusSet{} }
 
 // Complement returns the statuses that are not in s.
 func (s StatusSet) Complement() (others StatusSet) {

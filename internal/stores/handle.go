@@ -92,6 +92,47 @@ func Open(ctx caddy.Context, name string, module any) (*Handle, error) {
 // refused.
 func (h *Handle) KnowsPenalties() bool { return h.open.Load().penalizer != nil }
 
+// CanForgive reports whether the store, which is open, can empty a bucket.
+func (h *Handle) CanForgive() bool {
+	_, ok := h.open.Load().Base.(store.Resetter)
+	return ok
+}
+
+// maxForgiving bounds how many buckets of a store are emptied at the same time.
+const maxForgiving = 256
+
+var errForgiving = fmt.Errorf("%d other buckets are being emptied", maxForgiving)
+
+// Forgive empties a bucket, in the store and in the local counts, without waiting. What
+// fails is reported, and the bucket stays as it is.
+func (h *Handle) Forgive(zone string, r store.Request, now time.Time) {
+	open, err := h.Enter()
+	if err != nil {
+		h.ReportError(now, zone, err)
+		return
+	}
+	if open.forgiving.Add(1) > maxForgiving {
+		open.forgiving.Add(-1)
+		h.Leave()
+		h.ReportError(now, zone, errForgiving)
+		return
+	}
+	forgive := func(ctx context.Context) {
+		defer h.Leave()
+		defer open.forgiving.Add(-1)
+		err := open.Store.(store.Resetter).Reset(ctx, r)
+		_ = open.Local.Buckets.Reset(ctx, r) // in memory, it does not fail
+		if err != nil {
+			h.ReportError(now, zone, err)
+		}
+	}
+	if _, ok := open.Store.(store.Immediate); ok {
+		forgive(context.Background())
+		return
+	}
+	deliver(forgive)
+}
+
 // OnClose calls f when the store, which is open, is closed.
 func (h *Handle) OnClose(f func()) {
 	h.mu.Lock()

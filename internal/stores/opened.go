@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"sync/atomic"
 	"time"
 
 	"github.com/maypok86/otter/v2"
@@ -29,6 +30,8 @@ type Opened struct {
 	Ledger *ledger.Ledger
 	// Local decides while the store fails.
 	Local localCounts
+	// forgiving counts the buckets that are being emptied.
+	forgiving atomic.Int64
 
 	// With a remote store, Store, Accounts, Ledger, detacher and penalizer are one
 	// ledger. direct is Base as a Detacher: calls of it pass the ledger by. The three

@@ -36,6 +36,7 @@ type Metrics struct {
 	StoreDuration *prometheus.HistogramVec
 	Undelivered   *prometheus.CounterVec
 	Overflowed    *prometheus.CounterVec
+	forgiven      *prometheus.CounterVec
 }
 
 // Outcome is the decision of a zone about a request.
@@ -68,6 +69,7 @@ type ZoneCounters struct {
 	Requests, Declined      prometheus.Counter
 	Decisions               [Outcomes]prometheus.Counter
 	Charged, Free, Refunded prometheus.Counter
+	Forgiven                prometheus.Counter
 }
 
 func newMetricSet() *Metrics {
@@ -94,6 +96,8 @@ func newMetricSet() *Metrics {
 		}, []string{"store", "shard", "role", "operation"}),
 		Overflowed: counter("overflowed_requests_total",
 			"Requests of new clients beyond max_new_buckets, which share one bucket.", "zone"),
+		forgiven: counter("forgiven_total",
+			"Responses whose status has emptied the bucket of their client (reset_status).", "zone"),
 		Undelivered: counter("undelivered_total",
 			"Charges, refunds and penalties that failed: lost (not counted), uncertain (outcome unknown) or expired (their window is over).",
 			"store", "shard", "operation", "outcome"),
@@ -107,6 +111,7 @@ func (m *Metrics) Zone(name string) ZoneCounters {
 		Charged:  m.settled.WithLabelValues(name, "charged"),
 		Free:     m.settled.WithLabelValues(name, "free"),
 		Refunded: m.settled.WithLabelValues(name, "refunded"),
+		Forgiven: m.forgiven.WithLabelValues(name),
 	}
 	for o := Allowed; o < Outcomes; o++ {
 		c.Decisions[o] = m.decisions.WithLabelValues(name, o.String())
@@ -116,7 +121,7 @@ func (m *Metrics) Zone(name string) ZoneCounters {
 
 // ForgetZone removes the metrics of a zone.
 func (m *Metrics) ForgetZone(name string) {
-	for _, c := range []*prometheus.CounterVec{m.Requests, m.declined, m.decisions, m.settled, m.Overflowed} {
+	for _, c := range []*prometheus.CounterVec{m.Requests, m.declined, m.decisions, m.settled, m.Overflowed, m.forgiven} {
 		c.DeletePartialMatch(prometheus.Labels{"zone": name})
 	}
 }
@@ -127,7 +132,7 @@ func (m *Metrics) Register(registry *prometheus.Registry, others ...prometheus.C
 	if registry == nil {
 		return nil
 	}
-	for _, c := range append(others, m.Requests, m.declined, m.decisions, m.settled, m.StoreErrors, m.StoreDuration, m.Undelivered, m.Overflowed) {
+	for _, c := range append(others, m.Requests, m.declined, m.decisions, m.settled, m.StoreErrors, m.StoreDuration, m.Undelivered, m.Overflowed, m.forgiven) {
 		var already prometheus.AlreadyRegisteredError
 		if err := registry.Register(c); err != nil && !errors.As(err, &already) {
 			return fmt.Errorf("register metrics: %w", err)
