@@ -43,6 +43,7 @@ import (
 //			free_status <code|class>... | none
 //			count_status <code|class>...
 //			reset_status <code|class>...
+//			warn        <percent>
 //			max_wait    <duration>
 //			max_wait_queue <n>
 //			penalty     <duration>
@@ -142,7 +143,7 @@ func knowsStore(h httpcaddyfile.Helper, which, name string) error {
 
 const (
 	handlerOptions = "store, rollout, zone, headers, problem, log_refusals, jitter, log_key"
-	zoneOptions    = "match, key, events, window, time_zone, week_starts, algorithm, align, burst, cost, charge, batch, batch_share, free_status, count_status, reset_status, max_wait, max_wait_queue, penalty, reserve, ipv4_prefix, ipv6_prefix, on_error, enforce"
+	zoneOptions    = "match, key, events, window, time_zone, week_starts, algorithm, align, burst, cost, charge, batch, batch_share, free_status, count_status, reset_status, warn, max_wait, max_wait_queue, penalty, reserve, ipv4_prefix, ipv6_prefix, on_error, enforce"
 )
 
 // setters returns the setters of the options that the directive has beside zones.
@@ -245,6 +246,7 @@ func (z *Zone) setters() option.Setters {
 		"free_status":    option.List(&z.FreeStatus),
 		"count_status":   option.List(&z.CountStatus),
 		"reset_status":   option.List(&z.ResetStatus),
+		"warn":           option.Positive(&z.Warn),
 		"max_wait":       option.Duration(&z.MaxWait),
 		"max_wait_queue": option.Positive(&z.MaxWaitQueue),
 		"penalty":        option.Duration(&z.Penalty),

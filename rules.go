@@ -210,6 +210,10 @@ func (z *Zone) validateStatus() error {
 		return option.Errorf("count_status", running)
 	case len(z.ResetStatus) > 0 && z.isLease():
 		return option.Errorf("reset_status", running)
+	case z.Warn < 0 || z.Warn > 100:
+		return option.Errorf("warn", "%d: it must be from 1 to 100 percent", z.Warn)
+	case z.Warn > 0 && z.isLease():
+		return option.Errorf("warn", running)
 	case slices.Contains(z.ResetStatus, statusNone):
 		return option.Errorf("reset_status", "none would never reset: remove it, or name statuses, such as 2xx")
 	case len(z.FreeStatus) > 0 && len(z.CountStatus) > 0:

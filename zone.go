@@ -143,6 +143,12 @@ type Zone struct {
 	// they end. Not with `concurrency`. Default: none.
 	ResetStatus StatusList `json:"reset_status,omitempty"`
 
+	// The percentage of the limit from which a client is near it, from 1 to 100. The
+	// first request of a client with which so much is used up in a window is logged,
+	// counted in a metric, and emits the event `rate_limit_near`. Not with
+	// `concurrency`. Default: none.
+	Warn int `json:"warn,omitempty"`
+
 	// How long to hold a request that does not fit until it does, in the order of
 	// arrival at this process. A request that would have to wait longer is refused
 	// at once. Use it with `charge` `before`: otherwise a slow request delays those
@@ -228,6 +234,7 @@ func (z *Zone) compile() *limiter.Zone {
 		ChargeBefore: z.Charge == limiter.ChargeBefore,
 		BatchShare:   int64(cmp.Or(z.BatchShare, defaultBatchShare)),
 		MaxWait:      time.Duration(z.MaxWait), MaxWaitQueue: cmp.Or(z.MaxWaitQueue, limiter.DefaultMaxWaitQueue),
+		Warn:    int64(z.Warn),
 		Penalty: time.Duration(z.Penalty), OnError: z.OnError, Enforce: z.Enforce,
 	}
 	c.Batch, _ = z.Batch.parse()
@@ -344,6 +351,7 @@ func (z *Zone) definition() string {
 	add(free != "" && free != "304", "free_status %s", free)
 	add(len(z.CountStatus) > 0, "count_status %s", sortedStatuses(z.CountStatus))
 	add(len(z.ResetStatus) > 0, "reset_status %s", sortedStatuses(z.ResetStatus))
+	add(z.Warn != 0, "warn %d", z.Warn)
 	add(z.MaxWait != 0, "max_wait %s", time.Duration(z.MaxWait))
 	add(z.MaxWaitQueue != 0 && z.MaxWaitQueue != limiter.DefaultMaxWaitQueue, "max_wait_queue %d", z.MaxWaitQueue)
 	add(z.Penalty != 0, "penalty %s", time.Duration(z.Penalty))

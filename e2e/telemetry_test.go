@@ -207,6 +207,43 @@ func TestEventsAreEmitted(t *testing.T) {
 	})
 }
 
+// TestNearClientsAreReported once for each client and window: in the log, by the metric and as an
+// event. Clients that are only observed have an event of their own.
+func TestNearClientsAreReported(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 0)
+	stores := map[string]string{
+		"memory": `{"module": "memory"}`,
+		"redis":  fmt.Sprintf(`{"module": "redis", "shards": [{"name": "a", "primary": %q}], "check_timeout": "1m", "charge_timeout": "1m", "dial_timeout": "1m"}`, servers[0].Primary.Addr()),
+	}
+	forStores(t, stores, func(t *testing.T, store string) {
+		c := startWithJSON(t, fmt.Sprintf(`{
+	"admin": {"listen": "{{admin}}", "config": {"persist": false}},
+	"apps": {
+		"events": {"subscriptions": [{"events": ["rate_limit_near", "rate_limit_would_refuse"], "handlers": [{"handler": "test_print"}]}]},
+		"rate_limit": {"stores": {"default": %s}},
+		"http": {"metrics": {}, "servers": {"s": {"listen": ["{{addr}}"], "routes": [{"handle": [
+			{"handler": "rate_limit", "zones": [
+				{"name": "near", "key": "{http.request.header.X-Key}", "events": 5, "window": "1h", "warn": 60},
+				{"name": "observed", "key": "{http.request.header.X-Key}", "events": 4, "window": "1h", "enforce": 0}]},
+			{"handler": "static_response", "body": "ok"}]}]}}}}}`, store))
+		for _, key := range []string{"alice", "bob"} {
+			for range 6 {
+				c.Get("/", "X-Key: "+key)
+			}
+		}
+		eventually(t, "the events", func() error {
+			logs := c.Logs.String()
+			return errors.Join(
+				want("events of near clients", strings.Count(logs, "event rate_limit_near http.handlers.rate_limit map[limit:5 remote_ip:127.0.0.1 used:3 zone:near]"), 2),
+				want("all of them", strings.Count(logs, "event rate_limit_near "), 2),
+				// The fifth request; the sixth is refused by the other zone, and no zone is asked.
+				want("events of observed clients", strings.Count(logs, "event rate_limit_would_refuse http.handlers.rate_limit map[remote_ip:127.0.0.1 wait:") >= 2, true),
+				want("log entries", strings.Count(logs, `"a client is near its rate limit","zone":"near"`), 2))
+		})
+		must(t, "metric", want("near clients", c.Metric(`caddy_rate_limit_near_clients_total{zone="near"}`), "2"))
+	})
+}
+
 // TestStoreCallsAreTraced checks that a traced request has a span for each call of a store.
 func TestStoreCallsAreTraced(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)

@@ -34,15 +34,35 @@ const (
 // event of a refusal.
 func (l *Limiter) reportRefusal(e *evaluation, i int, r *http.Request) {
 	l.logRefusal(e, i, r)
-	if e.outcome(i) == telemetry.Refused && l.Events.Wants(telemetry.EventExceeded) {
-		l.Events.Emit(telemetry.EventExceeded, map[string]any{
+	event := telemetry.EventExceeded
+	if e.outcome(i) == telemetry.WouldRefuse {
+		event = telemetry.EventWouldRefuse
+	}
+	if l.Events.Wants(event) {
+		l.Events.Emit(event, map[string]any{
 			"zone": e.zones[i].Name, "wait": time.Duration(wait(&e.states[i])) * time.Microsecond, "remote_ip": clientIP(r),
 		})
 	}
 }
 
+// reportNear reports, once for each client and window, that so much of the limit of zone i
+// is used up that its option warn applies.
+func (e *evaluation) reportNear(i int) {
+	z, st, l := e.zones[i], &e.states[i], e.limiter
+	if z.Warn == 0 || st.Err != nil || !e.wasAsked(i) || st.Limit == 0 || st.Used < share(st.Limit, z.Warn) || !e.isFirst(i, aboutNearness) {
+		return
+	}
+	z.Counts.Near.Inc()
+	l.Logger.Warn("a client is near its rate limit",
+		zap.String("zone", z.Name), zap.String("key", e.shownKey(i)), zap.Int64("limit", st.Limit), zap.Int64("used", st.Used))
+	if l.Events.Wants(telemetry.EventNear) {
+		ip, _ := e.repl.GetString("http.vars." + caddyhttp.ClientIPVarKey)
+		l.Events.Emit(telemetry.EventNear, map[string]any{"zone": z.Name, "limit": st.Limit, "used": st.Used, "remote_ip": ip})
+	}
+}
+
 func (l *Limiter) logRefusal(e *evaluation, i int, r *http.Request) {
-	if l.LogRefusals == LogNone || l.LogRefusals == LogFirst && !e.isFirstRefusal(i) {
+	if l.LogRefusals == LogNone || l.LogRefusals == LogFirst && !e.isFirst(i, aboutRefusal) {
 		return
 	}
 	text := "rate limit exceeded"
@@ -67,16 +87,22 @@ func (l *Limiter) logRefusal(e *evaluation, i int, r *http.Request) {
 	entry.Write(fields...)
 }
 
-// isFirstRefusal reports whether zone i has not refused the client in this window
-// before.
-func (e *evaluation) isFirstRefusal(i int) bool {
+// What of a client is logged once in a window.
+const (
+	aboutRefusal = iota
+	aboutNearness
+)
+
+// isFirst reports whether this was not logged of the client of zone i in this window
+// before, and notes it.
+func (e *evaluation) isFirst(i int, about uint32) bool {
 	z, st := e.zones[i], &e.states[i]
 	window := z.limit.Window
 	if z.limit.Algorithm == store.FixedWindow && st.Reset > st.Now {
 		// The window began earlier.
 		window = time.Duration(st.Reset-st.Now) * time.Microsecond
 	}
-	id := identity.New(0, e.reqs[i].ClientKey)
+	id := identity.New(about, e.reqs[i].ClientKey)
 	if _, ok := z.logged.GetIfPresent(id); ok {
 		return false
 	}
@@ -100,15 +126,15 @@ func clientIP(r *http.Request) string {
 	return ip
 }
 
-// maxLoggedRefusals bounds the memory. A client beyond it costs another entry.
-const maxLoggedRefusals = 100_000
+// maxLoggedClients bounds the memory. A client beyond it costs another entry.
+const maxLoggedClients = 100_000
 
-// loggedRefusals are the clients whose refusal was logged in their window.
-type loggedRefusals = otter.Cache[identity.ID, time.Duration]
+// loggedClients are the clients of which something was logged in their window.
+type loggedClients = otter.Cache[identity.ID, time.Duration]
 
-func newLoggedRefusals() *loggedRefusals {
+func newLoggedClients() *loggedClients {
 	return otter.Must(&otter.Options[identity.ID, time.Duration]{
-		MaximumSize:      maxLoggedRefusals,
+		MaximumSize:      maxLoggedClients,
 		ExpiryCalculator: otter.ExpiryCreatingFunc(func(e otter.Entry[identity.ID, time.Duration]) time.Duration { return e.Value }),
 	})
 }

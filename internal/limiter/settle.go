@@ -23,6 +23,7 @@ func (e *evaluation) settle(status int) {
 		for i, z := range e.zones {
 			e.show(i, 0, e.reqs[i].Cost)
 			z.Counts.Charged.Add(float64(e.reqs[i].Cost))
+			e.reportNear(i)
 		}
 		open.Accounts.Settle(e.reqs, nil)
 		return
@@ -45,6 +46,7 @@ func (e *evaluation) settle(status int) {
 		}
 		e.show(i, spent, cost)
 		e.countSettled(i, spent, cost, free)
+		e.reportNear(i)
 		spend := &e.spends[i]
 		spend.settled, spend.cost = true, cost
 		all.add(e, i, spent, cost)

@@ -51,6 +51,9 @@ type Zone struct {
 	// as well.
 	Free, Forgives StatusSet
 
+	// Warn is the percentage of the limit from which a client is near it; 0 for none.
+	Warn int64
+
 	MaxWait      time.Duration
 	MaxWaitQueue int
 	Penalty      time.Duration

@@ -37,6 +37,7 @@ type Metrics struct {
 	Undelivered   *prometheus.CounterVec
 	Overflowed    *prometheus.CounterVec
 	forgiven      *prometheus.CounterVec
+	near          *prometheus.CounterVec
 }
 
 // Outcome is the decision of a zone about a request.
@@ -69,7 +70,7 @@ type ZoneCounters struct {
 	Requests, Declined      prometheus.Counter
 	Decisions               [Outcomes]prometheus.Counter
 	Charged, Free, Refunded prometheus.Counter
-	Forgiven                prometheus.Counter
+	Forgiven, Near          prometheus.Counter
 }
 
 func newMetricSet() *Metrics {
@@ -98,6 +99,8 @@ func newMetricSet() *Metrics {
 			"Requests of new clients beyond max_new_buckets, which share one bucket.", "zone"),
 		forgiven: counter("forgiven_total",
 			"Responses whose status has emptied the bucket of their client (reset_status).", "zone"),
+		near: counter("near_clients_total",
+			"Clients that have used up the share of a zone's limit that warn names, once for each window.", "zone"),
 		Undelivered: counter("undelivered_total",
 			"Charges, refunds and penalties that failed: lost (not counted), uncertain (outcome unknown) or expired (their window is over).",
 			"store", "shard", "operation", "outcome"),
@@ -112,6 +115,7 @@ func (m *Metrics) Zone(name string) ZoneCounters {
 		Free:     m.settled.WithLabelValues(name, "free"),
 		Refunded: m.settled.WithLabelValues(name, "refunded"),
 		Forgiven: m.forgiven.WithLabelValues(name),
+		Near:     m.near.WithLabelValues(name),
 	}
 	for o := Allowed; o < Outcomes; o++ {
 		c.Decisions[o] = m.decisions.WithLabelValues(name, o.String())
@@ -121,7 +125,7 @@ func (m *Metrics) Zone(name string) ZoneCounters {
 
 // ForgetZone removes the metrics of a zone.
 func (m *Metrics) ForgetZone(name string) {
-	for _, c := range []*prometheus.CounterVec{m.Requests, m.declined, m.decisions, m.settled, m.Overflowed, m.forgiven} {
+	for _, c := range []*prometheus.CounterVec{m.Requests, m.declined, m.decisions, m.settled, m.Overflowed, m.forgiven, m.near} {
 		c.DeletePartialMatch(prometheus.Labels{"zone": name})
 	}
 }
@@ -132,7 +136,7 @@ func (m *Metrics) Register(registry *prometheus.Registry, others ...prometheus.C
 	if registry == nil {
 		return nil
 	}
-	for _, c := range append(others, m.Requests, m.declined, m.decisions, m.settled, m.StoreErrors, m.StoreDuration, m.Undelivered, m.Overflowed, m.forgiven) {
+	for _, c := range append(others, m.Requests, m.declined, m.decisions, m.settled, m.StoreErrors, m.StoreDuration, m.Undelivered, m.Overflowed, m.forgiven, m.near) {
 		var already prometheus.AlreadyRegisteredError
 		if err := registry.Register(c); err != nil && !errors.As(err, &already) {
 			return fmt.Errorf("register metrics: %w", err)
@@ -203,6 +207,12 @@ func (t *LogThrottle) Report(at time.Time) (times int64, log bool) {
 const (
 	// EventExceeded is emitted when a zone refuses a request.
 	EventExceeded = "rate_limit_exceeded"
+	// EventWouldRefuse is emitted when a zone would refuse a request of a client for
+	// which it is not enforced.
+	EventWouldRefuse = "rate_limit_would_refuse"
+	// EventNear is emitted for the first request of a client and window with which a
+	// share of the limit is used up.
+	EventNear = "rate_limit_near"
 	// EventShardDown and EventShardUp are emitted when a server of a shard is left out,
 	// and when it is back.
 	EventShardDown = "rate_limit_shard_down"
