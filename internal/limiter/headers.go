@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -237,6 +238,32 @@ func (e *evaluation) writeProblem(w http.ResponseWriter, r *http.Request, err er
 		// A client that cannot be written to has left.
 		_, _ = w.Write(body)
 	}
+	return nil
+}
+
+// isGRPC reports whether r is a call of gRPC or gRPC-Web.
+func isGRPC(r *http.Request) bool {
+	kind, is := strings.CutPrefix(r.Header.Get("Content-Type"), "application/grpc")
+	return is && (kind == "" || strings.ContainsRune("+-;", rune(kind[0])))
+}
+
+// grpcStatuses are the statuses of gRPC for those with which the limiter ends requests:
+// RESOURCE_EXHAUSTED and UNAVAILABLE.
+var grpcStatuses = map[int]string{http.StatusTooManyRequests: "8", http.StatusServiceUnavailable: "14"}
+
+// writeGRPC answers a call that the limiter ended with err by a response of headers
+// alone, which clients of gRPC take for trailers. It returns other errors.
+func writeGRPC(w http.ResponseWriter, r *http.Request, err error) error {
+	var handlerErr caddyhttp.HandlerError
+	if !errors.As(err, &handlerErr) || grpcStatuses[handlerErr.StatusCode] == "" {
+		return err
+	}
+	h := w.Header()
+	h.Set("Content-Type", r.Header.Get("Content-Type"))
+	h.Set("Grpc-Status", grpcStatuses[handlerErr.StatusCode])
+	// Names of zones need no escapes.
+	h.Set("Grpc-Message", handlerErr.Err.Error())
+	w.WriteHeader(http.StatusOK)
 	return nil
 }
 

@@ -253,10 +253,15 @@ func (l *Limiter) mayLog(t *telemetry.LogThrottle) (times int64, log bool) {
 	return t.Report(l.Now())
 }
 
-// answer writes the response to a request that e ended with err if the handler is
-// configured to; otherwise it returns err.
+// answer writes the response to a request that e ended with err if the request is a call
+// of gRPC, or the handler is configured to; otherwise it returns err.
 func (l *Limiter) answer(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request, err error) error {
-	if err == nil || !l.Problem || t.refusal != e {
+	switch {
+	case err == nil || t.refusal != e:
+		return err
+	case isGRPC(r):
+		return writeGRPC(w, r, err)
+	case !l.Problem:
 		return err
 	}
 	return e.writeProblem(w, r, err)

@@ -1,0 +1,100 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+)
+
+// startGRPC starts a server of gRPC's health service and returns its address.
+func startGRPC(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, "listen", err)
+	server := grpc.NewServer()
+	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
+	go server.Serve(listener)
+	t.Cleanup(server.Stop)
+	return listener.Addr().String()
+}
+
+// grpcClient is a client of gRPC's health service behind Caddy.
+type grpcClient struct {
+	t      *testing.T
+	client grpc_health_v1.HealthClient
+}
+
+func dialGRPC(t *testing.T, c *caddytest.Caddy) grpcClient {
+	t.Helper()
+	conn, err := grpc.NewClient(c.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(t, "dial", err)
+	t.Cleanup(func() { conn.Close() })
+	return grpcClient{t, grpc_health_v1.NewHealthClient(conn)}
+}
+
+// call returns the status of one call of a client, and its trailers.
+func (g grpcClient) call(key string) (st *status.Status, trailers metadata.MD) {
+	g.t.Helper()
+	ctx := metadata.AppendToOutgoingContext(g.t.Context(), "x-key", key)
+	_, err := g.client.Check(ctx, new(grpc_health_v1.HealthCheckRequest), grpc.Trailer(&trailers))
+	return status.Convert(err), trailers
+}
+
+// grpcSite speaks HTTP/2 without TLS to clients and to the backend.
+func grpcSite(store, zones, backend string) string {
+	site := zonesSite(store, zones, "reverse_proxy h2c://"+backend)
+	return strings.Replace(site, "{{global}}", "{{global}}\nservers {\nprotocols h1 h2c\n}", 1)
+}
+
+// TestGRPCCallsAreRefused with a status of gRPC, which its clients understand.
+func TestGRPCCallsAreRefused(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 0)
+	backend := startGRPC(t)
+	forStores(t, bothStores(servers, "on_error deny"), func(t *testing.T, store string) {
+		for _, mode := range modes {
+			zone := "calls." + mode
+			c := caddytest.Start(t, grpcSite(store, zoneWith(zone, "events 2", "charge "+mode), backend))
+			g := dialGRPC(t, c)
+			for used := range int64(2) {
+				st, _ := g.call("alice")
+				must(t, "call", want("status", st.Code(), codes.OK))
+				awaitUsed(t, servers, store, zone, "alice", used+1)
+			}
+			st, trailers := g.call("alice")
+			must(t, "call too many", errors.Join(
+				want("status", st.Code(), codes.ResourceExhausted), want("message", st.Message(), fmt.Sprintf("rate limit %s exceeded", zone)),
+				want("having retry-after", len(trailers.Get("retry-after")), 1), want("x-ratelimit-remaining", fmt.Sprint(trailers.Get("x-ratelimit-remaining")), "[0]")))
+			st, _ = g.call("bob")
+			must(t, "another client", want("status", st.Code(), codes.OK))
+
+			web, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.URL+"/grpc.health.v1.Health/Check", http.NoBody)
+			must(t, "request", err)
+			web.Header.Set("Content-Type", "application/grpc-web+proto")
+			web.Header.Set("X-Key", "alice")
+			resp, err := caddytest.Client.Do(web)
+			must(t, "gRPC-Web", err)
+			must(t, "close", resp.Body.Close())
+			must(t, "gRPC-Web", errors.Join(want("status", resp.StatusCode, http.StatusOK), want("grpc-status", resp.Header.Get("Grpc-Status"), "8"),
+				want("content type", resp.Header.Get("Content-Type"), "application/grpc-web+proto"), want("having Retry-After", resp.Header.Get("Retry-After") != "", true)))
+			must(t, "other content", want("status", c.Get("/", "X-Key: alice", "Content-Type: application/grpcx").StatusCode, http.StatusTooManyRequests))
+			c.Stop()
+		}
+	})
+	c := caddytest.Start(t, grpcSite(servers.Store("on_error deny"), zoneWith("calls", "charge before"), backend))
+	must(t, "kill", servers[0].Primary.Kill())
+	st, _ := dialGRPC(t, c).call("carol")
+	must(t, "call while Redis is away", errors.Join(want("status", st.Code(), codes.Unavailable), want("message", st.Message(), "rate limit store cannot answer, and on_error is deny")))
+}
