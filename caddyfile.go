@@ -14,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/dustin/go-humanize"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -36,7 +37,9 @@ import (
 //			algorithm   fixed_window|sliding_window|sliding_log|gcra|concurrency
 //			align
 //			burst       <n> | <placeholder> <fallback n>
-//			cost        <n>|<placeholder>
+//			cost        <n> | <placeholder> [<fallback n>]
+//			settle      header|end
+//			settle_buffer <size>
 //			charge      after|before
 //			batch       off|auto|<n>
 //			batch_share <percent>
@@ -143,7 +146,7 @@ func knowsStore(h httpcaddyfile.Helper, which, name string) error {
 
 const (
 	handlerOptions = "store, rollout, zone, headers, problem, log_refusals, jitter, log_key"
-	zoneOptions    = "match, key, events, window, time_zone, week_starts, algorithm, align, burst, cost, charge, batch, batch_share, free_status, count_status, reset_status, warn, max_wait, max_wait_queue, penalty, reserve, ipv4_prefix, ipv6_prefix, on_error, enforce"
+	zoneOptions    = "match, key, events, window, time_zone, week_starts, algorithm, align, burst, cost, settle, settle_buffer, charge, batch, batch_share, free_status, count_status, reset_status, warn, max_wait, max_wait_queue, penalty, reserve, ipv4_prefix, ipv6_prefix, on_error, enforce"
 )
 
 // setters returns the setters of the options that the directive has beside zones.
@@ -239,7 +242,9 @@ func (z *Zone) setters() option.Setters {
 		"algorithm":      option.Filled(&z.Algorithm),
 		"align":          option.Flag(&z.Align),
 		"burst":          parseAmount(&z.Burst, &z.BurstFallback),
-		"cost":           option.Filled(&z.Cost),
+		"cost":           z.parseCost,
+		"settle":         option.Filled(&z.Settle),
+		"settle_buffer":  z.parseSettleBuffer,
 		"charge":         option.Filled(&z.Charge),
 		"batch":          option.Filled(&z.Batch),
 		"batch_share":    option.Positive(&z.BatchShare),
@@ -258,6 +263,37 @@ func (z *Zone) setters() option.Setters {
 			return option.Number(z.Enforce, " of percent from 0 to 100, such as 12.5")(p)
 		},
 	}
+}
+
+// parseCost parses a number, or a placeholder and its fallback, which may be left out.
+func (z *Zone) parseCost(p *option.Parser) error {
+	args := p.RemainingArgs()
+	if len(args) == 0 || len(args) > 2 || args[0] == "" {
+		return p.Err("cost takes a number, or a placeholder and a number that counts where it yields none")
+	}
+	z.Cost = Amount(args[0])
+	if len(args) == 1 {
+		return nil
+	}
+	fallback, err := strconv.ParseInt(args[1], 10, 64)
+	if err != nil {
+		return p.Errf("cost %s: the fallback %q must be a whole number from 0 to 2^52", args[0], args[1])
+	}
+	z.CostFallback = &fallback
+	return nil
+}
+
+func (z *Zone) parseSettleBuffer(p *option.Parser) error {
+	text, err := p.Arg()
+	if err != nil {
+		return err
+	}
+	size, err := humanize.ParseBytes(text)
+	if err != nil || size < minSettleBuffer || size > maxSettleBuffer {
+		return p.Errf("settle_buffer %q: it must be a size from 1KiB to 16MiB", text)
+	}
+	z.SettleBuffer = int(size)
+	return nil
 }
 
 // parseAmount parses a number, or a placeholder and its fallback.

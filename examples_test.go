@@ -302,6 +302,23 @@ func TestExampleBurstAndQuota(t *testing.T) {
 	}
 }
 
+func TestExampleLLMGateway(t *testing.T) {
+	c := startExample(t, "llm_gateway")
+	alice, bob := "Authorization: Bearer alice", "Authorization: Bearer bob"
+	for _, left := range []string{"2000", "1100", "200"} {
+		resp := c.Get("/v1/chat", alice)
+		must(t, "a chat", errors.Join(want("status", resp.StatusCode, 200), want("remaining before it", caddytest.Remaining(resp), left)))
+	}
+	// 200 are left, and a request counts as 500 until its response has ended.
+	resp := c.Get("/v1/chat", alice)
+	must(t, "a chat too many", errors.Join(want("status", resp.StatusCode, 429), want("zone", resp.Header.Get("X-RateLimit-Resource"), "tokens_per_minute")))
+	for _, left := range []string{"2000", "790"} {
+		resp := c.Get("/v1/stream", bob)
+		must(t, "a stream", errors.Join(want("status", resp.StatusCode, 200), want("remaining before it", caddytest.Remaining(resp), left)))
+	}
+	must(t, "a stream too many", want("status", c.Get("/v1/stream", bob).StatusCode, 429))
+}
+
 func TestExampleGraphQLCost(t *testing.T) {
 	c := startExample(t, "graphql_cost")
 	for _, left := range []string{"13", "6", "0"} {

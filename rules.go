@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
@@ -36,7 +37,7 @@ func (z *Zone) validate() error {
 	}
 	for _, rule := range []func() error{
 		z.validateKey, z.validateAlgorithm, z.validateEvents, z.validateCalendar, z.validateWindow, z.validateDrain,
-		z.validateCost, z.validateStatus, z.validateWaiting, z.validateReserves,
+		z.validateCost, z.validateSettle, z.validateStatus, z.validateWaiting, z.validateReserves,
 		z.validateBatchAndEnforce,
 	} {
 		if err := rule(); err != nil {
@@ -176,8 +177,44 @@ func (z *Zone) validateCalendar() error {
 	return nil
 }
 
+const (
+	settleHeader    = "header"
+	settleEnd       = "end"
+	minSettleBuffer = 1 << 10
+	maxSettleBuffer = 16 << 20
+)
+
+// validateSettle checks when the cost is known against what it is made of.
+func (z *Zone) validateSettle() error {
+	if err := option.OneOf("settle", z.Settle, settleHeader, settleEnd); err != nil {
+		return err
+	}
+	switch {
+	case z.Settle == settleEnd && z.isLease():
+		return option.Errorf("settle", "end does not go with concurrency, which counts requests while they run: remove it")
+	case z.SettleBuffer != 0 && z.Settle != settleEnd:
+		return option.Errorf("settle_buffer", "needs settle end: write it, or remove settle_buffer")
+	case z.SettleBuffer != 0 && (z.SettleBuffer < minSettleBuffer || z.SettleBuffer > maxSettleBuffer):
+		return option.Errorf("settle_buffer", "%d: it must be from 1KiB to 16MiB", z.SettleBuffer)
+	case z.Settle == settleEnd:
+		return nil
+	case z.namesGRPC():
+		return option.Errorf("settle", "end is needed for statuses of gRPC, which are known when the response has ended: write it")
+	}
+	for _, name := range limiter.PlaceholdersIn(string(z.Cost)) {
+		if limiter.IsKnownAtEnd(name) {
+			return option.Errorf("cost", "{%s} is known when the response has ended: write settle end", name)
+		}
+	}
+	return nil
+}
+
 func (z *Zone) validateCost() error {
 	switch {
+	case z.CostFallback != nil && !z.Cost.isDynamic():
+		return option.Errorf("cost", "%s: a second number goes with a placeholder only; remove it", cmp.Or(z.Cost, "1"))
+	case z.CostFallback != nil && (*z.CostFallback < 0 || *z.CostFallback > store.MaxEvents):
+		return option.Errorf("cost", "%s %d: the fallback must be from 0 to 2^52", z.Cost, *z.CostFallback)
 	case z.Cost == "":
 		return nil
 	case z.Cost.isDynamic() && !z.Cost.hasPlaceholder():
@@ -232,12 +269,20 @@ func (z *Zone) validateStatus() error {
 		return option.Errorf("reset_status", "%w", err)
 	}
 	counted, _ := z.CountStatus.compile()
-	for code := 200; code < 600; code++ {
+	for code := range limiter.StatusGRPC + 24 {
 		if resets.Contains(code) && counted.Contains(code) {
-			return option.Errorf("reset_status", "names %d, as does count_status: what is forgiven cannot count, so remove it from one", code)
+			return option.Errorf("reset_status", "names %s, as does count_status: what is forgiven cannot count, so remove it from one", statusText(code))
 		}
 	}
 	return nil
+}
+
+// statusText returns a status of a StatusSet as configs name it.
+func statusText(code int) string {
+	if code < limiter.StatusGRPC {
+		return strconv.Itoa(code)
+	}
+	return grpcPrefix + strconv.Itoa(code-limiter.StatusGRPC)
 }
 
 func (z *Zone) validateWaiting() error {

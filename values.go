@@ -91,7 +91,7 @@ func (t *Texts) UnmarshalJSON(b []byte) error {
 }
 
 // StatusList names HTTP response statuses: codes such as 304, and classes such
-// as 4xx. The word none, alone, names no status. In JSON codes may be numbers.
+// as 4xx; and statuses of gRPC, such as grpc:16. The word none, alone, names no status. In JSON codes may be numbers.
 type StatusList []string
 
 // UnmarshalJSON implements [json.Unmarshaler].
@@ -117,7 +117,13 @@ func (l *StatusList) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-const statusNone = "none"
+const (
+	statusNone = "none"
+	// grpcPrefix begins the statuses of gRPC.
+	grpcPrefix = "grpc:"
+)
+
+func isGRPCStatus(text string) bool { return strings.HasPrefix(text, grpcPrefix) }
 
 // compile returns the set that l names.
 func (l StatusList) compile() (set limiter.StatusSet, err error) {
@@ -132,6 +138,14 @@ func (l StatusList) compile() (set limiter.StatusSet, err error) {
 			for i := range 100 {
 				set.Add(int(text[0]-'0')*100 + i)
 			}
+			continue
+		}
+		if isGRPCStatus(text) {
+			code, err := strconv.ParseUint(text[len(grpcPrefix):], 10, 8)
+			if err != nil || code > 16 {
+				return set, fmt.Errorf("%q: a status of gRPC must be a number from 0 to 16, such as grpc:16", text)
+			}
+			set.Add(limiter.StatusGRPC + int(code))
 			continue
 		}
 		code, err := strconv.Atoi(text)

@@ -105,6 +105,25 @@ type Zone struct {
 	// stands, so do not read the cost from what clients send. Default: 1.
 	Cost Amount `json:"cost,omitempty"`
 
+	// The cost if the placeholder of `cost` yields none. Not allowed without a
+	// placeholder. Default: 1.
+	CostFallback *int64 `json:"cost_fallback,omitempty"`
+
+	// When the cost is known. `header`: when the response begins. `end`: when it has
+	// ended, so that `cost` may be made of `{http.rate_limit.response.size}` (the bytes
+	// of the body), `{http.rate_limit.response.duration_ms}`,
+	// `{http.rate_limit.response.json.<path>}` (a number in a JSON body such as
+	// `usage.total_tokens`, or in the last server-sent event that has it) and
+	// `{http.response.trailer.<name>}`. Until then the request counts with the cost that
+	// it had when it arrived, which the response headers do not show. Not with
+	// `concurrency`. Default: `header`.
+	Settle string `json:"settle,omitempty"`
+
+	// With `settle` `end`: how much of a JSON body, or of an event of a stream, is kept
+	// for each request to find the cost in it, from 1KiB to 16MiB. What is longer has
+	// the fallback. Default: 64KiB.
+	SettleBuffer int `json:"settle_buffer,omitempty"`
+
 	// When to charge a request. `after`: once the status of the response is known.
 	// Until then it counts in this process, in later windows too if it is slow, so
 	// that one process never admits more than `events`; several processes together
@@ -230,7 +249,9 @@ func (z *Zone) compile() *limiter.Zone {
 		Name: z.Name, Key: z.Key, IPv4Prefix: z.IPv4Prefix, IPv6Prefix: z.IPv6Prefix,
 		Algorithm: z.algorithm(), Window: z.window(), Align: z.Align, Calendar: z.calendar(),
 		Burst:  z.Burst.quantity(z.BurstFallback),
-		Events: z.Events.quantity(z.EventsFallback), Cost: cmp.Or(z.Cost, "1").quantity(1),
+		Events: z.Events.quantity(z.EventsFallback), Cost: cmp.Or(z.Cost, "1").quantity(z.costFallback()),
+		SettleAtEnd: z.Settle == settleEnd, SettleBuffer: cmp.Or(z.SettleBuffer, limiter.DefaultSettleBuffer),
+		KnowsGRPC:    z.namesGRPC(),
 		ChargeBefore: z.Charge == limiter.ChargeBefore,
 		BatchShare:   int64(cmp.Or(z.BatchShare, defaultBatchShare)),
 		MaxWait:      time.Duration(z.MaxWait), MaxWaitQueue: cmp.Or(z.MaxWaitQueue, limiter.DefaultMaxWaitQueue),
@@ -275,6 +296,19 @@ func (z *Zone) calendar() store.Calendar {
 		c.TimeZone = z.TimeZone
 	}
 	return c
+}
+
+// costFallback returns the cost of a request whose placeholder yields none.
+func (z *Zone) costFallback() int64 {
+	if z.CostFallback == nil {
+		return 1
+	}
+	return *z.CostFallback
+}
+
+// namesGRPC reports whether a status of gRPC decides about the cost.
+func (z *Zone) namesGRPC() bool {
+	return slices.ContainsFunc(slices.Concat(z.FreeStatus, z.CountStatus, z.ResetStatus), isGRPCStatus)
 }
 
 // isLease reports whether the zone counts requests while they run.
@@ -343,6 +377,9 @@ func (z *Zone) definition() string {
 		fmt.Fprintf(&b, " %d", z.BurstFallback)
 	}
 	add(z.Cost != "" && z.Cost.canonical() != "1", "cost %s", z.Cost.canonical())
+	add(z.costFallback() != 1, "cost_fallback %d", z.costFallback())
+	add(z.Settle == settleEnd, "settle %s", z.Settle)
+	add(z.SettleBuffer != 0 && z.SettleBuffer != limiter.DefaultSettleBuffer, "settle_buffer %d", z.SettleBuffer)
 	add(z.Charge == limiter.ChargeBefore && !z.isLease(), "charge %s", z.Charge)
 	batch, _ := z.Batch.parse()
 	add(batch != 0, "batch %s", Amount(z.Batch).canonical())

@@ -19,6 +19,7 @@ import (
 // length.
 type evaluation struct {
 	limiter *Limiter
+	tracker *tracker
 	repl    *caddy.Replacer
 	zones   []*boundZone
 	reqs    []store.Request
@@ -112,6 +113,11 @@ func (e *evaluation) release() {
 			ref.handle.Leave()
 		}
 	}
+}
+
+// settlesLater reports whether a zone settles when the response has ended.
+func (e *evaluation) settlesLater() bool {
+	return e.anyZone(func(i int) bool { return e.zones[i].SettleAtEnd })
 }
 
 // refusesOutright reports whether a zone whose limit is 0 refuses the request, so

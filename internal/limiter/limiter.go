@@ -166,6 +166,7 @@ func (l *Limiter) serve(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 		if !t.settled {
 			t.settle(http.StatusInternalServerError)
 		}
+		t.finish()
 		t.end()
 	}()
 	err := l.admit(t, e, w, r)

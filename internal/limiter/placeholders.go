@@ -25,7 +25,7 @@ func placeholders(r *http.Request) caddy.ReplacerFunc {
 	return func(key string) (any, bool) {
 		name, ok := strings.CutPrefix(key, placeholderPrefix)
 		if !ok {
-			return nil, false
+			return trailerPlaceholder(r, key)
 		}
 		if t := trackerOf(r); t != nil {
 			return t.placeholder(name)
@@ -34,7 +34,25 @@ func placeholders(r *http.Request) caddy.ReplacerFunc {
 	}
 }
 
+// trailerPlaceholder returns the value of {http.response.trailer.*}.
+func trailerPlaceholder(r *http.Request, key string) (any, bool) {
+	name, ok := strings.CutPrefix(key, trailerPrefix)
+	if !ok {
+		return nil, false
+	}
+	t := trackerOf(r)
+	if t == nil || t.response == nil || t.response.ended.IsZero() {
+		return nil, true
+	}
+	return trailerOf(t.Header(), name), true
+}
+
 func (t *tracker) placeholder(rest string) (any, bool) {
+	if name, ok := strings.CutPrefix(rest, "response."); ok {
+		if value, known := t.response.value(name); known {
+			return value, true
+		}
+	}
 	var e *evaluation
 	var i int
 	name := rest

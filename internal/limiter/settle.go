@@ -13,13 +13,14 @@ import (
 )
 
 // settle charges or refunds the request by its status, and makes the states show
-// that. Leases go on.
-func (e *evaluation) settle(status int) {
+// that: in the zones that settle when the response begins, or in those that settle when
+// it has ended. Leases go on.
+func (e *evaluation) settle(status int, hasEnded bool) {
 	if len(e.states) == 0 {
 		// Nothing was asked.
 		return
 	}
-	if open := e.onlyOpen(); open != nil && e.chargesWhole(status) {
+	if open := e.onlyOpen(); open != nil && !hasEnded && e.chargesWhole(status) {
 		for i, z := range e.zones {
 			e.show(i, 0, e.reqs[i].Cost)
 			z.Counts.Charged.Add(float64(e.reqs[i].Cost))
@@ -31,10 +32,11 @@ func (e *evaluation) settle(status int) {
 	var all settlements
 	var forgiven []int
 	for i, z := range e.zones {
-		if z.isLease() || e.hasNoRoom(i) {
+		if z.isLease() || z.SettleAtEnd != hasEnded || e.hasNoRoom(i) {
 			// What would have been refused would not have been charged.
 			continue
 		}
+		status := e.tracker.statusFor(z.Zone, status)
 		spent := e.spent(i)
 		if e.forgives(i, status, spent) {
 			forgiven = append(forgiven, i)
@@ -87,7 +89,7 @@ func (e *evaluation) forgive(i int) {
 // is. They do for most requests.
 func (e *evaluation) chargesWhole(status int) bool {
 	for i, z := range e.zones {
-		if z.Cost.isDynamic() || z.Cost.Number == 0 || z.Free.Contains(status) || z.Forgives.Contains(status) || e.spends[i] != (spend{held: true}) {
+		if z.SettleAtEnd || z.Cost.isDynamic() || z.Cost.Number == 0 || z.Free.Contains(status) || z.Forgives.Contains(status) || e.spends[i] != (spend{held: true}) {
 			return false
 		}
 	}

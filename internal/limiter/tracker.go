@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -31,6 +32,8 @@ type tracker struct {
 	refusal   *evaluation
 	refusedBy *Zone
 	settled   bool
+	// response is nil if no zone settles when the response has ended.
+	response *response
 
 	// limitValues are the values of the headers X-RateLimit-*.
 	limitValues [5]string
@@ -83,7 +86,7 @@ func (t *tracker) newEvaluation(l *Limiter, repl *caddy.Replacer) *evaluation {
 		e = &in.evaluation
 		in.lend(e)
 	}
-	e.limiter, e.repl = l, repl
+	e.limiter, e.tracker, e.repl = l, t, repl
 	return e
 }
 
@@ -94,6 +97,15 @@ func (t *tracker) enroll(e *evaluation, r *http.Request) {
 		t.logAccess(r)
 	}
 	t.evaluations = append(t.evaluations, e)
+	for _, z := range e.zones {
+		if !z.SettleAtEnd {
+			continue
+		}
+		if t.response == nil {
+			t.response = &response{began: e.limiter.Now()}
+		}
+		t.response.watch(z.Zone)
+	}
 }
 
 // counts reports whether the request is counted in that bucket already, or in the
@@ -115,10 +127,41 @@ func (t *tracker) commit(status int) {
 	if t.settled {
 		return
 	}
+	if t.response != nil {
+		t.response.begin(status, t.Header())
+	}
 	t.settle(status)
 	if t.refusal == nil {
 		t.setHeaders()
 	}
+}
+
+// finish settles the zones that wait for the end of the response.
+func (t *tracker) finish() {
+	if t.response == nil || t.refusal != nil {
+		return
+	}
+	evaluations := t.evaluations[t.inherited:]
+	t.response.end(evaluations[0].limiter.Now())
+	for _, e := range evaluations {
+		if t.response.reads == encoded {
+			e.warnEncoded()
+		}
+		e.settle(t.response.status, true)
+	}
+}
+
+// statusFor returns the status by which a zone settles: that of gRPC, if the zone has such
+// statuses and the response has ended with one.
+func (t *tracker) statusFor(z *Zone, status int) int {
+	if !z.KnowsGRPC {
+		return status
+	}
+	code, err := strconv.Atoi(trailerOf(t.Header(), "Grpc-Status"))
+	if err != nil || code < 0 || code > maxGRPCStatus {
+		return status
+	}
+	return StatusGRPC + code
 }
 
 // statusOf returns the status with which the server answers err.
@@ -134,13 +177,16 @@ func statusOf(err error) int {
 // refused the request, and leaves the stores without leases.
 func (t *tracker) settle(status int) {
 	t.settled = true
+	if t.response != nil {
+		t.response.status = status
+	}
 	for _, e := range t.evaluations[t.inherited:] {
 		if t.refusal == nil {
-			e.settle(status)
+			e.settle(status, false)
 		} else {
 			e.undo()
 		}
-		if e.lease == nil {
+		if e.lease == nil && (t.refusal != nil || !e.settlesLater()) {
 			e.release()
 		}
 	}
@@ -169,13 +215,23 @@ func (t *tracker) WriteHeader(status int) {
 // Write implements [http.ResponseWriter].
 func (t *tracker) Write(b []byte) (int, error) {
 	t.commit(http.StatusOK)
-	return t.ResponseWriter.Write(b)
+	n, err := t.ResponseWriter.Write(b)
+	t.response.saw(b[:n])
+	return n, err
 }
 
 // ReadFrom implements [io.ReaderFrom], which lets the server use sendfile.
 func (t *tracker) ReadFrom(r io.Reader) (int64, error) {
 	t.commit(http.StatusOK)
-	return t.ResponseWriterWrapper.ReadFrom(r)
+	if t.response.isRead() {
+		// Write sees what passes.
+		return io.Copy(struct{ io.Writer }{t}, r)
+	}
+	n, err := t.ResponseWriterWrapper.ReadFrom(r)
+	if t.response != nil {
+		t.response.size += n
+	}
+	return n, err
 }
 
 // FlushError is what [http.ResponseController] calls to flush.

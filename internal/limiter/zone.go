@@ -54,6 +54,14 @@ type Zone struct {
 	// Warn is the percentage of the limit from which a client is near it; 0 for none.
 	Warn int64
 
+	// SettleAtEnd is set if the final cost is known when the response has ended, and not
+	// when it begins.
+	SettleAtEnd bool
+	// SettleBuffer bounds what is kept of a body in which the cost is looked for.
+	SettleBuffer int
+	// KnowsGRPC is set if Free or Forgives were made of statuses of gRPC: StatusGRPC.
+	KnowsGRPC bool
+
 	MaxWait      time.Duration
 	MaxWaitQueue int
 	Penalty      time.Duration
@@ -69,13 +77,16 @@ type Zone struct {
 	Counts telemetry.ZoneCounters
 
 	templates []keyTemplate
-	limit     store.Limit
+	// responsePaths are the paths in the JSON of responses that the cost asks for.
+	responsePaths []string
+	limit         store.Limit
 	// enforced is how many cohorts the limit is enforced for.
 	enforced uint64
 	refusal  error
 	bound    [maxStores]boundZone
 
 	noKey, noCost, never telemetry.LogThrottle
+	encoded              telemetry.LogThrottle
 	events, burst        quota
 }
 
@@ -117,8 +128,11 @@ func (s *StatusSet) Add(code int) { s[code/64] |= 1 << (code % 64) }
 
 // Contains reports whether a status is in s.
 func (s *StatusSet) Contains(code int) bool {
-	return code < 1000 && code >= 0 && s[code/64]>>(code%64)&1 == 1
+	return code < len(s)*64 && code >= 0 && s[code/64]>>(code%64)&1 == 1
 }
+
+// StatusGRPC is added to a status of gRPC, from 0 to 16, for its place in a StatusSet.
+const StatusGRPC = 1000
 
 // IsEmpty reports whether no status is in s.
 func (s *StatusSet) IsEmpty() bool { return *s == StatusSet{} }
@@ -134,6 +148,11 @@ func (s StatusSet) Complement() (others StatusSet) {
 // prepare derives what requests need from the exported fields.
 func (z *Zone) prepare() {
 	z.templates = compileKey(z.Key)
+	for _, name := range PlaceholdersIn(z.Cost.Text) {
+		if path, is := strings.CutPrefix(name, responsePrefix+responseJSON); is {
+			z.responsePaths = append(z.responsePaths, path)
+		}
+	}
 	z.Algorithm = cmp.Or(z.Algorithm, store.FixedWindow)
 	if z.Calendar.Unit != "" {
 		z.Window, z.Align = z.Calendar.Window(), true
@@ -273,19 +292,20 @@ func (z *Zone) finalCost(repl *caddy.Replacer, l *Limiter) int64 {
 	cost, bad := z.readCost(repl)
 	if bad != "" {
 		if times, log := l.mayLog(&z.noCost); log {
-			l.Logger.Warn("cost is not a number from 0 to 2^52; charging 1",
-				zap.String("zone", z.Name), zap.String("cost", bad), zap.Int64("times", times))
+			l.Logger.Warn("cost is not a number from 0 to 2^52; charging the fallback",
+				zap.String("zone", z.Name), zap.String("cost", bad), zap.Int64("fallback", cost), zap.Int64("times", times))
 		}
 	}
 	return cost
 }
 
-// readCost returns the cost that the zone's text yields, or 1 and the invalid text.
+// readCost returns the cost that the zone's text yields, or the fallback and the invalid
+// text.
 func (z *Zone) readCost(repl *caddy.Replacer) (cost int64, bad string) {
 	text := repl.ReplaceAll(z.Cost.Text, "")
 	n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
 	if err != nil || n < 0 || n > store.MaxEvents {
-		return 1, strconv.Quote(clipped(text))
+		return z.Cost.Number, strconv.Quote(clipped(text))
 	}
 	return n, ""
 }

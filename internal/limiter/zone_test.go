@@ -45,7 +45,7 @@ func TestCostOfAPlaceholder(t *testing.T) {
 		"negative":       {cost: "-1", want: 1, bad: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			z := &Zone{Name: "test", Key: []string{"static"}, Events: Quantity{Number: 10}, Cost: Quantity{Text: "{" + headerA + "}"}}
+			z := &Zone{Name: "test", Key: []string{"static"}, Events: Quantity{Number: 10}, Cost: Quantity{Text: "{" + headerA + "}", Number: 1}}
 			z.prepare()
 			h, logs := keyHandler()
 			repl := values{headerA: test.cost}.replacer()
@@ -70,7 +70,7 @@ func TestCostOfAPlaceholder(t *testing.T) {
 }
 
 func TestCostWarnsOnceAMinute(t *testing.T) {
-	z := &Zone{Name: "test", Cost: Quantity{Text: "{" + headerA + "}"}}
+	z := &Zone{Name: "test", Cost: Quantity{Text: "{" + headerA + "}", Number: 1}}
 	h, logs := keyHandler()
 	start := h.Now()
 	repl := values{headerA: "2.5"}.replacer()
@@ -90,7 +90,7 @@ func TestCostWarnsOnceAMinute(t *testing.T) {
 
 // TestWarningsOfLongTextsAreShort, whatever a client sends as its cost or plan.
 func TestWarningsOfLongTextsAreShort(t *testing.T) {
-	z := &Zone{Name: "test", Key: []string{"static"}, Events: Quantity{Text: "{" + headerA + "}", Number: 10}, Cost: Quantity{Text: "{" + headerA + "}"}}
+	z := &Zone{Name: "test", Key: []string{"static"}, Events: Quantity{Text: "{" + headerA + "}", Number: 10}, Cost: Quantity{Text: "{" + headerA + "}", Number: 1}}
 	z.prepare()
 	h, logs := keyHandler()
 	repl := values{headerA: strings.Repeat("9", 19_000)}.replacer()
@@ -124,7 +124,7 @@ func TestCostThatIsTheSameForAll(t *testing.T) {
 }
 
 func TestCostOfSeveralPlaceholders(t *testing.T) {
-	z := &Zone{Name: "test", Cost: Quantity{Text: "{" + headerA + "}{" + headerB + "}0"}}
+	z := &Zone{Name: "test", Cost: Quantity{Text: "{" + headerA + "}{" + headerB + "}0", Number: 1}}
 	h, _ := keyHandler()
 	if got := z.finalCost(values{headerA: "1", headerB: "2"}.replacer(), h); got != 120 {
 		t.Errorf("cost is %d, want 120", got)
@@ -186,7 +186,8 @@ func TestBurstByPlan(t *testing.T) {
 		{"0", UnlimitedWord, time.Minute, unlimited, 0, 0},
 		{"100", "many", time.Minute, 100, 7, 1},
 		{"100", "-1", time.Minute, 100, 7, 1},
-		{"100", "9007199254740993", time.Minute, 100, store.MaxEvents, 1},
+		// It becomes the largest, with which the rate is too low.
+		{"100", "9007199254740993", time.Minute, 85_684_925, store.MaxEvents, 2},
 		// A burst that would take more than a century to come back raises the rate.
 		{"1", "200", year, 2, 200, 1},
 	} {
