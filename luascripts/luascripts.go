@@ -1,6 +1,6 @@
 // Package luascripts embeds the Lua scripts of the Redis store: one for each
-// algorithm, bundles of them for several buckets, and those that migrate a bucket to
-// another server. A script concerns the bucket in KEYS[1]; the head of its file
+// algorithm, bundles of them for several buckets, those that migrate a bucket to
+// another server, and the one that keeps overrides. A script concerns the bucket in KEYS[1]; the head of its file
 // describes its arguments and its reply. The package imports nothing of the project.
 package luascripts
 
@@ -31,6 +31,9 @@ var (
 	Dump    = read("dump")
 	Restore = read("restore")
 )
+
+// Override keeps what operators have changed for single clients.
+var Override = read("override")
 
 // script makes files, which handle one bucket, a function, and appends the last one,
 // which runs it.

@@ -32,6 +32,9 @@ var (
 	// A server loads these when the first bucket migrates.
 	scriptDump    = newScript(luascripts.Dump, "")
 	scriptRestore = newScript(luascripts.Restore, "")
+
+	// A server loads this when overrides are first looked for.
+	scriptOverride = newScript(luascripts.Override, "")
 )
 
 var allScripts = []*script{scriptFixedWindow, scriptSlidingWindow, scriptSlidingLog, scriptGCRA, scriptConcurrency}

@@ -91,6 +91,8 @@ type Store struct {
 	static bool
 	// observers are those of Members and Previous, by shard.
 	observers map[*Shard]Observer
+	// overrides are those that were last read, by shard.
+	overrides overridesByShard
 }
 
 // New returns a store. The caller keeps the shards and closes them after the
@@ -416,4 +418,5 @@ var (
 	_ store.Sharded   = (*Store)(nil)
 	_ store.Inspector = (*Store)(nil)
 	_ store.Resetter  = (*Store)(nil)
+	_ store.Overrider = (*Store)(nil)
 )

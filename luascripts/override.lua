@@ -1,0 +1,62 @@
+-- Override: keeps what operators have changed for single clients.
+-- KEYS[1]  hash: v = a text that changes with each write, and under the name of each
+--          override the packed instant at which it ends, and its content
+-- ARGV[1]  read, set or remove
+-- ARGV[2]  read: the v that the caller knows; set and remove: the name
+-- ARGV[3]  set: packed doubles, the instant at which it ends, and how many there may be
+-- ARGV[4]  set: the content, without line ends
+-- Reply    read: SAME, or v and the contents of those that have not ended, each on a
+--          line; set: SET, or FULL; remove: REMOVED
+-- Instants are milliseconds since the epoch.
+local call, key, op = redis.call, KEYS[1], ARGV[1]
+if op == 'read' then
+  local version = call('HGET', key, 'v') or 'none'
+  if version == ARGV[2] then
+    return 'SAME'
+  end
+end
+local time = call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local all, live, last = call('HGETALL', key), {}, 0
+for i = 1, #all, 2 do
+  if all[i] ~= 'v' then
+    local ends = struct.unpack('<d', all[i + 1])
+    if ends > now then
+      live[all[i]], last = all[i + 1], math.max(last, ends)
+    elseif op ~= 'read' then
+      call('HDEL', key, all[i])
+    end
+  end
+end
+if op == 'read' then
+  local lines = { call('HGET', key, 'v') or 'none' }
+  for _, content in pairs(live) do
+    lines[#lines + 1] = string.sub(content, 9)
+  end
+  return table.concat(lines, '\n')
+end
+
+local name = ARGV[2]
+if op == 'remove' then
+  call('HDEL', key, name)
+  live[name] = nil
+else
+  local ends, most = struct.unpack('<dd', ARGV[3])
+  local count = live[name] and 0 or 1
+  for _ in pairs(live) do
+    count = count + 1
+  end
+  if count > most then
+    return 'FULL'
+  end
+  call('HSET', key, name, struct.pack('<d', ends) .. ARGV[4])
+  last = math.max(last, ends)
+end
+if op == 'set' or next(live) then
+  call('HSET', key, 'v', time[1] .. '.' .. time[2])
+  -- The hash outlives what it says: expiry cleans up, a second later.
+  call('PEXPIREAT', key, string.format('%.0f', last + 1001))
+else
+  call('DEL', key)
+end
+return op == 'set' and 'SET' or 'REMOVED'

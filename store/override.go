@@ -1,0 +1,50 @@
+package store
+
+import "context"
+
+// Override is what an operator has changed for one client in one zone, until an instant.
+type Override struct {
+	// Kind is OverrideBlock or OverrideGrant.
+	Kind OverrideKind `json:"kind"`
+	Zone string       `json:"zone"`
+	// ClientKey identifies the client. What [Overrider.Overrides] returns has it as the
+	// store keeps it, which [Overrider.KeptKey] tells.
+	ClientKey string `json:"client_key"`
+	// Since and Until are when it began and when it ends, in microseconds since the
+	// epoch.
+	Since int64 `json:"since"`
+	Until int64 `json:"until"`
+	// Events is how many more events a grant admits.
+	Events int64 `json:"events,omitempty"`
+	// Reason is the operator's, and By the address from which it was asked for.
+	Reason string `json:"reason,omitempty"`
+	By     string `json:"by,omitempty"`
+}
+
+// OverrideKind says what an [Override] does.
+type OverrideKind string
+
+// The kinds of overrides.
+const (
+	// OverrideBlock refuses all requests of the client.
+	OverrideBlock OverrideKind = "block"
+	// OverrideGrant admits more events.
+	OverrideGrant OverrideKind = "grant"
+)
+
+// MaxOverrides is how many overrides a store, or a shard of it, keeps at the same time.
+const MaxOverrides = 1000
+
+// Overrider is a Store that keeps overrides, beside its buckets and as durably.
+type Overrider interface {
+	// SetOverride begins an override, in place of one of the same kind, zone and client.
+	// Beyond MaxOverrides it is an error.
+	SetOverride(ctx context.Context, o Override) error
+	// RemoveOverride ends one, if there is one. The client key may be a kept one.
+	RemoveOverride(ctx context.Context, kind OverrideKind, zone, clientKey string) error
+	// Overrides returns those that have not ended, in no order. What cannot be read is
+	// an error; the others are returned with it.
+	Overrides(ctx context.Context) ([]Override, error)
+	// KeptKey returns the form in which a client key is kept, which may hide it.
+	KeptKey(clientKey string) string
+}

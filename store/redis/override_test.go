@@ -1,0 +1,129 @@
+package redis
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+func block(zone, clientKey string, until time.Time) store.Override {
+	return store.Override{Kind: store.OverrideBlock, Zone: zone, ClientKey: clientKey, Until: until.UnixMicro(), Reason: "too\nmuch", By: "127.0.0.1:1"}
+}
+
+// overridden returns the client keys of a store's overrides.
+func overridden(t *testing.T, s *Store) (keys []string) {
+	t.Helper()
+	all, err := s.Overrides(t.Context())
+	must(t, err)
+	for _, o := range all {
+		keys = append(keys, o.ClientKey)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+func sameKeys(t *testing.T, what string, got []string, want ...string) {
+	t.Helper()
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: %q, want %q", what, got, want)
+	}
+}
+
+// TestOverrides are seen by every store on the same shards, and end.
+func TestOverrides(t *testing.T) {
+	shards := []*redistest.Shard{redistest.StartShard(t, 1), redistest.StartShard(t, 0)}
+	open := func(secret string) *Store {
+		return New(Options{
+			CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, KeySecret: []byte(secret),
+			Members: []Member{{Name: "a", Shard: shardOf(t, shards[0])}, {Name: "b", Shard: shardOf(t, shards[1])}},
+		})
+	}
+	for _, secret := range []string{"", "secret"} {
+		one, other := open(secret), open(secret)
+		kept := func(keys ...string) (all []string) {
+			for _, key := range keys {
+				all = append(all, one.KeptKey(key))
+			}
+			return all
+		}
+		sameKeys(t, "none", overridden(t, other))
+		var keys []string
+		for i := range 10 {
+			keys = append(keys, fmt.Sprintf("tag:%d-%s", i, strings.Repeat("x", 20*i)))
+			must(t, one.SetOverride(t.Context(), block("api", keys[i], time.Now().Add(time.Hour))))
+		}
+		sameKeys(t, "all", overridden(t, other), kept(keys...)...)
+		sameKeys(t, "all again", overridden(t, other), kept(keys...)...)
+		if secret != "" && strings.Contains(fmt.Sprint(overridden(t, other)), "tag:") {
+			t.Error("client keys are shown in spite of a secret")
+		}
+		must(t, one.SetOverride(t.Context(), block("api", keys[0], time.Now().Add(2*time.Hour))))
+		must(t, one.SetOverride(t.Context(), block("another", keys[1], time.Now().Add(time.Hour))))
+		sameKeys(t, "in another zone too", overridden(t, other), kept(append(keys, keys[1])...)...)
+		must(t, other.RemoveOverride(t.Context(), store.OverrideBlock, "another", keys[1]))
+		must(t, other.RemoveOverride(t.Context(), store.OverrideBlock, "api", other.KeptKey(keys[2])))
+		must(t, other.RemoveOverride(t.Context(), store.OverrideGrant, "api", keys[3]))
+		sameKeys(t, "without one", overridden(t, one), kept(slices.Delete(slices.Clone(keys), 2, 3)...)...)
+
+		// One that ends is not told, and is removed by the next change.
+		must(t, one.SetOverride(t.Context(), block("api", "tag:short", time.Now().Add(50*time.Millisecond))))
+		eventually(t, "it ends", func() error {
+			if fresh := open(secret); slices.Contains(overridden(t, fresh), fresh.KeptKey("tag:short")) {
+				return fmt.Errorf("it is there")
+			}
+			return nil
+		})
+		for _, key := range keys {
+			must(t, one.RemoveOverride(t.Context(), store.OverrideBlock, "api", key))
+		}
+		must(t, one.RemoveOverride(t.Context(), store.OverrideBlock, "api", "tag:short"))
+		sameKeys(t, "in the end", overridden(t, other))
+		for _, sh := range shards {
+			if left, err := sh.Primary.Client().Keys(t.Context(), "*overrides*").Result(); err != nil || len(left) > 0 {
+				t.Errorf("%v stays in Redis, %v", left, err)
+			}
+		}
+	}
+}
+
+// TestOverridesAreBounded on each shard.
+func TestOverridesAreBounded(t *testing.T) {
+	s := newStore(t, newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), nil)
+	for i := range store.MaxOverrides {
+		must(t, s.SetOverride(t.Context(), block("api", fmt.Sprint("tag:", i), time.Now().Add(time.Hour))))
+	}
+	if err := s.SetOverride(t.Context(), block("api", "tag:more", time.Now().Add(time.Hour))); err == nil || !strings.Contains(err.Error(), "1000 overrides") {
+		t.Errorf("one more: %v", err)
+	}
+	must(t, s.SetOverride(t.Context(), block("api", "tag:7", time.Now().Add(2*time.Hour))))
+	if got := len(overridden(t, s)); got != store.MaxOverrides {
+		t.Errorf("there are %d", got)
+	}
+}
+
+// TestOverridesOutliveTheirPrimary: a replica tells them while the primary is away, and what
+// was read last counts while all servers are.
+func TestOverridesOutliveTheirPrimary(t *testing.T) {
+	sh := redistest.StartShard(t, 1)
+	s := newStore(t, shardOf(t, sh), nil)
+	must(t, s.SetOverride(t.Context(), block("api", "tag:alice", time.Now().Add(time.Hour))))
+	must(t, sh.WaitReplicated(t.Context()))
+	must(t, sh.Primary.Kill())
+	fresh := newStore(t, shardOf(t, sh), nil)
+	eventually(t, "a replica tells", func() error {
+		if all, err := fresh.Overrides(t.Context()); err != nil || len(all) != 1 {
+			return fmt.Errorf("%v, %w", all, err)
+		}
+		return nil
+	})
+	must(t, sh.Replicas[0].Kill())
+	if all, err := fresh.Overrides(t.Context()); err == nil || len(all) != 1 {
+		t.Errorf("while all are away: %v, %v", all, err)
+	}
+}
