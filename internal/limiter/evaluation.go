@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -31,6 +32,8 @@ type evaluation struct {
 	lease *lease
 	// observed are the zones that are not enforced for this client.
 	observed []int
+	// blocked are the zones for which an operator has blocked the client.
+	blocked map[int]store.Override
 	// diverted has the client key of each zone that counts the request in its
 	// overflow bucket.
 	diverted map[int]string
@@ -85,14 +88,27 @@ type ref struct {
 	err  error
 }
 
-func (e *evaluation) add(z *boundZone, req store.Request) {
+// add adds a zone, with the block of its client, or nil.
+func (e *evaluation) add(z *boundZone, req store.Request, block *store.Override) {
 	e.split = e.split || len(e.zones) > 0 && e.zones[0].in != z.in
 	e.zones = append(e.zones, z)
 	e.reqs = append(e.reqs, req)
 	e.spends = append(e.spends, spend{})
-	if !z.enforces(req.ClientKey) {
+	switch {
+	case block != nil:
+		if e.blocked == nil {
+			e.blocked = map[int]store.Override{}
+		}
+		e.blocked[len(e.zones)-1] = *block
+	case !z.enforces(req.ClientKey):
 		e.observed = append(e.observed, len(e.zones)-1)
 	}
+}
+
+// isBlocked reports whether an operator has blocked the client in zone i.
+func (e *evaluation) isBlocked(i int) bool {
+	_, ok := e.blocked[i]
+	return ok
 }
 
 // enter opens the stores. An error fails the zones that count there.
@@ -120,11 +136,11 @@ func (e *evaluation) settlesLater() bool {
 	return e.anyZone(func(i int) bool { return e.zones[i].SettleAtEnd })
 }
 
-// refusesOutright reports whether a zone whose limit is 0 refuses the request, so
-// that no store is asked.
+// refusesOutright reports whether a zone whose limit is 0, or in which the client is
+// blocked, refuses the request, so that no store is asked.
 func (e *evaluation) refusesOutright() bool {
 	for i := range e.reqs {
-		if e.reqs[i].Events == 0 && !e.observes(i) {
+		if e.isBlocked(i) || e.reqs[i].Events == 0 && !e.observes(i) {
 			e.states = e.freshStates()
 			return true
 		}
@@ -132,13 +148,19 @@ func (e *evaluation) refusesOutright() bool {
 	return false
 }
 
-// freshStates returns the states before any store is asked: only zones whose
-// limit is 0 have an answer.
+// freshStates returns the states before any store is asked: only zones whose limit is
+// 0, or in which the client is blocked, have an answer.
 func (e *evaluation) freshStates() []store.State {
 	states := slices.Grow(e.states[:0], len(e.reqs))[:len(e.reqs)]
 	clear(states)
 	for i := range e.reqs {
-		if e.reqs[i].Events == 0 {
+		if block, ok := e.blocked[i]; ok {
+			now := e.limiter.Now().UnixMicro()
+			states[i] = store.State{
+				Limit: max(e.reqs[i].Capacity(), 0), Reset: block.Until, Now: now,
+				RetryAfter: time.Duration(max(block.Until-now, 1)) * time.Microsecond,
+			}
+		} else if e.reqs[i].Events == 0 {
 			states[i] = store.State{RetryAfter: store.Never, Now: e.limiter.Now().UnixMicro()}
 		}
 	}

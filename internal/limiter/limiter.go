@@ -137,10 +137,10 @@ func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 		if err != nil {
 			return t, nil, err
 		}
-		if req.Events == unlimited {
+		bound, block := z.override(&req, r, repl, l)
+		if req.Events == unlimited && block == nil {
 			continue
 		}
-		bound := z.storeOf(req.ClientKey, l.Rollout)
 		if t != nil && t.counts(bound, &req) {
 			continue
 		}
@@ -150,7 +150,7 @@ func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 			}
 			e = t.newEvaluation(l, repl)
 		}
-		e.add(bound, req)
+		e.add(bound, req, block)
 	}
 	if e != nil {
 		t.enroll(e, r)
@@ -233,6 +233,9 @@ func (l *Limiter) refuse(t *tracker, e *evaluation, i int, w http.ResponseWriter
 	}
 	l.reportRefusal(e, i, r)
 	e.zones[i].refused.note(e.reqs[i].ClientKey, l.Now())
+	if e.isBlocked(i) {
+		return caddyhttp.Error(z.BlockStatus, z.blocked)
+	}
 	return caddyhttp.Error(http.StatusTooManyRequests, z.refusal)
 }
 

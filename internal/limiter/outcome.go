@@ -12,7 +12,7 @@ import (
 func (e *evaluation) penalize() {
 	for i, z := range e.zones {
 		st := &e.states[i]
-		if z.Penalty == 0 || !e.hasNoRoom(i) || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
+		if z.Penalty == 0 || e.isBlocked(i) || !e.hasNoRoom(i) || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
 			continue
 		}
 		st.Penalty = st.Now + z.Penalty.Microseconds()
@@ -63,6 +63,8 @@ func (e *evaluation) outcome(i int) telemetry.Outcome {
 		return telemetry.ErrorRefused
 	case e.states[i].Err != nil:
 		return telemetry.ErrorAllowed
+	case e.isBlocked(i):
+		return telemetry.Blocked
 	case e.refuses(i):
 		return telemetry.Refused
 	case e.hasNoRoom(i):
@@ -80,6 +82,7 @@ const (
 	reasonPenalty    = "penalty"
 	reasonReserved   = "reserved"
 	reasonStoreError = "store_error"
+	reasonBlocked    = "blocked"
 )
 
 // reason returns why zone i decided as it did; it is empty if the zone allowed the
@@ -90,6 +93,8 @@ func (e *evaluation) reason(i int) string {
 		return ""
 	case telemetry.ErrorAllowed, telemetry.ErrorRefused:
 		return reasonStoreError
+	case telemetry.Blocked:
+		return reasonBlocked
 	}
 	st, req := &e.states[i], &e.reqs[i]
 	switch {
@@ -133,6 +138,6 @@ const rankError, rankAllowed = 1, 2
 func (e *evaluation) rank(i int) int {
 	return [telemetry.Outcomes]int{
 		telemetry.ErrorAllowed: rankError, telemetry.Allowed: rankAllowed, telemetry.WouldRefuse: 3,
-		telemetry.Refused: 4, telemetry.ErrorRefused: 4,
+		telemetry.Refused: 4, telemetry.ErrorRefused: 4, telemetry.Blocked: 4,
 	}[e.outcome(i)]
 }

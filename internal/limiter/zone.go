@@ -9,6 +9,7 @@ import (
 	"math/bits"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -67,6 +69,8 @@ type Zone struct {
 	Penalty      time.Duration
 	// Reserves begin with the most important one.
 	Reserves []Reserve
+	// BlockStatus is the status of requests of blocked clients; 0 means 429.
+	BlockStatus int
 	// OnError is empty for the default of the store.
 	OnError string
 	// Enforce is the percentage of the clients for which the limit is enforced;
@@ -83,6 +87,7 @@ type Zone struct {
 	// enforced is how many cohorts the limit is enforced for.
 	enforced uint64
 	refusal  error
+	blocked  error
 	bound    [maxStores]boundZone
 
 	noKey, noCost, never telemetry.LogThrottle
@@ -163,6 +168,8 @@ func (z *Zone) prepare() {
 	}
 	z.ChargeBefore = z.ChargeBefore || z.isLease()
 	z.refusal = fmt.Errorf("rate limit %s exceeded", z.Name)
+	z.blocked = fmt.Errorf("the client is blocked in rate limit %s", z.Name)
+	z.BlockStatus = cmp.Or(z.BlockStatus, http.StatusTooManyRequests)
 }
 
 // isLease reports whether the zone counts requests while they run.
@@ -176,7 +183,7 @@ func (z *Zone) needsID() bool { return z.isLease() || z.Algorithm == store.Slidi
 func (z *Zone) request(r *http.Request, repl *caddy.Replacer, l *Limiter) (store.Request, error) {
 	events, burst := z.eventsFor(repl, l)
 	if events == unlimited {
-		return store.Request{Events: unlimited}, nil
+		return store.Request{Limit: &z.limit, Events: unlimited}, nil
 	}
 	req := store.Request{
 		Limit: &z.limit, ClientKey: z.clientKey(r.Header, repl, l), Events: events, Burst: burst,
@@ -198,6 +205,34 @@ func (z *Zone) request(r *http.Request, repl *caddy.Replacer, l *Limiter) (store
 	percent, err := z.reservedFrom(r)
 	req.Reserved = share(req.Capacity(), percent)
 	return req, err
+}
+
+// override applies what operators have changed for the client of req: it adds what was
+// granted, and returns the block, if there is one, and the zone in the store in which the
+// client is counted. A client without a limit may be blocked as well.
+func (z *Zone) override(req *store.Request, r *http.Request, repl *caddy.Replacer, l *Limiter) (*boundZone, *store.Override) {
+	has := slices.ContainsFunc(l.Stores(), (*stores.Handle).HasOverrides)
+	if has && req.Events == unlimited {
+		req.ClientKey = z.clientKey(r.Header, repl, l)
+	}
+	bound := z.storeOf(req.ClientKey, l.Rollout)
+	if !has {
+		return bound, nil
+	}
+	now := l.Now()
+	if grant, ok := bound.handle.OverrideOf(store.OverrideGrant, z.Name, req.ClientKey, now); ok && req.Events != unlimited {
+		if z.Algorithm == store.GCRA && req.Events > 0 {
+			// The rate stays.
+			req.Burst = min(cmp.Or(req.Burst, req.Events)+grant.Events, store.MaxEvents)
+		} else {
+			most, _ := MostEvents(z.Algorithm)
+			req.Events = min(req.Events+grant.Events, most)
+		}
+	}
+	if block, ok := bound.handle.OverrideOf(store.OverrideBlock, z.Name, req.ClientKey, now); ok {
+		return bound, &block
+	}
+	return bound, nil
 }
 
 const (

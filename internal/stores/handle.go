@@ -247,6 +247,9 @@ func (h *Handle) close(open *Opened) {
 		f()
 	}
 	h.onClose = nil
+	if open.overrides != nil {
+		open.overrides.stop()
+	}
 	if open.newcomers != nil {
 		_, _ = Pool.Delete(acquaintancesKey(h.Name))
 	}

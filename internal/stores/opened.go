@@ -30,6 +30,8 @@ type Opened struct {
 	Ledger *ledger.Ledger
 	// Local decides while the store fails.
 	Local localCounts
+	// overrides is nil if the store keeps none.
+	overrides *overrides
 	// forgiving counts the buckets that are being emptied.
 	forgiving atomic.Int64
 
@@ -60,6 +62,7 @@ func (h *Handle) newOpened() (*Opened, error) {
 	open.penalizer, _ = s.(store.Penalizer)
 	open.newcomers = h.newNewcomers(s)
 	h.keepLedger(open)
+	open.overrides = newOverrides(s, h.overridePeriod())
 	return open, nil
 }
 

@@ -56,13 +56,15 @@ const (
 	ErrorAllowed
 	// ErrorRefused means that the store could not answer, and on_error refused.
 	ErrorRefused
+	// Blocked means that an operator has blocked the client.
+	Blocked
 	// Outcomes is the number of outcomes.
 	Outcomes
 )
 
 // String returns the name of the outcome in metrics, placeholders and logs.
 func (o Outcome) String() string {
-	return [Outcomes]string{"", "allowed", "refused", "would_refuse", "error_allowed", "error_refused"}[o]
+	return [Outcomes]string{"", "allowed", "refused", "would_refuse", "error_allowed", "error_refused", "blocked"}[o]
 }
 
 // ZoneCounters are the counters of one zone, looked up once.
@@ -83,7 +85,7 @@ func newMetricSet() *Metrics {
 		Requests: counter("requests_total", "Requests that a zone decided about.", "zone"),
 		declined: counter("declined_requests_total", "Requests that a zone refused.", "zone"),
 		decisions: counter("decisions_total",
-			"Decisions of zones: allowed, refused, would_refuse (enforce only observes the client), or error_allowed and error_refused (the store could not answer).",
+			"Decisions of zones: allowed, refused, would_refuse (enforce only observes the client), or error_allowed and error_refused (the store could not answer), or blocked (by an operator).",
 			"zone", "outcome"),
 		settled: counter("settled_cost_total",
 			"Cost of requests by what the response made of it: charged, free because of the status, or refunded. Zones with concurrency spend nothing and are not counted.",

@@ -41,6 +41,8 @@ const (
 type Buckets struct {
 	seed   maphash.Seed
 	limits identity.Limits
+	// overrides are kept as long as buckets.
+	overrides overrides
 
 	// count is the number of places in use. A bucket takes its place before it is
 	// inserted, and leaves it after it is removed.

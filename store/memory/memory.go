@@ -145,4 +145,5 @@ var (
 	_ store.Peeker    = (*Store)(nil)
 	_ store.Inspector = (*Store)(nil)
 	_ store.Resetter  = (*Store)(nil)
+	_ store.Overrider = (*Store)(nil)
 )

@@ -1,0 +1,143 @@
+package stores
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// overridePeriod is how often the overrides of a store are looked at that has no trust
+// of its own.
+const overridePeriod = time.Second
+
+// overrides are what operators have changed for the clients of an open store, as it was
+// when the store was looked at last.
+type overrides struct {
+	kept    store.Overrider
+	current atomic.Pointer[map[overrideID]store.Override]
+	// wake makes the next look happen at once.
+	wake chan struct{}
+	stop context.CancelFunc
+}
+
+type overrideID struct {
+	kind          store.OverrideKind
+	zone, keptKey string
+}
+
+// overridePeriod is the time for which an answer of the store is trusted.
+func (h *Handle) overridePeriod() time.Duration {
+	if m, ok := h.Module.(LedgerConfig); ok {
+		return m.LedgerOptions(h.Name).Trust
+	}
+	return 0
+}
+
+// newOverrides looks at the overrides of a store from now on, until stop is called. It
+// returns nil for a store that keeps none.
+func newOverrides(s store.Store, period time.Duration) *overrides {
+	kept, ok := s.(store.Overrider)
+	if !ok {
+		return nil
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	o := &overrides{kept: kept, wake: make(chan struct{}, 1), stop: stop}
+	go o.follow(ctx, cmp.Or(period, overridePeriod))
+	return o
+}
+
+func (o *overrides) follow(ctx context.Context, period time.Duration) {
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	for {
+		o.look(ctx)
+		select {
+		case <-tick.C:
+		case <-o.wake:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// look reads the overrides. Those of a shard that does not answer stay as they were.
+func (o *overrides) look(ctx context.Context) {
+	all, _ := o.kept.Overrides(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	current := make(map[overrideID]store.Override, len(all))
+	for _, override := range all {
+		current[overrideID{override.Kind, override.Zone, override.ClientKey}] = override
+	}
+	o.current.Store(&current)
+}
+
+// HasOverrides reports whether there is any override in the store, as far as is known.
+func (h *Handle) HasOverrides() bool {
+	open := h.open.Load()
+	if open == nil || open.overrides == nil {
+		return false
+	}
+	current := open.overrides.current.Load()
+	return current != nil && len(*current) > 0
+}
+
+// OverrideOf returns the override of a client that is in force.
+func (h *Handle) OverrideOf(kind store.OverrideKind, zone, clientKey string, now time.Time) (o store.Override, ok bool) {
+	open := h.open.Load()
+	if open == nil || open.overrides == nil {
+		return o, false
+	}
+	current := open.overrides.current.Load()
+	if current == nil || len(*current) == 0 {
+		return o, false
+	}
+	o, ok = (*current)[overrideID{kind, zone, open.overrides.kept.KeptKey(clientKey)}]
+	return o, ok && o.Until > now.UnixMicro()
+}
+
+var errNoOverrides = errors.New("the store keeps no overrides")
+
+// SetOverride begins an override, which counts here at once.
+func (h *Handle) SetOverride(ctx context.Context, o store.Override) error {
+	return h.changeOverrides(ctx, func(kept store.Overrider) error { return kept.SetOverride(ctx, o) })
+}
+
+// RemoveOverride ends one, if there is one.
+func (h *Handle) RemoveOverride(ctx context.Context, kind store.OverrideKind, zone, clientKey string) error {
+	return h.changeOverrides(ctx, func(kept store.Overrider) error { return kept.RemoveOverride(ctx, kind, zone, clientKey) })
+}
+
+func (h *Handle) changeOverrides(ctx context.Context, change func(kept store.Overrider) error) error {
+	open, err := h.Enter()
+	if err != nil {
+		return err
+	}
+	defer h.Leave()
+	if open.overrides == nil {
+		return errNoOverrides
+	}
+	if err := change(open.overrides.kept); err != nil {
+		return err
+	}
+	open.overrides.look(ctx)
+	return nil
+}
+
+// Overrides returns those in force, by what the store says now.
+func (h *Handle) Overrides(ctx context.Context) ([]store.Override, error) {
+	open, err := h.Enter()
+	if err != nil {
+		return nil, err
+	}
+	defer h.Leave()
+	if open.overrides == nil {
+		return nil, nil
+	}
+	return open.overrides.kept.Overrides(ctx)
+}

@@ -1,0 +1,70 @@
+package memory
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// overrides are those of all views. The zero value is empty.
+type overrides struct {
+	mu  sync.Mutex
+	all map[overrideID]store.Override
+}
+
+type overrideID struct {
+	kind            store.OverrideKind
+	zone, clientKey string
+}
+
+// live removes those that have ended, and returns the others. mu is held.
+func (o *overrides) live(now int64) map[overrideID]store.Override {
+	for id, override := range o.all {
+		if override.Until <= now {
+			delete(o.all, id)
+		}
+	}
+	return o.all
+}
+
+// SetOverride implements [store.Overrider].
+func (s *Store) SetOverride(_ context.Context, o store.Override) error {
+	kept := &s.buckets.overrides
+	kept.mu.Lock()
+	defer kept.mu.Unlock()
+	id := overrideID{o.Kind, o.Zone, o.ClientKey}
+	all := kept.live(s.now().UnixMicro())
+	if _, ok := all[id]; !ok && len(all) >= store.MaxOverrides {
+		return fmt.Errorf("there are %d overrides, which is the most: remove some", store.MaxOverrides)
+	}
+	if kept.all == nil {
+		kept.all = map[overrideID]store.Override{}
+	}
+	kept.all[id] = o
+	return nil
+}
+
+// RemoveOverride implements [store.Overrider].
+func (s *Store) RemoveOverride(_ context.Context, kind store.OverrideKind, zone, clientKey string) error {
+	kept := &s.buckets.overrides
+	kept.mu.Lock()
+	defer kept.mu.Unlock()
+	delete(kept.all, overrideID{kind, zone, clientKey})
+	return nil
+}
+
+// Overrides implements [store.Overrider].
+func (s *Store) Overrides(context.Context) (all []store.Override, err error) {
+	kept := &s.buckets.overrides
+	kept.mu.Lock()
+	defer kept.mu.Unlock()
+	for _, o := range kept.live(s.now().UnixMicro()) {
+		all = append(all, o)
+	}
+	return all, nil
+}
+
+// KeptKey implements [store.Overrider].
+func (s *Store) KeptKey(clientKey string) string { return clientKey }
