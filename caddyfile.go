@@ -53,6 +53,7 @@ import (
 //			reserve     <percent> @<matcher> | <percent> { <matchers> }
 //			ipv4_prefix <bits>
 //			ipv6_prefix <bits>
+//			block_status <code>
 //			on_error    allow|deny|local
 //			enforce     <percent>
 //		}
@@ -146,7 +147,7 @@ func knowsStore(h httpcaddyfile.Helper, which, name string) error {
 
 const (
 	handlerOptions = "store, rollout, zone, headers, problem, log_refusals, jitter, log_key"
-	zoneOptions    = "match, key, events, window, time_zone, week_starts, algorithm, align, burst, cost, settle, settle_buffer, charge, batch, batch_share, free_status, count_status, reset_status, warn, max_wait, max_wait_queue, penalty, reserve, ipv4_prefix, ipv6_prefix, on_error, enforce"
+	zoneOptions    = "match, key, events, window, time_zone, week_starts, algorithm, align, burst, cost, settle, settle_buffer, charge, batch, batch_share, free_status, count_status, reset_status, warn, max_wait, max_wait_queue, penalty, reserve, ipv4_prefix, ipv6_prefix, block_status, on_error, enforce"
 )
 
 // setters returns the setters of the options that the directive has beside zones.
@@ -257,6 +258,7 @@ func (z *Zone) setters() option.Setters {
 		"penalty":        option.Duration(&z.Penalty),
 		"ipv4_prefix":    option.Integer(&z.IPv4Prefix),
 		"ipv6_prefix":    option.Integer(&z.IPv6Prefix),
+		"block_status":   option.Positive(&z.BlockStatus),
 		"on_error":       option.Filled(&z.OnError),
 		"enforce": func(p *option.Parser) error {
 			z.Enforce = new(float64)

@@ -247,6 +247,8 @@ func (z *Zone) validateStatus() error {
 		return option.Errorf("count_status", running)
 	case len(z.ResetStatus) > 0 && z.isLease():
 		return option.Errorf("reset_status", running)
+	case z.BlockStatus != 0 && (z.BlockStatus < 400 || z.BlockStatus > 499):
+		return option.Errorf("block_status", "%d: it must be from 400 to 499, such as 403", z.BlockStatus)
 	case z.Warn < 0 || z.Warn > 100:
 		return option.Errorf("warn", "%d: it must be from 1 to 100 percent", z.Warn)
 	case z.Warn > 0 && z.isLease():

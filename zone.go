@@ -205,6 +205,10 @@ type Zone struct {
 	// memory. Default: the `on_error` of the store, which is `allow` by default.
 	OnError string `json:"on_error,omitempty"`
 
+	// The response status of clients that an operator has blocked: 429, or another one
+	// from 400 to 499, such as 403. Default: 429.
+	BlockStatus int `json:"block_status,omitempty"`
+
 	// The percentage of the clients for which the limit is enforced, from 0 to 100;
 	// fractions are allowed. The others are only observed: they pass, and metrics,
 	// logs, placeholders and response headers show what would have been refused. A
@@ -255,8 +259,9 @@ func (z *Zone) compile() *limiter.Zone {
 		ChargeBefore: z.Charge == limiter.ChargeBefore,
 		BatchShare:   int64(cmp.Or(z.BatchShare, defaultBatchShare)),
 		MaxWait:      time.Duration(z.MaxWait), MaxWaitQueue: cmp.Or(z.MaxWaitQueue, limiter.DefaultMaxWaitQueue),
-		Warn:    int64(z.Warn),
-		Penalty: time.Duration(z.Penalty), OnError: z.OnError, Enforce: z.Enforce,
+		Warn:        int64(z.Warn),
+		BlockStatus: z.BlockStatus,
+		Penalty:     time.Duration(z.Penalty), OnError: z.OnError, Enforce: z.Enforce,
 	}
 	c.Batch, _ = z.Batch.parse()
 	switch {
@@ -397,6 +402,7 @@ func (z *Zone) definition() string {
 	}
 	add(z.IPv4Prefix != 0, "ipv4_prefix %d", z.IPv4Prefix)
 	add(z.IPv6Prefix != 0, "ipv6_prefix %d", z.IPv6Prefix)
+	add(z.BlockStatus != 0 && z.BlockStatus != http.StatusTooManyRequests, "block_status %d", z.BlockStatus)
 	add(z.OnError != "", "on_error %s", z.OnError)
 	return b.String()
 }

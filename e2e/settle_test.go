@@ -94,7 +94,9 @@ func TestCostsAtTheEnd(t *testing.T) {
 				})
 				awaitUsed(t, servers, store, zone, "alice", used[zone])
 			}
-			get := func(path string) { must(t, path, want("status", c.Get(path, "X-Key: alice").StatusCode, http.StatusOK)) }
+			get := func(path string) {
+				must(t, path, want("status", c.Get(path, "X-Key: alice").StatusCode, http.StatusOK))
+			}
 			spends("tokens", "json", 42, get)
 			spends("tokens", "nothing", 3, get)
 			spends("size", "size", 700, get)

@@ -57,6 +57,9 @@ func (*API) Routes() []caddy.AdminRoute {
 	return []caddy.AdminRoute{
 		route("{$}", map[string]call{http.MethodGet: status}),
 		route("buckets/{zone}", map[string]call{http.MethodGet: inspect, http.MethodDelete: reset}),
+		route("overrides", map[string]call{http.MethodGet: overrides}),
+		route("blocks/{zone}", map[string]call{http.MethodPost: block, http.MethodDelete: unblock}),
+		route("grants/{zone}", map[string]call{http.MethodPost: grant, http.MethodDelete: ungrant}),
 		route("top", map[string]call{http.MethodGet: top}),
 		route("simulate", map[string]call{http.MethodPost: simulate}),
 	}
@@ -110,7 +113,8 @@ func runningApp() (runningConfig, error) {
 // boundZone is a zone of one handler and a store in which it counts.
 type boundZone struct {
 	*limiter.Zone
-	store *stores.Handle
+	store   *stores.Handle
+	limiter *limiter.Limiter
 }
 
 // boundZones returns the zones of the config by name: one for each store in which
@@ -121,7 +125,7 @@ func boundZones(running runningConfig) map[string][]boundZone {
 		for _, z := range l.Zones {
 			for _, s := range l.Stores() {
 				if !slices.Contains(storeNames(zones[z.Name]), s.Name) {
-					zones[z.Name] = append(zones[z.Name], boundZone{z, s})
+					zones[z.Name] = append(zones[z.Name], boundZone{z, s, l})
 				}
 			}
 		}

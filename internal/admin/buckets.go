@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 
@@ -21,39 +22,39 @@ type selection struct {
 	buckets []adminapi.BucketName
 }
 
-// selectBuckets reads the request and opens the store.
-func selectBuckets(running runningConfig, r *http.Request) (*selection, error) {
-	query, err := queryOf(r, "key", "client_key", "store")
+// selectBuckets reads the request, which may have more parameters, and opens the store.
+func selectBuckets(running runningConfig, r *http.Request, more ...string) (*selection, url.Values, error) {
+	query, err := queryOf(r, append([]string{"key", "client_key", "store"}, more...)...)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	zones, zone, name := boundZones(running), r.PathValue("zone"), query.Get("store")
 	if zones[zone] == nil {
-		return nil, unknownZone(zone, zones)
+		return nil, nil, unknownZone(zone, zones)
 	}
 	i, names := 0, storeNames(zones[zone])
 	switch {
 	case name == "" && len(names) > 1:
-		return nil, apiErrorf(http.StatusBadRequest, "zone %s counts in several stores: add store= with one of %s", zone, strings.Join(names, ", "))
+		return nil, nil, apiErrorf(http.StatusBadRequest, "zone %s counts in several stores: add store= with one of %s", zone, strings.Join(names, ", "))
 	case name != "":
 		if i = slices.Index(names, name); i < 0 {
-			return nil, apiErrorf(http.StatusNotFound, "zone %s does not count in the store %q; there is %s", zone, name, strings.Join(names, ", "))
+			return nil, nil, apiErrorf(http.StatusNotFound, "zone %s does not count in the store %q; there is %s", zone, name, strings.Join(names, ", "))
 		}
 	}
 	s := &selection{boundZone: zones[zone][i]}
 	if s.buckets, err = s.BucketsOf(query["key"], query["client_key"]); err != nil {
-		return nil, apiErrorf(http.StatusBadRequest, "zone %s: %w", zone, err)
+		return nil, nil, apiErrorf(http.StatusBadRequest, "zone %s: %w", zone, err)
 	}
 	if s.open, err = s.store.Enter(); err != nil {
-		return nil, apiErrorf(http.StatusBadGateway, "store %s: %w", s.store.Name, err)
+		return nil, nil, apiErrorf(http.StatusBadGateway, "store %s: %w", s.store.Name, err)
 	}
-	return s, nil
+	return s, query, nil
 }
 
 // inspect answers GET /rate_limit/buckets/<zone> with the state of a client's
 // buckets.
 func inspect(running runningConfig, r *http.Request) (any, error) {
-	s, err := selectBuckets(running, r)
+	s, _, err := selectBuckets(running, r)
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +104,7 @@ func stateOf(st *store.State) *adminapi.State {
 // reset answers DELETE /rate_limit/buckets/<zone>: it empties a client's buckets.
 // It tries all of them, whatever becomes of the others. Repeating it does no harm.
 func reset(running runningConfig, r *http.Request) (any, error) {
-	s, err := selectBuckets(running, r)
+	s, _, err := selectBuckets(running, r)
 	if err != nil {
 		return nil, err
 	}

@@ -202,6 +202,27 @@ type Reset struct {
 	Deleted bool   `json:"deleted"`
 }
 
+// Overrides lists what operators have changed for single clients: GET
+// /rate_limit/overrides.
+type Overrides struct {
+	Overrides []Override `json:"overrides"`
+	// Errors are the stores that could not tell all of theirs.
+	Errors []string `json:"errors,omitempty"`
+}
+
+// Override is a [store.Override]. Instants are in seconds since the epoch.
+type Override struct {
+	Kind      store.OverrideKind `json:"kind"`
+	Zone      string             `json:"zone"`
+	Store     string             `json:"store"`
+	ClientKey string             `json:"client_key"`
+	Events    int64              `json:"events,omitempty"`
+	Since     float64            `json:"since,omitempty"`
+	Until     float64            `json:"until,omitempty"`
+	Reason    string             `json:"reason,omitempty"`
+	By        string             `json:"by,omitempty"`
+}
+
 // SimulatedRequest is the request to simulate: POST /rate_limit/simulate.
 type SimulatedRequest struct {
 	// Method is GET if it is empty.

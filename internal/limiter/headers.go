@@ -248,8 +248,8 @@ func isGRPC(r *http.Request) bool {
 }
 
 // grpcStatuses are the statuses of gRPC for those with which the limiter ends requests:
-// RESOURCE_EXHAUSTED and UNAVAILABLE.
-var grpcStatuses = map[int]string{http.StatusTooManyRequests: "8", http.StatusServiceUnavailable: "14"}
+// RESOURCE_EXHAUSTED, UNAVAILABLE and, of blocked clients, PERMISSION_DENIED.
+var grpcStatuses = map[int]string{http.StatusTooManyRequests: "8", http.StatusServiceUnavailable: "14", http.StatusForbidden: "7"}
 
 // writeGRPC answers a call that the limiter ended with err by a response of headers
 // alone, which clients of gRPC take for trailers. It returns other errors.

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
@@ -262,6 +263,15 @@ func (z *Zone) showsAddress(repl *caddy.Replacer, ip string) bool {
 // About returns a request about a bucket that costs nothing.
 func (z *Zone) About(b adminapi.BucketName) store.Request {
 	return store.Request{Limit: &z.limit, ClientKey: b.ClientKey, Events: z.Events.Number, Burst: z.Burst.Number}
+}
+
+// WindowEnd returns when the window ends that a state shows or, if it shows none, one that
+// begins now.
+func (z *Zone) WindowEnd(st store.State, now time.Time) int64 {
+	if at := now.UnixMicro(); st.Reset <= at {
+		return at + z.limit.Window.Microseconds()
+	}
+	return st.Reset
 }
 
 // BucketsOf returns the buckets of the client whose placeholders have these

@@ -87,6 +87,23 @@ func (l *Limiter) logRefusal(e *evaluation, i int, r *http.Request) {
 	entry.Write(fields...)
 }
 
+// ReportOverride logs that an operator has changed what a zone does for a client, or has
+// ended that, and emits an event.
+func (l *Limiter) ReportOverride(o *store.Override, hasEnded bool) {
+	what := "began"
+	if hasEnded {
+		what = "ended"
+	}
+	l.Logger.Info("operator's "+string(o.Kind)+" of a client "+what,
+		zap.String("zone", o.Zone), zap.String("key", l.shown(o.ClientKey)), zap.String("by", o.By),
+		zap.Int64("events", o.Events), zap.Time("until", time.UnixMicro(o.Until)), zap.String("reason", o.Reason))
+	if l.Events.Wants(telemetry.EventOverride) {
+		l.Events.Emit(telemetry.EventOverride, map[string]any{
+			"zone": o.Zone, "kind": string(o.Kind), "key": l.shown(o.ClientKey), "ended": hasEnded, "by": o.By, "reason": o.Reason,
+		})
+	}
+}
+
 // What of a client is logged once in a window.
 const (
 	aboutRefusal = iota
@@ -112,9 +129,10 @@ func (e *evaluation) isFirst(i int, about uint32) bool {
 
 // shownKey returns the client key as it may be shown: itself with log_key, or else
 // the beginning of its digest, by which entries about one client can be found.
-func (e *evaluation) shownKey(i int) string {
-	key := e.reqs[i].ClientKey
-	if e.limiter.LogKey {
+func (e *evaluation) shownKey(i int) string { return e.limiter.shown(e.reqs[i].ClientKey) }
+
+func (l *Limiter) shown(key string) string {
+	if l.LogKey {
 		return key
 	}
 	digest := sha256.Sum256([]byte(key))

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -101,7 +102,7 @@ func (h *Handle) OverrideOf(kind store.OverrideKind, zone, clientKey string, now
 	return o, ok && o.Until > now.UnixMicro()
 }
 
-var errNoOverrides = errors.New("the store keeps no overrides")
+var errNoOverrides = fmt.Errorf("%w: the store keeps no blocks and grants", errors.ErrUnsupported)
 
 // SetOverride begins an override, which counts here at once.
 func (h *Handle) SetOverride(ctx context.Context, o store.Override) error {

@@ -215,6 +215,9 @@ const (
 	// EventNear is emitted for the first request of a client and window with which a
 	// share of the limit is used up.
 	EventNear = "rate_limit_near"
+	// EventOverride is emitted when an operator blocks a client, grants it events, or
+	// ends either.
+	EventOverride = "rate_limit_override"
 	// EventShardDown and EventShardUp are emitted when a server of a shard is left out,
 	// and when it is back.
 	EventShardDown = "rate_limit_shard_down"

@@ -61,10 +61,11 @@ type Host struct {
 // Add adds the commands to cmd.
 func Add(cmd *cobra.Command, host Host) {
 	cmd.PersistentFlags().Bool("json", false, "Print what the admin API answers")
-	cmd.AddCommand(statusCommand(host), getCommand(host), resetCommand(host), simulateCommand(host), topCommand(host), uiCommand(host))
+	cmd.AddCommand(statusCommand(host), getCommand(host), resetCommand(host), blockCommand(host), unblockCommand(host), grantCommand(host),
+		blocksCommand(host), simulateCommand(host), topCommand(host), uiCommand(host))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 {
-			return fmt.Errorf("unknown command %q; there is get, reset, simulate, status, top, ui", args[0])
+			return fmt.Errorf("unknown command %q; there is block, blocks, get, grant, reset, simulate, status, top, ui, unblock", args[0])
 		}
 		return cmd.Help()
 	}

@@ -88,8 +88,10 @@ func (f *bucketFlags) add(cmd *cobra.Command) {
 }
 
 // path returns the path of the buckets in the admin API.
-func (f *bucketFlags) path(args []string) string {
-	query := url.Values{}
+func (f *bucketFlags) path(args []string) string { return f.pathOf("buckets", args, url.Values{}) }
+
+// pathOf returns a path of a zone and a client in the admin API, with more parameters.
+func (f *bucketFlags) pathOf(what string, args []string, query url.Values) string {
 	for _, value := range args[1:] {
 		query.Add("key", value)
 	}
@@ -99,7 +101,7 @@ func (f *bucketFlags) path(args []string) string {
 	if f.store != "" {
 		query.Set("store", f.store)
 	}
-	return root + "buckets/" + url.PathEscape(args[0]) + "?" + query.Encode()
+	return root + what + "/" + url.PathEscape(args[0]) + "?" + query.Encode()
 }
 
 func (s *session) showBuckets(all *adminapi.Buckets) {

@@ -1,0 +1,138 @@
+package cli
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+)
+
+func blockCommand(host Host) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "block <zone> [<value>...] <duration>",
+		Short: "Refuses all requests of a client for some time",
+		Long: `
+Refuses all requests of a client in a zone for some time, in this Caddy at once
+and in others that count in the same store within a second (ledger_trust). The
+store keeps the block, so that a restart of Caddy does not end it. A block of the
+same client replaces the one before. The first arguments are those of get.
+`,
+		Example: "  $ caddy rate-limit block api 203.0.113.7 1h --reason 'scraper'",
+		Args:    cobra.MinimumNArgs(2),
+	}
+	var flags overrideFlags
+	flags.add(cmd)
+	cmd.RunE = host.run(func(s *session, args []string) (int, error) {
+		return 0, flags.change(s, http.MethodPost, "blocks", args[:len(args)-1], "for", args[len(args)-1])
+	})
+	return cmd
+}
+
+func unblockCommand(host Host) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "unblock <zone> [<value>...]",
+		Short:   "Ends the block of a client",
+		Long:    "\nEnds the block of a client, if there is one. The arguments are those of get; blocks\nshows client keys for --client-key.\n",
+		Example: "  $ caddy rate-limit unblock api 203.0.113.7",
+		Args:    cobra.MinimumNArgs(1),
+	}
+	var flags overrideFlags
+	flags.bucketFlags.add(cmd)
+	cmd.RunE = host.run(func(s *session, args []string) (int, error) {
+		return 0, flags.change(s, http.MethodDelete, "blocks", args)
+	})
+	return cmd
+}
+
+func grantCommand(host Host) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "grant <zone> [<value>...] <events>",
+		Short: "Admits more events of a client in its window",
+		Long: `
+Admits so many events more of a client until its window ends, or for the length of
+a window if none is open: with gcra more at once. A grant of the same client
+replaces the one before. The first arguments are those of get.
+`,
+		Example: "  $ caddy rate-limit grant api 203.0.113.7 1000 --reason 'ticket 4711'",
+		Args:    cobra.MinimumNArgs(2),
+	}
+	var flags overrideFlags
+	flags.add(cmd)
+	cmd.RunE = host.run(func(s *session, args []string) (int, error) {
+		return 0, flags.change(s, http.MethodPost, "grants", args[:len(args)-1], "events", args[len(args)-1])
+	})
+	return cmd
+}
+
+func blocksCommand(host Host) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "blocks",
+		Short: "Lists the clients that are blocked, or were granted events",
+		Long:  "\nLists the blocks and grants that are in force in the stores of the running config.\n",
+		Args:  cobra.NoArgs,
+	}
+	cmd.RunE = host.run(func(s *session, _ []string) (int, error) {
+		var all adminapi.Overrides
+		if err := s.call(http.MethodGet, root+"overrides", nil, &all); err != nil || s.raw {
+			return 0, err
+		}
+		now := time.Now()
+		t := newTable(s.out, "ZONE", "KIND", "CLIENT KEY", "EVENTS", "ENDS", "BY", "REASON")
+		for _, o := range all.Overrides {
+			events := ""
+			if o.Events > 0 {
+				events = "+" + number(o.Events)
+			}
+			t.row(o.Zone, string(o.Kind), o.ClientKey, events, until(o.Until, now), o.By, o.Reason)
+		}
+		t.end()
+		for _, text := range all.Errors {
+			fmt.Fprintln(s.out, "not all are known of store", shown(text))
+		}
+		if len(all.Errors) > 0 {
+			return exitShard, nil
+		}
+		return 0, nil
+	})
+	return cmd
+}
+
+// overrideFlags are the flags that, with the arguments, select a client to change
+// something for.
+type overrideFlags struct {
+	bucketFlags
+	reason string
+}
+
+func (f *overrideFlags) add(cmd *cobra.Command) {
+	f.bucketFlags.add(cmd)
+	cmd.Flags().StringVar(&f.reason, "reason", "", "Why; it is shown by blocks and in the log")
+}
+
+// change begins or ends an override. more has names and values of parameters.
+func (f *overrideFlags) change(s *session, method, what string, args []string, more ...string) error {
+	query := url.Values{}
+	for i := 0; i < len(more); i += 2 {
+		query.Set(more[i], more[i+1])
+	}
+	if f.reason != "" {
+		query.Set("reason", f.reason)
+	}
+	var all adminapi.Overrides
+	if err := s.call(method, f.pathOf(what, args, query), nil, &all); err != nil || s.raw {
+		return err
+	}
+	now := time.Now()
+	for _, o := range all.Overrides {
+		text := "no " + string(o.Kind) + " any more"
+		if method == http.MethodPost {
+			text = fmt.Sprintf("%s, ends %s", o.Kind, until(o.Until, now))
+		}
+		fmt.Fprintf(s.out, "%s: %s in zone %s of store %s\n", text, shown(o.ClientKey), shown(o.Zone), shown(o.Store))
+	}
+	return nil
+}

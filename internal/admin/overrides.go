@@ -1,0 +1,153 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+const (
+	// maxReason bounds the text that an operator gives for an override.
+	maxReason = 200
+	// overrideTimeout bounds a list of overrides.
+	overrideTimeout = 5 * time.Second
+)
+
+// overrides answers GET /rate_limit/overrides with the blocks and grants in force.
+func overrides(running runningConfig, r *http.Request) (any, error) {
+	if _, err := queryOf(r); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), overrideTimeout)
+	defer cancel()
+	all := adminapi.Overrides{Overrides: []adminapi.Override{}}
+	now := time.Now().UnixMicro()
+	for _, s := range running.Stores() {
+		found, err := s.Overrides(ctx)
+		if err != nil {
+			all.Errors = append(all.Errors, s.Name+": "+strings.ReplaceAll(err.Error(), "\n", "; "))
+		}
+		for i := range found {
+			if found[i].Until > now {
+				all.Overrides = append(all.Overrides, overrideOf(s.Name, &found[i]))
+			}
+		}
+	}
+	slices.SortFunc(all.Overrides, func(a, b adminapi.Override) int {
+		return cmp.Or(cmp.Compare(a.Zone, b.Zone), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ClientKey, b.ClientKey))
+	})
+	return all, nil
+}
+
+func overrideOf(storeName string, o *store.Override) adminapi.Override {
+	return adminapi.Override{
+		Kind: o.Kind, Zone: o.Zone, Store: storeName, ClientKey: o.ClientKey, Events: o.Events, Reason: o.Reason, By: o.By,
+		Since: limiter.EpochSeconds(o.Since), Until: limiter.EpochSeconds(o.Until),
+	}
+}
+
+// block answers POST /rate_limit/blocks/<zone>: it refuses all requests of a client for
+// some time.
+func block(running runningConfig, r *http.Request) (any, error) {
+	s, query, err := selectBuckets(running, r, "for", "reason")
+	if err != nil {
+		return nil, err
+	}
+	defer s.store.Leave()
+	length, err := caddy.ParseDuration(query.Get("for"))
+	if err != nil || length < time.Second || length > store.MaxWindow {
+		return nil, apiErrorf(http.StatusBadRequest, "for=%q: it must be a time span from 1s to 100 years, such as 1h", query.Get("for"))
+	}
+	return s.set(r, query, store.Override{Kind: store.OverrideBlock, Until: time.Now().Add(length).UnixMicro()})
+}
+
+// grant answers POST /rate_limit/grants/<zone>: it admits more events of a client in the
+// window that is open.
+func grant(running runningConfig, r *http.Request) (any, error) {
+	s, query, err := selectBuckets(running, r, "events", "reason")
+	if err != nil {
+		return nil, err
+	}
+	defer s.store.Leave()
+	events, err := strconv.ParseInt(query.Get("events"), 10, 64)
+	if err != nil || events < 1 || events > store.MaxEvents {
+		return nil, apiErrorf(http.StatusBadRequest, "events=%q: it must be a whole number from 1 to 2^52", query.Get("events"))
+	}
+	// The buckets of one client are in windows of their own.
+	var last int64
+	for _, b := range s.buckets {
+		st := s.open.Peek(r.Context(), s.About(b))
+		if st.Err != nil {
+			return nil, apiErrorf(http.StatusBadGateway, "store %s: %w", s.store.Name, st.Err)
+		}
+		last = max(last, s.WindowEnd(st, time.Now()))
+	}
+	return s.set(r, query, store.Override{Kind: store.OverrideGrant, Until: last, Events: events})
+}
+
+// set begins an override for each of the selected buckets.
+func (s *selection) set(r *http.Request, query url.Values, o store.Override) (any, error) {
+	if o.Reason = query.Get("reason"); len(o.Reason) > maxReason {
+		return nil, apiErrorf(http.StatusBadRequest, "reason has %d bytes: it must have at most %d", len(o.Reason), maxReason)
+	}
+	o.Zone, o.By, o.Since = s.Name, r.RemoteAddr, time.Now().UnixMicro()
+	all := adminapi.Overrides{Overrides: []adminapi.Override{}}
+	for _, b := range s.buckets {
+		o.ClientKey = b.ClientKey
+		if err := s.store.SetOverride(r.Context(), o); err != nil {
+			return nil, s.overrideError(err)
+		}
+		s.limiter.ReportOverride(&o, false)
+		all.Overrides = append(all.Overrides, overrideOf(s.store.Name, &o))
+	}
+	return all, nil
+}
+
+// unblock answers DELETE /rate_limit/blocks/<zone>.
+func unblock(running runningConfig, r *http.Request) (any, error) {
+	return remove(running, r, store.OverrideBlock)
+}
+
+// ungrant answers DELETE /rate_limit/grants/<zone>.
+func ungrant(running runningConfig, r *http.Request) (any, error) {
+	return remove(running, r, store.OverrideGrant)
+}
+
+// remove ends overrides. Repeating it does no harm.
+func remove(running runningConfig, r *http.Request, kind store.OverrideKind) (any, error) {
+	s, _, err := selectBuckets(running, r)
+	if err != nil {
+		return nil, err
+	}
+	defer s.store.Leave()
+	all := adminapi.Overrides{Overrides: []adminapi.Override{}}
+	for _, b := range s.buckets {
+		o := store.Override{Kind: kind, Zone: s.Name, ClientKey: b.ClientKey, By: r.RemoteAddr}
+		if err := s.store.RemoveOverride(r.Context(), kind, s.Name, b.ClientKey); err != nil {
+			return nil, s.overrideError(err)
+		}
+		s.limiter.ReportOverride(&o, true)
+		all.Overrides = append(all.Overrides, overrideOf(s.store.Name, &o))
+	}
+	return all, nil
+}
+
+func (s *selection) overrideError(err error) error {
+	status := http.StatusBadGateway
+	if errors.Is(err, errors.ErrUnsupported) {
+		status = http.StatusNotImplemented
+	}
+	return apiErrorf(status, "store %s: %s", s.store.Name, strings.ReplaceAll(err.Error(), "\n", "; "))
+}
