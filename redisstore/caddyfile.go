@@ -13,7 +13,7 @@ const (
 	RedisOptions      = "url, shard, previous_shards, " + connectionOptions + ", " + countingOptions
 	ShardOptions      = kindOptions + ", " + connectionOptions
 	kindOptions       = "primary, url, replica, sentinel, cluster, weight, retired"
-	connectionOptions = "username, password, sentinel_username, sentinel_password, db, tls, dial_timeout, pool_size, max_replica_lag"
+	connectionOptions = "username, password, password_command, password_lifetime, sentinel_username, sentinel_password, db, tls, dial_timeout, pool_size, max_replica_lag"
 	countingOptions   = "key_prefix, key_secret, read_from, clock, check_timeout, charge_timeout, charge_delay, plain_charges, pipelining, ledger_trust, ledger_max_trust, ledger_max_buckets, max_new_buckets, on_error"
 	TLSOptions        = "ca, cert, server_name, insecure_skip_verify"
 )
@@ -35,6 +35,8 @@ const (
 //		previous_shards    <name>...
 //		username           <name>
 //		password           <secret>
+//		password_command   <command> <argument>...
+//		password_lifetime  <duration>
 //		sentinel_username  <name>
 //		sentinel_password  <secret>
 //		db                 <n>
@@ -174,6 +176,8 @@ func (c *Connection) setters() option.Setters {
 	return option.Setters{
 		"username":          option.Text(&c.Username),
 		"password":          option.Text(&c.Password),
+		"password_command":  option.List(&c.PasswordCommand),
+		"password_lifetime": option.Duration(&c.PasswordLifetime),
 		"sentinel_username": option.Text(&c.SentinelUsername),
 		"sentinel_password": option.Text(&c.SentinelPassword),
 		"dial_timeout":      option.Duration(&c.DialTimeout),

@@ -35,6 +35,17 @@ type Connection struct {
 	// shows this value. Default: none.
 	Password string `json:"password,omitempty"`
 
+	// A command and its arguments whose output is the password: a token that expires,
+	// as clouds give out for their users and roles. It runs in the background before
+	// the token expires, and its output is never logged. Not with `password`. Default:
+	// none.
+	PasswordCommand []string `json:"password_command,omitempty"`
+
+	// With `password_command`: how long a token is valid, at least 10s. It is renewed
+	// after three quarters of that, and connections are replaced when they are that
+	// old. Default: 10m.
+	PasswordLifetime caddy.Duration `json:"password_lifetime,omitempty"`
+
 	// The ACL user for the sentinels, like `username`. Default: the sentinels'
 	// default user.
 	SentinelUsername string `json:"sentinel_username,omitempty"`
@@ -70,7 +81,17 @@ const maxPoolSize = 1000
 
 // over returns the settings of c, with these defaults where it has none.
 func (c Connection) over(defaults Connection) Connection {
+	if c.Password != "" {
+		defaults.PasswordCommand, defaults.PasswordLifetime = nil, 0
+	} else if len(c.PasswordCommand) > 0 {
+		defaults.Password = ""
+	}
+	if len(c.PasswordCommand) == 0 {
+		c.PasswordCommand = defaults.PasswordCommand
+	}
 	return Connection{
+		PasswordCommand:  c.PasswordCommand,
+		PasswordLifetime: cmp.Or(c.PasswordLifetime, defaults.PasswordLifetime),
 		Username:         cmp.Or(c.Username, defaults.Username),
 		Password:         cmp.Or(c.Password, defaults.Password),
 		SentinelUsername: cmp.Or(c.SentinelUsername, defaults.SentinelUsername),
@@ -112,6 +133,12 @@ func (c *Connection) provision(repl *caddy.Replacer) error {
 
 func (c *Connection) validate() error {
 	switch {
+	case len(c.PasswordCommand) > 0 && c.Password != "":
+		return option.Errorf("password_command", "does not go with password: remove one")
+	case len(c.PasswordCommand) > 0 && c.PasswordCommand[0] == "":
+		return option.Errorf("password_command", "is empty: name a command")
+	case c.PasswordLifetime != 0 && time.Duration(c.PasswordLifetime) < minTokenLifetime:
+		return option.Errorf("password_lifetime", "%s: it must be at least %s", time.Duration(c.PasswordLifetime), minTokenLifetime)
 	case c.DB != nil && *c.DB < 0:
 		return option.Errorf("db", "%d: it must not be negative", *c.DB)
 	case c.PoolSize < 0 || c.PoolSize > maxPoolSize:

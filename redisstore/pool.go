@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -92,16 +93,17 @@ func (r reach) key() (shardKey, error) {
 
 func (r reach) options() redis.ShardOptions {
 	opts := redis.ShardOptions{
-		Primary:       r.Primary,
-		Replicas:      r.Replicas,
-		Cluster:       r.Cluster,
-		Credentials:   r.credentials(),
-		TLS:           r.TLS.config(),
-		DB:            r.database(),
-		DialTimeout:   time.Duration(r.DialTimeout),
-		PoolSize:      r.PoolSize,
-		NoPipelining:  r.NoPipelining,
-		MaxReplicaLag: time.Duration(r.MaxReplicaLag),
+		Primary:         r.Primary,
+		Replicas:        r.Replicas,
+		Cluster:         r.Cluster,
+		Credentials:     r.credentials(),
+		TLS:             r.TLS.config(),
+		DB:              r.database(),
+		DialTimeout:     time.Duration(r.DialTimeout),
+		ConnMaxLifetime: r.connMaxLifetime(),
+		PoolSize:        r.PoolSize,
+		NoPipelining:    r.NoPipelining,
+		MaxReplicaLag:   time.Duration(r.MaxReplicaLag),
 	}
 	if r.Sentinel != nil {
 		opts.Sentinel = &redis.SentinelOptions{
@@ -111,6 +113,20 @@ func (r reach) options() redis.ShardOptions {
 		}
 	}
 	return opts
+}
+
+// tokenLifetime is how long what the password command prints is valid.
+func (c *Connection) tokenLifetime() time.Duration {
+	return cmp.Or(time.Duration(c.PasswordLifetime), defaultTokenLifetime)
+}
+
+// connMaxLifetime is the age from which connections are replaced, because the token with
+// which they were made expires; 0 without one.
+func (c *Connection) connMaxLifetime() time.Duration {
+	if len(c.PasswordCommand) == 0 {
+		return 0
+	}
+	return c.tokenLifetime() * 3 / 4
 }
 
 // migrationsKey is the key of migrations in the pool: a digest of the shards and of

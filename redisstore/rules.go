@@ -102,7 +102,9 @@ func (s *Store) validateConnections() error {
 			return option.Errorf("tls", "does not go with the url of shard %s, which begins with redis:// : write rediss:// there, or tls in the other shards instead", shard.Name)
 		case shard.server != nil && shard.server.password != "":
 			// Its user goes with its password.
-		case all.Username != "" && all.Password == "":
+		case all.PasswordLifetime != 0 && len(all.PasswordCommand) == 0:
+			return option.Errorf("password_lifetime", "goes with password_command only: remove it")
+		case all.Username != "" && all.Password == "" && len(all.PasswordCommand) == 0:
 			return shard.badUser("username", shard.Username)
 		case shard.Sentinel != nil && all.SentinelUsername != "" && all.SentinelPassword == "":
 			return shard.badUser("sentinel_username", shard.SentinelUsername)

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 
@@ -73,6 +74,8 @@ func (s *Shard) validateURL() error {
 		return option.Errorf("username", "does not go with url, which has the user in it: remove it")
 	case s.Password != "":
 		return option.Errorf("password", "does not go with url, which has the password in it: remove it")
+	case len(s.PasswordCommand) > 0:
+		return option.Errorf("password_command", "does not go with url, which has the password in it: remove it")
 	case s.DB != nil:
 		return option.Errorf("db", "does not go with url, which ends in the number of the database: remove it")
 	case isDynamic(s.URL):
@@ -86,6 +89,9 @@ func (s *Shard) validateURL() error {
 func (s *Shard) provisionURL(repl *caddy.Replacer) error {
 	if err := s.validateURL(); err != nil || s.URL == "" {
 		return err
+	}
+	if s.Primary != "" {
+		return option.Errorf("primary", "does not go with url, which has the address in it: keep one of them")
 	}
 	text, err := reveal(repl, s.URL)
 	if err != nil {
@@ -112,6 +118,16 @@ func (s *Shard) parseURL(text string) (*server, error) {
 // credentials returns a function that resolves the user and the password of the servers
 // for each connection; nil if there are none.
 func (r reach) credentials() redis.Credentials {
+	if len(r.PasswordCommand) > 0 && (r.server == nil || r.server.password == "") {
+		t := &token{command: r.PasswordCommand, lifetime: r.tokenLifetime(), now: time.Now}
+		return func(ctx context.Context) (username, password string, err error) {
+			if username, err = reveal(caddy.NewReplacer(), r.Username); err != nil {
+				return "", "", fmt.Errorf("username: %w", err)
+			}
+			password, err = t.get(ctx)
+			return username, password, err
+		}
+	}
 	if r.server == nil || r.server.password == "" {
 		return credentials(r.Username, r.Password)
 	}

@@ -46,6 +46,8 @@ type response struct {
 	// longer.
 	kept      []byte
 	isTooLong bool
+	// hasLine is set if the line that passes is not empty so far.
+	hasLine bool
 	// reads tells how the body is read.
 	reads bodyKind
 }
@@ -65,7 +67,8 @@ const (
 
 // IsKnownAtEnd reports whether a placeholder has no value before the response has ended.
 func IsKnownAtEnd(name string) bool {
-	return strings.HasPrefix(name, responsePrefix) || strings.HasPrefix(name, trailerPrefix)
+	what, is := strings.CutPrefix(name, responsePrefix)
+	return is && (what == responseSize || what == responseTime || strings.HasPrefix(what, responseJSON)) || strings.HasPrefix(name, trailerPrefix)
 }
 
 // watch makes r find what a zone's cost asks for.
@@ -125,16 +128,16 @@ func (r *response) keep(b []byte) {
 // sawEvents reads the data of events, which end with an empty line.
 func (r *response) sawEvents(b []byte) {
 	for len(b) > 0 {
-		end := bytes.IndexByte(b, '\n')
-		if end < 0 {
-			r.keep(b)
+		line, rest, isWhole := bytes.Cut(b, []byte("\n"))
+		r.keep(b[:len(b)-len(rest)])
+		r.hasLine = r.hasLine || len(bytes.TrimRight(line, "\r")) > 0
+		if !isWhole {
 			return
 		}
-		r.keep(b[:end+1])
-		b = b[end+1:]
-		if r.isTooLong && end == 0 || bytes.HasSuffix(r.kept, []byte("\n\n")) || bytes.HasSuffix(r.kept, []byte("\n\r\n")) {
+		if !r.hasLine {
 			r.endEvent()
 		}
+		r.hasLine, b = false, rest
 	}
 }
 
@@ -207,7 +210,7 @@ func (e *evaluation) warnEncoded() {
 		if times, log := e.limiter.mayLog(&z.encoded); log {
 			e.limiter.Logger.Warn("a response is compressed, so its cost cannot be read; charging the fallback",
 				zap.String("zone", z.Name), zap.Int64("fallback", z.Cost.Number), zap.Int64("times", times),
-				zap.String("hint", "let the backend send it as it is: header_up -Accept-Encoding in reverse_proxy, and no encode before rate_limit"))
+				zap.String("hint", "write header_up Accept-Encoding identity in reverse_proxy and, where there is encode, put it before rate_limit in a route"))
 		}
 	}
 }

@@ -47,6 +47,7 @@ func TestValuesInResponses(t *testing.T) {
 		"no end of the event":  {"events", "", "data: {\"usage\":{\"total_tokens\":5}}", "5"},
 		"after a long event":   {"events", "", "data: {\"text\": \"" + long + "\"}\n\ndata: {\"usage\":{\"total_tokens\":4}}\n\n", "4"},
 		"before a long event":  {"events", "", "data: {\"usage\":{\"total_tokens\":3}}\n\ndata: {\"text\": \"" + long + "\"}\n\n", "3"},
+		"long, CR LF":          {"events", "", "data: {\"text\": \"" + long + "\"}\r\n\r\ndata: {\"usage\":{\"total_tokens\":4}}\r\n\r\n", "4"},
 		"in a long event":      {"events", "", "data: {\"usage\":{\"total_tokens\":2}, \"text\": \"" + long + "\"}\n\n", nil},
 		"empty lines":          {"events", "", "\n\n\ndata: {\"usage\":{\"total_tokens\":1}}\n\n\n\n", "1"},
 		"stream without lines": {"events", "", long, nil},

@@ -32,13 +32,23 @@ func (e *evaluation) settle(status int, hasEnded bool) {
 	var all settlements
 	var forgiven []int
 	for i, z := range e.zones {
-		if z.isLease() || z.SettleAtEnd != hasEnded || e.hasNoRoom(i) {
+		if z.isLease() || e.hasNoRoom(i) {
 			// What would have been refused would not have been charged.
 			continue
 		}
+		if z.SettleAtEnd != hasEnded {
+			if z.SettleAtEnd {
+				// The header is about the state before the request.
+				e.show(i, e.spent(i), 0)
+			}
+			continue
+		}
 		status := e.tracker.statusFor(z.Zone, status)
-		spent := e.spent(i)
-		if e.forgives(i, status, spent) {
+		spent, shown := e.spent(i), e.spent(i)
+		if hasEnded {
+			shown = 0
+		}
+		if e.forgives(i, status, shown) {
 			forgiven = append(forgiven, i)
 			continue
 		}
@@ -46,7 +56,7 @@ func (e *evaluation) settle(status int, hasEnded bool) {
 		if !free {
 			cost = z.finalCost(e.repl, e.limiter)
 		}
-		e.show(i, spent, cost)
+		e.show(i, shown, cost)
 		e.countSettled(i, spent, cost, free)
 		e.reportNear(i)
 		spend := &e.spends[i]
@@ -60,10 +70,10 @@ func (e *evaluation) settle(status int, hasEnded bool) {
 }
 
 // forgives reports whether the status empties the bucket of zone i: there has to be
-// something in it besides what this request has spent, and only one client's.
-func (e *evaluation) forgives(i, status int, spent int64) bool {
+// something in it besides what the state shows of this request, and only one client's.
+func (e *evaluation) forgives(i, status int, shown int64) bool {
 	st := &e.states[i]
-	if !e.zones[i].Forgives.Contains(status) || st.Err == nil && st.Used <= spent && st.Penalty == 0 {
+	if !e.zones[i].Forgives.Contains(status) || st.Err == nil && st.Used <= shown && st.Penalty == 0 {
 		return false
 	}
 	_, isShared := e.diverted[i]
@@ -81,7 +91,11 @@ func (e *evaluation) forgive(i int) {
 		ended.send(e)
 	}
 	// What was taken goes with the bucket: a refund could come after it.
-	e.show(i, e.states[i].Used, 0)
+	st := &e.states[i]
+	st.Used, st.Remaining, st.Penalty = 0, st.Limit, 0
+	if e.reqs[i].Limit.Algorithm != store.FixedWindow {
+		st.Reset = st.Now
+	}
 	z.handle.Forgive(z.Name, e.reqs[i], e.limiter.Now())
 }
 

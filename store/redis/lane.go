@@ -470,6 +470,7 @@ func clientOptions(addr string, opts *ShardOptions) *goredis.Options {
 		WriteTimeout:          -1,
 		ContextTimeoutEnabled: true,
 		PoolTimeout:           poolTimeout,
+		ConnMaxLifetime:       opts.ConnMaxLifetime,
 		PoolSize:              opts.connections(),
 		MaxActiveConns:        opts.connections(),
 		PipelinePoolSize:      -1,

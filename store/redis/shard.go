@@ -52,6 +52,9 @@ type ShardOptions struct {
 	// DialTimeout bounds the dialling of one connection; 0 means
 	// DefaultDialTimeout.
 	DialTimeout time.Duration
+	// ConnMaxLifetime is the age from which a connection is replaced before its next
+	// use; 0 for none.
+	ConnMaxLifetime time.Duration
 	// PoolSize is the number of connections to each server, for checks and again
 	// for charges; 0 means DefaultPoolSize, or DefaultPlainPoolSize with
 	// NoPipelining.

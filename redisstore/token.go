@@ -1,0 +1,102 @@
+package redisstore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	// defaultTokenLifetime suits tokens that are valid for a quarter of an hour, which
+	// are the shortest that clouds give out.
+	defaultTokenLifetime = 10 * time.Minute
+	minTokenLifetime     = 10 * time.Second
+	// tokenTimeout bounds one run of the command.
+	tokenTimeout = 30 * time.Second
+	maxToken     = 16 << 10
+	// maxComplaint is how much of what a failed command says on standard error is
+	// reported.
+	maxComplaint = 200
+)
+
+// token is a password that a command prints and that expires. It is asked for when a
+// connection is made.
+type token struct {
+	command  []string
+	lifetime time.Duration
+	now      func() time.Time
+
+	mu   sync.Mutex
+	text string
+	// printed is when the command began that printed text.
+	printed time.Time
+	// running is closed when the command that runs ends; nil if none runs. err is how
+	// the last one ended.
+	running chan struct{}
+	err     error
+}
+
+// get returns a token that has not expired. One that will soon is replaced in the
+// background; without one get waits for the command until ctx ends.
+func (t *token) get(ctx context.Context) (string, error) {
+	t.mu.Lock()
+	age := t.now().Sub(t.printed)
+	if (t.text == "" || age > t.lifetime*3/4) && t.running == nil {
+		t.running = make(chan struct{})
+		go t.renew(t.running)
+	}
+	text, running := t.text, t.running
+	t.mu.Unlock()
+	if text != "" && age < t.lifetime {
+		return text, nil
+	}
+	select {
+	case <-running:
+	case <-ctx.Done():
+		return "", fmt.Errorf("password_command has not ended: %w", ctx.Err())
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.text, t.err
+}
+
+func (t *token) renew(running chan struct{}) {
+	began := t.now()
+	text, err := runTokenCommand(t.command)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.err = err; err == nil {
+		t.text, t.printed = text, began
+	} else if began.Sub(t.printed) >= t.lifetime {
+		t.text = ""
+	}
+	t.running = nil
+	close(running)
+}
+
+// runTokenCommand returns the line that a command prints. Errors do not quote it.
+func runTokenCommand(command []string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), tokenTimeout)
+	defer cancel()
+	var complaint bytes.Buffer
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd.Stderr = &complaint
+	out, err := cmd.Output()
+	if err != nil {
+		said, _, _ := strings.Cut(strings.TrimSpace(complaint.String()), "\n")
+		return "", fmt.Errorf("password_command %s: %w: %s", command[0], err, said[:min(len(said), maxComplaint)])
+	}
+	text := strings.TrimRight(string(out), "\r\n")
+	switch {
+	case text == "":
+		return "", errors.New("password_command prints nothing")
+	case len(text) > maxToken || strings.ContainsAny(text, "\r\n"):
+		return "", fmt.Errorf("password_command prints more than one line, or more than %d bytes", maxToken)
+	}
+	return text, nil
+}
