@@ -196,15 +196,17 @@ func (z *Zone) validateSettle() error {
 		return option.Errorf("settle_buffer", "needs settle end: write it, or remove settle_buffer")
 	case z.SettleBuffer != 0 && (z.SettleBuffer < minSettleBuffer || z.SettleBuffer > maxSettleBuffer):
 		return option.Errorf("settle_buffer", "%d: it must be from 1KiB to 16MiB", z.SettleBuffer)
-	case z.Settle == settleEnd:
-		return nil
-	case z.namesGRPC():
-		return option.Errorf("settle", "end is needed for statuses of gRPC, which are known when the response has ended: write it")
 	}
 	for _, name := range limiter.PlaceholdersIn(string(z.Cost)) {
-		if limiter.IsKnownAtEnd(name) {
+		switch {
+		case limiter.IsUnknown(name):
+			return option.Errorf("cost", "{%s} is unknown: there is {http.rate_limit.response.size}, .duration_ms and .json.<path>", name)
+		case z.Settle != settleEnd && limiter.IsKnownAtEnd(name):
 			return option.Errorf("cost", "{%s} is known when the response has ended: write settle end", name)
 		}
+	}
+	if name := z.optionOfGRPC(); name != "" && z.Settle != settleEnd {
+		return option.Errorf(name, "names statuses of gRPC, which are known when the response has ended: write settle end")
 	}
 	return nil
 }

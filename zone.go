@@ -255,7 +255,7 @@ func (z *Zone) compile() *limiter.Zone {
 		Burst:  z.Burst.quantity(z.BurstFallback),
 		Events: z.Events.quantity(z.EventsFallback), Cost: cmp.Or(z.Cost, "1").quantity(z.costFallback()),
 		SettleAtEnd: z.Settle == settleEnd, SettleBuffer: cmp.Or(z.SettleBuffer, limiter.DefaultSettleBuffer),
-		KnowsGRPC:    z.namesGRPC(),
+		KnowsGRPC:    z.optionOfGRPC() != "",
 		ChargeBefore: z.Charge == limiter.ChargeBefore,
 		BatchShare:   int64(cmp.Or(z.BatchShare, defaultBatchShare)),
 		MaxWait:      time.Duration(z.MaxWait), MaxWaitQueue: cmp.Or(z.MaxWaitQueue, limiter.DefaultMaxWaitQueue),
@@ -311,9 +311,18 @@ func (z *Zone) costFallback() int64 {
 	return *z.CostFallback
 }
 
-// namesGRPC reports whether a status of gRPC decides about the cost.
-func (z *Zone) namesGRPC() bool {
-	return slices.ContainsFunc(slices.Concat(z.FreeStatus, z.CountStatus, z.ResetStatus), isGRPCStatus)
+// optionOfGRPC returns the option in which a status of gRPC decides about the cost, or
+// nothing.
+func (z *Zone) optionOfGRPC() string {
+	for _, o := range []struct {
+		name string
+		list StatusList
+	}{{"free_status", z.FreeStatus}, {"count_status", z.CountStatus}, {"reset_status", z.ResetStatus}} {
+		if slices.ContainsFunc(o.list, isGRPCStatus) {
+			return o.name
+		}
+	}
+	return ""
 }
 
 // isLease reports whether the zone counts requests while they run.

@@ -95,7 +95,7 @@ type ZoneID struct{ Store, Zone string }
 type zoneState struct {
 	counts  telemetry.ZoneCounters
 	refused *refusedClients
-	logged  *loggedClients
+	recent  *recentClients
 	room    *waitingRoom
 	users   int
 }
@@ -118,7 +118,7 @@ func acquireState(handle *stores.Handle, zone string) *zoneState {
 	if state == nil {
 		state = &zoneState{
 			counts:  telemetry.Default.Zone(zone),
-			refused: newRefusedClients(time.Now()), logged: newLoggedClients(), room: newWaitingRoom(),
+			refused: newRefusedClients(time.Now()), recent: newRecentClients(), room: newWaitingRoom(),
 		}
 		zoneStates.used[id] = state
 	}

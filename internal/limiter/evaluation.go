@@ -34,6 +34,9 @@ type evaluation struct {
 	observed []int
 	// blocked are the zones for which an operator has blocked the client.
 	blocked map[int]store.Override
+	// takenAt is when the last take ended of a zone that forgives, in microseconds since
+	// the epoch by this process's clock.
+	takenAt int64
 	// diverted has the client key of each zone that counts the request in its
 	// overflow bucket.
 	diverted map[int]string
@@ -447,6 +450,9 @@ func (e *evaluation) noteTaken(takes []int) {
 		switch st := &e.states[i]; {
 		case st.Err == nil && st.Allowed:
 			e.spends[i].taken = true
+			if !e.zones[i].Forgives.IsEmpty() {
+				e.takenAt = e.limiter.Now().UnixMicro()
+			}
 			e.reqs[i].Receipt = st.Receipt
 		case e.hasNoRoom(i):
 			e.open(i).NoteFull(&e.reqs[i], st, e.limiter.Now())

@@ -48,7 +48,7 @@ func trailerPlaceholder(r *http.Request, key string) (any, bool) {
 }
 
 func (t *tracker) placeholder(rest string) (any, bool) {
-	if name, ok := strings.CutPrefix(rest, "response."); ok {
+	if name, ok := strings.CutPrefix(placeholderPrefix+rest, responsePrefix); ok {
 		if value, known := t.response.value(name); known {
 			return value, true
 		}

@@ -49,7 +49,11 @@ func (l *Limiter) reportRefusal(e *evaluation, i int, r *http.Request) {
 // is used up that its option warn applies.
 func (e *evaluation) reportNear(i int) {
 	z, st, l := e.zones[i], &e.states[i], e.limiter
-	if z.Warn == 0 || st.Err != nil || !e.wasAsked(i) || st.Limit == 0 || st.Used < share(st.Limit, z.Warn) || !e.isFirst(i, aboutNearness) {
+	if z.Warn == 0 || st.Err != nil || !e.wasAsked(i) || st.Limit == 0 || st.Used < share(st.Limit, z.Warn) {
+		return
+	}
+	if z.SettleAtEnd && st.Reset <= l.Now().UnixMicro() || !e.isFirst(i, aboutNearness) {
+		// The response has outlasted the window, or this was reported.
 		return
 	}
 	z.Counts.Near.Inc()
@@ -104,10 +108,11 @@ func (l *Limiter) ReportOverride(o *store.Override, hasEnded bool) {
 	}
 }
 
-// What of a client is logged once in a window.
+// What is remembered of a client.
 const (
 	aboutRefusal = iota
 	aboutNearness
+	aboutForgiveness
 )
 
 // isFirst reports whether this was not logged of the client of zone i in this window
@@ -120,10 +125,10 @@ func (e *evaluation) isFirst(i int, about uint32) bool {
 		window = time.Duration(st.Reset-st.Now) * time.Microsecond
 	}
 	id := identity.New(about, e.reqs[i].ClientKey)
-	if _, ok := z.logged.GetIfPresent(id); ok {
+	if _, ok := z.recent.GetIfPresent(id); ok {
 		return false
 	}
-	_, isNew := z.logged.SetIfAbsent(id, window)
+	_, isNew := z.recent.SetIfAbsent(id, recently{e.limiter.Now().UnixMicro(), window})
 	return isNew
 }
 
@@ -144,16 +149,23 @@ func clientIP(r *http.Request) string {
 	return ip
 }
 
-// maxLoggedClients bounds the memory. A client beyond it costs another entry.
-const maxLoggedClients = 100_000
+// maxRecentClients bounds the memory. A client beyond it costs another log entry.
+const maxRecentClients = 100_000
 
-// loggedClients are the clients of which something was logged in their window.
-type loggedClients = otter.Cache[identity.ID, time.Duration]
+// recentClients are the clients of which something was logged, or that were forgiven, in
+// their window.
+type recentClients = otter.Cache[identity.ID, recently]
 
-func newLoggedClients() *loggedClients {
-	return otter.Must(&otter.Options[identity.ID, time.Duration]{
-		MaximumSize:      maxLoggedClients,
-		ExpiryCalculator: otter.ExpiryCreatingFunc(func(e otter.Entry[identity.ID, time.Duration]) time.Duration { return e.Value }),
+// recently is when that was, in microseconds since the epoch, and for how long it matters.
+type recently struct {
+	at    int64
+	lasts time.Duration
+}
+
+func newRecentClients() *recentClients {
+	return otter.Must(&otter.Options[identity.ID, recently]{
+		MaximumSize:      maxRecentClients,
+		ExpiryCalculator: otter.ExpiryWritingFunc(func(e otter.Entry[identity.ID, recently]) time.Duration { return e.Value.lasts }),
 	})
 }
 

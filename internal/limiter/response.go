@@ -50,6 +50,8 @@ type response struct {
 	hasLine bool
 	// reads tells how the body is read.
 	reads bodyKind
+	// isHead is set if the request wants no body: the server discards what is written.
+	isHead bool
 }
 
 type bodyKind uint8
@@ -65,10 +67,18 @@ const (
 	stream
 )
 
+// IsUnknown reports whether a placeholder stands for nothing, although its name is like
+// one about the response.
+func IsUnknown(name string) bool {
+	what, is := strings.CutPrefix(name, responsePrefix)
+	// A zone may be named response.
+	return is && !IsKnownAtEnd(name) && !slices.Contains(zonePlaceholders, what)
+}
+
 // IsKnownAtEnd reports whether a placeholder has no value before the response has ended.
 func IsKnownAtEnd(name string) bool {
 	what, is := strings.CutPrefix(name, responsePrefix)
-	return is && (what == responseSize || what == responseTime || strings.HasPrefix(what, responseJSON)) || strings.HasPrefix(name, trailerPrefix)
+	return is && (what == responseSize || what == responseTime || strings.HasPrefix(what, responseJSON) && what != responseJSON) || strings.HasPrefix(name, trailerPrefix)
 }
 
 // watch makes r find what a zone's cost asks for.
@@ -105,7 +115,7 @@ func (r *response) isRead() bool { return r != nil && r.reads >= document }
 
 // saw notes a part of the body.
 func (r *response) saw(b []byte) {
-	if r == nil {
+	if r == nil || r.isHead {
 		return
 	}
 	r.size += int64(len(b))

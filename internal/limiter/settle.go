@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -44,6 +45,7 @@ func (e *evaluation) settle(status int, hasEnded bool) {
 			continue
 		}
 		status := e.tracker.statusFor(z.Zone, status)
+		e.noteForgiven(i)
 		spent, shown := e.spent(i), e.spent(i)
 		if hasEnded {
 			shown = 0
@@ -69,34 +71,59 @@ func (e *evaluation) settle(status int, hasEnded bool) {
 	}
 }
 
-// forgives reports whether the status empties the bucket of zone i: there has to be
-// something in it besides what the state shows of this request, and only one client's.
+// forgives reports whether the status empties the bucket of zone i. It does not if
+// several clients share the bucket, or if the take of this request, which shows this
+// cost, has found it empty.
 func (e *evaluation) forgives(i, status int, shown int64) bool {
-	st := &e.states[i]
-	if !e.zones[i].Forgives.Contains(status) || st.Err == nil && st.Used <= shown && st.Penalty == 0 {
+	z, st := e.zones[i], &e.states[i]
+	_, isShared := e.diverted[i]
+	if !z.Forgives.Contains(status) || isShared {
 		return false
 	}
-	_, isShared := e.diverted[i]
-	return !isShared
+	// What a check has found may be old, and what a batch shows is this process's part.
+	isExact := e.spends[i].taken && z.Batch == 0
+	return !isExact || st.Used > shown || st.Penalty != 0
 }
 
 // forgive ends what the request holds in flight in zone i, and empties the bucket.
 func (e *evaluation) forgive(i int) {
-	z, spend := e.zones[i], &e.spends[i]
+	z, spend, l, req := e.zones[i], &e.spends[i], e.limiter, e.reqs[i]
 	spend.settled, spend.cost = true, 0
-	z.Counts.Forgiven.Inc()
 	if spend.held {
 		var ended settlements
 		ended.add(e, i, 0, 0)
 		ended.send(e)
 	}
-	// What was taken goes with the bucket: a refund could come after it.
 	st := &e.states[i]
 	st.Used, st.Remaining, st.Penalty = 0, st.Limit, 0
-	if e.reqs[i].Limit.Algorithm != store.FixedWindow {
+	if req.Limit.Algorithm != store.FixedWindow {
 		st.Reset = st.Now
 	}
-	z.handle.Forgive(z.Name, e.reqs[i], e.limiter.Now())
+	z.recent.Set(identity.New(aboutForgiveness, req.ClientKey), recently{l.Now().UnixMicro(), z.limit.Window})
+	// What was taken goes with the bucket: a refund could come after it.
+	isTaken := spend.taken && !spend.local
+	z.handle.Forgive(req, func(open *stores.Opened, err error) {
+		if err == nil {
+			z.Counts.Forgiven.Inc()
+			return
+		}
+		z.handle.ReportError(l.Now(), z.Name, err)
+		if open != nil && isTaken {
+			open.Refund([]store.Request{req})
+		}
+	})
+}
+
+// noteForgiven notes that what the request took in zone i has gone with a bucket that
+// was emptied since. A request that is running counts when it ends.
+func (e *evaluation) noteForgiven(i int) {
+	z, spend := e.zones[i], &e.spends[i]
+	if z.Forgives.IsEmpty() || !spend.taken {
+		return
+	}
+	if last, ok := z.recent.GetIfPresent(identity.New(aboutForgiveness, e.reqs[i].ClientKey)); ok && e.takenAt <= last.at {
+		spend.taken = false
+	}
 }
 
 // chargesWhole reports whether all zones charge what they hold in flight, as it
@@ -159,6 +186,7 @@ func (e *evaluation) giveBack(some func(z *Zone) bool) {
 		if !some(z.Zone) {
 			continue
 		}
+		e.noteForgiven(i)
 		spent := e.spent(i)
 		if !z.isLease() {
 			z.Counts.Refunded.Add(float64(spent))

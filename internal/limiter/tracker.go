@@ -102,7 +102,7 @@ func (t *tracker) enroll(e *evaluation, r *http.Request) {
 			continue
 		}
 		if t.response == nil {
-			t.response = &response{began: e.limiter.Now()}
+			t.response = &response{began: e.limiter.Now(), isHead: r.Method == http.MethodHead}
 		}
 		t.response.watch(z.Zone)
 	}
@@ -228,7 +228,7 @@ func (t *tracker) ReadFrom(r io.Reader) (int64, error) {
 		return io.Copy(struct{ io.Writer }{t}, r)
 	}
 	n, err := t.ResponseWriterWrapper.ReadFrom(r)
-	if t.response != nil {
+	if t.response != nil && !t.response.isHead {
 		t.response.size += n
 	}
 	return n, err

@@ -222,8 +222,8 @@ func (z *Zone) override(req *store.Request, r *http.Request, repl *caddy.Replace
 	now := l.Now()
 	if grant, ok := bound.handle.OverrideOf(store.OverrideGrant, z.Name, req.ClientKey, now); ok && req.Events != unlimited {
 		if z.Algorithm == store.GCRA && req.Events > 0 {
-			// The rate stays.
-			req.Burst = min(cmp.Or(req.Burst, req.Events)+grant.Events, store.MaxEvents)
+			// The rate stays, at which all of them have to come back within a century.
+			req.Burst = min(cmp.Or(req.Burst, req.Events)+grant.Events, store.MaxEvents, mostBurst(req.Events, z.Window))
 		} else {
 			most, _ := MostEvents(z.Algorithm)
 			req.Events = min(req.Events+grant.Events, most)
@@ -271,8 +271,9 @@ func (z *Zone) read(name string, q Quantity, log *quota, least, most int64, word
 		return unlimited
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
+	isUnreadable := err != nil && !errors.Is(err, strconv.ErrRange) || n < 0
 	switch {
-	case err != nil && !errors.Is(err, strconv.ErrRange) || n < 0:
+	case isUnreadable:
 		if times, log := l.mayLog(&log.unreadable); log {
 			l.Logger.Warn(name+" is neither a whole number nor unlimited; using the fallback",
 				zap.String("zone", z.Name), zap.String(name, clipped(text)), zap.Int64("fallback", q.Number), zap.Int64("times", times))
@@ -281,10 +282,13 @@ func (z *Zone) read(name string, q Quantity, log *quota, least, most int64, word
 	case n == 0:
 		return 0
 	}
-	if n >= least && n <= most {
+	nearest := min(max(n, least), most)
+	if isUnreadable || nearest != n {
+		telemetry.Default.Unreadable.WithLabelValues(z.Name, name).Inc()
+	}
+	if nearest == n {
 		return n
 	}
-	nearest := min(max(n, least), most)
 	if times, log := l.mayLog(&log.outOfRange); log {
 		l.Logger.Warn(fmt.Sprintf("%s is not a number from %d to %s; using the nearest", name, least, words),
 			zap.String("zone", z.Name), zap.String(name, clipped(text)), zap.Int64("nearest", nearest), zap.Int64("times", times))
@@ -319,6 +323,16 @@ func LeastEvents(burst int64, window time.Duration) int64 {
 	return max(int64(n), 1)
 }
 
+// mostBurst returns the largest burst for which so many events in a window are enough.
+func mostBurst(events int64, window time.Duration) int64 {
+	const century = int64(store.MaxWindow / time.Microsecond)
+	if hi, lo := bits.Mul64(uint64(events), uint64(century)); hi < uint64(window.Microseconds()) {
+		n, _ := bits.Div64(hi, lo, uint64(window.Microseconds()))
+		return int64(min(n, store.MaxEvents))
+	}
+	return store.MaxEvents
+}
+
 // finalCost returns the cost of a request whose response is about to begin.
 func (z *Zone) finalCost(repl *caddy.Replacer, l *Limiter) int64 {
 	if !z.Cost.isDynamic() {
@@ -326,6 +340,7 @@ func (z *Zone) finalCost(repl *caddy.Replacer, l *Limiter) int64 {
 	}
 	cost, bad := z.readCost(repl)
 	if bad != "" {
+		telemetry.Default.Unreadable.WithLabelValues(z.Name, "cost").Inc()
 		if times, log := l.mayLog(&z.noCost); log {
 			l.Logger.Warn("cost is not a number from 0 to 2^52; charging the fallback",
 				zap.String("zone", z.Name), zap.String("cost", bad), zap.Int64("fallback", cost), zap.Int64("times", times))

@@ -103,18 +103,18 @@ const maxForgiving = 256
 
 var errForgiving = fmt.Errorf("%d other buckets are being emptied", maxForgiving)
 
-// Forgive empties a bucket, in the store and in the local counts, without waiting. What
-// fails is reported, and the bucket stays as it is.
-func (h *Handle) Forgive(zone string, r store.Request, now time.Time) {
+// Forgive empties a bucket, in the store and in the local counts, without waiting, and
+// calls done with the error, if there was one. The bucket of the store then stays as it is.
+func (h *Handle) Forgive(r store.Request, done func(open *Opened, err error)) {
 	open, err := h.Enter()
 	if err != nil {
-		h.ReportError(now, zone, err)
+		done(nil, err)
 		return
 	}
 	if open.forgiving.Add(1) > maxForgiving {
 		open.forgiving.Add(-1)
+		done(open, errForgiving)
 		h.Leave()
-		h.ReportError(now, zone, errForgiving)
 		return
 	}
 	forgive := func(ctx context.Context) {
@@ -122,9 +122,7 @@ func (h *Handle) Forgive(zone string, r store.Request, now time.Time) {
 		defer open.forgiving.Add(-1)
 		err := open.Store.(store.Resetter).Reset(ctx, r)
 		_ = open.Local.Buckets.Reset(ctx, r) // in memory, it does not fail
-		if err != nil {
-			h.ReportError(now, zone, err)
-		}
+		done(open, err)
 	}
 	if _, ok := open.Store.(store.Immediate); ok {
 		forgive(context.Background())

@@ -38,6 +38,7 @@ type Metrics struct {
 	Overflowed    *prometheus.CounterVec
 	forgiven      *prometheus.CounterVec
 	near          *prometheus.CounterVec
+	Unreadable    *prometheus.CounterVec
 }
 
 // Outcome is the decision of a zone about a request.
@@ -103,6 +104,8 @@ func newMetricSet() *Metrics {
 			"Responses whose status has emptied the bucket of their client (reset_status).", "zone"),
 		near: counter("near_clients_total",
 			"Clients that have used up the share of a zone's limit that warn names, once for each window.", "zone"),
+		Unreadable: counter("unreadable_total",
+			"Requests for which the placeholder of an option (events, burst or cost) yielded no number, or one out of range, so that the fallback or the nearest number counted.", "zone", "option"),
 		Undelivered: counter("undelivered_total",
 			"Charges, refunds and penalties that failed: lost (not counted), uncertain (outcome unknown) or expired (their window is over).",
 			"store", "shard", "operation", "outcome"),
@@ -119,6 +122,9 @@ func (m *Metrics) Zone(name string) ZoneCounters {
 		Forgiven: m.forgiven.WithLabelValues(name),
 		Near:     m.near.WithLabelValues(name),
 	}
+	for _, option := range []string{"events", "burst", "cost"} {
+		m.Unreadable.WithLabelValues(name, option)
+	}
 	for o := Allowed; o < Outcomes; o++ {
 		c.Decisions[o] = m.decisions.WithLabelValues(name, o.String())
 	}
@@ -127,7 +133,7 @@ func (m *Metrics) Zone(name string) ZoneCounters {
 
 // ForgetZone removes the metrics of a zone.
 func (m *Metrics) ForgetZone(name string) {
-	for _, c := range []*prometheus.CounterVec{m.Requests, m.declined, m.decisions, m.settled, m.Overflowed, m.forgiven, m.near} {
+	for _, c := range []*prometheus.CounterVec{m.Requests, m.declined, m.decisions, m.settled, m.Overflowed, m.forgiven, m.near, m.Unreadable} {
 		c.DeletePartialMatch(prometheus.Labels{"zone": name})
 	}
 }
@@ -138,7 +144,7 @@ func (m *Metrics) Register(registry *prometheus.Registry, others ...prometheus.C
 	if registry == nil {
 		return nil
 	}
-	for _, c := range append(others, m.Requests, m.declined, m.decisions, m.settled, m.StoreErrors, m.StoreDuration, m.Undelivered, m.Overflowed, m.forgiven, m.near) {
+	for _, c := range append(others, m.Requests, m.declined, m.decisions, m.settled, m.StoreErrors, m.StoreDuration, m.Undelivered, m.Overflowed, m.forgiven, m.near, m.Unreadable) {
 		var already prometheus.AlreadyRegisteredError
 		if err := registry.Register(c); err != nil && !errors.As(err, &already) {
 			return fmt.Errorf("register metrics: %w", err)

@@ -108,7 +108,8 @@ func (l *Ledger) account(r *store.Request) *store.Account {
 // Other processes notice the reset when their trust in the primary's last answer
 // runs out.
 func (l *Ledger) Reset(ctx context.Context, r store.Request) error {
-	s, ok := l.store.(store.Resetter)
+	// A response that empties the bucket may outlast its config, as charges do.
+	s, ok := l.writer().store.(store.Resetter)
 	if !ok {
 		return fmt.Errorf("%w: the store cannot reset a bucket", errors.ErrUnsupported)
 	}
