@@ -432,6 +432,17 @@ func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 			})
 			must(t, "reset", s.Reset(t.Context(), r))
 		}
+		for _, key := range []string{"k", "l"} {
+			o := store.Override{Kind: store.OverrideBlock, Zone: "acl", ClientKey: key, Until: time.Now().Add(time.Hour).UnixMicro()}
+			must(t, "block", s.SetOverride(t.Context(), o))
+		}
+		for range 2 {
+			_, err := s.Overrides(t.Context())
+			must(t, "list", err)
+		}
+		for _, key := range []string{"k", "l"} {
+			must(t, "unblock", s.RemoveOverride(t.Context(), store.OverrideBlock, "acl", key))
+		}
 		// The next round finds buckets whose windows are over.
 		time.Sleep(window)
 	}
@@ -551,7 +562,7 @@ func TestDocumentedACLRulesAreMinimal(t *testing.T) {
 	databaseRules := documentedRules(t, "limiter", "+select")
 	clusterRules := documentedRules(t, "limiter", "+cluster|shards ")
 	movingRules := documentedRules(t, "limiter", "+dump ")
-	resettingRules := documentedRules(t, "limiter", "+del")
+	resettingRules := slices.Concat(documentedRules(t, "limiter", "+del"), documentedRules(t, "limiter", "+hgetall "))
 	sentinelRules := documentedRules(t, "watcher", "on >secret ")
 	shard, watched, sentinels, cluster := startKinds(t, nil, redistest.SentinelOptions{})
 	data := []*redistest.Server{shard.Primary, shard.Replicas[0], watched.Primary, watched.Replicas[0]}
@@ -668,4 +679,86 @@ func TestPasswordIsRotated(t *testing.T) {
 	awaitStatus(c, http.StatusOK)
 	mustHide(c, first, second)
 	must(t, "log", want("having the file's name", strings.Contains(c.Logs.String(), file), true))
+}
+
+// TestPasswordCommand has tokens made by a command: a new one counts before the old one ends,
+// connections made with the old one are replaced, and no token is shown.
+func TestPasswordCommand(t *testing.T) {
+	t.Parallel() // it spends its time waiting
+	const first, second = "marker-of-a-secret-1", "marker-of-a-secret-2"
+	servers := caddytest.StartShards(t, 1, 1)
+	nodes := append(servers.Replicas(), servers[0].Primary)
+	// connections returns the greatest id of the limiter's connections, and how many there are up to
+	// an id.
+	connections := func(node *redistest.Server, upTo int64) (greatest, n int64) {
+		list, err := node.Client().Do(t.Context(), "CLIENT", "LIST").Text()
+		must(t, "list connections", err)
+		for line := range strings.Lines(list) {
+			if !strings.Contains(line, " user=limiter ") {
+				continue
+			}
+			var id int64
+			_, err := fmt.Sscanf(line, "id=%d ", &id)
+			must(t, line, err)
+			if greatest = max(greatest, id); id <= upTo {
+				n++
+			}
+		}
+		return greatest, n
+	}
+	file := writeFile(t, first+"\n")
+	for _, node := range nodes {
+		must(t, "set user", node.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "on", ">"+first, ">"+second, "~rl:*", "+@all").Err())
+	}
+	c := caddytest.Start(t, apiSite(servers.Store("username limiter", "password_command cat "+file, "password_lifetime 10s", "dial_timeout 1m", "on_error deny"), 1_000_000, "1h"))
+	used := int64(0)
+	counts := func() {
+		used++
+		must(t, "a request", c.Ask("/", "X-Key: alice").Is(http.StatusOK, used))
+		servers.AwaitCount(t, "api", "alice", used)
+	}
+	counts()
+	must(t, "write the token", os.WriteFile(file, []byte(second+"\n"), 0o600))
+	last := map[*redistest.Server]int64{}
+	for _, node := range nodes {
+		last[node], _ = connections(node, 0)
+	}
+	eventually(t, "all connections are others", func() error {
+		counts()
+		var errs []error
+		for _, node := range nodes {
+			_, n := connections(node, last[node])
+			errs = append(errs, want("connections from before at "+node.Addr(), n, 0))
+		}
+		return errors.Join(errs...)
+	})
+	for _, node := range nodes {
+		must(t, "remove the first token", node.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "<"+first).Err())
+	}
+	counts()
+	// Nothing is left of the second one.
+	must(t, "remove the file", os.Remove(file))
+	for _, node := range nodes {
+		must(t, "end connections", node.Client().Do(t.Context(), "CLIENT", "KILL", "USER", "limiter").Err())
+	}
+	awaitLeftOut(c, "password_command cat: exit status 1: cat: ")
+	mustHide(c, first, second)
+}
+
+// TestURLWithTLS reaches a shard by a rediss:// URL: with the authorities of the system, and with
+// those of tls beside it.
+func TestURLWithTLS(t *testing.T) {
+	t.Parallel()
+	const password = "marker-of-a-secret"
+	ca := redistest.StartAuthority(t)
+	shard := redistest.StartShard(t, 0, redistest.TLS(issueServer(t, ca)), redistest.Args("--requirepass", password))
+	site := func(more ...string) string {
+		lines := append([]string{"url rediss://:" + password + "@" + shard.Primary.Addr(), "on_error deny"}, more...)
+		return apiSite(caddytest.RedisStore(lines...), 1_000_000, "1h")
+	}
+	c := caddytest.Start(t, site())
+	awaitLeftOut(c, "certificate signed by unknown authority")
+	c.MustLoad(site(tlsBlock(ca, issueClient(t, ca))))
+	awaitStatus(c, http.StatusOK)
+	must(t, "log", want("having the password", strings.Contains(c.Logs.String(), password), false))
 }

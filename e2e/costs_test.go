@@ -205,6 +205,7 @@ func TestLoginForgives(t *testing.T) {
 			must(t, zone+": a login", probe(caddys[1], "alice", 200).Shows(200, 5, 0))
 			awaitUsed(t, servers, store, zone, "alice", 0)
 			must(t, zone+": another login", probe(caddys[1], "alice", 200).Shows(200, 5, 0))
+			awaitUsed(t, servers, store, zone, "alice", 0)
 			for used := int64(1); used <= 5; used++ {
 				must(t, zone+": a guess again", probe(caddys[1], "alice", 401).Shows(401, 5, used))
 				awaitUsed(t, servers, store, zone, "alice", used)
@@ -213,6 +214,60 @@ func TestLoginForgives(t *testing.T) {
 			must(t, zone+": somebody else", probe(caddys[1], "bob", 401).Shows(401, 5, 4))
 		}
 	})
+}
+
+// TestLoginKeepsWhatIsInFlight: a guess that is running when a login empties the bucket counts
+// when it ends, whatever was charged before, and so does nothing else.
+func TestLoginKeepsWhatIsInFlight(t *testing.T) {
+	servers := caddytest.StartShards(t, 1, 0)
+	names, zones := zonesPerWay("events 10", "count_status 401", "reset_status 2xx")
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		backend := caddytest.StartSlowBackend(t)
+		c := startWith(t, store, zones, "@held header X-Held *\n"+proxyTo("@held "+backend.Server.Listener.Addr().String(), "replace_status 401")+"\n"+byStatus)
+		for _, zone := range names {
+			probe := func(status int) caddytest.Answer {
+				return c.Probe("/"+zone, "X-Key: alice", fmt.Sprint("X-Status: ", status))
+			}
+			must(t, zone+": a guess", want("status", probe(401).Status, 401))
+			awaitUsed(t, servers, store, zone, "alice", 1)
+			held := backend.Hold(t, c, "/"+zone, "X-Key: alice", "X-Held: yes")
+			must(t, zone+": a login", want("status", probe(200).Status, 200))
+			awaitUsed(t, servers, store, zone, "alice", 0)
+			backend.Finish(t, held)
+			awaitUsed(t, servers, store, zone, "alice", 1)
+			must(t, zone+": another guess", probe(401).Shows(401, 10, 2))
+		}
+	})
+}
+
+// TestForgivenessInAnOutage: a login while the store cannot answer changes no count; one after that,
+// and after a reload, empties the bucket.
+func TestForgivenessInAnOutage(t *testing.T) {
+	servers := caddytest.StartLastingShards(t, 1, 0)
+	for _, charge := range modes {
+		zone := "login." + charge
+		site := zonesSite(servers.Store("check_timeout 1m", "charge_timeout 1m"), zoneWith(zone, "events 5", "count_status 401", "reset_status 200", "charge "+charge), byStatus)
+		c := caddytest.Start(t, site)
+		probe := func(status int) caddytest.Answer {
+			return c.Probe("/", "X-Key: alice", fmt.Sprint("X-Status: ", status))
+		}
+		for used := int64(1); used <= 2; used++ {
+			must(t, "a guess", probe(401).Shows(401, 5, used))
+			servers.AwaitUsed(t, zone, "alice", used)
+		}
+		servers.Kill(t)
+		must(t, "a login", want("status", probe(200).Status, 200))
+		c.AwaitLog("store cannot answer")
+		servers.Restart(t)
+		servers.AwaitUsed(t, zone, "alice", 2)
+		must(t, "metric", want("forgiven", c.MetricSum("caddy_rate_limit_forgiven_total"), 0))
+		c.MustLoad(site + "# reloaded\n")
+		eventually(t, "a login forgives", func() error {
+			must(t, "a login", want("status", probe(200).Status, 200))
+			return want("having forgiven", c.MetricSum("caddy_rate_limit_forgiven_total") > 0, true)
+		})
+		servers.AwaitUsed(t, zone, "alice", 0)
+	}
 }
 
 // settlement is a request and whether it costs something.

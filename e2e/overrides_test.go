@@ -13,8 +13,8 @@ import (
 // TestBlockedClients are refused by every Caddy, also after a restart, until the block is ended.
 func TestBlockedClients(t *testing.T) {
 	servers := caddytest.StartShards(t, 2, 1)
-	zones := zoneWith("api", "events 100") + zoneWith("other", "events 100") +
-		zoneWith("watched", "events 100", "enforce 0", "block_status 403")
+	zones := zoneWith("api", "events 1000000") + zoneWith("other", "events 1000000") +
+		zoneWith("watched", "events 1000000", "enforce 0", "block_status 403")
 	for _, secret := range []string{"", "key_secret correct-horse"} {
 		t.Run(secret, func(t *testing.T) {
 			site := zonesSite(servers.Store("key_prefix rl"+fmt.Sprint(len(secret)), secret), zones, "respond ok")
@@ -59,10 +59,10 @@ func TestBlockedClients(t *testing.T) {
 // TestGrantedEvents are admitted in the window in which they were granted.
 func TestGrantedEvents(t *testing.T) {
 	servers := caddytest.StartShards(t, 2, 1)
-	for algorithm := range ways {
-		t.Run(algorithm, func(t *testing.T) {
-			forStores(t, bothStores(servers, "key_prefix "+strings.ReplaceAll(algorithm, "_", "")), func(t *testing.T, store string) {
-				c := startWith(t, store, zoneWith("api", "events 3", "algorithm "+algorithm, "charge before"), "respond ok")
+	for algorithm, charge := range ways {
+		t.Run(charge+"/"+algorithm, func(t *testing.T) {
+			forStores(t, bothStores(servers, "key_prefix "+charge+strings.ReplaceAll(algorithm, "_", "")), func(t *testing.T, store string) {
+				c := startWith(t, store, zoneWith("api", "events 3", "algorithm "+algorithm, "charge "+charge), "respond ok")
 				served := func(n int) {
 					t.Helper()
 					for i := range n + 1 {

@@ -34,6 +34,8 @@ type pairSite struct {
 	handlerLines, zoneLines []string
 	zones                   []string
 	handlers                int
+	// byURL is set if the config has URLs in place of addresses.
+	byURL bool
 }
 
 func (s *pairSite) store(lines ...string) { s.storeLines = append(s.storeLines, lines...) }
@@ -74,7 +76,11 @@ func (s *pairSite) zonesOf() []string {
 func (s *pairSite) redis(name string, shards []string, more ...string) string {
 	var lines []string
 	for _, shard := range shards {
-		lines = append(lines, caddytest.ShardOf(shard, s.p.shard(shard)))
+		line := caddytest.ShardOf(shard, s.p.shard(shard))
+		if s.byURL {
+			line = strings.Replace(line, "primary ", "url redis://", 1)
+		}
+		lines = append(lines, line)
 	}
 	text := caddytest.RedisStore(append(append(lines, s.storeLines...), more...)...)
 	return strings.Replace(text, "store redis", "store "+name+" redis", 1)
@@ -385,6 +391,30 @@ var features = []feature{
 	{
 		name:      "window month",
 		configure: func(_ *pairRun, s *pairSite) { s.zone("window month", "time_zone America/New_York") },
+	},
+	{
+		name:      "settle end",
+		configure: func(_ *pairRun, s *pairSite) { s.zone("settle end") },
+	},
+	{
+		name:      "warn",
+		configure: func(_ *pairRun, s *pairSite) { s.zone("warn 50") },
+	},
+	{
+		name:      "url",
+		configure: func(_ *pairRun, s *pairSite) { s.byURL = true },
+	},
+	{
+		name:      "reset_status",
+		configure: func(_ *pairRun, s *pairSite) { s.zone("reset_status 204") },
+		disturb:   func(p *pairRun) []func() { return []func(){p.logIn, p.logIn} },
+	},
+	{
+		name: "block",
+		disturb: func(p *pairRun) []func() {
+			p.block()
+			return []func(){p.staysBlocked, p.staysBlocked}
+		},
 	},
 	{
 		name:      "plain_charges off",

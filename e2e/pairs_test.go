@@ -223,8 +223,8 @@ const (
 // pairRequest is a request to send.
 type pairRequest struct {
 	pairClient
-	// free requests get a status that costs nothing.
-	free bool
+	// free requests get a status that costs nothing, logins one that empties the bucket.
+	free, login bool
 }
 
 // pairAnswer is the outcome of a request.
@@ -252,7 +252,7 @@ func (p *pairRun) mix(modest, greedy, madeUp int) (all []pairRequest) {
 			n = modest
 		}
 		for range n {
-			all = append(all, pairRequest{c, p.rng.IntN(8) == 0})
+			all = append(all, pairRequest{pairClient: c, free: p.rng.IntN(8) == 0})
 		}
 	}
 	for range madeUp {
@@ -353,8 +353,11 @@ func (p *pairRun) ask(r pairRequest) pairAnswer {
 func (p *pairRun) askOnce(r pairRequest) pairAnswer {
 	a := pairAnswer{pairRequest: r}
 	path := "/"
-	if r.free {
+	switch {
+	case r.free:
 		path = "/free"
+	case r.login:
+		path = "/login"
 	}
 	req, err := http.NewRequestWithContext(context.Background(), http.MethodGet, "http://pair"+path, nil)
 	if err != nil {
@@ -383,7 +386,7 @@ func (p *pairRun) askOnce(r pairRequest) pairAnswer {
 	}
 	switch {
 	case a.status == http.StatusTooManyRequests:
-	case a.status == http.StatusOK && !a.free, a.status == http.StatusNotModified && a.free:
+	case a.status == http.StatusOK && !a.free, a.status == http.StatusNotModified && a.free, a.status == http.StatusNoContent && a.login:
 	default:
 		a.err = errors.New("no answer of the site")
 	}
@@ -396,8 +399,11 @@ func (p *pairRun) startBackend() {
 	var n atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		time.Sleep(time.Duration(n.Add(1)%9) * time.Millisecond)
-		if r.URL.Path == "/free" {
+		switch r.URL.Path {
+		case "/free":
 			w.WriteHeader(http.StatusNotModified)
+		case "/login":
+			w.WriteHeader(http.StatusNoContent)
 		}
 	}))
 	p.t.Cleanup(server.Close)

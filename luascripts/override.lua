@@ -2,19 +2,13 @@
 -- KEYS[1]  hash: v = a text that changes with each write, and under the name of each
 --          override the packed instant at which it ends, and its content
 -- ARGV[1]  read, set or remove
--- ARGV[2]  read: the v that the caller knows; set and remove: the name
+-- ARGV[2]  set and remove: the name
 -- ARGV[3]  set: packed doubles, the instant at which it ends, and how many there may be
 -- ARGV[4]  set: the content, without line ends
--- Reply    read: SAME, or v and the contents of those that have not ended, each on a
---          line; set: SET, or FULL; remove: REMOVED
+-- Reply    read: v and the contents of those that have not ended, each on a line; set:
+--          SET, or FULL; remove: REMOVED
 -- Instants are milliseconds since the epoch.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-if op == 'read' then
-  local version = call('HGET', key, 'v') or 'none'
-  if version == ARGV[2] then
-    return 'SAME'
-  end
-end
 local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local all, live, last = call('HGETALL', key), {}, 0

@@ -42,8 +42,8 @@ type Connection struct {
 	PasswordCommand []string `json:"password_command,omitempty"`
 
 	// With `password_command`: how long a token is valid, at least 10s. It is renewed
-	// after three quarters of that, and connections are replaced when they are that
-	// old. Default: 10m.
+	// after a quarter of that, and connections are replaced when they are that old, so
+	// that none outlives its token. Default: 10m.
 	PasswordLifetime caddy.Duration `json:"password_lifetime,omitempty"`
 
 	// The ACL user for the sentinels, like `username`. Default: the sentinels'

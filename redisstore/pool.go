@@ -126,7 +126,7 @@ func (c *Connection) connMaxLifetime() time.Duration {
 	if len(c.PasswordCommand) == 0 {
 		return 0
 	}
-	return c.tokenLifetime() * 3 / 4
+	return c.tokenLifetime() / tokenParts
 }
 
 // migrationsKey is the key of migrations in the pool: a digest of the shards and of

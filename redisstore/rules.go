@@ -103,6 +103,9 @@ func (s *Store) validateConnections() error {
 		case shard.server != nil && shard.server.password != "":
 			// Its user goes with its password.
 		case all.PasswordLifetime != 0 && len(all.PasswordCommand) == 0:
+			if shard.PasswordLifetime != 0 {
+				return option.Errorf("shard "+shard.Name, "has a password_lifetime, which goes with password_command only: remove it")
+			}
 			return option.Errorf("password_lifetime", "goes with password_command only: remove it")
 		case all.Username != "" && all.Password == "" && len(all.PasswordCommand) == 0:
 			return shard.badUser("username", shard.Username)

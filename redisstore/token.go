@@ -18,7 +18,13 @@ const (
 	minTokenLifetime     = 10 * time.Second
 	// tokenTimeout bounds one run of the command.
 	tokenTimeout = 30 * time.Second
-	maxToken     = 16 << 10
+	// tokenParts is into how many parts the life of a token is divided. After one, a new
+	// one is asked for, and connections are replaced when they are that old: so a
+	// connection made with a token of the second part ends before the fourth.
+	tokenParts = 4
+	// tokenPause is how long after a failure the command runs again.
+	tokenPause = time.Second
+	maxToken   = 16 << 10
 	// maxComplaint is how much of what a failed command says on standard error is
 	// reported.
 	maxComplaint = 200
@@ -39,21 +45,27 @@ type token struct {
 	// the last one ended.
 	running chan struct{}
 	err     error
+	// failed is when the last one ended, if it failed.
+	failed time.Time
 }
 
 // get returns a token that has not expired. One that will soon is replaced in the
 // background; without one get waits for the command until ctx ends.
 func (t *token) get(ctx context.Context) (string, error) {
 	t.mu.Lock()
-	age := t.now().Sub(t.printed)
-	if (t.text == "" || age > t.lifetime*3/4) && t.running == nil {
+	now := t.now()
+	age := now.Sub(t.printed)
+	if (t.text == "" || age > t.lifetime/tokenParts) && t.running == nil && now.Sub(t.failed) >= tokenPause {
 		t.running = make(chan struct{})
 		go t.renew(t.running)
 	}
-	text, running := t.text, t.running
+	text, running, err := t.text, t.running, t.err
 	t.mu.Unlock()
-	if text != "" && age < t.lifetime {
+	switch {
+	case text != "" && age < t.lifetime:
 		return text, nil
+	case running == nil:
+		return "", err
 	}
 	select {
 	case <-running:
@@ -62,7 +74,10 @@ func (t *token) get(ctx context.Context) (string, error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.text, t.err
+	if t.err != nil {
+		return "", t.err
+	}
+	return t.text, nil
 }
 
 func (t *token) renew(running chan struct{}) {
@@ -71,9 +86,9 @@ func (t *token) renew(running chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.err = err; err == nil {
-		t.text, t.printed = text, began
-	} else if began.Sub(t.printed) >= t.lifetime {
-		t.text = ""
+		t.text, t.printed, t.failed = text, began, time.Time{}
+	} else {
+		t.failed = t.now()
 	}
 	t.running = nil
 	close(running)

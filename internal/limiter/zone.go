@@ -9,7 +9,6 @@ import (
 	"math/bits"
 	"math/rand/v2"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,7 +17,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -211,7 +209,7 @@ func (z *Zone) request(r *http.Request, repl *caddy.Replacer, l *Limiter) (store
 // granted, and returns the block, if there is one, and the zone in the store in which the
 // client is counted. A client without a limit may be blocked as well.
 func (z *Zone) override(req *store.Request, r *http.Request, repl *caddy.Replacer, l *Limiter) (*boundZone, *store.Override) {
-	has := slices.ContainsFunc(l.Stores(), (*stores.Handle).HasOverrides)
+	has := z.bound[ownStore].handle.HasOverrides() || l.Rollout != nil && z.bound[rolloutStore].handle.HasOverrides()
 	if has && req.Events == unlimited {
 		req.ClientKey = z.clientKey(r.Header, repl, l)
 	}

@@ -15,14 +15,18 @@ import (
 // of its own.
 const overridePeriod = time.Second
 
+// firstLook bounds the first look at a store, for which requests wait: a restart must not
+// let blocked clients through.
+const firstLook = 250 * time.Millisecond
+
 // overrides are what operators have changed for the clients of an open store, as it was
 // when the store was looked at last.
 type overrides struct {
 	kept    store.Overrider
 	current atomic.Pointer[map[overrideID]store.Override]
-	// wake makes the next look happen at once.
-	wake chan struct{}
-	stop context.CancelFunc
+	// looked is closed after the first look, whether or not it succeeded.
+	looked chan struct{}
+	stop   context.CancelFunc
 }
 
 type overrideID struct {
@@ -46,19 +50,22 @@ func newOverrides(s store.Store, period time.Duration) *overrides {
 		return nil
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	o := &overrides{kept: kept, wake: make(chan struct{}, 1), stop: stop}
+	o := &overrides{kept: kept, looked: make(chan struct{}), stop: stop}
 	go o.follow(ctx, cmp.Or(period, overridePeriod))
 	return o
 }
 
 func (o *overrides) follow(ctx context.Context, period time.Duration) {
+	first, cancel := context.WithTimeout(ctx, firstLook)
+	o.look(first)
+	cancel()
+	close(o.looked)
 	tick := time.NewTicker(period)
 	defer tick.Stop()
 	for {
-		o.look(ctx)
 		select {
 		case <-tick.C:
-		case <-o.wake:
+			o.look(ctx)
 		case <-ctx.Done():
 			return
 		}
@@ -68,9 +75,6 @@ func (o *overrides) follow(ctx context.Context, period time.Duration) {
 // look reads the overrides. Those of a shard that does not answer stay as they were.
 func (o *overrides) look(ctx context.Context) {
 	all, _ := o.kept.Overrides(ctx)
-	if ctx.Err() != nil {
-		return
-	}
 	current := make(map[overrideID]store.Override, len(all))
 	for _, override := range all {
 		current[overrideID{override.Kind, override.Zone, override.ClientKey}] = override
@@ -78,14 +82,20 @@ func (o *overrides) look(ctx context.Context) {
 	o.current.Store(&current)
 }
 
+// known returns the overrides as the last look showed them. It waits for the first one.
+func (o *overrides) known() map[overrideID]store.Override {
+	current := o.current.Load()
+	if current == nil {
+		<-o.looked
+		current = o.current.Load()
+	}
+	return *current
+}
+
 // HasOverrides reports whether there is any override in the store, as far as is known.
 func (h *Handle) HasOverrides() bool {
 	open := h.open.Load()
-	if open == nil || open.overrides == nil {
-		return false
-	}
-	current := open.overrides.current.Load()
-	return current != nil && len(*current) > 0
+	return open != nil && open.overrides != nil && len(open.overrides.known()) > 0
 }
 
 // OverrideOf returns the override of a client that is in force.
@@ -94,11 +104,7 @@ func (h *Handle) OverrideOf(kind store.OverrideKind, zone, clientKey string, now
 	if open == nil || open.overrides == nil {
 		return o, false
 	}
-	current := open.overrides.current.Load()
-	if current == nil || len(*current) == 0 {
-		return o, false
-	}
-	o, ok = (*current)[overrideID{kind, zone, open.overrides.kept.KeptKey(clientKey)}]
+	o, ok = open.overrides.known()[overrideID{kind, zone, open.overrides.kept.KeptKey(clientKey)}]
 	return o, ok && o.Until > now.UnixMicro()
 }
 

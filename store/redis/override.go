@@ -10,17 +10,19 @@ import (
 	"sync"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // overrideTimeout bounds a look at the overrides of a shard, and a change of them.
 const overrideTimeout = 5 * time.Second
 
-// overridesByShard keeps what was read of each shard, so that a look at overrides that
-// have not changed costs a short reply.
-type overridesByShard struct {
+// lastOverrides are those that were last read of a shard, by key. A look at overrides that
+// have not changed costs a short reply, and a reload while the shard is down ends none.
+type lastOverrides struct {
 	mu   sync.Mutex
-	read map[*Shard]readOverrides
+	read map[string]readOverrides
 }
 
 type readOverrides struct {
@@ -48,6 +50,11 @@ func nameOfOverride(kind store.OverrideKind, zone, keptKey string) string {
 func (s *Store) SetOverride(ctx context.Context, o store.Override) error {
 	shard := s.opts.Members[s.sharder.owner(o.ClientKey)].Shard
 	o.ClientKey = s.KeptKey(o.ClientKey)
+	return s.keep(ctx, shard, &o)
+}
+
+// keep writes an override, whose client key is a kept one, to a shard.
+func (s *Store) keep(ctx context.Context, shard *Shard, o *store.Override) error {
 	content, err := json.Marshal(o)
 	if err != nil {
 		return fmt.Errorf("encode an override: %w", err)
@@ -76,34 +83,63 @@ func (s *Store) Overrides(ctx context.Context) ([]store.Override, error) {
 	return s.atAllShards(func(shard *Shard) ([]store.Override, error) { return s.overridesOf(ctx, shard) })
 }
 
+// overridesOf asks for the version first: a look at overrides that have not changed costs
+// no script, and needs no right of its own.
 func (s *Store) overridesOf(ctx context.Context, shard *Shard) ([]store.Override, error) {
-	s.overrides.mu.Lock()
-	known := s.overrides.read[shard]
-	s.overrides.mu.Unlock()
-	reply, err := s.override(ctx, shard, "read", known.version)
+	last, key := &shard.overrides, s.keys.keyOfOverrides()
+	last.mu.Lock()
+	known := last.read[key]
+	last.mu.Unlock()
+	// While a shard is down, what was known stays: that ends no block.
+	cmd, err := s.askOwner(ctx, shard, true, func(key string) *command { return newPlain("hget", key, "v") })
 	if err != nil {
-		// What was known stays: a shard that is down ends no block.
 		return known.all, err
 	}
-	if reply == "SAME" {
+	version, _ := cmd.Cmder.(*goredis.Cmd).Val().(string)
+	if version == known.version {
 		return known.all, nil
 	}
-	lines := strings.Split(reply, "\n")
-	read := readOverrides{version: lines[0]}
-	for _, line := range lines[1:] {
+	var read readOverrides
+	var lines []string
+	if version != "" {
+		reply, err := s.override(ctx, shard, "read")
+		if err != nil {
+			return known.all, err
+		}
+		lines = strings.Split(reply, "\n")
+		read.version, lines = lines[0], lines[1:]
+	}
+	for _, line := range lines {
 		var o store.Override
 		if err := json.Unmarshal([]byte(line), &o); err != nil {
 			return known.all, fmt.Errorf("decode an override: %w", err)
 		}
 		read.all = append(read.all, o)
 	}
-	s.overrides.mu.Lock()
-	defer s.overrides.mu.Unlock()
-	if s.overrides.read == nil {
-		s.overrides.read = map[*Shard]readOverrides{}
+	if err := s.keepFromRetired(ctx, shard, read.all); err != nil {
+		return read.all, err
 	}
-	s.overrides.read[shard] = read
+	last.mu.Lock()
+	defer last.mu.Unlock()
+	if last.read == nil {
+		last.read = map[string]readOverrides{}
+	}
+	last.read[key] = read
 	return read.all, nil
+}
+
+// keepFromRetired copies overrides of a shard that the store gives up to one that it keeps.
+// Any will do: all are read.
+func (s *Store) keepFromRetired(ctx context.Context, shard *Shard, all []store.Override) error {
+	if slices.ContainsFunc(s.opts.Members, func(m Member) bool { return m.Shard == shard }) {
+		return nil
+	}
+	for i := range all {
+		if err := s.keep(ctx, s.opts.Members[0].Shard, &all[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // atAllShards calls f for each shard of the store, and for those before a resharding, at
@@ -132,29 +168,41 @@ func (s *Store) atAllShards(f func(shard *Shard) ([]store.Override, error)) (all
 	return all, errors.Join(errs...)
 }
 
-// override runs the script of overrides in a shard: at the primary or, to read while that
-// is away, at a replica.
+// override runs the script of overrides in a shard.
 func (s *Store) override(ctx context.Context, shard *Shard, op string, args ...any) (reply string, err error) {
+	word := wordEvalSHA
+	if op == "read" {
+		word = wordEvalSHARO
+	}
+	cmd, err := s.askOwner(ctx, shard, op == "read", func(key string) *command {
+		return newScriptCall(scriptOverride, word, []any{key}, append([]any{op}, args...)...)
+	})
+	if err != nil {
+		return "", err
+	}
+	return cmd.result()
+}
+
+// askOwner sends a command about the overrides of a shard to the primary or, to read while
+// that is away, to a replica.
+func (s *Store) askOwner(ctx context.Context, shard *Shard, reads bool, about func(key string) *command) (cmd *command, err error) {
 	ctx, cancel := context.WithTimeout(ctx, overrideTimeout)
 	defer cancel()
 	shard.await(ctx)
 	key := s.keys.keyOfOverrides()
 	at := shard.owner(slotOf([]byte(key)))
 	if at == nil {
-		return "", notExecuted(errNoServers)
+		return nil, notExecuted(errNoServers)
 	}
-	word, lanes := wordEvalSHA, []*lane{at.checks}
-	if op == "read" {
-		word = wordEvalSHARO
-		if replica := at.replica(); replica != nil {
-			lanes = append(lanes, replica)
-		}
+	lanes := []*lane{at.checks}
+	if replica := at.replica(); reads && replica != nil {
+		lanes = append(lanes, replica)
 	}
 	for _, l := range lanes {
-		cmd := newScriptCall(scriptOverride, word, []any{key}, append([]any{op}, args...)...)
+		cmd = about(key)
 		if err = l.doPlain(ctx, cmd); err == nil {
-			return cmd.result()
+			break
 		}
 	}
-	return "", err
+	return cmd, err
 }

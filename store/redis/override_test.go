@@ -127,3 +127,28 @@ func TestOverridesOutliveTheirPrimary(t *testing.T) {
 		t.Errorf("while all are away: %v, %v", all, err)
 	}
 }
+
+// TestOverridesOfARetiredShard go to another one, and are ended in both.
+func TestOverridesOfARetiredShard(t *testing.T) {
+	old, kept := newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})
+	withShards := func(members, previous []Member) *Store {
+		return New(Options{CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Members: members, Previous: previous})
+	}
+	before := withShards([]Member{{Name: "old", Shard: old}}, nil)
+	for _, key := range []string{"tag:alice", "tag:bob"} {
+		must(t, before.SetOverride(t.Context(), block("api", key, time.Now().Add(time.Hour))))
+	}
+	members := []Member{{Name: "kept", Shard: kept}}
+	during, after := withShards(members, []Member{{Name: "old", Shard: old}}), withShards(members, nil)
+	for _, key := range overridden(t, during) {
+		if !slices.Contains([]string{"tag:alice", "tag:bob"}, key) {
+			t.Errorf("there is %q", key)
+		}
+	}
+	sameKeys(t, "without the old shard", overridden(t, after), "tag:alice", "tag:bob")
+	must(t, during.RemoveOverride(t.Context(), store.OverrideBlock, "api", "tag:bob"))
+	sameKeys(t, "after the end of one", overridden(t, after), "tag:alice")
+	must(t, before.RemoveOverride(t.Context(), store.OverrideBlock, "api", "tag:alice"))
+	must(t, after.RemoveOverride(t.Context(), store.OverrideBlock, "api", "tag:alice"))
+	sameKeys(t, "in the end", overridden(t, during))
+}

@@ -104,6 +104,7 @@ type Shard struct {
 	// met are the inspected servers, by address.
 	met       map[string]sight
 	abandoned abandonedTakes
+	overrides lastOverrides
 
 	events chan Event
 }

@@ -91,8 +91,6 @@ type Store struct {
 	static bool
 	// observers are those of Members and Previous, by shard.
 	observers map[*Shard]Observer
-	// overrides are those that were last read, by shard.
-	overrides overridesByShard
 }
 
 // New returns a store. The caller keeps the shards and closes them after the

@@ -334,6 +334,7 @@ func (b *browser) lookUpAndReset(s *site) {
 	if status, err := s.ask("/", greedy); err != nil || status != http.StatusOK {
 		b.t.Errorf("after the reset the greedy client got %d, %v", status, err)
 	}
+	b.blocksAndGrants(s)
 	// The list leads to the bucket too.
 	b.do(chromedp.Evaluate[chromedp.Void](`document.getElementById('found').replaceChildren()`), chromedp.Click("#top button"))
 	b.await("the bucket of the list's client", `/ of 40/.test(document.getElementById('found').textContent)`)
@@ -342,6 +343,31 @@ func (b *browser) lookUpAndReset(s *site) {
 	b.await("the inputs of another zone", `/X-Key.* or /.test(document.querySelector('#values label').textContent)`)
 	b.do(chromedp.SendKeys("#values input", "nobody\r"))
 	b.await("buckets that are not there", `document.querySelectorAll('[data-bucket]').length === 2 && /no bucket/.test(document.getElementById('found').textContent)`)
+}
+
+// blocksAndGrants changes what the greedy client may, whose bucket is shown and has one
+// request in it, and ends the changes.
+func (b *browser) blocksAndGrants(s *site) {
+	b.t.Helper()
+	asks := func(when string, want int) {
+		b.t.Helper()
+		if status, err := s.ask("/", greedy); err != nil || status != want {
+			b.t.Errorf("%s the greedy client got %d, %v", when, status, err)
+		}
+	}
+	ends := func(kind string) {
+		b.t.Helper()
+		b.await("the list of what was changed", `document.querySelectorAll('#overrides tr').length === 1 && /`+kind+`.*greedy.* in .*<i>why/.test(document.querySelector('#overrides tr').textContent)`)
+		b.do(chromedp.Focus("#overrides button"), chromedp.SendKeys("#overrides button", "\r"))
+		b.await("the end", `document.querySelectorAll('#overrides tr').length === 0 && /Nobody/.test(document.getElementById('overrides-note').textContent)`)
+	}
+	b.do(chromedp.SendKeys("#found label:last-of-type input", "<i>why"), chromedp.Focus("#found [aria-label^=Block]"), chromedp.SendKeys("#found [aria-label^=Block]", "\r"))
+	b.await("the block", `/block/.test(document.getElementById('overrides').textContent)`)
+	asks("blocked", http.StatusTooManyRequests)
+	ends("block")
+	asks("no longer blocked", http.StatusOK)
+	b.do(chromedp.SendKeys("#found [aria-label^=Grant]", "\r"))
+	ends("grant of 100")
 }
 
 // fitsPhone requires that the page fits a phone, in both color schemes.

@@ -80,8 +80,13 @@ func Handler(api API, address *net.TCPAddr) http.Handler {
 	p := &proxy{api: api}
 	mux.HandleFunc("GET /rate_limit/{$}", p.pass)
 	mux.HandleFunc("GET /rate_limit/top", p.pass)
+	mux.HandleFunc("GET /rate_limit/overrides", p.pass)
 	mux.HandleFunc("GET /rate_limit/buckets/{zone}", p.pass)
-	mux.HandleFunc("DELETE /rate_limit/buckets/{zone}", p.pass)
+	for _, list := range []string{"buckets", "blocks", "grants"} {
+		mux.HandleFunc("DELETE /rate_limit/"+list+"/{zone}", p.pass)
+	}
+	mux.HandleFunc("POST /rate_limit/blocks/{zone}", p.pass)
+	mux.HandleFunc("POST /rate_limit/grants/{zone}", p.pass)
 	g := &gate{hosts: map[string]bool{address.String(): true}, routes: mux}
 	for _, name := range []string{"127.0.0.1", "localhost", "[::1]"} {
 		g.hosts[name+":"+strconv.Itoa(address.Port)] = true
@@ -160,7 +165,7 @@ func (p *proxy) pass(w http.ResponseWriter, r *http.Request) {
 			fail(w, http.StatusBadRequest, fmt.Errorf("zone %q: that is no name of a zone", zone))
 			return
 		}
-		path = "/rate_limit/buckets/" + zone
+		path = strings.TrimSuffix(path, zone) + zone
 	}
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {

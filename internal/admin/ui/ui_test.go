@@ -50,6 +50,11 @@ func TestCallsOfThePage(t *testing.T) {
 			"GET /rate_limit/top?n=10":                               "GET /rate_limit/top?n=10",
 			"GET /rate_limit/buckets/a.b?key=%26":                    "GET /rate_limit/buckets/a.b?key=%26",
 			"DELETE /rate_limit/buckets/api?client_key=x&store=main": "DELETE /rate_limit/buckets/api?client_key=x&store=main",
+			"GET /rate_limit/overrides":                              "GET /rate_limit/overrides",
+			"POST /rate_limit/blocks/a.b?client_key=x&for=1h":        "POST /rate_limit/blocks/a.b?client_key=x&for=1h",
+			"DELETE /rate_limit/blocks/api?client_key=x":             "DELETE /rate_limit/blocks/api?client_key=x",
+			"POST /rate_limit/grants/api?client_key=x&events=5":      "POST /rate_limit/grants/api?client_key=x&events=5",
+			"DELETE /rate_limit/grants/api?client_key=x":             "DELETE /rate_limit/grants/api?client_key=x",
 		} {
 			method, path, _ := strings.Cut(target, " ")
 			api := new(calls)
@@ -69,6 +74,7 @@ func TestCallsOfThePage(t *testing.T) {
 func TestNoOtherCalls(t *testing.T) {
 	for _, target := range []string{
 		"POST /load", "GET /config/", "POST /stop", "POST /rate_limit/", "DELETE /rate_limit/", "POST /rate_limit/buckets/api?key=x",
+		"POST /rate_limit/overrides", "GET /rate_limit/blocks/api?key=x", "PUT /rate_limit/blocks/api?key=x", "POST /rate_limit/blocks/..%2fx",
 		"PUT /rate_limit/top", "GET /rate_limit/buckets/api/config", "GET /rate_limit/buckets/..", "GET /rate_limit/buckets/%2e%2e",
 		"GET /rate_limit/buckets/a%2fb", "DELETE /rate_limit/buckets/..%2f..%2fconfig", "GET /rate_limit/top?a=%zz", "GET //load",
 		"GET /rate_limit/../config/", "POST /", "CONNECT /rate_limit/",

@@ -1,0 +1,126 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// tokens returns a token whose command runs in a shell, and what moves its clock. The
+// command finds the file of its runs in $1.
+func tokens(t *testing.T, script string) (tok *token, pass func(time.Duration), runs func() int) {
+	t.Helper()
+	var now atomic.Int64
+	now.Store(time.Now().UnixNano())
+	file := filepath.Join(t.TempDir(), "runs")
+	tok = &token{
+		command: []string{"sh", "-c", "echo run >>$1; " + script, "sh", file}, lifetime: time.Minute,
+		now: func() time.Time { return time.Unix(0, now.Load()) },
+	}
+	runs = func() int {
+		text, err := os.ReadFile(file)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+		return strings.Count(string(text), "run")
+	}
+	return tok, func(d time.Duration) { now.Add(int64(d)) }, runs
+}
+
+func (t *token) is(tb testing.TB, want string) {
+	tb.Helper()
+	if got, err := t.get(tb.Context()); got != want || err != nil {
+		tb.Errorf("the token is %q, %v; want %q", got, err, want)
+	}
+}
+
+// idle waits until no command runs.
+func (t *token) idle() {
+	t.mu.Lock()
+	running := t.running
+	t.mu.Unlock()
+	if running != nil {
+		<-running
+	}
+}
+
+// TestTokenIsRenewed before it expires, without anybody waiting, and by one command for all.
+func TestTokenIsRenewed(t *testing.T) {
+	tok, pass, runs := tokens(t, "grep -c run $1")
+	var all sync.WaitGroup
+	for range 50 {
+		all.Go(func() { tok.is(t, "1") })
+	}
+	all.Wait()
+	pass(15 * time.Second)
+	tok.is(t, "1")
+	tok.idle()
+	if n := runs(); n != 1 {
+		t.Errorf("after a quarter of its life it was asked for %d times", n)
+	}
+	pass(time.Second)
+	tok.is(t, "1")
+	tok.idle()
+	tok.is(t, "2")
+	pass(2 * time.Minute)
+	tok.is(t, "3")
+}
+
+// TestTokenThatCannotBeRenewed counts until it expires; then each second makes one more try.
+func TestTokenThatCannotBeRenewed(t *testing.T) {
+	tok, pass, runs := tokens(t, `[ "$(grep -c run $1)" = 1 ] && echo first || { echo secret; echo "no role" >&2; echo more >&2; exit 3; }`)
+	tok.is(t, "first")
+	pass(50 * time.Second)
+	tok.is(t, "first")
+	tok.idle()
+	pass(9 * time.Second)
+	tok.is(t, "first")
+	tok.idle()
+	pass(2 * time.Second)
+	for range 5 {
+		if got, err := tok.get(t.Context()); got != "" || err == nil || err.Error() != "password_command sh: exit status 3: no role" {
+			t.Errorf("after its end: %q, %v", got, err)
+		}
+	}
+	if n := runs(); n != 4 {
+		t.Errorf("it was asked for %d times", n)
+	}
+}
+
+// TestTokenTakesTooLong: who waits for it leaves when the context ends.
+func TestTokenTakesTooLong(t *testing.T) {
+	tok, _, _ := tokens(t, "while [ ! -e $1.go ]; do sleep 0.01; done; echo late")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := tok.get(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("the error is %v", err)
+	}
+	if err := os.WriteFile(tok.command[len(tok.command)-1]+".go", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tok.is(t, "late")
+}
+
+// TestTokenThatIsNone is refused, and not told.
+func TestTokenThatIsNone(t *testing.T) {
+	for script, want := range map[string]string{
+		"true":                                "password_command prints nothing",
+		"echo secret; echo more":              "password_command prints more than one line, or more than 16384 bytes",
+		"yes x | tr -d '\\n' | head -c 16385": "password_command prints more than one line, or more than 16384 bytes",
+	} {
+		tok, _, _ := tokens(t, script)
+		if got, err := tok.get(t.Context()); got != "" || err == nil || err.Error() != want {
+			t.Errorf("%s: %.20q, %v", script, got, err)
+		}
+	}
+	missing := &token{command: []string{"/nowhere/token"}, lifetime: time.Minute, now: time.Now}
+	if _, err := missing.get(t.Context()); err == nil || !strings.Contains(err.Error(), "password_command /nowhere/token: ") {
+		t.Errorf("without such a command: %v", err)
+	}
+}
