@@ -55,7 +55,7 @@ func (g grpcClient) call(key string) (st *status.Status, trailers metadata.MD) {
 
 // grpcSite speaks HTTP/2 without TLS to clients and to the backend.
 func grpcSite(store, zones, backend string) string {
-	site := zonesSite(store, zones, "reverse_proxy h2c://"+backend)
+	site := zonesSite(store, zones, proxyTo("h2c://"+backend))
 	return strings.Replace(site, "{{global}}", "{{global}}\nservers {\nprotocols h1 h2c\n}", 1)
 }
 

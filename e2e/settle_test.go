@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
@@ -61,6 +62,23 @@ func (b *slowWriter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	case "free":
 		w.WriteHeader(http.StatusNotModified)
+	case "compressed":
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Content-Encoding", "gzip")
+		io.WriteString(w, `{"usage": {"total_tokens": 42}}`)
+	case "broken":
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusBadGateway)
+		io.WriteString(w, `{"usage": {"total_tokens": 42}}`)
+	case "file":
+		http.ServeContent(w, r, "file", time.Time{}, strings.NewReader(strings.Repeat("x", 1000)))
+	case "upgrade":
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			panic(err)
+		}
+		io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: test\r\n\r\nhello")
+		conn.Close()
 	}
 }
 
@@ -79,7 +97,7 @@ func TestCostsAtTheEnd(t *testing.T) {
 		}
 	}
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
-		c := startWith(t, store, zones, "reverse_proxy "+backend.addr)
+		c := startWith(t, store, zones, proxyTo(backend.addr))
 		for _, mode := range modes {
 			used := map[string]int64{}
 			// spends asks for something, and waits until that much more is used.
@@ -125,6 +143,100 @@ func TestCostsAtTheEnd(t *testing.T) {
 			})
 		}
 	})
+}
+
+// TestCostsAtTheEndOfUnusualResponses: of those that are compressed, handed over, partial or empty,
+// and where several zones and handlers wait for the end.
+func TestCostsAtTheEndOfUnusualResponses(t *testing.T) {
+	servers := caddytest.StartShards(t, 2, 1)
+	backend := startSlowWriter(t)
+	names := []string{"tokens", "size", "slots"}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		for _, mode := range modes {
+			more := []string{"settle end", "events 10000", "charge " + mode, "free_status 5xx"}
+			zones := zoneWith("tokens."+mode, append(more, "cost {http.rate_limit.response.json.usage.total_tokens} 3")...) +
+				zoneWith("slots."+mode, "algorithm concurrency", "events 3")
+			inner := zoneWith("size."+mode, append(more, "cost {http.rate_limit.response.size} 2")...)
+			c := startWith(t, store, zones, "rate_limit {\n"+inner+"}\n"+proxyTo(backend.addr))
+			used := map[string]int64{}
+			spends := func(what string, tokens, size int64, headers ...string) {
+				t.Helper()
+				method := http.MethodGet
+				if what == "head" {
+					method, what = http.MethodHead, "size"
+				}
+				req, err := http.NewRequestWithContext(t.Context(), method, c.URL+"/x/"+what, http.NoBody)
+				must(t, what, err)
+				req.Header.Set("X-Key", "alice")
+				for _, line := range headers {
+					name, value, _ := strings.Cut(line, ": ")
+					req.Header.Set(name, value)
+				}
+				resp, err := c.Client.Do(req)
+				must(t, what, err)
+				_, _ = io.Copy(io.Discard, resp.Body)
+				must(t, what, resp.Body.Close())
+				for name, cost := range map[string]int64{"tokens": tokens, "size": size, "slots": 0} {
+					used[name] += cost
+				}
+				for _, name := range names {
+					zone := name + "." + mode
+					eventually(t, what+" is charged in "+zone, func() error {
+						return want("used", bucketUsed(c, zone, "alice"), used[name])
+					})
+				}
+			}
+			spends("compressed", 3, int64(len(`{"usage": {"total_tokens": 42}}`)), "Accept-Encoding: gzip")
+			spends("compressed", 3, int64(len(`{"usage": {"total_tokens": 42}}`)), "Accept-Encoding: gzip")
+			must(t, "log", want("entries about compression", strings.Count(c.Logs.String(), "a response is compressed"), 1))
+			spends("broken", 0, 0)
+			spends("head", 3, 0)
+			spends("file", 3, 100, "Range: bytes=100-199")
+			spends("file", 3, 1000)
+			spends("upgrade", 3, 2, "Connection: Upgrade", "Upgrade: test")
+			must(t, "metric", want("unreadable costs", c.Metric(fmt.Sprintf(`caddy_rate_limit_unreadable_total{option="cost",zone="tokens.%s"}`, mode)), "6"))
+			c.Stop()
+		}
+	})
+}
+
+// bucketUsed returns what a client has used, by its primary or the memory store.
+func bucketUsed(c *caddytest.Caddy, zone, client string) int64 {
+	c.T.Helper()
+	for _, server := range bucketsOf(c, http.MethodGet, zone+"?key="+client).Buckets[0].Servers {
+		if server.Role != "replica" && server.State != nil {
+			return server.State.Used
+		}
+	}
+	return 0
+}
+
+// TestStreamsOutliveWhatWasBefore: a reload, and an outage, while a stream runs whose cost is known
+// at its end.
+func TestStreamsOutliveWhatWasBefore(t *testing.T) {
+	for _, mode := range modes {
+		for _, onError := range []string{"allow", "local"} {
+			t.Run(mode+"/"+onError, func(t *testing.T) {
+				servers := caddytest.StartLastingShards(t, 1, 0)
+				backend := startSlowWriter(t)
+				zone := zoneWith("tokens", "events 10000", "charge "+mode, "settle end", "cost {http.rate_limit.response.json.usage.total_tokens} 3")
+				site := zonesSite(servers.Store("on_error "+onError, "check_timeout 1m", "charge_timeout 1m"), zone, proxyTo(backend.addr))
+				c := caddytest.Start(t, site)
+				must(t, "a request", want("status", c.Get("/x/json", "X-Key: alice").StatusCode, http.StatusOK))
+				servers.AwaitUsed(t, "tokens", "alice", 42)
+				resp, body := openStream(t, c, "/x/stream")
+				_, err := body.ReadString('\n')
+				must(t, "first event", err)
+				c.MustLoad(site + "# another\n")
+				servers.Kill(t)
+				backend.next <- struct{}{}
+				_, err = io.ReadAll(body)
+				must(t, "rest", errors.Join(err, resp.Body.Close()))
+				servers.Restart(t)
+				servers.AwaitUsed(t, "tokens", "alice", 42+11)
+			})
+		}
+	}
 }
 
 func openStream(t *testing.T, c *caddytest.Caddy, path string) (*http.Response, *bufio.Reader) {

@@ -52,6 +52,8 @@ type response struct {
 	reads bodyKind
 	// isHead is set if the request wants no body: the server discards what is written.
 	isHead bool
+	// isHijacked is set if the connection was handed over, so that nothing of it is seen.
+	isHijacked bool
 }
 
 type bodyKind uint8
@@ -198,7 +200,7 @@ func (r *response) value(name string) (any, bool) {
 	switch {
 	case !isPath && name != responseSize && name != responseTime:
 		return nil, false
-	case r == nil || r.ended.IsZero():
+	case r == nil || r.ended.IsZero(), r.isHijacked && name != responseTime:
 		return nil, true
 	case name == responseSize:
 		return strconv.FormatInt(r.size, 10), true

@@ -245,6 +245,9 @@ func (t *tracker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, buf, err := http.NewResponseController(t.ResponseWriter).Hijack()
 	if err == nil {
 		t.commit(http.StatusSwitchingProtocols)
+		if t.response != nil {
+			t.response.isHijacked = true
+		}
 	}
 	return conn, buf, err
 }
