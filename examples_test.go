@@ -14,12 +14,16 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
@@ -251,6 +255,17 @@ func TestExampleBruteForce(t *testing.T) {
 	must(t, "a good login from there", want("status", c.Get("/login", good).StatusCode, 429))
 	must(t, "a good login from elsewhere", want("status", send(t, clientAt("127.0.0.2"), http.MethodGet, c.URL+"/login", good).StatusCode, 200))
 	must(t, "other pages", want("statuses", statuses(c, 7, "/"), many(7, 200)))
+	patient := clientAt("127.0.0.3")
+	ask := func(user string) int {
+		return send(t, patient, http.MethodGet, c.URL+"/login", user).StatusCode
+	}
+	for i := range 20 {
+		must(t, "a guess of somebody with an account", want("status", ask(bad), 401))
+		if i%4 == 3 && i < 19 {
+			must(t, "his login", want("status", ask(good), 200))
+		}
+	}
+	must(t, "his next guess", want("status", ask(bad), 429))
 }
 
 func TestExampleIPv6(t *testing.T) {
@@ -302,19 +317,78 @@ func TestExampleBurstAndQuota(t *testing.T) {
 	}
 }
 
+// commandHandler stands in for exec of github.com/mholt/caddy-events-exec, which is no dependency of
+// this module: it runs a command, with placeholders in its arguments.
+type commandHandler struct {
+	Command string   `json:"command"`
+	Args    []string `json:"args"`
+}
+
+func init() { caddy.RegisterModule(commandHandler{}) }
+
+// CaddyModule implements [caddy.Module].
+func (commandHandler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "events.handlers.exec", New: func() caddy.Module { return new(commandHandler) }}
+}
+
+// UnmarshalCaddyfile implements [caddyfile.Unmarshaler].
+func (h *commandHandler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next()
+	if !d.Args(&h.Command) {
+		return d.ArgErr()
+	}
+	h.Args = d.RemainingArgs()
+	return nil
+}
+
+// Handle implements caddyevents.Handler.
+func (h *commandHandler) Handle(ctx context.Context, _ caddy.Event) error {
+	repl := ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	args := slices.Clone(h.Args)
+	for i := range args {
+		args[i] = repl.ReplaceAll(args[i], "")
+	}
+	return exec.Command(h.Command, args...).Run()
+}
+
+// TestExampleNearLimit runs the command of the example, which writes its arguments to a file here.
+func TestExampleNearLimit(t *testing.T) {
+	dir := t.TempDir()
+	command, told := filepath.Join(dir, "notify"), filepath.Join(dir, "told")
+	must(t, "write the command", os.WriteFile(command, []byte("#!/bin/sh\necho \"$@\" >>"+told+"\n"), 0o700))
+	c := startExample(t, "near_limit", "/usr/local/bin/notify", command)
+	must(t, "requests", want("statuses", statuses(c, 10, "/"), many(10, 200)))
+	eventually(t, "it is told", func() error {
+		text, _ := os.ReadFile(told)
+		return errors.Join(
+			want("near", strings.Count(string(text), "near api 127.0.0.1 8 of 10\n"), 1),
+			want("would refuse", strings.Count(string(text), "would_refuse trial 127.0.0.1\n"), 5), want("lines", strings.Count(string(text), "\n"), 6))
+	})
+}
+
 func TestExampleLLMGateway(t *testing.T) {
 	c := startExample(t, "llm_gateway")
 	alice, bob := "Authorization: Bearer alice", "Authorization: Bearer bob"
-	for _, left := range []string{"2000", "1100", "200"} {
+	// charged waits until the end of a response has been charged.
+	charged := func(client string, used int) {
+		t.Helper()
+		eventually(t, "it is charged", func() error {
+			_, text := c.AdminCall(http.MethodGet, "/rate_limit/buckets/tokens_per_minute?key=Bearer+"+client, "", "")
+			return want("charged in "+text, strings.Contains(text, fmt.Sprintf(`"used":%d,`, used)), true)
+		})
+	}
+	for i, left := range []string{"2000", "1100"} {
 		resp := c.Get("/v1/chat", alice)
 		must(t, "a chat", errors.Join(want("status", resp.StatusCode, 200), want("remaining before it", caddytest.Remaining(resp), left)))
+		charged("alice", 900*(i+1))
 	}
 	// 200 are left, and a request counts as 500 until its response has ended.
 	resp := c.Get("/v1/chat", alice)
 	must(t, "a chat too many", errors.Join(want("status", resp.StatusCode, 429), want("zone", resp.Header.Get("X-RateLimit-Resource"), "tokens_per_minute")))
-	for _, left := range []string{"2000", "790"} {
+	for i, left := range []string{"2000", "790"} {
 		resp := c.Get("/v1/stream", bob)
 		must(t, "a stream", errors.Join(want("status", resp.StatusCode, 200), want("remaining before it", caddytest.Remaining(resp), left)))
+		charged("bob", 1210*(i+1))
 	}
 	must(t, "a stream too many", want("status", c.Get("/v1/stream", bob).StatusCode, 429))
 }
