@@ -120,6 +120,8 @@ func validateAmount(name string, a Amount, fallback, most int64, words string) e
 		return option.Errorf(name, "%s: add the number that counts where the placeholder yields none, such as %s %s 100", a, name, a)
 	case a.isDynamic():
 		n = fallback
+	case fallback != 0 && a == "":
+		return option.Errorf(name+"_fallback", "goes with a placeholder in %s only: remove it", name)
 	case fallback != 0:
 		return option.Errorf(name, "%s: a second number goes with a placeholder only; remove it", a)
 	case a == limiter.UnlimitedWord:
