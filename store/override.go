@@ -7,8 +7,8 @@ type Override struct {
 	// Kind is OverrideBlock or OverrideGrant.
 	Kind OverrideKind `json:"kind"`
 	Zone string       `json:"zone"`
-	// ClientKey identifies the client. What [Overrider.Overrides] returns has it as the
-	// store keeps it, which [Overrider.KeptKey] tells.
+	// ClientKey identifies the client. What [Overrider.Overrides] returns may have it as
+	// [Overrider.KeptKey] tells.
 	ClientKey string `json:"client_key"`
 	// Since and Until are when it began and when it ends, in microseconds since the
 	// epoch.
@@ -45,6 +45,7 @@ type Overrider interface {
 	// Overrides returns those that have not ended, in no order. What cannot be read is
 	// an error; the others are returned with it.
 	Overrides(ctx context.Context) ([]Override, error)
-	// KeptKey returns the form in which a client key is kept, which may hide it.
+	// KeptKey returns the form by which a client key, or its kept form, is known to the
+	// store. It may hide the client key.
 	KeptKey(clientKey string) string
 }

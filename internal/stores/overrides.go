@@ -77,7 +77,7 @@ func (o *overrides) look(ctx context.Context) {
 	all, _ := o.kept.Overrides(ctx)
 	current := make(map[overrideID]store.Override, len(all))
 	for _, override := range all {
-		current[overrideID{override.Kind, override.Zone, override.ClientKey}] = override
+		current[overrideID{override.Kind, override.Zone, o.kept.KeptKey(override.ClientKey)}] = override
 	}
 	o.current.Store(&current)
 }

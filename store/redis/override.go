@@ -49,18 +49,20 @@ func nameOfOverride(kind store.OverrideKind, zone, keptKey string) string {
 // SetOverride implements [store.Overrider]. It is kept on the client's shard.
 func (s *Store) SetOverride(ctx context.Context, o store.Override) error {
 	shard := s.opts.Members[s.sharder.owner(o.ClientKey)].Shard
-	o.ClientKey = s.KeptKey(o.ClientKey)
+	if len(s.opts.KeySecret) > 0 {
+		o.ClientKey = s.KeptKey(o.ClientKey)
+	}
 	return s.keep(ctx, shard, &o)
 }
 
-// keep writes an override, whose client key is a kept one, to a shard.
+// keep writes an override to a shard.
 func (s *Store) keep(ctx context.Context, shard *Shard, o *store.Override) error {
 	content, err := json.Marshal(o)
 	if err != nil {
 		return fmt.Errorf("encode an override: %w", err)
 	}
 	ends := (o.Until + 999) / 1000
-	reply, err := s.override(ctx, shard, "set", nameOfOverride(o.Kind, o.Zone, o.ClientKey), appendPacked(nil, ends, store.MaxOverrides), content)
+	reply, err := s.override(ctx, shard, "set", nameOfOverride(o.Kind, o.Zone, s.KeptKey(o.ClientKey)), appendPacked(nil, ends, store.MaxOverrides), content)
 	if err == nil && reply != "SET" {
 		err = fmt.Errorf("there are %d overrides on this shard, which is the most: remove some", store.MaxOverrides)
 	}

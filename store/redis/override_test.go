@@ -47,6 +47,9 @@ func TestOverrides(t *testing.T) {
 	for _, secret := range []string{"", "secret"} {
 		one, other := open(secret), open(secret)
 		kept := func(keys ...string) (all []string) {
+			if secret == "" {
+				return slices.Clone(keys)
+			}
 			for _, key := range keys {
 				all = append(all, one.KeptKey(key))
 			}
@@ -74,7 +77,7 @@ func TestOverrides(t *testing.T) {
 		// One that ends is not told, and is removed by the next change.
 		must(t, one.SetOverride(t.Context(), block("api", "tag:short", time.Now().Add(50*time.Millisecond))))
 		eventually(t, "it ends", func() error {
-			if fresh := open(secret); slices.Contains(overridden(t, fresh), fresh.KeptKey("tag:short")) {
+			if slices.Contains(overridden(t, open(secret)), kept("tag:short")[0]) {
 				return fmt.Errorf("it is there")
 			}
 			return nil

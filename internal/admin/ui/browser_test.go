@@ -357,7 +357,7 @@ func (b *browser) blocksAndGrants(s *site) {
 	}
 	ends := func(kind string) {
 		b.t.Helper()
-		b.await("the list of what was changed", `document.querySelectorAll('#overrides tr').length === 1 && /`+kind+`.*greedy.* in .*<i>why/.test(document.querySelector('#overrides tr').textContent)`)
+		b.await("the list of what was changed", `document.querySelectorAll('#overrides tr').length === 1 && /`+kind+`.*greedy.*in .*<i>why/.test(document.querySelector('#overrides tr').textContent)`)
 		b.do(chromedp.Focus("#overrides button"), chromedp.SendKeys("#overrides button", "\r"))
 		b.await("the end", `document.querySelectorAll('#overrides tr').length === 0 && /Nobody/.test(document.getElementById('overrides-note').textContent)`)
 	}
