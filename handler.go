@@ -41,7 +41,7 @@ import (
 // `{http.rate_limit.reset}` | When the window ends, in seconds since the epoch
 // `{http.rate_limit.wait}` | The seconds until a refused request fits
 // `{http.rate_limit.cost}` | What the request costs
-// `{http.rate_limit.outcome}` | `allowed`, `refused`, `would_refuse` (see `enforce`), `error_allowed` or `error_refused` (see `on_error`)
+// `{http.rate_limit.outcome}` | `allowed`, `refused`, `would_refuse` (see `enforce`), `error_allowed` or `error_refused` (see `on_error`), or `blocked` by an operator
 // `{http.rate_limit.reason}` | Why it was not allowed: `over_limit`, `in_flight`, `penalty`, `reserved` or `store_error`
 // `{http.rate_limit.<zone>.…}` | The same, for the zone of that name
 // `{http.rate_limit.exceeded.name}` | The zone that refused the request

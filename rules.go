@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
@@ -205,6 +206,13 @@ func (z *Zone) validateSettle() error {
 			return option.Errorf("cost", "{%s} is unknown: there is {http.rate_limit.response.size}, .duration_ms and .json.<path>", name)
 		case z.Settle != settleEnd && limiter.IsKnownAtEnd(name):
 			return option.Errorf("cost", "{%s} is known when the response has ended: write settle end", name)
+		}
+	}
+	for where, text := range map[string]string{"key": strings.Join(z.Key, " "), "events": string(z.Events), "burst": string(z.Burst)} {
+		for _, name := range limiter.PlaceholdersIn(text) {
+			if limiter.IsKnownAtEnd(name) {
+				return option.Errorf(where, "{%s} is known when the response has ended: only cost can be made of it", name)
+			}
 		}
 	}
 	if name := z.optionOfGRPC(); name != "" && z.Settle != settleEnd {

@@ -26,7 +26,7 @@ func startGRPC(t *testing.T) string {
 	must(t, "listen", err)
 	server := grpc.NewServer()
 	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
-	go server.Serve(listener)
+	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
 	return listener.Addr().String()
 }
@@ -89,11 +89,16 @@ func TestGRPCCallsAreRefused(t *testing.T) {
 			must(t, "close", resp.Body.Close())
 			must(t, "gRPC-Web", errors.Join(want("status", resp.StatusCode, http.StatusOK), want("grpc-status", resp.Header.Get("Grpc-Status"), "8"),
 				want("content type", resp.Header.Get("Content-Type"), "application/grpc-web+proto"), want("having Retry-After", resp.Header.Get("Retry-After") != "", true)))
+			must(t, "only its content type", want("status", c.Get("/", "X-Key: alice", "Content-Type: application/grpc").StatusCode, http.StatusTooManyRequests))
 			must(t, "other content", want("status", c.Get("/", "X-Key: alice", "Content-Type: application/grpcx").StatusCode, http.StatusTooManyRequests))
 			c.Stop()
 		}
 	})
-	c := caddytest.Start(t, grpcSite(servers.Store("on_error deny"), zoneWith("calls", "charge before"), backend))
+	c := caddytest.Start(t, grpcSite(servers.Store("on_error deny"), zoneWith("calls", "charge before", "block_status 451"), backend))
+	code, text := c.AdminCall(http.MethodPost, "/rate_limit/blocks/calls?key=mallory&for=1h", "", "")
+	must(t, text, want("status", code, http.StatusOK))
+	blocked, _ := dialGRPC(t, c).call("mallory")
+	must(t, "a blocked client", errors.Join(want("status", blocked.Code(), codes.PermissionDenied), want("message", blocked.Message(), "the client is blocked in rate limit calls")))
 	must(t, "kill", servers[0].Primary.Kill())
 	st, _ := dialGRPC(t, c).call("carol")
 	must(t, "call while Redis is away", errors.Join(want("status", st.Code(), codes.Unavailable), want("message", st.Message(), "rate limit store cannot answer, and on_error is deny")))

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -48,11 +49,80 @@ func TestBlockedClients(t *testing.T) {
 			for _, c := range append(caddys, fresh) {
 				status(c, "alice", 200)
 			}
+			// The listed form of a client key ends a block as well, which is a digest with a secret.
+			code, text = caddys[0].AdminCall(http.MethodPost, "/rate_limit/blocks/api?key=bob&for=1h", "", "")
+			must(t, text, want("status", code, http.StatusOK))
+			status(caddys[1], "bob", 429)
+			var listed struct {
+				Overrides []struct {
+					ClientKey string `json:"client_key"`
+				}
+			}
+			caddys[0].AdminJSON(http.MethodGet, "/rate_limit/overrides", "", &listed)
+			must(t, "list", want("overrides", len(listed.Overrides), 1))
+			code, text = caddys[0].AdminCall(http.MethodDelete, "/rate_limit/blocks/api?client_key="+url.QueryEscape(listed.Overrides[0].ClientKey), "", "")
+			must(t, text, want("status", code, http.StatusOK))
+			status(caddys[1], "bob", 200)
 			// A zone that only observes blocks nevertheless, with its own status.
 			code, text = fresh.AdminCall(http.MethodPost, "/rate_limit/blocks/watched?key=alice&for=1h", "", "")
 			must(t, text, want("status", code, http.StatusOK))
 			status(caddys[0], "alice", 403)
 		})
+	}
+}
+
+// TestBlocksOutliveARollout, which moves the client to a store that knows nothing of it.
+func TestBlocksOutliveARollout(t *testing.T) {
+	servers := caddytest.StartShards(t, 2, 0)
+	site := func(percent int) string {
+		return zonesSite(twoStores(servers), fmt.Sprintf("rollout other %d\n", percent)+zoneWith("api", "events 1000000"), "respond ok")
+	}
+	c := caddytest.Start(t, site(0))
+	code, text := c.AdminCall(http.MethodPost, "/rate_limit/blocks/api?key=alice&for=1h&store=default", "", "")
+	must(t, text, want("status", code, http.StatusOK))
+	for _, percent := range []int{0, 100, 0} {
+		c.MustLoad(site(percent))
+		must(t, fmt.Sprint(percent, " percent"), errors.Join(
+			want("status of a blocked client", c.Get("/", "X-Key: alice").StatusCode, http.StatusTooManyRequests),
+			want("status of another", c.Get("/", "X-Key: bob").StatusCode, http.StatusOK)))
+	}
+}
+
+// TestBlocksOutliveARestart: no request of a blocked client passes, not even the first.
+func TestBlocksOutliveARestart(t *testing.T) {
+	servers := caddytest.StartShards(t, 2, 1)
+	site := zonesSite(servers.Store(), zoneWith("api", "events 1000000"), "respond ok")
+	c := caddytest.Start(t, site)
+	code, text := c.AdminCall(http.MethodPost, "/rate_limit/blocks/api?key=alice&for=1h", "", "")
+	must(t, text, want("status", code, http.StatusOK))
+	c.Stop()
+	for range 5 {
+		c = caddytest.Start(t, site)
+		must(t, "first request", want("status", c.Get("/", "X-Key: alice").StatusCode, http.StatusTooManyRequests))
+		c.Stop()
+	}
+}
+
+// TestOverrideCommands block, list, grant and unblock on the command line.
+func TestOverrideCommands(t *testing.T) {
+	c := caddytest.Start(t, zonesSite("", zoneWith("api", "events 3"), "respond ok"))
+	status := func() int { return c.Get("/", "X-Key: alice").StatusCode }
+	for _, step := range []struct {
+		args   []string
+		prints string
+		status int
+	}{
+		{[]string{"block", "api", "alice", "1h", "--reason", "too fast"}, "block, ends in ", http.StatusTooManyRequests},
+		{[]string{"blocks"}, "too fast", http.StatusTooManyRequests},
+		{[]string{"unblock", "api", "alice"}, "no block any more: ", http.StatusOK},
+		{[]string{"grant", "api", "alice", "1"}, "grant, ends in ", http.StatusOK},
+		{[]string{"blocks"}, "+1", http.StatusOK},
+		{[]string{"blocks", "--json"}, `"kind":"grant"`, http.StatusOK},
+		{[]string{"blocks"}, "grant", http.StatusTooManyRequests},
+	} {
+		text, _, code := command(t, append(step.args, "--address", c.Admin)...)
+		must(t, fmt.Sprint(step.args, ": ", text), errors.Join(want("exit code", code, 0), want("printing "+step.prints, strings.Contains(text, step.prints), true),
+			want("status", status(), step.status)))
 	}
 }
 

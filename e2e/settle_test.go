@@ -38,16 +38,16 @@ func (b *slowWriter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch _, what, _ := strings.Cut(r.URL.Path[1:], "/"); what {
 	case "json":
 		w.Header().Set("Content-Type", "application/json")
-		io.WriteString(w, `{"usage": {"total_tokens": 42}}`)
+		_, _ = io.WriteString(w, `{"usage": {"total_tokens": 42}}`)
 	case "nothing":
 		w.Header().Set("Content-Type", "application/json")
-		io.WriteString(w, `{}`)
+		_, _ = io.WriteString(w, `{}`)
 	case "trailer":
 		w.Header().Set("Trailer", "X-Cost")
-		io.WriteString(w, "text")
+		_, _ = io.WriteString(w, "text")
 		w.Header().Set("X-Cost", "7")
 	case "size":
-		io.WriteString(w, strings.Repeat("x", 700))
+		_, _ = io.WriteString(w, strings.Repeat("x", 700))
 	case "stream":
 		w.Header().Set("Content-Type", "text/event-stream")
 		event(`{"usage": null}`)
@@ -65,11 +65,11 @@ func (b *slowWriter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "compressed":
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Content-Encoding", "gzip")
-		io.WriteString(w, `{"usage": {"total_tokens": 42}}`)
+		_, _ = io.WriteString(w, `{"usage": {"total_tokens": 42}}`)
 	case "broken":
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusBadGateway)
-		io.WriteString(w, `{"usage": {"total_tokens": 42}}`)
+		_, _ = io.WriteString(w, `{"usage": {"total_tokens": 42}}`)
 	case "file":
 		http.ServeContent(w, r, "file", time.Time{}, strings.NewReader(strings.Repeat("x", 1000)))
 	case "upgrade":
@@ -77,7 +77,7 @@ func (b *slowWriter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			panic(err)
 		}
-		io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: test\r\n\r\nhello")
+		_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: test\r\n\r\nhello")
 		conn.Close()
 	}
 }

@@ -219,7 +219,7 @@ func TestNearClientsAreReported(t *testing.T) {
 		c := startWithJSON(t, fmt.Sprintf(`{
 	"admin": {"listen": "{{admin}}", "config": {"persist": false}},
 	"apps": {
-		"events": {"subscriptions": [{"events": ["rate_limit_near", "rate_limit_would_refuse"], "handlers": [{"handler": "test_print"}]}]},
+		"events": {"subscriptions": [{"events": ["rate_limit_near", "rate_limit_would_refuse", "rate_limit_override"], "handlers": [{"handler": "test_print"}]}]},
 		"rate_limit": {"stores": {"default": %s}},
 		"http": {"metrics": {}, "servers": {"s": {"listen": ["{{addr}}"], "routes": [{"handle": [
 			{"handler": "rate_limit", "zones": [
@@ -240,6 +240,10 @@ func TestNearClientsAreReported(t *testing.T) {
 				want("events of observed clients", strings.Count(logs, "event rate_limit_would_refuse http.handlers.rate_limit map[remote_ip:127.0.0.1 wait:") >= 2, true),
 				want("log entries", strings.Count(logs, `"a client is near its rate limit","zone":"near"`), 2))
 		})
+		code, text := c.AdminCall(http.MethodPost, "/rate_limit/blocks/near?key=alice&for=1h&reason=why", "", "")
+		must(t, text, want("status", code, http.StatusOK))
+		c.AwaitLog("event rate_limit_override http.handlers.rate_limit map[by:127.0.0.1:")
+		c.AwaitLog("ended:false")
 		must(t, "metric", want("near clients", c.Metric(`caddy_rate_limit_near_clients_total{zone="near"}`), "2"))
 	})
 }

@@ -1,12 +1,13 @@
 -- Override: keeps what operators have changed for single clients.
 -- KEYS[1]  hash: v = a text that changes with each write, and under the name of each
 --          override the packed instant at which it ends, and its content
--- ARGV[1]  read, set or remove
--- ARGV[2]  set and remove: the name
--- ARGV[3]  set: packed doubles, the instant at which it ends, and how many there may be
--- ARGV[4]  set: the content, without line ends
--- Reply    read: v and the contents of those that have not ended, each on a line; set:
---          SET, or FULL; remove: REMOVED
+-- ARGV[1]  read, set, keep (set, unless there is one of that name) or remove
+-- ARGV[2]  all but read: the name
+-- ARGV[3]  set and keep: packed doubles, the instant at which it ends, and how many
+--          there may be
+-- ARGV[4]  set and keep: the content, without line ends
+-- Reply    read: v and the contents of those that have not ended, each on a line; set
+--          and keep: SET, or FULL; remove: REMOVED
 -- Instants are milliseconds since the epoch.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
 local time = call('TIME')
@@ -31,6 +32,9 @@ if op == 'read' then
 end
 
 local name = ARGV[2]
+if op == 'keep' and live[name] then
+  return 'SET'
+end
 if op == 'remove' then
   call('HDEL', key, name)
   live[name] = nil
@@ -46,11 +50,11 @@ else
   call('HSET', key, name, struct.pack('<d', ends) .. ARGV[4])
   last = math.max(last, ends)
 end
-if op == 'set' or next(live) then
+if op ~= 'remove' or next(live) then
   call('HSET', key, 'v', time[1] .. '.' .. time[2])
   -- The hash outlives what it says: expiry cleans up, a second later.
   call('PEXPIREAT', key, string.format('%.0f', last + 1001))
 else
   call('DEL', key)
 end
-return op == 'set' and 'SET' or 'REMOVED'
+return op == 'remove' and 'REMOVED' or 'SET'

@@ -73,7 +73,7 @@ func (s *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	// The only shard may go without a block.
 	hasURL := false
 	setURL := func(p *option.Parser) error {
-		only := &Shard{Name: "default"}
+		only := &Shard{Name: onlyShard}
 		s.Shards, hasURL = append(s.Shards, only), true
 		return option.Filled(&only.URL)(p)
 	}
@@ -85,7 +85,7 @@ func (s *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		return err
 	}
 	if hasURL && len(s.Shards) > 1 {
-		return p.At(fmt.Errorf("redis store: %w", option.Errorf("url", "is for a store of one shard: remove it, and give each shard its own")))
+		return p.At(fmt.Errorf("redis store: %w", errURLAndShards))
 	}
 	if err := s.validate(); err != nil {
 		return p.At(fmt.Errorf("redis store: %w", err))

@@ -36,6 +36,10 @@ type Store struct {
 	// gets. Required.
 	Shards []*Shard `json:"shards,omitempty"`
 
+	// The URL of the only shard, in place of `shards`: see the `url` of a shard.
+	// Default: none.
+	URL string `json:"url,omitempty"`
+
 	// The names of the shards before a change of shards or weights, while that is
 	// under way: each with `:` and its former weight if that has changed. A client
 	// that gets another shard keeps its count, which is migrated at its first request.
@@ -180,6 +184,12 @@ func (s *Store) provision(repl *caddy.Replacer) (err error) {
 	}
 	if s.KeySecret, err = reveal(repl, s.KeySecret); err != nil {
 		return fmt.Errorf("key_secret: %w", err)
+	}
+	if s.URL != "" {
+		if len(s.Shards) > 0 {
+			return errURLAndShards
+		}
+		s.Shards = []*Shard{{Name: onlyShard, URL: s.URL}}
 	}
 	for _, shard := range s.Shards {
 		if shard == nil {

@@ -101,6 +101,8 @@ func runTokenCommand(command []string) (string, error) {
 	var complaint bytes.Buffer
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Stderr = &complaint
+	// Its children may keep the pipe open.
+	cmd.WaitDelay = time.Second
 	out, err := cmd.Output()
 	if err != nil {
 		said, _, _ := strings.Cut(strings.TrimSpace(complaint.String()), "\n")

@@ -16,6 +16,11 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
+// onlyShard is the name of the shard of a store that has a URL.
+const onlyShard = "default"
+
+var errURLAndShards = option.Errorf("url", "is for a store of one shard: remove it, and give each shard its own")
+
 // server is what a URL says about a primary.
 type server struct {
 	addr               string

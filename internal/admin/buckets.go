@@ -42,7 +42,9 @@ func selectBuckets(running runningConfig, r *http.Request, more ...string) (*sel
 		}
 	}
 	s := &selection{boundZone: zones[zone][i]}
-	if s.buckets, err = s.BucketsOf(query["key"], query["client_key"]); err != nil {
+	if kept := query.Get("client_key"); !strings.HasPrefix(r.URL.Path, "/rate_limit/buckets/") && isKept(kept) {
+		s.buckets = []adminapi.BucketName{{ClientKey: kept}}
+	} else if s.buckets, err = s.BucketsOf(query["key"], query["client_key"]); err != nil {
 		return nil, nil, apiErrorf(http.StatusBadRequest, "zone %s: %w", zone, err)
 	}
 	if s.open, err = s.store.Enter(); err != nil {
@@ -50,6 +52,10 @@ func selectBuckets(running runningConfig, r *http.Request, more ...string) (*sel
 	}
 	return s, query, nil
 }
+
+// isKept reports whether a client key is in the form in which a store with a key_secret
+// lists overrides.
+func isKept(clientKey string) bool { return strings.HasPrefix(clientKey, "$") }
 
 // inspect answers GET /rate_limit/buckets/<zone> with the state of a client's
 // buckets.

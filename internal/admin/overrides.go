@@ -15,6 +15,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -105,6 +106,9 @@ func (s *selection) set(r *http.Request, query url.Values, o store.Override) (an
 	o.Zone, o.By, o.Since = s.Name, r.RemoteAddr, time.Now().UnixMicro()
 	all := adminapi.Overrides{Overrides: []adminapi.Override{}}
 	for _, b := range s.buckets {
+		if b.ClientKey == stores.OverflowKey {
+			return nil, apiErrorf(http.StatusBadRequest, "client_key %q is the bucket that new clients share: name a client", b.ClientKey)
+		}
 		o.ClientKey = b.ClientKey
 		if err := s.store.SetOverride(r.Context(), o); err != nil {
 			return nil, s.overrideError(err)
@@ -136,7 +140,10 @@ func remove(running runningConfig, r *http.Request, kind store.OverrideKind) (an
 	for _, b := range s.buckets {
 		o := store.Override{Kind: kind, Zone: s.Name, ClientKey: b.ClientKey, By: r.RemoteAddr}
 		if err := s.store.RemoveOverride(r.Context(), kind, s.Name, b.ClientKey); err != nil {
-			return nil, s.overrideError(err)
+			// It may have been removed where it was, while another shard is away.
+			if _, isThere := s.store.OverrideOf(kind, s.Name, b.ClientKey, time.Now()); isThere || errors.Is(err, errors.ErrUnsupported) {
+				return nil, s.overrideError(err)
+			}
 		}
 		s.limiter.ReportOverride(&o, true)
 		all.Overrides = append(all.Overrides, overrideOf(s.store.Name, &o))

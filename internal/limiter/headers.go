@@ -241,26 +241,37 @@ func (e *evaluation) writeProblem(w http.ResponseWriter, r *http.Request, err er
 	return nil
 }
 
-// isGRPC reports whether r is a call of gRPC or gRPC-Web.
+// isGRPC reports whether r is a call of gRPC or gRPC-Web. The content type alone does not
+// tell: a service that answers for another proxy must not say 200 because of a header.
 func isGRPC(r *http.Request) bool {
 	kind, is := strings.CutPrefix(r.Header.Get("Content-Type"), "application/grpc")
-	return is && (kind == "" || strings.ContainsRune("+-;", rune(kind[0])))
+	isWeb := strings.HasPrefix(kind, "-web")
+	return is && r.Method == http.MethodPost && (isWeb || r.ProtoMajor >= 2) && (isWeb || kind == "" || strings.ContainsRune("+;", rune(kind[0])))
 }
 
-// grpcStatuses are the statuses of gRPC for those with which the limiter ends requests:
-// RESOURCE_EXHAUSTED, UNAVAILABLE and, of blocked clients, PERMISSION_DENIED.
-var grpcStatuses = map[int]string{http.StatusTooManyRequests: "8", http.StatusServiceUnavailable: "14", http.StatusForbidden: "7"}
+// grpcStatus returns the status of gRPC for one with which the limiter ends requests:
+// RESOURCE_EXHAUSTED, UNAVAILABLE and, with any block_status but 429, PERMISSION_DENIED.
+func grpcStatus(status int) string {
+	switch status {
+	case http.StatusTooManyRequests:
+		return "8"
+	case http.StatusServiceUnavailable:
+		return "14"
+	default:
+		return "7"
+	}
+}
 
 // writeGRPC answers a call that the limiter ended with err by a response of headers
 // alone, which clients of gRPC take for trailers. It returns other errors.
 func writeGRPC(w http.ResponseWriter, r *http.Request, err error) error {
 	var handlerErr caddyhttp.HandlerError
-	if !errors.As(err, &handlerErr) || grpcStatuses[handlerErr.StatusCode] == "" {
+	if !errors.As(err, &handlerErr) || handlerErr.StatusCode == statusClientClosedRequest {
 		return err
 	}
 	h := w.Header()
 	h.Set("Content-Type", r.Header.Get("Content-Type"))
-	h.Set("Grpc-Status", grpcStatuses[handlerErr.StatusCode])
+	h.Set("Grpc-Status", grpcStatus(handlerErr.StatusCode))
 	// Names of zones need no escapes.
 	h.Set("Grpc-Message", handlerErr.Err.Error())
 	w.WriteHeader(http.StatusOK)

@@ -265,10 +265,10 @@ func (z *Zone) About(b adminapi.BucketName) store.Request {
 	return store.Request{Limit: &z.limit, ClientKey: b.ClientKey, Events: z.Events.Number, Burst: z.Burst.Number}
 }
 
-// WindowEnd returns when the window ends that a state shows or, if it shows none, one that
-// begins now.
+// WindowEnd returns when the window ends that a state shows. Without an open window, and
+// of an algorithm that has none of its own, it ends in the length of one.
 func (z *Zone) WindowEnd(st store.State, now time.Time) int64 {
-	if at := now.UnixMicro(); st.Reset <= at {
+	if at := now.UnixMicro(); z.limit.Algorithm != store.FixedWindow || st.Reset <= at {
 		return at + z.limit.Window.Microseconds()
 	}
 	return st.Reset

@@ -66,7 +66,11 @@ func (e *evaluation) reportNear(i int) {
 }
 
 func (l *Limiter) logRefusal(e *evaluation, i int, r *http.Request) {
-	if l.LogRefusals == LogNone || l.LogRefusals == LogFirst && !e.isFirst(i, aboutRefusal) {
+	about := uint32(aboutRefusal)
+	if e.isBlocked(i) {
+		about = aboutBlock
+	}
+	if l.LogRefusals == LogNone || l.LogRefusals == LogFirst && !e.isFirst(i, about) {
 		return
 	}
 	text := "rate limit exceeded"
@@ -113,6 +117,7 @@ const (
 	aboutRefusal = iota
 	aboutNearness
 	aboutForgiveness
+	aboutBlock
 )
 
 // isFirst reports whether this was not logged of the client of zone i in this window
@@ -120,7 +125,7 @@ const (
 func (e *evaluation) isFirst(i int, about uint32) bool {
 	z, st := e.zones[i], &e.states[i]
 	window := z.limit.Window
-	if z.limit.Algorithm == store.FixedWindow && st.Reset > st.Now {
+	if z.limit.Algorithm == store.FixedWindow && st.Reset > st.Now && about != aboutBlock {
 		// The window began earlier.
 		window = time.Duration(st.Reset-st.Now) * time.Microsecond
 	}

@@ -59,8 +59,8 @@ type response struct {
 type bodyKind uint8
 
 const (
-	// unread is a body in which there is no JSON to be found.
-	unread bodyKind = iota
+	// The zero value is a body in which there is no JSON to be found.
+	_ bodyKind = iota
 	// encoded is one that is compressed.
 	encoded
 	// document is one JSON document.

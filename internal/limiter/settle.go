@@ -99,7 +99,8 @@ func (e *evaluation) forgive(i int) {
 	if req.Limit.Algorithm != store.FixedWindow {
 		st.Reset = st.Now
 	}
-	z.recent.Set(identity.New(aboutForgiveness, req.ClientKey), recently{l.Now().UnixMicro(), z.limit.Window})
+	id := identity.New(aboutForgiveness, req.ClientKey)
+	z.recent.Set(id, recently{l.Now().UnixMicro(), z.limit.Window})
 	// What was taken goes with the bucket: a refund could come after it.
 	isTaken := spend.taken && !spend.local
 	z.handle.Forgive(req, func(open *stores.Opened, err error) {
@@ -107,6 +108,7 @@ func (e *evaluation) forgive(i int) {
 			z.Counts.Forgiven.Inc()
 			return
 		}
+		z.recent.Invalidate(id)
 		z.handle.ReportError(l.Now(), z.Name, err)
 		if open != nil && isTaken {
 			open.Refund([]store.Request{req})

@@ -227,8 +227,13 @@ func (z *Zone) override(req *store.Request, r *http.Request, repl *caddy.Replace
 			req.Events = min(req.Events+grant.Events, most)
 		}
 	}
-	if block, ok := bound.handle.OverrideOf(store.OverrideBlock, z.Name, req.ClientKey, now); ok {
-		return bound, &block
+	for in := range z.bound {
+		// A rollout that moves the client ends no block.
+		if handle := z.bound[in].handle; handle != nil {
+			if block, ok := handle.OverrideOf(store.OverrideBlock, z.Name, req.ClientKey, now); ok {
+				return bound, &block
+			}
+		}
 	}
 	return bound, nil
 }
@@ -282,7 +287,7 @@ func (z *Zone) read(name string, q Quantity, log *quota, least, most int64, word
 	}
 	nearest := min(max(n, least), most)
 	if isUnreadable || nearest != n {
-		telemetry.Default.Unreadable.WithLabelValues(z.Name, name).Inc()
+		l.countUnreadable(z, name)
 	}
 	if nearest == n {
 		return n
@@ -321,6 +326,12 @@ func LeastEvents(burst int64, window time.Duration) int64 {
 	return max(int64(n), 1)
 }
 
+func (l *Limiter) countUnreadable(z *Zone, option string) {
+	if !l.isSimulated {
+		telemetry.Default.Unreadable.WithLabelValues(z.Name, option).Inc()
+	}
+}
+
 // mostBurst returns the largest burst for which so many events in a window are enough.
 func mostBurst(events int64, window time.Duration) int64 {
 	const century = int64(store.MaxWindow / time.Microsecond)
@@ -338,7 +349,7 @@ func (z *Zone) finalCost(repl *caddy.Replacer, l *Limiter) int64 {
 	}
 	cost, bad := z.readCost(repl)
 	if bad != "" {
-		telemetry.Default.Unreadable.WithLabelValues(z.Name, "cost").Inc()
+		l.countUnreadable(z, "cost")
 		if times, log := l.mayLog(&z.noCost); log {
 			l.Logger.Warn("cost is not a number from 0 to 2^52; charging the fallback",
 				zap.String("zone", z.Name), zap.String("cost", bad), zap.Int64("fallback", cost), zap.Int64("times", times))

@@ -138,11 +138,19 @@ func (h *Handle) OnClose(f func()) {
 	h.onClose = append(h.onClose, f)
 }
 
-// Run lets the ledger of the store, if that is open, deliver what waits: the
-// config runs.
+// Run lets the ledger of the store, if that is open, deliver what waits, and follows what
+// operators change: the config runs.
 func (h *Handle) Run() {
-	if open := h.open.Load(); open != nil && open.Ledger != nil {
+	open := h.EnterOpen()
+	if open == nil {
+		return
+	}
+	defer h.Leave()
+	if open.Ledger != nil {
 		open.Ledger.Run()
+	}
+	if open.overrides != nil {
+		open.overrides.start()
 	}
 }
 

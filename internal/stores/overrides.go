@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -12,8 +13,11 @@ import (
 )
 
 // overridePeriod is how often the overrides of a store are looked at that has no trust
-// of its own.
-const overridePeriod = time.Second
+// of its own; minOverridePeriod bounds that trust.
+const (
+	overridePeriod    = time.Second
+	minOverridePeriod = 250 * time.Millisecond
+)
 
 // firstLook bounds the first look at a store, for which requests wait: a restart must not
 // let blocked clients through.
@@ -24,9 +28,14 @@ const firstLook = 250 * time.Millisecond
 type overrides struct {
 	kept    store.Overrider
 	current atomic.Pointer[map[overrideID]store.Override]
+	// looking is held during a look, so that none undoes a later one.
+	looking sync.Mutex
 	// looked is closed after the first look, whether or not it succeeded.
-	looked chan struct{}
-	stop   context.CancelFunc
+	looked  chan struct{}
+	period  time.Duration
+	started sync.Once
+	life    context.Context
+	stop    context.CancelFunc
 }
 
 type overrideID struct {
@@ -42,31 +51,33 @@ func (h *Handle) overridePeriod() time.Duration {
 	return 0
 }
 
-// newOverrides looks at the overrides of a store from now on, until stop is called. It
-// returns nil for a store that keeps none.
+// newOverrides returns those of a store, or nil if it keeps none.
 func newOverrides(s store.Store, period time.Duration) *overrides {
 	kept, ok := s.(store.Overrider)
 	if !ok {
 		return nil
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	o := &overrides{kept: kept, looked: make(chan struct{}), stop: stop}
-	go o.follow(ctx, cmp.Or(period, overridePeriod))
+	o := &overrides{kept: kept, looked: make(chan struct{}), period: max(cmp.Or(period, overridePeriod), minOverridePeriod)}
+	o.life, o.stop = context.WithCancel(context.Background())
 	return o
 }
 
-func (o *overrides) follow(ctx context.Context, period time.Duration) {
-	first, cancel := context.WithTimeout(ctx, firstLook)
+// start looks at the overrides from now on, until stop is called: not before the config
+// runs, for one that is only validated makes no calls.
+func (o *overrides) start() { o.started.Do(func() { go o.follow() }) }
+
+func (o *overrides) follow() {
+	first, cancel := context.WithTimeout(o.life, firstLook)
 	o.look(first)
 	cancel()
 	close(o.looked)
-	tick := time.NewTicker(period)
+	tick := time.NewTicker(o.period)
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
-			o.look(ctx)
-		case <-ctx.Done():
+			o.look(o.life)
+		case <-o.life.Done():
 			return
 		}
 	}
@@ -74,6 +85,8 @@ func (o *overrides) follow(ctx context.Context, period time.Duration) {
 
 // look reads the overrides. Those of a shard that does not answer stay as they were.
 func (o *overrides) look(ctx context.Context) {
+	o.looking.Lock()
+	defer o.looking.Unlock()
 	all, _ := o.kept.Overrides(ctx)
 	current := make(map[overrideID]store.Override, len(all))
 	for _, override := range all {
@@ -86,6 +99,7 @@ func (o *overrides) look(ctx context.Context) {
 func (o *overrides) known() map[overrideID]store.Override {
 	current := o.current.Load()
 	if current == nil {
+		o.start()
 		<-o.looked
 		current = o.current.Load()
 	}
@@ -129,11 +143,9 @@ func (h *Handle) changeOverrides(ctx context.Context, change func(kept store.Ove
 	if open.overrides == nil {
 		return errNoOverrides
 	}
-	if err := change(open.overrides.kept); err != nil {
-		return err
-	}
+	err = change(open.overrides.kept)
 	open.overrides.look(ctx)
-	return nil
+	return err
 }
 
 // Overrides returns those in force, by what the store says now.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -16,7 +17,7 @@ import (
 )
 
 // overrideTimeout bounds a look at the overrides of a shard, and a change of them.
-const overrideTimeout = 5 * time.Second
+const overrideTimeout = time.Second
 
 // lastOverrides are those that were last read of a shard, by key. A look at overrides that
 // have not changed costs a short reply, and a reload while the shard is down ends none.
@@ -52,17 +53,28 @@ func (s *Store) SetOverride(ctx context.Context, o store.Override) error {
 	if len(s.opts.KeySecret) > 0 {
 		o.ClientKey = s.KeptKey(o.ClientKey)
 	}
-	return s.keep(ctx, shard, &o)
+	if err := s.keep(ctx, shard, "set", &o); err != nil {
+		return err
+	}
+	// Another shard may have owned the client. What cannot be removed there is older.
+	name := nameOfOverride(o.Kind, o.Zone, s.KeptKey(o.ClientKey))
+	_, _ = s.atAllShards(func(other *Shard) (_ []store.Override, err error) {
+		if other != shard {
+			_, err = s.override(ctx, other, "remove", name)
+		}
+		return nil, err
+	})
+	return nil
 }
 
-// keep writes an override to a shard.
-func (s *Store) keep(ctx context.Context, shard *Shard, o *store.Override) error {
+// keep writes an override to a shard: op is set or keep.
+func (s *Store) keep(ctx context.Context, shard *Shard, op string, o *store.Override) error {
 	content, err := json.Marshal(o)
 	if err != nil {
 		return fmt.Errorf("encode an override: %w", err)
 	}
 	ends := (o.Until + 999) / 1000
-	reply, err := s.override(ctx, shard, "set", nameOfOverride(o.Kind, o.Zone, s.KeptKey(o.ClientKey)), appendPacked(nil, ends, store.MaxOverrides), content)
+	reply, err := s.override(ctx, shard, op, nameOfOverride(o.Kind, o.Zone, s.KeptKey(o.ClientKey)), appendPacked(nil, ends, store.MaxOverrides), content)
 	if err == nil && reply != "SET" {
 		err = fmt.Errorf("there are %d overrides on this shard, which is the most: remove some", store.MaxOverrides)
 	}
@@ -82,7 +94,15 @@ func (s *Store) RemoveOverride(ctx context.Context, kind store.OverrideKind, zon
 
 // Overrides implements [store.Overrider].
 func (s *Store) Overrides(ctx context.Context) ([]store.Override, error) {
-	return s.atAllShards(func(shard *Shard) ([]store.Override, error) { return s.overridesOf(ctx, shard) })
+	all, err := s.atAllShards(func(shard *Shard) ([]store.Override, error) { return s.overridesOf(ctx, shard) })
+	latest := map[string]store.Override{}
+	for _, o := range all {
+		name := nameOfOverride(o.Kind, o.Zone, s.KeptKey(o.ClientKey))
+		if other, ok := latest[name]; !ok || o.Since > other.Since {
+			latest[name] = o
+		}
+	}
+	return slices.Collect(maps.Values(latest)), err
 }
 
 // overridesOf asks for the version first: a look at overrides that have not changed costs
@@ -137,7 +157,7 @@ func (s *Store) keepFromRetired(ctx context.Context, shard *Shard, all []store.O
 		return nil
 	}
 	for i := range all {
-		if err := s.keep(ctx, s.opts.Members[0].Shard, &all[i]); err != nil {
+		if err := s.keep(ctx, s.opts.Members[0].Shard, "keep", &all[i]); err != nil {
 			return err
 		}
 	}
@@ -200,11 +220,20 @@ func (s *Store) askOwner(ctx context.Context, shard *Shard, reads bool, about fu
 	if replica := at.replica(); reads && replica != nil {
 		lanes = append(lanes, replica)
 	}
-	for _, l := range lanes {
+	for i, l := range lanes {
 		cmd = about(key)
-		if err = l.doPlain(ctx, cmd); err == nil {
+		if err = doWithin(ctx, l, cmd, len(lanes)-i); err == nil {
 			break
 		}
 	}
 	return cmd, err
+}
+
+// doWithin runs a command in a part of the time that ctx leaves, of which there are so
+// many.
+func doWithin(ctx context.Context, l *lane, cmd *command, parts int) error {
+	end, _ := ctx.Deadline()
+	ctx, cancel := context.WithTimeout(ctx, time.Until(end)/time.Duration(parts))
+	defer cancel()
+	return l.doPlain(ctx, cmd)
 }

@@ -113,11 +113,18 @@ func TestOverridesAreBounded(t *testing.T) {
 // TestOverridesOutliveTheirPrimary: a replica tells them while the primary is away, and what
 // was read last counts while all servers are.
 func TestOverridesOutliveTheirPrimary(t *testing.T) {
+	for name, end := range map[string]func(*redistest.Server) error{"killed": (*redistest.Server).Kill, "silent": (*redistest.Server).Pause} {
+		t.Run(name, func(t *testing.T) { overridesOutlive(t, end) })
+	}
+}
+
+func overridesOutlive(t *testing.T, end func(*redistest.Server) error) {
+	t.Helper()
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), nil)
 	must(t, s.SetOverride(t.Context(), block("api", "tag:alice", time.Now().Add(time.Hour))))
 	must(t, sh.WaitReplicated(t.Context()))
-	must(t, sh.Primary.Kill())
+	must(t, end(sh.Primary))
 	fresh := newStore(t, shardOf(t, sh), nil)
 	eventually(t, "a replica tells", func() error {
 		if all, err := fresh.Overrides(t.Context()); err != nil || len(all) != 1 {
@@ -149,6 +156,20 @@ func TestOverridesOfARetiredShard(t *testing.T) {
 		}
 	}
 	sameKeys(t, "without the old shard", overridden(t, after), "tag:alice", "tag:bob")
+	// A later one of the same client counts, and stays whatever the old shard has.
+	longer := block("api", "tag:alice", time.Now().Add(time.Hour*24))
+	longer.Since = time.Now().UnixMicro()
+	must(t, during.SetOverride(t.Context(), longer))
+	must(t, before.SetOverride(t.Context(), block("api", "tag:alice", time.Now().Add(time.Hour))))
+	for range 3 {
+		all, err := withShards(members, []Member{{Name: "old", Shard: old}}).Overrides(t.Context())
+		must(t, err)
+		for _, o := range all {
+			if o.ClientKey == "tag:alice" && o.Until != longer.Until {
+				t.Errorf("the block ends at %d, want %d", o.Until, longer.Until)
+			}
+		}
+	}
 	must(t, during.RemoveOverride(t.Context(), store.OverrideBlock, "api", "tag:bob"))
 	sameKeys(t, "after the end of one", overridden(t, after), "tag:alice")
 	must(t, before.RemoveOverride(t.Context(), store.OverrideBlock, "api", "tag:alice"))

@@ -1,0 +1,104 @@
+package stores
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/memory"
+)
+
+// lookedStore counts the looks at its overrides, which wait where ask is set.
+type lookedStore struct {
+	*memory.Store
+	looks atomic.Int64
+	ask   func(ctx context.Context) error
+}
+
+func (s *lookedStore) Overrides(ctx context.Context) ([]store.Override, error) {
+	s.looks.Add(1)
+	if s.ask != nil {
+		if err := s.ask(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return s.Store.Overrides(ctx)
+}
+
+// lookedModule opens one.
+type lookedModule struct{ looked *lookedStore }
+
+func (m lookedModule) OpenStore(string) (store.Store, error) { return m.looked, nil }
+func (lookedModule) CloseStore()                             {}
+func (lookedModule) OnErrorDefault() string                  { return OnErrorAllow }
+
+func openLooked(t *testing.T, ask func(ctx context.Context) error) (*lookedStore, *Handle) {
+	t.Helper()
+	s := &lookedStore{Store: memory.New(memory.NewBuckets(), memory.Options{}), ask: ask}
+	h := &Handle{Name: t.Name(), Module: lookedModule{s}, Logger: zap.NewNop()}
+	if _, err := h.Enter(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(h.Unload)
+	return s, h
+}
+
+// TestOverridesAreLookedAtOnceTheConfigRuns, and not where it is only validated.
+func TestOverridesAreLookedAtOnceTheConfigRuns(t *testing.T) {
+	s, h := openLooked(t, nil)
+	o := store.Override{Kind: store.OverrideBlock, Zone: "api", ClientKey: "alice", Until: time.Now().Add(time.Hour).UnixMicro()}
+	if err := s.SetOverride(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	if n := s.looks.Load(); n != 0 {
+		t.Errorf("there were %d looks before the config runs", n)
+	}
+	h.Run()
+	if got, ok := h.OverrideOf(store.OverrideBlock, "api", "alice", time.Now()); !ok || got != o {
+		t.Errorf("the first request finds %v", got)
+	}
+}
+
+// TestFirstRequestsWaitForOverrides, but not for a store that does not answer.
+func TestFirstRequestsWaitForOverrides(t *testing.T) {
+	var ended atomic.Bool
+	_, h := openLooked(t, func(ctx context.Context) error {
+		<-ctx.Done()
+		ended.Store(true)
+		return ctx.Err()
+	})
+	// Nothing has called Run, as for a request that a reload has overtaken.
+	if h.HasOverrides() || !ended.Load() {
+		t.Errorf("the request did not wait for the first look: %v", ended.Load())
+	}
+}
+
+// TestLateLookUndoesNoChange: one that began before a change ends before it is looked at.
+func TestLateLookUndoesNoChange(t *testing.T) {
+	began, goOn := make(chan struct{}, 10), make(chan struct{})
+	_, h := openLooked(t, func(context.Context) error {
+		began <- struct{}{}
+		<-goOn
+		return nil
+	})
+	h.Run()
+	<-began
+	done := make(chan error)
+	o := store.Override{Kind: store.OverrideBlock, Zone: "api", ClientKey: "alice", Until: time.Now().Add(time.Hour).UnixMicro()}
+	go func() { done <- h.SetOverride(t.Context(), o) }()
+	goOn <- struct{}{}
+	close(goOn)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := h.OverrideOf(store.OverrideBlock, "api", "alice", time.Now()); !ok {
+		t.Error("the block is not known at once")
+	}
+	if err := h.RemoveOverride(t.Context(), store.OverrideBlock, "api", "alice"); err != nil || h.HasOverrides() {
+		t.Errorf("its end is not known at once, %v", err)
+	}
+}
