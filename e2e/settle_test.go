@@ -200,6 +200,28 @@ func TestCostsAtTheEndOfUnusualResponses(t *testing.T) {
 	})
 }
 
+// TestCostsAtTheEndOverHTTP2, of a document and of a stream, which arrives as it is sent.
+func TestCostsAtTheEndOverHTTP2(t *testing.T) {
+	backend := startSlowWriter(t)
+	zone := zoneWith("tokens", "events 10000", "settle end", "cost {http.rate_limit.response.json.usage.total_tokens} 3")
+	site := strings.Replace(zonesSite("", zone, proxyTo(backend.addr)), "{{global}}", "{{global}}\nservers {\nprotocols h1 h2c\n}", 1)
+	c := caddytest.Start(t, site)
+	protocols := new(http.Protocols)
+	protocols.SetUnencryptedHTTP2(true)
+	transport := &http.Transport{Protocols: protocols}
+	t.Cleanup(transport.CloseIdleConnections)
+	c.Client = &http.Client{Transport: transport, Timeout: caddytest.WaitLimit}
+	resp := c.Get("/x/json", "X-Key: alice")
+	must(t, "a document", errors.Join(want("status", resp.StatusCode, http.StatusOK), want("protocol", resp.ProtoMajor, 2)))
+	resp, body := openStream(t, c, "/x/stream")
+	_, err := body.ReadString('\n')
+	must(t, "first event, before the second is sent", err)
+	backend.next <- struct{}{}
+	_, err = io.ReadAll(body)
+	must(t, "rest", errors.Join(err, resp.Body.Close(), want("protocol", resp.ProtoMajor, 2)))
+	eventually(t, "both are charged", func() error { return want("used", bucketUsed(c, "tokens", "alice"), 42+11) })
+}
+
 // bucketUsed returns what a client has used, by its primary or the memory store.
 func bucketUsed(c *caddytest.Caddy, zone, client string) int64 {
 	c.T.Helper()

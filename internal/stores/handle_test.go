@@ -2,6 +2,8 @@ package stores
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -97,6 +99,15 @@ func (remoteModule) OnErrorDefault() string                  { return OnErrorAll
 type remoteStore struct {
 	*memory.Store
 	away atomic.Bool
+	// resets, if it is there, is what each reset waits for.
+	resets chan struct{}
+}
+
+func (s *remoteStore) Reset(ctx context.Context, r store.Request) error {
+	if s.resets != nil {
+		<-s.resets
+	}
+	return s.Store.Reset(ctx, r)
 }
 
 func (s *remoteStore) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
@@ -169,6 +180,30 @@ func TestOvertakenRequestChargesTheRunningStore(t *testing.T) {
 	}
 	open.detacher.ChargeDetached([]store.Request{r})
 	good.awaitUsed(t, r, 1)
+}
+
+// TestForgivingIsBounded: so many buckets are emptied at the same time, and no more.
+func TestForgivingIsBounded(t *testing.T) {
+	h, s := newRemoteHandle(t)
+	defer h.Unload()
+	h.Run()
+	s.resets = make(chan struct{})
+	limit := &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour}
+	ended := make(chan error, maxForgiving)
+	for i := range maxForgiving {
+		h.Forgive(store.Request{Limit: limit, ClientKey: fmt.Sprint(i)}, func(_ *Opened, err error) { ended <- err })
+	}
+	var refused error
+	h.Forgive(store.Request{Limit: limit, ClientKey: "another"}, func(_ *Opened, err error) { refused = err })
+	if !errors.Is(refused, errForgiving) {
+		t.Errorf("one more: %v", refused)
+	}
+	close(s.resets)
+	for range maxForgiving {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // TestLeaseEndsWhereItWasTaken, although another config runs: leases are not copied to
