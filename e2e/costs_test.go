@@ -78,7 +78,7 @@ func TestBackendDefinedCost(t *testing.T) {
 		}
 		c.Stop()
 		for _, zone := range names {
-			c.AwaitLines(t, 1, "cost is not a number from 0 to 2^52; charging 1", `"zone":"`+zone+`"`)
+			c.AwaitLines(t, 1, "cost is not a number from 0 to 2^52; charging the fallback", `"fallback":1,`, `"zone":"`+zone+`"`)
 			if store != "" {
 				must(t, "at the end", want("used of "+zone, servers.Content(t, zone, "alice").Used, events))
 			}

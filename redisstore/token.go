@@ -104,7 +104,7 @@ func runTokenCommand(command []string) (string, error) {
 	// Its children may keep the pipe open.
 	cmd.WaitDelay = time.Second
 	out, err := cmd.Output()
-	if err != nil {
+	if err != nil && !errors.Is(err, exec.ErrWaitDelay) {
 		said, _, _ := strings.Cut(strings.TrimSpace(complaint.String()), "\n")
 		return "", fmt.Errorf("password_command %s: %w: %s", command[0], err, said[:min(len(said), maxComplaint)])
 	}

@@ -124,3 +124,9 @@ func TestTokenThatIsNone(t *testing.T) {
 		t.Errorf("without such a command: %v", err)
 	}
 }
+
+// TestTokenOfACommandWithChildren counts, although a child of the command holds its output.
+func TestTokenOfACommandWithChildren(t *testing.T) {
+	tok, _, _ := tokens(t, "sleep 5 & echo token")
+	tok.is(t, "token")
+}

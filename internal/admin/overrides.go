@@ -139,9 +139,10 @@ func remove(running runningConfig, r *http.Request, kind store.OverrideKind) (an
 	all := adminapi.Overrides{Overrides: []adminapi.Override{}}
 	for _, b := range s.buckets {
 		o := store.Override{Kind: kind, Zone: s.Name, ClientKey: b.ClientKey, By: r.RemoteAddr}
+		_, wasThere := s.store.OverrideOf(kind, s.Name, b.ClientKey, time.Now())
 		if err := s.store.RemoveOverride(r.Context(), kind, s.Name, b.ClientKey); err != nil {
 			// It may have been removed where it was, while another shard is away.
-			if _, isThere := s.store.OverrideOf(kind, s.Name, b.ClientKey, time.Now()); isThere || errors.Is(err, errors.ErrUnsupported) {
+			if _, isThere := s.store.OverrideOf(kind, s.Name, b.ClientKey, time.Now()); isThere || !wasThere {
 				return nil, s.overrideError(err)
 			}
 		}

@@ -105,6 +105,9 @@ func (s *Simulation) decide(e *evaluation) (goesOn bool) {
 			s.Answer.Decision = telemetry.ErrorAllowed.String()
 		}
 		return true
+	case e.isBlocked(i):
+		s.refuse(telemetry.Blocked, e.zones[i], e.states[i].RetryAfter)
+		return false
 	case e.waits():
 		s.Answer.Wait = max(s.Answer.Wait, e.states[i].RetryAfter.Seconds())
 		return true

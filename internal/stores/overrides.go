@@ -68,15 +68,17 @@ func (o *overrides) start() { o.started.Do(func() { go o.follow() }) }
 
 func (o *overrides) follow() {
 	first, cancel := context.WithTimeout(o.life, firstLook)
-	o.look(first)
+	err := o.look(first)
 	cancel()
 	close(o.looked)
-	tick := time.NewTicker(o.period)
-	defer tick.Stop()
 	for {
+		pause := o.period
+		if err != nil {
+			pause = minOverridePeriod
+		}
 		select {
-		case <-tick.C:
-			o.look(o.life)
+		case <-time.After(pause):
+			err = o.look(o.life)
 		case <-o.life.Done():
 			return
 		}
@@ -84,15 +86,16 @@ func (o *overrides) follow() {
 }
 
 // look reads the overrides. Those of a shard that does not answer stay as they were.
-func (o *overrides) look(ctx context.Context) {
+func (o *overrides) look(ctx context.Context) error {
 	o.looking.Lock()
 	defer o.looking.Unlock()
-	all, _ := o.kept.Overrides(ctx)
+	all, err := o.kept.Overrides(ctx)
 	current := make(map[overrideID]store.Override, len(all))
 	for _, override := range all {
 		current[overrideID{override.Kind, override.Zone, o.kept.KeptKey(override.ClientKey)}] = override
 	}
 	o.current.Store(&current)
+	return err
 }
 
 // known returns the overrides as the last look showed them. It waits for the first one.
@@ -144,7 +147,7 @@ func (h *Handle) changeOverrides(ctx context.Context, change func(kept store.Ove
 		return errNoOverrides
 	}
 	err = change(open.overrides.kept)
-	open.overrides.look(ctx)
+	_ = open.overrides.look(ctx) // the next look comes soon
 	return err
 }
 

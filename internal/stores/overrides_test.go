@@ -102,3 +102,25 @@ func TestLateLookUndoesNoChange(t *testing.T) {
 		t.Errorf("its end is not known at once, %v", err)
 	}
 }
+
+// TestFailedLookIsRepeatedSoon, however long answers are trusted.
+func TestFailedLookIsRepeatedSoon(t *testing.T) {
+	s, _ := openLooked(t, nil)
+	away := true
+	s.ask = func(context.Context) error {
+		defer func() { away = false }()
+		if away {
+			return store.ErrNotExecuted
+		}
+		return nil
+	}
+	o := store.Override{Kind: store.OverrideBlock, Zone: "api", ClientKey: "alice", Until: time.Now().Add(time.Hour).UnixMicro()}
+	if err := s.SetOverride(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	follower := newOverrides(s, 24*time.Hour)
+	defer follower.stop()
+	for len(follower.known()) == 0 {
+		time.Sleep(time.Millisecond) // the test's timeout ends this
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -29,6 +30,8 @@ type lastOverrides struct {
 type readOverrides struct {
 	version string
 	all     []store.Override
+	// isHandedOver is set if another shard has them too.
+	isHandedOver bool
 }
 
 // keyOfOverrides is never the key of a bucket, because no prefix contains a #.
@@ -50,16 +53,25 @@ func nameOfOverride(kind store.OverrideKind, zone, keptKey string) string {
 // SetOverride implements [store.Overrider]. It is kept on the client's shard.
 func (s *Store) SetOverride(ctx context.Context, o store.Override) error {
 	shard := s.opts.Members[s.sharder.owner(o.ClientKey)].Shard
-	if len(s.opts.KeySecret) > 0 {
+	var before *Shard
+	if was := s.previousOwner(o.ClientKey); was != nil {
+		// Caddys with the config before this one read that one only.
+		before = was.Shard
+	}
+	if len(s.opts.KeySecret) > 0 || !utf8.ValidString(o.ClientKey) {
 		o.ClientKey = s.KeptKey(o.ClientKey)
 	}
-	if err := s.keep(ctx, shard, "set", &o); err != nil {
+	err := s.keep(ctx, shard, "set", &o)
+	if err == nil && before != nil && before != shard {
+		err = s.keep(ctx, before, "set", &o)
+	}
+	if err != nil {
 		return err
 	}
 	// Another shard may have owned the client. What cannot be removed there is older.
 	name := nameOfOverride(o.Kind, o.Zone, s.KeptKey(o.ClientKey))
 	_, _ = s.atAllShards(func(other *Shard) (_ []store.Override, err error) {
-		if other != shard {
+		if other != shard && other != before {
 			_, err = s.override(ctx, other, "remove", name)
 		}
 		return nil, err
@@ -117,29 +129,20 @@ func (s *Store) overridesOf(ctx context.Context, shard *Shard) ([]store.Override
 	if err != nil {
 		return known.all, err
 	}
-	version, _ := cmd.Cmder.(*goredis.Cmd).Val().(string)
-	if version == known.version {
-		return known.all, nil
-	}
-	var read readOverrides
-	var lines []string
-	if version != "" {
-		reply, err := s.override(ctx, shard, "read")
-		if err != nil {
+	read := known
+	if version, _ := cmd.Cmder.(*goredis.Cmd).Val().(string); version == "" {
+		read = readOverrides{}
+	} else if version != known.version {
+		if read, err = s.readOverrides(ctx, shard); err != nil {
 			return known.all, err
 		}
-		lines = strings.Split(reply, "\n")
-		read.version, lines = lines[0], lines[1:]
 	}
-	for _, line := range lines {
-		var o store.Override
-		if err := json.Unmarshal([]byte(line), &o); err != nil {
-			return known.all, fmt.Errorf("decode an override: %w", err)
+	isRetired := !slices.ContainsFunc(s.opts.Members, func(m Member) bool { return m.Shard == shard })
+	if isRetired && !read.isHandedOver {
+		if err := s.handOver(ctx, shard, read.all); err != nil {
+			return read.all, err
 		}
-		read.all = append(read.all, o)
-	}
-	if err := s.keepFromRetired(ctx, shard, read.all); err != nil {
-		return read.all, err
+		read.isHandedOver = true
 	}
 	last.mu.Lock()
 	defer last.mu.Unlock()
@@ -150,15 +153,47 @@ func (s *Store) overridesOf(ctx context.Context, shard *Shard) ([]store.Override
 	return read.all, nil
 }
 
-// keepFromRetired copies overrides of a shard that the store gives up to one that it keeps.
-// Any will do: all are read.
-func (s *Store) keepFromRetired(ctx context.Context, shard *Shard, all []store.Override) error {
-	if slices.ContainsFunc(s.opts.Members, func(m Member) bool { return m.Shard == shard }) {
+func (s *Store) readOverrides(ctx context.Context, shard *Shard) (read readOverrides, err error) {
+	reply, err := s.override(ctx, shard, "read")
+	if err != nil {
+		return read, err
+	}
+	lines := strings.Split(reply, "\n")
+	read.version = lines[0]
+	for _, line := range lines[1:] {
+		var o store.Override
+		if err := json.Unmarshal([]byte(line), &o); err != nil {
+			return read, fmt.Errorf("decode an override: %w", err)
+		}
+		read.all = append(read.all, o)
+	}
+	return read, nil
+}
+
+// handOver copies overrides of a shard that the store gives up to one that it keeps. Any
+// will do: all are read.
+func (s *Store) handOver(ctx context.Context, shard *Shard, all []store.Override) error {
+	to := s.opts.Members[0].Shard
+	for i := range all {
+		if err := s.keep(ctx, to, "keep", &all[i]); err != nil {
+			return err
+		}
+	}
+	if len(all) == 0 {
 		return nil
 	}
-	for i := range all {
-		if err := s.keep(ctx, s.opts.Members[0].Shard, "keep", &all[i]); err != nil {
-			return err
+	// What was ended meanwhile must not come back.
+	now, err := s.readOverrides(ctx, shard)
+	if err != nil {
+		return err
+	}
+	for _, o := range all {
+		if !slices.ContainsFunc(now.all, func(other store.Override) bool {
+			return other.Kind == o.Kind && other.Zone == o.Zone && other.ClientKey == o.ClientKey
+		}) {
+			if _, err := s.override(ctx, to, "remove", nameOfOverride(o.Kind, o.Zone, s.KeptKey(o.ClientKey))); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

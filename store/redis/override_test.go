@@ -148,6 +148,8 @@ func TestOverridesOfARetiredShard(t *testing.T) {
 	for _, key := range []string{"tag:alice", "tag:bob"} {
 		must(t, before.SetOverride(t.Context(), block("api", key, time.Now().Add(time.Hour))))
 	}
+	// A reload keeps what was read of the shard's connections.
+	sameKeys(t, "before", overridden(t, before), "tag:alice", "tag:bob")
 	members := []Member{{Name: "kept", Shard: kept}}
 	during, after := withShards(members, []Member{{Name: "old", Shard: old}}), withShards(members, nil)
 	for _, key := range overridden(t, during) {
@@ -175,4 +177,40 @@ func TestOverridesOfARetiredShard(t *testing.T) {
 	must(t, before.RemoveOverride(t.Context(), store.OverrideBlock, "api", "tag:alice"))
 	must(t, after.RemoveOverride(t.Context(), store.OverrideBlock, "api", "tag:alice"))
 	sameKeys(t, "in the end", overridden(t, during))
+}
+
+// TestOverrideOfABinaryKey is found by the key of the client's requests, and ended by the listed one.
+func TestOverrideOfABinaryKey(t *testing.T) {
+	s := newStore(t, newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), nil)
+	const key = "tag:\xff\xfe<>&\u2028"
+	must(t, s.SetOverride(t.Context(), block("api", key, time.Now().Add(time.Hour))))
+	listed := overridden(t, s)
+	if len(listed) != 1 || s.KeptKey(listed[0]) != s.KeptKey(key) {
+		t.Errorf("it is listed as %q, and known as %q", listed, s.KeptKey(key))
+	}
+	must(t, s.RemoveOverride(t.Context(), store.OverrideBlock, "api", listed[0]))
+	sameKeys(t, "in the end", overridden(t, s))
+}
+
+// TestOverrideDuringAResharding is seen by a Caddy that has the shards before it.
+func TestOverrideDuringAResharding(t *testing.T) {
+	a, b := newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})
+	old := []Member{{Name: "a", Shard: a}}
+	all := append(slices.Clone(old), Member{Name: "b", Shard: b})
+	before := New(Options{CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Members: old})
+	during := New(Options{CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Members: all, Previous: old})
+	client := moving(before, during, 1)[0]
+	must(t, before.SetOverride(t.Context(), block("api", client, time.Now().Add(time.Hour))))
+	longer := block("api", client, time.Now().Add(24*time.Hour))
+	longer.Since = time.Now().UnixMicro()
+	must(t, during.SetOverride(t.Context(), longer))
+	for name, s := range map[string]*Store{"before": before, "during": during} {
+		found, err := s.Overrides(t.Context())
+		must(t, err)
+		if len(found) != 1 || found[0].Until != longer.Until {
+			t.Errorf("%s: %v", name, found)
+		}
+	}
+	must(t, during.RemoveOverride(t.Context(), store.OverrideBlock, "api", client))
+	sameKeys(t, "before, after its end", overridden(t, before))
 }
