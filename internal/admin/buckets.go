@@ -146,10 +146,13 @@ func reset(running runningConfig, r *http.Request) (any, error) {
 	case err != nil:
 		// Caddy logs the error, so it names no client key.
 		return nil, apiErrorf(http.StatusBadGateway, "%d of %d buckets may be there still, ask again: %s",
-			len(failed), len(s.buckets), strings.ReplaceAll(err.Error(), "\n", "; "))
+			len(failed), len(s.buckets), oneLine(err))
 	}
 	return all, nil
 }
+
+// oneLine returns the text of an error that may be several joined ones.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 // mayHold reports whether there may be something to reset.
 func mayHold(ctx context.Context, open *stores.Opened, req store.Request) bool {

@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -38,7 +37,7 @@ func overrides(running runningConfig, r *http.Request) (any, error) {
 	for _, s := range running.Stores() {
 		found, err := s.Overrides(ctx)
 		if err != nil {
-			all.Errors = append(all.Errors, s.Name+": "+strings.ReplaceAll(err.Error(), "\n", "; "))
+			all.Errors = append(all.Errors, s.Name+": "+oneLine(err))
 		}
 		for i := range found {
 			if found[i].Until > now {
@@ -139,12 +138,15 @@ func remove(running runningConfig, r *http.Request, kind store.OverrideKind) (an
 	all := adminapi.Overrides{Overrides: []adminapi.Override{}}
 	for _, b := range s.buckets {
 		o := store.Override{Kind: kind, Zone: s.Name, ClientKey: b.ClientKey, By: r.RemoteAddr}
-		_, wasThere := s.store.OverrideOf(kind, s.Name, b.ClientKey, time.Now())
-		if err := s.store.RemoveOverride(r.Context(), kind, s.Name, b.ClientKey); err != nil {
-			// It may have been removed where it was, while another shard is away.
-			if _, isThere := s.store.OverrideOf(kind, s.Name, b.ClientKey, time.Now()); isThere || !wasThere {
-				return nil, s.overrideError(err)
-			}
+		isThere := func() bool {
+			block, grant := s.store.OverridesOf(s.Name, b.ClientKey, time.Now())
+			return kind == store.OverrideBlock && block != nil || kind == store.OverrideGrant && grant != nil
+		}
+		wasThere := isThere()
+		err := s.store.RemoveOverride(r.Context(), kind, s.Name, b.ClientKey)
+		// It may have been removed where it was, while another shard is away.
+		if err != nil && (!wasThere || isThere()) {
+			return nil, s.overrideError(err)
 		}
 		s.limiter.ReportOverride(&o, true)
 		all.Overrides = append(all.Overrides, overrideOf(s.store.Name, &o))
@@ -157,5 +159,5 @@ func (s *selection) overrideError(err error) error {
 	if errors.Is(err, errors.ErrUnsupported) {
 		status = http.StatusNotImplemented
 	}
-	return apiErrorf(status, "store %s: %s", s.store.Name, strings.ReplaceAll(err.Error(), "\n", "; "))
+	return apiErrorf(status, "store %s: %s", s.store.Name, oneLine(err))
 }

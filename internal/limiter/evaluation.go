@@ -134,11 +134,6 @@ func (e *evaluation) release() {
 	}
 }
 
-// settlesLater reports whether a zone settles when the response has ended.
-func (e *evaluation) settlesLater() bool {
-	return e.anyZone(func(i int) bool { return e.zones[i].SettleAtEnd })
-}
-
 // refusesOutright reports whether a zone whose limit is 0, or in which the client is
 // blocked, refuses the request, so that no store is asked.
 func (e *evaluation) refusesOutright() bool {

@@ -241,8 +241,8 @@ func (e *evaluation) writeProblem(w http.ResponseWriter, r *http.Request, err er
 	return nil
 }
 
-// isGRPC reports whether r is a call of gRPC or gRPC-Web. The content type alone does not
-// tell: a service that answers for another proxy must not say 200 because of a header.
+// isGRPC reports whether r is a call of gRPC or gRPC-Web. The content type alone is not
+// enough: a service that answers for another proxy must not say 200 because of a header.
 func isGRPC(r *http.Request) bool {
 	kind, is := strings.CutPrefix(r.Header.Get("Content-Type"), "application/grpc")
 	isWeb := strings.HasPrefix(kind, "-web")

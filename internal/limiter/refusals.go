@@ -60,7 +60,7 @@ func (e *evaluation) reportNear(i int) {
 	l.Logger.Warn("a client is near its rate limit",
 		zap.String("zone", z.Name), zap.String("key", e.shownKey(i)), zap.Int64("limit", st.Limit), zap.Int64("used", st.Used))
 	if l.Events.Wants(telemetry.EventNear) {
-		ip, _ := e.repl.GetString("http.vars." + caddyhttp.ClientIPVarKey)
+		ip := e.repl.ReplaceAll(clientIPText, "")
 		l.Events.Emit(telemetry.EventNear, map[string]any{"zone": z.Name, "limit": st.Limit, "used": st.Used, "remote_ip": ip})
 	}
 }

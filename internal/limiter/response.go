@@ -48,7 +48,7 @@ type response struct {
 	isTooLong bool
 	// hasLine is set if the line that passes is not empty so far.
 	hasLine bool
-	// reads tells how the body is read.
+	// reads is how the body is read.
 	reads bodyKind
 	// isHead is set if the request wants no body: the server discards what is written.
 	isHead bool
@@ -69,8 +69,8 @@ const (
 	stream
 )
 
-// IsUnknown reports whether a placeholder stands for nothing, although its name is like
-// one about the response.
+// IsUnknown reports whether a name has the prefix of placeholders about the response, but
+// there is no such placeholder.
 func IsUnknown(name string) bool {
 	what, is := strings.CutPrefix(name, responsePrefix)
 	// A zone may be named response.
@@ -94,8 +94,7 @@ func (r *response) watch(z *Zone) {
 }
 
 // begin notes what the header says.
-func (r *response) begin(status int, h http.Header) {
-	r.status = status
+func (r *response) begin(h http.Header) {
 	if len(r.paths) == 0 {
 		return
 	}

@@ -11,7 +11,7 @@ import (
 // readBy returns what is found of a body that passes in parts of n bytes.
 func readBy(n int, header http.Header, body string, most int, paths ...string) *response {
 	r := &response{began: time.Now(), paths: paths, most: most}
-	r.begin(http.StatusOK, header)
+	r.begin(header)
 	for rest := []byte(body); len(rest) > 0; {
 		part := rest[:min(n, len(rest))]
 		r.saw(part)
@@ -79,7 +79,7 @@ func TestValuesInResponses(t *testing.T) {
 func TestResponseKeepsLittle(t *testing.T) {
 	for _, kind := range []string{"application/json", "text/event-stream"} {
 		r := &response{paths: []string{"a"}, most: 1000}
-		r.begin(http.StatusOK, http.Header{"Content-Type": {kind}})
+		r.begin(http.Header{"Content-Type": {kind}})
 		for range 1000 {
 			r.saw([]byte(strings.Repeat("data: x", 100)))
 			if cap(r.kept) > 2*r.most {

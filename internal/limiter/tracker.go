@@ -128,7 +128,7 @@ func (t *tracker) commit(status int) {
 		return
 	}
 	if t.response != nil {
-		t.response.begin(status, t.Header())
+		t.response.begin(t.Header())
 	}
 	t.settle(status)
 	if t.refusal == nil {
@@ -186,7 +186,7 @@ func (t *tracker) settle(status int) {
 		} else {
 			e.undo()
 		}
-		if e.lease == nil && (t.refusal != nil || !e.settlesLater()) {
+		if e.lease == nil && (t.refusal != nil || t.response == nil) {
 			e.release()
 		}
 	}

@@ -218,7 +218,8 @@ func (z *Zone) override(req *store.Request, r *http.Request, repl *caddy.Replace
 		return bound, nil
 	}
 	now := l.Now()
-	if grant, ok := bound.handle.OverrideOf(store.OverrideGrant, z.Name, req.ClientKey, now); ok && req.Events != unlimited {
+	block, grant := bound.handle.OverridesOf(z.Name, req.ClientKey, now)
+	if grant != nil && req.Events != unlimited {
 		if z.Algorithm == store.GCRA && req.Events > 0 {
 			// The rate stays, at which all of them have to come back within a century.
 			req.Burst = min(cmp.Or(req.Burst, req.Events)+grant.Events, store.MaxEvents, mostBurst(req.Events, z.Window))
@@ -227,15 +228,12 @@ func (z *Zone) override(req *store.Request, r *http.Request, repl *caddy.Replace
 			req.Events = min(req.Events+grant.Events, most)
 		}
 	}
-	for in := range z.bound {
+	if block == nil && l.Rollout != nil {
 		// A rollout that moves the client ends no block.
-		if handle := z.bound[in].handle; handle != nil {
-			if block, ok := handle.OverrideOf(store.OverrideBlock, z.Name, req.ClientKey, now); ok {
-				return bound, &block
-			}
-		}
+		other := &z.bound[ownStore+rolloutStore-bound.in]
+		block, _ = other.handle.OverridesOf(z.Name, req.ClientKey, now)
 	}
-	return bound, nil
+	return bound, block
 }
 
 const (
@@ -312,6 +310,9 @@ func MostEvents(a store.Algorithm) (n int64, words string) {
 	}
 }
 
+// century is store.MaxWindow in microseconds.
+const century = int64(store.MaxWindow / time.Microsecond)
+
 // LeastEvents returns how many events a zone has to admit in a window. A burst,
 // which only gcra has, must drain within a century: later instants are not exact
 // numbers.
@@ -319,7 +320,6 @@ func LeastEvents(burst int64, window time.Duration) int64 {
 	if burst == 0 {
 		return 1
 	}
-	const century = int64(store.MaxWindow / time.Microsecond)
 	hi, lo := bits.Mul64(uint64(burst), uint64(window.Microseconds()))
 	lo, carry := bits.Add64(lo, uint64(century-1), 0)
 	n, _ := bits.Div64(hi+carry, lo, uint64(century))
@@ -334,7 +334,6 @@ func (l *Limiter) countUnreadable(z *Zone, option string) {
 
 // mostBurst returns the largest burst for which so many events in a window are enough.
 func mostBurst(events int64, window time.Duration) int64 {
-	const century = int64(store.MaxWindow / time.Microsecond)
 	if hi, lo := bits.Mul64(uint64(events), uint64(century)); hi < uint64(window.Microseconds()) {
 		n, _ := bits.Div64(hi, lo, uint64(window.Microseconds()))
 		return int64(min(n, store.MaxEvents))

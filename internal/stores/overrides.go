@@ -109,20 +109,39 @@ func (o *overrides) known() map[overrideID]store.Override {
 	return *current
 }
 
-// HasOverrides reports whether there is any override in the store, as far as is known.
-func (h *Handle) HasOverrides() bool {
-	open := h.open.Load()
-	return open != nil && open.overrides != nil && len(open.overrides.known()) > 0
+// overrides returns those of the store if it is open and keeps any, and otherwise nil.
+func (h *Handle) overrides() *overrides {
+	if open := h.open.Load(); open != nil {
+		return open.overrides
+	}
+	return nil
 }
 
-// OverrideOf returns the override of a client that is in force.
-func (h *Handle) OverrideOf(kind store.OverrideKind, zone, clientKey string, now time.Time) (o store.Override, ok bool) {
-	open := h.open.Load()
-	if open == nil || open.overrides == nil {
-		return o, false
+// HasOverrides reports whether there is any override in the store, as far as is known.
+func (h *Handle) HasOverrides() bool {
+	o := h.overrides()
+	return o != nil && len(o.known()) > 0
+}
+
+// OverridesOf returns the block and the grant of a client that are in force, each nil if
+// there is none.
+func (h *Handle) OverridesOf(zone, clientKey string, now time.Time) (block, grant *store.Override) {
+	o := h.overrides()
+	if o == nil {
+		return nil, nil
 	}
-	o, ok = open.overrides.known()[overrideID{kind, zone, open.overrides.kept.KeptKey(clientKey)}]
-	return o, ok && o.Until > now.UnixMicro()
+	known := o.known()
+	if len(known) == 0 {
+		return nil, nil
+	}
+	keptKey := o.kept.KeptKey(clientKey)
+	find := func(kind store.OverrideKind) *store.Override {
+		if found, ok := known[overrideID{kind, zone, keptKey}]; ok && found.Until > now.UnixMicro() {
+			return &found
+		}
+		return nil
+	}
+	return find(store.OverrideBlock), find(store.OverrideGrant)
 }
 
 var errNoOverrides = fmt.Errorf("%w: the store keeps no blocks and grants", errors.ErrUnsupported)

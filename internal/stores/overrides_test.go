@@ -58,7 +58,7 @@ func TestOverridesAreLookedAtOnceTheConfigRuns(t *testing.T) {
 		t.Errorf("there were %d looks before the config runs", n)
 	}
 	h.Run()
-	if got, ok := h.OverrideOf(store.OverrideBlock, "api", "alice", time.Now()); !ok || got != o {
+	if got, _ := h.OverridesOf("api", "alice", time.Now()); got == nil || *got != o {
 		t.Errorf("the first request finds %v", got)
 	}
 }
@@ -95,7 +95,7 @@ func TestLateLookUndoesNoChange(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := h.OverrideOf(store.OverrideBlock, "api", "alice", time.Now()); !ok {
+	if block, _ := h.OverridesOf("api", "alice", time.Now()); block == nil {
 		t.Error("the block is not known at once")
 	}
 	if err := h.RemoveOverride(t.Context(), store.OverrideBlock, "api", "alice"); err != nil || h.HasOverrides() {

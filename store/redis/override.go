@@ -70,11 +70,11 @@ func (s *Store) SetOverride(ctx context.Context, o store.Override) error {
 	}
 	// Another shard may have owned the client. What cannot be removed there is older.
 	name := nameOfOverride(o.Kind, o.Zone, s.KeptKey(o.ClientKey))
-	_, _ = s.atAllShards(func(other *Shard) (_ []store.Override, err error) {
+	_ = s.atAllShards(func(other *Shard) (err error) {
 		if other != shard && other != before {
 			_, err = s.override(ctx, other, "remove", name)
 		}
-		return nil, err
+		return err
 	})
 	return nil
 }
@@ -93,27 +93,32 @@ func (s *Store) keep(ctx context.Context, shard *Shard, op string, o *store.Over
 	return err
 }
 
-// RemoveOverride implements [store.Overrider]. It asks all shards, because a kept key does
-// not tell its shard.
+// RemoveOverride implements [store.Overrider]. It asks all shards, because the shard of a kept
+// key is not known.
 func (s *Store) RemoveOverride(ctx context.Context, kind store.OverrideKind, zone, clientKey string) error {
 	name := nameOfOverride(kind, zone, s.KeptKey(clientKey))
-	_, err := s.atAllShards(func(shard *Shard) ([]store.Override, error) {
+	return s.atAllShards(func(shard *Shard) error {
 		_, err := s.override(ctx, shard, "remove", name)
-		return nil, err
+		return err
 	})
-	return err
 }
 
 // Overrides implements [store.Overrider].
 func (s *Store) Overrides(ctx context.Context) ([]store.Override, error) {
-	all, err := s.atAllShards(func(shard *Shard) ([]store.Override, error) { return s.overridesOf(ctx, shard) })
+	var mu sync.Mutex
 	latest := map[string]store.Override{}
-	for _, o := range all {
-		name := nameOfOverride(o.Kind, o.Zone, s.KeptKey(o.ClientKey))
-		if other, ok := latest[name]; !ok || o.Since > other.Since {
-			latest[name] = o
+	err := s.atAllShards(func(shard *Shard) error {
+		some, err := s.overridesOf(ctx, shard)
+		mu.Lock()
+		defer mu.Unlock()
+		for _, o := range some {
+			name := nameOfOverride(o.Kind, o.Zone, s.KeptKey(o.ClientKey))
+			if other, ok := latest[name]; !ok || o.Since > other.Since {
+				latest[name] = o
+			}
 		}
-	}
+		return err
+	})
 	return slices.Collect(maps.Values(latest)), err
 }
 
@@ -201,7 +206,7 @@ func (s *Store) handOver(ctx context.Context, shard *Shard, all []store.Override
 
 // atAllShards calls f for each shard of the store, and for those before a resharding, at
 // the same time.
-func (s *Store) atAllShards(f func(shard *Shard) ([]store.Override, error)) (all []store.Override, err error) {
+func (s *Store) atAllShards(f func(shard *Shard) error) error {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	var errs []error
@@ -212,17 +217,15 @@ func (s *Store) atAllShards(f func(shard *Shard) ([]store.Override, error)) (all
 		}
 		seen[m.Shard] = true
 		wg.Go(func() {
-			some, err := f(m.Shard)
-			mu.Lock()
-			defer mu.Unlock()
-			all = append(all, some...)
-			if err != nil {
+			if err := f(m.Shard); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
 				errs = append(errs, fmt.Errorf("shard %s: %w", m.Name, err))
 			}
 		})
 	}
 	wg.Wait()
-	return all, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
 // override runs the script of overrides in a shard.

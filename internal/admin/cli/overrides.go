@@ -12,7 +12,7 @@ import (
 )
 
 func blockCommand(host Host) *cobra.Command {
-	cmd := &cobra.Command{
+	return beginCommand(host, "blocks", "for", &cobra.Command{
 		Use:   "block <zone> [<value>...] <duration>",
 		Short: "Refuses all requests of a client for some time",
 		Long: `
@@ -22,12 +22,31 @@ store keeps the block, so that a restart of Caddy does not end it. A block of th
 same client replaces the one before. The first arguments are those of get.
 `,
 		Example: "  $ caddy rate-limit block api 203.0.113.7 1h --reason 'scraper'",
-		Args:    cobra.MinimumNArgs(2),
-	}
+	})
+}
+
+func grantCommand(host Host) *cobra.Command {
+	return beginCommand(host, "grants", "events", &cobra.Command{
+		Use:   "grant <zone> [<value>...] <events>",
+		Short: "Admits more events of a client in its window",
+		Long: `
+Admits so many events more of a client until its window ends, or for the length of
+a window if none is open: with gcra more at once. A grant of the same client
+replaces the one before. The first arguments are those of get.
+`,
+		Example: "  $ caddy rate-limit grant api 203.0.113.7 1000 --reason 'ticket 4711'",
+	})
+}
+
+// beginCommand completes cmd, which begins an override of a list; its last argument is a
+// parameter of the call.
+func beginCommand(host Host, list, parameter string, cmd *cobra.Command) *cobra.Command {
+	cmd.Args = cobra.MinimumNArgs(2)
 	var flags overrideFlags
 	flags.add(cmd)
 	cmd.RunE = host.run(func(s *session, args []string) (int, error) {
-		return 0, flags.change(s, http.MethodPost, "blocks", args[:len(args)-1], "for", args[len(args)-1])
+		last := len(args) - 1
+		return 0, flags.change(s, http.MethodPost, list, args[:last], url.Values{parameter: args[last:]})
 	})
 	return cmd
 }
@@ -43,27 +62,7 @@ func unblockCommand(host Host) *cobra.Command {
 	var flags overrideFlags
 	flags.bucketFlags.add(cmd)
 	cmd.RunE = host.run(func(s *session, args []string) (int, error) {
-		return 0, flags.change(s, http.MethodDelete, "blocks", args)
-	})
-	return cmd
-}
-
-func grantCommand(host Host) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "grant <zone> [<value>...] <events>",
-		Short: "Admits more events of a client in its window",
-		Long: `
-Admits so many events more of a client until its window ends, or for the length of
-a window if none is open: with gcra more at once. A grant of the same client
-replaces the one before. The first arguments are those of get.
-`,
-		Example: "  $ caddy rate-limit grant api 203.0.113.7 1000 --reason 'ticket 4711'",
-		Args:    cobra.MinimumNArgs(2),
-	}
-	var flags overrideFlags
-	flags.add(cmd)
-	cmd.RunE = host.run(func(s *session, args []string) (int, error) {
-		return 0, flags.change(s, http.MethodPost, "grants", args[:len(args)-1], "events", args[len(args)-1])
+		return 0, flags.change(s, http.MethodDelete, "blocks", args, url.Values{})
 	})
 	return cmd
 }
@@ -113,12 +112,8 @@ func (f *overrideFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.reason, "reason", "", "Why; it is shown by blocks and in the log")
 }
 
-// change begins or ends an override. more has names and values of parameters.
-func (f *overrideFlags) change(s *session, method, what string, args []string, more ...string) error {
-	query := url.Values{}
-	for i := 0; i < len(more); i += 2 {
-		query.Set(more[i], more[i+1])
-	}
+// change begins or ends an override, with more parameters.
+func (f *overrideFlags) change(s *session, method, what string, args []string, query url.Values) error {
 	if f.reason != "" {
 		query.Set("reason", f.reason)
 	}
