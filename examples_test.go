@@ -262,10 +262,10 @@ func TestExampleBruteForce(t *testing.T) {
 	for i := range 20 {
 		must(t, "a guess of somebody with an account", want("status", ask(bad), 401))
 		if i%4 == 3 && i < 19 {
-			must(t, "his login", want("status", ask(good), 200))
+			must(t, "a login of the same person", want("status", ask(good), 200))
 		}
 	}
-	must(t, "his next guess", want("status", ask(bad), 429))
+	must(t, "the next guess", want("status", ask(bad), 429))
 }
 
 func TestExampleIPv6(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
-// slowWriter is a backend whose responses tell their cost when they end.
+// slowWriter is a backend whose responses have their cost at their end.
 type slowWriter struct {
 	addr string
 	// next lets a stream go on to its second event.

@@ -93,7 +93,7 @@ func TestTokenThatCannotBeRenewed(t *testing.T) {
 	}
 }
 
-// TestTokenTakesTooLong: who waits for it leaves when the context ends.
+// TestTokenTakesTooLong: a caller stops waiting when its context ends.
 func TestTokenTakesTooLong(t *testing.T) {
 	tok, _, _ := tokens(t, "while [ ! -e $1.go ]; do sleep 0.01; done; echo late")
 	ctx, cancel := context.WithCancel(t.Context())

@@ -7,8 +7,8 @@ type Override struct {
 	// Kind is OverrideBlock or OverrideGrant.
 	Kind OverrideKind `json:"kind"`
 	Zone string       `json:"zone"`
-	// ClientKey identifies the client. What [Overrider.Overrides] returns may have it as
-	// [Overrider.KeptKey] tells.
+	// ClientKey identifies the client. What [Overrider.Overrides] returns may have the
+	// form of [Overrider.KeptKey].
 	ClientKey string `json:"client_key"`
 	// Since and Until are when it began and when it ends, in microseconds since the
 	// epoch.

@@ -206,7 +206,7 @@ type Reset struct {
 // /rate_limit/overrides.
 type Overrides struct {
 	Overrides []Override `json:"overrides"`
-	// Errors are the stores that could not tell all of theirs.
+	// Errors are of the stores whose overrides could not all be read.
 	Errors []string `json:"errors,omitempty"`
 }
 

@@ -110,7 +110,7 @@ func TestOverridesAreBounded(t *testing.T) {
 	}
 }
 
-// TestOverridesOutliveTheirPrimary: a replica tells them while the primary is away, and what
+// TestOverridesOutliveTheirPrimary: a replica answers while the primary is away, and what
 // was read last counts while all servers are.
 func TestOverridesOutliveTheirPrimary(t *testing.T) {
 	for name, end := range map[string]func(*redistest.Server) error{"killed": (*redistest.Server).Kill, "silent": (*redistest.Server).Pause} {
@@ -126,7 +126,7 @@ func overridesOutlive(t *testing.T, end func(*redistest.Server) error) {
 	must(t, sh.WaitReplicated(t.Context()))
 	must(t, end(sh.Primary))
 	fresh := newStore(t, shardOf(t, sh), nil)
-	eventually(t, "a replica tells", func() error {
+	eventually(t, "a replica answers", func() error {
 		if all, err := fresh.Overrides(t.Context()); err != nil || len(all) != 1 {
 			return fmt.Errorf("%v, %w", all, err)
 		}
