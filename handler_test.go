@@ -117,7 +117,7 @@ func TestDidYouMean(t *testing.T) {
 
 // BenchmarkHandler measures one allowed request on the memory store without a server, and
 // separately Caddy's preparation of the request. own-allocs/op counts the allocations of this
-// module's code.
+// module's code, and own-B/op their bytes.
 func BenchmarkHandler(b *testing.B) {
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: b.Context()})
 	defer cancel()
@@ -165,20 +165,22 @@ func BenchmarkHandler(b *testing.B) {
 		const requests = 10_000
 		defer func(rate int) { runtime.MemProfileRate = rate }(runtime.MemProfileRate)
 		runtime.MemProfileRate = 1
-		before := ownAllocations(b)
+		before, bytesBefore := ownAllocations(b)
 		for range requests {
 			serve()
 		}
-		each := float64(ownAllocations(b)-before) / requests
+		after, bytesAfter := ownAllocations(b)
 		for b.Loop() {
 			serve()
 		}
-		b.ReportMetric(each, "own-allocs/op")
+		b.ReportMetric(float64(after-before)/requests, "own-allocs/op")
+		b.ReportMetric(float64(bytesAfter-bytesBefore)/requests, "own-B/op")
 	})
 }
 
-// ownAllocations counts the allocations so far by this module's code, without those of its callees.
-func ownAllocations(b *testing.B) (sum int64) {
+// ownAllocations counts the allocations so far by this module's code, without those of its callees,
+// and their bytes.
+func ownAllocations(b *testing.B) (objects, bytes int64) {
 	b.Helper()
 	// A profile is complete up to the garbage collection before the last.
 	runtime.GC()
@@ -196,10 +198,11 @@ func ownAllocations(b *testing.B) (sum int64) {
 			frame, more = frames.Next()
 		}
 		if strings.HasPrefix(frame.Function, "github.com/shardlimit/") && !strings.Contains(frame.Function, "Benchmark") {
-			sum += record.AllocObjects
+			objects += record.AllocObjects
+			bytes += record.AllocBytes
 		}
 	}
-	return sum
+	return objects, bytes
 }
 
 // isRuntime reports whether a function allocates on behalf of its caller.

@@ -116,40 +116,44 @@ func commit(ctx context.Context, folder string) string {
 	return name
 }
 
-var ownAllocs = regexp.MustCompile(`(?m)^BenchmarkHandler/own_allocations\S*\s.*\s([0-9.]+) own-allocs/op`)
+var ownFigures = regexp.MustCompile(`(?m)^BenchmarkHandler/own_allocations\S*\s.*?\s([0-9.]+) own-B/op\s+([0-9.]+) own-allocs/op`)
 
-// ownAllocations are the allocations of the limiter's own code for an allowed request on
-// the memory store, by round of BenchmarkHandler.
-func ownAllocations(ctx context.Context, rounds int) (own []float64, err error) {
+// own is what the limiter's own code allocates for an allowed request on the memory store,
+// by round of BenchmarkHandler.
+type own struct{ allocations, bytes []float64 }
+
+func ownAllocations(ctx context.Context, rounds int) (o own, err error) {
 	root, err := caddyproc.Root()
 	if err != nil {
-		return nil, err
+		return o, err
 	}
 	test := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-bench", "BenchmarkHandler/own", "-benchtime", "1x", "-count", strconv.Itoa(rounds), ".")
 	test.Dir, test.Stderr = root, os.Stderr
 	out, err := test.Output()
 	if err != nil {
-		return nil, fmt.Errorf("run BenchmarkHandler: %w: %s", err, out)
+		return o, fmt.Errorf("run BenchmarkHandler: %w: %s", err, out)
 	}
-	if own, err = readOwnAllocations(out); err == nil && len(own) != rounds {
-		err = fmt.Errorf("BenchmarkHandler reports %d rounds, want %d: %s", len(own), rounds, out)
+	if o, err = readOwnAllocations(out); err == nil && len(o.allocations) != rounds {
+		err = fmt.Errorf("BenchmarkHandler reports %d rounds, want %d: %s", len(o.allocations), rounds, out)
 	}
-	return own, err
+	return o, err
 }
 
-func readOwnAllocations(out []byte) (own []float64, err error) {
-	for _, match := range ownAllocs.FindAllSubmatch(out, -1) {
-		each, err := strconv.ParseFloat(string(match[1]), 64)
-		if err != nil {
-			return nil, fmt.Errorf("read the output of BenchmarkHandler: %w", err)
+func readOwnAllocations(out []byte) (o own, err error) {
+	for _, match := range ownFigures.FindAllSubmatch(out, -1) {
+		for i, into := range []*[]float64{&o.bytes, &o.allocations} {
+			each, err := strconv.ParseFloat(string(match[1+i]), 64)
+			if err != nil {
+				return o, fmt.Errorf("read the output of BenchmarkHandler: %w", err)
+			}
+			*into = append(*into, each)
 		}
-		own = append(own, each)
 	}
-	return own, nil
+	return o, nil
 }
 
 type measured struct {
-	own       []float64 // allocations of the limiter's own code, by round
+	own       own
 	endToEnd  *endtoend.Result
 	libraries *libraries.Result
 	took      time.Duration
@@ -170,8 +174,10 @@ func (m *measured) markdown() string {
 }
 
 func (m *measured) goals() []report.Goal {
-	own := report.Goal{What: "allocations of the limiter's own code per request: memory store", Bound: 3, Spread: report.SpreadOf(m.own)}
-	goals := append(m.endToEnd.Goals(), own)
+	const what = " of the limiter's own code per request: memory store"
+	goals := append(m.endToEnd.Goals(),
+		report.Goal{What: "allocations" + what, Bound: 3, Spread: report.SpreadOf(m.own.allocations)},
+		report.Goal{What: "allocated bytes" + what, Bound: 700, Spread: report.SpreadOf(m.own.bytes)})
 	return append(goals, m.libraries.Goals()...)
 }
 

@@ -14,17 +14,18 @@ import (
 
 func TestReadOwnAllocations(t *testing.T) {
 	const told = `goos: linux
-BenchmarkHandler/own_allocations-2         	       1	    135515 ns/op	         5.517 own-allocs/op	    4152 B/op	      35 allocs/op
-BenchmarkHandler/own_allocations-2         	       1	    206231 ns/op	         5.524 own-allocs/op
+BenchmarkHandler/own_allocations-2         	       1	    135515 ns/op	      1223 own-B/op	         5.517 own-allocs/op	    4152 B/op	      35 allocs/op
+BenchmarkHandler/own_allocations-2         	       1	    206231 ns/op	      1224.5 own-B/op	         5.524 own-allocs/op
 PASS
 `
-	if own, err := readOwnAllocations([]byte(told)); err != nil || !slices.Equal(own, []float64{5.517, 5.524}) {
+	if own, err := readOwnAllocations([]byte(told)); err != nil ||
+		!slices.Equal(own.allocations, []float64{5.517, 5.524}) || !slices.Equal(own.bytes, []float64{1223, 1224.5}) {
 		t.Errorf("%v, error %v", own, err)
 	}
-	if own, err := readOwnAllocations([]byte("PASS\n")); err != nil || len(own) > 0 {
+	if own, err := readOwnAllocations([]byte("PASS\n")); err != nil || len(own.allocations) > 0 {
 		t.Errorf("of nothing: %v, error %v", own, err)
 	}
-	if own, err := readOwnAllocations([]byte("BenchmarkHandler/own_allocations-2 1 1.2.3 own-allocs/op\n")); err == nil {
+	if own, err := readOwnAllocations([]byte("BenchmarkHandler/own_allocations-2 1 2 own-B/op 1.2.3 own-allocs/op\n")); err == nil {
 		t.Errorf("%v without an error", own)
 	}
 }

@@ -44,15 +44,17 @@ type sizes struct {
 	// slices is the number of rounds of latencies in place of one round, each that much
 	// shorter: a pause of the machine then spoils less.
 	slices int
+	// pieces is the number of pieces of a round of the cases that have goals.
+	pieces int
 	// passes is how often each returning client comes before it is measured.
 	passes int64
 }
 
 func (o *Options) sizes() sizes {
 	if o.Quick {
-		return sizes{1_000, 5_000, 1 << 12, 2_000, 1, 0}
+		return sizes{1_000, 5_000, 1 << 12, 2_000, 1, 2, 0}
 	}
-	return sizes{30_000, 1_000_000, 1 << 15, 25_000, 3, 6}
+	return sizes{30_000, 1_000_000, 1 << 15, 25_000, 3, 4, 6}
 }
 
 // leadIn is how long a case runs before it is measured for some length, so that Caddy
@@ -90,10 +92,10 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 		rounds int
 		run    func(isCounted bool) error
 	}{
-		{"cases", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.cases, r.cases, isCounted) }},
+		{"cases", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.cases, l.sizes.pieces, r.cases, isCounted) }},
 		{"returning clients", opts.Rounds, func(isCounted bool) error { return l.measureReturning(ctx, r.returning, isCounted) }},
-		{"charge_delay", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.delays, r.delays, isCounted) }},
-		{"sweep", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.sweep, r.sweep, isCounted) }},
+		{"charge_delay", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.delays, 1, r.delays, isCounted) }},
+		{"sweep", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.sweep, 1, r.sweep, isCounted) }},
 		{"latency", opts.Rounds * l.sizes.slices, func(isCounted bool) error { return l.measureLatencies(ctx, r, isCounted) }},
 		{"wrk", opts.Rounds, func(isCounted bool) error { return l.crossCheck(ctx, r, isCounted) }},
 	} {

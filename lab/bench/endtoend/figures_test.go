@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
@@ -33,7 +32,11 @@ func TestUsePerRequest(t *testing.T) {
 	const ms = time.Millisecond
 	before := use{caddy: 5 * ms, primary: 3 * ms, replica: ms, shards: []time.Duration{2 * ms, 2 * ms}, calls: 7}
 	after := use{caddy: 25 * ms, primary: 8 * ms, replica: 3 * ms, shards: []time.Duration{3 * ms, 8 * ms}, calls: 207}
-	got := after.since(&before).per(loadgen.Result{Requests: 100, Elapsed: 2 * time.Second})
+	// In two pieces, of which the second adds nothing but requests and time.
+	var all part
+	all.add(part{after.since(&before), 60, time.Second})
+	all.add(part{after.since(&after), 40, time.Second})
+	got := all.sample()
 	want := sample{caddy: 200, primary: 50, replica: 20, busiest: 60, calls: 2, perSecond: 100, rate: 50}
 	if got != want {
 		t.Errorf("it is %+v, want %+v", got, want)
@@ -41,8 +44,8 @@ func TestUsePerRequest(t *testing.T) {
 	if got.redis() != 70 {
 		t.Errorf("Redis takes %v µs, want 70", got.redis())
 	}
-	short := use{calls: 1}.since(&use{}).per(loadgen.Result{Requests: 10, Elapsed: 100 * ms})
-	if short.perSecond != 1 {
+	short := part{use{calls: 1}, 10, 100 * ms}
+	if short := short.sample(); short.perSecond != 1 {
 		t.Errorf("one call is %v in a second", short.perSecond)
 	}
 }

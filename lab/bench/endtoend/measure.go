@@ -44,20 +44,28 @@ func (s samples) ratio(name, other string, of func(sample) float64) report.Sprea
 	return report.RatioBy(s[name], s[other], of)
 }
 
-func (l *lab) measureAll(ctx context.Context, cases []*endpoint, into samples, isCounted bool) error {
-	l.turn++ // so that the cases take turns in being the first
-	for i := range cases {
-		c := cases[(i+l.turn)%len(cases)]
-		length := l.opts.Length
-		if !isCounted {
-			length /= 3
+// measureAll measures all cases for one round, in that many pieces, which take turns: what
+// slows the machine for some seconds then slows all cases of the round.
+func (l *lab) measureAll(ctx context.Context, cases []*endpoint, pieces int, into samples, isCounted bool) error {
+	length := l.opts.Length
+	if !isCounted {
+		length, pieces = length/3, 1
+	}
+	parts := make([]part, len(cases))
+	for range pieces {
+		l.turn++ // so that the cases take turns in being the first
+		for i := range cases {
+			i := (i + l.turn) % len(cases)
+			p, err := l.measure(ctx, cases[i], length/time.Duration(pieces))
+			if err != nil {
+				return fmt.Errorf("%s: %w", cases[i].name, err)
+			}
+			parts[i].add(p)
 		}
-		s, err := l.measure(ctx, c, length)
-		if err != nil {
-			return fmt.Errorf("%s: %w", c.name, err)
-		}
-		if isCounted {
-			into[c.name] = append(into[c.name], s)
+	}
+	if isCounted {
+		for i, c := range cases {
+			into[c.name] = append(into[c.name], parts[i].sample())
 		}
 	}
 	return l.calibrate(ctx, into, isCounted)
@@ -70,7 +78,7 @@ func (l *lab) measureReturning(ctx context.Context, into samples, isCounted bool
 		_, err := l.returning.send(ctx, loadgen.Options{Connections: connections, Requests: l.sizes.passes * l.returning.keys})
 		return err
 	}
-	return l.measureAll(ctx, []*endpoint{called(l.cases, Floor), l.returning}, into, isCounted)
+	return l.measureAll(ctx, []*endpoint{called(l.cases, Floor), l.returning}, l.sizes.pieces, into, isCounted)
 }
 
 const (
@@ -105,17 +113,17 @@ func (l *lab) calibrate(ctx context.Context, into samples, isCounted bool) error
 	if err != nil {
 		return err
 	}
-	s := after.since(&before).per(loadgen.Result{Requests: calibrations, Elapsed: time.Since(start)})
-	into[Calibration] = append(into[Calibration], s)
+	p := part{after.since(&before), calibrations, time.Since(start)}
+	into[Calibration] = append(into[Calibration], p.sample())
 	return nil
 }
 
 // lastCharges is enough time for the charges that are held, for 50 ms, and in flight.
 const lastCharges = 150 * time.Millisecond
 
-func (l *lab) measure(ctx context.Context, c *endpoint, length time.Duration) (s sample, err error) {
-	if _, err := c.send(ctx, loadgen.Options{Connections: connections, Duration: leadIn(length)}); err != nil {
-		return s, err
+func (l *lab) measure(ctx context.Context, c *endpoint, length time.Duration) (p part, err error) {
+	if _, err := c.send(ctx, loadgen.Options{Connections: connections, Duration: leadIn(l.opts.Length)}); err != nil {
+		return p, err
 	}
 	time.Sleep(lastCharges)
 	var result loadgen.Result
@@ -125,9 +133,9 @@ func (l *lab) measure(ctx context.Context, c *endpoint, length time.Duration) (s
 		return err
 	})
 	if err != nil {
-		return s, err
+		return p, err
 	}
-	return after.since(&before).per(result), nil
+	return part{after.since(&before), result.Requests, result.Elapsed}, nil
 }
 
 // greet sends one request of each client of the cases. Clients with a limit of one are
@@ -221,17 +229,37 @@ func (u use) since(before *use) use {
 	return d
 }
 
-func (u use) per(r loadgen.Result) sample {
-	requests := float64(max(r.Requests, 1))
+// part is what some requests of a case took.
+type part struct {
+	use      use
+	requests int64
+	elapsed  time.Duration
+}
+
+func (p *part) add(other part) {
+	p.use.caddy += other.use.caddy
+	p.use.primary += other.use.primary
+	p.use.replica += other.use.replica
+	p.use.calls += other.use.calls
+	p.use.shards = append(p.use.shards, make([]time.Duration, len(other.use.shards)-len(p.use.shards))...)
+	for i, d := range other.use.shards {
+		p.use.shards[i] += d
+	}
+	p.requests += other.requests
+	p.elapsed += other.elapsed
+}
+
+func (p *part) sample() sample {
+	requests := float64(max(p.requests, 1))
 	each := func(d time.Duration) float64 { return d.Seconds() * 1e6 / requests }
 	s := sample{
-		caddy: each(u.caddy), primary: each(u.primary), replica: each(u.replica),
-		calls: float64(u.calls) / requests,
+		caddy: each(p.use.caddy), primary: each(p.use.primary), replica: each(p.use.replica),
+		calls: float64(p.use.calls) / requests,
 		// A run of less than a second counts as a second.
-		perSecond: float64(u.calls) / math.Max(r.Elapsed.Seconds(), 1),
-		rate:      requests / r.Elapsed.Seconds(),
+		perSecond: float64(p.use.calls) / math.Max(p.elapsed.Seconds(), 1),
+		rate:      requests / p.elapsed.Seconds(),
 	}
-	for _, d := range u.shards {
+	for _, d := range p.use.shards {
 		s.busiest = max(s.busiest, each(d))
 	}
 	return s
@@ -463,7 +491,52 @@ func (l *lab) fill(ctx context.Context, r *Result) error {
 		return err
 	}
 	r.fillRate = float64(c.keys-there) / time.Since(start).Seconds()
-	return l.checkFilled(ctx)
+	if err := l.checkFilled(ctx); err != nil {
+		return err
+	}
+	for range min(l.opts.Rounds, residentRounds) {
+		each, err := l.residentPerKey(ctx)
+		if err != nil {
+			return err
+		}
+		r.memory.resident = append(r.memory.resident, each)
+	}
+	return nil
+}
+
+// residentRounds are fewer than other rounds, since each asks for all of many clients.
+const residentRounds = 3
+
+// residentPerKey returns the growth of the resident memory of a Caddy that has just
+// started, by nine tenths of many clients, of which each sends a request.
+func (l *lab) residentPerKey(ctx context.Context) (each float64, err error) {
+	l.second.Stop()
+	if l.second, err = l.startCaddy(l.heap); err != nil {
+		return 0, err
+	}
+	c := l.heap[1]
+	if _, err := c.send(ctx, loadgen.Options{Connections: connections, Requests: c.keys / 10}); err != nil {
+		return 0, err
+	}
+	count := c.keys * 9 / 10
+	before, after, err := traffic.Around(l.residentBytes, func() error {
+		_, err := c.send(ctx, loadgen.Options{Connections: connections, Requests: count, Duration: 10 * time.Minute})
+		return err
+	})
+	return (after - before) / float64(count), err
+}
+
+// residentBytes is the resident memory of the second Caddy after a collection of garbage.
+func (l *lab) residentBytes() (float64, error) {
+	time.Sleep(lastCharges)
+	if _, err := l.heapBytes(); err != nil {
+		return 0, err
+	}
+	metrics, err := l.second.Metrics()
+	if err != nil {
+		return 0, err
+	}
+	return metrics.Sum("process_resident_memory_bytes"), nil
 }
 
 // open gives the clients of the sweep their buckets, because opening one takes another
@@ -554,6 +627,9 @@ type memory struct {
 	redis  []float64 // in used_memory
 	store  []float64 // in Caddy's heap, of the memory store
 	ledger []float64 // in Caddy's heap, of the Redis store
+	// resident is in Caddy's resident memory, of the Redis store with many clients, after a
+	// collection of garbage.
+	resident []float64
 }
 
 // measureMemory measures the memory of clients' buckets.

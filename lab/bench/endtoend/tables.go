@@ -75,6 +75,7 @@ func (r *Result) Goals() []report.Goal {
 		redis(r.returning, "charge after, 50,000 clients", ManyClients, 1.3),
 		{What: "calls to Redis per request: batch auto", Bound: 0.01, Spread: r.cases.spread(BatchAuto, sample.ofCalls)},
 		{What: "calls to Redis per second: one refused key", Bound: 1, Spread: r.cases.spread(refusedHot, sample.ofPerSecond)},
+		{What: "resident bytes of Caddy per bucket that it knows in Redis, with " + grouped(r.opts.sizes().many), Bound: 350, Spread: report.SpreadOf(r.memory.resident)},
 	}
 }
 
@@ -263,13 +264,14 @@ func (r *Result) writeMemory(b *strings.Builder) {
 	fmt.Fprintf(b, `
 ### Memory
 
-What a bucket takes, here with keys of the length that these clients have, measured once a round, with an empty Redis and a Caddy that has just started: in Redis by `+"`used_memory`"+` of a primary between %s and %s keys, in full tables both times; in Caddy by its heap after a collection of garbage, %s clients later. Tables that double make the latter depend on how many there are.
+What a bucket takes, here with keys of the length that these clients have, measured once a round, with an empty Redis and a Caddy that has just started: in Redis by `+"`used_memory`"+` of a primary between %s and %s keys, in full tables both times; in Caddy by its heap after a collection of garbage, %s clients later. Tables that double make the latter depend on how many there are. Resident memory has what the Go runtime keeps for garbage as well (GOGC): it grows to about twice the heap between two collections, and is measured in %d rounds.
 
-`, grouped(r.opts.sizes().redis/2), grouped(r.opts.sizes().redis), grouped(r.opts.sizes().heap*9/10))
+`, grouped(r.opts.sizes().redis/2), grouped(r.opts.sizes().redis), grouped(r.opts.sizes().heap*9/10), len(r.memory.resident))
 	t := report.NewTable("bytes for each bucket", "")
 	t.Row("each server of Redis", report.SpreadOf(r.memory.redis).Text("%.0f"))
 	t.Row("Caddy, memory store", report.SpreadOf(r.memory.store).Text("%.0f"))
 	t.Row("Caddy, what it knows of a bucket in Redis", report.SpreadOf(r.memory.ledger).Text("%.0f"))
+	t.Row("the same, resident memory, with "+grouped(r.opts.sizes().many)+" of them", report.SpreadOf(r.memory.resident).Text("%.0f"))
 	b.WriteString(t.String())
 }
 

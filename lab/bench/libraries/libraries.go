@@ -361,7 +361,25 @@ func (r *Result) Goals() []report.Goal {
 				AtLeast: true, Bound: 0.75, Spread: c.parts(c.place(takeFixedWindow))})
 		}
 	}
-	return append(first, extra...)
+	return slices.Concat(first, extra, r.memoryGoals())
+}
+
+// memoryGoals returns the goals of the memory store: as fast as those limiters that keep
+// what headers need as well.
+func (r *Result) memoryGoals() (goals []report.Goal) {
+	for _, c := range r.apart {
+		if c.scene != (scene{goroutines: detailedWith}) {
+			continue
+		}
+		take := slices.IndexFunc(c.limiters, func(l *limiter) bool { return l.kind.ours })
+		for i, l := range c.limiters {
+			if l.kind.like {
+				goals = append(goals, report.Goal{What: c.limiters[take].kind.name + ", in memory, " + c.scene.crowd() + " ÷ " + l.kind.name,
+					AtLeast: true, Bound: 1, Spread: report.RatioBy(c.samples[take], c.samples[i], rate)})
+			}
+		}
+	}
+	return goals
 }
 
 // Markdown returns the tables of the measurements.

@@ -118,6 +118,8 @@ func requireGoals(t *testing.T, r *Result) {
 		"Take, GCRA, 64 goroutines ÷ fastest peer",
 		"Take, fixed window, 64 goroutines, refused ÷ fastest peer",
 		"Take, GCRA, 64 goroutines, refused ÷ fastest peer",
+		"Take, fixed window, in memory, 64 goroutines ÷ ulule/limiter",
+		"Take, fixed window, in memory, 64 goroutines ÷ throttled",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("goals %q, want %q", got, want)

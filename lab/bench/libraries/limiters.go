@@ -68,6 +68,7 @@ type kind struct {
 	name       string
 	modules    []string
 	ours       bool            // not set for peers
+	like       bool            // set for peers in memory that keep what headers need as well
 	bounds     map[int]float64 // the goals for the ratio to the fastest peer, by goroutines
 	extra      bool            // set if a Take is not judged by the bounds
 	goroutines []int           // the numbers that it is measured with; nil for all
@@ -329,8 +330,8 @@ func decideThrottled(store throttled.GCRAStoreCtx, events int) (decide, error) {
 
 var memoryPeers = []*kind{
 	{name: "x/time/rate", modules: []string{"golang.org/x/time"}, pools: unpooled, open: inMemory(limitTimeRate)},
-	{name: "ulule/limiter", modules: []string{ululeModule}, pools: unpooled, open: inMemory(limitUluleMemory)},
-	{name: "throttled", modules: []string{throttledModule}, pools: unpooled, open: inMemory(limitThrottledMemory)},
+	{name: "ulule/limiter", modules: []string{ululeModule}, like: true, pools: unpooled, open: inMemory(limitUluleMemory)},
+	{name: "throttled", modules: []string{throttledModule}, like: true, pools: unpooled, open: inMemory(limitThrottledMemory)},
 	{name: "go-limiter", modules: []string{"github.com/sethvargo/go-limiter"}, pools: unpooled, open: openGoLimiter},
 }
 
