@@ -56,14 +56,86 @@ type Books struct {
 // page is a part of the books with a lock of its own.
 type page struct {
 	mu      sync.Mutex
-	entries map[identity.ID]*entry
-	// ring has the same entries; hand goes round it for sweeps and evictions.
-	ring   []*entry
-	hand   int
-	counts Figures
+	entries table
+	counts  Figures
 	// held are entries whose charges wait for the next tick, and some whose charges
 	// were sent before it.
 	held []*entry
+}
+
+// table holds entries by their identity: a hash table with open addressing. A map, with a
+// slice beside it for sweeps, takes 85 bytes more for each of a million buckets.
+type table struct {
+	// slots are a power of two, or none. At most three quarters are in use.
+	slots []*entry
+	count int
+	hand  int // goes round the slots for sweeps and evictions
+}
+
+const smallestTable = 8
+
+// find returns the entry with an identity, or nil, and the slot in which it is or would be.
+func (t *table) find(id identity.ID, hash uint64) (e *entry, slot int) {
+	if len(t.slots) == 0 {
+		return nil, 0
+	}
+	mask := len(t.slots) - 1
+	for slot = int(hash) & mask; ; slot = (slot + 1) & mask {
+		if e = t.slots[slot]; e == nil || e.id == id {
+			return e, slot
+		}
+	}
+}
+
+// insert adds an entry whose identity is not in the table.
+func (t *table) insert(e *entry, seed maphash.Seed) {
+	if 4*(t.count+1) > 3*len(t.slots) {
+		all := t.slots
+		t.slots, t.count, t.hand = make([]*entry, max(smallestTable, 2*len(all))), 0, 0
+		for _, e := range all {
+			if e != nil {
+				t.insert(e, seed)
+			}
+		}
+	}
+	_, slot := t.find(e.id, e.id.Hash(seed))
+	t.slots[slot] = e
+	t.count++
+}
+
+// remove removes an entry that is in the table. Entries behind it move up, so that
+// each is found from its own slot without a gap.
+func (t *table) remove(e *entry, seed maphash.Seed) {
+	mask := len(t.slots) - 1
+	_, gap := t.find(e.id, e.id.Hash(seed))
+	for slot := (gap + 1) & mask; t.slots[slot] != nil; slot = (slot + 1) & mask {
+		own := int(t.slots[slot].id.Hash(seed)) & mask
+		if (slot-own)&mask >= (slot-gap)&mask {
+			t.slots[gap], gap = t.slots[slot], slot
+		}
+	}
+	t.slots[gap] = nil
+	t.count--
+}
+
+// next returns the next entry in the round of sweeps, or nil if there is none.
+func (t *table) next() *entry {
+	for range t.slots {
+		t.hand = (t.hand + 1) & (len(t.slots) - 1)
+		if e := t.slots[t.hand]; e != nil {
+			return e
+		}
+	}
+	return nil
+}
+
+// all yields the entries. None may be inserted or removed meanwhile.
+func (t *table) all(yield func(*entry) bool) {
+	for _, e := range t.slots {
+		if e != nil && !yield(e) {
+			return
+		}
+	}
 }
 
 // NewBooks returns empty books. The clock measures durations; nil means time.Now.
@@ -71,11 +143,7 @@ func NewBooks(clock func() time.Time) *Books {
 	if clock == nil {
 		clock = time.Now
 	}
-	b := &Books{seed: maphash.MakeSeed(), clock: clock, start: clock(), retryQueues: map[string][]*entry{}, reserved: map[*entry]bool{}}
-	for i := range b.pages {
-		b.pages[i].entries = map[identity.ID]*entry{}
-	}
-	return b
+	return &Books{seed: maphash.MakeSeed(), clock: clock, start: clock(), retryQueues: map[string][]*entry{}, reserved: map[*entry]bool{}}
 }
 
 // now is the age of the books in microseconds. It begins at 1, so that 0 is
@@ -206,42 +274,40 @@ func (b *Books) noteLatest() {
 	b.latest.Store(latest)
 }
 
-func pageOf(seed maphash.Seed, id identity.ID) uint64 {
-	return id.Hash(seed) >> (64 - pageBits)
-}
-
-// lock returns the bucket's identity and its page, which it locks.
-func (l *Ledger) lock(r *store.Request) (identity.ID, *page) {
-	id := identity.New(l.books.limits.Number(r.Limit), r.ClientKey)
-	p := &l.books.pages[pageOf(l.books.seed, id)]
-	p.mu.Lock()
-	return id, p
-}
+// pageOf returns the number of the page of a bucket whose identity has this hash.
+func pageOf(hash uint64) uint64 { return hash >> (64 - pageBits) }
 
 // find returns the bucket's entry with its page locked, or nil.
 func (l *Ledger) find(r *store.Request) *entry {
-	id, p := l.lock(r)
-	e, ok := p.entries[id]
-	if !ok {
+	e, p, _ := l.lock(r)
+	if e == nil {
 		p.mu.Unlock()
-		return nil
 	}
 	return e
 }
 
+// lock locks the bucket's page, and returns the bucket's entry, or nil, and its identity.
+func (l *Ledger) lock(r *store.Request) (*entry, *page, identity.ID) {
+	id := identity.New(l.books.limits.Number(r.Limit), r.ClientKey)
+	hash := id.Hash(l.books.seed)
+	p := &l.books.pages[pageOf(hash)]
+	p.mu.Lock()
+	e, _ := p.entries.find(id, hash)
+	return e, p, id
+}
+
 // enter is find, and inserts a missing entry.
 func (l *Ledger) enter(r *store.Request, now int64) *entry {
-	id, p := l.lock(r)
-	if e, ok := p.entries[id]; ok {
+	e, p, id := l.lock(r)
+	if e != nil {
 		return e
 	}
 	l.books.sweep(p, now)
 	if l.books.count.Load() >= int64(l.opts.MaxBuckets) {
 		l.evict(p)
 	}
-	e := &entry{id: id, page: p, place: len(p.ring), until: now}
-	p.entries[id] = e
-	p.ring = append(p.ring, e)
+	e = &entry{id: id, page: p, until: now}
+	p.entries.insert(e, l.books.seed)
 	l.books.count.Add(1)
 	return e
 }
@@ -249,7 +315,7 @@ func (l *Ledger) enter(r *store.Request, now int64) *entry {
 // sweep removes expired entries. p is locked.
 func (b *Books) sweep(p *page, now int64) {
 	for range sweepSize {
-		if e := p.next(); e != nil && e.isIdle() && e.until <= now {
+		if e := p.entries.next(); e != nil && e.isIdle() && e.until <= now {
 			b.remove(p, e)
 		}
 	}
@@ -259,8 +325,8 @@ func (b *Books) sweep(p *page, now int64) {
 // it gives up the charges of an entry in a retry queue.
 func (l *Ledger) evict(p *page) {
 	var owing *entry
-	for range min(evictSize, len(p.ring)) {
-		e := p.next()
+	for range min(evictSize, p.entries.count) {
+		e := p.entries.next()
 		if e.isIdle() {
 			l.books.remove(p, e)
 			return
@@ -275,22 +341,9 @@ func (l *Ledger) evict(p *page) {
 	}
 }
 
-func (p *page) next() *entry {
-	if len(p.ring) == 0 {
-		return nil
-	}
-	p.hand = (p.hand + 1) % len(p.ring)
-	return p.ring[p.hand]
-}
-
 func (b *Books) remove(p *page, e *entry) {
 	e.noteUnsure(false)
-	last := len(p.ring) - 1
-	p.ring[e.place] = p.ring[last]
-	p.ring[e.place].place = e.place
-	p.ring[last] = nil
-	p.ring = p.ring[:last]
-	delete(p.entries, e.id)
+	p.entries.remove(e, b.seed)
 	b.count.Add(-1)
 }
 
@@ -344,7 +397,7 @@ func (p *page) settleUnsure(now int64) {
 	if p.counts.Uncertain == 0 {
 		return
 	}
-	for _, e := range p.ring {
+	for e := range p.entries.all {
 		if e.until <= now {
 			e.noteUnsure(false)
 		}

@@ -415,7 +415,7 @@ func (l *Ledger) dropWaiting(e *entry, err error) {
 
 // giveUpAll drops all waiting charges of p, which is locked.
 func (l *Ledger) giveUpAll(p *page) {
-	for _, e := range p.ring {
+	for e := range p.entries.all {
 		switch {
 		case e.pending.isQueued():
 			l.giveUp(e, errEnded)
@@ -509,8 +509,8 @@ func (l *Ledger) takeWaiting(batch []*entry) (reqs []store.Request, entries []*e
 		p := e.page
 		p.mu.Lock()
 		switch {
-		case p.entries[e.id] != e || !e.pending.isQueued():
-			// It was given up, and may have begun anew.
+		case !e.pending.isQueued():
+			// It was given up.
 		case e.pending.waiting.expires <= now:
 			l.giveUp(e, ErrExpired)
 		default:

@@ -15,9 +15,8 @@ const flightRetry = time.Second
 // entry is this process's knowledge of one bucket, guarded by the lock of its
 // page. Instants are of the books' clock, in microseconds.
 type entry struct {
-	id    identity.ID
-	page  *page
-	place int // in its page's ring
+	id   identity.ID
+	page *page
 	// known is the primary's last answer, raised by later answers of replicas.
 	known algorithm.Known
 	// clock is how far the store's clock is ahead of the books'.

@@ -68,7 +68,7 @@ func (f *Flights) Figures() (sum Figures) {
 // use returns the bucket's flight, locked.
 func (f *Flights) use(r *store.Request) (*flightPage, identity.ID, *flight) {
 	id := identity.New(f.limits.Number(r.Limit), r.ClientKey)
-	p := &f.pages[pageOf(f.seed, id)]
+	p := &f.pages[pageOf(id.Hash(f.seed))]
 	p.mu.Lock()
 	fl, ok := p.flights[id]
 	if !ok {

@@ -129,7 +129,7 @@ func TestNewerAnswersStay(t *testing.T) {
 	r := requestOf("alice", 100)
 	l := &Ledger{books: NewBooks(nil), store: newSimulation(1)}
 	own := l.enter(&r, 1)
-	*own = entry{id: own.id, page: own.page, place: own.place}
+	*own = entry{id: own.id, page: own.page}
 	e := own
 	e.hear(&r, word(3), 1, 1)
 	own.page.mu.Unlock()
