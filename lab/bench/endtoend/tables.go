@@ -264,7 +264,7 @@ func (r *Result) writeMemory(b *strings.Builder) {
 	fmt.Fprintf(b, `
 ### Memory
 
-What a bucket takes, here with keys of the length that these clients have, measured once a round, with an empty Redis and a Caddy that has just started: in Redis by `+"`used_memory`"+` of a primary between %s and %s keys, in full tables both times; in Caddy by its heap after a collection of garbage, %s clients later. Tables that double make the latter depend on how many there are. Resident memory has what the Go runtime keeps for garbage as well (GOGC): it grows to about twice the heap between two collections, and is measured in %d rounds.
+What a bucket takes, here with keys of the length that these clients have, measured once a round, with an empty Redis and a Caddy that has just started: in Redis by `+"`used_memory`"+` of a primary between %s and %s keys, in full tables both times; in Caddy by its heap after a collection of garbage, %s clients later. Tables that double make the latter depend on how many there are. Resident memory is read after a collection of garbage, once it falls no further, in %d rounds; between collections it grows to about twice the heap (GOGC).
 
 `, grouped(r.opts.sizes().redis/2), grouped(r.opts.sizes().redis), grouped(r.opts.sizes().heap*9/10), len(r.memory.resident))
 	t := report.NewTable("bytes for each bucket", "")
