@@ -109,7 +109,7 @@ func (l *Ledger) reliesOn(e *entry, r *store.Request, now int64) bool {
 		return true
 	}
 	quiet := min(e.trusted-e.soleWriter, r.Limit.Window.Microseconds()/maxTrustShare, l.opts.MaxTrust.Microseconds())
-	if e.trusted == 0 || quiet < l.trust || now-e.trusted >= quiet || e.flight > 0 || e.pending != nil || e.loose > 0 {
+	if e.trusted == 0 || quiet < l.trust || now-e.trusted >= quiet || e.flight > 0 || e.pending != nil || e.past().loose > 0 {
 		return false
 	}
 	e.trusted = 0
@@ -256,7 +256,7 @@ func (l *Ledger) wantsPrimary(e *entry, r *store.Request, now int64) bool {
 		return true
 	case !algorithm.Copies(r.Limit.Algorithm):
 		// What a replica lacks cannot be added to its answer.
-		return e.pending != nil || e.charged > 0 && now-e.charged <= r.Limit.Window.Microseconds() ||
+		return e.pending != nil || e.past().charged > 0 && now-e.past().charged <= r.Limit.Window.Microseconds() ||
 			e.repeatsRefusal(r, new(store.State), now+e.clock)
 	case e.trusts(now, l.trust):
 		return false

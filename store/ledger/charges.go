@@ -169,7 +169,7 @@ func (l *Ledger) settle(reqs []store.Request, place int, hold, now int64, w *Led
 	}
 	e.keepUntil(r, now)
 	if !algorithm.Copies(r.Limit.Algorithm) {
-		e.charged = now
+		e.rarely().charged = now
 	}
 	holds := l.holds(e, r, now)
 	switch {
@@ -204,7 +204,7 @@ func (l *Ledger) settle(reqs []store.Request, place int, hold, now int64, w *Led
 // pipelines longer, and the charges of one bucket become one.
 func (l *Ledger) holds(e *entry, r *store.Request, now int64) bool {
 	switch {
-	case l.opts.ChargeDelay == 0, e.silent, e.doubted, e.unsure, e.refunds > 0, e.loose > 0, e.resets:
+	case l.opts.ChargeDelay == 0, e.silent, e.doubted, e.unsure, e.refunds > 0, e.past().loose > 0, e.resets:
 		return false
 	case l.books.inUse.Load() == 0:
 		// No tick is to come.
@@ -297,8 +297,8 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State, w *Ledger
 	e.page.mu.Lock()
 	defer e.page.mu.Unlock()
 	now := l.books.now()
-	if e.charged > 0 {
-		e.charged = now
+	if e.past().charged > 0 {
+		e.rarely().charged = now
 	}
 	p := e.pending
 	requests, cost, heard := p.sentRequests, p.sentCost, p.heard
@@ -374,7 +374,7 @@ func (e *entry) suspect(r *store.Request, cost, storeNow int64) {
 	e.doubted, e.soleWriter = true, 0
 	e.noteUnsure(true)
 	if !e.countsInOpenWindow(e.pending, r.Limit, storeNow) {
-		e.loose += cost
+		e.rarely().loose += cost
 		return
 	}
 	e.known = e.pending.withCharge(r, cost, e.known, storeNow)

@@ -27,26 +27,16 @@ type entry struct {
 	// written is when a write of this process (charge, refund, take, reset) was
 	// last answered: an answer asked for earlier may lack it.
 	written int64
-	// refunded is when a refund of this process last arrived.
-	refunded int64
 	// soleWriter is since when the primary has counted this process's charges
 	// and nothing else, or 0.
 	soleWriter int64
-	// failed is when the primary last failed to answer.
-	failed int64
 	// asked is when a request was last let through to check a bucket that is
 	// known to be full.
 	asked int64
 	// until is when the entry expires.
 	until int64
-	// charged is when a charge was last in flight, if the algorithm's buckets
-	// cannot be copied.
-	charged int64
 	// flight is the cost that was admitted and is not settled.
 	flight int64
-	// loose is cost of unknown outcome that known lacks, because no window was
-	// known to be open.
-	loose int64
 	// refunds is the number of refunds in flight.
 	refunds int32
 	// silent is set while the store does not answer; doubted, after a refund or
@@ -62,6 +52,45 @@ type entry struct {
 	pending *pendingCharges
 	// reservation holds tokens taken in advance, or is nil.
 	reservation *reservation
+	// rare is nil until one of its values is set.
+	rare *rare
+}
+
+// rare is the part of an entry that few buckets need: there are up to a million entries.
+type rare struct {
+	// refunded is when a refund of this process last arrived.
+	refunded int64
+	// failed is when the primary last failed to answer.
+	failed int64
+	// charged is when a charge was last in flight, if the algorithm's buckets
+	// cannot be copied.
+	charged int64
+	// loose is cost of unknown outcome that known lacks, because no window was
+	// known to be open.
+	loose int64
+}
+
+// past returns the rare values.
+func (e *entry) past() rare {
+	if e.rare == nil {
+		return rare{}
+	}
+	return *e.rare
+}
+
+// rarely returns the rare values to set one of them.
+func (e *entry) rarely() *rare {
+	if e.rare == nil {
+		e.rare = new(rare)
+	}
+	return e.rare
+}
+
+// forgetLoose notes that nothing is loose any more.
+func (e *entry) forgetLoose() {
+	if e.rare != nil {
+		e.rare.loose = 0
+	}
 }
 
 // isIdle reports whether forgetting the entry loses knowledge and nothing else.
@@ -85,7 +114,10 @@ func (e *entry) trusts(now, trust int64) bool { return e.trusted != 0 && now-e.t
 
 // canReach reports whether the primary is worth a call: after a failure it is
 // called once for each time of trust.
-func (e *entry) canReach(now, trust int64) bool { return e.failed == 0 || now-e.failed > trust }
+func (e *entry) canReach(now, trust int64) bool {
+	failed := e.past().failed
+	return failed == 0 || now-failed > trust
+}
 
 // isDue reports whether trust has run out, and no request was let through to ask since.
 func (e *entry) isDue(now, trust int64) bool {
@@ -132,7 +164,7 @@ func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (stale
 		}
 	}
 	// The answer may lack the refund, so it must not refuse for long.
-	e.doubted = e.doubted || asked < e.refunded
+	e.doubted = e.doubted || asked < e.past().refunded
 	if e.known != before && !e.isSent() {
 		e.soleWriter = 0
 	}
@@ -143,16 +175,19 @@ func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (stale
 // noteReach notes the answer to a check that only the primary was to answer: if a
 // replica did, the primary failed.
 func (e *entry) noteReach(st *store.State, now int64) {
-	if e.failed = 0; st.Replica {
-		e.failed = now
+	if st.Replica {
+		e.rarely().failed = now
+	} else if e.rare != nil {
+		e.rare.failed = 0
 	}
 }
 
 // confirm replaces what is known by the primary's answer. It is doubted if it may lack
 // a refund, so that it refuses no request for long.
 func (e *entry) confirm(answer algorithm.Known, asked int64) {
-	e.known, e.trusted, e.loose = answer, asked, 0
-	e.doubted = e.refunds > 0 || asked < e.refunded
+	e.known, e.trusted = answer, asked
+	e.forgetLoose()
+	e.doubted = e.refunds > 0 || asked < e.past().refunded
 	e.noteUnsure(false)
 	if e.pending != nil {
 		e.pending.base = answer
@@ -206,7 +241,7 @@ type view struct {
 
 // viewOf adds the pending charges to what is known.
 func (e *entry) viewOf(r *store.Request, answer *store.State, now int64) view {
-	v := view{req: r, known: e.known, answer: answer, now: now, flight: e.flight + e.loose}
+	v := view{req: r, known: e.known, answer: answer, now: now, flight: e.flight + e.past().loose}
 	if !algorithm.Copies(r.Limit.Algorithm) && e.check != nil {
 		v.flight, v.unclear = v.flight+e.check.landed, e.check.landed
 	}

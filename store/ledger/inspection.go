@@ -154,7 +154,8 @@ func (l *Ledger) forget(r *store.Request) {
 	now := l.books.now()
 	e := l.enter(r, now)
 	defer e.page.mu.Unlock()
-	e.known, e.loose = algorithm.Known{}, 0
+	e.known = algorithm.Known{}
+	e.forgetLoose()
 	e.trusted, e.soleWriter, e.asked = 0, 0, 0
 	e.written, e.doubted, e.resets = now, true, false
 	e.noteUnsure(false)

@@ -81,7 +81,7 @@ func (l *Ledger) snapshot(r *store.Request) any {
 		return nil
 	}
 	defer e.page.mu.Unlock()
-	return [...]any{e.known, e.clock, e.trusted, e.written, e.soleWriter, e.failed, e.asked, e.until, e.flight, e.loose, e.silent, e.doubted, e.pending == nil}
+	return [...]any{e.known, e.clock, e.trusted, e.written, e.soleWriter, e.past(), e.asked, e.until, e.flight, e.silent, e.doubted, e.pending == nil}
 }
 
 // TestForeseeOfTake includes known refusals and reserved tokens.

@@ -173,9 +173,10 @@ func (l *Ledger) beginRefund(reqs []store.Request) []*entry {
 func (l *Ledger) endRefund(e *entry) {
 	e.page.mu.Lock()
 	e.refunds--
-	e.refunded = l.books.now()
-	e.written = e.refunded
-	e.until = max(e.until, e.refunded+l.trust)
+	now := l.books.now()
+	e.rarely().refunded = now
+	e.written = now
+	e.until = max(e.until, now+l.trust)
 	e.page.mu.Unlock()
 	l.books.owing.Add(-1)
 }
