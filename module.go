@@ -14,18 +14,13 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/admin"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
-	"github.com/shardlimit/caddy-shardlimit/memorystore"
-	"github.com/shardlimit/caddy-shardlimit/redisstore"
+	_ "github.com/shardlimit/caddy-shardlimit/redisstore" // registers its module, as memorystore and internal/admin do
 )
 
 func init() {
 	caddy.RegisterModule(new(App))
 	caddy.RegisterModule(new(Handler))
-	caddy.RegisterModule(new(memorystore.Store))
-	caddy.RegisterModule(new(redisstore.Store))
-	caddy.RegisterModule(new(admin.API))
 
 	httpcaddyfile.RegisterGlobalOption("rate_limit", parseGlobalOption)
 	httpcaddyfile.RegisterHandlerDirective("rate_limit", parseDirective)

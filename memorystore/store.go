@@ -28,6 +28,8 @@ type Store struct {
 	name string
 }
 
+func init() { caddy.RegisterModule(new(Store)) }
+
 // CaddyModule returns the Caddy module information.
 func (*Store) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{

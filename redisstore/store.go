@@ -156,6 +156,8 @@ func (o *openShards) release() {
 	}
 }
 
+func init() { caddy.RegisterModule(new(Store)) }
+
 // CaddyModule returns the Caddy module information.
 func (*Store) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{

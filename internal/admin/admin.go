@@ -34,6 +34,8 @@ type API struct{}
 // root is the path of the admin API.
 const root = "/rate_limit/"
 
+func init() { caddy.RegisterModule(new(API)) }
+
 // CaddyModule returns the Caddy module information.
 func (*API) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{
