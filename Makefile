@@ -10,7 +10,7 @@ PAIRSEED          ?= 1
 SOAK              ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check model soak lint bench bench-quick algorithms calls faults guarantees scaling packages fmt demo
+.PHONY: help run test check contrib model soak lint bench bench-quick algorithms calls faults guarantees scaling packages fmt demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -24,13 +24,17 @@ test: ## install what the tests need, and run them
 	$(GO) test -shuffle=on -timeout 20m ./...
 	cd lab && $(GO) test -shuffle=on -timeout 20m ./...
 
-check: ## run all tests with the race detector, those of the laboratory too, all pairs of features, each fuzz target for FUZZTIME, and the model of charges
+check: ## run all tests with the race detector, those of the laboratory too, all pairs of features, each fuzz target for FUZZTIME, the build of contrib, and the model of charges
 	scripts/install-needed.sh
 	CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 40m ./...
 	cd lab && CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 40m ./...
 	$(GO) test -run 'TestPairs$$|TestDeadShard' -timeout 30m ./e2e -pairs.all -pairs.seed $(PAIRSEED) -dead.duration 6s
 	FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
+	scripts/check-contrib.sh
 	scripts/model.sh
+
+contrib: ## run the build command of contrib/docker, and validate the Caddyfiles of contrib with what it builds
+	scripts/check-contrib.sh
 
 model: ## check the protocol of charges between processes with Spin
 	scripts/install-needed.sh spin cc

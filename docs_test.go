@@ -98,7 +98,7 @@ func TestReadmeNamesTheCommands(t *testing.T) {
 // exist.
 func TestLinksToSectionsResolve(t *testing.T) {
 	links := 0
-	for _, pattern := range []string{"*.md", "docs/*.md", "examples/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "examples/*.md", "contrib/*.md"} {
 		files, err := filepath.Glob(pattern)
 		must(t, "find documents", err)
 		for _, file := range files {

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Runs the build command of contrib/docker/Dockerfile on the last commit, without the
+# files that Docker does not get, and validates the Caddyfiles of contrib with what it
+# builds. Then checks that a build of the commit, tagged with the newest version in
+# CHANGELOG.md, reports that version. Needs git; starts no container.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+
+git clone -q "$PWD" "$dir/clone"
+cp contrib/kubernetes/caddy.yaml "$dir"
+cd "$dir/clone"
+
+version=v$(sed -n 's/^## \([0-9][0-9.]*\).*/\1/p' CHANGELOG.md | head -1)
+module=$(sed -n 's/^module //p' go.mod)
+git tag -f "$version" >/dev/null
+GOFLAGS='' CGO_ENABLED=0 go build -buildvcs=true -o "$dir/tagged" ./cmd/caddy
+reported=$("$dir/tagged" build-info | sed -n "s|^mod[[:space:]]*$module[[:space:]]*||p")
+if [ "${reported%%[[:space:]]*}" != "$version" ]; then
+	echo "a build of $version reports ${reported:-no version}" >&2
+	exit 1
+fi
+echo "a build of $version reports $version"
+
+while read -r pattern; do
+	case $pattern in
+	'' | '#'*) ;;
+	'**/'*) find . -name "${pattern#'**/'}" -prune -exec rm -rf {} + ;;
+	*) rm -rf "./${pattern#/}" ;;
+	esac
+done <contrib/docker/Dockerfile.dockerignore
+command=$(sed -n 's/^RUN \(CGO_ENABLED=0 go build .*\)/\1/p' contrib/docker/Dockerfile)
+echo "$command"
+bash -c "${command/ \/out\/caddy / $dir/caddy }"
+
+export REDIS_PASSWORD=secret XDG_CONFIG_HOME=$dir XDG_DATA_HOME=$dir
+sed -n '/^  Caddyfile: |$/,/^---$/ { s/^    //p; /^$/p; }' "$dir/caddy.yaml" >"$dir/Caddyfile"
+for file in contrib/docker/caddy/Caddyfile "$dir/Caddyfile"; do
+	"$dir/caddy" validate --adapter caddyfile --config "$file" >"$dir/log" 2>&1 || {
+		cat "$dir/log"
+		exit 1
+	}
+	echo "valid: $file"
+done
