@@ -438,6 +438,25 @@ func TestDockerfile(t *testing.T) {
 	}
 }
 
+// TestContribNamesTheNewestVersion checks the versions in contrib against the changelog.
+func TestContribNamesTheNewestVersion(t *testing.T) {
+	t.Parallel()
+	changes, err := os.ReadFile("CHANGELOG.md")
+	must(t, "read", err)
+	newest := regexp.MustCompile(`(?m)^## (\d+\.\d+\.\d+)`).FindSubmatch(changes)
+	must(t, "the changelog", want("having a version", newest != nil, true))
+	for file, pattern := range map[string]string{
+		kubernetesFile:      `image: \S+/caddy-shardlimit:(\S+)`,
+		"contrib/README.md": `--with \S+/caddy-shardlimit@v([0-9.]*[0-9])`,
+	} {
+		text, err := os.ReadFile(file)
+		must(t, "read", err)
+		named := regexp.MustCompile(pattern).FindSubmatch(text)
+		must(t, file, want("having a version", named != nil, true))
+		must(t, file, want("version", string(named[1]), string(newest[1])))
+	}
+}
+
 // TestManifestsAgree checks names, ports and paths of the objects for Kubernetes.
 func TestManifestsAgree(t *testing.T) {
 	t.Parallel()
