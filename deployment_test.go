@@ -234,8 +234,12 @@ func TestDeployedCaddyfilesLoad(t *testing.T) {
 	for name, text := range deployedCaddyfiles(t) {
 		dir := t.TempDir()
 		file := dir + "/Caddyfile"
+		must(t, "write", os.WriteFile(dir+"/password", []byte("secret"), 0o600))
+		text = strings.ReplaceAll(text, "{file./run/secrets/redis/password}", "{file."+dir+"/password}")
 		must(t, "write", os.WriteFile(file, []byte(text), 0o600))
-		out, err := caddytest.Command(dir, "validate", "--config", file).CombinedOutput()
+		validate := caddytest.Command(dir, "validate", "--config", file)
+		validate.Env = append(validate.Env, "REDIS_PASSWORD=secret")
+		out, err := validate.CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "Valid configuration") || strings.Contains(string(out), `"level":"warn"`) {
 			t.Errorf("%s: %v\n%s", name, err, out)
 		}

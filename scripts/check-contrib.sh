@@ -35,7 +35,9 @@ echo "$command"
 bash -c "${command/ \/out\/caddy / $dir/caddy }"
 
 export REDIS_PASSWORD=secret XDG_CONFIG_HOME=$dir XDG_DATA_HOME=$dir
-sed -n '/^  Caddyfile: |$/,/^---$/ { s/^    //p; /^$/p; }' "$dir/caddy.yaml" >"$dir/Caddyfile"
+sed -n '/^  Caddyfile: |$/,/^---$/ { s/^    //p; /^$/p; }' "$dir/caddy.yaml" |
+	sed "s|{file\./run/secrets/redis/password}|{file.$dir/password}|" >"$dir/Caddyfile"
+echo secret >"$dir/password"
 for file in contrib/docker/caddy/Caddyfile "$dir/Caddyfile"; do
 	"$dir/caddy" validate --adapter caddyfile --config "$file" >"$dir/log" 2>&1 || {
 		cat "$dir/log"
