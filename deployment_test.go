@@ -499,6 +499,9 @@ func TestManifestsAgree(t *testing.T) {
 		case volume.ConfigMap.Name != "":
 			must(t, "ConfigMap", errors.Join(want("name", volume.ConfigMap.Name, objects["ConfigMap"].Metadata.Name), want("path", paths[volume.Name], "/etc/caddy")))
 		case volume.Secret.SecretName != "":
+			comment, err := os.ReadFile(kubernetesFile)
+			must(t, "read", err)
+			must(t, "the comment", want("creating "+volume.Secret.SecretName, strings.Contains(string(comment), "kubectl create secret generic "+volume.Secret.SecretName+" --from-literal=password="), true))
 			must(t, "Secret", want("password in "+paths[volume.Name], strings.Contains(text, "password {file."+paths[volume.Name]+"/password}"), true))
 		}
 	}
