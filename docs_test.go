@@ -104,7 +104,9 @@ func TestLinksToSectionsResolve(t *testing.T) {
 		for _, file := range files {
 			text, err := os.ReadFile(file)
 			must(t, "read", err)
-			for _, m := range regexp.MustCompile(`\]\(([^)#\s]*)(?:#([^)\s]+))?\)`).FindAllStringSubmatch(string(text), -1) {
+			inline := regexp.MustCompile(`\]\(([^)#\s]*)(?:#([^)\s]+))?\)`).FindAllStringSubmatch(string(text), -1)
+			definitions := regexp.MustCompile(`(?m)^\[[^\]]+\]: ([^#\s]*)(?:#(\S+))?$`).FindAllStringSubmatch(string(text), -1)
+			for _, m := range append(inline, definitions...) {
 				if strings.HasPrefix(m[1], "http") {
 					continue
 				}
