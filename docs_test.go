@@ -47,7 +47,7 @@ func TestDocumentedConfigsLoad(t *testing.T) {
 		t.Error("Caddyfile.example has no store to take the comment marks off")
 	}
 	adapt("Caddyfile.example without comment marks", uncommented)
-	for _, file := range []string{"README.md", "docs/configuration.md"} {
+	for _, file := range []string{"README.md", "docs/getting-started.md", "docs/configuration.md"} {
 		for _, block := range codeBlocks(t, file) {
 			switch {
 			case strings.HasPrefix(block, "{\n\t\"apps\""):
@@ -55,7 +55,7 @@ func TestDocumentedConfigsLoad(t *testing.T) {
 					t.Errorf("%s: %v", file, err)
 				}
 				jsons++
-			case strings.Contains(block, "reverse_proxy"):
+			case strings.Contains(block, "reverse_proxy"), strings.Contains(block, "\trespond \""):
 				adapt(file, block)
 			}
 		}
