@@ -201,7 +201,7 @@ func TestRunbookLinksResolve(t *testing.T) {
 
 const metricPrefix = "caddy_rate_limit_"
 
-// exportedMetric describes a metric as the table in docs/metrics.md does.
+// exportedMetric describes a metric as docs/operating.md does.
 type exportedMetric struct{ kind, labels string }
 
 var (
@@ -282,38 +282,47 @@ func exportedMetrics(t *testing.T) map[string]exportedMetric {
 	return found
 }
 
-// documentedMetrics returns those of docs/metrics.md.
+// metricsSection returns the part of docs/operating.md about metrics.
+func metricsSection(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("docs/operating.md")
+	must(t, "read", err)
+	_, section, ok := strings.Cut(string(text), "\n## Metrics\n")
+	must(t, "docs/operating.md", want("having a section about metrics", ok, true))
+	section, _, _ = strings.Cut(section, "\n## ")
+	return section
+}
+
+// documentedMetrics returns those of docs/operating.md.
 func documentedMetrics(t *testing.T) map[string]exportedMetric {
 	t.Helper()
-	text, err := os.ReadFile("docs/metrics.md")
-	must(t, "read", err)
 	found := map[string]exportedMetric{}
-	for _, row := range regexp.MustCompile("(?m)^\\| `("+metricPrefix+"\\w+)` \\| (\\w+) \\| ([^|]*) \\|").FindAllStringSubmatch(string(text), -1) {
-		labels := strings.Split(strings.ReplaceAll(row[3], "`", ""), ", ")
+	for _, item := range regexp.MustCompile("(?m)^- `("+metricPrefix+"\\w+)`, (\\w+) by ([^:]*): ").FindAllStringSubmatch(metricsSection(t), -1) {
+		labels := strings.Split(strings.ReplaceAll(item[3], "`", ""), ", ")
 		slices.Sort(labels)
-		found[row[1]] = exportedMetric{kind: row[2], labels: strings.Join(labels, ", ")}
+		found[item[1]] = exportedMetric{kind: item[2], labels: strings.Join(labels, ", ")}
 	}
 	return found
 }
 
-// TestMetricsAreDocumented checks that docs/metrics.md names exactly the exported metrics and
+// TestMetricsAreDocumented checks that docs/operating.md names exactly the exported metrics and
 // labels.
 func TestMetricsAreDocumented(t *testing.T) {
 	t.Parallel()
 	exported, documented := exportedMetrics(t), documentedMetrics(t)
 	for name, metric := range exported {
 		if documented[name] != metric {
-			t.Errorf("%s is a %s of %s; docs/metrics.md says %+v", name, metric.kind, metric.labels, documented[name])
+			t.Errorf("%s is a %s of %s; docs/operating.md says %+v", name, metric.kind, metric.labels, documented[name])
 		}
 	}
 	for name := range documented {
 		if _, ok := exported[name]; !ok {
-			t.Errorf("docs/metrics.md has %s, which is not exported", name)
+			t.Errorf("docs/operating.md has %s, which is not exported", name)
 		}
 	}
 }
 
-// TestLabelValuesAreDocumented checks that docs/metrics.md names the values of labels with few.
+// TestLabelValuesAreDocumented checks that docs/operating.md names the values of labels with few.
 func TestLabelValuesAreDocumented(t *testing.T) {
 	values := []string{
 		"allowed", "refused", "would_refuse", "error_allowed", "error_refused", "charged", "free", "refunded",
@@ -331,18 +340,16 @@ func TestLabelValuesAreDocumented(t *testing.T) {
 	documented := documentedWords(t)
 	for _, value := range values {
 		if !documented[value] {
-			t.Errorf("docs/metrics.md does not name %s", value)
+			t.Errorf("docs/operating.md does not name %s", value)
 		}
 	}
 }
 
-// documentedWords returns the words between backticks in docs/metrics.md.
+// documentedWords returns the words between backticks in the section about metrics.
 func documentedWords(t *testing.T) map[string]bool {
 	t.Helper()
-	text, err := os.ReadFile("docs/metrics.md")
-	must(t, "read", err)
 	words := map[string]bool{}
-	for _, word := range regexp.MustCompile("`([a-z_]+)`").FindAllStringSubmatch(string(text), -1) {
+	for _, word := range regexp.MustCompile("`([a-z_]+)`").FindAllStringSubmatch(metricsSection(t), -1) {
 		words[word[1]] = true
 	}
 	return words
