@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -124,6 +125,15 @@ func TestRefusalsAreLogged(t *testing.T) {
 				for _, entry := range entries {
 					text := fmt.Sprint(entry)
 					must(t, text, want("shows a client key", strings.Contains(text, "secret"), false))
+				}
+				var top topAnswer
+				c.AdminJSON(http.MethodGet, "/rate_limit/top?zone=api", "", &top)
+				digests := map[string]bool{}
+				for _, client := range top.Refused {
+					digests[fmt.Sprintf("%x", sha256.Sum256([]byte(client.ClientKey)))[:16]] = true
+				}
+				for key := range keys {
+					must(t, key, want("the digest of a client key in top", digests[key], true))
 				}
 			})
 		}
