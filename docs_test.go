@@ -55,7 +55,7 @@ func TestDocumentedConfigsLoad(t *testing.T) {
 					t.Errorf("%s: %v", file, err)
 				}
 				jsons++
-			case strings.Contains(block, "reverse_proxy"), strings.Contains(block, "\trespond \""):
+			case strings.Contains(block, "reverse_proxy"), strings.Contains(block, "\trespond \""), strings.HasPrefix(block, "{\n\trate_limit {\n\t\tstore redis {"):
 				adapt(file, block)
 			}
 		}
