@@ -61,7 +61,7 @@ lint: $(GOLANGCI) ## check format, go vet (for Linux, macOS and Windows), golang
 	cd lab && $(GO) mod tidy -diff
 	cd lab && $(GO) mod verify
 
-bench: ## measure the limiter and its peers, for docs/benchmarks.md and docs/scaling.md
+bench: ## measure the limiter and its peers, for docs/evidence/benchmarks.md, and what docs/evidence/scaling.md and docs/capacity.md compute from it
 	scripts/install-needed.sh redis-server wrk
 	cd lab && $(GO) run . bench -docs ../docs
 	cd lab && $(GO) run . scaling
@@ -72,23 +72,23 @@ bench-quick: ## run every benchmark for a moment, and write nothing
 	cd lab && $(GO) test -run '^$$' -bench . -benchtime 1x ./...
 	cd lab && $(GO) run . bench -quick
 
-algorithms: ## draw and measure the algorithms, for docs/algorithms.md
+algorithms: ## draw and measure the algorithms, for docs/evidence/algorithms.md
 	scripts/install-needed.sh redis-server
 	cd lab && $(GO) run . algorithms
 
-calls: ## count the calls to Redis per request, for docs/ledger.md
+calls: ## count the calls to Redis per request, for docs/evidence/calls.md
 	scripts/install-needed.sh redis-server
 	cd lab && $(GO) run . calls
 
-faults: ## break Redis in many ways while Caddy serves, for docs/failure-modes.md
+faults: ## break Redis in many ways while Caddy serves, for docs/evidence/faults.md
 	scripts/install-needed.sh redis-server
 	cd lab && $(GO) run . faults
 
-guarantees: ## measure what clients get against the bounds, for docs/guarantees.md
+guarantees: ## measure what clients get against the bounds, for docs/evidence/guarantees.md
 	scripts/install-needed.sh redis-server
 	cd lab && $(GO) run . guarantees
 
-scaling: ## compute what many Caddys and shards need, for docs/scaling.md
+scaling: ## compute what many Caddys and shards need, for docs/evidence/scaling.md and docs/capacity.md
 	cd lab && $(GO) run . scaling
 
 packages: ## draw what the packages of the product import, for docs/design.md

@@ -26,12 +26,12 @@ var programs = []struct {
 	name, does string
 	run        func(ctx context.Context, args []string) error
 }{
-	{"bench", "measure the limiter and its peers, for docs/benchmarks.md", bench.Run},
-	{"faults", "break Redis in many ways while Caddy serves, for docs/failure-modes.md", faults.Run},
-	{"guarantees", "measure what clients get against the bounds, for docs/guarantees.md", guarantees.Run},
-	{"calls", "count the calls to Redis per request, for docs/ledger.md", calls.Run},
-	{"algorithms", "draw and measure the algorithms, for docs/algorithms.md", algorithms.Run},
-	{"scaling", "compute what many Caddys and shards need, for docs/scaling.md", scaling.Run},
+	{"bench", "measure the limiter and its peers, for docs/evidence/benchmarks.md", bench.Run},
+	{"faults", "break Redis in many ways while Caddy serves, for docs/evidence/faults.md", faults.Run},
+	{"guarantees", "measure what clients get against the bounds, for docs/evidence/guarantees.md", guarantees.Run},
+	{"calls", "count the calls to Redis per request, for docs/evidence/calls.md", calls.Run},
+	{"algorithms", "draw and measure the algorithms, for docs/evidence/algorithms.md", algorithms.Run},
+	{"scaling", "compute what many Caddys and shards need, for docs/evidence/scaling.md and docs/capacity.md", scaling.Run},
 	{"packages", "draw what the packages of the product import, for docs/design.md", packages.Run},
 	{"soak", "break something every few seconds under load, and balance the books", soak.Run},
 	{"demo", "show the limiter at work on Redis servers of its own", demo.Run},

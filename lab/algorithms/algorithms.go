@@ -1,8 +1,8 @@
 // Package algorithms draws the decisions of each algorithm about the same requests, as
 // docs/img/algorithms.svg, and determines its accuracy and cost, for the tables of
-// docs/algorithms.md. The picture and the accuracy follow from a fixed seed; the cost in
-// Redis is measured. A way is one way of counting, a score compares its decisions with
-// those of the exact log.
+// docs/evidence/algorithms.md. The picture and the accuracy follow from a fixed seed; the
+// cost in Redis is measured. A way is one way of counting, a score compares its decisions
+// with those of the exact log.
 package algorithms
 
 import (
@@ -27,7 +27,7 @@ import (
 var (
 	flags    = flag.NewFlagSet("algorithms", flag.ExitOnError)
 	drawing  = flags.String("picture", "../docs/img/algorithms.svg", "file to write the picture to")
-	target   = flags.String("document", "../docs/algorithms.md", "file to write the tables to, below the mark")
+	target   = flags.String("document", "../docs/evidence/algorithms.md", "file to write the tables to, between the marks")
 	requests = flags.Int("requests", 1_000_000, "requests of the simulation, of a hundredth as many clients")
 )
 
@@ -37,12 +37,14 @@ func Run(_ context.Context, args []string) error {
 	if err := draw().Write(*drawing); err != nil {
 		return err
 	}
-	accuracy := accuracyTable(simulate(*requests))
+	found := simulate(*requests)
 	cost, err := measureRedis()
 	if err != nil {
 		return fmt.Errorf("measure Redis: %w", err)
 	}
-	return report.Rewrite(*target, "algorithms", accuracy+"\n"+costTable(cost))
+	return report.Rewrite(*target, "algorithms", map[string]string{
+		report.Result: resultText(found), report.Tables: accuracyTable(found) + "\n" + costTable(cost),
+	})
 }
 
 // way is one way of counting, with the options of a zone.

@@ -90,14 +90,16 @@ func TestSlidingWindowIsTheMoreEvenCounter(t *testing.T) {
 
 // TestDocumentHasTheMark requires that make algorithms finds its place.
 func TestDocumentHasTheMark(t *testing.T) {
-	text, err := os.ReadFile("../../docs/algorithms.md")
+	text, err := os.ReadFile("../../docs/evidence/algorithms.md")
 	redistest.Must(t, err)
-	if mark := report.Mark("algorithms"); strings.Count(string(text), mark) != 1 {
-		t.Errorf("docs/algorithms.md has not one line %q", mark)
+	for _, section := range []string{report.Result, report.Tables} {
+		if mark := report.Mark("algorithms", section); strings.Count(string(text), mark) != 1 {
+			t.Errorf("docs/evidence/algorithms.md has not one line %q", mark)
+		}
 	}
 	for _, w := range ways {
 		if !strings.Contains(string(text), "\n| "+w.name+" |") {
-			t.Errorf("docs/algorithms.md has no row of %s", w.name)
+			t.Errorf("docs/evidence/algorithms.md has no row of %s", w.name)
 		}
 	}
 }

@@ -12,6 +12,17 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
+// resultText is the summary of the document.
+func resultText(found scores) string {
+	differ := func(a store.Algorithm) string {
+		all := found.of(a)
+		s := all[len(all)-1]
+		return percent(s.differ, s.requests) + " %"
+	}
+	return fmt.Sprintf("**Result.** `sliding_log` and `concurrency` decide exactly. With the log's history, %s of the decisions of `fixed_window`, %s of `sliding_window` and %s of `gcra` differ from the log's. No algorithm admits more in one window than its bound.\n",
+		differ(store.FixedWindow), differ(store.SlidingWindow), differ(store.GCRA))
+}
+
 func accuracyTable(found scores) string {
 	var b strings.Builder
 	over := func(s score) string { return percent(s.over, s.requests) }

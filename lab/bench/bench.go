@@ -1,6 +1,6 @@
 // Package bench measures the limiter: in Caddy against Caddy without it (package
 // endtoend), and its stores against other limiters for Go (package libraries). It
-// writes both into docs/benchmarks.md, with pictures.
+// writes both into docs/evidence/benchmarks.md, with pictures.
 package bench
 
 import (
@@ -63,7 +63,7 @@ func Run(ctx context.Context, args []string) error {
 	}
 	m.took, m.stolen = time.Since(began), report.ReadTimes().StolenSince(times)
 	text := m.markdown()
-	fmt.Print(text)
+	fmt.Print(m.result(), "\n", text)
 	pictures := m.endToEnd.Pictures()
 	maps.Copy(pictures, m.libraries.Pictures())
 	if *docs == "" {
@@ -73,7 +73,9 @@ func Run(ctx context.Context, args []string) error {
 	for name, p := range pictures {
 		errs = append(errs, p.Write(filepath.Join(*docs, "img", name)))
 	}
-	return errors.Join(append(errs, report.Rewrite(filepath.Join(*docs, "benchmarks.md"), "bench", text))...)
+	return errors.Join(append(errs, report.Rewrite(filepath.Join(*docs, "evidence", "benchmarks.md"), "bench", map[string]string{
+		report.Result: m.result(), report.Tables: text,
+	}))...)
 }
 
 // versions are the versions of the limiter, if that is known, of its environment, and of
@@ -171,6 +173,19 @@ func (m *measured) markdown() string {
 	b.WriteString("\n## The limiter in Caddy\n\n" + m.endToEnd.Markdown())
 	b.WriteString("\n## Take and other limiters\n\n" + m.libraries.Markdown())
 	return b.String()
+}
+
+// result is the summary of the document.
+func (m *measured) result() string {
+	goals, reached := m.goals(), 0
+	for i := range goals {
+		if goals[i].IsReached() {
+			reached++
+		}
+	}
+	known := m.endToEnd.Cost(endtoend.ChargeAfter)
+	return fmt.Sprintf("**Result.** %d of %d goals were reached. With the Redis store and `charge after`, a request of a client that Caddy knows takes %.1f µs of CPU time in Caddy (%.1f µs without a limiter), %.1f µs in the primary and %.1f µs in the replica.\n",
+		reached, len(goals), known.Caddy, m.endToEnd.Cost(endtoend.Floor).Caddy, known.Primary, known.Replica)
 }
 
 func (m *measured) goals() []report.Goal {

@@ -1,5 +1,5 @@
 // Package calls counts the calls to Redis that a request costs, for the tables and
-// the plot of docs/ledger.md. It starts its own Redis servers, and takes the counts
+// the plot of docs/evidence/calls.md. It starts its own Redis servers, and takes the counts
 // from their INFO commandstats. A process is what one Caddy has of a store; a
 // singleCase is traffic without batches, a batchCase traffic with them.
 package calls
@@ -27,7 +27,7 @@ import (
 var (
 	flags  = flag.NewFlagSet("calls", flag.ExitOnError)
 	plot   = flags.String("picture", "../docs/img/calls.svg", "file to write the picture to")
-	target = flags.String("document", "../docs/ledger.md", "file to write the tables to, below the mark")
+	target = flags.String("document", "../docs/evidence/calls.md", "file to write the tables to, between the marks")
 	span   = flags.Duration("duration", 3*time.Second, "how long each case without batches runs")
 	window = flags.Duration("window", 8*time.Second, "the window of the limits with batches; each case takes four")
 )
@@ -55,7 +55,7 @@ func Run(ctx context.Context, args []string) error {
 	if err := draw(batches).Write(*plot); err != nil {
 		return err
 	}
-	return report.Rewrite(*target, "calls", text)
+	return report.Rewrite(*target, "calls", map[string]string{report.Result: resultText(singles), report.Tables: text})
 }
 
 // calls is the number of calls to the servers of a shard, without replication.
@@ -242,15 +242,25 @@ type singleCase struct {
 	shared  bool // makes another process serve every other request of a client
 }
 
+// The cases of the summary.
+const (
+	afterOnce    = "charge after, no client comes twice"
+	afterInTurn  = "charge after, 500 clients in turn"
+	afterShared  = "charge after, 500 clients in turn, each at two Caddys"
+	afterBusy    = "charge after, one client, 64 at a time"
+	afterRefused = "charge after, one client, refused"
+	beforeInTurn = "charge before, 500 clients in turn"
+)
+
 var singleCases = []singleCase{
-	{name: "charge after, no client comes twice", callers: 64},
-	{name: "charge after, 500 clients in turn", clients: severalClients, callers: 64},
-	{name: "charge after, 500 clients in turn, each at two Caddys", clients: severalClients, callers: 64, shared: true},
+	{name: afterOnce, callers: 64},
+	{name: afterInTurn, clients: severalClients, callers: 64},
+	{name: afterShared, clients: severalClients, callers: 64, shared: true},
 	{name: "charge after, one client, 1 at a time", clients: 1, callers: 1},
 	{name: "charge after, one client, 16 at a time", clients: 1, callers: 16},
-	{name: "charge after, one client, 64 at a time", clients: 1, callers: 64},
-	{name: "charge after, one client, refused", clients: 1, callers: 64, refused: true},
-	{name: "charge before, 500 clients in turn", before: true, clients: severalClients, callers: 64},
+	{name: afterBusy, clients: 1, callers: 64},
+	{name: afterRefused, clients: 1, callers: 64, refused: true},
+	{name: beforeInTurn, before: true, clients: severalClients, callers: 64},
 	{name: "charge before, one client, 64 at a time", before: true, clients: 1, callers: 64},
 	{name: "charge before, one client, refused", before: true, clients: 1, callers: 64, refused: true},
 }

@@ -125,6 +125,19 @@ func TestTablesAreWhole(t *testing.T) {
 	}
 }
 
+// TestResultIsOfItsCases requires that the summary has the figures of the cases that it names.
+func TestResultIsOfItsCases(t *testing.T) {
+	var list []single
+	for i, c := range singleCases {
+		list = append(list, single{c, 100, 10, calls{primary: int64(100 * (i + 2))}})
+	}
+	want := "**Result.** With `charge after`, the first request of a client costs 2.00 calls, and a request of a client that comes again and again 3.00, or 4.00 if it comes to two Caddys. " +
+		"A client that sends 64 requests at a time to one Caddy costs 7.00 calls per request, and one that is over its limit 80.00 a second. With `charge before` a request costs 9.00.\n"
+	if got := resultText(list); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
 func TestPictureIsXML(t *testing.T) {
 	if err := xml.Unmarshal([]byte(draw(samples()).String()), new(struct{})); err != nil {
 		t.Error(err)
@@ -134,14 +147,16 @@ func TestPictureIsXML(t *testing.T) {
 // TestDocumentHasItsTables requires that make calls finds its place, and that
 // every case has its row.
 func TestDocumentHasItsTables(t *testing.T) {
-	text, err := os.ReadFile("../../docs/ledger.md")
+	text, err := os.ReadFile("../../docs/evidence/calls.md")
 	redistest.Must(t, err)
-	if mark := report.Mark("calls"); strings.Count(string(text), mark) != 1 {
-		t.Errorf("docs/ledger.md has not one line %q", mark)
+	for _, section := range []string{report.Result, report.Tables} {
+		if mark := report.Mark("calls", section); strings.Count(string(text), mark) != 1 {
+			t.Errorf("docs/evidence/calls.md has not one line %q", mark)
+		}
 	}
 	for _, c := range singleCases {
 		if !strings.Contains(string(text), "\n| "+c.name+" |") {
-			t.Errorf("docs/ledger.md has no row of %s", c.name)
+			t.Errorf("docs/evidence/calls.md has no row of %s", c.name)
 		}
 	}
 }

@@ -10,6 +10,18 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
+// resultText is the summary of the document.
+func resultText(list []single) string {
+	of := func(name string) single {
+		return list[slices.IndexFunc(list, func(s single) bool { return s.name == name })]
+	}
+	perRequest := func(name string) string { s := of(name); return number(s.perRequest(s.sum())) }
+	refused := of(afterRefused)
+	return fmt.Sprintf("**Result.** With `charge after`, the first request of a client costs %s calls, and a request of a client that comes again and again %s, or %s if it comes to two Caddys. A client that sends %d requests at a time to one Caddy costs %s calls per request, and one that is over its limit %s a second. With `charge before` a request costs %s.\n",
+		perRequest(afterOnce), perRequest(afterInTurn), perRequest(afterShared), of(afterBusy).callers, perRequest(afterBusy),
+		number(refused.perSecond(refused.sum())), perRequest(beforeInTurn))
+}
+
 func singleTable(list []single) string {
 	t := report.NewTable("traffic", "requests/s", "replica calls per request", "primary calls per request", "calls per request", "calls/s")
 	for _, s := range list {

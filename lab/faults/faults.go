@@ -1,6 +1,6 @@
 // Package faults breaks Redis in many ways while a Caddy serves requests, compares the
-// outcome with the promises of docs/failure-modes.md, and writes its observations
-// there. A cell is a fault under a policy, an experiment is a cell while it runs, and an
+// outcome with the promises of docs/failure-modes.md, and writes its observations into
+// docs/evidence/faults.md. A cell is a fault under a policy, an experiment is a cell while it runs, and an
 // outcome holds the observations and checks them against the promises.
 package faults
 
@@ -22,7 +22,8 @@ import (
 
 var (
 	flags   = flag.NewFlagSet("faults", flag.ExitOnError)
-	target  = flags.String("document", "../docs/failure-modes.md", "file to write the tables to, below the mark")
+	target  = flags.String("document", "../docs/evidence/faults.md", "file to write the tables to, between the marks")
+	drawing = flags.String("picture", "../docs/img/faults.svg", "file to write the picture to")
 	only    = flags.String("only", "", "try the cells that match this expression, such as 'killed.*deny', and write no document")
 	binary  = flags.String("caddy", "", "the Caddy to try; without it, it is built")
 	timeout = flags.Duration("check-timeout", 250*time.Millisecond, "the store's check_timeout; a busy machine exceeds the default")
@@ -47,7 +48,7 @@ func Run(ctx context.Context, args []string) error {
 	}
 	outcomes, err := try(ctx, set, wanted)
 	if *only == "" && ctx.Err() == nil {
-		err = errors.Join(err, report.Rewrite(*target, "faults", document(set, outcomes)))
+		err = errors.Join(err, report.Rewrite(*target, "faults", document(set, outcomes)), draw(allFigures(outcomes)).Write(*drawing))
 	}
 	return err
 }

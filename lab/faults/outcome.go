@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
-	"github.com/shardlimit/caddy-shardlimit/lab/report"
 	"github.com/shardlimit/caddy-shardlimit/lab/shards"
 	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 )
@@ -419,66 +418,6 @@ func (o *outcome) known() (all []int) {
 	return all
 }
 
-func document(set settings, list []*outcome) string {
-	return fmt.Sprintf("%s. `check_timeout %v`; faults that do not end by themselves last %v.\n\n", report.Machine(), set.checkTimeout, set.during) +
-		responseTable(list) + "\n" + countTable(list) + notes(list)
-}
-
-func responseTable(list []*outcome) string {
-	t := report.NewTable("fault", "on_error, charge", "before", "during", "after", "added to the median", "to the 99.9th percentile", "normal after")
-	for _, o := range list {
-		t.Row(o.fault.name, o.policy()+o.marks(), o.statuses(earlier), o.statuses(meanwhile), o.statuses(afterwards),
-			milliseconds(o.added(0.5)), milliseconds(o.added(0.999)), seconds(o.normalAfter))
-	}
-	return t.String()
-}
-
-func countTable(list []*outcome) string {
-	t := report.NewTable("fault", "on_error, charge", "served", "counted beyond that", "of one client", "uncertain", "lost", "expired", "equal after")
-	for _, o := range list {
-		least, most := o.extremes()
-		of := o.metrics.undelivered[faulty]
-		t.Rowf("%s | %s%s | %d | %d | %s | %d | %d | %d | %s", o.fault.name, o.policy(), o.marks(),
-			served(o.concerned()), -o.missing(), span(least, most), of["uncertain"], of["lost"], of["expired"], seconds(o.equalAfter))
-	}
-	return t.String()
-}
-
-func (o *outcome) marks() string {
-	var numbers []string
-	for _, n := range o.known() {
-		numbers = append(numbers, strconv.Itoa(n))
-	}
-	if len(numbers) == 0 {
-		return ""
-	}
-	return " [" + strings.Join(numbers, ", ") + "]"
-}
-
-func notes(list []*outcome) string {
-	var text string
-	for i, d := range deviations {
-		if slices.ContainsFunc(list, func(o *outcome) bool { return slices.Contains(o.known(), i+1) }) {
-			text += fmt.Sprintf("\n[%d] Other than promised: %s\n", i+1, d.text)
-		}
-	}
-	return text
-}
-
-// span writes two numbers, or one if they are the same.
-func span(least, most int64) string {
-	if least == most {
-		return strconv.FormatInt(least, 10)
-	}
-	return fmt.Sprintf("%d to %d", least, most)
-}
-
-func milliseconds(d time.Duration) string {
-	return fmt.Sprintf("%+.1f ms", float64(d.Microseconds())/1000)
-}
-
-func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
-
 // statuses describes the responses to concerned clients.
 func (o *outcome) statuses(p phase) string {
 	var some []response
@@ -509,22 +448,26 @@ func (o *outcome) seen(c *client, p phase) (some []response) {
 
 // describe counts responses by kind, which is the status of normal ones.
 func describe(some []response) string {
-	kinds := map[string]int{}
+	count := map[string]int{}
 	for _, r := range some {
-		kind := strconv.Itoa(r.status)
-		switch {
-		case r.status == 0:
-			kind = "no response"
-		case r.isUnchecked():
-			kind = "200 unchecked"
-		}
-		kinds[kind]++
+		count[kindOf(&r)]++
 	}
 	var words []string
-	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
-		words = append(words, fmt.Sprintf("%d × %s", kinds[kind], kind))
+	for _, kind := range slices.Sorted(maps.Keys(count)) {
+		words = append(words, fmt.Sprintf("%d × %s", count[kind], kind))
 	}
 	return strings.Join(words, ", ")
+}
+
+func kindOf(r *response) string {
+	switch {
+	case r.status == 0:
+		return "no response"
+	case r.isUnchecked():
+		return "200 unchecked"
+	default:
+		return strconv.Itoa(r.status)
+	}
 }
 
 func (o *outcome) latencies(p phase) (all []time.Duration) {

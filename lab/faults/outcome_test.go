@@ -8,6 +8,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
 	"github.com/shardlimit/caddy-shardlimit/lab/shards"
 )
 
@@ -136,27 +137,37 @@ func TestPromisesThatAreNot(t *testing.T) {
 func TestKnownDeviationsAreBounded(t *testing.T) {
 	restarted := fault{name: restart, primary: away}
 	late := observed(restarted, allow, after, 9, 4, fine, fine, fine, unchecked)
-	if len(late.unknown()) > 0 || late.marks() != " [1]" {
-		t.Errorf("unknown are %v, marks are %q", late.unknown(), late.marks())
+	if len(late.unknown()) > 0 || !slices.Equal(late.known(), []int{1}) {
+		t.Errorf("unknown are %v, known are %v", late.unknown(), late.known())
 	}
 	for name, o := range map[string]*outcome{
 		"another fault":   observed(unnoticed, allow, after, 9, 4, fine, fine, fine, unchecked),
 		"another promise": observed(restarted, allow, after, 9, 2, fine, fine, fine),
 		"too long":        observed(restarted, allow, after, 99, 81, slices.Repeat([]response{unchecked}, 81)...),
 	} {
-		if len(o.unknown()) == 0 || o.marks() != "" {
-			t.Errorf("%s: unknown are %v, marks are %q", name, o.unknown(), o.marks())
+		if len(o.unknown()) == 0 || len(o.known()) > 0 {
+			t.Errorf("%s: unknown are %v, known are %v", name, o.unknown(), o.known())
 		}
 	}
 }
 
-// TestTablesAreWhole requires as many cells in each row as there are in the head.
+// TestTablesAreWhole requires as many cells in each row as there are in the head, rows that
+// are merged where nothing differs, and emphasis on what should not be.
 func TestTablesAreWhole(t *testing.T) {
+	restarted := fault{name: restart, primary: away}
+	broken := observed(total, deny, before, 5, 3, fine, fine, fine, denied, response{})
+	broken.metrics.undelivered[faulty]["lost"] = 1
 	list := []*outcome{
-		observed(fault{name: restart, primary: away}, allow, after, 5, 4, fine, fine, fine, unchecked),
-		observed(total, local, before, 5, 4, fine, fine, fine, alone, refused),
+		observed(restarted, allow, after, 5, 4, fine, fine, fine, unchecked),
+		observed(unnoticed, allow, after, 5, 4, fine, fine, fine, fine),
+		observed(unnoticed, deny, after, 5, 5, fine, fine, fine, fine, fine),
+		observed(unnoticed, allow, before, 5, 6, fine, fine, fine, fine, fine, fine),
+		observed(total, allow, before, 5, 3, fine, fine, fine, unchecked),
+		broken,
+		observed(total, local, before, 5, 5, fine, fine, fine, alone, refused, fine, alone),
 	}
-	for _, text := range []string{responseTable(list), countTable(list)} {
+	sections := document(patient, list)
+	for text, want := range map[string]int{responseTable(allFigures(list)): 3, countTable(allFigures(list)): 2} {
 		rows, cells := 0, 0
 		for line := range strings.Lines(text) {
 			n := strings.Count(line, "|")
@@ -167,20 +178,28 @@ func TestTablesAreWhole(t *testing.T) {
 				t.Errorf("%d cells, want %d: %s", n-1, cells-1, line)
 			}
 		}
-		if rows != 2+len(list) {
-			t.Errorf("%d rows, want %d:\n%s", rows, 2+len(list), text)
+		if rows != 2+want {
+			t.Errorf("%d rows, want %d:\n%s", rows, 2+want, text)
 		}
 	}
 	for _, want := range []string{
-		"| " + restart + " | allow, after [1] | 3 × 200 | 1 × 200 unchecked |  |",
-		"| total | local, before | 3 × 200 | 1 × 200, 1 × 429 (local: 2) |  |",
-		"| " + restart + " | allow, after [1] | 4 | 0 | 0 | 0 | 0 | 0 |",
-		"| total | local, before | 4 | 0 | 0 | 0 | 0 | 0 |",
+		"| " + restart + " | after | 1 of 1 [1] |  |  |",
+		"| unnoticed | after, before | 0 of 4 | 0 of 2 |  |",
+		"| total | before | 1 of 1 | 1 of 2, **1 × no response** | 2 of 3, then 1 |",
+		"| total | before | 4 / 3 / 6 | -1 / 0 / -1 | -1 / 0 / -1 | 0 | 0 / 1 / 0 |",
+		"| every other fault and charge |  | 19 | 0 | 0 | 0 | 0 |",
 		"\n[1] Other than promised: ",
 	} {
-		if text := document(patient, list); !strings.Contains(text, want) {
-			t.Errorf("no %q in\n%s", want, text)
+		if !strings.Contains(sections[report.Tables], want) {
+			t.Errorf("no %q in\n%s", want, sections[report.Tables])
 		}
+	}
+	if text := sections[report.Result]; !strings.Contains(text, "7 experiments with 3 faults promises were broken ") ||
+		!strings.Contains(text, "During 1 of the faults the store went on to decide every request.") {
+		t.Error(text)
+	}
+	if text := draw(allFigures(list)).String(); !strings.Contains(text, ">total<") || strings.Contains(text, ">unnoticed<") {
+		t.Error(text)
 	}
 }
 

@@ -1,6 +1,6 @@
 // Package guarantees measures how much more or less than their limits clients get from
 // real Caddys on real Redis servers whose replica lags. It compares that with the
-// promises of docs/guarantees.md, and writes its observations there. A cell is one
+// promises of docs/evidence/guarantees.md, and writes its observations there. A cell is one
 // combination of settings, an outcome holds its observations, a loss is the effect of a
 // fault on a client's charges, and a limit computes the bounds.
 package guarantees
@@ -28,11 +28,12 @@ import (
 )
 
 var (
-	flags  = flag.NewFlagSet("guarantees", flag.ExitOnError)
-	target = flags.String("document", "../docs/guarantees.md", "file to write the tables to, below the mark")
-	only   = flags.String("only", "", "try the cells that match this expression, such as 'gcra.*4 Caddys', and write no document")
-	binary = flags.String("caddy", "", "the Caddy to try; without it, it is built")
-	lasts  = flags.Duration("lasts", 5*window/2, "how long each cell is tried")
+	flags   = flag.NewFlagSet("guarantees", flag.ExitOnError)
+	target  = flags.String("document", "../docs/evidence/guarantees.md", "file to write the tables to, between the marks")
+	drawing = flags.String("picture", "../docs/img/guarantees.svg", "file to write the picture to")
+	only    = flags.String("only", "", "try the cells that match this expression, such as 'gcra.*4 Caddys', and write no document")
+	binary  = flags.String("caddy", "", "the Caddy to try; without it, it is built")
+	lasts   = flags.Duration("lasts", 5*window/2, "how long each cell is tried")
 )
 
 type settings struct {
@@ -57,7 +58,8 @@ func Run(ctx context.Context, args []string) error {
 	losses, failed := tryFaults(ctx, set, wanted)
 	err = errors.Join(err, failed)
 	if *only == "" && ctx.Err() == nil {
-		err = errors.Join(err, report.Rewrite(*target, "guarantees", document(set, time.Since(began), outcomes, losses)))
+		err = errors.Join(err, report.Rewrite(*target, "guarantees", document(set, time.Since(began), outcomes, losses)),
+			draw(excesses(outcomes)).Write(*drawing))
 	}
 	return err
 }

@@ -7,15 +7,11 @@ import (
 	"fmt"
 	"net/url"
 	"regexp"
-	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
-	"github.com/shardlimit/caddy-shardlimit/lab/report"
 	"github.com/shardlimit/caddy-shardlimit/lab/site"
 	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -87,98 +83,6 @@ func (o *outcome) String() string {
 	return fmt.Sprintf("%s: %d sent, %d served, %d of %d beyond, room for %d of %d, lag %v, arrival %v, %d windows",
 		o.cell, o.sent, o.served, o.beyond, o.mayBeyond, o.room, o.mayRoom,
 		o.lagged.Round(time.Millisecond), o.arrived, o.windows)
-}
-
-func document(set settings, took time.Duration, outcomes []*outcome, losses []*loss) string {
-	return head(set, took, outcomes) + limitTable(outcomes) + "\n" + resetTable(outcomes) + "\n" + lossTable(losses)
-}
-
-func head(set settings, took time.Duration, outcomes []*outcome) string {
-	lagged := map[time.Duration]time.Duration{}
-	var arrived time.Duration
-	var sent, others, disturbed int64
-	for _, o := range outcomes {
-		lagged[o.lag] = max(lagged[o.lag], o.lagged)
-		sent, others, disturbed, arrived = sent+o.sent, others+o.others, disturbed+o.disturbed, max(arrived, o.arrived)
-	}
-	seen := ""
-	for _, lag := range lags {
-		seen += fmt.Sprintf(" %s: %v;", lagName(lag), lagged[lag].Round(time.Millisecond))
-	}
-	return fmt.Sprintf("%s. `make guarantees` took %v, each cell %v: %d requests of clients, and %d of others, of which %d were not admitted. The longest lag that was seen, by what was set:%s the longest arrival: %v. The bounds of a cell reckon with its own.\n\n",
-		report.Machine(), took.Round(time.Second), set.lasts, sent, others, disturbed, seen, arrived)
-}
-
-func lagName(lag time.Duration) string {
-	if lag == 0 {
-		return "none"
-	}
-	number := strings.TrimRight(lag.String(), "ms")
-	return number + " " + strings.TrimPrefix(lag.String(), number)
-}
-
-func limitTable(outcomes []*outcome) string {
-	t := report.NewTable("algorithm, charge", "Caddys", "replica lag", "admitted beyond the limit: 1", "16", "256 at a time",
-		"refused though there was room for: 1", "16", "256 at a time")
-	of := map[cell]*outcome{}
-	for _, o := range outcomes {
-		of[o.cell] = o
-	}
-	for _, l := range limits() {
-		for _, caddys := range caddyCounts {
-			for _, lag := range lags {
-				found, beyond, room := false, make([]string, len(crowds)), make([]string, len(crowds))
-				for i, connections := range crowds {
-					if o := of[cell{l, caddys, lag, connections}]; o != nil {
-						found, beyond[i], room[i] = true, mark(o.beyond, o.mayBeyond), mark(o.room, o.mayRoom)
-					}
-				}
-				if found {
-					t.Row(slices.Concat([]string{l.String(), strconv.Itoa(caddys), lagName(lag)}, beyond, room)...)
-				}
-			}
-		}
-	}
-	return t.String()
-}
-
-// mark writes an observation and its bound, and emphasizes an excess.
-func mark(n, most int64) string {
-	if n > most {
-		return fmt.Sprintf("**%d of %d**", n, most)
-	}
-	return fmt.Sprintf("%d of %d", n, most)
-}
-
-func resetTable(outcomes []*outcome) string {
-	t := report.NewTable("algorithm, charge", "Caddys", "responses", "windows", "resets in one window")
-	for _, l := range limits() {
-		if !l.hasReset() {
-			continue
-		}
-		for _, caddys := range caddyCounts {
-			var responses, windows, resets int64
-			for _, o := range outcomes {
-				if o.limit == l && o.caddys == caddys {
-					responses, windows, resets = responses+o.served+o.refused, windows+o.windows, max(resets, o.resets)
-				}
-			}
-			if responses > 0 {
-				t.Rowf("%s | %d | %d | %d | %s", l, caddys, responses, windows, mark(resets, 1))
-			}
-		}
-	}
-	return t.String()
-}
-
-func lossTable(losses []*loss) string {
-	t := report.NewTable("fault", "algorithm, charge", "served", "denied", "counted in Redis", "charges and refunds without a reply",
-		"takes without a reply", "counted beyond what was served", "served and not counted")
-	for _, l := range losses {
-		t.Rowf("%s | %s | %d | %d | %d | %d | %d | %s | %s", l.fault, l.limit, l.served, l.unanswered,
-			l.counted, l.uncertain, l.untold, mark(l.double(), l.mayBeDouble()), mark(l.lost(), l.mayBeLost()))
-	}
-	return t.String()
 }
 
 // The load under faults.

@@ -3,6 +3,7 @@ package guarantees
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,29 +13,103 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
-// TestDocumentHasItsTables requires that make guarantees finds its place, and
-// that every cell, window and fault has its row.
+// TestDocumentHasItsTables requires that make guarantees finds its places, and that every
+// cell, limit and fault is in the tables.
 func TestDocumentHasItsTables(t *testing.T) {
-	b, err := os.ReadFile("../../docs/guarantees.md")
+	b, err := os.ReadFile("../../docs/evidence/guarantees.md")
 	redistest.Must(t, err)
 	text := string(b)
 	has := func(row string, times int) {
 		t.Helper()
 		if n := strings.Count(text, row); n != times {
-			t.Errorf("docs/guarantees.md has %q %d times, want %d", row, n, times)
+			t.Errorf("docs/evidence/guarantees.md has %q %d times, want %d", row, n, times)
 		}
 	}
-	has(report.Mark("guarantees"), 1)
-	for _, l := range limits() {
-		for _, caddys := range caddyCounts {
-			for _, lag := range lags {
-				has(fmt.Sprintf("\n| %s | %d | %s |", l, caddys, lagName(lag)), 1)
-			}
-		}
-	}
+	has(report.Mark("guarantees", report.Result), 1)
+	has(report.Mark("guarantees", report.Tables), 1)
+	requireCells(t, text)
 	for _, f := range faults() {
 		for _, l := range faultLimits() {
 			has(fmt.Sprintf("\n| %s | %s |", f.name, l), 1)
+		}
+	}
+}
+
+// requireCells requires that the merged rows of a text stand for all combinations, once
+// each.
+func requireCells(t *testing.T, text string) {
+	t.Helper()
+	groups := map[string][]string{}
+	for _, charge := range []string{after, before} {
+		for _, l := range limits() {
+			if l.charge == charge && !l.batched {
+				groups["all, "+charge] = append(groups["all, "+charge], l.String())
+			}
+		}
+	}
+	var lagTexts []string
+	for _, lag := range lags {
+		lagTexts = append(lagTexts, lagName(lag))
+	}
+	seen := map[string]int{}
+	for line := range strings.Lines(text) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "| "), " | ")
+		if len(cells) != 3+2*len(crowds) {
+			continue
+		}
+		names, found := groups[cells[0]]
+		if !found {
+			names = strings.Split(cells[0], "; ")
+		}
+		lagsOf := strings.Split(cells[2], ", ")
+		if cells[2] == "any" {
+			lagsOf = lagTexts
+		}
+		for _, name := range names {
+			for caddys := range strings.SplitSeq(cells[1], ", ") {
+				for _, lag := range lagsOf {
+					seen[name+" | "+caddys+" | "+lag]++
+				}
+			}
+		}
+	}
+	for _, l := range limits() {
+		for _, caddys := range caddyCounts {
+			for _, lag := range lags {
+				if row := fmt.Sprintf("%s | %d | %s", l, caddys, lagName(lag)); seen[row] != 1 {
+					t.Errorf("%q is in %d rows", row, seen[row])
+				}
+			}
+		}
+	}
+}
+
+// TestMergedRowsStandForAll requires that rows with the same figures become one and that
+// none is lost, wherever the other figures are.
+func TestMergedRowsStandForAll(t *testing.T) {
+	var rows []limitRow
+	for n, l := range limits() {
+		for _, caddys := range caddyCounts {
+			for _, lag := range lags {
+				cells := slices.Repeat([]string{"0 of 0"}, 2*len(crowds))
+				switch {
+				case l.batched && lag == lags[1]:
+					cells[len(cells)-1] = "1 of 10"
+				case l.batched:
+					cells[len(cells)-1] = "0 of 10"
+				case l.charge == after && caddys > 1:
+					cells[0] = fmt.Sprintf("%d of %d", n, int64(lag)+int64(caddys))
+				}
+				rows = append(rows, limitRow{l, caddys, lag, cells})
+			}
+		}
+	}
+	text := mergedTable(rows)
+	requireCells(t, text)
+	for _, want := range []string{"\n| all, after | 1 | any | 0 of 0 |", "\n| all, before | 1, 2, 4 | any | 0 of 0 |",
+		"\n| fixed_window, before, batch auto; sliding_window, before, batch auto | 1, 2, 4 | none, 1 s | 0 of 0 |"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
 		}
 	}
 }
@@ -48,9 +123,12 @@ func TestTables(t *testing.T) {
 	for _, want := range []string{
 		"| fixed_window, after | 2 | 1 s | 1 of 2 | **3 of 2** |  | 0 of 0 | **1 of 0** |  |\n",
 		"| fixed_window, after | 2 | 20 | 6 | **2 of 1** |\n",
+		"Bounds were exceeded ",
+		"The largest excess was 3 requests, where the bound is 2: `fixed_window` of `charge after`, 2 Caddys, 16 requests at a time, a limit of 100.",
 		"| cut | fixed_window, after | 5 | 0 | 4 | 1 | 0 | 0 of 0 | 1 of 1 |\n",
 	} {
-		text := document(settings{}, time.Minute, outcomes, []*loss{{fault: "cut", limit: l, served: 5, counted: 4, uncertain: 1}})
+		sections := document(settings{}, time.Minute, outcomes, []*loss{{fault: "cut", limit: l, served: 5, counted: 4, uncertain: 1}})
+		text := sections[report.Result] + sections[report.Tables]
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}

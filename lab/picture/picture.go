@@ -126,7 +126,7 @@ const (
 	legendPitch = 22
 	legendWidth = 28
 	barPitch    = 26
-	barNames    = 300
+	barNames    = 330
 )
 
 // Scale maps values to a side of a plot, from its first tick to its last.
@@ -269,12 +269,24 @@ type Bar struct {
 }
 
 // Bars draws bars to the right, the first on top.
-func Bars(title, unit string, bars ...Bar) *Picture {
+func Bars(title, unit string, bars ...Bar) *Picture { return Sets(title, unit, Set{Bars: bars}) }
+
+// Set is bars of one kind.
+type Set struct {
+	Name string
+	Bars []Bar
+}
+
+// Sets draws bars to the right, those with the same place in their sets below each other.
+// It names the sets at the bottom if there are several. All have as many bars.
+func Sets(title, unit string, sets ...Set) *Picture {
 	most := 0.0
-	for _, b := range bars {
-		most = max(most, b.Most)
+	for _, s := range sets {
+		for _, b := range s.Bars {
+			most = max(most, b.Most)
+		}
 	}
-	scale, end := linear(unit, most), top+barPitch*len(bars)
+	scale, end := linear(unit, most), top+barPitch*len(sets[0].Bars)
 	x := func(v float64) int64 { return barNames + int64(math.Round(plotWidth*scale.share(v))) }
 	p := New(barNames+plotWidth+left, end+bottom, title, title)
 	for _, v := range scale.Ticks {
@@ -282,11 +294,26 @@ func Bars(title, unit string, bars ...Bar) *Picture {
 		p.Number(x(v), end+18, scale.label(v))
 	}
 	p.Text(barNames+plotWidth/2, end+42, unit)
-	for i, b := range bars {
-		y := top + barPitch*i
-		p.Text(16, y+16, b.Name)
-		p.add(`<rect x="%d" y="%d" width="%d" height="%d" fill="%s"/>`, barNames, y+5, x(b.Median)-barNames, barPitch-10, Blue)
-		p.whisker(x(b.Least), y+barPitch/2, x(b.Most)-x(b.Least), 0)
+	height := (barPitch - 10) / len(sets)
+	for n, s := range sets {
+		colour := palette[n%len(palette)]
+		if len(sets) > 1 {
+			p.rectangle(int64(16+90*n), end+31, 12, 12, colour)
+			p.Text(int64(34+90*n), end+42, s.Name)
+		}
+		for i, b := range s.Bars {
+			y := top + barPitch*i
+			if n == 0 {
+				p.Text(16, y+16, b.Name)
+			}
+			y += 5 + height*n
+			p.rectangle(barNames, y, x(b.Median)-barNames, height, colour)
+			p.whisker(x(b.Least), y+height/2, x(b.Most)-x(b.Least), 0)
+		}
 	}
 	return p
+}
+
+func (p *Picture) rectangle(x int64, y int, width int64, height int, colour string) {
+	p.add(`<rect x="%d" y="%d" width="%d" height="%d" fill="%s"/>`, x, y, width, height, colour)
 }

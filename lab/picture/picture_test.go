@@ -100,6 +100,16 @@ func TestBars(t *testing.T) {
 		"CPU time per request", "µs", "memory store", "redis store, charge after", "60")
 }
 
+func TestSets(t *testing.T) {
+	one := report.Spread{Median: 1, Least: 1, Most: 1}
+	p := Sets("Excess", "requests", Set{"measured", []Bar{{"a", one}, {"b", one}}}, Set{"bound", []Bar{{"a", one}, {"b", one}}})
+	shows(t, p, "Excess", "requests", "measured", "bound", "a", "b")
+	// The background, two marks of the legend, and four bars.
+	if n := strings.Count(p.String(), "<rect "); n != 7 {
+		t.Errorf("%d rectangles", n)
+	}
+}
+
 func TestNoFolder(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "missing", "bars.svg")
 	if err := Bars("title", "µs", Bar{"one", report.Spread{Median: 1, Least: 1, Most: 1}}).Write(file); !errors.Is(err, os.ErrNotExist) {

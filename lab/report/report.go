@@ -17,32 +17,25 @@ import (
 	"time"
 )
 
-// Mark is the line below which a make target writes.
-func Mark(target string) string {
-	return "<!-- what follows is written by make " + target + " -->\n"
-}
-
-// Rewrite replaces what follows the mark of a make target in a file.
-func Rewrite(file, target, text string) error {
-	mark := Mark(target)
-	return edit(file, func(old string) (string, error) {
-		head, _, found := strings.Cut(old, mark)
-		if !found {
-			return "", fmt.Errorf("%s has no line %q", file, mark)
-		}
-		return head + mark + "\n" + text, nil
-	})
+// Mark is the line before a section that a make target writes.
+func Mark(target, section string) string {
+	return "<!-- what follows is written by make " + target + ", " + section + " -->\n"
 }
 
 // EndMark is the line after each section that a make target writes.
 func EndMark(target string) string { return "<!-- end of what make " + target + " writes -->\n" }
 
-// RewriteSections replaces the sections of a file, each between its mark and the next end
-// mark.
-func RewriteSections(file, target string, sections map[string]string) error {
+// The sections of most documents: the summary's result, and all tables.
+const (
+	Result = "result"
+	Tables = "tables"
+)
+
+// Rewrite replaces the sections of a file, each between its mark and the next end mark.
+func Rewrite(file, target string, sections map[string]string) error {
 	return edit(file, func(text string) (string, error) {
 		for name, section := range sections {
-			mark, end := Mark(target+", "+name), EndMark(target)
+			mark, end := Mark(target, name), EndMark(target)
 			head, rest, started := strings.Cut(text, mark)
 			_, tail, ended := strings.Cut(rest, end)
 			if !started || !ended {
@@ -254,16 +247,24 @@ type Goal struct {
 	Spread         // of the measured values
 }
 
-// Goals is a table of goals. The median decides whether a goal is reached.
+// IsReached reports whether the median is within the bound.
+func (g *Goal) IsReached() bool {
+	if g.AtLeast {
+		return g.Median >= g.Bound
+	}
+	return g.Median <= g.Bound
+}
+
+// Goals is a table of goals.
 func Goals(goals []Goal) string {
 	t := NewTable("what", "goal", "measured: median (min to max)", "reached")
 	for i := range goals {
 		g := &goals[i]
-		sign, reached, isReached := "≤", "yes", g.Median <= g.Bound
+		sign, reached := "≤", "yes"
 		if g.AtLeast {
-			sign, isReached = "≥", g.Median >= g.Bound
+			sign = "≥"
 		}
-		if !isReached {
+		if !g.IsReached() {
 			reached = "**no**"
 		}
 		t.Row(g.What, sign+" "+number(g.Bound)+g.Unit, g.As(number)+g.Unit, reached)

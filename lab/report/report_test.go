@@ -9,19 +9,20 @@ import (
 	"testing"
 )
 
-// TestRewriteKeepsWhatIsWrittenByHand requires that only what follows the mark
-// is replaced, and that a document without one is left alone.
+// TestRewriteKeepsWhatIsWrittenByHand requires that only what is between the marks is
+// replaced, and that a document without them is left alone.
 func TestRewriteKeepsWhatIsWrittenByHand(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "document")
-	mark := Mark("it")
+	mark, end := Mark("it", Tables), EndMark("it")
 	for _, c := range []struct{ old, want string }{
-		{"by hand\n" + mark + "old\n", "by hand\n" + mark + "\nnew\n"},
+		{"by hand\n" + mark + "old\n" + end + "by hand too\n", "by hand\n" + mark + "\nnew\n\n" + end + "by hand too\n"},
+		{"by hand\n" + mark + "old\n", ""},
 		{"by hand\n", ""},
 	} {
 		if err := os.WriteFile(file, []byte(c.old), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		err := Rewrite(file, "it", "new\n")
+		err := Rewrite(file, "it", map[string]string{Tables: "new\n"})
 		got, readErr := os.ReadFile(file)
 		if readErr != nil {
 			t.Fatal(readErr)

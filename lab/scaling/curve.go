@@ -255,7 +255,7 @@ func (m measured) stated(expression string) (float64, error) {
 	return v, nil
 }
 
-// The table and the rows of docs/benchmarks.md from which the costs follow. The clients of
+// The table and the rows of docs/evidence/benchmarks.md from which the costs follow. The clients of
 // rarely send a request every few seconds, so each costs a check and a charge; the
 // requests of own cost charges alone.
 const (
@@ -304,6 +304,40 @@ func readCosts(benchmarks, design measured) (c costs, err error) {
 	return c, err
 }
 
+// traffics are the kinds of requests that docs/capacity.md lists, with the rows of their
+// measurements.
+var traffics = []struct {
+	what, row string
+	perSecond bool // set if they cost calls by the client and the second, not by the request
+}{
+	{"`charge after`, a client comes many times a second, to one Caddy", own, false},
+	{"`charge after`, a client comes every few seconds, to one Caddy", rarely, false},
+	{"`charge after`, a client comes for the first time", "redis store, clients never seen before", false},
+	{"`charge before`", taking, false},
+	{"`charge before` with `batch auto`, one client", "redis store, batch auto", true},
+	{"one client over its limit, refused", "redis store, one refused key", true},
+}
+
+// requestCost is what one kind of requests was measured to cost: calls, and CPU time in
+// microseconds.
+type requestCost struct{ calls, caddy, primary, replica float64 }
+
+func readRequestCosts(benchmarks measured) ([]requestCost, error) {
+	all := make([]requestCost, len(traffics))
+	for i, t := range traffics {
+		c := &all[i]
+		for column, v := range map[string]*float64{
+			"calls per request": &c.calls, "Caddy µs": &c.caddy, "primary µs": &c.primary, "replica µs": &c.replica,
+		} {
+			var err error
+			if *v, err = benchmarks.figure(cases, column, t.row); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return all, nil
+}
+
 // primary is the part of a processor that a shard's primary needs for the calls of a
 // second. Opening a window and refunding are assumed to cost as much as a charge.
 func (c *costs) primary(load calls) float64 {
@@ -320,7 +354,7 @@ func (c *costs) replicas(load calls, replicas int) float64 {
 const (
 	hour  = 3600 * second
 	roomy = 1_000_000_000
-	// measuredWindow and steadyShare are those of the second table of docs/ledger.md.
+	// measuredWindow and steadyShare are those of the second table of docs/evidence/calls.md.
 	measuredWindow = 8 * second
 	steadyShare    = 0.8
 )

@@ -4,10 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
-
-	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
 // TestDocumentIsWhatTheProgramWrites runs the program on a copy: as a program, for
@@ -15,21 +12,24 @@ import (
 func TestDocumentIsWhatTheProgramWrites(t *testing.T) {
 	const docs = "../../docs"
 	dir := t.TempDir()
-	files := map[string]string{"scaling.md": filepath.Join(docs, "scaling.md")}
-	for _, name := range []string{clientPicture, shardPicture} {
-		files[name] = filepath.Join(docs, "img", name)
+	for _, folder := range []string{"evidence", "img"} {
+		if err := os.Mkdir(filepath.Join(dir, folder), 0o700); err != nil {
+			t.Fatal(err)
+		}
 	}
-	written := filepath.Join(dir, "scaling.md")
-	if err := os.WriteFile(written, []byte(read(t, files["scaling.md"])), 0o600); err != nil {
-		t.Fatal(err)
+	written := []string{scalingDocument, capacityDocument, clientPicture, shardPicture}
+	for _, name := range append([]string{benchmarksDocument, designDocument, callsDocument}, written...) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(read(t, filepath.Join(docs, name))), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
-	command := exec.CommandContext(t.Context(), "go", "run", "..", "scaling", "-documents", docs, "-document", written, "-pictures", dir)
+	command := exec.CommandContext(t.Context(), "go", "run", "..", "scaling", "-documents", dir)
 	if out, err := command.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	for name, file := range files {
-		if read(t, filepath.Join(dir, name)) != read(t, file) {
-			t.Errorf("%s is not what follows from the other documents; to write it: make scaling", file)
+	for _, name := range written {
+		if read(t, filepath.Join(dir, name)) != read(t, filepath.Join(docs, name)) {
+			t.Errorf("docs/%s is not what follows from the other documents; to write it: make scaling", name)
 		}
 	}
 }
@@ -41,23 +41,6 @@ func read(t *testing.T, file string) string {
 		t.Fatal(err)
 	}
 	return string(text)
-}
-
-func TestRewriteKeepsWhatIsWrittenByHand(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "document")
-	before := "by hand\n<!-- what follows is written by make scaling, a -->\nold\n" + report.EndMark("scaling") + "by hand too\n"
-	if err := os.WriteFile(file, []byte(before), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := report.RewriteSections(file, "scaling", map[string]string{"b": "new"}); err == nil || read(t, file) != before {
-		t.Errorf("a section without a place: %v, %q", err, read(t, file))
-	}
-	if err := report.RewriteSections(file, "scaling", map[string]string{"a": "new\n"}); err != nil {
-		t.Fatal(err)
-	}
-	if want := strings.Replace(before, "old\n", "\nnew\n\n", 1); read(t, file) != want {
-		t.Errorf("%q, want %q", read(t, file), want)
-	}
 }
 
 func TestFiguresAreRead(t *testing.T) {

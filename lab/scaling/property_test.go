@@ -108,7 +108,7 @@ func TestBatchAutoShrinksFarBelowTheLimit(t *testing.T) {
 
 // TestAnchorsHold compares with what was measured with Redis.
 func TestAnchorsHold(t *testing.T) {
-	m, err := readMeasured("../../docs/ledger.md")
+	m, err := readMeasured("../../docs/evidence/calls.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,13 +1,14 @@
-// Package scaling computes the figures of docs/scaling.md: the calls to Redis of requests
-// with many Caddys and shards, and the hardware for them. It simulates from a fixed
-// seed, without Redis and without a clock, and takes the cost of single calls from the
-// tables of the other documents. A client is simulated under a setting; a curve is the
-// cost of its requests by its rate; a scenario is all curves and placements of the
-// document.
+// Package scaling computes the figures of docs/evidence/scaling.md, and the example of
+// docs/capacity.md: the calls to Redis of requests with many Caddys and shards, and the
+// hardware for them. It simulates from a fixed seed, without Redis and without a clock,
+// and takes the cost of single calls from the tables of the other documents. A client is
+// simulated under a setting; a curve is the cost of its requests by its rate; a scenario
+// is all curves and placements of the documents.
 package scaling
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"path/filepath"
 	"slices"
@@ -20,41 +21,50 @@ import (
 
 var (
 	flags     = flag.NewFlagSet("scaling", flag.ExitOnError)
-	documents = flags.String("documents", "../docs", "directory of what was measured")
-	target    = flags.String("document", "../docs/scaling.md", "file to write to, between the marks")
-	pictures  = flags.String("pictures", "../docs/img", "directory to write the pictures to")
+	documents = flags.String("documents", "../docs", "directory of the documents: what was measured, and what is written between the marks")
 )
 
-// The pictures.
+// The documents in their directory: those that are read, those that are written, and the
+// pictures.
 const (
-	clientPicture = "scaling-client.svg"
-	shardPicture  = "scaling-shard.svg"
+	benchmarksDocument = "evidence/benchmarks.md"
+	designDocument     = "design.md"
+	callsDocument      = "evidence/calls.md"
+
+	scalingDocument  = "evidence/scaling.md"
+	capacityDocument = "capacity.md"
+	clientPicture    = "img/scaling-client.svg"
+	shardPicture     = "img/scaling-shard.svg"
 )
 
-// Run simulates, and writes the document and its pictures.
+// Run simulates, and writes the documents and their pictures.
 func Run(_ context.Context, args []string) error {
 	_ = flags.Parse(args) // it exits if a flag is invalid
 	read := map[string]measured{}
-	for _, name := range []string{"benchmarks", "design", "ledger"} {
-		m, err := readMeasured(filepath.Join(*documents, name+".md"))
+	for _, name := range []string{benchmarksDocument, designDocument, callsDocument} {
+		m, err := readMeasured(filepath.Join(*documents, name))
 		if err != nil {
 			return err
 		}
 		read[name] = m
 	}
-	sc, err := newScenario(read["benchmarks"], read["design"], read["ledger"])
+	sc, err := newScenario(read[benchmarksDocument], read[designDocument], read[callsDocument])
 	if err != nil {
 		return err
 	}
 	for name, p := range map[string]*picture.Plot{clientPicture: drawClient(sc), shardPicture: drawShard(sc)} {
-		if err := p.Write(filepath.Join(*pictures, name)); err != nil {
+		if err := p.Write(filepath.Join(*documents, name)); err != nil {
 			return err
 		}
 	}
-	return report.RewriteSections(*target, "scaling", map[string]string{
-		"costs": costTable(&sc.costs), "requests": requestTable(sc), "shards": shardTable(sc),
-		"example": exampleText(sc), "anchors": anchorTable(sc.anchors),
-	})
+	return errors.Join(
+		report.Rewrite(filepath.Join(*documents, scalingDocument), "scaling", map[string]string{
+			report.Result: resultText(sc), "costs": costTable(&sc.costs), "requests": requestTable(sc), "shards": shardTable(sc),
+			"example": exampleText(&sc.costs, million, sc.curves), "anchors": anchorTable(sc.anchors),
+		}),
+		report.Rewrite(filepath.Join(*documents, capacityDocument), "scaling", map[string]string{
+			"traffic": trafficTable(sc), "example": exampleText(&sc.costs, usual, sc.usual), "hand": handText(sc),
+		}))
 }
 
 const (
@@ -76,12 +86,23 @@ var (
 	batchFixed  = setting{name: "charge before, batch 1000", limit: wide, route: anyCaddy, before: true, batch: fixedBatch}
 )
 
-// The traffic of the tables, and that of the example.
+// The traffic of the tables.
 const (
-	tableClients, tableRate     = 100_000, 100_000
-	exampleClients, exampleRate = 1_000_000, 1_000_000
-	exampleS                    = 1.0 // the exponent of Zipf's law where only one is shown
-	draws                       = 5   // of clients' names, where shards are compared
+	tableClients, tableRate = 100_000, 100_000
+	exampleS                = 1.0 // the exponent of Zipf's law where only one is shown
+	draws                   = 5   // of clients' names, where shards are compared
+)
+
+// example is traffic for which the hardware is computed.
+type example struct {
+	clients, caddys int
+	rate            float64 // requests a second
+}
+
+// The examples of docs/evidence/scaling.md and docs/capacity.md.
+var (
+	million = example{clients: 1_000_000, caddys: caddys, rate: 1_000_000}
+	usual   = example{clients: 100_000, caddys: 4, rate: 50_000}
 )
 
 var (
@@ -91,11 +112,13 @@ var (
 
 // scenario is all simulations for the document.
 type scenario struct {
-	costs   costs
-	anchors []anchor
-	curves  []*curve
-	popular []*popularity  // by exponent
-	spreads [][]*placement // by number of shards, one for each draw
+	costs    costs
+	requests []requestCost // by kind of traffic
+	anchors  []anchor
+	curves   []*curve       // with as many Caddys as in the tables
+	usual    []*curve       // with as many as in the example of the same name
+	popular  []*popularity  // by exponent
+	spreads  [][]*placement // by number of shards, one for each draw
 }
 
 func newScenario(benchmarks, design, ledger measured) (_ *scenario, err error) {
@@ -103,18 +126,13 @@ func newScenario(benchmarks, design, ledger measured) (_ *scenario, err error) {
 	if sc.costs, err = readCosts(benchmarks, design); err != nil {
 		return nil, err
 	}
+	if sc.requests, err = readRequestCosts(benchmarks); err != nil {
+		return nil, err
+	}
 	if sc.anchors, err = anchors(ledger); err != nil {
 		return nil, err
 	}
-	highest := newPopularity(exampleS, exampleClients, exampleRate).rates[0]
-	settings := []setting{afterSticky, afterAny, afterTight, beforeAny, beforeTight, batchAuto, batchFixed}
-	sc.curves = make([]*curve, len(settings))
-	_ = traffic.Together(len(settings), func(i int) error {
-		s := settings[i]
-		s.processes, s.window = caddys, windowLength
-		sc.curves[i] = newCurve(&s, highest, seed)
-		return nil
-	})
+	sc.curves, sc.usual = million.curves(), usual.curves()
 	for _, s := range exponents {
 		sc.popular = append(sc.popular, newPopularity(s, tableClients, tableRate))
 	}
@@ -127,6 +145,22 @@ func newScenario(benchmarks, design, ledger measured) (_ *scenario, err error) {
 	}
 	return &sc, nil
 }
+
+// curves simulates all settings, up to the rate of the hottest client.
+func (e example) curves() []*curve {
+	highest := e.popularity().rates[0]
+	settings := []setting{afterSticky, afterAny, afterTight, beforeAny, beforeTight, batchAuto, batchFixed}
+	all := make([]*curve, len(settings))
+	_ = traffic.Together(len(settings), func(i int) error {
+		s := settings[i]
+		s.processes, s.window = e.caddys, windowLength
+		all[i] = newCurve(&s, highest, seed)
+		return nil
+	})
+	return all
+}
+
+func (e example) popularity() *popularity { return newPopularity(exampleS, e.clients, e.rate) }
 
 func (sc *scenario) curve(of setting) *curve {
 	return sc.curves[slices.IndexFunc(sc.curves, func(v *curve) bool { return v.name == of.name })]
@@ -150,7 +184,7 @@ func (sc *scenario) hottest(place int, p *popularity, v *curve, measure func([]c
 
 var shardCounts = []int{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128}
 
-// hardware is the hardware that a setting needs for the requests of the example.
+// hardware is the hardware that a setting needs for the requests of an example.
 type hardware struct {
 	*curve
 	sum              calls   // of all requests of a second
@@ -196,17 +230,17 @@ func need(c *costs, v *curve, p *popularity, place func(shards int) *placement) 
 	return h
 }
 
-func (sc *scenario) example() (all []*hardware, p *popularity) {
-	p = newPopularity(exampleS, exampleClients, exampleRate)
-	placed := map[int]*placement{}
+// hardware is what each of some curves needs for the example.
+func (e example) hardware(c *costs, curves []*curve) (all []*hardware) {
+	p, placed := e.popularity(), map[int]*placement{}
 	place := func(shards int) *placement {
 		if placed[shards] == nil {
-			placed[shards] = newPlacement(shards, exampleClients, 0)
+			placed[shards] = newPlacement(shards, e.clients, 0)
 		}
 		return placed[shards]
 	}
-	for _, v := range sc.curves {
-		all = append(all, need(&sc.costs, v, p, place))
+	for _, v := range curves {
+		all = append(all, need(c, v, p, place))
 	}
-	return all, p
+	return all
 }

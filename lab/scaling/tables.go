@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 
 	"github.com/shardlimit/caddy-shardlimit/lab/picture"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
@@ -34,9 +35,41 @@ func costTable(c *costs) string {
 	t.Row("a check, in a replica", micros(c.check), perSecond(c.check), "`"+rarely+"` less `"+own+"`, which has hardly any")
 	t.Row("following a charge, in each replica", micros(c.replicated), perSecond(c.replicated), "`"+own+"`")
 	t.Row("a client, in each server of its shard", fmt.Sprintf("%.0f bytes at most", c.redisBytes), "", benchmarksLink)
-	t.Row("a client, in each Caddy it comes to", fmt.Sprintf("less than %.0f bytes", c.ledgerBytes), "", "[the ledger](design.md#7-the-ledger-storeledger)")
+	t.Row("a client, in each Caddy it comes to", fmt.Sprintf("less than %.0f bytes", c.ledgerBytes), "", "[the ledger](../design.md#7-the-ledger-storeledger)")
 	t.Row("a client, in the memory store", fmt.Sprintf("%.0f bytes", c.memoryBytes), "", benchmarksLink)
 	return t.String()
+}
+
+// trafficTable lists what requests cost by the kind of traffic, and what buckets take.
+func trafficTable(sc *scenario) string {
+	t := report.NewTable("requests", "calls to Redis per request", "Caddy µs", "primary µs", "replica µs", fmt.Sprintf("requests/s that one primary serves at %s %% of a processor", percent(busy)))
+	for i, c := range sc.requests {
+		most := "bounded by Caddy"
+		if !traffics[i].perSecond {
+			most = report.Rounded(busy * float64(second) / c.primary)
+		}
+		t.Rowf("%s | %s | %.1f | %.1f | %.1f | %s", traffics[i].what, number(c.calls), c.caddy, c.primary, c.replica, most)
+	}
+	return t.String() + fmt.Sprintf("\nA bucket takes at most %.0f bytes in each server of its shard, less than %.0f bytes in each Caddy that it comes to, and %.0f bytes in the memory store.\n",
+		sc.costs.redisBytes, sc.costs.ledgerBytes, sc.costs.memoryBytes)
+}
+
+// handText computes the processors and shards of the usual example from trafficTable.
+func handText(sc *scenario) string {
+	var b strings.Builder
+	rate := report.Grouped(usual.rate)
+	fmt.Fprintf(&b, "- Caddy: %s × %.1f ÷ %s is %.1f, so %.0f processors.\n", rate, sc.costs.caddy,
+		report.Grouped(busy*float64(second)), usual.rate*sc.costs.caddy/(busy*float64(second)), math.Ceil(usual.rate*sc.costs.caddy/(busy*float64(second))))
+	for i, c := range sc.requests {
+		if traffics[i].perSecond {
+			continue
+		}
+		shards := usual.rate * c.primary / (busy * float64(second))
+		fmt.Fprintf(&b, "- %s: %s ÷ %s is %.2f, so shards: %.0f.\n", traffics[i].what, rate, report.Rounded(busy*float64(second)/c.primary), shards, math.Ceil(shards))
+	}
+	clients := float64(usual.clients)
+	fmt.Fprintf(&b, "- Memory: %s × %.0f bytes are %s in each server of a single shard.\n", report.Grouped(clients), sc.costs.redisBytes, megabytes(clients*sc.costs.redisBytes))
+	return b.String()
 }
 
 func requestTable(sc *scenario) string {
@@ -111,16 +144,16 @@ func anchorTable(all []anchor) string {
 	return t.String()
 }
 
-func exampleText(sc *scenario) string {
-	all, p := sc.example()
-	c := &sc.costs
-	processors := math.Ceil(exampleRate * c.caddy / float64(second) / busy)
-	head := fmt.Sprintf("%s requests/s of %s clients at s = %g: the hottest sends %s a second, which is %.1f %%. Caddy needs %s processors (%s × %.1f µs on %s %% of each): %d Caddys of %.0f processors each. What they remember is less than %.1f GB each if every client comes to each of them (`ledger_max_buckets`, %s by default, bounds it); in Redis all buckets together take %.2f GB in primaries and as much in replicas if each shard has one.\n\n",
-		report.Grouped(exampleRate), report.Grouped(exampleClients), exampleS, report.Rounded(p.rates[0]), 100*p.hottest(),
-		report.Grouped(processors), report.Grouped(exampleRate), c.caddy, percent(busy), caddys, math.Ceil(processors/caddys),
-		exampleClients*c.ledgerBytes/1e9, report.Grouped(exampleClients), exampleClients*c.redisBytes/1e9)
+func exampleText(c *costs, e example, curves []*curve) string {
+	p := e.popularity()
+	processors := math.Ceil(e.rate * c.caddy / float64(second) / busy)
+	clients := float64(e.clients)
+	head := fmt.Sprintf("%s requests/s of %s clients at s = %g: the hottest sends %s a second, which is %.1f %%. Caddy needs %s processors (%s × %.1f µs on %s %% of each): %d Caddys of %.0f processors each. What they remember is less than %s each if every client comes to each of them (`ledger_max_buckets`, 1,000,000 by default, bounds it); in Redis all buckets together take %s in primaries and as much in replicas if each shard has one.\n\n",
+		report.Grouped(e.rate), report.Grouped(clients), exampleS, report.Rounded(p.rates[0]), 100*p.hottest(),
+		report.Grouped(processors), report.Grouped(e.rate), c.caddy, percent(busy), e.caddys, math.Ceil(processors/float64(e.caddys)),
+		megabytes(clients*c.ledgerBytes), megabytes(clients*c.redisBytes))
 	t := report.NewTable("setting", "checks/s", "calls/s to primaries", "the hottest client's share of a processor %", "shards", "replicas each", "busiest primary %", "busiest replica %", "servers of Redis")
-	for _, h := range all {
+	for _, h := range e.hardware(c, curves) {
 		line := []string{h.name, report.Rounded(h.sum.made[check]), report.Rounded(h.sum.primary()), fmt.Sprintf("%.1f", 100*h.hot)}
 		if h.shards == 0 {
 			line = append(line, "no number is enough", "", "", "", "")
@@ -130,6 +163,16 @@ func exampleText(sc *scenario) string {
 		t.Row(line...)
 	}
 	return head + t.String()
+}
+
+func megabytes(bytes float64) string { return report.Grouped(bytes/1e6) + " MB" }
+
+// resultText is the summary of the document.
+func resultText(sc *scenario) string {
+	c := &sc.costs
+	one := total(sc.zipf(exampleS).each(sc.curve(afterAny))).perRequest()
+	return fmt.Sprintf("**Result.** A primary that is busy for %s %% of its time serves %s charges or %s takes a second. With `charge after`, clients that come to any of %d Caddys cost %s calls per request, of which %s are checks at replicas. Shards divide the clients, but not the requests of one client.\n",
+		percent(busy), report.Rounded(busy*float64(second)/c.charge), report.Rounded(busy*float64(second)/c.take), caddys, number(one.sum()), number(one.made[check]))
 }
 
 var styles = []struct {

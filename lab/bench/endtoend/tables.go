@@ -113,7 +113,7 @@ func (r *Result) writeCases(b *strings.Builder) {
 	}
 	write(r.returning, ManyClients, Floor, manyBound)
 	write(r.cases, Calibration, "", 0)
-	fmt.Fprintf(b, "%s\nThe %s are measured by themselves, in turn with the floor, after each has come %d times. *%s* is what counting alone costs Redis.\n\n![CPU of Caddy per request, by case](img/%s)\n",
+	fmt.Fprintf(b, "%s\nThe %s are measured by themselves, in turn with the floor, after each has come %d times. *%s* is what counting alone costs Redis.\n\n![CPU of Caddy per request, by case](../img/%s)\n",
 		t, strings.TrimPrefix(ManyClients, "redis store, "), r.opts.sizes().passes, Calibration, caddyPicture)
 }
 
@@ -127,7 +127,7 @@ func (r *Result) writeDelays(b *strings.Builder) {
 				r.delays.ratio(name, Calibration, sample.redis).Text("%.2f"), r.delays.spread(name, sample.ofCalls).As(short))
 		}
 	}
-	fmt.Fprintf(b, "%s\n![CPU of Redis per request, by clients and charge_delay](img/%s)\n", t, delayPicture)
+	fmt.Fprintf(b, "%s\n![CPU of Redis per request, by clients and charge_delay](../img/%s)\n", t, delayPicture)
 }
 
 // short writes a number of calls, small ones with two significant digits.
@@ -180,7 +180,7 @@ func (r *Result) writeSweep(b *strings.Builder) {
 	fmt.Fprintf(b, `
 ### One factor at a time
 
-The Redis store with `+"`charge after`"+`, for %s clients in turn: as with clients that come to several Caddys, each request asks a replica and is charged (`+"`ledger_max_trust 0`"+`), unlike those of the clients above. Of a third as many, some come twice within the second for which [the ledger](ledger.md) trusts what it was told. Each row differs from the base in one thing. Redis µs are all servers of all shards together, *busiest shard* the servers of that one which had most to do; a call asks a server about one bucket, or changes it, as the commands tell by which buckets are read (`+"`INFO commandstats`"+`); several go to it as one command. Distance is made by a relay in the program that sends the requests, of which each direction takes half; the row without a delay shows what the relay itself does to the figures, and *round trip* is a PING through it while nothing else runs, of each round the median of %d. The %s buckets of the last value of keys were written beforehand, %s a second, by the store that Caddy uses, under the keys that Caddy uses; that case runs in a Caddy of its own, whose heap would slow down or speed up the others.
+The Redis store with `+"`charge after`"+`, for %s clients in turn: as with clients that come to several Caddys, each request asks a replica and is charged (`+"`ledger_max_trust 0`"+`), unlike those of the clients above. Of a third as many, some come twice within the second for which [the ledger](calls.md) trusts what it was told. Each row differs from the base in one thing. Redis µs are all servers of all shards together, *busiest shard* the servers of that one which had most to do; a call asks a server about one bucket, or changes it, as the commands tell by which buckets are read (`+"`INFO commandstats`"+`); several go to it as one command. Distance is made by a relay in the program that sends the requests, of which each direction takes half; the row without a delay shows what the relay itself does to the figures, and *round trip* is a PING through it while nothing else runs, of each round the median of %d. The %s buckets of the last value of keys were written beforehand, %s a second, by the store that Caddy uses, under the keys that Caddy uses; that case runs in a Caddy of its own, whose heap would slow down or speed up the others.
 
 `, grouped(r.opts.sizes().sweep), pingCount, grouped(r.opts.sizes().many), report.Grouped(r.fillRate))
 	t := report.NewTable("factor", "value", "round trip ms", "requests/s", "Caddy µs", "Redis µs", "busiest shard µs", "calls per request", "Caddy ÷ floor")
@@ -194,7 +194,7 @@ The Redis store with `+"`charge after`"+`, for %s clients in turn: as with clien
 	for _, row := range sweepRows(&r.opts) {
 		write(row.factor, row.value, row.name, r.pingOf(row.name), r.sweep.ratio(row.name, Floor, sample.ofCaddy).Text("%.2f"))
 	}
-	fmt.Fprintf(b, "%s\n![CPU of Caddy and Redis per request, by factor](img/%s)\n", t, sweepPicture)
+	fmt.Fprintf(b, "%s\n![CPU of Caddy and Redis per request, by factor](../img/%s)\n", t, sweepPicture)
 }
 
 func (r *Result) pingOf(name string) report.Spread {
@@ -237,7 +237,7 @@ The same with Redis at a distance: with ` + "`charge after`" + ` each waits for 
 			r.writeAdded(t, fmt.Sprintf("%s (round trip %.2f ms)", name, r.pings[i+1].Median), name)
 		}
 	}
-	fmt.Fprintf(b, "%s\n![Latency that the limiter adds, by how far away Redis is](img/%s)\n", t, latencyPicture)
+	fmt.Fprintf(b, "%s\n![Latency that the limiter adds, by how far away Redis is](../img/%s)\n", t, latencyPicture)
 }
 
 func addedTable(first string) *report.Table {

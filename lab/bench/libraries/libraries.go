@@ -389,7 +389,7 @@ func (r *Result) Markdown() string {
 		"In every round all take turns. Calls are commands that were sent to Redis for a decision; one of the Redis store is for several, where they leave together.\n",
 		r.opts.Length, r.opts.Rounds, r.opts.Length/memoryShare, len(clientKeys))
 	b.WriteString("\n### In Redis\n\n")
-	fmt.Fprintf(&b, "![decisions per second by goroutines](img/%s)\n\n![CPU time per decision](img/%s)\n",
+	fmt.Fprintf(&b, "![decisions per second by goroutines](../img/%s)\n\n![CPU time per decision](../img/%s)\n",
 		decisionsFile, cpuFile)
 	for _, c := range r.shared {
 		b.WriteString("\n")
