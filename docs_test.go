@@ -1,10 +1,12 @@
 package shardlimit_test
 
 import (
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -98,10 +100,8 @@ func TestReadmeNamesTheCommands(t *testing.T) {
 // exist.
 func TestLinksToSectionsResolve(t *testing.T) {
 	links := 0
-	for _, pattern := range []string{"*.md", "docs/*.md", "examples/*.md", "contrib/*.md"} {
-		files, err := filepath.Glob(pattern)
-		must(t, "find documents", err)
-		for _, file := range files {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/evidence/*.md", "examples/*.md", "contrib/*.md"} {
+		for _, file := range documents(t, pattern) {
 			text, err := os.ReadFile(file)
 			must(t, "read", err)
 			inline := regexp.MustCompile(`\]\(([^)#\s]*)(?:#([^)\s]+))?\)`).FindAllStringSubmatch(string(text), -1)
@@ -161,5 +161,87 @@ func TestTableOfPlacesNamesFiles(t *testing.T) {
 	}
 	if files < 60 {
 		t.Errorf("found %d files in the table of CONTRIBUTING.md", files)
+	}
+}
+
+// testName matches the names of tests, benchmarks and fuzz targets.
+var testName = regexp.MustCompile(`\b(?:Test|Benchmark|Fuzz)[A-Z]\w*`)
+
+// TestNamedTestsExist checks that the tests exist that the documents name, in this module or
+// the laboratory's.
+func TestNamedTestsExist(t *testing.T) {
+	exists := map[string]bool{}
+	definition := regexp.MustCompile(`(?m)^func (` + testName.String() + `)\(`)
+	must(t, "find the tests", filepath.WalkDir(".", func(file string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(file, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(file)
+		for _, m := range definition.FindAllSubmatch(text, -1) {
+			exists[string(m[1])] = true
+		}
+		return err
+	}))
+	names := 0
+	for _, pattern := range []string{"docs/*.md", "docs/evidence/*.md"} {
+		for _, file := range documents(t, pattern) {
+			text, err := os.ReadFile(file)
+			must(t, "read", err)
+			for _, name := range testName.FindAllString(string(text), -1) {
+				names++
+				if !exists[name] {
+					t.Errorf("%s names %s, which does not exist", file, name)
+				}
+			}
+		}
+	}
+	if names < 200 {
+		t.Errorf("found %d names of tests", names)
+	}
+}
+
+// TestPromisesNameTheirDocuments checks that each row of the table of promises links a
+// document and names a test.
+func TestPromisesNameTheirDocuments(t *testing.T) {
+	text, err := os.ReadFile("docs/evidence/promises.md")
+	must(t, "read", err)
+	_, rest, _ := strings.Cut(string(text), "\n| promise | document | tests |\n|---|---|---|\n")
+	table, _, _ := strings.Cut(rest, "\n\n")
+	rows := 0
+	for row := range strings.Lines(table) {
+		rows++
+		cells := strings.Split(strings.Trim(strings.TrimSpace(row), "| "), " | ")
+		if len(cells) != 3 || !strings.Contains(cells[1], "](../") || !testName.MatchString(cells[2]) {
+			t.Errorf("the table of promises has the row %s", row)
+		}
+	}
+	if rows < 90 {
+		t.Errorf("found %d promises", rows)
+	}
+}
+
+// operatorsDocuments are the documents of those who run the limiter.
+func operatorsDocuments(t *testing.T) []string {
+	t.Helper()
+	return slices.DeleteFunc(append([]string{"README.md"}, documents(t, "docs/*.md")...), func(file string) bool {
+		return file == "docs/design.md"
+	})
+}
+
+func documents(t *testing.T, pattern string) []string {
+	t.Helper()
+	files, err := filepath.Glob(pattern)
+	must(t, "find documents", err)
+	return files
+}
+
+// TestOperatorsDocumentsNameNoTests: the table of promises names them.
+func TestOperatorsDocumentsNameNoTests(t *testing.T) {
+	for _, file := range append(operatorsDocuments(t), "SECURITY.md") {
+		text, err := os.ReadFile(file)
+		must(t, "read", err)
+		for _, name := range testName.FindAllString(string(text), -1) {
+			t.Errorf("%s names %s; name it in docs/evidence/promises.md", file, name)
+		}
 	}
 }
