@@ -198,6 +198,11 @@ func TestTablesAreWhole(t *testing.T) {
 		!strings.Contains(text, "During 1 of the faults the store went on to decide every request.") {
 		t.Error(text)
 	}
+	for i, f := range []figures{{beyond: 1}, {least: -1}, {most: 1}, {uncertain: 1}, {lost: 1}} {
+		if f.isExact() {
+			t.Errorf("the figures %d are exact", i)
+		}
+	}
 	if text := draw(allFigures(list)).String(); !strings.Contains(text, ">total<") || strings.Contains(text, ">unnoticed<") {
 		t.Error(text)
 	}
