@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 )
@@ -243,5 +244,36 @@ func TestOperatorsDocumentsNameNoTests(t *testing.T) {
 		for _, name := range testName.FindAllString(string(text), -1) {
 			t.Errorf("%s names %s; name it in docs/evidence/promises.md", file, name)
 		}
+	}
+}
+
+// The most words of the operators' documents together, and of README.md.
+const (
+	mostWords       = 18_000
+	mostReadmeWords = 700
+)
+
+// TestOperatorsDocumentsAreShort counts words outside fenced code blocks: fields with a letter
+// or a digit.
+func TestOperatorsDocumentsAreShort(t *testing.T) {
+	fenced := regexp.MustCompile("(?ms)^```.*?^```$")
+	isWord := func(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }
+	sum := 0
+	for _, file := range operatorsDocuments(t) {
+		text, err := os.ReadFile(file)
+		must(t, "read", err)
+		words := 0
+		for _, field := range strings.Fields(fenced.ReplaceAllString(string(text), "")) {
+			if strings.ContainsFunc(field, isWord) {
+				words++
+			}
+		}
+		t.Logf("%s: %d words", file, words)
+		if sum += words; file == "README.md" && words > mostReadmeWords {
+			t.Errorf("%s has %d words, at most %d should be", file, words, mostReadmeWords)
+		}
+	}
+	if sum > mostWords {
+		t.Errorf("the documents of operators have %d words, at most %d should be", sum, mostWords)
 	}
 }
