@@ -136,6 +136,15 @@ func (b *Buckets) forget(r *store.Request) {
 	}
 }
 
+// Diagnose implements [store.Diagnoser].
+func (s *Store) Diagnose(context.Context) store.Diagnosis {
+	return store.Diagnosis{Findings: []store.Finding{{
+		Severity: store.SeverityNote, Code: "memory",
+		Problem: "it counts in the memory of each Caddy process, so there is no server to call; the counts are lost when the process exits",
+		Remedy:  "use a redis store if several Caddys shall share counts, or counts shall outlive a restart",
+	}}}
+}
+
 // Interface guards.
 var (
 	_ store.Store     = (*Store)(nil)
@@ -146,4 +155,5 @@ var (
 	_ store.Inspector = (*Store)(nil)
 	_ store.Resetter  = (*Store)(nil)
 	_ store.Overrider = (*Store)(nil)
+	_ store.Diagnoser = (*Store)(nil)
 )

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -105,14 +106,30 @@ type answer struct {
 }
 
 func (s *sentinel) find(ctx context.Context) ([]roles, error) {
-	answers := make(chan answer, len(s.clients))
-	for _, client := range s.clients {
-		go func() { answers <- s.ask(ctx, client) }()
+	found, err := s.latest(s.askAll(ctx))
+	if err != nil {
+		return nil, err
 	}
+	return []roles{found}, nil
+}
+
+// askAll asks the sentinels at the same time; the answers are in their order.
+func (s *sentinel) askAll(ctx context.Context) []answer {
+	answers := make([]answer, len(s.clients))
+	var all sync.WaitGroup
+	for i, client := range s.clients {
+		all.Go(func() { answers[i] = s.ask(ctx, client) })
+	}
+	all.Wait()
+	return answers
+}
+
+// latest returns the roles after the latest failover that an answer knows of.
+func (s *sentinel) latest(answers []answer) (roles, error) {
 	var latest answer
 	var failures []error
-	for range s.clients {
-		switch a := <-answers; {
+	for _, a := range answers {
+		switch {
 		case a.err != nil:
 			failures = append(failures, a.err)
 		case latest.primary == "" || a.epoch > latest.epoch:
@@ -120,9 +137,9 @@ func (s *sentinel) find(ctx context.Context) ([]roles, error) {
 		}
 	}
 	if latest.primary == "" {
-		return nil, fmt.Errorf("ask the sentinels for %s: %w", s.master, errors.Join(failures...))
+		return roles{}, fmt.Errorf("ask the sentinels for %s: %w", s.master, errors.Join(failures...))
 	}
-	return []roles{latest.roles}, nil
+	return latest.roles, nil
 }
 
 func (s *sentinel) ask(ctx context.Context, client *goredis.SentinelClient) (a answer) {
@@ -141,7 +158,11 @@ func (s *sentinel) ask(ctx context.Context, client *goredis.SentinelClient) (a a
 		return answer{err: err}
 	}
 	for _, replica := range replicas {
-		if addr := addrIn(replica); addr != "" && addr != a.primary && !isDownBySentinel(replica["flags"]) {
+		switch addr := addrIn(replica); {
+		case addr == "" || addr == a.primary:
+		case isDownBySentinel(replica["flags"]):
+			a.down = append(a.down, addr)
+		default:
 			a.replicas = append(a.replicas, addr)
 		}
 	}
@@ -176,6 +197,10 @@ type cluster struct {
 	nodes []string
 	// clients are by address.
 	clients map[string]*goredis.Client
+}
+
+func newCluster(opts *ShardOptions) *cluster {
+	return &cluster{opts: opts, clients: map[string]*goredis.Client{}}
 }
 
 func (c *cluster) find(ctx context.Context) ([]roles, error) {
@@ -254,6 +279,7 @@ func (c *cluster) rolesIn(shards []goredis.ClusterShard, from string) (found []r
 			addr := nodeAddr(node.Endpoint, strconv.FormatInt(port, 10), from)
 			switch {
 			case node.Health == "fail":
+				r.down = append(r.down, addr)
 			case node.Role != "master":
 				r.replicas = append(r.replicas, addr)
 			case r.primary == "":

@@ -2,7 +2,6 @@ package redis
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	goredis "github.com/redis/go-redis/v9"
 )
 
 const (
@@ -27,6 +28,8 @@ const (
 	// oldestMajor and oldestMinor are the oldest version of Redis that works.
 	oldestMajor = 7
 	oldestMinor = 0
+	// testedVersion is the version of Redis that the tests run with.
+	testedVersion = "7.0"
 )
 
 // probe pings the servers that are left out, until the shard is closed, so that no
@@ -110,7 +113,25 @@ func (s *Shard) judgeLag(at *servers, l *lane, i info) {
 	}
 }
 
-var errForeign = errors.New("it replicates another primary than the shard's: correct the address, or make it a replica of that (REPLICAOF)")
+// flaw is what is wrong with a server, and the remedy.
+type flaw struct {
+	problem, remedy string
+	// cause is the reply that shows it, or nil.
+	cause error
+}
+
+// Error implements error.
+func (f *flaw) Error() string {
+	if f.cause != nil {
+		return f.problem + ": " + f.remedy + ": " + f.cause.Error()
+	}
+	return f.problem + ": " + f.remedy
+}
+
+// Unwrap returns the cause.
+func (f *flaw) Unwrap() error { return f.cause }
+
+var errForeign = &flaw{problem: "it replicates another primary than the shard's", remedy: "correct the address, or make it a replica of that (REPLICAOF)"}
 
 // The faults that an inspection finds.
 const (
@@ -139,11 +160,13 @@ func (s *Shard) look(ctx context.Context, l *lane, isReplica bool) (i info, ok b
 	s.mu.Unlock()
 	now := was
 	if err == nil {
-		now = sight{id: i["run_id"], wrong: s.faults(i, isReplica)}
+		now = sight{id: i["run_id"], wrong: faults(i, isReplica, s.finder != nil)}
 		if now.wrong[wrongClock] = was.wrong[wrongClock]; !met || now.id != was.id {
 			// Once for each start: a difference near the tolerance would be reported
 			// again and again.
-			now.wrong[wrongClock] = clockFault(i, middle)
+			if skew, ok := i.skew(middle); ok {
+				now.wrong[wrongClock] = clockFault(skew)
+			}
 		}
 	} else if now.wrong[wrongAccess] = accessFault(err); now.wrong[wrongAccess] == nil {
 		// The breaker decides whether it answers at all.
@@ -171,9 +194,9 @@ func (s *Shard) look(ctx context.Context, l *lane, isReplica bool) (i info, ok b
 func accessFault(err error) error {
 	switch m, isReply := meaningOf(err); {
 	case m.kind == KindAuth && m.hint&shut != 0:
-		return fmt.Errorf("it refuses the credentials: check username and password: %w", err)
+		return &flaw{"it refuses the credentials", "check username and password", err}
 	case m.kind == KindAuth:
-		return fmt.Errorf("%s: allow it (+info): %w", infoRefused, err)
+		return &flaw{infoRefused, "allow it (+info)", err}
 	case isReply && m.fate != later:
 		return fmt.Errorf("%s: %w", infoRefused, err)
 	default:
@@ -183,32 +206,35 @@ func accessFault(err error) error {
 
 const infoRefused = "INFO is refused, so nothing shows whether it lags or is set up wrongly"
 
-// faults returns the faults of a server, apart from its clock.
-func (s *Shard) faults(i info, isReplica bool) (wrong [wrongThings]error) {
+// faults returns the faults of a server, apart from its clock. isFound is set if it was
+// not given by its address.
+func faults(i info, isReplica, isFound bool) (wrong [wrongThings]error) {
 	if i.isBefore(oldestMajor, oldestMinor) {
-		wrong[wrongVersion] = fmt.Errorf("it is Redis %s: use %d.%d or later", i["redis_version"], oldestMajor, oldestMinor)
+		wrong[wrongVersion] = &flaw{problem: "it is Redis " + i["redis_version"], remedy: fmt.Sprintf("use %d.%d or later", oldestMajor, oldestMinor)}
 	}
 	if policy := i["maxmemory_policy"]; policy != "" && policy != "noeviction" {
-		wrong[wrongPolicy] = fmt.Errorf("its maxmemory-policy is %s, which lets it forget counts: set it to noeviction", policy)
+		wrong[wrongPolicy] = &flaw{problem: fmt.Sprintf("its maxmemory-policy is %s, which lets it forget counts", policy), remedy: "set it to noeviction"}
 	}
 	switch {
-	case s.finder != nil:
+	case isFound:
 		// Servers that are found change their roles by themselves.
 	case isReplica && !i.isReplica():
-		wrong[wrongRole] = errors.New("it is given as a replica and is a primary: make it a replica (REPLICAOF), or remove it")
+		wrong[wrongRole] = &flaw{problem: "it is given as a replica and is a primary", remedy: "make it a replica (REPLICAOF), or remove it"}
 	case !isReplica && i.isReplica():
-		wrong[wrongRole] = fmt.Errorf("it is given as a primary and is a replica of %s:%s: give that one, or use sentinel", i["master_host"], i["master_port"])
+		wrong[wrongRole] = &flaw{
+			problem: fmt.Sprintf("it is given as a primary and is a replica of %s:%s", i["master_host"], i["master_port"]),
+			remedy:  "give that one, or use sentinel",
+		}
 	}
 	return wrong
 }
 
-// clockFault returns the fault of a server's clock, which was read at an instant.
-func clockFault(i info, at time.Time) error {
-	skew, ok := i.skew(at)
-	if !ok || skew.Abs() <= clockTolerance {
+// clockFault returns the fault of a server's clock with that lead, or nil.
+func clockFault(skew time.Duration) error {
+	if skew.Abs() <= clockTolerance {
 		return nil
 	}
-	return fmt.Errorf("its clock differs from this machine's by %s: let both follow a time server (NTP)", skew.Round(time.Millisecond))
+	return &flaw{problem: "its clock differs from this machine's by " + skew.Round(time.Millisecond).String(), remedy: "let both follow a time server (NTP)"}
 }
 
 // info is the reply to INFO.
@@ -227,9 +253,17 @@ func parseInfo(text string) info {
 func (l *lane) info(ctx context.Context) (info, error) {
 	ctx, cancel := context.WithTimeout(ctx, infoTimeout)
 	defer cancel()
-	text, err := l.client.Load().Info(ctx).Result()
+	i, err := infoOf(ctx, l.client.Load())
 	if err != nil {
 		return nil, fmt.Errorf("ask %s for INFO: %w", l.addr, err)
+	}
+	return i, nil
+}
+
+func infoOf(ctx context.Context, client *goredis.Client) (info, error) {
+	text, err := client.Info(ctx).Result()
+	if err != nil {
+		return nil, err
 	}
 	return parseInfo(text), nil
 }
@@ -264,6 +298,17 @@ func (i info) isBefore(major, minor int) bool {
 	}
 	return has[0] < major || has[0] == major && has[1] < minor
 }
+
+// version names the server's version, and the server if it is Valkey.
+func (i info) version() string {
+	if valkey := i["valkey_version"]; valkey != "" {
+		return "Valkey " + valkey
+	}
+	return i["redis_version"]
+}
+
+// isTested reports whether the tests run with this version, whatever its patches.
+func (i info) isTested() bool { return strings.HasPrefix(i.version(), testedVersion+".") }
 
 // skew is the lead of the server's clock over this machine's at an instant.
 func (i info) skew(at time.Time) (skew time.Duration, ok bool) {

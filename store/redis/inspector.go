@@ -28,15 +28,19 @@ func (s *Store) Shards() []store.Shard {
 	for _, m := range s.opts.Members {
 		all = append(all, m.Shard.figures(m.Name))
 	}
-	for _, m := range s.opts.Previous {
-		if slices.ContainsFunc(all, func(other store.Shard) bool { return other.Name == m.Name }) {
-			continue
-		}
+	for _, m := range s.retired() {
 		retired := m.Shard.figures(m.Name)
 		retired.Retired = true
 		all = append(all, retired)
 	}
 	return all
+}
+
+// retired returns the shards that own nothing any more.
+func (s *Store) retired() []Member {
+	return slices.DeleteFunc(slices.Clone(s.opts.Previous), func(p Member) bool {
+		return slices.ContainsFunc(s.opts.Members, func(m Member) bool { return m.Name == p.Name })
+	})
 }
 
 // figures describes the shard, which a store knows by this name.

@@ -9,8 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	goredis "github.com/redis/go-redis/v9"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -136,7 +134,7 @@ func NewShard(opts ShardOptions) *Shard {
 	case opts.Sentinel != nil:
 		s.finder, s.kind = newSentinel(&s.opts), "sentinel"
 	case s.isCluster():
-		s.finder, s.kind = &cluster{opts: &s.opts, clients: map[string]*goredis.Client{}}, "cluster"
+		s.finder, s.kind = newCluster(&s.opts), "cluster"
 	default:
 		s.kind = "static"
 		s.adopt([]roles{{primary: opts.Primary, replicas: opts.Replicas}})
@@ -352,11 +350,12 @@ func (s *servers) mayMiss(st *store.State) bool {
 	return s != nil && s.checks.shard.isCluster() && st.Content == store.Content{} && st.Used == 0
 }
 
-// roles are the addresses of a primary and its replicas, and their slots in a Redis
-// Cluster.
+// roles are the addresses of a primary and its replicas, of those servers of them that
+// are taken for dead, and their slots in a Redis Cluster.
 type roles struct {
 	primary  string
 	replicas []string
+	down     []string
 	slots    []slotRange
 }
 

@@ -48,7 +48,7 @@ type Options struct {
 	// LocalClock makes Now, not the primary's clock, decide which window is
 	// open.
 	LocalClock bool
-	// Now is the clock of LocalClock; nil means time.Now.
+	// Now is this machine's clock, for LocalClock and Diagnose; nil means time.Now.
 	Now func() time.Time
 	// CheckTimeout bounds a check and a take; 0 means DefaultCheckTimeout.
 	CheckTimeout time.Duration

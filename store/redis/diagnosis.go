@@ -1,0 +1,640 @@
+package redis
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+const (
+	// roundTrips is how many are timed: the shortest says most about a server's clock,
+	// and about what a check has to take at least.
+	roundTrips = 5
+	// lagPeriod is the time between looks at a replica that has not caught up.
+	lagPeriod = 50 * time.Millisecond
+	// suffixTries bounds the search for a key in the slots of a node.
+	suffixTries = 1 << 20
+)
+
+// The codes of findings.
+const (
+	codeUnfound     = "not_found"
+	codeUnreachable = "unreachable"
+	codeTLS         = "tls"
+	codeLogin       = "login"
+	codeNotReady    = "not_ready"
+	codeSlow        = "slow"
+	codeDatabase    = "database"
+	codeRights      = "rights"
+	codeKeys        = "keys"
+	codeCommands    = "commands"
+	codeWrites      = "writes_refused"
+	codeVersion     = "version"
+	codeEviction    = "eviction"
+	codePersistence = "persistence"
+	codeRole        = "role"
+	codeDetached    = "replica_detached"
+	codeForeign     = "replica_foreign"
+	codeLag         = "replica_lags"
+	codeNoReplica   = "no_replica"
+	codeClock       = "clock"
+	codeTwins       = "same_server"
+	codeSentinels   = "sentinels_differ"
+	codeSlots       = "slots"
+)
+
+// Diagnose implements [store.Diagnoser]. It uses the options of the shards, and neither
+// their connections nor what they do in the background.
+func (s *Store) Diagnose(ctx context.Context) store.Diagnosis {
+	retired := s.retired()
+	examinations := make([]*examination, 0, len(s.opts.Members)+len(retired))
+	for i, m := range slices.Concat(s.opts.Members, retired) {
+		e := &examination{store: s, shard: m.Shard, ids: map[string]string{}}
+		e.report = store.ShardDiagnosis{Name: m.Name, Kind: m.Shard.kind, Retired: i >= len(s.opts.Members)}
+		examinations = append(examinations, e)
+	}
+	var all sync.WaitGroup
+	for _, e := range examinations {
+		all.Go(func() { e.run(ctx) })
+	}
+	all.Wait()
+	var d store.Diagnosis
+	owners := map[string]string{}
+	for _, e := range examinations {
+		for addr, id := range e.ids {
+			if other, ok := owners[id]; ok {
+				e.add(addr, finding(store.SeverityError, codeTwins, "it is the same server as "+other, "give each shard servers of its own, or remove one of the shards"))
+			}
+		}
+		for addr, id := range e.ids {
+			owners[id] = fmt.Sprintf("%s of shard %s", addr, e.report.Name)
+		}
+		d.Shards = append(d.Shards, e.report)
+		d.Findings = append(d.Findings, e.findings...)
+	}
+	return d
+}
+
+// examination is the examination of one shard.
+type examination struct {
+	store  *Store
+	shard  *Shard
+	report store.ShardDiagnosis
+	// ids are the run IDs of the servers, by address.
+	ids      map[string]string
+	findings []store.Finding
+}
+
+func finding(severity store.Severity, code, problem, remedy string) store.Finding {
+	return store.Finding{Severity: severity, Code: code, Problem: problem, Remedy: remedy}
+}
+
+// add adds findings about a server, or with an empty address about the shard.
+func (e *examination) add(addr string, findings ...store.Finding) {
+	for _, f := range findings {
+		f.Shard, f.Address = e.report.Name, addr
+		e.findings = append(e.findings, f)
+	}
+}
+
+// patience is how long a reply is awaited. A later one than CheckTimeout is a finding.
+func (e *examination) patience() time.Duration { return max(e.store.opts.CheckTimeout, infoTimeout) }
+
+func (e *examination) run(ctx context.Context) {
+	if login := e.shard.opts.Credentials; login != nil {
+		// Ahead of connecting, which a command that prints a password outlasts.
+		if _, _, err := login(ctx); err != nil {
+			e.add("", finding(store.SeverityError, codeLogin, "there is no password for its servers: "+err.Error(),
+				"correct username, password, password_command or url"))
+			return
+		}
+	}
+	found := e.locate(ctx)
+	if len(found) == 0 {
+		return
+	}
+	visits := make([][]*visit, len(found))
+	var all sync.WaitGroup
+	for i, r := range found {
+		key := e.probeKey(r.slots)
+		begin := func(addr string, role store.Role) {
+			v := &visit{examination: e, key: key, report: store.ServerDiagnosis{Address: addr, Role: role}}
+			visits[i] = append(visits[i], v)
+			all.Go(func() { v.run(ctx) })
+		}
+		if r.primary != "" {
+			begin(r.primary, store.RolePrimary)
+		}
+		for _, addr := range append(slices.Clone(r.replicas), r.down...) {
+			begin(addr, store.RoleReplica)
+		}
+		for _, addr := range r.nodes {
+			begin(addr, store.RoleNode)
+		}
+	}
+	all.Wait()
+	for i, group := range visits {
+		if primary := group[0]; primary.report.Role == store.RolePrimary {
+			for _, replica := range group[1:] {
+				all.Go(func() { replica.follow(ctx, primary) })
+			}
+			all.Wait()
+			e.wantReplicas(found[i].roles)
+		}
+		for _, v := range group {
+			v.close()
+			if id := v.info["run_id"]; id != "" {
+				e.ids[v.report.Address] = id
+			}
+			e.report.Servers = append(e.report.Servers, v.report)
+			e.add(v.report.Address, v.findings...)
+		}
+	}
+}
+
+// located are servers that hold the same buckets.
+type located struct {
+	roles
+	// nodes are configured nodes of a cluster which does not name them.
+	nodes []string
+}
+
+// locate returns the servers of the shard, and adds what it finds on the way to them.
+func (e *examination) locate(ctx context.Context) []located {
+	switch {
+	case e.shard.opts.Sentinel != nil:
+		return e.askSentinels(ctx)
+	case e.shard.isCluster():
+		return e.askCluster(ctx)
+	default:
+		return []located{{roles: roles{primary: e.shard.opts.Primary, replicas: e.shard.opts.Replicas}}}
+	}
+}
+
+// askSentinels returns the servers that the sentinels name.
+func (e *examination) askSentinels(ctx context.Context) []located {
+	s := newSentinel(&e.shard.opts)
+	defer s.close()
+	if login := e.shard.opts.Sentinel.Credentials; login != nil {
+		if _, _, err := login(ctx); err != nil {
+			e.add("", finding(store.SeverityError, codeLogin, "there is no password for its sentinels: "+err.Error(), "correct sentinel_username or sentinel_password"))
+			return nil
+		}
+	}
+	within, cancel := context.WithTimeout(ctx, e.shard.opts.DialTimeout+e.patience())
+	defer cancel()
+	answers := s.askAll(within)
+	found, err := s.latest(answers)
+	for i, a := range answers {
+		addr := e.shard.opts.Sentinel.Addrs[i]
+		e.report.Servers = append(e.report.Servers, store.ServerDiagnosis{Address: addr, Role: store.RoleSentinel, Reachable: a.err == nil || isReply(a.err)})
+		switch m, ok := meaningOf(a.err); {
+		case a.err == nil && a.primary != found.primary:
+			e.add(addr, finding(store.SeverityWarning, codeSentinels, fmt.Sprintf("it takes %s for the primary, and another sentinel knows of a later failover to %s", a.primary, found.primary),
+				"see that the sentinels reach each other"))
+		case a.err == nil:
+		case ok && m.kind == KindAuth && m.hint&shut == 0:
+			e.add(addr, finding(store.SeverityError, codeRights, "its user lacks a right: "+a.err.Error(), "ACL SETUSER <user> +"+strings.Join(sentinelRights, " +")))
+		case ok && strings.Contains(a.err.Error(), "No such master"):
+			e.add(addr, finding(store.SeverityError, codeUnfound, fmt.Sprintf("it watches no primary under the name %s", s.master), "correct the name in the option sentinel"))
+		default:
+			e.add(addr, e.outage(a.err, "sentinel_"))
+		}
+	}
+	if err != nil {
+		e.add("", finding(store.SeverityError, codeUnfound, "no sentinel names the servers", "correct what is wrong with the sentinels"))
+		return nil
+	}
+	return []located{{roles: found}}
+}
+
+// askCluster returns the servers that a node names, and the given nodes that it does not
+// name.
+func (e *examination) askCluster(ctx context.Context) (all []located) {
+	c := newCluster(&e.shard.opts)
+	defer c.close()
+	within, cancel := context.WithTimeout(ctx, e.shard.opts.DialTimeout+e.patience())
+	defer cancel()
+	found, err := c.find(within)
+	if err != nil {
+		e.add("", finding(store.SeverityError, codeUnfound, "no node names the servers: "+err.Error(), "correct what is wrong with the nodes, or give others in the option cluster"))
+	} else if left := unassigned(found); left > 0 {
+		e.add("", finding(store.SeverityError, codeSlots, fmt.Sprintf("%d of its %d slots have no primary that answers, so their clients cannot be counted", left, slotCount),
+			"restart the nodes, or assign the slots (redis-cli --cluster fix)"))
+	}
+	var named []string
+	for _, r := range found {
+		all = append(all, located{roles: r})
+		named = append(append(append(named, r.primary), r.replicas...), r.down...)
+	}
+	if rest := slices.DeleteFunc(slices.Clone(e.shard.opts.Cluster), func(addr string) bool { return slices.Contains(named, addr) }); len(rest) > 0 {
+		all = append(all, located{nodes: rest})
+	}
+	return all
+}
+
+// unassigned returns how many slots no primary has.
+func unassigned(found []roles) int {
+	t := new(topology)
+	for i, r := range found {
+		t.assign(r.slots, i)
+	}
+	left := slotCount
+	if t.slots != nil {
+		for _, owner := range t.slots {
+			if owner != 0 {
+				left--
+			}
+		}
+	}
+	return left
+}
+
+// probeKey returns a key that is never that of a bucket, in one of the slots if there are
+// any: a node refuses writes of its own slots alone for want of memory or replicas.
+func (e *examination) probeKey(slots []slotRange) string {
+	key := e.store.keys.prefix + ":#check"
+	if len(slots) == 0 {
+		return key
+	}
+	for n := range suffixTries {
+		if slot := int(slotOf([]byte(key + strconv.Itoa(n)))); slices.ContainsFunc(slots, func(r slotRange) bool { return r.first <= slot && slot <= r.last }) {
+			return key + strconv.Itoa(n)
+		}
+	}
+	return key
+}
+
+// wantReplicas adds a finding if a primary has no replica that is of use.
+func (e *examination) wantReplicas(r roles) {
+	isUseless := e.store.opts.ReadPrimary && e.shard.finder == nil
+	if len(r.replicas) > 0 || isUseless || e.shard.isCluster() && len(r.slots) == 0 {
+		return
+	}
+	problem := "it has no replica: while it is away, nothing answers checks"
+	if e.shard.finder != nil {
+		problem += ", and nothing can take its place"
+	}
+	e.add(r.primary, finding(store.SeverityWarning, codeNoReplica, problem, "add a replica"))
+}
+
+// visit is the examination of one server.
+type visit struct {
+	*examination
+	key      string
+	report   store.ServerDiagnosis
+	findings []store.Finding
+	client   *goredis.Client
+	// info is the reply to INFO, or nil; asked is when it was asked for.
+	info  info
+	asked time.Time
+}
+
+func (v *visit) find(severity store.Severity, code, problem, remedy string) {
+	v.findings = append(v.findings, finding(severity, code, problem, remedy))
+}
+
+// findFlaw adds the finding of a flaw, if there is one.
+func (v *visit) findFlaw(severity store.Severity, code string, err error) {
+	var f *flaw
+	if errors.As(err, &f) {
+		v.find(severity, code, f.problem, f.remedy)
+	}
+}
+
+func (v *visit) close() {
+	if v.client != nil {
+		_ = v.client.Close()
+	}
+}
+
+// call makes a call that has a reply's time.
+func (v *visit) call(ctx context.Context, f func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, v.patience())
+	defer cancel()
+	return f(ctx)
+}
+
+func (v *visit) run(ctx context.Context) {
+	if err := v.connect(ctx); err != nil {
+		v.report.Reachable = isReply(err)
+		v.findings = append(v.findings, v.outage(err, ""))
+		return
+	}
+	v.report.Reachable = true
+	for _, step := range []func(ctx context.Context) error{v.measure, v.readInfo, v.readRights} {
+		if err := step(ctx); err != nil {
+			v.findings = append(v.findings, v.outage(err, ""))
+			return
+		}
+	}
+	if v.info != nil {
+		v.judge(ctx)
+	}
+}
+
+// connect connects, and logs in. A server that answers otherwise than with a refusal of
+// the connection is no error.
+func (v *visit) connect(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, v.shard.opts.DialTimeout+v.patience())
+	defer cancel()
+	opts := v.shard.opts
+	for {
+		v.client = newClient(v.report.Address, &opts, true)
+		err := v.client.Ping(ctx).Err()
+		m, ok := meaningOf(err)
+		switch {
+		case err == nil:
+			return nil
+		case ok && opts.DB != 0 && isSelectError(err):
+			// It is examined in database 0, where the probes show a missing right.
+			if m.kind != KindAuth {
+				v.find(store.SeverityError, codeDatabase, fmt.Sprintf("database %d cannot be used: %s", opts.DB, err), "correct db, or raise databases in the server's configuration")
+			}
+			opts.DB = 0
+			v.close()
+		case ok && m.kind == KindLoading:
+			v.find(store.SeverityError, codeNotReady, "it is loading its data", "wait until it has loaded them")
+			return nil
+		case ok && m.hint&shut == 0:
+			// What PING lacks, the probes show.
+			return nil
+		default:
+			return err
+		}
+	}
+}
+
+// isSelectError reports whether a connection failed because of its database.
+func isSelectError(err error) bool {
+	text := err.Error()
+	return strings.Contains(text, "'select'") || strings.Contains(text, "DB index") || strings.Contains(text, "SELECT is not allowed")
+}
+
+// measure times round trips, and reads the server's clock.
+func (v *visit) measure(ctx context.Context) error {
+	for range roundTrips {
+		var server time.Time
+		local, began := v.store.opts.Now(), time.Now()
+		err := v.call(ctx, func(ctx context.Context) (err error) {
+			server, err = v.client.Time(ctx).Result()
+			return err
+		})
+		took := time.Since(began)
+		if err != nil && !isReply(err) {
+			return err
+		}
+		if v.report.RoundTrip != 0 && took >= v.report.RoundTrip {
+			continue
+		}
+		v.report.RoundTrip = took
+		if err == nil {
+			// The reply was made in the middle, give or take half of the round trip.
+			v.report.Skew, v.report.SkewKnown = server.Sub(local.Add(took/2)), true
+		}
+	}
+	if limit := v.store.opts.CheckTimeout; v.report.RoundTrip > limit {
+		v.find(store.SeverityError, codeSlow, fmt.Sprintf("the shortest of %d round trips takes %s, and checks have %s", roundTrips, v.report.RoundTrip.Round(100*time.Microsecond), limit),
+			"raise check_timeout, or bring Caddy and the server closer together")
+	}
+	if surely := v.report.Skew.Abs() - v.report.RoundTrip/2; v.report.SkewKnown && surely > clockTolerance {
+		v.findFlaw(store.SeverityWarning, codeClock, clockFault(v.report.Skew))
+	}
+	return nil
+}
+
+// readInfo reads INFO. A refusal of that is no error: the probes show it.
+func (v *visit) readInfo(ctx context.Context) error {
+	v.asked = time.Now()
+	return v.call(ctx, func(ctx context.Context) error {
+		i, err := infoOf(ctx, v.client)
+		switch {
+		case err == nil:
+			v.info = i
+		case !isReply(err):
+			return err
+		}
+		return nil
+	})
+}
+
+// readRights finds out what the user may do, and whether the server takes writes.
+func (v *visit) readRights(ctx context.Context) error {
+	needed := slices.Clone(basicRights)
+	if v.shard.opts.DB != 0 {
+		needed = append(needed, databaseRights...)
+	}
+	if v.shard.isCluster() {
+		needed = append(needed, clusterRights...)
+	}
+	if len(v.store.opts.Previous) > 0 {
+		needed = append(needed, migrationRights...)
+	}
+	var found, resets, overrides probed
+	for _, p := range []struct {
+		*probed
+		rights []right
+	}{{&found, needed}, {&resets, resetRights}, {&overrides, overrideRights}} {
+		if err := v.call(ctx, func(ctx context.Context) (err error) {
+			*p.probed, err = probeRights(ctx, v.client, v.key, p.rights)
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	v.report.RightsKnown, v.report.MissingRights = true, slices.Concat(found.missing, resets.missing, overrides.missing)
+	v.lacks(store.SeverityError, found.missing, "checks and charges fail, or nothing shows how the server is")
+	v.lacks(store.SeverityWarning, resets.missing, "resets and reset_status fail")
+	v.lacks(store.SeverityWarning, overrides.missing, "blocks and grants fail")
+	if found.isKeyDenied {
+		v.find(store.SeverityError, codeKeys, fmt.Sprintf("its user may not use keys that begin with %s:", v.store.keys.prefix), fmt.Sprintf("ACL SETUSER <user> ~%s:*", v.store.keys.prefix))
+	}
+	if unknown := slices.Concat(found.unknown, resets.unknown, overrides.unknown); len(unknown) > 0 {
+		v.find(store.SeverityError, codeCommands, "it does not have the commands "+strings.Join(unknown, ", "), "use Redis 7.0 or later, and undo a rename-command")
+	}
+	for _, err := range found.refusals {
+		if v.report.Role != store.RolePrimary {
+			continue
+		}
+		remedy := "correct what the reply says, on the server"
+		if m, _ := meaningOf(err); m.kind == KindMemory {
+			remedy = "give it more memory (maxmemory), or shorten windows"
+		}
+		v.find(store.SeverityError, codeWrites, "it refuses writes: "+err.Error(), remedy)
+	}
+	return nil
+}
+
+// lacks adds the finding of missing rights, and what fails without them.
+func (v *visit) lacks(severity store.Severity, missing []string, consequence string) {
+	if len(missing) > 0 {
+		v.find(severity, codeRights, fmt.Sprintf("its user may not run %s: %s", strings.Join(missing, ", "), consequence), "ACL SETUSER <user> +"+strings.Join(missing, " +"))
+	}
+}
+
+// judge judges what INFO says.
+func (v *visit) judge(ctx context.Context) {
+	v.report.Version, v.report.EvictionPolicy = v.info.version(), v.info["maxmemory_policy"]
+	isFound := v.shard.finder != nil
+	wrong := faults(v.info, v.report.Role == store.RoleReplica, isFound)
+	v.findFlaw(store.SeverityError, codeVersion, wrong[wrongVersion])
+	if wrong[wrongVersion] == nil && !v.info.isTested() {
+		v.find(store.SeverityWarning, codeVersion, fmt.Sprintf("its version, %s, was not tested", v.report.Version), fmt.Sprintf("use Redis %s, or try it before you rely on it", testedVersion))
+	}
+	v.findFlaw(store.SeverityWarning, codeEviction, wrong[wrongPolicy])
+	v.findFlaw(store.SeverityError, codeRole, wrong[wrongRole])
+	if isFound && v.report.Role != store.RoleNode && (v.report.Role == store.RoleReplica) != v.info.isReplica() {
+		v.find(store.SeverityError, codeRole, fmt.Sprintf("it is found as a %s, and is none", v.report.Role), "a failover may be under way: check again when it has ended")
+	}
+	if v.readPersistence(ctx); v.report.Persistence == persistenceOff && v.report.Role == store.RolePrimary {
+		v.find(store.SeverityWarning, codePersistence, "it keeps nothing on disk: a restart begins every window anew", "set appendonly yes, or accept it where windows are short")
+	}
+}
+
+// The ways in which a server keeps its data.
+const (
+	persistenceLog       = "appendonly"
+	persistenceSnapshots = "snapshots"
+	persistenceOff       = "off"
+)
+
+// readPersistence finds out how the server keeps its data, as far as the user may ask.
+func (v *visit) readPersistence(ctx context.Context) {
+	if v.info["aof_enabled"] == "1" {
+		v.report.Persistence = persistenceLog
+		return
+	}
+	_ = v.call(ctx, func(ctx context.Context) error {
+		settings, err := v.client.ConfigGet(ctx, "save").Result()
+		switch points, ok := settings["save"]; {
+		case err != nil || !ok:
+		case points == "":
+			v.report.Persistence = persistenceOff
+		default:
+			v.report.Persistence = persistenceSnapshots
+		}
+		return err
+	})
+}
+
+// follow finds out how far a replica is behind its primary.
+func (v *visit) follow(ctx context.Context, primary *visit) {
+	if v.info == nil || !v.info.isReplica() {
+		return
+	}
+	if primary.info != nil && !primary.info.isReplica() && !shareHistory(primary.info.history(), v.info.history()) && !v.isDetached() {
+		v.find(store.SeverityError, codeForeign, errForeign.problem, errForeign.remedy)
+		return
+	}
+	if primary.info != nil && primary.info.offset() >= 0 {
+		v.awaitOffset(ctx, primary)
+	}
+	switch {
+	case v.isDetached():
+		v.report.LagKnown = false
+		v.find(store.SeverityWarning, codeDetached, "its link to its primary is down, so what it has grows old and it is left out",
+			"see its log; masterauth, the network between the two, or a copy of all data that is under way")
+	case v.report.LagsOn:
+		v.find(store.SeverityWarning, codeLag, fmt.Sprintf("it is more than %s behind its primary, and is left out above %s", v.report.Lag.Round(time.Millisecond), v.shard.opts.MaxReplicaLag),
+			"see that it has the processor time and the network to follow its primary")
+	}
+}
+
+func (v *visit) isDetached() bool { return v.info["master_link_status"] != "up" }
+
+// awaitOffset waits until the replica has what the primary had when it was asked, for
+// MaxReplicaLag or half of the time that is left.
+func (v *visit) awaitOffset(ctx context.Context, primary *visit) {
+	goal, wait := primary.info.offset(), v.shard.opts.MaxReplicaLag
+	if end, ok := ctx.Deadline(); ok {
+		wait = min(wait, time.Until(end)/2)
+	}
+	end := time.Now().Add(wait)
+	for first := true; !v.isDetached(); first = false {
+		if v.info.offset() >= goal {
+			v.report.LagKnown = true
+			if !first {
+				v.report.Lag = time.Since(primary.asked)
+			}
+			return
+		}
+		if time.Now().After(end) {
+			v.report.Lag, v.report.LagKnown, v.report.LagsOn = time.Since(primary.asked), true, true
+			return
+		}
+		if !pause(ctx, lagPeriod) || v.readInfo(ctx) != nil {
+			return
+		}
+	}
+}
+
+// outage returns the finding of a call that failed because of err. prefix is that of the
+// options that log in.
+func (e *examination) outage(err error, prefix string) store.Finding {
+	login := fmt.Sprintf("check %susername and %spassword, and that the user is on", prefix, prefix)
+	if m, ok := meaningOf(err); ok {
+		switch {
+		case m.kind == KindAuth && strings.HasPrefix(err.Error(), "DENIED"):
+			return finding(store.SeverityError, codeLogin, "it takes connections from its own machine alone", "set a password there and here, or protected-mode no")
+		case m.kind == KindAuth:
+			return finding(store.SeverityError, codeLogin, "it refuses the login: "+err.Error(), login)
+		case m.kind == KindConnection:
+			return finding(store.SeverityError, codeUnreachable, "it takes no more connections: "+err.Error(), "raise maxclients there, or lower pool_size")
+		}
+		return finding(store.SeverityError, codeNotReady, "it refuses calls: "+err.Error(), "correct what the reply says, on the server")
+	}
+	code, remedy := codeTLS, ""
+	var (
+		authority  x509.UnknownAuthorityError
+		hostname   x509.HostnameError
+		invalid    x509.CertificateInvalidError
+		plain      tls.RecordHeaderError
+		unresolved *net.DNSError
+		network    *net.OpError
+		timed      net.Error
+	)
+	switch {
+	case errors.As(err, &authority):
+		remedy = "name the file with the authority's certificate in tls: ca <file>"
+	case errors.As(err, &hostname):
+		remedy = "give the address by a name that its certificate has, or set server_name in tls"
+	case errors.As(err, &invalid):
+		remedy = "renew the server's certificate"
+	case errors.As(err, &plain):
+		remedy = "it speaks no TLS at this port: remove tls, or give the port with TLS"
+	case errors.As(err, &network) && network.Op == "remote error":
+		remedy = wantsCertificate
+	case errors.As(err, &unresolved):
+		code, remedy = codeUnreachable, "correct the name of the host, or the DNS"
+	case errors.As(err, &timed) && timed.Timeout(), errors.Is(err, context.Canceled):
+		code, remedy = codeUnreachable, fmt.Sprintf("see that it runs and is not overloaded, and that no firewall is between; connecting has dial_timeout, %s", e.shard.opts.DialTimeout)
+		if e.shard.opts.TLS != nil {
+			// A Redis without TLS waits for the end of what it takes for a command.
+			remedy += "; it may speak no TLS at this port"
+		}
+	case isDialError(err):
+		code, remedy = codeUnreachable, "see that it runs, and that the address is right"
+	case e.shard.opts.TLS != nil:
+		remedy = wantsCertificate
+	default:
+		code, remedy = codeUnreachable, "see its log; it may speak TLS alone (option tls), or have no connection left (its maxclients)"
+	}
+	return finding(store.SeverityError, code, "it cannot be reached: "+err.Error(), remedy)
+}
+
+const wantsCertificate = "see its log; it may want a client certificate: cert <file> <key> in tls"
+
+// Interface guard.
+var _ store.Diagnoser = (*Store)(nil)

@@ -1,0 +1,525 @@
+package redis
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// lasting makes a server keep its data, so that a sound one yields no finding.
+var lasting = redistest.Args("--appendonly", "yes", "--appendfsync", "no")
+
+// diagnosed diagnoses a store on one shard.
+func diagnosed(t *testing.T, opts ShardOptions, change func(*Options)) store.Diagnosis {
+	t.Helper()
+	return newStore(t, newShard(t, opts), change).Diagnose(t.Context())
+}
+
+// summary has the severity, the code and the address of each finding, in order.
+func summary(d store.Diagnosis) (all []string) {
+	for _, f := range d.Findings {
+		all = append(all, strings.TrimSpace(fmt.Sprintf("%s %s %s", f.Severity, f.Code, f.Address)))
+	}
+	slices.Sort(all)
+	return all
+}
+
+// finds requires these findings, and no others, each with a problem and a remedy.
+func finds(t *testing.T, what string, d store.Diagnosis, want ...string) {
+	t.Helper()
+	slices.Sort(want)
+	if got := summary(d); !slices.Equal(got, want) {
+		t.Errorf("%s: the findings are\n%s\nwant\n%s\n%+v", what, strings.Join(got, "\n"), strings.Join(want, "\n"), d.Findings)
+	}
+	for _, f := range d.Findings {
+		if f.Problem == "" || f.Remedy == "" || f.Shard == "" {
+			t.Errorf("%s: a finding lacks something: %+v", what, f)
+		}
+	}
+}
+
+// mentions requires a finding of a kind with words in its problem or remedy.
+func mentions(t *testing.T, d store.Diagnosis, code string, words ...string) {
+	t.Helper()
+	for _, f := range d.Findings {
+		has := f.Code == code
+		for _, word := range words {
+			has = has && strings.Contains(f.Problem+"\n"+f.Remedy, word)
+		}
+		if has {
+			return
+		}
+	}
+	t.Errorf("no finding %s mentions %q: %+v", code, words, d.Findings)
+}
+
+func TestDiagnosisOfASoundShard(t *testing.T) {
+	t.Parallel()
+	sh := redistest.StartShard(t, 1, lasting)
+	d := diagnosed(t, ShardOptions{Primary: sh.Primary.Addr(), Replicas: []string{sh.Replicas[0].Addr()}, DB: 3}, func(o *Options) {
+		o.Previous = []Member{{Name: "a", Weight: 2, Shard: o.Members[0].Shard}}
+	})
+	finds(t, "a sound shard", d)
+	if len(d.Shards) != 1 || len(d.Shards[0].Servers) != 2 {
+		t.Fatalf("the shards are %+v", d.Shards)
+	}
+	if shard := d.Shards[0]; shard.Name != "a" || shard.Kind != "static" || shard.Retired {
+		t.Errorf("the shard is %+v", shard)
+	}
+	for i, role := range []store.Role{store.RolePrimary, store.RoleReplica} {
+		v := d.Shards[0].Servers[i]
+		if v.Role != role || !v.Reachable || !strings.HasPrefix(v.Version, testedVersion+".") || v.RoundTrip <= 0 || v.EvictionPolicy != "noeviction" ||
+			v.Persistence != persistenceLog || !v.RightsKnown || len(v.MissingRights) > 0 || !v.SkewKnown || v.LagKnown != (role == store.RoleReplica) || v.LagsOn {
+			t.Errorf("the %s is %+v", role, v)
+		}
+	}
+}
+
+// TestDiagnosisChangesNothing: probes leave neither keys nor scripts behind, in any server.
+func TestDiagnosisChangesNothing(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, lasting)
+	key := bucketKeys{prefix: DefaultKeyPrefix}.key(hourly, "k")
+	must(t, server.Client().HSet(t.Context(), key, "c", 1).Err())
+	diagnosed(t, ShardOptions{Primary: server.Addr()}, func(o *Options) { o.Previous = o.Members })
+	keys := server.Client().Keys(t.Context(), "*").Val()
+	info, err := server.Info("memory")
+	must(t, err)
+	if !slices.Equal(keys, []string{key}) || info["number_of_cached_scripts"] != "0" {
+		t.Errorf("the server has keys %q and %s scripts", keys, info["number_of_cached_scripts"])
+	}
+	if n := server.Client().HLen(t.Context(), key).Val(); n != 1 {
+		t.Errorf("the bucket has %d fields", n)
+	}
+}
+
+func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	sh, other := redistest.StartShard(t, 1, lasting), redistest.StartShard(t, 1, lasting)
+	primary, replica, foreigner := sh.Primary.Addr(), sh.Replicas[0].Addr(), other.Replicas[0].Addr()
+	down := redistest.Start(t)
+	must(t, down.Kill())
+	evicting := redistest.Start(t, lasting, redistest.Args("--maxmemory-policy", "allkeys-lru")).Addr()
+	forgetful := redistest.Start(t, redistest.Args("--save", "")).Addr()
+	saving := redistest.Start(t, redistest.Args("--save", "3600 1")).Addr()
+	full := redistest.Start(t, lasting, redistest.Args("--maxmemory", "1", "--maxmemory-policy", "noeviction")).Addr()
+	lonely := redistest.Start(t, lasting, redistest.Args("--min-replicas-to-write", "1")).Addr()
+	closed := redistest.Start(t, lasting, redistest.Args("--requirepass", "secret")).Addr()
+	crowded := redistest.Start(t, lasting, redistest.Args("--maxclients", "1"))
+	must(t, crowded.Client().Ping(t.Context()).Err())
+	lacking := redistest.Start(t, lasting, redistest.Args("--rename-command", "HINCRBY", "")).Addr()
+	slow := redistest.StartProxy(t, sh.Primary.Addr())
+	must(t, slow.Delay(30*time.Millisecond))
+	ca, stranger := redistest.StartAuthority(t), redistest.StartAuthority(t)
+	certificate, err := ca.IssueServer(time.Now().Add(time.Hour))
+	must(t, err)
+	secure := redistest.Start(t, lasting, redistest.TLS(certificate), redistest.Args("--tls-auth-clients", "no")).Addr()
+	mutual := redistest.Start(t, lasting, redistest.TLS(certificate)).Addr()
+	lone := func(addr string) ShardOptions { return ShardOptions{Primary: addr} }
+	withTLS := func(addr string, config *tls.Config) ShardOptions { return ShardOptions{Primary: addr, TLS: config} }
+	for name, c := range map[string]struct {
+		ShardOptions
+		change func(*Options)
+		want   []string
+		code   string
+		words  []string
+	}{
+		"a server that is down": {
+			ShardOptions{Primary: down.Addr(), Replicas: []string{replica}}, nil,
+			[]string{"error unreachable " + down.Addr()}, codeUnreachable, []string{"refused", "see that it runs"},
+		},
+		"a replica that is down": {
+			ShardOptions{Primary: primary, Replicas: []string{replica, down.Addr()}}, nil,
+			[]string{"error unreachable " + down.Addr()}, codeUnreachable, []string{"refused"},
+		},
+		"a host without an address": {lone("redis.invalid:6379"), nil, []string{"error unreachable redis.invalid:6379", "warning no_replica redis.invalid:6379"}, codeUnreachable, []string{"name of the host"}},
+		"a policy that evicts":      {lone(evicting), nil, []string{"warning eviction " + evicting, "warning no_replica " + evicting}, codeEviction, []string{"allkeys-lru", "noeviction"}},
+		"no persistence":            {lone(forgetful), nil, []string{"warning persistence " + forgetful, "warning no_replica " + forgetful}, codePersistence, []string{"appendonly"}},
+		"snapshots":                 {lone(saving), nil, []string{"warning no_replica " + saving}, codeNoReplica, nil},
+		"no replica that is needed": {lone(primary), func(o *Options) { o.ReadPrimary = true }, nil, "", nil},
+		"full memory":               {lone(full), nil, []string{"error writes_refused " + full, "warning no_replica " + full}, codeWrites, []string{"OOM", "maxmemory"}},
+		"too few replicas":          {lone(lonely), nil, []string{"error writes_refused " + lonely, "warning no_replica " + lonely}, codeWrites, []string{"NOREPLICAS"}},
+		"too many connections":      {lone(crowded.Addr()), nil, []string{"error unreachable " + crowded.Addr(), "warning no_replica " + crowded.Addr()}, codeUnreachable, []string{"maxclients"}},
+		"a command that is renamed": {lone(lacking), nil, []string{"error commands " + lacking, "warning no_replica " + lacking}, codeCommands, []string{"hincrby", "rename-command"}},
+		"a primary as a replica": {
+			ShardOptions{Primary: primary, Replicas: []string{other.Primary.Addr()}}, nil,
+			[]string{"error role " + other.Primary.Addr()}, codeRole, []string{"given as a replica and is a primary", "REPLICAOF"},
+		},
+		"a replica as a primary": {lone(replica), nil, []string{"error role " + replica, "warning no_replica " + replica}, codeRole, []string{"is a replica of 127.0.0.1:", "sentinel"}},
+		"a replica of another primary": {
+			ShardOptions{Primary: primary, Replicas: []string{foreigner}}, nil,
+			[]string{"error replica_foreign " + foreigner}, codeForeign, []string{"another primary"},
+		},
+		"no password":        {lone(closed), nil, []string{"error login " + closed, "warning no_replica " + closed}, codeLogin, []string{"NOAUTH", "password"}},
+		"a wrong password":   {ShardOptions{Primary: closed, Credentials: login("", "marker")}, nil, []string{"error login " + closed, "warning no_replica " + closed}, codeLogin, []string{"WRONGPASS", "password"}},
+		"a failing password": {ShardOptions{Primary: closed, Credentials: failingLogin}, nil, []string{"error login"}, codeLogin, []string{"it is not there"}},
+		"a database too high": {
+			ShardOptions{Primary: primary, Replicas: []string{replica}, DB: 16}, nil,
+			[]string{"error database " + primary, "error database " + replica}, codeDatabase, []string{"database 16", "out of range"},
+		},
+		"an unknown authority": {withTLS(secure, &tls.Config{RootCAs: stranger.Pool()}), nil, []string{"error tls " + secure, "warning no_replica " + secure}, codeTLS, []string{"unknown authority", "ca <file>"}},
+		"another host's certificate": {
+			withTLS(secure, &tls.Config{RootCAs: ca.Pool(), ServerName: "redis.internal"}), nil,
+			[]string{"error tls " + secure, "warning no_replica " + secure}, codeTLS, []string{"redis.internal", "server_name"},
+		},
+		"TLS that a server does not speak": {
+			ShardOptions{Primary: primary, TLS: &tls.Config{RootCAs: ca.Pool()}, DialTimeout: 100 * time.Millisecond}, func(o *Options) { o.ReadPrimary = true },
+			[]string{"error unreachable " + primary}, codeUnreachable, []string{"may speak no TLS"},
+		},
+		"TLS that is not configured": {lone(secure), func(o *Options) { o.ReadPrimary = true }, []string{"error unreachable " + secure}, codeUnreachable, []string{"option tls"}},
+		"no client certificate":      {withTLS(mutual, &tls.Config{RootCAs: ca.Pool()}), func(o *Options) { o.ReadPrimary = true }, []string{"error tls " + mutual}, codeTLS, []string{"client certificate"}},
+		"a slow server": {
+			ShardOptions{Primary: slow.Addr(), Replicas: []string{replica}}, func(o *Options) { o.CheckTimeout = 10 * time.Millisecond },
+			[]string{"error slow " + slow.Addr()}, codeSlow, []string{"checks have 10ms", "check_timeout"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := diagnosed(t, c.ShardOptions, c.change)
+			finds(t, name, d, c.want...)
+			if c.code != "" {
+				mentions(t, d, c.code, c.words...)
+			}
+			if strings.Contains(fmt.Sprintf("%+v", d), "marker") {
+				t.Errorf("the diagnosis has the password: %+v", d)
+			}
+		})
+	}
+}
+
+func failingLogin(context.Context) (string, string, error) {
+	return "", "", errors.New("it is not there")
+}
+
+// TestDiagnosisOfACertificateThatExpired needs a server that was started before.
+func TestDiagnosisOfACertificateThatExpired(t *testing.T) {
+	t.Parallel()
+	ca := redistest.StartAuthority(t)
+	certificate, err := ca.IssueServer(time.Now().Add(time.Hour))
+	must(t, err)
+	server := redistest.Start(t, lasting, redistest.TLS(certificate), redistest.Args("--tls-auth-clients", "no"))
+	must(t, certificate.Renew(time.Now().Add(-time.Hour)))
+	must(t, server.ReloadCertificate(t.Context()))
+	d := diagnosed(t, ShardOptions{Primary: server.Addr(), TLS: &tls.Config{RootCAs: ca.Pool()}}, func(o *Options) { o.ReadPrimary = true })
+	finds(t, "an expired certificate", d, "error tls "+server.Addr())
+	mentions(t, d, codeTLS, "expired", "renew")
+}
+
+// TestDiagnosisNamesEachMissingRight takes the rights from a user one by one.
+func TestDiagnosisNamesEachMissingRight(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, lasting)
+	addr := server.Addr()
+	cluster := redistest.StartCluster(t, 1, 0, lasting)
+	set := func(server *redistest.Server, rules ...any) {
+		t.Helper()
+		must(t, server.Client().Do(t.Context(), append([]any{"ACL", "SETUSER", "limiter"}, rules...)...).Err())
+	}
+	for _, server := range []*redistest.Server{server, cluster.Nodes[0]} {
+		set(server, "reset", "on", ">secret", "~rl:*", "+@all")
+	}
+	opts := ShardOptions{Primary: addr, DB: 1, Credentials: login("limiter", "secret")}
+	clusterOpts := ShardOptions{Cluster: cluster.Addrs(), Credentials: login("limiter", "secret")}
+	examine := func(opts ShardOptions) store.Diagnosis {
+		t.Helper()
+		return diagnosed(t, opts, func(o *Options) { o.Previous, o.ReadPrimary = o.Members, true })
+	}
+	finds(t, "a user with all rights", examine(opts))
+	optional := namesOf(slices.Concat(resetRights, overrideRights))
+	for _, command := range namesOf(slices.Concat(basicRights, databaseRights, migrationRights, resetRights, overrideRights)) {
+		set(server, "-"+command)
+		d := examine(opts)
+		set(server, "+"+command)
+		severity := "error"
+		if slices.Contains(optional, command) {
+			severity = "warning"
+		}
+		finds(t, command, d, severity+" rights "+addr)
+		mentions(t, d, codeRights, "may not run "+command+":", "+"+command)
+		if got := d.Shards[0].Servers[0].MissingRights; !slices.Equal(got, []string{command}) {
+			t.Errorf("without %s the missing rights are %q", command, got)
+		}
+	}
+	for _, command := range namesOf(clusterRights) {
+		set(cluster.Nodes[0], "-"+command)
+		d := examine(clusterOpts)
+		set(cluster.Nodes[0], "+"+command)
+		mentions(t, d, codeRights, "may not run "+command+":", "+"+command)
+	}
+	set(server, "resetkeys", "~other:*")
+	d := examine(opts)
+	finds(t, "a user without the keys", d, "error keys "+addr)
+	mentions(t, d, codeKeys, "begin with rl:", "~rl:*")
+}
+
+// TestDocumentedRightsAreThoseThatAreProbed: both are the same list.
+func TestDocumentedRightsAreThoseThatAreProbed(t *testing.T) {
+	text, err := os.ReadFile("../../docs/redis.md")
+	must(t, err)
+	var documented [][]string
+	for _, rule := range regexp.MustCompile(`(?m)^ACL SETUSER \w+ (.*)$`).FindAllSubmatch(text, -1) {
+		var commands []string
+		for _, word := range strings.Fields(string(rule[1])) {
+			if command, ok := strings.CutPrefix(word, "+"); ok {
+				commands = append(commands, command)
+			}
+		}
+		documented = append(documented, commands)
+	}
+	probed := [][]string{
+		namesOf(basicRights), namesOf(databaseRights), namesOf(clusterRights), namesOf(migrationRights), namesOf(resetRights), namesOf(overrideRights), sentinelRights,
+	}
+	if fmt.Sprint(documented) != fmt.Sprint(probed) {
+		t.Errorf("docs/redis.md has %q, and what is probed is %q", documented, probed)
+	}
+}
+
+// TestDiagnosisOfReplicasThatAreBehind, one of which has lost its primary.
+func TestDiagnosisOfReplicasThatAreBehind(t *testing.T) {
+	t.Parallel()
+	sh := redistest.StartShard(t, 3, lasting)
+	sound, late, lost := sh.Replicas[0], sh.Replicas[1], sh.Replicas[2]
+	must(t, late.DelayReplication(time.Hour))
+	must(t, lost.PauseReplication())
+	must(t, sh.Primary.Client().Set(t.Context(), "k", "v", 0).Err())
+	must(t, sound.WaitInSync(t.Context()))
+	d := diagnosed(t, ShardOptions{
+		Primary: sh.Primary.Addr(), Replicas: []string{sound.Addr(), late.Addr(), lost.Addr()}, MaxReplicaLag: 200 * time.Millisecond,
+	}, nil)
+	finds(t, "replicas that are behind", d, "warning replica_lags "+late.Addr(), "warning replica_detached "+lost.Addr())
+	servers := d.Shards[0].Servers
+	if v := servers[1]; !v.LagKnown || v.LagsOn {
+		t.Errorf("the sound replica is %+v", v)
+	}
+	if v := servers[2]; !v.LagKnown || !v.LagsOn || v.Lag < 200*time.Millisecond {
+		t.Errorf("the late replica is %+v", v)
+	}
+	if v := servers[3]; v.LagKnown {
+		t.Errorf("the lost replica is %+v", v)
+	}
+}
+
+// TestDiagnosisOfClocks compares a server's clock with an injected one of this machine.
+func TestDiagnosisOfClocks(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, lasting)
+	for lead, want := range map[time.Duration][]string{
+		0:                nil,
+		-5 * time.Minute: {"warning clock " + server.Addr()},
+		5 * time.Minute:  {"warning clock " + server.Addr()},
+	} {
+		d := diagnosed(t, ShardOptions{Primary: server.Addr()}, func(o *Options) {
+			o.ReadPrimary = true
+			o.Now = func() time.Time { return time.Now().Add(lead) }
+		})
+		finds(t, fmt.Sprint("a lead of ", lead), d, want...)
+		if v := d.Shards[0].Servers[0]; !v.SkewKnown || (v.Skew+lead).Abs() > v.RoundTrip+time.Second {
+			t.Errorf("a lead of %v shows as a skew of %v", lead, v.Skew)
+		}
+		if want != nil {
+			mentions(t, d, codeClock, "differs from this machine's by", "NTP")
+		}
+	}
+}
+
+// TestDiagnosisFindsTwins: two shards are one server.
+func TestDiagnosisFindsTwins(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, lasting)
+	proxy := redistest.StartProxy(t, server.Addr())
+	s := New(Options{ReadPrimary: true, CheckTimeout: waitTimeout, Members: []Member{
+		{Name: "a", Shard: newShard(t, ShardOptions{Primary: server.Addr()})}, {Name: "b", Shard: newShard(t, ShardOptions{Primary: proxy.Addr()})},
+	}})
+	d := s.Diagnose(t.Context())
+	finds(t, "twins", d, "error same_server "+proxy.Addr())
+	mentions(t, d, codeTwins, server.Addr()+" of shard a")
+}
+
+// TestDiagnosisShowsRetiredShards, which still have to be reached.
+func TestDiagnosisShowsRetiredShards(t *testing.T) {
+	t.Parallel()
+	server, down := redistest.Start(t, lasting), redistest.Start(t)
+	must(t, down.Kill())
+	members := []Member{
+		{Name: "a", Shard: newShard(t, ShardOptions{Primary: server.Addr()})}, {Name: "b", Shard: newShard(t, ShardOptions{Primary: down.Addr()})},
+	}
+	d := New(Options{ReadPrimary: true, CheckTimeout: waitTimeout, Members: members[:1], Previous: members}).Diagnose(t.Context())
+	finds(t, "a retired shard", d, "error unreachable "+down.Addr())
+	if len(d.Shards) != 2 || d.Shards[0].Retired || !d.Shards[1].Retired {
+		t.Errorf("the shards are %+v", d.Shards)
+	}
+}
+
+// TestDiagnosisEndsInTime although a server does not answer and timeouts are long.
+func TestDiagnosisEndsInTime(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, lasting)
+	must(t, server.Pause())
+	t.Cleanup(func() { must(t, server.Resume()) })
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), func(o *Options) { o.ReadPrimary = true })
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	soon(t, "a diagnosis of 300ms", func() {
+		d := s.Diagnose(ctx)
+		finds(t, "a server that hangs", d, "error unreachable "+server.Addr())
+		mentions(t, d, codeUnreachable, "dial_timeout")
+	})
+}
+
+func TestDiagnosisThroughSentinels(t *testing.T) {
+	t.Parallel()
+	sh := redistest.StartShard(t, 1, lasting)
+	primary, replica := sh.Primary.Addr(), sh.Replicas[0].Addr()
+	// Nobody but the test decides who is down.
+	sentinels := redistest.StartSentinels(t, masterName, sh.Primary, 3, redistest.SentinelOptions{DownAfter: time.Hour})
+	must(t, sentinels.WaitForReplicas(t.Context(), 1))
+	opts := sentinelOptions(sentinels)
+	d := diagnosed(t, opts, nil)
+	finds(t, "sound sentinels", d)
+	var servers []string
+	for _, v := range d.Shards[0].Servers {
+		servers = append(servers, fmt.Sprintf("%s %s %v", v.Role, v.Address, v.Reachable))
+	}
+	want := []string{"primary " + primary + " true", "replica " + replica + " true"}
+	for _, addr := range sentinels.Addrs() {
+		want = append(want, "sentinel "+addr+" true")
+	}
+	slices.Sort(servers)
+	if slices.Sort(want); !slices.Equal(servers, want) || d.Shards[0].Kind != "sentinel" {
+		t.Errorf("the servers are %q, want %q", servers, want)
+	}
+
+	node := sentinels.Nodes[0]
+	for _, command := range sentinelRights {
+		must(t, node.Client().Do(t.Context(), "ACL", "SETUSER", "watcher", "reset", "on", ">secret", "+@all", "-"+command).Err())
+		limited := opts
+		limited.Sentinel = &SentinelOptions{Master: masterName, Addrs: []string{node.Addr()}, Credentials: login("watcher", "secret")}
+		d := diagnosed(t, limited, nil)
+		finds(t, "a sentinel's user without "+command, d, "error rights "+node.Addr(), "error not_found")
+		mentions(t, d, codeRights, command, "+sentinel|master +sentinel|replicas")
+		limited.Sentinel.Credentials = login("watcher", "marker")
+		d = diagnosed(t, limited, nil)
+		finds(t, "a wrong password of a sentinel", d, "error login "+node.Addr(), "error not_found")
+		mentions(t, d, codeLogin, "sentinel_password")
+	}
+	strange := opts
+	strange.Sentinel = &SentinelOptions{Master: "nobody", Addrs: sentinels.Addrs()[:1]}
+	d = diagnosed(t, strange, nil)
+	finds(t, "an unknown master", d, "error not_found "+node.Addr(), "error not_found")
+	mentions(t, d, codeUnfound, "the name nobody")
+	must(t, node.Kill())
+	finds(t, "a sentinel that is down", diagnosed(t, opts, nil), "error unreachable "+node.Addr())
+}
+
+// TestDiagnosisOfAReplicaThatSentinelsTakeForDead, which the store leaves out.
+func TestDiagnosisOfAReplicaThatSentinelsTakeForDead(t *testing.T) {
+	t.Parallel()
+	sh := redistest.StartShard(t, 1, lasting)
+	sentinels := redistest.StartSentinels(t, masterName, sh.Primary, 1, redistest.SentinelOptions{DownAfter: time.Second})
+	must(t, sentinels.WaitForReplicas(t.Context(), 1))
+	must(t, sh.Replicas[0].Kill())
+	eventually(t, "the sentinel takes the replica for dead", func() error {
+		d := diagnosed(t, sentinelOptions(sentinels), nil)
+		if got := summary(d); !slices.Equal(got, []string{"error unreachable " + sh.Replicas[0].Addr(), "warning no_replica " + sh.Primary.Addr()}) {
+			return fmt.Errorf("the findings are %q", got)
+		}
+		return nil
+	})
+}
+
+func TestDiagnosisOfACluster(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 3, 1, lasting)
+	opts := ShardOptions{Cluster: cluster.Addrs()[:2]}
+	d := diagnosed(t, opts, nil)
+	finds(t, "a sound cluster", d)
+	if n := len(d.Shards[0].Servers); n != len(cluster.Nodes) || d.Shards[0].Kind != "cluster" {
+		t.Errorf("the cluster has %d nodes, want %d", n, len(cluster.Nodes))
+	}
+	// Each node is probed with a key of its own slots: one that takes no writes is found.
+	for i, v := range d.Shards[0].Servers {
+		if v.Role != store.RolePrimary {
+			continue
+		}
+		node := cluster.Nodes[slices.IndexFunc(cluster.Nodes, func(s *redistest.Server) bool { return s.Addr() == v.Address })]
+		must(t, node.Client().ConfigSet(t.Context(), "min-replicas-to-write", "5").Err())
+		finds(t, fmt.Sprint("node ", i), diagnosed(t, opts, nil), "error writes_refused "+v.Address)
+		must(t, node.Client().ConfigSet(t.Context(), "min-replicas-to-write", "0").Err())
+	}
+	elsewhere := redistest.Start(t, lasting)
+	d = diagnosed(t, ShardOptions{Cluster: []string{elsewhere.Addr()}}, nil)
+	finds(t, "a server that is no cluster", d, "error not_found")
+	mentions(t, d, codeUnfound, "cluster support disabled")
+	opts.Cluster = append(slices.Clone(opts.Cluster), elsewhere.Addr())
+	must(t, elsewhere.Kill())
+	finds(t, "a configured node that the cluster does not name", diagnosed(t, opts, nil), "error unreachable "+elsewhere.Addr())
+}
+
+// TestDiagnosisOfAClusterWithoutSomeSlots after a node without a replica has gone.
+func TestDiagnosisOfAClusterWithoutSomeSlots(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 3, 0, lasting)
+	must(t, cluster.Nodes[2].Kill())
+	var d store.Diagnosis
+	eventually(t, "the nodes take it for dead", func() error {
+		d = diagnosed(t, ShardOptions{Cluster: cluster.Addrs()[:2]}, nil)
+		if !slices.ContainsFunc(d.Findings, func(f store.Finding) bool { return f.Code == codeSlots }) {
+			return fmt.Errorf("the findings are %q", summary(d))
+		}
+		return nil
+	})
+	mentions(t, d, codeSlots, fmt.Sprintf("of its %d slots", slotCount))
+}
+
+// TestProbedRepliesOfOtherVersions covers words that the tested version does not use.
+func TestProbedRepliesOfOtherVersions(t *testing.T) {
+	for text, want := range map[string]string{
+		"NOPERM User monkey has no permissions to run the 'get' command":                  "missing",
+		"NOPERM No permissions to access a key":                                           "key",
+		"NOPERM this user has no permissions to access one of the keys used as arguments": "key",
+		"ERR unknown command 'GET', with args beginning with: ":                           "unknown",
+		"ERR unknown subcommand 'shards'. Try CLUSTER HELP.":                              "unknown",
+		"MISCONF Redis is configured to save RDB snapshots":                               "refusal",
+		"MOVED 1 127.0.0.1:1":                         "",
+		"ERR value is not an integer or out of range": "",
+	} {
+		var p probed
+		p.note("get", reply(text))
+		got := ""
+		switch {
+		case len(p.missing) > 0:
+			got = "missing"
+		case p.isKeyDenied:
+			got = "key"
+		case len(p.unknown) > 0:
+			got = "unknown"
+		case len(p.refusals) > 0:
+			got = "refusal"
+		}
+		if got != want {
+			t.Errorf("%q means %q, want %q", text, got, want)
+		}
+	}
+}
+
+// TestUntestedVersionsAreFound covers versions that no server of these tests has.
+func TestUntestedVersionsAreFound(t *testing.T) {
+	for text, want := range map[string]bool{
+		"redis_version:7.0.15\r\n":                         true,
+		"redis_version:7.2.4\r\n":                          false,
+		"redis_version:7.0.15\r\nvalkey_version:7.0.1\r\n": false,
+	} {
+		if got := parseInfo(text).isTested(); got != want {
+			t.Errorf("%q is tested: %v, want %v", text, got, want)
+		}
+	}
+}

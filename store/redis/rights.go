@@ -1,0 +1,153 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	goredis "github.com/redis/go-redis/v9"
+)
+
+// right is a command that the store sends, or that its scripts run, as an ACL names it,
+// with arguments under which it changes nothing. Redis examines the user's rights after
+// the number of arguments and before anything else about them.
+type right struct {
+	command   string
+	arguments []any
+}
+
+// inKey stands for the probed key among the arguments: a key that never exists.
+type inKey struct{}
+
+// absentScript is the SHA of no script, and brokenScript the text of one that Redis
+// does not load.
+const (
+	absentScript = "0000000000000000000000000000000000000000"
+	brokenScript = "("
+)
+
+// The rights that docs/redis.md documents, one list for each of its rules.
+var (
+	basicRights = []right{
+		{"evalsha", []any{absentScript, 0}},
+		{"evalsha_ro", []any{absentScript, 0}},
+		{"script|load", []any{brokenScript}},
+		{"get", []any{inKey{}}},
+		{"mget", []any{inKey{}}},
+		{"set", []any{inKey{}, "", "xx"}},
+		{"exists", []any{inKey{}}},
+		{"hget", []any{inKey{}, "c"}},
+		{"hmget", []any{inKey{}, "c"}},
+		{"hset", []any{inKey{}, "c", 0, "field without value"}},
+		{"hincrby", []any{inKey{}, "c", "no number"}},
+		{"pexpire", []any{inKey{}, 1}},
+		{"pttl", []any{inKey{}}},
+		{"time", nil},
+		{"zadd", []any{inKey{}, "no number", "m"}},
+		{"zrem", []any{inKey{}, "m"}},
+		{"zcard", []any{inKey{}}},
+		{"zcount", []any{inKey{}, 0, 0}},
+		{"zrange", []any{inKey{}, 0, 0}},
+		{"zremrangebyscore", []any{inKey{}, 0, 0}},
+		{"zremrangebyrank", []any{inKey{}, 0, 0}},
+		{"ping", nil},
+		{"info", []any{"server"}},
+	}
+	databaseRights  = []right{{"select", []any{0}}}
+	clusterRights   = []right{{"cluster|shards", nil}, {"cluster|info", nil}, {"readonly", nil}, {"asking", nil}}
+	migrationRights = []right{
+		{"dump", []any{inKey{}}},
+		{"pexpiretime", []any{inKey{}}},
+		{"restore", []any{inKey{}, -1, "no dump"}},
+	}
+	resetRights    = []right{{"del", []any{inKey{}}}}
+	overrideRights = []right{
+		{"hgetall", []any{inKey{}}},
+		{"hdel", []any{inKey{}, "f"}},
+		{"pexpireat", []any{inKey{}, 1}},
+	}
+	// sentinelRights are probed by the search for the servers itself.
+	sentinelRights = []string{"sentinel|master", "sentinel|replicas"}
+)
+
+// probe returns the command that finds out whether the user has the right.
+func (r right) probe(key string) *goredis.Cmd {
+	var words []any
+	for word := range strings.SplitSeq(r.command, "|") {
+		words = append(words, word)
+	}
+	for _, argument := range r.arguments {
+		if argument == (inKey{}) {
+			argument = key
+		}
+		words = append(words, argument)
+	}
+	return goredis.NewCmd(context.Background(), words...)
+}
+
+// probed is what the probes of rights found out.
+type probed struct {
+	// missing are the commands that the user may not run, and unknown those that the
+	// server does not have.
+	missing, unknown []string
+	// isKeyDenied is set if the user may not use the key.
+	isKeyDenied bool
+	// refusals are the replies with which the server refuses writes for now.
+	refusals []error
+}
+
+// probeRights probes rights in one pipeline. The error is that of the connection.
+func probeRights(ctx context.Context, client *goredis.Client, key string, rights []right) (found probed, err error) {
+	pipe := client.Pipeline()
+	cmds := make([]*goredis.Cmd, len(rights))
+	for i, r := range rights {
+		cmds[i] = r.probe(key)
+		_ = pipe.Process(ctx, cmds[i])
+	}
+	if _, err := pipe.Exec(ctx); err != nil && !isReply(err) {
+		return probed{}, err
+	}
+	for i, r := range rights {
+		err := cmds[i].Err()
+		if err != nil && !isReply(err) {
+			return probed{}, err
+		}
+		found.note(r.command, err)
+	}
+	return found, nil
+}
+
+// note adds the reply to a probe.
+func (p *probed) note(command string, err error) {
+	m, ok := meaningOf(err)
+	switch {
+	case !ok:
+	case m.kind == KindAuth && isAboutCommand(err):
+		p.missing = append(p.missing, command)
+	case m.kind == KindAuth:
+		p.isKeyDenied = true
+	case isUnknownCommand(err):
+		p.unknown = append(p.unknown, command)
+	case (m.kind == KindMemory || m.kind == KindMisconf) && !slices.ContainsFunc(p.refusals, func(other error) bool { return other.Error() == err.Error() }):
+		p.refusals = append(p.refusals, err)
+	}
+}
+
+// isAboutCommand reports whether a refusal for lack of rights is about a command; else it
+// is about a key.
+func isAboutCommand(err error) bool { return strings.Contains(err.Error(), " command") }
+
+// isUnknownCommand reports whether the server lacks the command, or a part of it.
+func isUnknownCommand(err error) bool {
+	var reply goredis.Error
+	return errors.As(err, &reply) && (strings.HasPrefix(reply.Error(), "ERR unknown command") || strings.HasPrefix(reply.Error(), "ERR unknown subcommand"))
+}
+
+// namesOf returns the commands of rights.
+func namesOf(rights []right) (names []string) {
+	for _, r := range rights {
+		names = append(names, r.command)
+	}
+	return names
+}
