@@ -202,8 +202,8 @@ func (e *examination) askSentinels(ctx context.Context) []located {
 		e.report.Servers = append(e.report.Servers, store.ServerDiagnosis{Address: addr, Role: store.RoleSentinel, Reachable: a.err == nil || isReply(a.err)})
 		switch m, ok := meaningOf(a.err); {
 		case a.err == nil && a.primary != found.primary:
-			e.add(addr, finding(store.SeverityWarning, codeSentinels, fmt.Sprintf("it takes %s for the primary, and another sentinel knows of a later failover to %s", a.primary, found.primary),
-				"see that the sentinels reach each other"))
+			e.add(addr, finding(store.SeverityWarning, codeSentinels, fmt.Sprintf("it takes %s for the primary, and another sentinel takes %s", a.primary, found.primary),
+				"see that the sentinels reach each other, and watch the same servers under this name"))
 		case a.err == nil:
 		case ok && m.kind == KindAuth && m.hint&shut == 0:
 			e.add(addr, finding(store.SeverityError, codeRights, "its user lacks a right: "+a.err.Error(), "ACL SETUSER <user> +"+strings.Join(sentinelRights, " +")))
@@ -455,7 +455,11 @@ func (v *visit) readRights(ctx context.Context) error {
 		}
 	}
 	v.report.RightsKnown, v.report.MissingRights = true, slices.Concat(found.missing, resets.missing, overrides.missing)
-	v.lacks(store.SeverityError, found.missing, "checks and charges fail, or nothing shows how the server is")
+	if i := slices.Index(found.missing, "info"); i >= 0 {
+		found.missing = slices.Delete(found.missing, i, i+1)
+		v.lacks(store.SeverityError, []string{"info"}, "nothing shows whether it lags or is set up wrongly")
+	}
+	v.lacks(store.SeverityError, found.missing, "checks or charges fail")
 	v.lacks(store.SeverityWarning, resets.missing, "resets and reset_status fail")
 	v.lacks(store.SeverityWarning, overrides.missing, "blocks and grants fail")
 	if found.isKeyDenied {

@@ -259,6 +259,10 @@ func TestDiagnosisNamesEachMissingRight(t *testing.T) {
 	d := examine(opts)
 	finds(t, "a user without the keys", d, "error keys "+addr)
 	mentions(t, d, codeKeys, "begin with rl:", "~rl:*")
+	// Probes that are refused are in the server's own log, as docs/cli.md says.
+	if log := server.Client().Do(t.Context(), "ACL", "LOG").Val().([]any); len(log) == 0 {
+		t.Error("ACL LOG has no refused probe")
+	}
 }
 
 // TestDocumentedRightsAreThoseThatAreProbed: both are the same list.
@@ -418,6 +422,20 @@ func TestDiagnosisThroughSentinels(t *testing.T) {
 	mentions(t, d, codeUnfound, "the name nobody")
 	must(t, node.Kill())
 	finds(t, "a sentinel that is down", diagnosed(t, opts, nil), "error unreachable "+node.Addr())
+}
+
+// TestDiagnosisOfSentinelsThatDisagree: two watch different servers under one name.
+func TestDiagnosisOfSentinelsThatDisagree(t *testing.T) {
+	t.Parallel()
+	var addrs, primaries []string
+	for range 2 {
+		server := redistest.Start(t, lasting)
+		sentinels := redistest.StartSentinels(t, masterName, server, 1, redistest.SentinelOptions{DownAfter: time.Hour})
+		addrs, primaries = append(addrs, sentinels.Addrs()...), append(primaries, server.Addr())
+	}
+	d := diagnosed(t, ShardOptions{Sentinel: &SentinelOptions{Master: masterName, Addrs: addrs}}, nil)
+	finds(t, "sentinels that disagree", d, "warning sentinels_differ "+addrs[1], "warning no_replica "+primaries[0])
+	mentions(t, d, codeSentinels, "it takes "+primaries[1], "another sentinel takes "+primaries[0])
 }
 
 // TestDiagnosisOfAReplicaThatSentinelsTakeForDead, which the store leaves out.
