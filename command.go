@@ -17,7 +17,9 @@ import (
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/admin"
 	"github.com/shardlimit/caddy-shardlimit/internal/admin/cli"
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 )
 
 func init() {
@@ -28,7 +30,7 @@ func init() {
 		Long: `
 Shows and steers the rate limits of a running Caddy, through its admin API. The
 address of that is --address, or else what the config given by --config says, or
-else Caddy's default.
+else Caddy's default. The command check needs no running Caddy.
 
 It exits with status 1 if Caddy cannot be reached or the usage is wrong, with 2 if
 a request that is simulated would be refused, with 3 if there is no such zone,
@@ -37,9 +39,9 @@ store or server, and with 4 if a shard cannot be reached.
 		CobraFunc: func(cmd *cobra.Command) {
 			flags := cmd.PersistentFlags()
 			flags.String("address", "", "The address of Caddy's admin API, if not the default or that of --config")
-			flags.StringP("config", "c", "", "Configuration file that tells the address of the admin API")
+			flags.StringP("config", "c", "", "Configuration file that tells the address of the admin API, or that is checked")
 			flags.StringP("adapter", "a", "", "Name of the config adapter for --config")
-			cli.Add(cmd, cli.Host{Connect: connectAdmin, Exit: exitWith})
+			cli.Add(cmd, cli.Host{Connect: connectAdmin, Check: checkConfig, Exit: exitWith})
 		},
 	})
 }
@@ -52,6 +54,40 @@ func connectAdmin(cmd *cobra.Command) (cli.API, error) {
 		return nil, err
 	}
 	return newAdminClient(address)
+}
+
+// checkConfig loads a config as `caddy validate` does, and checks its stores.
+func checkConfig(ctx context.Context, cmd *cobra.Command, file string) (adminapi.Check, error) {
+	flags := caddycmd.Flags{FlagSet: cmd.Flags()}
+	if file != "" && flags.String("config") != "" {
+		return adminapi.Check{}, errors.New("the config is given twice: as an argument, and as --config")
+	}
+	text, _, _, err := caddycmd.LoadConfig(cmp.Or(file, flags.String("config")), flags.String("adapter"))
+	if err != nil {
+		return adminapi.Check{}, err
+	}
+	if len(text) == 0 {
+		return adminapi.Check{}, errors.New("there is no config: name one, such as Caddyfile")
+	}
+	config := new(caddy.Config)
+	if err := caddy.StrictUnmarshalJSON(caddy.RemoveMetaFields(text), config); err != nil {
+		return adminapi.Check{}, fmt.Errorf("decode config: %w", err)
+	}
+	// The logs are those of the running Caddy, whose files are not to be touched.
+	config.Logging = &caddy.Logging{Logs: map[string]*caddy.CustomLog{caddy.DefaultLoggerName: {BaseLog: caddy.BaseLog{Level: "WARN"}}}}
+	// The process ends after the check, and with it what this provisions.
+	loaded, err := caddy.ProvisionContext(config)
+	if err != nil {
+		return adminapi.Check{}, err
+	}
+	app, err := loaded.AppIfConfigured("rate_limit")
+	if errors.Is(err, caddy.ErrNotConfigured) {
+		return admin.Check(ctx, nil), nil
+	}
+	if err != nil {
+		return adminapi.Check{}, err
+	}
+	return admin.Check(ctx, app.(*App).Stores()), nil
 }
 
 // exitWith returns the error that makes Caddy exit with a code and print nothing.

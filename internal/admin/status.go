@@ -70,10 +70,7 @@ func statusOfZone(l *limiter.Limiter, z *limiter.Zone) adminapi.Zone {
 }
 
 func statusOfStore(handle *stores.Handle) adminapi.Store {
-	s := adminapi.Store{Name: handle.Name}
-	if m, ok := handle.Module.(caddy.Module); ok {
-		s.Module = string(m.CaddyModule().ID)
-	}
+	s := adminapi.Store{Name: handle.Name, Module: moduleOf(handle)}
 	open := handle.EnterOpen()
 	if open == nil {
 		return s
@@ -99,6 +96,14 @@ func statusOfStore(handle *stores.Handle) adminapi.Store {
 		Batches: adminapi.Batches{Fetched: f.Fetches, Tokens: f.TokensFetched, Returned: f.TokensReturned, Expired: f.TokensExpired},
 	}
 	return s
+}
+
+// moduleOf returns the ID of the store's module.
+func moduleOf(handle *stores.Handle) string {
+	if m, ok := handle.Module.(caddy.Module); ok {
+		return string(m.CaddyModule().ID)
+	}
+	return ""
 }
 
 func statusOfServer(server *store.Server) adminapi.Server {

@@ -1,7 +1,8 @@
 // Package adminapi defines what the admin API below /rate_limit/ reads and answers,
 // as it is written in JSON: [Status], [Top] and [Tops], [Buckets] and [Resets],
 // [SimulatedRequest] and [Simulation]. The API of internal/admin fills these types
-// and the commands of internal/admin/cli read them, so that the two agree.
+// and the commands of internal/admin/cli read them, so that the two agree. [Check] is no
+// answer of the API: the command check fills and prints it.
 //
 // It imports package store alone: a reader of answers needs no Caddy.
 package adminapi
@@ -268,4 +269,61 @@ type SimulatedZone struct {
 	Outcome   string  `json:"outcome"`
 	Reason    string  `json:"reason"`
 	Error     string  `json:"error"`
+}
+
+// Check is the report on the stores of a config.
+type Check struct {
+	// Result is error or warning if there is such a finding, and ok otherwise.
+	Result string         `json:"result"`
+	Stores []CheckedStore `json:"stores"`
+}
+
+// The results of a check.
+const (
+	CheckOK      = "ok"
+	CheckWarning = "warning"
+	CheckError   = "error"
+)
+
+// CheckedStore is the report on a store: a [store.Diagnosis].
+type CheckedStore struct {
+	Name     string         `json:"name"`
+	Module   string         `json:"module,omitempty"`
+	Shards   []CheckedShard `json:"shards,omitempty"`
+	Findings []Finding      `json:"findings"`
+}
+
+// CheckedShard is a [store.ShardDiagnosis].
+type CheckedShard struct {
+	Name    string          `json:"name"`
+	Kind    string          `json:"kind"`
+	Retired bool            `json:"retired"`
+	Servers []CheckedServer `json:"servers"`
+}
+
+// CheckedServer is a [store.ServerDiagnosis]. What is unknown is left out.
+type CheckedServer struct {
+	Address   string     `json:"address"`
+	Role      store.Role `json:"role"`
+	Reachable bool       `json:"reachable"`
+	Version   string     `json:"version,omitempty"`
+	RoundTrip float64    `json:"round_trip_seconds,omitempty"`
+	Lag       *float64   `json:"lag_seconds,omitempty"`
+	// LagsOn is set if the lag is at least that.
+	LagsOn         bool   `json:"lags_on,omitempty"`
+	EvictionPolicy string `json:"maxmemory_policy,omitempty"`
+	Persistence    string `json:"persistence,omitempty"`
+	// MissingRights is empty if none is missing.
+	MissingRights *[]string `json:"missing_rights,omitempty"`
+	ClockSkew     *float64  `json:"clock_skew_seconds,omitempty"`
+}
+
+// Finding is a [store.Finding].
+type Finding struct {
+	Severity store.Severity `json:"severity"`
+	Code     string         `json:"code"`
+	Shard    string         `json:"shard,omitempty"`
+	Address  string         `json:"address,omitempty"`
+	Problem  string         `json:"problem"`
+	Remedy   string         `json:"remedy"`
 }

@@ -1,6 +1,6 @@
 // Package cli implements `caddy rate-limit`: commands that call the admin API of a
-// running Caddy and print its answers, for people or, with --json, for scripts.
-// [Add] adds the commands to a program, which is a [Host].
+// running Caddy and print its answers, for people or, with --json, for scripts, and the
+// command check, which needs no running Caddy. [Add] adds the commands to a program, which is a [Host].
 //
 // It imports the types of the answers and the page of the command ui, and no part
 // of Caddy: what the commands need of it, Host provides.
@@ -24,6 +24,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/admin/ui"
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 )
 
 // API is the admin API of a running Caddy.
@@ -42,6 +43,7 @@ const root = "/rate_limit/"
 
 // session is one run of a command.
 type session struct {
+	// api is nil if the command calls no running Caddy.
 	api API
 	ctx context.Context
 	out io.Writer
@@ -53,6 +55,9 @@ type session struct {
 type Host struct {
 	// Connect returns the API that a command's flags select.
 	Connect func(cmd *cobra.Command) (API, error)
+	// Check checks the stores of a config until ctx ends, and does not run it. The
+	// config is the file or, if that is empty, the one that a command's flags select.
+	Check func(ctx context.Context, cmd *cobra.Command, file string) (adminapi.Check, error)
 	// Exit returns the error that makes the program exit with a code if a RunE of
 	// cobra returns it; nil for 0.
 	Exit func(cmd *cobra.Command, code int) error
@@ -60,12 +65,12 @@ type Host struct {
 
 // Add adds the commands to cmd.
 func Add(cmd *cobra.Command, host Host) {
-	cmd.PersistentFlags().Bool("json", false, "Print what the admin API answers")
+	cmd.PersistentFlags().Bool("json", false, "Print JSON: what the admin API answers, or what check found")
 	cmd.AddCommand(statusCommand(host), getCommand(host), resetCommand(host), blockCommand(host), unblockCommand(host), grantCommand(host),
-		blocksCommand(host), simulateCommand(host), topCommand(host), uiCommand(host))
+		blocksCommand(host), simulateCommand(host), topCommand(host), uiCommand(host), checkCommand(host))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 {
-			return fmt.Errorf("unknown command %q; there is block, blocks, get, grant, reset, simulate, status, top, ui, unblock", args[0])
+			return fmt.Errorf("unknown command %q; there is block, blocks, check, get, grant, reset, simulate, status, top, ui, unblock", args[0])
 		}
 		return cmd.Help()
 	}
@@ -74,11 +79,16 @@ func Add(cmd *cobra.Command, host Host) {
 // action carries out a command and returns the exit code.
 type action = func(s *session, args []string) (code int, err error)
 
-// run returns the RunE of a command with this action. An interrupt or a termination
-// ends the session's context.
+// run returns the RunE of a command with this action, which calls the API.
 func (h Host) run(do action) func(cmd *cobra.Command, args []string) error {
+	return h.runWith(h.Connect, do)
+}
+
+// runWith returns the RunE of a command with this action and what connects it, or nil.
+// An interrupt or a termination ends the session's context.
+func (h Host) runWith(connect func(cmd *cobra.Command) (API, error), do action) func(cmd *cobra.Command, args []string) error {
 	return func(cmd *cobra.Command, args []string) error {
-		code, err := h.do(do, cmd, args)
+		code, err := perform(connect, do, cmd, args)
 		if err != nil {
 			fmt.Fprintln(cmd.ErrOrStderr(), "Error:", err)
 			code = codeOf(err)
@@ -88,14 +98,16 @@ func (h Host) run(do action) func(cmd *cobra.Command, args []string) error {
 	}
 }
 
-func (h Host) do(do action, cmd *cobra.Command, args []string) (int, error) {
+func perform(connect func(cmd *cobra.Command) (API, error), do action, cmd *cobra.Command, args []string) (int, error) {
 	raw, err := cmd.Flags().GetBool("json")
 	if err != nil {
 		return 0, err
 	}
-	api, err := h.Connect(cmd)
-	if err != nil {
-		return 0, err
+	var api API
+	if connect != nil {
+		if api, err = connect(cmd); err != nil {
+			return 0, err
+		}
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()

@@ -1,0 +1,215 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+// lasting makes servers keep their data, so that sound ones yield no finding.
+var lasting = redistest.Args("--appendonly", "yes", "--appendfsync", "no")
+
+// configOf writes a Caddyfile with these global options and a zone.
+func configOf(t *testing.T, global string) (file string) {
+	t.Helper()
+	file = filepath.Join(t.TempDir(), "Caddyfile")
+	text := "{\n\tadmin off\n\t" + global + "\n}\nhttp://localhost:8080 {\n\trate_limit {header.X-Key} 10 1m api\n\trespond ok\n}\n"
+	must(t, "write a config", os.WriteFile(file, []byte(text), 0o600))
+	return file
+}
+
+// checks runs `caddy rate-limit check`, patiently, and requires its exit code and words in what it
+// prints.
+func checks(t *testing.T, code int, words []string, args ...string) (out string) {
+	t.Helper()
+	out, errOut, got := command(t, append([]string{"check", "--timeout", caddytest.WaitLimit.String()}, args...)...)
+	err := want("exit code", got, code)
+	for _, word := range words {
+		if !strings.Contains(out, word) {
+			err = errors.Join(err, fmt.Errorf("the output lacks %q", word))
+		}
+	}
+	if err != nil {
+		t.Errorf("%v: %v\nstdout: %s\nstderr: %s", args, err, out, errOut)
+	}
+	return out
+}
+
+// TestCheck checks shards of every kind, of a user with the documented rights and no others.
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	kept := map[string]redistest.Option{"static": lasting, "watched": lasting, "cluster": lasting}
+	static, watched, sentinels, cluster := startKinds(t, kept, redistest.SentinelOptions{})
+	must(t, "find the replica", sentinels.WaitForReplicas(t.Context(), 1))
+	rules := append(documentedRules(t, "limiter", "on >secret ~rl:* "), append(documentedRules(t, "limiter", "+del"), documentedRules(t, "limiter", "+hgetall ")...)...)
+	setUser(t, "limiter", rules, static.Primary, static.Replicas[0], watched.Primary, watched.Replicas[0])
+	setUser(t, "limiter", append(documentedRules(t, "limiter", "+cluster|shards "), rules...), cluster.Nodes...)
+	setUser(t, "watcher", documentedRules(t, "watcher", "on >secret "), sentinels.Nodes...)
+	file := configOf(t, caddytest.RedisStore(
+		caddytest.ShardOf("static", static), caddytest.ShardWith("watched", sentinelLine(sentinels), "sentinel_username watcher", "sentinel_password secret"),
+		caddytest.ShardWith("cluster", "cluster "+cluster.Addrs()[0]), "username limiter", "password {file."+writeFile(t, "secret\n")+"}",
+	))
+	words := []string{
+		"store default (redis)", static.Primary.Addr(), static.Replicas[0].Addr(), watched.Primary.Addr(), watched.Replicas[0].Addr(), sentinels.Addrs()[0], cluster.Addrs()[2],
+		// The cluster has no replicas.
+		"has no replica", "0 errors, 3 warnings",
+	}
+	out := checks(t, 0, words, file)
+	if strings.Contains(out, "secret") || strings.Contains(out, "missing") {
+		t.Errorf("the output has a secret or a missing right: %s", out)
+	}
+	checks(t, 1, words, file, "--strict")
+	checks(t, 0, words, "--config", file, "--adapter", "caddyfile")
+	adapted, err := caddytest.Command(t.TempDir(), "adapt", "--config", file, "--adapter", "caddyfile").Output()
+	must(t, "adapt", err)
+	asJSON := filepath.Join(t.TempDir(), "caddy.json")
+	must(t, "write a config", os.WriteFile(asJSON, adapted, 0o600))
+	checks(t, 0, words, asJSON)
+
+	setUser(t, "limiter", append(rules, "-hincrby"), static.Primary)
+	checks(t, 1, []string{"error: shard static, " + static.Primary.Addr() + ": its user may not run hincrby", "remedy: ACL SETUSER <user> +hincrby", "1 missing", "1 error, 3 warnings"}, file)
+}
+
+// TestCheckUsesTheConnectionsOfTheStore: TLS with a client certificate, a name for the
+// certificate, a password that a command prints, and a URL.
+func TestCheckUsesTheConnectionsOfTheStore(t *testing.T) {
+	t.Parallel()
+	const password = "marker-of-a-secret"
+	ca, other := redistest.StartAuthority(t), redistest.StartAuthority(t)
+	client := issueClient(t, ca)
+	secure := redistest.StartShard(t, 1, lasting, redistest.TLS(issueServer(t, ca, "redis.internal")), redistest.Args("--requirepass", password))
+	plain := redistest.StartShard(t, 1, lasting, redistest.Args("--requirepass", password))
+	store := func(tls, url string) string {
+		return configOf(t, caddytest.RedisStore(
+			caddytest.ShardOf("secure", secure, tls, "password_command cat "+writeFile(t, password)),
+			caddytest.ShardWith("plain", "url "+url, "replica "+plain.Replicas[0].Addr()),
+		))
+	}
+	url := "redis://:" + password + "@" + plain.Primary.Addr() + "/2"
+	out := checks(t, 0, []string{"0 errors, 0 warnings"}, store(tlsBlock(ca, client, "server_name redis.internal"), url), "--strict")
+	out += checks(t, 1, []string{"unknown authority", "remedy: name the file with the authority's certificate in tls: ca <file>"}, store(tlsBlock(other, client, "server_name redis.internal"), url))
+	out += checks(t, 1, []string{"cannot validate certificate for 127.0.0.1", "set server_name in tls"}, store(tlsBlock(ca, client), url))
+	wrong := "redis://:marker-of-another@" + plain.Primary.Addr()
+	out += checks(t, 1, []string{"it refuses the login: WRONGPASS"}, store(tlsBlock(ca, client, "server_name redis.internal"), wrong))
+	if strings.Contains(out, "marker") {
+		t.Errorf("the output has a secret: %s", out)
+	}
+}
+
+func TestCheckFindsFaults(t *testing.T) {
+	t.Parallel()
+	shard := redistest.StartShard(t, 1, lasting)
+	evicting := redistest.Start(t, lasting, redistest.Args("--maxmemory-policy", "allkeys-lru"))
+	down := redistest.Start(t)
+	must(t, "stop", down.Kill())
+	for name, c := range map[string]struct {
+		code, strict int
+		lines        []string
+		words        []string
+	}{
+		"all well":      {0, 0, []string{caddytest.ShardOf("a", shard)}, []string{"0 errors, 0 warnings"}},
+		"eviction":      {0, 1, []string{caddytest.ShardWith("a", "primary "+evicting.Addr())}, []string{"warning: shard a, " + evicting.Addr() + ": its maxmemory-policy is allkeys-lru", "remedy: set it to noeviction", "0 errors, 2 warnings"}},
+		"a server down": {1, 1, []string{caddytest.ShardOf("a", shard, "replica "+down.Addr())}, []string{"error: shard a, " + down.Addr() + ": it cannot be reached: ", "remedy: see that it runs", "1 error, 0 warnings"}},
+		"roles swapped": {1, 1, []string{caddytest.ShardWith("a", "primary "+shard.Replicas[0].Addr(), "replica "+shard.Primary.Addr())}, []string{"given as a replica and is a primary", "given as a primary and is a replica", "2 errors"}},
+		"no sentinel":   {1, 1, []string{caddytest.ShardWith("a", "sentinel nobody "+down.Addr())}, []string{"error: shard a: no sentinel names the servers", "2 errors"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := configOf(t, caddytest.RedisStore(c.lines...))
+			checks(t, c.code, c.words, file)
+			checks(t, c.strict, c.words, file, "--strict")
+		})
+	}
+}
+
+// TestCheckEndsInTime although a server does not answer and timeouts are long.
+func TestCheckEndsInTime(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, lasting)
+	must(t, "pause", server.Pause())
+	t.Cleanup(func() { must(t, "resume", server.Resume()) })
+	checks(t, 1, []string{"it cannot be reached"}, configOf(t, caddytest.RedisStore(caddytest.ShardWith("a", "primary "+server.Addr()))), "--timeout", "300ms")
+}
+
+// TestCheckAsJSON compares the report with what is documented for programs.
+func TestCheckAsJSON(t *testing.T) {
+	t.Parallel()
+	shard := redistest.StartShard(t, 1, lasting)
+	down := redistest.Start(t)
+	must(t, "stop", down.Kill())
+	// The log of the config is not touched, wherever it goes.
+	logged := filepath.Join(t.TempDir(), "log")
+	file := configOf(t, "log {\noutput stdout\n}\nlog other {\noutput file "+logged+"\n}\n"+caddytest.RedisStore(caddytest.ShardOf("a", shard, "replica "+down.Addr()), "max_replica_lag 1m"))
+	out := checks(t, 1, nil, file, "--json")
+	if _, err := os.Stat(logged); err == nil {
+		t.Error("the log of the config was opened")
+	}
+	if !json.Valid([]byte(out)) {
+		t.Fatalf("the output is no JSON: %s", out)
+	}
+	for addr, name := range map[string]string{shard.Primary.Addr(): "PRIMARY", shard.Replicas[0].Addr(): "REPLICA", down.Addr(): "DOWN"} {
+		out = strings.ReplaceAll(out, addr, name)
+	}
+	out = regexp.MustCompile(`_seconds": -?[0-9.e-]+`).ReplaceAllString(out, `_seconds": N`)
+	out = regexp.MustCompile(`"7\.0\.[0-9]+"`).ReplaceAllString(out, `"7.0.N"`)
+	golden, err := os.ReadFile("testdata/check.json")
+	must(t, "read the golden", err)
+	if out != string(golden) {
+		t.Errorf("the report is\n%s\nwant\n%s", out, golden)
+	}
+}
+
+// TestCheckOfStoresWithoutServers: memory, and modules of other plugins.
+func TestCheckOfStoresWithoutServers(t *testing.T) {
+	t.Parallel()
+	checks(t, 0, []string{"store default (memory)", "note: it counts in the memory of each Caddy process", "lost when the process exits", "0 errors, 0 warnings"}, configOf(t, ""), "--strict")
+	guest := configOf(t, "rate_limit {\nstore default memory\nstore other guest {\nunsure\n}\n}")
+	words := []string{"store default (memory)", "store other (guest)", "warning: it cannot be checked", "0 errors, 1 warning\n"}
+	checks(t, 0, words, guest)
+	checks(t, 1, words, guest, "--strict")
+	none := filepath.Join(t.TempDir(), "Caddyfile")
+	must(t, "write a config", os.WriteFile(none, []byte("http://localhost:8080 {\nrespond ok\n}\n"), 0o600))
+	checks(t, 0, []string{"the config has no rate_limit"}, none, "--strict")
+}
+
+// TestCheckOfBrokenConfigs checks that an error is alone on standard error, and says where it is.
+func TestCheckOfBrokenConfigs(t *testing.T) {
+	t.Parallel()
+	misspelt := configOf(t, caddytest.RedisStore(caddytest.ShardWith("a", "primary localhost:1"), "pool_sice 3"))
+	missing := configOf(t, caddytest.RedisStore(caddytest.ShardWith("a", "primary localhost:1"), "password {env.NO_SUCH_VARIABLE}"))
+	broken := filepath.Join(t.TempDir(), "caddy.json")
+	must(t, "write a config", os.WriteFile(broken, []byte(`{"apps": {`), 0o600))
+	unknown := filepath.Join(t.TempDir(), "caddy.json")
+	must(t, "write a config", os.WriteFile(unknown, []byte(`{"apps": {"rate_limit": {"stores": {"default": {"module": "redis", "shardz": []}}}}}`), 0o600))
+	for name, c := range map[string]struct{ args, words []string }{
+		"an unknown option":   {[]string{misspelt}, []string{misspelt + ":8", "pool_sice", "did you mean pool_size?"}},
+		"a missing secret":    {[]string{missing}, []string{"{env.NO_SUCH_VARIABLE} is empty"}},
+		"broken JSON":         {[]string{broken}, []string{"not valid JSON"}},
+		"an unknown field":    {[]string{unknown}, []string{"shardz"}},
+		"a missing file":      {[]string{"nowhere/Caddyfile"}, []string{"nowhere/Caddyfile"}},
+		"no config":           {nil, []string{"there is no config"}},
+		"two configs":         {[]string{misspelt, "--config", misspelt}, []string{"twice"}},
+		"no time":             {[]string{misspelt, "--timeout", "0s"}, []string{"--timeout"}},
+		"an unknown adapter":  {[]string{misspelt, "--adapter", "nope"}, []string{"nope"}},
+		"too many arguments":  {[]string{misspelt, misspelt}, []string{"accepts at most 1"}},
+		"an unknown flag too": {[]string{misspelt, "--nope"}, []string{"nope"}},
+	} {
+		out, errOut, code := command(t, append([]string{"check"}, c.args...)...)
+		err := errors.Join(want("exit code", code, 1), want("output", out, ""))
+		for _, word := range append(c.words, "Error: ") {
+			if !strings.Contains(errOut, word) {
+				err = errors.Join(err, fmt.Errorf("the error lacks %q", word))
+			}
+		}
+		if err != nil {
+			t.Errorf("%s: %v\nstdout: %s\nstderr: %s", name, err, out, errOut)
+		}
+	}
+}
