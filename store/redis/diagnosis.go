@@ -164,6 +164,14 @@ func (e *examination) run(ctx context.Context) {
 	}
 }
 
+// timeLeft is the time until ctx ends, at most an hour.
+func timeLeft(ctx context.Context) time.Duration {
+	if end, ok := ctx.Deadline(); ok {
+		return min(time.Until(end), time.Hour)
+	}
+	return time.Hour
+}
+
 // located are servers that hold the same buckets.
 type located struct {
 	roles
@@ -193,7 +201,7 @@ func (e *examination) askSentinels(ctx context.Context) []located {
 			return nil
 		}
 	}
-	within, cancel := context.WithTimeout(ctx, e.shard.opts.DialTimeout+e.patience())
+	within, cancel := context.WithTimeout(ctx, min(e.shard.opts.DialTimeout+e.patience(), timeLeft(ctx)/2))
 	defer cancel()
 	answers := s.askAll(within)
 	found, err := s.latest(answers)
@@ -223,9 +231,10 @@ func (e *examination) askSentinels(ctx context.Context) []located {
 // askCluster returns the servers that a node names, and the given nodes that it does not
 // name.
 func (e *examination) askCluster(ctx context.Context) (all []located) {
-	c := newCluster(&e.shard.opts)
+	c := newCluster(&e.shard.opts, e.patience())
 	defer c.close()
-	within, cancel := context.WithTimeout(ctx, e.shard.opts.DialTimeout+e.patience())
+	// The nodes are asked one after the other.
+	within, cancel := context.WithTimeout(ctx, timeLeft(ctx)/2)
 	defer cancel()
 	found, err := c.find(within)
 	if err != nil {
@@ -561,11 +570,7 @@ func (v *visit) isDetached() bool { return v.info["master_link_status"] != "up" 
 // awaitOffset waits until the replica has what the primary had when it was asked, for
 // MaxReplicaLag or half of the time that is left.
 func (v *visit) awaitOffset(ctx context.Context, primary *visit) {
-	goal, wait := primary.info.offset(), v.shard.opts.MaxReplicaLag
-	if end, ok := ctx.Deadline(); ok {
-		wait = min(wait, time.Until(end)/2)
-	}
-	end := time.Now().Add(wait)
+	goal, end := primary.info.offset(), time.Now().Add(min(v.shard.opts.MaxReplicaLag, timeLeft(ctx)/2))
 	for first := true; !v.isDetached(); first = false {
 		if v.info.offset() >= goal {
 			v.report.LagKnown = true

@@ -482,6 +482,17 @@ func TestDiagnosisOfACluster(t *testing.T) {
 	finds(t, "a configured node that the cluster does not name", diagnosed(t, opts, nil), "error unreachable "+elsewhere.Addr())
 }
 
+// TestDiagnosisOfAClusterWithAHungNode asks the others as well.
+func TestDiagnosisOfAClusterWithAHungNode(t *testing.T) {
+	t.Parallel()
+	cluster, hung := redistest.StartCluster(t, 1, 1, lasting), redistest.Start(t, lasting)
+	must(t, hung.Pause())
+	t.Cleanup(func() { must(t, hung.Resume()) })
+	opts := ShardOptions{Cluster: append([]string{hung.Addr()}, cluster.Addrs()...), DialTimeout: 2 * time.Second}
+	d := diagnosed(t, opts, func(o *Options) { o.CheckTimeout = 2 * time.Second })
+	finds(t, "a node that hangs", d, "error unreachable "+hung.Addr())
+}
+
 // TestDiagnosisOfAClusterWithoutSomeSlots after a node without a replica has gone.
 func TestDiagnosisOfAClusterWithoutSomeSlots(t *testing.T) {
 	t.Parallel()

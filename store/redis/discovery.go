@@ -192,6 +192,8 @@ func (s *sentinel) close() {
 // cluster finds the nodes of a Redis Cluster.
 type cluster struct {
 	opts *ShardOptions
+	// timeout bounds the wait for a reply, so that one search can ask several nodes.
+	timeout time.Duration
 	// nodes are those found last, which are asked before the given addresses; the
 	// first one answered last.
 	nodes []string
@@ -199,8 +201,8 @@ type cluster struct {
 	clients map[string]*goredis.Client
 }
 
-func newCluster(opts *ShardOptions) *cluster {
-	return &cluster{opts: opts, clients: map[string]*goredis.Client{}}
+func newCluster(opts *ShardOptions, timeout time.Duration) *cluster {
+	return &cluster{opts: opts, timeout: timeout, clients: map[string]*goredis.Client{}}
 }
 
 func (c *cluster) find(ctx context.Context) ([]roles, error) {
@@ -251,16 +253,13 @@ func appendNew(list []string, addrs ...string) []string {
 	return list
 }
 
-// client returns a client with a short timeout, so that one search can ask several
-// nodes.
 func (c *cluster) client(addr string) *goredis.Client {
 	if client, ok := c.clients[addr]; ok {
 		return client
 	}
 	o := clientOptions(addr, c.opts)
 	o.PoolSize, o.MaxActiveConns = 1, 1
-	o.ContextTimeoutEnabled = false
-	o.ReadTimeout, o.WriteTimeout = findTimeout/4, findTimeout/4
+	o.ReadTimeout, o.WriteTimeout = c.timeout, c.timeout
 	client := goredis.NewClient(o)
 	c.clients[addr] = client
 	return client

@@ -134,7 +134,7 @@ func NewShard(opts ShardOptions) *Shard {
 	case opts.Sentinel != nil:
 		s.finder, s.kind = newSentinel(&s.opts), "sentinel"
 	case s.isCluster():
-		s.finder, s.kind = newCluster(&s.opts), "cluster"
+		s.finder, s.kind = newCluster(&s.opts, findTimeout/4), "cluster"
 	default:
 		s.kind = "static"
 		s.adopt([]roles{{primary: opts.Primary, replicas: opts.Replicas}})
