@@ -258,11 +258,13 @@ func TestBadBucketRequests(t *testing.T) {
 
 // statusAnswer is what GET /rate_limit/ answers.
 type statusAnswer struct {
-	Zones []struct {
+	Problems []struct{ Store, Shard, Server, Text string }
+	Zones    []struct {
 		Name, Store, Algorithm, Events, Charge string
 		Key                                    []string
 		Window, Enforce                        float64
 		Decisions                              map[string]int64
+		LastRefused                            float64 `json:"last_refused"`
 		Rollout                                *struct{ Store string }
 	}
 	Stores []struct {
@@ -338,7 +340,7 @@ func TestStatus(t *testing.T) {
 		must(t, when+": "+text, errors.Join(want("zones", names, "default/api default/batched other/api "),
 			want("algorithm", a.Zones[0].Algorithm, "fixed_window"), want("events", a.Zones[0].Events, "5"), want("charge", a.Zones[0].Charge, "before"),
 			want("window", a.Zones[0].Window, 36e6), want("enforce", a.Zones[0].Enforce, 100), want("key", fmt.Sprint(a.Zones[0].Key), "[{http.request.header.X-Key}]"),
-			want("refused", a.Zones[0].Decisions["refused"], 2), want("allowed", a.Zones[0].Decisions["allowed"] >= 5, true),
+			want("refused", a.Zones[0].Decisions["refused"], 2), want("having a last refusal", a.Zones[0].LastRefused > 1.7e9, true), want("allowed", a.Zones[0].Decisions["allowed"] >= 5, true),
 			want("stores", a.Stores[0].Name+" "+a.Stores[0].Module+" "+a.Stores[1].Name+" "+a.Stores[1].Module,
 				"default rate_limit.stores.redis other rate_limit.stores.memory"),
 			want("buckets in memory", *a.Stores[1].Buckets, 1), want("buckets reported for Redis", a.Stores[0].Buckets != nil, false),
@@ -392,6 +394,9 @@ func TestStatusOfOutage(t *testing.T) {
 	servers := caddytest.StartLastingShards(t, 1, 1)
 	c := caddytest.Start(t, apiSite(servers.Store("charge_timeout 2s"), 100, "1h"))
 	must(t, "before", c.Ask("/", "X-Key: alice").Is(http.StatusOK, 1))
+	a, text := adminStatus(c)
+	must(t, text, errors.Join(want("problems", len(a.Problems), 0), want("listing none", strings.Contains(text, `"problems":[]`), true),
+		want("last refusal", a.Zones[0].LastRefused, 0)))
 	servers.Kill(t)
 	eventually(t, "both are left out", func() error {
 		c.Probe("/", "X-Key: alice")
@@ -407,6 +412,24 @@ func TestStatusOfOutage(t *testing.T) {
 		must(t, "in the outage", want(metric, c.Metric("caddy_rate_limit_"+metric), wanted))
 	}
 	must(t, "in the outage", want("errors of connections", c.Metric(`caddy_rate_limit_store_errors_total{kind="connection",store="default"}`) != "", true))
+	// The worst comes first.
+	eventually(t, "the problems are listed", func() error {
+		c.Probe("/", "X-Key: alice")
+		a, text := adminStatus(c)
+		var texts []string
+		for _, p := range a.Problems {
+			texts = append(texts, p.Text)
+		}
+		all := strings.Join(texts, "; ")
+		for _, word := range []string{"; charges wait for shard a; ", "the replica " + servers[0].Replicas[0].Addr() + " of shard a is left out of checks, because calls of it fail"} {
+			if !strings.Contains(all, word) {
+				return fmt.Errorf("%s lacks %s", text, word)
+			}
+		}
+		return errors.Join(want("store", a.Problems[0].Store, "default"), want("shard", a.Problems[0].Shard, "a"),
+			want("server", a.Problems[0].Server, servers[0].Primary.Addr()))
+	})
+	prints(t, 0, []string{"problem of store default: the primary " + servers[0].Primary.Addr() + " of shard a is left out of "}, "status", "--address", c.Admin)
 	// A charge is retried until charge_timeout.
 	eventually(t, "a charge is pending", func() error {
 		return want("pending charges", c.Metric(`caddy_rate_limit_ledger_unsent{store="default"}`) != "0", true)
@@ -418,7 +441,7 @@ func TestStatusOfOutage(t *testing.T) {
 		a, _ := adminStatus(c)
 		got := a.Stores[0].Shards[0].Servers
 		return errors.Join(want("state of the primary", got[0].State, "up"), want("state of the replica", got[1].State, "up"),
-			want("pending charges", c.Metric(`caddy_rate_limit_ledger_unsent{store="default"}`), "0"))
+			want("pending charges", c.Metric(`caddy_rate_limit_ledger_unsent{store="default"}`), "0"), want("problems", len(a.Problems), 0))
 	})
 }
 

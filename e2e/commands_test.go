@@ -128,7 +128,7 @@ func TestCLI(t *testing.T) {
 				}
 				return out
 			}
-			run(0, []string{"allowed\n", "ZONE", "api", ":" + client}, "simulate", k.URL+"/api", "-H", "X-Key: "+client)
+			run(0, []string{"allowed\n", "ZONE", "api", "{header.X-Key} " + client}, "simulate", k.URL+"/api", "-H", "X-Key: "+client)
 			for range 4 {
 				k.Get("/api", "X-Key: "+client)
 			}
@@ -137,7 +137,7 @@ func TestCLI(t *testing.T) {
 			must(t, "simulate as JSON", json.Unmarshal([]byte(run(2, nil, "simulate", k.URL+"/api", "-H", "X-Key: "+client, "--json")), &s))
 			must(t, "simulate as JSON", want("decision", s.Decision, "refused"))
 
-			out := run(0, []string{"ZONE", "ALLOWED", "api", "pair", "store default (redis)", "SHARD", "primary", "replica", servers[0].Primary.Addr(), "up", "ledger: "}, "status")
+			out := run(0, []string{"ZONE", "ALLOWED", "LAST REFUSAL", "s ago", "api", "pair", "store default (redis)", "SHARD", "primary", "replica", servers[0].Primary.Addr(), "up", "ledger: "}, "status")
 			if strings.Contains(out, "\x1b") {
 				t.Errorf("escape sequences outside of a terminal: %q", out)
 			}
@@ -147,7 +147,7 @@ func TestCLI(t *testing.T) {
 			out = run(0, nil, "status", "--watch", "--count", "2", "--interval", "100ms")
 			must(t, "status --watch", want("views", strings.Count(out, "ALGORITHM"), 2))
 
-			run(0, []string{"REFUSED", ":" + client, "in the last "}, "top", "api", "--count", "1")
+			run(0, []string{"REFUSED", "s ago", "{header.X-Key} " + client, "in the last "}, "top", "api", "--count", "1")
 			out = run(0, nil, "top", "--count", "2", "--interval", "100ms", "-n", "1")
 			must(t, "top", want("views", strings.Count(out, "ZONE"), 2))
 			var top topAnswer
@@ -156,13 +156,14 @@ func TestCLI(t *testing.T) {
 
 			// On a busy machine a server may be late.
 			eventually(t, "the servers' copies are printed", func() error {
-				_, err := try(0, []string{":" + client + " in zone api of store default, key {http.request.header.X-Key}, shard a", "primary", "replica", " 2 "}, "get", "api", client)
+				_, err := try(0, []string{"{header.X-Key} " + client + " in zone api of store default, shard a", "primary", "replica", " 2 ", "last refused "}, "get", "api", client)
 				return err
 			})
-			run(0, []string{"deleted: ", ":" + client, "shard a"}, "reset", "api", client)
+			run(0, []string{"deleted: ", "{header.X-Key} " + client, "shard a"}, "reset", "api", "{header.X-Key}", client)
 			must(t, "after the reset", want("status", k.Get("/api", "X-Key: "+client).StatusCode, http.StatusOK))
 			k.Get("/pair", "X-Key: "+client)
-			run(0, []string{"in zone pair", client}, "get", "pair", client, "127.0.0.1")
+			run(0, []string{"{header.X-Key}{client_ip} " + client + " 127.0.0.1 in zone pair"}, "get", "pair", client, "127.0.0.1")
+			run(0, []string{"{header.X-Key}{client_ip} " + client + " 127.0.0.1 in zone pair"}, "get", "pair", "{header.X-Key}{client_ip}", client, "127.0.0.1")
 			run(0, []string{"deleted: "}, "reset", "pair", "--client-key", s.clientKeyOf(k.Caddy, "/pair", client))
 
 			if name != "tcp" {

@@ -210,8 +210,11 @@ func TestLongKeyIsFound(t *testing.T) {
 		if !strings.Contains(c.Logs.String(), `"key":"`+shownKey+`"`) {
 			t.Errorf("the log does not show %s", shownKey)
 		}
-		prints(t, 0, []string{shownKey}, "get", "api", long, "--address", c.Admin)
-		prints(t, 0, []string{shownKey}, "get", "api", "--client-key", shownKey, "--address", c.Admin)
+		_, value, _ := strings.Cut(shownKey, ":")
+		for _, how := range [][]string{{long}, {value}, {"{header.X-Key}", value}, {"--client-key", shownKey}} {
+			args := append([]string{"get", "api", "--address", c.Admin}, how...)
+			prints(t, 0, []string{"{header.X-Key} " + value + " (a long key: its beginning and a digest) in zone api"}, args...)
+		}
 		for _, query := range find {
 			c.Get("/", "X-Key: "+long)
 			if b := bucketsOf(c, http.MethodDelete, "api?"+query); len(b.Buckets) != 1 || !b.Buckets[0].Deleted {
@@ -226,7 +229,7 @@ func TestLongKeyIsFound(t *testing.T) {
 		}
 		// A server that is late may have the bucket.
 		eventually(t, "nothing is left to delete", func() error {
-			_, err := printed(t, 0, []string{fmt.Sprint("nothing to delete: ", shownKey)}, "reset", "api", long, "--address", c.Admin)
+			_, err := printed(t, 0, []string{"nothing to delete: {header.X-Key} " + value}, "reset", "api", long, "--address", c.Admin)
 			return err
 		})
 	})

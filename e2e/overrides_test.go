@@ -115,7 +115,7 @@ func TestOverrideCommands(t *testing.T) {
 		{[]string{"block", "api", "alice", "1h", "--reason", "too fast"}, "block, ends in ", http.StatusTooManyRequests},
 		{[]string{"blocks"}, "too fast", http.StatusTooManyRequests},
 		{[]string{"unblock", "api", "alice"}, "no block any more: ", http.StatusOK},
-		{[]string{"grant", "api", "alice", "1"}, "grant, ends in ", http.StatusOK},
+		{[]string{"grant", "api", "alice", "1"}, "grant of 1, ends in ", http.StatusOK},
 		{[]string{"blocks"}, "+1", http.StatusOK},
 		{[]string{"blocks", "--json"}, `"kind":"grant"`, http.StatusOK},
 		{[]string{"blocks"}, "grant", http.StatusTooManyRequests},

@@ -21,6 +21,8 @@ type simulated struct {
 	Zones    []struct {
 		Name, Store, Outcome, Reason, Error string
 		ClientKey                           string `json:"client_key"`
+		Template                            string
+		Values                              []string
 		Limit, Used, Remaining, Cost        int64
 		Reset                               float64
 		Allowed                             bool

@@ -55,6 +55,15 @@ type Account struct {
 	Full bool
 }
 
+// Walker is a Store that can visit the buckets of which this process knows something.
+type Walker interface {
+	// Walk visits the buckets of the limits of reqs, without a call and in no order. It
+	// calls visit with the index of the request, the client key, or the beginning of a
+	// long one, and what the request would see. Buckets that come or go meanwhile may be
+	// left out.
+	Walk(reqs []Request, visit func(i int, clientKey string, isWhole bool, st *State))
+}
+
 // Resetter is a Store that can empty buckets.
 type Resetter interface {
 	// Reset empties the request's bucket wherever it is kept, so that its client

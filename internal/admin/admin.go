@@ -62,7 +62,9 @@ func (*API) Routes() []caddy.AdminRoute {
 		route("overrides", map[string]call{http.MethodGet: overrides}),
 		route("blocks/{zone}", map[string]call{http.MethodPost: block, http.MethodDelete: unblock}),
 		route("grants/{zone}", map[string]call{http.MethodPost: grant, http.MethodDelete: ungrant}),
+		route("clients", map[string]call{http.MethodGet: find}),
 		route("top", map[string]call{http.MethodGet: top}),
+		route("near", map[string]call{http.MethodGet: near}),
 		route("simulate", map[string]call{http.MethodPost: simulate}),
 	}
 }

@@ -3,10 +3,13 @@ package admin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
@@ -43,7 +46,7 @@ func selectBuckets(running runningConfig, r *http.Request, more ...string) (*sel
 	}
 	s := &selection{boundZone: zones[zone][i]}
 	if kept := query.Get("client_key"); r.Method == http.MethodDelete && !strings.HasPrefix(r.URL.Path, "/rate_limit/buckets/") && isKept(kept) {
-		s.buckets = []adminapi.BucketName{{ClientKey: kept}}
+		s.buckets = []adminapi.BucketName{{Client: s.ClientOf(kept)}}
 	} else if s.buckets, err = s.BucketsOf(query["key"], query["client_key"]); err != nil {
 		return nil, nil, apiErrorf(http.StatusBadRequest, "zone %s: %w", zone, err)
 	}
@@ -67,24 +70,84 @@ func inspect(running runningConfig, r *http.Request) (any, error) {
 		return nil, err
 	}
 	defer s.store.Leave()
+	return s.inspect(r.Context())
+}
+
+func (s *selection) inspect(ctx context.Context) (*adminapi.Buckets, error) {
 	inspector, ok := s.open.Store.(store.Inspector)
 	if !ok {
 		return nil, apiErrorf(http.StatusNotImplemented, "store %s cannot tell what is in a bucket", s.store.Name)
 	}
-	all := adminapi.Buckets{Zone: s.Name, Store: s.store.Name, Buckets: []adminapi.Bucket{}}
+	all := &adminapi.Buckets{Zone: s.Name, Store: s.store.Name, Buckets: []adminapi.Bucket{}}
 	for _, b := range s.buckets {
 		req := s.About(b)
-		found := inspector.Inspect(r.Context(), req)
-		bucket := adminapi.Bucket{BucketName: b, Copies: *copiesOf(&found), Ledger: (*adminapi.Account)(found.Account)}
+		found := inspector.Inspect(ctx, req)
+		bucket := adminapi.Bucket{
+			BucketName: b, Copies: *copiesOf(&found), Ledger: (*adminapi.Account)(found.Account),
+			LastRefused: limiter.LastRefusal(limiter.ZoneID{Store: s.store.Name, Zone: s.Name}, b.ClientKey),
+		}
 		if found.Previous != nil {
 			bucket.Previous = copiesOf(found.Previous)
 		}
-		if local := s.open.Local.Buckets.Inspect(r.Context(), req).Copies[0]; local.Exists {
+		if local := s.open.Local.Buckets.Inspect(ctx, req).Copies[0]; local.Exists {
 			bucket.Local = stateOf(&local.State)
+		}
+		block, grant := s.store.OverridesOf(s.Name, b.ClientKey, time.Now())
+		for _, o := range []*store.Override{block, grant} {
+			if o != nil {
+				bucket.Overrides = append(bucket.Overrides, overrideOf(s.store.Name, o, b.Client))
+			}
 		}
 		all.Buckets = append(all.Buckets, bucket)
 	}
 	return all, nil
+}
+
+// findTimeout bounds a search for a client.
+const findTimeout = 5 * time.Second
+
+// find answers GET /rate_limit/clients with the buckets of one client in all zones.
+func find(running runningConfig, r *http.Request) (any, error) {
+	query, err := queryOf(r, "name")
+	if err != nil {
+		return nil, err
+	}
+	name := query.Get("name")
+	if name == "" {
+		return nil, apiErrorf(http.StatusBadRequest, "name is empty: write what the placeholder of a zone's key has for the client")
+	}
+	zones := boundZones(running)
+	var selections []*selection
+	for _, zone := range sortedKeys(zones) {
+		for _, bound := range zones[zone] {
+			if buckets := bound.Find(name); len(buckets) > 0 {
+				selections = append(selections, &selection{boundZone: bound, buckets: buckets})
+			}
+		}
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), findTimeout)
+	defer cancel()
+	// All at once, so that a server that does not answer delays the others by nothing.
+	var calls sync.WaitGroup
+	all, errs := make([]*adminapi.Buckets, len(selections)), make([]error, len(selections))
+	for i, s := range selections {
+		calls.Go(func() {
+			if s.open, errs[i] = s.store.Enter(); errs[i] == nil {
+				defer s.store.Leave()
+				all[i], errs[i] = s.inspect(ctx)
+			}
+		})
+	}
+	calls.Wait()
+	found := adminapi.Found{Zones: []adminapi.Buckets{}}
+	for i, buckets := range all {
+		if errs[i] != nil {
+			found.Errors = append(found.Errors, fmt.Sprintf("zone %s in store %s: %v", selections[i].Name, selections[i].store.Name, errs[i]))
+			continue
+		}
+		found.Zones = append(found.Zones, *buckets)
+	}
+	return found, nil
 }
 
 func copiesOf(found *store.Inspection) *adminapi.Copies {

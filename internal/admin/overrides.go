@@ -33,7 +33,7 @@ func overrides(running runningConfig, r *http.Request) (any, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), overrideTimeout)
 	defer cancel()
 	all := adminapi.Overrides{Overrides: []adminapi.Override{}}
-	now := time.Now().UnixMicro()
+	now, zones := time.Now().UnixMicro(), boundZones(running)
 	for _, s := range running.Stores() {
 		found, err := s.Overrides(ctx)
 		if err != nil {
@@ -41,7 +41,7 @@ func overrides(running runningConfig, r *http.Request) (any, error) {
 		}
 		for i := range found {
 			if found[i].Until > now {
-				all.Overrides = append(all.Overrides, overrideOf(s.Name, &found[i]))
+				all.Overrides = append(all.Overrides, overrideOf(s.Name, &found[i], clientOf(zones[found[i].Zone], found[i].ClientKey)))
 			}
 		}
 	}
@@ -51,9 +51,17 @@ func overrides(running runningConfig, r *http.Request) (any, error) {
 	return all, nil
 }
 
-func overrideOf(storeName string, o *store.Override) adminapi.Override {
+// clientOf explains a client key of a zone, which the running config may lack.
+func clientOf(zone []boundZone, clientKey string) adminapi.Client {
+	if len(zone) == 0 {
+		return adminapi.Client{ClientKey: clientKey, Note: "of a zone that the running config lacks"}
+	}
+	return zone[0].ClientOf(clientKey)
+}
+
+func overrideOf(storeName string, o *store.Override, client adminapi.Client) adminapi.Override {
 	return adminapi.Override{
-		Kind: o.Kind, Zone: o.Zone, Store: storeName, ClientKey: o.ClientKey, Events: o.Events, Reason: o.Reason, By: o.By,
+		Kind: o.Kind, Zone: o.Zone, Store: storeName, Client: client, Events: o.Events, Reason: o.Reason, By: o.By,
 		Since: limiter.EpochSeconds(o.Since), Until: limiter.EpochSeconds(o.Until),
 	}
 }
@@ -113,7 +121,7 @@ func (s *selection) set(r *http.Request, query url.Values, o store.Override) (an
 			return nil, s.overrideError(err)
 		}
 		s.limiter.ReportOverride(&o, false)
-		all.Overrides = append(all.Overrides, overrideOf(s.store.Name, &o))
+		all.Overrides = append(all.Overrides, overrideOf(s.store.Name, &o, b.Client))
 	}
 	return all, nil
 }
@@ -149,7 +157,7 @@ func remove(running runningConfig, r *http.Request, kind store.OverrideKind) (an
 			return nil, s.overrideError(err)
 		}
 		s.limiter.ReportOverride(&o, true)
-		all.Overrides = append(all.Overrides, overrideOf(s.store.Name, &o))
+		all.Overrides = append(all.Overrides, overrideOf(s.store.Name, &o, b.Client))
 	}
 	return all, nil
 }

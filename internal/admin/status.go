@@ -2,7 +2,6 @@ package admin
 
 import (
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -20,7 +19,7 @@ func status(running runningConfig, r *http.Request) (any, error) {
 	if _, err := queryOf(r); err != nil {
 		return nil, err
 	}
-	s := adminapi.Status{Zones: []adminapi.Zone{}, Stores: []adminapi.Store{}}
+	s := adminapi.Status{Problems: problems(running), Zones: []adminapi.Zone{}, Stores: []adminapi.Store{}}
 	seen := map[limiter.ZoneID]bool{}
 	for _, l := range running.Limiters() {
 		for _, z := range l.Zones {
@@ -50,6 +49,7 @@ func statusOfZone(l *limiter.Limiter, z *limiter.Zone) adminapi.Zone {
 		Name: z.Name, Store: l.Store.Name, Algorithm: z.Algorithm, Key: z.Key,
 		Events: z.Events.String(), Burst: burstOf(z), Window: z.Window.Seconds(),
 		Charge: limiter.ChargeAfter, Enforce: 100, Decisions: map[string]int64{},
+		LastRefused: limiter.LastRefusalOfAny(limiter.ZoneID{Store: l.Store.Name, Zone: z.Name}),
 	}
 	if z.Calendar.Unit != "" {
 		s.Calendar, s.Window = z.Calendar.String(), z.Calendar.Unit.Length().Seconds()
@@ -129,43 +129,3 @@ func statusOfServer(server *store.Server) adminapi.Server {
 
 // seconds returns d in seconds, to the microsecond.
 func seconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1e6 }
-
-const (
-	defaultTop = 20
-	mostTop    = 100
-)
-
-// top answers GET /rate_limit/top with the clients that were refused most in the
-// last minutes.
-func top(running runningConfig, r *http.Request) (any, error) {
-	query, err := queryOf(r, "zone", "n")
-	if err != nil {
-		return nil, err
-	}
-	n := defaultTop
-	if text := query.Get("n"); text != "" {
-		if n, err = strconv.Atoi(text); err != nil || n < 1 || n > mostTop {
-			return nil, apiErrorf(http.StatusBadRequest, "n is %q: it must be a number from 1 to %d", text, mostTop)
-		}
-	}
-	now := time.Now()
-	zones := boundZones(running)
-	if name := query.Get("zone"); name != "" {
-		zone, ok := zones[name]
-		if !ok {
-			return nil, unknownZone(name, zones)
-		}
-		return topOf(name, zone, n, now), nil
-	}
-	all := adminapi.Tops{Zones: []adminapi.Top{}}
-	for _, name := range sortedKeys(zones) {
-		all.Zones = append(all.Zones, topOf(name, zones[name], n, now))
-	}
-	return all, nil
-}
-
-// topOf returns the top of a zone in all stores in which it counts.
-func topOf(name string, zone []boundZone, n int, now time.Time) adminapi.Top {
-	refused, since := limiter.RefusedMost(name, storeNames(zone), n, now)
-	return adminapi.Top{Zone: name, Since: since.Seconds(), Refused: append([]adminapi.RefusedClient{}, refused...)}
-}

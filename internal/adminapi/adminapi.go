@@ -1,8 +1,9 @@
 // Package adminapi defines what the admin API below /rate_limit/ reads and answers,
-// as it is written in JSON: [Status], [Top] and [Tops], [Buckets] and [Resets],
-// [SimulatedRequest] and [Simulation]. The API of internal/admin fills these types
-// and the commands of internal/admin/cli read them, so that the two agree. [Check] is no
-// answer of the API: the command check fills and prints it.
+// as it is written in JSON: [Status], [Top] and [Tops], [Near] and [Nears], [Found],
+// [Buckets] and [Resets], [Overrides], [SimulatedRequest] and [Simulation]. The API of
+// internal/admin fills these types and the commands of internal/admin/cli read them, so
+// that the two agree. [Check] is no answer of the API: the command check fills and prints
+// it.
 //
 // It imports package store alone: a reader of answers needs no Caddy.
 package adminapi
@@ -15,8 +16,34 @@ import (
 
 // Status describes the running config: GET /rate_limit/.
 type Status struct {
-	Zones  []Zone  `json:"zones"`
-	Stores []Store `json:"stores"`
+	// Problems are what is wrong with the stores, worst first. It is empty if all is
+	// well.
+	Problems []Problem `json:"problems"`
+	Zones    []Zone    `json:"zones"`
+	Stores   []Store   `json:"stores"`
+}
+
+// Problem is something wrong with a shard, or with one of its servers.
+type Problem struct {
+	Store string `json:"store"`
+	Shard string `json:"shard"`
+	// Server is the address, if the problem is that of one server.
+	Server string `json:"server,omitempty"`
+	// Text is a sentence without a period.
+	Text string `json:"text"`
+}
+
+// Client is a client key, and what it says by the templates of the zone's key in the
+// running config.
+type Client struct {
+	ClientKey string `json:"client_key"`
+	// Template is the text of the zone's key that yields the client key, as a Caddyfile
+	// has it; it is empty if that is unknown. Values are those of its placeholders, each
+	// once.
+	Template string   `json:"template,omitempty"`
+	Values   []string `json:"values,omitempty"`
+	// Note says what the client key is if Template and Values do not say all of it.
+	Note string `json:"note,omitempty"`
 }
 
 // Zone is a zone in the store in which its handlers count.
@@ -39,6 +66,9 @@ type Zone struct {
 	Enforce float64 `json:"enforce"`
 	// Decisions are counts by outcome.
 	Decisions map[string]int64 `json:"decisions"`
+	// LastRefused is when this process last refused a request there, in seconds since
+	// the epoch; 0 if it refused none.
+	LastRefused float64 `json:"last_refused,omitempty"`
 }
 
 // Rollout names the store to which a share of the clients is moved.
@@ -121,14 +151,50 @@ type Top struct {
 // RefusedClient is how often a client was refused: a lower bound, but for a chance
 // of one in billions.
 type RefusedClient struct {
-	ClientKey string `json:"client_key"`
-	Store     string `json:"store"`
-	Count     int64  `json:"count"`
+	Client
+	Store string `json:"store"`
+	Count int64  `json:"count"`
+	// LastRefused is when, in seconds since the epoch; 0 if that was forgotten.
+	LastRefused float64 `json:"last_refused,omitempty"`
 }
 
 // Tops has the [Top] of every zone, in alphabetical order: GET /rate_limit/top.
 type Tops struct {
 	Zones []Top `json:"zones"`
+}
+
+// Near lists the clients that have used most of their limit in a zone, and not all of
+// it: GET /rate_limit/near?zone=<zone>.
+type Near struct {
+	Zone string `json:"zone"`
+	// Percent is how much of the limit is most of it: the zone's warn, or 80.
+	Percent int64 `json:"percent"`
+	// Full is how many clients have nothing left.
+	Full    int64        `json:"full"`
+	Clients []NearClient `json:"clients"`
+}
+
+// NearClient is a client that is near its limit, as far as this process knows. Its
+// client key is empty if only the beginning of it is known.
+type NearClient struct {
+	Client
+	Store string  `json:"store"`
+	Limit int64   `json:"limit"`
+	Used  int64   `json:"used"`
+	Reset float64 `json:"reset,omitempty"`
+}
+
+// Nears has the [Near] of every zone, in alphabetical order: GET /rate_limit/near.
+type Nears struct {
+	Zones []Near `json:"zones"`
+}
+
+// Found lists the buckets of one client in every zone and store whose key fits, in
+// alphabetical order of the zones: GET /rate_limit/clients.
+type Found struct {
+	Zones []Buckets `json:"zones"`
+	// Errors are of the zones that could not be looked at.
+	Errors []string `json:"errors,omitempty"`
 }
 
 // Buckets describes the buckets of a client: GET /rate_limit/buckets/<zone>.
@@ -138,11 +204,11 @@ type Buckets struct {
 	Buckets []Bucket `json:"buckets"`
 }
 
-// BucketName identifies a bucket of a zone: its client key and, if the bucket was
-// found by values, the text of the zone's key that yields it.
+// BucketName identifies a bucket of a zone: its client and, if the bucket was found by
+// values, the text of the zone's key that yields it, as the config has it.
 type BucketName struct {
-	ClientKey string `json:"client_key"`
-	Text      string `json:"text,omitempty"`
+	Client
+	Text string `json:"text,omitempty"`
 }
 
 // Bucket is a client's bucket, wherever there are counts of it.
@@ -155,6 +221,11 @@ type Bucket struct {
 	Local *State `json:"local,omitempty"`
 	// Ledger is what this process knows of the bucket beyond the store's count.
 	Ledger *Account `json:"ledger,omitempty"`
+	// Overrides are the block and the grant of the client that are in force.
+	Overrides []Override `json:"overrides,omitempty"`
+	// LastRefused is when this process last refused the client, in seconds since the
+	// epoch; 0 if it did not, or that was forgotten.
+	LastRefused float64 `json:"last_refused,omitempty"`
 }
 
 // Copies are those of a bucket on the servers of a shard, or the one in memory.
@@ -213,15 +284,15 @@ type Overrides struct {
 
 // Override is a [store.Override]. Instants are in seconds since the epoch.
 type Override struct {
-	Kind      store.OverrideKind `json:"kind"`
-	Zone      string             `json:"zone"`
-	Store     string             `json:"store"`
-	ClientKey string             `json:"client_key"`
-	Events    int64              `json:"events,omitempty"`
-	Since     float64            `json:"since,omitempty"`
-	Until     float64            `json:"until,omitempty"`
-	Reason    string             `json:"reason,omitempty"`
-	By        string             `json:"by,omitempty"`
+	Kind  store.OverrideKind `json:"kind"`
+	Zone  string             `json:"zone"`
+	Store string             `json:"store"`
+	Client
+	Events int64   `json:"events,omitempty"`
+	Since  float64 `json:"since,omitempty"`
+	Until  float64 `json:"until,omitempty"`
+	Reason string  `json:"reason,omitempty"`
+	By     string  `json:"by,omitempty"`
 }
 
 // SimulatedRequest is the request to simulate: POST /rate_limit/simulate.
@@ -257,9 +328,9 @@ type Simulation struct {
 
 // SimulatedZone is the answer of a zone to a simulated request.
 type SimulatedZone struct {
-	Name      string  `json:"name"`
-	Store     string  `json:"store"`
-	ClientKey string  `json:"client_key"`
+	Name  string `json:"name"`
+	Store string `json:"store"`
+	Client
 	Limit     int64   `json:"limit"`
 	Used      int64   `json:"used"`
 	Remaining int64   `json:"remaining"`

@@ -40,6 +40,14 @@ func New(limit uint32, clientKey string) ID {
 	return ID{Limit: limit, Key: clientKey[:maxKey] + string(digest[:])}
 }
 
+// ClientKey returns the client key, or the beginning of a long one.
+func (id ID) ClientKey() (key string, isWhole bool) {
+	if len(id.Key) <= maxKey {
+		return id.Key, true
+	}
+	return id.Key[:maxKey], false
+}
+
 // Hash returns a hash that is spread over the upper bits.
 func (id ID) Hash(seed maphash.Seed) uint64 {
 	// The limit takes part so that one client key in many zones has many hashes.

@@ -3,8 +3,6 @@ package limiter
 import (
 	"crypto/sha256"
 	"encoding/base64"
-	"errors"
-	"fmt"
 	"net/http"
 	"net/netip"
 	"net/textproto"
@@ -19,7 +17,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
-	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -272,61 +269,4 @@ func (z *Zone) WindowEnd(st store.State, now time.Time) int64 {
 		return at + z.limit.Window.Microseconds()
 	}
 	return st.Reset
-}
-
-// BucketsOf returns the buckets of the client whose placeholders have these
-// values, one for each template with as many placeholders, or the bucket of a
-// client key that is given as it is.
-func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []adminapi.BucketName, err error) {
-	if len(clientKeys) > 0 {
-		if len(values) > 0 {
-			return nil, errors.New("give key or client_key, not both")
-		}
-		if !z.couldHave(clientKeys[0]) {
-			return nil, fmt.Errorf("client_key %q is none of zone %s: copy it from a log or from /rate_limit/top, or give key", clientKeys[0], z.Name)
-		}
-		return []adminapi.BucketName{{ClientKey: canonicalKey(clientKeys[0])}}, nil
-	}
-	if len(values) > 0 && !slices.ContainsFunc(values, func(v string) bool { return v != "" }) {
-		return nil, errors.New("key is empty: write what the placeholder has for the client")
-	}
-	for i := range z.templates {
-		t := &z.templates[i]
-		names := distinct(t.placeholders)
-		text := clientIPText
-		if i < len(z.Key) {
-			text = z.Key[i]
-		} else if _, err := netip.ParseAddr(strings.Join(values, "")); err != nil {
-			// Only an address has this template.
-			continue
-		}
-		if len(names) != len(values) {
-			continue
-		}
-		repl := caddy.NewEmptyReplacer()
-		for n, name := range names {
-			repl.Set(name, values[n])
-		}
-		key, _ := t.clientKey(nil, nil, repl, z)
-		buckets = append(buckets, adminapi.BucketName{ClientKey: string(key), Text: text})
-	}
-	if len(buckets) == 0 {
-		return nil, fmt.Errorf("no text of its key (%s) has %d placeholders: give key once for each placeholder of one of them, in their order", strings.Join(z.Key, ", "), len(values))
-	}
-	return buckets, nil
-}
-
-// couldHave reports whether a client of the zone could have that client key.
-func (z *Zone) couldHave(clientKey string) bool {
-	return clientKey == stores.OverflowKey || slices.ContainsFunc(z.templates, func(t keyTemplate) bool { return strings.HasPrefix(clientKey, t.tag+":") })
-}
-
-// distinct returns each of the names once, in their order.
-func distinct(names []string) (once []string) {
-	for _, name := range names {
-		if !slices.Contains(once, name) {
-			once = append(once, name)
-		}
-	}
-	return once
 }

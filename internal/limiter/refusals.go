@@ -49,7 +49,7 @@ func (l *Limiter) reportRefusal(e *evaluation, i int, r *http.Request) {
 // is used up that its option warn applies.
 func (e *evaluation) reportNear(i int) {
 	z, st, l := e.zones[i], &e.states[i], e.limiter
-	if z.Warn == 0 || st.Err != nil || !e.wasAsked(i) || st.Limit == 0 || st.Used < share(st.Limit, z.Warn) {
+	if z.Warn == 0 || st.Err != nil || !e.wasAsked(i) || st.Limit == 0 || st.Used < Share(st.Limit, z.Warn) {
 		return
 	}
 	if z.SettleAtEnd && st.Reset <= l.Now().UnixMicro() || !e.isFirst(i, aboutNearness) {
@@ -191,20 +191,30 @@ const (
 	refusedPeriods = 4
 
 	// A sketch takes less than 19 kB, with its client keys and 5 kB of random
-	// numbers; a zone less than 300 kB, and nothing before its first refusal.
+	// numbers, the times of a stripe 4 kB; a zone less than 300 kB, and next to nothing
+	// before its first refusal.
 	sketchClients = 32
 	sketchWidth   = 128
 	sketchDepth   = 3
 	// sketchDecay is HeavyKeeper's: its n-th power is the probability that a client
 	// with a count of n loses one to another with the same place.
 	sketchDecay = 0.925
+
+	// lastPlaces is for how many clients of a stripe the last refusal is remembered.
+	lastPlaces = 1 << 9
 )
 
 type refusedStripe struct {
 	mu       sync.Mutex
 	sketches [refusedPeriods]refusedSketch
+	// last has, at the place of a client, the upper half of the hash of the one that was
+	// refused there last, and when: in seconds since the epoch. It is nil before the first
+	// refusal.
+	last *[lastPlaces]uint64
+	// lastAt is the last refusal of any client, in microseconds since the epoch.
+	lastAt int64
 	// Two cache lines, so that stripes share none.
-	_ [24]byte
+	_ [8]byte
 }
 
 // refusedSketch is of the period of that number, since 1970.
@@ -221,10 +231,12 @@ func periodOf(now time.Time) int64 { return now.UnixNano() / int64(refusedPeriod
 
 // note counts a refusal.
 func (c *refusedClients) note(clientKey string, now time.Time) {
-	s := &c.stripes[maphash.String(c.seed, clientKey)%refusedStripes]
+	hash := maphash.String(c.seed, clientKey)
+	s := &c.stripes[hash%refusedStripes]
 	period := periodOf(now)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.noteLast(hash, now)
 	sketch := &s.sketches[period%refusedPeriods]
 	if period < sketch.period {
 		// The caller was delayed, or the clock was set back.
@@ -234,6 +246,54 @@ func (c *refusedClients) note(clientKey string, now time.Time) {
 		*sketch = refusedSketch{period, topk.NewHeavyKeeper(sketchClients, sketchWidth, sketchDepth, sketchDecay, 1)}
 	}
 	sketch.counts.Add(clientKey, 1)
+}
+
+// noteLast remembers when a client was refused, in place of another.
+func (s *refusedStripe) noteLast(hash uint64, now time.Time) {
+	if s.last == nil {
+		s.last = new([lastPlaces]uint64)
+	}
+	s.last[placeOf(hash)] = hash>>32<<32 | uint64(uint32(now.Unix())) //nolint:gosec // until 2106
+	s.lastAt = max(s.lastAt, now.UnixMicro())
+}
+
+func placeOf(hash uint64) uint64 { return hash / refusedStripes % lastPlaces }
+
+// lastOf returns when the client was last refused, in seconds since the epoch; 0 if it was
+// not, or another client has its place. The chance of a wrong answer is one in billions.
+func (c *refusedClients) lastOf(clientKey string) int64 {
+	hash := maphash.String(c.seed, clientKey)
+	s := &c.stripes[hash%refusedStripes]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.last == nil || s.last[placeOf(hash)]>>32 != hash>>32 {
+		return 0
+	}
+	return int64(uint32(s.last[placeOf(hash)])) //nolint:gosec // its lower half
+}
+
+// LastRefusal returns when a client of a zone was last refused in a store, in seconds
+// since the epoch; 0 if that is not known.
+func LastRefusal(id ZoneID, clientKey string) float64 {
+	if state := findState(id); state != nil {
+		return float64(state.refused.lastOf(clientKey))
+	}
+	return 0
+}
+
+// LastRefusalOfAny returns when any client of a zone was last refused in a store, in
+// seconds since the epoch; 0 if none was.
+func LastRefusalOfAny(id ZoneID) float64 {
+	last := int64(0)
+	if state := findState(id); state != nil {
+		for i := range state.refused.stripes {
+			s := &state.refused.stripes[i]
+			s.mu.Lock()
+			last = max(last, s.lastAt)
+			s.mu.Unlock()
+		}
+	}
+	return EpochSeconds(last)
 }
 
 // RefusedMost returns up to n clients that a zone refused most in some stores, and
@@ -256,7 +316,9 @@ func (c *refusedClients) top(n int, store string, now time.Time) []adminapi.Refu
 	}
 	clients := make([]adminapi.RefusedClient, 0, len(counts))
 	for key, count := range counts {
-		clients = append(clients, adminapi.RefusedClient{ClientKey: key, Store: store, Count: count})
+		clients = append(clients, adminapi.RefusedClient{
+			Client: adminapi.Client{ClientKey: key}, Store: store, Count: count, LastRefused: float64(c.lastOf(key)),
+		})
 	}
 	return mostRefused(clients, n)
 }

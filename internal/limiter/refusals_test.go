@@ -83,6 +83,45 @@ func TestRefusalsOfTheLastMinutes(t *testing.T) {
 	}
 }
 
+// TestLastRefusals are remembered of a bounded number of clients, the latest first, and never
+// confused.
+func TestLastRefusals(t *testing.T) {
+	start := time.Unix(1_700_000_000, 0)
+	c := newRefusedClients(start)
+	const clients = 100 * refusedStripes * lastPlaces
+	key := func(i int) string { return fmt.Sprintf("client-%d", i) }
+	for i := range clients {
+		if last := c.lastOf(key(i)); last != 0 {
+			t.Fatalf("client %d was refused at %d, before its first refusal", i, last)
+		}
+		c.note(key(i), start.Add(time.Duration(i)*time.Second))
+		if last := c.lastOf(key(i)); last != start.Unix()+int64(i) {
+			t.Fatalf("client %d was refused at %d, want %d", i, last, start.Unix()+int64(i))
+		}
+	}
+	known := 0
+	for i := range clients {
+		switch c.lastOf(key(i)) {
+		case start.Unix() + int64(i):
+			known++
+		case 0:
+		default:
+			t.Errorf("client %d was refused when another was", i)
+		}
+	}
+	if known > refusedStripes*lastPlaces || known < refusedStripes*lastPlaces*9/10 {
+		t.Errorf("%d clients are known, of %d places", known, refusedStripes*lastPlaces)
+	}
+	c.note(key(1), start.Add(-time.Hour))
+	last := int64(0)
+	for i := range c.stripes {
+		last = max(last, c.stripes[i].lastAt)
+	}
+	if want := start.Add((clients - 1) * time.Second).UnixMicro(); last != want {
+		t.Errorf("the last refusal of all was at %d, want %d", last, want)
+	}
+}
+
 // TestRefusedMemoryIsBounded by the number that the constants promise.
 func TestRefusedMemoryIsBounded(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)

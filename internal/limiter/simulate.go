@@ -74,7 +74,7 @@ func (e *evaluation) peek(ctx context.Context, i int) store.State {
 func (e *evaluation) simulated(i int) adminapi.SimulatedZone {
 	z, req, st := e.zones[i], &e.reqs[i], &e.states[i]
 	answer := adminapi.SimulatedZone{
-		Name: z.Name, Store: z.handle.Name, ClientKey: req.ClientKey, Cost: req.Cost, Limit: max(req.Capacity(), 0),
+		Name: z.Name, Store: z.handle.Name, Client: z.ClientOf(req.ClientKey), Cost: req.Cost, Limit: max(req.Capacity(), 0),
 		Allowed: st.Err == nil && st.Allowed, Outcome: e.outcome(i).String(), Reason: e.reason(i),
 	}
 	if st.Err != nil {

@@ -201,7 +201,7 @@ func (z *Zone) request(r *http.Request, repl *caddy.Replacer, l *Limiter) (store
 		return req, nil
 	}
 	percent, err := z.reservedFrom(r)
-	req.Reserved = share(req.Capacity(), percent)
+	req.Reserved = Share(req.Capacity(), percent)
 	return req, err
 }
 
@@ -393,8 +393,8 @@ func (z *Zone) reservedFrom(r *http.Request) (percent int64, err error) {
 	return percent, nil
 }
 
-// share returns a percentage of n, rounded up.
-func share(n, percent int64) int64 {
+// Share returns a percentage of n, rounded up.
+func Share(n, percent int64) int64 {
 	return n/100*percent + (n%100*percent+99)/100
 }
 

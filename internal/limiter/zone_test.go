@@ -324,7 +324,7 @@ func TestShareIsRoundedUp(t *testing.T) {
 		{store.MaxEvents, 100, store.MaxEvents},
 		{store.MaxEvents, 50, store.MaxEvents / 2},
 	} {
-		if got := share(test.n, test.percent); got != test.want {
+		if got := Share(test.n, test.percent); got != test.want {
 			t.Errorf("%d percent of %d is %d, want %d", test.percent, test.n, got, test.want)
 		}
 	}
@@ -332,7 +332,7 @@ func TestShareIsRoundedUp(t *testing.T) {
 		n, percent := rand.Int64N(store.MaxEvents)+1, rand.Int64N(101)
 		want := new(big.Int).Mul(big.NewInt(n), big.NewInt(percent))
 		want.Add(want, big.NewInt(99)).Div(want, big.NewInt(100))
-		if got := share(n, percent); got != want.Int64() {
+		if got := Share(n, percent); got != want.Int64() {
 			t.Errorf("%d percent of %d is %d, want %s", percent, n, got, want)
 		}
 	}

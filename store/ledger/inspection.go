@@ -73,8 +73,59 @@ func (l *Ledger) Inspect(ctx context.Context, r store.Request) store.Inspection 
 	return found
 }
 
+// Walk implements [store.Walker]. A state counts what is in flight, and charges that the
+// store has not confirmed.
+func (l *Ledger) Walk(reqs []store.Request, visit func(i int, clientKey string, isWhole bool, st *store.State)) {
+	asked := make(map[uint32]int, len(reqs))
+	for i := range reqs {
+		asked[l.books.limits.Number(reqs[i].Limit)] = i
+	}
+	for n := range l.books.pages {
+		p := &l.books.pages[n]
+		for from := 0; ; from += walkSize {
+			p.mu.Lock()
+			now := l.books.now()
+			part := p.ring[min(from, len(p.ring)):min(from+walkSize, len(p.ring))]
+			for _, e := range part {
+				i, ok := asked[e.id.Limit]
+				if !ok || e.isIdle() && e.until <= now {
+					continue
+				}
+				clientKey, isWhole := e.id.ClientKey()
+				st := e.estimate(&reqs[i], now)
+				visit(i, clientKey, isWhole, &st)
+			}
+			p.mu.Unlock()
+			if len(part) < walkSize {
+				break
+			}
+		}
+	}
+}
+
+// walkSize is how many entries of a page are visited at a time, so that requests need not
+// wait for long.
+const walkSize = 256
+
+// estimate returns what a request of no cost would see of the bucket, by what is known.
+func (e *entry) estimate(r *store.Request, now int64) store.State {
+	answer := store.State{Limit: max(r.Capacity(), 0), Used: e.known.Content[confirmedUsed]}
+	v := e.viewOf(r, &answer, now+e.clock)
+	st := v.ahead(0)
+	e.showAhead(&st, &v)
+	return st
+}
+
 // Owner returns the name of the shard that has the client's buckets.
 func (l *Ledger) Owner(clientKey string) string { return l.store.Owner(clientKey) }
+
+// Delays reports whether charges wait until a shard executes them again.
+func (l *Ledger) Delays(shard string) bool {
+	l.books.mu.Lock()
+	defer l.books.mu.Unlock()
+	_, waits := l.books.retryQueues[shard]
+	return waits
+}
 
 func (l *Ledger) account(r *store.Request) *store.Account {
 	e := l.find(r)

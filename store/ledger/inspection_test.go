@@ -74,6 +74,79 @@ func TestForesee(t *testing.T) {
 	}
 }
 
+// TestWalk shows what clients have used by what is known, with requests in flight and
+// pending charges, and changes nothing.
+func TestWalk(t *testing.T) {
+	for _, kind := range kinds {
+		if kind.Algorithm == store.Concurrency {
+			continue // concurrency takes
+		}
+		simulated(t, func(t *testing.T, _ *simulation, l *Ledger) {
+			defer l.Leave()
+			limit, other, third := kind, kind, kind
+			limit.Zone, limit.Window, other.Zone, other.Window, third.Zone, third.Window = "zone", time.Hour, "other", time.Hour, "third", time.Hour
+			const clients = 3 * walkSize
+			request := func(i int) store.Request {
+				return store.Request{Limit: &limit, ClientKey: strconv.Itoa(i), Events: 10, Cost: int64(1 + i%5), ID: strconv.Itoa(i)}
+			}
+			visited := func(when string) {
+				t.Helper()
+				before, used := l.Figures(), map[string]int64{}
+				l.Walk([]store.Request{{Limit: &other, Events: 5}, {Limit: &limit, Events: 10}}, func(i int, clientKey string, isWhole bool, st *store.State) {
+					if _, seen := used[clientKey]; seen || i != 1 || !isWhole || st.Limit != 10 || st.Remaining != 10-st.Used {
+						t.Errorf("%s, %s: visited for %d is %s, with %+v", limit.Algorithm, when, i, clientKey, st)
+					}
+					used[clientKey] = st.Used
+				})
+				for i := range clients {
+					if got := used[strconv.Itoa(i)]; got != int64(1+i%5) {
+						t.Fatalf("%s, %s: client %d has used %d, want %d", limit.Algorithm, when, i, got, 1+i%5)
+					}
+				}
+				if after := l.Figures(); len(used) != clients || after != before {
+					t.Errorf("%s, %s: visited are %d, %+v became %+v", limit.Algorithm, when, len(used), before, after)
+				}
+			}
+			admit(l, store.Request{Limit: &third, ClientKey: "client", Events: 10, Cost: 1, ID: "x"})
+			for i := range clients {
+				admit(l, request(i))
+			}
+			visited("in flight")
+			for i := range clients {
+				l.Settle([]store.Request{request(i)}, nil)
+			}
+			visited("not yet charged")
+			time.Sleep(time.Second)
+			visited("charged")
+		})
+	}
+}
+
+// TestDelays says for which shard charges wait, and until when.
+func TestDelays(t *testing.T) {
+	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
+		defer l.Leave()
+		limit := store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour}
+		r := store.Request{Limit: &limit, ClientKey: "alice", Events: 10, Cost: 1}
+		delays := func() bool { return l.Delays(s.Owner(r.ClientKey)) }
+		admit(l, r)
+		if delays() {
+			t.Error("charges wait before there are any")
+		}
+		s.setDown(true, false)
+		l.Settle([]store.Request{r}, nil)
+		time.Sleep(5 * time.Second)
+		if !delays() || l.Delays("another shard") {
+			t.Error("charges do not wait for the shard that is down, or for another one")
+		}
+		s.setDown(false, false)
+		time.Sleep(time.Minute)
+		if delays() {
+			t.Error("charges wait for a shard that is back")
+		}
+	})
+}
+
 // snapshot is the entry of a bucket.
 func (l *Ledger) snapshot(r *store.Request) any {
 	e := l.find(r)

@@ -219,5 +219,6 @@ var (
 	_ store.Penalizer = (*Ledger)(nil)
 	_ store.Warmer    = (*Ledger)(nil)
 	_ store.Inspector = (*Ledger)(nil)
+	_ store.Walker    = (*Ledger)(nil)
 	_ store.Resetter  = (*Ledger)(nil)
 )

@@ -116,6 +116,25 @@ func (s *Store) Inspect(_ context.Context, r store.Request) store.Inspection {
 	return store.Inspection{Copies: []store.Copy{{Role: store.RolePrimary, Exists: st.Holds(r.Limit), State: st}}}
 }
 
+// Walk implements [store.Walker].
+func (s *Store) Walk(reqs []store.Request, visit func(i int, clientKey string, isWhole bool, st *store.State)) {
+	asked := make(map[uint32]int, len(reqs))
+	for i := range reqs {
+		asked[s.buckets.limits.Number(reqs[i].Limit)] = i
+	}
+	now := s.now().UnixMicro()
+	for n := range s.buckets.shards {
+		for from := 0; s.buckets.shards[n].walk(from, func(b *bucket) {
+			if i, ok := asked[b.limit]; ok {
+				clientKey, isWhole := identity.ID{Limit: b.limit, Key: b.key}.ClientKey()
+				st := algorithm.Peek.Run(b.content, &reqs[i], now)
+				visit(i, clientKey, isWhole, &st)
+			}
+		}); from += walkSize {
+		}
+	}
+}
+
 // Reset implements [store.Resetter].
 func (s *Store) Reset(_ context.Context, r store.Request) error {
 	s.buckets.forget(&r)
@@ -153,6 +172,7 @@ var (
 	_ store.Penalizer = (*Store)(nil)
 	_ store.Peeker    = (*Store)(nil)
 	_ store.Inspector = (*Store)(nil)
+	_ store.Walker    = (*Store)(nil)
 	_ store.Resetter  = (*Store)(nil)
 	_ store.Overrider = (*Store)(nil)
 	_ store.Diagnoser = (*Store)(nil)

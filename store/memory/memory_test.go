@@ -2,6 +2,7 @@ package memory_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -77,6 +78,45 @@ func TestClockStepsBack(t *testing.T) {
 		if used := f.charge(minute, clientKey(i), 1); used != want {
 			t.Errorf("client %d: used %d, want %d", i, used, want)
 		}
+	}
+}
+
+// TestWalk visits the buckets of the limits that are asked about, each once, however many
+// there are.
+func TestWalk(t *testing.T) {
+	f := newFixture(t, 100_000)
+	hour, day, other := limit("hour", time.Hour), limit("day", 24*time.Hour), limit("other", time.Hour)
+	const clients = 50_000
+	for i := range clients {
+		f.charge(hour, clientKey(i), int64(1+i%7))
+	}
+	long := strings.Repeat("long", 30)
+	f.charge(day, long, 2)
+	f.charge(other, "client", 1)
+	used, rest := map[string]int64{}, 0
+	asked := []store.Request{{Limit: day, Events: 5}, {Limit: hour, Events: 10}}
+	f.store.Walk(asked, func(i int, clientKey string, isWhole bool, st *store.State) {
+		if i == 1 {
+			if _, seen := used[clientKey]; seen || !isWhole || st.Limit != 10 {
+				t.Errorf("client %s is visited again, or not whole, with %+v", clientKey, st)
+			}
+			used[clientKey] = st.Used
+			return
+		}
+		if rest++; isWhole || !strings.HasPrefix(long, clientKey) || st.Used != 2 || st.Limit != 5 {
+			t.Errorf("the long key is %q, whole: %t, with %+v", clientKey, isWhole, st)
+		}
+	})
+	if len(used) != clients || rest != 1 {
+		t.Errorf("visited are %d and %d buckets", len(used), rest)
+	}
+	for i := range clients {
+		if got := used[clientKey(i)]; got != int64(1+i%7) {
+			t.Fatalf("client %d used %d", i, got)
+		}
+	}
+	if n := f.buckets.Len(); n != clients+2 {
+		t.Errorf("there are %d buckets after the walk", n)
 	}
 }
 

@@ -106,6 +106,21 @@ func (s *shard) sample(most int, c *candidate) int {
 	return most
 }
 
+// walkSize is how many buckets of a shard are visited at a time, so that requests need not
+// wait for long.
+const walkSize = 256
+
+// walk visits the buckets from a place in the queue on, up to walkSize of them, and reports
+// whether there are more.
+func (s *shard) walk(from int, visit func(*bucket)) (more bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, b := range s.queue[min(from, len(s.queue)):min(from+walkSize, len(s.queue))] {
+		visit(b)
+	}
+	return from+walkSize < len(s.queue)
+}
+
 func (s *shard) evict(b *bucket) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"os/signal"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -169,8 +170,9 @@ func uiCommand(host Host) *cobra.Command {
 		Short: "Serves a page that shows the limits at work, to this machine",
 		Long: `
 Serves a page on a loopback address that shows the zones, the shards and the
-clients that are refused most, and looks up and resets buckets. It passes its
-calls on to the admin API, unix sockets included, and ends with Ctrl-C.
+clients that are refused most, near their limit or blocked, and finds, resets,
+blocks and grants clients. It passes its calls on to the admin API, unix sockets
+included, and ends with Ctrl-C.
 
 Whoever can reach the port can do what the page does. It is only for this
 machine: other addresses are refused, and so are requests from other sites'
@@ -217,6 +219,37 @@ func shown(text string) string {
 	return text
 }
 
+// plain matches texts that a shell takes as they are.
+var plain = regexp.MustCompile(`^[A-Za-z0-9_.:/@%+{}-]+$`)
+
+// quoted returns text as one argument for a shell: clients choose their keys, and
+// operators copy them.
+func quoted(text string) string {
+	if plain.MatchString(text) {
+		return text
+	}
+	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+}
+
+// clientText returns what identifies a client, as arguments that the commands accept: the
+// template and its values or, without one, the client key. A note follows in parentheses.
+func clientText(c *adminapi.Client) string {
+	var words []string
+	if c.Template != "" {
+		words = append(words, quoted(c.Template))
+	}
+	for _, value := range c.Values {
+		words = append(words, quoted(value))
+	}
+	if len(words) == 0 {
+		words = []string{quoted(c.ClientKey)}
+	}
+	if c.Note != "" {
+		words = append(words, "("+c.Note+")")
+	}
+	return strings.Join(words, " ")
+}
+
 func number(n int64) string { return strconv.FormatInt(n, 10) }
 
 // seconds formats a duration in a few digits; 0 is "".
@@ -247,4 +280,12 @@ func until(instant float64, now time.Time) string {
 		return "now"
 	}
 	return "in " + seconds(left)
+}
+
+// ago formats the time since an instant, in seconds since the epoch; "-" if there is none.
+func ago(instant float64, now time.Time) string {
+	if instant == 0 {
+		return "-"
+	}
+	return max(now.Sub(time.UnixMicro(int64(instant*1e6))), 0).Round(time.Second).String() + " ago"
 }

@@ -23,10 +23,12 @@ Shows the bucket of a client in a zone: on the primary, on each replica, and
 what the running Caddy knows beyond that.
 
 The values are those of the placeholders of the zone's key, in their order, such
-as the client's IP address. --client-key gives the client key itself, as top and
-simulate show it. A zone without placeholders in its key needs none.
+as the client's IP address. Before them may stand the text of the key that they
+belong to, as top and simulate show a client. --client-key gives the client key
+itself, as --json and the log have it. A zone without placeholders in its key
+needs none of these.
 `,
-		Example: "  $ caddy rate-limit get api 203.0.113.7\n  $ caddy rate-limit get login --client-key 'Q1x:alice'",
+		Example: "  $ caddy rate-limit get api 203.0.113.7\n  $ caddy rate-limit get login {header.X-Api-Key} alice\n  $ caddy rate-limit get login --client-key Q1x:alice",
 		Args:    cobra.MinimumNArgs(1),
 	}
 	var flags bucketFlags
@@ -72,7 +74,7 @@ cannot be reached; then nothing is forgotten.
 			if b.Shard != "" {
 				where = ", shard " + shown(b.Shard)
 			}
-			fmt.Fprintf(s.out, "%s: %s in zone %s of store %s%s\n", what, shown(b.ClientKey), shown(all.Zone), shown(all.Store), where)
+			fmt.Fprintf(s.out, "%s: %s in zone %s of store %s%s\n", what, shown(clientText(&b.Client)), shown(all.Zone), shown(all.Store), where)
 		}
 		return 0, nil
 	})
@@ -110,10 +112,7 @@ func (s *session) showBuckets(all *adminapi.Buckets) {
 		if i > 0 {
 			fmt.Fprintln(s.out)
 		}
-		fmt.Fprintf(s.out, "%s in zone %s of store %s", shown(b.ClientKey), shown(all.Zone), shown(all.Store))
-		if b.Text != "" {
-			fmt.Fprintf(s.out, ", key %s", shown(b.Text))
-		}
+		fmt.Fprintf(s.out, "%s in zone %s of store %s", shown(clientText(&b.Client)), shown(all.Zone), shown(all.Store))
 		if b.Shard != "" {
 			fmt.Fprintf(s.out, ", shard %s", shown(b.Shard))
 		}
@@ -127,6 +126,12 @@ func (s *session) showBuckets(all *adminapi.Buckets) {
 			t.state(b.Local, "(memory)", "local", now)
 		}
 		t.end()
+		for _, o := range b.Overrides {
+			fmt.Fprintln(s.out, overrideText(&o, now))
+		}
+		if b.LastRefused > 0 {
+			fmt.Fprintln(s.out, "last refused", ago(b.LastRefused, now))
+		}
 		if l := b.Ledger; l != nil {
 			fmt.Fprintf(s.out, "ledger: %d used, %d in flight, %d unsent, %d reserved", l.Used, l.InFlight, l.Unsent, l.Reserved)
 			if l.Full {
@@ -224,9 +229,9 @@ func (s *session) showSimulation(sim *adminapi.Simulation) {
 		fmt.Fprintln(s.out, "no zone counts the request")
 	} else {
 		now := time.Now()
-		t := newTable(s.out, "ZONE", "STORE", "CLIENT KEY", "LIMIT", "USED", "REMAINING", "COST", "RESET", "OUTCOME", "REASON")
+		t := newTable(s.out, "ZONE", "STORE", "CLIENT", "LIMIT", "USED", "REMAINING", "COST", "RESET", "OUTCOME", "REASON")
 		for _, z := range sim.Zones {
-			t.row(z.Name, z.Store, z.ClientKey, number(z.Limit), number(z.Used), number(z.Remaining), number(z.Cost),
+			t.row(z.Name, z.Store, clientText(&z.Client), number(z.Limit), number(z.Used), number(z.Remaining), number(z.Cost),
 				until(z.Reset, now), z.Outcome, cmp.Or(z.Error, z.Reason))
 		}
 		t.end()

@@ -55,7 +55,7 @@ func unblockCommand(host Host) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "unblock <zone> [<value>...]",
 		Short:   "Ends the block of a client",
-		Long:    "\nEnds the block of a client, if there is one. The arguments are those of get; blocks\nshows client keys for --client-key.\n",
+		Long:    "\nEnds the block of a client, if there is one. The arguments are those of get; a digest\nthat blocks shows is for --client-key.\n",
 		Example: "  $ caddy rate-limit unblock api 203.0.113.7",
 		Args:    cobra.MinimumNArgs(1),
 	}
@@ -80,13 +80,13 @@ func blocksCommand(host Host) *cobra.Command {
 			return 0, err
 		}
 		now := time.Now()
-		t := newTable(s.out, "ZONE", "KIND", "CLIENT KEY", "EVENTS", "ENDS", "BY", "REASON")
+		t := newTable(s.out, "ZONE", "KIND", "CLIENT", "EVENTS", "ENDS", "BY", "REASON")
 		for _, o := range all.Overrides {
 			events := ""
 			if o.Events > 0 {
 				events = "+" + number(o.Events)
 			}
-			t.row(o.Zone, string(o.Kind), o.ClientKey, events, until(o.Until, now), o.By, o.Reason)
+			t.row(o.Zone, string(o.Kind), clientText(&o.Client), events, until(o.Until, now), o.By, o.Reason)
 		}
 		t.end()
 		for _, text := range all.Errors {
@@ -125,9 +125,22 @@ func (f *overrideFlags) change(s *session, method, what string, args []string, q
 	for _, o := range all.Overrides {
 		text := "no " + string(o.Kind) + " any more"
 		if method == http.MethodPost {
-			text = fmt.Sprintf("%s, ends %s", o.Kind, until(o.Until, now))
+			text = overrideText(&o, now)
 		}
-		fmt.Fprintf(s.out, "%s: %s in zone %s of store %s\n", text, shown(o.ClientKey), shown(o.Zone), shown(o.Store))
+		fmt.Fprintf(s.out, "%s: %s in zone %s of store %s\n", text, shown(clientText(&o.Client)), shown(o.Zone), shown(o.Store))
 	}
 	return nil
+}
+
+// overrideText says what an override does, and until when.
+func overrideText(o *adminapi.Override, now time.Time) string {
+	text := string(o.Kind)
+	if o.Events > 0 {
+		text += " of " + number(o.Events)
+	}
+	text += ", ends " + until(o.Until, now)
+	if o.Reason != "" {
+		text += " (" + shown(o.Reason) + ")"
+	}
+	return text
 }

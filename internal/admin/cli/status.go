@@ -38,11 +38,18 @@ func showStatus(s *session) error {
 	if err := s.call(http.MethodGet, root, nil, &st); err != nil || s.raw {
 		return err
 	}
-	t := newTable(s.out, "ZONE", "STORE", "ALGORITHM", "EVENTS", "WINDOW", "ENFORCED", "ALLOWED", "REFUSED", "WOULD REFUSE", "ERRORS")
+	for _, p := range st.Problems {
+		fmt.Fprintf(s.out, "problem of store %s: %s\n", shown(p.Store), shown(p.Text))
+	}
+	if len(st.Problems) > 0 {
+		fmt.Fprintln(s.out)
+	}
+	now := time.Now()
+	t := newTable(s.out, "ZONE", "STORE", "ALGORITHM", "EVENTS", "WINDOW", "ENFORCED", "ALLOWED", "REFUSED", "WOULD REFUSE", "ERRORS", "LAST REFUSAL")
 	for _, z := range st.Zones {
 		d := z.Decisions
 		t.row(z.Name, z.Store, string(z.Algorithm), z.Events, cmp.Or(z.Calendar, seconds(z.Window)), strconv.FormatFloat(z.Enforce, 'g', 6, 64)+"%",
-			number(d["allowed"]), number(d["refused"]), number(d["would_refuse"]), number(d["error_allowed"]+d["error_refused"]))
+			number(d["allowed"]), number(d["refused"]), number(d["would_refuse"]), number(d["error_allowed"]+d["error_refused"]), ago(z.LastRefused, now))
 	}
 	t.end()
 	for i := range st.Stores {
@@ -135,12 +142,12 @@ func showTop(s *session, query url.Values) error {
 	if query.Has("zone") {
 		zones = []adminapi.Top{got.Top}
 	}
-	t := newTable(s.out, "ZONE", "REFUSED", "STORE", "CLIENT KEY")
-	covered := 0.0
+	t := newTable(s.out, "ZONE", "REFUSED", "LAST REFUSAL", "STORE", "CLIENT")
+	covered, now := 0.0, time.Now()
 	for _, z := range zones {
 		covered = max(covered, z.Since)
 		for _, client := range z.Refused {
-			t.row(z.Zone, number(client.Count), client.Store, client.ClientKey)
+			t.row(z.Zone, number(client.Count), ago(client.LastRefused, now), client.Store, clientText(&client.Client))
 		}
 	}
 	t.end()

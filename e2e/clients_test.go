@@ -1,0 +1,214 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+)
+
+// shownClient is a client as answers explain it.
+func shownClient(c adminapi.Client) string {
+	text := c.Template + " " + fmt.Sprintf("%q", c.Values)
+	if c.Note != "" {
+		text += " (" + c.Note + ")"
+	}
+	return text
+}
+
+// TestClientsAreExplained by the texts of the zone's key, wherever there are client keys.
+func TestClientsAreExplained(t *testing.T) {
+	servers := caddytest.StartShards(t, 2, 0)
+	site := func(store, key string) string {
+		return zonesSite(store, zoneWith("api", "events 1", "key "+key), "respond ok")
+	}
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		const template = "{header.X-User}|{header.X-Device}"
+		c := caddytest.Start(t, site(store, "{header.X-Key} "+template))
+		for _, headers := range [][]string{{"X-Key: it's me"}, {"X-User: alice", "X-Device: left"}} {
+			for range 3 {
+				c.Get("/", headers...)
+			}
+		}
+		code, text := c.AdminCall(http.MethodPost, "/rate_limit/blocks/api?for=1h&key="+url.QueryEscape(template)+"&key=alice&key=left", "", "")
+		must(t, text, want("status", code, http.StatusOK))
+		listed := func() (refused, overrides []adminapi.Client) {
+			t.Helper()
+			var top adminapi.Top
+			c.AdminJSON(http.MethodGet, "/rate_limit/top?zone=api", "", &top)
+			for _, client := range top.Refused {
+				refused = append(refused, client.Client)
+				if age := time.Since(time.Unix(int64(client.LastRefused), 0)); age < 0 || age > 2*caddytest.WaitLimit {
+					t.Errorf("%v was refused last before %v", client, age)
+				}
+			}
+			var all adminapi.Overrides
+			c.AdminJSON(http.MethodGet, "/rate_limit/overrides", "", &all)
+			for _, o := range all.Overrides {
+				overrides = append(overrides, o.Client)
+			}
+			slices.SortFunc(refused, func(a, b adminapi.Client) int { return strings.Compare(shownClient(a), shownClient(b)) })
+			return refused, overrides
+		}
+		refused, overrides := listed()
+		if len(refused) != 2 || len(overrides) != 1 || shownClient(refused[0]) != `{header.X-Key} ["it's me"]` ||
+			shownClient(refused[1]) != template+` ["alice" "left"]` || refused[1].ClientKey != overrides[0].ClientKey || shownClient(overrides[0]) != shownClient(refused[1]) {
+			t.Errorf("refused are %v, overrides %v", refused, overrides)
+		}
+		// The commands take them as they show them, and quote what a shell would not take.
+		prints(t, 0, []string{"'" + template + "' alice left", `{header.X-Key} 'it'\''s me'`}, "top", "--count", "1", "--address", c.Admin)
+		prints(t, 0, []string{"'" + template + "' alice left in zone api", "block, ends in ", "last refused "}, "get", "api", template, "alice", "left", "--address", c.Admin)
+		prints(t, 0, []string{"{header.X-Key} 'it'\\''s me' in zone api"}, "get", "api", "{header.X-Key} it's me", "--address", c.Admin)
+		out := prints(t, 0, []string{"block"}, "get", "api", "--json", "--client-key", refused[1].ClientKey, "--address", c.Admin)
+		var buckets adminapi.Buckets
+		must(t, out, json.Unmarshal([]byte(out), &buckets))
+		if b := buckets.Buckets[0]; b.Client.ClientKey != refused[1].ClientKey || shownClient(b.Client) != shownClient(refused[1]) || len(b.Overrides) != 1 {
+			t.Errorf("by its client key: %+v", b)
+		}
+		s := simulate(c, "/", "X-Key: carol")
+		must(t, "simulated", want("client", s.Zones[0].Template+fmt.Sprint(s.Zones[0].Values), "{header.X-Key}[carol]"))
+		// Another key explains what it still has.
+		c.MustLoad(site(store, "{header.X-Key} {header.X-Account}"))
+		refused, overrides = listed()
+		const unknown = ` [] (of no text of the zone's key in the running config)`
+		if len(refused) != 2 || len(overrides) != 1 || shownClient(refused[0]) != unknown || shownClient(overrides[0]) != unknown ||
+			shownClient(refused[1]) != `{header.X-Key} ["it's me"]` {
+			t.Errorf("after a reload refused are %v, overrides %v", refused, overrides)
+		}
+		prints(t, 0, []string{overrides[0].ClientKey, "(of no text of the zone's key in the running config)"}, "blocks", "--address", c.Admin)
+		c.MustLoad(strings.ReplaceAll(site(store, "{header.X-Key}"), "zone api", "zone other"))
+		if _, overrides = listedOverrides(c); len(overrides) != 1 || shownClient(overrides[0]) != ` [] (of a zone that the running config lacks)` {
+			t.Errorf("without the zone overrides are %v", overrides)
+		}
+	})
+	// A store with a secret lists digests.
+	c := caddytest.Start(t, site(servers.Store("key_prefix hidden", "key_secret correct-horse"), "{header.X-Key}"))
+	code, text := c.AdminCall(http.MethodPost, "/rate_limit/blocks/api?for=1h&key=alice", "", "")
+	must(t, text, want("status", code, http.StatusOK))
+	if text, overrides := listedOverrides(c); len(overrides) != 1 || shownClient(overrides[0]) != " [] (a digest, by key_secret)" || !strings.HasPrefix(overrides[0].ClientKey, "$") {
+		t.Errorf("with a secret: %s", text)
+	}
+}
+
+// listedOverrides returns the clients for which something was changed.
+func listedOverrides(c *caddytest.Caddy) (text string, clients []adminapi.Client) {
+	c.T.Helper()
+	_, text = c.AdminCall(http.MethodGet, "/rate_limit/overrides", "", "")
+	var all adminapi.Overrides
+	must(c.T, text, json.Unmarshal([]byte(text), &all))
+	for _, o := range all.Overrides {
+		clients = append(clients, o.Client)
+	}
+	return text, clients
+}
+
+// TestFindClient shows the buckets of a client in all zones.
+func TestFindClient(t *testing.T) {
+	servers := caddytest.StartLastingShards(t, 2, 0)
+	zones := pathZone("api", "events 2") + pathZone("login", "events 5", "key {header.X-Account} {client_ip}") +
+		pathZone("pair", "events 5", "key {header.X-User}|{header.X-Device}") + pathZone("all", "events 5", "key everybody")
+	c := caddytest.Start(t, zonesSite(servers.Store(), zones, "respond ok"))
+	find := func(name string) (answer adminapi.Found) {
+		t.Helper()
+		c.AdminJSON(http.MethodGet, "/rate_limit/clients?name="+url.QueryEscape(name), "", &answer)
+		return answer
+	}
+	shown := func(answer adminapi.Found) (all []string) {
+		for _, zone := range answer.Zones {
+			for _, b := range zone.Buckets {
+				all = append(all, zone.Zone+": "+shownClient(b.Client))
+			}
+		}
+		return all
+	}
+	for range 4 {
+		c.Get("/api", "X-Key: alice")
+	}
+	code, text := c.AdminCall(http.MethodPost, "/rate_limit/grants/api?key=alice&events=3", "", "")
+	must(t, text, want("status", code, http.StatusOK))
+	answer := find("alice")
+	must(t, "alice", want("buckets", fmt.Sprint(shown(answer)), `[api: {header.X-Key} ["alice"] login: {header.X-Account} ["alice"]]`))
+	api, login := answer.Zones[0].Buckets[0], answer.Zones[1].Buckets[0]
+	if st := api.Servers[0].State; st == nil || st.Used != 2 || st.Limit != 2 || st.Reset == 0 || len(api.Overrides) != 1 || api.Overrides[0].Events != 3 || api.LastRefused == 0 {
+		t.Errorf("in zone api: %+v", api)
+	}
+	if login.Servers[0].State != nil || login.Overrides != nil || login.LastRefused != 0 {
+		t.Errorf("in zone login, where the client never was: %+v", login)
+	}
+	for name, found := range map[string]string{
+		"{header.X-Account} alice": `login: {header.X-Account} ["alice"]`,
+		"203.0.113.7":              `api: {header.X-Key} ["203.0.113.7"] api: {client_ip} ["203.0.113.7"] login: {header.X-Account} ["203.0.113.7"] login: {client_ip} ["203.0.113.7"]`,
+		"a b":                      `api: {header.X-Key} ["a b"] login: {header.X-Account} ["a b"] pair: {header.X-User}|{header.X-Device} ["a" "b"]`,
+	} {
+		if got := strings.Join(shown(find(name)), " "); !strings.Contains(got, found) {
+			t.Errorf("%s finds %s, want %s", name, got, found)
+		}
+	}
+	if got := shown(find("everybody")); !slices.Contains(got, "all: everybody []") {
+		t.Errorf("everybody finds %s", got)
+	}
+	adminRefuses(c, http.MethodGet, "/rate_limit/clients", "", http.StatusBadRequest, "name is empty")
+	adminRefuses(c, http.MethodGet, "/rate_limit/clients?zone=api", "", http.StatusBadRequest, `"zone" is unknown`)
+	servers.Kill(t)
+	if b := find("alice").Zones[0].Buckets[0]; b.Servers[0].Error == "" || b.Ledger == nil {
+		t.Errorf("while the shards are down: %+v", b)
+	}
+}
+
+// TestNear lists the clients that have used most of their limit, and not all of it.
+func TestNear(t *testing.T) {
+	servers := caddytest.StartShards(t, 2, 1)
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		config := zonesSite(store, pathZone("api", "events 10")+pathZone("login", "events 10", "warn 50"), "respond ok")
+		c := caddytest.Start(t, config)
+		long := longKey(1)
+		for client, n := range map[string]int{"alice": 9, "bob": 10, "carol": 7, "dave": 8, long: 8} {
+			for range n {
+				c.Get("/api", "X-Key: "+client)
+				c.Get("/login", "X-Key: "+client)
+			}
+		}
+		c.MustLoad(strings.Replace(config, "respond ok", "respond yes", 1))
+		near := func(query string) (zones map[string]string, err error) {
+			var all adminapi.Nears
+			c.AdminJSON(http.MethodGet, "/rate_limit/near?"+query, "", &all)
+			zones = map[string]string{}
+			for _, zone := range all.Zones {
+				text := fmt.Sprintf("from %d%%, %d full", zone.Percent, zone.Full)
+				for _, client := range zone.Clients {
+					if strings.HasPrefix(long, strings.TrimSuffix(client.Values[0], "...")) {
+						// Of a long key the ledger knows the beginning only.
+						client.Values[0] = "long"
+						err = errors.Join(err, want("saying so", client.Note != "" && client.ClientKey == "", true))
+					}
+					text += fmt.Sprintf(", %s%v %d of %d", client.Template, client.Values, client.Used, client.Limit)
+					err = errors.Join(err, want("store", client.Store, "default"), want("having a reset", client.Reset > 0, true))
+				}
+				zones[zone.Zone] = text
+			}
+			return zones, err
+		}
+		// On a busy machine a charge may be late.
+		eventually(t, "all are counted", func() error {
+			all, err := near("")
+			return errors.Join(err, want("zones", len(all), 2),
+				want("api", all["api"], "from 80%, 1 full, {header.X-Key}[alice] 9 of 10, {header.X-Key}[long] 8 of 10, {header.X-Key}[dave] 8 of 10"),
+				want("login", all["login"], "from 50%, 1 full, {header.X-Key}[alice] 9 of 10, {header.X-Key}[long] 8 of 10, {header.X-Key}[dave] 8 of 10, {header.X-Key}[carol] 7 of 10"))
+		})
+		all, err := near("n=1")
+		must(t, "one of each", errors.Join(err, want("api", all["api"], "from 80%, 1 full, {header.X-Key}[alice] 9 of 10")))
+		var one adminapi.Near
+		c.AdminJSON(http.MethodGet, "/rate_limit/near?zone=login", "", &one)
+		must(t, "one zone", errors.Join(want("zone", one.Zone, "login"), want("clients", len(one.Clients), 4)))
+		adminRefuses(c, http.MethodGet, "/rate_limit/near?zone=nope", "", http.StatusNotFound, "there is api, login")
+		adminRefuses(c, http.MethodGet, "/rate_limit/near?n=101", "", http.StatusBadRequest, "from 1 to 100")
+	})
+}

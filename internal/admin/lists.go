@@ -1,0 +1,187 @@
+package admin
+
+import (
+	"cmp"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+const (
+	defaultListed = 20
+	mostListed    = 100
+)
+
+// listed is what a list of clients is about: up to n clients of each zone.
+type listed struct {
+	zones map[string][]boundZone
+	// zone is the only one of zones, or empty if the list is of all.
+	zone string
+	n    int
+}
+
+// readListed reads the request for a list of clients.
+func readListed(running runningConfig, r *http.Request) (*listed, error) {
+	query, err := queryOf(r, "zone", "n")
+	if err != nil {
+		return nil, err
+	}
+	l := &listed{zones: boundZones(running), zone: query.Get("zone"), n: defaultListed}
+	if text := query.Get("n"); text != "" {
+		if l.n, err = strconv.Atoi(text); err != nil || l.n < 1 || l.n > mostListed {
+			return nil, apiErrorf(http.StatusBadRequest, "n is %q: it must be a number from 1 to %d", text, mostListed)
+		}
+	}
+	if l.zone != "" {
+		zone, ok := l.zones[l.zone]
+		if !ok {
+			return nil, unknownZone(l.zone, l.zones)
+		}
+		l.zones = map[string][]boundZone{l.zone: zone}
+	}
+	return l, nil
+}
+
+// top answers GET /rate_limit/top with the clients that were refused most in the
+// last minutes.
+func top(running runningConfig, r *http.Request) (any, error) {
+	list, err := readListed(running, r)
+	if err != nil {
+		return nil, err
+	}
+	all := adminapi.Tops{Zones: []adminapi.Top{}}
+	for _, name := range sortedKeys(list.zones) {
+		all.Zones = append(all.Zones, topOf(name, list.zones[name], list.n, time.Now()))
+	}
+	if list.zone != "" {
+		return all.Zones[0], nil
+	}
+	return all, nil
+}
+
+// topOf returns the top of a zone in all stores in which it counts.
+func topOf(name string, zone []boundZone, n int, now time.Time) adminapi.Top {
+	refused, since := limiter.RefusedMost(name, storeNames(zone), n, now)
+	for i := range refused {
+		refused[i].Client = zone[0].ClientOf(refused[i].ClientKey)
+	}
+	return adminapi.Top{Zone: name, Since: since.Seconds(), Refused: append([]adminapi.RefusedClient{}, refused...)}
+}
+
+// nearPercent is how much of a limit is most of it, for zones without warn.
+const nearPercent = 80
+
+// near answers GET /rate_limit/near with the clients that have used most of their limit,
+// and not all of it. It looks at the buckets of which this process knows something, which
+// is no call, and needs nothing on the way of requests.
+func near(running runningConfig, r *http.Request) (any, error) {
+	list, err := readListed(running, r)
+	if err != nil {
+		return nil, err
+	}
+	all := adminapi.Nears{Zones: make([]adminapi.Near, 0, len(list.zones))}
+	scans := map[*stores.Handle]*scan{}
+	for _, name := range sortedKeys(list.zones) {
+		zone := list.zones[name]
+		all.Zones = append(all.Zones, adminapi.Near{Zone: name, Percent: cmp.Or(zone[0].Warn, nearPercent), Clients: []adminapi.NearClient{}})
+		for _, bound := range zone {
+			s := scans[bound.store]
+			if s == nil {
+				s = new(scan)
+				scans[bound.store] = s
+			}
+			s.zones = append(s.zones, bound)
+			s.reqs = append(s.reqs, bound.About(adminapi.BucketName{}))
+			s.found = append(s.found, &nearest{into: &all.Zones[len(all.Zones)-1], n: list.n})
+		}
+	}
+	for handle, s := range scans {
+		s.run(handle)
+	}
+	for i := range all.Zones {
+		z := &all.Zones[i]
+		slices.SortFunc(z.Clients, func(a, b adminapi.NearClient) int {
+			return cmp.Or(cmp.Compare(shareOf(b.Used, b.Limit), shareOf(a.Used, a.Limit)), cmp.Compare(a.ClientKey, b.ClientKey))
+		})
+		z.Clients = z.Clients[:min(list.n, len(z.Clients))]
+	}
+	if list.zone != "" {
+		return all.Zones[0], nil
+	}
+	return all, nil
+}
+
+// scan looks at the buckets of some zones in one store.
+type scan struct {
+	zones []boundZone
+	reqs  []store.Request
+	found []*nearest
+}
+
+func (s *scan) run(handle *stores.Handle) {
+	open := handle.EnterOpen()
+	if open == nil {
+		return
+	}
+	defer handle.Leave()
+	walker, ok := open.Store.(store.Walker)
+	if !ok {
+		return
+	}
+	walker.Walk(s.reqs, func(i int, clientKey string, isWhole bool, st *store.State) {
+		s.found[i].visit(clientKey, isWhole, st)
+	})
+	for i, found := range s.found {
+		for _, b := range found.buckets {
+			client := adminapi.NearClient{Store: handle.Name, Limit: b.state.Limit, Used: b.state.Used, Reset: limiter.EpochSeconds(b.state.Reset)}
+			if b.isWhole {
+				client.Client = s.zones[i].ClientOf(b.clientKey)
+			} else {
+				client.Client = s.zones[i].ClientFrom(b.clientKey)
+			}
+			found.into.Clients = append(found.into.Clients, client)
+		}
+	}
+}
+
+// nearest are the n buckets of a zone in one store that are nearest to their limit, the
+// nearest first.
+type nearest struct {
+	into    *adminapi.Near
+	n       int
+	buckets []nearBucket
+}
+
+type nearBucket struct {
+	clientKey string
+	isWhole   bool
+	state     store.State
+}
+
+// visit adds a bucket that is near its limit. It is called with a lock of the store held.
+func (c *nearest) visit(clientKey string, isWhole bool, st *store.State) {
+	switch {
+	case st.Limit == 0 || st.Used < limiter.Share(st.Limit, c.into.Percent):
+		return
+	case st.Used >= st.Limit:
+		c.into.Full++
+		return
+	}
+	share := shareOf(st.Used, st.Limit)
+	at, _ := slices.BinarySearchFunc(c.buckets, share, func(b nearBucket, share float64) int {
+		return cmp.Compare(share, shareOf(b.state.Used, b.state.Limit))
+	})
+	if at == c.n {
+		return
+	}
+	c.buckets = slices.Insert(c.buckets, at, nearBucket{clientKey, isWhole, *st})
+	c.buckets = c.buckets[:min(c.n, len(c.buckets))]
+}
+
+func shareOf(used, limit int64) float64 { return float64(used) / float64(limit) }

@@ -1,0 +1,87 @@
+package admin
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// How bad a problem is, the worst first.
+const (
+	noPrimary = iota
+	chargesWait
+	noReplica
+)
+
+// problem is a [adminapi.Problem] and how bad it is.
+type problem struct {
+	adminapi.Problem
+	rank int
+}
+
+// problems returns what is wrong with the stores, the worst first. It calls no server.
+func problems(running runningConfig) []adminapi.Problem {
+	var all []problem
+	for _, handle := range running.Stores() {
+		if open := handle.EnterOpen(); open != nil {
+			all = append(all, problemsOf(open)...)
+			handle.Leave()
+		}
+	}
+	slices.SortStableFunc(all, func(a, b problem) int { return cmp.Compare(a.rank, b.rank) })
+	listed := []adminapi.Problem{}
+	for _, p := range all {
+		listed = append(listed, p.Problem)
+	}
+	return listed
+}
+
+func problemsOf(open *stores.Opened) (all []problem) {
+	sharded, ok := open.Base.(store.Sharded)
+	if !ok {
+		return nil
+	}
+	for _, shard := range sharded.Shards() {
+		add := func(rank int, server, format string, args ...any) {
+			all = append(all, problem{adminapi.Problem{Store: open.Name, Shard: shard.Name, Server: server, Text: fmt.Sprintf(format, args...)}, rank})
+		}
+		if !shard.Found || len(shard.Servers) == 0 {
+			add(noPrimary, "", "the servers of shard %s are not found", shard.Name)
+		}
+		for i := range shard.Servers {
+			server := &shard.Servers[i]
+			rank := noReplica
+			if server.Role == store.RolePrimary {
+				rank = noPrimary
+			}
+			name := fmt.Sprintf("the %s %s of shard %s", server.Role, server.Address, shard.Name)
+			switch server.State {
+			case store.ServerLeftOut:
+				add(rank, server.Address, "%s is left out of %s, because calls of it fail", name, strings.Join(leftOutOf(server), " and "))
+			case store.ServerLagging:
+				add(rank, server.Address, "%s is %.1f seconds behind, so it is not asked", name, server.Lag.Seconds())
+			case store.ServerForeign:
+				add(rank, server.Address, "%s follows another primary, so it is not asked", name)
+			}
+		}
+		if open.Ledger != nil && open.Ledger.Delays(shard.Name) {
+			add(chargesWait, "", "charges wait for shard %s", shard.Name)
+		}
+	}
+	return all
+}
+
+// leftOutOf returns the purposes for which a server is not called.
+func leftOutOf(server *store.Server) (purposes []string) {
+	for i := range server.Lanes {
+		if lane := &server.Lanes[i]; !lane.IsUp() {
+			purposes = append(purposes, lane.Purpose)
+		}
+	}
+	return purposes
+}

@@ -1,0 +1,256 @@
+package limiter
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+)
+
+// What a client key is that no template explains, or not all of it.
+const (
+	noteLong     = "a long key: its beginning and a digest"
+	noteCut      = "the beginning of a long key"
+	noteSecret   = "a digest, by key_secret"
+	noteBinary   = "a digest of a key that is no text"
+	noteOverflow = "the bucket that new clients share, by max_new_buckets"
+	noteUnknown  = "of no text of the zone's key in the running config"
+)
+
+// shorthands replaces placeholders by what a Caddyfile has for them. The first that fits
+// counts.
+var shorthands = strings.NewReplacer(
+	"{http.vars.client_ip}", "{client_ip}",
+	"{http.request.remote.host}", "{remote_host}",
+	"{http.request.remote}", "{remote}",
+	"{http.request.host}", "{host}",
+	"{http.request.method}", "{method}",
+	"{http.request.uri}", "{uri}",
+	"{http.request.uri.path}", "{path}",
+	"{http.request.header.", "{header.",
+	"{http.request.cookie.", "{cookie.",
+	"{http.request.uri.query.", "{query.",
+	"{http.request.host.labels.", "{labels.",
+	"{http.vars.", "{vars.",
+)
+
+// textOf returns the text of template i.
+func (z *Zone) textOf(i int) string {
+	if i < len(z.Key) {
+		return z.Key[i]
+	}
+	return clientIPText
+}
+
+// ClientOf explains a client key of the zone, or the form in which a store lists one.
+func (z *Zone) ClientOf(clientKey string) adminapi.Client {
+	c := adminapi.Client{ClientKey: clientKey}
+	switch {
+	case clientKey == stores.OverflowKey:
+		c.Note = noteOverflow
+		return c
+	case strings.HasPrefix(clientKey, "$"):
+		c.Note = noteSecret
+		return c
+	case strings.HasPrefix(clientKey, "#"):
+		c.Note = noteBinary
+		return c
+	}
+	for i := range z.templates {
+		t := &z.templates[i]
+		rest, ok := strings.CutPrefix(clientKey, t.tag+":")
+		if !ok {
+			continue
+		}
+		if isShortened(clientKey) {
+			c.Template, c.Values, c.Note = shorthands.Replace(z.textOf(i)), []string{rest}, noteLong
+			return c
+		}
+		if values, ok := t.split(rest); ok {
+			c.Template, c.Values = shorthands.Replace(z.textOf(i)), values
+			return c
+		}
+	}
+	c.Note = noteUnknown
+	return c
+}
+
+// ClientFrom explains the beginning of a client key of the zone. Nobody can be found by
+// it, so it has no client key.
+func (z *Zone) ClientFrom(beginning string) adminapi.Client {
+	c := adminapi.Client{Note: noteCut}
+	for i := range z.templates {
+		if rest, ok := strings.CutPrefix(beginning, z.templates[i].tag+":"); ok {
+			c.Template, c.Values = shorthands.Replace(z.textOf(i)), []string{strings.ToValidUTF8(rest, "") + shortDots}
+			return c
+		}
+	}
+	c.Values = []string{strings.ToValidUTF8(beginning, "") + shortDots}
+	return c
+}
+
+// split returns the values of the template's placeholders, each once, from what follows
+// the tag in a client key that is not shortened. It is the reverse of clientKey.
+func (t *keyTemplate) split(rest string) (values []string, ok bool) {
+	lengths := make([]int, len(t.placeholders))
+	for i := len(t.placeholders) - 2; i >= 0; i-- {
+		at := strings.LastIndexByte(rest, ':')
+		if at < 0 {
+			return nil, false
+		}
+		length, err := strconv.ParseUint(rest[at+1:], 10, 16)
+		if err != nil {
+			return nil, false
+		}
+		lengths[i], rest = int(length), rest[:at]
+	}
+	for i, name := range t.placeholders {
+		if i == len(t.placeholders)-1 {
+			lengths[i] = len(rest)
+		}
+		if lengths[i] > len(rest) {
+			return nil, false
+		}
+		if !slices.Contains(t.placeholders[:i], name) {
+			values = append(values, rest[:lengths[i]])
+		}
+		rest = rest[lengths[i]:]
+	}
+	return values, rest == ""
+}
+
+// BucketsOf returns the buckets of the client whose placeholders have these values, one
+// for each template with as many placeholders, or the bucket of a client key that is
+// given as it is. The first value may be a template: then it is the only one that
+// counts, as where a client is given as [Zone.ClientOf] explains it.
+func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []adminapi.BucketName, err error) {
+	if len(clientKeys) > 0 {
+		if len(values) > 0 {
+			return nil, errors.New("give key or client_key, not both")
+		}
+		if !z.couldHave(clientKeys[0]) {
+			return nil, fmt.Errorf("client_key %q is none of zone %s: copy it from a log or from /rate_limit/top, or give key", clientKeys[0], z.Name)
+		}
+		return []adminapi.BucketName{{Client: z.ClientOf(canonicalKey(clientKeys[0]))}}, nil
+	}
+	only, values := z.named(values)
+	if len(values) > 0 && !slices.ContainsFunc(values, func(v string) bool { return v != "" }) {
+		return nil, errors.New("key is empty: write what the placeholder has for the client")
+	}
+	for i := range z.templates {
+		t := &z.templates[i]
+		if only != nil && only != t || !t.takes(values) {
+			continue
+		}
+		if only == nil && i >= len(z.Key) && !isNetwork(strings.Join(values, "")) {
+			// Only an address has this template.
+			continue
+		}
+		buckets = append(buckets, adminapi.BucketName{Client: z.ClientOf(t.keyOf(values, z)), Text: z.textOf(i)})
+	}
+	if len(buckets) == 0 {
+		return nil, fmt.Errorf("no text of its key (%s) has %d placeholders: give key once for each placeholder of one of them, in their order", strings.Join(z.Key, ", "), len(values))
+	}
+	return buckets, nil
+}
+
+// Find returns the buckets of the client that a text names: by a value, as it is shown,
+// or by its client key. There is none if no client of the zone can have that name. Only an
+// address, or a network, names a client by its address.
+func (z *Zone) Find(text string) (buckets []adminapi.BucketName) {
+	if z.couldHave(text) {
+		return []adminapi.BucketName{{Client: z.ClientOf(canonicalKey(text))}}
+	}
+	for _, values := range [][]string{{text}, strings.Fields(text)} {
+		found, err := z.BucketsOf(values, nil)
+		if err != nil {
+			continue
+		}
+		for _, b := range found {
+			if (b.Template == "{client_ip}" || b.Template == "{remote_host}") && !isNetwork(b.Values[0]) {
+				continue
+			}
+			if !slices.ContainsFunc(buckets, func(other adminapi.BucketName) bool { return other.ClientKey == b.ClientKey }) {
+				buckets = append(buckets, b)
+			}
+		}
+	}
+	return buckets
+}
+
+// isNetwork reports whether text is an IP address or a network.
+func isNetwork(text string) bool {
+	_, noAddr := netip.ParseAddr(text)
+	_, noPrefix := netip.ParsePrefix(text)
+	return noAddr == nil || noPrefix == nil
+}
+
+// named returns the template that values begin with, and the others. One value may be
+// all of it, with spaces between. The template is nil if they begin with none.
+func (z *Zone) named(values []string) (t *keyTemplate, others []string) {
+	for i := range z.templates {
+		t, text := &z.templates[i], z.textOf(i)
+		for _, form := range []string{text, shorthands.Replace(text)} {
+			if len(values) > 0 && values[0] == form && t.takes(values[1:]) {
+				return t, values[1:]
+			}
+			if len(values) != 1 {
+				continue
+			}
+			if rest, ok := strings.CutPrefix(values[0], form+" "); ok {
+				if t.takes([]string{rest}) {
+					return t, []string{rest}
+				}
+				if t.takes(strings.Fields(rest)) {
+					return t, strings.Fields(rest)
+				}
+			}
+		}
+	}
+	return nil, values
+}
+
+// takes reports whether values are as many as the template has placeholders, or the one
+// that stands for all in a shortened client key.
+func (t *keyTemplate) takes(values []string) bool {
+	return len(values) == len(distinct(t.placeholders)) || t.isShortened(values)
+}
+
+func (t *keyTemplate) isShortened(values []string) bool {
+	return len(values) == 1 && isShortened(t.tag+":"+values[0])
+}
+
+// keyOf returns the client key of values that the template takes.
+func (t *keyTemplate) keyOf(values []string, z *Zone) string {
+	if t.isShortened(values) {
+		return t.tag + ":" + values[0]
+	}
+	repl := caddy.NewEmptyReplacer()
+	for i, name := range distinct(t.placeholders) {
+		repl.Set(name, values[i])
+	}
+	key, _ := t.clientKey(nil, nil, repl, z)
+	return string(key)
+}
+
+// couldHave reports whether a client of the zone could have that client key.
+func (z *Zone) couldHave(clientKey string) bool {
+	return clientKey == stores.OverflowKey || slices.ContainsFunc(z.templates, func(t keyTemplate) bool { return strings.HasPrefix(clientKey, t.tag+":") })
+}
+
+// distinct returns each of the names once, in their order.
+func distinct(names []string) (once []string) {
+	for _, name := range names {
+		if !slices.Contains(once, name) {
+			once = append(once, name)
+		}
+	}
+	return once
+}

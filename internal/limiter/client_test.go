@@ -1,0 +1,150 @@
+package limiter
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+)
+
+// TestShorthands are those of the Caddyfile.
+func TestShorthands(t *testing.T) {
+	for _, short := range []string{
+		"{client_ip}", "{remote_host}", "{remote}", "{host}", "{method}", "{uri}", "{path}",
+		"{header.X-Api-Key}", "{cookie.session}", "{query.user}", "{labels.1}", "{vars.tenant}", "a {header.X}|{client_ip}", "{custom.name}",
+	} {
+		segment := caddyfile.Segment{{Text: short}}
+		httpcaddyfile.NewShorthandReplacer().ApplyToSegment(&segment)
+		if got := shorthands.Replace(segment[0].Text); got != short {
+			t.Errorf("%s is %s in a config, which is shown as %s", short, segment[0].Text, got)
+		}
+	}
+}
+
+// TestClientOf explains client keys, and finds the clients as they are shown.
+func TestClientOf(t *testing.T) {
+	const long = "a very long value "
+	z := keyZone("{http.request.header.X-Key}", "{a}|{b}|{a}", "{c}")
+	for _, test := range []struct {
+		v                      values
+		template, values, note string
+	}{
+		{values{"http.request.header.X-Key": "alice"}, "{header.X-Key}", `["alice"]`, ""},
+		{values{"http.request.header.X-Key": "a b:3"}, "{header.X-Key}", `["a b:3"]`, ""},
+		{values{"a": "left", "b": "right:5"}, "{a}|{b}|{a}", `["left" "right:5"]`, ""},
+		{values{"b": "right"}, "{a}|{b}|{a}", `["" "right"]`, ""},
+		{values{"c": "3"}, "{c}", `["3"]`, ""},
+		{values{ipVar: "192.0.2.1"}, "{client_ip}", `["192.0.2.1"]`, ""},
+		{values{"c": strings.Repeat(long, 10)}, "{c}", "", noteLong},
+		{values{"a": strings.Repeat(long, 10), "b": "right"}, "{a}|{b}|{a}", "", noteLong},
+	} {
+		key := keyFor(z, test.v)
+		c := z.ClientOf(key)
+		if c.ClientKey != key || c.Template != test.template || c.Note != test.note || test.note == "" && fmt.Sprintf("%q", c.Values) != test.values {
+			t.Errorf("%v is shown as %+v", test.v, c)
+		}
+		for how, values := range map[string][]string{
+			"as shown": append([]string{c.Template}, c.Values...), "by its values": c.Values,
+		} {
+			buckets, err := z.BucketsOf(values, nil)
+			if !slices.ContainsFunc(buckets, func(b adminapi.BucketName) bool { return b.ClientKey == key }) {
+				t.Errorf("%v %s: found are %v, %v", test.v, how, buckets, err)
+			}
+			if how == "as shown" && len(buckets) != 1 {
+				t.Errorf("%v %s: found are %v, want one", test.v, how, buckets)
+			}
+		}
+		for _, text := range []string{key, c.Template + " " + strings.Join(c.Values, " ")} {
+			// A value that is empty cannot be typed.
+			if buckets := z.Find(text); (len(buckets) != 1 || buckets[0].ClientKey != key) && !slices.Contains(c.Values, "") {
+				t.Errorf("%q finds %v, want %q", text, buckets, key)
+			}
+		}
+	}
+}
+
+// TestUnknownClientKeys are shown as they are, with what they are.
+func TestUnknownClientKeys(t *testing.T) {
+	z := keyZone("{a}{b}", "everybody")
+	tag := z.templates[0].tag
+	for key, note := range map[string]string{
+		stores.OverflowKey: noteOverflow, "$digest": noteSecret, "#digest": noteBinary,
+		"": noteUnknown, "xyz:alice": noteUnknown, tag: noteUnknown, tag + ":ab": noteUnknown, tag + ":ab:3": noteUnknown, tag + ":ab:x": noteUnknown,
+		z.templates[1].tag + ":x": noteUnknown,
+	} {
+		if c := z.ClientOf(key); c.ClientKey != key || c.Template != "" || c.Values != nil || c.Note != note {
+			t.Errorf("%s is shown as %+v, want %s", key, c, note)
+		}
+	}
+	if c := z.ClientOf(keyFor(keyZone("everybody"), nil)); c.Template != "everybody" || c.Values != nil || c.Note != "" {
+		t.Errorf("the only client is shown as %+v", c)
+	}
+	for beginning, want := range map[string]string{tag + ":alice": "{a}{b} [alice...]", "xyz:alic\xc3": " [xyz:alic...]"} {
+		if c := z.ClientFrom(beginning); c.ClientKey != "" || c.Template+" "+fmt.Sprint(c.Values) != want || c.Note != noteCut {
+			t.Errorf("the beginning %q is shown as %+v, want %s", beginning, c, want)
+		}
+	}
+}
+
+// TestFind takes what operators type.
+func TestFind(t *testing.T) {
+	z := keyZone("{http.request.header.X-Key}", "{a}|{b}")
+	for text, want := range map[string]string{
+		"alice":                          "{header.X-Key} [alice]",
+		"left right":                     "{header.X-Key} [left right], {a}|{b} [left right]",
+		"{header.X-Key} left right":      "{header.X-Key} [left right]",
+		"{http.request.header.X-Key} me": "{header.X-Key} [me]",
+		"{a}|{b} left right":             "{a}|{b} [left right]",
+		"192.0.2.1":                      "{header.X-Key} [192.0.2.1], {client_ip} [192.0.2.1]",
+		"{client_ip} 192.0.2.0/24":       "{client_ip} [192.0.2.0/24]",
+		"192.0.2.0/24":                   "{header.X-Key} [192.0.2.0/24], {client_ip} [192.0.2.0/24]",
+		"{header.X-Key}":                 "{header.X-Key} [{header.X-Key}]",
+		stores.OverflowKey:               " []",
+	} {
+		var got []string
+		for _, b := range z.Find(text) {
+			got = append(got, fmt.Sprint(b.Template, " ", b.Values))
+		}
+		if strings.Join(got, ", ") != want {
+			t.Errorf("%s finds %s, want %s", text, got, want)
+		}
+	}
+	if buckets := keyZone("everybody").Find("everybody"); len(buckets) != 1 || buckets[0].Template != "everybody" {
+		t.Errorf("the only client is %v", buckets)
+	}
+	if buckets := keyZone("{http.vars.client_ip}").Find("alice"); buckets != nil {
+		t.Errorf("alice is %v in a zone that counts addresses", buckets)
+	}
+	if buckets := keyZone("everybody").Find("alice"); buckets != nil {
+		t.Errorf("alice is %v in a zone that counts everybody", buckets)
+	}
+}
+
+// FuzzClientOf requires that values come back from a client key, and that the client is found
+// by them.
+func FuzzClientOf(f *testing.F) {
+	f.Add("a", "b", "c")
+	f.Add("", ":1", "1:1")
+	f.Add("{a}{b}{c}", "b", "")
+	z := keyZone("{a}{b}{c}")
+	f.Fuzz(func(t *testing.T, a, b, c string) {
+		if a+b+c == "" {
+			return
+		}
+		key := keyFor(z, values{"a": a, "b": b, "c": c})
+		client := z.ClientOf(key)
+		if client.Note == "" && !slices.Equal(client.Values, []string{a, b, c}) {
+			t.Errorf("%q, %q, %q are shown as %+v", a, b, c, client)
+		}
+		buckets, err := z.BucketsOf(append([]string{client.Template}, client.Values...), nil)
+		if err != nil || len(buckets) != 1 || buckets[0].ClientKey != key {
+			t.Errorf("%+v finds %v, %v", client, buckets, err)
+		}
+	})
+}
