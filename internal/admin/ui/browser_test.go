@@ -2,11 +2,15 @@ package ui_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"flag"
 	"fmt"
+	"image/color"
+	"image/png"
 	"io"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,23 +22,26 @@ import (
 
 	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/process"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
-var screenshot = flag.String("ui.screenshot", "", "write a picture of the page into this file")
+var pictures = flag.String("ui.pictures", "", "write the pictures of the page into this directory, such as docs/img")
 
 // site is a Caddy under load, with its page.
 type site struct {
 	caddy *caddyproc.Process
 	// addr is where the site listens, page the URL of the page.
 	addr, page string
+	replica    *redistest.Server
 }
 
 const siteConfig = `{
@@ -91,7 +98,7 @@ func startSite(t *testing.T, window string) *site {
 	addr := fmt.Sprintf("127.0.0.1:%d", port)
 	socket := filepath.Join(dir, "admin.sock")
 	config := fmt.Sprintf(siteConfig, socket, a.Primary.Addr(), a.Replicas[0].Addr(), b.Primary.Addr(), b.Replicas[0].Addr(), addr, window)
-	s := &site{addr: addr}
+	s := &site{addr: addr, replica: a.Replicas[0]}
 	s.caddy, err = caddyproc.Start(binary, filepath.Join(dir, "site"), config, io.Discard, s.addr)
 	must(t, err)
 	t.Cleanup(s.caddy.Stop)
@@ -267,19 +274,35 @@ func TestPageInBrowser(t *testing.T) {
 	}
 	b.await("the chart says what it shows", `/zone api .* now [0-9.]*[1-9][0-9.]* a second allowed and [0-9.]*[1-9][0-9.]* refused/.test(document.querySelector('[data-zone=api] svg').getAttribute('aria-label'))`)
 	b.await("both zones", `document.querySelectorAll('#zones article').length === 2`)
-	b.await("the most refused client, as text", `document.querySelector('#top tr td.name').textContent.endsWith(':greedy<b onload=x>&"\'') && +document.querySelector('#top tr td.number').textContent.replace(/\D/g, '') > 20`)
+	b.await("the most refused client, as text", `document.querySelector('#top tr td.name').textContent === '{header.X-Key} greedy<b onload=x>&"\'' && +document.querySelector('#top tr td.number').textContent.replace(/\D/g, '') > 20 && / ago$/.test(document.querySelector('#top tr').textContent)`)
+	b.await("when the zone refused last", `/last refusal .* ago/.test(document.querySelector('[data-zone=api]').textContent)`)
 	b.await("the servers of both shards, with latencies", `document.querySelectorAll('#stores tr[data-server] .good').length === 4 && /[0-9] (ms|µs)/.test(document.querySelector('#stores tr[data-server]').textContent)`)
+	for range 35 {
+		if _, err := s.ask("/", "nearly"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.await("a client near its limit", `/^api.header.X-Key. nearly35 of 40in /m.test([...document.querySelectorAll('#near tr')].map(r => r.textContent).join('\n').replaceAll('{', '.').replaceAll('}', '.'))`)
+	b.await("how many have nothing left", `/In zone api \d+ clients? ha.* nothing left/.test(document.getElementById('near-note').textContent)`)
+	if b.is(`!document.getElementById('health').hidden`) {
+		t.Errorf("while all is well the page says %s", run[string](b, `document.getElementById('health').innerText`))
+	}
 	b.satisfied("under load")
 	stop()
 
 	b.isNotDriven(s)
-	b.lookUpAndReset(s)
-	b.satisfied("look-up and reset")
+	b.findAndReset(s)
+	b.satisfied("search and reset")
 	b.fitsPhone()
-	b.isAccessible()
+	b.isAccessible(s)
 	b.satisfied("phone and keyboard")
 
 	b.noticesWrongs(s)
+	must(t, s.replica.Stop())
+	stop = s.load(t)
+	b.await("a problem of the replica", `/the replica `+s.replica.Addr()+` of shard a is left out of checks/.test(document.getElementById('health').innerText)`)
+	stop()
+	b.isLegible("with a problem")
 	s.caddy.Stop()
 	b.await("an error when Caddy is away", `!document.getElementById('error').hidden && /admin/.test(document.getElementById('error').textContent)`)
 }
@@ -301,48 +324,119 @@ func (b *browser) noticesWrongs(s *site) {
 	b.complaints = nil
 }
 
-// TestPicture takes the picture of the page for the documentation.
+// TestPicture takes the pictures of the page for the documentation, in both color schemes.
 func TestPicture(t *testing.T) {
-	if *screenshot == "" {
-		t.Skip("no picture is wanted, see -ui.screenshot")
-	}
 	greedy = "203.0.113.7"
 	s := startSite(t, "10s")
 	defer s.load(t)()
+	s.block(t, "api", "203.0.113.66")
+	points := 3
+	if *pictures != "" {
+		points = 45 // a minute and a half
+	}
 	b := startBrowser(t, s.page)
-	b.do(chromedp.EmulateViewport(1200, 1250), chromedp.Navigate(s.page))
-	b.await("a minute of charts", `document.querySelector('[data-zone=api] polyline.refused').getAttribute('points').split(' ').length > 45`)
-	b.do(chromedp.Click("#top button"))
-	b.await("a bucket", `document.querySelector('#found tbody tr')`)
-	b.do(chromedp.Evaluate[chromedp.Void](`scrollTo(0, 0)`))
-	picture, err := chromedp.Run(b.ctx, chromedp.FullScreenshot(100))
-	must(t, err)
-	must(t, os.WriteFile(*screenshot, picture, 0o644))
+	b.do(chromedp.EmulateViewport(1200, 1000), chromedp.Navigate(s.page))
+	ended := make(chan struct{})
+	defer func() { <-ended }()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		defer close(ended)
+		s.nearTheLimit(ctx, t, "198.51.100.20")
+	}()
+	b.await("charts", fmt.Sprintf(`document.querySelector('[data-zone=api] polyline.refused').getAttribute('points').split(' ').length > %d`, points))
+	b.do(chromedp.SendKeys("#name", greedy+"\r"))
+	b.await("a client near its limit, and what was searched for", `document.querySelector('#near tr') && document.querySelector('#results tbody tr')`)
+	for scheme, file := range map[string]string{"light": "ui.png", "dark": "ui-dark.png"} {
+		b.do(inColors(scheme), chromedp.Evaluate[chromedp.Void](`document.activeElement.blur(); scrollTo(0, 0)`))
+		picture, err := chromedp.Run(b.ctx, chromedp.FullScreenshot(100))
+		must(t, err)
+		decoded, err := png.Decode(bytes.NewReader(picture))
+		must(t, err)
+		if gray := color.GrayModel.Convert(decoded.At(2, 2)).(color.Gray); (gray.Y < 64) != (scheme == "dark") {
+			t.Errorf("the picture of the %s page has a background of brightness %d", scheme, gray.Y)
+		}
+		if *pictures != "" {
+			must(t, os.WriteFile(filepath.Join(*pictures, file), picture, 0o644))
+		}
+	}
 }
 
-// lookUpAndReset uses the form with the keyboard, and then the buttons.
-func (b *browser) lookUpAndReset(s *site) {
+// block blocks a client, as the page does.
+func (s *site) block(t *testing.T, zone, client string) {
+	t.Helper()
+	query := url.Values{"key": {client}, "for": {"1h"}, "reason": {"scraper"}}
+	r, err := http.NewRequest(http.MethodPost, s.page+"rate_limit/blocks/"+zone+"?"+query.Encode(), nil)
+	must(t, err)
+	r.Header.Set("X-Rate-Limit-Page", "1")
+	resp, err := http.DefaultClient.Do(r)
+	must(t, err)
+	must(t, resp.Body.Close())
+	if resp.StatusCode != http.StatusOK {
+		t.Fatalf("the block was answered with %s", resp.Status)
+	}
+}
+
+// nearTheLimit sends requests of a client that keeps near its limit, until ctx ends.
+func (s *site) nearTheLimit(ctx context.Context, t *testing.T, client string) {
+	for ctx.Err() == nil {
+		for range 35 {
+			if _, err := s.ask("/", client); err != nil {
+				t.Errorf("near the limit: %v", err)
+				return
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(11 * time.Second):
+		}
+	}
+}
+
+// slash presses the key as a keyboard does: KeyEvent types the letter even if the page
+// prevents that.
+var slash = chromedp.Func(func(ctx context.Context, tab *chromedp.Target) error {
+	_, err := cdp.Call(ctx, tab, input.DispatchKeyEvent, input.DispatchKeyEventParams{
+		Type: input.DispatchKeyEventTypeKeyDown, Key: "/", Code: "Slash", Text: "/", WindowsVirtualKeyCode: 191,
+	})
+	return err
+})
+
+// findAndReset works with the keyboard alone, but for one click.
+func (b *browser) findAndReset(s *site) {
 	b.t.Helper()
 	if status, err := s.ask("/", greedy); err != nil || status != http.StatusTooManyRequests {
 		b.t.Fatalf("the greedy client got %d, %v", status, err)
 	}
-	b.do(chromedp.Focus("#values input"), chromedp.SendKeys("#values input", greedy+"\r"))
-	b.await("the greedy client's bucket", `/40 of 40/.test(document.getElementById('found').textContent)`)
-	b.await("on a primary and a replica", `document.querySelectorAll('#found tbody tr').length === 2`)
-	b.do(chromedp.Focus("#found button"), chromedp.SendKeys("#found button", "\r"))
+	b.do(chromedp.Evaluate[chromedp.Void](`document.activeElement.blur()`), slash)
+	b.await("the slash leads to the search, and is not typed", `document.activeElement.id === 'name' && document.activeElement.value === ''`)
+	b.do(chromedp.KeyEvent("a/b"))
+	b.await("in the search it is a letter", `document.activeElement.value === 'a/b'`)
+	b.do(chromedp.KeyEvent(kb.Escape))
+	b.await("Escape leaves the search", `document.activeElement === document.body`)
+	b.do(chromedp.Evaluate[chromedp.Void](`document.getElementById('name').value = ''`), slash, chromedp.KeyEvent(greedy+"\r"))
+	b.await("the greedy client in both zones", `document.querySelectorAll('#results tbody tr').length === 2 && /^apidefault.header.X-Key. greedy.*40 of 40in .* ago$/.test(document.querySelector('#results tbody tr').textContent)`)
+	b.do(chromedp.KeyEvent("\t"), chromedp.KeyEvent("\t"))
+	b.await("Tab leads to the first row", `document.activeElement === document.querySelector('#results tbody button')`)
+	b.do(chromedp.KeyEvent("\r"))
+	b.await("the greedy client's bucket, on a primary and a replica", `/40 of 40/.test(document.getElementById('found').textContent) && document.querySelectorAll('#found tbody tr').length === 2`)
+	b.do(chromedp.KeyEvent("\t"), chromedp.KeyEvent("\r"))
 	b.await("the reset", `/^Reset: .*greedy/.test(document.getElementById('found').textContent)`)
 	if status, err := s.ask("/", greedy); err != nil || status != http.StatusOK {
 		b.t.Errorf("after the reset the greedy client got %d, %v", status, err)
 	}
 	b.blocksAndGrants(s)
+	b.do(chromedp.Focus("#found button"), chromedp.KeyEvent(kb.Escape))
+	b.await("Escape leads back to the row", `!document.getElementById('found').hasChildNodes() && document.activeElement === document.querySelector('#results tbody button')`)
 	// The list leads to the bucket too.
-	b.do(chromedp.Evaluate[chromedp.Void](`document.getElementById('found').replaceChildren()`), chromedp.Click("#top button"))
+	b.do(chromedp.Click("#top tr td.number"))
 	b.await("the bucket of the list's client", `/ of 40/.test(document.getElementById('found').textContent)`)
-	// A zone with two texts, of one placeholder each, has one input.
-	b.do(chromedp.SetValue("#zone", "login"), chromedp.Evaluate[chromedp.Void](`document.getElementById('zone').dispatchEvent(new Event('change'))`))
-	b.await("the inputs of another zone", `/X-Key.* or /.test(document.querySelector('#values label').textContent)`)
-	b.do(chromedp.SendKeys("#values input", "nobody\r"))
-	b.await("buckets that are not there", `document.querySelectorAll('[data-bucket]').length === 2 && /no bucket/.test(document.getElementById('found').textContent)`)
+	b.do(chromedp.SetValue("#name", "{header.X-Key} nobody"), chromedp.SendKeys("#name", "\r"))
+	b.await("a client that is not there", `document.querySelectorAll('#results tbody tr').length === 2 && /^apidefault.header.X-Key. nobodynothing––$/.test(document.querySelector('#results tbody tr').textContent)`)
+	b.do(chromedp.SetValue("#name", "{client_ip} 127.0.0.1"), chromedp.SendKeys("#name", "\r"))
+	b.await("a client of another text", `/client_ip. 127.0.0.1/.test(document.querySelector('#results tbody').textContent)`)
+	b.do(chromedp.SetValue("#name", "{client_ip} nobody"), chromedp.SendKeys("#name", "\r"))
+	b.await("no such client", `/No zone has a key/.test(document.getElementById('results').textContent)`)
 }
 
 // blocksAndGrants changes what the greedy client may, whose bucket is shown and has one
@@ -357,12 +451,13 @@ func (b *browser) blocksAndGrants(s *site) {
 	}
 	ends := func(kind string) {
 		b.t.Helper()
-		b.await("the list of what was changed", `document.querySelectorAll('#overrides tr').length === 1 && /`+kind+`.*greedy.*in .*<i>why/.test(document.querySelector('#overrides tr').textContent)`)
-		b.do(chromedp.Focus("#overrides button"), chromedp.SendKeys("#overrides button", "\r"))
+		b.await("the list of what was changed", `document.querySelectorAll('#overrides tr').length === 1 && /greedy.*`+kind+`.*in .*<i>why/.test(document.querySelector('#overrides tr').textContent)`)
+		b.do(chromedp.Focus("#overrides td:last-child button"), chromedp.SendKeys("#overrides td:last-child button", "\r"))
 		b.await("the end", `document.querySelectorAll('#overrides tr').length === 0 && /Nobody/.test(document.getElementById('overrides-note').textContent)`)
 	}
 	b.do(chromedp.SendKeys("#found label:last-of-type input", "<i>why"), chromedp.Focus("#found [aria-label^=Block]"), chromedp.SendKeys("#found [aria-label^=Block]", "\r"))
 	b.await("the block", `/block/.test(document.getElementById('overrides').textContent)`)
+	b.await("the block among what was found", `/blocked, ends in /.test(document.querySelector('#results tbody tr').textContent)`)
 	asks("blocked", http.StatusTooManyRequests)
 	ends("block")
 	asks("no longer blocked", http.StatusOK)
@@ -382,8 +477,34 @@ func (b *browser) fitsPhone() {
 		if b.is(dark) != (scheme == "dark") {
 			b.t.Errorf("%s: the background is not", scheme)
 		}
+		b.isLegible(scheme)
 	}
 }
+
+// isLegible requires the contrast of WCAG 2, level AA, of each text that is shown.
+func (b *browser) isLegible(when string) {
+	b.t.Helper()
+	if faint := run[string](b, contrast); faint != "" {
+		b.t.Errorf("%s: %s", when, faint)
+	}
+}
+
+// contrast names the texts whose contrast to their background is below 4.5.
+const contrast = `(() => {
+	const parts = color => color.match(/[\d.]+/g).map(Number);
+	const luminance = color => parts(color).slice(0, 3).map(c => c / 255).map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+		.reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+	const ground = e => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor; if (parts(c)[3] !== 0) return c } return "rgb(255, 255, 255)" };
+	const faint = [];
+	let seen = 0;
+	for (const e of document.querySelectorAll("body *")) {
+		if (!e.checkVisibility() || ["SCRIPT", "OPTION"].includes(e.tagName) || ![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()) && e.tagName !== "INPUT") continue;
+		seen++;
+		const [a, b] = [luminance(getComputedStyle(e).color), luminance(ground(e))], ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+		if (ratio < 4.5) faint.push(e.tagName + " " + e.textContent + ": " + ratio.toFixed(2));
+	}
+	return seen > 20 ? faint.join("; ") : "only " + seen + " texts";
+})()`
 
 // inColors makes the browser prefer a color scheme.
 func inColors(scheme string) chromedp.Action[chromedp.Void] {
@@ -396,18 +517,30 @@ func inColors(scheme string) chromedp.Action[chromedp.Void] {
 }
 
 // isAccessible requires that every control has a name and can be reached by keyboard.
-func (b *browser) isAccessible() {
+func (b *browser) isAccessible(s *site) {
 	b.t.Helper()
 	if !b.is(`[...document.querySelectorAll('input, select, button, svg')].every(e => (e.getAttribute('aria-label') || e.textContent || (e.labels && e.labels[0] && e.labels[0].textContent) || '').trim() && (e.tagName !== 'INPUT' && e.tagName !== 'SELECT' || e.labels.length))`) {
 		b.t.Error("something has no name")
 	}
 	b.do(chromedp.Evaluate[chromedp.Void](`document.activeElement.blur()`))
-	reached := map[string]bool{}
-	for range 30 {
+	// The lists have rows, and a bucket is shown.
+	s.block(b.t, "api", "somebody")
+	b.await("a blocked client", `document.querySelector('#overrides button')`)
+	b.do(chromedp.SetValue("#name", greedy), chromedp.SendKeys("#name", "\r"))
+	b.await("results", `document.querySelector('#results tbody button')`)
+	b.do(chromedp.Focus("#results tbody button"), chromedp.KeyEvent("\r"))
+	b.await("a bucket", `document.querySelector('#found button')`)
+	b.do(chromedp.Evaluate[chromedp.Void](`document.activeElement.blur(); scrollTo(0, 0); getSelection().removeAllRanges()`), chromedp.Focus("#name"))
+	reached := map[string]bool{"name": true}
+	for range run[int](b, `document.querySelectorAll('input, select, button').length`) {
 		b.do(chromedp.KeyEvent("\t"))
-		reached[run[string](b, `document.activeElement.id || document.activeElement.textContent || document.activeElement.tagName`)] = true
+		at := run[string](b, `((e) => (e.closest("[id]") || e).id + " " + e.textContent.trim().slice(0, 5))(document.activeElement)`)
+		reached[at] = true
+		if !b.is(`document.activeElement === document.body || getComputedStyle(document.activeElement).outlineStyle !== 'none' && parseFloat(getComputedStyle(document.activeElement).outlineWidth) >= 2`) {
+			b.t.Errorf("the focus on %s is not visible", at)
+		}
 	}
-	for _, name := range []string{"zone", "by", "INPUT", "Look up", "Reset"} {
+	for _, name := range []string{"name", "find Find", "results {head", "found Reset", "found Block", "found Grant", "top {head", "near {head", "overrides {head", "overrides End"} {
 		if !reached[name] {
 			b.t.Errorf("the keyboard does not reach %s, only %v", name, reached)
 		}

@@ -37,7 +37,7 @@ const target = %q, calls = [
 // server's answers, and then returns to the page.
 func (b *browser) isNotDriven(s *site) {
 	b.t.Helper()
-	key := run[string](b, `document.querySelector('#top tr td.name').textContent`)
+	key := run[string](b, `document.querySelector('#top button').dataset.client.split(' ').slice(3).join(' ')`)
 	target := s.page + "rate_limit/buckets/api?" + url.Values{"client_key": {key}}.Encode()
 	// A page of another site, and one of another port of this machine.
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -65,7 +65,7 @@ func (b *browser) isNotDriven(s *site) {
 		b.t.Errorf("after the tries the greedy client got %d, %v", status, err)
 	}
 	b.do(chromedp.Navigate(s.page))
-	b.await("the page again", `document.querySelector('#top button') && document.querySelector('#values input')`)
+	b.await("the page again", `document.querySelector('#top button') && document.querySelector('#name')`)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.complaints = nil // those were the other pages'

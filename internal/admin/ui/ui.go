@@ -79,7 +79,9 @@ func Handler(api API, address *net.TCPAddr) http.Handler {
 	mux.HandleFunc("GET /{$}", servePage)
 	p := &proxy{api: api}
 	mux.HandleFunc("GET /rate_limit/{$}", p.pass)
+	mux.HandleFunc("GET /rate_limit/clients", p.pass)
 	mux.HandleFunc("GET /rate_limit/top", p.pass)
+	mux.HandleFunc("GET /rate_limit/near", p.pass)
 	mux.HandleFunc("GET /rate_limit/overrides", p.pass)
 	mux.HandleFunc("GET /rate_limit/buckets/{zone}", p.pass)
 	for _, list := range []string{"buckets", "blocks", "grants"} {

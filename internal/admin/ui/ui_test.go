@@ -48,6 +48,8 @@ func TestCallsOfThePage(t *testing.T) {
 		for target, passed := range map[string]string{
 			"GET /rate_limit/":                                       "GET /rate_limit/",
 			"GET /rate_limit/top?n=10":                               "GET /rate_limit/top?n=10",
+			"GET /rate_limit/near?n=10":                              "GET /rate_limit/near?n=10",
+			"GET /rate_limit/clients?name=a+b":                       "GET /rate_limit/clients?name=a+b",
 			"GET /rate_limit/buckets/a.b?key=%26":                    "GET /rate_limit/buckets/a.b?key=%26",
 			"DELETE /rate_limit/buckets/api?client_key=x&store=main": "DELETE /rate_limit/buckets/api?client_key=x&store=main",
 			"GET /rate_limit/overrides":                              "GET /rate_limit/overrides",
@@ -75,7 +77,7 @@ func TestNoOtherCalls(t *testing.T) {
 	for _, target := range []string{
 		"POST /load", "GET /config/", "POST /stop", "POST /rate_limit/", "DELETE /rate_limit/", "POST /rate_limit/buckets/api?key=x",
 		"POST /rate_limit/overrides", "GET /rate_limit/blocks/api?key=x", "PUT /rate_limit/blocks/api?key=x", "POST /rate_limit/blocks/..%2fx",
-		"PUT /rate_limit/top", "GET /rate_limit/buckets/api/config", "GET /rate_limit/buckets/..", "GET /rate_limit/buckets/%2e%2e",
+		"PUT /rate_limit/top", "DELETE /rate_limit/clients?name=x", "POST /rate_limit/near", "GET /rate_limit/buckets/api/config", "GET /rate_limit/buckets/..", "GET /rate_limit/buckets/%2e%2e",
 		"GET /rate_limit/buckets/a%2fb", "DELETE /rate_limit/buckets/..%2f..%2fconfig", "GET /rate_limit/top?a=%zz", "GET //load",
 		"GET /rate_limit/../config/", "POST /", "CONNECT /rate_limit/",
 	} {
