@@ -70,7 +70,7 @@ func TestClientsAreExplained(t *testing.T) {
 		out := prints(t, 0, []string{"block"}, "get", "api", "--json", "--client-key", refused[1].ClientKey, "--address", c.Admin)
 		var buckets adminapi.Buckets
 		must(t, out, json.Unmarshal([]byte(out), &buckets))
-		if b := buckets.Buckets[0]; b.Client.ClientKey != refused[1].ClientKey || shownClient(b.Client) != shownClient(refused[1]) || len(b.Overrides) != 1 {
+		if b := buckets.Buckets[0]; b.ClientKey != refused[1].ClientKey || shownClient(b.Client) != shownClient(refused[1]) || len(b.Overrides) != 1 {
 			t.Errorf("by its client key: %+v", b)
 		}
 		s := simulate(c, "/", "X-Key: carol")

@@ -123,14 +123,16 @@ func (s *Store) Walk(reqs []store.Request, visit func(i int, clientKey string, i
 		asked[s.buckets.limits.Number(reqs[i].Limit)] = i
 	}
 	now := s.now().UnixMicro()
+	look := func(b *bucket) {
+		if i, ok := asked[b.limit]; ok {
+			clientKey, isWhole := identity.ID{Limit: b.limit, Key: b.key}.ClientKey()
+			st := algorithm.Peek.Run(b.content, &reqs[i], now)
+			visit(i, clientKey, isWhole, &st)
+		}
+	}
 	for n := range s.buckets.shards {
-		for from := 0; s.buckets.shards[n].walk(from, func(b *bucket) {
-			if i, ok := asked[b.limit]; ok {
-				clientKey, isWhole := identity.ID{Limit: b.limit, Key: b.key}.ClientKey()
-				st := algorithm.Peek.Run(b.content, &reqs[i], now)
-				visit(i, clientKey, isWhole, &st)
-			}
-		}); from += walkSize {
+		for from, more := 0, true; more; from += walkSize {
+			more = s.buckets.shards[n].walk(from, look)
 		}
 	}
 }

@@ -326,10 +326,10 @@ func (b *browser) noticesWrongs(s *site) {
 
 // TestPicture takes the pictures of the page for the documentation, in both color schemes.
 func TestPicture(t *testing.T) {
-	greedy = "203.0.113.7"
+	greedy = "mobile-app"
 	s := startSite(t, "10s")
 	defer s.load(t)()
-	s.block(t, "api", "203.0.113.66")
+	s.block(t, "api", "price-scraper")
 	points := 3
 	if *pictures != "" {
 		points = 45 // a minute and a half
@@ -342,7 +342,7 @@ func TestPicture(t *testing.T) {
 	defer cancel()
 	go func() {
 		defer close(ended)
-		s.nearTheLimit(ctx, t, "198.51.100.20")
+		s.nearTheLimit(ctx, t, "partner-7")
 	}()
 	b.await("charts", fmt.Sprintf(`document.querySelector('[data-zone=api] polyline.refused').getAttribute('points').split(' ').length > %d`, points))
 	b.do(chromedp.SendKeys("#name", greedy+"\r"))
