@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -85,9 +86,17 @@ func TestWalk(t *testing.T) {
 			defer l.Leave()
 			limit, other, third := kind, kind, kind
 			limit.Zone, limit.Window, other.Zone, other.Window, third.Zone, third.Window = "zone", time.Hour, "other", time.Hour, "third", time.Hour
-			const clients = 3 * walkSize
+			const clients = 2*walkSize + 1
+			// All are in one page, so that it is visited in parts.
+			var keys []string
+			for n := 0; len(keys) < clients; n++ {
+				key := strconv.Itoa(n)
+				if pageOf(l.books.seed, identity.New(l.books.limits.Number(&limit), key)) == 0 {
+					keys = append(keys, key)
+				}
+			}
 			request := func(i int) store.Request {
-				return store.Request{Limit: &limit, ClientKey: strconv.Itoa(i), Events: 10, Cost: int64(1 + i%5), ID: strconv.Itoa(i)}
+				return store.Request{Limit: &limit, ClientKey: keys[i], Events: 10, Cost: int64(1 + i%5), ID: strconv.Itoa(i)}
 			}
 			visited := func(when string) {
 				t.Helper()
@@ -99,7 +108,7 @@ func TestWalk(t *testing.T) {
 					used[clientKey] = st.Used
 				})
 				for i := range clients {
-					if got := used[strconv.Itoa(i)]; got != int64(1+i%5) {
+					if got := used[keys[i]]; got != int64(1+i%5) {
 						t.Fatalf("%s, %s: client %d has used %d, want %d", limit.Algorithm, when, i, got, 1+i%5)
 					}
 				}
