@@ -82,30 +82,21 @@ func (l *Ledger) Walk(reqs []store.Request, visit func(i int, clientKey string, 
 	}
 	for n := range l.books.pages {
 		p := &l.books.pages[n]
-		for from := 0; ; from += walkSize {
-			p.mu.Lock()
-			now := l.books.now()
-			part := p.ring[min(from, len(p.ring)):min(from+walkSize, len(p.ring))]
-			for _, e := range part {
-				i, ok := asked[e.id.Limit]
-				if !ok || e.isIdle() && e.until <= now {
-					continue
-				}
-				clientKey, isWhole := e.id.ClientKey()
-				st := e.estimate(&reqs[i], now)
-				visit(i, clientKey, isWhole, &st)
+		// Of a million entries a page has 4,000: its requests wait for less than a millisecond.
+		p.mu.Lock()
+		now := l.books.now()
+		for e := range p.entries.all {
+			i, ok := asked[e.id.Limit]
+			if !ok || e.isIdle() && e.until <= now {
+				continue
 			}
-			p.mu.Unlock()
-			if len(part) < walkSize {
-				break
-			}
+			clientKey, isWhole := e.id.ClientKey()
+			st := e.estimate(&reqs[i], now)
+			visit(i, clientKey, isWhole, &st)
 		}
+		p.mu.Unlock()
 	}
 }
-
-// walkSize is how many entries of a page are visited at a time, so that requests need not
-// wait for long.
-const walkSize = 256
 
 // estimate returns what a request of no cost would see of the bucket, by what is known.
 func (e *entry) estimate(r *store.Request, now int64) store.State {
