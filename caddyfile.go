@@ -383,9 +383,9 @@ func parseMatch(h httpcaddyfile.Helper, which string, sets *caddyhttp.RawMatcher
 		}
 	default:
 		if which != "match" {
-			return h.Errf("%s takes one matcher: write one that matches all that it is kept for", which)
+			return h.Errf("%s takes @<matcher>, or matchers in a block: write one that matches all that it is kept for", which)
 		}
-		return h.Errf("match takes one matcher: repeat it for more, any of which then may match")
+		return h.Errf("match takes @<matcher>, or matchers in a block: repeat match for more, any of which then may match")
 	}
 	if err != nil {
 		return err

@@ -30,7 +30,7 @@ func init() {
 		Long: `
 Shows and steers the rate limits of a running Caddy, through its admin API. The
 address of that is --address, or else what the config given by --config says, or
-else Caddy's default. The command check needs no running Caddy.
+else the environment variable CADDY_ADMIN, or else Caddy's default. The command check needs no running Caddy.
 
 It exits with status 1 if Caddy cannot be reached or the usage is wrong, with 2 if
 a request that is simulated would be refused, with 3 if there is no such zone,

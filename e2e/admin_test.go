@@ -240,7 +240,7 @@ func TestBadBucketRequests(t *testing.T) {
 		{"DELETE", "api?client_key=nobody", 400, "none of zone api"},
 		{"GET", "api?key=%zz", 400, "query"},
 		{"GET", "api?key=alice&store=other", 404, "default"},
-		{"GET", "moving?key=alice", 400, "several stores: add store= with one of default, other"},
+		{"GET", "moving?key=alice", 400, "several stores: name one of default, other (--store, in a URL store=)"},
 		{"DELETE", "moving?key=alice", 400, "several stores"},
 		{"DELETE", "api", 400, "0 placeholders"},
 		{"POST", "api?key=alice", 405, "POST"},

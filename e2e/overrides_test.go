@@ -155,6 +155,28 @@ func TestGrantedEvents(t *testing.T) {
 	}
 }
 
+// TestGrantEndsWithTheClientsWindow: where a key has several texts, the client's buckets are in windows
+// of their own.
+func TestGrantEndsWithTheClientsWindow(t *testing.T) {
+	zone := "zone api {\nkey {header.X-Key} {client_ip}\nevents 3\nwindow 1h\n}\n"
+	c := caddytest.Start(t, zonesSite("", zone, "respond ok"))
+	c.Ask("/", "X-Key: alice")
+	var grants struct {
+		Overrides []struct {
+			Template string
+			Until    float64
+		}
+	}
+	c.AdminJSON(http.MethodPost, "/rate_limit/grants/api?key=alice&events=1", "", &grants)
+	ends := map[string]float64{}
+	for _, o := range grants.Overrides {
+		ends[o.Template] = o.Until
+	}
+	reset := bucketsOf(c, http.MethodGet, "api?key=alice").Buckets[0].Servers[0].State.Reset
+	must(t, "grants", errors.Join(want("number", len(ends), 2), want("end of the window that is open", ends["{header.X-Key}"], reset),
+		want("the other ends later", ends["{client_ip}"] > reset, true)))
+}
+
 // TestOverridesThatAreRefused say what is wrong.
 func TestOverridesThatAreRefused(t *testing.T) {
 	c := caddytest.Start(t, apiSite("", 3, "1h"))

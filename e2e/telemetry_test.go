@@ -140,6 +140,21 @@ func TestRefusalsAreLogged(t *testing.T) {
 	}
 }
 
+// TestRefusalsAreLoggedAfterAReset: the bucket begins anew, and so does what is the first refusal.
+func TestRefusalsAreLoggedAfterAReset(t *testing.T) {
+	c := caddytest.Start(t, fmt.Sprintf(explainedSite, "fixed_window", "log_refusals first"))
+	for n := range 3 {
+		for range 4 {
+			c.Get("/", "X-Key: alice")
+		}
+		eventually(t, "a refusal is logged", func() error {
+			return want("lines", len(entriesOf(c, "rate limit exceeded")), n+1)
+		})
+		code, text := c.AdminCall(http.MethodDelete, "/rate_limit/buckets/api?key=alice", "", "")
+		must(t, text, want("status", code, http.StatusOK))
+	}
+}
+
 // TestDecisionsAreExplained checks that placeholders and the access log agree, in the chain and in
 // error routes.
 func TestDecisionsAreExplained(t *testing.T) {

@@ -38,7 +38,7 @@ func selectBuckets(running runningConfig, r *http.Request, more ...string) (*sel
 	i, names := 0, storeNames(zones[zone])
 	switch {
 	case name == "" && len(names) > 1:
-		return nil, nil, apiErrorf(http.StatusBadRequest, "zone %s counts in several stores: add store= with one of %s", zone, strings.Join(names, ", "))
+		return nil, nil, apiErrorf(http.StatusBadRequest, "zone %s counts in several stores: name one of %s (--store, in a URL store=)", zone, strings.Join(names, ", "))
 	case name != "":
 		if i = slices.Index(names, name); i < 0 {
 			return nil, nil, apiErrorf(http.StatusNotFound, "zone %s does not count in the store %q; there is %s", zone, name, strings.Join(names, ", "))
@@ -197,6 +197,7 @@ func reset(running runningConfig, r *http.Request) (any, error) {
 			failed = append(failed, err)
 			continue
 		}
+		limiter.ForgetReports(limiter.ZoneID{Store: s.store.Name, Zone: s.Name}, b.ClientKey)
 		done := adminapi.Reset{BucketName: b, Deleted: existed}
 		if sharded, ok := s.open.Store.(interface{ Owner(clientKey string) string }); ok {
 			done.Shard = sharded.Owner(b.ClientKey)

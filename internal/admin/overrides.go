@@ -78,7 +78,8 @@ func block(running runningConfig, r *http.Request) (any, error) {
 	if err != nil || length < time.Second || length > store.MaxWindow {
 		return nil, apiErrorf(http.StatusBadRequest, "for=%q: it must be a time span from 1s to 100 years, such as 1h", query.Get("for"))
 	}
-	return s.set(r, query, store.Override{Kind: store.OverrideBlock, Until: time.Now().Add(length).UnixMicro()})
+	end := time.Now().Add(length).UnixMicro()
+	return s.set(r, query, store.Override{Kind: store.OverrideBlock}, func(int) int64 { return end })
 }
 
 // grant answers POST /rate_limit/grants/<zone>: it admits more events of a client in the
@@ -93,30 +94,29 @@ func grant(running runningConfig, r *http.Request) (any, error) {
 	if err != nil || events < 1 || events > store.MaxEvents {
 		return nil, apiErrorf(http.StatusBadRequest, "events=%q: it must be a whole number from 1 to 2^52", query.Get("events"))
 	}
-	// The buckets of one client are in windows of their own.
-	var last int64
-	for _, b := range s.buckets {
+	ends := make([]int64, len(s.buckets))
+	for i, b := range s.buckets {
 		st := s.open.Peek(r.Context(), s.About(b))
 		if st.Err != nil {
 			return nil, apiErrorf(http.StatusBadGateway, "store %s: %w", s.store.Name, st.Err)
 		}
-		last = max(last, s.WindowEnd(st, time.Now()))
+		ends[i] = s.WindowEnd(st, time.Now())
 	}
-	return s.set(r, query, store.Override{Kind: store.OverrideGrant, Until: last, Events: events})
+	return s.set(r, query, store.Override{Kind: store.OverrideGrant, Events: events}, func(i int) int64 { return ends[i] })
 }
 
-// set begins an override for each of the selected buckets.
-func (s *selection) set(r *http.Request, query url.Values, o store.Override) (any, error) {
+// set begins an override for each of the selected buckets, which has an end of its own.
+func (s *selection) set(r *http.Request, query url.Values, o store.Override, until func(i int) int64) (any, error) {
 	if o.Reason = query.Get("reason"); len(o.Reason) > maxReason {
 		return nil, apiErrorf(http.StatusBadRequest, "reason has %d bytes: it must have at most %d", len(o.Reason), maxReason)
 	}
 	o.Zone, o.By, o.Since = s.Name, r.RemoteAddr, time.Now().UnixMicro()
 	all := adminapi.Overrides{Overrides: []adminapi.Override{}}
-	for _, b := range s.buckets {
+	for i, b := range s.buckets {
 		if b.ClientKey == stores.OverflowKey {
 			return nil, apiErrorf(http.StatusBadRequest, "client_key %q is the bucket that new clients share: name a client", b.ClientKey)
 		}
-		o.ClientKey = b.ClientKey
+		o.ClientKey, o.Until = b.ClientKey, until(i)
 		if err := s.store.SetOverride(r.Context(), o); err != nil {
 			return nil, s.overrideError(err)
 		}

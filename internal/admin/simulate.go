@@ -244,7 +244,7 @@ func serverFor(app *caddyhttp.App, name string, target *url.URL) (*caddyhttp.Ser
 		// Something in front of it may map ports.
 		return app.Servers[names[0]], nil
 	default:
-		return nil, fmt.Errorf("which server is meant is not clear: name it in the field server; there is %s", strings.Join(names, ", "))
+		return nil, fmt.Errorf("which server is meant is not clear: name one of %s (--server, in JSON server)", strings.Join(names, ", "))
 	}
 }
 

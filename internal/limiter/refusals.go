@@ -272,6 +272,16 @@ func (c *refusedClients) lastOf(clientKey string) int64 {
 	return int64(uint32(s.last[placeOf(hash)])) //nolint:gosec // its lower half
 }
 
+// ForgetReports has the next refusal of a client logged as the first of its window, and
+// its nearness reported again. It is called when an operator has emptied its bucket.
+func ForgetReports(id ZoneID, clientKey string) {
+	if state := findState(id); state != nil {
+		for _, about := range []uint32{aboutRefusal, aboutNearness} {
+			state.recent.Invalidate(identity.New(about, clientKey))
+		}
+	}
+}
+
 // LastRefusal returns when a client of a zone was last refused in a store, in seconds
 // since the epoch; 0 if that is not known.
 func LastRefusal(id ZoneID, clientKey string) float64 {

@@ -60,7 +60,8 @@ type Handle struct {
 	Module  Module
 	OnError string
 	Logger  *zap.Logger
-	errors  telemetry.LogThrottle
+	// errors has a telemetry.LogThrottle for each kind of error.
+	errors sync.Map
 
 	// users counts the config and the requests. It leaves zero, and the store is
 	// opened and closed, only under mu.
@@ -205,10 +206,15 @@ func (h *Handle) EnterOpen() *Opened {
 	return nil
 }
 
-// ReportError counts an error of the store, and logs one a minute.
+// ReportError counts an error of the store, and logs one of each kind a minute.
 func (h *Handle) ReportError(now time.Time, zone string, err error) {
-	telemetry.Default.StoreErrors.WithLabelValues(h.Name, redis.KindOf(err)).Inc()
-	if times, log := h.errors.Report(now); log {
+	kind := redis.KindOf(err)
+	telemetry.Default.StoreErrors.WithLabelValues(h.Name, kind).Inc()
+	throttle, ok := h.errors.Load(kind)
+	if !ok {
+		throttle, _ = h.errors.LoadOrStore(kind, new(telemetry.LogThrottle))
+	}
+	if times, log := throttle.(*telemetry.LogThrottle).Report(now); log {
 		h.Logger.Error("store cannot answer",
 			zap.String("store", h.Name), zap.String("zone", zone), zap.Int64("times", times), zap.Error(err))
 	}

@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
@@ -240,5 +243,23 @@ func (s *remoteStore) awaitUsed(t *testing.T, r store.Request, want int64) {
 	}
 	if used != want {
 		t.Errorf("%d charges have reached the store of the running config, want %d", used, want)
+	}
+}
+
+// TestErrorsAreLoggedByKind: one of each kind a minute, so that an outage shows after a timeout.
+func TestErrorsAreLoggedByKind(t *testing.T) {
+	core, logs := observer.New(zap.ErrorLevel)
+	h := &Handle{Name: t.Name(), Logger: zap.New(core)}
+	now := time.Now()
+	for range 3 {
+		h.ReportError(now, "api", context.DeadlineExceeded)
+		h.ReportError(now, "api", io.EOF)
+	}
+	if n := logs.Len(); n != 2 {
+		t.Errorf("%d entries, want one of each kind: %v", n, logs.All())
+	}
+	h.ReportError(now.Add(telemetry.ReportInterval), "api", io.EOF)
+	if last := logs.All()[logs.Len()-1]; logs.Len() != 3 || last.ContextMap()["times"] != int64(3) {
+		t.Errorf("the last entry is %v, want one for 3 times", last)
 	}
 }

@@ -48,7 +48,11 @@ func showStatus(s *session) error {
 	t := newTable(s.out, "ZONE", "STORE", "ALGORITHM", "EVENTS", "WINDOW", "ENFORCED", "ALLOWED", "REFUSED", "WOULD REFUSE", "ERRORS", "LAST REFUSAL")
 	for _, z := range st.Zones {
 		d := z.Decisions
-		t.row(z.Name, z.Store, string(z.Algorithm), z.Events, cmp.Or(z.Calendar, seconds(z.Window)), strconv.FormatFloat(z.Enforce, 'g', 6, 64)+"%",
+		name := z.Store
+		if z.Rollout != nil {
+			name += ", " + strconv.FormatFloat(z.Rollout.Percent, 'g', 6, 64) + "% " + z.Rollout.Store
+		}
+		t.row(z.Name, name, string(z.Algorithm), z.Events, cmp.Or(z.Calendar, seconds(z.Window)), strconv.FormatFloat(z.Enforce, 'g', 6, 64)+"%",
 			number(d["allowed"]), number(d["refused"]), number(d["would_refuse"]), number(d["error_allowed"]+d["error_refused"]), ago(z.LastRefused, now))
 	}
 	t.end()
