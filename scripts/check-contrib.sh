@@ -14,7 +14,7 @@ cd "$dir/clone"
 
 version=v$(sed -n 's/^## \([0-9][0-9.]*\).*/\1/p' CHANGELOG.md | head -1)
 module=$(sed -n 's/^module //p' go.mod)
-git tag -f "$version" >/dev/null
+git -c tag.gpgSign=false tag -f "$version" >/dev/null
 GOFLAGS='' CGO_ENABLED=0 go build -buildvcs=true -o "$dir/tagged" ./cmd/caddy
 reported=$("$dir/tagged" build-info | sed -n "s|^mod[[:space:]]*$module[[:space:]]*||p")
 if [ "${reported%%[[:space:]]*}" != "$version" ]; then
