@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net/http"
 	"os"
 	"path"
@@ -24,82 +23,66 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
-// TestContribIsYAML checks that every YAML file parses.
-func TestContribIsYAML(t *testing.T) {
-	t.Parallel()
-	documents := 0
-	must(t, "walk", filepath.WalkDir("contrib", func(file string, _ fs.DirEntry, err error) error {
-		if ext := path.Ext(file); err != nil || ext != ".yml" && ext != ".yaml" {
-			return err
-		}
-		text, err := os.ReadFile(file)
-		must(t, "read", err)
-		for decoder := yaml.NewDecoder(bytes.NewReader(text)); ; documents++ {
-			var document map[string]any
-			if err := decoder.Decode(&document); errors.Is(err, io.EOF) {
-				return nil
-			} else if err != nil || len(document) == 0 {
-				t.Errorf("%s: %v, %d keys", file, err, len(document))
-				return nil
-			}
-		}
-	}))
-	if documents < 10 {
-		t.Errorf("found %d documents", documents)
-	}
-}
-
 const (
 	composeDir     = "contrib/docker"
 	composeCaddy   = composeDir + "/caddy/Caddyfile"
+	composeSecret  = "redis-password"
 	dockerfile     = composeDir + "/Dockerfile"
 	kubernetesFile = "contrib/kubernetes/caddy.yaml"
 	// deliveryAtExit is how long the limiter may deliver charges when Caddy ends.
 	deliveryAtExit = 5 * time.Second
 )
 
-// compose has all keys that the compose file may use.
+// compose has the keys of the compose file that tests check. The laboratory loads the file by its
+// schema.
 type compose struct {
-	Name     string
-	Redis    yaml.Node `yaml:"x-redis"`
 	Services map[string]composeService
 	Networks map[string]struct{ Internal bool }
-	Volumes  map[string]struct{}
+	Secrets  map[string]struct{ File string }
 }
 
 type composeService struct {
 	Image       string
 	Build       struct{ Context, Dockerfile string }
-	Restart     string
 	Command     []string
 	Environment map[string]string
 	Ports       []string
 	Volumes     []string
+	Secrets     []string
 	Networks    []string
-	ReadOnly    bool     `yaml:"read_only"`
-	CapDrop     []string `yaml:"cap_drop"`
-	SecurityOpt []string `yaml:"security_opt"`
-	StopGrace   string   `yaml:"stop_grace_period"`
+	StopGrace   string `yaml:"stop_grace_period"`
 	DependsOn   map[string]struct {
 		Condition string
 	} `yaml:"depends_on"`
-	Healthcheck struct {
-		Test              []string
-		Interval, Timeout string
-		Retries           int
-	}
+	Healthcheck struct{ Test []string }
 }
 
-// readCompose returns the compose file with the defaults of its variables.
-func readCompose(t *testing.T) (c compose) {
+func readCompose(t *testing.T) compose {
 	t.Helper()
-	text, err := os.ReadFile(composeDir + "/compose.yml")
-	must(t, "read", err)
-	text = regexp.MustCompile(`\$\{\w+:-([^}]*)\}`).ReplaceAll(text, []byte("$1"))
-	decoder := yaml.NewDecoder(bytes.NewReader(text))
-	decoder.KnownFields(true)
-	must(t, "decode the compose file", decoder.Decode(&c))
-	return c
+	return readYAML[compose](t, composeDir+"/compose.yml")
+}
+
+// password returns what the compose file's secret has.
+func (c compose) password(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(path.Join(composeDir, c.Secrets[composeSecret].File))
+	must(t, "read the password", err)
+	return strings.TrimSuffix(string(text), "\n")
+}
+
+// redisSettings returns the settings of a service's configuration file, as arguments of
+// redis-server.
+func (s composeService) redisSettings(t *testing.T) (args []string) {
+	t.Helper()
+	must(t, "the command", want("its number of words", len(s.Command) >= 2, true))
+	text, err := os.ReadFile(s.mounts()[s.Command[1]])
+	must(t, "read the settings of Redis", err)
+	for line := range strings.Lines(string(text)) {
+		if setting, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && setting != "#" {
+			args = append(args, "--"+setting, value)
+		}
+	}
+	return args
 }
 
 // mounts returns what a service mounts of the repository, by its path in the container.
@@ -235,10 +218,9 @@ func TestDeployedCaddyfilesLoad(t *testing.T) {
 		dir := t.TempDir()
 		file := dir + "/Caddyfile"
 		must(t, "write", os.WriteFile(dir+"/password", []byte("secret"), 0o600))
-		text = strings.ReplaceAll(text, "{file./run/secrets/redis/password}", "{file."+dir+"/password}")
+		text = regexp.MustCompile(`\{file\./run/secrets/[^}]*\}`).ReplaceAllString(text, "{file."+dir+"/password}")
 		must(t, "write", os.WriteFile(file, []byte(text), 0o600))
 		validate := caddytest.Command(dir, "validate", "--config", file)
-		validate.Env = append(validate.Env, "REDIS_PASSWORD=secret")
 		out, err := validate.CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "Valid configuration") || strings.Contains(string(out), `"level":"warn"`) {
 			t.Errorf("%s: %v\n%s", name, err, out)
@@ -249,27 +231,30 @@ func TestDeployedCaddyfilesLoad(t *testing.T) {
 	}
 }
 
-// TestComposeServes runs Caddy with the Caddyfile of the compose file, and Redis with the arguments
-// that are there. Only addresses, timeouts and the window differ.
+// TestComposeServes runs Caddy with the Caddyfile of the compose file, and Redis with the settings
+// that are there. Only addresses, timeouts, the window and the place of the password differ.
 func TestComposeServes(t *testing.T) {
 	t.Parallel()
 	c := readCompose(t)
-	shards := caddytest.StartShards(t, 2, 1, redistest.Args(c.Services["redis-a1"].Command[1:]...))
+	shards := caddytest.StartShards(t, 2, 1, redistest.Args(c.Services["redis-a1"].redisSettings(t)...))
 	metrics := caddytest.FreeAddr(t)
+	secret := "password {file./run/secrets/" + composeSecret + "}"
+	mounted, err := filepath.Abs(path.Join(composeDir, c.Secrets[composeSecret].File))
+	must(t, "the secret", err)
 	text := deployedCaddyfiles(t)[composeCaddy]
 	for from, to := range map[string]string{
 		"redis-a1:6379": shards[0].Primary.Addr(), "redis-a2:6379": shards[0].Replicas[0].Addr(),
 		"redis-b1:6379": shards[1].Primary.Addr(), "redis-b2:6379": shards[1].Replicas[0].Addr(),
-		"\tgrace_period ":               "\t{{global}}\n\tgrace_period ",
-		"\n:8080 {":                     "\n{{site}} {",
-		"\n:9180 {":                     "\nhttp://" + metrics + " {",
-		"window 1m":                     "window 1h",
-		"password {env.REDIS_PASSWORD}": "password {env.REDIS_PASSWORD}\n" + strings.Join(caddytest.Patient, "\n"),
+		"\tgrace_period ": "\t{{global}}\n\tgrace_period ",
+		"\n:8080 {":       "\n{{site}} {",
+		"\n:9180 {":       "\nhttp://" + metrics + " {",
+		"window 1m":       "window 1h",
+		secret:            "password {file." + mounted + "}\n" + strings.Join(caddytest.Patient, "\n"),
 	} {
 		must(t, "replace "+from, want("its number in the Caddyfile", strings.Count(text, from), 1))
 		text = strings.Replace(text, from, to, 1)
 	}
-	server := caddytest.Start(t, text, "REDIS_PASSWORD="+c.Services["caddy"].Environment["REDIS_PASSWORD"])
+	server := caddytest.Start(t, text)
 	for used := int64(1); used <= 10; used++ {
 		must(t, "a request", server.Ask("/").Shows(http.StatusOK, 10, used))
 	}
@@ -284,11 +269,15 @@ func TestComposeServes(t *testing.T) {
 	}
 }
 
-// TestComposeNamesWhatExists checks files, volumes, networks and services, and that images have
-// versions.
+// TestComposeNamesWhatExists checks files, that images have versions, that of Redis the tested one,
+// and that no port is open to other machines.
 func TestComposeNamesWhatExists(t *testing.T) {
 	t.Parallel()
 	c := readCompose(t)
+	health, err := os.ReadFile("store/redis/health.go")
+	must(t, "read", err)
+	tested := regexp.MustCompile(`testedVersion = "([\d.]+)"`).FindSubmatch(health)
+	must(t, "store/redis", want("naming the tested version", tested != nil, true))
 	mounted := 0
 	for name, service := range c.Services {
 		if service.Build.Dockerfile != "" {
@@ -301,16 +290,8 @@ func TestComposeNamesWhatExists(t *testing.T) {
 			_, err := os.Stat(file)
 			must(t, name, err)
 		}
-		for _, volume := range service.Volumes {
-			source, _, _ := strings.Cut(volume, ":")
-			if _, ok := c.Volumes[source]; !ok && !strings.HasPrefix(source, ".") {
-				t.Errorf("%s: there is no volume %s", name, source)
-			}
-		}
-		for _, network := range service.Networks {
-			if _, ok := c.Networks[network]; !ok {
-				t.Errorf("%s: there is no network %s", name, network)
-			}
+		if strings.HasPrefix(name, "redis-") {
+			must(t, name, want("image", service.Image, "redis:"+string(tested[1])+"-alpine"))
 		}
 		for needed, how := range service.DependsOn {
 			if how.Condition != "service_healthy" || len(c.Services[needed].Healthcheck.Test) == 0 {
@@ -323,7 +304,7 @@ func TestComposeNamesWhatExists(t *testing.T) {
 			}
 		}
 	}
-	must(t, "the compose file", want("mounted files", mounted, 6))
+	must(t, "the compose file", want("mounted files", mounted, 10))
 }
 
 // TestComposeAgrees checks ports and addresses of the compose file, its Caddyfile, Prometheus and
@@ -335,6 +316,7 @@ func TestComposeAgrees(t *testing.T) {
 		want("the admin endpoint being Caddy's default", len(config.Admin), 0)))
 	must(t, "caddy", want("published", fmt.Sprint(c.Services["caddy"].Ports), "[127.0.0.1:8080:8080]"))
 	must(t, "caddy", want("mounted Caddyfile", c.Services["caddy"].mounts()["/etc/caddy"]+"/Caddyfile", composeCaddy))
+	must(t, "caddy", errors.Join(want("secrets", fmt.Sprint(c.Services["caddy"].Secrets), "["+composeSecret+"]"), want("variables", len(c.Services["caddy"].Environment), 0)))
 	must(t, "the network of Redis", want("internal", c.Networks["redis"].Internal, true))
 
 	shards := config.Apps.RateLimit.Stores["default"].Shards
@@ -343,16 +325,18 @@ func TestComposeAgrees(t *testing.T) {
 		primary, port, _ := strings.Cut(shard.Primary, ":")
 		replica, replicaPort, _ := strings.Cut(shard.Replicas[0], ":")
 		must(t, primary, errors.Join(want("port", port, "6379"), want("port of the replica", replicaPort, "6379"), want("replicas", len(shard.Replicas), 1)))
-		command := c.Services[primary].Command
-		text := strings.Join(command, " ")
-		for _, part := range []string{"--maxmemory-policy noeviction", "--appendonly yes", "--requirepass " + c.Services["caddy"].Environment["REDIS_PASSWORD"] + " "} {
-			must(t, primary, want(part, strings.Contains(text, part), true))
-		}
-		must(t, replica, want("arguments", strings.Join(c.Services[replica].Command, " "), text+" --replicaof "+primary+" 6379 --replica-announce-ip "+replica))
+		text := strings.Join(c.Services[primary].Command, " ")
+		must(t, primary, want("command", text, "redis-server /etc/redis.conf"))
+		must(t, replica, want("command", strings.Join(c.Services[replica].Command, " "), text+" --replicaof "+primary+" 6379 --replica-announce-ip "+replica))
 		for _, name := range []string{primary, replica} {
 			service := c.Services[name]
+			settings := strings.Join(service.redisSettings(t), " ")
+			for _, part := range []string{"--maxmemory-policy noeviction", "--appendonly yes", "--requirepass " + c.password(t), "--masterauth " + c.password(t)} {
+				must(t, name, want(part, strings.Contains(settings+" ", part+" "), true))
+			}
 			must(t, name, errors.Join(want("networks", fmt.Sprint(service.Networks), "[redis]"), want("ports", len(service.Ports), 0),
-				want("volumes", fmt.Sprint(service.Volumes), "["+name+":/data]")))
+				want("variables", len(service.Environment), 0), want("secrets", fmt.Sprint(service.Secrets), "["+composeSecret+"]"),
+				want("volumes", fmt.Sprint(service.Volumes), "[./redis.conf:/etc/redis.conf:ro "+name+":/data]")))
 		}
 	}
 

@@ -34,14 +34,15 @@ command=$(sed -n 's/^RUN \(CGO_ENABLED=0 go build .*\)/\1/p' contrib/docker/Dock
 echo "$command"
 bash -c "${command/ \/out\/caddy / $dir/caddy }"
 
-export REDIS_PASSWORD=secret XDG_CONFIG_HOME=$dir XDG_DATA_HOME=$dir
-sed -n '/^  Caddyfile: |$/,/^---$/ { s/^    //p; /^$/p; }' "$dir/caddy.yaml" |
-	sed "s|{file\./run/secrets/redis/password}|{file.$dir/password}|" >"$dir/Caddyfile"
+export XDG_CONFIG_HOME=$dir XDG_DATA_HOME=$dir
 echo secret >"$dir/password"
-for file in contrib/docker/caddy/Caddyfile "$dir/Caddyfile"; do
-	"$dir/caddy" validate --adapter caddyfile --config "$file" >"$dir/log" 2>&1 || {
+sed -n '/^  Caddyfile: |$/,/^---$/ { s/^    //p; /^$/p; }' "$dir/caddy.yaml" >"$dir/kubernetes"
+cp contrib/docker/caddy/Caddyfile "$dir/compose"
+for file in "$dir/compose" "$dir/kubernetes"; do
+	sed "s|{file\./run/secrets/[^}]*}|{file.$dir/password}|" "$file" >"$dir/Caddyfile"
+	"$dir/caddy" validate --adapter caddyfile --config "$dir/Caddyfile" >"$dir/log" 2>&1 || {
 		cat "$dir/log"
 		exit 1
 	}
-	echo "valid: $file"
+	echo "valid: the Caddyfile of ${file##*/}"
 done
