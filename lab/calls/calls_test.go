@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
-	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
 // TestCallsAreThoseThatWereMade requires of the count, with a known number of
@@ -144,16 +143,10 @@ func TestPictureIsXML(t *testing.T) {
 	}
 }
 
-// TestDocumentHasItsTables requires that make calls finds its place, and that
-// every case has its row.
+// TestDocumentHasItsTables requires that every case has its row.
 func TestDocumentHasItsTables(t *testing.T) {
 	text, err := os.ReadFile("../../docs/evidence/calls.md")
 	redistest.Must(t, err)
-	for _, section := range []string{report.Result, report.Tables} {
-		if mark := report.Mark("calls", section); strings.Count(string(text), mark) != 1 {
-			t.Errorf("docs/evidence/calls.md has not one line %q", mark)
-		}
-	}
 	for _, c := range singleCases {
 		if !strings.Contains(string(text), "\n| "+c.name+" |") {
 			t.Errorf("docs/evidence/calls.md has no row of %s", c.name)

@@ -13,8 +13,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
-// TestDocumentHasItsTables requires that make guarantees finds its places, and that every
-// cell, limit and fault is in the tables.
+// TestDocumentHasItsTables requires that every cell, limit and fault is in the tables.
 func TestDocumentHasItsTables(t *testing.T) {
 	b, err := os.ReadFile("../../docs/evidence/guarantees.md")
 	redistest.Must(t, err)
@@ -25,8 +24,6 @@ func TestDocumentHasItsTables(t *testing.T) {
 			t.Errorf("docs/evidence/guarantees.md has %q %d times, want %d", row, n, times)
 		}
 	}
-	has(report.Mark("guarantees", report.Result), 1)
-	has(report.Mark("guarantees", report.Tables), 1)
 	requireCells(t, text)
 	for _, f := range faults() {
 		for _, l := range faultLimits() {

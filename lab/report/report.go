@@ -33,28 +33,19 @@ const (
 
 // Rewrite replaces the sections of a file, each between its mark and the next end mark.
 func Rewrite(file, target string, sections map[string]string) error {
-	return edit(file, func(text string) (string, error) {
-		for name, section := range sections {
-			mark, end := Mark(target, name), EndMark(target)
-			head, rest, started := strings.Cut(text, mark)
-			_, tail, ended := strings.Cut(rest, end)
-			if !started || !ended {
-				return "", fmt.Errorf("%s lacks the line %q, or %q after it", file, mark, end)
-			}
-			text = head + mark + "\n" + section + "\n" + end + tail
-		}
-		return text, nil
-	})
-}
-
-func edit(file string, change func(string) (string, error)) error {
 	old, err := os.ReadFile(file)
 	if err != nil {
 		return fmt.Errorf("read the document: %w", err)
 	}
-	text, err := change(string(old))
-	if err != nil {
-		return err
+	text := string(old)
+	for name, section := range sections {
+		mark, end := Mark(target, name), EndMark(target)
+		head, rest, started := strings.Cut(text, mark)
+		_, tail, ended := strings.Cut(rest, end)
+		if !started || !ended {
+			return fmt.Errorf("%s lacks the line %q, or %q after it", file, mark, end)
+		}
+		text = head + mark + "\n" + section + "\n" + end + tail
 	}
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 		return fmt.Errorf("write the document: %w", err)

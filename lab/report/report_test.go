@@ -33,6 +33,23 @@ func TestRewriteKeepsWhatIsWrittenByHand(t *testing.T) {
 	}
 }
 
+// TestDocumentsHaveTheMarks requires that each program finds its places in its document.
+func TestDocumentsHaveTheMarks(t *testing.T) {
+	for target, document := range map[string]string{
+		"algorithms": "algorithms.md", "bench": "benchmarks.md", "calls": "calls.md", "faults": "faults.md", "guarantees": "guarantees.md",
+	} {
+		text, err := os.ReadFile(filepath.Join("../../docs/evidence", document))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, section := range []string{Result, Tables} {
+			if mark := Mark(target, section); strings.Count(string(text), mark) != 1 {
+				t.Errorf("%s has not one line %q", document, mark)
+			}
+		}
+	}
+}
+
 func TestOf(t *testing.T) {
 	for _, c := range []struct {
 		values []float64
