@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -19,11 +20,21 @@ import (
 // shardKey is the key in the pool of a shard: a digest of how it is reached.
 type shardKey string
 
-// pooledShard is a shard in the pool, and the client certificate of its connections,
-// or nil.
+// pooledShard is a shard in the pool, and the client certificate and the token of its
+// connections, or nil.
 type pooledShard struct {
 	*redis.Shard
 	certificate *clientCertificate
+	token       *token
+}
+
+// Close delivers waiting charges until ctx ends, then closes the connections, and ends the
+// command that prints the token.
+func (s pooledShard) Close(ctx context.Context) {
+	s.Shard.Close(ctx)
+	if s.token != nil {
+		s.token.stop()
+	}
 }
 
 // Destruct implements [caddy.Destructor]. It delivers waiting charges, then closes
@@ -40,7 +51,8 @@ func acquireShard(r reach) (shard pooledShard, key shardKey, err error) {
 		return pooledShard{}, "", err
 	}
 	pooled, _, _ := stores.Pool.LoadOrNew(key, func() (caddy.Destructor, error) {
-		return pooledShard{redis.NewShard(r.options()), r.certificate}, nil
+		t := r.token()
+		return pooledShard{redis.NewShard(r.options(t)), r.certificate, t}, nil
 	})
 	return pooled.(pooledShard), key, nil
 }
@@ -91,12 +103,12 @@ func (r reach) key() (shardKey, error) {
 	return shardKey(hex.EncodeToString(sum[:])), nil
 }
 
-func (r reach) options() redis.ShardOptions {
+func (r reach) options(t *token) redis.ShardOptions {
 	opts := redis.ShardOptions{
 		Primary:         r.Primary,
 		Replicas:        r.Replicas,
 		Cluster:         r.Cluster,
-		Credentials:     r.credentials(),
+		Credentials:     r.credentials(t),
 		TLS:             r.TLS.config(),
 		DB:              r.database(),
 		DialTimeout:     time.Duration(r.DialTimeout),

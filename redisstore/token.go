@@ -45,6 +45,8 @@ type token struct {
 	// the last one ended.
 	running chan struct{}
 	err     error
+	// kill ends the one that runs.
+	kill context.CancelFunc
 	// failed is when the last one ended, if it failed.
 	failed time.Time
 }
@@ -57,7 +59,9 @@ func (t *token) get(ctx context.Context) (string, error) {
 	age := now.Sub(t.printed)
 	if (t.text == "" || age > t.lifetime/tokenParts) && t.running == nil && now.Sub(t.failed) >= tokenPause {
 		t.running = make(chan struct{})
-		go t.renew(t.running)
+		var life context.Context
+		life, t.kill = context.WithTimeout(context.Background(), tokenTimeout)
+		go t.renew(life, t.running)
 	}
 	text, running, err := t.text, t.running, t.err
 	t.mu.Unlock()
@@ -80,11 +84,25 @@ func (t *token) get(ctx context.Context) (string, error) {
 	return t.text, nil
 }
 
-func (t *token) renew(running chan struct{}) {
+// stop kills the command if it runs.
+func (t *token) stop() {
+	t.mu.Lock()
+	running := t.running
+	if running != nil {
+		t.kill()
+	}
+	t.mu.Unlock()
+	if running != nil {
+		<-running
+	}
+}
+
+func (t *token) renew(ctx context.Context, running chan struct{}) {
 	began := t.now()
-	text, err := runTokenCommand(t.command)
+	text, err := runTokenCommand(ctx, t.command)
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.kill()
 	if t.err = err; err == nil {
 		t.text, t.printed, t.failed = text, began, time.Time{}
 	} else {
@@ -95,12 +113,11 @@ func (t *token) renew(running chan struct{}) {
 }
 
 // runTokenCommand returns the line that a command prints. Errors do not quote it.
-func runTokenCommand(command []string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), tokenTimeout)
-	defer cancel()
+func runTokenCommand(ctx context.Context, command []string) (string, error) {
 	var complaint bytes.Buffer
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Stderr = &complaint
+	killChildrenToo(cmd)
 	// Its children may keep the pipe open.
 	cmd.WaitDelay = time.Second
 	out, err := cmd.Output()

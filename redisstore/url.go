@@ -120,11 +120,18 @@ func (s *Shard) parseURL(text string) (*server, error) {
 	return &parsed, nil
 }
 
-// credentials returns a function that resolves the user and the password of the servers
-// for each connection; nil if there are none.
-func (r reach) credentials() redis.Credentials {
-	if len(r.PasswordCommand) > 0 && (r.server == nil || r.server.password == "") {
-		t := &token{command: r.PasswordCommand, lifetime: r.tokenLifetime(), now: time.Now}
+// token returns the token that is the password of the servers, or nil.
+func (r reach) token() *token {
+	if len(r.PasswordCommand) == 0 || r.server != nil && r.server.password != "" {
+		return nil
+	}
+	return &token{command: r.PasswordCommand, lifetime: r.tokenLifetime(), now: time.Now}
+}
+
+// credentials returns a function that resolves the user and the password of the servers,
+// which is t if that is not nil, for each connection; nil if there are none.
+func (r reach) credentials(t *token) redis.Credentials {
+	if t != nil {
 		return func(ctx context.Context) (username, password string, err error) {
 			if username, err = reveal(caddy.NewReplacer(), r.Username); err != nil {
 				return "", "", fmt.Errorf("username: %w", err)

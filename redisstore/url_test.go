@@ -62,7 +62,7 @@ func TestURLIsReadForEachConnection(t *testing.T) {
 	s := &Store{Shards: []*Shard{{Name: "a", URL: "{file." + file + "}"}}}
 	redistest.Must(t, s.provision(caddy.NewReplacer()))
 	redistest.Must(t, s.Validate())
-	opts := s.reach(s.Shards[0]).options()
+	opts := s.reach(s.Shards[0]).options(nil)
 	if opts.Primary != "localhost:7000" || opts.DB != 3 || opts.TLS != nil {
 		t.Errorf("the shard is at %s, database %d, TLS %v", opts.Primary, opts.DB, opts.TLS)
 	}
@@ -96,7 +96,7 @@ func TestURLAndSettingsOfTheStore(t *testing.T) {
 		db                 int
 		isTLS              bool
 	}{{"limiter", "secret", 5, true}, {"", "other", 6, false}} {
-		opts := s.reach(s.Shards[i]).options()
+		opts := s.reach(s.Shards[i]).options(nil)
 		username, password, err := opts.Credentials(t.Context())
 		if err != nil || username != want.username || password != want.password || opts.DB != want.db || (opts.TLS != nil) != want.isTLS {
 			t.Errorf("shard %d: %q, %q, %v, database %d, TLS %v", i, username, password, err, opts.DB, opts.TLS != nil)
