@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -20,6 +22,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/admin"
 	"github.com/shardlimit/caddy-shardlimit/internal/admin/cli"
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 )
 
 func init() {
@@ -56,7 +59,8 @@ func connectAdmin(cmd *cobra.Command) (cli.API, error) {
 	return newAdminClient(address)
 }
 
-// checkConfig loads a config as `caddy validate` does, and checks its stores.
+// checkConfig loads the stores of a config, and checks them. Other modules of the config
+// may do things when they are provisioned, so it loads none of them.
 func checkConfig(ctx context.Context, cmd *cobra.Command, file string) (adminapi.Check, error) {
 	flags := caddycmd.Flags{FlagSet: cmd.Flags()}
 	if file != "" && flags.String("config") != "" {
@@ -69,25 +73,76 @@ func checkConfig(ctx context.Context, cmd *cobra.Command, file string) (adminapi
 	if len(text) == 0 {
 		return adminapi.Check{}, errors.New("there is no config: name one, such as Caddyfile")
 	}
-	config := new(caddy.Config)
-	if err := caddy.StrictUnmarshalJSON(caddy.RemoveMetaFields(text), config); err != nil {
+	var config caddy.Config
+	text = caddy.RemoveMetaFields(text)
+	if err := caddy.StrictUnmarshalJSON(text, &config); err != nil {
 		return adminapi.Check{}, fmt.Errorf("decode config: %w", err)
 	}
-	// The logs are those of the running Caddy, whose files are not to be touched.
-	config.Logging = &caddy.Logging{Logs: map[string]*caddy.CustomLog{caddy.DefaultLoggerName: {BaseLog: caddy.BaseLog{Level: "WARN"}}}}
-	// The process ends after the check, and with it what this provisions.
-	loaded, err := caddy.ProvisionContext(config)
+	app, err := appWithStores(text)
+	if app == nil || err != nil {
+		return admin.Check(ctx, nil), err
+	}
+	// The logs of the config are those of the running Caddy.
+	loaded, err := caddy.ProvisionContext(&caddy.Config{
+		Logging: &caddy.Logging{Logs: map[string]*caddy.CustomLog{caddy.DefaultLoggerName: {BaseLog: caddy.BaseLog{Level: "WARN"}}}},
+	})
 	if err != nil {
 		return adminapi.Check{}, err
 	}
-	app, err := loaded.AppIfConfigured("rate_limit")
-	if errors.Is(err, caddy.ErrNotConfigured) {
-		return admin.Check(ctx, nil), nil
-	}
+	loaded, unload := caddy.NewContext(loaded)
+	defer stores.End(caddy.Log())
+	defer unload()
+	module, err := loaded.LoadModuleByID("rate_limit", app)
 	if err != nil {
 		return adminapi.Check{}, err
 	}
-	return admin.Check(ctx, app.(*App).Stores()), nil
+	return admin.Check(ctx, module.(*App).Stores()), nil
+}
+
+// appWithStores returns the JSON of an [App] with all stores of a config, those of single
+// handlers included; nil if the config has no rate_limit.
+func appWithStores(config []byte) (json.RawMessage, error) {
+	var root struct {
+		Apps map[string]any `json:"apps"`
+	}
+	if err := json.Unmarshal(config, &root); err != nil {
+		return nil, err
+	}
+	own := map[string]any{}
+	isUsed := addOwnStores(own, root.Apps)
+	app, isConfigured := root.Apps["rate_limit"].(map[string]any)
+	if !isUsed && !isConfigured {
+		return nil, nil
+	}
+	named, _ := app["stores"].(map[string]any)
+	if len(named) == 0 {
+		named = map[string]any{defaultStore: map[string]any{"module": "memory"}}
+	}
+	maps.Copy(named, own)
+	return json.Marshal(map[string]any{"stores": named})
+}
+
+// addOwnStores adds the stores that handlers in a value of JSON have for themselves, and
+// reports whether there are handlers.
+func addOwnStores(own map[string]any, value any) (isUsed bool) {
+	switch value := value.(type) {
+	case map[string]any:
+		if isUsed = value["handler"] == "rate_limit"; isUsed {
+			if store, ok := value["store"].(map[string]any); ok {
+				// Caddy encodes what a handler contains in the same way.
+				text, _ := json.Marshal(store)
+				own[ownStoreName(text)] = store
+			}
+		}
+		for _, child := range value {
+			isUsed = addOwnStores(own, child) || isUsed
+		}
+	case []any:
+		for _, child := range value {
+			isUsed = addOwnStores(own, child) || isUsed
+		}
+	}
+	return isUsed
 }
 
 // exitWith returns the error that makes Caddy exit with a code and print nothing.

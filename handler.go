@@ -208,10 +208,7 @@ func (h *Handler) openStore(ctx caddy.Context, app *App) (*stores.Handle, error)
 	if isName {
 		return app.store("store", name)
 	}
-	// A store without a name is the same store again if it is written the
-	// same way.
-	sum := sha256.Sum256(h.StoreRaw)
-	name = "inline-" + hex.EncodeToString(sum[:6])
+	name = ownStoreName(h.StoreRaw)
 	module, err := ctx.LoadModule(h, "StoreRaw")
 	if err != nil {
 		return nil, fmt.Errorf("load store: %w", err)
@@ -221,6 +218,13 @@ func (h *Handler) openStore(ctx caddy.Context, app *App) (*stores.Handle, error)
 	}
 	app.unnamed = append(app.unnamed, h.own)
 	return h.own, nil
+}
+
+// ownStoreName returns the name of a store that has none: it is the same store again if it
+// is written the same way.
+func ownStoreName(raw json.RawMessage) string {
+	sum := sha256.Sum256(raw)
+	return "inline-" + hex.EncodeToString(sum[:6])
 }
 
 // Cleanup implements [caddy.CleanerUpper].

@@ -1,9 +1,6 @@
 package store
 
-import (
-	"context"
-	"time"
-)
+import "context"
 
 // Diagnoser is a Store that can report whether its servers are fit for it.
 type Diagnoser interface {
@@ -15,56 +12,55 @@ type Diagnoser interface {
 // Diagnosis is the report of a [Diagnoser].
 type Diagnosis struct {
 	// Shards are empty if the store has no servers.
-	Shards   []ShardDiagnosis
-	Findings []Finding
+	Shards   []ShardDiagnosis `json:"shards,omitempty"`
+	Findings []Finding        `json:"findings"`
 }
 
 // ShardDiagnosis is the report on a shard.
 type ShardDiagnosis struct {
-	// Name is the shard's, Kind how its servers are found: static, sentinel or
-	// cluster.
-	Name, Kind string
+	Name string `json:"name"`
+	// Kind is how its servers are found: static, sentinel or cluster.
+	Kind string `json:"kind"`
 	// Retired is set if it owns nothing any more.
-	Retired bool
-	Servers []ServerDiagnosis
+	Retired bool              `json:"retired"`
+	Servers []ServerDiagnosis `json:"servers"`
+	// Keyspace is what its keys have in common: equal keyspaces of one server have the
+	// same buckets.
+	Keyspace string `json:"-"`
 }
 
 // The roles of servers that only a diagnosis shows.
 const (
 	// RoleSentinel is that of a sentinel.
 	RoleSentinel Role = "sentinel"
-	// RoleNode is that of a configured node of a cluster which does not name it.
+	// RoleNode is that of a node of a cluster whose role is not known.
 	RoleNode Role = "node"
 )
 
 // ServerDiagnosis is the report on a server. What is empty is unknown.
 type ServerDiagnosis struct {
-	Address string
+	Address string `json:"address"`
+	// ID is that of the server's process, whatever its address.
+	ID string `json:"-"`
 	// Role is the one for which the store takes the server.
-	Role Role
+	Role Role `json:"role"`
 	// Reachable is set if it answers, with an error at least.
-	Reachable bool
+	Reachable bool `json:"reachable"`
 	// Version begins with the name of the server if that is not Redis.
-	Version string
-	// RoundTrip is the shortest one.
-	RoundTrip time.Duration
-	// Lag is how far a replica is behind; at least that much if LagsOn is set, because
-	// the replica did not catch up during the diagnosis. It means nothing unless LagKnown
-	// is set.
-	Lag              time.Duration
-	LagKnown, LagsOn bool
+	Version string `json:"version,omitempty"`
+	// RoundTrip is the shortest one, in seconds.
+	RoundTrip float64 `json:"round_trip_seconds,omitempty"`
+	// Lag is how many seconds a replica is behind, at least.
+	Lag *float64 `json:"lag_seconds,omitempty"`
 	// EvictionPolicy is what the server does when its memory is full.
-	EvictionPolicy string
+	EvictionPolicy string `json:"maxmemory_policy,omitempty"`
 	// Persistence is appendonly, snapshots or off.
-	Persistence string
-	// RightsKnown is set if the rights were examined; MissingRights are the commands that
-	// the store sends and the configured user may not run.
-	RightsKnown   bool
-	MissingRights []string
-	// Skew is the lead of the server's clock over this machine's. It means nothing unless
-	// SkewKnown is set.
-	Skew      time.Duration
-	SkewKnown bool
+	Persistence string `json:"persistence,omitempty"`
+	// MissingRights are the commands that the store sends and the configured user may not
+	// run; nil if that is unknown.
+	MissingRights []string `json:"missing_rights,omitzero"`
+	// ClockSkew is the lead of the server's clock over this machine's, in seconds.
+	ClockSkew *float64 `json:"clock_skew_seconds,omitempty"`
 }
 
 // Severity says how bad a [Finding] is.
@@ -82,11 +78,13 @@ const (
 
 // Finding is something that an operator should know of.
 type Finding struct {
-	Severity Severity
+	Severity Severity `json:"severity"`
 	// Code names the kind of the finding, for programs.
-	Code string
+	Code string `json:"code"`
 	// Shard and Address say where; they are empty if it is everywhere.
-	Shard, Address string
+	Shard   string `json:"shard,omitempty"`
+	Address string `json:"address,omitempty"`
 	// Problem says what is wrong, and Remedy what to do about it.
-	Problem, Remedy string
+	Problem string `json:"problem"`
+	Remedy  string `json:"remedy"`
 }

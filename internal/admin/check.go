@@ -1,7 +1,10 @@
 package admin
 
 import (
+	"cmp"
 	"context"
+	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
@@ -9,42 +12,33 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
+// severities is the order in which findings are shown.
+var severities = []store.Severity{store.SeverityError, store.SeverityWarning, store.SeverityNote}
+
 // Check diagnoses stores until ctx ends. Their config need not run.
 func Check(ctx context.Context, handles []*stores.Handle) adminapi.Check {
 	c := adminapi.Check{Result: adminapi.CheckOK, Stores: make([]adminapi.CheckedStore, len(handles))}
 	var all sync.WaitGroup
 	for i, handle := range handles {
-		all.Go(func() { c.Stores[i] = checkStore(ctx, handle) })
+		all.Go(func() {
+			c.Stores[i] = adminapi.CheckedStore{Name: handle.Name, Module: moduleOf(handle), Diagnosis: diagnose(ctx, handle)}
+		})
 	}
 	all.Wait()
+	findShared(c.Stores)
 	for i := range c.Stores {
-		for _, f := range c.Stores[i].Findings {
-			switch {
-			case f.Severity == store.SeverityError:
-				c.Result = adminapi.CheckError
-			case f.Severity == store.SeverityWarning && c.Result == adminapi.CheckOK:
-				c.Result = adminapi.CheckWarning
-			}
-		}
-	}
-	return c
-}
-
-func checkStore(ctx context.Context, handle *stores.Handle) adminapi.CheckedStore {
-	c := adminapi.CheckedStore{Name: handle.Name, Module: moduleOf(handle), Findings: []adminapi.Finding{}}
-	d := diagnose(ctx, handle)
-	for _, shard := range d.Shards {
-		checked := adminapi.CheckedShard{Name: shard.Name, Kind: shard.Kind, Retired: shard.Retired, Servers: []adminapi.CheckedServer{}}
-		for i := range shard.Servers {
-			checked.Servers = append(checked.Servers, checkedServer(&shard.Servers[i]))
-		}
-		c.Shards = append(c.Shards, checked)
-	}
-	for _, severity := range []store.Severity{store.SeverityError, store.SeverityWarning, store.SeverityNote} {
-		for _, f := range d.Findings {
-			if f.Severity == severity {
-				c.Findings = append(c.Findings, adminapi.Finding(f))
-			}
+		// An empty list is no null in JSON.
+		findings := append([]store.Finding{}, c.Stores[i].Findings...)
+		slices.SortStableFunc(findings, func(a, b store.Finding) int {
+			return cmp.Compare(slices.Index(severities, a.Severity), slices.Index(severities, b.Severity))
+		})
+		c.Stores[i].Findings = findings
+		switch {
+		case len(findings) == 0:
+		case findings[0].Severity == store.SeverityError:
+			c.Result = adminapi.CheckError
+		case findings[0].Severity == store.SeverityWarning && c.Result == adminapi.CheckOK:
+			c.Result = adminapi.CheckWarning
 		}
 	}
 	return c
@@ -64,23 +58,37 @@ func diagnose(ctx context.Context, handle *stores.Handle) store.Diagnosis {
 	}}}
 }
 
-func checkedServer(server *store.ServerDiagnosis) adminapi.CheckedServer {
-	c := adminapi.CheckedServer{
-		Address: server.Address, Role: server.Role, Reachable: server.Reachable, Version: server.Version,
-		RoundTrip: seconds(server.RoundTrip), LagsOn: server.LagsOn,
-		EvictionPolicy: server.EvictionPolicy, Persistence: server.Persistence,
+// findShared adds findings of servers that two shards of a store have, or two stores under
+// the same keys.
+func findShared(checked []adminapi.CheckedStore) {
+	type use struct {
+		store                    int
+		shard, address, keyspace string
 	}
-	if server.LagKnown {
-		lag := seconds(server.Lag)
-		c.Lag = &lag
+	uses := map[string][]use{}
+	for i := range checked {
+		for _, shard := range checked[i].Shards {
+			for j := range shard.Servers {
+				server := &shard.Servers[j]
+				if server.ID == "" {
+					continue
+				}
+				for _, other := range uses[server.ID] {
+					f := store.Finding{Code: "same_server", Shard: shard.Name, Address: server.Address}
+					switch {
+					case other.store == i && other.shard != shard.Name:
+						f.Severity, f.Problem = store.SeverityError, fmt.Sprintf("it is the same server as %s of shard %s", other.address, other.shard)
+						f.Remedy = "give each shard servers of its own, or remove one of the shards"
+					case other.store != i && other.keyspace == shard.Keyspace:
+						f.Severity, f.Problem = store.SeverityWarning, fmt.Sprintf("store %s has its counts there under the same keys", checked[other.store].Name)
+						f.Remedy = "give one of the stores another key_prefix, or use one store for both"
+					default:
+						continue
+					}
+					checked[i].Findings = append(checked[i].Findings, f)
+				}
+				uses[server.ID] = append(uses[server.ID], use{i, shard.Name, server.Address, shard.Keyspace})
+			}
+		}
 	}
-	if server.RightsKnown {
-		missing := append([]string{}, server.MissingRights...)
-		c.MissingRights = &missing
-	}
-	if server.SkewKnown {
-		skew := seconds(server.Skew)
-		c.ClockSkew = &skew
-	}
-	return c
 }

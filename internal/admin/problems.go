@@ -64,7 +64,11 @@ func problemsOf(open *stores.Opened) (all []problem) {
 			case store.ServerLeftOut:
 				add(rank, server.Address, "%s is left out of %s, because calls of it fail", name, strings.Join(leftOutOf(server), " and "))
 			case store.ServerLagging:
-				add(rank, server.Address, "%s is %.1f seconds behind, so it is not asked", name, server.Lag.Seconds())
+				behind := "does not have its primary's data yet"
+				if server.LagKnown {
+					behind = fmt.Sprintf("is %.1f seconds behind", server.Lag.Seconds())
+				}
+				add(rank, server.Address, "%s %s, so it is not asked", name, behind)
 			case store.ServerForeign:
 				add(rank, server.Address, "%s follows another primary, so it is not asked", name)
 			}

@@ -356,45 +356,9 @@ const (
 	CheckError   = "error"
 )
 
-// CheckedStore is the report on a store: a [store.Diagnosis].
+// CheckedStore is the report on a store.
 type CheckedStore struct {
-	Name     string         `json:"name"`
-	Module   string         `json:"module,omitempty"`
-	Shards   []CheckedShard `json:"shards,omitempty"`
-	Findings []Finding      `json:"findings"`
-}
-
-// CheckedShard is a [store.ShardDiagnosis].
-type CheckedShard struct {
-	Name    string          `json:"name"`
-	Kind    string          `json:"kind"`
-	Retired bool            `json:"retired"`
-	Servers []CheckedServer `json:"servers"`
-}
-
-// CheckedServer is a [store.ServerDiagnosis]. What is unknown is left out.
-type CheckedServer struct {
-	Address   string     `json:"address"`
-	Role      store.Role `json:"role"`
-	Reachable bool       `json:"reachable"`
-	Version   string     `json:"version,omitempty"`
-	RoundTrip float64    `json:"round_trip_seconds,omitempty"`
-	Lag       *float64   `json:"lag_seconds,omitempty"`
-	// LagsOn is set if the lag is at least that.
-	LagsOn         bool   `json:"lags_on,omitempty"`
-	EvictionPolicy string `json:"maxmemory_policy,omitempty"`
-	Persistence    string `json:"persistence,omitempty"`
-	// MissingRights is empty if none is missing.
-	MissingRights *[]string `json:"missing_rights,omitempty"`
-	ClockSkew     *float64  `json:"clock_skew_seconds,omitempty"`
-}
-
-// Finding is a [store.Finding].
-type Finding struct {
-	Severity store.Severity `json:"severity"`
-	Code     string         `json:"code"`
-	Shard    string         `json:"shard,omitempty"`
-	Address  string         `json:"address,omitempty"`
-	Problem  string         `json:"problem"`
-	Remedy   string         `json:"remedy"`
+	Name   string `json:"name"`
+	Module string `json:"module,omitempty"`
+	store.Diagnosis
 }

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,6 +35,8 @@ const (
 	codeUnfound     = "not_found"
 	codeUnreachable = "unreachable"
 	codeTLS         = "tls"
+	codeUnverified  = "tls_unverified"
+	codePlain       = "no_tls"
 	codeLogin       = "login"
 	codeNotReady    = "not_ready"
 	codeSlow        = "slow"
@@ -50,50 +54,39 @@ const (
 	codeLag         = "replica_lags"
 	codeNoReplica   = "no_replica"
 	codeClock       = "clock"
-	codeTwins       = "same_server"
 	codeSentinels   = "sentinels_differ"
 	codeSlots       = "slots"
 )
 
 // Diagnose implements [store.Diagnoser]. It uses the options of the shards, and neither
 // their connections nor what they do in the background.
-func (s *Store) Diagnose(ctx context.Context) store.Diagnosis {
-	retired := s.retired()
-	examinations := make([]*examination, 0, len(s.opts.Members)+len(retired))
-	for i, m := range slices.Concat(s.opts.Members, retired) {
-		e := &examination{store: s, shard: m.Shard, ids: map[string]string{}}
-		e.report = store.ShardDiagnosis{Name: m.Name, Kind: m.Shard.kind, Retired: i >= len(s.opts.Members)}
-		examinations = append(examinations, e)
-	}
+func (s *Store) Diagnose(ctx context.Context) (found store.Diagnosis) {
+	members := slices.Concat(s.opts.Members, s.retired())
+	diagnosers := make([]*shardDiagnoser, len(members))
 	var all sync.WaitGroup
-	for _, e := range examinations {
-		all.Go(func() { e.run(ctx) })
+	for i, m := range members {
+		d := &shardDiagnoser{store: s, shard: m.Shard}
+		d.report = store.ShardDiagnosis{
+			Name: m.Name, Kind: m.Shard.kind, Retired: i >= len(s.opts.Members),
+			Servers: []store.ServerDiagnosis{}, Keyspace: fmt.Sprintf("%d %s", m.Shard.opts.DB, s.keys.prefix),
+		}
+		diagnosers[i] = d
+		all.Go(func() { d.run(ctx) })
 	}
 	all.Wait()
-	var d store.Diagnosis
-	owners := map[string]string{}
-	for _, e := range examinations {
-		for addr, id := range e.ids {
-			if other, ok := owners[id]; ok {
-				e.add(addr, finding(store.SeverityError, codeTwins, "it is the same server as "+other, "give each shard servers of its own, or remove one of the shards"))
-			}
-		}
-		for addr, id := range e.ids {
-			owners[id] = fmt.Sprintf("%s of shard %s", addr, e.report.Name)
-		}
-		d.Shards = append(d.Shards, e.report)
-		d.Findings = append(d.Findings, e.findings...)
+	for _, d := range diagnosers {
+		d.judgeSecrecy()
+		found.Shards = append(found.Shards, d.report)
+		found.Findings = append(found.Findings, d.findings...)
 	}
-	return d
+	return found
 }
 
-// examination is the examination of one shard.
-type examination struct {
-	store  *Store
-	shard  *Shard
-	report store.ShardDiagnosis
-	// ids are the run IDs of the servers, by address.
-	ids      map[string]string
+// shardDiagnoser diagnoses a shard.
+type shardDiagnoser struct {
+	store    *Store
+	shard    *Shard
+	report   store.ShardDiagnosis
 	findings []store.Finding
 }
 
@@ -102,19 +95,20 @@ func finding(severity store.Severity, code, problem, remedy string) store.Findin
 }
 
 // add adds findings about a server, or with an empty address about the shard.
-func (e *examination) add(addr string, findings ...store.Finding) {
+func (e *shardDiagnoser) add(addr string, findings ...store.Finding) {
 	for _, f := range findings {
 		f.Shard, f.Address = e.report.Name, addr
 		e.findings = append(e.findings, f)
 	}
 }
 
-// patience is how long a reply is awaited. A later one than CheckTimeout is a finding.
-func (e *examination) patience() time.Duration { return max(e.store.opts.CheckTimeout, infoTimeout) }
+// timeout bounds the wait for a reply. A server that is slower than CheckTimeout is to be
+// found slow, and not out of reach.
+func (e *shardDiagnoser) timeout() time.Duration { return max(e.store.opts.CheckTimeout, infoTimeout) }
 
-func (e *examination) run(ctx context.Context) {
+func (e *shardDiagnoser) run(ctx context.Context) {
 	if login := e.shard.opts.Credentials; login != nil {
-		// Ahead of connecting, which a command that prints a password outlasts.
+		// A command that prints a password may take longer than connecting may.
 		if _, _, err := login(ctx); err != nil {
 			e.add("", finding(store.SeverityError, codeLogin, "there is no password for its servers: "+err.Error(),
 				"correct username, password, password_command or url"))
@@ -122,46 +116,76 @@ func (e *examination) run(ctx context.Context) {
 		}
 	}
 	found := e.locate(ctx)
-	if len(found) == 0 {
-		return
-	}
-	visits := make([][]*visit, len(found))
+	groups := make([][]*serverDiagnoser, len(found))
 	var all sync.WaitGroup
 	for i, r := range found {
 		key := e.probeKey(r.slots)
-		begin := func(addr string, role store.Role) {
-			v := &visit{examination: e, key: key, report: store.ServerDiagnosis{Address: addr, Role: role}}
-			visits[i] = append(visits[i], v)
-			all.Go(func() { v.run(ctx) })
+		begin := func(role store.Role, addrs ...string) {
+			for _, addr := range addrs {
+				v := &serverDiagnoser{shardDiagnoser: e, key: key, report: store.ServerDiagnosis{Address: addr, Role: role}}
+				groups[i] = append(groups[i], v)
+				all.Go(func() { v.run(ctx) })
+			}
 		}
+		downRole := store.RoleNode
 		if r.primary != "" {
-			begin(r.primary, store.RolePrimary)
+			downRole = store.RoleReplica
+			begin(store.RolePrimary, r.primary)
 		}
-		for _, addr := range append(slices.Clone(r.replicas), r.down...) {
-			begin(addr, store.RoleReplica)
-		}
-		for _, addr := range r.nodes {
-			begin(addr, store.RoleNode)
+		begin(store.RoleReplica, r.replicas...)
+		begin(downRole, r.down...)
+		begin(store.RoleNode, r.nodes...)
+	}
+	all.Wait()
+	for i, group := range groups {
+		if found[i].primary != "" {
+			all.Go(func() { group[0].follow(ctx, group[1:]) })
 		}
 	}
 	all.Wait()
-	for i, group := range visits {
-		if primary := group[0]; primary.report.Role == store.RolePrimary {
-			for _, replica := range group[1:] {
-				all.Go(func() { replica.follow(ctx, primary) })
-			}
-			all.Wait()
-			e.wantReplicas(found[i].roles)
-		}
+	for i, group := range groups {
+		e.wantReplicas(found[i].roles)
 		for _, v := range group {
 			v.close()
-			if id := v.info["run_id"]; id != "" {
-				e.ids[v.report.Address] = id
-			}
 			e.report.Servers = append(e.report.Servers, v.report)
 			e.add(v.report.Address, v.findings...)
 		}
 	}
+}
+
+// judgeSecrecy adds the findings of connections that others can read or take over.
+func (e *shardDiagnoser) judgeSecrecy() {
+	opts := &e.shard.opts
+	if opts.TLS != nil {
+		if opts.TLS.InsecureSkipVerify {
+			e.add("", finding(store.SeverityWarning, codeUnverified, "no certificate is verified, so another server can pass for one of its own", "remove insecure_skip_verify, and name the authority in tls: ca <file>"))
+		}
+		return
+	}
+	var exposed []string
+	for i := range e.report.Servers {
+		server := &e.report.Servers[i]
+		login := opts.Credentials
+		if server.Role == store.RoleSentinel {
+			login = opts.Sentinel.Credentials
+		}
+		if login != nil && !isLocal(server.Address) {
+			exposed = append(exposed, server.Address)
+		}
+	}
+	if len(exposed) > 0 {
+		e.add("", finding(store.SeverityWarning, codePlain, "the password goes over the network in the clear, to "+strings.Join(exposed, ", "), "set up TLS there, and the option tls"))
+	}
+}
+
+// isLocal reports whether an address is certain to be on this machine.
+func isLocal(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return strings.HasPrefix(addr, "unix/")
+	}
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.IsLoopback()
 }
 
 // timeLeft is the time until ctx ends, at most an hour.
@@ -180,7 +204,7 @@ type located struct {
 }
 
 // locate returns the servers of the shard, and adds what it finds on the way to them.
-func (e *examination) locate(ctx context.Context) []located {
+func (e *shardDiagnoser) locate(ctx context.Context) []located {
 	switch {
 	case e.shard.opts.Sentinel != nil:
 		return e.askSentinels(ctx)
@@ -192,7 +216,7 @@ func (e *examination) locate(ctx context.Context) []located {
 }
 
 // askSentinels returns the servers that the sentinels name.
-func (e *examination) askSentinels(ctx context.Context) []located {
+func (e *shardDiagnoser) askSentinels(ctx context.Context) []located {
 	s := newSentinel(&e.shard.opts)
 	defer s.close()
 	if login := e.shard.opts.Sentinel.Credentials; login != nil {
@@ -201,7 +225,7 @@ func (e *examination) askSentinels(ctx context.Context) []located {
 			return nil
 		}
 	}
-	within, cancel := context.WithTimeout(ctx, min(e.shard.opts.DialTimeout+e.patience(), timeLeft(ctx)/2))
+	within, cancel := context.WithTimeout(ctx, min(e.shard.opts.DialTimeout+e.timeout(), timeLeft(ctx)/2))
 	defer cancel()
 	answers := s.askAll(within)
 	found, err := s.latest(answers)
@@ -230,18 +254,21 @@ func (e *examination) askSentinels(ctx context.Context) []located {
 
 // askCluster returns the servers that a node names, and the given nodes that it does not
 // name.
-func (e *examination) askCluster(ctx context.Context) (all []located) {
-	c := newCluster(&e.shard.opts, e.patience())
+func (e *shardDiagnoser) askCluster(ctx context.Context) (all []located) {
+	c := newCluster(&e.shard.opts, e.timeout())
 	defer c.close()
 	// The nodes are asked one after the other.
 	within, cancel := context.WithTimeout(ctx, timeLeft(ctx)/2)
 	defer cancel()
-	found, err := c.find(within)
+	found, err := c.findAll(within)
 	if err != nil {
 		e.add("", finding(store.SeverityError, codeUnfound, "no node names the servers: "+err.Error(), "correct what is wrong with the nodes, or give others in the option cluster"))
 	} else if left := unassigned(found); left > 0 {
-		e.add("", finding(store.SeverityError, codeSlots, fmt.Sprintf("%d of its %d slots have no primary that answers, so their clients cannot be counted", left, slotCount),
-			"restart the nodes, or assign the slots (redis-cli --cluster fix)"))
+		remedy := "assign them to a node (redis-cli --cluster fix)"
+		if dead := deadIn(found); len(dead) > 0 {
+			remedy = "restart " + strings.Join(dead, ", ")
+		}
+		e.add("", finding(store.SeverityError, codeSlots, fmt.Sprintf("%d of its %d slots have no primary that answers, so their clients cannot be counted", left, slotCount), remedy))
 	}
 	var named []string
 	for _, r := range found {
@@ -256,24 +283,30 @@ func (e *examination) askCluster(ctx context.Context) (all []located) {
 
 // unassigned returns how many slots no primary has.
 func unassigned(found []roles) int {
-	t := new(topology)
-	for i, r := range found {
-		t.assign(r.slots, i)
-	}
 	left := slotCount
-	if t.slots != nil {
-		for _, owner := range t.slots {
-			if owner != 0 {
-				left--
+	for _, r := range found {
+		for _, slots := range r.slots {
+			if r.primary != "" {
+				left -= slots.last - slots.first + 1
 			}
 		}
 	}
 	return left
 }
 
+// deadIn returns the nodes that have slots and are taken for dead, and have no successor.
+func deadIn(found []roles) (dead []string) {
+	for _, r := range found {
+		if r.primary == "" && len(r.slots) > 0 {
+			dead = append(dead, r.down...)
+		}
+	}
+	return dead
+}
+
 // probeKey returns a key that is never that of a bucket, in one of the slots if there are
 // any: a node refuses writes of its own slots alone for want of memory or replicas.
-func (e *examination) probeKey(slots []slotRange) string {
+func (e *shardDiagnoser) probeKey(slots []slotRange) string {
 	key := e.store.keys.prefix + ":#check"
 	if len(slots) == 0 {
 		return key
@@ -286,10 +319,11 @@ func (e *examination) probeKey(slots []slotRange) string {
 	return key
 }
 
-// wantReplicas adds a finding if a primary has no replica that is of use.
-func (e *examination) wantReplicas(r roles) {
+// wantReplicas adds a finding if a primary has no replica, and one would be of use. One
+// that is down has a finding of its own.
+func (e *shardDiagnoser) wantReplicas(r roles) {
 	isUseless := e.store.opts.ReadPrimary && e.shard.finder == nil
-	if len(r.replicas) > 0 || isUseless || e.shard.isCluster() && len(r.slots) == 0 {
+	if r.primary == "" || len(r.replicas)+len(r.down) > 0 || isUseless || e.shard.isCluster() && len(r.slots) == 0 {
 		return
 	}
 	problem := "it has no replica: while it is away, nothing answers checks"
@@ -299,46 +333,45 @@ func (e *examination) wantReplicas(r roles) {
 	e.add(r.primary, finding(store.SeverityWarning, codeNoReplica, problem, "add a replica"))
 }
 
-// visit is the examination of one server.
-type visit struct {
-	*examination
+// serverDiagnoser diagnoses one server.
+type serverDiagnoser struct {
+	*shardDiagnoser
 	key      string
 	report   store.ServerDiagnosis
 	findings []store.Finding
 	client   *goredis.Client
-	// info is the reply to INFO, or nil; asked is when it was asked for.
-	info  info
-	asked time.Time
+	// info is the last reply to INFO, nil if there was none.
+	info info
 }
 
-func (v *visit) find(severity store.Severity, code, problem, remedy string) {
+func (v *serverDiagnoser) find(severity store.Severity, code, problem, remedy string) {
 	v.findings = append(v.findings, finding(severity, code, problem, remedy))
 }
 
-// findFlaw adds the finding of a flaw, if there is one.
-func (v *visit) findFlaw(severity store.Severity, code string, err error) {
-	var f *flaw
+// findFault adds the finding of a fault, if there is one.
+func (v *serverDiagnoser) findFault(severity store.Severity, code string, err error) {
+	var f *fault
 	if errors.As(err, &f) {
 		v.find(severity, code, f.problem, f.remedy)
 	}
 }
 
-func (v *visit) close() {
+func (v *serverDiagnoser) close() {
 	if v.client != nil {
 		_ = v.client.Close()
 	}
 }
 
 // call makes a call that has a reply's time.
-func (v *visit) call(ctx context.Context, f func(ctx context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, v.patience())
+func (v *serverDiagnoser) call(ctx context.Context, f func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, v.timeout())
 	defer cancel()
 	return f(ctx)
 }
 
-func (v *visit) run(ctx context.Context) {
+func (v *serverDiagnoser) run(ctx context.Context) {
 	if err := v.connect(ctx); err != nil {
-		v.report.Reachable = isReply(err)
+		v.report.Reachable = isReply(err) || isGarbled(err)
 		v.findings = append(v.findings, v.outage(err, ""))
 		return
 	}
@@ -356,8 +389,8 @@ func (v *visit) run(ctx context.Context) {
 
 // connect connects, and logs in. A server that answers otherwise than with a refusal of
 // the connection is no error.
-func (v *visit) connect(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, v.shard.opts.DialTimeout+v.patience())
+func (v *serverDiagnoser) connect(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, v.shard.opts.DialTimeout+v.timeout())
 	defer cancel()
 	opts := v.shard.opts
 	for {
@@ -393,7 +426,9 @@ func isSelectError(err error) bool {
 }
 
 // measure times round trips, and reads the server's clock.
-func (v *visit) measure(ctx context.Context) error {
+func (v *serverDiagnoser) measure(ctx context.Context) error {
+	var fastest, skew time.Duration
+	var isSkewKnown bool
 	for range roundTrips {
 		var server time.Time
 		local, began := v.store.opts.Now(), time.Now()
@@ -405,42 +440,43 @@ func (v *visit) measure(ctx context.Context) error {
 		if err != nil && !isReply(err) {
 			return err
 		}
-		if v.report.RoundTrip != 0 && took >= v.report.RoundTrip {
+		if fastest != 0 && took >= fastest {
 			continue
 		}
-		v.report.RoundTrip = took
+		fastest = took
 		if err == nil {
 			// The reply was made in the middle, give or take half of the round trip.
-			v.report.Skew, v.report.SkewKnown = server.Sub(local.Add(took/2)), true
+			skew, isSkewKnown = server.Sub(local.Add(took/2)), true
 		}
 	}
-	if limit := v.store.opts.CheckTimeout; v.report.RoundTrip > limit {
-		v.find(store.SeverityError, codeSlow, fmt.Sprintf("the shortest of %d round trips takes %s, and checks have %s", roundTrips, v.report.RoundTrip.Round(100*time.Microsecond), limit),
+	v.report.RoundTrip = fastest.Seconds()
+	if limit := v.store.opts.CheckTimeout; fastest > limit {
+		v.find(store.SeverityError, codeSlow, fmt.Sprintf("the shortest of %d round trips takes %s, and checks have %s", roundTrips, fastest.Round(100*time.Microsecond), limit),
 			"raise check_timeout, or bring Caddy and the server closer together")
 	}
-	if surely := v.report.Skew.Abs() - v.report.RoundTrip/2; v.report.SkewKnown && surely > clockTolerance {
-		v.findFlaw(store.SeverityWarning, codeClock, clockFault(v.report.Skew))
+	if isSkewKnown {
+		v.report.ClockSkew = inSeconds(skew)
+		if skew.Abs()-fastest/2 > clockTolerance {
+			v.findFault(store.SeverityWarning, codeClock, clockFault(skew))
+		}
 	}
 	return nil
 }
 
+func inSeconds(d time.Duration) *float64 { return new(d.Seconds()) }
+
 // readInfo reads INFO. A refusal of that is no error: the probes show it.
-func (v *visit) readInfo(ctx context.Context) error {
-	v.asked = time.Now()
-	return v.call(ctx, func(ctx context.Context) error {
-		i, err := infoOf(ctx, v.client)
-		switch {
-		case err == nil:
-			v.info = i
-		case !isReply(err):
-			return err
+func (v *serverDiagnoser) readInfo(ctx context.Context) error {
+	return v.call(ctx, func(ctx context.Context) (err error) {
+		if v.info, err = infoOf(ctx, v.client); isReply(err) {
+			return nil
 		}
-		return nil
+		return err
 	})
 }
 
 // readRights finds out what the user may do, and whether the server takes writes.
-func (v *visit) readRights(ctx context.Context) error {
+func (v *serverDiagnoser) readRights(ctx context.Context) error {
 	needed := slices.Clone(basicRights)
 	if v.shard.opts.DB != 0 {
 		needed = append(needed, databaseRights...)
@@ -463,7 +499,7 @@ func (v *visit) readRights(ctx context.Context) error {
 			return err
 		}
 	}
-	v.report.RightsKnown, v.report.MissingRights = true, slices.Concat(found.missing, resets.missing, overrides.missing)
+	v.report.MissingRights = append([]string{}, slices.Concat(found.missing, resets.missing, overrides.missing)...)
 	if i := slices.Index(found.missing, "info"); i >= 0 {
 		found.missing = slices.Delete(found.missing, i, i+1)
 		v.lacks(store.SeverityError, []string{"info"}, "nothing shows whether it lags or is set up wrongly")
@@ -491,28 +527,35 @@ func (v *visit) readRights(ctx context.Context) error {
 }
 
 // lacks adds the finding of missing rights, and what fails without them.
-func (v *visit) lacks(severity store.Severity, missing []string, consequence string) {
+func (v *serverDiagnoser) lacks(severity store.Severity, missing []string, consequence string) {
 	if len(missing) > 0 {
 		v.find(severity, codeRights, fmt.Sprintf("its user may not run %s: %s", strings.Join(missing, ", "), consequence), "ACL SETUSER <user> +"+strings.Join(missing, " +"))
 	}
 }
 
 // judge judges what INFO says.
-func (v *visit) judge(ctx context.Context) {
-	v.report.Version, v.report.EvictionPolicy = v.info.version(), v.info["maxmemory_policy"]
+func (v *serverDiagnoser) judge(ctx context.Context) {
+	v.report.ID, v.report.Version, v.report.EvictionPolicy = v.info["run_id"], v.info.version(), v.info["maxmemory_policy"]
 	isFound := v.shard.finder != nil
-	wrong := faults(v.info, v.report.Role == store.RoleReplica, isFound)
-	v.findFlaw(store.SeverityError, codeVersion, wrong[wrongVersion])
-	if wrong[wrongVersion] == nil && !v.info.isTested() {
-		v.find(store.SeverityWarning, codeVersion, fmt.Sprintf("its version, %s, was not tested", v.report.Version), fmt.Sprintf("use Redis %s, or try it before you rely on it", testedVersion))
+	faults := faultsOf(v.info, v.report.Role == store.RoleReplica, isFound)
+	v.findFault(store.SeverityError, codeVersion, faults[faultVersion])
+	if faults[faultVersion] == nil && !v.info.isTested() {
+		v.find(store.SeverityNote, codeVersion, fmt.Sprintf("its version, %s, was not tested", v.report.Version), fmt.Sprintf("use Redis %s, or try it before you rely on it", testedVersion))
 	}
-	v.findFlaw(store.SeverityWarning, codeEviction, wrong[wrongPolicy])
-	v.findFlaw(store.SeverityError, codeRole, wrong[wrongRole])
+	v.findFault(store.SeverityWarning, codeEviction, faults[faultPolicy])
+	v.findFault(store.SeverityError, codeRole, faults[faultRole])
 	if isFound && v.report.Role != store.RoleNode && (v.report.Role == store.RoleReplica) != v.info.isReplica() {
 		v.find(store.SeverityError, codeRole, fmt.Sprintf("it is found as a %s, and is none", v.report.Role), "a failover may be under way: check again when it has ended")
 	}
-	if v.readPersistence(ctx); v.report.Persistence == persistenceOff && v.report.Role == store.RolePrimary {
+	v.readPersistence(ctx)
+	if v.report.Role != store.RolePrimary {
+		return
+	}
+	switch v.report.Persistence {
+	case persistenceOff:
 		v.find(store.SeverityWarning, codePersistence, "it keeps nothing on disk: a restart begins every window anew", "set appendonly yes, or accept it where windows are short")
+	case "":
+		v.find(store.SeverityNote, codePersistence, "whether it keeps its data on disk is unknown: it has no appendonly, and its user may not ask for save", "see save in its configuration, or ACL SETUSER <user> +config|get")
 	}
 }
 
@@ -523,8 +566,9 @@ const (
 	persistenceOff       = "off"
 )
 
-// readPersistence finds out how the server keeps its data, as far as the user may ask.
-func (v *visit) readPersistence(ctx context.Context) {
+// readPersistence finds out how the server keeps its data, as far as the user may ask:
+// INFO does not say whether snapshots are on.
+func (v *serverDiagnoser) readPersistence(ctx context.Context) {
 	if v.info["aof_enabled"] == "1" {
 		v.report.Persistence = persistenceLog
 		return
@@ -542,48 +586,54 @@ func (v *visit) readPersistence(ctx context.Context) {
 	})
 }
 
-// follow finds out how far a replica is behind its primary.
-func (v *visit) follow(ctx context.Context, primary *visit) {
-	if v.info == nil || !v.info.isReplica() {
-		return
+// follow finds out how far replicas are behind this primary, from when it is asked again:
+// the diagnosis of other servers may have taken long.
+func (v *serverDiagnoser) follow(ctx context.Context, replicas []*serverDiagnoser) {
+	if v.info != nil && v.readInfo(ctx) != nil {
+		v.info = nil
 	}
-	if primary.info != nil && !primary.info.isReplica() && !shareHistory(primary.info.history(), v.info.history()) && !v.isDetached() {
-		v.find(store.SeverityError, codeForeign, errForeign.problem, errForeign.remedy)
-		return
+	since := time.Now()
+	var all sync.WaitGroup
+	for _, replica := range replicas {
+		if replica.info != nil && replica.info.isReplica() {
+			all.Go(func() { replica.judgeLag(ctx, v.info, since) })
+		}
 	}
-	if primary.info != nil && primary.info.offset() >= 0 {
-		v.awaitOffset(ctx, primary)
+	all.Wait()
+}
+
+// judgeLag finds out how far a replica is behind what INFO said of its primary, if that is
+// known, at the instant since.
+func (v *serverDiagnoser) judgeLag(ctx context.Context, primary info, since time.Time) {
+	if primary != nil && !primary.isReplica() && !v.info.isDetached() {
+		if !shareHistory(primary.history(), v.info.history()) {
+			v.find(store.SeverityError, codeForeign, errForeign.problem, errForeign.remedy)
+			return
+		}
+		v.awaitOffset(ctx, primary.offset(), since)
 	}
-	switch {
-	case v.isDetached():
-		v.report.LagKnown = false
+	if v.info.isDetached() {
 		v.find(store.SeverityWarning, codeDetached, "its link to its primary is down, so what it has grows old and it is left out",
 			"see its log; masterauth, the network between the two, or a copy of all data that is under way")
-	case v.report.LagsOn:
-		v.find(store.SeverityWarning, codeLag, fmt.Sprintf("it is more than %s behind its primary, and is left out above %s", v.report.Lag.Round(time.Millisecond), v.shard.opts.MaxReplicaLag),
-			"see that it has the processor time and the network to follow its primary")
 	}
 }
 
-func (v *visit) isDetached() bool { return v.info["master_link_status"] != "up" }
-
-// awaitOffset waits until the replica has what the primary had when it was asked, for
-// MaxReplicaLag or half of the time that is left.
-func (v *visit) awaitOffset(ctx context.Context, primary *visit) {
-	goal, end := primary.info.offset(), time.Now().Add(min(v.shard.opts.MaxReplicaLag, timeLeft(ctx)/2))
-	for first := true; !v.isDetached(); first = false {
+// awaitOffset waits until the replica has what its primary had at the instant since, until
+// that is longer ago than MaxReplicaLag.
+func (v *serverDiagnoser) awaitOffset(ctx context.Context, goal int64, since time.Time) {
+	var behind time.Duration
+	for asked := time.Now(); goal >= 0 && v.readInfo(ctx) == nil && v.info != nil && !v.info.isDetached(); asked = time.Now() {
 		if v.info.offset() >= goal {
-			v.report.LagKnown = true
-			if !first {
-				v.report.Lag = time.Since(primary.asked)
-			}
+			v.report.Lag = inSeconds(behind)
 			return
 		}
-		if time.Now().After(end) {
-			v.report.Lag, v.report.LagKnown, v.report.LagsOn = time.Since(primary.asked), true, true
+		if behind = asked.Sub(since); behind > v.shard.opts.MaxReplicaLag {
+			v.report.Lag = inSeconds(behind)
+			v.find(store.SeverityWarning, codeLag, fmt.Sprintf("it is more than %s behind its primary, and is left out above %s", behind.Round(time.Millisecond), v.shard.opts.MaxReplicaLag),
+				"see that it has the processor time and the network to follow its primary")
 			return
 		}
-		if !pause(ctx, lagPeriod) || v.readInfo(ctx) != nil {
+		if !pause(ctx, lagPeriod) {
 			return
 		}
 	}
@@ -591,14 +641,14 @@ func (v *visit) awaitOffset(ctx context.Context, primary *visit) {
 
 // outage returns the finding of a call that failed because of err. prefix is that of the
 // options that log in.
-func (e *examination) outage(err error, prefix string) store.Finding {
+func (e *shardDiagnoser) outage(err error, prefix string) store.Finding {
 	login := fmt.Sprintf("check %susername and %spassword, and that the user is on", prefix, prefix)
 	if m, ok := meaningOf(err); ok {
 		switch {
 		case m.kind == KindAuth && strings.HasPrefix(err.Error(), "DENIED"):
 			return finding(store.SeverityError, codeLogin, "it takes connections from its own machine alone", "set a password there and here, or protected-mode no")
 		case m.kind == KindAuth:
-			return finding(store.SeverityError, codeLogin, "it refuses the login: "+err.Error(), login)
+			return finding(store.SeverityError, codeLogin, loginRefused+": "+err.Error(), login)
 		case m.kind == KindConnection:
 			return finding(store.SeverityError, codeUnreachable, "it takes no more connections: "+err.Error(), "raise maxclients there, or lower pool_size")
 		}
@@ -615,6 +665,8 @@ func (e *examination) outage(err error, prefix string) store.Finding {
 		timed      net.Error
 	)
 	switch {
+	case isGarbled(err):
+		return finding(store.SeverityError, codeUnreachable, "it does not answer as Redis does: "+err.Error(), "give the address of a Redis server")
 	case errors.As(err, &authority):
 		remedy = "name the file with the authority's certificate in tls: ca <file>"
 	case errors.As(err, &hostname):
@@ -630,7 +682,7 @@ func (e *examination) outage(err error, prefix string) store.Finding {
 	case errors.As(err, &timed) && timed.Timeout(), errors.Is(err, context.Canceled):
 		code, remedy = codeUnreachable, fmt.Sprintf("see that it runs and is not overloaded, and that no firewall is between; connecting has dial_timeout, %s", e.shard.opts.DialTimeout)
 		if e.shard.opts.TLS != nil {
-			// A Redis without TLS waits for the end of what it takes for a command.
+			// A Redis without TLS takes the handshake for a command, and waits for its end.
 			remedy += "; it may speak no TLS at this port"
 		}
 	case isDialError(err):
@@ -641,6 +693,15 @@ func (e *examination) outage(err error, prefix string) store.Finding {
 		code, remedy = codeUnreachable, "see its log; it may speak TLS alone (option tls), or have no connection left (its maxclients)"
 	}
 	return finding(store.SeverityError, code, "it cannot be reached: "+err.Error(), remedy)
+}
+
+// garbled matches errors about answers that go-redis cannot read.
+var garbled = regexp.MustCompile(`redis: (can't parse|invalid|got) `)
+
+// isGarbled reports whether a call failed because the answer makes no sense.
+func isGarbled(err error) bool {
+	var number *strconv.NumError
+	return errors.As(err, &number) || err != nil && !isReply(err) && garbled.MatchString(err.Error())
 }
 
 const wantsCertificate = "see its log; it may want a client certificate: cert <file> <key> in tls"

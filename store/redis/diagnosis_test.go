@@ -5,10 +5,16 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -79,7 +85,7 @@ func TestDiagnosisOfASoundShard(t *testing.T) {
 	for i, role := range []store.Role{store.RolePrimary, store.RoleReplica} {
 		v := d.Shards[0].Servers[i]
 		if v.Role != role || !v.Reachable || !strings.HasPrefix(v.Version, testedVersion+".") || v.RoundTrip <= 0 || v.EvictionPolicy != "noeviction" ||
-			v.Persistence != persistenceLog || !v.RightsKnown || len(v.MissingRights) > 0 || !v.SkewKnown || v.LagKnown != (role == store.RoleReplica) || v.LagsOn {
+			v.Persistence != persistenceLog || v.MissingRights == nil || len(v.MissingRights) > 0 || v.ClockSkew == nil || (v.Lag != nil) != (role == store.RoleReplica) {
 			t.Errorf("the %s is %+v", role, v)
 		}
 	}
@@ -126,6 +132,15 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 	secure := redistest.Start(t, lasting, redistest.TLS(certificate), redistest.Args("--tls-auth-clients", "no")).Addr()
 	mutual := redistest.Start(t, lasting, redistest.TLS(certificate)).Addr()
 	lone := func(addr string) ShardOptions { return ShardOptions{Primary: addr} }
+	// They answer calls, and not as Redis does.
+	garbled := redistest.Start(t, lasting, redistest.Args("--rename-command", "TIME", "", "--rename-command", "ROLE", "TIME")).Addr()
+	web := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(web.Close)
+	elsewhere := web.Listener.Addr().String()
+	secretive := func(opts ShardOptions) ShardOptions {
+		opts.Credentials = login("", "marker")
+		return opts
+	}
 	withTLS := func(addr string, config *tls.Config) ShardOptions { return ShardOptions{Primary: addr, TLS: config} }
 	for name, c := range map[string]struct {
 		ShardOptions
@@ -160,9 +175,27 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 			ShardOptions{Primary: primary, Replicas: []string{foreigner}}, nil,
 			[]string{"error replica_foreign " + foreigner}, codeForeign, []string{"another primary"},
 		},
-		"no password":        {lone(closed), nil, []string{"error login " + closed, "warning no_replica " + closed}, codeLogin, []string{"NOAUTH", "password"}},
-		"a wrong password":   {ShardOptions{Primary: closed, Credentials: login("", "marker")}, nil, []string{"error login " + closed, "warning no_replica " + closed}, codeLogin, []string{"WRONGPASS", "password"}},
-		"a failing password": {ShardOptions{Primary: closed, Credentials: failingLogin}, nil, []string{"error login"}, codeLogin, []string{"it is not there"}},
+		"no password":      {lone(closed), nil, []string{"error login " + closed, "warning no_replica " + closed}, codeLogin, []string{"NOAUTH", "password"}},
+		"a wrong password": {ShardOptions{Primary: closed, Credentials: login("", "marker")}, nil, []string{"error login " + closed, "warning no_replica " + closed}, codeLogin, []string{"WRONGPASS", "password"}},
+		"a password without TLS": {
+			secretive(lone("redis.invalid:6379")), func(o *Options) { o.ReadPrimary = true },
+			[]string{"error unreachable redis.invalid:6379", "warning no_tls"}, codePlain, []string{"redis.invalid:6379", "option tls"},
+		},
+		"a password for sentinels without TLS": {
+			ShardOptions{Sentinel: &SentinelOptions{Master: "m", Addrs: []string{"redis.invalid:26379"}, Credentials: login("", "marker")}}, nil,
+			[]string{"error unreachable redis.invalid:26379", "error not_found", "warning no_tls"}, codePlain, []string{"redis.invalid:26379"},
+		},
+		"no password, and no TLS": {
+			ShardOptions{Sentinel: &SentinelOptions{Master: "m", Addrs: []string{"redis.invalid:26379"}}, Credentials: login("", "marker")}, nil,
+			[]string{"error unreachable redis.invalid:26379", "error not_found"}, "", nil,
+		},
+		"certificates that are not verified": {
+			withTLS(secure, &tls.Config{InsecureSkipVerify: true}), func(o *Options) { o.ReadPrimary = true },
+			[]string{"warning tls_unverified"}, codeUnverified, []string{"insecure_skip_verify"},
+		},
+		"a clock that makes no sense": {lone(garbled), func(o *Options) { o.ReadPrimary = true }, []string{"error unreachable " + garbled}, codeUnreachable, []string{"it does not answer as Redis does: ", "address of a Redis"}},
+		"a web server":                {lone(elsewhere), func(o *Options) { o.ReadPrimary = true }, []string{"error unreachable " + elsewhere}, codeUnreachable, []string{"it does not answer as Redis does: "}},
+		"a failing password":          {ShardOptions{Primary: closed, Credentials: failingLogin}, nil, []string{"error login"}, codeLogin, []string{"it is not there"}},
 		"a database too high": {
 			ShardOptions{Primary: primary, Replicas: []string{replica}, DB: 16}, nil,
 			[]string{"error database " + primary, "error database " + replica}, codeDatabase, []string{"database 16", "out of range"},
@@ -234,6 +267,13 @@ func TestDiagnosisNamesEachMissingRight(t *testing.T) {
 		return diagnosed(t, opts, func(o *Options) { o.Previous, o.ReadPrimary = o.Members, true })
 	}
 	finds(t, "a user with all rights", examine(opts))
+	must(t, server.Client().ConfigSet(t.Context(), "appendonly", "no").Err())
+	set(server, "-config|get")
+	d := examine(opts)
+	finds(t, "a user who may not ask for settings", d, "note persistence "+addr)
+	mentions(t, d, codePersistence, "unknown", "+config|get")
+	must(t, server.Client().ConfigSet(t.Context(), "appendonly", "yes").Err())
+	finds(t, "a user who need not ask for settings", examine(opts))
 	optional := namesOf(slices.Concat(resetRights, overrideRights))
 	for _, command := range namesOf(slices.Concat(basicRights, databaseRights, migrationRights, resetRights, overrideRights)) {
 		set(server, "-"+command)
@@ -256,10 +296,10 @@ func TestDiagnosisNamesEachMissingRight(t *testing.T) {
 		mentions(t, d, codeRights, "may not run "+command+":", "+"+command)
 	}
 	set(server, "resetkeys", "~other:*")
-	d := examine(opts)
+	d = examine(opts)
 	finds(t, "a user without the keys", d, "error keys "+addr)
 	mentions(t, d, codeKeys, "begin with rl:", "~rl:*")
-	// Probes that are refused are in the server's own log, as docs/cli.md says.
+	// Probes that are refused are in the server's own log, as docs/operating.md says.
 	if log := server.Client().Do(t.Context(), "ACL", "LOG").Val().([]any); len(log) == 0 {
 		t.Error("ACL LOG has no refused probe")
 	}
@@ -301,15 +341,60 @@ func TestDiagnosisOfReplicasThatAreBehind(t *testing.T) {
 	}, nil)
 	finds(t, "replicas that are behind", d, "warning replica_lags "+late.Addr(), "warning replica_detached "+lost.Addr())
 	servers := d.Shards[0].Servers
-	if v := servers[1]; !v.LagKnown || v.LagsOn {
+	if v := servers[1]; v.Lag == nil || *v.Lag > 0.2 {
 		t.Errorf("the sound replica is %+v", v)
 	}
-	if v := servers[2]; !v.LagKnown || !v.LagsOn || v.Lag < 200*time.Millisecond {
+	if v := servers[2]; v.Lag == nil || *v.Lag < 0.2 {
 		t.Errorf("the late replica is %+v", v)
 	}
-	if v := servers[3]; v.LagKnown {
+	if v := servers[3]; v.Lag != nil {
 		t.Errorf("the lost replica is %+v", v)
 	}
+}
+
+// TestDiagnosisOfAReplicaBesideAHungOne: the time that the other takes is none of its lag.
+func TestDiagnosisOfAReplicaBesideAHungOne(t *testing.T) {
+	t.Parallel()
+	sh := redistest.StartShard(t, 2, lasting)
+	sound, hung := sh.Replicas[0], sh.Replicas[1]
+	must(t, hung.Pause())
+	t.Cleanup(func() { must(t, hung.Resume()) })
+	// The primary always has something new.
+	ctx, cancel := context.WithCancel(t.Context())
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		for ctx.Err() == nil {
+			sh.Primary.Client().Incr(ctx, "k")
+		}
+	})
+	const lagLimit = 4 * time.Second
+	d := diagnosed(t, ShardOptions{
+		Primary: sh.Primary.Addr(), Replicas: []string{sound.Addr(), hung.Addr()}, DialTimeout: lagLimit, MaxReplicaLag: lagLimit,
+	}, func(o *Options) { o.CheckTimeout = infoTimeout })
+	cancel()
+	writer.Wait()
+	finds(t, "a replica beside one that hangs", d, "error unreachable "+hung.Addr())
+	if v := d.Shards[0].Servers[1]; v.Lag == nil || *v.Lag >= lagLimit.Seconds() {
+		t.Errorf("the sound replica is %+v", v)
+	}
+}
+
+// TestDiagnosisThatEndsBeforeAReplicaCatchesUp does not know its lag.
+func TestDiagnosisThatEndsBeforeAReplicaCatchesUp(t *testing.T) {
+	t.Parallel()
+	sh := redistest.StartShard(t, 1, lasting)
+	must(t, sh.Replicas[0].DelayReplication(time.Hour))
+	must(t, sh.Primary.Client().Set(t.Context(), "k", "v", 0).Err())
+	s := newStore(t, newShard(t, ShardOptions{Primary: sh.Primary.Addr(), Replicas: []string{sh.Replicas[0].Addr()}, MaxReplicaLag: time.Hour}), nil)
+	eventually(t, "the diagnosis gets as far as the lag", func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		d := s.Diagnose(ctx)
+		if got := summary(d); len(got) > 0 || d.Shards[0].Servers[1].Lag != nil {
+			return fmt.Errorf("the findings are %q, and the replica is %+v", got, d.Shards[0].Servers[1])
+		}
+		return nil
+	})
 }
 
 // TestDiagnosisOfClocks compares a server's clock with an injected one of this machine.
@@ -326,26 +411,13 @@ func TestDiagnosisOfClocks(t *testing.T) {
 			o.Now = func() time.Time { return time.Now().Add(lead) }
 		})
 		finds(t, fmt.Sprint("a lead of ", lead), d, want...)
-		if v := d.Shards[0].Servers[0]; !v.SkewKnown || (v.Skew+lead).Abs() > v.RoundTrip+time.Second {
-			t.Errorf("a lead of %v shows as a skew of %v", lead, v.Skew)
+		if v := d.Shards[0].Servers[0]; v.ClockSkew == nil || math.Abs(*v.ClockSkew+lead.Seconds()) > v.RoundTrip+1 {
+			t.Errorf("a lead of %v shows as %+v", lead, v)
 		}
 		if want != nil {
 			mentions(t, d, codeClock, "differs from this machine's by", "NTP")
 		}
 	}
-}
-
-// TestDiagnosisFindsTwins: two shards are one server.
-func TestDiagnosisFindsTwins(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t, lasting)
-	proxy := redistest.StartProxy(t, server.Addr())
-	s := New(Options{ReadPrimary: true, CheckTimeout: waitTimeout, Members: []Member{
-		{Name: "a", Shard: newShard(t, ShardOptions{Primary: server.Addr()})}, {Name: "b", Shard: newShard(t, ShardOptions{Primary: proxy.Addr()})},
-	}})
-	d := s.Diagnose(t.Context())
-	finds(t, "twins", d, "error same_server "+proxy.Addr())
-	mentions(t, d, codeTwins, server.Addr()+" of shard a")
 }
 
 // TestDiagnosisShowsRetiredShards, which still have to be reached.
@@ -447,7 +519,7 @@ func TestDiagnosisOfAReplicaThatSentinelsTakeForDead(t *testing.T) {
 	must(t, sh.Replicas[0].Kill())
 	eventually(t, "the sentinel takes the replica for dead", func() error {
 		d := diagnosed(t, sentinelOptions(sentinels), nil)
-		if got := summary(d); !slices.Equal(got, []string{"error unreachable " + sh.Replicas[0].Addr(), "warning no_replica " + sh.Primary.Addr()}) {
+		if got := summary(d); !slices.Equal(got, []string{"error unreachable " + sh.Replicas[0].Addr()}) {
 			return fmt.Errorf("the findings are %q", got)
 		}
 		return nil
@@ -506,7 +578,9 @@ func TestDiagnosisOfAClusterWithoutSomeSlots(t *testing.T) {
 		}
 		return nil
 	})
-	mentions(t, d, codeSlots, fmt.Sprintf("of its %d slots", slotCount))
+	dead := cluster.Nodes[2].Addr()
+	finds(t, "a node without a replica that has gone", d, "error slots", "error unreachable "+dead, "warning no_replica "+cluster.Nodes[0].Addr(), "warning no_replica "+cluster.Nodes[1].Addr())
+	mentions(t, d, codeSlots, fmt.Sprintf("of its %d slots", slotCount), "\nrestart "+dead)
 }
 
 // TestProbedRepliesOfOtherVersions covers words that the tested version does not use.
@@ -540,15 +614,31 @@ func TestProbedRepliesOfOtherVersions(t *testing.T) {
 	}
 }
 
-// TestUntestedVersionsAreFound covers versions that no server of these tests has.
-func TestUntestedVersionsAreFound(t *testing.T) {
-	for text, want := range map[string]bool{
-		"redis_version:7.0.15\r\n":                         true,
-		"redis_version:7.2.4\r\n":                          false,
-		"redis_version:7.0.15\r\nvalkey_version:7.0.1\r\n": false,
+// TestNumbersThatAreNoneAreGarbled, as a server's clock could be.
+func TestNumbersThatAreNoneAreGarbled(t *testing.T) {
+	_, err := strconv.ParseInt("noon", 10, 64)
+	if !isGarbled(err) || isGarbled(nil) || isGarbled(reply("ERR invalid ")) || isGarbled(io.EOF) {
+		t.Error("answers that make no sense are not told from others")
+	}
+}
+
+// TestUntestedVersionsAreNoted covers versions that no server of these tests has.
+func TestUntestedVersionsAreNoted(t *testing.T) {
+	for text, want := range map[string][]store.Severity{
+		"redis_version:7.0.15\r\n":                         nil,
+		"redis_version:7.2.4\r\n":                          {store.SeverityNote},
+		"redis_version:7.0.15\r\nvalkey_version:7.0.1\r\n": {store.SeverityNote},
+		"redis_version:6.2.14\r\n":                         {store.SeverityError},
 	} {
-		if got := parseInfo(text).isTested(); got != want {
-			t.Errorf("%q is tested: %v, want %v", text, got, want)
+		s := newStore(t, newShard(t, ShardOptions{Primary: "localhost:1"}), nil)
+		v := &serverDiagnoser{shardDiagnoser: &shardDiagnoser{store: s, shard: s.opts.Members[0].Shard}, info: parseInfo(text + "aof_enabled:1\r\n")}
+		v.judge(t.Context())
+		var got []store.Severity
+		for _, f := range v.findings {
+			got = append(got, f.Severity)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%q yields %q, want %q", text, got, want)
 		}
 	}
 }

@@ -206,6 +206,12 @@ func newCluster(opts *ShardOptions, timeout time.Duration) *cluster {
 }
 
 func (c *cluster) find(ctx context.Context) ([]roles, error) {
+	found, err := c.findAll(ctx)
+	return slices.DeleteFunc(found, func(r roles) bool { return r.primary == "" }), err
+}
+
+// findAll also returns the roles of nodes that have no primary.
+func (c *cluster) findAll(ctx context.Context) ([]roles, error) {
 	var failures []error
 	var doubtful []roles
 	for _, addr := range appendNew(slices.Clone(c.nodes), c.opts.Cluster...) {
@@ -238,7 +244,7 @@ func (c *cluster) ask(ctx context.Context, addr string) (found []roles, isOK boo
 		return nil, false, err
 	}
 	found = c.rolesIn(shards, addr)
-	if !slices.ContainsFunc(found, func(r roles) bool { return len(r.slots) > 0 }) {
+	if !slices.ContainsFunc(found, func(r roles) bool { return r.primary != "" && len(r.slots) > 0 }) {
 		return nil, false, errors.New("it knows no slots")
 	}
 	return found, parseInfo(state)["cluster_state"] == "ok", nil
@@ -265,8 +271,8 @@ func (c *cluster) client(addr string) *goredis.Client {
 	return client
 }
 
-// rolesIn returns the primaries, with their replicas and slots, without failed
-// nodes. from is the node that answered.
+// rolesIn returns the primaries, with their replicas and slots; failed nodes are down,
+// and may leave their slots without a primary. from is the node that answered.
 func (c *cluster) rolesIn(shards []goredis.ClusterShard, from string) (found []roles) {
 	for _, shard := range shards {
 		var r roles
@@ -288,9 +294,7 @@ func (c *cluster) rolesIn(shards []goredis.ClusterShard, from string) (found []r
 		for _, slots := range shard.Slots {
 			r.slots = append(r.slots, slotRange{int(slots.Start), int(slots.End)})
 		}
-		if r.primary != "" {
-			found = append(found, r)
-		}
+		found = append(found, r)
 	}
 	return found
 }
@@ -308,7 +312,9 @@ func nodeAddr(host, port, from string) string {
 func (c *cluster) remember(found []roles, answered string) {
 	c.nodes = []string{answered}
 	for _, r := range found {
-		c.nodes = appendNew(appendNew(c.nodes, r.primary), r.replicas...)
+		if r.primary != "" {
+			c.nodes = appendNew(appendNew(c.nodes, r.primary), r.replicas...)
+		}
 	}
 	for addr, client := range c.clients {
 		if !slices.Contains(c.nodes, addr) && !slices.Contains(c.opts.Cluster, addr) {

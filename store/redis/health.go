@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -108,20 +109,22 @@ func (s *Shard) judgeLag(at *servers, l *lane, i info) {
 		s.emit(Event{Kind: ReplicaCaughtUp, Addr: l.addr, Purpose: PurposeChecks})
 	case lag == foreign:
 		s.emit(Event{Kind: ReplicaLags, Addr: l.addr, Purpose: PurposeChecks, Err: errForeign})
+	case lag == unsynced:
+		s.emit(Event{Kind: ReplicaLags, Addr: l.addr, Purpose: PurposeChecks, Err: errUnsynced})
 	default:
 		s.emit(Event{Kind: ReplicaLags, Addr: l.addr, Purpose: PurposeChecks, Err: fmt.Errorf("it is %s behind its primary", lag.Round(time.Second))})
 	}
 }
 
-// flaw is what is wrong with a server, and the remedy.
-type flaw struct {
+// fault is what is wrong with a server, and the remedy.
+type fault struct {
 	problem, remedy string
 	// cause is the reply that shows it, or nil.
 	cause error
 }
 
 // Error implements error.
-func (f *flaw) Error() string {
+func (f *fault) Error() string {
 	if f.cause != nil {
 		return f.problem + ": " + f.remedy + ": " + f.cause.Error()
 	}
@@ -129,25 +132,27 @@ func (f *flaw) Error() string {
 }
 
 // Unwrap returns the cause.
-func (f *flaw) Unwrap() error { return f.cause }
+func (f *fault) Unwrap() error { return f.cause }
 
-var errForeign = &flaw{problem: "it replicates another primary than the shard's", remedy: "correct the address, or make it a replica of that (REPLICAOF)"}
+var errForeign = &fault{problem: "it replicates another primary than the shard's", remedy: "correct the address, or make it a replica of that (REPLICAOF)"}
+
+var errUnsynced = errors.New("it does not have its primary's data, and its link to it is down")
 
 // The faults that an inspection finds.
 const (
-	wrongAccess = iota
-	wrongVersion
-	wrongPolicy
-	wrongRole
-	wrongClock
-	wrongThings
+	faultAccess = iota
+	faultVersion
+	faultPolicy
+	faultRole
+	faultClock
+	faultKinds
 )
 
 // sight is what the last inspection of a server found: its run ID, which is new
 // after each start, and its faults.
 type sight struct {
-	id    string
-	wrong [wrongThings]error
+	id     string
+	faults [faultKinds]error
 }
 
 // look inspects a server and emits the faults that have come or gone.
@@ -160,15 +165,15 @@ func (s *Shard) look(ctx context.Context, l *lane, isReplica bool) (i info, ok b
 	s.mu.Unlock()
 	now := was
 	if err == nil {
-		now = sight{id: i["run_id"], wrong: faults(i, isReplica, s.finder != nil)}
-		if now.wrong[wrongClock] = was.wrong[wrongClock]; !met || now.id != was.id {
+		now = sight{id: i["run_id"], faults: faultsOf(i, isReplica, s.finder != nil)}
+		if now.faults[faultClock] = was.faults[faultClock]; !met || now.id != was.id {
 			// Once for each start: a difference near the tolerance would be reported
 			// again and again.
 			if skew, ok := i.skew(middle); ok {
-				now.wrong[wrongClock] = clockFault(skew)
+				now.faults[faultClock] = clockFault(skew)
 			}
 		}
-	} else if now.wrong[wrongAccess] = accessFault(err); now.wrong[wrongAccess] == nil {
+	} else if now.faults[faultAccess] = accessFault(err); now.faults[faultAccess] == nil {
 		// The breaker decides whether it answers at all.
 		return nil, false
 	}
@@ -178,8 +183,8 @@ func (s *Shard) look(ctx context.Context, l *lane, isReplica bool) (i info, ok b
 	if err == nil && (!met || now.id != was.id) {
 		s.emit(Event{Kind: Met, Addr: l.addr, ID: now.id})
 	}
-	for what, problem := range now.wrong {
-		switch before := was.wrong[what]; {
+	for what, problem := range now.faults {
+		switch before := was.faults[what]; {
 		case problem == nil && before != nil:
 			s.emit(Event{Kind: Mended, Addr: l.addr, Err: before})
 		case problem != nil && (before == nil || before.Error() != problem.Error()):
@@ -194,9 +199,9 @@ func (s *Shard) look(ctx context.Context, l *lane, isReplica bool) (i info, ok b
 func accessFault(err error) error {
 	switch m, isReply := meaningOf(err); {
 	case m.kind == KindAuth && m.hint&shut != 0:
-		return &flaw{"it refuses the credentials", "check username and password", err}
+		return &fault{loginRefused, "check username and password", err}
 	case m.kind == KindAuth:
-		return &flaw{infoRefused, "allow it (+info)", err}
+		return &fault{infoRefused, "allow it (+info)", err}
 	case isReply && m.fate != later:
 		return fmt.Errorf("%s: %w", infoRefused, err)
 	default:
@@ -204,29 +209,32 @@ func accessFault(err error) error {
 	}
 }
 
-const infoRefused = "INFO is refused, so nothing shows whether it lags or is set up wrongly"
+const (
+	loginRefused = "it refuses the login"
+	infoRefused  = "INFO is refused, so nothing shows whether it lags or is set up wrongly"
+)
 
-// faults returns the faults of a server, apart from its clock. isFound is set if it was
+// faultsOf returns the faults of a server, apart from its clock. isFound is set if it was
 // not given by its address.
-func faults(i info, isReplica, isFound bool) (wrong [wrongThings]error) {
+func faultsOf(i info, isReplica, isFound bool) (found [faultKinds]error) {
 	if i.isBefore(oldestMajor, oldestMinor) {
-		wrong[wrongVersion] = &flaw{problem: "it is Redis " + i["redis_version"], remedy: fmt.Sprintf("use %d.%d or later", oldestMajor, oldestMinor)}
+		found[faultVersion] = &fault{problem: "it is Redis " + i["redis_version"], remedy: fmt.Sprintf("use %d.%d or later", oldestMajor, oldestMinor)}
 	}
 	if policy := i["maxmemory_policy"]; policy != "" && policy != "noeviction" {
-		wrong[wrongPolicy] = &flaw{problem: fmt.Sprintf("its maxmemory-policy is %s, which lets it forget counts", policy), remedy: "set it to noeviction"}
+		found[faultPolicy] = &fault{problem: fmt.Sprintf("its maxmemory-policy is %s, which lets it forget counts", policy), remedy: "set it to noeviction"}
 	}
 	switch {
 	case isFound:
 		// Servers that are found change their roles by themselves.
 	case isReplica && !i.isReplica():
-		wrong[wrongRole] = &flaw{problem: "it is given as a replica and is a primary", remedy: "make it a replica (REPLICAOF), or remove it"}
+		found[faultRole] = &fault{problem: "it is given as a replica and is a primary", remedy: "make it a replica (REPLICAOF), or remove it"}
 	case !isReplica && i.isReplica():
-		wrong[wrongRole] = &flaw{
+		found[faultRole] = &fault{
 			problem: fmt.Sprintf("it is given as a primary and is a replica of %s:%s", i["master_host"], i["master_port"]),
 			remedy:  "give that one, or use sentinel",
 		}
 	}
-	return wrong
+	return found
 }
 
 // clockFault returns the fault of a server's clock with that lead, or nil.
@@ -234,7 +242,7 @@ func clockFault(skew time.Duration) error {
 	if skew.Abs() <= clockTolerance {
 		return nil
 	}
-	return &flaw{problem: "its clock differs from this machine's by " + skew.Round(time.Millisecond).String(), remedy: "let both follow a time server (NTP)"}
+	return &fault{problem: "its clock differs from this machine's by " + skew.Round(time.Millisecond).String(), remedy: "let both follow a time server (NTP)"}
 }
 
 // info is the reply to INFO.
@@ -269,6 +277,9 @@ func infoOf(ctx context.Context, client *goredis.Client) (info, error) {
 }
 
 func (i info) isReplica() bool { return i["role"] == "slave" }
+
+// isDetached reports whether a replica does not follow its primary now.
+func (i info) isDetached() bool { return i["master_link_status"] == "down" }
 
 // history returns the IDs of the server's replication history: offsets of servers
 // that share one are comparable.
@@ -354,6 +365,9 @@ func (o *offsets) note(i info, at time.Time, keep time.Duration) {
 const (
 	// foreign is the lag of a replica with another primary's data.
 	foreign = time.Duration(1<<63 - 1)
+	// unsynced is the lag of a replica with other data than the primary's whose link is
+	// down, as it is while it copies the primary's for the first time.
+	unsynced = foreign - 1
 	// unknownLag is the lag of a replica that was not inspected yet.
 	unknownLag = time.Duration(-1)
 )
@@ -371,7 +385,10 @@ func (o *offsets) lagOf(i info) (lag time.Duration, ok bool) {
 	// In a failover a replica may follow the new primary before this process knows
 	// it: it then has the previous history as well.
 	if !shareHistory(o.history, i.history()) {
-		return foreign, !shareHistory(o.before, i.history()) || last.at.After(o.forgiven)
+		if lag = foreign; i.isDetached() {
+			lag = unsynced
+		}
+		return lag, !shareHistory(o.before, i.history()) || last.at.After(o.forgiven)
 	}
 	for _, s := range slices.Backward(o.samples) {
 		if s.offset <= has {

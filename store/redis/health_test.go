@@ -139,6 +139,28 @@ func TestReplicaOfAnotherPrimaryIsLeftOut(t *testing.T) {
 	}
 }
 
+// TestReplicaThatWasJustAttachedLags: while it copies its primary's data for the first time,
+// it is left out, and taken for no other primary's.
+func TestReplicaThatWasJustAttachedLags(t *testing.T) {
+	// The copy does not begin.
+	primary := redistest.Start(t, redistest.Args("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "3600"))
+	attached := redistest.Start(t)
+	host, port, err := net.SplitHostPort(primary.Addr())
+	must(t, err)
+	must(t, attached.Client().Do(t.Context(), "REPLICAOF", host, port).Err())
+	shard := newShard(t, ShardOptions{Primary: primary.Addr(), Replicas: []string{attached.Addr()}})
+	j := keepJournal(shard)
+	s := newStore(t, shard, nil)
+	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	if e := j.await(t, ReplicaLags, attached.Addr()); !errors.Is(e.Err, errUnsynced) {
+		t.Errorf("the event has error %v", e.Err)
+	}
+	if f := s.Shards()[0].Servers[1]; f.State != store.ServerLagging || f.LagKnown {
+		t.Errorf("the replica is %+v", f)
+	}
+	used(t, "check", s.Check(t.Context(), ask("k"))[0], 1)
+}
+
 // TestMisconfiguredServersAreReportedOnce, with the remedy.
 func TestMisconfiguredServersAreReportedOnce(t *testing.T) {
 	evicting := redistest.Start(t, redistest.Args("--maxmemory-policy", "allkeys-lru"))

@@ -72,6 +72,8 @@ func (s *Shard) serverFigures(role store.Role, lanes ...*lane) store.Server {
 		switch lag := time.Duration(lanes[0].lag.Load()); {
 		case lag == foreign:
 			f.State = store.ServerForeign
+		case lag == unsynced:
+			f.State = store.ServerLagging
 		case lag != unknownLag:
 			f.Lag, f.LagKnown = lag, true
 			if s.lags(lag) {

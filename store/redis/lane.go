@@ -80,7 +80,7 @@ type lane struct {
 	// splits is set once the server has refused several keys in one call.
 	splits atomic.Bool
 	// fault is the last error that spoke against the server.
-	fault fault
+	fault lastFault
 	// lag is the least age of a replica's data, in nanoseconds.
 	lag atomic.Int64
 	// pace is the recent average time of a pipeline.
@@ -428,16 +428,16 @@ func (l *lane) reconnect() {
 	})
 }
 
-// fault is the last error that spoke against a server.
-type fault struct{ err atomic.Pointer[error] }
+// lastFault is the last error that spoke against a server.
+type lastFault struct{ err atomic.Pointer[error] }
 
-func (f *fault) note(err error) {
+func (f *lastFault) note(err error) {
 	if err != nil {
 		f.err.Store(&err)
 	}
 }
 
-func (f *fault) load() error {
+func (f *lastFault) load() error {
 	if err := f.err.Load(); err != nil {
 		return *err
 	}

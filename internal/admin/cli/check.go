@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -23,14 +24,14 @@ func checkCommand(host Host) *cobra.Command {
 		Use:   "check [<config>]",
 		Short: "Checks the stores of a config without running it",
 		Long: `
-Reads a config as caddy validate does, calls the servers of its stores with the
-connections that it describes, and shows whether they are fit for it: reachable,
-in their roles, with the rights that the limiter needs, replicas that keep up,
-clocks that agree. It says what would go wrong, and what to do about it. It
-writes no data, and needs no running Caddy. The config is the argument, that of
---config, or the Caddyfile in this folder.
+Loads the stores of a config, calls their servers with the connections that it
+describes, and shows whether they are fit for it: reachable, in their roles, with
+the rights that the limiter needs, replicas that keep up, clocks that agree. It
+says what would go wrong, and what to do about it. It writes no data, and needs
+no running Caddy. The rest of the config is for caddy validate. The config is
+the argument, that of --config, or the Caddyfile in this folder.
 
-It exits with status 1 if the config does not load, or anything is unreachable or
+It exits with status 1 if the stores do not load, or anything is unreachable or
 wrong; with --strict also if there are warnings.
 `,
 		Example: "  $ caddy rate-limit check Caddyfile",
@@ -44,7 +45,11 @@ wrong; with --strict also if there are warnings.
 		}
 		ctx, cancel := context.WithTimeout(s.ctx, *timeout)
 		defer cancel()
-		c, err := host.Check(ctx, cmd, strings.Join(args, ""))
+		file := ""
+		if len(args) > 0 {
+			file = args[0]
+		}
+		c, err := host.Check(ctx, cmd, file)
 		if err != nil {
 			return 0, err
 		}
@@ -110,7 +115,7 @@ func (s *session) showCheckedStore(st *adminapi.CheckedStore) {
 	fmt.Fprintln(s.out)
 }
 
-func (t *table) checkedShard(shard *adminapi.CheckedShard) {
+func (t *table) checkedShard(shard *store.ShardDiagnosis) {
 	kind := shard.Kind
 	if shard.Retired {
 		kind += ", retired"
@@ -129,31 +134,28 @@ func (t *table) checkedShard(shard *adminapi.CheckedShard) {
 	}
 }
 
-func lagOf(v *adminapi.CheckedServer) string {
+func lagOf(v *store.ServerDiagnosis) string {
 	if v.Lag == nil {
 		return "-"
 	}
-	text := strconv.FormatFloat(*v.Lag, 'f', 1, 64) + "s"
-	if v.LagsOn {
-		return "over " + text
-	}
-	return text
+	return strconv.FormatFloat(*v.Lag, 'f', 1, 64) + "s"
 }
 
-func skewOf(v *adminapi.CheckedServer) string {
+func skewOf(v *store.ServerDiagnosis) string {
 	if v.ClockSkew == nil {
 		return "-"
 	}
-	return fmt.Sprintf("%+.3fs", *v.ClockSkew)
+	// The sum is never the zero that prints as -0.
+	return fmt.Sprintf("%+.3fs", math.Round(*v.ClockSkew*1000)/1000+0)
 }
 
-func rightsOf(v *adminapi.CheckedServer) string {
+func rightsOf(v *store.ServerDiagnosis) string {
 	switch {
 	case v.MissingRights == nil:
 		return "-"
-	case len(*v.MissingRights) == 0:
+	case len(v.MissingRights) == 0:
 		return "all"
 	default:
-		return strconv.Itoa(len(*v.MissingRights)) + " missing"
+		return strconv.Itoa(len(v.MissingRights)) + " missing"
 	}
 }

@@ -1,6 +1,7 @@
 // Package cli implements `caddy rate-limit`: commands that call the admin API of a
 // running Caddy and print its answers, for people or, with --json, for scripts, and the
-// command check, which needs no running Caddy. [Add] adds the commands to a program, which is a [Host].
+// command check, which needs no running Caddy. [Add] adds the commands to a program, which
+// is a [Host].
 //
 // It imports the types of the answers and the page of the command ui, and no part
 // of Caddy: what the commands need of it, Host provides.
