@@ -4,11 +4,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
@@ -129,13 +135,111 @@ func TestCheckFindsFaults(t *testing.T) {
 	}
 }
 
-// TestCheckEndsInTime although a server does not answer and timeouts are long.
+// TestCheckFindsSharedServers: two shards are one server, or two stores have equal keys.
+func TestCheckFindsSharedServers(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, lasting)
+	proxy := redistest.StartProxy(t, server.Addr())
+	shard := func(name, addr string, more ...string) string {
+		return caddytest.ShardWith(name, append([]string{"primary " + addr}, more...)...)
+	}
+	twins := configOf(t, caddytest.RedisStore(shard("a", server.Addr()), shard("b", proxy.Addr()), "read_from primary"))
+	checks(t, 1, []string{"error: shard b, " + proxy.Addr() + ": it is the same server as " + server.Addr() + " of shard a", "1 error, 0 warnings"}, twins)
+	for more, words := range map[string][]string{
+		"":                 {"store two", "warning: shard b, " + proxy.Addr() + ": store one has its counts there under the same keys", "0 errors, 1 warning\n"},
+		"key_prefix other": {"0 errors, 0 warnings"},
+		"db 1":             {"0 errors, 0 warnings"},
+	} {
+		global := "rate_limit {\nstore one redis {\n" + shard("a", server.Addr()) + "\nread_from primary\n}\nstore two redis {\n" + shard("b", proxy.Addr()) + "\nread_from primary\n" + more + "\n}\n}"
+		file := filepath.Join(t.TempDir(), "Caddyfile")
+		must(t, "write a config", os.WriteFile(file, []byte("{\nadmin off\n"+global+"\n}\n"), 0o600))
+		checks(t, 0, words, file)
+	}
+}
+
+// TestCheckLoadsStoresAlone, those of single handlers included: what else a config has
+// neither calls anybody nor leaves anything behind.
+func TestCheckLoadsStoresAlone(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, lasting)
+	var calls atomic.Int64
+	backend := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { calls.Add(1) }))
+	t.Cleanup(backend.Close)
+	config := `{
+		"admin": {"disabled": true},
+		"apps": {
+			"pki": {"certificate_authorities": {"local": {}}},
+			"tls": {"automation": {"policies": [{"subjects": ["localhost"], "issuers": [{"module": "internal"}]}]}},
+			"http": {"servers": {"s": {"listen": [":8443"], "routes": [{"handle": [{"handler": "subroute", "routes": [{"handle": [
+				{
+					"handler": "rate_limit", "zones": [{"name": "api", "key": ["{header.X-Key}"], "events": 10, "window": "1m"}],
+					"store": {"module": "redis", "read_from": "primary", "dial_timeout": "1m", "check_timeout": "1m", "shards": [{"name": "a", "primary": "` + server.Addr() + `"}]}
+				},
+				{
+					"handler": "reverse_proxy", "upstreams": [{"dial": "` + backend.Listener.Addr().String() + `"}],
+					"health_checks": {"active": {"uri": "/health", "interval": "1ms"}}
+				}
+			]}]}]}]}}}
+		}
+	}`
+	file := filepath.Join(t.TempDir(), "caddy.json")
+	must(t, "write a config", os.WriteFile(file, []byte(config), 0o600))
+	folder := t.TempDir()
+	out, err := caddytest.Command(folder, "rate-limit", "check", file, "--timeout", caddytest.WaitLimit.String()).CombinedOutput()
+	must(t, "check", err)
+	for _, word := range []string{"store default (memory)", "store inline-", server.Addr(), "0 errors, 0 warnings"} {
+		if !strings.Contains(string(out), word) {
+			t.Errorf("the output lacks %q: %s", word, out)
+		}
+	}
+	left, err := os.ReadDir(folder)
+	if must(t, "read the folder", err); len(left) > 0 {
+		t.Errorf("Caddy's folder has %v", left)
+	}
+	if n := calls.Load(); n > 0 {
+		t.Errorf("the backend was called %d times", n)
+	}
+}
+
+// TestCheckEndsInTime although a server does not answer and the timeouts of the config are
+// long.
 func TestCheckEndsInTime(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, lasting)
 	must(t, "pause", server.Pause())
 	t.Cleanup(func() { must(t, "resume", server.Resume()) })
-	checks(t, 1, []string{"it cannot be reached"}, configOf(t, caddytest.RedisStore(caddytest.ShardWith("a", "primary "+server.Addr()))), "--timeout", "300ms")
+	file := configOf(t, caddytest.RedisStore(caddytest.ShardWith("a", "primary "+server.Addr(), "dial_timeout 10m"), "check_timeout 10m"))
+	cmd := caddytest.Command(t.TempDir(), "rate-limit", "check", file, "--timeout", "300ms")
+	limit := time.AfterFunc(caddytest.WaitLimit, func() { _ = cmd.Process.Kill() })
+	out, _ := cmd.CombinedOutput()
+	if !limit.Stop() || cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), "it cannot be reached") {
+		t.Errorf("the check ends with %v, want exit status 1 in time: %s", cmd.ProcessState, out)
+	}
+}
+
+// TestCheckLeavesNoCommand: one that prints a password, and its children, end with the check.
+func TestCheckLeavesNoCommand(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "pipe")
+	must(t, "make a pipe", exec.Command("mkfifo", path).Run())
+	script := writeFile(t, "sleep 1000 >"+path+" &\nwait\n")
+	file := configOf(t, caddytest.RedisStore(caddytest.ShardWith("a", "primary localhost:1", "password_command sh "+script)))
+	cmd := caddytest.Command(t.TempDir(), "rate-limit", "check", file, "--timeout", "10m")
+	must(t, "start", cmd.Start())
+	limit := time.AfterFunc(caddytest.WaitLimit, func() { _ = cmd.Process.Kill() })
+	// The pipe opens when the command runs, and ends when no process has it any more.
+	pipe, err := os.OpenFile(path, os.O_RDONLY, 0)
+	must(t, "open the pipe", err)
+	defer pipe.Close()
+	must(t, "interrupt", cmd.Process.Signal(os.Interrupt))
+	_ = cmd.Wait()
+	if !limit.Stop() || cmd.ProcessState.ExitCode() != 1 {
+		t.Errorf("the check ends with %v, want exit status 1 in time", cmd.ProcessState)
+	}
+	must(t, "bound the wait", pipe.SetReadDeadline(time.Now().Add(caddytest.WaitLimit)))
+	if _, err := io.ReadAll(pipe); err != nil {
+		t.Errorf("the command still runs: %v", err)
+	}
 }
 
 // TestCheckAsJSON compares the report with what is documented for programs.
