@@ -73,12 +73,7 @@ func checkConfig(ctx context.Context, cmd *cobra.Command, file string) (adminapi
 	if len(text) == 0 {
 		return adminapi.Check{}, errors.New("there is no config: name one, such as Caddyfile")
 	}
-	var config caddy.Config
-	text = caddy.RemoveMetaFields(text)
-	if err := caddy.StrictUnmarshalJSON(text, &config); err != nil {
-		return adminapi.Check{}, fmt.Errorf("decode config: %w", err)
-	}
-	app, err := appWithStores(text)
+	app, err := appWithStores(caddy.RemoveMetaFields(text))
 	if app == nil || err != nil {
 		return admin.Check(ctx, nil), err
 	}
@@ -106,7 +101,7 @@ func appWithStores(config []byte) (json.RawMessage, error) {
 		Apps map[string]any `json:"apps"`
 	}
 	if err := json.Unmarshal(config, &root); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("decode config: %w", err)
 	}
 	own := map[string]any{}
 	isUsed := addOwnStores(own, root.Apps)

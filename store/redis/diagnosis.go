@@ -95,34 +95,34 @@ func finding(severity store.Severity, code, problem, remedy string) store.Findin
 }
 
 // add adds findings about a server, or with an empty address about the shard.
-func (e *shardDiagnoser) add(addr string, findings ...store.Finding) {
+func (d *shardDiagnoser) add(addr string, findings ...store.Finding) {
 	for _, f := range findings {
-		f.Shard, f.Address = e.report.Name, addr
-		e.findings = append(e.findings, f)
+		f.Shard, f.Address = d.report.Name, addr
+		d.findings = append(d.findings, f)
 	}
 }
 
 // timeout bounds the wait for a reply. A server that is slower than CheckTimeout is to be
 // found slow, and not out of reach.
-func (e *shardDiagnoser) timeout() time.Duration { return max(e.store.opts.CheckTimeout, infoTimeout) }
+func (d *shardDiagnoser) timeout() time.Duration { return max(d.store.opts.CheckTimeout, infoTimeout) }
 
-func (e *shardDiagnoser) run(ctx context.Context) {
-	if login := e.shard.opts.Credentials; login != nil {
+func (d *shardDiagnoser) run(ctx context.Context) {
+	if login := d.shard.opts.Credentials; login != nil {
 		// A command that prints a password may take longer than connecting may.
 		if _, _, err := login(ctx); err != nil {
-			e.add("", finding(store.SeverityError, codeLogin, "there is no password for its servers: "+err.Error(),
+			d.add("", finding(store.SeverityError, codeLogin, "there is no password for its servers: "+err.Error(),
 				"correct username, password, password_command or url"))
 			return
 		}
 	}
-	found := e.locate(ctx)
+	found := d.locate(ctx)
 	groups := make([][]*serverDiagnoser, len(found))
 	var all sync.WaitGroup
 	for i, r := range found {
-		key := e.probeKey(r.slots)
+		key := d.probeKey(r.slots)
 		begin := func(role store.Role, addrs ...string) {
 			for _, addr := range addrs {
-				v := &serverDiagnoser{shardDiagnoser: e, key: key, report: store.ServerDiagnosis{Address: addr, Role: role}}
+				v := &serverDiagnoser{shardDiagnoser: d, key: key, report: store.ServerDiagnosis{Address: addr, Role: role}}
 				groups[i] = append(groups[i], v)
 				all.Go(func() { v.run(ctx) })
 			}
@@ -144,27 +144,27 @@ func (e *shardDiagnoser) run(ctx context.Context) {
 	}
 	all.Wait()
 	for i, group := range groups {
-		e.wantReplicas(found[i].roles)
+		d.wantReplicas(found[i].roles)
 		for _, v := range group {
 			v.close()
-			e.report.Servers = append(e.report.Servers, v.report)
-			e.add(v.report.Address, v.findings...)
+			d.report.Servers = append(d.report.Servers, v.report)
+			d.add(v.report.Address, v.findings...)
 		}
 	}
 }
 
 // judgeSecrecy adds the findings of connections that others can read or take over.
-func (e *shardDiagnoser) judgeSecrecy() {
-	opts := &e.shard.opts
+func (d *shardDiagnoser) judgeSecrecy() {
+	opts := &d.shard.opts
 	if opts.TLS != nil {
 		if opts.TLS.InsecureSkipVerify {
-			e.add("", finding(store.SeverityWarning, codeUnverified, "no certificate is verified, so another server can pass for one of its own", "remove insecure_skip_verify, and name the authority in tls: ca <file>"))
+			d.add("", finding(store.SeverityWarning, codeUnverified, "no certificate is verified, so another server can pass for one of its own", "remove insecure_skip_verify, and name the authority in tls: ca <file>"))
 		}
 		return
 	}
 	var exposed []string
-	for i := range e.report.Servers {
-		server := &e.report.Servers[i]
+	for i := range d.report.Servers {
+		server := &d.report.Servers[i]
 		login := opts.Credentials
 		if server.Role == store.RoleSentinel {
 			login = opts.Sentinel.Credentials
@@ -174,7 +174,7 @@ func (e *shardDiagnoser) judgeSecrecy() {
 		}
 	}
 	if len(exposed) > 0 {
-		e.add("", finding(store.SeverityWarning, codePlain, "the password goes over the network in the clear, to "+strings.Join(exposed, ", "), "set up TLS there, and the option tls"))
+		d.add("", finding(store.SeverityWarning, codePlain, "the password goes over the network in the clear, to "+strings.Join(exposed, ", "), "set up TLS there, and the option tls"))
 	}
 }
 
@@ -204,49 +204,49 @@ type located struct {
 }
 
 // locate returns the servers of the shard, and adds what it finds on the way to them.
-func (e *shardDiagnoser) locate(ctx context.Context) []located {
+func (d *shardDiagnoser) locate(ctx context.Context) []located {
 	switch {
-	case e.shard.opts.Sentinel != nil:
-		return e.askSentinels(ctx)
-	case e.shard.isCluster():
-		return e.askCluster(ctx)
+	case d.shard.opts.Sentinel != nil:
+		return d.askSentinels(ctx)
+	case d.shard.isCluster():
+		return d.askCluster(ctx)
 	default:
-		return []located{{roles: roles{primary: e.shard.opts.Primary, replicas: e.shard.opts.Replicas}}}
+		return []located{{roles: roles{primary: d.shard.opts.Primary, replicas: d.shard.opts.Replicas}}}
 	}
 }
 
 // askSentinels returns the servers that the sentinels name.
-func (e *shardDiagnoser) askSentinels(ctx context.Context) []located {
-	s := newSentinel(&e.shard.opts)
+func (d *shardDiagnoser) askSentinels(ctx context.Context) []located {
+	s := newSentinel(&d.shard.opts)
 	defer s.close()
-	if login := e.shard.opts.Sentinel.Credentials; login != nil {
+	if login := d.shard.opts.Sentinel.Credentials; login != nil {
 		if _, _, err := login(ctx); err != nil {
-			e.add("", finding(store.SeverityError, codeLogin, "there is no password for its sentinels: "+err.Error(), "correct sentinel_username or sentinel_password"))
+			d.add("", finding(store.SeverityError, codeLogin, "there is no password for its sentinels: "+err.Error(), "correct sentinel_username or sentinel_password"))
 			return nil
 		}
 	}
-	within, cancel := context.WithTimeout(ctx, min(e.shard.opts.DialTimeout+e.timeout(), timeLeft(ctx)/2))
+	within, cancel := context.WithTimeout(ctx, min(d.shard.opts.DialTimeout+d.timeout(), timeLeft(ctx)/2))
 	defer cancel()
 	answers := s.askAll(within)
 	found, err := s.latest(answers)
 	for i, a := range answers {
-		addr := e.shard.opts.Sentinel.Addrs[i]
-		e.report.Servers = append(e.report.Servers, store.ServerDiagnosis{Address: addr, Role: store.RoleSentinel, Reachable: a.err == nil || isReply(a.err)})
+		addr := d.shard.opts.Sentinel.Addrs[i]
+		d.report.Servers = append(d.report.Servers, store.ServerDiagnosis{Address: addr, Role: store.RoleSentinel, Reachable: a.err == nil || isReply(a.err)})
 		switch m, ok := meaningOf(a.err); {
 		case a.err == nil && a.primary != found.primary:
-			e.add(addr, finding(store.SeverityWarning, codeSentinels, fmt.Sprintf("it takes %s for the primary, and another sentinel takes %s", a.primary, found.primary),
+			d.add(addr, finding(store.SeverityWarning, codeSentinels, fmt.Sprintf("it takes %s for the primary, and another sentinel takes %s", a.primary, found.primary),
 				"see that the sentinels reach each other, and watch the same servers under this name"))
 		case a.err == nil:
 		case ok && m.kind == KindAuth && m.hint&shut == 0:
-			e.add(addr, finding(store.SeverityError, codeRights, "its user lacks a right: "+a.err.Error(), "ACL SETUSER <user> +"+strings.Join(sentinelRights, " +")))
+			d.add(addr, finding(store.SeverityError, codeRights, "its user lacks a right: "+a.err.Error(), "ACL SETUSER <user> +"+strings.Join(sentinelRights, " +")))
 		case ok && strings.Contains(a.err.Error(), "No such master"):
-			e.add(addr, finding(store.SeverityError, codeUnfound, fmt.Sprintf("it watches no primary under the name %s", s.master), "correct the name in the option sentinel"))
+			d.add(addr, finding(store.SeverityError, codeUnfound, fmt.Sprintf("it watches no primary under the name %s", s.master), "correct the name in the option sentinel"))
 		default:
-			e.add(addr, e.outage(a.err, "sentinel_"))
+			d.add(addr, d.outage(a.err, "sentinel_"))
 		}
 	}
 	if err != nil {
-		e.add("", finding(store.SeverityError, codeUnfound, "no sentinel names the servers", "correct what is wrong with the sentinels"))
+		d.add("", finding(store.SeverityError, codeUnfound, "no sentinel names the servers", "correct what is wrong with the sentinels"))
 		return nil
 	}
 	return []located{{roles: found}}
@@ -254,28 +254,28 @@ func (e *shardDiagnoser) askSentinels(ctx context.Context) []located {
 
 // askCluster returns the servers that a node names, and the given nodes that it does not
 // name.
-func (e *shardDiagnoser) askCluster(ctx context.Context) (all []located) {
-	c := newCluster(&e.shard.opts, e.timeout())
+func (d *shardDiagnoser) askCluster(ctx context.Context) (all []located) {
+	c := newCluster(&d.shard.opts, d.timeout())
 	defer c.close()
 	// The nodes are asked one after the other.
 	within, cancel := context.WithTimeout(ctx, timeLeft(ctx)/2)
 	defer cancel()
 	found, err := c.findAll(within)
 	if err != nil {
-		e.add("", finding(store.SeverityError, codeUnfound, "no node names the servers: "+err.Error(), "correct what is wrong with the nodes, or give others in the option cluster"))
+		d.add("", finding(store.SeverityError, codeUnfound, "no node names the servers: "+err.Error(), "correct what is wrong with the nodes, or give others in the option cluster"))
 	} else if left := unassigned(found); left > 0 {
 		remedy := "assign them to a node (redis-cli --cluster fix)"
 		if dead := deadIn(found); len(dead) > 0 {
 			remedy = "restart " + strings.Join(dead, ", ")
 		}
-		e.add("", finding(store.SeverityError, codeSlots, fmt.Sprintf("%d of its %d slots have no primary that answers, so their clients cannot be counted", left, slotCount), remedy))
+		d.add("", finding(store.SeverityError, codeSlots, fmt.Sprintf("%d of its %d slots have no primary that answers, so their clients cannot be counted", left, slotCount), remedy))
 	}
 	var named []string
 	for _, r := range found {
 		all = append(all, located{roles: r})
 		named = append(append(append(named, r.primary), r.replicas...), r.down...)
 	}
-	if rest := slices.DeleteFunc(slices.Clone(e.shard.opts.Cluster), func(addr string) bool { return slices.Contains(named, addr) }); len(rest) > 0 {
+	if rest := slices.DeleteFunc(slices.Clone(d.shard.opts.Cluster), func(addr string) bool { return slices.Contains(named, addr) }); len(rest) > 0 {
 		all = append(all, located{nodes: rest})
 	}
 	return all
@@ -306,8 +306,8 @@ func deadIn(found []roles) (dead []string) {
 
 // probeKey returns a key that is never that of a bucket, in one of the slots if there are
 // any: a node refuses writes of its own slots alone for want of memory or replicas.
-func (e *shardDiagnoser) probeKey(slots []slotRange) string {
-	key := e.store.keys.prefix + ":#check"
+func (d *shardDiagnoser) probeKey(slots []slotRange) string {
+	key := d.store.keys.prefix + ":#check"
 	if len(slots) == 0 {
 		return key
 	}
@@ -321,16 +321,16 @@ func (e *shardDiagnoser) probeKey(slots []slotRange) string {
 
 // wantReplicas adds a finding if a primary has no replica, and one would be of use. One
 // that is down has a finding of its own.
-func (e *shardDiagnoser) wantReplicas(r roles) {
-	isUseless := e.store.opts.ReadPrimary && e.shard.finder == nil
-	if r.primary == "" || len(r.replicas)+len(r.down) > 0 || isUseless || e.shard.isCluster() && len(r.slots) == 0 {
+func (d *shardDiagnoser) wantReplicas(r roles) {
+	isUseless := d.store.opts.ReadPrimary && d.shard.finder == nil
+	if r.primary == "" || len(r.replicas)+len(r.down) > 0 || isUseless || d.shard.isCluster() && len(r.slots) == 0 {
 		return
 	}
 	problem := "it has no replica: while it is away, nothing answers checks"
-	if e.shard.finder != nil {
+	if d.shard.finder != nil {
 		problem += ", and nothing can take its place"
 	}
-	e.add(r.primary, finding(store.SeverityWarning, codeNoReplica, problem, "add a replica"))
+	d.add(r.primary, finding(store.SeverityWarning, codeNoReplica, problem, "add a replica"))
 }
 
 // serverDiagnoser diagnoses one server.
@@ -455,15 +455,13 @@ func (v *serverDiagnoser) measure(ctx context.Context) error {
 			"raise check_timeout, or bring Caddy and the server closer together")
 	}
 	if isSkewKnown {
-		v.report.ClockSkew = inSeconds(skew)
+		v.report.ClockSkew = new(skew.Seconds())
 		if skew.Abs()-fastest/2 > clockTolerance {
 			v.findFault(store.SeverityWarning, codeClock, clockFault(skew))
 		}
 	}
 	return nil
 }
-
-func inSeconds(d time.Duration) *float64 { return new(d.Seconds()) }
 
 // readInfo reads INFO. A refusal of that is no error: the probes show it.
 func (v *serverDiagnoser) readInfo(ctx context.Context) error {
@@ -624,11 +622,11 @@ func (v *serverDiagnoser) awaitOffset(ctx context.Context, goal int64, since tim
 	var behind time.Duration
 	for asked := time.Now(); goal >= 0 && v.readInfo(ctx) == nil && v.info != nil && !v.info.isDetached(); asked = time.Now() {
 		if v.info.offset() >= goal {
-			v.report.Lag = inSeconds(behind)
+			v.report.Lag = new(behind.Seconds())
 			return
 		}
 		if behind = asked.Sub(since); behind > v.shard.opts.MaxReplicaLag {
-			v.report.Lag = inSeconds(behind)
+			v.report.Lag = new(behind.Seconds())
 			v.find(store.SeverityWarning, codeLag, fmt.Sprintf("it is more than %s behind its primary, and is left out above %s", behind.Round(time.Millisecond), v.shard.opts.MaxReplicaLag),
 				"see that it has the processor time and the network to follow its primary")
 			return
@@ -641,7 +639,7 @@ func (v *serverDiagnoser) awaitOffset(ctx context.Context, goal int64, since tim
 
 // outage returns the finding of a call that failed because of err. prefix is that of the
 // options that log in.
-func (e *shardDiagnoser) outage(err error, prefix string) store.Finding {
+func (d *shardDiagnoser) outage(err error, prefix string) store.Finding {
 	login := fmt.Sprintf("check %susername and %spassword, and that the user is on", prefix, prefix)
 	if m, ok := meaningOf(err); ok {
 		switch {
@@ -661,7 +659,6 @@ func (e *shardDiagnoser) outage(err error, prefix string) store.Finding {
 		invalid    x509.CertificateInvalidError
 		plain      tls.RecordHeaderError
 		unresolved *net.DNSError
-		network    *net.OpError
 		timed      net.Error
 	)
 	switch {
@@ -675,20 +672,18 @@ func (e *shardDiagnoser) outage(err error, prefix string) store.Finding {
 		remedy = "renew the server's certificate"
 	case errors.As(err, &plain):
 		remedy = "it speaks no TLS at this port: remove tls, or give the port with TLS"
-	case errors.As(err, &network) && network.Op == "remote error":
-		remedy = wantsCertificate
 	case errors.As(err, &unresolved):
 		code, remedy = codeUnreachable, "correct the name of the host, or the DNS"
 	case errors.As(err, &timed) && timed.Timeout(), errors.Is(err, context.Canceled):
-		code, remedy = codeUnreachable, fmt.Sprintf("see that it runs and is not overloaded, and that no firewall is between; connecting has dial_timeout, %s", e.shard.opts.DialTimeout)
-		if e.shard.opts.TLS != nil {
+		code, remedy = codeUnreachable, fmt.Sprintf("see that it runs and is not overloaded, and that no firewall is between; connecting has dial_timeout, %s", d.shard.opts.DialTimeout)
+		if d.shard.opts.TLS != nil {
 			// A Redis without TLS takes the handshake for a command, and waits for its end.
 			remedy += "; it may speak no TLS at this port"
 		}
 	case isDialError(err):
 		code, remedy = codeUnreachable, "see that it runs, and that the address is right"
-	case e.shard.opts.TLS != nil:
-		remedy = wantsCertificate
+	case d.shard.opts.TLS != nil:
+		remedy = "see its log; it may want a client certificate: cert <file> <key> in tls"
 	default:
 		code, remedy = codeUnreachable, "see its log; it may speak TLS alone (option tls), or have no connection left (its maxclients)"
 	}
@@ -703,8 +698,6 @@ func isGarbled(err error) bool {
 	var number *strconv.NumError
 	return errors.As(err, &number) || err != nil && !isReply(err) && garbled.MatchString(err.Error())
 }
-
-const wantsCertificate = "see its log; it may want a client certificate: cert <file> <key> in tls"
 
 // Interface guard.
 var _ store.Diagnoser = (*Store)(nil)

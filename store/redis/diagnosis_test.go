@@ -305,6 +305,14 @@ func TestDiagnosisNamesEachMissingRight(t *testing.T) {
 	}
 }
 
+// namesOf returns the commands of rights.
+func namesOf(rights []right) (names []string) {
+	for _, r := range rights {
+		names = append(names, r.command)
+	}
+	return names
+}
+
 // TestDocumentedRightsAreThoseThatAreProbed: both are the same list.
 func TestDocumentedRightsAreThoseThatAreProbed(t *testing.T) {
 	text, err := os.ReadFile("../../docs/redis.md")

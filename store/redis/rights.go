@@ -143,11 +143,3 @@ func isUnknownCommand(err error) bool {
 	var reply goredis.Error
 	return errors.As(err, &reply) && (strings.HasPrefix(reply.Error(), "ERR unknown command") || strings.HasPrefix(reply.Error(), "ERR unknown subcommand"))
 }
-
-// namesOf returns the commands of rights.
-func namesOf(rights []right) (names []string) {
-	for _, r := range rights {
-		names = append(names, r.command)
-	}
-	return names
-}
