@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -199,6 +200,25 @@ func TestCheckLoadsStoresAlone(t *testing.T) {
 	if n := calls.Load(); n > 0 {
 		t.Errorf("the backend was called %d times", n)
 	}
+}
+
+// TestReplicaWithoutItsDataIsShown, in a check and in the status, while it copies them.
+func TestReplicaWithoutItsDataIsShown(t *testing.T) {
+	t.Parallel()
+	// The copy does not begin.
+	primary := redistest.Start(t, lasting, redistest.Args("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "3600"))
+	attached := redistest.Start(t, lasting)
+	host, port, err := net.SplitHostPort(primary.Addr())
+	must(t, "split the address", err)
+	must(t, "attach", attached.Client().Do(t.Context(), "REPLICAOF", host, port).Err())
+	redis := caddytest.RedisStore(caddytest.ShardWith("a", "primary "+primary.Addr(), "replica "+attached.Addr()))
+	checks(t, 0, []string{"warning: shard a, " + attached.Addr() + ": its link to its primary is down", "a copy of all data that is under way", "0 errors, 1 warning\n"}, configOf(t, redis))
+	c := caddytest.Start(t, apiSite(redis, 100, "1h"))
+	must(t, "ask", c.Ask("/", "X-Key: alice").Is(http.StatusOK, 1))
+	eventually(t, "the status shows it", func() error {
+		_, err := printed(t, 0, []string{"the replica " + attached.Addr() + " of shard a does not have its primary's data yet, so it is not asked", "lagging"}, "status", "--address", c.Admin)
+		return err
+	})
 }
 
 // TestCheckEndsInTime although a server does not answer and the timeouts of the config are

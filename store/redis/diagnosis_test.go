@@ -525,13 +525,15 @@ func TestDiagnosisOfAReplicaThatSentinelsTakeForDead(t *testing.T) {
 	sentinels := redistest.StartSentinels(t, masterName, sh.Primary, 1, redistest.SentinelOptions{DownAfter: time.Second})
 	must(t, sentinels.WaitForReplicas(t.Context(), 1))
 	must(t, sh.Replicas[0].Kill())
+	shard := newShard(t, sentinelOptions(sentinels))
 	eventually(t, "the sentinel takes the replica for dead", func() error {
-		d := diagnosed(t, sentinelOptions(sentinels), nil)
-		if got := summary(d); !slices.Equal(got, []string{"error unreachable " + sh.Replicas[0].Addr()}) {
-			return fmt.Errorf("the findings are %q", got)
+		found, err := shard.finder.find(t.Context())
+		if err == nil && len(found[0].down) == 0 {
+			err = fmt.Errorf("it takes it for %+v", found[0])
 		}
-		return nil
+		return err
 	})
+	finds(t, "a replica that the sentinel takes for dead", diagnosed(t, sentinelOptions(sentinels), nil), "error unreachable "+sh.Replicas[0].Addr())
 }
 
 func TestDiagnosisOfACluster(t *testing.T) {
