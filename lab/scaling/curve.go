@@ -371,7 +371,7 @@ var singles = []struct {
 	setting setting
 	clients float64 // 0 if none comes twice
 }{
-	{"charge after, no client comes twice", setting{processes: 1}, 0},
+	{"charge after, no client comes twice", setting{processes: 1, strangers: true}, 0},
 	{"charge after, 500 clients in turn", setting{processes: 1}, 500},
 	{"charge after, 500 clients in turn, each at two Caddys", setting{processes: 2, route: inTurn}, 500},
 	{"charge after, one client, 1 at a time", setting{processes: 1}, 1},

@@ -41,6 +41,9 @@ type setting struct {
 	limit     int64
 	window    int64
 	align     bool
+	// strangers is set if most clients that a process does not know are unknown to the
+	// replicas too: then the store asks the primary first.
+	strangers bool
 }
 
 func (s *setting) open(now int64) window {
@@ -380,7 +383,8 @@ func (c *client) hold(b *book, p int) {
 // decide.
 func (c *client) ask(b *book, p int, requests int64) {
 	b.asking = requests
-	c.askServer(p, !b.wantsPrimary(c.now, c.limit), c.now)
+	isUnknown := c.strangers && !b.known.isOpen(c.now)
+	c.askServer(p, !isUnknown && !b.wantsPrimary(c.now, c.limit), c.now)
 }
 
 func (c *client) askServer(p int, replica bool, asked int64) {
