@@ -71,7 +71,7 @@ func TestRunMeasuresAll(t *testing.T) {
 		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Size() == 0 {
 			t.Errorf("%s was not drawn: %v", name, err)
 		}
-		if !strings.Contains(text, "(img/"+name+")") {
+		if !strings.Contains(text, "(../img/"+name+")") {
 			t.Errorf("the text does not show %s", name)
 		}
 	}
