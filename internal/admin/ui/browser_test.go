@@ -4,11 +4,13 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"image/color"
 	"image/png"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -29,9 +31,13 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/admin/ui"
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/process"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 var pictures = flag.String("ui.pictures", "", "write the pictures of the page into this directory, such as docs/img")
@@ -322,6 +328,199 @@ func (b *browser) noticesWrongs(s *site) {
 		b.t.Errorf("noticed is only %s", all)
 	}
 	b.complaints = nil
+}
+
+// scripted is an admin API whose answers a test writes, by method and target below
+// /rate_limit/. Answers may wait, so that they arrive in another order than they were
+// asked for.
+type scripted struct {
+	mu      sync.Mutex
+	answers map[string]func() (status int, answer any)
+	asked   map[string]int
+}
+
+// startScripted serves the page with an API that has one zone and nothing else.
+func startScripted(t *testing.T) (api *scripted, page string) {
+	t.Helper()
+	api = &scripted{answers: map[string]func() (int, any){}, asked: map[string]int{}}
+	api.answer("GET ", adminapi.Status{Problems: []adminapi.Problem{}, Zones: []adminapi.Zone{scriptedZone("default", nil)}, Stores: []adminapi.Store{}})
+	api.answer("GET top?n=10", adminapi.Tops{Zones: []adminapi.Top{}})
+	api.answer("GET near?n=10", adminapi.Nears{Zones: []adminapi.Near{}})
+	api.answer("GET overrides", adminapi.Overrides{Overrides: []adminapi.Override{}})
+	l, err := ui.Listen(t.Context(), "127.0.0.1:0")
+	must(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- ui.Serve(ctx, l, ui.Handler(api, l.Addr().(*net.TCPAddr))) }()
+	t.Cleanup(func() {
+		cancel()
+		must(t, <-ended)
+	})
+	return api, "http://" + l.Addr().String() + "/"
+}
+
+func (s *scripted) answer(target string, answer any) {
+	s.answerWith(target, func() (int, any) { return http.StatusOK, answer })
+}
+
+func (s *scripted) fail(target, text string) {
+	s.answerWith(target, func() (int, any) { return http.StatusBadGateway, map[string]string{"error": text} })
+}
+
+// answerLater answers once the returned function has been called.
+func (s *scripted) answerLater(target string, answer any) (release func()) {
+	released := make(chan struct{})
+	s.answerWith(target, func() (int, any) {
+		<-released
+		return http.StatusOK, answer
+	})
+	return sync.OnceFunc(func() { close(released) })
+}
+
+func (s *scripted) answerWith(target string, answer func() (int, any)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.answers[target] = answer
+}
+
+// count returns how often a target was asked for.
+func (s *scripted) count(target string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.asked[target]
+}
+
+// Call implements [ui.API].
+func (s *scripted) Call(_ context.Context, method, path string, _ []byte) (int, []byte, error) {
+	target := method + " " + strings.TrimPrefix(path, "/rate_limit/")
+	s.mu.Lock()
+	s.asked[target]++
+	answer := s.answers[target]
+	s.mu.Unlock()
+	if answer == nil {
+		return 0, nil, fmt.Errorf("the test has no answer to %s", target)
+	}
+	status, value := answer()
+	text, err := json.Marshal(value)
+	return status, text, err
+}
+
+// scriptedZone is zone api in a store.
+func scriptedZone(storeName string, decisions map[string]int64) adminapi.Zone {
+	all := map[string]int64{}
+	for o := telemetry.Allowed; o < telemetry.Outcomes; o++ {
+		all[o.String()] = decisions[o.String()]
+	}
+	return adminapi.Zone{Name: "api", Store: storeName, Algorithm: store.SlidingWindow, Events: "10", Window: 60, Enforce: 100, Decisions: all}
+}
+
+// scriptedClient is a client of zone api by its value.
+func scriptedClient(value string) adminapi.Client {
+	return adminapi.Client{ClientKey: "key:" + value, Template: "{header.X-Key}", Values: []string{value}}
+}
+
+// scriptedBuckets is the bucket of a client in zone api.
+func scriptedBuckets(value string) adminapi.Buckets {
+	return adminapi.Buckets{Zone: "api", Store: "default", Buckets: []adminapi.Bucket{{
+		BucketName: adminapi.BucketName{Client: scriptedClient(value)},
+		Copies:     adminapi.Copies{Servers: []adminapi.Copy{{State: &adminapi.State{Limit: 10, Used: 3, Remaining: 7}}}},
+	}}}
+}
+
+// bucketTarget is what the page asks for a client's bucket, with the method in front.
+func bucketTarget(value string) string {
+	return "buckets/api?" + url.Values{"client_key": {"key:" + value}, "store": {"default"}}.Encode()
+}
+
+// received waits until the page has the answers to so many calls of a target.
+func (b *browser) received(target string, times int) {
+	b.t.Helper()
+	b.await("the answer to "+target, fmt.Sprintf(`performance.getEntriesByType('resource').filter(e => e.responseEnd && e.name.endsWith(%q)).length >= %d`, "/rate_limit/"+target, times))
+	// The page reads what has arrived.
+	b.do(chromedp.Sleep(200 * time.Millisecond))
+}
+
+// TestLateAnswers never replace those to newer questions.
+func TestLateAnswers(t *testing.T) {
+	api, page := startScripted(t)
+	names := []string{"first", "second"}
+	for _, name := range names {
+		api.answer("GET clients?name="+name, adminapi.Found{Zones: []adminapi.Buckets{scriptedBuckets(name)}})
+	}
+	b := startBrowser(t, page)
+	b.do(chromedp.Navigate(page))
+	search := func(name string) {
+		b.do(chromedp.SetValue("#name", name), chromedp.SendKeys("#name", "\r"))
+	}
+	has := func(id, name string) string {
+		return fmt.Sprintf(`document.getElementById(%q).textContent.includes(%q)`, id, name)
+	}
+
+	release := api.answerLater("GET clients?name=first", adminapi.Found{Zones: []adminapi.Buckets{scriptedBuckets("first")}})
+	defer release()
+	search("first")
+	search("second")
+	b.await("the newer search", has("results", "second"))
+	release()
+	b.received("clients?name=first", 1)
+	if !b.is(has("results", "second")) {
+		t.Error("an older search replaced a newer one")
+	}
+
+	both := adminapi.Found{Zones: []adminapi.Buckets{scriptedBuckets("first"), scriptedBuckets("second")}}
+	api.answer("GET clients?name=both", both)
+	search("both")
+	b.await("both clients", `document.querySelectorAll('#results tbody tr').length === 2`)
+	release = api.answerLater("GET "+bucketTarget("first"), scriptedBuckets("first"))
+	defer release()
+	api.answer("GET "+bucketTarget("second"), scriptedBuckets("second"))
+	b.do(chromedp.Click("#results tr:nth-child(1) button"), chromedp.Click("#results tr:nth-child(2) button"))
+	b.await("the bucket of the last row", has("found", "second"))
+	release()
+	b.received(bucketTarget("first"), 1)
+	if !b.is(has("found", "second")) {
+		t.Error("the bucket of an older row replaced that of the last one")
+	}
+
+	release = api.answerLater("GET "+bucketTarget("first"), scriptedBuckets("first"))
+	defer release()
+	b.do(chromedp.Click("#results tr:nth-child(1) button"))
+	search("second")
+	b.await("no bucket after a new search", `!document.getElementById('found').hasChildNodes()`)
+	release()
+	b.received(bucketTarget("first"), 2)
+	if !b.is(`!document.getElementById('found').hasChildNodes()`) {
+		t.Error("a bucket from before the search came after it")
+	}
+
+	// A list from before a block ended would offer to end it again.
+	blocked := adminapi.Overrides{Overrides: []adminapi.Override{{Kind: store.OverrideBlock, Zone: "api", Store: "default", Client: scriptedClient("second"), Until: 4e9}}}
+	api.answer("GET overrides", blocked)
+	b.await("a block", `document.querySelector('#overrides button')`)
+	release = api.answerLater("GET overrides", blocked)
+	defer release()
+	before := api.count("GET overrides")
+	b.awaitCalls(api, "GET overrides", before+1)
+	api.answer("GET overrides", adminapi.Overrides{Overrides: []adminapi.Override{}})
+	api.answer("DELETE blocks/api?"+url.Values{"client_key": {"key:second"}, "store": {"default"}}.Encode(), blocked)
+	b.do(chromedp.Click("#overrides td:last-child button"))
+	b.await("the end of the block", `!document.querySelector('#overrides tr')`)
+	release()
+	b.received("overrides", before+2)
+	if !b.is(`!document.querySelector('#overrides tr')`) {
+		t.Error("an older list of overrides replaced a newer one")
+	}
+	b.satisfied("late answers")
+}
+
+// awaitCalls waits until the page has asked for a target so many times.
+func (b *browser) awaitCalls(api *scripted, target string, times int) {
+	b.t.Helper()
+	for deadline := time.Now().Add(waitTimeout); api.count(target) < times; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			b.t.Fatalf("the page does not ask for %s again", target)
+		}
+	}
 }
 
 // TestPicture takes the pictures of the page for the documentation, in both color schemes.
