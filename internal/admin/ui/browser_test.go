@@ -523,6 +523,22 @@ func (b *browser) awaitCalls(api *scripted, target string, times int) {
 	}
 }
 
+// TestBlockedAreRefused in the charts: a blocked client's requests got a refusal.
+func TestBlockedAreRefused(t *testing.T) {
+	api, page := startScripted(t)
+	b := startBrowser(t, page)
+	b.do(chromedp.Navigate(page))
+	b.await("the zone", `document.querySelector('[data-zone=api] span.refused').textContent === '0.0/s refused'`)
+	var blocked int64
+	api.answerWith("GET ", func() (int, any) {
+		blocked += 100
+		zone := scriptedZone("default", map[string]int64{telemetry.Blocked.String(): blocked})
+		return http.StatusOK, adminapi.Status{Problems: []adminapi.Problem{}, Zones: []adminapi.Zone{zone}, Stores: []adminapi.Store{}}
+	})
+	b.await("blocked requests among those refused", `document.querySelector('[data-zone=api] span.allowed').textContent === '0.0/s allowed' && parseFloat(document.querySelector('[data-zone=api] span.refused').textContent) > 1`)
+	b.satisfied("blocked requests")
+}
+
 // TestPicture takes the pictures of the page for the documentation, in both color schemes.
 func TestPicture(t *testing.T) {
 	greedy = "mobile-app"
