@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -537,6 +538,41 @@ func TestBlockedAreRefused(t *testing.T) {
 	})
 	b.await("blocked requests among those refused", `document.querySelector('[data-zone=api] span.allowed').textContent === '0.0/s allowed' && parseFloat(document.querySelector('[data-zone=api] span.refused').textContent) > 1`)
 	b.satisfied("blocked requests")
+}
+
+// TestAnnouncements are made once, however often the numbers in them change.
+func TestAnnouncements(t *testing.T) {
+	api, page := startScripted(t)
+	b := startBrowser(t, page)
+	b.do(chromedp.Navigate(page), chromedp.Evaluate[chromedp.Void](`
+		window.written = [];
+		for (const region of document.querySelectorAll('[aria-live], [role=status], [role=alert]'))
+			new MutationObserver(() => written.push(region.id + ": " + region.textContent)).observe(region, {childList: true, characterData: true, subtree: true});`))
+	b.await("the page", `document.getElementById('state').textContent === 'Live'`)
+	status := adminapi.Status{Zones: []adminapi.Zone{scriptedZone("default", nil)}, Stores: []adminapi.Store{}}
+	lag := 0
+	api.answerWith("GET ", func() (int, any) {
+		lag++
+		status.Problems = []adminapi.Problem{{Store: "default", Shard: "a", Server: "r", Text: fmt.Sprintf("the replica r of shard a is %d.5 seconds behind, so it is not asked", lag)}}
+		return http.StatusOK, status
+	})
+	b.await("the lag, which grows", `/ 3.5 seconds behind/.test(document.getElementById('problems').textContent)`)
+	api.fail("GET ", "Caddy is away.")
+	b.await("the error", `!document.getElementById('error').hidden`)
+	b.awaitCalls(api, "GET ", api.count("GET ")+3)
+	api.answer("GET ", adminapi.Status{Problems: []adminapi.Problem{}, Zones: []adminapi.Zone{}, Stores: []adminapi.Store{}})
+	b.await("the end of the error", `document.getElementById('error').hidden`)
+	var announced []string
+	for _, text := range run[[]string](b, `written`) {
+		if !strings.HasSuffix(text, ": ") && !strings.HasPrefix(text, "state: Live") {
+			announced = append(announced, text)
+		}
+	}
+	slices.Sort(announced) // by region: the observers are not called in the order of the changes
+	want := []string{"announced: Store default: the replica r of shard a is some time behind, so it is not asked.", "error: Caddy is away.", "state: Not up to date"}
+	if !slices.Equal(announced, want) {
+		t.Errorf("announced is %q, want %q", announced, want)
+	}
 }
 
 // TestPicture takes the pictures of the page for the documentation, in both color schemes.
