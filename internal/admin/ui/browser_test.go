@@ -575,6 +575,27 @@ func TestAnnouncements(t *testing.T) {
 	}
 }
 
+// TestHealthWaitsForNothing: the page shows each answer when it comes, and goes on asking.
+func TestHealthWaitsForNothing(t *testing.T) {
+	api, page := startScripted(t)
+	slow := []string{"GET top?n=10", "GET near?n=10", "GET overrides"}
+	for _, target := range slow {
+		release := api.answerLater(target, map[string]any{"zones": []any{}, "overrides": []any{}})
+		defer release()
+	}
+	b := startBrowser(t, page)
+	b.do(chromedp.Navigate(page))
+	b.await("the zones", `document.querySelector('[data-zone=api]')`)
+	api.answer("GET ", adminapi.Status{Problems: []adminapi.Problem{{Store: "default", Shard: "a", Text: "the servers of shard a are not found"}}})
+	b.await("a problem that comes up meanwhile", `/not found/.test(document.getElementById('health').innerText)`)
+	for _, target := range slow {
+		if n := api.count(target); n != 1 {
+			t.Errorf("%s was asked %d times before it was answered", target, n)
+		}
+	}
+	b.satisfied("slow answers")
+}
+
 // TestPicture takes the pictures of the page for the documentation, in both color schemes.
 func TestPicture(t *testing.T) {
 	greedy = "mobile-app"
