@@ -281,7 +281,7 @@ func TestPageInBrowser(t *testing.T) {
 	}
 	b.await("the chart says what it shows", `/zone api .* now [0-9.]*[1-9][0-9.]* a second allowed and [0-9.]*[1-9][0-9.]* refused/.test(document.querySelector('[data-zone=api] svg').getAttribute('aria-label'))`)
 	b.await("both zones", `document.querySelectorAll('#zones article').length === 2`)
-	b.await("the most refused client, as text", `document.querySelector('#top tr td.name').textContent === '{header.X-Key} greedy<b onload=x>&"\'' && +document.querySelector('#top tr td.number').textContent.replace(/\D/g, '') > 20 && / ago$/.test(document.querySelector('#top tr').textContent)`)
+	b.await("the most refused client, as text", `document.querySelector('#top tr td.name').textContent === "{header.X-Key} 'greedy<b onload=x>&\\"'\\\\'''" && +document.querySelector('#top tr td.number').textContent.replace(/\D/g, '') > 20 && / ago$/.test(document.querySelector('#top tr').textContent)`)
 	b.await("when the zone refused last", `/last refusal .* ago/.test(document.querySelector('[data-zone=api]').textContent)`)
 	b.await("the servers of both shards, with latencies", `document.querySelectorAll('#stores tr[data-server] .good').length === 4 && /[0-9] (ms|µs)/.test(document.querySelector('#stores tr[data-server]').textContent)`)
 	for range 35 {
@@ -289,7 +289,7 @@ func TestPageInBrowser(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	b.await("a client near its limit", `/^api.header.X-Key. nearly35 of 40in /m.test([...document.querySelectorAll('#near tr')].map(r => r.textContent).join('\n').replaceAll('{', '.').replaceAll('}', '.'))`)
+	b.await("a client near its limit", `/^apidefault.header.X-Key. nearly35 of 40in /m.test([...document.querySelectorAll('#near tr')].map(r => r.textContent).join('\n').replaceAll('{', '.').replaceAll('}', '.'))`)
 	b.await("how many have nothing left", `/In zone api \d+ clients? ha.* nothing left/.test(document.getElementById('near-note').textContent)`)
 	if b.is(`!document.getElementById('health').hidden`) {
 		t.Errorf("while all is well the page says %s", run[string](b, `document.getElementById('health').innerText`))
@@ -596,6 +596,96 @@ func TestHealthWaitsForNothing(t *testing.T) {
 	b.satisfied("slow answers")
 }
 
+// TestHostileClients are shown with nothing hidden, and nothing that their key says can
+// be taken for a note.
+func TestHostileClients(t *testing.T) {
+	api, page := startScripted(t)
+	shown := map[string]string{
+		"plain-1":                     "plain-1",
+		"evil\u202eexe.txt":           `'evil\u202eexe.txt'`,
+		"zero\u200bwidth\\":           `'zero\u200bwidth\\'`,
+		"line\nbreak\U000e0041\u00a0": `'line\x0abreak\U000e0041\u00a0'`,
+		"x (a digest, by key_secret)": `'x (a digest, by key_secret)'`,
+		"it's":                        `'it'\''s'`,
+		"{1..3}":                      `'{1..3}'`,
+		"{uuid}":                      "{uuid}",
+		"":                            "''",
+	}
+	top := adminapi.Top{Zone: "api"}
+	for value := range shown {
+		top.Refused = append(top.Refused, adminapi.RefusedClient{Client: scriptedClient(value), Store: "default", Count: 1})
+	}
+	two := scriptedClient("a b")
+	two.Values = append(two.Values, "c")
+	top.Refused = append(top.Refused, adminapi.RefusedClient{Client: two, Store: "default", Count: 1})
+	api.answer("GET top?n=10", adminapi.Tops{Zones: []adminapi.Top{top}})
+	b := startBrowser(t, page)
+	b.do(chromedp.Navigate(page))
+	b.await("the clients", `document.querySelectorAll('#top tr').length === 10`)
+	want := []string{"{header.X-Key} 'a b' c"}
+	for _, text := range shown {
+		want = append(want, "{header.X-Key} "+text)
+	}
+	slices.Sort(want)
+	for what, expression := range map[string]string{
+		"texts":  `[...document.querySelectorAll('#top td.name')].map(e => e.textContent)`,
+		"names":  `[...document.querySelectorAll('#top button')].map(e => e.getAttribute('aria-label').replace(/^Look up (.*) in zone api$/, '$1'))`,
+		"values": `[...document.querySelectorAll('#top td.name')].map(e => '{header.X-Key} ' + [...e.querySelectorAll('bdi')].map(v => v.textContent).join(' '))`,
+	} {
+		got := run[[]string](b, expression)
+		if slices.Sort(got); !slices.Equal(got, want) {
+			t.Errorf("the %s are %q, want %q", what, got, want)
+		}
+	}
+	b.satisfied("hostile clients")
+}
+
+// TestStoreColumn is there where a zone counts in several stores.
+func TestStoreColumn(t *testing.T) {
+	api, page := startScripted(t)
+	past := float64(time.Now().Unix() - 5)
+	api.answer("GET overrides", adminapi.Overrides{Overrides: []adminapi.Override{{Kind: store.OverrideBlock, Zone: "api", Store: "new", Client: scriptedClient("x"), Until: past}}})
+	api.answer("GET near?n=10", adminapi.Nears{Zones: []adminapi.Near{{Zone: "api", Clients: []adminapi.NearClient{{Client: scriptedClient("x"), Store: "new", Limit: 10, Used: 9, Reset: past}}}}})
+	api.answer("GET top?n=10", adminapi.Tops{Zones: []adminapi.Top{{Zone: "api", Refused: []adminapi.RefusedClient{{Client: scriptedClient("x"), Store: "new", Count: 1}}}}})
+	b := startBrowser(t, page)
+	b.do(chromedp.Navigate(page))
+	columns := func(n int) string {
+		return fmt.Sprintf(`['overrides', 'near', 'top'].every(list => [...document.querySelectorAll('#' + list + ' tr')].filter(r => r.innerText.includes('new')).length === %d) &&
+			[...document.querySelectorAll('th.store')].filter(e => e.checkVisibility()).length === %d`, n, 3*n)
+	}
+	b.await("lists without stores", `['overrides', 'near', 'top'].every(list => document.querySelectorAll('#' + list + ' tr').length === 1) && document.querySelector('[data-zone=api]') && `+columns(0))
+	// An end that has passed.
+	for _, list := range []string{"overrides", "near"} {
+		if text := run[string](b, `[...document.querySelectorAll('#`+list+` td.number')].at(-1).textContent`); text != "now" {
+			t.Errorf("%s: what has ended ends %q", list, text)
+		}
+	}
+	moved := scriptedZone("default", nil)
+	moved.Rollout = &adminapi.Rollout{Store: "new", Percent: 10}
+	for what, zones := range map[string][]adminapi.Zone{
+		"a rollout":    {moved},
+		"two handlers": {scriptedZone("default", nil), scriptedZone("new", nil)},
+	} {
+		api.answer("GET ", adminapi.Status{Problems: []adminapi.Problem{}, Zones: zones, Stores: []adminapi.Store{}})
+		b.await("stores with "+what, columns(1))
+		api.answer("GET ", adminapi.Status{Problems: []adminapi.Problem{}, Zones: []adminapi.Zone{}, Stores: []adminapi.Store{}})
+		b.await("no stores again", columns(0))
+	}
+	b.satisfied("stores")
+}
+
+// TestNearUnknown names the stores that cannot list clients.
+func TestNearUnknown(t *testing.T) {
+	api, page := startScripted(t)
+	api.answer("GET near?n=10", map[string]any{"zones": []any{}, "unknown": []string{"plugged"}})
+	b := startBrowser(t, page)
+	b.do(chromedp.Navigate(page))
+	b.await("a note", `document.getElementById('near-note').textContent`)
+	if text := run[string](b, `document.getElementById('near-note').textContent`); strings.TrimSpace(text) != "Store plugged cannot tell who is near a limit." {
+		t.Errorf("the note is %q", text)
+	}
+}
+
 // TestPicture takes the pictures of the page for the documentation, in both color schemes.
 func TestPicture(t *testing.T) {
 	greedy = "mobile-app"
@@ -687,7 +777,7 @@ func (b *browser) findAndReset(s *site) {
 	b.do(chromedp.KeyEvent(kb.Escape))
 	b.await("Escape leaves the search", `document.activeElement === document.body`)
 	b.do(chromedp.Evaluate[chromedp.Void](`document.getElementById('name').value = ''`), slash, chromedp.KeyEvent(greedy+"\r"))
-	b.await("the greedy client in both zones", `document.querySelectorAll('#results tbody tr').length === 2 && /^apidefault.header.X-Key. greedy.*40 of 40in .* ago$/.test(document.querySelector('#results tbody tr').textContent)`)
+	b.await("the greedy client in both zones", `document.querySelectorAll('#results tbody tr').length === 2 && /^apidefault.header.X-Key. 'greedy.*40 of 40in .* ago$/.test(document.querySelector('#results tbody tr').textContent)`)
 	b.do(chromedp.KeyEvent("\t"), chromedp.KeyEvent("\t"))
 	b.await("Tab leads to the first row", `document.activeElement === document.querySelector('#results tbody button')`)
 	b.do(chromedp.KeyEvent("\r"))
