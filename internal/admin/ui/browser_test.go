@@ -281,7 +281,7 @@ func TestPageInBrowser(t *testing.T) {
 	}
 	b.await("the chart says what it shows", `/zone api .* now [0-9.]*[1-9][0-9.]* a second allowed and [0-9.]*[1-9][0-9.]* refused/.test(document.querySelector('[data-zone=api] svg').getAttribute('aria-label'))`)
 	b.await("both zones", `document.querySelectorAll('#zones article').length === 2`)
-	b.await("the most refused client, as text", `document.querySelector('#top tr td.name').textContent === "{header.X-Key} 'greedy<b onload=x>&\\"'\\\\'''" && +document.querySelector('#top tr td.number').textContent.replace(/\D/g, '') > 20 && / ago$/.test(document.querySelector('#top tr').textContent)`)
+	b.await("the most refused client, as text", `document.querySelector('#top tr td.name').textContent === "{header.X-Key} 'greedy<b onload=x>&\"'\\'''" && +document.querySelector('#top tr td.number').textContent.replace(/\D/g, '') > 20 && / ago$/.test(document.querySelector('#top tr').textContent)`)
 	b.await("when the zone refused last", `/last refusal .* ago/.test(document.querySelector('[data-zone=api]').textContent)`)
 	b.await("the servers of both shards, with latencies", `document.querySelectorAll('#stores tr[data-server] .good').length === 4 && /[0-9] (ms|µs)/.test(document.querySelector('#stores tr[data-server]').textContent)`)
 	for range 35 {
@@ -364,8 +364,9 @@ func (s *scripted) answer(target string, answer any) {
 	s.answerWith(target, func() (int, any) { return http.StatusOK, answer })
 }
 
-func (s *scripted) fail(target, text string) {
-	s.answerWith(target, func() (int, any) { return http.StatusBadGateway, map[string]string{"error": text} })
+// errorAnswer answers with an error.
+func errorAnswer(text string) func() (int, any) {
+	return func() (int, any) { return http.StatusBadGateway, map[string]string{"error": text} }
 }
 
 // answerLater answers once the returned function has been called.
@@ -557,7 +558,7 @@ func TestAnnouncements(t *testing.T) {
 		return http.StatusOK, status
 	})
 	b.await("the lag, which grows", `/ 3.5 seconds behind/.test(document.getElementById('problems').textContent)`)
-	api.fail("GET ", "Caddy is away.")
+	api.answerWith("GET ", errorAnswer("Caddy is away."))
 	b.await("the error", `!document.getElementById('error').hidden`)
 	b.awaitCalls(api, "GET ", api.count("GET ")+3)
 	api.answer("GET ", adminapi.Status{Problems: []adminapi.Problem{}, Zones: []adminapi.Zone{}, Stores: []adminapi.Store{}})
@@ -686,6 +687,62 @@ func TestNearUnknown(t *testing.T) {
 	}
 }
 
+// TestChanges: what an operator typed is lost only if the operator closes it, and each
+// change is reported, whatever becomes of the calls after it.
+func TestChanges(t *testing.T) {
+	api, page := startScripted(t)
+	api.answer("GET clients?name=x", adminapi.Found{Zones: []adminapi.Buckets{scriptedBuckets("x")}})
+	api.answer("GET "+bucketTarget("x"), scriptedBuckets("x"))
+	b := startBrowser(t, page)
+	b.do(chromedp.Navigate(page), chromedp.SetValue("#name", "x"), chromedp.SendKeys("#name", "\r"))
+	b.await("the client", `document.querySelector('#results button')`)
+	b.do(chromedp.Click("#results button"))
+	b.await("the bucket", `document.querySelector('#found button')`)
+
+	const reason = "#found label:last-of-type input"
+	for _, field := range []string{reason, "#found select", "#found input[type=number]"} {
+		b.do(chromedp.Focus(field))
+		if field == reason {
+			b.do(chromedp.KeyEvent("a/b"))
+		}
+		b.do(chromedp.KeyEvent(kb.Escape))
+		b.await("Escape leaves "+field, `document.activeElement.id === 'found'`)
+		if !b.is(`document.querySelector('` + reason + `').value === 'a/b'`) {
+			t.Fatalf("Escape in %s loses the reason", field)
+		}
+	}
+	b.do(chromedp.KeyEvent("/", chromedp.KeyModifiers(chromedp.ModifierCtrl)))
+	if b.is(`document.activeElement.id === 'name'`) {
+		t.Error("a shortcut of the browser leads to the search")
+	}
+
+	// The calls that follow a change fail.
+	gone := errorAnswer("the shard is away")
+	api.answer("DELETE "+bucketTarget("x"), adminapi.Resets{Zone: "api", Store: "default", Buckets: []adminapi.Reset{{BucketName: adminapi.BucketName{Client: scriptedClient("x")}, Deleted: true}}})
+	for _, target := range []string{"GET overrides", "GET clients?name=x"} {
+		api.answerWith(target, gone)
+	}
+	override := adminapi.Override{Kind: store.OverrideBlock, Zone: "api", Store: "default", Client: scriptedClient("x")}
+	api.answer("POST blocks/api?client_key=key%3Ax&for=1h&reason=a%2Fb&store=default", adminapi.Overrides{Overrides: []adminapi.Override{override}})
+	api.answerWith("POST grants/api?client_key=key%3Ax&events=100&reason=a%2Fb&store=default", errorAnswer("no room"))
+	report := func(button, want string) {
+		t.Helper()
+		b.do(chromedp.Click(`#found [aria-label^="` + button + `"]`))
+		b.await("the report of "+button, `document.getElementById('done').textContent`)
+		if got := run[string](b, `document.getElementById('done').textContent`); got != want {
+			t.Errorf("%s is reported as %q, want %q", button, got, want)
+		}
+	}
+	report("Block", "Begun: block for {header.X-Key} x in zone api.")
+	report("Grant", "no room")
+	api.answerWith("GET "+bucketTarget("x"), gone)
+	report("Reset", "Reset: {header.X-Key} x in zone api.")
+	b.await("the error of the call after it", `document.getElementById('found').textContent === 'the shard is away'`)
+	if !b.is(`document.getElementById('done').textContent.startsWith('Reset: ')`) {
+		t.Error("the report of the reset is gone")
+	}
+}
+
 // TestPicture takes the pictures of the page for the documentation, in both color schemes.
 func TestPicture(t *testing.T) {
 	greedy = "mobile-app"
@@ -783,7 +840,7 @@ func (b *browser) findAndReset(s *site) {
 	b.do(chromedp.KeyEvent("\r"))
 	b.await("the greedy client's bucket, on a primary and a replica", `/40 of 40/.test(document.getElementById('found').textContent) && document.querySelectorAll('#found tbody tr').length === 2`)
 	b.do(chromedp.KeyEvent("\t"), chromedp.KeyEvent("\r"))
-	b.await("the reset", `/^Reset: .*greedy/.test(document.getElementById('found').textContent)`)
+	b.await("the reset", `/^Reset: .*greedy.* in zone api.$/.test(document.getElementById('done').textContent) && document.activeElement.id === 'found'`)
 	if status, err := s.ask("/", greedy); err != nil || status != http.StatusOK {
 		b.t.Errorf("after the reset the greedy client got %d, %v", status, err)
 	}
@@ -818,6 +875,7 @@ func (b *browser) blocksAndGrants(s *site) {
 		b.await("the end", `document.querySelectorAll('#overrides tr').length === 0 && /Nobody/.test(document.getElementById('overrides-note').textContent)`)
 	}
 	b.do(chromedp.SendKeys("#found label:last-of-type input", "<i>why"), chromedp.Focus("#found [aria-label^=Block]"), chromedp.SendKeys("#found [aria-label^=Block]", "\r"))
+	b.await("the report of the block", `/^Begun: block for .*greedy.* in zone api.$/.test(document.getElementById('done').textContent)`)
 	b.await("the block", `/block/.test(document.getElementById('overrides').textContent)`)
 	b.await("the block among what was found", `/blocked, ends in /.test(document.querySelector('#results tbody tr').textContent)`)
 	asks("blocked", http.StatusTooManyRequests)
@@ -894,7 +952,7 @@ func (b *browser) isAccessible(s *site) {
 	b.await("a bucket", `document.querySelector('#found button')`)
 	b.do(chromedp.Evaluate[chromedp.Void](`document.activeElement.blur(); scrollTo(0, 0); getSelection().removeAllRanges()`), chromedp.Focus("#name"))
 	reached := map[string]bool{"name": true}
-	for range run[int](b, `document.querySelectorAll('input, select, button').length`) {
+	for range run[int](b, `document.querySelectorAll('input, select, button, [tabindex="0"]').length`) {
 		b.do(chromedp.KeyEvent("\t"))
 		at := run[string](b, `((e) => (e.closest("[id]") || e).id + " " + e.textContent.trim().slice(0, 5))(document.activeElement)`)
 		reached[at] = true
@@ -902,7 +960,7 @@ func (b *browser) isAccessible(s *site) {
 			b.t.Errorf("the focus on %s is not visible", at)
 		}
 	}
-	for _, name := range []string{"name", "find Find", "results {head", "found Reset", "found Block", "found Grant", "top {head", "near {head", "overrides {head", "overrides End"} {
+	for _, name := range []string{"name", "find Find", "results {head", "found Reset", "found Block", "found Grant", "top {head", "near {head", "overrides {head", "overrides End", "stores defau"} {
 		if !reached[name] {
 			b.t.Errorf("the keyboard does not reach %s, only %v", name, reached)
 		}
