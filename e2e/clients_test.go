@@ -110,6 +110,58 @@ func listedOverrides(c *caddytest.Caddy) (text string, clients []adminapi.Client
 	return text, clients
 }
 
+// TestClientsWhoseKeyIsNoText are never taken for a client whose key is: one that JSON would
+// make of it.
+func TestClientsWhoseKeyIsNoText(t *testing.T) {
+	servers := caddytest.StartShards(t, 2, 0)
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := caddytest.Start(t, zonesSite(store, zoneWith("api", "events 2", "key {query.k}", "warn 50"), "respond ok"))
+		const binary, text = "/?k=m%ff", "/?k=m%ef%bf%bd"
+		c.Ask(binary)
+		var client adminapi.Client
+		isShown := func(where string, clients ...adminapi.Client) error {
+			if len(clients) != 1 {
+				return fmt.Errorf("%s has %v, want one client", where, clients)
+			}
+			client = clients[0]
+			return errors.Join(want(where, shownClient(client), " [] (a key that is no text, in base64)"), want("beginning", strings.HasPrefix(client.ClientKey, "base64:"), true))
+		}
+		var near adminapi.Near
+		eventually(t, "near", func() error {
+			c.AdminJSON(http.MethodGet, "/rate_limit/near?zone=api", "", &near)
+			return want("clients", len(near.Clients), 1)
+		})
+		must(t, "near", isShown("near", near.Clients[0].Client))
+		simulated := simulate(c, binary).Zones[0]
+		must(t, "simulate", want("client key", simulated.ClientKey, client.ClientKey))
+		c.Ask(binary)
+		c.Ask(binary)
+		var top adminapi.Top
+		c.AdminJSON(http.MethodGet, "/rate_limit/top?zone=api", "", &top)
+		must(t, "top", want("clients", len(top.Refused), 1))
+		must(t, "top", isShown("top", top.Refused[0].Client))
+		// What is shown names the client, in the page's search too.
+		exact := "client_key=" + url.QueryEscape(client.ClientKey)
+		var found adminapi.Found
+		c.AdminJSON(http.MethodGet, "/rate_limit/clients?name="+url.QueryEscape(client.ClientKey), "", &found)
+		if len(found.Zones) != 1 || found.Zones[0].Buckets[0].LastRefused == 0 {
+			t.Errorf("found are %+v", found)
+		}
+		for _, query := range []string{exact, "key=m%ff"} {
+			code, answer := c.AdminCall(http.MethodPost, "/rate_limit/blocks/api?for=1h&"+query, "", "")
+			must(t, answer, want("status", code, http.StatusOK))
+			var reset adminapi.Resets
+			c.AdminJSON(http.MethodDelete, "/rate_limit/buckets/api?"+query, "", &reset)
+			must(t, query, errors.Join(want("status of the blocked client", c.Get(binary).StatusCode, http.StatusTooManyRequests),
+				want("of the other one", c.Get(text).StatusCode, http.StatusOK), want("client key", reset.Buckets[0].ClientKey, client.ClientKey)))
+			_, listed := listedOverrides(c)
+			code, answer = c.AdminCall(http.MethodDelete, "/rate_limit/blocks/api?client_key="+url.QueryEscape(listed[0].ClientKey), "", "")
+			must(t, answer, errors.Join(want("status", code, http.StatusOK), want("overrides", len(listed), 1), want("status of the client", c.Get(binary).StatusCode, http.StatusOK)))
+			c.AdminCall(http.MethodDelete, "/rate_limit/buckets/api?key=m%ef%bf%bd", "", "")
+		}
+	})
+}
+
 // TestFindClient shows the buckets of a client in all zones.
 func TestFindClient(t *testing.T) {
 	servers := caddytest.StartLastingShards(t, 2, 0)

@@ -46,7 +46,7 @@ func selectBuckets(running runningConfig, r *http.Request, more ...string) (*sel
 	}
 	s := &selection{boundZone: zones[zone][i]}
 	if kept := query.Get("client_key"); r.Method == http.MethodDelete && !strings.HasPrefix(r.URL.Path, "/rate_limit/buckets/") && isKept(kept) {
-		s.buckets = []adminapi.BucketName{{Client: s.ClientOf(kept)}}
+		s.buckets = []adminapi.BucketName{{Client: s.ClientOf(kept), Key: kept}}
 	} else if s.buckets, err = s.BucketsOf(query["key"], query["client_key"]); err != nil {
 		return nil, nil, apiErrorf(http.StatusBadRequest, "zone %s: %w", zone, err)
 	}
@@ -84,7 +84,7 @@ func (s *selection) inspect(ctx context.Context) (*adminapi.Buckets, error) {
 		found := inspector.Inspect(ctx, req)
 		bucket := adminapi.Bucket{
 			BucketName: b, Copies: *copiesOf(&found), Ledger: (*adminapi.Account)(found.Account),
-			LastRefused: limiter.LastRefusal(limiter.ZoneID{Store: s.store.Name, Zone: s.Name}, b.ClientKey),
+			LastRefused: limiter.LastRefusal(limiter.ZoneID{Store: s.store.Name, Zone: s.Name}, b.Key),
 		}
 		if found.Previous != nil {
 			bucket.Previous = copiesOf(found.Previous)
@@ -92,7 +92,7 @@ func (s *selection) inspect(ctx context.Context) (*adminapi.Buckets, error) {
 		if local := s.open.Local.Buckets.Inspect(ctx, req).Copies[0]; local.Exists {
 			bucket.Local = stateOf(&local.State)
 		}
-		block, grant := s.store.OverridesOf(s.Name, b.ClientKey, time.Now())
+		block, grant := s.store.OverridesOf(s.Name, b.Key, time.Now())
 		for _, o := range []*store.Override{block, grant} {
 			if o != nil {
 				bucket.Overrides = append(bucket.Overrides, overrideOf(s.store.Name, o, b.Client))
@@ -197,10 +197,10 @@ func reset(running runningConfig, r *http.Request) (any, error) {
 			failed = append(failed, err)
 			continue
 		}
-		limiter.ForgetReports(limiter.ZoneID{Store: s.store.Name, Zone: s.Name}, b.ClientKey)
+		limiter.ForgetReports(limiter.ZoneID{Store: s.store.Name, Zone: s.Name}, b.Key)
 		done := adminapi.Reset{BucketName: b, Deleted: existed}
 		if sharded, ok := s.open.Store.(interface{ Owner(clientKey string) string }); ok {
-			done.Shard = sharded.Owner(b.ClientKey)
+			done.Shard = sharded.Owner(b.Key)
 		}
 		all.Buckets = append(all.Buckets, done)
 	}

@@ -54,7 +54,7 @@ func overrides(running runningConfig, r *http.Request) (any, error) {
 // clientOf explains a client key of a zone, which the running config may lack.
 func clientOf(zone []boundZone, clientKey string) adminapi.Client {
 	if len(zone) == 0 {
-		return adminapi.Client{ClientKey: clientKey, Note: "of a zone that the running config lacks"}
+		return adminapi.Client{ClientKey: limiter.ShownKey(clientKey), Note: "of a zone that the running config lacks"}
 	}
 	return zone[0].ClientOf(clientKey)
 }
@@ -113,10 +113,10 @@ func (s *selection) set(r *http.Request, query url.Values, o store.Override, unt
 	o.Zone, o.By, o.Since = s.Name, r.RemoteAddr, time.Now().UnixMicro()
 	all := adminapi.Overrides{Overrides: []adminapi.Override{}}
 	for i, b := range s.buckets {
-		if b.ClientKey == stores.OverflowKey {
-			return nil, apiErrorf(http.StatusBadRequest, "client_key %q is the bucket that new clients share: name a client", b.ClientKey)
+		if b.Key == stores.OverflowKey {
+			return nil, apiErrorf(http.StatusBadRequest, "client_key %q is the bucket that new clients share: name a client", b.Key)
 		}
-		o.ClientKey, o.Until = b.ClientKey, until(i)
+		o.ClientKey, o.Until = b.Key, until(i)
 		if err := s.store.SetOverride(r.Context(), o); err != nil {
 			return nil, s.overrideError(err)
 		}
@@ -145,13 +145,13 @@ func remove(running runningConfig, r *http.Request, kind store.OverrideKind) (an
 	defer s.store.Leave()
 	all := adminapi.Overrides{Overrides: []adminapi.Override{}}
 	for _, b := range s.buckets {
-		o := store.Override{Kind: kind, Zone: s.Name, ClientKey: b.ClientKey, By: r.RemoteAddr}
+		o := store.Override{Kind: kind, Zone: s.Name, ClientKey: b.Key, By: r.RemoteAddr}
 		isThere := func() bool {
-			block, grant := s.store.OverridesOf(s.Name, b.ClientKey, time.Now())
+			block, grant := s.store.OverridesOf(s.Name, b.Key, time.Now())
 			return kind == store.OverrideBlock && block != nil || kind == store.OverrideGrant && grant != nil
 		}
 		wasThere := isThere()
-		err := s.store.RemoveOverride(r.Context(), kind, s.Name, b.ClientKey)
+		err := s.store.RemoveOverride(r.Context(), kind, s.Name, b.Key)
 		// It may have been removed where it was, while another shard is away.
 		if err != nil && (!wasThere || isThere()) {
 			return nil, s.overrideError(err)

@@ -36,6 +36,7 @@ type Problem struct {
 // Client is a client key, and what it says by the templates of the zone's key in the
 // running config.
 type Client struct {
+	// ClientKey is "base64:" and the encoded key if that is no text.
 	ClientKey string `json:"client_key"`
 	// Template is the text of the zone's key that yields the client key, as a Caddyfile
 	// has it; it is empty if that is unknown. Values are those of its placeholders, each
@@ -209,6 +210,8 @@ type Buckets struct {
 type BucketName struct {
 	Client
 	Text string `json:"text,omitempty"`
+	// Key is the client key itself, which may be no text.
+	Key string `json:"-"`
 }
 
 // Bucket is a client's bucket, wherever there are counts of it.

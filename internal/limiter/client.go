@@ -1,12 +1,14 @@
 package limiter
 
 import (
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
 
@@ -20,6 +22,7 @@ const (
 	noteCut      = "the beginning of a long key"
 	noteSecret   = "a digest, by key_secret"
 	noteBinary   = "a digest of a key that is no text"
+	noteBase64   = "a key that is no text, in base64"
 	noteOverflow = "the bucket that new clients share, by max_new_buckets"
 	noteUnknown  = "of no text of the zone's key in the running config"
 )
@@ -49,10 +52,42 @@ func (z *Zone) textOf(i int) string {
 	return clientIPText
 }
 
+// base64Prefix begins a client key that is no text where it is shown. JSON has no form for
+// it, and each byte that is none would become the same character. No client key begins so:
+// its tag is shorter.
+const base64Prefix = "base64:"
+
+// KeyOf returns the client key that an operator means by one copied from a log or an
+// answer, or written in full.
+func KeyOf(shown string) string {
+	if encoded, ok := strings.CutPrefix(shown, base64Prefix); ok {
+		if key, err := base64.RawURLEncoding.DecodeString(encoded); err == nil {
+			return canonicalKey(string(key))
+		}
+	}
+	return canonicalKey(shown)
+}
+
+// ShownKey returns the form in which answers and the log have a client key.
+func ShownKey(clientKey string) string {
+	if utf8.ValidString(clientKey) {
+		return clientKey
+	}
+	return base64Prefix + base64.RawURLEncoding.EncodeToString([]byte(clientKey))
+}
+
+// bucketOf returns the bucket of a client key.
+func (z *Zone) bucketOf(clientKey string) adminapi.BucketName {
+	return adminapi.BucketName{Client: z.ClientOf(clientKey), Key: clientKey}
+}
+
 // ClientOf explains a client key of the zone, or the form in which a store lists one.
 func (z *Zone) ClientOf(clientKey string) adminapi.Client {
-	c := adminapi.Client{ClientKey: clientKey}
+	c := adminapi.Client{ClientKey: ShownKey(clientKey)}
 	switch {
+	case c.ClientKey != clientKey:
+		c.Note = noteBase64
+		return c
 	case clientKey == stores.OverflowKey:
 		c.Note = noteOverflow
 		return c
@@ -135,10 +170,11 @@ func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []adminapi.Bucket
 		if len(values) > 0 {
 			return nil, errors.New("give key or client_key, not both")
 		}
-		if !z.couldHave(clientKeys[0]) {
+		key := KeyOf(clientKeys[0])
+		if !z.couldHave(key) {
 			return nil, fmt.Errorf("client_key %q is none of zone %s: copy it from a log or from /rate_limit/top, or give key", clientKeys[0], z.Name)
 		}
-		return []adminapi.BucketName{{Client: z.ClientOf(canonicalKey(clientKeys[0]))}}, nil
+		return []adminapi.BucketName{z.bucketOf(key)}, nil
 	}
 	only, values := z.named(values)
 	if len(values) > 0 && !slices.ContainsFunc(values, func(v string) bool { return v != "" }) {
@@ -153,7 +189,9 @@ func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []adminapi.Bucket
 			// Only an address has this template.
 			continue
 		}
-		buckets = append(buckets, adminapi.BucketName{Client: z.ClientOf(t.keyOf(values, z)), Text: z.textOf(i)})
+		b := z.bucketOf(t.keyOf(values, z))
+		b.Text = z.textOf(i)
+		buckets = append(buckets, b)
 	}
 	if len(buckets) == 0 {
 		return nil, fmt.Errorf("no text of its key (%s) has %d placeholders: give key once for each placeholder of one of them, in their order", strings.Join(z.Key, ", "), len(values))
@@ -165,8 +203,8 @@ func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []adminapi.Bucket
 // or by its client key. There is none if no client of the zone can have that name. Only an
 // address, or a network, names a client by its address.
 func (z *Zone) Find(text string) (buckets []adminapi.BucketName) {
-	if z.couldHave(text) {
-		return []adminapi.BucketName{{Client: z.ClientOf(canonicalKey(text))}}
+	if key := KeyOf(text); z.couldHave(key) {
+		return []adminapi.BucketName{z.bucketOf(key)}
 	}
 	for _, values := range [][]string{{text}, strings.Fields(text)} {
 		found, err := z.BucketsOf(values, nil)
@@ -177,7 +215,7 @@ func (z *Zone) Find(text string) (buckets []adminapi.BucketName) {
 			if (b.Template == "{client_ip}" || b.Template == "{remote_host}") && !isNetwork(b.Values[0]) {
 				continue
 			}
-			if !slices.ContainsFunc(buckets, func(other adminapi.BucketName) bool { return other.ClientKey == b.ClientKey }) {
+			if !slices.ContainsFunc(buckets, func(other adminapi.BucketName) bool { return other.Key == b.Key }) {
 				buckets = append(buckets, b)
 			}
 		}

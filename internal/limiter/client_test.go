@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
@@ -132,6 +133,8 @@ func FuzzClientOf(f *testing.F) {
 	f.Add("a", "b", "c")
 	f.Add("", ":1", "1:1")
 	f.Add("{a}{b}{c}", "b", "")
+	f.Add("a", "\xff", "")
+	f.Add(strings.Repeat("\xff", 200), "", "")
 	z := keyZone("{a}{b}{c}")
 	f.Fuzz(func(t *testing.T, a, b, c string) {
 		if a+b+c == "" {
@@ -142,8 +145,12 @@ func FuzzClientOf(f *testing.F) {
 		if client.Note == "" && !slices.Equal(client.Values, []string{a, b, c}) {
 			t.Errorf("%q, %q, %q are shown as %+v", a, b, c, client)
 		}
-		buckets, err := z.BucketsOf(append([]string{client.Template}, client.Values...), nil)
-		if err != nil || len(buckets) != 1 || buckets[0].ClientKey != key {
+		values, keys := append([]string{client.Template}, client.Values...), []string(nil)
+		if client.Note == noteBase64 {
+			values, keys = nil, []string{client.ClientKey}
+		}
+		buckets, err := z.BucketsOf(values, keys)
+		if err != nil || len(buckets) != 1 || buckets[0].Key != key || !utf8.ValidString(client.ClientKey) {
 			t.Errorf("%+v finds %v, %v", client, buckets, err)
 		}
 	})

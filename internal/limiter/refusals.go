@@ -143,7 +143,7 @@ func (e *evaluation) shownKey(i int) string { return e.limiter.shown(e.reqs[i].C
 
 func (l *Limiter) shown(key string) string {
 	if l.LogKey {
-		return key
+		return ShownKey(key)
 	}
 	digest := sha256.Sum256([]byte(key))
 	return hex.EncodeToString(digest[:8])
