@@ -162,6 +162,70 @@ func TestClientsWhoseKeyIsNoText(t *testing.T) {
 	})
 }
 
+// TestZoneInSeveralStores explains the clients of each store by the zone that counts there.
+func TestZoneInSeveralStores(t *testing.T) {
+	const stores = "rate_limit {\nstore default memory\nstore other memory\n}"
+	handler := func(path, store, zone string) string {
+		return "handle " + path + " {\nrate_limit {\nstore " + store + "\n" + zone + "}\nrespond ok\n}\n"
+	}
+	c := caddytest.Start(t, caddytest.Site(stores,
+		handler("/a", "default", zoneWith("api", "events 10", "key {header.X-Key}"))+
+			handler("/b", "other", zoneWith("api", "events 10", "key {header.X-User}", "warn 50"))))
+	ask := func(path string, n int) {
+		for range n {
+			c.Get(path, "X-Key: alice", "X-User: bob")
+		}
+	}
+	near := func() string {
+		var near adminapi.Near
+		c.AdminJSON(http.MethodGet, "/rate_limit/near?zone=api", "", &near)
+		text := fmt.Sprintf("from %d%%", near.Percent)
+		for _, client := range near.Clients {
+			text += ", " + client.Store + " " + shownClient(client.Client)
+		}
+		return text
+	}
+	ask("/a", 6)
+	ask("/b", 6)
+	must(t, "6 of 10", want("near", near(), `from 50%, other {header.X-User} ["bob"]`))
+	ask("/a", 3)
+	must(t, "9 of 10", want("near", near(), `from 50%, default {header.X-Key} ["alice"], other {header.X-User} ["bob"]`))
+	ask("/a", 3)
+	ask("/b", 5)
+	explains := func(what, store string, client adminapi.Client) {
+		t.Helper()
+		must(t, what+" in "+store, want("client", shownClient(client), map[string]string{"default": `{header.X-Key} ["alice"]`, "other": `{header.X-User} ["bob"]`}[store]))
+	}
+	var top adminapi.Top
+	c.AdminJSON(http.MethodGet, "/rate_limit/top?zone=api", "", &top)
+	must(t, "top", want("clients", len(top.Refused), 2))
+	for _, client := range top.Refused {
+		explains("top", client.Store, client.Client)
+	}
+	for store, key := range map[string]string{"default": "alice", "other": "bob"} {
+		code, text := c.AdminCall(http.MethodPost, "/rate_limit/blocks/api?for=1h&store="+store+"&key="+key, "", "")
+		must(t, text, want("status", code, http.StatusOK))
+	}
+	var all adminapi.Overrides
+	c.AdminJSON(http.MethodGet, "/rate_limit/overrides", "", &all)
+	must(t, "overrides", want("number", len(all.Overrides), 2))
+	for _, o := range all.Overrides {
+		explains("block", o.Store, o.Client)
+	}
+}
+
+// TestLastRefusalOfAZone is the last in any of its stores.
+func TestLastRefusalOfAZone(t *testing.T) {
+	const stores = "rate_limit {\nstore default memory\nstore other memory\n}"
+	c := caddytest.Start(t, zonesSite(stores, "rollout other 100\n"+zoneWith("api", "events 1"), "respond ok"))
+	c.Get("/", "X-Key: alice")
+	must(t, "refused", want("status", c.Get("/", "X-Key: alice").StatusCode, http.StatusTooManyRequests))
+	var status adminapi.Status
+	c.AdminJSON(http.MethodGet, "/rate_limit/", "", &status)
+	must(t, "zones", want("number", len(status.Zones), 1))
+	must(t, "status", want("having the last refusal", status.Zones[0].LastRefused > 0, true))
+}
+
 // TestFindClient shows the buckets of a client in all zones.
 func TestFindClient(t *testing.T) {
 	servers := caddytest.StartLastingShards(t, 2, 0)

@@ -69,7 +69,7 @@ func top(running runningConfig, r *http.Request) (any, error) {
 func topOf(name string, zone []boundZone, n int, now time.Time) adminapi.Top {
 	refused, since := limiter.RefusedMost(name, storeNames(zone), n, now)
 	for i := range refused {
-		refused[i].Client = zone[0].ClientOf(refused[i].ClientKey)
+		refused[i].Client = clientOf(zone, refused[i].Store, refused[i].ClientKey)
 	}
 	return adminapi.Top{Zone: name, Since: since.Seconds(), Refused: append([]adminapi.RefusedClient{}, refused...)}
 }
@@ -89,8 +89,11 @@ func near(running runningConfig, r *http.Request) (any, error) {
 	scans := map[*stores.Handle]*scan{}
 	for _, name := range sortedKeys(list.zones) {
 		zone := list.zones[name]
-		all.Zones = append(all.Zones, adminapi.Near{Zone: name, Percent: cmp.Or(zone[0].Warn, nearPercent), Clients: []adminapi.NearClient{}})
+		all.Zones = append(all.Zones, adminapi.Near{Zone: name, Percent: 100, Clients: []adminapi.NearClient{}})
+		into := &all.Zones[len(all.Zones)-1]
 		for _, bound := range zone {
+			percent := cmp.Or(bound.Warn, nearPercent)
+			into.Percent = min(into.Percent, percent)
 			s := scans[bound.store]
 			if s == nil {
 				s = new(scan)
@@ -98,7 +101,7 @@ func near(running runningConfig, r *http.Request) (any, error) {
 			}
 			s.zones = append(s.zones, bound)
 			s.reqs = append(s.reqs, bound.About(adminapi.BucketName{}))
-			s.found = append(s.found, &nearest{into: &all.Zones[len(all.Zones)-1], n: list.n})
+			s.found = append(s.found, &nearest{into: into, percent: percent, n: list.n})
 		}
 	}
 	for handle, s := range scans {
@@ -154,6 +157,7 @@ func (s *scan) run(handle *stores.Handle) {
 // nearest first.
 type nearest struct {
 	into    *adminapi.Near
+	percent int64
 	n       int
 	buckets []nearBucket
 }
@@ -167,7 +171,7 @@ type nearBucket struct {
 // visit adds a bucket that is near its limit. It is called with a lock of the store held.
 func (c *nearest) visit(clientKey string, isWhole bool, st *store.State) {
 	switch {
-	case st.Limit == 0 || st.Used < limiter.Share(st.Limit, c.into.Percent):
+	case st.Limit == 0 || st.Used < limiter.Share(st.Limit, c.percent):
 		return
 	case st.Used >= st.Limit:
 		c.into.Full++

@@ -41,7 +41,7 @@ func overrides(running runningConfig, r *http.Request) (any, error) {
 		}
 		for i := range found {
 			if found[i].Until > now {
-				all.Overrides = append(all.Overrides, overrideOf(s.Name, &found[i], clientOf(zones[found[i].Zone], found[i].ClientKey)))
+				all.Overrides = append(all.Overrides, overrideOf(s.Name, &found[i], clientOf(zones[found[i].Zone], s.Name, found[i].ClientKey)))
 			}
 		}
 	}
@@ -51,12 +51,13 @@ func overrides(running runningConfig, r *http.Request) (any, error) {
 	return all, nil
 }
 
-// clientOf explains a client key of a zone, which the running config may lack.
-func clientOf(zone []boundZone, clientKey string) adminapi.Client {
-	if len(zone) == 0 {
-		return adminapi.Client{ClientKey: limiter.ShownKey(clientKey), Note: "of a zone that the running config lacks"}
+// clientOf explains a client key of a zone in a store, where the running config may lack
+// the zone.
+func clientOf(zone []boundZone, storeName, clientKey string) adminapi.Client {
+	if i := slices.Index(storeNames(zone), storeName); i >= 0 {
+		return zone[i].ClientOf(clientKey)
 	}
-	return zone[0].ClientOf(clientKey)
+	return adminapi.Client{ClientKey: limiter.ShownKey(clientKey), Note: "of a zone that the running config lacks"}
 }
 
 func overrideOf(storeName string, o *store.Override, client adminapi.Client) adminapi.Override {

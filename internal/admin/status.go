@@ -49,7 +49,9 @@ func statusOfZone(l *limiter.Limiter, z *limiter.Zone) adminapi.Zone {
 		Name: z.Name, Store: l.Store.Name, Algorithm: z.Algorithm, Key: z.Key,
 		Events: z.Events.String(), Burst: burstOf(z), Window: z.Window.Seconds(),
 		Charge: limiter.ChargeAfter, Enforce: 100, Decisions: map[string]int64{},
-		LastRefused: limiter.LastRefusalOfAny(limiter.ZoneID{Store: l.Store.Name, Zone: z.Name}),
+	}
+	for _, handle := range l.Stores() {
+		s.LastRefused = max(s.LastRefused, limiter.LastRefusalOfAny(limiter.ZoneID{Store: handle.Name, Zone: z.Name}))
 	}
 	if z.Calendar.Unit != "" {
 		s.Calendar, s.Window = z.Calendar.String(), z.Calendar.Unit.Length().Seconds()

@@ -67,8 +67,8 @@ type Zone struct {
 	Enforce float64 `json:"enforce"`
 	// Decisions are counts by outcome.
 	Decisions map[string]int64 `json:"decisions"`
-	// LastRefused is when this process last refused a request there, in seconds since
-	// the epoch; 0 if it refused none.
+	// LastRefused is when this process last refused a request there, or in the store of
+	// the rollout, in seconds since the epoch; 0 if it refused none.
 	LastRefused float64 `json:"last_refused,omitempty"`
 }
 
@@ -168,7 +168,8 @@ type Tops struct {
 // it: GET /rate_limit/near?zone=<zone>.
 type Near struct {
 	Zone string `json:"zone"`
-	// Percent is how much of the limit is most of it: the zone's warn, or 80.
+	// Percent is how much of the limit is most of it: the zone's warn, or 80; the least of
+	// those if the zone has several, in different stores.
 	Percent int64 `json:"percent"`
 	// Full is how many clients have nothing left.
 	Full    int64        `json:"full"`
