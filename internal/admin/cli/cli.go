@@ -226,7 +226,9 @@ var plain = regexp.MustCompile(`^[A-Za-z0-9_.:/@%+{}-]+$`)
 // quoted returns text as one argument for a shell: clients choose their keys, and
 // operators copy them.
 func quoted(text string) string {
-	if plain.MatchString(text) {
+	// A shell makes several words of {1..3}, and takes other braces as they are.
+	isSequence := strings.Contains(text, "{") && strings.Contains(text, "..")
+	if plain.MatchString(text) && !isSequence {
 		return text
 	}
 	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
