@@ -204,7 +204,7 @@ func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []adminapi.Bucket
 // address, or a network, names a client by its address.
 func (z *Zone) Find(text string) (buckets []adminapi.BucketName) {
 	if key := KeyOf(text); z.couldHave(key) {
-		return []adminapi.BucketName{z.bucketOf(key)}
+		buckets = append(buckets, z.bucketOf(key))
 	}
 	for _, values := range [][]string{{text}, strings.Fields(text)} {
 		found, err := z.BucketsOf(values, nil)

@@ -63,7 +63,7 @@ func TestClientOf(t *testing.T) {
 		}
 		for _, text := range []string{key, c.Template + " " + strings.Join(c.Values, " ")} {
 			// A value that is empty cannot be typed.
-			if buckets := z.Find(text); (len(buckets) != 1 || buckets[0].ClientKey != key) && !slices.Contains(c.Values, "") {
+			if buckets := z.Find(text); (len(buckets) == 0 || buckets[0].Key != key) && !slices.Contains(c.Values, "") {
 				t.Errorf("%q finds %v, want %q", text, buckets, key)
 			}
 		}
@@ -106,7 +106,8 @@ func TestFind(t *testing.T) {
 		"{client_ip} 192.0.2.0/24":       "{client_ip} [192.0.2.0/24]",
 		"192.0.2.0/24":                   "{header.X-Key} [192.0.2.0/24], {client_ip} [192.0.2.0/24]",
 		"{header.X-Key}":                 "{header.X-Key} [{header.X-Key}]",
-		stores.OverflowKey:               " []",
+		stores.OverflowKey:               " [], {header.X-Key} [*overflow]",
+		z.templates[1].tag + ":x:0":      "{a}|{b} [ x], {header.X-Key} [" + z.templates[1].tag + ":x:0]",
 	} {
 		var got []string
 		for _, b := range z.Find(text) {
