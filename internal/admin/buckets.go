@@ -45,21 +45,13 @@ func selectBuckets(running runningConfig, r *http.Request, more ...string) (*sel
 		}
 	}
 	s := &selection{boundZone: zones[zone][i]}
-	if kept := query.Get("client_key"); r.Method == http.MethodDelete && !strings.HasPrefix(r.URL.Path, "/rate_limit/buckets/") && isKept(kept) {
-		s.buckets = []adminapi.BucketName{{Client: s.ClientOf(kept), Key: kept}}
-	} else if s.buckets, err = s.BucketsOf(query["key"], query["client_key"]); err != nil {
+	if s.buckets, err = s.BucketsOf(query["key"], query["client_key"]); err != nil {
 		return nil, nil, apiErrorf(http.StatusBadRequest, "zone %s: %w", zone, err)
 	}
 	if s.open, err = s.store.Enter(); err != nil {
 		return nil, nil, apiErrorf(http.StatusBadGateway, "store %s: %w", s.store.Name, err)
 	}
 	return s, query, nil
-}
-
-// isKept reports whether a client key is in the form in which a store lists overrides
-// with a key_secret, or of binary keys.
-func isKept(clientKey string) bool {
-	return strings.HasPrefix(clientKey, "$") || strings.HasPrefix(clientKey, "#")
 }
 
 // inspect answers GET /rate_limit/buckets/<zone> with the state of a client's

@@ -110,9 +110,11 @@ func near(running runningConfig, r *http.Request) (any, error) {
 	for i := range all.Zones {
 		z := &all.Zones[i]
 		slices.SortFunc(z.Clients, func(a, b adminapi.NearClient) int {
-			return cmp.Or(cmp.Compare(shareOf(b.Used, b.Limit), shareOf(a.Used, a.Limit)), cmp.Compare(a.ClientKey, b.ClientKey))
+			return cmp.Or(cmp.Compare(shareOf(b.Used, b.Limit), shareOf(a.Used, a.Limit)), cmp.Compare(a.ClientKey, b.ClientKey),
+				cmp.Compare(a.Store, b.Store), slices.Compare(a.Values, b.Values))
 		})
 		z.Clients = z.Clients[:min(list.n, len(z.Clients))]
+		slices.Sort(z.Unlisted)
 	}
 	if list.zone != "" {
 		return all.Zones[0], nil
@@ -135,6 +137,9 @@ func (s *scan) run(handle *stores.Handle) {
 	defer handle.Leave()
 	walker, ok := open.Store.(store.Walker)
 	if !ok {
+		for _, found := range s.found {
+			found.into.Unlisted = append(found.into.Unlisted, handle.Name)
+		}
 		return
 	}
 	walker.Walk(s.reqs, func(i int, clientKey string, isWhole bool, st *store.State) {

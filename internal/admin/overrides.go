@@ -46,7 +46,7 @@ func overrides(running runningConfig, r *http.Request) (any, error) {
 		}
 	}
 	slices.SortFunc(all.Overrides, func(a, b adminapi.Override) int {
-		return cmp.Or(cmp.Compare(a.Zone, b.Zone), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ClientKey, b.ClientKey))
+		return cmp.Or(cmp.Compare(a.Zone, b.Zone), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ClientKey, b.ClientKey), cmp.Compare(a.Store, b.Store))
 	})
 	return all, nil
 }
@@ -137,9 +137,50 @@ func ungrant(running runningConfig, r *http.Request) (any, error) {
 	return remove(running, r, store.OverrideGrant)
 }
 
+// selectOverridden selects the clients whose overrides a request ends. A client key is taken
+// as it is listed, for the config may have changed since: its store is the one that the
+// request names, or the only one in which the zone counts.
+func selectOverridden(running runningConfig, r *http.Request) (*selection, error) {
+	query, err := queryOf(r, "key", "client_key", "store")
+	if err != nil {
+		return nil, err
+	}
+	zones, zone, name := boundZones(running), r.PathValue("zone"), query.Get("store")
+	bound := zones[zone]
+	if name == "" && len(bound) == 1 {
+		name = bound[0].store.Name
+	}
+	all := running.Stores()
+	i := slices.IndexFunc(all, func(s *stores.Handle) bool { return s.Name == name })
+	if !query.Has("client_key") || query.Has("key") || i < 0 {
+		s, _, err := selectBuckets(running, r)
+		return s, err
+	}
+	key := limiter.KeyOf(query.Get("client_key"))
+	s := &selection{boundZone: zoneIn(running, bound, zone, all[i])}
+	s.buckets = []adminapi.BucketName{{Client: clientOf(bound, name, key), Key: key}}
+	if s.open, err = s.store.Enter(); err != nil {
+		return nil, apiErrorf(http.StatusBadGateway, "store %s: %w", name, err)
+	}
+	return s, nil
+}
+
+// zoneIn returns the zone of that name in a store. Where the config lacks it, it reports with
+// the logger of the store, and no client keys.
+func zoneIn(running runningConfig, bound []boundZone, zone string, handle *stores.Handle) boundZone {
+	if i := slices.Index(storeNames(bound), handle.Name); i >= 0 {
+		return bound[i]
+	}
+	reporter := &limiter.Limiter{Config: limiter.Config{Logger: handle.Logger}}
+	if all := running.Limiters(); len(all) > 0 {
+		reporter.Events = all[0].Events
+	}
+	return boundZone{&limiter.Zone{Name: zone}, handle, reporter}
+}
+
 // remove ends overrides. Repeating it does no harm.
 func remove(running runningConfig, r *http.Request, kind store.OverrideKind) (any, error) {
-	s, _, err := selectBuckets(running, r)
+	s, err := selectOverridden(running, r)
 	if err != nil {
 		return nil, err
 	}

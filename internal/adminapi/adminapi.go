@@ -174,6 +174,9 @@ type Near struct {
 	// Full is how many clients have nothing left.
 	Full    int64        `json:"full"`
 	Clients []NearClient `json:"clients"`
+	// Unlisted are the stores that cannot list their buckets, so that their clients are
+	// not known.
+	Unlisted []string `json:"unlisted_stores,omitempty"`
 }
 
 // NearClient is a client that is near its limit, as far as this process knows. Its
