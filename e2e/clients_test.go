@@ -88,6 +88,28 @@ func TestClientsAreExplained(t *testing.T) {
 		if _, overrides = listedOverrides(c); len(overrides) != 1 || shownClient(overrides[0]) != ` [] (of a zone that the running config lacks)` {
 			t.Errorf("without the zone overrides are %v", overrides)
 		}
+		// What is listed can be ended, whatever has become of its zone and the zone's key.
+		prints(t, 3, nil, "unblock", "api", "--client-key", overrides[0].ClientKey, "--address", c.Admin)
+		unblocks := func(args ...string) {
+			t.Helper()
+			prints(t, 0, []string{"no block any more: "}, append([]string{"unblock", "api", "--client-key", overrides[0].ClientKey, "--address", c.Admin}, args...)...)
+			if _, left := listedOverrides(c); len(left) != 0 {
+				t.Errorf("after unblock %v there are %v", args, left)
+			}
+		}
+		unblocks("--store", "default")
+		c.MustLoad(site(store, "{header.X-Key} "+template))
+		code, text = c.AdminCall(http.MethodPost, "/rate_limit/blocks/api?for=1h&key="+url.QueryEscape(template)+"&key=alice&key=left", "", "")
+		must(t, text, want("status", code, http.StatusOK))
+		prints(t, 0, []string{"ZONE  STORE    KIND ", "api   default  block"}, "blocks", "--address", c.Admin)
+		must(t, "blocked", want("status", c.Get("/", "X-User: alice", "X-Device: left").StatusCode, http.StatusTooManyRequests))
+		var status adminapi.Status
+		c.AdminJSON(http.MethodGet, "/rate_limit/", "", &status)
+		d := status.Zones[0].Decisions
+		must(t, "decisions", want("having blocked ones", d["blocked"] > 0, true))
+		prints(t, 0, []string{fmt.Sprintf("  %-7d  0             0       ", d["refused"]+d["blocked"])}, "status", "--address", c.Admin)
+		c.MustLoad(site(store, "{header.X-Key}"))
+		unblocks()
 	})
 	// A store with a secret lists digests.
 	c := caddytest.Start(t, site(servers.Store("key_prefix hidden", "key_secret correct-horse"), "{header.X-Key}"))
@@ -224,6 +246,31 @@ func TestLastRefusalOfAZone(t *testing.T) {
 	c.AdminJSON(http.MethodGet, "/rate_limit/", "", &status)
 	must(t, "zones", want("number", len(status.Zones), 1))
 	must(t, "status", want("having the last refusal", status.Zones[0].LastRefused > 0, true))
+}
+
+// TestNearOfStoresThatCannotTell says so, and lists equals in the same order each time.
+func TestNearOfStoresThatCannotTell(t *testing.T) {
+	const stores = "rate_limit {\nstore default memory\nstore other memory\nstore third guest {\n}\n}"
+	handlers := ""
+	for _, store := range []string{"default", "other", "third"} {
+		handlers += "handle /" + store + " {\nrate_limit {\nstore " + store + "\n" + zoneWith("api", "events 10") + "}\nrespond ok\n}\n"
+	}
+	c := caddytest.Start(t, caddytest.Site(stores, handlers))
+	_, config := c.AdminCall(http.MethodGet, "/config/", "", "")
+	status, text := c.AdminCall(http.MethodPost, "/load", "application/json", strings.Replace(config, `"module":"guest"`, `"module":"guest","plain":true`, 1))
+	must(t, text, want("status", status, http.StatusOK))
+	c.AwaitServers()
+	for _, store := range []string{"default", "other", "third"} {
+		for range 9 {
+			c.Get("/"+store, "X-Key: alice")
+		}
+	}
+	for range 20 {
+		var near adminapi.Near
+		c.AdminJSON(http.MethodGet, "/rate_limit/near?zone=api", "", &near)
+		must(t, "near", errors.Join(want("clients", len(near.Clients), 2), want("unlisted", fmt.Sprint(near.Unlisted), "[third]")))
+		must(t, "order", want("stores", near.Clients[0].Store+" "+near.Clients[1].Store, "default other"))
+	}
 }
 
 // TestFindClient shows the buckets of a client in all zones.

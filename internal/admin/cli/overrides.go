@@ -55,7 +55,7 @@ func unblockCommand(host Host) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "unblock <zone> [<value>...]",
 		Short:   "Ends the block of a client",
-		Long:    "\nEnds the block of a client, if there is one. The arguments are those of get; a digest\nthat blocks shows is for --client-key.\n",
+		Long:    "\nEnds the block of a client, if there is one. The arguments are those of get. A client\nkey that blocks shows is for --client-key; if the config has no such zone any more, with\n--store.\n",
 		Example: "  $ caddy rate-limit unblock api 203.0.113.7",
 		Args:    cobra.MinimumNArgs(1),
 	}
@@ -80,13 +80,13 @@ func blocksCommand(host Host) *cobra.Command {
 			return 0, err
 		}
 		now := time.Now()
-		t := newTable(s.out, "ZONE", "KIND", "CLIENT", "EVENTS", "ENDS", "BY", "REASON")
+		t := newTable(s.out, "ZONE", "STORE", "KIND", "CLIENT", "EVENTS", "ENDS", "BY", "REASON")
 		for _, o := range all.Overrides {
 			events := ""
 			if o.Events > 0 {
 				events = "+" + number(o.Events)
 			}
-			t.row(o.Zone, string(o.Kind), clientText(&o.Client), events, until(o.Until, now), o.By, o.Reason)
+			t.row(o.Zone, o.Store, string(o.Kind), clientText(&o.Client), events, until(o.Until, now), o.By, o.Reason)
 		}
 		t.end()
 		for _, text := range all.Errors {
