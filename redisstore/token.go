@@ -1,7 +1,6 @@
 package redisstore
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,8 +15,7 @@ const (
 	// are the shortest that clouds give out.
 	defaultTokenLifetime = 10 * time.Minute
 	minTokenLifetime     = 10 * time.Second
-	// tokenTimeout bounds one run of the command.
-	tokenTimeout = 30 * time.Second
+	tokenTimeout         = 30 * time.Second
 	// tokenParts is into how many parts the life of a token is divided. After one, a new
 	// one is asked for, and connections are replaced when they are that old: so a
 	// connection made with a token of the second part ends before the fourth.
@@ -35,7 +33,9 @@ const (
 type token struct {
 	command  []string
 	lifetime time.Duration
-	now      func() time.Time
+	// timeout bounds one run of the command.
+	timeout time.Duration
+	now     func() time.Time
 
 	mu   sync.Mutex
 	text string
@@ -60,7 +60,7 @@ func (t *token) get(ctx context.Context) (string, error) {
 	if (t.text == "" || age > t.lifetime/tokenParts) && t.running == nil && now.Sub(t.failed) >= tokenPause {
 		t.running = make(chan struct{})
 		var life context.Context
-		life, t.kill = context.WithTimeout(context.Background(), tokenTimeout)
+		life, t.kill = context.WithTimeoutCause(context.Background(), t.timeout, fmt.Errorf("it has not ended within %s", t.timeout))
 		go t.renew(life, t.running)
 	}
 	text, running, err := t.text, t.running, t.err
@@ -114,23 +114,45 @@ func (t *token) renew(ctx context.Context, running chan struct{}) {
 
 // runTokenCommand returns the line that a command prints. Errors do not quote it.
 func runTokenCommand(ctx context.Context, command []string) (string, error) {
-	var complaint bytes.Buffer
+	// One byte more than a token and the end of its line shows that there is more.
+	out, complaint := &head{most: maxToken + len("\r\n") + 1}, &head{most: maxComplaint}
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
-	cmd.Stderr = &complaint
+	cmd.Stdout, cmd.Stderr = out, complaint
 	killChildrenToo(cmd)
 	// Its children may keep the pipe open.
 	cmd.WaitDelay = time.Second
-	out, err := cmd.Output()
-	if err != nil && !errors.Is(err, exec.ErrWaitDelay) {
-		said, _, _ := strings.Cut(strings.TrimSpace(complaint.String()), "\n")
-		return "", fmt.Errorf("password_command %s: %w: %s", command[0], err, said[:min(len(said), maxComplaint)])
+	err := cmd.Run()
+	if cmd.Process != nil {
+		// The command has ended: this kills the children that it leaves behind.
+		_ = cmd.Cancel()
 	}
-	text := strings.TrimRight(string(out), "\r\n")
+	if err != nil && !errors.Is(err, exec.ErrWaitDelay) {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		err = fmt.Errorf("password_command %s: %w", command[0], err)
+		if said, _, _ := strings.Cut(strings.TrimSpace(string(complaint.text)), "\n"); said != "" {
+			err = fmt.Errorf("%w: %s", err, said)
+		}
+		return "", err
+	}
+	text := strings.TrimRight(string(out.text), "\r\n")
 	switch {
 	case text == "":
 		return "", errors.New("password_command prints nothing")
-	case len(text) > maxToken || strings.ContainsAny(text, "\r\n"):
+	case len(out.text) == out.most || len(text) > maxToken || strings.ContainsAny(text, "\r\n"):
 		return "", fmt.Errorf("password_command prints more than one line, or more than %d bytes", maxToken)
 	}
 	return text, nil
+}
+
+// head keeps the beginning of what is written to it, up to most bytes.
+type head struct {
+	text []byte
+	most int
+}
+
+func (h *head) Write(p []byte) (int, error) {
+	h.text = append(h.text, p[:min(len(p), h.most-len(h.text))]...)
+	return len(p), nil
 }

@@ -3,8 +3,12 @@ package redisstore
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,7 +24,7 @@ func tokens(t *testing.T, script string) (tok *token, pass func(time.Duration), 
 	now.Store(time.Now().UnixNano())
 	file := filepath.Join(t.TempDir(), "runs")
 	tok = &token{
-		command: []string{"sh", "-c", "echo run >>$1; " + script, "sh", file}, lifetime: time.Minute,
+		command: []string{"sh", "-c", "echo run >>$1; " + script, "sh", file}, lifetime: time.Minute, timeout: tokenTimeout,
 		now: func() time.Time { return time.Unix(0, now.Load()) },
 	}
 	runs = func() int {
@@ -119,14 +123,102 @@ func TestTokenThatIsNone(t *testing.T) {
 			t.Errorf("%s: %.20q, %v", script, got, err)
 		}
 	}
-	missing := &token{command: []string{"/nowhere/token"}, lifetime: time.Minute, now: time.Now}
+	missing := &token{command: []string{"/nowhere/token"}, lifetime: time.Minute, timeout: tokenTimeout, now: time.Now}
 	if _, err := missing.get(t.Context()); err == nil || !strings.Contains(err.Error(), "password_command /nowhere/token: ") {
 		t.Errorf("without such a command: %v", err)
 	}
 }
 
+// begin asks for a token. It returns what get returns and, once the command has opened the
+// pipe $1.pipe, a function that waits until no process has the pipe any more.
+func (t *token) begin(tb testing.TB) (got func() (string, error), awaitEnd func()) {
+	tb.Helper()
+	path := t.command[len(t.command)-1] + ".pipe"
+	if err := exec.Command("mkfifo", path).Run(); err != nil {
+		tb.Fatal(err)
+	}
+	var text string
+	var err error
+	var asked sync.WaitGroup
+	asked.Go(func() { text, err = t.get(tb.Context()) })
+	pipe, openErr := os.OpenFile(path, os.O_RDONLY, 0)
+	if openErr != nil {
+		tb.Fatal(openErr)
+	}
+	tb.Cleanup(func() { _ = pipe.Close() })
+	got = func() (string, error) {
+		asked.Wait()
+		return text, err
+	}
+	return got, func() {
+		tb.Helper()
+		if err := pipe.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+			tb.Fatal(err)
+		}
+		if _, err := io.ReadAll(pipe); err != nil {
+			tb.Errorf("a child still runs: %v", err)
+		}
+	}
+}
+
 // TestTokenOfACommandWithChildren counts, although a child of the command holds its output.
+// The child is killed, and so is one that holds nothing.
 func TestTokenOfACommandWithChildren(t *testing.T) {
-	tok, _, _ := tokens(t, "sleep 5 & echo token")
-	tok.is(t, "token")
+	for _, output := range []string{"", ">/dev/null 2>&1"} {
+		tok, _, _ := tokens(t, "exec 3>$1.pipe; sleep 1000 "+output+" & echo token")
+		got, awaitEnd := tok.begin(t)
+		if text, err := got(); text != "token" || err != nil {
+			t.Errorf("the token is %q, %v", text, err)
+		}
+		awaitEnd()
+	}
+}
+
+// TestTokenIsStopped with the command's children, and with what it said in the error.
+func TestTokenIsStopped(t *testing.T) {
+	tok, _, _ := tokens(t, "echo no role >&2; exec 3>$1.pipe; sleep 1000 & wait")
+	got, awaitEnd := tok.begin(t)
+	tok.stop()
+	if text, err := got(); text != "" || err == nil || err.Error() != "password_command sh: context canceled: no role" {
+		t.Errorf("after the stop: %q, %v", text, err)
+	}
+	awaitEnd()
+}
+
+// TestTokenTimesOut: the error names the limit.
+func TestTokenTimesOut(t *testing.T) {
+	tok, _, _ := tokens(t, "sleep 1000")
+	tok.timeout = 50 * time.Millisecond
+	if text, err := tok.get(t.Context()); text != "" || err == nil || err.Error() != "password_command sh: it has not ended within 50ms" {
+		t.Errorf("after the timeout: %q, %v", text, err)
+	}
+}
+
+// TestTokenCommandIsDone: to kill a command that has ended, with its children, is no error
+// of the command.
+func TestTokenCommandIsDone(t *testing.T) {
+	cmd := exec.CommandContext(t.Context(), "true")
+	killChildrenToo(cmd)
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Cancel(); !errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+// TestTokenOutputIsBounded: memory does not grow with what a command prints.
+func TestTokenOutputIsBounded(t *testing.T) {
+	const printed, most = 64 << 20, 16 << 20
+	tok, _, _ := tokens(t, fmt.Sprintf("head -c %d /dev/zero; head -c %[1]d /dev/zero >&2", printed))
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	text, err := tok.get(t.Context())
+	runtime.ReadMemStats(&after)
+	if text != "" || err == nil {
+		t.Errorf("a token of %d bytes: %.20q, %v", printed, text, err)
+	}
+	if grown := after.TotalAlloc - before.TotalAlloc; grown > most {
+		t.Errorf("it took %d bytes to read %d", grown, 2*printed)
+	}
 }

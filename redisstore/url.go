@@ -125,7 +125,7 @@ func (r reach) token() *token {
 	if len(r.PasswordCommand) == 0 || r.server != nil && r.server.password != "" {
 		return nil
 	}
-	return &token{command: r.PasswordCommand, lifetime: r.tokenLifetime(), now: time.Now}
+	return &token{command: r.PasswordCommand, lifetime: r.tokenLifetime(), timeout: tokenTimeout, now: time.Now}
 }
 
 // credentials returns a function that resolves the user and the password of the servers,
