@@ -59,8 +59,8 @@ type Account struct {
 type Walker interface {
 	// Walk visits the buckets of the limits of reqs, without a call and in no order. It
 	// calls visit with the index of the request, the client key, or the beginning of a
-	// long one, and what the request would see. Buckets that come or go meanwhile may be
-	// left out.
+	// long one, and what the request would see. A lock may be held during visit. Where
+	// buckets come or go meanwhile, some may be left out, or visited twice.
 	Walk(reqs []Request, visit func(i int, clientKey string, isWhole bool, st *State))
 }
 

@@ -147,7 +147,7 @@ func (s *scan) run(handle *stores.Handle) {
 	})
 	for i, found := range s.found {
 		for _, b := range found.buckets {
-			client := adminapi.NearClient{Store: handle.Name, Limit: b.state.Limit, Used: b.state.Used, Reset: limiter.EpochSeconds(b.state.Reset)}
+			client := adminapi.NearClient{Store: handle.Name, Limit: b.limit, Used: b.used, Reset: limiter.EpochSeconds(b.reset)}
 			if b.isWhole {
 				client.Client = s.zones[i].ClientOf(b.clientKey)
 			} else {
@@ -168,9 +168,10 @@ type nearest struct {
 }
 
 type nearBucket struct {
-	clientKey string
-	isWhole   bool
-	state     store.State
+	clientKey          string
+	isWhole            bool
+	share              float64
+	limit, used, reset int64
 }
 
 // visit adds a bucket that is near its limit. It is called with a lock of the store held.
@@ -184,12 +185,16 @@ func (c *nearest) visit(clientKey string, isWhole bool, st *store.State) {
 	}
 	share := shareOf(st.Used, st.Limit)
 	at, _ := slices.BinarySearchFunc(c.buckets, share, func(b nearBucket, share float64) int {
-		return cmp.Compare(share, shareOf(b.state.Used, b.state.Limit))
+		return cmp.Compare(share, b.share)
 	})
 	if at == c.n {
 		return
 	}
-	c.buckets = slices.Insert(c.buckets, at, nearBucket{clientKey, isWhole, *st})
+	// A walk may visit a bucket twice. Long keys may differ behind their beginning.
+	if isWhole && slices.ContainsFunc(c.buckets, func(b nearBucket) bool { return b.isWhole && b.clientKey == clientKey }) {
+		return
+	}
+	c.buckets = slices.Insert(c.buckets, at, nearBucket{clientKey, isWhole, share, st.Limit, st.Used, st.Reset})
 	c.buckets = c.buckets[:min(c.n, len(c.buckets))]
 }
 

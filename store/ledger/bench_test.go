@@ -132,3 +132,27 @@ func cpu() time.Duration {
 	used, _ := process.CPUTime()
 	return used
 }
+
+// BenchmarkWalk visits a million buckets; µs/chunk is how long a page is locked for
+// [walkSize] entries, on average.
+func BenchmarkWalk(b *testing.B) {
+	const clients = 1_000_000
+	l := New(NewBooks(nil), new(instant), Options{})
+	defer l.Leave()
+	limit := store.Limit{Zone: "bench", Algorithm: store.FixedWindow, Window: time.Hour}
+	states := make([]store.State, 1)
+	for i := range clients {
+		r := []store.Request{{Limit: &limit, ClientKey: "client-" + strconv.Itoa(i), Events: 100, Cost: 1}}
+		l.Admit(context.Background(), r, states)
+		l.Settle(r, nil)
+	}
+	visited := 0
+	b.ReportAllocs()
+	for b.Loop() {
+		l.Walk([]store.Request{{Limit: &limit, Events: 100}}, func(int, string, bool, *store.State) { visited++ })
+	}
+	b.ReportMetric(b.Elapsed().Seconds()*1e6*walkSize/float64(visited), "µs/chunk")
+	if visited != b.N*clients {
+		b.Errorf("%d walks visited %d buckets", b.N, visited)
+	}
+}

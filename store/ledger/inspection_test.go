@@ -2,14 +2,17 @@ package ledger
 
 import (
 	"context"
+	"math"
 	"math/rand/v2"
 	"reflect"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -123,6 +126,56 @@ func TestWalk(t *testing.T) {
 			time.Sleep(time.Second)
 			visited("charged")
 		})
+	}
+}
+
+// TestWalkLetsRequestsPass between some entries of a page and the next. Entries that come
+// meanwhile neither hide others nor repeat them.
+func TestWalkLetsRequestsPass(t *testing.T) {
+	const entries = 4 * walkSize
+	limit := store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour}
+	began := time.Now()
+	for isBetween := false; !isBetween; {
+		if time.Since(began) > 20*time.Second {
+			t.Fatal("no walk lets another pass")
+		}
+		books := NewBooks(nil)
+		l := New(books, new(instant), Options{})
+		p := &books.pages[0]
+		grow := func(from int) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			for i := range entries {
+				id := identity.New(books.limits.Number(&limit), strconv.Itoa(from+i))
+				p.entries.insert(&entry{id: id, page: p, until: math.MaxInt64}, books.seed)
+			}
+		}
+		grow(0)
+		var grown atomic.Bool
+		var growing sync.WaitGroup
+		visited := make([]int, 2*entries)
+		count := 0
+		l.Walk([]store.Request{{Limit: &limit, Events: 10}}, func(_ int, clientKey string, _ bool, _ *store.State) {
+			if count == 0 {
+				growing.Go(func() {
+					grow(entries)
+					grown.Store(true)
+				})
+				// Whoever waits so long for a lock is next to get it.
+				time.Sleep(5 * time.Millisecond)
+			}
+			isBetween = isBetween || grown.Load() && count < entries
+			i, _ := strconv.Atoi(clientKey)
+			visited[i]++
+			count++
+		})
+		growing.Wait()
+		for i, n := range visited {
+			if i < entries && n != 1 || n > 1 {
+				t.Fatalf("entry %d is visited %d times", i, n)
+			}
+		}
+		l.Leave()
 	}
 }
 
