@@ -1,10 +1,12 @@
 package shardlimit_test
 
 import (
+	"encoding/json"
 	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -250,6 +252,61 @@ func TestOperatorsDocumentsNameNoTests(t *testing.T) {
 		for _, name := range testName.FindAllString(string(text), -1) {
 			t.Errorf("%s names %s; name it in %s", file, name, promises)
 		}
+	}
+}
+
+// checkSection returns the section on check in the operators' documents.
+func checkSection(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("docs/operating.md")
+	must(t, "read", err)
+	_, section, _ := strings.Cut(string(text), "\n### Check\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	return section
+}
+
+// TestDocumentedCheckIsReal compares the documented report with one that a check printed.
+func TestDocumentedCheckIsReal(t *testing.T) {
+	golden, err := os.ReadFile("e2e/testdata/check.json")
+	must(t, "read the golden", err)
+	_, example, _ := strings.Cut(checkSection(t), "\n```json\n")
+	example, _, _ = strings.Cut(example, "\n```")
+	example = strings.NewReplacer("10.0.0.1:6379", "PRIMARY", "10.0.0.2:6379", "REPLICA", "10.0.0.3:6379", "DOWN", "7.0.15", "7.0.N").Replace(example)
+	measured := regexp.MustCompile(`_seconds": [N0-9.]+`)
+	read := func(text string) (report any) {
+		must(t, "read the report", json.Unmarshal([]byte(measured.ReplaceAllString(text, `_seconds": 0`)), &report))
+		return report
+	}
+	if got, want := read(example), read(string(golden)); !reflect.DeepEqual(got, want) {
+		t.Errorf("documented is\n%v\nwant\n%v", got, want)
+	}
+}
+
+// TestCodesOfFindingsAreDocumented compares those in the code with those in the table.
+func TestCodesOfFindingsAreDocumented(t *testing.T) {
+	codes := func(pattern, text string) (found []string) {
+		for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1) {
+			found = append(found, m[1])
+		}
+		return found
+	}
+	var want []string
+	for _, pattern := range []string{"store/*.go", "store/*/*.go", "internal/admin/*.go"} {
+		for _, file := range documents(t, pattern) {
+			text, err := os.ReadFile(file)
+			must(t, "read", err)
+			if !strings.HasSuffix(file, "_test.go") {
+				want = append(want, codes(`(?m)(?:^\tcode[A-Z]\w* += |\bCode: )"(\w+)"`, string(text))...)
+			}
+		}
+	}
+	_, table, _ := strings.Cut(checkSection(t), "\n| Codes |")
+	table, _, _ = strings.Cut(table, "\n\n")
+	got := codes("`(\\w+)`", table)
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) || len(want) < 20 {
+		t.Errorf("documented are %v, want %v", got, want)
 	}
 }
 
