@@ -678,7 +678,7 @@ func TestStoreColumn(t *testing.T) {
 // TestNearUnknown names the stores that cannot list clients.
 func TestNearUnknown(t *testing.T) {
 	api, page := startScripted(t)
-	api.answer("GET near?n=10", map[string]any{"zones": []any{}, "unknown": []string{"plugged"}})
+	api.answer("GET near?n=10", map[string]any{"zones": []any{map[string]any{"zone": "api", "clients": []any{}, "unlisted_stores": []string{"plugged"}}}})
 	b := startBrowser(t, page)
 	b.do(chromedp.Navigate(page))
 	b.await("a note", `document.getElementById('near-note').textContent`)
