@@ -30,9 +30,7 @@ func TestTableIsAMap(t *testing.T) {
 				tab.remove(e, hashes)
 				delete(want, id)
 			}
-			if tab.count != len(want) || 4*tab.count > 3*len(tab.slots) {
-				t.Fatalf("seed %d: %d entries in %d slots, want %d", seed, tab.count, len(tab.slots), len(want))
-			}
+			requireSize(t, &tab, len(want))
 		}
 		all, round := map[*entry]bool{}, map[*entry]bool{}
 		for e := range tab.all {
@@ -46,8 +44,27 @@ func TestTableIsAMap(t *testing.T) {
 				t.Errorf("seed %d: %v is missing", seed, id)
 			}
 		}
+		// After a flood.
+		for id, e := range want {
+			tab.remove(e, hashes)
+			delete(want, id)
+			requireSize(t, &tab, len(want))
+			for id, e := range want {
+				if found, _ := tab.find(id, id.Hash(hashes)); found != e {
+					t.Fatalf("seed %d: %v is missing", seed, id)
+				}
+			}
+		}
 	}
 	if e := new(table).next(); e != nil {
 		t.Errorf("an empty table has %v", e)
+	}
+}
+
+// requireSize requires so many entries, and slots for them that are neither too few nor too many.
+func requireSize(t *testing.T, tab *table, entries int) {
+	t.Helper()
+	if n := len(tab.slots); tab.count != entries || 4*entries > 3*n || n > smallestTable && 8*entries <= n {
+		t.Fatalf("%d entries in %d slots, want %d", tab.count, n, entries)
 	}
 }

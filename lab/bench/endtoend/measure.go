@@ -508,28 +508,17 @@ func (l *lab) fill(ctx context.Context, r *Result) error {
 const residentRounds = 3
 
 // residentPerKey returns the growth of the resident memory of a Caddy that has just
-// started, by nine tenths of many clients, of which each sends a request.
-func (l *lab) residentPerKey(ctx context.Context) (each float64, err error) {
-	l.second.Stop()
-	if l.second, err = l.startCaddy(l.heap); err != nil {
+// started, by a bucket of many clients.
+func (l *lab) residentPerKey(ctx context.Context) (float64, error) {
+	if err := l.restartSecond(); err != nil {
 		return 0, err
 	}
-	c := l.heap[1]
-	if _, err := c.send(ctx, loadgen.Options{Connections: connections, Requests: c.keys / 10}); err != nil {
-		return 0, err
-	}
-	count := c.keys * 9 / 10
-	before, after, err := traffic.Around(l.residentBytes, func() error {
-		_, err := c.send(ctx, loadgen.Options{Connections: connections, Requests: count, Duration: 10 * time.Minute})
-		return err
-	})
-	return (after - before) / float64(count), err
+	return l.growthPerKey(ctx, l.heap[1], l.heap[1].keys, l.residentBytes)
 }
 
 // residentBytes is the resident memory of the second Caddy after a collection of garbage,
 // once the Go runtime has returned what it does not keep.
 func (l *lab) residentBytes() (n float64, err error) {
-	time.Sleep(lastCharges)
 	if _, err := l.heapBytes(); err != nil {
 		return 0, err
 	}
@@ -651,13 +640,11 @@ func (l *lab) measureMemory(ctx context.Context, tag string) (m memory, err erro
 			return m, err
 		}
 		m.redis = append(m.redis, each)
-		// A Caddy keeps the memory of earlier clients.
-		l.second.Stop()
-		if l.second, err = l.startCaddy(l.heap); err != nil {
+		if err := l.restartSecond(); err != nil {
 			return m, err
 		}
 		for i, of := range []*[]float64{&m.store, &m.ledger} {
-			each, err := l.heapPerKey(ctx, l.heap[i])
+			each, err := l.growthPerKey(ctx, l.heap[i], l.sizes.heap, l.heapBytes)
 			if err != nil {
 				return m, err
 			}
@@ -683,15 +670,23 @@ func (l *lab) redisPerKey(ctx context.Context, tag string) (float64, error) {
 	return (after - before) / float64(half), err
 }
 
-// heapPerKey sends one request of each client, and returns the growth of the heap.
-func (l *lab) heapPerKey(ctx context.Context, c *endpoint) (float64, error) {
-	// The first requests make allocations that do not depend on the number of clients.
-	if _, err := c.send(ctx, loadgen.Options{Connections: connections, Requests: l.sizes.heap / 10}); err != nil {
+// restartSecond replaces the second Caddy, which keeps the memory of earlier clients.
+func (l *lab) restartSecond() (err error) {
+	l.second.Stop()
+	l.second, err = l.startCaddy(l.heap)
+	return err
+}
+
+// growthPerKey sends one request of each of some clients, and returns the growth of a
+// figure by the last nine tenths of them. The first requests make allocations that do not
+// depend on the number of clients.
+func (l *lab) growthPerKey(ctx context.Context, c *endpoint, clients int64, of func() (float64, error)) (float64, error) {
+	count := clients * 9 / 10
+	if _, err := c.send(ctx, loadgen.Options{Connections: connections, Requests: clients - count}); err != nil {
 		return 0, err
 	}
-	count := l.sizes.heap * 9 / 10
-	before, after, err := traffic.Around(l.heapBytes, func() error {
-		_, err := c.send(ctx, loadgen.Options{Connections: connections, Requests: count})
+	before, after, err := traffic.Around(of, func() error {
+		_, err := c.send(ctx, loadgen.Options{Connections: connections, Requests: count, Duration: 10 * time.Minute})
 		time.Sleep(lastCharges)
 		return err
 	})
