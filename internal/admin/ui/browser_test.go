@@ -149,15 +149,15 @@ func (s *site) ask(path, client string) (int, error) {
 	return resp.StatusCode, resp.Body.Close()
 }
 
-// load sends requests until stop is called: half of them of one greedy client.
-func (s *site) load(t *testing.T) (stop func()) {
+// load sends requests until stop is called: half of them of most.
+func (s *site) load(t *testing.T, most string) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for n := 0; ctx.Err() == nil; n++ {
 			client, path := fmt.Sprintf("client-%d", n%97), "/"
 			if n%2 == 0 {
-				client = greedy
+				client = most
 			}
 			if n%5 == 1 {
 				path = "/login"
@@ -176,7 +176,7 @@ func (s *site) load(t *testing.T) (stop func()) {
 }
 
 // greedy is a client that asks too much; its key would be markup.
-var greedy = "greedy<b onload=x>&\"'"
+const greedy = "greedy<b onload=x>&\"'"
 
 // browser is a tab with the complaints about its page.
 type browser struct {
@@ -273,7 +273,7 @@ func (b *browser) await(what, expression string) {
 // TestPageInBrowser shows a live Caddy under load, and steers it.
 func TestPageInBrowser(t *testing.T) {
 	s := startSite(t, "1h")
-	stop := s.load(t)
+	stop := s.load(t, greedy)
 	b := startBrowser(t, s.page)
 	b.do(chromedp.EmulateViewport(1200, 1250), chromedp.Navigate(s.page))
 	for _, kind := range []string{"allowed", "refused"} {
@@ -306,7 +306,7 @@ func TestPageInBrowser(t *testing.T) {
 
 	b.noticesWrongs(s)
 	must(t, s.replica.Stop())
-	stop = s.load(t)
+	stop = s.load(t, greedy)
 	b.await("a problem of the replica", `/the replica `+s.replica.Addr()+` of shard a is left out of checks/.test(document.getElementById('health').innerText)`)
 	stop()
 	b.isLegible("with a problem")
@@ -745,9 +745,9 @@ func TestChanges(t *testing.T) {
 
 // TestPicture takes the pictures of the page for the documentation, in both color schemes.
 func TestPicture(t *testing.T) {
-	greedy = "mobile-app"
+	const client = "mobile-app"
 	s := startSite(t, "10s")
-	defer s.load(t)()
+	defer s.load(t, client)()
 	s.block(t, "api", "price-scraper")
 	points := 3
 	if *pictures != "" {
@@ -764,7 +764,7 @@ func TestPicture(t *testing.T) {
 		s.nearTheLimit(ctx, t, "partner-7")
 	}()
 	b.await("charts", fmt.Sprintf(`document.querySelector('[data-zone=api] polyline.refused').getAttribute('points').split(' ').length > %d`, points))
-	b.do(chromedp.SendKeys("#name", greedy+"\r"))
+	b.do(chromedp.SendKeys("#name", client+"\r"))
 	b.await("a client near its limit, and what was searched for", `document.querySelector('#near tr') && document.querySelector('#results tbody tr')`)
 	for scheme, file := range map[string]string{"light": "ui.png", "dark": "ui-dark.png"} {
 		b.do(inColors(scheme), chromedp.Evaluate[chromedp.Void](`document.activeElement.blur(); scrollTo(0, 0)`))
