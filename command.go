@@ -42,7 +42,7 @@ store or server, and with 4 if a shard cannot be reached.
 		CobraFunc: func(cmd *cobra.Command) {
 			flags := cmd.PersistentFlags()
 			flags.String("address", "", "The address of Caddy's admin API, if not the default or that of --config")
-			flags.StringP("config", "c", "", "Configuration file that tells the address of the admin API, or that is checked")
+			flags.StringP("config", "c", "", "Configuration file that names the address of the admin API, or that is checked")
 			flags.StringP("adapter", "a", "", "Name of the config adapter for --config")
 			cli.Add(cmd, cli.Host{Connect: connectAdmin, Check: checkConfig, Exit: exitWith})
 		},

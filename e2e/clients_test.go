@@ -66,7 +66,7 @@ func TestClientsAreExplained(t *testing.T) {
 		// The commands take them as they show them, and quote what a shell would not take.
 		prints(t, 0, []string{"'" + template + "' alice left", `{header.X-Key} 'it'\''s me'`}, "top", "--count", "1", "--address", c.Admin)
 		prints(t, 0, []string{"'" + template + "' alice left in zone api", "block, ends in ", "last refused "}, "get", "api", template, "alice", "left", "--address", c.Admin)
-		prints(t, 0, []string{"{header.X-Key} 'it'\\''s me' in zone api"}, "get", "api", "{header.X-Key} it's me", "--address", c.Admin)
+		prints(t, 0, []string{"{header.X-Key} 'it'\\''s me' in zone api"}, "get", "api", "{header.X-Key}", "it's me", "--address", c.Admin)
 		out := prints(t, 0, []string{"block"}, "get", "api", "--json", "--client-key", refused[1].ClientKey, "--address", c.Admin)
 		var buckets adminapi.Buckets
 		must(t, out, json.Unmarshal([]byte(out), &buckets))
@@ -110,6 +110,10 @@ func TestClientsAreExplained(t *testing.T) {
 		prints(t, 0, []string{fmt.Sprintf("  %-7d  0             0       ", d["refused"]+d["blocked"])}, "status", "--address", c.Admin)
 		c.MustLoad(site(store, "{header.X-Key}"))
 		unblocks()
+		// Nothing is ended where the client key cannot be one of the zone.
+		prints(t, 3, nil, "unblock", "api", "--client-key", "198.51.100.9", "--address", c.Admin)
+		prints(t, 3, nil, "unblock", "apo", "--store", "default", "--client-key", refused[1].ClientKey, "--address", c.Admin)
+		prints(t, 0, nil, "unblock", "api", "--client-key", refused[1].ClientKey, "--address", c.Admin)
 	})
 	// A store with a secret lists digests.
 	c := caddytest.Start(t, site(servers.Store("key_prefix hidden", "key_secret correct-horse"), "{header.X-Key}"))
@@ -295,6 +299,7 @@ func TestFindClient(t *testing.T) {
 	for range 4 {
 		c.Get("/api", "X-Key: alice")
 	}
+	servers.AwaitCounts(t, "api", map[string]int64{"alice": 2})
 	code, text := c.AdminCall(http.MethodPost, "/rate_limit/grants/api?key=alice&events=3", "", "")
 	must(t, text, want("status", code, http.StatusOK))
 	answer := find("alice")
@@ -323,6 +328,10 @@ func TestFindClient(t *testing.T) {
 	servers.Kill(t)
 	if b := find("alice").Zones[0].Buckets[0]; b.Servers[0].Error == "" || b.Ledger == nil {
 		t.Errorf("while the shards are down: %+v", b)
+	}
+	for word, args := range map[string][]string{"not all are known of store default": nil, `"errors":["default: shard `: {"--json"}} {
+		out, _, code := command(t, append([]string{"blocks", "--address", c.Admin}, args...)...)
+		must(t, out, errors.Join(want("exit code", code, 4), want(word, strings.Contains(out, word), true)))
 	}
 }
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Runs the build command of contrib/docker/Dockerfile on the last commit, without the
-# files that Docker does not get, and validates the Caddyfiles of contrib with what it
-# builds. Then checks that a build of the commit, tagged with the newest version in
-# CHANGELOG.md, reports that version. Needs git; starts no container.
+# Checks that a build of the last commit, tagged with the newest version in
+# CHANGELOG.md, reports that version. Then runs the build command of
+# contrib/docker/Dockerfile on that commit, without the files that Docker does not get,
+# and validates the Caddyfiles of contrib with what it builds. Needs git; starts no
+# container.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dir=$(mktemp -d)

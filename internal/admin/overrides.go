@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -193,6 +194,10 @@ func remove(running runningConfig, r *http.Request, kind store.OverrideKind) (an
 			return kind == store.OverrideBlock && block != nil || kind == store.OverrideGrant && grant != nil
 		}
 		wasThere := isThere()
+		if !wasThere && !s.Zone.CouldHave(b.Key) && (len(s.Zone.Key) == 0 || !isStoredKey(b.Key)) {
+			// Another Caddy's block of a client of the zone may be newer than what is known.
+			return nil, apiErrorf(http.StatusNotFound, "zone %s has no %s of this client in store %s", s.Name, kind, s.store.Name)
+		}
 		err := s.store.RemoveOverride(r.Context(), kind, s.Name, b.Key)
 		// It may have been removed where it was, while another shard is away.
 		if err != nil && (!wasThere || isThere()) {
@@ -202,6 +207,11 @@ func remove(running runningConfig, r *http.Request, kind store.OverrideKind) (an
 		all.Overrides = append(all.Overrides, overrideOf(s.store.Name, &o, b.Client))
 	}
 	return all, nil
+}
+
+// isStoredKey reports whether a client key has a form that only stores give it.
+func isStoredKey(clientKey string) bool {
+	return strings.HasPrefix(clientKey, "$") || strings.HasPrefix(clientKey, "#")
 }
 
 func (s *selection) overrideError(err error) error {

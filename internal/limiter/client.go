@@ -22,6 +22,7 @@ const (
 	noteCut      = "the beginning of a long key"
 	noteSecret   = "a digest, by key_secret"
 	noteBinary   = "a digest of a key that is no text"
+	noteParts    = "values that are no text"
 	noteBase64   = "a key that is no text, in base64"
 	noteOverflow = "the bucket that new clients share, by max_new_buckets"
 	noteUnknown  = "of no text of the zone's key in the running config"
@@ -108,7 +109,11 @@ func (z *Zone) ClientOf(clientKey string) adminapi.Client {
 			c.Template, c.Values, c.Note = shorthands.Replace(z.textOf(i)), []string{rest}, noteLong
 			return c
 		}
-		if values, ok := t.split(rest); ok {
+		if values, ok := t.split(rest); ok && slices.ContainsFunc(values, isBinary) {
+			// Only together are they text.
+			c.Note = noteParts
+			return c
+		} else if ok {
 			c.Template, c.Values = shorthands.Replace(z.textOf(i)), values
 			return c
 		}
@@ -130,6 +135,8 @@ func (z *Zone) ClientFrom(beginning string) adminapi.Client {
 	c.Values = []string{strings.ToValidUTF8(beginning, "") + shortDots}
 	return c
 }
+
+func isBinary(value string) bool { return !utf8.ValidString(value) }
 
 // split returns the values of the template's placeholders, each once, from what follows
 // the tag in a client key that is not shortened. It is the reverse of clientKey.
@@ -171,7 +178,7 @@ func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []adminapi.Bucket
 			return nil, errors.New("give key or client_key, not both")
 		}
 		key := KeyOf(clientKeys[0])
-		if !z.couldHave(key) {
+		if !z.CouldHave(key) {
 			return nil, fmt.Errorf("client_key %q is none of zone %s: copy it from a log or from /rate_limit/top, or give key", clientKeys[0], z.Name)
 		}
 		return []adminapi.BucketName{z.bucketOf(key)}, nil
@@ -200,13 +207,30 @@ func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []adminapi.Bucket
 }
 
 // Find returns the buckets of the client that a text names: by a value, as it is shown,
-// or by its client key. There is none if no client of the zone can have that name. Only an
-// address, or a network, names a client by its address.
+// with its quotes or without, or by its client key. There is none if no client of the zone
+// can have that name. Only an address, or a network, names a client by its address.
 func (z *Zone) Find(text string) (buckets []adminapi.BucketName) {
-	if key := KeyOf(text); z.couldHave(key) {
+	if key := KeyOf(text); z.CouldHave(key) {
 		buckets = append(buckets, z.bucketOf(key))
 	}
-	for _, values := range [][]string{{text}, strings.Fields(text)} {
+	var forms [][]string
+	for i := range z.templates {
+		for _, form := range z.formsOf(i) {
+			rest, ok := strings.CutPrefix(text, form+" ")
+			for _, values := range [][]string{{rest}, strings.Fields(rest)} {
+				if ok && z.templates[i].takes(values) {
+					forms = append(forms, append([]string{form}, values...))
+				}
+			}
+		}
+	}
+	if forms == nil {
+		forms = [][]string{{text}, strings.Fields(text)}
+	}
+	if words := words(text); words != nil {
+		forms = append(forms, words)
+	}
+	for _, values := range forms {
 		found, err := z.BucketsOf(values, nil)
 		if err != nil {
 			continue
@@ -230,29 +254,58 @@ func isNetwork(text string) bool {
 	return noAddr == nil || noPrefix == nil
 }
 
-// named returns the template that values begin with, and the others. One value may be
-// all of it, with spaces between. The template is nil if they begin with none.
+// words returns the arguments that a shell makes of a client as it is shown: of texts in
+// single quotes, and others between spaces. There are none if a quote is not closed.
+func words(text string) (words []string) {
+	var word strings.Builder
+	isWord, isQuoted, isEscaped := false, false, false
+	for _, r := range text {
+		switch {
+		case isEscaped:
+			isEscaped = false
+			word.WriteRune(r)
+		case r == '\'':
+			isWord, isQuoted = true, !isQuoted
+		case isQuoted:
+			word.WriteRune(r)
+		case r == '\\':
+			isWord, isEscaped = true, true
+		case r != ' ':
+			isWord = true
+			word.WriteRune(r)
+		case isWord:
+			words = append(words, word.String())
+			isWord = false
+			word.Reset()
+		}
+	}
+	if isQuoted || isEscaped {
+		return nil
+	}
+	if isWord {
+		words = append(words, word.String())
+	}
+	if len(words) > 1 && words[0] == "--" {
+		return words[1:]
+	}
+	return words
+}
+
+// named returns the template that values begin with, and the others. The template is nil
+// if they begin with none.
 func (z *Zone) named(values []string) (t *keyTemplate, others []string) {
 	for i := range z.templates {
-		t, text := &z.templates[i], z.textOf(i)
-		for _, form := range []string{text, shorthands.Replace(text)} {
-			if len(values) > 0 && values[0] == form && t.takes(values[1:]) {
-				return t, values[1:]
-			}
-			if len(values) != 1 {
-				continue
-			}
-			if rest, ok := strings.CutPrefix(values[0], form+" "); ok {
-				if t.takes([]string{rest}) {
-					return t, []string{rest}
-				}
-				if t.takes(strings.Fields(rest)) {
-					return t, strings.Fields(rest)
-				}
-			}
+		t := &z.templates[i]
+		if len(values) > 0 && slices.Contains(z.formsOf(i), values[0]) && t.takes(values[1:]) {
+			return t, values[1:]
 		}
 	}
 	return nil, values
+}
+
+// formsOf returns how template i is written in a config, and as it is shown.
+func (z *Zone) formsOf(i int) []string {
+	return []string{z.textOf(i), shorthands.Replace(z.textOf(i))}
 }
 
 // takes reports whether values are as many as the template has placeholders, or the one
@@ -278,8 +331,8 @@ func (t *keyTemplate) keyOf(values []string, z *Zone) string {
 	return string(key)
 }
 
-// couldHave reports whether a client of the zone could have that client key.
-func (z *Zone) couldHave(clientKey string) bool {
+// CouldHave reports whether a client of the zone could have that client key.
+func (z *Zone) CouldHave(clientKey string) bool {
 	return clientKey == stores.OverflowKey || slices.ContainsFunc(z.templates, func(t keyTemplate) bool { return strings.HasPrefix(clientKey, t.tag+":") })
 }
 

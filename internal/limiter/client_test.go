@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -106,6 +107,11 @@ func TestFind(t *testing.T) {
 		"{client_ip} 192.0.2.0/24":       "{client_ip} [192.0.2.0/24]",
 		"192.0.2.0/24":                   "{header.X-Key} [192.0.2.0/24], {client_ip} [192.0.2.0/24]",
 		"{header.X-Key}":                 "{header.X-Key} [{header.X-Key}]",
+		"{header.X-Key} 'Bearer abc='":   "{header.X-Key} ['Bearer abc='], {header.X-Key} [Bearer abc=]",
+		`{header.X-Key} 'it'\''s'`:       `{header.X-Key} ['it'\''s'], {header.X-Key} [it's]`,
+		"-- {header.X-Key} '--to=x'":     "{header.X-Key} [-- {header.X-Key} '--to=x'], {header.X-Key} [--to=x]",
+		"'{a}|{b}' 'x y' z":              "{header.X-Key} ['{a}|{b}' 'x y' z], {a}|{b} [x y z]",
+		"it's":                           "{header.X-Key} [it's]",
 		stores.OverflowKey:               " [], {header.X-Key} [*overflow]",
 		z.templates[1].tag + ":x:0":      "{a}|{b} [ x], {header.X-Key} [" + z.templates[1].tag + ":x:0]",
 	} {
@@ -128,6 +134,23 @@ func TestFind(t *testing.T) {
 	}
 }
 
+// TestValuesNameNoOtherClient, though clients choose them: only an argument of its own is
+// a template.
+func TestValuesNameNoOtherClient(t *testing.T) {
+	z := keyZone("{http.request.header.X-Key}", "{http.vars.client_ip}")
+	for _, value := range []string{"{client_ip} 198.51.100.9", "{header.X-Key} victim", "{http.request.header.X-Key} victim"} {
+		buckets, err := z.BucketsOf([]string{value}, nil)
+		if err != nil || len(buckets) == 0 {
+			t.Errorf("%s finds %v, %v", value, buckets, err)
+		}
+		for _, b := range buckets {
+			if !slices.Equal(b.Values, []string{value}) {
+				t.Errorf("%s names %s %q", value, b.Template, b.Values)
+			}
+		}
+	}
+}
+
 // FuzzClientOf requires that values come back from a client key, and that the client is found
 // by them.
 func FuzzClientOf(f *testing.F) {
@@ -135,6 +158,7 @@ func FuzzClientOf(f *testing.F) {
 	f.Add("", ":1", "1:1")
 	f.Add("{a}{b}{c}", "b", "")
 	f.Add("a", "\xff", "")
+	f.Add("\xc3", "\xa9", "")
 	f.Add(strings.Repeat("\xff", 200), "", "")
 	z := keyZone("{a}{b}{c}")
 	f.Fuzz(func(t *testing.T, a, b, c string) {
@@ -146,8 +170,17 @@ func FuzzClientOf(f *testing.F) {
 		if client.Note == "" && !slices.Equal(client.Values, []string{a, b, c}) {
 			t.Errorf("%q, %q, %q are shown as %+v", a, b, c, client)
 		}
+		// The admin API's answers are JSON.
+		text, err := json.Marshal(client)
+		if err == nil {
+			client = adminapi.Client{}
+			err = json.Unmarshal(text, &client)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 		values, keys := append([]string{client.Template}, client.Values...), []string(nil)
-		if client.Note == noteBase64 {
+		if client.Note == noteBase64 || client.Note == noteParts {
 			values, keys = nil, []string{client.ClientKey}
 		}
 		buckets, err := z.BucketsOf(values, keys)

@@ -83,16 +83,17 @@ func TestRefusalsOfTheLastMinutes(t *testing.T) {
 	}
 }
 
-// TestLastRefusals are remembered of a bounded number of clients, the latest first, and never
-// confused.
+// TestLastRefusals are remembered of a bounded number of clients, the latest first, and of
+// each its own: 32 bits of a hash distinguish them.
 func TestLastRefusals(t *testing.T) {
 	start := time.Unix(1_700_000_000, 0)
 	c := newRefusedClients(start)
 	const clients = 100 * refusedStripes * lastPlaces
 	key := func(i int) string { return fmt.Sprintf("client-%d", i) }
+	confused := 0
 	for i := range clients {
-		if last := c.lastOf(key(i)); last != 0 {
-			t.Fatalf("client %d was refused at %d, before its first refusal", i, last)
+		if c.lastOf(key(i)) != 0 {
+			confused++
 		}
 		c.note(key(i), start.Add(time.Duration(i)*time.Second))
 		if last := c.lastOf(key(i)); last != start.Unix()+int64(i) {
@@ -106,8 +107,12 @@ func TestLastRefusals(t *testing.T) {
 			known++
 		case 0:
 		default:
-			t.Errorf("client %d was refused when another was", i)
+			confused++
 		}
+	}
+	// One test in thousands has one.
+	if confused > 2 {
+		t.Errorf("%d times a client was refused when another was", confused)
 	}
 	if known > refusedStripes*lastPlaces || known < refusedStripes*lastPlaces*9/10 {
 		t.Errorf("%d clients are known, of %d places", known, refusedStripes*lastPlaces)

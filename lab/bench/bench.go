@@ -229,8 +229,7 @@ func (m *measured) meaning() string {
 		table.Rowf("%s | %d | %d | %d", t.what, processors(c.Caddy), shards, max(shards, processors(c.Replica)))
 	}
 	b.WriteString(table.String())
-	fmt.Fprintf(&b, "\nWhat is refused, and batches, cost Redis calls by the client and by the second, not by the request: with more clients, more Caddys or smaller limits they need more than this. A primary that is busy for half of its time so carries %s requests a second of clients that come seldom, and %s of those that come often; what these save are the checks, which replicas have. How hot keys, more Caddys and batches change that is in [scaling](scaling.md).\n",
-		report.Rounded(busy*million/m.endToEnd.Cost(endtoend.ManyClients).Primary), report.Rounded(busy*million/m.endToEnd.Cost(endtoend.ChargeAfter).Primary))
+	fmt.Fprintf(&b, "\nWhat is refused, and batches, cost Redis calls by the client and by the second, not by the request: with more clients, more Caddys or smaller limits they need more than this. How many requests a second one primary serves is in [capacity](../capacity.md#an-example); how hot keys, more Caddys and batches change that is in [scaling](scaling.md).\n")
 	return b.String()
 }
 

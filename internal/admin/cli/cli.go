@@ -17,6 +17,7 @@ import (
 	"net/http"
 	"os/signal"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -223,19 +224,21 @@ func shown(text string) string {
 // plain matches texts that a shell takes as they are.
 var plain = regexp.MustCompile(`^[A-Za-z0-9_.:/@%+{}-]+$`)
 
+// sequence matches the braces of which a shell makes several words, such as {1..3}.
+var sequence = regexp.MustCompile(`{.*\.\.`)
+
 // quoted returns text as one argument for a shell: clients choose their keys, and
 // operators copy them.
 func quoted(text string) string {
-	// A shell makes several words of {1..3}, and takes other braces as they are.
-	isSequence := strings.Contains(text, "{") && strings.Contains(text, "..")
-	if plain.MatchString(text) && !isSequence {
+	if plain.MatchString(text) && !sequence.MatchString(text) {
 		return text
 	}
 	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
 }
 
 // clientText returns what identifies a client, as arguments that the commands accept: the
-// template and its values or, without one, the client key. A note follows in parentheses.
+// template and its values or, without one, the client key. A value that would be taken for
+// an option comes after "--". A note follows in parentheses.
 func clientText(c *adminapi.Client) string {
 	var words []string
 	if c.Template != "" {
@@ -246,6 +249,9 @@ func clientText(c *adminapi.Client) string {
 	}
 	if len(words) == 0 {
 		words = []string{quoted(c.ClientKey)}
+	}
+	if slices.ContainsFunc(words, func(word string) bool { return strings.HasPrefix(strings.TrimPrefix(word, "'"), "-") }) {
+		words = slices.Insert(words, 0, "--")
 	}
 	if c.Note != "" {
 		words = append(words, "("+c.Note+")")

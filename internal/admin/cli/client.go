@@ -54,7 +54,8 @@ Caddy at once and in others that count in the same shards within a second. It
 does not ask whether you are sure. The arguments are those of get.
 
 It exits with status 3 if there is no such zone, and with 4 if the bucket's shard
-cannot be reached; then nothing is forgotten.
+cannot be reached; then the buckets on it may still be there, and those on others
+are empty.
 `,
 		Example: "  $ caddy rate-limit reset api 203.0.113.7",
 		Args:    cobra.MinimumNArgs(1),

@@ -76,8 +76,15 @@ func blocksCommand(host Host) *cobra.Command {
 	}
 	cmd.RunE = host.run(func(s *session, _ []string) (int, error) {
 		var all adminapi.Overrides
-		if err := s.call(http.MethodGet, root+"overrides", nil, &all); err != nil || s.raw {
+		if err := s.call(http.MethodGet, root+"overrides", nil, &all); err != nil {
 			return 0, err
+		}
+		code := 0
+		if len(all.Errors) > 0 {
+			code = exitShard
+		}
+		if s.raw {
+			return code, nil
 		}
 		now := time.Now()
 		t := newTable(s.out, "ZONE", "STORE", "KIND", "CLIENT", "EVENTS", "ENDS", "BY", "REASON")
@@ -92,10 +99,7 @@ func blocksCommand(host Host) *cobra.Command {
 		for _, text := range all.Errors {
 			fmt.Fprintln(s.out, "not all are known of store", shown(text))
 		}
-		if len(all.Errors) > 0 {
-			return exitShard, nil
-		}
-		return 0, nil
+		return code, nil
 	})
 	return cmd
 }
