@@ -112,7 +112,7 @@ func (s *selection) set(r *http.Request, query url.Values, o store.Override, unt
 	if o.Reason = query.Get("reason"); len(o.Reason) > maxReason {
 		return nil, apiErrorf(http.StatusBadRequest, "reason has %d bytes: it must have at most %d", len(o.Reason), maxReason)
 	}
-	o.Zone, o.By, o.Since = s.Name, r.RemoteAddr, time.Now().UnixMicro()
+	o.Zone, o.By, o.Since = s.Name, senderOf(r), time.Now().UnixMicro()
 	all := adminapi.Overrides{Overrides: []adminapi.Override{}}
 	for i, b := range s.buckets {
 		if b.Key == stores.OverflowKey {
@@ -188,7 +188,7 @@ func remove(running runningConfig, r *http.Request, kind store.OverrideKind) (an
 	defer s.store.Leave()
 	all := adminapi.Overrides{Overrides: []adminapi.Override{}}
 	for _, b := range s.buckets {
-		o := store.Override{Kind: kind, Zone: s.Name, ClientKey: b.Key, By: r.RemoteAddr}
+		o := store.Override{Kind: kind, Zone: s.Name, ClientKey: b.Key, By: senderOf(r)}
 		isThere := func() bool {
 			block, grant := s.store.OverridesOf(s.Name, b.Key, time.Now())
 			return kind == store.OverrideBlock && block != nil || kind == store.OverrideGrant && grant != nil
@@ -207,6 +207,14 @@ func remove(running runningConfig, r *http.Request, kind store.OverrideKind) (an
 		all.Overrides = append(all.Overrides, overrideOf(s.store.Name, &o, b.Client))
 	}
 	return all, nil
+}
+
+// senderOf returns the address from which a request came.
+func senderOf(r *http.Request) string {
+	if r.RemoteAddr == "@" {
+		return "a Unix socket" // its other end has no name
+	}
+	return r.RemoteAddr
 }
 
 // isStoredKey reports whether a client key has a form that only stores give it.

@@ -765,7 +765,8 @@ func TestChanges(t *testing.T) {
 	}
 }
 
-// TestPicture takes the pictures of the page for the documentation, in both color schemes.
+// TestPicture takes the pictures of the page for the documentation, in both color schemes,
+// and in the dark one with a problem.
 func TestPicture(t *testing.T) {
 	const client = "mobile-app"
 	s := startSite(t, "10s")
@@ -788,7 +789,12 @@ func TestPicture(t *testing.T) {
 	b.await("charts", fmt.Sprintf(`document.querySelector('[data-zone=api] polyline.refused').getAttribute('points').split(' ').length > %d`, points))
 	b.do(chromedp.SendKeys("#name", client+"\r"))
 	b.await("a client near its limit, and what was searched for", `document.querySelector('#near tr') && document.querySelector('#results tbody tr')`)
-	for scheme, file := range map[string]string{"light": "ui.png", "dark": "ui-dark.png"} {
+	for _, picture := range []struct{ scheme, file string }{{"light", "ui.png"}, {"dark", "ui-dark.png"}} {
+		scheme, file := picture.scheme, picture.file
+		if scheme == "dark" {
+			must(t, s.replica.Stop())
+			b.await("a problem", `/is left out/.test(document.getElementById('problems').textContent)`)
+		}
 		b.do(inColors(scheme), chromedp.Evaluate[chromedp.Void](`document.activeElement.blur(); scrollTo(0, 0)`))
 		picture, err := chromedp.Run(b.ctx, chromedp.FullScreenshot(100))
 		must(t, err)
