@@ -509,6 +509,17 @@ func (v *serverDiagnoser) readRights(ctx context.Context) error {
 		found.missing = slices.Delete(found.missing, i, i+1)
 		v.lacks(store.SeverityError, []string{"info"}, "nothing shows whether it lags or is set up wrongly")
 	}
+	if v.report.Role == store.RoleReplica {
+		var later []string
+		found.missing = slices.DeleteFunc(found.missing, func(command string) bool {
+			isLater := slices.Contains(primaryCommands, command)
+			if isLater {
+				later = append(later, command)
+			}
+			return isLater
+		})
+		v.lacks(store.SeverityWarning, later, "charges fail once it becomes the primary (failover)")
+	}
 	v.lacks(store.SeverityError, found.missing, "checks or charges fail")
 	v.lacks(store.SeverityWarning, resets.missing, "resets and reset_status fail")
 	v.lacks(store.SeverityWarning, overrides.missing, "blocks and grants fail")

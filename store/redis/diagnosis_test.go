@@ -351,6 +351,54 @@ func TestDiagnosisNamesEachMissingRight(t *testing.T) {
 	}
 }
 
+// TestDiagnosisOfAReplicaWithFewRights: it needs those of a primary only when it is one.
+func TestDiagnosisOfAReplicaWithFewRights(t *testing.T) {
+	t.Parallel()
+	sh := redistest.StartShard(t, 1, lasting)
+	replica := sh.Replicas[0]
+	set := func(server *redistest.Server, rules ...any) {
+		t.Helper()
+		must(t, server.Client().Do(t.Context(), append([]any{"ACL", "SETUSER", "limiter"}, rules...)...).Err())
+	}
+	for _, server := range []*redistest.Server{sh.Primary, replica} {
+		set(server, "reset", "on", ">secret", "~rl:*", "+@all")
+	}
+	for _, command := range primaryCommands {
+		set(replica, "-"+command)
+	}
+	opts := ShardOptions{Primary: sh.Primary.Addr(), Replicas: []string{replica.Addr()}, Credentials: login("limiter", "secret")}
+	migrating := func(o *Options) { o.Previous = o.Members }
+	d := diagnosed(t, opts, migrating)
+	finds(t, "a replica that may only read", d, "warning rights "+replica.Addr())
+	mentions(t, d, codeRights, "hincrby", "becomes the primary", "+hincrby")
+	if got := d.Shards[0].Servers[1].MissingRights; !slices.Equal(slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(primaryCommands))) {
+		t.Errorf("the missing rights are %q", got)
+	}
+	set(replica, "-hmget")
+	d = diagnosed(t, opts, migrating)
+	finds(t, "a replica that may not read either", d, "warning rights "+replica.Addr(), "error rights "+replica.Addr())
+	mentions(t, d, codeRights, "may not run hmget: checks")
+
+	// With these few rights it answers checks while the primary is away.
+	set(replica, "+hmget")
+	s := newStore(t, newShard(t, opts), nil)
+	var reqs []store.Request
+	for _, a := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA, store.Concurrency} {
+		limit := &store.Limit{Zone: "z", Algorithm: a, Window: time.Hour}
+		reqs = append(reqs, store.Request{Limit: limit, ClientKey: "k", Events: 10, Cost: 1})
+	}
+	for _, st := range s.Charge(t.Context(), reqs) {
+		must(t, st.Err)
+	}
+	must(t, replica.WaitInSync(t.Context()))
+	must(t, sh.Primary.Kill())
+	for i, st := range s.Check(t.Context(), reqs) {
+		if st.Err != nil || st.Used != 1 {
+			t.Errorf("%v: a check at the replica answers %+v", reqs[i].Limit.Algorithm, st)
+		}
+	}
+}
+
 // namesOf returns the commands of rights.
 func namesOf(rights []right) (names []string) {
 	for _, r := range rights {

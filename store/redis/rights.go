@@ -72,6 +72,11 @@ var (
 	sentinelRights = []string{"sentinel|master", "sentinel|replicas"}
 )
 
+// primaryCommands are those of the lists above that the store never sends to a replica.
+var primaryCommands = []string{
+	"evalsha", "set", "hset", "hincrby", "pexpire", "zadd", "zrem", "zremrangebyscore", "zremrangebyrank", "dump", "pexpiretime", "restore",
+}
+
 // executed matches the errors of Redis about the probes' arguments.
 var executed = regexp.MustCompile(`(?i)wrong number of arguments|not an integer|not a valid float|compiling script|invalid ttl|cluster support disabled`)
 
