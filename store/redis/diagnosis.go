@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -340,8 +341,9 @@ type serverDiagnoser struct {
 	report   store.ServerDiagnosis
 	findings []store.Finding
 	client   *goredis.Client
-	// info is the last reply to INFO, nil if there was none.
-	info info
+	// info is the last reply to INFO, nil if that was infoErr.
+	info    info
+	infoErr error
 }
 
 func (v *serverDiagnoser) find(severity store.Severity, code, problem, remedy string) {
@@ -463,13 +465,13 @@ func (v *serverDiagnoser) measure(ctx context.Context) error {
 	return nil
 }
 
-// readInfo reads INFO. A refusal of that is no error: the probes show it.
+// readInfo reads INFO. A refusal of that is no error: readRights adds its finding.
 func (v *serverDiagnoser) readInfo(ctx context.Context) error {
-	return v.call(ctx, func(ctx context.Context) (err error) {
-		if v.info, err = infoOf(ctx, v.client); isReply(err) {
+	return v.call(ctx, func(ctx context.Context) error {
+		if v.info, v.infoErr = infoOf(ctx, v.client); isReply(v.infoErr) {
 			return nil
 		}
-		return err
+		return v.infoErr
 	})
 }
 
@@ -497,10 +499,26 @@ func (v *serverDiagnoser) readRights(ctx context.Context) error {
 			return err
 		}
 	}
-	v.report.MissingRights = append([]string{}, slices.Concat(found.missing, resets.missing, overrides.missing)...)
+	if v.infoErr != nil && !slices.Contains(slices.Concat(found.missing, found.unknown), "info") {
+		v.find(store.SeverityError, codeNotReady, "its role, version and settings are unknown: it answers INFO with "+v.infoErr.Error(), remedyOf(v.infoErr))
+	}
+	if !v.judgeUnclear(&found, &resets, &overrides) {
+		v.report.MissingRights = append([]string{}, slices.Concat(found.missing, resets.missing, overrides.missing)...)
+	}
 	if i := slices.Index(found.missing, "info"); i >= 0 {
 		found.missing = slices.Delete(found.missing, i, i+1)
 		v.lacks(store.SeverityError, []string{"info"}, "nothing shows whether it lags or is set up wrongly")
+	}
+	if v.report.Role == store.RoleReplica {
+		var later []string
+		found.missing = slices.DeleteFunc(found.missing, func(command string) bool {
+			isLater := slices.Contains(primaryCommands, command)
+			if isLater {
+				later = append(later, command)
+			}
+			return isLater
+		})
+		v.lacks(store.SeverityWarning, later, "charges fail once it becomes the primary (failover)")
 	}
 	v.lacks(store.SeverityError, found.missing, "checks or charges fail")
 	v.lacks(store.SeverityWarning, resets.missing, "resets and reset_status fail")
@@ -522,6 +540,34 @@ func (v *serverDiagnoser) readRights(ctx context.Context) error {
 		v.find(store.SeverityError, codeWrites, "it refuses writes: "+err.Error(), remedy)
 	}
 	return nil
+}
+
+// judgeUnclear adds the finding of replies that say nothing about rights, and reports
+// whether there are any.
+func (v *serverDiagnoser) judgeUnclear(needed, resets, overrides *probed) bool {
+	commands := slices.Concat(needed.unclear, resets.unclear, overrides.unclear)
+	if len(commands) == 0 {
+		return false
+	}
+	severity := store.SeverityWarning
+	if len(needed.unclear) > 0 {
+		severity = store.SeverityError
+	}
+	reply := cmp.Or(needed.unclearReply, resets.unclearReply, overrides.unclearReply)
+	v.find(severity, codeRights, fmt.Sprintf("it is unknown whether its user may run %s: it answers %s", strings.Join(commands, ", "), reply), remedyOf(reply))
+	return true
+}
+
+// remedyOf returns the remedy against a reply that executes nothing.
+func remedyOf(reply error) string {
+	switch m, _ := meaningOf(reply); m.kind {
+	case KindBusy:
+		return "end the script that it runs (SCRIPT KILL), and find whose it is"
+	case KindLoading:
+		return "wait until it has loaded its data"
+	default:
+		return "correct what the reply says, or give the address of a Redis server instead of a proxy's"
+	}
 }
 
 // lacks adds the finding of missing rights, and what fails without them.

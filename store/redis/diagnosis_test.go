@@ -1,12 +1,14 @@
 package redis
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"math"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -137,6 +139,9 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 	web := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(web.Close)
 	elsewhere := web.Listener.Addr().String()
+	busy, release := startBusy(t)
+	defer release()
+	proxy := startRefusal(t)
 	secretive := func(opts ShardOptions) ShardOptions {
 		opts.Credentials = login("", "marker")
 		return opts
@@ -195,7 +200,19 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 		},
 		"a clock that makes no sense": {lone(garbled), func(o *Options) { o.ReadPrimary = true }, []string{"error unreachable " + garbled}, codeUnreachable, []string{"it does not answer as Redis does: ", "address of a Redis"}},
 		"a web server":                {lone(elsewhere), func(o *Options) { o.ReadPrimary = true }, []string{"error unreachable " + elsewhere}, codeUnreachable, []string{"it does not answer as Redis does: "}},
-		"a failing password":          {ShardOptions{Primary: closed, Credentials: failingLogin}, nil, []string{"error login"}, codeLogin, []string{"it is not there"}},
+		"a server that runs another client's script": {
+			lone(busy.Addr()), func(o *Options) { o.ReadPrimary = true },
+			[]string{"error not_ready " + busy.Addr(), "error rights " + busy.Addr()}, codeNotReady, []string{"INFO with BUSY", "SCRIPT KILL"},
+		},
+		"a proxy that executes nothing": {
+			lone(proxy), func(o *Options) { o.ReadPrimary = true },
+			[]string{"error not_ready " + proxy, "error rights " + proxy}, codeNotReady, []string{"INFO with ERR unsupported command", "a Redis server"},
+		},
+		"a proxy that executes nothing, and no database": {
+			ShardOptions{Primary: proxy, DB: 1}, func(o *Options) { o.ReadPrimary = true },
+			[]string{"error not_ready " + proxy, "error rights " + proxy}, codeRights, []string{"unknown whether its user may run evalsha, ", "pexpireat: it answers ERR unsupported"},
+		},
+		"a failing password": {ShardOptions{Primary: closed, Credentials: failingLogin}, nil, []string{"error login"}, codeLogin, []string{"it is not there"}},
 		"a database too high": {
 			ShardOptions{Primary: primary, Replicas: []string{replica}, DB: 16}, nil,
 			[]string{"error database " + primary, "error database " + replica}, codeDatabase, []string{"database 16", "out of range"},
@@ -225,8 +242,37 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 			if strings.Contains(fmt.Sprintf("%+v", d), "marker") {
 				t.Errorf("the diagnosis has the password: %+v", d)
 			}
+			if slices.Contains(c.want, "error not_ready "+c.Primary) && d.Shards[0].Servers[0].MissingRights != nil {
+				t.Errorf("the missing rights are known: %+v", d.Shards[0].Servers)
+			}
 		})
 	}
+}
+
+// startRefusal starts what answers each command with the same error, as proxies may.
+func startRefusal(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	var running sync.WaitGroup
+	running.Go(func() {
+		for client, err := listener.Accept(); err == nil; client, err = listener.Accept() {
+			running.Go(func() {
+				defer client.Close()
+				for lines := bufio.NewScanner(client); lines.Scan(); {
+					// A command begins with the number of its words.
+					if strings.HasPrefix(lines.Text(), "*") {
+						_, _ = io.WriteString(client, "-ERR unsupported command\r\n")
+					}
+				}
+			})
+		}
+	})
+	t.Cleanup(func() {
+		listener.Close()
+		running.Wait()
+	})
+	return listener.Addr().String()
 }
 
 func failingLogin(context.Context) (string, string, error) {
@@ -302,6 +348,54 @@ func TestDiagnosisNamesEachMissingRight(t *testing.T) {
 	// Probes that are refused are in the server's own log, as docs/operating.md says.
 	if log := server.Client().Do(t.Context(), "ACL", "LOG").Val().([]any); len(log) == 0 {
 		t.Error("ACL LOG has no refused probe")
+	}
+}
+
+// TestDiagnosisOfAReplicaWithFewRights: it needs those of a primary only when it is one.
+func TestDiagnosisOfAReplicaWithFewRights(t *testing.T) {
+	t.Parallel()
+	sh := redistest.StartShard(t, 1, lasting)
+	replica := sh.Replicas[0]
+	set := func(server *redistest.Server, rules ...any) {
+		t.Helper()
+		must(t, server.Client().Do(t.Context(), append([]any{"ACL", "SETUSER", "limiter"}, rules...)...).Err())
+	}
+	for _, server := range []*redistest.Server{sh.Primary, replica} {
+		set(server, "reset", "on", ">secret", "~rl:*", "+@all")
+	}
+	for _, command := range primaryCommands {
+		set(replica, "-"+command)
+	}
+	opts := ShardOptions{Primary: sh.Primary.Addr(), Replicas: []string{replica.Addr()}, Credentials: login("limiter", "secret")}
+	migrating := func(o *Options) { o.Previous = o.Members }
+	d := diagnosed(t, opts, migrating)
+	finds(t, "a replica that may only read", d, "warning rights "+replica.Addr())
+	mentions(t, d, codeRights, "hincrby", "becomes the primary", "+hincrby")
+	if got := d.Shards[0].Servers[1].MissingRights; !slices.Equal(slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(primaryCommands))) {
+		t.Errorf("the missing rights are %q", got)
+	}
+	set(replica, "-hmget")
+	d = diagnosed(t, opts, migrating)
+	finds(t, "a replica that may not read either", d, "warning rights "+replica.Addr(), "error rights "+replica.Addr())
+	mentions(t, d, codeRights, "may not run hmget: checks")
+
+	// With these few rights it answers checks while the primary is away.
+	set(replica, "+hmget")
+	s := newStore(t, newShard(t, opts), nil)
+	var reqs []store.Request
+	for _, a := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA, store.Concurrency} {
+		limit := &store.Limit{Zone: "z", Algorithm: a, Window: time.Hour}
+		reqs = append(reqs, store.Request{Limit: limit, ClientKey: "k", Events: 10, Cost: 1})
+	}
+	for _, st := range s.Charge(t.Context(), reqs) {
+		must(t, st.Err)
+	}
+	must(t, replica.WaitInSync(t.Context()))
+	must(t, sh.Primary.Kill())
+	for i, st := range s.Check(t.Context(), reqs) {
+		if st.Err != nil || st.Used != 1 {
+			t.Errorf("%v: a check at the replica answers %+v", reqs[i].Limit.Algorithm, st)
+		}
 	}
 }
 
@@ -602,8 +696,12 @@ func TestProbedRepliesOfOtherVersions(t *testing.T) {
 		"ERR unknown command 'GET', with args beginning with: ":                           "unknown",
 		"ERR unknown subcommand 'shards'. Try CLUSTER HELP.":                              "unknown",
 		"MISCONF Redis is configured to save RDB snapshots":                               "refusal",
-		"MOVED 1 127.0.0.1:1":                         "",
-		"ERR value is not an integer or out of range": "",
+		"unknown command 'get'":                                                           "unknown",
+		"BUSY Redis is busy running a script":                                             "unclear",
+		"LOADING Redis is loading the dataset":                                            "unclear",
+		"unsupported command":                                                             "unclear",
+		"MOVED 1 127.0.0.1:1":                                                             "",
+		"ERR value is not an integer or out of range":                                     "",
 	} {
 		var p probed
 		p.note("get", reply(text))
@@ -617,6 +715,8 @@ func TestProbedRepliesOfOtherVersions(t *testing.T) {
 			got = "unknown"
 		case len(p.refusals) > 0:
 			got = "refusal"
+		case len(p.unclear) > 0:
+			got = "unclear"
 		}
 		if got != want {
 			t.Errorf("%q means %q, want %q", text, got, want)

@@ -381,9 +381,10 @@ func TestRefusedHealthChecksNameTheirCause(t *testing.T) {
 	}
 }
 
-// TestBusyServerIsNotMisconfigured: a temporary refusal is left to the breaker.
-func TestBusyServerIsNotMisconfigured(t *testing.T) {
-	server := redistest.Start(t, redistest.Args("--busy-reply-threshold", "1"))
+// startBusy starts a server that runs a script, and answers nothing else, until release.
+func startBusy(t *testing.T) (server *redistest.Server, release func()) {
+	t.Helper()
+	server = redistest.Start(t, redistest.Args("--busy-reply-threshold", "1"))
 	ended := make(chan error, 1)
 	go func() { ended <- server.Client().Eval(context.Background(), "while true do end", nil).Err() }()
 	eventually(t, "the server is busy", func() error {
@@ -392,13 +393,22 @@ func TestBusyServerIsNotMisconfigured(t *testing.T) {
 		}
 		return nil
 	})
+	return server, func() {
+		t.Helper()
+		must(t, server.Client().ScriptKill(context.Background()).Err())
+		if err := <-ended; err == nil {
+			t.Error("the script has ended by itself")
+		}
+	}
+}
+
+// TestBusyServerIsNotMisconfigured: a temporary refusal is left to the breaker.
+func TestBusyServerIsNotMisconfigured(t *testing.T) {
+	server, release := startBusy(t)
 	shard := newShard(t, ShardOptions{Primary: server.Addr()})
 	j := keepJournal(shard)
 	shard.examineServers(t.Context(), shard.topology.Load().servers[0])
-	must(t, server.Client().ScriptKill(t.Context()).Err())
-	if err := <-ended; err == nil {
-		t.Error("the script has ended by itself")
-	}
+	release()
 	shard.start()
 	// Events arrive in order.
 	j.await(t, Met, server.Addr())

@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"errors"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -71,6 +72,14 @@ var (
 	sentinelRights = []string{"sentinel|master", "sentinel|replicas"}
 )
 
+// primaryCommands are those of the lists above that the store never sends to a replica.
+var primaryCommands = []string{
+	"evalsha", "set", "hset", "hincrby", "pexpire", "zadd", "zrem", "zremrangebyscore", "zremrangebyrank", "dump", "pexpiretime", "restore",
+}
+
+// executed matches the errors of Redis about the probes' arguments.
+var executed = regexp.MustCompile(`(?i)wrong number of arguments|not an integer|not a valid float|compiling script|invalid ttl|cluster support disabled`)
+
 // probe returns the command that finds out whether the user has the right.
 func (r right) probe(key string) *goredis.Cmd {
 	var words []any
@@ -95,6 +104,10 @@ type probed struct {
 	isKeyDenied bool
 	// refusals are the replies with which the server refuses writes for now.
 	refusals []error
+	// unclear are the commands with replies that say nothing about rights, and unclearReply
+	// is the first such reply.
+	unclear      []string
+	unclearReply error
 }
 
 // probeRights probes rights in one pipeline. The error is that of the connection.
@@ -105,11 +118,16 @@ func probeRights(ctx context.Context, client *goredis.Client, key string, rights
 		cmds[i] = r.probe(key)
 		_ = pipe.Process(ctx, cmds[i])
 	}
-	if _, err := pipe.Exec(ctx); err != nil && !isReply(err) {
-		return probed{}, err
+	_, execErr := pipe.Exec(ctx)
+	if execErr != nil && !isReply(execErr) {
+		return probed{}, execErr
 	}
 	for i, r := range rights {
 		err := cmds[i].Err()
+		if err == nil && cmds[i].Val() == nil {
+			// go-redis sets no error on commands if the setup of the connection failed.
+			err = execErr
+		}
 		if err != nil && !isReply(err) {
 			return probed{}, err
 		}
@@ -131,6 +149,23 @@ func (p *probed) note(command string, err error) {
 		p.unknown = append(p.unknown, command)
 	case (m.kind == KindMemory || m.kind == KindMisconf) && !slices.ContainsFunc(p.refusals, func(other error) bool { return other.Error() == err.Error() }):
 		p.refusals = append(p.refusals, err)
+	case isUnclear(m, err):
+		if p.unclear = append(p.unclear, command); p.unclearReply == nil {
+			p.unclearReply = err
+		}
+	}
+}
+
+// isUnclear reports whether a reply says nothing about rights: the server executes nothing
+// for now, or the reply is none of Redis, such as a proxy's.
+func isUnclear(m meaning, err error) bool {
+	switch {
+	case errors.Is(err, goredis.Nil):
+		return false
+	case m.kind == KindBusy, m.kind == KindLoading, m.kind == KindConnection:
+		return true
+	default:
+		return m.fate == uncertain && !executed.MatchString(err.Error())
 	}
 }
 
@@ -141,5 +176,10 @@ func isAboutCommand(err error) bool { return strings.Contains(err.Error(), " com
 // isUnknownCommand reports whether the server lacks the command, or a part of it.
 func isUnknownCommand(err error) bool {
 	var reply goredis.Error
-	return errors.As(err, &reply) && (strings.HasPrefix(reply.Error(), "ERR unknown command") || strings.HasPrefix(reply.Error(), "ERR unknown subcommand"))
+	if !errors.As(err, &reply) {
+		return false
+	}
+	// Some proxies leave out ERR.
+	text := strings.TrimPrefix(reply.Error(), "ERR ")
+	return strings.HasPrefix(text, "unknown command") || strings.HasPrefix(text, "unknown subcommand")
 }
