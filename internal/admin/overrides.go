@@ -194,7 +194,7 @@ func remove(running runningConfig, r *http.Request, kind store.OverrideKind) (an
 			return kind == store.OverrideBlock && block != nil || kind == store.OverrideGrant && grant != nil
 		}
 		wasThere := isThere()
-		if !wasThere && !s.Zone.CouldHave(b.Key) && (len(s.Zone.Key) == 0 || !isStoredKey(b.Key)) {
+		if !wasThere && !s.CouldHave(b.Key) && (len(s.Key) == 0 || !isStoredKey(b.Key)) {
 			// Another Caddy's block of a client of the zone may be newer than what is known.
 			return nil, apiErrorf(http.StatusNotFound, "zone %s has no %s of this client in store %s", s.Name, kind, s.store.Name)
 		}
