@@ -1,0 +1,199 @@
+package shardlimit_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+)
+
+// TestMigratingFromCaddyRatelimit checks that a config for caddy-ratelimit runs unchanged, and that
+// its migrated form does the same.
+func TestMigratingFromCaddyRatelimit(t *testing.T) {
+	drive := func(t *testing.T, c *caddytest.Caddy) {
+		t.Helper()
+		must(t, "requests", want("statuses", statuses(c, 5, "/"), "200 200 200 429 429"))
+		refused := c.Get("/")
+		must(t, "refusal", errors.Join(want("zone", refused.Header.Get("X-RateLimit-Resource"), "each"),
+			want("having Retry-After", refused.Header.Get("Retry-After") != "", true)))
+		must(t, "another address", want("status", send(t, clientAt("127.0.0.2"), http.MethodGet, c.URL).StatusCode, 200))
+		for _, zone := range []string{"everybody", "each"} {
+			name := `caddy_rate_limit_requests_total{zone="` + zone + `"}`
+			must(t, name, want("being counted", c.Metric(name) != "", true))
+		}
+	}
+	for _, name := range []string{"migrating/caddy_ratelimit_before", "migrating/caddy_ratelimit_after"} {
+		t.Run(name, func(t *testing.T) { drive(t, startExample(t, name)) })
+	}
+	t.Run("JSON", func(t *testing.T) {
+		c := caddytest.Start(t, "{\n\t{{global}}\n}\n{{site}} {\n\trespond none\n}\n")
+		text, err := os.ReadFile("examples/migrating/caddy_ratelimit_before.json")
+		must(t, "read", err)
+		var config map[string]any
+		must(t, "unmarshal", json.Unmarshal([]byte(strings.Replace(string(text), ":8080", c.Addr, 1)), &config))
+		config["admin"] = map[string]any{"listen": c.Admin, "config": map[string]any{"persist": false}}
+		text, err = json.Marshal(config)
+		must(t, "marshal", err)
+		if status, answer := c.AdminCall(http.MethodPost, "/load", "application/json", string(text)); status != http.StatusOK {
+			t.Fatalf("load: %d %s", status, answer)
+		}
+		c.AwaitServers()
+		drive(t, c)
+	})
+}
+
+// TestMigratingFromNginx checks that nginx with the old config and Caddy with the new one admit the
+// same.
+func TestMigratingFromNginx(t *testing.T) {
+	for name, start := range map[string]func(t *testing.T) (url string){
+		"before": func(t *testing.T) string {
+			t.Helper()
+			site := caddytest.FreeAddr(t)
+			return startNginx(t, "examples/migrating/nginx_before.conf", site, "listen 8080", "listen "+site)
+		},
+		"after": func(t *testing.T) string {
+			t.Helper()
+			return startExample(t, "migrating/nginx_after").URL
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			url := start(t)
+			get := func(path string) func() *http.Response {
+				return func() *http.Response { return send(t, caddytest.Client, http.MethodGet, url+path) }
+			}
+			must(t, "plain", want("statuses", repeated(3, get("/plain")), "200 429 429"))
+			must(t, "burst", want("statuses", repeated(7, get("/burst")), many(5, 200)+" 429 429"))
+			must(t, "another address", want("status", send(t, clientAt("127.0.0.2"), http.MethodGet, url+"/burst").StatusCode, 200))
+			// The last one waits for a second and a half in both.
+			for path, served := range map[string]int{"/queue": 4, "/both": 6} {
+				queued(t, url+path, served)
+			}
+		})
+	}
+}
+
+// queued sends three requests more than are served at two a second, all at once. If a slow machine
+// delivers them so late that another one fits, or wakes one so late that the last one of the queue
+// does not, it tries again from another address.
+func queued(t *testing.T, url string, served int) {
+	t.Helper()
+	for try := 1; ; try++ {
+		from := clientAt(fmt.Sprint("127.0.1.", try))
+		var passed, refused atomic.Int64
+		begun := time.Now()
+		caddytest.Together(t, served+3, func(int) error {
+			resp, err := from.Get(url)
+			if err != nil {
+				return err
+			}
+			switch resp.StatusCode {
+			case http.StatusOK:
+				passed.Add(1)
+			case http.StatusTooManyRequests:
+				refused.Add(1)
+			}
+			return resp.Body.Close()
+		})
+		took := time.Since(begun)
+		// The last of all that are served waits for a second and a half, each before it half a
+		// second less.
+		due := 1500*time.Millisecond - time.Duration(int64(served)-passed.Load())*500*time.Millisecond
+		isLate := took > due+100*time.Millisecond
+		if (refused.Load() < 3 || refused.Load() > 3 && isLate) && try < 20 {
+			continue
+		}
+		must(t, url, errors.Join(want("served", int(passed.Load()), served), want("refused", refused.Load(), 3),
+			want(fmt.Sprintf("%v being a second and a half", took), took > 1400*time.Millisecond, true)))
+		return
+	}
+}
+
+// inOneMinute repeats f with a new Caddy until it runs within one minute, and so within one aligned
+// window.
+func inOneMinute(t *testing.T, name string, f func(c *caddytest.Caddy) error) {
+	t.Helper()
+	for {
+		c := startExample(t, name)
+		minute := time.Now().Truncate(time.Minute)
+		err := f(c)
+		if minute.Equal(time.Now().Truncate(time.Minute)) {
+			must(t, name, err)
+			return
+		}
+	}
+}
+
+func TestMigratingFromEnvoy(t *testing.T) {
+	inOneMinute(t, "migrating/envoy_after", func(c *caddytest.Caddy) error {
+		alice, other := "X-Api-Key: key-of-alice", "X-Api-Key: k"
+		return errors.Join(
+			want("logins", statuses(c, 4, "/login"), "200 200 200 429"),
+			want("another page", c.Get("/").StatusCode, 200),
+			want("a key", statuses(c, 6, "/", other), many(5, 200)+" 429"),
+			want("a key with a value of its own", statuses(c, 11, "/", alice), many(10, 200)+" 429"),
+			// No zone charges what another one refuses: 3+1+5+10 of 20.
+			want("what is left of the address", statuses(c, 2, "/"), "200 429"),
+		)
+	})
+}
+
+func TestMigratingFromTraefik(t *testing.T) {
+	c := startExample(t, "migrating/traefik_after")
+	from := func(n int) string { return fmt.Sprint("X-Forwarded-For: 192.0.2.", n) }
+	must(t, "", errors.Join(
+		want("alice", statuses(c, 3, "/", "X-User: alice", from(1)), "200 200 429"),
+		want("bob", statuses(c, 3, "/", "X-User: bob", from(1)), "200 200 429"),
+		want("no user", statuses(c, 3, "/", from(2)), "200 200 429"),
+		want("no user from elsewhere", statuses(c, 1, "/", from(3)), "429"),
+		want("carol, the fifth from there", statuses(c, 2, "/", "X-User: carol", from(1)), "200 429"),
+		want("carol from elsewhere", statuses(c, 1, "/", "X-User: carol", from(3)), "200"),
+	))
+}
+
+// TestDocumentedMigrationsAreTheExamples: what docs/migrating.md shows is what
+// the files have.
+func TestDocumentedMigrationsAreTheExamples(t *testing.T) {
+	trim := func(text string) string {
+		lines := []string{}
+		for line := range strings.Lines(text) {
+			if line = strings.TrimSpace(line); line != "" {
+				lines = append(lines, line)
+			}
+		}
+		return strings.Join(lines, "\n")
+	}
+	files, err := filepath.Glob("examples/migrating/*")
+	must(t, "find", err)
+	texts := map[string]string{}
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		must(t, "read", err)
+		texts[file] = trim(string(b))
+	}
+	shown := map[string]bool{}
+	for _, block := range codeBlocks(t, "docs/migrating.md") {
+		found := false
+		for file, text := range texts {
+			if strings.Contains(text, trim(block)) {
+				found, shown[file] = true, true
+			}
+		}
+		if _, err := adapt(block + "\n"); !found && err != nil {
+			t.Errorf("it is in no file of examples/migrating, and does not adapt: %v\n%s", err, block)
+		}
+	}
+	for file := range texts {
+		if !shown[file] && !strings.HasSuffix(file, ".json") {
+			t.Errorf("docs/migrating.md shows nothing of %s", file)
+		}
+	}
+}
