@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -58,7 +57,7 @@ func clientOf(zone []boundZone, storeName, clientKey string) adminapi.Client {
 	if i := slices.Index(storeNames(zone), storeName); i >= 0 {
 		return zone[i].ClientOf(clientKey)
 	}
-	return adminapi.Client{ClientKey: limiter.ShownKey(clientKey), Note: "of a zone that the running config lacks"}
+	return adminapi.Client{ClientKey: limiter.ShownKey(clientKey), Note: "of a zone that the running config lacks", Unknown: true}
 }
 
 func overrideOf(storeName string, o *store.Override, client adminapi.Client) adminapi.Override {
@@ -194,9 +193,10 @@ func remove(running runningConfig, r *http.Request, kind store.OverrideKind) (an
 			return kind == store.OverrideBlock && block != nil || kind == store.OverrideGrant && grant != nil
 		}
 		wasThere := isThere()
-		if !wasThere && !s.CouldHave(b.Key) && (len(s.Key) == 0 || !isStoredKey(b.Key)) {
-			// Another Caddy's block of a client of the zone may be newer than what is known.
-			return nil, apiErrorf(http.StatusNotFound, "zone %s has no %s of this client in store %s", s.Name, kind, s.store.Name)
+		if !wasThere && !s.CouldHave(b.Key) {
+			if err := s.requireListed(r.Context(), &o); err != nil {
+				return nil, err
+			}
 		}
 		err := s.store.RemoveOverride(r.Context(), kind, s.Name, b.Key)
 		// It may have been removed where it was, while another shard is away.
@@ -211,15 +211,25 @@ func remove(running runningConfig, r *http.Request, kind store.OverrideKind) (an
 
 // senderOf returns the address from which a request came.
 func senderOf(r *http.Request) string {
-	if r.RemoteAddr == "@" {
+	if r.RemoteAddr == "" || r.RemoteAddr == "@" {
 		return "a Unix socket" // its other end has no name
 	}
 	return r.RemoteAddr
 }
 
-// isStoredKey reports whether a client key has a form that only stores give it.
-func isStoredKey(clientKey string) bool {
-	return strings.HasPrefix(clientKey, "$") || strings.HasPrefix(clientKey, "#")
+// requireListed returns an error unless the store lists an override: its client key may be
+// mistyped.
+func (s *selection) requireListed(ctx context.Context, o *store.Override) error {
+	all, err := s.store.Overrides(ctx)
+	if slices.ContainsFunc(all, func(other store.Override) bool {
+		return other.Kind == o.Kind && other.Zone == o.Zone && other.ClientKey == o.ClientKey
+	}) {
+		return nil
+	}
+	if err != nil {
+		return s.overrideError(err)
+	}
+	return apiErrorf(http.StatusNotFound, "zone %s has no %s of this client in store %s", s.Name, o.Kind, s.store.Name)
 }
 
 func (s *selection) overrideError(err error) error {

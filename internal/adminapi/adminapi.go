@@ -45,6 +45,9 @@ type Client struct {
 	Values   []string `json:"values,omitempty"`
 	// Note says what the client key is if Template and Values do not say all of it.
 	Note string `json:"note,omitempty"`
+	// Unknown means that the running config cannot yield the client key, or not without
+	// the client's own, so that nothing can be looked up by it.
+	Unknown bool `json:"unknown,omitempty"`
 }
 
 // Zone is a zone in the store in which its handlers count.

@@ -93,10 +93,10 @@ func (z *Zone) ClientOf(clientKey string) adminapi.Client {
 		c.Note = noteOverflow
 		return c
 	case strings.HasPrefix(clientKey, "$"):
-		c.Note = noteSecret
+		c.Note, c.Unknown = noteSecret, true
 		return c
 	case strings.HasPrefix(clientKey, "#"):
-		c.Note = noteBinary
+		c.Note, c.Unknown = noteBinary, true
 		return c
 	}
 	for i := range z.templates {
@@ -118,7 +118,7 @@ func (z *Zone) ClientOf(clientKey string) adminapi.Client {
 			return c
 		}
 	}
-	c.Note = noteUnknown
+	c.Note, c.Unknown = noteUnknown, !z.CouldHave(clientKey)
 	return c
 }
 

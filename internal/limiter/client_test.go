@@ -80,8 +80,12 @@ func TestUnknownClientKeys(t *testing.T) {
 		"": noteUnknown, "xyz:alice": noteUnknown, tag: noteUnknown, tag + ":ab": noteUnknown, tag + ":ab:3": noteUnknown, tag + ":ab:x": noteUnknown,
 		z.templates[1].tag + ":x": noteUnknown,
 	} {
-		if c := z.ClientOf(key); c.ClientKey != key || c.Template != "" || c.Values != nil || c.Note != note {
+		c := z.ClientOf(key)
+		if c.ClientKey != key || c.Template != "" || c.Values != nil || c.Note != note {
 			t.Errorf("%s is shown as %+v, want %s", key, c, note)
+		}
+		if _, err := z.BucketsOf(nil, []string{key}); c.Unknown != (err != nil) {
+			t.Errorf("%s is shown as %+v, and looked up with error %v", key, c, err)
 		}
 	}
 	if c := z.ClientOf(keyFor(keyZone("everybody"), nil)); c.Template != "everybody" || c.Values != nil || c.Note != "" {

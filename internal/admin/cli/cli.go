@@ -37,7 +37,7 @@ type API = ui.API
 const (
 	exitFailed  = 1
 	exitRefused = 2 // the simulated request would be refused
-	exitUnknown = 3 // there is no such zone, store or server
+	exitUnknown = 3 // there is no such zone, store, server or block
 	exitShard   = 4 // a shard cannot be reached
 )
 
@@ -227,9 +227,10 @@ var plain = regexp.MustCompile(`^[A-Za-z0-9_.:/@%+{}-]+$`)
 // sequence matches the braces of which a shell makes several words, such as {1..3}.
 var sequence = regexp.MustCompile(`{.*\.\.`)
 
-// quoted returns text as one argument for a shell: clients choose their keys, and
-// operators copy them.
+// quoted returns text, as it is shown, as one argument for a shell: clients choose their
+// keys, and operators copy them. An escape that came after the quotes could open them.
 func quoted(text string) string {
+	text = shown(text)
 	if plain.MatchString(text) && !sequence.MatchString(text) {
 		return text
 	}
@@ -250,7 +251,7 @@ func clientText(c *adminapi.Client) string {
 	if len(words) == 0 {
 		words = []string{quoted(c.ClientKey)}
 	}
-	if slices.ContainsFunc(words, func(word string) bool { return strings.HasPrefix(strings.TrimPrefix(word, "'"), "-") }) {
+	if c.Template+strings.Join(c.Values, "") != "" && slices.ContainsFunc(words, func(word string) bool { return strings.HasPrefix(strings.TrimPrefix(word, "'"), "-") }) {
 		words = slices.Insert(words, 0, "--")
 	}
 	if c.Note != "" {

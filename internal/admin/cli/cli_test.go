@@ -13,6 +13,7 @@ func TestClientTexts(t *testing.T) {
 		"{header.X-Key} k1":                {Template: "{header.X-Key}", Values: []string{"k1"}},
 		"-- {header.X-Key} '--address=x'":  {Template: "{header.X-Key}", Values: []string{"--address=x"}},
 		"-- '{a}|{b}' '-x y' z":            {Template: "{a}|{b}", Values: []string{"-x y", "z"}},
+		"-Ab:x (a key of no text)":         {ClientKey: "-Ab:x", Note: "a key of no text"},
 		"base64:_w (a key that is binary)": {ClientKey: "base64:_w", Note: "a key that is binary"},
 	} {
 		if got := clientText(&c); got != want {
@@ -32,6 +33,12 @@ func TestQuotedTexts(t *testing.T) {
 		}
 		if out, err := exec.Command("bash", "-c", "printf '<%s>' "+quoted(text)).Output(); err != nil || string(out) != "<"+text+">" {
 			t.Errorf("a shell makes %s of %s, %v", out, text, err)
+		}
+	}
+	// What cannot be printed opens no quotes.
+	for text, want := range map[string]string{"x';echo more;'\t": `x';echo more;'\t`, "\\';echo more #\u200b": `\\';echo more #\u200b`} {
+		if out, err := exec.Command("bash", "-c", "printf '<%s>' "+shown(quoted(text))).Output(); err != nil || string(out) != "<"+want+">" {
+			t.Errorf("a shell makes %s of %q, %v", out, text, err)
 		}
 	}
 }

@@ -299,26 +299,27 @@ func TestHostileClients(t *testing.T) {
 		"line\nbreak\U000e0041\u00a0": `'line\x0abreak\U000e0041\u00a0'`,
 		"x (a digest, by key_secret)": `'x (a digest, by key_secret)'`,
 		"it's":                        `'it'\''s'`,
+		"x';y '\t":                    `'x'\'';y '\''\x09'`,
 		"{1..3}":                      `'{1..3}'`,
 		"{uuid}":                      "{uuid}",
 		"":                            "''",
-		"a{b}c..d":                    "'a{b}c..d'",
 	}
 	top := adminapi.Top{Zone: "api"}
 	for value := range shown {
 		top.Refused = append(top.Refused, adminapi.RefusedClient{Client: scriptedClient(value), Store: "default", Count: 1})
 	}
 	two, option, binary := scriptedClient("a b"), scriptedClient("--address=x"), adminapi.Client{ClientKey: "base64:_w", Note: "in base64"}
+	unknown := adminapi.Client{ClientKey: "$digest", Note: "a digest", Unknown: true}
 	two.Values = append(two.Values, "c")
 	near := adminapi.Near{Zone: "api"}
-	for _, client := range []adminapi.Client{two, option, binary} {
+	for _, client := range []adminapi.Client{two, option, binary, unknown} {
 		near.Clients = append(near.Clients, adminapi.NearClient{Client: client, Store: "default", Limit: 10, Used: 9})
 	}
 	api.answer("GET near?n=10", adminapi.Nears{Zones: []adminapi.Near{near}})
 	api.answer("GET top?n=10", adminapi.Tops{Zones: []adminapi.Top{top}})
 	b := startBrowser(t, page)
 	b.do(chromedp.Navigate(page))
-	b.await("the clients", `document.querySelectorAll('#top tr, #near tr').length === 13`)
+	b.await("the clients", `document.querySelectorAll('#top tr, #near tr').length === 14`)
 	var others []string
 	for _, text := range shown {
 		others = append(others, "{header.X-Key} "+text)
@@ -329,7 +330,7 @@ func TestHostileClients(t *testing.T) {
 	}{
 		"texts": {
 			`[...document.querySelectorAll('#top td.name, #near td.name')].map(e => e.textContent)`,
-			[]string{"{header.X-Key} 'a b' c", "-- {header.X-Key} '--address=x'", "base64:_w (in base64)"},
+			[]string{"{header.X-Key} 'a b' c", "-- {header.X-Key} '--address=x'", "base64:_w (in base64)", "'$digest' (a digest)"},
 		},
 		"names": {
 			`[...document.querySelectorAll('#top button, #near button')].map(e => e.getAttribute('aria-label').replace(/^Look up (.*) in zone api$/, '$1'))`,
@@ -337,7 +338,7 @@ func TestHostileClients(t *testing.T) {
 		},
 		"values": {
 			`[...document.querySelectorAll('#top td.name, #near td.name')].map(e => '{header.X-Key} ' + [...e.querySelectorAll('bdi')].map(v => v.textContent).join(' '))`,
-			[]string{"{header.X-Key} 'a b' c", "{header.X-Key} '--address=x'", "{header.X-Key} base64:_w"},
+			[]string{"{header.X-Key} 'a b' c", "{header.X-Key} '--address=x'", "{header.X-Key} base64:_w", "{header.X-Key} '$digest'"},
 		},
 	} {
 		got, want := run[[]string](b, test.expression), append(test.want, others...)
