@@ -224,8 +224,9 @@ func (s *Server) Calls() (map[string]int64, error) {
 }
 
 // readers are the commands by which fixed windows and leases are read, by scripts
-// as well: each reads its bucket once, but for a charge that finds no open window.
-var readers = []string{"hget", "hmget", "zcard"}
+// as well: each reads its bucket once. HGET, which looks for blocks and grants once a
+// second, asks about no bucket.
+var readers = []string{"hmget", "zcard"}
 
 // Asked is how often the server was asked about a bucket, or to change it, since
 // it was started. Scripts that are run for several buckets at once count as often.
