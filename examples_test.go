@@ -68,9 +68,7 @@ func TestExamplesAreFormattedAndLoad(t *testing.T) {
 // and that a test drives it.
 func TestExamplesSayHowToTryThem(t *testing.T) {
 	tests := ""
-	files, err := filepath.Glob("examples*_test.go")
-	must(t, "find tests", err)
-	for _, file := range files {
+	for _, file := range []string{"examples_test.go", "migrating_test.go"} {
 		text, err := os.ReadFile(file)
 		must(t, "read", err)
 		tests += string(text)
