@@ -248,10 +248,10 @@ func clientText(c *adminapi.Client) string {
 	for _, value := range c.Values {
 		words = append(words, quoted(value))
 	}
+	isOption := func(word string) bool { return strings.HasPrefix(strings.TrimPrefix(word, "'"), "-") }
 	if len(words) == 0 {
 		words = []string{quoted(c.ClientKey)}
-	}
-	if c.Template+strings.Join(c.Values, "") != "" && slices.ContainsFunc(words, func(word string) bool { return strings.HasPrefix(strings.TrimPrefix(word, "'"), "-") }) {
+	} else if slices.ContainsFunc(words, isOption) {
 		words = slices.Insert(words, 0, "--")
 	}
 	if c.Note != "" {
