@@ -136,6 +136,7 @@ func TestResetIsSeenByAllCaddys(t *testing.T) {
 
 // TestResetOfLeases frees the slots of requests that still run.
 func TestResetOfLeases(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 1)
 	forStores(t, bothStores(servers), func(t *testing.T, global string) {
 		backend := caddytest.StartSlowBackend(t)
@@ -190,6 +191,7 @@ func TestResetOfLocalCounts(t *testing.T) {
 // TestBucketsOfEveryText finds a bucket for each text of a zone's key that has as many placeholders
 // as the query has values.
 func TestBucketsOfEveryText(t *testing.T) {
+	t.Parallel()
 	c := caddytest.Start(t, zonesSite("", zoneWith("api", "key {header.X-Key} {header.X-User}|{header.X-Device} {client_ip}"), "respond ok"))
 	texts := func(query string) (texts []string) {
 		for _, b := range bucketsOf(c, "GET", "api?"+query).Buckets {
@@ -219,6 +221,7 @@ func TestBucketsOfEveryText(t *testing.T) {
 
 // TestBadBucketRequests are refused with a reason.
 func TestBadBucketRequests(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	global := strings.TrimSuffix(servers.Store(), "\n\t}") + "\nstore other memory\n}"
 	c := caddytest.Start(t, "{\n\t{{global}}\n\t"+global+"\n}\n{{site}} {\nroute {\nrate_limit {\nrollout other 50\n"+
@@ -496,6 +499,7 @@ func adminRefuses(c *caddytest.Caddy, method, path, body string, status int, wor
 
 // TestTop lists each zone's most refused clients, across reloads.
 func TestTop(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 0)
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
 		config := zonesSite(store, pathZone("api", "events 1")+pathZone("login", "events 1"), "respond ok")
@@ -550,6 +554,7 @@ func TestTop(t *testing.T) {
 
 // TestTopOfRollout shows a zone's clients of both stores.
 func TestTopOfRollout(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 0)
 	c := caddytest.Start(t, strings.Replace(zonesSite(twoStores(servers), zoneWith("api", "events 1"), "respond ok"),
 		"rate_limit {\nzone", "rate_limit {\nrollout other 50\nzone", 1))

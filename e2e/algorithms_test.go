@@ -14,6 +14,7 @@ import (
 
 // TestEveryAlgorithmThroughCaddy admits three events and refuses the fourth.
 func TestEveryAlgorithmThroughCaddy(t *testing.T) {
+	t.Parallel()
 	const events, window = 3, 10000 * 3600
 	servers := caddytest.StartShards(t, 1, 1)
 	backend := caddytest.StartSlowBackend(t)
@@ -56,6 +57,7 @@ func TestEveryAlgorithmThroughCaddy(t *testing.T) {
 
 // TestCostThatNeverFits checks that the refusal has no Retry-After.
 func TestCostThatNeverFits(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 1)
 	zones := ""
 	for _, mode := range modes {
@@ -90,6 +92,7 @@ func probeNever(c *caddytest.Caddy, path string, headers ...string) caddytest.An
 
 // TestAlignedWindows checks that aligned windows end on the clock, for all clients at once.
 func TestAlignedWindows(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 1)
 	windows := []int64{7, 3600, 24 * 3600}
 	zones := ""
@@ -112,6 +115,7 @@ func TestAlignedWindows(t *testing.T) {
 // TestCalendarWindows checks that windows of the calendar end at midnight in their time zone, for
 // all clients, in all Caddys and on the command line.
 func TestCalendarWindows(t *testing.T) {
+	t.Parallel()
 	const city = "America/New_York"
 	in, err := time.LoadLocation(city)
 	must(t, "time zone", err)
@@ -284,6 +288,7 @@ func TestPlanUpgradeKeepsTheCount(t *testing.T) {
 // TestSlowRequestsOccupyLaterWindows with charge after, where a request counts until its response
 // begins. With charge before it counts only in the window of its arrival.
 func TestSlowRequestsOccupyLaterWindows(t *testing.T) {
+	t.Parallel()
 	const window = 300 * time.Millisecond
 	servers := caddytest.StartShards(t, 1, 1)
 	for name, store := range bothStores(servers) {
@@ -320,6 +325,7 @@ const (
 // TestBruteForceZone checks that a zone that counts only failures stops a client that guesses
 // passwords.
 func TestBruteForceZone(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 1)
 	zones := ""
 	for _, mode := range modes {
@@ -408,6 +414,7 @@ func TestBruteForceZoneOpensAgain(t *testing.T) {
 // TestPenalty checks that a client stays refused for as long as its first refusal said, although
 // its bucket has room again.
 func TestPenalty(t *testing.T) {
+	t.Parallel()
 	for _, algorithm := range []string{"fixed_window", "sliding_window", "gcra"} {
 		for _, mode := range modes {
 			t.Run(algorithm+", "+mode, func(t *testing.T) {

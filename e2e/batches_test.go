@@ -17,6 +17,7 @@ import (
 // its exact count and is refused exactly at its limit, although charges follow responses, checks go
 // to a replica, and the primary's time is an estimate there.
 func TestSequentialRequestsAreCountedExactly(t *testing.T) {
+	t.Parallel()
 	const clients, events = 400, 3
 	servers := caddytest.StartShards(t, 1, 1)
 	c := startWith(t, servers.Store(), zonesPerAlgorithm(fmt.Sprint("events ", events)), "respond ok")
@@ -92,6 +93,7 @@ func (k *taken) takeAlice(t *testing.T, c *caddytest.Caddy, zone string, cost in
 // TestBatchNeverExceedsEvents also checks that a single Caddy uses up all events: it refuses no
 // request while the store or its batch has some.
 func TestBatchNeverExceedsEvents(t *testing.T) {
+	t.Parallel()
 	const (
 		events  = 600
 		workers = 48
@@ -144,6 +146,7 @@ func TestBatchNeverExceedsEvents(t *testing.T) {
 // TestBatchRefusesNoRequestWhileThereIsRoom has many requests wait for one batch, which does not
 // cover them all.
 func TestBatchRefusesNoRequestWhileThereIsRoom(t *testing.T) {
+	t.Parallel()
 	const workers, rounds = 64, 30
 	batches := []string{"50", "3", "auto"}
 	for _, far := range []bool{false, true} {
@@ -184,6 +187,7 @@ func TestBatchRefusesNoRequestWhileThereIsRoom(t *testing.T) {
 // TestBatchLeftoversCountForALargerRequest admits a request that needs both the rest of a batch and
 // the rest in the store.
 func TestBatchLeftoversCountForALargerRequest(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	c := startWith(t, servers.Store(), batchZones([]string{"40"}, "events 100", "cost {header.X-Cost}"), "respond ok")
 	for _, algorithm := range batched {
@@ -254,6 +258,7 @@ func takesBatch(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, zone
 
 // TestUnusedBatchIsReturned when it stays idle, and when Caddy can no longer use it.
 func TestUnusedBatchIsReturned(t *testing.T) {
+	t.Parallel()
 	site := func(servers caddytest.Shards, options ...string) string {
 		return zonesSite(servers.Store(options...), batchZones([]string{"50", "auto"}, "events 100000"), "respond ok")
 	}
@@ -302,6 +307,7 @@ func TestUnusedBatchIsReturned(t *testing.T) {
 // TestBatchRefundsCostNoCall checks that the refund of a free response stays in the batch for the
 // next request.
 func TestBatchRefundsCostNoCall(t *testing.T) {
+	t.Parallel()
 	const requests = 300
 	servers := caddytest.StartShards(t, 1, 0)
 	c := startWith(t, servers.Store(), batchZones([]string{"50"}, "events 100"), byStatus)
@@ -331,6 +337,7 @@ func TestBatchRefundsCostNoCall(t *testing.T) {
 
 // TestBatchRegainsWhatAnotherZoneRefuses checks that a refused request takes nothing.
 func TestBatchRegainsWhatAnotherZoneRefuses(t *testing.T) {
+	t.Parallel()
 	for _, algorithm := range batched {
 		for _, mode := range modes {
 			t.Run(algorithm+", "+mode, func(t *testing.T) {
@@ -357,6 +364,7 @@ func TestBatchRegainsWhatAnotherZoneRefuses(t *testing.T) {
 
 // TestBatchShare checks that all Caddys together hold no more than their share of the limit.
 func TestBatchShare(t *testing.T) {
+	t.Parallel()
 	const events, workers = 6000, 6
 	for _, percent := range []int64{0, 2, 25} {
 		share := percent
@@ -434,6 +442,7 @@ func TestBatchShare(t *testing.T) {
 // TestTakesNeverExceedEvents checks that a take is atomic: no request finds room that a concurrent
 // one uses up, at any Caddy.
 func TestTakesNeverExceedEvents(t *testing.T) {
+	t.Parallel()
 	const (
 		events  = 50
 		workers = 64

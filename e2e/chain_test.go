@@ -89,6 +89,7 @@ func leftOf(t *testing.T, c *caddytest.Caddy, path, key string) int {
 }
 
 func TestResponsesBeginInManyWays(t *testing.T) {
+	t.Parallel()
 	c := behind(t, proxyTo(startBackend(t), "flush_interval -1"))
 	for path, want := range map[string]struct {
 		status int
@@ -147,6 +148,7 @@ func TestResponsesBeginInManyWays(t *testing.T) {
 }
 
 func TestWebSocketOverHTTP1SettlesAtItsUpgrade(t *testing.T) {
+	t.Parallel()
 	c := behind(t, proxyTo(startBackend(t)))
 	conn, r, resp := openWebSocket(t, c, "ws")
 	if resp.StatusCode != http.StatusSwitchingProtocols || caddytest.Remaining(resp) != "99" {
@@ -164,6 +166,7 @@ func TestWebSocketOverHTTP1SettlesAtItsUpgrade(t *testing.T) {
 }
 
 func TestSendfile(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	content := strings.Repeat("x", 1<<20)
 	must(t, "write", os.WriteFile(dir+"/file.txt", []byte(content), 0o600))
@@ -181,6 +184,7 @@ func TestSendfile(t *testing.T) {
 }
 
 func TestHandlersInTheChain(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		status int
 		left   int

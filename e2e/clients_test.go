@@ -26,6 +26,7 @@ func shownClient(c adminapi.Client) string {
 
 // TestClientsAreExplained by the texts of the zone's key, wherever there are client keys.
 func TestClientsAreExplained(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 0)
 	site := func(store, key string) string {
 		return zonesSite(store, zoneWith("api", "events 1", "key "+key), "respond ok")
@@ -139,6 +140,7 @@ func listedOverrides(c *caddytest.Caddy) (text string, clients []adminapi.Client
 // TestClientsWhoseKeyIsNoText are never taken for a client whose key is: one that JSON would
 // make of it.
 func TestClientsWhoseKeyIsNoText(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 0)
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
 		c := caddytest.Start(t, zonesSite(store, zoneWith("api", "events 2", "key {query.k}", "warn 50"), "respond ok"))
@@ -190,6 +192,7 @@ func TestClientsWhoseKeyIsNoText(t *testing.T) {
 
 // TestZoneInSeveralStores explains the clients of each store by the zone that counts there.
 func TestZoneInSeveralStores(t *testing.T) {
+	t.Parallel()
 	const stores = "rate_limit {\nstore default memory\nstore other memory\n}"
 	handler := func(path, store, zone string) string {
 		return "handle " + path + " {\nrate_limit {\nstore " + store + "\n" + zone + "}\nrespond ok\n}\n"
@@ -242,6 +245,7 @@ func TestZoneInSeveralStores(t *testing.T) {
 
 // TestLastRefusalOfAZone is the last in any of its stores.
 func TestLastRefusalOfAZone(t *testing.T) {
+	t.Parallel()
 	const stores = "rate_limit {\nstore default memory\nstore other memory\n}"
 	c := caddytest.Start(t, zonesSite(stores, "rollout other 100\n"+zoneWith("api", "events 1"), "respond ok"))
 	c.Get("/", "X-Key: alice")
@@ -254,6 +258,7 @@ func TestLastRefusalOfAZone(t *testing.T) {
 
 // TestNearOfStoresThatCannotTell says so, and lists equals in the same order each time.
 func TestNearOfStoresThatCannotTell(t *testing.T) {
+	t.Parallel()
 	const stores = "rate_limit {\nstore default memory\nstore other memory\nstore third guest {\n}\n}"
 	handlers := ""
 	for _, store := range []string{"default", "other", "third"} {
@@ -279,6 +284,7 @@ func TestNearOfStoresThatCannotTell(t *testing.T) {
 
 // TestFindClient shows the buckets of a client in all zones.
 func TestFindClient(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartLastingShards(t, 2, 0)
 	zones := pathZone("api", "events 2") + pathZone("login", "events 5", "key {header.X-Account} {client_ip}") +
 		pathZone("pair", "events 5", "key {header.X-User}|{header.X-Device}") + pathZone("all", "events 5", "key everybody")
@@ -337,6 +343,7 @@ func TestFindClient(t *testing.T) {
 
 // TestNear lists the clients that have used most of their limit, and not all of it.
 func TestNear(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 1)
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
 		config := zonesSite(store, pathZone("api", "events 10")+pathZone("login", "events 10", "warn 50"), "respond ok")

@@ -267,6 +267,7 @@ func TestCLILive(t *testing.T) {
 // TestCommandsNeedNoRedis checks a config while one of its addresses refuses connections, and
 // another one counts them.
 func TestCommandsNeedNoRedis(t *testing.T) {
+	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, "listen", err)
 	defer listener.Close()
@@ -301,6 +302,7 @@ func TestCommandsNeedNoRedis(t *testing.T) {
 }
 
 func TestModulesAreListed(t *testing.T) {
+	t.Parallel()
 	output, err := caddytest.Command(t.TempDir(), "list-modules").CombinedOutput()
 	must(t, "list-modules", err)
 	for _, module := range []string{

@@ -24,6 +24,7 @@ import (
 
 // TestKeySecretHidesClients checks that no key in Redis reveals a client or the secret.
 func TestKeySecretHidesClients(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 1)
 	c := caddytest.Start(t, apiSite(servers.Store("key_secret correct-horse"), 3, "1h"))
 	clients := []string{"alice", "bob", "carol", "dave", "erin", "frank", strings.Repeat("long", 50), "käthe"}
@@ -52,6 +53,7 @@ func TestKeySecretHidesClients(t *testing.T) {
 }
 
 func TestReadFromPrimaryAsksNoReplica(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 1)
 	replica := servers[0].Replicas[0]
 	c := caddytest.Start(t, apiSite(servers.Store("read_from primary"), 50, "1h"))
@@ -72,6 +74,7 @@ func TestReadFromPrimaryAsksNoReplica(t *testing.T) {
 }
 
 func TestLocalClockDecides(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 1)
 	caddys := caddytest.StartMany(t, 2, apiSite(servers.Store("clock local"), 5, "1h"))
 	before := time.Now()
@@ -145,6 +148,7 @@ func TestURL(t *testing.T) {
 }
 
 func TestPassword(t *testing.T) {
+	t.Parallel()
 	const password = "hunter2"
 	servers := caddytest.StartShards(t, 1, 0)
 	primary := servers[0].Primary

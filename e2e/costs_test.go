@@ -29,6 +29,7 @@ func startPricedBackend(t *testing.T) (addr string) {
 }
 
 func TestBackendDefinedCost(t *testing.T) {
+	t.Parallel()
 	const events = 100
 	servers := caddytest.StartShards(t, 1, 0)
 	names, zones := zonesPerWay("cost {http.response.header.X-Cost}")
@@ -89,6 +90,7 @@ func TestBackendDefinedCost(t *testing.T) {
 // TestCostOfTheRequest uses costs that are known before the response, which needs no correction
 // then.
 func TestCostOfTheRequest(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	zones := ""
 	for algorithm, mode := range ways {
@@ -114,6 +116,7 @@ func TestCostOfTheRequest(t *testing.T) {
 }
 
 func TestFreeStatusesLeaveTheCountAlone(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	c := startWith(t, servers.Store(), pathZone("default")+pathZone("custom", "free_status 404 5xx")+pathZone("none", "free_status none"), `
 @fresh header If-None-Match *
@@ -184,6 +187,7 @@ respond "" {header.X-Status}
 // TestLoginForgives checks that a response with a status of reset_status empties the bucket of its
 // client, in all Caddys, and of no other client.
 func TestLoginForgives(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 1)
 	names, zones := zonesPerWay("events 5", "count_status 401", "reset_status 2xx")
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
@@ -219,6 +223,7 @@ func TestLoginForgives(t *testing.T) {
 // TestLoginKeepsWhatIsInFlight: a guess that is running when a login empties the bucket counts
 // when it ends, whatever was charged before, and so does nothing else.
 func TestLoginKeepsWhatIsInFlight(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	names, zones := zonesPerWay("events 10", "count_status 401", "reset_status 2xx")
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
@@ -243,6 +248,7 @@ func TestLoginKeepsWhatIsInFlight(t *testing.T) {
 // TestForgivenessInAnOutage: a login while the store cannot answer changes no count; one after that,
 // and after a reload, empties the bucket.
 func TestForgivenessInAnOutage(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartLastingShards(t, 1, 0)
 	for _, charge := range modes {
 		zone := "login." + charge
@@ -319,6 +325,7 @@ var settlements = map[string]struct {
 }
 
 func TestRefundOn304(t *testing.T) {
+	t.Parallel()
 	const events = 70
 	servers := caddytest.StartShards(t, 1, 0)
 	zones := ""
@@ -390,6 +397,7 @@ func settleEach(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, zone
 
 // TestRefundOfTheFirstRequest checks that the refund of the only request empties the bucket.
 func TestRefundOfTheFirstRequest(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	zones := zonesPerAlgorithm("charge before")
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
@@ -424,6 +432,7 @@ func isRefusedOutright(a caddytest.Answer, zone string) error {
 // refuses none, without a call and whatever the zone's other options. Other texts that are no
 // number get the fallback.
 func TestQuotaOfZeroAndUnlimited(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	var names []string
 	zones := ""
@@ -480,6 +489,7 @@ func TestQuotaOfZeroAndUnlimited(t *testing.T) {
 // TestQuotaBeyondTheCountableRange checks that a number that the algorithm cannot count becomes the
 // nearest one that it can, and that the log says so.
 func TestQuotaBeyondTheCountableRange(t *testing.T) {
+	t.Parallel()
 	zones := quotaZone("window") + quotaZone("log", "algorithm sliding_log") +
 		quotaZone("drain", "algorithm gcra", "window 87600h", "burst 1000")
 	c := startWith(t, "", zones, "respond ok")
@@ -502,6 +512,7 @@ func TestQuotaBeyondTheCountableRange(t *testing.T) {
 // TestQuotaBesideOtherZones checks that an enforced zone with the limit 0 refuses before any other
 // zone is asked, and that an unlimited one does not affect the others.
 func TestQuotaBesideOtherZones(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	for name, store := range bothStores(servers, "max_new_buckets 1000000") {
 		for _, mode := range modes {
@@ -556,6 +567,7 @@ func TestQuotaBesideOtherZones(t *testing.T) {
 
 // TestQuotaWithoutAStore checks that neither a limit of 0 nor an unlimited quota needs the store.
 func TestQuotaWithoutAStore(t *testing.T) {
+	t.Parallel()
 	for onError, status := range map[string]int{"allow": http.StatusOK, "deny": http.StatusServiceUnavailable, "local": http.StatusOK} {
 		for _, mode := range modes {
 			t.Run(onError+", "+mode, func(t *testing.T) {
@@ -573,6 +585,7 @@ func TestQuotaWithoutAStore(t *testing.T) {
 
 // TestQuotaIsReported in the fields of the draft and in the body of a refusal.
 func TestQuotaIsReported(t *testing.T) {
+	t.Parallel()
 	c := startWith(t, "", zoneWith("plan", "events {header.X-Quota} 100", "algorithm gcra", "burst 9", "window 60s")+"headers ietf\nproblem\n", "respond ok")
 	a := c.Probe("/", "X-Key: alice", "X-Quota: 0")
 	var body struct {
@@ -589,6 +602,7 @@ func TestQuotaIsReported(t *testing.T) {
 
 // TestReserve checks that requests cannot use what is reserved for more important ones.
 func TestReserve(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 1)
 	names, zones := zonesPerWay("events 10",
 		"reserve 20 {\nheader X-Tier gold\n}", "reserve 30 {\nheader X-Tier silver\n}")
@@ -629,6 +643,7 @@ func TestReserve(t *testing.T) {
 
 // TestReserveOfBurstsAndSlots reserves parts of a burst and of the slots.
 func TestReserveOfBurstsAndSlots(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	backend := caddytest.StartSlowBackend(t)
 	zones := pathZone("slots", "algorithm concurrency", "events 3", "reserve 34 {\nheader X-Tier gold\n}")

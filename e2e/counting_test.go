@@ -87,6 +87,7 @@ func (c *clientAnswers) check(t *testing.T, most int) (refusals int) {
 }
 
 func TestConcurrentClientsAreCountedExactly(t *testing.T) {
+	t.Parallel()
 	const (
 		events  = 20
 		clients = 40
@@ -354,6 +355,7 @@ func awaitAdmission(t *testing.T, c *caddytest.Caddy, key string, over time.Time
 // comes before the charge is given up, or the connection breaks while there is time to send it
 // again.
 func TestSwallowedReplyDoesNotCountTwice(t *testing.T) {
+	t.Parallel()
 	for _, pipelining := range []string{"on", "off"} {
 		for _, timeout := range []string{"3s", "30s"} {
 			t.Run("pipelining "+pipelining+", charge_timeout "+timeout, func(t *testing.T) {

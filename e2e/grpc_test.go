@@ -72,6 +72,7 @@ func grpcSite(store, zones, backend string) string {
 
 // TestGRPCCallsAreRefused with a status of gRPC, which its clients understand.
 func TestGRPCCallsAreRefused(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	backend := startGRPC(t)
 	forStores(t, bothStores(servers, "on_error deny"), func(t *testing.T, store string) {

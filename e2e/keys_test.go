@@ -67,6 +67,7 @@ func TestRequestWithoutKeyCountsAsItsAddress(t *testing.T) {
 }
 
 func TestNetworksShareABucket(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 0)
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
 		c := caddytest.Start(t, keySite(store, "{client_ip}", "ipv6_prefix 64\nipv4_prefix 24"))
@@ -107,6 +108,7 @@ func heapOf(c *caddytest.Caddy) int64 {
 // TestLongKeysTakeLittleMemory in all that Caddy keeps of clients: full buckets, known ones, logged
 // refusals, batches, and pending charges while the shard is down.
 func TestLongKeysTakeLittleMemory(t *testing.T) {
+	t.Parallel()
 	const clients, mostEach = 1000, 8 << 10
 	servers := caddytest.StartLastingShards(t, 1, 0)
 	zones := zoneWith("full", "events 1", "charge before") + zoneWith("after", "events 100", "charge after") +
@@ -171,6 +173,7 @@ func TestLongKeysTakeLittleMemory(t *testing.T) {
 // TestLongKeyIsFound by its value and by the client key that is shown, in the
 // API and by the commands, and is not confused with another.
 func TestLongKeyIsFound(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 1)
 	forStores(t, bothStores(servers, "key_secret secret"), func(t *testing.T, store string) {
 		c := caddytest.Start(t, strings.Replace(zonesSite(store, zoneWith("api", "events 3"), "respond {http.rate_limit.key}"),
@@ -238,6 +241,7 @@ func TestLongKeyIsFound(t *testing.T) {
 // TestLoggedAddress checks that, without log_key, no log line has the address of a client that a
 // zone identifies by it, whole or by its network, in its own bucket or in the overflow bucket.
 func TestLoggedAddress(t *testing.T) {
+	t.Parallel()
 	const (
 		ipv6 = "2001:db8:a:b:c:d:e:f"
 		ipv4 = "203.0.113.77"
@@ -333,6 +337,7 @@ var floodKeys = flag.Int64("flood.keys", 20_000, "how many made-up client keys T
 // TestFloodOfNewClients checks that made-up client keys do not fill Redis, that clients with a
 // bucket keep their limit, and that lack of memory admits no request.
 func TestFloodOfNewClients(t *testing.T) {
+	t.Parallel()
 	const (
 		most   = 100
 		events = 50
@@ -403,6 +408,7 @@ func TestFloodOfNewClients(t *testing.T) {
 // TestNewClientsInTwoHandlersAreChargedOnce covers clients that share a bucket, and those that the
 // bound admits between the two handlers.
 func TestNewClientsInTwoHandlersAreChargedOnce(t *testing.T) {
+	t.Parallel()
 	const clients = 200
 	servers := caddytest.StartShards(t, 2, 1)
 	for _, charge := range []string{"after", "before"} {

@@ -101,6 +101,7 @@ func TestLeasesExpireAfterKill(t *testing.T) {
 
 // TestSlotsAreFreedAtTheEnd checks that a slot is free long before its lease would expire.
 func TestSlotsAreFreedAtTheEnd(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	backend := caddytest.StartSlowBackend(t)
 	c := caddytest.Start(t, slotsSite(servers, "100h", backend))
@@ -154,6 +155,7 @@ func TestSlotsAreFreedAtTheEnd(t *testing.T) {
 // TestSlotOutlivesTheConfig checks that a request that runs during a reload keeps its slot and
 // frees it, also if the new config has no limiter.
 func TestSlotOutlivesTheConfig(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	backend := caddytest.StartSlowBackend(t)
 	site := slotsSite(servers, "100h", backend)
@@ -228,6 +230,7 @@ func echoes(t *testing.T, conn net.Conn, r *bufio.Reader, text string) {
 }
 
 func TestWebSocketHoldsOneSlot(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	c := oneSlot(t, servers, "100h")
 	// A lost slot would be missing in the next round.
@@ -271,6 +274,7 @@ func TestWebSocketRenewsItsLease(t *testing.T) {
 }
 
 func TestStreamHoldsOneSlot(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	c := oneSlot(t, servers, "100h")
 	for range 3 {

@@ -55,6 +55,7 @@ func ran(t *testing.T, stats map[string]string, commands ...string) (total int64
 
 // TestKnownFullBucketCostsOneCallASecond per process, however many requests its client sends.
 func TestKnownFullBucketCostsOneCallASecond(t *testing.T) {
+	t.Parallel()
 	const lasts = 2500 * time.Millisecond
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
@@ -101,6 +102,7 @@ func TestKnownFullBucketCostsOneCallASecond(t *testing.T) {
 // TestOperatorsResetIsSeen deletes a client's bucket in Redis. The client is admitted once the
 // primary's last reply is no longer trusted.
 func TestOperatorsResetIsSeen(t *testing.T) {
+	t.Parallel()
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
@@ -148,6 +150,7 @@ func usesUp(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, zone str
 // refused exactly at its limit, although the replica misses its requests for seconds, also if they
 // are so slow that the primary's last reply is no longer trusted in between.
 func TestLaggingReplicaKeepsLimitsExact(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		trust  string
 		events int
@@ -231,6 +234,7 @@ func spends(t *testing.T, c *caddytest.Caddy, zone string, from, to, events int,
 // TestExcessOfSeveralCaddys measures what Caddys together admit of one client with charge after. No
 // Caddy alone admits more than the limit, but none sees what the others have in flight.
 func TestExcessOfSeveralCaddys(t *testing.T) {
+	t.Parallel()
 	loads := []struct {
 		name, what  string
 		connections int // 0: one for each Caddy
@@ -400,6 +404,7 @@ func flood(t *testing.T, caddys []*caddytest.Caddy, path string) (served, refuse
 // TestOneCaddyNeverAdmitsMoreThanTheLimit although it charges after the responses: requests in
 // flight count.
 func TestOneCaddyNeverAdmitsMoreThanTheLimit(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 1)
 	backend := startLateBackend(t)
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
@@ -441,6 +446,7 @@ func TestOneCaddyNeverAdmitsMoreThanTheLimit(t *testing.T) {
 // TestRequestsInFlightRefuseOthersForASecond while none of them ends. A request that turns out to
 // be free makes room for another.
 func TestRequestsInFlightRefuseOthersForASecond(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 1)
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
 		backend := caddytest.StartSlowBackend(t)
@@ -489,6 +495,7 @@ func TestRequestsInFlightRefuseOthersForASecond(t *testing.T) {
 // TestLocalCountsAreHandedOver checks that a Caddy counts locally, up to the same limit, while its
 // shard is down, and charges the shard afterwards for all but free requests.
 func TestLocalCountsAreHandedOver(t *testing.T) {
+	t.Parallel()
 	const before, events = 3, 10
 	for _, charge := range []string{"after", "before"} {
 		for _, algorithm := range []string{"fixed_window", "sliding_window", "gcra"} {
@@ -556,6 +563,7 @@ func startGate(t *testing.T) *gate {
 // TestLocalCountsAdmitNoMoreThanTheLimit at once, and requests in flight count in the restarted
 // shard.
 func TestLocalCountsAdmitNoMoreThanTheLimit(t *testing.T) {
+	t.Parallel()
 	const limit, requests = 100, 256
 	for algorithm, charge := range ways {
 		t.Run(charge+"/"+algorithm, func(t *testing.T) {

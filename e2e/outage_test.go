@@ -26,6 +26,7 @@ func outageSite(servers caddytest.Shards, options ...string) string {
 // TestCountsEqualWhatWasServedAfterAnOutage of a shard under load: its restart gets the charges of
 // the outage.
 func TestCountsEqualWhatWasServedAfterAnOutage(t *testing.T) {
+	t.Parallel()
 	const clients, workers = 20, 4
 	for name, test := range map[string]struct {
 		// during is done while the shard is down.
@@ -274,6 +275,7 @@ func askAll(t *testing.T, c *caddytest.Caddy, clients []string, each int) {
 }
 
 func TestHungPrimaryDelaysNoResponse(t *testing.T) {
+	t.Parallel()
 	const each = 10
 	for _, test := range []struct {
 		pipelining, timeout string
@@ -383,6 +385,7 @@ func clientsOf(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy, path,
 }
 
 func TestShardThatIsDownAffectsOnlyItsClients(t *testing.T) {
+	t.Parallel()
 	for _, pipelining := range []string{"pipelining on", "pipelining off"} {
 		t.Run(pipelining, func(t *testing.T) {
 			// They spend their time waiting.
@@ -493,6 +496,7 @@ var deadDuration = flag.Duration("dead.duration", 3*time.Second, "how long TestD
 // TestDeadShardCostsNoMemory checks that neither memory nor goroutines grow with the requests while
 // a shard refuses connections, or accepts them and never answers.
 func TestDeadShardCostsNoMemory(t *testing.T) {
+	t.Parallel()
 	for name, kill := range map[string]func(*redistest.Server) error{
 		"silent": (*redistest.Server).Pause,
 		"gone":   (*redistest.Server).Kill,
@@ -646,6 +650,7 @@ func TestScriptFlushStormLosesNoCharge(t *testing.T) {
 // TestUnsureCheckSpendsNothing checks that a request after an uncertain check is charged, and is in
 // flight no longer than it runs.
 func TestUnsureCheckSpendsNothing(t *testing.T) {
+	t.Parallel()
 	const requests = 3
 	for _, onError := range []string{"local", "allow"} {
 		c := startWith(t, "rate_limit {\nstore guest {\nunsure\n}\n}", zoneWith("api", "events 10", "on_error "+onError), "respond ok")

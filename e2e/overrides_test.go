@@ -13,6 +13,7 @@ import (
 
 // TestBlockedClients are refused by every Caddy, also after a restart, until the block is ended.
 func TestBlockedClients(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 1)
 	zones := zoneWith("api", "events 1000000") + zoneWith("other", "events 1000000") +
 		zoneWith("watched", "events 1000000", "enforce 0", "block_status 403")
@@ -73,6 +74,7 @@ func TestBlockedClients(t *testing.T) {
 
 // TestBlocksOutliveARollout, which moves the client to a store that knows nothing of it.
 func TestBlocksOutliveARollout(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 0)
 	site := func(percent int) string {
 		return zonesSite(twoStores(servers), fmt.Sprintf("rollout other %d\n", percent)+zoneWith("api", "events 1000000"), "respond ok")
@@ -90,6 +92,7 @@ func TestBlocksOutliveARollout(t *testing.T) {
 
 // TestBlocksOutliveARestart: no request of a blocked client passes, not even the first.
 func TestBlocksOutliveARestart(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 1)
 	site := zonesSite(servers.Store(), zoneWith("api", "events 1000000"), "respond ok")
 	c := caddytest.Start(t, site)
@@ -105,6 +108,7 @@ func TestBlocksOutliveARestart(t *testing.T) {
 
 // TestOverrideCommands block, list, grant and unblock on the command line.
 func TestOverrideCommands(t *testing.T) {
+	t.Parallel()
 	c := caddytest.Start(t, zonesSite("", zoneWith("api", "events 3"), "respond ok"))
 	status := func() int { return c.Get("/", "X-Key: alice").StatusCode }
 	for _, step := range []struct {
@@ -128,6 +132,7 @@ func TestOverrideCommands(t *testing.T) {
 
 // TestGrantedEvents are admitted in the window in which they were granted.
 func TestGrantedEvents(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 1)
 	for algorithm, charge := range ways {
 		t.Run(charge+"/"+algorithm, func(t *testing.T) {
@@ -158,6 +163,7 @@ func TestGrantedEvents(t *testing.T) {
 // TestGrantEndsWithTheClientsWindow: where a key has several texts, the client's buckets are in windows
 // of their own.
 func TestGrantEndsWithTheClientsWindow(t *testing.T) {
+	t.Parallel()
 	zone := "zone api {\nkey {header.X-Key} {client_ip}\nevents 3\nwindow 1h\n}\n"
 	c := caddytest.Start(t, zonesSite("", zone, "respond ok"))
 	c.Ask("/", "X-Key: alice")
@@ -179,6 +185,7 @@ func TestGrantEndsWithTheClientsWindow(t *testing.T) {
 
 // TestOverridesThatAreRefused say what is wrong.
 func TestOverridesThatAreRefused(t *testing.T) {
+	t.Parallel()
 	c := caddytest.Start(t, apiSite("", 3, "1h"))
 	for query, text := range map[string]string{
 		"blocks/api?key=alice":          `for=\"\": it must be a time span from 1s to 100 years`,

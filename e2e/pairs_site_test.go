@@ -519,6 +519,7 @@ func (p pair) exclusion() string {
 
 // TestTableOfPairs checks that names are unique, and that exclusions name features.
 func TestTableOfPairs(t *testing.T) {
+	t.Parallel()
 	seen := map[string]bool{}
 	for _, f := range features {
 		must(t, f.name, want("being in the table twice", seen[f.name], false))

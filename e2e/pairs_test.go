@@ -88,6 +88,7 @@ func (p *pairRun) await(what string, f func() error) {
 // clients amid reloads and disturbances of the features, and checks the same invariants for all
 // pairs. Incompatible features are refused at load.
 func TestPairs(t *testing.T) {
+	t.Parallel()
 	began := time.Now()
 	all := pairsToTry(t)
 	// They spend most of their time waiting, for processes and for delays.

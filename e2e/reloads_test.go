@@ -22,6 +22,7 @@ func memoryStore(maxKeys int) string {
 }
 
 func TestReloadTakesEffectAndKeepsCounts(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 1)
 	steps := map[string][]struct {
 		store  string
@@ -65,6 +66,7 @@ func TestReloadTakesEffectAndKeepsCounts(t *testing.T) {
 }
 
 func TestReloadAppliesMaxKeys(t *testing.T) {
+	t.Parallel()
 	c := caddytest.Start(t, apiSite(memoryStore(10), 5, "1h"))
 	for _, step := range []struct {
 		key  string
@@ -80,6 +82,7 @@ func TestReloadAppliesMaxKeys(t *testing.T) {
 }
 
 func TestReloadAddingAShardMovesOnlyItsClients(t *testing.T) {
+	t.Parallel()
 	const clients = 60
 	servers := caddytest.StartShards(t, 3, 1)
 	c := caddytest.Start(t, apiSite(servers[:2].Store(), 5, "1h"))
@@ -174,6 +177,7 @@ func TestReloadsAmidTrafficLoseNothing(t *testing.T) {
 // TestRejectedReloadChangesNothing posts configs that Caddy refuses at various
 // stages, and would change everything if they were accepted.
 func TestRejectedReloadChangesNothing(t *testing.T) {
+	t.Parallel()
 	const events = 50
 	cannotListen := occupiedSite(t)
 	servers := caddytest.StartShards(t, 2, 1)
@@ -372,6 +376,7 @@ func moveStoreInline(c *caddytest.Caddy) {
 }
 
 func TestExitDoesNotWaitForAHungRedis(t *testing.T) {
+	t.Parallel()
 	const clients = 20
 	for _, pipelining := range []string{"pipelining on", "pipelining off"} {
 		t.Run(pipelining, func(t *testing.T) {
@@ -391,6 +396,7 @@ func TestExitDoesNotWaitForAHungRedis(t *testing.T) {
 
 // TestReloadsLeaveNothingBehind of zones that no config has any more.
 func TestReloadsLeaveNothingBehind(t *testing.T) {
+	t.Parallel()
 	const reloads = 60
 	cannotListen := occupiedSite(t)
 	site := func(zone string) string {
@@ -447,6 +453,7 @@ func footprint(c *caddytest.Caddy) (goroutines, heap int64) {
 // TestChargesOutliveAChangeOfTheStoresKind checks that charges pending for Redis are delivered,
 // although the store of that name is in memory for a while.
 func TestChargesOutliveAChangeOfTheStoresKind(t *testing.T) {
+	t.Parallel()
 	const clients, before, during, after = 20, 50, 100, 50
 	memory := zonesSite(memoryStore(1000), zoneWith("api", "events 1000000"), "respond ok")
 	implicit := zonesSite("", zoneWith("api", "events 1000000"), "respond ok")

@@ -48,6 +48,7 @@ func limits(t *testing.T, field string) (zones []string, r, reset map[string]int
 // TestFields checks that the draft's fields list the policies and limits of all zones in order, in
 // place of a backend's fields.
 func TestFields(t *testing.T) {
+	t.Parallel()
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("RateLimit", `"backend";r=1`)
 		w.Header().Set("RateLimit-Policy", `"backend";q=1`)
@@ -98,6 +99,7 @@ func TestFields(t *testing.T) {
 
 // TestProblem checks that a refusal has a problem as its body, unless an error route matches.
 func TestProblem(t *testing.T) {
+	t.Parallel()
 	zones := zoneWith("api", "events 4", "window 1h", "charge before", "reserve 50 {\nheader X-Important yes\n}") +
 		pathZone("burst", "events 1", "window 1s") + "problem\n"
 	type problem struct {
@@ -152,6 +154,7 @@ func TestProblem(t *testing.T) {
 
 // TestProblemWithoutAStore checks that a denial because of the store does not blame the client.
 func TestProblemWithoutAStore(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	c := startWith(t, servers.Store("on_error deny"), zoneWith("api", "key static", "events 1", "window 1h")+"problem\n", "respond ok")
 	must(t, "kill", servers[0].Primary.Kill())
@@ -165,6 +168,7 @@ func TestProblemWithoutAStore(t *testing.T) {
 // TestProblemMatchesErrorRoutesAgainstTheOriginalRequest, which Caddy restores before it looks for
 // an error route.
 func TestProblemMatchesErrorRoutesAgainstTheOriginalRequest(t *testing.T) {
+	t.Parallel()
 	for matcher, friendly := range map[string]bool{"path /api/*": true, "not path /api/*": false} {
 		t.Run(matcher, func(t *testing.T) {
 			c := caddytest.Start(t, fmt.Sprintf(caddytest.Site("", `
@@ -229,6 +233,7 @@ handle_errors 429 {
 `)
 
 func TestPlaceholders(t *testing.T) {
+	t.Parallel()
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write([]byte(r.Header.Get("X-Told")))
 	}))
@@ -258,6 +263,7 @@ func TestPlaceholders(t *testing.T) {
 
 // TestOnlyOurLimitHeadersRemain has a backend that sends limit headers of the same names.
 func TestOnlyOurLimitHeadersRemain(t *testing.T) {
+	t.Parallel()
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		h["X-RateLimit-Limit"] = []string{"1", "2"}
@@ -296,6 +302,7 @@ func TestOnlyOurLimitHeadersRemain(t *testing.T) {
 }
 
 func TestEventsOfAPlaceholder(t *testing.T) {
+	t.Parallel()
 	c := startWith(t, "", zoneWith("plan", "events {header.X-Plan} 5"), "respond ok")
 	for i, step := range []struct{ plan, limit, remaining string }{
 		{"10", "10", "9"},
@@ -320,6 +327,7 @@ func TestEventsOfAPlaceholder(t *testing.T) {
 }
 
 func TestHeadersNone(t *testing.T) {
+	t.Parallel()
 	c := startWith(t, "", zoneWith("api", "key static", "events 1")+"headers none\n", "respond ok")
 	for _, status := range []int{200, 429} {
 		resp := c.Get("/")
@@ -367,6 +375,7 @@ func refusals(t *testing.T, options string, n int) (seconds []int, logs string) 
 }
 
 func TestJitterOnlyLengthens(t *testing.T) {
+	t.Parallel()
 	plain, _ := refusals(t, "", 5)
 	for _, s := range plain {
 		if s < 999_000 || s > 1_000_000 {
@@ -387,6 +396,7 @@ func TestJitterOnlyLengthens(t *testing.T) {
 }
 
 func TestKeysAreLoggedOnlyWithLogKey(t *testing.T) {
+	t.Parallel()
 	if _, logs := refusals(t, "", 1); strings.Contains(logs, "very-secret") {
 		t.Errorf("the key is logged: %s", logs)
 	}

@@ -183,6 +183,7 @@ func TestRolloutIsChangedAmidTraffic(t *testing.T) {
 // TestRequestRunningDuringARolloutSettlesWhereItWasAdmitted checks that charges, refunds and freed
 // slots go to the store that admitted the request.
 func TestRequestRunningDuringARolloutSettlesWhereItWasAdmitted(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 0)
 	backend := caddytest.StartSlowBackend(t)
 	c := startWith(t, twoStores(servers), "rollout other 0\n"+
@@ -218,6 +219,7 @@ func TestRequestRunningDuringARolloutSettlesWhereItWasAdmitted(t *testing.T) {
 // TestRolloutHoldsRequests checks that a request that waits in one store holds nothing in the
 // other.
 func TestRolloutHoldsRequests(t *testing.T) {
+	t.Parallel()
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
@@ -265,6 +267,7 @@ func TestRolloutHoldsRequests(t *testing.T) {
 
 // TestRolloutPenalizes only in the store of the zone that refuses.
 func TestRolloutPenalizes(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 0)
 	for place, at := range places {
 		t.Run(place, func(t *testing.T) {
@@ -289,6 +292,7 @@ func TestRolloutPenalizes(t *testing.T) {
 
 // TestRolloutTakesBatches from both stores, and returns to both what is unused.
 func TestRolloutTakesBatches(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 0)
 	for place, at := range places {
 		t.Run(place, func(t *testing.T) {
@@ -318,6 +322,7 @@ func TestRolloutTakesBatches(t *testing.T) {
 // TestRolloutOfTwoHandlers checks that a bucket is charged once, whichever handlers have its zone,
 // and that a client that only one of them moves has two buckets.
 func TestRolloutOfTwoHandlers(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 0)
 	for name, test := range map[string]struct {
 		outer, inner string
@@ -345,6 +350,7 @@ func TestRolloutOfTwoHandlers(t *testing.T) {
 // TestRolloutStoreThatIsDown checks that a zone follows the on_error of the store in which it
 // counts, and that zones in the other store are unaffected.
 func TestRolloutStoreThatIsDown(t *testing.T) {
+	t.Parallel()
 	for place, at := range places {
 		for _, onError := range []string{"allow", "deny", "local"} {
 			t.Run(place+", "+onError, func(t *testing.T) {
@@ -401,6 +407,7 @@ var places = map[string]int{"the second one moved": 0, "the first one moved": 1}
 // TestRolloutOfASecondZoneLeavesTheFirstUntouched checks that, as in one store, a refusal charges
 // no zone and costs no more calls.
 func TestRolloutOfASecondZoneLeavesTheFirstUntouched(t *testing.T) {
+	t.Parallel()
 	for _, first := range modes {
 		for _, second := range modes {
 			for place, at := range places {
@@ -432,6 +439,7 @@ func splitSite(stores, answers string) string {
 // TestRolloutSplitsTheZonesOfARequest checks that each zone is charged, refunded and freed in its
 // own store, and that the headers cover all zones.
 func TestRolloutSplitsTheZonesOfARequest(t *testing.T) {
+	t.Parallel()
 	for place, at := range places {
 		t.Run(place, func(t *testing.T) {
 			servers := caddytest.StartShards(t, 2, 0)

@@ -85,6 +85,7 @@ func (b *slowWriter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // TestCostsAtTheEnd checks that costs that are known when a response has ended are charged, and that
 // the response is neither delayed nor changed by it.
 func TestCostsAtTheEnd(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 1)
 	backend := startSlowWriter(t)
 	const tokens = "cost {http.rate_limit.response.json.usage.total_tokens} 3"
@@ -148,6 +149,7 @@ func TestCostsAtTheEnd(t *testing.T) {
 // TestCostsAtTheEndOfUnusualResponses: of those that are compressed, handed over, partial or empty,
 // and where several zones and handlers wait for the end.
 func TestCostsAtTheEndOfUnusualResponses(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 1)
 	backend := startSlowWriter(t)
 	names := []string{"tokens", "size", "slots"}
@@ -202,6 +204,7 @@ func TestCostsAtTheEndOfUnusualResponses(t *testing.T) {
 
 // TestCostsAtTheEndOverHTTP2, of a document and of a stream, which arrives as it is sent.
 func TestCostsAtTheEndOverHTTP2(t *testing.T) {
+	t.Parallel()
 	backend := startSlowWriter(t)
 	zone := zoneWith("tokens", "events 10000", "settle end", "cost {http.rate_limit.response.json.usage.total_tokens} 3")
 	site := strings.Replace(zonesSite("", zone, proxyTo(backend.addr)), "{{global}}", "{{global}}\nservers {\nprotocols h1 h2c\n}", 1)
@@ -236,6 +239,7 @@ func bucketUsed(c *caddytest.Caddy, zone, client string) int64 {
 // TestStreamsOutliveWhatWasBefore: a reload, and an outage, while a stream runs whose cost is known
 // at its end.
 func TestStreamsOutliveWhatWasBefore(t *testing.T) {
+	t.Parallel()
 	for _, mode := range modes {
 		for _, onError := range []string{"allow", "local"} {
 			t.Run(mode+"/"+onError, func(t *testing.T) {
@@ -273,6 +277,7 @@ func openStream(t *testing.T, c *caddytest.Caddy, path string) (*http.Response, 
 
 // TestStatusesOfGRPC decide about the cost of calls.
 func TestStatusesOfGRPC(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	backend := startGRPC(t)
 	for name, test := range map[string]struct {

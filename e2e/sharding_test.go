@@ -318,6 +318,7 @@ func TestReshardingOneCaddyAtATime(t *testing.T) {
 // TestReshardingChargesRunningRequests adds a shard while requests run, and checks that they are
 // charged where their clients' buckets are by then.
 func TestReshardingChargesRunningRequests(t *testing.T) {
+	t.Parallel()
 	const clients, before, events = 12, 4, 10
 	servers := caddytest.StartShards(t, 3, 0)
 	for _, charge := range modes {
@@ -378,6 +379,7 @@ func awaitOwner(t *testing.T, servers caddytest.Shards, client string, count int
 // TestReloadMigratesNothingAgain while the shards stay the same. After a config with other shards,
 // what was spent there is migrated, although a request of the first config still runs.
 func TestReloadMigratesNothingAgain(t *testing.T) {
+	t.Parallel()
 	const clients = 60
 	servers := caddytest.StartShards(t, 3, 0)
 	backend := caddytest.StartSlowBackend(t)

@@ -57,6 +57,7 @@ func (s simulated) names() string {
 // TestSimulatePredicts the answer to the next request, and counts nothing, with all algorithms and
 // ways of charging, in memory and in Redis.
 func TestSimulatePredicts(t *testing.T) {
+	t.Parallel()
 	const events = 3
 	servers := caddytest.StartShards(t, 2, 1)
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
@@ -111,6 +112,7 @@ func dumpOf(t *testing.T, s caddytest.Shards) map[string]string {
 // TestSimulateWaitsOnlyWhereAllWould has two full zones: one holds requests, the other refuses them
 // at once.
 func TestSimulateWaitsOnlyWhereAllWould(t *testing.T) {
+	t.Parallel()
 	c := caddytest.Start(t, zonesSite("",
 		zoneWith("fast", "events 1", "window 20s")+zoneWith("patient", "events 1", "window 30s", "charge before", "max_wait 1m"), "respond ok"))
 	c.Probe("/", "X-Key: alice")
@@ -189,6 +191,7 @@ var simulatedSite = `{
 // TestSimulateTakesTheRoutes that a request takes, and meets the zones that it
 // meets.
 func TestSimulateTakesTheRoutes(t *testing.T) {
+	t.Parallel()
 	c := caddytest.Start(t, simulatedSite)
 	for _, k := range []struct {
 		path    string
@@ -244,6 +247,7 @@ func TestSimulateTakesTheRoutes(t *testing.T) {
 // TestSimulateRequest checks that simulated requests are prepared as the server does it, or refused
 // with a reason.
 func TestSimulateRequest(t *testing.T) {
+	t.Parallel()
 	c := caddytest.Start(t, simulatedSite)
 	var s simulated
 	c.AdminJSON(http.MethodPost, "/rate_limit/simulate", `{"url": "/nested", "remote_addr": "10.1.2.3:5", "headers": {"X-Forwarded-For": ["7.7.7.7"]}}`, &s)
@@ -281,6 +285,7 @@ func TestSimulateRequest(t *testing.T) {
 }
 
 func TestSimulateCountsRequestsInFlight(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
 		backend := caddytest.StartSlowBackend(t)
@@ -303,6 +308,7 @@ func TestSimulateCountsRequestsInFlight(t *testing.T) {
 
 // TestSimulateRollout asks the store in which a client is counted.
 func TestSimulateRollout(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 0)
 	site := zonesSite(twoStores(servers), zoneWith("api", "events 1"), "respond ok")
 	c := caddytest.Start(t, strings.Replace(site, "rate_limit {\nzone", "rate_limit {\nrollout other 50\nzone", 1))
@@ -319,6 +325,7 @@ func TestSimulateRollout(t *testing.T) {
 
 // TestSimulateWithoutStore predicts what on_error does.
 func TestSimulateWithoutStore(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	c := caddytest.Start(t, onErrorSite(servers.Store()))
 	c.Get("/local", "X-Key: alice")

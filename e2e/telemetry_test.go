@@ -100,6 +100,7 @@ handle_errors {
 
 // TestRefusalsAreLogged logs the first refusal of each client and window, all, or none.
 func TestRefusalsAreLogged(t *testing.T) {
+	t.Parallel()
 	for option, lines := range map[string]int{"": 2, "log_refusals first": 2, "log_refusals all": 6, "log_refusals none": 0} {
 		for _, algorithm := range []string{"fixed_window", "gcra"} {
 			t.Run(option+" "+algorithm, func(t *testing.T) {
@@ -142,6 +143,7 @@ func TestRefusalsAreLogged(t *testing.T) {
 
 // TestRefusalsAreLoggedAfterAReset: the bucket begins anew, and so does what is the first refusal.
 func TestRefusalsAreLoggedAfterAReset(t *testing.T) {
+	t.Parallel()
 	c := caddytest.Start(t, fmt.Sprintf(explainedSite, "fixed_window", "log_refusals first"))
 	for n := range 3 {
 		for range 4 {
@@ -158,6 +160,7 @@ func TestRefusalsAreLoggedAfterAReset(t *testing.T) {
 // TestDecisionsAreExplained checks that placeholders and the access log agree, in the chain and in
 // error routes.
 func TestDecisionsAreExplained(t *testing.T) {
+	t.Parallel()
 	for option, raw := range map[string]bool{"": false, "log_key": true} {
 		t.Run(option, func(t *testing.T) {
 			c := caddytest.Start(t, fmt.Sprintf(explainedSite, "fixed_window", option))
@@ -235,6 +238,7 @@ func TestEventsAreEmitted(t *testing.T) {
 // TestNearClientsAreReported once for each client and window: in the log, by the metric and as an
 // event. Clients that are only observed have an event of their own.
 func TestNearClientsAreReported(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	stores := map[string]string{
 		"memory": `{"module": "memory"}`,
@@ -275,6 +279,7 @@ func TestNearClientsAreReported(t *testing.T) {
 
 // TestStoreCallsAreTraced checks that a traced request has a span for each call of a store.
 func TestStoreCallsAreTraced(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	const zones = `{"name": "checked", "key": ["static"], "events": 1, "window": "1h"}, {"name": "taken", "key": ["static"], "events": 5, "window": "1h", "charge": "before"}`
 	config := fmt.Sprintf(`{
@@ -416,6 +421,7 @@ route {
 // TestObservedClientsPass checks that a zone that is not enforced refuses no request, does not keep
 // another zone from refusing, and reports what it would have done.
 func TestObservedClientsPass(t *testing.T) {
+	t.Parallel()
 	forStores(t, bothStores(caddytest.StartShards(t, 2, 1)), func(t *testing.T, store string) {
 		for _, charge := range []string{"charge after", "charge before"} {
 			t.Run(charge, func(t *testing.T) {
@@ -461,6 +467,7 @@ func TestObservedClientsPass(t *testing.T) {
 // TestEnforceIsRaisedLive raises the share by PATCH: refused clients stay refused, and others join
 // them until all are.
 func TestEnforceIsRaisedLive(t *testing.T) {
+	t.Parallel()
 	c := caddytest.Start(t, fmt.Sprintf(observing, "", 0, ""))
 	const clients = 100
 	for client := range clients {
@@ -497,6 +504,7 @@ func TestEnforceIsRaisedLive(t *testing.T) {
 
 // TestObservedClientsOutliveTheStore checks that a zone that only observes denies no request.
 func TestObservedClientsOutliveTheStore(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	c := caddytest.Start(t, fmt.Sprintf(observing, servers.Store("on_error deny"), 0, "charge before"))
 	must(t, "before", want("status", c.Get("/", "X-Key: alice").StatusCode, http.StatusOK))

@@ -149,6 +149,7 @@ func keepFull(t *testing.T, s caddytest.Shards, events int, d time.Duration) tim
 }
 
 func TestHeldRequestsLeaveInOrder(t *testing.T) {
+	t.Parallel()
 	const requests = 10
 	for _, test := range []struct {
 		mode   string
@@ -219,6 +220,7 @@ func TestHeldRequestsLeaveInOrder(t *testing.T) {
 
 // TestClientThatLeavesTheLine lets the others move up in order.
 func TestClientThatLeavesTheLine(t *testing.T) {
+	t.Parallel()
 	for _, mode := range modes {
 		for _, who := range []string{"the first", "others"} {
 			t.Run(mode+", "+who, func(t *testing.T) {
@@ -280,6 +282,7 @@ func TestClientThatLeavesTheLine(t *testing.T) {
 // TestWaitThatWouldBeTooLong checks that a request is refused at once if its bucket, or the
 // requests before it, would hold it for longer than max_wait.
 func TestWaitThatWouldBeTooLong(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	zones := ""
 	for _, mode := range modes {
@@ -370,6 +373,7 @@ func TestFullQueue(t *testing.T) {
 // TestMaxWaitEndsInTheLine checks that a request waits no longer than max_wait behind others,
 // although these wait for a hung Redis.
 func TestMaxWaitEndsInTheLine(t *testing.T) {
+	t.Parallel()
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
@@ -413,6 +417,7 @@ func TestMaxWaitEndsInTheLine(t *testing.T) {
 // TestHeldRequestIsCountedOnce: a request is refunded what it took when it begins to wait. If it
 // takes that again at once, the refund must not cover the second take.
 func TestHeldRequestIsCountedOnce(t *testing.T) {
+	t.Parallel()
 	const before, workers, requests = 50, 4, 100
 	servers := caddytest.StartShards(t, 1, 0)
 	zones := zoneWith("pace", "algorithm gcra", "events 1000", "window 1s", "burst 1", "max_wait 100s", "charge before")
@@ -451,6 +456,7 @@ func TestHeldRequestIsCountedOnce(t *testing.T) {
 // TestLineCostsOneCallASecond checks that a Caddy asks about a client's bucket once a second while
 // requests wait for it, however many more are refused because of max_wait or max_wait_queue.
 func TestLineCostsOneCallASecond(t *testing.T) {
+	t.Parallel()
 	const requests = 200
 	servers := caddytest.StartShards(t, 1, 1)
 	zones := ""
@@ -515,6 +521,7 @@ func fillLine(ctx context.Context, t *testing.T, c *caddytest.Caddy, path string
 // TestClientThatLeavesDuringTheTake checks that the rest of the chain does not run, and that the
 // take is refunded.
 func TestClientThatLeavesDuringTheTake(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	proxy := redistest.StartProxy(t, servers[0].Primary.Addr())
 	backend := startArrivals(t)

@@ -43,6 +43,7 @@ const (
 )
 
 func TestRefusalBySecondZoneLeavesTheFirstUntouched(t *testing.T) {
+	t.Parallel()
 	for _, first := range modes {
 		for _, second := range modes {
 			for _, place := range []struct {
@@ -171,6 +172,7 @@ func holderOf(t *testing.T, s caddytest.Shards, zone, client string) int {
 
 // TestRefusalRefundsWhatWasTaken with every algorithm, if another zone or an inner handler refuses.
 func TestRefusalRefundsWhatWasTaken(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	outer, inner := "", ""
 	for _, algorithm := range append(counting, "concurrency") {
@@ -303,6 +305,7 @@ func tappedShard(t *testing.T, replicas int, options ...string) (servers caddyte
 
 // TestThreeZonesOneRoundTrip checks that one call asks about all zones of a client on a shard.
 func TestThreeZonesOneRoundTrip(t *testing.T) {
+	t.Parallel()
 	for algorithm, mode := range ways {
 		t.Run(algorithm+", "+mode, func(t *testing.T) {
 			// Until ledger_trust is over, no request of a sole writer is admitted without a check.
@@ -348,6 +351,7 @@ func TestThreeZonesOneRoundTrip(t *testing.T) {
 // client. It asks the primary once to confirm a refusal, and again when that reply is old; in
 // between it refuses without a call.
 func TestThreeZonesOneRoundTripToAReplica(t *testing.T) {
+	t.Parallel()
 	const (
 		refusals = 10
 		trust    = 3 * time.Second
@@ -411,6 +415,7 @@ func TestThreeZonesOneRoundTripToAReplica(t *testing.T) {
 
 // TestLongestWaitIsReported, whatever the order of the zones.
 func TestLongestWaitIsReported(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 1)
 	for name, store := range bothStores(servers) {
 		for _, mode := range modes {
@@ -453,6 +458,7 @@ func twoHandlersSite(stores, outer, inner string) string {
 }
 
 func TestTwoHandlersChargeTogetherOrNotAtAll(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	// The options of two stores in one global option.
 	both := strings.Replace(servers.Store(), "store redis {", "store local memory\n\t\tstore redis {", 1)
@@ -509,6 +515,7 @@ func TestTwoHandlersChargeTogetherOrNotAtAll(t *testing.T) {
 }
 
 func TestZoneInTwoHandlersIsChargedOnce(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
 		c := caddytest.Start(t, twoHandlersSite(store, zoneWith("api", "events 3"), zoneWith("api", "events 3")+zoneWith("other", "events 9")))
@@ -525,6 +532,7 @@ func TestZoneInTwoHandlersIsChargedOnce(t *testing.T) {
 }
 
 func TestLimiterInErrorRoutes(t *testing.T) {
+	t.Parallel()
 	c := caddytest.Start(t, "{\n\t{{global}}\n}\n{{site}} {\nroute {\n"+
 		"rate_limit {\n"+zoneWith("api", "events 3")+"}\n"+
 		"error /missing 404\nrespond ok\n}\n"+

@@ -81,6 +81,7 @@ func deniable(t *testing.T) (commands []string) {
 // turn. Under every operation no bucket stays without expiry, and an operation that
 // is reported as not executed has changed nothing.
 func TestDeniedCommandsLeaveNoPartialBucket(t *testing.T) {
+	t.Parallel()
 	commands := deniable(t)
 	server := redistest.Start(t)
 	allow := []any{"ACL", "SETUSER", "limiter", "reset", "on", ">secret", "~*", "+@all"}

@@ -89,6 +89,7 @@ func TestOthersDoNotWaitForARedirect(t *testing.T) {
 // TestRedirectNeedsNoThirdNode: a redirection between two nodes works while the node
 // that named them is silent.
 func TestRedirectNeedsNoThirdNode(t *testing.T) {
+	t.Parallel()
 	m := beginMove(t)
 	s := newStore(t, newShard(t, ShardOptions{Cluster: []string{m.third.Addr()}}), func(o *Options) { o.CheckTimeout, o.ChargeTimeout = 5*time.Second, 5*time.Second })
 	waitUntilUp(t, s)
@@ -110,6 +111,7 @@ func TestRedirectNeedsNoThirdNode(t *testing.T) {
 
 // TestSilentNodeIsBlamedForItself: the node that redirected to it stays in use.
 func TestSilentNodeIsBlamedForItself(t *testing.T) {
+	t.Parallel()
 	for name, call := range map[string]func(s *Store) error{
 		"Charge": func(s *Store) error { return s.Charge(t.Context(), ask("k"))[0].Err },
 		"Take":   func(s *Store) error { return s.Take(t.Context(), ask("k"))[0].Err },
@@ -191,6 +193,7 @@ func (e *emptyNode) leave(t *testing.T) {
 // TestNodeWithoutSlotsKeepsItsLane while commands are redirected to it, through
 // repeated discovery.
 func TestNodeWithoutSlotsKeepsItsLane(t *testing.T) {
+	t.Parallel()
 	e := newEmptyNode(t)
 	e.leave(t)
 	shard := newShard(t, ShardOptions{Cluster: e.Addrs()[:1]})
@@ -226,6 +229,7 @@ func TestNodeWithoutSlotsKeepsItsLane(t *testing.T) {
 // TestRedirectedLaneComesBack after the node was left out, although discovery fails
 // and no topology has the lane.
 func TestRedirectedLaneComesBack(t *testing.T) {
+	t.Parallel()
 	e := newEmptyNode(t)
 	allow := func(rule string) {
 		for _, node := range e.Nodes {
@@ -281,6 +285,7 @@ func untilRedirected(t *testing.T, node *redistest.Server) {
 // TestRedirectHoldsNoConnection: without pipelining, a take that waits for a silent
 // node no longer holds a connection to the node that redirected it.
 func TestRedirectHoldsNoConnection(t *testing.T) {
+	t.Parallel()
 	m := beginMove(t)
 	s := newStore(t, newShard(t, ShardOptions{Cluster: m.Addrs()[:1], NoPipelining: true, PoolSize: 1}), nil)
 	waitUntilUp(t, s)
@@ -302,6 +307,7 @@ func TestRedirectHoldsNoConnection(t *testing.T) {
 
 // TestRedirectedChargeDelaysNoOther of the same detached call.
 func TestRedirectedChargeDelaysNoOther(t *testing.T) {
+	t.Parallel()
 	m := beginMove(t)
 	s := newStore(t, newShard(t, ShardOptions{Cluster: m.Addrs()[:1], PoolSize: 1}), nil)
 	waitUntilUp(t, s)

@@ -388,6 +388,7 @@ func (w *watched) Done() <-chan struct{} {
 
 // TestDiscoveryIsPartOfTheDeadline: the wait for discovery does not extend a timeout.
 func TestDiscoveryIsPartOfTheDeadline(t *testing.T) {
+	t.Parallel()
 	silent, server := redistest.Start(t), redistest.Start(t)
 	must(t, silent.Pause())
 	t.Cleanup(func() { must(t, silent.Resume()) })

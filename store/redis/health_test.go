@@ -196,6 +196,7 @@ func TestMisconfiguredServersAreReportedOnce(t *testing.T) {
 // TestServerThatComesBackIsLookedAtAgain: a changed policy is reported once, and so is
 // its correction.
 func TestServerThatComesBackIsLookedAtAgain(t *testing.T) {
+	t.Parallel()
 	first, second := redistest.Start(t), redistest.Start(t, redistest.Args("--maxmemory-policy", "allkeys-lru"))
 	var behind atomic.Pointer[redistest.Server]
 	behind.Store(first)

@@ -97,6 +97,7 @@ func TestOverrides(t *testing.T) {
 
 // TestOverridesAreBounded on each shard.
 func TestOverridesAreBounded(t *testing.T) {
+	t.Parallel()
 	s := newStore(t, newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), nil)
 	for i := range store.MaxOverrides {
 		must(t, s.SetOverride(t.Context(), block("api", fmt.Sprint("tag:", i), time.Now().Add(time.Hour))))
@@ -113,6 +114,7 @@ func TestOverridesAreBounded(t *testing.T) {
 // TestOverridesOutliveTheirPrimary: a replica answers while the primary is away, and what
 // was read last counts while all servers are.
 func TestOverridesOutliveTheirPrimary(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(*redistest.Server) error{"killed": (*redistest.Server).Kill, "silent": (*redistest.Server).Pause} {
 		t.Run(name, func(t *testing.T) { overridesOutlive(t, end) })
 	}

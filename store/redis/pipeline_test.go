@@ -18,6 +18,7 @@ import (
 
 // TestBundlesAgreeWithAlgorithm: a bundle has the effect of single calls.
 func TestBundlesAgreeWithAlgorithm(t *testing.T) {
+	t.Parallel()
 	const buckets, operations = 2*maxBundle + 17, 60
 	shard := newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})
 	for n, limit := range storetest.Limits {

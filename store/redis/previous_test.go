@@ -58,6 +58,7 @@ func moving(before, after *Store, n int) (clients []string) {
 // TestReshardingRefillsNoBucket, under every algorithm and every first operation at the
 // new owner.
 func TestReshardingRefillsNoBucket(t *testing.T) {
+	t.Parallel()
 	r := newResharding(t)
 	for name, direction := range r.directions() {
 		for _, limit := range []store.Limit{
@@ -208,6 +209,7 @@ func TestReshardingBetweenKinds(t *testing.T) {
 // TestDetachedOutlivesAFailedMigration: no detached operation is lost if its previous
 // owner is silent for longer than check_timeout, but not than charge_timeout.
 func TestDetachedOutlivesAFailedMigration(t *testing.T) {
+	t.Parallel()
 	r := newResharding(t)
 	before := r.store(r.members[:2], nil)
 	clients := moving(before, r.store(r.members, nil), 40)
@@ -301,6 +303,7 @@ func TestDetachedOfASilentPreviousOwnerIsGivenUp(t *testing.T) {
 // TestBucketThatEndsEarlyIsNotMigratedAgain by any store, although the copy at the
 // previous owner lives on: a refund, or another rate, ended the bucket.
 func TestBucketThatEndsEarlyIsNotMigratedAgain(t *testing.T) {
+	t.Parallel()
 	r := newResharding(t)
 	before := r.store(r.members[:2], nil)
 	client := moving(before, r.store(r.members, nil), 1)[0]
@@ -589,6 +592,7 @@ func TestResetIsNotUndone(t *testing.T) {
 // TestBucketMigratesToASlotThatMoves in a Redis Cluster, where a node that imports the
 // slot refuses calls of two keys.
 func TestBucketMigratesToASlotThatMoves(t *testing.T) {
+	t.Parallel()
 	server, c := redistest.Start(t), redistest.StartCluster(t, 3, 0)
 	single := []Member{{Name: "single", Shard: newShard(t, ShardOptions{Primary: server.Addr()})}}
 	cluster := []Member{{Name: "cluster", Shard: newShard(t, ShardOptions{Cluster: c.Addrs()})}}

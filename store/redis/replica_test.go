@@ -101,6 +101,7 @@ func TestStaleReplicaIsJudgedByItsReset(t *testing.T) {
 // primary is away refuses clients that are over the limit at the replica, under every
 // algorithm.
 func TestReplicasStandInBeforeThePrimaryAnswers(t *testing.T) {
+	t.Parallel()
 	for name, away := range map[string]func(*redistest.Server) error{
 		"killed": (*redistest.Server).Kill,
 		"silent": (*redistest.Server).Pause,
@@ -167,6 +168,7 @@ func TestReplicasStandInBeforeThePrimaryAnswers(t *testing.T) {
 // TestEndedWindowRefusesNoRequestBeforeThePrimaryAnswers: the window ends by
 // the replica's own clock.
 func TestEndedWindowRefusesNoRequestBeforeThePrimaryAnswers(t *testing.T) {
+	t.Parallel()
 	sh := redistest.StartShard(t, 1)
 	limit := &store.Limit{Zone: "short", Algorithm: store.FixedWindow, Window: 2 * time.Second}
 	full := []store.Request{{Limit: limit, ClientKey: "k", Events: 1, Cost: 1}}

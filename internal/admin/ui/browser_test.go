@@ -265,6 +265,7 @@ func (b *browser) await(what, expression string) {
 
 // TestPageInBrowser shows a live Caddy under load, and steers it.
 func TestPageInBrowser(t *testing.T) {
+	t.Parallel()
 	s := startSite(t, "1h")
 	stop := s.load(t, greedy)
 	b := startBrowser(t, s.page)
@@ -327,6 +328,7 @@ func (b *browser) noticesWrongs(s *site) {
 // TestPicture takes the pictures of the page for the documentation, in both color schemes,
 // and in the dark one with a problem.
 func TestPicture(t *testing.T) {
+	t.Parallel()
 	const client = "mobile-app"
 	s := startSite(t, "10s")
 	defer s.load(t, client)()

@@ -135,6 +135,7 @@ func (b *browser) received(target string, times int) {
 
 // TestLateAnswers never replace those to newer questions.
 func TestLateAnswers(t *testing.T) {
+	t.Parallel()
 	api, page := startScripted(t)
 	names := []string{"first", "second"}
 	for _, name := range names {
@@ -218,6 +219,7 @@ func (b *browser) awaitCalls(api *scripted, target string, times int) {
 
 // TestBlockedAreRefused in the charts: a blocked client's requests got a refusal.
 func TestBlockedAreRefused(t *testing.T) {
+	t.Parallel()
 	api, page := startScripted(t)
 	b := startBrowser(t, page)
 	b.do(chromedp.Navigate(page))
@@ -234,6 +236,7 @@ func TestBlockedAreRefused(t *testing.T) {
 
 // TestAnnouncements are made once, however often the numbers in them change.
 func TestAnnouncements(t *testing.T) {
+	t.Parallel()
 	api, page := startScripted(t)
 	b := startBrowser(t, page)
 	b.do(chromedp.Navigate(page), chromedp.Evaluate[chromedp.Void](`
@@ -269,6 +272,7 @@ func TestAnnouncements(t *testing.T) {
 
 // TestHealthWaitsForNothing: the page shows each answer when it comes, and goes on asking.
 func TestHealthWaitsForNothing(t *testing.T) {
+	t.Parallel()
 	api, page := startScripted(t)
 	slow := []string{"GET top?n=10", "GET near?n=10", "GET overrides"}
 	for _, target := range slow {
@@ -291,6 +295,7 @@ func TestHealthWaitsForNothing(t *testing.T) {
 // TestHostileClients are shown with nothing hidden, and nothing that their key says can
 // be taken for a note.
 func TestHostileClients(t *testing.T) {
+	t.Parallel()
 	api, page := startScripted(t)
 	shown := map[string]string{
 		"plain-1":                     "plain-1",
@@ -357,6 +362,7 @@ func TestHostileClients(t *testing.T) {
 
 // TestStoreColumn is there where a zone counts in several stores.
 func TestStoreColumn(t *testing.T) {
+	t.Parallel()
 	api, page := startScripted(t)
 	past := float64(time.Now().Unix() - 5)
 	api.answer("GET overrides", adminapi.Overrides{Overrides: []adminapi.Override{{Kind: store.OverrideBlock, Zone: "api", Store: "new", Client: scriptedClient("x"), Until: past}}})
@@ -391,6 +397,7 @@ func TestStoreColumn(t *testing.T) {
 
 // TestNearUnknown names the stores that cannot list clients.
 func TestNearUnknown(t *testing.T) {
+	t.Parallel()
 	api, page := startScripted(t)
 	api.answer("GET near?n=10", map[string]any{"zones": []any{map[string]any{"zone": "api", "clients": []any{}, "unlisted_stores": []string{"plugged"}}}})
 	b := startBrowser(t, page)
@@ -404,6 +411,7 @@ func TestNearUnknown(t *testing.T) {
 // TestChanges: what an operator typed is lost only if the operator closes it, and each
 // change is reported, whatever becomes of the calls after it.
 func TestChanges(t *testing.T) {
+	t.Parallel()
 	api, page := startScripted(t)
 	api.answer("GET clients?name=x", adminapi.Found{Zones: []adminapi.Buckets{scriptedBuckets("x")}})
 	api.answer("GET "+bucketTarget("x"), scriptedBuckets("x"))
