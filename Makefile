@@ -18,11 +18,12 @@ help: ## list the targets
 run: ## run Caddy with Caddyfile.example
 	$(GO) run ./cmd/caddy run --config Caddyfile.example
 
-# Tests spend much of their time waiting, so more run at once than a small machine has processors.
+# The packages of the laboratory spend much of their time waiting, so three run at once. How many
+# tests of a package do, says internal/redistest.
 test: ## install what the tests need, and run them
 	scripts/install-needed.sh redis-server promtool nginx chromium wrk
 	@echo "Running the tests; the first time, Go builds Caddy and its libraries, which takes a few minutes."
-	$(GO) test -parallel 6 -shuffle=on -timeout 20m ./...
+	$(GO) test -shuffle=on -timeout 20m ./...
 	cd lab && $(GO) test -p 3 -shuffle=on -timeout 20m ./...
 
 check: ## run all tests with the race detector, those of the laboratory too, all pairs of features, each fuzz target for FUZZTIME, the build of contrib, and the model of charges

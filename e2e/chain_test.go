@@ -117,7 +117,7 @@ func TestResponsesBeginInManyWays(t *testing.T) {
 			req, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), want.method, c.URL+path, nil)
 			must(t, "request", err)
 			req.Header.Set("X-Key", key)
-			resp, err := http.DefaultClient.Do(req)
+			resp, err := c.Client.Do(req)
 			must(t, "send", err)
 			if path == "/stream" {
 				// The header has arrived and the body has not ended.

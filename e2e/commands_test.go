@@ -226,7 +226,7 @@ func TestCLIShardDown(t *testing.T) {
 	c := caddytest.Start(t, cliSite(servers.Store()))
 	awaitCommands(c, "--address", c.Admin)
 	c.Get("/api", "X-Key: alice")
-	must(t, "stop", servers[0].Primary.Stop())
+	must(t, "kill", servers[0].Primary.Kill())
 	prints(t, 4, nil, "reset", "api", "alice", "--address", c.Admin)
 	prints(t, 0, []string{"error: "}, "get", "api", "alice", "--address", c.Admin)
 	prints(t, 0, []string{"error_allowed"}, "simulate", c.URL+"/api", "-H", "X-Key: alice", "--address", c.Admin)

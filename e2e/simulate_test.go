@@ -329,7 +329,7 @@ func TestSimulateWithoutStore(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	c := caddytest.Start(t, onErrorSite(servers.Store()))
 	c.Get("/local", "X-Key: alice")
-	must(t, "stop", servers[0].Primary.Stop())
+	must(t, "kill", servers[0].Primary.Kill())
 	for path, decision := range map[string]string{"/default": "error_allowed", "/deny": "error_refused", "/local": "allowed"} {
 		s := simulate(c, path, "X-Key: alice")
 		must(t, path, want("decision", s.Decision, decision))
