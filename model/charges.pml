@@ -9,7 +9,8 @@
  * A process that is the sole writer admits without a check while the request fits,
  * for any time, which is more than the ledger does (ledger_trust, and half of the
  * limit has to be left). With AGES its answer grows old at any time, and then admits
- * one request more (ledger_max_trust).
+ * one request more (ledger_max_trust). With RESETS a process resets the bucket for its
+ * operator, and may do other things between all steps of that.
  *
  * Every `assert` is a promise. `make model` checks all interleavings within the
  * bounds below, and that each BREAK, a rule left out on purpose, violates one.
@@ -37,6 +38,9 @@
 #endif
 #ifndef CRASHES
 #define CRASHES 0
+#endif
+#ifndef RESETS
+#define RESETS 0
 #endif
 
 /* A bucket as a server has it. A window is named by the instant at which it ends;
@@ -90,12 +94,37 @@ typedef Process {
 	bool aged;		/* the last answer is older than ledger_trust */
 	byte wrong;		/* admitted by it in this window, though the primary was full */
 #endif
+#if RESETS
+	byte resetting;		/* 1: waits for charges in flight; 2: the bucket is empty */
+	bool ofBefore;		/* the charge in flight was sent before the reset ended */
+	/* Ghosts: the era that its last reset began, and whether the check in flight was
+	 * sent after that reset. */
+	byte since;
+	bool asksSince;
+#endif
 }
 
 Process p[PROCESSES];
 
+#if RESETS
+/* Resets since the beginning. Windows before and after one have different names. */
+byte resets = RESETS, era = 0;
+#define nameOf(end) ((end) * 4 + era)
+#define endOf(reset) ((reset) / 4)
+#else
+#define nameOf(end) (end)
+#define endOf(reset) (reset)
+#endif
+
 #define me p[i]
-#define isOpen(reset) (reset > now)
+#if RESETS
+#define isResetting (me.resetting > 0)
+#define isOfBefore me.ofBefore
+#else
+#define isResetting false
+#define isOfBefore false
+#endif
+#define isOpen(reset) (endOf(reset) > now)
 
 /* ---- the primary ---- */
 
@@ -142,7 +171,7 @@ inline runScript(n) {
 			primary.spent = n
 		fi;
 		primary.exists = true; primary.expires = true;
-		primary.reset = now + 1;
+		primary.reset = nameOf(now + 1);
 		forgotten = false
 	fi;
 	assert(primary.reset != 0 && primary.expires);
@@ -215,9 +244,17 @@ inline confirm() {
 #ifdef AGES
 	me.aged = false;
 #endif
-	me.sole = (me.replyReset == me.reset && me.replyCount == me.count + me.sent);
-	me.count = me.replyCount; me.reset = me.replyReset;
-	me.doubted = false; me.overlaps = true;
+	if
+	:: isOfBefore -> me.doubted = true
+	:: else ->
+		me.sole = (me.replyReset == me.reset && me.replyCount == me.count + me.sent);
+		me.count = me.replyCount; me.reset = me.replyReset;
+		me.doubted = false
+	fi;
+#if RESETS
+	me.ofBefore = false;
+#endif
+	me.overlaps = true;
 	me.sent = 0; me.message = none;
 	me.replyCount = 0; me.replyReset = 0
 }
@@ -245,6 +282,38 @@ inline crash() {
 #endif
 }
 
+inline noteAsk() {
+#if RESETS
+	me.asksSince = (me.since > 0)
+#else
+	skip
+#endif
+}
+
+/* mayRefuse holds that who asks after a reset is not refused by what was spent before. */
+inline mayRefuse() {
+#if RESETS
+	assert(!me.asksSince || !isOpen(me.reset) || me.count == 0 || me.reset % 4 >= me.since)
+#else
+	skip
+#endif
+}
+
+#if RESETS
+/* forget ends a reset: what is known of the bucket is dropped, and what waits. An
+ * answer that is on its way may be of before, so the primary is asked next. */
+inline forget() {
+	me.resetting = 0; me.since = era;
+	me.count = 0; me.reset = 0; me.sole = false;
+	/* A request that ended since the bucket was emptied is of before, too. */
+	me.owed = me.owed - me.waiting; me.waiting = 0; me.admitted = 0;
+	me.ofBefore = (me.message != none);
+#ifndef BREAK_RESET
+	me.doubted = true; me.overlaps = true
+#endif
+}
+#endif
+
 proctype Caddy(byte i) {
 	me.todo = REQUESTS;
 	me.message = none;
@@ -258,10 +327,12 @@ proctype Caddy(byte i) {
 
 	/* A request asks the replica, or the primary, which opens a window. */
 	:: atomic { me.todo > 0 && !me.asks && !me.doubted && replica.exists && isOpen(replica.reset) ->
+		noteAsk();
 		me.asks = true; me.byPrimary = false; me.overlaps = true;
 		me.answerCount = replica.count; me.answerReset = replica.reset }
 	:: atomic { me.todo > 0 && !me.asks ->
 		runScript(0);
+		noteAsk();
 		me.asks = true; me.byPrimary = true; me.overlaps = (me.sent > 0);
 		me.answerCount = primary.count; me.answerReset = primary.reset }
 
@@ -275,7 +346,7 @@ proctype Caddy(byte i) {
 		fi;
 		if
 		:: fits -> admit()
-		:: else -> me.todo--	/* refused */
+		:: else -> me.todo--; mayRefuse()
 		fi;
 		me.answerCount = 0; me.answerReset = 0; me.byPrimary = false }
 
@@ -334,7 +405,16 @@ proctype Caddy(byte i) {
 
 	:: atomic { crashes > 0 && (me.flight > 0 || me.waiting > 0 || me.message != none) -> crash() }
 
-	:: atomic { me.todo == 0 && me.flight == 0 && me.waiting == 0 && me.message == none && !me.asks ->
+#if RESETS
+	/* A reset waits for charges, which are held no longer, empties the bucket, and
+	 * then its reply arrives. */
+	:: atomic { resets > 0 && me.todo > 0 && me.resetting == 0 -> resets--; me.resetting = 1 }
+	:: atomic { me.resetting == 1 && me.waiting == 0 && me.message == none ->
+		vanish(); forgotten = true; newWindow(); era++; me.resetting = 2 }
+	:: atomic { me.resetting == 2 -> forget() }
+#endif
+
+	:: atomic { me.todo == 0 && me.flight == 0 && me.waiting == 0 && me.message == none && !me.asks && !isResetting ->
 		/* Each charge ran once, or its loss is known. */
 		assert(me.owed == 0);
 		resting++;
@@ -346,11 +426,11 @@ proctype World() {
 	do
 	:: atomic { ticks > 0 -> ticks--; now++;
 		if
-		:: primary.reset == now -> newWindow()
+		:: endOf(primary.reset) == now -> newWindow()
 		:: else -> skip
 		fi }
 	/* Expiry cleans up, after the reset. */
-	:: atomic { primary.exists && primary.expires && primary.reset + 1 <= now -> vanish() }
+	:: atomic { primary.exists && primary.expires && endOf(primary.reset) + 1 <= now -> vanish() }
 	:: atomic { vanishings > 0 && primary.exists -> vanishings--; forgotten = true; newWindow(); vanish() }
 	:: atomic { replica.count != primary.count || replica.reset != primary.reset || replica.exists != primary.exists ->
 		replica.exists = primary.exists; replica.expires = primary.expires;

@@ -41,6 +41,11 @@ full='-DLIMIT=2 -DREQUESTS=3 -DTICKS=1'
 		check clean $small -D$fault=1
 	done
 	check clean -DLIMIT=1 -DREQUESTS=2 -DTICKS=2 -DVANISHINGS=1
+	check clean -DLIMIT=1 -DREQUESTS=2 -DTICKS=1 -DRESETS=1
+
+	reset='-DLIMIT=2 -DREQUESTS=2 -DTICKS=0 -DRESETS=1'
+	check clean $reset
+	check found $reset -DBREAK_RESET
 
 	ages='-DLIMIT=3 -DREQUESTS=3 -DTICKS=0 -DAGES'
 	check clean $ages

@@ -54,7 +54,7 @@ func (o *Options) sizes() sizes {
 	if o.Quick {
 		return sizes{1_000, 5_000, 1 << 12, 2_000, 1, 2, 0}
 	}
-	return sizes{30_000, 1_000_000, 1 << 15, 25_000, 3, 4, 6}
+	return sizes{30_000, 1_000_000, 1 << 15, 25_000, 3, 8, 6}
 }
 
 // leadIn is how long a case runs before it is measured for some length, so that Caddy
@@ -92,7 +92,7 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 		rounds int
 		run    func(isCounted bool) error
 	}{
-		{"cases", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.cases, l.sizes.pieces, r.cases, isCounted) }},
+		{"cases", opts.Rounds, func(isCounted bool) error { return l.measureCases(ctx, r.cases, isCounted) }},
 		{"returning clients", opts.Rounds, func(isCounted bool) error { return l.measureReturning(ctx, r.returning, isCounted) }},
 		{"charge_delay", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.delays, 1, r.delays, isCounted) }},
 		{"sweep", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.sweep, 1, r.sweep, isCounted) }},

@@ -28,7 +28,7 @@ import (
 type sample struct {
 	caddy, primary, replica float64 // CPU times, of all shards
 	busiest                 float64 // the CPU time of the servers of the busiest shard
-	calls, perSecond        float64 // calls to Redis, per request and in a second
+	calls                   float64 // calls to Redis, per request
 	rate                    float64 // requests/s
 }
 
@@ -44,19 +44,48 @@ func (s samples) ratio(name, other string, of func(sample) float64) report.Sprea
 	return report.RatioBy(s[name], s[other], of)
 }
 
-// measureAll measures all cases for one round, in that many pieces, which take turns: what
-// slows the machine for some seconds then slows all cases of the round.
+// measureCases measures the cases of this page for one round, those with goals for longer:
+// their rounds have to be closer together than what they are to show.
+func (l *lab) measureCases(ctx context.Context, into samples, isCounted bool) error {
+	var aimed, others []*endpoint
+	for _, c := range l.cases {
+		isFloor := slices.ContainsFunc(l.cases, func(other *endpoint) bool { return other.floor == c.name })
+		if isFloor || c.limit > 0 {
+			aimed = append(aimed, c)
+		} else {
+			others = append(others, c)
+		}
+	}
+	if err := l.measureAll(ctx, aimed, l.sizes.pieces, into, isCounted); err != nil {
+		return err
+	}
+	return l.measureInTurn(ctx, others, 1, into, isCounted)
+}
+
+// measureAll measures cases for one round, and what counting alone costs.
 func (l *lab) measureAll(ctx context.Context, cases []*endpoint, pieces int, into samples, isCounted bool) error {
+	if err := l.measureInTurn(ctx, cases, pieces, into, isCounted); err != nil {
+		return err
+	}
+	return l.calibrate(ctx, into, isCounted)
+}
+
+// measureInTurn measures cases for one round. Several pieces, each half of Options.Length,
+// take turns: what slows the machine for some seconds then slows all cases of the round.
+func (l *lab) measureInTurn(ctx context.Context, cases []*endpoint, pieces int, into samples, isCounted bool) error {
 	length := l.opts.Length
-	if !isCounted {
+	switch {
+	case !isCounted:
 		length, pieces = length/3, 1
+	case pieces > 1:
+		length /= 2
 	}
 	parts := make([]part, len(cases))
 	for range pieces {
 		l.turn++ // so that the cases take turns in being the first
 		for i := range cases {
 			i := (i + l.turn) % len(cases)
-			p, err := l.measure(ctx, cases[i], length/time.Duration(pieces))
+			p, err := l.measure(ctx, cases[i], length)
 			if err != nil {
 				return fmt.Errorf("%s: %w", cases[i].name, err)
 			}
@@ -68,7 +97,7 @@ func (l *lab) measureAll(ctx context.Context, cases []*endpoint, pieces int, int
 			into[c.name] = append(into[c.name], parts[i].sample())
 		}
 	}
-	return l.calibrate(ctx, into, isCounted)
+	return nil
 }
 
 // measureReturning measures clients that come again and again, every few seconds. First
@@ -255,9 +284,7 @@ func (p *part) sample() sample {
 	s := sample{
 		caddy: each(p.use.caddy), primary: each(p.use.primary), replica: each(p.use.replica),
 		calls: float64(p.use.calls) / requests,
-		// A run of less than a second counts as a second.
-		perSecond: float64(p.use.calls) / math.Max(p.elapsed.Seconds(), 1),
-		rate:      requests / p.elapsed.Seconds(),
+		rate:  requests / p.elapsed.Seconds(),
 	}
 	for _, d := range p.use.shards {
 		s.busiest = max(s.busiest, each(d))
@@ -265,14 +292,13 @@ func (p *part) sample() sample {
 	return s
 }
 
-func (s sample) requests() float64    { return s.rate }
-func (s sample) redis() float64       { return s.primary + s.replica }
-func (s sample) ofCaddy() float64     { return s.caddy }
-func (s sample) ofPrimary() float64   { return s.primary }
-func (s sample) ofReplica() float64   { return s.replica }
-func (s sample) ofBusiest() float64   { return s.busiest }
-func (s sample) ofCalls() float64     { return s.calls }
-func (s sample) ofPerSecond() float64 { return s.perSecond }
+func (s sample) requests() float64  { return s.rate }
+func (s sample) redis() float64     { return s.primary + s.replica }
+func (s sample) ofCaddy() float64   { return s.caddy }
+func (s sample) ofPrimary() float64 { return s.primary }
+func (s sample) ofReplica() float64 { return s.replica }
+func (s sample) ofBusiest() float64 { return s.busiest }
+func (s sample) ofCalls() float64   { return s.calls }
 
 // latencies are the median latencies of one case in one round, in milliseconds, and of
 // the floor at the same rate.
