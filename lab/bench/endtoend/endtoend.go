@@ -54,7 +54,7 @@ func (o *Options) sizes() sizes {
 	if o.Quick {
 		return sizes{1_000, 5_000, 1 << 12, 2_000, 1, 2, 0}
 	}
-	return sizes{30_000, 1_000_000, 1 << 15, 25_000, 3, 8, 6}
+	return sizes{30_000, 1_000_000, 1 << 15, 25_000, 3, 12, 6}
 }
 
 // leadIn is how long a case runs before it is measured for some length, so that Caddy
