@@ -307,10 +307,13 @@ inline forget() {
 	me.count = 0; me.reset = 0; me.sole = false;
 	/* A request that ended since the bucket was emptied is of before, too. */
 	me.owed = me.owed - me.waiting; me.waiting = 0; me.admitted = 0;
+#ifndef BREAK_REPLY
 	me.ofBefore = (me.message != none);
-#ifndef BREAK_RESET
-	me.doubted = true; me.overlaps = true
 #endif
+#ifndef BREAK_ANSWER
+	me.overlaps = true;
+#endif
+	me.doubted = true
 }
 #endif
 
@@ -406,10 +409,10 @@ proctype Caddy(byte i) {
 	:: atomic { crashes > 0 && (me.flight > 0 || me.waiting > 0 || me.message != none) -> crash() }
 
 #if RESETS
-	/* A reset waits for charges, which are held no longer, empties the bucket, and
-	 * then its reply arrives. */
+	/* A reset waits for charges, for some time, empties the bucket, and then its reply
+	 * arrives. */
 	:: atomic { resets > 0 && me.todo > 0 && me.resetting == 0 -> resets--; me.resetting = 1 }
-	:: atomic { me.resetting == 1 && me.waiting == 0 && me.message == none ->
+	:: atomic { me.resetting == 1 ->
 		vanish(); forgotten = true; newWindow(); era++; me.resetting = 2 }
 	:: atomic { me.resetting == 2 -> forget() }
 #endif

@@ -45,7 +45,9 @@ full='-DLIMIT=2 -DREQUESTS=3 -DTICKS=1'
 
 	reset='-DLIMIT=2 -DREQUESTS=2 -DTICKS=0 -DRESETS=1'
 	check clean $reset
-	check found $reset -DBREAK_RESET
+	for rule in REPLY ANSWER; do
+		check found $reset -DBREAK_$rule
+	done
 
 	ages='-DLIMIT=3 -DREQUESTS=3 -DTICKS=0 -DAGES'
 	check clean $ages

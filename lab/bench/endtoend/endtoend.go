@@ -92,7 +92,7 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 		rounds int
 		run    func(isCounted bool) error
 	}{
-		{"cases", opts.Rounds, func(isCounted bool) error { return l.measureCases(ctx, r.cases, isCounted) }},
+		{"cases", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.cases, l.sizes.pieces, r.cases, isCounted) }},
 		{"returning clients", opts.Rounds, func(isCounted bool) error { return l.measureReturning(ctx, r.returning, isCounted) }},
 		{"charge_delay", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.delays, 1, r.delays, isCounted) }},
 		{"sweep", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.sweep, 1, r.sweep, isCounted) }},
@@ -125,7 +125,7 @@ type lab struct {
 	opts          Options
 	sizes         sizes
 	shop          *site.Workshop
-	turn          int // calls of measureAll
+	turn          int // pieces that measureAll has measured
 	shards        []*redistest.Shard
 	stores        stores
 	first, second *site.Site

@@ -125,7 +125,7 @@ func checkFigures(t *testing.T, r *Result) {
 		t.Errorf("with Redis 5 ms away half of the requests take less than %v ms", far.limiter)
 	}
 	goals := r.Goals()
-	if len(goals) != 11 {
+	if len(goals) != 10 {
 		t.Errorf("there are %d goals", len(goals))
 	}
 	for _, g := range goals {
