@@ -44,21 +44,27 @@ type bucketState struct {
 	Reset, Penalty         float64
 }
 
-// bucketsOf asks the admin API about a client's buckets, or resets them. It asks again where a
-// server on a busy machine was late.
+// bucketsOf asks the admin API about a client's buckets, or resets them.
 func bucketsOf(c *caddytest.Caddy, method, zoneAndQuery string) (a bucketsAnswer) {
 	c.T.Helper()
+	callInTime(c, method, "/rate_limit/buckets/"+zoneAndQuery, &a)
+	return a
+}
+
+// callInTime calls the admin API and decodes its answer. It repeats a GET in which a server on a
+// busy machine was late.
+func callInTime[answer any](c *caddytest.Caddy, method, target string, a *answer) {
+	c.T.Helper()
 	eventually(c.T, "the servers answer in time", func() error {
-		status, text := c.AdminCall(method, "/rate_limit/buckets/"+zoneAndQuery, "", "")
-		must(c.T, method+" "+zoneAndQuery+": "+text, want("status", status, http.StatusOK))
-		a = bucketsAnswer{}
-		must(c.T, text, json.Unmarshal([]byte(text), &a))
+		status, text := c.AdminCall(method, target, "", "")
+		must(c.T, method+" "+target+": "+text, want("status", status, http.StatusOK))
+		*a = *new(answer)
+		must(c.T, text, json.Unmarshal([]byte(text), a))
 		if method == http.MethodGet && isTimeout(text) {
 			return errors.New(text)
 		}
 		return nil
 	})
-	return a
 }
 
 // isTimeout reports whether a text mentions a timeout.

@@ -291,15 +291,7 @@ func TestFindClient(t *testing.T) {
 	c := caddytest.Start(t, zonesSite(servers.Store(), zones, "respond ok"))
 	find := func(name string) (answer adminapi.Found) {
 		t.Helper()
-		eventually(t, "the servers answer in time", func() error {
-			answer = adminapi.Found{}
-			status, text := c.AdminCall(http.MethodGet, "/rate_limit/clients?name="+url.QueryEscape(name), "", "")
-			must(t, name+": "+text, errors.Join(want("status", status, http.StatusOK), json.Unmarshal([]byte(text), &answer)))
-			if isTimeout(text) {
-				return errors.New(text)
-			}
-			return nil
-		})
+		callInTime(c, http.MethodGet, "/rate_limit/clients?name="+url.QueryEscape(name), &answer)
 		return answer
 	}
 	shown := func(answer adminapi.Found) (all []string) {

@@ -396,7 +396,7 @@ func TestMaxWaitEndsInTheLine(t *testing.T) {
 				if !inTime {
 					return false
 				}
-				// The second one asks as well if the ledger's word is old by then.
+				// The second one asks Redis as well if the ledger's figure is too old by then.
 				eventually(t, "alice is asked about", func() error {
 					return want("more scripts having run", scriptsRun(t, servers) > before, true)
 				})

@@ -10,7 +10,7 @@
  * for any time, which is more than the ledger does (ledger_trust, and half of the
  * limit has to be left). With AGES its answer grows old at any time, and then admits
  * one request more (ledger_max_trust). With RESETS a process resets the bucket for its
- * operator, and may do other things between all steps of that.
+ * operator, and may take other steps between those of the reset.
  *
  * Every `assert` is a promise. `make model` checks all interleavings within the
  * bounds below, and that each BREAK, a rule left out on purpose, violates one.
@@ -96,7 +96,7 @@ typedef Process {
 #endif
 #if RESETS
 	byte resetting;		/* 1: waits for charges in flight; 2: the bucket is empty */
-	bool ofBefore;		/* the charge in flight was sent before the reset ended */
+	bool stale;		/* the charge in flight was sent before the reset ended */
 	/* Ghosts: the era that its last reset began, and whether the check in flight was
 	 * sent after that reset. */
 	byte since;
@@ -119,10 +119,10 @@ byte resets = RESETS, era = 0;
 #define me p[i]
 #if RESETS
 #define isResetting (me.resetting > 0)
-#define isOfBefore me.ofBefore
+#define isStale me.stale
 #else
 #define isResetting false
-#define isOfBefore false
+#define isStale false
 #endif
 #define isOpen(reset) (endOf(reset) > now)
 
@@ -245,14 +245,14 @@ inline confirm() {
 	me.aged = false;
 #endif
 	if
-	:: isOfBefore -> me.doubted = true
+	:: isStale -> me.doubted = true
 	:: else ->
 		me.sole = (me.replyReset == me.reset && me.replyCount == me.count + me.sent);
 		me.count = me.replyCount; me.reset = me.replyReset;
 		me.doubted = false
 	fi;
 #if RESETS
-	me.ofBefore = false;
+	me.stale = false;
 #endif
 	me.overlaps = true;
 	me.sent = 0; me.message = none;
@@ -282,39 +282,31 @@ inline crash() {
 #endif
 }
 
-inline noteAsk() {
 #if RESETS
-	me.asksSince = (me.since > 0)
-#else
-	skip
-#endif
-}
+#define noteAsk() me.asksSince = (me.since > 0)
+/* A process whose check was sent after its own reset is not refused because of charges
+ * from before that reset. */
+#define mayRefuse() assert(!me.asksSince || !isOpen(me.reset) || me.count == 0 || me.reset % 4 >= me.since)
 
-/* mayRefuse holds that who asks after a reset is not refused by what was spent before. */
-inline mayRefuse() {
-#if RESETS
-	assert(!me.asksSince || !isOpen(me.reset) || me.count == 0 || me.reset % 4 >= me.since)
-#else
-	skip
-#endif
-}
-
-#if RESETS
-/* forget ends a reset: what is known of the bucket is dropped, and what waits. An
- * answer that is on its way may be of before, so the primary is asked next. */
+/* forget ends a reset: the process drops what it knows of the bucket and the charges
+ * that it holds. An answer in flight may show the old bucket, so the next check asks
+ * the primary. */
 inline forget() {
 	me.resetting = 0; me.since = era;
 	me.count = 0; me.reset = 0; me.sole = false;
-	/* A request that ended since the bucket was emptied is of before, too. */
+	/* A request that ended since the bucket was emptied counts as one from before. */
 	me.owed = me.owed - me.waiting; me.waiting = 0; me.admitted = 0;
 #ifndef BREAK_REPLY
-	me.ofBefore = (me.message != none);
+	me.stale = (me.message != none);
 #endif
 #ifndef BREAK_ANSWER
 	me.overlaps = true;
 #endif
 	me.doubted = true
 }
+#else
+#define noteAsk() skip
+#define mayRefuse() skip
 #endif
 
 proctype Caddy(byte i) {
@@ -409,8 +401,8 @@ proctype Caddy(byte i) {
 	:: atomic { crashes > 0 && (me.flight > 0 || me.waiting > 0 || me.message != none) -> crash() }
 
 #if RESETS
-	/* A reset waits for charges, for some time, empties the bucket, and then its reply
-	 * arrives. */
+	/* A reset waits some time for charges in flight and empties the bucket. Then its
+	 * reply arrives. */
 	:: atomic { resets > 0 && me.todo > 0 && me.resetting == 0 -> resets--; me.resetting = 1 }
 	:: atomic { me.resetting == 1 ->
 		vanish(); forgotten = true; newWindow(); era++; me.resetting = 2 }

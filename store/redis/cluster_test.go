@@ -15,6 +15,10 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
+// slowToFail makes the nodes of a cluster wait a minute before they call a silent one failed, so
+// that a busy machine causes no failover.
+var slowToFail = redistest.Args("--cluster-node-timeout", "60000")
+
 // movingSlot is a cluster in which the slot of a client key moves from one node to
 // another.
 type movingSlot struct {
@@ -26,7 +30,7 @@ type movingSlot struct {
 // one.
 func beginMove(t *testing.T) *movingSlot {
 	t.Helper()
-	m := &movingSlot{Cluster: redistest.StartCluster(t, 3, 0, redistest.Args("--cluster-node-timeout", "60000"))}
+	m := &movingSlot{Cluster: redistest.StartCluster(t, 3, 0, slowToFail)}
 	m.from = masterOf(t, m.Cluster, "k")
 	others := slices.DeleteFunc(slices.Clone(m.Nodes), func(s *redistest.Server) bool { return s == m.from })
 	m.to, m.third = others[0], others[1]

@@ -235,7 +235,7 @@ func TestSlotMigrationUnderLoad(t *testing.T) {
 // TestSilentNodeFailsOnlyItsKeys: the other nodes answer.
 func TestSilentNodeFailsOnlyItsKeys(t *testing.T) {
 	t.Parallel()
-	c := redistest.StartCluster(t, 3, 0, redistest.Args("--cluster-node-timeout", "60000"))
+	c := redistest.StartCluster(t, 3, 0, slowToFail)
 	shard := newShard(t, ShardOptions{Cluster: c.Addrs()})
 	s, hasty := newStore(t, shard, nil), newStore(t, shard, func(o *Options) { o.CheckTimeout = 200 * time.Millisecond })
 	waitUntilUp(t, s)
