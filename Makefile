@@ -18,8 +18,8 @@ help: ## list the targets
 run: ## run Caddy with Caddyfile.example
 	$(GO) run ./cmd/caddy run --config Caddyfile.example
 
-# Three packages of the laboratory run at once, because they wait most of the time. The number of
-# parallel tests in a package stands in internal/redistest.
+# Three packages of the laboratory run at once, because they wait most of the time.
+# internal/redistest sets how many tests of a package run in parallel.
 test: ## install what the tests need, and run them
 	scripts/install-needed.sh redis-server promtool nginx chromium wrk
 	@echo "Running the tests; the first time, Go builds Caddy and its libraries, which takes a few minutes."

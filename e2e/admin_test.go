@@ -51,15 +51,15 @@ func bucketsOf(c *caddytest.Caddy, method, zoneAndQuery string) (a bucketsAnswer
 	return a
 }
 
-// callInTime calls the admin API and decodes its answer. It repeats a GET in which a server on a
-// busy machine was late.
-func callInTime[answer any](c *caddytest.Caddy, method, target string, a *answer) {
+// callInTime calls the admin API and decodes its answer. It repeats a GET whose answer reports a
+// timeout.
+func callInTime[T any](c *caddytest.Caddy, method, target string, answer *T) {
 	c.T.Helper()
 	eventually(c.T, "the servers answer in time", func() error {
 		status, text := c.AdminCall(method, target, "", "")
 		must(c.T, method+" "+target+": "+text, want("status", status, http.StatusOK))
-		*a = *new(answer)
-		must(c.T, text, json.Unmarshal([]byte(text), a))
+		*answer = *new(T)
+		must(c.T, text, json.Unmarshal([]byte(text), answer))
 		if method == http.MethodGet && isTimeout(text) {
 			return errors.New(text)
 		}

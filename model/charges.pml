@@ -95,7 +95,7 @@ typedef Process {
 	byte wrong;		/* admitted by it in this window, though the primary was full */
 #endif
 #if RESETS
-	byte resetting;		/* 1: waits for charges in flight; 2: the bucket is empty */
+	byte resetting;		/* 1: it has begun; 2: the bucket is empty */
 	bool stale;		/* the charge in flight was sent before the reset ended */
 	/* Ghosts: the era that its last reset began, and whether the check in flight was
 	 * sent after that reset. */
@@ -284,13 +284,13 @@ inline crash() {
 
 #if RESETS
 #define noteAsk() me.asksSince = (me.since > 0)
-/* A process whose check was sent after its own reset is not refused because of charges
- * from before that reset. */
+/* A process whose check was sent after its own reset is not refused by a count from
+ * before it. */
 #define mayRefuse() assert(!me.asksSince || !isOpen(me.reset) || me.count == 0 || me.reset % 4 >= me.since)
 
 /* forget ends a reset: the process drops what it knows of the bucket and the charges
- * that it holds. An answer in flight may show the old bucket, so the next check asks
- * the primary. */
+ * that it holds. It will drop an answer in flight too, which may show the old bucket,
+ * and a replica may show it for longer, so the next check asks the primary. */
 inline forget() {
 	me.resetting = 0; me.since = era;
 	me.count = 0; me.reset = 0; me.sole = false;
@@ -300,7 +300,7 @@ inline forget() {
 	me.stale = (me.message != none);
 #endif
 #ifndef BREAK_ANSWER
-	me.overlaps = true;
+	me.overlaps = true; me.answerCount = 0; me.answerReset = 0;
 #endif
 	me.doubted = true
 }

@@ -24,8 +24,8 @@ type entry struct {
 	// trusted is when the primary was asked for its last answer, or 0 if that is
 	// not to be trusted.
 	trusted int64
-	// written is when a write of this process (charge, refund, take, reset) was
-	// last answered: an answer asked for earlier may lack it.
+	// written is when a write of this process (charge, refund, take) was last
+	// answered: an answer asked for earlier may lack it.
 	written int64
 	// soleWriter is since when the primary has counted this process's charges
 	// and nothing else, or 0.
@@ -68,6 +68,8 @@ type rare struct {
 	// loose is cost of unknown outcome that known lacks, because no window was
 	// known to be open.
 	loose int64
+	// reset is when an operator's reset by this process last ended.
+	reset int64
 }
 
 // past returns the rare values.
@@ -144,6 +146,10 @@ func (e *entry) noteUnsure(unsure bool) {
 func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (stale bool) {
 	e.clock = st.Now - now
 	e.silent = false
+	if asked < e.past().reset {
+		// The answer may predate the reset, whose window can end at the same instant.
+		return false
+	}
 	answer := algorithm.Known{Content: st.Content}
 	before := e.known
 	// The answer may or may not count a write of ours.

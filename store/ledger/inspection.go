@@ -210,7 +210,7 @@ func (l *Ledger) forget(r *store.Request) {
 	e.known = algorithm.Known{}
 	e.forgetLoose()
 	e.trusted, e.soleWriter, e.asked = 0, 0, 0
-	e.written, e.doubted, e.resets = now, true, false
+	e.rarely().reset, e.doubted, e.resets = now, true, false
 	e.noteUnsure(false)
 	if p := e.pending; p != nil {
 		p.base, p.heard = algorithm.Known{}, nil

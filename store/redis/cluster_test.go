@@ -16,7 +16,7 @@ import (
 )
 
 // slowToFail makes the nodes of a cluster wait a minute before they call a silent one failed, so
-// that a busy machine causes no failover.
+// that a busy machine makes none count as failed.
 var slowToFail = redistest.Args("--cluster-node-timeout", "60000")
 
 // movingSlot is a cluster in which the slot of a client key moves from one node to

@@ -44,19 +44,20 @@ func (s samples) ratio(name, other string, of func(sample) float64) report.Sprea
 	return report.RatioBy(s[name], s[other], of)
 }
 
-// everySixth is how many pieces go by for one in which the cases without goals take part.
-const everySixth = 6
+// shortEvery divides the pieces: in one of so many the short cases take part.
+const shortEvery = 6
 
-// isLong reports whether a case takes part in all pieces: floors and cases with goals, whose
-// rounds have to be closer together than what they are to show. Clients that come once would
-// fill Caddy's memory meanwhile.
+// isLong reports whether a case takes part in all pieces. Floors and cases with goals do: their
+// rounds have to differ by less than the goal. Clients never seen before do not, because they
+// would fill Caddy's memory.
 func (l *lab) isLong(c *endpoint) bool {
 	isFloor := slices.ContainsFunc(l.cases, func(other *endpoint) bool { return other.floor == c.name })
-	return isFloor || c.limit > 0 && c.keys < math.MaxInt64
+	return isFloor || c == l.returning || c.limit > 0 && c.keys < math.MaxInt64
 }
 
-// measureAll measures all cases for one round. Several pieces, each half of Options.Length,
-// take turns: what slows the machine for some seconds then slows all cases of the round.
+// measureAll measures all cases for one round. The round consists of pieces, each half of
+// Options.Length, in which the cases take turns: what slows the machine for some seconds then
+// slows all cases.
 func (l *lab) measureAll(ctx context.Context, cases []*endpoint, pieces int, into samples, isCounted bool) error {
 	length := l.opts.Length
 	switch {
@@ -70,7 +71,7 @@ func (l *lab) measureAll(ctx context.Context, cases []*endpoint, pieces int, int
 		l.turn++ // so that the cases take turns in being the first
 		for i := range cases {
 			i := (i + l.turn) % len(cases)
-			if piece%everySixth != 0 && !l.isLong(cases[i]) {
+			if piece%shortEvery != 0 && !l.isLong(cases[i]) {
 				continue
 			}
 			p, err := l.measure(ctx, cases[i], length)

@@ -81,7 +81,7 @@ func (r *Result) Goals() []report.Goal {
 // Markdown is the tables of the measurements, with explanations.
 func (r *Result) Markdown() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d requests at a time, %d clients, %d rounds of %v a case, all cases in turn; of %v in %d pieces for floors and for cases with goals, but for clients never seen before. The call that Caddy makes once a second for a client that is refused falls between the pieces; [the calls](calls.md) are counted elsewhere. Everything here took %v.\n\n",
+	fmt.Fprintf(&b, "%d requests at a time, %d clients, %d rounds of %v a case, all cases in turn. Floors and cases with goals, except clients never seen before, run for %v in %d pieces. Caddy's call once a second for a refused client falls before the measured part of each piece; [calls](calls.md) counts it. Everything here took %v.\n\n",
 		connections, clients, r.opts.Rounds, r.opts.Length, time.Duration(r.opts.sizes().pieces)*r.opts.Length/2, r.opts.sizes().pieces, r.took.Round(time.Second))
 	r.writeCases(&b)
 	r.writeDelays(&b)
