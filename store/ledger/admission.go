@@ -252,7 +252,7 @@ func (l *Ledger) wantsPrimary(e *entry, r *store.Request, now int64) bool {
 	switch {
 	case !e.canReach(now, l.trust):
 		return false
-	case e.doubted:
+	case e.doubted, e.wasReset(now, l.trust):
 		return true
 	case !algorithm.Copies(r.Limit.Algorithm):
 		// What a replica lacks cannot be added to its answer.

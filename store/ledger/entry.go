@@ -68,7 +68,7 @@ type rare struct {
 	// loose is cost of unknown outcome that known lacks, because no window was
 	// known to be open.
 	loose int64
-	// reset is when an operator's reset by this process last ended.
+	// reset is when this process last reset the bucket.
 	reset int64
 }
 
@@ -121,6 +121,13 @@ func (e *entry) canReach(now, trust int64) bool {
 	return failed == 0 || now-failed > trust
 }
 
+// wasReset reports whether this process has reset the bucket so recently that a replica may
+// not show it.
+func (e *entry) wasReset(now, trust int64) bool {
+	reset := e.past().reset
+	return reset != 0 && now-reset <= trust
+}
+
 // isDue reports whether trust has run out, and no request was let through to ask since.
 func (e *entry) isDue(now, trust int64) bool {
 	return !e.trusts(now, trust) && (e.asked == 0 || now-e.asked > trust)
@@ -142,13 +149,14 @@ func (e *entry) noteUnsure(unsure bool) {
 }
 
 // hear takes in the store's answer to r, asked for at the instant asked. It
-// reports whether a replica is behind what is known.
+// reports whether the answer is behind what is known.
 func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (stale bool) {
 	e.clock = st.Now - now
 	e.silent = false
 	if asked < e.past().reset {
-		// The answer may predate the reset, whose window can end at the same instant.
-		return false
+		// The windows before and after a reset may have the same name, so Raise cannot
+		// tell them apart.
+		return true
 	}
 	answer := algorithm.Known{Content: st.Content}
 	before := e.known

@@ -24,6 +24,8 @@ func (l *Ledger) look(r *store.Request, st *store.State, asked int64) {
 	defer e.page.mu.Unlock()
 	c := *e
 	c.page = new(page)
+	past := e.past()
+	c.rare = &past
 	if e.pending != nil {
 		pending := *e.pending
 		pending.heard = nil
@@ -202,7 +204,7 @@ func (l *Ledger) releaseForReset(r *store.Request) {
 }
 
 // forget drops what is known of a bucket that was reset, its waiting charges and
-// its tokens. The next request asks the primary, because replicas may be stale.
+// its tokens. Requests ask the primary for a time of trust, because replicas may be stale.
 func (l *Ledger) forget(r *store.Request) {
 	now := l.books.now()
 	e := l.enter(r, now)
@@ -210,7 +212,9 @@ func (l *Ledger) forget(r *store.Request) {
 	e.known = algorithm.Known{}
 	e.forgetLoose()
 	e.trusted, e.soleWriter, e.asked = 0, 0, 0
-	e.rarely().reset, e.doubted, e.resets = now, true, false
+	e.doubted, e.resets = true, false
+	past := e.rarely()
+	past.reset, past.failed = now, 0
 	e.noteUnsure(false)
 	if p := e.pending; p != nil {
 		p.base, p.heard = algorithm.Known{}, nil
