@@ -474,7 +474,7 @@ func TestExampleOutgoing(t *testing.T) {
 		arrived = append(arrived, time.Now())
 	}))
 	t.Cleanup(partner.Close)
-	c := startExample(t, "outgoing", "https://api.github.com", partner.URL)
+	c := startExample(t, "outgoing", "https://api.github.com", partner.URL, "max_wait_queue 100", "max_wait_queue 200")
 	begun := time.Now()
 	caddytest.Together(t, 4, func(int) error {
 		resp, err := c.Try("/zen")
@@ -497,9 +497,9 @@ func TestExampleOutgoing(t *testing.T) {
 		retryAfter string
 		after      time.Duration
 	}
-	refused := make(chan refusal, 100)
+	refused := make(chan refusal, 200)
 	var clients sync.WaitGroup
-	for range 100 {
+	for range 200 {
 		clients.Go(func() {
 			req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL+"/zen", http.NoBody)
 			if err != nil {

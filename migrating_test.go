@@ -147,16 +147,22 @@ func TestMigratingFromEnvoy(t *testing.T) {
 }
 
 func TestMigratingFromTraefik(t *testing.T) {
-	c := startExample(t, "migrating/traefik_after")
 	from := func(n int) string { return fmt.Sprint("X-Forwarded-For: 192.0.2.", n) }
-	must(t, "", errors.Join(
-		want("alice", statuses(c, 3, "/", "X-User: alice", from(1)), "200 200 429"),
-		want("bob", statuses(c, 3, "/", "X-User: bob", from(1)), "200 200 429"),
-		want("no user", statuses(c, 3, "/", from(2)), "200 200 429"),
-		want("no user from elsewhere", statuses(c, 1, "/", from(3)), "429"),
-		want("carol, the fifth from there", statuses(c, 2, "/", "X-User: carol", from(1)), "200 429"),
-		want("carol from elsewhere", statuses(c, 1, "/", "X-User: carol", from(3)), "200"),
-	))
+	// An event of a user comes back every six seconds.
+	for isQuick := false; !isQuick; {
+		c, began := startExample(t, "migrating/traefik_after"), time.Now()
+		err := errors.Join(
+			want("alice", statuses(c, 3, "/", "X-User: alice", from(1)), "200 200 429"),
+			want("bob", statuses(c, 3, "/", "X-User: bob", from(1)), "200 200 429"),
+			want("no user", statuses(c, 3, "/", from(2)), "200 200 429"),
+			want("no user from elsewhere", statuses(c, 1, "/", from(3)), "429"),
+			want("carol, the fifth from there", statuses(c, 2, "/", "X-User: carol", from(1)), "200 429"),
+			want("carol from elsewhere", statuses(c, 1, "/", "X-User: carol", from(3)), "200"),
+		)
+		if isQuick = time.Since(began) < 6*time.Second; isQuick {
+			must(t, "", err)
+		}
+	}
 }
 
 // TestDocumentedMigrationsAreTheExamples: what docs/migrating.md shows is what

@@ -88,7 +88,7 @@ func startKinds(t *testing.T, opts map[string]redistest.Option, sentinel rediste
 ) {
 	t.Helper()
 	sentinel.DownAfter = caddytest.WaitLimit
-	patient := redistest.Args("--cluster-node-timeout", fmt.Sprint(caddytest.WaitLimit.Milliseconds()))
+	patient := redistest.NodeTimeout(caddytest.WaitLimit)
 	with := func(name string) redistest.Option {
 		if opts[name] == nil {
 			return redistest.Args()

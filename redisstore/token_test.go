@@ -152,7 +152,7 @@ func (t *token) begin(tb testing.TB) (got func() (string, error), awaitEnd func(
 	}
 	return got, func() {
 		tb.Helper()
-		if err := pipe.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		if err := pipe.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
 			tb.Fatal(err)
 		}
 		if _, err := io.ReadAll(pipe); err != nil {

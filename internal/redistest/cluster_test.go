@@ -179,7 +179,7 @@ func replicaOf(t *testing.T, cluster *redistest.Cluster, master *redistest.Serve
 
 func TestMigrateSlot(t *testing.T) {
 	t.Parallel()
-	cluster := redistest.StartCluster(t, 2, 1, redistest.Args("--requirepass", "secret"))
+	cluster := redistest.StartCluster(t, 2, 1, redistest.Args("--requirepass", "secret"), redistest.NodeTimeout(waitLimit))
 	slot := redistest.Keyslot("{tag}")
 	from := masterOf(t, cluster, "{tag}")
 	to := otherMaster(cluster, from)
@@ -237,7 +237,7 @@ func TestMigrateSlot(t *testing.T) {
 
 func TestMigrationStepByStep(t *testing.T) {
 	t.Parallel()
-	cluster := redistest.StartCluster(t, 2, 0)
+	cluster := redistest.StartCluster(t, 2, 0, redistest.NodeTimeout(waitLimit))
 	ctx := t.Context()
 	from := masterOf(t, cluster, "{tag}")
 	to := otherMaster(cluster, from)
@@ -282,7 +282,7 @@ func TestMigrationStepByStep(t *testing.T) {
 
 func TestMigrateLastSlot(t *testing.T) {
 	t.Parallel()
-	cluster := redistest.StartCluster(t, 2, 0)
+	cluster := redistest.StartCluster(t, 2, 0, redistest.NodeTimeout(waitLimit))
 	from, to := cluster.Nodes[0], cluster.Nodes[1]
 	for _, order := range []struct {
 		node    *redistest.Server

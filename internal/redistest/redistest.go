@@ -58,6 +58,12 @@ func Args(args ...string) Option {
 	return func(o *options) { o.args = append(o.args, args...) }
 }
 
+// NodeTimeout makes the nodes of a cluster take a silent one for failed after that time, in place
+// of a second. Where it is long, a busy machine causes no failover.
+func NodeTimeout(d time.Duration) Option {
+	return Args("--cluster-node-timeout", strconv.FormatInt(d.Milliseconds(), 10))
+}
+
 // ReplicaOf makes a server a replica of primary, with the primary's certificate
 // unless [TLS] names another. It has no meaning for shards and clusters.
 func ReplicaOf(primary *Server) Option {

@@ -258,7 +258,7 @@ func TestUserFileWithSentinelsAndCluster(t *testing.T) {
 	})
 	t.Run("cluster", func(t *testing.T) {
 		t.Parallel()
-		cluster := redistest.StartCluster(t, 2, 1, opts...)
+		cluster := redistest.StartCluster(t, 2, 1, append(opts, redistest.NodeTimeout(waitLimit))...)
 		from := masterOf(t, cluster, "key")
 		to := otherMaster(cluster, from)
 		set(t, from, "key", "value")

@@ -131,7 +131,7 @@ func TestTLSShardWithSentinels(t *testing.T) {
 func TestTLSCluster(t *testing.T) {
 	t.Parallel()
 	ca := redistest.StartAuthority(t)
-	cluster := redistest.StartCluster(t, 2, 1, redistest.TLS(issueServer(t, ca, inAnHour())))
+	cluster := redistest.StartCluster(t, 2, 1, redistest.TLS(issueServer(t, ca, inAnHour())), redistest.NodeTimeout(waitLimit))
 	client := goredis.NewClusterClient(&goredis.ClusterOptions{
 		Addrs: cluster.Addrs(), TLSConfig: tlsConfig(t, ca, issueClient(t, ca, inAnHour())),
 	})

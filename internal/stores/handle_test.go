@@ -238,7 +238,7 @@ func (s *remoteStore) awaitUsed(t *testing.T, r store.Request, want int64) {
 	t.Helper()
 	r.Cost = 0
 	used := int64(-1)
-	for began := time.Now(); used != want && time.Since(began) < 20*time.Second; time.Sleep(10 * time.Millisecond) {
+	for began := time.Now(); used != want && time.Since(began) < time.Minute; time.Sleep(10 * time.Millisecond) {
 		used = s.Check(t.Context(), []store.Request{r})[0].Used
 	}
 	if used != want {

@@ -170,21 +170,20 @@ type process struct {
 	lost   atomic.Int64 // requests that could not be delivered
 }
 
-func newProcess(servers *redistest.Shard) *process {
+func newProcess(servers *redistest.Shard, opts ledger.Options) *process {
 	p := new(process)
-	opts := redis.ShardOptions{Primary: servers.Primary.Addr(), DialTimeout: patient}
+	shard := redis.ShardOptions{Primary: servers.Primary.Addr(), DialTimeout: patient}
 	for _, replica := range servers.Replicas {
-		opts.Replicas = append(opts.Replicas, replica.Addr())
+		shard.Replicas = append(shard.Replicas, replica.Addr())
 	}
-	p.shard = redis.NewShard(opts)
+	p.shard = redis.NewShard(shard)
 	s := redis.New(redis.Options{
 		Members:      []redis.Member{{Name: "a", Shard: p.shard}},
 		CheckTimeout: patient, ChargeTimeout: patient,
 		OnUndelivered: func(string, algorithm.Operation, error) { p.lost.Add(1) },
 	})
-	p.ledger = ledger.New(ledger.NewBooks(nil), s, ledger.Options{
-		OnUndelivered: func(_ string, _ algorithm.Operation, requests int64, _ error) { p.lost.Add(requests) },
-	})
+	opts.OnUndelivered = func(_ string, _ algorithm.Operation, requests int64, _ error) { p.lost.Add(requests) }
+	p.ledger = ledger.New(ledger.NewBooks(nil), s, opts)
 	p.ledger.Warm(context.Background())
 	return p
 }
@@ -301,11 +300,11 @@ func measureSingles(ctx context.Context, cases []singleCase, span time.Duration)
 }
 
 func (c singleCase) measure(ctx context.Context, servers *redistest.Shard, span time.Duration) (_ single, err error) {
-	p := newProcess(servers)
+	p := newProcess(servers, ledger.Options{})
 	defer func() { err = errors.Join(err, p.close()) }()
 	other := p
 	if c.shared {
-		other = newProcess(servers)
+		other = newProcess(servers, ledger.Options{})
 		defer func() { err = errors.Join(err, other.close()) }()
 	}
 	var number atomic.Int64
@@ -478,7 +477,7 @@ func measureBatches(ctx context.Context, limits []int64, processes []int, window
 func (c batchCase) measure(ctx context.Context, servers *redistest.Shard, window time.Duration) (_ *batched, err error) {
 	processes := make([]*process, c.processes)
 	for i := range processes {
-		processes[i] = newProcess(servers)
+		processes[i] = newProcess(servers, ledger.Options{})
 	}
 	defer func() { err = errors.Join(err, traffic.Each(processes, (*process).close)) }()
 

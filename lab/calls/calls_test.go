@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 )
 
 // TestCallsAreThoseThatWereMade requires of the count, with a known number of
@@ -18,7 +19,8 @@ import (
 // and the asking do not count.
 func TestCallsAreThoseThatWereMade(t *testing.T) {
 	servers := redistest.StartShard(t, 1)
-	p := newProcess(servers)
+	// A sole writer checks each request for this long.
+	p := newProcess(servers, ledger.Options{Trust: time.Minute})
 	defer func() {
 		if err := p.close(); err != nil {
 			t.Error(err)

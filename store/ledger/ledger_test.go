@@ -479,7 +479,9 @@ func TestChargesWithFinalErrorsAreReported(t *testing.T) {
 			})
 			defer shard.Close(context.Background())
 			var lost atomic.Int64
-			l := New(NewBooks(nil), redis.New(redis.Options{Members: []redis.Member{{Name: "a", Shard: shard}}}), Options{
+			l := New(NewBooks(nil), redis.New(redis.Options{
+				Members: []redis.Member{{Name: "a", Shard: shard}}, CheckTimeout: time.Minute, ChargeTimeout: time.Minute,
+			}), Options{
 				OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
 					if !errors.Is(err, store.ErrFinal) {
 						t.Errorf("%d charges were lost: %v, want a final error", n, err)

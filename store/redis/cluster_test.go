@@ -15,10 +15,6 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// slowToFail makes the nodes of a cluster wait a minute before they call a silent one failed, so
-// that a busy machine makes none count as failed.
-var slowToFail = redistest.Args("--cluster-node-timeout", "60000")
-
 // movingSlot is a cluster in which the slot of a client key moves from one node to
 // another.
 type movingSlot struct {
@@ -30,7 +26,7 @@ type movingSlot struct {
 // one.
 func beginMove(t *testing.T) *movingSlot {
 	t.Helper()
-	m := &movingSlot{Cluster: redistest.StartCluster(t, 3, 0, slowToFail)}
+	m := &movingSlot{Cluster: redistest.StartCluster(t, 3, 0, redistest.NodeTimeout(waitTimeout))}
 	m.from = masterOf(t, m.Cluster, "k")
 	others := slices.DeleteFunc(slices.Clone(m.Nodes), func(s *redistest.Server) bool { return s == m.from })
 	m.to, m.third = others[0], others[1]
@@ -95,7 +91,7 @@ func TestOthersDoNotWaitForARedirect(t *testing.T) {
 func TestRedirectNeedsNoThirdNode(t *testing.T) {
 	t.Parallel()
 	m := beginMove(t)
-	s := newStore(t, newShard(t, ShardOptions{Cluster: []string{m.third.Addr()}}), func(o *Options) { o.CheckTimeout, o.ChargeTimeout = 5*time.Second, 5*time.Second })
+	s := newStore(t, newShard(t, ShardOptions{Cluster: []string{m.third.Addr()}}), nil)
 	waitUntilUp(t, s)
 	silence(t, m.third)
 	used(t, "charge", s.Charge(t.Context(), ask("k"))[0], 1)

@@ -188,7 +188,7 @@ func (tr *traffic) stop() (sent int64) {
 // TestSlotMigrationUnderLoad loses and doubles nothing.
 func TestSlotMigrationUnderLoad(t *testing.T) {
 	t.Parallel()
-	c := redistest.StartCluster(t, 3, 1, redistest.Args("--cluster-node-timeout", "15000"))
+	c := redistest.StartCluster(t, 3, 1, redistest.NodeTimeout(15*time.Second))
 	s := newStore(t, newShard(t, ShardOptions{Cluster: c.Addrs()[:1]}), nil)
 	waitUntilUp(t, s)
 	const clients = 40
@@ -235,7 +235,7 @@ func TestSlotMigrationUnderLoad(t *testing.T) {
 // TestSilentNodeFailsOnlyItsKeys: the other nodes answer.
 func TestSilentNodeFailsOnlyItsKeys(t *testing.T) {
 	t.Parallel()
-	c := redistest.StartCluster(t, 3, 0, slowToFail)
+	c := redistest.StartCluster(t, 3, 0, redistest.NodeTimeout(waitTimeout))
 	shard := newShard(t, ShardOptions{Cluster: c.Addrs()})
 	s, hasty := newStore(t, shard, nil), newStore(t, shard, func(o *Options) { o.CheckTimeout = 200 * time.Millisecond })
 	waitUntilUp(t, s)

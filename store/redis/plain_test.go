@@ -53,7 +53,7 @@ func scripts(t *testing.T, server *redistest.Server, call func()) int64 {
 // plainCharging returns a store that makes plain charges, and a request whose window it has opened.
 func plainCharging(t *testing.T, sh *redistest.Shard, align bool) (*Store, store.Request) {
 	t.Helper()
-	s := newStore(t, shardOf(t, sh), func(o *Options) { o.ChargeTimeout, o.ReadPrimary = 250*time.Millisecond, true })
+	s := newStore(t, shardOf(t, sh), func(o *Options) { o.ChargeTimeout, o.ReadPrimary = waitTimeout, true })
 	r := plainRequest(3)
 	r.ClientKey, r.Limit.Align = t.Name(), align
 	r.Until = openWindow(t, s, r)
@@ -119,7 +119,7 @@ func TestPlainChargesCallNoScript(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStore(t, shardOf(t, sh), func(o *Options) {
-				o.ChargeTimeout, o.ReadPrimary = 250*time.Millisecond, true
+				o.ChargeTimeout, o.ReadPrimary = waitTimeout, true
 				if test.change != nil {
 					test.change(o)
 				}

@@ -192,7 +192,7 @@ func TestPreviousOwnerThatIsAway(t *testing.T) {
 // TestReshardingBetweenKinds: a cluster has other keys for the same buckets.
 func TestReshardingBetweenKinds(t *testing.T) {
 	t.Parallel()
-	server, c := redistest.Start(t), redistest.StartCluster(t, 3, 0, slowToFail)
+	server, c := redistest.Start(t), redistest.StartCluster(t, 3, 0, redistest.NodeTimeout(waitTimeout))
 	single := []Member{{Name: "single", Shard: newShard(t, ShardOptions{Primary: server.Addr()})}}
 	cluster := []Member{{Name: "cluster", Shard: newShard(t, ShardOptions{Cluster: c.Addrs()})}}
 	r := new(resharding)
@@ -593,7 +593,7 @@ func TestResetIsNotUndone(t *testing.T) {
 // slot refuses calls of two keys.
 func TestBucketMigratesToASlotThatMoves(t *testing.T) {
 	t.Parallel()
-	server, c := redistest.Start(t), redistest.StartCluster(t, 3, 0, slowToFail)
+	server, c := redistest.Start(t), redistest.StartCluster(t, 3, 0, redistest.NodeTimeout(waitTimeout))
 	single := []Member{{Name: "single", Shard: newShard(t, ShardOptions{Primary: server.Addr()})}}
 	cluster := []Member{{Name: "cluster", Shard: newShard(t, ShardOptions{Cluster: c.Addrs()})}}
 	r := new(resharding)

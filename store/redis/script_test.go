@@ -222,8 +222,6 @@ func TestScriptFlushIsNotNoticed(t *testing.T) {
 func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 	server := redistest.Start(t)
 	shard := newShard(t, ShardOptions{Primary: server.Addr()})
-	now, err := server.Client().Time(t.Context()).Result()
-	must(t, err)
 	for i, c := range []struct {
 		name          string
 		reset, passed time.Duration
@@ -236,6 +234,8 @@ func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 		{"open for long", time.Hour, time.Second, 6, false},
 	} {
 		key := fmt.Sprintf("clock:%d", i)
+		now, err := server.Client().Time(t.Context()).Result()
+		must(t, err)
 		must(t, server.Client().HSet(t.Context(), key, "c", 5, "r", now.Add(c.reset).UnixMicro()).Err())
 		call := newCall(time.Now().Add(waitTimeout))
 		// The first charge of a pipeline always reads the clock.
@@ -251,7 +251,7 @@ func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 		charge.add(-now.Add(-c.passed).UnixMicro(), 60e6, 1, 0, 0)
 		charge.renew()
 		call.cmds[1] = &charge.command
-		_, err := shard.owner(0).checks.do(t.Context(), call)
+		_, err = shard.owner(0).checks.do(t.Context(), call)
 		must(t, err)
 		must(t, call.cmds[1].outcome)
 		reply := charge.integers()

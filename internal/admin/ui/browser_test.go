@@ -61,9 +61,9 @@ const siteConfig = `{
 			}
 			# On a busy machine on_error must not admit a client that is full, and no charge
 			# be a problem that the page shows.
-			check_timeout 30s
-			charge_timeout 30s
-			dial_timeout 30s
+			check_timeout 1m
+			charge_timeout 1m
+			dial_timeout 1m
 		}
 	}
 }
@@ -196,7 +196,7 @@ func startBrowser(t *testing.T, page string) *browser {
 	}
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox,
 		chromedp.Flag("disable-dev-shm-usage", true),
-		chromedp.Flag("host-resolver-rules", "MAP *.example 127.0.0.1"), chromedp.UserDataDir(t.TempDir()))
+		chromedp.Flag("host-resolver-rules", "MAP *.example 127.0.0.1"), chromedp.UserDataDir(t.TempDir()), chromedp.WSURLReadTimeout(time.Minute))
 	allocator, cancel := chromedp.NewExecAllocator(context.Background(), options...)
 	t.Cleanup(cancel)
 	b := &browser{t: t, page: page}

@@ -61,10 +61,6 @@ func TestRelayDelays(t *testing.T) {
 		if took < 2*delay {
 			t.Errorf("delay %v: it took %v, want twice the delay", delay, took)
 		}
-		// One after the other they would take ten times as long.
-		if took > 10*delay+5*time.Second {
-			t.Errorf("delay %v: it took %v", delay, took)
-		}
 		_ = conn.Close()
 		r.close()
 	}
