@@ -149,7 +149,8 @@ func TestMigratingFromEnvoy(t *testing.T) {
 func TestMigratingFromTraefik(t *testing.T) {
 	from := func(n int) string { return fmt.Sprint("X-Forwarded-For: 192.0.2.", n) }
 	// An event of a user comes back every six seconds.
-	for isQuick := false; !isQuick; {
+	const tries = 5
+	for try := 1; ; try++ {
 		c, began := startExample(t, "migrating/traefik_after"), time.Now()
 		err := errors.Join(
 			want("alice", statuses(c, 3, "/", "X-User: alice", from(1)), "200 200 429"),
@@ -159,8 +160,9 @@ func TestMigratingFromTraefik(t *testing.T) {
 			want("carol, the fifth from there", statuses(c, 2, "/", "X-User: carol", from(1)), "200 429"),
 			want("carol from elsewhere", statuses(c, 1, "/", "X-User: carol", from(3)), "200"),
 		)
-		if isQuick = time.Since(began) < 6*time.Second; isQuick {
+		if time.Since(began) < 6*time.Second || try == tries {
 			must(t, "", err)
+			return
 		}
 	}
 }

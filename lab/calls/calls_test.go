@@ -19,7 +19,7 @@ import (
 // and the asking do not count.
 func TestCallsAreThoseThatWereMade(t *testing.T) {
 	servers := redistest.StartShard(t, 1)
-	// A sole writer checks each request for this long.
+	// Until this time has passed, a sole writer checks every request.
 	p := newProcess(servers, ledger.Options{Trust: time.Minute})
 	defer func() {
 		if err := p.close(); err != nil {

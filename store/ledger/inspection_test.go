@@ -216,7 +216,7 @@ func (l *Ledger) snapshot(r *store.Request) any {
 	return [...]any{e.known, e.clock, e.trusted, e.written, e.soleWriter, e.past(), e.asked, e.until, e.flight, e.silent, e.doubted, e.pending == nil}
 }
 
-// TestForeseeKeepsUncertainCosts of charges of which nobody knows whether they count.
+// TestForeseeKeepsUncertainCosts checks that Foresee keeps costs of unknown outcome.
 func TestForeseeKeepsUncertainCosts(t *testing.T) {
 	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
 		r := requestOf("alice", 10)

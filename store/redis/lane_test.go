@@ -42,9 +42,9 @@ func TestConnectionsThatAreAllCutLeaveNoServerOut(t *testing.T) {
 		}
 		return err
 	})
-	// The look at the server once a second may use up one of the two.
-	if failures != 1 && failures != 2 {
-		t.Errorf("%d checks failed, want one for each connection", failures)
+	// Health checks may use up some of the connections that were cut.
+	if failures > 2 {
+		t.Errorf("%d checks failed, want at most one for each connection", failures)
 	}
 	if down := j.all(ServerDown, server.Addr()); len(down) > 0 {
 		t.Errorf("the server was left out: %+v", down)

@@ -31,8 +31,7 @@ func echo(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// TestRelayDelays: nothing is lost or arrives early, and what is sent while
-// something is under way does not wait for that.
+// TestRelayDelays checks that nothing is lost or arrives early.
 func TestRelayDelays(t *testing.T) {
 	for _, delay := range []time.Duration{0, 50 * time.Microsecond, 20 * time.Millisecond} {
 		r, err := startRelay(echo(t), delay)
