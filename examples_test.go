@@ -291,7 +291,7 @@ func TestExampleBurstAndQuota(t *testing.T) {
 			switch resp.StatusCode {
 			case 200:
 				served++
-				if served > 15 {
+				if served > 15 && day == time.Now().UTC().YearDay() {
 					t.Fatalf("%d were served", served)
 				}
 			case 429:

@@ -164,7 +164,7 @@ var counting = []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.S
 // ofEach returns one request for each algorithm that counts, under an ID.
 func ofEach(clientKey string, id int) (reqs []store.Request) {
 	for _, name := range counting {
-		limit := &store.Limit{Zone: "lost", Algorithm: name, Window: 10000 * time.Hour}
+		limit := &store.Limit{Zone: "lost", Algorithm: name, Window: endless}
 		reqs = append(reqs, store.Request{Limit: limit, ClientKey: clientKey, Events: 10, Cost: 1, ID: fmt.Sprintf("%011d", id)})
 	}
 	return reqs

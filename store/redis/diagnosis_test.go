@@ -398,7 +398,7 @@ func TestDiagnosisOfAReplicaWithFewRights(t *testing.T) {
 	s := newStore(t, newShard(t, opts), nil)
 	var reqs []store.Request
 	for _, a := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA, store.Concurrency} {
-		limit := &store.Limit{Zone: "z", Algorithm: a, Window: time.Hour}
+		limit := &store.Limit{Zone: "z", Algorithm: a, Window: endless}
 		reqs = append(reqs, store.Request{Limit: limit, ClientKey: "k", Events: 10, Cost: 1})
 	}
 	for _, st := range s.Charge(t.Context(), reqs) {

@@ -62,6 +62,10 @@ func shardOf(t testing.TB, sh *redistest.Shard) *Shard {
 	return newShard(t, opts)
 }
 
+// endless is a window whose end hardly a test sees: on the clock it ends once in 14 months. One of
+// an hour, if aligned or sliding, ends in each test that runs at a full hour.
+const endless = 10_000 * time.Hour
+
 var hourly = &store.Limit{Zone: "hourly", Algorithm: store.FixedWindow, Window: time.Hour}
 
 // ask returns one request with events 10 and cost 1.

@@ -177,7 +177,7 @@ func TestResetReachesEveryCopy(t *testing.T) {
 	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
 	client := moving(before, after, 1)[0]
 	request := func(limit store.Limit) []store.Request {
-		limit.Zone, limit.Window = "reset", time.Hour
+		limit.Zone, limit.Window = "reset", endless
 		return []store.Request{{Limit: &limit, ClientKey: client, Events: 10, Cost: 1, ID: fmt.Sprint("id", time.Now().UnixNano())}}
 	}
 	buckets := func() (n int) {

@@ -69,7 +69,7 @@ func TestReshardingRefillsNoBucket(t *testing.T) {
 			{Algorithm: store.GCRA},
 		} {
 			t.Run(fmt.Sprintf("%s/%s/%v", name, limit.Algorithm, limit.Align), func(t *testing.T) {
-				limit.Zone, limit.Window = "reshard-"+name, time.Hour
+				limit.Zone, limit.Window = "reshard-"+name, endless
 				before, after := r.store(direction[0], nil), r.store(direction[1], direction[0])
 				request := func(client string) []store.Request {
 					return []store.Request{{Limit: &limit, ClientKey: client, Events: 10, Cost: 1, ID: client + fmt.Sprint(time.Now().UnixNano())}}
@@ -321,12 +321,12 @@ func TestBucketThatEndsEarlyIsNotMigratedAgain(t *testing.T) {
 		"sliding log": {store.SlidingLog, refund}, "gcra": {store.GCRA, refund},
 		"gcra that drains faster now": {store.GCRA, func(t *testing.T, s *Store, reqs []store.Request) {
 			quick := reqs[0]
-			quick.Events = 1_000_000
+			quick.Events = 10_000_000_000
 			must(t, s.Charge(t.Context(), []store.Request{quick})[0].Err)
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			limit := store.Limit{Zone: name, Algorithm: c.algorithm, Window: time.Hour}
+			limit := store.Limit{Zone: name, Algorithm: c.algorithm, Window: endless}
 			key := before.keys.key(&limit, client)
 			var reqs []store.Request
 			for i := range 7 {
@@ -567,7 +567,7 @@ func TestResetIsNotUndone(t *testing.T) {
 	client := moving(before, after, 1)[0]
 	for _, algorithm := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA} {
 		req := ask(client)[0]
-		req.Limit, req.ID = &store.Limit{Zone: "undone", Algorithm: algorithm, Window: time.Hour}, "id"
+		req.Limit, req.ID = &store.Limit{Zone: "undone", Algorithm: algorithm, Window: endless}, "id"
 		reqs := []store.Request{req}
 		must(t, before.Charge(t.Context(), reqs)[0].Err)
 		key := before.keys.key(req.Limit, client)

@@ -112,7 +112,7 @@ func TestReplicasStandInBeforeThePrimaryAnswers(t *testing.T) {
 			full := func(client string) (reqs []store.Request) {
 				for i := range storetest.Limits {
 					limit := storetest.Limits[i]
-					limit.Zone, limit.Window = fmt.Sprint("zone-", i), time.Hour
+					limit.Zone, limit.Window = fmt.Sprint("zone-", i), endless
 					reqs = append(reqs, store.Request{Limit: &limit, ClientKey: client, Events: 3, Cost: 1, ID: fmt.Sprintf("%011d", i)})
 				}
 				return reqs
@@ -269,7 +269,7 @@ func TestPeekChangesNothing(t *testing.T) {
 		s := newStore(t, shardOf(t, sh), nil)
 		client := sh.Primary.Client()
 		for n, limit := range storetest.Limits {
-			limit.Zone, limit.Window = fmt.Sprint("peek", n), time.Hour
+			limit.Zone, limit.Window = fmt.Sprint("peek", n), endless
 			r := []store.Request{{Limit: &limit, ClientKey: "k", Events: 10, Cost: 1, ID: "id"}}
 			before, err := client.DBSize(t.Context()).Result()
 			must(t, err)
