@@ -116,6 +116,9 @@ func resultText(all []figures, broken int) string {
 	if broken > 0 {
 		text = fmt.Sprintf("promises were broken %d times", broken)
 	}
+	if notes(all) != "" {
+		text += " (other than the notes below the tables say)"
+	}
 	return fmt.Sprintf("**Result.** In %d experiments with %d faults %s. During %d of the faults the store went on to decide every request. After the others it decided all requests again within %s, and all charges that waited were counted within %s.\n",
 		len(all), len(names(all)), text, unnoticed, seconds(longest), seconds(owed))
 }
