@@ -29,7 +29,7 @@ func costTable(c *costs) string {
 	micros := func(v float64) string { return fmt.Sprintf("%.1f µs", v) }
 	t := report.NewTable("what", "costs", fmt.Sprintf("so many a second on %s %% of a processor", percent(busy)), "taken from")
 	t.Row("a request in Caddy, without TLS and with nothing behind it", micros(c.caddy), perSecond(c.caddy), benchmarksLink+", `"+rarely+"`")
-	t.Row("of that the limiter", micros(c.limiter), "", "less `"+floor+"`")
+	t.Row("of that the limiter", micros(c.limiter), "", "its ratio to the floor")
 	t.Row("a charge, in the primary", micros(c.charge), perSecond(c.charge), "`"+rarely+"`: each request there costs one")
 	t.Row("a take, in the primary", micros(c.take), perSecond(c.take), "`"+taking+"`")
 	t.Row("a check, in a replica", micros(c.check), perSecond(c.check), "`"+rarely+"` less `"+own+"`, which has hardly any")
@@ -48,7 +48,11 @@ func trafficTable(sc *scenario) string {
 		if !traffics[i].perSecond {
 			most = report.Rounded(busy * float64(second) / c.primary)
 		}
-		t.Rowf("%s | %s | %.1f | %.1f | %.1f | %s", traffics[i].what, number(c.calls), c.caddy, c.primary, c.replica, most)
+		calls := number(c.calls)
+		if c.calls == 0 {
+			calls = "0, and one a second" // the benchmark measures between these
+		}
+		t.Rowf("%s | %s | %.1f | %.1f | %.1f | %s", traffics[i].what, calls, c.caddy, c.primary, c.replica, most)
 	}
 	return t.String() + fmt.Sprintf("\nA bucket takes at most %.0f bytes in each server of its shard, less than %.0f bytes in each Caddy that it comes to, and %.0f bytes in the memory store.\n",
 		sc.costs.redisBytes, sc.costs.ledgerBytes, sc.costs.memoryBytes)
@@ -148,7 +152,7 @@ func exampleText(c *costs, e example, curves []*curve) string {
 	p := e.popularity()
 	processors := math.Ceil(e.rate * c.caddy / float64(second) / busy)
 	clients := float64(e.clients)
-	head := fmt.Sprintf("%s requests/s of %s clients at s = %g: the hottest sends %s a second, which is %.1f %%. Caddy needs %s processors (%s × %.1f µs on %s %% of each): %d Caddys of %.0f processors each. What they remember is less than %s each if every client comes to each of them (`ledger_max_buckets`, 1,000,000 by default, bounds it); in Redis all buckets together take %s in primaries and as much in replicas if each shard has one.\n\n",
+	head := fmt.Sprintf("%s requests/s of %s clients at s = %g: the hottest sends %s a second, which is %.1f %%. Caddy needs %s processors (%s × %.1f µs on %s %% of each): %d Caddys, each with at least %.0f of them. What they remember is less than %s each if every client comes to each of them (`ledger_max_buckets`, 1,000,000 by default, bounds it); in Redis all buckets together take %s in primaries and as much in replicas if each shard has one.\n\n",
 		report.Grouped(e.rate), report.Grouped(clients), exampleS, report.Rounded(p.rates[0]), 100*p.hottest(),
 		report.Grouped(processors), report.Grouped(e.rate), c.caddy, percent(busy), e.caddys, math.Ceil(processors/float64(e.caddys)),
 		megabytes(clients*c.ledgerBytes), megabytes(clients*c.redisBytes))
