@@ -379,7 +379,7 @@ var deviations = []deviation{
 		concerns: func(o *outcome) bool {
 			return o.charge == after && slices.Contains(successions, o.fault.name) && o.mostStrays() <= int64(2*time.Second/pace)
 		},
-		text: "when a primary is restarted or replaced, replicas that do not follow it yet are left out as if they were another's, and Sentinel closes connections; for up to a second `on_error` then decides requests about open windows, although there are replicas.",
+		text: "when a primary is restarted or replaced, replicas that do not follow it yet are left out as if they were another's, and Sentinel closes connections; for up to two seconds `on_error` then decides requests about open windows, although there are replicas.",
 	},
 }
 

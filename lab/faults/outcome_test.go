@@ -188,13 +188,13 @@ func TestTablesAreWhole(t *testing.T) {
 		"| total | before | 1 of 1 | 1 of 2, **1 × no response** | 2 of 3, then 1 |",
 		"| total | before | 4 / 3 / 6 | -1 / 0 / -1 | -1 / 0 / -1 | 0 | 0 / 1 / 0 |",
 		"| every other fault and charge |  | 19 | 0 | 0 | 0 | 0 |",
-		"\n[1] Other than promised: ",
+		"\n[1] Known deviation: ",
 	} {
 		if !strings.Contains(sections[report.Tables], want) {
 			t.Errorf("no %q in\n%s", want, sections[report.Tables])
 		}
 	}
-	if text := sections[report.Result]; !strings.Contains(text, "7 experiments with 3 faults promises were broken 7 times (other than the notes below the tables say). ") ||
+	if text := sections[report.Result]; !strings.Contains(text, "7 experiments with 3 faults promises were broken 7 times, not counting the known deviation below the tables. ") ||
 		!strings.Contains(text, "During 1 of the faults the store went on to decide every request.") {
 		t.Error(text)
 	}

@@ -117,7 +117,7 @@ func resultText(all []figures, broken int) string {
 		text = fmt.Sprintf("promises were broken %d times", broken)
 	}
 	if notes(all) != "" {
-		text += " (other than the notes below the tables say)"
+		text += ", not counting the known deviation below the tables"
 	}
 	return fmt.Sprintf("**Result.** In %d experiments with %d faults %s. During %d of the faults the store went on to decide every request. After the others it decided all requests again within %s, and all charges that waited were counted within %s.\n",
 		len(all), len(names(all)), text, unnoticed, seconds(longest), seconds(owed))
@@ -263,7 +263,7 @@ func notes(all []figures) string {
 	var text string
 	for i, d := range deviations {
 		if slices.ContainsFunc(all, func(f figures) bool { return slices.Contains(f.deviations, i+1) }) {
-			text += fmt.Sprintf("\n[%d] Other than promised: %s\n", i+1, d.text)
+			text += fmt.Sprintf("\n[%d] Known deviation: %s\n", i+1, d.text)
 		}
 	}
 	return text

@@ -255,11 +255,12 @@ func (m measured) stated(expression string) (float64, error) {
 	return v, nil
 }
 
-// The table and the rows of docs/evidence/benchmarks.md from which the costs follow. The clients of
-// rarely send a request every few seconds, so each costs a check and a charge; the
-// requests of own cost charges alone.
+// The tables and the rows of docs/evidence/benchmarks.md from which the costs follow. Each request of
+// the clients of rarely, which come every few seconds, costs a charge; the base of the sweep costs a
+// check too.
 const (
 	cases  = "case"
+	sweep  = "factor"
 	rarely = "redis store, 50,000 clients"
 	own    = "redis store"
 	taking = "redis store, charge before"
@@ -279,21 +280,24 @@ type costs struct {
 const busy = 0.5
 
 func readCosts(benchmarks, design measured) (c costs, err error) {
-	var ratio, follow float64
+	var ratio, both float64
 	for _, f := range []struct {
 		v           *float64
 		column, row string
 	}{
 		{&c.caddy, "Caddy µs", rarely}, {&ratio, "Caddy ÷ floor", rarely},
 		{&c.charge, "primary µs", rarely}, {&c.take, "primary µs", taking},
-		{&follow, "replica µs", rarely}, {&c.replicated, "replica µs", own},
+		{&c.replicated, "replica µs", rarely},
 	} {
 		if *f.v, err = benchmarks.figure(cases, f.column, f.row); err != nil {
 			return c, err
 		}
 	}
+	if both, err = benchmarks.figure(sweep, "Redis µs", "base"); err != nil {
+		return c, err
+	}
 	// The floor of its own rounds: these clients are measured apart from the other cases.
-	c.limiter, c.check = c.caddy-c.caddy/ratio, follow-c.replicated
+	c.limiter, c.check = c.caddy-c.caddy/ratio, both-c.charge-c.replicated
 	if c.memoryBytes, err = benchmarks.stated(`takes (\d+) bytes of Caddy's heap`); err != nil {
 		return c, err
 	}

@@ -32,8 +32,8 @@ func costTable(c *costs) string {
 	t.Row("of that the limiter", micros(c.limiter), "", "its ratio to the floor")
 	t.Row("a charge, in the primary", micros(c.charge), perSecond(c.charge), "`"+rarely+"`: each request there costs one")
 	t.Row("a take, in the primary", micros(c.take), perSecond(c.take), "`"+taking+"`")
-	t.Row("a check, in a replica", micros(c.check), perSecond(c.check), "`"+rarely+"` less `"+own+"`, which has hardly any")
-	t.Row("following a charge, in each replica", micros(c.replicated), perSecond(c.replicated), "`"+own+"`")
+	t.Row("a check, in a replica", micros(c.check), perSecond(c.check), "`base` of [one factor at a time](benchmarks.md#one-factor-at-a-time), less a charge and its replication")
+	t.Row("following a charge, in each replica", micros(c.replicated), perSecond(c.replicated), "`"+rarely+"`")
 	t.Row("a client, in each server of its shard", fmt.Sprintf("%.0f bytes at most", c.redisBytes), "", benchmarksLink)
 	t.Row("a client, in each Caddy it comes to", fmt.Sprintf("less than %.0f bytes", c.ledgerBytes), "", "[the ledger](../design.md#7-the-ledger-storeledger)")
 	t.Row("a client, in the memory store", fmt.Sprintf("%.0f bytes", c.memoryBytes), "", benchmarksLink)
@@ -50,7 +50,7 @@ func trafficTable(sc *scenario) string {
 		}
 		calls := number(c.calls)
 		if c.calls == 0 {
-			calls = "0, and one a second" // the benchmark measures between these
+			calls = "0, and one a second from each Caddy" // the benchmark measures between these calls
 		}
 		t.Rowf("%s | %s | %.1f | %.1f | %.1f | %s", traffics[i].what, calls, c.caddy, c.primary, c.replica, most)
 	}
@@ -152,7 +152,7 @@ func exampleText(c *costs, e example, curves []*curve) string {
 	p := e.popularity()
 	processors := math.Ceil(e.rate * c.caddy / float64(second) / busy)
 	clients := float64(e.clients)
-	head := fmt.Sprintf("%s requests/s of %s clients at s = %g: the hottest sends %s a second, which is %.1f %%. Caddy needs %s processors (%s × %.1f µs on %s %% of each): %d Caddys, each with at least %.0f of them. What they remember is less than %s each if every client comes to each of them (`ledger_max_buckets`, 1,000,000 by default, bounds it); in Redis all buckets together take %s in primaries and as much in replicas if each shard has one.\n\n",
+	head := fmt.Sprintf("%s requests/s of %s clients at s = %g: the hottest sends %s a second, which is %.1f %%. Caddy needs %s processors (%s × %.1f µs on %s %% of each): %d Caddys with at least %.0f each. What they remember is less than %s each if every client comes to each of them (`ledger_max_buckets`, 1,000,000 by default, bounds it); in Redis all buckets together take %s in primaries and as much in replicas if each shard has one.\n\n",
 		report.Grouped(e.rate), report.Grouped(clients), exampleS, report.Rounded(p.rates[0]), 100*p.hottest(),
 		report.Grouped(processors), report.Grouped(e.rate), c.caddy, percent(busy), e.caddys, math.Ceil(processors/float64(e.caddys)),
 		megabytes(clients*c.ledgerBytes), megabytes(clients*c.redisBytes))

@@ -62,8 +62,8 @@ func shardOf(t testing.TB, sh *redistest.Shard) *Shard {
 	return newShard(t, opts)
 }
 
-// endless is a window whose end hardly a test sees: on the clock it ends once in 14 months. One of
-// an hour, if aligned or sliding, ends in each test that runs at a full hour.
+// endless is a window that ends during hardly any test: an aligned one ends once in 14 months. An
+// aligned or sliding window of an hour ends in every test that runs across a full hour.
 const endless = 10_000 * time.Hour
 
 var hourly = &store.Limit{Zone: "hourly", Algorithm: store.FixedWindow, Window: time.Hour}

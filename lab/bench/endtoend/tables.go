@@ -52,10 +52,6 @@ func (s samples) cost(name string) Cost {
 	}
 }
 
-// Added returns the median latency in milliseconds that a case adds at half of
-// saturation.
-func (r *Result) Added(name string) float64 { return r.latency[name].added().Median }
-
 // Goals are the goals, with the measurements.
 func (r *Result) Goals() []report.Goal {
 	ratio := func(in samples, what, name, floor string, bound float64) report.Goal {

@@ -424,7 +424,7 @@ func openEnvoy(addr string, pool int) (_ *limiter, err error) {
 		rand.New(utils.NewLockedSource(time.Now().Unix())), jitter, nil, nearLimit, "", manager, false)
 	return &limiter{
 		limit: func(events int) (decide, error) {
-			// Its windows begin and end on the clock; none may end while a full one is measured.
+			// Its windows begin and end on the clock; none may end while refusals are measured.
 			limit := config.NewRateLimit(uint32(events), api.RateLimitResponse_RateLimit_YEAR,
 				manager.NewStats("bench_client"), false, false, false, "", nil, false)
 			return decideEnvoy(cache, []*config.RateLimit{limit}), nil
