@@ -16,7 +16,7 @@ import (
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	before := time.Now()
-	cluster := redistest.StartCluster(t, 3, 1, redistest.Args("--maxmemory-policy", "allkeys-lfu"))
+	cluster := redistest.StartCluster(t, 3, 1, redistest.Args("--maxmemory-policy", "allkeys-lfu"), redistest.NodeTimeout(waitLimit))
 	t.Logf("launched within %v", time.Since(before))
 
 	if addrs := cluster.Addrs(); len(addrs) != 6 || addrs[4] != cluster.Nodes[4].Addr() {

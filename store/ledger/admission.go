@@ -163,9 +163,11 @@ type message struct {
 type asking struct {
 	place int
 	entry *entry
+	// at is when it was decided whether a replica may answer.
+	at int64
 	// primary is set if only the primary can answer, joined if others wait for
-	// the answer.
-	primary, joined bool
+	// the answer, repeated if the answer to an earlier check was dropped.
+	primary, joined, repeated bool
 	// moves is set if a charge is in flight to another owner of the bucket.
 	moves bool
 }
@@ -213,12 +215,12 @@ func (a *admission) run() {
 				joined++
 			}
 		}
-		unclear := a.ask(a.asking, now)
+		unclear := a.ask(a.asking)
 		// A check that a is to lead must not wait for the answer to another.
 		for range joined {
 			switch m := <-a.turns; m.turn {
 			case leader:
-				unclear = append(unclear, a.ask([]asking{m.asking}, a.ledger.books.now())...)
+				unclear = append(unclear, a.ask([]asking{m.asking})...)
 			case retry:
 				unclear = append(unclear, m.place)
 			case answered:
@@ -240,7 +242,7 @@ func (l *Ledger) join(a *admission, place int, now int64) bool {
 	case e.check == nil:
 		e.check = coalescedChecks.Get().(*coalescedCheck)
 		r.Until = e.openUntil(r, now)
-		a.asking = append(a.asking, asking{place: place, entry: e, primary: l.wantsPrimary(e, r, now), moves: l.moves(e, r)})
+		a.asking = append(a.asking, asking{place: place, entry: e, at: now, primary: l.wantsPrimary(e, r, now), moves: l.moves(e, r)})
 		return false
 	}
 	e.check.next = append(e.check.next, a.wait(place))
@@ -268,23 +270,23 @@ func (l *Ledger) wantsPrimary(e *entry, r *store.Request, now int64) bool {
 
 // ask checks the requests in one call, and sets their states and those of the
 // waiters. It returns the places that are unclear.
-func (a *admission) ask(what []asking, asked int64) (unclear []int) {
+func (a *admission) ask(what []asking) (unclear []int) {
 	if len(what) == 0 {
 		return nil
 	}
 	var primary []asking
 	for n, answer := range a.answers(what) {
 		q := what[n]
-		isStale, isUnclear := a.ledger.answer(&q, &a.reqs[q.place], &a.states[q.place], answer, asked)
+		isStale, isUnclear := a.ledger.answer(&q, &a.reqs[q.place], &a.states[q.place], answer)
 		if isStale {
-			q.primary, q.joined = true, true
+			q.at, q.primary, q.joined, q.repeated = a.ledger.books.now(), true, true, true
 			primary = append(primary, q)
 		}
 		if isUnclear {
 			unclear = append(unclear, q.place)
 		}
 	}
-	return append(unclear, a.ask(primary, a.ledger.books.now())...)
+	return append(unclear, a.ask(primary)...)
 }
 
 func (a *admission) answers(what []asking) []store.State {
@@ -316,7 +318,7 @@ func (a *admission) answers(what []asking) []store.State {
 
 // answer takes in the answer about a bucket, sets the states of the requests that wait,
 // and hands over to the leader of the next check, unless the primary has to be asked.
-func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer store.State, asked int64) (isStale, isUnclear bool) {
+func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer store.State) (isStale, isUnclear bool) {
 	e := q.entry
 	e.page.mu.Lock()
 	defer e.page.mu.Unlock()
@@ -326,10 +328,16 @@ func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer sto
 		l.fail(e, &answer)
 		return false, false
 	}
-	if q.primary {
+	// An answer from before a reset says nothing about the bucket or the primary. It is
+	// repeated once, so that resets that follow each other hold up no request.
+	isOld := q.at < e.past().reset
+	if q.primary && !isOld {
 		e.noteReach(&answer, now)
 	}
-	if e.hear(r, &answer, asked, now) && !e.trusts(now, l.trust) && e.canReach(now, l.trust) {
+	if isStale = e.hear(r, &answer, q.at, now) && !e.trusts(now, l.trust); isOld {
+		isStale = !q.repeated
+	}
+	if isStale && e.canReach(now, l.trust) {
 		e.check.landed = 0
 		return true, false
 	}
@@ -404,7 +412,7 @@ func (l *Ledger) leadNext(e *entry, now int64) {
 	w := next[0]
 	w.reqs[w.place].Until = e.openUntil(&w.reqs[w.place], now)
 	w.turns <- message{leader, asking{
-		place: w.place, entry: e, primary: l.wantsPrimary(e, &w.reqs[w.place], now), joined: len(next) > 1, moves: l.moves(e, &w.reqs[w.place]),
+		place: w.place, entry: e, at: now, primary: l.wantsPrimary(e, &w.reqs[w.place], now), joined: len(next) > 1, moves: l.moves(e, &w.reqs[w.place]),
 	}}
 }
 

@@ -206,9 +206,10 @@ func (l *Ledger) releaseForReset(r *store.Request) {
 // forget drops what is known of a bucket that was reset, its waiting charges and
 // its tokens. Requests ask the primary for a time of trust, because replicas may be stale.
 func (l *Ledger) forget(r *store.Request) {
-	now := l.books.now()
-	e := l.enter(r, now)
+	e := l.enter(r, l.books.now())
 	defer e.page.mu.Unlock()
+	// Read under the lock, so that checks that began before it are older.
+	now := l.books.now()
 	e.known = algorithm.Known{}
 	e.forgetLoose()
 	e.trusted, e.soleWriter, e.asked = 0, 0, 0

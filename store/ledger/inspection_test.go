@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"reflect"
@@ -395,50 +396,97 @@ func (s *lateAnswers) Check(ctx context.Context, reqs []store.Request) []store.S
 	return states
 }
 
-// TestAnswerFromBeforeAReset refuses no later request, also where it arrives while a charge is
-// in flight.
+// TestAnswerFromBeforeAReset refuses no later request, whether it arrives while a charge is in
+// flight or afterwards.
 func TestAnswerFromBeforeAReset(t *testing.T) {
 	for _, kind := range kinds {
-		synctest.Test(t, func(t *testing.T) {
-			s := &lateAnswers{simulation: newSimulation(1)}
-			l := New(NewBooks(nil), s, Options{})
-			limit := kind
-			limit.Zone, limit.Window = "zone", time.Hour
-			request := func(id string) store.Request {
-				return store.Request{Limit: &limit, ClientKey: "alice", Events: 6, Cost: 1, ID: id}
-			}
-			first := request("first")
-			if !admit(l, first).Allowed {
-				t.Errorf("%s: the first request is refused", limit.Algorithm)
-			}
-			for n := range 6 {
-				s.others(algorithm.Charge, request("other"+strconv.Itoa(n)))
-			}
-			time.Sleep(DefaultTrust + time.Millisecond)
-			late := make(chan struct{})
-			s.late = late
-			done := make(chan store.State)
-			go func() { done <- admit(l, request("late")) }()
-			synctest.Wait()
-			s.late = nil
-			redistest.Must(t, l.Reset(t.Context(), first))
-			l.Settle([]store.Request{first}, nil)
-			close(late)
-			if st := <-done; !st.Allowed {
-				t.Errorf("%s, aligned %v: refused by an answer from before the reset: %+v", limit.Algorithm, limit.Align, st)
-			}
-			l.Settle([]store.Request{request("late")}, nil)
-			if n := spend(l, request(""), 3, 0); n != 3 {
-				t.Errorf("%s, aligned %v: %d of 3 admitted after the reset", limit.Algorithm, limit.Align, n)
-			}
-			time.Sleep(10 * time.Millisecond)
-			if n := spend(l, request(""), 1, 0); n != 1 {
-				t.Errorf("%s, aligned %v: refused once the charges were counted", limit.Algorithm, limit.Align)
-			}
-			time.Sleep(time.Second)
-			l.Leave()
-		})
+		for _, landed := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				s := &lateAnswers{simulation: newSimulation(1)}
+				l := New(NewBooks(nil), s, Options{})
+				limit := kind
+				limit.Zone, limit.Window = "zone", time.Hour
+				what := fmt.Sprintf("%s, aligned %v, landed %v", limit.Algorithm, limit.Align, landed)
+				request := func(id string) store.Request {
+					return store.Request{Limit: &limit, ClientKey: "alice", Events: 6, Cost: 1, ID: id}
+				}
+				first := request("first")
+				if !admit(l, first).Allowed {
+					t.Errorf("%s: the first request is refused", what)
+				}
+				for n := range 6 {
+					s.others(algorithm.Charge, request("other"+strconv.Itoa(n)))
+				}
+				time.Sleep(DefaultTrust + time.Millisecond)
+				done, arrive := s.admitLate(l, request("late"))
+				redistest.Must(t, l.Reset(t.Context(), first))
+				l.Settle([]store.Request{first}, nil)
+				if landed {
+					time.Sleep(10 * time.Millisecond)
+				}
+				arrive()
+				if st := <-done; !st.Allowed {
+					t.Errorf("%s: refused by an answer from before the reset: %+v", what, st)
+				}
+				l.Settle([]store.Request{request("late")}, nil)
+				if n := spend(l, request(""), 3, 0); n != 3 {
+					t.Errorf("%s: %d of 3 admitted after the reset", what, n)
+				}
+				time.Sleep(10 * time.Millisecond)
+				if n := spend(l, request(""), 1, 0); n != 1 {
+					t.Errorf("%s: refused once the charges were counted", what)
+				}
+				time.Sleep(time.Second)
+				l.Leave()
+			})
+		}
 	}
+}
+
+// admitLate begins an admission whose check is answered when arrive is called.
+func (s *lateAnswers) admitLate(l *Ledger, reqs ...store.Request) (done chan store.State, arrive func()) {
+	late := make(chan struct{})
+	s.late = late
+	done = make(chan store.State, len(reqs))
+	go func() {
+		states := make([]store.State, len(reqs))
+		l.Admit(context.Background(), reqs, states)
+		for _, st := range states {
+			done <- st
+		}
+	}()
+	synctest.Wait()
+	s.late = nil
+	return done, func() { close(late) }
+}
+
+// TestCheckThatWaitsDuringAReset: an admission that leads the check of a bucket, and is held up
+// by that of another, drops the answer of a replica that it chose before a reset.
+func TestCheckThatWaitsDuringAReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &lateAnswers{simulation: newSimulation(1)}
+		l := New(NewBooks(nil), s, Options{})
+		request := requestOf("alice", 6)
+		s.others(algorithm.Charge, request)
+		first, answerFirst := s.admitLate(l, request)
+		both, answerOther := s.admitLate(l, requestOf("bob", 6), request)
+		// From here on the next check of alice is that of the admission that waits for bob.
+		answerFirst()
+		if st := <-first; !st.Allowed {
+			t.Errorf("refused within the limit: %+v", st)
+		}
+		for range 6 {
+			s.others(algorithm.Charge, request)
+		}
+		s.lag = time.Hour
+		redistest.Must(t, l.Reset(t.Context(), request))
+		answerOther()
+		<-both
+		if st := <-both; !st.Allowed {
+			t.Errorf("refused by an answer from before the reset: %+v", st)
+		}
+		l.Leave()
+	})
 }
 
 // TestResetDropsPendingCharges, unless the store cannot reset a bucket.

@@ -266,7 +266,7 @@ func TestAnswersGoToTheirBuckets(t *testing.T) {
 		for _, place := range []int{1, 0} {
 			l.join(a, place, l.books.now())
 		}
-		a.ask(a.asking, l.books.now())
+		a.ask(a.asking)
 		if a.states[0].Used != 1 || a.states[1].Used != 5 {
 			t.Errorf("states %+v", a.states)
 		}

@@ -60,12 +60,12 @@ func TestSwallowedReplyCountsOnceInEachKind(t *testing.T) {
 	})
 	t.Run("Cluster", func(t *testing.T) {
 		t.Parallel()
-		c := redistest.StartCluster(t, 3, 0)
+		c := redistest.StartCluster(t, 3, 0, redistest.NodeTimeout(waitTimeout))
 		swallow(t, ShardOptions{Cluster: c.Addrs()[:1]}, func() *redistest.Server { return masterOf(t, c, "k") }, c.Nodes...)
 	})
 	t.Run("ClusterRedirect", func(t *testing.T) {
 		t.Parallel()
-		c := redistest.StartCluster(t, 3, 0)
+		c := redistest.StartCluster(t, 3, 0, redistest.NodeTimeout(waitTimeout))
 		slot := int(bucketKeys{prefix: DefaultKeyPrefix, tagged: true}.slot("k"))
 		from := masterOf(t, c, "k")
 		to := c.Nodes[0]

@@ -150,7 +150,7 @@ func TestRefusedChargeIsGivenUpAtItsDeadline(t *testing.T) {
 	must(t, server.Client().Do(t.Context(), serverRefusals["OOM"].refuse...).Err())
 	reported := make(chan error, 1)
 	s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { reported <- err }
-	// On a machine that stands still, a reply may come too late to be known.
+	// On a machine that stands still, a reply may come after the charge was given up.
 	eventually(t, "the outcome is certain", func() error {
 		s.ChargeDetached(ask("k"))
 		err := <-reported
@@ -310,7 +310,7 @@ func TestRefusedWritesAreRepeatedUntilTheyTake(t *testing.T) {
 				hasty := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 200 * time.Millisecond })
 				// The caller of a charge may stop waiting before its outcome.
 				reported := make(chan error, buckets)
-				// On a machine that stands still, a reply may come too late to be known.
+				// On a machine that stands still, a reply may come after the charge was given up.
 				eventually(t, "the outcomes are certain", func() (uncertain error) {
 					hasty.ChargeReported(reqs, func(_ int, st store.State) { reported <- st.Err })
 					for range buckets {

@@ -132,11 +132,11 @@ func TestReplicasStandInBeforeThePrimaryAnswers(t *testing.T) {
 				t.Cleanup(func() { must(t, sh.Primary.Resume()) })
 			}
 
-			// The primary gets half of a check's timeout.
 			var after *Store
 			// The estimate of the primary's clock may be behind the charges, so that gcra counts
 			// one more.
 			eventually(t, "the replica answers the first check", func() (err error) {
+				// The primary gets half of a check's timeout.
 				after = newStore(t, shardOf(t, sh), func(o *Options) { o.CheckTimeout = 10 * time.Second })
 				for i, st := range after.Check(t.Context(), reqs) {
 					if st.Err != nil || st.Allowed || st.Used != 3 || !st.Replica || st.Now == 0 {

@@ -44,7 +44,7 @@ func (s samples) ratio(name, other string, of func(sample) float64) report.Sprea
 	return report.RatioBy(s[name], s[other], of)
 }
 
-// shortEvery divides the pieces: in one of so many the short cases take part.
+// The short cases take part in every sixth piece.
 const shortEvery = 6
 
 // isLong reports whether a case takes part in all pieces. Floors and cases with goals do: their
