@@ -138,8 +138,11 @@ func BenchmarkHandler(b *testing.B) {
 	})
 	base := httptest.NewRequest(http.MethodGet, "/", nil)
 	base.Header.Set("X-Api-Key", "abc")
+	// Caddy's server sets this header before its handlers run.
+	server := []string{"Caddy"}
 	prepare := func() (http.ResponseWriter, *http.Request) {
 		w := httptest.NewRecorder()
+		w.Header()["Server"] = server
 		return w, caddyhttp.PrepareRequest(base, caddy.NewReplacer(), w, nil)
 	}
 	serve := func() {
