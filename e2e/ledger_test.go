@@ -146,6 +146,73 @@ func usesUp(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, zone str
 	must(t, zone, c.Probe("/"+zone, "X-Key: alice").Refuses(zone))
 }
 
+// TestNoChargeDelayHoldsNoCharge checks that with charge_delay 0 the first charge of each client is on
+// its way to a primary that hangs, and the second waits to be sent. One that charge_delay held would
+// take the second with it, and count as none that waits.
+func TestNoChargeDelayHoldsNoCharge(t *testing.T) {
+	t.Parallel()
+	const clients = 20
+	servers := caddytest.StartShards(t, 1, 1)
+	store := servers.Store("charge_delay 0", "ledger_trust 1h", "check_timeout 1h", "charge_timeout 1h")
+	c := startWith(t, store, zoneWith("api"), byStatus)
+	each := func(f func(key string)) {
+		for i := range clients {
+			f(fmt.Sprint("client-", i))
+		}
+	}
+	// A free request opens the client's window, and leaves no charge on its way.
+	each(func(key string) { c.Probe("/", "X-Key: "+key, "X-Status: 304") })
+	servers.AwaitReplicas(t)
+	primary := servers[0].Primary
+	must(t, "hang", primary.Pause())
+	each(func(key string) {
+		for used := range int64(2) {
+			must(t, key, c.Probe("/", "X-Key: "+key, "X-Status: 200").Shows(http.StatusOK, 100, used+1))
+		}
+	})
+	awaitUnsent(c, clients)
+	must(t, "resume", primary.Resume())
+	each(func(key string) { servers.AwaitUsed(t, "api", key, 2) })
+}
+
+// TestKilledCaddyLosesWhatItHolds kills a Caddy whose charges wait for charge_delay. They are lost,
+// those before them are counted once, and another Caddy goes on from there.
+func TestKilledCaddyLosesWhatItHolds(t *testing.T) {
+	t.Parallel()
+	const (
+		delay         = time.Second // the longest that there is
+		counted, lost = 5, 7
+	)
+	servers := caddytest.StartShards(t, 1, 0)
+	site := apiSite(servers.Store(fmt.Sprint("charge_delay ", delay)), 100, "1h")
+	other := caddytest.Start(t, site)
+	// If a busy machine needs longer than the delay, another client and Caddy repeat it.
+	for try, inTime := 0, false; !inTime; try++ {
+		key := fmt.Sprint("alice-", try)
+		c := caddytest.Start(t, site)
+		ask := func(from, to int64) {
+			t.Helper()
+			for used := from; used < to; used++ {
+				must(t, key, c.Ask("/", "X-Key: "+key).Is(http.StatusOK, used+1))
+			}
+		}
+		ask(0, counted)
+		servers.AwaitCount(t, "api", key, counted)
+		start := time.Now()
+		ask(counted, counted+lost)
+		c.Kill()
+		inTime = time.Since(start) < delay
+		n := servers.Counts(t, "api")[key]
+		must(t, "after the kill", want(fmt.Sprintf("a count of %d being one of some of the charges", n), n >= counted && n <= counted+lost, true))
+		if !inTime {
+			continue
+		}
+		must(t, "after the kill", want("count", n, counted))
+		must(t, "another Caddy", other.Ask("/", "X-Key: "+key).Is(http.StatusOK, counted+1))
+		servers.AwaitCount(t, "api", key, counted+1)
+	}
+}
+
 // TestLaggingReplicaKeepsLimitsExact checks that a client that sends one request at a time is
 // refused exactly at its limit, although the replica misses its requests for seconds, also if they
 // are so slow that the primary's last reply is no longer trusted in between.

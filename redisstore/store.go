@@ -83,14 +83,15 @@ type Store struct {
 	// by itself, which suits proxies that spread keys over servers. Default: `on`.
 	Pipelining string `json:"pipelining,omitempty"`
 
-	// The time for which charges wait for others, so that they leave together: those of
-	// clients that have at least half of their limit left. Other Caddys see them that
-	// much later, and a Caddy that is killed loses that much more. At most 1s; 0 sends each at once.
-	// Default: 50ms.
+	// The time for which charges of fixed windows wait for others, so that they leave
+	// together: those of clients that have at least half of their limit left. With the
+	// other algorithms, when a charge arrives decides how long it counts, so none waits.
+	// Other Caddys see them that much later, and a Caddy that is killed loses that much
+	// more. At most 1s; 0 sends each at once. Default: 50ms.
 	ChargeDelay *caddy.Duration `json:"charge_delay,omitempty"`
 
 	// Whether charges, and checks at a primary, are plain commands where a fixed window
-	// is known to be open, which cost Redis half of a script: `on` or `off`. Default:
+	// is known to be open, which cost Redis less than a script: `on` or `off`. Default:
 	// `on`.
 	PlainCharges string `json:"plain_charges,omitempty"`
 

@@ -52,6 +52,15 @@ func TestInformationalStatusesAreNotFinal(t *testing.T) {
 	}
 }
 
+// TestLimitHeadersAreOneAllocation: their values share a string.
+func TestLimitHeadersAreOneAllocation(t *testing.T) {
+	h, z, tr := http.Header{}, &Zone{Name: "api"}, new(tracker)
+	st := store.State{Allowed: true, Limit: 5000, Remaining: 4000, Used: 1000, Reset: 1_795_258_977_534_988}
+	if n := testing.AllocsPerRun(100, func() { tr.setLimitHeaders(h, z, &st) }); n != 1 {
+		t.Errorf("%v allocations, want 1", n)
+	}
+}
+
 // TestHeadersOfUndecidedZones: a zone without an answer shows nothing, wherever it
 // stands. Such a zone may have taken before the request waited.
 func TestHeadersOfUndecidedZones(t *testing.T) {

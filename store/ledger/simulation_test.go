@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -32,6 +33,8 @@ type simulation struct {
 	// checks and writes count the calls; orphans, the charges of a window that was said
 	// to be open and was not stored.
 	checks, writes, orphans int
+	// sizes are the numbers of charges in the detached calls.
+	sizes []int
 	// asking counts the checks in flight for each bucket; most is their maximum.
 	asking map[string]int
 	most   int
@@ -118,6 +121,13 @@ func (s *simulation) sent() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.writes
+}
+
+// callSizes returns how many charges each detached call has brought so far.
+func (s *simulation) callSizes() []int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.sizes)
 }
 
 // used is the cost spent in the primary.
@@ -275,6 +285,9 @@ func (s *simulation) ChargeDetached(reqs []store.Request) { go s.run(algorithm.C
 func (s *simulation) RefundDetached(reqs []store.Request) { go s.run(algorithm.Refund, reqs) }
 
 func (s *simulation) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
+	s.mu.Lock()
+	s.sizes = append(s.sizes, len(reqs))
+	s.mu.Unlock()
 	go func() {
 		time.Sleep(2 * time.Millisecond)
 		for i, st := range s.run(algorithm.Charge, reqs) {

@@ -48,7 +48,11 @@ func redirects(t *testing.T, node *redistest.Server) (n int) {
 	t.Helper()
 	stats, err := node.Info("errorstats")
 	must(t, err)
-	_, _ = fmt.Sscanf(stats["errorstat_ASK"], "count=%d", &n)
+	for _, reply := range []string{"ASK", "MOVED"} {
+		count := 0
+		_, _ = fmt.Sscanf(stats["errorstat_"+reply], "count=%d", &count)
+		n += count
+	}
 	return n
 }
 

@@ -27,16 +27,16 @@ const maxTries = 100
 // inTime calls try with one number after the other until a call takes less than half of the period
 // of a clock, and returns what that call returns. A store that has not heard the primary's clock
 // for longer asks a script.
-func inTime(t *testing.T, try func(n int) int64) int64 {
+func inTime[T any](t *testing.T, try func(n int) T) (got T) {
 	t.Helper()
 	for n := range maxTries {
 		began := time.Now()
-		if got := try(n); time.Since(began) < clockPeriod/2 {
+		if got = try(n); time.Since(began) < clockPeriod/2 {
 			return got
 		}
 	}
 	t.Fatalf("%d tries took longer than half of %v", maxTries, clockPeriod)
-	return 0
+	return got
 }
 
 // scripts returns how many scripts the server runs for a call.
@@ -161,6 +161,106 @@ func TestOrphanIsMended(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestRefusedMendIsUncertain checks that a plain charge of a bucket that has vanished has an unknown
+// outcome if its user may not mend the orphan: it counts there already, and the next charge of the
+// bucket, once that may, gives the orphan a window and keeps both.
+func TestRefusedMendIsUncertain(t *testing.T) {
+	sh := redistest.StartShard(t, 0)
+	user := func(rules ...any) {
+		must(t, sh.Primary.Client().Do(t.Context(), append([]any{"ACL", "SETUSER", "limiter"}, rules...)...).Err())
+	}
+	user("reset", "on", ">secret", "~*", "+@all")
+	for _, command := range []string{"evalsha", "pexpire"} {
+		t.Run(command, func(t *testing.T) {
+			shard := newShard(t, ShardOptions{Primary: sh.Primary.Addr(), Credentials: login("limiter", "secret")})
+			s := newStore(t, shard, func(o *Options) { o.ReadPrimary = true })
+			var r store.Request
+			st := inTime(t, func(try int) store.State {
+				r = plainRequest(3)
+				r.ClientKey = fmt.Sprint(command, try)
+				r.Until = openWindow(t, s, r)
+				must(t, sh.Primary.Client().FlushAll(t.Context()).Err())
+				user("-" + command)
+				defer user("+" + command)
+				return reported(t, s, r)[0]
+			})
+			if !errors.Is(st.Err, store.ErrUncertain) || errors.Is(st.Err, store.ErrNotExecuted) {
+				t.Errorf("the charge got %+v, want an unknown outcome", st)
+			}
+			if fields, ttl := fieldsOf(t, s, sh.Primary, r); !maps.Equal(fields, map[string]string{"c": "3"}) || ttl > 0 {
+				t.Errorf("the bucket is %v with %v to live, want an orphan with a count of 3", fields, ttl)
+			}
+			used(t, "the next charge", reported(t, s, r)[0], 6)
+			if fields, ttl := fieldsOf(t, s, sh.Primary, r); fields["c"] != "6" || fields["r"] == "" || ttl <= 0 {
+				t.Errorf("the bucket is %v with %v to live, want a count of 6 in a window", fields, ttl)
+			}
+		})
+	}
+}
+
+// TestPlainChargeFollowsItsSlot checks that a plain charge in a Redis Cluster calls no script, and
+// that one whose slot is moving, or has moved, is refused by the node as a whole and counts once, by
+// the script, at the node that has its bucket.
+func TestPlainChargeFollowsItsSlot(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 2, 0, redistest.Args("--user", "limiter", "on", ">secret", "~*", "+@all"))
+	shard := newShard(t, ShardOptions{Cluster: c.Addrs()[:1], Credentials: login("limiter", "secret")})
+	j := keepJournal(shard)
+	s := newStore(t, shard, nil)
+	waitUntilUp(t, s)
+	m := &movingSlot{Cluster: c, from: masterOf(t, c, "k"), to: c.Nodes[0]}
+	if m.to == m.from {
+		m.to = c.Nodes[1]
+	}
+	r := ask("k")[0]
+	r.Until = openWindow(t, s, r)
+	// Both nodes get the script.
+	stays := neighbour(t, m, m.from)
+	openWindow(t, s, ask(stays)[0])
+	openWindow(t, s, ask(neighbour(t, m, m.to))[0])
+	// What the store knows of slots stays as it is.
+	for _, node := range c.Nodes {
+		must(t, node.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "-cluster").Err())
+	}
+	j.await(t, DiscoveryFailed, "")
+	counted := int64(0)
+	charges := func(what string, at *redistest.Server, redirected int, scriptsAt int64) {
+		t.Helper()
+		type figures struct {
+			redirected            int
+			scripts, scriptsThere int64
+		}
+		got := inTime(t, func(int) (f figures) {
+			openWindow(t, s, ask(stays)[0]) // tells the primary's time
+			before := redirects(t, m.from)
+			f.scripts = scripts(t, m.from, func() {
+				f.scriptsThere = scripts(t, m.to, func() {
+					counted++
+					used(t, what, reported(t, s, r)[0], counted)
+				})
+			})
+			f.redirected = redirects(t, m.from) - before
+			if n := tagged(t, at, "k"); n != counted {
+				t.Fatalf("%s: the count is %d, want %d", what, n, counted)
+			}
+			return f
+		})
+		if want := (figures{redirected, 0, scriptsAt}); got != want {
+			t.Errorf("%s: %+v, want %+v", what, got, want)
+		}
+	}
+	charges("charge", m.from, 0, 0)
+	moving, err := c.BeginMigration(t.Context(), int(bucketKeys{tagged: true}.slot("k")), m.from, m.to)
+	must(t, err)
+	if n, err := moving.MoveKeys(t.Context(), 10); n != 1 || err != nil {
+		t.Fatalf("%d buckets have moved, error %v", n, err)
+	}
+	// HINCRBY and HMGET are refused.
+	charges("charge while the slot moves", m.to, 2, 1)
+	must(t, moving.Finish(t.Context()))
+	charges("charge when the slot has moved", m.to, 2, 1)
 }
 
 // TestPlainChargeOfAnOldCopy checks that a charge is made by the script if the server's copy of the

@@ -218,45 +218,62 @@ func TestScriptFlushIsNotNoticed(t *testing.T) {
 }
 
 // TestChargeReadsTheClockNearTheReset: a charge with any instant that has passed counts
-// in the window that is open by the server's clock.
+// in the window that is open by the server's clock, which it reads unless the window ends
+// more than five seconds after that instant. A take does the same.
 func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 	server := redistest.Start(t)
 	shard := newShard(t, ShardOptions{Primary: server.Addr()})
-	for i, c := range []struct {
-		name          string
-		reset, passed time.Duration
-		want          int64
-		reads         bool
-	}{
-		{"over", -time.Second, time.Second, 1, true},
-		{"ended long ago, by an old instant", -2 * time.Second, 6 * time.Second, 1, true},
-		{"open and near its end", 4 * time.Second, 0, 6, true},
-		{"open for long", time.Hour, time.Second, 6, false},
-	} {
-		key := fmt.Sprintf("clock:%d", i)
-		now, err := server.Client().Time(t.Context()).Result()
-		must(t, err)
-		must(t, server.Client().HSet(t.Context(), key, "c", 5, "r", now.Add(c.reset).UnixMicro()).Err())
-		call := newCall(time.Now().Add(waitTimeout))
-		// The first charge of a pipeline always reads the clock.
-		for range 2 {
-			cmd := new(scriptCommand)
-			cmd.begin(scriptFixedWindow, algorithm.Check, false, "other")
-			cmd.add(now.UnixMicro(), 60e6, 0, 0, 0)
-			cmd.renew()
-			call.cmds = append(call.cmds, &cmd.command)
+	for _, op := range []algorithm.Operation{algorithm.Charge, algorithm.Take} {
+		for i, c := range []struct {
+			name          string
+			reset, passed time.Duration
+			want          int64
+			reads         bool
+		}{
+			{"over", -time.Second, time.Second, 1, true},
+			{"ended long ago, by an old instant", -2 * time.Second, 6 * time.Second, 1, true},
+			{"at the margin, by an old instant, and over", -time.Second, 6 * time.Second, 1, true},
+			{"open and near its end", 4 * time.Second, 0, 6, true},
+			{"open, just outside the margin", 5*time.Second + time.Microsecond, 0, 6, false},
+			{"in the second second of ten", 9 * time.Second, time.Millisecond, 6, false},
+			{"open for long", time.Hour, time.Second, 6, false},
+		} {
+			key := fmt.Sprintf("clock:%v:%d", op, i)
+			now, err := server.Client().Time(t.Context()).Result()
+			must(t, err)
+			must(t, server.Client().HSet(t.Context(), key, "c", 5, "r", now.Add(c.reset).UnixMicro()).Err())
+			call := newCall(time.Now().Add(waitTimeout))
+			spend := new(scriptCommand)
+			spend.begin(scriptFixedWindow, op, false, key)
+			spend.add(-now.Add(-c.passed).UnixMicro(), 10e6, 1, 10, 0)
+			spend.renew()
+			call.cmds = append(call.cmds, &spend.command)
+			_, err = shard.owner(0).checks.do(t.Context(), call)
+			must(t, err)
+			must(t, spend.outcome)
+			reply := spend.integers()
+			if reply[2] != c.want || (reply[0] != 0) != c.reads {
+				t.Errorf("%v, %s: reply is %v, want count %d, and the clock read: %v", op, c.name, reply, c.want, c.reads)
+			}
 		}
-		charge := new(scriptCommand)
-		charge.begin(scriptFixedWindow, algorithm.Charge, false, key)
-		charge.add(-now.Add(-c.passed).UnixMicro(), 60e6, 1, 0, 0)
-		charge.renew()
-		call.cmds[1] = &charge.command
-		_, err = shard.owner(0).checks.do(t.Context(), call)
-		must(t, err)
-		must(t, call.cmds[1].outcome)
-		reply := charge.integers()
-		if reply[2] != c.want || (reply[0] != 0) != c.reads {
-			t.Errorf("%s: reply is %v, want count %d, and the clock read: %v", c.name, reply, c.want, c.reads)
+	}
+}
+
+// TestCallReadsTheClockOnce: however long the window is, and however many buckets are in
+// the call.
+func TestCallReadsTheClockOnce(t *testing.T) {
+	server := redistest.Start(t)
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
+	for _, window := range []time.Duration{10 * time.Second, time.Hour} {
+		for _, buckets := range []int{1, 50} {
+			limit := store.Limit{Zone: fmt.Sprint(window), Algorithm: store.FixedWindow, Window: window}
+			reqs := takes(&limit, buckets)
+			s.Charge(t.Context(), reqs)
+			before := calls(t, server, "time")
+			must(t, anyError(s.Take(t.Context(), reqs)))
+			if n := calls(t, server, "time") - before; n != 1 {
+				t.Errorf("takes of %d buckets with a window of %v read the clock %d times, want once", buckets, window, n)
+			}
 		}
 	}
 }
