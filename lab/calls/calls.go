@@ -163,6 +163,10 @@ func (l *load) call(ctx context.Context, caller int, t *tally) {
 // patient is a timeout that a busy machine does not exceed.
 const patient = 5 * time.Second
 
+// usual are the options that the Redis store gives a ledger unless its config says
+// otherwise.
+var usual = ledger.Options{ChargeDelay: ledger.UsualChargeDelay, MaxTrust: ledger.UsualMaxTrust}
+
 // process is what one Caddy has of a store: books, a ledger, and connections of its own.
 type process struct {
 	shard  *redis.Shard
@@ -223,11 +227,16 @@ func (p *process) take(ctx context.Context, r store.Request) store.State {
 
 const (
 	backendTime    = 2 * time.Millisecond // of an admitted request
-	severalClients = 500
-	attackRate     = 10_000 // requests in a second of a client over its limit
-	// acquaintance is how long clients send requests before calls are counted. Within
-	// that time the process learns whether it is their sole writer.
+	severalClients = 200
+	manyClients    = 5_000
+	severalRate    = 10_000 // requests in a second of several clients, 50 of each
+	manyRate       = 2_500  // of many clients, one of each in two seconds
+	attackRate     = 10_000 // of a client over its limit
+	// acquaintance is how long clients send requests at least before calls are counted, and
+	// acquainted how many each sends. By then the process knows whether it is their sole
+	// writer, and for how long.
 	acquaintance = 2 * ledger.DefaultTrust
+	acquainted   = 4
 	roomy        = 1_000_000_000 // a limit that is not reached
 )
 
@@ -237,31 +246,61 @@ type singleCase struct {
 	before  bool  // set for charge before
 	clients int64 // how many take turns; 0 means that no client comes twice
 	callers int
-	refused bool // puts the client over its limit
-	shared  bool // makes another process serve every other request of a client
+	rate    float64 // requests in a second; 0 means as many as the callers make
+	refused bool    // puts the client over its limit
+	shared  bool    // makes another process serve every other request of a client
+	atOnce  bool    // set for charge_delay 0
+	checked bool    // set for ledger_max_trust 0
 }
 
 // The cases of the summary.
 const (
 	afterOnce    = "charge after, no client comes twice"
-	afterInTurn  = "charge after, 500 clients in turn"
-	afterShared  = "charge after, 500 clients in turn, each at two Caddys"
+	afterOften   = "charge after, 200 clients, each 50 times a second"
+	afterAtOnce  = afterOften + ", `charge_delay 0`"
+	afterShared  = afterOften + ", at two Caddys"
+	afterSeldom  = "charge after, 5,000 clients, each every two seconds"
+	afterChecked = afterSeldom + ", `ledger_max_trust 0`"
 	afterBusy    = "charge after, one client, 64 at a time"
 	afterRefused = "charge after, one client, refused"
-	beforeInTurn = "charge before, 500 clients in turn"
+	beforeOften  = "charge before, 200 clients in turn"
 )
 
 var singleCases = []singleCase{
 	{name: afterOnce, callers: 64},
-	{name: afterInTurn, clients: severalClients, callers: 64},
-	{name: afterShared, clients: severalClients, callers: 64, shared: true},
+	{name: afterOften, clients: severalClients, callers: 64, rate: severalRate},
+	{name: afterAtOnce, clients: severalClients, callers: 64, rate: severalRate, atOnce: true},
+	{name: afterShared, clients: severalClients, callers: 64, rate: severalRate, shared: true},
+	{name: afterSeldom, clients: manyClients, callers: 64, rate: manyRate},
+	{name: afterChecked, clients: manyClients, callers: 64, rate: manyRate, checked: true},
 	{name: "charge after, one client, 1 at a time", clients: 1, callers: 1},
 	{name: "charge after, one client, 16 at a time", clients: 1, callers: 16},
 	{name: afterBusy, clients: 1, callers: 64},
-	{name: afterRefused, clients: 1, callers: 64, refused: true},
-	{name: beforeInTurn, before: true, clients: severalClients, callers: 64},
+	{name: afterBusy + ", `charge_delay 0`", clients: 1, callers: 64, atOnce: true},
+	{name: afterRefused, clients: 1, callers: 64, rate: attackRate, refused: true},
+	{name: beforeOften, before: true, clients: severalClients, callers: 64},
 	{name: "charge before, one client, 64 at a time", before: true, clients: 1, callers: 64},
-	{name: "charge before, one client, refused", before: true, clients: 1, callers: 64, refused: true},
+	{name: "charge before, one client, refused", before: true, clients: 1, callers: 64, rate: attackRate, refused: true},
+}
+
+// options are those of the case's ledgers.
+func (c singleCase) options() ledger.Options {
+	opts := usual
+	if c.atOnce {
+		opts.ChargeDelay = 0
+	}
+	if c.checked {
+		opts.MaxTrust = 0
+	}
+	return opts
+}
+
+// acquaintance is how long clients come before calls are counted.
+func (c singleCase) acquaintance() time.Duration {
+	if c.rate == 0 {
+		return acquaintance
+	}
+	return max(acquaintance, time.Duration(acquainted*float64(c.clients)/c.rate*float64(time.Second)))
 }
 
 type single struct {
@@ -275,7 +314,7 @@ func (s single) perRequest(n int64) float64 { return float64(n) / float64(s.requ
 func (s single) perSecond(n int64) float64  { return float64(n) / s.seconds }
 
 func (s single) isGenerated() bool {
-	return !s.refused || s.perSecond(s.requests) > 0.9*attackRate
+	return s.rate == 0 || s.perSecond(s.requests) > 0.9*s.rate
 }
 
 func measureSingles(ctx context.Context, cases []singleCase, span time.Duration) (list []single, err error) {
@@ -300,11 +339,11 @@ func measureSingles(ctx context.Context, cases []singleCase, span time.Duration)
 }
 
 func (c singleCase) measure(ctx context.Context, servers *redistest.Shard, span time.Duration) (_ single, err error) {
-	p := newProcess(servers, ledger.Options{})
+	p := newProcess(servers, c.options())
 	defer func() { err = errors.Join(err, p.close()) }()
 	other := p
 	if c.shared {
-		other = newProcess(servers, ledger.Options{})
+		other = newProcess(servers, c.options())
 		defer func() { err = errors.Join(err, other.close()) }()
 	}
 	var number atomic.Int64
@@ -322,12 +361,13 @@ func (c singleCase) measure(ctx context.Context, servers *redistest.Shard, span 
 		r.Cost = roomy
 		p.ledger.Charge(ctx, []store.Request{r})
 	}
-	if c.clients > 0 && !c.before && !c.refused {
-		l := load{callers: c.callers, until: time.Now().Add(acquaintance), request: send}
+	if c.before || c.refused {
+		for range c.clients {
+			send(ctx, 0)
+		}
+	} else if c.clients > 0 {
+		l := load{callers: c.callers, rate: c.rate, until: time.Now().Add(c.acquaintance()), request: send}
 		l.run(ctx)
-	}
-	for range c.clients {
-		send(ctx, 0)
 	}
 	p.settle()
 	other.settle()
@@ -335,10 +375,7 @@ func (c singleCase) measure(ctx context.Context, servers *redistest.Shard, span 
 	var seconds float64
 	before, after, err := traffic.Around(func() (calls, error) { return countCalls(servers) }, func() error {
 		start := time.Now()
-		l := load{callers: c.callers, until: start.Add(span), request: send}
-		if c.refused {
-			l.rate = attackRate
-		}
+		l := load{callers: c.callers, rate: c.rate, until: start.Add(span), request: send}
 		total = l.run(ctx)
 		seconds = time.Since(start).Seconds()
 		p.settle()
@@ -477,7 +514,7 @@ func measureBatches(ctx context.Context, limits []int64, processes []int, window
 func (c batchCase) measure(ctx context.Context, servers *redistest.Shard, window time.Duration) (_ *batched, err error) {
 	processes := make([]*process, c.processes)
 	for i := range processes {
-		processes[i] = newProcess(servers, ledger.Options{})
+		processes[i] = newProcess(servers, usual)
 	}
 	defer func() { err = errors.Join(err, traffic.Each(processes, (*process).close)) }()
 

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
-	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 )
 
 // TestCallsAreThoseThatWereMade requires of the count, with a known number of
@@ -20,7 +19,9 @@ import (
 func TestCallsAreThoseThatWereMade(t *testing.T) {
 	servers := redistest.StartShard(t, 1)
 	// Until this time has passed, a sole writer checks every request.
-	p := newProcess(servers, ledger.Options{Trust: time.Minute})
+	opts := usual
+	opts.Trust = time.Minute
+	p := newProcess(servers, opts)
 	defer func() {
 		if err := p.close(); err != nil {
 			t.Error(err)
@@ -68,6 +69,23 @@ func TestRefusedTrafficMakesOneCallASecond(t *testing.T) {
 		// One at the beginning, and one of the store for the primary's clock.
 		if most := int64(s.seconds) + 2; s.sum() > most {
 			t.Errorf("%s: %d calls in %.1f s, want at most %d", s.name, s.sum(), s.seconds, most)
+		}
+	}
+}
+
+// TestNamesSayTheOptions requires that a case has the usual options, but for those that its
+// name says.
+func TestNamesSayTheOptions(t *testing.T) {
+	for _, c := range singleCases {
+		want := usual
+		if strings.Contains(c.name, "`charge_delay 0`") {
+			want.ChargeDelay = 0
+		}
+		if strings.Contains(c.name, "`ledger_max_trust 0`") {
+			want.MaxTrust = 0
+		}
+		if got := c.options(); got.ChargeDelay != want.ChargeDelay || got.MaxTrust != want.MaxTrust {
+			t.Errorf("%s: charge_delay %v, ledger_max_trust %v", c.name, got.ChargeDelay, got.MaxTrust)
 		}
 	}
 }
@@ -132,8 +150,9 @@ func TestResultIsOfItsCases(t *testing.T) {
 	for i, c := range singleCases {
 		list = append(list, single{c, 100, 10, calls{primary: int64(100 * (i + 2))}})
 	}
-	want := "**Result.** With `charge after`, the first request of a client costs 2.00 calls, and a request of a client that comes again and again 3.00, or 4.00 if it comes to two Caddys. " +
-		"A client that sends 64 requests at a time to one Caddy costs 7.00 calls per request, and one that is over its limit 80.00 a second. With `charge before` a request costs 9.00.\n"
+	want := "**Result.** With `charge after`, the first request of a client costs 2.00 calls. Then a request costs 3.00 of a client that comes to one Caddy 50 times a second (4.00 with `charge_delay 0`), " +
+		"6.00 of one that comes there every two seconds (7.00 with `ledger_max_trust 0`), and 5.00 of one that comes to two Caddys. " +
+		"A client that sends 64 requests at a time to one Caddy costs 10.00 calls per request, and one that is over its limit 120 a second. With `charge before` a request costs 13.00.\n"
 	if got := resultText(list); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}

@@ -17,9 +17,9 @@ func resultText(list []single) string {
 	}
 	perRequest := func(name string) string { s := of(name); return number(s.perRequest(s.sum())) }
 	refused := of(afterRefused)
-	return fmt.Sprintf("**Result.** With `charge after`, the first request of a client costs %s calls, and a request of a client that comes again and again %s, or %s if it comes to two Caddys. A client that sends %d requests at a time to one Caddy costs %s calls per request, and one that is over its limit %s a second. With `charge before` a request costs %s.\n",
-		perRequest(afterOnce), perRequest(afterInTurn), perRequest(afterShared), of(afterBusy).callers, perRequest(afterBusy),
-		number(refused.perSecond(refused.sum())), perRequest(beforeInTurn))
+	return fmt.Sprintf("**Result.** With `charge after`, the first request of a client costs %s calls. Then a request costs %s of a client that comes to one Caddy 50 times a second (%s with `charge_delay 0`), %s of one that comes there every two seconds (%s with `ledger_max_trust 0`), and %s of one that comes to two Caddys. A client that sends %d requests at a time to one Caddy costs %s calls per request, and one that is over its limit %s a second. With `charge before` a request costs %s.\n",
+		perRequest(afterOnce), perRequest(afterOften), perRequest(afterAtOnce), perRequest(afterSeldom), perRequest(afterChecked), perRequest(afterShared),
+		of(afterBusy).callers, perRequest(afterBusy), number(refused.perSecond(refused.sum())), perRequest(beforeOften))
 }
 
 func singleTable(list []single) string {
@@ -27,7 +27,7 @@ func singleTable(list []single) string {
 	for _, s := range list {
 		rate := fmt.Sprintf("%.0f", s.perSecond(s.requests))
 		if !s.isGenerated() {
-			rate += fmt.Sprintf(", %d not generated", attackRate)
+			rate += fmt.Sprintf(", %.0f not generated", s.rate)
 		}
 		t.Row(s.name, rate,
 			number(s.perRequest(s.replica)), number(s.perRequest(s.primary)), number(s.perRequest(s.sum())), number(s.perSecond(s.sum())))

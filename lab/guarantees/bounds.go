@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 )
 
@@ -38,19 +40,20 @@ const (
 	// and so short that several windows go by.
 	window     = 4 * time.Second
 	batchShare = 10 // the default of batch_share, in percent
+	trustShare = 10 // the part of a window, as its divisor, for which answers are relied on
 )
 
 func limits() (all []limit) {
-	for _, algorithm := range []string{fixedWindow, slidingWindow, slidingLog, gcra} {
-		l := limit{algorithm: algorithm, events: 100, window: window, takes: 10 * time.Millisecond}
-		if algorithm == gcra {
+	for _, name := range []string{fixedWindow, slidingWindow, slidingLog, gcra} {
+		l := limit{algorithm: name, events: 100, window: window, takes: 10 * time.Millisecond}
+		if name == gcra {
 			l.burst = 25
 		}
 		for _, charge := range []string{after, before} {
 			l.charge = charge
 			all = append(all, l)
 		}
-		if algorithm == fixedWindow || algorithm == slidingWindow {
+		if name == fixedWindow || name == slidingWindow {
 			l.batched = true
 			all = append(all, l)
 		}
@@ -105,40 +108,92 @@ func arrival(longest time.Duration) time.Duration { return ledger.UsualChargeDel
 
 // mayBeBeyond bounds the admissions of a client at once beyond its capacity. There are
 // none if check and charge are one step, or if there is one Caddy. Otherwise they are the
-// admissions of other Caddys that a Caddy cannot have seen, and at most the limit for
-// each of the others. The latter does not hold for gcra, whose bucket drains once,
-// however many Caddys fill it.
-func (l limit) mayBeBeyond(caddys int, unseen int64) int64 {
-	switch {
-	case l.charge == before || caddys == 1:
+// admissions of other Caddys that a Caddy cannot have seen: those unseen by a check or,
+// without one, those unasked less the half of the limit that has to be left. Older answers
+// add to that, and it is at most the limit for each of the other Caddys. The latter does
+// not hold for gcra, whose bucket drains once, however many Caddys fill it.
+func (l limit) mayBeBeyond(caddys int, unseen, unasked int64) int64 {
+	if l.charge == before || caddys == 1 {
 		return 0
-	case l.algorithm == gcra:
-		return unseen
-	default:
-		return min(unseen, int64(caddys-1)*l.events)
 	}
+	most := unseen
+	if l.isCopied() {
+		most = max(unseen, unasked-(l.capacity()+1)/2) + l.onOlderAnswers(caddys)
+	}
+	if l.algorithm == gcra {
+		return most
+	}
+	return min(most, int64(caddys-1)*l.events)
+}
+
+// isCopied reports whether a Caddy that has a client to itself admits it without a check.
+func (l limit) isCopied() bool { return algorithm.Copies(store.Algorithm(l.algorithm)) }
+
+// onOlderAnswers bounds the admissions on answers that are older than ledger_trust: one at
+// each other Caddy. An answer is never relied on for longer than a part of the window.
+func (l limit) onOlderAnswers(caddys int) int64 {
+	if l.window/trustShare <= ledger.DefaultTrust {
+		return 0
+	}
+	return int64(caddys - 1)
 }
 
 // unseen is the most requests admitted by the other Caddys that one Caddy cannot have
-// known at some instant: those in flight, and those answered less than reach ago.
+// known at some instant at which it may have admitted a request itself: those in flight,
+// and those answered less than reach ago.
 func unseen(seen []response, caddys int, reach time.Duration) (most int64) {
 	type change struct {
-		at   time.Time
-		more int64
+		at          time.Time
+		others, own int64
 	}
 	admitted := traffic.Those(seen, response.isAdmitted)
 	for caddy := range caddys {
 		var changes []change
 		for _, r := range admitted {
 			if r.caddy != caddy {
-				changes = append(changes, change{r.begun, 1}, change{r.ended.Add(reach), -1})
+				changes = append(changes, change{r.begun, 1, 0}, change{r.ended.Add(reach), -1, 0})
+			} else {
+				changes = append(changes, change{r.begun, 0, 1}, change{r.ended, 0, -1})
 			}
 		}
-		slices.SortFunc(changes, func(a, b change) int { return cmp.Or(a.at.Compare(b.at), int(b.more-a.more)) })
-		n := int64(0)
+		slices.SortFunc(changes, func(a, b change) int {
+			return cmp.Or(a.at.Compare(b.at), int(b.others+b.own-a.others-a.own))
+		})
+		others, own := int64(0), int64(0)
 		for _, c := range changes {
-			n += c.more
-			most = max(most, n)
+			others, own = others+c.others, own+c.own
+			if own > 0 {
+				most = max(most, others)
+			}
+		}
+	}
+	return most
+}
+
+// unasked is the most requests admitted by the other Caddys that one Caddy cannot have
+// known when it admitted a request without a check: those that may have been charged after
+// its own last charge, the reply to which it relies on for ledger_trust.
+func unasked(seen []response, caddys int, arrival time.Duration) (most int64) {
+	admitted := byEnd(traffic.Those(seen, response.isAdmitted))
+	for caddy := range caddys {
+		isOwn := func(r response) bool { return r.caddy == caddy }
+		own := traffic.Those(admitted, isOwn)
+		others := traffic.Those(admitted, func(r response) bool { return !isOwn(r) })
+		for i, r := range own {
+			// The answer was asked for since then.
+			since, relies := r.begun.Add(-ledger.DefaultTrust), false
+			for _, earlier := range own[:i] {
+				charged := earlier.ended.Add(arrival)
+				relies = relies || !charged.Before(r.begun.Add(-ledger.DefaultTrust))
+				if !charged.After(r.begun) && earlier.begun.After(since) {
+					since = earlier.begun
+				}
+			}
+			if relies {
+				most = max(most, count(others, func(o *response) bool {
+					return !o.begun.After(r.ended) && !o.ended.Add(arrival).Before(since)
+				}))
+			}
 		}
 	}
 	return most

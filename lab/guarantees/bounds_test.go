@@ -25,10 +25,44 @@ func TestUnseen(t *testing.T) {
 		"one after the other":       {join(admitted(9, 0, 10, 20), of(1, admitted(9, 10, 10, 20))), 2, 0, 1},
 		"rate times reach":          {join(admitted(9, 0, 10, 20), of(1, admitted(9, 10, 10, 20))), 2, 100 * ms, 6},
 		"at several":                {join(admitted(3, 0, 10, 0), of(1, admitted(4, 5, 10, 0)), of(2, admitted(5, 5, 10, 0))), 3, 0, 9},
-		"refusals are none of them": {join(admitted(1, 0, 10, 0), of(1, []response{at(429, 0, 10)})), 2, ms, 1},
+		"refusals are none of them": {join(admitted(1, 0, 10, 0), of(1, []response{at(429, 0, 10)})), 2, ms, 0},
+		"nothing is admitted then":  {join(admitted(9, 0, 10, 0), of(1, admitted(1, 40, 10, 0))), 2, 20 * ms, 0},
 	} {
 		if got := unseen(test.seen, test.caddys, test.reach); got != test.want {
 			t.Errorf("%s: %d unseen, want %d", name, got, test.want)
+		}
+	}
+}
+
+func TestUnasked(t *testing.T) {
+	of := func(caddy int, all []response) []response {
+		for i := range all {
+			all[i].caddy = caddy
+		}
+		return all
+	}
+	visits := func(at ...int) (all []response) {
+		for _, ms := range at {
+			all = append(all, admitted(1, ms, 10, 0)...)
+		}
+		return all
+	}
+	for name, test := range map[string]struct {
+		seen   []response
+		caddys int
+		want   int64
+	}{
+		"one Caddy":                      {visits(0, 500, 900), 1, 0},
+		"while it was away":              {join(visits(0, 900), of(1, admitted(30, 200, 10, 10))), 2, 30},
+		"longer ago than answers count":  {join(visits(0, 1300), of(1, admitted(30, 200, 10, 10))), 2, 1},
+		"before any answer that counts":  {join(visits(0, 1100), of(1, admitted(30, -60, 10, 1))), 2, 0},
+		"shown by the reply to a charge": {join(visits(0, 1300, 1500), of(1, admitted(30, 200, 10, 10))), 2, 1},
+		"a charge without a reply":       {join(visits(0, 1300, 1380), of(1, admitted(30, 200, 10, 10))), 2, 23},
+		"after it has left":              {join(visits(0, 100), of(1, admitted(30, 200, 10, 10))), 2, 2},
+		"at several":                     {join(visits(0, 900), of(1, admitted(30, 200, 10, 10)), of(2, admitted(20, 200, 10, 10))), 3, 50},
+	} {
+		if got := unasked(test.seen, test.caddys, 100*time.Millisecond); got != test.want {
+			t.Errorf("%s: %d unasked, want %d", name, got, test.want)
 		}
 	}
 }
@@ -44,7 +78,7 @@ func TestBounds(t *testing.T) {
 				case l.algorithm == gcra:
 					want = seen
 				}
-				if got := l.mayBeBeyond(caddys, seen); got != want {
+				if got := l.mayBeBeyond(caddys, seen, 0); got != want {
 					t.Errorf("%s, %d Caddys, %d unseen: %d may be beyond, want %d", l, caddys, seen, got, want)
 				}
 			}
@@ -55,6 +89,30 @@ func TestBounds(t *testing.T) {
 			if got := l.mayBeRoom(caddys); got != want {
 				t.Errorf("%s, %d Caddys: room for %d may be, want %d", l, caddys, got, want)
 			}
+		}
+	}
+	for name, test := range map[string]struct {
+		limit                 limit
+		caddys                int
+		unseen, unasked, want int64
+	}{
+		"less than half of the limit": {small(fixedWindow, after), 2, 0, 2, 0},
+		"more than half of the limit": {small(fixedWindow, after), 2, 0, 5, 3},
+		"of an odd limit":             {limit{algorithm: fixedWindow, charge: after, events: 5, window: window}, 2, 0, 5, 2},
+		"of a burst":                  {small(gcra, after), 2, 0, 5, 4},
+		"unseen by a check":           {small(fixedWindow, after), 2, 4, 5, 4},
+		"a limit for each other":      {small(slidingWindow, after), 3, 0, 90, 8},
+		"a log is always checked":     {small(slidingLog, after), 2, 1, 5, 1},
+		"before":                      {small(fixedWindow, before), 2, 1, 5, 0},
+		"one Caddy":                   {small(fixedWindow, after), 1, 1, 5, 0},
+		"older answers":               {long(fixedWindow, after), 4, 0, 0, 3},
+		"older answers beside others": {long(gcra, after), 4, 1, 4, 6},
+		"older answers, a log":        {long(slidingLog, after), 4, 1, 0, 1},
+		"older answers, before":       {long(fixedWindow, before), 4, 1, 0, 0},
+		"older answers, one Caddy":    {long(fixedWindow, after), 1, 1, 0, 0},
+	} {
+		if got := test.limit.mayBeBeyond(test.caddys, test.unseen, test.unasked); got != test.want {
+			t.Errorf("%s: %d may be beyond, want %d", name, got, test.want)
 		}
 	}
 	batched := limit{algorithm: fixedWindow, charge: before, batched: true, events: 20}
@@ -147,6 +205,13 @@ func small(algorithm, charge string) limit {
 	case concurrency:
 		l.events = 2
 	}
+	return l
+}
+
+// long are small limits with a window in which answers older than ledger_trust count.
+func long(algorithm, charge string) limit {
+	l := small(algorithm, charge)
+	l.window = 11 * time.Second
 	return l
 }
 

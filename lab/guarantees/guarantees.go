@@ -1,8 +1,9 @@
 // Package guarantees measures how much more or less than their limits clients get from
 // real Caddys on real Redis servers whose replica lags. It compares that with the
 // promises of docs/evidence/guarantees.md, and writes its observations there. A cell is one
-// combination of settings, an outcome holds its observations, a loss is the effect of a
-// fault on a client's charges, and a limit computes the bounds.
+// combination of settings, a roam the traffic of a client that changes Caddys, an outcome
+// holds the observations of a cell, a loss is the effect of a fault on a client's charges,
+// and a limit computes the bounds.
 package guarantees
 
 import (
@@ -54,11 +55,13 @@ func Run(ctx context.Context, args []string) error {
 	}
 	defer shop.Close()
 	set, began := settings{shop, *lasts}, time.Now()
-	outcomes, err := tryCells(ctx, set, wanted)
+	outcomes, err := tryCells(ctx, set, wanted, plan{limits: limits(), sizes: caddyCounts, groups: groups(limits())})
+	roamed, failed := tryCells(ctx, set, wanted, plan{limits: roamLimits(), sizes: roamCounts, groups: roamGroups(roamLimits()), isApart: true})
+	err = errors.Join(err, failed)
 	losses, failed := tryFaults(ctx, set, wanted)
 	err = errors.Join(err, failed)
 	if *only == "" && ctx.Err() == nil {
-		err = errors.Join(err, report.Rewrite(*target, "guarantees", document(set, time.Since(began), outcomes, losses)),
+		err = errors.Join(err, report.Rewrite(*target, "guarantees", document(set, time.Since(began), outcomes, roamed, losses)),
 			draw(excesses(outcomes)).Write(*drawing))
 	}
 	return err
@@ -71,18 +74,31 @@ func exceeded(breaches []string) error {
 	})
 }
 
-// tryCells tries the wanted cells. The error names the bounds that were exceeded.
-func tryCells(ctx context.Context, set settings, wanted *regexp.Regexp) (all []*outcome, err error) {
-	m, err := newMatrix(set, limits(), caddyCounts)
+// plan is cells in groups, and what they need.
+type plan struct {
+	limits  []limit
+	sizes   []int // the numbers of Caddys
+	isApart bool  // set if each limit has a store of its own, so that metrics tell them apart
+	groups  [][]cell
+}
+
+// tryCells tries the wanted cells of a plan. The error names the bounds that were exceeded.
+func tryCells(ctx context.Context, set settings, wanted *regexp.Regexp, p plan) (all []*outcome, err error) {
+	var wantedGroups [][]cell
+	for _, group := range p.groups {
+		if some := traffic.Those(group, func(c cell) bool { return wanted.MatchString(c.String()) }); len(some) > 0 {
+			wantedGroups = append(wantedGroups, some)
+		}
+	}
+	if len(wantedGroups) == 0 {
+		return nil, nil
+	}
+	m, err := newMatrix(set, p)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, m.stop()) }()
-	for _, group := range groups(m.limits) {
-		group = slices.DeleteFunc(group, func(c cell) bool { return !wanted.MatchString(c.String()) })
-		if len(group) == 0 {
-			continue
-		}
+	for _, group := range wantedGroups {
 		outcomes, failed := m.try(ctx, group)
 		if failed != nil {
 			return all, errors.Join(err, failed)
@@ -101,11 +117,16 @@ type cell struct {
 	limit       limit
 	caddys      int
 	lag         time.Duration
-	connections int // how many requests the client makes at a time
+	connections int    // how many requests the client makes at a time
+	roam        string // the name of the client's way from Caddy to Caddy, if it has one
 }
 
 func (c cell) String() string {
-	return fmt.Sprintf("%s, %d Caddys, lag %v, %d at a time", c.limit, c.caddys, c.lag, c.connections)
+	text := fmt.Sprintf("%s, %d Caddys, lag %v, %d at a time", c.limit, c.caddys, c.lag, c.connections)
+	if c.roam != "" {
+		text += ", " + c.roam
+	}
+	return text
 }
 
 var (
@@ -134,7 +155,7 @@ func groups(limits []limit) (all [][]cell) {
 				for some := range slices.Chunk(limits, size) {
 					var group []cell
 					for _, l := range some {
-						group = append(group, cell{l, caddys, lag, connections})
+						group = append(group, cell{limit: l, caddys: caddys, lag: lag, connections: connections})
 					}
 					all = append(all, group)
 				}
@@ -154,8 +175,12 @@ func rest(connections int) time.Duration {
 	return max(20*time.Millisecond, time.Duration(connections)*4*time.Millisecond)
 }
 
-// run sends requests of two clients for some time, and returns the responses.
+// run sends requests of two clients for some time, or of one that roams, and returns the
+// responses.
 func (c cell) run(ctx context.Context, sites []*site.Site, name string, lasts time.Duration) (seen, others []response) {
+	if c.roam != "" {
+		return c.runRoam(ctx, sites, name), nil
+	}
 	ctx, end := context.WithTimeout(ctx, lasts)
 	defer end()
 	greedy := &sender{client: name, zone: c.limit.zone(), sites: sites, connections: c.connections, rest: rest(c.connections)}
@@ -170,15 +195,14 @@ func (c cell) run(ctx context.Context, sites []*site.Site, name string, lasts ti
 // matrix runs the cells: a shard, and Caddys in groups of each size.
 type matrix struct {
 	settings
-	limits  []limit
 	shard   *redistest.Shard
 	backend *backend
 	sites   map[int][]*site.Site
 	names   int // how many clients there have been
 }
 
-func newMatrix(set settings, limits []limit, sizes []int) (_ *matrix, err error) {
-	m := &matrix{settings: set, limits: limits, sites: map[int][]*site.Site{}}
+func newMatrix(set settings, p plan) (_ *matrix, err error) {
+	m := &matrix{settings: set, sites: map[int][]*site.Site{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, m.stop())
@@ -187,25 +211,41 @@ func newMatrix(set settings, limits []limit, sizes []int) (_ *matrix, err error)
 	if m.shard, err = redistest.LaunchShard(1); err != nil {
 		return nil, err
 	}
-	if m.backend, err = startBackend(limits); err != nil {
+	if m.backend, err = startBackend(p.limits); err != nil {
 		return nil, err
 	}
-	zones := ""
-	for _, l := range limits {
-		zones += l.caddyfile()
-	}
-	for _, n := range sizes {
+	for _, n := range p.sizes {
 		// Each group has buckets of its own, so that only its Caddys share its batches.
 		// A busy machine exceeds the default timeout.
+		const checkTimeout = 2 * time.Second
+		var stores, handlers string
+		if group := fmt.Sprint("group", n); p.isApart {
+			stores, handlers = apart(p.limits, m.shard.Primary.Addr(), m.shard, group, checkTimeout)
+		} else {
+			stores = storeText("", m.shard.Primary.Addr(), m.shard, group, checkTimeout)
+			handlers = "rate_limit {\n"
+			for _, l := range p.limits {
+				handlers += l.caddyfile()
+			}
+			handlers += "}\n"
+		}
 		if m.sites[n], err = set.shop.StartAll(n, site.Config{
-			Log:    "exclude http.log.error",
-			Stores: storeText("", m.shard.Primary.Addr(), m.shard, fmt.Sprint("group", n), 2*time.Second),
-			Routes: []string{"route {\nrate_limit {\n" + zones + "}\nreverse_proxy " + m.backend.addr + "\n}"},
+			Log: "exclude http.log.error", Stores: stores,
+			Routes: []string{"route {\n" + handlers + "reverse_proxy " + m.backend.addr + "\n}"},
 		}); err != nil {
 			return nil, err
 		}
 	}
 	return m, nil
+}
+
+// apart returns a store and a handler for each limit, in the Caddyfile.
+func apart(limits []limit, primary string, shard *redistest.Shard, prefix string, checkTimeout time.Duration) (stores, handlers string) {
+	for _, l := range limits {
+		stores += storeText(l.zone(), primary, shard, prefix+l.zone(), checkTimeout)
+		handlers += "rate_limit {\nstore " + l.zone() + "\n" + l.caddyfile() + "}\n"
+	}
+	return stores, handlers
 }
 
 // storeText is a store in the Caddyfile that reaches the shard's primary at an address.
@@ -277,24 +317,21 @@ func (m *matrix) tryOnce(ctx context.Context, group []cell) ([]*outcome, error) 
 	}
 	// Metrics count charges when they are answered. The machine is idle now.
 	time.Sleep(300 * time.Millisecond)
-	longest, err := longestSince(sites, earlier)
+	now, err := site.AllMetrics(sites)
 	if err != nil {
 		return nil, err
+	}
+	var longest time.Duration
+	for i := range now {
+		longest = max(longest, longestCall(now[i], earlier[i]))
 	}
 	outcomes := make([]*outcome, len(group))
 	for i, c := range group {
 		outcomes[i] = c.judge(seen[i], others[i], m.backend.peak(name(i)), lagged, longest)
+		outcomes[i].unchecked = c.unchecked(now, earlier)
 	}
 	m.names += len(group)
 	return outcomes, nil
-}
-
-func longestSince(sites []*site.Site, earlier []caddyproc.Metrics) (longest time.Duration, err error) {
-	now, err := site.AllMetrics(sites)
-	for i := range now {
-		longest = max(longest, longestCall(now[i], earlier[i]))
-	}
-	return longest, err
 }
 
 type sender struct {

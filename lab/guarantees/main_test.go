@@ -20,6 +20,7 @@ func TestGuarantees(t *testing.T) {
 	redistest.Must(t, err)
 	set := settings{&site.Workshop{Dir: t.TempDir(), Caddy: caddy}, 5 * window / 4}
 	tryCorners(t, set)
+	tryRoams(t, set)
 	for _, f := range faults() {
 		most := 4 * f.times
 		f.times = (f.times + 2) / 3
@@ -53,13 +54,8 @@ func tryFault(t *testing.T, set settings, f fault, isLast bool) (met bool) {
 // tryCorners tries all limits where a replica lags by a second, and those of
 // charge after where a Caddy alone may not exceed them.
 func tryCorners(t *testing.T, set settings) {
-	m, err := newMatrix(set, limits(), []int{1, 2})
-	redistest.Must(t, err)
-	defer func() {
-		if err := m.stop(); err != nil {
-			t.Error(err)
-		}
-	}()
+	m, stop := startMatrix(t, set, plan{limits: limits(), sizes: []int{1, 2}})
+	defer stop()
 	for _, corner := range []cell{{caddys: 2, lag: time.Second, connections: 16}, {caddys: 1, lag: 100 * time.Millisecond, connections: 16}} {
 		var group []cell
 		for _, l := range limits() {
@@ -67,13 +63,40 @@ func tryCorners(t *testing.T, set settings) {
 				group = append(group, corner)
 			}
 		}
-		outcomes, err := m.try(t.Context(), group)
-		redistest.Must(t, err)
-		for _, o := range outcomes {
-			t.Log(o)
-			for _, text := range o.breaches() {
-				t.Error(text)
-			}
+		tryGroup(t, m, group)
+	}
+}
+
+// tryRoams tries clients that roam between two Caddys.
+func tryRoams(t *testing.T, set settings) {
+	m, stop := startMatrix(t, set, plan{limits: roamLimits(), sizes: []int{2}, isApart: true})
+	defer stop()
+	for _, group := range roamGroups(roamLimits()) {
+		if c := group[0]; c.caddys == 2 && c.lag == 0 {
+			tryGroup(t, m, group)
+		}
+	}
+}
+
+func startMatrix(t *testing.T, set settings, p plan) (m *matrix, stop func()) {
+	t.Helper()
+	m, err := newMatrix(set, p)
+	redistest.Must(t, err)
+	return m, func() {
+		if err := m.stop(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func tryGroup(t *testing.T, m *matrix, group []cell) {
+	t.Helper()
+	outcomes, err := m.try(t.Context(), group)
+	redistest.Must(t, err)
+	for _, o := range outcomes {
+		t.Log(o)
+		for _, text := range o.breaches() {
+			t.Error(text)
 		}
 	}
 }

@@ -27,6 +27,7 @@ type outcome struct {
 	mayBeyond, mayRoom            int64         // the bounds of beyond and room
 	windows, resets               int64         // resets is the most in one window
 	others, disturbed             int64         // requests of the second client, and those that were not admitted
+	unchecked                     int64         // admissions without a check, of all clients that roam like this one
 }
 
 func (c cell) judge(seen, others []response, peak int64, lagged, longest time.Duration) *outcome {
@@ -37,7 +38,7 @@ func (c cell) judge(seen, others []response, peak int64, lagged, longest time.Du
 	o.served, o.refused = count(seen, (*response).isAdmitted), count(seen, (*response).isRefused)
 	o.failed = o.sent - o.served - o.refused
 	o.beyond = c.limit.beyond(seen, peak)
-	o.mayBeyond = c.limit.mayBeBeyond(c.caddys, unseen(seen, c.caddys, reach(o.arrived, lagged)))
+	o.mayBeyond = c.limit.mayBeBeyond(c.caddys, unseen(seen, c.caddys, reach(o.arrived, lagged)), unasked(seen, c.caddys, o.arrived))
 	o.room = newClient(c.limit, seen, o.arrived).room()
 	o.mayRoom = c.limit.mayBeRoom(c.caddys)
 	if c.limit.hasReset() {
@@ -48,8 +49,11 @@ func (c cell) judge(seen, others []response, peak int64, lagged, longest time.Du
 }
 
 // isStill reports whether the machine stalled for so long that timeouts passed or that
-// too little was sent.
-func (o *outcome) isStill() bool { return o.failed > 0 || o.isIdle() }
+// too little was sent, or too late.
+func (o *outcome) isStill() bool { return o.failed > 0 || o.isIdle() || o.isChecked() }
+
+// isChecked reports whether clients that should have been admitted without a check were not.
+func (o *outcome) isChecked() bool { return o.roam != "" && o.unchecked == 0 }
 
 func (o *outcome) breaches() (all []string) {
 	tell := func(format string, args ...any) { all = append(all, o.cell.String()+": "+fmt.Sprintf(format, args...)) }
@@ -71,6 +75,9 @@ func (o *outcome) breaches() (all []string) {
 	if o.isIdle() {
 		tell("the limit was not reached: %d sent, %d refused", o.sent, o.refused)
 	}
+	if o.isChecked() {
+		tell("no request was admitted without a check")
+	}
 	return all
 }
 
@@ -80,9 +87,9 @@ func (o *outcome) isIdle() bool {
 }
 
 func (o *outcome) String() string {
-	return fmt.Sprintf("%s: %d sent, %d served, %d of %d beyond, room for %d of %d, lag %v, arrival %v, %d windows",
+	return fmt.Sprintf("%s: %d sent, %d served, %d of %d beyond, room for %d of %d, lag %v, arrival %v, %d windows, %d unchecked",
 		o.cell, o.sent, o.served, o.beyond, o.mayBeyond, o.room, o.mayRoom,
-		o.lagged.Round(time.Millisecond), o.arrived, o.windows)
+		o.lagged.Round(time.Millisecond), o.arrived, o.windows, o.unchecked)
 }
 
 // The load under faults.
@@ -138,12 +145,8 @@ func (f fault) try(ctx context.Context, set settings, limits []limit) (_ []*loss
 		return nil, err
 	}
 	defer proxy.Close()
-	// Each limit has a store, so that metrics tell them apart.
-	stores, handlers := "", ""
-	for _, l := range limits {
-		stores += storeText(l.zone(), proxy.Addr(), shard, l.zone(), 250*time.Millisecond)
-		handlers += "rate_limit {\nstore " + l.zone() + "\n" + l.caddyfile() + "}\n"
-	}
+	// Metrics tell the stores of the limits apart.
+	stores, handlers := apart(limits, proxy.Addr(), shard, "", 250*time.Millisecond)
 	sites, err := set.shop.StartAll(faultCaddys, site.Config{
 		Log: "exclude http.log.error", Stores: stores, Routes: []string{"route {\n" + handlers + "respond ok\n}"},
 	})

@@ -11,6 +11,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 )
 
 // TestDocumentHasItsTables requires that every cell, limit and fault is in the tables.
@@ -114,17 +115,25 @@ func TestMergedRowsStandForAll(t *testing.T) {
 func TestTables(t *testing.T) {
 	l := limits()[0]
 	outcomes := []*outcome{
-		{cell: cell{l, 2, time.Second, 1}, served: 5, refused: 5, beyond: 1, mayBeyond: 2, windows: 3, resets: 1},
-		{cell: cell{l, 2, time.Second, 16}, served: 6, refused: 4, beyond: 3, mayBeyond: 2, room: 1, windows: 3, resets: 2},
+		{cell: cell{limit: l, caddys: 2, lag: time.Second, connections: 1}, served: 5, refused: 5, beyond: 1, mayBeyond: 2, windows: 3, resets: 1},
+		{cell: cell{limit: l, caddys: 2, lag: time.Second, connections: 16}, served: 6, refused: 4, beyond: 3, mayBeyond: 2, room: 1, windows: 3, resets: 2},
+	}
+	way := cell{limit: roamLimits()[0], caddys: 4, lag: time.Second, connections: roamConnections, roam: seldom}
+	roamed := []*outcome{
+		{cell: way, served: 5, refused: 5, beyond: 2, mayBeyond: 3, unchecked: 7},
+		{cell: way, served: 5, refused: 5, beyond: 4, mayBeyond: 3, unchecked: 7},
 	}
 	for _, want := range []string{
+		"| algorithm, charge | Caddys | replica lag | seldom: admitted without a check | beyond the limit | often: admitted without a check | beyond the limit |\n",
+		"| fixed_window, after | 4 | 1 s | 7 | **4 of 3** |  |  |\n",
+		"A client that came back to 3 Caddys that knew it by older answers alone got 4, where the bound is 3.",
 		"| fixed_window, after | 2 | 1 s | 1 of 2 | **3 of 2** |  | 0 of 0 | **1 of 0** |  |\n",
 		"| fixed_window, after | 2 | 20 | 6 | **2 of 1** |\n",
-		"Bounds were exceeded ",
+		"Bounds were exceeded 4 times",
 		"The largest excess was 3 requests, where the bound is 2: `fixed_window` of `charge after`, 2 Caddys, 16 requests at a time, a limit of 100.",
 		"| cut | fixed_window, after | 5 | 0 | 4 | 1 | 0 | 0 of 0 | 1 of 1 |\n",
 	} {
-		sections := document(settings{}, time.Minute, outcomes, []*loss{{fault: "cut", limit: l, served: 5, counted: 4, uncertain: 1}})
+		sections := document(settings{}, time.Minute, outcomes, roamed, []*loss{{fault: "cut", limit: l, served: 5, counted: 4, uncertain: 1}})
 		text := sections[report.Result] + sections[report.Tables]
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
@@ -155,8 +164,32 @@ func TestGroupsAreAllCells(t *testing.T) {
 	}
 }
 
+// TestRoamsAreRelevant requires that the answers on which the clients that come seldom pass
+// are older than ledger_trust and young enough, also where the first charge at a Caddy shows
+// others, and that half of the limit is left.
+func TestRoamsAreRelevant(t *testing.T) {
+	for _, group := range roamGroups(roamLimits()) {
+		for _, c := range group {
+			way := roams[slices.IndexFunc(roams, func(r roam) bool { return r.name == c.roam })]
+			visits := way.visits[len(way.visits)-c.caddys+1:]
+			all := int64(0)
+			age := way.rest + c.lag
+			for i, n := range slices.Backward(visits) {
+				if quiet := min(time.Duration(n-2)*way.pace, c.limit.window/trustShare); c.roam == seldom && (age <= ledger.DefaultTrust || age >= quiet) {
+					t.Errorf("%s: the answer at Caddy %d is %v old when the client is back, and is relied on for %v", c, i, age, quiet)
+				}
+				age += time.Duration(n) * way.pace
+				all += int64(n)
+			}
+			if 2*all >= c.limit.capacity() || c.limit.onOlderAnswers(c.caddys) != int64(c.caddys-1) {
+				t.Errorf("%s: after %d visits, half of the limit is not left", c, all)
+			}
+		}
+	}
+}
+
 func TestBreaches(t *testing.T) {
-	well := outcome{cell: cell{limits()[0], 2, 0, 1}, sent: 10, served: 5, refused: 5, resets: 1}
+	well := outcome{cell: cell{limit: limits()[0], caddys: 2, connections: 1}, sent: 10, served: 5, refused: 5, resets: 1}
 	if got := well.breaches(); len(got) > 0 {
 		t.Errorf("what is within its bounds: %q", got)
 	}
@@ -167,6 +200,7 @@ func TestBreaches(t *testing.T) {
 		"another client": func(o *outcome) { o.disturbed = 1 },
 		"no answer":      func(o *outcome) { o.failed = 1 },
 		"nothing tried":  func(o *outcome) { o.refused = 0 },
+		"all checked":    func(o *outcome) { o.roam = seldom },
 	} {
 		o := well
 		spoil(&o)

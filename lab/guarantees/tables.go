@@ -15,17 +15,18 @@ import (
 )
 
 // document returns the sections of the document.
-func document(set settings, took time.Duration, outcomes []*outcome, losses []*loss) map[string]string {
+func document(set settings, took time.Duration, outcomes, roamed []*outcome, losses []*loss) map[string]string {
 	return map[string]string{
-		report.Result: resultText(outcomes, losses),
-		report.Tables: head(set, took, outcomes) + limitTable(outcomes) + "\n" + resetTable(outcomes) + "\n" + lossTable(losses),
+		report.Result: resultText(outcomes, roamed, losses),
+		report.Tables: head(set, took, slices.Concat(outcomes, roamed)) + limitTable(outcomes) + "\n" + roamTable(roamed) + "\n" +
+			resetTable(outcomes) + "\n" + lossTable(losses),
 	}
 }
 
 // resultText is the summary of the document.
-func resultText(outcomes []*outcome, losses []*loss) string {
+func resultText(outcomes, roamed []*outcome, losses []*loss) string {
 	broken := 0
-	for _, o := range outcomes {
+	for _, o := range slices.Concat(outcomes, roamed) {
 		broken += len(o.breaches())
 	}
 	for _, l := range losses {
@@ -35,12 +36,7 @@ func resultText(outcomes []*outcome, losses []*loss) string {
 	if broken > 0 {
 		text = fmt.Sprintf("**Result.** Bounds were exceeded %d times; the tables show where. ", broken)
 	}
-	var worst *outcome
-	for _, o := range outcomes {
-		if worst == nil || o.beyond > worst.beyond {
-			worst = o
-		}
-	}
+	worst := worstOf(outcomes)
 	if worst == nil {
 		return text + "\n"
 	}
@@ -48,8 +44,23 @@ func resultText(outcomes []*outcome, losses []*loss) string {
 	if !alone {
 		text += "One Caddy alone, and any number of them with `charge before`, admitted nothing beyond a limit. "
 	}
-	return text + fmt.Sprintf("The largest excess was %d requests, where the bound is %d: `%s` of `charge %s`, %d Caddys, %d requests at a time, a limit of %d.\n",
+	text += fmt.Sprintf("The largest excess was %d requests, where the bound is %d: `%s` of `charge %s`, %d Caddys, %d requests at a time, a limit of %d.",
 		worst.beyond, worst.mayBeyond, worst.limit.algorithm, worst.limit.charge, worst.caddys, worst.connections, worst.limit.capacity())
+	if worst := worstOf(traffic.Those(roamed, func(o *outcome) bool { return o.roam == seldom })); worst != nil {
+		text += fmt.Sprintf(" A client that came back to %d Caddys that knew it by older answers alone got %d, where the bound is %d.",
+			worst.caddys-1, worst.beyond, worst.mayBeyond)
+	}
+	return text + "\n"
+}
+
+// worstOf returns the outcome with the largest excess, or nil.
+func worstOf(outcomes []*outcome) (worst *outcome) {
+	for _, o := range outcomes {
+		if worst == nil || o.beyond > worst.beyond {
+			worst = o
+		}
+	}
+	return worst
 }
 
 func head(set settings, took time.Duration, outcomes []*outcome) string {
@@ -94,7 +105,7 @@ func limitRows(outcomes []*outcome) (rows []limitRow) {
 			for _, lag := range lags {
 				found, beyond, room := false, make([]string, len(crowds)), make([]string, len(crowds))
 				for i, connections := range crowds {
-					if o := of[cell{l, caddys, lag, connections}]; o != nil {
+					if o := of[cell{limit: l, caddys: caddys, lag: lag, connections: connections}]; o != nil {
 						found, beyond[i], room[i] = true, mark(o.beyond, o.mayBeyond), mark(o.room, o.mayRoom)
 					}
 				}
@@ -181,6 +192,33 @@ func mark(n, most int64) string {
 		return fmt.Sprintf("**%d of %d**", n, most)
 	}
 	return fmt.Sprintf("%d of %d", n, most)
+}
+
+// roamTable has a row for each limit, number of Caddys and lag. Of several clients it shows
+// the largest excess.
+func roamTable(roamed []*outcome) string {
+	head := []string{"algorithm, charge", "Caddys", "replica lag"}
+	for _, way := range roams {
+		head = append(head, way.name+": admitted without a check", "beyond the limit")
+	}
+	t := report.NewTable(head...)
+	for _, l := range roamLimits() {
+		for _, caddys := range roamCounts {
+			for _, lag := range roamLags {
+				row := []string{l.String(), strconv.Itoa(caddys), lagName(lag)}
+				for _, way := range roams {
+					c := cell{limit: l, caddys: caddys, lag: lag, connections: roamConnections, roam: way.name}
+					if o := worstOf(traffic.Those(roamed, func(o *outcome) bool { return o.cell == c })); o != nil {
+						row = append(row, fmt.Sprint(o.unchecked), mark(o.beyond, o.mayBeyond))
+					} else {
+						row = append(row, "", "")
+					}
+				}
+				t.Row(row...)
+			}
+		}
+	}
+	return t.String()
 }
 
 // resetRow is the observations about the resets of one limit and number of Caddys, or of

@@ -358,6 +358,9 @@ func (c *costs) replicas(load calls, replicas int) float64 {
 const (
 	hour  = 3600 * second
 	roomy = 1_000_000_000
+	// acquainted is how often each client comes before its calls are counted, and
+	// countedPauses how often at least while they are.
+	acquainted, countedPauses = 4, 20
 	// measuredWindow and steadyShare are those of the second table of docs/evidence/calls.md.
 	measuredWindow = 8 * second
 	steadyShare    = 0.8
@@ -376,13 +379,17 @@ var singles = []struct {
 	clients float64 // 0 if none comes twice
 }{
 	{"charge after, no client comes twice", setting{processes: 1, strangers: true}, 0},
-	{"charge after, 500 clients in turn", setting{processes: 1}, 500},
-	{"charge after, 500 clients in turn, each at two Caddys", setting{processes: 2, route: inTurn}, 500},
-	{"charge after, one client, 1 at a time", setting{processes: 1}, 1},
-	{"charge after, one client, 16 at a time", setting{processes: 1}, 1},
-	{"charge after, one client, 64 at a time", setting{processes: 1}, 1},
+	{"charge after, 200 clients, each 50 times a second", setting{processes: 1}, 200},
+	{"charge after, 200 clients, each 50 times a second, `charge_delay 0`", setting{processes: 1, atOnce: true}, 200},
+	{"charge after, 200 clients, each 50 times a second, at two Caddys", setting{processes: 2, route: inTurn}, 200},
+	{"charge after, 5,000 clients, each every two seconds", setting{processes: 1}, 5_000},
+	{"charge after, 5,000 clients, each every two seconds, `ledger_max_trust 0`", setting{processes: 1, checked: true}, 5_000},
+	{"charge after, one client, 1 at a time", setting{processes: 1, lone: true}, 1},
+	{"charge after, one client, 16 at a time", setting{processes: 1, lone: true}, 1},
+	{"charge after, one client, 64 at a time", setting{processes: 1, lone: true}, 1},
+	{"charge after, one client, 64 at a time, `charge_delay 0`", setting{processes: 1, lone: true, atOnce: true}, 1},
 	{"charge after, one client, refused", setting{processes: 1, limit: 1}, 1},
-	{"charge before, 500 clients in turn", setting{processes: 1, before: true}, 500},
+	{"charge before, 200 clients in turn", setting{processes: 1, before: true}, 200},
 	{"charge before, one client, 64 at a time", setting{processes: 1, before: true}, 1},
 	{"charge before, one client, refused", setting{processes: 1, before: true, limit: 1}, 1},
 }
@@ -419,7 +426,9 @@ func (s setting) callsOf(clients, rate float64) float64 {
 	s.window, s.limit = hour, cmp.Or(s.limit, roomy)
 	c := newClient(&s, seed, 0)
 	if clients > 0 {
-		return c.run(regular(rate/clients), acquaintance, acquaintance+5*second).perRequest().sum()
+		pause := int64(clients / rate * float64(second))
+		from := max(acquaintance, acquainted*pause)
+		return c.run(regular(rate/clients), from, from+max(5*second, countedPauses*pause)).perRequest().sum()
 	}
 	pause := int64(0)
 	once := func() (p int64) {

@@ -1,6 +1,7 @@
 package scaling
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"math/rand/v2"
@@ -27,6 +28,9 @@ func TestSimulationCountsWhatTheLedgerCalls(t *testing.T) {
 		{setting{name: "after, alone, often", limit: 100_000, processes: 1}, 200, 0},
 		{setting{name: "after, alone, until half is left", limit: 2_000, processes: 1}, 150, 0},
 		{setting{name: "after, alone, beyond the limit", limit: 1_000, processes: 1}, 300, 0},
+		{setting{name: "after, alone, often, charge_delay 0", limit: 100_000, processes: 1, atOnce: true}, 200, 0},
+		{setting{name: "after, alone, seldom, in a long window", limit: 100_000, processes: 1, window: 60 * second}, 0.4, 0},
+		{setting{name: "after, alone, seldom, ledger_max_trust 0", limit: 100_000, processes: 1, window: 60 * second, checked: true}, 0.4, 0},
 		{setting{name: "after, several Caddys", limit: 100_000, processes: 4}, 40, 0},
 		{setting{name: "after, several Caddys, often", limit: 100_000, processes: 4}, 2_000, 0},
 		{setting{name: "after, several Caddys, beyond the limit", limit: 1_000, processes: 4}, 400, 0},
@@ -43,7 +47,7 @@ func TestSimulationCountsWhatTheLedgerCalls(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			s := c.setting
-			s.window, s.route = 4*second, inTurn
+			s.window, s.route, s.lone = cmp.Or(s.window, 4*second), inTurn, true
 			var pauses []int64
 			span, from := int64(0), acquaintance+c.begun*s.window
 			for next := random(rand.New(rand.NewPCG(seed, 1)), c.rate); span < from+2*s.window; {
@@ -80,9 +84,16 @@ func runLedgers(s *setting, pauses []int64, from int64) (made [kinds]float64, re
 	start := time.Now()
 	servers.measured = start.Add(time.Duration(from) * time.Microsecond)
 	servers.until = servers.measured.Add(time.Duration(2*s.window) * time.Microsecond)
+	opts := ledger.Options{ChargeDelay: ledger.UsualChargeDelay, MaxTrust: ledger.UsualMaxTrust}
+	if s.atOnce {
+		opts.ChargeDelay = 0
+	}
+	if s.checked {
+		opts.MaxTrust = 0
+	}
 	ledgers := make([]*ledger.Ledger, s.processes)
 	for i := range ledgers {
-		ledgers[i] = ledger.New(ledger.NewBooks(nil), servers, ledger.Options{})
+		ledgers[i] = ledger.New(ledger.NewBooks(nil), servers, opts)
 	}
 	r := store.Request{
 		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Duration(s.window) * time.Microsecond},

@@ -16,6 +16,8 @@ const (
 	serving    = 2_000 // the duration of an admitted request
 	lag        = 1_000 // of replicas
 	trust      = int64(ledger.DefaultTrust / time.Microsecond)
+	trustPart  = 10 // the window divided by the longest time for which an answer counts
+	hold       = int64(ledger.UsualChargeDelay / time.Microsecond)
 	idleBatch  = second     // how long a batch may lie unused
 	reapPause  = second / 4 // between two searches for idle batches
 	shortPart  = 10         // the window divided by the pause of batches
@@ -41,6 +43,10 @@ type setting struct {
 	limit     int64
 	window    int64
 	align     bool
+	atOnce    bool // set for charge_delay 0
+	checked   bool // set for ledger_max_trust 0
+	// lone is set if no other clients come: theirs begin the ticks at which charges leave.
+	lone bool
 	// strangers is set if most clients that a process does not know are unknown to the
 	// replicas too: then the store asks the primary first.
 	strangers bool
@@ -155,6 +161,7 @@ const (
 	refunded                     // a refund arrives at the primary
 	returned                     // its reply arrives
 	settled                      // a request ends
+	ticked                       // the charges that wait leave
 	reaped                       // a search for idle batches
 	occurrences
 )
@@ -163,7 +170,7 @@ const (
 // of an occurrence form a queue.
 var delays = [occurrences]int64{
 	replicated: lag, atServer: travel, answered: travel, charged: linger + travel, confirmed: travel,
-	taken: travel, told: travel, refunded: linger + travel, returned: travel, settled: serving, reaped: reapPause,
+	taken: travel, told: travel, refunded: linger + travel, returned: travel, settled: serving, ticked: hold, reaped: reapPause,
 }
 
 // event is an occurrence that is scheduled.
@@ -316,15 +323,23 @@ func (c *client) happen(what occurrence, e *event) {
 		c.answer(b, e)
 	case settled:
 		b.flight--
-		b.waiting++
-		c.deliver(b, e.process)
+		c.settle(b, e.process)
+	case ticked:
+		b.ticks = false
+		if b.isHeld {
+			c.deliver(b, e.process)
+		}
 	case charged:
 		c.write(e.cost)
 		c.charged += e.cost
 		c.push(confirmed, c.now, event{process: e.process, word: c.primary, said: c.now})
 	case confirmed:
 		b.conclude(c.setting, e.word, e.said, c.now)
-		c.deliver(b, e.process)
+		if b.waiting > 0 && b.alone != 0 && b.holds(c.setting, c.now, b.waiting) {
+			c.awaitTick(b, e.process)
+		} else {
+			c.deliver(b, e.process)
+		}
 		held := b.held
 		b.held = 0
 		for range held {
@@ -364,7 +379,7 @@ func (c *client) admit(p int) {
 	b := &c.books[p]
 	switch {
 	case b.refuses(c.now, c.limit):
-	case b.fitsUnasked(c.now, c.limit):
+	case b.fitsUnasked(c.setting, c.now):
 		c.hold(b, p)
 	case b.asking > 0:
 		b.next++
@@ -439,12 +454,38 @@ func (c *client) answer(b *book, e *event) {
 	c.ask(b, e.process, next)
 }
 
+// settle charges a request that has ended, at once or with the next tick.
+func (c *client) settle(b *book, p int) {
+	holds := b.holds(c.setting, c.now, 1)
+	b.waiting++
+	switch {
+	case holds && !b.sent && b.waiting == 1:
+		c.awaitTick(b, p)
+	case holds && b.isHeld && b.alone != 0:
+	default:
+		c.deliver(b, p)
+	}
+}
+
+func (c *client) awaitTick(b *book, p int) {
+	b.isHeld = true
+	if b.ticks {
+		return
+	}
+	b.ticks = true
+	begun := c.now
+	if !c.lone {
+		begun -= begun % hold
+	}
+	c.push(ticked, begun, event{process: p})
+}
+
 func (c *client) deliver(b *book, p int) {
 	if b.sent || b.waiting == 0 {
 		return
 	}
 	b.send(b.waiting, c.now)
-	b.waiting = 0
+	b.waiting, b.isHeld = 0, false
 	c.call(charge)
 	c.push(charged, c.now, event{process: p, cost: b.sentCost})
 }
@@ -563,197 +604,5 @@ func (c *client) reap(b *book, p int) {
 	b.isReaped = b.tokens > 0
 	if b.isReaped {
 		c.push(reaped, c.now, event{process: p})
-	}
-}
-
-// book is one process's knowledge of the client's bucket: a reduced copy of the ledger's
-// entry, for requests that cost 1 and a store that always answers. The names are the
-// ledger's; an instant of 0 is none.
-type book struct {
-	known                    window
-	trusted, confirmed       int64
-	alone, asked             int64
-	flight, refunds, waiting int64
-	met                      bool  // set once the process remembers the bucket
-	asking, next             int64 // the requests of the check in flight, and those that arrived since
-	sent                     bool  // set while a charge is in flight
-	sentCost, sentAt         int64
-	base, heard              window // known at sentAt, and the latest window in a reply since then
-	held                     int64  // requests that wait for the reply to the charge
-	reservation
-}
-
-// judgement is a book's decision about a request.
-type judgement uint8
-
-const (
-	fits judgement = iota
-	full
-	unclear
-)
-
-func (b *book) judge(now, limit int64) (j judgement, left int64) {
-	used, ahead, open := b.known.spent(now), b.flight, int64(0)
-	switch {
-	case !b.sent:
-	case b.base.isOpen(now) && b.base.reset == b.known.reset:
-		used = max(b.base.used+b.sentCost, b.known.used) + b.waiting
-	case b.known.isOpen(now):
-		used, ahead, open = used+b.waiting, ahead+b.sentCost, b.sentCost
-	default:
-		ahead, open = ahead+b.sentCost+b.waiting, b.sentCost
-	}
-	left = limit - used - (ahead - open)
-	switch {
-	case used+ahead < limit:
-		return fits, left
-	case left > 0:
-		return unclear, left
-	default:
-		return full, left
-	}
-}
-
-func (b *book) trusts(now int64) bool { return b.trusted != 0 && now-b.trusted <= trust }
-
-// refuses reports whether the bucket is known to be full.
-func (b *book) refuses(now, limit int64) bool {
-	j, _ := b.judge(now, limit)
-	return j == full && b.trusts(now)
-}
-
-// fitsUnasked reports whether a request needs no check because the process is the sole
-// writer.
-func (b *book) fitsUnasked(now, limit int64) bool {
-	if b.alone == 0 || now-b.alone < trust || !b.trusts(now) || b.refunds > 0 || !b.known.isOpen(now) {
-		return false
-	}
-	j, left := b.judge(now, limit)
-	return j == fits && 2*(left-1) >= limit
-}
-
-// wantsPrimary reports whether only the primary can decide.
-func (b *book) wantsPrimary(now, limit int64) bool {
-	j, _ := b.judge(now, limit)
-	return j == full && !b.trusts(now)
-}
-
-// hear takes in a server's reply, and reports whether a replica is behind the book.
-func (b *book) hear(word window, replica bool, asked int64) (less bool) {
-	before := b.known
-	if overlaps := b.sent || b.refunds > 0 || asked < b.confirmed; !replica && !overlaps {
-		b.confirm(word, asked)
-	} else {
-		less = b.known.raise(word) && replica
-		if b.sent {
-			b.heard.raise(word)
-		}
-	}
-	if b.known != before && !b.sent {
-		b.alone = 0
-	}
-	return less
-}
-
-func (b *book) confirm(word window, asked int64) {
-	b.known, b.base, b.trusted = word, word, asked
-}
-
-func (b *book) send(cost, now int64) {
-	b.sent, b.sentCost, b.sentAt, b.base, b.heard = true, cost, now, b.known, window{}
-}
-
-// conclude takes in the primary's reply to a charge, which it counted at the instant said.
-func (b *book) conclude(s *setting, word window, said, now int64) {
-	expected := b.base
-	if !expected.isOpen(said) {
-		expected = s.open(said)
-	}
-	expected.used += b.sentCost
-	switch {
-	case word != expected:
-		b.alone = 0
-	case b.alone == 0:
-		b.alone = now
-	}
-	b.sent, b.sentCost, b.confirmed = false, 0, now
-	b.confirm(word, b.sentAt)
-	if b.heard.reset != 0 {
-		if b.known.raise(b.heard); b.known != word {
-			b.alone = 0
-		}
-	}
-}
-
-// reservation is a batch that a process has taken in advance, like the ledger's.
-type reservation struct {
-	tokens            int64
-	ends              int64 // the end of the tokens' window
-	size, began, used int64
-	short             int64
-	coming, claimed   int64 // the batch in flight, and the requests that wait for it
-	isReaped          bool  // set while a search for idle tokens is scheduled
-}
-
-func (v *reservation) use(now int64) bool {
-	if v.tokens == 0 || now >= v.ends {
-		return false
-	}
-	v.tokens--
-	v.used = now
-	return true
-}
-
-// isServed reports whether the process has a token or a batch in flight.
-func (v *reservation) isServed(now int64) bool {
-	return v.coming > 0 || v.tokens > 0 && now < v.ends
-}
-
-func (v *reservation) learn(s *setting, now int64) {
-	switch {
-	case v.tokens > 0 && now >= v.ends:
-		v.waste()
-	case v.tokens == 0 && v.began != 0:
-		v.size = ledger.GrownBatch(s.request(), v.size, s.sharers(), now-v.began)
-		v.began = 0
-	}
-}
-
-func (v *reservation) waste() (tokens int64) {
-	tokens, v.tokens = v.tokens, 0
-	v.size = max(v.size/2, 1)
-	return tokens
-}
-
-func (v *reservation) add(size, ends, now int64) (leftover int64) {
-	if v.tokens > 0 && v.ends != ends {
-		leftover = v.waste()
-	}
-	v.tokens += size
-	v.ends, v.size, v.began, v.used = ends, size, now, now
-	return leftover
-}
-
-func (v *reservation) shortfall(s *setting, word window, now int64) {
-	left := max(s.limit-word.used, 0)
-	v.size = max(min(v.size, left)/2, 1)
-	if s.batch != store.BatchAuto || left <= 1 {
-		v.short = min(word.reset, now+s.window/shortPart)
-	}
-}
-
-// surplus returns how many tokens go back: all if they are idle.
-func (v *reservation) surplus(s *setting, now int64) int64 {
-	switch {
-	case v.tokens == 0 || v.coming > 0:
-		return 0
-	case now-v.used >= idleBatch:
-		return v.waste()
-	case s.batch == store.BatchAuto && v.tokens > s.ration(v.size):
-		more := v.tokens - s.ration(v.size)
-		v.tokens -= more
-		return more
-	default:
-		return 0
 	}
 }

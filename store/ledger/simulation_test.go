@@ -24,6 +24,8 @@ type simulation struct {
 	skew    time.Duration
 	primary map[string]algorithm.Bucket
 	replica map[string]algorithm.Bucket
+	// strays are what plain charges have counted where no bucket was.
+	strays map[string]int64
 	// lag is how far the replica is behind.
 	lag time.Duration
 	// lossy is the part of replies that are lost; down is set in an outage of
@@ -49,7 +51,7 @@ func newSimulation(seed uint64) *simulation {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	return &simulation{
 		rng: rng, skew: time.Duration(rng.Int64N(int64(4*time.Hour))) - 2*time.Hour,
-		primary: map[string]algorithm.Bucket{}, replica: map[string]algorithm.Bucket{}, asking: map[string]int{},
+		primary: map[string]algorithm.Bucket{}, replica: map[string]algorithm.Bucket{}, strays: map[string]int64{}, asking: map[string]int{},
 		touched: func(int64, bool) {}, said: func(*store.State) {},
 	}
 }
@@ -84,14 +86,41 @@ func (s *simulation) setDown(down, away bool) {
 
 func (s *simulation) chance(p float64) bool { return s.rng.Float64() < p }
 
+func keyOf(r *store.Request) string { return r.Limit.Zone + "/" + r.ClientKey }
+
 func bucketIn(m map[string]algorithm.Bucket, r *store.Request) algorithm.Bucket {
-	key := r.Limit.Zone + "/" + r.ClientKey
-	b, ok := m[key]
+	b, ok := m[keyOf(r)]
 	if !ok {
 		b = algorithm.New(r.Limit)
-		m[key] = b
+		m[keyOf(r)] = b
 	}
 	return b
+}
+
+// delivery is how long a charge may take: one of a window that is said to be open for longer
+// is a plain one, which calls no script.
+const delivery = 100 * time.Millisecond
+
+// stray reports whether a charge is a plain one that finds no bucket, and counts it. mu is
+// held.
+func (s *simulation) stray(op algorithm.Operation, r *store.Request) bool {
+	if op != algorithm.Charge || r.Until <= s.now()+delivery.Microseconds() || bucketIn(s.primary, r).(*algorithm.FixedWindow).IsOpen(s.now()) {
+		return false
+	}
+	s.orphans++
+	s.strays[keyOf(r)] += r.Cost
+	s.touched(r.Cost, false)
+	return true
+}
+
+// mend gives a stray charge its window, by a script that charges nothing.
+func (s *simulation) mend(r store.Request) store.State {
+	r.Cost, r.Until = 0, 0
+	st := s.run(algorithm.Charge, []store.Request{r})[0]
+	if st.Err != nil {
+		st.Err = errLost
+	}
+	return st
 }
 
 // write runs an operation of this process in the primary. mu is held.
@@ -134,13 +163,20 @@ func (s *simulation) callSizes() []int {
 func (s *simulation) used(r store.Request) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return bucketIn(s.primary, &r).View(&r, s.now(), false).Used
+	return bucketIn(s.primary, &r).View(&r, s.now(), false).Used + s.strays[keyOf(&r)]
 }
 
 // replicate runs an operation in the primary and, later, in the replica. mu is
 // held.
 func (s *simulation) replicate(op algorithm.Operation, r store.Request) store.State {
 	now := s.now()
+	if stray := s.strays[keyOf(&r)]; stray > 0 {
+		// A script that finds a stray charge gives it its window.
+		delete(s.strays, keyOf(&r))
+		adopted := r
+		adopted.Cost = stray
+		s.replicate(algorithm.Charge, adopted)
+	}
 	st := op.Run(bucketIn(s.primary, &r), &r, now)
 	if lag := s.lag; lag == 0 {
 		op.Run(bucketIn(s.replica, &r), &r, now)
@@ -159,6 +195,7 @@ func (s *simulation) reset(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.primary, key)
+	delete(s.strays, key)
 	time.AfterFunc(s.lag, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -222,7 +259,7 @@ func (s *simulation) begin(reqs []store.Request, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := range reqs {
-		key := reqs[i].Limit.Zone + "/" + reqs[i].ClientKey
+		key := keyOf(&reqs[i])
 		s.asking[key] += n
 		s.most = max(s.most, s.asking[key])
 	}
@@ -256,8 +293,13 @@ func (s *simulation) run(op algorithm.Operation, reqs []store.Request) []store.S
 		return fail(reqs, errLost)
 	}
 	states := make([]store.State, len(reqs))
+	var strays []int
 	for i := range reqs {
-		states[i] = s.write(op, reqs[i])
+		if s.stray(op, &reqs[i]) {
+			strays = append(strays, i)
+		} else {
+			states[i] = s.write(op, reqs[i])
+		}
 	}
 	s.mu.Unlock()
 	if lost {
@@ -265,6 +307,9 @@ func (s *simulation) run(op algorithm.Operation, reqs []store.Request) []store.S
 		return fail(reqs, errLost)
 	}
 	s.travel()
+	for _, i := range strays {
+		states[i] = s.mend(reqs[i])
+	}
 	s.deliver(states)
 	return states
 }
