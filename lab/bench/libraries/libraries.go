@@ -310,8 +310,7 @@ func bothMicros(s sample) float64   { return s.client + s.server }
 func allocations(s sample) float64  { return s.allocations }
 func allocated(s sample) float64    { return s.bytes }
 func calls(s sample) float64        { return s.calls }
-func p50(s sample) float64          { return s.p50 }
-func p99(s sample) float64          { return s.p99 }
+func latency(s sample) float64      { return s.latency }
 
 // Figures are medians for the text of the document.
 type Figures struct {
@@ -386,7 +385,8 @@ func (r *Result) memoryGoals() (goals []report.Goal) {
 func (r *Result) Markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Each limiter in Redis had %v in each of %d rounds, each in memory %v, and %d clients in turn. "+
-		"In every round all take turns. Calls are commands that were sent to Redis for a decision; one of the Redis store is for several, where they leave together.\n",
+		"In every round all take turns. Calls are commands that were sent to Redis for a decision; one of the Redis store is for several, where they leave together. "+
+		"Here too the latency is the median, for the reason that is given [above](#latency).\n",
 		r.opts.Length, r.opts.Rounds, r.opts.Length/memoryShare, len(clientKeys))
 	b.WriteString("\n### In Redis\n\n")
 	fmt.Fprintf(&b, "![decisions per second by goroutines](../img/%s)\n\n![CPU time per decision](../img/%s)\n",
@@ -403,12 +403,12 @@ func (r *Result) Markdown() string {
 }
 
 func (c *comparison) write(b *strings.Builder) {
-	t := report.NewTable(c.scene.String(), "pool", "decisions/s", "÷ fastest peer", "client µs", "server µs", "calls", "allocations", "bytes", "p50 ms", "p99 ms")
+	t := report.NewTable(c.scene.String(), "pool", "decisions/s", "÷ fastest peer", "client µs", "server µs", "calls", "allocations", "bytes", "latency ms")
 	for i, l := range c.limiters {
 		cell := func(format string, of func(sample) float64) string { return c.spread(i, of).Text(format) }
 		t.Row(l.kind.name, strconv.Itoa(l.pool), cell("%.0f", rate), c.ratios(i).Text("%.2f"),
 			cell("%.1f", clientMicros), cell("%.1f", serverMicros), cell("%.2f", calls),
-			cell("%.1f", allocations), cell("%.0f", allocated), cell("%.2f", p50), cell("%.2f", p99))
+			cell("%.1f", allocations), cell("%.0f", allocated), cell("%.2f", latency))
 	}
 	b.WriteString(t.String())
 }
