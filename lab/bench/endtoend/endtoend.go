@@ -20,6 +20,8 @@ import (
 	"sync"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/lab/site"
@@ -30,6 +32,7 @@ import (
 // Options say how much is measured.
 type Options struct {
 	Rounds int           // of which the median counts; 0 means 9
+	More   int           // rounds of cases whose goals are not decided by then
 	Length time.Duration // of each case in a round; 0 means a second
 	Quick  bool          // for tests: fewer clients, and no warm-up
 	Caddy  string        // the path of a Caddy with this module; one is built if it is empty
@@ -41,20 +44,20 @@ type sizes struct {
 	// redis and heap are the numbers of buckets whose memory is measured in Redis and in
 	// Caddy's heap. At redis and at half of it, Redis's hash tables are full.
 	redis, heap int64
-	// slices is the number of rounds of latencies in place of one round, each that much
-	// shorter: a pause of the machine then spoils less.
-	slices int
+	// slices is the number of rounds of latencies in place of one round, each shorter than
+	// Options.Length by the factor shorter: a pause of the machine then spoils less.
+	slices, shorter int
 	// pieces is the number of pieces of a round of the cases that have goals.
 	pieces int
-	// passes is how often each returning client comes before it is measured.
+	// passes is how often clients that return come before they are measured.
 	passes int64
 }
 
 func (o *Options) sizes() sizes {
 	if o.Quick {
-		return sizes{1_000, 5_000, 1 << 12, 2_000, 1, 2, 0}
+		return sizes{1_000, 5_000, 1 << 12, 2_000, 1, 1, 2, 0}
 	}
-	return sizes{30_000, 1_000_000, 1 << 15, 25_000, 3, 12, 6}
+	return sizes{30_000, 1_000_000, 1 << 15, 25_000, 2, 4, 12, 6}
 }
 
 // leadIn is how long a case runs before it is measured for some length, so that Caddy
@@ -87,17 +90,31 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 	if err := l.greet(ctx); err != nil {
 		return nil, err
 	}
+	compared := append(slices.Clone(l.cases), l.calibration)
+	returning := []*endpoint{called(l.cases, Floor), l.returning, l.calibration}
+	delays := append(slices.Clone(l.delays), l.calibration)
 	for _, step := range []struct {
 		name   string
 		rounds int
 		run    func(isCounted bool) error
+		then   func() error // after the rounds; may be nil
 	}{
-		{"cases", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.cases, l.sizes.pieces, r.cases, isCounted) }},
-		{"returning clients", opts.Rounds, func(isCounted bool) error { return l.measureReturning(ctx, r.returning, isCounted) }},
-		{"charge_delay", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.delays, 1, r.delays, isCounted) }},
-		{"sweep", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.sweep, 1, r.sweep, isCounted) }},
-		{"latency", opts.Rounds * l.sizes.slices, func(isCounted bool) error { return l.measureLatencies(ctx, r, isCounted) }},
-		{"wrk", opts.Rounds, func(isCounted bool) error { return l.crossCheck(ctx, r, isCounted) }},
+		{
+			"cases", opts.Rounds,
+			func(isCounted bool) error { return l.measureAll(ctx, compared, l.sizes.pieces, r.cases, isCounted) },
+			func() error { return l.addRounds(ctx, r, compared, r.cases, say) },
+		},
+		{
+			"returning clients", opts.Rounds,
+			func(isCounted bool) error {
+				return l.measureKnown(ctx, returning, l.sizes.pieces, r.returning, isCounted)
+			},
+			func() error { return l.addRounds(ctx, r, returning, r.returning, say) },
+		},
+		{"charge_delay", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, delays, 1, r.delays, isCounted) }, nil},
+		{"sweep", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.sweep, 1, r.sweep, isCounted) }, nil},
+		{"latency", opts.Rounds * l.sizes.slices, func(isCounted bool) error { return l.measureLatencies(ctx, r, isCounted) }, nil},
+		{"wrk", opts.Rounds, func(isCounted bool) error { return l.crossCheck(ctx, r, isCounted) }, nil},
 	} {
 		// The first round opens windows and connections.
 		for round := range step.rounds + 1 {
@@ -106,6 +123,11 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 			}
 			say("%s: round %d of %d", step.name, round, step.rounds)
 			if err := step.run(round > 0); err != nil {
+				return nil, fmt.Errorf("%s: %w", step.name, err)
+			}
+		}
+		if step.then != nil {
+			if err := step.then(); err != nil {
 				return nil, fmt.Errorf("%s: %w", step.name, err)
 			}
 		}
@@ -132,6 +154,7 @@ type lab struct {
 
 	cases, sweep, distances, delays []*endpoint
 	returning                       *endpoint   // measured by itself, with the floor in between
+	calibration                     *endpoint   // takes turns with all that is compared with it
 	heap                            []*endpoint // on the second Caddy
 }
 
@@ -166,7 +189,7 @@ func openLab(opts Options) (_ *lab, err error) {
 		many: redisStore{name: "many", shards: l.shards[6:], options: checked},
 	}
 	for i, d := range chargeDelays {
-		s.delayed = append(s.delayed, &redisStore{name: fmt.Sprintf("delay%d", i), shards: l.shards[:1], options: fmt.Sprintf("charge_delay %v", d)})
+		s.delayed = append(s.delayed, &redisStore{name: fmt.Sprintf("delay%d", i), shards: l.shards[:1], options: fmt.Sprintf("charge_delay %v", d), delay: d})
 	}
 	for i, d := range roundTrips {
 		far, err := s.base.away(fmt.Sprintf("far%d", i), d)
@@ -178,6 +201,7 @@ func openLab(opts Options) (_ *lab, err error) {
 	l.cases, l.sweep, l.distances, l.delays = baseCases(&s.base, &s.batched), l.sweepCases(), l.distanceCases(), l.delayCases()
 	l.returning = l.limiting(ManyClients, &s.base, 1, "")
 	l.returning.keys = 50_000
+	l.calibration = &endpoint{name: Calibration, status: 200, keys: clients, store: &s.base, direct: l.shards[0].Primary.Client()}
 	l.heap = []*endpoint{{name: memoryStore, status: 200, keys: l.sizes.heap, store: &s.many, isAlone: true, text: memoryText}}
 	var first []*endpoint
 	for _, c := range slices.Concat(l.cases, []*endpoint{l.returning}, l.sweep, l.distances, l.delays) {
@@ -190,6 +214,7 @@ func openLab(opts Options) (_ *lab, err error) {
 	if l.first, err = l.startCaddy(first); err != nil {
 		return nil, err
 	}
+	l.calibration.caddy = l.first
 	l.second, err = l.startCaddy(l.heap)
 	return l, err
 }
@@ -248,6 +273,7 @@ func (l *lab) startCaddy(cases []*endpoint) (*site.Site, error) {
 type redisStore struct {
 	name    string // empty for the default one
 	options string
+	delay   time.Duration // charge_delay, if it is not the default
 	shards  []*redistest.Shard
 	relays  []*relay // of the servers of the only shard, the primary first
 }
@@ -322,13 +348,14 @@ func launchShard(replicas int) (*redistest.Shard, error) {
 // endpoint is a case, a site of the Caddyfile.
 type endpoint struct {
 	name, text string
-	status     int            // of nearly all responses
-	floor      string         // the name of the case to compare with, if any
-	limit      float64        // the goal for the ratio of CPU to the floor, if any
-	keys       int64          // distinct clients
-	store      *redisStore    // where it counts, or whose servers idle meanwhile
-	limits     []*store.Limit // those in which clients get buckets beforehand
-	isAlone    bool           // in a Caddy of its own
+	status     int             // of nearly all responses
+	floor      string          // the name of the case to compare with, if any
+	limit      float64         // the goal for the ratio of CPU to the floor, if any
+	keys       int64           // distinct clients
+	store      *redisStore     // where it counts, or whose servers idle meanwhile
+	limits     []*store.Limit  // those in which clients get buckets beforehand
+	isAlone    bool            // in a Caddy of its own
+	direct     *goredis.Client // set if it counts in Redis without Caddy
 
 	addr  string
 	caddy *site.Site

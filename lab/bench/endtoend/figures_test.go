@@ -28,6 +28,72 @@ func TestComparisonsAreOfTheSameRound(t *testing.T) {
 	}
 }
 
+// TestWhatGoalsCompareIsLong: all cases with goals take part in all pieces, together with what
+// they are compared with; not so those that fill Caddy's memory, and those without goals.
+func TestWhatGoalsCompareIsLong(t *testing.T) {
+	l := &lab{cases: baseCases(nil, nil), returning: &endpoint{name: ManyClients}, calibration: &endpoint{name: Calibration}}
+	wanted := map[string]bool{}
+	for _, g := range (&Result{cases: samples{}, returning: samples{}}).goals() {
+		for _, name := range g.cases {
+			wanted[name] = name != NewClients
+		}
+	}
+	for _, c := range append(slices.Clone(l.cases), l.returning, l.calibration) {
+		if got := l.isLong(c); got != wanted[c.name] {
+			t.Errorf("%s: long is %t", c.name, got)
+		}
+		delete(wanted, c.name)
+	}
+	if len(wanted) > 0 {
+		t.Errorf("there are no cases %v", wanted)
+	}
+}
+
+// TestUndecidedCases: both sides of a comparison are measured again if the rounds do not
+// decide it, and no other case.
+func TestUndecidedCases(t *testing.T) {
+	const rounds = 9
+	of := func(figures ...float64) (all []sample) {
+		for i := range rounds {
+			f := figures[i%len(figures)]
+			all = append(all, sample{caddy: f, primary: f / 100})
+		}
+		return all
+	}
+	floor := of(10)
+	r := &Result{
+		cases: samples{
+			Floor: floor, refusedFloor: floor, Calibration: of(2),
+			memoryStore: of(10, 12), // the goal is 1.08
+			ChargeAfter: of(11), NewClients: of(20), BatchAuto: of(10), refusedHot: of(11),
+		},
+		returning: samples{Floor: floor, Calibration: of(2), ManyClients: of(1, 5)}, // the goal is 1.3
+	}
+	cases := append(baseCases(nil, nil), &endpoint{name: Calibration})
+	returning := []*endpoint{called(cases, Floor), {name: ManyClients}, called(cases, Calibration)}
+	names := func(those []*endpoint) (all []string) {
+		for _, c := range those {
+			all = append(all, c.name)
+		}
+		return all
+	}
+	if got, want := names(r.undecided(cases)), []string{Floor, memoryStore}; !slices.Equal(got, want) {
+		t.Errorf("cases %q, want %q", got, want)
+	}
+	if got, want := names(r.undecided(returning)), []string{ManyClients, Calibration}; !slices.Equal(got, want) {
+		t.Errorf("returning clients %q, want %q", got, want)
+	}
+	// The floor has more rounds from then on than cases that were decided.
+	r.cases[Floor] = append(r.cases[Floor], sample{caddy: 1})
+	r.cases[memoryStore] = append(of(10), sample{caddy: 1})
+	if got := names(r.undecided(cases)); len(got) > 0 {
+		t.Errorf("cases %q are not decided", got)
+	}
+	if g := r.goals(); len(g[0].Rounds) != rounds+1 || len(g[1].Rounds) != rounds {
+		t.Errorf("%d and %d rounds", len(g[0].Rounds), len(g[1].Rounds))
+	}
+}
+
 func TestUsePerRequest(t *testing.T) {
 	const ms = time.Millisecond
 	before := use{caddy: 5 * ms, primary: 3 * ms, replica: ms, shards: []time.Duration{2 * ms, 2 * ms}, calls: 7}
