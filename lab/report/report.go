@@ -96,7 +96,7 @@ func Rounded(v float64) string {
 	return Grouped(math.Round(v/unit) * unit)
 }
 
-// Digits writes a number below 1 with two significant digits.
+// Digits writes a number with two significant digits.
 func Digits(v float64) string {
 	rounded, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'e', 1, 64), 64)
 	return strconv.FormatFloat(rounded, 'f', -1, 64)

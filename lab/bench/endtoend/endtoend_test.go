@@ -89,7 +89,7 @@ func TestRunMeasuresAll(t *testing.T) {
 	for name, p := range r.Pictures() {
 		redistest.Must(t, p.Write(filepath.Join(dir, name)))
 	}
-	for _, name := range []string{caddyPicture, sweepPicture, latencyPicture, delayPicture} {
+	for _, name := range []string{caddyPicture, sweepPicture, latencyPicture, delayPicture, delayCallsPicture} {
 		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Size() == 0 {
 			t.Errorf("%s was not drawn: %v", name, err)
 		}

@@ -173,6 +173,11 @@ func (c *endpoint) settle() {
 }
 
 func (l *lab) measure(ctx context.Context, c *endpoint, length time.Duration) (p part, err error) {
+	if c.isAway && l.sizes.passes > 0 {
+		if _, err := c.send(ctx, loadgen.Options{Connections: connections, Requests: c.keys}); err != nil {
+			return p, err
+		}
+	}
 	if _, err := c.send(ctx, loadgen.Options{Connections: connections, Duration: leadIn(l.opts.Length)}); err != nil {
 		return p, err
 	}

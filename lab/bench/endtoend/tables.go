@@ -3,6 +3,8 @@ package endtoend
 import (
 	"fmt"
 	"math"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -132,16 +134,42 @@ The %s are measured by themselves, in turn with the floor and with *%s*, after e
 }
 
 func (r *Result) writeDelays(b *strings.Builder) {
-	b.WriteString("\n### Charges that wait for each other\n\nWhat `charge_delay` saves, by how many clients the requests come from in turn: the fewer they are, the more often each comes, and the more of its charges become one. Those of 50,000 come with long pauses here, so most requests are checked as well.\n\n")
-	t := report.NewTable("clients", "`charge_delay`", "Caddy µs", "Redis µs", "Redis ÷ "+Calibration, "calls per request")
+	b.WriteString("\n### Charges that wait for each other\n\nWhat `charge_delay` saves, by how often each client comes: the more often, the more of its charges become one. The requests come from some clients in turn; how many of them a client makes in a second is the rate that was measured, divided by the clients. Before each part all clients come once, as they do again and again in the long run, so that Caddy knows them and makes no checks; what is left are charges.\n\n")
+	t := report.NewTable("clients", "`charge_delay`", "requests per client and second", "Caddy µs", "Redis µs", "Redis ÷ "+Calibration, "calls per request")
 	for _, clients := range delayClients {
 		for _, d := range chargeDelays {
 			name := delayName(clients, d)
-			t.Row(grouped(clients), d.String(), r.delays.spread(name, sample.ofCaddy).Text("%.1f"), r.delays.spread(name, sample.redis).Text("%.1f"),
-				r.delays.ratio(name, Calibration, sample.redis).Text("%.2f"), r.delays.spread(name, sample.ofCalls).As(short))
+			t.Row(grouped(clients), d.String(), r.delays.spread(name, perClient(clients)).As(report.Digits), r.delays.spread(name, sample.ofCaddy).Text("%.1f"),
+				r.delays.spread(name, sample.redis).Text("%.1f"), r.delays.ratio(name, Calibration, sample.redis).Text("%.2f"), r.delays.spread(name, sample.ofCalls).As(short))
 		}
 	}
-	fmt.Fprintf(b, "%s\n![CPU of Redis per request, by clients and charge_delay](../img/%s)\n", t, delayPicture)
+	fmt.Fprintf(b, "%s\n![Calls per request, by how often a client comes, and charge_delay](../img/%s)\n\n![CPU of Redis per request, by how often a client comes, and charge_delay](../img/%s)\n", t, delayCallsPicture, delayPicture)
+}
+
+// perClient is how often each of some clients comes in a second.
+func perClient(clients int64) func(sample) float64 {
+	return func(s sample) float64 { return s.rate / float64(clients) }
+}
+
+// byPace is a figure of the cases of the sweep of charge_delay, by how often each client
+// comes in the median of the rounds with any delay.
+func (r *Result) byPace(of func(name string) report.Spread) (all []picture.Series) {
+	for _, d := range chargeDelays {
+		all = append(all, picture.Series{Name: "charge_delay " + d.String()})
+	}
+	for _, clients := range slices.Backward(delayClients) {
+		var rates []sample
+		for _, d := range chargeDelays {
+			rates = append(rates, r.delays[delayName(clients, d)]...)
+		}
+		// Rounded, because it becomes a tick of the scale.
+		pace, _ := strconv.ParseFloat(report.Digits(report.SpreadBy(rates, perClient(clients)).Median), 64)
+		for i, d := range chargeDelays {
+			all[i].X = append(all[i].X, pace)
+			all[i].Y = append(all[i].Y, of(delayName(clients, d)))
+		}
+	}
+	return all
 }
 
 // short writes a number of calls, small ones with two significant digits.
@@ -291,36 +319,35 @@ What a bucket takes, here with keys of the length that these clients have, measu
 
 // The pictures.
 const (
-	caddyPicture   = "bench-caddy.svg"
-	sweepPicture   = "bench-sweep.svg"
-	latencyPicture = "bench-latency.svg"
-	delayPicture   = "bench-delay.svg"
+	caddyPicture      = "bench-caddy.svg"
+	sweepPicture      = "bench-sweep.svg"
+	latencyPicture    = "bench-latency.svg"
+	delayPicture      = "bench-delay.svg"
+	delayCallsPicture = "bench-delay-calls.svg"
 )
 
 // Pictures draws the measurements, by the names of files.
 func (r *Result) Pictures() map[string]*picture.Picture {
-	var cases, sweep, delays []picture.Bar
+	var cases, sweep []picture.Bar
 	for _, c := range r.baseCases {
 		if c.floor != "" {
 			cases = append(cases, picture.Bar{Name: c.name, Spread: r.cases.ratio(c.name, c.floor, sample.ofCaddy)})
 		}
 	}
 	cases = append(cases, picture.Bar{Name: ManyClients, Spread: r.returning.ratio(ManyClients, Floor, sample.ofCaddy)})
-	for _, clients := range delayClients {
-		for _, d := range chargeDelays {
-			name := delayName(clients, d)
-			delays = append(delays, picture.Bar{Name: name, Spread: r.delays.ratio(name, Calibration, sample.redis)})
-		}
-	}
+	const pace = "requests per client and second"
+	calls := r.byPace(func(name string) report.Spread { return r.delays.spread(name, sample.ofCalls) })
+	redis := r.byPace(func(name string) report.Spread { return r.delays.ratio(name, Calibration, sample.redis) })
 	for _, row := range sweepRows(&r.opts) {
 		all := r.sweep.spread(row.name, func(s sample) float64 { return s.caddy + s.redis() })
 		sweep = append(sweep, picture.Bar{Name: row.title(), Spread: all})
 	}
 	return map[string]*picture.Picture{
-		caddyPicture:   picture.Bars("CPU of Caddy per request", "÷ floor of the same round", cases...),
-		sweepPicture:   picture.Bars("CPU of Caddy and Redis per request", "µs", sweep...),
-		delayPicture:   picture.Bars("CPU of Redis per request, by clients and charge_delay", "÷ "+Calibration, delays...),
-		latencyPicture: picture.Lines("Latency that the limiter adds, at one rate", "round trip to Redis, ms", "ms", r.byDistance()...),
+		caddyPicture:      picture.Bars("CPU of Caddy per request", "÷ floor of the same round", cases...),
+		sweepPicture:      picture.Bars("CPU of Caddy and Redis per request", "µs", sweep...),
+		delayPicture:      picture.Lines("CPU of Redis per request, by charge_delay", pace, "÷ "+Calibration, redis...),
+		delayCallsPicture: picture.Lines("Calls to Redis per request, by charge_delay", pace, "calls per request", calls...),
+		latencyPicture:    picture.Lines("Latency that the limiter adds, at one rate", "round trip to Redis, ms", "ms", r.byDistance()...),
 	}
 }
 
