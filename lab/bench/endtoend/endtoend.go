@@ -140,9 +140,9 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 	return r, nil
 }
 
-// lab is all processes: redis-servers, relays, and two Caddys. The second Caddy is for
-// the cases that fill its memory, which would change how often the garbage of other cases
-// is collected.
+// lab is all processes: redis-servers, relays, and Caddys. The second Caddy is for the
+// cases that fill its memory, which would change how often the garbage of other cases is
+// collected; some cases have one for themselves.
 type lab struct {
 	opts          Options
 	sizes         sizes
@@ -151,6 +151,7 @@ type lab struct {
 	shards        []*redistest.Shard
 	stores        stores
 	first, second *site.Site
+	others        []*site.Site // of one case each
 
 	cases, sweep, distances, delays []*endpoint
 	returning                       *endpoint   // measured by itself, with the floor in between
@@ -161,6 +162,7 @@ type lab struct {
 // stores are the stores of the cases. Several share servers, at different times.
 type stores struct {
 	base, batched, seldom, two, four, alone, followed, many redisStore
+	scripted, seldomScripted, aloneScripted                 redisStore    // base, seldom and alone without plain commands
 	far                                                     []*redisStore // in the order of roundTrips
 	delayed                                                 []*redisStore // in the order of chargeDelays
 }
@@ -186,7 +188,10 @@ func openLab(opts Options) (_ *lab, err error) {
 		seldom: redisStore{name: "seldom", shards: l.shards[:1], options: checked},
 		two:    redisStore{name: "two", shards: l.shards[:2], options: checked}, four: redisStore{name: "four", shards: l.shards[:4], options: checked},
 		alone: redisStore{name: "alone", shards: l.shards[4:5], options: checked}, followed: redisStore{name: "followed", shards: l.shards[5:6], options: checked},
-		many: redisStore{name: "many", shards: l.shards[6:], options: checked},
+		many:           redisStore{name: "many", shards: l.shards[6:], options: checked},
+		scripted:       redisStore{name: "scripted", shards: l.shards[:1], options: scripted},
+		seldomScripted: redisStore{name: "seldom_scripted", shards: l.shards[:1], options: checked + "\n" + scripted},
+		aloneScripted:  redisStore{name: "alone_scripted", shards: l.shards[4:5], options: checked + "\n" + scripted},
 	}
 	for i, d := range chargeDelays {
 		s.delayed = append(s.delayed, &redisStore{name: fmt.Sprintf("delay%d", i), shards: l.shards[:1], options: fmt.Sprintf("charge_delay %v", d), delay: d})
@@ -198,16 +203,23 @@ func openLab(opts Options) (_ *lab, err error) {
 		}
 		s.far = append(s.far, far)
 	}
-	l.cases, l.sweep, l.distances, l.delays = baseCases(&s.base, &s.batched), l.sweepCases(), l.distanceCases(), l.delayCases()
+	l.cases, l.sweep, l.distances, l.delays = baseCases(s), l.sweepCases(), l.distanceCases(), l.delayCases()
 	l.returning = l.limiting(ManyClients, &s.base, 1, "")
 	l.returning.keys = 50_000
 	l.calibration = &endpoint{name: Calibration, status: 200, keys: clients, store: &s.base, direct: l.shards[0].Primary.Client()}
 	l.heap = []*endpoint{{name: memoryStore, status: 200, keys: l.sizes.heap, store: &s.many, isAlone: true, text: memoryText}}
 	var first []*endpoint
 	for _, c := range slices.Concat(l.cases, []*endpoint{l.returning}, l.sweep, l.distances, l.delays) {
-		if c.isAlone {
+		switch {
+		case c.isAlone:
 			l.heap = append(l.heap, c)
-		} else {
+		case c.isApart:
+			s, err := l.startCaddy([]*endpoint{c})
+			if err != nil {
+				return nil, err
+			}
+			l.others = append(l.others, s)
+		default:
 			first = append(first, c)
 		}
 	}
@@ -228,7 +240,7 @@ func (l *lab) launch(replicas ...int) error {
 }
 
 func (l *lab) close() (err error) {
-	for _, s := range []*site.Site{l.first, l.second} {
+	for _, s := range append([]*site.Site{l.first, l.second}, l.others...) {
 		if s != nil {
 			s.Stop()
 		}
@@ -354,7 +366,8 @@ type endpoint struct {
 	keys       int64           // distinct clients
 	store      *redisStore     // where it counts, or whose servers idle meanwhile
 	limits     []*store.Limit  // those in which clients get buckets beforehand
-	isAlone    bool            // in a Caddy of its own
+	isAlone    bool            // in the second Caddy
+	isApart    bool            // in a Caddy for itself
 	isAway     bool            // other cases keep its clients away for longer than they pause
 	direct     *goredis.Client // set if it counts in Redis without Caddy
 
@@ -386,10 +399,14 @@ const (
 // The names of other cases that the code refers to.
 const (
 	memoryStore  = "memory store"
+	scriptsOnly  = "redis store, plain_charges off"
 	refusedFloor = "error 429, six headers"
 	refusedHot   = "redis store, one refused key"
+	ownCaddy     = ", in its own Caddy"
 	manyKeys     = "many keys"
 	fewerKeys    = "fewer keys"
+	sweepScripts = "scripts"
+	aloneScripts = "scripts, no replica"
 )
 
 // The bounds for the CPU of Caddy, relative to the floor.
@@ -426,29 +443,33 @@ const (
 
 var memoryText = limited("store memory", "memory", byHeader, plenty)
 
-// baseCases count in the default store, except for one: a Caddy that takes batches calls
-// Redis every second from then on, which would show in all other cases.
-func baseCases(base, batched *redisStore) []*endpoint {
+// baseCases count in the default store or on its servers, except for one: a Caddy that
+// takes batches calls Redis every second from then on, which would show in all other cases.
+func baseCases(s *stores) []*endpoint {
+	const refusedFloorText, refusedHotText = fiveHeaders + "header Retry-After 3600\nerror 429", "rate_limit static 1 1h attacked\nrespond ok"
 	cases := []*endpoint{
 		{name: "respond", text: "respond ok"},
 		{name: Floor, text: fiveHeaders + "respond ok"},
 		{name: memoryStore, floor: Floor, limit: memoryBound, text: memoryText},
 		{name: ChargeAfter, floor: Floor, limit: chargeAfterBound, text: "rate_limit {header.X-Key} 50000000 1h\nrespond ok"},
+		{name: scriptsOnly, floor: Floor, store: &s.scripted, text: limited("store scripted", "scripted", byHeader, plenty)},
 		{name: NewClients, floor: Floor, limit: newBound, keys: math.MaxInt64, text: "rate_limit {header.X-Key} 50000000 1h new\nrespond ok"},
 		{name: "redis store, one hot key", floor: Floor, text: "rate_limit static 50000000 1h hot\nrespond ok"},
 		{name: ChargeBefore, floor: Floor, text: limited("", "before", byHeader, plenty+"\ncharge before")},
 		{name: "redis store, charge before, one hot key", floor: Floor, text: limited("", "before_hot", "static", plenty+"\ncharge before")},
 		{
-			name: BatchAuto, floor: Floor, limit: batchBound, store: batched,
+			name: BatchAuto, floor: Floor, limit: batchBound, store: &s.batched,
 			text: limited("store batched", "batch", "static", "events 1000000\nwindow 1m\ncharge before\nbatch auto"),
 		},
-		{name: refusedFloor, status: 429, text: fiveHeaders + "header Retry-After 3600\nerror 429"},
+		{name: refusedFloor, status: 429, text: refusedFloorText},
 		{name: "memory store, refused", status: 429, floor: refusedFloor, text: limited("store memory", "refused", byHeader, "events 1\nwindow 1h")},
 		{name: Refused, status: 429, floor: refusedFloor, text: "rate_limit {header.X-Key} 1 1h refused\nrespond ok"},
-		{name: refusedHot, status: 429, floor: refusedFloor, limit: refusedHotBound, text: "rate_limit static 1 1h attacked\nrespond ok"},
+		{name: refusedHot, status: 429, floor: refusedFloor, limit: refusedHotBound, text: refusedHotText},
+		{name: refusedFloor + ownCaddy, status: 429, isApart: true, text: refusedFloorText},
+		{name: refusedHot + ownCaddy, status: 429, isApart: true, floor: refusedFloor + ownCaddy, text: refusedHotText},
 	}
 	for _, c := range cases {
-		c.store = cmp.Or(c.store, base)
+		c.store = cmp.Or(c.store, &s.base)
 		c.keys, c.status = cmp.Or(c.keys, clients), cmp.Or(c.status, 200)
 	}
 	return cases
@@ -457,6 +478,10 @@ func baseCases(base, batched *redisStore) []*endpoint {
 // checked are the options of a store that checks each request of a client that comes
 // seldom, as it does with clients that come to several Caddys.
 const checked = "ledger_max_trust 0"
+
+// scripted is the option of a store that calls a script for each charge, and for each
+// check at a primary.
+const scripted = "plain_charges off"
 
 // chargeDelays and delayClients are what the sweep of charge_delay goes through: a
 // client of many comes less often.
@@ -518,6 +543,8 @@ func (l *lab) sweepCases() []*endpoint {
 		l.limiting("no replica", &s.alone, 1, ""),
 		l.limiting("2 replicas", &s.followed, 1, ""),
 		l.limiting("3 zones", &s.seldom, 3, ""),
+		l.limiting(sweepScripts, &s.seldomScripted, 1, ""),
+		l.limiting(aloneScripts, &s.aloneScripted, 1, ""),
 		oneKey, someKeys, many,
 	}
 	for i, far := range s.far {

@@ -31,7 +31,7 @@ func TestComparisonsAreOfTheSameRound(t *testing.T) {
 // TestWhatGoalsCompareIsLong: all cases with goals take part in all pieces, together with what
 // they are compared with; not so those that fill Caddy's memory, and those without goals.
 func TestWhatGoalsCompareIsLong(t *testing.T) {
-	l := &lab{cases: baseCases(nil, nil), returning: &endpoint{name: ManyClients}, calibration: &endpoint{name: Calibration}}
+	l := &lab{cases: baseCases(new(stores)), returning: &endpoint{name: ManyClients}, calibration: &endpoint{name: Calibration}}
 	wanted := map[string]bool{}
 	for _, g := range (&Result{cases: samples{}, returning: samples{}}).goals() {
 		for _, name := range g.cases {
@@ -69,7 +69,7 @@ func TestUndecidedCases(t *testing.T) {
 		},
 		returning: samples{Floor: floor, Calibration: of(2), ManyClients: of(1, 5)}, // the goal is 1.3
 	}
-	cases := append(baseCases(nil, nil), &endpoint{name: Calibration})
+	cases := append(baseCases(new(stores)), &endpoint{name: Calibration})
 	returning := []*endpoint{called(cases, Floor), {name: ManyClients}, called(cases, Calibration)}
 	names := func(those []*endpoint) (all []string) {
 		for _, c := range those {
