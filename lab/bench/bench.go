@@ -30,24 +30,25 @@ var (
 	docs   = flags.String("docs", "", "folder of the documents to write to; none if empty")
 	quick  = flags.Bool("quick", false, "measure everything once, for a moment: it shows that it runs, and no speed")
 	rounds = flags.Int("rounds", 9, "rounds, of which the median counts")
+	more   = flags.Int("more", 6, "rounds that are added where these do not decide a goal")
 )
 
 // Run measures.
 func Run(ctx context.Context, args []string) error {
 	_ = flags.Parse(args) // it exits if a flag is invalid
-	if *rounds < 1 {
-		return errors.New("rounds must be positive")
+	if *rounds < 1 || *more < 0 {
+		return errors.New("rounds must be positive, and more of them must not be negative")
 	}
 	if *quick && *docs != "" {
 		return errors.New("-quick shows no speed: leave out -docs")
 	}
 	began, times := time.Now(), report.ReadTimes()
-	library, caddy := libraries.Options{Rounds: *rounds}, endtoend.Options{Rounds: *rounds}
+	library, caddy := libraries.Options{Rounds: *rounds, More: *more}, endtoend.Options{Rounds: *rounds, More: *more}
 	if *quick {
-		library = libraries.Options{Rounds: 1, Length: 50 * time.Millisecond, Goroutines: []int{1, 64}}
-		caddy = endtoend.Options{Rounds: 1, Length: 100 * time.Millisecond, Quick: true}
+		library = libraries.Options{Rounds: 1, More: 1, Length: 50 * time.Millisecond, Goroutines: []int{1, 64}}
+		caddy = endtoend.Options{Rounds: 1, More: 1, Length: 100 * time.Millisecond, Quick: true}
 	}
-	m := new(measured)
+	m := &measured{rounds: library.Rounds, more: library.More}
 	var err error
 	if m.versions, err = versions(ctx); err != nil {
 		return err
@@ -155,6 +156,8 @@ func readOwnAllocations(out []byte) (o own, err error) {
 }
 
 type measured struct {
+	rounds    int // of all figures
+	more      int // rounds of those whose goals are not decided by then
 	own       own
 	endToEnd  *endtoend.Result
 	libraries *libraries.Result
@@ -168,31 +171,40 @@ func (m *measured) markdown() string {
 	fmt.Fprintf(&b, "%s, %d processors, %s; %s. The whole took %v, during which the host gave %.0f %% of the processors' time to others. A figure in a table is the median of its rounds (with their least and most, where these differ in the digits that are written).\n",
 		report.Processor(), runtime.NumCPU(), strings.Join(m.versions, ", "),
 		report.Today(), m.took.Round(time.Second), 100*m.stolen)
-	b.WriteString("\n## Goals\n\n" + report.Goals(m.goals()))
+	b.WriteString("\n## Goals\n\n" + m.howDecided() + "\n" + report.Goals(m.goals()))
 	b.WriteString("\n## What the figures mean\n\n" + m.meaning())
 	b.WriteString("\n## The limiter in Caddy\n\n" + m.endToEnd.Markdown())
 	b.WriteString("\n## Take and other limiters\n\n" + m.libraries.Markdown())
 	return b.String()
 }
 
+// howDecided explains the verdicts about the goals.
+func (m *measured) howDecided() string {
+	outside := func(rounds int) int { return max(report.Rank(rounds)-1, 0) }
+	return fmt.Sprintf(`A goal is about the median, which a few rounds show only roughly. The table has the range of rounds that encloses the median of endless ones with a confidence of 95 %% or more, whatever their distribution: of %d rounds it leaves out %d at either end, of %d rounds %d; five or fewer have no such range. The goal is reached or missed if that range lies on one side of it. If the goal lies within, its rounds are further apart than what they are to show, and it is *%s*.
+
+A goal that %d rounds do not decide gets %d more, of its case and of what that is compared with, and is judged anew by all of them; not more often, because each look has a chance of up to 5 %% to be wrong. Two kinds keep their first rounds: resident memory, of which each round takes a million clients, and allocations, which are nearly the same in all.
+`, m.rounds, outside(m.rounds), m.rounds+m.more, outside(m.rounds+m.more),
+		report.Undecided, m.rounds, m.more)
+}
+
 // result is the summary of the document.
 func (m *measured) result() string {
-	goals, reached := m.goals(), 0
+	goals := m.goals()
+	verdicts := map[report.Verdict]int{}
 	for i := range goals {
-		if goals[i].IsReached() {
-			reached++
-		}
+		verdicts[goals[i].Verdict()]++
 	}
 	known := m.endToEnd.Cost(endtoend.ChargeAfter)
-	return fmt.Sprintf("**Result.** %d of %d goals were reached. With the Redis store and `charge after`, a request of a client that Caddy knows takes %.1f µs of CPU time in Caddy (%.1f µs without a limiter), %.1f µs in the primary and %.1f µs in the replica.\n",
-		reached, len(goals), known.Caddy, m.endToEnd.Cost(endtoend.Floor).Caddy, known.Primary, known.Replica)
+	return fmt.Sprintf("**Result.** %d of %d goals were reached, and %d missed; the rounds do not decide %d. With the Redis store and `charge after`, a request of a client that Caddy knows takes %.1f µs of CPU time in Caddy (%.1f µs without a limiter), %.1f µs in the primary and %.1f µs in the replica.\n",
+		verdicts[report.Reached], len(goals), verdicts[report.Missed], verdicts[report.Undecided], known.Caddy, m.endToEnd.Cost(endtoend.Floor).Caddy, known.Primary, known.Replica)
 }
 
 func (m *measured) goals() []report.Goal {
 	const what = " of the limiter's own code per request: memory store"
 	goals := append(m.endToEnd.Goals(),
-		report.Goal{What: "allocations" + what, Bound: 3, Spread: report.SpreadOf(m.own.allocations)},
-		report.Goal{What: "allocated bytes" + what, Bound: 700, Spread: report.SpreadOf(m.own.bytes)})
+		report.Goal{What: "allocations" + what, Bound: 3, Rounds: m.own.allocations},
+		report.Goal{What: "allocated bytes" + what, Bound: 700, Rounds: m.own.bytes})
 	return append(goals, m.libraries.Goals()...)
 }
 

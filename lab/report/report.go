@@ -1,7 +1,7 @@
 // Package report writes the results of the laboratory: it formats tables and figures as
 // Markdown, puts them into the documents, describes the machine, reads figures from the
-// output of programs, and sums up several rounds as a Spread, which a Goal bounds. The
-// package is independent of the measurements.
+// output of programs, and sums up several rounds as a Spread, and judges Goals by
+// their rounds. The package is independent of the measurements.
 package report
 
 import (
@@ -96,7 +96,7 @@ func Rounded(v float64) string {
 	return Grouped(math.Round(v/unit) * unit)
 }
 
-// Digits writes a number below 1 with two significant digits.
+// Digits writes a number with two significant digits.
 func Digits(v float64) string {
 	rounded, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'e', 1, 64), 64)
 	return strconv.FormatFloat(rounded, 'f', -1, 64)
@@ -196,22 +196,55 @@ func SpreadOf(values []float64) Spread {
 }
 
 // SpreadBy returns the spread of one figure of the rounds.
-func SpreadBy[T any](rounds []T, of func(T) float64) Spread {
+func SpreadBy[T any](rounds []T, of func(T) float64) Spread { return SpreadOf(ValuesBy(rounds, of)) }
+
+// ValuesBy returns one figure of the rounds.
+func ValuesBy[T any](rounds []T, of func(T) float64) []float64 {
 	values := make([]float64, len(rounds))
 	for i, r := range rounds {
 		values[i] = of(r)
 	}
-	return SpreadOf(values)
+	return values
 }
 
-// RatioBy returns the spread of one figure of the rounds, relative to that of others in
-// the same round.
-func RatioBy[T any](rounds, others []T, of func(T) float64) Spread {
-	values := make([]float64, len(rounds))
-	for i, r := range rounds {
-		values[i] = of(r) / of(others[i])
+// RatiosBy returns one figure of the rounds, relative to that of others in the same round,
+// of the rounds that there are of both.
+func RatiosBy[T any](rounds, others []T, of func(T) float64) []float64 {
+	values := make([]float64, min(len(rounds), len(others)))
+	for i := range values {
+		values[i] = of(rounds[i]) / of(others[i])
 	}
-	return SpreadOf(values)
+	return values
+}
+
+// confidence is the least of an Interval.
+const confidence = 0.95
+
+// Rank returns the largest k for which the k-th smallest and the k-th largest of n values
+// enclose the median of their distribution with a confidence of 95 % or more; 0 if n
+// values are too few for that. It assumes that the values are independent, and nothing
+// about the distribution: how many of them lie below its median is as with coins.
+func Rank(n int) (k int) {
+	// The probabilities that k of n coins show heads, and that at most k show heads or tails.
+	exactly, outside := math.Pow(0.5, float64(n)), 0.0
+	for k < n/2 {
+		if outside += 2 * exactly; outside > 1-confidence {
+			break
+		}
+		exactly *= float64(n-k) / float64(k+1)
+		k++
+	}
+	return k
+}
+
+// Interval returns the values of Rank; it is not ok if there are too few.
+func Interval(values []float64) (low, high float64, ok bool) {
+	n, k := len(values), Rank(len(values))
+	if k == 0 {
+		return 0, 0, false
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[k-1], sorted[n-k], true
 }
 
 // Text writes it with a format such as %.2f.
@@ -234,31 +267,51 @@ type Goal struct {
 	What    string
 	AtLeast bool // set if Bound is a lower bound, not an upper one
 	Bound   float64
-	Unit    string // with a space before it; empty for a ratio
-	Spread         // of the measured values
+	Unit    string    // with a space before it; empty for a ratio
+	Rounds  []float64 // the measured values
 }
 
-// IsReached reports whether the median is within the bound.
-func (g *Goal) IsReached() bool {
+// Verdict is what the rounds show about a goal, as the table says it.
+type Verdict string
+
+// The verdicts. A goal is undecided if it lies within the Interval of its rounds.
+const (
+	Reached   Verdict = "yes"
+	Missed    Verdict = "**no**"
+	Undecided Verdict = "not decided"
+)
+
+// Verdict judges the goal.
+func (g *Goal) Verdict() Verdict {
+	low, high, ok := Interval(g.Rounds)
+	bound := g.Bound
 	if g.AtLeast {
-		return g.Median >= g.Bound
+		low, high, bound = -high, -low, -bound
 	}
-	return g.Median <= g.Bound
+	switch {
+	case ok && high <= bound:
+		return Reached
+	case ok && low > bound:
+		return Missed
+	default:
+		return Undecided
+	}
 }
 
 // Goals is a table of goals.
 func Goals(goals []Goal) string {
-	t := NewTable("what", "goal", "measured: median (min to max)", "reached")
+	t := NewTable("what", "goal", "measured: median (min to max)", "rounds", "the median is within", "reached")
 	for i := range goals {
 		g := &goals[i]
-		sign, reached := "≤", "yes"
+		sign, within := "≤", ""
 		if g.AtLeast {
 			sign = "≥"
 		}
-		if !g.IsReached() {
-			reached = "**no**"
+		if low, high, ok := Interval(g.Rounds); ok {
+			within = number(low) + " to " + number(high) + g.Unit
 		}
-		t.Row(g.What, sign+" "+number(g.Bound)+g.Unit, g.As(number)+g.Unit, reached)
+		t.Row(g.What, sign+" "+number(g.Bound)+g.Unit, SpreadOf(g.Rounds).As(number)+g.Unit,
+			strconv.Itoa(len(g.Rounds)), within, string(g.Verdict()))
 	}
 	return t.String()
 }

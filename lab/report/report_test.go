@@ -1,6 +1,7 @@
 package report
 
 import (
+	"math/bits"
 	"os"
 	"path/filepath"
 	"slices"
@@ -98,17 +99,98 @@ func TestAs(t *testing.T) {
 	}
 }
 
+// TestRankKeepsTheConfidence computes the confidence from all outcomes of the coins.
+func TestRankKeepsTheConfidence(t *testing.T) {
+	confidenceOf := func(n, k int) float64 {
+		inside := 0
+		for outcome := range 1 << n {
+			heads := bits.OnesCount(uint(outcome))
+			if heads >= k && n-heads >= k {
+				inside++
+			}
+		}
+		return float64(inside) / float64(int(1)<<n)
+	}
+	for n, want := range []int{0, 0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4} {
+		k := Rank(n)
+		if k != want {
+			t.Errorf("of %d values the rank is %d, want %d", n, k, want)
+		}
+		if k > 0 && confidenceOf(n, k) < 0.95 {
+			t.Errorf("of %d values rank %d has a confidence of %v", n, k, confidenceOf(n, k))
+		}
+		if n > 1 && confidenceOf(n, k+1) >= 0.95 {
+			t.Errorf("of %d values rank %d would do", n, k+1)
+		}
+	}
+}
+
+func TestInterval(t *testing.T) {
+	rounds := []float64{9, 1, 8, 2, 7, 3, 6, 4, 5}
+	if low, high, ok := Interval(rounds); low != 2 || high != 8 || !ok {
+		t.Errorf("%v to %v, %t", low, high, ok)
+	}
+	if rounds[0] != 9 {
+		t.Errorf("the rounds are sorted: %v", rounds)
+	}
+	if _, _, ok := Interval(rounds[:5]); ok {
+		t.Error("five rounds have an interval")
+	}
+}
+
+// TestVerdictNeedsTheWholeInterval: the median alone decides nothing.
+func TestVerdictNeedsTheWholeInterval(t *testing.T) {
+	rounds := []float64{1, 2, 3, 4, 5, 6, 7, 8, 9} // 2 to 8
+	for _, c := range []struct {
+		atLeast bool
+		bound   float64
+		rounds  []float64
+		want    Verdict
+	}{
+		{false, 8, rounds, Reached},
+		{false, 7.9, rounds, Undecided},
+		{false, 2, rounds, Undecided},
+		{false, 1.9, rounds, Missed},
+		{true, 2, rounds, Reached},
+		{true, 2.1, rounds, Undecided},
+		{true, 8, rounds, Undecided},
+		{true, 8.1, rounds, Missed},
+		{false, 100, rounds[:5], Undecided},
+		{false, 100, nil, Undecided},
+		// In nine rounds two that stand out leave it open; in fifteen three do not.
+		{false, 5, []float64{4, 4, 4, 4, 4, 4, 4, 99, 99}, Undecided},
+		{false, 5, []float64{4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 99, 99, 99}, Reached},
+	} {
+		g := Goal{AtLeast: c.atLeast, Bound: c.bound, Rounds: c.rounds}
+		if got := g.Verdict(); got != c.want {
+			t.Errorf("at least %t, bound %v, rounds %v: %q, want %q", c.atLeast, c.bound, c.rounds, got, c.want)
+		}
+	}
+}
+
+func TestRatiosAreOfTheSameRound(t *testing.T) {
+	same := func(f float64) float64 { return f }
+	for _, more := range [][2][]float64{{{6, 8}, {2, 4, 5}}, {{6, 8, 9}, {2, 4}}} {
+		if got, want := RatiosBy(more[0], more[1], same), []float64{3, 2}; !slices.Equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
+	}
+}
+
 func TestTable(t *testing.T) {
+	six := []float64{1, 1.02, 1.05, 1.051, 1.1, 1.2}
 	for _, test := range []struct {
 		goal Goal
 		want string
 	}{
-		{Goal{What: "memory", Bound: 1.06, Spread: Spread{Median: 1.05, Least: 1, Most: 1.2}}, "| memory | ≤ 1.06 | 1.05 (1.00 to 1.20) | yes |"},
-		{Goal{What: "memory", Bound: 1.06, Spread: Spread{Median: 1.061, Least: 1, Most: 1.2}}, "| memory | ≤ 1.06 | 1.06 (1.00 to 1.20) | **no** |"},
-		{Goal{What: "take", AtLeast: true, Bound: 1.8, Spread: Spread{Median: 1.8, Least: 1.5, Most: 2}}, "| take | ≥ 1.80 | 1.80 (1.50 to 2.00) | yes |"},
-		{Goal{What: "take", AtLeast: true, Bound: 1.8, Spread: Spread{Median: 1.5, Least: 1.5, Most: 2}}, "| take | ≥ 1.80 | 1.50 (1.50 to 2.00) | **no** |"},
-		{Goal{What: "redis", Bound: 9, Unit: " µs", Spread: Spread{Median: 12.34, Least: 0.0004, Most: 1234}}, "| redis | ≤ 9.00 µs | 12.3 (0.00040 to 1234) µs | **no** |"},
-		{Goal{What: "calls", Bound: 2, Spread: Spread{Median: 1.001, Least: 1, Most: 1.004}}, "| calls | ≤ 2.00 | 1.00 | yes |"},
+		{Goal{What: "memory", Bound: 1.2, Rounds: six}, "| memory | ≤ 1.20 | 1.05 (1.00 to 1.20) | 6 | 1.00 to 1.20 | yes |"},
+		{Goal{What: "memory", Bound: 1.19, Rounds: six}, "| memory | ≤ 1.19 | 1.05 (1.00 to 1.20) | 6 | 1.00 to 1.20 | not decided |"},
+		{Goal{What: "memory", Bound: 0.99, Rounds: six}, "| memory | ≤ 0.99 | 1.05 (1.00 to 1.20) | 6 | 1.00 to 1.20 | **no** |"},
+		{Goal{What: "take", AtLeast: true, Bound: 1.8, Rounds: six[:1]}, "| take | ≥ 1.80 | 1.00 | 1 |  | not decided |"},
+		{
+			Goal{What: "redis", Bound: 9, Unit: " µs", Rounds: []float64{0.0004, 12.34, 12.34, 12.34, 12.34, 1234}},
+			"| redis | ≤ 9.00 µs | 12.3 (0.00040 to 1234) µs | 6 | 0.00040 to 1234 µs | not decided |",
+		},
 	} {
 		if lines := strings.Split(Goals([]Goal{test.goal}), "\n"); lines[2] != test.want {
 			t.Errorf("%q, want %q", lines[2], test.want)

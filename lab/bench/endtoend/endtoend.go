@@ -20,6 +20,8 @@ import (
 	"sync"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/lab/site"
@@ -30,6 +32,7 @@ import (
 // Options say how much is measured.
 type Options struct {
 	Rounds int           // of which the median counts; 0 means 9
+	More   int           // rounds of cases whose goals are not decided by then
 	Length time.Duration // of each case in a round; 0 means a second
 	Quick  bool          // for tests: fewer clients, and no warm-up
 	Caddy  string        // the path of a Caddy with this module; one is built if it is empty
@@ -41,20 +44,20 @@ type sizes struct {
 	// redis and heap are the numbers of buckets whose memory is measured in Redis and in
 	// Caddy's heap. At redis and at half of it, Redis's hash tables are full.
 	redis, heap int64
-	// slices is the number of rounds of latencies in place of one round, each that much
-	// shorter: a pause of the machine then spoils less.
-	slices int
+	// slices is the number of rounds of latencies in place of one round, each shorter than
+	// Options.Length by the factor shorter: a pause of the machine then spoils less.
+	slices, shorter int
 	// pieces is the number of pieces of a round of the cases that have goals.
 	pieces int
-	// passes is how often each returning client comes before it is measured.
+	// passes is how often clients that return come before they are measured.
 	passes int64
 }
 
 func (o *Options) sizes() sizes {
 	if o.Quick {
-		return sizes{1_000, 5_000, 1 << 12, 2_000, 1, 2, 0}
+		return sizes{1_000, 5_000, 1 << 12, 2_000, 1, 1, 2, 0}
 	}
-	return sizes{30_000, 1_000_000, 1 << 15, 25_000, 3, 12, 6}
+	return sizes{30_000, 1_000_000, 1 << 15, 25_000, 2, 4, 12, 6}
 }
 
 // leadIn is how long a case runs before it is measured for some length, so that Caddy
@@ -87,17 +90,31 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 	if err := l.greet(ctx); err != nil {
 		return nil, err
 	}
+	compared := append(slices.Clone(l.cases), l.calibration)
+	returning := []*endpoint{called(l.cases, Floor), l.returning, l.calibration}
+	delays := append(slices.Clone(l.delays), l.calibration)
 	for _, step := range []struct {
 		name   string
 		rounds int
 		run    func(isCounted bool) error
+		then   func() error // after the rounds; may be nil
 	}{
-		{"cases", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.cases, l.sizes.pieces, r.cases, isCounted) }},
-		{"returning clients", opts.Rounds, func(isCounted bool) error { return l.measureReturning(ctx, r.returning, isCounted) }},
-		{"charge_delay", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.delays, 1, r.delays, isCounted) }},
-		{"sweep", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.sweep, 1, r.sweep, isCounted) }},
-		{"latency", opts.Rounds * l.sizes.slices, func(isCounted bool) error { return l.measureLatencies(ctx, r, isCounted) }},
-		{"wrk", opts.Rounds, func(isCounted bool) error { return l.crossCheck(ctx, r, isCounted) }},
+		{
+			"cases", opts.Rounds,
+			func(isCounted bool) error { return l.measureAll(ctx, compared, l.sizes.pieces, r.cases, isCounted) },
+			func() error { return l.addRounds(ctx, r, compared, r.cases, say) },
+		},
+		{
+			"returning clients", opts.Rounds,
+			func(isCounted bool) error {
+				return l.measureKnown(ctx, returning, l.sizes.pieces, r.returning, isCounted)
+			},
+			func() error { return l.addRounds(ctx, r, returning, r.returning, say) },
+		},
+		{"charge_delay", opts.Rounds, func(isCounted bool) error { return l.measureKnown(ctx, delays, 1, r.delays, isCounted) }, nil},
+		{"sweep", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.sweep, 1, r.sweep, isCounted) }, nil},
+		{"latency", opts.Rounds * l.sizes.slices, func(isCounted bool) error { return l.measureLatencies(ctx, r, isCounted) }, nil},
+		{"wrk", opts.Rounds, func(isCounted bool) error { return l.crossCheck(ctx, r, isCounted) }, nil},
 	} {
 		// The first round opens windows and connections.
 		for round := range step.rounds + 1 {
@@ -106,6 +123,11 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 			}
 			say("%s: round %d of %d", step.name, round, step.rounds)
 			if err := step.run(round > 0); err != nil {
+				return nil, fmt.Errorf("%s: %w", step.name, err)
+			}
+		}
+		if step.then != nil {
+			if err := step.then(); err != nil {
 				return nil, fmt.Errorf("%s: %w", step.name, err)
 			}
 		}
@@ -118,9 +140,9 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 	return r, nil
 }
 
-// lab is all processes: redis-servers, relays, and two Caddys. The second Caddy is for
-// the cases that fill its memory, which would change how often the garbage of other cases
-// is collected.
+// lab is all processes: redis-servers, relays, and Caddys. The second Caddy is for the
+// cases that fill its memory, which would change how often the garbage of other cases is
+// collected; some cases have one for themselves.
 type lab struct {
 	opts          Options
 	sizes         sizes
@@ -129,15 +151,18 @@ type lab struct {
 	shards        []*redistest.Shard
 	stores        stores
 	first, second *site.Site
+	others        []*site.Site // of one case each
 
 	cases, sweep, distances, delays []*endpoint
 	returning                       *endpoint   // measured by itself, with the floor in between
+	calibration                     *endpoint   // takes turns with all that is compared with it
 	heap                            []*endpoint // on the second Caddy
 }
 
 // stores are the stores of the cases. Several share servers, at different times.
 type stores struct {
 	base, batched, seldom, two, four, alone, followed, many redisStore
+	scripted, seldomScripted, aloneScripted                 redisStore    // base, seldom and alone without plain commands
 	far                                                     []*redisStore // in the order of roundTrips
 	delayed                                                 []*redisStore // in the order of chargeDelays
 }
@@ -163,10 +188,13 @@ func openLab(opts Options) (_ *lab, err error) {
 		seldom: redisStore{name: "seldom", shards: l.shards[:1], options: checked},
 		two:    redisStore{name: "two", shards: l.shards[:2], options: checked}, four: redisStore{name: "four", shards: l.shards[:4], options: checked},
 		alone: redisStore{name: "alone", shards: l.shards[4:5], options: checked}, followed: redisStore{name: "followed", shards: l.shards[5:6], options: checked},
-		many: redisStore{name: "many", shards: l.shards[6:], options: checked},
+		many:           redisStore{name: "many", shards: l.shards[6:], options: checked},
+		scripted:       redisStore{name: "scripted", shards: l.shards[:1], options: scripted},
+		seldomScripted: redisStore{name: "seldom_scripted", shards: l.shards[:1], options: checked + "\n" + scripted},
+		aloneScripted:  redisStore{name: "alone_scripted", shards: l.shards[4:5], options: checked + "\n" + scripted},
 	}
 	for i, d := range chargeDelays {
-		s.delayed = append(s.delayed, &redisStore{name: fmt.Sprintf("delay%d", i), shards: l.shards[:1], options: fmt.Sprintf("charge_delay %v", d)})
+		s.delayed = append(s.delayed, &redisStore{name: fmt.Sprintf("delay%d", i), shards: l.shards[:1], options: fmt.Sprintf("charge_delay %v", d), delay: d})
 	}
 	for i, d := range roundTrips {
 		far, err := s.base.away(fmt.Sprintf("far%d", i), d)
@@ -175,21 +203,30 @@ func openLab(opts Options) (_ *lab, err error) {
 		}
 		s.far = append(s.far, far)
 	}
-	l.cases, l.sweep, l.distances, l.delays = baseCases(&s.base, &s.batched), l.sweepCases(), l.distanceCases(), l.delayCases()
+	l.cases, l.sweep, l.distances, l.delays = baseCases(s), l.sweepCases(), l.distanceCases(), l.delayCases()
 	l.returning = l.limiting(ManyClients, &s.base, 1, "")
 	l.returning.keys = 50_000
+	l.calibration = &endpoint{name: Calibration, status: 200, keys: clients, store: &s.base, direct: l.shards[0].Primary.Client()}
 	l.heap = []*endpoint{{name: memoryStore, status: 200, keys: l.sizes.heap, store: &s.many, isAlone: true, text: memoryText}}
 	var first []*endpoint
 	for _, c := range slices.Concat(l.cases, []*endpoint{l.returning}, l.sweep, l.distances, l.delays) {
-		if c.isAlone {
+		switch {
+		case c.isAlone:
 			l.heap = append(l.heap, c)
-		} else {
+		case c.isApart:
+			s, err := l.startCaddy([]*endpoint{c})
+			if err != nil {
+				return nil, err
+			}
+			l.others = append(l.others, s)
+		default:
 			first = append(first, c)
 		}
 	}
 	if l.first, err = l.startCaddy(first); err != nil {
 		return nil, err
 	}
+	l.calibration.caddy = l.first
 	l.second, err = l.startCaddy(l.heap)
 	return l, err
 }
@@ -203,7 +240,7 @@ func (l *lab) launch(replicas ...int) error {
 }
 
 func (l *lab) close() (err error) {
-	for _, s := range []*site.Site{l.first, l.second} {
+	for _, s := range append([]*site.Site{l.first, l.second}, l.others...) {
 		if s != nil {
 			s.Stop()
 		}
@@ -248,6 +285,7 @@ func (l *lab) startCaddy(cases []*endpoint) (*site.Site, error) {
 type redisStore struct {
 	name    string // empty for the default one
 	options string
+	delay   time.Duration // charge_delay, if it is not the default
 	shards  []*redistest.Shard
 	relays  []*relay // of the servers of the only shard, the primary first
 }
@@ -322,13 +360,16 @@ func launchShard(replicas int) (*redistest.Shard, error) {
 // endpoint is a case, a site of the Caddyfile.
 type endpoint struct {
 	name, text string
-	status     int            // of nearly all responses
-	floor      string         // the name of the case to compare with, if any
-	limit      float64        // the goal for the ratio of CPU to the floor, if any
-	keys       int64          // distinct clients
-	store      *redisStore    // where it counts, or whose servers idle meanwhile
-	limits     []*store.Limit // those in which clients get buckets beforehand
-	isAlone    bool           // in a Caddy of its own
+	status     int             // of nearly all responses
+	floor      string          // the name of the case to compare with, if any
+	limit      float64         // the goal for the ratio of CPU to the floor, if any
+	keys       int64           // distinct clients
+	store      *redisStore     // where it counts, or whose servers idle meanwhile
+	limits     []*store.Limit  // those in which clients get buckets beforehand
+	isAlone    bool            // in the second Caddy
+	isApart    bool            // in a Caddy for itself
+	isAway     bool            // other cases keep its clients away for longer than they pause
+	direct     *goredis.Client // set if it counts in Redis without Caddy
 
 	addr  string
 	caddy *site.Site
@@ -358,10 +399,14 @@ const (
 // The names of other cases that the code refers to.
 const (
 	memoryStore  = "memory store"
+	scriptsOnly  = "redis store, plain_charges off"
 	refusedFloor = "error 429, six headers"
 	refusedHot   = "redis store, one refused key"
+	ownCaddy     = ", in its own Caddy"
 	manyKeys     = "many keys"
 	fewerKeys    = "fewer keys"
+	sweepScripts = "scripts"
+	aloneScripts = "scripts, no replica"
 )
 
 // The bounds for the CPU of Caddy, relative to the floor.
@@ -398,29 +443,33 @@ const (
 
 var memoryText = limited("store memory", "memory", byHeader, plenty)
 
-// baseCases count in the default store, except for one: a Caddy that takes batches calls
-// Redis every second from then on, which would show in all other cases.
-func baseCases(base, batched *redisStore) []*endpoint {
+// baseCases count in the default store or on its servers, except for one: a Caddy that
+// takes batches calls Redis every second from then on, which would show in all other cases.
+func baseCases(s *stores) []*endpoint {
+	const refusedFloorText, refusedHotText = fiveHeaders + "header Retry-After 3600\nerror 429", "rate_limit static 1 1h attacked\nrespond ok"
 	cases := []*endpoint{
 		{name: "respond", text: "respond ok"},
 		{name: Floor, text: fiveHeaders + "respond ok"},
 		{name: memoryStore, floor: Floor, limit: memoryBound, text: memoryText},
 		{name: ChargeAfter, floor: Floor, limit: chargeAfterBound, text: "rate_limit {header.X-Key} 50000000 1h\nrespond ok"},
+		{name: scriptsOnly, floor: Floor, store: &s.scripted, text: limited("store scripted", "scripted", byHeader, plenty)},
 		{name: NewClients, floor: Floor, limit: newBound, keys: math.MaxInt64, text: "rate_limit {header.X-Key} 50000000 1h new\nrespond ok"},
 		{name: "redis store, one hot key", floor: Floor, text: "rate_limit static 50000000 1h hot\nrespond ok"},
 		{name: ChargeBefore, floor: Floor, text: limited("", "before", byHeader, plenty+"\ncharge before")},
 		{name: "redis store, charge before, one hot key", floor: Floor, text: limited("", "before_hot", "static", plenty+"\ncharge before")},
 		{
-			name: BatchAuto, floor: Floor, limit: batchBound, store: batched,
+			name: BatchAuto, floor: Floor, limit: batchBound, store: &s.batched,
 			text: limited("store batched", "batch", "static", "events 1000000\nwindow 1m\ncharge before\nbatch auto"),
 		},
-		{name: refusedFloor, status: 429, text: fiveHeaders + "header Retry-After 3600\nerror 429"},
+		{name: refusedFloor, status: 429, text: refusedFloorText},
 		{name: "memory store, refused", status: 429, floor: refusedFloor, text: limited("store memory", "refused", byHeader, "events 1\nwindow 1h")},
 		{name: Refused, status: 429, floor: refusedFloor, text: "rate_limit {header.X-Key} 1 1h refused\nrespond ok"},
-		{name: refusedHot, status: 429, floor: refusedFloor, limit: refusedHotBound, text: "rate_limit static 1 1h attacked\nrespond ok"},
+		{name: refusedHot, status: 429, floor: refusedFloor, limit: refusedHotBound, text: refusedHotText},
+		{name: refusedFloor + ownCaddy, status: 429, isApart: true, text: refusedFloorText},
+		{name: refusedHot + ownCaddy, status: 429, isApart: true, floor: refusedFloor + ownCaddy, text: refusedHotText},
 	}
 	for _, c := range cases {
-		c.store = cmp.Or(c.store, base)
+		c.store = cmp.Or(c.store, &s.base)
 		c.keys, c.status = cmp.Or(c.keys, clients), cmp.Or(c.status, 200)
 	}
 	return cases
@@ -430,11 +479,15 @@ func baseCases(base, batched *redisStore) []*endpoint {
 // seldom, as it does with clients that come to several Caddys.
 const checked = "ledger_max_trust 0"
 
+// scripted is the option of a store that calls a script for each charge, and for each
+// check at a primary.
+const scripted = "plain_charges off"
+
 // chargeDelays and delayClients are what the sweep of charge_delay goes through: a
 // client of many comes less often.
 var (
 	chargeDelays = []time.Duration{0, 10 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond}
-	delayClients = []int64{500, 5_000, 50_000}
+	delayClients = []int64{50, 500, 5_000, 50_000}
 )
 
 func delayName(clients int64, delay time.Duration) string {
@@ -445,7 +498,7 @@ func (l *lab) delayCases() (cases []*endpoint) {
 	for _, clients := range delayClients {
 		for i, d := range chargeDelays {
 			c := l.limiting(delayName(clients, d), l.stores.delayed[i], 1, "")
-			c.keys = clients
+			c.keys, c.isAway = clients, true
 			cases = append(cases, c)
 		}
 	}
@@ -490,6 +543,8 @@ func (l *lab) sweepCases() []*endpoint {
 		l.limiting("no replica", &s.alone, 1, ""),
 		l.limiting("2 replicas", &s.followed, 1, ""),
 		l.limiting("3 zones", &s.seldom, 3, ""),
+		l.limiting(sweepScripts, &s.seldomScripted, 1, ""),
+		l.limiting(aloneScripts, &s.aloneScripted, 1, ""),
 		oneKey, someKeys, many,
 	}
 	for i, far := range s.far {

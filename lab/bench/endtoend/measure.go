@@ -41,18 +41,22 @@ func (s samples) spread(name string, of func(sample) float64) report.Spread {
 
 // ratio is a figure of a case, relative to that of another one in the same round.
 func (s samples) ratio(name, other string, of func(sample) float64) report.Spread {
-	return report.RatioBy(s[name], s[other], of)
+	return report.SpreadOf(s.ratios(name, other, of))
+}
+
+func (s samples) ratios(name, other string, of func(sample) float64) []float64 {
+	return report.RatiosBy(s[name], s[other], of)
 }
 
 // The short cases take part in every sixth piece.
 const shortEvery = 6
 
-// isLong reports whether a case takes part in all pieces. Floors and cases with goals do: their
-// rounds have to differ by less than the goal. Clients never seen before do not, because they
-// would fill Caddy's memory.
+// isLong reports whether a case takes part in all pieces. What goals compare does: rounds have
+// to differ by less than the goal. Clients never seen before do not, because they would fill
+// Caddy's memory.
 func (l *lab) isLong(c *endpoint) bool {
-	isFloor := slices.ContainsFunc(l.cases, func(other *endpoint) bool { return other.floor == c.name })
-	return isFloor || c == l.returning || c.limit > 0 && c.keys < math.MaxInt64
+	isFloor := slices.ContainsFunc(l.cases, func(other *endpoint) bool { return other.floor == c.name && other.limit > 0 })
+	return isFloor || c == l.returning || c == l.calibration || c.limit > 0 && c.keys < math.MaxInt64
 }
 
 // measureAll measures all cases for one round. The round consists of pieces, each half of
@@ -86,68 +90,102 @@ func (l *lab) measureAll(ctx context.Context, cases []*endpoint, pieces int, int
 			into[c.name] = append(into[c.name], parts[i].sample())
 		}
 	}
-	return l.calibrate(ctx, into, isCounted)
-}
-
-// measureReturning measures clients that come again and again, every few seconds. First
-// each comes several times, so that Caddy knows as much of it as in the long run.
-func (l *lab) measureReturning(ctx context.Context, into samples, isCounted bool) error {
-	if !isCounted && l.sizes.passes > 0 {
-		_, err := l.returning.send(ctx, loadgen.Options{Connections: connections, Requests: l.sizes.passes * l.returning.keys})
-		return err
-	}
-	return l.measureAll(ctx, []*endpoint{called(l.cases, Floor), l.returning}, l.sizes.pieces, into, isCounted)
-}
-
-const (
-	calibrations      = 20_000 // of INCRBY and EXPIRE in a round
-	calibrationLength = 32     // pairs in a pipeline
-)
-
-// calibrate measures what counting costs the servers of the default store without a
-// limiter: INCRBY and EXPIRE for each request, as envoyproxy/ratelimit sends them.
-func (l *lab) calibrate(ctx context.Context, into samples, isCounted bool) error {
-	if !isCounted {
-		return nil
-	}
-	base := &endpoint{store: &l.stores.base, caddy: l.first}
-	client := l.shards[0].Primary.Client()
-	start := time.Now()
-	before, after, err := traffic.Around(base.use, func() error {
-		for n := 0; n < calibrations; n += calibrationLength {
-			pipe := client.Pipeline()
-			for i := range calibrationLength {
-				key := "calibration-" + strconv.Itoa((n+i)%clients)
-				pipe.IncrBy(ctx, key, 1)
-				pipe.Expire(ctx, key, time.Hour)
-			}
-			if _, err := pipe.Exec(ctx); err != nil {
-				return fmt.Errorf("calibrate: %w", err)
-			}
-		}
-		time.Sleep(lastCharges)
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	p := part{after.since(&before), calibrations, time.Since(start)}
-	into[Calibration] = append(into[Calibration], p.sample())
 	return nil
 }
 
+// measureKnown measures clients that come again and again. First each of them comes several
+// times, so that Caddy knows as much of it as in the long run.
+func (l *lab) measureKnown(ctx context.Context, cases []*endpoint, pieces int, into samples, isCounted bool) error {
+	if isCounted {
+		return l.measureAll(ctx, cases, pieces, into, true)
+	}
+	for _, c := range cases {
+		if len(c.limits) == 0 {
+			continue
+		}
+		if _, err := c.send(ctx, loadgen.Options{Connections: connections, Requests: l.sizes.passes * c.keys}); err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+	}
+	return nil
+}
+
+// addRounds measures more rounds of those of the cases whose goals are not decided.
+func (l *lab) addRounds(ctx context.Context, r *Result, cases []*endpoint, into samples, say func(format string, args ...any)) error {
+	again := r.undecided(cases)
+	for round := range l.opts.More {
+		if len(again) == 0 {
+			break
+		}
+		say("not decided, %d cases: round %d of %d more", len(again), round+1, l.opts.More)
+		if err := l.measureAll(ctx, again, l.sizes.pieces, into, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// undecided returns those of the cases on which goals depend that their rounds do not decide.
+// Goals that depend on other cases as well are left out.
+func (r *Result) undecided(cases []*endpoint) []*endpoint {
+	wanted := map[string]bool{}
+	for _, g := range r.goals() {
+		isOf := func(c *endpoint) bool { return slices.Contains(g.cases, c.name) }
+		if g.Verdict() != report.Undecided || len(traffic.Those(cases, isOf)) < len(g.cases) {
+			continue
+		}
+		for _, name := range g.cases {
+			wanted[name] = true
+		}
+	}
+	return traffic.Those(cases, func(c *endpoint) bool { return wanted[c.name] })
+}
+
+// calibrationLength is how many pairs of INCRBY and EXPIRE are in a pipeline.
+const calibrationLength = 32
+
+// count counts in Redis without a limiter for a while, as envoyproxy/ratelimit does: INCRBY
+// and EXPIRE for each request.
+func (c *endpoint) count(ctx context.Context, length time.Duration) (loadgen.Result, error) {
+	start, n := time.Now(), int64(0)
+	for end := start.Add(length); time.Now().Before(end); n += calibrationLength {
+		pipe := c.direct.Pipeline()
+		for i := range int64(calibrationLength) {
+			key := "calibration-" + strconv.FormatInt((n+i)%c.keys, 10)
+			pipe.IncrBy(ctx, key, 1)
+			pipe.Expire(ctx, key, time.Hour)
+		}
+		if _, err := pipe.Exec(ctx); err != nil {
+			return loadgen.Result{}, fmt.Errorf("count: %w", err)
+		}
+	}
+	return loadgen.Result{Requests: n, Status: map[int]int64{c.status: n}, Elapsed: time.Since(start)}, nil
+}
+
 // lastCharges is enough time for the charges that are held, for 50 ms, and in flight.
-const lastCharges = 150 * time.Millisecond
+const lastCharges = 100 * time.Millisecond
+
+// settle waits until the charges of a case are counted.
+func (c *endpoint) settle() {
+	if c.direct == nil {
+		time.Sleep(lastCharges + c.store.delay)
+	}
+}
 
 func (l *lab) measure(ctx context.Context, c *endpoint, length time.Duration) (p part, err error) {
+	if c.isAway && l.sizes.passes > 0 {
+		if _, err := c.send(ctx, loadgen.Options{Connections: connections, Requests: c.keys}); err != nil {
+			return p, err
+		}
+	}
 	if _, err := c.send(ctx, loadgen.Options{Connections: connections, Duration: leadIn(l.opts.Length)}); err != nil {
 		return p, err
 	}
-	time.Sleep(lastCharges)
+	c.settle()
 	var result loadgen.Result
 	before, after, err := traffic.Around(c.use, func() (err error) {
 		result, err = c.send(ctx, loadgen.Options{Connections: connections, Duration: length})
-		time.Sleep(lastCharges)
+		c.settle()
 		return err
 	})
 	if err != nil {
@@ -188,6 +226,9 @@ func (c *endpoint) send(ctx context.Context, opts loadgen.Options) (loadgen.Resu
 }
 
 func (c *endpoint) load(ctx context.Context, opts loadgen.Options) (loadgen.Result, error) {
+	if c.direct != nil {
+		return c.count(ctx, opts.Duration)
+	}
 	first := c.sent
 	opts.Addr, opts.Header = c.addr, "X-Key"
 	opts.Key = func(n int64) string { return clientName((first + n) % c.keys) }
@@ -366,7 +407,7 @@ func (l *lab) against(ctx context.Context, floor string, rate float64, into map[
 
 // paced is the median latency of a case at a rate.
 func (l *lab) paced(ctx context.Context, c *endpoint, rate float64) (float64, error) {
-	length := l.opts.Length / time.Duration(l.sizes.slices)
+	length := l.opts.Length / time.Duration(l.sizes.shorter)
 	// The first requests on a connection suffer from the previous case.
 	lead := leadIn(length)
 	result, err := c.send(ctx, loadgen.Options{
@@ -484,15 +525,17 @@ const (
 
 // fill gives all clients the buckets that Caddy would give them, those of many keys
 // last, and measures the memory that they take.
-func (l *lab) fill(ctx context.Context, r *Result) error {
+func (l *lab) fill(ctx context.Context, r *Result) (err error) {
 	c := l.heap[1]
 	// The bucket of this request shows the form of keys.
 	if _, err := c.send(ctx, loadgen.Options{Requests: 1}); err != nil {
 		return err
 	}
-	time.Sleep(lastCharges)
-	tag, err := c.clientKeyTag(ctx)
-	if err != nil {
+	var tag string
+	if err := traffic.Poll(ctx, time.Minute, func() (err error) {
+		tag, err = c.clientKeyTag(ctx)
+		return err
+	}); err != nil {
 		return err
 	}
 	if err := l.open(ctx, tag); err != nil {
@@ -509,7 +552,7 @@ func (l *lab) fill(ctx context.Context, r *Result) error {
 	if err := l.checkFilled(ctx); err != nil {
 		return err
 	}
-	for range min(l.opts.Rounds, residentRounds) {
+	for range l.opts.Rounds {
 		each, err := l.residentPerKey(ctx)
 		if err != nil {
 			return err
@@ -518,9 +561,6 @@ func (l *lab) fill(ctx context.Context, r *Result) error {
 	}
 	return nil
 }
-
-// residentRounds are fewer than other rounds, since each asks for all of many clients.
-const residentRounds = 3
 
 // residentPerKey returns the growth of the resident memory of a Caddy that has just
 // started, by a bucket of many clients.

@@ -3,6 +3,8 @@ package endtoend
 import (
 	"fmt"
 	"math"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -52,15 +54,31 @@ func (s samples) cost(name string) Cost {
 	}
 }
 
+// goal is a goal, and the cases of which more rounds can decide it.
+type goal struct {
+	report.Goal
+	cases []string
+}
+
 // Goals are the goals, with the measurements.
-func (r *Result) Goals() []report.Goal {
-	ratio := func(in samples, what, name, floor string, bound float64) report.Goal {
-		return report.Goal{What: "CPU of Caddy ÷ floor: " + what, Bound: bound, Spread: in.ratio(name, floor, sample.ofCaddy)}
+func (r *Result) Goals() (goals []report.Goal) {
+	for _, g := range r.goals() {
+		goals = append(goals, g.Goal)
 	}
-	redis := func(in samples, what, name string, bound float64) report.Goal {
-		return report.Goal{What: "CPU of primary and replica ÷ " + Calibration + ": " + what, Bound: bound, Spread: in.ratio(name, Calibration, sample.redis)}
+	return goals
+}
+
+func (r *Result) goals() []goal {
+	ratio := func(in samples, what, name, floor string, bound float64) goal {
+		return goal{report.Goal{What: "CPU of Caddy ÷ floor: " + what, Bound: bound, Rounds: in.ratios(name, floor, sample.ofCaddy)}, []string{name, floor}}
 	}
-	return []report.Goal{
+	redis := func(in samples, what, name string, bound float64) goal {
+		what = "CPU of primary and replica ÷ " + Calibration + ": " + what
+		return goal{report.Goal{What: what, Bound: bound, Rounds: in.ratios(name, Calibration, sample.redis)}, []string{name, Calibration}}
+	}
+	calls := report.Goal{What: "calls to Redis per request: batch auto", Bound: 0.01, Rounds: report.ValuesBy(r.cases[BatchAuto], sample.ofCalls)}
+	resident := "resident bytes of Caddy per bucket that it knows in Redis, with " + grouped(r.opts.sizes().many)
+	return []goal{
 		ratio(r.cases, "memory store", memoryStore, Floor, memoryBound),
 		ratio(r.cases, "Redis store, charge after, 500 clients", ChargeAfter, Floor, chargeAfterBound),
 		ratio(r.returning, "Redis store, charge after, 50,000 clients", ManyClients, Floor, manyBound),
@@ -69,16 +87,16 @@ func (r *Result) Goals() []report.Goal {
 		ratio(r.cases, "Redis store, one refused key", refusedHot, refusedFloor, refusedHotBound),
 		redis(r.cases, "charge after, 500 clients", ChargeAfter, 0.5),
 		redis(r.returning, "charge after, 50,000 clients", ManyClients, 1.3),
-		{What: "calls to Redis per request: batch auto", Bound: 0.01, Spread: r.cases.spread(BatchAuto, sample.ofCalls)},
-		{What: "resident bytes of Caddy per bucket that it knows in Redis, with " + grouped(r.opts.sizes().many), Bound: 350, Spread: report.SpreadOf(r.memory.resident)},
+		{calls, []string{BatchAuto}},
+		{report.Goal{What: resident, Bound: 350, Rounds: r.memory.resident}, nil},
 	}
 }
 
 // Markdown is the tables of the measurements, with explanations.
 func (r *Result) Markdown() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d requests at a time, %d clients, %d rounds of %v a case, all cases in turn. Floors and cases with goals, except clients never seen before, run for %v in %d pieces. Caddy's call once a second for a refused client falls before the measured part of each piece; [calls](calls.md) counts it. Everything here took %v.\n\n",
-		connections, clients, r.opts.Rounds, r.opts.Length, time.Duration(r.opts.sizes().pieces)*r.opts.Length/2, r.opts.sizes().pieces, r.took.Round(time.Second))
+	fmt.Fprintf(&b, "%d requests at a time, %d clients, %d rounds of %v a case, all cases in turn. What goals compare, except clients never seen before, runs for %v of each round, in %d pieces. If these rounds do not decide a goal, its cases have %d more; a row has all rounds of its case. Caddy's call once a second for a refused client falls before the measured part of each piece; [calls](calls.md) counts it. Everything here took %v.\n\n",
+		connections, clients, r.opts.Rounds, r.opts.Length, time.Duration(r.opts.sizes().pieces)*r.opts.Length/2, r.opts.sizes().pieces, r.opts.More, r.took.Round(time.Second))
 	r.writeCases(&b)
 	r.writeDelays(&b)
 	r.writeSweep(&b)
@@ -108,21 +126,53 @@ func (r *Result) writeCases(b *strings.Builder) {
 	}
 	write(r.returning, ManyClients, Floor, manyBound)
 	write(r.cases, Calibration, "", 0)
-	fmt.Fprintf(b, "%s\nThe %s are measured by themselves, in turn with the floor, after each has come %d times. *%s* is what counting alone costs Redis.\n\n![CPU of Caddy per request, by case](../img/%s)\n",
-		t, strings.TrimPrefix(ManyClients, "redis store, "), r.opts.sizes().passes, Calibration, caddyPicture)
+	fmt.Fprintf(b, `%s
+The %s are measured by themselves, in turn with the floor and with *%s*, after each has come %d times; the row of the latter has its rounds with the other cases. It is what counting alone costs Redis. With `+"`plain_charges off`"+` each charge calls a script.
+
+The floor of a refused request is *%s*, the same response without a limiter. *%s*, which has a goal, takes turns with it in all of the %d pieces, the other refused cases in every %dth. The rows that end in *%s* are both sites again, each as the only one of a Caddy.
+
+![CPU of Caddy per request, by case](../img/%s)
+`, t, strings.TrimPrefix(ManyClients, "redis store, "), Calibration, r.opts.sizes().passes,
+		refusedFloor, refusedHot, r.opts.sizes().pieces, shortEvery, strings.TrimPrefix(ownCaddy, ", "), caddyPicture)
 }
 
 func (r *Result) writeDelays(b *strings.Builder) {
-	b.WriteString("\n### Charges that wait for each other\n\nWhat `charge_delay` saves, by how many clients the requests come from in turn: the fewer they are, the more often each comes, and the more of its charges become one. Those of 50,000 come with long pauses here, so most requests are checked as well.\n\n")
-	t := report.NewTable("clients", "`charge_delay`", "Caddy µs", "Redis µs", "Redis ÷ "+Calibration, "calls per request")
+	b.WriteString("\n### Charges that wait for each other\n\nWhat `charge_delay` saves, by how often each client comes: the more often, the more of its charges become one. The requests come from some clients in turn; how many of them a client makes in a second is the rate that was measured, divided by the clients. Before each part all clients come once, as they do again and again in the long run, so that Caddy knows them and makes no checks; what is left are charges.\n\n")
+	t := report.NewTable("clients", "`charge_delay`", "requests per client and second", "Caddy µs", "Redis µs", "Redis ÷ "+Calibration, "calls per request")
 	for _, clients := range delayClients {
 		for _, d := range chargeDelays {
 			name := delayName(clients, d)
-			t.Row(grouped(clients), d.String(), r.delays.spread(name, sample.ofCaddy).Text("%.1f"), r.delays.spread(name, sample.redis).Text("%.1f"),
-				r.delays.ratio(name, Calibration, sample.redis).Text("%.2f"), r.delays.spread(name, sample.ofCalls).As(short))
+			t.Row(grouped(clients), d.String(), r.delays.spread(name, perClient(clients)).As(report.Digits), r.delays.spread(name, sample.ofCaddy).Text("%.1f"),
+				r.delays.spread(name, sample.redis).Text("%.1f"), r.delays.ratio(name, Calibration, sample.redis).Text("%.2f"), r.delays.spread(name, sample.ofCalls).As(short))
 		}
 	}
-	fmt.Fprintf(b, "%s\n![CPU of Redis per request, by clients and charge_delay](../img/%s)\n", t, delayPicture)
+	fmt.Fprintf(b, "%s\n![Calls per request, by how often a client comes, and charge_delay](../img/%s)\n\n![CPU of Redis per request, by how often a client comes, and charge_delay](../img/%s)\n", t, delayCallsPicture, delayPicture)
+}
+
+// perClient is how often each of some clients comes in a second.
+func perClient(clients int64) func(sample) float64 {
+	return func(s sample) float64 { return s.rate / float64(clients) }
+}
+
+// byPace is a figure of the cases of the sweep of charge_delay, by how often each client
+// comes in the median of the rounds with any delay.
+func (r *Result) byPace(of func(name string) report.Spread) (all []picture.Series) {
+	for _, d := range chargeDelays {
+		all = append(all, picture.Series{Name: "charge_delay " + d.String()})
+	}
+	for _, clients := range slices.Backward(delayClients) {
+		var rates []sample
+		for _, d := range chargeDelays {
+			rates = append(rates, r.delays[delayName(clients, d)]...)
+		}
+		// Rounded, because it becomes a tick of the scale.
+		pace, _ := strconv.ParseFloat(report.Digits(report.SpreadBy(rates, perClient(clients)).Median), 64)
+		for i, d := range chargeDelays {
+			all[i].X = append(all[i].X, pace)
+			all[i].Y = append(all[i].Y, of(delayName(clients, d)))
+		}
+	}
+	return all
 }
 
 // short writes a number of calls, small ones with two significant digits.
@@ -154,6 +204,8 @@ func factorRows(opts *Options) []sweepRow {
 		{"shards", "4", FourShards},
 		{"replicas", "0", "no replica"},
 		{"replicas", "2", "2 replicas"},
+		{"plain_charges", "off", sweepScripts},
+		{"plain_charges", "off, and 0 replicas", aloneScripts},
 		{"zones", "3", "3 zones"},
 		{"keys", "1", "1 key"},
 		{"keys", grouped(opts.sizes().sweep / 3), fewerKeys},
@@ -175,7 +227,7 @@ func (r *Result) writeSweep(b *strings.Builder) {
 	fmt.Fprintf(b, `
 ### One factor at a time
 
-The Redis store with `+"`charge after`"+`, for %s clients in turn: as with clients that come to several Caddys, each request asks a replica and is charged (`+"`ledger_max_trust 0`"+`), unlike those of the clients above. Of a third as many, some come twice within the second for which [the ledger](calls.md) trusts what it was told. Each row differs from the base in one thing. Redis µs are all servers of all shards together, *busiest shard* the servers of that one which had most to do; a call asks a server about one bucket, or changes it, as the commands tell by which buckets are read (`+"`INFO commandstats`"+`); several go to it as one command. Distance is made by a relay in the program that sends the requests, of which each direction takes half; the row without a delay shows what the relay itself does to the figures, and *round trip* is a PING through it while nothing else runs, of each round the median of %d. The %s buckets of the last value of keys were written beforehand, %s a second, by the store that Caddy uses, under the keys that Caddy uses; that case runs in a Caddy of its own, whose heap would slow down or speed up the others.
+The Redis store with `+"`charge after`"+`, for %s clients in turn: as with clients that come to several Caddys, each request asks a replica and is charged (`+"`ledger_max_trust 0`"+`), unlike those of the clients above. Of a third as many, some come twice within the second for which [the ledger](calls.md) trusts what it was told. Each row differs from the base in one thing; that with `+"`plain_charges off`"+` and no replica differs from that with no replica, where the primary answers the checks, without a script unless `+"`plain_charges`"+` is off. Redis µs are all servers of all shards together, *busiest shard* the servers of that one which had most to do; a call asks a server about one bucket, or changes it, as the commands tell by which buckets are read (`+"`INFO commandstats`"+`); several go to it as one command. Distance is made by a relay in the program that sends the requests, of which each direction takes half; the row without a delay shows what the relay itself does to the figures, and *round trip* is a PING through it while nothing else runs, of each round the median of %d. The %s buckets of the last value of keys were written beforehand, %s a second, by the store that Caddy uses, under the keys that Caddy uses; that case runs in a Caddy of its own, whose heap would slow down or speed up the others.
 
 `, grouped(r.opts.sizes().sweep), pingCount, grouped(r.opts.sizes().many), report.Grouped(r.fillRate))
 	t := report.NewTable("factor", "value", "round trip ms", "requests/s", "Caddy µs", "Redis µs", "busiest shard µs", "calls per request", "Caddy ÷ floor")
@@ -207,7 +259,7 @@ func (r *Result) writeLatency(b *strings.Builder) {
 
 Requests come at a steady rate whether others are answered or not, over %d connections, and the latency of each counts from the instant at which it was due, so that nobody's waiting is left out. The rate is half of what the case reached above; the floor gets the same rate in the same round, and what is *added* is the difference of both; there are %d rounds of %v. Below zero it is less than what both wander by. These are medians: where the load generator, Caddy and Redis share the processors, the floor alone has a 99th percentile that wanders by more than any limiter adds.
 
-`, connections, r.opts.Rounds*r.opts.sizes().slices, (r.opts.Length / time.Duration(r.opts.sizes().slices)).Round(time.Millisecond))
+`, connections, r.opts.Rounds*r.opts.sizes().slices, (r.opts.Length / time.Duration(r.opts.sizes().shorter)).Round(time.Millisecond))
 	t := addedTable("latency of")
 	for _, name := range latencyCases {
 		r.writeAdded(t, name, name)
@@ -272,36 +324,35 @@ What a bucket takes, here with keys of the length that these clients have, measu
 
 // The pictures.
 const (
-	caddyPicture   = "bench-caddy.svg"
-	sweepPicture   = "bench-sweep.svg"
-	latencyPicture = "bench-latency.svg"
-	delayPicture   = "bench-delay.svg"
+	caddyPicture      = "bench-caddy.svg"
+	sweepPicture      = "bench-sweep.svg"
+	latencyPicture    = "bench-latency.svg"
+	delayPicture      = "bench-delay.svg"
+	delayCallsPicture = "bench-delay-calls.svg"
 )
 
 // Pictures draws the measurements, by the names of files.
 func (r *Result) Pictures() map[string]*picture.Picture {
-	var cases, sweep, delays []picture.Bar
+	var cases, sweep []picture.Bar
 	for _, c := range r.baseCases {
 		if c.floor != "" {
 			cases = append(cases, picture.Bar{Name: c.name, Spread: r.cases.ratio(c.name, c.floor, sample.ofCaddy)})
 		}
 	}
 	cases = append(cases, picture.Bar{Name: ManyClients, Spread: r.returning.ratio(ManyClients, Floor, sample.ofCaddy)})
-	for _, clients := range delayClients {
-		for _, d := range chargeDelays {
-			name := delayName(clients, d)
-			delays = append(delays, picture.Bar{Name: name, Spread: r.delays.ratio(name, Calibration, sample.redis)})
-		}
-	}
+	const pace = "requests per client and second"
+	calls := r.byPace(func(name string) report.Spread { return r.delays.spread(name, sample.ofCalls) })
+	redis := r.byPace(func(name string) report.Spread { return r.delays.ratio(name, Calibration, sample.redis) })
 	for _, row := range sweepRows(&r.opts) {
 		all := r.sweep.spread(row.name, func(s sample) float64 { return s.caddy + s.redis() })
 		sweep = append(sweep, picture.Bar{Name: row.title(), Spread: all})
 	}
 	return map[string]*picture.Picture{
-		caddyPicture:   picture.Bars("CPU of Caddy per request", "÷ floor of the same round", cases...),
-		sweepPicture:   picture.Bars("CPU of Caddy and Redis per request", "µs", sweep...),
-		delayPicture:   picture.Bars("CPU of Redis per request, by clients and charge_delay", "÷ "+Calibration, delays...),
-		latencyPicture: picture.Lines("Latency that the limiter adds, at one rate", "round trip to Redis, ms", "ms", r.byDistance()...),
+		caddyPicture:      picture.Bars("CPU of Caddy per request", "÷ floor of the same round", cases...),
+		sweepPicture:      picture.Bars("CPU of Caddy and Redis per request", "µs", sweep...),
+		delayPicture:      picture.Lines("CPU of Redis per request, by charge_delay", pace, "÷ "+Calibration, redis...),
+		delayCallsPicture: picture.Lines("Calls to Redis per request, by charge_delay", pace, "calls per request", calls...),
+		latencyPicture:    picture.Lines("Latency that the limiter adds, at one rate", "round trip to Redis, ms", "ms", r.byDistance()...),
 	}
 }
 

@@ -29,13 +29,13 @@ func twoPeers() *comparison {
 func TestRatiosAreToTheFastestPeerInTheSameRound(t *testing.T) {
 	c := twoPeers()
 	c.samples[1][1].rate = 32
-	if got, want := c.ratios(2), (report.Spread{Median: (1.5 + 50.0/32) / 2, Least: 1.5, Most: 50.0 / 32}); got != want {
+	if got, want := c.ratio(2), (report.Spread{Median: (1.5 + 50.0/32) / 2, Least: 1.5, Most: 50.0 / 32}); got != want {
 		t.Errorf("ratios %v, want %v", got, want)
 	}
 }
 
 func TestPartsAreOfTheCeilingOfTheRound(t *testing.T) {
-	if got, want := twoPeers().parts(2), (report.Spread{Median: 0.625, Least: 0.5, Most: 0.75}); got != want {
+	if got, want := twoPeers().part(2), (report.Spread{Median: 0.625, Least: 0.5, Most: 0.75}); got != want {
 		t.Errorf("parts %v, want %v", got, want)
 	}
 }
@@ -56,6 +56,39 @@ func TestGoals(t *testing.T) {
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("goals %q, want %q", got, want)
+	}
+}
+
+// TestIsUndecided: one goal within its interval is enough, and a comparison without goals
+// needs no more rounds.
+func TestIsUndecided(t *testing.T) {
+	of := func(rates ...float64) (samples []sample) {
+		for _, r := range rates {
+			samples = append(samples, sample{rate: r})
+		}
+		return samples
+	}
+	peer := of(10, 10, 10, 10, 10, 10, 10, 10, 10)
+	for _, c := range []struct {
+		what       string
+		goroutines int
+		take       []sample
+		want       bool
+	}{
+		{"far above the bound of 1.9", ceilingWith, of(25, 26, 27, 28, 29, 30, 31, 32, 33), false},
+		{"far below it", ceilingWith, of(2, 3, 4, 5, 6, 7, 8, 9, 10), false},
+		{"on both sides of it", ceilingWith, of(25, 18, 25, 18, 25, 25, 25, 25, 25), true},
+		{"one round on the other side of it", ceilingWith, of(25, 18, 25, 25, 25, 25, 25, 25, 25), false},
+		{"without a goal", 3, of(25, 18, 25, 18, 25, 18, 25, 18, 25), false},
+	} {
+		compared := &comparison{
+			scene:    scene{goroutines: c.goroutines},
+			limiters: []*limiter{{kind: &kind{name: "peer"}}, {kind: takeFixedWindow}},
+			samples:  [][]sample{peer, c.take},
+		}
+		if got := compared.isUndecided(); got != c.want {
+			t.Errorf("%s: undecided is %t", c.what, got)
+		}
 	}
 }
 
@@ -200,8 +233,8 @@ func TestFailuresAreErrors(t *testing.T) {
 // TestTablesTellOfAllRounds: each figure has its least and most, and what is the
 // same in all rounds stands alone.
 func TestTablesTellOfAllRounds(t *testing.T) {
-	first := sample{rate: 1e6, client: 3, server: 5, allocations: 7, bytes: 9, calls: 2, p50: 1, p99: 4}
-	second := sample{rate: 2e6, client: 5, server: 7, allocations: 8, bytes: 19, calls: 2, p50: 2, p99: 6}
+	first := sample{rate: 1e6, client: 3, server: 5, allocations: 7, bytes: 9, calls: 2, latency: 1}
+	second := sample{rate: 2e6, client: 5, server: 7, allocations: 8, bytes: 19, calls: 2, latency: 2}
 	peer := sample{rate: 1e6}
 	c := &comparison{
 		scene:    scene{goroutines: detailedWith},
@@ -219,7 +252,7 @@ func TestTablesTellOfAllRounds(t *testing.T) {
 	lines := slices.Collect(strings.Lines(b.String()))
 	const name = "| Take, fixed window | "
 	for _, want := range []string{
-		name + "4 | 1500000 (1000000 to 2000000) | 1.50 (1.00 to 2.00) | 4.0 (3.0 to 5.0) | 6.0 (5.0 to 7.0) | 2.00 | 7.5 (7.0 to 8.0) | 14 (9 to 19) | 1.50 (1.00 to 2.00) | 5.00 (4.00 to 6.00) |\n",
+		name + "4 | 1500000 (1000000 to 2000000) | 1.50 (1.00 to 2.00) | 4.0 (3.0 to 5.0) | 6.0 (5.0 to 7.0) | 2.00 | 7.5 (7.0 to 8.0) | 14 (9 to 19) | 1.50 (1.00 to 2.00) |\n",
 		name + "1.50 (1.00 to 2.00) | 1.00 |\n",
 		name + "1.50 (1.00 to 2.00) | 4.00 (3.00 to 5.00) | 7.5 (7.0 to 8.0) | 14 (9 to 19) |\n",
 		"| redis-benchmark, 50 connections, 30 calls in a pipeline | 4000000 |  | 1.5 (1.0 to 2.0) |\n",

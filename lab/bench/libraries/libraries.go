@@ -25,6 +25,7 @@ import (
 // Options say how much is measured.
 type Options struct {
 	Rounds int // of each limiter; 0 means 5
+	More   int // rounds of all limiters of a comparison whose goals are not decided by then
 	// Length is how long each limiter in Redis runs in a round; 0 means 300 ms. A limiter
 	// in memory makes a hundred times as many decisions, and runs half as long.
 	Length     time.Duration
@@ -55,7 +56,7 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 	if len(opts.Goroutines) == 0 {
 		opts.Goroutines = []int{1, 16, 64, 256, 1024}
 	}
-	if opts.Rounds < 1 || opts.Length < 0 || slices.Min(opts.Goroutines) < 1 {
+	if opts.Rounds < 1 || opts.More < 0 || opts.Length < 0 || slices.Min(opts.Goroutines) < 1 {
 		return nil, errors.New("rounds, length and goroutines must be positive")
 	}
 	opts.Goroutines = slices.Compact(slices.Sorted(slices.Values(opts.Goroutines)))
@@ -140,7 +141,10 @@ func (t *trials) compare(ctx context.Context, kinds []*kind) (comparisons []*com
 	}
 	for _, s := range scenes {
 		c := &comparison{scene: s, limiters: limiters, samples: make([][]sample, len(limiters))}
-		for round := range t.opts.Rounds {
+		for round := range t.opts.Rounds + t.opts.More {
+			if round == t.opts.Rounds && !c.isUndecided() {
+				break
+			}
 			if err := t.round(ctx, c, round); err != nil {
 				return nil, err
 			}
@@ -273,22 +277,32 @@ type comparison struct {
 	ceiling  []sample   // by round; nil if it was not measured
 }
 
+// isUndecided reports whether the rounds do not decide one of the goals.
+func (c *comparison) isUndecided() bool {
+	first, extra := c.goals()
+	return slices.ContainsFunc(slices.Concat(first, extra), func(g report.Goal) bool { return g.Verdict() == report.Undecided })
+}
+
 // ratios are the rates of a limiter relative to the rate of the fastest peer in the same
 // round. The fastest peer is the one with the highest median: on a busy machine, the
 // luckiest peer of each round would be faster.
-func (c *comparison) ratios(limiter int) report.Spread {
+func (c *comparison) ratios(limiter int) []float64 {
 	fastest, most := 0, 0.0
 	for i, l := range c.limiters {
 		if median := c.spread(i, rate).Median; !l.kind.ours && median > most {
 			fastest, most = i, median
 		}
 	}
-	return report.RatioBy(c.samples[limiter], c.samples[fastest], rate)
+	return report.RatiosBy(c.samples[limiter], c.samples[fastest], rate)
 }
 
-func (c *comparison) parts(limiter int) report.Spread {
-	return report.RatioBy(c.samples[limiter], c.ceiling, rate)
+func (c *comparison) ratio(limiter int) report.Spread { return report.SpreadOf(c.ratios(limiter)) }
+
+func (c *comparison) parts(limiter int) []float64 {
+	return report.RatiosBy(c.samples[limiter], c.ceiling, rate)
 }
+
+func (c *comparison) part(limiter int) report.Spread { return report.SpreadOf(c.parts(limiter)) }
 
 func (c *comparison) spread(limiter int, of func(sample) float64) report.Spread {
 	return report.SpreadBy(c.samples[limiter], of)
@@ -310,8 +324,7 @@ func bothMicros(s sample) float64   { return s.client + s.server }
 func allocations(s sample) float64  { return s.allocations }
 func allocated(s sample) float64    { return s.bytes }
 func calls(s sample) float64        { return s.calls }
-func p50(s sample) float64          { return s.p50 }
-func p99(s sample) float64          { return s.p99 }
+func latency(s sample) float64      { return s.latency }
 
 // Figures are medians for the text of the document.
 type Figures struct {
@@ -332,51 +345,55 @@ func (r *Result) Figures() Figures {
 		Goroutines: c.scene.goroutines,
 		TakeRate:   c.spread(take, rate).Median, TakeServerMicros: c.spread(take, serverMicros).Median,
 		CeilingRate: c.ceilings(rate).Median, CeilingServerMicros: c.ceilings(serverMicros).Median,
-		CeilingPart: c.parts(take).Median,
+		CeilingPart: c.part(take).Median,
 	}
 }
 
 // Goals returns the goals for the goroutines that were measured: first those by which a
-// Take is judged, then those for other scenes and algorithms.
+// Take is judged, then those for other scenes and algorithms, and those in memory.
 func (r *Result) Goals() []report.Goal {
 	var first, extra []report.Goal
-	for _, c := range r.shared {
-		for i, l := range c.limiters {
-			bound, ok := l.kind.bounds[c.scene.goroutines]
-			if ok && c.scene.refused {
-				bound, ok = refusedBounds[c.scene.goroutines]
-			}
-			list := &first
-			if l.kind.extra || c.scene.refused {
-				list = &extra
-			}
-			// A refused request is not charged.
-			isUncharged := c.scene.refused && (l.kind == checkAndCharge || l.kind == checkAndDetach)
-			if ok && !isUncharged {
-				*list = append(*list, report.Goal{What: l.kind.name + ", " + c.scene.crowd() + " ÷ fastest peer", AtLeast: true, Bound: bound, Spread: c.ratios(i)})
-			}
+	for _, c := range slices.Concat(r.shared, r.apart) {
+		those, others := c.goals()
+		first, extra = append(first, those...), append(extra, others...)
+	}
+	return slices.Concat(first, extra)
+}
+
+func (c *comparison) goals() (first, extra []report.Goal) {
+	for i, l := range c.limiters {
+		bound, ok := l.kind.bounds[c.scene.goroutines]
+		if ok && c.scene.refused {
+			bound, ok = refusedBounds[c.scene.goroutines]
 		}
-		if c.ceiling != nil && c.scene.goroutines == ceilingWith {
-			first = append(first, report.Goal{What: takeFixedWindow.name + ", " + c.scene.crowd() + " ÷ pipelined redis-benchmark",
-				AtLeast: true, Bound: 0.75, Spread: c.parts(c.place(takeFixedWindow))})
+		list := &first
+		if l.kind.extra || c.scene.refused {
+			list = &extra
+		}
+		// A refused request is not charged.
+		isUncharged := c.scene.refused && (l.kind == checkAndCharge || l.kind == checkAndDetach)
+		if ok && !isUncharged {
+			*list = append(*list, report.Goal{What: l.kind.name + ", " + c.scene.crowd() + " ÷ fastest peer", AtLeast: true, Bound: bound, Rounds: c.ratios(i)})
 		}
 	}
-	return slices.Concat(first, extra, r.memoryGoals())
+	if c.ceiling != nil && c.scene.goroutines == ceilingWith {
+		first = append(first, report.Goal{What: takeFixedWindow.name + ", " + c.scene.crowd() + " ÷ pipelined redis-benchmark",
+			AtLeast: true, Bound: 0.75, Rounds: c.parts(c.place(takeFixedWindow))})
+	}
+	return first, append(extra, c.memoryGoals()...)
 }
 
 // memoryGoals returns the goals of the memory store: as fast as those limiters that keep
 // what headers need as well.
-func (r *Result) memoryGoals() (goals []report.Goal) {
-	for _, c := range r.apart {
-		if c.scene != (scene{goroutines: detailedWith}) {
-			continue
-		}
-		take := slices.IndexFunc(c.limiters, func(l *limiter) bool { return l.kind.ours })
-		for i, l := range c.limiters {
-			if l.kind.like {
-				goals = append(goals, report.Goal{What: c.limiters[take].kind.name + ", in memory, " + c.scene.crowd() + " ÷ " + l.kind.name,
-					AtLeast: true, Bound: 1, Spread: report.RatioBy(c.samples[take], c.samples[i], rate)})
-			}
+func (c *comparison) memoryGoals() (goals []report.Goal) {
+	if c.scene != (scene{goroutines: detailedWith}) {
+		return nil
+	}
+	take := slices.IndexFunc(c.limiters, func(l *limiter) bool { return l.kind.ours })
+	for i, l := range c.limiters {
+		if l.kind.like {
+			goals = append(goals, report.Goal{What: c.limiters[take].kind.name + ", in memory, " + c.scene.crowd() + " ÷ " + l.kind.name,
+				AtLeast: true, Bound: 1, Rounds: report.RatiosBy(c.samples[take], c.samples[i], rate)})
 		}
 	}
 	return goals
@@ -386,8 +403,9 @@ func (r *Result) memoryGoals() (goals []report.Goal) {
 func (r *Result) Markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Each limiter in Redis had %v in each of %d rounds, each in memory %v, and %d clients in turn. "+
-		"In every round all take turns. Calls are commands that were sent to Redis for a decision; one of the Redis store is for several, where they leave together.\n",
-		r.opts.Length, r.opts.Rounds, r.opts.Length/memoryShare, len(clientKeys))
+		"In every round all take turns. Where these rounds do not decide a goal, all limiters of its table have %d more. Calls are commands that were sent to Redis for a decision; one of the Redis store is for several, where they leave together. "+
+		"Here too the latency is the median, for the reason that is given [above](#latency).\n",
+		r.opts.Length, r.opts.Rounds, r.opts.Length/memoryShare, len(clientKeys), r.opts.More)
 	b.WriteString("\n### In Redis\n\n")
 	fmt.Fprintf(&b, "![decisions per second by goroutines](../img/%s)\n\n![CPU time per decision](../img/%s)\n",
 		decisionsFile, cpuFile)
@@ -403,12 +421,12 @@ func (r *Result) Markdown() string {
 }
 
 func (c *comparison) write(b *strings.Builder) {
-	t := report.NewTable(c.scene.String(), "pool", "decisions/s", "÷ fastest peer", "client µs", "server µs", "calls", "allocations", "bytes", "p50 ms", "p99 ms")
+	t := report.NewTable(c.scene.String(), "pool", "decisions/s", "÷ fastest peer", "client µs", "server µs", "calls", "allocations", "bytes", "latency ms")
 	for i, l := range c.limiters {
 		cell := func(format string, of func(sample) float64) string { return c.spread(i, of).Text(format) }
-		t.Row(l.kind.name, strconv.Itoa(l.pool), cell("%.0f", rate), c.ratios(i).Text("%.2f"),
+		t.Row(l.kind.name, strconv.Itoa(l.pool), cell("%.0f", rate), c.ratio(i).Text("%.2f"),
 			cell("%.1f", clientMicros), cell("%.1f", serverMicros), cell("%.2f", calls),
-			cell("%.1f", allocations), cell("%.0f", allocated), cell("%.2f", p50), cell("%.2f", p99))
+			cell("%.1f", allocations), cell("%.0f", allocated), cell("%.2f", latency))
 	}
 	b.WriteString(t.String())
 }
@@ -438,7 +456,7 @@ func (r *Result) writeMemory(b *strings.Builder) {
 	}
 	more := report.NewTable(detailed.scene.String(), "÷ fastest peer", "CPU µs", "allocations", "bytes")
 	for i, l := range detailed.limiters {
-		more.Row(l.kind.name, detailed.ratios(i).Text("%.2f"), detailed.spread(i, clientMicros).Text("%.2f"),
+		more.Row(l.kind.name, detailed.ratio(i).Text("%.2f"), detailed.spread(i, clientMicros).Text("%.2f"),
 			detailed.spread(i, allocations).Text("%.1f"), detailed.spread(i, allocated).Text("%.0f"))
 	}
 	b.WriteString(t.String() + "\n" + more.String())
@@ -450,7 +468,7 @@ func (r *Result) writeCeiling(b *strings.Builder) {
 	t := report.NewTable(c.scene.crowd(), "calls/s", "÷ ceiling", "server µs")
 	t.Row(fmt.Sprintf("redis-benchmark, %d connections, %d calls in a pipeline", ceilingConnections, ceilingPipeline),
 		c.ceilings(rate).Text("%.0f"), "", c.ceilings(serverMicros).Text("%.1f"))
-	t.Row(takeFixedWindow.name, c.spread(take, rate).Text("%.0f"), c.parts(take).Text("%.2f"), c.spread(take, serverMicros).Text("%.1f"))
+	t.Row(takeFixedWindow.name, c.spread(take, rate).Text("%.0f"), c.part(take).Text("%.2f"), c.spread(take, serverMicros).Text("%.1f"))
 	b.WriteString(t.String())
 }
 

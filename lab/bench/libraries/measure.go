@@ -122,7 +122,7 @@ type sample struct {
 	rate                      float64 // decisions per second
 	client, server            float64 // microseconds of CPU time per decision
 	allocations, bytes, calls float64 // per decision
-	p50, p99                  float64 // in milliseconds
+	latency                   float64 // the median, in milliseconds
 }
 
 func measure(l *limiter, s scene, load *load, server *redistest.Server, length time.Duration) (sample, error) {
@@ -164,7 +164,7 @@ func measure(l *limiter, s scene, load *load, server *redistest.Server, length t
 	return sample{
 		rate: n / elapsed.Seconds(), client: micros(used.client) / n, server: micros(used.server) / n,
 		allocations: float64(used.allocations) / n, bytes: float64(used.bytes) / n, calls: float64(used.calls) / n,
-		p50: micros(loadgen.Quantile(latencies, 0.5)) / 1e3, p99: micros(loadgen.Quantile(latencies, 0.99)) / 1e3,
+		latency: micros(loadgen.Quantile(latencies, 0.5)) / 1e3,
 	}, nil
 }
 
