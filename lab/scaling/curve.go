@@ -264,6 +264,8 @@ const (
 	rarely = "redis store, 50,000 clients"
 	own    = "redis store"
 	taking = "redis store, charge before"
+	// The last kind of traffic.
+	refused = "redis store, one refused key"
 )
 
 // costs are the measured costs of calls, requests and clients. Times are CPU times in
@@ -319,7 +321,7 @@ var traffics = []struct {
 	{"`charge after`, a client comes for the first time", "redis store, clients never seen before", false},
 	{"`charge before`", taking, false},
 	{"`charge before` with `batch auto`, one client", "redis store, batch auto", true},
-	{"one client over its limit, refused", "redis store, one refused key", true},
+	{"one client over its limit, refused", refused, true},
 }
 
 // requestCost is what one kind of requests was measured to cost: calls, and CPU time in
