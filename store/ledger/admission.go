@@ -163,10 +163,11 @@ type message struct {
 type asking struct {
 	place int
 	entry *entry
-	// at is when it was decided whether a replica may answer.
+	// at is when it was decided whether a replica may answer; the answer is trusted from
+	// then on.
 	at int64
 	// primary is set if only the primary can answer, joined if others wait for
-	// the answer, repeated if the answer to an earlier check was dropped.
+	// the answer, repeated if there was an answer that does not count.
 	primary, joined, repeated bool
 	// moves is set if a charge is in flight to another owner of the bucket.
 	moves bool
@@ -334,7 +335,8 @@ func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer sto
 	if q.primary && !isOld {
 		e.noteReach(&answer, now)
 	}
-	if isStale = e.hear(r, &answer, q.at, now) && !e.trusts(now, l.trust); isOld {
+	isStale = e.hear(r, &answer, q.at, now) && !e.trusts(now, l.trust)
+	if isOld {
 		isStale = !q.repeated
 	}
 	if isStale && e.canReach(now, l.trust) {
@@ -513,6 +515,15 @@ func (l *Ledger) refuseUnclear(r *store.Request, st *store.State) {
 // about its bucket for each time of trust. The last refusal of a bucket that cannot be
 // copied answers a request of equal need, or one whose wait exceeds maxWait.
 func (l *Ledger) CheckAhead(ctx context.Context, r store.Request, maxWait time.Duration) store.State {
+	st, isOld := l.checkAhead(ctx, r, maxWait)
+	if isOld {
+		st, _ = l.checkAhead(ctx, r, maxWait)
+	}
+	return st
+}
+
+// checkAhead also reports whether the answer is from before a reset.
+func (l *Ledger) checkAhead(ctx context.Context, r store.Request, maxWait time.Duration) (st store.State, isOld bool) {
 	asked := l.books.now()
 	e := l.enter(&r, asked)
 	if st, isKnown := l.knowsAhead(e, &r, maxWait, asked); isKnown {
@@ -520,14 +531,13 @@ func (l *Ledger) CheckAhead(ctx context.Context, r store.Request, maxWait time.D
 			e.page.counts.LocalRefusals++
 		}
 		e.page.mu.Unlock()
-		return st
+		return st, false
 	}
 	was, moves := e.asked, l.moves(e, &r)
 	e.asked = asked
 	e.page.mu.Unlock()
 	r.Primary = true
 	reqs := []store.Request{r}
-	var st store.State
 	if moves {
 		st.Err = l.awaitMoves(reqs)
 	}
@@ -539,8 +549,10 @@ func (l *Ledger) CheckAhead(ctx context.Context, r store.Request, maxWait time.D
 	defer e.page.mu.Unlock()
 	switch {
 	case st.Err == nil:
+		if isOld = asked < e.past().reset; !isOld {
+			e.noteReach(&st, now)
+		}
 		e.hear(&r, &st, asked, now)
-		e.noteReach(&st, now)
 		e.judge(&r, &st, st.Now)
 	case errors.Is(st.Err, context.Canceled):
 		// The client has left, which says nothing about the store.
@@ -548,7 +560,7 @@ func (l *Ledger) CheckAhead(ctx context.Context, r store.Request, maxWait time.D
 	default:
 		e.silent = true
 	}
-	return st
+	return st, isOld
 }
 
 // knowsAhead returns the ledger's answer, unless the store has to answer.

@@ -68,7 +68,7 @@ func TestNoDelayHoldsNoCharge(t *testing.T) {
 // TestOnlyFixedWindowsHoldCharges checks that charges of the other algorithms leave at once.
 func TestOnlyFixedWindowsHoldCharges(t *testing.T) {
 	for _, limit := range kinds {
-		t.Run(fmt.Sprint(limit.Algorithm, limit.Align), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s, align %t", limit.Algorithm, limit.Align), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newSimulation(1)
 				limit.Zone, limit.Window = "zone", time.Hour

@@ -489,6 +489,101 @@ func TestCheckThatWaitsDuringAReset(t *testing.T) {
 	})
 }
 
+// TestAnswerAheadFromBeforeAReset: a request that waits is not refused by what a reset has ended,
+// and where a replica answered for the primary, the primary is asked next nevertheless.
+func TestAnswerAheadFromBeforeAReset(t *testing.T) {
+	for _, kind := range kinds {
+		synctest.Test(t, func(t *testing.T) {
+			s := &lateAnswers{simulation: newSimulation(1)}
+			l := New(NewBooks(nil), s, Options{})
+			limit := kind
+			limit.Zone, limit.Window = "zone", time.Hour
+			request := store.Request{Limit: &limit, ClientKey: "alice", Events: 6, Cost: 1, ID: "first"}
+			for n := range 6 {
+				other := request
+				other.ID = "other" + strconv.Itoa(n)
+				s.others(algorithm.Charge, other)
+			}
+			s.lag = time.Hour
+			late, done := make(chan struct{}), make(chan store.State)
+			s.late = late
+			s.setDown(false, true)
+			go func() { done <- l.CheckAhead(t.Context(), request, time.Second) }()
+			synctest.Wait()
+			time.Sleep(time.Millisecond)
+			s.setDown(false, false)
+			redistest.Must(t, l.Reset(t.Context(), request))
+			again := make(chan struct{})
+			s.late = again
+			close(late)
+			synctest.Wait()
+			time.Sleep(time.Millisecond)
+			s.late = nil
+			if st := admit(l, request); !st.Allowed || st.Replica {
+				t.Errorf("%s, aligned %v: after the reset: %+v", limit.Algorithm, limit.Align, st)
+			}
+			close(again)
+			if st := <-done; !st.Allowed {
+				t.Errorf("%s, aligned %v: refused by an answer from before the reset: %+v", limit.Algorithm, limit.Align, st)
+			}
+			l.Leave()
+		})
+	}
+}
+
+// TestReplicaStandsInAcrossAReset: that a replica answered for the primary before a reset does not
+// keep later checks from the primary.
+func TestReplicaStandsInAcrossAReset(t *testing.T) {
+	simulated(t, func(t *testing.T, ours *simulation, _ *Ledger) {
+		s := &lateAnswers{simulation: ours}
+		l := New(NewBooks(nil), s, Options{})
+		request := requestOf("alice", 6)
+		for range 6 {
+			s.others(algorithm.Charge, request)
+		}
+		s.lag = time.Hour
+		// Checks go to the primary.
+		redistest.Must(t, l.Reset(t.Context(), request))
+		s.setDown(false, true)
+		done, arrive := s.admitLate(l, request)
+		time.Sleep(time.Millisecond)
+		s.setDown(false, false)
+		redistest.Must(t, l.Reset(t.Context(), request))
+		arrive()
+		for _, st := range []store.State{<-done, admit(l, request)} {
+			if !st.Allowed || st.Replica {
+				t.Errorf("after the reset: %+v", st)
+			}
+		}
+		l.Leave()
+	})
+}
+
+// TestResetsRepeatACheckOnce: a check that meets one reset after the other ends.
+func TestResetsRepeatACheckOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &lateAnswers{simulation: newSimulation(1)}
+		l := New(NewBooks(nil), s, Options{})
+		request := requestOf("alice", 6)
+		done, arrive := s.admitLate(l, request)
+		for range 2 {
+			redistest.Must(t, l.Reset(t.Context(), request))
+			// The repeated check is late as well.
+			again := make(chan struct{})
+			s.late = again
+			arrive()
+			synctest.Wait()
+			time.Sleep(time.Millisecond)
+			arrive = func() { close(again) }
+		}
+		arrive()
+		if st := <-done; !st.Allowed || s.checks != 2 {
+			t.Errorf("%d checks were made, want 2: %+v", s.checks, st)
+		}
+		l.Leave()
+	})
+}
+
 // TestResetDropsPendingCharges, unless the store cannot reset a bucket.
 func TestResetDropsPendingCharges(t *testing.T) {
 	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
