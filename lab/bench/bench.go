@@ -181,9 +181,9 @@ func (m *measured) markdown() string {
 // howDecided explains the verdicts about the goals.
 func (m *measured) howDecided() string {
 	outside := func(rounds int) int { return max(report.Rank(rounds)-1, 0) }
-	return fmt.Sprintf(`A goal is about the median, which a few rounds show only roughly. The table has the range of rounds that encloses the median of endless ones with a confidence of 95 %% or more, whatever their distribution: of %d rounds it leaves out %d at either end, of %d rounds %d; five or fewer have no such range. The goal is reached or missed if that range lies on one side of it. If the goal lies within, its rounds are further apart than what they are to show, and it is *%s*.
+	return fmt.Sprintf(`A goal is about the median, which a few rounds show only roughly. The table has the range of rounds that encloses the median of endless rounds of this run with a confidence of 95 %% or more, whatever their distribution, as long as they do not depend on each other: of %d rounds it leaves out %d at either end, of %d rounds %d; five or fewer have no such range. The goal is reached or missed if that range lies on one side of it. If the goal lies within, its rounds are further apart than what they are to show, and it is *%s*.
 
-A goal that %d rounds do not decide gets %d more, of its case and of what that is compared with, and is judged anew by all of them; not more often, because each look has a chance of up to 5 %% to be wrong. Two kinds keep their first rounds: resident memory, of which each round takes a million clients, and allocations, which are nearly the same in all.
+A goal that %d rounds do not decide gets %d more, of its case and of what that is compared with, and is judged anew by all of them; not more often, because each look can be wrong: a verdict that should be the other one has a chance of 2 %% at most for each look, 4 %% for both, so about one of thirty goals close to its bound may have a wrong one. The added rounds have fewer cases beside them. Two kinds keep their first rounds: resident memory, of which each round takes a million clients, and allocations, which are nearly the same in all.
 `, m.rounds, outside(m.rounds), m.rounds+m.more, outside(m.rounds+m.more),
 		report.Undecided, m.rounds, m.more)
 }

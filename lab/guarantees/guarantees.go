@@ -285,7 +285,7 @@ func (m *matrix) try(ctx context.Context, group []cell) (outcomes []*outcome, er
 		return outcomes, nil
 	}
 	for i, o := range outcomes {
-		if !o.isIdle() {
+		if !o.isIdle() && !o.isChecked() {
 			continue
 		}
 		// On a busy machine a client may reach its limit only when it is alone.
