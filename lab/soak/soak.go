@@ -1,8 +1,9 @@
 // Package soak runs two Caddys on three shards of different kinds under load, breaks
 // something every few seconds, and finally balances the books: each served request must
 // be counted in Redis or reported as lost or uncertain, and neither memory nor goroutines
-// may have grown. A world is the shards and their faults, a load the requests, an account
-// the outcome of a zone's requests.
+// may have grown. Clients that come to one Caddy must have been served as such. A world is
+// the shards and their faults, a load the requests, an account the outcome of a zone's
+// requests.
 package soak
 
 import (
@@ -16,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
@@ -39,16 +41,57 @@ var counted = map[string]string{
 	"before": "events 1000000000\ncharge before\non_error deny",
 	"batch":  "events 1000000\ncharge before\nbatch auto\non_error deny",
 	"local":  "events 1000000000\non_error local",
+	often:    "events 1000000000",
+	seldom:   "events 1000000000",
 }
 
-// others is the path of the zones that are not compared.
-const others = "others"
+// others is the path of the zones that are not compared. The clients of often and seldom
+// come to one Caddy each; each of these zones is in a store of its own, so that metrics
+// tell them apart.
+const others, often, seldom = "others", "often", "seldom"
+
+// settled is how many clients come to each Caddy alone.
+var settled = map[string]int64{often: 2, seldom: 200}
+
+// seldomRate is how many requests of seldom a Caddy gets in a second at most. Each client
+// comes again when the primary's last answer is older than what counts for all requests.
+const seldomRate = 100
+
+// storeOf is the name of a zone's store.
+func storeOf(zone string) string {
+	if settled[zone] > 0 {
+		return zone
+	}
+	return "default"
+}
+
+const (
+	caddys = 2
+	// stay is how long a client that moves stays at a Caddy.
+	stay = 20 * time.Second
+)
+
+// client names the client of the n-th request to a Caddy for a path. Most are the same 50
+// at all Caddys. Some of those that come to one Caddy alone move at times.
+func client(path string, caddy int, n int64, since time.Duration) string {
+	clients, found := settled[path]
+	if !found {
+		return "client-" + strconv.FormatInt(n%50, 10)
+	}
+	n %= clients
+	if n%4 == 0 {
+		caddy = (caddy + int(since/stay)) % caddys
+	}
+	return fmt.Sprintf("client-%d-of-%d", n, caddy)
+}
 
 func route() string {
 	zone := func(name, options string) string {
 		return "zone " + name + " {\nkey {header.X-Key}\n" + options + "\n}\n"
 	}
-	handle := func(path, zones string) string { return "handle /" + path + " {\nrate_limit {\n" + zones + "}\n}\n" }
+	handle := func(path, zones string) string {
+		return "handle /" + path + " {\nrate_limit {\nstore " + storeOf(path) + "\n" + zones + "}\n}\n"
+	}
 	text := handle(others, zone("sliding", "events 50\nwindow 2s\nalgorithm sliding_window")+
 		zone("pace", "events 100\nwindow 1s\nalgorithm gcra")+zone("slots", "events 20\nwindow 5s\nalgorithm concurrency"))
 	for name, options := range counted {
@@ -73,8 +116,11 @@ func Run(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, w.stop()) }()
-	config := site.Config{Log: "level WARN", Stores: "store redis {\n" + w.config() + "}", Routes: []string{route()}}
-	sites, err := shop.StartAll(2, config)
+	config := site.Config{Log: "level WARN", Routes: []string{route()}}
+	for _, name := range []string{storeOf(others), often, seldom} {
+		config.Stores += "store " + name + " redis {\n" + w.config() + "}\n"
+	}
+	sites, err := shop.StartAll(caddys, config)
 	if err != nil {
 		return err
 	}
@@ -113,20 +159,26 @@ func startLoad(ctx context.Context, sites []*site.Site) *load {
 		l.statuses[zone] = map[int]int64{}
 	}
 	for path := range l.statuses {
-		for _, s := range sites {
-			l.running.Go(func() { l.run(ctx, s.Addrs[0], path) })
+		for caddy, s := range sites {
+			l.running.Go(func() { l.run(ctx, caddy, s.Addrs[0], path) })
 		}
 	}
 	return l
 }
 
-// run sends the requests of 50 clients for a path, four at a time, until ctx ends. Each
-// call of loadgen lasts a second and is completed.
-func (l *load) run(ctx context.Context, addr, path string) {
+// run sends requests for a path to a Caddy, four at a time, until ctx ends. Each call of
+// loadgen lasts a second and is completed.
+func (l *load) run(ctx context.Context, caddy int, addr, path string) {
+	var sent atomic.Int64
+	began := time.Now()
+	rate := 0.0
+	if path == seldom {
+		rate = seldomRate
+	}
 	for ctx.Err() == nil {
 		result, err := loadgen.Run(context.Background(), loadgen.Options{
-			Addr: addr, Path: "/" + path, Header: "X-Key", Connections: 4, Duration: time.Second,
-			Key:        func(n int64) string { return "client-" + strconv.FormatInt(n%50, 10) },
+			Addr: addr, Path: "/" + path, Header: "X-Key", Connections: 4, Rate: rate, Duration: time.Second,
+			Key:        func(int64) string { return client(path, caddy, sent.Add(1), time.Since(began)) },
 			OnResponse: func(string, *http.Response) { time.Sleep(5 * time.Millisecond) },
 		})
 		l.mu.Lock()
@@ -210,6 +262,7 @@ func balance(ctx context.Context, w *world, sites []*site.Site, l *load, early n
 	if late.memory > mostGrowth*early.memory+spareMemory || late.goroutines > mostGrowth*early.goroutines+spareRoutes {
 		errs = append(errs, errors.New("memory or goroutines have grown"))
 	}
+	errs = append(errs, servedAlone(sites, l))
 	for _, s := range sites {
 		errs = append(errs, s.Logs.Fault())
 	}
@@ -219,25 +272,53 @@ func balance(ctx context.Context, w *world, sites []*site.Site, l *load, early n
 	return err
 }
 
+const (
+	leastAddedUp = 3 // requests for each charge of a client that comes often
+	mostChecked  = 3 // requests for each that is not checked of a client that comes seldom
+)
+
+// servedAlone requires that charges of clients that come often to one Caddy were held and
+// added up, and that those that come seldom were admitted on older answers.
+func servedAlone(sites []*site.Site, l *load) error {
+	all, err := site.AllMetrics(sites)
+	if err != nil {
+		return err
+	}
+	var charges, unchecked int64
+	for _, m := range all {
+		charges += int64(m.Sum("caddy_rate_limit_store_duration_seconds_count", `operation="charge"`, `store="`+often+`"`))
+		unchecked += int64(m.Sum("caddy_rate_limit_ledger_unasked_admissions_total", `store="`+seldom+`"`))
+	}
+	busy, rare := l.statuses[often][http.StatusOK], l.statuses[seldom][http.StatusOK]
+	fmt.Printf("%d charges of %d requests of clients that come often to one Caddy; %d of %d that come seldom admitted without a check\n",
+		charges, busy, unchecked, rare)
+	if leastAddedUp*charges > busy {
+		err = errors.New("charges of clients that come often to one Caddy were not added up")
+	}
+	if mostChecked*unchecked < rare {
+		err = errors.Join(err, errors.New("clients that come seldom to one Caddy were checked"))
+	}
+	return err
+}
+
 // open reads the books. Caddy does not count undelivered charges by zone, so each zone
-// may have lost all of them.
+// may have lost all of those of its store.
 func open(ctx context.Context, w *world, sites []*site.Site, l *load) (accounts []account, err error) {
 	all, err := site.AllMetrics(sites)
 	if err != nil {
 		return nil, err
 	}
-	var undelivered, unanswered float64
-	for _, m := range all {
-		// Charges expire only in the zones with short windows.
-		for _, outcome := range []string{`outcome="lost"`, `outcome="uncertain"`} {
-			undelivered += m.Sum("caddy_rate_limit_undelivered_total", `operation="charge"`, outcome)
-		}
-		unanswered += m.Sum("caddy_rate_limit_store_errors_total")
-	}
 	for zone := range counted {
-		a := account{zone: zone, served: l.statuses[zone][http.StatusOK], undelivered: int64(undelivered), inBatches: zone == "batch"}
-		if zone == "before" || zone == "batch" {
-			a.unanswered = int64(unanswered)
+		a := account{zone: zone, served: l.statuses[zone][http.StatusOK], inBatches: zone == "batch"}
+		store := `store="` + storeOf(zone) + `"`
+		for _, m := range all {
+			// Charges expire only in the zones with short windows.
+			for _, outcome := range []string{`outcome="lost"`, `outcome="uncertain"`} {
+				a.undelivered += int64(m.Sum("caddy_rate_limit_undelivered_total", `operation="charge"`, outcome, store))
+			}
+			if zone == "before" || zone == "batch" {
+				a.unanswered += int64(m.Sum("caddy_rate_limit_store_errors_total", store))
+			}
 		}
 		for _, shard := range w.shards() {
 			buckets, err := shard.Buckets(ctx, zone)
