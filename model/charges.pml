@@ -12,8 +12,9 @@
  * one request more (ledger_max_trust). With RESETS a process resets the bucket for its
  * operator, and may take other steps between those of the reset.
  *
- * Every `assert` is a promise. `make model` checks all interleavings within the
- * bounds below, and that each BREAK, a rule left out on purpose, violates one.
+ * Every `assert` is a promise. `make model` checks all interleavings within the bounds
+ * in scripts/model.sh, and that each BREAK, a rule left out on purpose, violates the
+ * promise that is named there.
  */
 
 #ifndef LIMIT
@@ -64,8 +65,8 @@ byte ticks = TICKS, vanishings = VANISHINGS, failovers = FAILOVERS, losses = LOS
  * bucket was lost, so that its window may begin anew. */
 byte announced = 0;
 bool forgotten = false;
-/* excused is set once an orphan may stay until the next touch: the process that
- * made it crashed, or lost the reply. */
+/* excused is set while an orphan may stay, until anything touches the bucket: the
+ * process that was to mend it crashed or lost the reply, or a failover brought it back. */
 bool excused = false;
 /* The number of processes at rest. */
 byte resting = 0;
@@ -78,8 +79,10 @@ typedef Process {
 	byte flight;		/* admitted and not settled */
 	byte waiting;		/* settled and not sent: held charges */
 	byte sent;		/* charges in flight */
+	byte base, baseReset;	/* what was known of the bucket when they left */
 	mtype message;
 	byte replyCount, replyReset;
+	byte sentAt;		/* when the plain charge in flight was sent */
 	/* What is known of the bucket. */
 	byte count, reset;
 	bool sole, doubted;
@@ -91,8 +94,16 @@ typedef Process {
 	byte owed;
 	byte admitted;
 #ifdef AGES
-	bool aged;		/* the last answer is older than ledger_trust */
-	byte wrong;		/* admitted by it in this window, though the primary was full */
+	bool aged, used;	/* the last answer is older than ledger_trust; a request relied on it */
+	/* Ghosts: admitted by it in this window, though the primary was full; the last
+	 * charge found what others had spent and this process did not know. */
+	byte wrong;
+	bool found, shared;
+#endif
+#if LOSSES
+	byte loose;		/* charges of unknown outcome that count in no window known to be open */
+	/* Ghosts: a charge of unknown outcome counts, and did when the check was sent. */
+	bool suspects, asksSuspecting;
 #endif
 #if RESETS
 	byte resetting;		/* 1: it has begun; 2: the bucket is empty */
@@ -125,6 +136,17 @@ byte resets = RESETS, era = 0;
 #define isStale false
 #endif
 #define isOpen(reset) (endOf(reset) > now)
+/* The plain charge in flight counted in a window that was over when it was sent, as on
+ * a promoted replica with an old copy: it counted for nothing. */
+#define wasOver (me.replyReset != 0 && endOf(me.replyReset) <= me.sentAt)
+#ifdef BREAK_TOUCH
+/* Only the process that made an orphan mends it. */
+#define isOrphan (me.replyReset == 0 && me.replyCount == me.sent)
+#else
+#define isOrphan (me.replyReset == 0)
+#endif
+/* A process is about to mend an orphan. */
+#define mends(j) (p[j].message == mend || p[j].message == plainReply && p[j].replyReset == 0)
 
 /* ---- the primary ---- */
 
@@ -141,8 +163,11 @@ inline vanish() {
 }
 
 /* HINCRBY key c n; HMGET key r. It makes a bucket without reset and expiry, an
- * orphan, where there is none. */
+ * orphan, where there is none. A window that was known to be open when the charge was
+ * sent is gone only if it was lost, or has expired since. */
 inline runPlain(n) {
+	assert(primary.exists || forgotten || me.sentAt < now);
+	excused = false;
 	primary.exists = true;
 	primary.count = primary.count + n;
 	primary.spent = primary.spent + n
@@ -151,6 +176,7 @@ inline runPlain(n) {
 /* The script. It opens a window where none is open, and adopts an orphan: what was
  * counted there stays. */
 inline runScript(n) {
+	excused = false;
 	if
 	:: primary.exists && isOpen(primary.reset) ->
 		primary.count = primary.count + n;
@@ -179,6 +205,21 @@ inline runScript(n) {
 	announced = primary.reset
 }
 
+/* pay notes that the charge in flight counts: once. */
+inline pay() {
+	assert(me.owed >= me.sent);
+	me.owed = me.owed - me.sent
+}
+
+/* find compares what the charge in flight finds with what was known when it was sent. */
+inline find() {
+#ifdef AGES
+	me.found = (primary.count != me.base)
+#else
+	skip
+#endif
+}
+
 /* ---- a process ---- */
 
 /* raise takes in an answer that may be old: of one window the higher count, of two
@@ -198,17 +239,33 @@ inline raise(c, r) {
 /* inWindow is what counts of the window that is open, as far as is known. */
 #define inWindow (isOpen(me.reset) -> me.count : 0)
 
+/* The charges in flight count in the window that is known to be open: what was heard
+ * since they left may count them already, so the higher count counts. Where the window
+ * is another, both count; a request that waits in the ledger for the reply is refused. */
+#define counts (me.sent > 0 && me.baseReset == me.reset && isOpen(me.reset))
+#define withSent (counts && me.base + me.sent > me.count -> me.base + me.sent : inWindow + (counts -> 0 : me.sent))
+
+#if LOSSES
+#define loosely me.loose
+#else
+#define loosely 0
+#endif
+
 #ifdef BREAK_HELD
-#define ahead (me.flight + me.sent)
+#define ahead (me.flight + loosely)
 #else
 #ifdef BREAK_FLIGHT
-#define ahead (me.waiting + me.sent)
+#define ahead (me.waiting + loosely)
 #else
-#define ahead (me.flight + me.waiting + me.sent)
+#ifdef BREAK_LOOSE
+#define ahead (me.flight + me.waiting)
+#else
+#define ahead (me.flight + me.waiting + loosely)
+#endif
 #endif
 #endif
 
-#define fits (inWindow + ahead + 1 <= LIMIT)
+#define fits (withSent + ahead + 1 <= LIMIT)
 
 inline admit() {
 	me.todo--;
@@ -218,76 +275,120 @@ inline admit() {
 	assert(me.admitted <= LIMIT)
 }
 
-/* useUp admits by an old answer: its own charge has to bring the truth. */
-inline useUp() {
 #ifdef AGES
+/* rely admits by the last answer. An old one is used up: the charge of this request has
+ * to bring the truth. */
+inline rely() {
+	/* The last charge showed no other writer. */
+	assert(!me.shared);
 	if
 	:: me.aged ->
 		if
-		:: primary.count + ahead > LIMIT ->
+		:: primary.count + ahead + me.sent > LIMIT ->
 			me.wrong++;
 			/* Others have filled the bucket meanwhile: one request more. */
 			assert(me.wrong <= 1)
 		:: else -> skip
 		fi;
 #ifndef BREAK_USED
-		me.sole = false; me.aged = false
+		me.used = true
 #endif
 	:: else -> skip
 	fi
+}
+#define isUsed (me.aged && me.used)
+#define trust() me.aged = false; me.used = false
 #else
-	skip
+#define rely() skip
+#define isUsed false
+#define trust() skip
 #endif
+
+/* This rule bounds how often an old answer is used, and of which buckets. Only AGES
+ * asserts that: no other promise rests on it. */
+#ifdef BREAK_SOLE
+#define isSole true
+#else
+#define isSole me.sole
+#endif
+
+/* hear replaces what is known by the primary's answer. */
+inline hear(newCount, newReset) {
+	me.count = newCount; me.reset = newReset; me.doubted = false;
+#if LOSSES
+	me.suspects = false; me.loose = 0;
+#endif
+	trust()
 }
 
 inline confirm() {
-#ifdef AGES
-	me.aged = false;
-#endif
 	if
 	:: isStale -> me.doubted = true
 	:: else ->
-		me.sole = (me.replyReset == me.reset && me.replyCount == me.count + me.sent);
-		me.count = me.replyCount; me.reset = me.replyReset;
-		me.doubted = false
+		me.sole = (me.replyReset == me.reset && me.replyCount == me.base + me.sent);
+		hear(me.replyCount, me.replyReset);
+#ifdef AGES
+		me.shared = me.found
+#endif
 	fi;
 #if RESETS
 	me.stale = false;
 #endif
-	me.overlaps = true;
-	me.sent = 0; me.message = none;
+	me.overlaps = me.asks;
+	me.sent = 0; me.base = 0; me.baseReset = 0; me.message = none; me.sentAt = 0;
 	me.replyCount = 0; me.replyReset = 0
 }
 
 /* suspect counts a charge of unknown outcome until the primary answers. */
 inline suspect() {
-	me.count = me.count + me.sent;
-	me.sole = false; me.doubted = true; me.overlaps = true;
-	me.sent = 0; me.message = none;
+#if LOSSES
+	if
+	:: counts -> me.count = withSent
+	:: else -> me.loose = me.loose + me.sent
+	fi;
+#endif
+	me.sole = false; me.overlaps = me.asks;
+#ifndef BREAK_DOUBT
+	me.doubted = true;
+#endif
+#if LOSSES
+	me.suspects = true;
+#endif
+	me.sent = 0; me.base = 0; me.baseReset = 0; me.message = none; me.sentAt = 0;
 	me.replyCount = 0; me.replyReset = 0
+}
+
+/* lose reports a charge that did not run. Its requests no longer count against the limit. */
+inline lose() {
+	me.owed = me.owed - me.sent;
+	me.admitted = (me.admitted > me.sent -> me.admitted - me.sent : 0)
+}
+
+/* abandon ends the mending that the process was about to do. */
+inline abandon() {
+	excused = excused || mends(i) && !mends(1 - i)
 }
 
 /* crash forgets everything; the process that takes its place knows nothing. */
 inline crash() {
 	crashes--;
-	excused = true;
+	abandon();
 	/* What was not executed is lost. */
 	me.owed = 0; me.replyCount = 0; me.replyReset = 0; me.answerCount = 0; me.answerReset = 0;
 	me.byPrimary = false; me.overlaps = false;
-	me.flight = 0; me.waiting = 0; me.sent = 0; me.message = none;
+	me.flight = 0; me.waiting = 0; me.sent = 0; me.base = 0; me.baseReset = 0; me.message = none; me.sentAt = 0;
 	me.count = 0; me.reset = 0; me.sole = false; me.doubted = false;
 	me.asks = false; me.admitted = 0;
 #ifdef AGES
-	me.aged = false; me.wrong = 0
+	me.wrong = 0; me.found = false; me.shared = false;
 #endif
+#if LOSSES
+	me.suspects = false; me.asksSuspecting = false; me.loose = 0;
+#endif
+	trust()
 }
 
 #if RESETS
-#define noteAsk() me.asksSince = (me.since > 0)
-/* A process whose check was sent after its own reset is not refused by a count from
- * before it. */
-#define mayRefuse() assert(!me.asksSince || !isOpen(me.reset) || me.count == 0 || me.reset % 4 >= me.since)
-
 /* forget ends a reset: the process drops what it knows of the bucket and the charges
  * that it holds. It will drop an answer in flight too, which may show the old bucket,
  * and a replica may show it for longer, so the next check asks the primary. */
@@ -300,96 +401,163 @@ inline forget() {
 	me.stale = (me.message != none);
 #endif
 #ifndef BREAK_ANSWER
-	me.overlaps = true; me.answerCount = 0; me.answerReset = 0;
+	me.overlaps = me.asks; me.answerCount = 0; me.answerReset = 0;
 #endif
+#ifndef BREAK_LAG
 	me.doubted = true
-}
-#else
-#define noteAsk() skip
-#define mayRefuse() skip
 #endif
+}
+#endif
+
+/* noteAsk sets the ghosts of a check that is sent. */
+inline noteAsk() {
+#if RESETS
+	me.asksSince = (me.since > 0);
+#endif
+#if LOSSES
+	me.asksSuspecting = me.suspects;
+#endif
+	me.asks = true
+}
+
+inline refuse() {
+	me.todo--;
+#if RESETS
+	/* A process whose check was sent after its own reset is not refused by a count
+	 * from before it. */
+	assert(!me.asksSince || !isOpen(me.reset) || me.count == 0 || me.reset % 4 >= me.since);
+#endif
+#if LOSSES
+	/* Nor is one by a charge of unknown outcome, unless the primary was asked since. */
+	assert(!me.asksSuspecting || me.byPrimary);
+#endif
+	skip
+}
+
+/* endAsk forgets the check. */
+inline endAsk() {
+#if RESETS
+	me.asksSince = false;
+#endif
+#if LOSSES
+	me.asksSuspecting = false;
+#endif
+	me.answerCount = 0; me.answerReset = 0; me.byPrimary = false; me.overlaps = false
+}
 
 proctype Caddy(byte i) {
 	me.todo = REQUESTS;
 	me.message = none;
 	do
 	/* A request is admitted without a check. */
-	:: atomic { me.todo > 0 && !me.asks && me.sole && !me.doubted && isOpen(me.reset) && fits ->
-		admit(); useUp() }
+	:: d_step { me.todo > 0 && !me.asks && isSole && !isUsed && !me.doubted && isOpen(me.reset) && fits ->
+		admit(); rely() }
 #ifdef AGES
-	:: atomic { me.sole && !me.aged -> me.aged = true }
+	:: d_step { me.sole && !me.aged -> me.aged = true }
 #endif
 
 	/* A request asks the replica, or the primary, which opens a window. */
-	:: atomic { me.todo > 0 && !me.asks && !me.doubted && replica.exists && isOpen(replica.reset) ->
+	:: d_step { me.todo > 0 && !me.asks && !me.doubted && replica.exists && isOpen(replica.reset) ->
 		noteAsk();
-		me.asks = true; me.byPrimary = false; me.overlaps = true;
+		me.byPrimary = false; me.overlaps = true;
 		me.answerCount = replica.count; me.answerReset = replica.reset }
-	:: atomic { me.todo > 0 && !me.asks ->
+	:: d_step { me.todo > 0 && !me.asks ->
 		runScript(0);
 		noteAsk();
-		me.asks = true; me.byPrimary = true; me.overlaps = (me.sent > 0);
+		me.byPrimary = true; me.overlaps = (me.sent > 0);
 		me.answerCount = primary.count; me.answerReset = primary.reset }
 
 	/* The answer arrives, now or later. */
-	:: atomic { me.asks ->
+	:: d_step { me.asks ->
 		me.asks = false;
 		if
+#ifdef BREAK_OVERLAP
+		:: me.byPrimary ->
+#else
 		:: me.byPrimary && !me.overlaps && me.sent == 0 ->
-			me.count = me.answerCount; me.reset = me.answerReset; me.doubted = false
+#endif
+			hear(me.answerCount, me.answerReset)
 		:: else -> raise(me.answerCount, me.answerReset)
 		fi;
 		if
 		:: fits -> admit()
-		:: else -> me.todo--; mayRefuse()
+		:: else -> refuse()
 		fi;
-		me.answerCount = 0; me.answerReset = 0; me.byPrimary = false }
+		endAsk() }
 
-	/* A response ends, and its request is charged: held, for others to join. */
-	:: atomic { me.flight > 0 ->
+	/* A response ends, and its request is charged: held, for others to join. The ledger
+	 * adds up several requests only of a bucket whose sole writer it is, so that other
+	 * processes see charges earlier: no promise here rests on that rule. */
+	:: d_step { me.flight > 0 ->
 		me.flight--; me.waiting++; me.owed++ }
 
 	/* Charges leave together. */
-	:: atomic { me.waiting > 0 && me.message == none ->
+	:: d_step { me.waiting > 0 && me.message == none ->
 		me.sent = me.waiting; me.waiting = 0;
+		me.base = me.count; me.baseReset = me.reset;
 		if
-		:: isOpen(me.reset) && !me.doubted -> me.message = plain
+#ifdef BREAK_OPEN
+		:: true ->
+#else
+		:: isOpen(me.reset) && !me.doubted ->
+#endif
+			me.message = plain; me.sentAt = now
 		:: else -> me.message = script
 		fi }
 
 	/* The server runs them, at any later time. */
-	:: atomic { me.message == plain ->
+	:: d_step { me.message == plain ->
+		find();
 		runPlain(me.sent);
-		assert(me.owed >= me.sent);
-		me.owed = me.owed - me.sent;
 		me.replyCount = primary.count; me.replyReset = primary.reset;
+		if
+		:: wasOver -> skip
+		:: else -> pay()
+		fi;
 		me.message = plainReply }
-	:: atomic { me.message == script ->
+	:: d_step { me.message == script ->
+		find();
 		runScript(me.sent);
-		assert(me.owed >= me.sent);
-		me.owed = me.owed - me.sent;
+		pay();
 		me.replyCount = primary.count; me.replyReset = primary.reset;
 		me.message = scriptReply }
-	:: atomic { me.message == mend ->
+	:: d_step { me.message == mend ->
 		runScript(0);
 		me.replyCount = primary.count; me.replyReset = primary.reset;
 		me.message = scriptReply }
 
-	/* The reply shows whether the bucket was what the process thought. */
-	:: atomic { me.message == plainReply ->
+	/* The reply shows whether the bucket was what the process thought. In an orphan the
+	 * charge counts already; in a window that was over it is made again. */
+	:: d_step { me.message == plainReply ->
 		if
 #ifndef BREAK_MEND
-		:: me.replyReset == 0 -> me.message = mend
+		:: isOrphan ->
+#ifdef BREAK_TWICE
+			me.message = script;
+#else
+			me.message = mend;
+#endif
+			me.sentAt = 0; me.replyCount = 0
+#endif
+#ifndef BREAK_OVER
+		:: wasOver ->
+			me.message = script;
+			me.sentAt = 0; me.replyCount = 0; me.replyReset = 0
 #endif
 		:: else -> confirm()
 		fi }
-	:: atomic { me.message == scriptReply -> confirm() }
+	:: d_step { me.message == scriptReply -> confirm() }
 
 	/* A message or its reply is lost: nobody knows whether it ran. */
-	:: atomic { losses > 0 && (me.message == plain || me.message == script) ->
-		losses--; me.owed = me.owed - me.sent; suspect() }
-	:: atomic { losses > 0 && (me.message == plainReply || me.message == scriptReply || me.message == mend) ->
-		losses--; excused = true;
+	:: d_step { losses > 0 && (me.message == plain || me.message == script) ->
+		losses--; lose(); suspect() }
+	:: d_step { losses > 0 && (me.message == plainReply || me.message == scriptReply || me.message == mend) ->
+		losses--;
+		if
+		:: me.message == plainReply && wasOver -> lose()
+		:: else -> skip
+		fi;
+		abandon();
 #ifdef BREAK_REPEAT
 		/* The charge is sent again. */
 		me.message = script
@@ -398,15 +566,15 @@ proctype Caddy(byte i) {
 #endif
 		}
 
-	:: atomic { crashes > 0 && (me.flight > 0 || me.waiting > 0 || me.message != none) -> crash() }
+	:: d_step { crashes > 0 && (me.flight > 0 || me.waiting > 0 || me.message != none) -> crash() }
 
 #if RESETS
 	/* A reset waits some time for charges in flight and empties the bucket. Then its
 	 * reply arrives. */
-	:: atomic { resets > 0 && me.todo > 0 && me.resetting == 0 -> resets--; me.resetting = 1 }
-	:: atomic { me.resetting == 1 ->
+	:: d_step { resets > 0 && me.todo > 0 && me.resetting == 0 -> resets--; me.resetting = 1 }
+	:: d_step { me.resetting == 1 ->
 		vanish(); forgotten = true; newWindow(); era++; me.resetting = 2 }
-	:: atomic { me.resetting == 2 -> forget() }
+	:: d_step { me.resetting == 2 -> forget() }
 #endif
 
 	:: atomic { me.todo == 0 && me.flight == 0 && me.waiting == 0 && me.message == none && !me.asks && !isResetting ->
@@ -419,24 +587,24 @@ proctype Caddy(byte i) {
 
 proctype World() {
 	do
-	:: atomic { ticks > 0 -> ticks--; now++;
+	:: d_step { ticks > 0 -> ticks--; now++;
 		if
 		:: endOf(primary.reset) == now -> newWindow()
 		:: else -> skip
 		fi }
 	/* Expiry cleans up, after the reset. */
-	:: atomic { primary.exists && primary.expires && endOf(primary.reset) + 1 <= now -> vanish() }
-	:: atomic { vanishings > 0 && primary.exists -> vanishings--; forgotten = true; newWindow(); vanish() }
-	:: atomic { replica.count != primary.count || replica.reset != primary.reset || replica.exists != primary.exists ->
+	:: d_step { primary.exists && primary.expires && endOf(primary.reset) + 1 <= now -> vanish() }
+	:: d_step { vanishings > 0 && primary.exists -> vanishings--; forgotten = true; newWindow(); vanish() }
+	:: d_step { replica.count != primary.count || replica.reset != primary.reset || replica.exists != primary.exists ->
 		replica.exists = primary.exists; replica.expires = primary.expires;
 		replica.count = primary.count; replica.reset = primary.reset; replica.spent = primary.spent }
-	:: atomic { failovers > 0 ->
+	:: d_step { failovers > 0 ->
 		failovers--; forgotten = true; newWindow();
 		primary.exists = replica.exists; primary.expires = replica.expires;
-		primary.count = replica.count; primary.reset = replica.reset; primary.spent = replica.spent }
+		primary.count = replica.count; primary.reset = replica.reset; primary.spent = replica.spent;
+		excused = !mends(0) && !mends(1) }
 	:: atomic { resting == PROCESSES ->
-		/* No orphan stays, unless its maker crashed or lost the reply; whoever
-		 * touches the bucket next adopts it. */
+		/* No orphan stays once any process touches its bucket. */
 		assert(!primary.exists || primary.reset != 0 || excused);
 		break }
 	od
