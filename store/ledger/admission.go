@@ -329,14 +329,13 @@ func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer sto
 		l.fail(e, &answer)
 		return false, false
 	}
-	// An answer from before a reset says nothing about the bucket or the primary. It is
-	// repeated once, so that resets that follow each other hold up no request.
-	isOld := q.at < e.past().reset
-	if q.primary && !isOld {
-		e.noteReach(&answer, now)
+	if q.primary {
+		e.noteReach(&answer, q.at, now)
 	}
 	isStale = e.hear(r, &answer, q.at, now) && !e.trusts(now, l.trust)
-	if isOld {
+	if e.predatesReset(q.at) {
+		// The check is repeated once, so that resets that follow each other hold up no
+		// request.
 		isStale = !q.repeated
 	}
 	if isStale && e.canReach(now, l.trust) {
@@ -549,10 +548,9 @@ func (l *Ledger) checkAhead(ctx context.Context, r store.Request, maxWait time.D
 	defer e.page.mu.Unlock()
 	switch {
 	case st.Err == nil:
-		if isOld = asked < e.past().reset; !isOld {
-			e.noteReach(&st, now)
-		}
+		isOld = e.predatesReset(asked)
 		e.hear(&r, &st, asked, now)
+		e.noteReach(&st, asked, now)
 		e.judge(&r, &st, st.Now)
 	case errors.Is(st.Err, context.Canceled):
 		// The client has left, which says nothing about the store.

@@ -128,6 +128,10 @@ func (e *entry) wasReset(now, trust int64) bool {
 	return reset != 0 && now-reset <= trust
 }
 
+// predatesReset reports whether an answer asked for at that instant is from before this
+// process's last reset of the bucket, and so says nothing about it.
+func (e *entry) predatesReset(asked int64) bool { return asked < e.past().reset }
+
 // isDue reports whether trust has run out, and no request was let through to ask since.
 func (e *entry) isDue(now, trust int64) bool {
 	return !e.trusts(now, trust) && (e.asked == 0 || now-e.asked > trust)
@@ -153,7 +157,7 @@ func (e *entry) noteUnsure(unsure bool) {
 func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (stale bool) {
 	e.clock = st.Now - now
 	e.silent = false
-	if asked < e.past().reset {
+	if e.predatesReset(asked) {
 		// The windows before and after a reset may have the same name, so Raise cannot
 		// tell them apart.
 		return true
@@ -186,12 +190,15 @@ func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (stale
 	return stale
 }
 
-// noteReach notes the answer to a check that only the primary was to answer: if a
-// replica did, the primary failed.
-func (e *entry) noteReach(st *store.State, now int64) {
-	if st.Replica {
+// noteReach notes the answer to a check that only the primary was to answer, asked for at
+// the instant asked: if a replica did, the primary failed. After a reset the primary is
+// asked, whatever an answer from before says.
+func (e *entry) noteReach(st *store.State, asked, now int64) {
+	switch {
+	case e.predatesReset(asked):
+	case st.Replica:
 		e.rarely().failed = now
-	} else if e.rare != nil {
+	case e.rare != nil:
 		e.rare.failed = 0
 	}
 }

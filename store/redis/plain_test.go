@@ -233,7 +233,7 @@ func TestPlainChargeFollowsItsSlot(t *testing.T) {
 			scripts, scriptsThere int64
 		}
 		got := inTime(t, func(int) (f figures) {
-			openWindow(t, s, ask(stays)[0]) // tells the primary's time
+			openWindow(t, s, ask(stays)[0]) // the reply has the primary's time
 			before := redirects(t, m.from)
 			f.scripts = scripts(t, m.from, func() {
 				f.scriptsThere = scripts(t, m.to, func() {
