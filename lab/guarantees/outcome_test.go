@@ -14,7 +14,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 )
 
-// TestDocumentHasItsTables requires that every cell, limit and fault is in the tables.
+// TestDocumentHasItsTables requires that every cell, way, limit and fault is in the tables.
 func TestDocumentHasItsTables(t *testing.T) {
 	b, err := os.ReadFile("../../docs/evidence/guarantees.md")
 	redistest.Must(t, err)
@@ -26,6 +26,17 @@ func TestDocumentHasItsTables(t *testing.T) {
 		}
 	}
 	requireCells(t, text)
+	_, roamed, _ := strings.Cut(text, "| seldom: admitted without a check |")
+	roamed, _, _ = strings.Cut(roamed, "\n\n")
+	for _, l := range roamLimits() {
+		for _, caddys := range roamCounts {
+			for _, lag := range roamLags {
+				if row := fmt.Sprintf("\n| %s | %d | %s |", l, caddys, lagName(lag)); strings.Count(roamed, row) != 1 {
+					t.Errorf("docs/evidence/guarantees.md has %q %d times for clients that roam, want 1", row, strings.Count(roamed, row))
+				}
+			}
+		}
+	}
 	for _, f := range faults() {
 		for _, l := range faultLimits() {
 			has(fmt.Sprintf("\n| %s | %s |", f.name, l), 1)

@@ -339,8 +339,8 @@ func (m *model) isJustified(st *store.State) {
 }
 
 // waitsForWord reports whether an answer of the primary is missing that would show
-// a reset or the outcome of a charge: it has not arrived, or it overlapped with
-// another charge.
+// a reset or the outcome of a charge: it has not arrived, it overlapped with another
+// charge, or a replica may have shown the bucket of before the reset since.
 func (m *model) waitsForWord() bool {
 	r := store.Request{Limit: &m.limit, ClientKey: "client"}
 	e := m.ledger.find(&r)
@@ -348,7 +348,7 @@ func (m *model) waitsForWord() bool {
 		return false
 	}
 	defer e.page.mu.Unlock()
-	return e.doubted || e.trusted < m.wasReset
+	return e.doubted || m.wasReset > 0 && e.trusted < m.wasReset+m.sim.lag.Microseconds()
 }
 
 // atEnd requires that nothing is in flight, nothing was lost or counted twice, and
