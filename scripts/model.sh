@@ -1,17 +1,18 @@
 #!/bin/sh
 # Checks model/charges.pml with Spin: all interleavings within the bounds of each line
 # below, and that each rule left out on purpose violates the promise it is for. Prints
-# states, depth and time.
+# states, depth and time. As many lines are checked at a time as there are processors;
+# with arguments, the one that they are.
 set -eu
 cd "$(dirname "$0")/.."
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
-# fail <message>: prints what Spin said, and ends.
+# fail <message>: prints what Spin said, and ends; 255 ends xargs as well.
 fail() {
 	cat "$dir"/*.log
 	echo "$1" >&2
-	exit 1
+	exit 255
 }
 
 # check <clean|part of an assertion> <macros>...: verifies the model with these macros.
@@ -39,6 +40,11 @@ check() {
 	fi
 }
 
+if [ $# -gt 0 ]; then
+	check "$@"
+	exit
+fi
+
 # Only a process that has more requests than the limit can exceed that.
 one='-DLIMIT=1 -DREQUESTS=2 -DTICKS=1'
 small='-DLIMIT=2 -DREQUESTS=2 -DTICKS=1'
@@ -46,45 +52,46 @@ three='-DLIMIT=2 -DREQUESTS=3 -DTICKS=0'
 full='-DLIMIT=2 -DREQUESTS=3 -DTICKS=1'
 # shellcheck disable=SC2086 # they are lists of macros
 {
-	check clean $full
+	echo clean $full
 	for rule in HELD FLIGHT RAISE OVERLAP; do
-		check 'admitted<=' $full -DBREAK_$rule
+		echo 'admitted<=' $full -DBREAK_$rule
 	done
 
 	for fault in FAILOVERS LOSSES CRASHES RESETS; do
-		check clean $one -D$fault=1
+		echo clean $one -D$fault=1
 	done
 	for fault in VANISHINGS FAILOVERS LOSSES CRASHES; do
-		check clean $small -D$fault=1
+		echo clean $small -D$fault=1
 	done
 	for fault in FAILOVERS LOSSES; do
-		check clean $three -D$fault=1
+		echo clean $three -D$fault=1
 	done
-	check 'count==' $small -DVANISHINGS=1 -DBREAK_ADOPTION
-	check 'excused' $small -DVANISHINGS=1 -DBREAK_MEND
-	check 'owed>=' $small -DVANISHINGS=1 -DBREAK_TWICE
-	check 'owed==0' $small -DFAILOVERS=1 -DBREAK_OVER
-	check 'owed>=' $small -DLOSSES=1 -DBREAK_REPEAT
-	check 'asksSuspecting' $small -DLOSSES=1 -DBREAK_DOUBT
-	check 'admitted<=' $one -DLOSSES=1 -DBREAK_LOOSE
+	echo 'count==' $small -DVANISHINGS=1 -DBREAK_ADOPTION
+	echo 'excused' $small -DVANISHINGS=1 -DBREAK_MEND
+	echo 'owed>=' $small -DVANISHINGS=1 -DBREAK_TWICE
+	echo 'owed==0' $small -DFAILOVERS=1 -DBREAK_OVER
+	echo 'owed>=' $small -DLOSSES=1 -DBREAK_REPEAT
+	echo 'asksSuspecting' $small -DLOSSES=1 -DBREAK_DOUBT
+	echo 'admitted<=' $one -DLOSSES=1 -DBREAK_LOOSE
 
 	# The bucket expires at the second tick.
 	expires='-DLIMIT=1 -DREQUESTS=2 -DTICKS=2 -DVANISHINGS=1'
-	check clean $expires
-	check 'forgotten' $expires -DBREAK_OPEN
+	echo clean $expires
+	echo 'forgotten' $expires -DBREAK_OPEN
 
 	touch='-DLIMIT=2 -DREQUESTS=2 -DTICKS=0 -DVANISHINGS=1 -DCRASHES=1'
-	check clean $touch
-	check 'excused' $touch -DBREAK_TOUCH
+	echo clean $touch
+	echo 'excused' $touch -DBREAK_TOUCH
 
 	reset='-DLIMIT=2 -DREQUESTS=2 -DTICKS=0 -DRESETS=1'
-	check clean $reset
+	echo clean $reset
 	for rule in REPLY ANSWER LAG; do
-		check 'asksSince' $reset -DBREAK_$rule
+		echo 'asksSince' $reset -DBREAK_$rule
 	done
 
 	ages='-DLIMIT=3 -DREQUESTS=3 -DTICKS=0 -DAGES'
-	check clean $ages
-	check 'wrong<=1' $ages -DBREAK_USED
-	check 'shared' $ages -DBREAK_SOLE
-}
+	echo clean $ages
+	echo 'wrong<=1' $ages -DBREAK_USED
+	echo 'shared' $ages -DBREAK_SOLE
+} >"$dir/lines"
+xargs -L 1 -P "$(getconf _NPROCESSORS_ONLN)" scripts/model.sh <"$dir/lines"

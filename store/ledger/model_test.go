@@ -340,7 +340,7 @@ func (m *model) isJustified(st *store.State) {
 
 // waitsForWord reports whether an answer of the primary is missing that would show
 // a reset or the outcome of a charge: it has not arrived, it overlapped with another
-// charge, or a replica may have shown the bucket of before the reset since.
+// charge, or a replica may have shown the bucket as it was before the reset since.
 func (m *model) waitsForWord() bool {
 	r := store.Request{Limit: &m.limit, ClientKey: "client"}
 	e := m.ledger.find(&r)
