@@ -1,8 +1,8 @@
 #!/bin/sh
 # Checks model/charges.pml with Spin: all interleavings within the bounds of each line
 # below, and that each rule left out on purpose violates the promise it is for. Prints
-# states, depth and time. As many lines are checked at a time as there are processors;
-# with arguments, the one that they are.
+# states, depth and time. Checks as many lines at a time as there are processors; with
+# arguments, only the line that they form.
 set -eu
 cd "$(dirname "$0")/.."
 dir=$(mktemp -d)
