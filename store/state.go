@@ -18,6 +18,11 @@ type State struct {
 	// Allowed reports whether the cost fits (Check), was spent (Take) or did fit
 	// (Charge).
 	Allowed bool
+	// Replica is set if a replica answered, which may lag behind.
+	Replica bool
+	// InFlight is set if the cost would fit but for requests of this process
+	// that were admitted and are not charged yet.
+	InFlight bool
 	// Limit is the request's Capacity, or 0 if that is less.
 	Limit int64
 	// Used is what has been spent and still counts; it can be above Limit. It
@@ -45,11 +50,6 @@ type State struct {
 	// Content is the bucket as its algorithm keeps it, as far as it counts at
 	// Now. It is zero for [SlidingLog] and [Concurrency].
 	Content Content
-	// Replica is set if a replica answered, which may lag behind.
-	Replica bool
-	// InFlight is set if the cost would fit but for requests of this process
-	// that were admitted and are not charged yet.
-	InFlight bool
 	// Receipt is what a refund takes, where a Take has spent something.
 	Receipt Receipt
 	// Err is set if the backend failed; then no other field means anything.

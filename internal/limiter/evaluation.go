@@ -20,18 +20,31 @@ import (
 // length.
 type evaluation struct {
 	limiter *Limiter
-	tracker *tracker
 	repl    *caddy.Replacer
-	zones   []*boundZone
-	reqs    []store.Request
-	states  []store.State
-	spends  []spend
-	refs    [maxStores]ref
-	// split is set if the zones do not all count in the same store.
-	split bool
-	lease *lease
-	// observed are the zones that are not enforced for this client.
-	observed []int
+	zones   []inZone
+	// reqs have the final cost once a zone has settled.
+	reqs   []store.Request
+	states []store.State
+	// opens are the stores, until the request has settled and its leases have ended.
+	// One is nil if no zone counts there, or if it could not be opened.
+	opens [maxStores]*stores.Opened
+	// rare is nil for most requests.
+	rare *rare
+}
+
+// inZone is the request in one zone.
+type inZone struct {
+	*boundZone
+	spend
+	// observed: the zone is not enforced for this client.
+	observed bool
+}
+
+// rare is what few evaluations need. It is allocated by those.
+type rare struct {
+	// failed is why a store could not be opened.
+	failed [maxStores]error
+	lease  *lease
 	// blocked are the zones for which an operator has blocked the client.
 	blocked map[int]store.Override
 	// takenAt is when the last take ended of a zone that forgives, in microseconds since
@@ -42,28 +55,34 @@ type evaluation struct {
 	diverted map[int]string
 }
 
+// rarely returns e.rare, and makes it if there is none.
+func (e *evaluation) rarely() *rare {
+	if e.rare == nil {
+		e.rare = new(rare)
+	}
+	return e.rare
+}
+
 // roomForOne is room for the slices of an evaluation in one zone, as most are, and
 // roomForTwo for two. They are allocated with the tracker.
 type roomForOne struct {
-	zones  [1]*boundZone
+	zones  [1]inZone
 	reqs   [1]store.Request
-	spends [1]spend
 	states [1]store.State
 }
 
 type roomForTwo struct {
-	zones  [2]*boundZone
+	zones  [2]inZone
 	reqs   [2]store.Request
-	spends [2]spend
 	states [2]store.State
 }
 
 func (r *roomForOne) lend(e *evaluation) {
-	e.zones, e.reqs, e.spends, e.states = r.zones[:0], r.reqs[:0], r.spends[:0], r.states[:0]
+	e.zones, e.reqs, e.states = r.zones[:0], r.reqs[:0], r.states[:0]
 }
 
 func (r *roomForTwo) lend(e *evaluation) {
-	e.zones, e.reqs, e.spends, e.states = r.zones[:0], r.reqs[:0], r.spends[:0], r.states[:0]
+	e.zones, e.reqs, e.states = r.zones[:0], r.reqs[:0], r.states[:0]
 }
 
 // spend is what the request has spent in a zone.
@@ -77,59 +96,65 @@ type spend struct {
 	taken bool
 	// unknown: a take may have spent the cost or not.
 	unknown bool
-	// settled: cost is the final cost.
-	settled bool
-	cost    int64
-}
-
-// ref is an evaluation's stay in a store, until the request has settled and its
-// leases have ended.
-type ref struct {
-	handle *stores.Handle
-	// open is nil if the store could not be opened, because of err.
-	open *stores.Opened
-	err  error
 }
 
 // add adds a zone, with the block of its client, or nil.
 func (e *evaluation) add(z *boundZone, req store.Request, block *store.Override) {
-	e.split = e.split || len(e.zones) > 0 && e.zones[0].in != z.in
-	e.zones = append(e.zones, z)
+	e.zones = append(e.zones, inZone{boundZone: z, observed: block == nil && !z.enforces(req.ClientKey)})
 	e.reqs = append(e.reqs, req)
-	e.spends = append(e.spends, spend{})
-	switch {
-	case block != nil:
-		if e.blocked == nil {
-			e.blocked = map[int]store.Override{}
-		}
-		e.blocked[len(e.zones)-1] = *block
-	case !z.enforces(req.ClientKey):
-		e.observed = append(e.observed, len(e.zones)-1)
+	if block == nil {
+		return
 	}
+	rare := e.rarely()
+	if rare.blocked == nil {
+		rare.blocked = map[int]store.Override{}
+	}
+	rare.blocked[len(e.zones)-1] = *block
+}
+
+// block returns the override by which an operator has blocked the client in zone i.
+func (e *evaluation) block(i int) (block store.Override, isBlocked bool) {
+	if e.rare == nil {
+		return store.Override{}, false
+	}
+	block, isBlocked = e.rare.blocked[i]
+	return block, isBlocked
 }
 
 // isBlocked reports whether an operator has blocked the client in zone i.
 func (e *evaluation) isBlocked(i int) bool {
-	_, ok := e.blocked[i]
-	return ok
+	_, isBlocked := e.block(i)
+	return isBlocked
 }
 
 // enter opens the stores. An error fails the zones that count there.
 func (e *evaluation) enter() {
 	for _, z := range e.zones {
-		if ref := &e.refs[z.in]; ref.handle == nil {
-			ref.handle = z.handle
-			ref.open, ref.err = z.handle.Enter()
+		if e.opens[z.in] != nil || e.openError(z.in) != nil {
+			continue
 		}
+		open, err := z.handle.Enter()
+		if err != nil {
+			e.rarely().failed[z.in] = err
+		}
+		e.opens[z.in] = open
 	}
+}
+
+// openError returns why a store could not be opened.
+func (e *evaluation) openError(in int) error {
+	if e.rare == nil {
+		return nil
+	}
+	return e.rare.failed[in]
 }
 
 // release leaves the stores.
 func (e *evaluation) release() {
-	for in := range e.refs {
-		if ref := &e.refs[in]; ref.open != nil {
-			ref.open = nil
-			ref.handle.Leave()
+	for in, open := range e.opens {
+		if open != nil {
+			e.opens[in] = nil
+			e.limiter.handle(in).Leave()
 		}
 	}
 }
@@ -152,7 +177,7 @@ func (e *evaluation) freshStates() []store.State {
 	states := slices.Grow(e.states[:0], len(e.reqs))[:len(e.reqs)]
 	clear(states)
 	for i := range e.reqs {
-		if block, ok := e.blocked[i]; ok {
+		if block, isBlocked := e.block(i); isBlocked {
 			now := e.limiter.Now().UnixMicro()
 			states[i] = store.State{
 				Limit: max(e.reqs[i].Capacity(), 0), Reset: block.Until, Now: now,
@@ -167,12 +192,11 @@ func (e *evaluation) freshStates() []store.State {
 
 // divert makes new clients beyond the bound of a store share a bucket.
 func (e *evaluation) divert(ctx context.Context) {
-	for in := range e.refs {
-		open := e.refs[in].open
+	for in, open := range e.opens {
 		if open == nil {
 			continue
 		}
-		if !e.split {
+		if !e.isSplit() {
 			for _, i := range open.Overflow(ctx, e.reqs, e.limiter.Now) {
 				e.shareOverflow(i)
 			}
@@ -188,18 +212,28 @@ func (e *evaluation) divert(ctx context.Context) {
 
 // shareOverflow makes zone i count the request in its overflow bucket.
 func (e *evaluation) shareOverflow(i int) {
-	if e.diverted == nil {
-		e.diverted = map[int]string{}
+	rare := e.rarely()
+	if rare.diverted == nil {
+		rare.diverted = map[int]string{}
 	}
-	e.diverted[i] = e.reqs[i].ClientKey
+	rare.diverted[i] = e.reqs[i].ClientKey
 	e.reqs[i].ClientKey = stores.OverflowKey
+}
+
+// isDiverted reports whether zone i counts the request in its overflow bucket.
+func (e *evaluation) isDiverted(i int) bool {
+	if e.rare == nil {
+		return false
+	}
+	_, ok := e.rare.diverted[i]
+	return ok
 }
 
 // resolvedKey returns what the key of zone i yields for the request, whichever
 // bucket counts it.
 func (e *evaluation) resolvedKey(i int) string {
-	if key, ok := e.diverted[i]; ok {
-		return key
+	if e.isDiverted(i) {
+		return e.rare.diverted[i]
 	}
 	return e.reqs[i].ClientKey
 }
@@ -209,16 +243,16 @@ func (e *evaluation) resolvedKey(i int) string {
 // request.
 func (e *evaluation) ask(r *http.Request) error {
 	states := e.freshStates()
-	before := slices.ContainsFunc(e.zones, func(z *boundZone) bool { return z.ChargeBefore })
-	if open := e.onlyOpen(); open != nil && !before && e.observed == nil {
+	onlyChecks := !slices.ContainsFunc(e.zones, func(z inZone) bool { return z.ChargeBefore || z.observed })
+	if open := e.onlyOpen(); open != nil && onlyChecks {
 		open.Admit(r.Context(), e.reqs, states)
 		e.states = states
 		e.noteHeld(nil)
 		return e.handleErrors(r, nil)
 	}
 	e.states = states
-	if len(e.observed) > 0 {
-		enforced := e.where(func(i int) bool { return !e.observes(i) && !e.spends[i].unknown })
+	if e.anyZone(e.observes) {
+		enforced := e.where(func(i int) bool { return !e.observes(i) && !e.zones[i].unknown })
 		if e.refuseKnown(enforced) {
 			// The zones that only observe make no call for such a request either.
 			return nil
@@ -232,14 +266,14 @@ func (e *evaluation) ask(r *http.Request) error {
 // each in a call of its own: a refusal of one must not keep another from being
 // asked. The function that it returns waits for the answers and handles them.
 func (e *evaluation) observe(r *http.Request) (await func() error) {
-	if len(e.observed) == 0 {
+	if !e.anyZone(e.observes) {
 		return func() error { return nil }
 	}
 	var calls sync.WaitGroup
 	var checks, takes []int
-	for _, i := range e.observed {
+	for i := range e.zones {
 		switch {
-		case e.wasAsked(i):
+		case !e.observes(i), e.wasAsked(i):
 		case !e.zones[i].ChargeBefore:
 			checks = append(checks, i)
 			calls.Go(func() { e.askIn(r.Context(), e.zones[i].in, (*stores.Opened).Admit, []int{i}) })
@@ -272,10 +306,10 @@ func (e *evaluation) askEnforced(r *http.Request) error {
 	// No zone is asked if another is known to refuse. A store that gets all takes
 	// in one call sees to that itself.
 	known := takes
-	if e.split {
+	if e.isSplit() {
 		known = append(takes[:len(takes):len(takes)], checks...)
 	}
-	if (e.split || len(checks) > 0) && e.refuseKnown(known) {
+	if (e.isSplit() || len(checks) > 0) && e.refuseKnown(known) {
 		return nil
 	}
 	if len(checks) > 0 {
@@ -292,7 +326,7 @@ func (e *evaluation) askEnforced(r *http.Request) error {
 // asked, and reports whether there are any.
 func (e *evaluation) refuseKnown(some []int) (refused bool) {
 	for in, there := range e.byStore(some) {
-		open := e.refs[in].open
+		open := e.opens[in]
 		if open == nil || len(there) == 0 {
 			continue
 		}
@@ -359,17 +393,17 @@ func (e *evaluation) askSome(ctx context.Context, ask question, some []int) {
 
 // askIn asks one store about some zones that count there.
 func (e *evaluation) askIn(ctx context.Context, in int, ask question, some []int) {
-	ref := &e.refs[in]
+	open := e.opens[in]
 	switch {
-	case ref.open == nil:
+	case open == nil:
 		for _, i := range some {
-			e.states[i] = store.State{Err: ref.err}
+			e.states[i] = store.State{Err: e.openError(in)}
 		}
 	case len(some) == len(e.reqs):
-		ask(ref.open, ctx, e.reqs, e.states)
+		ask(open, ctx, e.reqs, e.states)
 	default:
 		states := make([]store.State, len(some))
-		ask(ref.open, ctx, e.pick(some), states)
+		ask(open, ctx, e.pick(some), states)
 		e.put(some, states)
 	}
 }
@@ -388,7 +422,7 @@ func (e *evaluation) handleErrors(r *http.Request, some []int) error {
 		failed = e.states[i].Err
 		// A check spends nothing, whatever the store says.
 		if e.zones[i].ChargeBefore && errors.Is(failed, store.ErrUncertain) {
-			e.spends[i].unknown = true
+			e.zones[i].unknown = true
 		}
 	}
 	if failed == nil {
@@ -417,7 +451,7 @@ func within(some []int, i int) bool { return some == nil || slices.Contains(some
 // askLocal makes the local counts decide about zone i. The store holds what they
 // hold in flight as well: it may be back before the request has settled.
 func (e *evaluation) askLocal(i int) {
-	open, reqs, spend := e.open(i), e.reqs[i:i+1], &e.spends[i]
+	open, reqs, spend := e.open(i), e.reqs[i:i+1], &e.zones[i].spend
 	spend.local = true
 	if e.zones[i].ChargeBefore {
 		copy(e.states[i:], open.Local.Buckets.Take(context.Background(), reqs))
@@ -434,7 +468,7 @@ func (e *evaluation) askLocal(i int) {
 func (e *evaluation) noteHeld(some []int) {
 	for i := range e.states {
 		if within(some, i) && e.states[i].Err == nil && e.states[i].Allowed {
-			e.spends[i].held = true
+			e.zones[i].held = true
 		}
 	}
 }
@@ -444,9 +478,9 @@ func (e *evaluation) noteTaken(takes []int) {
 	for _, i := range takes {
 		switch st := &e.states[i]; {
 		case st.Err == nil && st.Allowed:
-			e.spends[i].taken = true
+			e.zones[i].taken = true
 			if !e.zones[i].Forgives.IsEmpty() {
-				e.takenAt = e.limiter.Now().UnixMicro()
+				e.rarely().takenAt = e.limiter.Now().UnixMicro()
 			}
 			e.reqs[i].Receipt = st.Receipt
 		case e.hasNoRoom(i):
@@ -471,21 +505,26 @@ func (e *evaluation) wasAsked(i int) bool { return e.states[i].Err != nil || e.s
 
 // takes reports whether zone i takes. One that may have done so before the request
 // waited does not.
-func (e *evaluation) takes(i int) bool { return e.zones[i].ChargeBefore && !e.spends[i].unknown }
+func (e *evaluation) takes(i int) bool { return e.zones[i].ChargeBefore && !e.zones[i].unknown }
 
 // observes reports whether zone i only observes the client.
-func (e *evaluation) observes(i int) bool { return slices.Contains(e.observed, i) }
+func (e *evaluation) observes(i int) bool { return e.zones[i].observed }
 
 // open returns the store in which zone i counts, or nil if it could not be opened.
-func (e *evaluation) open(i int) *stores.Opened { return e.refs[e.zones[i].in].open }
+func (e *evaluation) open(i int) *stores.Opened { return e.opens[e.zones[i].in] }
 
 // onlyOpen returns the store in which all zones count, or nil if there are two or
 // it could not be opened.
 func (e *evaluation) onlyOpen() *stores.Opened {
-	if e.split {
+	if e.isSplit() {
 		return nil
 	}
 	return e.open(0)
+}
+
+// isSplit reports whether the zones do not all count in the same store.
+func (e *evaluation) isSplit() bool {
+	return e.anyZone(func(i int) bool { return e.zones[i].in != e.zones[0].in })
 }
 
 // where returns the zones for which is holds.
@@ -510,7 +549,7 @@ func (e *evaluation) anyZone(is func(i int) bool) bool {
 
 // byStore parts some zones by the store in which they count.
 func (e *evaluation) byStore(some []int) (in [maxStores][]int) {
-	if !e.split {
+	if !e.isSplit() {
 		in[e.zones[0].in] = some
 		return in
 	}

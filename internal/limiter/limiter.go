@@ -87,6 +87,14 @@ func (l *Limiter) Stores() []*stores.Handle {
 	return []*stores.Handle{l.Store, l.Rollout.Store}
 }
 
+// handle returns one of the stores, ownStore or rolloutStore.
+func (l *Limiter) handle(in int) *stores.Handle {
+	if in == ownStore {
+		return l.Store
+	}
+	return l.Rollout.Store
+}
+
 // ServeHTTP answers r, or hands it to next.
 func (l *Limiter) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	t := trackerOf(r)
@@ -200,8 +208,8 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 	}
 	e.penalize()
 	e.count()
-	for _, i := range e.observed {
-		if e.hasNoRoom(i) {
+	for i := range e.zones {
+		if e.observes(i) && e.hasNoRoom(i) {
 			l.reportRefusal(e, i, r)
 		}
 	}

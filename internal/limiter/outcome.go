@@ -22,7 +22,7 @@ func (e *evaluation) penalize() {
 		req := e.reqs[i]
 		req.Until = st.Penalty
 		open := e.open(i)
-		if e.spends[i].local {
+		if z.local {
 			open = open.Local.Opened
 		}
 		open.Penalize(req)

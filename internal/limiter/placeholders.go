@@ -86,9 +86,6 @@ func (e *evaluation) placeholder(i int, name string) any {
 	case "key":
 		return e.shownKey(i)
 	case "cost":
-		if spent := e.spends[i]; spent.settled {
-			return spent.cost
-		}
 		return e.reqs[i].Cost
 	case "outcome":
 		return e.outcome(i).String()

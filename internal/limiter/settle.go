@@ -16,7 +16,7 @@ import (
 // settle charges or refunds the request by its status, and makes the states show
 // that: in the zones that settle when the response begins, or in those that settle when
 // it has ended. Leases go on.
-func (e *evaluation) settle(status int, hasEnded bool) {
+func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 	if len(e.states) == 0 {
 		// Nothing was asked.
 		return
@@ -44,7 +44,7 @@ func (e *evaluation) settle(status int, hasEnded bool) {
 			}
 			continue
 		}
-		status := e.tracker.statusFor(z.Zone, status)
+		status := t.statusFor(z.Zone, status)
 		e.noteForgiven(i)
 		spent, shown := e.spent(i), e.spent(i)
 		if hasEnded {
@@ -61,9 +61,8 @@ func (e *evaluation) settle(status int, hasEnded bool) {
 		e.show(i, shown, cost)
 		e.countSettled(i, spent, cost, free)
 		e.reportNear(i)
-		spend := &e.spends[i]
-		spend.settled, spend.cost = true, cost
 		all.add(e, i, spent, cost)
+		e.reqs[i].Cost = cost
 	}
 	all.send(e)
 	for _, i := range forgiven {
@@ -76,24 +75,23 @@ func (e *evaluation) settle(status int, hasEnded bool) {
 // cost, has found it empty.
 func (e *evaluation) forgives(i, status int, shown int64) bool {
 	z, st := e.zones[i], &e.states[i]
-	_, isShared := e.diverted[i]
-	if !z.Forgives.Contains(status) || isShared {
+	if !z.Forgives.Contains(status) || e.isDiverted(i) {
 		return false
 	}
 	// What a check has found may be old, and what a batch shows is this process's part.
-	isExact := e.spends[i].taken && z.Batch == 0
+	isExact := z.taken && z.Batch == 0
 	return !isExact || st.Used > shown || st.Penalty != 0
 }
 
 // forgive ends what the request holds in flight in zone i, and empties the bucket.
 func (e *evaluation) forgive(i int) {
-	z, spend, l, req := e.zones[i], &e.spends[i], e.limiter, e.reqs[i]
-	spend.settled, spend.cost = true, 0
+	z, spend, l, req := e.zones[i].boundZone, e.zones[i].spend, e.limiter, e.reqs[i]
 	if spend.held {
 		var ended settlements
 		ended.add(e, i, 0, 0)
 		ended.send(e)
 	}
+	e.reqs[i].Cost = 0
 	st := &e.states[i]
 	st.Used, st.Remaining, st.Penalty = 0, st.Limit, 0
 	if req.Limit.Algorithm != store.FixedWindow {
@@ -119,20 +117,20 @@ func (e *evaluation) forgive(i int) {
 // noteForgiven notes that what the request took in zone i has gone with a bucket that
 // was emptied since. A request that is running counts when it ends.
 func (e *evaluation) noteForgiven(i int) {
-	z, spend := e.zones[i], &e.spends[i]
-	if z.Forgives.IsEmpty() || !spend.taken {
+	z := &e.zones[i]
+	if z.Forgives.IsEmpty() || !z.taken {
 		return
 	}
-	if last, ok := z.recent.GetIfPresent(identity.New(aboutForgiveness, e.reqs[i].ClientKey)); ok && e.takenAt <= last.at {
-		spend.taken = false
+	if last, ok := z.recent.GetIfPresent(identity.New(aboutForgiveness, e.reqs[i].ClientKey)); ok && e.rare.takenAt <= last.at {
+		z.taken = false
 	}
 }
 
 // chargesWhole reports whether all zones charge what they hold in flight, as it
 // is. They do for most requests.
 func (e *evaluation) chargesWhole(status int) bool {
-	for i, z := range e.zones {
-		if z.SettleAtEnd || z.Cost.isDynamic() || z.Cost.Number == 0 || z.Free.Contains(status) || z.Forgives.Contains(status) || e.spends[i] != (spend{held: true}) {
+	for _, z := range e.zones {
+		if z.SettleAtEnd || z.Cost.isDynamic() || z.Cost.Number == 0 || z.Free.Contains(status) || z.Forgives.Contains(status) || z.spend != (spend{held: true}) {
 			return false
 		}
 	}
@@ -141,7 +139,7 @@ func (e *evaluation) chargesWhole(status int) bool {
 
 // spent returns what the request has spent in zone i.
 func (e *evaluation) spent(i int) int64 {
-	if e.spends[i].taken {
+	if e.zones[i].taken {
 		return e.reqs[i].Cost
 	}
 	return 0
@@ -151,7 +149,7 @@ func (e *evaluation) spent(i int) int64 {
 // a reply has spent is not known.
 func (e *evaluation) countSettled(i int, spent, cost int64, free bool) {
 	counts := &e.zones[i].Counts
-	if e.spends[i].unknown {
+	if e.zones[i].unknown {
 		return
 	}
 	counts.Charged.Add(float64(cost))
@@ -164,11 +162,13 @@ func (e *evaluation) countSettled(i int, spent, cost int64, free bool) {
 
 // undo refunds what was taken, because the request does not go on.
 func (e *evaluation) undo() {
-	e.lease.stop()
-	e.lease = nil
+	if e.rare != nil {
+		e.rare.lease.stop()
+		e.rare.lease = nil
+	}
 	e.giveBack(func(*Zone) bool { return true })
 	for i, z := range e.zones {
-		spent := e.spends[i]
+		spent := z.spend
 		if z.needsID() && (spent.taken || spent.unknown) {
 			// A request that waits takes again, maybe before the refund arrives, which
 			// must not find the new take.
@@ -176,7 +176,7 @@ func (e *evaluation) undo() {
 		}
 		if spent != (spend{}) {
 			// What may have been spent without an ID is not spent again.
-			e.spends[i] = spend{unknown: spent.unknown && !z.needsID()}
+			e.zones[i].spend = spend{unknown: spent.unknown && !z.needsID()}
 		}
 	}
 }
@@ -213,7 +213,8 @@ type settlement struct {
 
 // add notes what zone i has to charge or refund so that spent becomes cost.
 func (s *settlements) add(e *evaluation, i int, spent, cost int64) {
-	z, done, req := e.zones[i], e.spends[i], e.reqs[i]
+	z, req := e.zones[i], e.reqs[i]
+	done := z.spend
 	in := &s[z.in]
 	if done.local {
 		in.local.add(req, spend{held: done.held}, spent, cost)
@@ -256,7 +257,7 @@ func (s *settlement) add(req store.Request, done spend, spent, cost int64) {
 // send sends each store what concerns it.
 func (s *settlements) send(e *evaluation) {
 	for in := range s {
-		if open := e.refs[in].open; open != nil {
+		if open := e.opens[in]; open != nil {
 			s[in].local.send(open.Local.Opened)
 			s[in].store.send(open)
 		}
@@ -297,9 +298,9 @@ func (e *evaluation) show(i int, spent, cost int64) {
 
 // showRefunds makes the states show that what was taken is refunded.
 func (t *tracker) showRefunds() {
-	for _, e := range t.evaluations[t.inherited:] {
+	for _, e := range t.own() {
 		for i := range e.zones {
-			if e.spends[i].taken {
+			if e.zones[i].taken {
 				e.show(i, e.reqs[i].Cost, 0)
 			}
 		}
@@ -324,8 +325,8 @@ const renewals = 3
 // afterwards.
 func (e *evaluation) holdLeases() {
 	period := time.Duration(0)
-	for i, z := range e.zones {
-		if spent := e.spends[i]; z.isLease() && (spent.taken || spent.unknown) {
+	for _, z := range e.zones {
+		if z.isLease() && (z.taken || z.unknown) {
 			if every := z.limit.Window / renewals; period == 0 || every < period {
 				period = every
 			}
@@ -334,11 +335,20 @@ func (e *evaluation) holdLeases() {
 	if period == 0 {
 		return
 	}
-	e.lease = &lease{of: e, period: period}
+	lease := &lease{of: e, period: period}
 	// renew may run before the timer is set.
-	e.lease.mu.Lock()
-	defer e.lease.mu.Unlock()
-	e.lease.timer = time.AfterFunc(period, e.lease.renew)
+	lease.mu.Lock()
+	defer lease.mu.Unlock()
+	lease.timer = time.AfterFunc(period, lease.renew)
+	e.rarely().lease = lease
+}
+
+// lease returns the lease of the slots that the request has, or nil.
+func (e *evaluation) lease() *lease {
+	if e.rare == nil {
+		return nil
+	}
+	return e.rare.lease
 }
 
 // renew makes the slots last for another window.
@@ -350,21 +360,22 @@ func (l *lease) renew() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), l.period)
 	defer cancel()
-	for i, z := range l.of.zones {
+	for i := range l.of.zones {
+		z := &l.of.zones[i]
 		if !z.isLease() {
 			// The request may settle its spend at this moment.
 			continue
 		}
-		spent, open, req := l.of.spends[i], l.of.open(i), l.of.reqs[i:i+1]
-		if req[0].Cost == 0 || !spent.taken && !spent.unknown {
+		open, req := l.of.open(i), l.of.reqs[i:i+1]
+		if req[0].Cost == 0 || !z.taken && !z.unknown {
 			continue
 		}
-		if spent.local && spent.taken {
+		if z.local && z.taken {
 			open.Local.Buckets.Charge(ctx, req)
 		}
 		// If this fails the slot may be lost; the request goes on. A local slot counts
 		// in the store from now on, if that is back.
-		if st := open.Store.Charge(ctx, req)[0]; spent.local && !errors.Is(st.Err, store.ErrNotExecuted) && !slices.Contains(l.handedOver, i) {
+		if st := open.Store.Charge(ctx, req)[0]; z.local && !errors.Is(st.Err, store.ErrNotExecuted) && !slices.Contains(l.handedOver, i) {
 			l.handedOver = append(l.handedOver, i)
 		}
 	}
@@ -393,7 +404,7 @@ func (l *lease) stop() bool {
 	l.timer.Stop()
 	l.timer = nil
 	for _, i := range l.handedOver {
-		l.of.spends[i].unknown = true
+		l.of.zones[i].unknown = true
 	}
 	return true
 }

@@ -202,8 +202,8 @@ func TestLocalSlotIsHandedOver(t *testing.T) {
 			err := h.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
 				e := trackerOf(r).evaluations[0]
 				used := func() int64 { return e.open(0).Local.Buckets.Peek(t.Context(), e.reqs)[0].Used }
-				e.lease.renew()
-				e.lease.renew()
+				e.lease().renew()
+				e.lease().renew()
 				if n := used(); n != 1 {
 					t.Errorf("%d slots are taken in the local counts, want 1", n)
 				}

@@ -56,16 +56,16 @@ func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 // peek returns the state that zone i would get from its store or, if that fails and
 // on_error says so, from its local counts.
 func (e *evaluation) peek(ctx context.Context, i int) store.State {
-	z, ref := e.zones[i], &e.refs[e.zones[i].in]
-	if ref.open == nil {
-		return store.State{Err: ref.err}
+	z, open := e.zones[i], e.open(i)
+	if open == nil {
+		return store.State{Err: e.openError(z.in)}
 	}
 	foresee := func(open *stores.Opened) store.State {
 		return open.Accounts.Foresee(e.reqs[i], z.ChargeBefore, func(r store.Request) store.State { return open.Peek(ctx, r) })
 	}
-	st := foresee(ref.open)
+	st := foresee(open)
 	if st.Err != nil && z.onError == stores.OnErrorLocal && !errors.Is(st.Err, stores.ErrNoPeek) {
-		st = foresee(ref.open.Local.Opened)
+		st = foresee(open.Local.Opened)
 	}
 	return st
 }
@@ -124,7 +124,7 @@ func (s *Simulation) decide(e *evaluation) (goesOn bool) {
 	return false
 }
 
-func (s *Simulation) refuse(o telemetry.Outcome, z *boundZone, wait time.Duration) {
+func (s *Simulation) refuse(o telemetry.Outcome, z inZone, wait time.Duration) {
 	s.Answer.Decision, s.Answer.Zone, s.Answer.Wait = o.String(), z.Name, wait.Seconds()
 }
 

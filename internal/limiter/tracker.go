@@ -24,13 +24,13 @@ type tracker struct {
 	caddyhttp.ResponseWriterWrapper
 
 	evaluations []*evaluation
-	// inherited is how many evaluations were settled before this tracker began, in
-	// the route whose error is being handled.
-	inherited int
 	// refusal is the evaluation that ended the request: because of refusedBy or, if
 	// that is nil, because its store did not answer.
 	refusal   *evaluation
 	refusedBy *Zone
+	// inherited is how many evaluations were settled before this tracker began, in
+	// the route whose error is being handled.
+	inherited int32
 	settled   bool
 	// response is nil if no zone settles when the response has ended.
 	response *response
@@ -39,7 +39,7 @@ type tracker struct {
 	limitValues [5]string
 
 	first evaluation
-	room  [2]*evaluation
+	room  [1]*evaluation
 }
 
 func trackerOf(r *http.Request) *tracker {
@@ -70,7 +70,7 @@ func newTracker(w http.ResponseWriter, settled *tracker, zones int) (t *tracker)
 	t.ResponseWriter, t.evaluations = w, t.room[:0]
 	if settled != nil {
 		t.evaluations = append(t.evaluations, settled.evaluations...)
-		t.inherited = len(t.evaluations)
+		t.inherited = int32(len(t.evaluations))
 	}
 	return t
 }
@@ -78,7 +78,7 @@ func newTracker(w http.ResponseWriter, settled *tracker, zones int) (t *tracker)
 // newEvaluation returns an evaluation that is not enrolled yet.
 func (t *tracker) newEvaluation(l *Limiter, repl *caddy.Replacer) *evaluation {
 	e := &t.first
-	if len(t.evaluations) > t.inherited {
+	if len(t.own()) > 0 {
 		in := new(struct {
 			evaluation
 			roomForTwo
@@ -86,13 +86,16 @@ func (t *tracker) newEvaluation(l *Limiter, repl *caddy.Replacer) *evaluation {
 		e = &in.evaluation
 		in.lend(e)
 	}
-	e.limiter, e.tracker, e.repl = l, t, repl
+	e.limiter, e.repl = l, repl
 	return e
 }
 
+// own returns the evaluations that t settles.
+func (t *tracker) own() []*evaluation { return t.evaluations[t.inherited:] }
+
 // enroll adds e to t, and makes t the request's tracker.
 func (t *tracker) enroll(e *evaluation, r *http.Request) {
-	if len(t.evaluations) == t.inherited {
+	if len(t.own()) == 0 {
 		caddyhttp.SetVar(r.Context(), trackerVar, t)
 		t.logAccess(r)
 	}
@@ -141,13 +144,12 @@ func (t *tracker) finish() {
 	if t.response == nil || t.refusal != nil {
 		return
 	}
-	evaluations := t.evaluations[t.inherited:]
-	t.response.end(evaluations[0].limiter.Now())
-	for _, e := range evaluations {
+	t.response.end(t.own()[0].limiter.Now())
+	for _, e := range t.own() {
 		if t.response.reads == encoded {
 			e.warnEncoded()
 		}
-		e.settle(t.response.status, true)
+		e.settle(t, t.response.status, true)
 	}
 }
 
@@ -180,13 +182,13 @@ func (t *tracker) settle(status int) {
 	if t.response != nil {
 		t.response.status = status
 	}
-	for _, e := range t.evaluations[t.inherited:] {
+	for _, e := range t.own() {
 		if t.refusal == nil {
-			e.settle(status, false)
+			e.settle(t, status, false)
 		} else {
 			e.undo()
 		}
-		if e.lease == nil && (t.refusal != nil || t.response == nil) {
+		if e.lease() == nil && (t.refusal != nil || t.response == nil) {
 			e.release()
 		}
 	}
@@ -194,8 +196,8 @@ func (t *tracker) settle(status int) {
 
 // end gives back the leases, and leaves the stores.
 func (t *tracker) end() {
-	for _, e := range t.evaluations[t.inherited:] {
-		e.lease.end()
+	for _, e := range t.own() {
+		e.lease().end()
 		e.release()
 	}
 }
