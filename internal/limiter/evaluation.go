@@ -22,7 +22,7 @@ type evaluation struct {
 	limiter *Limiter
 	repl    *caddy.Replacer
 	zones   []inZone
-	// reqs have the final cost once a zone has settled.
+	// reqs: that of a zone that has settled has the final cost.
 	reqs   []store.Request
 	states []store.State
 	// opens are the stores, until the request has settled and its leases have ended.
@@ -40,7 +40,7 @@ type inZone struct {
 	observed bool
 }
 
-// rare is what few evaluations need. It is allocated by those.
+// rare is what few evaluations need, allocated on demand.
 type rare struct {
 	// failed is why a store could not be opened.
 	failed [maxStores]error

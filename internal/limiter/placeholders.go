@@ -121,8 +121,8 @@ func (e *evaluation) placeholder(i int, name string) any {
 // where it would have if it did not.
 func (t *tracker) evaluationOf(zone string) (where *evaluation, at int) {
 	for _, e := range t.evaluations {
-		for i, z := range e.zones {
-			if z.Name != zone || where != nil && e.outcome(i) == telemetry.Undecided {
+		for i := range e.zones {
+			if e.zones[i].Name != zone || where != nil && e.outcome(i) == telemetry.Undecided {
 				continue
 			}
 			if where, at = e, i; e.outcome(i) != telemetry.Undecided {
@@ -140,8 +140,8 @@ func (t *tracker) reported() (*evaluation, int) {
 	var best *evaluation
 	var at, rank int
 	for _, e := range t.evaluations {
-		for i, z := range e.zones {
-			if t.refusedBy != nil && (t.refusal != e || t.refusedBy != z.Zone) {
+		for i := range e.zones {
+			if t.refusedBy != nil && (t.refusal != e || t.refusedBy != e.zones[i].Zone) {
 				continue
 			}
 			r := e.rank(i)

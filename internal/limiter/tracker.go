@@ -115,7 +115,8 @@ func (t *tracker) enroll(e *evaluation, r *http.Request) {
 // overflow bucket instead.
 func (t *tracker) counts(z *boundZone, req *store.Request) bool {
 	for _, e := range t.evaluations {
-		for i, other := range e.zones {
+		for i := range e.zones {
+			other := e.zones[i].boundZone
 			if other.Name == z.Name && other.handle.Name == z.handle.Name && e.resolvedKey(i) == req.ClientKey {
 				return true
 			}

@@ -53,8 +53,8 @@ func TestInformationalStatusesAreNotFinal(t *testing.T) {
 	}
 }
 
-// TestRequestStateIsSmall: what a request in one zone allocates fits into the size class
-// of 576 bytes, of which Go takes 8; the next class has 640.
+// TestRequestStateIsSmall: the state of a request in one zone fits into the size class of
+// 576 bytes, of which Go takes 8; the next class has 640.
 func TestRequestStateIsSmall(t *testing.T) {
 	if n := unsafe.Sizeof(struct {
 		tracker

@@ -286,7 +286,7 @@ func (m *model) client(rng *rand.Rand, requests int) {
 				m.fail("admitted although %d of %d are used with it: %+v", used, m.events, st)
 			}
 			if least := before[st.Reset]; st.Used < least && !m.resets.Load() {
-				// There was no reset while the request was asking, either.
+				// before is empty after a reset; none came while the request was asking, either.
 				m.fail("admitted on a count below the primary's %d: %+v", least, st)
 			}
 		}
