@@ -577,13 +577,18 @@ func (l *lab) residentBytes() (n float64, err error) {
 	if _, err := l.heapBytes(); err != nil {
 		return 0, err
 	}
-	for range residentWaits {
+	quiet := residentQuiet
+	if l.opts.Quick {
+		quiet = 1
+	}
+	var read []float64
+	for len(read) < residentReads {
 		metrics, err := l.second.Metrics()
 		if err != nil {
 			return 0, err
 		}
-		before := n
-		if n = metrics.Sum("process_resident_memory_bytes"); before != 0 && n > before*0.995 {
+		n = metrics.Sum("process_resident_memory_bytes")
+		if read = append(read, n); len(read) > quiet && n > read[len(read)-1-quiet]*0.995 {
 			return n, nil
 		}
 		time.Sleep(time.Second)
@@ -591,8 +596,13 @@ func (l *lab) residentBytes() (n float64, err error) {
 	return n, nil
 }
 
-// residentWaits bounds how often resident memory is read, once a second.
-const residentWaits = 60
+// residentReads bounds how often resident memory is read, once a second. It has to fall no
+// further for residentQuiet of them: the Go runtime begins to return memory some seconds
+// after a collection, and does so in steps. A quick run waits for no such figure.
+const (
+	residentReads = 90
+	residentQuiet = 10
+)
 
 // open gives the clients of the sweep their buckets, because opening one takes another
 // call, which is rare in the long run. A tag is the prefix of clients' names in Caddy's
