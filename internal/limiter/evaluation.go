@@ -22,11 +22,11 @@ type evaluation struct {
 	limiter *Limiter
 	repl    *caddy.Replacer
 	zones   []inZone
-	// reqs: that of a zone that has settled has the final cost.
+	// reqs have their final cost once their zones have settled.
 	reqs   []store.Request
 	states []store.State
-	// opens are the stores, until the request has settled and its leases have ended.
-	// One is nil if no zone counts there, or if it could not be opened.
+	// opens are the open stores, until the request has settled and its leases have ended.
+	// An element is nil if no zone counts there, or if opening that store failed.
 	opens [maxStores]*stores.Opened
 	// rare is nil for most requests.
 	rare *rare
@@ -40,9 +40,9 @@ type inZone struct {
 	observed bool
 }
 
-// rare is what few evaluations need, allocated on demand.
+// rare holds the fields that few evaluations need. It is allocated on demand.
 type rare struct {
-	// failed is why a store could not be opened.
+	// failed are the errors of stores that could not be opened.
 	failed [maxStores]error
 	lease  *lease
 	// blocked are the zones for which an operator has blocked the client.
@@ -141,7 +141,7 @@ func (e *evaluation) enter() {
 	}
 }
 
-// openError returns why a store could not be opened.
+// openError returns the error with which opening a store failed, or nil.
 func (e *evaluation) openError(in int) error {
 	if e.rare == nil {
 		return nil
@@ -151,10 +151,10 @@ func (e *evaluation) openError(in int) error {
 
 // release leaves the stores.
 func (e *evaluation) release() {
-	for in, open := range e.opens {
-		if open != nil {
-			e.opens[in] = nil
-			e.limiter.handle(in).Leave()
+	for _, z := range e.zones {
+		if e.opens[z.in] != nil {
+			e.opens[z.in] = nil
+			z.handle.Leave()
 		}
 	}
 }
@@ -305,11 +305,11 @@ func (e *evaluation) askEnforced(r *http.Request) error {
 	takes := e.where(func(i int) bool { return e.takes(i) && !e.observes(i) })
 	// No zone is asked if another is known to refuse. A store that gets all takes
 	// in one call sees to that itself.
-	known := takes
-	if e.isSplit() {
+	known, isSplit := takes, e.isSplit()
+	if isSplit {
 		known = append(takes[:len(takes):len(takes)], checks...)
 	}
-	if (e.isSplit() || len(checks) > 0) && e.refuseKnown(known) {
+	if (isSplit || len(checks) > 0) && e.refuseKnown(known) {
 		return nil
 	}
 	if len(checks) > 0 {

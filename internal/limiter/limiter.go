@@ -87,14 +87,6 @@ func (l *Limiter) Stores() []*stores.Handle {
 	return []*stores.Handle{l.Store, l.Rollout.Store}
 }
 
-// handle returns one of the stores, ownStore or rolloutStore.
-func (l *Limiter) handle(in int) *stores.Handle {
-	if in == ownStore {
-		return l.Store
-	}
-	return l.Rollout.Store
-}
-
 // ServeHTTP answers r, or hands it to next.
 func (l *Limiter) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	t := trackerOf(r)

@@ -343,7 +343,7 @@ func (e *evaluation) holdLeases() {
 	e.rarely().lease = lease
 }
 
-// lease returns the lease of the slots that the request has, or nil.
+// lease returns the lease of the request's slots, or nil.
 func (e *evaluation) lease() *lease {
 	if e.rare == nil {
 		return nil

@@ -96,7 +96,7 @@ func (s *Simulation) decide(e *evaluation) (goesOn bool) {
 	case e.isDenied():
 		for i, z := range e.zones {
 			if e.deniesByError(i) {
-				s.refuse(telemetry.ErrorRefused, z, 0)
+				s.refuse(telemetry.ErrorRefused, z.Zone, 0)
 			}
 		}
 		return false
@@ -106,7 +106,7 @@ func (s *Simulation) decide(e *evaluation) (goesOn bool) {
 		}
 		return true
 	case e.isBlocked(i):
-		s.refuse(telemetry.Blocked, e.zones[i], e.states[i].RetryAfter)
+		s.refuse(telemetry.Blocked, e.zones[i].Zone, e.states[i].RetryAfter)
 		return false
 	case e.waits():
 		s.Answer.Wait = max(s.Answer.Wait, e.states[i].RetryAfter.Seconds())
@@ -120,11 +120,11 @@ func (s *Simulation) decide(e *evaluation) (goesOn bool) {
 	case z.Penalty > 0 && st.Penalty == 0 && !st.InFlight:
 		wait = max(wait, z.Penalty)
 	}
-	s.refuse(telemetry.Refused, z, wait)
+	s.refuse(telemetry.Refused, z.Zone, wait)
 	return false
 }
 
-func (s *Simulation) refuse(o telemetry.Outcome, z inZone, wait time.Duration) {
+func (s *Simulation) refuse(o telemetry.Outcome, z *Zone, wait time.Duration) {
 	s.Answer.Decision, s.Answer.Zone, s.Answer.Wait = o.String(), z.Name, wait.Seconds()
 }
 

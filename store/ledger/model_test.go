@@ -286,7 +286,7 @@ func (m *model) client(rng *rand.Rand, requests int) {
 				m.fail("admitted although %d of %d are used with it: %+v", used, m.events, st)
 			}
 			if least := before[st.Reset]; st.Used < least && !m.resets.Load() {
-				// before is empty after a reset; none came while the request was asking, either.
+				// After a reset, before is empty. A reset during the call may lower the count.
 				m.fail("admitted on a count below the primary's %d: %+v", least, st)
 			}
 		}

@@ -596,9 +596,9 @@ func (l *lab) residentBytes() (n float64, err error) {
 	return n, nil
 }
 
-// residentReads bounds how often resident memory is read, once a second. It has to fall no
-// further for residentQuiet of them: the Go runtime begins to return memory some seconds
-// after a collection, and does so in steps. A quick run waits for no such figure.
+// Resident memory is read once a second, residentReads times at most, until it has not
+// fallen for residentQuiet readings: the Go runtime begins to return memory some seconds
+// after a collection, and does so in steps. A quick run waits for one reading.
 const (
 	residentReads = 90
 	residentQuiet = 10
