@@ -90,9 +90,12 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 	if err := l.greet(ctx); err != nil {
 		return nil, err
 	}
-	compared := append(slices.Clone(l.cases), l.calibration)
-	returning := []*endpoint{called(l.cases, Floor), l.returning, l.calibration}
-	delays := append(slices.Clone(l.delays), l.calibration)
+	compared := append(slices.Clone(l.cases), l.counting(clients))
+	returning := []*endpoint{called(l.cases, Floor), l.returning, l.counting(manyClients)}
+	delays := slices.Clone(l.delays)
+	for _, keys := range delayClients {
+		delays = append(delays, l.counting(keys))
+	}
 	for _, step := range []struct {
 		name   string
 		rounds int
@@ -155,7 +158,6 @@ type lab struct {
 
 	cases, sweep, distances, delays []*endpoint
 	returning                       *endpoint   // measured by itself, with the floor in between
-	calibration                     *endpoint   // takes turns with all that is compared with it
 	heap                            []*endpoint // on the second Caddy
 }
 
@@ -205,8 +207,7 @@ func openLab(opts Options) (_ *lab, err error) {
 	}
 	l.cases, l.sweep, l.distances, l.delays = baseCases(s), l.sweepCases(), l.distanceCases(), l.delayCases()
 	l.returning = l.limiting(ManyClients, &s.base, 1, "")
-	l.returning.keys = 50_000
-	l.calibration = &endpoint{name: Calibration, status: 200, keys: clients, store: &s.base, direct: l.shards[0].Primary.Client()}
+	l.returning.keys = manyClients
 	l.heap = []*endpoint{{name: memoryStore, status: 200, keys: l.sizes.heap, store: &s.many, isAlone: true, text: memoryText}}
 	var first []*endpoint
 	for _, c := range slices.Concat(l.cases, []*endpoint{l.returning}, l.sweep, l.distances, l.delays) {
@@ -226,10 +227,17 @@ func openLab(opts Options) (_ *lab, err error) {
 	if l.first, err = l.startCaddy(first); err != nil {
 		return nil, err
 	}
-	l.calibration.caddy = l.first
 	l.second, err = l.startCaddy(l.heap)
 	return l, err
 }
+
+// counting counts in Redis without a limiter. What is compared with it has as many clients as it
+// has keys: the more keys, the less of Redis's memory is in the processor's caches.
+func (l *lab) counting(keys int64) *endpoint {
+	return &endpoint{name: countingName(keys), status: 200, keys: keys, store: &l.stores.base, direct: l.shards[0].Primary.Client(), caddy: l.first}
+}
+
+func countingName(keys int64) string { return Calibration + ", " + grouped(keys) + " keys" }
 
 func (l *lab) launch(replicas ...int) error {
 	l.shards = make([]*redistest.Shard, len(replicas))
@@ -421,7 +429,8 @@ const (
 
 const (
 	clients     = 500
-	connections = 64 // requests at a time
+	manyClients = 50_000 // of ManyClients
+	connections = 64     // requests at a time
 )
 
 const fiveHeaders = `

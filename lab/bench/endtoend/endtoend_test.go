@@ -61,8 +61,8 @@ func TestRunMeasuresAll(t *testing.T) {
 	if n := len(r.cases[scriptsOnly]); n != 1 {
 		t.Errorf("a case without a goal has %d rounds", n)
 	}
-	if rows[ManyClients] == 0 || rows[Calibration] != 1 || len(r.delays) != len(delayClients)*len(chargeDelays)+1 {
-		t.Errorf("%d rows of returning clients, %d of the calibration, %d cases in the sweep of charge_delay", rows[ManyClients], rows[Calibration], len(r.delays))
+	if rows[ManyClients] == 0 || rows[countingName(clients)] != 1 || rows[countingName(manyClients)] != 1 || len(r.delays) != len(delayClients)*(len(chargeDelays)+1) {
+		t.Errorf("%d rows of returning clients, %d and %d of what counts alone, %d cases in the sweep of charge_delay", rows[ManyClients], rows[countingName(clients)], rows[countingName(manyClients)], len(r.delays))
 	}
 	for _, row := range sweepRows(&r.opts) {
 		if rows[row.factor] == 0 || len(r.sweep[row.name]) != 1 {
@@ -107,7 +107,7 @@ func checkFigures(r *Result) (err error) {
 	for what, figure := range map[string]float64{
 		"CPU of the floor": r.Cost(Floor).Caddy, "CPU of the limiter": known.Caddy, "CPU of the primary": known.Primary,
 		"CPU of the replica": known.Replica, "requests/s": known.Rate,
-		"CPU of the primary that counts": r.Cost(Calibration).Primary, "CPU of the replica that counts": r.Cost(Calibration).Replica,
+		"CPU of the primary that counts": r.Cost(countingName(clients)).Primary, "CPU of the replica that counts": r.Cost(countingName(clients)).Replica,
 		"CPU of a shard": seldom.Redis(), "CPU of one of two shards": two.Busiest, "CPU of four shards": four.Redis(),
 	} {
 		if figure <= 0 {

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
@@ -31,14 +33,17 @@ func TestComparisonsAreOfTheSameRound(t *testing.T) {
 // TestWhatGoalsCompareIsLong: all cases with goals take part in all pieces, together with what
 // they are compared with; not so those that fill Caddy's memory, and those without goals.
 func TestWhatGoalsCompareIsLong(t *testing.T) {
-	l := &lab{cases: baseCases(new(stores)), returning: &endpoint{name: ManyClients}, calibration: &endpoint{name: Calibration}}
+	l := &lab{cases: baseCases(new(stores)), returning: &endpoint{name: ManyClients}}
 	wanted := map[string]bool{}
 	for _, g := range (&Result{cases: samples{}, returning: samples{}}).goals() {
 		for _, name := range g.cases {
 			wanted[name] = name != NewClients
 		}
 	}
-	for _, c := range append(slices.Clone(l.cases), l.returning, l.calibration) {
+	counting := func(keys int64) *endpoint {
+		return &endpoint{name: countingName(keys), direct: new(goredis.Client)}
+	}
+	for _, c := range append(slices.Clone(l.cases), l.returning, counting(clients), counting(manyClients)) {
 		if got := l.isLong(c); got != wanted[c.name] {
 			t.Errorf("%s: long is %t", c.name, got)
 		}
@@ -63,14 +68,14 @@ func TestUndecidedCases(t *testing.T) {
 	floor := of(10)
 	r := &Result{
 		cases: samples{
-			Floor: floor, refusedFloor: floor, Calibration: of(2),
+			Floor: floor, refusedFloor: floor, countingName(clients): of(2),
 			memoryStore: of(10, 12), // the goal is 1.08
 			ChargeAfter: of(11), NewClients: of(20), BatchAuto: of(10), refusedHot: of(11),
 		},
-		returning: samples{Floor: floor, Calibration: of(2), ManyClients: of(1, 5)}, // the goal is 1.3
+		returning: samples{Floor: floor, countingName(manyClients): of(2), ManyClients: of(1, 5)}, // the goal is 1.3
 	}
-	cases := append(baseCases(new(stores)), &endpoint{name: Calibration})
-	returning := []*endpoint{called(cases, Floor), {name: ManyClients}, called(cases, Calibration)}
+	cases := append(baseCases(new(stores)), &endpoint{name: countingName(clients)})
+	returning := []*endpoint{called(cases, Floor), {name: ManyClients}, {name: countingName(manyClients)}}
 	names := func(those []*endpoint) (all []string) {
 		for _, c := range those {
 			all = append(all, c.name)
@@ -80,7 +85,7 @@ func TestUndecidedCases(t *testing.T) {
 	if got, want := names(r.undecided(cases)), []string{Floor, memoryStore}; !slices.Equal(got, want) {
 		t.Errorf("cases %q, want %q", got, want)
 	}
-	if got, want := names(r.undecided(returning)), []string{ManyClients, Calibration}; !slices.Equal(got, want) {
+	if got, want := names(r.undecided(returning)), []string{ManyClients, countingName(manyClients)}; !slices.Equal(got, want) {
 		t.Errorf("returning clients %q, want %q", got, want)
 	}
 	// The floor has more rounds from then on than cases that were decided.
@@ -102,7 +107,7 @@ func TestPaceIsByClient(t *testing.T) {
 			r.delays[delayName(clients, d)] = []sample{{rate: 30_200 + float64(i), calls: 1 / float64(clients)}}
 		}
 	}
-	all := r.byPace(func(name string) report.Spread { return r.delays.spread(name, sample.ofCalls) })
+	all := r.byPace(func(name string, _ int64) report.Spread { return r.delays.spread(name, sample.ofCalls) })
 	if len(all) != len(chargeDelays) || all[2].Name != "charge_delay 50ms" {
 		t.Fatalf("%d lines: %+v", len(all), all)
 	}
@@ -183,7 +188,7 @@ func TestTablesTellOfAllRounds(t *testing.T) {
 		memoryStore: {{caddy: 20, primary: 1, replica: 3, calls: 0.001, rate: 4}, {caddy: 60, primary: 2, replica: 4, calls: 0.002, rate: 6}},
 	}
 	s[SweepBase], s[ManyClients], s[delayName(50, 50*time.Millisecond)] = s[memoryStore], s[memoryStore], s[memoryStore]
-	s[Calibration] = []sample{{primary: 2}, {primary: 2}}
+	s[countingName(50)] = []sample{{primary: 2}, {primary: 2}}
 	r := &Result{
 		baseCases: []*endpoint{{name: Floor}, {name: memoryStore, floor: Floor, limit: 2}},
 		cases:     s, sweep: s, returning: s, delays: s,

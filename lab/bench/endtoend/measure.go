@@ -56,7 +56,7 @@ const shortEvery = 6
 // Caddy's memory.
 func (l *lab) isLong(c *endpoint) bool {
 	isFloor := slices.ContainsFunc(l.cases, func(other *endpoint) bool { return other.floor == c.name && other.limit > 0 })
-	return isFloor || c == l.returning || c == l.calibration || c.limit > 0 && c.keys < math.MaxInt64
+	return isFloor || c == l.returning || c.direct != nil || c.limit > 0 && c.keys < math.MaxInt64
 }
 
 // measureAll measures all cases for one round. The round consists of pieces, each half of

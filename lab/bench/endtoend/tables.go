@@ -72,9 +72,9 @@ func (r *Result) goals() []goal {
 	ratio := func(in samples, what, name, floor string, bound float64) goal {
 		return goal{report.Goal{What: "CPU of Caddy ÷ floor: " + what, Bound: bound, Rounds: in.ratios(name, floor, sample.ofCaddy)}, []string{name, floor}}
 	}
-	redis := func(in samples, what, name string, bound float64) goal {
-		what = "CPU of primary and replica ÷ " + Calibration + ": " + what
-		return goal{report.Goal{What: what, Bound: bound, Rounds: in.ratios(name, Calibration, sample.redis)}, []string{name, Calibration}}
+	redis := func(in samples, name string, clients int64, bound float64) goal {
+		what := "CPU of primary and replica ÷ " + Calibration + ": charge after, " + grouped(clients) + " clients"
+		return goal{report.Goal{What: what, Bound: bound, Rounds: in.ratios(name, countingName(clients), sample.redis)}, []string{name, countingName(clients)}}
 	}
 	calls := report.Goal{What: "calls to Redis per request: batch auto", Bound: 0.01, Rounds: report.ValuesBy(r.cases[BatchAuto], sample.ofCalls)}
 	resident := "resident bytes of Caddy per bucket that it knows in Redis, with " + grouped(r.opts.sizes().many)
@@ -85,8 +85,8 @@ func (r *Result) goals() []goal {
 		ratio(r.cases, "Redis store, charge after, clients never seen before", NewClients, Floor, newBound),
 		ratio(r.cases, "Redis store, batch auto", BatchAuto, Floor, batchBound),
 		ratio(r.cases, "Redis store, one refused key", refusedHot, refusedFloor, refusedHotBound),
-		redis(r.cases, "charge after, 500 clients", ChargeAfter, 0.5),
-		redis(r.returning, "charge after, 50,000 clients", ManyClients, 1.3),
+		redis(r.cases, ChargeAfter, clients, 0.5),
+		redis(r.returning, ManyClients, manyClients, 1.3),
 		{calls, []string{BatchAuto}},
 		{report.Goal{What: resident, Bound: 350, Rounds: r.memory.resident}, nil},
 	}
@@ -125,14 +125,15 @@ func (r *Result) writeCases(b *strings.Builder) {
 		write(r.cases, c.name, c.floor, c.limit)
 	}
 	write(r.returning, ManyClients, Floor, manyBound)
-	write(r.cases, Calibration, "", 0)
+	write(r.cases, countingName(clients), "", 0)
+	write(r.returning, countingName(manyClients), "", 0)
 	fmt.Fprintf(b, `%s
-The %s are measured by themselves, in turn with the floor and with *%s*, after each has come %d times; the row of the latter has its rounds with the other cases. It is what counting alone costs Redis. With `+"`plain_charges off`"+` each charge calls a script.
+The %s are measured by themselves, in turn with the floor and with *%s*, after each has come %d times. That is what counting alone costs Redis, for as many keys as the case has clients. With `+"`plain_charges off`"+` each charge calls a script.
 
 The floor of a refused request is *%s*, the same response without a limiter. *%s*, which has a goal, takes turns with it in all of the %d pieces, the other refused cases in every %dth. The rows that end in *%s* are both sites again, each as the only one of a Caddy.
 
 ![CPU of Caddy per request, by case](../img/%s)
-`, t, strings.TrimPrefix(ManyClients, "redis store, "), Calibration, r.opts.sizes().passes,
+`, t, strings.TrimPrefix(ManyClients, "redis store, "), countingName(manyClients), r.opts.sizes().passes,
 		refusedFloor, refusedHot, r.opts.sizes().pieces, shortEvery, strings.TrimPrefix(ownCaddy, ", "), caddyPicture)
 }
 
@@ -143,7 +144,7 @@ func (r *Result) writeDelays(b *strings.Builder) {
 		for _, d := range chargeDelays {
 			name := delayName(clients, d)
 			t.Row(grouped(clients), d.String(), r.delays.spread(name, perClient(clients)).As(report.Digits), r.delays.spread(name, sample.ofCaddy).Text("%.1f"),
-				r.delays.spread(name, sample.redis).Text("%.1f"), r.delays.ratio(name, Calibration, sample.redis).Text("%.2f"), r.delays.spread(name, sample.ofCalls).As(short))
+				r.delays.spread(name, sample.redis).Text("%.1f"), r.delays.ratio(name, countingName(clients), sample.redis).Text("%.2f"), r.delays.spread(name, sample.ofCalls).As(short))
 		}
 	}
 	fmt.Fprintf(b, "%s\n![Calls per request, by how often a client comes, and charge_delay](../img/%s)\n\n![CPU of Redis per request, by how often a client comes, and charge_delay](../img/%s)\n", t, delayCallsPicture, delayPicture)
@@ -156,7 +157,7 @@ func perClient(clients int64) func(sample) float64 {
 
 // byPace is a figure of the cases of the sweep of charge_delay, by how often each client
 // comes in the median of the rounds with any delay.
-func (r *Result) byPace(of func(name string) report.Spread) (all []picture.Series) {
+func (r *Result) byPace(of func(name string, clients int64) report.Spread) (all []picture.Series) {
 	for _, d := range chargeDelays {
 		all = append(all, picture.Series{Name: "charge_delay " + d.String()})
 	}
@@ -169,7 +170,7 @@ func (r *Result) byPace(of func(name string) report.Spread) (all []picture.Serie
 		pace, _ := strconv.ParseFloat(report.Digits(report.SpreadBy(rates, perClient(clients)).Median), 64)
 		for i, d := range chargeDelays {
 			all[i].X = append(all[i].X, pace)
-			all[i].Y = append(all[i].Y, of(delayName(clients, d)))
+			all[i].Y = append(all[i].Y, of(delayName(clients, d), clients))
 		}
 	}
 	return all
@@ -341,8 +342,10 @@ func (r *Result) Pictures() map[string]*picture.Picture {
 	}
 	cases = append(cases, picture.Bar{Name: ManyClients, Spread: r.returning.ratio(ManyClients, Floor, sample.ofCaddy)})
 	const pace = "requests per client and second"
-	calls := r.byPace(func(name string) report.Spread { return r.delays.spread(name, sample.ofCalls) })
-	redis := r.byPace(func(name string) report.Spread { return r.delays.ratio(name, Calibration, sample.redis) })
+	calls := r.byPace(func(name string, _ int64) report.Spread { return r.delays.spread(name, sample.ofCalls) })
+	redis := r.byPace(func(name string, clients int64) report.Spread {
+		return r.delays.ratio(name, countingName(clients), sample.redis)
+	})
 	for _, row := range sweepRows(&r.opts) {
 		all := r.sweep.spread(row.name, func(s sample) float64 { return s.caddy + s.redis() })
 		sweep = append(sweep, picture.Bar{Name: row.title(), Spread: all})
