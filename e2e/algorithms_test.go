@@ -240,9 +240,9 @@ func TestAlignedWindowEndsOnTheClock(t *testing.T) {
 						return nil
 					}
 					must(t, "refusal", isRefusal(a))
-					if mode == "after" && a.Reset == refused.Reset+window {
+					if mode == "after" && a.Reset > refused.Reset {
 						// The charge of the admitted request, in flight at the first refusal, was
-						// executed in the next window.
+						// executed in a later window.
 						must(t, "late charge", want("number of them", late, 0))
 						refused, late = a, late+1
 					}
