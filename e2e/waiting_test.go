@@ -54,8 +54,8 @@ func startArrivals(t *testing.T) *arrivals {
 // proxy makes Caddy hand requests to the backend.
 func (a *arrivals) proxy() string { return proxyTo(a.addr, "header_up X-Left {time.now.unix_ms}") }
 
-// all returns the names in the order in which the limiter let the requests pass. On the way to the
-// backend one may overtake another.
+// all returns the names in the order in which the limiter let the requests pass, because one request
+// may overtake another on its way to the backend.
 func (a *arrivals) all() (names []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

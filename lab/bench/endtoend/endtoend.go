@@ -231,8 +231,9 @@ func openLab(opts Options) (_ *lab, err error) {
 	return l, err
 }
 
-// counting counts in Redis without a limiter. What is compared with it has as many clients as it
-// has keys: the more keys, the less of Redis's memory is in the processor's caches.
+// counting returns a case that counts in Redis without a limiter. Its keys are as many as the
+// clients of the case that is compared with it: the more keys, the less of Redis's memory is in
+// the processor's caches.
 func (l *lab) counting(keys int64) *endpoint {
 	return &endpoint{name: countingName(keys), status: 200, keys: keys, store: &l.stores.base, direct: l.shards[0].Primary.Client(), caddy: l.first}
 }

@@ -62,7 +62,7 @@ func TestRunMeasuresAll(t *testing.T) {
 		t.Errorf("a case without a goal has %d rounds", n)
 	}
 	if rows[ManyClients] == 0 || rows[countingName(clients)] != 1 || rows[countingName(manyClients)] != 1 || len(r.delays) != len(delayClients)*(len(chargeDelays)+1) {
-		t.Errorf("%d rows of returning clients, %d and %d of what counts alone, %d cases in the sweep of charge_delay", rows[ManyClients], rows[countingName(clients)], rows[countingName(manyClients)], len(r.delays))
+		t.Errorf("%d rows of returning clients, %d and %d of the calibration, %d cases in the sweep of charge_delay", rows[ManyClients], rows[countingName(clients)], rows[countingName(manyClients)], len(r.delays))
 	}
 	for _, row := range sweepRows(&r.opts) {
 		if rows[row.factor] == 0 || len(r.sweep[row.name]) != 1 {
