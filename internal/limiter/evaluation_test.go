@@ -19,6 +19,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
+	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
 // TestStoreThatDoesNotOpen, of two that a request needs: its zones follow on_error, and
@@ -99,7 +100,7 @@ func (m boundedModule) NewBuckets() int                       { return m.most }
 // still.
 type boundedWorld struct {
 	t      *testing.T
-	now    time.Time
+	clock  *storetest.Clock
 	store  *memory.Store
 	handle *stores.Handle
 	zone   *Zone
@@ -109,8 +110,8 @@ type boundedWorld struct {
 // new clients a second.
 func newBoundedWorld(t *testing.T, most int, zone *Zone) *boundedWorld {
 	t.Helper()
-	w := &boundedWorld{t: t, now: time.Unix(1_700_000_000, 0), zone: zone}
-	w.store = memory.New(memory.NewBuckets(), memory.Options{Now: func() time.Time { return w.now }})
+	w := &boundedWorld{t: t, clock: storetest.NewClock(time.Unix(1_700_000_000, 0)), zone: zone}
+	w.store = memory.New(memory.NewBuckets(), memory.Options{Now: w.clock.Now})
 	w.handle = w.open(most)
 	zone.Cost = Quantity{Number: 1}
 	zone.Name, zone.Key = "test", []string{"{" + headerA + "}"}
@@ -139,7 +140,7 @@ func (w *boundedWorld) open(most int) *stores.Handle {
 // the status.
 func (w *boundedWorld) ask(client string, handlers int) int {
 	w.t.Helper()
-	h := &Limiter{Config: Config{Zones: []*Zone{w.zone}, Logger: zap.NewNop(), Now: func() time.Time { return w.now }, Store: w.handle, LogRefusals: LogNone}}
+	h := &Limiter{Config: Config{Zones: []*Zone{w.zone}, Logger: zap.NewNop(), Now: w.clock.Now, Store: w.handle, LogRefusals: LogNone}}
 	next := caddyhttp.Handler(caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
 		w.WriteHeader(http.StatusOK)
 		return nil
@@ -196,7 +197,7 @@ func TestRegularsAreNotNewcomers(t *testing.T) {
 			}
 			n, passed, refused, asked := 0, 0, 0, 0
 			for i := range steps {
-				w.now = w.now.Add(step)
+				w.clock.Advance(step)
 				for range madeUp {
 					if n++; w.ask("made-up-"+strconv.Itoa(n), 1) == http.StatusOK {
 						passed++

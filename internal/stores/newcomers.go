@@ -34,7 +34,7 @@ type newcomers struct {
 	// acquainted are the clients that have been let in.
 	acquainted *acquaintances
 	reports    telemetry.LogThrottle
-	// zones has a *rate.Limiter for each zone, by name.
+	// zones has a *newcomerRate for each zone, by name.
 	zones sync.Map
 }
 
@@ -64,7 +64,7 @@ func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time
 		case r.Limit.Algorithm == store.Concurrency || r.Events == 0:
 			// Leases last only while requests run, and a limit of 0 needs no bucket.
 		case n.acquainted.renew(r, now):
-		case n.limiterOf(r.Limit.Zone).AllowN(now, 1):
+		case n.rateOf(r.Limit.Zone).allow(now):
 			n.acquainted.add(r, now)
 		default:
 			doubtful, asked = append(doubtful, i), append(asked, *r)
@@ -87,12 +87,30 @@ func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time
 	return beyond
 }
 
-func (n *newcomers) limiterOf(zone string) *rate.Limiter {
+func (n *newcomers) rateOf(zone string) *newcomerRate {
 	l, ok := n.zones.Load(zone)
 	if !ok {
-		l, _ = n.zones.LoadOrStore(zone, rate.NewLimiter(rate.Limit(n.most), n.most))
+		l, _ = n.zones.LoadOrStore(zone, &newcomerRate{limiter: rate.NewLimiter(rate.Limit(n.most), n.most)})
 	}
-	return l.(*rate.Limiter)
+	return l.(*newcomerRate)
+}
+
+// newcomerRate limits how many new clients of a zone are let in. Requests read the clock
+// before they get here, so their times come out of order, and a rate.Limiter that goes back
+// in time counts the same time twice.
+type newcomerRate struct {
+	mu      sync.Mutex
+	latest  time.Time
+	limiter *rate.Limiter
+}
+
+func (r *newcomerRate) allow(now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if now.After(r.latest) {
+		r.latest = now
+	}
+	return r.limiter.AllowN(r.latest, 1)
 }
 
 func (n *newcomers) report(zone string, now time.Time) {

@@ -47,6 +47,27 @@ func TestAcquaintancesLastWhileTheyAreUsed(t *testing.T) {
 	}
 }
 
+// TestNewcomersAreBoundedWhateverTheOrderOfTheirTimes covers requests that read the clock
+// in one order and reach the bound in another.
+func TestNewcomersAreBoundedWhateverTheOrderOfTheirTimes(t *testing.T) {
+	const most, seconds = 10, 60
+	n := &newcomers{most: most}
+	start := time.Unix(1_700_000_000, 0)
+	admitted := 0
+	for i := range seconds * most * 10 {
+		now := start.Add(time.Duration(i) * time.Second / (most * 10))
+		if i%2 == 1 {
+			now = now.Add(-time.Second)
+		}
+		if n.rateOf("test").allow(now) {
+			admitted++
+		}
+	}
+	if least, bound := most*seconds, most*(seconds+1); admitted < least || admitted > bound {
+		t.Errorf("%d new clients were let in within %d s, want between %d and %d", admitted, seconds, least, bound)
+	}
+}
+
 // TestMadeUpKeysEvictNoClient that is remembered, and take bounded memory. After them
 // there is room again.
 func TestMadeUpKeysEvictNoClient(t *testing.T) {
