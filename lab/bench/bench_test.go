@@ -36,13 +36,13 @@ PASS
 
 // TestResultCountsTheVerdicts: what was not measured is not decided either.
 func TestResultCountsTheVerdicts(t *testing.T) {
-	m := &measured{rounds: 9, more: 6, endToEnd: new(endtoend.Result), libraries: new(libraries.Result)}
+	m := &measured{rounds: 9, more: 24, endToEnd: new(endtoend.Result), libraries: new(libraries.Result)}
 	m.own.allocations, m.own.bytes = slices.Repeat([]float64{4}, 9), slices.Repeat([]float64{650}, 9)
 	want := fmt.Sprintf("**Result.** 1 of %d goals were reached, and 1 missed; the rounds do not decide %d. ", len(m.goals()), len(m.goals())-2)
 	if got := m.result(); !strings.HasPrefix(got, want) {
 		t.Errorf("%q, want %q first", got, want)
 	}
-	if text, want := m.howDecided(), "of 9 rounds it leaves out 1 at either end, of 15 rounds 3;"; !strings.Contains(text, want) {
+	if text, want := m.howDecided(), "of 9 rounds it leaves out 0 at either end, of 33 rounds 8;"; !strings.Contains(text, want) {
 		t.Errorf("%q lacks %q", text, want)
 	}
 }

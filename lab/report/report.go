@@ -217,11 +217,16 @@ func RatiosBy[T any](rounds, others []T, of func(T) float64) []float64 {
 	return values
 }
 
-// confidence is the least of an Interval.
-const confidence = 0.95
+// confidence is the least of an Interval. It is as high as this because rounds are looked at
+// again and again, and each look can be wrong.
+const confidence = 0.99
+
+// RoundsBetweenLooks is how many rounds are added to those that do not decide a goal before
+// they are looked at again.
+const RoundsBetweenLooks = 6
 
 // Rank returns the largest k for which the k-th smallest and the k-th largest of n values
-// enclose the median of their distribution with a confidence of 95 % or more; 0 if n
+// enclose the median of their distribution with a confidence of 99 % or more; 0 if n
 // values are too few for that. It assumes that the values are independent, and nothing
 // about the distribution: how many of them lie below its median is as with coins.
 func Rank(n int) (k int) {

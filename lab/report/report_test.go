@@ -111,55 +111,55 @@ func TestRankKeepsTheConfidence(t *testing.T) {
 		}
 		return float64(inside) / float64(int(1)<<n)
 	}
-	for n, want := range []int{0, 0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4} {
+	for n, want := range []int{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 3} {
 		k := Rank(n)
 		if k != want {
 			t.Errorf("of %d values the rank is %d, want %d", n, k, want)
 		}
-		if k > 0 && confidenceOf(n, k) < 0.95 {
+		if k > 0 && confidenceOf(n, k) < 0.99 {
 			t.Errorf("of %d values rank %d has a confidence of %v", n, k, confidenceOf(n, k))
 		}
-		if n > 1 && confidenceOf(n, k+1) >= 0.95 {
+		if n > 1 && confidenceOf(n, k+1) >= 0.99 {
 			t.Errorf("of %d values rank %d would do", n, k+1)
 		}
 	}
 }
 
 func TestInterval(t *testing.T) {
-	rounds := []float64{9, 1, 8, 2, 7, 3, 6, 4, 5}
-	if low, high, ok := Interval(rounds); low != 2 || high != 8 || !ok {
+	rounds := []float64{12, 1, 11, 2, 10, 3, 9, 4, 8, 5, 7, 6}
+	if low, high, ok := Interval(rounds); low != 2 || high != 11 || !ok {
 		t.Errorf("%v to %v, %t", low, high, ok)
 	}
-	if rounds[0] != 9 {
+	if rounds[0] != 12 {
 		t.Errorf("the rounds are sorted: %v", rounds)
 	}
-	if _, _, ok := Interval(rounds[:5]); ok {
-		t.Error("five rounds have an interval")
+	if _, _, ok := Interval(rounds[:7]); ok {
+		t.Error("seven rounds have an interval")
 	}
 }
 
 // TestVerdictNeedsTheWholeInterval: the median alone decides nothing.
 func TestVerdictNeedsTheWholeInterval(t *testing.T) {
-	rounds := []float64{1, 2, 3, 4, 5, 6, 7, 8, 9} // 2 to 8
+	rounds := []float64{1, 2, 3, 4, 5, 6, 7, 8, 8.5, 8.6, 8.7, 9} // 2 to 8.7
 	for _, c := range []struct {
 		atLeast bool
 		bound   float64
 		rounds  []float64
 		want    Verdict
 	}{
-		{false, 8, rounds, Reached},
-		{false, 7.9, rounds, Undecided},
+		{false, 8.7, rounds, Reached},
+		{false, 8.6, rounds, Undecided},
 		{false, 2, rounds, Undecided},
 		{false, 1.9, rounds, Missed},
 		{true, 2, rounds, Reached},
 		{true, 2.1, rounds, Undecided},
-		{true, 8, rounds, Undecided},
-		{true, 8.1, rounds, Missed},
-		{false, 100, rounds[:5], Undecided},
+		{true, 8.7, rounds, Undecided},
+		{true, 8.8, rounds, Missed},
+		{false, 100, rounds[:7], Undecided},
 		{false, 100, nil, Undecided},
-		// In nine rounds two that stand out leave it open; in fifteen three do not.
-		{false, 5, []float64{4, 4, 4, 4, 4, 4, 4, 99, 99}, Undecided},
-		{false, 5, []float64{4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 99, 99, 99}, Reached},
+		// In nine rounds one that stands out leaves it open; in fifteen two do not.
+		{false, 5, []float64{4, 4, 4, 4, 4, 4, 4, 4, 99}, Undecided},
+		{false, 5, []float64{4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 99, 99}, Reached},
 	} {
 		g := Goal{AtLeast: c.atLeast, Bound: c.bound, Rounds: c.rounds}
 		if got := g.Verdict(); got != c.want {

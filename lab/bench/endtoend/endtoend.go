@@ -32,7 +32,7 @@ import (
 // Options say how much is measured.
 type Options struct {
 	Rounds int           // of which the median counts; 0 means 9
-	More   int           // rounds of cases whose goals are not decided by then
+	More   int           // rounds at most of cases whose goals are not decided by then
 	Length time.Duration // of each case in a round; 0 means a second
 	Quick  bool          // for tests: fewer clients, and no warm-up
 	Caddy  string        // the path of a Caddy with this module; one is built if it is empty

@@ -110,10 +110,14 @@ func (l *lab) measureKnown(ctx context.Context, cases []*endpoint, pieces int, i
 	return nil
 }
 
-// addRounds measures more rounds of those of the cases whose goals are not decided.
+// addRounds measures more rounds of those of the cases whose goals are not decided. Which these
+// are it looks up every few rounds.
 func (l *lab) addRounds(ctx context.Context, r *Result, cases []*endpoint, into samples, say func(format string, args ...any)) error {
-	again := r.undecided(cases)
+	var again []*endpoint
 	for round := range l.opts.More {
+		if round%report.RoundsBetweenLooks == 0 {
+			again = r.undecided(cases)
+		}
 		if len(again) == 0 {
 			break
 		}

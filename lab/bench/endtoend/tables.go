@@ -95,7 +95,7 @@ func (r *Result) goals() []goal {
 // Markdown is the tables of the measurements, with explanations.
 func (r *Result) Markdown() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d requests at a time, %d clients, %d rounds of %v a case, all cases in turn. What goals compare, except clients never seen before, runs for %v of each round, in %d pieces. If these rounds do not decide a goal, its cases have %d more; a row has all rounds of its case. Caddy's call once a second for a refused client falls before the measured part of each piece; [calls](calls.md) counts it. Everything here took %v.\n\n",
+	fmt.Fprintf(&b, "%d requests at a time, %d clients, %d rounds of %v a case, all cases in turn. What goals compare, except clients never seen before, runs for %v of each round, in %d pieces. If these rounds do not decide a goal, its cases have up to %d more; a row has all rounds of its case. Caddy's call once a second for a refused client falls before the measured part of each piece; [calls](calls.md) counts it. Everything here took %v.\n\n",
 		connections, clients, r.opts.Rounds, r.opts.Length, time.Duration(r.opts.sizes().pieces)*r.opts.Length/2, r.opts.sizes().pieces, r.opts.More, r.took.Round(time.Second))
 	r.writeCases(&b)
 	r.writeDelays(&b)

@@ -34,6 +34,19 @@ func TestRatiosAreToTheFastestPeerInTheSameRound(t *testing.T) {
 	}
 }
 
+// TestAddedRoundsKeepTheFastestPeer, though it was slower in them than another that had none.
+func TestAddedRoundsKeepTheFastestPeer(t *testing.T) {
+	c := twoPeers()
+	c.samples[1][1].rate = 32
+	c.samples[0] = append(c.samples[0], sample{rate: 40})
+	for i := 1; i < 3; i++ {
+		c.samples[i] = append(c.samples[i], sample{rate: 1}, sample{rate: 2})
+	}
+	if got, want := c.ratios(2), []float64{1.5, 50.0 / 32, 1, 1}; c.fastest() != 1 || !slices.Equal(got, want) {
+		t.Errorf("ratios to peer %d: %v, want %v", c.fastest(), got, want)
+	}
+}
+
 func TestPartsAreOfTheCeilingOfTheRound(t *testing.T) {
 	if got, want := twoPeers().part(2), (report.Spread{Median: 0.625, Least: 0.5, Most: 0.75}); got != want {
 		t.Errorf("parts %v, want %v", got, want)
@@ -59,35 +72,34 @@ func TestGoals(t *testing.T) {
 	}
 }
 
-// TestIsUndecided: one goal within its interval is enough, and a comparison without goals
-// needs no more rounds.
-func TestIsUndecided(t *testing.T) {
+// TestUndecidedLimiters: a limiter whose goal lies within the interval of its rounds has more of
+// them, with the fastest peer, and no other has.
+func TestUndecidedLimiters(t *testing.T) {
 	of := func(rates ...float64) (samples []sample) {
 		for _, r := range rates {
 			samples = append(samples, sample{rate: r})
 		}
 		return samples
 	}
-	peer := of(10, 10, 10, 10, 10, 10, 10, 10, 10)
+	slower, peer := of(9, 9, 9, 9, 9, 9, 9, 9, 9), of(10, 10, 10, 10, 10, 10, 10, 10, 10)
 	for _, c := range []struct {
 		what       string
 		goroutines int
 		take       []sample
-		want       bool
+		want       []int
 	}{
-		{"far above the bound of 1.9", ceilingWith, of(25, 26, 27, 28, 29, 30, 31, 32, 33), false},
-		{"far below it", ceilingWith, of(2, 3, 4, 5, 6, 7, 8, 9, 10), false},
-		{"on both sides of it", ceilingWith, of(25, 18, 25, 18, 25, 25, 25, 25, 25), true},
-		{"one round on the other side of it", ceilingWith, of(25, 18, 25, 25, 25, 25, 25, 25, 25), false},
-		{"without a goal", 3, of(25, 18, 25, 18, 25, 18, 25, 18, 25), false},
+		{"far above the bound of 1.9", ceilingWith, of(25, 26, 27, 28, 29, 30, 31, 32, 33), nil},
+		{"far below it", ceilingWith, of(2, 3, 4, 5, 6, 7, 8, 9, 10), nil},
+		{"on both sides of it", ceilingWith, of(25, 18, 25, 25, 25, 25, 25, 25, 25), []int{1, 2}},
+		{"without a goal", 3, of(25, 18, 25, 18, 25, 18, 25, 18, 25), nil},
 	} {
 		compared := &comparison{
 			scene:    scene{goroutines: c.goroutines},
-			limiters: []*limiter{{kind: &kind{name: "peer"}}, {kind: takeFixedWindow}},
-			samples:  [][]sample{peer, c.take},
+			limiters: []*limiter{{kind: &kind{name: "slower"}}, {kind: &kind{name: "peer"}}, {kind: takeFixedWindow}},
+			samples:  [][]sample{slower, peer, c.take},
 		}
-		if got := compared.isUndecided(); got != c.want {
-			t.Errorf("%s: undecided is %t", c.what, got)
+		if got := compared.undecided(); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v are undecided, want %v", c.what, got, c.want)
 		}
 	}
 }

@@ -25,7 +25,7 @@ import (
 // Options say how much is measured.
 type Options struct {
 	Rounds int // of each limiter; 0 means 5
-	More   int // rounds of all limiters of a comparison whose goals are not decided by then
+	More   int // rounds at most of limiters whose goals are not decided by then
 	// Length is how long each limiter in Redis runs in a round; 0 means 300 ms. A limiter
 	// in memory makes a hundred times as many decisions, and runs half as long.
 	Length     time.Duration
@@ -141,11 +141,17 @@ func (t *trials) compare(ctx context.Context, kinds []*kind) (comparisons []*com
 	}
 	for _, s := range scenes {
 		c := &comparison{scene: s, limiters: limiters, samples: make([][]sample, len(limiters))}
-		for round := range t.opts.Rounds + t.opts.More {
-			if round == t.opts.Rounds && !c.isUndecided() {
-				break
+		for round := range t.opts.Rounds {
+			if err := t.round(ctx, c, c.all(), round); err != nil {
+				return nil, err
 			}
-			if err := t.round(ctx, c, round); err != nil {
+		}
+		var again []int
+		for round := range t.opts.More {
+			if round%report.RoundsBetweenLooks == 0 {
+				again = c.undecided()
+			}
+			if err := t.round(ctx, c, again, round); err != nil {
 				return nil, err
 			}
 		}
@@ -154,11 +160,11 @@ func (t *trials) compare(ctx context.Context, kinds []*kind) (comparisons []*com
 	return comparisons, nil
 }
 
-// round measures each of the limiters once, and the ceiling next to the Take that is
+// round measures each of those limiters once, and the ceiling next to the Take that is
 // compared with it.
-func (t *trials) round(ctx context.Context, c *comparison, round int) error {
-	for turn := range c.limiters {
-		i := (round + turn) % len(c.limiters)
+func (t *trials) round(ctx context.Context, c *comparison, those []int, round int) error {
+	for turn := range those {
+		i := those[(round+turn)%len(those)]
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -277,23 +283,48 @@ type comparison struct {
 	ceiling  []sample   // by round; nil if it was not measured
 }
 
-// isUndecided reports whether the rounds do not decide one of the goals.
-func (c *comparison) isUndecided() bool {
+// all are the limiters, by their place.
+func (c *comparison) all() (all []int) {
+	for i := range c.limiters {
+		all = append(all, i)
+	}
+	return all
+}
+
+// undecided are the limiters, by their place, of the goals that the rounds do not decide.
+func (c *comparison) undecided() []int {
 	first, extra := c.goals()
-	return slices.ContainsFunc(slices.Concat(first, extra), func(g report.Goal) bool { return g.Verdict() == report.Undecided })
+	var those []int
+	for _, g := range slices.Concat(first, extra) {
+		if g.Verdict() == report.Undecided {
+			those = append(those, g.limiters...)
+		}
+	}
+	slices.Sort(those)
+	return slices.Compact(those)
 }
 
 // ratios are the rates of a limiter relative to the rate of the fastest peer in the same
-// round. The fastest peer is the one with the highest median: on a busy machine, the
-// luckiest peer of each round would be faster.
+// round.
 func (c *comparison) ratios(limiter int) []float64 {
-	fastest, most := 0, 0.0
+	return report.RatiosBy(c.samples[limiter], c.samples[c.fastest()], rate)
+}
+
+// fastest is the place of the peer with the highest median: on a busy machine, the luckiest
+// peer of each round would be faster. It counts the rounds that all limiters have, so that
+// those which are added do not exchange it for a peer that does not have them.
+func (c *comparison) fastest() (fastest int) {
+	rounds := len(c.samples[0])
+	for _, s := range c.samples {
+		rounds = min(rounds, len(s))
+	}
+	most := 0.0
 	for i, l := range c.limiters {
-		if median := c.spread(i, rate).Median; !l.kind.ours && median > most {
+		if median := report.SpreadBy(c.samples[i][:rounds], rate).Median; !l.kind.ours && median > most {
 			fastest, most = i, median
 		}
 	}
-	return report.RatiosBy(c.samples[limiter], c.samples[fastest], rate)
+	return fastest
 }
 
 func (c *comparison) ratio(limiter int) report.Spread { return report.SpreadOf(c.ratios(limiter)) }
@@ -352,15 +383,25 @@ func (r *Result) Figures() Figures {
 // Goals returns the goals for the goroutines that were measured: first those by which a
 // Take is judged, then those for other scenes and algorithms, and those in memory.
 func (r *Result) Goals() []report.Goal {
-	var first, extra []report.Goal
+	var first, extra []goal
 	for _, c := range slices.Concat(r.shared, r.apart) {
 		those, others := c.goals()
 		first, extra = append(first, those...), append(extra, others...)
 	}
-	return slices.Concat(first, extra)
+	var all []report.Goal
+	for _, g := range slices.Concat(first, extra) {
+		all = append(all, g.Goal)
+	}
+	return all
 }
 
-func (c *comparison) goals() (first, extra []report.Goal) {
+// goal is a goal, and the places of the limiters of which more rounds can decide it.
+type goal struct {
+	report.Goal
+	limiters []int
+}
+
+func (c *comparison) goals() (first, extra []goal) {
 	for i, l := range c.limiters {
 		bound, ok := l.kind.bounds[c.scene.goroutines]
 		if ok && c.scene.refused {
@@ -373,27 +414,29 @@ func (c *comparison) goals() (first, extra []report.Goal) {
 		// A refused request is not charged.
 		isUncharged := c.scene.refused && (l.kind == checkAndCharge || l.kind == checkAndDetach)
 		if ok && !isUncharged {
-			*list = append(*list, report.Goal{What: l.kind.name + ", " + c.scene.crowd() + " ÷ fastest peer", AtLeast: true, Bound: bound, Rounds: c.ratios(i)})
+			*list = append(*list, goal{report.Goal{What: l.kind.name + ", " + c.scene.crowd() + " ÷ fastest peer",
+				AtLeast: true, Bound: bound, Rounds: c.ratios(i)}, []int{i, c.fastest()}})
 		}
 	}
 	if c.ceiling != nil && c.scene.goroutines == ceilingWith {
-		first = append(first, report.Goal{What: takeFixedWindow.name + ", " + c.scene.crowd() + " ÷ pipelined redis-benchmark",
-			AtLeast: true, Bound: 0.75, Rounds: c.parts(c.place(takeFixedWindow))})
+		take := c.place(takeFixedWindow)
+		first = append(first, goal{report.Goal{What: takeFixedWindow.name + ", " + c.scene.crowd() + " ÷ pipelined redis-benchmark",
+			AtLeast: true, Bound: 0.75, Rounds: c.parts(take)}, []int{take}})
 	}
 	return first, append(extra, c.memoryGoals()...)
 }
 
 // memoryGoals returns the goals of the memory store: as fast as those limiters that keep
 // what headers need as well.
-func (c *comparison) memoryGoals() (goals []report.Goal) {
+func (c *comparison) memoryGoals() (goals []goal) {
 	if c.scene != (scene{goroutines: detailedWith}) {
 		return nil
 	}
 	take := slices.IndexFunc(c.limiters, func(l *limiter) bool { return l.kind.ours })
 	for i, l := range c.limiters {
 		if l.kind.like {
-			goals = append(goals, report.Goal{What: c.limiters[take].kind.name + ", in memory, " + c.scene.crowd() + " ÷ " + l.kind.name,
-				AtLeast: true, Bound: 1, Rounds: report.RatiosBy(c.samples[take], c.samples[i], rate)})
+			goals = append(goals, goal{report.Goal{What: c.limiters[take].kind.name + ", in memory, " + c.scene.crowd() + " ÷ " + l.kind.name,
+				AtLeast: true, Bound: 1, Rounds: report.RatiosBy(c.samples[take], c.samples[i], rate)}, []int{take, i}})
 		}
 	}
 	return goals
@@ -403,7 +446,7 @@ func (c *comparison) memoryGoals() (goals []report.Goal) {
 func (r *Result) Markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Each limiter in Redis had %v in each of %d rounds, each in memory %v, and %d clients in turn. "+
-		"In every round all take turns. Where these rounds do not decide a goal, all limiters of its table have %d more. Calls are commands that were sent to Redis for a decision; one of the Redis store is for several, where they leave together. "+
+		"In every round all take turns. Where these rounds do not decide a goal, the limiter and the peer that it compares have up to %d more. Calls are commands that were sent to Redis for a decision; one of the Redis store is for several, where they leave together. "+
 		"Here too the latency is the median, for the reason that is given [above](#latency).\n",
 		r.opts.Length, r.opts.Rounds, r.opts.Length/memoryShare, len(clientKeys), r.opts.More)
 	b.WriteString("\n### In Redis\n\n")
