@@ -31,7 +31,7 @@ type arrivals struct {
 
 type arrival struct {
 	name string
-	left int64 // when the limiter let it pass, by Caddy's clock in milliseconds
+	left int64 // when Caddy passed it on, in milliseconds; those of a line leave it further apart
 }
 
 func startArrivals(t *testing.T) *arrivals {
@@ -51,11 +51,11 @@ func startArrivals(t *testing.T) *arrivals {
 	return a
 }
 
-// proxy makes Caddy hand requests to the backend.
+// proxy makes Caddy hand requests to the backend, with the time.
 func (a *arrivals) proxy() string { return proxyTo(a.addr, "header_up X-Left {time.now.unix_ms}") }
 
-// all returns the names in the order in which the limiter let the requests pass, because one request
-// may overtake another on its way to the backend.
+// all returns the names in the order in which Caddy passed the requests on, because one request may
+// overtake another on its way to the backend.
 func (a *arrivals) all() (names []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -241,7 +241,8 @@ func TestClientThatLeavesTheLine(t *testing.T) {
 			t.Run(mode+", "+who, func(t *testing.T) {
 				t.Parallel() // it spends its time waiting
 				whileFull(t, 8*time.Second, func(full time.Duration) bool {
-					// However empty the bucket is by then, no request leaves without a reply.
+					// Each request asks Redis before it leaves, so that they leave a reply apart even if
+					// the bucket has room for several.
 					servers, store := farShard(t, "ledger_trust 1ms", "ledger_max_trust 0")
 					backend := startArrivals(t)
 					c := startWith(t, store, zoneWith("slow", "algorithm gcra", "events 160", fmt.Sprint("window ", full), "burst 160", "max_wait 10m",

@@ -88,16 +88,17 @@ func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time
 }
 
 func (n *newcomers) rateOf(zone string) *newcomerRate {
-	l, ok := n.zones.Load(zone)
+	r, ok := n.zones.Load(zone)
 	if !ok {
-		l, _ = n.zones.LoadOrStore(zone, &newcomerRate{limiter: rate.NewLimiter(rate.Limit(n.most), n.most)})
+		r, _ = n.zones.LoadOrStore(zone, &newcomerRate{limiter: rate.NewLimiter(rate.Limit(n.most), n.most)})
 	}
-	return l.(*newcomerRate)
+	return r.(*newcomerRate)
 }
 
 // newcomerRate limits how many new clients of a zone are let in. Requests read the clock
 // before they get here, so their times come out of order, and a rate.Limiter that goes back
-// in time counts the same time twice.
+// in time counts the same time twice. Times have a monotonic reading, which no change of the
+// system's clock moves.
 type newcomerRate struct {
 	mu      sync.Mutex
 	latest  time.Time

@@ -30,7 +30,7 @@ var (
 	docs   = flags.String("docs", "", "folder of the documents to write to; none if empty")
 	quick  = flags.Bool("quick", false, "measure everything once, for a moment: it shows that it runs, and no speed")
 	rounds = flags.Int("rounds", 9, "rounds, of which the median counts")
-	more   = flags.Int("more", 24, "rounds that are added at most where these do not decide a goal, some at a time")
+	more   = flags.Int("more", 24, "most rounds to add where these do not decide a goal")
 )
 
 // Run measures.
@@ -157,7 +157,7 @@ func readOwnAllocations(out []byte) (o own, err error) {
 
 type measured struct {
 	rounds    int // of all figures
-	more      int // rounds at most of those whose goals are not decided by then
+	more      int // most rounds that are added where these do not decide a goal
 	own       own
 	endToEnd  *endtoend.Result
 	libraries *libraries.Result
@@ -181,11 +181,12 @@ func (m *measured) markdown() string {
 // howDecided explains the verdicts about the goals.
 func (m *measured) howDecided() string {
 	outside := func(rounds int) int { return max(report.Rank(rounds)-1, 0) }
-	return fmt.Sprintf(`A goal is about the median, which a few rounds show only roughly. The table has the range of rounds that encloses the median of endless rounds of this run with a confidence of 99 %% or more, whatever their distribution, as long as they do not depend on each other: of %d rounds it leaves out %d at either end, of %d rounds %d; seven or fewer have no such range. The goal is reached or missed if that range lies on one side of it. If the goal lies within, its rounds are further apart than what they are to show, and it is *%s*.
+	looks := 1 + (m.more+report.RoundsBetweenLooks-1)/report.RoundsBetweenLooks
+	return fmt.Sprintf(`A goal is about the median, which a few rounds show only roughly. The table has the range of rounds that encloses the median of endless rounds of this run with a confidence of 99 %% or more at each look, whatever their distribution, as long as they do not depend on each other: of %d rounds it leaves out %d at either end, of %d rounds %d; seven or fewer have no such range. The goal is reached or missed if that range lies on one side of it. If the goal lies within, its rounds are further apart than what they are to show, and it is *%s*.
 
-A goal that %d rounds do not decide gets %d more, of its case and of what that is compared with, and is judged anew by all of them, until it is decided or has %d. Each look can be wrong, with a chance of 0.5 %% at most that the verdict should be the other one, %.1f %% for all looks; so of thirty goals close to their bounds about one may have a wrong verdict. The added rounds have fewer cases beside them. Two kinds keep their first rounds: resident memory, of which each round takes a million clients, and allocations, which are nearly the same in all.
+A goal that %d rounds do not decide gets %d more, of its case and of what that is compared with, and is judged anew by all of them, until it is decided or has %d. Each look can be wrong, with a chance of 0.5 %% at most that the verdict should be the other one, %.1f %% for all %d looks; so of thirty goals close to their bounds about one may have a wrong verdict. The added rounds have fewer cases beside them. Two kinds keep their first rounds: resident memory, of which each round takes a million clients, and allocations, which are nearly the same in all.
 `, m.rounds, outside(m.rounds), m.rounds+m.more, outside(m.rounds+m.more), report.Undecided,
-		m.rounds, report.RoundsBetweenLooks, m.rounds+m.more, 0.5*float64(1+m.more/report.RoundsBetweenLooks))
+		m.rounds, min(report.RoundsBetweenLooks, m.more), m.rounds+m.more, 0.5*float64(looks), looks)
 }
 
 // result is the summary of the document.

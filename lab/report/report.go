@@ -221,9 +221,27 @@ func RatiosBy[T any](rounds, others []T, of func(T) float64) []float64 {
 // again and again, and each look can be wrong.
 const confidence = 0.99
 
-// RoundsBetweenLooks is how many rounds are added to those that do not decide a goal before
-// they are looked at again.
+// RoundsBetweenLooks is how many rounds AddRounds adds before it looks at them again.
 const RoundsBetweenLooks = 6
+
+// AddRounds measures more rounds, at most that many, of what undecided returns. It asks for
+// that anew every few rounds, and ends when there is nothing left. What is decided once must
+// stay so: then all of it has the same rounds, up to the last of its own.
+func AddRounds[T any](most int, undecided func() []T, measure func(round int, those []T) error) error {
+	var those []T
+	for round := range most {
+		if round%RoundsBetweenLooks == 0 {
+			those = undecided()
+		}
+		if len(those) == 0 {
+			return nil
+		}
+		if err := measure(round, those); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // Rank returns the largest k for which the k-th smallest and the k-th largest of n values
 // enclose the median of their distribution with a confidence of 99 % or more; 0 if n

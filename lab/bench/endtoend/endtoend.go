@@ -32,7 +32,7 @@ import (
 // Options say how much is measured.
 type Options struct {
 	Rounds int           // of which the median counts; 0 means 9
-	More   int           // rounds at most of cases whose goals are not decided by then
+	More   int           // most rounds that are added where these do not decide a goal
 	Length time.Duration // of each case in a round; 0 means a second
 	Quick  bool          // for tests: fewer clients, and no warm-up
 	Caddy  string        // the path of a Caddy with this module; one is built if it is empty
@@ -91,7 +91,9 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 		return nil, err
 	}
 	compared := append(slices.Clone(l.cases), l.counting(clients))
-	returning := []*endpoint{called(l.cases, Floor), l.returning, l.counting(manyClients)}
+	paced := l.counting(manyClients)
+	paced.name, paced.paceOf = pacedCalibration, l.returning
+	returning := []*endpoint{called(l.cases, Floor), l.returning, l.counting(manyClients), paced}
 	delays := slices.Clone(l.delays)
 	for _, keys := range delayClients {
 		delays = append(delays, l.counting(keys))
@@ -379,10 +381,12 @@ type endpoint struct {
 	isApart    bool            // in a Caddy for itself
 	isAway     bool            // other cases keep its clients away for longer than they pause
 	direct     *goredis.Client // set if it counts in Redis without Caddy
+	paceOf     *endpoint       // set if it counts no faster than this case has sent
 
 	addr  string
 	caddy *site.Site
-	sent  int64 // requests so far; the next ones come from the clients that follow
+	sent  int64   // requests so far; the next ones come from the clients that follow
+	rate  float64 // requests/s when it last sent
 }
 
 func called(cases []*endpoint, name string) *endpoint {
@@ -418,6 +422,10 @@ const (
 	aloneScripts = "scripts, no replica"
 )
 
+// pacedCalibration is the name of the case that counts as many requests a second as the clients
+// that return send.
+var pacedCalibration = countingName(manyClients) + ", at their pace"
+
 // The bounds for the CPU of Caddy, relative to the floor.
 const (
 	memoryBound      = 1.08
@@ -448,7 +456,7 @@ func limited(store, zone, key, options string) string {
 
 const (
 	byHeader = "{header.X-Key}"
-	plenty   = "events 50000000\nwindow 1h"
+	plenty   = "events 50000000\nwindow 24h"
 )
 
 var memoryText = limited("store memory", "memory", byHeader, plenty)
@@ -456,15 +464,15 @@ var memoryText = limited("store memory", "memory", byHeader, plenty)
 // baseCases count in the default store or on its servers, except for one: a Caddy that
 // takes batches calls Redis every second from then on, which would show in all other cases.
 func baseCases(s *stores) []*endpoint {
-	const refusedFloorText, refusedHotText = fiveHeaders + "header Retry-After 3600\nerror 429", "rate_limit static 1 1h attacked\nrespond ok"
+	const refusedFloorText, refusedHotText = fiveHeaders + "header Retry-After 86400\nerror 429", "rate_limit static 1 24h attacked\nrespond ok"
 	cases := []*endpoint{
 		{name: "respond", text: "respond ok"},
 		{name: Floor, text: fiveHeaders + "respond ok"},
 		{name: memoryStore, floor: Floor, limit: memoryBound, text: memoryText},
-		{name: ChargeAfter, floor: Floor, limit: chargeAfterBound, text: "rate_limit {header.X-Key} 50000000 1h\nrespond ok"},
+		{name: ChargeAfter, floor: Floor, limit: chargeAfterBound, text: "rate_limit {header.X-Key} 50000000 24h\nrespond ok"},
 		{name: scriptsOnly, floor: Floor, store: &s.scripted, text: limited("store scripted", "scripted", byHeader, plenty)},
-		{name: NewClients, floor: Floor, limit: newBound, keys: math.MaxInt64, text: "rate_limit {header.X-Key} 50000000 1h new\nrespond ok"},
-		{name: "redis store, one hot key", floor: Floor, text: "rate_limit static 50000000 1h hot\nrespond ok"},
+		{name: NewClients, floor: Floor, limit: newBound, keys: math.MaxInt64, text: "rate_limit {header.X-Key} 50000000 24h new\nrespond ok"},
+		{name: "redis store, one hot key", floor: Floor, text: "rate_limit static 50000000 24h hot\nrespond ok"},
 		{name: ChargeBefore, floor: Floor, text: limited("", "before", byHeader, plenty+"\ncharge before")},
 		{name: "redis store, charge before, one hot key", floor: Floor, text: limited("", "before_hot", "static", plenty+"\ncharge before")},
 		{
@@ -472,8 +480,8 @@ func baseCases(s *stores) []*endpoint {
 			text: limited("store batched", "batch", "static", "events 1000000\nwindow 1m\ncharge before\nbatch auto"),
 		},
 		{name: refusedFloor, status: 429, text: refusedFloorText},
-		{name: "memory store, refused", status: 429, floor: refusedFloor, text: limited("store memory", "refused", byHeader, "events 1\nwindow 1h")},
-		{name: Refused, status: 429, floor: refusedFloor, text: "rate_limit {header.X-Key} 1 1h refused\nrespond ok"},
+		{name: "memory store, refused", status: 429, floor: refusedFloor, text: limited("store memory", "refused", byHeader, "events 1\nwindow 24h")},
+		{name: Refused, status: 429, floor: refusedFloor, text: "rate_limit {header.X-Key} 1 24h refused\nrespond ok"},
 		{name: refusedHot, status: 429, floor: refusedFloor, limit: refusedHotBound, text: refusedHotText},
 		{name: refusedFloor + ownCaddy, status: 429, isApart: true, text: refusedFloorText},
 		{name: refusedHot + ownCaddy, status: 429, isApart: true, floor: refusedFloor + ownCaddy, text: refusedHotText},
@@ -529,7 +537,7 @@ func (l *lab) limiting(name string, counting *redisStore, zones int, options str
 		// Windows of the same length would begin and end together.
 		limit := &store.Limit{
 			Zone:      strings.NewReplacer(" ", "_", ",", "").Replace(name) + "_" + strconv.Itoa(i),
-			Algorithm: store.FixedWindow, Window: time.Duration(i+1) * time.Hour,
+			Algorithm: store.FixedWindow, Window: time.Duration(i+1) * 24 * time.Hour,
 		}
 		c.limits = append(c.limits, limit)
 		fmt.Fprintf(&b, "zone %s {\nkey {header.X-Key}\nevents 50000000\nwindow %v\n%s\n}\n", limit.Zone, limit.Window, options)

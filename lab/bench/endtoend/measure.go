@@ -110,23 +110,12 @@ func (l *lab) measureKnown(ctx context.Context, cases []*endpoint, pieces int, i
 	return nil
 }
 
-// addRounds measures more rounds of those of the cases whose goals are not decided. Which these
-// are it looks up every few rounds.
+// addRounds measures more rounds of those of the cases whose goals are not decided.
 func (l *lab) addRounds(ctx context.Context, r *Result, cases []*endpoint, into samples, say func(format string, args ...any)) error {
-	var again []*endpoint
-	for round := range l.opts.More {
-		if round%report.RoundsBetweenLooks == 0 {
-			again = r.undecided(cases)
-		}
-		if len(again) == 0 {
-			break
-		}
-		say("not decided, %d cases: round %d of %d more", len(again), round+1, l.opts.More)
-		if err := l.measureAll(ctx, again, l.sizes.pieces, into, true); err != nil {
-			return err
-		}
-	}
-	return nil
+	return report.AddRounds(l.opts.More, func() []*endpoint { return r.undecided(cases) }, func(round int, again []*endpoint) error {
+		say("not decided, %d cases: round %d of at most %d more", len(again), round+1, l.opts.More)
+		return l.measureAll(ctx, again, l.sizes.pieces, into, true)
+	})
 }
 
 // undecided returns those of the cases on which goals depend that their rounds do not decide.
@@ -153,15 +142,19 @@ const calibrationLength = 32
 func (c *endpoint) count(ctx context.Context, length time.Duration) (loadgen.Result, error) {
 	start, n := time.Now(), int64(0)
 	for end := start.Add(length); time.Now().Before(end); n += calibrationLength {
+		if c.paceOf != nil && c.paceOf.rate > 0 {
+			time.Sleep(time.Until(start.Add(time.Duration(float64(n) / c.paceOf.rate * float64(time.Second)))))
+		}
 		pipe := c.direct.Pipeline()
 		for i := range int64(calibrationLength) {
-			key := "calibration-" + strconv.FormatInt((n+i)%c.keys, 10)
+			key := "calibration-" + strconv.FormatInt((c.sent+i)%c.keys, 10)
 			pipe.IncrBy(ctx, key, 1)
 			pipe.Expire(ctx, key, time.Hour)
 		}
 		if _, err := pipe.Exec(ctx); err != nil {
 			return loadgen.Result{}, fmt.Errorf("count: %w", err)
 		}
+		c.sent += calibrationLength
 	}
 	return loadgen.Result{Requests: n, Status: map[int]int64{c.status: n}, Elapsed: time.Since(start)}, nil
 }
@@ -238,6 +231,7 @@ func (c *endpoint) load(ctx context.Context, opts loadgen.Options) (loadgen.Resu
 	opts.Key = func(n int64) string { return clientName((first + n) % c.keys) }
 	result, err := loadgen.Run(ctx, opts)
 	c.sent += result.Requests
+	c.rate = float64(result.Requests) / result.Elapsed.Seconds()
 	if err == nil && ctx.Err() != nil {
 		err = fmt.Errorf("send requests: %w", ctx.Err())
 	}

@@ -127,8 +127,9 @@ func (r *Result) writeCases(b *strings.Builder) {
 	write(r.returning, ManyClients, Floor, manyBound)
 	write(r.cases, countingName(clients), "", 0)
 	write(r.returning, countingName(manyClients), "", 0)
+	write(r.returning, pacedCalibration, "", 0)
 	fmt.Fprintf(b, `%s
-The %s are measured by themselves, in turn with the floor and with *%s*, after each has come %d times. That is what counting alone costs Redis, for as many keys as the case has clients. With `+"`plain_charges off`"+` each charge calls a script.
+The %s are measured by themselves, in turn with the floor and with *%s*, after each client has come %d times. What counts alone shows what that costs Redis, with as many keys as the case has clients: as fast as it can, or as many requests a second as the clients sent. With `+"`plain_charges off`"+` each charge calls a script.
 
 The floor of a refused request is *%s*, the same response without a limiter. *%s*, which has a goal, takes turns with it in all of the %d pieces, the other refused cases in every %dth. The rows that end in *%s* are both sites again, each as the only one of a Caddy.
 

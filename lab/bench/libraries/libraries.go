@@ -1,7 +1,7 @@
 // Package libraries compares the stores with other limiters for Go, the peers: those that
 // count in Redis with a Take of the Redis store, those that count in memory with a Take
 // of the memory store. All take turns, several rounds; the figure is the ratio to the
-// fastest peer in the same round. A limiter is an open implementation of some kind, a
+// fastest peer, by the first rounds, in the same round. A limiter is an open implementation of some kind, a
 // comparison holds the measurements of several in a scene, and a Result all comparisons.
 package libraries
 
@@ -25,7 +25,7 @@ import (
 // Options say how much is measured.
 type Options struct {
 	Rounds int // of each limiter; 0 means 5
-	More   int // rounds at most of limiters whose goals are not decided by then
+	More   int // most rounds that are added where these do not decide a goal
 	// Length is how long each limiter in Redis runs in a round; 0 means 300 ms. A limiter
 	// in memory makes a hundred times as many decisions, and runs half as long.
 	Length     time.Duration
@@ -146,14 +146,10 @@ func (t *trials) compare(ctx context.Context, kinds []*kind) (comparisons []*com
 				return nil, err
 			}
 		}
-		var again []int
-		for round := range t.opts.More {
-			if round%report.RoundsBetweenLooks == 0 {
-				again = c.undecided()
-			}
-			if err := t.round(ctx, c, again, round); err != nil {
-				return nil, err
-			}
+		if err := report.AddRounds(t.opts.More, c.undecided, func(round int, again []int) error {
+			return t.round(ctx, c, again, round)
+		}); err != nil {
+			return nil, err
 		}
 		comparisons = append(comparisons, c)
 	}
@@ -446,7 +442,7 @@ func (c *comparison) memoryGoals() (goals []goal) {
 func (r *Result) Markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Each limiter in Redis had %v in each of %d rounds, each in memory %v, and %d clients in turn. "+
-		"In every round all take turns. Where these rounds do not decide a goal, the limiter and the peer that it compares have up to %d more. Calls are commands that were sent to Redis for a decision; one of the Redis store is for several, where they leave together. "+
+		"In these rounds all take turns. Where they do not decide a goal, the limiters that it compares have up to %d more; the fastest peer is that of the first rounds, and a row has all rounds of its limiter. Calls are commands that were sent to Redis for a decision; one of the Redis store is for several, where they leave together. "+
 		"Here too the latency is the median, for the reason that is given [above](#latency).\n",
 		r.opts.Length, r.opts.Rounds, r.opts.Length/memoryShare, len(clientKeys), r.opts.More)
 	b.WriteString("\n### In Redis\n\n")

@@ -17,15 +17,18 @@ func TestRun(t *testing.T) {
 	r, err := Run(t.Context(), Options{Rounds: 1, More: 1, Length: 20 * time.Millisecond, Goroutines: []int{64, 1}}, io.Discard)
 	redistest.Must(t, err)
 	for _, c := range slices.Concat(r.shared, r.apart) {
-		first, extra := c.goals()
-		want := 1
-		if len(first)+len(extra) > 0 {
-			want = 2 // a single round decides no goal
-		}
+		compared := c.undecided() // two rounds decide no goal either
 		for i, samples := range c.samples {
+			want := 1
+			if slices.Contains(compared, i) {
+				want = 2
+			}
 			if len(samples) != want {
 				t.Errorf("%s, %v: %d rounds, want %d", c.limiters[i].kind.name, c.scene, len(samples), want)
 			}
+		}
+		if c.ceiling != nil && len(c.ceiling) != len(c.samples[c.place(takeFixedWindow)]) {
+			t.Errorf("%v: %d rounds of the ceiling", c.scene, len(c.ceiling))
 		}
 	}
 	for _, c := range r.shared {
