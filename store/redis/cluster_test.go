@@ -113,7 +113,7 @@ func TestRedirectNeedsNoThirdNode(t *testing.T) {
 	}
 }
 
-// TestSilentNodeIsBlamedForItself: the node that redirected to it stays in use.
+// TestSilentNodeIsBlamedForItself: the node that redirected to it is not left out because of it.
 func TestSilentNodeIsBlamedForItself(t *testing.T) {
 	t.Parallel()
 	for name, call := range map[string]func(s *Store) error{
@@ -149,8 +149,11 @@ func TestSilentNodeIsBlamedForItself(t *testing.T) {
 				}
 				return nil
 			})
-			if n := len(j.all(ServerDown, m.from.Addr())); n != 0 {
-				t.Errorf("the redirecting node was left out %d times", n)
+			// A machine that stands still for half a second makes that node silent too.
+			for _, e := range j.all(ServerDown, m.from.Addr()) {
+				if e.Err == nil || strings.Contains(e.Err.Error(), m.to.Addr()) {
+					t.Errorf("the redirecting node was left out: %v", e.Err)
+				}
 			}
 		})
 	}
