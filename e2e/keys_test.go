@@ -408,6 +408,36 @@ func TestFloodOfNewClients(t *testing.T) {
 	}
 }
 
+// TestFloodWhileRedisDoesNotAnswer: on_error lets the requests pass, and they open no more buckets
+// afterwards than the bound allows.
+func TestFloodWhileRedisDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	const made = 300
+	for _, charge := range []string{"after", "before"} {
+		t.Run(charge, func(t *testing.T) {
+			servers := caddytest.StartShards(t, 1, 0)
+			c := startWith(t, servers.Store("max_new_buckets 1", "key_prefix flood", "check_timeout 50ms"), zoneWith("api", "events 50", "window 1h", "charge "+charge), "respond ok")
+			start := time.Now()
+			must(t, "pause", servers[0].Primary.Pause())
+			result, err := loadgen.Run(t.Context(), loadgen.Options{
+				Addr: c.Addr, Header: "X-Key", Connections: 16, Requests: made, Duration: time.Minute,
+				Key: func(n int64) string { return "made-up-" + strconv.FormatInt(n, 10) },
+			})
+			must(t, "flood", errors.Join(err, want("requests that passed", result.Status[http.StatusOK], int64(made))))
+			bound := int64(2 + time.Since(start).Seconds() + 1)
+			must(t, "resume", servers[0].Primary.Resume())
+			if charge == "after" {
+				servers.AwaitSum(t, "flood:", made)
+			}
+			keys, err := servers[0].Primary.Client().DBSize(t.Context()).Result()
+			must(t, "count the buckets", err)
+			if keys > bound {
+				t.Errorf("%d buckets, want at most %d", keys, bound)
+			}
+		})
+	}
+}
+
 // TestNewClientsInTwoHandlersAreChargedOnce covers clients that share a bucket, and those that the
 // bound admits between the two handlers.
 func TestNewClientsInTwoHandlersAreChargedOnce(t *testing.T) {

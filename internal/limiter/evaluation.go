@@ -50,9 +50,8 @@ type rare struct {
 	// takenAt is when the last take ended of a zone that forgives, in microseconds since
 	// the epoch by this process's clock.
 	takenAt int64
-	// diverted has the client key of each zone that counts the request in its
-	// overflow bucket.
-	diverted map[int]string
+	// diverted are the zones that count the request in their overflow buckets.
+	diverted map[int]diversion
 }
 
 // rarely returns e.rare, and makes it if there is none.
@@ -197,27 +196,56 @@ func (e *evaluation) divert(ctx context.Context) {
 			continue
 		}
 		if !e.isSplit() {
-			for _, i := range open.Overflow(ctx, e.reqs, e.limiter.Now) {
-				e.shareOverflow(i)
+			for _, n := range open.Overflow(ctx, e.reqs, e.limiter.Now) {
+				e.shareOverflow(n.Index, n.Err)
 			}
 			continue
 		}
 		for i, z := range e.zones {
-			if z.in == in && len(open.Overflow(ctx, e.reqs[i:i+1], e.limiter.Now)) > 0 {
-				e.shareOverflow(i)
+			if z.in != in {
+				continue
+			}
+			for _, n := range open.Overflow(ctx, e.reqs[i:i+1], e.limiter.Now) {
+				e.shareOverflow(i, n.Err)
 			}
 		}
 	}
 }
 
-// shareOverflow makes zone i count the request in its overflow bucket.
-func (e *evaluation) shareOverflow(i int) {
+// shareOverflow makes zone i count the request in its overflow bucket. If err is set, the
+// client may have a bucket of its own: then whether the shared one is full decides nothing,
+// and on_error does.
+func (e *evaluation) shareOverflow(i int, err error) {
 	rare := e.rarely()
 	if rare.diverted == nil {
-		rare.diverted = map[int]string{}
+		rare.diverted = map[int]diversion{}
 	}
-	rare.diverted[i] = e.reqs[i].ClientKey
+	rare.diverted[i] = diversion{e.reqs[i].ClientKey, err}
 	e.reqs[i].ClientKey = stores.OverflowKey
+}
+
+// diversion is why a zone counts the request in its overflow bucket.
+type diversion struct {
+	clientKey string // by which it would count otherwise
+	err       error  // why the store did not say whether that has a bucket, if it did not
+}
+
+// doubt returns the error with which zone i is answered without being asked, or nil.
+func (e *evaluation) doubt(i int) error {
+	if e.rare == nil {
+		return nil
+	}
+	return e.rare.diverted[i].err
+}
+
+func (e *evaluation) isDoubtful(i int) bool { return e.doubt(i) != nil }
+
+// certain returns those of some zones that are asked.
+func (e *evaluation) certain(some []int) []int {
+	if !slices.ContainsFunc(some, e.isDoubtful) {
+		return some
+	}
+	return slices.DeleteFunc(slices.Clone(some), e.isDoubtful)
 }
 
 // isDiverted reports whether zone i counts the request in its overflow bucket.
@@ -233,7 +261,7 @@ func (e *evaluation) isDiverted(i int) bool {
 // bucket counts it.
 func (e *evaluation) resolvedKey(i int) string {
 	if e.isDiverted(i) {
-		return e.rare.diverted[i]
+		return e.rare.diverted[i].clientKey
 	}
 	return e.reqs[i].ClientKey
 }
@@ -244,7 +272,7 @@ func (e *evaluation) resolvedKey(i int) string {
 func (e *evaluation) ask(r *http.Request) error {
 	states := e.freshStates()
 	onlyChecks := !slices.ContainsFunc(e.zones, func(z inZone) bool { return z.ChargeBefore || z.observed })
-	if open := e.onlyOpen(); open != nil && onlyChecks {
+	if open := e.onlyOpen(); open != nil && onlyChecks && !e.anyZone(e.isDoubtful) {
 		open.Admit(r.Context(), e.reqs, states)
 		e.states = states
 		e.noteHeld(nil)
@@ -325,6 +353,7 @@ func (e *evaluation) askEnforced(r *http.Request) error {
 // refuseKnown sets the states of those of some zones that refuse without being
 // asked, and reports whether there are any.
 func (e *evaluation) refuseKnown(some []int) (refused bool) {
+	some = e.certain(some)
 	for in, there := range e.byStore(some) {
 		open := e.opens[in]
 		if open == nil || len(there) == 0 {
@@ -394,7 +423,14 @@ func (e *evaluation) askSome(ctx context.Context, ask question, some []int) {
 // askIn asks one store about some zones that count there.
 func (e *evaluation) askIn(ctx context.Context, in int, ask question, some []int) {
 	open := e.opens[in]
+	for _, i := range some {
+		if err := e.doubt(i); err != nil {
+			e.states[i] = store.State{Err: err}
+		}
+	}
+	some = e.certain(some)
 	switch {
+	case len(some) == 0:
 	case open == nil:
 		for _, i := range some {
 			e.states[i] = store.State{Err: e.openError(in)}

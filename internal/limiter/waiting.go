@@ -44,7 +44,7 @@ func (e *evaluation) askInTurn(r *http.Request) error {
 // letsWait reports whether requests can wait in zone i, for which its store is
 // needed.
 func (e *evaluation) letsWait(i int) bool {
-	return e.zones[i].MaxWait > 0 && e.open(i) != nil && !e.observes(i)
+	return e.zones[i].MaxWait > 0 && e.open(i) != nil && !e.observes(i) && !e.isDoubtful(i)
 }
 
 // openLine returns a zone in which others wait before the request, or -1. A

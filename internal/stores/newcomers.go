@@ -53,9 +53,16 @@ func (h *Handle) newNewcomers(s store.Store) *newcomers {
 	}
 }
 
-// overflow returns the indices of the requests of new clients beyond the bound. A
-// client that has a bucket is not new, nor is any while the store cannot answer.
-func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time.Time) (beyond []int) {
+// Newcomer is a request of a client beyond the bound.
+type Newcomer struct {
+	Index int
+	// Err is set if the store could not say whether the client has a bucket.
+	Err error
+}
+
+// overflow returns the requests of new clients beyond the bound. A client that has a bucket
+// is not new.
+func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time.Time) (beyond []Newcomer) {
 	var doubtful []int
 	var asked []store.Request
 	for i := range reqs {
@@ -75,14 +82,12 @@ func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time
 	}
 	for k, st := range n.peeker.Peek(ctx, asked) {
 		r := &asked[k]
-		switch {
-		case st.Err != nil:
-		case st.Holds(r.Limit):
+		if st.Err == nil && st.Holds(r.Limit) {
 			n.acquainted.add(r, now)
-		default:
-			n.report(r.Limit.Zone, now)
-			beyond = append(beyond, doubtful[k])
+			continue
 		}
+		n.report(r.Limit.Zone, now)
+		beyond = append(beyond, Newcomer{doubtful[k], st.Err})
 	}
 	return beyond
 }
