@@ -31,7 +31,7 @@ type arrivals struct {
 
 type arrival struct {
 	name string
-	left int64 // when Caddy passed it on, in milliseconds; those of a line leave it further apart
+	left int64 // when Caddy passed it on, in milliseconds; requests of a line leave it at least a reply of Redis apart
 }
 
 func startArrivals(t *testing.T) *arrivals {

@@ -182,7 +182,7 @@ func (m *measured) markdown() string {
 func (m *measured) howDecided() string {
 	outside := func(rounds int) int { return max(report.Rank(rounds)-1, 0) }
 	looks := 1 + (m.more+report.RoundsBetweenLooks-1)/report.RoundsBetweenLooks
-	return fmt.Sprintf(`A goal is about the median, which a few rounds show only roughly. The table has the range of rounds that encloses the median of endless rounds of this run with a confidence of 99 %% or more at each look, whatever their distribution, as long as they do not depend on each other: of %d rounds it leaves out %d at either end, of %d rounds %d; seven or fewer have no such range. The goal is reached or missed if that range lies on one side of it. If the goal lies within, its rounds are further apart than what they are to show, and it is *%s*.
+	return fmt.Sprintf(`A goal is about the median, which a few rounds show only roughly. The table has the range of rounds that encloses the median of endless rounds of this run with a confidence of 99 %% or more at each look, whatever their distribution, as long as they do not depend on each other: of %d rounds it leaves out %d at either end, of %d rounds %d; seven or fewer have no such range. The goal is reached or missed if that range lies on one side of it. If the goal lies within, its rounds are further apart than what they are to show, and it is *%s*. Verdicts are of figures that are not rounded.
 
 A goal that %d rounds do not decide gets %d more, of its case and of what that is compared with, and is judged anew by all of them, until it is decided or has %d. Each look can be wrong, with a chance of 0.5 %% at most that the verdict should be the other one, %.1f %% for all %d looks; so of thirty goals close to their bounds about one may have a wrong verdict. The added rounds have fewer cases beside them. Two kinds keep their first rounds: resident memory, of which each round takes a million clients, and allocations, which are nearly the same in all.
 `, m.rounds, outside(m.rounds), m.rounds+m.more, outside(m.rounds+m.more), report.Undecided,
@@ -197,8 +197,8 @@ func (m *measured) result() string {
 		verdicts[goals[i].Verdict()]++
 	}
 	known := m.endToEnd.Cost(endtoend.ChargeAfter)
-	return fmt.Sprintf("**Result.** %d of %d goals were reached, and %d missed; the rounds do not decide %d. With the Redis store and `charge after`, a request of a client that Caddy knows takes %.1f µs of CPU time in Caddy (%.1f µs without a limiter), %.1f µs in the primary and %.1f µs in the replica.\n",
-		verdicts[report.Reached], len(goals), verdicts[report.Missed], verdicts[report.Undecided], known.Caddy, m.endToEnd.Cost(endtoend.Floor).Caddy, known.Primary, known.Replica)
+	return fmt.Sprintf("**Result.** %d of %d goals were reached, and %d missed; the rounds do not decide %d. With the Redis store and `charge after`, a request of a client that Caddy knows takes %.1f µs of CPU time in Caddy, %.2f times as much as one without a limiter in the same rounds, %.1f µs in the primary and %.1f µs in the replica.\n",
+		verdicts[report.Reached], len(goals), verdicts[report.Missed], verdicts[report.Undecided], known.Caddy, m.endToEnd.OverFloor(endtoend.ChargeAfter), known.Primary, known.Replica)
 }
 
 func (m *measured) goals() []report.Goal {
@@ -230,10 +230,10 @@ func (m *measured) meaning() string {
 	two, four := m.endToEnd.SweepCost(endtoend.TwoShards), m.endToEnd.SweepCost(endtoend.FourShards)
 	fmt.Fprintf(&b, "**Where the limit is.** A redis-server runs scripts on one processor. `redis-benchmark`, which does nothing but send the script of a take, 30 in a pipeline, gets %s calls a second out of one here, each for %.1f µs of its time. A Take of %d callers, of which those that leave together are one call, gets %s decisions a second for %.1f µs each, which is %.0f %% of what `redis-benchmark` reached in the same rounds, though the program that asks, and the kernel, share %d processors with Redis.\n\n",
 		report.Rounded(l.CeilingRate), l.CeilingServerMicros, l.Goroutines, report.Rounded(l.TakeRate), l.TakeServerMicros, 100*l.CeilingPart, runtime.NumCPU())
-	fmt.Fprintf(&b, "**What a request costs.** Caddy needs %.1f µs of CPU time for a request without a limiter that sends the same headers, and %.1f µs with the Redis store and `charge after`, of a client that it knows. The primary needs %.1f µs for it and the replica %.1f µs. Such a request makes %.2f calls to Redis, one of a client that comes seldom %.2f.\n\n",
-		m.endToEnd.Cost(endtoend.Floor).Caddy, known.Caddy, known.Primary, known.Replica, known.Calls, seldom.Calls)
-	fmt.Fprintf(&b, "**What a shard costs, and gives.** A request of a client that comes seldom costs the servers of a single shard %.1f µs; those of two shards %.1f µs together, of which the busier shard has %.1f, and those of four %.1f µs, of which the busiest has %.1f. More shards do more work, for each of them gets shorter pipelines, and each call costs more in those; but they do it on processors of their own, and the busiest one has less. Once pipelines are long on each shard as well, the sum grows no more. On one machine more shards serve nothing faster, which is why this page compares time and not throughput.\n\n",
-		seldom.Redis(), two.Redis(), two.Busiest, four.Redis(), four.Busiest)
+	fmt.Fprintf(&b, "**What a request costs.** With the Redis store and `charge after`, Caddy needs %.1f µs of CPU time for a request of a client that it knows, %.2f times as much as for one without a limiter that sends the same headers. The primary needs %.1f µs for it and the replica %.1f µs. Such a request makes %.2f calls to Redis, one of a client that comes seldom %.2f.\n\n",
+		known.Caddy, m.endToEnd.OverFloor(endtoend.ChargeAfter), known.Primary, known.Replica, known.Calls, seldom.Calls)
+	fmt.Fprintf(&b, "**What a shard costs, and gives.** A request of a client that comes seldom costs the servers of a single shard %.1f µs; those of two shards %.1f µs together, of which the busier shard has %.1f, and those of four %.1f µs, of which the busiest has %.1f. More shards do more work, for each of them gets shorter pipelines, and each call costs more in those; but they do it on processors of their own, and the busiest one has less. On one machine more shards serve nothing faster, which is why this page compares time and not throughput.\n\n",
+		seldom.Redis, two.Redis, two.Busiest, four.Redis, four.Busiest)
 	fmt.Fprintf(&b, "**A million requests a second**, computed from the table of cases, with every processor busy for half of its time. Caddy's part is all of Caddy, without TLS and with nothing behind it.\n\n")
 	table := report.NewTable("requests", "processors for Caddy", "shards (a primary each)", "replicas, one a shard at least")
 	for _, t := range traffics {

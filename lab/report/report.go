@@ -225,8 +225,8 @@ const confidence = 0.99
 const RoundsBetweenLooks = 6
 
 // AddRounds measures more rounds, at most that many, of what undecided returns. It asks for
-// that anew every few rounds, and ends when there is nothing left. What is decided once must
-// stay so: then all of it has the same rounds, up to the last of its own.
+// that anew every few rounds, and ends when there is nothing left. What undecided returns
+// must only become fewer: figures are paired by the place of their rounds.
 func AddRounds[T any](most int, undecided func() []T, measure func(round int, those []T) error) error {
 	var those []T
 	for round := range most {

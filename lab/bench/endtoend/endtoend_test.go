@@ -99,6 +99,17 @@ func TestRunMeasuresAll(t *testing.T) {
 	}
 }
 
+// TestCountKeepsPace counts no faster than the case whose pace it keeps.
+func TestCountKeepsPace(t *testing.T) {
+	server := redistest.Start(t)
+	c := &endpoint{status: 200, keys: 10, direct: server.Client(), paceOf: &endpoint{rate: 1000}}
+	got, err := c.count(t.Context(), 200*time.Millisecond)
+	redistest.Must(t, err)
+	if most := 1000*got.Elapsed.Seconds() + calibrationLength; got.Requests == 0 || float64(got.Requests) > most {
+		t.Errorf("%d requests in %v, at most %.0f may be", got.Requests, got.Elapsed, most)
+	}
+}
+
 // checkFigures returns an error for each implausible figure.
 func checkFigures(r *Result) (err error) {
 	complain := func(format string, args ...any) { err = errors.Join(err, fmt.Errorf(format, args...)) }
@@ -107,7 +118,7 @@ func checkFigures(r *Result) (err error) {
 		"CPU of the floor": r.Cost(Floor).Caddy, "CPU of the limiter": known.Caddy, "CPU of the primary": known.Primary,
 		"CPU of the replica": known.Replica, "requests/s": known.Rate,
 		"CPU of the primary that counts": r.Cost(countingName(clients)).Primary, "CPU of the replica that counts": r.Cost(countingName(clients)).Replica,
-		"CPU of a shard": seldom.Redis(), "CPU of one of two shards": two.Busiest, "CPU of four shards": four.Redis(),
+		"CPU of a shard": seldom.Redis, "CPU of one of two shards": two.Busiest, "CPU of four shards": four.Redis, "CPU of the limiter, relative to the floor": r.OverFloor(ChargeAfter),
 	} {
 		if figure <= 0 {
 			complain("%s is %v", what, figure)

@@ -27,13 +27,10 @@ type Result struct {
 	fillRate     float64 // buckets a second that were written beforehand
 }
 
-// Cost is the CPU time per request in microseconds of Caddy, of primaries, of replicas,
-// and of the servers of the busiest shard; and calls to Redis per request, and requests
-// in a second.
-type Cost struct{ Caddy, Primary, Replica, Busiest, Calls, Rate float64 }
-
-// Redis is the CPU time of all servers.
-func (c Cost) Redis() float64 { return c.Primary + c.Replica }
+// Cost is the CPU time per request in microseconds of Caddy, of primaries, of replicas, of
+// both together, and of the servers of the busiest shard; and calls to Redis per request,
+// and requests in a second.
+type Cost struct{ Caddy, Primary, Replica, Redis, Busiest, Calls, Rate float64 }
 
 // Cost returns the medians of a case, such as ChargeAfter.
 func (r *Result) Cost(name string) Cost {
@@ -43,13 +40,20 @@ func (r *Result) Cost(name string) Cost {
 	return r.cases.cost(name)
 }
 
+// OverFloor is the median of the CPU time of Caddy for a case of the table, relative to that of
+// the Floor in the same round. The case and the Floor may have different rounds, so their
+// medians are not to be compared.
+func (r *Result) OverFloor(name string) float64 {
+	return r.cases.ratio(name, Floor, sample.ofCaddy).Median
+}
+
 // SweepCost returns the medians of a case of the sweep, such as SweepBase.
 func (r *Result) SweepCost(name string) Cost { return r.sweep.cost(name) }
 
 func (s samples) cost(name string) Cost {
 	median := func(of func(sample) float64) float64 { return s.spread(name, of).Median }
 	return Cost{
-		median(sample.ofCaddy), median(sample.ofPrimary), median(sample.ofReplica), median(sample.ofBusiest),
+		median(sample.ofCaddy), median(sample.ofPrimary), median(sample.ofReplica), median(sample.redis), median(sample.ofBusiest),
 		median(sample.ofCalls), median(sample.requests),
 	}
 }
@@ -95,7 +99,7 @@ func (r *Result) goals() []goal {
 // Markdown is the tables of the measurements, with explanations.
 func (r *Result) Markdown() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d requests at a time, %d clients, %d rounds of %v a case, all cases in turn. What goals compare, except clients never seen before, runs for %v of each round, in %d pieces. If these rounds do not decide a goal, its cases have up to %d more; a row has all rounds of its case. Caddy's call once a second for a refused client falls before the measured part of each piece; [calls](calls.md) counts it. Everything here took %v.\n\n",
+	fmt.Fprintf(&b, "%d requests at a time, %d clients, %d rounds of %v a case, all cases in turn. What goals compare, except clients never seen before, runs for %v of each round, in %d pieces. If these rounds do not decide a goal, its cases have up to %d more; a row has all rounds of its case, so rows may be of different rounds: compare ratios. Caddy's call once a second for a refused client falls before the measured part of each piece; [calls](calls.md) counts it. Everything here took %v.\n\n",
 		connections, clients, r.opts.Rounds, r.opts.Length, time.Duration(r.opts.sizes().pieces)*r.opts.Length/2, r.opts.sizes().pieces, r.opts.More, r.took.Round(time.Second))
 	r.writeCases(&b)
 	r.writeDelays(&b)
@@ -129,7 +133,7 @@ func (r *Result) writeCases(b *strings.Builder) {
 	write(r.returning, countingName(manyClients), "", 0)
 	write(r.returning, pacedCalibration, "", 0)
 	fmt.Fprintf(b, `%s
-The %s are measured by themselves, in turn with the floor and with *%s*, after each client has come %d times. What counts alone shows what that costs Redis, with as many keys as the case has clients: as fast as it can, or as many requests a second as the clients sent. With `+"`plain_charges off`"+` each charge calls a script.
+The %s are measured by themselves, in turn with the floor and with *%s*, and with the same at their pace, after each client has come %d times. These two rows show what counting alone costs Redis, with as many keys as the case has clients: as fast as the program can, and as many requests a second as the clients sent. With `+"`plain_charges off`"+` each charge calls a script.
 
 The floor of a refused request is *%s*, the same response without a limiter. *%s*, which has a goal, takes turns with it in all of the %d pieces, the other refused cases in every %dth. The rows that end in *%s* are both sites again, each as the only one of a Caddy.
 

@@ -1,7 +1,7 @@
 // Package libraries compares the stores with other limiters for Go, the peers: those that
 // count in Redis with a Take of the Redis store, those that count in memory with a Take
-// of the memory store. All take turns, several rounds; the figure is the ratio to the
-// fastest peer, by the first rounds, in the same round. A limiter is an open implementation of some kind, a
+// of the memory store. All take turns, several rounds; the figure is the ratio, round by
+// round, to the peer that was fastest in the first rounds. A limiter is an open implementation of some kind, a
 // comparison holds the measurements of several in a scene, and a Result all comparisons.
 package libraries
 

@@ -54,6 +54,10 @@ func TestRun(t *testing.T) {
 			}
 		}
 	}
+	c := r.admitted(64)
+	if compared := c.undecided(); !slices.Contains(compared, c.place(takeFixedWindow)) || !slices.Contains(compared, c.fastest()) {
+		t.Errorf("a Take is not compared with the fastest peer: %v", compared)
+	}
 	f := r.Figures()
 	if f.Goroutines != 64 || f.TakeRate <= 0 || f.TakeServerMicros <= 0 || f.CeilingRate <= 0 || f.CeilingServerMicros <= 0 {
 		t.Errorf("figures %+v", f)
