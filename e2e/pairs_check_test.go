@@ -299,6 +299,9 @@ func (p *pairRun) check() {
 			}
 		}
 	}
+	if p.has("max_new_buckets") {
+		p.checkNewBuckets()
+	}
 	for l, n := range inMemory {
 		most := capacity[l.pairBucket]
 		if b.either {
@@ -310,6 +313,26 @@ func (p *pairRun) check() {
 	}
 	if p.complaints > 0 {
 		p.t.Errorf("%d complaints in all", p.complaints)
+	}
+}
+
+// checkNewBuckets verifies that few made-up clients have a bucket of their own.
+func (p *pairRun) checkNewBuckets() {
+	p.t.Helper()
+	for store, buckets := range p.books {
+		opened := map[string]int{}
+		for _, c := range p.strangers {
+			for _, zone := range p.site().zonesOf() {
+				if b := c.bucket(zone); b.name == c.key && buckets[b].used > 0 {
+					opened[zone]++
+				}
+			}
+		}
+		for zone, n := range opened {
+			if float64(n) > p.newBuckets {
+				p.complain("zone %s of store %s has opened %d buckets for made-up clients, at most %.1f may be", zone, store, n, p.newBuckets)
+			}
+		}
 	}
 }
 

@@ -348,8 +348,14 @@ var features = []feature{
 		configure: func(_ *pairRun, s *pairSite) { s.zone("max_wait 2s") },
 	},
 	{
-		name:      "max_new_buckets",
-		configure: func(_ *pairRun, s *pairSite) { s.store(fmt.Sprint("max_new_buckets ", 2*len(regulars))) },
+		name: "max_new_buckets",
+		configure: func(p *pairRun, s *pairSite) {
+			most := len(regulars)
+			if p.acquainted {
+				most = 1
+			}
+			s.store(fmt.Sprint("max_new_buckets ", most))
+		},
 		allow: func(p *pairRun, b *bounds) {
 			// New clients beyond the bound share a bucket.
 			b.shared = true

@@ -61,6 +61,10 @@ type pairRun struct {
 	madeUp    int
 	strangers []pairClient
 	answers   []pairAnswer
+	// acquainted is set once each regular client has sent a request.
+	acquainted bool
+	// newBuckets is how many buckets a zone may have opened for made-up clients, if that is bounded.
+	newBuckets float64
 	// books is what read returned last.
 	books      pairBooks
 	complaints int
@@ -159,6 +163,8 @@ func tryPair(t *testing.T, which pair, seed uint64) {
 	ready := time.Since(began)
 
 	p.send(p.mix(1, 1, 0), nil, true)
+	p.acquainted = true
+	p.load()
 	p.send(p.mix(8, 70, 40), p.steps(40*4+8*6), !p.bounds().faults)
 	p.awaitWhole()
 	p.settle()
@@ -280,6 +286,12 @@ type pairStep struct {
 // says that no server is down during that time.
 func (p *pairRun) send(requests []pairRequest, steps []pairStep, healthy bool) {
 	p.t.Helper()
+	began, loads := time.Now(), p.loads.Load()
+	defer func() {
+		// Each config begins with the number of a second. One that is being replaced still lets in
+		// clients, beside the next one.
+		p.newBuckets += float64(1+p.loads.Load()-loads) + 2*time.Since(began).Seconds()
+	}()
 	var (
 		mu             sync.Mutex
 		changed        = sync.NewCond(&mu)

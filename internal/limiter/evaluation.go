@@ -456,8 +456,8 @@ func (e *evaluation) handleErrors(r *http.Request, some []int) error {
 			continue
 		}
 		failed = e.states[i].Err
-		// A check spends nothing, whatever the store says.
-		if e.zones[i].ChargeBefore && errors.Is(failed, store.ErrUncertain) {
+		// A check spends nothing, whatever the store says, nor does a look for a bucket.
+		if e.zones[i].ChargeBefore && !e.isDoubtful(i) && errors.Is(failed, store.ErrUncertain) {
 			e.zones[i].unknown = true
 		}
 	}
@@ -487,7 +487,7 @@ func within(some []int, i int) bool { return some == nil || slices.Contains(some
 // askLocal makes the local counts decide about zone i. The store holds what they
 // hold in flight as well: it may be back before the request has settled.
 func (e *evaluation) askLocal(i int) {
-	open, reqs, spend := e.open(i), e.reqs[i:i+1], &e.zones[i].spend
+	open, reqs, spend := e.open(i), []store.Request{e.localRequest(i)}, &e.zones[i].spend
 	spend.local = true
 	if e.zones[i].ChargeBefore {
 		copy(e.states[i:], open.Local.Buckets.Take(context.Background(), reqs))
@@ -495,8 +495,16 @@ func (e *evaluation) askLocal(i int) {
 	}
 	open.Local.Accounts.Admit(context.Background(), reqs, e.states[i:i+1])
 	if spend.held = e.states[i].Allowed; spend.held {
-		open.Accounts.Hold(reqs)
+		open.Accounts.Hold(e.reqs[i : i+1])
 	}
+}
+
+// localRequest is the request to the local counts of zone i. They have no overflow bucket:
+// while the store does not answer, most clients that share it may have buckets of their own.
+func (e *evaluation) localRequest(i int) store.Request {
+	req := e.reqs[i]
+	req.ClientKey = e.resolvedKey(i)
+	return req
 }
 
 // noteHeld notes which of some zones, or of all if some is nil, hold the cost in

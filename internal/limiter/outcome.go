@@ -19,12 +19,11 @@ func (e *evaluation) penalize() {
 		st.RetryAfter = max(st.RetryAfter, z.Penalty)
 		st.Reset = max(st.Reset, st.Penalty)
 		st.Remaining = 0
-		req := e.reqs[i]
-		req.Until = st.Penalty
-		open := e.open(i)
+		open, req := e.open(i), e.reqs[i]
 		if z.local {
-			open = open.Local.Opened
+			open, req = open.Local.Opened, e.localRequest(i)
 		}
+		req.Until = st.Penalty
 		open.Penalize(req)
 	}
 }

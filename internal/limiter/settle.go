@@ -217,7 +217,7 @@ func (s *settlements) add(e *evaluation, i int, spent, cost int64) {
 	done := z.spend
 	in := &s[z.in]
 	if done.local {
-		in.local.add(req, spend{held: done.held}, spent, cost)
+		in.local.add(e.localRequest(i), spend{held: done.held}, spent, cost)
 		// The store may be back, so it settles the cost as well.
 		spent = 0
 	}
