@@ -408,12 +408,16 @@ func TestFloodOfNewClients(t *testing.T) {
 	}
 }
 
-// TestFloodWhileRedisDoesNotAnswer: on_error lets the requests pass, and they open no more buckets
-// afterwards than the bound allows.
+// TestFloodWhileRedisDoesNotAnswer: on_error decides about the requests. Afterwards they have
+// opened no more buckets than the bound allows, and refuse nobody.
 func TestFloodWhileRedisDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	const made = 300
-	for _, options := range []string{"charge after", "charge before", "on_error local", "charge before, on_error local"} {
+	for options, status := range map[string]int{
+		"charge after": http.StatusOK, "charge before": http.StatusOK, "algorithm gcra": http.StatusOK,
+		"on_error local": http.StatusOK, "charge before, on_error local": http.StatusOK,
+		"on_error deny": http.StatusServiceUnavailable, "charge before, on_error deny": http.StatusServiceUnavailable,
+	} {
 		t.Run(options, func(t *testing.T) {
 			servers := caddytest.StartShards(t, 1, 0)
 			zone := zoneWith("api", append(strings.Split(options, ", "), "events 50", "window 1h")...)
@@ -424,25 +428,47 @@ func TestFloodWhileRedisDoesNotAnswer(t *testing.T) {
 				Addr: c.Addr, Header: "X-Key", Connections: 16, Requests: made, Duration: time.Minute,
 				Key: func(n int64) string { return "made-up-" + strconv.FormatInt(n, 10) },
 			})
-			must(t, "flood", errors.Join(err, want("requests that passed", result.Status[http.StatusOK], int64(made))))
+			must(t, "flood", errors.Join(err, want(fmt.Sprint("requests with status ", status), result.Status[status], int64(made))))
 			bound := int64(2 + time.Since(start).Seconds() + 1)
 			must(t, "resume", servers[0].Primary.Resume())
-			least := int64(made)
+			least, most := int64(made), int64(made)
+			if status != http.StatusOK {
+				least, most = 0, bound
+			}
 			if strings.Contains(options, "before") {
 				// A take that got no reply may not have counted.
 				least -= bound
 			}
 			eventually(t, "all requests are charged", func() error {
+				status, _ := adminStatus(c)
+				if l := status.Stores[0].Ledger; l == nil || l.InFlight != 0 || l.Unsent != 0 {
+					return fmt.Errorf("the ledger is %+v", l)
+				}
+				keys, err := servers[0].Primary.Client().Keys(t.Context(), "flood:*").Result()
+				if err != nil || int64(len(keys)) > bound {
+					return fmt.Errorf("buckets %q, want at most %d; %w", keys, bound, err)
+				}
+				if strings.Contains(options, "gcra") {
+					return nil // its buckets have no count
+				}
 				sum := int64(0)
-				buckets := caddytest.ReadBuckets(t, servers[0].Primary.Client())
-				for _, b := range buckets {
+				for _, b := range caddytest.ReadBuckets(t, servers[0].Primary.Client()) {
 					sum += b.Count
 				}
-				if sum < least || sum > made || int64(len(buckets)) > bound {
-					return fmt.Errorf("%d of %d requests counted in %d buckets, want at least %d in at most %d", sum, made, len(buckets), least, bound)
+				if sum < least || sum > most {
+					return fmt.Errorf("%d of %d requests counted, want %d to %d", sum, made, least, most)
 				}
 				return nil
 			})
+			for n := range 5 {
+				eventually(t, "Redis decides again", func() error {
+					a := c.Ask("/", fmt.Sprint("X-Key: late-", n))
+					if a.Status == http.StatusTooManyRequests {
+						t.Fatalf("a new client is refused after the flood: %+v", a)
+					}
+					return errors.Join(want("status", a.Status, http.StatusOK), want("the limit being known", a.Limit > 0, true))
+				})
+			}
 		})
 	}
 }

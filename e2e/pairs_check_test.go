@@ -19,8 +19,12 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
-// overflowBucket is the client key of the bucket that new clients share.
-const overflowBucket = "*overflow"
+// The client keys of buckets that clients share: new ones, and those of which the store did not
+// say whether they are new.
+const (
+	overflowBucket = "*overflow"
+	unknownBucket  = "*unknown"
+)
 
 // pairBucket is a bucket of a zone: a client's, a group's, or the shared one.
 type pairBucket struct{ zone, name string }
@@ -65,8 +69,10 @@ func (p *pairRun) read() (pairBooks, error) {
 					}
 				}
 			}
-			if err := p.readBucket(books, store.Name, pairBucket{zone, overflowBucket}, "client_key="+url.QueryEscape(overflowBucket)); err != nil {
-				return nil, err
+			for _, shared := range []string{overflowBucket, unknownBucket} {
+				if err := p.readBucket(books, store.Name, pairBucket{zone, shared}, "client_key="+url.QueryEscape(shared)); err != nil {
+					return nil, err
+				}
 			}
 		}
 	}
@@ -287,6 +293,10 @@ func (p *pairRun) check() {
 	for store, buckets := range p.books {
 		for bucket, held := range buckets {
 			most := capacity[bucket]
+			if bucket.name == unknownBucket {
+				// It decides nothing, so nothing limits it.
+				continue
+			}
 			if bucket.name == overflowBucket {
 				most = map[string]int64{zoneAPI: pairLimit, zoneGroup: groupLimit, zoneInner: innerLimit}[bucket.zone]
 				unchecked[bucket] = slices.Max(append(slices.Collect(maps.Values(unchecked)), 0))

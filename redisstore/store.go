@@ -119,7 +119,8 @@ type Store struct {
 	// clients: those that have no bucket and have not come to this Caddy within the
 	// last three windows, or within a minute if that is longer. New clients beyond it
 	// share one bucket of their zone until there are fewer of them, so that made-up
-	// client keys cannot fill Redis. A million clients of a store are remembered.
+	// client keys cannot fill Redis. If Redis does not say which clients are new,
+	// on_error decides about them. A million clients of a store are remembered.
 	// Choose a number well above that of the new clients in a busy second, also after
 	// a restart of Redis, and such that the buckets of a window fit into Redis, at
 	// about 180 bytes each. Default: 0, for no limit.

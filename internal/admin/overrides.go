@@ -114,8 +114,8 @@ func (s *selection) set(r *http.Request, query url.Values, o store.Override, unt
 	o.Zone, o.By, o.Since = s.Name, senderOf(r), time.Now().UnixMicro()
 	all := adminapi.Overrides{Overrides: []adminapi.Override{}}
 	for i, b := range s.buckets {
-		if b.Key == stores.OverflowKey {
-			return nil, apiErrorf(http.StatusBadRequest, "client_key %q is the bucket that new clients share: name a client", b.Key)
+		if stores.IsShared(b.Key) {
+			return nil, apiErrorf(http.StatusBadRequest, "client_key %q is a bucket that clients share: name a client", b.Key)
 		}
 		o.ClientKey, o.Until = b.Key, until(i)
 		if err := s.store.SetOverride(r.Context(), o); err != nil {

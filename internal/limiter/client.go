@@ -25,6 +25,7 @@ const (
 	noteParts    = "values that are no text"
 	noteBase64   = "a key that is no text, in base64"
 	noteOverflow = "the bucket that new clients share, by max_new_buckets"
+	noteDoubtful = "the bucket of clients of which the store did not say whether they are new, by max_new_buckets"
 	noteUnknown  = "of no text of the zone's key in the running config"
 )
 
@@ -91,6 +92,9 @@ func (z *Zone) ClientOf(clientKey string) adminapi.Client {
 		return c
 	case clientKey == stores.OverflowKey:
 		c.Note = noteOverflow
+		return c
+	case clientKey == stores.UnknownKey:
+		c.Note = noteDoubtful
 		return c
 	case strings.HasPrefix(clientKey, "$"):
 		c.Note, c.Unknown = noteSecret, true
@@ -333,7 +337,7 @@ func (t *keyTemplate) keyOf(values []string, z *Zone) string {
 
 // CouldHave reports whether a client of the zone could have that client key.
 func (z *Zone) CouldHave(clientKey string) bool {
-	return clientKey == stores.OverflowKey || slices.ContainsFunc(z.templates, func(t keyTemplate) bool { return strings.HasPrefix(clientKey, t.tag+":") })
+	return stores.IsShared(clientKey) || slices.ContainsFunc(z.templates, func(t keyTemplate) bool { return strings.HasPrefix(clientKey, t.tag+":") })
 }
 
 // distinct returns each of the names once, in their order.

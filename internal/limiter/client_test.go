@@ -76,7 +76,7 @@ func TestUnknownClientKeys(t *testing.T) {
 	z := keyZone("{a}{b}", "everybody")
 	tag := z.templates[0].tag
 	for key, note := range map[string]string{
-		stores.OverflowKey: noteOverflow, "$digest": noteSecret, "#digest": noteBinary,
+		stores.OverflowKey: noteOverflow, stores.UnknownKey: noteDoubtful, "$digest": noteSecret, "#digest": noteBinary,
 		"": noteUnknown, "xyz:alice": noteUnknown, tag: noteUnknown, tag + ":ab": noteUnknown, tag + ":ab:3": noteUnknown, tag + ":ab:x": noteUnknown,
 		z.templates[1].tag + ":x": noteUnknown,
 	} {

@@ -50,7 +50,7 @@ type rare struct {
 	// takenAt is when the last take ended of a zone that forgives, in microseconds since
 	// the epoch by this process's clock.
 	takenAt int64
-	// diverted are the zones that count the request in their overflow buckets.
+	// diverted are the zones that count the request in a bucket that clients share.
 	diverted map[int]diversion
 }
 
@@ -189,7 +189,8 @@ func (e *evaluation) freshStates() []store.State {
 	return states
 }
 
-// divert makes new clients beyond the bound of a store share a bucket.
+// divert makes clients beyond the bound of a store share a bucket, unless they are known to
+// have one.
 func (e *evaluation) divert(ctx context.Context) {
 	for in, open := range e.opens {
 		if open == nil {
@@ -197,7 +198,7 @@ func (e *evaluation) divert(ctx context.Context) {
 		}
 		if !e.isSplit() {
 			for _, n := range open.Overflow(ctx, e.reqs, e.limiter.Now) {
-				e.shareOverflow(n.Index, n.Err)
+				e.share(n.Index, n.Err)
 			}
 			continue
 		}
@@ -206,25 +207,28 @@ func (e *evaluation) divert(ctx context.Context) {
 				continue
 			}
 			for _, n := range open.Overflow(ctx, e.reqs[i:i+1], e.limiter.Now) {
-				e.shareOverflow(i, n.Err)
+				e.share(i, n.Err)
 			}
 		}
 	}
 }
 
-// shareOverflow makes zone i count the request in its overflow bucket. If err is set, the
-// client may have a bucket of its own: then whether the shared one is full decides nothing,
-// and on_error does.
-func (e *evaluation) shareOverflow(i int, err error) {
+// share makes zone i count the request in a bucket that clients share: that of new ones or,
+// if err is why the store did not say whether this one is new, another. In that case on_error
+// decides.
+func (e *evaluation) share(i int, err error) {
 	rare := e.rarely()
 	if rare.diverted == nil {
 		rare.diverted = map[int]diversion{}
 	}
 	rare.diverted[i] = diversion{e.reqs[i].ClientKey, err}
 	e.reqs[i].ClientKey = stores.OverflowKey
+	if err != nil {
+		e.reqs[i].ClientKey = stores.UnknownKey
+	}
 }
 
-// diversion is why a zone counts the request in its overflow bucket.
+// diversion is why a zone counts the request in a bucket that clients share.
 type diversion struct {
 	clientKey string // by which it would count otherwise
 	err       error  // why the store did not say whether that has a bucket, if it did not
@@ -240,15 +244,7 @@ func (e *evaluation) doubt(i int) error {
 
 func (e *evaluation) isDoubtful(i int) bool { return e.doubt(i) != nil }
 
-// certain returns those of some zones that are asked.
-func (e *evaluation) certain(some []int) []int {
-	if !slices.ContainsFunc(some, e.isDoubtful) {
-		return some
-	}
-	return slices.DeleteFunc(slices.Clone(some), e.isDoubtful)
-}
-
-// isDiverted reports whether zone i counts the request in its overflow bucket.
+// isDiverted reports whether zone i counts the request in a bucket that clients share.
 func (e *evaluation) isDiverted(i int) bool {
 	if e.rare == nil {
 		return false
@@ -270,17 +266,19 @@ func (e *evaluation) resolvedKey(i int) string {
 // An error of the store is part of a state; the error that ask returns ends the
 // request.
 func (e *evaluation) ask(r *http.Request) error {
-	states := e.freshStates()
+	e.states = e.freshStates()
 	onlyChecks := !slices.ContainsFunc(e.zones, func(z inZone) bool { return z.ChargeBefore || z.observed })
-	if open := e.onlyOpen(); open != nil && onlyChecks && !e.anyZone(e.isDoubtful) {
-		open.Admit(r.Context(), e.reqs, states)
-		e.states = states
+	if e.anyZone(e.isDoubtful) {
+		if err := e.answerDoubtful(r); err != nil || !e.passes(e.where(func(i int) bool { return e.isDoubtful(i) && !e.observes(i) })) {
+			return err
+		}
+	} else if open := e.onlyOpen(); open != nil && onlyChecks {
+		open.Admit(r.Context(), e.reqs, e.states)
 		e.noteHeld(nil)
 		return e.handleErrors(r, nil)
 	}
-	e.states = states
 	if e.anyZone(e.observes) {
-		enforced := e.where(func(i int) bool { return !e.observes(i) && !e.zones[i].unknown })
+		enforced := e.where(func(i int) bool { return !e.observes(i) && !e.zones[i].unknown && !e.isDoubtful(i) })
 		if e.refuseKnown(enforced) {
 			// The zones that only observe make no call for such a request either.
 			return nil
@@ -288,6 +286,17 @@ func (e *evaluation) ask(r *http.Request) error {
 	}
 	await := e.observe(r)
 	return cmp.Or(e.askEnforced(r), await())
+}
+
+// answerDoubtful sets the states of the doubtful zones, as on_error says.
+func (e *evaluation) answerDoubtful(r *http.Request) error {
+	doubtful := e.where(e.isDoubtful)
+	for _, i := range doubtful {
+		e.states[i] = store.State{Err: e.doubt(i)}
+	}
+	err := e.handleErrors(r, doubtful)
+	e.noteTaken(e.where(func(i int) bool { return e.isDoubtful(i) && e.takes(i) }))
+	return err
 }
 
 // observe asks the zones that only observe the client while others are asked, and
@@ -329,8 +338,8 @@ func (e *evaluation) observe(r *http.Request) (await func() error) {
 
 // askEnforced asks the zones that may each refuse the request.
 func (e *evaluation) askEnforced(r *http.Request) error {
-	checks := e.where(func(i int) bool { return !e.zones[i].ChargeBefore && !e.observes(i) })
-	takes := e.where(func(i int) bool { return e.takes(i) && !e.observes(i) })
+	checks := e.where(func(i int) bool { return !e.zones[i].ChargeBefore && !e.observes(i) && !e.isDoubtful(i) })
+	takes := e.where(func(i int) bool { return e.takes(i) && !e.observes(i) && !e.isDoubtful(i) })
 	// No zone is asked if another is known to refuse. A store that gets all takes
 	// in one call sees to that itself.
 	known, isSplit := takes, e.isSplit()
@@ -353,7 +362,6 @@ func (e *evaluation) askEnforced(r *http.Request) error {
 // refuseKnown sets the states of those of some zones that refuse without being
 // asked, and reports whether there are any.
 func (e *evaluation) refuseKnown(some []int) (refused bool) {
-	some = e.certain(some)
 	for in, there := range e.byStore(some) {
 		open := e.opens[in]
 		if open == nil || len(there) == 0 {
@@ -423,14 +431,7 @@ func (e *evaluation) askSome(ctx context.Context, ask question, some []int) {
 // askIn asks one store about some zones that count there.
 func (e *evaluation) askIn(ctx context.Context, in int, ask question, some []int) {
 	open := e.opens[in]
-	for _, i := range some {
-		if err := e.doubt(i); err != nil {
-			e.states[i] = store.State{Err: err}
-		}
-	}
-	some = e.certain(some)
 	switch {
-	case len(some) == 0:
 	case open == nil:
 		for _, i := range some {
 			e.states[i] = store.State{Err: e.openError(in)}
@@ -499,12 +500,20 @@ func (e *evaluation) askLocal(i int) {
 	}
 }
 
-// localRequest is the request to the local counts of zone i. They have no overflow bucket:
-// while the store does not answer, most clients that share it may have buckets of their own.
+// localRequest is the request to the local counts of zone i, where no client shares a bucket:
+// while the store does not answer, most clients may have one of their own.
 func (e *evaluation) localRequest(i int) store.Request {
 	req := e.reqs[i]
 	req.ClientKey = e.resolvedKey(i)
 	return req
+}
+
+// decidedBy returns the client key of the bucket that has decided in zone i.
+func (e *evaluation) decidedBy(i int) string {
+	if e.zones[i].local {
+		return e.resolvedKey(i)
+	}
+	return e.reqs[i].ClientKey
 }
 
 // noteHeld notes which of some zones, or of all if some is nil, hold the cost in
@@ -527,7 +536,7 @@ func (e *evaluation) noteTaken(takes []int) {
 				e.rarely().takenAt = e.limiter.Now().UnixMicro()
 			}
 			e.reqs[i].Receipt = st.Receipt
-		case e.hasNoRoom(i):
+		case e.hasNoRoom(i) && !e.zones[i].local:
 			e.open(i).NoteFull(&e.reqs[i], st, e.limiter.Now())
 		}
 	}

@@ -232,7 +232,7 @@ func (l *Limiter) refuse(t *tracker, e *evaluation, i int, w http.ResponseWriter
 		l.warnNever(z, &e.reqs[i])
 	}
 	l.reportRefusal(e, i, r)
-	e.zones[i].refused.note(e.reqs[i].ClientKey, l.Now())
+	e.zones[i].refused.note(e.decidedBy(i), l.Now())
 	if e.isBlocked(i) {
 		return caddyhttp.Error(z.BlockStatus, z.blocked)
 	}

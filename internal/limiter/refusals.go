@@ -129,7 +129,7 @@ func (e *evaluation) isFirst(i int, about uint32) bool {
 		// The window began earlier.
 		window = time.Duration(st.Reset-st.Now) * time.Microsecond
 	}
-	id := identity.New(about, e.reqs[i].ClientKey)
+	id := identity.New(about, e.decidedBy(i))
 	if _, ok := z.recent.GetIfPresent(id); ok {
 		return false
 	}
@@ -139,7 +139,7 @@ func (e *evaluation) isFirst(i int, about uint32) bool {
 
 // shownKey returns the client key as it may be shown: itself with log_key, or else
 // the beginning of its digest, by which entries about one client can be found.
-func (e *evaluation) shownKey(i int) string { return e.limiter.shown(e.reqs[i].ClientKey) }
+func (e *evaluation) shownKey(i int) string { return e.limiter.shown(e.decidedBy(i)) }
 
 func (l *Limiter) shown(key string) string {
 	if l.LogKey {

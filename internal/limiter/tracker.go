@@ -111,8 +111,8 @@ func (t *tracker) enroll(e *evaluation, r *http.Request) {
 	}
 }
 
-// counts reports whether the request is counted in that bucket already, or in the
-// overflow bucket instead.
+// counts reports whether the request is counted in that bucket already, or in one that
+// clients share instead.
 func (t *tracker) counts(z *boundZone, req *store.Request) bool {
 	for _, e := range t.evaluations {
 		for i := range e.zones {

@@ -65,7 +65,7 @@ func (e *evaluation) waitsFor(began time.Time) int {
 		return -1
 	}
 	for i := range e.zones {
-		if e.refuses(i) && e.states[i].RetryAfter > e.timeLeft(i, began) {
+		if e.refuses(i) && (!e.letsWait(i) || e.states[i].RetryAfter > e.timeLeft(i, began)) {
 			return -1
 		}
 	}

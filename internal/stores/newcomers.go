@@ -13,9 +13,17 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// OverflowKey is the client key of the bucket that new clients beyond the bound
-// share. No client has it: theirs begin with a tag.
-const OverflowKey = "*overflow"
+// The client keys of buckets that clients share. No client has one: theirs begin with a tag.
+const (
+	// OverflowKey is that of new clients beyond the bound.
+	OverflowKey = "*overflow"
+	// UnknownKey is that of clients beyond the bound of which the store did not say whether
+	// they are new. It counts them, and how full it is decides nothing.
+	UnknownKey = "*unknown"
+)
+
+// IsShared reports whether a client key is that of a bucket that clients share.
+func IsShared(clientKey string) bool { return clientKey == OverflowKey || clientKey == UnknownKey }
 
 // NewcomerConfig is a [Module] that bounds new buckets.
 type NewcomerConfig interface {
@@ -53,17 +61,17 @@ func (h *Handle) newNewcomers(s store.Store) *newcomers {
 	}
 }
 
-// Newcomer is a request of a client beyond the bound.
-type Newcomer struct {
+// Diversion is a request that counts in a bucket that clients share.
+type Diversion struct {
 	Index int
-	// Err is set if the store could not say whether the client has a bucket.
+	// Err is why the store did not say whether the client is new, or nil if it is.
 	Err error
 }
 
-// overflow returns the requests of new clients beyond the bound. A client that has a bucket
-// is not new.
-func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time.Time) (beyond []Newcomer) {
-	var doubtful []int
+// overflow returns the requests of clients beyond the bound that are new, or of which the
+// store does not say whether they are. A client that has a bucket is not new.
+func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time.Time) (beyond []Diversion) {
+	var unknown []int
 	var asked []store.Request
 	for i := range reqs {
 		r := &reqs[i]
@@ -74,7 +82,7 @@ func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time
 		case n.rateOf(r.Limit.Zone).allow(now):
 			n.acquainted.add(r, now)
 		default:
-			doubtful, asked = append(doubtful, i), append(asked, *r)
+			unknown, asked = append(unknown, i), append(asked, *r)
 		}
 	}
 	if len(asked) == 0 {
@@ -82,12 +90,14 @@ func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time
 	}
 	for k, st := range n.peeker.Peek(ctx, asked) {
 		r := &asked[k]
-		if st.Err == nil && st.Holds(r.Limit) {
+		switch {
+		case st.Err == nil && st.Holds(r.Limit):
 			n.acquainted.add(r, now)
 			continue
+		case st.Err == nil:
+			n.report(r.Limit.Zone, now)
 		}
-		n.report(r.Limit.Zone, now)
-		beyond = append(beyond, Newcomer{doubtful[k], st.Err})
+		beyond = append(beyond, Diversion{unknown[k], st.Err})
 	}
 	return beyond
 }

@@ -66,9 +66,9 @@ func (h *Handle) newOpened() (*Opened, error) {
 	return open, nil
 }
 
-// Overflow returns the requests that share the overflow bucket of their zone: those of new
-// clients beyond the module's bound.
-func (o *Opened) Overflow(ctx context.Context, reqs []store.Request, now func() time.Time) []Newcomer {
+// Overflow returns the requests of clients beyond the module's bound that are new, or of
+// which the store does not say whether they are.
+func (o *Opened) Overflow(ctx context.Context, reqs []store.Request, now func() time.Time) []Diversion {
 	if o.newcomers == nil {
 		return nil
 	}
