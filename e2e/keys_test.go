@@ -445,8 +445,8 @@ func TestFloodWhileRedisDoesNotAnswer(t *testing.T) {
 					return fmt.Errorf("the ledger is %+v", l)
 				}
 				keys, err := servers[0].Primary.Client().Keys(t.Context(), "flood:*").Result()
-				if err != nil || int64(len(keys)) > bound {
-					return fmt.Errorf("buckets %q, want at most %d; %w", keys, bound, err)
+				if err = errors.Join(err, want(fmt.Sprintf("number of buckets %q being at most %d", keys, bound), int64(len(keys)) <= bound, true)); err != nil {
+					return err
 				}
 				if strings.Contains(options, "gcra") {
 					return nil // its buckets have no count
@@ -468,6 +468,28 @@ func TestFloodWhileRedisDoesNotAnswer(t *testing.T) {
 					}
 					return errors.Join(want("status", a.Status, http.StatusOK), want("the limit being known", a.Limit > 0, true))
 				})
+			}
+		})
+	}
+}
+
+// TestLocalRefusalNamesTheClient that it refuses, not a bucket that clients share.
+func TestLocalRefusalNamesTheClient(t *testing.T) {
+	t.Parallel()
+	for _, charge := range []string{"charge after", "charge before"} {
+		t.Run(charge, func(t *testing.T) {
+			servers := caddytest.StartShards(t, 1, 0)
+			site := zonesSite(servers.Store("max_new_buckets 1", "check_timeout 50ms"), zoneWith("api", "events 1", "window 1h", "on_error local", charge),
+				"respond ok\n}\nhandle_errors {\nrespond {http.rate_limit.key}")
+			c := caddytest.Start(t, strings.Replace(site, "rate_limit {\nzone", "rate_limit {\nlog_key\nzone", 1))
+			must(t, "pause", servers[0].Primary.Pause())
+			// The bound lets one in, or some on a slow machine.
+			for n := range 5 {
+				name := fmt.Sprint("client-", n)
+				first, second := c.Ask("/", "X-Key: "+name), c.Ask("/", "X-Key: "+name)
+				must(t, "first and second request", errors.Join(
+					want("status", first.Status, http.StatusOK), want("status", second.Status, http.StatusTooManyRequests),
+					want("the key "+second.Body+" being the client's", strings.HasSuffix(second.Body, name), true)))
 			}
 		})
 	}

@@ -57,7 +57,8 @@ func Build(dir string, flags ...string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// Unlike go build, go run keeps what it has linked, which takes longer than a copy.
+	// go run, unlike go build, keeps the binary that it has linked, without debug information.
+	// Linking takes longer than a copy.
 	args := append([]string{"run", "-exec", "cp"}, flags...)
 	build := exec.Command("go", append(args, module+"/cmd/caddy", binary)...)
 	build.Dir = root

@@ -88,8 +88,8 @@ func (r *roomForTwo) lend(e *evaluation) {
 type spend struct {
 	// held: the cost is in flight.
 	held bool
-	// local: the local counts decided; the cost is held or was spent there as
-	// well.
+	// local: the local counts decided; the cost is held or was spent there as well. undo
+	// leaves it.
 	local bool
 	// taken: the cost was spent and can be refunded.
 	taken bool
@@ -266,10 +266,10 @@ func (e *evaluation) resolvedKey(i int) string {
 // An error of the store is part of a state; the error that ask returns ends the
 // request.
 func (e *evaluation) ask(r *http.Request) error {
-	e.states = e.freshStates()
+	e.forgetAnswers()
 	onlyChecks := !slices.ContainsFunc(e.zones, func(z inZone) bool { return z.ChargeBefore || z.observed })
 	if e.anyZone(e.isDoubtful) {
-		if err := e.answerDoubtful(r); err != nil || !e.passes(e.where(func(i int) bool { return e.isDoubtful(i) && !e.observes(i) })) {
+		if passes, err := e.answerDoubtful(r); err != nil || !passes {
 			return err
 		}
 	} else if open := e.onlyOpen(); open != nil && onlyChecks {
@@ -288,15 +288,24 @@ func (e *evaluation) ask(r *http.Request) error {
 	return cmp.Or(e.askEnforced(r), await())
 }
 
-// answerDoubtful sets the states of the doubtful zones, as on_error says.
-func (e *evaluation) answerDoubtful(r *http.Request) error {
+// forgetAnswers resets the states, and what says whence they are.
+func (e *evaluation) forgetAnswers() {
+	e.states = e.freshStates()
+	for i := range e.zones {
+		e.zones[i].local = false
+	}
+}
+
+// answerDoubtful sets the states of the doubtful zones as on_error says, and reports whether
+// the request passes there.
+func (e *evaluation) answerDoubtful(r *http.Request) (passes bool, err error) {
 	doubtful := e.where(e.isDoubtful)
 	for _, i := range doubtful {
 		e.states[i] = store.State{Err: e.doubt(i)}
 	}
-	err := e.handleErrors(r, doubtful)
+	err = e.handleErrors(r, doubtful)
 	e.noteTaken(e.where(func(i int) bool { return e.isDoubtful(i) && e.takes(i) }))
-	return err
+	return e.passes(e.where(func(i int) bool { return e.isDoubtful(i) && !e.observes(i) })), err
 }
 
 // observe asks the zones that only observe the client while others are asked, and

@@ -121,7 +121,7 @@ func (e *evaluation) noteForgiven(i int) {
 	if z.Forgives.IsEmpty() || !z.taken {
 		return
 	}
-	if last, ok := z.recent.GetIfPresent(identity.New(aboutForgiveness, e.reqs[i].ClientKey)); ok && e.rare.takenAt <= last.at {
+	if last, ok := z.recent.GetIfPresent(identity.New(aboutForgiveness, e.decidedBy(i))); ok && e.rare.takenAt <= last.at {
 		z.taken = false
 	}
 }
@@ -176,7 +176,7 @@ func (e *evaluation) undo() {
 		}
 		if spent != (spend{}) {
 			// What may have been spent without an ID is not spent again.
-			e.zones[i].spend = spend{unknown: spent.unknown && !z.needsID()}
+			e.zones[i].spend = spend{unknown: spent.unknown && !z.needsID(), local: spent.local}
 		}
 	}
 }

@@ -29,7 +29,13 @@ func (e *evaluation) askInTurn(r *http.Request) error {
 		}
 		e.undo()
 	} else {
-		e.states = e.freshStates()
+		e.forgetAnswers()
+		if e.anyZone(e.isDoubtful) {
+			if passes, err := e.answerDoubtful(r); err != nil || !passes {
+				return err
+			}
+			e.undo()
+		}
 	}
 	z := e.zones[line]
 	w, ahead := z.room.join(lineOf(&e.reqs[line]), e.reqs[line].Cost, began, z.MaxWaitQueue)
@@ -131,7 +137,7 @@ func (e *evaluation) checkAhead(r *http.Request, i int, ahead int64, timeout tim
 		// What is left is for the requests ahead.
 		st.Remaining = 0
 	}
-	e.states[i] = st
+	e.states[i], e.zones[i].local = st, false
 }
 
 // turnAway makes zone i refuse a request that may not wait, or not any longer.
