@@ -19,8 +19,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
-// The client keys of buckets that clients share: new ones, and those of which the store did not
-// say whether they are new.
+// The client keys of buckets that clients share: if they are new, and while the store does not
+// say whether they are.
 const (
 	overflowBucket = "*overflow"
 	unknownBucket  = "*unknown"

@@ -109,17 +109,20 @@ func (s Shards) AwaitCount(t *testing.T, zone, client string, wanted int64) {
 // add up to the wanted number.
 func (s Shards) AwaitSum(t *testing.T, prefix string, wanted int64) {
 	t.Helper()
-	Eventually(t, "all requests are charged", func() error {
-		sum := int64(0)
-		for _, shard := range s {
-			for key, b := range ReadBuckets(t, shard.Primary.Client()) {
-				if strings.HasPrefix(key, prefix) {
-					sum += b.Count
-				}
+	Eventually(t, "all requests are charged", func() error { return Want("sum of the counts", s.Sum(t, prefix), wanted) })
+}
+
+// Sum returns the sum of the counts of all buckets whose keys begin with prefix.
+func (s Shards) Sum(t *testing.T, prefix string) (sum int64) {
+	t.Helper()
+	for _, shard := range s {
+		for key, b := range ReadBuckets(t, shard.Primary.Client()) {
+			if strings.HasPrefix(key, prefix) {
+				sum += b.Count
 			}
 		}
-		return Want("sum of the counts", sum, wanted)
-	})
+	}
+	return sum
 }
 
 // Owner returns the index of the shard that holds the client's bucket.

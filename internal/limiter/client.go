@@ -25,7 +25,7 @@ const (
 	noteParts    = "values that are no text"
 	noteBase64   = "a key that is no text, in base64"
 	noteOverflow = "the bucket that new clients share, by max_new_buckets"
-	noteDoubtful = "the bucket of clients of which the store did not say whether they are new, by max_new_buckets"
+	noteDoubtful = "the bucket that clients share while the store does not say whether they are new, by max_new_buckets"
 	noteUnknown  = "of no text of the zone's key in the running config"
 )
 

@@ -163,30 +163,30 @@ func (e *evaluation) release() {
 func (e *evaluation) refusesOutright() bool {
 	for i := range e.reqs {
 		if e.isBlocked(i) || e.reqs[i].Events == 0 && !e.observes(i) {
-			e.states = e.freshStates()
+			e.resetStates()
 			return true
 		}
 	}
 	return false
 }
 
-// freshStates returns the states before any store is asked: only zones whose limit is
-// 0, or in which the client is blocked, have an answer.
-func (e *evaluation) freshStates() []store.State {
-	states := slices.Grow(e.states[:0], len(e.reqs))[:len(e.reqs)]
-	clear(states)
+// resetStates sets the states as they are before any store is asked: only zones whose limit
+// is 0, or in which the client is blocked, have an answer.
+func (e *evaluation) resetStates() {
+	e.states = slices.Grow(e.states[:0], len(e.reqs))[:len(e.reqs)]
+	clear(e.states)
 	for i := range e.reqs {
+		e.zones[i].local = false
 		if block, isBlocked := e.block(i); isBlocked {
 			now := e.limiter.Now().UnixMicro()
-			states[i] = store.State{
+			e.states[i] = store.State{
 				Limit: max(e.reqs[i].Capacity(), 0), Reset: block.Until, Now: now,
 				RetryAfter: time.Duration(max(block.Until-now, 1)) * time.Microsecond,
 			}
 		} else if e.reqs[i].Events == 0 {
-			states[i] = store.State{RetryAfter: store.Never, Now: e.limiter.Now().UnixMicro()}
+			e.states[i] = store.State{RetryAfter: store.Never, Now: e.limiter.Now().UnixMicro()}
 		}
 	}
-	return states
 }
 
 // divert makes clients beyond the bound of a store share a bucket, unless they are known to
@@ -213,9 +213,9 @@ func (e *evaluation) divert(ctx context.Context) {
 	}
 }
 
-// share makes zone i count the request in a bucket that clients share: that of new ones or,
-// if err is why the store did not say whether this one is new, another. In that case on_error
-// decides.
+// share makes zone i count the request in a bucket that clients share: the overflow bucket or,
+// if the store failed with err to say whether the client is new, the unknown one. In the
+// second case on_error decides.
 func (e *evaluation) share(i int, err error) {
 	rare := e.rarely()
 	if rare.diverted == nil {
@@ -266,7 +266,7 @@ func (e *evaluation) resolvedKey(i int) string {
 // An error of the store is part of a state; the error that ask returns ends the
 // request.
 func (e *evaluation) ask(r *http.Request) error {
-	e.forgetAnswers()
+	e.resetStates()
 	onlyChecks := !slices.ContainsFunc(e.zones, func(z inZone) bool { return z.ChargeBefore || z.observed })
 	if e.anyZone(e.isDoubtful) {
 		if passes, err := e.answerDoubtful(r); err != nil || !passes {
@@ -286,14 +286,6 @@ func (e *evaluation) ask(r *http.Request) error {
 	}
 	await := e.observe(r)
 	return cmp.Or(e.askEnforced(r), await())
-}
-
-// forgetAnswers resets the states, and what says whence they are.
-func (e *evaluation) forgetAnswers() {
-	e.states = e.freshStates()
-	for i := range e.zones {
-		e.zones[i].local = false
-	}
 }
 
 // answerDoubtful sets the states of the doubtful zones as on_error says, and reports whether

@@ -41,7 +41,7 @@ func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 	}
 	e.enter()
 	defer e.release()
-	e.states = e.freshStates()
+	e.resetStates()
 	for i := range e.reqs {
 		if !e.wasAsked(i) {
 			e.states[i] = e.peek(r.Context(), i)

@@ -29,7 +29,7 @@ func (e *evaluation) askInTurn(r *http.Request) error {
 		}
 		e.undo()
 	} else {
-		e.forgetAnswers()
+		e.resetStates()
 		if e.anyZone(e.isDoubtful) {
 			if passes, err := e.answerDoubtful(r); err != nil || !passes {
 				return err

@@ -15,14 +15,14 @@ import (
 
 // The client keys of buckets that clients share. No client has one: theirs begin with a tag.
 const (
-	// OverflowKey is that of new clients beyond the bound.
+	// OverflowKey counts new clients beyond the bound.
 	OverflowKey = "*overflow"
-	// UnknownKey is that of clients beyond the bound of which the store did not say whether
-	// they are new. It counts them, and how full it is decides nothing.
+	// UnknownKey counts clients beyond the bound while the store does not say whether they
+	// are new. Its count decides nothing.
 	UnknownKey = "*unknown"
 )
 
-// IsShared reports whether a client key is that of a bucket that clients share.
+// IsShared reports whether clients share the bucket with that client key.
 func IsShared(clientKey string) bool { return clientKey == OverflowKey || clientKey == UnknownKey }
 
 // NewcomerConfig is a [Module] that bounds new buckets.
@@ -68,8 +68,8 @@ type Diversion struct {
 	Err error
 }
 
-// overflow returns the requests of clients beyond the bound that are new, or of which the
-// store does not say whether they are. A client that has a bucket is not new.
+// overflow returns the requests of clients beyond the bound, unless the store says that they
+// are not new: that they have a bucket.
 func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time.Time) (beyond []Diversion) {
 	var unknown []int
 	var asked []store.Request

@@ -66,8 +66,8 @@ func (h *Handle) newOpened() (*Opened, error) {
 	return open, nil
 }
 
-// Overflow returns the requests of clients beyond the module's bound that are new, or of
-// which the store does not say whether they are.
+// Overflow returns the requests of clients beyond the module's bound, unless the store says
+// that they are not new.
 func (o *Opened) Overflow(ctx context.Context, reqs []store.Request, now func() time.Time) []Diversion {
 	if o.newcomers == nil {
 		return nil
