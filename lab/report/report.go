@@ -331,12 +331,21 @@ func Goals(goals []Goal) string {
 			sign = "≥"
 		}
 		if low, high, ok := Interval(g.Rounds); ok {
-			within = number(low) + " to " + number(high) + g.Unit
+			within = beside(g.Bound, low) + " to " + beside(g.Bound, high) + g.Unit
 		}
 		t.Row(g.What, sign+" "+number(g.Bound)+g.Unit, SpreadOf(g.Rounds).As(number)+g.Unit,
 			strconv.Itoa(len(g.Rounds)), within, string(g.Verdict()))
 	}
 	return t.String()
+}
+
+// beside writes f with as many digits as show on which side of the bound it lies.
+func beside(bound, f float64) string {
+	text, same := number(f), number(bound)
+	for digits := 3; text == same && f != bound; digits++ {
+		text, same = strconv.FormatFloat(f, 'f', digits, 64), strconv.FormatFloat(bound, 'f', digits, 64)
+	}
+	return text
 }
 
 func number(f float64) string {

@@ -211,6 +211,8 @@ func TestTable(t *testing.T) {
 		{Goal{What: "memory", Bound: 1.2, Rounds: eight}, "| memory | ≤ 1.20 | 1.05 (1.00 to 1.20) | 8 | 1.00 to 1.20 | yes |"},
 		{Goal{What: "memory", Bound: 1.19, Rounds: eight}, "| memory | ≤ 1.19 | 1.05 (1.00 to 1.20) | 8 | 1.00 to 1.20 | not decided |"},
 		{Goal{What: "memory", Bound: 0.99, Rounds: eight}, "| memory | ≤ 0.99 | 1.05 (1.00 to 1.20) | 8 | 1.00 to 1.20 | **no** |"},
+		{Goal{What: "memory", Bound: 1.1999, Rounds: eight}, "| memory | ≤ 1.20 | 1.05 (1.00 to 1.20) | 8 | 1.00 to 1.2000 | not decided |"},
+		{Goal{What: "memory", Bound: 1.0001, Rounds: eight}, "| memory | ≤ 1.00 | 1.05 (1.00 to 1.20) | 8 | 1.0000 to 1.20 | not decided |"},
 		{Goal{What: "take", AtLeast: true, Bound: 1.8, Rounds: eight[:1]}, "| take | ≥ 1.80 | 1.00 | 1 |  | not decided |"},
 		{
 			Goal{What: "redis", Bound: 9, Unit: " µs", Rounds: []float64{0.0004, 12.34, 12.34, 12.34, 12.34, 12.34, 12.34, 1234}},

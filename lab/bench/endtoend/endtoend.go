@@ -90,10 +90,8 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 	if err := l.greet(ctx); err != nil {
 		return nil, err
 	}
-	compared := append(slices.Clone(l.cases), l.counting(clients))
-	paced := l.counting(manyClients)
-	paced.name, paced.paceOf = pacedCalibration, l.returning
-	returning := []*endpoint{called(l.cases, Floor), l.returning, l.counting(manyClients), paced}
+	compared := append(slices.Clone(l.cases), l.counting(clients), l.pacing(clients, called(l.cases, ChargeAfter)))
+	returning := []*endpoint{called(l.cases, Floor), l.returning, l.counting(manyClients), l.pacing(manyClients, l.returning)}
 	delays := slices.Clone(l.delays)
 	for _, keys := range delayClients {
 		delays = append(delays, l.counting(keys))
@@ -241,6 +239,15 @@ func (l *lab) counting(keys int64) *endpoint {
 }
 
 func countingName(keys int64) string { return Calibration + ", " + grouped(keys) + " keys" }
+
+// pacing returns a case that counts as many requests a second as the clients of another send.
+func (l *lab) pacing(keys int64, of *endpoint) *endpoint {
+	c := l.counting(keys)
+	c.name, c.paceOf = pacingName(keys), of
+	return c
+}
+
+func pacingName(keys int64) string { return countingName(keys) + ", at their pace" }
 
 func (l *lab) launch(replicas ...int) error {
 	l.shards = make([]*redistest.Shard, len(replicas))
@@ -421,10 +428,6 @@ const (
 	sweepScripts = "scripts"
 	aloneScripts = "scripts, no replica"
 )
-
-// pacedCalibration is the name of the case that counts as many requests a second as the clients
-// that return send.
-var pacedCalibration = countingName(manyClients) + ", at their pace"
 
 // The bounds for the CPU of Caddy, relative to the floor.
 const (

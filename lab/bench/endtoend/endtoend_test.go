@@ -61,7 +61,7 @@ func TestRunMeasuresAll(t *testing.T) {
 	if n := len(r.cases[scriptsOnly]); n != 1 {
 		t.Errorf("a case without a goal has %d rounds", n)
 	}
-	if rows[ManyClients] == 0 || rows[countingName(clients)] != 1 || rows[countingName(manyClients)] != 1 || rows[pacedCalibration] != 1 || len(r.delays) != len(delayClients)*(len(chargeDelays)+1) {
+	if rows[ManyClients] == 0 || rows[countingName(clients)] != 1 || rows[countingName(manyClients)] != 1 || rows[pacingName(clients)] != 1 || rows[pacingName(manyClients)] != 1 || len(r.delays) != len(delayClients)*(len(chargeDelays)+1) {
 		t.Errorf("%d rows of returning clients, %d and %d of the calibration, %d cases in the sweep of charge_delay", rows[ManyClients], rows[countingName(clients)], rows[countingName(manyClients)], len(r.delays))
 	}
 	for _, row := range sweepRows(&r.opts) {

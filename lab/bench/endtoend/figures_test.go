@@ -55,7 +55,7 @@ func TestWhatGoalsCompareIsLong(t *testing.T) {
 }
 
 // TestUndecidedCases: both sides of a comparison are measured again if the rounds do not
-// decide it, and no other case.
+// decide it, with what keeps the pace of either, and no other case.
 func TestUndecidedCases(t *testing.T) {
 	const rounds = 9
 	of := func(figures ...float64) (all []sample) {
@@ -75,7 +75,8 @@ func TestUndecidedCases(t *testing.T) {
 		returning: samples{Floor: floor, countingName(manyClients): of(2), ManyClients: of(1, 5)}, // the goal is 1.3
 	}
 	cases := append(baseCases(new(stores)), &endpoint{name: countingName(clients)})
-	returning := []*endpoint{called(cases, Floor), {name: ManyClients}, {name: countingName(manyClients)}}
+	many := &endpoint{name: ManyClients}
+	returning := []*endpoint{called(cases, Floor), many, {name: countingName(manyClients)}, {name: pacingName(manyClients), paceOf: many}}
 	names := func(those []*endpoint) (all []string) {
 		for _, c := range those {
 			all = append(all, c.name)
@@ -85,7 +86,7 @@ func TestUndecidedCases(t *testing.T) {
 	if got, want := names(r.undecided(cases)), []string{Floor, memoryStore}; !slices.Equal(got, want) {
 		t.Errorf("cases %q, want %q", got, want)
 	}
-	if got, want := names(r.undecided(returning)), []string{ManyClients, countingName(manyClients)}; !slices.Equal(got, want) {
+	if got, want := names(r.undecided(returning)), []string{ManyClients, countingName(manyClients), pacingName(manyClients)}; !slices.Equal(got, want) {
 		t.Errorf("returning clients %q, want %q", got, want)
 	}
 	// The floor has more rounds from then on than cases that were decided.

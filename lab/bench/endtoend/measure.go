@@ -118,8 +118,8 @@ func (l *lab) addRounds(ctx context.Context, r *Result, cases []*endpoint, into 
 	})
 }
 
-// undecided returns those of the cases on which goals depend that their rounds do not decide.
-// Goals that depend on other cases as well are left out.
+// undecided returns those of the cases on which goals depend that their rounds do not decide,
+// and those that keep the pace of one. Goals that depend on other cases as well are left out.
 func (r *Result) undecided(cases []*endpoint) []*endpoint {
 	wanted := map[string]bool{}
 	for _, g := range r.goals() {
@@ -131,7 +131,7 @@ func (r *Result) undecided(cases []*endpoint) []*endpoint {
 			wanted[name] = true
 		}
 	}
-	return traffic.Those(cases, func(c *endpoint) bool { return wanted[c.name] })
+	return traffic.Those(cases, func(c *endpoint) bool { return wanted[c.name] || c.paceOf != nil && wanted[c.paceOf.name] })
 }
 
 // calibrationLength is how many pairs of INCRBY and EXPIRE are in a pipeline.

@@ -129,16 +129,23 @@ func (r *Result) writeCases(b *strings.Builder) {
 		write(r.cases, c.name, c.floor, c.limit)
 	}
 	write(r.returning, ManyClients, Floor, manyBound)
-	write(r.cases, countingName(clients), "", 0)
-	write(r.returning, countingName(manyClients), "", 0)
-	write(r.returning, pacedCalibration, "", 0)
+	for _, name := range []string{countingName(clients), pacingName(clients)} {
+		write(r.cases, name, "", 0)
+	}
+	for _, name := range []string{countingName(manyClients), pacingName(manyClients)} {
+		write(r.returning, name, "", 0)
+	}
+	overPace := func(in samples, name string, keys int64) string {
+		return in.ratio(name, pacingName(keys), sample.redis).Text("%.2f")
+	}
 	fmt.Fprintf(b, `%s
-The %s are measured by themselves, in turn with the floor and with *%s*, and with the same at their pace, after each client has come %d times. These two rows show what counting alone costs Redis, with as many keys as the case has clients: as fast as the program can, and as many requests a second as the clients sent. With `+"`plain_charges off`"+` each charge calls a script.
+The %s are measured by themselves, in turn with the floor and with *%s*, and with the same at their pace, after each client has come %d times. The last four rows show what counting alone costs Redis, with as many keys as a case has clients: as fast as the program can, and as many requests a second as the clients sent. Of what it costs at their pace, the charges of %s clients cost Redis %s, those of %s clients %s. With `+"`plain_charges off`"+` each charge calls a script.
 
 The floor of a refused request is *%s*, the same response without a limiter. *%s*, which has a goal, takes turns with it in all of the %d pieces, the other refused cases in every %dth. The rows that end in *%s* are both sites again, each as the only one of a Caddy.
 
 ![CPU of Caddy per request, by case](../img/%s)
 `, t, strings.TrimPrefix(ManyClients, "redis store, "), countingName(manyClients), r.opts.sizes().passes,
+		grouped(clients), overPace(r.cases, ChargeAfter, clients), grouped(manyClients), overPace(r.returning, ManyClients, manyClients),
 		refusedFloor, refusedHot, r.opts.sizes().pieces, shortEvery, strings.TrimPrefix(ownCaddy, ", "), caddyPicture)
 }
 
