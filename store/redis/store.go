@@ -281,7 +281,8 @@ func (s *Store) peek(ctx context.Context, at *servers, g group, deadline time.Ti
 	if replica := s.replica(at); replica != nil {
 		half := start.Add(deadline.Sub(start) / 2)
 		s.ask(ctx, replica, g, half, reading(algorithm.Peek, store.RoleReplica, now))
-		if g.members = g.where(func(i int) bool { return g.states[i].Err != nil }); len(g.members) == 0 || ctx.Err() != nil {
+		unanswered := func(i int) bool { return g.states[i].Err != nil || at.mayMiss(&g.states[i]) }
+		if g.members = g.where(unanswered); len(g.members) == 0 || ctx.Err() != nil {
 			return
 		}
 	}
