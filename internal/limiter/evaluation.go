@@ -192,36 +192,30 @@ func (e *evaluation) resetStates() {
 // divert makes clients beyond the bound of a store share a bucket, unless they are known to
 // have one.
 func (e *evaluation) divert(ctx context.Context) {
-	for in, open := range e.opens {
-		if open == nil {
-			continue
+	if open := e.onlyOpen(); open != nil {
+		for _, n := range open.Overflow(ctx, e.reqs, e.limiter.Now) {
+			e.share(n.Index, n.Err)
 		}
-		if !e.isSplit() {
-			for _, n := range open.Overflow(ctx, e.reqs, e.limiter.Now) {
-				e.share(n.Index, n.Err)
-			}
-			continue
-		}
-		for i, z := range e.zones {
-			if z.in != in {
-				continue
-			}
-			for _, n := range open.Overflow(ctx, e.reqs[i:i+1], e.limiter.Now) {
-				e.share(i, n.Err)
+		return
+	}
+	for in, there := range e.byStore(e.where(func(int) bool { return true })) {
+		if open := e.opens[in]; open != nil {
+			for _, n := range open.Overflow(ctx, e.pick(there), e.limiter.Now) {
+				e.share(there[n.Index], n.Err)
 			}
 		}
 	}
 }
 
 // share makes zone i count the request in a bucket that clients share: the overflow bucket or,
-// if the store failed with err to say whether the client is new, the unknown one. In the
-// second case on_error decides.
+// if the store failed with err to say whether the client is new, or to answer about the
+// overflow bucket, the unknown one. In the second case on_error decides.
 func (e *evaluation) share(i int, err error) {
 	rare := e.rarely()
 	if rare.diverted == nil {
 		rare.diverted = map[int]diversion{}
 	}
-	rare.diverted[i] = diversion{e.reqs[i].ClientKey, err}
+	rare.diverted[i] = diversion{e.resolvedKey(i), err}
 	e.reqs[i].ClientKey = stores.OverflowKey
 	if err != nil {
 		e.reqs[i].ClientKey = stores.UnknownKey
@@ -231,7 +225,7 @@ func (e *evaluation) share(i int, err error) {
 // diversion is why a zone counts the request in a bucket that clients share.
 type diversion struct {
 	clientKey string // by which it would count otherwise
-	err       error  // why the store did not say whether that has a bucket, if it did not
+	err       error  // why the store did not answer, if it did not
 }
 
 // doubt returns the error with which zone i is answered without being asked, or nil.
@@ -475,6 +469,11 @@ func (e *evaluation) handleErrors(r *http.Request, some []int) error {
 			continue
 		}
 		z.handle.ReportError(e.limiter.Now(), z.Name, e.states[i].Err)
+		if e.isDiverted(i) && !z.unknown {
+			// Otherwise what on_error lets through would fill the overflow bucket, and
+			// refuse new clients later.
+			e.share(i, e.states[i].Err)
+		}
 		if z.onError == stores.OnErrorLocal && e.open(i) != nil {
 			e.askLocal(i)
 		}

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -29,29 +30,9 @@ func TestStoreThatDoesNotOpen(t *testing.T) {
 		for onError, status := range map[string]int{stores.OnErrorAllow: http.StatusOK, stores.OnErrorLocal: http.StatusOK, stores.OnErrorDeny: http.StatusServiceUnavailable} {
 			for _, charge := range []bool{false, true} {
 				s := new(deafStore)
-				var handles [maxStores]*stores.Handle
-				for in := range handles {
-					handles[in] = &stores.Handle{Name: t.Name(), Module: deafModule{s}, Logger: zap.NewNop()}
-				}
-				handles[broken].Module = brokenModule{}
-				moved := &Rollout{Store: handles[rolloutStore]}
-				h := &Limiter{Config: Config{Logger: zap.NewNop(), Now: time.Now, Store: handles[ownStore], Rollout: moved}}
-				for _, name := range []string{"a", "b"} {
-					z := &Zone{
-						Name: name, Key: []string{name}, Events: Quantity{Number: 10}, Cost: Quantity{Number: 1},
-						Window: time.Hour, ChargeBefore: charge, OnError: onError, MaxWait: 1,
-					}
-					z.prepare()
-					for in, handle := range handles {
-						z.countIn(in, handle)
-					}
-					h.Zones = append(h.Zones, z)
-				}
-				// The clients are the same for all requests, and one is moved.
-				place := func(z *Zone) uint64 { return cohortOf(rolloutSalt, z.clientKey(nil, caddy.NewReplacer(), h)) }
-				slices.SortFunc(h.Zones, func(a, b *Zone) int { return cmp.Compare(place(a), place(b)) })
-				moved.moved = place(h.Zones[1])
-
+				modules := [maxStores]stores.Module{deafModule{s}, deafModule{s}}
+				modules[broken] = brokenModule{}
+				h, handles := newSplitLimiter(modules, func(z *Zone) { z.ChargeBefore, z.OnError, z.MaxWait = charge, onError, 1 })
 				w := httptest.NewRecorder()
 				r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), caddy.NewReplacer(), w, nil)
 				err := h.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
@@ -62,13 +43,15 @@ func TestStoreThatDoesNotOpen(t *testing.T) {
 				if err != nil {
 					got = statusOf(err)
 				}
-				asked := []string{"charge 1"}
-				if status == http.StatusServiceUnavailable {
-					asked = nil
+				var asked []string
+				switch {
+				case charge && status == http.StatusServiceUnavailable:
+					asked = []string{"refund 1"}
+				case !charge && status == http.StatusOK:
+					asked = []string{"charge 1"}
 				}
-				if got != status || !slices.Equal(s.asked, asked) {
-					t.Errorf("store %d does not open, on_error %s, charge before %v: status %d, the other store is called to %q, want %d and %q",
-						broken, onError, charge, got, s.asked, status, asked)
+				if err := s.wasAsked(asked...); err != nil || got != status {
+					t.Errorf("store %d does not open, on_error %s, charge before %v: status %d, want %d; %v", broken, onError, charge, got, status, err)
 				}
 				for in, handle := range handles {
 					if handle.EnterOpen() != nil {
@@ -76,6 +59,52 @@ func TestStoreThatDoesNotOpen(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// newSplitLimiter is a limiter with two zones, each of which counts in a store of its own.
+func newSplitLimiter(modules [maxStores]stores.Module, complete func(*Zone)) (h *Limiter, handles [maxStores]*stores.Handle) {
+	for in, module := range modules {
+		handles[in] = &stores.Handle{Module: module, Logger: zap.NewNop()}
+	}
+	moved := &Rollout{Store: handles[rolloutStore]}
+	h = &Limiter{Config: Config{Logger: zap.NewNop(), Now: time.Now, Store: handles[ownStore], Rollout: moved}}
+	for _, name := range []string{"a", "b"} {
+		z := &Zone{Name: name, Key: []string{name}, Events: Quantity{Number: 10}, Cost: Quantity{Number: 1}, Window: time.Hour, Counts: telemetry.Default.Zone(name)}
+		complete(z)
+		z.prepare()
+		for in, handle := range handles {
+			z.countIn(in, handle)
+		}
+		h.Zones = append(h.Zones, z)
+	}
+	// The clients are the same for all requests, and one is moved.
+	place := func(z *Zone) uint64 { return cohortOf(rolloutSalt, z.clientKey(nil, caddy.NewReplacer(), h)) }
+	slices.SortFunc(h.Zones, func(a, b *Zone) int { return cmp.Compare(place(a), place(b)) })
+	moved.moved = place(h.Zones[1])
+	return h, handles
+}
+
+// TestRefusalAtAFullLine shows what other zones have after they got back what they gave.
+func TestRefusalAtAFullLine(t *testing.T) {
+	open := func() stores.Module { return deafModule{memory.New(memory.NewBuckets(), memory.Options{})} }
+	h, handles := newSplitLimiter([maxStores]stores.Module{open(), open()}, func(z *Zone) {
+		if z.ChargeBefore = true; z.Name == "b" {
+			z.Events.Number, z.MaxWait = 1, 2*time.Hour
+		}
+	})
+	h.Headers, h.LogRefusals = HeadersIETF, LogNone
+	for _, handle := range handles {
+		if _, err := handle.Enter(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(handle.Unload)
+	}
+	for _, want := range []int{http.StatusOK, http.StatusTooManyRequests} {
+		w := h.answeredWith(http.StatusOK)
+		if got := w.Header().Get(limitField); w.Code != want || !strings.Contains(got, `"a";r=9`) {
+			t.Errorf("status %d, want %d, and limits %s, want 9 left in a", w.Code, want, got)
 		}
 	}
 }

@@ -31,7 +31,7 @@ func (t *tracker) setHeaders() {
 	var best *evaluation
 	var at, rank int
 	for _, e := range t.evaluations {
-		// An evaluation whose check panicked has no states.
+		// An evaluation that panicked before any store was asked has no states.
 		if len(e.states) == 0 {
 			continue
 		}

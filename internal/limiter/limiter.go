@@ -223,7 +223,9 @@ func (l *Limiter) refuse(t *tracker, e *evaluation, i int, w http.ResponseWriter
 	z, st := e.zones[i].Zone, &e.states[i]
 	t.refusal, t.refusedBy = e, z
 	z.Counts.Declined.Inc()
-	t.showRefunds()
+	for _, other := range t.own() {
+		other.showRefunds()
+	}
 	t.setRefusal(e, i, w.Header())
 	switch {
 	case st.RetryAfter != store.Never:

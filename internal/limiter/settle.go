@@ -33,8 +33,14 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 	var all settlements
 	var forgiven []int
 	for i, z := range e.zones {
-		if z.isLease() || e.hasNoRoom(i) {
+		if z.isLease() || !e.wasAsked(i) && !z.unknown {
+			continue
+		}
+		if e.hasNoRoom(i) {
 			// What would have been refused would not have been charged.
+			if z.unknown && !hasEnded {
+				all.add(e, i, 0, 0)
+			}
 			continue
 		}
 		if z.SettleAtEnd != hasEnded {
@@ -78,8 +84,9 @@ func (e *evaluation) forgives(i, status int, shown int64) bool {
 	if !z.Forgives.Contains(status) || e.isDiverted(i) {
 		return false
 	}
-	// What a check has found may be old, and what a batch shows is this process's part.
-	isExact := z.taken && z.Batch == 0
+	// What a check has found may be old; what a batch, or the local counts, show is this
+	// process's part.
+	isExact := z.taken && !z.local && z.Batch == 0
 	return !isExact || st.Used > shown || st.Penalty != 0
 }
 
@@ -100,7 +107,7 @@ func (e *evaluation) forgive(i int) {
 	id := identity.New(aboutForgiveness, req.ClientKey)
 	z.recent.Set(id, recently{l.Now().UnixMicro(), z.limit.Window})
 	// What was taken goes with the bucket: a refund could come after it.
-	isTaken := spend.taken && !spend.local
+	isTaken := spend.taken && !spend.local || spend.unknown && z.needsID()
 	z.handle.Forgive(req, func(open *stores.Opened, err error) {
 		if err == nil {
 			z.Counts.Forgiven.Inc()
@@ -297,12 +304,10 @@ func (e *evaluation) show(i int, spent, cost int64) {
 }
 
 // showRefunds makes the states show that what was taken is refunded.
-func (t *tracker) showRefunds() {
-	for _, e := range t.own() {
-		for i := range e.zones {
-			if e.zones[i].taken {
-				e.show(i, e.reqs[i].Cost, 0)
-			}
+func (e *evaluation) showRefunds() {
+	for i := range e.zones {
+		if e.zones[i].taken {
+			e.show(i, e.reqs[i].Cost, 0)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,26 +14,24 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// deafStore answers no take, and notes its other calls.
+// deafStore allows what it is asked for, or answers no take, and notes its other calls.
 type deafStore struct {
 	takeError error
+	mu        sync.Mutex
 	asked     []string
 }
 
 func (*deafStore) Check(_ context.Context, reqs []store.Request) []store.State {
-	return make([]store.State, len(reqs))
+	return slices.Repeat([]store.State{{Allowed: true, Now: 1}}, len(reqs))
 }
 
 func (s *deafStore) Take(_ context.Context, reqs []store.Request) []store.State {
-	states := make([]store.State, len(reqs))
-	for i := range states {
-		states[i].Err = s.takeError
-	}
-	return states
+	return slices.Repeat([]store.State{{Allowed: true, Now: 1, Err: s.takeError}}, len(reqs))
 }
 
 func (s *deafStore) Charge(_ context.Context, reqs []store.Request) []store.State {
@@ -44,10 +43,22 @@ func (s *deafStore) Refund(_ context.Context, reqs []store.Request) []store.Stat
 }
 
 func (s *deafStore) note(operation string, reqs []store.Request) []store.State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for i := range reqs {
 		s.asked = append(s.asked, fmt.Sprint(operation, " ", reqs[i].Cost))
 	}
 	return make([]store.State, len(reqs))
+}
+
+// wasAsked returns an error unless these were the calls.
+func (s *deafStore) wasAsked(want ...string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !slices.Equal(s.asked, want) {
+		return fmt.Errorf("the store is called to %q, want %q", s.asked, want)
+	}
+	return nil
 }
 
 // deafModule opens a deafStore.
@@ -77,19 +88,22 @@ func newTestHandler(t *testing.T, z *Zone, s store.Store) *Limiter {
 
 // answeredWith serves one request by a handler with the zone, in front of a chain that
 // answers with status, and returns the client's status.
-func answeredWith(t *testing.T, z *Zone, s *deafStore, status int) int {
+func answeredWith(t *testing.T, z *Zone, s store.Store, status int) int {
 	t.Helper()
-	h := newTestHandler(t, z, s)
+	return newTestHandler(t, z, s).answeredWith(status).Code
+}
+
+func (l *Limiter) answeredWith(status int) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
 	r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), caddy.NewReplacer(), w, nil)
-	err := h.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
+	err := l.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
 		w.WriteHeader(status)
 		return nil
 	}))
 	if err != nil {
-		return statusOf(err)
+		w.Code = statusOf(err)
 	}
-	return w.Code
+	return w
 }
 
 // TestTakeOfUnknownOutcome: a cost that may be spent is not spent again, and is
@@ -159,10 +173,82 @@ func TestTakeOfUnknownOutcome(t *testing.T) {
 			if got := answeredWith(t, test.zone, s, test.status); got != test.want {
 				t.Errorf("status is %d, want %d", got, test.want)
 			}
-			if !slices.Equal(s.asked, test.asked) {
-				t.Errorf("the store is called to %q, want %q", s.asked, test.asked)
+			if err := s.wasAsked(test.asked...); err != nil {
+				t.Error(err)
 			}
 		})
+	}
+}
+
+// TestObservedTakeOfUnknownOutcome is refunded if the local counts would have refused it.
+func TestObservedTakeOfUnknownOutcome(t *testing.T) {
+	s := &deafStore{takeError: fmt.Errorf("%w: no answer in time", store.ErrUncertain)}
+	h := newTestHandler(t, &Zone{ChargeBefore: true, OnError: stores.OnErrorLocal, Algorithm: store.SlidingLog, Enforce: new(float64)}, s)
+	var want []string
+	for range 10 {
+		h.answeredWith(http.StatusOK)
+		want = append(want, "charge 1")
+	}
+	h.answeredWith(http.StatusOK)
+	if err := s.wasAsked(append(want, "refund 1")...); err != nil {
+		t.Error(err)
+	}
+}
+
+// forgetfulStore is a deafStore that can empty buckets.
+type forgetfulStore struct {
+	*deafStore
+	resetError error
+}
+
+func (s *forgetfulStore) Reset(_ context.Context, r store.Request) error {
+	s.note("reset", []store.Request{r})
+	return s.resetError
+}
+
+// TestForgivingAfterTakesThatFailed: the store's bucket may have failures of before, and the
+// take itself.
+func TestForgivingAfterTakesThatFailed(t *testing.T) {
+	uncertain := fmt.Errorf("%w: no answer in time", store.ErrUncertain)
+	notExecuted := fmt.Errorf("%w: connection refused", store.ErrNotExecuted)
+	for name, test := range map[string]struct {
+		zone             *Zone
+		takeErr, failure error
+		asked            []string
+	}{
+		"counted locally":         {&Zone{OnError: stores.OnErrorLocal}, notExecuted, nil, []string{"reset 1"}},
+		"uncertain in a log":      {&Zone{OnError: stores.OnErrorAllow, Algorithm: store.SlidingLog}, uncertain, nil, []string{"reset 1"}},
+		"that cannot be forgiven": {&Zone{OnError: stores.OnErrorAllow, Algorithm: store.SlidingLog}, uncertain, notExecuted, []string{"reset 1", "refund 1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &forgetfulStore{&deafStore{takeError: test.takeErr}, test.failure}
+			test.zone.ChargeBefore = true
+			test.zone.Forgives.Add(http.StatusOK)
+			answeredWith(t, test.zone, s, http.StatusOK)
+			caddytest.Eventually(t, "the bucket is forgiven", func() error { return s.wasAsked(test.asked...) })
+		})
+	}
+}
+
+// panickingStore is a deafStore that panics when it is asked.
+type panickingStore struct{ *deafStore }
+
+func (panickingStore) Check(context.Context, []store.Request) []store.State { panic("check") }
+
+// TestCheckThatPanics charges nothing.
+func TestCheckThatPanics(t *testing.T) {
+	s := &deafStore{}
+	h := newTestHandler(t, &Zone{}, panickingStore{s})
+	func() {
+		defer func() {
+			if recover() != "check" {
+				t.Error("the check did not panic")
+			}
+		}()
+		h.answeredWith(http.StatusOK)
+	}()
+	if err := s.wasAsked(); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -212,8 +298,8 @@ func TestLocalSlotIsHandedOver(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			if !slices.Equal(s.asked, test.asked) {
-				t.Errorf("the store is called to %q, want %q", s.asked, test.asked)
+			if err := s.wasAsked(test.asked...); err != nil {
+				t.Error(err)
 			}
 		})
 	}

@@ -27,16 +27,17 @@ func (e *evaluation) askInTurn(r *http.Request) error {
 		if line = e.waitsFor(began); line < 0 {
 			return nil
 		}
-		e.undo()
 	} else {
 		e.resetStates()
 		if e.anyZone(e.isDoubtful) {
 			if passes, err := e.answerDoubtful(r); err != nil || !passes {
 				return err
 			}
-			e.undo()
 		}
 	}
+	// The request may be refused without being asked again.
+	e.showRefunds()
+	e.undo()
 	z := e.zones[line]
 	w, ahead := z.room.join(lineOf(&e.reqs[line]), e.reqs[line].Cost, began, z.MaxWaitQueue)
 	if w == nil {

@@ -112,6 +112,7 @@ func (h *Handle) Forgive(r store.Request, done func(open *Opened, err error)) {
 		done(nil, err)
 		return
 	}
+	_ = open.Local.Buckets.Reset(context.Background(), r) // in memory, it does not fail
 	if open.forgiving.Add(1) > maxForgiving {
 		open.forgiving.Add(-1)
 		done(open, errForgiving)
@@ -121,9 +122,7 @@ func (h *Handle) Forgive(r store.Request, done func(open *Opened, err error)) {
 	forgive := func(ctx context.Context) {
 		defer h.Leave()
 		defer open.forgiving.Add(-1)
-		err := open.Store.(store.Resetter).Reset(ctx, r)
-		_ = open.Local.Buckets.Reset(ctx, r) // in memory, it does not fail
-		done(open, err)
+		done(open, open.Store.(store.Resetter).Reset(ctx, r))
 	}
 	if _, ok := open.Store.(store.Immediate); ok {
 		forgive(context.Background())

@@ -185,7 +185,7 @@ func TestOvertakenRequestChargesTheRunningStore(t *testing.T) {
 	good.awaitUsed(t, r, 1)
 }
 
-// TestForgivingIsBounded: so many buckets are emptied at the same time, and no more.
+// TestForgivingIsBounded: so many buckets of the store are emptied at the same time, and no more.
 func TestForgivingIsBounded(t *testing.T) {
 	h, s := newRemoteHandle(t)
 	defer h.Unload()
@@ -196,10 +196,20 @@ func TestForgivingIsBounded(t *testing.T) {
 	for i := range maxForgiving {
 		h.Forgive(store.Request{Limit: limit, ClientKey: fmt.Sprint(i)}, func(_ *Opened, err error) { ended <- err })
 	}
+	another := []store.Request{{Limit: limit, ClientKey: "another", Events: 10, Cost: 1}}
+	open, err := h.Enter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Leave()
+	open.Local.Buckets.Charge(t.Context(), another)
 	var refused error
-	h.Forgive(store.Request{Limit: limit, ClientKey: "another"}, func(_ *Opened, err error) { refused = err })
+	h.Forgive(another[0], func(_ *Opened, err error) { refused = err })
 	if !errors.Is(refused, errForgiving) {
 		t.Errorf("one more: %v", refused)
+	}
+	if n := open.Local.Buckets.Peek(t.Context(), another)[0].Used; n != 0 {
+		t.Errorf("the local counts have %d of it, want 0", n)
 	}
 	close(s.resets)
 	for range maxForgiving {
