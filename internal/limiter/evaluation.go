@@ -194,14 +194,14 @@ func (e *evaluation) resetStates() {
 func (e *evaluation) divert(ctx context.Context) {
 	if open := e.onlyOpen(); open != nil {
 		for _, n := range open.Overflow(ctx, e.reqs, e.limiter.Now) {
-			e.share(n.Index, n.Err)
+			e.share(ctx, n.Index, n.Err)
 		}
 		return
 	}
 	for in, there := range e.byStore(e.where(func(int) bool { return true })) {
 		if open := e.opens[in]; open != nil {
 			for _, n := range open.Overflow(ctx, e.pick(there), e.limiter.Now) {
-				e.share(there[n.Index], n.Err)
+				e.share(ctx, there[n.Index], n.Err)
 			}
 		}
 	}
@@ -210,7 +210,7 @@ func (e *evaluation) divert(ctx context.Context) {
 // share makes zone i count the request in a bucket that clients share: the overflow bucket or,
 // if the store failed with err to say whether the client is new, or to answer about the
 // overflow bucket, the unknown one. In the second case on_error decides.
-func (e *evaluation) share(i int, err error) {
+func (e *evaluation) share(ctx context.Context, i int, err error) {
 	rare := e.rarely()
 	if rare.diverted == nil {
 		rare.diverted = map[int]diversion{}
@@ -219,6 +219,9 @@ func (e *evaluation) share(i int, err error) {
 	e.reqs[i].ClientKey = stores.OverflowKey
 	if err != nil {
 		e.reqs[i].ClientKey = stores.UnknownKey
+		if ctx.Err() == nil {
+			e.zones[i].handle.ReportError(e.limiter.Now(), e.zones[i].Name, err)
+		}
 	}
 }
 
@@ -468,11 +471,15 @@ func (e *evaluation) handleErrors(r *http.Request, some []int) error {
 		if !within(some, i) || e.states[i].Err == nil {
 			continue
 		}
-		z.handle.ReportError(e.limiter.Now(), z.Name, e.states[i].Err)
-		if e.isDiverted(i) && !z.unknown {
+		switch {
+		case e.isDoubtful(i):
+			// The error was reported when the doubt arose.
+		case e.isDiverted(i) && !z.unknown:
 			// Otherwise what on_error lets through would fill the overflow bucket, and
 			// refuse new clients later.
-			e.share(i, e.states[i].Err)
+			e.share(r.Context(), i, e.states[i].Err)
+		default:
+			z.handle.ReportError(e.limiter.Now(), z.Name, e.states[i].Err)
 		}
 		if z.onError == stores.OnErrorLocal && e.open(i) != nil {
 			e.askLocal(i)

@@ -32,7 +32,7 @@ func TestStoreThatDoesNotOpen(t *testing.T) {
 				s := new(deafStore)
 				modules := [maxStores]stores.Module{deafModule{s}, deafModule{s}}
 				modules[broken] = brokenModule{}
-				h, handles := newSplitLimiter(modules, func(z *Zone) { z.ChargeBefore, z.OnError, z.MaxWait = charge, onError, 1 })
+				h, handles := newSplitLimiter(t, modules, func(z *Zone) { z.ChargeBefore, z.OnError, z.MaxWait = charge, onError, 1 })
 				w := httptest.NewRecorder()
 				r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), caddy.NewReplacer(), w, nil)
 				err := h.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
@@ -64,9 +64,9 @@ func TestStoreThatDoesNotOpen(t *testing.T) {
 }
 
 // newSplitLimiter is a limiter with two zones, each of which counts in a store of its own.
-func newSplitLimiter(modules [maxStores]stores.Module, complete func(*Zone)) (h *Limiter, handles [maxStores]*stores.Handle) {
+func newSplitLimiter(t *testing.T, modules [maxStores]stores.Module, complete func(*Zone)) (h *Limiter, handles [maxStores]*stores.Handle) {
 	for in, module := range modules {
-		handles[in] = &stores.Handle{Module: module, Logger: zap.NewNop()}
+		handles[in] = &stores.Handle{Name: t.Name(), Module: module, Logger: zap.NewNop()}
 	}
 	moved := &Rollout{Store: handles[rolloutStore]}
 	h = &Limiter{Config: Config{Logger: zap.NewNop(), Now: time.Now, Store: handles[ownStore], Rollout: moved}}
@@ -89,7 +89,7 @@ func newSplitLimiter(modules [maxStores]stores.Module, complete func(*Zone)) (h 
 // TestRefusalAtAFullLine shows what other zones have after they got back what they gave.
 func TestRefusalAtAFullLine(t *testing.T) {
 	open := func() stores.Module { return deafModule{memory.New(memory.NewBuckets(), memory.Options{})} }
-	h, handles := newSplitLimiter([maxStores]stores.Module{open(), open()}, func(z *Zone) {
+	h, handles := newSplitLimiter(t, [maxStores]stores.Module{open(), open()}, func(z *Zone) {
 		if z.ChargeBefore = true; z.Name == "b" {
 			z.Events.Number, z.MaxWait = 1, 2*time.Hour
 		}

@@ -33,14 +33,15 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 	var all settlements
 	var forgiven []int
 	for i, z := range e.zones {
-		if z.isLease() || !e.wasAsked(i) && !z.unknown {
-			continue
-		}
 		if e.hasNoRoom(i) {
 			// What would have been refused would not have been charged.
 			if z.unknown && !hasEnded {
 				all.add(e, i, 0, 0)
 			}
+			continue
+		}
+		if z.isLease() || e.states[i].Err == nil && z.spend == (spend{}) {
+			// In the second case a store panicked.
 			continue
 		}
 		if z.SettleAtEnd != hasEnded {
@@ -106,16 +107,17 @@ func (e *evaluation) forgive(i int) {
 	}
 	id := identity.New(aboutForgiveness, req.ClientKey)
 	z.recent.Set(id, recently{l.Now().UnixMicro(), z.limit.Window})
-	// What was taken goes with the bucket: a refund could come after it.
-	isTaken := spend.taken && !spend.local || spend.unknown && z.needsID()
 	z.handle.Forgive(req, func(open *stores.Opened, err error) {
 		if err == nil {
 			z.Counts.Forgiven.Inc()
-			return
+		} else {
+			z.recent.Invalidate(id)
+			z.handle.ReportError(l.Now(), z.Name, err)
 		}
-		z.recent.Invalidate(id)
-		z.handle.ReportError(l.Now(), z.Name, err)
-		if open != nil && isTaken {
+		// What was taken goes with the bucket: a refund could come after it. What may have been
+		// taken may also come after it, and is refunded by its ID.
+		isLeft := err != nil && spend.taken && !spend.local || spend.unknown && z.needsID()
+		if open != nil && isLeft {
 			open.Refund([]store.Request{req})
 		}
 	})
@@ -330,8 +332,8 @@ const renewals = 3
 // afterwards.
 func (e *evaluation) holdLeases() {
 	period := time.Duration(0)
-	for _, z := range e.zones {
-		if z.isLease() && (z.taken || z.unknown) {
+	for i, z := range e.zones {
+		if z.isLease() && (z.taken || z.unknown) && !e.hasNoRoom(i) {
 			if every := z.limit.Window / renewals; period == 0 || every < period {
 				period = every
 			}
@@ -372,7 +374,7 @@ func (l *lease) renew() {
 			continue
 		}
 		open, req := l.of.open(i), l.of.reqs[i:i+1]
-		if req[0].Cost == 0 || !z.taken && !z.unknown {
+		if req[0].Cost == 0 || !z.taken && !z.unknown || l.of.hasNoRoom(i) {
 			continue
 		}
 		if z.local && z.taken {

@@ -129,6 +129,9 @@ func (l *Local) Admit(ctx context.Context, reqs []store.Request, states []store.
 // admit sets the state of a request, the only one of states.
 func (l *Local) admit(ctx context.Context, r *store.Request, states []store.State) {
 	page, id, fl := l.flights.use(r)
+	users, cost := 1, int64(0)
+	// Deferred, so that a store that panics does not leave the flight locked.
+	defer func() { page.leave(id, fl, users, cost) }()
 	asked, st := fl.asked[:], &states[0]
 	asked[0] = *r
 	asked[0].Ahead += fl.cost
@@ -138,8 +141,7 @@ func (l *Local) admit(ctx context.Context, r *store.Request, states []store.Stat
 	case st.Allowed:
 		showFlight(st, fl.cost)
 		fl.cost += r.Cost
-		page.leave(id, fl, 0, r.Cost)
-		return
+		users, cost = 0, r.Cost
 	case fl.cost > 0:
 		asked[0].Ahead = r.Ahead
 		if l.check(ctx, asked, states); st.Err == nil && st.Allowed {
@@ -147,7 +149,6 @@ func (l *Local) admit(ctx context.Context, r *store.Request, states []store.Stat
 			showFlight(st, fl.cost)
 		}
 	}
-	page.leave(id, fl, 1, 0)
 }
 
 func (l *Local) check(ctx context.Context, reqs []store.Request, states []store.State) {

@@ -254,6 +254,21 @@ func TestPeekWhileASlotMoves(t *testing.T) {
 	used(t, "peek", s.Peek(t.Context(), ask("k"))[0], 1)
 }
 
+// TestPeekWhileANodeIsSilent: its replica's word counts, though it may miss a bucket.
+func TestPeekWhileANodeIsSilent(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 1, redistest.NodeTimeout(15*time.Second))
+	s := newStore(t, newShard(t, ShardOptions{Cluster: c.Addrs()[:1]}), func(o *Options) { o.CheckTimeout = 200 * time.Millisecond })
+	waitUntilUp(t, s)
+	silence(t, masterOf(t, c, "k"))
+	eventually(t, "the replica answers", func() error {
+		if st := s.Peek(t.Context(), ask("k"))[0]; st.Err != nil || !st.Replica || st.Used != 0 {
+			return fmt.Errorf("the state is %+v", st)
+		}
+		return nil
+	})
+}
+
 // TestSilentNodeFailsOnlyItsKeys: the other nodes answer.
 func TestSilentNodeFailsOnlyItsKeys(t *testing.T) {
 	t.Parallel()

@@ -252,14 +252,20 @@ func (s *Store) fallBack(ctx context.Context, replica *lane, g group, deadline t
 	if g.members = g.unanswered(nil); len(g.members) == 0 || ctx.Err() != nil {
 		return
 	}
-	failed := make([]store.State, len(g.members))
+	s.askAgain(ctx, replica, g, deadline, op, func(i int) bool { return isUnopened(&g.reqs[i], &g.states[i]) })
+}
+
+// askAgain asks another server. Where it fails, or its answer is worth nothing, the states stay
+// as they are.
+func (s *Store) askAgain(ctx context.Context, l *lane, g group, deadline time.Time, op operation, isWorthless func(i int) bool) {
+	before := make([]store.State, len(g.members))
 	for n, i := range g.members {
-		failed[n] = g.states[i]
+		before[n] = g.states[i]
 	}
-	s.ask(ctx, replica, g, deadline, op)
+	s.ask(ctx, l, g, deadline, op)
 	for n, i := range g.members {
-		if st := &g.states[i]; st.Err != nil || isUnopened(&g.reqs[i], st) {
-			*st = failed[n]
+		if g.states[i].Err != nil || isWorthless(i) {
+			g.states[i] = before[n]
 		}
 	}
 }
@@ -278,15 +284,17 @@ func (s *Store) refreshClock(at *servers, start time.Time, g group) {
 func (s *Store) peek(ctx context.Context, at *servers, g group, deadline time.Time) {
 	start := time.Now()
 	now, _ := s.timeAt(at, start)
-	if replica := s.replica(at); replica != nil {
-		half := start.Add(deadline.Sub(start) / 2)
-		s.ask(ctx, replica, g, half, reading(algorithm.Peek, store.RoleReplica, now))
-		unanswered := func(i int) bool { return g.states[i].Err != nil || at.mayMiss(&g.states[i]) }
-		if g.members = g.where(unanswered); len(g.members) == 0 || ctx.Err() != nil {
-			return
-		}
+	replica, primary := s.replica(at), reading(algorithm.Peek, store.RolePrimary, now)
+	if replica == nil {
+		s.ask(ctx, at.checks, g, deadline, primary)
+		return
 	}
-	s.ask(ctx, at.checks, g, deadline, reading(algorithm.Peek, store.RolePrimary, now))
+	half := start.Add(deadline.Sub(start) / 2)
+	s.ask(ctx, replica, g, half, reading(algorithm.Peek, store.RoleReplica, now))
+	g.members = g.where(func(i int) bool { return g.states[i].Err != nil || at.mayMiss(&g.states[i]) })
+	if len(g.members) > 0 && ctx.Err() == nil {
+		s.askAgain(ctx, at.checks, g, deadline, primary, func(int) bool { return false })
+	}
 }
 
 func (s *Store) replica(at *servers) *lane {
