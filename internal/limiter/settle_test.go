@@ -174,8 +174,8 @@ func TestTakeOfUnknownOutcome(t *testing.T) {
 	}
 }
 
-// TestObservedTakeOfUnknownOutcome is refunded if the local counts would have refused it, and
-// holds no slot meanwhile.
+// TestObservedTakeOfUnknownOutcome is refunded if the local counts would have refused it, when
+// the response begins, and is not renewed.
 func TestObservedTakeOfUnknownOutcome(t *testing.T) {
 	for _, algorithm := range []store.Algorithm{store.SlidingLog, store.Concurrency} {
 		t.Run(string(algorithm), func(t *testing.T) {
@@ -243,27 +243,46 @@ func TestForgivingAfterTakesThatFailed(t *testing.T) {
 	}
 }
 
-// panickingStore is a deafStore that panics when it is asked.
-type panickingStore struct{ *deafStore }
+// panickingStore is a deafStore that panics in one operation.
+type panickingStore struct {
+	*deafStore
+	in string
+}
 
-func (panickingStore) Check(context.Context, []store.Request) []store.State { panic("check") }
-
-// TestCheckThatPanics charges nothing, and the next request of the client does not wait for it.
-func TestCheckThatPanics(t *testing.T) {
-	s := &deafStore{}
-	h := newTestHandler(t, &Zone{}, panickingStore{s})
-	for range 2 {
-		func() {
-			defer func() {
-				if recover() != "check" {
-					t.Error("the check did not panic")
-				}
-			}()
-			h.answeredWith(http.StatusOK)
-		}()
+func (s panickingStore) Check(ctx context.Context, reqs []store.Request) []store.State {
+	if s.in == "check" {
+		panic(s.in)
 	}
-	if err := s.wasAsked(); err != nil {
-		t.Error(err)
+	return s.deafStore.Check(ctx, reqs)
+}
+
+func (s panickingStore) Charge(ctx context.Context, reqs []store.Request) []store.State {
+	if s.in == "charge" {
+		panic(s.in)
+	}
+	return s.deafStore.Charge(ctx, reqs)
+}
+
+// TestStoreThatPanics charges nothing, and the next request of the client does not wait for it.
+func TestStoreThatPanics(t *testing.T) {
+	for _, in := range []string{"check", "charge"} {
+		t.Run(in, func(t *testing.T) {
+			s := &deafStore{}
+			h := newTestHandler(t, &Zone{}, panickingStore{s, in})
+			for range 2 {
+				func() {
+					defer func() {
+						if got := recover(); got != in {
+							t.Errorf("the panic is %v", got)
+						}
+					}()
+					h.answeredWith(http.StatusOK)
+				}()
+			}
+			if err := s.wasAsked(); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 

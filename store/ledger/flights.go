@@ -199,13 +199,17 @@ func (*Local) RefuseKnown([]store.Request, []store.State) bool { return false }
 // Settle is [Ledger.Settle].
 func (l *Local) Settle(reqs []store.Request, held []int64) {
 	for i := range reqs {
-		page, id, fl := l.flights.use(&reqs[i])
-		if reqs[i].Cost > 0 {
-			l.charge(reqs[i : i+1])
-		}
-		hold := holdOf(reqs, held, i)
-		fl.cost -= hold
-		page.leave(id, fl, 2, -hold)
+		l.settle(reqs[i:i+1], holdOf(reqs, held, i))
+	}
+}
+
+// settle charges one request, whose flight is locked until the charge counts.
+func (l *Local) settle(req []store.Request, hold int64) {
+	page, id, fl := l.flights.use(&req[0])
+	defer page.leave(id, fl, 2, -hold)
+	fl.cost -= hold
+	if req[0].Cost > 0 {
+		l.charge(req)
 	}
 }
 

@@ -189,11 +189,12 @@ func (q *queue) putBack(c *call, after time.Duration) {
 	})
 }
 
-// wait waits for a call, and returns false once the queue is closed and empty.
-func (q *queue) wait() bool {
+// wait waits for a call, and returns how many wait: 0 once the queue is closed and empty.
+func (q *queue) wait() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.waitLocked()
+	q.waitLocked()
+	return len(q.calls) - q.head
 }
 
 func (q *queue) waitLocked() bool {

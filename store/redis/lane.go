@@ -23,8 +23,8 @@ const (
 	// queueLimit bounds the calls that wait for one server. They are about a
 	// second's worth; waiting longer does not help.
 	queueLimit = 1 << 17
-	// linger is how long a charge waits for others to join its pipeline: no
-	// response waits for it, and a pipeline costs as much as several charges.
+	// linger is how long a charge waits for others to join its pipeline, unless that is
+	// full: no response waits for it, and a pipeline costs as much as several charges.
 	linger = 2 * time.Millisecond
 	// nearby is the round trip below which it pays to have one pipeline in flight
 	// at a time and let it carry more.
@@ -270,12 +270,14 @@ func (l *lane) gather(batch []*call) (_ []*call, inFlight bool) {
 	}
 	l.gathering.Lock()
 	defer l.gathering.Unlock()
-	if !l.queue.wait() {
-		return batch, false
-	}
+	waiting := l.queue.wait()
 	switch {
+	case waiting == 0:
+		return batch, false
 	case l.persistent:
-		if l.watched.Load() == 0 {
+		// With a pause before each full pipeline, charges would leave no faster than so many of
+		// them a pause.
+		if l.watched.Load() == 0 && waiting < l.batch {
 			pause(l.life, linger)
 		}
 	case l.pace.Load() < int64(nearby):

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -238,4 +239,24 @@ func TestClosedShardLeavesNothingBehind(t *testing.T) {
 			eventually(t, "no goroutine is left", func() error { return goleak.Find(before) })
 		})
 	}
+}
+
+// TestFullPipelineOfChargesLeavesAtOnce: otherwise a lane could send no more than a pipeline a
+// pause, and its queue would overflow although the server has time.
+func TestFullPipelineOfChargesLeavesAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &lane{queue: newQueue(queueLimit), batch: maxBatch, persistent: true, life: t.Context()}
+		for range 2*maxBatch + 1 {
+			must(t, l.queue.put(new(call)))
+		}
+		for _, want := range []struct {
+			calls int
+			after time.Duration
+		}{{maxBatch, 0}, {maxBatch, 0}, {1, linger}} {
+			start := time.Now()
+			if batch, _ := l.gather(nil); len(batch) != want.calls || time.Since(start) != want.after {
+				t.Errorf("%d calls after %v, want %d after %v", len(batch), time.Since(start), want.calls, want.after)
+			}
+		}
+	})
 }
