@@ -162,12 +162,13 @@ func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 // request may pass, and settles, at the latest when the chain ends.
 func (l *Limiter) serve(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	defer func() {
+		// Also if a store panics while the request settles.
+		defer t.end()
 		// The chain panicked: the request was made, and the server failed.
 		if !t.settled {
 			t.settle(http.StatusInternalServerError)
 		}
 		t.finish()
-		t.end()
 	}()
 	err := l.admit(t, e, w, r)
 	if err == nil {

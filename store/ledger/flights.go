@@ -121,8 +121,24 @@ func NewLocal(flights *Flights, s store.Store) *Local {
 
 // Admit is [Ledger.Admit].
 func (l *Local) Admit(ctx context.Context, reqs []store.Request, states []store.State) {
-	for i := range reqs {
-		l.admit(ctx, &reqs[i], states[i:i+1])
+	n := 0
+	defer func() {
+		if n < len(reqs) {
+			l.release(reqs[:n], states)
+		}
+	}()
+	for ; n < len(reqs); n++ {
+		l.admit(ctx, &reqs[n], states[n:n+1])
+	}
+}
+
+// release ends what was admitted before the store panicked.
+func (l *Local) release(reqs []store.Request, states []store.State) {
+	for i, r := range reqs {
+		if hold := r.Cost; states[i].Err == nil && states[i].Allowed {
+			r.Cost = 0
+			l.settle([]store.Request{r}, hold)
+		}
 	}
 }
 
@@ -198,8 +214,12 @@ func (*Local) RefuseKnown([]store.Request, []store.State) bool { return false }
 
 // Settle is [Ledger.Settle].
 func (l *Local) Settle(reqs []store.Request, held []int64) {
-	for i := range reqs {
-		l.settle(reqs[i:i+1], holdOf(reqs, held, i))
+	if len(reqs) > 1 {
+		// Deferred, so that a store that panics leaves none of the others in flight.
+		defer l.Settle(reqs[1:], held[min(1, len(held)):])
+	}
+	if len(reqs) > 0 {
+		l.settle(reqs[:1], holdOf(reqs, held, 0))
 	}
 }
 

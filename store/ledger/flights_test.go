@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -88,5 +89,54 @@ func TestFlightRefusal(t *testing.T) {
 	l.Settle([]store.Request{{Limit: &limit, ClientKey: "alice", Events: 5}}, []int64{1})
 	if st := ask(2); !st.Allowed || st.Used != 3 {
 		t.Errorf("after the second request was free: %+v", st)
+	}
+}
+
+// panickingStore panics when it is asked about or charged for one client.
+type panickingStore struct {
+	store.Store
+	client, in string
+}
+
+func (s panickingStore) Check(ctx context.Context, reqs []store.Request) []store.State {
+	if s.in == "check" && reqs[0].ClientKey == s.client {
+		panic(s.in)
+	}
+	return s.Store.Check(ctx, reqs)
+}
+
+func (s panickingStore) Charge(ctx context.Context, reqs []store.Request) []store.State {
+	if s.in == "charge" && reqs[0].ClientKey == s.client {
+		panic(s.in)
+	}
+	return s.Store.Charge(ctx, reqs)
+}
+
+// TestStoreThatPanicsLeavesNothingInFlight, in the bucket that it panics for and in those
+// before and after it, and no later request waits for a flight.
+func TestStoreThatPanicsLeavesNothingInFlight(t *testing.T) {
+	limit := &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour}
+	for _, in := range []string{"check", "charge"} {
+		t.Run(in, func(t *testing.T) {
+			l := NewLocal(NewFlights(), panickingStore{memory.New(memory.NewBuckets(), memory.Options{}), "b", in})
+			var reqs []store.Request
+			for _, client := range []string{"a", "b", "c"} {
+				reqs = append(reqs, store.Request{Limit: limit, ClientKey: client, Events: 10, Cost: 1})
+			}
+			for range 2 {
+				func() {
+					defer func() {
+						if got := recover(); got != in {
+							t.Errorf("the panic is %v", got)
+						}
+					}()
+					l.Admit(t.Context(), reqs, make([]store.State, len(reqs)))
+					l.Settle(reqs, nil)
+				}()
+				if got := l.Figures(); got.Buckets != 0 || got.InFlight != 0 {
+					t.Errorf("%+v, want nothing in flight", got)
+				}
+			}
+		})
 	}
 }

@@ -246,16 +246,13 @@ func TestClosedShardLeavesNothingBehind(t *testing.T) {
 func TestFullPipelineOfChargesLeavesAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &lane{queue: newQueue(queueLimit), batch: maxBatch, persistent: true, life: t.Context()}
-		for range 2*maxBatch + 1 {
-			must(t, l.queue.put(new(call)))
-		}
-		for _, want := range []struct {
-			calls int
-			after time.Duration
-		}{{maxBatch, 0}, {maxBatch, 0}, {1, linger}} {
+		for calls, after := range map[int]time.Duration{maxBatch: 0, maxBatch - 1: linger} {
+			for range calls {
+				must(t, l.queue.put(new(call)))
+			}
 			start := time.Now()
-			if batch, _ := l.gather(nil); len(batch) != want.calls || time.Since(start) != want.after {
-				t.Errorf("%d calls after %v, want %d after %v", len(batch), time.Since(start), want.calls, want.after)
+			if batch, _ := l.gather(nil); len(batch) != calls || time.Since(start) != after {
+				t.Errorf("%d calls after %v, want %d after %v", len(batch), time.Since(start), calls, after)
 			}
 		}
 	})
