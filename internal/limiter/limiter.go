@@ -164,11 +164,11 @@ func (l *Limiter) serve(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 	defer func() {
 		// Also if a store panics while the request settles.
 		defer t.end()
+		defer t.finish()
 		// The chain panicked: the request was made, and the server failed.
 		if !t.settled {
 			t.settle(http.StatusInternalServerError)
 		}
-		t.finish()
 	}()
 	err := l.admit(t, e, w, r)
 	if err == nil {

@@ -263,26 +263,36 @@ func (s panickingStore) Charge(ctx context.Context, reqs []store.Request) []stor
 	return s.deafStore.Charge(ctx, reqs)
 }
 
-// TestStoreThatPanics charges nothing, and the next request of the client does not wait for it.
+// TestStoreThatPanics charges nothing, and is left; the next request of the client does not wait
+// for it.
 func TestStoreThatPanics(t *testing.T) {
 	for _, in := range []string{"check", "charge"} {
-		t.Run(in, func(t *testing.T) {
-			s := &deafStore{}
-			h := newTestHandler(t, &Zone{}, panickingStore{s, in})
-			for range 2 {
-				func() {
-					defer func() {
-						if got := recover(); got != in {
-							t.Errorf("the panic is %v", got)
-						}
+		for _, atEnd := range []bool{false, true} {
+			t.Run(fmt.Sprint(in, ", settled at the end: ", atEnd), func(t *testing.T) {
+				isClosed := false
+				t.Cleanup(func() {
+					if !isClosed {
+						t.Error("the store is still in use")
+					}
+				})
+				s := &deafStore{}
+				h := newTestHandler(t, &Zone{SettleAtEnd: atEnd}, panickingStore{s, in})
+				h.Store.OnClose(func() { isClosed = true })
+				for range 2 {
+					func() {
+						defer func() {
+							if got := recover(); got != in {
+								t.Errorf("the panic is %v", got)
+							}
+						}()
+						h.answeredWith(http.StatusOK)
 					}()
-					h.answeredWith(http.StatusOK)
-				}()
-			}
-			if err := s.wasAsked(); err != nil {
-				t.Error(err)
-			}
-		})
+				}
+				if err := s.wasAsked(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
 	}
 }
 

@@ -246,13 +246,16 @@ func TestClosedShardLeavesNothingBehind(t *testing.T) {
 func TestFullPipelineOfChargesLeavesAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &lane{queue: newQueue(queueLimit), batch: maxBatch, persistent: true, life: t.Context()}
-		for calls, after := range map[int]time.Duration{maxBatch: 0, maxBatch - 1: linger} {
-			for range calls {
+		for _, step := range []struct {
+			more, calls int
+			after       time.Duration
+		}{{maxBatch + 1, maxBatch, 0}, {maxBatch - 1, maxBatch, 0}, {maxBatch - 1, maxBatch - 1, linger}} {
+			for range step.more {
 				must(t, l.queue.put(new(call)))
 			}
 			start := time.Now()
-			if batch, _ := l.gather(nil); len(batch) != calls || time.Since(start) != after {
-				t.Errorf("%d calls after %v, want %d after %v", len(batch), time.Since(start), calls, after)
+			if batch, _ := l.gather(nil); len(batch) != step.calls || time.Since(start) != step.after {
+				t.Errorf("%d calls after %v, want %d after %v", len(batch), time.Since(start), step.calls, step.after)
 			}
 		}
 	})
