@@ -419,7 +419,7 @@ func TestFloodWhileRedisDoesNotAnswer(t *testing.T) {
 	}
 	for name, outage := range map[string]outage{
 		"all silent": {0, (*redistest.Server).Pause, (*redistest.Server).Resume},
-		// The replica says who is new, but cannot count in the bucket that new clients share.
+		// The replica shows which clients are new; the bucket that they share cannot be charged.
 		"primary away": {1, (*redistest.Server).Kill, (*redistest.Server).Restart},
 	} {
 		for options, status := range map[string]int{

@@ -192,6 +192,7 @@ func (e *evaluation) resetStates() {
 // divert makes clients beyond the bound of a store share a bucket, unless they are known to
 // have one.
 func (e *evaluation) divert(ctx context.Context) {
+	// Most requests need no list of zones.
 	if open := e.onlyOpen(); open != nil {
 		for _, n := range open.Overflow(ctx, e.reqs, e.limiter.Now) {
 			e.share(ctx, n.Index, n.Err)
@@ -475,8 +476,8 @@ func (e *evaluation) handleErrors(r *http.Request, some []int) error {
 		case e.isDoubtful(i):
 			// The error was reported when the doubt arose.
 		case e.isDiverted(i) && !z.unknown:
-			// Otherwise what on_error lets through would fill the overflow bucket, and
-			// refuse new clients later.
+			// Requests that on_error admits must not fill the overflow bucket, which
+			// would refuse new clients later.
 			e.share(r.Context(), i, e.states[i].Err)
 		default:
 			z.handle.ReportError(e.limiter.Now(), z.Name, e.states[i].Err)

@@ -33,16 +33,7 @@ func TestStoreThatDoesNotOpen(t *testing.T) {
 				modules := [maxStores]stores.Module{deafModule{s}, deafModule{s}}
 				modules[broken] = brokenModule{}
 				h, handles := newSplitLimiter(t, modules, func(z *Zone) { z.ChargeBefore, z.OnError, z.MaxWait = charge, onError, 1 })
-				w := httptest.NewRecorder()
-				r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), caddy.NewReplacer(), w, nil)
-				err := h.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
-					w.WriteHeader(http.StatusOK)
-					return nil
-				}))
-				got := w.Code
-				if err != nil {
-					got = statusOf(err)
-				}
+				got := h.answeredWith(http.StatusOK).Code
 				var asked []string
 				switch {
 				case charge && status == http.StatusServiceUnavailable:
@@ -86,7 +77,7 @@ func newSplitLimiter(t *testing.T, modules [maxStores]stores.Module, complete fu
 	return h, handles
 }
 
-// TestRefusalAtAFullLine shows what other zones have after they got back what they gave.
+// TestRefusalAtAFullLine shows the other zones without the cost that was refunded.
 func TestRefusalAtAFullLine(t *testing.T) {
 	open := func() stores.Module { return deafModule{memory.New(memory.NewBuckets(), memory.Options{})} }
 	h, handles := newSplitLimiter(t, [maxStores]stores.Module{open(), open()}, func(z *Zone) {

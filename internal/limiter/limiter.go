@@ -162,7 +162,7 @@ func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 // request may pass, and settles, at the latest when the chain ends.
 func (l *Limiter) serve(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	defer func() {
-		// Also if a store panics while the request settles.
+		// Deferred, because a store may panic while the request settles.
 		defer t.end()
 		defer t.finish()
 		// The chain panicked: the request was made, and the server failed.

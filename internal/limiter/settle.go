@@ -41,7 +41,7 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 			continue
 		}
 		if z.isLease() || e.states[i].Err == nil && z.spend == (spend{}) {
-			// In the second case a store panicked.
+			// A zone that holds nothing, and has no error, is one whose store panicked.
 			continue
 		}
 		if z.SettleAtEnd != hasEnded {
@@ -85,8 +85,8 @@ func (e *evaluation) forgives(i, status int, shown int64) bool {
 	if !z.Forgives.Contains(status) || e.isDiverted(i) {
 		return false
 	}
-	// What a check has found may be old; what a batch, or the local counts, show is this
-	// process's part.
+	// A check may have found an old count. A batch, and the local counts, show the part of
+	// this process.
 	isExact := z.taken && !z.local && z.Batch == 0
 	return !isExact || st.Used > shown || st.Penalty != 0
 }
@@ -114,8 +114,8 @@ func (e *evaluation) forgive(i int) {
 			z.recent.Invalidate(id)
 			z.handle.ReportError(l.Now(), z.Name, err)
 		}
-		// What was taken goes with the bucket: a refund could come after it. What may have been
-		// taken may also come after it, and is refunded by its ID.
+		// A take goes with the bucket, and a refund of it could arrive in the next one. A take
+		// without a reply may arrive there as well; its refund, by ID, does no harm.
 		isLeft := err != nil && spend.taken && !spend.local || spend.unknown && z.needsID()
 		if open != nil && isLeft {
 			open.Refund([]store.Request{req})
@@ -175,7 +175,7 @@ func (e *evaluation) undo() {
 		e.rare.lease.stop()
 		e.rare.lease = nil
 	}
-	e.giveBack(func(*Zone) bool { return true })
+	e.giveBack(func(int) bool { return true })
 	for i, z := range e.zones {
 		spent := z.spend
 		if z.needsID() && (spent.taken || spent.unknown) {
@@ -191,10 +191,10 @@ func (e *evaluation) undo() {
 }
 
 // giveBack gives back what some zones hold in flight or have taken.
-func (e *evaluation) giveBack(some func(z *Zone) bool) {
+func (e *evaluation) giveBack(some func(i int) bool) {
 	var all settlements
 	for i, z := range e.zones {
-		if !some(z.Zone) {
+		if !some(i) {
 			continue
 		}
 		e.noteForgiven(i)
@@ -333,7 +333,7 @@ const renewals = 3
 func (e *evaluation) holdLeases() {
 	period := time.Duration(0)
 	for i, z := range e.zones {
-		if z.isLease() && (z.taken || z.unknown) && !e.hasNoRoom(i) {
+		if e.holdsSlot(i) {
 			if every := z.limit.Window / renewals; period == 0 || every < period {
 				period = every
 			}
@@ -348,6 +348,13 @@ func (e *evaluation) holdLeases() {
 	defer lease.mu.Unlock()
 	lease.timer = time.AfterFunc(period, lease.renew)
 	e.rarely().lease = lease
+}
+
+// holdsSlot reports whether the request has, or may have, a slot in zone i that lasts until it
+// ends. Of other zones it reads no spend, which may be settled at this moment.
+func (e *evaluation) holdsSlot(i int) bool {
+	z := &e.zones[i]
+	return z.isLease() && (z.taken || z.unknown) && !e.hasNoRoom(i)
 }
 
 // lease returns the lease of the request's slots, or nil.
@@ -369,12 +376,8 @@ func (l *lease) renew() {
 	defer cancel()
 	for i := range l.of.zones {
 		z := &l.of.zones[i]
-		if !z.isLease() {
-			// The request may settle its spend at this moment.
-			continue
-		}
 		open, req := l.of.open(i), l.of.reqs[i:i+1]
-		if req[0].Cost == 0 || !z.taken && !z.unknown || l.of.hasNoRoom(i) {
+		if !l.of.holdsSlot(i) || req[0].Cost == 0 {
 			continue
 		}
 		if z.local && z.taken {
@@ -392,7 +395,7 @@ func (l *lease) renew() {
 // end gives the slots back.
 func (l *lease) end() {
 	if l.stop() {
-		l.of.giveBack((*Zone).isLease)
+		l.of.giveBack(l.of.holdsSlot)
 	}
 }
 

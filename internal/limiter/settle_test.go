@@ -2,7 +2,6 @@ package limiter
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -87,11 +86,17 @@ func answeredWith(t *testing.T, z *Zone, s store.Store, status int) int {
 	return newTestHandler(t, z, s).answeredWith(status).Code
 }
 
+// answeredWith serves one request in front of a chain that answers with status.
 func (l *Limiter) answeredWith(status int) *httptest.ResponseRecorder {
+	return l.answered(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })
+}
+
+// answered serves one request in front of a chain.
+func (l *Limiter) answered(chain http.HandlerFunc) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
 	r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), caddy.NewReplacer(), w, nil)
-	err := l.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
-		w.WriteHeader(status)
+	err := l.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+		chain(w, r)
 		return nil
 	}))
 	if err != nil {
@@ -182,16 +187,13 @@ func TestObservedTakeOfUnknownOutcome(t *testing.T) {
 			s := &deafStore{takeError: fmt.Errorf("%w: no answer in time", store.ErrUncertain)}
 			h := newTestHandler(t, &Zone{ChargeBefore: true, OnError: stores.OnErrorLocal, Algorithm: algorithm, Enforce: new(float64)}, s)
 			h.Zones[0].Cost.Number = h.Zones[0].Events.Number + 1
-			w := httptest.NewRecorder()
-			r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), caddy.NewReplacer(), w, nil)
-			err := h.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
+			w := h.answered(func(_ http.ResponseWriter, r *http.Request) {
 				if trackerOf(r).evaluations[0].lease() != nil {
 					t.Error("the request has a lease")
 				}
-				return nil
-			}))
-			if err := errors.Join(err, s.wasAsked("refund 11")); err != nil {
-				t.Error(err)
+			})
+			if err := s.wasAsked("refund 11"); err != nil || w.Code != http.StatusOK {
+				t.Errorf("status %d, %v", w.Code, err)
 			}
 		})
 	}
@@ -216,7 +218,7 @@ func (s *forgetfulStore) TakeInto(reqs []store.Request, states []store.State) {
 	copy(states, s.Take(context.Background(), reqs))
 }
 
-// TestForgivingAfterTakesThatFailed: the store's bucket may have failures of before, and the
+// TestForgivingAfterTakesThatFailed: the bucket in the store may hold earlier failures, and the
 // take itself.
 func TestForgivingAfterTakesThatFailed(t *testing.T) {
 	uncertain := fmt.Errorf("%w: no answer in time", store.ErrUncertain)
@@ -326,10 +328,7 @@ func TestLocalSlotIsHandedOver(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := &returningStore{&deafStore{takeError: notExecuted}, test.err}
 			h := newTestHandler(t, &Zone{OnError: stores.OnErrorLocal, Algorithm: "concurrency"}, s)
-			repl := caddy.NewReplacer()
-			w := httptest.NewRecorder()
-			r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), repl, w, nil)
-			err := h.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
+			w := h.answered(func(_ http.ResponseWriter, r *http.Request) {
 				e := trackerOf(r).evaluations[0]
 				used := func() int64 { return e.open(0).Local.Buckets.Peek(t.Context(), e.reqs)[0].Used }
 				e.lease().renew()
@@ -337,10 +336,9 @@ func TestLocalSlotIsHandedOver(t *testing.T) {
 				if n := used(); n != 1 {
 					t.Errorf("%d slots are taken in the local counts, want 1", n)
 				}
-				return nil
-			}))
-			if err != nil {
-				t.Error(err)
+			})
+			if w.Code != http.StatusOK {
+				t.Errorf("status %d", w.Code)
 			}
 			if err := s.wasAsked(test.asked...); err != nil {
 				t.Error(err)

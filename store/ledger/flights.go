@@ -132,7 +132,7 @@ func (l *Local) Admit(ctx context.Context, reqs []store.Request, states []store.
 	}
 }
 
-// release ends what was admitted before the store panicked.
+// release ends the flights of requests that were admitted before the store panicked.
 func (l *Local) release(reqs []store.Request, states []store.State) {
 	for i, r := range reqs {
 		if hold := r.Cost; states[i].Err == nil && states[i].Allowed {
@@ -146,7 +146,7 @@ func (l *Local) release(reqs []store.Request, states []store.State) {
 func (l *Local) admit(ctx context.Context, r *store.Request, states []store.State) {
 	page, id, fl := l.flights.use(r)
 	users, cost := 1, int64(0)
-	// Deferred, so that a store that panics does not leave the flight locked.
+	// Deferred, because a panic of the store must not leave the flight locked.
 	defer func() { page.leave(id, fl, users, cost) }()
 	asked, st := fl.asked[:], &states[0]
 	asked[0] = *r
@@ -215,7 +215,7 @@ func (*Local) RefuseKnown([]store.Request, []store.State) bool { return false }
 // Settle is [Ledger.Settle].
 func (l *Local) Settle(reqs []store.Request, held []int64) {
 	if len(reqs) > 1 {
-		// Deferred, so that a store that panics leaves none of the others in flight.
+		// Deferred, because a panic of the store must not leave the other requests in flight.
 		defer l.Settle(reqs[1:], held[min(1, len(held)):])
 	}
 	if len(reqs) > 0 {

@@ -189,7 +189,7 @@ func (q *queue) putBack(c *call, after time.Duration) {
 	})
 }
 
-// wait waits for a call, and returns how many wait: 0 once the queue is closed and empty.
+// wait waits for a call, and returns the number of calls: 0 once the queue is closed and empty.
 func (q *queue) wait() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()

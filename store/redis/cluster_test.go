@@ -23,10 +23,10 @@ type movingSlot struct {
 }
 
 // beginMove opens the slot of "k", so that its node redirects commands to another
-// one.
-func beginMove(t *testing.T) *movingSlot {
+// one. Each node has so many replicas.
+func beginMove(t *testing.T, replicas int) *movingSlot {
 	t.Helper()
-	m := &movingSlot{Cluster: redistest.StartCluster(t, 3, 0, redistest.NodeTimeout(waitTimeout))}
+	m := &movingSlot{Cluster: redistest.StartCluster(t, 3, replicas, redistest.NodeTimeout(waitTimeout))}
 	m.from = masterOf(t, m.Cluster, "k")
 	others := slices.DeleteFunc(slices.Clone(m.Nodes), func(s *redistest.Server) bool { return s == m.from })
 	m.to, m.third = others[0], others[1]
@@ -60,7 +60,7 @@ func redirects(t *testing.T, node *redistest.Server) (n int) {
 // that the node redirected waits for a silent node.
 func TestOthersDoNotWaitForARedirect(t *testing.T) {
 	t.Parallel()
-	m := beginMove(t)
+	m := beginMove(t, 0)
 	s := newStore(t, newShard(t, ShardOptions{Cluster: m.Addrs()[:1], PoolSize: 1}), nil)
 	waitUntilUp(t, s)
 	keys := bucketKeys{prefix: DefaultKeyPrefix, tagged: true}
@@ -94,7 +94,7 @@ func TestOthersDoNotWaitForARedirect(t *testing.T) {
 // that named them is silent.
 func TestRedirectNeedsNoThirdNode(t *testing.T) {
 	t.Parallel()
-	m := beginMove(t)
+	m := beginMove(t, 0)
 	s := newStore(t, newShard(t, ShardOptions{Cluster: []string{m.third.Addr()}}), nil)
 	waitUntilUp(t, s)
 	silence(t, m.third)
@@ -122,7 +122,7 @@ func TestSilentNodeIsBlamedForItself(t *testing.T) {
 		"Reset":  func(s *Store) error { return s.Reset(t.Context(), ask("k")[0]) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := beginMove(t)
+			m := beginMove(t, 0)
 			shard := newShard(t, ShardOptions{Cluster: m.Addrs()[:1], PoolSize: 1, DialTimeout: 200 * time.Millisecond})
 			j := keepJournal(shard)
 			s := newStore(t, shard, func(o *Options) { o.CheckTimeout, o.ChargeTimeout = 500*time.Millisecond, 500*time.Millisecond })
@@ -318,7 +318,7 @@ func untilRedirected(t *testing.T, node *redistest.Server) {
 // node no longer holds a connection to the node that redirected it.
 func TestRedirectHoldsNoConnection(t *testing.T) {
 	t.Parallel()
-	m := beginMove(t)
+	m := beginMove(t, 0)
 	s := newStore(t, newShard(t, ShardOptions{Cluster: m.Addrs()[:1], NoPipelining: true, PoolSize: 1}), nil)
 	waitUntilUp(t, s)
 	other := neighbour(t, m, m.from)
@@ -340,7 +340,7 @@ func TestRedirectHoldsNoConnection(t *testing.T) {
 // TestRedirectedChargeDelaysNoOther of the same detached call.
 func TestRedirectedChargeDelaysNoOther(t *testing.T) {
 	t.Parallel()
-	m := beginMove(t)
+	m := beginMove(t, 0)
 	s := newStore(t, newShard(t, ShardOptions{Cluster: m.Addrs()[:1], PoolSize: 1}), nil)
 	waitUntilUp(t, s)
 	other := neighbour(t, m, m.from)
@@ -362,7 +362,7 @@ func TestRedirectedChargeDelaysNoOther(t *testing.T) {
 func TestCloseDeliversRedirectedCharges(t *testing.T) {
 	bothWays(t, func(t *testing.T, plain bool) {
 		const charges = 500
-		m := beginMove(t)
+		m := beginMove(t, 0)
 		shard := NewShard(ShardOptions{Cluster: m.Addrs()[:1], DialTimeout: waitTimeout, NoPipelining: plain, PoolSize: 1})
 		s := newStore(t, shard, nil)
 		waitUntilUp(t, s)

@@ -236,25 +236,18 @@ func TestSlotMigrationUnderLoad(t *testing.T) {
 // old one answers.
 func TestPeekWhileASlotMoves(t *testing.T) {
 	t.Parallel()
-	c := redistest.StartCluster(t, 3, 1, redistest.NodeTimeout(15*time.Second))
-	from := masterOf(t, c, "k")
-	to := c.Nodes[0]
-	if to == from {
-		to = c.Nodes[1]
-	}
-	m, err := c.BeginMigration(t.Context(), int(bucketKeys{tagged: true}.slot("k")), from, to)
-	must(t, err)
-	t.Cleanup(func() { must(t, m.Finish(context.Background())) })
-	s := newStore(t, newShard(t, ShardOptions{Cluster: c.Addrs()[:1]}), nil)
+	m := beginMove(t, 1)
+	s := newStore(t, newShard(t, ShardOptions{Cluster: m.Addrs()[:1]}), nil)
 	waitUntilUp(t, s)
 	used(t, "charge", s.Charge(t.Context(), ask("k"))[0], 1)
-	if n := tagged(t, to, "k"); n != 1 {
+	if n := tagged(t, m.to, "k"); n != 1 {
 		t.Fatalf("the new node has counted %d, want 1", n)
 	}
 	used(t, "peek", s.Peek(t.Context(), ask("k"))[0], 1)
 }
 
-// TestPeekWhileANodeIsSilent: its replica's word counts, though it may miss a bucket.
+// TestPeekWhileANodeIsSilent returns the answer of the node's replica, although that may lack a
+// bucket.
 func TestPeekWhileANodeIsSilent(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 3, 1, redistest.NodeTimeout(15*time.Second))

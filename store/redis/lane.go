@@ -275,8 +275,8 @@ func (l *lane) gather(batch []*call) (_ []*call, inFlight bool) {
 	case waiting == 0:
 		return batch, false
 	case l.persistent:
-		// With a pause before each full pipeline, charges would leave no faster than so many of
-		// them a pause.
+		// A pause before a full pipeline gains nothing, and would bound how many charges leave
+		// in a second.
 		if l.watched.Load() == 0 && waiting < l.batch {
 			pause(l.life, linger)
 		}

@@ -255,8 +255,8 @@ func (s *Store) fallBack(ctx context.Context, replica *lane, g group, deadline t
 	s.askAgain(ctx, replica, g, deadline, op, func(i int) bool { return isUnopened(&g.reqs[i], &g.states[i]) })
 }
 
-// askAgain asks another server. Where it fails, or its answer is worth nothing, the states stay
-// as they are.
+// askAgain asks another server. A state does not change if that fails or its answer is
+// worthless.
 func (s *Store) askAgain(ctx context.Context, l *lane, g group, deadline time.Time, op operation, isWorthless func(i int) bool) {
 	before := make([]store.State, len(g.members))
 	for n, i := range g.members {
