@@ -73,9 +73,9 @@ var limitHeaders = []string{
 }
 
 // behind is a limiter of 100 events in front of a backend.
-func behind(t *testing.T, route string) *caddytest.Caddy {
+func behind(t *testing.T, route string, env ...string) *caddytest.Caddy {
 	t.Helper()
-	return caddytest.Start(t, caddytest.Site("servers {\nprotocols h1 h2c\n}", "rate_limit {header.X-Key} 100 1h api\n"+route))
+	return caddytest.Start(t, caddytest.Site("servers {\nprotocols h1 h2c\n}", "rate_limit {header.X-Key} 100 1h api\n"+route), env...)
 }
 
 // leftOf sends a plain request and returns how much was left before it.
@@ -224,9 +224,9 @@ func TestHandlersInTheChain(t *testing.T) {
 // TestWebSocketOverHTTP2SettlesAtItsAnswer speaks extended CONNECT (RFC 8441)
 // frame by frame, because Go's clients do not.
 func TestWebSocketOverHTTP2SettlesAtItsAnswer(t *testing.T) {
+	t.Parallel()
 	// Go's server supports it only with this setting.
-	t.Setenv("GODEBUG", "http2xconnect=1")
-	c := behind(t, proxyTo(startBackend(t)))
+	c := behind(t, proxyTo(startBackend(t)), "GODEBUG=http2xconnect=1")
 	conn, err := net.Dial("tcp", c.Addr)
 	must(t, "dial", err)
 	defer conn.Close()

@@ -11,17 +11,45 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	"github.com/spf13/cobra"
+
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
-// command runs `caddy rate-limit` and returns what it printed and its exit code.
+// command runs `caddy rate-limit` and returns what it printed and its exit code. One that names
+// the address of the admin API needs nothing of a process of its own, and runs in this one.
 func command(t *testing.T, args ...string) (out, errOut string, code int) {
+	t.Helper()
+	if !slices.Contains(args, "--address") {
+		return commandProcess(t, args...)
+	}
+	caddy := &cobra.Command{Use: "caddy", SilenceUsage: true}
+	cmd := &cobra.Command{Use: "rate-limit"}
+	caddycmd.Commands()[cmd.Use].CobraFunc(cmd)
+	caddy.AddCommand(cmd)
+	caddy.SetArgs(append([]string{cmd.Use}, args...))
+	var stdout, stderr bytes.Buffer
+	caddy.SetOut(&stdout)
+	caddy.SetErr(&stderr)
+	if err := caddy.ExecuteContext(t.Context()); err != nil {
+		// Caddy's own type of this error is not exported.
+		if _, unknown := fmt.Sscanf(err.Error(), "exiting with status %d", &code); unknown != nil {
+			code = 1
+		}
+	}
+	return stdout.String(), stderr.String(), code
+}
+
+// commandProcess is command in a process of its own.
+func commandProcess(t *testing.T, args ...string) (out, errOut string, code int) {
 	t.Helper()
 	cmd := caddytest.Command(t.TempDir(), append([]string{"rate-limit"}, args...)...)
 	var stdout, stderr bytes.Buffer
@@ -167,6 +195,7 @@ func TestCLI(t *testing.T) {
 			run(0, []string{"deleted: "}, "reset", "pair", "--client-key", s.clientKeyOf(k.Caddy, "/pair", client))
 
 			if name != "tcp" {
+				run(3, []string{"nope"}, "get", "nope", "x")
 				return
 			}
 			for _, bad := range []struct {
@@ -228,6 +257,8 @@ func TestCLIShardDown(t *testing.T) {
 	c.Get("/api", "X-Key: alice")
 	must(t, "kill", servers[0].Primary.Kill())
 	prints(t, 4, nil, "reset", "api", "alice", "--address", c.Admin)
+	_, _, code := commandProcess(t, "reset", "api", "alice", "--address", c.Admin)
+	must(t, "a process", want("exit code", code, 4))
 	prints(t, 0, []string{"error: "}, "get", "api", "alice", "--address", c.Admin)
 	prints(t, 0, []string{"error_allowed"}, "simulate", c.URL+"/api", "-H", "X-Key: alice", "--address", c.Admin)
 }

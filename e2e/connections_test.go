@@ -101,6 +101,7 @@ func TestLocalClockDecides(t *testing.T) {
 }
 
 func TestDatabaseAndUser(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 1)
 	primary := servers[0].Primary
 	for _, node := range append(servers.Replicas(), primary) {
@@ -114,10 +115,9 @@ func TestDatabaseAndUser(t *testing.T) {
 		5: {"db 5", "username {$LIMITER:limiter}", "password {env.SHARDLIMIT_TEST_PASSWORD}"},
 	} {
 		t.Run(strings.Join(options, ", "), func(t *testing.T) {
-			t.Setenv("SHARDLIMIT_TEST_PASSWORD", "s3cret")
 			client := goredis.NewClient(&goredis.Options{Addr: primary.Addr(), DB: db})
 			defer client.Close()
-			c := caddytest.Start(t, apiSite(servers.Store(options...), 3, "1h"))
+			c := caddytest.Start(t, apiSite(servers.Store(options...), 3, "1h"), "SHARDLIMIT_TEST_PASSWORD=s3cret")
 			countsIn(t, c, client, func() { servers.AwaitReplicas(t) })
 		})
 	}
@@ -125,6 +125,7 @@ func TestDatabaseAndUser(t *testing.T) {
 
 // TestURL reaches a store of one shard, and a shard with a replica, by URLs of the environment.
 func TestURL(t *testing.T) {
+	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 1)
 	primary, replica := servers[0].Primary, servers[0].Replicas[0]
 	for _, node := range []*redistest.Server{primary, replica} {
@@ -135,10 +136,10 @@ func TestURL(t *testing.T) {
 		7: fmt.Sprintf("shard a {\nurl {env.SHARDLIMIT_TEST_URL}\nreplica %s\n}", replica.Addr()),
 	} {
 		t.Run(fmt.Sprint(db), func(t *testing.T) {
-			t.Setenv("SHARDLIMIT_TEST_URL", fmt.Sprintf("redis://limiter:p%%40ss%%2Fw%%3Ard@%s/%d", primary.Addr(), db))
+			url := fmt.Sprintf("SHARDLIMIT_TEST_URL=redis://limiter:p%%40ss%%2Fw%%3Ard@%s/%d", primary.Addr(), db)
 			client := goredis.NewClient(&goredis.Options{Addr: primary.Addr(), DB: db})
 			defer client.Close()
-			c := caddytest.Start(t, apiSite(caddytest.RedisStore(options), 3, "1h"))
+			c := caddytest.Start(t, apiSite(caddytest.RedisStore(options), 3, "1h"), url)
 			countsIn(t, c, client, func() { servers.AwaitReplicas(t) })
 			for _, text := range []string{"p@ss", "p%40ss"} {
 				must(t, "log", want("having the password", strings.Contains(c.Logs.String(), text), false))

@@ -1,7 +1,7 @@
-// Package caddytest runs Caddy with this module as a process of its own, for
+// Package caddytest runs Caddy with this module as processes of their own, for
 // tests: the test binary, whose TestMain calls [Main], is that Caddy.
 //
-// [Start] runs it with a Caddyfile; its methods load configs, send requests, read
+// [Start] gives a test one, with a Caddyfile; its methods load configs, send requests, read
 // metrics and the log, and stop it. [StartShards] starts the Redis servers that a
 // config names, and [Shards] reads what they hold. [StartSlowBackend] is a server
 // behind Caddy that answers on command. Nothing depends on the machine's speed:
@@ -10,28 +10,22 @@ package caddytest
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	caddycmd "github.com/caddyserver/caddy/v2/cmd"
-	_ "github.com/caddyserver/caddy/v2/modules/standard" // what cmd/caddy has
-
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/process"
-	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
-// Caddy is a Caddy with this module, run as a process of its own.
+// Caddy is a Caddy with this module, in a process that no other test uses at the same time.
 type Caddy struct {
 	// T is the test that has started it, which its methods fail.
 	T *testing.T
@@ -41,70 +35,48 @@ type Caddy struct {
 	// Client sends the requests. No two Caddys share one: closing idle connections can
 	// break a request whose response is arriving.
 	Client *http.Client
-	// Dir is Caddy's folder, with the Caddyfile it was started with.
+	// Dir has the Caddyfile that it was started with.
 	Dir string
-	// Logs is all of its output so far.
+	// Logs is all of its output so far, since the test has it.
 	Logs *caddyproc.Logs
 	// Ended is closed when the process has ended.
-	Ended chan struct{}
-	cmd   *exec.Cmd
+	Ended   chan struct{}
+	process *instance
 }
 
-// asCaddy, set in the environment, makes the test binary be Caddy, so that it
-// has what tests need: their own modules, and the race detector.
-const asCaddy = "SHARDLIMIT_TEST_AS_CADDY"
-
-// Main runs the tests of a package or, in a process that [Command] describes,
-// Caddy. TestMain calls it.
-func Main(m *testing.M) {
-	if os.Getenv(asCaddy) != "" {
-		caddycmd.Main()
-		return
-	}
-	os.Exit(redistest.RunTests(m))
-}
-
-// Start runs Caddy with a Caddyfile, and with more in its environment, and
-// stops it when the test ends. In the text, {{site}} stands for the address of a
-// free port and {{global}} for the global options that the harness needs.
+// Start makes a Caddy of its own for the test, whose environment has env as well, and loads a
+// Caddyfile. In the text, {{site}} stands for the address of a free port and {{global}} for the global
+// options that the harness needs. When the test ends, the process passes to another test, unless something
+// of the config is left in it.
 func Start(t *testing.T, caddyfile string, env ...string) *Caddy {
 	t.Helper()
-	c := &Caddy{
-		T: t, Admin: FreeAddr(t), Addr: FreeAddr(t), Dir: t.TempDir(), Client: newClient(),
-		Logs: new(caddyproc.Logs), Ended: make(chan struct{}),
-	}
+	c := &Caddy{T: t, Addr: FreeAddr(t), Dir: t.TempDir(), Client: newClient(), Logs: new(caddyproc.Logs)}
 	c.URL = "http://" + c.Addr
-	file := c.Dir + "/Caddyfile"
-	if err := os.WriteFile(file, []byte(c.Expand(caddyfile)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c.cmd = Command(c.Dir, "run", "--config", file, "--adapter", "caddyfile")
-	c.cmd.Env = append(c.cmd.Env, env...)
-	c.cmd.Stdout, c.cmd.Stderr = c.Logs, c.Logs
-	if err := c.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		_ = c.cmd.Wait()
-		close(c.Ended)
-	}()
+	c.process = takeInstance(t, env, c.Logs)
+	c.Admin, c.Ended = c.process.admin, c.process.ended
 	t.Cleanup(func() {
-		c.Kill()
-		if t.Failed() {
+		c.Client.CloseIdleConnections()
+		switch {
+		case t.Failed():
+			c.process.kill()
 			t.Logf("caddy %s:\n%s", c.Addr, c.Logs)
+		default:
+			if err := c.process.giveBack(); err != nil {
+				t.Logf("caddy %s is not used again: %v", c.Addr, err)
+			}
 		}
 		if strings.Contains(c.Logs.String(), "DATA RACE") {
 			t.Errorf("data race in caddy:\n%s", c.Logs)
 		}
 	})
-	Eventually(t, "caddy listens", func() error {
-		select {
-		case <-c.Ended:
-			t.Fatalf("caddy ended:\n%s", c.Logs)
-		default:
-		}
-		return dials(c.Addr)
-	})
+	caddyfile = c.Expand(caddyfile)
+	if err := os.WriteFile(c.Dir+"/Caddyfile", []byte(caddyfile), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if status, text := c.Load(caddyfile); status != http.StatusOK {
+		t.Fatalf("load: status %d: %s", status, text)
+	}
+	Eventually(t, "caddy listens", func() error { return dials(c.Addr) })
 	return c
 }
 
@@ -116,17 +88,6 @@ func StartMany(t *testing.T, n int, caddyfile string) []*Caddy {
 		caddys[i] = Start(t, caddyfile)
 	}
 	return caddys
-}
-
-// Command returns a call of Caddy's command line in the folder dir.
-func Command(dir string, args ...string) *exec.Cmd {
-	cmd := exec.Command(os.Args[0], args...)
-	cmd.Env = append(os.Environ(), asCaddy+"=1", "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir,
-		// With the race detector a process otherwise sleeps a second at its end.
-		"GORACE=atexit_sleep_ms=0")
-	cmd.Dir = dir
-	process.EndWithParent(cmd)
-	return cmd
 }
 
 // AwaitListening waits until a process listens at an address.
@@ -214,7 +175,7 @@ var adminClient = &http.Client{Transport: &http.Transport{DisableKeepAlives: tru
 
 // AdminCall calls the admin API, and calls again where the connection breaks:
 // the endpoint of an older config may close while the call waits there. Caddy
-// listens a moment before its first config runs; AdminCall waits for that.
+// listens a moment before it runs; AdminCall waits for that.
 func (c *Caddy) AdminCall(method, path, contentType, body string) (status int, text string) {
 	c.T.Helper()
 	Eventually(c.T, "the admin endpoint answers", func() error {
@@ -223,8 +184,6 @@ func (c *Caddy) AdminCall(method, path, contentType, body string) (status int, t
 			return err
 		}
 		req.Header.Set("Content-Type", contentType)
-		// Read before the call, whose answer may come at the moment of that line.
-		runs := strings.Contains(c.Logs.String(), "serving initial configuration")
 		resp, err := adminClient.Do(req)
 		if err != nil {
 			return err
@@ -232,9 +191,6 @@ func (c *Caddy) AdminCall(method, path, contentType, body string) (status int, t
 		defer resp.Body.Close()
 		b, err := io.ReadAll(resp.Body)
 		status, text = resp.StatusCode, string(b)
-		if !runs && status == http.StatusNotFound && strings.Contains(text, "the running config has no rate_limit") {
-			return errors.New(text)
-		}
 		return err
 	})
 	return status, text
@@ -296,7 +252,7 @@ func (c *Caddy) AwaitLines(t *testing.T, n int, texts ...string) (lines []string
 // Terminate ends Caddy as an operator would, and does not wait.
 func (c *Caddy) Terminate() {
 	c.T.Helper()
-	Must(c.T, "terminate", c.cmd.Process.Signal(syscall.SIGTERM))
+	Must(c.T, "terminate", c.process.cmd.Process.Signal(syscall.SIGTERM))
 }
 
 // AwaitEnd waits until Caddy has ended.
@@ -312,12 +268,12 @@ func (c *Caddy) AwaitEnd() {
 // Stop ends Caddy as an operator would and waits for it.
 func (c *Caddy) Stop() {
 	c.T.Helper()
-	_ = c.cmd.Process.Signal(syscall.SIGTERM)
+	_ = c.process.cmd.Process.Signal(syscall.SIGTERM)
 	c.AwaitEnd()
 }
 
 // Kill ends Caddy at once and waits for it.
 func (c *Caddy) Kill() {
-	_ = c.cmd.Process.Kill()
+	_ = c.process.cmd.Process.Kill()
 	<-c.Ended
 }

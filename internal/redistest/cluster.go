@@ -40,11 +40,17 @@ func LaunchCluster(masters, replicasPerMaster int, opts ...Option) (*Cluster, er
 }
 
 // StartCluster launches like [LaunchCluster] for a test, which fails if the
-// launch does, and stops the cluster when the test ends.
+// launch does. When the test ends, the cluster passes to another test or is stopped, see
+// [Start].
 func StartCluster(tb testing.TB, masters, replicasPerMaster int, opts ...Option) *Cluster {
 	tb.Helper()
-	c, err := LaunchCluster(masters, replicasPerMaster, opts...)
-	return stopAfter(tb, c, err, c.Stop)
+	return borrow(tb, fmt.Sprint("cluster ", masters, replicasPerMaster), collect(opts), func() (*Cluster, []*Server, error) {
+		c, err := LaunchCluster(masters, replicasPerMaster, opts...)
+		if err != nil {
+			return nil, nil, err
+		}
+		return c, slices.Clone(c.Nodes), nil
+	})
 }
 
 func (c *Cluster) launch(masters, replicasPerMaster int, opts options) error {

@@ -117,12 +117,16 @@ func Launch(opts ...Option) (*Server, error) {
 	return launch(collect(opts), reservePort)
 }
 
-// Start launches like [Launch] for a test, which fails if the launch does, and
-// stops the server when the test ends.
+// Start launches like [Launch] for a test, which fails if the launch does. When the test
+// ends, the server passes to another test, emptied, if it is as it was after its launch;
+// otherwise it is stopped.
 func Start(tb testing.TB, opts ...Option) *Server {
 	tb.Helper()
-	s, err := Launch(opts...)
-	return stopAfter(tb, s, err, s.Stop)
+	if o := collect(opts); o.primary != nil {
+		s, err := launch(o, reservePort)
+		return stopAfter(tb, s, err, func() error { return s.Stop() })
+	}
+	return StartShard(tb, 0, opts...).Primary
 }
 
 // stopAfter passes on what was launched and stops it when the test ends. The
@@ -365,6 +369,9 @@ type login struct {
 	certificate        *Certificate // the server's; nil without TLS
 }
 
+// clientName is the name of a server's own client in lists of its clients.
+const clientName = "redistest"
+
 func newClient(addr string, l login) *goredis.Client {
 	var config *tls.Config
 	if l.certificate != nil {
@@ -372,6 +379,7 @@ func newClient(addr string, l login) *goredis.Client {
 	}
 	return goredis.NewClient(&goredis.Options{
 		Addr:                     addr,
+		ClientName:               clientName,
 		Username:                 l.username,
 		Password:                 l.password,
 		TLSConfig:                config,
@@ -485,5 +493,10 @@ func RunTests(m *testing.M) int {
 			panic(err)
 		}
 	}
-	return m.Run()
+	code := m.Run()
+	if err := stopIdle(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
+	return code
 }

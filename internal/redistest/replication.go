@@ -42,11 +42,16 @@ func LaunchShard(replicas int, opts ...Option) (*Shard, error) {
 }
 
 // StartShard launches like [LaunchShard] for a test, which fails if the launch
-// does, and stops the shard when the test ends.
+// does. When the test ends, the shard passes to another test or is stopped, see [Start].
 func StartShard(tb testing.TB, replicas int, opts ...Option) *Shard {
 	tb.Helper()
-	s, err := LaunchShard(replicas, opts...)
-	return stopAfter(tb, s, err, s.Stop)
+	return borrow(tb, fmt.Sprint("shard ", replicas), collect(opts), func() (*Shard, []*Server, error) {
+		s, err := LaunchShard(replicas, opts...)
+		if err != nil {
+			return nil, nil, err
+		}
+		return s, append([]*Server{s.Primary}, s.Replicas...), nil
+	})
 }
 
 // Stop stops all servers of the shard. Stopping it again does nothing.
@@ -95,6 +100,7 @@ func (s *Server) pauseReplication() error {
 	if s.link == nil {
 		return errNotReplica
 	}
+	s.disturbed.Store(true)
 	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 	defer cancel()
 	if _, err := s.linked(ctx); err != nil {
@@ -267,6 +273,7 @@ func (s *Server) DelayReplication(d time.Duration) error {
 	if s.link == nil {
 		return fmt.Errorf("delay replication to %s: %w", s.Addr(), errNotReplica)
 	}
+	s.disturbed.Store(true)
 	if err := s.link.Delay(d); err != nil {
 		return fmt.Errorf("delay replication to %s: %w", s.Addr(), err)
 	}

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -30,6 +31,9 @@ type Server struct {
 	// tune makes the settings that are no arguments, once the process answers. Nil
 	// means none.
 	tune func(context.Context, *goredis.Client) error
+
+	// disturbed is set once the server was killed, paused or cut off.
+	disturbed atomic.Bool
 
 	mu      sync.Mutex
 	process *watchdog // nil before the start and after Stop
@@ -156,6 +160,7 @@ func (s *Server) Resume() error {
 func (s *Server) signal(verb string, send func(pid int) error, paused bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.disturbed.Store(true)
 	err := errStopped
 	if s.process != nil {
 		err = s.process.signal(send)
@@ -173,6 +178,7 @@ func (s *Server) signal(verb string, send func(pid int) error, paused bool) erro
 func (s *Server) Kill() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.disturbed.Store(true)
 	err := errStopped
 	if s.process != nil {
 		err = s.process.kill()
@@ -198,6 +204,7 @@ func (s *Server) Restart() error {
 }
 
 func (s *Server) restart() error {
+	s.disturbed.Store(true)
 	if s.process == nil {
 		return errStopped
 	}

@@ -23,7 +23,7 @@ import (
 
 // Default are the metrics of the process. They outlive configs, so that they do not
 // start over at a reload.
-var Default = newMetricSet()
+var Default = NewMetrics()
 
 // Metrics are the metrics of requests and of calls of stores.
 type Metrics struct {
@@ -76,7 +76,8 @@ type ZoneCounters struct {
 	Forgiven, Near          prometheus.Counter
 }
 
-func newMetricSet() *Metrics {
+// NewMetrics returns metrics without values.
+func NewMetrics() *Metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: "caddy", Subsystem: "rate_limit", Name: name, Help: help,

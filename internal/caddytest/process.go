@@ -1,0 +1,258 @@
+package caddytest
+
+import (
+	"bytes"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	_ "github.com/caddyserver/caddy/v2/modules/standard" // what cmd/caddy has
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
+	"github.com/shardlimit/caddy-shardlimit/internal/process"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
+)
+
+// asCaddy, set in the environment, makes the test binary be Caddy, so that it
+// has what tests need: their own modules, and the race detector.
+const asCaddy = "SHARDLIMIT_TEST_AS_CADDY"
+
+// Main runs the tests of a package or, in a process that [Command] describes,
+// Caddy. TestMain calls it.
+func Main(m *testing.M) {
+	if os.Getenv(asCaddy) != "" {
+		caddycmd.Main()
+		return
+	}
+	code := redistest.RunTests(m)
+	endIdle()
+	os.Exit(code)
+}
+
+// Command returns a call of Caddy's command line in the folder dir.
+func Command(dir string, args ...string) *exec.Cmd {
+	cmd := exec.Command(os.Args[0], args...)
+	cmd.Env = append(os.Environ(), asCaddy+"=1", "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir,
+		// With the race detector a process otherwise sleeps a second at its end.
+		"GORACE=atexit_sleep_ms=0")
+	cmd.Dir = dir
+	process.EndWithParent(cmd)
+	return cmd
+}
+
+// instance is a Caddy process, which one test has at a time.
+type instance struct {
+	cmd *exec.Cmd
+	env []string
+	// admin is the address of its admin API, and dir its folder.
+	admin, dir string
+	release    func() error
+	// output passes on what the process writes.
+	output sink
+	ended  chan struct{}
+}
+
+// sink passes on to the log of the test that has the process.
+type sink struct {
+	to atomic.Pointer[caddyproc.Logs]
+}
+
+// Write implements [io.Writer].
+func (s *sink) Write(p []byte) (int, error) { return s.to.Load().Write(p) }
+
+// idle are the processes that no test has. They run no config. A process passes to the next
+// test that wants its environment: half of the time of a Caddy is its start.
+var idle struct {
+	sync.Mutex
+	instances []*instance
+}
+
+// takeInstance returns an idle Caddy that was started with that environment, or starts one. What it
+// writes goes to logs.
+func takeInstance(t *testing.T, env []string, logs *caddyproc.Logs) *instance {
+	t.Helper()
+	idle.Lock()
+	at := slices.IndexFunc(idle.instances, func(p *instance) bool { return slices.Equal(p.env, env) })
+	if at >= 0 {
+		p := idle.instances[at]
+		idle.instances = slices.Delete(idle.instances, at, at+1)
+		idle.Unlock()
+		p.output.to.Store(logs)
+		return p
+	}
+	idle.Unlock()
+	p, err := startInstance(env, logs)
+	Must(t, "start Caddy", err)
+	return p
+}
+
+func startInstance(env []string, logs *caddyproc.Logs) (*instance, error) {
+	port, release, err := process.ReservePort()
+	if err != nil {
+		return nil, err
+	}
+	p := &instance{env: env, admin: fmt.Sprintf("127.0.0.1:%d", port), release: release, ended: make(chan struct{})}
+	p.output.to.Store(logs)
+	if p.dir, err = os.MkdirTemp("", "caddytest-"); err != nil {
+		return nil, errors.Join(err, release())
+	}
+	p.cmd = Command(p.dir, "run")
+	p.cmd.Env = append(append(p.cmd.Env, "CADDY_ADMIN="+p.admin), env...)
+	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
+	if err := p.cmd.Start(); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(p.dir), release())
+	}
+	go func() {
+		_ = p.cmd.Wait()
+		close(p.ended)
+	}()
+	return p, nil
+}
+
+// hasEnded reports whether the process has ended.
+func (p *instance) hasEnded() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// kill ends the process at once, waits for it and removes its files.
+func (p *instance) kill() {
+	_ = p.cmd.Process.Kill()
+	<-p.ended
+	_ = os.RemoveAll(p.dir)
+	_ = p.release()
+}
+
+// giveBack makes the process idle. One in which anything of the test's config is left is killed.
+func (p *instance) giveBack() error {
+	if p.hasEnded() {
+		p.kill()
+		return nil
+	}
+	if err := p.unload(); err != nil {
+		p.kill()
+		return err
+	}
+	idle.Lock()
+	defer idle.Unlock()
+	idle.instances = append(idle.instances, p)
+	return nil
+}
+
+// endIdle ends all idle processes.
+func endIdle() {
+	idle.Lock()
+	defer idle.Unlock()
+	for _, p := range idle.instances {
+		p.kill()
+	}
+	idle.instances = nil
+}
+
+// unloadTimeout bounds how long a process may take to be without the test's config. One that
+// waits for the charges of a dead shard takes longer.
+const unloadTimeout = 2 * time.Second
+
+// unload makes the process run no config, and returns an error if something of the last one
+// goes on.
+func (p *instance) unload() error {
+	empty := fmt.Sprintf(`{"admin": {"listen": %q, "config": {"persist": false}}}`, p.admin)
+	if err := p.call(http.MethodPost, "/load", empty); err != nil {
+		return err
+	}
+	line := fmt.Sprintf("-- %s has no config", rand.Text())
+	var err error
+	for deadline := time.Now().Add(unloadTimeout); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if err = p.call(http.MethodPost, idlePath, line); err == nil {
+			break
+		}
+	}
+	if err != nil {
+		return err
+	}
+	// All that the last config wrote comes before this line.
+	for deadline := time.Now().Add(unloadTimeout); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if strings.Contains(p.output.to.Load().String(), line) {
+			return nil
+		}
+	}
+	return errors.New("its output does not end")
+}
+
+func (p *instance) call(method, path, body string) error {
+	req, err := http.NewRequest(method, "http://"+p.admin+path, strings.NewReader(body))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := adminClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: status %d: %s", path, resp.StatusCode, text)
+	}
+	return err
+}
+
+const idlePath = "/test/idle"
+
+// idleAPI makes a Caddy without a config be as after its start, at idlePath. It then writes the body of
+// the request to the log.
+type idleAPI struct{}
+
+func init() { caddy.RegisterModule(idleAPI{}) }
+
+// CaddyModule implements [caddy.Module].
+func (idleAPI) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "admin.api.test_idle", New: func() caddy.Module { return idleAPI{} }}
+}
+
+// Routes implements [caddy.AdminRouter].
+func (idleAPI) Routes() []caddy.AdminRoute {
+	return []caddy.AdminRoute{{Pattern: idlePath, Handler: caddy.AdminHandlerFunc(func(_ http.ResponseWriter, r *http.Request) error {
+		if left := goroutinesOfConfigs(); left != "" {
+			return caddy.APIError{HTTPStatus: http.StatusConflict, Err: errors.New(left)}
+		}
+		telemetry.Default = telemetry.NewMetrics()
+		_, err := io.Copy(os.Stderr, r.Body)
+		return err
+	})}}
+}
+
+// goroutinesOfConfigs returns the stack of one that a config has begun, or "".
+func goroutinesOfConfigs() string {
+	stacks := make([]byte, 1<<20)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	for stack := range bytes.SplitSeq(stacks, []byte("\n\n")) {
+		for _, of := range []string{"shardlimit/caddy-shardlimit", "redis/go-redis", "modules/caddyhttp"} {
+			// This request, and what runs Caddy, are there without a config.
+			if bytes.Contains(stack, []byte(of)) && !bytes.Contains(stack, []byte("idleAPI")) && !bytes.Contains(stack, []byte("TestMain")) {
+				return string(stack)
+			}
+		}
+	}
+	return ""
+}
+
+var _ caddy.AdminRouter = idleAPI{}
