@@ -11,6 +11,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 )
 
 // TestSequentialRequestsAreCountedExactly checks that a client that waits for each response sees
@@ -18,7 +19,8 @@ import (
 // to a replica, and the primary's time is an estimate there.
 func TestSequentialRequestsAreCountedExactly(t *testing.T) {
 	t.Parallel()
-	const clients, events = 400, 3
+	const events = 3
+	clients := sweep.Size(60, 400)
 	servers := caddytest.StartShards(t, 1, 1)
 	c := startWith(t, servers.Store(), zonesPerAlgorithm(fmt.Sprint("events ", events)), "respond ok")
 	for _, algorithm := range counting {

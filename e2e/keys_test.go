@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 )
 
 // keySite counts by a key of the test's choice, and trusts X-Forwarded-For.
@@ -332,7 +334,7 @@ func TestLoggedAddress(t *testing.T) {
 	}
 }
 
-var floodKeys = flag.Int64("flood.keys", 20_000, "how many made-up client keys TestFloodOfNewClients sends")
+var floodKeys = flag.Int64("flood.keys", int64(sweep.Size(4_000, 20_000)), "how many made-up client keys TestFloodOfNewClients sends")
 
 // TestFloodOfNewClients checks that made-up client keys do not fill Redis, that clients with a
 // bucket keep their limit, and that lack of memory admits no request.
@@ -417,69 +419,79 @@ func TestFloodWhileRedisDoesNotAnswer(t *testing.T) {
 		replicas   int
 		begin, end func(*redistest.Server) error
 	}
-	for name, outage := range map[string]outage{
+	outages := map[string]outage{
 		"all silent": {0, (*redistest.Server).Pause, (*redistest.Server).Resume},
 		// The replica shows which clients are new; the bucket that they share cannot be charged.
 		"primary away": {1, (*redistest.Server).Kill, (*redistest.Server).Restart},
-	} {
+	}
+	type floodCase struct {
+		outage, options string
+		status          int
+	}
+	var cases []floodCase
+	for name := range outages {
 		for options, status := range map[string]int{
 			"charge after": http.StatusOK, "charge before": http.StatusOK, "algorithm gcra": http.StatusOK,
 			"on_error local": http.StatusOK, "charge before, on_error local": http.StatusOK,
 			"on_error deny": http.StatusServiceUnavailable, "charge before, on_error deny": http.StatusServiceUnavailable,
 		} {
-			if outage.replicas > 0 && options == "algorithm gcra" {
-				// Its buckets need not be opened, so the replica decides about the shared one.
-				continue
+			// Buckets of gcra need not be opened, so the replica decides about the shared one.
+			if outages[name].replicas == 0 || options != "algorithm gcra" {
+				cases = append(cases, floodCase{name, options, status})
 			}
-			t.Run(name+", "+options, func(t *testing.T) {
-				servers := caddytest.StartShards(t, 1, outage.replicas)
-				zone := zoneWith("api", append(strings.Split(options, ", "), "events 50", "window 1h")...)
-				c := startWith(t, servers.Store("max_new_buckets 1", "key_prefix flood", "check_timeout 50ms"), zone, "respond ok")
-				start := time.Now()
-				must(t, "begin the outage", outage.begin(servers[0].Primary))
-				result, err := loadgen.Run(t.Context(), loadgen.Options{
-					Addr: c.Addr, Header: "X-Key", Connections: 16, Requests: made, Duration: time.Minute,
-					Key: func(n int64) string { return "made-up-" + strconv.FormatInt(n, 10) },
-				})
-				must(t, "flood", errors.Join(err, want(fmt.Sprint("requests with status ", status), result.Status[status], int64(made))))
-				bound := int64(2 + time.Since(start).Seconds() + 1)
-				must(t, "end the outage", outage.end(servers[0].Primary))
-				least, most := int64(made), int64(made)
-				if status != http.StatusOK {
-					least, most = 0, bound
-				}
-				if strings.Contains(options, "before") {
-					// A take that got no reply may not have counted.
-					least -= bound
-				}
-				eventually(t, "all requests are charged", func() error {
-					status, _ := adminStatus(c)
-					if l := status.Stores[0].Ledger; l == nil || l.InFlight != 0 || l.Unsent != 0 {
-						return fmt.Errorf("the ledger is %+v", l)
-					}
-					keys, err := servers[0].Primary.Client().Keys(t.Context(), "flood:*").Result()
-					if err = errors.Join(err, want(fmt.Sprintf("number of buckets %q being at most %d", keys, bound), int64(len(keys)) <= bound, true)); err != nil {
-						return err
-					}
-					if strings.Contains(options, "gcra") {
-						return nil // its buckets have no count
-					}
-					if sum := servers.Sum(t, "flood:"); sum < least || sum > most {
-						return fmt.Errorf("%d of %d requests counted, want %d to %d", sum, made, least, most)
-					}
-					return nil
-				})
-				for n := range 5 {
-					eventually(t, "Redis decides again", func() error {
-						a := c.Ask("/", fmt.Sprint("X-Key: late-", n))
-						if a.Status == http.StatusTooManyRequests {
-							t.Fatalf("a new client is refused after the flood: %+v", a)
-						}
-						return errors.Join(want("status", a.Status, http.StatusOK), want("the limit being known", a.Limit > 0, true))
-					})
-				}
-			})
 		}
+	}
+	slices.SortFunc(cases, func(a, b floodCase) int { return strings.Compare(a.outage+a.options, b.outage+b.options) })
+	for _, c := range sweep.Of(t, cases, 5) {
+		outage, options, status := outages[c.outage], c.options, c.status
+		t.Run(c.outage+", "+options, func(t *testing.T) {
+			servers := caddytest.StartShards(t, 1, outage.replicas)
+			zone := zoneWith("api", append(strings.Split(options, ", "), "events 50", "window 1h")...)
+			c := startWith(t, servers.Store("max_new_buckets 1", "key_prefix flood", "check_timeout 50ms"), zone, "respond ok")
+			start := time.Now()
+			must(t, "begin the outage", outage.begin(servers[0].Primary))
+			result, err := loadgen.Run(t.Context(), loadgen.Options{
+				Addr: c.Addr, Header: "X-Key", Connections: 16, Requests: made, Duration: time.Minute,
+				Key: func(n int64) string { return "made-up-" + strconv.FormatInt(n, 10) },
+			})
+			must(t, "flood", errors.Join(err, want(fmt.Sprint("requests with status ", status), result.Status[status], int64(made))))
+			bound := int64(2 + time.Since(start).Seconds() + 1)
+			must(t, "end the outage", outage.end(servers[0].Primary))
+			least, most := int64(made), int64(made)
+			if status != http.StatusOK {
+				least, most = 0, bound
+			}
+			if strings.Contains(options, "before") {
+				// A take that got no reply may not have counted.
+				least -= bound
+			}
+			eventually(t, "all requests are charged", func() error {
+				status, _ := adminStatus(c)
+				if l := status.Stores[0].Ledger; l == nil || l.InFlight != 0 || l.Unsent != 0 {
+					return fmt.Errorf("the ledger is %+v", l)
+				}
+				keys, err := servers[0].Primary.Client().Keys(t.Context(), "flood:*").Result()
+				if err = errors.Join(err, want(fmt.Sprintf("number of buckets %q being at most %d", keys, bound), int64(len(keys)) <= bound, true)); err != nil {
+					return err
+				}
+				if strings.Contains(options, "gcra") {
+					return nil // its buckets have no count
+				}
+				if sum := servers.Sum(t, "flood:"); sum < least || sum > most {
+					return fmt.Errorf("%d of %d requests counted, want %d to %d", sum, made, least, most)
+				}
+				return nil
+			})
+			for n := range 5 {
+				eventually(t, "Redis decides again", func() error {
+					a := c.Ask("/", fmt.Sprint("X-Key: late-", n))
+					if a.Status == http.StatusTooManyRequests {
+						t.Fatalf("a new client is refused after the flood: %+v", a)
+					}
+					return errors.Join(want("status", a.Status, http.StatusOK), want("the limit being known", a.Limit > 0, true))
+				})
+			}
+		})
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 )
 
 // outageSite has a zone that fails open, and a charge_timeout shorter than an outage.
@@ -491,7 +492,7 @@ func withShardBack(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy, u
 	}
 }
 
-var deadDuration = flag.Duration("dead.duration", 3*time.Second, "how long TestDeadShardCostsNoMemory sends requests to a dead shard")
+var deadDuration = flag.Duration("dead.duration", time.Duration(sweep.Size(1500, 6000))*time.Millisecond, "how long TestDeadShardCostsNoMemory sends requests to a dead shard")
 
 // TestDeadShardCostsNoMemory checks that neither memory nor goroutines grow with the requests while
 // a shard refuses connections, or accepts them and never answers.

@@ -23,12 +23,12 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 )
 
 var (
-	pairsAll    = flag.Bool("pairs.all", false, "TestPairs tries all pairs of features, not a handful")
 	pairsOnly   = flag.String("pairs.only", "", "the only pairs that TestPairs tries, as 'reload+penalty', separated by commas")
-	pairsSeed   = flag.Uint64("pairs.seed", 1, "the seed of TestPairs")
+	pairsSeed   = flag.Uint64("pairs.seed", sweep.Seed(), "the seed of what happens in a pair")
 	pairsAtOnce = flag.Int("pairs.at-once", 4, "how many pairs TestPairs tries at the same time")
 )
 
@@ -112,10 +112,10 @@ func TestPairs(t *testing.T) {
 func pairsToTry(t *testing.T) []pair {
 	t.Helper()
 	if *pairsOnly == "" {
-		if *pairsAll {
+		if sweep.IsWhole() {
 			return allPairs()
 		}
-		return somePairs()
+		return sweep.Of(t, somePairs(), 6)
 	}
 	var some []pair
 	for name := range strings.SplitSeq(*pairsOnly, ",") {

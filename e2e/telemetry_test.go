@@ -23,6 +23,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 )
 
 func init() {
@@ -334,7 +335,8 @@ func seriesOf(c *caddytest.Caddy) map[string]string {
 // all are refused.
 func TestClientsMakeNoSeries(t *testing.T) {
 	t.Parallel()
-	const zones, clients = 10, 10_000
+	const zones = 10
+	clients := sweep.Size(1000, 10_000)
 	servers := caddytest.StartShards(t, 2, 1)
 	text := ""
 	for n := range zones {
@@ -360,11 +362,11 @@ func TestClientsMakeNoSeries(t *testing.T) {
 	})
 	for _, status := range []int{http.StatusOK, http.StatusTooManyRequests} {
 		result, err := loadgen.Run(t.Context(), loadgen.Options{
-			Addr: c.Addr, Connections: 16, Requests: clients, Header: "X-Key", Duration: 10 * time.Minute,
+			Addr: c.Addr, Connections: 16, Requests: int64(clients), Header: "X-Key", Duration: 10 * time.Minute,
 			Key: func(n int64) string { return strconv.FormatInt(n, 10) },
 		})
 		must(t, "load", err)
-		must(t, fmt.Sprint(result.Status), want("answers with the status", result.Status[status], clients))
+		must(t, fmt.Sprint(result.Status), want("answers with the status", result.Status[status], int64(clients)))
 	}
 	after := seriesOf(c)
 	for name := range after {

@@ -57,6 +57,7 @@ func Command(dir string, args ...string) *exec.Cmd {
 // instance is a Caddy process, which one test has at a time.
 type instance struct {
 	cmd *exec.Cmd
+	// env is the environment in which it was started, but for what the harness adds.
 	env []string
 	// admin is the address of its admin API, and dir its folder.
 	admin, dir string
@@ -85,6 +86,7 @@ var idle struct {
 // writes goes to logs.
 func takeInstance(t *testing.T, env []string, logs *caddyproc.Logs) *instance {
 	t.Helper()
+	env = append(os.Environ(), env...)
 	idle.Lock()
 	at := slices.IndexFunc(idle.instances, func(p *instance) bool { return slices.Equal(p.env, env) })
 	if at >= 0 {
@@ -111,7 +113,7 @@ func startInstance(env []string, logs *caddyproc.Logs) (*instance, error) {
 		return nil, errors.Join(err, release())
 	}
 	p.cmd = Command(p.dir, "run")
-	p.cmd.Env = append(append(p.cmd.Env, "CADDY_ADMIN="+p.admin), env...)
+	p.cmd.Env = append(append(env, p.cmd.Env...), "CADDY_ADMIN="+p.admin)
 	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
 	if err := p.cmd.Start(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(p.dir), release())
