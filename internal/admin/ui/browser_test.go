@@ -88,7 +88,11 @@ http://%s {
 }
 `
 
-func TestMain(m *testing.M) { os.Exit(redistest.RunTests(m)) }
+func TestMain(m *testing.M) {
+	code := redistest.RunTests(m)
+	closeBrowser()
+	os.Exit(code)
+}
 
 // startSite starts Redis, Caddy and the page's server, as users do.
 func startSite(t *testing.T, window string) *site {
@@ -188,20 +192,40 @@ type browser struct {
 	complaints []string
 }
 
-func startBrowser(t *testing.T, page string) *browser {
-	t.Helper()
+// theBrowser is one for all tests, because its start takes longer than most of them.
+var theBrowser = sync.OnceValues(func() (context.Context, error) {
 	path, err := process.Find("chromium")
 	if err != nil {
-		t.Fatalf("the page is tested in a browser: %v", err)
+		return nil, fmt.Errorf("the page is tested in a browser: %w", err)
 	}
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox,
 		chromedp.Flag("disable-dev-shm-usage", true),
-		chromedp.Flag("host-resolver-rules", "MAP *.example 127.0.0.1"), chromedp.UserDataDir(t.TempDir()), chromedp.WSURLReadTimeout(time.Minute))
+		chromedp.Flag("host-resolver-rules", "MAP *.example 127.0.0.1"), chromedp.WSURLReadTimeout(time.Minute))
 	allocator, cancel := chromedp.NewExecAllocator(context.Background(), options...)
-	t.Cleanup(cancel)
+	ctx, _ := chromedp.NewContext(allocator)
+	closeBrowser = func() {
+		_ = chromedp.Cancel(ctx)
+		cancel()
+	}
+	return ctx, chromedp.Do(ctx, chromedp.Evaluate[chromedp.Void]("1"))
+})
+
+// closeBrowser closes the browser, if a test has started it.
+var closeBrowser = func() {}
+
+// startBrowser opens a tab that shares nothing with those of other tests, and has the focus as they do.
+func startBrowser(t *testing.T, page string) *browser {
+	t.Helper()
+	first, err := theBrowser()
+	must(t, err)
 	b := &browser{t: t, page: page}
-	b.ctx, cancel = chromedp.NewContext(allocator, chromedp.WithListener(b.hear))
+	var cancel context.CancelFunc
+	b.ctx, cancel = chromedp.NewContext(first, chromedp.WithNewBrowserContext(), chromedp.WithListener(b.hear))
 	t.Cleanup(cancel)
+	b.do(chromedp.Func(func(ctx context.Context, tab *chromedp.Target) error {
+		_, err := cdp.Call(ctx, tab, emulation.SetFocusEmulationEnabled, emulation.SetFocusEmulationEnabledParams{Enabled: true})
+		return err
+	}))
 	return b
 }
 
