@@ -79,11 +79,11 @@ func stopWith(tb testing.TB, servers []*Server) {
 	}
 }
 
-// isCommon reports whether other tests may ask for servers with these options. Certificates,
-// logins and files belong to one test.
+// isCommon reports whether other tests may ask for servers with these options.
 func (o options) isCommon() bool {
-	return o.login.username == "" && o.login.password == "" && o.login.certificate == nil && o.primary == nil && o.sentinel == nil &&
-		!slices.ContainsFunc(o.args, func(arg string) bool { return strings.Contains(arg, "/") || arg == "--unixsocket" })
+	return o.login == login{} && o.primary == nil && !slices.ContainsFunc(o.args, func(arg string) bool {
+		return strings.HasPrefix(arg, "--") && arg != "--appendonly" && arg != "--appendfsync" && arg != "--cluster-node-timeout"
+	})
 }
 
 func takeIdle(kind string) *group {
