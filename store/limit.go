@@ -59,6 +59,9 @@ var algorithms = [...]struct {
 	Concurrency:   {name: "concurrency"},
 }
 
+// Without the last row this does not compile, and without another one tests fail.
+const _ = uint(len(algorithms) - int(Algorithms))
+
 // String returns the name of the algorithm in configs.
 func (a Algorithm) String() string { return algorithms[a].name }
 

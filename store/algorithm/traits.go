@@ -9,15 +9,14 @@ import (
 // Traits are what other packages have to know of an algorithm. They decide by these, and
 // not by its name.
 type Traits struct {
-	// Windowed is set if it counts in windows that end. A client's first request opens
-	// one, or they are aligned: a state without a reset has none open.
+	// Windowed is set if it counts in windows that end and, unless they are aligned, are
+	// opened: a state without a reset has none open.
 	Windowed bool
-	// Clocked is set if it counts in windows of the clock, one of which follows the
-	// other. A receipt's Period is the beginning of one.
+	// Clocked is set if it counts in windows of the clock. A receipt's Period is the
+	// beginning of one.
 	Clocked bool
-	// Lease is set if events are requests that run: they are taken when a request
-	// arrives, charged again while it runs, and refunded when it ends. When one ends is
-	// unknown.
+	// Lease is set if requests count while they run: charged again meanwhile, and refunded
+	// at their end, which is unknown before.
 	Lease bool
 	// NeedsID is set if events are kept one by one, by the request's ID.
 	NeedsID bool
@@ -52,15 +51,16 @@ type copies struct {
 // mostWords is [store.MaxEvents] in words.
 const mostWords = "2^52"
 
-// table has a row for each algorithm; without the last one it does not compile, and
-// without another one a test fails.
-var table [store.Algorithms]*Traits = [...]*Traits{
+var table = [...]*Traits{
 	store.FixedWindow:   &fixedWindow,
 	store.SlidingWindow: &slidingWindow,
 	store.SlidingLog:    &slidingLog,
 	store.GCRA:          &gcra,
 	store.Concurrency:   &concurrency,
 }
+
+// Without the last row this does not compile, and without another one tests fail.
+const _ = uint(len(table) - int(store.Algorithms))
 
 // Of returns the traits of an algorithm.
 func Of(a store.Algorithm) *Traits { return table[a] }
