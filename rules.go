@@ -13,6 +13,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 const (
@@ -63,35 +64,33 @@ func (z *Zone) validateKey() error {
 }
 
 func (z *Zone) validateAlgorithm() error {
-	switch store.Algorithm(z.Algorithm) {
-	case "", store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA, store.Concurrency:
-	default:
-		return option.Errorf("algorithm", "%q: it must be fixed_window, sliding_window, sliding_log, gcra or concurrency", z.Algorithm)
-	}
-	a := z.algorithm()
+	a, ok := store.ParseAlgorithm(z.Algorithm)
 	switch {
-	case z.Align && a != store.FixedWindow:
-		return option.Errorf("align", "goes with algorithm fixed_window only: remove it")
-	case z.Burst != "" && a != store.GCRA:
-		return option.Errorf("burst", "goes with algorithm gcra only: remove it, or write algorithm gcra")
+	case !ok && z.Algorithm != "":
+		return option.Errorf("algorithm", "%q: it must be %s", z.Algorithm, algorithm.Names(func(store.Algorithm) bool { return true }))
+	case z.Align && !algorithm.Of(a).Windowed:
+		return option.Errorf("align", "goes with algorithm %s only: remove it", algorithm.Names(isWindowed))
+	case z.Burst != "" && !a.HasBurst():
+		return option.Errorf("burst", "goes with algorithm %[1]s only: remove it, or write algorithm %[1]s", algorithm.Names(store.Algorithm.HasBurst))
 	case z.Burst != "" || z.BurstFallback != 0:
 		if err := validateAmount("burst", z.Burst, z.BurstFallback, store.MaxEvents, "2^52"); err != nil {
 			return err
 		}
 	}
-	if a == store.Concurrency && z.Charge == limiter.ChargeAfter {
-		return option.Errorf("charge", "after: concurrency always charges before; remove it")
+	if z.isLease() && z.Charge == limiter.ChargeAfter {
+		return option.Errorf("charge", "after: %s always charges before; remove it", a)
 	}
 	return option.OneOf("charge", z.Charge, limiter.ChargeAfter, limiter.ChargeBefore)
 }
 
-// algorithm returns the algorithm by which the zone counts.
+// algorithm returns the algorithm by which the zone counts: the default if none is named.
 func (z *Zone) algorithm() store.Algorithm {
-	if z.Algorithm == "" {
-		return store.FixedWindow
-	}
-	return store.Algorithm(z.Algorithm)
+	a, _ := store.ParseAlgorithm(z.Algorithm)
+	return a
 }
+
+func isWindowed(a store.Algorithm) bool { return algorithm.Of(a).Windowed }
+func isBatched(a store.Algorithm) bool  { return algorithm.Of(a).Unbatched == "" }
 
 func (z *Zone) validateDrain() error {
 	events, burst := z.Events.quantity(z.EventsFallback).Number, z.Burst.quantity(z.BurstFallback).Number
@@ -106,8 +105,8 @@ func (z *Zone) validateEvents() error {
 	if z.Events == "" {
 		return errors.New("events is missing: add it, such as events 100")
 	}
-	most, words := limiter.MostEvents(z.algorithm())
-	return validateAmount("events", z.Events, z.EventsFallback, most, words)
+	t := algorithm.Of(z.algorithm())
+	return validateAmount("events", z.Events, z.EventsFallback, t.MostEvents, t.MostWords)
 }
 
 // validateAmount checks an option that is a number from 1 on, or a placeholder and its
@@ -144,7 +143,7 @@ func (z *Zone) validateWindow() error {
 	case window == 0:
 		return errors.New("window is missing: add one, such as window 1m")
 	case z.isLease() && (window < minLease || window > store.MaxWindow):
-		return option.Errorf("window", "%s: with concurrency it must be from 1s to 100 years", window)
+		return option.Errorf("window", "%s: with %s it must be from 1s to 100 years", window, z.algorithm())
 	case window < minWindow || window > store.MaxWindow:
 		return option.Errorf("window", "%s: it must be from 1ms to 100 years", window)
 	case window%time.Microsecond != 0:
@@ -163,8 +162,8 @@ func (z *Zone) validateCalendar() error {
 		return nil
 	case z.Window != 0:
 		return option.Errorf("calendar", "%s and window exclude each other: remove one", z.Calendar)
-	case z.algorithm() != store.FixedWindow:
-		return option.Errorf("window", "%s, or calendar in JSON, goes with algorithm fixed_window only: write a length, such as window 24h", z.Calendar)
+	case !isWindowed(z.algorithm()):
+		return option.Errorf("window", "%s, or calendar in JSON, goes with algorithm %s only: write a length, such as window 24h", z.Calendar, algorithm.Names(isWindowed))
 	case z.Align:
 		return option.Errorf("align", "goes with a length only, for window %s begins for all clients at once: remove it", z.Calendar)
 	}
@@ -194,7 +193,7 @@ func (z *Zone) validateSettle() error {
 	}
 	switch {
 	case z.Settle == settleEnd && z.isLease():
-		return option.Errorf("settle", "end does not go with concurrency, which counts requests while they run: remove it")
+		return option.Errorf("settle", "end does not go with %s, which counts requests while they run: remove it", z.algorithm())
 	case z.SettleBuffer != 0 && z.Settle != settleEnd:
 		return option.Errorf("settle_buffer", "needs settle end: write it, or remove settle_buffer")
 	case z.SettleBuffer != 0 && (z.SettleBuffer < minSettleBuffer || z.SettleBuffer > maxSettleBuffer):
@@ -251,20 +250,21 @@ func (z *Zone) validateCost() error {
 }
 
 func (z *Zone) validateStatus() error {
-	const running = "does not go with concurrency, which counts requests while they run: remove it"
+	const running = "does not go with %s, which counts requests while they run: remove it"
+	a := z.algorithm()
 	switch {
 	case len(z.FreeStatus) > 0 && z.isLease():
-		return option.Errorf("free_status", running)
+		return option.Errorf("free_status", running, a)
 	case len(z.CountStatus) > 0 && z.isLease():
-		return option.Errorf("count_status", running)
+		return option.Errorf("count_status", running, a)
 	case len(z.ResetStatus) > 0 && z.isLease():
-		return option.Errorf("reset_status", running)
+		return option.Errorf("reset_status", running, a)
 	case z.BlockStatus != 0 && (z.BlockStatus < 400 || z.BlockStatus > 499):
 		return option.Errorf("block_status", "%d: it must be from 400 to 499, such as 403", z.BlockStatus)
 	case z.Warn < 0 || z.Warn > 100:
 		return option.Errorf("warn", "%d: it must be from 1 to 100 percent", z.Warn)
 	case z.Warn > 0 && z.isLease():
-		return option.Errorf("warn", running)
+		return option.Errorf("warn", running, a)
 	case slices.Contains(z.ResetStatus, statusNone):
 		return option.Errorf("reset_status", "none would never reset: remove it, or name statuses, such as 2xx")
 	case len(z.FreeStatus) > 0 && len(z.CountStatus) > 0:
@@ -304,8 +304,8 @@ func (z *Zone) validateWaiting() error {
 	switch {
 	case z.MaxWait < 0 || time.Duration(z.MaxWait) > store.MaxWindow:
 		return option.Errorf("max_wait", "%s: it must be above zero, and at most 100 years", time.Duration(z.MaxWait))
-	case z.MaxWait > 0 && a == store.Concurrency:
-		return option.Errorf("max_wait", "does not go with concurrency, where it is not known when a slot becomes free: remove it")
+	case z.MaxWait > 0 && z.isLease():
+		return option.Errorf("max_wait", "does not go with %s, where it is not known when a slot becomes free: remove it", a)
 	case z.MaxWaitQueue < 0:
 		return option.Errorf("max_wait_queue", "%d: it must be at least 1", z.MaxWaitQueue)
 	case z.MaxWaitQueue > 0 && z.MaxWait == 0:
@@ -316,7 +316,7 @@ func (z *Zone) validateWaiting() error {
 		return option.Errorf("penalty", "%s: it must be whole microseconds", time.Duration(z.Penalty))
 	case z.Penalty > 0 && len(z.Reserves) > 0:
 		return option.Errorf("penalty", "does not go with reserve, for it would refuse the important requests as well: remove one")
-	case z.Penalty > 0 && (a == store.SlidingLog || a == store.Concurrency):
+	case z.Penalty > 0 && !algorithm.Of(a).Penalties:
 		return option.Errorf("penalty", "does not go with %s: remove it, or use another algorithm", a)
 	}
 	return nil
@@ -332,14 +332,12 @@ func (z *Zone) validateBatchAndEnforce() error {
 	}
 	a := z.algorithm()
 	events, eventsErr := z.Events.number()
-	switch isBatched := batch != 0; {
-	case isBatched && a == store.GCRA:
-		return option.Errorf("batch", "does not go with gcra, for it would defeat its smoothness: remove it, or use fixed_window or sliding_window")
-	case isBatched && a != store.FixedWindow && a != store.SlidingWindow:
-		return option.Errorf("batch", "does not go with %s, which keeps events one by one: remove it, or use fixed_window or sliding_window", a)
-	case isBatched && z.Charge != limiter.ChargeBefore:
+	switch hasBatch := batch != 0; {
+	case hasBatch && !isBatched(a):
+		return option.Errorf("batch", "does not go with %s, %s: remove it, or use %s", a, algorithm.Of(a).Unbatched, algorithm.Names(isBatched))
+	case hasBatch && z.Charge != limiter.ChargeBefore:
 		return option.Errorf("batch", "needs charge before: write it, or remove batch")
-	case isBatched && len(z.Reserves) > 0:
+	case hasBatch && len(z.Reserves) > 0:
 		return option.Errorf("batch", "does not go with reserve, for what is reserved could not be kept apart: remove one")
 	case eventsErr == nil && batch > events:
 		return option.Errorf("batch", "%d: it must be at most events, which is %d", batch, events)

@@ -15,6 +15,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // Zone is a named limit: the requests that it counts, what identifies their
@@ -326,7 +327,7 @@ func (z *Zone) optionOfGRPC() string {
 }
 
 // isLease reports whether the zone counts requests while they run.
-func (z *Zone) isLease() bool { return z.algorithm() == store.Concurrency }
+func (z *Zone) isLease() bool { return algorithm.Of(z.algorithm()).Lease }
 
 // Reserve is a part of a zone's capacity that is kept for important requests.
 type Reserve struct {
@@ -384,7 +385,7 @@ func (z *Zone) definition() string {
 	add(z.Calendar != "", "window %s", z.Calendar)
 	add(z.TimeZone != "" && z.TimeZone != utc, "time_zone %s", z.TimeZone)
 	add(z.WeekStarts == weekStartsSunday, "week_starts %s", z.WeekStarts)
-	add(z.Algorithm != "" && z.Algorithm != "fixed_window", "algorithm %s", z.Algorithm)
+	add(z.algorithm() != store.FixedWindow, "algorithm %s", z.Algorithm)
 	add(z.Align, "align")
 	add(z.Burst != "" && z.Burst.canonical() != z.Events.canonical(), "burst %s", z.Burst.canonical())
 	if z.BurstFallback != 0 {

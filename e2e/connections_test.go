@@ -405,7 +405,7 @@ func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 	const window = 300 * time.Millisecond
 	for range 2 {
 		var reqs []store.Request
-		for _, algorithm := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA, store.Concurrency} {
+		for algorithm := range store.Algorithms {
 			limit := &store.Limit{Zone: "acl", Algorithm: algorithm, Window: window}
 			reqs = append(reqs, store.Request{Limit: limit, ClientKey: "k", Events: 2, Cost: 1})
 		}
@@ -461,7 +461,8 @@ func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 func requests(clientKey string, id int) []store.Request {
 	var reqs []store.Request
 	for _, name := range counting {
-		limit := &store.Limit{Zone: "lost", Algorithm: store.Algorithm(name), Window: 10000 * time.Hour}
+		a, _ := store.ParseAlgorithm(name)
+		limit := &store.Limit{Zone: "lost", Algorithm: a, Window: 10000 * time.Hour}
 		reqs = append(reqs, store.Request{Limit: limit, ClientKey: clientKey, Events: 10, Cost: 1, ID: fmt.Sprintf("%011d", id)})
 	}
 	return reqs

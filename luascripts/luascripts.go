@@ -9,22 +9,13 @@ import "embed"
 //go:embed *.lua
 var files embed.FS
 
-// The scripts for one bucket.
-var (
-	FixedWindow   = script("fixed_window", "single")
-	SlidingWindow = script("sliding_window", "single")
-	GCRA          = script("gcra", "single")
-	SlidingLog    = script("members", "sliding_log", "single")
-	Concurrency   = script("members", "concurrency", "single")
-)
+// Single returns the script of these files for one bucket.
+func Single(names ...string) string { return script("single", names) }
 
-// The scripts for several buckets in one call: those whose arguments are only an
-// operation and numbers. The file bundle.lua describes arguments and reply.
-var (
-	FixedWindowBundle   = script("fixed_window", "bundle")
-	SlidingWindowBundle = script("sliding_window", "bundle")
-	GCRABundle          = script("gcra", "bundle")
-)
+// Bundle returns the script of these files for several buckets in one call, if its
+// arguments are only an operation and numbers. The file bundle.lua describes arguments
+// and reply.
+func Bundle(names ...string) string { return script("bundle", names) }
 
 // Whole scripts, which migrate a bucket to another server.
 var (
@@ -35,14 +26,13 @@ var (
 // Override keeps what operators have changed for single clients.
 var Override = read("override")
 
-// script makes files, which handle one bucket, a function, and appends the last one,
-// which runs it.
-func script(names ...string) (text string) {
-	end := len(names) - 1
-	for _, name := range names[:end] {
+// script makes files, which handle one bucket, a function, and appends end, which runs
+// it.
+func script(end string, names []string) (text string) {
+	for _, name := range names {
 		text += read(name)
 	}
-	return read("head") + "local function run(KEYS, ARGV)\n" + text + "\nend\n" + read("guard") + read(names[end])
+	return read("head") + "local function run(KEYS, ARGV)\n" + text + "\nend\n" + read("guard") + read(end)
 }
 
 func read(name string) string {

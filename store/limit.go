@@ -19,30 +19,65 @@ type Limit struct {
 	Calendar Calendar
 }
 
-// Algorithm names a way of counting.
-type Algorithm string
+// Algorithm is a way of counting. Package algorithm has its arithmetic, and its traits.
+type Algorithm uint8
 
 // The algorithms.
 const (
 	// FixedWindow counts in windows of a fixed length; a client's first
 	// request opens its window.
-	FixedWindow Algorithm = "fixed_window"
+	FixedWindow Algorithm = iota
 	// SlidingWindow counts in windows that begin at multiples of their length
 	// since the epoch, and adds what was spent in the window before, by the
 	// part of it that the last Window of time still covers. Events are at most
 	// MaxWeighted.
-	SlidingWindow Algorithm = "sliding_window"
+	SlidingWindow
 	// SlidingLog remembers the instant of every event of the last Window.
 	// Events are at most MaxMembers.
-	SlidingLog Algorithm = "sliding_log"
+	SlidingLog
 	// GCRA is the generic cell rate algorithm: a bucket of Burst events that
 	// leaks Events per Window.
-	GCRA Algorithm = "gcra"
+	GCRA
 	// Concurrency counts what runs at the same time, as leases that last for
 	// Window unless they are charged again or refunded. Events are at most
 	// MaxMembers.
-	Concurrency Algorithm = "concurrency"
+	Concurrency
+	// Algorithms is how many there are.
+	Algorithms
 )
+
+// algorithms has what the contract itself needs to know of each.
+var algorithms = [...]struct {
+	name string
+	// hasBurst is set if Request.Burst counts.
+	hasBurst bool
+}{
+	FixedWindow:   {name: "fixed_window"},
+	SlidingWindow: {name: "sliding_window"},
+	SlidingLog:    {name: "sliding_log"},
+	GCRA:          {name: "gcra", hasBurst: true},
+	Concurrency:   {name: "concurrency"},
+}
+
+// Without the last row this does not compile, and without another one tests fail.
+const _ = uint(len(algorithms) - int(Algorithms))
+
+// String returns the name of the algorithm in configs.
+func (a Algorithm) String() string { return algorithms[a].name }
+
+// HasBurst reports whether Burst events are admitted at once and drain one by one,
+// Events in a Window.
+func (a Algorithm) HasBurst() bool { return algorithms[a].hasBurst }
+
+// ParseAlgorithm returns the algorithm of that name.
+func ParseAlgorithm(name string) (a Algorithm, ok bool) {
+	for a := range Algorithms {
+		if a.String() == name {
+			return a, true
+		}
+	}
+	return 0, false
+}
 
 const (
 	// MaxEvents is the most that a limit admits in a window, or at once.

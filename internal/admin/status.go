@@ -46,7 +46,7 @@ func burstOf(z *limiter.Zone) string {
 
 func statusOfZone(l *limiter.Limiter, z *limiter.Zone) adminapi.Zone {
 	s := adminapi.Zone{
-		Name: z.Name, Store: l.Store.Name, Algorithm: z.Algorithm, Key: z.Key,
+		Name: z.Name, Store: l.Store.Name, Algorithm: z.Algorithm.String(), Key: z.Key,
 		Events: z.Events.String(), Burst: burstOf(z), Window: z.Window.Seconds(),
 		Charge: limiter.ChargeAfter, Enforce: 100, Decisions: map[string]int64{},
 	}

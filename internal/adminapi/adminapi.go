@@ -52,11 +52,11 @@ type Client struct {
 
 // Zone is a zone in the store in which its handlers count.
 type Zone struct {
-	Name      string          `json:"name"`
-	Store     string          `json:"store"`
-	Rollout   *Rollout        `json:"rollout,omitempty"`
-	Algorithm store.Algorithm `json:"algorithm"`
-	Key       []string        `json:"key"`
+	Name      string   `json:"name"`
+	Store     string   `json:"store"`
+	Rollout   *Rollout `json:"rollout,omitempty"`
+	Algorithm string   `json:"algorithm"`
+	Key       []string `json:"key"`
 	// Events and Burst are numbers, or texts with placeholders.
 	Events string `json:"events"`
 	Burst  string `json:"burst,omitempty"`

@@ -202,8 +202,8 @@ func TestRegularsAreNotNewcomers(t *testing.T) {
 		"fixed window, before":    {Events: Quantity{Number: 25}, Window: 2 * time.Second, ChargeBefore: true},
 		"aligned":                 {Events: Quantity{Number: 25}, Window: 2 * time.Second, Align: true},
 		"shorter than the pauses": {Events: Quantity{Number: 5}, Window: 10 * time.Millisecond},
-		"sliding window":          {Events: Quantity{Number: 25}, Window: 2 * time.Second, Algorithm: "sliding_window"},
-		"gcra":                    {Events: Quantity{Number: 25}, Window: 2 * time.Second, Algorithm: "gcra"},
+		"sliding window":          {Events: Quantity{Number: 25}, Window: 2 * time.Second, Algorithm: store.SlidingWindow},
+		"gcra":                    {Events: Quantity{Number: 25}, Window: 2 * time.Second, Algorithm: store.GCRA},
 		"longer pauses":           {Events: Quantity{Number: 25}, Window: 2 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -90,7 +90,7 @@ func (t *tracker) setLimitHeaders(h http.Header, z *Zone, st *store.State) {
 	if st.Reset != 0 {
 		h["X-Ratelimit-Reset"] = values[3:4:4]
 	} else {
-		// Concurrency has no reset.
+		// Leases have no reset.
 		delete(h, "X-Ratelimit-Reset")
 	}
 	h["X-Ratelimit-Resource"] = values[4:5:5]
@@ -169,7 +169,7 @@ func setField(h http.Header, name string, list httpsfv.List) {
 func policyItem(zone string, req *store.Request) httpsfv.Item {
 	item := httpsfv.NewItem(zone)
 	item.Params.Add("q", min(max(req.Capacity(), 0), maxFieldInteger))
-	if req.Limit.Algorithm == store.Concurrency {
+	if algorithm.Of(req.Limit.Algorithm).Lease {
 		item.Params.Add("qu", "concurrent-requests")
 		return item
 	}
@@ -185,7 +185,7 @@ func policyWindow(req *store.Request) time.Duration {
 	switch {
 	case req.Limit.Calendar.Unit != "":
 		return req.Limit.Calendar.Unit.Length()
-	case req.Limit.Algorithm != store.GCRA || req.Burst == 0:
+	case !req.Limit.Algorithm.HasBurst() || req.Burst == 0:
 		return req.Limit.Window
 	}
 	microseconds, _ := algorithm.DrainTime(req, req.Burst)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // clientIPText is the template for a request to which none of a zone's key applies.
@@ -265,7 +266,7 @@ func (z *Zone) About(b adminapi.BucketName) store.Request {
 // WindowEnd returns when the window ends that a state shows. Without an open window, and
 // of an algorithm that has none of its own, it ends in the length of one.
 func (z *Zone) WindowEnd(st store.State, now time.Time) int64 {
-	if at := now.UnixMicro(); z.limit.Algorithm != store.FixedWindow || st.Reset <= at {
+	if at := now.UnixMicro(); !algorithm.Of(z.limit.Algorithm).Windowed || st.Reset <= at {
 		return at + z.limit.Window.Microseconds()
 	}
 	return st.Reset

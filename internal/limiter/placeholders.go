@@ -110,7 +110,7 @@ func (e *evaluation) placeholder(i int, name string) any {
 		return ceilSeconds(wait(st))
 	default:
 		if st.Reset == 0 {
-			// Concurrency has no reset.
+			// Leases have no reset.
 			return nil
 		}
 		return ceilSeconds(st.Reset)

@@ -21,6 +21,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // Values of the option log_refusals.
@@ -125,7 +126,7 @@ const (
 func (e *evaluation) isFirst(i int, about uint32) bool {
 	z, st := e.zones[i], &e.states[i]
 	window := z.limit.Window
-	if z.limit.Algorithm == store.FixedWindow && st.Reset > st.Now && about != aboutBlock {
+	if algorithm.Of(z.limit.Algorithm).Windowed && st.Reset > st.Now && about != aboutBlock {
 		// The window began earlier.
 		window = time.Duration(st.Reset-st.Now) * time.Microsecond
 	}

@@ -102,7 +102,7 @@ func (e *evaluation) forgive(i int) {
 	e.reqs[i].Cost = 0
 	st := &e.states[i]
 	st.Used, st.Remaining, st.Penalty = 0, st.Limit, 0
-	if req.Limit.Algorithm != store.FixedWindow {
+	if !algorithm.Of(req.Limit.Algorithm).Windowed {
 		st.Reset = st.Now
 	}
 	id := identity.New(aboutForgiveness, req.ClientKey)
@@ -297,7 +297,7 @@ func (e *evaluation) show(i int, spent, cost int64) {
 	switch {
 	case cost == 0:
 		st.Reset = before
-	case e.reqs[i].Limit.Algorithm == store.GCRA:
+	case e.reqs[i].Limit.Algorithm.HasBurst():
 		drain, _ := algorithm.DrainTime(&e.reqs[i], cost)
 		st.Reset = before + drain
 	default:

@@ -127,23 +127,23 @@ func TestTakeOfUnknownOutcome(t *testing.T) {
 			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorDeny}, err: uncertain, status: 200, want: 503,
 		},
 		"uncertain in a log": {
-			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorAllow, Algorithm: "sliding_log"}, err: uncertain, status: 200, want: 200,
+			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorAllow, Algorithm: store.SlidingLog}, err: uncertain, status: 200, want: 200,
 			asked: []string{"charge 1"},
 		},
 		"uncertain in a log, and free": {
-			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorAllow, Algorithm: "sliding_log"}, err: uncertain, status: 304, want: 304,
+			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorAllow, Algorithm: store.SlidingLog}, err: uncertain, status: 304, want: 304,
 			asked: []string{"refund 1"},
 		},
 		"uncertain in a log, and refused": {
-			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorDeny, Algorithm: "sliding_log"}, err: uncertain, status: 200, want: 503,
+			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorDeny, Algorithm: store.SlidingLog}, err: uncertain, status: 200, want: 503,
 			asked: []string{"refund 1"},
 		},
 		"uncertain lease": {
-			zone: &Zone{OnError: stores.OnErrorAllow, Algorithm: "concurrency"}, err: uncertain, status: 200, want: 200,
+			zone: &Zone{OnError: stores.OnErrorAllow, Algorithm: store.Concurrency}, err: uncertain, status: 200, want: 200,
 			asked: []string{"refund 1"},
 		},
 		"uncertain lease, and refused": {
-			zone: &Zone{OnError: stores.OnErrorDeny, Algorithm: "concurrency"}, err: uncertain, status: 200, want: 503,
+			zone: &Zone{OnError: stores.OnErrorDeny, Algorithm: store.Concurrency}, err: uncertain, status: 200, want: 503,
 			asked: []string{"refund 1"},
 		},
 		"not executed": {
@@ -157,7 +157,7 @@ func TestTakeOfUnknownOutcome(t *testing.T) {
 			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorDeny}, err: notExecuted, status: 200, want: 503,
 		},
 		"not executed lease": {
-			zone: &Zone{OnError: stores.OnErrorAllow, Algorithm: "concurrency"}, err: notExecuted, status: 200, want: 200,
+			zone: &Zone{OnError: stores.OnErrorAllow, Algorithm: store.Concurrency}, err: notExecuted, status: 200, want: 200,
 		},
 		"counted locally, outcome uncertain": {
 			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorLocal}, err: uncertain, status: 200, want: 200,
@@ -183,7 +183,7 @@ func TestTakeOfUnknownOutcome(t *testing.T) {
 // the response begins, and is not renewed.
 func TestObservedTakeOfUnknownOutcome(t *testing.T) {
 	for _, algorithm := range []store.Algorithm{store.SlidingLog, store.Concurrency} {
-		t.Run(string(algorithm), func(t *testing.T) {
+		t.Run(algorithm.String(), func(t *testing.T) {
 			s := &deafStore{takeError: fmt.Errorf("%w: no answer in time", store.ErrUncertain)}
 			h := newTestHandler(t, &Zone{ChargeBefore: true, OnError: stores.OnErrorLocal, Algorithm: algorithm, Enforce: new(float64)}, s)
 			h.Zones[0].Cost.Number = h.Zones[0].Events.Number + 1
@@ -327,7 +327,7 @@ func TestLocalSlotIsHandedOver(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &returningStore{&deafStore{takeError: notExecuted}, test.err}
-			h := newTestHandler(t, &Zone{OnError: stores.OnErrorLocal, Algorithm: "concurrency"}, s)
+			h := newTestHandler(t, &Zone{OnError: stores.OnErrorLocal, Algorithm: store.Concurrency}, s)
 			w := h.answered(func(_ http.ResponseWriter, r *http.Request) {
 				e := trackerOf(r).evaluations[0]
 				used := func() int64 { return e.open(0).Local.Buckets.Peek(t.Context(), e.reqs)[0].Used }

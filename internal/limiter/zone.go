@@ -19,6 +19,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // Zone is a named limit. New completes it.
@@ -31,7 +32,6 @@ type Zone struct {
 	// 0 for all.
 	IPv4Prefix, IPv6Prefix int
 
-	// Algorithm is [store.FixedWindow] by default.
 	Algorithm store.Algorithm
 	Window    time.Duration
 	Align     bool
@@ -156,7 +156,6 @@ func (z *Zone) prepare() {
 			z.responsePaths = append(z.responsePaths, path)
 		}
 	}
-	z.Algorithm = cmp.Or(z.Algorithm, store.FixedWindow)
 	if z.Calendar.Unit != "" {
 		z.Window, z.Align = z.Calendar.Window(), true
 	}
@@ -171,10 +170,10 @@ func (z *Zone) prepare() {
 }
 
 // isLease reports whether the zone counts requests while they run.
-func (z *Zone) isLease() bool { return z.Algorithm == store.Concurrency }
+func (z *Zone) isLease() bool { return algorithm.Of(z.Algorithm).Lease }
 
 // needsID reports whether the zone keeps events one by one.
-func (z *Zone) needsID() bool { return z.isLease() || z.Algorithm == store.SlidingLog }
+func (z *Zone) needsID() bool { return algorithm.Of(z.Algorithm).NeedsID }
 
 // request returns what r asks of the zone. If its Events are unlimited the zone
 // does not count r; if they are 0 no store is asked.
@@ -220,12 +219,11 @@ func (z *Zone) override(req *store.Request, r *http.Request, repl *caddy.Replace
 	now := l.Now()
 	block, grant := bound.handle.OverridesOf(z.Name, req.ClientKey, now)
 	if grant != nil && req.Events != unlimited {
-		if z.Algorithm == store.GCRA && req.Events > 0 {
+		if z.Algorithm.HasBurst() && req.Events > 0 {
 			// The rate stays, at which all of them have to come back within a century.
 			req.Burst = min(cmp.Or(req.Burst, req.Events)+grant.Events, store.MaxEvents, mostBurst(req.Events, z.Window))
 		} else {
-			most, _ := MostEvents(z.Algorithm)
-			req.Events = min(req.Events+grant.Events, most)
+			req.Events = min(req.Events+grant.Events, algorithm.Of(z.Algorithm).MostEvents)
 		}
 	}
 	if block == nil && l.Rollout != nil {
@@ -252,8 +250,8 @@ func (z *Zone) eventsFor(repl *caddy.Replacer, l *Limiter) (events, burst int64)
 		}
 	}
 	if events = z.Events.Number; z.Events.isDynamic() || z.Burst.isDynamic() {
-		most, words := MostEvents(z.Algorithm)
-		events = z.read("events", z.Events, &z.events, LeastEvents(burst, z.Window), most, words, repl, l)
+		t := algorithm.Of(z.Algorithm)
+		events = z.read("events", z.Events, &z.events, LeastEvents(burst, z.Window), t.MostEvents, t.MostWords, repl, l)
 	}
 	if events <= 0 {
 		burst = 0
@@ -297,25 +295,11 @@ func (z *Zone) read(name string, q Quantity, log *quota, least, most int64, word
 	return nearest
 }
 
-// MostEvents returns how many events an algorithm can count, as a number and in
-// words.
-func MostEvents(a store.Algorithm) (n int64, words string) {
-	switch a {
-	case store.SlidingWindow:
-		return store.MaxWeighted, "2^32-1 with sliding_window"
-	case store.SlidingLog, store.Concurrency:
-		return store.MaxMembers, fmt.Sprintf("%d with %s", store.MaxMembers, a)
-	default:
-		return store.MaxEvents, "2^52"
-	}
-}
-
 // century is store.MaxWindow in microseconds.
 const century = int64(store.MaxWindow / time.Microsecond)
 
-// LeastEvents returns how many events a zone has to admit in a window. A burst,
-// which only gcra has, must drain within a century: later instants are not exact
-// numbers.
+// LeastEvents returns how many events a zone has to admit in a window. A burst must
+// drain within a century: later instants are not exact numbers.
 func LeastEvents(burst int64, window time.Duration) int64 {
 	if burst == 0 {
 		return 1

@@ -153,7 +153,7 @@ func TestEventsForABurst(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			z := &Zone{
-				Name: "test", Algorithm: "gcra", Events: Quantity{Text: "{" + headerA + "}", Number: 10},
+				Name: "test", Algorithm: store.GCRA, Events: Quantity{Text: "{" + headerA + "}", Number: 10},
 				Burst: Quantity{Number: test.burst}, Window: test.window,
 			}
 			h, logs := keyHandler()
@@ -209,7 +209,7 @@ func TestBurstByPlan(t *testing.T) {
 func TestBurstOfACentury(t *testing.T) {
 	const burst = 100
 	z := &Zone{
-		Name: "test", Key: []string{"static"}, Cost: Quantity{Number: 1}, Algorithm: "gcra", Events: Quantity{Number: 1}, Burst: Quantity{Number: burst},
+		Name: "test", Key: []string{"static"}, Cost: Quantity{Number: 1}, Algorithm: store.GCRA, Events: Quantity{Number: 1}, Burst: Quantity{Number: burst},
 		Window: 365 * 24 * time.Hour,
 	}
 	z.prepare()
@@ -239,15 +239,15 @@ func TestNewIDsAreShortAndDistinct(t *testing.T) {
 
 func TestRequestsHaveAnIDWhereEventsAreKeptOneByOne(t *testing.T) {
 	for algorithm, want := range map[store.Algorithm]bool{
-		"fixed_window": false, "sliding_window": false, "gcra": false,
-		"sliding_log": true, "concurrency": true,
+		store.FixedWindow: false, store.SlidingWindow: false, store.GCRA: false,
+		store.SlidingLog: true, store.Concurrency: true,
 	} {
 		z := &Zone{Key: []string{"static"}, Events: Quantity{Number: 10}, Algorithm: algorithm}
 		z.prepare()
 		h, _ := keyHandler()
 		req, err := z.request(httptest.NewRequest("GET", "/", nil), values{}.replacer(), h)
 		if err != nil || (req.ID != "") != want {
-			t.Errorf("%q: ID is %q, %v, want one: %v", algorithm, req.ID, err, want)
+			t.Errorf("%s: ID is %q, %v, want one: %v", algorithm, req.ID, err, want)
 		}
 	}
 }
@@ -302,7 +302,7 @@ func TestZonesThatTake(t *testing.T) {
 	} {
 		z := &Zone{Key: []string{"static"}, Events: Quantity{Number: 10}, Algorithm: test.algorithm, ChargeBefore: test.before}
 		if z.prepare(); z.ChargeBefore != test.want {
-			t.Errorf("algorithm %q, charge before %v: takes is %v, want %v", test.algorithm, test.before, z.ChargeBefore, test.want)
+			t.Errorf("algorithm %s, charge before %v: takes is %v, want %v", test.algorithm, test.before, z.ChargeBefore, test.want)
 		}
 	}
 }
@@ -399,9 +399,9 @@ func TestReservedOfARequest(t *testing.T) {
 		"events":              {zone: &Zone{Events: Quantity{Number: 10}}, reserved: 3},
 		"events of the plan":  {zone: &Zone{Events: Quantity{Text: "{" + headerA + "}", Number: 10}}, quota: "1000", reserved: 250},
 		"fallback":            {zone: &Zone{Events: Quantity{Text: "{" + headerA + "}", Number: 10}}, reserved: 3},
-		"burst":               {zone: &Zone{Events: Quantity{Number: 10}, Algorithm: "gcra", Burst: Quantity{Number: 40}}, reserved: 10},
-		"events without one":  {zone: &Zone{Events: Quantity{Number: 10}, Algorithm: "gcra"}, reserved: 3},
-		"concurrent requests": {zone: &Zone{Events: Quantity{Number: 8}, Algorithm: "concurrency"}, reserved: 2},
+		"burst":               {zone: &Zone{Events: Quantity{Number: 10}, Algorithm: store.GCRA, Burst: Quantity{Number: 40}}, reserved: 10},
+		"events without one":  {zone: &Zone{Events: Quantity{Number: 10}, Algorithm: store.GCRA}, reserved: 3},
+		"concurrent requests": {zone: &Zone{Events: Quantity{Number: 8}, Algorithm: store.Concurrency}, reserved: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			z := test.zone

@@ -11,6 +11,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // The client keys of buckets that clients share. No client has one: theirs begin with a tag.
@@ -76,7 +77,7 @@ func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time
 	for i := range reqs {
 		r := &reqs[i]
 		switch {
-		case r.Limit.Algorithm == store.Concurrency || r.Events == 0:
+		case algorithm.Of(r.Limit.Algorithm).Lease || r.Events == 0:
 			// Leases last only while requests run, and a limit of 0 needs no bucket.
 		case n.acquainted.renew(r, now):
 		case n.rateOf(r.Limit.Zone).allow(now):

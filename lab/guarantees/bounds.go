@@ -127,7 +127,10 @@ func (l limit) mayBeBeyond(caddys int, unseen, unasked int64) int64 {
 }
 
 // isCopied reports whether a Caddy that has a client to itself admits it without a check.
-func (l limit) isCopied() bool { return algorithm.Copies(store.Algorithm(l.algorithm)) }
+func (l limit) isCopied() bool {
+	a, _ := store.ParseAlgorithm(l.algorithm)
+	return algorithm.Of(a).Copies()
+}
 
 // onOlderAnswers bounds the admissions on answers that are older than ledger_trust: one at
 // each other Caddy. An answer is never relied on for longer than a part of the window.

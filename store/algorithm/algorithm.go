@@ -3,7 +3,8 @@
 // memory store runs it, and tests hold the Lua scripts to it.
 //
 // A [Bucket] is the content of one bucket, an [Operation] what a store does to
-// it, and [Known] a copy of a remote bucket. The package imports store only.
+// it, and [Known] a copy of a remote bucket. [Traits] are what sets algorithms apart
+// for all others. The package imports store only.
 package algorithm
 
 import (
@@ -39,20 +40,7 @@ type Bucket interface {
 }
 
 // New returns an empty bucket of the limit.
-func New(limit *store.Limit) Bucket {
-	switch limit.Algorithm {
-	case store.SlidingWindow:
-		return new(SlidingWindow)
-	case store.SlidingLog:
-		return new(SlidingLog)
-	case store.GCRA:
-		return new(GCRA)
-	case store.Concurrency:
-		return new(Concurrency)
-	default:
-		return new(FixedWindow)
-	}
-}
+func New(limit *store.Limit) Bucket { return Of(limit.Algorithm).empty() }
 
 // add returns a + b for numbers that are not negative, or
 // [store.MaxInteger] if that is less.

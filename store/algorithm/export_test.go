@@ -1,6 +1,7 @@
 package algorithm
 
 import (
+	"reflect"
 	"slices"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -12,21 +13,19 @@ func MulDiv(a, b, c int64) (quotient, rest int64) { return mulDiv(a, b, c) }
 // Clone returns a bucket of the same content that shares nothing with b.
 func Clone(b Bucket) Bucket {
 	switch b := b.(type) {
-	case *FixedWindow:
-		c := *b
-		return &c
-	case *SlidingWindow:
-		c := *b
-		return &c
 	case *SlidingLog:
 		return &SlidingLog{members: slices.Clone(b.members)}
-	case *GCRA:
-		c := *b
-		return &c
 	case *Concurrency:
 		return &Concurrency{leases: slices.Clone(b.leases)}
 	}
-	panic("unknown bucket")
+	// The others are numbers, which can be compared; a slice would be shared.
+	content := reflect.ValueOf(b).Elem()
+	if !content.Comparable() {
+		panic("unknown bucket")
+	}
+	c := reflect.New(content.Type())
+	c.Elem().Set(content)
+	return c.Interface().(Bucket)
 }
 
 // Touch has the effects of a take of r on b, except that it spends nothing.

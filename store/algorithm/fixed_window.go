@@ -11,6 +11,39 @@ type FixedWindow struct {
 	penalty
 }
 
+var fixedWindow = Traits{
+	Windowed: true, Penalties: true, MostEvents: store.MaxEvents, MostWords: mostWords,
+	empty: func() Bucket { return new(FixedWindow) },
+	view: func(c store.Content, r store.Request, now int64, spent bool) store.State {
+		return fixedWindowOf(c).View(&r, now, spent)
+	},
+	copies: &copies{
+		penalty: 2,
+		charge: func(c store.Content, r store.Request, now int64) store.Content {
+			b := fixedWindowOf(c)
+			b.Charge(&r, now)
+			return store.Content{b.Used, b.Reset, b.Penalty}
+		},
+		expiry: func(c store.Content, limit *store.Limit) int64 { return fixedWindowOf(c).Expiry(limit) },
+		raise:  raiseFixedWindow,
+	},
+}
+
+func fixedWindowOf(c store.Content) *FixedWindow { return &FixedWindow{c[0], c[1], penalty{c[2]}} }
+
+func raiseFixedWindow(c, other store.Content, _ *store.Limit, now int64) (merged store.Content, less bool) {
+	switch {
+	case other[1] > c[1]:
+		c[0], c[1] = other[0], other[1]
+	case other[1] == c[1]:
+		less = other[0] < c[0] && c[1] > now
+		c[0] = max(c[0], other[0])
+	default:
+		less = c[1] > now
+	}
+	return c, less
+}
+
 // IsOpen reports whether the window is open at now. The instant of its reset is
 // outside.
 func (b *FixedWindow) IsOpen(now int64) bool { return b.Reset > now }

@@ -20,6 +20,37 @@ type GCRA struct {
 	penalty
 }
 
+var gcra = Traits{
+	Penalties: true, Unbatched: "for it would defeat its smoothness", MostEvents: store.MaxEvents, MostWords: mostWords,
+	empty: func() Bucket { return new(GCRA) },
+	view: func(c store.Content, r store.Request, now int64, spent bool) store.State {
+		return gcraOf(c).View(&r, now, spent)
+	},
+	copies: &copies{
+		penalty: 5, busy: 3,
+		charge: func(c store.Content, r store.Request, now int64) store.Content {
+			b := gcraOf(c)
+			b.Charge(&r, now)
+			return store.Content{b.TAT, b.Rest, b.Events, b.Busy, b.Refunded, b.Penalty}
+		},
+		expiry: func(c store.Content, limit *store.Limit) int64 { return gcraOf(c).Expiry(limit) },
+		raise:  raiseGCRA,
+	},
+}
+
+func gcraOf(c store.Content) *GCRA {
+	return &GCRA{TAT: c[0], Rest: c[1], Events: c[2], Busy: c[3], Refunded: c[4], penalty: penalty{c[5]}}
+}
+
+func raiseGCRA(c, other store.Content, _ *store.Limit, now int64) (merged store.Content, less bool) {
+	ahead := other[0] > c[0] || other[0] == c[0] && other[1] > c[1]
+	behind := other[0] < c[0] || other[0] == c[0] && other[1] < c[1]
+	if ahead {
+		copy(c[:5], other[:5])
+	}
+	return c, behind && c[0] > now
+}
+
 // DrainTime is how long n events take to drain: whole microseconds, and the rest
 // in parts of 1/r.Events.
 func DrainTime(r *store.Request, n int64) (whole, rest int64) {

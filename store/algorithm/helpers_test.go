@@ -26,14 +26,15 @@ const (
 type op = algorithm.Operation
 
 // kinds has one limit for each way of counting.
-var kinds = []store.Limit{
-	{Zone: "fixed_window", Algorithm: store.FixedWindow},
-	{Zone: "fixed_window align", Algorithm: store.FixedWindow, Align: true},
-	{Zone: "sliding_window", Algorithm: store.SlidingWindow},
-	{Zone: "sliding_log", Algorithm: store.SlidingLog},
-	{Zone: "gcra", Algorithm: store.GCRA},
-	{Zone: "concurrency", Algorithm: store.Concurrency},
-}
+var kinds = func() (all []store.Limit) {
+	for a := range store.Algorithms {
+		all = append(all, store.Limit{Zone: a.String(), Algorithm: a})
+		if algorithm.Of(a).Windowed {
+			all = append(all, store.Limit{Zone: a.String() + " align", Algorithm: a, Align: true})
+		}
+	}
+	return all
+}()
 
 // forKinds runs a property on every way of counting but those left out.
 func forKinds(t *testing.T, property func(t *rapid.T, kind store.Limit), leftOut ...store.Algorithm) {
@@ -49,9 +50,7 @@ func forKinds(t *testing.T, property func(t *rapid.T, kind store.Limit), leftOut
 }
 
 // keepsMembers reports whether the bucket keeps events one by one.
-func keepsMembers(kind store.Limit) bool {
-	return kind.Algorithm == store.SlidingLog || kind.Algorithm == store.Concurrency
-}
+func keepsMembers(kind store.Limit) bool { return algorithm.Of(kind.Algorithm).NeedsID }
 
 func number(t *rapid.T, name string, low, high int64) int64 {
 	return rapid.Int64Range(low, high).Draw(t, name)

@@ -2,6 +2,7 @@ package algorithm
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"sort"
 	"time"
@@ -71,6 +72,17 @@ type SlidingLog struct {
 	noPenalty
 	members members
 }
+
+var slidingLog = Traits{
+	NeedsID: true, Unbatched: oneByOne, MostEvents: store.MaxMembers, MostWords: fmt.Sprintf("%d with sliding_log", store.MaxMembers),
+	empty: func() Bucket { return new(SlidingLog) },
+	view: func(c store.Content, r store.Request, now int64, spent bool) store.State {
+		return logSummary{used: c[0], newest: c[1], other: c[2], blocking: c[3]}.view(&r, now, spent)
+	},
+}
+
+// oneByOne is why members are not taken in advance.
+const oneByOne = "which keeps events one by one"
 
 // logSummary is what the state of a request depends on: the number of events, and
 // the instants, or 0, of the newest event, of the newest one of another request, and
@@ -160,6 +172,14 @@ type Concurrency struct {
 	noPenalty
 	// leases are at their instant of expiry.
 	leases members
+}
+
+var concurrency = Traits{
+	Lease: true, NeedsID: true, Unbatched: oneByOne, MostEvents: store.MaxMembers, MostWords: fmt.Sprintf("%d with concurrency", store.MaxMembers),
+	empty: func() Bucket { return new(Concurrency) },
+	view: func(c store.Content, r store.Request, now int64, spent bool) store.State {
+		return viewLeases(c[0], &r, now, spent)
+	},
 }
 
 // Charge implements [Bucket]. It renews existing leases.

@@ -1,7 +1,6 @@
 package algorithm_test
 
 import (
-	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -19,7 +18,16 @@ func penalized(t *rapid.T, kind store.Limit) (s *subject, until int64) {
 	return s, r.Until
 }
 
-var withoutPenalty = []store.Algorithm{store.SlidingLog, store.Concurrency}
+var withPenalty, withoutPenalty = func() (with, without []store.Algorithm) {
+	for a := range store.Algorithms {
+		if algorithm.Of(a).Penalties {
+			with = append(with, a)
+		} else {
+			without = append(without, a)
+		}
+	}
+	return with, without
+}()
 
 // TestPenalty: under a penalty nothing fits, and the penalty shows and ends.
 func TestPenalty(t *testing.T) {
@@ -92,9 +100,7 @@ func TestNoPenalty(t *testing.T) {
 		if got := penalize.Run(s.bucket, &r, s.now); got != before {
 			t.Fatalf("before %+v,\nafter %+v", before, got)
 		}
-	}, slices.DeleteFunc([]store.Algorithm{
-		store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA, store.Concurrency,
-	}, func(a store.Algorithm) bool { return slices.Contains(withoutPenalty, a) })...)
+	}, withPenalty...)
 }
 
 // TestPenaltyOpensNoWindow: without an open window the reset is the penalty's end.

@@ -11,6 +11,39 @@ type SlidingWindow struct {
 	penalty
 }
 
+var slidingWindow = Traits{
+	Clocked: true, Penalties: true, MostEvents: store.MaxWeighted, MostWords: "2^32-1 with sliding_window",
+	empty: func() Bucket { return new(SlidingWindow) },
+	view: func(c store.Content, r store.Request, now int64, spent bool) store.State {
+		return slidingWindowOf(c).View(&r, now, spent)
+	},
+	copies: &copies{
+		penalty: 3,
+		charge: func(c store.Content, r store.Request, now int64) store.Content {
+			b := slidingWindowOf(c)
+			b.Charge(&r, now)
+			return store.Content{b.Start, b.Current, b.Previous, b.Penalty}
+		},
+		expiry: func(c store.Content, limit *store.Limit) int64 { return slidingWindowOf(c).Expiry(limit) },
+		raise:  raiseSlidingWindow,
+	},
+}
+
+func slidingWindowOf(c store.Content) *SlidingWindow {
+	return &SlidingWindow{Start: c[0], Current: c[1], Previous: c[2], penalty: penalty{c[3]}}
+}
+
+func raiseSlidingWindow(c, other store.Content, limit *store.Limit, now int64) (merged store.Content, less bool) {
+	window := limit.Window.Microseconds()
+	own, their := slidingWindowOf(c), slidingWindowOf(other)
+	// Both roll to the window of now, or to the later one.
+	at := max(now, own.Start, their.Start)
+	own.roll(at, window)
+	their.roll(at, window)
+	less = their.Current < own.Current || their.Previous < own.Previous
+	return store.Content{own.Start, max(own.Current, their.Current), max(own.Previous, their.Previous), own.Penalty}, less
+}
+
 // weightSteps bounds the parts of a window by which the previous one is weighted,
 // so that a product with [store.MaxWeighted] is exact.
 const weightSteps = 1 << 20

@@ -69,7 +69,7 @@ func (e *entry) refuses(r *store.Request, st *store.State, now int64) bool {
 		return false
 	}
 	storeNow := now + e.clock
-	if !algorithm.Copies(r.Limit.Algorithm) {
+	if !algorithm.Of(r.Limit.Algorithm).Copies() {
 		return e.repeatsRefusal(r, st, storeNow)
 	}
 	var refusal store.State
@@ -89,7 +89,7 @@ func (l *Ledger) admitLocally(e *entry, r *store.Request, st *store.State, now i
 		return false
 	case e.silent, e.doubted, e.refunds > 0, r.Primary:
 		return false
-	case !algorithm.Copies(r.Limit.Algorithm), !e.known.IsOpen(r.Limit, storeNow):
+	case !algorithm.Of(r.Limit.Algorithm).Copies(), !e.known.IsOpen(r.Limit, storeNow):
 		return false
 	}
 	var known store.State
@@ -257,7 +257,7 @@ func (l *Ledger) wantsPrimary(e *entry, r *store.Request, now int64) bool {
 		return false
 	case e.doubted, e.wasReset(now, l.trust):
 		return true
-	case !algorithm.Copies(r.Limit.Algorithm):
+	case !algorithm.Of(r.Limit.Algorithm).Copies():
 		// What a replica lacks cannot be added to its answer.
 		return e.pending != nil || e.past().charged > 0 && now-e.past().charged <= r.Limit.Window.Microseconds() ||
 			e.repeatsRefusal(r, new(store.State), now+e.clock)
@@ -345,7 +345,7 @@ func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer sto
 	isUnclear = e.admit(r, st, &answer) == unclear
 	for _, w := range e.check.joined {
 		other := &w.reqs[w.place]
-		if !algorithm.Copies(r.Limit.Algorithm) && !sameNeed(r, other) || e.admit(other, &w.states[w.place], &answer) == unclear {
+		if !algorithm.Of(r.Limit.Algorithm).Copies() && !sameNeed(r, other) || e.admit(other, &w.states[w.place], &answer) == unclear {
 			w.send(retry)
 			continue
 		}
@@ -502,7 +502,7 @@ func (l *Ledger) refuseUnclear(r *store.Request, st *store.State) {
 	defer e.page.mu.Unlock()
 	now += e.clock
 	*st = store.State{Limit: max(r.Capacity(), 0), Now: now}
-	if algorithm.Copies(r.Limit.Algorithm) {
+	if algorithm.Of(r.Limit.Algorithm).Copies() {
 		v := e.viewOf(r, nil, now)
 		*st = v.ahead(0)
 		e.showAhead(st, &v)
@@ -566,7 +566,7 @@ func (l *Ledger) knowsAhead(e *entry, r *store.Request, maxWait time.Duration, n
 	switch {
 	case e.isDue(now, l.trust) || e.silent || e.doubted:
 		return st, false
-	case !algorithm.Copies(r.Limit.Algorithm):
+	case !algorithm.Of(r.Limit.Algorithm).Copies():
 		c := &e.known.Content
 		isSame := r.Need() == c[refusalCost] && r.Capacity() == c[refusalCapacity]
 		isKnown = e.repeatsRefusal(r, &st, now+e.clock) && (isSame || st.RetryAfter > maxWait)

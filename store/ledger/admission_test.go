@@ -60,7 +60,7 @@ func TestSoleWriterMakesNoChecks(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			c := newSteady(t, kind, 1000)
 			c.want("at first", c.come(15), 10, 15)
-			if !algorithm.Copies(kind.Algorithm) {
+			if !algorithm.Of(kind.Algorithm).Copies() {
 				c.want("of an algorithm that is not copied", c.come(20), 20, 20)
 				c.ledger.Leave()
 				return
@@ -149,7 +149,7 @@ func TestReturningClientMakesNoChecks(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			c := newSeldom(t, kind, Options{MaxTrust: UsualMaxTrust})
 			defer c.ledger.Leave()
-			if !algorithm.Copies(kind.Algorithm) {
+			if !algorithm.Of(kind.Algorithm).Copies() {
 				c.want("of an algorithm that is not copied", c.visit(10, pause), 10, 20)
 				return
 			}
@@ -164,7 +164,7 @@ func TestReturningClientMakesNoChecks(t *testing.T) {
 				c.want("with less than half left", c.visit(10, pause), 10, 10)
 			}
 		})
-		if !algorithm.Copies(kind.Algorithm) {
+		if !algorithm.Of(kind.Algorithm).Copies() {
 			continue
 		}
 		synctest.Test(t, func(t *testing.T) {
@@ -245,7 +245,7 @@ func TestLineIsCheckedOnceASecond(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s, l, r := newLine(kind)
 			for i := range 10_000 {
-				if r.Ahead = 7; algorithm.Copies(kind.Algorithm) {
+				if r.Ahead = 7; algorithm.Of(kind.Algorithm).Copies() {
 					r.Ahead = int64(i % 20)
 				}
 				st, exact := l.CheckAhead(t.Context(), r, time.Minute), s.word(r)

@@ -164,11 +164,11 @@ func (l *Ledger) settle(reqs []store.Request, place int, hold, now int64, w *Led
 		return nil, nil
 	}
 	expires := now + r.Limit.Window.Microseconds()
-	if r.Limit.Algorithm == store.FixedWindow && e.known.IsOpen(r.Limit, now+e.clock) {
+	if algorithm.Of(r.Limit.Algorithm).Windowed && e.known.IsOpen(r.Limit, now+e.clock) {
 		expires = e.known.WindowEnd() - e.clock
 	}
 	e.keepUntil(r, now)
-	if !algorithm.Copies(r.Limit.Algorithm) {
+	if !algorithm.Of(r.Limit.Algorithm).Copies() {
 		e.rarely().charged = now
 	}
 	holds := l.holds(e, r, now)
@@ -209,7 +209,7 @@ func (l *Ledger) holds(e *entry, r *store.Request, now int64) bool {
 	case l.books.inUse.Load() == 0:
 		// No tick is to come.
 		return false
-	case r.Limit.Algorithm != store.FixedWindow, e.openUntil(r, now)-e.clock-now <= 2*l.opts.ChargeDelay.Microseconds():
+	case !algorithm.Of(r.Limit.Algorithm).Windowed, e.openUntil(r, now)-e.clock-now <= 2*l.opts.ChargeDelay.Microseconds():
 		return false
 	}
 	asked := *r
@@ -222,7 +222,7 @@ func (l *Ledger) holds(e *entry, r *store.Request, now int64) bool {
 // openUntil is the end of the window that is known to be open and stored, or 0. An
 // aligned window is stored once something counts in it.
 func (e *entry) openUntil(r *store.Request, now int64) int64 {
-	if r.Limit.Algorithm != store.FixedWindow || e.doubted || !e.known.IsOpen(r.Limit, now+e.clock) {
+	if !algorithm.Of(r.Limit.Algorithm).Windowed || e.doubted || !e.known.IsOpen(r.Limit, now+e.clock) {
 		return 0
 	}
 	if r.Limit.Align && e.known.Content[0] == 0 {
@@ -316,7 +316,7 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State, w *Ledger
 	case st.Err == nil:
 		e.clock, e.silent = st.Now-now, false
 		reply := algorithm.Known{Content: st.Content}
-		if algorithm.Copies(r.Limit.Algorithm) {
+		if algorithm.Of(r.Limit.Algorithm).Copies() {
 			reply.KeepPenalty(r.Limit, e.known)
 			e.noteSoleWriter(r, reply, st.Now, now)
 		} else {

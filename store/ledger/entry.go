@@ -104,7 +104,7 @@ func (e *entry) isUnused() bool {
 
 // keepUntil sets when the entry expires.
 func (e *entry) keepUntil(r *store.Request, now int64) {
-	if algorithm.Copies(r.Limit.Algorithm) {
+	if algorithm.Of(r.Limit.Algorithm).Copies() {
 		e.until = max(e.until, e.known.Expiry(r.Limit)-e.clock)
 	} else {
 		e.until = now + r.Limit.Window.Microseconds()
@@ -167,7 +167,7 @@ func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (stale
 	// The answer may or may not count a write of ours.
 	overlaps := e.isSent() || e.refunds > 0 || asked < e.written
 	switch {
-	case !algorithm.Copies(r.Limit.Algorithm):
+	case !algorithm.Of(r.Limit.Algorithm).Copies():
 		e.noteRefusal(r, st)
 		if !st.Replica && !overlaps {
 			e.known.Content[confirmedUsed] = st.Used
@@ -263,7 +263,7 @@ type view struct {
 // viewOf adds the pending charges to what is known.
 func (e *entry) viewOf(r *store.Request, answer *store.State, now int64) view {
 	v := view{req: r, known: e.known, answer: answer, now: now, flight: e.flight + e.past().loose}
-	if !algorithm.Copies(r.Limit.Algorithm) && e.check != nil {
+	if !algorithm.Of(r.Limit.Algorithm).Copies() && e.check != nil {
 		v.flight, v.unclear = v.flight+e.check.landed, e.check.landed
 	}
 	p := e.pending
@@ -287,14 +287,15 @@ func (e *entry) viewOf(r *store.Request, answer *store.State, now int64) view {
 
 // countsInOpenWindow reports whether the charge in flight counts in the open window.
 func (e *entry) countsInOpenWindow(p *pendingCharges, limit *store.Limit, now int64) bool {
-	switch limit.Algorithm {
-	case store.FixedWindow:
+	t := algorithm.Of(limit.Algorithm)
+	switch {
+	case t.Windowed:
 		return p.base.IsOpen(limit, now) && p.base.WindowEnd() == e.known.WindowEnd()
-	case store.SlidingWindow:
+	case t.Clocked:
 		window := limit.Window.Microseconds()
 		return now-now%window <= p.sentAt+e.clock
 	default:
-		return algorithm.Copies(limit.Algorithm)
+		return t.Copies()
 	}
 }
 
@@ -308,7 +309,7 @@ func charge(k *algorithm.Known, r *store.Request, cost, now int64) {
 func (v *view) ahead(cost int64) store.State {
 	asked := *v.req
 	asked.Ahead += cost
-	if algorithm.Copies(asked.Limit.Algorithm) {
+	if algorithm.Of(asked.Limit.Algorithm).Copies() {
 		return v.known.View(&asked, v.now)
 	}
 	st := *v.answer
@@ -321,7 +322,7 @@ func (v *view) ahead(cost int64) store.State {
 // showAhead makes a state count the cost ahead of the request, and the unclear
 // part of it once.
 func (e *entry) showAhead(st *store.State, v *view) {
-	if !algorithm.Copies(v.req.Limit.Algorithm) {
+	if !algorithm.Of(v.req.Limit.Algorithm).Copies() {
 		used := e.known.Content[confirmedUsed]
 		if e.pending != nil {
 			used += e.pending.sentCost
@@ -352,11 +353,11 @@ const (
 	confirmedUsed
 )
 
-// noteRefusal remembers a refusal of [store.SlidingLog]. When a slot of
-// [store.Concurrency] becomes free is unknown, so its refusals do not last.
+// noteRefusal remembers a refusal. When a lease ends is unknown, so refusals for want of
+// one do not last.
 func (e *entry) noteRefusal(r *store.Request, st *store.State) {
 	c := store.Content{confirmedUsed: e.known.Content[confirmedUsed]}
-	if r.Limit.Algorithm == store.SlidingLog && !st.Allowed && st.RetryAfter != store.Never {
+	if !algorithm.Of(r.Limit.Algorithm).Lease && !st.Allowed && st.RetryAfter != store.Never {
 		c[refusalUntil], c[refusalCost] = st.Now+st.RetryAfter.Microseconds(), r.Need()
 		c[refusalCapacity], c[refusalUsed], c[refusalReset] = r.Capacity(), st.Used, st.Reset
 	}

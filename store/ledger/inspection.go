@@ -144,7 +144,7 @@ func (l *Ledger) account(r *store.Request) *store.Account {
 	asked := *r
 	asked.Cost = 0
 	a := &store.Account{InFlight: e.flight, Used: e.known.Content[confirmedUsed]}
-	if algorithm.Copies(r.Limit.Algorithm) {
+	if algorithm.Of(r.Limit.Algorithm).Copies() {
 		a.Used = e.known.View(&asked, now+e.clock).Used
 	}
 	if e.pending != nil {

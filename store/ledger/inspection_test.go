@@ -688,7 +688,7 @@ func TestResetsAmongRequests(t *testing.T) {
 			limit := kinds[rng.IntN(len(kinds))]
 			limit.Zone, limit.Window = "zone", time.Hour
 			r := store.Request{Limit: &limit, ClientKey: "alice", Events: 10, Cost: 1}
-			if algorithm.Copies(limit.Algorithm) && limit.Algorithm != store.GCRA {
+			if algorithm.Of(limit.Algorithm).Copies() && limit.Algorithm != store.GCRA {
 				r.Batch, r.BatchShare = []int64{0, 3}[rng.IntN(2)], 10
 			}
 			var wg sync.WaitGroup

@@ -128,7 +128,7 @@ func (l *Ledger) RefundDetached(reqs []store.Request) { l.refund(l.restore(reqs)
 
 // refund refunds to the store without waiting for it. No page is locked.
 func (l *Ledger) refund(reqs []store.Request) {
-	isLease := func(i int) bool { return reqs[i].Limit.Algorithm == store.Concurrency }
+	isLease := func(i int) bool { return algorithm.Of(reqs[i].Limit.Algorithm).Lease }
 	for first, end := 0, 0; first < len(reqs); first = end {
 		for end = first + 1; end < len(reqs) && isLease(end) == isLease(first); {
 			end++
@@ -191,7 +191,7 @@ func (l *Ledger) PenalizeDetached(reqs []store.Request) {
 	now := l.books.now()
 	for i := range reqs {
 		r := &reqs[i]
-		if !algorithm.Copies(r.Limit.Algorithm) {
+		if !algorithm.Of(r.Limit.Algorithm).Copies() {
 			continue
 		}
 		e := l.enter(r, now)

@@ -43,14 +43,18 @@ func TestModel(t *testing.T) {
 }
 
 // kinds are the algorithms with charges after the response.
-var kinds = []store.Limit{
-	{Algorithm: store.FixedWindow},
-	{Algorithm: store.FixedWindow},
-	{Algorithm: store.FixedWindow, Align: true},
-	{Algorithm: store.SlidingWindow},
-	{Algorithm: store.SlidingLog},
-	{Algorithm: store.GCRA},
-}
+var kinds = func() []store.Limit {
+	all := []store.Limit{{Algorithm: store.FixedWindow}} // counted twice
+	for a := range store.Algorithms {
+		if t := algorithm.Of(a); !t.Lease {
+			all = append(all, store.Limit{Algorithm: a})
+			if t.Windowed {
+				all = append(all, store.Limit{Algorithm: a, Align: true})
+			}
+		}
+	}
+	return all
+}()
 
 // lookback is how old a truth may justify a refusal: the delay of messages, and the
 // time a request waits for a charge.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 const (
@@ -124,7 +125,7 @@ func (v *reservation) add(r *store.Request, st *store.State, size, now int64) (l
 		leftover = v.giveBack()
 	}
 	v.period, v.ends = period, period
-	if r.Limit.Algorithm == store.SlidingWindow {
+	if algorithm.Of(r.Limit.Algorithm).Clocked {
 		v.ends += r.Limit.Window.Microseconds()
 	}
 	v.tokens += size

@@ -189,7 +189,7 @@ func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) {
 	var e *entry
 	now := l.books.now()
 	switch {
-	case r.Limit.Algorithm == store.Concurrency:
+	case algorithm.Of(r.Limit.Algorithm).Lease:
 		return
 	case st.Err == nil && !st.Allowed:
 		e = l.enter(r, now)
@@ -204,7 +204,7 @@ func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) {
 		return
 	}
 	e.hear(r, st, asked, now)
-	if algorithm.Copies(r.Limit.Algorithm) {
+	if algorithm.Of(r.Limit.Algorithm).Copies() {
 		// The answer to an overlapping take may lack what this one spent.
 		e.written = now
 	}

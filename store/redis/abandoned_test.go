@@ -159,7 +159,14 @@ func TestCloseRefundsAbandonedTakes(t *testing.T) {
 }
 
 // counting holds the algorithms that count events.
-var counting = []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA}
+var counting = func() (all []store.Algorithm) {
+	for a := range store.Algorithms {
+		if !algorithm.Of(a).Lease {
+			all = append(all, a)
+		}
+	}
+	return all
+}()
 
 // ofEach returns one request for each algorithm that counts, under an ID.
 func ofEach(clientKey string, id int) (reqs []store.Request) {

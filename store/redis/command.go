@@ -22,13 +22,8 @@ type script struct {
 	bundle *script
 }
 
+// Those of the algorithms are in their layouts.
 var (
-	scriptFixedWindow   = newScript(luascripts.FixedWindow, luascripts.FixedWindowBundle)
-	scriptSlidingWindow = newScript(luascripts.SlidingWindow, luascripts.SlidingWindowBundle)
-	scriptSlidingLog    = newScript(luascripts.SlidingLog, "")
-	scriptGCRA          = newScript(luascripts.GCRA, luascripts.GCRABundle)
-	scriptConcurrency   = newScript(luascripts.Concurrency, "")
-
 	// A server loads these when the first bucket migrates.
 	scriptDump    = newScript(luascripts.Dump, "")
 	scriptRestore = newScript(luascripts.Restore, "")
@@ -36,8 +31,6 @@ var (
 	// A server loads this when overrides are first looked for.
 	scriptOverride = newScript(luascripts.Override, "")
 )
-
-var allScripts = []*script{scriptFixedWindow, scriptSlidingWindow, scriptSlidingLog, scriptGCRA, scriptConcurrency}
 
 func newScript(source, bundle string) *script {
 	sum := sha1.Sum([]byte(source)) // Redis names scripts by their SHA-1.
@@ -47,6 +40,13 @@ func newScript(source, bundle string) *script {
 	}
 	return s
 }
+
+// bundled returns a script of these files that is run for several buckets as well, and
+// single one that is not.
+func bundled(names ...string) *script {
+	return newScript(luascripts.Single(names...), luascripts.Bundle(names...))
+}
+func single(names ...string) *script { return newScript(luascripts.Single(names...), "") }
 
 // load adds to a pipeline what loads the script, for one bucket and for several.
 func (s *script) load(ctx context.Context, pipe goredis.Pipeliner) {
@@ -163,8 +163,9 @@ func (c *command) becomeScript() {
 	var numbers scriptCommand
 	numbers.clock = c.clock
 	numbers.add(0)
-	layoutFixedWindow.arguments(&numbers, algorithm.Charge, c.charge)
-	c.charge, c.script, c.ints = nil, scriptFixedWindow, numbers.ints
+	l := layoutOf(c.charge.Limit.Algorithm)
+	l.arguments(&numbers, algorithm.Charge, c.charge)
+	c.charge, c.script, c.ints = nil, l.script, numbers.ints
 	c.args = []any{wordEvalSHA, c.script.sha, wordOneKey, &c.key, operations[algorithm.Charge], &c.packed}
 	c.renew()
 }

@@ -396,7 +396,7 @@ func TestDiagnosisOfAReplicaWithFewRights(t *testing.T) {
 	set(replica, "+hmget")
 	s := newStore(t, newShard(t, opts), nil)
 	var reqs []store.Request
-	for _, a := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA, store.Concurrency} {
+	for a := range store.Algorithms {
 		limit := &store.Limit{Zone: "z", Algorithm: a, Window: endless}
 		reqs = append(reqs, store.Request{Limit: limit, ClientKey: "k", Events: 10, Cost: 1})
 	}

@@ -81,7 +81,7 @@ func TestWhatRepliesMean(t *testing.T) {
 	} {
 		for _, text := range replies {
 			sent := new(scriptCommand)
-			sent.begin(scriptFixedWindow, algorithm.Charge, false, "k")
+			sent.begin(layoutFixedWindow.script, algorithm.Charge, false, "k")
 			sent.renew()
 			sent.single()
 			sent.Args()
@@ -171,7 +171,7 @@ func TestFullServerRefusesWritesThatAdd(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
 	s.Warm(t.Context())
 	must(t, server.Client().Do(t.Context(), serverRefusals["OOM"].refuse...).Err())
-	for _, algorithm := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA, store.Concurrency} {
+	for algorithm := range store.Algorithms {
 		limit := &store.Limit{Zone: "full", Algorithm: algorithm, Window: time.Hour}
 		err := s.Take(t.Context(), []store.Request{{Limit: limit, ClientKey: "k", Events: 10, Cost: 1, ID: "id"}})[0].Err
 		if algorithm == store.Concurrency {

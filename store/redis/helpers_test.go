@@ -127,3 +127,5 @@ func waitForCount(t testing.TB, server *redistest.Server, key string, want int64
 		return nil
 	})
 }
+
+var layoutFixedWindow = layoutOf(store.FixedWindow)

@@ -216,8 +216,8 @@ func rulesLike(limit *store.Limit) (all []store.Limit) {
 		return []store.Limit{*limit}
 	}
 	like := *limit
-	for _, like.Algorithm = range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA, store.Concurrency} {
-		if like.Align = false; like.Algorithm == store.FixedWindow {
+	for like.Algorithm = range store.Algorithms {
+		if like.Align = false; algorithm.Of(like.Algorithm).Windowed {
 			aligned := like
 			aligned.Align = true
 			all = append(all, aligned)

@@ -406,8 +406,8 @@ func pause(ctx context.Context, d time.Duration) bool {
 // failure.
 func (l *lane) warm(ctx context.Context) {
 	pipe := l.client.Load().Pipeline()
-	for _, s := range allScripts {
-		s.load(ctx, pipe)
+	for i := range layouts {
+		layouts[i].script.load(ctx, pipe)
 	}
 	_, _ = pipe.Exec(ctx)
 }

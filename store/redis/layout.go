@@ -13,16 +13,17 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// layout is the form in which Redis holds the buckets of an algorithm.
+// layout is the form in which Redis holds the buckets of an algorithm: a string of packed
+// numbers, unless it says otherwise.
 type layout struct {
 	// code names the algorithm in keys.
 	code   string
 	script *script
-	// read returns a command that reads the bucket without a script; nil if
-	// only the script can.
-	read func(key string) *command
-	// numbers decodes the reply to read.
-	numbers func(texts []string) ([]int64, error)
+	// isHash is set if it is a hash, with the numbers in its fields c, r and p. A charge of
+	// an open window adds to c, and so can be plain.
+	isHash bool
+	// isSet is set if it is a sorted set, which only the script reads.
+	isSet bool
 	// arguments adds the arguments after the instant to a call of the script.
 	arguments func(c *scriptCommand, op algorithm.Operation, r *store.Request)
 	// count is how many numbers there are of a bucket.
@@ -32,51 +33,28 @@ type layout struct {
 	endsEarly bool
 }
 
-func layoutOf(a store.Algorithm) *layout {
-	switch a {
-	case store.SlidingWindow:
-		return &layoutSlidingWindow
-	case store.SlidingLog:
-		return &layoutSlidingLog
-	case store.GCRA:
-		return &layoutGCRA
-	case store.Concurrency:
-		return &layoutConcurrency
-	default:
-		return &layoutFixedWindow
+var layouts = [...]layout{
+	store.FixedWindow:   {code: "fw", script: bundled("fixed_window"), arguments: addWindow, count: 3, isHash: true},
+	store.SlidingWindow: {code: "sw", script: bundled("sliding_window"), arguments: addSlidingWindow, count: 4},
+	store.SlidingLog:    {code: "sl", script: single("members", "sliding_log"), arguments: addMembers, count: 4, isSet: true, endsEarly: true},
+	store.GCRA:          {code: "gcra", script: bundled("gcra"), arguments: addRate, count: 6, endsEarly: true},
+	store.Concurrency:   {code: "cc", script: single("members", "concurrency"), arguments: addMembers, count: 1, isSet: true},
+}
+
+// Without the last row this does not compile, and without another one tests fail.
+const _ = uint(len(layouts) - int(store.Algorithms))
+
+func layoutOf(a store.Algorithm) *layout { return &layouts[a] }
+
+func addWindow(c *scriptCommand, op algorithm.Operation, r *store.Request) {
+	window, align := r.Limit.Window.Microseconds(), oneIf(r.Limit.Align)
+	if r.Limit.Calendar.Unit != "" {
+		window, align = c.calendarWindow(r.Limit.Calendar)
 	}
-}
-
-var layoutFixedWindow = layout{
-	code:    "fw",
-	script:  scriptFixedWindow,
-	read:    func(key string) *command { return newRead(wordHMGet, key, wordCount, wordReset, wordPenalty) },
-	numbers: parseNumbers,
-	arguments: func(c *scriptCommand, op algorithm.Operation, r *store.Request) {
-		window, align := r.Limit.Window.Microseconds(), oneIf(r.Limit.Align)
-		if r.Limit.Calendar.Unit != "" {
-			window, align = c.calendarWindow(r.Limit.Calendar)
-		}
-		c.add(window)
-		addCounting(c, op, r)
-		c.add(align)
-		c.mayGuess = c.clock != nil && (op == algorithm.Charge || op == algorithm.Take)
-	},
-	count: 3,
-}
-
-var layoutSlidingWindow = layout{
-	code:    "sw",
-	script:  scriptSlidingWindow,
-	read:    func(key string) *command { return newRead(wordMGet, key) },
-	numbers: func(texts []string) ([]int64, error) { return unpackNumbers(texts, 4) },
-	arguments: func(c *scriptCommand, op algorithm.Operation, r *store.Request) {
-		window := r.Limit.Window.Microseconds()
-		c.add(window)
-		addCounting(c, op, r)
-		c.add(algorithm.WeightUnit(window))
-	},
-	count: 4,
+	c.add(window)
+	addCounting(c, op, r)
+	c.add(align)
+	c.mayGuess = c.clock != nil && (op == algorithm.Charge || op == algorithm.Take)
 }
 
 // calendarMargin is by how much the clock that decides may be behind the caller's
@@ -94,6 +72,13 @@ func (c *scriptCommand) calendarWindow(calendar store.Calendar) (next, end int64
 	}
 	end = calendar.End(now - calendarMargin.Microseconds())
 	return calendar.End(end) - end, end
+}
+
+func addSlidingWindow(c *scriptCommand, op algorithm.Operation, r *store.Request) {
+	window := r.Limit.Window.Microseconds()
+	c.add(window)
+	addCounting(c, op, r)
+	c.add(algorithm.WeightUnit(window))
 }
 
 func addCounting(c *scriptCommand, op algorithm.Operation, r *store.Request) {
@@ -116,46 +101,23 @@ func oneIf(b bool) int64 {
 	return 0
 }
 
-var layoutGCRA = layout{
-	code:    "gcra",
-	script:  scriptGCRA,
-	read:    func(key string) *command { return newRead(wordMGet, key) },
-	numbers: func(texts []string) ([]int64, error) { return unpackNumbers(texts, 6) },
-	arguments: func(c *scriptCommand, op algorithm.Operation, r *store.Request) {
-		c.add(r.Events)
-		if op == algorithm.Penalize {
-			c.add(r.Until, 0, 0, 0)
-			return
-		}
-		micros, rest := algorithm.DrainTime(r, r.Cost)
+func addRate(c *scriptCommand, op algorithm.Operation, r *store.Request) {
+	c.add(r.Events)
+	if op == algorithm.Penalize {
+		c.add(r.Until, 0, 0, 0)
+		return
+	}
+	micros, rest := algorithm.DrainTime(r, r.Cost)
+	c.add(micros, rest)
+	switch op {
+	case algorithm.Take:
+		micros, rest = algorithm.Tolerance(r, r.Cost)
 		c.add(micros, rest)
-		switch op {
-		case algorithm.Take:
-			micros, rest = algorithm.Tolerance(r, r.Cost)
-			c.add(micros, rest)
-		case algorithm.Refund:
-			c.add(r.Receipt.Period, r.Receipt.Position)
-		default:
-			c.add(0, 0)
-		}
-	},
-	count:     6,
-	endsEarly: true,
-}
-
-var layoutSlidingLog = layout{
-	code:      "sl",
-	script:    scriptSlidingLog,
-	arguments: addMembers,
-	count:     4,
-	endsEarly: true,
-}
-
-var layoutConcurrency = layout{
-	code:      "cc",
-	script:    scriptConcurrency,
-	arguments: addMembers,
-	count:     1,
+	case algorithm.Refund:
+		c.add(r.Receipt.Period, r.Receipt.Position)
+	default:
+		c.add(0, 0)
+	}
 }
 
 func addMembers(c *scriptCommand, op algorithm.Operation, r *store.Request) {
@@ -165,6 +127,22 @@ func addMembers(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 	}
 	c.add(r.Limit.Window.Microseconds(), cost, r.Capacity(), algorithm.Kept(r))
 	c.addID(r.ID)
+}
+
+// read returns a command that reads the bucket without a script.
+func (l *layout) read(key string) *command {
+	if l.isHash {
+		return newRead(wordHMGet, key, wordCount, wordReset, wordPenalty)
+	}
+	return newRead(wordMGet, key)
+}
+
+// numbers decodes the reply to read.
+func (l *layout) numbers(texts []string) ([]int64, error) {
+	if l.isHash {
+		return parseNumbers(texts)
+	}
+	return unpackNumbers(texts, l.count)
 }
 
 var errReply = errors.New("this is not a bucket of ours")

@@ -32,7 +32,7 @@ func FuzzReply(f *testing.F) {
 			for op := algorithm.Check; op <= algorithm.Penalize; op++ {
 				makesSense(t, operation{Operation: op}.reply(l, r, reply, now))
 			}
-			if l.read == nil {
+			if l.isSet {
 				continue
 			}
 			for _, texts := range [][]string{{text}, {text, text, text}, {text[:len(text)/2], text[len(text)/2:], ""}} {
@@ -127,5 +127,21 @@ func TestForeignDataIsAnErrorAndStays(t *testing.T) {
 			}
 			must(t, client.Del(t.Context(), key).Err())
 		}
+	}
+}
+
+// TestEveryAlgorithmHasALayout of its own, with which keys begin, and a script.
+func TestEveryAlgorithmHasALayout(t *testing.T) {
+	codes := map[string]store.Algorithm{}
+	for a := range store.Algorithms {
+		l := layoutOf(a)
+		if l.code == "" || l.script == nil || l.arguments == nil || l.count == 0 {
+			t.Errorf("%s has the layout %+v", a, l)
+			continue
+		}
+		if other, is := codes[l.code]; is {
+			t.Errorf("%s and %s have keys with %s", a, other, l.code)
+		}
+		codes[l.code] = a
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 const (
@@ -61,7 +62,7 @@ func (n *newcomers) learn(g group) {
 
 // of returns the zone of a request whose window is not known to be open, or nil.
 func (n *newcomers) of(r *store.Request) *newcomerShare {
-	if r.Until != 0 || r.Limit.Algorithm != store.FixedWindow {
+	if r.Until != 0 || !algorithm.Of(r.Limit.Algorithm).Windowed {
 		return nil
 	}
 	n.mu.RLock()

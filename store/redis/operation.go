@@ -48,12 +48,12 @@ func (op operation) reads() bool {
 func (op operation) command(keys bucketKeys, r *store.Request, c *scriptCommand) *command {
 	key := keys.key(r.Limit, r.ClientKey)
 	l := layoutOf(r.Limit.Algorithm)
-	if op.surely != 0 && r.Limit.Algorithm == store.FixedWindow && r.Until > op.surely && r.Cost > 0 {
+	if op.surely != 0 && l.isHash && r.Until > op.surely && r.Cost > 0 {
 		return newPlainCharge(key, r, op.now, op.clock)
 	}
 	// With an instant to judge by, the bucket is read, and layout.state judges it.
 	// Without one, the script runs for the server's own time.
-	if op.readOnly && op.now != 0 && l.read != nil {
+	if op.readOnly && op.now != 0 && !l.isSet {
 		return l.read(key)
 	}
 	if c == nil {
@@ -113,7 +113,7 @@ func (op operation) reply(l *layout, r *store.Request, reply []int64, fallback i
 
 // isUnopened reports whether st shows no open window where one is needed.
 func isUnopened(r *store.Request, st *store.State) bool {
-	return st.Reset == 0 && r.Limit.Algorithm == store.FixedWindow
+	return st.Reset == 0 && algorithm.Of(r.Limit.Algorithm).Windowed
 }
 
 // call returns a call of op in a shard for every bucket of g.
@@ -225,7 +225,7 @@ func (g group) wantsPrimary() bool {
 // areOpen reports whether the windows of all members are known to be open at now.
 func (g group) areOpen(now int64) bool {
 	return !slices.ContainsFunc(g.members, func(i int) bool {
-		return g.reqs[i].Until <= now || g.reqs[i].Limit.Algorithm != store.FixedWindow
+		return g.reqs[i].Until <= now || !algorithm.Of(g.reqs[i].Limit.Algorithm).Windowed
 	})
 }
 

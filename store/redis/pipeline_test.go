@@ -117,7 +117,7 @@ func TestGuessOfAnEarlierTryIsForgotten(t *testing.T) {
 	charges := make([]*command, 2)
 	for i := range charges {
 		c := new(scriptCommand)
-		c.begin(scriptFixedWindow, algorithm.Charge, false, fmt.Sprint("k", i))
+		c.begin(layoutFixedWindow.script, algorithm.Charge, false, fmt.Sprint("k", i))
 		c.clock = newPrimaryClock()
 		c.add(0)
 		layoutFixedWindow.arguments(c, algorithm.Charge, &takes(hourly, 2)[i])

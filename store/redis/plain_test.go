@@ -277,7 +277,7 @@ func TestPlainChargeOfAnOldCopy(t *testing.T) {
 				t.Errorf("the bucket is %v, want a count of 3", fields)
 			}
 			cmd := newPlainCharge("key", &r, 0, nil)
-			if cmd.checkWindow(r.Until - time.Second.Microseconds()); cmd.charge != nil || cmd.script != scriptFixedWindow {
+			if cmd.checkWindow(r.Until - time.Second.Microseconds()); cmd.charge != nil || cmd.script != layoutFixedWindow.script {
 				t.Error("a charge is plain a second before its window ends")
 			}
 		})

@@ -231,7 +231,7 @@ func (s *Store) keysIn(shard *Shard) bucketKeys {
 func (s *Store) runMigrating(ctx context.Context, op algorithm.Operation, reqs []store.Request, deadline time.Time) []store.State {
 	migrating := s.migrating(reqs)
 	leases := func(r store.Request) bool {
-		return op != algorithm.Refund && r.Limit.Algorithm == store.Concurrency && s.previousOwner(r.ClientKey) != nil
+		return op != algorithm.Refund && algorithm.Of(r.Limit.Algorithm).Lease && s.previousOwner(r.ClientKey) != nil
 	}
 	if migrating == nil && !slices.ContainsFunc(reqs, leases) {
 		return s.runMigrated(ctx, op, reqs, deadline)
@@ -262,7 +262,7 @@ func (s *Store) runMigrating(ctx context.Context, op algorithm.Operation, reqs [
 func (s *Store) migrating(reqs []store.Request) (all []*migration) {
 	for i := range reqs {
 		was := s.previousOwner(reqs[i].ClientKey)
-		if was == nil || reqs[i].Limit.Algorithm == store.Concurrency {
+		if was == nil || algorithm.Of(reqs[i].Limit.Algorithm).Lease {
 			continue
 		}
 		if m := s.migrate(was.Shard, &reqs[i]); m != nil {
@@ -296,7 +296,7 @@ func (s *Store) countLeases(ctx context.Context, op algorithm.Operation, reqs []
 	var wg sync.WaitGroup
 	for i := range reqs {
 		was := s.previousOwner(reqs[i].ClientKey)
-		if was == nil || reqs[i].Limit.Algorithm != store.Concurrency || op == algorithm.Refund {
+		if was == nil || !algorithm.Of(reqs[i].Limit.Algorithm).Lease || op == algorithm.Refund {
 			continue
 		}
 		wg.Go(func() {

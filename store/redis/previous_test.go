@@ -14,6 +14,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
 // resharding has shards of which one is added or removed.
@@ -61,13 +62,10 @@ func TestReshardingRefillsNoBucket(t *testing.T) {
 	t.Parallel()
 	r := newResharding(t)
 	for name, direction := range r.directions() {
-		for _, limit := range []store.Limit{
-			{Algorithm: store.FixedWindow},
-			{Algorithm: store.FixedWindow, Align: true},
-			{Algorithm: store.SlidingWindow},
-			{Algorithm: store.SlidingLog},
-			{Algorithm: store.GCRA},
-		} {
+		for _, limit := range storetest.Limits {
+			if algorithm.Of(limit.Algorithm).Lease {
+				continue
+			}
 			t.Run(fmt.Sprintf("%s/%s/%v", name, limit.Algorithm, limit.Align), func(t *testing.T) {
 				limit.Zone, limit.Window = "reshard-"+name, endless
 				before, after := r.store(direction[0], nil), r.store(direction[1], direction[0])
@@ -565,7 +563,7 @@ func TestResetIsNotUndone(t *testing.T) {
 	r := newResharding(t)
 	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
 	client := moving(before, after, 1)[0]
-	for _, algorithm := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA} {
+	for _, algorithm := range counting {
 		req := ask(client)[0]
 		req.Limit, req.ID = &store.Limit{Zone: "undone", Algorithm: algorithm, Window: endless}, "id"
 		reqs := []store.Request{req}

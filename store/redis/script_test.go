@@ -18,7 +18,7 @@ import (
 func TestScriptsAgreeWithAlgorithm(t *testing.T) {
 	shard := newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})
 	for _, limit := range append(slices.Clone(storetest.Limits), storetest.Days) {
-		name := string(limit.Algorithm)
+		name := limit.Algorithm.String()
 		if limit.Align {
 			name += "/align" + string(limit.Calendar.Unit)
 		}
@@ -49,15 +49,15 @@ func TestCalendarWindowByTheServersClock(t *testing.T) {
 				key := fmt.Sprint(day, hour, skew)
 				op := operation{Operation: algorithm.Take, now: now + skew.Microseconds()}
 				var c scriptCommand
-				c.begin(scriptFixedWindow, op.Operation, false, key)
+				c.begin(layoutFixedWindow.script, op.Operation, false, key)
 				c.add(op.now)
 				layoutFixedWindow.arguments(&c, op.Operation, &r)
 				c.ints[placeOfNow] = now
-				text, err := client.Eval(t.Context(), scriptFixedWindow.source, []string{key}, "take", appendPacked(nil, c.ints...)).Text()
+				text, err := client.Eval(t.Context(), layoutFixedWindow.script.source, []string{key}, "take", appendPacked(nil, c.ints...)).Text()
 				must(t, err)
 				reply, err := unpack(nil, text)
 				must(t, err)
-				if st := op.reply(&layoutFixedWindow, &r, reply, 0); st.Err != nil || st.Reset != limit.Calendar.End(now) {
+				if st := op.reply(layoutFixedWindow, &r, reply, 0); st.Err != nil || st.Reset != limit.Calendar.End(now) {
 					t.Errorf("%s, hour %d, caller's clock %v ahead: the window ends at %v, want %v", day, hour, skew,
 						time.UnixMicro(st.Reset), time.UnixMicro(limit.Calendar.End(now)))
 				}
@@ -244,7 +244,7 @@ func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 			must(t, server.Client().HSet(t.Context(), key, "c", 5, "r", now.Add(c.reset).UnixMicro()).Err())
 			call := newCall(time.Now().Add(waitTimeout))
 			spend := new(scriptCommand)
-			spend.begin(scriptFixedWindow, op, false, key)
+			spend.begin(layoutFixedWindow.script, op, false, key)
 			spend.add(-now.Add(-c.passed).UnixMicro(), 10e6, 1, 10, 0)
 			spend.renew()
 			call.cmds = append(call.cmds, &spend.command)

@@ -165,14 +165,14 @@ func (m *model) request(op algorithm.Operation) store.Request {
 		ClientKey: rapid.SampledFrom([]string{client, "2001:db8::/64", "\x00\xff{}"}).Draw(m.T, "client"),
 		Cost:      number("cost", 0, 4),
 	}
-	if m.ids++; m.Limit.Algorithm == store.Concurrency {
+	if m.ids++; algorithm.Of(m.Limit.Algorithm).Lease {
 		// Leases are renewed.
 		r.ID = fmt.Sprintf("%08d", number("id", 0, 9))
 	} else {
 		r.ID = fmt.Sprintf("%08d", m.ids)
 	}
 	many := int64(store.MaxInteger)
-	if l := m.Limit.Algorithm; l == store.SlidingLog || l == store.Concurrency {
+	if algorithm.Of(m.Limit.Algorithm).NeedsID {
 		many = 2_000
 	}
 	// Few values, so that buckets are used at the same rate again.

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // Open returns a store whose decisions are made by clock, with no restriction
@@ -38,7 +39,7 @@ func Run(t *testing.T, open Open) {
 		t.Run(c.name, func(t *testing.T) { c.test(newFixture(t, open)) })
 	}
 	for _, limit := range append(slices.Clone(Limits), Days) {
-		t.Run("History/"+string(limit.Algorithm), func(t *testing.T) {
+		t.Run("History/"+limit.Algorithm.String(), func(t *testing.T) {
 			t.Parallel()
 			History{Limit: limit}.Run(t, open)
 		})
@@ -46,14 +47,15 @@ func Run(t *testing.T, open Open) {
 }
 
 // Limits are one limit, without a zone, for each way of counting.
-var Limits = []store.Limit{
-	{Algorithm: store.FixedWindow, Window: time.Minute},
-	{Algorithm: store.FixedWindow, Window: time.Minute, Align: true},
-	{Algorithm: store.SlidingWindow, Window: time.Minute},
-	{Algorithm: store.SlidingLog, Window: time.Minute},
-	{Algorithm: store.GCRA, Window: time.Minute},
-	{Algorithm: store.Concurrency, Window: time.Minute},
-}
+var Limits = func() (all []store.Limit) {
+	for a := range store.Algorithms {
+		all = append(all, store.Limit{Algorithm: a, Window: time.Minute})
+		if algorithm.Of(a).Windowed {
+			all = append(all, store.Limit{Algorithm: a, Window: time.Minute, Align: true})
+		}
+	}
+	return all
+}()
 
 // Days is a limit of days, which have 23 and 25 hours once a year.
 var Days = store.Limit{Algorithm: store.FixedWindow, Window: days.Window(), Align: true, Calendar: days}

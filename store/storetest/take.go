@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // kinds returns a request like [fixture.request] for every way of counting.
 func (f *fixture) kinds() map[string]store.Request {
 	all := map[string]store.Request{}
 	for _, limit := range Limits {
-		name := string(limit.Algorithm)
+		name := limit.Algorithm.String()
 		if limit.Align {
 			name += ", aligned"
 		}
@@ -81,7 +82,7 @@ func testRefundGivesBack(f *fixture) {
 		if s := f.refund(half); s.Used != 2 || s.Remaining != 3 {
 			f.Errorf("%s: refund of 2 of 4: %+v", name, s)
 		}
-		if r.Limit.Algorithm == store.SlidingLog || r.Limit.Algorithm == store.Concurrency {
+		if algorithm.Of(r.Limit.Algorithm).NeedsID {
 			// The ID selects what is refunded, so r refunds the rest.
 			f.wantUsed(name+": refund of the rest", f.refund(r), 0)
 			continue
@@ -153,7 +154,7 @@ func testPenalty(f *fixture) {
 		return
 	}
 	for name, r := range f.kinds() {
-		if r.Limit.Algorithm == store.SlidingLog || r.Limit.Algorithm == store.Concurrency {
+		if !algorithm.Of(r.Limit.Algorithm).Penalties {
 			continue
 		}
 		f.charge(r)

@@ -52,7 +52,7 @@ func showStatus(s *session) error {
 		if z.Rollout != nil {
 			name += ", " + strconv.FormatFloat(z.Rollout.Percent, 'g', 6, 64) + "% " + z.Rollout.Store
 		}
-		t.row(z.Name, name, string(z.Algorithm), z.Events, cmp.Or(z.Calendar, seconds(z.Window)), strconv.FormatFloat(z.Enforce, 'g', 6, 64)+"%",
+		t.row(z.Name, name, z.Algorithm, z.Events, cmp.Or(z.Calendar, seconds(z.Window)), strconv.FormatFloat(z.Enforce, 'g', 6, 64)+"%",
 			number(d["allowed"]), number(d["refused"]+d["blocked"]), number(d["would_refuse"]), number(d["error_allowed"]+d["error_refused"]), ago(z.LastRefused, now))
 	}
 	t.end()

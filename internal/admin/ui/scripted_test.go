@@ -104,7 +104,7 @@ func scriptedZone(storeName string, decisions map[string]int64) adminapi.Zone {
 	for o := telemetry.Allowed; o < telemetry.Outcomes; o++ {
 		all[o.String()] = decisions[o.String()]
 	}
-	return adminapi.Zone{Name: "api", Store: storeName, Algorithm: store.SlidingWindow, Events: "10", Window: 60, Enforce: 100, Decisions: all}
+	return adminapi.Zone{Name: "api", Store: storeName, Algorithm: store.SlidingWindow.String(), Events: "10", Window: 60, Enforce: 100, Decisions: all}
 }
 
 // scriptedClient is a client of zone api by its value.

@@ -347,7 +347,8 @@ const numbersOf = "struct.unpack('<ddddd', ARGV[2])"
 // ceilingScript is the script of a fixed window with the numbers of a Take in it, at an
 // instant that the server's clock has passed.
 func ceilingScript(passed time.Time) (string, error) {
-	if strings.Count(luascripts.FixedWindow, numbersOf) != 1 {
+	script := luascripts.Single("fixed_window")
+	if strings.Count(script, numbersOf) != 1 {
 		return "", fmt.Errorf("the script lacks %q", numbersOf)
 	}
 	var literal strings.Builder
@@ -355,7 +356,7 @@ func ceilingScript(passed time.Time) (string, error) {
 		fmt.Fprintf(&literal, `\%03d`, b)
 	}
 	with := strings.Replace(numbersOf, "ARGV[2]", "'"+literal.String()+"'", 1)
-	return strings.Replace(luascripts.FixedWindow, numbersOf, with, 1), nil
+	return strings.Replace(script, numbersOf, with, 1), nil
 }
 
 // ceilingNumbers are the script's numbers, packed: the instant, the window, the cost, the
