@@ -238,11 +238,10 @@ func documents(t *testing.T, pattern string) []string {
 	return files
 }
 
-// TestOperatorsDocumentsNameNoTests: the table of promises names them, for the documents of
-// evidence too.
-func TestOperatorsDocumentsNameNoTests(t *testing.T) {
+// TestDocumentsNameNoTests: only the table of promises names tests.
+func TestDocumentsNameNoTests(t *testing.T) {
 	const promises = "docs/evidence/promises.md"
-	files := append(operatorsDocuments(t), "SECURITY.md")
+	files := append(operatorsDocuments(t), "docs/design.md", "SECURITY.md")
 	for _, file := range append(files, documents(t, "docs/evidence/*.md")...) {
 		if file == promises {
 			continue
@@ -310,10 +309,13 @@ func TestCodesOfFindingsAreDocumented(t *testing.T) {
 	}
 }
 
-// The most words of the operators' documents together, and of README.md.
+// The most words of the operators' documents together, of README.md, of docs/design.md, and of
+// a paragraph of the last.
 const (
-	mostWords       = 18_000
-	mostReadmeWords = 700
+	mostWords          = 18_000
+	mostReadmeWords    = 700
+	mostDesignWords    = 5_500
+	mostParagraphWords = 90
 )
 
 // TestOperatorsDocumentsAreShort counts words outside fenced code blocks: fields with a letter
@@ -338,5 +340,24 @@ func TestOperatorsDocumentsAreShort(t *testing.T) {
 	}
 	if sum > mostWords {
 		t.Errorf("the documents of operators have %d words, at most %d should be", sum, mostWords)
+	}
+}
+
+// TestDesignIsShort counts all fields of docs/design.md as words. An item of a list and a row of
+// a table are paragraphs.
+func TestDesignIsShort(t *testing.T) {
+	text, err := os.ReadFile("docs/design.md")
+	must(t, "read", err)
+	if words := len(strings.Fields(string(text))); words > mostDesignWords {
+		t.Errorf("docs/design.md has %d words, at most %d should be", words, mostDesignWords)
+	}
+	paragraphs := regexp.MustCompile(`\n\s*\n|\n\s*(?:[-*] |\||\d+\. )`).Split(string(text), -1)
+	for _, paragraph := range paragraphs {
+		if words := len(strings.Fields(paragraph)); words > mostParagraphWords {
+			t.Errorf("docs/design.md has a paragraph of %d words, at most %d should be: %s", words, mostParagraphWords, paragraph)
+		}
+	}
+	if len(paragraphs) < 100 {
+		t.Errorf("found %d paragraphs in docs/design.md", len(paragraphs))
 	}
 }
