@@ -172,7 +172,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-// validate returns what is wrong with the handler, and how to mend it.
+// validate returns what is wrong with the handler, and how to repair it.
 func (h *Handler) validate() error {
 	if len(h.Zones) == 0 {
 		return errors.New("rate_limit has no zone: add one, such as zone api { key {client_ip}; events 100; window 1m } with a line for each option")
@@ -220,8 +220,8 @@ func (h *Handler) openStore(ctx caddy.Context, app *App) (*stores.Handle, error)
 	return h.own, nil
 }
 
-// ownStoreName returns the name of a store that has none: it is the same store again if it
-// is written the same way.
+// ownStoreName returns the name of a store that has none: an unchanged definition keeps its
+// name, and so its counts.
 func ownStoreName(raw json.RawMessage) string {
 	sum := sha256.Sum256(raw)
 	return "inline-" + hex.EncodeToString(sum[:6])
