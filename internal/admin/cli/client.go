@@ -170,8 +170,8 @@ func simulateCommand(host Host) *cobra.Command {
 		Short: "Predicts whether a request would pass (nothing is counted)",
 		Long: `
 Predicts which zones would count a request, under which client keys, and whether
-it would pass. Nothing is counted. The URL is a whole one, or a path if Caddy serves
-one site.
+it would pass. Nothing is counted. The URL is a whole one, or a path if Caddy
+serves one site.
 
 It exits with status 0 if the request would pass, and with 2 if it would be
 refused.

@@ -116,7 +116,7 @@ func topCommand(host Host) *cobra.Command {
 		Short: "Shows the clients that were refused most in the last minutes",
 		Long: `
 Shows the clients that were refused most in the last minutes, in one zone or in
-all, and renews that each second until Ctrl-C. Into a file or a pipe, and with
+all, and refreshes that each second until Ctrl-C. Into a file or a pipe, and with
 --json, it shows them once; --count says how often.
 `,
 		Args: cobra.MaximumNArgs(1),
@@ -167,7 +167,7 @@ type live struct {
 
 func (l *live) addFlags(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&l.count, "count", 0, "End after this many views")
-	cmd.Flags().DurationVar(&l.interval, "interval", time.Second, "How often the view is renewed")
+	cmd.Flags().DurationVar(&l.interval, "interval", time.Second, "How often the view is refreshed")
 }
 
 // show refreshes a view: on a terminal in the same place, elsewhere one
