@@ -95,7 +95,7 @@ type Block struct {
 	Setters []Setters
 	// Repeatable are the options that may be given several times.
 	Repeatable []string
-	// Known lists the options for errors, and Elsewhere those that belong in Place.
+	// Known lists the options for errors, and Elsewhere those that belong into Place.
 	// Names are separated by a comma and a space.
 	Known, Elsewhere, Place string
 }
@@ -145,7 +145,7 @@ func Text(to *string) Setter {
 	}
 }
 
-// Filled sets a text. An empty one is an error, because it would mean the default.
+// Filled sets a text. An empty one is an error, for it would mean the default.
 func Filled[T ~string](to *T) Setter {
 	return oneArg(func(p *Parser, option, arg string) error {
 		if arg == "" {
@@ -187,7 +187,7 @@ func Integer(to *int) Setter {
 	})
 }
 
-// Positive sets a whole number. One below 1 is an error, because 0 would mean the
+// Positive sets a whole number. One below 1 is an error, for 0 would mean the
 // default.
 func Positive(to *int) Setter {
 	return func(p *Parser) error {
@@ -225,7 +225,7 @@ func Delay(to **caddy.Duration) Setter {
 	})
 }
 
-// Duration sets a time span. Zero is an error, because it would mean the default.
+// Duration sets a time span. Zero is an error, for it would mean the default.
 func Duration(to *caddy.Duration) Setter {
 	return oneArg(func(p *Parser, option, arg string) error {
 		d, err := caddy.ParseDuration(arg)

@@ -63,7 +63,7 @@ func TestProcessors(t *testing.T) {
 	}
 }
 
-// TestCommit checks what is said of a repository's commit and changes, and of nothing where
+// TestCommit tells of a repository's commit and changes, and of nothing where
 // there is no repository of the folder's own.
 func TestCommit(t *testing.T) {
 	dir := t.TempDir()

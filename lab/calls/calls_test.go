@@ -183,7 +183,7 @@ func TestNumber(t *testing.T) {
 	}
 }
 
-// BenchmarkChecks measures what checks a request costs of clients that come to one
+// BenchmarkChecks tells what checks a request costs of clients that come to one
 // process, and of those that come to two.
 func BenchmarkChecks(b *testing.B) {
 	for name, shared := range map[string]bool{"own": false, "shared": true} {
@@ -198,7 +198,7 @@ func BenchmarkChecks(b *testing.B) {
 	}
 }
 
-// BenchmarkBatches measures what calls a request costs with batches, and which part of
+// BenchmarkBatches tells what calls a request costs with batches, and which part of
 // the limit nobody got, through four processes.
 func BenchmarkBatches(b *testing.B) {
 	for _, limit := range []int64{1_000, 10_000} {

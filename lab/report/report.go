@@ -218,7 +218,7 @@ func RatiosBy[T any](rounds, others []T, of func(T) float64) []float64 {
 }
 
 // confidence is the least of an Interval. It is as high as this because rounds are looked at
-// repeatedly, and each look can be wrong.
+// again and again, and each look can be wrong.
 const confidence = 0.99
 
 // RoundsBetweenLooks is how many rounds AddRounds adds before it looks at them again.

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestDocumentIsWhatTheProgramWrites runs the program on a copy: as a program,
-// because with the race detector all that it simulates takes minutes.
+// TestDocumentIsWhatTheProgramWrites runs the program on a copy: as a program, for
+// with the race detector all that it simulates takes minutes.
 func TestDocumentIsWhatTheProgramWrites(t *testing.T) {
 	const docs = "../../docs"
 	dir := t.TempDir()

@@ -128,7 +128,7 @@ func runLedgers(s *setting, pauses []int64, from int64) (made [kinds]float64, re
 	return servers.made, requests, passed.Load()
 }
 
-// send makes one request, and reports whether it was admitted.
+// send makes one request, and tells whether it was admitted.
 func send(l *ledger.Ledger, before bool, r store.Request) bool {
 	reqs := []store.Request{r}
 	if before {

@@ -62,7 +62,7 @@ func TestOneSeedTellsOneStory(t *testing.T) {
 	}
 }
 
-// TestLedgerSavesCalls are the savings that the document states.
+// TestLedgerSavesCalls are the savings that the document tells of.
 func TestLedgerSavesCalls(t *testing.T) {
 	if alone, spread := cost(afterSticky, 40), cost(afterAny, 40); alone.made[check] > 0.5*spread.made[check] {
 		t.Errorf("%.2f checks a request of a client that comes to one Caddy, %.2f otherwise", alone.made[check], spread.made[check])
