@@ -172,7 +172,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-// validate returns what is wrong with the handler, and how to repair it.
+// validate returns what is wrong with the handler, and how to mend it.
 func (h *Handler) validate() error {
 	if len(h.Zones) == 0 {
 		return errors.New("rate_limit has no zone: add one, such as zone api { key {client_ip}; events 100; window 1m } with a line for each option")

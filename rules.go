@@ -26,7 +26,7 @@ const (
 	weekStartsSunday = "sunday"
 )
 
-// validate returns an error that says what is wrong with the zone and how to repair it.
+// validate returns an error that says what is wrong with the zone and how to mend it.
 func (z *Zone) validate() error {
 	switch {
 	case z == nil:
