@@ -163,7 +163,7 @@ const (
 )
 
 // adminClient calls the admin API of a running Caddy. Unlike Caddy's own
-// AdminAPIRequest it leaves no connections behind, for it may be used once a
+// AdminAPIRequest it leaves no connections behind, because it may be used once a
 // second for days, and returns answers that are errors.
 type adminClient struct {
 	client *http.Client

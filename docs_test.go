@@ -340,3 +340,32 @@ func TestOperatorsDocumentsAreShort(t *testing.T) {
 		t.Errorf("the documents of operators have %d words, at most %d should be", sum, mostWords)
 	}
 }
+
+// The most words of docs/design.md, and of one of its paragraphs.
+const (
+	mostDesignWords    = 5_500
+	mostParagraphWords = 90
+)
+
+// TestDesignIsShort counts all fields of docs/design.md as words. An item of a list and a row of
+// a table are paragraphs.
+func TestDesignIsShort(t *testing.T) {
+	text, err := os.ReadFile("docs/design.md")
+	must(t, "read", err)
+	if words := len(strings.Fields(string(text))); words > mostDesignWords {
+		t.Errorf("docs/design.md has %d words, at most %d should be", words, mostDesignWords)
+	}
+	paragraphs := regexp.MustCompile(`\n\s*\n|\n\s*(?:[-*] |\||\d+\. )`).Split(string(text), -1)
+	for _, paragraph := range paragraphs {
+		if words := len(strings.Fields(paragraph)); words > mostParagraphWords {
+			t.Errorf("docs/design.md has a paragraph of %d words, at most %d should be: %s", words, mostParagraphWords, paragraph)
+		}
+	}
+	if len(paragraphs) < 100 {
+		t.Errorf("found %d paragraphs in docs/design.md", len(paragraphs))
+	}
+	// The table of promises names them.
+	for _, name := range testName.FindAllString(string(text), -1) {
+		t.Errorf("docs/design.md names %s", name)
+	}
+}

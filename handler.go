@@ -220,8 +220,8 @@ func (h *Handler) openStore(ctx caddy.Context, app *App) (*stores.Handle, error)
 	return h.own, nil
 }
 
-// ownStoreName returns the name of a store that has none: it is the same store again if it
-// is written the same way.
+// ownStoreName returns the name of a store that has none: an unchanged definition keeps its
+// name, and so its counts.
 func ownStoreName(raw json.RawMessage) string {
 	sum := sha256.Sum256(raw)
 	return "inline-" + hex.EncodeToString(sum[:6])

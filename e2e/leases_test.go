@@ -181,7 +181,7 @@ func TestSlotOutlivesTheConfig(t *testing.T) {
 func TestSlotIsRenewedWhileOthersAreSettled(t *testing.T) {
 	t.Parallel()
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		// The slot is renewed after a third of a second, again and again.
+		// The slot is renewed every third of a second.
 		for range 3 {
 			time.Sleep(300 * time.Millisecond)
 			_, _ = w.Write([]byte("some"))

@@ -12,9 +12,37 @@
  * one request more (ledger_max_trust). With RESETS a process resets the bucket for its
  * operator, and may take other steps between those of the reset.
  *
- * Every `assert` is a promise. `make model` checks all interleavings within the bounds
- * in scripts/model.sh, and that each BREAK, a rule left out on purpose, violates the
- * promise that is named there.
+ * Not modelled: takes (`charge before`), which are one step at the primary; messages that
+ * arrive after their sender has given up or crashed; refused repairs of an orphan; resets
+ * together with other faults; windows that a reset does not rename (aligned ones); and
+ * the end of a config's use of the ledger.
+ *
+ * Every `assert` is a promise:
+ *  - No charge counts twice. None is lost except by a crash, a lost message, a failover
+ *    or a reset; so not one that a promoted replica counts in a window that was over.
+ *  - No process admits more than the limit in a window, which is counted anew when the
+ *    bucket is emptied or fails over and when the process's own reset ends, and without
+ *    the charges of lost messages. Of the documented bound of `charge after` this is one
+ *    Caddy's part and the one request below; what others have in flight, or what is not
+ *    at the replica yet, is not bounded here.
+ *  - A window has one reset.
+ *  - A plain charge makes an orphan only where a bucket was lost, and no orphan stays once
+ *    a process touches its bucket, unless that process crashes or loses the reply.
+ *  - Where answers grow old, a process admits without a check only if its last charge
+ *    found no other writer, and at most one request in a window whose limit others have
+ *    used up.
+ *  - A process that asks after its own reset is not refused by a count from before it, nor
+ *    one that asks after a lost message by what that may have charged, before the primary
+ *    has answered.
+ *
+ * `make model` checks all interleavings within the bounds in scripts/model.sh, and that
+ * each of eighteen BREAKs, a rule left out on purpose, violates the promise that is named
+ * there: two requests of each process with a limit of one or two while one window ends,
+ * and with one vanished bucket, failover, lost message, crash or reset (with a reset and
+ * a limit of two no window ends); two windows with a limit of one and a vanished bucket;
+ * a vanished bucket together with a crash; three requests each, with a limit of two,
+ * without faults while one window ends, and with a failover or a lost message while none
+ * does; AGES with a limit of three and three requests each in one window.
  */
 
 #ifndef LIMIT

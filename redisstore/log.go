@@ -125,7 +125,7 @@ func (l *shardLog) emit(shard string, e redis.Event) {
 		})
 	}:
 	default:
-		l.logger.Warn("events are dropped, for those who handle them are slow", zap.String("event", kind))
+		l.logger.Warn("events are dropped, because their handlers are slow", zap.String("event", kind))
 	}
 }
 

@@ -126,8 +126,8 @@ func (s *Store) validateConnections() error {
 	return nil
 }
 
-// badUser returns the error for a user without a password, for which there would be
-// no AUTH. own is the shard's own user, if it has one.
+// badUser returns the error for a username without a password: no AUTH would be sent.
+// own is the shard's own user, if it has one.
 func (s *Shard) badUser(which, own string) error {
 	const remedy = "needs a password: add it; any will do for a user with nopass"
 	if own == "" {

@@ -85,7 +85,7 @@ const (
 	// MaxWindow is the longest window.
 	MaxWindow = 100 * 365 * 24 * time.Hour
 	// MaxWeighted is the most that is counted of a window of [SlidingWindow]
-	// once it has gone by, for its weight is a product that has to be exact.
+	// once it has gone by, because its weight is a product that has to be exact.
 	MaxWeighted = 1<<32 - 1
 	// MaxMembers is how many events a bucket holds one by one: of a cost above
 	// it, the rest is not counted.

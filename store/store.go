@@ -16,7 +16,7 @@ import (
 // store holds exactly. A count that would pass it stays there.
 const MaxInteger = 1<<53 - 1
 
-// ErrNotExecuted is the error, possibly wrapped, of an operation that surely did not
+// ErrNotExecuted is the error, possibly wrapped, of an operation that certainly did not
 // run: the backend was not reached, or it said that it did nothing.
 var ErrNotExecuted = errors.New("not executed")
 

@@ -4,7 +4,7 @@
 // page that show them are in cli and ui.
 //
 // It imports internal/limiter and internal/stores, and asks the app of the
-// running config through an interface, for the root package imports this one.
+// running config through an interface, because the root package imports this one.
 package admin
 
 import (

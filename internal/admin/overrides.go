@@ -138,8 +138,8 @@ func ungrant(running runningConfig, r *http.Request) (any, error) {
 }
 
 // selectOverridden selects the clients whose overrides a request ends. A client key is taken
-// as it is listed, for the config may have changed since: its store is the one that the
-// request names, or the only one in which the zone counts.
+// as it is listed, because the config may have changed since: its store is the one that
+// the request names, or the only one in which the zone counts.
 func selectOverridden(running runningConfig, r *http.Request) (*selection, error) {
 	query, err := queryOf(r, "key", "client_key", "store")
 	if err != nil {

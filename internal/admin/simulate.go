@@ -4,8 +4,8 @@ package admin
 // serves it. It leads the request through the routes of the running config to the
 // rate_limit handlers that it would meet. Caddy compiles routes into closures that
 // cannot be inspected, so [walk] follows their exported fields as
-// [caddyhttp.RouteList.Compile] does. Handlers on the way are not run, for they may
-// have effects; the exceptions are those that only prepare the request, such as
+// [caddyhttp.RouteList.Compile] does. Handlers on the way are not run, because they
+// may have effects; the exceptions are those that only prepare the request, such as
 // rewrites, since matchers and keys depend on them. What a handler does to a request
 // is known by its module ID alone (see handlersRun, handlersAside and
 // handlersLast); an answer names the handlers of other modules in passed_over.
@@ -310,7 +310,7 @@ type limiting interface{ Limiter() *limiter.Limiter }
 // step continues a request with what comes next.
 type step = func(r *http.Request) error
 
-// maxDepth bounds the handlers of a walk, for named routes can invoke themselves.
+// maxDepth bounds the handlers of a walk, because named routes can invoke themselves.
 const maxDepth = 1000
 
 // handlersRun prepare a request and do nothing else, so they are run.

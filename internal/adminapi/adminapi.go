@@ -174,7 +174,7 @@ type Near struct {
 	// Percent is how much of the limit is most of it: the zone's warn, or 80; the least of
 	// those if the zone has several, in different stores.
 	Percent int64 `json:"percent"`
-	// Full is how many clients have nothing left.
+	// Full is how many clients are at their limit.
 	Full    int64        `json:"full"`
 	Clients []NearClient `json:"clients"`
 	// Unlisted are the stores that cannot list their buckets, so that their clients are

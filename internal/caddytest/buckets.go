@@ -85,7 +85,7 @@ func (s Shards) Counts(t *testing.T, zone string) map[string]int64 {
 	return counts
 }
 
-// AwaitCounts waits until the counts of a zone are the wanted ones, for charges
+// AwaitCounts waits until the counts of a zone are the wanted ones, because charges
 // arrive after their responses.
 func (s Shards) AwaitCounts(t *testing.T, zone string, wanted map[string]int64) {
 	t.Helper()
@@ -186,8 +186,8 @@ func (s Shards) Content(t *testing.T, zone, client string) Content {
 	return Content{}
 }
 
-// AwaitUsed waits until that much of a bucket is used, for charges and refunds
-// arrive after their responses.
+// AwaitUsed waits until that much of a bucket is used, because charges and
+// refunds arrive after their responses.
 func (s Shards) AwaitUsed(t *testing.T, zone, client string, used int64) {
 	t.Helper()
 	Eventually(t, "client "+client+" has settled", func() error {

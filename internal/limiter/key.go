@@ -119,7 +119,7 @@ func (z *Zone) warnNoKey(repl *caddy.Replacer, l *Limiter) {
 	for _, t := range z.templates {
 		for _, name := range t.placeholders {
 			if strings.HasPrefix(name, "http.auth.") {
-				hint = "put rate_limit into a route after the authentication, for it runs before basic_auth"
+				hint = "put rate_limit into a route after the authentication, because it runs before basic_auth"
 			} else if _, known := repl.Get(name); !known {
 				hint = "placeholder {" + name + "} is unknown"
 			}
@@ -211,7 +211,7 @@ func shortened(key []byte) []byte {
 	digest := sha256.Sum256(key)
 	head := shortHead
 	for head > shortHead-utf8.UTFMax && !utf8.RuneStart(key[head]) {
-		// The API and the logs show text, which no broken rune survives.
+		// The API and the logs show text: do not cut inside a rune.
 		head--
 	}
 	key = append(key[:head], shortDots...)

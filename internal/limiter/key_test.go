@@ -149,7 +149,7 @@ func TestClientKeyWarnsOnceAMinuteThatItIsEmpty(t *testing.T) {
 	for name, test := range map[string]struct{ key, hint string }{
 		"header":  {"{" + headerA + "}", "see to it that clients send what key asks for, or end key with {client_ip}"},
 		"unknown": {"{nobody.knows}", "placeholder {nobody.knows} is unknown"},
-		"auth":    {"{http.auth.user.id}", "put rate_limit into a route after the authentication, for it runs before basic_auth"},
+		"auth":    {"{http.auth.user.id}", "put rate_limit into a route after the authentication, because it runs before basic_auth"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			z := keyZone(test.key)

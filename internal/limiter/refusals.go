@@ -46,8 +46,8 @@ func (l *Limiter) reportRefusal(e *evaluation, i int, r *http.Request) {
 	}
 }
 
-// reportNear reports, once for each client and window, that so much of the limit of zone i
-// is used up that its option warn applies.
+// reportNear reports, once for each client and window, that the share of zone i's limit that
+// warn names is used up.
 func (e *evaluation) reportNear(i int) {
 	z, st, l := e.zones[i], &e.states[i], e.limiter
 	if z.Warn == 0 || st.Err != nil || !e.wasAsked(i) || st.Limit == 0 || st.Used < Share(st.Limit, z.Warn) {

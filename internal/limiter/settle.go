@@ -351,7 +351,7 @@ func (e *evaluation) holdLeases() {
 }
 
 // holdsSlot reports whether the request has, or may have, a slot in zone i that lasts until it
-// ends. Of other zones it reads no spend, which may be settled at this moment.
+// ends. It reads the spend of lease zones only; others may be settling.
 func (e *evaluation) holdsSlot(i int) bool {
 	z := &e.zones[i]
 	return z.isLease() && (z.taken || z.unknown) && !e.hasNoRoom(i)

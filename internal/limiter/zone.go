@@ -316,7 +316,7 @@ func (l *Limiter) countUnreadable(z *Zone, option string) {
 	}
 }
 
-// mostBurst returns the largest burst for which so many events in a window are enough.
+// mostBurst returns the largest burst that drains within a century at this rate.
 func mostBurst(events int64, window time.Duration) int64 {
 	if hi, lo := bits.Mul64(uint64(events), uint64(century)); hi < uint64(window.Microseconds()) {
 		n, _ := bits.Div64(hi, lo, uint64(window.Microseconds()))

@@ -287,7 +287,7 @@ type sink struct {
 }
 
 // Write never fails. Toxiproxy stops reading a direction whose sink fails, and
-// its toxics then wait forever to pass their bytes on, even when they shall be
+// its toxics then wait forever to pass their bytes on, even when they should be
 // removed. What cannot be written is lost anyway, and the session ends because
 // reading from a broken connection fails.
 func (s sink) Write(b []byte) (int, error) {

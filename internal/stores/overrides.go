@@ -63,7 +63,7 @@ func newOverrides(s store.Store, period time.Duration) *overrides {
 }
 
 // start looks at the overrides from now on, until stop is called: not before the config
-// runs, for one that is only validated makes no calls.
+// runs, because one that is only validated makes no calls.
 func (o *overrides) start() { o.started.Do(func() { go o.follow() }) }
 
 func (o *overrides) follow() {

@@ -145,7 +145,7 @@ func (w *waiter) send(t turn) { w.turns <- message{t, asking{place: w.place}} }
 type turn uint8
 
 const (
-	// answered: nothing, for the state is set.
+	// answered: nothing, because the state is set.
 	answered turn = iota
 	// leader: make the next coalesced check.
 	leader
@@ -295,7 +295,7 @@ func (a *admission) answers(what []asking) []store.State {
 	for n, q := range what {
 		moves = moves || q.moves
 		if q.joined {
-			// The check outlasts this client, for others wait for it.
+			// The check outlasts this client, because others wait for it.
 			ctx = context.WithoutCancel(a.ctx)
 		}
 		// Repeated checks come in another order.

@@ -81,7 +81,7 @@ func (f *Flights) use(r *store.Request) (*flightPage, identity.ID, *flight) {
 	return p, id, fl
 }
 
-// leave unlocks a flight that lost so many users, and whose cost grew by cost.
+// leave unlocks a flight, drops users references and adds cost.
 func (p *flightPage) leave(id identity.ID, fl *flight, users int, cost int64) {
 	fl.mu.Unlock()
 	p.mu.Lock()

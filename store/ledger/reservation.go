@@ -63,8 +63,8 @@ type reservation struct {
 
 func (v *reservation) isEmpty() bool { return v.tokens == 0 && v.coming == 0 && v.lent == 0 }
 
-// BatchSize returns how large the next batch is after one of the last size, or 0 if
-// there was none, when so many processes share the limit. Nothing is taken in
+// BatchSize returns the size of the next batch, given the last one (0: none yet) and the
+// number of processes that share the limit. Nothing is taken in
 // advance while their number is unknown.
 func BatchSize(r *store.Request, last, processes int64) int64 {
 	capacity := max(r.Capacity(), 0)
@@ -80,8 +80,8 @@ func BatchSize(r *store.Request, last, processes int64) int64 {
 	return min(max(last, 1), max((capacity/100*r.BatchShare+capacity%100*r.BatchShare/100)/processes, 1), capacity)
 }
 
-// GrownBatch returns what a batch of some size teaches that was used up in so many
-// microseconds: to take more if that was sooner than the limit allows.
+// GrownBatch returns the next size, given how many microseconds a batch of size lasted:
+// a larger one if that is less than the limit allows.
 func GrownBatch(r *store.Request, size, processes, took int64) int64 {
 	if size == 0 || processes == 0 || r.Capacity() < 1 {
 		return size
@@ -174,7 +174,7 @@ func (v *reservation) giveBack() store.Request {
 	return r
 }
 
-// refund takes out so many tokens, and returns their refund.
+// refund removes tokens, and returns the request that refunds them.
 func (v *reservation) refund(tokens int64) store.Request {
 	v.tokens -= tokens
 	r := v.request
@@ -201,7 +201,7 @@ func (b *Books) reap() {
 	}
 }
 
-// giveBack gives back the tokens that were idle for so long, and those beyond the
+// giveBack gives back the tokens that were unused for idle, and those beyond the
 // rations, which shrink as processes join. It reports whether none is left.
 func (b *Books) giveBack(idle int64) bool {
 	b.mu.Lock()

@@ -308,7 +308,7 @@ func (l *Ledger) reclaim(t *taking, place int) claim {
 // whether the request that fetched has to take its cost from the store.
 func (l *Ledger) fetched(t *taking, place int, batch *store.Request, st *store.State) (again bool) {
 	var leftover store.Request
-	// Runs last, for it locks the page.
+	// Deferred first, to run after the page is unlocked.
 	defer func() { l.refundOne(leftover) }()
 	now := l.books.now()
 	e := l.enter(batch, now)
@@ -395,7 +395,7 @@ func (l *Ledger) repay(r *store.Request, b loan, st *store.State) {
 		return
 	}
 	var refund store.Request
-	// Runs last, for it locks the page.
+	// Deferred first, to run after the page is unlocked.
 	defer func() { l.refundOne(refund) }()
 	b.entry.page.mu.Lock()
 	defer b.entry.page.mu.Unlock()

@@ -27,8 +27,8 @@ type Options struct {
 	Now func() time.Time
 }
 
-// Store is a view of buckets. It holds nothing to release, ignores contexts, for
-// it never waits, and never fails.
+// Store is a view of buckets. It holds nothing to release, ignores contexts,
+// because it never waits, and never fails.
 type Store struct {
 	buckets *Buckets
 	maxKeys int64
@@ -162,7 +162,7 @@ func (s *Store) Diagnose(context.Context) store.Diagnosis {
 	return store.Diagnosis{Findings: []store.Finding{{
 		Severity: store.SeverityNote, Code: "memory",
 		Problem: "it counts in the memory of each Caddy process, so there is no server to call; the counts are lost when the process exits",
-		Remedy:  "use a redis store if several Caddys shall share counts, or counts shall outlive a restart",
+		Remedy:  "use a redis store if several Caddys should share counts, or counts should outlive a restart",
 	}}}
 }
 

@@ -161,7 +161,7 @@ func TestSilentNodeIsBlamedForItself(t *testing.T) {
 	}
 }
 
-// keepPinging pings a server again and again. The function that it returns ends that, and returns
+// keepPinging pings a server repeatedly. The function that it returns ends that, and returns
 // the time of the slowest.
 func keepPinging(t *testing.T, server *redistest.Server) (slowest func() time.Duration) {
 	t.Helper()

@@ -312,7 +312,7 @@ func (c *command) integers() []int64 {
 func (c *command) NoRetry() bool { return c.script != nil || c.charge != nil }
 
 // Args is called by go-redis to write the command to a connection: until then it
-// surely did not run.
+// certainly did not run.
 func (c *command) Args() []any {
 	c.sent = true
 	return c.Cmder.Args()

@@ -295,7 +295,7 @@ func unassigned(found []roles) int {
 	return left
 }
 
-// deadIn returns the nodes that have slots and are taken for dead, and have no successor.
+// deadIn returns the nodes with slots that are considered down and have no successor.
 func deadIn(found []roles) (dead []string) {
 	for _, r := range found {
 		if r.primary == "" && len(r.slots) > 0 {

@@ -168,7 +168,7 @@ func (s *Shard) look(ctx context.Context, l *lane, isReplica bool) (i info, ok b
 		now = sight{id: i["run_id"], faults: faultsOf(i, isReplica, s.finder != nil)}
 		if now.faults[faultClock] = was.faults[faultClock]; !met || now.id != was.id {
 			// Once for each start: a difference near the tolerance would be reported
-			// again and again.
+			// repeatedly.
 			if skew, ok := i.skew(middle); ok {
 				now.faults[faultClock] = clockFault(skew)
 			}

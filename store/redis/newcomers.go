@@ -18,8 +18,8 @@ const (
 	newcomersDecay, newcomersSample = 32, 16
 )
 
-// newcomers learns in which zones most clients that are unknown here have no open window
-// on a replica either. There the primary is asked first, which opens it: a call less.
+// newcomers tracks, by zone, how often a replica has no window for a client that this
+// process has not seen. Where that is usual, checks skip the replica, which saves a call.
 type newcomers struct {
 	mu    sync.RWMutex
 	zones map[string]*newcomerShare
@@ -27,7 +27,7 @@ type newcomers struct {
 
 // newcomerShare is what is known of one zone.
 type newcomerShare struct {
-	// share of those that no replica knew.
+	// share is the part of the checked clients that no replica knew.
 	share atomic.Int64
 	// expected counts the checks that a replica was expected not to answer.
 	expected atomic.Uint32

@@ -22,8 +22,8 @@ type operation struct {
 	now int64
 	// clock, if a primary's clock decides, learns the time from the reply.
 	clock *primaryClock
-	// surely is the instant by which the operation surely runs, or 0. A window that
-	// ends later can be charged without a script.
+	// surely is the latest instant at which the operation can run, or 0. A window
+	// that ends later can be charged without a script.
 	surely int64
 }
 

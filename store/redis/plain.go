@@ -13,7 +13,7 @@ import (
 
 // A charge of a fixed window that the caller knows to be open calls no script: it is
 // HINCRBY with HMGET of the window. The reply shows whether the bucket was what the
-// caller thought; what it was not is mended here.
+// caller thought; what it was not is repaired here.
 
 // charged is what the replies to a plain charge mean to r.
 func (op operation) charged(l *layout, r *store.Request, cmd *command) store.State {

@@ -164,7 +164,7 @@ func TestOrphanIsMended(t *testing.T) {
 }
 
 // TestRefusedMendIsUncertain checks that a plain charge of a bucket that has vanished has an unknown
-// outcome if its user may not mend the orphan: it counts there already, and the next charge of the
+// outcome if its user may not repair the orphan: it counts there already, and the next charge of the
 // bucket, once that may, gives the orphan a window and keeps both.
 func TestRefusedMendIsUncertain(t *testing.T) {
 	sh := redistest.StartShard(t, 0)

@@ -350,8 +350,8 @@ func (s *servers) mayMiss(st *store.State) bool {
 	return s != nil && s.checks.shard.isCluster() && st.Content == store.Content{} && st.Used == 0
 }
 
-// roles are the addresses of a primary and its replicas, of those servers of them that
-// are taken for dead, and their slots in a Redis Cluster.
+// roles are the addresses of a primary and its replicas, which of them are considered
+// down, and their slots in a Redis Cluster.
 type roles struct {
 	primary  string
 	replicas []string

@@ -46,7 +46,7 @@ func (h History) Run(t *testing.T, open Open) {
 	}
 }
 
-// lifetime is how long a store that expires buckets in real time surely keeps them: a
+// lifetime is how long a store that expires buckets in real time certainly keeps them: a
 // second.
 const lifetime = 700 * time.Millisecond
 

@@ -167,11 +167,11 @@ func (t *table) state(st *adminapi.State, address, role string, now time.Time) {
 func simulateCommand(host Host) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "simulate <url>",
-		Short: "Tells what would become of a request, and counts nothing",
+		Short: "Predicts whether a request would pass (nothing is counted)",
 		Long: `
-Tells which zones would count a request, under which client keys, and whether it
-would pass. Nothing is counted. The URL is a whole one, or a path if Caddy serves
-one site.
+Predicts which zones would count a request, under which client keys, and whether
+it would pass. Nothing is counted. The URL is a whole one, or a path if Caddy
+serves one site.
 
 It exits with status 0 if the request would pass, and with 2 if it would be
 refused.

@@ -30,9 +30,9 @@ func grantCommand(host Host) *cobra.Command {
 		Use:   "grant <zone> [<value>...] <events>",
 		Short: "Admits more events of a client in its window",
 		Long: `
-Admits so many events more of a client until its window ends, or for the length of
-a window if none is open: with gcra more at once. A grant of the same client
-replaces the one before. The first arguments are those of get.
+Admits that many more events of a client until its window ends, or for the
+length of a window if none is open; with gcra, more at once. A grant of the same
+client replaces the one before. The first arguments are those of get.
 `,
 		Example: "  $ caddy rate-limit grant api 203.0.113.7 1000 --reason 'ticket 4711'",
 	})

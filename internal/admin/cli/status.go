@@ -25,7 +25,7 @@ func statusCommand(host Host) *cobra.Command {
 		Args:  cobra.NoArgs,
 	}
 	var l live
-	watch := cmd.Flags().BoolP("watch", "w", false, "Show it again and again, until Ctrl-C")
+	watch := cmd.Flags().BoolP("watch", "w", false, "Refresh until Ctrl-C")
 	l.addFlags(cmd)
 	cmd.RunE = host.run(func(s *session, _ []string) (int, error) {
 		return 0, l.show(s, !*watch, showStatus)
@@ -116,7 +116,7 @@ func topCommand(host Host) *cobra.Command {
 		Short: "Shows the clients that were refused most in the last minutes",
 		Long: `
 Shows the clients that were refused most in the last minutes, in one zone or in
-all, and renews that each second until Ctrl-C. Into a file or a pipe, and with
+all, and refreshes that each second until Ctrl-C. Into a file or a pipe, and with
 --json, it shows them once; --count says how often.
 `,
 		Args: cobra.MaximumNArgs(1),
@@ -166,11 +166,11 @@ type live struct {
 }
 
 func (l *live) addFlags(cmd *cobra.Command) {
-	cmd.Flags().IntVar(&l.count, "count", 0, "End after so many views")
-	cmd.Flags().DurationVar(&l.interval, "interval", time.Second, "How often the view is renewed")
+	cmd.Flags().IntVar(&l.count, "count", 0, "End after this many views")
+	cmd.Flags().DurationVar(&l.interval, "interval", time.Second, "How often the view is refreshed")
 }
 
-// show shows a view again and again: on a terminal in the same place, elsewhere one
+// show refreshes a view: on a terminal in the same place, elsewhere one
 // below the other. An interrupt ends it and is no error.
 // Unless the flags say otherwise, once shows the view once.
 func (l live) show(s *session, once bool, view func(out *session) error) error {

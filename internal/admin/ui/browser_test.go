@@ -315,7 +315,7 @@ func TestPageInBrowser(t *testing.T) {
 		}
 	}
 	b.await("a client near its limit", `/^apidefault.header.X-Key. nearly35 of 40in /m.test([...document.querySelectorAll('#near tr')].map(r => r.textContent).join('\n').replaceAll('{', '.').replaceAll('}', '.'))`)
-	b.await("how many have nothing left", `/In zone api \d+ clients? ha.* nothing left/.test(document.getElementById('near-note').textContent)`)
+	b.await("how many are at their limit", `/api: \d+ clients? at (its|their) limit/.test(document.getElementById('near-note').textContent)`)
 	if b.is(`!document.getElementById('health').hidden`) {
 		t.Errorf("while all is well the page says %s", run[string](b, `document.getElementById('health').innerText`))
 	}
