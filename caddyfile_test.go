@@ -13,56 +13,107 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
+
+	shardlimit "github.com/shardlimit/caddy-shardlimit"
 )
 
-var update = flag.Bool("update", false, "write what Caddyfiles adapt to into the goldens in testdata")
+var update = flag.Bool("update", false, "write what Caddyfiles adapt to into testdata")
 
-// goldenLine separates a golden's Caddyfile from the JSON or error that it adapts to.
+// goldenLine separates a golden's Caddyfile from the JSON that it adapts to.
 const goldenLine = "\n----------\n"
 
+// errorStart is how Caddy begins an error in a Caddyfile. Tables have dots instead.
+const errorStart = "parsing caddyfile tokens for 'rate_limit': "
+
+// TestCaddyfileGoldens compares whole Caddyfiles with the JSON that they adapt to.
 func TestCaddyfileGoldens(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.caddyfiletest")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("find goldens: %v, %d files", err, len(files))
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".caddyfiletest"), func(t *testing.T) { testGolden(t, file) })
+	for _, file := range shardlimit.Glob(t, "testdata/*.caddyfiletest") {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".caddyfiletest"), func(t *testing.T) {
+			text, err := os.ReadFile(file)
+			must(t, "read the golden", err)
+			caddyfile, expected, ok := strings.Cut(string(text), goldenLine)
+			if !ok {
+				t.Fatalf("%s has no line of dashes between the Caddyfile and what it adapts to", file)
+			}
+			got, err := adapt(caddyfile + "\n")
+			must(t, "adapt", err)
+			if *update && string(got) != expected {
+				must(t, "write the golden", os.WriteFile(file, []byte(caddyfile+goldenLine+string(got)), 0o600))
+				expected = string(got)
+			}
+			checkConfig(t, got, expected)
+		})
 	}
 }
 
-func testGolden(t *testing.T, file string) {
-	text, err := os.ReadFile(file)
-	must(t, "read the golden", err)
-	caddyfile, expected, ok := strings.Cut(string(text), goldenLine)
-	if !ok {
-		t.Fatalf("%s has no line of dashes between the Caddyfile and what it adapts to", file)
+// TestCaddyfileErrors checks that the Caddyfiles of the tables errors_*.txt do not adapt, and why.
+func TestCaddyfileErrors(t *testing.T) {
+	testTables(t, "testdata/errors_*.txt", func(t *testing.T, base shardlimit.Base, row *shardlimit.Row) {
+		_, err := adapt(base.Fill(t, *row))
+		if err == nil {
+			t.Fatal("adapts; the tables options_*.txt have what does")
+		}
+		if !placed.MatchString(err.Error()) {
+			t.Errorf("the error names no line: %v", err)
+		}
+		got := err.Error()
+		if rest, ok := strings.CutPrefix(got, errorStart); ok {
+			got = "... " + rest
+		}
+		if *update {
+			row.Expected = got
+		}
+		if got != row.Expected {
+			t.Errorf("fails with\n%s\nwant\n%s", got, row.Expected)
+		}
+	})
+}
+
+// TestCaddyfileOptions checks what the lines of the tables options_*.txt add to the
+// JSON of their base.
+func TestCaddyfileOptions(t *testing.T) {
+	testTables(t, "testdata/options_*.txt", func(t *testing.T, base shardlimit.Base, row *shardlimit.Row) {
+		got, err := adapt(base.Fill(t, *row))
+		must(t, "adapt", err)
+		if *update {
+			row.Expected = base.Added(t, got)
+		}
+		checkConfig(t, got, base.Add(t, *row)+"\n")
+	})
+}
+
+// testTables runs a test of each row of some tables, and with -update writes what the
+// test changed.
+func testTables(t *testing.T, pattern string, test func(*testing.T, shardlimit.Base, *shardlimit.Row)) {
+	bases := shardlimit.ReadBases(t)
+	for _, file := range shardlimit.Glob(t, pattern) {
+		table := shardlimit.ReadTable(t, file)
+		for i := range table.Rows {
+			row := &table.Rows[i]
+			base, ok := bases[row.Base]
+			if !ok {
+				t.Fatalf("%s: row %s is below base %q, which bases.txt does not have", file, row.Name, row.Base)
+			}
+			t.Run(row.Name, func(t *testing.T) { test(t, base, row) })
+		}
+		if *update {
+			must(t, "write the table", table.Write(file))
+		}
 	}
-	caddyfile += "\n"
-	config, adaptErr := adapt(caddyfile)
-	got := string(config)
-	if adaptErr != nil {
-		got = adaptErr.Error() + "\n"
-	}
-	if *update && got != expected {
-		must(t, "write the golden", os.WriteFile(file, []byte(strings.TrimSuffix(caddyfile, "\n")+goldenLine+got), 0o600))
-		expected = got
-	}
-	if got != expected {
+}
+
+// checkConfig checks the JSON that a Caddyfile adapts to, and that it loads.
+func checkConfig(t *testing.T, got []byte, expected string) {
+	t.Helper()
+	if string(got) != expected {
 		t.Errorf("adapts to\n%swant\n%s", got, expected)
 	}
-	isError := strings.HasPrefix(filepath.Base(file), "error_")
-	switch {
-	case isError != (adaptErr != nil):
-		t.Errorf("the name of a golden begins with error_ if its Caddyfile does not adapt; error: %v", adaptErr)
-	case isError && !placed.MatchString(got):
-		t.Errorf("the error names no line: %s", got)
-	case isError || needsFile.MatchString(got):
-		// There is nothing to load, or not without that file.
-	default:
-		setPlaceholders(t, config)
-		if err := validate(config); err != nil {
-			t.Errorf("adapts, but does not load: %v", err)
-		}
+	if needsFile.Match(got) {
+		return // It does not load without that file.
+	}
+	setPlaceholders(t, got)
+	if err := validate(got); err != nil {
+		t.Errorf("adapts, but does not load: %v", err)
 	}
 }
 

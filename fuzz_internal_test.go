@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -19,15 +18,14 @@ import (
 // rate_limit in a site, and as what is in the block of the global option.
 // Nothing may panic, and what adapts must be a config that loads.
 func FuzzCaddyfile(f *testing.F) {
-	files, err := filepath.Glob("testdata/*.caddyfiletest")
-	if err != nil {
-		f.Fatal(err)
-	}
-	for _, file := range files {
-		if strings.HasPrefix(filepath.Base(file), "error_") {
-			// So many seeds would leave no time for others.
-			continue
+	// The errors would be so many seeds that no time is left for other texts.
+	bases := ReadBases(f)
+	for _, file := range Glob(f, "testdata/options_*.txt") {
+		for _, row := range ReadTable(f, file).Rows {
+			f.Add(bases[row.Base].Fill(f, row))
 		}
+	}
+	for _, file := range Glob(f, "testdata/*.caddyfiletest") {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			f.Fatal(err)
