@@ -166,7 +166,13 @@ func Filled[T ~string](to *T) Field {
 // Choice is one of the words that the Args of its row separate by |.
 func Choice[T ~string](to *T) Field {
 	f := Filled(to)
-	f.isChoice = true
+	f.choice = func() string { return string(*to) }
+	return f
+}
+
+// WithText is the field with another text.
+func (f Field) WithText(text func() (args string, given bool)) Field {
+	f.Text = text
 	return f
 }
 
