@@ -57,7 +57,7 @@ func (m *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if err := p.NoArgs(); err != nil {
 		return err
 	}
-	return p.Options(&option.Block{Setters: []option.Setters{{"max_keys": option.Positive(&m.MaxKeys)}}, Known: "max_keys"})
+	return p.Options(&option.Block{Setters: []option.Setters{{"max_keys": option.Positive(&m.MaxKeys).Set}}, Known: "max_keys"})
 }
 
 // OpenStore implements [stores.Module].

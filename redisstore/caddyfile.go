@@ -75,7 +75,7 @@ func (s *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	setURL := func(p *option.Parser) error {
 		only := &Shard{Name: onlyShard}
 		s.Shards, hasURL = append(s.Shards, only), true
-		return option.Filled(&only.URL)(p)
+		return option.Filled(&only.URL).Set(p)
 	}
 	block := &option.Block{
 		Setters: []option.Setters{s.setters(), s.Connection.setters(), {"url": setURL}}, Repeatable: []string{"shard"},
@@ -96,21 +96,21 @@ func (s *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 // setters returns the setters of the options that only a store has.
 func (s *Store) setters() option.Setters {
 	return option.Setters{
-		"previous_shards":    option.List(&s.PreviousShards),
-		"key_prefix":         option.Text(&s.KeyPrefix),
-		"key_secret":         option.Text(&s.KeySecret),
-		"read_from":          option.Text(&s.ReadFrom),
-		"clock":              option.Text(&s.Clock),
-		"check_timeout":      option.Duration(&s.CheckTimeout),
-		"charge_timeout":     option.Duration(&s.ChargeTimeout),
-		"charge_delay":       option.Delay(&s.ChargeDelay),
-		"plain_charges":      option.Text(&s.PlainCharges),
-		"pipelining":         option.Text(&s.Pipelining),
-		"ledger_trust":       option.Duration(&s.LedgerTrust),
-		"ledger_max_trust":   option.Delay(&s.LedgerMaxTrust),
-		"ledger_max_buckets": option.Positive(&s.LedgerMaxBuckets),
-		"max_new_buckets":    option.Positive(&s.MaxNewBuckets),
-		"on_error":           option.Text(&s.OnError),
+		"previous_shards":    option.List(&s.PreviousShards).Set,
+		"key_prefix":         option.Text(&s.KeyPrefix).Set,
+		"key_secret":         option.Text(&s.KeySecret).Set,
+		"read_from":          option.Text(&s.ReadFrom).Set,
+		"clock":              option.Text(&s.Clock).Set,
+		"check_timeout":      option.Duration(&s.CheckTimeout).Set,
+		"charge_timeout":     option.Duration(&s.ChargeTimeout).Set,
+		"charge_delay":       option.Delay(&s.ChargeDelay).Set,
+		"plain_charges":      option.Text(&s.PlainCharges).Set,
+		"pipelining":         option.Text(&s.Pipelining).Set,
+		"ledger_trust":       option.Duration(&s.LedgerTrust).Set,
+		"ledger_max_trust":   option.Delay(&s.LedgerMaxTrust).Set,
+		"ledger_max_buckets": option.Positive(&s.LedgerMaxBuckets).Set,
+		"max_new_buckets":    option.Positive(&s.MaxNewBuckets).Set,
+		"on_error":           option.Text(&s.OnError).Set,
 		"shard": func(p *option.Parser) error {
 			start := p.Token()
 			shard, err := parseShard(p.Dispenser)
@@ -154,12 +154,12 @@ func parseShard(d *caddyfile.Dispenser) (*Shard, error) {
 // setters returns the setters of the options that only a shard has.
 func (s *Shard) setters() option.Setters {
 	return option.Setters{
-		"primary": option.Text(&s.Primary),
-		"url":     option.Filled(&s.URL),
-		"replica": option.List(&s.Replicas),
-		"cluster": option.List(&s.Cluster),
-		"weight":  option.Positive(&s.Weight),
-		"retired": option.Flag(&s.Retired),
+		"primary": option.Text(&s.Primary).Set,
+		"url":     option.Filled(&s.URL).Set,
+		"replica": option.List(&s.Replicas).Set,
+		"cluster": option.List(&s.Cluster).Set,
+		"weight":  option.Positive(&s.Weight).Set,
+		"retired": option.Flag(&s.Retired).Set,
 		"sentinel": func(p *option.Parser) error {
 			args := p.RemainingArgs()
 			if len(args) < 2 {
@@ -174,18 +174,18 @@ func (s *Shard) setters() option.Setters {
 // setters returns the setters of the options that a store and a shard have.
 func (c *Connection) setters() option.Setters {
 	return option.Setters{
-		"username":          option.Text(&c.Username),
-		"password":          option.Text(&c.Password),
-		"password_command":  option.List(&c.PasswordCommand),
-		"password_lifetime": option.Duration(&c.PasswordLifetime),
-		"sentinel_username": option.Text(&c.SentinelUsername),
-		"sentinel_password": option.Text(&c.SentinelPassword),
-		"dial_timeout":      option.Duration(&c.DialTimeout),
-		"pool_size":         option.Positive(&c.PoolSize),
-		"max_replica_lag":   option.Duration(&c.MaxReplicaLag),
+		"username":          option.Text(&c.Username).Set,
+		"password":          option.Text(&c.Password).Set,
+		"password_command":  option.List(&c.PasswordCommand).Set,
+		"password_lifetime": option.Duration(&c.PasswordLifetime).Set,
+		"sentinel_username": option.Text(&c.SentinelUsername).Set,
+		"sentinel_password": option.Text(&c.SentinelPassword).Set,
+		"dial_timeout":      option.Duration(&c.DialTimeout).Set,
+		"pool_size":         option.Positive(&c.PoolSize).Set,
+		"max_replica_lag":   option.Duration(&c.MaxReplicaLag).Set,
 		"db": func(p *option.Parser) error {
 			c.DB = new(int)
-			return option.Integer(c.DB)(p)
+			return option.Integer(c.DB).Set(p)
 		},
 		"tls": func(p *option.Parser) (err error) {
 			c.TLS, err = parseTLS(p.Dispenser)
@@ -202,9 +202,9 @@ func parseTLS(d *caddyfile.Dispenser) (*TLS, error) {
 	}
 	t := new(TLS)
 	setters := option.Setters{
-		"ca":                   option.Filled(&t.CA),
-		"server_name":          option.Filled(&t.ServerName),
-		"insecure_skip_verify": option.Flag(&t.InsecureSkipVerify),
+		"ca":                   option.Filled(&t.CA).Set,
+		"server_name":          option.Filled(&t.ServerName).Set,
+		"insecure_skip_verify": option.Flag(&t.InsecureSkipVerify).Set,
 		"cert": func(p *option.Parser) error {
 			if !p.Args(&t.Cert, &t.Key) || p.NextArg() || t.Cert == "" || t.Key == "" {
 				return p.Err("write cert <file> <key>, with the file of the certificate and that of its private key")
