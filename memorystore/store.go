@@ -23,7 +23,7 @@ type Store struct {
 	// at less than 300 bytes each. Beyond it buckets whose window is over are dropped
 	// first; if there are none, the one of a few taken at random that has spent least.
 	// Default: 1000000.
-	MaxKeys int `json:"max_keys,omitempty"`
+	MaxBuckets int `json:"max_buckets,omitempty"`
 
 	name string
 }
@@ -40,8 +40,8 @@ func (*Store) CaddyModule() caddy.ModuleInfo {
 
 // Validate implements [caddy.Validator].
 func (m *Store) Validate() error {
-	if m.MaxKeys < 0 {
-		return option.Errorf("max_keys", "%d: it must be at least 1", m.MaxKeys)
+	if m.MaxBuckets < 0 {
+		return option.Errorf("max_buckets", "%d: it must be at least 1", m.MaxBuckets)
 	}
 	return nil
 }
@@ -49,7 +49,7 @@ func (m *Store) Validate() error {
 // UnmarshalCaddyfile implements [caddyfile.Unmarshaler]:
 //
 //	memory {
-//		max_keys <n>
+//		max_buckets <n>
 //	}
 func (m *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next()
@@ -57,14 +57,14 @@ func (m *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if err := p.NoArgs(); err != nil {
 		return err
 	}
-	return p.Options(&option.Block{Setters: []option.Setters{{"max_keys": option.Positive(&m.MaxKeys)}}, Known: "max_keys"})
+	return p.Options(&option.Block{Setters: []option.Setters{{"max_buckets": option.Positive(&m.MaxBuckets)}}, Known: "max_buckets"})
 }
 
 // OpenStore implements [stores.Module].
 func (m *Store) OpenStore(name string) (store.Store, error) {
 	m.name = name
 	pooled, _ := stores.Pool.LoadOrStore(bucketsKey(name), memory.NewBuckets())
-	return memory.New(pooled.(*memory.Buckets), memory.Options{MaxKeys: m.MaxKeys}), nil
+	return memory.New(pooled.(*memory.Buckets), memory.Options{MaxBuckets: m.MaxBuckets}), nil
 }
 
 // CloseStore implements [stores.Module].

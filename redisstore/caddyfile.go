@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"fmt"
+	"strconv"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
@@ -10,11 +11,11 @@ import (
 
 // The options of each block, in the order in which errors list them.
 const (
-	RedisOptions      = "url, shard, previous_shards, " + connectionOptions + ", " + countingOptions
+	RedisOptions      = "url, shard, " + connectionOptions + ", " + countingOptions
 	ShardOptions      = kindOptions + ", " + connectionOptions
-	kindOptions       = "primary, url, replica, sentinel, cluster, weight, retired"
-	connectionOptions = "username, password, password_command, password_lifetime, sentinel_username, sentinel_password, db, tls, dial_timeout, pool_size, max_replica_lag"
-	countingOptions   = "key_prefix, key_secret, read_from, clock, check_timeout, charge_timeout, charge_delay, plain_charges, pipelining, ledger_trust, ledger_max_trust, ledger_max_buckets, max_new_buckets, on_error"
+	kindOptions       = "primary, url, replica, sentinel, cluster, weight"
+	connectionOptions = "username, password, password_command, sentinel_username, sentinel_password, db, tls, pool_size, max_replica_lag"
+	countingOptions   = "key_prefix, key_secret, read_from, check_timeout, charge_timeout, charge_delay, pipelining, ledger_trust, max_buckets, max_new_buckets, on_error"
 	TLSOptions        = "ca, cert, server_name, insecure_skip_verify"
 )
 
@@ -28,41 +29,36 @@ const (
 //			replica  <addr>...
 //			sentinel <master> <addr>...
 //			cluster  <addr>...
-//			weight   <n>
-//			retired
+//			weight   <now> [was <before>]
 //			<the connection's options, for this shard alone>
 //		}
-//		previous_shards    <name>...
-//		username           <name>
-//		password           <secret>
-//		password_command   <command> <argument>...
-//		password_lifetime  <duration>
-//		sentinel_username  <name>
-//		sentinel_password  <secret>
-//		db                 <n>
+//		username          <name>
+//		password          <secret>
+//		password_command  <command> <argument>... {
+//			lifetime <duration>
+//		}
+//		sentinel_username <name>
+//		sentinel_password <secret>
+//		db                <n>
 //		tls {
 //			ca          <file>
 //			cert        <file> <key>
 //			server_name <name>
 //			insecure_skip_verify
 //		}
-//		dial_timeout       <duration>
-//		pool_size          <n>
-//		max_replica_lag    <duration>
-//		key_prefix         <text>
-//		key_secret         <secret>
-//		read_from          replicas|primary
-//		clock              redis|local
-//		check_timeout      <duration>
-//		charge_timeout     <duration>
-//		charge_delay       <duration>
-//		plain_charges      on|off
-//		pipelining         on|off
-//		ledger_trust       <duration>
-//		ledger_max_trust   <duration>
-//		ledger_max_buckets <n>
-//		max_new_buckets    <n>
-//		on_error           allow|deny|local
+//		pool_size         <n>
+//		max_replica_lag   <duration>
+//		key_prefix        <text>
+//		key_secret        <secret>
+//		read_from         replicas|primary
+//		check_timeout     <duration>
+//		charge_timeout    <duration>
+//		charge_delay      <duration>
+//		pipelining        on|off
+//		ledger_trust      <duration>
+//		max_buckets       <n>
+//		max_new_buckets   <n>
+//		on_error          allow|deny|local
 //	}
 func (s *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next()
@@ -96,21 +92,17 @@ func (s *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 // setters returns the setters of the options that only a store has.
 func (s *Store) setters() option.Setters {
 	return option.Setters{
-		"previous_shards":    option.List(&s.PreviousShards),
-		"key_prefix":         option.Text(&s.KeyPrefix),
-		"key_secret":         option.Text(&s.KeySecret),
-		"read_from":          option.Text(&s.ReadFrom),
-		"clock":              option.Text(&s.Clock),
-		"check_timeout":      option.Duration(&s.CheckTimeout),
-		"charge_timeout":     option.Duration(&s.ChargeTimeout),
-		"charge_delay":       option.Delay(&s.ChargeDelay),
-		"plain_charges":      option.Text(&s.PlainCharges),
-		"pipelining":         option.Text(&s.Pipelining),
-		"ledger_trust":       option.Duration(&s.LedgerTrust),
-		"ledger_max_trust":   option.Delay(&s.LedgerMaxTrust),
-		"ledger_max_buckets": option.Positive(&s.LedgerMaxBuckets),
-		"max_new_buckets":    option.Positive(&s.MaxNewBuckets),
-		"on_error":           option.Text(&s.OnError),
+		"key_prefix":      option.Text(&s.KeyPrefix),
+		"key_secret":      option.Text(&s.KeySecret),
+		"read_from":       option.Text(&s.ReadFrom),
+		"check_timeout":   option.Duration(&s.CheckTimeout),
+		"charge_timeout":  option.Duration(&s.ChargeTimeout),
+		"charge_delay":    option.Delay(&s.ChargeDelay),
+		"pipelining":      option.Text(&s.Pipelining),
+		"ledger_trust":    option.Delay(&s.LedgerTrust),
+		"max_buckets":     option.Positive(&s.MaxBuckets),
+		"max_new_buckets": option.Positive(&s.MaxNewBuckets),
+		"on_error":        option.Text(&s.OnError),
 		"shard": func(p *option.Parser) error {
 			start := p.Token()
 			shard, err := parseShard(p.Dispenser)
@@ -158,8 +150,7 @@ func (s *Shard) setters() option.Setters {
 		"url":     option.Filled(&s.URL),
 		"replica": option.List(&s.Replicas),
 		"cluster": option.List(&s.Cluster),
-		"weight":  option.Positive(&s.Weight),
-		"retired": option.Flag(&s.Retired),
+		"weight":  s.setWeight,
 		"sentinel": func(p *option.Parser) error {
 			args := p.RemainingArgs()
 			if len(args) < 2 {
@@ -171,27 +162,61 @@ func (s *Shard) setters() option.Setters {
 	}
 }
 
+// setWeight parses weight <now> [was <before>].
+func (s *Shard) setWeight(p *option.Parser) error {
+	args := p.RemainingArgs()
+	if len(args) != 1 && (len(args) != 3 || args[1] != "was") {
+		return p.Err("write weight <now> or, while clients move, weight <now> was <before>")
+	}
+	for n, to := range []**int{&s.Weight, &s.PreviousWeight}[:(len(args)+1)/2] {
+		weight, err := strconv.Atoi(args[2*n])
+		if err != nil {
+			return p.Errf("weight %q: it must be a whole number", args[2*n])
+		}
+		*to = &weight
+	}
+	return nil
+}
+
 // setters returns the setters of the options that a store and a shard have.
 func (c *Connection) setters() option.Setters {
 	return option.Setters{
 		"username":          option.Text(&c.Username),
 		"password":          option.Text(&c.Password),
-		"password_command":  option.List(&c.PasswordCommand),
-		"password_lifetime": option.Duration(&c.PasswordLifetime),
 		"sentinel_username": option.Text(&c.SentinelUsername),
 		"sentinel_password": option.Text(&c.SentinelPassword),
-		"dial_timeout":      option.Duration(&c.DialTimeout),
 		"pool_size":         option.Positive(&c.PoolSize),
 		"max_replica_lag":   option.Duration(&c.MaxReplicaLag),
 		"db": func(p *option.Parser) error {
 			c.DB = new(int)
 			return option.Integer(c.DB)(p)
 		},
+		"password_command": func(p *option.Parser) (err error) {
+			c.PasswordCommand, err = parsePasswordCommand(p.Dispenser)
+			return err
+		},
 		"tls": func(p *option.Parser) (err error) {
 			c.TLS, err = parseTLS(p.Dispenser)
 			return err
 		},
 	}
+}
+
+// parsePasswordCommand parses the option password_command, whose block may be missing.
+func parsePasswordCommand(d *caddyfile.Dispenser) (*PasswordCommand, error) {
+	p := option.NewParser(d)
+	c := new(PasswordCommand)
+	if c.Command = p.RemainingArgs(); len(c.Command) == 0 {
+		return nil, p.Err("password_command takes at least one argument")
+	}
+	block := &option.Block{Setters: []option.Setters{{"lifetime": option.Duration(&c.Lifetime)}}, Known: "lifetime"}
+	if err := p.Options(block); err != nil {
+		return nil, err
+	}
+	if err := c.validate(); err != nil {
+		return nil, p.At(err)
+	}
+	return c, nil
 }
 
 // parseTLS parses the option tls, whose block may be missing.
