@@ -214,14 +214,14 @@ func (s *Store) OpenStore(name string) (_ store.Store, err error) {
 	}
 	renewMigrations(opened.keys, opened.migrations)
 	remote := redis.New(redis.Options{
-		Members:        members,
-		Previous:       previous,
-		Migrations:     migrations,
-		KeyPrefix:      s.KeyPrefix,
-		KeySecret:      []byte(s.KeySecret),
-		ReadPrimary:    s.ReadFrom == readPrimary,
-		CheckTimeout:   time.Duration(s.CheckTimeout),
-		ChargeTimeout:  time.Duration(s.ChargeTimeout),
+		Members:       members,
+		Previous:      previous,
+		Migrations:    migrations,
+		KeyPrefix:     s.KeyPrefix,
+		KeySecret:     []byte(s.KeySecret),
+		ReadPrimary:   s.ReadFrom == readPrimary,
+		CheckTimeout:  time.Duration(s.CheckTimeout),
+		ChargeTimeout: time.Duration(s.ChargeTimeout),
 		OnUndelivered: func(shard string, op algorithm.Operation, err error) {
 			s.reportUndelivered(name, shard, op, 1, err)
 		},

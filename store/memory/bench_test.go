@@ -94,9 +94,9 @@ func benchmarkExisting(b *testing.B, of func(*memory.Store) operation) {
 func BenchmarkInsert(b *testing.B) {
 	const bound = 100_000
 	for _, c := range []struct {
-		name    string
+		name       string
 		maxBuckets int
-		window  time.Duration
+		window     time.Duration
 	}{
 		{"room", math.MaxInt, time.Hour},
 		{"live", bound, time.Hour},

@@ -30,9 +30,9 @@ type Options struct {
 // Store is a view of buckets. It holds nothing to release, ignores contexts,
 // because it never waits, and never fails.
 type Store struct {
-	buckets *Buckets
+	buckets    *Buckets
 	maxBuckets int64
-	now     func() time.Time
+	now        func() time.Time
 }
 
 // New returns a view of buckets.
