@@ -25,7 +25,7 @@ import (
 
 func TestNearest(t *testing.T) {
 	zone := strings.Split(zoneOptions, ", ")
-	redis := strings.Split(redisstore.RedisOptions, ", ")
+	redis := option.Names(redisstore.Rows())
 	for _, test := range []struct {
 		word  string
 		known []string
@@ -72,8 +72,11 @@ func TestNearest(t *testing.T) {
 
 // TestNearestIsItself checks that a known word is the nearest to itself.
 func TestNearestIsItself(t *testing.T) {
-	for _, options := range []string{handlerOptions, zoneOptions, redisstore.RedisOptions, redisstore.ShardOptions, redisstore.TLSOptions} {
-		known := strings.Split(options, ", ")
+	blocks := [][]string{strings.Split(handlerOptions, ", "), strings.Split(zoneOptions, ", "), option.Names(redisstore.Rows())}
+	for _, row := range redisstore.Rows() {
+		blocks = append(blocks, option.Names(row.Block))
+	}
+	for _, known := range blocks {
 		for _, word := range known {
 			if got := option.Nearest(word, known); got != word {
 				t.Errorf("nearest to %s is %s", word, got)

@@ -39,11 +39,29 @@ func (*Store) CaddyModule() caddy.ModuleInfo {
 }
 
 // Validate implements [caddy.Validator].
-func (m *Store) Validate() error {
-	if m.MaxBuckets < 0 {
-		return option.Errorf("max_buckets", "%d: it must be at least 1", m.MaxBuckets)
-	}
-	return nil
+func (m *Store) Validate() error { return option.Check(m.rows()) }
+
+// Rows are the options of a store, for the documentation.
+func Rows() []option.Row { return new(Store).rows() }
+
+func (m *Store) rows() []option.Row {
+	return []option.Row{{
+		Name: "max_buckets", Args: "<n>", Field: option.Positive(&m.MaxBuckets), Section: "Memory", Default: "1000000",
+		Doc: "How many buckets are kept, at less than 300 bytes each, and more for every event of `sliding_log` and `concurrency`.",
+		Check: func() error {
+			if m.MaxBuckets < 0 {
+				return option.Errorf("max_buckets", "%d: it must be at least 1", m.MaxBuckets)
+			}
+			return nil
+		},
+	}}
+}
+
+// UnmarshalJSON implements [json.Unmarshaler]. The errors for options that there are no
+// longer say what to write instead.
+func (m *Store) UnmarshalJSON(text []byte) error {
+	type plain Store
+	return option.Decode(text, (*plain)(m))
 }
 
 // UnmarshalCaddyfile implements [caddyfile.Unmarshaler]:
@@ -57,7 +75,7 @@ func (m *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if err := p.NoArgs(); err != nil {
 		return err
 	}
-	return p.Options(&option.Block{Setters: []option.Setters{{"max_buckets": option.Positive(&m.MaxBuckets)}}, Known: "max_buckets"})
+	return p.Table(&option.Table{Rows: m.rows()})
 }
 
 // OpenStore implements [stores.Module].

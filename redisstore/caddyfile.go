@@ -2,21 +2,10 @@ package redisstore
 
 import (
 	"fmt"
-	"strconv"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
-)
-
-// The options of each block, in the order in which errors list them.
-const (
-	RedisOptions      = "url, shard, " + connectionOptions + ", " + countingOptions
-	ShardOptions      = kindOptions + ", " + connectionOptions
-	kindOptions       = "primary, url, replica, sentinel, cluster, weight"
-	connectionOptions = "username, password, password_command, sentinel_username, sentinel_password, db, tls, pool_size, max_replica_lag"
-	countingOptions   = "key_prefix, key_secret, read_from, check_timeout, charge_timeout, charge_delay, pipelining, ledger_trust, max_buckets, max_new_buckets, on_error"
-	TLSOptions        = "ca, cert, server_name, insecure_skip_verify"
 )
 
 // UnmarshalCaddyfile implements [caddyfile.Unmarshaler]:
@@ -66,21 +55,12 @@ func (s *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if err := p.NoArgs(); err != nil {
 		return err
 	}
-	// The only shard may go without a block.
-	hasURL := false
-	setURL := func(p *option.Parser) error {
-		only := &Shard{Name: onlyShard}
-		s.Shards, hasURL = append(s.Shards, only), true
-		return option.Filled(&only.URL)(p)
-	}
-	block := &option.Block{
-		Setters: []option.Setters{s.setters(), s.Connection.setters(), {"url": setURL}}, Repeatable: []string{"shard"},
-		Known: RedisOptions, Elsewhere: kindOptions, Place: "shard <name> { … }, in the block of the store",
-	}
-	if err := p.Options(block); err != nil {
+	if err := p.Table(&option.Table{
+		Rows: s.rows(), Elsewhere: option.Names(new(Shard).ownRows()), Place: "shard <name> { … }, in the block of the store",
+	}); err != nil {
 		return err
 	}
-	if hasURL && len(s.Shards) > 1 {
+	if s.hasOnlyShard && len(s.Shards) > 1 {
 		return p.At(fmt.Errorf("redis store: %w", errURLAndShards))
 	}
 	if err := s.validate(); err != nil {
@@ -89,31 +69,23 @@ func (s *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-// setters returns the setters of the options that only a store has.
-func (s *Store) setters() option.Setters {
-	return option.Setters{
-		"key_prefix":      option.Text(&s.KeyPrefix),
-		"key_secret":      option.Text(&s.KeySecret),
-		"read_from":       option.Text(&s.ReadFrom),
-		"check_timeout":   option.Duration(&s.CheckTimeout),
-		"charge_timeout":  option.Duration(&s.ChargeTimeout),
-		"charge_delay":    option.Delay(&s.ChargeDelay),
-		"pipelining":      option.Text(&s.Pipelining),
-		"ledger_trust":    option.Delay(&s.LedgerTrust),
-		"max_buckets":     option.Positive(&s.MaxBuckets),
-		"max_new_buckets": option.Positive(&s.MaxNewBuckets),
-		"on_error":        option.Text(&s.OnError),
-		"shard": func(p *option.Parser) error {
-			start := p.Token()
-			shard, err := parseShard(p.Dispenser)
-			if err != nil {
-				return err
-			}
-			s.Shards = append(s.Shards, shard)
-			p.StartsAt("shard "+shard.Name, start)
-			return nil
-		},
+// addShard parses shard <name> { … }.
+func (s *Store) addShard(p *option.Parser) error {
+	start := p.Token()
+	shard, err := parseShard(p.Dispenser)
+	if err != nil {
+		return err
 	}
+	s.Shards = append(s.Shards, shard)
+	p.StartsAt("shard "+shard.Name, start)
+	return nil
+}
+
+// addOnlyShard parses url <url>: the only shard may go without a block.
+func (s *Store) addOnlyShard(p *option.Parser) error {
+	only := &Shard{Name: onlyShard}
+	s.Shards, s.hasOnlyShard = append(s.Shards, only), true
+	return option.Filled(&only.URL).Set(p)
 }
 
 func parseShard(d *caddyfile.Dispenser) (*Shard, error) {
@@ -123,13 +95,12 @@ func parseShard(d *caddyfile.Dispenser) (*Shard, error) {
 	if s.Name, err = p.Arg(); err != nil {
 		return nil, p.Err("shard takes one argument, its name")
 	}
-	block := &option.Block{
-		Setters: []option.Setters{s.setters(), s.Connection.setters()}, Repeatable: []string{"replica", "cluster"},
-		Known: ShardOptions, Elsewhere: "shard, " + countingOptions, Place: "the block of the store, outside shard",
+	table := &option.Table{
+		Rows: s.rows(), Elsewhere: append(option.Names(new(Store).ownRows()), "shard"), Place: "the block of the store, outside shard",
 	}
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		which := p.Token()
-		if err := p.Option(block); err != nil {
+		if err := p.Line(table); err != nil {
 			return nil, err
 		}
 		// Checked here, while the option's line is known.
@@ -143,108 +114,38 @@ func parseShard(d *caddyfile.Dispenser) (*Shard, error) {
 	return s, nil
 }
 
-// setters returns the setters of the options that only a shard has.
-func (s *Shard) setters() option.Setters {
-	return option.Setters{
-		"primary": option.Text(&s.Primary),
-		"url":     option.Filled(&s.URL),
-		"replica": option.List(&s.Replicas),
-		"cluster": option.List(&s.Cluster),
-		"weight":  s.setWeight,
-		"sentinel": func(p *option.Parser) error {
-			args := p.RemainingArgs()
-			if len(args) < 2 {
-				return p.Err("write sentinel <master> <addr>..., with the name under which the sentinels watch the primary, and their addresses")
-			}
-			s.Sentinel = &Sentinel{Master: args[0], Addrs: args[1:]}
-			return nil
-		},
+// setPasswordCommand parses password_command, whose block may be missing.
+func (c *Connection) setPasswordCommand(outer *option.Parser) error {
+	p := option.NewParser(outer.Dispenser)
+	command := new(PasswordCommand)
+	if err := option.List(&command.Command).Set(p); err != nil {
+		return err
 	}
-}
-
-// setWeight parses weight <now> [was <before>].
-func (s *Shard) setWeight(p *option.Parser) error {
-	args := p.RemainingArgs()
-	if len(args) != 1 && (len(args) != 3 || args[1] != "was") {
-		return p.Err("write weight <now> or, while clients move, weight <now> was <before>")
+	if err := p.Table(&option.Table{Rows: command.rows()}); err != nil {
+		return err
 	}
-	for n, to := range []**int{&s.Weight, &s.PreviousWeight}[:(len(args)+1)/2] {
-		weight, err := strconv.Atoi(args[2*n])
-		if err != nil {
-			return p.Errf("weight %q: it must be a whole number", args[2*n])
-		}
-		*to = &weight
+	if err := command.validate(); err != nil {
+		return p.At(err)
 	}
+	c.PasswordCommand = command
 	return nil
 }
 
-// setters returns the setters of the options that a store and a shard have.
-func (c *Connection) setters() option.Setters {
-	return option.Setters{
-		"username":          option.Text(&c.Username),
-		"password":          option.Text(&c.Password),
-		"sentinel_username": option.Text(&c.SentinelUsername),
-		"sentinel_password": option.Text(&c.SentinelPassword),
-		"pool_size":         option.Positive(&c.PoolSize),
-		"max_replica_lag":   option.Duration(&c.MaxReplicaLag),
-		"db": func(p *option.Parser) error {
-			c.DB = new(int)
-			return option.Integer(c.DB)(p)
-		},
-		"password_command": func(p *option.Parser) (err error) {
-			c.PasswordCommand, err = parsePasswordCommand(p.Dispenser)
-			return err
-		},
-		"tls": func(p *option.Parser) (err error) {
-			c.TLS, err = parseTLS(p.Dispenser)
-			return err
-		},
-	}
-}
-
-// parsePasswordCommand parses the option password_command, whose block may be missing.
-func parsePasswordCommand(d *caddyfile.Dispenser) (*PasswordCommand, error) {
-	p := option.NewParser(d)
-	c := new(PasswordCommand)
-	if c.Command = p.RemainingArgs(); len(c.Command) == 0 {
-		return nil, p.Err("password_command takes at least one argument")
-	}
-	block := &option.Block{Setters: []option.Setters{{"lifetime": option.Duration(&c.Lifetime)}}, Known: "lifetime"}
-	if err := p.Options(block); err != nil {
-		return nil, err
-	}
-	if err := c.validate(); err != nil {
-		return nil, p.At(err)
-	}
-	return c, nil
-}
-
-// parseTLS parses the option tls, whose block may be missing.
-func parseTLS(d *caddyfile.Dispenser) (*TLS, error) {
-	p := option.NewParser(d)
+// setTLS parses tls, whose block may be missing.
+func (c *Connection) setTLS(outer *option.Parser) error {
+	p := option.NewParser(outer.Dispenser)
 	if err := p.NoArgs(); err != nil {
-		return nil, err
+		return err
 	}
 	t := new(TLS)
-	setters := option.Setters{
-		"ca":                   option.Filled(&t.CA),
-		"server_name":          option.Filled(&t.ServerName),
-		"insecure_skip_verify": option.Flag(&t.InsecureSkipVerify),
-		"cert": func(p *option.Parser) error {
-			if !p.Args(&t.Cert, &t.Key) || p.NextArg() || t.Cert == "" || t.Key == "" {
-				return p.Err("write cert <file> <key>, with the file of the certificate and that of its private key")
-			}
-			return nil
-		},
-	}
-	block := &option.Block{Setters: []option.Setters{setters}, Known: TLSOptions, Elsewhere: "key", Place: "the line cert <file> <key>"}
-	if err := p.Options(block); err != nil {
-		return nil, err
+	if err := p.Table(&option.Table{Rows: t.rows(), Elsewhere: []string{"key"}, Place: "the line cert <file> <key>"}); err != nil {
+		return err
 	}
 	if err := t.validate(); err != nil {
-		return nil, p.At(fmt.Errorf("tls: %w", err))
+		return p.At(fmt.Errorf("tls: %w", err))
 	}
-	return t, nil
+	c.TLS = t
+	return nil
 }
 
 // Interface guard.

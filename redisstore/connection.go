@@ -140,26 +140,6 @@ func (c *Connection) provision(repl *caddy.Replacer) error {
 	return nil
 }
 
-func (c *Connection) validate() error {
-	switch {
-	case c.PasswordCommand != nil && c.Password != "":
-		return option.Errorf("password_command", "does not go with password: remove one")
-	case c.DB != nil && *c.DB < 0:
-		return option.Errorf("db", "%d: it must not be negative", *c.DB)
-	case c.PoolSize < 0 || c.PoolSize > maxPoolSize:
-		return option.Errorf("pool_size", "%d: it must be from 1 to %d", c.PoolSize, maxPoolSize)
-	case c.MaxReplicaLag < 0:
-		return option.Errorf("max_replica_lag", "%s: it must be positive", time.Duration(c.MaxReplicaLag))
-	}
-	if err := c.PasswordCommand.validate(); err != nil || c.TLS == nil {
-		return err
-	}
-	if err := c.TLS.validate(); err != nil {
-		return fmt.Errorf("tls: %w", err)
-	}
-	return nil
-}
-
 // TLS has the settings of encrypted connections to Redis, by TLS 1.2 or later.
 // Files are read when the config is loaded; a missing one is an error.
 type TLS struct {
@@ -196,6 +176,8 @@ type TLS struct {
 
 func (t *TLS) validate() error {
 	switch {
+	case t == nil:
+		return nil
 	case t.Cert != "" && t.Key == "":
 		return option.Errorf("cert", "has no key: add the file with the private key")
 	case t.Key != "" && t.Cert == "":

@@ -1,7 +1,6 @@
 package redisstore
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -11,7 +10,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
-	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 )
 
 var keyPrefix = regexp.MustCompile(`^[A-Za-z0-9_.:-]+$`)
@@ -38,14 +36,17 @@ func (s *Store) validate() error {
 	if len(s.Shards) == 0 {
 		return errors.New("it has no shard: add one, such as shard a { primary localhost:6379 }")
 	}
-	for _, rule := range []func() error{
-		s.validateShards, s.validateWeights, s.Connection.validate, s.validateChoices, s.validateNumbers, s.validateConnections,
-	} {
+	return firstError(s.validateShards, s.validateWeights, func() error { return option.Check(s.rows()) }, s.validateConnections)
+}
+
+// firstError returns the first error of some rules, which may rely on those before.
+func firstError(rules ...func() error) error {
+	for _, rule := range rules {
 		if err := rule(); err != nil {
 			return err
 		}
 	}
-	return stores.ValidateOnError(s.OnError)
+	return nil
 }
 
 func (s *Store) validateShards() error {
@@ -124,39 +125,6 @@ func (s *Shard) badUser(which, own string) error {
 		return option.Errorf(which, remedy)
 	}
 	return option.Errorf("shard "+s.Name, "has a %s, which %s", which, remedy)
-}
-
-func (s *Store) validateChoices() error {
-	return cmp.Or(
-		option.OneOf("read_from", s.ReadFrom, readReplicas, readPrimary),
-		option.OneOf("pipelining", s.Pipelining, turnedOn, turnedOff),
-	)
-}
-
-func (s *Store) validateNumbers() error {
-	switch {
-	case s.KeyPrefix != "" && !keyPrefix.MatchString(s.KeyPrefix):
-		return option.Errorf("key_prefix", "%q: use only letters, digits and the characters _ . : -", s.KeyPrefix)
-	case s.chargeDelay() < 0 || s.chargeDelay() > maxChargeDelay:
-		return option.Errorf("charge_delay", "%s: it must be from 0 to %s", s.chargeDelay(), maxChargeDelay)
-	case s.LedgerTrust != nil && *s.LedgerTrust < 0:
-		return option.Errorf("ledger_trust", "%s: it must be at least 0", time.Duration(*s.LedgerTrust))
-	case s.MaxNewBuckets < 0:
-		return option.Errorf("max_new_buckets", "%d: it must be at least 1", s.MaxNewBuckets)
-	case s.MaxBuckets < 0:
-		return option.Errorf("max_buckets", "%d: it must be at least 1", s.MaxBuckets)
-	}
-	for _, duration := range []struct {
-		name  string
-		value caddy.Duration
-	}{
-		{"check_timeout", s.CheckTimeout}, {"charge_timeout", s.ChargeTimeout},
-	} {
-		if duration.value < 0 {
-			return option.Errorf(duration.name, "%s: it must be positive", time.Duration(duration.value))
-		}
-	}
-	return nil
 }
 
 // isResharding reports whether shards are being added, removed or weighted anew.

@@ -133,10 +133,8 @@ func (s *Shard) validate() error {
 	case len(s.kinds()) == 0:
 		return fmt.Errorf("shard %s has no primary: add sentinel <master> <addr>..., cluster <addr>..., a url, or its address, such as primary localhost:6379", s.Name)
 	}
-	for _, rule := range []func() error{s.validateServers, s.validateURL, s.Connection.validate, s.validateWeight, s.validateConnection} {
-		if err := rule(); err != nil {
-			return fmt.Errorf("shard %s: %w", s.Name, err)
-		}
+	if err := firstError(s.validateServers, s.validateURL, func() error { return option.Check(s.rows()) }, s.validateConnection); err != nil {
+		return fmt.Errorf("shard %s: %w", s.Name, err)
 	}
 	return nil
 }

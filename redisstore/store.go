@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -112,6 +113,8 @@ type Store struct {
 	logger      *zap.Logger
 	events      telemetry.Events
 	undelivered telemetry.LogThrottle
+	// hasOnlyShard is set if a Caddyfile has a url in place of shards.
+	hasOnlyShard bool
 
 	mu sync.Mutex
 	// open has the shards of each call of OpenStore that is not closed yet.
@@ -149,6 +152,13 @@ func (*Store) CaddyModule() caddy.ModuleInfo {
 		ID:  "rate_limit.stores.redis",
 		New: func() caddy.Module { return new(Store) },
 	}
+}
+
+// UnmarshalJSON implements [json.Unmarshaler]. The errors for options that there are no
+// longer say what to write instead.
+func (s *Store) UnmarshalJSON(text []byte) error {
+	type plain Store
+	return option.Decode(text, (*plain)(s))
 }
 
 // Provision implements [caddy.Provisioner]. It resolves placeholders, reads

@@ -1,6 +1,7 @@
-// Package option helps to read options: errors that name an option ([Error]), the
-// nearest known name of a misspelt one ([Nearest]), and a [Parser] of blocks of a
-// Caddyfile, whose options have a [Setter] each.
+// Package option helps to read options: each is a [Row], from which come the line of a
+// Caddyfile, the check of its field and its documentation. A [Parser] reads the lines
+// of a block, an [Error] names the option that is wrong, and [Nearest] is the known
+// name of a misspelt one.
 //
 // It imports Caddy's Caddyfile parser and nothing of this module, so that every
 // module of Caddy here can use it.

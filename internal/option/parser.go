@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -137,62 +138,95 @@ func oneArg(set func(p *Parser, option, arg string) error) Setter {
 	}
 }
 
-// Text sets a text, which may be empty.
-func Text(to *string) Setter {
-	return func(p *Parser) (err error) {
-		*to, err = p.Arg()
-		return err
+// Text is a text, which may be empty.
+func Text[T ~string](to *T) Field {
+	return Field{
+		Set: func(p *Parser) error {
+			arg, err := p.Arg()
+			*to = T(arg)
+			return err
+		},
+		Text: func() (string, bool) { return string(*to), *to != "" },
 	}
 }
 
-// Filled sets a text. An empty one is an error, for it would mean the default.
-func Filled[T ~string](to *T) Setter {
-	return oneArg(func(p *Parser, option, arg string) error {
+// Filled is a text. An empty one is an error, because it would mean the default.
+func Filled[T ~string](to *T) Field {
+	f := Text(to)
+	f.Set = oneArg(func(p *Parser, option, arg string) error {
 		if arg == "" {
 			return p.Errf("%s is empty: give it a value, or remove it", option)
 		}
 		*to = T(arg)
 		return nil
 	})
+	return f
 }
 
-// List sets a list of at least one text. An option that is repeated adds to it.
-func List[T ~[]string](to *T) Setter {
-	return func(p *Parser) error {
-		option := p.Val()
-		args := p.RemainingArgs()
-		if len(args) == 0 {
-			return p.Errf("%s takes at least one argument", option)
-		}
-		*to = append(*to, args...)
-		return nil
+// Choice is one of the words that the Args of its row separate by |.
+func Choice[T ~string](to *T) Field {
+	f := Filled(to)
+	f.isChoice = true
+	return f
+}
+
+// List is a list of at least one text. An option that is repeated adds to it.
+func List[T ~[]string](to *T) Field {
+	return Field{
+		Set: func(p *Parser) error {
+			option := p.Val()
+			args := p.RemainingArgs()
+			if len(args) == 0 {
+				return p.Errf("%s takes at least one argument", option)
+			}
+			*to = append(*to, args...)
+			return nil
+		},
+		Text: func() (string, bool) {
+			var quoted []string
+			for _, text := range *to {
+				if strings.ContainsAny(text, " \t\n\"`") {
+					text = strconv.Quote(text)
+				}
+				quoted = append(quoted, text)
+			}
+			return strings.Join(quoted, " "), len(*to) > 0
+		},
 	}
 }
 
-// Flag sets a switch, whose option has no argument.
-func Flag(to *bool) Setter {
-	return func(p *Parser) error {
-		*to = true
-		return p.NoArgs()
+// Flag is a switch, whose option has no argument.
+func Flag(to *bool) Field {
+	return Field{
+		Set: func(p *Parser) error {
+			*to = true
+			return p.NoArgs()
+		},
+		Text: func() (string, bool) { return "", *to },
 	}
 }
 
-// Integer sets a whole number.
-func Integer(to *int) Setter {
-	return oneArg(func(p *Parser, option, arg string) (err error) {
-		if *to, err = strconv.Atoi(arg); err != nil {
-			return p.Errf("%s %q: it must be a whole number", option, arg)
-		}
-		return nil
-	})
+// Integer is a whole number.
+func Integer(to *int) Field {
+	return Field{
+		Set: oneArg(func(p *Parser, option, arg string) (err error) {
+			if *to, err = strconv.Atoi(arg); err != nil {
+				return p.Errf("%s %q: it must be a whole number", option, arg)
+			}
+			return nil
+		}),
+		Text: func() (string, bool) { return strconv.Itoa(*to), *to != 0 },
+	}
 }
 
-// Positive sets a whole number. One below 1 is an error, for 0 would mean the
+// Positive is a whole number. One below 1 is an error, because 0 would mean the
 // default.
-func Positive(to *int) Setter {
-	return func(p *Parser) error {
+func Positive(to *int) Field {
+	f := Integer(to)
+	set := f.Set
+	f.Set = func(p *Parser) error {
 		option := p.Val()
-		if err := Integer(to)(p); err != nil {
+		if err := set(p); err != nil {
 			return err
 		}
 		if *to < 1 {
@@ -200,39 +234,54 @@ func Positive(to *int) Setter {
 		}
 		return nil
 	}
+	return f
 }
 
-// Number sets a number. The words of an error describe it.
-func Number(to *float64, words string) Setter {
-	return oneArg(func(p *Parser, option, arg string) (err error) {
-		if *to, err = strconv.ParseFloat(arg, 64); err != nil {
-			return p.Errf("%s %q: it must be a number%s", option, arg, words)
-		}
-		return nil
-	})
+// Number is a number. The words of an error describe it.
+func Number(to *float64, words string) Field {
+	return Field{
+		Set: oneArg(func(p *Parser, option, arg string) (err error) {
+			if *to, err = strconv.ParseFloat(arg, 64); err != nil {
+				return p.Errf("%s %q: it must be a number%s", option, arg, words)
+			}
+			return nil
+		}),
+		Text: func() (string, bool) { return strconv.FormatFloat(*to, 'g', -1, 64), *to != 0 },
+	}
 }
 
-// Delay sets a time span, which may be zero.
-func Delay(to **caddy.Duration) Setter {
-	return oneArg(func(p *Parser, option, arg string) error {
-		d, err := caddy.ParseDuration(arg)
-		if err != nil || d < 0 {
-			return p.Errf("%s %q: it must be a time span, such as 50ms, or 0", option, arg)
-		}
-		delay := caddy.Duration(d)
-		*to = &delay
-		return nil
-	})
+// Delay is a time span, which may be zero.
+func Delay(to **caddy.Duration) Field {
+	return Field{
+		Set: oneArg(func(p *Parser, option, arg string) error {
+			d, err := caddy.ParseDuration(arg)
+			if err != nil || d < 0 {
+				return p.Errf("%s %q: it must be a time span, such as 50ms, or 0", option, arg)
+			}
+			delay := caddy.Duration(d)
+			*to = &delay
+			return nil
+		}),
+		Text: func() (string, bool) {
+			if *to == nil {
+				return "", false
+			}
+			return time.Duration(**to).String(), true
+		},
+	}
 }
 
-// Duration sets a time span. Zero is an error, for it would mean the default.
-func Duration(to *caddy.Duration) Setter {
-	return oneArg(func(p *Parser, option, arg string) error {
-		d, err := caddy.ParseDuration(arg)
-		if err != nil || d <= 0 {
-			return p.Errf("%s %q: it must be a time span above zero, such as 250ms, 10s, 1m, 1h or 1d", option, arg)
-		}
-		*to = caddy.Duration(d)
-		return nil
-	})
+// Duration is a time span. Zero is an error, because it would mean the default.
+func Duration(to *caddy.Duration) Field {
+	return Field{
+		Set: oneArg(func(p *Parser, option, arg string) error {
+			d, err := caddy.ParseDuration(arg)
+			if err != nil || d <= 0 {
+				return p.Errf("%s %q: it must be a time span above zero, such as 250ms, 10s, 1m, 1h or 1d", option, arg)
+			}
+			*to = caddy.Duration(d)
+			return nil
+		}),
+		Text: func() (string, bool) { return time.Duration(*to).String(), *to != 0 },
+	}
 }

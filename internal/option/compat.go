@@ -1,0 +1,65 @@
+package option
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+const (
+	insteadAmount = "write events <n> and window <duration>"
+	insteadErrors = "write handle_errors in the site: its routes answer refused requests"
+	insteadDryRun = "write enforce 0"
+	insteadMatch  = "write match with a matcher that leaves out the requests that are not limited, such as not remote_ip 10.0.0.0/8"
+)
+
+// instead says what to write in place of names that are no options: those of earlier
+// versions, and those of other programs.
+var instead = map[string]string{
+	"align":          "write window <duration> aligned",
+	"batch_share":    "remove it: the batches of all Caddys hold 10 percent of events",
+	"free_status":    "write count_status not and the statuses, such as count_status not 304 5xx; in JSON count_status_not; or count_status all in place of none",
+	"max_wait_queue": "write it after the duration, as in max_wait 5s 1000",
+	"settle":         "remove it: the end of a response is awaited where cost or a status needs it",
+	"time_zone":      "write it after the window, as in window day in Europe/Berlin",
+	"week_starts":    "write it after the window, as in window week from sunday",
+
+	"clock":              "remove it: windows end by the clock of the primary",
+	"dial_timeout":       "remove it, or raise check_timeout: connecting may take four times as long",
+	"ledger_max_buckets": "write max_buckets",
+	"ledger_max_trust":   "remove it; a ledger_trust below 1s does what 0 did",
+	"max_keys":           "write max_buckets",
+	"password_lifetime":  "write it in the block of the command, as in password_command token { lifetime 15m }",
+	"plain_charges":      "remove it: a script is called where the server refuses plain commands",
+	"previous_shards":    "write in each shard that changes what its weight was, as in weight 2 was 1, or was 0 for a new shard; in JSON previous_weight",
+	"retired":            "write weight 0 and what it was, as in weight 0 was 1; in JSON previous_weight",
+
+	"allow":          insteadMatch,
+	"ban":            "write penalty <duration>",
+	"dry_run":        insteadDryRun,
+	"limit":          insteadAmount,
+	"log_only":       insteadDryRun,
+	"max_concurrent": "write algorithm concurrency and events <n>",
+	"period":         insteadAmount,
+	"rate":           insteadAmount,
+	"requests":       insteadAmount,
+	"response":       insteadErrors,
+	"shadow":         insteadDryRun,
+	"status":         insteadErrors,
+	"whitelist":      insteadMatch,
+}
+
+// Decode decodes JSON strictly. The error for an unknown field says what to write
+// instead, if that is known.
+func Decode(text []byte, to any) error {
+	err := caddy.StrictUnmarshalJSON(text, to)
+	if err == nil {
+		return nil
+	}
+	name, ok := strings.CutPrefix(err.Error(), `json: unknown field "`)
+	if name, closed := strings.CutSuffix(name, `"`); ok && closed && instead[name] != "" {
+		return fmt.Errorf("%w: %s", err, instead[name])
+	}
+	return err
+}

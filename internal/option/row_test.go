@@ -1,0 +1,150 @@
+package option_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/option"
+)
+
+// sample has an option of each kind.
+type sample struct {
+	Color  string         `json:"color,omitempty"`
+	Texts  []string       `json:"texts,omitempty"`
+	Count  int            `json:"count,omitempty"`
+	Wait   caddy.Duration `json:"wait,omitempty"`
+	Switch bool           `json:"switch,omitempty"`
+	Share  float64        `json:"share,omitempty"`
+	inner  string
+}
+
+func (s *sample) UnmarshalJSON(text []byte) error {
+	type plain sample
+	return option.Decode(text, (*plain)(s))
+}
+
+func (s *sample) rows() []option.Row {
+	inner := option.Row{Name: "inner", Args: "<text>", Field: option.Text(&s.inner), Section: "Two", Default: "none", Doc: "Inside."}
+	return []option.Row{
+		{Name: "color", Args: "red|green|blue", Field: option.Choice(&s.Color), Section: "One", Default: "`red`", Doc: "The color."},
+		{Name: "texts", Args: "<text>...", Field: option.List(&s.Texts), Repeats: true, Section: "One", Doc: "Texts."},
+		{
+			Name: "block", Block: []option.Row{inner, {Name: "switch", Field: option.Flag(&s.Switch), Section: "One"}},
+			Field: option.Field{Set: func(p *option.Parser) error {
+				return option.NewParser(p.Dispenser).Table(&option.Table{Rows: []option.Row{inner}, Elsewhere: []string{"color"}, Place: "the block outside"})
+			}},
+			Section: "One", Default: "off", Doc: "A block.",
+		},
+		inner,
+		{Name: "count", Args: "<n>", Field: option.Positive(&s.Count), Section: "Two", Default: "10", Doc: "How many.", Check: func() error {
+			if s.Count > 100 {
+				return option.Errorf("count", "%d: it must be at most 100", s.Count)
+			}
+			return nil
+		}},
+		{Name: "wait", Args: "<duration>", Field: option.Duration(&s.Wait), Section: "Two"},
+		{Name: "share", Args: "<percent>", Field: option.Number(&s.Share, " of percent"), Section: "Two"},
+	}
+}
+
+func (s *sample) parse(text string) error {
+	d := caddyfile.NewTestDispenser("sample {\n" + text + "\n}")
+	d.Next()
+	p := option.NewParser(d)
+	also := option.Row{Name: "old", Field: option.Flag(new(bool))}
+	if err := p.Table(&option.Table{Rows: s.rows(), Also: []option.Row{also}}); err != nil {
+		return err
+	}
+	if err := option.Check(s.rows()); err != nil {
+		return p.At(err)
+	}
+	return nil
+}
+
+func TestRowsParse(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                                     "",
+		"color red\ncount 10":                  "",
+		"color blue":                           "color blue",
+		"texts a\ntexts b \"c d\"":             "texts a b \"c d\"",
+		"old\nwait 90s\nshare 12.5\ncount 010": "wait 1m30s, share 12.5",
+		"block {\n inner x\n}\ncount 11":       "inner x, count 11",
+	} {
+		var s sample
+		if err := s.parse(text); err != nil {
+			t.Errorf("%q: %v", text, err)
+		}
+		if got := option.Definition(s.rows()); got != want {
+			t.Errorf("%q is defined as %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestRowsRefuse(t *testing.T) {
+	for text, want := range map[string]string{
+		"color pink":              `color "pink": it must be red, green or blue, at Testfile:2`,
+		"color red\ncolor red":    `color is given twice, first in line 2: remove one, at Testfile:3`,
+		"count 10\n\ncount 5":     `count is given twice, first in line 2: remove one, at Testfile:4`,
+		"texts a\ncount 101":      `count 101: it must be at most 100, at Testfile:3`,
+		"cuont 5":                 `unknown option cuont: it must be one of color, texts, block, inner, count, wait, share, did you mean count?, at Testfile:2`,
+		"dry_run":                 `unknown option dry_run: write enforce 0, at Testfile:2`,
+		"color red {\n}":          `the option before { takes no block: remove it, at Testfile:2`,
+		"count 5 6":               `count takes one argument, not 2, at Testfile:2`,
+		"block {\n\tcolor red\n}": `color belongs in the block outside, at Testfile:3`,
+		"wait 0":                  `wait "0": it must be a time span above zero, such as 250ms, 10s, 1m, 1h or 1d, at Testfile:2`,
+		"share much":              `share "much": it must be a number of percent, at Testfile:2`,
+	} {
+		if err := new(sample).parse(text); err == nil || err.Error() != want {
+			t.Errorf("%q: %v, want %s", text, err, want)
+		}
+	}
+}
+
+func TestRowsAsDocumentation(t *testing.T) {
+	rows := new(sample).rows()
+	const grammar = `color red|green|blue
+texts <text>...
+block {
+	inner  <text>
+	switch
+}
+inner <text>
+count <n>
+wait  <duration>
+share <percent>`
+	if got := strings.Join(option.Grammar(rows), "\n"); got != grammar {
+		t.Errorf("the grammar is\n%s\nwant\n%s", got, grammar)
+	}
+	for section, want := range map[string]string{
+		"One":   "| `color` | The color. | `red` |\n| `texts` | Texts. | |\n| `block`, `switch` | A block. | off |\n",
+		"Two":   "| `inner` | Inside. | none |\n| `count`, `wait`, `share` | How many. | 10 |\n",
+		"Three": "",
+	} {
+		if want != "" {
+			want = "| option | meaning | default |\n|---|---|---|\n" + want
+		}
+		if got := option.Reference(rows, section); got != want {
+			t.Errorf("section %s is\n%s\nwant\n%s", section, got, want)
+		}
+	}
+}
+
+func TestDecode(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"color": "red", "count": 5}`: ``,
+		`{"colour": "red"}`:            `json: unknown field "colour"`,
+		`{"dry_run": true}`:            `json: unknown field "dry_run": write enforce 0`,
+	} {
+		err := new(sample).UnmarshalJSON([]byte(text))
+		if err == nil {
+			err = errors.New("")
+		}
+		if err.Error() != want {
+			t.Errorf("%s: %v, want %s", text, err, want)
+		}
+	}
+}
