@@ -36,7 +36,7 @@ type pairSite struct {
 	handlers                int
 	// byURL is set if the config has URLs in place of addresses.
 	byURL bool
-	// filtered is set if primaries are behind proxies that refuse plain commands.
+	// filtered is set if primaries are behind proxies that refuse plain charges.
 	filtered bool
 	// added is a shard that was not there before a resharding.
 	added string
@@ -179,11 +179,11 @@ func (p *pairRun) shard(name string) *redistest.Shard {
 	return s
 }
 
-// filter returns the address of the proxy before the primary of that shard that refuses plain commands.
+// filter returns the address of the proxy before the primary of that shard that refuses plain charges.
 func (p *pairRun) filter(name string) string {
 	p.t.Helper()
 	if p.filters[name] == nil {
-		p.filters[name] = redistest.StartFilter(p.t, p.shard(name).Primary.Addr(), redistest.Refusing("-ERR unknown command", "hincrby", "hmget"))
+		p.filters[name] = redistest.StartFilter(p.t, p.shard(name).Primary.Addr(), redistest.Refusing("-ERR unknown command", "hincrby"))
 	}
 	return p.filters[name].Addr()
 }
@@ -443,7 +443,7 @@ var features = []feature{
 		},
 	},
 	{
-		name:      "plain commands refused",
+		name:      "plain charges refused",
 		configure: func(_ *pairRun, s *pairSite) { s.filtered = true },
 	},
 	{

@@ -11,43 +11,43 @@ import (
 // UnmarshalCaddyfile implements [caddyfile.Unmarshaler]:
 //
 //	redis {
-//		url <url>
 //		shard <name> {
 //			primary  <addr>
-//			url      <url>
 //			replica  <addr>...
+//			url      <url>
 //			sentinel <master> <addr>...
 //			cluster  <addr>...
 //			weight   <now> [was <before>]
-//			<the connection's options, for this shard alone>
+//			<an option of connections>
 //		}
-//		username          <name>
-//		password          <secret>
-//		password_command  <command> <argument>... {
+//		url      <url>
+//		username <name>
+//		password <secret>
+//		password_command <command> <argument>... {
 //			lifetime <duration>
 //		}
 //		sentinel_username <name>
 //		sentinel_password <secret>
 //		db                <n>
 //		tls {
-//			ca          <file>
-//			cert        <file> <key>
-//			server_name <name>
+//			ca                   <file>
+//			cert                 <file> <key>
+//			server_name          <name>
 //			insecure_skip_verify
 //		}
-//		pool_size         <n>
-//		max_replica_lag   <duration>
-//		key_prefix        <text>
-//		key_secret        <secret>
-//		read_from         replicas|primary
-//		check_timeout     <duration>
-//		charge_timeout    <duration>
-//		charge_delay      <duration>
-//		pipelining        on|off
-//		ledger_trust      <duration>
-//		max_buckets       <n>
-//		max_new_buckets   <n>
-//		on_error          allow|deny|local
+//		pool_size       <n>
+//		max_replica_lag <duration>
+//		key_prefix      <text>
+//		key_secret      <secret>
+//		read_from       replicas|primary
+//		check_timeout   <duration>
+//		charge_timeout  <duration>
+//		charge_delay    <duration>
+//		pipelining      on|off
+//		on_error        allow|deny|local
+//		ledger_trust    <duration>
+//		max_buckets     <n>
+//		max_new_buckets <n>
 //	}
 func (s *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next()

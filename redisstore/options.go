@@ -26,7 +26,7 @@ func (s *Store) rows() []option.Row {
 	rows := append([]option.Row{
 		{
 			Name: "shard", Args: "<name>", Field: option.Field{Set: s.addShard}, Repeats: true,
-			Block:   append(new(Shard).ownRows(), option.Row{Name: "<an option of connections>"}),
+			Block:   append(new(Shard).ownRows(), option.Row{Args: "<an option of connections>"}),
 			Section: sectionShards, Default: "required",
 			Doc: "One independent Redis, of one of three [kinds](redis.md#kinds-of-shards): `primary` (or `url`), `sentinel` or `cluster`. Its name decides which clients it owns: keep the name when the addresses or the kind change.",
 		},
@@ -78,7 +78,7 @@ func (s *Store) ownRows() []option.Row {
 		},
 		{
 			Name: "pipelining", Args: turnedOn + "|" + turnedOff, Field: option.Choice(&s.Pipelining), Section: sectionCalls, Default: "`on`",
-			Doc: "Sends waiting calls together, as one script call for several keys where possible. Write `off` if `primary` is a proxy that sends different keys to different servers: most of these run a script at the server of its first key and report no error.",
+			Doc: "Sends waiting calls together, as one script call for several keys where possible. Write `off` behind a [proxy](redis.md#proxies) that spreads keys over servers.",
 		},
 		{
 			Name: "on_error", Args: "allow|deny|local", Field: option.Choice(&s.OnError), Section: sectionCalls, Default: "`allow`",
@@ -86,7 +86,7 @@ func (s *Store) ownRows() []option.Row {
 		},
 		{
 			Name: "ledger_trust", Args: "<duration>", Field: option.Delay(&s.LedgerTrust), Section: sectionLedger, Default: "1s",
-			Doc: "How long this Caddy relies on the primary's last answer about a bucket. Until then it ignores a replica that shows less, refuses a client over its limit without a call, and admits a client that comes to this Caddy alone without a call while half of its limit is left. After that it asks the primary, but for a client that comes seldom, and to this Caddy alone: while half of its limit is left, one request is admitted without a check after a pause that is no longer than the time for which the client had come here alone before, nor than a tenth of the window. The reply to its charge shows what other Caddys have charged. Less than 1s switches that off. `0` asks for every request.",
+			Doc: "How long this Caddy relies on the primary's last answer about a bucket: it ignores a replica that shows less, refuses a client over its limit without a call, and admits a client that comes to this Caddy alone without a call while half of its limit is left. After that it asks the primary, but for a client that comes here alone and seldom: while half of its limit is left, one request is admitted without a check after a pause no longer than the client had come here alone before, nor than a tenth of the window. Less than 1s switches that off; `0` asks for every request.",
 			Check: func() error {
 				if s.LedgerTrust != nil && *s.LedgerTrust < 0 {
 					return option.Errorf("ledger_trust", "%s: it must be at least 0", time.Duration(*s.LedgerTrust))
@@ -158,7 +158,7 @@ func (c *Connection) rows() []option.Row {
 		},
 		{
 			Name: "sentinel_username", Args: "<name>", Field: option.Text(&c.SentinelUsername), Section: sectionConnections, Default: "none",
-			Doc: "The same for sentinels, which get neither `username` nor `password`.",
+			Doc: "The ACL user of the sentinels and its password. Sentinels get neither `username` nor `password`.",
 		},
 		{Name: "sentinel_password", Args: "<secret>", Field: option.Text(&c.SentinelPassword), Section: sectionConnections},
 		{
