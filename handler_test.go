@@ -26,7 +26,7 @@ import (
 
 func TestNearest(t *testing.T) {
 	zone := option.Names(new(Zone).options(httpcaddyfile.Helper{}))
-	redis := strings.Split(redisstore.RedisOptions, ", ")
+	redis := option.Names(redisstore.Rows())
 	for _, test := range []struct {
 		word  string
 		known []string
@@ -74,9 +74,11 @@ func TestNearest(t *testing.T) {
 
 // TestNearestIsItself checks that a known word is the nearest to itself.
 func TestNearestIsItself(t *testing.T) {
-	handler, zone := option.Names(new(Handler).options(nil)), option.Names(new(Zone).options(httpcaddyfile.Helper{}))
-	for _, options := range []string{strings.Join(handler, ", "), strings.Join(zone, ", "), redisstore.RedisOptions, redisstore.ShardOptions, redisstore.TLSOptions} {
-		known := strings.Split(options, ", ")
+	blocks := [][]string{option.Names(new(Handler).options(nil)), option.Names(new(Zone).options(httpcaddyfile.Helper{})), option.Names(redisstore.Rows())}
+	for _, row := range redisstore.Rows() {
+		blocks = append(blocks, option.Names(row.Block))
+	}
+	for _, known := range blocks {
 		for _, word := range known {
 			if got := option.Nearest(word, known); got != word {
 				t.Errorf("nearest to %s is %s", word, got)

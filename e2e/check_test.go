@@ -174,7 +174,7 @@ func TestCheckLoadsStoresAlone(t *testing.T) {
 			"http": {"servers": {"s": {"listen": [":8443"], "routes": [{"handle": [{"handler": "subroute", "routes": [{"handle": [
 				{
 					"handler": "rate_limit", "zones": [{"name": "api", "key": ["{header.X-Key}"], "events": 10, "window": "1m"}],
-					"store": {"module": "redis", "read_from": "primary", "dial_timeout": "1m", "check_timeout": "1m", "shards": [{"name": "a", "primary": "` + server.Addr() + `"}]}
+					"store": {"module": "redis", "read_from": "primary", "check_timeout": "1m", "shards": [{"name": "a", "primary": "` + server.Addr() + `"}]}
 				},
 				{
 					"handler": "reverse_proxy", "upstreams": [{"dial": "` + backend.Listener.Addr().String() + `"}],
@@ -228,7 +228,7 @@ func TestCheckEndsInTime(t *testing.T) {
 	server := redistest.Start(t, lasting)
 	must(t, "pause", server.Pause())
 	t.Cleanup(func() { must(t, "resume", server.Resume()) })
-	file := configOf(t, caddytest.RedisStore(caddytest.ShardWith("a", "primary "+server.Addr(), "dial_timeout 10m"), "check_timeout 10m"))
+	file := configOf(t, caddytest.RedisStore(caddytest.ShardWith("a", "primary "+server.Addr()), "check_timeout 10m"))
 	cmd := caddytest.Command(t.TempDir(), "rate-limit", "check", file, "--timeout", "300ms")
 	limit := time.AfterFunc(caddytest.WaitLimit, func() { _ = cmd.Process.Kill() })
 	out, _ := cmd.CombinedOutput()

@@ -73,33 +73,6 @@ func TestReadFromPrimaryAsksNoReplica(t *testing.T) {
 	}
 }
 
-func TestLocalClockDecides(t *testing.T) {
-	t.Parallel()
-	servers := caddytest.StartShards(t, 1, 1)
-	caddys := caddytest.StartMany(t, 2, apiSite(servers.Store("clock local"), 5, "1h"))
-	before := time.Now()
-	first := caddys[0].Ask("/", "X-Key: alice")
-	after := time.Now()
-	must(t, "first request", first.Is(http.StatusOK, 1))
-	servers.AwaitCount(t, "api", "alice", 1)
-	reset := servers.Buckets(t, "api")["alice"].Reset
-	if reset < before.Add(time.Hour).UnixMicro() || reset > after.Add(time.Hour).UnixMicro() {
-		t.Errorf("reset is %v, want an hour after %v", time.UnixMicro(reset), before)
-	}
-	servers.AwaitReplicas(t)
-	for used := int64(2); used <= 5; used++ {
-		a := caddys[used%2].Ask("/", "X-Key: alice")
-		must(t, "request", errors.Join(a.Is(http.StatusOK, used), want("reset", a.Reset, first.Reset)))
-		servers.AwaitCount(t, "api", "alice", used)
-		servers.AwaitReplicas(t)
-	}
-	must(t, "request too many", caddys[0].Ask("/", "X-Key: alice").Is(http.StatusTooManyRequests, 5))
-	// All processes of a test share one clock, so the calls of TIME show whose clock Caddy asked.
-	stats, err := servers[0].Primary.Info("commandstats")
-	must(t, "ask the primary", err)
-	must(t, "calls of TIME", want("their statistics", stats["cmdstat_time"], ""))
-}
-
 func TestDatabaseAndUser(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 1)
@@ -264,7 +237,7 @@ func TestTLSShardsOfEveryKind(t *testing.T) {
 		caddytest.ShardWith("static", "primary "+strings.Replace(static.Primary.Addr(), "127.0.0.1", "localhost", 1)),
 		caddytest.ShardWith("watched", sentinelLine(sentinels), tlsBlock(ca, client, "server_name redis.internal")),
 		caddytest.ShardWith("cluster", "cluster "+cluster.Addrs()[0]),
-		tlsBlock(ca, client), "dial_timeout 1m", "check_timeout 1m",
+		tlsBlock(ca, client), "check_timeout 1m",
 	), 3, "1h"))
 	const clients = 30
 	for i := range clients {
@@ -719,7 +692,7 @@ func TestPasswordCommand(t *testing.T) {
 	for _, node := range nodes {
 		must(t, "set user", node.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "on", ">"+first, ">"+second, "~rl:*", "+@all").Err())
 	}
-	c := caddytest.Start(t, apiSite(servers.Store("username limiter", "password_command cat "+file, "password_lifetime 10s", "dial_timeout 1m", "on_error deny"), 1_000_000, "1h"))
+	c := caddytest.Start(t, apiSite(servers.Store("username limiter", "password_command cat "+file+" {\nlifetime 10s\n}", "on_error deny"), 1_000_000, "1h"))
 	used := int64(0)
 	counts := func() {
 		used++

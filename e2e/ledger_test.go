@@ -576,7 +576,7 @@ func TestLocalCountsAreHandedOver(t *testing.T) {
 				servers := caddytest.StartLastingShards(t, 1, 0)
 				zone := zoneWith("api", fmt.Sprint("events ", events), "algorithm "+algorithm, "charge "+charge, "on_error local")
 				// No request passes on what the shard said before.
-				c := caddytest.Start(t, zonesSite(servers.Store("ledger_trust 1us", "ledger_max_trust 0"), zone,
+				c := caddytest.Start(t, zonesSite(servers.Store("ledger_trust 0"), zone,
 					"@unchanged path /unchanged\nrespond @unchanged 304\nrespond ok"))
 				key := "X-Key: alice"
 				for range before {

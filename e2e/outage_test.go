@@ -505,7 +505,7 @@ func TestDeadShardCostsNoMemory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			shard := redistest.StartShard(t, 0)
-			c := caddytest.Start(t, zonesSite(caddytest.RedisStore(caddytest.ShardOf("a", shard), "check_timeout 50ms", "charge_timeout 250ms", "dial_timeout 200ms"),
+			c := caddytest.Start(t, zonesSite(caddytest.RedisStore(caddytest.ShardOf("a", shard), "check_timeout 50ms", "charge_timeout 250ms"),
 				zoneWith("api", "events 1000000", "on_error allow"), "respond ok"))
 			must(t, "a request", want("status", c.Ask("/", "X-Key: client-0").Status, http.StatusOK))
 			must(t, "end the shard", kill(shard.Primary))

@@ -36,6 +36,10 @@ type pairSite struct {
 	handlers                int
 	// byURL is set if the config has URLs in place of addresses.
 	byURL bool
+	// filtered is set if primaries are behind proxies that refuse plain charges.
+	filtered bool
+	// added is a shard that was not there before a resharding.
+	added string
 }
 
 func (s *pairSite) store(lines ...string) { s.storeLines = append(s.storeLines, lines...) }
@@ -76,7 +80,14 @@ func (s *pairSite) zonesOf() []string {
 func (s *pairSite) redis(name string, shards []string, more ...string) string {
 	var lines []string
 	for _, shard := range shards {
-		line := caddytest.ShardOf(shard, s.p.shard(shard))
+		var isNew []string
+		if shard == s.added {
+			isNew = []string{"weight 1 was 0"}
+		}
+		line := caddytest.ShardOf(shard, s.p.shard(shard), isNew...)
+		if s.filtered {
+			line = strings.Replace(line, "primary "+s.p.shard(shard).Primary.Addr(), "primary "+s.p.filter(shard), 1)
+		}
 		if s.byURL {
 			line = strings.Replace(line, "primary ", "url redis://", 1)
 		}
@@ -166,6 +177,15 @@ func (p *pairRun) shard(name string) *redistest.Shard {
 		p.shards[name] = s
 	}
 	return s
+}
+
+// filter returns the address of the proxy before the primary of that shard that refuses plain charges.
+func (p *pairRun) filter(name string) string {
+	p.t.Helper()
+	if p.filters[name] == nil {
+		p.filters[name] = redistest.StartFilter(p.t, p.shard(name).Primary.Addr(), redistest.Refusing("-ERR unknown command", "hincrby"))
+	}
+	return p.filters[name].Addr()
 }
 
 // stopShard kills the primary of a shard, or all of its servers.
@@ -313,11 +333,11 @@ var features = []feature{
 		},
 	},
 	{
-		name: "previous_shards",
+		name: "another shard",
 		configure: func(p *pairRun, s *pairSite) {
 			if p.resharded {
-				s.shards = append(s.shards, "c")
-				s.defaultStore("previous_shards a b")
+				s.added = "c"
+				s.shards = append(s.shards, s.added)
 			}
 		},
 		disturb: func(p *pairRun) []func() {
@@ -423,12 +443,12 @@ var features = []feature{
 		},
 	},
 	{
-		name:      "plain_charges off",
-		configure: func(_ *pairRun, s *pairSite) { s.store("plain_charges off") },
+		name:      "plain charges refused",
+		configure: func(_ *pairRun, s *pairSite) { s.filtered = true },
 	},
 	{
-		name:      "ledger_max_trust 0",
-		configure: func(_ *pairRun, s *pairSite) { s.store("ledger_max_trust 0") },
+		name:      "ledger_trust 0",
+		configure: func(_ *pairRun, s *pairSite) { s.store("ledger_trust 0") },
 	},
 	{
 		name: "shard stopped",
@@ -462,7 +482,7 @@ const (
 )
 
 // tunings are options of a store that do not affect counts.
-var tunings = []string{"pool_size 2", "pool_size 9", "ledger_trust 500ms", "dial_timeout 9s", "max_replica_lag 4s", "read_from primary", "clock redis"}
+var tunings = []string{"pool_size 2", "pool_size 9", "ledger_trust 500ms", "max_replica_lag 4s", "read_from primary"}
 
 // bounds are what the invariants tolerate in a pair.
 type bounds struct {

@@ -46,6 +46,7 @@ type pairRun struct {
 	backend *httptest.Server
 	socket  string
 	shards  map[string]*redistest.Shard
+	filters map[string]*redistest.Filter
 
 	// attachesLater is set if startShard has to attach the replica.
 	attachesLater bool
@@ -141,7 +142,7 @@ func tryPair(t *testing.T, which pair, seed uint64) {
 	_, _ = name.Write([]byte(which.String()))
 	p := &pairRun{
 		t: t, features: []*feature{&features[which[0]], &features[which[1]]}, rng: rand.New(rand.NewPCG(seed, name.Sum64())),
-		shards: map[string]*redistest.Shard{}, percent: 30,
+		shards: map[string]*redistest.Shard{}, filters: map[string]*redistest.Filter{}, percent: 30,
 	}
 	p.alike = p.rng.IntN(2) == 0
 	dir, err := os.MkdirTemp("", "pair") // a socket's path is short

@@ -415,7 +415,7 @@ func TestRolloutOfASecondZoneLeavesTheFirstUntouched(t *testing.T) {
 					t.Run(fmt.Sprintf("%s, %s, %s, %s", first, second, place, trust), func(t *testing.T) {
 						t.Parallel()
 						servers := caddytest.StartShards(t, 2, 0)
-						c := startWith(t, twoStores(servers, options...), "rollout other 50\n"+
+						c := startWith(t, trusting(t, servers, twoStores(servers, options...), trust), "rollout other 50\n"+
 							zoneWith("first", "charge "+first)+zoneWith("second", byGroup, "events 2", "charge "+second), "respond ok")
 						secondZoneRefuses(t, c, servers, first, second, "X-Group", at, 2, trust)
 					})

@@ -234,15 +234,15 @@ func TestReshardingOneCaddyAtATime(t *testing.T) {
 	config := func(zone string, store ...string) string {
 		return fmt.Sprintf("{\n{{global}}\n%s\n}\n{{site}} {\nrate_limit {\nzone %s {\nkey {header.X-Key}\nevents %d\nwindow 1h\ncharge before\n}\n}\nrespond ok\n}\n", caddytest.RedisStore(store...), zone, events)
 	}
-	two, three := lines(2), lines(3, "previous_shards a b")
-	retired := lines(3, "previous_shards a b c")
-	retired[0] = "shard a {\nprimary " + servers[0].Primary.Addr() + "\nretired\n}"
+	two, three := lines(2), append(lines(2), caddytest.ShardOf("c", servers[2], "weight 1 was 0"))
+	without := lines(3)
+	without[0] = caddytest.ShardOf("a", servers[0], "weight 0 was 1")
 	for _, c := range []struct {
 		zone          string
 		before, after []string
 	}{
 		{"added", two, three},
-		{"removed", lines(3), retired},
+		{"removed", lines(3), without},
 	} {
 		caddys := []*caddytest.Caddy{caddytest.Start(t, config(c.zone, c.before...)), caddytest.Start(t, config(c.zone, c.before...))}
 		served, resets := map[string]int64{}, map[string]int64{}
@@ -336,7 +336,7 @@ func TestReshardingChargesRunningRequests(t *testing.T) {
 					held = append(held, backend.Start(t, c, "/", "X-Key: "+name(n)))
 				}
 			}
-			c.MustLoad(site(servers.Store("previous_shards a b")))
+			c.MustLoad(site(servers.StoreAfter(2)))
 			for n := range clients {
 				// This migrates the bucket if the client has moved.
 				backend.Finish(t, backend.Start(t, c, "/", "X-Key: "+name(n)))
@@ -383,8 +383,9 @@ func TestReloadMigratesNothingAgain(t *testing.T) {
 	const clients = 60
 	servers := caddytest.StartShards(t, 3, 0)
 	backend := caddytest.StartSlowBackend(t)
+	// The third shard is new.
 	config := func(n int, options ...string) string {
-		return limitedSite(servers[:n].Store(options...), 10, "1h",
+		return limitedSite(servers[:n].StoreAfter(2, options...), 10, "1h",
 			"handle /slow {\n"+proxyTo(backend.Server.Listener.Addr().String())+"\n}\nrespond ok")
 	}
 	c := caddytest.Start(t, config(2))
@@ -410,13 +411,13 @@ func TestReloadMigratesNothingAgain(t *testing.T) {
 		return n
 	}
 	askAll(1)
-	c.MustLoad(config(3, "previous_shards a b"))
+	c.MustLoad(config(3))
 	moved := askAll(2)
 	if moved == 0 {
 		t.Error("no client has moved")
 	}
 	must(t, "after the resharding", want("buckets looked for", dumped(), moved))
-	c.MustLoad(config(3, "previous_shards a b", "ledger_trust 2s"))
+	c.MustLoad(config(3, "ledger_trust 2s"))
 	askAll(3)
 	must(t, "after a reload", want("buckets looked for", dumped(), moved))
 
@@ -435,7 +436,7 @@ func TestReloadMigratesNothingAgain(t *testing.T) {
 		must(t, "by the old shards", want("status", c.Ask("/", "X-Key: "+late).Status, http.StatusOK))
 	}
 	servers[:2].AwaitCount(t, "api", late, 4)
-	c.MustLoad(config(3, "previous_shards a b"))
+	c.MustLoad(config(3))
 	must(t, "by the new shards again", want("status", c.Ask("/", "X-Key: "+late).Status, http.StatusOK))
 	servers[2:].AwaitCount(t, "api", late, 5)
 	must(t, "running request", want("status", backend.Finish(t, running)[0].Status, http.StatusOK))

@@ -214,7 +214,7 @@ func TestEventsAreEmitted(t *testing.T) {
 	"admin": {"listen": "{{admin}}", "config": {"persist": false}},
 	"apps": {
 		"events": {"subscriptions": [{"events": ["rate_limit_exceeded", "rate_limit_shard_down", "rate_limit_shard_up"], "handlers": [{"handler": "test_print"}]}]},
-		"rate_limit": {"stores": {"default": {"module": "redis", "shards": [{"name": "a", "primary": %q}], "check_timeout": "1m", "charge_timeout": "1m", "dial_timeout": "1m"}}},
+		"rate_limit": {"stores": {"default": {"module": "redis", "shards": [{"name": "a", "primary": %q}], "check_timeout": "1m", "charge_timeout": "1m"}}},
 		"http": {"servers": {"s": {"listen": ["{{addr}}"], "routes": [{"handle": [
 			{"handler": "rate_limit", "zones": [{"name": "api", "key": ["static"], "events": 1, "window": "1h"}]},
 			{"handler": "static_response", "body": "ok"}]}]}}}}}`, servers[0].Primary.Addr())
@@ -243,7 +243,7 @@ func TestNearClientsAreReported(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 0)
 	stores := map[string]string{
 		"memory": `{"module": "memory"}`,
-		"redis":  fmt.Sprintf(`{"module": "redis", "shards": [{"name": "a", "primary": %q}], "check_timeout": "1m", "charge_timeout": "1m", "dial_timeout": "1m"}`, servers[0].Primary.Addr()),
+		"redis":  fmt.Sprintf(`{"module": "redis", "shards": [{"name": "a", "primary": %q}], "check_timeout": "1m", "charge_timeout": "1m"}`, servers[0].Primary.Addr()),
 	}
 	forStores(t, stores, func(t *testing.T, store string) {
 		c := startWithJSON(t, fmt.Sprintf(`{
@@ -286,7 +286,7 @@ func TestStoreCallsAreTraced(t *testing.T) {
 	config := fmt.Sprintf(`{
 	"admin": {"listen": "{{admin}}", "config": {"persist": false}},
 	"apps": {
-		"rate_limit": {"stores": {"default": {"module": "redis", "shards": [{"name": "a", "primary": %q}], "check_timeout": "1m", "charge_timeout": "1m", "dial_timeout": "1m"}}},
+		"rate_limit": {"stores": {"default": {"module": "redis", "shards": [{"name": "a", "primary": %q}], "check_timeout": "1m", "charge_timeout": "1m"}}},
 		"http": {"servers": {"s": {"listen": ["{{addr}}"], "routes": [{"handle": [
 			{"handler": "test_trace"}, {"handler": "rate_limit", "zones": [%s]}, {"handler": "static_response", "body": "ok"}]}]}}}}}`,
 		servers[0].Primary.Addr(), zones)

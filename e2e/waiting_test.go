@@ -243,7 +243,7 @@ func TestClientThatLeavesTheLine(t *testing.T) {
 				whileFull(t, 8*time.Second, func(full time.Duration) bool {
 					// Each request asks Redis before it leaves, so that they leave a reply apart even if
 					// the bucket has room for several.
-					servers, store := farShard(t, "ledger_trust 1ms", "ledger_max_trust 0")
+					servers, store := farShard(t, "ledger_trust 0")
 					backend := startArrivals(t)
 					c := startWith(t, store, zoneWith("slow", "algorithm gcra", "events 160", fmt.Sprint("window ", full), "burst 160", "max_wait 10m",
 						"cost {header.X-Cost}", "charge "+mode), backend.proxy())

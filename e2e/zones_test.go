@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
 // scriptsRun returns how many scripts the primaries have run: one for each bucket, or for several
@@ -28,12 +29,35 @@ func scriptsRun(t *testing.T, s caddytest.Shards) (total int) {
 	return total
 }
 
+// scriptsOnly puts a proxy that refuses plain commands before each of these servers in the global
+// option for a store, which then calls a script for every charge and every check.
+func scriptsOnly(t *testing.T, store string, servers ...string) string {
+	t.Helper()
+	for _, addr := range servers {
+		filter := redistest.StartFilter(t, addr, redistest.Refusing("-ERR unknown command", "hincrby", "hmget"))
+		store = strings.ReplaceAll(store, "primary "+addr+"\n", "primary "+filter.Addr()+"\n")
+	}
+	return store
+}
+
+// trusting is the global option for a store, with scripts alone unless it has the usual trust: then
+// their number is known beforehand.
+func trusting(t *testing.T, servers caddytest.Shards, store, trust string) string {
+	t.Helper()
+	if trust == byDefault {
+		return store
+	}
+	for _, shard := range servers {
+		store = scriptsOnly(t, store, shard.Primary.Addr())
+	}
+	return store
+}
+
 // trusts are the options of stores in which Caddy trusts for the whole test that a bucket is full,
-// or not at all, or by default. Without plain commands and longer trust the number of scripts is
-// known beforehand.
+// or not at all, or by default.
 var trusts = map[string][]string{
-	trusted:    {"ledger_trust 1h", "ledger_max_trust 0", "plain_charges off"},
-	"no trust": {"ledger_trust 1us", "ledger_max_trust 0", "plain_charges off"},
+	trusted:    {"ledger_trust 1h"},
+	"no trust": {"ledger_trust 0"},
 	byDefault:  nil,
 }
 
@@ -60,7 +84,7 @@ func TestRefusalBySecondZoneLeavesTheFirstUntouched(t *testing.T) {
 					t.Run(fmt.Sprintf("%s, %s, %s on %d shards, %s", first, second, place.algorithm, place.shards, trust), func(t *testing.T) {
 						t.Parallel()
 						servers := caddytest.StartShards(t, place.shards, 0)
-						c := startWith(t, servers.Store(options...), zoneWith("first", "algorithm "+place.algorithm, "charge "+first)+
+						c := startWith(t, trusting(t, servers, servers.Store(options...), trust), zoneWith("first", "algorithm "+place.algorithm, "charge "+first)+
 							zoneWith("second", "key {header."+place.group+"}", "events 2", "charge "+second), "respond ok")
 						secondZoneRefuses(t, c, servers, first, second, place.group, 0, place.both, trust)
 					})
@@ -309,7 +333,8 @@ func TestThreeZonesOneRoundTrip(t *testing.T) {
 	for algorithm, mode := range ways {
 		t.Run(algorithm+", "+mode, func(t *testing.T) {
 			// Until ledger_trust is over, no request of a sole writer is admitted without a check.
-			servers, primary, _, store := tappedShard(t, 0, "plain_charges off", "charge_delay 0", "ledger_trust 1h")
+			servers, primary, _, store := tappedShard(t, 0, "charge_delay 0", "ledger_trust 1h")
+			store = scriptsOnly(t, store, primary.addr)
 			options := func(events int, window string) []string {
 				return []string{fmt.Sprint("events ", events), "window " + window, "algorithm " + algorithm, "charge " + mode}
 			}

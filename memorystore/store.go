@@ -23,7 +23,7 @@ type Store struct {
 	// at less than 300 bytes each. Beyond it buckets whose window is over are dropped
 	// first; if there are none, the one of a few taken at random that has spent least.
 	// Default: 1000000.
-	MaxKeys int `json:"max_keys,omitempty"`
+	MaxBuckets int `json:"max_buckets,omitempty"`
 
 	name string
 }
@@ -39,17 +39,35 @@ func (*Store) CaddyModule() caddy.ModuleInfo {
 }
 
 // Validate implements [caddy.Validator].
-func (m *Store) Validate() error {
-	if m.MaxKeys < 0 {
-		return option.Errorf("max_keys", "%d: it must be at least 1", m.MaxKeys)
-	}
-	return nil
+func (m *Store) Validate() error { return option.Check(m.rows()) }
+
+// Rows are the options of a store, for the documentation.
+func Rows() []option.Row { return new(Store).rows() }
+
+func (m *Store) rows() []option.Row {
+	return []option.Row{{
+		Name: "max_buckets", Args: "<n>", Field: option.Positive(&m.MaxBuckets), Section: "Memory", Default: "1000000",
+		Doc: "How many buckets are kept, at less than 300 bytes each, and more for every event of `sliding_log` and `concurrency`.",
+		Check: func() error {
+			if m.MaxBuckets < 0 {
+				return option.Errorf("max_buckets", "%d: it must be at least 1", m.MaxBuckets)
+			}
+			return nil
+		},
+	}}
+}
+
+// UnmarshalJSON implements [json.Unmarshaler]. The errors for options that there are no
+// longer say what to write instead.
+func (m *Store) UnmarshalJSON(text []byte) error {
+	type plain Store
+	return option.Decode(text, (*plain)(m))
 }
 
 // UnmarshalCaddyfile implements [caddyfile.Unmarshaler]:
 //
 //	memory {
-//		max_keys <n>
+//		max_buckets <n>
 //	}
 func (m *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next()
@@ -57,14 +75,14 @@ func (m *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if err := p.NoArgs(); err != nil {
 		return err
 	}
-	return p.Options(&option.Block{Setters: []option.Setters{{"max_keys": option.Positive(&m.MaxKeys).Set}}, Known: "max_keys"})
+	return p.Table(&option.Table{Rows: m.rows()})
 }
 
 // OpenStore implements [stores.Module].
 func (m *Store) OpenStore(name string) (store.Store, error) {
 	m.name = name
 	pooled, _ := stores.Pool.LoadOrStore(bucketsKey(name), memory.NewBuckets())
-	return memory.New(pooled.(*memory.Buckets), memory.Options{MaxKeys: m.MaxKeys}), nil
+	return memory.New(pooled.(*memory.Buckets), memory.Options{MaxBuckets: m.MaxBuckets}), nil
 }
 
 // CloseStore implements [stores.Module].

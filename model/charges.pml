@@ -9,7 +9,7 @@
  * A process that is the sole writer admits without a check while the request fits,
  * for any time, which is more than the ledger does (ledger_trust, and half of the
  * limit has to be left). With AGES its answer grows old at any time, and then admits
- * one request more (ledger_max_trust). With RESETS a process resets the bucket for its
+ * one request more (a returning client). With RESETS a process resets the bucket for its
  * operator, and may take other steps between those of the reset.
  *
  * Not modelled: takes (`charge before`), which are one step at the primary; messages that

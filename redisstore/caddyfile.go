@@ -8,61 +8,46 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
 )
 
-// The options of each block, in the order in which errors list them.
-const (
-	RedisOptions      = "url, shard, previous_shards, " + connectionOptions + ", " + countingOptions
-	ShardOptions      = kindOptions + ", " + connectionOptions
-	kindOptions       = "primary, url, replica, sentinel, cluster, weight, retired"
-	connectionOptions = "username, password, password_command, password_lifetime, sentinel_username, sentinel_password, db, tls, dial_timeout, pool_size, max_replica_lag"
-	countingOptions   = "key_prefix, key_secret, read_from, clock, check_timeout, charge_timeout, charge_delay, plain_charges, pipelining, ledger_trust, ledger_max_trust, ledger_max_buckets, max_new_buckets, on_error"
-	TLSOptions        = "ca, cert, server_name, insecure_skip_verify"
-)
-
 // UnmarshalCaddyfile implements [caddyfile.Unmarshaler]:
 //
 //	redis {
-//		url <url>
 //		shard <name> {
 //			primary  <addr>
-//			url      <url>
 //			replica  <addr>...
+//			url      <url>
 //			sentinel <master> <addr>...
 //			cluster  <addr>...
-//			weight   <n>
-//			retired
-//			<the connection's options, for this shard alone>
+//			weight   <now> [was <before>]
+//			<an option of connections>
 //		}
-//		previous_shards    <name>...
-//		username           <name>
-//		password           <secret>
-//		password_command   <command> <argument>...
-//		password_lifetime  <duration>
-//		sentinel_username  <name>
-//		sentinel_password  <secret>
-//		db                 <n>
+//		url      <url>
+//		username <name>
+//		password <secret>
+//		password_command <command> <argument>... {
+//			lifetime <duration>
+//		}
+//		sentinel_username <name>
+//		sentinel_password <secret>
+//		db                <n>
 //		tls {
-//			ca          <file>
-//			cert        <file> <key>
-//			server_name <name>
+//			ca                   <file>
+//			cert                 <file> <key>
+//			server_name          <name>
 //			insecure_skip_verify
 //		}
-//		dial_timeout       <duration>
-//		pool_size          <n>
-//		max_replica_lag    <duration>
-//		key_prefix         <text>
-//		key_secret         <secret>
-//		read_from          replicas|primary
-//		clock              redis|local
-//		check_timeout      <duration>
-//		charge_timeout     <duration>
-//		charge_delay       <duration>
-//		plain_charges      on|off
-//		pipelining         on|off
-//		ledger_trust       <duration>
-//		ledger_max_trust   <duration>
-//		ledger_max_buckets <n>
-//		max_new_buckets    <n>
-//		on_error           allow|deny|local
+//		pool_size       <n>
+//		max_replica_lag <duration>
+//		key_prefix      <text>
+//		key_secret      <secret>
+//		read_from       replicas|primary
+//		check_timeout   <duration>
+//		charge_timeout  <duration>
+//		charge_delay    <duration>
+//		pipelining      on|off
+//		on_error        allow|deny|local
+//		ledger_trust    <duration>
+//		max_buckets     <n>
+//		max_new_buckets <n>
 //	}
 func (s *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next()
@@ -70,21 +55,12 @@ func (s *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if err := p.NoArgs(); err != nil {
 		return err
 	}
-	// The only shard may go without a block.
-	hasURL := false
-	setURL := func(p *option.Parser) error {
-		only := &Shard{Name: onlyShard}
-		s.Shards, hasURL = append(s.Shards, only), true
-		return option.Filled(&only.URL).Set(p)
-	}
-	block := &option.Block{
-		Setters: []option.Setters{s.setters(), s.Connection.setters(), {"url": setURL}}, Repeatable: []string{"shard"},
-		Known: RedisOptions, Elsewhere: kindOptions, Place: "shard <name> { … }, in the block of the store",
-	}
-	if err := p.Options(block); err != nil {
+	if err := p.Table(&option.Table{
+		Rows: s.rows(), Elsewhere: option.Names(new(Shard).ownRows()), Place: "shard <name> { … }, in the block of the store",
+	}); err != nil {
 		return err
 	}
-	if hasURL && len(s.Shards) > 1 {
+	if s.hasOnlyShard && len(s.Shards) > 1 {
 		return p.At(fmt.Errorf("redis store: %w", errURLAndShards))
 	}
 	if err := s.validate(); err != nil {
@@ -93,35 +69,23 @@ func (s *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-// setters returns the setters of the options that only a store has.
-func (s *Store) setters() option.Setters {
-	return option.Setters{
-		"previous_shards":    option.List(&s.PreviousShards).Set,
-		"key_prefix":         option.Text(&s.KeyPrefix).Set,
-		"key_secret":         option.Text(&s.KeySecret).Set,
-		"read_from":          option.Text(&s.ReadFrom).Set,
-		"clock":              option.Text(&s.Clock).Set,
-		"check_timeout":      option.Duration(&s.CheckTimeout).Set,
-		"charge_timeout":     option.Duration(&s.ChargeTimeout).Set,
-		"charge_delay":       option.Delay(&s.ChargeDelay).Set,
-		"plain_charges":      option.Text(&s.PlainCharges).Set,
-		"pipelining":         option.Text(&s.Pipelining).Set,
-		"ledger_trust":       option.Duration(&s.LedgerTrust).Set,
-		"ledger_max_trust":   option.Delay(&s.LedgerMaxTrust).Set,
-		"ledger_max_buckets": option.Positive(&s.LedgerMaxBuckets).Set,
-		"max_new_buckets":    option.Positive(&s.MaxNewBuckets).Set,
-		"on_error":           option.Text(&s.OnError).Set,
-		"shard": func(p *option.Parser) error {
-			start := p.Token()
-			shard, err := parseShard(p.Dispenser)
-			if err != nil {
-				return err
-			}
-			s.Shards = append(s.Shards, shard)
-			p.StartsAt("shard "+shard.Name, start)
-			return nil
-		},
+// addShard parses shard <name> { … }.
+func (s *Store) addShard(p *option.Parser) error {
+	start := p.Token()
+	shard, err := parseShard(p.Dispenser)
+	if err != nil {
+		return err
 	}
+	s.Shards = append(s.Shards, shard)
+	p.StartsAt("shard "+shard.Name, start)
+	return nil
+}
+
+// addOnlyShard parses url <url>: the only shard may go without a block.
+func (s *Store) addOnlyShard(p *option.Parser) error {
+	only := &Shard{Name: onlyShard}
+	s.Shards, s.hasOnlyShard = append(s.Shards, only), true
+	return option.Filled(&only.URL).Set(p)
 }
 
 func parseShard(d *caddyfile.Dispenser) (*Shard, error) {
@@ -131,13 +95,12 @@ func parseShard(d *caddyfile.Dispenser) (*Shard, error) {
 	if s.Name, err = p.Arg(); err != nil {
 		return nil, p.Err("shard takes one argument, its name")
 	}
-	block := &option.Block{
-		Setters: []option.Setters{s.setters(), s.Connection.setters()}, Repeatable: []string{"replica", "cluster"},
-		Known: ShardOptions, Elsewhere: "shard, " + countingOptions, Place: "the block of the store, outside shard",
+	table := &option.Table{
+		Rows: s.rows(), Elsewhere: append(option.Names(new(Store).ownRows()), "shard"), Place: "the block of the store, outside shard",
 	}
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		which := p.Token()
-		if err := p.Option(block); err != nil {
+		if err := p.Line(table); err != nil {
 			return nil, err
 		}
 		// Checked here, while the option's line is known.
@@ -151,75 +114,38 @@ func parseShard(d *caddyfile.Dispenser) (*Shard, error) {
 	return s, nil
 }
 
-// setters returns the setters of the options that only a shard has.
-func (s *Shard) setters() option.Setters {
-	return option.Setters{
-		"primary": option.Text(&s.Primary).Set,
-		"url":     option.Filled(&s.URL).Set,
-		"replica": option.List(&s.Replicas).Set,
-		"cluster": option.List(&s.Cluster).Set,
-		"weight":  option.Positive(&s.Weight).Set,
-		"retired": option.Flag(&s.Retired).Set,
-		"sentinel": func(p *option.Parser) error {
-			args := p.RemainingArgs()
-			if len(args) < 2 {
-				return p.Err("write sentinel <master> <addr>..., with the name under which the sentinels watch the primary, and their addresses")
-			}
-			s.Sentinel = &Sentinel{Master: args[0], Addrs: args[1:]}
-			return nil
-		},
+// setPasswordCommand parses password_command, whose block may be missing.
+func (c *Connection) setPasswordCommand(outer *option.Parser) error {
+	p := option.NewParser(outer.Dispenser)
+	command := new(PasswordCommand)
+	if err := option.List(&command.Command).Set(p); err != nil {
+		return err
 	}
+	if err := p.Table(&option.Table{Rows: command.rows()}); err != nil {
+		return err
+	}
+	if err := command.validate(); err != nil {
+		return p.At(err)
+	}
+	c.PasswordCommand = command
+	return nil
 }
 
-// setters returns the setters of the options that a store and a shard have.
-func (c *Connection) setters() option.Setters {
-	return option.Setters{
-		"username":          option.Text(&c.Username).Set,
-		"password":          option.Text(&c.Password).Set,
-		"password_command":  option.List(&c.PasswordCommand).Set,
-		"password_lifetime": option.Duration(&c.PasswordLifetime).Set,
-		"sentinel_username": option.Text(&c.SentinelUsername).Set,
-		"sentinel_password": option.Text(&c.SentinelPassword).Set,
-		"dial_timeout":      option.Duration(&c.DialTimeout).Set,
-		"pool_size":         option.Positive(&c.PoolSize).Set,
-		"max_replica_lag":   option.Duration(&c.MaxReplicaLag).Set,
-		"db": func(p *option.Parser) error {
-			c.DB = new(int)
-			return option.Integer(c.DB).Set(p)
-		},
-		"tls": func(p *option.Parser) (err error) {
-			c.TLS, err = parseTLS(p.Dispenser)
-			return err
-		},
-	}
-}
-
-// parseTLS parses the option tls, whose block may be missing.
-func parseTLS(d *caddyfile.Dispenser) (*TLS, error) {
-	p := option.NewParser(d)
+// setTLS parses tls, whose block may be missing.
+func (c *Connection) setTLS(outer *option.Parser) error {
+	p := option.NewParser(outer.Dispenser)
 	if err := p.NoArgs(); err != nil {
-		return nil, err
+		return err
 	}
 	t := new(TLS)
-	setters := option.Setters{
-		"ca":                   option.Filled(&t.CA).Set,
-		"server_name":          option.Filled(&t.ServerName).Set,
-		"insecure_skip_verify": option.Flag(&t.InsecureSkipVerify).Set,
-		"cert": func(p *option.Parser) error {
-			if !p.Args(&t.Cert, &t.Key) || p.NextArg() || t.Cert == "" || t.Key == "" {
-				return p.Err("write cert <file> <key>, with the file of the certificate and that of its private key")
-			}
-			return nil
-		},
-	}
-	block := &option.Block{Setters: []option.Setters{setters}, Known: TLSOptions, Elsewhere: "key", Place: "the line cert <file> <key>"}
-	if err := p.Options(block); err != nil {
-		return nil, err
+	if err := p.Table(&option.Table{Rows: t.rows(), Elsewhere: []string{"key"}, Place: "the line cert <file> <key>"}); err != nil {
+		return err
 	}
 	if err := t.validate(); err != nil {
-		return nil, p.At(fmt.Errorf("tls: %w", err))
+		return p.At(fmt.Errorf("tls: %w", err))
 	}
-	return t, nil
+	c.TLS = t
+	return nil
 }
 
 // Interface guard.

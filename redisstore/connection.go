@@ -35,16 +35,10 @@ type Connection struct {
 	// shows this value. Default: none.
 	Password string `json:"password,omitempty"`
 
-	// A command and its arguments whose output is the password: a token that expires,
-	// as clouds give out for their users and roles. It runs in the background before
-	// the token expires, and its output is never logged. Not with `password`. Default:
-	// none.
-	PasswordCommand []string `json:"password_command,omitempty"`
-
-	// With `password_command`: how long a token is valid, at least 10s. It is renewed
-	// after a quarter of that, and connections are replaced when they are that old, so
-	// that none outlives its token. Default: 10m.
-	PasswordLifetime caddy.Duration `json:"password_lifetime,omitempty"`
+	// A command that prints the password: a token that expires, as clouds give out for
+	// their users and roles. It runs in the background before the token expires, and its
+	// output is never logged. Not with `password`. Default: none.
+	PasswordCommand *PasswordCommand `json:"password_command,omitempty"`
 
 	// The ACL user for the sentinels, like `username`. Default: the sentinels'
 	// default user.
@@ -63,9 +57,6 @@ type Connection struct {
 	// the network.
 	TLS *TLS `json:"tls,omitempty"`
 
-	// The longest time that connecting may take, TLS included. Default: 200ms.
-	DialTimeout caddy.Duration `json:"dial_timeout,omitempty"`
-
 	// The number of connections to each server, from 1 to 1000: so many for checks
 	// and so many for charges, and one more of each for health checks. A connection
 	// carries many requests at a time, so few are needed; on a slow network more of
@@ -79,26 +70,44 @@ type Connection struct {
 
 const maxPoolSize = 1000
 
+// PasswordCommand is a command that prints a password.
+type PasswordCommand struct {
+	// The command and its arguments. It runs without a shell. Required.
+	Command []string `json:"command,omitempty"`
+
+	// How long what it prints is valid, at least 10s. The password is renewed after a
+	// quarter of that, and connections are replaced when they are that old, so that none
+	// outlives it. Default: 10m.
+	Lifetime caddy.Duration `json:"lifetime,omitempty"`
+}
+
+func (c *PasswordCommand) validate() error {
+	switch {
+	case c == nil:
+		return nil
+	case len(c.Command) == 0 || c.Command[0] == "":
+		return option.Errorf("password_command", "is empty: name a command")
+	case c.Lifetime != 0 && time.Duration(c.Lifetime) < minTokenLifetime:
+		return fmt.Errorf("password_command: %w", option.Errorf("lifetime", "%s: it must be at least %s", time.Duration(c.Lifetime), minTokenLifetime))
+	}
+	return nil
+}
+
 // over returns the settings of c, with these defaults where it has none.
 func (c Connection) over(defaults Connection) Connection {
 	if c.Password != "" {
-		defaults.PasswordCommand, defaults.PasswordLifetime = nil, 0
-	} else if len(c.PasswordCommand) > 0 {
+		defaults.PasswordCommand = nil
+	} else if c.PasswordCommand != nil {
 		defaults.Password = ""
 	}
-	if len(c.PasswordCommand) == 0 {
-		c.PasswordCommand = defaults.PasswordCommand
-	}
 	return Connection{
-		PasswordCommand:  c.PasswordCommand,
-		PasswordLifetime: cmp.Or(c.PasswordLifetime, defaults.PasswordLifetime),
+		PasswordCommand:  cmp.Or(c.PasswordCommand, defaults.PasswordCommand),
 		Username:         cmp.Or(c.Username, defaults.Username),
 		Password:         cmp.Or(c.Password, defaults.Password),
 		SentinelUsername: cmp.Or(c.SentinelUsername, defaults.SentinelUsername),
 		SentinelPassword: cmp.Or(c.SentinelPassword, defaults.SentinelPassword),
 		DB:               cmp.Or(c.DB, defaults.DB),
 		TLS:              cmp.Or(c.TLS, defaults.TLS),
-		DialTimeout:      cmp.Or(c.DialTimeout, defaults.DialTimeout),
 		PoolSize:         cmp.Or(c.PoolSize, defaults.PoolSize),
 		MaxReplicaLag:    cmp.Or(c.MaxReplicaLag, defaults.MaxReplicaLag),
 	}
@@ -127,30 +136,6 @@ func (c *Connection) provision(repl *caddy.Replacer) error {
 	}
 	if err := c.TLS.provision(repl); err != nil {
 		return fmt.Errorf("tls: %w", err)
-	}
-	return nil
-}
-
-func (c *Connection) validate() error {
-	switch {
-	case len(c.PasswordCommand) > 0 && c.Password != "":
-		return option.Errorf("password_command", "does not go with password: remove one")
-	case len(c.PasswordCommand) > 0 && c.PasswordCommand[0] == "":
-		return option.Errorf("password_command", "is empty: name a command")
-	case c.PasswordLifetime != 0 && time.Duration(c.PasswordLifetime) < minTokenLifetime:
-		return option.Errorf("password_lifetime", "%s: it must be at least %s", time.Duration(c.PasswordLifetime), minTokenLifetime)
-	case c.DB != nil && *c.DB < 0:
-		return option.Errorf("db", "%d: it must not be negative", *c.DB)
-	case c.PoolSize < 0 || c.PoolSize > maxPoolSize:
-		return option.Errorf("pool_size", "%d: it must be from 1 to %d", c.PoolSize, maxPoolSize)
-	case c.DialTimeout < 0:
-		return option.Errorf("dial_timeout", "%s: it must be positive", time.Duration(c.DialTimeout))
-	case c.MaxReplicaLag < 0:
-		return option.Errorf("max_replica_lag", "%s: it must be positive", time.Duration(c.MaxReplicaLag))
-	case c.TLS != nil:
-		if err := c.TLS.validate(); err != nil {
-			return fmt.Errorf("tls: %w", err)
-		}
 	}
 	return nil
 }
@@ -191,6 +176,8 @@ type TLS struct {
 
 func (t *TLS) validate() error {
 	switch {
+	case t == nil:
+		return nil
 	case t.Cert != "" && t.Key == "":
 		return option.Errorf("cert", "has no key: add the file with the private key")
 	case t.Key != "" && t.Cert == "":

@@ -111,7 +111,6 @@ func (r reach) options(t *token) redis.ShardOptions {
 		Credentials:     r.credentials(t),
 		TLS:             r.TLS.config(),
 		DB:              r.database(),
-		DialTimeout:     time.Duration(r.DialTimeout),
 		ConnMaxLifetime: r.connMaxLifetime(),
 		PoolSize:        r.PoolSize,
 		NoPipelining:    r.NoPipelining,
@@ -127,18 +126,18 @@ func (r reach) options(t *token) redis.ShardOptions {
 	return opts
 }
 
-// tokenLifetime is how long what the password command prints is valid.
-func (c *Connection) tokenLifetime() time.Duration {
-	return cmp.Or(time.Duration(c.PasswordLifetime), defaultTokenLifetime)
+// lifetime is how long what the command prints is valid.
+func (c *PasswordCommand) lifetime() time.Duration {
+	return cmp.Or(time.Duration(c.Lifetime), defaultTokenLifetime)
 }
 
 // connMaxLifetime is the age from which connections are replaced, because the token with
 // which they were made expires; 0 without one.
 func (c *Connection) connMaxLifetime() time.Duration {
-	if len(c.PasswordCommand) == 0 {
+	if c.PasswordCommand == nil {
 		return 0
 	}
-	return c.tokenLifetime() / tokenParts
+	return c.PasswordCommand.lifetime() / tokenParts
 }
 
 // migrationsKey is the key of migrations in the pool: a digest of the shards and of

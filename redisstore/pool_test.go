@@ -60,7 +60,9 @@ func TestPoolKeysDiffer(t *testing.T) {
 		`{"shards": [{"name": "a", "primary": "redis-a"}], "password": "{env.SHARDLIMIT_TEST_OTHER}"}`,
 		`{"shards": [{"name": "a", "primary": "redis-a"}], "username": "x", "password": "y"}`,
 		`{"shards": [{"name": "a", "primary": "redis-a"}], "db": 1}`,
-		`{"shards": [{"name": "a", "primary": "redis-a"}], "dial_timeout": "1s"}`,
+		`{"shards": [{"name": "a", "primary": "redis-a"}], "password_command": {"command": ["x"]}}`,
+		`{"shards": [{"name": "a", "primary": "redis-a"}], "password_command": {"command": ["x", "y"]}}`,
+		`{"shards": [{"name": "a", "primary": "redis-a"}], "password_command": {"command": ["x"], "lifetime": "1m"}}`,
 		`{"shards": [{"name": "a", "primary": "redis-a"}], "pool_size": 1}`,
 		`{"shards": [{"name": "a", "primary": "redis-a"}], "max_replica_lag": "1s"}`,
 		`{"shards": [{"name": "a", "primary": "redis-a"}], "pipelining": "off"}`,
@@ -75,10 +77,10 @@ func TestPoolKeysDiffer(t *testing.T) {
 		seen[key] = text
 	}
 	for _, pair := range [][2]string{
-		{`{"shards": [{"name": "a", "primary": "redis-a"}]}`, `{"shards": [{"name": "b", "weight": 3, "primary": "{env.SHARDLIMIT_TEST_HOST}:6379"}], "db": 0}`},
-		{`{"shards": [{"name": "a", "primary": "redis-a"}]}`, `{"shards": [{"name": "a", "primary": "redis-a"}], "key_prefix": "x", "key_secret": "y", "check_timeout": "1s", "charge_timeout": "1s", "ledger_trust": "2s", "read_from": "primary", "clock": "local", "on_error": "deny"}`},
-		{`{"shards": [{"name": "a", "primary": "redis-a", "db": 1, "username": "u", "password": "p", "tls": {}, "dial_timeout": "1s", "pool_size": 2, "max_replica_lag": "1s"}]}`,
-			`{"shards": [{"name": "a", "primary": "redis-a"}], "db": 1, "username": "u", "password": "p", "tls": {}, "dial_timeout": "1s", "pool_size": 2, "max_replica_lag": "1s"}`},
+		{`{"shards": [{"name": "a", "primary": "redis-a"}]}`, `{"shards": [{"name": "b", "weight": 3, "previous_weight": 4, "primary": "{env.SHARDLIMIT_TEST_HOST}:6379"}], "db": 0}`},
+		{`{"shards": [{"name": "a", "primary": "redis-a"}]}`, `{"shards": [{"name": "a", "primary": "redis-a"}], "key_prefix": "x", "key_secret": "y", "check_timeout": "1s", "charge_timeout": "1s", "ledger_trust": "2s", "read_from": "primary", "max_buckets": 9, "on_error": "deny"}`},
+		{`{"shards": [{"name": "a", "primary": "redis-a", "db": 1, "username": "u", "password": "p", "tls": {}, "pool_size": 2, "max_replica_lag": "1s"}]}`,
+			`{"shards": [{"name": "a", "primary": "redis-a"}], "db": 1, "username": "u", "password": "p", "tls": {}, "pool_size": 2, "max_replica_lag": "1s"}`},
 		{`{"shards": [{"name": "a", "primary": "redis-a", "password": "p"}]}`, `{"shards": [{"name": "a", "primary": "redis-a", "password": "p"}], "password": "x"}`},
 		// Only shards with sentinels use these options.
 		{`{"shards": [{"name": "a", "primary": "redis-a"}]}`, `{"shards": [{"name": "a", "primary": "redis-a"}, {"name": "b", "sentinel": {"master": "m", "addrs": ["s"]}}], "sentinel_password": "x"}`},

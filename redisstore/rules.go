@@ -1,20 +1,15 @@
 package redisstore
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
-	"github.com/shardlimit/caddy-shardlimit/internal/stores"
-	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
 var keyPrefix = regexp.MustCompile(`^[A-Za-z0-9_.:-]+$`)
@@ -22,8 +17,6 @@ var keyPrefix = regexp.MustCompile(`^[A-Za-z0-9_.:-]+$`)
 const (
 	readReplicas = "replicas"
 	readPrimary  = "primary"
-	clockRedis   = "redis"
-	clockLocal   = "local"
 	// maxChargeDelay bounds what other Caddys do not see yet.
 	maxChargeDelay = time.Second
 	turnedOn       = "on"
@@ -43,14 +36,17 @@ func (s *Store) validate() error {
 	if len(s.Shards) == 0 {
 		return errors.New("it has no shard: add one, such as shard a { primary localhost:6379 }")
 	}
-	for _, rule := range []func() error{
-		s.validateShards, s.validatePrevious, s.Connection.validate, s.validateChoices, s.validateNumbers, s.validateConnections,
-	} {
+	return firstError(s.validateShards, s.validateWeights, func() error { return option.Check(s.rows()) }, s.validateConnections)
+}
+
+// firstError returns the first error of some rules, which may rely on those before.
+func firstError(rules ...func() error) error {
+	for _, rule := range rules {
 		if err := rule(); err != nil {
 			return err
 		}
 	}
-	return stores.ValidateOnError(s.OnError)
+	return nil
 }
 
 func (s *Store) validateShards() error {
@@ -102,12 +98,7 @@ func (s *Store) validateConnections() error {
 			return option.Errorf("tls", "does not go with the url of shard %s, which begins with redis:// : write rediss:// there, or tls in the other shards instead", shard.Name)
 		case shard.server != nil && shard.server.password != "":
 			// Its user goes with its password.
-		case all.PasswordLifetime != 0 && len(all.PasswordCommand) == 0:
-			if shard.PasswordLifetime != 0 {
-				return option.Errorf("shard "+shard.Name, "has a password_lifetime, which goes with password_command only: remove it")
-			}
-			return option.Errorf("password_lifetime", "goes with password_command only: remove it")
-		case all.Username != "" && all.Password == "" && len(all.PasswordCommand) == 0:
+		case all.Username != "" && all.Password == "" && all.PasswordCommand == nil:
 			return shard.badUser("username", shard.Username)
 		case shard.Sentinel != nil && all.SentinelUsername != "" && all.SentinelPassword == "":
 			return shard.badUser("sentinel_username", shard.SentinelUsername)
@@ -136,97 +127,19 @@ func (s *Shard) badUser(which, own string) error {
 	return option.Errorf("shard "+s.Name, "has a %s, which %s", which, remedy)
 }
 
-func (s *Store) validateChoices() error {
-	return cmp.Or(
-		option.OneOf("read_from", s.ReadFrom, readReplicas, readPrimary),
-		option.OneOf("clock", s.Clock, clockRedis, clockLocal),
-		option.OneOf("pipelining", s.Pipelining, turnedOn, turnedOff),
-		option.OneOf("plain_charges", s.PlainCharges, turnedOn, turnedOff),
-	)
+// isResharding reports whether shards are being added, removed or weighted anew.
+func (s *Store) isResharding() bool {
+	return slices.ContainsFunc(s.Shards, func(shard *Shard) bool { return shard.PreviousWeight != nil })
 }
 
-func (s *Store) validateNumbers() error {
+// validateWeights checks that there are shards that own clients, and that owned them before.
+func (s *Store) validateWeights() error {
+	first := s.Shards[0]
 	switch {
-	case s.KeyPrefix != "" && !keyPrefix.MatchString(s.KeyPrefix):
-		return option.Errorf("key_prefix", "%q: use only letters, digits and the characters _ . : -", s.KeyPrefix)
-	case s.chargeDelay() < 0 || s.chargeDelay() > maxChargeDelay:
-		return option.Errorf("charge_delay", "%s: it must be from 0 to %s", s.chargeDelay(), maxChargeDelay)
-	case s.LedgerMaxTrust != nil && *s.LedgerMaxTrust < 0:
-		return option.Errorf("ledger_max_trust", "%s: it must be at least 0", time.Duration(*s.LedgerMaxTrust))
-	case s.MaxNewBuckets < 0:
-		return option.Errorf("max_new_buckets", "%d: it must be at least 1", s.MaxNewBuckets)
-	case s.LedgerMaxBuckets < 0:
-		return option.Errorf("ledger_max_buckets", "%d: it must be at least 1", s.LedgerMaxBuckets)
-	}
-	for _, duration := range []struct {
-		name  string
-		value caddy.Duration
-	}{
-		{"check_timeout", s.CheckTimeout}, {"charge_timeout", s.ChargeTimeout}, {"ledger_trust", s.LedgerTrust},
-	} {
-		if duration.value < 0 {
-			return option.Errorf(duration.name, "%s: it must be positive", time.Duration(duration.value))
-		}
-	}
-	return nil
-}
-
-// previous parses PreviousShards, whose texts are name or name:weight. A weight of 0
-// has not changed.
-func (s *Store) previous() (all []redis.Member, err error) {
-	for _, text := range s.PreviousShards {
-		name, weight, isWeighted := strings.Cut(text, ":")
-		p := redis.Member{Name: name}
-		if p.Weight, err = strconv.Atoi(weight); isWeighted && (err != nil || p.Weight < 1 || p.Weight > maxWeight) {
-			return nil, option.Errorf("previous_shards", "%s: the weight must be from 1 to %d, as in %s:2", text, maxWeight, name)
-		}
-		all = append(all, p)
-	}
-	return all, nil
-}
-
-// validatePrevious checks the shards before a resharding against the present ones.
-func (s *Store) validatePrevious() error {
-	previous, err := s.previous()
-	if err != nil {
-		return err
-	}
-	owning, same := 0, 0
-	for _, shard := range s.Shards {
-		i := slices.IndexFunc(previous, func(p redis.Member) bool { return p.Name == shard.Name })
-		switch {
-		case !shard.Retired:
-			owning++
-			if i >= 0 && (previous[i].Weight == 0 || previous[i].Weight == max(shard.Weight, 1)) {
-				same++
-			}
-		case i < 0:
-			return option.Errorf("shard "+shard.Name, "is retired, and previous_shards does not name it: remove the shard, or name it there")
-		}
-	}
-	seen := map[string]bool{}
-	for _, p := range previous {
-		switch {
-		case s.shard(p.Name) == nil:
-			return option.Errorf("previous_shards", "%s is no shard of the store: define it, with the option retired if it shall own no clients any more", p.Name)
-		case seen[p.Name]:
-			return option.Errorf("previous_shards", "%s is named twice: remove one", p.Name)
-		}
-		seen[p.Name] = true
-	}
-	switch {
-	case owning == 0:
-		return errors.New("all its shards are retired: leave one that owns the clients")
-	case len(previous) > 0 && same == owning && same == len(previous):
-		return option.Errorf("previous_shards", "has no effect, for the shards are the same: remove it")
-	}
-	return nil
-}
-
-// shard returns the shard of a name, or nil.
-func (s *Store) shard(name string) *Shard {
-	if i := slices.IndexFunc(s.Shards, func(shard *Shard) bool { return shard.Name == name }); i >= 0 {
-		return s.Shards[i]
+	case !slices.ContainsFunc(s.Shards, func(shard *Shard) bool { return shard.weight() > 0 }):
+		return option.Errorf("shard "+first.Name, "has weight 0, as all shards have: leave one that owns the clients")
+	case !slices.ContainsFunc(s.Shards, func(shard *Shard) bool { return shard.previousWeight() > 0 }):
+		return option.Errorf("shard "+first.Name, "has a weight that was 0, as all shards have: remove was 0, because no shard is left from before")
 	}
 	return nil
 }

@@ -51,13 +51,18 @@ type Shard struct {
 	// three, so that one of them can be down when Caddy starts. Default: none.
 	Cluster []string `json:"cluster,omitempty"`
 
-	// The shard's share of the clients, relative to the weights of the other shards:
-	// from 1 to 1000. Default: 1.
-	Weight int `json:"weight,omitempty"`
+	// The shard's share of the clients, relative to the weights of the other shards: from
+	// 1 to 1000; 0, with `previous_weight`, for a shard that is on its way out and owns no
+	// clients any more. Default: 1.
+	Weight *int `json:"weight,omitempty"`
 
-	// Whether the shard owns no clients any more and is defined for
-	// `previous_shards` only. Default: false.
-	Retired bool `json:"retired,omitempty"`
+	// While shards are added, removed or weighted anew: the weight that this one had
+	// before, 0 if it is new. A client that gets another shard keeps its count, which is
+	// migrated at its first request. Give it to all Caddys one by one, for each shard
+	// whose weight changes. Remove it, with the shards of weight 0, once the longest
+	// window is over. While some Caddys do not have it yet, a client that moves can get
+	// up to twice its limit in a window. Default: none; the weight is the same.
+	PreviousWeight *int `json:"previous_weight,omitempty"`
 
 	Connection
 
@@ -128,10 +133,8 @@ func (s *Shard) validate() error {
 	case len(s.kinds()) == 0:
 		return fmt.Errorf("shard %s has no primary: add sentinel <master> <addr>..., cluster <addr>..., a url, or its address, such as primary localhost:6379", s.Name)
 	}
-	for _, rule := range []func() error{s.validateServers, s.validateURL, s.Connection.validate, s.validateConnection} {
-		if err := rule(); err != nil {
-			return fmt.Errorf("shard %s: %w", s.Name, err)
-		}
+	if err := firstError(s.validateServers, s.validateURL, func() error { return option.Check(s.rows()) }, s.validateConnection); err != nil {
+		return fmt.Errorf("shard %s: %w", s.Name, err)
 	}
 	return nil
 }
@@ -193,11 +196,40 @@ func (s *Sentinel) validate() error {
 	return nil
 }
 
-// validateConnection checks the shard's weight, and its own settings against its kind.
+// weight is the shard's share of the clients.
+func (s *Shard) weight() int {
+	if s.Weight == nil {
+		return 1
+	}
+	return *s.Weight
+}
+
+// previousWeight is what weight was before a resharding.
+func (s *Shard) previousWeight() int {
+	if s.PreviousWeight == nil {
+		return s.weight()
+	}
+	return *s.PreviousWeight
+}
+
+func (s *Shard) validateWeight() error {
+	now, before := s.weight(), s.previousWeight()
+	switch {
+	case now < 0 || now > maxWeight:
+		return option.Errorf("weight", "%d: it must be from 1 to %d, or 0 for a shard that is on its way out", now, maxWeight)
+	case before < 0 || before > maxWeight:
+		return option.Errorf("weight", "%d was %d: the weight before must be from 1 to %d, or 0 for a new shard", now, before, maxWeight)
+	case now == 0 && before == 0:
+		return option.Errorf("weight", "0: say what it was, as in weight 0 was 1, so that the shard's clients keep their counts, or remove the shard")
+	case s.PreviousWeight != nil && now == before:
+		return option.Errorf("weight", "%d was %d: nothing changes, so remove was %[2]d", now, before)
+	}
+	return nil
+}
+
+// validateConnection checks the shard's own settings against its kind.
 func (s *Shard) validateConnection() error {
 	switch {
-	case s.Weight < 0 || s.Weight > maxWeight:
-		return option.Errorf("weight", "%d: it must be from 1 to %d", s.Weight, maxWeight)
 	case len(s.Cluster) > 0 && s.DB != nil && *s.DB != 0:
 		return option.Errorf("db", "%d: a Redis Cluster has database 0 only, so remove it", *s.DB)
 	case s.TLS != nil && s.path() != "":

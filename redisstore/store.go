@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -40,15 +41,6 @@ type Store struct {
 	// Default: none.
 	URL string `json:"url,omitempty"`
 
-	// The names of the shards before a change of shards or weights, while that is
-	// under way: each with `:` and its former weight if that has changed. A client
-	// that gets another shard keeps its count, which is migrated at its first request.
-	// Give this to all Caddys one by one, and remove it once the longest window is
-	// over; removed shards stay defined until then, with `retired`. While some Caddys
-	// do not have it yet, a client that moves can get up to twice its limit in a
-	// window. Default: none.
-	PreviousShards []string `json:"previous_shards,omitempty"`
-
 	Connection
 
 	// The beginning of the keys in Redis: letters, digits and the characters
@@ -64,13 +56,9 @@ type Store struct {
 	// none can be used, or `primary`. Default: `replicas`.
 	ReadFrom string `json:"read_from,omitempty"`
 
-	// The clock that ends windows: `redis` for that of the shard's primary, or
-	// `local` for that of this machine, which then must agree with the clocks of the
-	// other Caddy instances. Default: `redis`.
-	Clock string `json:"clock,omitempty"`
-
 	// The longest time that a request waits for a check; then `on_error` applies.
-	// Default: 50ms.
+	// Connecting, TLS included, may take four times as long, from 200ms to 5s; a
+	// check_timeout above 5s counts itself, up to 1m. Default: 50ms.
 	CheckTimeout caddy.Duration `json:"check_timeout,omitempty"`
 
 	// The time for which a charge that could not be sent or was refused is retried;
@@ -90,30 +78,21 @@ type Store struct {
 	// more. At most 1s; 0 sends each at once. Default: 50ms.
 	ChargeDelay *caddy.Duration `json:"charge_delay,omitempty"`
 
-	// Whether charges, and checks at a primary, are plain commands where a fixed window
-	// is known to be open, which cost Redis less than a script: `on` or `off`. Default:
-	// `on`.
-	PlainCharges string `json:"plain_charges,omitempty"`
-
 	// The time for which the primary's answer about a bucket counts. Until it is over
 	// a replica that has counted less is overruled, a client over its limit is refused
 	// without a check, and a client whose requests all come to this Caddy is admitted
-	// without a check while half of its limit is left. Then the primary is asked.
-	// Default: 1s.
-	LedgerTrust caddy.Duration `json:"ledger_trust,omitempty"`
-
-	// The longest time for which the primary's answer about a client counts whose
-	// requests all come to this Caddy, but seldom. While at least half of its limit is
-	// left, one request at a time is admitted without a check for as long as this Caddy
-	// was alone with the client before, up to this time and to a tenth of the window. 0
-	// means that only `ledger_trust` counts. Default: a tenth of the window.
-	LedgerMaxTrust *caddy.Duration `json:"ledger_max_trust,omitempty"`
+	// without a check while half of its limit is left. Then the primary is asked, but
+	// for a client that comes here alone and seldom: one request at a time is admitted
+	// without a check for as long as the client came here alone before, up to a tenth of
+	// the window. A time below 1s switches that off. 0 asks for every request. Default:
+	// 1s.
+	LedgerTrust *caddy.Duration `json:"ledger_trust,omitempty"`
 
 	// The number of buckets (a zone's count for one client) that this process
 	// remembers, at less than 300 bytes each. Beyond it buckets that are not in use
 	// are forgotten first; charges that wait for a shard that is down and have to be
 	// dropped are logged and counted. Default: 1000000.
-	LedgerMaxBuckets int `json:"ledger_max_buckets,omitempty"`
+	MaxBuckets int `json:"max_buckets,omitempty"`
 
 	// The number of buckets per second that this Caddy opens in each zone for new
 	// clients: those that have no bucket and have not come to this Caddy within the
@@ -134,6 +113,8 @@ type Store struct {
 	logger      *zap.Logger
 	events      telemetry.Events
 	undelivered telemetry.LogThrottle
+	// hasOnlyShard is set if a Caddyfile has a url in place of shards.
+	hasOnlyShard bool
 
 	mu sync.Mutex
 	// open has the shards of each call of OpenStore that is not closed yet.
@@ -141,15 +122,20 @@ type Store struct {
 }
 
 // openShards is the use of a store's shards: their keys in the pool and, if there are
-// previous ones, the key of the migrations from these; and the log of their events.
+// previous ones, the key of the migrations from these; and the log of their events. done
+// ends the uses of the shards.
 type openShards struct {
 	keys       []shardKey
+	done       []func()
 	migrations migrationsKey
 	log        *shardLog
 }
 
 // release ends the use of what is in the pool.
 func (o *openShards) release() {
+	for _, done := range o.done {
+		done()
+	}
 	for _, key := range o.keys {
 		_, _ = stores.Pool.Delete(key)
 	}
@@ -166,6 +152,13 @@ func (*Store) CaddyModule() caddy.ModuleInfo {
 		ID:  "rate_limit.stores.redis",
 		New: func() caddy.Module { return new(Store) },
 	}
+}
+
+// UnmarshalJSON implements [json.Unmarshaler]. The errors for options that there are no
+// longer say what to write instead.
+func (s *Store) UnmarshalJSON(text []byte) error {
+	type plain Store
+	return option.Decode(text, (*plain)(s))
 }
 
 // Provision implements [caddy.Provisioner]. It resolves placeholders, reads
@@ -222,6 +215,7 @@ func (s *Store) OpenStore(name string) (_ store.Store, err error) {
 		}
 		names = append(names, shard.Name)
 		opened.keys = append(opened.keys, keys[shard.Name])
+		opened.done = append(opened.done, pooled[shard.Name].Use(time.Duration(s.CheckTimeout)))
 	}
 	members, previous := s.membersOf(name, pooled)
 	var migrations *redis.Migrations
@@ -230,16 +224,14 @@ func (s *Store) OpenStore(name string) (_ store.Store, err error) {
 	}
 	renewMigrations(opened.keys, opened.migrations)
 	remote := redis.New(redis.Options{
-		Members:        members,
-		Previous:       previous,
-		Migrations:     migrations,
-		KeyPrefix:      s.KeyPrefix,
-		KeySecret:      []byte(s.KeySecret),
-		ReadPrimary:    s.ReadFrom == readPrimary,
-		LocalClock:     s.Clock == clockLocal,
-		NoPlainCharges: s.PlainCharges == turnedOff,
-		CheckTimeout:   time.Duration(s.CheckTimeout),
-		ChargeTimeout:  time.Duration(s.ChargeTimeout),
+		Members:       members,
+		Previous:      previous,
+		Migrations:    migrations,
+		KeyPrefix:     s.KeyPrefix,
+		KeySecret:     []byte(s.KeySecret),
+		ReadPrimary:   s.ReadFrom == readPrimary,
+		CheckTimeout:  time.Duration(s.CheckTimeout),
+		ChargeTimeout: time.Duration(s.ChargeTimeout),
 		OnUndelivered: func(shard string, op algorithm.Operation, err error) {
 			s.reportUndelivered(name, shard, op, 1, err)
 		},
@@ -262,14 +254,12 @@ func (s *Store) membersOf(storeName string, pooled map[string]pooledShard) (memb
 		return redis.Member{Name: shard.Name, Weight: weight, Shard: pooled[shard.Name].Shard, Observe: observeShard(storeName, shard.Name)}
 	}
 	for _, shard := range s.Shards {
-		if !shard.Retired {
-			members = append(members, member(shard, shard.Weight))
+		if weight := shard.weight(); weight > 0 {
+			members = append(members, member(shard, weight))
 		}
-	}
-	owners, _ := s.previous()
-	for _, p := range owners {
-		shard := s.shard(p.Name)
-		previous = append(previous, member(shard, cmp.Or(p.Weight, shard.Weight)))
+		if weight := shard.previousWeight(); weight > 0 && s.isResharding() {
+			previous = append(previous, member(shard, weight))
+		}
 	}
 	return members, previous
 }
@@ -287,10 +277,13 @@ func (s *Store) CloseStore() {
 
 // LedgerOptions implements [stores.LedgerConfig].
 func (s *Store) LedgerOptions(name string) ledger.Options {
+	trust := orUsual(s.LedgerTrust, ledger.DefaultTrust)
+	if trust == 0 {
+		trust = ledger.NoTrust
+	}
 	return ledger.Options{
-		Trust:       time.Duration(s.LedgerTrust),
-		MaxTrust:    orUsual(s.LedgerMaxTrust, ledger.UsualMaxTrust),
-		MaxBuckets:  s.LedgerMaxBuckets,
+		Trust:       trust,
+		MaxBuckets:  s.MaxBuckets,
 		Timeout:     time.Duration(s.CheckTimeout),
 		ChargeDelay: s.chargeDelay(),
 		OnUndelivered: func(shard string, op algorithm.Operation, requests int64, err error) {

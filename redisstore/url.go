@@ -79,7 +79,7 @@ func (s *Shard) validateURL() error {
 		return option.Errorf("username", "does not go with url, which has the user in it: remove it")
 	case s.Password != "":
 		return option.Errorf("password", "does not go with url, which has the password in it: remove it")
-	case len(s.PasswordCommand) > 0:
+	case s.PasswordCommand != nil:
 		return option.Errorf("password_command", "does not go with url, which has the password in it: remove it")
 	case s.DB != nil:
 		return option.Errorf("db", "does not go with url, which ends in the number of the database: remove it")
@@ -122,10 +122,10 @@ func (s *Shard) parseURL(text string) (*server, error) {
 
 // token returns the token that is the password of the servers, or nil.
 func (r reach) token() *token {
-	if len(r.PasswordCommand) == 0 || r.server != nil && r.server.password != "" {
+	if r.PasswordCommand == nil || r.server != nil && r.server.password != "" {
 		return nil
 	}
-	return &token{command: r.PasswordCommand, lifetime: r.tokenLifetime(), timeout: tokenTimeout, now: time.Now}
+	return &token{command: r.PasswordCommand.Command, lifetime: r.PasswordCommand.lifetime(), timeout: tokenTimeout, now: time.Now}
 }
 
 // credentials returns a function that resolves the user and the password of the servers,

@@ -77,10 +77,17 @@ func (s Shards) AwaitReplicas(t *testing.T) {
 
 // Store returns the global option for a Redis store on the shards. Options are lines
 // such as "db 1".
-func (s Shards) Store(options ...string) string {
+func (s Shards) Store(options ...string) string { return s.StoreAfter(len(s), options...) }
+
+// StoreAfter is Store of shards of which the first n were there before a resharding.
+func (s Shards) StoreAfter(n int, options ...string) string {
 	var lines []string
 	for i, shard := range s {
-		lines = append(lines, ShardOf(ShardName(i), shard))
+		var isNew []string
+		if i >= n {
+			isNew = []string{"weight 1 was 0"}
+		}
+		lines = append(lines, ShardOf(ShardName(i), shard, isNew...))
 	}
 	return RedisStore(append(lines, options...)...)
 }
@@ -90,7 +97,7 @@ func ShardName(i int) string { return string(rune('a' + i)) }
 
 // Patient are timeouts that even a busy machine keeps, for tests of other
 // matters.
-var Patient = []string{"check_timeout 1m", "charge_timeout 1m", "dial_timeout 1m"}
+var Patient = []string{"check_timeout 1m", "charge_timeout 1m"}
 
 // RedisStore returns the global option for a Redis store with these lines, and
 // with those of [Patient] that they do not set.

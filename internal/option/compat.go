@@ -25,6 +25,16 @@ var instead = map[string]string{
 	"time_zone":      "write it after the window, as in window day in Europe/Berlin",
 	"week_starts":    "write it after the window, as in window week from sunday",
 
+	"clock":              "remove it: windows end by the clock of the primary",
+	"dial_timeout":       "remove it, or raise check_timeout: connecting may take four times as long",
+	"ledger_max_buckets": "write max_buckets",
+	"ledger_max_trust":   "remove it; a ledger_trust below 1s does what 0 did",
+	"max_keys":           "write max_buckets",
+	"password_lifetime":  "write it in the block of the command, as in password_command token { lifetime 15m }",
+	"plain_charges":      "remove it: a script is called where the server refuses plain commands",
+	"previous_shards":    "write in each shard that changes what its weight was, as in weight 2 was 1, or was 0 for a new shard; in JSON previous_weight",
+	"retired":            "write weight 0 and what it was, as in weight 0 was 1; in JSON previous_weight",
+
 	"allow":          insteadMatch,
 	"ban":            "write penalty <duration>",
 	"dry_run":        insteadDryRun,

@@ -165,7 +165,7 @@ const patient = 5 * time.Second
 
 // usual are the options that the Redis store gives a ledger unless its config says
 // otherwise.
-var usual = ledger.Options{ChargeDelay: ledger.UsualChargeDelay, MaxTrust: ledger.UsualMaxTrust}
+var usual = ledger.Options{ChargeDelay: ledger.UsualChargeDelay, Trust: ledger.DefaultTrust}
 
 // process is what one Caddy has of a store: books, a ledger, and connections of its own.
 type process struct {
@@ -250,7 +250,7 @@ type singleCase struct {
 	refused bool    // puts the client over its limit
 	shared  bool    // makes another process serve every other request of a client
 	atOnce  bool    // set for charge_delay 0
-	checked bool    // set for ledger_max_trust 0
+	checked bool    // set for ledger_trust 900ms
 }
 
 // The cases of the summary.
@@ -260,7 +260,7 @@ const (
 	afterAtOnce  = afterOften + ", `charge_delay 0`"
 	afterShared  = afterOften + ", at two Caddys"
 	afterSeldom  = "charge after, 5,000 clients, each every two seconds"
-	afterChecked = afterSeldom + ", `ledger_max_trust 0`"
+	afterChecked = afterSeldom + ", `ledger_trust 900ms`"
 	afterBusy    = "charge after, one client, 64 at a time"
 	afterRefused = "charge after, one client, refused"
 	beforeOften  = "charge before, 200 clients in turn"
@@ -290,7 +290,7 @@ func (c singleCase) options() ledger.Options {
 		opts.ChargeDelay = 0
 	}
 	if c.checked {
-		opts.MaxTrust = 0
+		opts.Trust = 900 * time.Millisecond
 	}
 	return opts
 }

@@ -81,11 +81,11 @@ func TestNamesSayTheOptions(t *testing.T) {
 		if strings.Contains(c.name, "`charge_delay 0`") {
 			want.ChargeDelay = 0
 		}
-		if strings.Contains(c.name, "`ledger_max_trust 0`") {
-			want.MaxTrust = 0
+		if strings.Contains(c.name, "`ledger_trust 900ms`") {
+			want.Trust = 900 * time.Millisecond
 		}
-		if got := c.options(); got.ChargeDelay != want.ChargeDelay || got.MaxTrust != want.MaxTrust {
-			t.Errorf("%s: charge_delay %v, ledger_max_trust %v", c.name, got.ChargeDelay, got.MaxTrust)
+		if got := c.options(); got.ChargeDelay != want.ChargeDelay || got.Trust != want.Trust {
+			t.Errorf("%s: charge_delay %v, ledger_trust %v", c.name, got.ChargeDelay, got.Trust)
 		}
 	}
 }
@@ -151,7 +151,7 @@ func TestResultIsOfItsCases(t *testing.T) {
 		list = append(list, single{c, 100, 10, calls{primary: int64(100 * (i + 2))}})
 	}
 	want := "**Result.** With `charge after`, the first request of a client costs 2.00 calls. Then a request costs 3.00 of a client that comes to one Caddy 50 times a second (4.00 with `charge_delay 0`), " +
-		"6.00 of one that comes there every two seconds (7.00 with `ledger_max_trust 0`), and 5.00 of one that comes to two Caddys. " +
+		"6.00 of one that comes there every two seconds (7.00 with `ledger_trust 900ms`), and 5.00 of one that comes to two Caddys. " +
 		"A client that sends 64 requests at a time to one Caddy costs 10.00 calls per request, and one that is over its limit 120 a second. With `charge before` a request costs 13.00.\n"
 	if got := resultText(list); got != want {
 		t.Errorf("%s, want %s", got, want)

@@ -17,7 +17,7 @@ func resultText(list []single) string {
 	}
 	perRequest := func(name string) string { s := of(name); return number(s.perRequest(s.sum())) }
 	refused := of(afterRefused)
-	return fmt.Sprintf("**Result.** With `charge after`, the first request of a client costs %s calls. Then a request costs %s of a client that comes to one Caddy 50 times a second (%s with `charge_delay 0`), %s of one that comes there every two seconds (%s with `ledger_max_trust 0`), and %s of one that comes to two Caddys. A client that sends %d requests at a time to one Caddy costs %s calls per request, and one that is over its limit %s a second. With `charge before` a request costs %s.\n",
+	return fmt.Sprintf("**Result.** With `charge after`, the first request of a client costs %s calls. Then a request costs %s of a client that comes to one Caddy 50 times a second (%s with `charge_delay 0`), %s of one that comes there every two seconds (%s with `ledger_trust 900ms`), and %s of one that comes to two Caddys. A client that sends %d requests at a time to one Caddy costs %s calls per request, and one that is over its limit %s a second. With `charge before` a request costs %s.\n",
 		perRequest(afterOnce), perRequest(afterOften), perRequest(afterAtOnce), perRequest(afterSeldom), perRequest(afterChecked), perRequest(afterShared),
 		of(afterBusy).callers, perRequest(afterBusy), number(refused.perSecond(refused.sum())), perRequest(beforeOften))
 }

@@ -43,7 +43,7 @@ func Run(ctx context.Context, args []string) error {
 	}
 	defer shop.Close()
 	set := settings{
-		caddy: shop.Caddy, checkTimeout: *timeout, dialTimeout: 200 * time.Millisecond,
+		caddy: shop.Caddy, checkTimeout: *timeout,
 		before: 2 * time.Second, during: *during, after: time.Second,
 	}
 	outcomes, err := try(ctx, set, wanted)
@@ -110,8 +110,8 @@ func cells() (all []cell) {
 }
 
 type settings struct {
-	caddy                     string        // the path of the binary
-	checkTimeout, dialTimeout time.Duration // checkTimeout and dialTimeout are the store's
+	caddy        string        // the path of the binary
+	checkTimeout time.Duration // the store's
 	// before, during and after are how long requests are sent before the fault, with
 	// it, and at least after it.
 	before, during, after time.Duration
@@ -203,8 +203,8 @@ const (
 func (c cell) config(set settings, broken, other *shard) site.Config {
 	return site.Config{
 		Log: "exclude http.log.error",
-		Stores: fmt.Sprintf("store redis {\n%s%scheck_timeout %s\ndial_timeout %s\n}",
-			broken.Text(faulty), other.Text(sound), set.checkTimeout, set.dialTimeout),
+		Stores: fmt.Sprintf("store redis {\n%s%scheck_timeout %s\n}",
+			broken.Text(faulty), other.Text(sound), set.checkTimeout),
 		Routes: []string{fmt.Sprintf(`handle /survey {
 	rate_limit {header.X-Client} 1000000 1h `+survey+`
 	respond "ok"

@@ -14,8 +14,8 @@ import (
 // patient are settings whose timeouts a busy machine keeps, so that what happens
 // is due to the fault.
 var patient = settings{
-	checkTimeout: time.Second, dialTimeout: time.Second,
-	before: 500 * time.Millisecond, during: 2 * time.Second, after: 300 * time.Millisecond,
+	checkTimeout: time.Second,
+	before:       500 * time.Millisecond, during: 2 * time.Second, after: 300 * time.Millisecond,
 }
 
 var turn = flag.Int("faults.turn", 0, "the policy, from 0 to 5, under which TestFaults tries the first fault")

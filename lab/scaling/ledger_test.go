@@ -30,7 +30,7 @@ func TestSimulationCountsWhatTheLedgerCalls(t *testing.T) {
 		{setting{name: "after, alone, beyond the limit", limit: 1_000, processes: 1}, 300, 0},
 		{setting{name: "after, alone, often, charge_delay 0", limit: 100_000, processes: 1, atOnce: true}, 200, 0},
 		{setting{name: "after, alone, seldom, in a long window", limit: 100_000, processes: 1, window: 60 * second}, 0.4, 0},
-		{setting{name: "after, alone, seldom, ledger_max_trust 0", limit: 100_000, processes: 1, window: 60 * second, checked: true}, 0.4, 0},
+		{setting{name: "after, alone, seldom, ledger_trust below 1s", limit: 100_000, processes: 1, window: 60 * second, checked: true}, 0.4, 0},
 		{setting{name: "after, several Caddys", limit: 100_000, processes: 4}, 40, 0},
 		{setting{name: "after, several Caddys, often", limit: 100_000, processes: 4}, 2_000, 0},
 		{setting{name: "after, several Caddys, beyond the limit", limit: 1_000, processes: 4}, 400, 0},
@@ -84,12 +84,12 @@ func runLedgers(s *setting, pauses []int64, from int64) (made [kinds]float64, re
 	start := time.Now()
 	servers.measured = start.Add(time.Duration(from) * time.Microsecond)
 	servers.until = servers.measured.Add(time.Duration(2*s.window) * time.Microsecond)
-	opts := ledger.Options{ChargeDelay: ledger.UsualChargeDelay, MaxTrust: ledger.UsualMaxTrust}
+	opts := ledger.Options{ChargeDelay: ledger.UsualChargeDelay}
 	if s.atOnce {
 		opts.ChargeDelay = 0
 	}
 	if s.checked {
-		opts.MaxTrust = 0
+		opts.Trust = ledger.DefaultTrust - time.Microsecond
 	}
 	ledgers := make([]*ledger.Ledger, s.processes)
 	for i := range ledgers {

@@ -44,7 +44,7 @@ type setting struct {
 	window    int64
 	align     bool
 	atOnce    bool // set for charge_delay 0
-	checked   bool // set for ledger_max_trust 0
+	checked   bool // set for ledger_trust below 1s
 	// lone is set if no other clients come: theirs begin the ticks at which charges leave.
 	lone bool
 	// strangers is set if most clients that a process does not know are unknown to the

@@ -153,7 +153,7 @@ func exampleText(c *costs, e example, curves []*curve) string {
 	p := e.popularity()
 	processors := math.Ceil(e.rate * c.caddy / float64(second) / busy)
 	clients := float64(e.clients)
-	head := fmt.Sprintf("%s requests/s of %s clients at s = %g: the hottest sends %s a second, which is %.1f %%. With `charge after`, and if each client comes to one Caddy, Caddy needs %s processors (%s × %.1f µs on %s %% of each): %d Caddys with at least %.0f each. Checks, takes and new clients cost Caddy more. What each Caddy remembers is less than %s if every client comes to each of them (`ledger_max_buckets`, 1,000,000 by default, bounds it); in Redis all buckets together take %s in primaries and as much in replicas if each shard has one.\n\n",
+	head := fmt.Sprintf("%s requests/s of %s clients at s = %g: the hottest sends %s a second, which is %.1f %%. With `charge after`, and if each client comes to one Caddy, Caddy needs %s processors (%s × %.1f µs on %s %% of each): %d Caddys with at least %.0f each. Checks, takes and new clients cost Caddy more. What each Caddy remembers is less than %s if every client comes to each of them (`max_buckets`, 1,000,000 by default, bounds it); in Redis all buckets together take %s in primaries and as much in replicas if each shard has one.\n\n",
 		report.Grouped(e.rate), report.Grouped(clients), exampleS, report.Rounded(p.rates[0]), 100*p.hottest(),
 		report.Grouped(processors), report.Grouped(e.rate), c.caddy, percent(busy), e.caddys, math.Ceil(processors/float64(e.caddys)),
 		megabytes(clients*c.ledgerBytes), megabytes(clients*c.redisBytes))

@@ -103,13 +103,14 @@ func (l *Ledger) admitLocally(e *entry, r *store.Request, st *store.State, now i
 }
 
 // reliesOn reports whether the primary's last answer is recent enough to admit a request
-// of a sole writer. Beyond the time of trust one request relies on it, and uses it up.
+// of a sole writer. Beyond the time of trust one request relies on it, and uses it up,
+// unless the config shortens that time.
 func (l *Ledger) reliesOn(e *entry, r *store.Request, now int64) bool {
 	if e.trusts(now, l.trust) && now-e.soleWriter >= l.trust {
 		return true
 	}
-	quiet := min(e.trusted-e.soleWriter, r.Limit.Window.Microseconds()/maxTrustShare, l.opts.MaxTrust.Microseconds())
-	if e.trusted == 0 || quiet < l.trust || now-e.trusted >= quiet || e.flight > 0 || e.pending != nil || e.past().loose > 0 {
+	quiet := min(e.trusted-e.soleWriter, r.Limit.Window.Microseconds()/maxTrustShare)
+	if l.opts.Trust < DefaultTrust || e.trusted == 0 || quiet < l.trust || now-e.trusted >= quiet || e.flight > 0 || e.pending != nil || e.past().loose > 0 {
 		return false
 	}
 	e.trusted = 0
@@ -255,7 +256,7 @@ func (l *Ledger) wantsPrimary(e *entry, r *store.Request, now int64) bool {
 	switch {
 	case !e.canReach(now, l.trust):
 		return false
-	case e.doubted, e.wasReset(now, l.trust):
+	case e.doubted, e.wasReset(now, l.resetTrust()):
 		return true
 	case !algorithm.Of(r.Limit.Algorithm).Copies():
 		// What a replica lacks cannot be added to its answer.

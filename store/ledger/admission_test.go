@@ -71,7 +71,7 @@ func TestSoleWriterMakesNoChecks(t *testing.T) {
 			c.want("after another process has charged", c.come(10), 8, 10)
 			c.want("as the sole writer again", c.come(20), 0, 5)
 
-			time.Sleep(2 * DefaultTrust)
+			time.Sleep(c.req.Limit.Window/maxTrustShare + DefaultTrust)
 			c.want("after trust has run out", c.come(1), 1, 1)
 			c.want("after the check that renews trust", c.come(10), 0, 0)
 
@@ -83,6 +83,22 @@ func TestSoleWriterMakesNoChecks(t *testing.T) {
 
 			c.ledger.Refund(t.Context(), []store.Request{c.req})
 			c.want("after a refund", c.come(5), 1, 5)
+			c.ledger.Leave()
+		})
+	}
+}
+
+// TestWithoutTrustTheStoreIsAlwaysAsked, about clients that it admits and about those that it refuses.
+func TestWithoutTrustTheStoreIsAlwaysAsked(t *testing.T) {
+	for _, kind := range kinds {
+		synctest.Test(t, func(t *testing.T) {
+			c := newClient(t, kind, time.Hour, 50, Options{Trust: NoTrust})
+			c.want("as the sole writer", c.come(40), 40, 80)
+			c.come(20)
+			c.want("at its limit", c.come(10), 10, 20)
+			if figures := c.ledger.Figures(); figures.LocalRefusals != 0 || figures.UnaskedAdmissions != 0 {
+				t.Errorf("%s: %d refusals and %d admissions without a call", kind.Algorithm, figures.LocalRefusals, figures.UnaskedAdmissions)
+			}
 			c.ledger.Leave()
 		})
 	}
@@ -147,7 +163,7 @@ func TestReturningClientMakesNoChecks(t *testing.T) {
 	const pause = 20 * time.Second
 	for _, kind := range kinds {
 		synctest.Test(t, func(t *testing.T) {
-			c := newSeldom(t, kind, Options{MaxTrust: UsualMaxTrust})
+			c := newSeldom(t, kind, Options{})
 			defer c.ledger.Leave()
 			if !algorithm.Of(kind.Algorithm).Copies() {
 				c.want("of an algorithm that is not copied", c.visit(10, pause), 10, 20)
@@ -168,7 +184,7 @@ func TestReturningClientMakesNoChecks(t *testing.T) {
 			continue
 		}
 		synctest.Test(t, func(t *testing.T) {
-			c := newSeldom(t, kind, Options{MaxTrust: UsualMaxTrust})
+			c := newSeldom(t, kind, Options{})
 			defer c.ledger.Leave()
 			c.visit(10, pause)
 			first := admit(c.ledger, c.req)
@@ -193,7 +209,7 @@ func TestReturningClientMakesNoChecks(t *testing.T) {
 				},
 			} {
 				synctest.Test(t, func(t *testing.T) {
-					c := newSeldom(t, kind, Options{MaxTrust: UsualMaxTrust, ChargeDelay: UsualChargeDelay})
+					c := newSeldom(t, kind, Options{ChargeDelay: UsualChargeDelay})
 					c.ledger.Run()
 					c.visit(10, pause)
 					spoil(c)
@@ -216,11 +232,11 @@ func TestReturningClientMakesNoChecks(t *testing.T) {
 				})
 			}
 		}
-		for _, most := range []time.Duration{0, 10 * time.Second} {
+		for _, trust := range []time.Duration{NoTrust, DefaultTrust - time.Millisecond} {
 			synctest.Test(t, func(t *testing.T) {
-				c := newSeldom(t, kind, Options{MaxTrust: most})
+				c := newSeldom(t, kind, Options{Trust: trust})
 				defer c.ledger.Leave()
-				c.want(fmt.Sprint("with at most ", most), c.visit(10, pause), 10, 20)
+				c.want(fmt.Sprint("with a trust of ", trust), c.visit(10, pause), 10, 20)
 			})
 		}
 	}

@@ -204,7 +204,7 @@ func (l *Ledger) releaseForReset(r *store.Request) {
 }
 
 // forget drops what is known of a bucket that was reset, its waiting charges and
-// its tokens. Requests ask the primary for a time of trust, because replicas may be stale.
+// its tokens. Requests ask the primary for a while, because replicas may be stale.
 func (l *Ledger) forget(r *store.Request) {
 	e := l.enter(r, l.books.now())
 	defer e.page.mu.Unlock()
@@ -227,5 +227,9 @@ func (l *Ledger) forget(r *store.Request) {
 	if e.reservation != nil {
 		e.page.counts.TokensExpired += e.reservation.abandon()
 	}
-	e.until = max(e.until, now+l.trust)
+	e.until = max(e.until, now+l.resetTrust())
 }
+
+// resetTrust is how long replicas are not asked after a reset, in which the usual trust is
+// the least: they may show the old bucket, however short the config makes the trust.
+func (l *Ledger) resetTrust() int64 { return max(l.trust, DefaultTrust.Microseconds()) }

@@ -317,43 +317,47 @@ func spend(l *Ledger, r store.Request, n int, pause time.Duration) (admitted int
 // TestResetIsSeen at once by the process that resets, although a replica is stale,
 // and by others within the time of trust, with every algorithm.
 func TestResetIsSeen(t *testing.T) {
-	for _, kind := range kinds {
-		synctest.Test(t, func(t *testing.T) {
-			s := newSimulation(1)
-			s.lag = 300 * time.Millisecond
-			own, other := New(NewBooks(nil), s, Options{}), New(NewBooks(nil), s, Options{})
-			limit := kind
-			limit.Zone, limit.Window = "zone", time.Hour
-			r := store.Request{Limit: &limit, ClientKey: "alice", Events: 5, Cost: 1}
-			if n := spend(own, r, 8, 0); n != 5 {
-				t.Errorf("%s: %d of 5 admitted", limit.Algorithm, n)
-			}
-			time.Sleep(time.Second)
-			if n := spend(other, r, 5, time.Millisecond); n != 0 {
-				t.Errorf("%s: %d admitted by the other process", limit.Algorithm, n)
-			}
-			if a := other.Inspect(t.Context(), r).Account; a == nil || !a.Full {
-				t.Errorf("%s: the other process knows of %+v", limit.Algorithm, a)
-			}
-			redistest.Must(t, own.Reset(t.Context(), r))
-			if a := own.Inspect(t.Context(), r).Account; a == nil || *a != (store.Account{}) {
-				t.Errorf("%s: after the reset %+v is known", limit.Algorithm, a)
-			}
-			if n := spend(own, r, 2, 0); n != 2 {
-				t.Errorf("%s: %d of 2 admitted by the process that made the reset", limit.Algorithm, n)
-			}
-			time.Sleep(DefaultTrust + 10*time.Millisecond)
-			if n := spend(other, r, 3, 0); n != 3 {
-				t.Errorf("%s: %d of 3 admitted by the other process after the reset", limit.Algorithm, n)
-			}
-			time.Sleep(time.Second)
-			if used := s.used(r); used != 5 {
-				t.Errorf("%s: %d used at the end", limit.Algorithm, used)
-			}
-			own.Leave()
-			other.Leave()
-		})
+	for _, trust := range []time.Duration{DefaultTrust, NoTrust} {
+		for _, kind := range kinds {
+			synctest.Test(t, func(t *testing.T) { resetIsSeen(t, kind, trust) })
+		}
 	}
+}
+
+// resetIsSeen resets a bucket in a process with this trust.
+func resetIsSeen(t *testing.T, limit store.Limit, trust time.Duration) {
+	s := newSimulation(1)
+	s.lag = 300 * time.Millisecond
+	own, other := New(NewBooks(nil), s, Options{Trust: trust}), New(NewBooks(nil), s, Options{})
+	limit.Zone, limit.Window = "zone", time.Hour
+	r := store.Request{Limit: &limit, ClientKey: "alice", Events: 5, Cost: 1}
+	if n := spend(own, r, 8, 0); n != 5 {
+		t.Errorf("%s: %d of 5 admitted", limit.Algorithm, n)
+	}
+	time.Sleep(time.Second)
+	if n := spend(other, r, 5, time.Millisecond); n != 0 {
+		t.Errorf("%s: %d admitted by the other process", limit.Algorithm, n)
+	}
+	if a := other.Inspect(t.Context(), r).Account; a == nil || !a.Full {
+		t.Errorf("%s: the other process knows of %+v", limit.Algorithm, a)
+	}
+	redistest.Must(t, own.Reset(t.Context(), r))
+	if a := own.Inspect(t.Context(), r).Account; a == nil || *a != (store.Account{}) {
+		t.Errorf("%s: after the reset %+v is known", limit.Algorithm, a)
+	}
+	if n := spend(own, r, 2, 0); n != 2 {
+		t.Errorf("%s: %d of 2 admitted by the process that made the reset", limit.Algorithm, n)
+	}
+	time.Sleep(DefaultTrust + 10*time.Millisecond)
+	if n := spend(other, r, 3, 0); n != 3 {
+		t.Errorf("%s: %d of 3 admitted by the other process after the reset", limit.Algorithm, n)
+	}
+	time.Sleep(time.Second)
+	if used := s.used(r); used != 5 {
+		t.Errorf("%s: %d used at the end", limit.Algorithm, used)
+	}
+	own.Leave()
+	other.Leave()
 }
 
 // TestResetKeepsRequestsInFlight, and awaits charges in flight.

@@ -16,7 +16,6 @@ package ledger
 import (
 	"cmp"
 	"context"
-	"math"
 	"sync/atomic"
 	"time"
 
@@ -32,13 +31,12 @@ const (
 	// UsualChargeDelay is what stores set [Options.ChargeDelay] to, unless their
 	// config says otherwise.
 	UsualChargeDelay = 50 * time.Millisecond
-	// UsualMaxTrust is what stores set [Options.MaxTrust] to, unless their config says
-	// otherwise: no bound but a tenth of the window.
-	UsualMaxTrust = time.Duration(math.MaxInt64)
 	// DefaultTimeout is the default of [Options.Timeout].
 	DefaultTimeout = 50 * time.Millisecond
-	// maxTrustShare is the part of a window, as its divisor, for which an answer is
-	// relied upon at most.
+	// NoTrust is an [Options.Trust] with which no answer of the primary is relied upon.
+	NoTrust = -time.Microsecond
+	// maxTrustShare is the part of a window, as its divisor, for which an answer about a
+	// returning client is relied upon at most.
 	maxTrustShare = 10
 )
 
@@ -46,11 +44,9 @@ const (
 type Options struct {
 	// Trust is how long an answer of the primary is relied upon: a full bucket
 	// is refused without a call, and a stale replica is overruled. 0 means
-	// DefaultTrust.
+	// DefaultTrust. With less than that, no older answer is relied upon about a
+	// returning client either.
 	Trust time.Duration
-	// MaxTrust bounds how long an answer about a client of this process alone is relied
-	// upon, which is never longer than a tenth of the window; 0 means Trust.
-	MaxTrust time.Duration
 	// MaxBuckets bounds the buckets in the books; 0 means DefaultMaxBuckets.
 	// Buckets with requests in flight may exceed it.
 	MaxBuckets int

@@ -117,8 +117,8 @@ func newModel(t *testing.T, seed uint64) *model {
 	m.sim.touched = m.noteTruth
 	m.shared, m.heard = rng.IntN(3) == 0, map[int64]int64{}
 	m.sim.said = m.noteWord
-	maxTrust := []time.Duration{0, time.Second, UsualMaxTrust}[rng.IntN(3)]
-	m.ledger = New(NewBooks(time.Now), m.sim, Options{MaxTrust: maxTrust, ChargeDelay: time.Duration(rng.IntN(3)) * 25 * time.Millisecond, OnUndelivered: func(_ string, _ algorithm.Operation, requests int64, err error) {
+	trust := []time.Duration{NoTrust, DefaultTrust / 2, DefaultTrust, DefaultTrust}[rng.IntN(4)]
+	m.ledger = New(NewBooks(time.Now), m.sim, Options{Trust: trust, ChargeDelay: time.Duration(rng.IntN(3)) * 25 * time.Millisecond, OnUndelivered: func(_ string, _ algorithm.Operation, requests int64, err error) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if errors.Is(err, store.ErrUncertain) {

@@ -94,16 +94,16 @@ func benchmarkExisting(b *testing.B, of func(*memory.Store) operation) {
 func BenchmarkInsert(b *testing.B) {
 	const bound = 100_000
 	for _, c := range []struct {
-		name    string
-		maxKeys int
-		window  time.Duration
+		name       string
+		maxBuckets int
+		window     time.Duration
 	}{
 		{"room", math.MaxInt, time.Hour},
 		{"live", bound, time.Hour},
 		{"expired", bound, time.Microsecond},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			s := memory.New(memory.NewBuckets(), memory.Options{MaxKeys: c.maxKeys})
+			s := memory.New(memory.NewBuckets(), memory.Options{MaxBuckets: c.maxBuckets})
 			reqs := requests(bound)
 			for i := range reqs {
 				reqs[i].Limit = limit("api", c.window)
@@ -131,7 +131,7 @@ func BenchmarkMemory(b *testing.B) {
 
 func bytesPerBucket(n int) float64 {
 	buckets := memory.NewBuckets()
-	s := memory.New(buckets, memory.Options{MaxKeys: n})
+	s := memory.New(buckets, memory.Options{MaxBuckets: n})
 	req := []store.Request{{Limit: benchLimit, Events: 5000, Cost: 1}}
 
 	before := heap()

@@ -67,9 +67,9 @@ func NewBuckets() *Buckets {
 // Len returns the number of buckets, including expired ones not removed yet.
 func (b *Buckets) Len() int { return int(b.count.Load()) }
 
-// run runs op on the bucket of r. An insertion leaves at most maxKeys buckets, or
+// run runs op on the bucket of r. An insertion leaves at most maxBuckets buckets, or
 // fewer than before.
-func (b *Buckets) run(op algorithm.Operation, r *store.Request, now, maxKeys int64) store.State {
+func (b *Buckets) run(op algorithm.Operation, r *store.Request, now, maxBuckets int64) store.State {
 	id := identity.New(b.limits.Number(r.Limit), r.ClientKey)
 	s := &b.shards[b.shardOf(id)]
 	st, found, revived := s.run(op, id, r, now, false)
@@ -77,7 +77,7 @@ func (b *Buckets) run(op algorithm.Operation, r *store.Request, now, maxKeys int
 	case revived:
 		b.sweep(now)
 	case !found && keeps(op, r.Limit):
-		b.reserve(now, maxKeys)
+		b.reserve(now, maxBuckets)
 		if st, found, _ = s.run(op, id, r, now, true); found {
 			b.count.Add(-1)
 		}
@@ -103,11 +103,11 @@ func (b *Buckets) shardOf(id identity.ID) uint64 {
 	return id.Hash(b.seed) >> (64 - shardBits)
 }
 
-// reserve takes a place for a bucket, evicting one if there are maxKeys.
-func (b *Buckets) reserve(now, maxKeys int64) {
+// reserve takes a place for a bucket, evicting one if there are maxBuckets.
+func (b *Buckets) reserve(now, maxBuckets int64) {
 	for {
 		n := b.count.Load()
-		if n < maxKeys {
+		if n < maxBuckets {
 			if b.count.CompareAndSwap(n, n+1) {
 				return
 			}
@@ -120,7 +120,7 @@ func (b *Buckets) reserve(now, maxKeys int64) {
 		runtime.Gosched()
 	}
 	for range trimSize {
-		if b.count.Load() <= maxKeys || !b.evict(now) {
+		if b.count.Load() <= maxBuckets || !b.evict(now) {
 			return
 		}
 		b.count.Add(-1)

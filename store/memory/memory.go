@@ -15,14 +15,14 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// DefaultMaxKeys is the default of [Options.MaxKeys].
-const DefaultMaxKeys = 1_000_000
+// DefaultMaxBuckets is the default of [Options.MaxBuckets].
+const DefaultMaxBuckets = 1_000_000
 
 // Options are the settings of one view of the buckets.
 type Options struct {
-	// MaxKeys bounds the number of buckets whenever this view inserts one; zero
-	// or less means DefaultMaxKeys. [Buckets] describes evictions.
-	MaxKeys int
+	// MaxBuckets bounds the number of buckets whenever this view inserts one; zero
+	// or less means DefaultMaxBuckets. [Buckets] describes evictions.
+	MaxBuckets int
 	// Now is the clock that decides; nil means time.Now.
 	Now func() time.Time
 }
@@ -30,20 +30,20 @@ type Options struct {
 // Store is a view of buckets. It holds nothing to release, ignores contexts,
 // because it never waits, and never fails.
 type Store struct {
-	buckets *Buckets
-	maxKeys int64
-	now     func() time.Time
+	buckets    *Buckets
+	maxBuckets int64
+	now        func() time.Time
 }
 
 // New returns a view of buckets.
 func New(buckets *Buckets, opts Options) *Store {
-	if opts.MaxKeys <= 0 {
-		opts.MaxKeys = DefaultMaxKeys
+	if opts.MaxBuckets <= 0 {
+		opts.MaxBuckets = DefaultMaxBuckets
 	}
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	return &Store{buckets: buckets, maxKeys: int64(opts.MaxKeys), now: opts.Now}
+	return &Store{buckets: buckets, maxBuckets: int64(opts.MaxBuckets), now: opts.Now}
 }
 
 // Check implements [store.Store].
@@ -89,7 +89,7 @@ func (s *Store) run(op algorithm.Operation, reqs []store.Request) []store.State 
 func (s *Store) runInto(op algorithm.Operation, reqs []store.Request, states []store.State) {
 	now := s.now().UnixMicro()
 	for i := range reqs {
-		if st := s.buckets.run(op, &reqs[i], now, s.maxKeys); states != nil {
+		if st := s.buckets.run(op, &reqs[i], now, s.maxBuckets); states != nil {
 			states[i] = st
 		}
 	}

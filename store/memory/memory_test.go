@@ -128,9 +128,9 @@ type fixture struct {
 	store   *memory.Store
 }
 
-func newFixture(t *testing.T, maxKeys int) *fixture {
+func newFixture(t *testing.T, maxBuckets int) *fixture {
 	f := &fixture{T: t, clock: storetest.NewClock(time.Unix(1_700_000_000, 0)), buckets: memory.NewBuckets()}
-	f.store = f.view(maxKeys)
+	f.store = f.view(maxBuckets)
 	t.Cleanup(func() {
 		if err := f.buckets.Verify(); err != nil {
 			t.Error(err)
@@ -139,8 +139,8 @@ func newFixture(t *testing.T, maxKeys int) *fixture {
 	return f
 }
 
-func (f *fixture) view(maxKeys int) *memory.Store {
-	return memory.New(f.buckets, memory.Options{MaxKeys: maxKeys, Now: f.clock.Now})
+func (f *fixture) view(maxBuckets int) *memory.Store {
+	return memory.New(f.buckets, memory.Options{MaxBuckets: maxBuckets, Now: f.clock.Now})
 }
 
 // charge spends cost, and returns the use of the window.

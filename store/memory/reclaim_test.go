@@ -25,7 +25,7 @@ func TestMemoryPerBucket(t *testing.T) {
 // TestFloodIsReclaimed: after a flood one returning client is enough.
 func TestFloodIsReclaimed(t *testing.T) {
 	const flood = 30_000
-	f := newFixture(t, memory.DefaultMaxKeys)
+	f := newFixture(t, memory.DefaultMaxBuckets)
 	f.charge(limit("other", 24*time.Hour), "client", 1)
 	before := heap()
 	minute := limit("minute", time.Minute)
@@ -51,7 +51,7 @@ func TestFloodIsReclaimed(t *testing.T) {
 // than it adds.
 func TestSweepKeepsUp(t *testing.T) {
 	const perWindow, windows = 2000, 10
-	f := newFixture(t, memory.DefaultMaxKeys)
+	f := newFixture(t, memory.DefaultMaxBuckets)
 	minute := limit("minute", time.Minute)
 	for i := range perWindow * windows {
 		f.charge(minute, clientKey(i), 1)
@@ -65,7 +65,7 @@ func TestSweepKeepsUp(t *testing.T) {
 // TestReopenedBucketsAreQueuedAnew: windows that are opened again end after those
 // queued behind them.
 func TestReopenedBucketsAreQueuedAnew(t *testing.T) {
-	f := newFixture(t, memory.DefaultMaxKeys)
+	f := newFixture(t, memory.DefaultMaxBuckets)
 	minute := limit("minute", time.Minute)
 	for i := range 100 {
 		f.charge(minute, clientKey(i), 1)

@@ -87,7 +87,7 @@ func TestDeniedCommandsLeaveNoPartialBucket(t *testing.T) {
 	allow := []any{"ACL", "SETUSER", "limiter", "reset", "on", ">secret", "~*", "+@all"}
 	must(t, server.Client().Do(t.Context(), allow...).Err())
 	now := time.UnixMicro(1_795_258_977_534_988)
-	clocked := func(o *Options) { o.LocalClock, o.Now = true, func() time.Time { return now } }
+	clocked := func(o *Options) { o.clock = func() time.Time { return now } }
 	insider := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), clocked)
 	limiter := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), Credentials: login("limiter", "secret")}), func(o *Options) {
 		clocked(o)

@@ -226,7 +226,7 @@ func (d *shardDiagnoser) askSentinels(ctx context.Context) []located {
 			return nil
 		}
 	}
-	within, cancel := context.WithTimeout(ctx, min(d.shard.opts.DialTimeout+d.timeout(), timeLeft(ctx)/2))
+	within, cancel := context.WithTimeout(ctx, min(d.shard.opts.dialTimeout()+d.timeout(), timeLeft(ctx)/2))
 	defer cancel()
 	answers := s.askAll(within)
 	found, err := s.latest(answers)
@@ -392,7 +392,7 @@ func (v *serverDiagnoser) run(ctx context.Context) {
 // connect connects, and logs in. A server that answers otherwise than with a refusal of
 // the connection is no error.
 func (v *serverDiagnoser) connect(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, v.shard.opts.DialTimeout+v.timeout())
+	ctx, cancel := context.WithTimeout(ctx, v.shard.opts.dialTimeout()+v.timeout())
 	defer cancel()
 	opts := v.shard.opts
 	for {
@@ -721,7 +721,7 @@ func (d *shardDiagnoser) outage(err error, prefix string) store.Finding {
 	case errors.As(err, &unresolved):
 		code, remedy = codeUnreachable, "correct the name of the host, or the DNS"
 	case errors.As(err, &timed) && timed.Timeout(), errors.Is(err, context.Canceled):
-		code, remedy = codeUnreachable, fmt.Sprintf("see that it runs and is not overloaded, and that no firewall is between; connecting has dial_timeout, %s", d.shard.opts.DialTimeout)
+		code, remedy = codeUnreachable, fmt.Sprintf("see that it runs and is not overloaded, and that no firewall is between; connecting has %s, and more with a longer check_timeout", d.shard.opts.dialTimeout())
 		if d.shard.opts.TLS != nil {
 			// A Redis without TLS takes the handshake for a command, and waits for its end.
 			remedy += "; it may speak no TLS at this port"

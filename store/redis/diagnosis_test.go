@@ -565,7 +565,7 @@ func TestDiagnosisEndsInTime(t *testing.T) {
 	soon(t, "a diagnosis of 300ms", func() {
 		d := s.Diagnose(ctx)
 		finds(t, "a server that hangs", d, "error unreachable "+server.Addr())
-		mentions(t, d, codeUnreachable, "dial_timeout")
+		mentions(t, d, codeUnreachable, "check_timeout")
 	})
 }
 
@@ -716,6 +716,7 @@ func TestProbedRepliesOfOtherVersions(t *testing.T) {
 		"BUSY Redis is busy running a script":                                             "unclear",
 		"LOADING Redis is loading the dataset":                                            "unclear",
 		"unsupported command":                                                             "unclear",
+		"unsupported command 'GET'":                                                       "unknown",
 		"MOVED 1 127.0.0.1:1":                                                             "",
 		"ERR value is not an integer or out of range":                                     "",
 	} {

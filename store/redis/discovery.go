@@ -235,6 +235,9 @@ func (c *cluster) findAll(ctx context.Context) ([]roles, error) {
 // ask asks one node. isOK is false for a node that was cut off from the others,
 // which knows only the past.
 func (c *cluster) ask(ctx context.Context, addr string) (found []roles, isOK bool, err error) {
+	// Connecting may take longer than a search, and goes on when this ends.
+	ctx, cancel := context.WithTimeout(ctx, 2*c.timeout)
+	defer cancel()
 	state, err := c.client(addr).ClusterInfo(ctx).Result()
 	if err != nil {
 		return nil, false, err

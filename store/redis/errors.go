@@ -75,6 +75,9 @@ const (
 	splitting
 	// oneKey: a call may have only one key while the node imports the slot.
 	oneKey
+	// lacking: the server does not know the command, or the user may not call it. A script
+	// may.
+	lacking
 )
 
 type meaning struct {
@@ -115,14 +118,15 @@ var replies = []struct {
 	{"unauthenticated", meaning{KindAuth, later, unfit | shut}},
 	{"DENIED", meaning{KindAuth, later, unfit | shut}},
 	// The user lacks a right. In scripts the words depend on the version of Redis.
-	{"NOPERM", meaning{KindAuth, final, 0}},
+	{"NOPERM", meaning{KindAuth, final, lacking}},
 	{"The user executing the script", meaning{KindAuth, final, 0}},
 	{"ACL failure in script", meaning{KindAuth, final, 0}},
 	// The key does not hold a bucket.
 	{"WRONGTYPE", meaning{KindForeignData, final, 0}},
 	{"hash value is not an integer", meaning{KindForeignData, final, 0}},
-	// The server lacks the command.
-	{"unknown command", meaning{KindOther, final, 0}},
+	// The server, or a proxy, lacks the command.
+	{"unknown command", meaning{KindOther, final, lacking}},
+	{"unsupported command '", meaning{KindOther, final, lacking}},
 	{"Unknown Redis command", meaning{KindOther, final, 0}},
 }
 

@@ -71,7 +71,7 @@ func TestWhatRepliesMean(t *testing.T) {
 			"REFUSED ERR ACL failure in script: User limiter has no permissions to run the 'hget' command",
 			"REFUSED user_script:12: attempt to perform arithmetic on a nil value",
 			"REFUSED ERR hash value is not an integer", "REFUSED NOPERM the user may not run pexpire",
-			"ERR unknown command 'evalsha'",
+			"ERR unknown command 'evalsha'", "unsupported command 'evalsha'",
 		},
 		store.ErrUncertain: {
 			"PARTIAL ERR The user executing the script can't run this command or subcommand", "PARTIAL OOM command not allowed",

@@ -79,6 +79,9 @@ type lane struct {
 	watched atomic.Int32
 	// splits is set once the server has refused several keys in one call.
 	splits atomic.Bool
+	// scripted is set once the server has refused a plain command and has run the script
+	// in its place, as a proxy may that does not know the command.
+	scripted atomic.Bool
 	// fault is the last error that spoke against the server.
 	fault lastFault
 	// lag is the least age of a replica's data, in nanoseconds.
@@ -462,11 +465,12 @@ func clientOptions(addr string, opts *ShardOptions) *goredis.Options {
 		Protocol:                   2,
 		CredentialsProviderContext: opts.Credentials,
 		TLSConfig:                  opts.TLS,
-		Dialer:                     opts.dial,
+		Dialer:                     opts.connect,
 		DB:                         opts.DB,
 		MaxRetries:                 -1,
-		DialTimeout:                opts.DialTimeout,
-		DialerRetries:              1,
+		// The dialler has a bound of its own, which changes.
+		DialTimeout:   max(opts.DialTimeout, maxDialTimeout),
+		DialerRetries: 1,
 		// Every call has a deadline, which may be a long one.
 		ReadTimeout:           -1,
 		WriteTimeout:          -1,

@@ -28,8 +28,8 @@ type operation struct {
 }
 
 func (s *Store) writing(op algorithm.Operation, at *servers) operation {
-	if s.opts.LocalClock {
-		return operation{Operation: op, role: store.RolePrimary, now: s.opts.Now().UnixMicro()}
+	if s.opts.clock != nil {
+		return operation{Operation: op, role: store.RolePrimary, now: s.opts.clock().UnixMicro()}
 	}
 	return operation{Operation: op, role: store.RolePrimary, clock: at.clock}
 }

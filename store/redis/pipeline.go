@@ -11,7 +11,7 @@ import (
 )
 
 // send tries every command once and sets the outcomes. A server that lacks a
-// script gets it and is asked again.
+// script gets it and is asked again, and one that refuses plain charges is sent scripts.
 func (l *lane) send(ctx context.Context, cmds []*command) {
 	var reported func(error)
 	err := ErrShardDown
@@ -26,6 +26,10 @@ func (l *lane) send(ctx context.Context, cmds []*command) {
 		return
 	}
 	fault := l.pipeline(ctx, cmds)
+	instead := replacePlain(cmds)
+	if len(instead) > 0 {
+		fault = l.pipeline(ctx, instead)
+	}
 	if crossing := withOutcome(cmds, splitting); len(crossing) > 0 {
 		l.splits.Store(true)
 		fault = l.pipeline(ctx, crossing)
@@ -34,6 +38,9 @@ func (l *lane) send(ctx context.Context, cmds []*command) {
 		if fault = l.load(ctx, unknown); fault == nil {
 			fault = l.pipeline(ctx, unknown)
 		}
+	}
+	if slices.ContainsFunc(instead, func(c *command) bool { return c.outcome == nil }) {
+		l.scripted.Store(true)
 	}
 	l.fault.note(fault)
 	reported(fault)

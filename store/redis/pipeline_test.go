@@ -27,7 +27,7 @@ func TestBundlesAgreeWithAlgorithm(t *testing.T) {
 			rng := rand.New(rand.NewPCG(uint64(n), 1))
 			now := time.UnixMicro(1_795_258_977_534_988)
 			s := newStore(t, shard, func(o *Options) {
-				o.LocalClock, o.Now = true, func() time.Time { return now }
+				o.clock = func() time.Time { return now }
 			})
 			want := make([]algorithm.Bucket, buckets)
 			receipts := make([]store.Receipt, buckets)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -103,8 +104,7 @@ func fieldsOf(t *testing.T, s *Store, server *redistest.Server, r store.Request)
 }
 
 // TestPlainChargesCallNoScript checks that charges of a window that is known to be open are plain
-// commands, unless that is switched off, the window ends too soon, or the primary's time is not
-// known.
+// commands, unless the window ends too soon.
 func TestPlainChargesCallNoScript(t *testing.T) {
 	sh := redistest.StartShard(t, 0)
 	for name, test := range map[string]struct {
@@ -112,10 +112,9 @@ func TestPlainChargesCallNoScript(t *testing.T) {
 		shorten int64
 		scripts int64
 	}{
-		"on":          {nil, 0, 0},
-		"off":         {func(o *Options) { o.NoPlainCharges = true }, 0, 1},
+		"open":        {nil, 0, 0},
 		"near reset":  {nil, (endless - time.Second).Microseconds(), 1},
-		"local clock": {func(o *Options) { o.LocalClock = true }, 0, 0},
+		"local clock": {func(o *Options) { o.clock = time.Now }, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStore(t, shardOf(t, sh), func(o *Options) {
@@ -139,6 +138,110 @@ func TestPlainChargesCallNoScript(t *testing.T) {
 				t.Errorf("%d scripts ran, want %d", ran, test.scripts)
 			}
 		})
+	}
+}
+
+// plainRefusals are what servers and proxies reply to a plain command that they refuse.
+var plainRefusals = []string{
+	"-ERR unknown command 'hincrby', with args beginning with: ", "-unsupported command 'HINCRBY'", "-NOPERM this user has no permissions to run the 'hincrby' command",
+}
+
+// TestScriptReplacesRefusedCommands checks that charges, and checks at a primary, are scripts from
+// the first plain command on that a proxy refuses, whichever that is, and that each counts once.
+func TestScriptReplacesRefusedCommands(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	for _, refusal := range plainRefusals {
+		for _, refused := range [][]string{{"hincrby"}, {"hmget"}, {"hincrby", "hmget"}} {
+			t.Run(fmt.Sprint(refused, " ", refusal), func(t *testing.T) {
+				filter := redistest.StartFilter(t, server.Addr(), redistest.Refusing(refusal, refused...))
+				s := newStore(t, newShard(t, ShardOptions{Primary: filter.Addr(), PoolSize: 1}), func(o *Options) { o.ReadPrimary = true })
+				r := plainRequest(3)
+				r.ClientKey = t.Name()
+				r.Until = openWindow(t, s, r)
+				// do runs f until the primary's time was known all the while, and returns how many
+				// commands were refused, and how many scripts ran.
+				do := func(f func()) (n [2]int64) {
+					return inTime(t, func(int) [2]int64 {
+						other := r
+						other.ClientKey += " time"
+						openWindow(t, s, other) // the reply has the primary's time
+						before := filter.Answered()
+						ran := scripts(t, server, f)
+						return [2]int64{filter.Answered() - before, ran}
+					})
+				}
+				counted := int64(0)
+				charge := func() {
+					counted += r.Cost
+					if st := reported(t, s, r)[0]; st.Err != nil || st.Used != counted || st.Reset != r.Until {
+						t.Errorf("the charge got %+v, want %d used until %d", st, counted, r.Until)
+					}
+				}
+				check := func() {
+					if st := s.Check(t.Context(), []store.Request{r})[0]; st.Err != nil || st.Used != counted || st.Reset != r.Until {
+						t.Errorf("the check got %+v, want %d used until %d", st, counted, r.Until)
+					}
+				}
+				do(charge)
+				if n := do(charge); n != [2]int64{0, 1} {
+					t.Errorf("a later charge: %d commands refused, %d scripts", n[0], n[1])
+				}
+				do(check)
+				want := [2]int64{0, 1}
+				if !slices.Contains(refused, "hmget") {
+					want[1] = 0
+				}
+				if n := do(check); n != want {
+					t.Errorf("a later check: %d commands refused, %d scripts, want %d", n[0], n[1], want)
+				}
+				// Of a charge both commands may be refused, and of a check one.
+				if n := filter.Answered(); n > int64(2*len(refused)) {
+					t.Errorf("%d commands were refused", n)
+				}
+				if fields, ttl := fieldsOf(t, s, server, r); fields["c"] != fmt.Sprint(counted) || ttl <= 0 {
+					t.Errorf("the bucket is %v with %v to live, want a count of %d", fields, ttl, counted)
+				}
+			})
+		}
+	}
+}
+
+// TestMissingRightIsNotRemembered checks that charges are plain commands again once a user gets
+// the right that they, and the script as well, had lacked.
+func TestMissingRightIsNotRemembered(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	user := func(rules ...any) {
+		must(t, server.Client().Do(t.Context(), append([]any{"ACL", "SETUSER", "limiter"}, rules...)...).Err())
+	}
+	user("reset", "on", ">secret", "~*", "+@all")
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), Credentials: login("limiter", "secret")}), func(o *Options) { o.ReadPrimary = true })
+	r := plainRequest(3)
+	r.Until = openWindow(t, s, r)
+	user("-hincrby", "-hmget")
+	for range 3 {
+		if st := reported(t, s, r)[0]; !errors.Is(st.Err, store.ErrFinal) {
+			t.Errorf("the charge got %+v, want a final error", st)
+		}
+		if st := s.Check(t.Context(), []store.Request{r})[0]; !errors.Is(st.Err, store.ErrFinal) {
+			t.Errorf("the check got %+v, want a final error", st)
+		}
+	}
+	user("+hincrby", "+hmget")
+	counted := int64(0)
+	ran := inTime(t, func(int) int64 {
+		other := r
+		other.ClientKey = "time"
+		openWindow(t, s, other) // the reply has the primary's time
+		return scripts(t, server, func() {
+			counted += r.Cost
+			used(t, "the charge", reported(t, s, r)[0], counted)
+			used(t, "the check", s.Check(t.Context(), []store.Request{r})[0], counted)
+		})
+	})
+	if ran != 0 {
+		t.Errorf("%d scripts ran, want none", ran)
 	}
 }
 
@@ -365,8 +468,7 @@ func TestOpenWindowIsReadAtThePrimary(t *testing.T) {
 	}{
 		"open":        {nil, false, 0},
 		"vanished":    {nil, true, 1},
-		"off":         {func(o *Options) { o.NoPlainCharges = true }, false, 1},
-		"local clock": {func(o *Options) { o.LocalClock = true }, false, 0},
+		"local clock": {func(o *Options) { o.clock = time.Now }, false, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStore(t, shardOf(t, sh), test.change)

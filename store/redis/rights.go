@@ -181,5 +181,5 @@ func isUnknownCommand(err error) bool {
 	}
 	// Some proxies leave out ERR.
 	text := strings.TrimPrefix(reply.Error(), "ERR ")
-	return strings.HasPrefix(text, "unknown command") || strings.HasPrefix(text, "unknown subcommand")
+	return strings.HasPrefix(text, "unknown command") || strings.HasPrefix(text, "unknown subcommand") || strings.HasPrefix(text, "unsupported command '")
 }

@@ -26,7 +26,7 @@ func TestScriptsAgreeWithAlgorithm(t *testing.T) {
 			t.Parallel()
 			storetest.History{Limit: limit, Operations: 50_000}.Run(t, func(_ *testing.T, clock *storetest.Clock) store.Store {
 				return New(Options{
-					LocalClock: true, Now: clock.Now, CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout,
+					clock: clock.Now, CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout,
 					Members: []Member{{Name: "a", Shard: shard}},
 				})
 			})
@@ -94,7 +94,7 @@ func TestRemaindersAddUpExactly(t *testing.T) {
 	const events = store.MaxInteger
 	now := time.UnixMicro(1_795_258_977_534_988)
 	s := newStore(t, newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), func(o *Options) {
-		o.LocalClock, o.Now = true, func() time.Time { return now }
+		o.clock = func() time.Time { return now }
 	})
 	limit := &store.Limit{Zone: "rests", Algorithm: store.GCRA, Window: time.Minute + time.Microsecond}
 	for i := range 300 {
@@ -130,7 +130,7 @@ func TestContract(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			storetest.Run(t, func(t *testing.T, clock *storetest.Clock) store.Store {
-				opts := Options{LocalClock: true, Now: clock.Now, CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout}
+				opts := Options{clock: clock.Now, CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout}
 				build(t, &opts)
 				return New(opts)
 			})

@@ -13,8 +13,6 @@ import (
 )
 
 const (
-	// DefaultDialTimeout bounds the dialling of one connection.
-	DefaultDialTimeout = 200 * time.Millisecond
 	// DefaultPoolSize is the number of connections per server and purpose with
 	// pipelining.
 	DefaultPoolSize = 4
@@ -47,9 +45,10 @@ type ShardOptions struct {
 	// TLS, if set, is used for all connections.
 	TLS *tls.Config
 	DB  int
-	// DialTimeout bounds the dialling of one connection; 0 means
-	// DefaultDialTimeout.
+	// DialTimeout is how long connecting may take unless a store that uses the shard
+	// allows more ([Shard.Use]); 0 means DefaultDialTimeout.
 	DialTimeout time.Duration
+	patience    *patience
 	// ConnMaxLifetime is the age from which a connection is replaced before its next
 	// use; 0 for none.
 	ConnMaxLifetime time.Duration
@@ -115,6 +114,7 @@ type laneKey struct {
 // NewShard returns a shard. It dials nothing before the first call.
 func NewShard(opts ShardOptions) *Shard {
 	opts.DialTimeout = cmp.Or(opts.DialTimeout, DefaultDialTimeout)
+	opts.patience = &patience{users: map[*time.Duration]bool{}}
 	opts.MaxReplicaLag = cmp.Or(opts.MaxReplicaLag, DefaultMaxReplicaLag)
 	if opts.NoPipelining {
 		opts.PoolSize = cmp.Or(opts.PoolSize, DefaultPlainPoolSize)

@@ -11,6 +11,7 @@ package redis
 import (
 	"cmp"
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -45,20 +46,16 @@ type Options struct {
 	KeySecret []byte
 	// ReadPrimary sends checks to the primary instead of the replicas.
 	ReadPrimary bool
-	// LocalClock makes Now, not the primary's clock, decide which window is
-	// open.
-	LocalClock bool
-	// Now is this machine's clock, for LocalClock and Diagnose; nil means time.Now.
+	// Now is this machine's clock, for Diagnose; nil means time.Now.
 	Now func() time.Time
+	// clock, in tests, takes the place of the primary's clock.
+	clock func() time.Time
 	// CheckTimeout bounds a check and a take; 0 means DefaultCheckTimeout.
 	CheckTimeout time.Duration
 	// ChargeTimeout bounds the retries of a charge, refund or penalty that did
 	// not run; 0 means DefaultChargeTimeout. Once sent, it waits for the reply
 	// a little longer.
 	ChargeTimeout time.Duration
-	// NoPlainCharges makes every charge, and every check at a primary, call a script.
-	// Otherwise those of a window that is known to be open are HINCRBY and HMGET.
-	NoPlainCharges bool
 	// OnUndelivered, if set, receives each failure of a detached operation: the
 	// name of the shard, the operation, and an error that wraps
 	// store.ErrNotExecuted or store.ErrUncertain. It must be quick.
@@ -236,14 +233,20 @@ func (s *Store) check(ctx context.Context, at *servers, g group, deadline time.T
 // script checks others, and what is not there: it opens windows and adopts orphans.
 func (s *Store) checkPrimary(ctx context.Context, at *servers, g group, deadline time.Time) {
 	now, age := s.timeAt(at, time.Now())
-	if now != 0 && age <= clockPeriod && !s.opts.NoPlainCharges && g.areOpen(now) {
-		s.ask(ctx, at.checks, g, deadline, reading(algorithm.Check, store.RolePrimary, now))
-		g.members = g.where(func(i int) bool { return g.states[i].Err == nil && !g.states[i].Holds(g.reqs[i].Limit) })
-		if len(g.members) == 0 || ctx.Err() != nil {
-			return
-		}
+	if now == 0 || age > clockPeriod || at.checks.scripted.Load() || !g.areOpen(now) {
+		s.ask(ctx, at.checks, g, deadline, s.writing(algorithm.Check, at))
+		return
+	}
+	s.ask(ctx, at.checks, g, deadline, reading(algorithm.Check, store.RolePrimary, now))
+	refused := g.where(func(i int) bool { return says(g.states[i].Err, lacking) })
+	g.members = append(g.where(func(i int) bool { return g.states[i].Err == nil && !g.states[i].Holds(g.reqs[i].Limit) }), refused...)
+	if len(g.members) == 0 || ctx.Err() != nil {
+		return
 	}
 	s.ask(ctx, at.checks, g, deadline, s.writing(algorithm.Check, at))
+	if slices.ContainsFunc(refused, func(i int) bool { return g.states[i].Err == nil }) {
+		at.checks.scripted.Store(true)
+	}
 }
 
 // fallBack asks a replica for what the primary did not answer. Where the replica
@@ -307,8 +310,8 @@ func (s *Store) replica(at *servers) *lane {
 // timeAt returns the time that decides which windows are over at servers, and how
 // long ago their primary reported it; 0 before the primary's first reply.
 func (s *Store) timeAt(at *servers, start time.Time) (now int64, age time.Duration) {
-	if s.opts.LocalClock {
-		return s.opts.Now().UnixMicro(), 0
+	if s.opts.clock != nil {
+		return s.opts.clock().UnixMicro(), 0
 	}
 	now, age, ok := at.clock.estimate(start)
 	if !ok {
@@ -385,7 +388,7 @@ func (s *Store) detachAt(op algorithm.Operation, at owner, g group, report func(
 
 func (s *Store) post(what algorithm.Operation, at owner, g group, report func(i int, st store.State)) {
 	op, now := s.writing(what, at.servers), time.Now()
-	if what == algorithm.Charge && !s.opts.NoPlainCharges {
+	if what == algorithm.Charge && !at.servers.charges.scripted.Load() {
 		// Without a recent reading of the primary's clock no instant is sure.
 		if by, age := s.timeAt(at.servers, now); by != 0 && age <= clockPeriod {
 			op.surely = by + (s.opts.ChargeTimeout + replyTimeout).Microseconds()
@@ -397,11 +400,9 @@ func (s *Store) post(what algorithm.Operation, at owner, g group, report func(i 
 		for _, cmd := range c.cmds {
 			r := &g.reqs[cmd.place]
 			st := op.state(cmd, r)
-			if cmd.charge != nil && st.Err == nil {
-				if left, is := cmd.unopened(r.Cost); is {
-					s.mend(at, r, left, cmd.place, report)
-					continue
-				}
+			if left, is := cmd.missedWindow(r.Cost, &st); is {
+				s.mend(at, r, cmd, left, report)
+				continue
 			}
 			s.report(report, what, r, cmd.place, st)
 		}

@@ -63,7 +63,6 @@ const siteConfig = `{
 			# be a problem that the page shows.
 			check_timeout 1m
 			charge_timeout 1m
-			dial_timeout 1m
 		}
 	}
 }

@@ -164,7 +164,6 @@ type lab struct {
 // stores are the stores of the cases. Several share servers, at different times.
 type stores struct {
 	base, batched, seldom, two, four, alone, followed, many redisStore
-	scripted, seldomScripted, aloneScripted                 redisStore    // base, seldom and alone without plain commands
 	far                                                     []*redisStore // in the order of roundTrips
 	delayed                                                 []*redisStore // in the order of chargeDelays
 }
@@ -190,10 +189,7 @@ func openLab(opts Options) (_ *lab, err error) {
 		seldom: redisStore{name: "seldom", shards: l.shards[:1], options: checked},
 		two:    redisStore{name: "two", shards: l.shards[:2], options: checked}, four: redisStore{name: "four", shards: l.shards[:4], options: checked},
 		alone: redisStore{name: "alone", shards: l.shards[4:5], options: checked}, followed: redisStore{name: "followed", shards: l.shards[5:6], options: checked},
-		many:           redisStore{name: "many", shards: l.shards[6:], options: checked},
-		scripted:       redisStore{name: "scripted", shards: l.shards[:1], options: scripted},
-		seldomScripted: redisStore{name: "seldom_scripted", shards: l.shards[:1], options: checked + "\n" + scripted},
-		aloneScripted:  redisStore{name: "alone_scripted", shards: l.shards[4:5], options: checked + "\n" + scripted},
+		many: redisStore{name: "many", shards: l.shards[6:], options: checked},
 	}
 	for i, d := range chargeDelays {
 		s.delayed = append(s.delayed, &redisStore{name: fmt.Sprintf("delay%d", i), shards: l.shards[:1], options: fmt.Sprintf("charge_delay %v", d), delay: d})
@@ -419,14 +415,11 @@ const (
 // The names of other cases that the code refers to.
 const (
 	memoryStore  = "memory store"
-	scriptsOnly  = "redis store, plain_charges off"
 	refusedFloor = "error 429, six headers"
 	refusedHot   = "redis store, one refused key"
 	ownCaddy     = ", in its own Caddy"
 	manyKeys     = "many keys"
 	fewerKeys    = "fewer keys"
-	sweepScripts = "scripts"
-	aloneScripts = "scripts, no replica"
 )
 
 // The bounds for the CPU of Caddy, relative to the floor.
@@ -473,7 +466,6 @@ func baseCases(s *stores) []*endpoint {
 		{name: Floor, text: fiveHeaders + "respond ok"},
 		{name: memoryStore, floor: Floor, limit: memoryBound, text: memoryText},
 		{name: ChargeAfter, floor: Floor, limit: chargeAfterBound, text: "rate_limit {header.X-Key} 50000000 24h\nrespond ok"},
-		{name: scriptsOnly, floor: Floor, store: &s.scripted, text: limited("store scripted", "scripted", byHeader, plenty)},
 		{name: NewClients, floor: Floor, limit: newBound, keys: math.MaxInt64, text: "rate_limit {header.X-Key} 50000000 24h new\nrespond ok"},
 		{name: "redis store, one hot key", floor: Floor, text: "rate_limit static 50000000 24h hot\nrespond ok"},
 		{name: ChargeBefore, floor: Floor, text: limited("", "before", byHeader, plenty+"\ncharge before")},
@@ -498,11 +490,7 @@ func baseCases(s *stores) []*endpoint {
 
 // checked are the options of a store that checks each request of a client that comes
 // seldom, as it does with clients that come to several Caddys.
-const checked = "ledger_max_trust 0"
-
-// scripted is the option of a store that calls a script for each charge, and for each
-// check at a primary.
-const scripted = "plain_charges off"
+const checked = "ledger_trust 900ms"
 
 // chargeDelays and delayClients are what the sweep of charge_delay goes through: a
 // client of many comes less often.
@@ -564,8 +552,6 @@ func (l *lab) sweepCases() []*endpoint {
 		l.limiting("no replica", &s.alone, 1, ""),
 		l.limiting("2 replicas", &s.followed, 1, ""),
 		l.limiting("3 zones", &s.seldom, 3, ""),
-		l.limiting(sweepScripts, &s.seldomScripted, 1, ""),
-		l.limiting(aloneScripts, &s.aloneScripted, 1, ""),
 		oneKey, someKeys, many,
 	}
 	for i, far := range s.far {

@@ -58,7 +58,7 @@ func TestRunMeasuresAll(t *testing.T) {
 			t.Errorf("%s has %d rounds, want %d", g.What, len(g.Rounds), want)
 		}
 	}
-	if n := len(r.cases[scriptsOnly]); n != 1 {
+	if n := len(r.cases[ChargeBefore]); n != 1 {
 		t.Errorf("a case without a goal has %d rounds", n)
 	}
 	if rows[ManyClients] == 0 || rows[countingName(clients)] != 1 || rows[countingName(manyClients)] != 1 || rows[pacingName(clients)] != 1 || rows[pacingName(manyClients)] != 1 || len(r.delays) != len(delayClients)*(len(chargeDelays)+1) {

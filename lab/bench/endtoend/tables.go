@@ -139,7 +139,7 @@ func (r *Result) writeCases(b *strings.Builder) {
 		return in.ratio(name, pacingName(keys), sample.redis).Text("%.2f")
 	}
 	fmt.Fprintf(b, `%s
-The %s are measured by themselves, in turn with the floor and with *%s*, and with the same at their pace, after each client has come %d times. The last four rows show what counting alone costs Redis, with as many keys as a case has clients: as fast as the program can, and as many requests a second as the clients sent. Of what it costs at their pace, the charges of %s clients cost Redis %s, those of %s clients %s. With `+"`plain_charges off`"+` each charge calls a script.
+The %s are measured by themselves, in turn with the floor and with *%s*, and with the same at their pace, after each client has come %d times. The last four rows show what counting alone costs Redis, with as many keys as a case has clients: as fast as the program can, and as many requests a second as the clients sent. Of what it costs at their pace, the charges of %s clients cost Redis %s, those of %s clients %s.
 
 The floor of a refused request is *%s*, the same response without a limiter. *%s*, which has a goal, takes turns with it in all of the %d pieces, the other refused cases in every %dth. The rows that end in *%s* are both sites again, each as the only one of a Caddy.
 
@@ -217,8 +217,6 @@ func factorRows(opts *Options) []sweepRow {
 		{"shards", "4", FourShards},
 		{"replicas", "0", "no replica"},
 		{"replicas", "2", "2 replicas"},
-		{"plain_charges", "off", sweepScripts},
-		{"plain_charges", "off, and 0 replicas", aloneScripts},
 		{"zones", "3", "3 zones"},
 		{"keys", "1", "1 key"},
 		{"keys", grouped(opts.sizes().sweep / 3), fewerKeys},
@@ -240,7 +238,7 @@ func (r *Result) writeSweep(b *strings.Builder) {
 	fmt.Fprintf(b, `
 ### One factor at a time
 
-The Redis store with `+"`charge after`"+`, for %s clients in turn: as with clients that come to several Caddys, each request asks a replica and is charged (`+"`ledger_max_trust 0`"+`), unlike those of the clients above. Of a third as many, some come twice within the second for which [the ledger](calls.md) trusts what it was told. Each row differs from the base in one thing; that with `+"`plain_charges off`"+` and no replica differs from that with no replica, where the primary answers the checks, without a script unless `+"`plain_charges`"+` is off. Redis µs are all servers of all shards together, *busiest shard* the servers of that one which had most to do; a call asks a server about one bucket, or changes it, as the commands tell by which buckets are read (`+"`INFO commandstats`"+`); several go to it as one command. Distance is made by a relay in the program that sends the requests, of which each direction takes half; the row without a delay shows what the relay itself does to the figures, and *round trip* is a PING through it while nothing else runs, of each round the median of %d. The %s buckets of the last value of keys were written beforehand, %s a second, by the store that Caddy uses, under the keys that Caddy uses; that case runs in a Caddy of its own, whose heap would slow down or speed up the others.
+The Redis store with `+"`charge after`"+`, for %s clients in turn: as with clients that come to several Caddys, each request asks a replica and is charged (`+"`ledger_trust 900ms`"+`), unlike those of the clients above. Of a third as many, some come twice within the time for which [the ledger](calls.md) trusts what it was told. Each row differs from the base in one thing. Without a replica the primary answers the checks, without a script. Redis µs are all servers of all shards together, *busiest shard* the servers of that one which had most to do; a call asks a server about one bucket, or changes it, as the commands tell by which buckets are read (`+"`INFO commandstats`"+`); several go to it as one command. Distance is made by a relay in the program that sends the requests, of which each direction takes half; the row without a delay shows what the relay itself does to the figures, and *round trip* is a PING through it while nothing else runs, of each round the median of %d. The %s buckets of the last value of keys were written beforehand, %s a second, by the store that Caddy uses, under the keys that Caddy uses; that case runs in a Caddy of its own, whose heap would slow down or speed up the others.
 
 `, grouped(r.opts.sizes().sweep), pingCount, grouped(r.opts.sizes().many), report.Grouped(r.fillRate))
 	t := report.NewTable("factor", "value", "round trip ms", "requests/s", "Caddy µs", "Redis µs", "busiest shard µs", "calls per request", "Caddy ÷ floor")
