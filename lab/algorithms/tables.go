@@ -74,9 +74,8 @@ func span(d time.Duration) string {
 func percent(n, of int) string { return fmt.Sprintf("%.2f", 100*float64(n)/float64(of)) }
 
 func costTable(costs map[string]*cost) string {
-	head := fmt.Sprintf("%s, %s, %s. Bytes: MEMORY USAGE of a bucket that has had so many events. Microseconds: CPU time of redis-server, the median of %d rounds of %d calls by %d callers with pipelining, on %d buckets of 5 to %d events; in parentheses the ratio to fixed_window.\n\n",
-		report.Processor(), report.Redis(), report.Today(),
-		measuredRounds, measuredCalls, measuredCallers, measuredClients, measuredTimes*len(measured))
+	head := fmt.Sprintf("%s. Bytes: MEMORY USAGE of a bucket that has had so many events. Microseconds: CPU time of redis-server, the median of %d rounds of %d calls by %d callers with pipelining, on %d buckets of 5 to %d events; in parentheses the ratio to fixed_window.\n\n",
+		report.Machine(), measuredRounds, measuredCalls, measuredCallers, measuredClients, measuredTimes*len(measured))
 	columns := []string{"algorithm"}
 	for _, size := range sizes {
 		columns = append(columns, fmt.Sprintf("bytes, events: %d", size))

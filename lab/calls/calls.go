@@ -1,12 +1,13 @@
-// Package calls counts the calls to Redis that a request costs, for the tables and
-// the plot of docs/evidence/calls.md. It starts its own Redis servers, and takes the counts
-// from their INFO commandstats. A process is what one Caddy has of a store; a
-// singleCase is traffic without batches, a batchCase traffic with them.
+// Package calls counts the calls to Redis that a request costs, for calls.md. It starts
+// its own Redis servers, and takes the counts from their INFO commandstats. A process is
+// what one Caddy has of a store; a singleCase is traffic without batches, a batchCase
+// traffic with them.
 package calls
 
 import (
 	"cmp"
 	"context"
+	_ "embed"
 	"errors"
 	"flag"
 	"fmt"
@@ -26,11 +27,13 @@ import (
 
 var (
 	flags  = flag.NewFlagSet("calls", flag.ExitOnError)
-	plot   = flags.String("picture", "../docs/img/calls.svg", "file to write the picture to")
-	target = flags.String("document", "../docs/evidence/calls.md", "file to write the tables to, between the marks")
+	out    = report.Out(flags)
 	span   = flags.Duration("duration", 3*time.Second, "how long each case without batches runs")
 	window = flags.Duration("window", 8*time.Second, "the window of the limits with batches; each case takes four")
 )
+
+//go:embed calls.md
+var template string
 
 // errEnded is the error of a measurement that was cancelled.
 var errEnded = errors.New("ended early")
@@ -52,10 +55,7 @@ func Run(ctx context.Context, args []string) error {
 	text := fmt.Sprintf("%s. %v for each row of the first table; windows of %v in the second.\n\n", report.Machine(), *span, *window) +
 		singleTable(singles) + "\n" + batchTable(batches)
 	fmt.Print(text)
-	if err := draw(batches).Write(*plot); err != nil {
-		return err
-	}
-	return report.Rewrite(*target, "calls", map[string]string{report.Result: resultText(singles), report.Tables: text})
+	return report.Write(*out, "calls.md", template, map[string]string{report.Result: resultText(singles), report.Tables: text}, nil)
 }
 
 // calls is the number of calls to the servers of a shard, without replication.

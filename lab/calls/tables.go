@@ -4,9 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 
-	"github.com/shardlimit/caddy-shardlimit/lab/picture"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
@@ -84,41 +82,4 @@ func number(v float64) string {
 		return strconv.FormatFloat(v, 'f', 2, 64)
 	}
 	return report.Digits(v)
-}
-
-var lineColours = []string{picture.Blue, picture.Orange, picture.Green}
-
-func draw(list []*batched) *picture.Plot {
-	p := picture.NewPlot(picture.Powers("limit, in a window", 10, 3, 6), picture.Powers("", 10, -4, 1),
-		"Calls to Redis for each request, by the limit", "Calls to Redis per request, of one client at 80 % of its limit")
-	// Without a batch the calls do not depend on the limit.
-	for _, without := range []struct {
-		calls  float64
-		name   string
-		dashed bool
-	}{{1, "charge before, no batch", false}, {2, "charge after", true}} {
-		s := picture.Series{Name: without.name, Colour: picture.Gray, Dashed: without.dashed}
-		for _, limit := range batchLimits {
-			s.Append(float64(limit), without.calls)
-		}
-		p.Draw(s)
-	}
-	for _, auto := range []bool{true, false} {
-		for i, processes := range batchProcesses {
-			s := picture.Series{Name: fmt.Sprintf("batch auto, %d processes", processes), Colour: lineColours[i%len(lineColours)], Dashed: !auto, Marked: true}
-			if !auto {
-				s.Name = fmt.Sprintf("batch limit/%d, %d processes", fixedPart, processes)
-			}
-			if processes == 1 {
-				s.Name = strings.TrimSuffix(s.Name, "es")
-			}
-			for _, b := range list {
-				if b.auto == auto && b.processes == processes && b.isSteady(b.steady) {
-					s.Append(float64(b.limit), b.steady.perRequest())
-				}
-			}
-			p.Draw(s)
-		}
-	}
-	return p
 }

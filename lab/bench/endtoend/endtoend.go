@@ -6,23 +6,19 @@
 package endtoend
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/lab/site"
 	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
@@ -78,7 +74,7 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 	defer func() { err = errors.Join(err, l.close()) }()
 	r := &Result{
 		opts: opts, baseCases: l.cases, cases: samples{}, sweep: samples{}, returning: samples{}, delays: samples{},
-		latency: map[string]rounds{}, wrk: map[string][]float64{}, own: map[string][]float64{},
+		latency: map[string]rounds{},
 	}
 	say("memory: %d rounds, then fill Redis with %d buckets", opts.Rounds, l.sizes.many)
 	if err := l.fill(ctx, r); err != nil {
@@ -117,7 +113,6 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 		{"charge_delay", opts.Rounds, func(isCounted bool) error { return l.measureKnown(ctx, delays, 1, r.delays, isCounted) }, nil},
 		{"sweep", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.sweep, 1, r.sweep, isCounted) }, nil},
 		{"latency", opts.Rounds * l.sizes.slices, func(isCounted bool) error { return l.measureLatencies(ctx, r, isCounted) }, nil},
-		{"wrk", opts.Rounds, func(isCounted bool) error { return l.crossCheck(ctx, r, isCounted) }, nil},
 	} {
 		// The first round opens windows and connections.
 		for round := range step.rounds + 1 {
@@ -143,7 +138,7 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 	return r, nil
 }
 
-// lab is all processes: redis-servers, relays, and Caddys. The second Caddy is for the
+// lab is all processes: redis-servers, proxies, and Caddys. The second Caddy is for the
 // cases that fill its memory, which would change how often the garbage of other cases is
 // collected; some cases have one for themselves.
 type lab struct {
@@ -164,7 +159,6 @@ type lab struct {
 // stores are the stores of the cases. Several share servers, at different times.
 type stores struct {
 	base, batched, seldom, two, four, alone, followed, many redisStore
-	scripted, seldomScripted, aloneScripted                 redisStore    // base, seldom and alone without plain commands
 	far                                                     []*redisStore // in the order of roundTrips
 	delayed                                                 []*redisStore // in the order of chargeDelays
 }
@@ -190,10 +184,7 @@ func openLab(opts Options) (_ *lab, err error) {
 		seldom: redisStore{name: "seldom", shards: l.shards[:1], options: checked},
 		two:    redisStore{name: "two", shards: l.shards[:2], options: checked}, four: redisStore{name: "four", shards: l.shards[:4], options: checked},
 		alone: redisStore{name: "alone", shards: l.shards[4:5], options: checked}, followed: redisStore{name: "followed", shards: l.shards[5:6], options: checked},
-		many:           redisStore{name: "many", shards: l.shards[6:], options: checked},
-		scripted:       redisStore{name: "scripted", shards: l.shards[:1], options: scripted},
-		seldomScripted: redisStore{name: "seldom_scripted", shards: l.shards[:1], options: checked + "\n" + scripted},
-		aloneScripted:  redisStore{name: "alone_scripted", shards: l.shards[4:5], options: checked + "\n" + scripted},
+		many: redisStore{name: "many", shards: l.shards[6:], options: checked},
 	}
 	for i, d := range chargeDelays {
 		s.delayed = append(s.delayed, &redisStore{name: fmt.Sprintf("delay%d", i), shards: l.shards[:1], options: fmt.Sprintf("charge_delay %v", d), delay: d})
@@ -264,7 +255,7 @@ func (l *lab) close() (err error) {
 		}
 	}
 	for _, far := range l.stores.far {
-		far.closeRelays()
+		err = errors.Join(err, traffic.Each(far.proxies, (*redistest.Proxy).Close))
 	}
 	for _, shard := range l.shards {
 		if shard != nil {
@@ -305,7 +296,7 @@ type redisStore struct {
 	options string
 	delay   time.Duration // charge_delay, if it is not the default
 	shards  []*redistest.Shard
-	relays  []*relay // of the servers of the only shard, the primary first
+	proxies []*redistest.Proxy // of the servers of the only shard, the primary first
 }
 
 func servers(shard *redistest.Shard) []*redistest.Server {
@@ -323,8 +314,8 @@ func (s *redisStore) text() string {
 		for _, server := range servers(shard) {
 			addrs = append(addrs, server.Addr())
 		}
-		for i, r := range s.relays {
-			addrs[i] = r.addr()
+		for i, p := range s.proxies {
+			addrs[i] = p.Addr()
 		}
 		fmt.Fprintf(&b, "shard %s {\nprimary %s\n", shardName(i), addrs[0])
 		if len(addrs) > 1 {
@@ -336,24 +327,20 @@ func (s *redisStore) text() string {
 	return b.String()
 }
 
-// away returns a store on the same servers behind relays that lengthen the round trip.
+// away returns a store on the same servers behind proxies that lengthen the round trip.
 func (s *redisStore) away(name string, roundTrip time.Duration) (*redisStore, error) {
 	far := &redisStore{name: name, shards: s.shards, options: checked}
 	for _, server := range servers(s.shards[0]) {
-		r, err := startRelay(server.Addr(), roundTrip/2)
-		if err != nil {
-			far.closeRelays()
-			return nil, err
+		p, err := redistest.NewProxy(server.Addr())
+		if err == nil {
+			far.proxies = append(far.proxies, p)
+			err = p.Delay(roundTrip)
 		}
-		far.relays = append(far.relays, r)
+		if err != nil {
+			return nil, errors.Join(err, traffic.Each(far.proxies, (*redistest.Proxy).Close))
+		}
 	}
 	return far, nil
-}
-
-func (s *redisStore) closeRelays() {
-	for _, r := range s.relays {
-		r.close()
-	}
 }
 
 // launchShard starts a primary and replicas. The replicas of redistest.LaunchShard reach
@@ -419,14 +406,11 @@ const (
 // The names of other cases that the code refers to.
 const (
 	memoryStore  = "memory store"
-	scriptsOnly  = "redis store, plain_charges off"
 	refusedFloor = "error 429, six headers"
 	refusedHot   = "redis store, one refused key"
 	ownCaddy     = ", in its own Caddy"
 	manyKeys     = "many keys"
 	fewerKeys    = "fewer keys"
-	sweepScripts = "scripts"
-	aloneScripts = "scripts, no replica"
 )
 
 // The bounds for the CPU of Caddy, relative to the floor.
@@ -473,7 +457,6 @@ func baseCases(s *stores) []*endpoint {
 		{name: Floor, text: fiveHeaders + "respond ok"},
 		{name: memoryStore, floor: Floor, limit: memoryBound, text: memoryText},
 		{name: ChargeAfter, floor: Floor, limit: chargeAfterBound, text: "rate_limit {header.X-Key} 50000000 24h\nrespond ok"},
-		{name: scriptsOnly, floor: Floor, store: &s.scripted, text: limited("store scripted", "scripted", byHeader, plenty)},
 		{name: NewClients, floor: Floor, limit: newBound, keys: math.MaxInt64, text: "rate_limit {header.X-Key} 50000000 24h new\nrespond ok"},
 		{name: "redis store, one hot key", floor: Floor, text: "rate_limit static 50000000 24h hot\nrespond ok"},
 		{name: ChargeBefore, floor: Floor, text: limited("", "before", byHeader, plenty+"\ncharge before")},
@@ -500,10 +483,6 @@ func baseCases(s *stores) []*endpoint {
 // seldom, as it does with clients that come to several Caddys.
 const checked = "ledger_max_trust 0"
 
-// scripted is the option of a store that calls a script for each charge, and for each
-// check at a primary.
-const scripted = "plain_charges off"
-
 // chargeDelays and delayClients are what the sweep of charge_delay goes through: a
 // client of many comes less often.
 var (
@@ -526,8 +505,8 @@ func (l *lab) delayCases() (cases []*endpoint) {
 	return cases
 }
 
-// roundTrips are the distances of Redis that relays simulate.
-var roundTrips = []time.Duration{0, 100 * time.Microsecond, time.Millisecond, 5 * time.Millisecond}
+// roundTrips are the distances of Redis that proxies simulate.
+var roundTrips = []time.Duration{0, time.Millisecond, 5 * time.Millisecond}
 
 func (l *lab) limiting(name string, counting *redisStore, zones int, options string) *endpoint {
 	c := &endpoint{name: name, status: 200, floor: Floor, keys: l.sizes.sweep, store: counting}
@@ -564,8 +543,6 @@ func (l *lab) sweepCases() []*endpoint {
 		l.limiting("no replica", &s.alone, 1, ""),
 		l.limiting("2 replicas", &s.followed, 1, ""),
 		l.limiting("3 zones", &s.seldom, 3, ""),
-		l.limiting(sweepScripts, &s.seldomScripted, 1, ""),
-		l.limiting(aloneScripts, &s.aloneScripted, 1, ""),
 		oneKey, someKeys, many,
 	}
 	for i, far := range s.far {
@@ -583,105 +560,9 @@ func (l *lab) distanceCases() (cases []*endpoint) {
 
 func distanceName(roundTrip time.Duration) string {
 	if roundTrip == 0 {
-		return "a relay between"
+		return "a proxy between"
 	}
 	return fmt.Sprintf("%v ms away", float64(roundTrip)/float64(time.Millisecond))
 }
 
 func beforeName(roundTrip time.Duration) string { return distanceName(roundTrip) + ", charge before" }
-
-// relay stands between Caddy and a redis-server, and makes the server seem far away. A
-// relay without a delay does the same work.
-type relay struct {
-	upstream string
-	delay    time.Duration // of each direction
-	listener net.Listener
-	running  sync.WaitGroup
-	ctx      context.Context
-	cut      context.CancelFunc
-}
-
-// chunk is a part of a stream, and the instant of its arrival.
-type chunk struct {
-	b   []byte
-	due time.Time
-}
-
-func startRelay(upstream string, delay time.Duration) (*relay, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, fmt.Errorf("start relay: %w", err)
-	}
-	r := &relay{upstream: upstream, delay: delay, listener: l}
-	r.ctx, r.cut = context.WithCancel(context.Background())
-	r.running.Go(func() {
-		for {
-			client, err := l.Accept()
-			if err != nil {
-				return
-			}
-			r.running.Go(func() { r.serve(client) })
-		}
-	})
-	return r, nil
-}
-
-func (r *relay) addr() string { return r.listener.Addr().String() }
-
-func (r *relay) close() {
-	_ = r.listener.Close()
-	r.cut()
-	r.running.Wait()
-}
-
-func (r *relay) serve(client net.Conn) {
-	server, err := net.Dial("tcp", r.upstream)
-	if err != nil {
-		_ = client.Close()
-		return
-	}
-	// The end of one direction ends the other.
-	ctx, hangUp := context.WithCancel(r.ctx)
-	defer hangUp()
-	closed := make(chan struct{})
-	context.AfterFunc(ctx, func() {
-		_, _ = client.Close(), server.Close()
-		close(closed)
-	})
-	var both sync.WaitGroup
-	for from, to := range map[net.Conn]net.Conn{client: server, server: client} {
-		both.Go(func() {
-			defer hangUp()
-			r.pass(from, to)
-		})
-	}
-	both.Wait()
-	<-closed
-}
-
-// pass lets the bytes of one direction pass, each after the delay.
-func (r *relay) pass(from, to net.Conn) {
-	chunks := make(chan chunk, 1024)
-	var arriving sync.WaitGroup
-	arriving.Go(func() {
-		sleep := loadgen.NewSleeper()
-		defer sleep.Close()
-		for c := range chunks {
-			sleep.Until(c.due)
-			// An error shows in the other direction as well.
-			_, _ = to.Write(c.b)
-		}
-	})
-	b := make([]byte, 16<<10)
-	for {
-		n, err := from.Read(b)
-		if n > 0 {
-			chunks <- chunk{b: bytes.Clone(b[:n]), due: time.Now().Add(r.delay)}
-		}
-		if err != nil {
-			break
-		}
-	}
-	close(chunks)
-	arriving.Wait()
-}

@@ -1,13 +1,9 @@
 package endtoend
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"math"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -17,7 +13,6 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
-	"github.com/shardlimit/caddy-shardlimit/internal/process"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -421,11 +416,11 @@ func (l *lab) paced(ctx context.Context, c *endpoint, rate float64) (float64, er
 const pingCount = 40
 
 // pings are the milliseconds of a PING to the default store's primary while nothing else
-// runs: without a relay, and through the relays in the order of roundTrips.
+// runs: without a proxy, and through the proxies in the order of roundTrips.
 func (l *lab) pings(ctx context.Context) (all []report.Spread, err error) {
 	addrs := []string{l.stores.base.shards[0].Primary.Addr()}
 	for _, far := range l.stores.far {
-		addrs = append(addrs, far.relays[0].addr())
+		addrs = append(addrs, far.proxies[0].Addr())
 	}
 	took := make([][]float64, len(addrs))
 	for range l.opts.Rounds {
@@ -459,61 +454,6 @@ func ping(ctx context.Context, addr string) (time.Duration, error) {
 	}
 	slices.Sort(took)
 	return loadgen.Quantile(took, 0.5), nil
-}
-
-// wrkScript makes wrk send the clients in turn.
-const wrkScript = `
-local n = 0
-request = function()
-	n = n + 1
-	return wrk.format("GET", "/", {["X-Key"] = "client-" .. n %% %d})
-end
-`
-
-var wrkCases = []string{Floor, ChargeAfter}
-
-func (l *lab) crossCheck(ctx context.Context, r *Result, isCounted bool) error {
-	wrk, err := process.Find("wrk")
-	if err != nil {
-		return err
-	}
-	script := filepath.Join(l.shop.Dir, "clients.lua")
-	if err := os.WriteFile(script, fmt.Appendf(nil, wrkScript, clients), 0o600); err != nil {
-		return fmt.Errorf("write the script of wrk: %w", err)
-	}
-	// wrk takes whole seconds.
-	length := max(l.opts.Length.Round(time.Second), time.Second)
-	for _, name := range wrkCases {
-		c := called(l.cases, name)
-		out, err := exec.CommandContext(ctx, wrk, "-t1", "-c"+strconv.Itoa(connections),
-			"-d"+strconv.Itoa(int(length.Seconds()))+"s", "--timeout", "30s", "-s", script, "http://"+c.addr).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%s: %w: %s", name, err, out)
-		}
-		rate, err := wrkRate(out)
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		own, err := c.send(ctx, loadgen.Options{Connections: connections, Duration: length})
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		if isCounted {
-			r.wrk[name] = append(r.wrk[name], rate)
-			r.own[name] = append(r.own[name], float64(own.Requests)/own.Elapsed.Seconds())
-		}
-	}
-	return nil
-}
-
-var wrkRates = regexp.MustCompile(`(?m)^Requests/sec: *([0-9.]+)$`)
-
-func wrkRate(out []byte) (float64, error) {
-	rate, err := report.Figure(out, wrkRates)
-	if err != nil || bytes.Contains(out, []byte("Non-2xx")) || bytes.Contains(out, []byte("Socket errors")) {
-		return 0, fmt.Errorf("wrk failed: %s", out)
-	}
-	return rate, nil
 }
 
 const (

@@ -104,14 +104,6 @@ func TestUndecidedLimiters(t *testing.T) {
 	}
 }
 
-func TestFiguresAreMedians(t *testing.T) {
-	r := &Result{opts: Options{Goroutines: []int{1, ceilingWith}}, shared: []*comparison{twoPeers()}}
-	want := Figures{Goroutines: ceilingWith, TakeRate: 40, CeilingRate: 70, CeilingServerMicros: 4, CeilingPart: 0.625}
-	if got := r.Figures(); got != want {
-		t.Errorf("figures %+v, want %+v", got, want)
-	}
-}
-
 func TestNearest(t *testing.T) {
 	for _, c := range []struct {
 		numbers []int
@@ -257,11 +249,8 @@ func TestTablesTellOfAllRounds(t *testing.T) {
 	refused := *c
 	refused.scene.refused, refused.samples = true, [][]sample{{peer, peer}, {first, first}}
 	r := &Result{opts: Options{Goroutines: []int{detailedWith}}, shared: []*comparison{c}, apart: []*comparison{&refused, c}}
-	var b strings.Builder
-	c.write(&b)
-	r.writeMemory(&b)
-	r.writeCeiling(&b)
-	lines := slices.Collect(strings.Lines(b.String()))
+	text := c.table() + r.memoryTables() + r.ceilingTable()
+	lines := slices.Collect(strings.Lines(text))
 	const name = "| Take, fixed window | "
 	for _, want := range []string{
 		name + "4 | 1500000 (1000000 to 2000000) | 1.50 (1.00 to 2.00) | 4.0 (3.0 to 5.0) | 6.0 (5.0 to 7.0) | 2.00 | 7.5 (7.0 to 8.0) | 14 (9 to 19) | 1.50 (1.00 to 2.00) |\n",
@@ -271,7 +260,7 @@ func TestTablesTellOfAllRounds(t *testing.T) {
 		name + "1500000 (1000000 to 2000000) | 0.38 (0.25 to 0.50) | 6.0 (5.0 to 7.0) |\n",
 	} {
 		if !slices.Contains(lines, want) {
-			t.Errorf("no line %q in\n%s", want, &b)
+			t.Errorf("no line %q in\n%s", want, text)
 		}
 	}
 }

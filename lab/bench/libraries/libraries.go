@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
-	"github.com/shardlimit/caddy-shardlimit/lab/picture"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
@@ -347,34 +346,10 @@ func rate(s sample) float64         { return s.rate }
 func millions(s sample) float64     { return s.rate / 1e6 }
 func clientMicros(s sample) float64 { return s.client }
 func serverMicros(s sample) float64 { return s.server }
-func bothMicros(s sample) float64   { return s.client + s.server }
 func allocations(s sample) float64  { return s.allocations }
 func allocated(s sample) float64    { return s.bytes }
 func calls(s sample) float64        { return s.calls }
 func latency(s sample) float64      { return s.latency }
-
-// Figures are medians for the text of the document.
-type Figures struct {
-	Goroutines int
-	// TakeRate is admissions per second by a Take of a fixed window, and CeilingRate calls
-	// of the same script per second by redis-benchmark. The microseconds are the server's
-	// CPU time for each.
-	TakeRate, TakeServerMicros, CeilingRate, CeilingServerMicros float64
-	CeilingPart                                                  float64 // TakeRate as a part of the CeilingRate of the same round
-}
-
-// Figures returns the figures with 256 goroutines or, if those were not measured, with
-// the most.
-func (r *Result) Figures() Figures {
-	c := r.admitted(ceilingWith)
-	take := c.place(takeFixedWindow)
-	return Figures{
-		Goroutines: c.scene.goroutines,
-		TakeRate:   c.spread(take, rate).Median, TakeServerMicros: c.spread(take, serverMicros).Median,
-		CeilingRate: c.ceilings(rate).Median, CeilingServerMicros: c.ceilings(serverMicros).Median,
-		CeilingPart: c.part(take).Median,
-	}
-}
 
 // Goals returns the goals for the goroutines that were measured: first those by which a
 // Take is judged, then those for other scenes and algorithms, and those in memory.
@@ -438,28 +413,18 @@ func (c *comparison) memoryGoals() (goals []goal) {
 	return goals
 }
 
-// Markdown returns the tables of the measurements.
-func (r *Result) Markdown() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "Each limiter in Redis had %v in each of %d rounds, each in memory %v, and %d clients in turn. "+
-		"In these rounds all take turns. Where they do not decide a goal, the limiters that it compares have up to %d more; the fastest peer is that of the first rounds, and a row has all rounds of its limiter. Calls are commands that were sent to Redis for a decision; one of the Redis store is for several, where they leave together. "+
-		"Here too the latency is the median, for the reason that is given [above](#latency).\n",
-		r.opts.Length, r.opts.Rounds, r.opts.Length/memoryShare, len(clientKeys), r.opts.More)
-	b.WriteString("\n### In Redis\n\n")
-	fmt.Fprintf(&b, "![decisions per second by goroutines](../img/%s)\n\n![CPU time per decision](../img/%s)\n",
-		decisionsFile, cpuFile)
+// Sections are the tables of the measurements, by their places in the document.
+func (r *Result) Sections() map[string]string {
+	var tables []string
 	for _, c := range r.shared {
-		b.WriteString("\n")
-		c.write(&b)
+		tables = append(tables, c.table())
 	}
-	b.WriteString("\n### In memory\n\n")
-	r.writeMemory(&b)
-	b.WriteString("\n### The ceiling\n\n")
-	r.writeCeiling(&b)
-	return b.String()
+	setup := fmt.Sprintf("Each limiter in Redis had %v in each of %d rounds, each in memory %v, and %d clients in turn. Where these rounds do not decide a goal, the limiters that it compares have up to %d more.\n",
+		r.opts.Length, r.opts.Rounds, r.opts.Length/memoryShare, len(clientKeys), r.opts.More)
+	return map[string]string{"limiters": setup, "in Redis": strings.Join(tables, "\n"), "in memory": r.memoryTables(), "ceiling": r.ceilingTable()}
 }
 
-func (c *comparison) write(b *strings.Builder) {
+func (c *comparison) table() string {
 	t := report.NewTable(c.scene.String(), "pool", "decisions/s", "÷ fastest peer", "client µs", "server µs", "calls", "allocations", "bytes", "latency ms")
 	for i, l := range c.limiters {
 		cell := func(format string, of func(sample) float64) string { return c.spread(i, of).Text(format) }
@@ -467,14 +432,14 @@ func (c *comparison) write(b *strings.Builder) {
 			cell("%.1f", clientMicros), cell("%.1f", serverMicros), cell("%.2f", calls),
 			cell("%.1f", allocations), cell("%.0f", allocated), cell("%.2f", latency))
 	}
-	b.WriteString(t.String())
+	return t.String()
 }
 
 // detailedWith is the number of goroutines for which the document has more than the rate.
 const detailedWith = 64
 
-// writeMemory writes the rates in all scenes, and more figures of one scene.
-func (r *Result) writeMemory(b *strings.Builder) {
+// memoryTables are the rates in all scenes, and more figures of one scene.
+func (r *Result) memoryTables() string {
 	var scenes []*comparison
 	columns := []string{"million decisions/s"}
 	for _, refused := range []bool{false, true} {
@@ -498,52 +463,15 @@ func (r *Result) writeMemory(b *strings.Builder) {
 		more.Row(l.kind.name, detailed.ratio(i).Text("%.2f"), detailed.spread(i, clientMicros).Text("%.2f"),
 			detailed.spread(i, allocations).Text("%.1f"), detailed.spread(i, allocated).Text("%.0f"))
 	}
-	b.WriteString(t.String() + "\n" + more.String())
+	return t.String() + "\n" + more.String()
 }
 
-func (r *Result) writeCeiling(b *strings.Builder) {
+func (r *Result) ceilingTable() string {
 	c := r.admitted(ceilingWith)
 	take := c.place(takeFixedWindow)
 	t := report.NewTable(c.scene.crowd(), "calls/s", "÷ ceiling", "server µs")
 	t.Row(fmt.Sprintf("redis-benchmark, %d connections, %d calls in a pipeline", ceilingConnections, ceilingPipeline),
 		c.ceilings(rate).Text("%.0f"), "", c.ceilings(serverMicros).Text("%.1f"))
 	t.Row(takeFixedWindow.name, c.spread(take, rate).Text("%.0f"), c.part(take).Text("%.2f"), c.spread(take, serverMicros).Text("%.1f"))
-	b.WriteString(t.String())
-}
-
-// The pictures.
-const (
-	decisionsFile = "bench-decisions.svg"
-	cpuFile       = "bench-cpu.svg"
-)
-
-// Pictures draws the rates and the CPU times of the limiters in Redis, by the names of
-// files.
-func (r *Result) Pictures() map[string]*picture.Picture {
-	c := r.admitted(detailedWith)
-	var bars []picture.Bar
-	for i, l := range c.limiters {
-		bars = append(bars, picture.Bar{Name: l.kind.name, Spread: c.spread(i, bothMicros)})
-	}
-	return map[string]*picture.Picture{
-		decisionsFile: picture.Lines("Admitted by one Redis", "goroutines", "decisions/s", r.series()...),
-		cpuFile:       picture.Bars("CPU time of client and server per decision, "+c.scene.crowd(), "µs", bars...),
-	}
-}
-
-// series are the rates of admissions by goroutines, of the limiters that were measured
-// with all numbers of goroutines.
-func (r *Result) series() (all []picture.Series) {
-	for _, k := range redisKinds {
-		if k.goroutines != nil {
-			continue
-		}
-		one := picture.Series{Name: k.name}
-		for _, goroutines := range r.opts.Goroutines {
-			c := r.admitted(goroutines)
-			one.X, one.Y = append(one.X, float64(goroutines)), append(one.Y, c.spread(c.place(k), rate))
-		}
-		all = append(all, one)
-	}
-	return all
+	return t.String()
 }
