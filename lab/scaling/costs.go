@@ -210,7 +210,7 @@ func handText(c *costs) string {
 		}
 	}
 	megabytes := func(bytes float64) string { return report.Grouped(clients*bytes/1e6) + " MB" }
-	fmt.Fprintf(&b, "- Memory: %s × %.0f bytes are %s in each server of a single shard, and less than %s in each Caddy that all clients come to (`ledger_max_buckets` bounds it).\n",
+	fmt.Fprintf(&b, "- Memory: %s × %.0f bytes are %s in each server of a single shard, and less than %s in each Caddy that all clients come to.\n",
 		report.Grouped(clients), c.redisBytes, megabytes(c.redisBytes), megabytes(c.ledgerBytes))
 	return b.String()
 }
