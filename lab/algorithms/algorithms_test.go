@@ -6,7 +6,6 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -110,16 +109,6 @@ func TestTablesAreWhole(t *testing.T) {
 					t.Errorf("%d cells, want %d: %s", n-1, cells-1, line)
 				}
 			}
-		}
-	}
-}
-
-func TestSpan(t *testing.T) {
-	for d, want := range map[time.Duration]string{
-		time.Hour: "1h", 2 * time.Minute: "2m", 30 * time.Second: "30s", 90 * time.Minute: "1h30m", 100 * time.Minute: "1h40m",
-	} {
-		if got := span(d); got != want {
-			t.Errorf("%v: %s, want %s", d, got, want)
 		}
 	}
 }

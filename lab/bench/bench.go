@@ -154,7 +154,7 @@ func (m *measured) result() string {
 	}
 	known := m.endToEnd.Cost(endtoend.ChargeAfter)
 	return fmt.Sprintf("**Result.** %d of %d goals were reached, and %d missed; the rounds do not decide %d. With the Redis store and `charge after`, a request of a client that Caddy knows takes %.1f µs of CPU time in Caddy, %.2f times as much as one without a limiter in the same rounds, %.1f µs in the primary and %.1f µs in the replica.\n",
-		verdicts[report.Reached], len(goals), verdicts[report.Missed], verdicts[report.Undecided], known.Caddy, m.endToEnd.OverFloor(endtoend.ChargeAfter), known.Primary, known.Replica)
+		verdicts[report.Reached], len(goals), verdicts[report.Missed], verdicts[report.Undecided], known.Caddy, known.OverFloor, known.Primary, known.Replica)
 }
 
 func (m *measured) goals() []report.Goal {

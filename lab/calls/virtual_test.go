@@ -19,6 +19,7 @@ const (
 	travel = 500 * time.Microsecond // of a message between a process and a server
 	linger = 2 * time.Millisecond   // how long charges and refunds wait for others
 	lag    = time.Millisecond       // of the replica
+	serves = 2 * time.Millisecond   // the duration of an admitted request
 )
 
 // kind is one of the ways to call Redis.
@@ -222,7 +223,7 @@ func (v virtual) send(l *ledger.Ledger, r store.Request) int64 {
 	if l.Admit(context.Background(), reqs, states); !states[0].Allowed {
 		return 0
 	}
-	time.Sleep(backendTime)
+	time.Sleep(serves)
 	l.Settle(reqs, nil)
 	return 1
 }

@@ -98,8 +98,7 @@ type cell struct {
 	onError, charge string
 }
 
-func (c cell) String() string { return c.fault.name + ", " + c.policy() }
-func (c cell) policy() string { return c.onError + ", " + c.charge }
+func (c cell) String() string { return c.fault.name + ", " + c.onError + ", " + c.charge }
 func faults() []*fault        { return slices.Concat(processFaults, networkFaults, stateFaults, groupFaults) }
 
 func cells() (all []cell) {

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/lab/picture"
@@ -73,18 +72,10 @@ func head(set settings, took time.Duration, outcomes []*outcome) string {
 	}
 	seen := ""
 	for _, lag := range lags {
-		seen += fmt.Sprintf(" %s: %v;", lagName(lag), lagged[lag].Round(time.Millisecond))
+		seen += fmt.Sprintf(" %v: %v;", lag, lagged[lag].Round(time.Millisecond))
 	}
 	return fmt.Sprintf("%s. `make guarantees` took %v, each cell %v: %d requests of clients, and %d of others, of which %d were not admitted. The longest lag that was seen, by what was set:%s the longest arrival: %v. The bounds of a cell reckon with its own.\n\n",
 		report.Machine(), took.Round(time.Second), set.lasts, sent, others, disturbed, seen, arrived)
-}
-
-func lagName(lag time.Duration) string {
-	if lag == 0 {
-		return "none"
-	}
-	number := strings.TrimRight(lag.String(), "ms")
-	return number + " " + strings.TrimPrefix(lag.String(), number)
 }
 
 // limitTable has a row for each limit, number of Caddys and lag.
@@ -109,7 +100,7 @@ func limitTable(outcomes []*outcome) string {
 						beyond[i], room[i] = mark(o.beyond, o.mayBeyond), mark(o.room, o.mayRoom)
 					}
 				}
-				t.Row(slices.Concat([]string{l.String(), strconv.Itoa(caddys), lagName(lag)}, beyond, room)...)
+				t.Row(slices.Concat([]string{l.String(), strconv.Itoa(caddys), lag.String()}, beyond, room)...)
 			}
 		}
 	}
@@ -135,7 +126,7 @@ func roamTable(roamed []*outcome) string {
 	for _, l := range roamLimits() {
 		for _, caddys := range roamCounts {
 			for _, lag := range roamLags {
-				row := []string{l.String(), strconv.Itoa(caddys), lagName(lag)}
+				row := []string{l.String(), strconv.Itoa(caddys), lag.String()}
 				for _, way := range roams {
 					c := cell{limit: l, caddys: caddys, lag: lag, connections: roamConnections, roam: way.name}
 					if o := worstOf(traffic.Those(roamed, func(o *outcome) bool { return o.cell == c })); o != nil {

@@ -126,9 +126,6 @@ func Exactly(name string, v float64) Bar {
 	return Bar{name, report.Spread{Median: v, Least: v, Most: v}}
 }
 
-// Bars draws bars to the right, the first on top.
-func Bars(title, unit string, bars ...Bar) *Picture { return Sets(title, unit, Set{Bars: bars}) }
-
 // Set is bars of one kind.
 type Set struct {
 	Name string

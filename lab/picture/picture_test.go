@@ -64,9 +64,10 @@ func shows(t *testing.T, p *Picture, want ...string) {
 }
 
 func TestBars(t *testing.T) {
-	shows(t, Bars("CPU time per request", "µs",
-		Bar{"memory store", report.Spread{Median: 50, Least: 48, Most: 55}},
-		Bar{"redis store, charge after", report.Spread{Median: 60, Least: 58, Most: 70}}),
+	shows(t, Sets("CPU time per request", "µs", Set{Bars: []Bar{
+		{"memory store", report.Spread{Median: 50, Least: 48, Most: 55}},
+		{"redis store, charge after", report.Spread{Median: 60, Least: 58, Most: 70}},
+	}}),
 		"CPU time per request", "µs", "memory store", "redis store, charge after", "60")
 }
 

@@ -139,6 +139,19 @@ func Digits(v float64) string {
 	return strconv.FormatFloat(rounded, 'f', -1, 64)
 }
 
+// Number writes a number with two digits after the point, or two significant ones if it is
+// small, or without its fraction if it is large.
+func Number(v float64) string {
+	switch {
+	case v >= 100:
+		return strconv.FormatFloat(v, 'f', 0, 64)
+	case v >= 0.995:
+		return strconv.FormatFloat(v, 'f', 2, 64)
+	default:
+		return Digits(v)
+	}
+}
+
 // Machine describes the machine, the commit, versions, and the date.
 func Machine(versions ...string) string {
 	parts := []string{processor(), fmt.Sprintf("%d processors", runtime.NumCPU())}
@@ -335,7 +348,6 @@ type Goal struct {
 	What    string
 	AtLeast bool // set if Bound is a lower bound, not an upper one
 	Bound   float64
-	Unit    string    // with a space before it; empty for a ratio
 	Rounds  []float64 // the measured values
 }
 
@@ -376,9 +388,9 @@ func Goals(goals []Goal) string {
 			sign = "≥"
 		}
 		if low, high, ok := Interval(g.Rounds); ok {
-			within = beside(g.Bound, low) + " to " + beside(g.Bound, high) + g.Unit
+			within = beside(g.Bound, low) + " to " + beside(g.Bound, high)
 		}
-		t.Row(g.What, sign+" "+number(g.Bound)+g.Unit, SpreadOf(g.Rounds).As(number)+g.Unit,
+		t.Row(g.What, sign+" "+number(g.Bound), SpreadOf(g.Rounds).As(number),
 			strconv.Itoa(len(g.Rounds)), within, string(g.Verdict()))
 	}
 	return t.String()

@@ -220,8 +220,8 @@ func TestTable(t *testing.T) {
 		{Goal{What: "memory", Bound: 1.0001, Rounds: eight}, "| memory | ≤ 1.00 | 1.05 (1.00 to 1.20) | 8 | 1.0000 to 1.20 | not decided |"},
 		{Goal{What: "take", AtLeast: true, Bound: 1.8, Rounds: eight[:1]}, "| take | ≥ 1.80 | 1.00 | 1 |  | not decided |"},
 		{
-			Goal{What: "redis", Bound: 9, Unit: " µs", Rounds: []float64{0.0004, 12.34, 12.34, 12.34, 12.34, 12.34, 12.34, 1234}},
-			"| redis | ≤ 9.00 µs | 12.3 (0.00040 to 1234) µs | 8 | 0.00040 to 1234 µs | not decided |",
+			Goal{What: "redis", Bound: 9, Rounds: []float64{0.0004, 12.34, 12.34, 12.34, 12.34, 12.34, 12.34, 1234}},
+			"| redis | ≤ 9.00 | 12.3 (0.00040 to 1234) | 8 | 0.00040 to 1234 | not decided |",
 		},
 	} {
 		if lines := strings.Split(Goals([]Goal{test.goal}), "\n"); lines[2] != test.want {
@@ -246,6 +246,16 @@ func TestStolenSince(t *testing.T) {
 	}
 	if ReadTimes().StolenSince(Times{}) < 0 {
 		t.Error("less than nothing was stolen")
+	}
+}
+
+func TestNumber(t *testing.T) {
+	for v, want := range map[float64]string{
+		0: "0", 1234.5: "1234", 2: "2.00", 1.004: "1.00", 0.5: "0.5", 0.0123: "0.012", 0.000998: "0.001", 0.00012: "0.00012", 0.000046: "0.000046",
+	} {
+		if got := Number(v); got != want {
+			t.Errorf("%v: %s, want %s", v, got, want)
+		}
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"os"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
@@ -174,7 +173,7 @@ func costTable(c *costs) string {
 func trafficTable(c *costs) string {
 	t := report.NewTable("requests", "calls to Redis per request", "Caddy µs", "primary µs", "replica µs", fmt.Sprintf("requests/s that one primary serves at %.0f %% of a processor", 100*busy))
 	for i, r := range c.requests {
-		most, calls := "bounded by Caddy", number(r.calls)
+		most, calls := "bounded by Caddy", report.Number(r.calls)
 		if !traffics[i].perSecond {
 			most = report.Rounded(perSecond(r.primary))
 		}
@@ -186,13 +185,6 @@ func trafficTable(c *costs) string {
 	}
 	return t.String() + fmt.Sprintf("\nA bucket takes at most %.0f bytes in each server of its shard, less than %.0f bytes in each Caddy that it comes to, and %.0f bytes in the memory store.\n",
 		c.redisBytes, c.ledgerBytes, c.memoryBytes)
-}
-
-func number(v float64) string {
-	if v >= 0.995 {
-		return strconv.FormatFloat(v, 'f', 2, 64)
-	}
-	return report.Digits(v)
 }
 
 // The example of docs/capacity.md.

@@ -37,9 +37,6 @@ type Options struct {
 // sizes are the numbers on which the duration of a run depends.
 type sizes struct {
 	sweep, many int64 // clients in the sweep, and in its case with many keys
-	// redis and heap are the numbers of buckets whose memory is measured in Redis and in
-	// Caddy's heap. At redis and at half of it, Redis's hash tables are full.
-	redis, heap int64
 	// slices is the number of rounds of latencies in place of one round, each shorter than
 	// Options.Length by the factor shorter: a pause of the machine then spoils less.
 	slices, shorter int
@@ -51,9 +48,9 @@ type sizes struct {
 
 func (o *Options) sizes() sizes {
 	if o.Quick {
-		return sizes{1_000, 5_000, 1 << 12, 2_000, 1, 1, 2, 0}
+		return sizes{1_000, 5_000, 1, 1, 2, 0}
 	}
-	return sizes{30_000, 1_000_000, 1 << 15, 25_000, 2, 4, 12, 6}
+	return sizes{30_000, 1_000_000, 2, 4, 12, 6}
 }
 
 // leadIn is how long a case runs before it is measured for some length, so that Caddy
@@ -76,7 +73,7 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 		opts: opts, baseCases: l.cases, cases: samples{}, sweep: samples{}, returning: samples{}, delays: samples{},
 		latency: map[string]rounds{},
 	}
-	say("memory: %d rounds, then fill Redis with %d buckets", opts.Rounds, l.sizes.many)
+	say("fill Redis with %d buckets, then memory: %d rounds", l.sizes.many, opts.Rounds)
 	if err := l.fill(ctx, r); err != nil {
 		return nil, err
 	}
@@ -139,8 +136,8 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 }
 
 // lab is all processes: redis-servers, proxies, and Caddys. The second Caddy is for the
-// cases that fill its memory, which would change how often the garbage of other cases is
-// collected; some cases have one for themselves.
+// case that fills its memory, which would change how often the garbage of other cases is
+// collected.
 type lab struct {
 	opts          Options
 	sizes         sizes
@@ -149,11 +146,10 @@ type lab struct {
 	shards        []*redistest.Shard
 	stores        stores
 	first, second *site.Site
-	others        []*site.Site // of one case each
 
 	cases, sweep, distances, delays []*endpoint
-	returning                       *endpoint   // measured by itself, with the floor in between
-	heap                            []*endpoint // on the second Caddy
+	returning                       *endpoint // measured by itself, with the floor in between
+	many                            *endpoint // on the second Caddy
 }
 
 // stores are the stores of the cases. Several share servers, at different times.
@@ -199,26 +195,18 @@ func openLab(opts Options) (_ *lab, err error) {
 	l.cases, l.sweep, l.distances, l.delays = baseCases(s), l.sweepCases(), l.distanceCases(), l.delayCases()
 	l.returning = l.limiting(ManyClients, &s.base, 1, "")
 	l.returning.keys = manyClients
-	l.heap = []*endpoint{{name: memoryStore, status: 200, keys: l.sizes.heap, store: &s.many, isAlone: true, text: memoryText}}
 	var first []*endpoint
 	for _, c := range slices.Concat(l.cases, []*endpoint{l.returning}, l.sweep, l.distances, l.delays) {
-		switch {
-		case c.isAlone:
-			l.heap = append(l.heap, c)
-		case c.isApart:
-			s, err := l.startCaddy([]*endpoint{c})
-			if err != nil {
-				return nil, err
-			}
-			l.others = append(l.others, s)
-		default:
+		if c.isAlone {
+			l.many = c
+		} else {
 			first = append(first, c)
 		}
 	}
 	if l.first, err = l.startCaddy(first); err != nil {
 		return nil, err
 	}
-	l.second, err = l.startCaddy(l.heap)
+	l.second, err = l.startCaddy([]*endpoint{l.many})
 	return l, err
 }
 
@@ -249,7 +237,7 @@ func (l *lab) launch(replicas ...int) error {
 }
 
 func (l *lab) close() (err error) {
-	for _, s := range append([]*site.Site{l.first, l.second}, l.others...) {
+	for _, s := range []*site.Site{l.first, l.second} {
 		if s != nil {
 			s.Stop()
 		}
@@ -372,7 +360,6 @@ type endpoint struct {
 	store      *redisStore     // where it counts, or whose servers idle meanwhile
 	limits     []*store.Limit  // those in which clients get buckets beforehand
 	isAlone    bool            // in the second Caddy
-	isApart    bool            // in a Caddy for itself
 	isAway     bool            // other cases keep its clients away for longer than they pause
 	direct     *goredis.Client // set if it counts in Redis without Caddy
 	paceOf     *endpoint       // set if it counts no faster than this case has sent
@@ -408,7 +395,6 @@ const (
 	memoryStore  = "memory store"
 	refusedFloor = "error 429, six headers"
 	refusedHot   = "redis store, one refused key"
-	ownCaddy     = ", in its own Caddy"
 	manyKeys     = "many keys"
 	fewerKeys    = "fewer keys"
 )
@@ -446,8 +432,6 @@ const (
 	plenty   = "events 50000000\nwindow 24h"
 )
 
-var memoryText = limited("store memory", "memory", byHeader, plenty)
-
 // baseCases count in the default store or on its servers, except for one: a Caddy that
 // takes batches calls Redis every second from then on, which would show in all other cases.
 func baseCases(s *stores) []*endpoint {
@@ -455,7 +439,7 @@ func baseCases(s *stores) []*endpoint {
 	cases := []*endpoint{
 		{name: "respond", text: "respond ok"},
 		{name: Floor, text: fiveHeaders + "respond ok"},
-		{name: memoryStore, floor: Floor, limit: memoryBound, text: memoryText},
+		{name: memoryStore, floor: Floor, limit: memoryBound, text: limited("store memory", "memory", byHeader, plenty)},
 		{name: ChargeAfter, floor: Floor, limit: chargeAfterBound, text: "rate_limit {header.X-Key} 50000000 24h\nrespond ok"},
 		{name: NewClients, floor: Floor, limit: newBound, keys: math.MaxInt64, text: "rate_limit {header.X-Key} 50000000 24h new\nrespond ok"},
 		{name: "redis store, one hot key", floor: Floor, text: "rate_limit static 50000000 24h hot\nrespond ok"},
@@ -469,8 +453,6 @@ func baseCases(s *stores) []*endpoint {
 		{name: "memory store, refused", status: 429, floor: refusedFloor, text: limited("store memory", "refused", byHeader, "events 1\nwindow 24h")},
 		{name: Refused, status: 429, floor: refusedFloor, text: "rate_limit {header.X-Key} 1 24h refused\nrespond ok"},
 		{name: refusedHot, status: 429, floor: refusedFloor, limit: refusedHotBound, text: refusedHotText},
-		{name: refusedFloor + ownCaddy, status: 429, isApart: true, text: refusedFloorText},
-		{name: refusedHot + ownCaddy, status: 429, isApart: true, floor: refusedFloor + ownCaddy, text: refusedHotText},
 	}
 	for _, c := range cases {
 		c.store = cmp.Or(c.store, &s.base)

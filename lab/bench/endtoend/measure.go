@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -462,9 +461,9 @@ const (
 )
 
 // fill gives all clients the buckets that Caddy would give them, those of many keys
-// last, and measures the memory that they take.
+// last, and measures what a Caddy takes that knows all of these.
 func (l *lab) fill(ctx context.Context, r *Result) (err error) {
-	c := l.heap[1]
+	c := l.many
 	// The bucket of this request shows the form of keys.
 	if _, err := c.send(ctx, loadgen.Options{Requests: 1}); err != nil {
 		return err
@@ -479,14 +478,14 @@ func (l *lab) fill(ctx context.Context, r *Result) (err error) {
 	if err := l.open(ctx, tag); err != nil {
 		return err
 	}
-	if r.memory, err = l.measureMemory(ctx, tag); err != nil {
+	if err := c.store.shards[0].Primary.Client().FlushAll(ctx).Err(); err != nil {
+		return fmt.Errorf("empty Redis: %w", err)
+	}
+	start := time.Now()
+	if err := c.charge(ctx, tag, 0, c.keys); err != nil {
 		return err
 	}
-	start, there := time.Now(), l.sizes.redis
-	if err := c.charge(ctx, tag, there, c.keys); err != nil {
-		return err
-	}
-	r.fillRate = float64(c.keys-there) / time.Since(start).Seconds()
+	r.fillRate = float64(c.keys) / time.Since(start).Seconds()
 	if err := l.checkFilled(ctx); err != nil {
 		return err
 	}
@@ -495,25 +494,41 @@ func (l *lab) fill(ctx context.Context, r *Result) (err error) {
 		if err != nil {
 			return err
 		}
-		r.memory.resident = append(r.memory.resident, each)
+		r.resident = append(r.resident, each)
 	}
 	return nil
 }
 
 // residentPerKey returns the growth of the resident memory of a Caddy that has just
-// started, by a bucket of many clients.
+// started, by a bucket of each client. The first tenth of them does not count, because
+// first requests make allocations that do not depend on the number of clients.
 func (l *lab) residentPerKey(ctx context.Context) (float64, error) {
-	if err := l.restartSecond(); err != nil {
+	c := l.many
+	l.second.Stop() // it keeps the memory of earlier clients
+	var err error
+	if l.second, err = l.startCaddy([]*endpoint{c}); err != nil {
 		return 0, err
 	}
-	return l.growthPerKey(ctx, l.heap[1], l.heap[1].keys, l.residentBytes)
+	count := c.keys * 9 / 10
+	if _, err := c.send(ctx, loadgen.Options{Connections: connections, Requests: c.keys - count}); err != nil {
+		return 0, err
+	}
+	before, after, err := traffic.Around(l.residentBytes, func() error {
+		_, err := c.send(ctx, loadgen.Options{Connections: connections, Requests: count, Duration: 10 * time.Minute})
+		time.Sleep(lastCharges)
+		return err
+	})
+	return (after - before) / float64(count), err
 }
 
 // residentBytes is the resident memory of the second Caddy after a collection of garbage,
 // once the Go runtime has returned what it does not keep.
 func (l *lab) residentBytes() (n float64, err error) {
-	if _, err := l.heapBytes(); err != nil {
-		return 0, err
+	// Pools give up their memory at the second collection.
+	for range 2 {
+		if _, err := l.second.Get("/debug/pprof/heap?gc=1&debug=1"); err != nil {
+			return 0, err
+		}
 	}
 	quiet := residentQuiet
 	if l.opts.Quick {
@@ -614,7 +629,7 @@ func (c *endpoint) clientKeyTag(ctx context.Context) (string, error) {
 
 // checkFilled requires exactly the buckets that were made for the clients of many keys.
 func (l *lab) checkFilled(ctx context.Context) error {
-	c := l.heap[1]
+	c := l.many
 	n, err := c.store.shards[0].Primary.Client().DBSize(ctx).Result()
 	if err != nil {
 		return fmt.Errorf("count keys: %w", err)
@@ -623,113 +638,4 @@ func (l *lab) checkFilled(ctx context.Context) error {
 		return fmt.Errorf("there are %d keys for %d clients", n, c.keys)
 	}
 	return nil
-}
-
-// memory is the memory of a bucket in bytes, by round.
-type memory struct {
-	redis  []float64 // in used_memory
-	store  []float64 // in Caddy's heap, of the memory store
-	ledger []float64 // in Caddy's heap, of the Redis store
-	// resident is in Caddy's resident memory, of the Redis store with many clients, after a
-	// collection of garbage.
-	resident []float64
-}
-
-// measureMemory measures the memory of clients' buckets.
-func (l *lab) measureMemory(ctx context.Context, tag string) (m memory, err error) {
-	for range l.opts.Rounds {
-		each, err := l.redisPerKey(ctx, tag)
-		if err != nil {
-			return m, err
-		}
-		m.redis = append(m.redis, each)
-		if err := l.restartSecond(); err != nil {
-			return m, err
-		}
-		for i, of := range []*[]float64{&m.store, &m.ledger} {
-			each, err := l.growthPerKey(ctx, l.heap[i], l.sizes.heap, l.heapBytes)
-			if err != nil {
-				return m, err
-			}
-			*of = append(*of, each)
-		}
-	}
-	return m, nil
-}
-
-// redisPerKey empties the servers of many keys, gives some clients buckets, and returns
-// the growth of the primary by the second half of them. During the first half Redis
-// allocates its buffers for the replica.
-func (l *lab) redisPerKey(ctx context.Context, tag string) (float64, error) {
-	c, half := l.heap[1], l.sizes.redis/2
-	if err := c.store.shards[0].Primary.Client().FlushAll(ctx).Err(); err != nil {
-		return 0, fmt.Errorf("empty Redis: %w", err)
-	}
-	if err := c.charge(ctx, tag, 0, half); err != nil {
-		return 0, err
-	}
-	before, after, err := traffic.Around(func() (float64, error) { return c.usedMemory(ctx) },
-		func() error { return c.charge(ctx, tag, half, 2*half) })
-	return (after - before) / float64(half), err
-}
-
-// restartSecond replaces the second Caddy, which keeps the memory of earlier clients.
-func (l *lab) restartSecond() (err error) {
-	l.second.Stop()
-	l.second, err = l.startCaddy(l.heap)
-	return err
-}
-
-// growthPerKey sends one request of each of some clients, and returns the growth of a
-// figure by the last nine tenths of them. The first requests make allocations that do not
-// depend on the number of clients.
-func (l *lab) growthPerKey(ctx context.Context, c *endpoint, clients int64, of func() (float64, error)) (float64, error) {
-	count := clients * 9 / 10
-	if _, err := c.send(ctx, loadgen.Options{Connections: connections, Requests: clients - count}); err != nil {
-		return 0, err
-	}
-	before, after, err := traffic.Around(of, func() error {
-		_, err := c.send(ctx, loadgen.Options{Connections: connections, Requests: count, Duration: 10 * time.Minute})
-		time.Sleep(lastCharges)
-		return err
-	})
-	return (after - before) / float64(count), err
-}
-
-// heapAlloc is the size of the heap in its profile. Caddy reads the size before it writes
-// the profile, which makes a megabyte of garbage.
-var heapAlloc = regexp.MustCompile(`(?m)^# HeapAlloc = (\d+)$`)
-
-func (l *lab) heapBytes() (n float64, err error) {
-	// Pools give up their memory at the second collection.
-	for range 2 {
-		profile, err := l.second.Get("/debug/pprof/heap?gc=1&debug=1")
-		if err != nil {
-			return 0, err
-		}
-		if n, err = report.Figure(profile, heapAlloc); err != nil {
-			return 0, fmt.Errorf("read the size of the heap: %w", err)
-		}
-	}
-	return n, nil
-}
-
-// usedMemory is the memory of the store's only primary, once its replicas have everything
-// that it kept for them.
-func (c *endpoint) usedMemory(ctx context.Context) (float64, error) {
-	shard := c.store.shards[0]
-	for _, replica := range shard.Replicas {
-		if err := replica.WaitInSyncWith(ctx, shard.Primary); err != nil {
-			return 0, err
-		}
-	}
-	info, err := shard.Primary.Info("memory")
-	if err != nil {
-		return 0, err
-	}
-	n, err := strconv.ParseFloat(info["used_memory"], 64)
-	if err != nil {
-		return 0, fmt.Errorf("read used_memory: %w", err)
-	}
-	return n, nil
 }

@@ -2,7 +2,6 @@ package endtoend
 
 import (
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/lab/picture"
@@ -19,24 +18,18 @@ type Result struct {
 	delays       samples           // of the sweep of charge_delay
 	latency      map[string]rounds // by the name of the case
 	pings        []report.Spread   // as measured by lab.pings
-	memory       memory
-	fillRate     float64 // buckets a second that were written beforehand
+	resident     []float64         // bytes of Caddy per bucket of many clients, by round
+	fillRate     float64           // buckets a second that were written beforehand
 }
 
-// Cost is the CPU time per request in microseconds of Caddy, of primaries and of replicas.
-type Cost struct{ Caddy, Primary, Replica float64 }
+// Cost is the CPU time per request in microseconds of Caddy, of primaries and of replicas,
+// and that of Caddy relative to the Floor in the same round.
+type Cost struct{ Caddy, Primary, Replica, OverFloor float64 }
 
 // Cost returns the medians of a case of the table, such as ChargeAfter.
 func (r *Result) Cost(name string) Cost {
 	median := func(of func(sample) float64) float64 { return r.cases.spread(name, of).Median }
-	return Cost{median(sample.ofCaddy), median(sample.ofPrimary), median(sample.ofReplica)}
-}
-
-// OverFloor is the median of the CPU time of Caddy for a case of the table, relative to that of
-// the Floor in the same round. The case and the Floor may have different rounds, so their
-// medians are not to be compared.
-func (r *Result) OverFloor(name string) float64 {
-	return r.cases.ratio(name, Floor, sample.ofCaddy).Median
+	return Cost{median(sample.ofCaddy), median(sample.ofPrimary), median(sample.ofReplica), r.cases.ratio(name, Floor, sample.ofCaddy).Median}
 }
 
 // goal is a goal, and the cases of which more rounds can decide it.
@@ -73,7 +66,7 @@ func (r *Result) goals() []goal {
 		redis(r.cases, ChargeAfter, clients, 0.5),
 		redis(r.returning, ManyClients, manyClients, 1.3),
 		{calls, []string{BatchAuto}},
-		{report.Goal{What: resident, Bound: 350, Rounds: r.memory.resident}, nil},
+		{report.Goal{What: resident, Bound: 350, Rounds: r.resident}, nil},
 	}
 }
 
@@ -82,7 +75,7 @@ func (r *Result) Sections() map[string]string {
 	return map[string]string{
 		"setup": fmt.Sprintf("%d requests at a time, %d clients, %d rounds of %v a case, all cases in turn. What goals compare, except clients never seen before, runs for %v of each round, in %d pieces. If these rounds do not decide a goal, its cases have up to %d more. All of it took %v.\n",
 			connections, clients, r.opts.Rounds, r.opts.Length, time.Duration(r.opts.sizes().pieces)*r.opts.Length/2, r.opts.sizes().pieces, r.opts.More, r.took.Round(time.Second)),
-		"cases": r.caseTable(), "delays": r.delayTable(), "sweep": r.sweepTable(), "latency": r.latencyTables(), "memory": r.memoryTable(),
+		"cases": r.caseTable(), "delays": r.delayTable(), "sweep": r.sweepTable(), "latency": r.latencyTables(),
 	}
 }
 
@@ -99,7 +92,7 @@ func (r *Result) caseTable() string {
 		}
 		t.Row(name, cell("%.1f", sample.ofCaddy),
 			cell("%.1f", sample.ofPrimary), cell("%.1f", sample.ofReplica), ratio, bound,
-			cell("%.0f", sample.requests), in.spread(name, sample.ofCalls).As(short))
+			cell("%.0f", sample.requests), in.spread(name, sample.ofCalls).As(report.Number))
 	}
 	for _, c := range r.baseCases {
 		write(r.cases, c.name, c.floor, c.limit)
@@ -124,7 +117,7 @@ func (r *Result) delayTable() string {
 		for _, d := range chargeDelays {
 			name := delayName(clients, d)
 			t.Row(grouped(clients), d.String(), r.delays.spread(name, perClient(clients)).As(report.Digits), r.delays.spread(name, sample.ofCaddy).Text("%.1f"),
-				r.delays.spread(name, sample.redis).Text("%.1f"), r.delays.ratio(name, countingName(clients), sample.redis).Text("%.2f"), r.delays.spread(name, sample.ofCalls).As(short))
+				r.delays.spread(name, sample.redis).Text("%.1f"), r.delays.ratio(name, countingName(clients), sample.redis).Text("%.2f"), r.delays.spread(name, sample.ofCalls).As(report.Number))
 		}
 	}
 	return t.String()
@@ -133,18 +126,6 @@ func (r *Result) delayTable() string {
 // perClient is how often each of some clients comes in a second.
 func perClient(clients int64) func(sample) float64 {
 	return func(s sample) float64 { return s.rate / float64(clients) }
-}
-
-// short writes a number of calls, small ones with two significant digits.
-func short(f float64) string {
-	switch {
-	case f == 0:
-		return "0"
-	case f < 0.01:
-		return fmt.Sprintf("%.*f", 1-int(math.Floor(math.Log10(f))), f)
-	default:
-		return fmt.Sprintf("%.2f", f)
-	}
 }
 
 // sweepRow is a row of the table of the sweep.
@@ -187,7 +168,7 @@ func (r *Result) sweepTable() string {
 		cell := func(format string, of func(sample) float64) string { return r.sweep.spread(name, of).Text(format) }
 		t.Row(factor, value, ping.Text("%.2f"),
 			cell("%.0f", sample.requests), cell("%.1f", sample.ofCaddy), cell("%.1f", sample.redis),
-			cell("%.1f", sample.ofBusiest), r.sweep.spread(name, sample.ofCalls).As(short), ratio)
+			cell("%.1f", sample.ofBusiest), r.sweep.spread(name, sample.ofCalls).As(report.Number), ratio)
 	}
 	write("floor", "no limiter", Floor, r.pings[0], "")
 	for _, row := range sweepRows(&r.opts) {
@@ -234,15 +215,6 @@ func (r *Result) writeAdded(t *report.Table, title, name string) {
 		all.spread(func(l latencies) float64 { return l.floor }).Text("%.2f"), all.added().Text("%.2f"))
 }
 
-func (r *Result) memoryTable() string {
-	t := report.NewTable("bytes for each bucket", "bytes")
-	t.Row("each server of Redis", report.SpreadOf(r.memory.redis).Text("%.0f"))
-	t.Row("Caddy, memory store", report.SpreadOf(r.memory.store).Text("%.0f"))
-	t.Row("Caddy, what it knows of a bucket in Redis", report.SpreadOf(r.memory.ledger).Text("%.0f"))
-	t.Row("the same, resident memory, with "+grouped(r.opts.sizes().many)+" of them", report.SpreadOf(r.memory.resident).Text("%.0f"))
-	return t.String()
-}
-
 // Picture draws the CPU time of the cases.
 func (r *Result) Picture() *picture.Picture {
 	var cases []picture.Bar
@@ -252,5 +224,5 @@ func (r *Result) Picture() *picture.Picture {
 		}
 	}
 	cases = append(cases, picture.Bar{Name: ManyClients, Spread: r.returning.ratio(ManyClients, Floor, sample.ofCaddy)})
-	return picture.Bars("CPU of Caddy per request", "÷ floor of the same round", cases...)
+	return picture.Sets("CPU of Caddy per request", "÷ floor of the same round", picture.Set{Bars: cases})
 }
