@@ -21,7 +21,7 @@ run: ## run Caddy with Caddyfile.example
 # Three packages of the laboratory run at once, because they wait most of the time.
 # internal/redistest sets how many tests of a package run in parallel.
 test: ## install what the tests need, and run them
-	scripts/install-needed.sh redis-server promtool nginx chromium wrk
+	scripts/install-needed.sh redis-server promtool nginx chromium
 	@echo "Running the tests; the first time, Go builds Caddy and its libraries, which takes a few minutes."
 	$(GO) test -shuffle=on -timeout 20m ./...
 	cd lab && $(GO) test -p 3 -shuffle=on -timeout 20m ./...

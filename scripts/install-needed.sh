@@ -3,7 +3,7 @@
 #
 #   redis-server  the tests count in it        promtool  checks the alert rules
 #   nginx         an example runs it           chromium  opens the page of `caddy rate-limit ui`
-#   wrk           a second opinion on speed    cc        a C compiler, for the race detector
+#   cc            a C compiler, for the race detector
 #   make          runs the targets of Makefile
 #   spin          checks the model of charges
 #
@@ -92,7 +92,7 @@ if [ "${1:-}" = as-root ]; then
 	exit
 fi
 
-if [ $# -eq 0 ]; then set -- make redis-server promtool nginx chromium wrk cc spin; fi
+if [ $# -eq 0 ]; then set -- make redis-server promtool nginx chromium cc spin; fi
 missing=()
 for program in "$@"; do
 	is_there "$program" || missing+=("$program")
@@ -107,7 +107,7 @@ if ! command -v apt-get >/dev/null; then
 			if [ -n "$packages" ]; then echo "  brew install $packages" >&2; else echo "  xcode-select --install" >&2; fi
 		done
 	else
-		echo "There is no apt-get here. Homebrew's packages are redis, prometheus, nginx, wrk, spin, and the cask chromium." >&2
+		echo "There is no apt-get here. Homebrew's packages are redis, prometheus, nginx, spin, and the cask chromium." >&2
 	fi
 	exit 1
 fi
