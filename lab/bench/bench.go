@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
-	"slices"
 	"strconv"
 	"time"
 
@@ -62,11 +61,9 @@ func Run(ctx context.Context, args []string) error {
 	}
 	m.took, m.stolen = time.Since(began), report.ReadTimes().StolenSince(times)
 	sections := m.sections()
-	for _, name := range slices.Sorted(maps.Keys(sections)) {
-		fmt.Println(sections[name])
-	}
-	if *quick {
-		return nil
+	text, err := report.Fill(template, sections)
+	if fmt.Print(text); err != nil || *quick {
+		return err
 	}
 	return report.Write(*out, "benchmarks.md", template, sections, map[string]fmt.Stringer{"bench-caddy.svg": m.endToEnd.Picture()})
 }

@@ -167,6 +167,9 @@ func TestTablesAreWhole(t *testing.T) {
 		observed(total, local, before, 5, 5, fine, fine, fine, alone, refused, fine, alone),
 	}
 	sections := document(patient, list)
+	if _, err := report.Fill(template, sections); err != nil {
+		t.Error(err)
+	}
 	for _, text := range []string{responseTable(allFigures(list)), countTable(allFigures(list))} {
 		rows, cells := 0, 0
 		for line := range strings.Lines(text) {

@@ -72,7 +72,8 @@ func TestTables(t *testing.T) {
 		"| cut | fixed_window, after | 5 | 0 | 4 | 1 | 0 | 0 of 0 | 1 of 1 |\n",
 	} {
 		sections := document(settings{}, time.Minute, outcomes, roamed, []*loss{{fault: "cut", limit: l, served: 5, counted: 4, uncertain: 1}})
-		text := sections[report.Result] + sections[report.Tables]
+		text, err := report.Fill(template, sections)
+		redistest.Must(t, err)
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}

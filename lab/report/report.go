@@ -6,6 +6,7 @@ package report
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"math"
@@ -39,33 +40,38 @@ func Out(flags *flag.FlagSet) *string {
 	return flags.String("out", "../dist/evidence", "folder to write the tables and pictures to")
 }
 
-// Write writes a document and its pictures into a folder, which it makes. In the template,
-// {{name}} stands for the section of that name.
-func Write(folder, document, template string, sections map[string]string, pictures map[string]fmt.Stringer) error {
+// Fill puts the sections into a template, in which {{name}} stands for the section of that
+// name. Each has its place once.
+func Fill(template string, sections map[string]string) (string, error) {
 	text := template
 	for name, section := range sections {
 		place := "{{" + name + "}}"
 		if strings.Count(template, place) != 1 {
-			return fmt.Errorf("write %s: its template has not one %s", document, place)
+			return "", fmt.Errorf("a template has not one %s", place)
 		}
 		text = strings.Replace(text, place, strings.TrimSuffix(section, "\n"), 1)
 	}
-	if strings.Contains(text, "{{") {
-		return fmt.Errorf("write %s: a section of its template is missing", document)
+	if _, place, found := strings.Cut(text, "{{"); found {
+		return "", fmt.Errorf("there is no section {{%.20s", place)
 	}
-	files := map[string]string{document: text}
+	return text, nil
+}
+
+// Write writes a document, filled in, and its pictures into a folder, which it makes.
+func Write(folder, document, template string, sections map[string]string, pictures map[string]fmt.Stringer) error {
+	text, err := Fill(template, sections)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", document, err)
+	}
+	err = os.MkdirAll(folder, 0o755)
+	write := func(name, text string) {
+		err = errors.Join(err, os.WriteFile(filepath.Join(folder, name), []byte(text), 0o644))
+	}
+	write(document, text)
 	for name, p := range pictures {
-		files[name] = p.String()
+		write(name, p.String())
 	}
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return fmt.Errorf("make the folder: %w", err)
-	}
-	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o644); err != nil {
-			return fmt.Errorf("write %s: %w", name, err)
-		}
-	}
-	return nil
+	return err
 }
 
 // Rewrite replaces the sections of a file, each between its mark and the next end mark.

@@ -14,14 +14,6 @@ import (
 // measured is a document with measurements.
 type measured struct{ name, text string }
 
-func readMeasured(name string) (measured, error) {
-	text, err := os.ReadFile(name)
-	if err != nil {
-		return measured{}, fmt.Errorf("read the measurements: %w", err)
-	}
-	return measured{name, string(text)}, nil
-}
-
 // figure returns the number, or the median of several rounds, in a column of the row that
 // begins with a cell, in the table whose head begins with another. Of columns with the
 // same name the first counts.
@@ -107,9 +99,12 @@ func (c *costs) of(row string) request {
 	return request{}
 }
 
-func readCosts(m measured) (*costs, error) {
-	c := &costs{requests: make([]request, len(traffics))}
-	var err error
+func readCosts(document string) (*costs, error) {
+	text, err := os.ReadFile(document)
+	if err != nil {
+		return nil, fmt.Errorf("read the measurements: %w", err)
+	}
+	m, c := measured{document, string(text)}, &costs{requests: make([]request, len(traffics))}
 	for i, t := range traffics {
 		for column, v := range map[string]*float64{
 			"calls per request": &c.requests[i].calls, "Caddy µs": &c.requests[i].caddy,

@@ -30,11 +30,7 @@ var template string
 // Run computes, and writes the documents.
 func Run(_ context.Context, args []string) error {
 	_ = flags.Parse(args) // it exits if a flag is invalid
-	m, err := readMeasured(*figures)
-	if err != nil {
-		return err
-	}
-	c, err := readCosts(m)
+	c, err := readCosts(*figures)
 	if err != nil {
 		return err
 	}
