@@ -12,7 +12,7 @@ BUILD              = $(GO) test -tags build -count=1 -timeout 30m -v ./e2e/build
 SOAK              ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test check contrib model soak lint bench bench-quick algorithms calls faults guarantees scaling packages fmt demo
+.PHONY: help build run test check contrib model soak lint bench bench-quick evidence algorithms calls faults guarantees scaling fmt demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -27,7 +27,7 @@ run: ## run Caddy with Caddyfile.example
 # Three packages of the laboratory run at once, because they wait most of the time.
 # internal/redistest sets how many tests of a package run in parallel.
 test: ## install what the tests need, and run them
-	scripts/install-needed.sh redis-server nginx chromium wrk
+	scripts/install-needed.sh redis-server nginx chromium
 	@echo "Running the tests; the first time, Go builds Caddy and its libraries, which takes a few minutes."
 	$(GO) test -shuffle=on -timeout 20m ./...
 	cd lab && $(GO) test -p 3 -shuffle=on -timeout 20m ./...
@@ -71,38 +71,37 @@ lint: $(GOLANGCI) ## check format, go vet (for Linux, macOS and Windows), golang
 	cd lab && $(GO) mod tidy -diff
 	cd lab && $(GO) mod verify
 
-bench: ## measure the limiter and its peers, for docs/evidence/benchmarks.md, and what docs/evidence/scaling.md and docs/capacity.md compute from it
-	scripts/install-needed.sh redis-server wrk
-	cd lab && $(GO) run . bench -docs ../docs
-	cd lab && $(GO) run . scaling
+evidence: bench guarantees faults calls algorithms ## measure all of docs/evidence.md, in about two hours, into dist/evidence
+	cd lab && $(GO) run . scaling -figures ../dist/evidence/benchmarks.md -capacity ''
+
+bench: ## measure the limiter and its peers, into dist/evidence
+	scripts/install-needed.sh redis-server
+	cd lab && $(GO) run . bench
 
 bench-quick: ## run every benchmark for a moment, and write nothing
-	scripts/install-needed.sh redis-server wrk
+	scripts/install-needed.sh redis-server
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
 	cd lab && $(GO) test -run '^$$' -bench . -benchtime 1x ./...
 	cd lab && $(GO) run . bench -quick
 
-algorithms: ## draw and measure the algorithms, for docs/evidence/algorithms.md
+algorithms: ## draw and measure the algorithms, into dist/evidence
 	scripts/install-needed.sh redis-server
 	cd lab && $(GO) run . algorithms
 
-calls: ## count the calls to Redis per request, for docs/evidence/calls.md
+calls: ## count the calls to Redis per request, into dist/evidence
 	scripts/install-needed.sh redis-server
 	cd lab && $(GO) run . calls
 
-faults: ## break Redis in many ways while Caddy serves, for docs/evidence/faults.md
+faults: ## break Redis in many ways while Caddy serves, into dist/evidence
 	scripts/install-needed.sh redis-server
 	cd lab && $(GO) run . faults
 
-guarantees: ## measure what clients get against the bounds, for docs/evidence/guarantees.md
+guarantees: ## measure what clients get against the bounds, into dist/evidence
 	scripts/install-needed.sh redis-server
 	cd lab && $(GO) run . guarantees
 
-scaling: ## compute what many Caddys and shards need, for docs/evidence/scaling.md and docs/capacity.md
+scaling: ## compute the servers that traffic needs from docs/evidence.md, for docs/capacity.md
 	cd lab && $(GO) run . scaling
-
-packages: ## draw what the packages of the product import, for docs/design.md
-	cd lab && $(GO) run . packages
 
 fmt: $(GOLANGCI) ## format the code and group its imports
 	gofmt -w .

@@ -223,11 +223,13 @@ func TestPromisesNameTheirDocuments(t *testing.T) {
 	}
 }
 
+const evidence = "docs/evidence.md"
+
 // operatorsDocuments are the documents of those who run the limiter.
 func operatorsDocuments(t *testing.T) []string {
 	t.Helper()
 	return slices.DeleteFunc(append([]string{"README.md"}, documents(t, "docs/*.md")...), func(file string) bool {
-		return file == "docs/design.md"
+		return file == "docs/design.md" || file == evidence
 	})
 }
 
@@ -242,7 +244,7 @@ func documents(t *testing.T, pattern string) []string {
 // evidence too.
 func TestOperatorsDocumentsNameNoTests(t *testing.T) {
 	const promises = "docs/evidence/promises.md"
-	files := append(operatorsDocuments(t), "SECURITY.md")
+	files := append(operatorsDocuments(t), "SECURITY.md", evidence)
 	for _, file := range append(files, documents(t, "docs/evidence/*.md")...) {
 		if file == promises {
 			continue
@@ -310,11 +312,40 @@ func TestCodesOfFindingsAreDocumented(t *testing.T) {
 	}
 }
 
-// The most words of the operators' documents together, and of README.md.
+// The most words of the operators' documents together, of README.md, and of the evidence.
 const (
-	mostWords       = 18_000
-	mostReadmeWords = 700
+	mostWords         = 18_000
+	mostReadmeWords   = 700
+	mostEvidenceWords = 2_500
 )
+
+// TestEvidenceNamesItsSources requires that the commands of the evidence are targets of make,
+// that the page has one picture, and that its commits are named where it says what was measured.
+func TestEvidenceNamesItsSources(t *testing.T) {
+	page, err := os.ReadFile(evidence)
+	must(t, "read", err)
+	text := string(page)
+	if words := len(strings.Fields(text)); words > mostEvidenceWords {
+		t.Errorf("%s has %d words, at most %d should be", evidence, words, mostEvidenceWords)
+	}
+	if n := strings.Count(text, "!["); n != 1 {
+		t.Errorf("%s has %d pictures", evidence, n)
+	}
+	makefile, err := os.ReadFile("Makefile")
+	must(t, "read", err)
+	_, sources, _ := strings.Cut(text, "\n| figures | command |")
+	sources, _, _ = strings.Cut(sources, "\n\n")
+	commands := regexp.MustCompile("`make ([a-z-]+)`").FindAllStringSubmatch(text, -1)
+	for _, m := range commands {
+		if !strings.Contains(string(makefile), "\n"+m[1]+": ") {
+			t.Errorf("%s names make %s, which is no target", evidence, m[1])
+		}
+	}
+	rows := regexp.MustCompile("(?m)^\\|.*\\| `make [a-z]+` \\|.*(?: [0-9a-f]{7} \\||computed from this page \\|)").FindAllString(sources, -1)
+	if len(rows) != 6 || len(commands) < 7 {
+		t.Errorf("%s has %d sources with their commits, and %d commands", evidence, len(rows), len(commands))
+	}
+}
 
 // TestOperatorsDocumentsAreShort counts words outside fenced code blocks: fields with a letter
 // or a digit.

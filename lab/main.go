@@ -1,7 +1,6 @@
-// Command lab is the laboratory: it measures the limiter, breaks its stores, simulates
-// many limiters, and writes the results into the documents. Each of its programs is a
-// package with a function Run, which parses its flags, and starts and stops its servers
-// on the loopback interface. It imports the product; nothing of the product imports it.
+// Command lab is the laboratory: it measures the limiter, breaks its stores, and writes
+// the results to dist/evidence. Each of its programs is a package with a function Run,
+// which parses its flags, and starts and stops its servers on the loopback interface. It imports the product; nothing of the product imports it.
 package main
 
 import (
@@ -17,7 +16,6 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/lab/demo"
 	"github.com/shardlimit/caddy-shardlimit/lab/faults"
 	"github.com/shardlimit/caddy-shardlimit/lab/guarantees"
-	"github.com/shardlimit/caddy-shardlimit/lab/packages"
 	"github.com/shardlimit/caddy-shardlimit/lab/scaling"
 	"github.com/shardlimit/caddy-shardlimit/lab/soak"
 )
@@ -26,13 +24,12 @@ var programs = []struct {
 	name, does string
 	run        func(ctx context.Context, args []string) error
 }{
-	{"bench", "measure the limiter and its peers, for docs/evidence/benchmarks.md", bench.Run},
-	{"faults", "break Redis in many ways while Caddy serves, for docs/evidence/faults.md", faults.Run},
-	{"guarantees", "measure what clients get against the bounds, for docs/evidence/guarantees.md", guarantees.Run},
-	{"calls", "count the calls to Redis per request, for docs/evidence/calls.md", calls.Run},
-	{"algorithms", "draw and measure the algorithms, for docs/evidence/algorithms.md", algorithms.Run},
-	{"scaling", "compute what many Caddys and shards need, for docs/evidence/scaling.md and docs/capacity.md", scaling.Run},
-	{"packages", "draw what the packages of the product import, for docs/design.md", packages.Run},
+	{"bench", "measure the limiter and its peers", bench.Run},
+	{"faults", "break Redis in many ways while Caddy serves", faults.Run},
+	{"guarantees", "measure what clients get against the bounds", guarantees.Run},
+	{"calls", "count the calls to Redis per request", calls.Run},
+	{"algorithms", "draw and measure the algorithms", algorithms.Run},
+	{"scaling", "compute the servers that traffic needs, for docs/capacity.md too", scaling.Run},
 	{"soak", "break something every few seconds under load, and balance the books", soak.Run},
 	{"demo", "show the limiter at work on Redis servers of its own", demo.Run},
 }

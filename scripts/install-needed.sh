@@ -3,7 +3,7 @@
 #
 #   redis-server  the tests count in it        chromium  opens the page of `caddy rate-limit ui`
 #   nginx         an example runs it           cc        a C compiler, for the race detector
-#   wrk           a second opinion on speed    spin      checks the model of charges
+#   spin          checks the model of charges
 #   make          runs the targets of Makefile
 #
 # Without arguments: all of them. Knows Debian and its descendants; elsewhere it
@@ -104,7 +104,7 @@ if [ "${1:-}" = as-root ]; then
 	exit
 fi
 
-if [ $# -eq 0 ]; then set -- make redis-server nginx chromium wrk cc spin; fi
+if [ $# -eq 0 ]; then set -- make redis-server nginx chromium cc spin; fi
 missing=()
 for program in "$@"; do
 	is_there "$program" || missing+=("$program")
@@ -119,7 +119,7 @@ if ! command -v apt-get >/dev/null; then
 			if [ -n "$packages" ]; then echo "  brew install $packages" >&2; else echo "  xcode-select --install" >&2; fi
 		done
 	else
-		echo "There is no apt-get here. Homebrew's packages are redis, nginx, wrk, spin, and the cask chromium." >&2
+		echo "There is no apt-get here. Homebrew's packages are redis, nginx, spin, and the cask chromium." >&2
 	fi
 	exit 1
 fi

@@ -15,7 +15,7 @@ import (
 func TestInstallerNamesWhatIsMissing(t *testing.T) {
 	missing := map[string]string{
 		"make": "brew install make", "redis-server": "brew install redis", "nginx": "brew install nginx",
-		"chromium": "brew install --cask chromium", "wrk": "brew install wrk", "cc": "xcode-select --install",
+		"chromium": "brew install --cask chromium", "cc": "xcode-select --install",
 	}
 	dir := t.TempDir()
 	for name, script := range map[string]string{"uname": "echo Darwin", "go": "echo no-compiler"} {
@@ -121,7 +121,7 @@ func TestFindSaysHowToInstall(t *testing.T) {
 	for program, want := range map[string][]string{
 		"redis-server": {"apt-get install redis-server", "brew install redis"},
 		"chromium":     {"apt-get install chromium", "brew install --cask chromium"},
-		"wrk":          {"apt-get install wrk", "brew install wrk"},
+		"spin":         {"apt-get install spin", "brew install spin"},
 	} {
 		path, err := process.Find(program)
 		if err == nil {

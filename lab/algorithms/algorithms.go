@@ -1,17 +1,18 @@
 // Package algorithms draws the decisions of each algorithm about the same requests, as
-// docs/img/algorithms.svg, and determines its accuracy and cost, for the tables of
-// docs/evidence/algorithms.md. The picture and the accuracy follow from a fixed seed; the
-// cost in Redis is measured. A way is one way of counting, a score compares its decisions
-// with those of the exact log.
+// docs/img/algorithms.svg, and determines its accuracy and cost, for algorithms.md. The
+// picture and the accuracy follow from a fixed seed; the cost in Redis is measured. A way
+// is one way of counting, a score compares its decisions with those of the exact log.
 package algorithms
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"flag"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strconv"
 	"time"
@@ -26,25 +27,28 @@ import (
 
 var (
 	flags    = flag.NewFlagSet("algorithms", flag.ExitOnError)
+	out      = report.Out(flags)
 	drawing  = flags.String("picture", "../docs/img/algorithms.svg", "file to write the picture to")
-	target   = flags.String("document", "../docs/evidence/algorithms.md", "file to write the tables to, between the marks")
 	requests = flags.Int("requests", 1_000_000, "requests of the simulation, of a hundredth as many clients")
 )
+
+//go:embed algorithms.md
+var template string
 
 // Run draws, simulates and measures.
 func Run(_ context.Context, args []string) error {
 	_ = flags.Parse(args) // it exits if a flag is invalid
-	if err := draw().Write(*drawing); err != nil {
-		return err
+	if err := os.WriteFile(*drawing, []byte(draw().String()), 0o644); err != nil {
+		return fmt.Errorf("write the picture: %w", err)
 	}
 	found := simulate(*requests)
 	cost, err := measureRedis()
 	if err != nil {
 		return fmt.Errorf("measure Redis: %w", err)
 	}
-	return report.Rewrite(*target, "algorithms", map[string]string{
+	return report.Write(*out, "algorithms.md", template, map[string]string{
 		report.Result: resultText(found), report.Tables: accuracyTable(found) + "\n" + costTable(cost),
-	})
+	}, map[string]fmt.Stringer{"algorithms.svg": draw()})
 }
 
 // way is one way of counting, with the options of a zone.

@@ -28,11 +28,11 @@ func accuracyTable(found scores) string {
 	over := func(s score) string { return percent(s.over, s.requests) }
 	log, running := found.of(store.SlidingLog), found.of(store.Concurrency)
 	all := log[len(log)-1].requests
-	fmt.Fprintf(&b, "%d requests of %d clients in a day, a third of the clients with each traffic, seed %d; %d events in %s.",
-		all, all/requestsPerClient, seed, events, span(window))
+	fmt.Fprintf(&b, "%d requests of %d clients in a day, a third of the clients with each traffic, seed %d; %d events in %v.",
+		all, all/requestsPerClient, seed, events, window)
 	fmt.Fprintf(&b, " By the log %s %% are over the limit.", cells(log, over))
-	fmt.Fprintf(&b, " concurrency: %d at a time that take %s each on average, leases of %s renewed every %s, against a count of what runs, by which %s %% are over the limit.",
-		slots, span(duration), span(lease), span(renewal), cells(running, over))
+	fmt.Fprintf(&b, " concurrency: %d at a time that take %v each on average, leases of %v renewed every %v, against a count of what runs, by which %s %% are over the limit.",
+		slots, duration, lease, renewal, cells(running, over))
 	var names []string
 	for _, t := range traffics {
 		names = append(names, t.name)
@@ -59,24 +59,11 @@ func cells(list []score, text func(score) string) string {
 	return strings.Join(texts[:last], ", ") + ", **" + texts[last] + "**"
 }
 
-// span is a duration without the units that are zero.
-func span(d time.Duration) string {
-	text := d.String()
-	if cut, ok := strings.CutSuffix(text, "m0s"); ok {
-		text = cut + "m"
-	}
-	if cut, ok := strings.CutSuffix(text, "h0m"); ok {
-		text = cut + "h"
-	}
-	return text
-}
-
 func percent(n, of int) string { return fmt.Sprintf("%.2f", 100*float64(n)/float64(of)) }
 
 func costTable(costs map[string]*cost) string {
-	head := fmt.Sprintf("%s, %s, %s. Bytes: MEMORY USAGE of a bucket that has had so many events. Microseconds: CPU time of redis-server, the median of %d rounds of %d calls by %d callers with pipelining, on %d buckets of 5 to %d events; in parentheses the ratio to fixed_window.\n\n",
-		report.Processor(), report.Redis(), report.Today(),
-		measuredRounds, measuredCalls, measuredCallers, measuredClients, measuredTimes*len(measured))
+	head := fmt.Sprintf("%s. Bytes: MEMORY USAGE of a bucket that has had so many events. Microseconds: CPU time of redis-server, the median of %d rounds of %d calls by %d callers with pipelining, on %d buckets of 5 to %d events; in parentheses the ratio to fixed_window.\n\n",
+		report.Machine(), measuredRounds, measuredCalls, measuredCallers, measuredClients, measuredTimes*len(measured))
 	columns := []string{"algorithm"}
 	for _, size := range sizes {
 		columns = append(columns, fmt.Sprintf("bytes, events: %d", size))

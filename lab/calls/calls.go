@@ -1,17 +1,17 @@
-// Package calls counts the calls to Redis that a request costs, for the tables and
-// the plot of docs/evidence/calls.md. It starts its own Redis servers, and takes the counts
-// from their INFO commandstats. A process is what one Caddy has of a store; a
-// singleCase is traffic without batches, a batchCase traffic with them.
+// Package calls counts the calls to Redis that a request costs through several processes
+// with batches, for calls.md; package bench counts those of other traffic. It starts its
+// own Redis servers, and takes the counts from their INFO commandstats. A process is what
+// one Caddy has of a store, a batchCase the traffic of one client.
 package calls
 
 import (
 	"cmp"
 	"context"
+	_ "embed"
 	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -26,11 +26,12 @@ import (
 
 var (
 	flags  = flag.NewFlagSet("calls", flag.ExitOnError)
-	plot   = flags.String("picture", "../docs/img/calls.svg", "file to write the picture to")
-	target = flags.String("document", "../docs/evidence/calls.md", "file to write the tables to, between the marks")
-	span   = flags.Duration("duration", 3*time.Second, "how long each case without batches runs")
-	window = flags.Duration("window", 8*time.Second, "the window of the limits with batches; each case takes four")
+	out    = report.Out(flags)
+	window = flags.Duration("window", 8*time.Second, "the window of the limits; each case takes four")
 )
+
+//go:embed calls.md
+var template string
 
 // errEnded is the error of a measurement that was cancelled.
 var errEnded = errors.New("ended early")
@@ -40,22 +41,12 @@ func Run(ctx context.Context, args []string) error {
 	_ = flags.Parse(args) // it exits if a flag is invalid
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
-	singles, err := measureSingles(ctx, singleCases, *span)
-	if err != nil {
-		return err
-	}
-	fmt.Println(singleTable(singles))
 	batches, err := measureBatches(ctx, batchLimits, batchProcesses, *window)
 	if err != nil {
 		return err
 	}
-	text := fmt.Sprintf("%s. %v for each row of the first table; windows of %v in the second.\n\n", report.Machine(), *span, *window) +
-		singleTable(singles) + "\n" + batchTable(batches)
-	fmt.Print(text)
-	if err := draw(batches).Write(*plot); err != nil {
-		return err
-	}
-	return report.Rewrite(*target, "calls", map[string]string{report.Result: resultText(singles), report.Tables: text})
+	text := fmt.Sprintf("%s. Windows of %v.\n\n", report.Machine(), *window) + batchTable(batches)
+	return report.Write(*out, "calls.md", template, map[string]string{report.Tables: text}, nil)
 }
 
 // calls is the number of calls to the servers of a shard, without replication.
@@ -82,9 +73,9 @@ func countCalls(shard *redistest.Shard) (c calls, err error) {
 }
 
 type tally struct {
-	requests, allowed int64
-	windows           map[int64]int64 // allowed requests, by the end of their window
-	err               error           // the first failure
+	requests int64
+	windows  map[int64]int64 // allowed requests, by the end of their window
+	err      error           // the first failure
 }
 
 func (t *tally) count(st *store.State) {
@@ -93,14 +84,12 @@ func (t *tally) count(st *store.State) {
 	case st.Err != nil:
 		t.err = cmp.Or(t.err, st.Err)
 	case st.Allowed:
-		t.allowed++
 		t.windows[st.Receipt.Period]++
 	}
 }
 
 func (t *tally) add(o *tally) {
 	t.requests += o.requests
-	t.allowed += o.allowed
 	for end, n := range o.windows {
 		t.windows[end] += n
 	}
@@ -108,10 +97,8 @@ func (t *tally) add(o *tally) {
 }
 
 type load struct {
-	callers int // the most requests at a time
-	// rate is the number of requests in a second, at random instants; 0 means that each
-	// caller sends one after the other.
-	rate    float64
+	callers int     // the most requests at a time
+	rate    float64 // requests in a second, at random instants
 	until   time.Time
 	request func(ctx context.Context, caller int) store.State
 }
@@ -138,19 +125,15 @@ func (l *load) run(ctx context.Context) *tally {
 }
 
 func (l *load) call(ctx context.Context, caller int, t *tally) {
-	at := time.Now()
-	for ctx.Err() == nil {
+	for at := time.Now(); ctx.Err() == nil; {
+		pause := rand.ExpFloat64() * float64(l.callers) / l.rate * float64(time.Second)
+		if at = at.Add(time.Duration(pause)); !at.Before(l.until) {
+			return
+		}
 		now := time.Now()
-		if l.rate > 0 {
-			pause := rand.ExpFloat64() * float64(l.callers) / l.rate * float64(time.Second)
-			at = at.Add(time.Duration(pause))
-			if !at.Before(l.until) {
-				return
-			}
-			if at.Sub(now) > slack {
-				time.Sleep(at.Sub(now))
-				now = at
-			}
+		if early := at.Sub(now); early > slack {
+			time.Sleep(early)
+			now = at
 		}
 		if !now.Before(l.until) {
 			return
@@ -192,12 +175,6 @@ func newProcess(servers *redistest.Shard, opts ledger.Options) *process {
 	return p
 }
 
-func (p *process) settle() {
-	ctx, cancel := context.WithTimeout(context.Background(), patient)
-	defer cancel()
-	p.ledger.Flush(ctx)
-}
-
 func (p *process) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), patient)
 	defer cancel()
@@ -210,204 +187,8 @@ func (p *process) close() error {
 	return nil
 }
 
-// serve charges after: an admitted request takes its time and is settled.
-func (p *process) serve(ctx context.Context, r store.Request) store.State {
-	reqs, states := []store.Request{r}, make([]store.State, 1)
-	p.ledger.Admit(ctx, reqs, states)
-	if states[0].Err == nil && states[0].Allowed {
-		time.Sleep(backendTime)
-		p.ledger.Settle(reqs, nil)
-	}
-	return states[0]
-}
-
 func (p *process) take(ctx context.Context, r store.Request) store.State {
 	return p.ledger.Take(ctx, []store.Request{r})[0]
-}
-
-const (
-	backendTime    = 2 * time.Millisecond // of an admitted request
-	severalClients = 200
-	manyClients    = 5_000
-	severalRate    = 10_000 // requests in a second of several clients, 50 of each
-	manyRate       = 2_500  // of many clients, one of each in two seconds
-	attackRate     = 10_000 // of a client over its limit
-	// acquaintance is how long clients send requests at least before calls are counted, and
-	// acquainted how many each sends. By then the process knows whether it is their sole
-	// writer, and for how long.
-	acquaintance = 2 * ledger.DefaultTrust
-	acquainted   = 4
-	roomy        = 1_000_000_000 // a limit that is not reached
-)
-
-// singleCase is traffic through one process, or two, without batches.
-type singleCase struct {
-	name    string
-	before  bool  // set for charge before
-	clients int64 // how many take turns; 0 means that no client comes twice
-	callers int
-	rate    float64 // requests in a second; 0 means as many as the callers make
-	refused bool    // puts the client over its limit
-	shared  bool    // makes another process serve every other request of a client
-	atOnce  bool    // set for charge_delay 0
-	checked bool    // set for ledger_trust 900ms
-}
-
-// The cases of the summary.
-const (
-	afterOnce    = "charge after, no client comes twice"
-	afterOften   = "charge after, 200 clients, each 50 times a second"
-	afterAtOnce  = afterOften + ", `charge_delay 0`"
-	afterShared  = afterOften + ", at two Caddys"
-	afterSeldom  = "charge after, 5,000 clients, each every two seconds"
-	afterChecked = afterSeldom + ", `ledger_trust 900ms`"
-	afterBusy    = "charge after, one client, 64 at a time"
-	afterRefused = "charge after, one client, refused"
-	beforeOften  = "charge before, 200 clients in turn"
-)
-
-var singleCases = []singleCase{
-	{name: afterOnce, callers: 64},
-	{name: afterOften, clients: severalClients, callers: 64, rate: severalRate},
-	{name: afterAtOnce, clients: severalClients, callers: 64, rate: severalRate, atOnce: true},
-	{name: afterShared, clients: severalClients, callers: 64, rate: severalRate, shared: true},
-	{name: afterSeldom, clients: manyClients, callers: 64, rate: manyRate},
-	{name: afterChecked, clients: manyClients, callers: 64, rate: manyRate, checked: true},
-	{name: "charge after, one client, 1 at a time", clients: 1, callers: 1},
-	{name: "charge after, one client, 16 at a time", clients: 1, callers: 16},
-	{name: afterBusy, clients: 1, callers: 64},
-	{name: afterBusy + ", `charge_delay 0`", clients: 1, callers: 64, atOnce: true},
-	{name: afterRefused, clients: 1, callers: 64, rate: attackRate, refused: true},
-	{name: beforeOften, before: true, clients: severalClients, callers: 64},
-	{name: "charge before, one client, 64 at a time", before: true, clients: 1, callers: 64},
-	{name: "charge before, one client, refused", before: true, clients: 1, callers: 64, rate: attackRate, refused: true},
-}
-
-// options are those of the case's ledgers.
-func (c singleCase) options() ledger.Options {
-	opts := usual
-	if c.atOnce {
-		opts.ChargeDelay = 0
-	}
-	if c.checked {
-		opts.Trust = 900 * time.Millisecond
-	}
-	return opts
-}
-
-// acquaintance is how long clients come before calls are counted.
-func (c singleCase) acquaintance() time.Duration {
-	if c.rate == 0 {
-		return acquaintance
-	}
-	return max(acquaintance, time.Duration(acquainted*float64(c.clients)/c.rate*float64(time.Second)))
-}
-
-type single struct {
-	singleCase
-	requests int64
-	seconds  float64
-	calls
-}
-
-func (s single) perRequest(n int64) float64 { return float64(n) / float64(s.requests) }
-func (s single) perSecond(n int64) float64  { return float64(n) / s.seconds }
-
-func (s single) isGenerated() bool {
-	return s.rate == 0 || s.perSecond(s.requests) > 0.9*s.rate
-}
-
-func measureSingles(ctx context.Context, cases []singleCase, span time.Duration) (list []single, err error) {
-	servers, err := redistest.LaunchShard(1)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, servers.Stop()) }()
-	for _, c := range cases {
-		var s single
-		for range attempts {
-			if s, err = c.measure(ctx, servers, span); err != nil {
-				return nil, fmt.Errorf("%s: %w", c.name, err)
-			}
-			if s.isGenerated() {
-				break
-			}
-		}
-		list = append(list, s)
-	}
-	return list, nil
-}
-
-func (c singleCase) measure(ctx context.Context, servers *redistest.Shard, span time.Duration) (_ single, err error) {
-	p := newProcess(servers, c.options())
-	defer func() { err = errors.Join(err, p.close()) }()
-	other := p
-	if c.shared {
-		other = newProcess(servers, c.options())
-		defer func() { err = errors.Join(err, other.close()) }()
-	}
-	var number atomic.Int64
-	send := func(ctx context.Context, _ int) store.State {
-		n := number.Add(1)
-		if c.clients > 0 && n/c.clients%2 == 1 {
-			return c.send(ctx, other, n)
-		}
-		return c.send(ctx, p, n)
-	}
-	// The measurement excludes the opening and filling of windows and the first checks of
-	// a client, unless no client comes twice.
-	if c.refused {
-		r := c.request(0)
-		r.Cost = roomy
-		p.ledger.Charge(ctx, []store.Request{r})
-	}
-	if c.before || c.refused {
-		for range c.clients {
-			send(ctx, 0)
-		}
-	} else if c.clients > 0 {
-		l := load{callers: c.callers, rate: c.rate, until: time.Now().Add(c.acquaintance()), request: send}
-		l.run(ctx)
-	}
-	p.settle()
-	other.settle()
-	var total *tally
-	var seconds float64
-	before, after, err := traffic.Around(func() (calls, error) { return countCalls(servers) }, func() error {
-		start := time.Now()
-		l := load{callers: c.callers, rate: c.rate, until: start.Add(span), request: send}
-		total = l.run(ctx)
-		seconds = time.Since(start).Seconds()
-		p.settle()
-		other.settle()
-		return total.err
-	})
-	switch {
-	case err != nil:
-		return single{}, err
-	case c.refused && total.allowed > 0:
-		return single{}, fmt.Errorf("%d of %d requests were allowed", total.allowed, total.requests)
-	case !c.refused && total.allowed < total.requests:
-		return single{}, fmt.Errorf("%d of %d requests were refused", total.requests-total.allowed, total.requests)
-	}
-	return single{c, total.requests, seconds, after.since(before)}, nil
-}
-
-func (c singleCase) request(n int64) store.Request {
-	if c.clients > 0 {
-		n %= c.clients
-	}
-	return store.Request{
-		Limit:     &store.Limit{Zone: c.name, Algorithm: store.FixedWindow, Window: time.Hour},
-		ClientKey: strconv.FormatInt(n, 10), Events: roomy, Cost: 1,
-	}
-}
-
-func (c singleCase) send(ctx context.Context, p *process, n int64) store.State {
-	if c.before {
-		return p.take(ctx, c.request(n))
-	}
-	return p.serve(ctx, c.request(n))
 }
 
 const (

@@ -2,16 +2,24 @@ package calls
 
 import (
 	"context"
-	"encoding/xml"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
+
+// request is one of a client with a limit that is not reached.
+func request(zone string) store.Request {
+	return store.Request{
+		Limit:     &store.Limit{Zone: zone, Algorithm: store.FixedWindow, Window: time.Hour},
+		ClientKey: "client", Events: 1_000_000_000, Cost: 1,
+	}
+}
 
 // TestCallsAreThoseThatWereMade requires of the count, with a known number of
 // calls, that it is neither more nor less: what scripts do inside, replication
@@ -22,15 +30,10 @@ func TestCallsAreThoseThatWereMade(t *testing.T) {
 	opts := usual
 	opts.Trust = time.Minute
 	p := newProcess(servers, opts)
-	defer func() {
-		if err := p.close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	after := singleCase{name: "after", clients: 1}
-	before := singleCase{name: "before", before: true}
+	defer func() { redistest.Must(t, p.close()) }()
+	after, before := virtual{}, virtual{before: true}
 	for _, c := range []struct {
-		singleCase
+		virtual
 		times int64
 		want  calls
 	}{
@@ -42,58 +45,54 @@ func TestCallsAreThoseThatWereMade(t *testing.T) {
 	} {
 		was, err := countCalls(servers)
 		redistest.Must(t, err)
-		for n := range c.times {
-			if st := c.send(t.Context(), p, n); st.Err != nil || !st.Allowed {
-				t.Fatalf("%+v", st)
+		for range c.times {
+			if c.send(p.ledger, request(fmt.Sprint(c.before))) != 1 {
+				t.Fatal("it was refused")
 			}
-			p.settle()
+			p.ledger.Flush(t.Context())
 			redistest.Must(t, servers.WaitReplicated(t.Context()))
 		}
 		is, err := countCalls(servers)
 		redistest.Must(t, err)
 		if got := is.since(was); got != c.want {
-			t.Errorf("%s, %d times: %+v, want %+v", c.name, c.times, got, c.want)
+			t.Errorf("%+v, %d times: %+v, want %+v", c.virtual, c.times, got, c.want)
 		}
 	}
 }
 
-// TestRefusedTrafficMakesOneCallASecond is the small form of the measurement.
+// TestRefusedTrafficMakesOneCallASecond sends requests of a client over its limit.
 func TestRefusedTrafficMakesOneCallASecond(t *testing.T) {
 	servers := redistest.StartShard(t, 1)
-	for _, c := range singleCases {
-		if !c.refused {
-			continue
-		}
-		s, err := c.measure(t.Context(), servers, 2*time.Second)
+	for _, v := range []virtual{{}, {before: true}} {
+		p := newProcess(servers, usual)
+		r := request(fmt.Sprint(v.before))
+		full := r
+		full.Cost = r.Events
+		p.ledger.Charge(t.Context(), []store.Request{full})
+		v.send(p.ledger, r)
+		begun := time.Now()
+		was, err := countCalls(servers)
+		redistest.Must(t, err)
+		var passed atomic.Int64
+		l := load{callers: 64, rate: 10_000, until: begun.Add(2 * time.Second), request: func(context.Context, int) (st store.State) {
+			passed.Add(v.send(p.ledger, r))
+			return st
+		}}
+		sent := l.run(t.Context())
+		is, err := countCalls(servers)
 		redistest.Must(t, err)
 		// One at the beginning, and one of the store for the primary's clock.
-		if most := int64(s.seconds) + 2; s.sum() > most {
-			t.Errorf("%s: %d calls in %.1f s, want at most %d", s.name, s.sum(), s.seconds, most)
+		if most := int64(time.Since(begun).Seconds()) + 2; is.since(was).sum() > most || passed.Load() > 0 || sent.requests == 0 {
+			t.Errorf("%+v: %d calls for %d requests, of which %d passed, want at most %d", v, is.since(was).sum(), sent.requests, passed.Load(), most)
 		}
-	}
-}
-
-// TestNamesSayTheOptions requires that a case has the usual options, but for those that its
-// name says.
-func TestNamesSayTheOptions(t *testing.T) {
-	for _, c := range singleCases {
-		want := usual
-		if strings.Contains(c.name, "`charge_delay 0`") {
-			want.ChargeDelay = 0
-		}
-		if strings.Contains(c.name, "`ledger_trust 900ms`") {
-			want.Trust = 900 * time.Millisecond
-		}
-		if got := c.options(); got.ChargeDelay != want.ChargeDelay || got.Trust != want.Trust {
-			t.Errorf("%s: charge_delay %v, ledger_trust %v", c.name, got.ChargeDelay, got.Trust)
-		}
+		redistest.Must(t, p.close())
 	}
 }
 
 func TestMeasuringEndsWhenItIsTold(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := measureSingles(ctx, singleCases[:1], time.Hour); !errors.Is(err, errEnded) {
+	if _, err := measureBatches(ctx, batchLimits[:1], batchProcesses[:1], time.Second); !errors.Is(err, errEnded) {
 		t.Errorf("%v", err)
 	}
 }
@@ -126,8 +125,7 @@ func TestLoadThatWasNotGeneratedIsSaid(t *testing.T) {
 // TestTablesAreWhole requires as many cells in each row as there are in the
 // head.
 func TestTablesAreWhole(t *testing.T) {
-	one := single{singleCases[0], 10, 1, calls{1, 2}}
-	for text, want := range map[string]int{singleTable([]single{one}): 3, batchTable(samples()): 2 + 12} {
+	for text, want := range map[string]int{batchTable(samples()): 2 + 12} {
 		rows, cells := 0, 0
 		for line := range strings.Lines(text) {
 			n := strings.Count(line, "|")
@@ -141,60 +139,6 @@ func TestTablesAreWhole(t *testing.T) {
 		if rows != want {
 			t.Errorf("%d rows, want %d:\n%s", rows, want, text)
 		}
-	}
-}
-
-// TestResultIsOfItsCases requires that the summary has the figures of the cases that it names.
-func TestResultIsOfItsCases(t *testing.T) {
-	var list []single
-	for i, c := range singleCases {
-		list = append(list, single{c, 100, 10, calls{primary: int64(100 * (i + 2))}})
-	}
-	want := "**Result.** With `charge after`, the first request of a client costs 2.00 calls. Then a request costs 3.00 of a client that comes to one Caddy 50 times a second (4.00 with `charge_delay 0`), " +
-		"6.00 of one that comes there every two seconds (7.00 with `ledger_trust 900ms`), and 5.00 of one that comes to two Caddys. " +
-		"A client that sends 64 requests at a time to one Caddy costs 10.00 calls per request, and one that is over its limit 120 a second. With `charge before` a request costs 13.00.\n"
-	if got := resultText(list); got != want {
-		t.Errorf("%s, want %s", got, want)
-	}
-}
-
-func TestPictureIsXML(t *testing.T) {
-	if err := xml.Unmarshal([]byte(draw(samples()).String()), new(struct{})); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestDocumentHasItsTables requires that every case has its row.
-func TestDocumentHasItsTables(t *testing.T) {
-	text, err := os.ReadFile("../../docs/evidence/calls.md")
-	redistest.Must(t, err)
-	for _, c := range singleCases {
-		if !strings.Contains(string(text), "\n| "+c.name+" |") {
-			t.Errorf("docs/evidence/calls.md has no row of %s", c.name)
-		}
-	}
-}
-
-func TestNumber(t *testing.T) {
-	for v, want := range map[float64]string{0: "0", 1234.5: "1234", 2: "2.00", 0.5: "0.5", 0.0123: "0.012", 0.000998: "0.001", 0.00012: "0.00012"} {
-		if got := number(v); got != want {
-			t.Errorf("%v: %s, want %s", v, got, want)
-		}
-	}
-}
-
-// BenchmarkChecks tells what checks a request costs of clients that come to one
-// process, and of those that come to two.
-func BenchmarkChecks(b *testing.B) {
-	for name, shared := range map[string]bool{"own": false, "shared": true} {
-		b.Run(name, func(b *testing.B) {
-			c := singleCase{name: name, clients: 20, callers: 8, shared: shared}
-			for b.Loop() {
-				list, err := measureSingles(b.Context(), []singleCase{c}, time.Second)
-				redistest.Must(b, err)
-				b.ReportMetric(list[0].perRequest(list[0].replica), "checks/request")
-			}
-		})
 	}
 }
 

@@ -4,36 +4,9 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 
-	"github.com/shardlimit/caddy-shardlimit/lab/picture"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
-
-// resultText is the summary of the document.
-func resultText(list []single) string {
-	of := func(name string) single {
-		return list[slices.IndexFunc(list, func(s single) bool { return s.name == name })]
-	}
-	perRequest := func(name string) string { s := of(name); return number(s.perRequest(s.sum())) }
-	refused := of(afterRefused)
-	return fmt.Sprintf("**Result.** With `charge after`, the first request of a client costs %s calls. Then a request costs %s of a client that comes to one Caddy 50 times a second (%s with `charge_delay 0`), %s of one that comes there every two seconds (%s with `ledger_trust 900ms`), and %s of one that comes to two Caddys. A client that sends %d requests at a time to one Caddy costs %s calls per request, and one that is over its limit %s a second. With `charge before` a request costs %s.\n",
-		perRequest(afterOnce), perRequest(afterOften), perRequest(afterAtOnce), perRequest(afterSeldom), perRequest(afterChecked), perRequest(afterShared),
-		of(afterBusy).callers, perRequest(afterBusy), number(refused.perSecond(refused.sum())), perRequest(beforeOften))
-}
-
-func singleTable(list []single) string {
-	t := report.NewTable("traffic", "requests/s", "replica calls per request", "primary calls per request", "calls per request", "calls/s")
-	for _, s := range list {
-		rate := fmt.Sprintf("%.0f", s.perSecond(s.requests))
-		if !s.isGenerated() {
-			rate += fmt.Sprintf(", %.0f not generated", s.rate)
-		}
-		t.Row(s.name, rate,
-			number(s.perRequest(s.replica)), number(s.perRequest(s.primary)), number(s.perRequest(s.sum())), number(s.perSecond(s.sum())))
-	}
-	return t.String()
-}
 
 // batchTable has a row for each limit and number of processes.
 func batchTable(list []*batched) string {
@@ -47,7 +20,7 @@ func batchTable(list []*batched) string {
 			return !b.auto && b.limit == auto.limit && b.processes == auto.processes
 		})]
 		t.Row(fmt.Sprint(auto.limit), fmt.Sprint(auto.processes),
-			steadyCell(auto, auto.steady), number(auto.leases()), heavyCell(auto), steadyCell(auto, auto.again), strandedCell(auto),
+			steadyCell(auto, auto.steady), report.Number(auto.leases()), heavyCell(auto), steadyCell(auto, auto.again), strandedCell(auto),
 			steadyCell(fixed, fixed.steady), heavyCell(fixed), steadyCell(fixed, fixed.again), strandedCell(fixed))
 	}
 	return t.String()
@@ -59,14 +32,14 @@ func steadyCell(b *batched, p phase) string {
 	if !b.isSteady(p) {
 		return notGenerated(p)
 	}
-	return number(p.perRequest())
+	return report.Number(p.perRequest())
 }
 
 func heavyCell(b *batched) string {
 	if !b.isHeavy(b.heavy) {
 		return notGenerated(b.heavy)
 	}
-	return number(b.heavy.perRequest())
+	return report.Number(b.heavy.perRequest())
 }
 
 func strandedCell(b *batched) string {
@@ -74,51 +47,4 @@ func strandedCell(b *batched) string {
 		return notGenerated(b.heavy)
 	}
 	return strconv.FormatFloat(100*b.stranded(), 'f', 2, 64)
-}
-
-func number(v float64) string {
-	switch {
-	case v >= 100:
-		return strconv.FormatFloat(v, 'f', 0, 64)
-	case v >= 1:
-		return strconv.FormatFloat(v, 'f', 2, 64)
-	}
-	return report.Digits(v)
-}
-
-var lineColours = []string{picture.Blue, picture.Orange, picture.Green}
-
-func draw(list []*batched) *picture.Plot {
-	p := picture.NewPlot(picture.Powers("limit, in a window", 10, 3, 6), picture.Powers("", 10, -4, 1),
-		"Calls to Redis for each request, by the limit", "Calls to Redis per request, of one client at 80 % of its limit")
-	// Without a batch the calls do not depend on the limit.
-	for _, without := range []struct {
-		calls  float64
-		name   string
-		dashed bool
-	}{{1, "charge before, no batch", false}, {2, "charge after", true}} {
-		s := picture.Series{Name: without.name, Colour: picture.Gray, Dashed: without.dashed}
-		for _, limit := range batchLimits {
-			s.Append(float64(limit), without.calls)
-		}
-		p.Draw(s)
-	}
-	for _, auto := range []bool{true, false} {
-		for i, processes := range batchProcesses {
-			s := picture.Series{Name: fmt.Sprintf("batch auto, %d processes", processes), Colour: lineColours[i%len(lineColours)], Dashed: !auto, Marked: true}
-			if !auto {
-				s.Name = fmt.Sprintf("batch limit/%d, %d processes", fixedPart, processes)
-			}
-			if processes == 1 {
-				s.Name = strings.TrimSuffix(s.Name, "es")
-			}
-			for _, b := range list {
-				if b.auto == auto && b.processes == processes && b.isSteady(b.steady) {
-					s.Append(float64(b.limit), b.steady.perRequest())
-				}
-			}
-			p.Draw(s)
-		}
-	}
-	return p
 }

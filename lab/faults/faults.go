@@ -1,11 +1,12 @@
 // Package faults breaks Redis in many ways while a Caddy serves requests, compares the
-// outcome with the promises of docs/failure-modes.md, and writes its observations into
-// docs/evidence/faults.md. A cell is a fault under a policy, an experiment is a cell while it runs, and an
-// outcome holds the observations and checks them against the promises.
+// outcome with the promises of docs/failure-modes.md, and writes its observations to
+// faults.md. A cell is a fault under a policy, an experiment is a cell while it runs, and
+// an outcome holds the observations and checks them against the promises.
 package faults
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"flag"
 	"fmt"
@@ -22,13 +23,15 @@ import (
 
 var (
 	flags   = flag.NewFlagSet("faults", flag.ExitOnError)
-	target  = flags.String("document", "../docs/evidence/faults.md", "file to write the tables to, between the marks")
-	drawing = flags.String("picture", "../docs/img/faults.svg", "file to write the picture to")
+	out     = report.Out(flags)
 	only    = flags.String("only", "", "try the cells that match this expression, such as 'killed.*deny', and write no document")
 	binary  = flags.String("caddy", "", "the Caddy to try; without it, it is built")
 	timeout = flags.Duration("check-timeout", 250*time.Millisecond, "the store's check_timeout; a busy machine exceeds the default")
 	during  = flags.Duration("during", 3*time.Second, "how long faults last that do not end by themselves")
 )
+
+//go:embed faults.md
+var template string
 
 // Run tries all cells.
 func Run(ctx context.Context, args []string) error {
@@ -48,7 +51,8 @@ func Run(ctx context.Context, args []string) error {
 	}
 	outcomes, err := try(ctx, set, wanted)
 	if *only == "" && ctx.Err() == nil {
-		err = errors.Join(err, report.Rewrite(*target, "faults", document(set, outcomes)), draw(allFigures(outcomes)).Write(*drawing))
+		err = errors.Join(err, report.Write(*out, "faults.md", template, document(set, outcomes),
+			map[string]fmt.Stringer{"faults.svg": draw(allFigures(outcomes))}))
 	}
 	return err
 }
@@ -94,8 +98,7 @@ type cell struct {
 	onError, charge string
 }
 
-func (c cell) String() string { return c.fault.name + ", " + c.policy() }
-func (c cell) policy() string { return c.onError + ", " + c.charge }
+func (c cell) String() string { return c.fault.name + ", " + c.onError + ", " + c.charge }
 func faults() []*fault        { return slices.Concat(processFaults, networkFaults, stateFaults, groupFaults) }
 
 func cells() (all []cell) {

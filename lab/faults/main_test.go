@@ -3,7 +3,6 @@ package faults
 import (
 	"flag"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -53,18 +52,4 @@ func buildCaddy(t *testing.T) string {
 	path, err := caddyproc.Build(t.TempDir(), flags...)
 	redistest.Must(t, err)
 	return path
-}
-
-// TestDocumentHasItsTables requires that every fault has its rows.
-func TestDocumentHasItsTables(t *testing.T) {
-	b, err := os.ReadFile("../../docs/evidence/faults.md")
-	redistest.Must(t, err)
-	text := string(b)
-	for _, f := range faults() {
-		one := strings.Contains(text, "\n| "+f.name+" | after, before | ")
-		two := strings.Contains(text, "\n| "+f.name+" | after | ") && strings.Contains(text, "\n| "+f.name+" | before | ")
-		if !one && !two {
-			t.Errorf("docs/evidence/faults.md has not the rows of %s", f.name)
-		}
-	}
 }

@@ -151,8 +151,8 @@ func TestKnownDeviationsAreBounded(t *testing.T) {
 	}
 }
 
-// TestTablesAreWhole requires as many cells in each row as there are in the head, rows that
-// are merged where nothing differs, and emphasis on what should not be.
+// TestTablesAreWhole requires a row of each fault and charge, as many cells in each as there
+// are in the head, and emphasis on what should not be.
 func TestTablesAreWhole(t *testing.T) {
 	restarted := fault{name: restart, primary: away}
 	broken := observed(total, deny, before, 5, 3, fine, fine, fine, denied, response{})
@@ -167,7 +167,10 @@ func TestTablesAreWhole(t *testing.T) {
 		observed(total, local, before, 5, 5, fine, fine, fine, alone, refused, fine, alone),
 	}
 	sections := document(patient, list)
-	for text, want := range map[string]int{responseTable(allFigures(list)): 3, countTable(allFigures(list)): 2} {
+	if _, err := report.Fill(template, sections); err != nil {
+		t.Error(err)
+	}
+	for _, text := range []string{responseTable(allFigures(list)), countTable(allFigures(list))} {
 		rows, cells := 0, 0
 		for line := range strings.Lines(text) {
 			n := strings.Count(line, "|")
@@ -178,16 +181,16 @@ func TestTablesAreWhole(t *testing.T) {
 				t.Errorf("%d cells, want %d: %s", n-1, cells-1, line)
 			}
 		}
-		if rows != 2+want {
-			t.Errorf("%d rows, want %d:\n%s", rows, 2+want, text)
+		if rows != 2+4 {
+			t.Errorf("%d rows, want 6:\n%s", rows, text)
 		}
 	}
 	for _, want := range []string{
 		"| " + restart + " | after | 1 of 1 [1] |  |  |",
-		"| unnoticed | after, before | 0 of 4 | 0 of 2 |  |",
+		"| unnoticed | after | 0 of 1 | 0 of 2 |  |",
 		"| total | before | 1 of 1 | 1 of 2, **1 × no response** | 2 of 3, then 1 |",
 		"| total | before | 4 / 3 / 6 | -1 / 0 / -1 | -1 / 0 / -1 | 0 | 0 / 1 / 0 |",
-		"| every other fault and charge |  | 19 | 0 | 0 | 0 | 0 |",
+		"| unnoticed | after | 4 / 5 | 0 | 0 | 0 | 0 |",
 		"\n[1] Known deviation: ",
 	} {
 		if !strings.Contains(sections[report.Tables], want) {
@@ -197,11 +200,6 @@ func TestTablesAreWhole(t *testing.T) {
 	if text := sections[report.Result]; !strings.Contains(text, "7 experiments with 3 faults promises were broken 7 times, not counting the known deviation below the tables. ") ||
 		!strings.Contains(text, "During 1 of the faults the store went on to decide every request.") {
 		t.Error(text)
-	}
-	for i, f := range []figures{{beyond: 1}, {least: -1}, {most: 1}, {uncertain: 1}, {lost: 1}} {
-		if f.isExact() {
-			t.Errorf("the figures %d are exact", i)
-		}
 	}
 	if text := draw(allFigures(list)).String(); !strings.Contains(text, ">total<") || strings.Contains(text, ">unnoticed<") {
 		t.Error(text)

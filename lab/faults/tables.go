@@ -10,7 +10,6 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/lab/picture"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
-	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 )
 
 // figures are what the tables show of an outcome.
@@ -155,24 +154,19 @@ func rows(all []figures) (list [][]figures) {
 	return list
 }
 
-// responseTable has a row for each fault and charge, or one for a fault that no request
-// noticed.
+// responseTable has a row for each fault and charge.
 func responseTable(all []figures) string {
 	t := report.NewTable("fault", "charge", "unchecked (`allow`)", "503 (`deny`)", "counted locally (`local`)", "normal after", "added to the median", "to the 99.9th percentile")
-	noticed := byFault(all, func(f figures) bool { return !f.during.add(f.after).isDecided() || len(f.deviations) > 0 })
-	var merged [][]figures
 	for _, row := range rows(all) {
-		last := len(merged) - 1
-		if name := row[0].fault.name; !noticed[name] && last >= 0 && merged[last][0].fault.name == name {
-			merged[last] = append(merged[last], row...)
-		} else {
-			merged = append(merged, row)
-		}
-	}
-	for _, row := range merged {
-		line := []string{row[0].fault.name, charges(row)}
+		line := []string{row[0].fault.name, row[0].charge}
 		for _, onError := range []string{allow, deny, local} {
-			line = append(line, responsesOf(traffic.Those(row, func(f figures) bool { return f.onError == onError })))
+			text := ""
+			for _, f := range row {
+				if f.onError == onError {
+					text = f.responses()
+				}
+			}
+			line = append(line, text)
 		}
 		t.Row(append(line, spanOf(row, func(f figures) time.Duration { return f.normalAfter }, seconds),
 			spanOf(row, func(f figures) time.Duration { return f.added }, milliseconds),
@@ -181,42 +175,27 @@ func responseTable(all []figures) string {
 	return t.String()
 }
 
-func charges(row []figures) string {
-	first, last := row[0].charge, row[len(row)-1].charge
-	if first == last {
-		return first
+// responses describes the responses during and after the fault.
+func (f figures) responses() string {
+	text := fmt.Sprintf("%d of %d", f.during.undecided, f.during.all)
+	if f.onError == local && f.fault.loses != nothing {
+		text = fmt.Sprintf("? of %d", f.during.all)
 	}
-	return first + ", " + last
-}
-
-// responsesOf describes the responses under one on_error.
-func responsesOf(some []figures) string {
-	if len(some) == 0 {
-		return ""
+	if f.after.undecided > 0 {
+		text += fmt.Sprintf(", then %d", f.after.undecided)
 	}
-	during, after := some[0].during, some[0].after
-	for _, f := range some[1:] {
-		during, after = during.add(f.during), after.add(f.after)
-	}
-	text := fmt.Sprintf("%d of %d", during.undecided, during.all)
-	if some[0].onError == local && some[0].fault.loses != nothing {
-		text = fmt.Sprintf("? of %d", during.all)
-	}
-	if after.undecided > 0 {
-		text += fmt.Sprintf(", then %d", after.undecided)
-	}
-	text += during.outliers() + after.outliers()
-	for _, n := range some[0].deviations {
+	text += f.during.outliers() + f.after.outliers()
+	for _, n := range f.deviations {
 		text += fmt.Sprintf(" [%d]", n)
 	}
 	return text
 }
 
-// countTable has a row for each fault and charge after which a count is not what was
-// served, or a charge failed, and one for all others.
+// countTable has a row for each fault and charge. Where the policies differ, they are in
+// the order of the other table.
 func countTable(all []figures) string {
 	t := report.NewTable("fault", "charge", "served", "counted beyond that", "of one client", "uncertain", "lost or expired", "equal after")
-	add := func(name, charge, served string, row []figures) {
+	for _, row := range rows(all) {
 		each := func(of func(figures) string) string {
 			texts := make([]string, len(row))
 			for i, f := range row {
@@ -227,36 +206,13 @@ func countTable(all []figures) string {
 			}
 			return strings.Join(texts, " / ")
 		}
-		t.Row(name, charge, served,
-			each(func(f figures) string { return strconv.FormatInt(f.beyond, 10) }), each(func(f figures) string { return span(f.least, f.most) }),
-			each(func(f figures) string { return strconv.FormatInt(f.uncertain, 10) }), each(func(f figures) string { return strconv.FormatInt(f.lost, 10) }),
+		t.Row(row[0].fault.name, row[0].charge,
+			each(func(f figures) string { return fmt.Sprint(f.served) }), each(func(f figures) string { return fmt.Sprint(f.beyond) }),
+			each(func(f figures) string { return span(f.least, f.most) }), each(func(f figures) string { return fmt.Sprint(f.uncertain) }),
+			each(func(f figures) string { return fmt.Sprint(f.lost) }),
 			spanOf(row, func(f figures) time.Duration { return f.equalAfter }, seconds))
 	}
-	var exact []figures
-	for _, row := range rows(all) {
-		if !slices.ContainsFunc(row, func(f figures) bool { return !f.isExact() }) {
-			exact = append(exact, row...)
-			continue
-		}
-		var texts []string
-		for _, f := range row {
-			texts = append(texts, strconv.FormatInt(f.served, 10))
-		}
-		add(row[0].fault.name, row[0].charge, strings.Join(texts, " / "), row)
-	}
-	if len(exact) > 0 {
-		sum := int64(0)
-		for _, f := range exact {
-			sum += f.served
-		}
-		add("every other fault and charge", "", strconv.FormatInt(sum, 10), exact)
-	}
 	return t.String()
-}
-
-// isExact reports whether what was counted is what was served, of each client.
-func (f figures) isExact() bool {
-	return f.beyond == 0 && f.least == 0 && f.most == 0 && f.uncertain == 0 && f.lost == 0
 }
 
 func notes(all []figures) string {
@@ -316,7 +272,7 @@ func draw(all []figures) *picture.Picture {
 				}
 			}
 			v := 100 * float64(sum.undecided) / float64(max(sum.all, 1))
-			sets[i].Bars = append(sets[i].Bars, picture.Bar{Name: name, Spread: report.Spread{Median: v, Least: v, Most: v}})
+			sets[i].Bars = append(sets[i].Bars, picture.Exactly(name, v))
 		}
 	}
 	return picture.Sets("Responses during a fault that the store did not decide", "%, by charge", sets...)

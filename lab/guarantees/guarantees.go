@@ -1,13 +1,14 @@
 // Package guarantees measures how much more or less than their limits clients get from
-// real Caddys on real Redis servers whose replica lags. It compares that with the
-// promises of docs/evidence/guarantees.md, and writes its observations there. A cell is one
-// combination of settings, a roam the traffic of a client that changes Caddys, an outcome
-// holds the observations of a cell, a loss is the effect of a fault on a client's charges,
-// and a limit computes the bounds.
+// real Caddys on real Redis servers whose replica lags. It compares that with the bounds
+// of docs/evidence/guarantees.md, and writes its observations to guarantees.md. A cell is
+// one combination of settings, a roam the traffic of a client that changes Caddys, an
+// outcome holds the observations of a cell, a loss is the effect of a fault on a client's
+// charges, and a limit computes the bounds.
 package guarantees
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"flag"
 	"fmt"
@@ -29,13 +30,15 @@ import (
 )
 
 var (
-	flags   = flag.NewFlagSet("guarantees", flag.ExitOnError)
-	target  = flags.String("document", "../docs/evidence/guarantees.md", "file to write the tables to, between the marks")
-	drawing = flags.String("picture", "../docs/img/guarantees.svg", "file to write the picture to")
-	only    = flags.String("only", "", "try the cells that match this expression, such as 'gcra.*4 Caddys', and write no document")
-	binary  = flags.String("caddy", "", "the Caddy to try; without it, it is built")
-	lasts   = flags.Duration("lasts", 5*window/2, "how long each cell is tried")
+	flags  = flag.NewFlagSet("guarantees", flag.ExitOnError)
+	out    = report.Out(flags)
+	only   = flags.String("only", "", "try the cells that match this expression, such as 'gcra.*4 Caddys', and write no document")
+	binary = flags.String("caddy", "", "the Caddy to try; without it, it is built")
+	lasts  = flags.Duration("lasts", 5*window/2, "how long each cell is tried")
 )
+
+//go:embed guarantees.md
+var template string
 
 type settings struct {
 	shop  *site.Workshop
@@ -61,8 +64,8 @@ func Run(ctx context.Context, args []string) error {
 	losses, failed := tryFaults(ctx, set, wanted)
 	err = errors.Join(err, failed)
 	if *only == "" && ctx.Err() == nil {
-		err = errors.Join(err, report.Rewrite(*target, "guarantees", document(set, time.Since(began), outcomes, roamed, losses)),
-			draw(excesses(outcomes)).Write(*drawing))
+		err = errors.Join(err, report.Write(*out, "guarantees.md", template, document(set, time.Since(began), outcomes, roamed, losses),
+			map[string]fmt.Stringer{"guarantees.svg": draw(excesses(outcomes))}))
 	}
 	return err
 }

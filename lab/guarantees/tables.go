@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/lab/picture"
@@ -73,117 +72,39 @@ func head(set settings, took time.Duration, outcomes []*outcome) string {
 	}
 	seen := ""
 	for _, lag := range lags {
-		seen += fmt.Sprintf(" %s: %v;", lagName(lag), lagged[lag].Round(time.Millisecond))
+		seen += fmt.Sprintf(" %v: %v;", lag, lagged[lag].Round(time.Millisecond))
 	}
 	return fmt.Sprintf("%s. `make guarantees` took %v, each cell %v: %d requests of clients, and %d of others, of which %d were not admitted. The longest lag that was seen, by what was set:%s the longest arrival: %v. The bounds of a cell reckon with its own.\n\n",
 		report.Machine(), took.Round(time.Second), set.lasts, sent, others, disturbed, seen, arrived)
 }
 
-func lagName(lag time.Duration) string {
-	if lag == 0 {
-		return "none"
-	}
-	number := strings.TrimRight(lag.String(), "ms")
-	return number + " " + strings.TrimPrefix(lag.String(), number)
-}
-
-// limitRow is the observations about one limit, number of Caddys and lag.
-type limitRow struct {
-	limit  limit
-	caddys int
-	lag    time.Duration
-	cells  []string
-}
-
-func limitRows(outcomes []*outcome) (rows []limitRow) {
+// limitTable has a row for each limit, number of Caddys and lag.
+func limitTable(outcomes []*outcome) string {
 	of := map[cell]*outcome{}
 	for _, o := range outcomes {
 		of[o.cell] = o
 	}
+	columns := []string{"algorithm, charge", "Caddys", "replica lag"}
+	for _, what := range []string{"admitted beyond the limit", "refused though there was room"} {
+		for _, connections := range crowds {
+			columns = append(columns, fmt.Sprintf("%s: %d at a time", what, connections))
+		}
+	}
+	t := report.NewTable(columns...)
 	for _, l := range limits() {
 		for _, caddys := range caddyCounts {
 			for _, lag := range lags {
-				found, beyond, room := false, make([]string, len(crowds)), make([]string, len(crowds))
+				beyond, room := make([]string, len(crowds)), make([]string, len(crowds))
 				for i, connections := range crowds {
 					if o := of[cell{limit: l, caddys: caddys, lag: lag, connections: connections}]; o != nil {
-						found, beyond[i], room[i] = true, mark(o.beyond, o.mayBeyond), mark(o.room, o.mayRoom)
+						beyond[i], room[i] = mark(o.beyond, o.mayBeyond), mark(o.room, o.mayRoom)
 					}
 				}
-				if found {
-					rows = append(rows, limitRow{l, caddys, lag, slices.Concat(beyond, room)})
-				}
+				t.Row(slices.Concat([]string{l.String(), strconv.Itoa(caddys), lag.String()}, beyond, room)...)
 			}
 		}
-	}
-	return rows
-}
-
-func limitTable(outcomes []*outcome) string { return mergedTable(limitRows(outcomes)) }
-
-// mergedTable writes rows with the same cells as one: those of a limit and a number of
-// Caddys at several lags, then those at the same lags with several numbers of Caddys, then
-// those of several limits.
-func mergedTable(rows []limitRow) string {
-	type group struct {
-		limits []limit
-		caddys []int
-		lags   []time.Duration
-		cells  []string
-	}
-	var groups []*group
-	for _, r := range rows {
-		groups = append(groups, &group{[]limit{r.limit}, []int{r.caddys}, []time.Duration{r.lag}, r.cells})
-	}
-	merge := func(alike func(a, b *group) bool, add func(a, b *group)) {
-		var merged []*group
-		for _, g := range groups {
-			if i := slices.IndexFunc(merged, func(m *group) bool { return slices.Equal(m.cells, g.cells) && alike(m, g) }); i >= 0 {
-				add(merged[i], g)
-			} else {
-				merged = append(merged, g)
-			}
-		}
-		groups = merged
-	}
-	merge(func(a, b *group) bool { return slices.Equal(a.limits, b.limits) && slices.Equal(a.caddys, b.caddys) },
-		func(a, b *group) { a.lags = append(a.lags, b.lags...) })
-	merge(func(a, b *group) bool { return slices.Equal(a.limits, b.limits) && slices.Equal(a.lags, b.lags) },
-		func(a, b *group) { a.caddys = append(a.caddys, b.caddys...) })
-	merge(func(a, b *group) bool { return slices.Equal(a.caddys, b.caddys) && slices.Equal(a.lags, b.lags) },
-		func(a, b *group) { a.limits = append(a.limits, b.limits...) })
-
-	t := report.NewTable("algorithm, charge", "Caddys", "replica lag", "admitted beyond the limit: 1", "16", "256 at a time",
-		"refused though there was room for: 1", "16", "256 at a time")
-	for _, g := range groups {
-		t.Row(slices.Concat([]string{limitNames(g.limits), listed(g.caddys, strconv.Itoa, ", "), lagNames(g.lags)}, g.cells)...)
 	}
 	return t.String()
-}
-
-// limitNames names some limits, or all of a charge in short.
-func limitNames(some []limit) string {
-	for _, charge := range []string{after, before} {
-		of := traffic.Those(limits(), func(l limit) bool { return l.charge == charge && !l.batched })
-		if slices.Equal(of, some) {
-			return "all, " + charge
-		}
-	}
-	return listed(some, limit.String, "; ")
-}
-
-func lagNames(some []time.Duration) string {
-	if slices.Equal(some, lags) {
-		return "any"
-	}
-	return listed(some, lagName, ", ")
-}
-
-func listed[T any](some []T, name func(T) string, separator string) string {
-	names := make([]string, len(some))
-	for i, one := range some {
-		names[i] = name(one)
-	}
-	return strings.Join(names, separator)
 }
 
 // mark writes an observation and its bound, and emphasizes an excess.
@@ -205,7 +126,7 @@ func roamTable(roamed []*outcome) string {
 	for _, l := range roamLimits() {
 		for _, caddys := range roamCounts {
 			for _, lag := range roamLags {
-				row := []string{l.String(), strconv.Itoa(caddys), lagName(lag)}
+				row := []string{l.String(), strconv.Itoa(caddys), lag.String()}
 				for _, way := range roams {
 					c := cell{limit: l, caddys: caddys, lag: lag, connections: roamConnections, roam: way.name}
 					if o := worstOf(traffic.Those(roamed, func(o *outcome) bool { return o.cell == c })); o != nil {
@@ -221,56 +142,19 @@ func roamTable(roamed []*outcome) string {
 	return t.String()
 }
 
-// resetRow is the observations about the resets of one limit and number of Caddys, or of
-// several.
-type resetRow struct {
-	limits             []limit
-	caddys             []int
-	responses, windows int64
-	resets             int64
-}
-
-func resetRows(outcomes []*outcome) (rows []resetRow) {
-	for _, l := range limits() {
-		if !l.hasReset() {
-			continue
-		}
+// resetTable has a row for each limit whose windows have a reset, and number of Caddys.
+func resetTable(outcomes []*outcome) string {
+	t := report.NewTable("algorithm, charge", "Caddys", "responses", "windows", "resets in one window")
+	for _, l := range traffic.Those(limits(), limit.hasReset) {
 		for _, caddys := range caddyCounts {
-			r := resetRow{limits: []limit{l}, caddys: []int{caddys}}
+			var responses, windows, resets int64
 			for _, o := range outcomes {
 				if o.limit == l && o.caddys == caddys {
-					r.responses, r.windows, r.resets = r.responses+o.served+o.refused, r.windows+o.windows, max(r.resets, o.resets)
+					responses, windows, resets = responses+o.served+o.refused, windows+o.windows, max(resets, o.resets)
 				}
 			}
-			if r.responses > 0 {
-				rows = append(rows, r)
-			}
+			t.Rowf("%s | %d | %d | %d | %s", l, caddys, responses, windows, mark(resets, 1))
 		}
-	}
-	return rows
-}
-
-func resetTable(outcomes []*outcome) string { return mergedResets(resetRows(outcomes)) }
-
-// mergedResets adds up the rows of each limit, and those of limits, that had as many resets
-// in a window.
-func mergedResets(rows []resetRow) string {
-	var merged []resetRow
-	for _, r := range rows {
-		i := slices.IndexFunc(merged, func(m resetRow) bool { return m.resets == r.resets })
-		if i < 0 {
-			merged = append(merged, r)
-			continue
-		}
-		m := &merged[i]
-		m.limits = slices.Compact(append(m.limits, r.limits...))
-		m.caddys = slices.Compact(slices.Sorted(slices.Values(append(m.caddys, r.caddys...))))
-		m.responses, m.windows = m.responses+r.responses, m.windows+r.windows
-	}
-	t := report.NewTable("algorithm, charge", "Caddys", "responses", "windows", "resets in one window")
-	for _, m := range merged {
-		t.Rowf("%s | %s | %d | %d | %s", listed(m.limits, limit.String, "; "),
-			listed(m.caddys, strconv.Itoa, ", "), m.responses, m.windows, mark(m.resets, 1))
 	}
 	return t.String()
 }
@@ -314,13 +198,8 @@ func (e excess) name() string { return fmt.Sprintf("%s, %d Caddys", e.limit.algo
 func draw(all []excess) *picture.Picture {
 	measured, bound := picture.Set{Name: "measured"}, picture.Set{Name: "bound"}
 	for _, e := range all {
-		measured.Bars = append(measured.Bars, exactly(e.name(), e.beyond))
-		bound.Bars = append(bound.Bars, exactly(e.name(), e.mayBe))
+		measured.Bars = append(measured.Bars, picture.Exactly(e.name(), float64(e.beyond)))
+		bound.Bars = append(bound.Bars, picture.Exactly(e.name(), float64(e.mayBe)))
 	}
 	return picture.Sets("Largest excess of charge after, and its bound", "requests beyond a limit of 100 (gcra: 25)", measured, bound)
-}
-
-func exactly(name string, n int64) picture.Bar {
-	v := float64(n)
-	return picture.Bar{Name: name, Spread: report.Spread{Median: v, Least: v, Most: v}}
 }

@@ -1,30 +1,26 @@
 // Package picture draws the pictures of the documents, as SVG: a Picture of single
-// shapes, a Plot with scales and lines, and charts of bars. Apart from the spreads of
-// package report, it is independent of the laboratory.
+// shapes, and charts of bars. Apart from the spreads of package report, it is
+// independent of the laboratory.
 package picture
 
 import (
 	"fmt"
 	"math"
-	"os"
 	"strconv"
 	"strings"
 
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
-// The colours. Colour-blind readers can distinguish Blue, Orange and Green.
+// The colours. Colour-blind readers can distinguish Blue and Orange.
 const (
 	Blue   = "#0072b2"
 	Orange = "#d55e00"
-	Green  = "#009e73"
-	Ink    = "#24292f"
-	Gray   = "#8c959f"
+	ink    = "#24292f"
+	gray   = "#8c959f"
 	light  = "#d0d7de"
 	muted  = "#57606a"
 )
-
-var palette = []string{Blue, Orange, Green, "#cc79a7", "#e69f00", "#56b4e9"}
 
 // Picture is a picture that is being drawn.
 type Picture struct{ b strings.Builder }
@@ -33,7 +29,7 @@ type Picture struct{ b strings.Builder }
 func New(width, height int, description, title string) *Picture {
 	p := new(Picture)
 	p.add(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" font-family="sans-serif" font-size="13" fill="%s" role="img" aria-label="%s">`,
-		width, height, width, height, Ink, description)
+		width, height, width, height, ink, description)
 	p.add(`<rect width="%d" height="%d" rx="6" fill="#ffffff" stroke="%s"/>`, width, height, light)
 	p.add(`<text x="16" y="26" font-size="15" font-weight="bold">%s</text>`, title)
 	return p
@@ -41,16 +37,8 @@ func New(width, height int, description, title string) *Picture {
 
 func (p *Picture) add(format string, args ...any) { fmt.Fprintf(&p.b, format+"\n", args...) }
 
-// String ends the picture.
+// String is the picture, as SVG.
 func (p *Picture) String() string { return p.b.String() + "</svg>\n" }
-
-// Write ends the picture, and writes it to a file.
-func (p *Picture) Write(file string) error {
-	if err := os.WriteFile(file, []byte(p.String()), 0o644); err != nil {
-		return fmt.Errorf("write the picture: %w", err)
-	}
-	return nil
-}
 
 // Text writes a text that begins at x.
 func (p *Picture) Text(x int64, y int, text string) {
@@ -69,17 +57,17 @@ func (p *Picture) Axis(x int64, y int, length int64) {
 
 // Border draws a dashed line downwards.
 func (p *Picture) Border(x int64, y, length int) {
-	p.add(`<path d="M%d %dv%d" stroke="%s" stroke-dasharray="3 3"/>`, x, y, length, Gray)
+	p.add(`<path d="M%d %dv%d" stroke="%s" stroke-dasharray="3 3"/>`, x, y, length, gray)
 }
 
 // Tick draws a short line downwards.
 func (p *Picture) Tick(x int64, y, length int) {
-	p.add(`<path d="M%d %dv%d" stroke="%s" stroke-width="2"/>`, x, y, length, Ink)
+	p.add(`<path d="M%d %dv%d" stroke="%s" stroke-width="2"/>`, x, y, length, ink)
 }
 
-// whisker draws a thin line to the right or downwards.
-func (p *Picture) whisker(x int64, y int, length int64, height int) {
-	p.add(`<path d="M%d %dl%d %d" stroke="%s"/>`, x, y, length, height, Ink)
+// whisker draws a thin line to the right.
+func (p *Picture) whisker(x int64, y int, length int64) {
+	p.add(`<path d="M%d %dh%d" stroke="%s"/>`, x, y, length, ink)
 }
 
 // Span draws a pale line to the right.
@@ -98,168 +86,33 @@ func (p *Picture) Cross(x int64, y, size int, colour string) {
 		x-int64(size), y-size, 2*size, 2*size, 2*size, 2*size, 2*size, colour)
 }
 
-// Point is a place in a picture.
-type Point struct {
-	X int64
-	Y int
-}
-
-// Line draws a line through points, dashed or not.
-func (p *Picture) Line(points []Point, colour string, dashed bool) {
-	var path strings.Builder
-	for _, at := range points {
-		fmt.Fprintf(&path, " %d,%d", at.X, at.Y)
-	}
-	dashes := ""
-	if dashed {
-		dashes = ` stroke-dasharray="5 4"`
-	}
-	p.add(`<polyline points="%s" fill="none" stroke="%s" stroke-width="2"%s/>`, strings.TrimSpace(path.String()), colour, dashes)
-}
-
-// The sizes of plots, and of charts of bars.
+// The sizes of charts of bars.
 const (
-	left, right = 84, 330
-	top, bottom = 64, 56
-	plotWidth   = 420
-	plotHeight  = 300
-	legendPitch = 22
-	legendWidth = 28
-	barPitch    = 26
-	barNames    = 330
+	barNames  = 330
+	barLength = 420
+	barPitch  = 26
+	right     = 84
+	top       = 64
+	bottom    = 56
 )
 
-// Scale maps values to a side of a plot, from its first tick to its last.
-type Scale struct {
-	Name  string
-	Ticks []float64
-	Log   bool
-}
-
-// Powers returns the scale of the powers of a base, from one to another.
-func Powers(name string, base, least, most float64) Scale {
-	s := Scale{Name: name, Log: true}
-	for power := least; power <= most; power++ {
-		s.Ticks = append(s.Ticks, math.Pow(base, power))
-	}
-	return s
-}
-
-func linear(name string, most float64) Scale {
-	s := Scale{Name: name, Ticks: []float64{0, 1}}
+// ticks are round numbers from 0 to the most or more.
+func ticks(most float64) []float64 {
+	step := 1.0
 	if most > 0 {
-		step := math.Pow10(int(math.Floor(math.Log10(most))))
+		step = math.Pow10(int(math.Floor(math.Log10(most))))
 		switch {
 		case most < 2*step:
 			step /= 4
 		case most < 4*step:
 			step /= 2
 		}
-		s.Ticks[1] = step
 	}
-	for n := len(s.Ticks); s.Ticks[n-1] < most; n++ {
-		s.Ticks = append(s.Ticks, s.Ticks[1]*float64(n))
+	all := []float64{0, step}
+	for n := 2; all[n-1] < most; n++ {
+		all = append(all, step*float64(n))
 	}
-	return s
-}
-
-// share is the place of a value on the scale, from 0 to 1.
-func (s *Scale) share(v float64) float64 {
-	first, last := s.Ticks[0], s.Ticks[len(s.Ticks)-1]
-	if s.Log {
-		v, first, last = math.Log(v), math.Log(first), math.Log(last)
-	}
-	return min(max((v-first)/(last-first), 0), 1)
-}
-
-func (s *Scale) label(v float64) string {
-	if s.Log {
-		return strconv.FormatFloat(v, 'g', 3, 64)
-	}
-	return strconv.FormatFloat(v, 'g', 6, 64)
-}
-
-// Plot is a picture with two scales. Its lines are named beside it.
-type Plot struct {
-	*Picture
-	x, y  Scale
-	lines int
-}
-
-// NewPlot draws the scales.
-func NewPlot(x, y Scale, description, title string) *Plot {
-	p := &Plot{Picture: New(left+plotWidth+right, top+plotHeight+bottom, description, title), x: x, y: y}
-	for _, v := range y.Ticks {
-		at := p.at(x.Ticks[0], v)
-		p.Axis(left, at.Y, plotWidth)
-		p.Number(left-28, at.Y+4, y.label(v))
-	}
-	for _, v := range x.Ticks {
-		p.Number(p.at(v, y.Ticks[0]).X, top+plotHeight+18, strconv.FormatFloat(v, 'f', -1, 64))
-	}
-	p.Text(left+plotWidth/2-100, top+plotHeight+42, x.Name)
-	if y.Name != "" {
-		p.Text(16, top-14, y.Name)
-	}
-	return p
-}
-
-// at is the place of a value, or the nearest place on the scales.
-func (p *Plot) at(x, y float64) Point {
-	return Point{
-		X: left + int64(math.Round(plotWidth*p.x.share(x))),
-		Y: top + int(math.Round(plotHeight*(1-p.y.share(y)))),
-	}
-}
-
-// Series is a line of medians. If it is marked, its points and their ranges are shown.
-type Series struct {
-	Name           string
-	Colour         string
-	Dashed, Marked bool
-	X              []float64
-	Y              []report.Spread
-}
-
-// Append appends a value that is the same in all rounds.
-func (s *Series) Append(x, y float64) {
-	s.X, s.Y = append(s.X, x), append(s.Y, report.Spread{Median: y, Least: y, Most: y})
-}
-
-// Draw draws a line, and its name beside the plot.
-func (p *Plot) Draw(s Series) {
-	var points []Point
-	for i, x := range s.X {
-		at := p.at(x, s.Y[i].Median)
-		points = append(points, at)
-		if s.Marked {
-			p.Disc(at.X, at.Y, 3, s.Colour)
-			high := p.at(x, s.Y[i].Most).Y
-			p.whisker(at.X, high, 0, p.at(x, s.Y[i].Least).Y-high)
-		}
-	}
-	p.Line(points, s.Colour, s.Dashed)
-	y, at := top+30+legendPitch*p.lines, int64(left+plotWidth+12)
-	p.lines++
-	p.Line([]Point{{at, y}, {at + legendWidth, y}}, s.Colour, s.Dashed)
-	p.Text(at+legendWidth+8, y+4, s.Name)
-}
-
-// Lines draws marked lines over a logarithmic scale of the first line's values of x, and a
-// scale from 0 upwards.
-func Lines(title, x, y string, series ...Series) *Picture {
-	most := 0.0
-	for _, s := range series {
-		for _, v := range s.Y {
-			most = max(most, v.Most)
-		}
-	}
-	p := NewPlot(Scale{Name: x, Ticks: series[0].X, Log: true}, linear(y, most), title, title)
-	for i, s := range series {
-		s.Colour, s.Dashed, s.Marked = palette[i%len(palette)], i >= len(palette), true
-		p.Draw(s)
-	}
-	return p.Picture
+	return all
 }
 
 // Bar is a median, with the least and the most.
@@ -268,8 +121,10 @@ type Bar struct {
 	report.Spread
 }
 
-// Bars draws bars to the right, the first on top.
-func Bars(title, unit string, bars ...Bar) *Picture { return Sets(title, unit, Set{Bars: bars}) }
+// Exactly is a bar of a figure without rounds.
+func Exactly(name string, v float64) Bar {
+	return Bar{name, report.Spread{Median: v, Least: v, Most: v}}
+}
 
 // Set is bars of one kind.
 type Set struct {
@@ -286,17 +141,19 @@ func Sets(title, unit string, sets ...Set) *Picture {
 			most = max(most, b.Most)
 		}
 	}
-	scale, end := linear(unit, most), top+barPitch*len(sets[0].Bars)
-	x := func(v float64) int64 { return barNames + int64(math.Round(plotWidth*scale.share(v))) }
-	p := New(barNames+plotWidth+left, end+bottom, title, title)
-	for _, v := range scale.Ticks {
-		p.Border(x(v), top, end-top)
-		p.Number(x(v), end+18, scale.label(v))
+	scale, end := ticks(most), top+barPitch*len(sets[0].Bars)
+	x := func(v float64) int64 {
+		return barNames + int64(math.Round(barLength*min(max(v/scale[len(scale)-1], 0), 1)))
 	}
-	p.Text(barNames+plotWidth/2, end+42, unit)
+	p := New(barNames+barLength+right, end+bottom, title, title)
+	for _, v := range scale {
+		p.Border(x(v), top, end-top)
+		p.Number(x(v), end+18, strconv.FormatFloat(v, 'g', 6, 64))
+	}
+	p.Text(barNames+barLength/2, end+42, unit)
 	height := (barPitch - 10) / len(sets)
 	for n, s := range sets {
-		colour := palette[n%len(palette)]
+		colour := [...]string{Blue, Orange}[n%2]
 		if len(sets) > 1 {
 			p.rectangle(int64(16+90*n), end+31, 12, 12, colour)
 			p.Text(int64(34+90*n), end+42, s.Name)
@@ -308,7 +165,7 @@ func Sets(title, unit string, sets ...Set) *Picture {
 			}
 			y += 5 + height*n
 			p.rectangle(barNames, y, x(b.Median)-barNames, height, colour)
-			p.whisker(x(b.Least), y+height/2, x(b.Most)-x(b.Least), 0)
+			p.whisker(x(b.Least), y+height/2, x(b.Most)-x(b.Least))
 		}
 	}
 	return p

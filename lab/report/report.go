@@ -1,14 +1,18 @@
 // Package report writes the results of the laboratory: it formats tables and figures as
-// Markdown, puts them into the documents, describes the machine, reads figures from the
-// output of programs, and sums up several rounds as a Spread, and judges Goals by
-// their rounds. The package is independent of the measurements.
+// Markdown, puts them into documents, describes the machine, reads figures from the
+// output of programs, sums up several rounds as a Spread, and judges Goals by their
+// rounds. The package is independent of the measurements.
 package report
 
 import (
+	"context"
+	"errors"
+	"flag"
 	"fmt"
 	"math"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"runtime"
 	"slices"
@@ -30,6 +34,45 @@ const (
 	Result = "result"
 	Tables = "tables"
 )
+
+// Out is the flag that names the folder of what a program writes.
+func Out(flags *flag.FlagSet) *string {
+	return flags.String("out", "../dist/evidence", "folder to write the tables and pictures to")
+}
+
+// Fill puts the sections into a template, in which {{name}} stands for the section of that
+// name. Each has its place once.
+func Fill(template string, sections map[string]string) (string, error) {
+	text := template
+	for name, section := range sections {
+		place := "{{" + name + "}}"
+		if strings.Count(template, place) != 1 {
+			return "", fmt.Errorf("a template has not one %s", place)
+		}
+		text = strings.Replace(text, place, strings.TrimSuffix(section, "\n"), 1)
+	}
+	if _, place, found := strings.Cut(text, "{{"); found {
+		return "", fmt.Errorf("there is no section {{%.20s", place)
+	}
+	return text, nil
+}
+
+// Write writes a document, filled in, and its pictures into a folder, which it makes.
+func Write(folder, document, template string, sections map[string]string, pictures map[string]fmt.Stringer) error {
+	text, err := Fill(template, sections)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", document, err)
+	}
+	err = os.MkdirAll(folder, 0o755)
+	write := func(name, text string) {
+		err = errors.Join(err, os.WriteFile(filepath.Join(folder, name), []byte(text), 0o644))
+	}
+	write(document, text)
+	for name, p := range pictures {
+		write(name, p.String())
+	}
+	return err
+}
 
 // Rewrite replaces the sections of a file, each between its mark and the next end mark.
 func Rewrite(file, target string, sections map[string]string) error {
@@ -102,16 +145,53 @@ func Digits(v float64) string {
 	return strconv.FormatFloat(rounded, 'f', -1, 64)
 }
 
-// Machine describes the machine, its Redis, and the date.
-func Machine() string {
-	return fmt.Sprintf("%s, %d processors, %s, %s, %s", Processor(), runtime.NumCPU(), runtime.Version(), Redis(), Today())
+// Number writes a number with two digits after the point, or two significant ones if it is
+// small, or without its fraction if it is large.
+func Number(v float64) string {
+	switch {
+	case v >= 100:
+		return strconv.FormatFloat(v, 'f', 0, 64)
+	case v >= 0.995:
+		return strconv.FormatFloat(v, 'f', 2, 64)
+	default:
+		return Digits(v)
+	}
 }
 
-// Today is the date.
-func Today() string { return time.Now().UTC().Format(time.DateOnly) }
+// Machine describes the machine, the commit, versions, and the date.
+func Machine(versions ...string) string {
+	parts := []string{processor(), fmt.Sprintf("%d processors", runtime.NumCPU())}
+	if name := commit(context.Background(), ".."); name != "" {
+		parts = append(parts, "caddy-shardlimit "+name)
+	}
+	parts = append(append(parts, runtime.Version(), redisVersion()), versions...)
+	return strings.Join(append(parts, time.Now().UTC().Format(time.DateOnly)), ", ")
+}
 
-// Processor is the name of the processor, or "unknown processor".
-func Processor() string {
+// commit is the name of the commit of the repository in a folder, and whether the files
+// differ from it; empty if the folder is not the root of a repository.
+func commit(ctx context.Context, folder string) string {
+	git := func(args ...string) (string, error) {
+		// Locks would disturb other processes.
+		out, err := exec.CommandContext(ctx, "git", append([]string{"--no-optional-locks", "-C", folder}, args...)...).Output()
+		return strings.TrimSpace(string(out)), err
+	}
+	if prefix, err := git("rev-parse", "--show-prefix"); err != nil || prefix != "" {
+		return ""
+	}
+	name, err := git("describe", "--tags", "--always")
+	changes, failed := git("status", "--porcelain")
+	switch {
+	case err != nil || failed != nil:
+		return ""
+	case changes != "":
+		name += " and changes"
+	}
+	return name
+}
+
+// processor is the name of the processor, or "unknown processor".
+func processor() string {
 	b, _ := os.ReadFile("/proc/cpuinfo")
 	for line := range strings.Lines(string(b)) {
 		if name, ok := strings.CutPrefix(line, "model name"); ok {
@@ -121,30 +201,14 @@ func Processor() string {
 	return "unknown processor"
 }
 
-// Redis is the version of redis-server, such as "Redis 7.0.15", or "unknown
-// Redis".
-func Redis() string {
+// redisVersion is the version of redis-server, such as "Redis 7.0.15".
+func redisVersion() string {
 	b, err := exec.Command("redis-server", "--version").Output()
 	fields := strings.Fields(string(b))
 	if err != nil || len(fields) < 3 {
 		return "unknown Redis"
 	}
 	return "Redis " + strings.TrimPrefix(fields[2], "v=")
-}
-
-// Wrk is the version of wrk, such as "wrk 4.1.0", or "no wrk".
-func Wrk() string {
-	// wrk prints its version together with its usage, and fails.
-	b, _ := exec.Command("wrk", "-v").Output()
-	return wrkVersion(string(b))
-}
-
-func wrkVersion(output string) string {
-	fields := strings.Fields(output)
-	if len(fields) < 2 || fields[0] != "wrk" {
-		return "no wrk"
-	}
-	return "wrk " + strings.TrimPrefix(fields[1], "debian/")
 }
 
 // Times is the time of the processors since they started, in an unknown unit.
@@ -290,7 +354,6 @@ type Goal struct {
 	What    string
 	AtLeast bool // set if Bound is a lower bound, not an upper one
 	Bound   float64
-	Unit    string    // with a space before it; empty for a ratio
 	Rounds  []float64 // the measured values
 }
 
@@ -331,9 +394,9 @@ func Goals(goals []Goal) string {
 			sign = "≥"
 		}
 		if low, high, ok := Interval(g.Rounds); ok {
-			within = beside(g.Bound, low) + " to " + beside(g.Bound, high) + g.Unit
+			within = beside(g.Bound, low) + " to " + beside(g.Bound, high)
 		}
-		t.Row(g.What, sign+" "+number(g.Bound)+g.Unit, SpreadOf(g.Rounds).As(number)+g.Unit,
+		t.Row(g.What, sign+" "+number(g.Bound), SpreadOf(g.Rounds).As(number),
 			strconv.Itoa(len(g.Rounds)), within, string(g.Verdict()))
 	}
 	return t.String()

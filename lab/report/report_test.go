@@ -2,9 +2,13 @@ package report
 
 import (
 	"errors"
+	"fmt"
+	"math"
 	"math/bits"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -35,19 +39,20 @@ func TestRewriteKeepsWhatIsWrittenByHand(t *testing.T) {
 	}
 }
 
-// TestDocumentsHaveTheMarks requires that each program finds its places in its document.
-func TestDocumentsHaveTheMarks(t *testing.T) {
-	for target, document := range map[string]string{
-		"algorithms": "algorithms.md", "bench": "benchmarks.md", "calls": "calls.md", "faults": "faults.md", "guarantees": "guarantees.md",
+// TestWriteFillsTheTemplate requires every section once, and no place without one.
+func TestWriteFillsTheTemplate(t *testing.T) {
+	for _, c := range []struct{ template, want string }{
+		{"before\n{{tables}}\nafter\n", "before\nnew\nafter\n"},
+		{"before\n", ""},
+		{"{{tables}} {{tables}}", ""},
+		{"{{tables}} {{result}}", ""},
 	} {
-		text, err := os.ReadFile(filepath.Join("../../docs/evidence", document))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, section := range []string{Result, Tables} {
-			if mark := Mark(target, section); strings.Count(string(text), mark) != 1 {
-				t.Errorf("%s has not one line %q", document, mark)
-			}
+		dir := filepath.Join(t.TempDir(), "a", "b")
+		err := Write(dir, "document", c.template, map[string]string{Tables: "new\n"}, map[string]fmt.Stringer{"picture": new(Table)})
+		text, _ := os.ReadFile(filepath.Join(dir, "document"))
+		_, pictured := os.Stat(filepath.Join(dir, "picture"))
+		if written := err == nil && pictured == nil; string(text) != c.want || written != (c.want != "") {
+			t.Errorf("%q: %q, %v, %v", c.template, text, err, pictured)
 		}
 	}
 }
@@ -215,25 +220,12 @@ func TestTable(t *testing.T) {
 		{Goal{What: "memory", Bound: 1.0001, Rounds: eight}, "| memory | ≤ 1.00 | 1.05 (1.00 to 1.20) | 8 | 1.0000 to 1.20 | not decided |"},
 		{Goal{What: "take", AtLeast: true, Bound: 1.8, Rounds: eight[:1]}, "| take | ≥ 1.80 | 1.00 | 1 |  | not decided |"},
 		{
-			Goal{What: "redis", Bound: 9, Unit: " µs", Rounds: []float64{0.0004, 12.34, 12.34, 12.34, 12.34, 12.34, 12.34, 1234}},
-			"| redis | ≤ 9.00 µs | 12.3 (0.00040 to 1234) µs | 8 | 0.00040 to 1234 µs | not decided |",
+			Goal{What: "redis", Bound: 9, Rounds: []float64{0.0004, 12.34, 12.34, 12.34, 12.34, 12.34, 12.34, 1234}},
+			"| redis | ≤ 9.00 | 12.3 (0.00040 to 1234) | 8 | 0.00040 to 1234 | not decided |",
 		},
 	} {
 		if lines := strings.Split(Goals([]Goal{test.goal}), "\n"); lines[2] != test.want {
 			t.Errorf("%q, want %q", lines[2], test.want)
-		}
-	}
-}
-
-func TestWrkVersion(t *testing.T) {
-	for told, want := range map[string]string{
-		"wrk debian/4.1.0-3+b2 [epoll] Copyright (C) 2012 Will Glozer\nUsage: wrk <options> <url>\n": "wrk 4.1.0-3+b2",
-		"wrk 4.2.0 [epoll] Copyright (C) 2012 Will Glozer\n":                                         "wrk 4.2.0",
-		"":                     "no wrk",
-		"sh: not found: wrk\n": "no wrk",
-	} {
-		if got := wrkVersion(told); got != want {
-			t.Errorf("%q is %q, want %q", told, got, want)
 		}
 	}
 }
@@ -255,4 +247,61 @@ func TestStolenSince(t *testing.T) {
 	if ReadTimes().StolenSince(Times{}) < 0 {
 		t.Error("less than nothing was stolen")
 	}
+}
+
+func TestNumber(t *testing.T) {
+	for v, want := range map[float64]string{
+		0: "0", 1234.5: "1234", 2: "2.00", 1.004: "1.00", 0.5: "0.5", 0.0123: "0.012", 0.000998: "0.001", 0.00012: "0.00012", 0.000046: "0.000046",
+	} {
+		if got := Number(v); got != want {
+			t.Errorf("%v: %s, want %s", v, got, want)
+		}
+	}
+}
+
+func TestThousands(t *testing.T) {
+	for f, want := range map[float64]string{0: "0", math.SmallestNonzeroFloat64: "0", 7.4: "7", 12.9: "13", 999.4: "999", 1234: "1,230", 75_781: "75,800", 1e6: "1,000,000"} {
+		if got := Rounded(f); got != want {
+			t.Errorf("%v is %q, want %q", f, got, want)
+		}
+	}
+}
+
+// TestCommit tells of a repository's commit and changes, and of nothing where
+// there is no repository of the folder's own.
+func TestCommit(t *testing.T) {
+	dir := t.TempDir()
+	// What is around the folder, and how its user has set up git, is left out.
+	for name, value := range map[string]string{"GIT_CEILING_DIRECTORIES": filepath.Dir(dir), "GIT_CONFIG_GLOBAL": os.DevNull, "GIT_CONFIG_NOSYSTEM": "1"} {
+		t.Setenv(name, value)
+	}
+	require := func(what, expression, folder string) {
+		t.Helper()
+		if got := commit(t.Context(), folder); !regexp.MustCompile("^" + expression + "$").MatchString(got) {
+			t.Errorf("%s: %q, want %s", what, got, expression)
+		}
+	}
+	git := func(args ...string) {
+		t.Helper()
+		who := []string{"-C", dir, "-c", "user.name=name", "-c", "user.email=mail@example.com"}
+		if out, err := exec.CommandContext(t.Context(), "git", append(who, args...)...).CombinedOutput(); err != nil {
+			t.Fatalf("git %v: %v: %s", args, err, out)
+		}
+	}
+	require("no repository", "", dir)
+	git("init", "--quiet")
+	require("no commit", "", dir)
+	git("commit", "--quiet", "--allow-empty", "--message", "first")
+	require("a commit", "[0-9a-f]{7,}", dir)
+	git("tag", "v1.2.3")
+	require("a tag", `v1\.2\.3`, dir)
+	inner := filepath.Join(dir, "inner")
+	if err := os.Mkdir(inner, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(inner, "new"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	require("a new file", `v1\.2\.3 and changes`, dir)
+	require("a folder in a repository", "", inner)
 }

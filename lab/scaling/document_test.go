@@ -2,34 +2,30 @@ package scaling
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
-// TestDocumentIsWhatTheProgramWrites runs the program on a copy: as a program, for
-// with the race detector all that it simulates takes minutes.
+// TestDocumentIsWhatTheProgramWrites requires that docs/capacity.md follows from the
+// figures of docs/evidence.md.
 func TestDocumentIsWhatTheProgramWrites(t *testing.T) {
-	const docs = "../../docs"
 	dir := t.TempDir()
-	for _, folder := range []string{"evidence", "img"} {
-		if err := os.Mkdir(filepath.Join(dir, folder), 0o700); err != nil {
-			t.Fatal(err)
-		}
+	copied := filepath.Join(dir, "capacity.md")
+	want := read(t, "../../docs/capacity.md")
+	if err := os.WriteFile(copied, []byte(want), 0o600); err != nil {
+		t.Fatal(err)
 	}
-	written := []string{scalingDocument, capacityDocument, clientPicture, shardPicture}
-	for _, name := range append([]string{benchmarksDocument, designDocument, callsDocument}, written...) {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(read(t, filepath.Join(docs, name))), 0o600); err != nil {
-			t.Fatal(err)
-		}
+	if err := Run(t.Context(), []string{"-figures", "../../docs/evidence.md", "-capacity", copied, "-out", dir}); err != nil {
+		t.Fatal(err)
 	}
-	command := exec.CommandContext(t.Context(), "go", "run", "..", "scaling", "-documents", dir)
-	if out, err := command.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	if read(t, copied) != want {
+		t.Error("docs/capacity.md is not what follows from docs/evidence.md; to write it: make scaling")
 	}
-	for _, name := range written {
-		if read(t, filepath.Join(dir, name)) != read(t, filepath.Join(docs, name)) {
-			t.Errorf("docs/%s is not what follows from the other documents; to write it: make scaling", name)
+	tables := read(t, filepath.Join(dir, "scaling.md"))
+	for _, row := range []string{"| a take, in the primary | ", "| `charge before` | ", "\n| 64 | "} {
+		if !strings.Contains(tables, row) {
+			t.Errorf("no row %q in\n%s", row, tables)
 		}
 	}
 }
@@ -44,20 +40,19 @@ func read(t *testing.T, file string) string {
 }
 
 func TestFiguresAreRead(t *testing.T) {
-	m := measured{"document", "It takes 161 bytes.\n\n| a | b | c | b |\n|---|---|---|---|\n| x | 1 | 2 | 3 |\n| x | y | 4.5 | 6 |\n\n| d | b |\n|---|---|\n| x | 7 |\n| y | 8.5 (-2 to 9.25) |\n| z | 8.5 (about) |\n"}
+	m := measured{"document", "It takes 161 bytes.\n\n| a | b | c | b |\n|---|---|---|---|\n| x | 1 | 2 | 3 |\n| w | y | 4.5 | 6 |\n\n| d | b |\n|---|---|\n| x | 7 |\n| y | 8.5 (-2 to 9.25) |\n| z | 8.5 (about) |\n"}
 	for _, c := range []struct {
-		table, column string
-		row           []string
-		want          float64
-	}{{"a", "b", []string{"x"}, 1}, {"a", "c", []string{"x", "y"}, 4.5}, {"d", "b", []string{"x"}, 7}, {"d", "b", []string{"y"}, 8.5}} {
-		if got, err := m.figure(c.table, c.column, c.row...); err != nil || got != c.want {
+		table, column, row string
+		want               float64
+	}{{"a", "b", "x", 1}, {"a", "c", "w", 4.5}, {"d", "b", "x", 7}, {"d", "b", "y", 8.5}} {
+		if got, err := m.figure(c.table, c.column, c.row); err != nil || got != c.want {
 			t.Errorf("%+v: %v, %v", c, got, err)
 		}
 	}
 	if _, err := m.figure("a", "b", "z"); err == nil {
 		t.Error("a row that is not there was found")
 	}
-	if _, err := m.figure("a", "b", "x", "y"); err == nil {
+	if _, err := m.figure("a", "b", "w"); err == nil {
 		t.Error("a cell that is no number was read")
 	}
 	if _, err := m.figure("d", "b", "z"); err == nil {
@@ -68,5 +63,20 @@ func TestFiguresAreRead(t *testing.T) {
 	}
 	if _, err := m.stated(`gives (\d+) bytes`); err == nil {
 		t.Error("what is not stated was found")
+	}
+}
+
+// TestHardwareIsEnough requires that what is said to be needed is, and that less is not.
+func TestHardwareIsEnough(t *testing.T) {
+	for micros, want := range map[float64]float64{0.1: 1, 0.5: 1, 56: 112, 56.1: 113} {
+		if got := needed(1e6, micros); got != want {
+			t.Errorf("%v µs need %v, want %v", micros, got, want)
+		}
+	}
+	for _, micros := range []float64{0.7, 2.7, 8.1, 15.2} {
+		n := needed(exampleRate, micros)
+		if load := exampleRate * micros / 1e6; load > busy*n || load <= busy*(n-1) {
+			t.Errorf("%v processors for a load of %v", n, load)
+		}
 	}
 }

@@ -6,23 +6,19 @@
 package endtoend
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/lab/site"
 	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
@@ -41,9 +37,6 @@ type Options struct {
 // sizes are the numbers on which the duration of a run depends.
 type sizes struct {
 	sweep, many int64 // clients in the sweep, and in its case with many keys
-	// redis and heap are the numbers of buckets whose memory is measured in Redis and in
-	// Caddy's heap. At redis and at half of it, Redis's hash tables are full.
-	redis, heap int64
 	// slices is the number of rounds of latencies in place of one round, each shorter than
 	// Options.Length by the factor shorter: a pause of the machine then spoils less.
 	slices, shorter int
@@ -55,9 +48,9 @@ type sizes struct {
 
 func (o *Options) sizes() sizes {
 	if o.Quick {
-		return sizes{1_000, 5_000, 1 << 12, 2_000, 1, 1, 2, 0}
+		return sizes{1_000, 5_000, 1, 1, 2, 0}
 	}
-	return sizes{30_000, 1_000_000, 1 << 15, 25_000, 2, 4, 12, 6}
+	return sizes{30_000, 1_000_000, 2, 4, 12, 6}
 }
 
 // leadIn is how long a case runs before it is measured for some length, so that Caddy
@@ -78,9 +71,9 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 	defer func() { err = errors.Join(err, l.close()) }()
 	r := &Result{
 		opts: opts, baseCases: l.cases, cases: samples{}, sweep: samples{}, returning: samples{}, delays: samples{},
-		latency: map[string]rounds{}, wrk: map[string][]float64{}, own: map[string][]float64{},
+		latency: map[string]rounds{},
 	}
-	say("memory: %d rounds, then fill Redis with %d buckets", opts.Rounds, l.sizes.many)
+	say("fill Redis with %d buckets, then memory: %d rounds", l.sizes.many, opts.Rounds)
 	if err := l.fill(ctx, r); err != nil {
 		return nil, err
 	}
@@ -117,7 +110,6 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 		{"charge_delay", opts.Rounds, func(isCounted bool) error { return l.measureKnown(ctx, delays, 1, r.delays, isCounted) }, nil},
 		{"sweep", opts.Rounds, func(isCounted bool) error { return l.measureAll(ctx, l.sweep, 1, r.sweep, isCounted) }, nil},
 		{"latency", opts.Rounds * l.sizes.slices, func(isCounted bool) error { return l.measureLatencies(ctx, r, isCounted) }, nil},
-		{"wrk", opts.Rounds, func(isCounted bool) error { return l.crossCheck(ctx, r, isCounted) }, nil},
 	} {
 		// The first round opens windows and connections.
 		for round := range step.rounds + 1 {
@@ -143,9 +135,9 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 	return r, nil
 }
 
-// lab is all processes: redis-servers, relays, and Caddys. The second Caddy is for the
-// cases that fill its memory, which would change how often the garbage of other cases is
-// collected; some cases have one for themselves.
+// lab is all processes: redis-servers, proxies, and Caddys. The second Caddy is for the
+// case that fills its memory, which would change how often the garbage of other cases is
+// collected.
 type lab struct {
 	opts          Options
 	sizes         sizes
@@ -154,11 +146,10 @@ type lab struct {
 	shards        []*redistest.Shard
 	stores        stores
 	first, second *site.Site
-	others        []*site.Site // of one case each
 
 	cases, sweep, distances, delays []*endpoint
-	returning                       *endpoint   // measured by itself, with the floor in between
-	heap                            []*endpoint // on the second Caddy
+	returning                       *endpoint // measured by itself, with the floor in between
+	many                            *endpoint // on the second Caddy
 }
 
 // stores are the stores of the cases. Several share servers, at different times.
@@ -204,26 +195,18 @@ func openLab(opts Options) (_ *lab, err error) {
 	l.cases, l.sweep, l.distances, l.delays = baseCases(s), l.sweepCases(), l.distanceCases(), l.delayCases()
 	l.returning = l.limiting(ManyClients, &s.base, 1, "")
 	l.returning.keys = manyClients
-	l.heap = []*endpoint{{name: memoryStore, status: 200, keys: l.sizes.heap, store: &s.many, isAlone: true, text: memoryText}}
 	var first []*endpoint
 	for _, c := range slices.Concat(l.cases, []*endpoint{l.returning}, l.sweep, l.distances, l.delays) {
-		switch {
-		case c.isAlone:
-			l.heap = append(l.heap, c)
-		case c.isApart:
-			s, err := l.startCaddy([]*endpoint{c})
-			if err != nil {
-				return nil, err
-			}
-			l.others = append(l.others, s)
-		default:
+		if c.isAlone {
+			l.many = c
+		} else {
 			first = append(first, c)
 		}
 	}
 	if l.first, err = l.startCaddy(first); err != nil {
 		return nil, err
 	}
-	l.second, err = l.startCaddy(l.heap)
+	l.second, err = l.startCaddy([]*endpoint{l.many})
 	return l, err
 }
 
@@ -254,13 +237,13 @@ func (l *lab) launch(replicas ...int) error {
 }
 
 func (l *lab) close() (err error) {
-	for _, s := range append([]*site.Site{l.first, l.second}, l.others...) {
+	for _, s := range []*site.Site{l.first, l.second} {
 		if s != nil {
 			s.Stop()
 		}
 	}
 	for _, far := range l.stores.far {
-		far.closeRelays()
+		err = errors.Join(err, traffic.Each(far.proxies, (*redistest.Proxy).Close))
 	}
 	for _, shard := range l.shards {
 		if shard != nil {
@@ -301,7 +284,7 @@ type redisStore struct {
 	options string
 	delay   time.Duration // charge_delay, if it is not the default
 	shards  []*redistest.Shard
-	relays  []*relay // of the servers of the only shard, the primary first
+	proxies []*redistest.Proxy // of the servers of the only shard, the primary first
 }
 
 func servers(shard *redistest.Shard) []*redistest.Server {
@@ -319,8 +302,8 @@ func (s *redisStore) text() string {
 		for _, server := range servers(shard) {
 			addrs = append(addrs, server.Addr())
 		}
-		for i, r := range s.relays {
-			addrs[i] = r.addr()
+		for i, p := range s.proxies {
+			addrs[i] = p.Addr()
 		}
 		fmt.Fprintf(&b, "shard %s {\nprimary %s\n", shardName(i), addrs[0])
 		if len(addrs) > 1 {
@@ -332,24 +315,20 @@ func (s *redisStore) text() string {
 	return b.String()
 }
 
-// away returns a store on the same servers behind relays that lengthen the round trip.
+// away returns a store on the same servers behind proxies that lengthen the round trip.
 func (s *redisStore) away(name string, roundTrip time.Duration) (*redisStore, error) {
 	far := &redisStore{name: name, shards: s.shards, options: checked}
 	for _, server := range servers(s.shards[0]) {
-		r, err := startRelay(server.Addr(), roundTrip/2)
-		if err != nil {
-			far.closeRelays()
-			return nil, err
+		p, err := redistest.NewProxy(server.Addr())
+		if err == nil {
+			far.proxies = append(far.proxies, p)
+			err = p.Delay(roundTrip)
 		}
-		far.relays = append(far.relays, r)
+		if err != nil {
+			return nil, errors.Join(err, traffic.Each(far.proxies, (*redistest.Proxy).Close))
+		}
 	}
 	return far, nil
-}
-
-func (s *redisStore) closeRelays() {
-	for _, r := range s.relays {
-		r.close()
-	}
 }
 
 // launchShard starts a primary and replicas. The replicas of redistest.LaunchShard reach
@@ -381,7 +360,6 @@ type endpoint struct {
 	store      *redisStore     // where it counts, or whose servers idle meanwhile
 	limits     []*store.Limit  // those in which clients get buckets beforehand
 	isAlone    bool            // in the second Caddy
-	isApart    bool            // in a Caddy for itself
 	isAway     bool            // other cases keep its clients away for longer than they pause
 	direct     *goredis.Client // set if it counts in Redis without Caddy
 	paceOf     *endpoint       // set if it counts no faster than this case has sent
@@ -417,7 +395,6 @@ const (
 	memoryStore  = "memory store"
 	refusedFloor = "error 429, six headers"
 	refusedHot   = "redis store, one refused key"
-	ownCaddy     = ", in its own Caddy"
 	manyKeys     = "many keys"
 	fewerKeys    = "fewer keys"
 )
@@ -455,8 +432,6 @@ const (
 	plenty   = "events 50000000\nwindow 24h"
 )
 
-var memoryText = limited("store memory", "memory", byHeader, plenty)
-
 // baseCases count in the default store or on its servers, except for one: a Caddy that
 // takes batches calls Redis every second from then on, which would show in all other cases.
 func baseCases(s *stores) []*endpoint {
@@ -464,7 +439,7 @@ func baseCases(s *stores) []*endpoint {
 	cases := []*endpoint{
 		{name: "respond", text: "respond ok"},
 		{name: Floor, text: fiveHeaders + "respond ok"},
-		{name: memoryStore, floor: Floor, limit: memoryBound, text: memoryText},
+		{name: memoryStore, floor: Floor, limit: memoryBound, text: limited("store memory", "memory", byHeader, plenty)},
 		{name: ChargeAfter, floor: Floor, limit: chargeAfterBound, text: "rate_limit {header.X-Key} 50000000 24h\nrespond ok"},
 		{name: NewClients, floor: Floor, limit: newBound, keys: math.MaxInt64, text: "rate_limit {header.X-Key} 50000000 24h new\nrespond ok"},
 		{name: "redis store, one hot key", floor: Floor, text: "rate_limit static 50000000 24h hot\nrespond ok"},
@@ -478,8 +453,6 @@ func baseCases(s *stores) []*endpoint {
 		{name: "memory store, refused", status: 429, floor: refusedFloor, text: limited("store memory", "refused", byHeader, "events 1\nwindow 24h")},
 		{name: Refused, status: 429, floor: refusedFloor, text: "rate_limit {header.X-Key} 1 24h refused\nrespond ok"},
 		{name: refusedHot, status: 429, floor: refusedFloor, limit: refusedHotBound, text: refusedHotText},
-		{name: refusedFloor + ownCaddy, status: 429, isApart: true, text: refusedFloorText},
-		{name: refusedHot + ownCaddy, status: 429, isApart: true, floor: refusedFloor + ownCaddy, text: refusedHotText},
 	}
 	for _, c := range cases {
 		c.store = cmp.Or(c.store, &s.base)
@@ -490,7 +463,7 @@ func baseCases(s *stores) []*endpoint {
 
 // checked are the options of a store that checks each request of a client that comes
 // seldom, as it does with clients that come to several Caddys.
-const checked = "ledger_trust 900ms"
+const checked = "ledger_trust 0"
 
 // chargeDelays and delayClients are what the sweep of charge_delay goes through: a
 // client of many comes less often.
@@ -514,8 +487,8 @@ func (l *lab) delayCases() (cases []*endpoint) {
 	return cases
 }
 
-// roundTrips are the distances of Redis that relays simulate.
-var roundTrips = []time.Duration{0, 100 * time.Microsecond, time.Millisecond, 5 * time.Millisecond}
+// roundTrips are the distances of Redis that proxies simulate.
+var roundTrips = []time.Duration{0, time.Millisecond, 5 * time.Millisecond}
 
 func (l *lab) limiting(name string, counting *redisStore, zones int, options string) *endpoint {
 	c := &endpoint{name: name, status: 200, floor: Floor, keys: l.sizes.sweep, store: counting}
@@ -569,105 +542,9 @@ func (l *lab) distanceCases() (cases []*endpoint) {
 
 func distanceName(roundTrip time.Duration) string {
 	if roundTrip == 0 {
-		return "a relay between"
+		return "a proxy between"
 	}
 	return fmt.Sprintf("%v ms away", float64(roundTrip)/float64(time.Millisecond))
 }
 
 func beforeName(roundTrip time.Duration) string { return distanceName(roundTrip) + ", charge before" }
-
-// relay stands between Caddy and a redis-server, and makes the server seem far away. A
-// relay without a delay does the same work.
-type relay struct {
-	upstream string
-	delay    time.Duration // of each direction
-	listener net.Listener
-	running  sync.WaitGroup
-	ctx      context.Context
-	cut      context.CancelFunc
-}
-
-// chunk is a part of a stream, and the instant of its arrival.
-type chunk struct {
-	b   []byte
-	due time.Time
-}
-
-func startRelay(upstream string, delay time.Duration) (*relay, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, fmt.Errorf("start relay: %w", err)
-	}
-	r := &relay{upstream: upstream, delay: delay, listener: l}
-	r.ctx, r.cut = context.WithCancel(context.Background())
-	r.running.Go(func() {
-		for {
-			client, err := l.Accept()
-			if err != nil {
-				return
-			}
-			r.running.Go(func() { r.serve(client) })
-		}
-	})
-	return r, nil
-}
-
-func (r *relay) addr() string { return r.listener.Addr().String() }
-
-func (r *relay) close() {
-	_ = r.listener.Close()
-	r.cut()
-	r.running.Wait()
-}
-
-func (r *relay) serve(client net.Conn) {
-	server, err := net.Dial("tcp", r.upstream)
-	if err != nil {
-		_ = client.Close()
-		return
-	}
-	// The end of one direction ends the other.
-	ctx, hangUp := context.WithCancel(r.ctx)
-	defer hangUp()
-	closed := make(chan struct{})
-	context.AfterFunc(ctx, func() {
-		_, _ = client.Close(), server.Close()
-		close(closed)
-	})
-	var both sync.WaitGroup
-	for from, to := range map[net.Conn]net.Conn{client: server, server: client} {
-		both.Go(func() {
-			defer hangUp()
-			r.pass(from, to)
-		})
-	}
-	both.Wait()
-	<-closed
-}
-
-// pass lets the bytes of one direction pass, each after the delay.
-func (r *relay) pass(from, to net.Conn) {
-	chunks := make(chan chunk, 1024)
-	var arriving sync.WaitGroup
-	arriving.Go(func() {
-		sleep := loadgen.NewSleeper()
-		defer sleep.Close()
-		for c := range chunks {
-			sleep.Until(c.due)
-			// An error shows in the other direction as well.
-			_, _ = to.Write(c.b)
-		}
-	})
-	b := make([]byte, 16<<10)
-	for {
-		n, err := from.Read(b)
-		if n > 0 {
-			chunks <- chunk{b: bytes.Clone(b[:n]), due: time.Now().Add(r.delay)}
-		}
-		if err != nil {
-			break
-		}
-	}
-	close(chunks)
-	arriving.Wait()
-}

@@ -1,14 +1,9 @@
 package endtoend
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"math"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,7 +12,6 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
-	"github.com/shardlimit/caddy-shardlimit/internal/process"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -421,11 +415,11 @@ func (l *lab) paced(ctx context.Context, c *endpoint, rate float64) (float64, er
 const pingCount = 40
 
 // pings are the milliseconds of a PING to the default store's primary while nothing else
-// runs: without a relay, and through the relays in the order of roundTrips.
+// runs: without a proxy, and through the proxies in the order of roundTrips.
 func (l *lab) pings(ctx context.Context) (all []report.Spread, err error) {
 	addrs := []string{l.stores.base.shards[0].Primary.Addr()}
 	for _, far := range l.stores.far {
-		addrs = append(addrs, far.relays[0].addr())
+		addrs = append(addrs, far.proxies[0].Addr())
 	}
 	took := make([][]float64, len(addrs))
 	for range l.opts.Rounds {
@@ -461,70 +455,15 @@ func ping(ctx context.Context, addr string) (time.Duration, error) {
 	return loadgen.Quantile(took, 0.5), nil
 }
 
-// wrkScript makes wrk send the clients in turn.
-const wrkScript = `
-local n = 0
-request = function()
-	n = n + 1
-	return wrk.format("GET", "/", {["X-Key"] = "client-" .. n %% %d})
-end
-`
-
-var wrkCases = []string{Floor, ChargeAfter}
-
-func (l *lab) crossCheck(ctx context.Context, r *Result, isCounted bool) error {
-	wrk, err := process.Find("wrk")
-	if err != nil {
-		return err
-	}
-	script := filepath.Join(l.shop.Dir, "clients.lua")
-	if err := os.WriteFile(script, fmt.Appendf(nil, wrkScript, clients), 0o600); err != nil {
-		return fmt.Errorf("write the script of wrk: %w", err)
-	}
-	// wrk takes whole seconds.
-	length := max(l.opts.Length.Round(time.Second), time.Second)
-	for _, name := range wrkCases {
-		c := called(l.cases, name)
-		out, err := exec.CommandContext(ctx, wrk, "-t1", "-c"+strconv.Itoa(connections),
-			"-d"+strconv.Itoa(int(length.Seconds()))+"s", "--timeout", "30s", "-s", script, "http://"+c.addr).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%s: %w: %s", name, err, out)
-		}
-		rate, err := wrkRate(out)
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		own, err := c.send(ctx, loadgen.Options{Connections: connections, Duration: length})
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		if isCounted {
-			r.wrk[name] = append(r.wrk[name], rate)
-			r.own[name] = append(r.own[name], float64(own.Requests)/own.Elapsed.Seconds())
-		}
-	}
-	return nil
-}
-
-var wrkRates = regexp.MustCompile(`(?m)^Requests/sec: *([0-9.]+)$`)
-
-func wrkRate(out []byte) (float64, error) {
-	rate, err := report.Figure(out, wrkRates)
-	if err != nil || bytes.Contains(out, []byte("Non-2xx")) || bytes.Contains(out, []byte("Socket errors")) {
-		return 0, fmt.Errorf("wrk failed: %s", out)
-	}
-	return rate, nil
-}
-
 const (
 	fillWriters = 4   // goroutines that write buckets
 	fillChunk   = 500 // buckets in one call
 )
 
 // fill gives all clients the buckets that Caddy would give them, those of many keys
-// last, and measures the memory that they take.
+// last, and measures what a Caddy takes that knows all of these.
 func (l *lab) fill(ctx context.Context, r *Result) (err error) {
-	c := l.heap[1]
+	c := l.many
 	// The bucket of this request shows the form of keys.
 	if _, err := c.send(ctx, loadgen.Options{Requests: 1}); err != nil {
 		return err
@@ -539,14 +478,14 @@ func (l *lab) fill(ctx context.Context, r *Result) (err error) {
 	if err := l.open(ctx, tag); err != nil {
 		return err
 	}
-	if r.memory, err = l.measureMemory(ctx, tag); err != nil {
+	if err := c.store.shards[0].Primary.Client().FlushAll(ctx).Err(); err != nil {
+		return fmt.Errorf("empty Redis: %w", err)
+	}
+	start := time.Now()
+	if err := c.charge(ctx, tag, 0, c.keys); err != nil {
 		return err
 	}
-	start, there := time.Now(), l.sizes.redis
-	if err := c.charge(ctx, tag, there, c.keys); err != nil {
-		return err
-	}
-	r.fillRate = float64(c.keys-there) / time.Since(start).Seconds()
+	r.fillRate = float64(c.keys) / time.Since(start).Seconds()
 	if err := l.checkFilled(ctx); err != nil {
 		return err
 	}
@@ -555,25 +494,41 @@ func (l *lab) fill(ctx context.Context, r *Result) (err error) {
 		if err != nil {
 			return err
 		}
-		r.memory.resident = append(r.memory.resident, each)
+		r.resident = append(r.resident, each)
 	}
 	return nil
 }
 
 // residentPerKey returns the growth of the resident memory of a Caddy that has just
-// started, by a bucket of many clients.
+// started, by a bucket of each client. The first tenth of them does not count, because
+// first requests make allocations that do not depend on the number of clients.
 func (l *lab) residentPerKey(ctx context.Context) (float64, error) {
-	if err := l.restartSecond(); err != nil {
+	c := l.many
+	l.second.Stop() // it keeps the memory of earlier clients
+	var err error
+	if l.second, err = l.startCaddy([]*endpoint{c}); err != nil {
 		return 0, err
 	}
-	return l.growthPerKey(ctx, l.heap[1], l.heap[1].keys, l.residentBytes)
+	count := c.keys * 9 / 10
+	if _, err := c.send(ctx, loadgen.Options{Connections: connections, Requests: c.keys - count}); err != nil {
+		return 0, err
+	}
+	before, after, err := traffic.Around(l.residentBytes, func() error {
+		_, err := c.send(ctx, loadgen.Options{Connections: connections, Requests: count, Duration: 10 * time.Minute})
+		time.Sleep(lastCharges)
+		return err
+	})
+	return (after - before) / float64(count), err
 }
 
 // residentBytes is the resident memory of the second Caddy after a collection of garbage,
 // once the Go runtime has returned what it does not keep.
 func (l *lab) residentBytes() (n float64, err error) {
-	if _, err := l.heapBytes(); err != nil {
-		return 0, err
+	// Pools give up their memory at the second collection.
+	for range 2 {
+		if _, err := l.second.Get("/debug/pprof/heap?gc=1&debug=1"); err != nil {
+			return 0, err
+		}
 	}
 	quiet := residentQuiet
 	if l.opts.Quick {
@@ -674,7 +629,7 @@ func (c *endpoint) clientKeyTag(ctx context.Context) (string, error) {
 
 // checkFilled requires exactly the buckets that were made for the clients of many keys.
 func (l *lab) checkFilled(ctx context.Context) error {
-	c := l.heap[1]
+	c := l.many
 	n, err := c.store.shards[0].Primary.Client().DBSize(ctx).Result()
 	if err != nil {
 		return fmt.Errorf("count keys: %w", err)
@@ -683,113 +638,4 @@ func (l *lab) checkFilled(ctx context.Context) error {
 		return fmt.Errorf("there are %d keys for %d clients", n, c.keys)
 	}
 	return nil
-}
-
-// memory is the memory of a bucket in bytes, by round.
-type memory struct {
-	redis  []float64 // in used_memory
-	store  []float64 // in Caddy's heap, of the memory store
-	ledger []float64 // in Caddy's heap, of the Redis store
-	// resident is in Caddy's resident memory, of the Redis store with many clients, after a
-	// collection of garbage.
-	resident []float64
-}
-
-// measureMemory measures the memory of clients' buckets.
-func (l *lab) measureMemory(ctx context.Context, tag string) (m memory, err error) {
-	for range l.opts.Rounds {
-		each, err := l.redisPerKey(ctx, tag)
-		if err != nil {
-			return m, err
-		}
-		m.redis = append(m.redis, each)
-		if err := l.restartSecond(); err != nil {
-			return m, err
-		}
-		for i, of := range []*[]float64{&m.store, &m.ledger} {
-			each, err := l.growthPerKey(ctx, l.heap[i], l.sizes.heap, l.heapBytes)
-			if err != nil {
-				return m, err
-			}
-			*of = append(*of, each)
-		}
-	}
-	return m, nil
-}
-
-// redisPerKey empties the servers of many keys, gives some clients buckets, and returns
-// the growth of the primary by the second half of them. During the first half Redis
-// allocates its buffers for the replica.
-func (l *lab) redisPerKey(ctx context.Context, tag string) (float64, error) {
-	c, half := l.heap[1], l.sizes.redis/2
-	if err := c.store.shards[0].Primary.Client().FlushAll(ctx).Err(); err != nil {
-		return 0, fmt.Errorf("empty Redis: %w", err)
-	}
-	if err := c.charge(ctx, tag, 0, half); err != nil {
-		return 0, err
-	}
-	before, after, err := traffic.Around(func() (float64, error) { return c.usedMemory(ctx) },
-		func() error { return c.charge(ctx, tag, half, 2*half) })
-	return (after - before) / float64(half), err
-}
-
-// restartSecond replaces the second Caddy, which keeps the memory of earlier clients.
-func (l *lab) restartSecond() (err error) {
-	l.second.Stop()
-	l.second, err = l.startCaddy(l.heap)
-	return err
-}
-
-// growthPerKey sends one request of each of some clients, and returns the growth of a
-// figure by the last nine tenths of them. The first requests make allocations that do not
-// depend on the number of clients.
-func (l *lab) growthPerKey(ctx context.Context, c *endpoint, clients int64, of func() (float64, error)) (float64, error) {
-	count := clients * 9 / 10
-	if _, err := c.send(ctx, loadgen.Options{Connections: connections, Requests: clients - count}); err != nil {
-		return 0, err
-	}
-	before, after, err := traffic.Around(of, func() error {
-		_, err := c.send(ctx, loadgen.Options{Connections: connections, Requests: count, Duration: 10 * time.Minute})
-		time.Sleep(lastCharges)
-		return err
-	})
-	return (after - before) / float64(count), err
-}
-
-// heapAlloc is the size of the heap in its profile. Caddy reads the size before it writes
-// the profile, which makes a megabyte of garbage.
-var heapAlloc = regexp.MustCompile(`(?m)^# HeapAlloc = (\d+)$`)
-
-func (l *lab) heapBytes() (n float64, err error) {
-	// Pools give up their memory at the second collection.
-	for range 2 {
-		profile, err := l.second.Get("/debug/pprof/heap?gc=1&debug=1")
-		if err != nil {
-			return 0, err
-		}
-		if n, err = report.Figure(profile, heapAlloc); err != nil {
-			return 0, fmt.Errorf("read the size of the heap: %w", err)
-		}
-	}
-	return n, nil
-}
-
-// usedMemory is the memory of the store's only primary, once its replicas have everything
-// that it kept for them.
-func (c *endpoint) usedMemory(ctx context.Context) (float64, error) {
-	shard := c.store.shards[0]
-	for _, replica := range shard.Replicas {
-		if err := replica.WaitInSyncWith(ctx, shard.Primary); err != nil {
-			return 0, err
-		}
-	}
-	info, err := shard.Primary.Info("memory")
-	if err != nil {
-		return 0, err
-	}
-	n, err := strconv.ParseFloat(info["used_memory"], 64)
-	if err != nil {
-		return 0, fmt.Errorf("read used_memory: %w", err)
-	}
-	return n, nil
 }

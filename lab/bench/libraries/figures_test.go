@@ -11,16 +11,18 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
+// crowded is a number of goroutines with goals.
+const crowded = 256
+
 // twoPeers is a comparison of two peers with two of ours, in two rounds.
 func twoPeers() *comparison {
 	peer := &limiter{kind: &kind{name: "peer"}}
 	return &comparison{
-		scene:    scene{goroutines: ceilingWith},
+		scene:    scene{goroutines: crowded},
 		limiters: []*limiter{peer, peer, {kind: takeFixedWindow}, {kind: checkAndCharge}},
 		samples: [][]sample{
 			{{rate: 10}, {rate: 40}}, {{rate: 20}, {rate: 30}}, {{rate: 30}, {rate: 50}}, {{rate: 5}, {rate: 30}},
 		},
-		ceiling: []sample{{rate: 40, server: 3}, {rate: 100, server: 5}},
 	}
 }
 
@@ -47,15 +49,9 @@ func TestAddedRoundsKeepTheFastestPeer(t *testing.T) {
 	}
 }
 
-func TestPartsAreOfTheCeilingOfTheRound(t *testing.T) {
-	if got, want := twoPeers().part(2), (report.Spread{Median: 0.625, Least: 0.5, Most: 0.75}); got != want {
-		t.Errorf("parts %v, want %v", got, want)
-	}
-}
-
 func TestGoals(t *testing.T) {
 	refused := twoPeers()
-	refused.scene.refused, refused.ceiling = true, nil
+	refused.scene.refused = true
 	r := &Result{shared: []*comparison{twoPeers(), refused}}
 	var got []string
 	for _, g := range r.Goals() {
@@ -64,7 +60,6 @@ func TestGoals(t *testing.T) {
 	want := []string{
 		"Take, fixed window, 256 goroutines ÷ fastest peer",
 		"check + charge, fixed window, 256 goroutines ÷ fastest peer",
-		"Take, fixed window, 256 goroutines ÷ pipelined redis-benchmark",
 		"Take, fixed window, 256 goroutines, refused ÷ fastest peer",
 	}
 	if !slices.Equal(got, want) {
@@ -88,9 +83,9 @@ func TestUndecidedLimiters(t *testing.T) {
 		take       []sample
 		want       []int
 	}{
-		{"far above the bound of 1.9", ceilingWith, of(25, 26, 27, 28, 29, 30, 31, 32, 33), nil},
-		{"far below it", ceilingWith, of(2, 3, 4, 5, 6, 7, 8, 9, 10), nil},
-		{"on both sides of it", ceilingWith, of(25, 18, 25, 25, 25, 25, 25, 25, 25), []int{1, 2}},
+		{"far above the bound of 1.9", crowded, of(25, 26, 27, 28, 29, 30, 31, 32, 33), nil},
+		{"far below it", crowded, of(2, 3, 4, 5, 6, 7, 8, 9, 10), nil},
+		{"on both sides of it", crowded, of(25, 18, 25, 25, 25, 25, 25, 25, 25), []int{1, 2}},
 		{"without a goal", 3, of(25, 18, 25, 18, 25, 18, 25, 18, 25), nil},
 	} {
 		compared := &comparison{
@@ -100,25 +95,6 @@ func TestUndecidedLimiters(t *testing.T) {
 		}
 		if got := compared.undecided(); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v are undecided, want %v", c.what, got, c.want)
-		}
-	}
-}
-
-func TestFiguresAreMedians(t *testing.T) {
-	r := &Result{opts: Options{Goroutines: []int{1, ceilingWith}}, shared: []*comparison{twoPeers()}}
-	want := Figures{Goroutines: ceilingWith, TakeRate: 40, CeilingRate: 70, CeilingServerMicros: 4, CeilingPart: 0.625}
-	if got := r.Figures(); got != want {
-		t.Errorf("figures %+v, want %+v", got, want)
-	}
-}
-
-func TestNearest(t *testing.T) {
-	for _, c := range []struct {
-		numbers []int
-		want    int
-	}{{[]int{1, 64, 256, 1024}, 256}, {[]int{1, 64}, 64}} {
-		if got := nearest(c.numbers, 256); got != c.want {
-			t.Errorf("%v: %d, want %d", c.numbers, got, c.want)
 		}
 	}
 }
@@ -146,18 +122,6 @@ func TestLoadCountsAllDecisions(t *testing.T) {
 		return false, context.Canceled
 	}, new(limiter).settled, time.Millisecond); err == nil {
 		t.Error("an error was lost")
-	}
-}
-
-func TestParseRate(t *testing.T) {
-	const head = `"test","rps","avg_latency_ms"` + "\n"
-	if got, err := parseRate([]byte(head + `"evalsha 1 ---","162777.78","9.1"` + "\n")); err != nil || got != 162777.78 {
-		t.Errorf("rate %v, %v", got, err)
-	}
-	for _, text := range []string{"", head, head + `"a","b","c"` + "\n", `"test"` + "\n" + `"a"` + "\n"} {
-		if _, err := parseRate([]byte(text)); err == nil {
-			t.Errorf("%q was read", text)
-		}
 	}
 }
 
@@ -252,26 +216,20 @@ func TestTablesTellOfAllRounds(t *testing.T) {
 		scene:    scene{goroutines: detailedWith},
 		limiters: []*limiter{{kind: &kind{name: "peer"}, pool: 8}, {kind: takeFixedWindow, pool: 4}},
 		samples:  [][]sample{{peer, peer}, {first, second}},
-		ceiling:  []sample{{rate: 4e6, server: 1}, {rate: 4e6, server: 2}},
 	}
 	refused := *c
 	refused.scene.refused, refused.samples = true, [][]sample{{peer, peer}, {first, first}}
 	r := &Result{opts: Options{Goroutines: []int{detailedWith}}, shared: []*comparison{c}, apart: []*comparison{&refused, c}}
-	var b strings.Builder
-	c.write(&b)
-	r.writeMemory(&b)
-	r.writeCeiling(&b)
-	lines := slices.Collect(strings.Lines(b.String()))
+	text := c.table() + r.memoryTables()
+	lines := slices.Collect(strings.Lines(text))
 	const name = "| Take, fixed window | "
 	for _, want := range []string{
 		name + "4 | 1500000 (1000000 to 2000000) | 1.50 (1.00 to 2.00) | 4.0 (3.0 to 5.0) | 6.0 (5.0 to 7.0) | 2.00 | 7.5 (7.0 to 8.0) | 14 (9 to 19) | 1.50 (1.00 to 2.00) |\n",
-		name + "1.50 (1.00 to 2.00) | 1.00 |\n",
+		name + "1.00 | 1.50 (1.00 to 2.00) |\n",
 		name + "1.50 (1.00 to 2.00) | 4.00 (3.00 to 5.00) | 7.5 (7.0 to 8.0) | 14 (9 to 19) |\n",
-		"| redis-benchmark, 50 connections, 30 calls in a pipeline | 4000000 |  | 1.5 (1.0 to 2.0) |\n",
-		name + "1500000 (1000000 to 2000000) | 0.38 (0.25 to 0.50) | 6.0 (5.0 to 7.0) |\n",
 	} {
 		if !slices.Contains(lines, want) {
-			t.Errorf("no line %q in\n%s", want, &b)
+			t.Errorf("no line %q in\n%s", want, text)
 		}
 	}
 }

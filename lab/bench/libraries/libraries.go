@@ -18,8 +18,8 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
-	"github.com/shardlimit/caddy-shardlimit/lab/picture"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
+	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 )
 
 // Options say how much is measured.
@@ -37,10 +37,6 @@ const memoryShare = 2
 
 // refusedWith are the numbers of goroutines with which refusals are measured.
 var refusedWith = []int{64, 256}
-
-// ceilingWith is the number of goroutines with which a Take is compared with the ceiling.
-// If it is not measured, the largest number takes its place.
-const ceilingWith = 256
 
 // Result holds the measurements: of limiters in Redis in shared, of those in memory in
 // apart, each in the order of goroutines.
@@ -82,7 +78,6 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 			fmt.Fprintf(progress, "limiters in %s, %s\n", part.where, scene{goroutines: goroutines}.crowd())
 			t := part.trials
 			t.load = newLoad(goroutines, part.stride, t.opts.Length)
-			t.ceiling = t.server != nil && goroutines == nearest(opts.Goroutines, ceilingWith)
 			comparisons, err := t.compare(ctx, part.kinds)
 			if err != nil {
 				return nil, err
@@ -93,30 +88,11 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 	return r, nil
 }
 
-// nearest returns wanted if it is one of the numbers, or else the largest.
-func nearest(numbers []int, wanted int) int {
-	if slices.Contains(numbers, wanted) {
-		return wanted
-	}
-	return slices.Max(numbers)
-}
-
-// admitted is the comparison in Redis of admissions, with the nearest number of
-// goroutines.
-func (r *Result) admitted(goroutines int) *comparison {
-	return find(r.shared, scene{goroutines: nearest(r.opts.Goroutines, goroutines)})
-}
-
-func find(comparisons []*comparison, s scene) *comparison {
-	return comparisons[slices.IndexFunc(comparisons, func(c *comparison) bool { return c.scene == s })]
-}
-
 // trials are the measurements with one number of goroutines.
 type trials struct {
-	server  *redistest.Server // nil for limiters that count in memory
-	opts    Options
-	load    *load
-	ceiling bool // set if the ceiling is measured as well
+	server *redistest.Server // nil for limiters that count in memory
+	opts   Options
+	load   *load
 }
 
 // compare measures the implementations. They take turns, also in being the first.
@@ -156,8 +132,7 @@ func (t *trials) compare(ctx context.Context, kinds []*kind) (comparisons []*com
 	return comparisons, nil
 }
 
-// round measures each of those limiters once, and the ceiling next to the Take that is
-// compared with it.
+// round measures each of those limiters once.
 func (t *trials) round(ctx context.Context, c *comparison, those []int, round int) error {
 	for turn := range those {
 		i := those[(round+turn)%len(those)]
@@ -170,14 +145,6 @@ func (t *trials) round(ctx context.Context, c *comparison, those []int, round in
 			return fmt.Errorf("%s, %v: %w", k.name, c.scene, err)
 		}
 		c.samples[i] = append(c.samples[i], s)
-		if !t.ceiling || c.scene.refused || k != takeFixedWindow {
-			continue
-		}
-		top, err := measureCeiling(ctx, t.server, t.opts.Length)
-		if err != nil {
-			return fmt.Errorf("measure the ceiling: %w", err)
-		}
-		c.ceiling = append(c.ceiling, top)
 	}
 	return nil
 }
@@ -276,7 +243,6 @@ type comparison struct {
 	scene    scene
 	limiters []*limiter
 	samples  [][]sample // of each limiter, by round
-	ceiling  []sample   // by round; nil if it was not measured
 }
 
 // all are the limiters, by their place.
@@ -325,56 +291,18 @@ func (c *comparison) fastest() (fastest int) {
 
 func (c *comparison) ratio(limiter int) report.Spread { return report.SpreadOf(c.ratios(limiter)) }
 
-func (c *comparison) parts(limiter int) []float64 {
-	return report.RatiosBy(c.samples[limiter], c.ceiling, rate)
-}
-
-func (c *comparison) part(limiter int) report.Spread { return report.SpreadOf(c.parts(limiter)) }
-
 func (c *comparison) spread(limiter int, of func(sample) float64) report.Spread {
 	return report.SpreadBy(c.samples[limiter], of)
-}
-
-func (c *comparison) ceilings(of func(sample) float64) report.Spread {
-	return report.SpreadBy(c.ceiling, of)
-}
-
-func (c *comparison) place(k *kind) int {
-	return slices.IndexFunc(c.limiters, func(l *limiter) bool { return l.kind == k })
 }
 
 func rate(s sample) float64         { return s.rate }
 func millions(s sample) float64     { return s.rate / 1e6 }
 func clientMicros(s sample) float64 { return s.client }
 func serverMicros(s sample) float64 { return s.server }
-func bothMicros(s sample) float64   { return s.client + s.server }
 func allocations(s sample) float64  { return s.allocations }
 func allocated(s sample) float64    { return s.bytes }
 func calls(s sample) float64        { return s.calls }
 func latency(s sample) float64      { return s.latency }
-
-// Figures are medians for the text of the document.
-type Figures struct {
-	Goroutines int
-	// TakeRate is admissions per second by a Take of a fixed window, and CeilingRate calls
-	// of the same script per second by redis-benchmark. The microseconds are the server's
-	// CPU time for each.
-	TakeRate, TakeServerMicros, CeilingRate, CeilingServerMicros float64
-	CeilingPart                                                  float64 // TakeRate as a part of the CeilingRate of the same round
-}
-
-// Figures returns the figures with 256 goroutines or, if those were not measured, with
-// the most.
-func (r *Result) Figures() Figures {
-	c := r.admitted(ceilingWith)
-	take := c.place(takeFixedWindow)
-	return Figures{
-		Goroutines: c.scene.goroutines,
-		TakeRate:   c.spread(take, rate).Median, TakeServerMicros: c.spread(take, serverMicros).Median,
-		CeilingRate: c.ceilings(rate).Median, CeilingServerMicros: c.ceilings(serverMicros).Median,
-		CeilingPart: c.part(take).Median,
-	}
-}
 
 // Goals returns the goals for the goroutines that were measured: first those by which a
 // Take is judged, then those for other scenes and algorithms, and those in memory.
@@ -414,11 +342,6 @@ func (c *comparison) goals() (first, extra []goal) {
 				AtLeast: true, Bound: bound, Rounds: c.ratios(i)}, []int{i, c.fastest()}})
 		}
 	}
-	if c.ceiling != nil && c.scene.goroutines == ceilingWith {
-		take := c.place(takeFixedWindow)
-		first = append(first, goal{report.Goal{What: takeFixedWindow.name + ", " + c.scene.crowd() + " ÷ pipelined redis-benchmark",
-			AtLeast: true, Bound: 0.75, Rounds: c.parts(take)}, []int{take}})
-	}
 	return first, append(extra, c.memoryGoals()...)
 }
 
@@ -438,28 +361,18 @@ func (c *comparison) memoryGoals() (goals []goal) {
 	return goals
 }
 
-// Markdown returns the tables of the measurements.
-func (r *Result) Markdown() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "Each limiter in Redis had %v in each of %d rounds, each in memory %v, and %d clients in turn. "+
-		"In these rounds all take turns. Where they do not decide a goal, the limiters that it compares have up to %d more; the fastest peer is that of the first rounds, and a row has all rounds of its limiter. Calls are commands that were sent to Redis for a decision; one of the Redis store is for several, where they leave together. "+
-		"Here too the latency is the median, for the reason that is given [above](#latency).\n",
-		r.opts.Length, r.opts.Rounds, r.opts.Length/memoryShare, len(clientKeys), r.opts.More)
-	b.WriteString("\n### In Redis\n\n")
-	fmt.Fprintf(&b, "![decisions per second by goroutines](../img/%s)\n\n![CPU time per decision](../img/%s)\n",
-		decisionsFile, cpuFile)
+// Sections are the tables of the measurements, by their places in the document.
+func (r *Result) Sections() map[string]string {
+	var tables []string
 	for _, c := range r.shared {
-		b.WriteString("\n")
-		c.write(&b)
+		tables = append(tables, c.table())
 	}
-	b.WriteString("\n### In memory\n\n")
-	r.writeMemory(&b)
-	b.WriteString("\n### The ceiling\n\n")
-	r.writeCeiling(&b)
-	return b.String()
+	setup := fmt.Sprintf("Each limiter in Redis had %v in each of %d rounds, each in memory %v, and %d clients in turn. Where these rounds do not decide a goal, the limiters that it compares have up to %d more.\n",
+		r.opts.Length, r.opts.Rounds, r.opts.Length/memoryShare, len(clientKeys), r.opts.More)
+	return map[string]string{"limiters": setup, "in Redis": strings.Join(tables, "\n"), "in memory": r.memoryTables()}
 }
 
-func (c *comparison) write(b *strings.Builder) {
+func (c *comparison) table() string {
 	t := report.NewTable(c.scene.String(), "pool", "decisions/s", "÷ fastest peer", "client µs", "server µs", "calls", "allocations", "bytes", "latency ms")
 	for i, l := range c.limiters {
 		cell := func(format string, of func(sample) float64) string { return c.spread(i, of).Text(format) }
@@ -467,83 +380,34 @@ func (c *comparison) write(b *strings.Builder) {
 			cell("%.1f", clientMicros), cell("%.1f", serverMicros), cell("%.2f", calls),
 			cell("%.1f", allocations), cell("%.0f", allocated), cell("%.2f", latency))
 	}
-	b.WriteString(t.String())
+	return t.String()
 }
 
 // detailedWith is the number of goroutines for which the document has more than the rate.
 const detailedWith = 64
 
-// writeMemory writes the rates in all scenes, and more figures of one scene.
-func (r *Result) writeMemory(b *strings.Builder) {
-	var scenes []*comparison
+// memoryTables are the rates in all scenes, and more figures of one scene.
+func (r *Result) memoryTables() string {
 	columns := []string{"million decisions/s"}
-	for _, refused := range []bool{false, true} {
-		for _, c := range r.apart {
-			if c.scene.refused == refused {
-				scenes, columns = append(scenes, c), append(columns, c.scene.String())
-			}
-		}
+	for _, c := range r.apart {
+		columns = append(columns, c.scene.String())
 	}
 	t := report.NewTable(columns...)
-	detailed := find(r.apart, scene{goroutines: nearest(r.opts.Goroutines, detailedWith)})
-	for i, l := range detailed.limiters {
+	for i, l := range r.apart[0].limiters {
 		row := []string{l.kind.name}
-		for _, c := range scenes {
+		for _, c := range r.apart {
 			row = append(row, c.spread(i, millions).Text("%.2f"))
 		}
 		t.Row(row...)
 	}
-	more := report.NewTable(detailed.scene.String(), "÷ fastest peer", "CPU µs", "allocations", "bytes")
-	for i, l := range detailed.limiters {
-		more.Row(l.kind.name, detailed.ratio(i).Text("%.2f"), detailed.spread(i, clientMicros).Text("%.2f"),
-			detailed.spread(i, allocations).Text("%.1f"), detailed.spread(i, allocated).Text("%.0f"))
-	}
-	b.WriteString(t.String() + "\n" + more.String())
-}
-
-func (r *Result) writeCeiling(b *strings.Builder) {
-	c := r.admitted(ceilingWith)
-	take := c.place(takeFixedWindow)
-	t := report.NewTable(c.scene.crowd(), "calls/s", "÷ ceiling", "server µs")
-	t.Row(fmt.Sprintf("redis-benchmark, %d connections, %d calls in a pipeline", ceilingConnections, ceilingPipeline),
-		c.ceilings(rate).Text("%.0f"), "", c.ceilings(serverMicros).Text("%.1f"))
-	t.Row(takeFixedWindow.name, c.spread(take, rate).Text("%.0f"), c.part(take).Text("%.2f"), c.spread(take, serverMicros).Text("%.1f"))
-	b.WriteString(t.String())
-}
-
-// The pictures.
-const (
-	decisionsFile = "bench-decisions.svg"
-	cpuFile       = "bench-cpu.svg"
-)
-
-// Pictures draws the rates and the CPU times of the limiters in Redis, by the names of
-// files.
-func (r *Result) Pictures() map[string]*picture.Picture {
-	c := r.admitted(detailedWith)
-	var bars []picture.Bar
-	for i, l := range c.limiters {
-		bars = append(bars, picture.Bar{Name: l.kind.name, Spread: c.spread(i, bothMicros)})
-	}
-	return map[string]*picture.Picture{
-		decisionsFile: picture.Lines("Admitted by one Redis", "goroutines", "decisions/s", r.series()...),
-		cpuFile:       picture.Bars("CPU time of client and server per decision, "+c.scene.crowd(), "µs", bars...),
-	}
-}
-
-// series are the rates of admissions by goroutines, of the limiters that were measured
-// with all numbers of goroutines.
-func (r *Result) series() (all []picture.Series) {
-	for _, k := range redisKinds {
-		if k.goroutines != nil {
-			continue
+	text := t.String()
+	for _, c := range traffic.Those(r.apart, func(c *comparison) bool { return c.scene == scene{goroutines: detailedWith} }) {
+		more := report.NewTable(c.scene.String(), "÷ fastest peer", "CPU µs", "allocations", "bytes")
+		for i, l := range c.limiters {
+			more.Row(l.kind.name, c.ratio(i).Text("%.2f"), c.spread(i, clientMicros).Text("%.2f"),
+				c.spread(i, allocations).Text("%.1f"), c.spread(i, allocated).Text("%.0f"))
 		}
-		one := picture.Series{Name: k.name}
-		for _, goroutines := range r.opts.Goroutines {
-			c := r.admitted(goroutines)
-			one.X, one.Y = append(one.X, float64(goroutines)), append(one.Y, c.spread(c.place(k), rate))
-		}
-		all = append(all, one)
+		text += "\n" + more.String()
 	}
-	return all
+	return text
 }

@@ -1,19 +1,12 @@
 package libraries
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
-	"encoding/csv"
 	"errors"
 	"fmt"
-	"math"
-	"net"
-	"os/exec"
 	"runtime"
 	"slices"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -21,7 +14,6 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/process"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
-	"github.com/shardlimit/caddy-shardlimit/luascripts"
 )
 
 // clientKeys are the clients, in turn. As there are more clients than goroutines, no two
@@ -261,109 +253,4 @@ func empty(server *redistest.Server) error {
 		return fmt.Errorf("empty the server: %w", err)
 	}
 	return nil
-}
-
-const (
-	ceilingConnections = 50
-	ceilingPipeline    = 30     // calls in flight on each connection
-	openings           = 20_000 // enough calls to open every client's window
-)
-
-// measureCeiling measures calls of the script of a Take with redis-benchmark, which
-// ignores the replies. It opens all windows, which shows how many calls fit into the time,
-// and then measures that many calls.
-func measureCeiling(ctx context.Context, server *redistest.Server, length time.Duration) (sample, error) {
-	if err := empty(server); err != nil {
-		return sample{}, err
-	}
-	script, err := ceilingScript(time.Now())
-	if err != nil {
-		return sample{}, err
-	}
-	sha, err := server.Client().ScriptLoad(ctx, script).Result()
-	if err != nil {
-		return sample{}, fmt.Errorf("load the script: %w", err)
-	}
-	rate, err := benchmark(ctx, server.Addr(), sha, openings)
-	if err != nil {
-		return sample{}, err
-	}
-	n := max(int(rate*length.Seconds()), ceilingConnections*ceilingPipeline)
-	used, err := usageOf(server, nil, func() error {
-		rate, err = benchmark(ctx, server.Addr(), sha, n)
-		return err
-	})
-	return sample{rate: rate, server: micros(used.server) / float64(n)}, err
-}
-
-// benchmark runs redis-benchmark and returns calls per second. The packed numbers contain
-// zeros, which an argument cannot: they are part of the script, and the argument is a
-// text of the same length.
-func benchmark(ctx context.Context, addr, sha string, n int) (float64, error) {
-	host, port, err := net.SplitHostPort(addr)
-	if err != nil {
-		return 0, fmt.Errorf("find the server: %w", err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	benchmark, err := process.Find("redis-benchmark")
-	if err != nil {
-		return 0, err
-	}
-	cmd := exec.CommandContext(ctx, benchmark, "-h", host, "-p", port, "--csv",
-		"-c", strconv.Itoa(ceilingConnections), "-P", strconv.Itoa(ceilingPipeline),
-		"-n", strconv.Itoa(n), "-r", strconv.Itoa(len(clientKeys)),
-		"evalsha", sha, "1", "rl:1:bench:fw3600s:__rand_int__", "take", strings.Repeat("-", len(ceilingNumbers(0))))
-	out, err := cmd.Output()
-	if err != nil {
-		var exit *exec.ExitError
-		if errors.As(err, &exit) {
-			err = fmt.Errorf("%w: %s", err, exit.Stderr)
-		}
-		return 0, fmt.Errorf("run redis-benchmark: %w", err)
-	}
-	return parseRate(out)
-}
-
-// parseRate reads the requests per second of the only test in redis-benchmark's table.
-func parseRate(table []byte) (rate float64, err error) {
-	rows, err := csv.NewReader(bytes.NewReader(table)).ReadAll()
-	switch {
-	case err != nil:
-	case len(rows) != 2 || !slices.Contains(rows[0], "rps"):
-		err = fmt.Errorf("no rate in %q", table)
-	default:
-		rate, err = strconv.ParseFloat(rows[1][slices.Index(rows[0], "rps")], 64)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("read the output of redis-benchmark: %w", err)
-	}
-	return rate, nil
-}
-
-// numbersOf is the script's way to read its numbers.
-const numbersOf = "struct.unpack('<ddddd', ARGV[2])"
-
-// ceilingScript is the script of a fixed window with the numbers of a Take in it, at an
-// instant that the server's clock has passed.
-func ceilingScript(passed time.Time) (string, error) {
-	script := luascripts.Single("fixed_window")
-	if strings.Count(script, numbersOf) != 1 {
-		return "", fmt.Errorf("the script lacks %q", numbersOf)
-	}
-	var literal strings.Builder
-	for _, b := range ceilingNumbers(passed.UnixMicro()) {
-		fmt.Fprintf(&literal, `\%03d`, b)
-	}
-	with := strings.Replace(numbersOf, "ARGV[2]", "'"+literal.String()+"'", 1)
-	return strings.Replace(script, numbersOf, with, 1), nil
-}
-
-// ceilingNumbers are the script's numbers, packed: the instant, the window, the cost, the
-// capacity, and 0 for a window that is not aligned.
-func ceilingNumbers(passed int64) (packed []byte) {
-	for _, n := range []int64{-passed, time.Hour.Microseconds(), 1, plenty, 0} {
-		packed = binary.LittleEndian.AppendUint64(packed, math.Float64bits(float64(n)))
-	}
-	return packed
 }
