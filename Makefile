@@ -109,7 +109,7 @@ packages: ## draw what the packages of the product import, for docs/design.md
 fmt: $(GOLANGCI) ## format the code and group its imports
 	gofmt -w .
 	$(GOLANGCI) fmt ./...
-	cd lab && ../$(GOLANGCI) fmt --config ../.golangci.yml ./...
+	@for dir in lab contrib; do (cd $$dir && ../$(GOLANGCI) fmt --config ../.golangci.yml ./...) || exit 1; done
 
 demo: ## show the limiter at work on Redis servers of its own
 	scripts/install-needed.sh redis-server
