@@ -31,11 +31,13 @@ test: ## install what the tests need, and run them
 	@echo "Running the tests; the first time, Go builds Caddy and its libraries, which takes a few minutes."
 	$(GO) test -shuffle=on -timeout 20m ./...
 	cd lab && $(GO) test -p 3 -shuffle=on -timeout 20m ./...
+	cd contrib && $(GO) test -shuffle=on ./...
 
 check: ## run all tests with the race detector, those of the laboratory too, all pairs of features, each fuzz target for FUZZTIME, the build of contrib, and the model of charges
 	scripts/install-needed.sh
 	CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 40m ./...
 	cd lab && CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 40m ./...
+	cd contrib && $(GO) test -shuffle=on ./...
 	$(GO) test -run 'TestPairs$$|TestDeadShard' -timeout 30m ./e2e -pairs.all -pairs.seed $(PAIRSEED) -dead.duration 6s
 	FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
 	$(BUILD)
@@ -64,12 +66,12 @@ lint: $(GOLANGCI) ## check format, go vet (for Linux, macOS and Windows), golang
 			(cd $$dir && GOOS=$$os CGO_ENABLED=0 $(GO) vet ./...) || exit 1; \
 		done; \
 	done
-	$(GOLANGCI) run ./...
+	$(GOLANGCI) run --build-tags build ./...
 	$(GO) mod tidy -diff
 	$(GO) mod verify
-	cd lab && ../$(GOLANGCI) run --config ../.golangci.yml ./...
-	cd lab && $(GO) mod tidy -diff
-	cd lab && $(GO) mod verify
+	@for dir in lab contrib; do \
+		(cd $$dir && ../$(GOLANGCI) run --config ../.golangci.yml ./... && $(GO) mod tidy -diff && $(GO) mod verify) || exit 1; \
+	done
 
 evidence: bench guarantees faults calls algorithms ## measure all of docs/evidence.md, in about two hours, into dist/evidence
 	cd lab && $(GO) run . scaling -figures ../dist/evidence/benchmarks.md -capacity ''
@@ -106,7 +108,7 @@ scaling: ## compute the servers that traffic needs from docs/evidence.md, for do
 fmt: $(GOLANGCI) ## format the code and group its imports
 	gofmt -w .
 	$(GOLANGCI) fmt ./...
-	cd lab && ../$(GOLANGCI) fmt --config ../.golangci.yml ./...
+	@for dir in lab contrib; do (cd $$dir && ../$(GOLANGCI) fmt --config ../.golangci.yml ./...) || exit 1; done
 
 demo: ## show the limiter at work on Redis servers of its own
 	scripts/install-needed.sh redis-server

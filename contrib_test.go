@@ -62,7 +62,7 @@ func (d dashboard) expressions() (exprs []string) {
 }
 
 // TestDashboard checks that the data source is a variable, and that panels do not overlap.
-// TestQueries of lab/deployment has Prometheus parse the queries.
+// TestQueries of contrib has Prometheus parse the queries.
 func TestDashboard(t *testing.T) {
 	d := readDashboard(t)
 	variables := map[string]string{}

@@ -43,8 +43,8 @@ func deliveryAtExit(t *testing.T) time.Duration {
 	return longest
 }
 
-// compose has the keys of the compose file that tests check. The laboratory loads the file by its
-// schema.
+// compose has the keys of the compose file that tests check. The tests in contrib load the file by
+// its schema.
 type compose struct {
 	Services map[string]composeService
 	Networks map[string]struct{ Internal bool }

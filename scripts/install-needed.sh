@@ -84,6 +84,7 @@ install_packages() {
 		redis-tools) # the server and this check are one program, which looks at its name
 			mkdir -p "$root/usr/local/bin"
 			ln -sf ../../bin/redis-check-rdb "$root/usr/local/bin/redis-server"
+			"$root/usr/local/bin/redis-server" --version >/dev/null
 			;;
 		nginx)
 			update-rc.d nginx disable >/dev/null

@@ -1,4 +1,4 @@
-package deployment
+package contrib
 
 import (
 	"context"
@@ -94,16 +94,13 @@ func (c alertCase) firing() (alerts []string) {
 // TestAlerts evaluates the rules over the series of alerts_test.yml, as `promtool test rules` does,
 // and compares which alerts fire.
 func TestAlerts(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(contrib, "alerts_test.yml"))
+	text, err := os.ReadFile("alerts_test.yml")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var tests alertTests
 	if err := yaml.UnmarshalStrict(text, &tests); err != nil {
 		t.Fatal(err)
-	}
-	for i := range tests.RuleFiles {
-		tests.RuleFiles[i] = filepath.Join(contrib, tests.RuleFiles[i])
 	}
 	if len(tests.Tests) == 0 {
 		t.Error("there are no tests")
@@ -172,7 +169,7 @@ func (test alertTest) run(t *testing.T, interval time.Duration, ruleFiles []stri
 
 // TestQueries parses the queries of the dashboard, as Grafana would send them.
 func TestQueries(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(contrib, "grafana-dashboard.json"))
+	text, err := os.ReadFile("grafana-dashboard.json")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,6 @@
-// Package deployment checks the files of contrib with the packages of the programs that read them:
+// Package contrib checks the files of this folder with the packages of the programs that read them:
 // Docker Compose, Kubernetes and Prometheus.
-package deployment
+package contrib
 
 import (
 	"bytes"
@@ -18,8 +18,6 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-const contrib = "../../contrib"
-
 // objects are the kinds of the manifest, as Kubernetes's API has them.
 var objects = map[metav1.TypeMeta]func() any{
 	{APIVersion: "v1", Kind: "ConfigMap"}:                  func() any { return new(corev1.ConfigMap) },
@@ -31,7 +29,7 @@ var objects = map[metav1.TypeMeta]func() any{
 // TestManifest decodes each object of the manifest into its type of Kubernetes's API, which refuses
 // unknown fields and values of another type.
 func TestManifest(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(contrib, "kubernetes", "caddy.yaml"))
+	text, err := os.ReadFile(filepath.Join("kubernetes", "caddy.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +73,7 @@ func TestCompose(t *testing.T) {
 
 func loadCompose(t *testing.T) *types.Project {
 	t.Helper()
-	file := filepath.Join(contrib, "docker", "compose.yml")
+	file := filepath.Join("docker", "compose.yml")
 	project, err := loader.LoadWithContext(t.Context(), types.ConfigDetails{
 		WorkingDir: filepath.Dir(file), ConfigFiles: []types.ConfigFile{{Filename: file}},
 	})
