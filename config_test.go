@@ -493,7 +493,7 @@ func TestConfigOfShardKinds(t *testing.T) {
 		},
 		"sentinels of two masters":       {app: shardsOf(sentinel + `, ` + strings.NewReplacer(`"b"`, `"d"`, "mymaster", "other").Replace(sentinel))},
 		"sentinels of one master":        {shardsOf(sentinel + `, ` + strings.Replace(sentinel, `"b"`, `"d"`, 1)), `redis store: shard d has the master mymaster of shard b, at the same sentinel sentinel-1:26379: give each its own`},
-		"replicas of a cluster":          {shardsOf(`{"name": "a", "cluster": ["redis-1"], "replicas": ["redis-2"]}`), `redis store: shard a: replica does not go with cluster: the nodes tell who the replicas are`},
+		"replicas of a cluster":          {shardsOf(`{"name": "a", "cluster": ["redis-1"], "replicas": ["redis-2"]}`), `redis store: shard a: replica does not go with cluster: the nodes name the replicas`},
 		"cluster on a socket":            {shardsOf(`{"name": "a", "cluster": ["unix//run/redis.sock"]}`), `redis store: shard a: address "unix//run/redis.sock": it must be host or host:port`},
 		"cluster's address resolves":     {shardsOf(static + `, {"name": "c", "cluster": ["redis-1", "{env.SHARDLIMIT_TEST_HOST}"]}`), `redis store: shard c has the address redis-a:6379 of shard a: give each its own servers`},
 		"cluster's address is a primary": {shardsOf(static + `, {"name": "c", "cluster": ["redis-a"]}`), `redis store: shard c has the address redis-a:6379 of shard a`},

@@ -37,7 +37,7 @@ const (
 // notWhileRunning is why an option does not go with an algorithm.
 const notWhileRunning = "does not go with %s, which counts requests while they run: remove it"
 
-// validate returns what is wrong with the handler, and how to mend it.
+// validate returns what is wrong with the handler, and how to repair it.
 func (h *Handler) validate() error { return option.Check(h.options(nil)) }
 
 func (h *Handler) validateStore() error {
@@ -74,7 +74,7 @@ func (h *Handler) validateJitter() error {
 	return nil
 }
 
-// validate returns what is wrong with the zone, and how to mend it.
+// validate returns what is wrong with the zone, and how to repair it.
 func (z *Zone) validate() error {
 	switch {
 	case z == nil:

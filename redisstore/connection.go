@@ -31,7 +31,7 @@ type Connection struct {
 	// The password. Placeholders such as `{env.REDIS_PASSWORD}` and
 	// `{file./run/secrets/redis}` are resolved for each new connection, so that
 	// a file may change while Caddy runs; a line end at the end of the file does
-	// not count. Write a placeholder rather than the password, for Caddy's admin API
+	// not count. Write a placeholder rather than the password, because Caddy's admin API
 	// shows this value. Default: none.
 	Password string `json:"password,omitempty"`
 
@@ -57,8 +57,8 @@ type Connection struct {
 	// the network.
 	TLS *TLS `json:"tls,omitempty"`
 
-	// The number of connections to each server, from 1 to 1000: so many for checks
-	// and so many for charges, and one more of each for health checks. A connection
+	// The number of connections to each server, from 1 to 1000: that many for checks,
+	// as many again for charges, and one more of each for health checks. A connection
 	// carries many requests at a time, so few are needed; on a slow network more of
 	// them shorten the wait. Default: 4, or 64 if `pipelining` is `off`.
 	PoolSize int `json:"pool_size,omitempty"`

@@ -31,7 +31,7 @@ func (s *Store) Validate() error {
 	return nil
 }
 
-// validate returns an error that says what is wrong with the store and how to mend it.
+// validate returns an error that says what is wrong with the store and how to repair it.
 func (s *Store) validate() error {
 	if len(s.Shards) == 0 {
 		return errors.New("it has no shard: add one, such as shard a { primary localhost:6379 }")

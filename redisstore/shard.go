@@ -162,9 +162,9 @@ func (s *Shard) validateServers() error {
 	case len(kinds) > 1:
 		return option.Errorf(kinds[1], "does not go with %s: a shard is found in one way, so keep one of them", kinds[0])
 	case len(s.Replicas) > 0 && s.Sentinel != nil:
-		return option.Errorf("replica", "does not go with sentinel: the sentinels tell who the replicas are, so remove it")
+		return option.Errorf("replica", "does not go with sentinel: the sentinels name the replicas, so remove it")
 	case len(s.Replicas) > 0 && len(s.Cluster) > 0:
-		return option.Errorf("replica", "does not go with cluster: the nodes tell who the replicas are, so remove it")
+		return option.Errorf("replica", "does not go with cluster: the nodes name the replicas, so remove it")
 	}
 	if err := s.Sentinel.validate(); err != nil {
 		return err
@@ -287,7 +287,7 @@ func isPath(addr string) bool { return strings.HasPrefix(addr, unixPrefix) }
 func (a address) validate() error {
 	switch {
 	case a.noPath && isPath(*a.given):
-		return fmt.Errorf("address %q: it must be host or host:port, for the nodes of a Redis Cluster are found by that", *a.given)
+		return fmt.Errorf("address %q: it must be host or host:port, because the nodes of a Redis Cluster are found by that", *a.given)
 	case !isAddr(a.complete()):
 		return fmt.Errorf("address %q: it must be host, host:port or unix/path, with a port from 1 to 65535", *a.given)
 	}

@@ -80,7 +80,7 @@ func (p *Parser) unknown(b *Block) error {
 	case p.Val() == "{":
 		return p.Err("the option before { takes no block: remove it")
 	case p.Val() != "" && slices.Contains(strings.Split(b.Elsewhere, ", "), p.Val()):
-		return p.Errf("%s belongs into %s", p.Val(), b.Place)
+		return p.Errf("%s belongs in %s", p.Val(), b.Place)
 	}
 	return p.Errf("unknown option %s: it must be one of %s%s", p.Val(), b.Known, DidYouMean(p.Val(), strings.Split(b.Known, ", ")))
 }
@@ -96,7 +96,7 @@ type Block struct {
 	Setters []Setters
 	// Repeatable are the options that may be given several times.
 	Repeatable []string
-	// Known lists the options for errors, and Elsewhere those that belong into Place.
+	// Known lists the options for errors, and Elsewhere those that belong in Place.
 	// Names are separated by a comma and a space.
 	Known, Elsewhere, Place string
 }

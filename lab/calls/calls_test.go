@@ -142,7 +142,7 @@ func TestTablesAreWhole(t *testing.T) {
 	}
 }
 
-// BenchmarkBatches tells what calls a request costs with batches, and which part of
+// BenchmarkBatches measures what calls a request costs with batches, and which part of
 // the limit nobody got, through four processes.
 func BenchmarkBatches(b *testing.B) {
 	for _, limit := range []int64{1_000, 10_000} {

@@ -227,7 +227,7 @@ handle {
 	}
 }
 
-// surveyed is a number of clients of which each shard surely gets enough.
+// surveyed is a number of clients of which each shard certainly gets enough.
 const surveyed = 24
 
 // survey finds the clients of the shard with the fault and those of the other one.

@@ -176,7 +176,7 @@ var stateFaults = []*fault{
 		bring: runBusyScript,
 	},
 	{
-		name: "SCRIPT FLUSH on all servers, again and again", launch: static(2),
+		name: "SCRIPT FLUSH on all servers, repeatedly", launch: static(2),
 		bring: repeats(250*time.Millisecond, func(ctx context.Context, s *shard) error {
 			return traffic.Each(s.Servers, func(server *redistest.Server) error { return server.Client().ScriptFlush(ctx).Err() })
 		}),

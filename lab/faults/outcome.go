@@ -252,7 +252,7 @@ func (o *outcome) wrongOthers() (all []string) {
 	return all
 }
 
-// wrongLosses are charges that were given up although they surely did not run, and any
+// wrongLosses are charges that were given up although they certainly did not run, and any
 // failure though nobody should notice the fault.
 func (o *outcome) wrongLosses() (all []string) {
 	of := o.metrics.undelivered[faulty]

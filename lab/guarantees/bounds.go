@@ -216,7 +216,7 @@ func (l limit) mayBeRoom(caddys int) int64 {
 	return held
 }
 
-// beyond is how much more than the limit was surely admitted at once: the highest excess
+// beyond is how much more than the limit was certainly admitted at once: the highest excess
 // of the bucket over its capacity at any instant. Each admitted request counts at the one
 // of its two instants that lowers the result. For concurrency the peak at the backend
 // counts.

@@ -282,7 +282,7 @@ func RatiosBy[T any](rounds, others []T, of func(T) float64) []float64 {
 }
 
 // confidence is the least of an Interval. It is as high as this because rounds are looked at
-// again and again, and each look can be wrong.
+// repeatedly, and each look can be wrong.
 const confidence = 0.99
 
 // RoundsBetweenLooks is how many rounds AddRounds adds before it looks at them again.

@@ -267,7 +267,7 @@ func TestThousands(t *testing.T) {
 	}
 }
 
-// TestCommit tells of a repository's commit and changes, and of nothing where
+// TestCommit checks what is said of a repository's commit and changes, and of nothing where
 // there is no repository of the folder's own.
 func TestCommit(t *testing.T) {
 	dir := t.TempDir()

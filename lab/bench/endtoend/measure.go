@@ -87,7 +87,7 @@ func (l *lab) measureAll(ctx context.Context, cases []*endpoint, pieces int, int
 	return nil
 }
 
-// measureKnown measures clients that come again and again. First each of them comes several
+// measureKnown measures clients that come repeatedly. First each of them comes several
 // times, so that Caddy knows as much of it as in the long run.
 func (l *lab) measureKnown(ctx context.Context, cases []*endpoint, pieces int, into samples, isCounted bool) error {
 	if isCounted {
