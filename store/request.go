@@ -47,7 +47,7 @@ const BatchAuto = -1
 
 // Capacity is the most that may be spent for the request to be admitted.
 func (r *Request) Capacity() int64 {
-	if r.Limit.Algorithm.HasBurst() && r.Burst > 0 {
+	if r.Burst > 0 && r.Limit.Algorithm.HasBurst() {
 		return r.Burst - r.Reserved
 	}
 	return r.Events - r.Reserved

@@ -14,17 +14,19 @@ type FixedWindow struct {
 var fixedWindow = Traits{
 	Windowed: true, Penalties: true, MostEvents: store.MaxEvents, MostWords: mostWords,
 	empty: func() Bucket { return new(FixedWindow) },
-	view: func(c store.Content, r store.Request, now int64, spent bool) store.State {
+	view: func(c store.Content, r store.Request, ahead, now int64, spent bool) store.State {
+		r.Ahead += ahead
 		return fixedWindowOf(c).View(&r, now, spent)
 	},
 	copies: &copies{
 		penalty: 2,
-		charge: func(c store.Content, r store.Request, now int64) store.Content {
+		charge: func(c store.Content, r store.Request, cost, now int64) store.Content {
+			r.Cost = cost
 			b := fixedWindowOf(c)
 			b.Charge(&r, now)
 			return store.Content{b.Used, b.Reset, b.Penalty}
 		},
-		expiry: func(c store.Content, limit *store.Limit) int64 { return fixedWindowOf(c).Expiry(limit) },
+		expiry: func(c *store.Content, limit *store.Limit) int64 { return fixedWindowOf(*c).Expiry(limit) },
 		raise:  raiseFixedWindow,
 	},
 }

@@ -23,17 +23,19 @@ type GCRA struct {
 var gcra = Traits{
 	Penalties: true, Unbatched: "because it would defeat its smoothness", MostEvents: store.MaxEvents, MostWords: mostWords,
 	empty: func() Bucket { return new(GCRA) },
-	view: func(c store.Content, r store.Request, now int64, spent bool) store.State {
+	view: func(c store.Content, r store.Request, ahead, now int64, spent bool) store.State {
+		r.Ahead += ahead
 		return gcraOf(c).View(&r, now, spent)
 	},
 	copies: &copies{
 		penalty: 5, busy: 3,
-		charge: func(c store.Content, r store.Request, now int64) store.Content {
+		charge: func(c store.Content, r store.Request, cost, now int64) store.Content {
+			r.Cost = cost
 			b := gcraOf(c)
 			b.Charge(&r, now)
 			return store.Content{b.TAT, b.Rest, b.Events, b.Busy, b.Refunded, b.Penalty}
 		},
-		expiry: func(c store.Content, limit *store.Limit) int64 { return gcraOf(c).Expiry(limit) },
+		expiry: func(c *store.Content, limit *store.Limit) int64 { return gcraOf(*c).Expiry(limit) },
 		raise:  raiseGCRA,
 	},
 }

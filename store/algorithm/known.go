@@ -10,7 +10,7 @@ type Known struct{ Content store.Content }
 // View is [Bucket.View] of a bucket by its content or, where events are kept one by
 // one, by what the scripts of the Redis store reply.
 func View(c *store.Content, r *store.Request, now int64, spent bool) store.State {
-	return Of(r.Limit.Algorithm).view(*c, *r, now, spent)
+	return Of(r.Limit.Algorithm).view(*c, *r, 0, now, spent)
 }
 
 // IsOpen reports whether a charge at now counts in the window of the copy. Only
@@ -24,22 +24,22 @@ func (k *Known) IsOpen(limit *store.Limit, now int64) bool {
 // keep it in this place.
 func (k *Known) WindowEnd() int64 { return k.Content[1] }
 
-// View is [Bucket.View] before anything is spent. now may be an estimate, behind
-// the clock of the bucket.
-func (k *Known) View(r *store.Request, now int64) store.State {
-	at := now
-	if busy := Of(r.Limit.Algorithm).copies.busy; busy > 0 {
+// View is [Bucket.View] before anything is spent, with so much more ahead of the request.
+// now may be an estimate, behind the clock of the bucket.
+func (k *Known) View(r *store.Request, ahead, now int64) (s store.State) {
+	t, at := Of(r.Limit.Algorithm), now
+	if busy := t.copies.busy; busy > 0 {
 		// Events do not drain before they are spent.
 		at = max(now, k.Content[busy])
 	}
-	s := View(&k.Content, r, at, false)
+	s = t.view(k.Content, *r, ahead, at, false)
 	s.Now = now
 	return s
 }
 
-// Charge is [Bucket.Charge].
-func (k *Known) Charge(r *store.Request, now int64) {
-	k.Content = Of(r.Limit.Algorithm).copies.charge(k.Content, *r, now)
+// Charge is [Bucket.Charge] of a cost.
+func (k *Known) Charge(r *store.Request, cost, now int64) {
+	k.Content = Of(r.Limit.Algorithm).copies.charge(k.Content, *r, cost, now)
 }
 
 // Penalize is [Bucket.Penalize].
@@ -59,7 +59,7 @@ func (k *Known) KeepPenalty(limit *store.Limit, other Known) {
 
 // Expiry is [Bucket.Expiry].
 func (k *Known) Expiry(limit *store.Limit) int64 {
-	return Of(limit.Algorithm).copies.expiry(k.Content, limit)
+	return Of(limit.Algorithm).copies.expiry(&k.Content, limit)
 }
 
 // Raise merges another copy of the bucket into this one: of the same window the

@@ -76,7 +76,8 @@ type SlidingLog struct {
 var slidingLog = Traits{
 	NeedsID: true, Unbatched: oneByOne, MostEvents: store.MaxMembers, MostWords: fmt.Sprintf("%d with sliding_log", store.MaxMembers),
 	empty: func() Bucket { return new(SlidingLog) },
-	view: func(c store.Content, r store.Request, now int64, spent bool) store.State {
+	view: func(c store.Content, r store.Request, ahead, now int64, spent bool) store.State {
+		r.Ahead += ahead
 		return logSummary{used: c[0], newest: c[1], other: c[2], blocking: c[3]}.view(&r, now, spent)
 	},
 }
@@ -177,7 +178,8 @@ type Concurrency struct {
 var concurrency = Traits{
 	Lease: true, NeedsID: true, Unbatched: oneByOne, MostEvents: store.MaxMembers, MostWords: fmt.Sprintf("%d with concurrency", store.MaxMembers),
 	empty: func() Bucket { return new(Concurrency) },
-	view: func(c store.Content, r store.Request, now int64, spent bool) store.State {
+	view: func(c store.Content, r store.Request, ahead, now int64, spent bool) store.State {
+		r.Ahead += ahead
 		return viewLeases(c[0], &r, now, spent)
 	},
 }

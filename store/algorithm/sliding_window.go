@@ -14,17 +14,19 @@ type SlidingWindow struct {
 var slidingWindow = Traits{
 	Clocked: true, Penalties: true, MostEvents: store.MaxWeighted, MostWords: "2^32-1 with sliding_window",
 	empty: func() Bucket { return new(SlidingWindow) },
-	view: func(c store.Content, r store.Request, now int64, spent bool) store.State {
+	view: func(c store.Content, r store.Request, ahead, now int64, spent bool) store.State {
+		r.Ahead += ahead
 		return slidingWindowOf(c).View(&r, now, spent)
 	},
 	copies: &copies{
 		penalty: 3,
-		charge: func(c store.Content, r store.Request, now int64) store.Content {
+		charge: func(c store.Content, r store.Request, cost, now int64) store.Content {
+			r.Cost = cost
 			b := slidingWindowOf(c)
 			b.Charge(&r, now)
 			return store.Content{b.Start, b.Current, b.Previous, b.Penalty}
 		},
-		expiry: func(c store.Content, limit *store.Limit) int64 { return slidingWindowOf(c).Expiry(limit) },
+		expiry: func(c *store.Content, limit *store.Limit) int64 { return slidingWindowOf(*c).Expiry(limit) },
 		raise:  raiseSlidingWindow,
 	},
 }

@@ -29,21 +29,21 @@ type Traits struct {
 	MostWords  string
 
 	empty func() Bucket
-	// view is [View].
-	view func(c store.Content, r store.Request, now int64, spent bool) store.State
+	// view is [View] with so much more ahead of the request.
+	view func(c store.Content, r store.Request, ahead, now int64, spent bool) store.State
 	// copies is nil if buckets cannot be copied.
 	copies *copies
 }
 
-// copies has what [Known] does to a copy of a bucket. Contents and requests are no
-// pointers: those would be allocated, because calls through variables let them escape.
+// copies has what [Known] does to a copy of a bucket. Contents and requests that callers
+// have on their stack are passed by value: calls through variables let pointers escape.
 type copies struct {
 	// penalty is the place of the penalty in the content, or 0 without penalties.
 	penalty int
 	// busy, if it is not 0, is the place of the instant before which nothing drains.
 	busy   int
-	charge func(c store.Content, r store.Request, now int64) store.Content
-	expiry func(c store.Content, limit *store.Limit) int64
+	charge func(c store.Content, r store.Request, cost, now int64) store.Content
+	expiry func(c *store.Content, limit *store.Limit) int64
 	// raise merges another copy into c, without the penalty.
 	raise func(c, other store.Content, limit *store.Limit, now int64) (merged store.Content, less bool)
 }

@@ -60,7 +60,7 @@ func TestCopiesDecideAsBuckets(t *testing.T) {
 		}
 		older := copied()
 		k, spent := older, s.request()
-		k.Charge(&spent, s.now)
+		k.Charge(&spent, spent.Cost, s.now)
 		charge.Run(s.bucket, &spent, s.now)
 		if number(t, "penalized", 0, 1) == 1 {
 			k.Penalize(&spent, s.now)
@@ -74,7 +74,7 @@ func TestCopiesDecideAsBuckets(t *testing.T) {
 		want := algorithm.Peek.Run(s.bucket, &r, s.now)
 		want.Content = store.Content{}
 		for _, k := range []algorithm.Known{copied(), k, merged} {
-			got := k.View(&r, s.now)
+			got := k.View(&r, 0, s.now)
 			got.Content = store.Content{}
 			if got != want {
 				t.Fatalf("copy %+v\n%+v,\nthe bucket\n%+v", k, got, want)

@@ -80,7 +80,7 @@ func (p *pendingCharges) cost() int64 {
 // raised by what is known now.
 func (p *pendingCharges) withCharge(r *store.Request, cost int64, known algorithm.Known, now int64) algorithm.Known {
 	base := p.base
-	charge(&base, r, cost, now)
+	base.Charge(r, cost, now)
 	base.Raise(r.Limit, known, now)
 	return base
 }
@@ -359,7 +359,7 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State, w *Ledger
 // noteSoleWriter notes whether the reply adds the charge to what was known, and no more.
 func (e *entry) noteSoleWriter(r *store.Request, reply algorithm.Known, storeNow, now int64) {
 	expected := e.pending.base
-	expected.Charge(r, storeNow)
+	expected.Charge(r, r.Cost, storeNow)
 	switch {
 	case reply != expected:
 		e.soleWriter = 0

@@ -274,10 +274,10 @@ func (e *entry) viewOf(r *store.Request, answer *store.State, now int64) view {
 	switch {
 	case e.countsInOpenWindow(p, r.Limit, now):
 		// Later answers may count the charge in flight, and lack the waiting one.
-		charge(&v.known, r, waiting, now)
+		v.known.Charge(r, waiting, now)
 		v.known = p.withCharge(r, p.cost(), v.known, now)
 	case v.known.IsOpen(r.Limit, now):
-		charge(&v.known, r, waiting, now)
+		v.known.Charge(r, waiting, now)
 		v.flight, v.unclear = v.flight+p.sentCost, p.sentCost
 	default:
 		v.flight, v.unclear = v.flight+p.cost(), v.unclear+p.sentCost
@@ -299,21 +299,13 @@ func (e *entry) countsInOpenWindow(p *pendingCharges, limit *store.Limit, now in
 	}
 }
 
-func charge(k *algorithm.Known, r *store.Request, cost, now int64) {
-	charged := *r
-	charged.Cost = cost
-	k.Charge(&charged, now)
-}
-
 // ahead is the state of the request once cost is spent before it.
 func (v *view) ahead(cost int64) store.State {
-	asked := *v.req
-	asked.Ahead += cost
-	if algorithm.Of(asked.Limit.Algorithm).Copies() {
-		return v.known.View(&asked, v.now)
+	if algorithm.Of(v.req.Limit.Algorithm).Copies() {
+		return v.known.View(v.req, cost, v.now)
 	}
 	st := *v.answer
-	if st.Allowed = st.Allowed && st.Used+asked.Need() <= asked.Capacity(); !st.Allowed && st.RetryAfter == 0 {
+	if st.Allowed = st.Allowed && st.Used+v.req.Need()+cost <= v.req.Capacity(); !st.Allowed && st.RetryAfter == 0 {
 		st.RetryAfter = flightRetry
 	}
 	return st

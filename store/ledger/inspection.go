@@ -145,7 +145,7 @@ func (l *Ledger) account(r *store.Request) *store.Account {
 	asked.Cost = 0
 	a := &store.Account{InFlight: e.flight, Used: e.known.Content[confirmedUsed]}
 	if algorithm.Of(r.Limit.Algorithm).Copies() {
-		a.Used = e.known.View(&asked, now+e.clock).Used
+		a.Used = e.known.View(&asked, 0, now+e.clock).Used
 	}
 	if e.pending != nil {
 		a.Unsent = e.pending.cost() - e.pending.sentCost

@@ -354,7 +354,7 @@ func (l *Ledger) fetched(t *taking, place int, batch *store.Request, st *store.S
 func (e *entry) showTokens(r *store.Request, st *store.State, storeNow int64) {
 	asked := *r
 	asked.Cost = 0
-	*st = e.known.View(&asked, storeNow)
+	*st = e.known.View(&asked, 0, storeNow)
 	st.Allowed, st.RetryAfter = true, 0
 	st.Used = max(st.Used-e.reservation.tokens, r.Cost)
 	st.Remaining = max(st.Limit-st.Used, 0)
