@@ -7,6 +7,8 @@ package build
 
 import (
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"net/http"
 	"os"
 	"os/exec"
@@ -52,6 +54,8 @@ func TestBuild(t *testing.T) {
 	bin := t.TempDir()
 	run(t, root, nil, "go", "build", "-o", bin, "github.com/caddyserver/xcaddy/cmd/xcaddy")
 	proxy, version := pack(t, root)
+	cache := goEnv(t, "GOMODCACHE")
+	t.Cleanup(func() { must(t, "forget the module", forget(cache, version)) })
 	env := append(os.Environ(),
 		"PATH="+bin+string(os.PathListSeparator)+os.Getenv("PATH"),
 		"GOPROXY=file://"+proxy+","+goEnv(t, "GOPROXY"),
@@ -185,6 +189,25 @@ func pack(t *testing.T, root string) (dir, version string) {
 	must(t, "pack", zip.CreateFromVCS(file, module.Version{Path: path, Version: version}, root, "HEAD", ""))
 	must(t, "close", file.Close())
 	return dir, version
+}
+
+// forget removes a version of the module from the module cache, which Go never trims.
+func forget(cache, version string) error {
+	dir := filepath.Join(cache, path+"@"+version)
+	// The cache is read-only.
+	if err := filepath.WalkDir(dir, func(file string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.IsDir() {
+			return err
+		}
+		return os.Chmod(file, 0o700)
+	}); err != nil {
+		return err
+	}
+	files, err := filepath.Glob(filepath.Join(cache, "cache", "download", path, "@v", version+".*"))
+	for _, file := range append(files, dir) {
+		err = errors.Join(err, os.RemoveAll(file))
+	}
+	return err
 }
 
 func goEnv(t *testing.T, name string) string {
