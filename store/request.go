@@ -27,9 +27,6 @@ type Request struct {
 	// Batch is how many events this process may take at once, to serve other
 	// requests from them: 0 for none, or [BatchAuto]. Only a ledger looks at it.
 	Batch int64
-	// BatchShare is how many percent of Events the batches of all processes
-	// hold at most under BatchAuto.
-	BatchShare int64
 	// ID distinguishes this request from all others where events are kept one by one:
 	// under [SlidingLog] and [Concurrency], which need it to spend and to refund.
 	ID string

@@ -98,10 +98,6 @@ const (
 	ChargeBefore = "before"
 )
 
-// batchShare is how many percent of the events the batches of all processes hold
-// together at most.
-const batchShare = 10
-
 // Quantity is a number, or a text with placeholders that yields a number for each
 // request.
 type Quantity struct {
@@ -187,7 +183,7 @@ func (z *Zone) request(r *http.Request, repl *caddy.Replacer, l *Limiter) (store
 	}
 	req := store.Request{
 		Limit: &z.limit, ClientKey: z.clientKey(r.Header, repl, l), Events: events, Burst: burst,
-		Cost: z.Cost.Number, Batch: z.Batch, BatchShare: batchShare,
+		Cost: z.Cost.Number, Batch: z.Batch,
 	}
 	switch {
 	case z.Cost.isDynamic() && z.isLease():

@@ -193,7 +193,6 @@ func (p *process) take(ctx context.Context, r store.Request) store.State {
 
 const (
 	steadyShare, heavyShare = 0.8, 1.2 // the requests of a window, relative to the limit
-	batchShare              = 10       // the most that batches hold, in percent of the limit
 	fixedPart               = 100      // the limit divided by a fixed batch
 	// batchCallers is the most requests at a time in all processes, leastCallers the least
 	// such bound for each of them.
@@ -350,7 +349,7 @@ func (c batchCase) send(
 ) (ph phase, total *tally, err error) {
 	r := store.Request{
 		Limit:     &store.Limit{Zone: c.String(), Algorithm: store.FixedWindow, Window: window, Align: true},
-		ClientKey: "client", Events: c.limit, Cost: 1, Batch: c.batch(), BatchShare: batchShare,
+		ClientKey: "client", Events: c.limit, Cost: 1, Batch: c.batch(),
 	}
 	l := load{
 		callers: c.processes * max(batchCallers/c.processes, leastCallers),

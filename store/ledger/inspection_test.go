@@ -693,7 +693,7 @@ func TestResetsAmongRequests(t *testing.T) {
 			limit.Zone, limit.Window = "zone", time.Hour
 			r := store.Request{Limit: &limit, ClientKey: "alice", Events: 10, Cost: 1}
 			if algorithm.Of(limit.Algorithm).Copies() && limit.Algorithm != store.GCRA {
-				r.Batch, r.BatchShare = []int64{0, 3}[rng.IntN(2)], 10
+				r.Batch = []int64{0, 3}[rng.IntN(2)]
 			}
 			var wg sync.WaitGroup
 			for n := range 4 {

@@ -14,6 +14,9 @@ import (
 )
 
 const (
+	// autoMost is the inverse of the share of the limit that the batches of all
+	// processes hold at most.
+	autoMost = 10
 	// autoStart is the inverse of the share of the limit that the first
 	// automatic batch is.
 	autoStart = 1000
@@ -77,7 +80,7 @@ func BatchSize(r *store.Request, last, processes int64) int64 {
 	if last == 0 {
 		last = capacity / autoStart
 	}
-	return min(max(last, 1), max((capacity/100*r.BatchShare+capacity%100*r.BatchShare/100)/processes, 1), capacity)
+	return min(max(last, 1), max(capacity/autoMost/processes, 1), capacity)
 }
 
 // GrownBatch returns the next size, given how many microseconds a batch of size lasted:

@@ -35,7 +35,7 @@ func newBatches(t *testing.T, seed uint64, processes int, events, batch int64) *
 }
 
 func (b *batches) request(cost int64) store.Request {
-	return store.Request{Limit: &b.limit, ClientKey: "client", Events: b.events, Cost: cost, Batch: b.batch, BatchShare: 10}
+	return store.Request{Limit: &b.limit, ClientKey: "client", Events: b.events, Cost: cost, Batch: b.batch}
 }
 
 func (b *batches) take(l *Ledger, cost int64) store.State {
@@ -351,20 +351,20 @@ func TestAutoBatch(t *testing.T) {
 
 // TestRation covers sizes at their bounds.
 func TestRation(t *testing.T) {
-	for _, c := range []struct{ events, batch, share, size, processes, want int64 }{
+	for _, c := range []struct{ events, batch, size, processes, want int64 }{
 		{events: 1000, batch: 10, want: 10},
 		{events: 5, batch: 10, want: 5},
-		{events: 1000, batch: store.BatchAuto, share: 10, processes: 0, want: 0},
-		{events: 1000, batch: store.BatchAuto, share: 10, processes: 1, want: 1},
-		{events: 999, batch: store.BatchAuto, share: 10, processes: 1, want: 1},
-		{events: 1_000_000, batch: store.BatchAuto, share: 10, processes: 1, want: 1000},
-		{events: 1_000_000, batch: store.BatchAuto, share: 10, size: 90_000_000, processes: 1, want: 100_000},
-		{events: 1_000_000, batch: store.BatchAuto, share: 10, size: 90_000_000, processes: 16, want: 6_250},
-		{events: 50, batch: store.BatchAuto, share: 10, size: 100, processes: 2, want: 2},
-		{events: 50, batch: store.BatchAuto, share: 10, size: 100, processes: 200, want: 1},
+		{events: 1000, batch: store.BatchAuto, processes: 0, want: 0},
+		{events: 1000, batch: store.BatchAuto, processes: 1, want: 1},
+		{events: 999, batch: store.BatchAuto, processes: 1, want: 1},
+		{events: 1_000_000, batch: store.BatchAuto, processes: 1, want: 1000},
+		{events: 1_000_000, batch: store.BatchAuto, size: 90_000_000, processes: 1, want: 100_000},
+		{events: 1_000_000, batch: store.BatchAuto, size: 90_000_000, processes: 16, want: 6_250},
+		{events: 50, batch: store.BatchAuto, size: 100, processes: 2, want: 2},
+		{events: 50, batch: store.BatchAuto, size: 100, processes: 200, want: 1},
 	} {
 		v := reservation{size: c.size}
-		r := store.Request{Limit: &store.Limit{}, Events: c.events, Batch: c.batch, BatchShare: c.share}
+		r := store.Request{Limit: &store.Limit{}, Events: c.events, Batch: c.batch}
 		if got := BatchSize(&r, v.size, c.processes); got != c.want {
 			t.Errorf("%s: %d", fmt.Sprintf("%+v", c), got)
 		}
