@@ -25,42 +25,35 @@ import (
 //	rate_limit [<matcher>] <key> <events> <window> [<name>]
 //
 //	rate_limit [<matcher>] {
-//		store   <name>
-//		rollout <store> <percent>
 //		zone <name> {
-//			match       @<matcher> | { <matchers> }
-//			key         <text>...
-//			events      <n> | <placeholder> <fallback n>
-//			window      <duration> | day|week|month|year
-//			time_zone   <IANA name>
-//			week_starts monday|sunday
-//			algorithm   fixed_window|sliding_window|sliding_log|gcra|concurrency
-//			align
-//			burst       <n> | <placeholder> <fallback n>
-//			cost        <n> | <placeholder> [<fallback n>]
-//			settle      header|end
+//			match         @<matcher> | { <matchers> }
+//			key           <text>...
+//			events        <n> | <placeholder> <fallback n>
+//			window        <duration> [aligned] | day|week|month|year [from monday|sunday] [in <IANA name>]
+//			algorithm     fixed_window|sliding_window|sliding_log|gcra|concurrency
+//			burst         <n> | <placeholder> <fallback n>
+//			cost          <n> | <placeholder> [<fallback n>]
 //			settle_buffer <size>
-//			charge      after|before
-//			batch       off|auto|<n>
-//			batch_share <percent>
-//			free_status <code|class|grpc:code>... | none
-//			count_status <code|class|grpc:code>...
-//			reset_status <code|class|grpc:code>...
-//			warn        <percent>
-//			max_wait    <duration>
-//			max_wait_queue <n>
-//			penalty     <duration>
-//			reserve     <percent> @<matcher> | <percent> { <matchers> }
-//			ipv4_prefix <bits>
-//			ipv6_prefix <bits>
-//			block_status <code>
-//			on_error    allow|deny|local
-//			enforce     <percent>
+//			charge        after|before
+//			batch         off|auto|<n>
+//			count_status  [not] <code|class|grpc:code>... | all
+//			reset_status  <code|class|grpc:code>...
+//			warn          <percent>
+//			max_wait      <duration> [<n>]
+//			penalty       <duration>
+//			reserve       <percent> @<matcher> | <percent> { <matchers> }
+//			ipv4_prefix   <bits>
+//			ipv6_prefix   <bits>
+//			block_status  <code>
+//			on_error      allow|deny|local
+//			enforce       <percent>
 //		}
-//		headers github|ietf|both|none
+//		store        <name>
+//		rollout      <store> <percent>
+//		headers      github|ietf|both|none
 //		problem
 //		log_refusals first|all|none
-//		jitter  <ratio>
+//		jitter       <ratio>
 //		log_key
 //	}
 //
@@ -92,9 +85,9 @@ func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 		}
 		return err
 	}
-	if err := p.Options(&option.Block{
-		Setters: []option.Setters{handler.setters(), {"zone": addZone}}, Repeatable: []string{"zone"},
-		Known: handlerOptions, Elsewhere: zoneOptions, Place: "zone <name> { … }, in the block of rate_limit",
+	if err := p.Table(&option.Table{
+		Rows: handler.options(addZone), Also: handler.pluginOptions(),
+		Elsewhere: option.Names(new(Zone).options(h)), Place: "zone <name> { … }, in the block of rate_limit",
 	}); err != nil {
 		return nil, err
 	}
@@ -145,33 +138,13 @@ func knowsStore(h httpcaddyfile.Helper, which, name string) error {
 	return unknownStore(which, name, names)
 }
 
-const (
-	handlerOptions = "store, rollout, zone, headers, problem, log_refusals, jitter, log_key"
-	zoneOptions    = "match, key, events, window, time_zone, week_starts, algorithm, align, burst, cost, settle, settle_buffer, charge, batch, batch_share, free_status, count_status, reset_status, warn, max_wait, max_wait_queue, penalty, reserve, ipv4_prefix, ipv6_prefix, block_status, on_error, enforce"
-)
-
-// setters returns the setters of the options that the directive has beside zones.
-func (h *Handler) setters() option.Setters {
-	return option.Setters{
-		"headers":         option.Filled(&h.Headers).Set,
-		"jitter":          option.Number(&h.Jitter, ", such as 0.2").Set,
-		"problem":         option.Flag(&h.Problem).Set,
-		"log_refusals":    option.Filled(&h.LogRefusals).Set,
-		"log_key":         option.Flag(&h.LogKey).Set,
-		"sweep_interval":  option.Duration(&h.SweepInterval).Set,
-		"disable_metrics": option.Flag(&h.DisableMetrics).Set,
-		"distributed":     func(p *option.Parser) error { return p.Err(adviceDistributed) },
-		"storage":         func(p *option.Parser) error { return p.Err(adviceStorage) },
-		"rollout":         h.parseRollout,
-		"store": func(p *option.Parser) error {
-			name, err := p.Arg()
-			if err != nil {
-				return err
-			}
-			h.StoreRaw, err = json.Marshal(name)
-			return err
-		},
+func (h *Handler) parseStore(p *option.Parser) error {
+	name, err := p.Arg()
+	if err != nil {
+		return err
 	}
+	h.StoreRaw, err = json.Marshal(name)
+	return err
 }
 
 // parseRollout parses another store and the share of the clients that it gets.
@@ -215,15 +188,9 @@ func parseZone(h httpcaddyfile.Helper) (*Zone, error) {
 	if z.Name, err = p.Arg(); err != nil {
 		return nil, p.Err("zone takes one argument, its name")
 	}
-	block := &option.Block{
-		Setters: []option.Setters{z.setters(), {
-			"match":   func(*option.Parser) error { return parseMatch(h, "match", &z.MatcherSetsRaw) },
-			"reserve": func(p *option.Parser) error { return z.parseReserve(h, p) },
-		}},
-		Repeatable: []string{"match", "reserve"},
-		Known:      zoneOptions, Elsewhere: handlerOptions, Place: "the block of rate_limit, outside zone",
-	}
-	if err := p.Options(block); err != nil {
+	if err := p.Table(&option.Table{
+		Rows: z.options(h), Elsewhere: option.Names(new(Handler).options(nil)), Place: "the block of rate_limit, outside zone",
+	}); err != nil {
 		return nil, err
 	}
 	if err := z.validate(); err != nil {
@@ -232,39 +199,46 @@ func parseZone(h httpcaddyfile.Helper) (*Zone, error) {
 	return z, nil
 }
 
-// setters returns the setters of a zone's options, apart from those with matchers.
-func (z *Zone) setters() option.Setters {
-	return option.Setters{
-		"key":            option.List(&z.Key).Set,
-		"events":         parseAmount(&z.Events, &z.EventsFallback),
-		"window":         z.parseWindow,
-		"time_zone":      option.Filled(&z.TimeZone).Set,
-		"week_starts":    option.Filled(&z.WeekStarts).Set,
-		"algorithm":      option.Filled(&z.Algorithm).Set,
-		"align":          option.Flag(&z.Align).Set,
-		"burst":          parseAmount(&z.Burst, &z.BurstFallback),
-		"cost":           z.parseCost,
-		"settle":         option.Filled(&z.Settle).Set,
-		"settle_buffer":  z.parseSettleBuffer,
-		"charge":         option.Filled(&z.Charge).Set,
-		"batch":          option.Filled(&z.Batch).Set,
-		"batch_share":    option.Positive(&z.BatchShare).Set,
-		"free_status":    option.List(&z.FreeStatus).Set,
-		"count_status":   option.List(&z.CountStatus).Set,
-		"reset_status":   option.List(&z.ResetStatus).Set,
-		"warn":           option.Positive(&z.Warn).Set,
-		"max_wait":       option.Duration(&z.MaxWait).Set,
-		"max_wait_queue": option.Positive(&z.MaxWaitQueue).Set,
-		"penalty":        option.Duration(&z.Penalty).Set,
-		"ipv4_prefix":    option.Integer(&z.IPv4Prefix).Set,
-		"ipv6_prefix":    option.Integer(&z.IPv6Prefix).Set,
-		"block_status":   option.Positive(&z.BlockStatus).Set,
-		"on_error":       option.Filled(&z.OnError).Set,
-		"enforce": func(p *option.Parser) error {
-			z.Enforce = new(float64)
-			return option.Number(z.Enforce, " of percent from 0 to 100, such as 12.5").Set(p)
-		},
+func (z *Zone) parseEnforce(p *option.Parser) error {
+	z.Enforce = new(float64)
+	return option.Number(z.Enforce, " of percent from 0 to 100, such as 12.5").Set(p)
+}
+
+// parseCountStatus parses the statuses that cost something, or, after not, those that
+// do not.
+func (z *Zone) parseCountStatus(p *option.Parser) error {
+	args := p.RemainingArgs()
+	switch {
+	case len(args) == 0:
+		return p.Err("count_status takes at least one argument")
+	case args[0] != "not":
+		z.CountStatus = args
+	case len(args) == 1:
+		return p.Err("count_status not takes at least one status, such as count_status not 304 5xx")
+	default:
+		z.CountStatusNot = args[1:]
 	}
+	return nil
+}
+
+// parseMaxWait parses a time span, and how many requests wait at most.
+func (z *Zone) parseMaxWait(p *option.Parser) error {
+	args := p.RemainingArgs()
+	if len(args) == 0 || len(args) > 2 {
+		return p.Errf("max_wait takes a time span, and how many requests are held at most, such as max_wait 5s 1000, not %d arguments", len(args))
+	}
+	wait, err := caddy.ParseDuration(args[0])
+	if err != nil || wait <= 0 {
+		return p.Errf("max_wait %q: it must be a time span above zero, such as 250ms, 10s, 1m, 1h or 1d", args[0])
+	}
+	z.MaxWait = caddy.Duration(wait)
+	if len(args) == 1 {
+		return nil
+	}
+	if z.MaxWaitQueue, err = strconv.Atoi(args[1]); err != nil || z.MaxWaitQueue < 1 {
+		return p.Errf("max_wait %s %q: the number of requests must be a whole number from 1 on", args[0], args[1])
+	}
+	return nil
 }
 
 // parseCost parses a number, or a placeholder and its fallback, which may be left out.
@@ -318,12 +292,31 @@ func parseAmount(to *Amount, fallback *int64) option.Setter {
 	}
 }
 
+// parseWindow parses the length of the window, or the unit of the calendar, and what
+// follows it.
 func (z *Zone) parseWindow(p *option.Parser) error {
-	text, err := p.Arg()
-	if err == nil && !z.setWindow(text) {
-		err = p.Errf("window %q: it must be %s", text, windowWords)
+	args := p.RemainingArgs()
+	if len(args) == 0 {
+		return p.Errf("window is empty: it must be %s", windowWords)
 	}
-	return err
+	text := args[0]
+	if !z.setWindow(text) {
+		return p.Errf("window %q: it must be %s", text, windowWords)
+	}
+	for args = args[1:]; len(args) > 0; {
+		values := map[string]*string{"from": &z.WeekStarts, "in": &z.TimeZone}
+		word := args[0]
+		to, takesValue := values[word]
+		switch {
+		case word == "aligned" && !z.Align:
+			z.Align, args = true, args[1:]
+		case takesValue && *to == "" && len(args) > 1 && args[1] != "":
+			*to, args = args[1], args[2:]
+		default:
+			return p.Errf("window %s: %q is not understood there: write window <duration> [aligned], or window day|week|month|year [from monday|sunday] [in <IANA name>]", text, word)
+		}
+	}
+	return nil
 }
 
 const windowWords = "a time span above zero, such as 10s, 1m, 1h or 1d, or day, week, month or year"
@@ -432,11 +425,11 @@ func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
 	}
 	d.Next()
 	if d.NextArg() {
-		return nil, d.Err("the global option rate_limit takes a block: rate_limit { … }; the directive belongs into a site")
+		return nil, d.Err("the global option rate_limit takes a block: rate_limit { … }; the directive belongs in a site")
 	}
 	for d.NextBlock(0) {
 		if d.Val() != "store" {
-			return nil, d.Errf("unknown option %s: the global option takes only store; zones and all else belong into the directive rate_limit in a site", d.Val())
+			return nil, d.Errf("unknown option %s: the global option takes only store; zones and all else belong in the directive rate_limit in a site", d.Val())
 		}
 		if err := parseStore(d, app.StoresRaw); err != nil {
 			return nil, err

@@ -3,7 +3,6 @@ package shardlimit_test
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,8 +15,6 @@ import (
 
 	shardlimit "github.com/shardlimit/caddy-shardlimit"
 )
-
-var update = flag.Bool("update", false, "write what Caddyfiles adapt to into testdata")
 
 // goldenLine separates a golden's Caddyfile from the JSON that it adapts to.
 const goldenLine = "\n----------\n"
@@ -37,7 +34,7 @@ func TestCaddyfileGoldens(t *testing.T) {
 			}
 			got, err := adapt(caddyfile + "\n")
 			must(t, "adapt", err)
-			if *update && string(got) != expected {
+			if *shardlimit.Update && string(got) != expected {
 				must(t, "write the golden", os.WriteFile(file, []byte(caddyfile+goldenLine+string(got)), 0o600))
 				expected = string(got)
 			}
@@ -60,7 +57,7 @@ func TestCaddyfileErrors(t *testing.T) {
 		if rest, ok := strings.CutPrefix(got, errorStart); ok {
 			got = "... " + rest
 		}
-		if *update {
+		if *shardlimit.Update {
 			row.Expected = got
 		}
 		if got != row.Expected {
@@ -75,7 +72,7 @@ func TestCaddyfileOptions(t *testing.T) {
 	testTables(t, "testdata/options_*.txt", func(t *testing.T, base shardlimit.Base, row *shardlimit.Row) {
 		got, err := adapt(base.Fill(t, *row))
 		must(t, "adapt", err)
-		if *update {
+		if *shardlimit.Update {
 			row.Expected = base.Added(t, got)
 		}
 		checkConfig(t, got, base.Add(t, *row)+"\n")
@@ -96,7 +93,7 @@ func testTables(t *testing.T, pattern string, test func(*testing.T, shardlimit.B
 			}
 			t.Run(row.Name, func(t *testing.T) { test(t, base, row) })
 		}
-		if *update {
+		if *shardlimit.Update {
 			must(t, "write the table", table.Write(file))
 		}
 	}

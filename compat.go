@@ -9,6 +9,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/option"
 )
 
 // NamedZone is a zone in the form of the caddy-ratelimit plugin, where its
@@ -40,6 +42,20 @@ const (
 	adviceDistributed = "distributed is not supported: write a redis store, with which all instances share their counts at once: { rate_limit { store redis { shard a { primary <address> } } } } as a global option with a line for each option"
 	adviceStorage     = "storage is not supported: counts live in a store of their own; write the global option rate_limit { store redis { … } }, or nothing for a store in memory"
 )
+
+// pluginOptions are the options of the caddy-ratelimit plugin that this directive accepts,
+// or answers with what to write instead.
+func (h *Handler) pluginOptions() []option.Row {
+	advice := func(text string) option.Field {
+		return option.Field{Set: func(p *option.Parser) error { return p.Err(text) }}
+	}
+	return []option.Row{
+		{Name: "sweep_interval", Field: option.Duration(&h.SweepInterval)},
+		{Name: "disable_metrics", Field: option.Flag(&h.DisableMetrics)},
+		{Name: "distributed", Field: advice(adviceDistributed)},
+		{Name: "storage", Field: advice(adviceStorage)},
+	}
+}
 
 // adoptNamedZones turns RateLimits into Zones.
 func (h *Handler) adoptNamedZones() error {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -62,8 +61,8 @@ func (d dashboard) expressions() (exprs []string) {
 	return exprs
 }
 
-// TestDashboard checks that the data source is a variable, that panels do not overlap, and that
-// Prometheus parses the queries.
+// TestDashboard checks that the data source is a variable, and that panels do not overlap.
+// TestQueries of lab/deployment has Prometheus parse the queries.
 func TestDashboard(t *testing.T) {
 	d := readDashboard(t)
 	variables := map[string]string{}
@@ -100,27 +99,6 @@ func TestDashboard(t *testing.T) {
 			}
 		}
 	}
-	rules := "groups:\n  - name: dashboard\n    rules:\n"
-	for i, expr := range d.expressions() {
-		rules += fmt.Sprintf("      - record: dashboard:%d\n        expr: %q\n", i, expr)
-	}
-	file := t.TempDir() + "/dashboard.yml"
-	must(t, "write", os.WriteFile(file, []byte(rules), 0o600))
-	promtool(t, "check", "rules", file)
-}
-
-// promtool runs Prometheus's tool.
-func promtool(t *testing.T, args ...string) {
-	t.Helper()
-	if out, err := exec.CommandContext(t.Context(), installed(t, "promtool"), args...).CombinedOutput(); err != nil {
-		t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
-	}
-}
-
-func TestAlertRules(t *testing.T) {
-	t.Parallel()
-	promtool(t, "check", "rules", "contrib/alerts.yml")
-	promtool(t, "test", "rules", "contrib/alerts_test.yml")
 }
 
 var (

@@ -53,7 +53,7 @@ type compose struct {
 
 type composeService struct {
 	Image       string
-	Build       struct{ Context, Dockerfile string }
+	Build       string
 	Command     []string
 	Environment map[string]string
 	Ports       []string
@@ -290,8 +290,8 @@ func TestComposeNamesWhatExists(t *testing.T) {
 	must(t, "store/redis", want("naming the tested version", tested != nil, true))
 	mounted := 0
 	for name, service := range c.Services {
-		if service.Build.Dockerfile != "" {
-			must(t, "build of "+name, want("Dockerfile", path.Join(path.Join(composeDir, service.Build.Context), service.Build.Dockerfile), dockerfile))
+		if service.Build != "" {
+			must(t, "build of "+name, want("Dockerfile", path.Join(composeDir, service.Build, "Dockerfile"), dockerfile))
 		} else if !regexp.MustCompile(`:v?\d+\.\d`).MatchString(service.Image) {
 			t.Errorf("%s: image %s has no version", name, service.Image)
 		}
@@ -385,23 +385,8 @@ func readYAML[T any](t *testing.T, file string) (v T) {
 	return v
 }
 
-// TestPrometheusConfig checks it beside the files that the compose file puts there.
-func TestPrometheusConfig(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	mounts := readCompose(t).Services["prometheus"].mounts()
-	must(t, "Prometheus", want("files", len(mounts), 2))
-	for target, file := range mounts {
-		must(t, target, want("folder", path.Dir(target), "/etc/prometheus"))
-		text, err := os.ReadFile(file)
-		must(t, "read", err)
-		must(t, "write", os.WriteFile(filepath.Join(dir, path.Base(target)), text, 0o600))
-	}
-	promtool(t, "check", "config", dir+"/prometheus.yml")
-}
-
-// TestDockerfile checks what it shares with go.mod, cmd/caddy, the Caddyfile and the manifest.
-// `make contrib` runs its build command.
+// TestDockerfile checks what it shares with the README, go.mod, the Caddyfile and the manifest.
+// `make contrib` runs its build command, which is the README's.
 func TestDockerfile(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(dockerfile)
@@ -416,21 +401,23 @@ func TestDockerfile(t *testing.T) {
 		}
 		return string(m[1])
 	}
-	program, err := os.ReadFile(find(text, `RUN CGO_ENABLED=0 go build .* \./(\S+)`) + "/main.go")
+	readme, err := os.ReadFile("README.md")
 	must(t, "read", err)
 	user := fmt.Sprint(readManifests(t)["Deployment"].Spec.Template.Spec.SecurityContext.RunAsUser)
 	must(t, "the Dockerfile", errors.Join(
 		want("Go", find(text, `ARG GO_VERSION=(\S+)`), find(module, `go (\d+\.\d+)(?:\.\d+)?`)),
-		want("what it builds", find(program, `package (\w+)`), "main"),
+		want("its build", find(text, `RUN (xcaddy build .*)`), find(readme, `(xcaddy build .*)`)),
+		want("xcaddy", find(text, `RUN go install github\.com/caddyserver/xcaddy/cmd/xcaddy@(\S+)`), find(module, `\tgithub\.com/caddyserver/xcaddy (\S+)(?: // indirect)?`)),
+		want("where its result is", find(text, `WORKDIR (\S+)`)+"/caddy", find(text, `COPY --from=build (\S+) /usr/bin/caddy`)),
 		want("its ports", find(text, `EXPOSE (.*)`), strings.Join(readDeployed(t, deployedCaddyfiles(t)[composeCaddy]).ports(), " ")),
 		want("its user", find(text, `USER (.*)`), user+":"+user), want("that user's ID", strings.Contains(string(text), " -u "+user+" "), true),
 		want("health from the admin endpoint", strings.Contains(string(text), " http://"+strings.Replace(caddy.DefaultAdminListen, "localhost", "127.0.0.1", 1)+"/metrics "), true),
 	))
 	copied := regexp.MustCompile(`(?m)^COPY ([^-\n]\S*(?: \S+)*) \S+$`).FindAllStringSubmatch(string(text), -1)
-	must(t, "the Dockerfile", want("copies", len(copied), 3))
+	must(t, "the Dockerfile", want("copies", len(copied), 1))
 	for _, m := range copied {
 		for _, file := range strings.Fields(m[1]) {
-			_, err := os.Stat(file)
+			_, err := os.Stat(path.Join(composeDir, file))
 			must(t, "copy", err)
 		}
 	}

@@ -474,7 +474,7 @@ func TestExampleOutgoing(t *testing.T) {
 		arrived = append(arrived, time.Now())
 	}))
 	t.Cleanup(partner.Close)
-	c := startExample(t, "outgoing", "https://api.github.com", partner.URL, "max_wait_queue 100", "max_wait_queue 200")
+	c := startExample(t, "outgoing", "https://api.github.com", partner.URL, "max_wait 30s 100", "max_wait 30s 200")
 	begun := time.Now()
 	caddytest.Together(t, 4, func(int) error {
 		resp, err := c.Try("/zen")

@@ -5,9 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"math"
 	"net/http"
 	"time"
 
@@ -170,37 +168,6 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	app.limiters = append(app.limiters, h.limiter)
 	return nil
-}
-
-// validate returns what is wrong with the handler, and how to mend it.
-func (h *Handler) validate() error {
-	if len(h.Zones) == 0 {
-		return errors.New("rate_limit has no zone: add one, such as zone api { key {client_ip}; events 100; window 1m } with a line for each option")
-	}
-	names := map[string]bool{}
-	for _, z := range h.Zones {
-		if err := z.validate(); err != nil {
-			return err
-		}
-		if names[z.Name] {
-			return option.Errorf("zone "+z.Name, "is defined twice in one rate_limit: rename one")
-		}
-		names[z.Name] = true
-	}
-	if h.Jitter < 0 || h.Jitter > 10 || math.IsNaN(h.Jitter) {
-		return option.Errorf("jitter", "%v: it must be from 0 to 10, such as 0.2", h.Jitter)
-	}
-	if err := cmp.Or(
-		option.OneOf("headers", h.Headers, limiter.HeadersGitHub, limiter.HeadersIETF, limiter.HeadersBoth, limiter.HeadersNone),
-		option.OneOf("log_refusals", h.LogRefusals, limiter.LogFirst, limiter.LogAll, limiter.LogNone),
-	); err != nil {
-		return err
-	}
-	own, isName, err := rawStoreName(h.StoreRaw)
-	if err != nil {
-		return err
-	}
-	return h.Rollout.validate(own, isName)
 }
 
 func (h *Handler) openStore(ctx caddy.Context, app *App) (*stores.Handle, error) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
@@ -24,7 +25,7 @@ import (
 )
 
 func TestNearest(t *testing.T) {
-	zone := strings.Split(zoneOptions, ", ")
+	zone := option.Names(new(Zone).options(httpcaddyfile.Helper{}))
 	redis := option.Names(redisstore.Rows())
 	for _, test := range []struct {
 		word  string
@@ -40,20 +41,21 @@ func TestNearest(t *testing.T) {
 		{"kye", zone, "key"},
 		{"costs", zone, "cost"},
 		{"max_wiat", zone, "max_wait"},
-		{"max_wait_que", zone, "max_wait_queue"},
+		{"max_wait_que", zone, "max_wait"},
 		{"ipv5_prefix", zone, "ipv4_prefix"},
 		{"check_timout", redis, "check_timeout"},
 		{"pasword", redis, "password"},
 		// Other forms.
-		{"freeStatus", zone, "free_status"},
-		{"free-status", zone, "free_status"},
+		{"countStatus", zone, "count_status"},
+		{"count-status", zone, "count_status"},
 		{"EVENTS", zone, "events"},
 		// Beginnings, and what has more at its end.
 		{"algo", zone, "algorithm"},
 		{"ipv6", zone, "ipv6_prefix"},
 		{"on", zone, "on_error"},
 		{"window_size", zone, "window"},
-		{"max", zone, ""},
+		{"max", zone, "max_wait"},
+		{"ipv", zone, ""},
 		// Parts.
 		{"max_events", zone, "events"},
 		{"redis_password", redis, "password"},
@@ -72,11 +74,12 @@ func TestNearest(t *testing.T) {
 
 // TestNearestIsItself checks that a known word is the nearest to itself.
 func TestNearestIsItself(t *testing.T) {
-	blocks := [][]string{strings.Split(handlerOptions, ", "), strings.Split(zoneOptions, ", "), option.Names(redisstore.Rows())}
+	blocks := [][]option.Row{new(Handler).options(nil), new(Zone).options(httpcaddyfile.Helper{}), redisstore.Rows()}
 	for _, row := range redisstore.Rows() {
-		blocks = append(blocks, option.Names(row.Block))
+		blocks = append(blocks, row.Block)
 	}
-	for _, known := range blocks {
+	for _, block := range blocks {
+		known := option.Names(block)
 		for _, word := range known {
 			if got := option.Nearest(word, known); got != word {
 				t.Errorf("nearest to %s is %s", word, got)

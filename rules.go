@@ -4,14 +4,16 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
-	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -27,7 +29,52 @@ const (
 	weekStartsSunday = "sunday"
 )
 
-// validate returns an error that says what is wrong with the zone and how to mend it.
+const (
+	minSettleBuffer = 1 << 10
+	maxSettleBuffer = 16 << 20
+)
+
+// notWhileRunning is why an option does not go with an algorithm.
+const notWhileRunning = "does not go with %s, which counts requests while they run: remove it"
+
+// validate returns what is wrong with the handler, and how to mend it.
+func (h *Handler) validate() error { return option.Check(h.options(nil)) }
+
+func (h *Handler) validateStore() error {
+	_, _, err := rawStoreName(h.StoreRaw)
+	return err
+}
+
+func (h *Handler) validateRollout() error {
+	own, isName, _ := rawStoreName(h.StoreRaw) // validated
+	return h.Rollout.validate(own, isName)
+}
+
+func (h *Handler) validateZones() error {
+	if len(h.Zones) == 0 {
+		return errors.New("rate_limit has no zone: add one, such as zone api { key {client_ip}; events 100; window 1m } with a line for each option")
+	}
+	names := map[string]bool{}
+	for _, z := range h.Zones {
+		if err := z.validate(); err != nil {
+			return err
+		}
+		if names[z.Name] {
+			return option.Errorf("zone "+z.Name, "is defined twice in one rate_limit: rename one")
+		}
+		names[z.Name] = true
+	}
+	return nil
+}
+
+func (h *Handler) validateJitter() error {
+	if h.Jitter < 0 || h.Jitter > 10 || math.IsNaN(h.Jitter) {
+		return option.Errorf("jitter", "%v: it must be from 0 to 10, such as 0.2", h.Jitter)
+	}
+	return nil
+}
+
+// validate returns what is wrong with the zone, and how to mend it.
 func (z *Zone) validate() error {
 	switch {
 	case z == nil:
@@ -37,14 +84,8 @@ func (z *Zone) validate() error {
 	case !option.ValidName(z.Name):
 		return fmt.Errorf("zone name %q: use only letters, digits and the characters _ . -", z.Name)
 	}
-	for _, rule := range []func() error{
-		z.validateKey, z.validateAlgorithm, z.validateEvents, z.validateCalendar, z.validateWindow, z.validateDrain,
-		z.validateCost, z.validateSettle, z.validateStatus, z.validateWaiting, z.validateReserves,
-		z.validateBatchAndEnforce,
-	} {
-		if err := rule(); err != nil {
-			return fmt.Errorf("zone %s: %w", z.Name, err)
-		}
+	if err := option.Check(z.options(httpcaddyfile.Helper{})); err != nil {
+		return fmt.Errorf("zone %s: %w", z.Name, err)
 	}
 	return nil
 }
@@ -55,32 +96,26 @@ func (z *Zone) validateKey() error {
 		return errors.New("key is missing: add one, such as key {client_ip}, or key static for one bucket that all clients share")
 	case slices.Contains(z.Key, ""):
 		return option.Errorf("key", "has an empty text: remove it")
-	case z.IPv4Prefix < 0 || z.IPv4Prefix > 32:
-		return option.Errorf("ipv4_prefix", "%d: it must be from 0 to 32 bits", z.IPv4Prefix)
-	case z.IPv6Prefix < 0 || z.IPv6Prefix > 128:
-		return option.Errorf("ipv6_prefix", "%d: it must be from 0 to 128 bits", z.IPv6Prefix)
 	}
-	return stores.ValidateOnError(z.OnError)
+	return validateKnownInTime("key", strings.Join(z.Key, " "))
 }
 
-func (z *Zone) validateAlgorithm() error {
-	a, ok := store.ParseAlgorithm(z.Algorithm)
-	switch {
-	case !ok && z.Algorithm != "":
-		return option.Errorf("algorithm", "%q: it must be %s", z.Algorithm, algorithm.Names(func(store.Algorithm) bool { return true }))
-	case z.Align && !algorithm.Of(a).Windowed:
-		return option.Errorf("align", "goes with algorithm %s only: remove it", algorithm.Names(isWindowed))
-	case z.Burst != "" && !a.HasBurst():
-		return option.Errorf("burst", "goes with algorithm %[1]s only: remove it, or write algorithm %[1]s", algorithm.Names(store.Algorithm.HasBurst))
-	case z.Burst != "" || z.BurstFallback != 0:
-		if err := validateAmount("burst", z.Burst, z.BurstFallback, store.MaxEvents, "2^52"); err != nil {
-			return err
+// validateKnownInTime checks that no placeholder of an option is known only when the
+// response has ended.
+func validateKnownInTime(name, text string) error {
+	for _, placeholder := range limiter.PlaceholdersIn(text) {
+		if limiter.IsKnownAtEnd(placeholder) {
+			return option.Errorf(name, "{%s} is known when the response has ended: only cost can be made of it", placeholder)
 		}
 	}
-	if z.isLease() && z.Charge == limiter.ChargeAfter {
-		return option.Errorf("charge", "after: %s always charges before; remove it", a)
+	return nil
+}
+
+func validatePrefix(name string, bits, most int) error {
+	if bits < 0 || bits > most {
+		return option.Errorf(name, "%d: it must be from 0 to %d bits", bits, most)
 	}
-	return option.OneOf("charge", z.Charge, limiter.ChargeAfter, limiter.ChargeBefore)
+	return nil
 }
 
 // algorithm returns the algorithm by which the zone counts: the default if none is named.
@@ -91,15 +126,6 @@ func (z *Zone) algorithm() store.Algorithm {
 
 func isWindowed(a store.Algorithm) bool { return algorithm.Of(a).Windowed }
 func isBatched(a store.Algorithm) bool  { return algorithm.Of(a).Unbatched == "" }
-
-func (z *Zone) validateDrain() error {
-	events, burst := z.Events.quantity(z.EventsFallback).Number, z.Burst.quantity(z.BurstFallback).Number
-	if least := limiter.LeastEvents(burst, time.Duration(z.Window)); events < least {
-		return option.Errorf("burst", "%d would take more than 100 years to come back, at %d in %s: lower it, or raise events to %d",
-			burst, events, time.Duration(z.Window), least)
-	}
-	return nil
-}
 
 func (z *Zone) validateEvents() error {
 	if z.Events == "" {
@@ -125,20 +151,25 @@ func validateAmount(name string, a Amount, fallback, most int64, words string) e
 	case fallback != 0:
 		return option.Errorf(name, "%s: a second number goes with a placeholder only; remove it", a)
 	case a == limiter.UnlimitedWord:
-		return option.Errorf(name, "unlimited: only a placeholder can yield that; remove the zone, for it would limit nothing")
+		return option.Errorf(name, "unlimited: only a placeholder can yield that; remove the zone, because it would limit nothing")
 	case err != nil:
 		return option.Errorf(name, "%q: it must be a whole number from 1 to %s", string(a), words)
 	}
 	if n < 1 || n > most {
 		return option.Errorf(name, "%d: it must be from 1 to %s", n, words)
 	}
-	return nil
+	return validateKnownInTime(name, string(a))
 }
 
 func (z *Zone) validateWindow() error {
+	if err := z.validateCalendar(); err != nil || z.Calendar != "" {
+		return err
+	}
 	window := time.Duration(z.Window)
 	switch {
-	case z.Calendar != "" || window == 0 && z.isLease():
+	case z.Align && !isWindowed(z.algorithm()):
+		return option.Errorf("window", "aligned, or align in JSON, goes with algorithm %s only: remove it", algorithm.Names(isWindowed))
+	case window == 0 && z.isLease():
 		return nil
 	case window == 0:
 		return errors.New("window is missing: add one, such as window 1m")
@@ -155,9 +186,9 @@ func (z *Zone) validateWindow() error {
 func (z *Zone) validateCalendar() error {
 	switch {
 	case z.Calendar == "" && z.TimeZone != "":
-		return option.Errorf("time_zone", "goes with window day, week, month or year only: remove it, or write such a window")
+		return option.Errorf("window", "in %s, or time_zone in JSON, goes with day, week, month or year only: remove it, or write such a window", z.TimeZone)
 	case z.Calendar != string(store.Week) && z.WeekStarts != "":
-		return option.Errorf("week_starts", "goes with window week only: remove it, or write window week")
+		return option.Errorf("window", "from %s, or week_starts in JSON, goes with week only: remove it, or write window week", z.WeekStarts)
 	case z.Calendar == "":
 		return nil
 	case z.Window != 0:
@@ -165,57 +196,34 @@ func (z *Zone) validateCalendar() error {
 	case !isWindowed(z.algorithm()):
 		return option.Errorf("window", "%s, or calendar in JSON, goes with algorithm %s only: write a length, such as window 24h", z.Calendar, algorithm.Names(isWindowed))
 	case z.Align:
-		return option.Errorf("align", "goes with a length only, for window %s begins for all clients at once: remove it", z.Calendar)
+		return option.Errorf("window", "%s begins for all clients at once: remove aligned, or align in JSON", z.Calendar)
 	}
-	if err := cmp.Or(
-		option.OneOf("calendar", z.Calendar, string(store.Day), string(store.Week), string(store.Month), string(store.Year)),
-		option.OneOf("week_starts", z.WeekStarts, weekStartsMonday, weekStartsSunday),
-	); err != nil {
+	if err := option.OneOf("calendar", z.Calendar, string(store.Day), string(store.Week), string(store.Month), string(store.Year)); err != nil {
 		return err
 	}
+	if w := z.WeekStarts; w != "" && w != weekStartsMonday && w != weekStartsSunday {
+		return option.Errorf("window", "%s from %q: it must be monday or sunday", z.Calendar, w)
+	}
 	if err := z.calendar().Validate(); err != nil {
-		return option.Errorf("time_zone", "%q: it must be an IANA name, such as Europe/Berlin: %w", z.TimeZone, err)
+		return option.Errorf("window", "%s in %q: it must be an IANA name, such as Europe/Berlin: %w", z.Calendar, z.TimeZone, err)
 	}
 	return nil
 }
 
-const (
-	settleHeader    = "header"
-	settleEnd       = "end"
-	minSettleBuffer = 1 << 10
-	maxSettleBuffer = 16 << 20
-)
-
-// validateSettle checks when the cost is known against what it is made of.
-func (z *Zone) validateSettle() error {
-	if err := option.OneOf("settle", z.Settle, settleHeader, settleEnd); err != nil {
+func (z *Zone) validateBurst() error {
+	switch {
+	case z.Burst == "" && z.BurstFallback == 0:
+		return nil
+	case z.Burst != "" && !z.algorithm().HasBurst():
+		return option.Errorf("burst", "goes with algorithm %[1]s only: remove it, or write algorithm %[1]s", algorithm.Names(store.Algorithm.HasBurst))
+	}
+	if err := validateAmount("burst", z.Burst, z.BurstFallback, store.MaxEvents, "2^52"); err != nil {
 		return err
 	}
-	switch {
-	case z.Settle == settleEnd && z.isLease():
-		return option.Errorf("settle", "end does not go with %s, which counts requests while they run: remove it", z.algorithm())
-	case z.SettleBuffer != 0 && z.Settle != settleEnd:
-		return option.Errorf("settle_buffer", "needs settle end: write it, or remove settle_buffer")
-	case z.SettleBuffer != 0 && (z.SettleBuffer < minSettleBuffer || z.SettleBuffer > maxSettleBuffer):
-		return option.Errorf("settle_buffer", "%d: it must be from 1KiB to 16MiB", z.SettleBuffer)
-	}
-	for _, name := range limiter.PlaceholdersIn(string(z.Cost)) {
-		switch {
-		case limiter.IsUnknown(name):
-			return option.Errorf("cost", "{%s} is unknown: there is {http.rate_limit.response.size}, .duration_ms and .json.<path>", name)
-		case z.Settle != settleEnd && limiter.IsKnownAtEnd(name):
-			return option.Errorf("cost", "{%s} is known when the response has ended: write settle end", name)
-		}
-	}
-	for where, text := range map[string]string{"key": strings.Join(z.Key, " "), "events": string(z.Events), "burst": string(z.Burst)} {
-		for _, name := range limiter.PlaceholdersIn(text) {
-			if limiter.IsKnownAtEnd(name) {
-				return option.Errorf(where, "{%s} is known when the response has ended: only cost can be made of it", name)
-			}
-		}
-	}
-	if name := z.optionOfGRPC(); name != "" && z.Settle != settleEnd {
-		return option.Errorf(name, "names statuses of gRPC, which are known when the response has ended: write settle end")
+	events, burst := z.Events.quantity(z.EventsFallback).Number, z.Burst.quantity(z.BurstFallback).Number
+	if least := limiter.LeastEvents(burst, time.Duration(z.Window)); events < least {
+		return option.Errorf("burst", "%d would take more than 100 years to come back, at %d in %s: lower it, or raise events to %d",
+			burst, events, time.Duration(z.Window), least)
 	}
 	return nil
 }
@@ -231,7 +239,7 @@ func (z *Zone) validateCost() error {
 	case z.Cost.isDynamic() && !z.Cost.hasPlaceholder():
 		return option.Errorf("cost", "%s: it must be a number, or a text with a placeholder in braces", z.Cost)
 	case z.Cost.isDynamic():
-		return nil
+		return z.validatePlaceholdersOfCost()
 	}
 	n, err := z.Cost.number()
 	if err != nil || n < 0 || n > store.MaxEvents {
@@ -249,38 +257,97 @@ func (z *Zone) validateCost() error {
 	return nil
 }
 
-func (z *Zone) validateStatus() error {
-	const running = "does not go with %s, which counts requests while they run: remove it"
-	a := z.algorithm()
-	switch {
-	case len(z.FreeStatus) > 0 && z.isLease():
-		return option.Errorf("free_status", running, a)
-	case len(z.CountStatus) > 0 && z.isLease():
-		return option.Errorf("count_status", running, a)
-	case len(z.ResetStatus) > 0 && z.isLease():
-		return option.Errorf("reset_status", running, a)
-	case z.BlockStatus != 0 && (z.BlockStatus < 400 || z.BlockStatus > 499):
-		return option.Errorf("block_status", "%d: it must be from 400 to 499, such as 403", z.BlockStatus)
-	case z.Warn < 0 || z.Warn > 100:
-		return option.Errorf("warn", "%d: it must be from 1 to 100 percent", z.Warn)
-	case z.Warn > 0 && z.isLease():
-		return option.Errorf("warn", running, a)
-	case slices.Contains(z.ResetStatus, statusNone):
-		return option.Errorf("reset_status", "none would never reset: remove it, or name statuses, such as 2xx")
-	case len(z.FreeStatus) > 0 && len(z.CountStatus) > 0:
-		return option.Errorf("count_status", "and free_status exclude each other: remove one")
-	case slices.Contains(z.CountStatus, statusNone):
-		return option.Errorf("count_status", "none would never charge: name statuses, such as 401 403")
+func (z *Zone) validatePlaceholdersOfCost() error {
+	for _, name := range limiter.PlaceholdersIn(string(z.Cost)) {
+		switch {
+		case limiter.IsUnknown(name):
+			return option.Errorf("cost", "{%s} is unknown: there is {http.rate_limit.response.size}, .duration_ms and .json.<path>", name)
+		case z.isLease() && limiter.IsKnownAtEnd(name):
+			return option.Errorf("cost", "{%s} is known when the response has ended, and does not go with %s, which counts requests while they run: use another", name, z.algorithm())
+		}
 	}
-	if _, err := z.FreeStatus.compile(); err != nil {
-		return option.Errorf("free_status", "%w, or the word none alone", err)
+	return nil
+}
+
+// isCostKnownAtEnd reports whether the cost is made of what is known when the response
+// has ended.
+func (z *Zone) isCostKnownAtEnd() bool {
+	return slices.ContainsFunc(limiter.PlaceholdersIn(string(z.Cost)), limiter.IsKnownAtEnd)
+}
+
+func (z *Zone) validateSettleBuffer() error {
+	switch {
+	case z.SettleBuffer != 0 && !z.isCostKnownAtEnd():
+		return option.Errorf("settle_buffer", "needs a cost that is known at the end, such as {http.rate_limit.response.json.usage.total_tokens}: write one, or remove settle_buffer")
+	case z.SettleBuffer != 0 && (z.SettleBuffer < minSettleBuffer || z.SettleBuffer > maxSettleBuffer):
+		return option.Errorf("settle_buffer", "%d: it must be from 1KiB to 16MiB", z.SettleBuffer)
+	}
+	return nil
+}
+
+func (z *Zone) validateCharge() error {
+	if z.isLease() && z.Charge == limiter.ChargeAfter {
+		return option.Errorf("charge", "after: %s always charges before; remove it", z.algorithm())
+	}
+	return nil
+}
+
+func (z *Zone) validateBatch() error {
+	batch, err := z.Batch.parse()
+	if err != nil {
+		return err
+	}
+	a := z.algorithm()
+	events, eventsErr := z.Events.number()
+	switch hasBatch := batch != 0; {
+	case hasBatch && !isBatched(a):
+		return option.Errorf("batch", "does not go with %s, %s: remove it, or use %s", a, algorithm.Of(a).Unbatched, algorithm.Names(isBatched))
+	case hasBatch && z.Charge != limiter.ChargeBefore:
+		return option.Errorf("batch", "needs charge before: write it, or remove batch")
+	case hasBatch && len(z.Reserves) > 0:
+		return option.Errorf("batch", "does not go with reserve, because what is reserved could not be kept apart: remove one")
+	case eventsErr == nil && batch > events:
+		return option.Errorf("batch", "%d: it must be at most events, which is %d", batch, events)
+	}
+	return nil
+}
+
+func (z *Zone) validateCountStatus() error {
+	given := len(z.CountStatus) > 0 || len(z.CountStatusNot) > 0
+	switch {
+	case given && z.isLease():
+		return option.Errorf("count_status", notWhileRunning, z.algorithm())
+	case len(z.CountStatus) > 0 && len(z.CountStatusNot) > 0:
+		return option.Errorf("count_status", "and count_status_not exclude each other: remove one")
+	case slices.Contains(z.CountStatus, "none"):
+		return option.Errorf("count_status", "none would never charge: name statuses, such as 401 403")
+	case z.CountStatusNot.isAll():
+		return option.Errorf("count_status", "not all would never charge: name statuses, such as 304")
+	case z.CountStatus.isAll():
+		return nil
 	}
 	if _, err := z.CountStatus.compile(); err != nil {
-		return option.Errorf("count_status", "%w", err)
+		return option.Errorf("count_status", "%w, or the word all alone", err)
+	}
+	if _, err := z.CountStatusNot.compile(); err != nil {
+		return option.Errorf("count_status", "not %w", err)
+	}
+	return nil
+}
+
+func (z *Zone) validateResetStatus() error {
+	switch {
+	case len(z.ResetStatus) > 0 && z.isLease():
+		return option.Errorf("reset_status", notWhileRunning, z.algorithm())
+	case slices.Contains(z.ResetStatus, "none"):
+		return option.Errorf("reset_status", "none would never reset: remove it, or name statuses, such as 2xx")
 	}
 	resets, err := z.ResetStatus.compile()
 	if err != nil {
 		return option.Errorf("reset_status", "%w", err)
+	}
+	if z.CountStatus.isAll() {
+		return nil
 	}
 	counted, _ := z.CountStatus.compile()
 	for code := range limiter.StatusGRPC + 24 {
@@ -299,25 +366,66 @@ func statusText(code int) string {
 	return grpcPrefix + strconv.Itoa(code-limiter.StatusGRPC)
 }
 
-func (z *Zone) validateWaiting() error {
-	a := z.algorithm()
+func (z *Zone) validateWarn() error {
+	switch {
+	case z.Warn < 0 || z.Warn > 100:
+		return option.Errorf("warn", "%d: it must be from 1 to 100 percent", z.Warn)
+	case z.Warn > 0 && z.isLease():
+		return option.Errorf("warn", notWhileRunning, z.algorithm())
+	}
+	return nil
+}
+
+func (z *Zone) validateMaxWait() error {
 	switch {
 	case z.MaxWait < 0 || time.Duration(z.MaxWait) > store.MaxWindow:
 		return option.Errorf("max_wait", "%s: it must be above zero, and at most 100 years", time.Duration(z.MaxWait))
 	case z.MaxWait > 0 && z.isLease():
-		return option.Errorf("max_wait", "does not go with %s, where it is not known when a slot becomes free: remove it", a)
+		return option.Errorf("max_wait", "does not go with %s, where it is not known when a slot becomes free: remove it", z.algorithm())
 	case z.MaxWaitQueue < 0:
 		return option.Errorf("max_wait_queue", "%d: it must be at least 1", z.MaxWaitQueue)
 	case z.MaxWaitQueue > 0 && z.MaxWait == 0:
-		return option.Errorf("max_wait_queue", "needs max_wait: add it, such as max_wait 5s")
-	case z.Penalty < 0 || time.Duration(z.Penalty) > store.MaxWindow:
-		return option.Errorf("penalty", "%s: it must be above zero, and at most 100 years", time.Duration(z.Penalty))
-	case z.Penalty > 0 && time.Duration(z.Penalty)%time.Microsecond != 0:
-		return option.Errorf("penalty", "%s: it must be whole microseconds", time.Duration(z.Penalty))
-	case z.Penalty > 0 && len(z.Reserves) > 0:
-		return option.Errorf("penalty", "does not go with reserve, for it would refuse the important requests as well: remove one")
-	case z.Penalty > 0 && !algorithm.Of(a).Penalties:
+		return option.Errorf("max_wait_queue", "needs max_wait: add it, such as \"5s\"")
+	}
+	return nil
+}
+
+func (z *Zone) validatePenalty() error {
+	a, penalty := z.algorithm(), time.Duration(z.Penalty)
+	switch {
+	case penalty < 0 || penalty > store.MaxWindow:
+		return option.Errorf("penalty", "%s: it must be above zero, and at most 100 years", penalty)
+	case penalty%time.Microsecond != 0:
+		return option.Errorf("penalty", "%s: it must be whole microseconds", penalty)
+	case penalty > 0 && len(z.Reserves) > 0:
+		return option.Errorf("penalty", "does not go with reserve, because it would refuse the important requests as well: remove one")
+	case penalty > 0 && !algorithm.Of(a).Penalties:
 		return option.Errorf("penalty", "does not go with %s: remove it, or use another algorithm", a)
+	}
+	return nil
+}
+
+func (z *Zone) validateReserves() error {
+	sum := 0
+	for _, r := range z.Reserves {
+		switch {
+		case r == nil:
+			return option.Errorf("reserve", "is null: define or remove it")
+		case r.Percent < 1 || r.Percent > 100:
+			return option.Errorf("reserve", "%d: it must be from 1 to 100 percent", r.Percent)
+		case len(r.MatcherSetsRaw) == 0:
+			return option.Errorf("reserve", "%d has no matchers: say for which requests it is kept", r.Percent)
+		}
+		if sum += r.Percent; sum > 100 {
+			return option.Errorf("reserve", "%d makes it %d percent together: it must be at most 100", r.Percent, sum)
+		}
+	}
+	return nil
+}
+
+func (z *Zone) validateBlockStatus() error {
+	if z.BlockStatus != 0 && (z.BlockStatus < 400 || z.BlockStatus > 499) {
+		return option.Errorf("block_status", "%d: it must be from 400 to 499, such as 403", z.BlockStatus)
 	}
 	return nil
 }
@@ -325,27 +433,8 @@ func (z *Zone) validateWaiting() error {
 // isPercent reports whether f is from 0 to 100, which NaN is not.
 func isPercent(f float64) bool { return f >= 0 && f <= 100 }
 
-func (z *Zone) validateBatchAndEnforce() error {
-	batch, err := z.Batch.parse()
-	if err != nil {
-		return err
-	}
-	a := z.algorithm()
-	events, eventsErr := z.Events.number()
-	switch hasBatch := batch != 0; {
-	case hasBatch && !isBatched(a):
-		return option.Errorf("batch", "does not go with %s, %s: remove it, or use %s", a, algorithm.Of(a).Unbatched, algorithm.Names(isBatched))
-	case hasBatch && z.Charge != limiter.ChargeBefore:
-		return option.Errorf("batch", "needs charge before: write it, or remove batch")
-	case hasBatch && len(z.Reserves) > 0:
-		return option.Errorf("batch", "does not go with reserve, for what is reserved could not be kept apart: remove one")
-	case eventsErr == nil && batch > events:
-		return option.Errorf("batch", "%d: it must be at most events, which is %d", batch, events)
-	case z.BatchShare < 0 || z.BatchShare > 100:
-		return option.Errorf("batch_share", "%d: it must be from 1 to 100 percent", z.BatchShare)
-	case z.BatchShare > 0 && batch != store.BatchAuto:
-		return option.Errorf("batch_share", "needs batch auto: write it, or remove batch_share")
-	case z.Enforce != nil && !isPercent(*z.Enforce):
+func (z *Zone) validateEnforce() error {
+	if z.Enforce != nil && !isPercent(*z.Enforce) {
 		return option.Errorf("enforce", "%v: it must be from 0 to 100 percent, such as 12.5", *z.Enforce)
 	}
 	return nil

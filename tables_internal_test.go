@@ -3,6 +3,7 @@ package shardlimit
 import (
 	"bytes"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,6 +11,9 @@ import (
 	"strings"
 	"testing"
 )
+
+// Update is the flag with which tests write what they compare.
+var Update = flag.Bool("update", false, "write what is generated into testdata, docs and comments")
 
 // Table is a file of rows in testdata: a line with == and the name of a base, which
 // the rows below it have; a line with -- and a row's name, lines of a Caddyfile, and

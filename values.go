@@ -44,6 +44,14 @@ func (a Amount) canonical() string {
 	return string(a)
 }
 
+// line returns the amount and its fallback, 0 for none, as a line has them.
+func (a Amount) line(fallback int64) string {
+	if fallback == 0 {
+		return a.canonical()
+	}
+	return a.canonical() + " " + strconv.FormatInt(fallback, 10)
+}
+
 // isDynamic reports whether the amount depends on the request.
 func (a Amount) isDynamic() bool { return strings.Contains(string(a), "{") }
 
@@ -90,8 +98,8 @@ func (t *Texts) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// StatusList names HTTP response statuses: codes such as 304, and classes such
-// as 4xx; and statuses of gRPC, such as grpc:16. The word none, alone, names no status. In JSON codes may be numbers.
+// StatusList names response statuses: codes such as 304, classes such as 4xx, and
+// statuses of gRPC, such as grpc:16. In JSON codes may be numbers.
 type StatusList []string
 
 // UnmarshalJSON implements [json.Unmarshaler].
@@ -117,19 +125,21 @@ func (l *StatusList) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-const (
-	statusNone = "none"
-	// grpcPrefix begins the statuses of gRPC.
-	grpcPrefix = "grpc:"
-)
+// grpcPrefix begins the statuses of gRPC.
+const grpcPrefix = "grpc:"
 
 func isGRPCStatus(text string) bool { return strings.HasPrefix(text, grpcPrefix) }
 
+// isAll reports whether l is the word for all statuses.
+func (l StatusList) isAll() bool { return len(l) == 1 && l[0] == "all" }
+
+// sorted returns the same text for all lists of the same statuses.
+func (l StatusList) sorted() string {
+	return strings.Join(slices.Compact(slices.Sorted(slices.Values(l))), " ")
+}
+
 // compile returns the set that l names.
 func (l StatusList) compile() (set limiter.StatusSet, err error) {
-	if len(l) == 1 && l[0] == statusNone {
-		return set, nil
-	}
 	if l != nil && len(l) == 0 {
 		return set, errors.New("is empty: leave it out, or name statuses")
 	}
@@ -160,9 +170,6 @@ func (l StatusList) compile() (set limiter.StatusSet, err error) {
 // Batch is the number of events that are taken from the store at once: `off`,
 // `auto` or a whole number. In JSON it is a string or a number.
 type Batch string
-
-// defaultBatchShare is the largest share of events that batches hold, in percent.
-const defaultBatchShare = 10
 
 // parse returns the number of events of a batch, 0 for none, or [store.BatchAuto].
 func (b Batch) parse() (int64, error) {

@@ -4,10 +4,6 @@ import (
 	"encoding/json"
 	"slices"
 	"testing"
-	"time"
-
-	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -94,7 +90,7 @@ func TestStatusListFromJSON(t *testing.T) {
 		`[304]`:               {"304"},
 		`["304"]`:             {"304"},
 		`[304, "404", "5xx"]`: {"304", "404", "5xx"},
-		`["none"]`:            {"none"},
+		`["all"]`:             {"all"},
 		`[]`:                  {},
 		`null`:                {},
 	} {
@@ -112,7 +108,6 @@ func TestStatusListCompiles(t *testing.T) {
 		in, out []int
 	}{
 		{nil, nil, []int{200, 304, 500}},
-		{StatusList{"none"}, nil, []int{200, 304, 500}},
 		{StatusList{"304"}, []int{304}, []int{200, 303, 305, 404}},
 		{StatusList{"200", "599"}, []int{200, 599}, []int{201, 598}},
 		{StatusList{"4xx"}, []int{400, 450, 499}, []int{399, 500}},
@@ -138,12 +133,12 @@ func TestStatusListCompiles(t *testing.T) {
 }
 
 func TestStatusListRefuses(t *testing.T) {
-	for _, text := range []string{"", "0", "-304", "100", "199", "600", "304.5", "1xx", "6xx", "0xx", "xxx", "4x", "4xxx", "4XX", "teapot"} {
+	for _, text := range []string{"", "0", "-304", "100", "199", "600", "304.5", "1xx", "6xx", "0xx", "xxx", "4x", "4xxx", "4XX", "teapot", "none", "all", "not"} {
 		if _, err := (StatusList{text}).compile(); err == nil {
 			t.Errorf("%q is taken for a status", text)
 		}
 	}
-	for _, list := range []StatusList{{"none", "304"}, {"304", "none"}, {"none", "none"}} {
+	for _, list := range []StatusList{{"all", "304"}, {"304", "all"}, {"all", "all"}} {
 		if _, err := list.compile(); err == nil {
 			t.Errorf("%q is taken for statuses", list)
 		}
@@ -151,7 +146,7 @@ func TestStatusListRefuses(t *testing.T) {
 }
 
 func TestStatusSetComplement(t *testing.T) {
-	for _, list := range []StatusList{nil, {"none"}, {"401", "403"}, {"4xx", "599"}, {"grpc:0", "grpc:16", "5xx"}, {"2xx", "3xx", "4xx", "5xx"}} {
+	for _, list := range []StatusList{nil, {"304"}, {"401", "403"}, {"4xx", "599"}, {"grpc:0", "grpc:16", "5xx"}, {"2xx", "3xx", "4xx", "5xx"}} {
 		set, err := list.compile()
 		if err != nil {
 			t.Fatal(err)
@@ -179,8 +174,8 @@ func TestStatusesThatAreFree(t *testing.T) {
 		free, charged []int
 	}{
 		"by default":   {&Zone{}, []int{304}, []int{200, 303, 404, 500}},
-		"free_status":  {&Zone{FreeStatus: StatusList{"5xx"}}, []int{500, 503}, []int{200, 304, 404}},
-		"none":         {&Zone{FreeStatus: StatusList{"none"}}, nil, []int{200, 304, 404, 500}},
+		"not":          {&Zone{CountStatusNot: StatusList{"5xx"}}, []int{500, 503}, []int{200, 304, 404}},
+		"all":          {&Zone{CountStatus: StatusList{"all"}}, nil, []int{101, 200, 304, 404, 500}},
 		"count_status": {&Zone{CountStatus: StatusList{"401", "403"}}, []int{101, 200, 304, 402, 500}, []int{401, 403}},
 	} {
 		z := test.zone
@@ -221,88 +216,8 @@ func TestBatchOfAZone(t *testing.T) {
 		"": 0, "off": 0, "auto": store.BatchAuto, "1": 1, "0010": 10, "9007199254740991": store.MaxInteger,
 	} {
 		z := &Zone{Name: "test", Key: Texts{"k"}, Events: "10", Batch: batch}
-		if c := z.compile(); c.Batch != want || c.BatchShare != defaultBatchShare {
-			t.Errorf("batch %q is %d with a share of %d percent, want %d and %d", batch, c.Batch, c.BatchShare, want, defaultBatchShare)
-		}
-	}
-	z := &Zone{Name: "test", Key: Texts{"k"}, Events: "10", Batch: "auto", BatchShare: 25}
-	if c := z.compile(); c.BatchShare != 25 {
-		t.Errorf("batch_share 25 is %d", c.BatchShare)
-	}
-}
-
-func TestDefinition(t *testing.T) {
-	const second, minute = caddy.Duration(time.Second), caddy.Duration(time.Minute)
-	match := caddyhttp.RawMatcherSets{caddy.ModuleMap{"method": []byte(`["GET"]`)}}
-	for want, zones := range map[string][]Zone{
-		"key k, events 10, window 1m0s": {
-			{Key: Texts{"k"}, Events: "10", Window: minute},
-			{Key: Texts{"k"}, Events: "0010", Window: minute, Algorithm: "fixed_window", Charge: "after", Cost: "01"},
-			{Key: Texts{"k"}, Events: "10", Window: minute, FreeStatus: StatusList{"304"}, MaxWaitQueue: limiter.DefaultMaxWaitQueue, Batch: "off"},
-			{Key: Texts{"k"}, Events: "10", Window: minute, Name: "n", MatcherSetsRaw: match},
-		},
-		`key a "b c", events {x} 5, window 1s, algorithm sliding_window`: {
-			{Key: Texts{"a", "b c"}, Events: "{x}", EventsFallback: 5, Window: second, Algorithm: "sliding_window"},
-		},
-		"key k, events 10, window 1s, align, cost {x}, charge before, free_status 304 5xx": {
-			{Key: Texts{"k"}, Events: "10", Window: second, Align: true, Cost: "{x}", Charge: "before", FreeStatus: StatusList{"5xx", "304", "5xx"}},
-		},
-		"key k, events 10, window day": {
-			{Key: Texts{"k"}, Events: "10", Calendar: "day"},
-			{Key: Texts{"k"}, Events: "10", Calendar: "day", TimeZone: "UTC"},
-		},
-		"key k, events 10, window week, time_zone Asia/Tokyo": {
-			{Key: Texts{"k"}, Events: "10", Calendar: "week", TimeZone: "Asia/Tokyo", WeekStarts: "monday"},
-		},
-		"key k, events 10, window week, week_starts sunday": {
-			{Key: Texts{"k"}, Events: "10", Calendar: "week", WeekStarts: "sunday"},
-		},
-		"key k, events 10, window 1s, charge before, batch 5": {
-			{Key: Texts{"k"}, Events: "10", Window: second, Charge: "before", Batch: "5"},
-			{Key: Texts{"k"}, Events: "10", Window: second, Charge: "before", Batch: "05"},
-		},
-		"key k, events 10, window 1s, charge before, batch auto": {
-			{Key: Texts{"k"}, Events: "10", Window: second, Charge: "before", Batch: "auto"},
-			{Key: Texts{"k"}, Events: "10", Window: second, Charge: "before", Batch: "auto", BatchShare: defaultBatchShare},
-		},
-		"key k, events 10, window 1s, charge before, batch auto, batch_share 20": {
-			{Key: Texts{"k"}, Events: "10", Window: second, Charge: "before", Batch: "auto", BatchShare: 20},
-		},
-		"key k, events 10, window 1s, cost 0, free_status none": {
-			{Key: Texts{"k"}, Events: "10", Window: second, Cost: "0", FreeStatus: StatusList{"none"}},
-		},
-		"key k, events 10, window 1s, algorithm gcra": {
-			{Key: Texts{"k"}, Events: "10", Window: second, Algorithm: "gcra"},
-			{Key: Texts{"k"}, Events: "10", Window: second, Algorithm: "gcra", Burst: "10"},
-		},
-		"key k, events 10, window 1s, algorithm gcra, burst 11": {
-			{Key: Texts{"k"}, Events: "10", Window: second, Algorithm: "gcra", Burst: "11"},
-		},
-		"key k, events {x} 10, window 1s, algorithm gcra, burst 10": {
-			{Key: Texts{"k"}, Events: "{x}", EventsFallback: 10, Window: second, Algorithm: "gcra", Burst: "10"},
-		},
-		"key k, events 10, algorithm concurrency": {
-			{Key: Texts{"k"}, Events: "10", Algorithm: "concurrency"},
-			{Key: Texts{"k"}, Events: "10", Algorithm: "concurrency", Charge: "before", Window: caddy.Duration(defaultLease)},
-		},
-		"key k, events 10, window 1s, algorithm concurrency": {
-			{Key: Texts{"k"}, Events: "10", Algorithm: "concurrency", Window: second},
-		},
-		"key k, events 10, window 1s, count_status 401 403, max_wait 1s, max_wait_queue 5, penalty 1m0s": {
-			{Key: Texts{"k"}, Events: "10", Window: second, CountStatus: StatusList{"403", "401"}, MaxWait: second, MaxWaitQueue: 5, Penalty: minute},
-		},
-		"key k, events 10, window 1s, reserve 10, reserve 5": {
-			{Key: Texts{"k"}, Events: "10", Window: second, Reserves: []*Reserve{{Percent: 10}, {Percent: 5}}},
-			{Key: Texts{"k"}, Events: "10", Window: second, Reserves: []*Reserve{{Percent: 10, MatcherSetsRaw: match}, {Percent: 5}}},
-		},
-		"key k, events 10, window 1s, ipv4_prefix 24, ipv6_prefix 64, on_error deny": {
-			{Key: Texts{"k"}, Events: "10", Window: second, IPv4Prefix: 24, IPv6Prefix: 64, OnError: "deny"},
-		},
-	} {
-		for i := range zones {
-			if got := zones[i].definition(); got != want {
-				t.Errorf("definition is\n%s, want\n%s", got, want)
-			}
+		if c := z.compile(); c.Batch != want {
+			t.Errorf("batch %q is %d, want %d", batch, c.Batch, want)
 		}
 	}
 }

@@ -5,15 +5,12 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
-	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -103,26 +100,25 @@ type Zone struct {
 	// when its response begins; the second value counts, so
 	// `{http.response.header.X-Cost}` charges what the backend says. Without such a
 	// number the cost is 1. A request of cost 0 is free and learns where the client
-	// stands, so do not read the cost from what clients send. Default: 1.
+	// stands, so do not read the cost from what clients send.
+	//
+	// A cost may also be made of what is known when the response has ended:
+	// `{http.rate_limit.response.size}` (the bytes of the body),
+	// `{http.rate_limit.response.duration_ms}`,
+	// `{http.rate_limit.response.json.<path>}` (a number in a JSON body such as
+	// `usage.total_tokens`, or in the last server-sent event that has it) and
+	// `{http.response.trailer.<name>}`. Until then the request counts with the cost that
+	// it had when it arrived, which the response headers do not show. Not with
+	// `concurrency`. Default: 1.
 	Cost Amount `json:"cost,omitempty"`
 
 	// The cost if the placeholder of `cost` yields none. Not allowed without a
 	// placeholder. Default: 1.
 	CostFallback *int64 `json:"cost_fallback,omitempty"`
 
-	// When the cost is known. `header`: when the response begins. `end`: when it has
-	// ended, so that `cost` may be made of `{http.rate_limit.response.size}` (the bytes
-	// of the body), `{http.rate_limit.response.duration_ms}`,
-	// `{http.rate_limit.response.json.<path>}` (a number in a JSON body such as
-	// `usage.total_tokens`, or in the last server-sent event that has it) and
-	// `{http.response.trailer.<name>}`. Until then the request counts with the cost that
-	// it had when it arrived, which the response headers do not show. Not with
-	// `concurrency`. Default: `header`.
-	Settle string `json:"settle,omitempty"`
-
-	// With `settle` `end`: how much of a JSON body, or of an event of a stream, is kept
-	// for each request to find the cost in it, from 1KiB to 16MiB. What is longer has
-	// the fallback. Default: 64KiB.
+	// With a cost that is known at the end: how much of a JSON body, or of an event of a
+	// stream, is kept for each request to find the cost in it, from 1KiB to 16MiB. What
+	// is longer has the fallback. Default: 64KiB.
 	SettleBuffer int `json:"settle_buffer,omitempty"`
 
 	// When to charge a request. `after`: once the status of the response is known.
@@ -138,24 +134,20 @@ type Zone struct {
 	// from them without another call. A number, but no more than `events`; `auto`:
 	// sized by traffic; `off`: one call for each request. None of them admits more
 	// than `events`, but other processes lack what one has taken: a client whose
-	// requests reach several may be refused while another process has events left.
+	// requests reach several may be refused while another process has events left. The
+	// batches of `auto` hold at most 10 percent of `events` together.
 	// Needs `charge` `before` and `fixed_window` or `sliding_window`; not with
 	// `reserves`. Default: `off`.
 	Batch Batch `json:"batch,omitempty"`
 
-	// With `batch` `auto`: the percentage of `events` that the batches of all
-	// processes together hold at most, from 1 to 100. A higher one means fewer
-	// calls, and more events that other processes lack. Default: 10.
-	BatchShare int `json:"batch_share,omitempty"`
-
-	// The response statuses that cost nothing: codes like `304` and classes like
-	// `5xx`. `["none"]` charges every status. Default: `["304"]`, or none with
-	// `count_status`.
-	FreeStatus StatusList `json:"free_status,omitempty"`
-
-	// The only response statuses that cost something; `[401, 403]` stops clients
-	// that guess passwords. Not with `free_status`. Default: all that are not free.
+	// The response statuses that cost something: codes like `401` and classes like
+	// `4xx`, or statuses of gRPC like `grpc:16`. `["all"]` charges every status. Default:
+	// all but those in `count_status_not`.
 	CountStatus StatusList `json:"count_status,omitempty"`
+
+	// The response statuses that cost nothing. Not with `count_status`. Default:
+	// `["304"]`, or none with `count_status`.
+	CountStatusNot StatusList `json:"count_status_not,omitempty"`
 
 	// The response statuses that empty the client's bucket, such as those of a login
 	// that succeeds: what was counted before is forgiven, and the response costs
@@ -255,10 +247,9 @@ func (z *Zone) compile() *limiter.Zone {
 		Algorithm: z.algorithm(), Window: z.window(), Align: z.Align, Calendar: z.calendar(),
 		Burst:  z.Burst.quantity(z.BurstFallback),
 		Events: z.Events.quantity(z.EventsFallback), Cost: cmp.Or(z.Cost, "1").quantity(z.costFallback()),
-		SettleAtEnd: z.Settle == settleEnd, SettleBuffer: cmp.Or(z.SettleBuffer, limiter.DefaultSettleBuffer),
-		KnowsGRPC:    z.optionOfGRPC() != "",
+		SettleAtEnd: z.isCostKnownAtEnd() || z.knowsGRPC(), SettleBuffer: cmp.Or(z.SettleBuffer, limiter.DefaultSettleBuffer),
+		KnowsGRPC:    z.knowsGRPC(),
 		ChargeBefore: z.Charge == limiter.ChargeBefore,
-		BatchShare:   int64(cmp.Or(z.BatchShare, defaultBatchShare)),
 		MaxWait:      time.Duration(z.MaxWait), MaxWaitQueue: cmp.Or(z.MaxWaitQueue, limiter.DefaultMaxWaitQueue),
 		Warn:        int64(z.Warn),
 		BlockStatus: z.BlockStatus,
@@ -266,11 +257,12 @@ func (z *Zone) compile() *limiter.Zone {
 	}
 	c.Batch, _ = z.Batch.parse()
 	switch {
+	case z.CountStatus.isAll():
 	case len(z.CountStatus) > 0:
 		counted, _ := z.CountStatus.compile()
 		c.Free = counted.Complement()
-	case len(z.FreeStatus) > 0:
-		c.Free, _ = z.FreeStatus.compile()
+	case len(z.CountStatusNot) > 0:
+		c.Free, _ = z.CountStatusNot.compile()
 	default:
 		c.Free.Add(http.StatusNotModified)
 	}
@@ -312,18 +304,10 @@ func (z *Zone) costFallback() int64 {
 	return *z.CostFallback
 }
 
-// optionOfGRPC returns the option in which a status of gRPC decides about the cost, or
-// nothing.
-func (z *Zone) optionOfGRPC() string {
-	for _, o := range []struct {
-		name string
-		list StatusList
-	}{{"free_status", z.FreeStatus}, {"count_status", z.CountStatus}, {"reset_status", z.ResetStatus}} {
-		if slices.ContainsFunc(o.list, isGRPCStatus) {
-			return o.name
-		}
-	}
-	return ""
+// knowsGRPC reports whether a status of gRPC decides about the cost, which is known when
+// the response has ended.
+func (z *Zone) knowsGRPC() bool {
+	return slices.ContainsFunc(slices.Concat(z.CountStatus, z.CountStatusNot, z.ResetStatus), isGRPCStatus)
 }
 
 // isLease reports whether the zone counts requests while they run.
@@ -338,85 +322,4 @@ type Reserve struct {
 	// The requests for which it is kept: those that match any of the sets. They may
 	// also use what is kept for less important ones. Required.
 	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
-}
-
-func (z *Zone) validateReserves() error {
-	sum := 0
-	for _, r := range z.Reserves {
-		switch {
-		case r == nil:
-			return option.Errorf("reserve", "is null: define or remove it")
-		case r.Percent < 1 || r.Percent > 100:
-			return option.Errorf("reserve", "%d: it must be from 1 to 100 percent", r.Percent)
-		case len(r.MatcherSetsRaw) == 0:
-			return option.Errorf("reserve", "%d has no matchers: say for which requests it is kept", r.Percent)
-		}
-		if sum += r.Percent; sum > 100 {
-			return option.Errorf("reserve", "%d makes it %d percent together: it must be at most 100", r.Percent, sum)
-		}
-	}
-	return nil
-}
-
-// definition returns what zones of one name must agree on, as options that differ
-// from the default.
-func (z *Zone) definition() string {
-	var b strings.Builder
-	b.WriteString("key")
-	for _, text := range z.Key {
-		if strings.ContainsAny(text, " \t\n\"`") {
-			text = strconv.Quote(text)
-		}
-		b.WriteString(" " + text)
-	}
-	add := func(different bool, format string, args ...any) {
-		if different {
-			fmt.Fprintf(&b, ", "+format, args...)
-		}
-	}
-	if add(true, "events %s", z.Events.canonical()); z.EventsFallback != 0 {
-		fmt.Fprintf(&b, " %d", z.EventsFallback)
-	}
-	window := time.Duration(z.Window)
-	if z.isLease() && window == defaultLease {
-		window = 0
-	}
-	add(window != 0, "window %s", window)
-	add(z.Calendar != "", "window %s", z.Calendar)
-	add(z.TimeZone != "" && z.TimeZone != utc, "time_zone %s", z.TimeZone)
-	add(z.WeekStarts == weekStartsSunday, "week_starts %s", z.WeekStarts)
-	add(z.algorithm() != store.FixedWindow, "algorithm %s", z.Algorithm)
-	add(z.Align, "align")
-	add(z.Burst != "" && z.Burst.canonical() != z.Events.canonical(), "burst %s", z.Burst.canonical())
-	if z.BurstFallback != 0 {
-		fmt.Fprintf(&b, " %d", z.BurstFallback)
-	}
-	add(z.Cost != "" && z.Cost.canonical() != "1", "cost %s", z.Cost.canonical())
-	add(z.costFallback() != 1, "cost_fallback %d", z.costFallback())
-	add(z.Settle == settleEnd, "settle %s", z.Settle)
-	add(z.SettleBuffer != 0 && z.SettleBuffer != limiter.DefaultSettleBuffer, "settle_buffer %d", z.SettleBuffer)
-	add(z.Charge == limiter.ChargeBefore && !z.isLease(), "charge %s", z.Charge)
-	batch, _ := z.Batch.parse()
-	add(batch != 0, "batch %s", Amount(z.Batch).canonical())
-	add(z.BatchShare != 0 && z.BatchShare != defaultBatchShare, "batch_share %d", z.BatchShare)
-	free := sortedStatuses(z.FreeStatus)
-	add(free != "" && free != "304", "free_status %s", free)
-	add(len(z.CountStatus) > 0, "count_status %s", sortedStatuses(z.CountStatus))
-	add(len(z.ResetStatus) > 0, "reset_status %s", sortedStatuses(z.ResetStatus))
-	add(z.Warn != 0, "warn %d", z.Warn)
-	add(z.MaxWait != 0, "max_wait %s", time.Duration(z.MaxWait))
-	add(z.MaxWaitQueue != 0 && z.MaxWaitQueue != limiter.DefaultMaxWaitQueue, "max_wait_queue %d", z.MaxWaitQueue)
-	add(z.Penalty != 0, "penalty %s", time.Duration(z.Penalty))
-	for _, reserve := range z.Reserves {
-		add(true, "reserve %d", reserve.Percent)
-	}
-	add(z.IPv4Prefix != 0, "ipv4_prefix %d", z.IPv4Prefix)
-	add(z.IPv6Prefix != 0, "ipv6_prefix %d", z.IPv6Prefix)
-	add(z.BlockStatus != 0 && z.BlockStatus != http.StatusTooManyRequests, "block_status %d", z.BlockStatus)
-	add(z.OnError != "", "on_error %s", z.OnError)
-	return b.String()
-}
-
-func sortedStatuses(l StatusList) string {
-	return strings.Join(slices.Compact(slices.Sorted(slices.Values(l))), " ")
 }

@@ -98,7 +98,7 @@ func TestAlignedWindows(t *testing.T) {
 	zones := ""
 	for _, window := range windows {
 		for _, mode := range modes {
-			zones += pathZone(fmt.Sprint("aligned.", window, ".", mode), "align", fmt.Sprintf("window %ds", window), "charge "+mode, "events 2")
+			zones += pathZone(fmt.Sprint("aligned.", window, ".", mode), fmt.Sprintf("window %ds aligned", window), "charge "+mode, "events 2")
 		}
 	}
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
@@ -135,10 +135,10 @@ func TestCalendarWindows(t *testing.T) {
 	for unit := range units {
 		starts := ""
 		if unit == "week" {
-			starts = "week_starts sunday"
+			starts = " from sunday"
 		}
 		for _, mode := range modes {
-			zones += pathZone(unit+"."+mode, "window "+unit, "time_zone "+city, starts, "charge "+mode, "events 2")
+			zones += pathZone(unit+"."+mode, "window "+unit+starts+" in "+city, "charge "+mode, "events 2")
 		}
 	}
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
@@ -213,7 +213,7 @@ func TestAlignedWindowEndsOnTheClock(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 1)
 	zones := ""
 	for _, mode := range modes {
-		zones += pathZone("aligned."+mode, "align", fmt.Sprintf("window %ds", window), "events 1", "charge "+mode)
+		zones += pathZone("aligned."+mode, fmt.Sprintf("window %ds aligned", window), "events 1", "charge "+mode)
 	}
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
 		c := startWith(t, store, zones, "respond ok")

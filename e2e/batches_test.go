@@ -367,78 +367,66 @@ func TestBatchRegainsWhatAnotherZoneRefuses(t *testing.T) {
 // TestBatchShare checks that all Caddys together hold no more than their share of the limit.
 func TestBatchShare(t *testing.T) {
 	t.Parallel()
-	const events, workers = 6000, 6
-	for _, percent := range []int64{0, 2, 25} {
-		share := percent
-		if share == 0 {
-			share = 10
-		}
-		t.Run(fmt.Sprint(share, " percent"), func(t *testing.T) {
-			t.Parallel() // it spends its time waiting
-			options := []string{fmt.Sprint("events ", events), "batch auto", "charge before"}
-			if percent > 0 {
-				options = append(options, fmt.Sprint("batch_share ", percent))
-			}
-			servers := caddytest.StartShards(t, 1, 0)
-			caddys := caddytest.StartMany(t, 3, zonesSite(servers.Store(), zoneWith("api", options...), "respond ok"))
-			var served caddytest.Tally
-			for _, c := range caddys {
-				must(t, "first request", want("status", c.Probe("/", "X-Key: alice").Status, http.StatusOK))
-				served.Add("alice")
-			}
-			// Each Caddy learns the number of Caddys when it renews its registration.
-			said, primary := map[string]float64{}, servers[0].Primary.Client()
-			eventually(t, "the Caddys know of each other", func() error {
-				leases, err := primary.Keys(t.Context(), "*:\\*processes:*").Result()
-				if err == nil {
-					err = want("number of buckets", len(leases), 1)
-				}
-				if err != nil {
-					return err
-				}
-				now, err := primary.ZRangeWithScores(t.Context(), leases[0], 0, -1).Result()
-				if err == nil {
-					err = want("number of leases", len(now), len(caddys))
-				}
-				if err != nil {
-					return err
-				}
-				renewed := 0
-				for _, lease := range now {
-					id := fmt.Sprint(lease.Member)
-					if _, known := said[id]; !known {
-						said[id] = lease.Score
-					}
-					if lease.Score > said[id] {
-						renewed++
-					}
-				}
-				return want("number of those renewed", renewed, len(caddys))
-			})
-			stop := caddytest.StartTraffic(t, workers, func(worker, _ int) error {
-				a, err := caddys[worker%len(caddys)].TryProbe(t.Context(), "/", "X-Key: alice")
-				if err != nil || a.Status != http.StatusOK {
-					return errors.Join(err, want("status", a.Status, http.StatusOK))
-				}
-				served.Add("alice")
-				time.Sleep(2 * time.Millisecond)
-				return nil
-			})
-			most := int64(0)
-			for start := time.Now(); time.Since(start) < 4*time.Second && served.Total() < events*3/4; {
-				// Requests served between the two reads are no longer held.
-				used := servers.Content(t, "api", "alice").Used
-				most = max(most, used-served.Total())
-				time.Sleep(time.Millisecond)
-			}
-			stop()
-			// A worker may have been served without having counted it yet.
-			bound := events*share/100 + workers
-			must(t, "Caddys", want(fmt.Sprintf("holding %d of %d, which is more than %d,", most, events, bound), most > bound, false))
-			servers.AwaitUsed(t, "api", "alice", served.Total())
-			t.Logf("%d served; the Caddys held %d of %d at most, %d percent", served.Total(), most, events, most*100/events)
-		})
+	const events, workers, share = 6000, 6, 10
+	options := []string{fmt.Sprint("events ", events), "batch auto", "charge before"}
+	servers := caddytest.StartShards(t, 1, 0)
+	caddys := caddytest.StartMany(t, 3, zonesSite(servers.Store(), zoneWith("api", options...), "respond ok"))
+	var served caddytest.Tally
+	for _, c := range caddys {
+		must(t, "first request", want("status", c.Probe("/", "X-Key: alice").Status, http.StatusOK))
+		served.Add("alice")
 	}
+	// Each Caddy learns the number of Caddys when it renews its registration.
+	said, primary := map[string]float64{}, servers[0].Primary.Client()
+	eventually(t, "the Caddys know of each other", func() error {
+		leases, err := primary.Keys(t.Context(), "*:\\*processes:*").Result()
+		if err == nil {
+			err = want("number of buckets", len(leases), 1)
+		}
+		if err != nil {
+			return err
+		}
+		now, err := primary.ZRangeWithScores(t.Context(), leases[0], 0, -1).Result()
+		if err == nil {
+			err = want("number of leases", len(now), len(caddys))
+		}
+		if err != nil {
+			return err
+		}
+		renewed := 0
+		for _, lease := range now {
+			id := fmt.Sprint(lease.Member)
+			if _, known := said[id]; !known {
+				said[id] = lease.Score
+			}
+			if lease.Score > said[id] {
+				renewed++
+			}
+		}
+		return want("number of those renewed", renewed, len(caddys))
+	})
+	stop := caddytest.StartTraffic(t, workers, func(worker, _ int) error {
+		a, err := caddys[worker%len(caddys)].TryProbe(t.Context(), "/", "X-Key: alice")
+		if err != nil || a.Status != http.StatusOK {
+			return errors.Join(err, want("status", a.Status, http.StatusOK))
+		}
+		served.Add("alice")
+		time.Sleep(2 * time.Millisecond)
+		return nil
+	})
+	most := int64(0)
+	for start := time.Now(); time.Since(start) < 4*time.Second && served.Total() < events*3/4; {
+		// Requests served between the two reads are no longer held.
+		used := servers.Content(t, "api", "alice").Used
+		most = max(most, used-served.Total())
+		time.Sleep(time.Millisecond)
+	}
+	stop()
+	// A worker may have been served without having counted it yet.
+	const bound int64 = events*share/100 + workers
+	must(t, "Caddys", want(fmt.Sprintf("holding %d of %d, which is more than %d,", most, events, bound), most > bound, false))
+	servers.AwaitUsed(t, "api", "alice", served.Total())
+	t.Logf("%d served; the Caddys held %d of %d at most, %d percent", served.Total(), most, events, most*100/events)
 }
 
 // TestTakesNeverExceedEvents checks that a take is atomic: no request finds room that a concurrent

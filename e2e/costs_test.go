@@ -118,7 +118,7 @@ func TestCostOfTheRequest(t *testing.T) {
 func TestFreeStatusesLeaveTheCountAlone(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
-	c := startWith(t, servers.Store(), pathZone("default")+pathZone("custom", "free_status 404 5xx")+pathZone("none", "free_status none"), `
+	c := startWith(t, servers.Store(), pathZone("default")+pathZone("custom", "count_status not 404 5xx")+pathZone("none", "count_status all"), `
 @fresh header If-None-Match *
 respond @fresh 304
 @404 path */404
@@ -300,7 +300,7 @@ var settlements = map[string]struct {
 		{"/error", 503, false},
 		{"", 503, false},
 	}},
-	"free": {"free_status 5xx", []settlement{
+	"free": {"count_status not 5xx", []settlement{
 		{"", 200, false},
 		{"/error", 503, true},
 		{"/panic", 500, true},
@@ -317,7 +317,7 @@ var settlements = map[string]struct {
 		{"", 304, true},
 		{"", 403, false},
 	}},
-	"none": {"free_status none", []settlement{
+	"none": {"count_status all", []settlement{
 		{"", 304, false},
 		{"/panic", 500, false},
 		{"/error", 503, false},

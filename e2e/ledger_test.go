@@ -522,7 +522,7 @@ func TestRequestsInFlightRefuseOthersForASecond(t *testing.T) {
 	servers := caddytest.StartShards(t, 1, 1)
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
 		backend := caddytest.StartSlowBackend(t)
-		c := startWith(t, store, zonesPerAlgorithm(fmt.Sprint("events ", floodEvents), "charge after", "free_status 200"), proxyTo(backend.Server.Listener.Addr().String()))
+		c := startWith(t, store, zonesPerAlgorithm(fmt.Sprint("events ", floodEvents), "charge after", "count_status not 200"), proxyTo(backend.Server.Listener.Addr().String()))
 		for _, algorithm := range counting {
 			t.Run(algorithm, func(t *testing.T) {
 				answers := make(chan caddytest.Answer, floodSize)

@@ -350,7 +350,7 @@ var features = []feature{
 	{
 		name: "batch auto",
 		configure: func(_ *pairRun, s *pairSite) {
-			s.zone("charge before", "batch auto", fmt.Sprint("batch_share ", batchPercent))
+			s.zone("charge before", "batch auto")
 		},
 		allow: func(_ *pairRun, b *bounds) {
 			// A take or refund without a reply may concern a whole batch.
@@ -416,11 +416,11 @@ var features = []feature{
 	},
 	{
 		name:      "window month",
-		configure: func(_ *pairRun, s *pairSite) { s.zone("window month", "time_zone America/New_York") },
+		configure: func(_ *pairRun, s *pairSite) { s.zone("window month in America/New_York") },
 	},
 	{
-		name:      "settle end",
-		configure: func(_ *pairRun, s *pairSite) { s.zone("settle end") },
+		name:      "settle at the end", // awaited because of the status of gRPC
+		configure: func(_ *pairRun, s *pairSite) { s.zone("count_status not 304 grpc:5") },
 	},
 	{
 		name:      "warn",
@@ -477,7 +477,7 @@ const (
 	pairLimit      = 40
 	groupLimit     = 150
 	innerLimit     = 60
-	batchPercent   = 50
+	batchPercent   = 10
 	reservePercent = 20
 )
 

@@ -187,7 +187,7 @@ func TestRequestRunningDuringARolloutSettlesWhereItWasAdmitted(t *testing.T) {
 	servers := caddytest.StartShards(t, 2, 0)
 	backend := caddytest.StartSlowBackend(t)
 	c := startWith(t, twoStores(servers), "rollout other 0\n"+
-		zoneWith("after")+zoneWith("before", "charge before")+zoneWith("free", "charge before", "free_status 2xx")+
+		zoneWith("after")+zoneWith("before", "charge before")+zoneWith("free", "charge before", "count_status not 2xx")+
 		zoneWith("slots", "algorithm concurrency", "events 5"), proxyTo(backend.Server.Listener.Addr().String()))
 	holds := func(what string, store caddytest.Shards, after, before, free, slots int64) {
 		t.Helper()

@@ -94,7 +94,7 @@ func TestCostsAtTheEnd(t *testing.T) {
 		for name, cost := range map[string]string{
 			"tokens": tokens, "size": "cost {http.rate_limit.response.size}", "trailer": "cost {http.response.trailer.X-Cost} 0",
 		} {
-			zones += pathZone(name+"."+mode, cost, "settle end", "events 10000", "charge "+mode)
+			zones += pathZone(name+"."+mode, cost, "events 10000", "charge "+mode)
 		}
 	}
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
@@ -155,7 +155,7 @@ func TestCostsAtTheEndOfUnusualResponses(t *testing.T) {
 	names := []string{"tokens", "size", "slots"}
 	forStores(t, bothStores(servers), func(t *testing.T, store string) {
 		for _, mode := range modes {
-			more := []string{"settle end", "events 10000", "charge " + mode, "free_status 5xx"}
+			more := []string{"events 10000", "charge " + mode, "count_status not 5xx"}
 			zones := zoneWith("tokens."+mode, append(more, "cost {http.rate_limit.response.json.usage.total_tokens} 3")...) +
 				zoneWith("slots."+mode, "algorithm concurrency", "events 3")
 			inner := zoneWith("size."+mode, append(more, "cost {http.rate_limit.response.size} 2")...)
@@ -206,7 +206,7 @@ func TestCostsAtTheEndOfUnusualResponses(t *testing.T) {
 func TestCostsAtTheEndOverHTTP2(t *testing.T) {
 	t.Parallel()
 	backend := startSlowWriter(t)
-	zone := zoneWith("tokens", "events 10000", "settle end", "cost {http.rate_limit.response.json.usage.total_tokens} 3")
+	zone := zoneWith("tokens", "events 10000", "cost {http.rate_limit.response.json.usage.total_tokens} 3")
 	site := strings.Replace(zonesSite("", zone, proxyTo(backend.addr)), "{{global}}", "{{global}}\nservers {\nprotocols h1 h2c\n}", 1)
 	c := caddytest.Start(t, site)
 	protocols := new(http.Protocols)
@@ -245,7 +245,7 @@ func TestStreamsOutliveWhatWasBefore(t *testing.T) {
 			t.Run(mode+"/"+onError, func(t *testing.T) {
 				servers := caddytest.StartLastingShards(t, 1, 0)
 				backend := startSlowWriter(t)
-				zone := zoneWith("tokens", "events 10000", "charge "+mode, "settle end", "cost {http.rate_limit.response.json.usage.total_tokens} 3")
+				zone := zoneWith("tokens", "events 10000", "charge "+mode, "cost {http.rate_limit.response.json.usage.total_tokens} 3")
 				site := zonesSite(servers.Store("on_error "+onError, "check_timeout 1m", "charge_timeout 1m"), zone, proxyTo(backend.addr))
 				c := caddytest.Start(t, site)
 				must(t, "a request", want("status", c.Get("/x/json", "X-Key: alice").StatusCode, http.StatusOK))
@@ -284,12 +284,12 @@ func TestStatusesOfGRPC(t *testing.T) {
 		option string
 		costs  bool
 	}{
-		"free": {"free_status grpc:0", false}, "another is free": {"free_status grpc:5", true},
+		"free": {"count_status not grpc:0", false}, "another is free": {"count_status not grpc:5", true},
 		"counted": {"count_status grpc:0 grpc:16", true}, "another is counted": {"count_status grpc:16", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			zone := strings.ReplaceAll(name, " ", "_")
-			c := caddytest.Start(t, grpcSite(servers.Store(), zoneWith(zone, "events 100", "settle end", test.option), backend))
+			c := caddytest.Start(t, grpcSite(servers.Store(), zoneWith(zone, "events 100", test.option), backend))
 			g := dialGRPC(t, c)
 			used := int64(0)
 			for range 3 {

@@ -356,7 +356,7 @@ func TestWaitThatWouldBeTooLong(t *testing.T) {
 	}
 }
 
-// TestFullQueue checks that no more than max_wait_queue requests of a zone wait.
+// TestFullQueue checks that no more requests of a zone wait than max_wait says.
 func TestFullQueue(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
@@ -364,7 +364,7 @@ func TestFullQueue(t *testing.T) {
 		for algorithm, mode := range ways {
 			t.Run(name+", "+mode+", "+algorithm, func(t *testing.T) {
 				flush(t, servers)
-				c := startWith(t, store, zoneWith("slow", "algorithm "+algorithm, "events 1", "max_wait 100000h", "max_wait_queue 2", "charge "+mode), "respond ok")
+				c := startWith(t, store, zoneWith("slow", "algorithm "+algorithm, "events 1", "max_wait 100000h 2", "charge "+mode), "respond ok")
 				for _, key := range []string{"alice", "bob"} {
 					must(t, key, c.Probe("/", "X-Key: "+key).Shows(http.StatusOK, 1, 1))
 					awaitUsed(t, servers, store, "slow", key, 1)
@@ -474,7 +474,7 @@ func TestHeldRequestIsCountedOnce(t *testing.T) {
 }
 
 // TestLineCostsOneCallASecond checks that a Caddy asks about a client's bucket once a second while
-// requests wait for it, however many more are refused because of max_wait or max_wait_queue.
+// requests wait for it, however many more are refused because of max_wait.
 func TestLineCostsOneCallASecond(t *testing.T) {
 	t.Parallel()
 	const requests = 200
@@ -482,7 +482,7 @@ func TestLineCostsOneCallASecond(t *testing.T) {
 	zones := ""
 	for algorithm, mode := range ways {
 		zones += pathZone("long."+mode+"."+algorithm, "max_wait 25000h", "algorithm "+algorithm, "events 1", "charge "+mode)
-		zones += pathZone("full."+mode+"."+algorithm, "max_wait 100000h", "max_wait_queue 3", "algorithm "+algorithm, "events 1", "charge "+mode)
+		zones += pathZone("full."+mode+"."+algorithm, "max_wait 100000h 3", "algorithm "+algorithm, "events 1", "charge "+mode)
 	}
 	c := startWith(t, servers.Store(), zones, "respond ok")
 	for algorithm, mode := range ways {

@@ -1,17 +1,16 @@
 #!/usr/bin/env bash
 # Installs the programs named as arguments that are not there yet:
 #
-#   redis-server  the tests count in it        promtool  checks the alert rules
-#   nginx         an example runs it           chromium  opens the page of `caddy rate-limit ui`
-#   wrk           a second opinion on speed    cc        a C compiler, for the race detector
+#   redis-server  the tests count in it        chromium  opens the page of `caddy rate-limit ui`
+#   nginx         an example runs it           cc        a C compiler, for the race detector
+#   wrk           a second opinion on speed    spin      checks the model of charges
 #   make          runs the targets of Makefile
-#   spin          checks the model of charges
 #
 # Without arguments: all of them. Knows Debian and its descendants; elsewhere it
 # says what to install, and fails.
 #
-# The services that come with the packages are neither started now nor at the
-# next boot: the tests start servers of their own.
+# No service is installed but that of nginx, which is started neither now nor at
+# the next boot: the tests start servers of their own.
 set -euo pipefail
 
 # is_there PROGRAM reports whether a program is installed.
@@ -31,7 +30,7 @@ is_there() {
 
 debian_packages() {
 	case $1 in
-	promtool) echo prometheus ;;
+	redis-server) echo redis-tools ;; # has the program; the package redis-server adds a service and a link
 	cc) echo gcc libc6-dev ;;
 	*) echo "$1" ;;
 	esac
@@ -40,16 +39,18 @@ debian_packages() {
 homebrew_packages() {
 	case $1 in
 	redis-server) echo redis ;;
-	promtool) echo prometheus ;;
 	chromium) echo --cask chromium ;;
 	cc) ;;
 	*) echo "$1" ;;
 	esac
 }
 
-# Denies every action on these services and leaves the others to the machine's
+# Where the packages are installed; a test has a folder here.
+root=${INSTALL_ROOT:-}
+
+# Denies every action on the service of nginx and leaves the others to the machine's
 # own policy, which comes back when this script ends.
-policy=/usr/sbin/policy-rc.d
+policy=$root/usr/sbin/policy-rc.d
 saved=$policy.saved-by-shardlimit
 
 restore_policy() {
@@ -64,7 +65,7 @@ deny_services() {
 	if [ -e "$policy" ]; then mv "$policy" "$saved"; fi
 	cat >"$policy" <<-POLICY
 		#!/bin/sh
-		case "\$*" in *redis* | *prometheus* | *nginx*) exit 101 ;; esac
+		case "\$*" in *nginx*) exit 101 ;; esac
 		[ ! -x $saved ] || exec $saved "\$@"
 	POLICY
 	chmod 755 "$policy"
@@ -75,12 +76,23 @@ install_packages() {
 	deny_services
 	echo "- reading the lists of packages"
 	apt-get -qq -o DPkg::Lock::Timeout=300 update
-	local package
+	local package left
 	for package in "$@"; do
 		echo "- installing $package"
 		apt-get -qq -y -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 install --no-install-recommends "$package" >/dev/null
 		case $package in
-		redis-server | prometheus | nginx) update-rc.d "$package" disable >/dev/null ;;
+		redis-tools) # the server and this check are one program, which looks at its name
+			mkdir -p "$root/usr/local/bin"
+			ln -sf ../../bin/redis-check-rdb "$root/usr/local/bin/redis-server"
+			;;
+		nginx)
+			update-rc.d nginx disable >/dev/null
+			left=$(find "$root"/etc/rc?.d "$root/etc/systemd/system" -name 'S??nginx' -o -name nginx.service) || true
+			if [ -n "$left" ]; then
+				printf 'nginx would start with the machine:\n%s\n' "$left" >&2
+				exit 1
+			fi
+			;;
 		esac
 	done
 	echo "- installed; no service was started"
@@ -92,7 +104,7 @@ if [ "${1:-}" = as-root ]; then
 	exit
 fi
 
-if [ $# -eq 0 ]; then set -- make redis-server promtool nginx chromium wrk cc spin; fi
+if [ $# -eq 0 ]; then set -- make redis-server nginx chromium wrk cc spin; fi
 missing=()
 for program in "$@"; do
 	is_there "$program" || missing+=("$program")
@@ -107,7 +119,7 @@ if ! command -v apt-get >/dev/null; then
 			if [ -n "$packages" ]; then echo "  brew install $packages" >&2; else echo "  xcode-select --install" >&2; fi
 		done
 	else
-		echo "There is no apt-get here. Homebrew's packages are redis, prometheus, nginx, wrk, spin, and the cask chromium." >&2
+		echo "There is no apt-get here. Homebrew's packages are redis, nginx, wrk, spin, and the cask chromium." >&2
 	fi
 	exit 1
 fi

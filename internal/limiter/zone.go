@@ -44,9 +44,8 @@ type Zone struct {
 	// ChargeBefore is set if the zone takes when a request arrives, as one with
 	// concurrency always does.
 	ChargeBefore bool
-	// Batch is 0, [store.BatchAuto], or how many events are taken at once;
-	// BatchShare is in percent.
-	Batch, BatchShare int64
+	// Batch is 0, [store.BatchAuto], or how many events are taken at once.
+	Batch int64
 	// Free are the statuses that cost nothing; Forgives are those that empty the bucket
 	// as well.
 	Free, Forgives StatusSet
@@ -98,6 +97,10 @@ const (
 	ChargeAfter  = "after"
 	ChargeBefore = "before"
 )
+
+// batchShare is how many percent of the events the batches of all processes hold
+// together at most.
+const batchShare = 10
 
 // Quantity is a number, or a text with placeholders that yields a number for each
 // request.
@@ -184,7 +187,7 @@ func (z *Zone) request(r *http.Request, repl *caddy.Replacer, l *Limiter) (store
 	}
 	req := store.Request{
 		Limit: &z.limit, ClientKey: z.clientKey(r.Header, repl, l), Events: events, Burst: burst,
-		Cost: z.Cost.Number, Batch: z.Batch, BatchShare: z.BatchShare,
+		Cost: z.Cost.Number, Batch: z.Batch, BatchShare: batchShare,
 	}
 	switch {
 	case z.Cost.isDynamic() && z.isLease():

@@ -50,6 +50,10 @@ var instead = map[string]string{
 	"whitelist":      insteadMatch,
 }
 
+// Instead returns what to write in place of a name that is no option, and "" if that
+// is not known.
+func Instead(name string) string { return instead[name] }
+
 // Decode decodes JSON strictly. The error for an unknown field says what to write
 // instead, if that is known.
 func Decode(text []byte, to any) error {

@@ -34,8 +34,8 @@ type Field struct {
 	// Text returns the arguments of a line that sets what is set, and whether anything
 	// is. Default: it is not part of a definition.
 	Text func() (args string, given bool)
-	// isChoice reports whether the value must be one of the words in the row's Args.
-	isChoice bool
+	// choice is a value that must be one of the words in the row's Args.
+	choice func() string
 }
 
 // Table has the options of a block.
@@ -59,9 +59,8 @@ func Names(rows []Row) (names []string) {
 // Check returns what is wrong with the first field that is wrong.
 func Check(rows []Row) error {
 	for _, row := range rows {
-		if row.Field.isChoice {
-			value, _ := row.Field.Text()
-			if err := OneOf(row.Name, value, strings.Split(row.Args, "|")...); err != nil {
+		if row.Field.choice != nil {
+			if err := OneOf(row.Name, row.Field.choice(), strings.Split(row.Args, "|")...); err != nil {
 				return err
 			}
 		}

@@ -35,7 +35,6 @@ type pkg struct{ debian, homebrew string }
 var packages = map[string]pkg{
 	"redis-server":    {"redis-server", "redis"},
 	"redis-benchmark": {"redis-tools", "redis"},
-	"promtool":        {"prometheus", "prometheus"},
 	"chromium":        {"chromium", "--cask chromium"},
 }
 

@@ -14,14 +14,12 @@ import (
 // apt-get nor any of the programs: it fails, and says what to install.
 func TestInstallerNamesWhatIsMissing(t *testing.T) {
 	missing := map[string]string{
-		"make": "brew install make", "redis-server": "brew install redis", "promtool": "brew install prometheus",
-		"nginx": "brew install nginx", "chromium": "brew install --cask chromium", "wrk": "brew install wrk", "cc": "xcode-select --install",
+		"make": "brew install make", "redis-server": "brew install redis", "nginx": "brew install nginx",
+		"chromium": "brew install --cask chromium", "wrk": "brew install wrk", "cc": "xcode-select --install",
 	}
 	dir := t.TempDir()
 	for name, script := range map[string]string{"uname": "echo Darwin", "go": "echo no-compiler"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		writeProgram(t, filepath.Join(dir, name), script)
 	}
 	bash, err := exec.LookPath("bash")
 	if err != nil {
@@ -50,13 +48,79 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// TestFindSaysHowToInstall: the error names the packages that the installer
-// installs.
+// TestInstallerLeavesNoService installs Redis and nginx into a folder, with stand-ins for
+// Debian's programs: the server of Redis comes without its service, and an nginx that would
+// still start with the machine is an error.
+func TestInstallerLeavesNoService(t *testing.T) {
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ name, disable, fails string }{
+		{"disabled", `rm "$INSTALL_ROOT"/etc/rc2.d/S01nginx "$INSTALL_ROOT"/etc/systemd/system/multi-user.target.wants/nginx.service`, ""},
+		{"init script left", `rm "$INSTALL_ROOT"/etc/systemd/system/multi-user.target.wants/nginx.service`, "S01nginx"},
+		{"unit left", `rm "$INSTALL_ROOT"/etc/rc2.d/S01nginx`, "nginx.service"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			root, programs := t.TempDir(), t.TempDir()
+			for name, script := range map[string]string{
+				"apt-get": `echo "$*" >>"$INSTALL_ROOT/calls"
+					case "$*" in *" nginx") ` + aptInstallsNginx + ` ;; esac`,
+				"update-rc.d": `test "$*" = "nginx disable" && ` + c.disable,
+			} {
+				writeProgram(t, filepath.Join(programs, name), script)
+			}
+			writeProgram(t, filepath.Join(root, "usr", "sbin", "policy-rc.d"), "echo the policy of this machine")
+			writeProgram(t, filepath.Join(root, "usr", "bin", "redis-check-rdb"), "echo a server")
+			cmd := exec.CommandContext(t.Context(), bash, "../../scripts/install-needed.sh", "as-root", "redis-tools", "nginx")
+			cmd.Env = append(os.Environ(), "PATH="+programs+":"+os.Getenv("PATH"), "INSTALL_ROOT="+root)
+			out, err := cmd.CombinedOutput()
+			if (err != nil) != (c.fails != "") || !strings.Contains(string(out), c.fails) {
+				t.Errorf("%v:\n%s", err, out)
+			}
+			if out, err := exec.CommandContext(t.Context(), filepath.Join(root, "usr", "local", "bin", "redis-server")).Output(); err != nil || string(out) != "a server\n" {
+				t.Errorf("redis-server: %v, %q", err, out)
+			}
+			if denied, err := os.ReadFile(filepath.Join(root, "denied")); err != nil || string(denied) != "101\n" {
+				t.Errorf("the start of nginx: %v, status %q", err, denied)
+			}
+			if out, err := exec.CommandContext(t.Context(), filepath.Join(root, "usr", "sbin", "policy-rc.d")).Output(); err != nil || string(out) != "the policy of this machine\n" {
+				t.Errorf("the policy: %v, %q", err, out)
+			}
+			calls, err := os.ReadFile(filepath.Join(root, "calls"))
+			if err != nil || strings.Contains(string(calls), "redis-server") {
+				t.Errorf("%v: apt-get was called with %s", err, calls)
+			}
+		})
+	}
+}
+
+// aptInstallsNginx does what matters of a package with a service: it asks the policy whether
+// to start it now, and has it started at the next boot.
+const aptInstallsNginx = `
+	"$INSTALL_ROOT/usr/sbin/policy-rc.d" nginx start && status=0 || status=$?
+	echo $status >"$INSTALL_ROOT/denied"
+	for link in rc2.d/S01nginx systemd/system/multi-user.target.wants/nginx.service; do
+		mkdir -p "$(dirname "$INSTALL_ROOT/etc/$link")"
+		: >"$INSTALL_ROOT/etc/$link"
+	done`
+
+func writeProgram(t *testing.T, path, script string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestFindSaysHowToInstall: the error names a package that has the program.
 func TestFindSaysHowToInstall(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	for program, want := range map[string][]string{
 		"redis-server": {"apt-get install redis-server", "brew install redis"},
-		"promtool":     {"apt-get install prometheus", "brew install prometheus"},
+		"chromium":     {"apt-get install chromium", "brew install --cask chromium"},
 		"wrk":          {"apt-get install wrk", "brew install wrk"},
 	} {
 		path, err := process.Find(program)

@@ -1,4 +1,5 @@
-// Package deployment checks the files of contrib by the schemas of the programs that read them.
+// Package deployment checks the files of contrib with the packages of the programs that read them:
+// Docker Compose, Kubernetes and Prometheus.
 package deployment
 
 import (
@@ -60,13 +61,7 @@ func TestManifest(t *testing.T) {
 // TestCompose loads the compose file as Docker Compose does: by its schema, with the references
 // between services, networks, volumes and secrets.
 func TestCompose(t *testing.T) {
-	file := filepath.Join(contrib, "docker", "compose.yml")
-	project, err := loader.LoadWithContext(t.Context(), types.ConfigDetails{
-		WorkingDir: filepath.Dir(file), ConfigFiles: []types.ConfigFile{{Filename: file}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	project := loadCompose(t)
 	want := []string{"caddy", "grafana", "prometheus", "redis-a1", "redis-a2", "redis-b1", "redis-b2"}
 	if got := project.ServiceNames(); !slices.Equal(got, want) {
 		t.Errorf("services %q, want %q", got, want)
@@ -76,4 +71,16 @@ func TestCompose(t *testing.T) {
 			t.Errorf("the secret %s: %v", name, err)
 		}
 	}
+}
+
+func loadCompose(t *testing.T) *types.Project {
+	t.Helper()
+	file := filepath.Join(contrib, "docker", "compose.yml")
+	project, err := loader.LoadWithContext(t.Context(), types.ConfigDetails{
+		WorkingDir: filepath.Dir(file), ConfigFiles: []types.ConfigFile{{Filename: file}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return project
 }

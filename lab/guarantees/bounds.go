@@ -39,7 +39,7 @@ const (
 	// window is long enough that a client with one request at a time reaches its limit,
 	// and so short that several windows go by.
 	window     = 4 * time.Second
-	batchShare = 10 // the default of batch_share, in percent
+	batchShare = 10 // in percent
 	trustShare = 10 // the part of a window, as its divisor, for which answers are relied on
 )
 
@@ -203,7 +203,7 @@ func unasked(seen []response, caddys int, arrival time.Duration) (most int64) {
 }
 
 // mayBeRoom bounds the room when a request is refused: the batches that the Caddys hold,
-// which are batch_share of the limit together or one event each. In a sliding window the
+// which are 10 percent of the limit together or one event each. In a sliding window the
 // batches of the previous window count as well.
 func (l limit) mayBeRoom(caddys int) int64 {
 	if !l.batched {

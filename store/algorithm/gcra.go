@@ -21,7 +21,7 @@ type GCRA struct {
 }
 
 var gcra = Traits{
-	Penalties: true, Unbatched: "for it would defeat its smoothness", MostEvents: store.MaxEvents, MostWords: mostWords,
+	Penalties: true, Unbatched: "because it would defeat its smoothness", MostEvents: store.MaxEvents, MostWords: mostWords,
 	empty: func() Bucket { return new(GCRA) },
 	view: func(c store.Content, r store.Request, now int64, spent bool) store.State {
 		return gcraOf(c).View(&r, now, spent)

@@ -1,0 +1,288 @@
+package shardlimit
+
+import (
+	"encoding/json"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
+	"github.com/shardlimit/caddy-shardlimit/internal/option"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// The sections of docs/configuration.md that the options are in.
+const (
+	aboutClients   = "Requests and clients"
+	aboutLimits    = "Limits"
+	aboutCosts     = "Costs and charges"
+	aboutRefusals  = "Refusals and errors"
+	aboutResponses = "Responses and logs"
+)
+
+// options are the options of the directive's block. addZone parses a zone.
+func (h *Handler) options(addZone option.Setter) []option.Row {
+	return []option.Row{
+		{
+			Name: "zone", Args: "<name>", Block: new(Zone).options(httpcaddyfile.Helper{}), Field: option.Field{Set: addZone}, Check: h.validateZones, Repeats: true,
+			Section: aboutClients,
+			Doc:     "The name: letters, digits, `_`, `.` and `-`. Zones of one name share their counts, in all handlers and Caddys, and need the same definition, except for their matchers.",
+		},
+		{
+			Name: "store", Args: "<name>", Field: option.Field{Set: h.parseStore}, Check: h.validateStore,
+			Section: aboutClients, Default: "`default`",
+			Doc: "The store in which the zones of this handler count.",
+		},
+		{
+			Name: "rollout", Args: "<store> <percent>", Field: option.Field{Set: h.parseRollout}, Check: h.validateRollout,
+			Section: aboutClients, Default: "0",
+			Doc: "Another store, and the percentage of clients that are counted there instead, from 0 to 100, with fractions: [Another store for some clients](#another-store-for-some-clients). A client that is moved begins with fresh counts.",
+		},
+		{
+			Name: "headers", Args: "github|ietf|both|none", Field: option.Choice(&h.Headers),
+			Section: aboutResponses, Default: "`github`",
+			Doc: "The response headers that show the limit: `github` (`X-RateLimit-*`), `ietf` (`RateLimit-Policy`, `RateLimit`), `both` or `none`: [Headers](operating.md#headers). Refusals have `Retry-After` with each, unless the request costs more than ever fits or the limit is 0.",
+		},
+		{
+			Name: "problem", Field: option.Flag(&h.Problem),
+			Section: aboutResponses, Default: "off",
+			Doc: "Gives refused requests a body of type `application/problem+json`, unless an error route matches.",
+		},
+		{
+			Name: "log_refusals", Args: "first|all|none", Field: option.Choice(&h.LogRefusals),
+			Section: aboutResponses, Default: "`first`",
+			Doc: "Which refusals are logged, at level INFO: the `first` of each client and zone in a window, `all`, or `none`.",
+		},
+		{
+			Name: "jitter", Args: "<ratio>", Field: option.Number(&h.Jitter, ", such as 0.2"), Check: h.validateJitter,
+			Section: aboutResponses, Default: "0",
+			Doc: "Lengthens `Retry-After` at random by up to this fraction of it, 0 to 10.",
+		},
+		{
+			Name: "log_key", Field: option.Flag(&h.LogKey),
+			Section: aboutResponses, Default: "off",
+			Doc: "Shows client keys in log entries and placeholders, which otherwise show the beginning of their SHA-256.",
+		},
+	}
+}
+
+// options are the options of a zone. The helper knows the matchers of the site.
+func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
+	return []option.Row{
+		{
+			Name: "match", Args: "@<matcher> | { <matchers> }", Repeats: true,
+			Field:   option.Field{Set: func(*option.Parser) error { return parseMatch(h, "match", &z.MatcherSetsRaw) }},
+			Section: aboutClients, Default: "all",
+			Doc: "The requests that the zone counts. May be repeated; a request counts if any of the matchers matches.",
+		},
+		{
+			Name: "key", Args: "<text>...", Field: option.List(&z.Key), Check: z.validateKey,
+			Section: aboutClients, Default: "required",
+			Doc: "Identifies a client: one or more texts with placeholders. Texts are tried in order; the first whose placeholder is not empty is the client. A text without a placeholder always matches: put it last, or write it alone for one bucket that all requests share. If no placeholder has a value, the client IP is the key. To combine values, put them into one text: `\"{header.X-Tenant} {client_ip}\"`. Redis, commands and the admin API show the values; [`key_secret`](#calls) hides them in Redis.",
+		},
+		{
+			Name: "events", Args: "<n> | <placeholder> <fallback n>",
+			Field: option.Field{Set: parseAmount(&z.Events, &z.EventsFallback), Text: func() (string, bool) {
+				return z.Events.line(z.EventsFallback), z.Events != ""
+			}},
+			Check:   z.validateEvents,
+			Section: aboutLimits, Default: "required",
+			Doc: "How many events fit into a window or, with `concurrency`, how many requests run at the same time: 1 to 2^52; at most 2^32-1 with `sliding_window`, and at most 100000 with `sliding_log` and `concurrency`. It may be [a placeholder](#numbers-from-placeholders). Changing it keeps the counts.",
+		},
+		{
+			Name: "window", Args: "<duration> [aligned] | day|week|month|year [from monday|sunday] [in <IANA name>]",
+			Field: option.Field{Set: z.parseWindow, Text: z.windowText}, Check: z.validateWindow,
+			Section: aboutLimits, Default: "required; `concurrency`: 1m",
+			Doc: "The length of the window, from 1ms to 100 years. With `concurrency`: how long the slots of a Caddy that died stay occupied, at least 1s. The rest is for `fixed_window`. `aligned`: windows begin at multiples of their length since 1970, in UTC, and not with a client's first request, so all clients get their next window at the same moment. `day`, `week`, `month` or `year`: calendar windows, which begin and end for all clients at midnight, in UTC or the time zone after `in`, such as `Europe/Berlin`; weeks begin on Monday, or on the day after `from`. A day on which clocks change is shorter or longer than others. The rules of time zones are those of the machine or, without any there, those in the binary; if those of two Caddys differ, so do their windows. Changing `window` starts new counts.",
+		},
+		{
+			Name: "algorithm", Args: algorithms(), Field: option.Choice(&z.Algorithm),
+			Section: aboutLimits, Default: "`fixed_window`",
+			Doc: "How events are counted: [Algorithms](algorithms.md). Changing it starts new counts.",
+		},
+		{
+			Name: "burst", Args: "<n> | <placeholder> <fallback n>",
+			Field: option.Field{Set: parseAmount(&z.Burst, &z.BurstFallback), Text: func() (string, bool) {
+				burst := z.Burst.line(z.BurstFallback)
+				return burst, z.Burst != "" && burst != z.Events.line(z.EventsFallback)
+			}},
+			Check:   z.validateBurst,
+			Section: aboutLimits, Default: "`events`",
+			Doc: "With `gcra`: how many events fit at once, 1 to 2^52, while `events` per `window` is the rate at which they come back. All of them must come back within 100 years. It may be [a placeholder](#numbers-from-placeholders).",
+		},
+		{
+			Name: "cost", Args: "<n> | <placeholder> [<fallback n>]",
+			Field: option.Field{Set: z.parseCost, Text: func() (string, bool) {
+				if z.costFallback() == 1 {
+					return z.Cost.line(0), z.Cost != ""
+				}
+				return z.Cost.canonical() + " " + strconv.FormatInt(z.costFallback(), 10), true
+			}},
+			Check:   z.validateCost,
+			Section: aboutCosts, Default: "1",
+			Doc: "What a request costs: 0 to 2^52, or [a placeholder](#numbers-from-placeholders), also one that is known [when the response has ended](#a-cost-that-is-known-at-the-end).",
+		},
+		{
+			Name: "settle_buffer", Args: "<size>",
+			Field: option.Field{Set: z.parseSettleBuffer, Text: func() (string, bool) {
+				return strconv.Itoa(z.SettleBuffer), z.SettleBuffer != 0 && z.SettleBuffer != limiter.DefaultSettleBuffer
+			}},
+			Check:   z.validateSettleBuffer,
+			Section: aboutCosts, Default: "64KiB",
+			Doc: "How much of a JSON body, or of one event of a stream, is kept for each request to find a cost in it that is known at the end, 1KiB to 16MiB. A longer one costs the fallback.",
+		},
+		{
+			Name: "charge", Args: "after|before",
+			Field: option.Choice(&z.Charge).WithText(func() (string, bool) {
+				return z.Charge, z.Charge == limiter.ChargeBefore && !z.isLease()
+			}),
+			Check:   z.validateCharge,
+			Section: aboutCosts, Default: "`after`; `concurrency`: `before`",
+			Doc: "`after`: a request is charged once the status of its response is known. `before`: the check and the charge are one step when the request arrives. [Which to choose](#charge-after-or-before).",
+		},
+		{
+			Name: "batch", Args: "off|auto|<n>",
+			Field: option.Filled(&z.Batch).WithText(func() (string, bool) {
+				return Amount(z.Batch).canonical(), z.Batch != ""
+			}),
+			Check:   z.validateBatch,
+			Section: aboutCosts, Default: "`off`",
+			Doc: "With `charge before`: how many events this Caddy takes from the store at once, to serve requests without another call: a number up to `events`, `auto`, which follows the traffic, or `off`. With any of them no more than `events` pass. Other Caddys cannot use what one has taken: they may refuse a client while that one still holds events. The batches of `auto` hold at most 10 percent of `events` together.",
+		},
+		{
+			Name: "count_status", Args: "[not] <code|class|grpc:code>... | all",
+			Field: option.Field{Set: z.parseCountStatus, Text: func() (string, bool) {
+				if len(z.CountStatusNot) > 0 {
+					return "not " + z.CountStatusNot.sorted(), true
+				}
+				return z.CountStatus.sorted(), len(z.CountStatus) > 0
+			}},
+			Check:   z.validateCountStatus,
+			Section: aboutCosts, Default: "`not 304`",
+			Doc: "The statuses that cost something, such as `401 403`; with `not`, those that do not, such as `not 304 5xx grpc:5`; or `all`.",
+		},
+		{
+			Name: "reset_status", Args: "<code|class|grpc:code>...",
+			Field: option.List(&z.ResetStatus).WithText(func() (string, bool) {
+				return z.ResetStatus.sorted(), len(z.ResetStatus) > 0
+			}),
+			Check:   z.validateResetStatus,
+			Section: aboutCosts, Default: "none",
+			Doc: "Statuses that empty the client's bucket, such as `2xx` of a login: [Forgiving](#forgiving).",
+		},
+		{
+			Name: "warn", Args: "<percent>", Field: option.Positive(&z.Warn), Check: z.validateWarn,
+			Section: aboutRefusals, Default: "none",
+			Doc: "The percentage of the limit from which a client is near it, 1 to 100. The first request with which a client reaches it in a window is logged at level WARN, counted in `caddy_rate_limit_near_clients_total`, and emits [the event](operating.md#events) `rate_limit_near`.",
+		},
+		{
+			Name: "max_wait", Args: "<duration> [<n>]",
+			Field: option.Field{Set: z.parseMaxWait, Text: z.maxWaitText}, Check: z.validateMaxWait,
+			Section: aboutRefusals, Default: "0, none is held",
+			Doc: "How long a request that does not fit is held until it does, in order of arrival at this Caddy, and how many requests of the zone this Caddy holds at most in each store, each with its connection, by default 1000. Requests that would wait longer, and those beyond that number, are refused immediately. A client that leaves is noticed, unless its request (HTTP/1) has a body that is still unread. Write `charge before` with it.",
+		},
+		{
+			Name: "penalty", Args: "<duration>", Field: option.Duration(&z.Penalty), Check: z.validatePenalty,
+			Section: aboutLimits, Default: "0",
+			Doc: "How long a client stays refused after a refusal, even if there is room again. Refusals do not prolong it.",
+		},
+		{
+			Name: "reserve", Args: "<percent> @<matcher> | <percent> { <matchers> }", Repeats: true,
+			Field: option.Field{Set: func(p *option.Parser) error { return z.parseReserve(h, p) }, Text: func() (string, bool) {
+				var percents []string
+				for _, reserve := range z.Reserves {
+					percents = append(percents, strconv.Itoa(reserve.Percent))
+				}
+				return strings.Join(percents, ", reserve "), len(percents) > 0
+			}},
+			Check:   z.validateReserves,
+			Section: aboutLimits, Default: "none",
+			Doc: "A percentage of `events`, or of `burst`, that is kept for matching requests, rounded up: 1 to 100 each, and at most 100 together. Repeat it with the most important first: each may also use what is kept for those after it. Requests that match none get the rest, which is nothing where `events` are few.",
+		},
+		{
+			Name: "ipv4_prefix", Args: "<bits>", Field: option.Integer(&z.IPv4Prefix), Check: func() error { return validatePrefix("ipv4_prefix", z.IPv4Prefix, 32) },
+			Section: aboutClients, Default: "whole address",
+			Doc: "Counts addresses by their network of that many bits. One client commonly owns an IPv6 /64.",
+		},
+		{
+			Name: "ipv6_prefix", Args: "<bits>", Field: option.Integer(&z.IPv6Prefix), Check: func() error { return validatePrefix("ipv6_prefix", z.IPv6Prefix, 128) },
+			Section: aboutClients,
+		},
+		{
+			Name: "block_status", Args: "<code>", Field: option.Positive(&z.BlockStatus), Check: z.validateBlockStatus,
+			Section: aboutRefusals, Default: "429",
+			Doc: "The status for clients that an operator has [blocked](operating.md#block-or-grant): 400 to 499, such as `403`.",
+		},
+		{
+			Name: "on_error", Args: "allow|deny|local", Field: option.Choice(&z.OnError),
+			Section: aboutRefusals, Default: "the store's, `allow`",
+			Doc: "What happens while the store cannot answer: `allow` admits, `deny` answers 503, `local` counts in this process alone.",
+		},
+		{
+			// The text is missing because handlers may enforce a zone differently.
+			Name: "enforce", Args: "<percent>", Field: option.Field{Set: z.parseEnforce}, Check: z.validateEnforce,
+			Section: aboutRefusals, Default: "100",
+			Doc: "The percentage of clients for which the limit is enforced, from 0 to 100, with fractions. The others are only observed: [Trying a limit out](operating.md#trying-a-limit-out).",
+		},
+	}
+}
+
+// definition returns what zones of one name must agree on: the options, apart from
+// matchers and enforce, that differ from their defaults.
+func (z *Zone) definition() string {
+	return option.Definition(z.options(httpcaddyfile.Helper{}))
+}
+
+func (z *Zone) windowText() (text string, given bool) {
+	switch {
+	case z.Calendar == "":
+		text = z.window().String()
+		if z.Align {
+			text += " aligned"
+		}
+		return text, z.Window != 0 && !(z.isLease() && z.window() == defaultLease)
+	case z.WeekStarts == weekStartsSunday:
+		text = " from sunday"
+	}
+	if c := z.calendar(); c.TimeZone != "" {
+		text += " in " + c.TimeZone
+	}
+	return z.Calendar + text, true
+}
+
+func (z *Zone) maxWaitText() (text string, given bool) {
+	text = time.Duration(z.MaxWait).String()
+	if z.MaxWaitQueue != 0 && z.MaxWaitQueue != limiter.DefaultMaxWaitQueue {
+		text += " " + strconv.Itoa(z.MaxWaitQueue)
+	}
+	return text, z.MaxWait != 0
+}
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (h *Handler) UnmarshalJSON(text []byte) error {
+	type plain Handler
+	return option.Decode(text, (*plain)(h))
+}
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (z *Zone) UnmarshalJSON(text []byte) error {
+	type plain Zone
+	return option.Decode(text, (*plain)(z))
+}
+
+// Interface guards.
+var (
+	_ json.Unmarshaler = (*Handler)(nil)
+	_ json.Unmarshaler = (*Zone)(nil)
+)
+
+// algorithms returns the names of all algorithms.
+func algorithms() string {
+	var names []string
+	for a := range store.Algorithms {
+		names = append(names, a.String())
+	}
+	return strings.Join(names, "|")
+}
