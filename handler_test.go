@@ -74,11 +74,12 @@ func TestNearest(t *testing.T) {
 
 // TestNearestIsItself checks that a known word is the nearest to itself.
 func TestNearestIsItself(t *testing.T) {
-	blocks := [][]string{option.Names(new(Handler).options(nil)), option.Names(new(Zone).options(httpcaddyfile.Helper{})), option.Names(redisstore.Rows())}
+	blocks := [][]option.Row{new(Handler).options(nil), new(Zone).options(httpcaddyfile.Helper{}), redisstore.Rows()}
 	for _, row := range redisstore.Rows() {
-		blocks = append(blocks, option.Names(row.Block))
+		blocks = append(blocks, row.Block)
 	}
-	for _, known := range blocks {
+	for _, block := range blocks {
+		known := option.Names(block)
 		for _, word := range known {
 			if got := option.Nearest(word, known); got != word {
 				t.Errorf("nearest to %s is %s", word, got)

@@ -10,11 +10,12 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
+	"github.com/shardlimit/caddy-shardlimit/memorystore"
+	"github.com/shardlimit/caddy-shardlimit/redisstore"
 )
 
 // generated compares the text between a beginning and an end in a file with what is
@@ -40,12 +41,30 @@ func generated(t *testing.T, file, begin, end, want string) {
 	}
 }
 
+// blocksOf returns the options of a block, and those of the blocks in it.
+func blocksOf(rows []option.Row) (blocks [][]option.Row) {
+	blocks = append(blocks, rows)
+	for _, row := range rows {
+		if row.Block != nil {
+			blocks = append(blocks, blocksOf(row.Block)...)
+		}
+	}
+	return blocks
+}
+
 // TestOptionsAreDocumented checks the tables of options in docs/configuration.md.
 func TestOptionsAreDocumented(t *testing.T) {
-	rows := new(Handler).options(nil)
+	for _, rows := range [][]option.Row{new(Handler).options(nil), memorystore.Rows(), redisstore.Rows()} {
+		documented(t, rows)
+	}
+}
+
+// documented checks the tables with these options, and those of their blocks.
+func documented(t *testing.T, rows []option.Row) {
+	t.Helper()
 	var sections []string
-	for _, row := range append(slices.Clip(rows), new(Zone).options(httpcaddyfile.Helper{})...) {
-		if !slices.Contains(sections, row.Section) {
+	for _, row := range slices.Concat(blocksOf(rows)...) {
+		if row.Section != "" && !slices.Contains(sections, row.Section) {
 			sections = append(sections, row.Section)
 		}
 	}
@@ -75,10 +94,25 @@ func TestOptionsInTheGrammar(t *testing.T) {
 	generated(t, "caddyfile.go", "// parseDirective parses the rate_limit directive:\n//\n", "\n//\n// It only translates.", comment)
 }
 
+// TestOptionsInTheGrammarOfStores checks the grammar of the stores in its places.
+func TestOptionsInTheGrammarOfStores(t *testing.T) {
+	var stores []string
+	for _, store := range []struct {
+		name, file string
+		rows       []option.Row
+	}{{"memory", "memorystore/store.go", memorystore.Rows()}, {"redis", "redisstore/caddyfile.go", redisstore.Rows()}} {
+		lines := slices.Concat([]string{store.name + " {"}, indent(option.Grammar(store.rows), "\t"), []string{"}"})
+		generated(t, store.file, "// UnmarshalCaddyfile implements [caddyfile.Unmarshaler]:\n//\n", "\nfunc ", strings.Join(indent(lines, "//\t"), "\n"))
+		lines[0] = "store [<name>] " + lines[0]
+		stores = append(stores, indent(lines, "\t\t")...)
+	}
+	generated(t, "docs/configuration.md", "\n## Stores\n\n```\n{\n\trate_limit {\n", "\n\t}\n}\n```", strings.Join(stores, "\n"))
+}
+
 // TestOptionsAreNoOtherNames checks that no option is among the names that are none.
 func TestOptionsAreNoOtherNames(t *testing.T) {
-	rows := new(Handler).options(nil)
-	for _, row := range slices.Concat(rows, new(Handler).pluginOptions(), new(Zone).options(httpcaddyfile.Helper{})) {
+	blocks := slices.Concat(blocksOf(new(Handler).options(nil)), blocksOf(memorystore.Rows()), blocksOf(redisstore.Rows()))
+	for _, row := range slices.Concat(append(blocks, new(Handler).pluginOptions())...) {
 		if instead := option.Instead(row.Name); instead != "" {
 			t.Errorf("%s is an option, but the compatibility table says %s", row.Name, instead)
 		}
