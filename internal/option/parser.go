@@ -2,7 +2,6 @@ package option
 
 import (
 	"errors"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -73,58 +72,8 @@ func (p *Parser) NoArgs() error {
 	return nil
 }
 
-// unknown returns the error for an option that this block does not know. It says so
-// if the option is among those that belong elsewhere.
-func (p *Parser) unknown(b *Block) error {
-	switch {
-	case p.Val() == "{":
-		return p.Err("the option before { takes no block: remove it")
-	case p.Val() != "" && slices.Contains(strings.Split(b.Elsewhere, ", "), p.Val()):
-		return p.Errf("%s belongs into %s", p.Val(), b.Place)
-	}
-	return p.Errf("unknown option %s: it must be one of %s%s", p.Val(), b.Known, DidYouMean(p.Val(), strings.Split(b.Known, ", ")))
-}
-
 // Setter parses the arguments of the current option and sets its field.
 type Setter func(p *Parser) error
-
-// Setters are the setters of a block's options, by name.
-type Setters map[string]Setter
-
-// Block describes the options of a block.
-type Block struct {
-	Setters []Setters
-	// Repeatable are the options that may be given several times.
-	Repeatable []string
-	// Known lists the options for errors, and Elsewhere those that belong into Place.
-	// Names are separated by a comma and a space.
-	Known, Elsewhere, Place string
-}
-
-// Options sets the fields of all options of a block.
-func (p *Parser) Options(b *Block) error {
-	for nesting := p.Nesting(); p.NextBlock(nesting); {
-		if err := p.Option(b); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// Option sets the field of the current option of a block.
-func (p *Parser) Option(b *Block) error {
-	if slices.Contains(b.Repeatable, p.Val()) {
-		p.lines[p.Val()] = p.Token()
-	} else if err := p.once(); err != nil {
-		return err
-	}
-	for _, setters := range b.Setters {
-		if set, ok := setters[p.Val()]; ok {
-			return set(p)
-		}
-	}
-	return p.unknown(b)
-}
 
 // oneArg returns the setter of an option with one argument.
 func oneArg(set func(p *Parser, option, arg string) error) Setter {
