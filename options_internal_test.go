@@ -41,57 +41,71 @@ func generated(t *testing.T, file, begin, end, want string) {
 	}
 }
 
-// blocksOf returns the options of a block, and those of the blocks in it.
-func blocksOf(rows []option.Row) (blocks [][]option.Row) {
-	blocks = append(blocks, rows)
-	for _, row := range rows {
-		if row.Block != nil {
-			blocks = append(blocks, blocksOf(row.Block)...)
-		}
-	}
-	return blocks
+// allOptions are the options of all blocks; rows that have a block come with those in it.
+func allOptions() []option.Row {
+	return slices.Concat(new(Handler).options(nil), memorystore.Rows(), redisstore.Rows())
 }
 
 // TestOptionsAreDocumented checks the tables of options in docs/configuration.md.
 func TestOptionsAreDocumented(t *testing.T) {
-	for _, rows := range [][]option.Row{new(Handler).options(nil), memorystore.Rows(), redisstore.Rows()} {
-		documented(t, rows)
-	}
-}
-
-// documented checks the tables with these options, and those of their blocks.
-func documented(t *testing.T, rows []option.Row) {
-	t.Helper()
+	const file, head = "docs/configuration.md", "| option | meaning | default |\n"
 	var sections []string
-	for _, row := range slices.Concat(blocksOf(rows)...) {
-		if row.Section != "" && !slices.Contains(sections, row.Section) {
+	for _, row := range option.Flatten(allOptions()) {
+		// Some rows share the documentation of another one, or are no option.
+		if row.Section == "" && row.Doc != "" {
+			t.Errorf("%s is in no section", row.Name)
+		} else if row.Section != "" && !slices.Contains(sections, row.Section) {
 			sections = append(sections, row.Section)
 		}
 	}
+	tables := 0
 	for _, section := range sections {
-		// The table is the first in its section, and ends at an empty line.
-		const head = "| option | meaning | default |\n"
-		text, err := os.ReadFile("docs/configuration.md")
+		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
+		tables = strings.Count(string(text), head)
+		// The table is the first in its section, and ends at an empty line.
 		_, rest, ok := strings.Cut(string(text), "\n### "+section+"\n")
 		intro, _, _ := strings.Cut(rest, head)
 		if !ok || strings.Contains(intro, "\n#") {
-			t.Errorf("docs/configuration.md has no section %q with a table of options", section)
+			t.Errorf("%s has no section %q with a table of options", file, section)
 			continue
 		}
-		generated(t, "docs/configuration.md", "\n### "+section+"\n"+intro, "\n\n", strings.TrimSuffix(option.Reference(rows, section), "\n"))
+		want := strings.TrimSuffix(option.Reference(allOptions(), section), "\n")
+		generated(t, file, "\n### "+section+"\n"+intro, "\n\n", want)
+	}
+	if tables != len(sections) {
+		t.Errorf("%s has %d tables of options, but the options are in %d sections", file, tables, len(sections))
 	}
 }
 
-// TestOptionsInTheGrammar checks the grammar of the directive in its two places.
+// TestOptionsInTheGrammar checks the grammar in the documentation and in comments.
 func TestOptionsInTheGrammar(t *testing.T) {
-	lines := append([]string{"rate_limit [<matcher>] <key> <events> <window> [<name>]", "", "rate_limit [<matcher>] {"},
-		append(indent(option.Grammar(new(Handler).options(nil)), "\t"), "}")...)
-	generated(t, "docs/configuration.md", "\n## Zones\n\n```\n", "\n```", strings.Join(lines, "\n"))
-	comment := strings.ReplaceAll(strings.Join(indent(lines, "//\t"), "\n"), "//\t\n", "//\n")
-	generated(t, "caddyfile.go", "// parseDirective parses the rate_limit directive:\n//\n", "\n//\n// It only translates.", comment)
+	directive := slices.Concat(
+		[]string{"rate_limit [<matcher>] <key> <events> <window> [<name>]", ""},
+		block("rate_limit [<matcher>]", option.Grammar(new(Handler).options(nil))))
+	memory, redis := option.Grammar(memorystore.Rows()), option.Grammar(redisstore.Rows())
+	const docs = "docs/configuration.md"
+	generated(t, docs, "\n## Zones\n\n```\n", "\n```", strings.Join(directive, "\n"))
+	generated(t, docs, "\n## Stores\n\n```\n", "\n```", strings.Join(block("", block("rate_limit", slices.Concat(
+		block("store [<name>] memory", memory), block("store [<name>] redis", redis)))), "\n"))
+	for _, comment := range []struct {
+		file, begin, end string
+		lines            []string
+	}{
+		{"caddyfile.go", "// parseDirective parses the rate_limit directive:\n//\n", "\n//\n// It only translates.", directive},
+		{"memorystore/store.go", "// UnmarshalCaddyfile implements [caddyfile.Unmarshaler]:\n//\n", "\nfunc ", block("memory", memory)},
+		{"redisstore/caddyfile.go", "// UnmarshalCaddyfile implements [caddyfile.Unmarshaler]:\n//\n", "\nfunc ", block("redis", redis)},
+	} {
+		text := strings.Join(indent(comment.lines, "//\t"), "\n")
+		generated(t, comment.file, comment.begin, comment.end, strings.ReplaceAll(text, "//\t\n", "//\n"))
+	}
+}
+
+// block is a block of a Caddyfile.
+func block(name string, lines []string) []string {
+	return slices.Concat([]string{strings.TrimSpace(name + " {")}, indent(lines, "\t"), []string{"}"})
 }
 
 // TestOptionsInTheGrammarOfStores checks the grammar of the stores in its places.
@@ -111,8 +125,7 @@ func TestOptionsInTheGrammarOfStores(t *testing.T) {
 
 // TestOptionsAreNoOtherNames checks that no option is among the names that are none.
 func TestOptionsAreNoOtherNames(t *testing.T) {
-	blocks := slices.Concat(blocksOf(new(Handler).options(nil)), blocksOf(memorystore.Rows()), blocksOf(redisstore.Rows()))
-	for _, row := range slices.Concat(append(blocks, new(Handler).pluginOptions())...) {
+	for _, row := range slices.Concat(option.Flatten(allOptions()), new(Handler).pluginOptions()) {
 		if instead := option.Instead(row.Name); instead != "" {
 			t.Errorf("%s is an option, but the compatibility table says %s", row.Name, instead)
 		}

@@ -119,7 +119,7 @@ func Grammar(rows []Row) (lines []string) {
 // option.
 func Reference(rows []Row, section string) string {
 	var names, cells []string
-	for _, row := range flatten(rows) {
+	for _, row := range Flatten(rows) {
 		switch name := "`" + row.Name + "`"; {
 		case row.Section != section:
 		case row.Doc == "" && len(names) > 0:
@@ -140,10 +140,10 @@ func Reference(rows []Row, section string) string {
 	return b.String()
 }
 
-// flatten returns rows, each followed by those of its block.
-func flatten(rows []Row) (all []Row) {
+// Flatten returns rows, each followed by those of its block.
+func Flatten(rows []Row) (all []Row) {
 	for _, row := range rows {
-		all = append(append(all, row), flatten(row.Block)...)
+		all = append(append(all, row), Flatten(row.Block)...)
 	}
 	return all
 }

@@ -176,7 +176,7 @@ func (v virtual) perRequest(t *testing.T, rate float64, counted time.Duration) (
 		}
 		r := store.Request{
 			Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: virtualWindow},
-			ClientKey: "client", Events: v.limit, Cost: 1, Batch: v.batch, BatchShare: batchShare,
+			ClientKey: "client", Events: v.limit, Cost: 1, Batch: v.batch,
 		}
 		var running sync.WaitGroup
 		var admitted atomic.Int64
