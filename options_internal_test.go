@@ -108,21 +108,6 @@ func block(name string, lines []string) []string {
 	return slices.Concat([]string{strings.TrimSpace(name + " {")}, indent(lines, "\t"), []string{"}"})
 }
 
-// TestOptionsInTheGrammarOfStores checks the grammar of the stores in its places.
-func TestOptionsInTheGrammarOfStores(t *testing.T) {
-	var stores []string
-	for _, store := range []struct {
-		name, file string
-		rows       []option.Row
-	}{{"memory", "memorystore/store.go", memorystore.Rows()}, {"redis", "redisstore/caddyfile.go", redisstore.Rows()}} {
-		lines := slices.Concat([]string{store.name + " {"}, indent(option.Grammar(store.rows), "\t"), []string{"}"})
-		generated(t, store.file, "// UnmarshalCaddyfile implements [caddyfile.Unmarshaler]:\n//\n", "\nfunc ", strings.Join(indent(lines, "//\t"), "\n"))
-		lines[0] = "store [<name>] " + lines[0]
-		stores = append(stores, indent(lines, "\t\t")...)
-	}
-	generated(t, "docs/configuration.md", "\n## Stores\n\n```\n{\n\trate_limit {\n", "\n\t}\n}\n```", strings.Join(stores, "\n"))
-}
-
 // TestOptionsAreNoOtherNames checks that no option is among the names that are none.
 func TestOptionsAreNoOtherNames(t *testing.T) {
 	for _, row := range slices.Concat(option.Flatten(allOptions()), new(Handler).pluginOptions()) {
