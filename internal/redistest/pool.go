@@ -34,9 +34,18 @@ var idle struct {
 // mostIdle bounds how many groups wait for a test.
 const mostIdle = 24
 
-// borrow returns an idle group of a kind, or launches one, and takes it back when the test ends.
+// borrow returns an idle group of a kind, or launches one, and takes it back when the test ends. One
+// with options that no other test may ask for is launched, and stopped when the test ends.
 func borrow[W any](tb testing.TB, kind string, opts options, launch func() (W, []*Server, error)) W {
 	tb.Helper()
+	if !opts.isCommon() {
+		what, servers, err := launch()
+		if err != nil {
+			tb.Fatal(err)
+		}
+		tb.Cleanup(func() { stopWith(tb, servers) })
+		return what
+	}
 	kind += " " + strings.Join(opts.args, " ")
 	g := takeIdle(kind)
 	for ; g != nil && !g.isWhole(); g = takeIdle(kind) {
@@ -48,18 +57,8 @@ func borrow[W any](tb testing.TB, kind string, opts options, launch func() (W, [
 			tb.Fatal(err)
 		}
 		g = &group{servers: servers, what: what, kind: kind}
-		if !opts.isCommon() {
-			tb.Cleanup(func() { stopWith(tb, g.servers) })
-			return what
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
-		defer cancel()
-		if err := g.clear(ctx); err != nil {
-			stopWith(tb, g.servers)
-			tb.Fatal(err)
-		}
-		if g.original, err = g.traits(ctx); err != nil {
-			stopWith(tb, g.servers)
+		if err := g.note(); err != nil {
+			stopWith(tb, servers)
 			tb.Fatal(err)
 		}
 	}
@@ -70,6 +69,16 @@ func borrow[W any](tb testing.TB, kind string, opts options, launch func() (W, [
 		}
 	})
 	return g.what.(W)
+}
+
+// note clears what the launch has left, and remembers how the servers are then.
+func (g *group) note() (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
+	defer cancel()
+	if err = g.clear(ctx); err == nil {
+		g.original, err = g.traits(ctx)
+	}
+	return err
 }
 
 func stopWith(tb testing.TB, servers []*Server) {
