@@ -85,6 +85,9 @@ func testTables(t *testing.T, pattern string, test func(*testing.T, shardlimit.B
 	bases := shardlimit.ReadBases(t)
 	for _, file := range shardlimit.Glob(t, pattern) {
 		table := shardlimit.ReadTable(t, file)
+		if len(table.Rows) == 0 {
+			t.Errorf("%s has no rows", file)
+		}
 		for i := range table.Rows {
 			row := &table.Rows[i]
 			base, ok := bases[row.Base]

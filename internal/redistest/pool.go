@@ -213,8 +213,11 @@ func (s *Server) reusable(ctx context.Context) error {
 			return err
 		}
 		for line := range strings.Lines(list) {
+			_, addr, _ := strings.Cut(line, " addr=")
+			addr, _, _ = strings.Cut(addr, " ")
+			_, isOwn := s.own.Load(addr)
 			// Primaries and replicas are clients, too.
-			if !strings.Contains(line, " name="+clientName+" ") && !strings.Contains(line, " flags=S ") && !strings.Contains(line, " flags=M ") {
+			if !isOwn && !strings.Contains(line, " flags=S ") && !strings.Contains(line, " flags=M ") {
 				return fmt.Errorf("it has another client: %s", line)
 			}
 		}

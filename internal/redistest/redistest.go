@@ -27,6 +27,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -167,7 +168,8 @@ func launchOn(binary string, opts options, reserve func() (*port, error)) (_ *Se
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{port: p, login: opts.login, client: newClient(p.addr(), opts.login), primary: opts.primary}
+	s := &Server{port: p, login: opts.login, primary: opts.primary}
+	s.client = newClient(p.addr(), opts.login, &s.own)
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.Stop(), os.RemoveAll(s.dir))
@@ -369,17 +371,14 @@ type login struct {
 	certificate        *Certificate // the server's; nil without TLS
 }
 
-// clientName is the name of a server's own client in lists of its clients.
-const clientName = "redistest"
-
-func newClient(addr string, l login) *goredis.Client {
+// newClient returns a client whose addresses are added to own, except with TLS.
+func newClient(addr string, l login, own *sync.Map) *goredis.Client {
 	var config *tls.Config
 	if l.certificate != nil {
 		config = l.certificate.authority.insider()
 	}
-	return goredis.NewClient(&goredis.Options{
+	options := &goredis.Options{
 		Addr:                     addr,
-		ClientName:               clientName,
 		Username:                 l.username,
 		Password:                 l.password,
 		TLSConfig:                config,
@@ -391,7 +390,17 @@ func newClient(addr string, l login) *goredis.Client {
 		MaxRetries:               -1,
 		DisableIdentity:          true,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-	})
+	}
+	if config == nil {
+		options.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+			if err == nil {
+				own.Store(conn.LocalAddr().String(), true)
+			}
+			return conn, err
+		}
+	}
+	return goredis.NewClient(options)
 }
 
 const loopback = "127.0.0.1"

@@ -7,6 +7,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -199,7 +200,7 @@ func unlinkReplicas(ctx context.Context, primary *Server) (int, error) {
 }
 
 func unlinkReplica(ctx context.Context, port string, primary *Server) (err error) {
-	client := newClient(net.JoinHostPort(loopback, port), primary.login)
+	client := newClient(net.JoinHostPort(loopback, port), primary.login, new(sync.Map))
 	defer func() { err = errors.Join(err, client.Close()) }()
 	if err := client.ReplicaOf(ctx, loopback, strconv.Itoa(primary.port.number)).Err(); err != nil {
 		return err

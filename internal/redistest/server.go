@@ -32,6 +32,9 @@ type Server struct {
 	// means none.
 	tune func(context.Context, *goredis.Client) error
 
+	// own are the addresses of its client's connections.
+	own sync.Map
+
 	// disturbed is set once the server was killed, paused or cut off.
 	disturbed atomic.Bool
 
