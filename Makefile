@@ -3,16 +3,16 @@
 GO                ?= go
 GOLANGCI_VERSION   = v2.15.0
 GOLANGCI           = bin/golangci-lint-$(GOLANGCI_VERSION)
-FUZZTIME          ?= 10s
-# The seed of the pairs of features. A failure prints it.
-PAIRSEED          ?= 1
+FUZZTIME          ?= 5s
+# What make check and make check-all run with the race detector.
+RACE               = CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 4h ./...
 # -count=1 because it tests the last commit, which Go does not see change.
 BUILD              = $(GO) test -tags build -count=1 -timeout 30m -v ./e2e/build
 # How many interleavings of the ledger make soak goes through: about ten minutes' worth.
 SOAK              ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test check contrib model soak lint bench bench-quick evidence algorithms calls faults guarantees scaling fmt demo
+.PHONY: help build run test test-product test-lab check check-all contrib model soak lint bench bench-quick evidence algorithms calls faults guarantees scaling fmt demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -24,22 +24,37 @@ build: ## build Caddy with this checkout, into ./caddy
 run: ## run Caddy with Caddyfile.example
 	$(GO) run ./cmd/caddy run --config Caddyfile.example
 
-# Three packages of the laboratory run at once, because they wait most of the time.
+# The tests of the product and of the laboratory wait most of the time, so both run at once.
 # internal/redistest sets how many tests of a package run in parallel.
-test: ## install what the tests need, and run them
+test: ## install what the tests need, and run them, with a sample of each sweep
 	scripts/install-needed.sh redis-server nginx chromium
 	@echo "Running the tests; the first time, Go builds Caddy and its libraries, which takes a few minutes."
+	@$(MAKE) --no-print-directory -j 2 test-product test-lab
+
+test-product:
 	$(GO) test -shuffle=on -timeout 20m ./...
+
+test-lab:
 	cd lab && $(GO) test -p 3 -shuffle=on -timeout 20m ./...
 	cd contrib && $(GO) test -shuffle=on ./...
 
-check: ## run all tests with the race detector, those of the laboratory too, all pairs of features, each fuzz target for FUZZTIME, the build of contrib, and the model of charges
+check: export SWEEP = more
+check: ## run all tests with the race detector and larger samples, each fuzz target for FUZZTIME, the README's build, and a sample of the model
 	scripts/install-needed.sh
-	CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 40m ./...
-	cd lab && CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 40m ./...
+	$(RACE)
+	cd lab && $(RACE)
 	cd contrib && $(GO) test -shuffle=on ./...
-	$(GO) test -run 'TestPairs$$|TestDeadShard' -timeout 30m ./e2e -pairs.all -pairs.seed $(PAIRSEED) -dead.duration 6s
 	FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
+	$(BUILD)
+	scripts/model.sh
+
+check-all: export SWEEP = all
+check-all: ## run what make check does with all pairs of features, all cases of all sweeps, and the whole model, in hours
+	scripts/install-needed.sh
+	$(RACE)
+	cd lab && $(RACE)
+	cd contrib && $(GO) test -shuffle=on ./...
+	FUZZTIME=1m scripts/fuzz.sh
 	$(BUILD)
 	scripts/model.sh
 
@@ -48,7 +63,7 @@ contrib: ## build the last commit by the README's command, with the newest and t
 
 model: ## check the protocol of charges between processes with Spin
 	scripts/install-needed.sh spin cc
-	scripts/model.sh
+	SWEEP=all scripts/model.sh
 
 soak: ## ten minutes of faults under load, then the ledger's model in many more interleavings
 	scripts/install-needed.sh redis-server

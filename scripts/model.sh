@@ -1,8 +1,8 @@
 #!/bin/sh
 # Checks model/charges.pml with Spin: all interleavings within the bounds of each line
 # below, and that each rule left out on purpose violates the promise it is for. Prints
-# states, depth and time. Checks as many lines at a time as there are processors; with
-# arguments, only the line that they form.
+# states, depth and time. Checks as many lines at a time as there are processors: a sample of
+# ten, all with SWEEP=all, or with arguments only the line that they form.
 set -eu
 cd "$(dirname "$0")/.."
 dir=$(mktemp -d)
@@ -94,4 +94,10 @@ full='-DLIMIT=2 -DREQUESTS=3 -DTICKS=1'
 	echo 'wrong<=1' $ages -DBREAK_USED
 	echo 'shared' $ages -DBREAK_SOLE
 } >"$dir/lines"
+# A sample, by the same variables as those of the tests (internal/sweep).
+if [ "${SWEEP:-}" != all ]; then
+	awk -v seed="${SWEEP_SEED:-1}" 'BEGIN { srand(seed) } { print rand() "\t" $0 }' "$dir/lines" | sort -n | head -n 10 | cut -f 2- >"$dir/sample"
+	echo "$(wc -l <"$dir/sample") of $(wc -l <"$dir/lines") lines"
+	mv "$dir/sample" "$dir/lines"
+fi
 xargs -L 1 -P "$(getconf _NPROCESSORS_ONLN)" scripts/model.sh <"$dir/lines"

@@ -488,7 +488,7 @@ func Must(tb testing.TB, err error) {
 }
 
 // atOnce is how many parallel tests run at a time.
-const atOnce = 8
+const atOnce = 12
 
 // RunTests runs tests for a TestMain, and returns its exit code. Parallel tests
 // with servers mostly wait, so that several run at a time on however few
