@@ -123,7 +123,7 @@ func TestCLI(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	socket := filepath.Join(dir, "admin.sock")
 	c := caddytest.Start(t, cliSite(servers.Store()))
-	config := strings.Replace(cliSite(servers.Store("key_prefix unix")), "{{global}}", "admin unix/"+socket+"|0600\n\tpersist_config off", 1)
+	config := strings.Replace(cliSite(servers.Store("key_prefix unix")), "{{global}}", "admin unix/"+socket+"|0600\n\tpersist_config off\n\tdefault_bind 127.0.0.1", 1)
 	unix := caddytest.Start(t, config)
 	awaitCommands(c, "--address", c.Admin)
 	awaitCommands(unix, "--address", "unix/"+socket)

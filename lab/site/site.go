@@ -54,7 +54,7 @@ type Config struct {
 
 func (c *Config) text(admin string, addrs []string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "{\nadmin %s\npersist_config off\nlog {\n%s\n}\nrate_limit {\n%s\n}\n}\n", admin, c.Log, c.Stores)
+	fmt.Fprintf(&b, "{\nadmin %s\npersist_config off\ndefault_bind 127.0.0.1\nlog {\n%s\n}\nrate_limit {\n%s\n}\n}\n", admin, c.Log, c.Stores)
 	for i, route := range c.Routes {
 		fmt.Fprintf(&b, "http://%s {\n%s\n}\n", addrs[i], route)
 	}

@@ -49,6 +49,7 @@ type site struct {
 const siteConfig = `{
 	admin unix/%s
 	persist_config off
+	default_bind 127.0.0.1
 	rate_limit {
 		store redis {
 			shard a {
