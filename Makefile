@@ -5,7 +5,7 @@ GOLANGCI_VERSION   = v2.15.0
 GOLANGCI           = bin/golangci-lint-$(GOLANGCI_VERSION)
 FUZZTIME          ?= 5s
 # What make check and make check-all run with the race detector.
-RACE               = CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 4h ./...
+RACE               = CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout $(RACETIME) ./...
 # -count=1 because it tests the last commit, which Go does not see change.
 BUILD              = $(GO) test -tags build -count=1 -timeout 30m -v ./e2e/build
 # How many interleavings of the ledger make soak goes through: about ten minutes' worth.
@@ -36,24 +36,26 @@ test-product:
 
 test-lab:
 	cd lab && $(GO) test -p 3 -shuffle=on -timeout 20m ./...
-	cd contrib && $(GO) test -shuffle=on ./...
+	cd contrib && $(GO) test -shuffle=on -timeout 20m ./...
 
 check: export SWEEP = more
+check: RACETIME = 40m
 check: ## run all tests with the race detector and larger samples, each fuzz target for FUZZTIME, the README's build, and a sample of the model
 	scripts/install-needed.sh
 	$(RACE)
 	cd lab && $(RACE)
-	cd contrib && $(GO) test -shuffle=on ./...
+	cd contrib && $(GO) test -shuffle=on -timeout 20m ./...
 	FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
 	$(BUILD)
 	scripts/model.sh
 
 check-all: export SWEEP = all
+check-all: RACETIME = 4h
 check-all: ## run what make check does with all pairs of features, all cases of all sweeps, and the whole model, in hours
 	scripts/install-needed.sh
 	$(RACE)
 	cd lab && $(RACE)
-	cd contrib && $(GO) test -shuffle=on ./...
+	cd contrib && $(GO) test -shuffle=on -timeout 20m ./...
 	FUZZTIME=1m scripts/fuzz.sh
 	$(BUILD)
 	scripts/model.sh

@@ -256,10 +256,10 @@ func TestConfigOfZoneOptions(t *testing.T) {
 		"count_status out of range":   {`"count_status": [600]`, `zone api: count_status "600": it must be a code from 200 to 599 or a class from 2xx to 5xx`},
 		"count and count_status_not":  {`"count_status": [401], "count_status_not": [304]`, `zone api: count_status and count_status_not exclude each other: remove one`},
 		"settle":                      {`"settle": "end"`, `unknown field "settle": remove it: the end of a response is awaited where cost or a status needs it`},
-		"free_status":                 {`"free_status": [304]`, `unknown field "free_status": write count_status not and the statuses, such as count_status not 304 5xx; in JSON count_status_not`},
+		"free_status":                 {`"free_status": [304]`, `unknown field "free_status": write count_status not and the statuses, such as count_status not 304 5xx (in JSON count_status_not)`},
 		"batch_share":                 {`"batch_share": 10`, `unknown field "batch_share": remove it`},
 		"dry_run":                     {`"dry_run": true`, `unknown field "dry_run": write enforce 0`},
-		"count_status_not all":        {`"count_status_not": ["all"]`, `zone api: count_status not all would never charge`},
+		"count_status_not all":        {`"count_status_not": ["all"]`, `zone api: count_status not all, or count_status_not in JSON, would never charge`},
 		"count_status_not of nothing": {`"count_status_not": []`, `zone api: count_status not is empty: leave it out, or name statuses`},
 
 		"max_wait":                        {zone: `"max_wait": "5s", "max_wait_queue": 10`},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -216,7 +217,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Doc: "The status for clients that an operator has [blocked](operating.md#block-or-grant): 400 to 499, such as `403`.",
 		},
 		{
-			Name: "on_error", Args: "allow|deny|local", Field: option.Choice(&z.OnError),
+			Name: "on_error", Args: stores.OnErrorWords, Field: option.Choice(&z.OnError),
 			Section: aboutRefusals, Default: "the store's, `allow`",
 			Doc: "What happens while the store cannot answer: `allow` admits, `deny` answers 503, `local` counts in this process alone.",
 		},
@@ -242,7 +243,7 @@ func (z *Zone) windowText() (text string, given bool) {
 		if z.Align {
 			text += " aligned"
 		}
-		return text, z.Window != 0 && !(z.isLease() && z.window() == defaultLease)
+		return text, z.Window != 0 && (!z.isLease() || z.window() != defaultLease)
 	case z.WeekStarts == weekStartsSunday:
 		text = " from sunday"
 	}

@@ -322,7 +322,7 @@ func (z *Zone) validateCountStatus() error {
 	case slices.Contains(z.CountStatus, "none"):
 		return option.Errorf("count_status", "none would never charge: name statuses, such as 401 403")
 	case z.CountStatusNot.isAll():
-		return option.Errorf("count_status", "not all would never charge: name statuses, such as 304")
+		return option.Errorf("count_status", "not all, or count_status_not in JSON, would never charge: name statuses, such as 304")
 	case z.CountStatus.isAll():
 		return nil
 	}

@@ -173,7 +173,7 @@ func (p *pairRun) settle() (found string) {
 		var missing, extra int64
 		var texts []string
 		for _, purse := range slices.SortedFunc(maps.Keys(served), func(a, b pairBucket) int { return strings.Compare(a.zone+a.name, b.zone+b.name) }) {
-			n, either := served[purse].surely, served[purse].perhaps
+			n, either := served[purse].certain, served[purse].perhaps
 			short, long := max(n-counted[purse], 0), max(counted[purse]-n-either, 0)
 			if short+long > 0 {
 				texts = append(texts, fmt.Sprintf("%s of %.30q: %d (or %d more) served, %d counted", purse.zone, purse.name, n, either, counted[purse]))
@@ -198,7 +198,7 @@ func (p *pairRun) purse(b pairBucket) pairBucket {
 	return b
 }
 
-type servedCount struct{ surely, perhaps int64 }
+type servedCount struct{ certain, perhaps int64 }
 
 // served returns what was served from Redis, and what may have been.
 func (p *pairRun) served() (by map[pairBucket]servedCount, text string) {
@@ -213,7 +213,7 @@ func (p *pairRun) served() (by map[pairBucket]servedCount, text string) {
 			switch {
 			case !a.served():
 			case a.life%2 == 0:
-				n.surely++
+				n.certain++
 			case p.bounds().either:
 				n.perhaps++
 			}

@@ -44,10 +44,6 @@ type pairSite struct {
 
 func (s *pairSite) store(lines ...string) { s.storeLines = append(s.storeLines, lines...) }
 
-func (s *pairSite) defaultStore(lines ...string) {
-	s.defaultLines = append(s.defaultLines, lines...)
-}
-
 func (s *pairSite) otherStore(shard ...string) { s.others = shard }
 
 func (s *pairSite) handler(lines ...string) { s.handlerLines = append(s.handlerLines, lines...) }

@@ -8,6 +8,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 )
 
 // The headings in docs/configuration.md above the tables of these options.
@@ -81,7 +82,7 @@ func (s *Store) ownRows() []option.Row {
 			Doc: "Sends waiting calls together, as one script call for several keys where possible. Write `off` behind a [proxy](redis.md#proxies) that spreads keys over servers.",
 		},
 		{
-			Name: "on_error", Args: "allow|deny|local", Field: option.Choice(&s.OnError), Section: sectionCalls, Default: "`allow`",
+			Name: "on_error", Args: stores.OnErrorWords, Field: option.Choice(&s.OnError), Section: sectionCalls, Default: "`allow`",
 			Doc: "The `on_error` of zones that have none of their own.",
 		},
 		{

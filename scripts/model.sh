@@ -94,9 +94,11 @@ full='-DLIMIT=2 -DREQUESTS=3 -DTICKS=1'
 	echo 'wrong<=1' $ages -DBREAK_USED
 	echo 'shared' $ages -DBREAK_SOLE
 } >"$dir/lines"
-# A sample, by the same variables as those of the tests (internal/sweep).
+# A sample of both kinds, by the same variables as those of the tests (internal/sweep).
 if [ "${SWEEP:-}" != all ]; then
-	awk -v seed="${SWEEP_SEED:-1}" 'BEGIN { srand(seed) } { print rand() "\t" $0 }' "$dir/lines" | sort -n | head -n 10 | cut -f 2- >"$dir/sample"
+	for kind in '' -v; do
+		grep $kind '^clean' "$dir/lines" | awk -v seed="${SWEEP_SEED:-1}" 'BEGIN { srand(seed) } { print rand() "\t" $0 }' | sort -n | head -n 5 | cut -f 2-
+	done >"$dir/sample"
 	echo "$(wc -l <"$dir/sample") of $(wc -l <"$dir/lines") lines"
 	mv "$dir/sample" "$dir/lines"
 fi

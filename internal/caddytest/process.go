@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,6 +23,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/process"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 )
 
@@ -39,7 +39,10 @@ func Main(m *testing.M) {
 		return
 	}
 	code := redistest.RunTests(m)
-	endIdle()
+	if err := endIdle(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
 	os.Exit(code)
 }
 
@@ -57,7 +60,7 @@ func Command(dir string, args ...string) *exec.Cmd {
 // instance is a Caddy process, which one test has at a time.
 type instance struct {
 	cmd *exec.Cmd
-	// env is the environment in which it was started, but for what the harness adds.
+	// env is what a test has added to its environment.
 	env []string
 	// admin is the address of its admin API, and dir its folder.
 	admin, dir string
@@ -75,28 +78,31 @@ type sink struct {
 // Write implements [io.Writer].
 func (s *sink) Write(p []byte) (int, error) { return s.to.Load().Write(p) }
 
-// idle are the processes that no test has. They run no config. A process passes to the next
-// test that wants its environment: half of the time of a Caddy is its start.
+// idle are the processes that no test has. They run no config, and pass to the next test:
+// half of the time of a Caddy is its start.
 var idle struct {
 	sync.Mutex
 	instances []*instance
 }
 
-// takeInstance returns an idle Caddy that was started with that environment, or starts one. What it
-// writes goes to logs.
+// takeInstance returns an idle Caddy, or starts one, with env in its environment. What it writes
+// goes to logs.
 func takeInstance(t *testing.T, env []string, logs *caddyproc.Logs) *instance {
 	t.Helper()
-	env = append(os.Environ(), env...)
 	idle.Lock()
-	at := slices.IndexFunc(idle.instances, func(p *instance) bool { return slices.Equal(p.env, env) })
-	if at >= 0 {
-		p := idle.instances[at]
-		idle.instances = slices.Delete(idle.instances, at, at+1)
+	if last := len(idle.instances) - 1; last >= 0 && len(env) == 0 {
+		p := idle.instances[last]
+		idle.instances = idle.instances[:last]
 		idle.Unlock()
-		p.output.to.Store(logs)
-		return p
+		before := p.output.to.Swap(logs)
+		Must(t, "a Caddy without a config", before.Fault())
+		if !p.hasEnded() {
+			return p
+		}
+		p.kill()
+	} else {
+		idle.Unlock()
 	}
-	idle.Unlock()
 	p, err := startInstance(env, logs)
 	Must(t, "start Caddy", err)
 	return p
@@ -113,7 +119,7 @@ func startInstance(env []string, logs *caddyproc.Logs) (*instance, error) {
 		return nil, errors.Join(err, release())
 	}
 	p.cmd = Command(p.dir, "run")
-	p.cmd.Env = append(append(env, p.cmd.Env...), "CADDY_ADMIN="+p.admin)
+	p.cmd.Env = append(append(p.cmd.Env, "CADDY_ADMIN="+p.admin), env...)
 	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
 	if err := p.cmd.Start(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(p.dir), release())
@@ -145,7 +151,8 @@ func (p *instance) kill() {
 
 // giveBack makes the process idle. One in which anything of the test's config is left is killed.
 func (p *instance) giveBack() error {
-	if p.hasEnded() {
+	// No other test has the same environment.
+	if p.hasEnded() || len(p.env) > 0 {
 		p.kill()
 		return nil
 	}
@@ -159,14 +166,16 @@ func (p *instance) giveBack() error {
 	return nil
 }
 
-// endIdle ends all idle processes.
-func endIdle() {
+// endIdle ends all idle processes, and returns an error if one had a fault.
+func endIdle() (err error) {
 	idle.Lock()
 	defer idle.Unlock()
 	for _, p := range idle.instances {
 		p.kill()
+		err = errors.Join(err, p.output.to.Load().Fault())
 	}
 	idle.instances = nil
+	return err
 }
 
 // unloadTimeout bounds how long a process may take to be without the test's config. One that
@@ -233,7 +242,12 @@ func (idleAPI) CaddyModule() caddy.ModuleInfo {
 // Routes implements [caddy.AdminRouter].
 func (idleAPI) Routes() []caddy.AdminRoute {
 	return []caddy.AdminRoute{{Pattern: idlePath, Handler: caddy.AdminHandlerFunc(func(_ http.ResponseWriter, r *http.Request) error {
-		if left := goroutinesOfConfigs(); left != "" {
+		left := goroutinesOfConfigs()
+		stores.Pool.Range(func(key, _ any) bool {
+			left = fmt.Sprintf("%v is in the pool of stores", key)
+			return false
+		})
+		if left != "" {
 			return caddy.APIError{HTTPStatus: http.StatusConflict, Err: errors.New(left)}
 		}
 		telemetry.Default = telemetry.NewMetrics()
@@ -245,6 +259,9 @@ func (idleAPI) Routes() []caddy.AdminRoute {
 // goroutinesOfConfigs returns the stack of one that a config has begun, or "".
 func goroutinesOfConfigs() string {
 	stacks := make([]byte, 1<<20)
+	for n := runtime.Stack(stacks, true); n == len(stacks); n = runtime.Stack(stacks, true) {
+		stacks = make([]byte, 2*len(stacks))
+	}
 	stacks = stacks[:runtime.Stack(stacks, true)]
 	for stack := range bytes.SplitSeq(stacks, []byte("\n\n")) {
 		for _, of := range []string{"shardlimit/caddy-shardlimit", "redis/go-redis", "modules/caddyhttp"} {

@@ -19,7 +19,7 @@ const (
 var instead = map[string]string{
 	"align":          "write window <duration> aligned",
 	"batch_share":    "remove it: the batches of all Caddys hold 10 percent of events",
-	"free_status":    "write count_status not and the statuses, such as count_status not 304 5xx; in JSON count_status_not; or count_status all in place of none",
+	"free_status":    "write count_status not and the statuses, such as count_status not 304 5xx (in JSON count_status_not); for none write count_status all",
 	"max_wait_queue": "write it after the duration, as in max_wait 5s 1000",
 	"settle":         "remove it: the end of a response is awaited where cost or a status needs it",
 	"time_zone":      "write it after the window, as in window day in Europe/Berlin",
@@ -28,7 +28,7 @@ var instead = map[string]string{
 	"clock":              "remove it: windows end by the clock of the primary",
 	"dial_timeout":       "remove it, or raise check_timeout: connecting may take four times as long",
 	"ledger_max_buckets": "write max_buckets",
-	"ledger_max_trust":   "remove it; a ledger_trust below 1s does what 0 did",
+	"ledger_max_trust":   "remove it: an answer is never relied upon for longer than a tenth of the window; a ledger_trust below 1s relies on none for longer than that, at the price of more calls",
 	"max_keys":           "write max_buckets",
 	"password_lifetime":  "write it in the block of the command, as in password_command token { lifetime 15m }",
 	"plain_charges":      "remove it: a script is called where the server refuses plain commands",

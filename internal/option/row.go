@@ -58,12 +58,15 @@ func Names(rows []Row) (names []string) {
 
 // Check returns what is wrong with the first field that is wrong.
 func Check(rows []Row) error {
+	// The checks of other rows rely on the words that these choose.
 	for _, row := range rows {
 		if row.Field.choice != nil {
 			if err := OneOf(row.Name, row.Field.choice(), strings.Split(row.Args, "|")...); err != nil {
 				return err
 			}
 		}
+	}
+	for _, row := range rows {
 		if row.Check == nil {
 			continue
 		}
@@ -81,7 +84,7 @@ func Definition(rows []Row) string {
 		if row.Field.Text == nil {
 			continue
 		}
-		if args, given := row.Field.Text(); given && args != strings.Trim(row.Default, "`") {
+		if args, given := row.Field.Text(); given && (args != strings.Trim(row.Default, "`") || strings.HasPrefix(row.Default, "required")) {
 			lines = append(lines, strings.TrimSpace(row.Name+" "+args))
 		}
 	}

@@ -112,7 +112,8 @@ func (f *Filter) serve(client net.Conn) {
 		if writeReplies(client, bufio.NewReader(server), replies) != nil {
 			client.Close()
 		}
-		for range replies { //nolint:revive // the reader must not wait
+		for range replies {
+			// The reader must not wait.
 		}
 	})
 	f.readCommands(bufio.NewReader(client), bufio.NewWriter(server), replies)

@@ -107,15 +107,15 @@ func takeIdle(kind string) *group {
 	return nil
 }
 
-// isWhole reports whether an idle group is still as it was. Nodes of a cluster change roles
-// by themselves if the machine is too busy for them.
+// isWhole reports whether an idle group is still as it was. Where the machine is too busy, links
+// of replicas break, and nodes of a cluster change roles.
 func (g *group) isWhole() bool {
 	for _, s := range g.servers {
 		if !s.Running() {
 			return false
 		}
 	}
-	if g.servers[0].bus == nil {
+	if len(g.servers) == 1 {
 		return true
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), returnTimeout)
@@ -144,15 +144,11 @@ func (g *group) giveBack(failed bool) error {
 		return err
 	}
 	idle.Lock()
+	defer idle.Unlock()
+	if len(idle.groups) == mostIdle {
+		return errors.New("enough others are idle")
+	}
 	idle.groups = append(idle.groups, g)
-	var surplus *group
-	if len(idle.groups) > mostIdle {
-		surplus, idle.groups = idle.groups[0], idle.groups[1:]
-	}
-	idle.Unlock()
-	if surplus != nil {
-		return stopAll(surplus.servers)
-	}
 	return nil
 }
 

@@ -371,6 +371,17 @@ type login struct {
 	certificate        *Certificate // the server's; nil without TLS
 }
 
+// ownConn is a connection whose address is among own while it is open.
+type ownConn struct {
+	*net.TCPConn
+	own *sync.Map
+}
+
+func (c ownConn) Close() error {
+	c.own.Delete(c.LocalAddr().String())
+	return c.TCPConn.Close()
+}
+
 // newClient returns a client whose addresses are added to own, except with TLS.
 func newClient(addr string, l login, own *sync.Map) *goredis.Client {
 	var config *tls.Config
@@ -394,10 +405,11 @@ func newClient(addr string, l login, own *sync.Map) *goredis.Client {
 	if config == nil {
 		options.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			conn, err := new(net.Dialer).DialContext(ctx, network, addr)
-			if err == nil {
-				own.Store(conn.LocalAddr().String(), true)
+			if err != nil {
+				return nil, err
 			}
-			return conn, err
+			own.Store(conn.LocalAddr().String(), true)
+			return ownConn{conn.(*net.TCPConn), own}, nil
 		}
 	}
 	return goredis.NewClient(options)

@@ -19,7 +19,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
@@ -48,10 +47,8 @@ const (
 	OnErrorLocal = "local"
 )
 
-// ValidateOnError checks the option on_error; empty is the default.
-func ValidateOnError(s string) error {
-	return option.OneOf("on_error", s, OnErrorAllow, OnErrorDeny, OnErrorLocal)
-}
+// OnErrorWords are these, as the arguments of an option.
+const OnErrorWords = OnErrorAllow + "|" + OnErrorDeny + "|" + OnErrorLocal
 
 // Handle is one config's use of a store. The store stays open until the config
 // is unloaded and the last request that entered it has left.

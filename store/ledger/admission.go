@@ -254,9 +254,9 @@ func (l *Ledger) join(a *admission, place int, now int64) bool {
 // wantsPrimary reports whether only the primary can answer.
 func (l *Ledger) wantsPrimary(e *entry, r *store.Request, now int64) bool {
 	switch {
-	case !e.canReach(now, l.trust):
+	case !e.canReach(now, l.leastTrust()):
 		return false
-	case e.doubted, e.wasReset(now, l.resetTrust()):
+	case e.doubted, e.wasReset(now, l.leastTrust()):
 		return true
 	case !algorithm.Of(r.Limit.Algorithm).Copies():
 		// What a replica lacks cannot be added to its answer.
@@ -339,7 +339,7 @@ func (l *Ledger) answer(q *asking, r *store.Request, st *store.State, answer sto
 		// request.
 		isStale = !q.repeated
 	}
-	if isStale && e.canReach(now, l.trust) {
+	if isStale && e.canReach(now, l.leastTrust()) {
 		e.check.landed = 0
 		return true, false
 	}

@@ -227,9 +227,10 @@ func (l *Ledger) forget(r *store.Request) {
 	if e.reservation != nil {
 		e.page.counts.TokensExpired += e.reservation.abandon()
 	}
-	e.until = max(e.until, now+l.resetTrust())
+	e.until = max(e.until, now+l.leastTrust())
 }
 
-// resetTrust is how long replicas are not asked after a reset, in which the usual trust is
-// the least: they may show the old bucket, however short the config makes the trust.
-func (l *Ledger) resetTrust() int64 { return max(l.trust, DefaultTrust.Microseconds()) }
+// leastTrust is the trust, and no less than the usual one, however short the config makes it: so long
+// replicas are not asked after a reset, because they may show the old bucket, and the primary is not
+// after a failure.
+func (l *Ledger) leastTrust() int64 { return max(l.trust, DefaultTrust.Microseconds()) }

@@ -118,6 +118,8 @@ var replies = []struct {
 	{"unauthenticated", meaning{KindAuth, later, unfit | shut}},
 	{"DENIED", meaning{KindAuth, later, unfit | shut}},
 	// The user lacks a right. In scripts the words depend on the version of Redis.
+	{"NOPERM this user has no permissions to access one of the keys", meaning{KindAuth, final, 0}},
+	{"NOPERM No permissions to access a key", meaning{KindAuth, final, 0}},
 	{"NOPERM", meaning{KindAuth, final, lacking}},
 	{"The user executing the script", meaning{KindAuth, final, 0}},
 	{"ACL failure in script", meaning{KindAuth, final, 0}},

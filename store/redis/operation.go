@@ -22,9 +22,9 @@ type operation struct {
 	now int64
 	// clock, if a primary's clock decides, learns the time from the reply.
 	clock *primaryClock
-	// surely is the latest instant at which the operation can run, or 0. A window
+	// latest is the latest instant at which the operation can run, or 0. A window
 	// that ends later can be charged without a script.
-	surely int64
+	latest int64
 }
 
 func (s *Store) writing(op algorithm.Operation, at *servers) operation {
@@ -48,7 +48,7 @@ func (op operation) reads() bool {
 func (op operation) command(keys bucketKeys, r *store.Request, c *scriptCommand) *command {
 	key := keys.key(r.Limit, r.ClientKey)
 	l := layoutOf(r.Limit.Algorithm)
-	if op.surely != 0 && l.isHash && r.Until > op.surely && r.Cost > 0 {
+	if op.latest != 0 && l.isHash && r.Until > op.latest && r.Cost > 0 {
 		return newPlainCharge(key, r, op.now, op.clock)
 	}
 	// With an instant to judge by, the bucket is read, and layout.state judges it.

@@ -391,7 +391,7 @@ func (s *Store) post(what algorithm.Operation, at owner, g group, report func(i 
 	if what == algorithm.Charge && !at.servers.charges.scripted.Load() {
 		// Without a recent reading of the primary's clock no instant is sure.
 		if by, age := s.timeAt(at.servers, now); by != 0 && age <= clockPeriod {
-			op.surely = by + (s.opts.ChargeTimeout + replyTimeout).Microseconds()
+			op.latest = by + (s.opts.ChargeTimeout + replyTimeout).Microseconds()
 		}
 	}
 	c := s.call(at.servers.charges.shard, g, now.Add(s.opts.ChargeTimeout), op)
