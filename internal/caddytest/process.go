@@ -250,7 +250,7 @@ func (idleAPI) Routes() []caddy.AdminRoute {
 		if left != "" {
 			return caddy.APIError{HTTPStatus: http.StatusConflict, Err: errors.New(left)}
 		}
-		telemetry.Default = telemetry.NewMetrics()
+		telemetry.Default.Reset()
 		_, err := io.Copy(os.Stderr, r.Body)
 		return err
 	})}}

@@ -45,6 +45,7 @@ func TestOf(t *testing.T) {
 func TestWrongSettingsAreRefused(t *testing.T) {
 	for name, value := range map[string]string{"SWEEP": "some", "SWEEP_SEED": "x"} {
 		t.Run(name, func(t *testing.T) {
+			t.Setenv("SWEEP", "")
 			t.Setenv(name, value)
 			defer func() {
 				if recover() == nil {

@@ -23,7 +23,7 @@ import (
 
 // Default are the metrics of the process. They outlive configs, so that they do not
 // start over at a reload.
-var Default = NewMetrics()
+var Default = newMetricSet()
 
 // Metrics are the metrics of requests and of calls of stores.
 type Metrics struct {
@@ -76,8 +76,7 @@ type ZoneCounters struct {
 	Forgiven, Near          prometheus.Counter
 }
 
-// NewMetrics returns metrics without values.
-func NewMetrics() *Metrics {
+func newMetricSet() *Metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: "caddy", Subsystem: "rate_limit", Name: name, Help: help,
@@ -139,13 +138,33 @@ func (m *Metrics) ForgetZone(name string) {
 	}
 }
 
+// vector is metrics of one name.
+type vector interface {
+	prometheus.Collector
+	Reset()
+}
+
+func (m *Metrics) vectors() []vector {
+	return []vector{m.Requests, m.declined, m.decisions, m.settled, m.StoreErrors, m.StoreDuration, m.Undelivered, m.Overflowed, m.forgiven, m.near, m.Unreadable}
+}
+
+// Reset removes all series, for a process that begins anew without a config, as those of tests do.
+func (m *Metrics) Reset() {
+	for _, v := range m.vectors() {
+		v.Reset()
+	}
+}
+
 // Register adds the metrics and other collectors to the registry of a config. Every
 // config has a registry of its own; nil means that it collects no metrics.
 func (m *Metrics) Register(registry *prometheus.Registry, others ...prometheus.Collector) error {
 	if registry == nil {
 		return nil
 	}
-	for _, c := range append(others, m.Requests, m.declined, m.decisions, m.settled, m.StoreErrors, m.StoreDuration, m.Undelivered, m.Overflowed, m.forgiven, m.near, m.Unreadable) {
+	for _, v := range m.vectors() {
+		others = append(others, v)
+	}
+	for _, c := range others {
 		var already prometheus.AlreadyRegisteredError
 		if err := registry.Register(c); err != nil && !errors.As(err, &already) {
 			return fmt.Errorf("register metrics: %w", err)
