@@ -65,8 +65,8 @@ func Start(t *testing.T, caddyfile string, env ...string) *Caddy {
 				t.Logf("caddy %s is not used again: %v", c.Addr, err)
 			}
 		}
-		if strings.Contains(c.Logs.String(), "DATA RACE") {
-			t.Errorf("data race in caddy:\n%s", c.Logs)
+		if err := raceIn(c.Logs); err != nil {
+			t.Error(err)
 		}
 	})
 	caddyfile = c.Expand(caddyfile)

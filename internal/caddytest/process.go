@@ -95,7 +95,7 @@ func takeInstance(t *testing.T, env []string, logs *caddyproc.Logs) *instance {
 		idle.instances = idle.instances[:last]
 		idle.Unlock()
 		before := p.output.to.Swap(logs)
-		Must(t, "a Caddy without a config", before.Fault())
+		Must(t, "a Caddy without a config", raceIn(before))
 		if !p.hasEnded() {
 			return p
 		}
@@ -166,13 +166,21 @@ func (p *instance) giveBack() error {
 	return nil
 }
 
+// raceIn returns an error if the race detector has reported something.
+func raceIn(logs *caddyproc.Logs) error {
+	if text := logs.String(); strings.Contains(text, "DATA RACE") {
+		return fmt.Errorf("a data race in Caddy:\n%s", text)
+	}
+	return nil
+}
+
 // endIdle ends all idle processes, and returns an error if one had a fault.
 func endIdle() (err error) {
 	idle.Lock()
 	defer idle.Unlock()
 	for _, p := range idle.instances {
 		p.kill()
-		err = errors.Join(err, p.output.to.Load().Fault())
+		err = errors.Join(err, raceIn(p.output.to.Load()))
 	}
 	idle.instances = nil
 	return err
