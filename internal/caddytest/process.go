@@ -78,8 +78,8 @@ type sink struct {
 // Write implements [io.Writer].
 func (s *sink) Write(p []byte) (int, error) { return s.to.Load().Write(p) }
 
-// idle are the processes that no test has. They run no config, and pass to the next test:
-// half of the time of a Caddy is its start.
+// idle are the processes that no test has. They run no config, and pass to the next test,
+// so that not every test starts one.
 var idle struct {
 	sync.Mutex
 	instances []*instance

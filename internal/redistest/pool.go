@@ -40,11 +40,7 @@ func borrow[W any](tb testing.TB, kind string, opts options, launch func() (W, [
 	tb.Helper()
 	if !opts.isCommon() {
 		what, servers, err := launch()
-		if err != nil {
-			tb.Fatal(err)
-		}
-		tb.Cleanup(func() { stopWith(tb, servers) })
-		return what
+		return stopAfter(tb, what, err, func() error { return stopAll(servers) })
 	}
 	kind += " " + strings.Join(opts.args, " ")
 	g := takeIdle(kind)

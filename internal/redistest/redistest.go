@@ -123,9 +123,9 @@ func Launch(opts ...Option) (*Server, error) {
 // otherwise it is stopped.
 func Start(tb testing.TB, opts ...Option) *Server {
 	tb.Helper()
-	if o := collect(opts); o.primary != nil {
-		s, err := launch(o, reservePort)
-		return stopAfter(tb, s, err, func() error { return s.Stop() })
+	if collect(opts).primary != nil {
+		s, err := Launch(opts...)
+		return stopAfter(tb, s, err, s.Stop)
 	}
 	return StartShard(tb, 0, opts...).Primary
 }
