@@ -374,7 +374,7 @@ func TestBruteForceZone(t *testing.T) {
 			}
 			log(badLogin, "bob", http.StatusUnauthorized, 1)
 		}
-		c.Stop()
+		c.Unload()
 		if store == "" {
 			return
 		}

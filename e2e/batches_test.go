@@ -298,7 +298,7 @@ func TestUnusedBatchIsReturned(t *testing.T) {
 			for zone, n := range asked {
 				must(t, "request after the return", c.Probe("/"+zone, "X-Key: alice").Shows(http.StatusOK, 100000, n+1))
 			}
-			c.Stop()
+			c.Unload()
 			for zone, n := range asked {
 				must(t, "at the end", want("what is used of zone "+zone, servers.Content(t, zone, "alice").Used, n+1))
 			}
@@ -472,7 +472,7 @@ func TestTakesNeverExceedEvents(t *testing.T) {
 	}
 	// No charge is still in flight that would change the counts.
 	for _, c := range caddys {
-		c.Stop()
+		c.Unload()
 	}
 	for _, algorithm := range counting {
 		must(t, "Redis, at the end", want("count of "+algorithm, servers.Content(t, algorithm, "alice").Used, events))

@@ -77,7 +77,7 @@ func TestBackendDefinedCost(t *testing.T) {
 			awaitUsed(t, servers, store, zone, "alice", events)
 			must(t, zone, c.Probe("/"+zone, "X-Key: alice", "X-Ask-Cost: 0").Refuses(zone))
 		}
-		c.Stop()
+		c.Unload()
 		for _, zone := range names {
 			c.AwaitLines(t, 1, "cost is not a number from 0 to 2^52; charging the fallback", `"fallback":1,`, `"zone":"`+zone+`"`)
 			if store != "" {
@@ -168,7 +168,7 @@ respond ok`)
 		}
 	}
 	// A wrong charge would have arrived by now.
-	c.Stop()
+	c.Unload()
 	for zone, n := range used {
 		must(t, "at the end", want("count of zone "+zone, servers.Counts(t, zone)["alice"], n))
 	}
@@ -348,7 +348,7 @@ func TestRefundOn304(t *testing.T) {
 			}
 		}
 		// After Caddy has ended, no charge or refund is in flight.
-		c.Stop()
+		c.Unload()
 		for zone, b := range left {
 			if store != "" {
 				must(t, "at the end", want(zone, servers.Content(t, zone, "alice").Spent, b.Spent))

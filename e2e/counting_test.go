@@ -148,7 +148,7 @@ func TestConcurrentClientsAreCountedExactly(t *testing.T) {
 	}
 	// No charge is still in flight that would change the counts.
 	for _, c := range caddys {
-		c.Stop()
+		c.Unload()
 	}
 	servers.AwaitCounts(t, "api", admitted.N)
 	t.Logf("%d requests admitted (%d above the limits, in flight in two Caddys at the same time), %d refused, %d of them because of what was in flight",
@@ -394,7 +394,7 @@ func TestSwallowedReplyDoesNotCountTwice(t *testing.T) {
 					backend.Finish(t, backend.Start(t, c, "/", "X-Key: probe"))
 					return want("probe being charged", servers.Counts(t, "api")["probe"] > 0, true)
 				})
-				c.Stop()
+				c.Unload()
 				counts := servers.Counts(t, "api")
 				for key, n := range wanted {
 					must(t, "at the end", want("count of "+key, counts[key], n))

@@ -103,7 +103,7 @@ func TestGRPCCallsAreRefused(t *testing.T) {
 				want("content type", resp.Header.Get("Content-Type"), "application/grpc-web+proto"), want("having Retry-After", resp.Header.Get("Retry-After") != "", true)))
 			must(t, "only its content type", want("status", c.Get("/", "X-Key: alice", "Content-Type: application/grpc").StatusCode, http.StatusTooManyRequests))
 			must(t, "other content", want("status", c.Get("/", "X-Key: alice", "Content-Type: application/grpcx").StatusCode, http.StatusTooManyRequests))
-			c.Stop()
+			c.Unload()
 		}
 	})
 	c := caddytest.Start(t, grpcSite(servers.Store("on_error deny"), zoneWith("calls", "charge before", "block_status 451"), backend))

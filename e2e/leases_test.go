@@ -148,7 +148,7 @@ func TestSlotsAreFreedAtTheEnd(t *testing.T) {
 		}
 	})
 	// No late call takes a freed slot.
-	c.Stop()
+	c.Unload()
 	must(t, "at the end", want("number of leases", servers.Content(t, "slots", "alice").Used, 0))
 }
 
@@ -193,7 +193,7 @@ func TestSlotIsRenewedWhileOthersAreSettled(t *testing.T) {
 		c := startWith(t, store, zoneWith("counted", "charge before")+zoneWith("running", "events 10", "window 1s", "algorithm concurrency"),
 			proxyTo(backend.Listener.Addr().String(), "flush_interval -1"))
 		must(t, "a long response", want("status", c.Get("/", "X-Key: alice").StatusCode, http.StatusOK))
-		c.Stop()
+		c.Unload()
 	})
 }
 

@@ -507,8 +507,7 @@ func TestOneCaddyNeverAdmitsMoreThanTheLimit(t *testing.T) {
 		if store == "" {
 			return
 		}
-		c.Client.CloseIdleConnections() // Caddy's exit waits for those that were never used
-		c.Stop()
+		c.Unload()
 		for _, algorithm := range counting {
 			must(t, "Redis, at the end", want("count of "+algorithm, servers.Content(t, algorithm, "alice").Used, floodEvents))
 		}

@@ -115,7 +115,7 @@ func awaitServed(t *testing.T, s caddytest.Shards, c *caddytest.Caddy, served *c
 		}
 		return nil
 	})
-	c.Stop()
+	c.Unload()
 	for key, n := range s.Counts(t, "api") {
 		must(t, "after Caddy has ended", want("count of "+key+" being more than was served", n > served.N[key], false))
 	}
@@ -164,7 +164,7 @@ func TestChargesOfAnOutageOutliveTheStore(t *testing.T) {
 	time.Sleep(2500 * time.Millisecond)
 	servers.Restart(t)
 	servers.AwaitCounts(t, "api", served)
-	c.Stop()
+	c.Unload()
 	must(t, "log", want("reporting losses", strings.Contains(c.Logs.String(), "charges were lost"), false))
 	must(t, "Redis, at the end", want("sum of the counts", sum(servers.Counts(t, "api")), sum(served)))
 }

@@ -278,7 +278,7 @@ func TestLastChargesAreDeliveredAtExit(t *testing.T) {
 		}
 		return nil
 	})
-	c.Stop()
+	c.Unload()
 	got := servers.Counts(t, "api")
 	for key, n := range admitted.N {
 		must(t, "after Caddy has ended", want("count of "+key, got[key], n))
@@ -594,7 +594,7 @@ func TestRequestRunningDuringAReloadIsCharged(t *testing.T) {
 					})
 				}
 				// After Caddy has ended, no charge is in flight.
-				c.Stop()
+				c.Unload()
 				charged()
 			})
 		}

@@ -361,7 +361,7 @@ func refusals(t *testing.T, options string, n int) (seconds []int, logs string) 
 		t.Fatalf("%d refusals, want %d", len(seconds), n)
 	}
 	// The last lines may take a moment to arrive.
-	c.Stop()
+	c.Unload()
 	var lines []string
 	for line := range strings.Lines(c.Logs.String()) {
 		if strings.Contains(line, `"rate limit exceeded"`) {

@@ -211,7 +211,7 @@ func TestRequestRunningDuringARolloutSettlesWhereItWasAdmitted(t *testing.T) {
 	must(t, "second request", want("status", backend.Finish(t, second, third, first)[0].Status, http.StatusOK))
 	holds("all have ended", own, 2, 2, 0, 0)
 	holds("all have ended", other, 1, 1, 0, 0)
-	c.Stop()
+	c.Unload()
 	holds("at the end", own, 2, 2, 0, 0)
 	holds("at the end", other, 1, 1, 0, 0)
 }
@@ -257,7 +257,7 @@ func TestRolloutHoldsRequests(t *testing.T) {
 					must(t, "held request", errors.Join(want("status", a.Status, http.StatusOK), want("being answered before it fits", a.Received.Before(free), false)))
 				}
 				second.AwaitUsed(t, "second", group, 4)
-				c.Stop()
+				c.Unload()
 				must(t, "at the end", want("what is used of the second zone", second.Content(t, "second", group).Used, 4))
 				return true
 			})
@@ -283,7 +283,7 @@ func TestRolloutPenalizes(t *testing.T) {
 			eventually(t, "the penalty is stored", func() error {
 				return want("its end being the reset", ceilSeconds(second.Content(t, "second", group).Penalty), a.Reset)
 			})
-			c.Stop()
+			c.Unload()
 			must(t, "at the end", errors.Join(want("the penalty of the first zone", first.Content(t, "first", key).Penalty, 0),
 				want("what is used of the first zone", first.Content(t, "first", key).Used, 2)))
 		})
@@ -312,7 +312,7 @@ func TestRolloutTakesBatches(t *testing.T) {
 			})
 			must(t, "next request", c.Probe("/", "X-Key: "+key, "X-Group: "+group).Shows(http.StatusOK, 100, asked+1))
 			asked++
-			c.Stop()
+			c.Unload()
 			must(t, "at the end", errors.Join(want("what is used of the first zone", first.Content(t, "batch.first", key).Used, asked),
 				want("what is used of the second zone", second.Content(t, "batch.second", group).Used, asked)))
 		})
@@ -340,7 +340,7 @@ func TestRolloutOfTwoHandlers(t *testing.T) {
 				must(t, "request that fits", c.Ask("/", "X-Key: alice").Is(http.StatusOK, used+1))
 			}
 			must(t, "request too many", c.Ask("/", "X-Key: alice").Is(http.StatusTooManyRequests, 3))
-			c.Stop()
+			c.Unload()
 			must(t, "counts", errors.Join(want("of the default store", servers[:1].Counts(t, "api")["alice"], test.own),
 				want("of the other store", servers[1:].Counts(t, "api")["alice"], test.other)))
 		})
@@ -485,7 +485,7 @@ func TestRolloutSplitsTheZonesOfARequest(t *testing.T) {
 				used := used + 1
 				must(t, "request of half a client", errors.Join(a.Shows(http.StatusOK, 100, used), want("zone", a.Resource, other.zone)))
 			}
-			c.Stop()
+			c.Unload()
 		})
 	}
 }

@@ -197,7 +197,7 @@ func TestCostsAtTheEndOfUnusualResponses(t *testing.T) {
 			spends("file", 3, 1000)
 			spends("upgrade", 3, 2, "Connection: Upgrade", "Upgrade: test")
 			must(t, "metric", want("unreadable costs", c.Metric(fmt.Sprintf(`caddy_rate_limit_unreadable_total{option="cost",zone="tokens.%s"}`, mode)), "6"))
-			c.Stop()
+			c.Unload()
 		}
 	})
 }
@@ -300,7 +300,7 @@ func TestStatusesOfGRPC(t *testing.T) {
 				}
 				servers.AwaitUsed(t, zone, "alice", used)
 			}
-			c.Stop()
+			c.Unload()
 			servers.AwaitUsed(t, zone, "alice", used)
 		})
 	}

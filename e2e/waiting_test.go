@@ -217,7 +217,7 @@ func TestHeldRequestsLeaveInOrder(t *testing.T) {
 				// others decide whether to wait, for which one a second asks. They ask at their
 				// turn, once more if they still have to wait, and again if Caddy's clock was ahead
 				// of the server's.
-				c.Stop()
+				c.Unload()
 				most := 4 * requests
 				if test.mode == "after" {
 					// Each request charges as well. A late charge makes the next request ask once
@@ -466,7 +466,7 @@ func TestHeldRequestIsCountedOnce(t *testing.T) {
 			must(t, "next request", want("body", c.Probe("/", "X-Key: alice").Body, fmt.Sprintf("%d %[1]d %[1]d %[1]d", all+1)))
 			return
 		}
-		c.Stop()
+		c.Unload()
 		for _, algorithm := range counting {
 			must(t, "Redis", want("used of "+algorithm, servers.Content(t, algorithm, "alice").Used, all))
 		}
@@ -576,7 +576,7 @@ func TestClientThatLeavesDuringTheTake(t *testing.T) {
 			must(t, "backend", want("number of requests", len(backend.all()), arrived+1))
 		})
 	}
-	c.Stop()
+	c.Unload()
 	for _, algorithm := range algorithms {
 		used := int64(2)
 		if algorithm == "concurrency" {

@@ -154,7 +154,7 @@ func secondZoneRefuses(t *testing.T, c *caddytest.Caddy, servers caddytest.Shard
 	default:
 		asked = refusals
 	}
-	c.Stop()
+	c.Unload()
 	must(t, "at the end", errors.Join(
 		scripts(asked),
 		want("what was spent in the first zone", servers.Content(t, "first", key).Spent, was),
@@ -225,7 +225,7 @@ func TestRefusalRefundsWhatWasTaken(t *testing.T) {
 					a := c.Probe("/", "X-Key: alice")
 					must(t, "what the others count", want("body", a.Body, fmt.Sprintf("%d %[1]d %[1]d %[1]d 1", used)))
 				}
-				c.Stop()
+				c.Unload()
 				awaitSettled(t, servers, store, int64(used), "full.after")
 			})
 		}
@@ -431,7 +431,7 @@ func TestThreeZonesOneRoundTripToAReplica(t *testing.T) {
 				refused("request of a client that is still full", refusals, nothing, nothing)
 			}
 			for _, c := range caddys {
-				c.Stop()
+				c.Unload()
 			}
 			must(t, "at the end", errors.Join(want("round trips and commands at the replica", replica.took(), nothing),
 				want("round trips and commands at the primary", primary.took(), nothing)))

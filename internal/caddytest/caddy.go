@@ -249,6 +249,14 @@ func (c *Caddy) AwaitLines(t *testing.T, n int, texts ...string) (lines []string
 	return lines
 }
 
+// Unload removes the config, as a reload without one would, and waits until all that it has begun has
+// ended. No call to a store is in flight then, and the log is complete.
+func (c *Caddy) Unload() {
+	c.T.Helper()
+	c.Client.CloseIdleConnections()
+	Must(c.T, "unload", c.process.unload(WaitLimit))
+}
+
 // Terminate ends Caddy as an operator would, and does not wait.
 func (c *Caddy) Terminate() {
 	c.T.Helper()

@@ -156,7 +156,7 @@ func (p *instance) giveBack() error {
 		p.kill()
 		return nil
 	}
-	if err := p.unload(); err != nil {
+	if err := p.unload(unloadTimeout); err != nil {
 		p.kill()
 		return err
 	}
@@ -186,20 +186,20 @@ func endIdle() (err error) {
 	return err
 }
 
-// unloadTimeout bounds how long a process may take to be without the test's config. One that
-// waits for the charges of a dead shard takes longer.
+// unloadTimeout bounds how long a process may take to be without the test's config, to pass to another
+// test. One that waits for the charges of a dead shard takes longer.
 const unloadTimeout = 2 * time.Second
 
 // unload makes the process run no config, and returns an error if something of the last one
-// goes on.
-func (p *instance) unload() error {
+// goes on after that time.
+func (p *instance) unload(limit time.Duration) error {
 	empty := fmt.Sprintf(`{"admin": {"listen": %q, "config": {"persist": false}}}`, p.admin)
 	if err := p.call(http.MethodPost, "/load", empty); err != nil {
 		return err
 	}
 	line := fmt.Sprintf("-- %s has no config", rand.Text())
 	var err error
-	for deadline := time.Now().Add(unloadTimeout); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if err = p.call(http.MethodPost, idlePath, line); err == nil {
 			break
 		}
@@ -208,7 +208,7 @@ func (p *instance) unload() error {
 		return err
 	}
 	// All that the last config wrote comes before this line.
-	for deadline := time.Now().Add(unloadTimeout); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		if strings.Contains(p.output.to.Load().String(), line) {
 			return nil
 		}

@@ -15,16 +15,9 @@ type Shards []*redistest.Shard
 func StartShards(t *testing.T, n, replicas int, opts ...redistest.Option) Shards {
 	t.Helper()
 	s := make(Shards, n)
-	Together(t, n, func(i int) (err error) {
-		if s[i], err = redistest.LaunchShard(replicas, opts...); err == nil {
-			t.Cleanup(func() {
-				if err := s[i].Stop(); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		return err
-	})
+	for i := range s {
+		s[i] = redistest.StartShard(t, replicas, opts...)
+	}
 	return s
 }
 
