@@ -228,6 +228,7 @@ func TestResetIsTheSameOnAllResponsesOfAWindow(t *testing.T) {
 			if err := ask(worker, keys[i%len(keys)]); err != nil {
 				return err
 			}
+			time.Sleep(2 * time.Millisecond)
 		}
 		return nil
 	})

@@ -74,7 +74,7 @@ func TestKnownFullBucketCostsOneCallASecond(t *testing.T) {
 					caddytest.Together(t, len(caddys), func(i int) error {
 						result, err := loadgen.Run(t.Context(), loadgen.Options{
 							Addr: caddys[i].Addr, Path: "/" + algorithm, Header: "X-Key", Key: func(int64) string { return "alice" },
-							Connections: 8, Duration: lasts,
+							Connections: 8, Rate: 500, Duration: lasts,
 						})
 						for range result.Status[http.StatusTooManyRequests] {
 							refused.Add(algorithm)

@@ -67,7 +67,6 @@ func TestCountsEqualWhatWasServedAfterAnOutage(t *testing.T) {
 						unchecked.Add(key)
 					}
 				}
-				time.Sleep(time.Millisecond)
 				return nil
 			})
 			served.AwaitGrowth(t, 200)
@@ -512,7 +511,7 @@ func TestDeadShardCostsNoMemory(t *testing.T) {
 			t.Cleanup(func() { _ = shard.Primary.Resume() })
 			load := func(d time.Duration) int64 {
 				result, err := loadgen.Run(t.Context(), loadgen.Options{
-					Addr: c.Addr, Header: "X-Key", Connections: 64, Duration: d,
+					Addr: c.Addr, Header: "X-Key", Connections: 64, Rate: 2000, Duration: d,
 					Key: func(n int64) string { return "client-" + strconv.FormatInt(n%500, 10) },
 				})
 				must(t, "load", err)

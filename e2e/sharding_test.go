@@ -146,7 +146,6 @@ func TestFailoverUnderSteadyRequests(t *testing.T) {
 	), 1_000_000, "1h"))
 	var limited atomic.Int64
 	stop := caddytest.StartTraffic(t, workers, func(worker, i int) error {
-		time.Sleep(time.Millisecond)
 		a, err := c.TryAsk("/", fmt.Sprintf("X-Key: client-%d", (worker+i)%20))
 		switch {
 		case err != nil:

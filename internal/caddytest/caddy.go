@@ -171,7 +171,7 @@ func (c *Caddy) AwaitServers() {
 
 // adminClient keeps no connections: a kept one could lead to the admin endpoint
 // of an older config.
-var adminClient = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: WaitLimit}
+var adminClient = &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true}, Timeout: WaitLimit}
 
 // AdminCall calls the admin API, and calls again where the connection breaks:
 // the endpoint of an older config may close while the call waits there. Caddy

@@ -198,22 +198,13 @@ func (p *instance) unload(limit time.Duration) error {
 		return err
 	}
 	line := fmt.Sprintf("-- %s has no config", rand.Text())
-	var err error
-	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		if err = p.call(http.MethodPost, idlePath, line); err == nil {
-			break
-		}
-	}
-	if err != nil {
+	if err := poll(limit, func() error { return p.call(http.MethodPost, idlePath, line) }); err != nil {
 		return err
 	}
 	// All that the last config wrote comes before this line.
-	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if strings.Contains(p.output.to.Load().String(), line) {
-			return nil
-		}
-	}
-	return errors.New("its output does not end")
+	return poll(limit, func() error {
+		return Want("the end of its output being read", strings.Contains(p.output.to.Load().String(), line), true)
+	})
 }
 
 func (p *instance) call(method, path, body string) error {
