@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -225,6 +226,16 @@ func (e *experiment) run(ctx context.Context) error {
 // bring begins and ends the fault, and starts the late clients in between.
 func (e *experiment) bring(ctx context.Context) error {
 	late := time.AfterFunc(e.during/4, func() { e.crowd.start(isLate) })
+	e.broken.awaitRequests = func(ctx context.Context, then time.Time) error {
+		return traffic.Poll(ctx, time.Minute, func() error {
+			for _, c := range e.crowd.only(func(c *client) bool { return isConcerned(c) && isNotLate(c) }) {
+				if !slices.ContainsFunc(c.responses(), func(r response) bool { return r.begun.After(then) }) {
+					return fmt.Errorf("%s has had no request during the fault", c)
+				}
+			}
+			return nil
+		})
+	}
 	e.begin = time.Now()
 	err := e.fault.bring(ctx, e.broken, e.during)
 	e.end = time.Now()

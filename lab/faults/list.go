@@ -58,7 +58,11 @@ func lasts(begin, end step) bringer {
 		if err := begin(ctx, s); err != nil {
 			return err
 		}
+		start := time.Now()
 		if err := traffic.Pause(ctx, lasting); err != nil {
+			return err
+		}
+		if err := s.awaitRequests(ctx, start); err != nil {
 			return err
 		}
 		return end(ctx, s)
@@ -360,6 +364,9 @@ type shard struct {
 	*shards.Shard
 	certificate *redistest.Certificate
 	secret      string // the file from which Caddy reads the password
+	// awaitRequests waits until each client that the fault concerns has had a request since then. On
+	// a slow machine, none may have come while the fault lasted.
+	awaitRequests func(ctx context.Context, then time.Time) error
 }
 
 func (s *shard) clients(ctx context.Context, zone string) ([]string, error) {

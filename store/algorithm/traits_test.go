@@ -75,7 +75,9 @@ func TestCopiesDecideAsBuckets(t *testing.T) {
 		want.Content = store.Content{}
 		for _, k := range []algorithm.Known{copied(), k, merged} {
 			if kind.Algorithm == store.GCRA && k.Content[3] > s.now {
-				// A copy takes this for an estimate that is behind the bucket's clock.
+				// The number of a busy time is its first instant, or one more than the last number, if
+				// that is greater. A copy takes such a number for an estimate that is behind the
+				// bucket's clock.
 				continue
 			}
 			got := k.View(&r, 0, s.now)
