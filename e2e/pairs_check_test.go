@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -496,29 +495,14 @@ func (holdingsAPI) CaddyModule() caddy.ModuleInfo {
 // Routes implements [caddy.AdminRouter].
 func (holdingsAPI) Routes() []caddy.AdminRoute {
 	return []caddy.AdminRoute{{Pattern: "/test/holdings", Handler: caddy.AdminHandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
-		var h holdings
-		h.countGoroutines()
+		h := holdings{Stacks: caddytest.Goroutines(module, "redis/go-redis", "maypok86/otter")}
+		h.Goroutines = len(h.Stacks)
 		h.countBytes()
 		return json.NewEncoder(w).Encode(h)
 	})}}
 }
 
-// isOurs matches stacks of this module, and of the libraries that it alone uses.
-var isOurs = regexp.MustCompile(`shardlimit/caddy-shardlimit|redis/go-redis|maypok86/otter`)
-
 const module = "github.com/shardlimit/caddy-shardlimit"
-
-func (h *holdings) countGoroutines() {
-	stacks := make([]byte, 16<<20)
-	stacks = stacks[:runtime.Stack(stacks, true)]
-	for stack := range strings.SplitSeq(string(stacks), "\n\n") {
-		// Both are there without a limiter: this request, and what runs Caddy.
-		if isOurs.MatchString(stack) && !strings.Contains(stack, "holdingsAPI") && !strings.Contains(stack, "TestMain") {
-			h.Goroutines++
-			h.Stacks = append(h.Stacks, stack)
-		}
-	}
-}
 
 func (h *holdings) countBytes() {
 	// Pooled memory survives the first collection.

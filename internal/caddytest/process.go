@@ -1,7 +1,6 @@
 package caddytest
 
 import (
-	"bytes"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -10,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -241,13 +241,13 @@ func (idleAPI) CaddyModule() caddy.ModuleInfo {
 // Routes implements [caddy.AdminRouter].
 func (idleAPI) Routes() []caddy.AdminRoute {
 	return []caddy.AdminRoute{{Pattern: idlePath, Handler: caddy.AdminHandlerFunc(func(_ http.ResponseWriter, r *http.Request) error {
-		left := goroutinesOfConfigs()
+		left := Goroutines("shardlimit/caddy-shardlimit", "redis/go-redis", "modules/caddyhttp")
 		stores.Pool.Range(func(key, _ any) bool {
-			left = fmt.Sprintf("%v is in the pool of stores", key)
-			return false
+			left = append(left, fmt.Sprintf("%v is in the pool of stores", key))
+			return true
 		})
-		if left != "" {
-			return caddy.APIError{HTTPStatus: http.StatusConflict, Err: errors.New(left)}
+		if len(left) > 0 {
+			return caddy.APIError{HTTPStatus: http.StatusConflict, Err: errors.New(left[len(left)-1])}
 		}
 		telemetry.Default.Reset()
 		_, err := io.Copy(os.Stderr, r.Body)
@@ -255,22 +255,22 @@ func (idleAPI) Routes() []caddy.AdminRoute {
 	})}}
 }
 
-// goroutinesOfConfigs returns the stack of one that a config has begun, or "".
-func goroutinesOfConfigs() string {
+// Goroutines returns the stacks of those that run code of packages that a config begins, by parts of
+// their paths, besides the caller's and that which runs Caddy.
+func Goroutines(packages ...string) (found []string) {
 	stacks := make([]byte, 1<<20)
-	for n := runtime.Stack(stacks, true); n == len(stacks); n = runtime.Stack(stacks, true) {
+	n := runtime.Stack(stacks, true)
+	for ; n == len(stacks); n = runtime.Stack(stacks, true) {
 		stacks = make([]byte, 2*len(stacks))
 	}
-	stacks = stacks[:runtime.Stack(stacks, true)]
-	for stack := range bytes.SplitSeq(stacks, []byte("\n\n")) {
-		for _, of := range []string{"shardlimit/caddy-shardlimit", "redis/go-redis", "modules/caddyhttp"} {
-			// This request, and what runs Caddy, are there without a config.
-			if bytes.Contains(stack, []byte(of)) && !bytes.Contains(stack, []byte("idleAPI")) && !bytes.Contains(stack, []byte("TestMain")) {
-				return string(stack)
-			}
+	_, others, _ := strings.Cut(string(stacks[:n]), "\n\n") // the first is the caller's
+	for stack := range strings.SplitSeq(others, "\n\n") {
+		isOf := func(path string) bool { return strings.Contains(stack, path) }
+		if slices.ContainsFunc(packages, isOf) && !isOf("TestMain") {
+			found = append(found, stack)
 		}
 	}
-	return ""
+	return found
 }
 
 var _ caddy.AdminRouter = idleAPI{}
