@@ -1,10 +1,10 @@
 package limiter
 
 import (
+	"cmp"
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -191,18 +191,22 @@ func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []adminapi.Bucket
 	if len(values) > 0 && !slices.ContainsFunc(values, func(v string) bool { return v != "" }) {
 		return nil, errors.New("key is empty: write what the placeholder has for the client")
 	}
+	var impossible error
 	for i := range z.templates {
 		t := &z.templates[i]
 		if only != nil && only != t || !t.takes(values) {
 			continue
 		}
-		if only == nil && i >= len(z.Key) && !isNetwork(strings.Join(values, "")) {
-			// Only an address has this template.
+		if err := z.checkValues(t, values); err != nil {
+			impossible = cmp.Or(impossible, err)
 			continue
 		}
 		b := z.bucketOf(t.keyOf(values, z))
 		b.Text = z.textOf(i)
 		buckets = append(buckets, b)
+	}
+	if len(buckets) == 0 && impossible != nil {
+		return nil, impossible
 	}
 	if len(buckets) == 0 {
 		return nil, fmt.Errorf("no text of its key (%s) has %d placeholders: give key once for each placeholder of one of them, in their order", strings.Join(z.Key, ", "), len(values))
@@ -240,22 +244,12 @@ func (z *Zone) Find(text string) (buckets []adminapi.BucketName) {
 			continue
 		}
 		for _, b := range found {
-			if (b.Template == "{client_ip}" || b.Template == "{remote_host}") && !isNetwork(b.Values[0]) {
-				continue
-			}
 			if !slices.ContainsFunc(buckets, func(other adminapi.BucketName) bool { return other.Key == b.Key }) {
 				buckets = append(buckets, b)
 			}
 		}
 	}
 	return buckets
-}
-
-// isNetwork reports whether text is an IP address or a network.
-func isNetwork(text string) bool {
-	_, noAddr := netip.ParseAddr(text)
-	_, noPrefix := netip.ParsePrefix(text)
-	return noAddr == nil || noPrefix == nil
 }
 
 // words returns the arguments that a shell makes of a client as it is shown: of texts in

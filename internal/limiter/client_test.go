@@ -101,6 +101,7 @@ func TestUnknownClientKeys(t *testing.T) {
 // TestFind takes what operators type.
 func TestFind(t *testing.T) {
 	z := keyZone("{http.request.header.X-Key}", "{a}|{b}")
+	z.IPv6Prefix = 64
 	for text, want := range map[string]string{
 		"alice":                          "{header.X-Key} [alice]",
 		"left right":                     "{header.X-Key} [left right], {a}|{b} [left right]",
@@ -108,8 +109,9 @@ func TestFind(t *testing.T) {
 		"{http.request.header.X-Key} me": "{header.X-Key} [me]",
 		"{a}|{b} left right":             "{a}|{b} [left right]",
 		"192.0.2.1":                      "{header.X-Key} [192.0.2.1], {client_ip} [192.0.2.1]",
-		"{client_ip} 192.0.2.0/24":       "{client_ip} [192.0.2.0/24]",
-		"192.0.2.0/24":                   "{header.X-Key} [192.0.2.0/24], {client_ip} [192.0.2.0/24]",
+		"{client_ip} 2001:db8::/64":      "{client_ip} [2001:db8::/64]",
+		"2001:db8::/64":                  "{header.X-Key} [2001:db8::/64], {client_ip} [2001:db8::/64]",
+		"192.0.2.0/24":                   "{header.X-Key} [192.0.2.0/24]",
 		"{header.X-Key}":                 "{header.X-Key} [{header.X-Key}]",
 		"{header.X-Key} 'Bearer abc='":   "{header.X-Key} ['Bearer abc='], {header.X-Key} [Bearer abc=]",
 		`{header.X-Key} 'it'\''s'`:       `{header.X-Key} ['it'\''s'], {header.X-Key} [it's]`,

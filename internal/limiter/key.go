@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"net/http"
-	"net/netip"
 	"net/textproto"
 	"slices"
 	"strconv"
@@ -38,6 +37,8 @@ type keyTemplate struct {
 	// headers are the request headers that they stand for, each "" if it stands for
 	// something else.
 	headers []string
+	// spellings say which of their values are the same.
+	spellings []spelling
 	// hasAddress is set if one of them is the client's address.
 	hasAddress bool
 }
@@ -63,7 +64,12 @@ func compileKey(texts []string) []keyTemplate {
 			if !isHeader {
 				header = ""
 			}
-			t.headers = append(t.headers, textproto.CanonicalMIMEHeaderKey(header))
+			header = textproto.CanonicalMIMEHeaderKey(header)
+			t.headers = append(t.headers, header)
+			if isHeader {
+				name = headerPrefix + header
+			}
+			t.spellings = append(t.spellings, spellingOf(name))
 		}
 		compiled = append(compiled, t)
 	}
@@ -142,7 +148,7 @@ func (t *keyTemplate) clientKey(b []byte, headers http.Header, repl *caddy.Repla
 		value := t.value(i, headers, repl)
 		applies = applies || value != ""
 		start := len(b)
-		b = z.appendMasked(b, value)
+		b = z.appendCanonical(b, value, t.spellings[i])
 		lengths = append(lengths, len(b)-start)
 	}
 	for i := range len(lengths) - 1 {
@@ -157,33 +163,13 @@ func (t *keyTemplate) value(i int, headers http.Header, repl *caddy.Replacer) st
 	if name := t.headers[i]; name != "" && headers != nil {
 		return strings.Join(headers[name], ",")
 	}
+	if t.spellings[i] == hostLabel {
+		if host, _ := repl.GetString("http.request.host"); strings.HasSuffix(host, ".") {
+			return hostLabelOf(t.placeholders[i], host)
+		}
+	}
 	value, _ := repl.GetString(t.placeholders[i])
 	return value
-}
-
-// appendMasked appends value, or its network if it is an IP address and the zone
-// counts networks.
-func (z *Zone) appendMasked(b []byte, value string) []byte {
-	if z.IPv4Prefix == 0 && z.IPv6Prefix == 0 {
-		return append(b, value...)
-	}
-	addr, err := netip.ParseAddr(value)
-	if err != nil {
-		return append(b, value...)
-	}
-	addr = addr.Unmap().WithZone("")
-	bits := z.IPv6Prefix
-	if addr.Is4() {
-		bits = z.IPv4Prefix
-	}
-	if bits == 0 {
-		return addr.AppendTo(b)
-	}
-	network, err := addr.Prefix(bits)
-	if err != nil {
-		return append(b, value...)
-	}
-	return network.AppendTo(b)
 }
 
 // A client key of more than maxKey bytes is shortened to shortKey bytes: its

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -340,7 +341,12 @@ func TestClientKeyCountsNetworks(t *testing.T) {
 		value, want string
 	}{
 		{0, 0, "192.0.2.77", "192.0.2.77"},
-		{0, 0, "2001:DB8::1", "2001:DB8::1"},
+		{0, 0, "2001:DB8::1", "2001:db8::1"},
+		{0, 0, "::ffff:c000:24d", "192.0.2.77"},
+		{0, 0, "fe80::1%eth0", "fe80::1"},
+		{0, 64, "64:ff9b::c000:24d", "192.0.2.77"},
+		{24, 64, "64:FF9B::192.0.2.77", "192.0.2.0/24"},
+		{0, 64, "64:ff9b:1::c000:24d", "64:ff9b:1::/64"},
 		{24, 0, "192.0.2.77", "192.0.2.0/24"},
 		{32, 0, "192.0.2.77", "192.0.2.77/32"},
 		{1, 0, "192.0.2.77", "128.0.0.0/1"},
@@ -426,7 +432,13 @@ func FuzzClientKey(f *testing.F) {
 }
 
 // identityOf returns what identifies a client in FuzzClientKey's zone.
-func identityOf(v []string) [4]string {
+func identityOf(texts []string) [4]string {
+	v := slices.Clone(texts)
+	for i := range v {
+		if addr, err := netip.ParseAddr(v[i]); err == nil {
+			v[i] = canonicalAddr(addr).String()
+		}
+	}
 	switch {
 	case v[0] != "" || v[1] != "":
 		return [4]string{"first", v[0], v[1]}

@@ -1,0 +1,185 @@
+package limiter
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// A client may spell one identity in many ways, which must not be as many limits. So a value is
+// brought into one form before it is part of a client key, for requests and operators alike.
+
+// spelling says which values of a placeholder are the same. IP addresses have one form with each.
+type spelling uint8
+
+const (
+	exact spelling = iota
+	// credentials are a scheme in any case, spaces, and what the scheme defines.
+	credentials
+	// hostName is a host in any case, with or without a final dot and a port.
+	hostName
+	// hostLabel is a part of a host.
+	hostLabel
+)
+
+// hostLabelPrefix begins the placeholders of a host's labels, which count from the last one.
+const hostLabelPrefix = "http.request.host.labels."
+
+// spellings has the placeholders with values that are not exact.
+var spellings = map[string]spelling{
+	headerPrefix + "Authorization":       credentials,
+	headerPrefix + "Proxy-Authorization": credentials,
+	headerPrefix + "X-Forwarded-Host":    hostName,
+	"http.request.host":                  hostName,
+	"http.request.hostport":              hostName,
+	"http.request.tls.server_name":       hostName,
+}
+
+// spellingOf returns the spelling of a placeholder. The name of a header is in canonical form.
+func spellingOf(name string) spelling {
+	if strings.HasPrefix(name, hostLabelPrefix) {
+		return hostLabel
+	}
+	return spellings[name]
+}
+
+// appendCanonical appends the one form of a value, or of the network in which it is counted.
+func (z *Zone) appendCanonical(b []byte, value string, s spelling) []byte {
+	if addr, ok := parseAddr(value); ok {
+		return z.appendAddr(b, addr)
+	}
+	switch s {
+	case credentials:
+		return appendCredentials(b, value)
+	case hostName:
+		name := canonicalHost(value)
+		if addr, ok := parseAddr(strings.Trim(name, "[]")); ok {
+			return z.appendAddr(b, addr)
+		}
+		return append(b, name...)
+	case hostLabel:
+		return append(b, strings.ToLower(value)...)
+	case exact:
+	}
+	return append(b, value...)
+}
+
+// parseAddr parses an IP address. Most values are none, and it allocates nothing for most of these.
+func parseAddr(value string) (netip.Addr, bool) {
+	for i := range min(len(value), len("ffff")+1) {
+		switch c := value[i]; {
+		case c == '.' || c == ':':
+			addr, err := netip.ParseAddr(value)
+			return addr, err == nil
+		case '0' <= c && c <= '9', 'a' <= c && c <= 'f', 'A' <= c && c <= 'F':
+		default:
+			return netip.Addr{}, false
+		}
+	}
+	return netip.Addr{}, false
+}
+
+// nat64 is the prefix under which an IPv4 address reaches a network that has IPv6 alone, RFC 6052.
+var nat64 = netip.MustParsePrefix("64:ff9b::/96")
+
+// canonicalAddr returns the one form of an address: the IPv4 address that an IPv6 address
+// embeds, without a zone.
+func canonicalAddr(addr netip.Addr) netip.Addr {
+	addr = addr.Unmap().WithZone("")
+	if nat64.Contains(addr) {
+		whole := addr.As16()
+		return netip.AddrFrom4([4]byte(whole[12:]))
+	}
+	return addr
+}
+
+// appendAddr appends an address, or its network if the zone counts networks.
+func (z *Zone) appendAddr(b []byte, addr netip.Addr) []byte {
+	addr = canonicalAddr(addr)
+	bits := z.IPv6Prefix
+	if addr.Is4() {
+		bits = z.IPv4Prefix
+	}
+	// Load has checked the number of bits.
+	if network, err := addr.Prefix(bits); bits > 0 && err == nil {
+		return network.AppendTo(b)
+	}
+	return addr.AppendTo(b)
+}
+
+// checkValues returns an error if no request can have the values, which the template takes, because the
+// client's address is another text.
+func (z *Zone) checkValues(t *keyTemplate, values []string) error {
+	if t.isShortened(values) {
+		return nil
+	}
+	for i, name := range distinct(t.placeholders) {
+		// Others yield an address with a port, or a network of their own.
+		if name != "http.vars."+caddyhttp.ClientIPVarKey && name != "http.request.remote.host" {
+			continue
+		}
+		if _, ok := parseAddr(values[i]); ok {
+			continue
+		}
+		shown := shorthands.Replace("{" + name + "}")
+		network, err := netip.ParsePrefix(values[i])
+		if err != nil {
+			return fmt.Errorf("%s is %q, which is no IP address: write one without a port, such as 10.0.0.1", shown, values[i])
+		}
+		bits := z.IPv6Prefix
+		if network.Addr().Is4() {
+			bits = z.IPv4Prefix
+		}
+		switch {
+		case bits == 0:
+			return fmt.Errorf("%s is %q, which is a network, but zone %s counts single addresses: write one of them", shown, values[i], z.Name)
+		case network != network.Masked() || network.Bits() != bits:
+			return fmt.Errorf("%s is %q, but zone %s counts networks of %d bits: write one of them, or an address", shown, values[i], z.Name, bits)
+		}
+	}
+	return nil
+}
+
+// appendCredentials appends the value of an Authorization field. Its scheme has no case, RFC 9110
+// section 11.1. A value without a scheme stays as it is.
+func appendCredentials(b []byte, value string) []byte {
+	value = strings.Trim(value, " \t")
+	end := strings.IndexAny(value, " \t")
+	if end < 0 {
+		return append(b, value...)
+	}
+	scheme, rest := strings.ToLower(value[:end]), strings.TrimLeft(value[end:], " \t")
+	b = append(append(b, scheme...), ' ')
+	if scheme == "basic" {
+		// Several texts decode to the same user and password.
+		text := strings.TrimRight(rest, "=")
+		if decoded, err := base64.RawStdEncoding.DecodeString(text); err == nil {
+			return base64.StdEncoding.AppendEncode(b, decoded)
+		}
+	}
+	return append(b, rest...)
+}
+
+// canonicalHost returns a host in lower case, without a final dot and a port. The client chooses the
+// port of a Host field, wherever its connection goes.
+func canonicalHost(host string) string {
+	if at := strings.LastIndexByte(host, ':'); at >= 0 && (strings.IndexByte(host, ':') == at || strings.HasSuffix(host[:at], "]")) {
+		host = host[:at]
+	}
+	return strings.ToLower(strings.TrimRight(host, "."))
+}
+
+// hostLabelOf returns the label that a placeholder names, of a host with a final dot. Caddy counts the
+// empty label after it.
+func hostLabelOf(name, host string) string {
+	labels := strings.Split(canonicalHost(host), ".")
+	n, err := strconv.Atoi(strings.TrimPrefix(name, hostLabelPrefix))
+	if err != nil || n < 0 || n >= len(labels) {
+		return ""
+	}
+	return labels[len(labels)-1-n]
+}

@@ -1,0 +1,154 @@
+package limiter
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// spelt returns the client key, without its tag, of a request to a host with a header, through Caddy's
+// own placeholders.
+func spelt(t *testing.T, z *Zone, host, header, value string) string {
+	t.Helper()
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r.Host = host
+	r.Header.Set(header, value)
+	repl := caddy.NewReplacer()
+	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), nil)
+	caddyhttp.SetVar(r.Context(), caddyhttp.ClientIPVarKey, "192.0.2.1")
+	h, _ := keyHandler()
+	key := z.clientKey(r.Header, repl, h)
+	if replaced := z.clientKey(nil, repl, h); replaced != key {
+		t.Errorf("%s %s: key %q, by the replacer %q", host, value, key, replaced)
+	}
+	_, key, _ = strings.Cut(key, ":")
+	return key
+}
+
+func TestCredentialsHaveOneSpelling(t *testing.T) {
+	for _, header := range []string{"Authorization", "Proxy-Authorization"} {
+		z := keyZone("{" + headerPrefix + strings.ToLower(header) + "}")
+		for want, values := range map[string][]string{
+			"bearer aBc":             {"Bearer aBc", "bearer aBc", "BEARER aBc", "bEaReR  aBc", "Bearer\taBc", " Bearer \t aBc "},
+			"bearer abc":             {"Bearer abc"},
+			"basic dXNlcjpwYXNz":     {"Basic dXNlcjpwYXNz", "basic  dXNlcjpwYXNz"},
+			"basic dXNlcjpwYXNzMQ==": {"Basic dXNlcjpwYXNzMQ==", "BASIC dXNlcjpwYXNzMR==", "Basic dXNlcjpwYXNzMQ", "Basic dXNlcjpwYXNzMQ="},
+			"basic no-base64!":       {"Basic no-base64!"},
+			"digest username=\"A\"":  {"DIGEST username=\"A\""},
+			"Token-Without-Scheme":   {"Token-Without-Scheme", " Token-Without-Scheme "},
+			"token-without-scheme":   {"token-without-scheme"},
+			"bearer Bearer":          {"Bearer Bearer"},
+		} {
+			for _, value := range values {
+				if got := spelt(t, z, "example.com", header, value); got != want {
+					t.Errorf("%s: %q is counted as %q, want %q", header, value, got, want)
+				}
+			}
+		}
+	}
+	// Other headers have no scheme.
+	z := keyZone("{" + headerA + "}")
+	if got := spelt(t, z, "example.com", "A", "Bearer  x"); got != "Bearer  x" {
+		t.Errorf("another header is counted as %q", got)
+	}
+}
+
+func TestHostsHaveOneSpelling(t *testing.T) {
+	for want, hosts := range map[string][]string{
+		"tenant.example": {"tenant.example", "Tenant.EXAMPLE", "tenant.example.", "tenant.example:80", "TENANT.example.:9", "tenant.example:"},
+		"192.0.2.1":      {"192.0.2.1", "192.0.2.1:80", "[::ffff:192.0.2.1]:80"},
+		"2001:db8::1":    {"[2001:db8::1]", "[2001:DB8:0::1]:443", "[2001:db8::1]:"},
+		"localhost":      {"localhost", "LOCALHOST:1"},
+	} {
+		for _, text := range []string{"{http.request.host}", "{http.request.hostport}"} {
+			for _, host := range hosts {
+				if got := spelt(t, keyZone(text), host, "A", "x"); got != want {
+					t.Errorf("%s of %q is counted as %q, want %q", text, host, got, want)
+				}
+			}
+		}
+		for _, host := range hosts {
+			if got := spelt(t, keyZone("{http.request.header.x-forwarded-host}"), "other", "X-Forwarded-Host", host); got != want {
+				t.Errorf("a forwarded %q is counted as %q, want %q", host, got, want)
+			}
+		}
+	}
+	for _, host := range []string{"a.tenant.example", "a.TENANT.example", "a.tenant.example.", "a.Tenant.example.:80"} {
+		if got := spelt(t, keyZone("{http.request.host.labels.1}"), host, "A", "x"); got != "tenant" {
+			t.Errorf("label 1 of %q is counted as %q", host, got)
+		}
+	}
+	// A host that has no such label has no key.
+	if got := spelt(t, keyZone("{http.request.host.labels.5}"), "a.example.", "A", "x"); got != "192.0.2.1" {
+		t.Errorf("a label that there is not is counted as %q", got)
+	}
+}
+
+// TestOperatorsSpellAsClients finds the bucket of each spelling.
+func TestOperatorsSpellAsClients(t *testing.T) {
+	for text, spellings := range map[string][]string{
+		"{http.request.header.Authorization}": {"Bearer x", "bearer  x"},
+		"{http.request.host}":                 {"tenant.example", "Tenant.example."},
+		clientIPText:                          {"192.0.2.1", "::ffff:192.0.2.1", "64:ff9b::192.0.2.1"},
+	} {
+		z := keyZone(text)
+		keys := map[string]bool{}
+		for _, value := range spellings {
+			buckets, err := z.BucketsOf([]string{value}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			keys[buckets[0].Key] = true
+		}
+		if len(keys) != 1 {
+			t.Errorf("%s: %q are the clients %v, want one", text, spellings, keys)
+		}
+	}
+}
+
+// TestImpossibleAddresses are those that no request can have.
+func TestImpossibleAddresses(t *testing.T) {
+	for _, test := range []struct {
+		key          string
+		ipv4, ipv6   int
+		value, wrong string
+	}{
+		{clientIPText, 0, 0, "10.0.0.1", ""},
+		{clientIPText, 0, 0, "fe80::1%eth0", ""},
+		{clientIPText, 0, 0, "10.0.0.300", "no IP address"},
+		{clientIPText, 0, 0, "127.0.0.1:8080", "no IP address"},
+		{clientIPText, 0, 0, "[::1]", "no IP address"},
+		{clientIPText, 0, 0, "localhost", "no IP address"},
+		{clientIPText, 0, 0, "10.0.0.0/8", "counts single addresses"},
+		{clientIPText, 8, 0, "10.0.0.0/8", ""},
+		{clientIPText, 8, 0, "10.1.2.3", ""},
+		{clientIPText, 8, 0, "10.0.0.0/16", "networks of 8 bits"},
+		{clientIPText, 8, 0, "10.0.0.1/8", "networks of 8 bits"},
+		{clientIPText, 8, 0, "2001:db8::/64", "counts single addresses"},
+		{clientIPText, 0, 64, "2001:db8::/64", ""},
+		{"{http.request.remote.host}", 0, 0, "alice", "no IP address"},
+		{"{http.request.remote.host/24}", 0, 0, "10.0.0.0/24", ""},
+		{"{http.request.remote}", 0, 0, "10.0.0.1:80", ""},
+		// The address is the last text of this key.
+		{"{" + headerA + "}", 0, 0, "10.0.0.300", ""},
+		{"{" + headerA + "}-" + clientIPText, 0, 0, "10.0.0.300", "2 placeholders"},
+	} {
+		z := keyZone(test.key)
+		z.IPv4Prefix, z.IPv6Prefix = test.ipv4, test.ipv6
+		buckets, err := z.BucketsOf([]string{test.value}, nil)
+		if test.wrong == "" && (err != nil || len(buckets) == 0) || test.wrong != "" && err == nil {
+			t.Errorf("%s, %q: buckets %v, error %v", test.key, test.value, buckets, err)
+		}
+		if test.wrong != "" && !strings.Contains(test.wrong, "placeholders") && err != nil && !strings.Contains(err.Error(), test.wrong) {
+			t.Errorf("%s, %q: error %q does not say %q", test.key, test.value, err, test.wrong)
+		}
+	}
+	z := keyZone("{" + headerA + "}-" + clientIPText)
+	if _, err := z.BucketsOf([]string{"token", "10.0.0.300"}, nil); err == nil || !strings.Contains(err.Error(), "no IP address") {
+		t.Errorf("in a key of two placeholders: %v", err)
+	}
+}
