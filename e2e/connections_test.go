@@ -425,7 +425,8 @@ func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 			must(t, "list", err)
 		}
 		for _, key := range []string{"k", "l"} {
-			must(t, "unblock", s.RemoveOverride(t.Context(), store.OverrideBlock, "acl", key))
+			removed, err := s.RemoveOverride(t.Context(), store.OverrideBlock, "acl", key)
+			must(t, "unblock", errors.Join(err, want("a block being removed", removed, true)))
 		}
 		time.Sleep(short)
 	}

@@ -7,7 +7,7 @@
 --          there may be
 -- ARGV[4]  set and keep: the content, without line ends
 -- Reply    read: v and the contents of those that have not ended, each on a line; set
---          and keep: SET, or FULL; remove: REMOVED
+--          and keep: SET, or FULL; remove: REMOVED, or NONE if there was none
 -- Instants are milliseconds since the epoch.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
 local time = call('TIME')
@@ -31,11 +31,12 @@ if op == 'read' then
   return table.concat(lines, '\n')
 end
 
-local name = ARGV[2]
+local name, removed = ARGV[2], nil
 if op == 'keep' and live[name] then
   return 'SET'
 end
 if op == 'remove' then
+  removed = live[name] and 'REMOVED' or 'NONE'
   call('HDEL', key, name)
   live[name] = nil
 else
@@ -57,4 +58,4 @@ if op ~= 'remove' or next(live) then
 else
   call('DEL', key)
 end
-return op == 'remove' and 'REMOVED' or 'SET'
+return removed or 'SET'

@@ -40,8 +40,9 @@ type Overrider interface {
 	// SetOverride begins an override, in place of one of the same kind, zone and client.
 	// Beyond MaxOverrides it is an error.
 	SetOverride(ctx context.Context, o Override) error
-	// RemoveOverride ends one, if there is one. The client key may be a kept one.
-	RemoveOverride(ctx context.Context, kind OverrideKind, zone, clientKey string) error
+	// RemoveOverride ends one, and reports whether there was one. The client key may be a kept
+	// one.
+	RemoveOverride(ctx context.Context, kind OverrideKind, zone, clientKey string) (removed bool, err error)
 	// Overrides returns those that have not ended, in no order. What cannot be read is
 	// an error; the others are returned with it.
 	Overrides(ctx context.Context) ([]Override, error)

@@ -178,7 +178,8 @@ func zoneIn(running runningConfig, bound []boundZone, zone string, handle *store
 	return boundZone{&limiter.Zone{Name: zone}, handle, reporter}
 }
 
-// remove ends overrides. Repeating it does no harm.
+// remove ends overrides, and answers with those that there were. It is an error if there was none: the
+// client may be mistyped.
 func remove(running runningConfig, r *http.Request, kind store.OverrideKind) (any, error) {
 	s, err := selectOverridden(running, r)
 	if err != nil {
@@ -193,18 +194,19 @@ func remove(running runningConfig, r *http.Request, kind store.OverrideKind) (an
 			return kind == store.OverrideBlock && block != nil || kind == store.OverrideGrant && grant != nil
 		}
 		wasThere := isThere()
-		if !wasThere && !s.CouldHave(b.Key) {
-			if err := s.requireListed(r.Context(), &o); err != nil {
-				return nil, err
-			}
-		}
-		err := s.store.RemoveOverride(r.Context(), kind, s.Name, b.Key)
+		removed, err := s.store.RemoveOverride(r.Context(), kind, s.Name, b.Key)
 		// It may have been removed where it was, while another shard is away.
 		if err != nil && (!wasThere || isThere()) {
 			return nil, s.overrideError(err)
 		}
+		if !removed && !wasThere {
+			continue
+		}
 		s.limiter.ReportOverride(&o, true)
 		all.Overrides = append(all.Overrides, overrideOf(s.store.Name, &o, b.Client))
+	}
+	if len(all.Overrides) == 0 {
+		return nil, apiErrorf(http.StatusNotFound, "zone %s has no %s of this client in store %s", s.Name, kind, s.store.Name)
 	}
 	return all, nil
 }
@@ -215,21 +217,6 @@ func senderOf(r *http.Request) string {
 		return "a Unix socket" // its other end has no name
 	}
 	return r.RemoteAddr
-}
-
-// requireListed returns an error unless the store lists an override: its client key may be
-// mistyped.
-func (s *selection) requireListed(ctx context.Context, o *store.Override) error {
-	all, err := s.store.Overrides(ctx)
-	if slices.ContainsFunc(all, func(other store.Override) bool {
-		return other.Kind == o.Kind && other.Zone == o.Zone && other.ClientKey == o.ClientKey
-	}) {
-		return nil
-	}
-	if err != nil {
-		return s.overrideError(err)
-	}
-	return apiErrorf(http.StatusNotFound, "zone %s has no %s of this client in store %s", s.Name, o.Kind, s.store.Name)
 }
 
 func (s *selection) overrideError(err error) error {

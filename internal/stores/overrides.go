@@ -151,9 +151,13 @@ func (h *Handle) SetOverride(ctx context.Context, o store.Override) error {
 	return h.changeOverrides(ctx, func(kept store.Overrider) error { return kept.SetOverride(ctx, o) })
 }
 
-// RemoveOverride ends one, if there is one.
-func (h *Handle) RemoveOverride(ctx context.Context, kind store.OverrideKind, zone, clientKey string) error {
-	return h.changeOverrides(ctx, func(kept store.Overrider) error { return kept.RemoveOverride(ctx, kind, zone, clientKey) })
+// RemoveOverride ends one, and reports whether there was one.
+func (h *Handle) RemoveOverride(ctx context.Context, kind store.OverrideKind, zone, clientKey string) (removed bool, err error) {
+	err = h.changeOverrides(ctx, func(kept store.Overrider) (err error) {
+		removed, err = kept.RemoveOverride(ctx, kind, zone, clientKey)
+		return err
+	})
+	return removed, err
 }
 
 func (h *Handle) changeOverrides(ctx context.Context, change func(kept store.Overrider) error) error {

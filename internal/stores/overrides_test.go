@@ -98,8 +98,8 @@ func TestLateLookUndoesNoChange(t *testing.T) {
 	if block, _ := h.OverridesOf("api", "alice", time.Now()); block == nil {
 		t.Error("the block is not known at once")
 	}
-	if err := h.RemoveOverride(t.Context(), store.OverrideBlock, "api", "alice"); err != nil || h.HasOverrides() {
-		t.Errorf("its end is not known at once, %v", err)
+	if removed, err := h.RemoveOverride(t.Context(), store.OverrideBlock, "api", "alice"); !removed || err != nil || h.HasOverrides() {
+		t.Errorf("its end is not known at once, removed %v, %v", removed, err)
 	}
 }
 

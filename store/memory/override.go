@@ -47,12 +47,14 @@ func (s *Store) SetOverride(_ context.Context, o store.Override) error {
 }
 
 // RemoveOverride implements [store.Overrider].
-func (s *Store) RemoveOverride(_ context.Context, kind store.OverrideKind, zone, clientKey string) error {
+func (s *Store) RemoveOverride(_ context.Context, kind store.OverrideKind, zone, clientKey string) (bool, error) {
 	kept := &s.buckets.overrides
 	kept.mu.Lock()
 	defer kept.mu.Unlock()
-	delete(kept.all, overrideID{kind, zone, clientKey})
-	return nil
+	id := overrideID{kind, zone, clientKey}
+	_, removed := kept.live(s.now().UnixMicro())[id]
+	delete(kept.all, id)
+	return removed, nil
 }
 
 // Overrides implements [store.Overrider].

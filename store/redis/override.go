@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -95,12 +96,17 @@ func (s *Store) keep(ctx context.Context, shard *Shard, op string, o *store.Over
 
 // RemoveOverride implements [store.Overrider]. It asks all shards, because the shard of a kept
 // key is not known.
-func (s *Store) RemoveOverride(ctx context.Context, kind store.OverrideKind, zone, clientKey string) error {
+func (s *Store) RemoveOverride(ctx context.Context, kind store.OverrideKind, zone, clientKey string) (bool, error) {
 	name := nameOfOverride(kind, zone, s.KeptKey(clientKey))
-	return s.atAllShards(func(shard *Shard) error {
-		_, err := s.override(ctx, shard, "remove", name)
+	var removed atomic.Bool
+	err := s.atAllShards(func(shard *Shard) error {
+		reply, err := s.override(ctx, shard, "remove", name)
+		if reply == "REMOVED" {
+			removed.Store(true)
+		}
 		return err
 	})
+	return removed.Load(), err
 }
 
 // Overrides implements [store.Overrider].
