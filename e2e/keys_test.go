@@ -23,6 +23,46 @@ func keySite(store, key, options string) string {
 	return zonesSite("servers {\ntrusted_proxies static 127.0.0.0/8\n}\n"+store, zoneWith("api", "key "+key, options), "respond ok")
 }
 
+// TestRequestThatNamesTwoClients gets no limit beside that of its first name, wherever the zone counts,
+// however the name is checked, and whoever is blocked.
+func TestRequestThatNamesTwoClients(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 1, 0)
+	for store, text := range map[string]string{"memory": "", "redis": servers.Store()} {
+		t.Run(store, func(t *testing.T) {
+			t.Parallel()
+			site := func(options ...string) string {
+				return zonesSite(text, zoneWith("api", append(options, "key {header.X-Api-Key} {query.key}", "events 3")...),
+					"@good header X-Api-Key good\nhandle @good {\nrespond good\n}\nrespond ok")
+			}
+			c := caddytest.Start(t, site())
+			for used := range int64(3) {
+				must(t, "one name", c.Ask("/", "X-Api-Key: good").Is(http.StatusOK, used+1))
+				must(t, "one name, repeated", want("status", c.Get("/", "X-Api-Key: good", "X-Api-Key: z").StatusCode, http.StatusBadRequest))
+			}
+			must(t, "the fourth", want("status", c.Get("/", "X-Api-Key: good", "X-Api-Key: good").StatusCode, http.StatusTooManyRequests))
+			for n := range 5 {
+				other := fmt.Sprint("X-Api-Key: z", n)
+				must(t, "with another", want("status", c.Get("/", "X-Api-Key: good", other).StatusCode, http.StatusBadRequest))
+				must(t, "after another", want("status", c.Get("/", other, "X-Api-Key: good").StatusCode, http.StatusBadRequest))
+				must(t, "in the query", want("status", c.Get(fmt.Sprint("/?key=k&key=z", n)).StatusCode, http.StatusBadRequest))
+			}
+			c.AwaitLines(t, 1, "several values for what names their client", `"zone":"api"`, "{http.request.header.X-Api-Key}")
+
+			// A client without a limit stays blocked.
+			c.MustLoad(site("events {header.X-Quota} 3"))
+			must(t, "without a limit", want("status", c.Get("/", "X-Api-Key: good", "X-Quota: unlimited").StatusCode, http.StatusOK))
+			code, answer := c.AdminCall(http.MethodPost, "/rate_limit/blocks/api?for=1h&key=good", "", "")
+			must(t, answer, want("status", code, http.StatusOK))
+			must(t, "blocked", want("status", c.Get("/", "X-Api-Key: good", "X-Quota: unlimited").StatusCode, http.StatusTooManyRequests))
+			must(t, "blocked", want("status", c.Get("/", "X-Api-Key: good", "X-Api-Key: z", "X-Quota: unlimited").StatusCode, http.StatusBadRequest))
+
+			c.MustLoad(site("enforce 0"))
+			must(t, "a zone that refuses nobody", want("status", c.Get("/", "X-Api-Key: good", "X-Api-Key: z").StatusCode, http.StatusOK))
+		})
+	}
+}
+
 const emptyKeyWarning = `"msg":"key is empty; counting by client IP"`
 
 func TestRequestWithoutKeyCountsAsItsAddress(t *testing.T) {

@@ -47,7 +47,7 @@ func (c *Caddy) do(ctx context.Context, path string, headers []string) (*http.Re
 	}
 	for _, h := range headers {
 		name, value, _ := strings.Cut(h, ": ")
-		req.Header.Set(name, value)
+		req.Header.Add(name, value)
 	}
 	resp, err := c.Client.Do(req)
 	if err != nil {

@@ -325,7 +325,7 @@ func (t *keyTemplate) keyOf(values []string, z *Zone) string {
 	for i, name := range distinct(t.placeholders) {
 		repl.Set(name, values[i])
 	}
-	key, _ := t.clientKey(nil, nil, repl, z)
+	key, _, _ := t.clientKey(nil, nil, repl, z)
 	return string(key)
 }
 

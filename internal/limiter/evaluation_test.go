@@ -71,7 +71,10 @@ func newSplitLimiter(t *testing.T, modules [maxStores]stores.Module, complete fu
 		h.Zones = append(h.Zones, z)
 	}
 	// The clients are the same for all requests, and one is moved.
-	place := func(z *Zone) uint64 { return cohortOf(rolloutSalt, z.clientKey(nil, caddy.NewReplacer(), h)) }
+	place := func(z *Zone) uint64 {
+		key, _ := z.clientKey(nil, caddy.NewReplacer(), h)
+		return cohortOf(rolloutSalt, key)
+	}
 	slices.SortFunc(h.Zones, func(a, b *Zone) int { return cmp.Compare(place(a), place(b)) })
 	moved.moved = place(h.Zones[1])
 	return h, handles

@@ -3,6 +3,7 @@ package limiter
 import (
 	"crypto/sha256"
 	"encoding/base64"
+	"fmt"
 	"net/http"
 	"net/textproto"
 	"slices"
@@ -23,8 +24,11 @@ import (
 // clientIPText is the template for a request to which none of a zone's key applies.
 const clientIPText = "{http.vars." + caddyhttp.ClientIPVarKey + "}"
 
-// headerPrefix begins the placeholders of request headers.
-const headerPrefix = "http.request.header."
+// headerPrefix begins the placeholders of request headers, and queryPrefix those of query parameters.
+const (
+	headerPrefix = "http.request.header."
+	queryPrefix  = "http.request.uri.query."
+)
 
 // keyTemplate is one template of a zone's key.
 type keyTemplate struct {
@@ -37,6 +41,8 @@ type keyTemplate struct {
 	// headers are the request headers that they stand for, each "" if it stands for
 	// something else.
 	headers []string
+	// queries are the query parameters that they stand for, each "" likewise.
+	queries []string
 	// spellings say which of their values are the same.
 	spellings []spelling
 	// hasAddress is set if one of them is the client's address.
@@ -70,6 +76,11 @@ func compileKey(texts []string) []keyTemplate {
 				name = headerPrefix + header
 			}
 			t.spellings = append(t.spellings, spellingOf(name))
+			query, isQuery := strings.CutPrefix(name, queryPrefix)
+			if !isQuery {
+				query = ""
+			}
+			t.queries = append(t.queries, query)
 		}
 		compiled = append(compiled, t)
 	}
@@ -99,21 +110,35 @@ func PlaceholdersIn(text string) (names []string) {
 	return names
 }
 
-// clientKey returns the client key of a request with these headers: that of the first
-// template that applies.
-func (z *Zone) clientKey(headers http.Header, repl *caddy.Replacer, l *Limiter) string {
+// clientKey returns the client key of a request: that of the first template that applies. It is an error
+// if the request has several values for what names its client, because each would be a limit more; a
+// zone that refuses nobody counts all together.
+func (z *Zone) clientKey(r *http.Request, repl *caddy.Replacer, l *Limiter) (string, error) {
 	var scratch [128]byte
 	for i := range z.templates {
-		key, applies := z.templates[i].clientKey(scratch[:0], headers, repl, z)
-		if applies && i < len(z.Key) {
-			return string(key)
+		key, applies, repeated := z.templates[i].clientKey(scratch[:0], r, repl, z)
+		isLast := i == len(z.templates)-1
+		if !applies && !isLast {
+			continue
 		}
-		if i == len(z.templates)-1 {
+		if !applies || i >= len(z.Key) {
 			z.warnNoKey(repl, l)
-			return string(key)
 		}
+		if repeated != "" && z.enforced > 0 {
+			return "", z.refuseRepeated(repeated, l)
+		}
+		return string(key), nil
 	}
-	return ""
+	return "", nil
+}
+
+func (z *Zone) refuseRepeated(name string, l *Limiter) error {
+	if times, log := l.mayLog(&z.repeats); log {
+		l.Logger.Warn("requests have several values for what names their client; they are refused with 400",
+			zap.String("zone", z.Name), zap.String("placeholder", "{"+name+"}"), zap.Int64("times", times),
+			zap.String("hint", "let the client send one value, or count by what the authentication found"))
+	}
+	return caddyhttp.Error(http.StatusBadRequest, fmt.Errorf("several values of {%s}, which names the client in rate limit %s", name, z.Name))
 }
 
 func (z *Zone) warnNoKey(repl *caddy.Replacer, l *Limiter) {
@@ -138,14 +163,17 @@ func (z *Zone) warnNoKey(repl *caddy.Replacer, l *Limiter) {
 // clientKey appends the client key that the template yields to b, which is empty,
 // and reports whether the template applies to the request: it has no placeholder,
 // or at least one that is not empty. The lengths at the end keep the values of
-// several placeholders apart.
-func (t *keyTemplate) clientKey(b []byte, headers http.Header, repl *caddy.Replacer, z *Zone) ([]byte, bool) {
+// several placeholders apart. If the request has several values for a placeholder, that is returned.
+func (t *keyTemplate) clientKey(b []byte, r *http.Request, repl *caddy.Replacer, z *Zone) (key []byte, applies bool, repeated string) {
 	b = append(append(b, t.tag...), ':')
-	applies := len(t.placeholders) == 0
+	applies = len(t.placeholders) == 0
 	var scratch [8]int
 	lengths := scratch[:0]
 	for i := range t.placeholders {
-		value := t.value(i, headers, repl)
+		value, isSingle := t.value(i, r, repl)
+		if !isSingle && repeated == "" {
+			repeated = t.placeholders[i]
+		}
 		applies = applies || value != ""
 		start := len(b)
 		b = z.appendCanonical(b, value, t.spellings[i])
@@ -154,22 +182,27 @@ func (t *keyTemplate) clientKey(b []byte, headers http.Header, repl *caddy.Repla
 	for i := range len(lengths) - 1 {
 		b = strconv.AppendInt(append(b, ':'), int64(lengths[i]), 10)
 	}
-	return shortened(b), applies
+	return shortened(b), applies, repeated
 }
 
-// value returns the value of placeholder i. A header is read without the replacer, which
-// allocates for each value; headers is nil where there is no request.
-func (t *keyTemplate) value(i int, headers http.Header, repl *caddy.Replacer) string {
-	if name := t.headers[i]; name != "" && headers != nil {
-		return strings.Join(headers[name], ",")
+// value returns the value of placeholder i, and reports whether the request has no other. A header is
+// read without the replacer, which allocates for each value; r is nil where there is no request.
+func (t *keyTemplate) value(i int, r *http.Request, repl *caddy.Replacer) (value string, isSingle bool) {
+	switch {
+	case r == nil:
+	case t.headers[i] != "":
+		value, isSingle = single(r.Header[t.headers[i]])
+		return value, isSingle || lists[t.headers[i]]
+	case t.queries[i] != "":
+		return single(r.URL.Query()[t.queries[i]])
 	}
 	if t.spellings[i] == hostLabel {
 		if host, _ := repl.GetString("http.request.host"); strings.HasSuffix(host, ".") {
-			return hostLabelOf(t.placeholders[i], host)
+			return hostLabelOf(t.placeholders[i], host), true
 		}
 	}
-	value, _ := repl.GetString(t.placeholders[i])
-	return value
+	value, _ = repl.GetString(t.placeholders[i])
+	return value, true
 }
 
 // A client key of more than maxKey bytes is shortened to shortKey bytes: its

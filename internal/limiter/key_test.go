@@ -51,7 +51,8 @@ func keyHandler() (*Limiter, *observer.ObservedLogs) {
 
 func keyFor(z *Zone, v values) string {
 	h, _ := keyHandler()
-	return z.clientKey(nil, v.replacer(), h)
+	key, _ := z.clientKey(nil, v.replacer(), h)
+	return key
 }
 
 func TestClientKeyTakesTheFirstTextThatIsNotEmpty(t *testing.T) {
@@ -134,7 +135,8 @@ func TestHeadersAreReadAsTheReplacerDoes(t *testing.T) {
 	for _, name := range []string{"A", "a", "B", "Absent", "two", "x_key", "x-long-NAME", "a b", ""} {
 		for _, text := range []string{"{" + headerPrefix + name + "}", "{" + headerPrefix + name + "}-{" + ipVar + "}"} {
 			z := keyZone(text)
-			direct, replaced := z.clientKey(r.Header, repl, h), z.clientKey(nil, repl, h)
+			direct, _ := z.clientKey(r, repl, h)
+			replaced, _ := z.clientKey(nil, repl, h)
 			if direct != replaced {
 				t.Errorf("%s: key %q, by the replacer %q", text, direct, replaced)
 			}
@@ -158,10 +160,10 @@ func TestClientKeyWarnsOnceAMinuteThatItIsEmpty(t *testing.T) {
 			start := h.Now()
 			repl := values{headerA: "", ipVar: "192.0.2.1"}.replacer()
 			for range 5 {
-				z.clientKey(nil, repl, h)
+				_, _ = z.clientKey(nil, repl, h)
 			}
 			h.Now = func() time.Time { return start.Add(telemetry.ReportInterval) }
-			z.clientKey(nil, repl, h)
+			_, _ = z.clientKey(nil, repl, h)
 			if logs.Len() != 2 {
 				t.Fatalf("%d warnings, want 2", logs.Len())
 			}
@@ -176,8 +178,8 @@ func TestClientKeyWarnsOnceAMinuteThatItIsEmpty(t *testing.T) {
 func TestClientKeyDoesNotWarnWhereSomeTextApplies(t *testing.T) {
 	h, logs := keyHandler()
 	repl := values{ipVar: "192.0.2.1"}.replacer()
-	keyZone("{"+headerA+"}", clientIPText).clientKey(nil, repl, h)
-	keyZone("static").clientKey(nil, repl, h)
+	_, _ = keyZone("{"+headerA+"}", clientIPText).clientKey(nil, repl, h)
+	_, _ = keyZone("static").clientKey(nil, repl, h)
 	if logs.Len() != 0 {
 		t.Errorf("logged %v", logs.All())
 	}
@@ -415,7 +417,8 @@ func FuzzClientKey(f *testing.F) {
 			for i, name := range names {
 				v[name] = texts[i]
 			}
-			return z.clientKey(nil, v.replacer(), h)
+			clientKey, _ := z.clientKey(nil, v.replacer(), h)
+			return clientKey
 		}
 		key1, key2 := key(z, one), key(z, other)
 		if same := identityOf(one) == identityOf(other); same != (key1 == key2) {

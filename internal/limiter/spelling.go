@@ -47,6 +47,29 @@ func spellingOf(name string) spelling {
 	return spellings[name]
 }
 
+// lists are the request headers that have several values by their definition.
+var lists = map[string]bool{
+	"Accept": true, "Accept-Charset": true, "Accept-Encoding": true, "Accept-Language": true, "Cache-Control": true, "Connection": true,
+	"Cookie": true, "Expect": true, "Forwarded": true, "If-Match": true, "If-None-Match": true, "Pragma": true, "Prefer": true, "Te": true,
+	"Trailer": true, "Transfer-Encoding": true, "Upgrade": true, "Via": true, "Warning": true,
+	"X-Forwarded-For": true, "X-Forwarded-Host": true, "X-Forwarded-Proto": true,
+}
+
+// single returns the only value that is not empty, once or repeated, or all of them, joined as Caddy's
+// placeholders do.
+func single(values []string) (value string, isSingle bool) {
+	for _, v := range values {
+		switch {
+		case v == "" || v == value:
+		case value == "":
+			value = v
+		default:
+			return strings.Join(values, ","), false
+		}
+	}
+	return value, true
+}
+
 // appendCanonical appends the one form of a value, or of the network in which it is counted.
 func (z *Zone) appendCanonical(b []byte, value string, s spelling) []byte {
 	if addr, ok := parseAddr(value); ok {

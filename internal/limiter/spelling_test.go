@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -21,8 +22,11 @@ func spelt(t *testing.T, z *Zone, host, header, value string) string {
 	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), nil)
 	caddyhttp.SetVar(r.Context(), caddyhttp.ClientIPVarKey, "192.0.2.1")
 	h, _ := keyHandler()
-	key := z.clientKey(r.Header, repl, h)
-	if replaced := z.clientKey(nil, repl, h); replaced != key {
+	key, err := z.clientKey(r, repl, h)
+	if err != nil {
+		t.Error(err)
+	}
+	if replaced, _ := z.clientKey(nil, repl, h); replaced != key {
 		t.Errorf("%s %s: key %q, by the replacer %q", host, value, key, replaced)
 	}
 	_, key, _ = strings.Cut(key, ":")
@@ -150,5 +154,61 @@ func TestImpossibleAddresses(t *testing.T) {
 	z := keyZone("{" + headerA + "}-" + clientIPText)
 	if _, err := z.BucketsOf([]string{"token", "10.0.0.300"}, nil); err == nil || !strings.Contains(err.Error(), "no IP address") {
 		t.Errorf("in a key of two placeholders: %v", err)
+	}
+}
+
+// TestRepeatedValues of what names a client are an error, unless they are one value, or a list.
+func TestRepeatedValues(t *testing.T) {
+	key := func(z *Zone, query string, headers http.Header) (string, error) {
+		r := httptest.NewRequest(http.MethodGet, "/?"+query, nil)
+		r.Header = headers
+		repl := caddy.NewReplacer()
+		r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), nil)
+		caddyhttp.SetVar(r.Context(), caddyhttp.ClientIPVarKey, "192.0.2.1")
+		h, _ := keyHandler()
+		clientKey, err := z.clientKey(r, repl, h)
+		_, clientKey, _ = strings.Cut(clientKey, ":")
+		return clientKey, err
+	}
+	header := func(values ...string) http.Header { return http.Header{"A": values} }
+	for _, test := range []struct {
+		text, query string
+		headers     http.Header
+		want        string // "" is an error
+	}{
+		{"{" + headerA + "}", "", header("good"), "good"},
+		{"{" + headerA + "}", "", header("good", "good"), "good"},
+		{"{" + headerA + "}", "", header("", "good", ""), "good"},
+		{"{" + headerA + "}", "", header("", ""), "192.0.2.1"},
+		{"{" + headerA + "}", "", header("good", "z1"), ""},
+		{"{" + headerA + "}", "", header("z1", "good", "z1"), ""},
+		{"x-{" + headerA + "}-" + clientIPText, "", header("good", "z1"), ""},
+		{"{http.request.uri.query.key}", "key=k", nil, "k"},
+		{"{http.request.uri.query.key}", "key=k&key=k&key=", nil, "k"},
+		{"{http.request.uri.query.key}", "key=k&key=z", nil, ""},
+		{"{http.request.uri.query.key}", "key=k&k%65y=z", nil, ""},
+		{"{http.request.uri.query.key}", "other=1&other=2", nil, "192.0.2.1"},
+		{"{" + headerPrefix + "x-forwarded-for}", "", http.Header{"X-Forwarded-For": {"10.0.0.1", "10.0.0.2"}}, "10.0.0.1,10.0.0.2"},
+		{"{" + headerPrefix + "accept-language}", "", http.Header{"Accept-Language": {"de", "en"}}, "de,en"},
+		{clientIPText, "", header("good", "z1"), "192.0.2.1"},
+	} {
+		z := keyZone(test.text)
+		z.enforced = cohorts
+		got, err := key(z, test.query, test.headers)
+		var refused caddyhttp.HandlerError
+		if isRefused := errors.As(err, &refused) && refused.StatusCode == http.StatusBadRequest; got != test.want || isRefused != (test.want == "") {
+			t.Errorf("%s of %q, %v: key %q, error %v, want %q", test.text, test.query, test.headers, got, err, test.want)
+		}
+		// A zone that refuses nobody says nothing to a client.
+		z.enforced = 0
+		if _, err := key(z, test.query, test.headers); err != nil {
+			t.Errorf("%s, not enforced: %v", test.text, err)
+		}
+	}
+	// Only the text that applies names the client.
+	z := keyZone("{http.request.uri.query.key}", "{"+headerA+"}")
+	z.enforced = cohorts
+	if got, err := key(z, "key=k", header("a", "b")); got != "k" || err != nil {
+		t.Errorf("the second text does not apply: key %q, error %v", got, err)
 	}
 }

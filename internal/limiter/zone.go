@@ -87,9 +87,9 @@ type Zone struct {
 	blocked  error
 	bound    [maxStores]boundZone
 
-	noKey, noCost, never telemetry.LogThrottle
-	encoded              telemetry.LogThrottle
-	events, burst        quota
+	noKey, repeats, noCost, never telemetry.LogThrottle
+	encoded                       telemetry.LogThrottle
+	events, burst                 quota
 }
 
 // When a zone charges.
@@ -181,10 +181,11 @@ func (z *Zone) request(r *http.Request, repl *caddy.Replacer, l *Limiter) (store
 	if events == unlimited {
 		return store.Request{Limit: &z.limit, Events: unlimited}, nil
 	}
-	req := store.Request{
-		Limit: &z.limit, ClientKey: z.clientKey(r.Header, repl, l), Events: events, Burst: burst,
-		Cost: z.Cost.Number, Batch: z.Batch,
+	key, err := z.clientKey(r, repl, l)
+	if err != nil {
+		return store.Request{}, err
 	}
+	req := store.Request{Limit: &z.limit, ClientKey: key, Events: events, Burst: burst, Cost: z.Cost.Number, Batch: z.Batch}
 	switch {
 	case z.Cost.isDynamic() && z.isLease():
 		// A lease does not settle the cost.
@@ -206,14 +207,16 @@ func (z *Zone) request(r *http.Request, repl *caddy.Replacer, l *Limiter) (store
 // override applies what operators have changed for the client of req: it adds what was
 // granted, and returns the block, if there is one, and the zone in the store in which the
 // client is counted. A client without a limit may be blocked as well.
-func (z *Zone) override(req *store.Request, r *http.Request, repl *caddy.Replacer, l *Limiter) (*boundZone, *store.Override) {
+func (z *Zone) override(req *store.Request, r *http.Request, repl *caddy.Replacer, l *Limiter) (bound *boundZone, block *store.Override, err error) {
 	has := z.bound[ownStore].handle.HasOverrides() || l.Rollout != nil && z.bound[rolloutStore].handle.HasOverrides()
 	if has && req.Events == unlimited {
-		req.ClientKey = z.clientKey(r.Header, repl, l)
+		if req.ClientKey, err = z.clientKey(r, repl, l); err != nil {
+			return nil, nil, err
+		}
 	}
-	bound := z.storeOf(req.ClientKey, l.Rollout)
+	bound = z.storeOf(req.ClientKey, l.Rollout)
 	if !has {
-		return bound, nil
+		return bound, nil, nil
 	}
 	now := l.Now()
 	block, grant := bound.handle.OverridesOf(z.Name, req.ClientKey, now)
@@ -230,7 +233,7 @@ func (z *Zone) override(req *store.Request, r *http.Request, repl *caddy.Replace
 		other := &z.bound[ownStore+rolloutStore-bound.in]
 		block, _ = other.handle.OverridesOf(z.Name, req.ClientKey, now)
 	}
-	return bound, block
+	return bound, block, nil
 }
 
 const (
