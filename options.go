@@ -205,7 +205,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 		{
 			Name: "ipv4_prefix", Args: "<bits>", Field: option.Integer(&z.IPv4Prefix), Check: func() error { return validatePrefix("ipv4_prefix", z.IPv4Prefix, 32) },
 			Section: aboutClients, Default: "whole address",
-			Doc: "Counts addresses by their network of that many bits. One client commonly owns an IPv6 /64.",
+			Doc: "Counts addresses by their network of that many bits. One client commonly owns an IPv6 /64. An IPv4 address in an IPv6 one (`::ffff:`, `64:ff9b::`) counts as IPv4.",
 		},
 		{
 			Name: "ipv6_prefix", Args: "<bits>", Field: option.Integer(&z.IPv6Prefix), Check: func() error { return validatePrefix("ipv6_prefix", z.IPv6Prefix, 128) },

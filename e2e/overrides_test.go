@@ -164,7 +164,7 @@ func TestGrantedEvents(t *testing.T) {
 // of their own.
 func TestGrantEndsWithTheClientsWindow(t *testing.T) {
 	t.Parallel()
-	zone := "zone api {\nkey {header.X-Key} {client_ip}\nevents 3\nwindow 1h\n}\n"
+	zone := "zone api {\nkey {header.X-Key} {header.X-User}\nevents 3\nwindow 1h\n}\n"
 	c := caddytest.Start(t, zonesSite("", zone, "respond ok"))
 	c.Ask("/", "X-Key: alice")
 	var grants struct {
@@ -180,7 +180,7 @@ func TestGrantEndsWithTheClientsWindow(t *testing.T) {
 	}
 	reset := bucketsOf(c, http.MethodGet, "api?key=alice").Buckets[0].Servers[0].State.Reset
 	must(t, "grants", errors.Join(want("number", len(ends), 2), want("end of the window that is open", ends["{header.X-Key}"], reset),
-		want("the other ends later", ends["{client_ip}"] > reset, true)))
+		want("the other ends later", ends["{header.X-User}"] > reset, true)))
 }
 
 // TestOverridesThatAreRefused say what is wrong.

@@ -198,7 +198,9 @@ func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []adminapi.Bucket
 			continue
 		}
 		if err := z.checkValues(t, values); err != nil {
-			impossible = cmp.Or(impossible, err)
+			if i < len(z.Key) || only == t {
+				impossible = cmp.Or(impossible, err)
+			}
 			continue
 		}
 		b := z.bucketOf(t.keyOf(values, z))
