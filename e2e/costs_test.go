@@ -347,7 +347,7 @@ func TestRefundOn304(t *testing.T) {
 				left[zone] = settleEach(t, c, servers, zone, events, s.steps, store != "")
 			}
 		}
-		// After Caddy has ended, no charge or refund is in flight.
+		// After the limiter has ended, no charge or refund is in flight.
 		c.Unload()
 		for zone, b := range left {
 			if store != "" {

@@ -114,7 +114,7 @@ func awaitServed(t *testing.T, s caddytest.Shards, c *caddytest.Caddy, served *c
 		}
 		return nil
 	})
-	c.Unload()
+	c.Stop()
 	for key, n := range s.Counts(t, "api") {
 		must(t, "after Caddy has ended", want("count of "+key+" being more than was served", n > served.N[key], false))
 	}

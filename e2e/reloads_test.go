@@ -278,7 +278,7 @@ func TestLastChargesAreDeliveredAtExit(t *testing.T) {
 		}
 		return nil
 	})
-	c.Unload()
+	c.Stop()
 	got := servers.Counts(t, "api")
 	for key, n := range admitted.N {
 		must(t, "after Caddy has ended", want("count of "+key, got[key], n))
@@ -593,7 +593,7 @@ func TestRequestRunningDuringAReloadIsCharged(t *testing.T) {
 						return want("connections in use", strings.Contains(stacks, "/store/redis."), false)
 					})
 				}
-				// After Caddy has ended, no charge is in flight.
+				// After the limiter has ended, no charge is in flight.
 				c.Unload()
 				charged()
 			})

@@ -194,7 +194,8 @@ const unloadTimeout = 2 * time.Second
 // goes on after that time.
 func (p *instance) unload(limit time.Duration) error {
 	empty := fmt.Sprintf(`{"admin": {"listen": %q, "config": {"persist": false}}}`, p.admin)
-	if err := p.call(http.MethodPost, "/load", empty); err != nil {
+	// The endpoint of an older config may close while the call waits there.
+	if err := poll(limit, func() error { return p.call(http.MethodPost, "/load", empty) }); err != nil {
 		return err
 	}
 	line := fmt.Sprintf("-- %s has no config", rand.Text())

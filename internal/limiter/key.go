@@ -24,10 +24,11 @@ import (
 // clientIPText is the template for a request to which none of a zone's key applies.
 const clientIPText = "{http.vars." + caddyhttp.ClientIPVarKey + "}"
 
-// headerPrefix begins the placeholders of request headers, and queryPrefix those of query parameters.
+// What the placeholders of request headers, query parameters and cookies begin with.
 const (
 	headerPrefix = "http.request.header."
 	queryPrefix  = "http.request.uri.query."
+	cookiePrefix = "http.request.cookie."
 )
 
 // keyTemplate is one template of a zone's key.
@@ -188,20 +189,30 @@ func (t *keyTemplate) clientKey(b []byte, r *http.Request, repl *caddy.Replacer,
 // value returns the value of placeholder i, and reports whether the request has no other. A header is
 // read without the replacer, which allocates for each value; r is nil where there is no request.
 func (t *keyTemplate) value(i int, r *http.Request, repl *caddy.Replacer) (value string, isSingle bool) {
-	switch {
+	name := t.placeholders[i]
+	header := t.headers[i]
+	switch cookie, isCookie := strings.CutPrefix(name, cookiePrefix); {
 	case r == nil:
-	case t.headers[i] != "":
-		value, isSingle = single(r.Header[t.headers[i]])
-		return value, isSingle || lists[t.headers[i]]
+	case lists[header]:
+		return trimmed(strings.Join(r.Header[header], ",")), true
+	case header != "":
+		return single(r.Header[header])
 	case t.queries[i] != "":
-		return single(r.URL.Query()[t.queries[i]])
+		return single(queryValues(r.URL.RawQuery, t.queries[i]))
+	case isCookie:
+		if value, ok := cookieOf(r, cookie); ok {
+			return value, true
+		}
 	}
 	if t.spellings[i] == hostLabel {
 		if host, _ := repl.GetString("http.request.host"); strings.HasSuffix(host, ".") {
-			return hostLabelOf(t.placeholders[i], host), true
+			return hostLabelOf(name, host), true
 		}
 	}
-	value, _ = repl.GetString(t.placeholders[i])
+	value, _ = repl.GetString(name)
+	if header != "" {
+		value = trimmed(value)
+	}
 	return value, true
 }
 

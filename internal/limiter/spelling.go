@@ -3,7 +3,9 @@ package limiter
 import (
 	"encoding/base64"
 	"fmt"
+	"net/http"
 	"net/netip"
+	"net/url"
 	"strconv"
 	"strings"
 
@@ -49,25 +51,59 @@ func spellingOf(name string) spelling {
 
 // lists are the request headers that have several values by their definition.
 var lists = map[string]bool{
-	"Accept": true, "Accept-Charset": true, "Accept-Encoding": true, "Accept-Language": true, "Cache-Control": true, "Connection": true,
-	"Cookie": true, "Expect": true, "Forwarded": true, "If-Match": true, "If-None-Match": true, "Pragma": true, "Prefer": true, "Te": true,
-	"Trailer": true, "Transfer-Encoding": true, "Upgrade": true, "Via": true, "Warning": true,
-	"X-Forwarded-For": true, "X-Forwarded-Host": true, "X-Forwarded-Proto": true,
+	"Accept": true, "Accept-Charset": true, "Accept-Encoding": true, "Accept-Language": true, "Access-Control-Request-Headers": true,
+	"Baggage": true, "Cache-Control": true, "Cdn-Loop": true, "Connection": true, "Content-Encoding": true, "Content-Language": true,
+	"Cookie": true, "Expect": true, "Forwarded": true, "If-Match": true, "If-None-Match": true, "Link": true, "Pragma": true, "Prefer": true,
+	"Sec-Websocket-Extensions": true, "Sec-Websocket-Protocol": true, "Te": true, "Tracestate": true, "Trailer": true,
+	"Transfer-Encoding": true, "Upgrade": true, "Via": true, "Warning": true, "X-Forwarded-Client-Cert": true, "X-Forwarded-For": true,
+	"X-Forwarded-Port": true, "X-Forwarded-Proto": true,
 }
+
+// trimmed returns a value without the space around it. It is not part of a header's value, RFC 9110 section
+// 5.5, but arrives over HTTP/2, and servers commonly ignore it elsewhere.
+func trimmed(value string) string { return strings.Trim(value, " \t") }
 
 // single returns the only value that is not empty, once or repeated, or all of them, joined as Caddy's
 // placeholders do.
 func single(values []string) (value string, isSingle bool) {
 	for _, v := range values {
-		switch {
-		case v == "" || v == value:
-		case value == "":
-			value = v
+		switch v = trimmed(v); v {
+		case "", value:
 		default:
-			return strings.Join(values, ","), false
+			if value != "" {
+				return strings.Join(values, ","), false
+			}
+			value = v
 		}
 	}
 	return value, true
+}
+
+// queryValues returns the values of a query parameter for which any server may take them: Go drops pairs
+// with a semicolon or a bad escape, and everything where there are thousands.
+func queryValues(query, name string) (values []string) {
+	unescaped := func(s string) string {
+		if text, err := url.QueryUnescape(s); err == nil {
+			return text
+		}
+		return s
+	}
+	for pair := range strings.FieldsFuncSeq(query, func(r rune) bool { return r == '&' || r == ';' }) {
+		key, value, _ := strings.Cut(pair, "=")
+		if unescaped(key) == name {
+			values = append(values, unescaped(value))
+		}
+	}
+	return values
+}
+
+// cookieOf returns the first cookie of that name. Caddy's placeholder takes one of the name in another case,
+// which a server does not.
+func cookieOf(r *http.Request, name string) (value string, ok bool) {
+	if cookies := r.CookiesNamed(name); len(cookies) > 0 {
+		return cookies[0].Value, true
+	}
+	return "", false
 }
 
 // appendCanonical appends the one form of a value, or of the network in which it is counted.
@@ -93,12 +129,15 @@ func (z *Zone) appendCanonical(b []byte, value string, s spelling) []byte {
 
 // parseAddr parses an IP address. Most values are none, and it allocates nothing for most of these.
 func parseAddr(value string) (netip.Addr, bool) {
+	isDecimal := true
 	for i := range min(len(value), len("ffff")+1) {
 		switch c := value[i]; {
-		case c == '.' || c == ':':
+		case c == '.' && isDecimal, c == ':':
 			addr, err := netip.ParseAddr(value)
 			return addr, err == nil
-		case '0' <= c && c <= '9', 'a' <= c && c <= 'f', 'A' <= c && c <= 'F':
+		case '0' <= c && c <= '9':
+		case 'a' <= c && c <= 'f', 'A' <= c && c <= 'F':
+			isDecimal = false
 		default:
 			return netip.Addr{}, false
 		}
@@ -145,7 +184,8 @@ func (z *Zone) checkValues(t *keyTemplate, values []string) error {
 		if name != "http.vars."+caddyhttp.ClientIPVarKey && name != "http.request.remote.host" {
 			continue
 		}
-		if _, ok := parseAddr(values[i]); ok {
+		// The other end of a Unix socket has no address.
+		if _, ok := parseAddr(values[i]); ok || values[i] == "" || values[i][0] == '@' || values[i][0] == '/' {
 			continue
 		}
 		shown := shorthands.Replace("{" + name + "}")
@@ -178,13 +218,34 @@ func appendCredentials(b []byte, value string) []byte {
 	scheme, rest := strings.ToLower(value[:end]), strings.TrimLeft(value[end:], " \t")
 	b = append(append(b, scheme...), ' ')
 	if scheme == "basic" {
-		// Several texts decode to the same user and password.
-		text := strings.TrimRight(rest, "=")
-		if decoded, err := base64.RawStdEncoding.DecodeString(text); err == nil {
-			return base64.StdEncoding.AppendEncode(b, decoded)
-		}
+		return appendBasic(b, rest)
 	}
 	return append(b, rest...)
+}
+
+// appendBasic appends a user and password in the one base64 of them. Servers decode many texts to the
+// same: they ignore bits at the end, skip what is not base64, or take its form for URLs.
+func appendBasic(b []byte, text string) []byte {
+	text, _, _ = strings.Cut(text, "=")
+	text = strings.Map(func(r rune) rune {
+		switch {
+		case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9', r == '+', r == '/':
+			return r
+		case r == '-':
+			return '+'
+		case r == '_':
+			return '/'
+		}
+		return -1
+	}, text)
+	if len(text)%4 == 1 {
+		text = text[:len(text)-1]
+	}
+	decoded, err := base64.RawStdEncoding.DecodeString(text)
+	if err != nil {
+		return append(b, text...)
+	}
+	return base64.StdEncoding.AppendEncode(b, decoded)
 }
 
 // canonicalHost returns a host in lower case, without a final dot and a port. The client chooses the

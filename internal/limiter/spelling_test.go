@@ -40,8 +40,9 @@ func TestCredentialsHaveOneSpelling(t *testing.T) {
 			"bearer aBc":             {"Bearer aBc", "bearer aBc", "BEARER aBc", "bEaReR  aBc", "Bearer\taBc", " Bearer \t aBc "},
 			"bearer abc":             {"Bearer abc"},
 			"basic dXNlcjpwYXNz":     {"Basic dXNlcjpwYXNz", "basic  dXNlcjpwYXNz"},
-			"basic dXNlcjpwYXNzMQ==": {"Basic dXNlcjpwYXNzMQ==", "BASIC dXNlcjpwYXNzMR==", "Basic dXNlcjpwYXNzMQ", "Basic dXNlcjpwYXNzMQ="},
-			"basic no-base64!":       {"Basic no-base64!"},
+			"basic dXNlcjpwYXNzMQ==": {"Basic dXNlcjpwYXNzMQ==", "BASIC dXNlcjpwYXNzMR==", "Basic dXNlcjpwYXNzMQ", "Basic dXNlcjpwYXNzMQ=", "Basic dXNl!cjpwYXNzMQ==", "Basic dX Nl\tcjpwYXNzMQ==", "Basic dXNlcjpwYXNzMQ=x"},
+			"basic +/+/":             {"Basic +/+/", "Basic -_-_"},
+			"basic ":                 {"Basic !", "Basic ="},
 			"digest username=\"A\"":  {"DIGEST username=\"A\""},
 			"Token-Without-Scheme":   {"Token-Without-Scheme", " Token-Without-Scheme "},
 			"token-without-scheme":   {"token-without-scheme"},
@@ -56,8 +57,13 @@ func TestCredentialsHaveOneSpelling(t *testing.T) {
 	}
 	// Other headers have no scheme.
 	z := keyZone("{" + headerA + "}")
-	if got := spelt(t, z, "example.com", "A", "Bearer  x"); got != "Bearer  x" {
-		t.Errorf("another header is counted as %q", got)
+	for _, value := range []string{"Bearer  x", " Bearer  x", "Bearer  x\t"} {
+		if got := spelt(t, z, "example.com", "A", value); got != "Bearer  x" {
+			t.Errorf("another header is counted as %q", got)
+		}
+	}
+	if got := spelt(t, z, "example.com", "A", " \t"); got != "192.0.2.1" {
+		t.Errorf("space is counted as %q", got)
 	}
 }
 
@@ -137,6 +143,7 @@ func TestImpossibleAddresses(t *testing.T) {
 		{"{http.request.remote.host}", 0, 0, "alice", "no IP address"},
 		{"{http.request.remote.host/24}", 0, 0, "10.0.0.0/24", ""},
 		{"{http.request.remote}", 0, 0, "10.0.0.1:80", ""},
+		{"{http.request.remote.host}", 0, 0, "@", ""},
 		// The address is the last text of this key.
 		{"{" + headerA + "}", 0, 0, "10.0.0.300", ""},
 		{"{" + headerA + "}-" + clientIPText, 0, 0, "10.0.0.300", "2 placeholders"},
@@ -188,6 +195,17 @@ func TestRepeatedValues(t *testing.T) {
 		{"{http.request.uri.query.key}", "key=k&key=z", nil, ""},
 		{"{http.request.uri.query.key}", "key=k&k%65y=z", nil, ""},
 		{"{http.request.uri.query.key}", "other=1&other=2", nil, "192.0.2.1"},
+		{"{http.request.uri.query.key}", "key=k" + strings.Repeat("&", 20_000), nil, "k"},
+		{"{http.request.uri.query.key}", "key=z&x;key=k", nil, ""},
+		{"{http.request.uri.query.key}", "key=z&key=re%zzal", nil, ""},
+		{"{http.request.uri.query.key}", "a;key=k", nil, "k"},
+		{"{http.request.uri.query.key}", "%zz&key=k", nil, "k"},
+		{"{http.request.uri.query.key}", "key=k+", nil, "k"},
+		{"{http.request.cookie.sid}", "", http.Header{"Cookie": {"SID=z; sid=k"}}, "k"},
+		{"{http.request.cookie.sid}", "", http.Header{"Cookie": {"sid=k; sid=z"}}, "k"},
+		{"{http.request.cookie.sid}", "", http.Header{"Cookie": {"SID=k"}}, "k"},
+		{"{" + headerPrefix + "x-forwarded-host}", "", http.Header{"X-Forwarded-Host": {"a.example", "z.example"}}, ""},
+		{"{" + headerA + "}", "", header(" good", "good\t"), "good"},
 		{"{" + headerPrefix + "x-forwarded-for}", "", http.Header{"X-Forwarded-For": {"10.0.0.1", "10.0.0.2"}}, "10.0.0.1,10.0.0.2"},
 		{"{" + headerPrefix + "accept-language}", "", http.Header{"Accept-Language": {"de", "en"}}, "de,en"},
 		{clientIPText, "", header("good", "z1"), "192.0.2.1"},
