@@ -373,6 +373,10 @@ func TestSwallowedReplyDoesNotCountTwice(t *testing.T) {
 				// later one.
 				must(t, "first request", backend.Finish(t, backend.Start(t, c, "/", "X-Key: warm"))[0].Is(http.StatusOK, 1))
 				servers.AwaitCount(t, "api", "warm", 1)
+				eventually(t, "its reply has arrived", func() error {
+					charges := c.Metric(`caddy_rate_limit_store_duration_seconds_count{operation="charge",role="primary",shard="a",store="default"}`)
+					return want("number of charges", charges, "1")
+				})
 
 				// The check precedes the fault.
 				request := backend.Start(t, c, "/", "X-Key: alice")
