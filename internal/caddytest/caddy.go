@@ -178,22 +178,27 @@ var adminClient = &http.Client{Transport: &http.Transport{DisableKeepAlives: tru
 // listens a moment before it runs; AdminCall waits for that.
 func (c *Caddy) AdminCall(method, path, contentType, body string) (status int, text string) {
 	c.T.Helper()
-	Eventually(c.T, "the admin endpoint answers", func() error {
-		req, err := http.NewRequest(method, "http://"+c.Admin+path, strings.NewReader(body))
-		if err != nil {
-			return err
-		}
-		req.Header.Set("Content-Type", contentType)
-		resp, err := adminClient.Do(req)
-		if err != nil {
-			return err
-		}
-		defer resp.Body.Close()
-		b, err := io.ReadAll(resp.Body)
-		status, text = resp.StatusCode, string(b)
+	Eventually(c.T, "the admin endpoint answers", func() (err error) {
+		status, text, err = callAdmin(c.Admin, method, path, contentType, body)
 		return err
 	})
 	return status, text
+}
+
+// callAdmin calls the admin API at an address once.
+func callAdmin(addr, method, path, contentType, body string) (status int, text string, err error) {
+	req, err := http.NewRequest(method, "http://"+addr+path, strings.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	req.Header.Set("Content-Type", contentType)
+	resp, err := adminClient.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(b), err
 }
 
 // AdminJSON calls the admin API and decodes its answer.

@@ -209,19 +209,9 @@ func (p *instance) unload(limit time.Duration) error {
 }
 
 func (p *instance) call(method, path, body string) error {
-	req, err := http.NewRequest(method, "http://"+p.admin+path, strings.NewReader(body))
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := adminClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: status %d: %s", path, resp.StatusCode, text)
+	status, text, err := callAdmin(p.admin, method, path, "application/json", body)
+	if err == nil && status != http.StatusOK {
+		err = fmt.Errorf("%s: status %d: %s", path, status, text)
 	}
 	return err
 }

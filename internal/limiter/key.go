@@ -5,7 +5,6 @@ import (
 	"encoding/base64"
 	"fmt"
 	"net/http"
-	"net/textproto"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,13 +23,6 @@ import (
 // clientIPText is the template for a request to which none of a zone's key applies.
 const clientIPText = "{http.vars." + caddyhttp.ClientIPVarKey + "}"
 
-// What the placeholders of request headers, query parameters and cookies begin with.
-const (
-	headerPrefix = "http.request.header."
-	queryPrefix  = "http.request.uri.query."
-	cookiePrefix = "http.request.cookie."
-)
-
 // keyTemplate is one template of a zone's key.
 type keyTemplate struct {
 	// tag stands for the template in client keys, so that the values of two
@@ -39,13 +31,8 @@ type keyTemplate struct {
 	// placeholders are the names in the template, in order. A template without any
 	// is the same for all requests.
 	placeholders []string
-	// headers are the request headers that they stand for, each "" if it stands for
-	// something else.
-	headers []string
-	// queries are the query parameters that they stand for, each "" likewise.
-	queries []string
-	// spellings say which of their values are the same.
-	spellings []spelling
+	// sources say where each gets its value.
+	sources []source
 	// hasAddress is set if one of them is the client's address.
 	hasAddress bool
 }
@@ -67,21 +54,7 @@ func compileKey(texts []string) []keyTemplate {
 		t := keyTemplate{tag: tag, placeholders: PlaceholdersIn(text)}
 		t.hasAddress = slices.ContainsFunc(t.placeholders, isAddress)
 		for _, name := range t.placeholders {
-			header, isHeader := strings.CutPrefix(name, headerPrefix)
-			if !isHeader {
-				header = ""
-			}
-			header = textproto.CanonicalMIMEHeaderKey(header)
-			t.headers = append(t.headers, header)
-			if isHeader {
-				name = headerPrefix + header
-			}
-			t.spellings = append(t.spellings, spellingOf(name))
-			query, isQuery := strings.CutPrefix(name, queryPrefix)
-			if !isQuery {
-				query = ""
-			}
-			t.queries = append(t.queries, query)
+			t.sources = append(t.sources, sourceOf(name))
 		}
 		compiled = append(compiled, t)
 	}
@@ -170,50 +143,21 @@ func (t *keyTemplate) clientKey(b []byte, r *http.Request, repl *caddy.Replacer,
 	applies = len(t.placeholders) == 0
 	var scratch [8]int
 	lengths := scratch[:0]
-	for i := range t.placeholders {
-		value, isSingle := t.value(i, r, repl)
+	for i := range t.sources {
+		source := &t.sources[i]
+		value, isSingle := source.value(r, repl)
 		if !isSingle && repeated == "" {
-			repeated = t.placeholders[i]
+			repeated = source.placeholder
 		}
 		applies = applies || value != ""
 		start := len(b)
-		b = z.appendCanonical(b, value, t.spellings[i])
+		b = z.appendCanonical(b, value, source.spelling)
 		lengths = append(lengths, len(b)-start)
 	}
 	for i := range len(lengths) - 1 {
 		b = strconv.AppendInt(append(b, ':'), int64(lengths[i]), 10)
 	}
 	return shortened(b), applies, repeated
-}
-
-// value returns the value of placeholder i, and reports whether the request has no other. A header is
-// read without the replacer, which allocates for each value; r is nil where there is no request.
-func (t *keyTemplate) value(i int, r *http.Request, repl *caddy.Replacer) (value string, isSingle bool) {
-	name := t.placeholders[i]
-	header := t.headers[i]
-	switch cookie, isCookie := strings.CutPrefix(name, cookiePrefix); {
-	case r == nil:
-	case lists[header]:
-		return trimmed(strings.Join(r.Header[header], ",")), true
-	case header != "":
-		return single(r.Header[header])
-	case t.queries[i] != "":
-		return single(queryValues(r.URL.RawQuery, t.queries[i]))
-	case isCookie:
-		if value, ok := cookieOf(r, cookie); ok {
-			return value, true
-		}
-	}
-	if t.spellings[i] == hostLabel {
-		if host, _ := repl.GetString("http.request.host"); strings.HasSuffix(host, ".") {
-			return hostLabelOf(name, host), true
-		}
-	}
-	value, _ = repl.GetString(name)
-	if header != "" {
-		value = trimmed(value)
-	}
-	return value, true
 }
 
 // A client key of more than maxKey bytes is shortened to shortKey bytes: its

@@ -123,13 +123,19 @@ func TestClientKeyPartsDoNotRunIntoEachOther(t *testing.T) {
 	}
 }
 
+// arrived returns a request as it reaches a handler, from 192.0.2.1, with its placeholders.
+func arrived(r *http.Request) (*http.Request, *caddy.Replacer) {
+	repl := caddy.NewReplacer()
+	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), nil)
+	caddyhttp.SetVar(r.Context(), caddyhttp.ClientIPVarKey, "192.0.2.1")
+	return r, repl
+}
+
 // TestHeadersAreReadAsTheReplacerDoes, without it.
 func TestHeadersAreReadAsTheReplacerDoes(t *testing.T) {
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
 	r.Header = http.Header{"A": {"x"}, "B": {""}, "Two": {"one", "other"}, "X_key": {"y"}, "X-Long-Name": {"z"}, "a b": {"w"}}
-	repl := caddy.NewReplacer()
-	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), nil)
-	caddyhttp.SetVar(r.Context(), caddyhttp.ClientIPVarKey, "192.0.2.1")
+	r, repl := arrived(r)
 	h, _ := keyHandler()
 	keys := map[string]bool{}
 	for _, name := range []string{"A", "a", "B", "Absent", "two", "x_key", "x-long-NAME", "a b", ""} {

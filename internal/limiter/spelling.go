@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"net/textproto"
 	"net/url"
 	"strconv"
 	"strings"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
@@ -28,8 +30,13 @@ const (
 	hostLabel
 )
 
-// hostLabelPrefix begins the placeholders of a host's labels, which count from the last one.
-const hostLabelPrefix = "http.request.host.labels."
+// What the placeholders of request headers, query parameters, cookies and labels of the host begin with.
+const (
+	headerPrefix    = "http.request.header."
+	queryPrefix     = "http.request.uri.query."
+	cookiePrefix    = "http.request.cookie."
+	hostLabelPrefix = "http.request.host.labels."
+)
 
 // spellings has the placeholders with values that are not exact.
 var spellings = map[string]spelling{
@@ -41,14 +48,6 @@ var spellings = map[string]spelling{
 	"http.request.tls.server_name":       hostName,
 }
 
-// spellingOf returns the spelling of a placeholder. The name of a header is in canonical form.
-func spellingOf(name string) spelling {
-	if strings.HasPrefix(name, hostLabelPrefix) {
-		return hostLabel
-	}
-	return spellings[name]
-}
-
 // lists are the request headers that have several values by their definition.
 var lists = map[string]bool{
 	"Accept": true, "Accept-Charset": true, "Accept-Encoding": true, "Accept-Language": true, "Access-Control-Request-Headers": true,
@@ -57,6 +56,61 @@ var lists = map[string]bool{
 	"Sec-Websocket-Extensions": true, "Sec-Websocket-Protocol": true, "Te": true, "Tracestate": true, "Trailer": true,
 	"Transfer-Encoding": true, "Upgrade": true, "Via": true, "Warning": true, "X-Forwarded-Client-Cert": true, "X-Forwarded-For": true,
 	"X-Forwarded-Port": true, "X-Forwarded-Proto": true,
+}
+
+// source is where a placeholder gets its value from.
+type source struct {
+	placeholder string
+	// header, query and cookie are the names of what it stands for, at most one of which is set.
+	header, query, cookie string
+	// isList is set if the header is a list.
+	isList   bool
+	spelling spelling
+}
+
+func sourceOf(placeholder string) source {
+	s := source{placeholder: placeholder, spelling: spellings[placeholder]}
+	switch {
+	case strings.HasPrefix(placeholder, headerPrefix):
+		s.header = textproto.CanonicalMIMEHeaderKey(placeholder[len(headerPrefix):])
+		s.isList, s.spelling = lists[s.header], spellings[headerPrefix+s.header]
+	case strings.HasPrefix(placeholder, queryPrefix):
+		s.query = placeholder[len(queryPrefix):]
+	case strings.HasPrefix(placeholder, cookiePrefix):
+		s.cookie = placeholder[len(cookiePrefix):]
+	case strings.HasPrefix(placeholder, hostLabelPrefix):
+		s.spelling = hostLabel
+	}
+	return s
+}
+
+// value returns the value for a request, and reports whether it has no other. A header is read without the
+// replacer, which allocates for each value; r is nil where there is no request.
+func (s *source) value(r *http.Request, repl *caddy.Replacer) (value string, isSingle bool) {
+	switch {
+	case r == nil:
+	case s.isList:
+		return trimmed(strings.Join(r.Header[s.header], ",")), true
+	case s.header != "":
+		return single(r.Header[s.header])
+	case s.query != "":
+		return single(queryValues(r.URL.RawQuery, s.query))
+	case s.cookie != "":
+		// Caddy's placeholder takes the first one of the name in any case, a server of the very name.
+		if cookies := r.CookiesNamed(s.cookie); len(cookies) > 0 {
+			return cookies[0].Value, true
+		}
+	}
+	if s.spelling == hostLabel {
+		if host, _ := repl.GetString("http.request.host"); strings.HasSuffix(host, ".") {
+			return hostLabelOf(s.placeholder, host), true
+		}
+	}
+	value, _ = repl.GetString(s.placeholder)
+	if s.header != "" {
+		value = trimmed(value)
+	}
+	return value, true
 }
 
 // trimmed returns a value without the space around it. It is not part of a header's value, RFC 9110 section
@@ -95,15 +149,6 @@ func queryValues(query, name string) (values []string) {
 		}
 	}
 	return values
-}
-
-// cookieOf returns the first cookie of that name. Caddy's placeholder takes one of the name in another case,
-// which a server does not.
-func cookieOf(r *http.Request, name string) (value string, ok bool) {
-	if cookies := r.CookiesNamed(name); len(cookies) > 0 {
-		return cookies[0].Value, true
-	}
-	return "", false
 }
 
 // appendCanonical appends the one form of a value, or of the network in which it is counted.
@@ -162,15 +207,20 @@ func canonicalAddr(addr netip.Addr) netip.Addr {
 // appendAddr appends an address, or its network if the zone counts networks.
 func (z *Zone) appendAddr(b []byte, addr netip.Addr) []byte {
 	addr = canonicalAddr(addr)
-	bits := z.IPv6Prefix
-	if addr.Is4() {
-		bits = z.IPv4Prefix
-	}
+	bits := z.prefixOf(addr)
 	// Load has checked the number of bits.
 	if network, err := addr.Prefix(bits); bits > 0 && err == nil {
 		return network.AppendTo(b)
 	}
 	return addr.AppendTo(b)
+}
+
+// prefixOf returns by how many bits the zone counts an address, or 0 for all of them.
+func (z *Zone) prefixOf(addr netip.Addr) int {
+	if addr.Is4() {
+		return z.IPv4Prefix
+	}
+	return z.IPv6Prefix
 }
 
 // checkValues returns an error if no request can have the values, which the template takes, because the
@@ -193,11 +243,7 @@ func (z *Zone) checkValues(t *keyTemplate, values []string) error {
 		if err != nil {
 			return fmt.Errorf("%s is %q, which is no IP address: write one without a port, such as 10.0.0.1", shown, values[i])
 		}
-		bits := z.IPv6Prefix
-		if network.Addr().Is4() {
-			bits = z.IPv4Prefix
-		}
-		switch {
+		switch bits := z.prefixOf(network.Addr()); {
 		case bits == 0:
 			return fmt.Errorf("%s is %q, which is a network, but zone %s counts single addresses: write one of them", shown, values[i], z.Name)
 		case network != network.Masked() || network.Bits() != bits:
@@ -207,10 +253,9 @@ func (z *Zone) checkValues(t *keyTemplate, values []string) error {
 	return nil
 }
 
-// appendCredentials appends the value of an Authorization field. Its scheme has no case, RFC 9110
+// appendCredentials appends the trimmed value of an Authorization field. Its scheme has no case, RFC 9110
 // section 11.1. A value without a scheme stays as it is.
 func appendCredentials(b []byte, value string) []byte {
-	value = strings.Trim(value, " \t")
 	end := strings.IndexAny(value, " \t")
 	if end < 0 {
 		return append(b, value...)
@@ -241,10 +286,7 @@ func appendBasic(b []byte, text string) []byte {
 	if len(text)%4 == 1 {
 		text = text[:len(text)-1]
 	}
-	decoded, err := base64.RawStdEncoding.DecodeString(text)
-	if err != nil {
-		return append(b, text...)
-	}
+	decoded, _ := base64.RawStdEncoding.DecodeString(text) // of such a text there is no error
 	return base64.StdEncoding.AppendEncode(b, decoded)
 }
 

@@ -148,7 +148,7 @@ func (m *Metrics) vectors() []vector {
 	return []vector{m.Requests, m.declined, m.decisions, m.settled, m.StoreErrors, m.StoreDuration, m.Undelivered, m.Overflowed, m.forgiven, m.near, m.Unreadable}
 }
 
-// Reset removes all series, for a process that begins anew without a config, as those of tests do.
+// Reset removes all series. A process of tests that passes to another test begins anew.
 func (m *Metrics) Reset() {
 	for _, v := range m.vectors() {
 		v.Reset()

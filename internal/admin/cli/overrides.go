@@ -55,7 +55,7 @@ func unblockCommand(host Host) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "unblock <zone> [<value>...]",
 		Short:   "Ends the block of a client",
-		Long:    "\nEnds the block of a client. It exits with status 3 if there is none. The arguments are those of get. A client\nkey that blocks shows is for --client-key; if the config has no such zone any more, with\n--store.\n",
+		Long:    "\nEnds the block of a client. It exits with status 3 if there is none. The arguments\nare those of get. A client key that blocks shows is for --client-key; if the config\nhas no such zone any more, with --store.\n",
 		Example: "  $ caddy rate-limit unblock api 203.0.113.7",
 		Args:    cobra.MinimumNArgs(1),
 	}
