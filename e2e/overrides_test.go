@@ -117,6 +117,7 @@ func TestOverrideCommands(t *testing.T) {
 		status int
 	}{
 		{[]string{"block", "api", "alice", "1h", "--reason", "too fast"}, "block, ends in ", http.StatusTooManyRequests},
+		{[]string{"block", "api", "alice", "2h", "--reason", "too fast"}, ", in place of one that would end in ", http.StatusTooManyRequests},
 		{[]string{"blocks"}, "too fast", http.StatusTooManyRequests},
 		{[]string{"unblock", "api", "alice"}, "no block any more: ", http.StatusOK},
 		{[]string{"grant", "api", "alice", "1"}, "grant of 1, ends in ", http.StatusOK},

@@ -118,13 +118,27 @@ func (s *selection) set(r *http.Request, query url.Values, o store.Override, unt
 			return nil, apiErrorf(http.StatusBadRequest, "client_key %q is a bucket that clients share: name a client", b.Key)
 		}
 		o.ClientKey, o.Until = b.Key, until(i)
+		before := s.inForce(o.Kind, b.Key)
 		if err := s.store.SetOverride(r.Context(), o); err != nil {
 			return nil, s.overrideError(err)
 		}
 		s.limiter.ReportOverride(&o, false)
-		all.Overrides = append(all.Overrides, overrideOf(s.store.Name, &o, b.Client))
+		begun := overrideOf(s.store.Name, &o, b.Client)
+		if before != nil {
+			begun.ReplacedUntil = limiter.EpochSeconds(before.Until)
+		}
+		all.Overrides = append(all.Overrides, begun)
 	}
 	return all, nil
+}
+
+// inForce returns the override of a client that is in force as far as is known, or nil.
+func (s *selection) inForce(kind store.OverrideKind, clientKey string) *store.Override {
+	block, grant := s.store.OverridesOf(s.Name, clientKey, time.Now())
+	if kind == store.OverrideBlock {
+		return block
+	}
+	return grant
 }
 
 // unblock answers DELETE /rate_limit/blocks/<zone>.
@@ -189,10 +203,7 @@ func remove(running runningConfig, r *http.Request, kind store.OverrideKind) (an
 	all := adminapi.Overrides{Overrides: []adminapi.Override{}}
 	for _, b := range s.buckets {
 		o := store.Override{Kind: kind, Zone: s.Name, ClientKey: b.Key, By: senderOf(r)}
-		isThere := func() bool {
-			block, grant := s.store.OverridesOf(s.Name, b.Key, time.Now())
-			return kind == store.OverrideBlock && block != nil || kind == store.OverrideGrant && grant != nil
-		}
+		isThere := func() bool { return s.inForce(kind, b.Key) != nil }
 		wasThere := isThere()
 		removed, err := s.store.RemoveOverride(r.Context(), kind, s.Name, b.Key)
 		// It may have been removed where it was, while another shard is away.

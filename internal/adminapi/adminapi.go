@@ -301,8 +301,11 @@ type Override struct {
 	Events int64   `json:"events,omitempty"`
 	Since  float64 `json:"since,omitempty"`
 	Until  float64 `json:"until,omitempty"`
-	Reason string  `json:"reason,omitempty"`
-	By     string  `json:"by,omitempty"`
+	// ReplacedUntil is when the override of the same kind would have ended that a new one
+	// replaces; 0 if there was none.
+	ReplacedUntil float64 `json:"replaced_until,omitempty"`
+	Reason        string  `json:"reason,omitempty"`
+	By            string  `json:"by,omitempty"`
 }
 
 // SimulatedRequest is the request to simulate: POST /rate_limit/simulate.

@@ -130,6 +130,9 @@ func (f *overrideFlags) change(s *session, method, what string, args []string, q
 		text := "no " + string(o.Kind) + " any more"
 		if method == http.MethodPost {
 			text = overrideText(&o, now)
+			if o.ReplacedUntil > 0 {
+				text += ", in place of one that would end " + until(o.ReplacedUntil, now)
+			}
 		}
 		fmt.Fprintf(s.out, "%s: %s in zone %s of store %s\n", text, shown(clientText(&o.Client)), shown(o.Zone), shown(o.Store))
 	}
