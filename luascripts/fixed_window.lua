@@ -53,7 +53,7 @@ if open and op == 'charge' then
   end
   return struct.pack('<ddddd', now, 1, count, reset, penalty)
 elseif open and op == 'take' and penalty <= now then
-  if count + cost <= bound then
+  if cost == 0 or count + cost <= bound then
     return struct.pack('<ddddd', now, 1, call('HINCRBY', key, 'c', amount), reset, penalty)
   end
   return struct.pack('<ddddd', now, 0, count, reset, penalty)
@@ -96,7 +96,7 @@ if op == 'charge' then
   begin(cost)
   spent = 1
 elseif op == 'take' and penalty <= now then
-  spent = orphaned + cost <= bound and 1 or 0
+  spent = (cost == 0 or orphaned + cost <= bound) and 1 or 0
   begin(cost * spent)
 elseif op == 'check' and not open and penalty <= now and (align == 0 or orphaned > 0) then
   begin(0)

@@ -56,7 +56,7 @@ elseif op == 'take' then
   -- The product is below 2^52, so the quotient is exact enough to round up.
   local weighted = math.ceil(math.min(previous, 4294967295) * math.ceil(left / unit) / math.ceil(window / unit))
   -- A sum stops where counts do.
-  if penalty <= now and math.min(current + weighted, 9007199254740991) + cost <= bound then
+  if penalty <= now and (cost == 0 or math.min(current + weighted, 9007199254740991) + cost <= bound) then
     spent = spend()
   end
 elseif op == 'refund' then

@@ -59,6 +59,8 @@ func (r *Request) Need() int64 { return r.Cost + r.Ahead }
 type Receipt struct {
 	// Period is the window, or the time without pause, in which it was spent.
 	Period int64
-	// Position is where in that time it drains.
+	// Position is how much had been spent in that time.
 	Position int64
+	// At is the instant at which it was spent.
+	At int64
 }

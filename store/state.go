@@ -11,7 +11,7 @@ const Never time.Duration = math.MaxInt64
 
 // Content is a bucket's numbers. Which they are is for package algorithm to
 // say.
-type Content [6]int64
+type Content [7]int64
 
 // State is what a bucket looks like to one request.
 type State struct {

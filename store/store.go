@@ -40,8 +40,8 @@ type Store interface {
 	// Check reports whether each request's cost would fit, and spends nothing. It may
 	// read a replica, so it may lag behind. Where a window has to be opened for there
 	// to be a reset, and none is, it opens one, count 0, so that the reset it returns
-	// is one that is stored. A cost of 0 fits as long as no more than the limit is
-	// spent.
+	// is one that is stored. A cost of 0 fits however much is spent, unless the bucket
+	// is under a penalty.
 	Check(ctx context.Context, reqs []Request) []State
 
 	// Charge spends each request's cost, whether or not it still fits, in the

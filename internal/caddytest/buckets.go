@@ -216,7 +216,7 @@ func readContent(t *testing.T, redis *goredis.Client, key string) (Content, erro
 		n, err := readNumbers(t, redis, key, 4)
 		return Content{Used: n[1] + n[2], Spent: fmt.Sprint(n[:3]), Penalty: n[3]}, err
 	case strings.HasPrefix(rule, "gcra"):
-		n, err := readNumbers(t, redis, key, 6)
+		n, err := readNumbers(t, redis, key, 7)
 		if err != nil {
 			return Content{}, err
 		}
@@ -224,17 +224,21 @@ func readContent(t *testing.T, redis *goredis.Client, key string) (Content, erro
 		// What has not drained yet, in whole events.
 		left, events := max(n[0]-now.UnixMicro(), 0), n[2]
 		used := int64(math.Ceil(float64(left) * float64(events) / float64(window.Microseconds())))
-		return Content{Used: used, Spent: fmt.Sprint(n[:3]), Penalty: n[5]}, err
+		return Content{Used: used, Spent: fmt.Sprint(n[:3]), Penalty: n[6]}, err
 	}
 	// Events of the log keep for longer than any test; leases end.
 	c := Content{Members: map[string]int64{}}
 	members, err := redis.ZRangeWithScores(ctx, key, 0, -1).Result()
 	for _, m := range members {
-		if at := int64(m.Score); !strings.HasPrefix(rule, "cc") || at > now.UnixMicro() {
+		// The member of the digit k of a request's cost has its instant times 2^(53k).
+		_, exponent := math.Frexp(m.Score)
+		digit := (exponent - 1) / 53
+		if at := int64(math.Ldexp(m.Score, -53*digit)); !strings.HasPrefix(rule, "cc") || at > now.UnixMicro() {
 			c.Members[m.Member.(string)] = at
+			c.Used += 1 << digit
 		}
 	}
-	c.Used, c.Spent = int64(len(c.Members)), fmt.Sprint(c.Members)
+	c.Spent = fmt.Sprint(c.Members)
 	return c, err
 }
 

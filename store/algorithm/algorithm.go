@@ -130,6 +130,12 @@ func (op Operation) Run(b Bucket, r *store.Request, now int64) store.State {
 	return b.View(r, now, spent)
 }
 
+// fitsIn reports whether a request fits in a bucket in which used counts. One that costs
+// nothing does, however much that is.
+func fitsIn(r *store.Request, used int64) bool {
+	return r.Cost == 0 || used+r.Need() <= r.Capacity()
+}
+
 // newState is the state of a request to a bucket in which used counts at now,
 // without resets and the time to wait. spent reports whether used includes the
 // cost of r.
@@ -140,7 +146,7 @@ func newState(r *store.Request, now, used int64, spent bool) store.State {
 		needed += r.Need()
 	}
 	return store.State{
-		Allowed:   needed <= capacity,
+		Allowed:   r.Cost == 0 || needed <= capacity,
 		Limit:     max(capacity, 0),
 		Used:      used,
 		Remaining: max(capacity-used, 0),

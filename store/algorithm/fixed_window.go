@@ -87,7 +87,7 @@ func (b *FixedWindow) Take(r *store.Request, now int64) bool {
 		return false
 	}
 	b.open(r, now)
-	if b.Used+r.Need() > r.Capacity() {
+	if !fitsIn(r, b.Used) {
 		return false
 	}
 	b.Used = add(b.Used, r.Cost)

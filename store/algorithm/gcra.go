@@ -14,9 +14,11 @@ type GCRA struct {
 	// TAT is the theoretical arrival time, when all events have drained: whole
 	// microseconds, and Rest in parts of 1/Events. Events is their rate.
 	TAT, Rest, Events int64
-	// Busy identifies the busy time, in which the bucket was never empty.
-	// Refunded is what was given back in it, in microseconds.
-	Busy, Refunded int64
+	// Busy identifies the busy time, in which the bucket was never empty. Spent are the
+	// events spent in it, but for those that were last and were given back.
+	Busy, Spent int64
+	// Fastest is the highest rate in the busy time.
+	Fastest int64
 	penalty
 }
 
@@ -28,12 +30,12 @@ var gcra = Traits{
 		return gcraOf(c).View(&r, now, spent)
 	},
 	copies: &copies{
-		penalty: 5, busy: 3,
+		penalty: 6, busy: 3,
 		charge: func(c store.Content, r store.Request, cost, now int64) store.Content {
 			r.Cost = cost
 			b := gcraOf(c)
 			b.Charge(&r, now)
-			return store.Content{b.TAT, b.Rest, b.Events, b.Busy, b.Refunded, b.Penalty}
+			return store.Content{b.TAT, b.Rest, b.Events, b.Busy, b.Spent, b.Fastest, b.Penalty}
 		},
 		expiry: func(c *store.Content, limit *store.Limit) int64 { return gcraOf(*c).Expiry(limit) },
 		raise:  raiseGCRA,
@@ -41,14 +43,14 @@ var gcra = Traits{
 }
 
 func gcraOf(c store.Content) *GCRA {
-	return &GCRA{TAT: c[0], Rest: c[1], Events: c[2], Busy: c[3], Refunded: c[4], penalty: penalty{c[5]}}
+	return &GCRA{TAT: c[0], Rest: c[1], Events: c[2], Busy: c[3], Spent: c[4], Fastest: c[5], penalty: penalty{c[6]}}
 }
 
 func raiseGCRA(c, other store.Content, _ *store.Limit, now int64) (merged store.Content, less bool) {
 	ahead := other[0] > c[0] || other[0] == c[0] && other[1] > c[1]
 	behind := other[0] < c[0] || other[0] == c[0] && other[1] < c[1]
 	if ahead {
-		copy(c[:5], other[:5])
+		copy(c[:6], other[:6])
 	}
 	return c, behind && c[0] > now
 }
@@ -68,25 +70,23 @@ func Tolerance(r *store.Request, need int64) (whole, rest int64) {
 	return -1, 0
 }
 
-// renew begins another busy time if the bucket is empty at now, or if the rate has
-// changed: the remaining events then drain at the new rate.
+// renew begins another busy time if the bucket is empty at now. If the rate has changed,
+// the remaining events drain at the new rate.
 func (b *GCRA) renew(r *store.Request, now int64) {
 	switch {
-	case b.TAT < now || b.TAT == now && b.Rest == 0:
-		b.TAT = now
+	case b.end() <= now:
+		b.TAT, b.Rest, b.Spent, b.Fastest = now, 0, 0, 0
+		b.Busy = max(b.Busy+1, now)
 	case b.Events != r.Events:
-		debt := float64(b.TAT - now)
-		if b.Rest > 0 {
-			debt++
-		}
-		// Go and Lua round a single product alike.
-		debt = math.Ceil(debt * (float64(b.Events) / float64(r.Events)))
-		b.TAT = now + int64(min(debt, float64(store.MaxInteger-now)))
-	default:
-		return
+		b.TAT, b.Rest = after(now, math.Ceil(float64(b.end()-now)*(float64(b.Events)/float64(r.Events)))), 0
 	}
-	b.Rest, b.Events, b.Refunded = 0, r.Events, 0
-	b.Busy = max(b.Busy+1, now)
+	b.Events, b.Fastest = r.Events, max(b.Fastest, r.Events)
+}
+
+// after is the instant a number of microseconds after now. Go and Lua round a single
+// operation alike.
+func after(now int64, micros float64) int64 {
+	return now + int64(min(micros, float64(store.MaxInteger-now)))
 }
 
 func (b *GCRA) spend(r *store.Request, n int64) {
@@ -110,9 +110,14 @@ func (b *GCRA) holds(r *store.Request, now, need int64) bool {
 
 // Charge implements [Bucket].
 func (b *GCRA) Charge(r *store.Request, now int64) {
-	if r.Cost > 0 {
-		b.renew(r, now)
-		b.spend(r, r.Cost)
+	if r.Cost == 0 {
+		return
+	}
+	b.renew(r, now)
+	b.spend(r, r.Cost)
+	if b.Spent += r.Cost; b.Spent > store.MaxInteger {
+		// A new busy time: receipts of this one are void.
+		b.Busy, b.Spent = b.Busy+1, r.Cost
 	}
 }
 
@@ -122,51 +127,48 @@ func (b *GCRA) Take(r *store.Request, now int64) bool {
 		return false
 	}
 	need := r.Need()
-	after := *b
-	after.renew(r, now)
-	after.spend(r, need)
-	if !after.holds(r, now, need) {
+	with := *b
+	with.renew(r, now)
+	with.spend(r, need)
+	if r.Cost > 0 && !with.holds(r, now, need) {
 		return false
 	}
 	b.Charge(r, now)
 	return true
 }
 
-// Refund implements [Bucket]. Events drain in the order in which they were spent;
-// a refund removes those of the request that have not drained, and later events
-// move up.
+// Refund implements [Bucket]. Events drain in the order in which they were spent; a
+// refund removes those of the request that have not drained, and later events move up.
+// Those have not drained that are left beside the events spent later; of these some may
+// have been removed, but no more has drained than the time since allows at any rate. So a
+// refund may remove less, and never more.
 func (b *GCRA) Refund(r *store.Request, now int64) {
-	if b.Busy != r.Receipt.Period || b.Events != r.Events || b.TAT <= now {
-		return
-	}
-	left := r.Receipt.Position - b.Refunded - now
-	if left <= 0 {
+	later, left := b.Spent-r.Receipt.Position, b.TAT-now
+	if r.Cost == 0 || b.Busy != r.Receipt.Period || later < 0 || left <= 0 {
 		return
 	}
 	whole, rest := DrainTime(r, r.Cost)
-	// Positions are rounded to the microsecond, except that of the last event.
-	if left < whole || left == whole && b.TAT-now > left {
-		whole, rest = left, 0
+	if rates := float64(r.Events) / float64(b.Events); rates != 1 {
+		whole, rest = int64(min(math.Floor(float64(whole)*rates), store.MaxInteger)), 0
+	}
+	behind := math.Ceil(float64(later) * (float64(r.Limit.Window.Microseconds()) / float64(b.Events)))
+	drained := math.Ceil(float64(max(now-r.Receipt.At, 0)) * (float64(b.Fastest) / float64(b.Events)))
+	undrained := min(max(float64(left)-behind, float64(whole)-drained), float64(left))
+	if undrained <= 0 {
+		return
+	}
+	if undrained < float64(whole) || undrained == float64(whole) && later > 0 {
+		whole, rest = int64(undrained), 0
 	}
 	b.TAT -= whole
 	if b.Rest -= rest; b.Rest < 0 {
 		b.Rest += b.Events
 		b.TAT--
 	}
-	b.Refunded += whole
-	if rest > 0 {
-		b.Refunded++
-	}
-	if b.Refunded > maxRefunded {
-		// A new busy time: receipts of this one are void.
-		b.Busy++
-		b.Refunded = 0
+	if later == 0 {
+		b.Spent = max(b.Spent-r.Cost, 0)
 	}
 }
-
-// maxRefunded keeps what was refunded in a busy time, and positions in it,
-// exact.
-const maxRefunded = 1 << 52
 
 // View implements [Bucket].
 func (b *GCRA) View(r *store.Request, now int64, spent bool) store.State {
@@ -183,18 +185,18 @@ func (b *GCRA) View(r *store.Request, now int64, spent bool) store.State {
 			other.Rest += other.Events
 		}
 		other.Rest -= rest
-		s.Receipt = store.Receipt{Period: at.Busy, Position: add(at.TAT, at.Refunded)}
+		s.Receipt = store.Receipt{Period: at.Busy, Position: at.Spent, At: now}
 	} else {
 		need = r.Need()
 		other.spend(r, r.Cost)
 	}
 	s.Reset, s.ResetOtherwise = at.end(), max(other.end(), now)
-	after := at
-	after.spend(r, need)
-	if s.Allowed = after.holds(r, now, need); !s.Allowed {
+	with := at
+	with.spend(r, need)
+	if s.Allowed = r.Cost == 0 || with.holds(r, now, need); !s.Allowed {
 		whole, rest := DrainTime(r, max(r.Capacity(), 0))
-		fits := after.TAT - whole
-		if after.Rest > rest {
+		fits := with.TAT - whole
+		if with.Rest > rest {
 			fits++
 		}
 		wait(&s, r, fits, spent)
@@ -205,13 +207,13 @@ func (b *GCRA) View(r *store.Request, now int64, spent bool) store.State {
 	return s
 }
 
-// content is what counts at now: arrival time, rest, events, busy, refunded,
-// penalty.
+// content is what counts at now: arrival time, rest, events, busy, spent,
+// fastest, penalty.
 func (b *GCRA) content(now int64) (c store.Content) {
 	if b.end() > now {
-		c[0], c[1], c[2], c[3], c[4] = b.TAT, b.Rest, b.Events, b.Busy, b.Refunded
+		c[0], c[1], c[2], c[3], c[4], c[5] = b.TAT, b.Rest, b.Events, b.Busy, b.Spent, b.Fastest
 	}
-	c[5] = b.live(now)
+	c[6] = b.live(now)
 	return c
 }
 

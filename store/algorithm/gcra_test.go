@@ -27,7 +27,7 @@ func TestGCRA(t *testing.T) {
 		{at: 16 * s, op: take, cost: 4, allowed: false, used: 1, remaining: 2, reset: 26 * s, retry: store.Never},
 		{at: 17 * s, op: charge, cost: 4, allowed: false, used: 5, remaining: 0, reset: 66 * s, retry: 19 * s},
 		// The clock runs backwards.
-		{at: 7 * s, op: check, cost: 0, allowed: false, used: 6, remaining: 0, reset: 66 * s, retry: 29 * s},
+		{at: 7 * s, op: check, cost: 0, allowed: true, used: 6, remaining: 0, reset: 66 * s},
 		{at: 36 * s, op: check, cost: 0, allowed: true, used: 3, remaining: 0, reset: 66 * s},
 		{at: 66 * s, op: check, cost: 3, allowed: true, used: 0, remaining: 3, reset: 66 * s},
 	})

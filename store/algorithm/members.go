@@ -1,8 +1,8 @@
 package algorithm
 
 import (
-	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"sort"
 	"time"
@@ -10,41 +10,82 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// member is a single event: the part-th of the request id.
+// member is one request: what it cost, and when.
 type member struct {
 	at   int64
 	id   string
-	part int64
+	cost int64
+	// end is what the members cost up to this one, from any place on.
+	end int64
 }
 
-func (m member) compare(other member) int {
-	return cmp.Or(cmp.Compare(m.at, other.at), cmp.Compare(m.id, other.id), cmp.Compare(m.part, other.part))
-}
-
-// members are sorted.
+// members are sorted by their instants.
 type members []member
 
-// put adds the first n members of a request, or moves existing ones.
-func (l *members) put(at int64, id string, n int64) {
-	l.remove(id, n)
-	for part := range n {
-		m := member{at, id, part}
-		i, _ := slices.BinarySearchFunc(*l, m, member.compare)
-		*l = slices.Insert(*l, i, m)
+// mostUsed is the highest count of members: more than any request's limit.
+const mostUsed = store.MaxMembers + 1
+
+// spentBy is what members count of a cost.
+func spentBy(r *store.Request) int64 { return min(r.Cost, store.MaxMembers) }
+
+// put adds a request, or moves it.
+func (l *members) put(at int64, id string, cost int64) {
+	l.remove(id, math.MaxInt64)
+	i := l.placeAfter(at)
+	*l = slices.Insert(*l, i, member{at: at, id: id, cost: cost})
+	l.sum(i)
+}
+
+// remove makes a request cost less, or removes it.
+func (l *members) remove(id string, cost int64) {
+	for i := len(*l) - 1; i >= 0; i-- {
+		m := &(*l)[i]
+		if m.id != id {
+			continue
+		}
+		if m.cost -= cost; m.cost <= 0 {
+			*l = slices.Delete(*l, i, i+1)
+		}
+		l.sum(i)
+		return
 	}
 }
 
-// remove removes the first n members of a request.
-func (l *members) remove(id string, n int64) {
-	*l = slices.DeleteFunc(*l, func(m member) bool { return m.id == id && m.part < n })
+// sum sets the sums of the members from a place on.
+func (l members) sum(from int) {
+	end := int64(0)
+	if from > 0 {
+		end = l[from-1].end
+	}
+	for i := from; i < len(l); i++ {
+		end += l[i].cost
+		l[i].end = end
+	}
 }
 
-func (l members) after(at int64) members {
-	return l[sort.Search(len(l), func(i int) bool { return l[i].at > at }):]
+func (l members) placeAfter(at int64) int {
+	return sort.Search(len(l), func(i int) bool { return l[i].at > at })
 }
+
+func (l members) after(at int64) members { return l[l.placeAfter(at):] }
 
 // keep removes all but the last members.
 func (l *members) keep(last members) { *l = slices.Delete(*l, 0, len(*l)-len(last)) }
+
+// since is what the members from a place on cost.
+func (l members) since(i int) int64 {
+	if i >= len(l) {
+		return 0
+	}
+	return l[len(l)-1].end - l[i].end + l[i].cost
+}
+
+func (l members) used() int64 { return min(l.since(0), mostUsed) }
+
+// beyond returns the newest members that cost more than room, which all together do.
+func (l members) beyond(room int64) members {
+	return l[sort.Search(len(l), func(i int) bool { return l.since(i) <= room })-1:]
+}
 
 func (l members) newest() int64 {
 	if len(l) == 0 {
@@ -59,12 +100,6 @@ func (l members) without(id string) members {
 	}
 	return l
 }
-
-// Kept bounds the members of a request, or of a log: one more than fit, so that an
-// overflow shows.
-func Kept(r *store.Request) int64 { return r.Events + 1 }
-
-func count(r *store.Request) int64 { return min(r.Cost, Kept(r), store.MaxMembers) }
 
 // SlidingLog is the content of a bucket of [store.SlidingLog].
 type SlidingLog struct {
@@ -94,22 +129,22 @@ func (b *SlidingLog) live(r *store.Request, now int64) members {
 	return b.members.after(now - r.Limit.Window.Microseconds())
 }
 
-// Charge implements [Bucket]. It keeps the newest events only: older ones decide
-// nothing.
+// Charge implements [Bucket]. It forgets what has expired, and what no limit depends on,
+// whatever the limit of the request is.
 func (b *SlidingLog) Charge(r *store.Request, now int64) {
 	if r.Cost == 0 {
 		return
 	}
 	b.members.keep(b.live(r, now))
-	b.members.put(now, r.ID, count(r))
-	if excess := int64(len(b.members)) - Kept(r); excess > 0 {
-		b.members.keep(b.members[excess:])
+	b.members.put(now, r.ID, spentBy(r))
+	if b.members.used() == mostUsed {
+		b.members.keep(b.members.beyond(store.MaxMembers))
 	}
 }
 
 // Take implements [Bucket].
 func (b *SlidingLog) Take(r *store.Request, now int64) bool {
-	if int64(len(b.live(r, now)))+r.Need() > r.Capacity() {
+	if !fitsIn(r, b.live(r, now).used()) {
 		return false
 	}
 	b.Charge(r, now)
@@ -117,18 +152,22 @@ func (b *SlidingLog) Take(r *store.Request, now int64) bool {
 }
 
 // Refund implements [Bucket].
-func (b *SlidingLog) Refund(r *store.Request, _ int64) { b.members.remove(r.ID, count(r)) }
+func (b *SlidingLog) Refund(r *store.Request, _ int64) {
+	if r.Cost > 0 {
+		b.members.remove(r.ID, spentBy(r))
+	}
+}
 
 // View implements [Bucket].
 func (b *SlidingLog) View(r *store.Request, now int64, spent bool) store.State {
 	live := b.live(r, now)
-	l := logSummary{used: int64(len(live)), newest: live.newest(), other: live.without(r.ID).newest()}
-	need := int64(0)
+	l := logSummary{used: live.used(), newest: live.newest(), other: live.without(r.ID).newest()}
+	room := r.Capacity()
 	if !spent {
-		need = r.Need()
+		room -= r.Need()
 	}
-	if excess := l.used + need - r.Capacity(); excess > 0 && l.used > 0 {
-		l.blocking = live[min(excess, l.used)-1].at
+	if l.used > max(room, 0) {
+		l.blocking = live.beyond(room)[0].at
 	}
 	return l.view(r, now, spent)
 }
@@ -162,7 +201,7 @@ func (b *SlidingLog) Expiry(limit *store.Limit) int64 {
 }
 
 // Weight implements [Bucket].
-func (b *SlidingLog) Weight(*store.Limit) int64 { return int64(len(b.members)) }
+func (b *SlidingLog) Weight(*store.Limit) int64 { return b.members.since(0) }
 
 // slotRetry is the time to wait for a slot: when one becomes free is unknown.
 const slotRetry = time.Second
@@ -187,13 +226,15 @@ var concurrency = Traits{
 // Charge implements [Bucket]. It renews existing leases.
 func (b *Concurrency) Charge(r *store.Request, now int64) {
 	b.prune(now)
-	b.leases.put(now+r.Limit.Window.Microseconds(), r.ID, count(r))
+	if r.Cost > 0 {
+		b.leases.put(now+r.Limit.Window.Microseconds(), r.ID, spentBy(r))
+	}
 }
 
 // Take implements [Bucket].
 func (b *Concurrency) Take(r *store.Request, now int64) bool {
 	b.prune(now)
-	if int64(len(b.leases))+r.Need() > r.Capacity() {
+	if !fitsIn(r, b.leases.used()) {
 		return false
 	}
 	b.Charge(r, now)
@@ -203,14 +244,16 @@ func (b *Concurrency) Take(r *store.Request, now int64) bool {
 // Refund implements [Bucket]. It ends the leases of the request.
 func (b *Concurrency) Refund(r *store.Request, now int64) {
 	b.prune(now)
-	b.leases.remove(r.ID, count(r))
+	if r.Cost > 0 {
+		b.leases.remove(r.ID, spentBy(r))
+	}
 }
 
 func (b *Concurrency) prune(now int64) { b.leases.keep(b.leases.after(now)) }
 
 // View implements [Bucket].
 func (b *Concurrency) View(r *store.Request, now int64, spent bool) store.State {
-	return viewLeases(int64(len(b.leases.after(now))), r, now, spent)
+	return viewLeases(b.leases.after(now).used(), r, now, spent)
 }
 
 func viewLeases(used int64, r *store.Request, now int64, spent bool) store.State {
@@ -223,4 +266,4 @@ func viewLeases(used int64, r *store.Request, now int64, spent bool) store.State
 func (b *Concurrency) Expiry(*store.Limit) int64 { return b.leases.newest() }
 
 // Weight implements [Bucket].
-func (b *Concurrency) Weight(*store.Limit) int64 { return int64(len(b.leases)) }
+func (b *Concurrency) Weight(*store.Limit) int64 { return b.leases.since(0) }

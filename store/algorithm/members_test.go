@@ -1,6 +1,8 @@
 package algorithm_test
 
 import (
+	"fmt"
+	"strconv"
 	"testing"
 	"time"
 
@@ -89,19 +91,41 @@ func TestSlidingLogOverTime(t *testing.T) {
 	})
 }
 
-// TestSlidingLogKeepsNoMoreThanItNeeds: a bucket charged beyond its limit has bounded
-// memory, and the next charge drops what is over.
-func TestSlidingLogKeepsNoMoreThanItNeeds(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		s := newSubject(t, store.Limit{Algorithm: store.SlidingLog})
-		for range 30 {
-			_, r, state := s.do(charge)
-			if n := s.bucket.Weight(&s.limit); n > s.events+1 || r.Cost > 0 && n != state.Used {
-				t.Fatalf("the log holds %d of %d events: %+v", n, s.events, state)
-			}
-			s.pass()
+// TestSlidingLogIsBounded: a bucket charged beyond every limit has bounded memory, and
+// counts no less for it.
+func TestSlidingLogIsBounded(t *testing.T) {
+	limit := store.Limit{Algorithm: store.SlidingLog, Window: time.Hour}
+	for _, cost := range []int64{50, 700, store.MaxMembers, store.MaxInteger} {
+		b := algorithm.New(&limit)
+		for i := range 2 * store.MaxMembers / min(cost, 700) {
+			r := store.Request{Limit: &limit, Events: 1 + i%7, Cost: cost, ID: strconv.FormatInt(i, 10)}
+			charge.Run(b, &r, origin+i)
 		}
-	})
+		if n := b.Weight(&limit); n <= store.MaxMembers || n > 2*store.MaxMembers {
+			t.Errorf("cost %d: the log holds %d events", cost, n)
+		}
+		r := store.Request{Limit: &limit, Events: store.MaxMembers, Cost: 1, ID: "last"}
+		if st := check.Run(b, &r, origin+1e6); st.Allowed || st.Used != store.MaxMembers+1 {
+			t.Errorf("cost %d: %+v", cost, st)
+		}
+	}
+}
+
+// TestSlidingLogRemembersForEveryLimit: what one request may use says nothing about what
+// another one finds.
+func TestSlidingLogRemembersForEveryLimit(t *testing.T) {
+	limit := store.Limit{Algorithm: store.SlidingLog, Window: time.Hour}
+	b := algorithm.New(&limit)
+	for i := range int64(100) {
+		for op, events := range map[algorithm.Operation]int64{charge: 1, take: 1000} {
+			r := store.Request{Limit: &limit, Events: events, Cost: 1, ID: fmt.Sprint(op, i)}
+			op.Run(b, &r, origin+i)
+		}
+	}
+	r := store.Request{Limit: &limit, Events: 200, Cost: 1, ID: "last"}
+	if st := take.Run(b, &r, origin+1000); st.Allowed || st.Used != 200 {
+		t.Errorf("after 200 requests of different limits: %+v", st)
+	}
 }
 
 func TestConcurrency(t *testing.T) {
@@ -118,9 +142,9 @@ func TestConcurrency(t *testing.T) {
 		// A lease ends after a window.
 		{at: 70*s - time.Microsecond, op: check, cost: 0, allowed: true, used: 3, remaining: 2},
 		{at: 70 * s, op: check, cost: 0, allowed: true, used: 0, remaining: 5},
-		// A charge counts in any case, but not by more than shows that it is too much.
-		{at: 71 * s, op: charge, cost: 9, allowed: false, used: 6, remaining: 0, retry: s},
-		{at: 72 * s, op: charge, cost: 1, allowed: false, used: 7, remaining: 0, retry: s},
+		// A charge counts in any case.
+		{at: 71 * s, op: charge, cost: 9, allowed: false, used: 9, remaining: 0, retry: s},
+		{at: 72 * s, op: charge, cost: 1, allowed: false, used: 10, remaining: 0, retry: s},
 	})
 }
 

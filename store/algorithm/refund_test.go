@@ -1,7 +1,6 @@
 package algorithm_test
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
@@ -158,21 +157,6 @@ func TestRefundWithoutReceipt(t *testing.T) {
 	})
 }
 
-// TestLogChargedBeyondItsLimitForgets shows the price of bounded memory: dropped events
-// are missing once others are refunded.
-func TestLogChargedBeyondItsLimitForgets(t *testing.T) {
-	limit := store.Limit{Algorithm: store.SlidingLog, Window: time.Minute}
-	b := algorithm.New(&limit)
-	for i, op := range []algorithm.Operation{charge, take, take, charge, charge} {
-		op.Run(b, &store.Request{Limit: &limit, Events: 3, Cost: 1, ID: fmt.Sprint(i)}, origin+int64(i))
-	}
-	refund.Run(b, &store.Request{Limit: &limit, Events: 3, Cost: 1, ID: "1"}, origin+9)
-	got := refund.Run(b, &store.Request{Limit: &limit, Events: 3, Cost: 1, ID: "2"}, origin+9)
-	if got.Used != 2 {
-		t.Errorf("%d used, want 2 of the 3 that were charged", got.Used)
-	}
-}
-
 // TestGCRARefundsOnlyUndrainedEvents: events of overlapping requests drain in the order
 // in which they were spent.
 func TestGCRARefundsOnlyUndrainedEvents(t *testing.T) {
@@ -203,16 +187,23 @@ func TestGCRARefundsOnlyUndrainedEvents(t *testing.T) {
 	step(refund, third, 40*s, 2)
 	step(refund, fourth, 40*s, 0)
 
-	// A refund out of order gives back less: its events may have drained.
-	first, second = request(1), request(1)
-	step(take, first, 100*s, 1)
-	step(take, second, 100*s, 2)
-	step(refund, second, 100*s, 1)
-	step(refund, first, 100*s, 1)
+	// In the reverse order all comes back, and in another one less may: its events may
+	// have drained.
+	first, second, third = request(1), request(1), request(1)
+	for _, order := range [][]*store.Request{{third, second, first}, {first, second, third}, {second, third, first}} {
+		at := 100 * s
+		for i, r := range []*store.Request{first, second, third} {
+			step(take, r, at, int64(i)+1)
+		}
+		for i, r := range order {
+			step(refund, r, at, 2-int64(i))
+		}
+		b = algorithm.New(&limit)
+	}
 }
 
-// TestGCRARefundsWithinABusyTime: a receipt is worthless once the bucket was empty or
-// has another rate, since its position then means another time.
+// TestGCRARefundsWithinABusyTime: a receipt is worthless once the bucket was empty, and
+// remains good at another rate.
 func TestGCRARefundsWithinABusyTime(t *testing.T) {
 	limit := store.Limit{Algorithm: store.GCRA, Window: time.Minute}
 	request := func(events, cost int64) store.Request {
@@ -238,14 +229,35 @@ func TestGCRARefundsWithinABusyTime(t *testing.T) {
 	takes(&third, 11e6)
 	refunds(second, 11e6, 3)
 
-	// At another rate an event takes another time.
-	other := third
-	other.Events = 1
-	before := check.Run(b, &other, origin+11e6).Used
-	refunds(other, 11e6, before)
-
 	fourth := request(60, 1)
 	takes(&fourth, 11e6)
-	refunds(third, 11e6, 4)
-	refunds(fourth, 11e6, 3)
+	refunds(third, 11e6, 1)
+	refunds(fourth, 11e6, 0)
+}
+
+// TestGCRARefundsInAnyOrder: what overlapping requests of any limits get back, in any
+// order, leaves next to nothing while no time passes, and never creates anything.
+func TestGCRARefundsInAnyOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		limit := store.Limit{Algorithm: store.GCRA, Window: time.Hour}
+		b := algorithm.New(&limit)
+		kept := store.Request{Limit: &limit, Events: 100, Cost: number(t, "kept", 0, 10)}
+		charge.Run(b, &kept, origin)
+		var taken []store.Request
+		for range number(t, "takes", 1, 40) {
+			r := store.Request{Limit: &limit, Burst: 1000, Cost: number(t, "cost", 1, 5)}
+			r.Events = rapid.SampledFrom([]int64{90, 99, 100, 100}).Draw(t, "events")
+			st := take.Run(b, &r, origin)
+			r.Receipt = st.Receipt
+			taken = append(taken, r)
+		}
+		for _, r := range rapid.Permutation(taken).Draw(t, "order") {
+			refund.Run(b, &r, origin)
+		}
+		want := kept.Cost
+		kept.Cost = 0
+		if got := check.Run(b, &kept, origin).Used; got < want || got > want+1 {
+			t.Fatalf("%d used after all refunds, want %d", got, want)
+		}
+	})
 }

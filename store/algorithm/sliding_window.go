@@ -90,7 +90,7 @@ func (b *SlidingWindow) Take(r *store.Request, now int64) bool {
 	after := *b
 	after.roll(now, window)
 	used := add(after.Current, after.weighted(now, window))
-	if b.isPenalized(now) || used+r.Need() > r.Capacity() {
+	if b.isPenalized(now) || !fitsIn(r, used) {
 		return false
 	}
 	b.Charge(r, now)

@@ -305,7 +305,7 @@ func (v *view) ahead(cost int64) store.State {
 		return v.known.View(v.req, cost, v.now)
 	}
 	st := *v.answer
-	if st.Allowed = st.Allowed && st.Used+v.req.Need()+cost <= v.req.Capacity(); !st.Allowed && st.RetryAfter == 0 {
+	if st.Allowed = st.Allowed && (v.req.Cost == 0 || st.Used+v.req.Need()+cost <= v.req.Capacity()); !st.Allowed && st.RetryAfter == 0 {
 		st.RetryAfter = flightRetry
 	}
 	return st
@@ -360,7 +360,7 @@ func (e *entry) noteRefusal(r *store.Request, st *store.State) {
 func (e *entry) repeatsRefusal(r *store.Request, st *store.State, storeNow int64) bool {
 	c := &e.known.Content
 	left := c[refusalUntil] - storeNow
-	if left <= 0 || r.Need() < c[refusalCost] || r.Capacity() > c[refusalCapacity] {
+	if left <= 0 || r.Cost == 0 || r.Need() < c[refusalCost] || r.Capacity() > c[refusalCapacity] {
 		return false
 	}
 	*st = store.State{

@@ -114,10 +114,10 @@ type (
 	scriptCommand struct {
 		command
 		id          string
-		intsRoom    [6]int64
-		packedRoom  [48]byte
+		intsRoom    [9]int64
+		packedRoom  [72]byte
 		argsRoom    [7]any
-		numbersRoom [8]int64
+		numbersRoom [9]int64
 	}
 )
 

@@ -37,7 +37,7 @@ var layouts = [...]layout{
 	store.FixedWindow:   {code: "fw", script: bundled("fixed_window"), arguments: addWindow, count: 3, isHash: true},
 	store.SlidingWindow: {code: "sw", script: bundled("sliding_window"), arguments: addSlidingWindow, count: 4},
 	store.SlidingLog:    {code: "sl", script: single("members", "sliding_log"), arguments: addMembers, count: 4, isSet: true, endsEarly: true},
-	store.GCRA:          {code: "gcra", script: bundled("gcra"), arguments: addRate, count: 6, endsEarly: true},
+	store.GCRA:          {code: "gcra", script: bundled("gcra"), arguments: addRate, count: 7, endsEarly: true},
 	store.Concurrency:   {code: "cc", script: single("members", "concurrency"), arguments: addMembers, count: 1, isSet: true},
 }
 
@@ -102,21 +102,21 @@ func oneIf(b bool) int64 {
 }
 
 func addRate(c *scriptCommand, op algorithm.Operation, r *store.Request) {
-	c.add(r.Events)
+	c.add(r.Limit.Window.Microseconds(), r.Events)
 	if op == algorithm.Penalize {
-		c.add(r.Until, 0, 0, 0)
+		c.add(r.Until, 0, 0, 0, 0, 0)
 		return
 	}
 	micros, rest := algorithm.DrainTime(r, r.Cost)
-	c.add(micros, rest)
+	c.add(r.Cost, micros, rest)
 	switch op {
 	case algorithm.Take:
 		micros, rest = algorithm.Tolerance(r, r.Cost)
-		c.add(micros, rest)
+		c.add(micros, rest, 0)
 	case algorithm.Refund:
-		c.add(r.Receipt.Period, r.Receipt.Position)
+		c.add(r.Receipt.Period, r.Receipt.Position, r.Receipt.At)
 	default:
-		c.add(0, 0)
+		c.add(0, 0, 0)
 	}
 }
 
@@ -125,7 +125,7 @@ func addMembers(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 	if op == algorithm.Check || op == algorithm.Peek {
 		cost = r.Need()
 	}
-	c.add(r.Limit.Window.Microseconds(), cost, r.Capacity(), algorithm.Kept(r))
+	c.add(r.Limit.Window.Microseconds(), cost, r.Capacity())
 	c.addID(r.ID)
 }
 

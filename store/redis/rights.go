@@ -50,7 +50,7 @@ var (
 		{"zcard", []any{inKey{}}},
 		{"zcount", []any{inKey{}, 0, 0}},
 		{"zrange", []any{inKey{}, 0, 0}},
-		{"zremrangebyscore", []any{inKey{}, 0, 0}},
+		{"zmscore", []any{inKey{}, "m"}},
 		{"zremrangebyrank", []any{inKey{}, 0, 0}},
 		{"ping", nil},
 		{"info", []any{"server"}},
@@ -74,7 +74,7 @@ var (
 
 // primaryCommands are those of the lists above that the store never sends to a replica.
 var primaryCommands = []string{
-	"evalsha", "set", "hset", "hincrby", "pexpire", "zadd", "zrem", "zremrangebyscore", "zremrangebyrank", "dump", "pexpiretime", "restore",
+	"evalsha", "set", "hset", "hincrby", "pexpire", "zadd", "zrem", "zremrangebyrank", "dump", "pexpiretime", "restore",
 }
 
 // executed matches the errors of Redis about the probes' arguments.

@@ -125,7 +125,7 @@ func testCostZero(f *fixture) {
 	f.charge(r)
 	r.Cost = 0
 	over := full
-	over.Allowed, over.Used, over.RetryAfter = false, 6, time.Minute
+	over.Used = 6
 	f.want("check of nothing past the limit", f.check(r), over)
 	f.want("charge of nothing past the limit", f.charge(r), over)
 }
