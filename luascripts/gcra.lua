@@ -72,8 +72,8 @@ if op == 'charge' or op == 'take' then
   end
 elseif op == 'refund' then
   -- What has not drained goes, and what was spent later moves up.
-  local later, left = sum - second, tat - now
-  if busy == first and later >= 0 and left > 0 and cost > 0 then
+  local later, left = math.max(sum - second, 0), tat - now
+  if busy == first and left > 0 and cost > 0 then
     local rates = events / rate
     if rates ~= 1 then
       whole, part = math.min(math.floor(whole * rates), most), 0

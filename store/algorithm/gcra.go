@@ -143,8 +143,8 @@ func (b *GCRA) Take(r *store.Request, now int64) bool {
 // have been removed, but no more has drained than the time since allows at any rate. So a
 // refund may remove less, and never more.
 func (b *GCRA) Refund(r *store.Request, now int64) {
-	later, left := b.Spent-r.Receipt.Position, b.TAT-now
-	if r.Cost == 0 || b.Busy != r.Receipt.Period || later < 0 || left <= 0 {
+	later, left := max(b.Spent-r.Receipt.Position, 0), b.TAT-now
+	if r.Cost == 0 || b.Busy != r.Receipt.Period || left <= 0 {
 		return
 	}
 	whole, rest := DrainTime(r, r.Cost)

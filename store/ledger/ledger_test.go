@@ -332,7 +332,7 @@ func TestLoans(t *testing.T) {
 		b := newBatches(t, 1, 1, 11, 9)
 		l := b.ledgers[0]
 		b.take(l, 1)
-		s := b.request(12)
+		s := b.request(10)
 		b.sim.others(algorithm.Charge, store.Request{Limit: &b.limit, ClientKey: "client", Events: 11, Cost: 2})
 		loaned := l.borrow(&s)
 		if loaned.tokens != 8 {
@@ -356,7 +356,7 @@ func TestLoans(t *testing.T) {
 		b.limit.Window = 300 * time.Millisecond
 		l := b.ledgers[0]
 		b.take(l, 2)
-		r := b.request(20)
+		r := b.request(18)
 		loaned := l.borrow(&r)
 		time.Sleep(400 * time.Millisecond)
 		b.take(l, 1)

@@ -49,9 +49,11 @@ type reservation struct {
 	// began is when the last batch came, or 0 once it was used up; used is when
 	// tokens were last used or given back.
 	began, used int64
-	// short is the store's instant before which no batch is fetched, because the
-	// last one was refused.
-	short int64
+	// short is the store's instant before which no batch is fetched for a capacity of no
+	// more than shortOf, because the last one was refused.
+	short, shortOf int64
+	// heard is when the store last answered a take, or a request was sent to ask it.
+	heard int64
 	// coming is the size of the batch in flight, or 0; claimed is what the
 	// waiters and the request that fetches need of it.
 	coming, claimed int64
@@ -105,8 +107,25 @@ func (v *reservation) waste() {
 func (v *reservation) shortfall(r *store.Request, st *store.State) {
 	v.size = max(min(v.size, st.Remaining)/2, 1)
 	if r.Batch != store.BatchAuto || st.Remaining <= 1 {
+		if st.Now >= v.short {
+			v.shortOf = 0
+		}
 		v.short = min(st.Reset, st.Now+r.Limit.Window.Microseconds()/shortPart)
+		v.shortOf = max(v.shortOf, r.Capacity())
 	}
+}
+
+func (v *reservation) isShort(r *store.Request, storeNow int64) bool {
+	return storeNow < v.short && r.Capacity() <= v.shortOf
+}
+
+// isOpen reports whether there are tokens of a period that has not ended.
+func (v *reservation) isOpen(storeNow int64) bool { return v.tokens > 0 && storeNow < v.ends }
+
+// isDue reports whether a request has to ask the store although there are tokens: others
+// may have set a penalty. While the store is silent, none does.
+func (v *reservation) isDue(e *entry, now, trust int64) bool {
+	return v.isOpen(now+e.clock) && !e.silent && now-v.heard > trust
 }
 
 // wait lets the request at a place have a part of the batch in flight, if enough
@@ -144,16 +163,6 @@ func (v *reservation) abandon() (tokens int64) {
 	v.isStale = v.coming > 0
 	v.resets++
 	return tokens
-}
-
-// use spends tokens, if there are enough and their period has not ended.
-func (v *reservation) use(cost, storeNow, now int64) bool {
-	if v.tokens < cost || storeNow >= v.ends {
-		return false
-	}
-	v.tokens -= cost
-	v.used = now
-	return true
 }
 
 // surplus returns the refund of tokens beyond the ration, or of all that were idle.

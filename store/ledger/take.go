@@ -204,6 +204,9 @@ func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) {
 		return
 	}
 	e.hear(r, st, asked, now)
+	if e.reservation != nil {
+		e.reservation.heard = now
+	}
 	if algorithm.Of(r.Limit.Algorithm).Copies() {
 		// The answer to an overlapping take may lack what this one spent.
 		e.written = now
@@ -237,12 +240,28 @@ func (e *entry) rest(r *store.Request, now int64) (rest store.Request, isServed 
 	return rest, rest.Cost == 0 || e.reservation != nil && e.reservation.coming > 0
 }
 
-// tokens is how much of a request's cost the reservation covers.
+// tokens is how much of a request's cost the reservation covers: nothing, unless the
+// request fits by its own limit beside what has been spent without the tokens.
 func (e *entry) tokens(r *store.Request, now int64) int64 {
-	if v := e.reservation; v != nil && r.Batch != 0 && now+e.clock < v.ends {
-		return min(v.tokens, r.Cost)
+	v := e.reservation
+	if v == nil || r.Batch == 0 || !v.isOpen(now+e.clock) || r.Cost > r.Capacity() {
+		return 0
 	}
-	return 0
+	if st := e.known.View(r, -v.tokens, now+e.clock); !st.Allowed {
+		return 0
+	}
+	return min(v.tokens, r.Cost)
+}
+
+// serve serves a request from the reservation, if that covers all of it.
+func (e *entry) serve(r *store.Request, st *store.State, now int64) bool {
+	if r.Cost == 0 || e.tokens(r, now) < r.Cost {
+		return false
+	}
+	e.reservation.tokens -= r.Cost
+	e.reservation.used = now
+	e.showTokens(r, st, now+e.clock)
+	return true
 }
 
 // claim serves the request at a place from the reservation, or returns what it
@@ -257,11 +276,16 @@ func (l *Ledger) claim(t *taking, place int) (what claim, size int64) {
 		e.reservation = new(reservation)
 	}
 	v := e.reservation
-	if r.Cost > 0 && v.use(r.Cost, now+e.clock, now) {
-		e.showTokens(r, &t.states[place], now+e.clock)
+	switch {
+	case v.isDue(e, now, l.leastTrust()):
+		v.heard = now
+		return claimDirect, 0
+	case e.serve(r, &t.states[place], now):
 		return claimServed, 0
-	}
-	if v.coming > 0 {
+	case v.isOpen(now+e.clock) && v.tokens >= r.Cost:
+		// Its own limit refuses it, or a penalty does.
+		return claimDirect, 0
+	case v.coming > 0:
 		if v.wait(t, place) {
 			return claimWaits, 0
 		}
@@ -274,7 +298,7 @@ func (l *Ledger) claim(t *taking, place int) (what claim, size int64) {
 		v.size, v.began = GrownBatch(r, v.size, processes, now-v.began), 0
 	}
 	size = BatchSize(r, v.size, processes)
-	if r.Cost == 0 || r.Cost > size || now+e.clock < v.short {
+	if r.Cost == 0 || r.Cost > size || v.isShort(r, now+e.clock) {
 		return claimDirect, 0
 	}
 	v.coming, v.claimed = size, r.Cost
@@ -293,8 +317,7 @@ func (l *Ledger) reclaim(t *taking, place int) claim {
 	v, now := e.reservation, l.books.now()
 	tokens := e.tokens(r, now)
 	switch {
-	case tokens > 0 && v.use(r.Cost, now+e.clock, now):
-		e.showTokens(r, st, now+e.clock)
+	case e.serve(r, st, now):
 		return claimServed
 	case v != nil && v.wait(t, place):
 		return claimWaits
@@ -330,8 +353,7 @@ func (l *Ledger) fetched(t *taking, place int, batch *store.Request, st *store.S
 		switch {
 		case st.Err != nil:
 			w.states[w.place], turn = *st, answered
-		case st.Allowed && v.use(r.Cost, st.Now, now):
-			e.showTokens(r, &w.states[w.place], st.Now)
+		case st.Allowed && e.serve(r, &w.states[w.place], now):
 			turn = answered
 		}
 		if n > 0 {
@@ -401,8 +423,18 @@ func (l *Ledger) repay(r *store.Request, b loan, st *store.State) {
 	defer b.entry.page.mu.Unlock()
 	v := b.entry.reservation
 	v.lent -= b.tokens
+	if st.Err != nil && r.Cost == 0 {
+		// The store was only to be heard: the tokens cover the whole cost.
+		whole, now := *r, l.books.now()
+		whole.Cost = b.tokens
+		b.entry.showTokens(&whole, st, now+b.entry.clock)
+		st.Receipt.Period = b.period
+		return
+	}
 	switch {
 	case st.Err == nil && st.Allowed:
+		st.Used = max(st.Used-v.tokens, b.tokens)
+		st.Remaining = max(st.Limit-st.Used, 0)
 		if st.Receipt.Period != b.period {
 			// The cost is of two windows, and cannot be refunded.
 			st.Receipt = store.Receipt{}

@@ -77,6 +77,7 @@ var contract = []struct {
 	{"CostZero", testCostZero},
 	{"CostAboveEvents", testCostAboveEvents},
 	{"EventsChange", testEventsChange},
+	{"DifferingLimits", testDifferingLimits},
 	{"Saturation", testSaturation},
 	{"RetryAfter", testRetryAfter},
 
