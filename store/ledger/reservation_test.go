@@ -75,7 +75,12 @@ func TestBatchOfALoweredLimitServesNoMore(t *testing.T) {
 // of trust.
 func TestPenaltyEndsABatch(t *testing.T) {
 	for name, penalize := range map[string]func(b *batches, r store.Request){
-		"here":      func(b *batches, r store.Request) { b.ledgers[0].PenalizeDetached([]store.Request{r}) },
+		"here": func(b *batches, r store.Request) {
+			b.sim.others(algorithm.Penalize, r)
+			e := b.ledgers[0].find(&r)
+			e.known.Penalize(&r, b.sim.now())
+			e.page.mu.Unlock()
+		},
 		"elsewhere": func(b *batches, r store.Request) { b.sim.others(algorithm.Penalize, r) },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -47,6 +47,7 @@ func (t *taking) refuseKnown() (refused bool) {
 			e.asked = now
 			asking = append(asking, e)
 		default:
+			e.hideTokens(&t.reqs[i], &refusal, now)
 			t.states[i], refused = refusal, true
 			e.page.counts.LocalRefusals++
 		}
@@ -383,6 +384,18 @@ func (e *entry) showTokens(r *store.Request, st *store.State, storeNow int64) {
 	st.Receipt = store.Receipt{Period: e.reservation.period}
 }
 
+// hideTokens makes the store's answer show what was used, without the tokens that are
+// left.
+func (e *entry) hideTokens(r *store.Request, st *store.State, now int64) {
+	if v := e.reservation; v == nil || r.Batch == 0 || st.Err != nil || !v.isOpen(now+e.clock) {
+		return
+	}
+	st.Used = max(st.Used-e.reservation.tokens, 0)
+	if st.Penalty == 0 {
+		st.Remaining = max(st.Limit-st.Used, 0)
+	}
+}
+
 // loan is the part of a request's cost that comes from a reservation, while the
 // store decides about the rest.
 type loan struct {
@@ -411,46 +424,50 @@ func (l *Ledger) borrow(r *store.Request) loan {
 	return loan{e, tokens, v.period, v.resets}
 }
 
-// repay ends a loan once the store has answered about the rest.
+// repay ends a loan, if there is one, once the store has answered about the rest, and
+// makes the answer show what was used without the tokens that are left.
 func (l *Ledger) repay(r *store.Request, b loan, st *store.State) {
 	if b.tokens == 0 {
+		if e := l.find(r); e != nil {
+			e.hideTokens(r, st, l.books.now())
+			e.page.mu.Unlock()
+		}
 		return
 	}
 	var refund store.Request
 	// Deferred first, to run after the page is unlocked.
 	defer func() { l.refundOne(refund) }()
-	b.entry.page.mu.Lock()
-	defer b.entry.page.mu.Unlock()
-	v := b.entry.reservation
+	e, now := b.entry, l.books.now()
+	e.page.mu.Lock()
+	defer e.page.mu.Unlock()
+	v := e.reservation
 	v.lent -= b.tokens
-	if st.Err != nil && r.Cost == 0 {
+	switch {
+	case st.Err != nil && r.Cost == 0:
 		// The store was only to be heard: the tokens cover the whole cost.
-		whole, now := *r, l.books.now()
+		whole := *r
 		whole.Cost = b.tokens
-		b.entry.showTokens(&whole, st, now+b.entry.clock)
+		e.showTokens(&whole, st, now+e.clock)
 		st.Receipt.Period = b.period
 		return
-	}
-	switch {
 	case st.Err == nil && st.Allowed:
-		st.Used = max(st.Used-v.tokens, b.tokens)
-		st.Remaining = max(st.Limit-st.Used, 0)
 		if st.Receipt.Period != b.period {
 			// The cost is of two windows, and cannot be refunded.
 			st.Receipt = store.Receipt{}
 		}
 	case v.resets != b.resets:
 		// The tokens are no part of the bucket since its reset.
-		b.entry.page.counts.TokensExpired += b.tokens
+		e.page.counts.TokensExpired += b.tokens
 	case v.period == b.period:
 		v.tokens += b.tokens
-		l.books.noteReserved(b.entry)
+		l.books.noteReserved(e)
 	default:
 		// The store knows what is left of the tokens' window.
-		b.entry.page.counts.TokensReturned += b.tokens
+		e.page.counts.TokensReturned += b.tokens
 		refund = *r
 		refund.Cost, refund.Receipt = b.tokens, store.Receipt{Period: b.period}
 	}
+	e.hideTokens(r, st, now)
 }
 
 // refundOne refunds what a request costs, if anything. No page is locked.
