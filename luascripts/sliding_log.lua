@@ -26,16 +26,38 @@ local function beyond(room, last)
   elseif top == 0 then
     return tonumber(call('ZRANGE', key, -room - 1, -room - 1, 'WITHSCORES')[2])
   end
-  local first = math.max(gone, 0)
-  while last - first > 1 do
+  -- The span is halved until it has few members; those after it cost newer.
+  local first, newer, after = math.max(gone, 0), 0, 0
+  local _, number = count(first)
+  while number - after > 64 do
     local middle = math.floor((first + last) / 2)
-    if count(middle) > room then
-      first = middle
+    if middle == first then
+      return last
+    end
+    local sum, n = count(middle)
+    if sum > room then
+      first, number = middle, n
     else
-      last = middle
+      last, newer, after = middle, sum, n
     end
   end
-  return last
+  local found = {}
+  for k = 0, top do
+    local unit = 2 ^ (53 * k)
+    local some = call('ZRANGE', key, string.format('(%.17g', math.max(first, 0.5) * unit), last * unit, 'BYSCORE', 'WITHSCORES')
+    for i = 2, #some, 2 do
+      found[#found + 1] = { at = tonumber(some[i]) / unit, cost = 2 ^ k }
+    end
+  end
+  table.sort(found, function(a, b)
+    return a.at > b.at
+  end)
+  for _, one in ipairs(found) do
+    newer = newer + one.cost
+    if newer > room then
+      return one.at
+    end
+  end
 end
 
 local n = math.min(cost, 100000)

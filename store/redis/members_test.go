@@ -1,0 +1,73 @@
+package redis
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/storetest"
+)
+
+// TestLogsOfAnyCost compares long logs of low and high costs, of which many expire at
+// once, with the arithmetic in Go.
+func TestLogsOfAnyCost(t *testing.T) {
+	clock := storetest.NewClock(time.Now())
+	s := newStore(t, newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), func(o *Options) { o.clock = clock.Now })
+	limit := &store.Limit{Zone: "long", Algorithm: store.SlidingLog, Window: time.Minute}
+	rng := rand.New(rand.NewPCG(1, 2))
+	b := algorithm.New(limit)
+	for i := range 6_000 {
+		op := []algorithm.Operation{algorithm.Charge, algorithm.Charge, algorithm.Take, algorithm.Check}[rng.IntN(4)]
+		r := store.Request{Limit: limit, ClientKey: "k", ID: fmt.Sprint(i), Events: 1 + rng.Int64N(store.MaxMembers), Cost: rng.Int64N(20)}
+		if rng.IntN(50) == 0 {
+			r.Cost = rng.Int64N(store.MaxMembers)
+		}
+		ask := map[algorithm.Operation]func() []store.State{
+			algorithm.Charge: func() []store.State { return s.Charge(t.Context(), []store.Request{r}) },
+			algorithm.Take:   func() []store.State { return s.Take(t.Context(), []store.Request{r}) },
+			algorithm.Check:  func() []store.State { return s.Check(t.Context(), []store.Request{r}) },
+		}[op]
+		want, got := op.Run(b, &r, clock.Now().UnixMicro()), ask()[0]
+		if got != want {
+			t.Fatalf("%s %d, %+v:\n got %+v\nwant %+v", op, i, r, got, want)
+		}
+		switch rng.IntN(3000) {
+		case 0:
+			clock.Advance(59 * time.Second)
+		default:
+			clock.Advance(time.Duration(rng.IntN(3000)) * time.Microsecond)
+		}
+	}
+}
+
+// TestExpiredMembersGoInParts: a call removes a thousand members at most, and counts none
+// of the others.
+func TestExpiredMembersGoInParts(t *testing.T) {
+	clock := storetest.NewClock(time.Now())
+	server := redistest.Start(t)
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), func(o *Options) { o.clock = clock.Now })
+	for _, a := range []store.Algorithm{store.SlidingLog, store.Concurrency} {
+		limit := &store.Limit{Zone: "expired", Algorithm: a, Window: time.Minute}
+		request := func(id int) store.Request {
+			return store.Request{Limit: limit, ClientKey: "k", ID: fmt.Sprint(id), Events: 10_000, Cost: 3}
+		}
+		for i := range 1500 {
+			must(t, s.Charge(t.Context(), []store.Request{request(i)})[0].Err)
+		}
+		clock.Advance(2 * time.Minute)
+		for i, left := range []int64{2002, 1004, 6, 8} {
+			if st := s.Take(t.Context(), []store.Request{request(2000 + i)})[0]; st.Err != nil || !st.Allowed || st.Used != int64(3*(i+1)) {
+				t.Errorf("%s: take %d: %+v", a, i, st)
+			}
+			n, err := server.Client().ZCard(t.Context(), s.keys.key(limit, "k")).Result()
+			must(t, err)
+			if n != left {
+				t.Errorf("%s: %d members after take %d, want %d", a, n, i, left)
+			}
+		}
+	}
+}
