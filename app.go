@@ -52,7 +52,11 @@ func (a *App) Provision(ctx caddy.Context) error {
 	if err := admin.RegisterMetrics(ctx); err != nil {
 		return err
 	}
-	modules := map[string]any{defaultStore: new(memorystore.Store)}
+	inMemory := new(memorystore.Store)
+	if err := inMemory.Provision(ctx); err != nil {
+		return err
+	}
+	modules := map[string]any{defaultStore: inMemory}
 	if len(a.StoresRaw) > 0 {
 		loaded, err := ctx.LoadModule(a, "StoresRaw")
 		if err != nil {

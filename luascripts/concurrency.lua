@@ -16,19 +16,22 @@ if now == 0 then
   time = time or call('TIME')
   now = time[1] * 1000000 + time[2]
 end
+-- A lease that would last longer is not believed.
+local latest = now + window + grace
 if op == 'check' or op == 'peek' or op == 'penalize' then
-  return struct.pack('<ddd', now, 0, math.min((count(now)), most))
+  return struct.pack('<ddd', now, 0, math.min((count(now, latest)), most))
 end
 
 local n = math.min(cost, 100000)
 -- A server that is full refuses no write after this one, which removes nothing: leases
 -- are few, and have to be renewed.
 call('ZREMRANGEBYRANK', key, 1, 0)
-trim(now)
+trim(0, now)
+trim(latest + 1, never)
 if op == 'refund' and n > 0 then
   drop(ARGV[3], n)
 end
-local used, spent = count(now), 0
+local used, spent = count(now, latest), 0
 if op == 'charge' or op == 'take' and (cost == 0 or used + cost <= capacity) then
   spent = 1
   if n > 0 then
@@ -39,7 +42,7 @@ if op == 'charge' or op == 'take' and (cost == 0 or used + cost <= capacity) the
     put(ARGV[3], n, now + window)
     -- The bucket outlives what it says: expiry cleans up, a second later.
     call('PEXPIRE', key, math.ceil(window / 1000) + 1001)
-    used = count(now)
+    used = count(now, latest)
   end
 end
 return struct.pack('<ddd', now, spent, math.min(used, most))

@@ -12,11 +12,13 @@
 --          take: capacity; refund: the reset of the window it was spent in
 --          0; 1 if windows begin at multiples of their length; or, of a calendar,
 --          the end of a window, after which one of that length follows
+--          the longest that a window lasts
+--          how long a penalty lasts, or 0 if that is not known
 -- Reply    packed doubles: now, 1 if the cost was spent, count, reset, end of
 --          the penalty; now is 0 if it was not needed
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-local now, window, cost, bound, align = struct.unpack('<ddddd', ARGV[2])
+local now, window, cost, bound, align, longest, lasts = struct.unpack('<ddddddd', ARGV[2])
 local count, reset, penalty = 0, 0, 0
 if op == 'charge' then
   local b = call('HMGET', key, 'r', 'p')
@@ -29,7 +31,8 @@ end
 -- A window that ends more than five seconds after the instant that has passed is
 -- taken for open without reading the clock, which is a fifth of the work. They are
 -- for a server that was stopped while the command waited in it.
-local open = now < 0 and penalty == 0 and reset + now > 5000000
+local open = now < 0 and penalty == 0 and reset + now > 5000000 and reset + now <= longest + grace
+local disbelieved = false
 if open then
   now = 0
 else
@@ -37,7 +40,22 @@ else
     time = time or call('TIME')
     now = time[1] * 1000000 + time[2]
   end
-  open = reset > now
+  -- Of a bucket whose window cannot be, nothing is believed.
+  local known = reset - now <= longest + grace
+  open = reset > now and known
+  if not known or lasts > 0 and penalty - now > lasts + grace then
+    penalty, disbelieved = 0, true
+  end
+  if disbelieved and op ~= 'peek' then
+    -- A window that is over is left, because a bucket of ours has one.
+    if known and reset > 0 then
+      call('HSET', key, 'p', 0)
+    else
+      count, reset = 0, 1
+      call('HSET', key, 'c', count, 'r', reset, 'p', 0)
+    end
+    wrote = true
+  end
 end
 
 -- Most calls end here, before the functions below are made, which they do not
@@ -82,7 +100,9 @@ local function begin(spent)
   if align == 1 then
     reset = reset - math.fmod(now, window)
   elseif align > 1 then
-    reset = align + window * math.max(math.floor((now - align) / window) + 1, 0)
+    local after = math.floor((now - align) / window) + 1
+    -- A caller whose clock is that wrong cannot say when the window ends.
+    reset = align + window * (align - now > longest + grace and after or math.max(after, 0))
   end
   -- A bucket is not made that would never expire.
   assert(redis.acl_check_cmd('PEXPIRE', key, 1), 'NOPERM the user may not run pexpire')

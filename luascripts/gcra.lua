@@ -16,10 +16,11 @@
 --          time in which it was spent
 --          take: the rest of that; refund: how much had been spent in it then
 --          refund: the instant at which it was spent
+--          how long a penalty lasts, or 0 if that is not known
 -- Reply    packed doubles: now, 1 if the cost was spent, and the bucket's
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-local now, window, events, cost, whole, part, first, second, third = struct.unpack('<ddddddddd', ARGV[2])
+local now, window, events, cost, whole, part, first, second, third, lasts = struct.unpack('<dddddddddd', ARGV[2])
 if now == 0 then
   time = time or call('TIME')
   now = time[1] * 1000000 + time[2]
@@ -31,6 +32,12 @@ if stored then
     return redis.error_reply('WRONGTYPE the key holds something else than a GCRA bucket')
   end
   tat, rest, rate, busy, sum, fastest, penalty = struct.unpack('<ddddddd', stored)
+  -- Costs may take any time to drain, but their busy time has begun.
+  if busy - now > grace then
+    tat, rest, rate, busy, sum, fastest, penalty = 0, 0, 0, 0, 0, 0, 0
+  elseif lasts > 0 and penalty - now > lasts + grace then
+    penalty = 0
+  end
 end
 
 -- Sums stop at 2^53-1, the last integer a double holds exactly.

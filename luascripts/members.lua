@@ -15,6 +15,9 @@ do
   end
 end
 
+-- The first instant that no member has.
+local never = 2 ^ 52
+
 -- Limits are at most 100000, so no decision depends on more than these events.
 local most = 100001
 
@@ -22,23 +25,24 @@ local function member(id, k)
   return k == 0 and id or id .. ':' .. k
 end
 
--- Returns what the members after the instant cost, and their number.
-local function count(after)
+-- Returns what the members after the instant and up to the latest that is believed cost,
+-- and their number.
+local function count(after, latest)
   local sum, number = 0, 0
   for k = 0, top do
-    local n = call('ZCOUNT', key, string.format('(%.17g', math.max(after, 0.5) * 2 ^ (53 * k)), 2 ^ (53 * k + 52))
+    local n = call('ZCOUNT', key, string.format('(%.17g', math.max(after, 0.5) * 2 ^ (53 * k)), latest * 2 ^ (53 * k))
     sum, number = sum + n * 2 ^ k, number + n
   end
   return sum, number
 end
 
--- Returns the instants of the newest member and of the newest one of another request,
--- or 0.
-local function newest(id)
+-- Returns the instants of the newest member that is believed and of the newest one of
+-- another request, or 0.
+local function newest(id, latest)
   local first, other = 0, 0
   for k = 0, top do
     local unit = 2 ^ (53 * k)
-    local last = call('ZRANGE', key, unit * 2 ^ 52, unit / 2, 'BYSCORE', 'REV', 'LIMIT', 0, 2, 'WITHSCORES')
+    local last = call('ZRANGE', key, latest * unit, unit / 2, 'BYSCORE', 'REV', 'LIMIT', 0, 2, 'WITHSCORES')
     first = math.max(first, (tonumber(last[2]) or 0) / unit)
     -- A request has one member of a digit.
     other = math.max(other, (tonumber(last[last[1] == member(id, k) and 4 or 2]) or 0) / unit)
@@ -86,18 +90,18 @@ local function drop(id, cost)
   end
 end
 
--- Removes members up to the instant, no more than a thousand: other calls remove the
--- rest.
-local function trim(last)
+-- Removes members from one instant to another, no more than a thousand: other calls remove
+-- the rest.
+local function trim(first, last)
   local left = 1000
   for k = 0, top do
     local unit = 2 ^ (53 * k)
-    local n = math.min(call('ZCOUNT', key, unit / 2, last * unit), left)
+    local from = string.format('%.17g', math.max(first, 0.5) * unit)
+    local n = math.min(call('ZCOUNT', key, from, last * unit), left)
     if n > 0 then
-      local first = k == 0 and 0 or call('ZCOUNT', key, '-inf', unit / 2)
-      call('ZREMRANGEBYRANK', key, first, first + n - 1)
+      local rank = call('ZCOUNT', key, '-inf', '(' .. from)
+      call('ZREMRANGEBYRANK', key, rank, rank + n - 1)
       wrote, left = true, left - n
     end
   end
 end
-

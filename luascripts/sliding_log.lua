@@ -19,22 +19,27 @@ if now == 0 then
 end
 local gone = now - window
 
+-- Events of the future are not believed: a write removes them, and others do not
+-- count them.
+local latest = now + grace
+
 -- Returns the last instant from which on the members cost more than room.
 local function beyond(room, last)
   if room < 0 then
     return last
   elseif top == 0 then
-    return tonumber(call('ZRANGE', key, -room - 1, -room - 1, 'WITHSCORES')[2])
+    local rank = -room - 1 - call('ZCOUNT', key, latest + 1, never)
+    return tonumber(call('ZRANGE', key, rank, rank, 'WITHSCORES')[2])
   end
   -- The span is halved until it has few members; those after it cost newer.
   local first, newer, after = math.max(gone, 0), 0, 0
-  local _, number = count(first)
+  local _, number = count(first, latest)
   while number - after > 64 do
     local middle = math.floor((first + last) / 2)
     if middle == first then
       return last
     end
-    local sum, n = count(middle)
+    local sum, n = count(middle, latest)
     if sum > room then
       first, number = middle, n
     else
@@ -61,11 +66,14 @@ local function beyond(room, last)
 end
 
 local n = math.min(cost, 100000)
+if op == 'charge' or op == 'take' or op == 'refund' then
+  trim(latest + 1, never)
+end
 if op == 'refund' and n > 0 then
   drop(id, n)
 end
-local used, number = count(gone)
-local need, spent, latest, other = cost, 0, 0, 0
+local used, number = count(gone, latest)
+local need, spent, last, other = cost, 0, 0, 0
 if op == 'charge' or op == 'take' and (cost == 0 or used + cost <= capacity) then
   need, spent = 0, 1
   if n > 0 then
@@ -77,21 +85,21 @@ if op == 'charge' or op == 'take' and (cost == 0 or used + cost <= capacity) the
     put(id, n, now)
     -- The bucket outlives what it says: expiry cleans up, a second later.
     call('PEXPIRE', key, math.ceil(window / 1000) + 1001)
-    used, number = count(gone)
+    used, number = count(gone, latest)
     if number > most then
-      trim(beyond(most - 1, newest(id)) - 1)
+      trim(0, beyond(most - 1, newest(id, latest)) - 1)
     elseif number < call('ZCARD', key) then
-      trim(gone)
+      trim(0, gone)
     end
   end
 end
 if used > 0 then
-  latest, other = newest(id)
+  last, other = newest(id, latest)
   other = spent == 1 and other > gone and other or 0
 end
 
 local blocking, room = 0, capacity - need
 if used > math.max(room, 0) then
-  blocking = beyond(room, latest)
+  blocking = beyond(room, last)
 end
-return struct.pack('<dddddd', now, spent, math.min(used, most), latest, other, blocking)
+return struct.pack('<dddddd', now, spent, math.min(used, most), last, other, blocking)

@@ -8,11 +8,12 @@
 --          cost; penalize: the end of the penalty
 --          take: capacity; refund: the start of the window it was spent in
 --          the length of the parts that weigh the window before
+--          how long a penalty lasts, or 0 if that is not known
 -- Reply    packed doubles: now, 1 if the cost was spent, start, current,
 --          previous, end of the penalty
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-local now, window, cost, bound, unit = struct.unpack('<ddddd', ARGV[2])
+local now, window, cost, bound, unit, lasts = struct.unpack('<dddddd', ARGV[2])
 if now == 0 then
   time = time or call('TIME')
   now = time[1] * 1000000 + time[2]
@@ -24,6 +25,12 @@ if stored then
     return redis.error_reply('WRONGTYPE the key holds something else than a sliding window')
   end
   start, current, previous, penalty = struct.unpack('<dddd', stored)
+  -- Of a bucket whose window cannot be, nothing is believed.
+  if start - now > grace then
+    start, current, previous, penalty = 0, 0, 0, 0
+  elseif lasts > 0 and penalty - now > lasts + grace then
+    penalty = 0
+  end
 end
 
 local begin = now - math.fmod(now, window)

@@ -8,6 +8,7 @@ package memorystore
 import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"go.uber.org/zap"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
@@ -21,11 +22,17 @@ import (
 type Store struct {
 	// The largest number of buckets (a zone's count for one client) that are kept,
 	// at less than 300 bytes each. Beyond it buckets whose window is over are dropped
-	// first; if there are none, the one of a few taken at random that has spent least.
+	// first; if there are none, the one of a few taken at random that has spent the
+	// least share of its limit.
 	// Default: 1000000.
 	MaxBuckets int `json:"max_buckets,omitempty"`
 
-	name string
+	// How many new clients a second may have a bucket of their own in each zone. Further
+	// ones share one bucket. Default: 0, for no limit.
+	MaxNewBuckets int `json:"max_new_buckets,omitempty"`
+
+	name   string
+	logger *zap.Logger
 }
 
 func init() { caddy.RegisterModule(new(Store)) }
@@ -38,6 +45,12 @@ func (*Store) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
+// Provision implements [caddy.Provisioner].
+func (m *Store) Provision(ctx caddy.Context) error {
+	m.logger = ctx.Logger()
+	return nil
+}
+
 // Validate implements [caddy.Validator].
 func (m *Store) Validate() error { return option.Check(m.rows()) }
 
@@ -45,16 +58,26 @@ func (m *Store) Validate() error { return option.Check(m.rows()) }
 func Rows() []option.Row { return new(Store).rows() }
 
 func (m *Store) rows() []option.Row {
-	return []option.Row{{
-		Name: "max_buckets", Args: "<n>", Field: option.Positive(&m.MaxBuckets), Section: "Memory", Default: "1000000",
-		Doc: "How many buckets are kept, at less than 300 bytes each, and more for every event of `sliding_log` and `concurrency`.",
-		Check: func() error {
-			if m.MaxBuckets < 0 {
-				return option.Errorf("max_buckets", "%d: it must be at least 1", m.MaxBuckets)
+	atLeastOne := func(name string, n *int) func() error {
+		return func() error {
+			if *n < 0 {
+				return option.Errorf(name, "%d: it must be at least 1", *n)
 			}
 			return nil
+		}
+	}
+	return []option.Row{
+		{
+			Name: "max_buckets", Args: "<n>", Field: option.Positive(&m.MaxBuckets), Section: "Memory", Default: "1000000",
+			Doc:   "How many buckets are kept, at less than 300 bytes each, and more for every event of `sliding_log` and `concurrency`. Beyond it, those go first that have spent the least share of their limit; that is logged and counted.",
+			Check: atLeastOne("max_buckets", &m.MaxBuckets),
 		},
-	}}
+		{
+			Name: "max_new_buckets", Args: "<n>", Field: option.Positive(&m.MaxNewBuckets), Section: "Memory", Default: "0, any number",
+			Doc:   "How many new clients a second get a bucket in each zone; further ones share one, as with [Redis](#redis).",
+			Check: atLeastOne("max_new_buckets", &m.MaxNewBuckets),
+		},
+	}
 }
 
 // UnmarshalJSON implements [json.Unmarshaler]. The errors for options that there are no
@@ -68,6 +91,7 @@ func (m *Store) UnmarshalJSON(text []byte) error {
 //
 //	memory {
 //		max_buckets <n>
+//		max_new_buckets <n>
 //	}
 func (m *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next()
@@ -82,11 +106,14 @@ func (m *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 func (m *Store) OpenStore(name string) (store.Store, error) {
 	m.name = name
 	pooled, _ := stores.Pool.LoadOrStore(bucketsKey(name), memory.NewBuckets())
-	return memory.New(pooled.(*memory.Buckets), memory.Options{MaxBuckets: m.MaxBuckets}), nil
+	return memory.New(pooled.(*memory.Buckets), stores.MemoryOptions(name, m.logger, m.MaxBuckets)), nil
 }
 
 // CloseStore implements [stores.Module].
 func (m *Store) CloseStore() { _, _ = stores.Pool.Delete(bucketsKey(m.name)) }
+
+// NewBuckets implements [stores.NewcomerConfig].
+func (m *Store) NewBuckets() int { return m.MaxNewBuckets }
 
 // OnErrorDefault implements [stores.Module]. Memory always answers.
 func (*Store) OnErrorDefault() string { return stores.OnErrorAllow }
@@ -97,6 +124,8 @@ type bucketsKey string
 // Interface guards.
 var (
 	_ stores.Module         = (*Store)(nil)
+	_ stores.NewcomerConfig = (*Store)(nil)
+	_ caddy.Provisioner     = (*Store)(nil)
 	_ caddy.Validator       = (*Store)(nil)
 	_ caddyfile.Unmarshaler = (*Store)(nil)
 )

@@ -92,6 +92,8 @@ func (l *shardLog) log(logger *zap.Logger, e redis.Event) {
 		logger.Warn("server is misconfigured")
 	case redis.Mended:
 		logger.Info("server is no longer misconfigured")
+	case redis.ClockJumped:
+		logger.Warn("server's clock has jumped")
 	case redis.Met:
 		l.lookForTwins()
 	}

@@ -17,6 +17,12 @@ type Sharded interface {
 	Shards() []Shard
 }
 
+// Jumper is a Store that notes when the clock that decides was set.
+type Jumper interface {
+	// LastJump returns by how much it was set last, and when; zero if it was not.
+	LastJump() (by time.Duration, at time.Time)
+}
+
 // Shard is the state of a shard.
 type Shard struct {
 	// Name is the shard's, Kind how its servers are found: static, sentinel or
@@ -59,6 +65,9 @@ type Server struct {
 	// set.
 	Lag      time.Duration
 	LagKnown bool
+	// Jump is by how much a primary's clock was last set, at JumpedAt; zero if it was not.
+	Jump     time.Duration
+	JumpedAt time.Time
 	// Lanes are the ways to it, one for each purpose.
 	Lanes []Lane
 }

@@ -1,5 +1,7 @@
 package store
 
+import "time"
+
 // Request asks about one bucket.
 type Request struct {
 	// Limit is the bucket's limit; it must not be nil, nor change while a call
@@ -32,6 +34,9 @@ type Request struct {
 	ID string
 	// Receipt is the State.Receipt of the Take that a Refund undoes.
 	Receipt Receipt
+	// Penalty is how long penalties of the zone last, which bounds what is believed of a
+	// stored one; 0 if that is not known.
+	Penalty time.Duration
 	// Until is the instant at which a penalty ends. For a Check or Charge under
 	// [FixedWindow] it is the end of the window that the caller knows to be open, or 0
 	// if it knows none: the store may then look or charge without making sure, and the

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
@@ -16,7 +17,11 @@ const (
 	noPrimary = iota
 	chargesWait
 	noReplica
+	clockJumped
 )
+
+// jumpListed is for how long a problem is that a clock has jumped.
+const jumpListed = time.Hour
 
 // problem is a [adminapi.Problem] and how bad it is.
 type problem struct {
@@ -42,9 +47,14 @@ func problems(running runningConfig) []adminapi.Problem {
 }
 
 func problemsOf(open *stores.Opened) (all []problem) {
+	if memory, ok := open.Base.(store.Jumper); ok {
+		if by, at := memory.LastJump(); isListed(by, at) {
+			all = append(all, problem{adminapi.Problem{Store: open.Name, Text: "the clock of this machine" + jumped(by, at)}, clockJumped})
+		}
+	}
 	sharded, ok := open.Base.(store.Sharded)
 	if !ok {
-		return nil
+		return all
 	}
 	for _, shard := range sharded.Shards() {
 		add := func(rank int, server, format string, args ...any) {
@@ -60,6 +70,9 @@ func problemsOf(open *stores.Opened) (all []problem) {
 				rank = noPrimary
 			}
 			name := fmt.Sprintf("the %s %s of shard %s", server.Role, server.Address, shard.Name)
+			if isListed(server.Jump, server.JumpedAt) {
+				add(clockJumped, server.Address, "the clock of %s%s", name, jumped(server.Jump, server.JumpedAt))
+			}
 			switch server.State {
 			case store.ServerLeftOut:
 				add(rank, server.Address, "%s is left out of %s, because calls of it fail", name, strings.Join(leftOutOf(server), " and "))
@@ -78,6 +91,12 @@ func problemsOf(open *stores.Opened) (all []problem) {
 		}
 	}
 	return all
+}
+
+func isListed(jump time.Duration, at time.Time) bool { return jump != 0 && time.Since(at) < jumpListed }
+
+func jumped(by time.Duration, at time.Time) string {
+	return fmt.Sprintf(" has jumped by %s at %s", by.Round(time.Millisecond), at.UTC().Format(time.RFC3339))
 }
 
 // leftOutOf returns the purposes for which a server is not called.

@@ -96,6 +96,7 @@ type zoneState struct {
 	counts  telemetry.ZoneCounters
 	refused *refusedClients
 	recent  *recentClients
+	running runningTakes
 	room    *waitingRoom
 	users   int
 }

@@ -47,9 +47,8 @@ type rare struct {
 	lease  *lease
 	// blocked are the zones for which an operator has blocked the client.
 	blocked map[int]store.Override
-	// takenAt is when the last take ended of a zone that forgives, in microseconds since
-	// the epoch by this process's clock.
-	takenAt int64
+	// takes are those from the zones that forgive.
+	takes map[int]take
 	// diverted are the zones that count the request in a bucket that clients share.
 	diverted map[int]diversion
 }
@@ -150,12 +149,38 @@ func (e *evaluation) openError(in int) error {
 
 // release leaves the stores.
 func (e *evaluation) release() {
+	e.endTakes()
 	for _, z := range e.zones {
 		if e.opens[z.in] != nil {
 			e.opens[z.in] = nil
 			z.handle.Leave()
 		}
 	}
+}
+
+// beginTake notes the take from zone i, which forgives, for as long as the request runs.
+func (e *evaluation) beginTake(i int) {
+	r, running := e.rarely(), &e.zones[i].running
+	if r.takes == nil {
+		r.takes = map[int]take{}
+	}
+	if before, ok := r.takes[i]; ok {
+		// The request has waited since.
+		running.end(before)
+	}
+	taken := e.reqs[i]
+	taken.ClientKey = e.decidedBy(i)
+	r.takes[i] = running.begin(&taken)
+}
+
+func (e *evaluation) endTakes() {
+	if e.rare == nil {
+		return
+	}
+	for i, k := range e.rare.takes {
+		e.zones[i].running.end(k)
+	}
+	e.rare.takes = nil
 }
 
 // refusesOutright reports whether a zone whose limit is 0, or in which the client is
@@ -216,20 +241,32 @@ func (e *evaluation) share(ctx context.Context, i int, err error) {
 	if rare.diverted == nil {
 		rare.diverted = map[int]diversion{}
 	}
-	rare.diverted[i] = diversion{e.resolvedKey(i), err}
-	e.reqs[i].ClientKey = stores.OverflowKey
+	r, z := &e.reqs[i], &e.zones[i]
+	if own, ok := rare.diverted[i]; ok {
+		own.err = err
+		rare.diverted[i] = own
+	} else {
+		rare.diverted[i] = diversion{r.ClientKey, r.Events, r.Burst, err}
+	}
+	if z.handle.HasOverrides() {
+		// A grant is the client's own.
+		r.Events, r.Burst = z.eventsFor(e.repl, e.limiter)
+	}
+	r.ClientKey = stores.OverflowKey
 	if err != nil {
-		e.reqs[i].ClientKey = stores.UnknownKey
+		r.ClientKey = stores.UnknownKey
 		if ctx.Err() == nil {
-			e.zones[i].handle.ReportError(e.limiter.Now(), e.zones[i].Name, err)
+			z.handle.ReportError(e.limiter.Now(), z.Name, err)
 		}
 	}
 }
 
 // diversion is why a zone counts the request in a bucket that clients share.
 type diversion struct {
-	clientKey string // by which it would count otherwise
-	err       error  // why the store did not answer, if it did not
+	// clientKey, events and burst are the client's own.
+	clientKey     string
+	events, burst int64
+	err           error // why the store did not answer, if it did not
 }
 
 // doubt returns the error with which zone i is answered without being asked, or nil.
@@ -512,7 +549,10 @@ func (e *evaluation) askLocal(i int) {
 // while the store does not answer, most clients may have one of their own.
 func (e *evaluation) localRequest(i int) store.Request {
 	req := e.reqs[i]
-	req.ClientKey = e.resolvedKey(i)
+	if e.isDiverted(i) {
+		own := e.rare.diverted[i]
+		req.ClientKey, req.Events, req.Burst = own.clientKey, own.events, own.burst
+	}
 	return req
 }
 
@@ -541,7 +581,7 @@ func (e *evaluation) noteTaken(takes []int) {
 		case st.Err == nil && st.Allowed:
 			e.zones[i].taken = true
 			if !e.zones[i].Forgives.IsEmpty() {
-				e.rarely().takenAt = e.limiter.Now().UnixMicro()
+				e.beginTake(i)
 			}
 			e.reqs[i].Receipt = st.Receipt
 		case e.hasNoRoom(i) && !e.zones[i].local:

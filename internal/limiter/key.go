@@ -234,7 +234,7 @@ func (z *Zone) showsAddress(repl *caddy.Replacer, ip string) bool {
 
 // About returns a request about a bucket that costs nothing.
 func (z *Zone) About(b adminapi.BucketName) store.Request {
-	return store.Request{Limit: &z.limit, ClientKey: b.Key, Events: z.Events.Number, Burst: z.Burst.Number}
+	return store.Request{Limit: &z.limit, ClientKey: b.Key, Events: z.Events.Number, Burst: z.Burst.Number, Penalty: z.Penalty}
 }
 
 // WindowEnd returns when the window ends that a state shows. Without an open window, and

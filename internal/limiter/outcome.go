@@ -7,12 +7,13 @@ import (
 )
 
 // penalize keeps clients refused that a zone with a penalty has just refused. Requests
-// in flight may turn out to be free, so they earn no penalty. No request waits for the
+// in flight may turn out to be free, so they earn no penalty, and nobody earns one for the
+// clients of a shared bucket. No request waits for the
 // stores: the states show the penalty already.
 func (e *evaluation) penalize() {
 	for i, z := range e.zones {
 		st := &e.states[i]
-		if z.Penalty == 0 || e.isBlocked(i) || !e.hasNoRoom(i) || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
+		if z.Penalty == 0 || e.isDiverted(i) && !z.local || e.isBlocked(i) || !e.hasNoRoom(i) || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
 			continue
 		}
 		st.Penalty = st.Now + z.Penalty.Microseconds()

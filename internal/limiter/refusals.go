@@ -113,29 +113,23 @@ func (l *Limiter) ReportOverride(o *store.Override, hasEnded bool) {
 	}
 }
 
-// What is remembered of a client.
+// What is logged of a bucket once in a window.
 const (
 	aboutRefusal = iota
 	aboutNearness
-	aboutForgiveness
 	aboutBlock
+	abouts
 )
 
-// isFirst reports whether this was not logged of the client of zone i in this window
+// isFirst reports whether this was not logged of the bucket of zone i in this window
 // before, and notes it.
 func (e *evaluation) isFirst(i int, about uint32) bool {
 	z, st := e.zones[i], &e.states[i]
-	window := z.limit.Window
+	now := logged{lasts: z.limit.Window}
 	if algorithm.Of(z.limit.Algorithm).Windowed && st.Reset > st.Now && about != aboutBlock {
-		// The window began earlier.
-		window = time.Duration(st.Reset-st.Now) * time.Microsecond
+		now = logged{st.Reset, time.Duration(st.Reset-st.Now) * time.Microsecond}
 	}
-	id := identity.New(about, e.decidedBy(i))
-	if _, ok := z.recent.GetIfPresent(id); ok {
-		return false
-	}
-	_, isNew := z.recent.SetIfAbsent(id, recently{e.limiter.Now().UnixMicro(), window})
-	return isNew
+	return z.recent.isFirst(z.recent.idOf(about, &z.limit, e.decidedBy(i)), now)
 }
 
 // shownKey returns the client key as it may be shown: itself with log_key, or else
@@ -158,21 +152,45 @@ func clientIP(r *http.Request) string {
 // maxRecentClients bounds the memory. A client beyond it costs another log entry.
 const maxRecentClients = 100_000
 
-// recentClients are the clients of which something was logged, or that were forgiven, in
-// their window.
-type recentClients = otter.Cache[identity.ID, recently]
+// recentClients are what was logged of the buckets of a zone in their windows.
+type recentClients struct {
+	limits identity.Limits
+	seen   *otter.Cache[identity.ID, logged]
+}
 
-// recently is when that was, in microseconds since the epoch, and for how long it matters.
-type recently struct {
-	at    int64
+// logged is the window in which something was logged: its end, or 0 if the algorithm has
+// no windows, and how long it lasted from then on.
+type logged struct {
+	reset int64
 	lasts time.Duration
 }
 
 func newRecentClients() *recentClients {
-	return otter.Must(&otter.Options[identity.ID, recently]{
+	return &recentClients{seen: otter.Must(&otter.Options[identity.ID, logged]{
 		MaximumSize:      maxRecentClients,
-		ExpiryCalculator: otter.ExpiryWritingFunc(func(e otter.Entry[identity.ID, recently]) time.Duration { return e.Value.lasts }),
+		ExpiryCalculator: otter.ExpiryWritingFunc(func(e otter.Entry[identity.ID, logged]) time.Duration { return e.Value.lasts }),
+	})}
+}
+
+// idOf identifies what is logged of a bucket: limits that differ in their window have
+// buckets of their own.
+func (c *recentClients) idOf(about uint32, limit *store.Limit, clientKey string) identity.ID {
+	return identity.New(c.limits.Number(limit)*abouts+about, clientKey)
+}
+
+// isFirst reports whether nothing was logged in the window, and notes it.
+func (c *recentClients) isFirst(id identity.ID, now logged) bool {
+	if was, found := c.seen.GetIfPresent(id); found && was.reset == now.reset {
+		return false
+	}
+	isFirst := false
+	c.seen.Compute(id, func(was logged, found bool) (logged, otter.ComputeOp) {
+		if isFirst = !found || was.reset != now.reset; isFirst {
+			return now, otter.WriteOp
+		}
+		return was, otter.CancelOp
 	})
+	return isFirst
 }
 
 // refusedClients counts which clients of a zone were refused most in the last
@@ -275,10 +293,10 @@ func (c *refusedClients) lastOf(clientKey string) int64 {
 
 // ForgetReports has the next refusal of a client logged as the first of its window, and
 // its nearness reported again. It is called when an operator has emptied its bucket.
-func ForgetReports(id ZoneID, clientKey string) {
-	if state := findState(id); state != nil {
+func (z *Zone) ForgetReports(storeName, clientKey string) {
+	if state := findState(ZoneID{storeName, z.Name}); state != nil {
 		for _, about := range []uint32{aboutRefusal, aboutNearness} {
-			state.recent.Invalidate(identity.New(about, clientKey))
+			state.recent.seen.Invalidate(state.recent.idOf(about, &z.limit, clientKey))
 		}
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -105,13 +104,12 @@ func (e *evaluation) forgive(i int) {
 	if !algorithm.Of(req.Limit.Algorithm).Windowed {
 		st.Reset = st.Now
 	}
-	id := identity.New(aboutForgiveness, req.ClientKey)
-	z.recent.Set(id, recently{l.Now().UnixMicro(), z.limit.Window})
+	failed := z.running.empty(&req)
 	z.handle.Forgive(req, func(open *stores.Opened, err error) {
 		if err == nil {
 			z.Counts.Forgiven.Inc()
 		} else {
-			z.recent.Invalidate(id)
+			failed()
 			z.handle.ReportError(l.Now(), z.Name, err)
 		}
 		// A take goes with the bucket, and a refund of it could arrive in the next one. A take
@@ -130,7 +128,7 @@ func (e *evaluation) noteForgiven(i int) {
 	if z.Forgives.IsEmpty() || !z.taken {
 		return
 	}
-	if last, ok := z.recent.GetIfPresent(identity.New(aboutForgiveness, e.decidedBy(i))); ok && e.rare.takenAt <= last.at {
+	if k, ok := e.rare.takes[i]; ok && z.running.isVoid(k) {
 		z.taken = false
 	}
 }

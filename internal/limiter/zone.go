@@ -185,7 +185,7 @@ func (z *Zone) request(r *http.Request, repl *caddy.Replacer, l *Limiter) (store
 	if err != nil {
 		return store.Request{}, err
 	}
-	req := store.Request{Limit: &z.limit, ClientKey: key, Events: events, Burst: burst, Cost: z.Cost.Number, Batch: z.Batch}
+	req := store.Request{Limit: &z.limit, ClientKey: key, Events: events, Burst: burst, Cost: z.Cost.Number, Batch: z.Batch, Penalty: z.Penalty}
 	switch {
 	case z.Cost.isDynamic() && z.isLease():
 		// A lease does not settle the cost.

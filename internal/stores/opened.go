@@ -276,7 +276,7 @@ type pooledLedger struct {
 func (h *Handle) keepLedger(o *Opened) {
 	pooled, _ := Pool.LoadOrStore(h.ledgerKey(), pooledLedger{ledger.NewBooks(nil), ledger.NewFlights(), memory.NewBuckets(), ledger.NewFlights()})
 	shared := pooled.(pooledLedger)
-	buckets := memory.New(shared.local, memory.Options{})
+	buckets := memory.New(shared.local, MemoryOptions(h.Name, h.Logger, 0))
 	o.Local = localCounts{&Opened{
 		Name: h.Name, Store: buckets, Base: buckets, Accounts: ledger.NewLocal(shared.localFlights, buckets),
 		detacher: buckets, direct: buckets, penalizer: buckets,

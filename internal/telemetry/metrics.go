@@ -36,9 +36,11 @@ type Metrics struct {
 	StoreDuration *prometheus.HistogramVec
 	Undelivered   *prometheus.CounterVec
 	Overflowed    *prometheus.CounterVec
-	forgiven      *prometheus.CounterVec
-	near          *prometheus.CounterVec
-	Unreadable    *prometheus.CounterVec
+	// Evicted counts, by zone, the buckets of memory stores.
+	Evicted    *prometheus.CounterVec
+	forgiven   *prometheus.CounterVec
+	near       *prometheus.CounterVec
+	Unreadable *prometheus.CounterVec
 }
 
 // Outcome is the decision of a zone about a request.
@@ -100,6 +102,8 @@ func newMetricSet() *Metrics {
 		}, []string{"store", "shard", "role", "operation"}),
 		Overflowed: counter("overflowed_requests_total",
 			"Requests of new clients beyond max_new_buckets, which share one bucket.", "zone"),
+		Evicted: counter("evicted_buckets_total",
+			"Buckets in memory that were forgotten although they counted, because there were max_buckets.", "zone"),
 		forgiven: counter("forgiven_total",
 			"Responses whose status has emptied the bucket of their client (reset_status).", "zone"),
 		near: counter("near_clients_total",
@@ -133,7 +137,7 @@ func (m *Metrics) Zone(name string) ZoneCounters {
 
 // ForgetZone removes the metrics of a zone.
 func (m *Metrics) ForgetZone(name string) {
-	for _, c := range []*prometheus.CounterVec{m.Requests, m.declined, m.decisions, m.settled, m.Overflowed, m.forgiven, m.near, m.Unreadable} {
+	for _, c := range []*prometheus.CounterVec{m.Requests, m.declined, m.decisions, m.settled, m.Overflowed, m.Evicted, m.forgiven, m.near, m.Unreadable} {
 		c.DeletePartialMatch(prometheus.Labels{"zone": name})
 	}
 }
@@ -145,7 +149,7 @@ type vector interface {
 }
 
 func (m *Metrics) vectors() []vector {
-	return []vector{m.Requests, m.declined, m.decisions, m.settled, m.StoreErrors, m.StoreDuration, m.Undelivered, m.Overflowed, m.forgiven, m.near, m.Unreadable}
+	return []vector{m.Requests, m.declined, m.decisions, m.settled, m.StoreErrors, m.StoreDuration, m.Undelivered, m.Overflowed, m.Evicted, m.forgiven, m.near, m.Unreadable}
 }
 
 // Reset removes all series. A process of tests that passes to another test begins anew.

@@ -17,8 +17,11 @@ import (
 // Bucket is the content of a bucket: what was spent, and when. The zero value of
 // each implementation is an empty bucket.
 //
-// The instant now may go backwards, and a bucket never gives more for it.
+// The instant now may go backwards by up to [Grace], and a bucket never gives more for it.
 type Bucket interface {
+	// Believe forgets what cannot be true at now: see [Believes]. [Operation.Run] begins
+	// with it.
+	Believe(r *store.Request, now int64)
 	// Open opens a window, so that the state has a reset.
 	Open(r *store.Request, now int64)
 	// Charge spends the cost.
@@ -34,9 +37,9 @@ type Bucket interface {
 	View(r *store.Request, now int64, spent bool) store.State
 	// Expiry is the instant from which the bucket may be forgotten.
 	Expiry(limit *store.Limit) int64
-	// Weight is an upper bound of the events in the bucket: less is lost with a
-	// bucket of less weight.
-	Weight(limit *store.Limit) int64
+	// Share is how much of a capacity is used at now: less is lost with a bucket of which
+	// less is. It is at least 1 for a bucket that is full or penalized, or has leases.
+	Share(limit *store.Limit, capacity, now int64) float64
 }
 
 // New returns an empty bucket of the limit.
@@ -46,6 +49,8 @@ func New(limit *store.Limit) Bucket { return Of(limit.Algorithm).empty() }
 // [store.MaxInteger] if that is less.
 func add(a, b int64) int64 { return a + min(b, store.MaxInteger-a) }
 
+func shareOf(used, capacity int64) float64 { return float64(used) / float64(max(capacity, 1)) }
+
 // penalty is the part of a bucket that keeps it refused.
 type penalty struct {
 	// Penalty is the instant until which the bucket is refused, or 0.
@@ -53,6 +58,14 @@ type penalty struct {
 }
 
 func (p *penalty) isPenalized(now int64) bool { return p.Penalty > now }
+
+// raise makes a share that of a full bucket under a penalty.
+func (p *penalty) raise(share float64, now int64) float64 {
+	if p.isPenalized(now) {
+		return max(share, 1)
+	}
+	return share
+}
 
 // live is the penalty's end, or 0 if it is over.
 func (p *penalty) live(now int64) int64 {
@@ -113,6 +126,7 @@ func (op Operation) String() string {
 // Run runs the operation on b, and returns the state of r.
 func (op Operation) Run(b Bucket, r *store.Request, now int64) store.State {
 	spent := false
+	b.Believe(r, now)
 	switch op {
 	case Check:
 		b.Open(r, now)

@@ -247,13 +247,23 @@ func TestExpiredBucketIsEmpty(t *testing.T) {
 	})
 }
 
-// TestWeightCoversUsedCost: a bucket never weighs less than its used cost.
-func TestWeightCoversUsedCost(t *testing.T) {
+// TestShareIsOfTheUsedCost: a bucket is full from its capacity on, when it is penalized, and
+// with any lease.
+func TestShareIsOfTheUsedCost(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
-		s := anyBucket(t, kind, check, charge)
+		s := anyBucket(t, kind, check, charge, penalize)
 		r := s.request()
-		if used, weight := check.Run(s.bucket, &r, s.now).Used, s.bucket.Weight(&s.limit); weight < used {
-			t.Fatalf("weighs %d with %d used", weight, used)
+		capacity := r.Capacity() + r.Reserved
+		st := check.Run(s.bucket, &r, s.now)
+		want := float64(st.Used) / float64(capacity)
+		if st.Penalty != 0 {
+			want = max(want, 1)
+		}
+		if algorithm.Of(kind.Algorithm).Lease {
+			want = float64(st.Used)
+		}
+		if got := s.bucket.Share(&s.limit, capacity, s.now); got != want {
+			t.Fatalf("share %v with %d of %d used, want %v", got, st.Used, capacity, want)
 		}
 	})
 }
@@ -360,10 +370,10 @@ func TestAnyNumbers(t *testing.T) {
 			if do == check {
 				r.Ahead = amount.Draw(t, "ahead")
 			}
-			before := s.bucket.View(&r, s.now, false)
+			before := algorithm.Peek.Run(s.bucket, &r, s.now)
 			got := do.Run(s.bucket, &r, s.now)
 			if got.Used < 0 || got.Used > store.MaxInteger || got.Remaining < 0 || got.Remaining > got.Limit ||
-				got.Reset < 0 || got.RetryAfter < 0 || s.bucket.Weight(&s.limit) < 0 || s.bucket.Expiry(&s.limit) < 0 {
+				got.Reset < 0 || got.RetryAfter < 0 || s.bucket.Share(&s.limit, r.Events, s.now) < 0 || s.bucket.Expiry(&s.limit) < 0 {
 				t.Fatalf("%s of %+v: %+v", do, r, got)
 			}
 			if do == charge && got.Used < min(before.Used, r.Events) {

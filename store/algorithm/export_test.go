@@ -10,6 +10,17 @@ import (
 // MulDiv is mulDiv.
 func MulDiv(a, b, c int64) (quotient, rest int64) { return mulDiv(a, b, c) }
 
+// Members returns how many events or leases b keeps one by one.
+func Members(b Bucket) int64 {
+	switch b := b.(type) {
+	case *SlidingLog:
+		return b.members.since(0)
+	case *Concurrency:
+		return b.leases.since(0)
+	}
+	panic("a bucket without members")
+}
+
 // Clone returns a bucket of the same content that shares nothing with b.
 func Clone(b Bucket) Bucket {
 	switch b := b.(type) {

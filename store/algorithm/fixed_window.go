@@ -24,7 +24,12 @@ var fixedWindow = Traits{
 			r.Cost = cost
 			b := fixedWindowOf(c)
 			b.Charge(&r, now)
-			return store.Content{b.Used, b.Reset, b.Penalty}
+			return b.copy()
+		},
+		believe: func(c store.Content, r store.Request, now int64) store.Content {
+			b := fixedWindowOf(c)
+			b.Believe(&r, now)
+			return b.copy()
 		},
 		expiry: func(c *store.Content, limit *store.Limit) int64 { return fixedWindowOf(*c).Expiry(limit) },
 		raise:  raiseFixedWindow,
@@ -32,6 +37,8 @@ var fixedWindow = Traits{
 }
 
 func fixedWindowOf(c store.Content) *FixedWindow { return &FixedWindow{c[0], c[1], penalty{c[2]}} }
+
+func (b *FixedWindow) copy() store.Content { return store.Content{b.Used, b.Reset, b.Penalty} }
 
 func raiseFixedWindow(c, other store.Content, _ *store.Limit, now int64) (merged store.Content, less bool) {
 	switch {
@@ -127,5 +134,11 @@ func (b *FixedWindow) View(r *store.Request, now int64, spent bool) store.State 
 // Expiry implements [Bucket].
 func (b *FixedWindow) Expiry(*store.Limit) int64 { return max(b.Reset, b.Penalty) }
 
-// Weight implements [Bucket].
-func (b *FixedWindow) Weight(*store.Limit) int64 { return b.Used }
+// Share implements [Bucket].
+func (b *FixedWindow) Share(_ *store.Limit, capacity, now int64) float64 {
+	used := int64(0)
+	if b.IsOpen(now) {
+		used = b.Used
+	}
+	return b.raise(shareOf(used, capacity), now)
+}

@@ -29,7 +29,7 @@ func TestFixedWindow(t *testing.T) {
 		// The takes of an earlier window are gone.
 		{at: 81 * s, op: refund, cost: 4, used: 5, remaining: 5, reset: 140 * s},
 		// The clock runs backwards: the window remains.
-		{at: 10 * s, op: take, cost: 6, allowed: false, used: 5, remaining: 5, reset: 140 * s, retry: 130 * s},
+		{at: 76 * s, op: take, cost: 6, allowed: false, used: 5, remaining: 5, reset: 140 * s, retry: 64 * s},
 	})
 }
 

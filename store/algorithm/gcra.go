@@ -35,7 +35,12 @@ var gcra = Traits{
 			r.Cost = cost
 			b := gcraOf(c)
 			b.Charge(&r, now)
-			return store.Content{b.TAT, b.Rest, b.Events, b.Busy, b.Spent, b.Fastest, b.Penalty}
+			return b.copy()
+		},
+		believe: func(c store.Content, r store.Request, now int64) store.Content {
+			b := gcraOf(c)
+			b.Believe(&r, now)
+			return b.copy()
 		},
 		expiry: func(c *store.Content, limit *store.Limit) int64 { return gcraOf(*c).Expiry(limit) },
 		raise:  raiseGCRA,
@@ -44,6 +49,10 @@ var gcra = Traits{
 
 func gcraOf(c store.Content) *GCRA {
 	return &GCRA{TAT: c[0], Rest: c[1], Events: c[2], Busy: c[3], Spent: c[4], Fastest: c[5], penalty: penalty{c[6]}}
+}
+
+func (b *GCRA) copy() store.Content {
+	return store.Content{b.TAT, b.Rest, b.Events, b.Busy, b.Spent, b.Fastest, b.Penalty}
 }
 
 func raiseGCRA(c, other store.Content, _ *store.Limit, now int64) (merged store.Content, less bool) {
@@ -238,7 +247,11 @@ func (b *GCRA) used(now, window int64) int64 {
 // Expiry implements [Bucket].
 func (b *GCRA) Expiry(*store.Limit) int64 { return max(b.end(), b.Penalty) }
 
-// Weight implements [Bucket]. It counts the events of the busy time.
-func (b *GCRA) Weight(limit *store.Limit) int64 {
-	return b.used(min(b.Busy, b.TAT), limit.Window.Microseconds())
+// Share implements [Bucket].
+func (b *GCRA) Share(limit *store.Limit, capacity, now int64) float64 {
+	used := int64(0)
+	if b.end() > now && b.TAT >= now {
+		used = b.used(now, limit.Window.Microseconds())
+	}
+	return b.raise(shareOf(used, capacity), now)
 }

@@ -62,6 +62,8 @@ type subject struct {
 	limit  store.Limit
 	bucket algorithm.Bucket
 	now    int64
+	// latest is the latest instant that there was.
+	latest int64
 	// events is what requests ask for; they differ if varied.
 	events int64
 	varied bool
@@ -117,7 +119,8 @@ func (s *subject) pass() {
 	if s.backwards {
 		spans = append(spans, rapid.Int64Range(-2*w, 0), rapid.Int64Range(-w/4, 0))
 	}
-	s.now += rapid.OneOf(spans...).Draw(s.T, "passed")
+	s.latest = max(s.latest, s.now)
+	s.now = max(s.now+rapid.OneOf(spans...).Draw(s.T, "passed"), s.latest-algorithm.Grace.Microseconds())
 }
 
 // do runs one of the operations and returns it with its result. Penalties are rare,

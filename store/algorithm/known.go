@@ -10,14 +10,18 @@ type Known struct{ Content store.Content }
 // View is [Bucket.View] of a bucket by its content or, where events are kept one by
 // one, by what the scripts of the Redis store reply.
 func View(c *store.Content, r *store.Request, now int64, spent bool) store.State {
-	return Of(r.Limit.Algorithm).view(*c, *r, 0, now, spent)
+	t, content := Of(r.Limit.Algorithm), *c
+	if t.Copies() {
+		content = t.copies.believe(content, *r, now)
+	}
+	return t.view(content, *r, 0, now, spent)
 }
 
 // IsOpen reports whether a charge at now counts in the window of the copy. Only
 // windows that end close.
 func (k *Known) IsOpen(limit *store.Limit, now int64) bool {
 	t := Of(limit.Algorithm)
-	return t.Copies() && (!t.Windowed || k.WindowEnd() > now)
+	return t.Copies() && (!t.Windowed || k.WindowEnd() > now && Believes(k.WindowEnd(), now, limit.Window))
 }
 
 // WindowEnd is the end of the last known window, or 0. Algorithms with windows that end
@@ -28,18 +32,20 @@ func (k *Known) WindowEnd() int64 { return k.Content[1] }
 // now may be an estimate, behind the clock of the bucket.
 func (k *Known) View(r *store.Request, ahead, now int64) (s store.State) {
 	t, at := Of(r.Limit.Algorithm), now
+	content := t.copies.believe(k.Content, *r, now)
 	if busy := t.copies.busy; busy > 0 {
 		// Events do not drain before they are spent.
-		at = max(now, k.Content[busy])
+		at = max(now, content[busy])
 	}
-	s = t.view(k.Content, *r, ahead, at, false)
+	s = t.view(content, *r, ahead, at, false)
 	s.Now = now
 	return s
 }
 
 // Charge is [Bucket.Charge] of a cost.
 func (k *Known) Charge(r *store.Request, cost, now int64) {
-	k.Content = Of(r.Limit.Algorithm).copies.charge(k.Content, *r, cost, now)
+	t := Of(r.Limit.Algorithm).copies
+	k.Content = t.charge(t.believe(k.Content, *r, now), *r, cost, now)
 }
 
 // Penalize is [Bucket.Penalize].
@@ -62,14 +68,25 @@ func (k *Known) Expiry(limit *store.Limit) int64 {
 	return Of(limit.Algorithm).copies.expiry(&k.Content, limit)
 }
 
+// ChargeExpiry is the instant from which nothing of a cost counts that is charged at now.
+func (k Known) ChargeExpiry(r *store.Request, cost, now int64) int64 {
+	if at := Of(r.Limit.Algorithm).copies.penalty; at > 0 {
+		k.Content[at] = 0
+	}
+	k.Charge(r, cost, now)
+	return k.Expiry(r.Limit)
+}
+
 // Raise merges another copy of the bucket into this one: of the same window the
 // higher count, of two windows the later one. It reports whether the other copy
 // has less of what still counts at now.
 func (k *Known) Raise(limit *store.Limit, other Known, now int64) (less bool) {
 	t := Of(limit.Algorithm).copies
-	c, less := t.raise(k.Content, other.Content, limit, now)
+	mine := t.believe(k.Content, store.Request{Limit: limit}, now)
+	theirs := t.believe(other.Content, store.Request{Limit: limit}, now)
+	c, less := t.raise(mine, theirs, limit, now)
 	if at := t.penalty; at > 0 {
-		own, their := k.Content[at], other.Content[at]
+		own, their := mine[at], theirs[at]
 		less = less || their < own && own > now
 		c[at] = max(own, their)
 	}

@@ -174,6 +174,9 @@ func (b *SlidingLog) View(r *store.Request, now int64, spent bool) store.State {
 
 func (l logSummary) view(r *store.Request, now int64, spent bool) store.State {
 	window := r.Limit.Window.Microseconds()
+	// A reply cannot be true that says more of the future.
+	latest := now + Grace.Microseconds()
+	l.newest, l.other, l.blocking = min(l.newest, latest), min(l.other, latest), min(l.blocking, latest)
 	s := newState(r, now, l.used, spent)
 	s.Reset = logReset(l.newest, now, window)
 	switch {
@@ -200,8 +203,10 @@ func (b *SlidingLog) Expiry(limit *store.Limit) int64 {
 	return b.members.newest() + limit.Window.Microseconds()
 }
 
-// Weight implements [Bucket].
-func (b *SlidingLog) Weight(*store.Limit) int64 { return b.members.since(0) }
+// Share implements [Bucket].
+func (b *SlidingLog) Share(limit *store.Limit, capacity, now int64) float64 {
+	return shareOf(b.members.after(now-limit.Window.Microseconds()).used(), capacity)
+}
 
 // slotRetry is the time to wait for a slot: when one becomes free is unknown.
 const slotRetry = time.Second
@@ -265,5 +270,7 @@ func viewLeases(used int64, r *store.Request, now int64, spent bool) store.State
 // Expiry implements [Bucket].
 func (b *Concurrency) Expiry(*store.Limit) int64 { return b.leases.newest() }
 
-// Weight implements [Bucket].
-func (b *Concurrency) Weight(*store.Limit) int64 { return b.leases.since(0) }
+// Share implements [Bucket]. A running request needs its lease.
+func (b *Concurrency) Share(_ *store.Limit, _, now int64) float64 {
+	return float64(b.leases.after(now).used())
+}

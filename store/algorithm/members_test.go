@@ -32,7 +32,7 @@ func TestSlidingLog(t *testing.T) {
 		{at: 73 * s, op: refund, cost: 1, used: 0, remaining: 5, reset: 73 * s},
 		// The clock runs backwards: what is ahead of it counts.
 		{at: 74 * s, op: take, cost: 4, allowed: true, used: 4, remaining: 1, reset: 134 * s},
-		{at: 50 * s, op: take, cost: 2, allowed: false, used: 4, remaining: 1, reset: 134 * s, retry: 84 * s},
+		{at: 70 * s, op: take, cost: 2, allowed: false, used: 4, remaining: 1, reset: 134 * s, retry: 64 * s},
 	})
 }
 
@@ -101,7 +101,7 @@ func TestSlidingLogIsBounded(t *testing.T) {
 			r := store.Request{Limit: &limit, Events: 1 + i%7, Cost: cost, ID: strconv.FormatInt(i, 10)}
 			charge.Run(b, &r, origin+i)
 		}
-		if n := b.Weight(&limit); n <= store.MaxMembers || n > 2*store.MaxMembers {
+		if n := algorithm.Members(b); n <= store.MaxMembers || n > 2*store.MaxMembers {
 			t.Errorf("cost %d: the log holds %d events", cost, n)
 		}
 		r := store.Request{Limit: &limit, Events: store.MaxMembers, Cost: 1, ID: "last"}
@@ -220,7 +220,7 @@ func TestEndedLeasesAreRemoved(t *testing.T) {
 		s := newSubject(t, store.Limit{Algorithm: store.Concurrency})
 		for range 30 {
 			op, r, state := s.do(charge, take, refund)
-			if n := s.bucket.Weight(&s.limit); n != state.Used {
+			if n := algorithm.Members(s.bucket); n != state.Used {
 				t.Fatalf("%d leases are kept after %s of %+v: %+v", n, op, r, state)
 			}
 			s.pass()

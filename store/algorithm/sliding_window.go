@@ -24,7 +24,12 @@ var slidingWindow = Traits{
 			r.Cost = cost
 			b := slidingWindowOf(c)
 			b.Charge(&r, now)
-			return store.Content{b.Start, b.Current, b.Previous, b.Penalty}
+			return b.copy()
+		},
+		believe: func(c store.Content, r store.Request, now int64) store.Content {
+			b := slidingWindowOf(c)
+			b.Believe(&r, now)
+			return b.copy()
 		},
 		expiry: func(c *store.Content, limit *store.Limit) int64 { return slidingWindowOf(*c).Expiry(limit) },
 		raise:  raiseSlidingWindow,
@@ -33,6 +38,10 @@ var slidingWindow = Traits{
 
 func slidingWindowOf(c store.Content) *SlidingWindow {
 	return &SlidingWindow{Start: c[0], Current: c[1], Previous: c[2], penalty: penalty{c[3]}}
+}
+
+func (b *SlidingWindow) copy() store.Content {
+	return store.Content{b.Start, b.Current, b.Previous, b.Penalty}
 }
 
 func raiseSlidingWindow(c, other store.Content, limit *store.Limit, now int64) (merged store.Content, less bool) {
@@ -199,5 +208,10 @@ func (b *SlidingWindow) Expiry(limit *store.Limit) int64 {
 	return max(b.Start+2*limit.Window.Microseconds(), b.Penalty)
 }
 
-// Weight implements [Bucket].
-func (b *SlidingWindow) Weight(*store.Limit) int64 { return add(b.Current, b.Previous) }
+// Share implements [Bucket].
+func (b *SlidingWindow) Share(limit *store.Limit, capacity, now int64) float64 {
+	window := limit.Window.Microseconds()
+	at := *b
+	at.roll(now, window)
+	return b.raise(shareOf(add(at.Current, at.weighted(now, window)), capacity), now)
+}

@@ -43,7 +43,9 @@ type copies struct {
 	// busy, if it is not 0, is the place of the instant before which nothing drains.
 	busy   int
 	charge func(c store.Content, r store.Request, cost, now int64) store.Content
-	expiry func(c *store.Content, limit *store.Limit) int64
+	// believe is [Bucket.Believe].
+	believe func(c store.Content, r store.Request, now int64) store.Content
+	expiry  func(c *store.Content, limit *store.Limit) int64
 	// raise merges another copy into c, without the penalty.
 	raise func(c, other store.Content, limit *store.Limit, now int64) (merged store.Content, less bool)
 }

@@ -26,8 +26,8 @@ const (
 
 var (
 	errNoRoom = fmt.Errorf("%w: the ledger is full", store.ErrNotExecuted)
-	// ErrExpired is the error of charges that could not be delivered before
-	// their window was over.
+	// ErrExpired is the error of charges that could not be delivered while they
+	// counted.
 	ErrExpired = fmt.Errorf("%w: their window is over", store.ErrNotExecuted)
 	errEnded   = fmt.Errorf("%w: there was no time left to deliver them", store.ErrNotExecuted)
 )
@@ -40,7 +40,7 @@ type pendingCharges struct {
 	sent         bool
 	sentRequests int64
 	sentCost     int64
-	// sentAt is when the charge was sent; expires is when its window is over.
+	// sentAt is when the charge was sent; expires is when it counts no more.
 	sentAt, expires int64
 	// via is the view through whose store the charge was sent.
 	via *Ledger
@@ -121,7 +121,12 @@ func (e *entry) addWaiting(r *store.Request, requests, expires int64) {
 	}
 	w.req.Cost += min(r.Cost, store.MaxInteger-w.req.Cost)
 	w.requests += requests
-	w.expires = min(w.expires, expires)
+	if r.Limit.Algorithm.HasBurst() {
+		// They drain one after the other.
+		w.expires = max(w.expires, expires)
+	} else {
+		w.expires = min(w.expires, expires)
+	}
 	e.countUnsent(requests)
 }
 
@@ -163,10 +168,7 @@ func (l *Ledger) settle(reqs []store.Request, place int, hold, now int64, w *Led
 	if r.Cost == 0 {
 		return nil, nil
 	}
-	expires := now + r.Limit.Window.Microseconds()
-	if algorithm.Of(r.Limit.Algorithm).Windowed && e.known.IsOpen(r.Limit, now+e.clock) {
-		expires = e.known.WindowEnd() - e.clock
-	}
+	expires := l.expiryOf(e, r, now)
 	e.keepUntil(r, now)
 	if !algorithm.Of(r.Limit.Algorithm).Copies() {
 		e.rarely().charged = now
@@ -198,6 +200,27 @@ func (l *Ledger) settle(reqs []store.Request, place int, hold, now int64, w *Led
 		return w.sendNext(e, now), e
 	}
 	return nil, nil
+}
+
+// expiryOf is the instant from which nothing of the charge of r counts any more, with what
+// is pending before it.
+func (l *Ledger) expiryOf(e *entry, r *store.Request, now int64) int64 {
+	t := algorithm.Of(r.Limit.Algorithm)
+	switch {
+	case !t.Copies():
+		return now + r.Limit.Window.Microseconds()
+	case t.Windowed && e.known.IsOpen(r.Limit, now+e.clock):
+		return e.known.WindowEnd() - e.clock
+	}
+	clock, cost := e.clock, r.Cost
+	if clock == 0 {
+		// The store has not told its time yet.
+		clock = l.books.clock().UnixMicro() - now
+	}
+	if p := e.pending; p != nil {
+		cost += min(p.cost(), store.MaxInteger-cost)
+	}
+	return e.known.ChargeExpiry(r, cost, now+clock) - clock
 }
 
 // holds reports whether the charge of a request may wait for the next tick: that makes

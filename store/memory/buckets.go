@@ -16,8 +16,10 @@ const (
 	shardBits  = 6
 	shardCount = 1 << shardBits
 
-	// sampleSize is how many live buckets are compared to evict one of them.
+	// sampleSize is how many live buckets are compared to evict one of them, at least;
+	// and fullSample, if all of those are full.
 	sampleSize = 8
+	fullSample = 64
 	// sweepSize is how many expired buckets are removed at a time. Above 1,
 	// expired buckets become fewer however many are inserted.
 	sweepSize = 8
@@ -34,15 +36,17 @@ const (
 // background.
 //
 // An insertion into a full view removes an expired bucket of any shard. Without
-// one it evicts a live bucket: of a random sample the one that has spent least,
-// among equals the one that resets first. Least is lost with that bucket, and a
-// flood of new clients mostly evicts itself. Above a bound that was lowered,
-// every insertion evicts some more buckets.
+// one it evicts a live bucket: of a random sample the one that has spent the least share
+// of its capacity, among equals the one that resets first. Least is lost with that
+// bucket, a flood of new clients mostly evicts itself, and limits of different size
+// compare. Full and penalized buckets, and those of running requests, go last. Above a
+// bound that was lowered, every insertion evicts some more buckets.
 type Buckets struct {
 	seed   maphash.Seed
 	limits identity.Limits
 	// overrides are kept as long as buckets.
 	overrides overrides
+	clock     wallClock
 
 	// count is the number of places in use. A bucket takes its place before it is
 	// inserted, and leaves it after it is removed.
@@ -69,7 +73,7 @@ func (b *Buckets) Len() int { return int(b.count.Load()) }
 
 // run runs op on the bucket of r. An insertion leaves at most maxBuckets buckets, or
 // fewer than before.
-func (b *Buckets) run(op algorithm.Operation, r *store.Request, now, maxBuckets int64) store.State {
+func (b *Buckets) run(op algorithm.Operation, r *store.Request, now int64, by *Store) store.State {
 	id := identity.New(b.limits.Number(r.Limit), r.ClientKey)
 	s := &b.shards[b.shardOf(id)]
 	st, found, revived := s.run(op, id, r, now, false)
@@ -77,7 +81,7 @@ func (b *Buckets) run(op algorithm.Operation, r *store.Request, now, maxBuckets 
 	case revived:
 		b.sweep(now)
 	case !found && keeps(op, r.Limit):
-		b.reserve(now, maxBuckets)
+		b.reserve(now, by)
 		if st, found, _ = s.run(op, id, r, now, true); found {
 			b.count.Add(-1)
 		}
@@ -103,24 +107,24 @@ func (b *Buckets) shardOf(id identity.ID) uint64 {
 	return id.Hash(b.seed) >> (64 - shardBits)
 }
 
-// reserve takes a place for a bucket, evicting one if there are maxBuckets.
-func (b *Buckets) reserve(now, maxBuckets int64) {
+// reserve takes a place for a bucket, evicting one if there are as many as the view allows.
+func (b *Buckets) reserve(now int64, by *Store) {
 	for {
 		n := b.count.Load()
-		if n < maxBuckets {
+		if n < by.maxBuckets {
 			if b.count.CompareAndSwap(n, n+1) {
 				return
 			}
 			continue
 		}
-		if b.evict(now) {
+		if b.evict(now, by) {
 			break // into the place of the evicted one
 		}
 		// Other insertions hold the places, or were faster to evict.
 		runtime.Gosched()
 	}
 	for range trimSize {
-		if b.count.Load() <= maxBuckets || !b.evict(now) {
+		if b.count.Load() <= by.maxBuckets || !b.evict(now, by) {
 			return
 		}
 		b.count.Add(-1)
@@ -129,7 +133,7 @@ func (b *Buckets) reserve(now, maxBuckets int64) {
 
 // evict removes one bucket, whose place is then the caller's, and reports whether
 // it did.
-func (b *Buckets) evict(now int64) bool {
+func (b *Buckets) evict(now int64, by *Store) bool {
 	// A random start spreads evictions over the locks.
 	start := rand.IntN(shardCount)
 	for i := range shardCount {
@@ -139,10 +143,16 @@ func (b *Buckets) evict(now int64) bool {
 		}
 	}
 	var victim candidate
-	for i, seen := 0, 0; i < shardCount && seen < sampleSize; i++ {
-		seen += b.shards[(start+i)%shardCount].sample(sampleSize-seen, &victim)
+	for i, seen := 0, 0; i < shardCount && (seen < sampleSize || victim.isFull() && seen < fullSample); i++ {
+		seen += b.shards[(start+i)%shardCount].sample(now, &victim)
 	}
-	return victim.bucket != nil && victim.shard.evict(victim.bucket)
+	if victim.bucket == nil || !victim.shard.evict(victim.bucket) {
+		return false
+	}
+	if by.onEvict != nil {
+		by.onEvict(b.limits.Limit(victim.bucket.limit).Zone)
+	}
+	return true
 }
 
 func (b *Buckets) sweep(now int64) {

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
@@ -230,5 +232,67 @@ func TestShortWindowsSurviveLongOnes(t *testing.T) {
 	}
 	if used := f.charge(minute, "client", 1); used != 4 {
 		t.Errorf("used %d, want 4", used)
+	}
+}
+
+// TestFullBucketsSurviveOtherZones: made-up keys of a loose limit, each of which has spent
+// more than the strict limit admits, push out no bucket of it that is full or penalized, nor
+// one of a running request. What is pushed out is reported.
+func TestFullBucketsSurviveOtherZones(t *testing.T) {
+	for a := range store.Algorithms {
+		t.Run(a.String(), func(t *testing.T) {
+			const bound, flood = 300, 3000
+			f := newFixture(t, bound)
+			evicted := map[string]int{}
+			s := memory.New(f.buckets, memory.Options{
+				MaxBuckets: bound, Now: f.clock.Now, OnEvict: func(zone string) { evicted[zone]++ },
+			})
+			login := &store.Limit{Zone: "login", Algorithm: a, Window: time.Hour}
+			ask := func(client string, events, cost int64) store.Request {
+				return store.Request{Limit: login, ClientKey: client, Events: events, Cost: cost, ID: client, Until: f.clock.Now().Add(time.Hour).UnixMicro()}
+			}
+			// Limits of one zone may differ, as plans do.
+			s.Take(t.Context(), []store.Request{ask("small", 5, 5), ask("large", 50, 50), ask("running", 50, 1)})
+			if algorithm.Of(a).Penalties {
+				s.Penalize(t.Context(), []store.Request{ask("penalized", 50, 0)})
+			}
+			loose := limit("api", time.Hour)
+			for i := range flood {
+				s.Charge(t.Context(), []store.Request{{Limit: loose, ClientKey: clientKey(i), Events: 100, Cost: 30}})
+			}
+			for client, kept := range map[string]bool{
+				"small": true, "large": true, "running": algorithm.Of(a).Lease, "penalized": algorithm.Of(a).Penalties,
+			} {
+				if has := f.buckets.Has(login, client); has != kept {
+					t.Errorf("bucket of %s exists: %t, want %t", client, has, kept)
+				}
+			}
+			if evicted["login"] > 1 || evicted["api"] < flood-bound {
+				t.Errorf("reported evictions: %v", evicted)
+			}
+		})
+	}
+}
+
+// TestFullBucketsGoLast, however many there are.
+func TestFullBucketsGoLast(t *testing.T) {
+	const bound = 64
+	f := newFixture(t, bound)
+	hour := limit("hour", time.Hour)
+	for i := range bound - 1 {
+		f.charge(hour, clientKey(i), 10)
+	}
+	for i := range 200 {
+		f.charge(hour, fmt.Sprint("newcomer ", i), 1)
+	}
+	kept := 0
+	for i := range bound - 1 {
+		if f.buckets.Has(hour, clientKey(i)) {
+			kept++
+		}
+	}
+	// A sample may miss the only bucket that is not full.
+	if kept < bound/4 {
+		t.Errorf("%d of %d full buckets are left after a flood", kept, bound-1)
 	}
 }

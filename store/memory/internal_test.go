@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -184,5 +185,26 @@ func TestQueueGivesMemoryBack(t *testing.T) {
 		if c := cap(q); c >= minQueue && c > 4*len(q) {
 			t.Fatalf("capacity %d for %d buckets", c, len(q))
 		}
+	}
+}
+
+// TestClockThatIsSet is noticed, forwards and backwards, and one that drifts is not.
+func TestClockThatIsSet(t *testing.T) {
+	var c wallClock
+	at := time.Now()
+	if by := c.observe(at); by != 0 {
+		t.Fatalf("the first reading is a jump by %v", by)
+	}
+	for n, s := range []struct{ wall, want time.Duration }{
+		{0, 0}, {4 * time.Second, 0}, {30 * 24 * time.Hour, 30 * 24 * time.Hour}, {30*24*time.Hour + time.Second, 0},
+		{0, -30 * 24 * time.Hour}, {-time.Hour, -time.Hour}, {0, time.Hour},
+	} {
+		passed := time.Duration(n) * time.Minute
+		if by := c.compare(at, passed+s.wall, passed); by != s.want {
+			t.Errorf("reading %d: a jump by %v, want %v", n, by, s.want)
+		}
+	}
+	if by, when := c.lastJump(); by != time.Hour || !when.Equal(at) {
+		t.Errorf("the last jump is by %v at %v", by, when)
 	}
 }

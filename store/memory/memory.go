@@ -25,6 +25,11 @@ type Options struct {
 	MaxBuckets int
 	// Now is the clock that decides; nil means time.Now.
 	Now func() time.Time
+	// OnEvict, if set, is called for each bucket that is evicted although it counts, with
+	// its zone. OnJump, if set, is called when the clock was set, with by how much. They
+	// must be quick.
+	OnEvict func(zone string)
+	OnJump  func(by time.Duration)
 }
 
 // Store is a view of buckets. It holds nothing to release, ignores contexts,
@@ -33,6 +38,8 @@ type Store struct {
 	buckets    *Buckets
 	maxBuckets int64
 	now        func() time.Time
+	onEvict    func(zone string)
+	onJump     func(by time.Duration)
 }
 
 // New returns a view of buckets.
@@ -43,7 +50,7 @@ func New(buckets *Buckets, opts Options) *Store {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	return &Store{buckets: buckets, maxBuckets: int64(opts.MaxBuckets), now: opts.Now}
+	return &Store{buckets: buckets, maxBuckets: int64(opts.MaxBuckets), now: opts.Now, onEvict: opts.OnEvict, onJump: opts.OnJump}
 }
 
 // Check implements [store.Store].
@@ -87,13 +94,25 @@ func (s *Store) run(op algorithm.Operation, reqs []store.Request) []store.State 
 }
 
 func (s *Store) runInto(op algorithm.Operation, reqs []store.Request, states []store.State) {
-	now := s.now().UnixMicro()
+	now := s.instant()
 	for i := range reqs {
-		if st := s.buckets.run(op, &reqs[i], now, s.maxBuckets); states != nil {
+		if st := s.buckets.run(op, &reqs[i], now, s); states != nil {
 			states[i] = st
 		}
 	}
 }
+
+// instant reads the clock.
+func (s *Store) instant() int64 {
+	at := s.now()
+	if by := s.buckets.clock.observe(at); by != 0 && s.onJump != nil {
+		s.onJump(by)
+	}
+	return at.UnixMicro()
+}
+
+// LastJump implements [store.Jumper].
+func (s *Store) LastJump() (by time.Duration, at time.Time) { return s.buckets.clock.lastJump() }
 
 // CheckInto implements [store.Immediate].
 func (s *Store) CheckInto(reqs []store.Request, states []store.State) {
@@ -122,7 +141,7 @@ func (s *Store) Walk(reqs []store.Request, visit func(i int, clientKey string, i
 	for i := range reqs {
 		asked[s.buckets.limits.Number(reqs[i].Limit)] = i
 	}
-	now := s.now().UnixMicro()
+	now := s.instant()
 	look := func(b *bucket) {
 		if i, ok := asked[b.limit]; ok {
 			clientKey, isWhole := identity.ID{Limit: b.limit, Key: b.key}.ClientKey()
@@ -178,4 +197,5 @@ var (
 	_ store.Resetter  = (*Store)(nil)
 	_ store.Overrider = (*Store)(nil)
 	_ store.Diagnoser = (*Store)(nil)
+	_ store.Jumper    = (*Store)(nil)
 )

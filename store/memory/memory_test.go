@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
@@ -61,22 +62,24 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// TestClockStepsBack: after a correction of the clock open windows stay open, and the
-// buckets consistent.
+// TestClockStepsBack: after a correction of the clock open windows stay open, but not those
+// of a clock that was far ahead. The buckets stay consistent.
 func TestClockStepsBack(t *testing.T) {
-	f := newFixture(t, 100)
-	minute := limit("minute", time.Minute)
-	for i := range 50 {
-		f.charge(minute, clientKey(i), 1)
-	}
-	f.clock.Advance(-time.Hour)
-	for i := range 100 {
-		want := int64(1)
-		if i < 50 {
-			want = 2
+	for back, kept := range map[time.Duration]int64{algorithm.Grace: 1, time.Hour: 0} {
+		f := newFixture(t, 100)
+		minute := limit("minute", time.Minute)
+		for i := range 50 {
+			f.charge(minute, clientKey(i), 1)
 		}
-		if used := f.charge(minute, clientKey(i), 1); used != want {
-			t.Errorf("client %d: used %d, want %d", i, used, want)
+		f.clock.Advance(-back)
+		for i := range 100 {
+			want := int64(1)
+			if i < 50 {
+				want += kept
+			}
+			if used := f.charge(minute, clientKey(i), 1); used != want {
+				t.Errorf("back by %v, client %d: used %d, want %d", back, i, used, want)
+			}
 		}
 	}
 }

@@ -45,6 +45,7 @@ func (s *shard) run(op algorithm.Operation, id identity.ID, r *store.Request, no
 	b := s.find(id)
 	switch {
 	case b != nil:
+		b.note(op, r)
 		st = op.Run(b.content, &s.asked, now)
 		if revived = b.due <= now; revived {
 			s.postpone(b)
@@ -53,6 +54,7 @@ func (s *shard) run(op algorithm.Operation, id identity.ID, r *store.Request, no
 	case inserts:
 		// The caller's key may pin a larger string.
 		b = &bucket{key: strings.Clone(id.Key), limit: id.Limit, content: algorithm.New(r.Limit)}
+		b.note(op, r)
 		st = op.Run(b.content, &s.asked, now)
 		b.due = b.content.Expiry(r.Limit)
 		s.insert(b)
@@ -90,20 +92,20 @@ func (s *shard) expire(now int64, most, spare int) int {
 	return n
 }
 
-// sample offers up to most buckets to c, and returns their number.
-func (s *shard) sample(most int, c *candidate) int {
+// sample offers up to sampleSize buckets to c, and returns their number.
+func (s *shard) sample(now int64, c *candidate) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.queue) <= most {
+	if len(s.queue) <= sampleSize {
 		for _, b := range s.queue {
-			c.offer(s, b)
+			c.offer(s, b, now)
 		}
 		return len(s.queue)
 	}
-	for range most {
-		c.offer(s, s.queue[rand.IntN(len(s.queue))])
+	for range sampleSize {
+		c.offer(s, s.queue[rand.IntN(len(s.queue))], now)
 	}
-	return most
+	return sampleSize
 }
 
 // walkSize is how many buckets of a shard are visited at a time, so that requests need not
@@ -163,8 +165,8 @@ func (s *shard) publish() {
 	}
 }
 
-// bucket is the state of one limit for one client key. Its 48 bytes are one of
-// the allocator's size classes.
+// bucket is the state of one limit for one client key. It fits into 64 bytes, one of the
+// allocator's size classes.
 type bucket struct {
 	key     string
 	limit   uint32
@@ -173,25 +175,40 @@ type bucket struct {
 	// due is when to check the content for expiry. Later use postpones the expiry,
 	// not due.
 	due int64
+	// capacity is that of the last request that was not settling: requests of one limit
+	// may differ in it.
+	capacity int64
+}
+
+func (b *bucket) note(op algorithm.Operation, r *store.Request) {
+	if op == algorithm.Check || op == algorithm.Take || b.capacity == 0 {
+		b.capacity = r.Capacity() + r.Reserved
+	}
 }
 
 const removed = -1
 
 // candidate is a live bucket that may be evicted, as of when it was sampled.
 type candidate struct {
-	shard          *shard
-	bucket         *bucket
-	weight, expiry int64
+	shard  *shard
+	bucket *bucket
+	share  float64
+	expiry int64
 }
 
-// offer makes b the candidate if it weighs less than the candidate so far.
-func (c *candidate) offer(s *shard, b *bucket) {
+// offer makes b the candidate if less of its capacity is used than of the candidate's so
+// far.
+func (c *candidate) offer(s *shard, b *bucket, now int64) {
 	limit := s.limits.Limit(b.limit)
-	weight, expiry := b.content.Weight(limit), b.content.Expiry(limit)
-	if c.bucket == nil || weight < c.weight || weight == c.weight && expiry < c.expiry {
-		*c = candidate{shard: s, bucket: b, weight: weight, expiry: expiry}
+	share, expiry := b.content.Share(limit, b.capacity, now), b.content.Expiry(limit)
+	if c.bucket == nil || share < c.share || share == c.share && expiry < c.expiry {
+		*c = candidate{shard: s, bucket: b, share: share, expiry: expiry}
 	}
 }
+
+// isFull reports whether the candidate, and so all that were offered, refuse requests or
+// count running ones.
+func (c *candidate) isFull() bool { return c.share >= 1 }
 
 // index finds the buckets of one limit in one shard. The zero value is empty.
 type index struct {

@@ -3,6 +3,8 @@ package redis
 import (
 	"sync"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 const (
@@ -29,16 +31,38 @@ type primaryClock struct {
 	// last observed, and when an observation was last claimed.
 	period, observed, claimed time.Duration
 	known                     bool
+	// doubted is the difference by a time that was not believed; nil if the last one was.
+	doubted *int64
+	// jump is by how much the primary's clock was last set, and jumpedAt when; zero if it
+	// was not. jumped, if not nil, is told of it.
+	jump     time.Duration
+	jumpedAt time.Time
+	jumped   func(by time.Duration)
 }
 
 func newPrimaryClock() *primaryClock { return &primaryClock{start: time.Now()} }
 
-// observe records a reply that arrived at the instant at and carried the time now.
-func (c *primaryClock) observe(now int64, at time.Time) {
+// observe records a reply to what was sent at an instant, which arrived at the instant at
+// and carried the time now. It reports whether that is believed. A time that is off by
+// more than clocks may differ is damaged, or the primary's clock was set: then the next
+// reading agrees.
+func (c *primaryClock) observe(now int64, sent, at time.Time) (believed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	mono := at.Sub(c.start)
 	offset := now - mono.Microseconds()
+	if jump := c.jumpTo(offset, at.Sub(sent)); jump != 0 {
+		if c.doubted == nil || differ(*c.doubted, offset) {
+			c.doubted = &offset
+			return false
+		}
+		c.known = false
+		c.jump, c.jumpedAt = jump, at
+		if c.jumped != nil {
+			c.jumped(jump)
+		}
+	}
+	c.doubted = nil
 	switch {
 	case !c.known || mono-c.period >= 2*clockPeriod:
 		c.offset, c.previous, c.period = offset, offset, mono
@@ -48,6 +72,27 @@ func (c *primaryClock) observe(now int64, at time.Time) {
 		c.offset = max(c.offset, offset)
 	}
 	c.known, c.observed = true, max(c.observed, mono)
+	return true
+}
+
+// jumpTo is by how much the primary's clock was set if it now shows that difference, in a
+// reply that took so long; 0 if it was not.
+func (c *primaryClock) jumpTo(offset int64, took time.Duration) time.Duration {
+	before := max(c.offset, c.previous)
+	if !c.known || !differ(offset, before) || offset < before && !differ(offset+took.Microseconds(), before) {
+		return 0
+	}
+	return time.Duration(offset-before) * time.Microsecond
+}
+
+func differ(one, other int64) bool { return max(one-other, other-one) > algorithm.Grace.Microseconds() }
+
+// lastJump returns by how much the primary's clock was last set, and when; zero if it was
+// not.
+func (c *primaryClock) lastJump() (by time.Duration, at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.jump, c.jumpedAt
 }
 
 // estimate returns the primary's time at the instant at, the age of the last

@@ -114,8 +114,8 @@ type (
 	scriptCommand struct {
 		command
 		id          string
-		intsRoom    [9]int64
-		packedRoom  [72]byte
+		intsRoom    [10]int64
+		packedRoom  [80]byte
 		argsRoom    [7]any
 		numbersRoom [9]int64
 	}

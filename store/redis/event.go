@@ -38,6 +38,8 @@ const (
 	// Met: a server was reached for the first time, or after a restart; ID is its
 	// run ID.
 	Met
+	// ClockJumped: a primary's clock was set, as Err says.
+	ClockJumped
 )
 
 // Purpose is what calls of a server are for.

@@ -51,7 +51,9 @@ func (s *Shard) figures(name string) store.Shard {
 		return f
 	}
 	for _, at := range t.servers {
-		f.Servers = append(f.Servers, s.serverFigures(store.RolePrimary, at.checks, at.charges))
+		primary := s.serverFigures(store.RolePrimary, at.checks, at.charges)
+		primary.Jump, primary.JumpedAt = at.clock.lastJump()
+		f.Servers = append(f.Servers, primary)
 		for _, replica := range at.replicas {
 			f.Servers = append(f.Servers, s.serverFigures(store.RoleReplica, replica))
 		}

@@ -3,11 +3,14 @@ package redis
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // send tries every command once and sets the outcomes. A server that lacks a
@@ -39,6 +42,9 @@ func (l *lane) send(ctx context.Context, cmds []*command) {
 			fault = l.pipeline(ctx, unknown)
 		}
 	}
+	if again := disbelieved(cmds); len(again) > 0 {
+		fault = l.pipeline(ctx, again)
+	}
 	if slices.ContainsFunc(instead, func(c *command) bool { return c.outcome == nil }) {
 		l.scripted.Store(true)
 	}
@@ -53,6 +59,17 @@ func withOutcome(cmds []*command, h hint) (some []*command) {
 		}
 	}
 	return some
+}
+
+// disbelieved returns the reads whose replies have a false time: another shows whether
+// the server's clock was set.
+func disbelieved(cmds []*command) (reads []*command) {
+	for _, cmd := range cmds {
+		if cmd.reads && errors.Is(cmd.outcome, errTime) {
+			reads = append(reads, cmd)
+		}
+	}
+	return reads
 }
 
 func (l *lane) load(ctx context.Context, cmds []*command) error {
@@ -91,6 +108,7 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 			cmd.checkWindow(now)
 		}
 	}
+	sent := time.Now()
 	err := l.exec(ctx, cmds)
 	at := time.Now()
 	var reconnect bool
@@ -110,19 +128,35 @@ func (l *lane) pipeline(ctx context.Context, cmds []*command) (fault error) {
 	if reconnect {
 		l.shard.reconnect(l.addr)
 	}
-	observe(cmds, at)
+	observe(cmds, sent, at)
 	return fault
 }
 
-// observe passes the first time in the replies to the clock that decides.
-func observe(cmds []*command, at time.Time) {
+// errTime is the outcome of a command whose reply has a time that is not believed.
+var errTime = errors.New("the reply has a false time, or the server's clock was set")
+
+// observe passes the times in the replies to the clock that decides.
+func observe(cmds []*command, sent, at time.Time) {
+	var last int64
+	believed := false
 	for _, cmd := range cmds {
 		if !cmd.asksClock() || cmd.outcome != nil {
 			continue
 		}
-		if reply := cmd.integers(); len(reply) > 0 && reply[placeOfNow] != 0 {
-			cmd.clock.observe(reply[placeOfNow], at)
-			return
+		reply := cmd.integers()
+		if len(reply) == 0 || reply[placeOfNow] == 0 {
+			continue
+		}
+		// Buckets of a bundle share a reading.
+		if now := reply[placeOfNow]; now != last {
+			last, believed = now, isSane(now) && cmd.clock.observe(now, sent, at)
+		}
+		switch {
+		case believed:
+		case cmd.reads:
+			cmd.outcome = notExecuted(errTime)
+		default:
+			cmd.outcome = fmt.Errorf("%w: %w", store.ErrUncertain, errTime)
 		}
 	}
 }

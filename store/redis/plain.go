@@ -31,7 +31,7 @@ func (op operation) charged(l *layout, r *store.Request, cmd *command) store.Sta
 // far as its reply, st, shows, and what is left to charge by the script: nothing of an
 // orphan, which it made if there was no bucket, or if the server has counted it and does
 // not show the window; all if the window was over, as on a promoted server with an old
-// copy.
+// copy, or is not believed.
 func (c *command) missedWindow(cost int64, st *store.State) (left int64, is bool) {
 	switch {
 	case c.charge == nil || c.outcome != nil:
@@ -45,7 +45,8 @@ func (c *command) missedWindow(cost int64, st *store.State) (left int64, is bool
 	}
 	// The state has shown that it is a number.
 	end, _ := strconv.ParseInt(reset, 10, 64)
-	return cost, end <= -c.ints[placeOfNow]
+	now := -c.ints[placeOfNow]
+	return cost, end <= now || !algorithm.Believes(end, now, c.charge.Limit.Window)
 }
 
 // hidesWindow reports whether the server refuses to show the window of a plain charge.

@@ -120,7 +120,7 @@ func (m *migration) dump() {
 		expiry, content := reply[:min(8, len(reply))], reply[min(8, len(reply)):]
 		at, err := unpack(nil, expiry)
 		switch {
-		case err != nil || len(at) != 1:
+		case err != nil || len(at) != 1, at[0] > time.Now().Add(store.MaxWindow).UnixMilli():
 			m.end(errReply)
 		case content == "" || at[0] < 0:
 			m.end(nil)

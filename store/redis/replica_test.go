@@ -223,7 +223,7 @@ func TestClockIsNeverAheadAndNearTheFastestReply(t *testing.T) {
 		ran := start.Add(time.Duration(i) * 5 * time.Millisecond)
 		// Replies take 0.1 to 3 ms; one in ten is the fastest.
 		arrived := ran.Add(100*time.Microsecond + time.Duration(i%10)*300*time.Microsecond)
-		c.observe(primary(ran), arrived)
+		c.observe(primary(ran), ran, arrived)
 		at := arrived.Add(time.Millisecond)
 		now, age, ok := c.estimate(at)
 		if !ok || age != time.Millisecond {
@@ -245,9 +245,9 @@ func TestClockIsNeverAheadAndNearTheFastestReply(t *testing.T) {
 func TestClockFollowsAPrimaryThatIsSetBack(t *testing.T) {
 	c := newPrimaryClock()
 	at := func(s float64) time.Time { return c.start.Add(time.Duration(s * float64(time.Second))) }
-	c.observe(1000e6, at(0))
+	c.observe(1000e6, at(0), at(0))
 	for s := 0.5; s < 4; s += 0.5 {
-		c.observe(int64(s*1e6), at(s))
+		c.observe(int64(s*1e6), at(s), at(s))
 	}
 	if now, _, _ := c.estimate(at(4)); now != 4e6 {
 		t.Fatalf("estimate is %d µs, want 4 s: the primary was set back 4 s ago", now)

@@ -221,6 +221,11 @@ func (s *Shard) serversIn(r roles, before *topology) *servers {
 		next.clock, next.offsets, next.turn = was.clock, was.offsets, was.turn
 	} else {
 		next.clock, next.offsets, next.turn = newPrimaryClock(), new(offsets), new(atomic.Uint32)
+		next.clock.jumped = func(by time.Duration) {
+			s.emit(Event{Kind: ClockJumped, Addr: r.primary, Err: &fault{
+				problem: "its clock was set by " + by.Round(time.Millisecond).String(), remedy: "let it follow a time server that adjusts it gradually (NTP)",
+			}})
+		}
 	}
 	return next
 }

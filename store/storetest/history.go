@@ -13,7 +13,7 @@ import (
 
 // History holds a store to the arithmetic of package algorithm, field by field,
 // over long random histories: all operations, costs, changing limits, while the
-// clock stands still, steps, jumps and runs back. A history that goes wrong is
+// clock stands still, steps, jumps and runs back, and after it was far ahead. A history that goes wrong is
 // made as short as it can be.
 type History struct {
 	// Limit is the kind of bucket; its zone does not matter.
@@ -35,6 +35,7 @@ func (h History) Run(t *testing.T, open Open) {
 	rapid.Check(t, func(rt *rapid.T) {
 		histories++
 		m := h.newModel(f, rt, histories)
+		m.damage()
 		for m.done <= h.Operations/checksOfRapid {
 			m.call()
 			m.passTime()
@@ -62,6 +63,8 @@ type model struct {
 	// expired is the last end of a bucket that the clock has passed: a store may
 	// have forgotten that bucket, so the clock must not run back as far.
 	expired int64
+	// penalty is how long penalties last, or 0 if requests do not say.
+	penalty time.Duration
 	// taken is what can be refunded.
 	taken []store.Request
 	ids   int
@@ -74,7 +77,7 @@ type bucketID struct {
 }
 
 func (h *History) newModel(f *fixture, t *rapid.T, number int) *model {
-	m := &model{T: t, History: h, fixture: f}
+	m := &model{T: t, History: h, fixture: f, penalty: rapid.SampledFrom([]time.Duration{0, time.Hour}).Draw(t, "penalties")}
 	m.restart(fmt.Sprint("history", number))
 	return m
 }
@@ -163,6 +166,7 @@ func (m *model) request(op algorithm.Operation) store.Request {
 	r := store.Request{
 		Limit:     rapid.SampledFrom(m.limits).Draw(m.T, "limit"),
 		ClientKey: rapid.SampledFrom([]string{client, "2001:db8::/64", "\x00\xff{}"}).Draw(m.T, "client"),
+		Penalty:   m.penalty,
 		Cost:      number("cost", 0, 4),
 	}
 	if m.ids++; algorithm.Of(m.Limit.Algorithm).Lease {
@@ -208,6 +212,22 @@ func (m *model) bucket(r *store.Request) algorithm.Bucket {
 }
 
 func (m *model) now() int64 { return m.fixture.now() }
+
+// far is how far ahead a clock is that damages buckets: no window is as long.
+const far = 40 * 24 * time.Hour
+
+// damage fills the buckets, or does not, by a clock that is far ahead.
+func (m *model) damage() {
+	calls := rapid.IntRange(0, 6).Draw(m.T, "calls ahead")
+	if calls == 0 {
+		return
+	}
+	m.fixture.clock.Advance(far)
+	defer m.fixture.clock.Advance(-far)
+	for range calls {
+		m.call()
+	}
+}
 
 // passTime moves the clock, or does not.
 func (m *model) passTime() {

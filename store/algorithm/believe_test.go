@@ -1,0 +1,137 @@
+package algorithm_test
+
+import (
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+const grace = algorithm.Grace
+
+// full returns a bucket of ten events that was filled at an instant, and a request for it.
+func full(kind store.Limit, window time.Duration, at int64) (algorithm.Bucket, store.Request) {
+	kind.Window = window
+	r := store.Request{Limit: &kind, Events: 10, Cost: 10, ID: "first"}
+	b := algorithm.New(&kind)
+	charge.Run(b, &r, at)
+	r.Cost, r.ID = 1, "other"
+	return b, r
+}
+
+// TestFutureIsNotBelieved: what a clock stored that was ahead by more than the grace counts
+// no more once it is right, for any operation, and what is stored then is right.
+func TestFutureIsNotBelieved(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		window := micros(rapid.Int64Range(1e3, 1e12).Draw(t, "window"))
+		jump := rapid.Int64Range(grace.Microseconds()+2*window.Microseconds()+1, 1e14).Draw(t, "jump")
+		b, r := full(kind, window, origin+jump)
+		if algorithm.Of(kind.Algorithm).Penalties && rapid.Bool().Draw(t, "penalty") {
+			r.Until = origin + jump + 1e9
+			penalize.Run(b, &r, origin+jump)
+		}
+		do := rapid.SampledFrom([]op{check, charge, take, refund, algorithm.Peek}).Draw(t, "operation")
+		fresh := algorithm.New(r.Limit)
+		if got, want := do.Run(b, &r, origin), do.Run(fresh, &r, origin); got != want {
+			t.Fatalf("%s after a jump of %d:\n got %+v\nwant %+v", do, jump, got, want)
+		}
+		if got, want := b.Expiry(r.Limit), fresh.Expiry(r.Limit); got != want {
+			t.Fatalf("it expires at %d, want %d", got, want)
+		}
+	})
+}
+
+// TestClocksMayDiffer: a clock that is behind another by no more than the grace gives nothing
+// away.
+func TestClocksMayDiffer(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		window := micros(rapid.Int64Range(1e3, 1e12).Draw(t, "window"))
+		b, r := full(kind, window, origin)
+		if st := take.Run(b, &r, origin-rapid.Int64Range(0, grace.Microseconds()).Draw(t, "behind")); st.Allowed || st.Used < 10 {
+			t.Fatalf("a take by a clock that is behind: %+v", st)
+		}
+	})
+}
+
+// TestPenaltyIsNoLongerThanPenaltiesLast, where that is known.
+func TestPenaltyIsNoLongerThanPenaltiesLast(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		kind.Window = time.Hour
+		lasts := micros(rapid.Int64Range(1, 1e12).Draw(t, "lasts"))
+		ahead := rapid.Int64Range(0, 2*grace.Microseconds()).Draw(t, "ahead")
+		r := store.Request{Limit: &kind, Events: 10, Cost: 1, Until: origin + ahead + lasts.Microseconds()}
+		b := algorithm.New(&kind)
+		penalize.Run(b, &r, origin)
+		for known, want := range map[time.Duration]bool{0: true, lasts: ahead <= grace.Microseconds()} {
+			asked := r
+			asked.Penalty = known
+			if st := check.Run(algorithm.Clone(b), &asked, origin); (st.Penalty != 0) != want {
+				t.Fatalf("a penalty of %d beyond %v, of which %v is known: %+v", ahead, lasts, known, st)
+			}
+		}
+	}, withoutPenalty...)
+}
+
+// TestCopyOfTheFutureIsNotBelieved, nor raised to, by an answer of a clock that is right again.
+func TestCopyOfTheFutureIsNotBelieved(t *testing.T) {
+	for _, kind := range kinds {
+		if !algorithm.Of(kind.Algorithm).Copies() {
+			continue
+		}
+		const jump = 30 * 24 * 3600 * int64(1e6)
+		ahead, r := full(kind, time.Minute, origin+jump)
+		peek := r
+		copied := algorithm.Known{Content: ahead.View(&peek, origin+jump, false).Content}
+		if st := copied.View(&r, 0, origin); !st.Allowed || st.Used != 0 {
+			t.Errorf("%s: the copy shows %+v", kind.Zone, st)
+		}
+		if copied.IsOpen(r.Limit, origin) && algorithm.Of(kind.Algorithm).Windowed {
+			t.Errorf("%s: the copy's window is open", kind.Zone)
+		}
+		now := algorithm.New(r.Limit)
+		right := algorithm.Known{Content: charge.Run(now, &r, origin).Content}
+		for what, pair := range map[string][2]algorithm.Known{"raised by": {copied, right}, "raises": {right, copied}} {
+			raised := pair[0]
+			raised.Raise(r.Limit, pair[1], origin)
+			if raised.Content != right.Content {
+				t.Errorf("%s: the copy %s the right one is %v, want %v", kind.Zone, what, raised.Content, right.Content)
+			}
+		}
+		charged := copied
+		charged.Charge(&r, 1, origin)
+		if charged.View(&r, 0, origin).Used != 1 {
+			t.Errorf("%s: a charge of the copy leaves %v", kind.Zone, charged.Content)
+		}
+	}
+}
+
+// TestChargeExpiry is when a charge counts no more: of a window when it ends, and of what
+// drains when it has drained.
+func TestChargeExpiry(t *testing.T) {
+	day := store.Calendar{Unit: store.Day}
+	for name, c := range map[string]struct {
+		limit store.Limit
+		cost  int64
+		want  time.Duration
+	}{
+		"fixed":    {store.Limit{Algorithm: store.FixedWindow, Window: time.Minute}, 1, time.Minute},
+		"align":    {store.Limit{Algorithm: store.FixedWindow, Window: 7 * time.Hour, Align: true}, 1, 7 * time.Hour},
+		"calendar": {store.Limit{Algorithm: store.FixedWindow, Window: day.Window(), Align: true, Calendar: day}, 1, 24 * time.Hour},
+		"sliding":  {store.Limit{Algorithm: store.SlidingWindow, Window: time.Minute}, 1, 2 * time.Minute},
+		"gcra":     {store.Limit{Algorithm: store.GCRA, Window: time.Second}, 600, time.Minute},
+	} {
+		at := origin - origin%(7*24*3600*int64(1e6))
+		r := store.Request{Limit: &c.limit, Events: 10, Burst: 600, Cost: c.cost}
+		k := algorithm.Known{}
+		if c.limit.Algorithm != store.GCRA {
+			r.Until = at + 1e12
+			k.Penalize(&r, at)
+		}
+		if got := k.ChargeExpiry(&r, c.cost, at); got != at+c.want.Microseconds() {
+			t.Errorf("%s: after %v, want %v", name, micros(got-at), c.want)
+		}
+	}
+}
