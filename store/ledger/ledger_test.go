@@ -228,6 +228,60 @@ func TestChargesExpireWithTheirWindow(t *testing.T) {
 	})
 }
 
+// TestChargesWaitAsLongAsTheyCount, which is not the length of a window: what a burst has
+// spent drains for long, a sliding window counts for another, and a window of the clock or
+// of a calendar ends with it.
+func TestChargesWaitAsLongAsTheyCount(t *testing.T) {
+	const charges = 100
+	day := store.Calendar{Unit: store.Day}
+	for name, c := range map[string]struct {
+		limit   store.Limit
+		arrives time.Duration // after an outage of that length
+		expires time.Duration
+	}{
+		"fixed":    {store.Limit{Algorithm: store.FixedWindow, Window: time.Minute}, 59 * time.Second, time.Minute},
+		"align":    {store.Limit{Algorithm: store.FixedWindow, Window: time.Hour, Align: true}, 29 * time.Minute, 30 * time.Minute},
+		"calendar": {store.Limit{Algorithm: store.FixedWindow, Window: day.Window(), Align: true, Calendar: day}, 23 * time.Hour, 24 * time.Hour},
+		"sliding":  {store.Limit{Algorithm: store.SlidingWindow, Window: time.Minute}, 119 * time.Second, 2 * time.Minute},
+		"gcra":     {store.Limit{Algorithm: store.GCRA, Window: time.Second}, (charges - 1) * time.Second, charges * time.Second},
+	} {
+		for _, outage := range []time.Duration{c.arrives, c.expires} {
+			t.Run(fmt.Sprint(name, outage), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					if c.limit.Align && c.limit.Calendar.Unit == "" {
+						time.Sleep(30 * time.Minute)
+					}
+					s := newSimulation(1)
+					lost := int64(0)
+					l := New(NewBooks(nil), s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, _ error) { lost += n }})
+					s.setDown(true, false)
+					r := store.Request{Limit: &c.limit, ClientKey: "alice", Events: 1, Burst: 600, Cost: 1}
+					for range charges {
+						l.ChargeDetached([]store.Request{r})
+					}
+					time.Sleep(outage)
+					s.setDown(false, false)
+					// Retries are a second apart; time goes on in small steps, to see a count
+					// before it drains.
+					most := int64(0)
+					for range 3000 {
+						time.Sleep(time.Millisecond)
+						most = max(most, s.used(r))
+					}
+					want := int64(charges)
+					if outage == c.expires {
+						want = 0
+					}
+					if most != want || lost != charges-want {
+						t.Errorf("%d of %d charges have arrived, %d are lost", most, charges, lost)
+					}
+					l.Leave()
+				})
+			})
+		}
+	}
+}
+
 func TestChargesLeftAtTheEndAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)

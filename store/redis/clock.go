@@ -47,6 +47,9 @@ func newPrimaryClock() *primaryClock { return &primaryClock{start: time.Now()} }
 // more than clocks may differ is damaged, or the primary's clock was set: then the next
 // reading agrees.
 func (c *primaryClock) observe(now int64, sent, at time.Time) (believed bool) {
+	if !isSane(now) {
+		return false
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	mono := at.Sub(c.start)
@@ -83,6 +86,13 @@ func (c *primaryClock) jumpTo(offset int64, took time.Duration) time.Duration {
 		return 0
 	}
 	return time.Duration(offset-before) * time.Microsecond
+}
+
+// agrees reports whether the primary's clock showed a time at about the instant at.
+func (c *primaryClock) agrees(now int64, at time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !differ(now-at.Sub(c.start).Microseconds(), max(c.offset, c.previous))
 }
 
 func differ(one, other int64) bool { return max(one-other, other-one) > algorithm.Grace.Microseconds() }

@@ -42,9 +42,7 @@ func (l *lane) send(ctx context.Context, cmds []*command) {
 			fault = l.pipeline(ctx, unknown)
 		}
 	}
-	if again := disbelieved(cmds); len(again) > 0 {
-		fault = l.pipeline(ctx, again)
-	}
+	l.askTime(ctx, cmds)
 	if slices.ContainsFunc(instead, func(c *command) bool { return c.outcome == nil }) {
 		l.scripted.Store(true)
 	}
@@ -61,15 +59,26 @@ func withOutcome(cmds []*command, h hint) (some []*command) {
 	return some
 }
 
-// disbelieved returns the reads whose replies have a false time: another shows whether
-// the server's clock was set.
-func disbelieved(cmds []*command) (reads []*command) {
+// askTime asks the server for the time if a reply has one that is not believed. If it is
+// true after all, the server's clock was set, and the reply holds.
+func (l *lane) askTime(ctx context.Context, cmds []*command) {
+	var asked time.Time
 	for _, cmd := range cmds {
-		if cmd.reads && errors.Is(cmd.outcome, errTime) {
-			reads = append(reads, cmd)
+		if !errors.Is(cmd.outcome, errTime) {
+			continue
+		}
+		if asked.IsZero() {
+			asked = time.Now()
+			now, err := l.client.Load().Time(ctx).Result()
+			if err != nil {
+				return
+			}
+			cmd.clock.observe(now.UnixMicro(), asked, time.Now())
+		}
+		if cmd.clock.agrees(cmd.integers()[placeOfNow], asked) {
+			cmd.outcome = nil
 		}
 	}
-	return reads
 }
 
 func (l *lane) load(ctx context.Context, cmds []*command) error {
@@ -149,7 +158,7 @@ func observe(cmds []*command, sent, at time.Time) {
 		}
 		// Buckets of a bundle share a reading.
 		if now := reply[placeOfNow]; now != last {
-			last, believed = now, isSane(now) && cmd.clock.observe(now, sent, at)
+			last, believed = now, cmd.clock.observe(now, sent, at)
 		}
 		switch {
 		case believed:

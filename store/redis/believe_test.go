@@ -1,0 +1,162 @@
+package redis
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/storetest"
+)
+
+// far is by how much a clock is wrong.
+const far = 30 * 24 * time.Hour
+
+// TestBucketOfTheFutureIsRepaired by whatever asks for it first once the primary's clock is
+// right again: nobody is refused for as long as the clock was ahead, nor is anything read at
+// a replica believed.
+func TestBucketOfTheFutureIsRepaired(t *testing.T) {
+	sh := redistest.StartShard(t, 1)
+	ahead := newStore(t, shardOf(t, sh), func(o *Options) {
+		o.clock = func() time.Time { return time.Now().Add(far) }
+	})
+	right := newStore(t, shardOf(t, sh), nil)
+	for n, limit := range append([]store.Limit{storetest.Days}, storetest.Limits...) {
+		limit.Zone = fmt.Sprint("repaired", n)
+		if limit.Calendar.Unit == "" {
+			limit.Window = 10 * time.Hour
+		}
+		for _, op := range []algorithm.Operation{algorithm.Check, algorithm.Charge, algorithm.Take, algorithm.Peek} {
+			r := store.Request{Limit: &limit, ClientKey: op.String(), Events: 10, Cost: 10, ID: "first"}
+			must(t, ahead.Charge(t.Context(), []store.Request{r})[0].Err)
+			if algorithm.Of(limit.Algorithm).Penalties {
+				penalty := r
+				penalty.Until = time.Now().Add(far + time.Minute).UnixMicro()
+				must(t, ahead.Penalize(t.Context(), []store.Request{penalty})[0].Err)
+			}
+			must(t, sh.WaitReplicated(t.Context()))
+			r.Cost, r.ID = 1, "second"
+			reqs, want := []store.Request{r}, int64(1)
+			var st store.State
+			switch op {
+			case algorithm.Charge:
+				// It was open by the clock that was ahead, so it may be plain.
+				reqs[0].Until = time.Now().Add(far).UnixMicro()
+				st = reported(t, right, reqs...)[0]
+			case algorithm.Take:
+				st = right.Take(t.Context(), reqs)[0]
+			case algorithm.Check:
+				st, want = right.Check(t.Context(), reqs)[0], 0
+			default:
+				st, want = right.Peek(t.Context(), reqs)[0], 0
+			}
+			latest := time.Now().Add(2*limit.Window + algorithm.Grace).UnixMicro()
+			if st.Err != nil || !st.Allowed || st.Used != want || st.Penalty != 0 || st.Reset > latest {
+				t.Errorf("%s of %v: %+v", op, limit, st)
+			}
+		}
+	}
+}
+
+// shiftedClock is a filter in front of a server that answers takes of fixed windows by a
+// clock that is wrong.
+type shiftedClock struct {
+	*redistest.Filter
+	// takes is by how much the clock is ahead in replies to takes, asked in those to TIME,
+	// in microseconds.
+	takes, asked atomic.Int64
+}
+
+func startShiftedClock(t *testing.T, server *redistest.Server) *shiftedClock {
+	c := new(shiftedClock)
+	c.Filter = redistest.StartFilter(t, server.Addr(), func(command []string) string {
+		switch now := time.Now().UnixMicro(); {
+		case command[0] == "time":
+			now += c.asked.Load()
+			seconds, micros := fmt.Sprint(now/1e6), fmt.Sprint(now%1e6)
+			return fmt.Sprintf("*2\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n", len(seconds), seconds, len(micros), micros)
+		case command[0] == "evalsha" && command[placeOfOperation] == algorithm.Take.String():
+			now += c.takes.Load()
+			reply := appendPacked(nil, now, 1, 1, now+time.Hour.Microseconds(), 0)
+			return fmt.Sprintf("$%d\r\n%s\r\n", len(reply), reply)
+		}
+		return ""
+	})
+	return c
+}
+
+// TestFalseTimeIsNotBelieved: a reply with a damaged time is an error of unknown outcome, and
+// changes no estimate. A clock that was set is believed at once, reported, and in the figures.
+func TestFalseTimeIsNotBelieved(t *testing.T) {
+	clock := startShiftedClock(t, redistest.Start(t))
+	shard := newShard(t, ShardOptions{Primary: clock.Addr()})
+	jumps := make(chan Event, 10)
+	shard.Listen(func(e Event) {
+		if e.Kind == ClockJumped {
+			jumps <- e
+		}
+	})
+	s := newStore(t, shard, nil)
+	take := func(want error) {
+		t.Helper()
+		st := s.Take(t.Context(), ask("k"))[0]
+		ahead := time.Duration(clock.takes.Load()) * time.Microsecond
+		if !errors.Is(st.Err, want) || st.Err == nil && time.UnixMicro(st.Now).Sub(time.Now().Add(ahead)).Abs() > algorithm.Grace {
+			t.Fatalf("a take %v ahead: %+v, want the error %v", ahead, st, want)
+		}
+		if now, _, _ := shard.owner(0).clock.estimate(time.Now()); want != nil && time.UnixMicro(now).Sub(time.Now()).Abs() > algorithm.Grace {
+			t.Fatalf("the estimate is %v", time.UnixMicro(now))
+		}
+	}
+	take(nil)
+	for _, wrong := range []time.Duration{far, -far, 70 * 365 * 24 * time.Hour, time.Minute} {
+		clock.takes.Store(wrong.Microseconds())
+		take(store.ErrUncertain)
+		take(store.ErrUncertain)
+		clock.takes.Store(0)
+		take(nil)
+	}
+	if jump := s.Shards()[0].Servers[0].Jump; jump != 0 || len(jumps) > 0 {
+		t.Errorf("damaged replies are a jump by %v, %d events", jump, len(jumps))
+	}
+	for _, set := range []time.Duration{far, 0} {
+		clock.takes.Store(set.Microseconds())
+		clock.asked.Store(set.Microseconds())
+		take(nil)
+		select {
+		case e := <-jumps:
+			if e.Addr != clock.Addr() || e.Err == nil {
+				t.Errorf("event %+v", e)
+			}
+		case <-time.After(waitTimeout):
+			t.Fatal("no event")
+		}
+		want := far
+		if set == 0 {
+			want = -far
+		}
+		if jump := s.Shards()[0].Servers[0].Jump; (jump - want).Abs() > algorithm.Grace {
+			t.Errorf("the figures have a jump by %v, want %v", jump, want)
+		}
+	}
+}
+
+// TestLateReplyIsNoJump: a reply that took long carries a time that is as old.
+func TestLateReplyIsNoJump(t *testing.T) {
+	c := newPrimaryClock()
+	at := func(s int) time.Time { return c.start.Add(time.Duration(s) * time.Second) }
+	c.observe(1000e6, at(0), at(0))
+	if !c.observe(1001e6, at(1), at(20)) {
+		t.Error("a reply that took 19 s is not believed")
+	}
+	if c.observe(990e6, at(20), at(21)) {
+		t.Error("a reply whose time is 11 s behind is believed")
+	}
+	if by, _ := c.lastJump(); by != 0 {
+		t.Errorf("a jump by %v", by)
+	}
+}
