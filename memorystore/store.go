@@ -74,7 +74,7 @@ func (m *Store) rows() []option.Row {
 		},
 		{
 			Name: "max_new_buckets", Args: "<n>", Field: option.Positive(&m.MaxNewBuckets), Section: "Memory", Default: "0, any number",
-			Doc:   "How many new clients a second get a bucket in each zone; further ones share one, as with [Redis](#redis).",
+			Doc:   "How many new clients a second get a bucket in each zone; further ones share one, as with Redis.",
 			Check: atLeastOne("max_new_buckets", &m.MaxNewBuckets),
 		},
 	}
@@ -90,7 +90,7 @@ func (m *Store) UnmarshalJSON(text []byte) error {
 // UnmarshalCaddyfile implements [caddyfile.Unmarshaler]:
 //
 //	memory {
-//		max_buckets <n>
+//		max_buckets     <n>
 //		max_new_buckets <n>
 //	}
 func (m *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {

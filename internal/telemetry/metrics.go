@@ -129,6 +129,7 @@ func (m *Metrics) Zone(name string) ZoneCounters {
 	for _, option := range []string{"events", "burst", "cost"} {
 		m.Unreadable.WithLabelValues(name, option)
 	}
+	m.Evicted.WithLabelValues(name)
 	for o := Allowed; o < Outcomes; o++ {
 		c.Decisions[o] = m.decisions.WithLabelValues(name, o.String())
 	}

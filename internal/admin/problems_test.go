@@ -1,0 +1,46 @@
+package admin
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// jumper is a store whose clock was set.
+type jumper struct {
+	store.Store
+	by time.Duration
+	at time.Time
+}
+
+// LastJump implements [store.Jumper].
+func (j jumper) LastJump() (by time.Duration, at time.Time) { return j.by, j.at }
+
+// Shards implements [store.Sharded].
+func (j jumper) Shards() []store.Shard {
+	return []store.Shard{{Name: "a", Found: true, Servers: []store.Server{{
+		Address: "h:1", Role: store.RolePrimary, State: store.ServerUp, Jump: j.by, JumpedAt: j.at,
+	}}}}
+}
+
+// TestJumpOfAClockIsAProblem for a while.
+func TestJumpOfAClockIsAProblem(t *testing.T) {
+	for _, c := range []struct {
+		by, ago time.Duration
+		want    int
+	}{{0, 0, 0}, {720 * time.Hour, time.Minute, 2}, {-time.Minute, time.Minute, 2}, {time.Hour, 2 * time.Hour, 0}} {
+		base := jumper{by: c.by, at: time.Now().Add(-c.ago)}
+		all := problemsOf(&stores.Opened{Name: "s", Base: base})
+		if len(all) != c.want {
+			t.Errorf("a jump by %v, %v ago: %d problems, want %d", c.by, c.ago, len(all), c.want)
+		}
+		for _, p := range all {
+			if !strings.Contains(p.Text, "has jumped by "+c.by.String()) || p.Store != "s" {
+				t.Errorf("problem %+v", p)
+			}
+		}
+	}
+}

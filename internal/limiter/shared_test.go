@@ -1,0 +1,134 @@
+package limiter
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// TestPenaltyNeverLandsOnASharedBucket: after a flood of made-up keys new clients are served
+// again, whatever the penalty. A client that has a bucket is penalized.
+func TestPenaltyNeverLandsOnASharedBucket(t *testing.T) {
+	for _, before := range []bool{false, true} {
+		for _, algorithm := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.GCRA} {
+			w := newBoundedWorld(t, 1, &Zone{
+				Algorithm: algorithm, Events: Quantity{Number: 5}, Window: 2 * time.Second, Penalty: time.Hour, ChargeBefore: before,
+			})
+			refused := 0
+			for n := range 40 {
+				if w.ask("made-up-"+strconv.Itoa(n), 1) == http.StatusTooManyRequests {
+					refused++
+				}
+			}
+			for range 10 {
+				w.ask("made-up-0", 1)
+			}
+			w.clock.Advance(10 * time.Second)
+			for n := range 4 {
+				if status := w.ask("new-"+strconv.Itoa(n), 1); status != http.StatusOK {
+					t.Errorf("%s, charge before %t: new client %d got %d after the flood", algorithm, before, n, status)
+				}
+			}
+			if status := w.ask("made-up-0", 1); status != http.StatusTooManyRequests || refused == 0 {
+				t.Errorf("%s, charge before %t: a penalized client got %d; %d of the flood were refused", algorithm, before, status, refused)
+			}
+			w.handle.Unload()
+		}
+	}
+}
+
+// TestGrantStaysWithItsClient: one whose client counts in a shared bucket admits no more there.
+func TestGrantStaysWithItsClient(t *testing.T) {
+	w := newBoundedWorld(t, 1, &Zone{Events: Quantity{Number: 3}, Window: time.Hour, ChargeBefore: true})
+	for _, client := range []string{"first", "granted"} {
+		grant := store.Override{
+			Kind: store.OverrideGrant, Zone: "test", ClientKey: w.keyOf(client), Events: 10, Until: w.clock.Now().Add(time.Hour).UnixMicro(),
+		}
+		if err := w.handle.SetOverride(t.Context(), grant); err != nil {
+			t.Fatal(err)
+		}
+	}
+	passed := func(client string) (n int) {
+		for range 20 {
+			if w.ask(client, 1) == http.StatusOK {
+				n++
+			}
+		}
+		return n
+	}
+	// The only new bucket of this second is that of the first client.
+	if n := passed("first"); n != 13 {
+		t.Errorf("%d requests of a client with a bucket and a grant passed, want 13", n)
+	}
+	if n, used := passed("granted"), w.used(stores.OverflowKey); n != 3 || used != 3 {
+		t.Errorf("%d requests passed in the shared bucket, and %d are counted, want 3", n, used)
+	}
+}
+
+// TestFirstOfABucketAndWindow: what is logged once is remembered by bucket and window. A
+// reload to another window, or the next window, begins anew; other events do not.
+func TestFirstOfABucketAndWindow(t *testing.T) {
+	c := newRecentClients()
+	day := store.Limit{Zone: "z", Window: 24 * time.Hour}
+	second := day
+	second.Window = time.Second
+	for n, s := range []struct {
+		about  uint32
+		limit  *store.Limit
+		client string
+		reset  int64
+		want   bool
+	}{
+		{aboutRefusal, &day, "alice", 100, true},
+		{aboutRefusal, &day, "alice", 100, false},
+		{aboutNearness, &day, "alice", 100, true},
+		{aboutRefusal, &day, "bob", 100, true},
+		{aboutRefusal, &second, "alice", 100, true},
+		{aboutRefusal, &second, "alice", 101, true},
+		{aboutRefusal, &second, "alice", 101, false},
+		{aboutRefusal, &day, "alice", 100, false},
+		{aboutBlock, &day, "alice", 0, true},
+		{aboutBlock, &day, "alice", 0, false},
+	} {
+		if got := c.isFirst(c.idOf(s.about, s.limit, s.client), logged{s.reset, time.Hour}); got != s.want {
+			t.Errorf("%d: first %t, want %t", n, got, s.want)
+		}
+	}
+}
+
+// TestRunningTakes: whether a bucket was emptied since a take is known for as long as its
+// request runs, however many others were emptied, and costs nothing afterwards.
+func TestRunningTakes(t *testing.T) {
+	var running runningTakes
+	limit := store.Limit{Zone: "z", Window: time.Second}
+	of := func(n int) *store.Request { return &store.Request{Limit: &limit, ClientKey: fmt.Sprint(n)} }
+	const others = 3 * maxRecentClients
+	first := running.begin(of(0))
+	running.empty(of(0))
+	later := running.begin(of(0))
+	all := make([]take, 0, others)
+	for n := 1; n <= others; n++ {
+		all = append(all, running.begin(of(n)))
+		running.empty(of(n))
+	}
+	if !running.isVoid(first) || running.isVoid(later) {
+		t.Errorf("the take before is void: %t, the one after: %t", running.isVoid(first), running.isVoid(later))
+	}
+	running.empty(of(0))()
+	if running.isVoid(later) {
+		t.Error("a take is void although the bucket could not be emptied")
+	}
+	// A bucket from which nobody has taken is not remembered.
+	running.empty(of(-1))()
+	for _, k := range append(all, first, later) {
+		running.end(k)
+	}
+	if n := len(running.buckets); n != 0 {
+		t.Errorf("%d buckets are remembered", n)
+	}
+}
