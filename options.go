@@ -29,7 +29,7 @@ func (h *Handler) options(addZone option.Setter) []option.Row {
 		{
 			Name: "zone", Args: "<name>", Block: new(Zone).options(httpcaddyfile.Helper{}), Field: option.Field{Set: addZone}, Check: h.validateZones, Repeats: true,
 			Section: aboutClients,
-			Doc:     "The name: letters, digits, `_`, `.` and `-`. Zones of one name share their counts, in all handlers and Caddys, and need the same definition, except for their matchers.",
+			Doc:     "The name: letters, digits, `_`, `.` and `-`. Zones of one name share their counts, in all handlers and Caddys, and need the same definition, except for their matchers and `enforce`.",
 		},
 		{
 			Name: "store", Args: "<name>", Field: option.Field{Set: h.parseStore}, Check: h.validateStore,
@@ -59,7 +59,7 @@ func (h *Handler) options(addZone option.Setter) []option.Row {
 		{
 			Name: "jitter", Args: "<ratio>", Field: option.Number(&h.Jitter, ", such as 0.2"), Check: h.validateJitter,
 			Section: aboutResponses, Default: "0",
-			Doc: "Lengthens `Retry-After` at random by up to this fraction of it, 0 to 10.",
+			Doc: "Lengthens `Retry-After`, and moves the reset with it, at random by up to this fraction, 0 to 10.",
 		},
 		{
 			Name: "log_key", Field: option.Flag(&h.LogKey),
@@ -218,8 +218,8 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 		},
 		{
 			Name: "on_error", Args: stores.OnErrorWords, Field: option.Choice(&z.OnError),
-			Section: aboutRefusals, Default: "the store's, `allow`",
-			Doc: "What happens while the store cannot answer: `allow` admits, `deny` answers 503, `local` counts in this process alone.",
+			Section: aboutRefusals, Default: "the store's, `local`",
+			Doc: "What happens while the store cannot answer: `local` counts on in this process alone, `deny` answers 503, `allow` admits without a limit.",
 		},
 		{
 			// The text is missing because handlers may enforce a zone differently.

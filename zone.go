@@ -193,9 +193,10 @@ type Zone struct {
 	// 0, the whole address.
 	IPv6Prefix int `json:"ipv6_prefix,omitempty"`
 
-	// What happens to requests while the store cannot answer. `allow`: they pass.
-	// `deny`: they get the status 503. `local`: this process counts alone, in
-	// memory. Default: the `on_error` of the store, which is `allow` by default.
+	// What happens to requests while the store cannot answer. `local`: this process
+	// counts on alone, in memory, from what it knows. `deny`: they get the status 503.
+	// `allow`: they pass without a limit. Default: the `on_error` of the store, which is
+	// `local` by default.
 	OnError string `json:"on_error,omitempty"`
 
 	// The response status of clients that an operator has blocked: 429, or another one

@@ -252,7 +252,7 @@ func adminAddress(c *caddytest.Caddy) string {
 func TestCLIShardDown(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
-	c := caddytest.Start(t, cliSite(servers.Store()))
+	c := caddytest.Start(t, cliSite(servers.Store("on_error allow")))
 	awaitCommands(c, "--address", c.Admin)
 	c.Get("/api", "X-Key: alice")
 	must(t, "kill", servers[0].Primary.Kill())

@@ -330,7 +330,7 @@ func TestSimulateWithoutStore(t *testing.T) {
 	c := caddytest.Start(t, onErrorSite(servers.Store()))
 	c.Get("/local", "X-Key: alice")
 	must(t, "kill", servers[0].Primary.Kill())
-	for path, decision := range map[string]string{"/default": "error_allowed", "/deny": "error_refused", "/local": "allowed"} {
+	for path, decision := range map[string]string{"/default": "allowed", "/allow": "error_allowed", "/deny": "error_refused", "/local": "allowed"} {
 		s := simulate(c, path, "X-Key: alice")
 		must(t, path, want("decision", s.Decision, decision))
 		if z := s.Zones[0]; (decision != "allowed") != (z.Error != "" && z.Reason == "store_error") {

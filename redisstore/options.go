@@ -82,7 +82,7 @@ func (s *Store) ownRows() []option.Row {
 			Doc: "Sends waiting calls together, as one script call for several keys where possible. Write `off` behind a [proxy](redis.md#proxies) that spreads keys over servers.",
 		},
 		{
-			Name: "on_error", Args: stores.OnErrorWords, Field: option.Choice(&s.OnError), Section: sectionCalls, Default: "`allow`",
+			Name: "on_error", Args: stores.OnErrorWords, Field: option.Choice(&s.OnError), Section: sectionCalls, Default: "`local`",
 			Doc: "The `on_error` of zones that have none of their own.",
 		},
 		{

@@ -106,8 +106,8 @@ type Store struct {
 	MaxNewBuckets int `json:"max_new_buckets,omitempty"`
 
 	// The decision of zones without an `on_error` while a shard cannot answer:
-	// `allow`, `deny` (status 503) or `local` (this process counts alone). Default:
-	// `allow`.
+	// `local` (this process counts on alone), `deny` (status 503) or `allow` (requests
+	// pass without a limit). Default: `local`.
 	OnError string `json:"on_error,omitempty"`
 
 	logger      *zap.Logger
@@ -309,7 +309,7 @@ func (s *Store) NewBuckets() int { return s.MaxNewBuckets }
 
 // OnErrorDefault implements [stores.Module].
 func (s *Store) OnErrorDefault() string {
-	return cmp.Or(s.OnError, stores.OnErrorAllow)
+	return cmp.Or(s.OnError, stores.OnErrorLocal)
 }
 
 func (s *Store) reportUndelivered(name, shard string, op algorithm.Operation, requests int64, err error) {

@@ -87,9 +87,11 @@ func (r *roomForTwo) lend(e *evaluation) {
 type spend struct {
 	// held: the cost is in flight.
 	held bool
-	// local: the local counts decided; the cost is held or was spent there as well. undo
-	// leaves it.
-	local bool
+	// local: the local counts decided; the cost was spent there as well, or is heldLocally.
+	// undo leaves local.
+	local, heldLocally bool
+	// mirrored: the slot that the store gave is taken in the local counts as well.
+	mirrored bool
 	// taken: the cost was spent and can be refunded.
 	taken bool
 	// unknown: a take may have spent the cost or not.
@@ -530,19 +532,17 @@ func (e *evaluation) handleErrors(r *http.Request, some []int) error {
 // others must not be read: a call may be setting them.
 func within(some []int, i int) bool { return some == nil || slices.Contains(some, i) }
 
-// askLocal makes the local counts decide about zone i. The store holds what they
-// hold in flight as well: it may be back before the request has settled.
+// askLocal makes this process decide about zone i by itself. The ledger holds the cost in
+// flight as well: the store may be back before the request has settled.
 func (e *evaluation) askLocal(i int) {
-	open, reqs, spend := e.open(i), []store.Request{e.localRequest(i)}, &e.zones[i].spend
-	spend.local = true
-	if e.zones[i].ChargeBefore {
-		copy(e.states[i:], open.Local.Buckets.Take(context.Background(), reqs))
-		return
+	z, local := &e.zones[i], e.localRequest(i)
+	var known *store.Request
+	if !z.isLease() && !e.isDiverted(i) {
+		known = &e.reqs[i]
 	}
-	open.Local.Accounts.Admit(context.Background(), reqs, e.states[i:i+1])
-	if spend.held = e.states[i].Allowed; spend.held {
-		open.Accounts.Hold(e.reqs[i : i+1])
-	}
+	e.states[i] = e.open(i).AdmitAlone(known, &local, z.ChargeBefore)
+	admitted := e.states[i].Allowed
+	z.local, z.held, z.heldLocally = true, admitted && known != nil, admitted && !z.ChargeBefore
 }
 
 // localRequest is the request to the local counts of zone i, where no client shares a bucket:
@@ -584,9 +584,20 @@ func (e *evaluation) noteTaken(takes []int) {
 				e.beginTake(i)
 			}
 			e.reqs[i].Receipt = st.Receipt
+			e.mirror(i)
 		case e.hasNoRoom(i) && !e.zones[i].local:
 			e.open(i).NoteFull(&e.reqs[i], st, e.limiter.Now())
 		}
+	}
+}
+
+// mirror takes a slot that the store gave in the local counts as well: they have to know of
+// it once they decide.
+func (e *evaluation) mirror(i int) {
+	z := &e.zones[i]
+	if z.isLease() && !z.local && z.onError == stores.OnErrorLocal && e.open(i).Ledger != nil {
+		e.open(i).Local.Buckets.Charge(context.Background(), []store.Request{e.localRequest(i)})
+		z.mirrored = true
 	}
 }
 

@@ -214,6 +214,9 @@ type settlement struct {
 	// what each held.
 	ended []store.Request
 	held  []int64
+	// unknown are those whose takes may have spent the cost, with what each held.
+	unknown     []store.Request
+	heldUnknown []int64
 	// again are repeats of takes of unknown outcome, under their ID.
 	charges, again, refunds []store.Request
 }
@@ -223,16 +226,30 @@ func (s *settlements) add(e *evaluation, i int, spent, cost int64) {
 	z, req := e.zones[i], e.reqs[i]
 	done := z.spend
 	in := &s[z.in]
-	if done.local {
-		in.local.add(e.localRequest(i), spend{held: done.held}, spent, cost)
+	switch {
+	case done.local:
+		in.local.add(e.localRequest(i), spend{held: done.heldLocally}, spent, cost)
 		// The store may be back, so it settles the cost as well.
 		spent = 0
+	case done.mirrored:
+		in.local.add(e.localRequest(i), spend{}, spent, cost)
+	}
+	if done.unknown && done.held {
+		in.store.addUnknown(req, cost)
+		done.held = false
 	}
 	if done.unknown && !z.needsID() {
 		// A charge could be the second one.
 		return
 	}
 	in.store.add(req, done, spent, cost)
+}
+
+// addUnknown notes the final cost of a take of unknown outcome.
+func (s *settlement) addUnknown(req store.Request, cost int64) {
+	s.heldUnknown = append(s.heldUnknown, req.Cost)
+	req.Cost = cost
+	s.unknown = append(s.unknown, req)
 }
 
 // add notes the charge or refund that turns spent into cost. The store knows
@@ -274,6 +291,9 @@ func (s *settlements) send(e *evaluation) {
 func (s *settlement) send(open *stores.Opened) {
 	if len(s.ended) > 0 {
 		open.Accounts.Settle(s.ended, s.held)
+	}
+	if len(s.unknown) > 0 {
+		open.Accounts.SettleUnknown(s.unknown, s.heldUnknown)
 	}
 	open.Charge(s.charges)
 	open.ChargeByID(s.again)
@@ -378,7 +398,7 @@ func (l *lease) renew() {
 		if !l.of.holdsSlot(i) || req[0].Cost == 0 {
 			continue
 		}
-		if z.local && z.taken {
+		if (z.local || z.mirrored) && z.taken {
 			open.Local.Buckets.Charge(ctx, req)
 		}
 		// If this fails the slot may be lost; the request goes on. A local slot counts

@@ -60,12 +60,9 @@ func (e *evaluation) peek(ctx context.Context, i int) store.State {
 	if open == nil {
 		return store.State{Err: e.openError(z.in)}
 	}
-	foresee := func(open *stores.Opened) store.State {
-		return open.Accounts.Foresee(e.reqs[i], z.ChargeBefore, func(r store.Request) store.State { return open.Peek(ctx, r) })
-	}
-	st := foresee(open)
+	st := open.Accounts.Foresee(e.reqs[i], z.ChargeBefore, func(r store.Request) store.State { return open.Peek(ctx, r) })
 	if st.Err != nil && z.onError == stores.OnErrorLocal && !errors.Is(st.Err, stores.ErrNoPeek) {
-		st = foresee(open.Local.Opened)
+		st = open.ForeseeAlone(e.reqs[i], z.ChargeBefore)
 	}
 	return st
 }

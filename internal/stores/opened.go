@@ -237,8 +237,10 @@ type accounts interface {
 	Admit(ctx context.Context, reqs []store.Request, states []store.State)
 	RefuseKnown(reqs []store.Request, states []store.State) bool
 	Foresee(r store.Request, takes bool, peek ledger.PeekFunc) store.State
-	Hold(reqs []store.Request)
+	AdmitAlone(r *store.Request) store.State
+	ForeseeAlone(r *store.Request) store.State
 	Settle(reqs []store.Request, held []int64)
+	SettleUnknown(reqs []store.Request, held []int64)
 	Figures() ledger.Figures
 }
 

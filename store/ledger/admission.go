@@ -28,17 +28,6 @@ func (l *Ledger) Admit(ctx context.Context, reqs []store.Request, states []store
 	admissions.Put(a)
 }
 
-// Hold holds the cost of requests in flight that were admitted without the
-// store, until [Ledger.Settle].
-func (l *Ledger) Hold(reqs []store.Request) {
-	now := l.books.now()
-	for i := range reqs {
-		e := l.enter(&reqs[i], now)
-		e.hold(reqs[i].Cost)
-		e.page.mu.Unlock()
-	}
-}
-
 // RefuseKnown sets the states of requests that are refused without a call, and
 // reports whether there are any.
 func (l *Ledger) RefuseKnown(reqs []store.Request, states []store.State) (refused bool) {

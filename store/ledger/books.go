@@ -314,7 +314,8 @@ func (l *Ledger) enter(r *store.Request, now int64) *entry {
 	if l.books.count.Load() >= int64(l.opts.MaxBuckets) {
 		l.evict(p)
 	}
-	e = &entry{id: id, page: p, until: now}
+	// Until the store says what time it is, this machine's clock stands for its own.
+	e = &entry{id: id, page: p, until: now, clock: l.books.start.UnixMicro() - 1}
 	p.entries.insert(e, l.books.seed)
 	l.books.count.Add(1)
 	return e

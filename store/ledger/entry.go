@@ -35,8 +35,9 @@ type entry struct {
 	asked int64
 	// until is when the entry expires.
 	until int64
-	// flight is the cost that was admitted and is not settled.
-	flight int64
+	// flight is the cost that was admitted and is not settled; taking, that of takes in
+	// flight.
+	flight, taking int64
 	// refunds is the number of refunds in flight.
 	refunds int32
 	// silent is set while the store does not answer; doubted, after a refund or
@@ -62,12 +63,15 @@ type rare struct {
 	refunded int64
 	// failed is when the primary last failed to answer.
 	failed int64
-	// charged is when a charge was last in flight, if the algorithm's buckets
-	// cannot be copied.
-	charged int64
+	// charged is when a charge was last in flight, and took, when a take was last
+	// answered, if the algorithm's buckets cannot be copied.
+	charged, took int64
 	// loose is cost of unknown outcome that known lacks, because no window was
-	// known to be open.
-	loose int64
+	// known to be open. It counts until the primary answers or, while the store does not,
+	// until looseUntil.
+	loose, looseUntil int64
+	// alone is when a request was last decided about without the store.
+	alone int64
 	// reset is when this process last reset the bucket.
 	reset int64
 }
@@ -88,6 +92,13 @@ func (e *entry) rarely() *rare {
 	return e.rare
 }
 
+// addLoose adds a cost of unknown outcome.
+func (e *entry) addLoose(r *store.Request, cost, now int64) {
+	past := e.rarely()
+	past.loose += cost
+	past.looseUntil = now + r.Limit.Window.Microseconds()
+}
+
 // forgetLoose notes that nothing is loose any more.
 func (e *entry) forgetLoose() {
 	if e.rare != nil {
@@ -99,7 +110,7 @@ func (e *entry) forgetLoose() {
 func (e *entry) isIdle() bool { return e.isUnused() && e.pending == nil }
 
 func (e *entry) isUnused() bool {
-	return e.flight == 0 && e.refunds == 0 && e.check == nil && (e.reservation == nil || e.reservation.isEmpty())
+	return e.flight == 0 && e.taking == 0 && e.refunds == 0 && e.check == nil && (e.reservation == nil || e.reservation.isEmpty())
 }
 
 // keepUntil sets when the entry expires.

@@ -197,13 +197,17 @@ func (l *Local) Foresee(r store.Request, takes bool, peek PeekFunc) store.State 
 	return st
 }
 
-// Hold is [Ledger.Hold].
-func (l *Local) Hold(reqs []store.Request) {
-	for i := range reqs {
-		page, id, fl := l.flights.use(&reqs[i])
-		fl.cost += reqs[i].Cost
-		page.leave(id, fl, 0, reqs[i].Cost)
-	}
+// AdmitAlone is [Ledger.AdmitAlone]. Nothing is known of the bucket without its store.
+func (l *Local) AdmitAlone(r *store.Request) store.State {
+	page, id, fl := l.flights.use(r)
+	fl.cost += r.Cost
+	page.leave(id, fl, 0, r.Cost)
+	return l.ForeseeAlone(r)
+}
+
+// ForeseeAlone is [Ledger.ForeseeAlone].
+func (*Local) ForeseeAlone(r *store.Request) store.State {
+	return store.State{Allowed: true, Limit: max(r.Capacity(), 0)}
 }
 
 // Figures are those of the flights.
@@ -220,6 +224,14 @@ func (l *Local) Settle(reqs []store.Request, held []int64) {
 	}
 	if len(reqs) > 0 {
 		l.settle(reqs[:1], holdOf(reqs, held, 0))
+	}
+}
+
+// SettleUnknown is [Ledger.SettleUnknown].
+func (l *Local) SettleUnknown(reqs []store.Request, held []int64) {
+	for i, r := range reqs {
+		r.Cost = 0
+		l.settle([]store.Request{r}, held[i])
 	}
 }
 

@@ -269,7 +269,7 @@ func TestHeldChargesOutliveTheirView(t *testing.T) {
 		"full ledger": {func(_ Remote, l *Ledger) {
 			for i := range 10_000 {
 				r := requestOf(fmt.Sprint("client-", i), 100)
-				l.Hold([]store.Request{r})
+				l.AdmitAlone(&r)
 			}
 		}, 2, 0},
 	} {

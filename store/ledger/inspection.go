@@ -143,10 +143,7 @@ func (l *Ledger) account(r *store.Request) *store.Account {
 	}
 	asked := *r
 	asked.Cost = 0
-	a := &store.Account{InFlight: e.flight, Used: e.known.Content[confirmedUsed]}
-	if algorithm.Of(r.Limit.Algorithm).Copies() {
-		a.Used = e.known.View(&asked, 0, now+e.clock).Used
-	}
+	a := &store.Account{InFlight: e.flight, Used: e.used(r, now)}
 	if e.pending != nil {
 		a.Unsent = e.pending.cost() - e.pending.sentCost
 	}
@@ -218,7 +215,7 @@ func (l *Ledger) forget(r *store.Request) {
 	past.reset, past.failed = now, 0
 	e.noteUnsure(false)
 	if p := e.pending; p != nil {
-		p.base, p.heard = algorithm.Known{}, nil
+		p.base, p.alone, p.heard = algorithm.Known{}, algorithm.Known{}, nil
 		e.setWaiting(nil)
 		if p.isStale = p.sent; !p.sent {
 			l.endPending(e)

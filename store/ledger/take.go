@@ -161,7 +161,9 @@ func (t *taking) take(own, fetches []int, batches []store.Request) (again []int)
 		reqs = append(reqs, batches...)
 	}
 	for n, st := range t.ask(reqs) {
-		l.hearTake(&reqs[n], &st, asked)
+		if refund := l.hearTake(&reqs[n], &st, asked); refund.Cost > 0 {
+			l.refundOne(refund)
+		}
 		if n < len(own) {
 			if borrowed != nil {
 				l.repay(&reqs[n], borrowed[n], &st)
@@ -177,6 +179,14 @@ func (t *taking) take(own, fetches []int, batches []store.Request) (again []int)
 }
 
 func (t *taking) ask(reqs []store.Request) []store.State {
+	now := t.ledger.books.now()
+	for i := range reqs {
+		if !algorithm.Of(reqs[i].Limit.Algorithm).Lease {
+			e := t.ledger.enter(&reqs[i], now)
+			e.taking += reqs[i].Cost
+			e.page.mu.Unlock()
+		}
+	}
 	if t.moves {
 		if err := t.ledger.awaitMoves(reqs); err != nil {
 			return slices.Repeat([]store.State{{Err: err}}, len(reqs))
@@ -185,25 +195,23 @@ func (t *taking) ask(reqs []store.Request) []store.State {
 	return t.ledger.store.Take(t.ctx, reqs)
 }
 
-// hearTake takes in the answer to a take, if the bucket is full or in the books.
-func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) {
-	var e *entry
-	now := l.books.now()
-	switch {
-	case algorithm.Of(r.Limit.Algorithm).Lease:
-		return
-	case st.Err == nil && !st.Allowed:
-		e = l.enter(r, now)
-	default:
-		if e = l.find(r); e == nil {
-			return
-		}
+// hearTake takes in the answer to a take. If this process has admitted requests that the
+// store did not know of, and there is no room beside them, the take is refused, and
+// hearTake returns its refund.
+func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) (refund store.Request) {
+	if algorithm.Of(r.Limit.Algorithm).Lease {
+		return refund
 	}
+	now := l.books.now()
+	e := l.enter(r, now)
 	defer e.page.mu.Unlock()
+	e.taking -= r.Cost
 	if st.Err != nil {
 		e.silent = true
-		return
+		return refund
 	}
+	counted := e.known.Content[confirmedUsed]
+	overlaps := e.taking > 0 || e.isSent() || asked < max(e.past().took, e.written)
 	e.hear(r, st, asked, now)
 	if e.reservation != nil {
 		e.reservation.heard = now
@@ -211,7 +219,24 @@ func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) {
 	if algorithm.Of(r.Limit.Algorithm).Copies() {
 		// The answer to an overlapping take may lack what this one spent.
 		e.written = now
+	} else {
+		if overlaps {
+			// Operations at the same time are not answered in their order.
+			e.known.Content[confirmedUsed] = max(counted, st.Used)
+		}
+		e.rarely().took = now
 	}
+	if st.Allowed && e.overtakes(r, st, now) {
+		refund = *r
+		refund.Receipt = st.Receipt
+		st.Used = max(st.Used-r.Cost, 0)
+		st.Reset, st.ResetOtherwise, st.Receipt = st.ResetOtherwise, st.Reset, store.Receipt{}
+		refuseForFlight(st)
+		showFlight(st, e.flight)
+	} else if st.Allowed {
+		e.chargeAlone(r, now)
+	}
+	return refund
 }
 
 // claim is what a request with a batch has to do.

@@ -1,0 +1,73 @@
+package stores
+
+import (
+	"context"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// AdmitAlone decides about a request that the store did not answer. It has to fit into the
+// local counts and, unless known is nil, beside what the ledger knows of the bucket of known:
+// the local counts lack what the store has admitted, and the ledger, how the events of a log
+// leave it. Neither is added to the other, because both count what is admitted alone. Of an
+// admitted request the cost is in flight in the ledger, and in the local counts unless
+// it takes, which spends it there.
+func (o *Opened) AdmitAlone(known, local *store.Request, takes bool) store.State {
+	reqs, states := []store.Request{*local}, make([]store.State, 1)
+	if takes {
+		o.Local.Buckets.TakeInto(reqs, states)
+	} else {
+		o.Local.Accounts.Admit(context.Background(), reqs, states)
+	}
+	if known == nil || !states[0].Allowed {
+		return states[0]
+	}
+	st := o.Accounts.AdmitAlone(known)
+	if !st.Allowed {
+		o.leaveLocal(reqs, &states[0], takes)
+		return st
+	}
+	if takes {
+		// The answer to a take counts its cost.
+		st.Used += local.Cost
+		st.Remaining = max(st.Limit-st.Used, 0)
+		st.Reset, st.ResetOtherwise = st.ResetOtherwise, st.Reset
+	}
+	return higher(states[0], st)
+}
+
+// leaveLocal undoes what a request has in the local counts.
+func (o *Opened) leaveLocal(req []store.Request, st *store.State, takes bool) {
+	if takes {
+		req[0].Receipt = st.Receipt
+		o.Local.Buckets.Refund(context.Background(), req)
+		return
+	}
+	held := []int64{req[0].Cost}
+	req[0].Cost = 0
+	o.Local.Accounts.Settle(req, held)
+}
+
+// higher returns the state that counts more, with the receipt of the local one.
+func higher(local, known store.State) store.State {
+	if known.Used <= local.Used {
+		return local
+	}
+	known.Receipt = local.Receipt
+	return known
+}
+
+// ForeseeAlone returns what AdmitAlone would answer before the cost is spent, and changes
+// nothing.
+func (o *Opened) ForeseeAlone(r store.Request, takes bool) store.State {
+	local := o.Local.Accounts.Foresee(r, takes, func(r store.Request) store.State { return o.Local.Peek(context.Background(), r) })
+	if !local.Allowed || algorithm.Of(r.Limit.Algorithm).Lease {
+		return local
+	}
+	known := o.Accounts.ForeseeAlone(&r)
+	if !known.Allowed {
+		return known
+	}
+	return higher(local, known)
+}

@@ -1,0 +1,193 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// alone is a process that decides by itself where the store does not answer.
+type alone struct {
+	*Ledger
+	takes bool
+}
+
+// serve makes a request, which takes some time, and reports whether it was admitted, and
+// whether alone.
+func (p alone) serve(r store.Request, ms int) (admitted, decided bool) {
+	var st store.State
+	if p.takes {
+		st = p.Take(context.Background(), []store.Request{r})[0]
+	} else {
+		st = admit(p, r)
+	}
+	unknown := p.takes && errors.Is(st.Err, store.ErrUncertain)
+	if decided = st.Err != nil; decided {
+		st = p.AdmitAlone(&r)
+	}
+	if !st.Allowed {
+		return false, decided
+	}
+	time.Sleep(time.Duration(ms) * time.Millisecond)
+	switch {
+	case unknown:
+		p.SettleUnknown([]store.Request{r}, []int64{r.Cost})
+	case decided || !p.takes:
+		p.Settle([]store.Request{r}, nil)
+	}
+	return true, decided
+}
+
+// forEachWay runs a test for every algorithm that keeps counts, charged after and before.
+func forEachWay(t *testing.T, test func(t *testing.T, limit store.Limit, takes bool)) {
+	t.Helper()
+	for _, limit := range kinds {
+		for _, takes := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, align %t, takes %t", limit.Algorithm, limit.Align, takes), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { test(t, limit, takes) })
+			})
+		}
+	}
+}
+
+// TestProcessAdmitsNoMoreThanTheLimit while the store comes and goes, answers too late and loses
+// replies, with many requests at once: what was admitted by the store and alone counts together.
+func TestProcessAdmitsNoMoreThanTheLimit(t *testing.T) {
+	const events, workers, requests = 60, 16, 30
+	forEachWay(t, func(t *testing.T, limit store.Limit, takes bool) {
+		for seed := range uint64(6) {
+			s := newSimulation(seed)
+			// What got lost on its way is counted nowhere once the primary has said so.
+			vanishes := int64(0)
+			s.touched = func(landed int64, vanished bool) {
+				if vanished {
+					vanishes += landed
+				}
+			}
+			// A clock that is hours ahead would let events of gcra drain.
+			s.skew %= time.Second
+			s.lossy = []float64{0, 0.1}[seed%2]
+			limit.Zone, limit.Window = fmt.Sprint("zone-", seed), 100*time.Hour
+			p := alone{New(NewBooks(nil), s, Options{}), takes}
+			p.Run()
+			stop := make(chan struct{})
+			var storms, all sync.WaitGroup
+			storms.Go(func() {
+				rng := rand.New(rand.NewPCG(seed, 2))
+				for down := true; ; down = !down {
+					s.setDown(down, false)
+					select {
+					case <-time.After(time.Duration(1+rng.IntN(60)) * time.Millisecond):
+					case <-stop:
+						return
+					}
+				}
+			})
+			var admitted, decided atomic.Int64
+			for worker := range workers {
+				rng := rand.New(rand.NewPCG(seed, uint64(worker)+3))
+				all.Go(func() {
+					for n := range requests {
+						r := store.Request{Limit: &limit, ClientKey: "alice", Events: events, Cost: 1, ID: fmt.Sprint(worker, "-", n)}
+						ok, isAlone := p.serve(r, rng.IntN(20))
+						if ok {
+							admitted.Add(1)
+						}
+						if ok && isAlone {
+							decided.Add(1)
+						}
+						time.Sleep(time.Duration(rng.IntN(15)) * time.Millisecond)
+					}
+				})
+			}
+			all.Wait()
+			close(stop)
+			storms.Wait()
+			s.setDown(false, false)
+			p.Flush(t.Context())
+			p.Leave()
+			if n := admitted.Load(); n > events+vanishes || n < events/2 {
+				t.Errorf("seed %d: %d requests were admitted, %d of them alone, and %d got lost: want at most %d more, and most of them", seed, n, decided.Load(), vanishes, events)
+			}
+		}
+	})
+}
+
+// TestOutageLongerThanTheWindow: what was admitted alone stops to count as the algorithm says.
+// Of a log only the store knows how, so its last count stands for a window.
+func TestOutageLongerThanTheWindow(t *testing.T) {
+	const events = 10
+	forEachWay(t, func(t *testing.T, limit store.Limit, takes bool) {
+		s := newSimulation(1)
+		limit.Zone, limit.Window = "zone", time.Minute
+		p := alone{New(NewBooks(nil), s, Options{}), takes}
+		p.Run()
+		id := 0
+		serve := func() bool {
+			id++
+			ok, _ := p.serve(store.Request{Limit: &limit, ClientKey: "alice", Events: events, Cost: 1, ID: fmt.Sprint(id)}, 0)
+			return ok
+		}
+		for range events / 2 {
+			serve()
+		}
+		time.Sleep(100 * time.Millisecond)
+		s.setDown(true, false)
+		most := 0
+		for range 10 {
+			admitted := 0
+			for range 3 * events {
+				if serve() {
+					admitted++
+				}
+			}
+			most = max(most, admitted)
+			time.Sleep(limit.Window + time.Second)
+		}
+		if most > events || most == 0 {
+			t.Errorf("%d requests were admitted in a window of an outage, want from 1 to %d", most, events)
+		}
+		if !algorithm.Of(limit.Algorithm).Copies() {
+			most = events // the local counts say when events leave a log
+		}
+		if most < events {
+			t.Errorf("%d requests were admitted in the best window of an outage, want %d", most, events)
+		}
+		s.setDown(false, false)
+		p.Leave()
+	})
+}
+
+// TestForeseenAlone is what the next request gets, and changes nothing.
+func TestForeseenAlone(t *testing.T) {
+	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
+		r := requestOf("alice", 3)
+		if st := l.ForeseeAlone(&r); !st.Allowed || l.Figures().Buckets != 0 {
+			t.Errorf("about an unknown client: %+v", st)
+		}
+		comes(t, l, r)
+		time.Sleep(time.Second)
+		s.setDown(true, false)
+		for used := range int64(4) {
+			for range 2 {
+				if st := l.ForeseeAlone(&r); st.Allowed != (used < 2) || st.Used != min(1+used, 3) {
+					t.Errorf("after %d requests alone: %+v", used, st)
+				}
+			}
+			l.AdmitAlone(&r)
+		}
+		if n := l.Figures().InFlight; n != 2 {
+			t.Errorf("%d are in flight, want 2", n)
+		}
+		s.setDown(false, false)
+	})
+}
