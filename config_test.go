@@ -175,7 +175,7 @@ func TestConfigOfZonesWithOneName(t *testing.T) {
 		"another IPv4 prefix":     {[]string{zone(`10`, ``), zone(`10`, `, "ipv4_prefix": 24`)}, `window 1m0s, ipv4_prefix 24;`},
 		"another IPv6 prefix":     {[]string{zone(`10`, ``), zone(`10`, `, "ipv6_prefix": 64`)}, `window 1m0s, ipv6_prefix 64;`},
 		"another on_error":        {[]string{zone(`10`, ``), zone(`10`, `, "on_error": "deny"`)}, `window 1m0s, on_error deny;`},
-		"another split of a key":  {[]string{handlerOf(`"zones": [{"name": "api", "key": ["a b"], "events": 1, "window": "1s"}]`), handlerOf(`"zones": [{"name": "api", "key": ["a", "b"], "events": 1, "window": "1s"}]`)}, `once with key "a b", events 1, window 1s, once with key a b, events 1, window 1s`},
+		"another split of a key":  {[]string{handlerOf(`"zones": [{"name": "api", "key": ["{a} b"], "events": 1, "window": "1s"}]`), handlerOf(`"zones": [{"name": "api", "key": ["{a}", "b"], "events": 1, "window": "1s"}]`)}, `once with key "{a} b", events 1, window 1s, once with key {a} b, events 1, window 1s`},
 		"in stores of their own":  {handlers: []string{withZone(`"store": {"module": "memory"}`), zone(`20`, ``)}},
 		"in equal inline stores":  {[]string{handlerOf(`"store": {"module": "memory"}, "zones": [{"name": "api", "key": "k", "events": 1, "window": "1s"}]`), handlerOf(`"store": {"module": "memory"}, "zones": [{"name": "api", "key": "k", "events": 2, "window": "1s"}]`)}, `zone api is defined twice, differently`},
 		"default store by name":   {[]string{withZone(`"store": "default"`), zone(`20`, ``)}, `zone api is defined twice, differently`},

@@ -66,7 +66,7 @@ type Handler struct {
 	// `github`.
 	Headers string `json:"headers,omitempty"`
 
-	// The fraction by up to which `Retry-After` is lengthened at random, so that
+	// The fraction by up to which `Retry-After`, and the reset with it, is lengthened at random, so that
 	// refused clients do not all return at the same moment: a number from 0 to 10;
 	// 0.2 is up to 20 percent. Default: 0.
 	Jitter float64 `json:"jitter,omitempty"`

@@ -97,7 +97,10 @@ func (z *Zone) validateKey() error {
 	case slices.Contains(z.Key, ""):
 		return option.Errorf("key", "has an empty text: remove it")
 	}
-	return validateKnownInTime("key", strings.Join(z.Key, " "))
+	if err := validateKnownInTime("key", strings.Join(z.Key, " ")); err != nil {
+		return err
+	}
+	return limiter.CheckKey(z.Key)
 }
 
 // validateKnownInTime checks that no placeholder of an option is known only when the

@@ -18,6 +18,7 @@ const (
 	chargesWait
 	noReplica
 	clockJumped
+	doubtfulKey
 )
 
 // jumpListed is for how long a problem is that a clock has jumped.
@@ -29,13 +30,24 @@ type problem struct {
 	rank int
 }
 
-// problems returns what is wrong with the stores, the worst first. It calls no server.
+// problems returns what is wrong with the stores, and with the keys of zones, the worst first.
+// It calls no server.
 func problems(running runningConfig) []adminapi.Problem {
 	var all []problem
 	for _, handle := range running.Stores() {
 		if open := handle.EnterOpen(); open != nil {
 			all = append(all, problemsOf(open)...)
 			handle.Leave()
+		}
+	}
+	for _, l := range running.Limiters() {
+		for _, z := range l.Zones {
+			for _, text := range z.KeyProblems() {
+				p := adminapi.Problem{Store: l.Store.Name, Zone: z.Name, Text: fmt.Sprintf("key of zone %s: %s", z.Name, text)}
+				if !slices.Contains(all, problem{p, doubtfulKey}) {
+					all = append(all, problem{p, doubtfulKey})
+				}
+			}
 		}
 	}
 	slices.SortStableFunc(all, func(a, b problem) int { return cmp.Compare(a.rank, b.rank) })

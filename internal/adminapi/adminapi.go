@@ -16,17 +16,19 @@ import (
 
 // Status describes the running config: GET /rate_limit/.
 type Status struct {
-	// Problems are what is wrong with the stores, worst first. It is empty if all is
+	// Problems are what is wrong with the stores and with keys, worst first. It is empty if all is
 	// well.
 	Problems []Problem `json:"problems"`
 	Zones    []Zone    `json:"zones"`
 	Stores   []Store   `json:"stores"`
 }
 
-// Problem is something wrong with a shard, or with one of its servers.
+// Problem is something wrong with a shard, with one of its servers, or with the key of a
+// zone.
 type Problem struct {
 	Store string `json:"store"`
-	Shard string `json:"shard"`
+	Shard string `json:"shard,omitempty"`
+	Zone  string `json:"zone,omitempty"`
 	// Server is the address, if the problem is that of one server.
 	Server string `json:"server,omitempty"`
 	// Text is a sentence without a period.

@@ -90,7 +90,7 @@ func (t *tracker) setLimitHeaders(h http.Header, z *Zone, st *store.State) {
 	if st.Reset != 0 {
 		h["X-Ratelimit-Reset"] = values[3:4:4]
 	} else {
-		// Leases have no reset.
+		// Leases have no reset, unless they refuse.
 		delete(h, "X-Ratelimit-Reset")
 	}
 	h["X-Ratelimit-Resource"] = values[4:5:5]
@@ -105,15 +105,27 @@ func deleteLimitHeaders(h http.Header) {
 	delete(h, limitField)
 }
 
-// retryAfter returns the seconds of Retry-After.
-func (l *Limiter) retryAfter(st *store.State) int64 {
-	wait := st.RetryAfter.Microseconds()
-	if l.Jitter > 0 {
-		// In floating point: ten times a century overflows a Duration.
-		wait += int64(rand.Float64() * l.Jitter * float64(wait))
+// promise makes the reset and the wait of the zones that refuse one time, jitter included:
+// clients obey the one or the other, and none may come too early, or late. Where no waiting
+// helps, the reset is a window ahead if there is none, because without one some clients
+// ask again at once.
+func (e *evaluation) promise() {
+	jitter := rand.Float64() * e.limiter.Jitter
+	for i, z := range e.zones {
+		st := &e.states[i]
+		switch {
+		case !e.refuses(i):
+		case st.RetryAfter != store.Never:
+			// Eleven times a century is no Duration.
+			st.RetryAfter += time.Duration(min(jitter*float64(st.RetryAfter), float64(mostJitter)))
+			st.Reset = st.Now + wait(st)
+		case st.Reset <= st.Now:
+			st.Reset = st.Now + z.limit.Window.Microseconds()
+		}
 	}
-	return max(ceilSeconds(wait), 1)
 }
+
+const mostJitter = store.MaxWindow
 
 func setRetryAfter(h http.Header, seconds int64) {
 	h["Retry-After"] = []string{strconv.FormatInt(seconds, 10)}
@@ -200,7 +212,7 @@ func limitItem(zone string, st *store.State, declined bool) httpsfv.Item {
 	switch {
 	case declined && wait(st) > 0:
 		item.Params.Add("t", ceilSeconds(wait(st)))
-	case !declined && st.Reset > st.Now:
+	case st.Reset > st.Now:
 		item.Params.Add("t", ceilSeconds(st.Reset-st.Now))
 	}
 	return item

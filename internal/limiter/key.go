@@ -33,6 +33,8 @@ type keyTemplate struct {
 	placeholders []string
 	// sources say where each gets its value.
 	sources []source
+	// doubtful are those that are none of Caddy's.
+	doubtful []string
 	// hasAddress is set if one of them is the client's address.
 	hasAddress bool
 }
@@ -55,6 +57,9 @@ func compileKey(texts []string) []keyTemplate {
 		t.hasAddress = slices.ContainsFunc(t.placeholders, isAddress)
 		for _, name := range t.placeholders {
 			t.sources = append(t.sources, sourceOf(name))
+			if !isKnownPlaceholder(name) {
+				t.doubtful = append(t.doubtful, name)
+			}
 		}
 		compiled = append(compiled, t)
 	}
@@ -96,7 +101,9 @@ func (z *Zone) clientKey(r *http.Request, repl *caddy.Replacer, l *Limiter) (str
 			continue
 		}
 		if !applies || i >= len(z.Key) {
-			z.warnNoKey(repl, l)
+			z.warnNoKey(r, repl, l)
+		} else if name := z.templates[i].unknownIn(repl); name != "" {
+			z.warnUnknown(name, l)
 		}
 		if repeated != "" && z.enforced > 0 {
 			return "", z.refuseRepeated(repeated, l)
@@ -115,21 +122,44 @@ func (z *Zone) refuseRepeated(name string, l *Limiter) error {
 	return caddyhttp.Error(http.StatusBadRequest, fmt.Errorf("several values of {%s}, which names the client in rate limit %s", name, z.Name))
 }
 
-func (z *Zone) warnNoKey(repl *caddy.Replacer, l *Limiter) {
+// warnNoKey logs that the key of a request is empty, at the end of the request if a later handler may
+// set what it asks for.
+func (z *Zone) warnNoKey(r *http.Request, repl *caddy.Replacer, l *Limiter) {
+	for i := range z.templates {
+		if name := z.templates[i].unknownIn(repl); name != "" {
+			z.unknown.Store(&name)
+		}
+	}
 	times, log := l.mayLog(&z.noKey)
 	if !log {
 		return
 	}
+	asksForHeader := slices.ContainsFunc(z.templates, func(t keyTemplate) bool {
+		return slices.ContainsFunc(t.sources, func(s source) bool { return s.header != "" })
+	})
+	if r == nil || !asksForHeader {
+		z.logNoKey(l, times, z.hintForNoKey(repl))
+		return
+	}
+	waiting, _ := caddyhttp.GetVar(r.Context(), emptyKeysVar).([]emptyKey)
+	caddyhttp.SetVar(r.Context(), emptyKeysVar, append(waiting, emptyKey{z, times}))
+}
+
+func (z *Zone) hintForNoKey(repl *caddy.Replacer) string {
 	hint := "see to it that clients send what key asks for, or end key with {client_ip}"
 	for _, t := range z.templates {
 		for _, name := range t.placeholders {
 			if strings.HasPrefix(name, "http.auth.") {
 				hint = "put rate_limit into a route after the authentication, because it runs before basic_auth"
 			} else if _, known := repl.Get(name); !known {
-				hint = "placeholder {" + name + "} is unknown"
+				hint = unknownText(name)
 			}
 		}
 	}
+	return hint
+}
+
+func (z *Zone) logNoKey(l *Limiter, times int64, hint string) {
 	l.Logger.Warn("key is empty; counting by client IP",
 		zap.String("zone", z.Name), zap.Strings("key", z.Key), zap.Int64("times", times), zap.String("hint", hint))
 }

@@ -66,6 +66,7 @@ func New(c Config) (*Limiter, error) {
 	}
 	for _, z := range c.Zones {
 		z.prepare()
+		z.reportDoubts(l)
 		for in, handle := range l.Stores() {
 			if z.Penalty > 0 && !handle.KnowsPenalties() {
 				return nil, fmt.Errorf("zone %s: %w", z.Name, option.Errorf("penalty", "does not go with the store %s: remove it", handle.Name))
@@ -89,6 +90,12 @@ func (l *Limiter) Stores() []*stores.Handle {
 
 // ServeHTTP answers r, or hands it to next.
 func (l *Limiter) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	err := l.handle(w, r, next)
+	l.reportEmptyKeys(r)
+	return err
+}
+
+func (l *Limiter) handle(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	t := trackerOf(r)
 	if t != nil && t.refusal != nil {
 		// This is an error route of a request that was refused.
@@ -230,14 +237,15 @@ func (l *Limiter) refuse(t *tracker, e *evaluation, i int, w http.ResponseWriter
 	for _, other := range t.own() {
 		other.showRefunds()
 	}
+	l.reportRefusal(e, i, r)
+	e.promise()
 	t.setRefusal(e, i, w.Header())
 	switch {
 	case st.RetryAfter != store.Never:
-		setRetryAfter(w.Header(), l.retryAfter(st))
+		setRetryAfter(w.Header(), max(ceilSeconds(wait(st)), 1))
 	case e.reqs[i].Events > 0:
 		l.warnNever(z, &e.reqs[i])
 	}
-	l.reportRefusal(e, i, r)
 	e.zones[i].refused.note(e.decidedBy(i), l.Now())
 	if e.isBlocked(i) {
 		return caddyhttp.Error(z.BlockStatus, z.blocked)

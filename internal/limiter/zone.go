@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -88,8 +89,10 @@ type Zone struct {
 	bound    [maxStores]boundZone
 
 	noKey, repeats, noCost, never telemetry.LogThrottle
-	encoded                       telemetry.LogThrottle
-	events, burst                 quota
+	// unknown is a placeholder of the key that nothing defined for some request, or nil.
+	unknown       atomic.Pointer[string]
+	encoded       telemetry.LogThrottle
+	events, burst quota
 }
 
 // When a zone charges.
