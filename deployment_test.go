@@ -255,11 +255,11 @@ func TestComposeServes(t *testing.T) {
 	for from, to := range map[string]string{
 		"redis-a1:6379": shards[0].Primary.Addr(), "redis-a2:6379": shards[0].Replicas[0].Addr(),
 		"redis-b1:6379": shards[1].Primary.Addr(), "redis-b2:6379": shards[1].Replicas[0].Addr(),
-		"\tgrace_period ": "\t{{global}}\n\tgrace_period ",
-		"\n:8080 {":       "\n{{site}} {",
-		"\n:9180 {":       "\nhttp://" + metrics + " {",
-		"window 1m":       "window 1h",
-		secret:            "password {file." + mounted + "}\n" + strings.Join(caddytest.Patient, "\n"),
+		"\tgrace_period ":            "\t{{global}}\n\tgrace_period ",
+		"\n:8080 {":                  "\n{{site}} {",
+		"\n:9180 {":                  "\nhttp://" + metrics + " {",
+		"events 10\n\t\t\twindow 1m": "events 10\n\t\t\twindow 1h",
+		secret:                       "password {file." + mounted + "}\n" + strings.Join(caddytest.Patient, "\n"),
 	} {
 		must(t, "replace "+from, want("its number in the Caddyfile", strings.Count(text, from), 1))
 		text = strings.Replace(text, from, to, 1)

@@ -594,7 +594,7 @@ func TestQuotaIsReported(t *testing.T) {
 	}
 	must(t, "body", json.Unmarshal([]byte(a.Body), &body))
 	must(t, "limit 0", errors.Join(want("status", a.Status, http.StatusTooManyRequests), want("policy", a.Header.Get("RateLimit-Policy"), `"plan";q=0;w=60`),
-		want("limit", a.Header.Get("RateLimit"), `"plan";r=0`), want("type", body.Type, "https://iana.org/assignments/http-problem-types#quota-exceeded"),
+		want("limit", a.Header.Get("RateLimit"), `"plan";r=0;t=60`), want("type", body.Type, "https://iana.org/assignments/http-problem-types#quota-exceeded"),
 		want("zones", fmt.Sprint(body.Violated), "[plan]")))
 	a = c.Probe("/", "X-Key: alice", "X-Quota: unlimited")
 	must(t, "unlimited", errors.Join(want("status", a.Status, http.StatusOK), want("policy", a.Header.Get("RateLimit-Policy"), ""), want("limit", a.Header.Get("RateLimit"), "")))
