@@ -14,8 +14,8 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"github.com/dustin/go-humanize"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -26,27 +26,26 @@ import (
 //
 //	rate_limit [<matcher>] {
 //		zone <name> {
-//			match         @<matcher> | { <matchers> }
-//			key           <text>...
-//			events        <n> | <placeholder> <fallback n>
-//			window        <duration> [aligned] | day|week|month|year [from monday|sunday] [in <IANA name>]
-//			algorithm     fixed_window|sliding_window|sliding_log|gcra|concurrency
-//			burst         <n> | <placeholder> <fallback n>
-//			cost          <n> | <placeholder> [<fallback n>]
-//			settle_buffer <size>
-//			charge        after|before
-//			batch         off|auto|<n>
-//			count_status  [not] <code|class|grpc:code>... | all
-//			reset_status  <code|class|grpc:code>...
-//			warn          <percent>
-//			max_wait      <duration> [<n>]
-//			penalty       <duration>
-//			reserve       <percent> @<matcher> | <percent> { <matchers> }
-//			ipv4_prefix   <bits>
-//			ipv6_prefix   <bits>
-//			block_status  <code>
-//			on_error      allow|deny|local
-//			enforce       <percent>
+//			match        @<matcher> | { <matchers> }
+//			key          <text>...
+//			events       <n> | <placeholder> <fallback n>
+//			window       <duration> [aligned] | day|week|month|year [from monday|sunday] [in <IANA name>]
+//			algorithm    fixed_window|sliding_window|sliding_log|gcra|concurrency
+//			burst        <n> | <placeholder> <fallback n>
+//			cost         <n> | <sum> [<fallback n>]
+//			charge       after|before
+//			batch        off|auto|<n>
+//			count_status [not] <code|class|grpc:code>... | all
+//			reset_status <code|class|grpc:code>...
+//			warn         <percent>
+//			max_wait     <duration> [<n>]
+//			penalty      <duration>
+//			reserve      <percent> @<matcher> | <percent> { <matchers> }
+//			ipv4_prefix  <bits>
+//			ipv6_prefix  <bits>
+//			block_status <code>
+//			on_error     allow|deny|local
+//			enforce      <percent>
 //		}
 //		store        <name>
 //		rollout      <store> <percent>
@@ -241,34 +240,27 @@ func (z *Zone) parseMaxWait(p *option.Parser) error {
 	return nil
 }
 
-// parseCost parses a number, or a placeholder and its fallback, which may be left out.
+// parseCost parses a number, or a sum and its fallback, which may be left out.
 func (z *Zone) parseCost(p *option.Parser) error {
-	args := p.RemainingArgs()
-	if len(args) == 0 || len(args) > 2 || args[0] == "" {
+	text := strings.TrimSpace(strings.Join(p.RemainingArgs(), " "))
+	if text == "" {
 		return p.Err("cost takes a number, or a placeholder and a number that counts where it yields none")
 	}
-	z.Cost = Amount(args[0])
-	if len(args) == 1 {
+	if z.Cost = Amount(text); !z.Cost.isDynamic() {
 		return nil
 	}
-	fallback, err := strconv.ParseInt(args[1], 10, 64)
+	sum, fallback, err := limiter.ParseSum(text)
 	if err != nil {
-		return p.Errf("cost %s: the fallback %q must be a whole number from 0 to 2^52", args[0], args[1])
+		return nil // the check says what is wrong
 	}
-	z.CostFallback = &fallback
-	return nil
-}
-
-func (z *Zone) parseSettleBuffer(p *option.Parser) error {
-	text, err := p.Arg()
+	if z.Cost = Amount(sum.String()); fallback == "" {
+		return nil
+	}
+	n, err := strconv.ParseInt(fallback, 10, 64)
 	if err != nil {
-		return err
+		return p.Errf("cost %s: the fallback %q must be a whole number from 0 to 2^52; several terms are added with +", sum, fallback)
 	}
-	size, err := humanize.ParseBytes(text)
-	if err != nil || size < minSettleBuffer || size > maxSettleBuffer {
-		return p.Errf("settle_buffer %q: it must be a size from 1KiB to 16MiB", text)
-	}
-	z.SettleBuffer = int(size)
+	z.CostFallback = &n
 	return nil
 }
 

@@ -114,25 +114,11 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Doc: "With `gcra`: how many events fit at once, 1 to 2^52, while `events` per `window` is the rate at which they come back. All of them must come back within 100 years. It may be [a placeholder](#numbers-from-placeholders).",
 		},
 		{
-			Name: "cost", Args: "<n> | <placeholder> [<fallback n>]",
-			Field: option.Field{Set: z.parseCost, Text: func() (string, bool) {
-				if z.costFallback() == 1 {
-					return z.Cost.line(0), z.Cost != ""
-				}
-				return z.Cost.canonical() + " " + strconv.FormatInt(z.costFallback(), 10), true
-			}},
+			Name: "cost", Args: "<n> | <sum> [<fallback n>]",
+			Field:   option.Field{Set: z.parseCost, Text: z.costText},
 			Check:   z.validateCost,
 			Section: aboutCosts, Default: "1",
-			Doc: "What a request costs: 0 to 2^52, or [a placeholder](#numbers-from-placeholders), also one that is known [when the response has ended](#a-cost-that-is-known-at-the-end).",
-		},
-		{
-			Name: "settle_buffer", Args: "<size>",
-			Field: option.Field{Set: z.parseSettleBuffer, Text: func() (string, bool) {
-				return strconv.Itoa(z.SettleBuffer), z.SettleBuffer != 0 && z.SettleBuffer != limiter.DefaultSettleBuffer
-			}},
-			Check:   z.validateSettleBuffer,
-			Section: aboutCosts, Default: "64KiB",
-			Doc: "How much of a JSON body, or of one event of a stream, is kept for each request to find a cost in it that is known at the end, 1KiB to 16MiB. A longer one costs the fallback.",
+			Doc: "What a request costs: 0 to 2^52, or [a placeholder](#numbers-from-placeholders) or sum of them, such as `{header.A} + 4*{header.B}`, also of what is known [when the response has ended](#a-cost-that-is-known-at-the-end).",
 		},
 		{
 			Name: "charge", Args: "after|before",
@@ -251,6 +237,19 @@ func (z *Zone) windowText() (text string, given bool) {
 		text += " in " + c.TimeZone
 	}
 	return z.Calendar + text, true
+}
+
+func (z *Zone) costText() (text string, given bool) {
+	text = z.Cost.canonical()
+	if z.Cost.isDynamic() {
+		if sum, _, err := limiter.ParseSum(text); err == nil {
+			text = sum.String()
+		}
+	}
+	if z.costFallback() == 1 {
+		return text, z.Cost != ""
+	}
+	return text + " " + strconv.FormatInt(z.costFallback(), 10), true
 }
 
 func (z *Zone) maxWaitText() (text string, given bool) {

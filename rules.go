@@ -29,11 +29,6 @@ const (
 	weekStartsSunday = "sunday"
 )
 
-const (
-	minSettleBuffer = 1 << 10
-	maxSettleBuffer = 16 << 20
-)
-
 // notWhileRunning is why an option does not go with an algorithm.
 const notWhileRunning = "does not go with %s, which counts requests while they run: remove it"
 
@@ -239,10 +234,8 @@ func (z *Zone) validateCost() error {
 		return option.Errorf("cost", "%s %d: the fallback must be from 0 to 2^52", z.Cost, *z.CostFallback)
 	case z.Cost == "":
 		return nil
-	case z.Cost.isDynamic() && !z.Cost.hasPlaceholder():
-		return option.Errorf("cost", "%s: it must be a number, or a text with a placeholder in braces", z.Cost)
 	case z.Cost.isDynamic():
-		return z.validatePlaceholdersOfCost()
+		return z.validateSum()
 	}
 	n, err := z.Cost.number()
 	if err != nil || n < 0 || n > store.MaxEvents {
@@ -260,14 +253,17 @@ func (z *Zone) validateCost() error {
 	return nil
 }
 
-func (z *Zone) validatePlaceholdersOfCost() error {
-	for _, name := range limiter.PlaceholdersIn(string(z.Cost)) {
-		switch {
-		case limiter.IsUnknown(name):
-			return option.Errorf("cost", "{%s} is unknown: there is {http.rate_limit.response.size}, .duration_ms and .json.<path>", name)
-		case z.isLease() && limiter.IsKnownAtEnd(name):
-			return option.Errorf("cost", "{%s} is known when the response has ended, and does not go with %s, which counts requests while they run: use another", name, z.algorithm())
-		}
+// validateSum checks a cost that depends on the request.
+func (z *Zone) validateSum() error {
+	sum, rest, err := limiter.ParseSum(string(z.Cost))
+	if err != nil {
+		return option.Errorf("cost", "%s: %w", z.Cost, err)
+	}
+	if rest != "" {
+		return option.Errorf("cost", "%s: %q is behind the sum; terms are added with +, and the fallback is cost_fallback", z.Cost, rest)
+	}
+	if z.isLease() && sum.IsKnownAtEnd() {
+		return option.Errorf("cost", "%s is known when the response has ended, and does not go with %s, which counts requests while they run: use another", z.Cost, z.algorithm())
 	}
 	return nil
 }
@@ -276,16 +272,6 @@ func (z *Zone) validatePlaceholdersOfCost() error {
 // has ended.
 func (z *Zone) isCostKnownAtEnd() bool {
 	return slices.ContainsFunc(limiter.PlaceholdersIn(string(z.Cost)), limiter.IsKnownAtEnd)
-}
-
-func (z *Zone) validateSettleBuffer() error {
-	switch {
-	case z.SettleBuffer != 0 && !z.isCostKnownAtEnd():
-		return option.Errorf("settle_buffer", "needs a cost that is known at the end, such as {http.rate_limit.response.json.usage.total_tokens}: write one, or remove settle_buffer")
-	case z.SettleBuffer != 0 && (z.SettleBuffer < minSettleBuffer || z.SettleBuffer > maxSettleBuffer):
-		return option.Errorf("settle_buffer", "%d: it must be from 1KiB to 16MiB", z.SettleBuffer)
-	}
-	return nil
 }
 
 func (z *Zone) validateCharge() error {

@@ -95,31 +95,28 @@ type Zone struct {
 	// nor `unlimited`. Required with a placeholder, and not allowed without.
 	BurstFallback int64 `json:"burst_fallback,omitempty"`
 
-	// What a request costs: a number from 0 to 2^52, or a text with a placeholder
-	// that yields one. The placeholder is read when the request arrives and again
-	// when its response begins; the second value counts, so
-	// `{http.response.header.X-Cost}` charges what the backend says. Without such a
-	// number the cost is 1. A request of cost 0 is free and learns where the client
+	// What a request costs: a number from 0 to 2^52, or a sum of terms, each a number, a
+	// placeholder, or a placeholder times a number, such as
+	// `{header.A} + 0.25*{header.B}`. Fractions are rounded up once they are added up.
+	// Placeholders are read when the request arrives and again when its response begins;
+	// the second value counts, so `{http.response.header.X-Cost}` charges what the backend
+	// says. Where a placeholder yields no number, the cost is the fallback, or the sum of
+	// the others if that is more. A request of cost 0 is free and learns where the client
 	// stands, so do not read the cost from what clients send.
 	//
 	// A cost may also be made of what is known when the response has ended:
 	// `{http.rate_limit.response.size}` (the bytes of the body),
 	// `{http.rate_limit.response.duration_ms}`,
-	// `{http.rate_limit.response.json.<path>}` (a number in a JSON body such as
-	// `usage.total_tokens`, or in the last server-sent event that has it) and
+	// `{http.rate_limit.response.json.<path>}` (the last number at that path, such as
+	// `usage.total_tokens`, in a body of JSON, lines of JSON or server-sent events) and
 	// `{http.response.trailer.<name>}`. Until then the request counts with the cost that
 	// it had when it arrived, which the response headers do not show. Not with
 	// `concurrency`. Default: 1.
 	Cost Amount `json:"cost,omitempty"`
 
-	// The cost if the placeholder of `cost` yields none. Not allowed without a
-	// placeholder. Default: 1.
+	// What a request costs at least if a placeholder of `cost` yields no number. Not allowed
+	// without a placeholder. Default: 1.
 	CostFallback *int64 `json:"cost_fallback,omitempty"`
-
-	// With a cost that is known at the end: how much of a JSON body, or of an event of a
-	// stream, is kept for each request to find the cost in it, from 1KiB to 16MiB. What
-	// is longer has the fallback. Default: 64KiB.
-	SettleBuffer int `json:"settle_buffer,omitempty"`
 
 	// When to charge a request. `after`: once the status of the response is known.
 	// Until then it counts in this process, in later windows too if it is slow, so
@@ -248,7 +245,7 @@ func (z *Zone) compile() *limiter.Zone {
 		Algorithm: z.algorithm(), Window: z.window(), Align: z.Align, Calendar: z.calendar(),
 		Burst:  z.Burst.quantity(z.BurstFallback),
 		Events: z.Events.quantity(z.EventsFallback), Cost: cmp.Or(z.Cost, "1").quantity(z.costFallback()),
-		SettleAtEnd: z.isCostKnownAtEnd() || z.knowsGRPC(), SettleBuffer: cmp.Or(z.SettleBuffer, limiter.DefaultSettleBuffer),
+		SettleAtEnd:  z.isCostKnownAtEnd() || z.knowsGRPC(),
 		KnowsGRPC:    z.knowsGRPC(),
 		ChargeBefore: z.Charge == limiter.ChargeBefore,
 		MaxWait:      time.Duration(z.MaxWait), MaxWaitQueue: cmp.Or(z.MaxWaitQueue, limiter.DefaultMaxWaitQueue),

@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"bufio"
+	"bytes"
+	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
@@ -28,6 +30,15 @@ func startSlowWriter(t *testing.T) *slowWriter {
 	t.Cleanup(server.Close)
 	b.addr = server.Listener.Addr().String()
 	return b
+}
+
+// compressedUsage is a document in gzip.
+func compressedUsage() []byte {
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	_, _ = io.WriteString(w, `{"usage": {"total_tokens": 42}}`)
+	w.Close()
+	return b.Bytes()
 }
 
 func (b *slowWriter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -65,7 +76,14 @@ func (b *slowWriter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "compressed":
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Content-Encoding", "gzip")
+		_, _ = w.Write(compressedUsage())
+	case "undecodable":
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Content-Encoding", "gzip")
 		_, _ = io.WriteString(w, `{"usage": {"total_tokens": 42}}`)
+	case "long":
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"text": "`+strings.Repeat("word ", 100_000)+`", "usage": {"total_tokens": 42}}`)
 	case "broken":
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusBadGateway)
@@ -188,18 +206,36 @@ func TestCostsAtTheEndOfUnusualResponses(t *testing.T) {
 					})
 				}
 			}
-			spends("compressed", 3, int64(len(`{"usage": {"total_tokens": 42}}`)), "Accept-Encoding: gzip")
-			spends("compressed", 3, int64(len(`{"usage": {"total_tokens": 42}}`)), "Accept-Encoding: gzip")
-			must(t, "log", want("entries about compression", strings.Count(c.Logs.String(), "a response is compressed"), 1))
+			spends("compressed", 42, int64(len(compressedUsage())), "Accept-Encoding: gzip")
+			spends("undecodable", 3, int64(len(`{"usage": {"total_tokens": 42}}`)), "Accept-Encoding: gzip")
+			spends("undecodable", 3, int64(len(`{"usage": {"total_tokens": 42}}`)), "Accept-Encoding: gzip")
+			must(t, "log", want("entries about the encoding", strings.Count(c.Logs.String(), `"cause":"encoding"`), 1))
 			spends("broken", 0, 0)
 			spends("head", 3, 0)
 			spends("file", 3, 100, "Range: bytes=100-199")
 			spends("file", 3, 1000)
 			spends("upgrade", 3, 2, "Connection: Upgrade", "Upgrade: test")
-			must(t, "metric", want("unreadable costs", c.Metric(fmt.Sprintf(`caddy_rate_limit_unreadable_total{option="cost",zone="tokens.%s"}`, mode)), "6"))
+			for cause, count := range map[string]string{"encoding": "2", "not_found": "2", "not_json": "2", "broken_off": "0"} {
+				must(t, "metric", want(cause, c.Metric(fmt.Sprintf(`caddy_rate_limit_unreadable_total{cause=%q,option="cost",zone="tokens.%s"}`, cause, mode)), count))
+			}
 			c.Unload()
 		}
 	})
+}
+
+// TestEncodedAnswersAreRead: no client makes its answer cheaper by the encoding that it asks for,
+// whichever handler encodes.
+func TestEncodedAnswersAreRead(t *testing.T) {
+	t.Parallel()
+	backend := startSlowWriter(t)
+	c := caddytest.Start(t, zonesSite("", zoneWith("tokens", "events 10000", "cost {http.rate_limit.response.json.usage.total_tokens} 3"), "encode zstd gzip\n"+proxyTo(backend.addr)))
+	used := int64(0)
+	for _, encoding := range []string{"", "identity", "gzip", "zstd", "br", "zstd, gzip", "deflate"} {
+		a := c.Get("/x/long", "X-Key: alice", "Accept-Encoding: "+encoding)
+		used += 42
+		must(t, encoding, want("status", a.StatusCode, http.StatusOK))
+		eventually(t, encoding, func() error { return want("used", bucketUsed(c, "tokens", "alice"), used) })
+	}
 }
 
 // TestCostsAtTheEndOverHTTP2, of a document and of a stream, which arrives as it is sent.

@@ -171,10 +171,11 @@ func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 // serve admits e, the first evaluation of t, runs the rest of the chain if the
 // request may pass, and settles, at the latest when the chain ends.
 func (l *Limiter) serve(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	how := ending{ctx: r.Context(), panicked: true}
 	defer func() {
 		// Deferred, because a store may panic while the request settles.
 		defer t.end()
-		defer t.finish()
+		defer func() { t.finish(how) }()
 		// The chain panicked: the request was made, and the server failed.
 		if !t.settled {
 			t.settle(http.StatusInternalServerError)
@@ -184,6 +185,7 @@ func (l *Limiter) serve(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 	if err == nil {
 		err = next.ServeHTTP(t, r)
 	}
+	how.err, how.panicked = err, false
 	if err != nil {
 		// Error routes write to the outer writer; it has the same headers.
 		t.commit(statusOf(err))
@@ -197,6 +199,11 @@ var errStoreDown = errors.New("rate limit store cannot answer, and on_error is d
 
 // admit asks the stores of e, and returns nil if the request may pass.
 func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request) error {
+	if t.response != nil {
+		// What the request waits for here is no part of its duration.
+		began := l.Now()
+		defer func() { t.response.held += l.Now().Sub(began) }()
+	}
 	e.enter()
 	if !e.refusesOutright() {
 		e.divert(r.Context())

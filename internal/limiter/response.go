@@ -1,16 +1,16 @@
 package limiter
 
 import (
-	"bytes"
-	"mime"
+	"context"
+	"errors"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/tidwall/gjson"
-	"go.uber.org/zap"
+	"github.com/shardlimit/caddy-shardlimit/internal/body"
+	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 )
 
 // What the cost of a zone that settles at the end may be made of, besides placeholders
@@ -26,48 +26,27 @@ const (
 // maxGRPCStatus is the highest status of gRPC.
 const maxGRPCStatus = 16
 
-// DefaultSettleBuffer is the default of [Zone.SettleBuffer].
-const DefaultSettleBuffer = 64 << 10
-
 // response is what is learnt of a response as it passes, for costs that are known when
 // it has ended. It delays and changes nothing.
 type response struct {
-	began  time.Time
+	began time.Time
+	// held is how long handlers of this module have held the request since.
+	held   time.Duration
 	size   int64
 	status int
 	// ended is when the handler chain has returned.
 	ended time.Time
-	// paths are the paths in JSON that zones ask for, values what was found there last.
-	paths  []string
-	values map[string]string
-	// most bounds what is kept of the body.
-	most int
-	// kept is the body or, of a stream, the event so far; isTooLong is set if that is
-	// longer.
-	kept      []byte
-	isTooLong bool
-	// hasLine is set if the line that passes is not empty so far.
-	hasLine bool
-	// reads is how the body is read.
-	reads bodyKind
+	// paths are the paths in JSON that zones ask for, in the body if it is read.
+	paths []body.Path
+	body  *body.Reader
 	// isHead is set if the request wants no body: the server discards what is written.
 	isHead bool
-	// isHijacked is set if the connection was handed over, so that nothing of it is seen.
-	isHijacked bool
+	// isUnseen is set if the rest of the body, or all of it, bypasses the tracker: the
+	// connection was handed over, or an error route answers.
+	isUnseen bool
+	// isBrokenOff is set if the body ended too early.
+	isBrokenOff bool
 }
-
-type bodyKind uint8
-
-const (
-	// The zero value is a body in which there is no JSON to be found.
-	_ bodyKind = iota
-	// encoded is one that is compressed.
-	encoded
-	// document is one JSON document.
-	document
-	// stream is server-sent events.
-	stream
-)
 
 // IsUnknown reports whether a name has the prefix of placeholders about the response, but
 // there is no such placeholder.
@@ -85,9 +64,8 @@ func IsKnownAtEnd(name string) bool {
 
 // watch makes r find what a zone's cost asks for.
 func (r *response) watch(z *Zone) {
-	r.most = max(r.most, z.SettleBuffer)
-	for _, path := range z.responsePaths {
-		if !slices.Contains(r.paths, path) {
+	for _, path := range z.paths {
+		if !slices.ContainsFunc(r.paths, func(p body.Path) bool { return p.String() == path.String() }) {
 			r.paths = append(r.paths, path)
 		}
 	}
@@ -95,102 +73,50 @@ func (r *response) watch(z *Zone) {
 
 // begin notes what the header says.
 func (r *response) begin(h http.Header) {
-	if len(r.paths) == 0 {
-		return
-	}
-	kind, _, _ := mime.ParseMediaType(h.Get("Content-Type"))
-	encoding := h.Get("Content-Encoding")
-	switch {
-	case kind != "text/event-stream" && kind != "application/json" && !strings.HasSuffix(kind, "+json"):
-	case encoding != "" && encoding != "identity":
-		r.reads = encoded
-	case kind == "text/event-stream":
-		r.reads = stream
-	default:
-		r.reads = document
+	if len(r.paths) > 0 && !r.isHead {
+		r.body = body.NewReader(h, r.paths)
 	}
 }
 
 // isRead reports whether the body has to be seen, and not only counted.
-func (r *response) isRead() bool { return r != nil && r.reads >= document }
+func (r *response) isRead() bool { return r != nil && r.body.Reads() }
 
-// saw notes a part of the body.
-func (r *response) saw(b []byte) {
+// saw notes that the part b of the body was written, or so much of it before an error.
+func (r *response) saw(b []byte, err error) {
+	if r == nil {
+		return
+	}
+	r.wrote(int64(len(b)), err)
+	r.body.Saw(b)
+}
+
+// wrote notes that a part of the body was written without being seen.
+func (r *response) wrote(n int64, err error) {
 	if r == nil || r.isHead {
 		return
 	}
-	r.size += int64(len(b))
-	switch r.reads {
-	case document:
-		r.keep(b)
-	case stream:
-		r.sawEvents(b)
-	}
+	r.size += n
+	r.isBrokenOff = r.isBrokenOff || err != nil && !errors.Is(err, http.ErrBodyNotAllowed)
 }
 
-func (r *response) keep(b []byte) {
-	if r.isTooLong = r.isTooLong || len(r.kept)+len(b) > r.most; r.isTooLong {
-		r.kept = r.kept[:0]
-		return
-	}
-	r.kept = append(r.kept, b...)
+// ending is how the handler chain has ended.
+type ending struct {
+	ctx context.Context
+	// err is what the chain has returned, unless it panicked.
+	err      error
+	panicked bool
 }
 
-// sawEvents reads the data of events, which end with an empty line.
-func (r *response) sawEvents(b []byte) {
-	for len(b) > 0 {
-		line, rest, isWhole := bytes.Cut(b, []byte("\n"))
-		r.keep(b[:len(b)-len(rest)])
-		r.hasLine = r.hasLine || len(bytes.TrimRight(line, "\r")) > 0
-		if !isWhole {
-			return
-		}
-		if !r.hasLine {
-			r.endEvent()
-		}
-		r.hasLine, b = false, rest
-	}
-}
-
-// endEvent looks for the paths in the data of the event that is kept.
-func (r *response) endEvent() {
-	var data []byte
-	for line := range bytes.Lines(r.kept) {
-		if text, is := bytes.CutPrefix(line, []byte("data:")); is {
-			data = append(data, text...)
-		}
-	}
-	r.find(data)
-	r.kept, r.isTooLong = r.kept[:0], false
-}
-
-// find notes what a JSON document has at the paths.
-func (r *response) find(document []byte) {
-	if len(document) == 0 {
-		return
-	}
-	for _, path := range r.paths {
-		switch found := gjson.GetBytes(document, path); found.Type {
-		case gjson.Number, gjson.String:
-			if r.values == nil {
-				r.values = map[string]string{}
-			}
-			r.values[path] = found.String()
-		}
-	}
-}
-
-// end notes that the handler chain has returned.
-func (r *response) end(now time.Time) {
+// end notes that the handler chain has returned, or panicked.
+func (r *response) end(now time.Time, h http.Header, how ending) {
 	r.ended = now
-	switch {
-	case r.isTooLong:
-	case r.reads == document:
-		r.find(r.kept)
-	case r.reads == stream:
-		r.endEvent()
-	}
-	r.kept = nil
+	r.body.Close()
+	r.isUnseen = r.isUnseen || how.err != nil || how.panicked && r.size == 0
+	declared, err := strconv.ParseInt(h.Get("Content-Length"), 10, 64)
+	isShort := err == nil && r.size < declared && !r.isHead && r.status != http.StatusNotModified
+	// A stream has no end of its own, so that one which was left looks like a whole one.
+	wasLeft := r.body.IsStream() && how.ctx.Err() != nil
+	r.isBrokenOff = r.isBrokenOff || how.panicked || isShort || wasLeft || r.isUnseen && r.size > 0
 }
 
 // value returns what a placeholder yields once the response has ended.
@@ -199,31 +125,42 @@ func (r *response) value(name string) (any, bool) {
 	switch {
 	case !isPath && name != responseSize && name != responseTime:
 		return nil, false
-	case r == nil || r.ended.IsZero(), r.isHijacked && name != responseTime:
+	case r == nil || r.ended.IsZero():
+		return nil, true
+	case name == responseTime:
+		return strconv.FormatInt(max(r.ended.Sub(r.began)-r.held, 0).Milliseconds(), 10), true
+	case name == responseSize && r.isUnseen && r.size == 0:
 		return nil, true
 	case name == responseSize:
 		return strconv.FormatInt(r.size, 10), true
-	case name == responseTime:
-		return strconv.FormatInt(r.ended.Sub(r.began).Milliseconds(), 10), true
 	}
-	if text, ok := r.values[path]; ok {
+	if text, ok := r.body.Number(path); ok {
 		return text, true
 	}
 	return nil, true
 }
 
-// warnEncoded logs that a body could not be read.
-func (e *evaluation) warnEncoded() {
-	for _, z := range e.zones {
-		if len(z.responsePaths) == 0 {
-			continue
-		}
-		if times, log := e.limiter.mayLog(&z.encoded); log {
-			e.limiter.Logger.Warn("a response is compressed, so its cost cannot be read; charging the fallback",
-				zap.String("zone", z.Name), zap.Int64("fallback", z.Cost.Number), zap.Int64("times", times),
-				zap.String("hint", "write header_up Accept-Encoding identity in reverse_proxy and, where there is encode, put it before rate_limit in a route"))
-		}
+// fault returns why not all of the response is known of which the cost of a zone is made.
+func (r *response) fault(z *Zone) (telemetry.Cause, error) {
+	switch {
+	case r == nil || len(z.paths) == 0 && !z.readsSize, r.isUnseen && r.size == 0:
+		// Nothing of it is known.
+		return telemetry.Known, nil
+	case r.isUnseen:
+		return telemetry.BrokenOff, nil
+	case len(z.paths) == 0, r.body.IsWhole():
+		return telemetry.Known, nil
 	}
+	err := r.body.Err()
+	switch {
+	case errors.Is(err, body.ErrEncoding):
+		return telemetry.Encoding, err
+	case r.isBrokenOff, errors.Is(err, body.ErrBrokenOff):
+		return telemetry.BrokenOff, err
+	case errors.Is(err, body.ErrNotJSON):
+		return telemetry.NotJSON, err
+	}
+	return telemetry.Known, nil
 }
 
 // trailerOf returns a trailer of a response, which the handler has declared in its header

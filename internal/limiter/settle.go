@@ -62,7 +62,7 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 		}
 		cost, free := int64(0), z.Free.Contains(status) || z.Forgives.Contains(status)
 		if !free {
-			cost = z.finalCost(e.repl, e.limiter)
+			cost = z.finalCost(e.repl, e.limiter, t.response)
 		}
 		e.show(i, shown, cost)
 		e.countSettled(i, spent, cost, free)

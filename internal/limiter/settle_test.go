@@ -70,7 +70,9 @@ func newTestHandler(t *testing.T, z *Zone, s store.Store) *Limiter {
 	}
 	t.Cleanup(handle.Unload)
 	z.Name, z.Key, z.Events, z.Window = "test", []string{"static"}, Quantity{Number: 10}, time.Hour
-	z.Cost = Quantity{Number: 1}
+	if z.Cost == (Quantity{}) {
+		z.Cost = Quantity{Number: 1}
+	}
 	z.Free.Add(http.StatusNotModified)
 	l, err := New(Config{Zones: []*Zone{z}, Logger: zap.NewNop(), Now: time.Now, Store: handle})
 	if err != nil {

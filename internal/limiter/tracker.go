@@ -141,15 +141,15 @@ func (t *tracker) commit(status int) {
 }
 
 // finish settles the zones that wait for the end of the response.
-func (t *tracker) finish() {
-	if t.response == nil || t.refusal != nil {
+func (t *tracker) finish(how ending) {
+	if t.response == nil {
 		return
 	}
-	t.response.end(t.own()[0].limiter.Now())
+	t.response.end(t.own()[0].limiter.Now(), t.Header(), how)
+	if t.refusal != nil {
+		return
+	}
 	for _, e := range t.own() {
-		if t.response.reads == encoded {
-			e.warnEncoded()
-		}
 		e.settle(t, t.response.status, true)
 	}
 }
@@ -219,7 +219,7 @@ func (t *tracker) WriteHeader(status int) {
 func (t *tracker) Write(b []byte) (int, error) {
 	t.commit(http.StatusOK)
 	n, err := t.ResponseWriter.Write(b)
-	t.response.saw(b[:n])
+	t.response.saw(b[:n], err)
 	return n, err
 }
 
@@ -228,12 +228,12 @@ func (t *tracker) ReadFrom(r io.Reader) (int64, error) {
 	t.commit(http.StatusOK)
 	if t.response.isRead() {
 		// Write sees what passes.
-		return io.Copy(struct{ io.Writer }{t}, r)
+		n, err := io.Copy(struct{ io.Writer }{t}, r)
+		t.response.wrote(0, err)
+		return n, err
 	}
 	n, err := t.ResponseWriterWrapper.ReadFrom(r)
-	if t.response != nil && !t.response.isHead {
-		t.response.size += n
-	}
+	t.response.wrote(n, err)
 	return n, err
 }
 
@@ -249,7 +249,7 @@ func (t *tracker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err == nil {
 		t.commit(http.StatusSwitchingProtocols)
 		if t.response != nil {
-			t.response.isHijacked = true
+			t.response.isUnseen = true
 		}
 	}
 	return conn, buf, err

@@ -9,6 +9,7 @@ import (
 	"math/bits"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -18,6 +19,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/body"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -57,8 +59,6 @@ type Zone struct {
 	// SettleAtEnd is set if the final cost is known when the response has ended, and not
 	// when it begins.
 	SettleAtEnd bool
-	// SettleBuffer bounds what is kept of a body in which the cost is looked for.
-	SettleBuffer int
 	// KnowsGRPC is set if Free or Forgives were made of statuses of gRPC: StatusGRPC.
 	KnowsGRPC bool
 
@@ -79,19 +79,22 @@ type Zone struct {
 	Counts telemetry.ZoneCounters
 
 	templates []keyTemplate
-	// responsePaths are the paths in the JSON of responses that the cost asks for.
-	responsePaths []string
-	limit         store.Limit
+	// sum is the cost, if that depends on the request, and paths are those in the JSON of
+	// responses that it asks for.
+	sum       Sum
+	paths     []body.Path
+	readsSize bool
+	limit     store.Limit
 	// enforced is how many cohorts the limit is enforced for.
 	enforced uint64
 	refusal  error
 	blocked  error
 	bound    [maxStores]boundZone
 
-	noKey, repeats, noCost, never telemetry.LogThrottle
+	noKey, repeats, never telemetry.LogThrottle
 	// unknown is a placeholder of the key that nothing defined for some request, or nil.
 	unknown       atomic.Pointer[string]
-	encoded       telemetry.LogThrottle
+	noCost        [telemetry.Causes]telemetry.LogThrottle
 	events, burst quota
 }
 
@@ -153,10 +156,9 @@ func (s StatusSet) Complement() (others StatusSet) {
 // prepare derives what requests need from the exported fields.
 func (z *Zone) prepare() {
 	z.templates = compileKey(z.Key)
-	for _, name := range PlaceholdersIn(z.Cost.Text) {
-		if path, is := strings.CutPrefix(name, responsePrefix+responseJSON); is {
-			z.responsePaths = append(z.responsePaths, path)
-		}
+	if z.Cost.isDynamic() {
+		z.sum, _, _ = ParseSum(z.Cost.Text) // checked
+		z.paths, z.readsSize = z.sum.paths(), slices.Contains(z.sum.placeholders(), responsePrefix+responseSize)
 	}
 	if z.Calendar.Unit != "" {
 		z.Window, z.Align = z.Calendar.Window(), true
@@ -188,13 +190,13 @@ func (z *Zone) request(r *http.Request, repl *caddy.Replacer, l *Limiter) (store
 	if err != nil {
 		return store.Request{}, err
 	}
-	req := store.Request{Limit: &z.limit, ClientKey: key, Events: events, Burst: burst, Cost: z.Cost.Number, Batch: z.Batch, Penalty: z.Penalty}
+	req := store.Request{Limit: &z.limit, ClientKey: key, Events: events, Burst: burst, Batch: z.Batch, Penalty: z.Penalty}
 	switch {
-	case z.Cost.isDynamic() && z.isLease():
+	case z.isLease():
 		// A lease does not settle the cost.
-		req.Cost = z.finalCost(repl, l)
-	case z.Cost.isDynamic():
-		req.Cost, _ = z.readCost(repl)
+		req.Cost = z.finalCost(repl, l, nil)
+	default:
+		req.Cost = z.firstCost(repl)
 	}
 	if z.needsID() {
 		req.ID = newID()
@@ -287,8 +289,11 @@ func (z *Zone) read(name string, q Quantity, log *quota, least, most int64, word
 		return 0
 	}
 	nearest := min(max(n, least), most)
-	if isUnreadable || nearest != n {
-		l.countUnreadable(z, name)
+	switch {
+	case isUnreadable:
+		l.countUnreadable(z, name, telemetry.NotFound)
+	case nearest != n:
+		l.countUnreadable(z, name, telemetry.OutOfRange)
 	}
 	if nearest == n {
 		return n
@@ -315,9 +320,9 @@ func LeastEvents(burst int64, window time.Duration) int64 {
 	return max(int64(n), 1)
 }
 
-func (l *Limiter) countUnreadable(z *Zone, option string) {
+func (l *Limiter) countUnreadable(z *Zone, option string, cause telemetry.Cause) {
 	if !l.isSimulated {
-		telemetry.Default.Unreadable.WithLabelValues(z.Name, option).Inc()
+		telemetry.Default.Unreadable.WithLabelValues(z.Name, option, cause.String()).Inc()
 	}
 }
 
@@ -328,33 +333,6 @@ func mostBurst(events int64, window time.Duration) int64 {
 		return int64(min(n, store.MaxEvents))
 	}
 	return store.MaxEvents
-}
-
-// finalCost returns the cost of a request whose response is about to begin.
-func (z *Zone) finalCost(repl *caddy.Replacer, l *Limiter) int64 {
-	if !z.Cost.isDynamic() {
-		return z.Cost.Number
-	}
-	cost, bad := z.readCost(repl)
-	if bad != "" {
-		l.countUnreadable(z, "cost")
-		if times, log := l.mayLog(&z.noCost); log {
-			l.Logger.Warn("cost is not a number from 0 to 2^52; charging the fallback",
-				zap.String("zone", z.Name), zap.String("cost", bad), zap.Int64("fallback", cost), zap.Int64("times", times))
-		}
-	}
-	return cost
-}
-
-// readCost returns the cost that the zone's text yields, or the fallback and the invalid
-// text.
-func (z *Zone) readCost(repl *caddy.Replacer) (cost int64, bad string) {
-	text := repl.ReplaceAll(z.Cost.Text, "")
-	n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
-	if err != nil || n < 0 || n > store.MaxEvents {
-		return z.Cost.Number, strconv.Quote(clipped(text))
-	}
-	return n, ""
 }
 
 // clipped returns the beginning of a text that a client chose, for the log.

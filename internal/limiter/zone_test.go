@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -20,116 +19,6 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
-
-func TestCostOfAPlaceholder(t *testing.T) {
-	for name, test := range map[string]struct {
-		cost string
-		want int64
-		bad  bool
-	}{
-		"number":         {cost: "25", want: 25},
-		"one":            {cost: "1", want: 1},
-		"zero":           {cost: "0", want: 0},
-		"spaces":         {cost: " 25\t", want: 25},
-		"leading zeros":  {cost: "007", want: 7},
-		"largest":        {cost: "4503599627370496", want: store.MaxEvents},
-		"too large":      {cost: "4503599627370497", want: 1, bad: true},
-		"beyond 64 bits": {cost: "99999999999999999999", want: 1, bad: true},
-		"empty":          {cost: "", want: 1, bad: true},
-		"blank":          {cost: "  ", want: 1, bad: true},
-		"text":           {cost: "much", want: 1, bad: true},
-		"two numbers":    {cost: "1 2", want: 1, bad: true},
-		"fraction":       {cost: "2.5", want: 1, bad: true},
-		"exponent":       {cost: "1e3", want: 1, bad: true},
-		"hexadecimal":    {cost: "0x10", want: 1, bad: true},
-		"negative":       {cost: "-1", want: 1, bad: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			z := &Zone{Name: "test", Key: []string{"static"}, Events: Quantity{Number: 10}, Cost: Quantity{Text: "{" + headerA + "}", Number: 1}}
-			z.prepare()
-			h, logs := keyHandler()
-			repl := values{headerA: test.cost}.replacer()
-			if got, bad := z.readCost(repl); got != test.want || (bad != "") != test.bad {
-				t.Errorf("%q is read as %d, bad %q, want %d", test.cost, got, bad, test.want)
-			}
-			req, err := z.request(httptest.NewRequest("GET", "/", nil), repl, h)
-			if err != nil || req.Cost != test.want {
-				t.Errorf("%q costs %d, %v when the request comes, want %d", test.cost, req.Cost, err, test.want)
-			}
-			if logs.Len() != 0 {
-				t.Errorf("before the response is there, %v is logged", logs.All())
-			}
-			if got := z.finalCost(repl, h); got != test.want {
-				t.Errorf("%q costs %d in the end, want %d", test.cost, got, test.want)
-			}
-			if warned := logs.Len() == 1; warned != test.bad {
-				t.Errorf("warnings: %v, want one: %v", logs.All(), test.bad)
-			}
-		})
-	}
-}
-
-func TestCostWarnsOnceAMinute(t *testing.T) {
-	z := &Zone{Name: "test", Cost: Quantity{Text: "{" + headerA + "}", Number: 1}}
-	h, logs := keyHandler()
-	start := h.Now()
-	repl := values{headerA: "2.5"}.replacer()
-	for range 5 {
-		z.finalCost(repl, h)
-	}
-	h.Now = func() time.Time { return start.Add(telemetry.ReportInterval) }
-	z.finalCost(repl, h)
-	if logs.Len() != 2 {
-		t.Fatalf("%d warnings, want 2", logs.Len())
-	}
-	fields := logs.All()[1].ContextMap()
-	if fields["zone"] != "test" || fields["cost"] != `"2.5"` || fields["times"] != int64(5) {
-		t.Errorf("warning has %v, want zone test, cost \"2.5\" and times 5", fields)
-	}
-}
-
-// TestWarningsOfLongTextsAreShort, whatever a client sends as its cost or plan.
-func TestWarningsOfLongTextsAreShort(t *testing.T) {
-	z := &Zone{Name: "test", Key: []string{"static"}, Events: Quantity{Text: "{" + headerA + "}", Number: 10}, Cost: Quantity{Text: "{" + headerA + "}", Number: 1}}
-	z.prepare()
-	h, logs := keyHandler()
-	repl := values{headerA: strings.Repeat("9", 19_000)}.replacer()
-	z.eventsFor(repl, h)
-	z.finalCost(repl, h)
-	if logs.Len() != 2 {
-		t.Fatalf("%d warnings, want 2", logs.Len())
-	}
-	for _, entry := range logs.All() {
-		for name, value := range entry.ContextMap() {
-			if text, ok := value.(string); ok && len(text) > 200 {
-				t.Errorf("%s: %s has %d bytes", entry.Message, name, len(text))
-			}
-		}
-	}
-}
-
-func TestCostThatIsTheSameForAll(t *testing.T) {
-	for _, want := range []int64{0, 1, 7} {
-		z := &Zone{Key: []string{"static"}, Events: Quantity{Number: 10}, Cost: Quantity{Number: want}}
-		z.prepare()
-		h, logs := keyHandler()
-		req, err := z.request(httptest.NewRequest("GET", "/", nil), values{}.replacer(), h)
-		if final := z.finalCost(values{}.replacer(), h); err != nil || req.Cost != want || final != want {
-			t.Errorf("cost is %d, then %d, %v, want %d", req.Cost, final, err, want)
-		}
-		if logs.Len() != 0 {
-			t.Errorf("cost %d logs %v", want, logs.All())
-		}
-	}
-}
-
-func TestCostOfSeveralPlaceholders(t *testing.T) {
-	z := &Zone{Name: "test", Cost: Quantity{Text: "{" + headerA + "}{" + headerB + "}0", Number: 1}}
-	h, _ := keyHandler()
-	if got := z.finalCost(values{headerA: "1", headerB: "2"}.replacer(), h); got != 120 {
-		t.Errorf("cost is %d, want 120", got)
-	}
-}
 
 // TestEventsForABurst: a plan so slow that the burst would not drain within a
 // century becomes the slowest with which it does.

@@ -21,6 +21,7 @@ var instead = map[string]string{
 	"batch_share":    "remove it: the batches of all Caddys hold 10 percent of events",
 	"free_status":    "write count_status not and the statuses, such as count_status not 304 5xx (in JSON count_status_not); for none write count_status all",
 	"max_wait_queue": "write it after the duration, as in max_wait 5s 1000",
+	"settle_buffer":  "remove it: bodies of any length are read",
 	"settle":         "remove it: the end of a response is awaited where cost or a status needs it",
 	"time_zone":      "write it after the window, as in window day in Europe/Berlin",
 	"week_starts":    "write it after the window, as in window week from sunday",

@@ -70,6 +70,31 @@ func (o Outcome) String() string {
 	return [Outcomes]string{"", "allowed", "refused", "would_refuse", "error_allowed", "error_refused", "blocked"}[o]
 }
 
+// Cause is why what an option yields for a request is not known.
+type Cause int
+
+const (
+	// Known means that it is known.
+	Known Cause = iota
+	// NotFound means that there is no number.
+	NotFound
+	// NotJSON means that the body of the response is not JSON.
+	NotJSON
+	// Encoding means that the body could not be decoded.
+	Encoding
+	// BrokenOff means that the response ended too early.
+	BrokenOff
+	// OutOfRange means that the number is negative, too large, or NaN.
+	OutOfRange
+	// Causes is the number of causes.
+	Causes
+)
+
+// String returns the name of the cause in metrics and logs.
+func (c Cause) String() string {
+	return [Causes]string{"", "not_found", "not_json", "encoding", "broken_off", "out_of_range"}[c]
+}
+
 // ZoneCounters are the counters of one zone, looked up once.
 type ZoneCounters struct {
 	Requests, Declined      prometheus.Counter
@@ -109,7 +134,7 @@ func newMetricSet() *Metrics {
 		near: counter("near_clients_total",
 			"Clients that have used up the share of a zone's limit that warn names, once for each window.", "zone"),
 		Unreadable: counter("unreadable_total",
-			"Requests for which the placeholder of an option (events, burst or cost) yielded no number, or one out of range, so that the fallback or the nearest number counted.", "zone", "option"),
+			"Requests for which the placeholder of an option (events, burst or cost) yielded no number, or one out of range, so that the fallback or the nearest number counted.", "zone", "option", "cause"),
 		Undelivered: counter("undelivered_total",
 			"Charges, refunds and penalties that failed: lost (not counted), uncertain (outcome unknown) or expired (their window is over).",
 			"store", "shard", "operation", "outcome"),
@@ -126,8 +151,12 @@ func (m *Metrics) Zone(name string) ZoneCounters {
 		Forgiven: m.forgiven.WithLabelValues(name),
 		Near:     m.near.WithLabelValues(name),
 	}
-	for _, option := range []string{"events", "burst", "cost"} {
-		m.Unreadable.WithLabelValues(name, option)
+	for cause := NotFound; cause < Causes; cause++ {
+		m.Unreadable.WithLabelValues(name, "cost", cause.String())
+	}
+	for _, option := range []string{"events", "burst"} {
+		m.Unreadable.WithLabelValues(name, option, NotFound.String())
+		m.Unreadable.WithLabelValues(name, option, OutOfRange.String())
 	}
 	m.Evicted.WithLabelValues(name)
 	for o := Allowed; o < Outcomes; o++ {
