@@ -135,7 +135,7 @@ func TestNumbersInBodies(t *testing.T) {
 		"sequence":             {"application/json-seq", "\x1e{\"usage\":{\"total_tokens\":1}}\n\x1e{\"usage\":\n{\"total_tokens\":2}}\n", "2", nil},
 		"sequence, broken":     {"application/json-seq", "\x1e{\"usage\":{\"total_tokens\":1}}\n\x1e{\"usage\":\n\x1e{\"usage\": {\"total_tokens\":3}}\n", "3", nil},
 	} {
-		for _, n := range []int{1, 2, 7, 1000, 1 << 20} {
+		for _, n := range []int{1, 7, 1 << 20} {
 			r := readBy(t, n, header(test.kind, ""), test.body, "id", usage)
 			what := fmt.Sprintf("%s, %d bytes at a time", name, n)
 			if got := number(r, usage); got != test.want {
@@ -243,7 +243,7 @@ func TestEncodedBodies(t *testing.T) {
 // TestBodiesThatCannotBeDecoded are left, and the number before that is kept.
 func TestBodiesThatCannotBeDecoded(t *testing.T) {
 	document := `{"n": 42, "text": "` + long + `"}`
-	huge := append([]byte(`{"n": 42, "text": "`), bytes.Repeat([]byte{'x'}, 20<<20)...)
+	huge := append([]byte(`{"n": 42, "text": "`), bytes.Repeat([]byte{'x'}, 19<<20)...)
 	for name, test := range map[string]struct {
 		coding string
 		body   []byte
@@ -260,9 +260,7 @@ func TestBodiesThatCannotBeDecoded(t *testing.T) {
 		"one byte":       {"gzip", []byte{0x1f}, "", ErrBrokenOff},
 		"not JSON":       {"gzip", encode(t, []byte("nonsense"+long), "gzip"), "", ErrNotJSON},
 		"bomb":           {"gzip", encode(t, huge, "gzip"), "42", ErrEncoding},
-		"bomb, br":       {"br", encode(t, huge, "br"), "42", ErrEncoding},
-		"bomb, zstd":     {"zstd", encode(t, huge, "zstd"), "42", ErrEncoding},
-		"bomb in a bomb": {"br, gzip", encode(t, huge, "br", "gzip"), "42", ErrEncoding},
+		"bomb in a bomb": {"zstd, gzip", encode(t, huge, "zstd", "gzip"), "42", ErrEncoding},
 	} {
 		r := readBy(t, 4096, header(jsonType, test.coding), string(test.body), "n")
 		if got := number(r, "n"); got != test.want || !errors.Is(r.Err(), test.err) {
@@ -278,7 +276,7 @@ func TestWindowOfZstdIsBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 64 {
+	for range 4 {
 		_, _ = w.Write(bytes.Repeat([]byte("[1,2,3]"), 100_000))
 	}
 	w.Close()
@@ -304,7 +302,7 @@ func TestReaderKeepsLittle(t *testing.T) {
 		r.Saw([]byte(test.begin))
 		part := []byte(test.part)
 		r.Saw(part)
-		const times = 1000
+		const times = 200
 		var before, after runtime.MemStats
 		runtime.GC()
 		runtime.ReadMemStats(&before)
@@ -313,7 +311,7 @@ func TestReaderKeepsLittle(t *testing.T) {
 		}
 		runtime.GC()
 		runtime.ReadMemStats(&after)
-		if n := int64(after.HeapAlloc) - int64(before.HeapAlloc); n > 64<<10 {
+		if n := int64(after.HeapAlloc) - int64(before.HeapAlloc); n > 32<<10 {
 			t.Errorf("%s: %d bytes are kept of %d parts of %d", name, n, times, len(part))
 		}
 		r.Close()

@@ -263,17 +263,21 @@ func (z *Zone) finalCost(repl *caddy.Replacer, l *Limiter, resp *response) int64
 	}
 	l.countUnreadable(z, "cost", r.cause)
 	if times, log := l.mayLog(&z.noCost[r.cause]); log {
-		l.Logger.Warn("cost is not known; charging the fallback or, if that is more, what is known",
-			zap.String("zone", z.Name), zap.Stringer("cause", r.cause), zap.String("cost", r.text), zap.Error(err),
-			zap.Int64("charged", cost), zap.Int64("fallback", z.Cost.Number), zap.Int64("times", times), hintFor(r.cause))
+		l.Logger.Warn("cost is not known; charging the fallback or, if that is more, what is known", append(r.fields(),
+			zap.String("zone", z.Name), zap.Error(err),
+			zap.Int64("charged", cost), zap.Int64("fallback", z.Cost.Number), zap.Int64("times", times))...)
 	}
 	return cost
 }
 
-// hintFor returns a remedy, for causes that have one.
-func hintFor(c telemetry.Cause) zap.Field {
-	if c == telemetry.Encoding {
-		return zap.String("hint", "request another encoding from the backend, such as header_up Accept-Encoding gzip in reverse_proxy")
+// fields are those of the log entry about a cost that is not known.
+func (r reading) fields() []zap.Field {
+	fields := []zap.Field{zap.Stringer("cause", r.cause)}
+	if r.text != "" {
+		fields = append(fields, zap.String("cost", r.text))
 	}
-	return zap.Skip()
+	if r.cause == telemetry.Encoding {
+		fields = append(fields, zap.String("hint", "request another encoding from the backend, such as header_up Accept-Encoding gzip in reverse_proxy"))
+	}
+	return fields
 }

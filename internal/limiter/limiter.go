@@ -7,7 +7,7 @@
 // known. A [Simulation] asks without counting.
 //
 // The package imports internal/stores, internal/telemetry, internal/option,
-// internal/adminapi, internal/identity and store/**.
+// internal/adminapi, internal/body, internal/identity and store/**.
 package limiter
 
 import (

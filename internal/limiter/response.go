@@ -111,12 +111,16 @@ type ending struct {
 func (r *response) end(now time.Time, h http.Header, how ending) {
 	r.ended = now
 	r.body.Close()
-	r.isUnseen = r.isUnseen || how.err != nil || how.panicked && r.size == 0
+	isLeft := how.ctx.Err() != nil
+	// Nothing was written before the client left, or before the panic, although something would
+	// have been.
+	isNone := r.size == 0 && (isLeft || how.panicked)
+	r.isUnseen = r.isUnseen || how.err != nil || isNone
 	declared, err := strconv.ParseInt(h.Get("Content-Length"), 10, 64)
 	isShort := err == nil && r.size < declared && !r.isHead && r.status != http.StatusNotModified
-	// A stream has no end of its own, so that one which was left looks like a whole one.
-	wasLeft := r.body.IsStream() && how.ctx.Err() != nil
-	r.isBrokenOff = r.isBrokenOff || how.panicked || isShort || wasLeft || r.isUnseen && r.size > 0
+	// A stream has no end of its own: one that was left looks like a whole one.
+	isCut := how.panicked || isShort || isLeft && r.body.IsStream() || r.isUnseen && r.size > 0
+	r.isBrokenOff = r.isBrokenOff || isNone || isCut
 }
 
 // value returns what a placeholder yields once the response has ended.
@@ -143,11 +147,12 @@ func (r *response) value(name string) (any, bool) {
 // fault returns why not all of the response is known of which the cost of a zone is made.
 func (r *response) fault(z *Zone) (telemetry.Cause, error) {
 	switch {
-	case r == nil || len(z.paths) == 0 && !z.readsSize, r.isUnseen && r.size == 0:
-		// Nothing of it is known.
+	case r == nil || len(z.paths) == 0 && !z.readsSize:
 		return telemetry.Known, nil
-	case r.isUnseen:
+	case r.isUnseen && r.isBrokenOff:
 		return telemetry.BrokenOff, nil
+	case r.isUnseen:
+		return telemetry.NotFound, nil
 	case len(z.paths) == 0, r.body.IsWhole():
 		return telemetry.Known, nil
 	}

@@ -126,10 +126,12 @@ func TestCostsOfResponses(t *testing.T) {
 		"size, error route":             {sizeCost, "GET", failsAfter(nil), 7, "not_found"},
 		"size, error after beginning":   {sizeCost, "GET", failsAfter(jsonAnswer("text/plain", "hello")), 7, "broken_off"},
 		"size, error after much":        {sizeCost, "GET", failsAfter(jsonAnswer("text/plain", "hello, world")), 12, "broken_off"},
-		"size, panic at once":           {sizeCost, "GET", panicsAfter(nil), 7, "not_found"},
+		"size, panic at once":           {sizeCost, "GET", panicsAfter(nil), 7, "broken_off"},
 		"size, panic after a part":      {sizeCost, "GET", panicsAfter(jsonAnswer("text/plain", "hello")), 5, ""},
 		"size, left after a part":       {sizeCost, "GET", leftAfter(jsonAnswer("text/plain", "hello")), 5, ""},
 		"size of a text, error, summed": {sizeCost + " + 30", "GET", failsAfter(nil), 30, "not_found"},
+		"size, left at once":            {sizeCost, "GET", leftAfter(jsonAnswer("text/plain", "")), 7, "broken_off"},
+		"left at once":                  {usageCost, "GET", leftAfter(jsonAnswer("application/json", "")), 7, "broken_off"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			charged, logs := costAtEnd(t, test.cost, test.method, test.answer)
@@ -248,5 +250,37 @@ func TestBodiesOfRefusedRequestsAreLeft(t *testing.T) {
 	})
 	if err := s.wasAsked(); err != nil || w.Body.Len() == 0 {
 		t.Errorf("%v, %d bytes", err, w.Body.Len())
+	}
+}
+
+// TestBodiesAreClosed, so that no decoder outlives its request, however that ends.
+func TestBodiesAreClosed(t *testing.T) {
+	gzip := jsonAnswer("application/json", gzipped(`{"usage": {"n": 42}}`), "Content-Encoding", "gzip")
+	for name, answer := range map[string]chain{
+		"returned": gzip, "panicked": panicsAfter(gzip), "failed": failsAfter(gzip), "left": leftAfter(gzip),
+		"handed over": func(w http.ResponseWriter, r *http.Request) error {
+			_ = gzip(w, r)
+			_, _, err := http.NewResponseController(w).Hijack()
+			return err
+		},
+		"refused": func(w http.ResponseWriter, r *http.Request) error {
+			_ = gzip(w, r)
+			trackerOf(r).refusal = trackerOf(r).evaluations[0]
+			return nil
+		},
+	} {
+		var body interface{ Reads() bool }
+		l := newTestHandler(t, &Zone{Cost: Quantity{Text: usageCost, Number: 7}, SettleAtEnd: true}, &deafStore{})
+		serve(l, "GET", func(w http.ResponseWriter, r *http.Request) error {
+			defer func() {
+				if body = trackerOf(r).response.body; !body.Reads() {
+					t.Errorf("%s: the body is not read", name)
+				}
+			}()
+			return answer(w, r)
+		})
+		if body.Reads() {
+			t.Errorf("%s: the body is not closed", name)
+		}
 	}
 }
