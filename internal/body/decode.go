@@ -162,7 +162,7 @@ func decodeError(err error) error {
 	switch {
 	case err == nil, errors.Is(err, ErrNotJSON), errors.Is(err, ErrEncoding):
 		return err
-	case errors.Is(err, io.ErrUnexpectedEOF), err == io.EOF:
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
 		return ErrBrokenOff
 	}
 	return fmt.Errorf("%w: %w", ErrEncoding, err)

@@ -110,7 +110,7 @@ func (d *documents) read() {
 		err := d.next()
 		switch {
 		case err == nil:
-		case errors.Is(err, errMore), err == io.EOF:
+		case errors.Is(err, errMore), errors.Is(err, io.EOF):
 			return
 		case errors.Is(err, io.ErrUnexpectedEOF):
 			d.err = ErrBrokenOff
