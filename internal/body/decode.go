@@ -136,7 +136,7 @@ func (d *decoder) run(in *io.PipeReader) {
 
 func (d *decoder) decode(in io.Reader) error {
 	size := new(sizes)
-	r := io.Reader(size.encoded(in))
+	r := size.encoded(in)
 	used := make([]reusable, len(d.codings))
 	for i, coding := range slices.Backward(d.codings) {
 		used[i] = decoders[coding].Get().(reusable)
