@@ -270,7 +270,8 @@ func (z *Zone) About(b adminapi.BucketName) store.Request {
 // WindowEnd returns when the window ends that a state shows. Without an open window, and
 // of an algorithm that has none of its own, it ends in the length of one.
 func (z *Zone) WindowEnd(st store.State, now time.Time) int64 {
-	if at := now.UnixMicro(); !algorithm.Of(z.limit.Algorithm).Windowed || st.Reset <= at {
+	at := now.UnixMicro()
+	if !algorithm.Of(z.limit.Algorithm).Windowed || st.Reset <= at || !algorithm.Believes(st.Reset, at, z.limit.Window) {
 		return at + z.limit.Window.Microseconds()
 	}
 	return st.Reset

@@ -237,6 +237,7 @@ func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 			{"open, just outside the margin", 5*time.Second + time.Microsecond, 0, 6, false},
 			{"in the second second of ten", 9 * time.Second, time.Millisecond, 6, false},
 			{"open for long", time.Hour, time.Second, 6, false},
+			{"of a clock that was ahead", 2 * time.Hour, 0, 1, true},
 		} {
 			key := fmt.Sprintf("clock:%v:%d", op, i)
 			now, err := server.Client().Time(t.Context()).Result()
@@ -245,7 +246,7 @@ func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 			call := newCall(time.Now().Add(waitTimeout))
 			spend := new(scriptCommand)
 			spend.begin(layoutFixedWindow.script, op, false, key)
-			spend.add(-now.Add(-c.passed).UnixMicro(), 10e6, 1, 10, 0)
+			spend.add(-now.Add(-c.passed).UnixMicro(), 10e6, 1, 10, 0, time.Hour.Microseconds(), 0)
 			spend.renew()
 			call.cmds = append(call.cmds, &spend.command)
 			_, err = shard.owner(0).checks.do(t.Context(), call)
