@@ -22,7 +22,7 @@ func MemoryOptions(name string, logger *zap.Logger, maxBuckets int) memory.Optio
 		OnEvict: func(zone string) {
 			telemetry.Default.Evicted.WithLabelValues(zone).Inc()
 			if times, log := reports.Report(time.Now()); log {
-				logger.Warn("there are more clients than buckets: those that have spent least lose what they have spent; raise max_buckets, or set max_new_buckets",
+				logger.Warn("buckets in memory are evicted although they count, those that have spent least of their limit first: raise max_buckets, or set max_new_buckets",
 					zap.String("zone", zone), zap.Int64("times", times))
 			}
 		},
