@@ -7,17 +7,23 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
+// landing is how long, in microseconds, a take without a reply may be on its way: an answer
+// that the primary gives meanwhile may lack it.
+const landing = 2_000_000
+
 // AdmitAlone decides about a request that the store does not answer, by what this process
-// knows: the store's last answers, what is in flight, and charges that the store has not
-// confirmed. If the request fits, its cost is in flight until [Ledger.Settle] or
-// [Ledger.SettleUnknown].
+// knows: the store's last answers, what is in flight, and all that this process has admitted
+// since it first decided alone. If the request fits, its cost is in flight until
+// [Ledger.Settle] or [Ledger.SettleUnknown].
 func (l *Ledger) AdmitAlone(r *store.Request) store.State {
 	now := l.books.now()
 	e := l.enter(r, now)
 	defer e.page.mu.Unlock()
-	e.rarely().alone = now
+	own := e.ownCount(r, now)
+	past := e.rarely()
+	past.own, past.alone = own, now
 	e.keepUntil(r, now)
-	st := e.alone(r, now)
+	st := e.alone(r, own, now)
 	if st.Allowed {
 		e.hold(r.Cost)
 	}
@@ -31,89 +37,114 @@ func (l *Ledger) ForeseeAlone(r *store.Request) store.State {
 		return store.State{Allowed: true, Limit: max(r.Capacity(), 0)}
 	}
 	defer e.page.mu.Unlock()
-	return e.alone(r, l.books.now())
+	now := l.books.now()
+	return e.alone(r, e.ownCount(r, now), now)
 }
 
-// SettleUnknown ends what requests hold whose takes may have spent their cost: it counts until
-// the primary answers.
+// SettleUnknown ends what requests hold whose takes may have spent their cost: nothing is
+// charged, and it counts here until what the primary says has it.
 func (l *Ledger) SettleUnknown(reqs []store.Request, held []int64) {
 	now := l.books.now()
 	for i := range reqs {
-		r := &reqs[i]
-		e := l.enter(r, now)
+		e := l.enter(&reqs[i], now)
 		e.hold(-held[i])
-		if r.Cost > 0 {
-			e.suspectTake(r, now)
-		}
+		e.countOwn(&reqs[i], now)
 		e.page.mu.Unlock()
 	}
 }
 
-// suspectTake counts a take of unknown outcome until the primary answers.
-func (e *entry) suspectTake(r *store.Request, now int64) {
-	e.doubted, e.soleWriter = true, 0
-	e.noteUnsure(true)
-	e.chargeAlone(r, now)
-	if !e.known.IsOpen(r.Limit, now+e.clock) {
-		e.addLoose(r, r.Cost, now)
-		return
-	}
-	e.known.Charge(r, r.Cost, now+e.clock)
-	e.keepUntil(r, now)
+// isAlone reports whether this process has decided alone so recently that the store may not
+// have counted all that it has admitted.
+func (e *entry) isAlone(r *store.Request, now int64) bool {
+	alone := e.past().alone
+	return alone != 0 && now-alone <= r.Limit.Window.Microseconds() && e.trusted <= alone+landing
 }
 
-// chargeAlone adds a take to what counts while the store does not answer: what it says
-// of the bucket lacks the charges that wait.
-func (e *entry) chargeAlone(r *store.Request, now int64) {
-	if e.pending != nil {
-		e.pending.chargeAlone(r, r.Cost, now+e.clock)
+// ownCount returns what this process has admitted since it first decided alone, on top of what
+// was known then.
+func (e *entry) ownCount(r *store.Request, now int64) algorithm.Known {
+	if e.isAlone(r, now) {
+		return e.past().own
 	}
+	own, waiting := e.known, e.past().loose
+	if e.pending != nil {
+		waiting += e.pending.cost()
+	}
+	if !algorithm.Of(r.Limit.Algorithm).Copies() {
+		own.Content = store.Content{ownUsed: e.lastCount(r, now), ownUntil: now + r.Limit.Window.Microseconds()}
+		own.Content[ownUsed] += waiting
+		return own
+	}
+	if waiting > 0 {
+		own.Charge(r, waiting, now+e.clock)
+	}
+	return own
+}
+
+// The own count of a bucket that cannot be copied. When events leave a log only the store
+// knows, so they count for a window after the process first decided alone.
+const (
+	ownUsed = iota
+	ownUntil
+)
+
+// countOwn adds what this process has admitted to its own count.
+func (e *entry) countOwn(r *store.Request, now int64) {
+	if r.Cost == 0 || !e.isAlone(r, now) {
+		return
+	}
+	own := &e.rare.own
+	switch c := &own.Content; {
+	case algorithm.Of(r.Limit.Algorithm).Copies():
+		own.Charge(r, r.Cost, now+e.clock)
+	case now < c[ownUntil]:
+		c[ownUsed] += r.Cost
+	default:
+		c[ownUsed], c[ownUntil] = r.Cost, now+r.Limit.Window.Microseconds()
+	}
+}
+
+// lastCount is what the store last said of a bucket that cannot be copied, for a window.
+func (e *entry) lastCount(r *store.Request, now int64) int64 {
+	if e.trusted == 0 || now >= e.trusted+r.Limit.Window.Microseconds() {
+		return 0
+	}
+	return e.known.Content[confirmedUsed]
 }
 
 // alone returns what the bucket says to a request while the store does not answer.
-func (e *entry) alone(r *store.Request, now int64) store.State {
+func (e *entry) alone(r *store.Request, own algorithm.Known, now int64) store.State {
 	t := algorithm.Of(r.Limit.Algorithm)
 	if !t.Copies() {
-		return e.aloneInLog(r, now)
+		return e.aloneInLog(r, own, now)
 	}
-	v := e.viewOf(r, nil, now+e.clock)
-	if p := e.pending; p != nil && !t.Windowed {
-		// An outage may last for many windows, in which the charges drain that wait.
-		v.known, v.flight = p.alone, e.flight
-		v.known.Raise(r.Limit, e.known, v.now)
-	} else if now >= e.past().looseUntil {
-		v.flight -= e.past().loose
+	storeNow := now + e.clock
+	merged := own
+	merged.Raise(r.Limit, e.known, storeNow)
+	if t.Windowed && own.IsOpen(r.Limit, storeNow) {
+		// A window that the store has opened later does not forget what was admitted in this one.
+		merged.Content[0] = max(merged.Content[0], own.Content[0])
 	}
-	v.flight += e.taking
-	st := v.ahead(v.flight)
+	flight := e.flight + e.taking
+	st := merged.View(r, flight, storeNow)
 	if !st.Allowed {
-		if st = v.ahead(0); st.Allowed {
+		if st = merged.View(r, 0, storeNow); st.Allowed {
 			refuseForFlight(&st)
 		}
 	}
-	showFlight(&st, v.flight)
+	showFlight(&st, flight)
 	return st
 }
 
-// aloneInLog is alone where buckets cannot be copied. When the events of a log leave it is
-// not known, so the last count holds for a window.
-func (e *entry) aloneInLog(r *store.Request, now int64) store.State {
-	window := r.Limit.Window.Microseconds()
-	counted, flight := int64(0), e.flight+e.taking
-	if e.trusted != 0 && now < e.trusted+window {
-		counted = e.known.Content[confirmedUsed]
+// aloneInLog is alone where buckets cannot be copied.
+func (e *entry) aloneInLog(r *store.Request, own algorithm.Known, now int64) store.State {
+	counted, until := e.lastCount(r, now), e.trusted+r.Limit.Window.Microseconds()
+	if now < own.Content[ownUntil] && own.Content[ownUsed] >= counted {
+		counted, until = own.Content[ownUsed], own.Content[ownUntil]
 	}
-	if now < e.past().looseUntil {
-		flight += e.past().loose
-	}
-	if p := e.pending; p != nil {
-		flight += p.cost()
-	}
-	st := store.State{
-		Limit: max(r.Capacity(), 0), Used: counted + flight, Now: now + e.clock,
-		Reset: now + e.clock + window, ResetOtherwise: now + e.clock + window,
-	}
-	st.Remaining = max(st.Limit-st.Used, 0)
+	reset := now + e.clock + r.Limit.Window.Microseconds()
+	st := store.State{Limit: max(r.Capacity(), 0), Used: counted, Now: now + e.clock, Reset: reset, ResetOtherwise: reset}
+	showFlight(&st, e.flight+e.taking)
 	switch {
 	case st.Used+r.Need() <= r.Capacity():
 		st.Allowed = true
@@ -122,26 +153,25 @@ func (e *entry) aloneInLog(r *store.Request, now int64) store.State {
 	case counted+r.Need() <= r.Capacity():
 		refuseForFlight(&st)
 	default:
-		st.RetryAfter = time.Duration(e.trusted+window-now) * time.Microsecond
+		st.RetryAfter = time.Duration(until-now) * time.Microsecond
 	}
 	return st
 }
 
-// overtakes reports whether a take that the store allowed exceeds the limit with what this
-// process has admitted, and the store had not counted then.
+// overtakes reports whether a take that the store allowed, and that is counted, exceeds the
+// limit with what this process has admitted, and the store had not counted then.
 func (e *entry) overtakes(r *store.Request, st *store.State, now int64) bool {
-	used, unheard := st.Used, e.flight
+	if e.isAlone(r, now) {
+		asked := *r
+		asked.Cost = 0
+		return !e.alone(&asked, e.past().own, now).Allowed
+	}
+	unheard := e.flight
 	if e.pending != nil {
+		// The answer may count the charge in flight.
 		unheard += e.pending.cost() - e.pending.sentCost
 	}
-	if alone := e.past().alone; alone != 0 && now-alone <= r.Limit.Window.Microseconds() {
-		// The answer may count the charge in flight, or lack one that was answered first.
-		used = max(used, e.used(r, now))
-		if e.pending != nil {
-			unheard += e.pending.sentCost
-		}
-	}
-	return used+unheard > max(st.Used, r.Capacity())
+	return st.Used+unheard > max(st.Used, r.Capacity())
 }
 
 // used is what the store is known to have counted.

@@ -44,9 +44,8 @@ type pendingCharges struct {
 	sentAt, expires int64
 	// via is the view through whose store the charge was sent.
 	via *Ledger
-	// base is what was known when the charge was sent; alone, what was known when the first
-	// charge began to wait, with each charge at its own instant.
-	base, alone algorithm.Known
+	// base is what was known when the charge was sent.
+	base algorithm.Known
 	// waiting is the next charge, or nil.
 	waiting *mergedCharge
 	// held is set while waiting is for the next tick.
@@ -84,13 +83,6 @@ func (p *pendingCharges) withCharge(r *store.Request, cost int64, known algorith
 	base.Charge(r, cost, now)
 	base.Raise(r.Limit, known, now)
 	return base
-}
-
-// chargeAlone charges what counts while the store does not answer.
-func (p *pendingCharges) chargeAlone(r *store.Request, cost, storeNow int64) {
-	if t := algorithm.Of(r.Limit.Algorithm); t.Copies() && !t.Windowed {
-		p.alone.Charge(r, cost, storeNow)
-	}
 }
 
 // note remembers an answer that comes while a charge is in flight.
@@ -176,6 +168,7 @@ func (l *Ledger) settle(reqs []store.Request, place int, hold, now int64, w *Led
 	if r.Cost == 0 {
 		return nil, nil
 	}
+	e.countOwn(r, now)
 	expires := l.expiryOf(e, r, now)
 	e.keepUntil(r, now)
 	if !algorithm.Of(r.Limit.Algorithm).Copies() {
@@ -185,21 +178,19 @@ func (l *Ledger) settle(reqs []store.Request, place int, hold, now int64, w *Led
 	switch {
 	case e.pending == nil && holds:
 		l.books.owing.Add(1)
-		e.pending = &pendingCharges{held: true, sentAt: now, base: e.known, alone: e.known}
+		e.pending = &pendingCharges{held: true, sentAt: now, base: e.known}
 		e.addWaiting(r, 1, expires)
 		l.awaitTick(e, now)
 		return nil, nil
 	case e.pending == nil:
 		l.books.owing.Add(1)
-		e.pending = &pendingCharges{sent: true, sentRequests: 1, sentCost: r.Cost, sentAt: now, expires: expires, via: w, base: e.known, alone: e.known}
-		e.pending.chargeAlone(r, r.Cost+e.past().loose, now+e.clock)
+		e.pending = &pendingCharges{sent: true, sentRequests: 1, sentCost: r.Cost, sentAt: now, expires: expires, via: w, base: e.known}
 		r.Until = e.openUntil(r, now)
 		return reqs[place : place+1], e
 	}
 	if older := e.pending.waiting; older != nil && older.expires <= now {
 		l.dropWaiting(e, ErrExpired)
 	}
-	e.pending.chargeAlone(r, r.Cost, now+e.clock)
 	e.addWaiting(r, 1, expires)
 	// The newer request has the limit that holds now.
 	merged := e.pending.waiting
@@ -359,9 +350,6 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State, w *Ledger
 			}
 		}
 		e.confirm(reply, p.sentAt)
-		if p.alone = reply; p.waiting != nil {
-			p.chargeAlone(&p.waiting.req, p.waiting.req.Cost, now+e.clock)
-		}
 		if e.check != nil {
 			e.check.landed += cost
 		}
@@ -413,7 +401,7 @@ func (e *entry) suspect(r *store.Request, cost, storeNow int64) {
 	e.doubted, e.soleWriter = true, 0
 	e.noteUnsure(true)
 	if !e.countsInOpenWindow(e.pending, r.Limit, storeNow) {
-		e.addLoose(r, cost, storeNow-e.clock)
+		e.rarely().loose += cost
 		return
 	}
 	e.known = e.pending.withCharge(r, cost, e.known, storeNow)

@@ -67,11 +67,12 @@ type rare struct {
 	// answered, if the algorithm's buckets cannot be copied.
 	charged, took int64
 	// loose is cost of unknown outcome that known lacks, because no window was
-	// known to be open. It counts until the primary answers or, while the store does not,
-	// until looseUntil.
-	loose, looseUntil int64
-	// alone is when a request was last decided about without the store.
+	// known to be open.
+	loose int64
+	// alone is when a request was last decided about without the store, and own, what this
+	// process has admitted then and since.
 	alone int64
+	own   algorithm.Known
 	// reset is when this process last reset the bucket.
 	reset int64
 }
@@ -90,13 +91,6 @@ func (e *entry) rarely() *rare {
 		e.rare = new(rare)
 	}
 	return e.rare
-}
-
-// addLoose adds a cost of unknown outcome.
-func (e *entry) addLoose(r *store.Request, cost, now int64) {
-	past := e.rarely()
-	past.loose += cost
-	past.looseUntil = now + r.Limit.Window.Microseconds()
 }
 
 // forgetLoose notes that nothing is loose any more.

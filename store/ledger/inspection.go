@@ -212,10 +212,10 @@ func (l *Ledger) forget(r *store.Request) {
 	e.trusted, e.soleWriter, e.asked = 0, 0, 0
 	e.doubted, e.resets = true, false
 	past := e.rarely()
-	past.reset, past.failed = now, 0
+	past.reset, past.failed, past.alone = now, 0, 0
 	e.noteUnsure(false)
 	if p := e.pending; p != nil {
-		p.base, p.alone, p.heard = algorithm.Known{}, algorithm.Known{}, nil
+		p.base, p.heard = algorithm.Known{}, nil
 		e.setWaiting(nil)
 		if p.isStale = p.sent; !p.sent {
 			l.endPending(e)

@@ -226,15 +226,20 @@ func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) (refun
 		}
 		e.rarely().took = now
 	}
-	if st.Allowed && e.overtakes(r, st, now) {
+	if !st.Allowed {
+		return refund
+	}
+	own := e.past().own
+	if e.countOwn(r, now); e.overtakes(r, st, now) {
+		if e.rare != nil {
+			e.rare.own = own
+		}
 		refund = *r
 		refund.Receipt = st.Receipt
 		st.Used = max(st.Used-r.Cost, 0)
 		st.Reset, st.ResetOtherwise, st.Receipt = st.ResetOtherwise, st.Reset, store.Receipt{}
 		refuseForFlight(st)
 		showFlight(st, e.flight)
-	} else if st.Allowed {
-		e.chargeAlone(r, now)
 	}
 	return refund
 }

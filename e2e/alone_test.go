@@ -1,0 +1,79 @@
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+)
+
+// TestSlowShardAdmitsNoMoreThanTheLimit in one Caddy, which decides alone whenever a check or take
+// is not answered in time: what was admitted either way counts together.
+func TestSlowShardAdmitsNoMoreThanTheLimit(t *testing.T) {
+	t.Parallel()
+	const limit, workers, requests = 100, 16, 24
+	for algorithm, charge := range ways {
+		t.Run(charge+"/"+algorithm, func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			servers := caddytest.StartShards(t, 1, 0)
+			zone := zoneWith("api", fmt.Sprint("events ", limit), "window 1h", "algorithm "+algorithm, "charge "+charge)
+			c := caddytest.Start(t, zonesSite(servers.Store("check_timeout 10ms"), zone, "respond ok"))
+			stop := make(chan struct{})
+			var pauses, all sync.WaitGroup
+			pauses.Go(func() {
+				for {
+					must(t, "pause", servers[0].Primary.Pause())
+					time.Sleep(40 * time.Millisecond)
+					must(t, "resume", servers[0].Primary.Resume())
+					select {
+					case <-stop:
+						return
+					case <-time.After(10 * time.Millisecond):
+					}
+				}
+			})
+			var served atomic.Int64
+			for range workers {
+				all.Go(func() {
+					for range requests {
+						if a, err := c.TryProbe(t.Context(), "/", "X-Key: alice"); err == nil && a.Status == http.StatusOK {
+							served.Add(1)
+						}
+					}
+				})
+			}
+			all.Wait()
+			close(stop)
+			pauses.Wait()
+			if n := served.Load(); n > limit || n == 0 {
+				t.Errorf("%d requests were served, %v of which the shard did not answer in time: want at most %d",
+					n, c.MetricSum("caddy_rate_limit_store_errors_total"), limit)
+			}
+		})
+	}
+}
+
+// TestSlotsOfTheShardCountInAnOutage: a Caddy knows the slots that the shard has given it.
+func TestSlotsOfTheShardCountInAnOutage(t *testing.T) {
+	t.Parallel()
+	const slots = 3
+	servers := caddytest.StartShards(t, 1, 0)
+	backend := caddytest.StartSlowBackend(t)
+	c := caddytest.Start(t, zonesSite(servers.Store(), zoneWith("slots", fmt.Sprint("events ", slots), "window 1m", "algorithm concurrency"),
+		proxyTo(backend.Server.Listener.Addr().String())))
+	var held []caddytest.Running
+	for range slots - 1 {
+		held = append(held, backend.Hold(t, c, "/held", "X-Key: alice"))
+	}
+	servers.Kill(t)
+	held = append(held, backend.Hold(t, c, "/held", "X-Key: alice"))
+	must(t, "one too many", c.Probe("/held", "X-Key: alice").Refuses("slots"))
+	backend.Finish(t, held[0])
+	held[0] = backend.Hold(t, c, "/held", "X-Key: alice")
+	must(t, "one too many again", c.Probe("/held", "X-Key: alice").Refuses("slots"))
+	backend.Finish(t, held...)
+}
