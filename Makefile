@@ -7,7 +7,7 @@ FUZZTIME          ?= 5s
 # What make check and make check-all run with the race detector.
 RACE               = CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout $(RACETIME) ./...
 # -count=1 because it tests the last commit, which Go does not see change.
-BUILD              = $(GO) test -tags build -count=1 -timeout 30m -v ./e2e/build
+BUILD              = $(GO) test -tags build -count=1 -timeout 30m -v ./e2e/build ./e2e/clients
 # How many interleavings of the ledger make soak goes through: about ten minutes' worth.
 SOAK              ?= 1000000
 

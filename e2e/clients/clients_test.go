@@ -1,0 +1,161 @@
+//go:build build
+
+// Package clients tries refusals with HTTP clients of npm that people use. Its build tag keeps it out
+// of `go test ./...`, because npm loads the clients; `make contrib` runs it. It needs node and npm.
+package clients
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	_ "github.com/shardlimit/caddy-shardlimit"
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	_ "github.com/shardlimit/caddy-shardlimit/redisstore"
+)
+
+var must = caddytest.Must
+
+func want[T comparable](what string, got, want T) error { return caddytest.Want(what, got, want) }
+
+var clients = []string{"octokit", "got", "ky", "axios", "undici", "p-retry"}
+
+func TestMain(m *testing.M) { caddytest.Main(m) }
+
+// install loads the clients into a directory of its own, in the versions of package-lock.json.
+func install(t *testing.T) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	for _, file := range []string{"package.json", "package-lock.json", "call.mjs"} {
+		text, err := os.ReadFile(file)
+		must(t, "read", err)
+		must(t, "write", os.WriteFile(dir+"/"+file, text, 0o600))
+	}
+	npm := exec.CommandContext(t.Context(), "npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts")
+	npm.Dir = dir
+	out, err := npm.CombinedOutput()
+	must(t, string(out), err)
+	return dir
+}
+
+// recorder is a proxy that notes the answers that each client gets, and when.
+type recorder struct {
+	*httptest.Server
+	mu      sync.Mutex
+	answers map[string][]answer
+}
+
+type answer struct {
+	status int
+	at     time.Time
+}
+
+func record(t *testing.T, to string) *recorder {
+	t.Helper()
+	target, err := url.Parse(to)
+	must(t, "parse", err)
+	r := &recorder{answers: map[string][]answer{}}
+	proxy := httputil.NewSingleHostReverseProxy(target)
+	proxy.ModifyResponse = func(resp *http.Response) error {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		name := resp.Request.Header.Get("X-Key")
+		r.answers[name] = append(r.answers[name], answer{resp.StatusCode, time.Now()})
+		return nil
+	}
+	r.Server = httptest.NewServer(proxy)
+	t.Cleanup(r.Close)
+	return r
+}
+
+// of returns the answers to a client, and the shortest time between two of them.
+func (r *recorder) of(client string) (statuses string, pause time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	pause = time.Hour
+	for i, a := range r.answers[client] {
+		statuses += fmt.Sprint(a.status, " ")
+		if i > 0 {
+			pause = min(pause, a.at.Sub(r.answers[client][i-1].at))
+		}
+	}
+	return strings.TrimSpace(statuses), pause
+}
+
+// calls runs a client, and returns the status with which it ends.
+func calls(t *testing.T, dir, client, to string, headers ...string) string {
+	t.Helper()
+	node := exec.CommandContext(t.Context(), "node", append([]string{"call.mjs", client, to}, headers...)...)
+	node.Dir = dir
+	var errors strings.Builder
+	node.Stderr = &errors
+	out, err := node.Output()
+	must(t, client+": "+errors.String(), err)
+	return strings.TrimSpace(string(out))
+}
+
+// TestClientsObeyRefusals: a client that is refused comes again once, when the request fits, whichever
+// header it obeys.
+func TestClientsObeyRefusals(t *testing.T) {
+	dir := install(t)
+	for _, headers := range []string{"github", "ietf", "both", "none"} {
+		for _, algorithm := range []string{"fixed_window", "sliding_window", "sliding_log", "gcra"} {
+			t.Run(headers+", "+algorithm, func(t *testing.T) {
+				t.Parallel()
+				c := caddytest.Start(t, fmt.Sprintf("{\n{{global}}\n}\n{{site}} {\nrate_limit {\nzone api {\nkey {header.X-Key}\nevents 3\nwindow 6s\nalgorithm %s\n}\nheaders %s\n}\nrespond ok\n}\n", algorithm, headers))
+				r := record(t, c.URL)
+				for _, client := range clients {
+					if client == "octokit" && (headers == "ietf" || headers == "none") {
+						continue // it reads X-RateLimit-* alone
+					}
+					for c.Get("/", "X-Key: "+client).StatusCode == http.StatusOK {
+					}
+					must(t, client, want("status", calls(t, dir, client, r.URL, "X-Key", client), "200"))
+					if statuses, _ := r.of(client); statuses != "429 200" && statuses != "200" {
+						t.Errorf("%s gets %s", client, statuses)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestClientsDoNotSpin while a slot is taken, or where the limit is 0.
+func TestClientsDoNotSpin(t *testing.T) {
+	dir := install(t)
+	for name, test := range map[string]struct {
+		zone  string
+		quota string
+		pause time.Duration
+	}{
+		"concurrency": {"events 1\nalgorithm concurrency", "1", 900 * time.Millisecond},
+		"limit of 0":  {"events {header.X-Quota} 1\nwindow 3s", "0", 100 * time.Millisecond},
+	} {
+		for _, headers := range []string{"github", "both"} {
+			t.Run(name+", "+headers, func(t *testing.T) {
+				t.Parallel()
+				backend := caddytest.StartSlowBackend(t)
+				c := caddytest.Start(t, fmt.Sprintf("{\n{{global}}\n}\n{{site}} {\nrate_limit {\nzone api {\nkey static\n%s\n}\nheaders %s\n}\nreverse_proxy %s\n}\n", test.zone, headers, backend.Server.Listener.Addr()))
+				if name == "concurrency" {
+					held := backend.Hold(t, c, "/held")
+					defer backend.Finish(t, held)
+				}
+				r := record(t, c.URL)
+				for _, client := range clients {
+					must(t, client, want("status", calls(t, dir, client, r.URL, "X-Key", client, "X-Quota", test.quota), "429"))
+					if statuses, pause := r.of(client); pause < test.pause || strings.Trim(statuses, "429 ") != "" {
+						t.Errorf("%s gets %s, at least %v apart", client, statuses, pause)
+					}
+				}
+			})
+		}
+	}
+}
