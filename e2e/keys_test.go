@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -585,4 +586,24 @@ func TestNewClientsInTwoHandlersAreChargedOnce(t *testing.T) {
 			servers.AwaitSum(t, prefix+":", clients)
 		})
 	}
+}
+
+// TestDoubtfulKeysAreProblems of the status, when the config is loaded or once a request has shown them.
+func TestDoubtfulKeysAreProblems(t *testing.T) {
+	t.Parallel()
+	c := caddytest.Start(t, zonesSite("", zoneWith("plugin", "key {geo.country} {client_ip}")+zoneWith("late", "key {header.X-Key}|{tenant}"), "respond ok"))
+	problems := func() string {
+		var status struct{ Problems []struct{ Zone, Text string } }
+		_, text := c.AdminCall(http.MethodGet, "/rate_limit/", "", "")
+		must(t, text, json.Unmarshal([]byte(text), &status))
+		return fmt.Sprint(status.Problems)
+	}
+	c.AwaitLines(t, 1, "key may not tell clients apart", `"zone":"plugin"`, "{geo.country}", `"level":"warn"`)
+	c.AwaitLines(t, 1, "key may not tell clients apart", `"zone":"late"`, "{tenant}", `"level":"info"`)
+	text := problems()
+	must(t, text, errors.Join(want("naming the plugin's", strings.Contains(text, "{plugin key of zone plugin: {geo.country} is none"), true),
+		want("naming the other", strings.Contains(text, "tenant"), false)))
+	must(t, "a request", want("status", c.Get("/", "X-Key: alice").StatusCode, http.StatusOK))
+	text = problems()
+	must(t, text, want("naming the other", strings.Contains(text, "{late key of zone late: placeholder {tenant} is unknown}"), true))
 }
