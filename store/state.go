@@ -37,7 +37,8 @@ type State struct {
 	// has no such instant.
 	Reset int64
 	// ResetOtherwise is Reset in the other case: without the request's cost if that
-	// was spent, with it if it was not. Settling uses it.
+	// was spent, with it if it was not. Settling uses it. If InFlight is set, it is when
+	// the request would fit if what is in flight were spent now.
 	ResetOtherwise int64
 	// RetryAfter is how long a refused client has to wait, by the clock that
 	// decided, or Never; zero if Allowed.

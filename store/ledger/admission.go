@@ -54,7 +54,7 @@ func (l *Ledger) refuseLocally(e *entry, r *store.Request, st *store.State, now 
 // refuses sets the state of a request that known refuses. It leaves the state of
 // a request that fits: the store decides about that.
 func (e *entry) refuses(r *store.Request, st *store.State, now int64) bool {
-	if e.silent || e.doubted {
+	if e.silent || e.doubted || e.resets {
 		return false
 	}
 	storeNow := now + e.clock
@@ -492,12 +492,12 @@ func (l *Ledger) refuseUnclear(r *store.Request, st *store.State) {
 	defer e.page.mu.Unlock()
 	now += e.clock
 	*st = store.State{Limit: max(r.Capacity(), 0), Now: now}
+	v := e.viewOf(r, nil, now)
 	if algorithm.Of(r.Limit.Algorithm).Copies() {
-		v := e.viewOf(r, nil, now)
 		*st = v.ahead(0)
 		e.showAhead(st, &v)
 	}
-	refuseForFlight(st)
+	refuseForFlight(st, r, v.known, v.flight)
 }
 
 // CheckAhead is Check of one request that waits behind others, with at most one call

@@ -129,7 +129,7 @@ func (e *entry) alone(r *store.Request, own algorithm.Known, now int64) store.St
 	st := merged.View(r, flight, storeNow)
 	if !st.Allowed {
 		if st = merged.View(r, 0, storeNow); st.Allowed {
-			refuseForFlight(&st)
+			refuseForFlight(&st, r, merged, flight)
 		}
 	}
 	showFlight(&st, flight)
@@ -151,7 +151,7 @@ func (e *entry) aloneInLog(r *store.Request, own algorithm.Known, now int64) sto
 	case r.Cost > r.Capacity():
 		st.RetryAfter = store.Never
 	case counted+r.Need() <= r.Capacity():
-		refuseForFlight(&st)
+		refuseForFlight(&st, r, own, e.flight+e.taking)
 	default:
 		st.RetryAfter = time.Duration(until-now) * time.Microsecond
 	}

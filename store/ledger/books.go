@@ -34,6 +34,9 @@ type Books struct {
 	pages [pageCount]page
 	// tick is when the held charges are sent next, or 0.
 	tick atomic.Int64
+	// delivery is how long charges commonly take until they are answered, in microseconds: a
+	// moving average. Updates that coincide may get lost.
+	delivery atomic.Int64
 	// inUse counts the views. It changes with all pages locked, or grows.
 	inUse atomic.Int32
 
@@ -58,6 +61,8 @@ type page struct {
 	mu      sync.Mutex
 	entries table
 	counts  Figures
+	// delivery is that of the books.
+	delivery *atomic.Int64
 	// held are entries whose charges wait for the next tick, and some whose charges
 	// were sent before it.
 	held []*entry
@@ -151,7 +156,11 @@ func NewBooks(clock func() time.Time) *Books {
 	if clock == nil {
 		clock = time.Now
 	}
-	return &Books{seed: maphash.MakeSeed(), clock: clock, start: clock(), retryQueues: map[string][]*entry{}, reserved: map[*entry]bool{}}
+	b := &Books{seed: maphash.MakeSeed(), clock: clock, start: clock(), retryQueues: map[string][]*entry{}, reserved: map[*entry]bool{}}
+	for i := range b.pages {
+		b.pages[i].delivery = &b.delivery
+	}
+	return b
 }
 
 // now is the age of the books in microseconds. It begins at 1, so that 0 is

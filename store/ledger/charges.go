@@ -339,6 +339,7 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State, w *Ledger
 		p.isStale, e.doubted = false, true
 	case st.Err == nil:
 		e.clock, e.silent = st.Now-now, false
+		l.books.noteDelivery(now - p.sentAt)
 		reply := algorithm.Known{Content: st.Content}
 		if algorithm.Of(r.Limit.Algorithm).Copies() {
 			reply.KeepPenalty(r.Limit, e.known)
@@ -381,6 +382,15 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State, w *Ledger
 		return nil
 	}
 	return w.sendNext(e, now)
+}
+
+// noteDelivery notes how long a charge took.
+func (b *Books) noteDelivery(took int64) {
+	was := b.delivery.Load()
+	if was > 0 {
+		took = was + (took-was)/8
+	}
+	b.delivery.Store(took)
 }
 
 // noteSoleWriter notes whether the reply adds the charge to what was known, and no more.

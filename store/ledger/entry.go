@@ -75,6 +75,8 @@ type rare struct {
 	own   algorithm.Known
 	// reset is when this process last reset the bucket.
 	reset int64
+	// returning is what is on its way back, or nil.
+	returning *returning
 }
 
 // past returns the rare values.
@@ -104,7 +106,7 @@ func (e *entry) forgetLoose() {
 func (e *entry) isIdle() bool { return e.isUnused() && e.pending == nil }
 
 func (e *entry) isUnused() bool {
-	return e.flight == 0 && e.taking == 0 && e.refunds == 0 && e.check == nil && (e.reservation == nil || e.reservation.isEmpty())
+	return e.flight == 0 && e.taking == 0 && e.refunds == 0 && e.past().returning == nil && e.check == nil && (e.reservation == nil || e.reservation.isEmpty())
 }
 
 // keepUntil sets when the entry expires.
@@ -248,10 +250,33 @@ func (e *entry) judge(r *store.Request, st *store.State, storeNow int64) judgeme
 		}
 	}
 	if *st = v.ahead(0); st.Allowed {
-		refuseForFlight(st)
+		refuseForFlight(st, r, v.known, v.flight)
 		e.showAhead(st, &v)
+	} else {
+		e.awaitLanding(r, st)
 	}
 	return full
+}
+
+// awaitLanding makes a refused request wait for the end of the window in which pending charges
+// will commonly count, if that is the next one.
+func (e *entry) awaitLanding(r *store.Request, st *store.State) {
+	p := e.pending
+	if p == nil || p.held || st.Penalty != 0 || st.RetryAfter == store.Never {
+		return
+	}
+	took := e.page.delivery.Load()
+	lands := p.sentAt + e.clock + took
+	if p.sent && p.waiting != nil {
+		lands += took
+	}
+	window := r.Limit.Window.Microseconds()
+	switch t := algorithm.Of(r.Limit.Algorithm); {
+	case t.Clocked && lands/window > st.Now/window:
+		st.RetryAfter += r.Limit.Window
+	case t.Windowed && st.Reset > st.Now && lands >= st.Reset:
+		st.RetryAfter = time.Duration(lands-st.Now+window) * time.Microsecond
+	}
 }
 
 // view is a bucket as one request sees it.
@@ -329,7 +354,17 @@ func (e *entry) showAhead(st *store.State, v *view) {
 	showFlight(st, v.flight-v.unclear)
 }
 
-func refuseForFlight(st *store.State) {
+// refuseForFlight refuses a request that fits but for what is in flight in a bucket of which
+// this is known.
+func refuseForFlight(st *store.State, r *store.Request, known algorithm.Known, flight int64) {
+	wait := r.Limit.Window
+	if algorithm.Of(r.Limit.Algorithm).Copies() {
+		known.Charge(r, flight, st.Now)
+		if with := known.View(r, 0, st.Now); with.RetryAfter != store.Never {
+			wait = with.RetryAfter
+		}
+	}
+	st.ResetOtherwise = st.Now + wait.Microseconds()
 	st.Allowed, st.InFlight, st.RetryAfter = false, true, max(st.RetryAfter, flightRetry)
 }
 

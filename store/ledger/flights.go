@@ -8,6 +8,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // localTimeout bounds a charge of a store that is no [store.Detacher].
@@ -161,7 +162,7 @@ func (l *Local) admit(ctx context.Context, r *store.Request, states []store.Stat
 	case fl.cost > 0:
 		asked[0].Ahead = r.Ahead
 		if l.check(ctx, asked, states); st.Err == nil && st.Allowed {
-			refuseForFlight(st)
+			refuseForFlight(st, r, algorithm.Known{Content: st.Content}, fl.cost)
 			showFlight(st, fl.cost)
 		}
 	}
@@ -191,7 +192,7 @@ func (l *Local) Foresee(r store.Request, takes bool, peek PeekFunc) store.State 
 		if st = peek(r); st.Err != nil || !st.Allowed {
 			return st
 		}
-		refuseForFlight(&st)
+		refuseForFlight(&st, &r, algorithm.Known{Content: st.Content}, held)
 	}
 	showFlight(&st, held)
 	return st

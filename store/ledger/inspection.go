@@ -23,7 +23,7 @@ func (l *Ledger) look(r *store.Request, st *store.State, asked int64) {
 	}
 	defer e.page.mu.Unlock()
 	c := *e
-	c.page = new(page)
+	c.page = &page{delivery: e.page.delivery}
 	past := e.past()
 	c.rare = &past
 	if e.pending != nil {
@@ -171,10 +171,10 @@ func (l *Ledger) Reset(ctx context.Context, r store.Request) error {
 		waits = l.awaitCharge(&r, until)
 	}
 	if err := s.Reset(ctx, r); err != nil {
-		if e := l.find(&r); e != nil {
-			e.resets = false
-			e.page.mu.Unlock()
-		}
+		e := l.enter(&r, l.books.now())
+		defer e.page.mu.Unlock()
+		e.resets = false
+		e.receive(wholeBucket)
 		return err
 	}
 	l.forget(&r)
@@ -184,13 +184,11 @@ func (l *Ledger) Reset(ctx context.Context, r store.Request) error {
 // releaseForReset sends the held charges of a bucket, so that the reset can wait for
 // them, and lets none be held until it is over: a tick could make the bucket anew.
 func (l *Ledger) releaseForReset(r *store.Request) {
-	e := l.find(r)
-	if e == nil {
-		return
-	}
+	e := l.enter(r, l.books.now())
 	w := l.writer()
 	var next []store.Request
 	e.resets = true
+	e.expect(wholeBucket)
 	if e.pending.isHeld() {
 		next = w.sendNext(e, l.books.now())
 	}
@@ -213,6 +211,7 @@ func (l *Ledger) forget(r *store.Request) {
 	e.doubted, e.resets = true, false
 	past := e.rarely()
 	past.reset, past.failed, past.alone = now, 0, 0
+	e.receive(wholeBucket)
 	e.noteUnsure(false)
 	if p := e.pending; p != nil {
 		p.base, p.heard = algorithm.Known{}, nil

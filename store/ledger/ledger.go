@@ -112,8 +112,8 @@ func (l *Ledger) ChargeDetached(reqs []store.Request) { l.Settle(reqs, make([]in
 func (l *Ledger) Refund(ctx context.Context, reqs []store.Request) []store.State {
 	entries := l.beginRefund(reqs)
 	states := l.store.Refund(ctx, reqs)
-	for _, e := range entries {
-		l.endRefund(e)
+	for i, e := range entries {
+		l.endRefund(e, reqs[i].Cost)
 	}
 	return states
 }
@@ -134,17 +134,26 @@ func (l *Ledger) refund(reqs []store.Request) {
 			// A lease ends where it was taken: it is not copied to another owner.
 			w = l.writer()
 		}
-		l.refundBy(w, reqs[first:end])
+		l.refundBy(w, reqs[first:end], nil)
 	}
 }
 
-func (l *Ledger) refundBy(w *Ledger, reqs []store.Request) {
+// RefundReported is RefundDetached of one request that has no batch, and reports its outcome.
+// The report must be quick.
+func (l *Ledger) RefundReported(r store.Request, report func(st store.State)) {
+	l.refundBy(l.writer(), []store.Request{r}, report)
+}
+
+func (l *Ledger) refundBy(w *Ledger, reqs []store.Request, report func(st store.State)) {
 	entries := l.beginRefund(reqs)
 	w.store.RefundReported(reqs, func(i int, st store.State) {
 		if st.Err != nil && w.opts.OnUndelivered != nil {
 			w.opts.OnUndelivered(w.store.Owner(reqs[i].ClientKey), algorithm.Refund, 1, st.Err)
 		}
-		w.endRefund(entries[i])
+		w.endRefund(entries[i], reqs[i].Cost)
+		if report != nil {
+			report(st)
+		}
 	})
 }
 
@@ -158,6 +167,7 @@ func (l *Ledger) beginRefund(reqs []store.Request) []*entry {
 		e := l.enter(&reqs[i], now)
 		e.refunds++
 		e.doubted = true
+		e.expect(reqs[i].Cost)
 		entries[i] = e
 		e.page.mu.Unlock()
 	}
@@ -166,11 +176,12 @@ func (l *Ledger) beginRefund(reqs []store.Request) []*entry {
 
 // endRefund remembers for a while that the refund is over, because answers that lack
 // it may come yet.
-func (l *Ledger) endRefund(e *entry) {
+func (l *Ledger) endRefund(e *entry, cost int64) {
 	e.page.mu.Lock()
 	e.refunds--
 	now := l.books.now()
 	e.rarely().refunded = now
+	e.receive(cost)
 	e.written = now
 	e.until = max(e.until, now+l.trust)
 	e.page.mu.Unlock()

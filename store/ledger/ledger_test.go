@@ -424,25 +424,6 @@ func TestLoans(t *testing.T) {
 	})
 }
 
-// TestOwnRefundIsSeenAtOnce, and not only with the next call.
-func TestOwnRefundIsSeenAtOnce(t *testing.T) {
-	simulated(t, func(t *testing.T, _ *simulation, l *Ledger) {
-		r := requestOf("alice", 1)
-		taken := l.Take(t.Context(), []store.Request{r})[0]
-		back := r
-		back.Receipt = taken.Receipt
-		l.RefundDetached([]store.Request{back})
-		// This call precedes the arrival of the refund.
-		if st := l.Take(t.Context(), []store.Request{r})[0]; st.Allowed {
-			t.Fatalf("the refund was faster: %+v", st)
-		}
-		time.Sleep(10 * time.Millisecond)
-		if st := l.Take(t.Context(), []store.Request{r})[0]; !st.Allowed {
-			t.Errorf("refused after the refund: %+v", st)
-		}
-	})
-}
-
 // TestLateAnswerLacksARefund: the refusal of a take that was sent before a refund
 // arrives after the reply to a later take.
 func TestLateAnswerLacksARefund(t *testing.T) {

@@ -67,6 +67,7 @@ func (t *taking) refuseKnown() (refused bool) {
 // run takes what reservations have, waits for batches in flight, and takes the
 // rest from the store in one call.
 func (t *taking) run() {
+	asked := t.ledger.books.now()
 	var own, fetches []int
 	var batches []store.Request
 	waiting := 0
@@ -88,6 +89,7 @@ func (t *taking) run() {
 	}
 	again := t.take(own, fetches, batches)
 	t.take(t.await(waiting, again), nil, nil)
+	t.retake(asked)
 	t.reclaim()
 }
 
@@ -238,7 +240,7 @@ func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) (refun
 		refund.Receipt = st.Receipt
 		st.Used = max(st.Used-r.Cost, 0)
 		st.Reset, st.ResetOtherwise, st.Receipt = st.ResetOtherwise, st.Reset, store.Receipt{}
-		refuseForFlight(st)
+		refuseForFlight(st, r, e.known, e.flight)
 		showFlight(st, e.flight)
 	}
 	return refund

@@ -77,6 +77,8 @@ type lane struct {
 	awaiting atomic.Int64
 	// watched counts the callers that wait.
 	watched atomic.Int32
+	// hurried is full if somebody waits for what is queued, or sent by now.
+	hurried chan struct{}
 	// splits is set once the server has refused several keys in one call.
 	splits atomic.Bool
 	// scripted is set once the server has refused a plain command and has run the script
@@ -100,6 +102,7 @@ func newLane(s *Shard, addr string, persistent bool) *lane {
 		addr:       addr,
 		queue:      newQueue(queueLimit),
 		flight:     make(chan struct{}, 1),
+		hurried:    make(chan struct{}, 1),
 		batch:      1,
 		persistent: persistent,
 	}
@@ -281,7 +284,7 @@ func (l *lane) gather(batch []*call) (_ []*call, inFlight bool) {
 		// A pause before a full pipeline gains nothing, and would bound how many charges leave
 		// in a second.
 		if l.watched.Load() == 0 && waiting < l.batch {
-			pause(l.life, linger)
+			l.linger()
 		}
 	case l.pace.Load() < int64(nearby):
 		inFlight = l.takeOff()
@@ -289,6 +292,25 @@ func (l *lane) gather(batch []*call) (_ []*call, inFlight bool) {
 		runtime.Gosched()
 	}
 	return l.queue.take(batch, l.batch), inFlight
+}
+
+// linger waits for other charges to join the pipeline.
+func (l *lane) linger() {
+	timer := time.NewTimer(linger)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-l.hurried:
+	case <-l.life.Done():
+	}
+}
+
+// hurry makes the worker that lingers, or else the next one that would, send at once.
+func (l *lane) hurry() {
+	select {
+	case l.hurried <- struct{}{}:
+	default:
+	}
 }
 
 // takeOff waits until no pipeline is in flight, but not for a slow one, and

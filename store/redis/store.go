@@ -411,6 +411,14 @@ func (s *Store) post(what algorithm.Operation, at owner, g group, report func(i 
 	at.servers.charges.post(c)
 }
 
+// Hurry sends at once what waits for others to join its pipeline, on its way to the client's
+// buckets.
+func (s *Store) Hurry(clientKey string) {
+	if at := s.ownerOf(clientKey); at.servers != nil {
+		at.servers.charges.hurry()
+	}
+}
+
 // Owner implements [store.Reporter].
 func (s *Store) Owner(clientKey string) string {
 	return s.opts.Members[s.sharder.owner(clientKey)].Name

@@ -1,0 +1,67 @@
+package ledger
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// lateCharges is a simulation that takes some time to charge.
+type lateCharges struct {
+	*simulation
+	delay time.Duration
+}
+
+func (s *lateCharges) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
+	go func() {
+		time.Sleep(s.delay)
+		s.simulation.ChargeReported(reqs, report)
+	}()
+}
+
+// TestWaitForSlowCharges: a client that is refused while its charges are on their way, which may
+// count in the next window, waits long enough, wherever in the window it is.
+func TestWaitForSlowCharges(t *testing.T) {
+	for _, a := range []store.Algorithm{store.FixedWindow, store.SlidingWindow} {
+		for phase := range 11 {
+			simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
+				slow := New(l.books, &lateCharges{s, 300 * time.Millisecond}, Options{})
+				defer slow.Leave()
+				slow.Run()
+				limit := store.Limit{Zone: "zone", Algorithm: a, Window: 1100 * time.Millisecond}
+				charge := func(client string, i int) store.State {
+					r := store.Request{Limit: &limit, ClientKey: client, Events: 3, Cost: 1, ID: fmt.Sprint(client, i)}
+					st := admit(slow, r)
+					if st.Err == nil && st.Allowed {
+						slow.Settle([]store.Request{r}, nil)
+					}
+					return st
+				}
+				// It becomes known how long charges take.
+				for i := range 20 {
+					charge(fmt.Sprint("other", i), 0)
+					time.Sleep(limit.Window)
+				}
+				time.Sleep(time.Duration(phase) * 100 * time.Millisecond)
+				for i := range 3 {
+					if st := charge("alice", i); !st.Allowed {
+						t.Fatalf("request %d is refused: %+v", i, st)
+					}
+				}
+				st := charge("alice", 3)
+				if st.Allowed {
+					t.Fatalf("%v, phase %d: the fourth is allowed", a, phase)
+				}
+				time.Sleep(st.RetryAfter + 2*time.Millisecond) // what the clock of the store is known to
+				if again := charge("alice", 4); !again.Allowed {
+					t.Errorf("%v, phase %d: refused again after %v: %+v", a, phase, st.RetryAfter, again)
+				}
+				slow.Flush(t.Context())
+				synctest.Wait()
+			})
+		}
+	}
+}

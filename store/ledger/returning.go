@@ -1,0 +1,175 @@
+package ledger
+
+import (
+	"slices"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+const (
+	// wholeBucket is what a reset in flight is about to give back.
+	wholeBucket = 1 << 52
+	// maxRetakes is how often a refused take is repeated because of what came back while it was
+	// asked. Where it waits, others may still be quicker, but only for as much as has come back.
+	maxRetakes = 4
+)
+
+// returning is what is on its way back to a bucket, by refunds in flight and resets, and the
+// takes that wait for it. The page's lock guards it.
+type returning struct {
+	// cost is on its way, ways is how many refunds and resets bring it.
+	cost int64
+	ways int
+	// claimed is the part for which waiters wait, in order of arrival; arrived is what has
+	// arrived for them and is not enough for the first one yet.
+	claimed, arrived int64
+	waiters          []*claimant
+}
+
+// claimant is a refused take that waits for a part of what is on its way.
+type claimant struct {
+	entry     *entry
+	clientKey string
+	need      int64
+	// come is closed when that has arrived, or nothing more does.
+	come chan struct{}
+}
+
+// expect notes that cost is on its way back.
+func (e *entry) expect(cost int64) {
+	past := e.rarely()
+	if past.returning == nil {
+		past.returning = new(returning)
+	}
+	past.returning.cost += cost
+	past.returning.ways++
+}
+
+// receive notes that what expect has noted has arrived, or never will. The bucket's entry may
+// be a new one.
+func (e *entry) receive(cost int64) {
+	v := e.past().returning
+	if v == nil {
+		return
+	}
+	v.cost -= cost
+	v.arrived += cost
+	v.ways--
+	for len(v.waiters) > 0 && (v.ways == 0 || v.waiters[0].need <= v.arrived) {
+		first := v.waiters[0]
+		v.arrived -= first.need
+		v.remove(0)
+		close(first.come)
+	}
+	if len(v.waiters) == 0 {
+		v.arrived = 0
+	}
+	if v.ways == 0 {
+		e.rare.returning = nil
+	}
+}
+
+func (v *returning) remove(i int) {
+	v.claimed -= v.waiters[i].need
+	v.waiters = slices.Delete(v.waiters, i, i+1)
+}
+
+// retake repeats takes that the store refused while something was on its way back to their
+// buckets, once that has arrived, for up to the view's timeout. So a client that sends one
+// request after the other is not refused because of what its last one gives back.
+func (t *taking) retake(asked int64) {
+	var until time.Time
+	for retakes := 0; retakes < maxRetakes; {
+		refused, claims := t.claimReturns(asked)
+		if len(refused) == 0 {
+			return
+		}
+		if until.IsZero() {
+			until = t.ledger.books.clock().Add(t.ledger.opts.Timeout)
+		}
+		if len(claims) == 0 {
+			retakes++
+		} else if !t.ledger.books.clock().Before(until) {
+			retakes = maxRetakes
+		}
+		for _, c := range claims {
+			t.ledger.awaitReturn(c, until)
+		}
+		asked = t.ledger.books.now()
+		t.take(refused, nil, nil)
+	}
+}
+
+// claimReturns returns the requests that the store refused, unless there is one to whose bucket
+// nothing comes back, and what they wait for.
+func (t *taking) claimReturns(asked int64) (refused []int, claims []*claimant) {
+	for i := range t.reqs {
+		st := &t.states[i]
+		if st.Err != nil || st.Allowed {
+			continue
+		}
+		c, returns := t.ledger.claimReturn(&t.reqs[i], st, asked)
+		if !returns {
+			for _, c := range claims {
+				t.ledger.withdraw(c)
+			}
+			return nil, nil
+		}
+		if refused = append(refused, i); c != nil {
+			claims = append(claims, c)
+		}
+	}
+	return refused, claims
+}
+
+// claimReturn reports whether something has come back to the bucket of a request, refused with
+// st, since it was asked, or will: then c waits for it.
+func (l *Ledger) claimReturn(r *store.Request, st *store.State, asked int64) (c *claimant, returns bool) {
+	e := l.find(r)
+	if e == nil {
+		return nil, false
+	}
+	defer e.page.mu.Unlock()
+	past := e.past()
+	need := max(r.Cost-st.Remaining, 1)
+	switch v := past.returning; {
+	case st.Penalty != 0 || st.RetryAfter == store.Never:
+		return nil, false
+	case v == nil || v.claimed+need > v.cost+v.arrived:
+		return nil, past.refunded >= asked || past.reset >= asked
+	default:
+		c = &claimant{e, r.ClientKey, need, make(chan struct{})}
+		v.claimed += need
+		v.waiters = append(v.waiters, c)
+		return c, true
+	}
+}
+
+// hurrier is a store that can send at once what waits for others to join.
+type hurrier interface{ Hurry(clientKey string) }
+
+// awaitReturn waits until what c needs has arrived, for as long as there is time.
+func (l *Ledger) awaitReturn(c *claimant, until time.Time) {
+	if h, ok := l.store.(hurrier); ok {
+		h.Hurry(c.clientKey)
+	}
+	timer := time.NewTimer(until.Sub(l.books.clock()))
+	defer timer.Stop()
+	select {
+	case <-c.come:
+	case <-timer.C:
+		l.withdraw(c)
+	}
+}
+
+// withdraw ends the waiting of c.
+func (l *Ledger) withdraw(c *claimant) {
+	c.entry.page.mu.Lock()
+	defer c.entry.page.mu.Unlock()
+	if v := c.entry.past().returning; v != nil {
+		if i := slices.Index(v.waiters, c); i >= 0 {
+			v.remove(i)
+		}
+	}
+}

@@ -1,0 +1,195 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// worker sends requests one after the other, each of which gives back what it took.
+type worker struct {
+	*Ledger
+	request func(id string) store.Request
+	pause   time.Duration
+}
+
+// run sends n requests, and returns how many were refused.
+func (w worker) run(name string, n int) (refused int) {
+	for i := range n {
+		r := w.request(fmt.Sprint(name, "-", i))
+		st := w.Take(context.Background(), []store.Request{r})[0]
+		if st.Err != nil || !st.Allowed {
+			refused++
+			continue
+		}
+		time.Sleep(w.pause)
+		r.Receipt = st.Receipt
+		w.RefundDetached([]store.Request{r})
+	}
+	return refused
+}
+
+// TestSequentialClientsAreNotRefused by what their last requests give back: as many of them as
+// the limit allows, with every algorithm, at any speed, across a reload.
+func TestSequentialClientsAreNotRefused(t *testing.T) {
+	for a := range store.Algorithms {
+		for _, batch := range []int64{0, 1} {
+			if batch > 0 && algorithm.Of(a).Unbatched != "" {
+				continue
+			}
+			for _, clients := range []int{1, 3, 8} {
+				if a == store.GCRA && clients > 1 {
+					// Refunds that overtake each other may give back less there.
+					continue
+				}
+				for _, pause := range []time.Duration{0, 300 * time.Microsecond, 5 * time.Millisecond} {
+					simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
+						// Of a window on the clock no end comes near, because a refund of another
+						// window gives nothing back to this one.
+						limit := store.Limit{Zone: "zone", Algorithm: a, Window: 100 * time.Hour}
+						other := New(l.books, s, Options{})
+						defer other.Leave()
+						var refused atomic.Int64
+						var wg sync.WaitGroup
+						for i := range clients {
+							wg.Go(func() {
+								w := worker{[]*Ledger{l, other}[i%2], func(id string) store.Request {
+									return store.Request{Limit: &limit, ClientKey: "alice", Events: int64(clients), Cost: 1, ID: id, Batch: batch}
+								}, pause}
+								refused.Add(int64(w.run(fmt.Sprint(i), 40)))
+							})
+						}
+						wg.Wait()
+						if n := refused.Load(); n > 0 {
+							t.Errorf("%v, batch %d: %d of %d requests of %d sequential clients were refused, which run for %v", a, batch, n, clients*40, clients, pause)
+						}
+						l.Flush(t.Context())
+						time.Sleep(3 * time.Second)
+						synctest.Wait()
+					})
+				}
+			}
+		}
+	}
+}
+
+// TestTooManyAreRefusedAtOnce: a take waits only for what is on its way, and no longer than
+// that takes, and a take of more than comes back does not wait.
+func TestTooManyAreRefusedAtOnce(t *testing.T) {
+	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
+		limit := store.Limit{Zone: "zone", Algorithm: store.Concurrency, Window: time.Hour}
+		request := func(id string, cost int64) store.Request {
+			return store.Request{Limit: &limit, ClientKey: "alice", Events: 3, Cost: cost, ID: id}
+		}
+		take := func(id string, cost int64) (allowed bool, took time.Duration) {
+			began := time.Now()
+			st := l.Take(t.Context(), []store.Request{request(id, cost)})[0]
+			return st.Allowed, time.Since(began)
+		}
+		for _, id := range []string{"a", "b", "c"} {
+			take(id, 1)
+		}
+		if allowed, took := take("d", 1); allowed || took > 2*time.Millisecond {
+			t.Errorf("with nothing on its way: allowed %v after %v", allowed, took)
+		}
+		l.RefundDetached([]store.Request{request("a", 1)})
+		if allowed, took := take("e", 2); allowed || took > 2*time.Millisecond {
+			t.Errorf("of more than comes back: allowed %v after %v", allowed, took)
+		}
+		var wg sync.WaitGroup
+		var allowed atomic.Int64
+		for i := range 5 {
+			wg.Go(func() {
+				if ok, _ := take(fmt.Sprint("f", i), 1); ok {
+					allowed.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		if n := allowed.Load(); n != 1 {
+			t.Errorf("%d of 5 were allowed by one slot that comes back", n)
+		}
+		// The store does not answer the refund in time.
+		s.setDown(true, false)
+		l.RefundDetached([]store.Request{request("b", 1)})
+		s.setDown(false, false)
+		if _, took := take("g", 1); took > DefaultTimeout+5*time.Millisecond {
+			t.Errorf("a take waited for %v", took)
+		}
+		l.Flush(t.Context())
+		synctest.Wait()
+		if e := l.find(&store.Request{Limit: &limit, ClientKey: "alice"}); e != nil {
+			if e.past().returning != nil {
+				t.Errorf("nothing is on its way, but noted is %+v", *e.past().returning)
+			}
+			e.page.mu.Unlock()
+		}
+	})
+}
+
+// TestOneRefusalForGood ends a call: its other requests wait for nothing.
+func TestOneRefusalForGood(t *testing.T) {
+	simulated(t, func(t *testing.T, _ *simulation, l *Ledger) {
+		slots := store.Limit{Zone: "slots", Algorithm: store.Concurrency, Window: time.Hour}
+		window := store.Limit{Zone: "window", Algorithm: store.FixedWindow, Window: time.Hour}
+		request := func(limit *store.Limit, id string) store.Request {
+			return store.Request{Limit: limit, ClientKey: "alice", Events: 1, Cost: 1, ID: id}
+		}
+		l.Take(t.Context(), []store.Request{request(&slots, "a"), request(&window, "a")})
+		l.RefundDetached([]store.Request{request(&slots, "a")})
+		began := time.Now()
+		l.Take(t.Context(), []store.Request{request(&slots, "b"), request(&window, "b")})
+		if took := time.Since(began); took > 2*time.Millisecond {
+			t.Errorf("the call took %v", took)
+		}
+		l.Flush(t.Context())
+		synctest.Wait()
+	})
+}
+
+// TestResetIsThereForTheNextTake: a take that a full bucket refuses waits for the reset in
+// flight.
+func TestResetIsThereForTheNextTake(t *testing.T) {
+	for _, a := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.SlidingLog, store.GCRA} {
+		simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
+			limit := store.Limit{Zone: "zone", Algorithm: a, Window: time.Hour}
+			request := func(id string) store.Request {
+				return store.Request{Limit: &limit, ClientKey: "alice", Events: 1, Cost: 1, ID: id}
+			}
+			slow := New(l.books, &resettingStore{simulation: s}, Options{})
+			defer slow.Leave()
+			slow.Run()
+			var got []bool
+			for i := range 3 {
+				got = append(got, slow.Take(t.Context(), []store.Request{request(fmt.Sprint(i))})[0].Allowed)
+			}
+			go func() { _ = slow.Reset(context.Background(), request("")) }()
+			synctest.Wait()
+			got = append(got, slow.Take(t.Context(), []store.Request{request("last")})[0].Allowed)
+			if !slices.Equal(got, []bool{true, false, false, true}) {
+				t.Errorf("%v: allowed are %v", a, got)
+			}
+			slow.Flush(t.Context())
+		})
+	}
+}
+
+// resettingStore is a simulation that takes some time to empty a bucket.
+type resettingStore struct{ *simulation }
+
+func (s *resettingStore) Reset(_ context.Context, r store.Request) error {
+	time.Sleep(10 * time.Millisecond)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.primary, keyOf(&r))
+	delete(s.replica, keyOf(&r))
+	return nil
+}
