@@ -98,6 +98,8 @@ type zoneState struct {
 	recent  *recentClients
 	running runningTakes
 	room    *waitingRoom
+	pace    pace
+	aborted abortedRequests
 	users   int
 }
 

@@ -585,6 +585,9 @@ func (e *evaluation) noteTaken(takes []int) {
 			}
 			e.reqs[i].Receipt = st.Receipt
 			e.mirror(i)
+			if e.zones[i].isLease() {
+				e.boundAborted(i)
+			}
 		case e.hasNoRoom(i) && !e.zones[i].local:
 			e.open(i).NoteFull(&e.reqs[i], st, e.limiter.Now())
 		}

@@ -253,10 +253,13 @@ func (e *evaluation) writeProblem(w http.ResponseWriter, r *http.Request, err er
 	return nil
 }
 
+// grpcType begins the content types of gRPC and gRPC-Web.
+const grpcType = "application/grpc"
+
 // isGRPC reports whether r is a call of gRPC or gRPC-Web. The content type alone is not
 // enough: a service that answers for another proxy must not say 200 because of a header.
 func isGRPC(r *http.Request) bool {
-	kind, is := strings.CutPrefix(r.Header.Get("Content-Type"), "application/grpc")
+	kind, is := strings.CutPrefix(r.Header.Get("Content-Type"), grpcType)
 	isWeb := strings.HasPrefix(kind, "-web")
 	return is && r.Method == http.MethodPost && (isWeb || r.ProtoMajor >= 2) && (isWeb || kind == "" || strings.ContainsRune("+;", rune(kind[0])))
 }

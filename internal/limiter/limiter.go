@@ -178,7 +178,7 @@ func (l *Limiter) serve(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 		defer func() { t.finish(how) }()
 		// The chain panicked: the request was made, and the server failed.
 		if !t.settled {
-			t.settle(http.StatusInternalServerError)
+			t.settle(t.verdict(http.StatusInternalServerError))
 		}
 	}()
 	err := l.admit(t, e, w, r)
@@ -186,12 +186,12 @@ func (l *Limiter) serve(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 		err = next.ServeHTTP(t, r)
 	}
 	how.err, how.panicked = err, false
+	status := http.StatusOK
 	if err != nil {
 		// Error routes write to the outer writer; it has the same headers.
-		t.commit(statusOf(err))
-	} else {
-		t.commit(http.StatusOK)
+		status = statusOf(err)
 	}
+	t.commit(t.verdict(status))
 	return err
 }
 
@@ -216,6 +216,7 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 			return err
 		}
 	}
+	e.estimateWaits()
 	e.penalize()
 	e.count()
 	for i := range e.zones {
@@ -232,6 +233,7 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 		return caddyhttp.Error(http.StatusServiceUnavailable, errStoreDown)
 	default:
 		e.holdLeases()
+		t.admitted = l.stamp()
 		return nil
 	}
 }

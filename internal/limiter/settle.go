@@ -30,7 +30,7 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 		return
 	}
 	var all settlements
-	var forgiven []int
+	var forgiven, emptied []int
 	for i, z := range e.zones {
 		if e.hasNoRoom(i) {
 			// What would have been refused would not have been charged.
@@ -56,17 +56,22 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 		if hasEnded {
 			shown = 0
 		}
-		if e.forgives(i, status, shown) {
+		isForgiven := z.Forgives.Contains(status) && !e.isDiverted(i)
+		if isForgiven && !e.tookAlone(i, shown) {
 			forgiven = append(forgiven, i)
 			continue
 		}
 		cost, free := int64(0), z.Free.Contains(status) || z.Forgives.Contains(status)
 		if !free {
-			cost = z.finalCost(e.repl, e.limiter, t.response)
+			cost = e.finalCost(t, i, status)
 		}
 		e.show(i, shown, cost)
 		e.countSettled(i, spent, cost, free)
 		e.reportNear(i)
+		if isForgiven {
+			emptied = append(emptied, i)
+			continue
+		}
 		all.add(e, i, spent, cost)
 		e.reqs[i].Cost = cost
 	}
@@ -74,25 +79,36 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 	for _, i := range forgiven {
 		e.forgive(i)
 	}
+	for _, i := range emptied {
+		e.forgiveLater(i)
+	}
 }
 
-// forgives reports whether the status empties the bucket of zone i. It does not if
-// several clients share the bucket, or if the take of this request, which shows this
-// cost, has found it empty.
-func (e *evaluation) forgives(i, status int, shown int64) bool {
+// tookAlone reports whether the take of this request, which shows this cost, found the
+// bucket of zone i empty.
+func (e *evaluation) tookAlone(i int, shown int64) bool {
 	z, st := e.zones[i], &e.states[i]
-	if !z.Forgives.Contains(status) || e.isDiverted(i) {
-		return false
-	}
 	// A check may have found an old count. A batch, and the local counts, show the part of
 	// this process.
 	isExact := z.taken && !z.local && z.Batch == 0
-	return !isExact || st.Used > shown || st.Penalty != 0
+	return isExact && st.Used <= shown && st.Penalty == 0
+}
+
+// forgiveLater refunds what the request has taken from the empty bucket of zone i, which
+// suffices unless the reply shows that others have taken since.
+func (e *evaluation) forgiveLater(i int) {
+	z, l, req := e.zones[i].boundZone, e.limiter, e.reqs[i]
+	e.reqs[i].Cost = 0
+	z.handle.RefundReported(req, func(st store.State) {
+		if st.Err != nil || st.Used > 0 || st.Penalty != 0 {
+			l.empty(z, req, spend{taken: errors.Is(st.Err, store.ErrNotExecuted)})
+		}
+	})
 }
 
 // forgive ends what the request holds in flight in zone i, and empties the bucket.
 func (e *evaluation) forgive(i int) {
-	z, spend, l, req := e.zones[i].boundZone, e.zones[i].spend, e.limiter, e.reqs[i]
+	z, spend, req := e.zones[i].boundZone, e.zones[i].spend, e.reqs[i]
 	if spend.held {
 		var ended settlements
 		ended.add(e, i, 0, 0)
@@ -104,6 +120,11 @@ func (e *evaluation) forgive(i int) {
 	if !algorithm.Of(req.Limit.Algorithm).Windowed {
 		st.Reset = st.Now
 	}
+	e.limiter.empty(z, req, spend)
+}
+
+// empty empties the bucket of a request that has spent something in it.
+func (l *Limiter) empty(z *boundZone, req store.Request, spend spend) {
 	failed := z.running.empty(&req)
 	z.handle.Forgive(req, func(open *stores.Opened, err error) {
 		if err == nil {
@@ -131,6 +152,20 @@ func (e *evaluation) noteForgiven(i int) {
 	if k, ok := e.rare.takes[i]; ok && z.running.isVoid(k) {
 		z.taken = false
 	}
+}
+
+// finalCost returns what zone i charges for a response with this status. A request whose client
+// left costs what it holds, or what is known by then, whichever is more.
+func (e *evaluation) finalCost(t *tracker, i, status int) int64 {
+	z := e.zones[i].Zone
+	if status != noVerdict {
+		return z.finalCost(e.repl, e.limiter, t.response)
+	}
+	known := e.reqs[i].Cost
+	if z.SettleAtEnd {
+		return max(known, z.finalCost(e.repl, e.limiter, t.response))
+	}
+	return max(known, z.firstCost(e.repl))
 }
 
 // chargesWhole reports whether all zones charge what they hold in flight, as it

@@ -348,3 +348,83 @@ func TestLocalSlotIsHandedOver(t *testing.T) {
 		})
 	}
 }
+
+// TestForgivingWhatCameMeanwhile: what counts in the bucket when the response begins decides, and
+// not what did when the request arrived.
+func TestForgivingWhatCameMeanwhile(t *testing.T) {
+	for name, zone := range map[string]*Zone{
+		"fixed_window":   {ChargeBefore: true},
+		"sliding_window": {ChargeBefore: true, Algorithm: store.SlidingWindow},
+		"sliding_log":    {ChargeBefore: true, Algorithm: store.SlidingLog},
+		"gcra":           {ChargeBefore: true, Algorithm: store.GCRA},
+		"batch":          {ChargeBefore: true, Batch: 3},
+		"at the end":     {ChargeBefore: true, SettleAtEnd: true},
+		"charge after":   {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			zone.Forgives.Add(http.StatusOK)
+			m := newSite(t, zone)
+			fail := func() {
+				m.clock.Advance(time.Millisecond)
+				m.serve(t.Context(), func(w http.ResponseWriter, _ *http.Request) error {
+					w.WriteHeader(http.StatusUnauthorized)
+					return nil
+				})
+			}
+			m.serve(t.Context(), func(w http.ResponseWriter, _ *http.Request) error {
+				for range 4 {
+					fail()
+				}
+				w.WriteHeader(http.StatusOK)
+				return nil
+			})
+			if used := m.used(); used != 0 {
+				t.Errorf("%d are used after the success", used)
+			}
+			fail()
+			if used := m.used(); used != 1 {
+				t.Errorf("%d are used after one more failure", used)
+			}
+		})
+	}
+}
+
+// refundingStore is a forgetfulStore whose refunds have an outcome.
+type refundingStore struct {
+	*forgetfulStore
+	refunded store.State
+}
+
+func (s *refundingStore) Refund(ctx context.Context, reqs []store.Request) []store.State {
+	s.forgetfulStore.Refund(ctx, reqs)
+	return []store.State{s.refunded}
+}
+
+// TestForgivingAnEmptyBucket is a refund, unless that shows more or fails.
+func TestForgivingAnEmptyBucket(t *testing.T) {
+	notExecuted := fmt.Errorf("%w: connection refused", store.ErrNotExecuted)
+	uncertain := fmt.Errorf("%w: no answer in time", store.ErrUncertain)
+	for name, test := range map[string]struct {
+		refunded store.State
+		reset    error
+		asked    []string
+	}{
+		"nothing else":                 {store.State{Now: 1}, nil, []string{"refund 1"}},
+		"others":                       {store.State{Now: 1, Used: 2}, nil, []string{"refund 1", "reset 1"}},
+		"a penalty":                    {store.State{Now: 1, Penalty: 2}, nil, []string{"refund 1", "reset 1"}},
+		"others, and the reset fails":  {store.State{Now: 1, Used: 2}, uncertain, []string{"refund 1", "reset 1"}},
+		"an uncertain refund":          {store.State{Err: uncertain}, nil, []string{"refund 1", "reset 1"}},
+		"a refund that fails":          {store.State{Err: notExecuted}, nil, []string{"refund 1", "reset 1"}},
+		"a refund and a reset that do": {store.State{Err: notExecuted}, notExecuted, []string{"refund 1", "reset 1", "refund 1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &refundingStore{&forgetfulStore{&deafStore{}, test.reset}, test.refunded}
+			zone := &Zone{ChargeBefore: true}
+			zone.Forgives.Add(http.StatusOK)
+			answeredWith(t, zone, s, http.StatusOK)
+			if err := s.wasAsked(test.asked...); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

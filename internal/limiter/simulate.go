@@ -45,8 +45,12 @@ func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 	for i := range e.reqs {
 		if !e.wasAsked(i) {
 			e.states[i] = e.peek(r.Context(), i)
+			if e.zones[i].isLease() && e.states[i].Err == nil && e.states[i].Allowed {
+				e.refuseAborted(i, 0)
+			}
 		}
 	}
+	e.estimateWaits()
 	for i := range e.zones {
 		s.Answer.Zones = append(s.Answer.Zones, e.simulated(i))
 	}

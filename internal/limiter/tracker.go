@@ -2,11 +2,13 @@ package limiter
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"io"
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -28,10 +30,17 @@ type tracker struct {
 	// that is nil, because its store did not answer.
 	refusal   *evaluation
 	refusedBy *Zone
+	// request is what the outermost handler got; nil in tests of the writer alone.
+	request *http.Request
+	// admitted is when the last handler admitted the request: see [Limiter.stamp].
+	admitted uint32
 	// inherited is how many evaluations were settled before this tracker began, in
 	// the route whose error is being handled.
-	inherited int32
+	inherited uint16
 	settled   bool
+	// isWhole is set if the client can tell from the header where the response ends. It may
+	// then leave before the handlers have returned.
+	isWhole bool
 	// response is nil if no zone settles when the response has ended.
 	response *response
 
@@ -70,7 +79,7 @@ func newTracker(w http.ResponseWriter, settled *tracker, zones int) (t *tracker)
 	t.ResponseWriter, t.evaluations = w, t.room[:0]
 	if settled != nil {
 		t.evaluations = append(t.evaluations, settled.evaluations...)
-		t.inherited = int32(len(t.evaluations))
+		t.inherited = uint16(len(t.evaluations)) //nolint:gosec // a handful
 	}
 	return t
 }
@@ -96,6 +105,7 @@ func (t *tracker) own() []*evaluation { return t.evaluations[t.inherited:] }
 // enroll adds e to t, and makes t the request's tracker.
 func (t *tracker) enroll(e *evaluation, r *http.Request) {
 	if len(t.own()) == 0 {
+		t.request = r
 		caddyhttp.SetVar(r.Context(), trackerVar, t)
 		t.logAccess(r)
 	}
@@ -134,10 +144,37 @@ func (t *tracker) commit(status int) {
 	if t.response != nil {
 		t.response.begin(t.Header())
 	}
+	t.isWhole = status != noVerdict && t.declaresEnd(status)
 	t.settle(status)
 	if t.refusal == nil {
 		t.setHeaders()
 	}
+}
+
+// noVerdict stands for the status of a request whose client left before there was one. It is
+// in no StatusSet, so such a request is charged and forgives nothing.
+const noVerdict = -1
+
+// hasLeft reports whether the client has left: its connection or stream is closed. The end
+// of a timeout is a decision of the server.
+func (t *tracker) hasLeft() bool {
+	return t.request != nil && errors.Is(t.request.Context().Err(), context.Canceled)
+}
+
+// verdict returns the status by which a request settles that no handler has answered with
+// a status of its own, or noVerdict.
+func (t *tracker) verdict(status int) int {
+	if t.hasLeft() {
+		return noVerdict
+	}
+	return status
+}
+
+// declaresEnd reports whether the header of a response with this status says where the
+// response ends.
+func (t *tracker) declaresEnd(status int) bool {
+	hasNoBody := status == http.StatusNoContent || status == http.StatusNotModified || t.request != nil && t.request.Method == http.MethodHead
+	return hasNoBody || t.Header().Get("Content-Length") != ""
 }
 
 // finish settles the zones that wait for the end of the response.
@@ -151,17 +188,22 @@ func (t *tracker) finish(how ending) {
 	}
 	for _, e := range t.own() {
 		e.settle(t, t.response.status, true)
+		e.notePace(t, t.hasLeft() && !t.isWhole, func(z *Zone) bool { return z.SettleAtEnd })
 	}
 }
 
 // statusFor returns the status by which a zone settles: that of gRPC, if the zone has such
 // statuses and the response has ended with one.
 func (t *tracker) statusFor(z *Zone, status int) int {
-	if !z.KnowsGRPC {
+	if !z.KnowsGRPC || status == noVerdict {
 		return status
 	}
 	code, err := strconv.Atoi(trailerOf(t.Header(), "Grpc-Status"))
-	if err != nil || code < 0 || code > maxGRPCStatus {
+	switch {
+	case err != nil && strings.HasPrefix(t.Header().Get("Content-Type"), grpcType):
+		// The status of a call follows its messages, for which its client may not have waited.
+		return t.verdict(status)
+	case err != nil || code < 0 || code > maxGRPCStatus:
 		return status
 	}
 	return StatusGRPC + code
@@ -186,6 +228,7 @@ func (t *tracker) settle(status int) {
 	for _, e := range t.own() {
 		if t.refusal == nil {
 			e.settle(t, status, false)
+			e.notePace(t, status == noVerdict, func(z *Zone) bool { return !z.SettleAtEnd && !z.isLease() })
 		} else {
 			e.undo()
 		}
@@ -198,9 +241,23 @@ func (t *tracker) settle(status int) {
 // end gives back the leases, and leaves the stores.
 func (t *tracker) end() {
 	for _, e := range t.own() {
-		e.lease().end()
+		t.endLease(e)
 		e.release()
 	}
+}
+
+// endLease gives back the leases of e. What runs on behind Caddy after its client has left
+// counts for a while.
+func (t *tracker) endLease(e *evaluation) {
+	if e.lease() == nil {
+		return
+	}
+	isAborted := t.hasLeft() && !t.isWhole
+	if isAborted {
+		e.noteAborted(t)
+	}
+	e.notePace(t, isAborted, (*Zone).isLease)
+	e.lease().end()
 }
 
 // The methods that can begin a response settle the request first. With the embedded
@@ -209,7 +266,11 @@ func (t *tracker) end() {
 // WriteHeader implements [http.ResponseWriter]. Informational statuses are not
 // final, except for the one that hands the connection over.
 func (t *tracker) WriteHeader(status int) {
-	if status >= 200 || status == http.StatusSwitchingProtocols {
+	switch {
+	case status == statusClientClosedRequest:
+		// A proxy reports so that the client has left.
+		t.commit(t.verdict(status))
+	case status >= 200 || status == http.StatusSwitchingProtocols:
 		t.commit(status)
 	}
 	t.ResponseWriter.WriteHeader(status)

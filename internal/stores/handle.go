@@ -128,6 +128,32 @@ func (h *Handle) Forgive(r store.Request, done func(open *Opened, err error)) {
 	deliver(forgive)
 }
 
+// RefundReported refunds a request without waiting, and reports its bucket after that.
+func (h *Handle) RefundReported(r store.Request, report func(st store.State)) {
+	open, err := h.Enter()
+	if err != nil {
+		report(store.State{Err: fmt.Errorf("%w: %w", store.ErrNotExecuted, err)})
+		return
+	}
+	if open.Ledger == nil {
+		defer h.Leave()
+		ctx, cancel := context.WithTimeout(context.Background(), detachedTimeout)
+		defer cancel()
+		report(open.Store.Refund(ctx, []store.Request{r})[0])
+		return
+	}
+	refunded := make(chan store.State, 1)
+	open.Ledger.RefundReported(r, func(st store.State) { refunded <- st })
+	deliver(func(ctx context.Context) {
+		defer h.Leave()
+		select {
+		case st := <-refunded:
+			report(st)
+		case <-ctx.Done():
+		}
+	})
+}
+
 // OnClose calls f when the store, which is open, is closed.
 func (h *Handle) OnClose(f func()) {
 	h.mu.Lock()

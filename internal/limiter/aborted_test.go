@@ -1,0 +1,210 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// slots is a zone with 3 slots, whose requests take a second and do not stop when their client
+// leaves.
+func slots(t *testing.T) *testSite {
+	t.Helper()
+	m := newSite(t, &Zone{Algorithm: store.Concurrency})
+	m.Zones[0].Events.Number = 3
+	return m
+}
+
+// end serves a request that ends after so long; abort serves one whose client leaves then. Both
+// report whether it ran.
+func (m *testSite) end(after time.Duration) bool {
+	return m.serve(m.t.Context(), func(http.ResponseWriter, *http.Request) error {
+		m.clock.Advance(after)
+		return nil
+	}).Code == http.StatusOK
+}
+
+func (m *testSite) abort(after time.Duration) (ran bool) {
+	ctx, leave := context.WithCancel(m.t.Context())
+	m.serve(ctx, func(w http.ResponseWriter, _ *http.Request) error {
+		ran = true
+		m.clock.Advance(after)
+		leave()
+		w.WriteHeader(499)
+		return nil
+	})
+	return ran
+}
+
+// TestAbortedRequestsAreBounded: those of the time that requests commonly take, or of a window if
+// none has ended, and what runs, are twice the limit at most.
+func TestAbortedRequestsAreBounded(t *testing.T) {
+	for _, isKnown := range []bool{false, true} {
+		t.Run(fmt.Sprint("known ", isKnown), func(t *testing.T) {
+			m := slots(t)
+			lasts := m.Zones[0].Window
+			if isKnown {
+				lasts = time.Second
+				m.end(lasts)
+			}
+			ran := 0
+			for range 100 {
+				if m.abort(time.Millisecond) {
+					ran++
+				}
+			}
+			if ran != 6 || m.used() != 0 {
+				t.Errorf("%d of 100 ran, and %d hold a slot", ran, m.used())
+			}
+			w := m.serve(t.Context(), func(http.ResponseWriter, *http.Request) error { return nil })
+			if w.Code != http.StatusTooManyRequests || w.Header().Get("X-RateLimit-Remaining") != "0" || w.Header().Get("Retry-After") != fmt.Sprint(int64(lasts/time.Second)) {
+				t.Errorf("status %d, headers %v", w.Code, w.Header())
+			}
+			m.clock.Advance(lasts)
+			for n := range 3 {
+				if !m.abort(time.Millisecond) {
+					t.Errorf("request %d is refused when the others have ended", n)
+				}
+			}
+		})
+	}
+}
+
+// TestCancelAndTryAgain: a client that cancels a request and sends it again is not refused.
+func TestCancelAndTryAgain(t *testing.T) {
+	m := slots(t)
+	m.end(time.Second)
+	for n := range 100 {
+		if !m.abort(250 * time.Millisecond) {
+			t.Fatalf("request %d is refused", n)
+		}
+	}
+	if !m.end(time.Second) {
+		t.Error("the last one is refused")
+	}
+}
+
+// TestRunningAndAborted count together.
+func TestRunningAndAborted(t *testing.T) {
+	m := slots(t)
+	m.end(time.Second)
+	for range 4 {
+		m.abort(0)
+	}
+	isRefused := false
+	m.serve(t.Context(), func(http.ResponseWriter, *http.Request) error {
+		m.serve(t.Context(), func(http.ResponseWriter, *http.Request) error {
+			isRefused = m.serve(t.Context(), func(http.ResponseWriter, *http.Request) error { return nil }).Code == http.StatusTooManyRequests
+			return nil
+		})
+		return nil
+	})
+	if used := m.used(); !isRefused || used != 0 {
+		t.Errorf("the third beside 4 aborted ones is refused: %v; %d slots are held", isRefused, used)
+	}
+}
+
+// TestWhatIsNotAborted: a whole response, one that has no body, one that took as long as others,
+// and what a handler refuses leave nothing behind.
+func TestWhatIsNotAborted(t *testing.T) {
+	for name, next := range map[string]func(w http.ResponseWriter){
+		"a whole response": func(w http.ResponseWriter) {
+			w.Header().Set("Content-Length", "2")
+			_, _ = w.Write([]byte("ok"))
+		},
+		"without a body": func(w http.ResponseWriter) { w.WriteHeader(http.StatusNoContent) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := slots(t)
+			for n := range 20 {
+				ran := false
+				ctx, leave := context.WithCancel(t.Context())
+				m.serve(ctx, func(w http.ResponseWriter, _ *http.Request) error {
+					ran = true
+					next(w)
+					leave()
+					return nil
+				})
+				if !ran {
+					t.Fatalf("request %d is refused", n)
+				}
+			}
+		})
+	}
+	t.Run("a long stream", func(t *testing.T) {
+		m := slots(t)
+		m.end(10 * time.Millisecond)
+		for n := range 20 {
+			if !m.abort(time.Second) {
+				t.Fatalf("request %d is refused", n)
+			}
+		}
+	})
+	t.Run("a stream that is cut", func(t *testing.T) {
+		m := slots(t)
+		m.end(time.Second)
+		ran := 0
+		for range 20 {
+			ctx, leave := context.WithCancel(t.Context())
+			m.serve(ctx, func(w http.ResponseWriter, _ *http.Request) error {
+				ran++
+				_, _ = w.Write([]byte("data: \n\n"))
+				leave()
+				return nil
+			})
+		}
+		if ran != 6 {
+			t.Errorf("%d ran, want 6", ran)
+		}
+	})
+}
+
+// TestObservedSlotsOfAborted: a zone that only observes refuses nothing, and holds no slot for
+// what it would have refused.
+func TestObservedSlotsOfAborted(t *testing.T) {
+	m := newSite(t, &Zone{Algorithm: store.Concurrency, Enforce: new(float64)})
+	m.Zones[0].Events.Number = 3
+	m.end(time.Second)
+	for n := range 20 {
+		if !m.abort(0) {
+			t.Fatalf("request %d is refused", n)
+		}
+	}
+	if used := m.used(); used != 0 {
+		t.Errorf("%d slots are held", used)
+	}
+}
+
+// TestAbortedRequestsFitInMemory, however many clients there are and however many they abort.
+func TestAbortedRequestsFitInMemory(t *testing.T) {
+	var a abortedRequests
+	now := time.Unix(1_700_000_000, 0)
+	for n := range 2 * maxAborting {
+		a.note(fmt.Sprint("client ", n), 1, now, time.Second)
+	}
+	if n := len(a.clients); n != maxAborting {
+		t.Errorf("%d clients are remembered, want %d", n, maxAborting)
+	}
+	for range 100_000 {
+		now = now.Add(10 * time.Microsecond)
+		a.note("flood", 1, now, time.Second)
+	}
+	if wait, cost := a.wait("flood", 10, now, time.Second); cost != 100_000 || wait != time.Second {
+		t.Errorf("a cost of %d is remembered, and the wait is %v", cost, wait)
+	}
+	if n := len(a.clients["flood"]); n > abortedPeriods+1 {
+		t.Errorf("%d entries of one client", n)
+	}
+	now = now.Add(time.Second)
+	a.note("late", 1, now, time.Second)
+	if wait, cost := a.wait("flood", 10, now, time.Second); cost != 0 || wait != 0 {
+		t.Errorf("after a second a cost of %d counts", cost)
+	}
+	if wait, _ := a.wait("late", 0, now.Add(-time.Hour), time.Second); wait != 0 {
+		t.Errorf("after the clock was set back the wait is %v", wait)
+	}
+}

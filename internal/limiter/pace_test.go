@@ -1,0 +1,112 @@
+package limiter
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// TestPace follows what is common, soon where that becomes more.
+func TestPace(t *testing.T) {
+	z := boundZone{Zone: &Zone{}, zoneState: &zoneState{}}
+	p := &z.pace
+	if p.commonly(time.Minute) != 0 || p.mayTake(time.Minute) != time.Minute || !z.areCharged() {
+		t.Errorf("at first: %v, at most %v, charged %v", p.commonly(time.Minute), p.mayTake(time.Minute), z.areCharged())
+	}
+	if z.Free.Add(http.StatusOK); z.areCharged() {
+		t.Error("at first free requests are charged")
+	}
+	p.note(time.Hour, true, false)
+	if p.commonly(time.Minute) != 0 {
+		t.Error("a request that was cut short says how long requests take")
+	}
+	between := func(when string, least, most time.Duration) {
+		t.Helper()
+		if got := p.commonly(time.Minute); got < least || got > most {
+			t.Errorf("%s: %v, want %v to %v", when, got, least, most)
+		}
+	}
+	p.note(100*time.Millisecond, false, true)
+	between("after one", 100*time.Millisecond, 100*time.Millisecond)
+	p.note(time.Second, true, true)
+	between("after a longer one that was cut short", 300*time.Millisecond, 350*time.Millisecond)
+	for range 30 {
+		p.note(2*time.Second, false, true)
+	}
+	between("after 30 longer ones", 1900*time.Millisecond, 2*time.Second)
+	for range 600 {
+		p.note(10*time.Millisecond, false, true)
+	}
+	between("after 600 short ones", 10*time.Millisecond, 12*time.Millisecond)
+	for n := range 1000 {
+		took := 10 * time.Millisecond
+		if n%10 == 0 {
+			took = time.Second
+		}
+		p.note(took, false, true)
+	}
+	between("with one long one in ten", 500*time.Millisecond, time.Second)
+	for range 100 {
+		p.note(24*time.Hour, false, true)
+	}
+	between("beyond the window", time.Minute, time.Minute)
+	for range 20 {
+		p.note(time.Second, false, false)
+	}
+	if z.areCharged() {
+		t.Error("after 20 free requests most are charged")
+	}
+}
+
+// TestWaitForWhatRuns: a client that waits as long as a refusal says is not refused again, by the
+// same requests or by what they are charged.
+func TestWaitForWhatRuns(t *testing.T) {
+	const took = 3500 * time.Millisecond
+	for name, test := range map[string]struct {
+		zone *Zone
+		free bool
+	}{
+		"fixed_window":   {&Zone{}, false},
+		"sliding_window": {&Zone{Algorithm: store.SlidingWindow}, false},
+		"sliding_log":    {&Zone{Algorithm: store.SlidingLog}, false},
+		"gcra":           {&Zone{Algorithm: store.GCRA}, false},
+		"at the end":     {&Zone{SettleAtEnd: true}, false},
+		"free":           {&Zone{Free: StatusSet{}.Complement()}, true},
+		"slot":           {&Zone{Algorithm: store.Concurrency}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newSite(t, test.zone)
+			z := m.Zones[0]
+			z.Events.Number, z.Window = 1, 10*time.Second
+			z.prepare()
+			for range 3 {
+				m.end(took)
+				m.clock.Advance(30 * time.Second)
+			}
+			var wait time.Duration
+			m.serve(t.Context(), func(http.ResponseWriter, *http.Request) error {
+				m.clock.Advance(500 * time.Millisecond)
+				w := m.serve(t.Context(), func(http.ResponseWriter, *http.Request) error { return nil })
+				if w.Code != http.StatusTooManyRequests {
+					t.Fatalf("status %d", w.Code)
+				}
+				seconds, err := time.ParseDuration(w.Header().Get("Retry-After") + "s")
+				if err != nil {
+					t.Fatal(err)
+				}
+				wait = seconds
+				m.clock.Advance(took - 500*time.Millisecond)
+				return nil
+			})
+			m.clock.Advance(wait - took + 500*time.Millisecond)
+			if test.free && wait > 4*time.Second {
+				t.Errorf("the wait is %v", wait)
+			}
+			if !m.end(0) {
+				t.Errorf("refused again after %v", wait)
+			}
+		})
+	}
+}
