@@ -75,11 +75,14 @@ func (a *App) Provision(ctx caddy.Context) error {
 }
 
 // Start implements [caddy.App]. From then on this config delivers charges that
-// wait. It connects to the stores in the background, ahead of the first requests.
+// wait, and has the limits of requests that wait. It connects to the stores in the background, ahead of the first requests.
 func (a *App) Start() error {
 	for _, handle := range slices.AppendSeq(a.unnamed, maps.Values(a.handles)) {
 		handle.Run()
 		go handle.Warm()
+	}
+	for _, l := range a.limiters {
+		l.Run()
 	}
 	return nil
 }

@@ -190,6 +190,7 @@ func reset(running runningConfig, r *http.Request) (any, error) {
 			continue
 		}
 		s.ForgetReports(s.store.Name, b.Key)
+		limiter.AskAgain(limiter.ZoneID{Store: s.store.Name, Zone: s.Name}, b.Key)
 		done := adminapi.Reset{BucketName: b, Deleted: existed}
 		if sharded, ok := s.open.Store.(interface{ Owner(clientKey string) string }); ok {
 			done.Shard = sharded.Owner(b.Key)

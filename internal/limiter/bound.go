@@ -3,6 +3,7 @@ package limiter
 import (
 	"cmp"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -33,6 +34,7 @@ type boundZone struct {
 func (z *Zone) countIn(in int, handle *stores.Handle) {
 	state := acquireState(handle, z.Name)
 	z.Counts = state.counts
+	handle.OnOverrides(state.room.wakeAll)
 	z.bound[in] = boundZone{z, state, in, handle, cmp.Or(z.OnError, handle.OnError)}
 }
 
@@ -101,6 +103,8 @@ type zoneState struct {
 	pace    pace
 	aborted abortedRequests
 	users   int
+	// started are the zones of the configs that use it and have started, the latest last.
+	started []*Zone
 }
 
 // zoneStates are the states in use. Unlike [caddy.UsagePool] they begin none while one
@@ -127,6 +131,31 @@ func acquireState(handle *stores.Handle, zone string) *zoneState {
 	}
 	state.users++
 	return state
+}
+
+// run notes that the config of z runs, until its store is closed.
+func (z *boundZone) run() {
+	s := z.zoneState
+	zoneStates.Lock()
+	s.started = append(s.started, z.Zone)
+	zoneStates.Unlock()
+	z.handle.OnClose(func() {
+		zoneStates.Lock()
+		defer zoneStates.Unlock()
+		s.started = slices.DeleteFunc(s.started, func(other *Zone) bool { return other == z.Zone })
+	})
+	s.room.wakeAll()
+}
+
+// latest returns the zone in the config that began to run last, if it has the same buckets, or
+// else the zone itself.
+func (z *boundZone) latest() *Zone {
+	zoneStates.Lock()
+	defer zoneStates.Unlock()
+	if n := len(z.started); n > 0 && z.started[n-1].limit == z.limit {
+		return z.started[n-1]
+	}
+	return z.Zone
 }
 
 // findState returns the state of a zone in a store, or nil if it is not in use.

@@ -38,6 +38,8 @@ type inZone struct {
 	spend
 	// observed: the zone is not enforced for this client.
 	observed bool
+	// hasWaited: the request has waited for the zone, which is asked before others.
+	hasWaited bool
 }
 
 // rare holds the fields that few evaluations need. It is allocated on demand.
@@ -100,16 +102,20 @@ type spend struct {
 
 // add adds a zone, with the block of its client, or nil.
 func (e *evaluation) add(z *boundZone, req store.Request, block *store.Override) {
-	e.zones = append(e.zones, inZone{boundZone: z, observed: block == nil && !z.enforces(req.ClientKey)})
+	e.zones = append(e.zones, inZone{boundZone: z, observed: !z.enforces(req.ClientKey)})
 	e.reqs = append(e.reqs, req)
-	if block == nil {
-		return
+	if block != nil {
+		e.setBlock(len(e.zones)-1, block)
 	}
+}
+
+// setBlock notes the block of the client of zone i.
+func (e *evaluation) setBlock(i int, block *store.Override) {
 	rare := e.rarely()
 	if rare.blocked == nil {
 		rare.blocked = map[int]store.Override{}
 	}
-	rare.blocked[len(e.zones)-1] = *block
+	rare.blocked[i], e.zones[i].observed = *block, false
 }
 
 // block returns the override by which an operator has blocked the client in zone i.
@@ -412,14 +418,14 @@ func (e *evaluation) refuseKnown(some []int) (refused bool) {
 	return refused
 }
 
-// take takes from some zones. Those that are known to be full go first: if they
-// refuse again, the others are not touched.
+// take takes from some zones. Those that are known to be full, or for which the request has
+// waited, go first: if they refuse again, the others are not touched.
 func (e *evaluation) take(r *http.Request, takes []int) error {
 	if len(takes) > 1 {
 		now := e.limiter.Now()
 		var full, others []int
 		for _, i := range takes {
-			if open := e.open(i); open != nil && open.IsFull(&e.reqs[i], now) {
+			if open := e.open(i); open != nil && (e.zones[i].hasWaited || open.IsFull(&e.reqs[i], now)) {
 				full = append(full, i)
 			} else {
 				others = append(others, i)

@@ -80,6 +80,16 @@ func New(c Config) (*Limiter, error) {
 	return l, nil
 }
 
+// Run makes requests that wait, also those of earlier configs, resolve their limits by l: the
+// config runs.
+func (l *Limiter) Run() {
+	for _, z := range l.Zones {
+		for in := range l.Stores() {
+			z.bound[in].run()
+		}
+	}
+}
+
 // Stores returns the stores in which the zones count.
 func (l *Limiter) Stores() []*stores.Handle {
 	if l.Rollout == nil {
@@ -207,11 +217,7 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 	e.enter()
 	if !e.refusesOutright() {
 		e.divert(r.Context())
-		ask := e.ask
-		if e.anyZone(e.letsWait) {
-			ask = e.askInTurn
-		}
-		if err := ask(r); err != nil {
+		if err := t.askInTurn(e, r); err != nil {
 			t.refusal = e
 			return err
 		}
@@ -224,18 +230,26 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 			l.reportRefusal(e, i, r)
 		}
 	}
-	switch refused := e.refusedBy(); {
-	case refused >= 0:
-		return l.refuse(t, e, refused, w, r)
-	case e.isDenied():
+	switch by, isRefused := t.refuser(); {
+	case isRefused:
+		if by.evaluation != e {
+			// An outer handler was asked again after the request had waited.
+			by.estimateWaits()
+			by.penalize()
+		}
+		return by.limiter.refuse(t, by.evaluation, by.i, w, r)
+	case t.isDenied():
 		t.refusal = e
 		deleteLimitHeaders(w.Header())
 		return caddyhttp.Error(http.StatusServiceUnavailable, errStoreDown)
-	default:
-		e.holdLeases()
-		t.admitted = l.stamp()
-		return nil
 	}
+	for _, e := range t.own() {
+		if e.lease() == nil {
+			e.holdLeases()
+		}
+	}
+	t.admitted = l.stamp()
+	return nil
 }
 
 // refuse returns the error of a request that zone i of e refuses.

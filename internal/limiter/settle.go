@@ -30,7 +30,7 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 		return
 	}
 	var all settlements
-	var forgiven, emptied []int
+	var forgiven, emptied, freed []int
 	for i, z := range e.zones {
 		if e.hasNoRoom(i) {
 			// What would have been refused would not have been charged.
@@ -73,9 +73,13 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 			continue
 		}
 		all.add(e, i, spent, cost)
+		if cost < e.reqs[i].Cost {
+			freed = append(freed, i)
+		}
 		e.reqs[i].Cost = cost
 	}
 	all.send(e)
+	e.wakeLines(freed)
 	for _, i := range forgiven {
 		e.forgive(i)
 	}
@@ -102,7 +106,9 @@ func (e *evaluation) forgiveLater(i int) {
 	z.handle.RefundReported(req, func(st store.State) {
 		if st.Err != nil || st.Used > 0 || st.Penalty != 0 {
 			l.empty(z, req, spend{taken: errors.Is(st.Err, store.ErrNotExecuted)})
+			return
 		}
+		z.room.wake(req.ClientKey)
 	})
 }
 
@@ -129,6 +135,7 @@ func (l *Limiter) empty(z *boundZone, req store.Request, spend spend) {
 	z.handle.Forgive(req, func(open *stores.Opened, err error) {
 		if err == nil {
 			z.Counts.Forgiven.Inc()
+			z.room.wake(req.ClientKey)
 		} else {
 			failed()
 			z.handle.ReportError(l.Now(), z.Name, err)

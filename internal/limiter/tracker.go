@@ -230,7 +230,9 @@ func (t *tracker) settle(status int) {
 			e.settle(t, status, false)
 			e.notePace(t, status == noVerdict, func(z *Zone) bool { return !z.SettleAtEnd && !z.isLease() })
 		} else {
+			held := e.where(func(i int) bool { return e.zones[i].spend != spend{} })
 			e.undo()
+			e.wakeLines(held)
 		}
 		if e.lease() == nil && (t.refusal != nil || t.response == nil) {
 			e.release()

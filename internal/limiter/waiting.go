@@ -1,82 +1,55 @@
 package limiter
 
 import (
+	"iter"
 	"net/http"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // DefaultMaxWaitQueue is how many requests of a zone wait at most.
 const DefaultMaxWaitQueue = 1000
 
-// askInTurn is ask, but a request that does not fit yet waits in a zone that
-// holds requests, behind those that wait already. The error that it returns ends
-// the request.
-func (e *evaluation) askInTurn(r *http.Request) error {
+// askInTurn asks the stores of e, the newest evaluation. A request that does not fit yet waits
+// if all zones that refuse it hold requests. The error that it returns ends the request.
+func (t *tracker) askInTurn(e *evaluation, r *http.Request) error {
+	if !e.anyZone(e.letsWait) {
+		return e.ask(r)
+	}
 	began := e.limiter.Now()
-	line := e.openLine()
-	if line < 0 {
-		if err := e.ask(r); err != nil {
+	if !e.anyZone(e.hasLine) {
+		if err := e.ask(r); err != nil || !t.mayWait(began) {
 			return err
 		}
-		if line = e.waitsFor(began); line < 0 {
-			return nil
-		}
-	} else {
-		e.resetStates()
-		if e.anyZone(e.isDoubtful) {
-			if passes, err := e.answerDoubtful(r); err != nil || !passes {
-				return err
-			}
+		return t.wait(r, began)
+	}
+	e.resetStates()
+	if e.anyZone(e.isDoubtful) {
+		if passes, err := e.answerDoubtful(r); err != nil || !passes {
+			return err
 		}
 	}
-	// The request may be refused without being asked again.
-	e.showRefunds()
-	e.undo()
-	z := e.zones[line]
-	w, ahead := z.room.join(lineOf(&e.reqs[line]), e.reqs[line].Cost, began, z.MaxWaitQueue)
-	if w == nil {
-		e.turnAway(r, line)
-		return nil
-	}
-	defer z.room.leave(w)
-	return e.wait(r, w, line, ahead, began)
+	return t.wait(r, began)
 }
 
 // letsWait reports whether requests can wait in zone i, for which its store is
 // needed.
 func (e *evaluation) letsWait(i int) bool {
-	return e.zones[i].MaxWait > 0 && e.open(i) != nil && !e.observes(i) && !e.isDoubtful(i)
+	return e.zones[i].MaxWait > 0 && e.open(i) != nil && !e.observes(i) && !e.isDoubtful(i) && !e.isBlocked(i)
 }
 
-// openLine returns a zone in which others wait before the request, or -1. A
-// request without a cost takes nothing from them.
-func (e *evaluation) openLine() int {
-	for i, z := range e.zones {
-		if e.letsWait(i) && e.reqs[i].Cost > 0 && z.room.hasLine(lineOf(&e.reqs[i])) {
-			return i
-		}
-	}
-	return -1
-}
+// mayStand reports whether the request may stand in a line of zone i. One without a cost takes
+// nothing from others.
+func (e *evaluation) mayStand(i int) bool { return e.letsWait(i) && e.reqs[i].Cost > 0 }
 
-// waitsFor returns the zone for which the request waits longest, or -1 if it does
-// not wait: it passes, or has to be refused.
-func (e *evaluation) waitsFor(began time.Time) int {
-	if e.isDenied() {
-		return -1
-	}
-	for i := range e.zones {
-		if e.refuses(i) && (!e.letsWait(i) || e.states[i].RetryAfter > e.timeLeft(i, began)) {
-			return -1
-		}
-	}
-	return e.refusedBy()
+// hasLine reports whether others wait in zone i, at the limit that the request has.
+func (e *evaluation) hasLine(i int) bool {
+	return e.mayStand(i) && e.zones[i].room.hasLine(lineOf(&e.reqs[i]))
 }
 
 // timeLeft returns how long the request may still wait for zone i.
@@ -84,154 +57,336 @@ func (e *evaluation) timeLeft(i int, began time.Time) time.Duration {
 	return e.zones[i].MaxWait - e.limiter.Now().Sub(began)
 }
 
-// wait waits in the line of a zone until no request is before this one, and then
-// as long as the last answer says, as often as it takes.
-func (e *evaluation) wait(r *http.Request, w *waiter, line int, ahead int64, began time.Time) error {
-	if ahead > 0 {
-		e.checkAhead(r, line, ahead, e.timeLeft(line, began))
-		if e.refuses(line) && e.states[line].RetryAfter > e.timeLeft(line, began) {
-			return nil
-		}
-	}
-	wake := time.NewTimer(e.timeLeft(line, began))
-	defer wake.Stop()
-	left := func() error { return caddyhttp.Error(statusClientClosedRequest, r.Context().Err()) }
-	select {
-	case <-w.first:
-	case <-wake.C:
-		e.turnAway(r, line)
-		return nil
-	case <-r.Context().Done():
-		return left()
-	}
-	if ahead > 0 {
-		// What was foreseen is no answer.
-		e.states[line] = store.State{}
-	}
-	for {
-		if i := e.refusedBy(); i >= 0 {
-			wake.Reset(e.states[i].RetryAfter)
-			select {
-			case <-wake.C:
-			case <-r.Context().Done():
-				return left()
+// asked is a zone of one of a request's evaluations.
+type asked struct {
+	*evaluation
+	i int
+}
+
+// zones are those of all handlers that the request has met.
+func (t *tracker) zones() iter.Seq2[int, asked] {
+	return func(yield func(int, asked) bool) {
+		n := 0
+		for _, e := range t.own() {
+			for i := range e.zones {
+				if !yield(n, asked{e, i}) {
+					return
+				}
+				n++
 			}
 		}
-		if err := e.ask(r); err != nil || e.waitsFor(began) < 0 {
+	}
+}
+
+// refuser returns the zone that refuses the request for the longest time, if one does.
+func (t *tracker) refuser() (by asked, isRefused bool) {
+	for _, e := range t.own() {
+		if i := e.refusedBy(); i >= 0 && (!isRefused || e.states[i].RetryAfter > by.states[by.i].RetryAfter) {
+			by, isRefused = asked{e, i}, true
+		}
+	}
+	return by, isRefused
+}
+
+// isDenied reports whether a zone ends the request because its store failed.
+func (t *tracker) isDenied() bool {
+	for _, e := range t.own() {
+		if e.isDenied() {
+			return true
+		}
+	}
+	return false
+}
+
+// mayWait reports whether zones refuse the request, and all of them let it wait for that long.
+func (t *tracker) mayWait(began time.Time) bool {
+	if t.isDenied() {
+		return false
+	}
+	isRefused := false
+	for _, z := range t.zones() {
+		if z.refuses(z.i) {
+			if isRefused = true; !z.letsWait(z.i) || z.states[z.i].RetryAfter > z.timeLeft(z.i, began) {
+				return false
+			}
+		}
+	}
+	return isRefused
+}
+
+// wait gives back what the request holds, in all its handlers, and waits until it passes in all
+// of them, a zone refuses it for too long, or the client leaves.
+func (t *tracker) wait(r *http.Request, began time.Time) error {
+	readAhead(r)
+	t.giveBack()
+	w := t.newWaiter(began)
+	defer w.leave()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		line, waits := t.lineUp(w, r)
+		if !waits {
+			return nil
+		}
+		switch turn, err := t.awaitTurn(w, line, timer, r); {
+		case err != nil:
+			return err
+		case turn == turnAway:
+			t.turnAway(w, line, r)
+			return nil
+		case turn == lineUpAgain:
+			t.forget()
+			continue
+		}
+		if err := t.askAgain(line, r); err != nil || !t.mayWait(began) {
 			return err
 		}
+		t.giveBack()
+	}
+}
+
+// giveBack undoes all evaluations, because the request does not go on yet.
+func (t *tracker) giveBack() {
+	for _, e := range t.own() {
+		e.showRefunds()
 		e.undo()
 	}
 }
 
-// checkAhead sets the state of zone i as if the requests before this one had spent
-// the cost ahead. If the ledger already knows a wait longer than timeout, it makes
-// no call and returns that wait, which may be too short.
-func (e *evaluation) checkAhead(r *http.Request, i int, ahead int64, timeout time.Duration) {
+// forget makes the zones be asked, or foreseen, anew.
+func (t *tracker) forget() {
+	for _, e := range t.own() {
+		e.resetStates()
+	}
+}
+
+func (t *tracker) newWaiter(began time.Time) *waiter {
+	w := &waiter{arrived: began, bell: make(chan struct{}, 1)}
+	for _, z := range t.zones() {
+		req := &z.reqs[z.i]
+		w.wants = append(w.wants, want{z.zones[z.i].room, req.Limit, req.ClientKey, req.Cost})
+	}
+	return w
+}
+
+// lineUp makes w stand in the line of the zone for which the request waits longest, those before
+// it having spent; elsewhere it holds no place. It returns that zone, or none if none refuses the
+// request any more. It reports false if the request is refused.
+func (t *tracker) lineUp(w *waiter, r *http.Request) (line asked, waits bool) {
+	ahead := t.ahead(w)
+	for n, z := range t.zones() {
+		if ahead[n] > 0 || !z.wasAsked(z.i) {
+			z.foresee(z.i, r, ahead[n], z.timeLeft(z.i, w.arrived))
+		}
+	}
+	if by, isRefused := t.refuser(); isRefused {
+		if !t.mayWait(w.arrived) {
+			return by, false
+		}
+		line = by
+	} else {
+		// The line that it is in goes on as far as the request.
+		for n, z := range t.zones() {
+			if ahead[n] > 0 && z.mayStand(z.i) && (line.evaluation == nil || w.room == z.zones[z.i].room) {
+				line = z
+			}
+		}
+	}
+	if line.evaluation == nil {
+		w.leave()
+		return line, true
+	}
+	z := &line.zones[line.i]
+	if !z.room.stand(w, lineOf(&line.reqs[line.i]), z.MaxWaitQueue) {
+		t.turnAway(w, line, r)
+		return line, false
+	}
+	return line, true
+}
+
+// ahead returns for each zone what the requests before w are going to spend in its bucket: those
+// that arrived before and stand where w stands or would stand.
+func (t *tracker) ahead(w *waiter) []int64 {
+	ahead := make([]int64, len(w.wants))
+	for n, z := range t.zones() {
+		if z.mayStand(z.i) {
+			w.wants[n].room.addAhead(lineOf(&z.reqs[z.i]), w, ahead)
+		}
+	}
+	return ahead
+}
+
+// foresee sets the state of zone i as if the requests before this one had spent the cost ahead.
+// If the ledger already knows a wait longer than timeout, it makes no call and returns that wait,
+// which may be too short.
+func (e *evaluation) foresee(i int, r *http.Request, ahead int64, timeout time.Duration) {
+	open := e.open(i)
+	if open == nil || e.observes(i) || e.isDoubtful(i) || e.zones[i].unknown {
+		return
+	}
 	req := e.reqs[i]
-	req.Ahead = ahead
-	st := e.open(i).CheckAhead(r.Context(), req, timeout)
+	if req.Cost > 0 {
+		req.Ahead = ahead
+	}
+	st := open.CheckAhead(r.Context(), req, timeout)
 	if st.Err != nil {
 		return
 	}
-	if !st.Allowed {
-		// What is left is for the requests ahead.
+	switch {
+	case !st.Allowed:
+		// What is left is for the requests ahead. If they have to spend it all before anything
+		// can become free again, that takes as long as if it were spent now.
 		st.Remaining = 0
+		if st.RetryAfter == 0 {
+			st.RetryAfter = time.Duration(st.ResetOtherwise-st.Now) * time.Microsecond
+		}
+	case ahead > 0:
+		// Another process may have made room that they do not know of.
+		e.zones[i].room.wake(req.ClientKey)
 	}
 	e.states[i], e.zones[i].local = st, false
 }
 
-// turnAway makes zone i refuse a request that may not wait, or not any longer.
-func (e *evaluation) turnAway(r *http.Request, i int) {
-	if !e.wasAsked(i) {
-		e.checkAhead(r, i, 0, 0)
+// turnAway makes a zone refuse a request that may not wait, or not any longer.
+func (t *tracker) turnAway(w *waiter, line asked, r *http.Request) {
+	ahead := t.ahead(w)
+	for n, z := range t.zones() {
+		if z == line {
+			z.foresee(z.i, r, ahead[n], 0)
+		}
 	}
-	st := &e.states[i]
-	if st.Err != nil {
-		return
-	}
-	if st.Now == 0 {
-		st.Now = e.limiter.Now().UnixMicro()
-		st.Limit = e.reqs[i].Capacity()
+	st := &line.states[line.i]
+	if st.Err != nil || st.Now == 0 {
+		*st = store.State{Now: line.limiter.Now().UnixMicro(), Limit: max(line.reqs[line.i].Capacity(), 0)}
 	}
 	st.Allowed, st.Remaining = false, 0
 	st.RetryAfter = max(st.RetryAfter, time.Second)
 }
 
-// waitingRoom holds the requests that wait in one zone of this process: a line
-// for each client, in order of arrival.
-type waitingRoom struct {
-	mu    sync.Mutex
-	lines map[lineID][]*waiter // none is empty
-	held  int
-}
-
-// lineID identifies a line. A client's requests wait apart from those of the same
-// client for which more of the capacity is reserved.
-type lineID struct {
-	clientKey string
-	reserved  int64
-}
-
-func lineOf(req *store.Request) lineID { return lineID{req.ClientKey, req.Reserved} }
-
-// waiter is a request that waits.
-type waiter struct {
-	line    lineID
-	cost    int64
-	arrived time.Time
-	// first is closed once no request is before this one.
-	first chan struct{}
-}
-
-func newWaitingRoom() *waitingRoom { return &waitingRoom{lines: map[lineID][]*waiter{}} }
-
-// hasLine reports whether a request waits.
-func (m *waitingRoom) hasLine(id lineID) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(m.lines[id]) > 0
-}
-
-// join adds a waiter to a line, behind the first and those that arrived before it.
-// It returns the waiter and what those before it cost, or nil if the room holds
-// most requests already.
-func (m *waitingRoom) join(id lineID, cost int64, arrived time.Time, most int) (w *waiter, ahead int64) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.held >= most {
-		return nil, 0
+// askAgain asks the stores of all handlers, beginning with the zone for which the request has
+// waited: others must not show for a moment what is given back. It stops where the request is
+// refused.
+func (t *tracker) askAgain(line asked, r *http.Request) error {
+	t.forget()
+	all := slices.Clone(t.own())
+	slices.SortStableFunc(all, func(a, b *evaluation) int {
+		switch line.evaluation {
+		case a:
+			return -1
+		case b:
+			return 1
+		}
+		return 0
+	})
+	if slices.ContainsFunc(all, (*evaluation).refusesOutright) {
+		return nil
 	}
-	m.held++
-	line := m.lines[id]
-	place := len(line)
-	for place > 1 && line[place-1].arrived.After(arrived) {
-		place--
+	for _, e := range all {
+		for i := range e.zones {
+			e.zones[i].hasWaited = line == asked{e, i}
+		}
+		if err := e.ask(r); err != nil || e.refusedBy() >= 0 || e.isDenied() {
+			return err
+		}
 	}
-	for _, other := range line[:place] {
-		ahead += other.cost
-	}
-	w = &waiter{line: id, cost: cost, arrived: arrived, first: make(chan struct{})}
-	if place == 0 {
-		close(w.first)
-	}
-	m.lines[id] = slices.Insert(line, place, w)
-	return w, ahead
+	return nil
 }
 
-// leave removes w.
-func (m *waitingRoom) leave(w *waiter) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.held--
-	line := m.lines[w.line]
-	i := slices.Index(line, w)
-	if line = slices.Delete(line, i, i+1); len(line) == 0 {
-		delete(m.lines, w.line)
+// resolveAgain resolves what the zones admit by the running config, and by what operators have
+// changed for the client.
+func (t *tracker) resolveAgain(r *http.Request) {
+	for _, z := range t.zones() {
+		z.resolveAgain(z.i, r)
+	}
+}
+
+func (e *evaluation) resolveAgain(i int, r *http.Request) {
+	z, req, l := &e.zones[i], &e.reqs[i], e.limiter
+	latest := z.latest()
+	events, burst := latest.eventsFor(e.repl, l)
+	if events == unlimited {
+		events, burst = algorithm.Of(z.Algorithm).MostEvents, 0
+	}
+	req.Events, req.Burst, req.Reserved = events, burst, 0
+	if percent, err := latest.reservedFrom(r); err == nil {
+		req.Reserved = Share(req.Capacity(), percent)
+	}
+	if e.isDiverted(i) {
 		return
 	}
-	m.lines[w.line] = line
-	if i == 0 {
-		close(line[0].first)
+	if _, block, err := z.override(req, r, e.repl, l); err == nil && block != nil {
+		e.setBlock(i, block)
+	}
+}
+
+// AskAgain makes the requests of a client that wait in a zone ask again: its bucket was emptied.
+func AskAgain(id ZoneID, clientKey string) {
+	if state := findState(id); state != nil {
+		state.room.wake(clientKey)
+	}
+}
+
+// wakeLines makes the requests that wait in some zones ask again: what this request held there
+// is given back.
+func (e *evaluation) wakeLines(some []int) {
+	for _, i := range some {
+		e.zones[i].room.wake(e.reqs[i].ClientKey)
+	}
+}
+
+// turn is what a request does after it has waited.
+type turn uint8
+
+const (
+	// itsTurn: it asks the stores.
+	itsTurn turn = iota
+	// lineUpAgain: its limit has changed.
+	lineUpAgain
+	// turnAway: it is refused, because its time or its place is gone.
+	turnAway
+)
+
+// awaitTurn waits in a line until no request is before this one and then, if none was when it
+// came, as long as the states say. It returns an error if the client has left.
+func (t *tracker) awaitTurn(w *waiter, line asked, timer *time.Timer, r *http.Request) (turn, error) {
+	if line.evaluation == nil {
+		return itsTurn, nil
+	}
+	isFirst, isDisplaced, isWoken := w.look()
+	wasFirst := isFirst
+	switch {
+	case !isFirst:
+		timer.Reset(line.timeLeft(line.i, w.arrived))
+	case line.refuses(line.i):
+		timer.Reset(line.states[line.i].RetryAfter)
+	default:
+		return itsTurn, nil
+	}
+	for {
+		switch {
+		case isDisplaced:
+			return turnAway, nil
+		case isWoken:
+			t.resolveAgain(r)
+			switch {
+			case isFirst, slices.ContainsFunc(t.own(), (*evaluation).refusesOutright):
+				return itsTurn, nil
+			case w.line != lineOf(&line.reqs[line.i]):
+				return lineUpAgain, nil
+			}
+		case isFirst && !wasFirst:
+			return itsTurn, nil
+		}
+		select {
+		case <-w.bell:
+			isFirst, isDisplaced, isWoken = w.look()
+		case <-timer.C:
+			if isFirst {
+				return itsTurn, nil
+			}
+			return turnAway, nil
+		case <-r.Context().Done():
+			return 0, caddyhttp.Error(statusClientClosedRequest, r.Context().Err())
+		}
 	}
 }

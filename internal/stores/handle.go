@@ -12,6 +12,7 @@ package stores
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -68,8 +69,9 @@ type Handle struct {
 	ended bool
 	// wasOpened is set once the store has been opened.
 	wasOpened bool
-	// onClose are called when the store is closed.
-	onClose []func()
+	// onClose are called when the store is closed, and onOverrides until then when overrides
+	// have changed.
+	onClose, onOverrides []func()
 }
 
 // Open opens the store of a module. The config keeps it open, as one of its users,
@@ -159,6 +161,23 @@ func (h *Handle) OnClose(f func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.onClose = append(h.onClose, f)
+}
+
+// OnOverrides calls f, until the store is closed, when what operators change there for clients is
+// known to be different.
+func (h *Handle) OnOverrides(f func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.onOverrides = append(h.onOverrides, f)
+}
+
+func (h *Handle) reportOverrides() {
+	h.mu.Lock()
+	all := slices.Clone(h.onOverrides)
+	h.mu.Unlock()
+	for _, f := range all {
+		f()
+	}
 }
 
 // Run lets the ledger of the store, if that is open, deliver what waits, and follows what
@@ -280,7 +299,7 @@ func (h *Handle) close(open *Opened) {
 	for _, f := range h.onClose {
 		f()
 	}
-	h.onClose = nil
+	h.onClose, h.onOverrides = nil, nil
 	if open.overrides != nil {
 		open.overrides.stop()
 	}

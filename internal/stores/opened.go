@@ -62,7 +62,7 @@ func (h *Handle) newOpened() (*Opened, error) {
 	open.penalizer, _ = s.(store.Penalizer)
 	open.newcomers = h.newNewcomers(s)
 	h.keepLedger(open)
-	open.overrides = newOverrides(s, h.overridePeriod())
+	open.overrides = newOverrides(s, h.overridePeriod(), h.reportOverrides)
 	return open, nil
 }
 
@@ -113,7 +113,10 @@ func (o *Opened) CheckAhead(ctx context.Context, r store.Request, timeout time.D
 	if o.Ledger != nil {
 		return o.Ledger.CheckAhead(ctx, r, timeout)
 	}
-	return o.Store.Check(ctx, []store.Request{r})[0]
+	// What is in flight counts as well.
+	return o.Accounts.Foresee(r, false, func(r store.Request) store.State {
+		return o.Store.Check(ctx, []store.Request{r})[0]
+	})
 }
 
 // ErrNoPeek is the error of a store that cannot show a bucket without changing it.

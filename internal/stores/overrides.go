@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,6 +29,8 @@ const firstLook = 250 * time.Millisecond
 type overrides struct {
 	kept    store.Overrider
 	current atomic.Pointer[map[overrideID]store.Override]
+	// changed is called after a look that has found another state.
+	changed func()
 	// looking is held during a look, so that none undoes a later one.
 	looking sync.Mutex
 	// looked is closed after the first look, whether or not it succeeded.
@@ -52,12 +55,12 @@ func (h *Handle) overridePeriod() time.Duration {
 }
 
 // newOverrides returns those of a store, or nil if it keeps none.
-func newOverrides(s store.Store, period time.Duration) *overrides {
+func newOverrides(s store.Store, period time.Duration, changed func()) *overrides {
 	kept, ok := s.(store.Overrider)
 	if !ok {
 		return nil
 	}
-	o := &overrides{kept: kept, looked: make(chan struct{}), period: max(cmp.Or(period, overridePeriod), minOverridePeriod)}
+	o := &overrides{kept: kept, changed: changed, looked: make(chan struct{}), period: max(cmp.Or(period, overridePeriod), minOverridePeriod)}
 	o.life, o.stop = context.WithCancel(context.Background())
 	return o
 }
@@ -94,7 +97,9 @@ func (o *overrides) look(ctx context.Context) error {
 	for _, override := range all {
 		current[overrideID{override.Kind, override.Zone, o.kept.KeptKey(override.ClientKey)}] = override
 	}
-	o.current.Store(&current)
+	if before := o.current.Swap(&current); before != nil && !maps.Equal(*before, current) {
+		o.changed()
+	}
 	return err
 }
 

@@ -1,0 +1,333 @@
+package limiter
+
+import (
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// arrival is an instant, in seconds.
+func arrival(s int64) time.Time { return time.Unix(1_000_000+s, 0) }
+
+func isFirst(w *waiter) bool {
+	isFirst, _, _ := w.look()
+	return isFirst
+}
+
+var anyLimit = &store.Limit{Zone: "zone", Window: time.Hour}
+
+// lineFor is the line of a client whose requests have a limit of 10.
+func lineFor(clientKey string) lineID { return lineID{*anyLimit, clientKey, 10, 10} }
+
+// newcomer is a request that has arrived, and stands nowhere.
+func newcomer(m *waitingRoom, clientKey string, cost, at int64) *waiter {
+	return &waiter{arrived: arrival(at), wants: []want{{m, anyLimit, clientKey, cost}}, bell: make(chan struct{}, 1)}
+}
+
+// mustJoin stands in a line for 1, of at most 100.
+func mustJoin(t *testing.T, m *waitingRoom, clientKey string, at int64) *waiter {
+	t.Helper()
+	w := newcomer(m, clientKey, 1, at)
+	if !m.stand(w, lineFor(clientKey), 100) {
+		t.Fatalf("%s may not wait", clientKey)
+	}
+	return w
+}
+
+// calls requires that waiters are called in this order, each once the previous one has
+// left.
+func calls(t *testing.T, m *waitingRoom, order ...*waiter) {
+	t.Helper()
+	for i, w := range order {
+		if !isFirst(w) {
+			t.Fatalf("the one at place %d is not called", i)
+		}
+		for j, other := range order[i+1:] {
+			if isFirst(other) {
+				t.Fatalf("the one at place %d is called before the one at place %d has left", i+1+j, i)
+			}
+		}
+		w.leave()
+	}
+}
+
+func TestWaitersAreCalledByArrival(t *testing.T) {
+	m := newWaitingRoom()
+	a := mustJoin(t, m, "k", 1)
+	d := mustJoin(t, m, "k", 4)
+	b := mustJoin(t, m, "k", 2)
+	c := mustJoin(t, m, "k", 3)
+	calls(t, m, a, b, c, d)
+}
+
+func TestWaitersThatArrivedTogetherAreCalledAsTheyJoined(t *testing.T) {
+	m := newWaitingRoom()
+	a, b, c := mustJoin(t, m, "k", 1), mustJoin(t, m, "k", 1), mustJoin(t, m, "k", 1)
+	calls(t, m, a, b, c)
+}
+
+// TestNoWaiterOvertakesTheFirst: it has been called already.
+func TestNoWaiterOvertakesTheFirst(t *testing.T) {
+	m := newWaitingRoom()
+	first := mustJoin(t, m, "k", 5)
+	early := mustJoin(t, m, "k", 1)
+	late := mustJoin(t, m, "k", 9)
+	calls(t, m, first, early, late)
+}
+
+func TestWaitersLearnTheCostAhead(t *testing.T) {
+	m := newWaitingRoom()
+	for i, step := range []struct{ arrived, cost, ahead int64 }{
+		{arrived: 1, cost: 3, ahead: 0},
+		{arrived: 4, cost: 5, ahead: 3},
+		{arrived: 2, cost: 7, ahead: 3},
+		{arrived: 5, cost: 0, ahead: 15},
+		{arrived: 0, cost: 1, ahead: 3},
+	} {
+		w := newcomer(m, "k", step.cost, step.arrived)
+		if ahead := aheadOf(w, lineFor("k")); ahead[0] != step.ahead {
+			t.Errorf("step %d: %d is ahead, want %d", i, ahead[0], step.ahead)
+		}
+		m.stand(w, lineFor("k"), 100)
+		if ahead := aheadOf(w, lineFor("k")); ahead[0] != step.ahead {
+			t.Errorf("step %d: %d is ahead in the line, want %d", i, ahead[0], step.ahead)
+		}
+	}
+	if ahead := aheadOf(newcomer(m, "other", 1, 9), lineFor("other")); ahead[0] != 0 {
+		t.Errorf("%d of other clients is ahead", ahead[0])
+	}
+}
+
+// aheadOf returns what is ahead of w in a line, for each of its wants.
+func aheadOf(w *waiter, id lineID) []int64 {
+	ahead := make([]int64, len(w.wants))
+	w.wants[0].room.addAhead(id, w, ahead)
+	return ahead
+}
+
+// TestWaitersLearnTheCostAheadInOtherBuckets: of those before them, and only where they share the
+// bucket.
+func TestWaitersLearnTheCostAheadInOtherBuckets(t *testing.T) {
+	shared, own := newWaitingRoom(), newWaitingRoom()
+	other := *anyLimit
+	other.Window = time.Minute
+	join := func(client string, at int64, limit *store.Limit) []int64 {
+		w := newcomer(shared, "all", 2, at)
+		w.wants = append(w.wants, want{own, limit, client, 3})
+		ahead := aheadOf(w, lineFor("all"))
+		shared.stand(w, lineFor("all"), 100)
+		return ahead
+	}
+	for i, step := range []struct {
+		client string
+		limit  *store.Limit
+		want   []int64
+	}{
+		{"alice", anyLimit, []int64{0, 0}},
+		{"bob", anyLimit, []int64{2, 0}},
+		{"alice", new(*anyLimit), []int64{4, 3}}, // an equal limit is the same one
+		{"bob", anyLimit, []int64{6, 3}},
+		{"alice", &other, []int64{8, 0}},
+	} {
+		if ahead := join(step.client, int64(i), step.limit); !slices.Equal(ahead, step.want) {
+			t.Errorf("step %d: %d is ahead, want %d", i, ahead, step.want)
+		}
+	}
+}
+
+func TestLinesAreOneForEachClient(t *testing.T) {
+	m := newWaitingRoom()
+	a, b := mustJoin(t, m, "a", 1), mustJoin(t, m, "b", 2)
+	if !isFirst(a) || !isFirst(b) || !m.hasLine(lineFor("a")) || !m.hasLine(lineFor("b")) || m.hasLine(lineFor("c")) {
+		t.Error("one client waits for another")
+	}
+	a.leave()
+	if m.hasLine(lineFor("a")) || !m.hasLine(lineFor("b")) {
+		t.Error("the wrong line is gone")
+	}
+}
+
+func TestRoomHoldsNoMoreThanItsBound(t *testing.T) {
+	m := newWaitingRoom()
+	first := newcomer(m, "a", 1, 1)
+	if !m.stand(first, lineFor("a"), 2) || !m.stand(newcomer(m, "b", 1, 2), lineFor("b"), 2) {
+		t.Fatal("two waiters do not fit a bound of two")
+	}
+	for _, clientKey := range []string{"a", "b", "c"} {
+		if m.stand(newcomer(m, clientKey, 1, 3), lineFor(clientKey), 2) {
+			t.Errorf("a third may wait in the line of %s", clientKey)
+		}
+	}
+	if m.hasLine(lineFor("c")) {
+		t.Error("a rejected waiter is in a line")
+	}
+	first.leave()
+	if !m.stand(newcomer(m, "c", 1, 4), lineFor("c"), 2) {
+		t.Error("a freed place stays closed")
+	}
+	if !m.stand(newcomer(m, "c", 1, 5), lineFor("c"), 3) {
+		t.Error("a larger bound admits no waiter")
+	}
+}
+
+// TestPlacesAreSharedFairly: a client may have all places while no other wants them; then the
+// newest of those that have most give way, until no client can gain by it.
+func TestPlacesAreSharedFairly(t *testing.T) {
+	const places = 12
+	m := newWaitingRoom()
+	all := map[string][]*waiter{}
+	at := int64(0)
+	join := func(clientKey string) bool {
+		at++
+		w := newcomer(m, clientKey, 1, at)
+		if !m.stand(w, lineFor(clientKey), places) {
+			return false
+		}
+		all[clientKey] = append(all[clientKey], w)
+		return true
+	}
+	for range places {
+		if !join("a") {
+			t.Fatal("a client alone may not have all places")
+		}
+	}
+	if join("a") {
+		t.Fatal("a client has more than all places")
+	}
+	for _, clients := range [][]string{{"b"}, {"c"}, {"d", "e", "f"}} {
+		for range places {
+			for _, clientKey := range clients {
+				join(clientKey)
+			}
+		}
+	}
+	staying := map[string]int{}
+	for clientKey, waiters := range all {
+		seen := false
+		for i := len(waiters) - 1; i >= 0; i-- {
+			_, isDisplaced, _ := waiters[i].look()
+			if !isDisplaced {
+				staying[clientKey]++
+			} else if seen {
+				t.Errorf("%s: an older request gave way to a newer one", clientKey)
+			}
+			seen = seen || !isDisplaced
+			waiters[i].leave()
+		}
+	}
+	for _, clientKey := range []string{"a", "b", "c", "d", "e", "f"} {
+		if n := staying[clientKey]; n < 1 || n > 3 {
+			t.Errorf("%s has %d of %d places: %v", clientKey, n, places, staying)
+		}
+	}
+	checkEmpty(t, m)
+}
+
+// TestClientHasOneShareForAllItsLimits: a client whose requests have many limits has no more
+// places than others.
+func TestClientHasOneShareForAllItsLimits(t *testing.T) {
+	m := newWaitingRoom()
+	for n := range int64(10) {
+		id := lineFor("a")
+		id.events, id.capacity = n, n
+		if !m.stand(newcomer(m, "a", 1, n), id, 10) {
+			t.Fatal("there is no place")
+		}
+	}
+	for n := range int64(4) {
+		if !m.stand(newcomer(m, "b", 1, 10+n), lineFor("b"), 10) {
+			t.Errorf("the other client has only %d places", n)
+		}
+	}
+}
+
+func checkEmpty(t *testing.T, m *waitingRoom) {
+	t.Helper()
+	if m.held != 0 || len(m.lines) != 0 || len(m.places) != 0 || len(m.sizes) != 0 {
+		t.Errorf("%d are held in %d lines, of %d clients and %d sizes, after all have left", m.held, len(m.lines), len(m.places), len(m.sizes))
+	}
+}
+
+// TestChangingLines: a request stands in one line at a time, wherever it goes.
+func TestChangingLines(t *testing.T) {
+	m, other := newWaitingRoom(), newWaitingRoom()
+	a, b := mustJoin(t, m, "k", 1), mustJoin(t, m, "k", 2)
+	c := mustJoin(t, other, "k", 3)
+	if !other.stand(a, lineFor("k"), 100) || isFirst(a) || !isFirst(b) || !isFirst(c) {
+		t.Error("a request that changes lines overtakes a first one, or holds its old place")
+	}
+	c.leave()
+	if !isFirst(a) {
+		t.Error("it does not become the first")
+	}
+	a.leave()
+	b.leave()
+	checkEmpty(t, m)
+	checkEmpty(t, other)
+}
+
+// TestWaking: of a client those that are first in their lines, or all.
+func TestWaking(t *testing.T) {
+	m := newWaitingRoom()
+	a, b, c := mustJoin(t, m, "k", 1), mustJoin(t, m, "k", 2), mustJoin(t, m, "other", 3)
+	woken := func() (woken []bool) {
+		for _, w := range []*waiter{a, b, c} {
+			_, _, is := w.look()
+			woken = append(woken, is)
+		}
+		return woken
+	}
+	m.wake("k")
+	m.wake("nobody")
+	if got := woken(); !slices.Equal(got, []bool{true, false, false}) {
+		t.Errorf("woken are %v", got)
+	}
+	m.wakeAll()
+	if got := woken(); !slices.Equal(got, []bool{true, true, true}) {
+		t.Errorf("woken are %v, want all", got)
+	}
+	if got := woken(); !slices.Equal(got, []bool{false, false, false}) {
+		t.Errorf("woken are %v again", got)
+	}
+}
+
+func TestLeavingFromTheMiddle(t *testing.T) {
+	m := newWaitingRoom()
+	a, b, c := mustJoin(t, m, "k", 1), mustJoin(t, m, "k", 2), mustJoin(t, m, "k", 3)
+	b.leave()
+	if isFirst(c) {
+		t.Error("a waiter is called while the first is there")
+	}
+	d := mustJoin(t, m, "k", 2)
+	calls(t, m, a, d, c)
+}
+
+func TestLeavingFromTheEnd(t *testing.T) {
+	m := newWaitingRoom()
+	a, b := mustJoin(t, m, "k", 1), mustJoin(t, m, "k", 2)
+	b.leave()
+	calls(t, m, a)
+}
+
+func TestRoomEmpties(t *testing.T) {
+	m := newWaitingRoom()
+	var wg sync.WaitGroup
+	for i := range 100 {
+		wg.Go(func() {
+			clientKey := string(rune('a' + i%5))
+			w := newcomer(m, clientKey, 1, int64(i))
+			if !m.stand(w, lineFor(clientKey), 20) {
+				return
+			}
+			for isFirst, isDisplaced, _ := w.look(); i%3 != 0 && !isFirst && !isDisplaced; isFirst, isDisplaced, _ = w.look() {
+				<-w.bell
+			}
+			w.leave()
+		})
+	}
+	wg.Wait()
+	checkEmpty(t, m)
+}
