@@ -168,7 +168,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Name: "max_wait", Args: "<duration> [<n>]",
 			Field: option.Field{Set: z.parseMaxWait, Text: z.maxWaitText}, Check: z.validateMaxWait,
 			Section: aboutRefusals, Default: "0, none is held",
-			Doc: "How long a request that does not fit is held until it does, in order of arrival at this Caddy, and how many requests of the zone this Caddy holds at most in each store, each with its connection, by default 1000. Requests that would wait longer, and those beyond that number, are refused immediately. A client that leaves is noticed, unless its request (HTTP/1) has a body that is still unread. Write `charge before` with it.",
+			Doc: "How long a request that does not fit is held until it does, in order of arrival at this Caddy, and how many requests of the zone this Caddy holds at most in each store, each with its connection, by default 1000. Requests that would wait longer are refused immediately; beyond that number, the newest of the client with most. A client that leaves is noticed, unless its request (HTTP/1) has an unread body of over 4 KiB. Write `charge before` with it.",
 		},
 		{
 			Name: "penalty", Args: "<duration>", Field: option.Duration(&z.Penalty), Check: z.validatePenalty,

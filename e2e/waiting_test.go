@@ -73,7 +73,7 @@ func heldBy(c *caddytest.Caddy) (n int) {
 	for stack := range strings.SplitSeq(stacks, "\n\n") {
 		state, frames, _ := strings.Cut(stack, "\n")
 		function, _, _ := strings.Cut(frames, "\n")
-		if strings.Contains(state, "[select") && strings.Contains(function, "limiter.(*evaluation).wait(") {
+		if strings.Contains(state, "[select") && strings.Contains(function, "limiter.(*tracker).awaitTurn(") {
 			n++
 		}
 	}

@@ -35,6 +35,8 @@ func lineOf(req *store.Request) lineID {
 // waiter is a request that waits. It stands in one line at most.
 type waiter struct {
 	arrived time.Time
+	// linedUp is when the states were asked for or foreseen.
+	linedUp time.Time
 	// wants are what it asks of its zones.
 	wants []want
 	// room and line are where it stands; room is nil if it does not. Only the request

@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"context"
 	"iter"
 	"net/http"
 	"slices"
@@ -132,7 +133,7 @@ func (t *tracker) wait(r *http.Request, began time.Time) error {
 		case err != nil:
 			return err
 		case turn == turnAway:
-			t.turnAway(w, line, r)
+			t.turnAway(w, line)
 			return nil
 		case turn == lineUpAgain:
 			t.forget()
@@ -174,9 +175,10 @@ func (t *tracker) newWaiter(began time.Time) *waiter {
 // request any more. It reports false if the request is refused.
 func (t *tracker) lineUp(w *waiter, r *http.Request) (line asked, waits bool) {
 	ahead := t.ahead(w)
+	w.linedUp = t.own()[0].limiter.Now()
 	for n, z := range t.zones() {
 		if ahead[n] > 0 || !z.wasAsked(z.i) {
-			z.foresee(z.i, r, ahead[n], z.timeLeft(z.i, w.arrived))
+			z.foresee(r.Context(), z.i, ahead[n], z.timeLeft(z.i, w.arrived))
 		}
 	}
 	if by, isRefused := t.refuser(); isRefused {
@@ -198,7 +200,7 @@ func (t *tracker) lineUp(w *waiter, r *http.Request) (line asked, waits bool) {
 	}
 	z := &line.zones[line.i]
 	if !z.room.stand(w, lineOf(&line.reqs[line.i]), z.MaxWaitQueue) {
-		t.turnAway(w, line, r)
+		t.turnAway(w, line)
 		return line, false
 	}
 	return line, true
@@ -219,7 +221,7 @@ func (t *tracker) ahead(w *waiter) []int64 {
 // foresee sets the state of zone i as if the requests before this one had spent the cost ahead.
 // If the ledger already knows a wait longer than timeout, it makes no call and returns that wait,
 // which may be too short.
-func (e *evaluation) foresee(i int, r *http.Request, ahead int64, timeout time.Duration) {
+func (e *evaluation) foresee(ctx context.Context, i int, ahead int64, timeout time.Duration) {
 	open := e.open(i)
 	if open == nil || e.observes(i) || e.isDoubtful(i) || e.zones[i].unknown {
 		return
@@ -228,7 +230,7 @@ func (e *evaluation) foresee(i int, r *http.Request, ahead int64, timeout time.D
 	if req.Cost > 0 {
 		req.Ahead = ahead
 	}
-	st := open.CheckAhead(r.Context(), req, timeout)
+	st := open.CheckAhead(ctx, req, timeout)
 	if st.Err != nil {
 		return
 	}
@@ -247,15 +249,20 @@ func (e *evaluation) foresee(i int, r *http.Request, ahead int64, timeout time.D
 	e.states[i], e.zones[i].local = st, false
 }
 
-// turnAway makes a zone refuse a request that may not wait, or not any longer.
-func (t *tracker) turnAway(w *waiter, line asked, r *http.Request) {
+// turnAway makes a zone refuse a request that may not wait, or not any longer. It makes no call,
+// because the store may be silent: what is not known any more is told as it was, less the time
+// since.
+func (t *tracker) turnAway(w *waiter, line asked) {
+	known, cancel := context.WithCancel(context.Background())
+	cancel()
+	st := &line.states[line.i]
+	st.RetryAfter -= line.limiter.Now().Sub(w.linedUp)
 	ahead := t.ahead(w)
 	for n, z := range t.zones() {
 		if z == line {
-			z.foresee(z.i, r, ahead[n], 0)
+			z.foresee(known, z.i, ahead[n], 0)
 		}
 	}
-	st := &line.states[line.i]
 	if st.Err != nil || st.Now == 0 {
 		*st = store.State{Now: line.limiter.Now().UnixMicro(), Limit: max(line.reqs[line.i].Capacity(), 0)}
 	}
