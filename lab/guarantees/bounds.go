@@ -402,22 +402,23 @@ func (c *client) undrained(refused *response) int64 {
 	return int64(math.Ceil(most))
 }
 
-// hasReset reports whether all responses of a window must name the same reset: the end of
-// the window or, for a sliding window, of the next.
+// hasReset reports whether the responses of a window must name the same reset: the end of
+// the window or, for a sliding window, of the next. Refusals of a sliding window name when the
+// request fits.
 func (l limit) hasReset() bool { return l.algorithm == fixedWindow || l.algorithm == slidingWindow }
 
 // wobble returns how many windows the responses span, and the most resets that those of
 // one window name. Resets that are less than a window apart are of one window.
-func wobble(seen []response, window time.Duration) (windows, most int64) {
+func (l limit) wobble(seen []response) (windows, most int64) {
 	resets := map[int64]bool{}
 	for _, r := range seen {
-		if r.isAdmitted() || r.isRefused() {
+		if r.isAdmitted() || r.isRefused() && l.algorithm == fixedWindow {
 			resets[r.reset] = true
 		}
 	}
 	first, n := int64(0), int64(0)
 	for i, reset := range slices.Sorted(maps.Keys(resets)) {
-		if i == 0 || time.Duration(reset-first)*time.Second >= window {
+		if i == 0 || time.Duration(reset-first)*time.Second >= l.window {
 			windows++
 			first, n = reset, 0
 		}

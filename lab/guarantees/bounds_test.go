@@ -132,17 +132,20 @@ func TestWobble(t *testing.T) {
 		return all
 	}
 	for _, test := range []struct {
+		algorithm     string
 		seen          []response
 		windows, most int64
 	}{
-		{nil, 0, 0},
-		{at(10, 10, 10), 1, 1},
-		{at(14, 10, 18, 10), 3, 1},
-		{at(10, 11, 14), 2, 2},
-		{at(10, 12, 13, 14), 2, 3},
-		{append(at(10), response{reset: 11}), 1, 1},
+		{fixedWindow, nil, 0, 0},
+		{fixedWindow, at(10, 10, 10), 1, 1},
+		{fixedWindow, at(14, 10, 18, 10), 3, 1},
+		{fixedWindow, at(10, 11, 14), 2, 2},
+		{fixedWindow, at(10, 12, 13, 14), 2, 3},
+		{fixedWindow, append(at(10), response{reset: 11}), 1, 1},
+		{fixedWindow, append(at(10), response{status: 429, reset: 11}), 1, 2},
+		{slidingWindow, append(at(10), response{status: 429, reset: 11}), 1, 1},
 	} {
-		if windows, most := wobble(test.seen, 4*time.Second); windows != test.windows || most != test.most {
+		if windows, most := (limit{algorithm: test.algorithm, window: 4 * time.Second}).wobble(test.seen); windows != test.windows || most != test.most {
 			t.Errorf("%v: %d resets in one of %d windows, want %d in %d", test.seen, most, windows, test.most, test.windows)
 		}
 	}
