@@ -382,7 +382,7 @@ func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 		var reqs []store.Request
 		for algorithm := range store.Algorithms {
 			limit := &store.Limit{Zone: "acl", Algorithm: algorithm, Window: window}
-			reqs = append(reqs, store.Request{Limit: limit, ClientKey: "k", Events: 2, Cost: 1})
+			reqs = append(reqs, store.Request{Limit: limit, ClientKey: "k", Events: 2, Cost: 2})
 		}
 		named := func(id string) []store.Request {
 			for i := range reqs {
