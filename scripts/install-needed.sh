@@ -3,7 +3,7 @@
 #
 #   redis-server  the tests count in it        chromium  opens the page of `caddy rate-limit ui`
 #   nginx         an example runs it           cc        a C compiler, for the race detector
-#   spin          checks the model of charges
+#   spin          checks the model of charges       node, npm load HTTP clients and run them
 #   make          runs the targets of Makefile
 #
 # Without arguments: all of them. Knows Debian and its descendants; elsewhere it
@@ -32,6 +32,7 @@ debian_packages() {
 	case $1 in
 	redis-server) echo redis-tools ;; # has the program; the package redis-server adds a service and a link
 	cc) echo gcc libc6-dev ;;
+	node) echo nodejs ;;
 	*) echo "$1" ;;
 	esac
 }
@@ -41,6 +42,7 @@ homebrew_packages() {
 	redis-server) echo redis ;;
 	chromium) echo --cask chromium ;;
 	cc) ;;
+	npm) ;; # comes with node
 	*) echo "$1" ;;
 	esac
 }
@@ -105,7 +107,7 @@ if [ "${1:-}" = as-root ]; then
 	exit
 fi
 
-if [ $# -eq 0 ]; then set -- make redis-server nginx chromium cc spin; fi
+if [ $# -eq 0 ]; then set -- make redis-server nginx chromium cc spin node npm; fi
 missing=()
 for program in "$@"; do
 	is_there "$program" || missing+=("$program")
@@ -120,7 +122,7 @@ if ! command -v apt-get >/dev/null; then
 			if [ -n "$packages" ]; then echo "  brew install $packages" >&2; else echo "  xcode-select --install" >&2; fi
 		done
 	else
-		echo "There is no apt-get here. Homebrew's packages are redis, nginx, spin, and the cask chromium." >&2
+		echo "There is no apt-get here. Homebrew's packages are redis, nginx, spin, node, and the cask chromium." >&2
 	fi
 	exit 1
 fi

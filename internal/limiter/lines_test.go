@@ -39,7 +39,7 @@ func mustJoin(t *testing.T, m *waitingRoom, clientKey string, at int64) *waiter 
 
 // calls requires that waiters are called in this order, each once the previous one has
 // left.
-func calls(t *testing.T, m *waitingRoom, order ...*waiter) {
+func calls(t *testing.T, order ...*waiter) {
 	t.Helper()
 	for i, w := range order {
 		if !isFirst(w) {
@@ -60,13 +60,13 @@ func TestWaitersAreCalledByArrival(t *testing.T) {
 	d := mustJoin(t, m, "k", 4)
 	b := mustJoin(t, m, "k", 2)
 	c := mustJoin(t, m, "k", 3)
-	calls(t, m, a, b, c, d)
+	calls(t, a, b, c, d)
 }
 
 func TestWaitersThatArrivedTogetherAreCalledAsTheyJoined(t *testing.T) {
 	m := newWaitingRoom()
 	a, b, c := mustJoin(t, m, "k", 1), mustJoin(t, m, "k", 1), mustJoin(t, m, "k", 1)
-	calls(t, m, a, b, c)
+	calls(t, a, b, c)
 }
 
 // TestNoWaiterOvertakesTheFirst: it has been called already.
@@ -75,7 +75,7 @@ func TestNoWaiterOvertakesTheFirst(t *testing.T) {
 	first := mustJoin(t, m, "k", 5)
 	early := mustJoin(t, m, "k", 1)
 	late := mustJoin(t, m, "k", 9)
-	calls(t, m, first, early, late)
+	calls(t, first, early, late)
 }
 
 func TestWaitersLearnTheCostAhead(t *testing.T) {
@@ -302,14 +302,14 @@ func TestLeavingFromTheMiddle(t *testing.T) {
 		t.Error("a waiter is called while the first is there")
 	}
 	d := mustJoin(t, m, "k", 2)
-	calls(t, m, a, d, c)
+	calls(t, a, d, c)
 }
 
 func TestLeavingFromTheEnd(t *testing.T) {
 	m := newWaitingRoom()
 	a, b := mustJoin(t, m, "k", 1), mustJoin(t, m, "k", 2)
 	b.leave()
-	calls(t, m, a)
+	calls(t, a)
 }
 
 func TestRoomEmpties(t *testing.T) {

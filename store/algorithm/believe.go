@@ -31,7 +31,7 @@ func (b *FixedWindow) Believe(r *store.Request, now int64) {
 	if !Believes(b.Reset, now, r.Limit.Window) {
 		*b = FixedWindow{}
 	}
-	b.penalty.believe(r, now)
+	b.believe(r, now)
 }
 
 // Believe implements [Bucket].
@@ -39,7 +39,7 @@ func (b *SlidingWindow) Believe(r *store.Request, now int64) {
 	if !Believes(b.Start, now, 0) {
 		*b = SlidingWindow{}
 	}
-	b.penalty.believe(r, now)
+	b.believe(r, now)
 }
 
 // Believe implements [Bucket]. Costs above the capacity may take any time to drain, but
@@ -48,7 +48,7 @@ func (b *GCRA) Believe(r *store.Request, now int64) {
 	if !Believes(b.Busy, now, 0) {
 		*b = GCRA{}
 	}
-	b.penalty.believe(r, now)
+	b.believe(r, now)
 }
 
 // Believe implements [Bucket].
