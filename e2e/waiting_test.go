@@ -337,10 +337,9 @@ func TestWaitThatWouldBeTooLong(t *testing.T) {
 				again := waitInLine(ctx, t, c, "again", header)
 				if store != "" {
 					servers.AwaitUsed(t, zone, "bob", 1)
-					// Two requests passed. The first refusal asked only if no reply to a charge had
-					// reported a full bucket, and five later requests decided without a call.
-					asked := map[string]int{"after": 2 * 2, "before": 2 + 1}[mode]
-					awaitScripts(t, servers, before+asked)
+					// Two requests passed. The reply to a charge or a take reported a full bucket, and
+					// six later requests decided without a call.
+					awaitScripts(t, servers, before+2*scriptsOf(mode))
 				}
 
 				// No other request waits in this zone.
