@@ -162,8 +162,9 @@ func (e *entry) aloneInLog(r *store.Request, own algorithm.Known, now int64) sto
 // limit with what this process has admitted, and the store had not counted then.
 func (e *entry) overtakes(r *store.Request, st *store.State, now int64) bool {
 	if e.isAlone(r, now) {
+		// Its cost is counted by now.
 		asked := *r
-		asked.Cost = 0
+		asked.Ahead -= r.Cost
 		return !e.alone(&asked, e.past().own, now).Allowed
 	}
 	unheard := e.flight
