@@ -67,8 +67,11 @@ func (e *entry) ownCount(r *store.Request, now int64) algorithm.Known {
 		return e.past().own
 	}
 	own, waiting := e.known, e.past().loose
-	if e.pending != nil {
-		waiting += e.pending.cost()
+	if p := e.pending; p != nil {
+		if waiting += p.cost(); p.isStale {
+			// The bucket was reset since the charge in flight was sent.
+			waiting -= p.sentCost
+		}
 	}
 	if !algorithm.Of(r.Limit.Algorithm).Copies() {
 		own.Content = store.Content{ownUsed: e.lastCount(r, now), ownUntil: now + r.Limit.Window.Microseconds()}

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -190,4 +191,30 @@ func TestForeseenAlone(t *testing.T) {
 		}
 		s.setDown(false, false)
 	})
+}
+
+// TestResetEmptiesWhatIsCountedAlone, although a charge sent before it has no answer yet.
+func TestResetEmptiesWhatIsCountedAlone(t *testing.T) {
+	for _, limit := range kinds {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSimulation(1)
+			l := New(NewBooks(nil), slowCharges{s, time.Hour}, Options{})
+			limit.Zone, limit.Window = "zone", 100*time.Hour
+			r := store.Request{Limit: &limit, ClientKey: "alice", Events: 4, Cost: 1, ID: "1"}
+			for range 2 {
+				for n := range 5 {
+					st := l.AdmitAlone(&r)
+					if st.Allowed != (n < 4) {
+						t.Errorf("%s, align %t: request %d: %+v", limit.Algorithm, limit.Align, n, st)
+					}
+					if st.Allowed {
+						l.Settle([]store.Request{r}, nil)
+					}
+				}
+				redistest.Must(t, l.Reset(t.Context(), r))
+			}
+			time.Sleep(2 * time.Hour)
+			l.Leave()
+		})
+	}
 }
