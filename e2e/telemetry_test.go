@@ -216,7 +216,7 @@ func TestEventsAreEmitted(t *testing.T) {
 		"events": {"subscriptions": [{"events": ["rate_limit_exceeded", "rate_limit_shard_down", "rate_limit_shard_up"], "handlers": [{"handler": "test_print"}]}]},
 		"rate_limit": {"stores": {"default": {"module": "redis", "shards": [{"name": "a", "primary": %q}], "check_timeout": "1m", "charge_timeout": "1m"}}},
 		"http": {"servers": {"s": {"listen": ["{{addr}}"], "routes": [{"handle": [
-			{"handler": "rate_limit", "zones": [{"name": "api", "key": ["static"], "events": 1, "window": "1h"}]},
+			{"handler": "rate_limit", "zones": [{"name": "api", "key": ["static"], "events": 1, "window": "1h", "on_error": "allow"}]},
 			{"handler": "static_response", "body": "ok"}]}]}}}}}`, servers[0].Primary.Addr())
 	c := startWithJSON(t, config)
 	for range 3 {
