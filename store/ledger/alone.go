@@ -149,7 +149,7 @@ func (e *entry) aloneInLog(r *store.Request, own algorithm.Known, now int64) sto
 	st := store.State{Limit: max(r.Capacity(), 0), Used: counted, Now: now + e.clock, Reset: reset, ResetOtherwise: reset}
 	showFlight(&st, e.flight+e.taking)
 	switch {
-	case st.Used+r.Need() <= r.Capacity():
+	case r.Cost == 0, st.Used+r.Need() <= r.Capacity():
 		st.Allowed = true
 	case r.Cost > r.Capacity():
 		st.RetryAfter = store.Never
@@ -162,20 +162,22 @@ func (e *entry) aloneInLog(r *store.Request, own algorithm.Known, now int64) sto
 }
 
 // overtakes reports whether a take that the store allowed, and that is counted, exceeds the
-// limit with what this process has admitted, and the store had not counted then.
-func (e *entry) overtakes(r *store.Request, st *store.State, now int64) bool {
+// limit with what this process has admitted, and the store had not counted then. others is
+// what counts beside the take.
+func (e *entry) overtakes(r *store.Request, st *store.State, now int64) (others int64, exceeds bool) {
 	if e.isAlone(r, now) {
 		// Its cost is counted by now.
 		asked := *r
 		asked.Ahead -= r.Cost
-		return !e.alone(&asked, e.past().own, now).Allowed
+		alone := e.alone(&asked, e.past().own, now)
+		return alone.Used - r.Cost, !alone.Allowed
 	}
 	unheard := e.flight
 	if e.pending != nil {
 		// The answer may count the charge in flight.
 		unheard += e.pending.cost() - e.pending.sentCost
 	}
-	return st.Used+unheard > max(st.Used, r.Capacity())
+	return st.Used + unheard - r.Cost, st.Used+unheard > max(st.Used, r.Capacity())
 }
 
 // used is what the store is known to have counted.

@@ -20,6 +20,8 @@ import (
 type alone struct {
 	*Ledger
 	takes bool
+	// odd counts refusals that claim to have room.
+	odd *atomic.Int64
 }
 
 // serve makes a request, which takes some time, and reports whether it was admitted, and
@@ -36,6 +38,9 @@ func (p alone) serve(r store.Request, ms int) (admitted, decided bool) {
 		st = p.AdmitAlone(&r)
 	}
 	if !st.Allowed {
+		if st.Remaining >= r.Cost {
+			p.odd.Add(1)
+		}
 		return false, decided
 	}
 	time.Sleep(time.Duration(ms) * time.Millisecond)
@@ -78,7 +83,7 @@ func TestProcessAdmitsNoMoreThanTheLimit(t *testing.T) {
 			s.skew %= time.Second
 			s.lossy = []float64{0, 0.1}[seed%2]
 			limit.Zone, limit.Window = fmt.Sprint("zone-", seed), 100*time.Hour
-			p := alone{New(NewBooks(nil), s, Options{}), takes}
+			p := alone{New(NewBooks(nil), s, Options{}), takes, new(atomic.Int64)}
 			p.Run()
 			stop := make(chan struct{})
 			var storms, all sync.WaitGroup
@@ -116,6 +121,9 @@ func TestProcessAdmitsNoMoreThanTheLimit(t *testing.T) {
 			s.setDown(false, false)
 			p.Flush(t.Context())
 			p.Leave()
+			if n := p.odd.Load(); n > 0 {
+				t.Errorf("seed %d: %d refusals name room for the request", seed, n)
+			}
 			if n := admitted.Load(); n > events+vanishes || n < events/2 {
 				t.Errorf("seed %d: %d requests were admitted, %d of them alone, and %d got lost: want at most %d more, and most of them", seed, n, decided.Load(), vanishes, events)
 			}
@@ -130,7 +138,7 @@ func TestOutageLongerThanTheWindow(t *testing.T) {
 	forEachWay(t, func(t *testing.T, limit store.Limit, takes bool) {
 		s := newSimulation(1)
 		limit.Zone, limit.Window = "zone", time.Minute
-		p := alone{New(NewBooks(nil), s, Options{}), takes}
+		p := alone{New(NewBooks(nil), s, Options{}), takes, new(atomic.Int64)}
 		p.Run()
 		id := 0
 		serve := func() bool {
@@ -217,4 +225,31 @@ func TestResetEmptiesWhatIsCountedAlone(t *testing.T) {
 			l.Leave()
 		})
 	}
+}
+
+// TestNoCostPassesAlone, and once the store is back, however much is spent.
+func TestNoCostPassesAlone(t *testing.T) {
+	forEachWay(t, func(t *testing.T, limit store.Limit, takes bool) {
+		s := newSimulation(1)
+		limit.Zone, limit.Window = "zone", time.Hour
+		p := alone{New(NewBooks(nil), s, Options{}), takes, new(atomic.Int64)}
+		p.Run()
+		s.setDown(true, false)
+		request := func(events, cost int64) store.Request {
+			return store.Request{Limit: &limit, ClientKey: "alice", Events: events, Cost: cost, ID: fmt.Sprint(time.Now())}
+		}
+		for n := range 5 {
+			if ok, _ := p.serve(request(3, 1), 1); ok != (n < 3) {
+				t.Errorf("request %d: admitted is %t", n, ok)
+			}
+		}
+		for _, down := range []bool{true, false} {
+			s.setDown(down, false)
+			if ok, isAlone := p.serve(request(1, 0), 1); !ok || isAlone != down {
+				t.Errorf("a request that costs nothing: admitted is %t, alone %t, in an outage %t", ok, isAlone, down)
+			}
+		}
+		p.Flush(t.Context())
+		p.Leave()
+	})
 }

@@ -228,20 +228,21 @@ func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) (refun
 		}
 		e.rarely().took = now
 	}
-	if !st.Allowed {
+	if !st.Allowed || r.Cost == 0 {
 		return refund
 	}
 	own := e.past().own
-	if e.countOwn(r, now); e.overtakes(r, st, now) {
+	e.countOwn(r, now)
+	if others, exceeds := e.overtakes(r, st, now); exceeds {
 		if e.rare != nil {
 			e.rare.own = own
 		}
 		refund = *r
 		refund.Receipt = st.Receipt
-		st.Used = max(st.Used-r.Cost, 0)
 		st.Reset, st.ResetOtherwise, st.Receipt = st.ResetOtherwise, st.Reset, store.Receipt{}
 		refuseForFlight(st, r, e.known, e.flight)
-		showFlight(st, e.flight)
+		st.Used = max(others, 0)
+		st.Remaining = max(st.Limit-st.Used, 0)
 	}
 	return refund
 }
