@@ -252,8 +252,8 @@ func TestChargesWaitAsLongAsTheyCount(t *testing.T) {
 						time.Sleep(30 * time.Minute)
 					}
 					s := newSimulation(1)
-					lost := int64(0)
-					l := New(NewBooks(nil), s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, _ error) { lost += n }})
+					var lost atomic.Int64
+					l := New(NewBooks(nil), s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, _ error) { lost.Add(n) }})
 					s.setDown(true, false)
 					r := store.Request{Limit: &c.limit, ClientKey: "alice", Events: 1, Burst: 600, Cost: 1}
 					for range charges {
@@ -272,8 +272,8 @@ func TestChargesWaitAsLongAsTheyCount(t *testing.T) {
 					if outage == c.expires {
 						want = 0
 					}
-					if most != want || lost != charges-want {
-						t.Errorf("%d of %d charges have arrived, %d are lost", most, charges, lost)
+					if most != want || lost.Load() != charges-want {
+						t.Errorf("%d of %d charges have arrived, %d are lost", most, charges, lost.Load())
 					}
 					l.Leave()
 				})
