@@ -253,3 +253,48 @@ func TestNoCostPassesAlone(t *testing.T) {
 		p.Leave()
 	})
 }
+
+// noRefunds is a store that can be charged, and gives nothing back.
+type noRefunds struct{ *simulation }
+
+func (noRefunds) RefundReported(reqs []store.Request, report func(i int, st store.State)) {
+	for i := range reqs {
+		report(i, store.State{Err: errDown})
+	}
+}
+
+// TestRefusedTakesOffsetWaitingCharges: what a take has spent in vain when the store comes back,
+// the charges that wait need not spend, and so no refund is needed.
+func TestRefusedTakesOffsetWaitingCharges(t *testing.T) {
+	for _, limit := range kinds {
+		synctest.Test(t, func(t *testing.T) {
+			const events = 4
+			s := newSimulation(1)
+			l := New(NewBooks(nil), noRefunds{s}, Options{})
+			limit.Zone, limit.Window = "zone", 100*time.Hour
+			what := fmt.Sprintf("%s, align %t", limit.Algorithm, limit.Align)
+			request := func(id int) store.Request {
+				return store.Request{Limit: &limit, ClientKey: "alice", Events: events, Cost: 1, ID: fmt.Sprint(id)}
+			}
+			s.setDown(true, false)
+			for id := range events {
+				l.ChargeDetached([]store.Request{request(id)})
+			}
+			time.Sleep(30 * time.Millisecond)
+			s.setDown(false, false)
+			for id := range 2 {
+				if st := takeAll(l, []store.Request{request(events + id)})[0]; st.Err != nil || st.Allowed || st.Remaining != 0 {
+					t.Errorf("%s: a take beside charges that wait gets %+v", what, st)
+				}
+			}
+			l.Flush(t.Context())
+			if used := s.used(request(0)); used != events {
+				t.Errorf("%s: %d are used, want %d", what, used, events)
+			}
+			if f := l.Figures(); f.Unsent != 0 || l.Owes() {
+				t.Errorf("%s: pending in the end: %+v", what, f)
+			}
+			l.Leave()
+		})
+	}
+}

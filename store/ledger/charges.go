@@ -443,6 +443,21 @@ func (l *Ledger) giveUp(e *entry, err error) {
 	l.endPending(e)
 }
 
+// offset makes the waiting charges spend less by what a refused take has spent, and reports
+// whether they were as much. So nothing depends on a refund, which may fail.
+func (l *Ledger) offset(e *entry, cost, now int64) bool {
+	p := e.pending
+	if p == nil || p.waiting == nil || p.waiting.req.Cost < cost || p.waiting.expires <= now {
+		return false
+	}
+	if p.waiting.req.Cost -= cost; p.waiting.req.Cost == 0 {
+		if e.setWaiting(nil); !p.sent {
+			l.endPending(e)
+		}
+	}
+	return true
+}
+
 func (l *Ledger) dropWaiting(e *entry, err error) {
 	if w := e.pending.waiting; w != nil {
 		l.lose(w.req.ClientKey, w.requests, err)

@@ -199,7 +199,7 @@ func (t *taking) ask(reqs []store.Request) []store.State {
 
 // hearTake takes in the answer to a take. If this process has admitted requests that the
 // store did not know of, and there is no room beside them, the take is refused, and
-// hearTake returns its refund.
+// hearTake returns its refund, if it needs one.
 func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) (refund store.Request) {
 	if algorithm.Of(r.Limit.Algorithm).Lease {
 		return refund
@@ -237,8 +237,10 @@ func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) (refun
 		if e.rare != nil {
 			e.rare.own = own
 		}
-		refund = *r
-		refund.Receipt = st.Receipt
+		if !l.offset(e, r.Cost, now) {
+			refund = *r
+			refund.Receipt = st.Receipt
+		}
 		st.Reset, st.ResetOtherwise, st.Receipt = st.ResetOtherwise, st.Reset, store.Receipt{}
 		refuseForFlight(st, r, e.known, e.flight)
 		st.Used = max(others, 0)
