@@ -238,12 +238,17 @@ func (r reading) atLeast(fallback int64) int64 {
 	return max(r.cost, fallback)
 }
 
-// firstCost returns the cost of a request that arrives.
+// firstCost returns the cost of a request that arrives: at least 1 if it is not known yet, because
+// a cost of 0 passes however much is spent.
 func (z *Zone) firstCost(repl *caddy.Replacer) int64 {
 	if !z.Cost.isDynamic() {
 		return z.Cost.Number
 	}
-	return z.sum.read(repl).atLeast(z.Cost.Number)
+	r := z.sum.read(repl)
+	if r.cause == telemetry.Known {
+		return r.cost
+	}
+	return max(r.atLeast(z.Cost.Number), 1)
 }
 
 // finalCost returns the cost of a request whose response has begun or, where that is awaited,

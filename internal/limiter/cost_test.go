@@ -87,6 +87,19 @@ func TestCostOfAPlaceholder(t *testing.T) {
 	}
 }
 
+// TestCostThatIsNotKnownYet is no cost of 0, with which requests would pass a full bucket.
+func TestCostThatIsNotKnownYet(t *testing.T) {
+	z := costZone(t, "{"+headerA+"}", 0)
+	h, _ := keyHandler()
+	for text, want := range map[string]int64{"": 1, "many": 1, "0": 0, "2": 2} {
+		repl := values{headerA: text}.replacer()
+		req, err := z.request(httptest.NewRequest("GET", "/", nil), repl, h)
+		if err != nil || req.Cost != want {
+			t.Errorf("%q costs %d, %v when the request comes, want %d", text, req.Cost, err, want)
+		}
+	}
+}
+
 func TestSums(t *testing.T) {
 	const a, b = "{" + headerA + "}", "{" + headerB + "}"
 	for sum, test := range map[string]struct {
