@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -325,7 +326,11 @@ func (t *keyTemplate) keyOf(values []string, z *Zone) string {
 	}
 	repl := caddy.NewEmptyReplacer()
 	for i, name := range distinct(t.placeholders) {
-		repl.Set(name, values[i])
+		value := values[i]
+		if network, err := netip.ParsePrefix(value); err == nil && isAddress(name) {
+			value = network.Masked().String() // the form that requests yield
+		}
+		repl.Set(name, value)
 	}
 	key, _, _ := t.clientKey(nil, nil, repl, z)
 	return string(key)

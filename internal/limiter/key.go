@@ -91,7 +91,7 @@ func PlaceholdersIn(text string) (names []string) {
 
 // clientKey returns the client key of a request: that of the first template that applies. It is an error
 // if the request has several values for what names its client, because each would be a limit more; a
-// zone that refuses nobody counts all together.
+// zone that only observes the client counts all together.
 func (z *Zone) clientKey(r *http.Request, repl *caddy.Replacer, l *Limiter) (string, error) {
 	var scratch [128]byte
 	for i := range z.templates {
@@ -105,7 +105,7 @@ func (z *Zone) clientKey(r *http.Request, repl *caddy.Replacer, l *Limiter) (str
 		} else if name := z.templates[i].unknownIn(repl); name != "" {
 			z.warnUnknown(name, l)
 		}
-		if repeated != "" && z.enforced > 0 {
+		if repeated != "" && z.enforces(string(key)) {
 			return "", z.refuseRepeated(repeated, l)
 		}
 		return string(key), nil

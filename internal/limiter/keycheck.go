@@ -123,19 +123,23 @@ func checkBraces(text string) error {
 // checkWords returns an error if the first of some texts, or its first two, name a placeholder
 // without braces.
 func checkWords(texts []string) error {
-	word := texts[0]
-	if strings.ContainsAny(word, "{}") {
+	if strings.ContainsAny(texts[0], "{}") || strings.TrimSpace(texts[0]) == "" {
 		return nil
 	}
+	texts = append(strings.Fields(texts[0]), texts[1:]...)
+	word, lower := texts[0], strings.ToLower(texts[0])
 	family, rest, dotted := strings.Cut(word, ".")
+	family = strings.ToLower(family)
 	meant := ""
 	switch {
 	case families[family] != "" && dotted && rest != "":
 		meant = word
-	case families[word] != "" && len(texts) > 1 && !strings.ContainsAny(texts[1], "{}"):
+	case families[lower] != "" && len(texts) > 1 && !strings.ContainsAny(texts[1], "{}"):
 		word += " " + texts[1]
 		meant = family + "." + texts[1]
-	case fullNames[word] != "", isKnownPlaceholder(word):
+	case fullNames[lower] != "":
+		meant = lower
+	case isKnownPlaceholder(lower):
 		meant = word
 	case family == "header" || family == "cookie":
 		meant = family + ".<name>"

@@ -30,6 +30,8 @@ func TestKeysThatCannotWork(t *testing.T) {
 		"one brace too many":       {[]string{"{http.request.header.A}}"}, "a brace lacks its other one"},
 		"word of a shorthand":      {[]string{"remote_host"}, "remote_host is a fixed text, the same for all requests: write {remote_host}"},
 		"word of a family":         {[]string{"header", "X-Api-Key"}, "header X-Api-Key is a fixed text, the same for all requests: write {header.X-Api-Key}"},
+		"words in one text":        {[]string{"header X-Api-Key"}, "write {header.X-Api-Key}"},
+		"in capitals":              {[]string{"Remote_Host"}, "write {remote_host}"},
 		"family of cookies":        {[]string{"cookie", "sid"}, "write {cookie.sid}"},
 		"family after another":     {[]string{"{http.request.header.A}", "query", "key"}, "write {query.key}"},
 		"header alone":             {[]string{"header"}, "write {header.<name>}"},

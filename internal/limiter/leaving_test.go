@@ -156,8 +156,8 @@ func TestLeavingCostsWhatIsKnown(t *testing.T) {
 	}
 }
 
-// TestVerdictsOfTheServer: a timeout of the server, and a status that a handler has in spite of
-// the client's leaving, decide as always.
+// TestVerdictsOfTheServer: a timeout of the server decides as always, but no status after the
+// client has left.
 func TestVerdictsOfTheServer(t *testing.T) {
 	timedOut, cancel := context.WithTimeout(t.Context(), 0)
 	defer cancel()
@@ -173,8 +173,8 @@ func TestVerdictsOfTheServer(t *testing.T) {
 		"a timeout that is written":   {timedOut, 504, false, 0},
 		"499 from a backend":          {t.Context(), 499, false, 0},
 		"an error 499, nobody left":   {t.Context(), 499, true, 0},
-		"a free status":               {left, 304, false, 0},
-		"a counted status":            {left, 401, false, 1},
+		"a free status, left":         {left, 304, false, 1},
+		"a counted status, left":      {left, 401, false, 1},
 		"an error that is free, left": {left, 503, true, 1},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -112,11 +112,12 @@ func (r *response) end(now time.Time, h http.Header, how ending) {
 	r.ended = now
 	r.body.Close()
 	isLeft := how.ctx.Err() != nil
+	declared, err := strconv.ParseInt(h.Get("Content-Length"), 10, 64)
+	isEmpty := r.isHead || r.status == http.StatusNoContent || r.status == http.StatusNotModified || err == nil && declared == 0
 	// Nothing was written before the client left, or before the panic, although something would
 	// have been.
-	isNone := r.size == 0 && (isLeft || how.panicked)
+	isNone := r.size == 0 && !isEmpty && (isLeft || how.panicked)
 	r.isUnseen = r.isUnseen || how.err != nil || isNone
-	declared, err := strconv.ParseInt(h.Get("Content-Length"), 10, 64)
 	isShort := err == nil && r.size < declared && !r.isHead && r.status != http.StatusNotModified
 	// A stream has no end of its own: one that was left looks like a whole one.
 	isCut := how.panicked || isShort || isLeft && r.body.IsStream() || r.isUnseen && r.size > 0

@@ -96,9 +96,13 @@ func (s *source) value(r *http.Request, repl *caddy.Replacer) (value string, isS
 	case s.query != "":
 		return single(queryValues(r.URL.RawQuery, s.query))
 	case s.cookie != "":
-		// Caddy's placeholder takes the first one of the name in any case, a server of the very name.
+		// Caddy's placeholder takes the first one of the name in any case, a server one of the very name.
 		if cookies := r.CookiesNamed(s.cookie); len(cookies) > 0 {
-			return cookies[0].Value, true
+			var values []string
+			for _, c := range cookies {
+				values = append(values, c.Value)
+			}
+			return single(values)
 		}
 	}
 	if s.spelling == hostLabel {

@@ -101,8 +101,12 @@ func TestOperatorsSpellAsClients(t *testing.T) {
 		"{http.request.header.Authorization}": {"Bearer x", "bearer  x"},
 		"{http.request.host}":                 {"tenant.example", "Tenant.example."},
 		clientIPText:                          {"192.0.2.1", "::ffff:192.0.2.1", "64:ff9b::192.0.2.1"},
+		"{http.request.remote.host}":          {"2001:db8::/64", "2001:DB8::/64", "2001:0db8:0::/64", "2001:db8::7"},
 	} {
 		z := keyZone(text)
+		if strings.HasSuffix(spellings[0], "/64") {
+			z.IPv6Prefix = 64
+		}
 		keys := map[string]bool{}
 		for _, value := range spellings {
 			buckets, err := z.BucketsOf([]string{value}, nil)
@@ -197,7 +201,8 @@ func TestRepeatedValues(t *testing.T) {
 		{"{http.request.uri.query.key}", "%zz&key=k", nil, "k"},
 		{"{http.request.uri.query.key}", "key=k+", nil, "k"},
 		{"{http.request.cookie.sid}", "", http.Header{"Cookie": {"SID=z; sid=k"}}, "k"},
-		{"{http.request.cookie.sid}", "", http.Header{"Cookie": {"sid=k; sid=z"}}, "k"},
+		{"{http.request.cookie.sid}", "", http.Header{"Cookie": {"sid=k; sid=z"}}, ""},
+		{"{http.request.cookie.sid}", "", http.Header{"Cookie": {"sid=k; sid=k"}}, "k"},
 		{"{http.request.cookie.sid}", "", http.Header{"Cookie": {"SID=k"}}, "k"},
 		{"{" + headerPrefix + "x-forwarded-host}", "", http.Header{"X-Forwarded-Host": {"a.example", "z.example"}}, ""},
 		{"{" + headerA + "}", "", header(" good", "good\t"), "good"},

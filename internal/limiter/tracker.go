@@ -268,19 +268,16 @@ func (t *tracker) endLease(e *evaluation) {
 // WriteHeader implements [http.ResponseWriter]. Informational statuses are not
 // final, except for the one that hands the connection over.
 func (t *tracker) WriteHeader(status int) {
-	switch {
-	case status == statusClientClosedRequest:
-		// A proxy reports so that the client has left.
+	if status >= 200 || status == http.StatusSwitchingProtocols {
+		// A handler may answer for a proxy that has reported that the client has left.
 		t.commit(t.verdict(status))
-	case status >= 200 || status == http.StatusSwitchingProtocols:
-		t.commit(status)
 	}
 	t.ResponseWriter.WriteHeader(status)
 }
 
 // Write implements [http.ResponseWriter].
 func (t *tracker) Write(b []byte) (int, error) {
-	t.commit(http.StatusOK)
+	t.commit(t.verdict(http.StatusOK))
 	n, err := t.ResponseWriter.Write(b)
 	t.response.saw(b[:n], err)
 	return n, err
@@ -288,7 +285,7 @@ func (t *tracker) Write(b []byte) (int, error) {
 
 // ReadFrom implements [io.ReaderFrom], which lets the server use sendfile.
 func (t *tracker) ReadFrom(r io.Reader) (int64, error) {
-	t.commit(http.StatusOK)
+	t.commit(t.verdict(http.StatusOK))
 	if t.response.isRead() {
 		// Write sees what passes.
 		n, err := io.Copy(struct{ io.Writer }{t}, r)
@@ -302,7 +299,7 @@ func (t *tracker) ReadFrom(r io.Reader) (int64, error) {
 
 // FlushError is what [http.ResponseController] calls to flush.
 func (t *tracker) FlushError() error {
-	t.commit(http.StatusOK)
+	t.commit(t.verdict(http.StatusOK))
 	return http.NewResponseController(t.ResponseWriter).Flush()
 }
 
