@@ -242,7 +242,8 @@ func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) (refun
 			refund.Receipt = st.Receipt
 		}
 		st.Reset, st.ResetOtherwise, st.Receipt = st.ResetOtherwise, st.Reset, store.Receipt{}
-		refuseForFlight(st, r, e.known, e.flight)
+		// The take counts in what is known, and others counts without it.
+		refuseForFlight(st, r, e.known, max(others-st.Used, 0))
 		st.Used = max(others, 0)
 		st.Remaining = max(st.Limit-st.Used, 0)
 	}
