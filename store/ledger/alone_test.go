@@ -125,6 +125,11 @@ func TestProcessAdmitsNoMoreThanTheLimit(t *testing.T) {
 			s.setDown(false, false)
 			p.Flush(t.Context())
 			p.Leave()
+			// Refunds that an outage refuses leave more.
+			asked := store.Request{Limit: &limit, ClientKey: "alice", Events: events}
+			if used, n := s.used(asked), admitted.Load(); s.lossy == 0 && used < n {
+				t.Errorf("seed %d: %d are used, but %d requests were admitted", seed, used, n)
+			}
 			if n := p.odd.Load(); n > 0 {
 				t.Errorf("seed %d: %d refusals name room for the request, or soon", seed, n)
 			}
