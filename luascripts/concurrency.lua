@@ -29,7 +29,7 @@ call('ZREMRANGEBYRANK', key, 1, 0)
 trim(0, now)
 trim(latest + 1, never)
 if op == 'refund' and n > 0 then
-  drop(ARGV[3], n)
+  drop(ARGV[3], n, window)
 end
 local used, spent = count(now, latest), 0
 if op == 'charge' or op == 'take' and (cost == 0 or used + cost <= capacity) then

@@ -70,8 +70,8 @@ local function put(id, cost, instant)
   top = math.max(top, digits - 1)
 end
 
--- Makes a request cost less, or removes it.
-local function drop(id, cost)
+-- Makes a request cost less, or removes it. The bucket expires as after a charge.
+local function drop(id, cost, window)
   local names, left, instant = {}, -cost, 0
   for k = 0, top do
     names[k + 1] = member(id, k)
@@ -83,10 +83,16 @@ local function drop(id, cost)
       end
     end
   end
+  if left > 0 then
+    -- A bucket is not made that would never expire.
+    assert(redis.acl_check_cmd('PEXPIRE', key, 1), 'NOPERM the user may not run pexpire')
+  end
   call('ZREM', key, unpack(names))
   wrote = true
   if left > 0 then
     put(id, left, instant)
+    -- Without its last members the bucket is gone, and its expiry with it.
+    call('PEXPIRE', key, math.ceil(window / 1000) + 1001)
   end
 end
 

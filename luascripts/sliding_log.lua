@@ -70,7 +70,7 @@ if op == 'charge' or op == 'take' or op == 'refund' then
   trim(latest + 1, never)
 end
 if op == 'refund' and n > 0 then
-  drop(id, n)
+  drop(id, n, window)
 end
 local used, number = count(gone, latest)
 local need, spent, last, other = cost, 0, 0, 0

@@ -71,3 +71,27 @@ func TestExpiredMembersGoInParts(t *testing.T) {
 		}
 	}
 }
+
+// TestRefundedLogExpires: a part of the only request is given back, which leaves the rest,
+// and the bucket expires as it did before.
+func TestRefundedLogExpires(t *testing.T) {
+	server := redistest.Start(t)
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
+	for _, a := range []store.Algorithm{store.SlidingLog, store.Concurrency} {
+		limit := &store.Limit{Zone: "refunded", Algorithm: a, Window: time.Hour}
+		for cost := int64(2); cost <= 10; cost++ {
+			for back := int64(1); back <= cost; back++ {
+				r := store.Request{Limit: limit, ClientKey: fmt.Sprint(cost, back), ID: "id", Events: 10, Cost: cost}
+				must(t, s.Take(t.Context(), []store.Request{r})[0].Err)
+				r.Cost = back
+				used(t, fmt.Sprintf("%s: %d of %d refunded", a, back, cost), s.Refund(t.Context(), []store.Request{r})[0], cost-back)
+				ttl, err := server.Client().PTTL(t.Context(), s.keys.key(limit, r.ClientKey)).Result()
+				must(t, err)
+				// Nothing is left to expire if all is given back.
+				if left := ttl > 0; left != (back < cost) || left && (ttl < limit.Window-waitTimeout || ttl > limit.Window+2*time.Second) {
+					t.Errorf("%s: %d of %d refunded, and the bucket expires in %v", a, back, cost, ttl)
+				}
+			}
+		}
+	}
+}
