@@ -47,14 +47,20 @@ else
     penalty, disbelieved = 0, true
   end
   if disbelieved and op ~= 'peek' then
-    -- A window that is over is left, because a bucket of ours has one.
-    if known and reset > 0 then
+    if op == 'charge' then
+      count = tonumber(call('HGET', key, 'c') or 0)
+    end
+    -- Where what follows cannot give a window to the count, its penalty stays, because it
+    -- shows that the bucket is ours.
+    assert(redis.acl_check_cmd('PEXPIRE', key, 1), 'NOPERM the user may not run pexpire')
+    -- What is not believed says nothing, so this changes nothing of what the bucket says.
+    -- A window that is over is left, or made, because a bucket of ours has one.
+    if known and (reset > 0 or count > 0) then
       call('HSET', key, 'p', 0)
     else
       count, reset = 0, 1
       call('HSET', key, 'c', count, 'r', reset, 'p', 0)
     end
-    wrote = true
   end
 end
 
@@ -86,7 +92,7 @@ if op == 'charge' then
   count = tonumber(call('HGET', key, 'c') or 0)
 end
 local orphaned = 0
-if reset == 0 and count > 0 and (penalty > 0 or call('PTTL', key) == -1) then
+if reset == 0 and count > 0 and (penalty > 0 or disbelieved or call('PTTL', key) == -1) then
   orphaned = count
 end
 

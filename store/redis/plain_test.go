@@ -457,6 +457,79 @@ func TestOrphanIsAdopted(t *testing.T) {
 	})
 }
 
+// TestOrphanUnderAFalsePenaltyIsAdopted checks that a count without a window, under a penalty by a
+// clock that was wrong, is kept by whatever touches it, as the count of a window is.
+func TestOrphanUnderAFalsePenaltyIsAdopted(t *testing.T) {
+	server := redistest.Start(t)
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), func(o *Options) { o.ReadPrimary = true })
+	for op, run := range map[algorithm.Operation]func(context.Context, []store.Request) []store.State{
+		algorithm.Check: s.Check, algorithm.Charge: s.Charge, algorithm.Take: s.Take, algorithm.Refund: s.Refund, algorithm.Penalize: s.Penalize,
+	} {
+		for _, align := range []bool{false, true} {
+			for _, before := range []int64{0, 5} {
+				r := plainRequest(3)
+				r.Limit.Align, r.ClientKey, r.Penalty = align, fmt.Sprint(operations[op], align, before), time.Minute
+				r.Until = time.Now().Add(time.Minute).UnixMicro()
+				key := s.keys.key(r.Limit, r.ClientKey)
+				must(t, server.Client().HSet(t.Context(), key, "p", time.Now().Add(far).UnixMicro()).Err())
+				if before > 0 {
+					must(t, server.Client().HSet(t.Context(), key, "c", before).Err())
+				}
+				must(t, server.Client().PExpire(t.Context(), key, far).Err())
+				want := before
+				if op == algorithm.Charge || op == algorithm.Take {
+					want += r.Cost
+				}
+				st := run(t.Context(), []store.Request{r})[0]
+				if st.Err != nil || st.Used != want || (st.Penalty != 0) != (op == algorithm.Penalize) {
+					t.Errorf("%v of %d, align %t: %+v, want %d used", op, before, align, st, want)
+				}
+				fields, ttl := fieldsOf(t, s, server, r)
+				if fields["c"] != fmt.Sprint(want) || fields["r"] == "" || ttl <= 0 {
+					t.Errorf("%v of %d, align %t: the bucket is %v with %v to live", op, before, align, fields, ttl)
+				}
+			}
+		}
+	}
+}
+
+// TestRefusedRepairIsNotExecuted checks that an operation whose user may not set an expiry is refused
+// as a whole, and one that may not add to the count did not run, although the penalty that is not
+// believed is gone.
+func TestRefusedRepairIsNotExecuted(t *testing.T) {
+	server := redistest.Start(t)
+	user := func(rules ...any) {
+		must(t, server.Client().Do(t.Context(), append([]any{"ACL", "SETUSER", "limiter"}, rules...)...).Err())
+	}
+	user("reset", "on", ">secret", "~*", "+@all")
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), Credentials: login("limiter", "secret")}), nil)
+	r := plainRequest(3)
+	r.Penalty = time.Minute
+	key := s.keys.key(r.Limit, r.ClientKey)
+	for command, repaired := range map[string]bool{"pexpire": false, "hincrby": true} {
+		for _, reset := range []time.Duration{0, time.Minute} {
+			must(t, server.Client().FlushAll(t.Context()).Err())
+			must(t, server.Client().HSet(t.Context(), key, "c", 5, "p", time.Now().Add(far).UnixMicro()).Err())
+			if reset > 0 {
+				must(t, server.Client().HSet(t.Context(), key, "r", time.Now().Add(reset).UnixMicro()).Err())
+			} else if repaired {
+				continue // it opens a window, and adds nothing
+			}
+			before, _ := fieldsOf(t, s, server, r)
+			user("-" + command)
+			st := s.Take(t.Context(), []store.Request{r})[0]
+			user("+" + command)
+			if !errors.Is(st.Err, store.ErrNotExecuted) {
+				t.Errorf("without %s, a window of %v: %+v", command, reset, st)
+			}
+			if fields, _ := fieldsOf(t, s, server, r); maps.Equal(fields, before) == repaired {
+				t.Errorf("without %s, a window of %v: the bucket is %v, was %v", command, reset, fields, before)
+			}
+			used(t, "the next take", s.Take(t.Context(), []store.Request{r})[0], 8)
+		}
+	}
+}
+
 // TestOpenWindowIsReadAtThePrimary checks that a check at a primary calls no script where the window
 // is known to be open, and that a bucket that has vanished gets a window all the same.
 func TestOpenWindowIsReadAtThePrimary(t *testing.T) {
