@@ -13,7 +13,7 @@
 --          0; 1 if windows begin at multiples of their length; or, of a calendar,
 --          the end of a window, after which one of that length follows
 --          the longest that a window lasts
---          how long a penalty lasts, or 0 if that is not known
+--          how long a penalty lasts at most, or 0 if that is not known
 -- Reply    packed doubles: now, 1 if the cost was spent, count, reset, end of
 --          the penalty; now is 0 if it was not needed
 -- Instants are microseconds since the epoch, spans are microseconds.

@@ -8,7 +8,7 @@
 --          cost; penalize: the end of the penalty
 --          take: capacity; refund: the start of the window it was spent in
 --          the length of the parts that weigh the window before
---          how long a penalty lasts, or 0 if that is not known
+--          how long a penalty lasts at most, or 0 if that is not known
 -- Reply    packed doubles: now, 1 if the cost was spent, start, current,
 --          previous, end of the penalty
 -- Instants are microseconds since the epoch, spans are microseconds.

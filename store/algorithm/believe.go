@@ -20,8 +20,21 @@ func Believes(instant, now int64, span time.Duration) bool {
 	return instant-now <= (span + Grace).Microseconds()
 }
 
+// othersPenalty is how long a penalty may last of another config, such as the one before a
+// reload, or of another Caddy, for which a shorter one of the zone does not end it.
+const othersPenalty = 24 * time.Hour
+
+// LongestPenalty returns how long penalties that are believed last: as long as those of the
+// zone, or a day if that is more. It is 0 if r does not know that.
+func LongestPenalty(r *store.Request) time.Duration {
+	if r.Penalty == 0 {
+		return 0
+	}
+	return max(r.Penalty, othersPenalty)
+}
+
 func (p *penalty) believe(r *store.Request, now int64) {
-	if r.Penalty > 0 && !Believes(p.Penalty, now, r.Penalty) {
+	if longest := LongestPenalty(r); longest > 0 && !Believes(p.Penalty, now, longest) {
 		p.Penalty = 0
 	}
 }

@@ -56,21 +56,42 @@ func TestClocksMayDiffer(t *testing.T) {
 	})
 }
 
-// TestPenaltyIsNoLongerThanPenaltiesLast, where that is known.
+// TestPenaltyIsNoLongerThanPenaltiesLast, where that is known: those of the zone, or a day.
 func TestPenaltyIsNoLongerThanPenaltiesLast(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		kind.Window = time.Hour
 		lasts := micros(rapid.Int64Range(1, 1e12).Draw(t, "lasts"))
+		longest := max(lasts, 24*time.Hour)
 		ahead := rapid.Int64Range(0, 2*grace.Microseconds()).Draw(t, "ahead")
-		r := store.Request{Limit: &kind, Events: 10, Cost: 1, Until: origin + ahead + lasts.Microseconds()}
+		r := store.Request{Limit: &kind, Events: 10, Cost: 1, Until: origin + ahead + longest.Microseconds()}
 		b := algorithm.New(&kind)
 		penalize.Run(b, &r, origin)
 		for known, want := range map[time.Duration]bool{0: true, lasts: ahead <= grace.Microseconds()} {
 			asked := r
 			asked.Penalty = known
 			if st := check.Run(algorithm.Clone(b), &asked, origin); (st.Penalty != 0) != want {
-				t.Fatalf("a penalty of %d beyond %v, of which %v is known: %+v", ahead, lasts, known, st)
+				t.Fatalf("a penalty of %d beyond %v, of which %v is known: %+v", ahead, longest, known, st)
 			}
+		}
+	}, withoutPenalty...)
+}
+
+// TestShorterPenaltyEndsNoLongerOne: a zone whose penalties are shorter, such as after a
+// reload, leaves one that another config has begun, whatever it does.
+func TestShorterPenaltyEndsNoLongerOne(t *testing.T) {
+	forKinds(t, func(t *rapid.T, kind store.Limit) {
+		kind.Window = micros(rapid.Int64Range(1e3, 1e12).Draw(t, "window"))
+		before := micros(rapid.Int64Range(1e6, (24 * time.Hour).Microseconds()).Draw(t, "before"))
+		r := store.Request{Limit: &kind, Events: 10, Cost: 1, Penalty: before, Until: origin + before.Microseconds()}
+		b := algorithm.New(&kind)
+		penalize.Run(b, &r, origin)
+		shorter := r
+		shorter.Penalty = micros(rapid.Int64Range(1, before.Microseconds()).Draw(t, "after"))
+		do := rapid.SampledFrom([]op{check, charge, take, refund, penalize, algorithm.Peek}).Draw(t, "operation")
+		shorter.Until = origin + shorter.Penalty.Microseconds()
+		do.Run(b, &shorter, origin)
+		if st := check.Run(b, &r, r.Until-1); st.Penalty != r.Until {
+			t.Fatalf("a penalty until %d, after a %s by a zone of %v: %+v", r.Until, do, shorter.Penalty, st)
 		}
 	}, withoutPenalty...)
 }

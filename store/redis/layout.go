@@ -53,7 +53,7 @@ func addWindow(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 	}
 	c.add(window)
 	addCounting(c, op, r)
-	c.add(align, r.Limit.Window.Microseconds(), r.Penalty.Microseconds())
+	c.add(align, r.Limit.Window.Microseconds(), algorithm.LongestPenalty(r).Microseconds())
 	c.mayGuess = c.clock != nil && (op == algorithm.Charge || op == algorithm.Take)
 }
 
@@ -78,7 +78,7 @@ func addSlidingWindow(c *scriptCommand, op algorithm.Operation, r *store.Request
 	window := r.Limit.Window.Microseconds()
 	c.add(window)
 	addCounting(c, op, r)
-	c.add(algorithm.WeightUnit(window), r.Penalty.Microseconds())
+	c.add(algorithm.WeightUnit(window), algorithm.LongestPenalty(r).Microseconds())
 }
 
 func addCounting(c *scriptCommand, op algorithm.Operation, r *store.Request) {
@@ -104,7 +104,7 @@ func oneIf(b bool) int64 {
 func addRate(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 	c.add(r.Limit.Window.Microseconds(), r.Events)
 	if op == algorithm.Penalize {
-		c.add(r.Until, 0, 0, 0, 0, 0, r.Penalty.Microseconds())
+		c.add(r.Until, 0, 0, 0, 0, 0, algorithm.LongestPenalty(r).Microseconds())
 		return
 	}
 	micros, rest := algorithm.DrainTime(r, r.Cost)
@@ -118,7 +118,7 @@ func addRate(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 	default:
 		c.add(0, 0, 0)
 	}
-	c.add(r.Penalty.Microseconds())
+	c.add(algorithm.LongestPenalty(r).Microseconds())
 }
 
 func addMembers(c *scriptCommand, op algorithm.Operation, r *store.Request) {

@@ -63,7 +63,8 @@ type model struct {
 	// expired is the last end of a bucket that the clock has passed: a store may
 	// have forgotten that bucket, so the clock must not run back as far.
 	expired int64
-	// penalty is how long penalties last, or 0 if requests do not say.
+	// penalty is how long penalties last, or 0 if requests do not say. Zones of other
+	// configs have shorter ones.
 	penalty time.Duration
 	// taken is what can be refunded.
 	taken []store.Request
@@ -194,6 +195,9 @@ func (m *model) request(op algorithm.Operation) store.Request {
 		if op == algorithm.Check {
 			r.Ahead = number("ahead", 0, 10)
 		}
+	}
+	if m.penalty > 0 && number("other config", 0, 3) == 0 {
+		r.Penalty = time.Second
 	}
 	if op == algorithm.Penalize {
 		r.Until = m.now() + number("penalty", 1, micros(time.Hour))
