@@ -16,7 +16,7 @@
 --          time in which it was spent
 --          take: the rest of that; refund: how much had been spent in it then
 --          refund: the instant at which it was spent
---          how long a penalty lasts, or 0 if that is not known
+--          how long a penalty lasts at most, or 0 if that is not known
 -- Reply    packed doubles: now, 1 if the cost was spent, and the bucket's
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
