@@ -149,7 +149,7 @@ func (b *Buckets) evict(now int64, by *Store) bool {
 	if victim.bucket == nil || !victim.shard.evict(victim.bucket) {
 		return false
 	}
-	if by.onEvict != nil {
+	if by.onEvict != nil && victim.counts(now) {
 		by.onEvict(b.limits.Limit(victim.bucket.limit).Zone)
 	}
 	return true

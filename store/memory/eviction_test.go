@@ -296,3 +296,83 @@ func TestFullBucketsGoLast(t *testing.T) {
 		t.Errorf("%d of %d full buckets are left after a flood", kept, bound-1)
 	}
 }
+
+// TestBucketsOfTheFutureGoFirst: those that a clock made that was ahead for a moment push out no
+// other, are not reported, and are gone once used and over, although they were to last for longer.
+func TestBucketsOfTheFutureGoFirst(t *testing.T) {
+	for a := range store.Algorithms {
+		t.Run(a.String(), func(t *testing.T) {
+			// A sample has all buckets.
+			const half, far = memory.SampleSize / 2, 30 * 24 * time.Hour
+			f := newFixture(t, 2*half)
+			evicted := 0
+			s := memory.New(f.buckets, memory.Options{MaxBuckets: 2 * half, Now: f.clock.Now, OnEvict: func(string) { evicted++ }})
+			l := &store.Limit{Zone: "api", Algorithm: a, Window: time.Hour}
+			charge := func(who string, i int, cost int64) {
+				client := fmt.Sprint(who, i)
+				s.Charge(t.Context(), []store.Request{{Limit: l, ClientKey: client, Events: 10, Cost: cost, ID: client}})
+			}
+			f.clock.Advance(far)
+			for i := range half {
+				charge("future", i, 10)
+			}
+			f.clock.Advance(-far)
+			for i := range half {
+				charge("present", i, 1)
+			}
+			for i := range half / 2 {
+				charge("newcomer", i, 1)
+			}
+			if kept := clientsOf(f, l, "present", half); kept != half || evicted > 0 {
+				t.Errorf("%d of %d buckets are left, %d reported", kept, half, evicted)
+			}
+			// Used again, they end with the others.
+			for i := range half {
+				if f.buckets.Has(l, fmt.Sprint("future", i)) {
+					charge("future", i, 1)
+				}
+			}
+			f.clock.Advance(3 * l.Window)
+			for i := range 2 * half {
+				charge("later", i, 1)
+			}
+			if left := clientsOf(f, l, "future", half) + clientsOf(f, l, "present", half); left > 0 || evicted > 0 {
+				t.Errorf("%d expired buckets are left, %d reported", left, evicted)
+			}
+		})
+	}
+}
+
+// TestBucketUsedInTheFutureExpires: one that is used while the clock is ahead is over when the
+// clock is right and it was due.
+func TestBucketUsedInTheFutureExpires(t *testing.T) {
+	for a := range store.Algorithms {
+		f := newFixture(t, 1)
+		l := &store.Limit{Zone: "api", Algorithm: a, Window: time.Hour}
+		charge := func(client string) {
+			f.store.Charge(t.Context(), []store.Request{{Limit: l, ClientKey: client, Events: 10, Cost: 10, ID: client}})
+		}
+		charge("first")
+		f.clock.Advance(30 * time.Minute)
+		f.clock.Advance(30 * 24 * time.Hour)
+		charge("first")
+		f.clock.Advance(-30 * 24 * time.Hour)
+		evicted := 0
+		f.clock.Advance(3 * time.Hour)
+		s := memory.New(f.buckets, memory.Options{MaxBuckets: 1, Now: f.clock.Now, OnEvict: func(string) { evicted++ }})
+		s.Charge(t.Context(), []store.Request{{Limit: l, ClientKey: "second", Events: 10, Cost: 1, ID: "second"}})
+		if f.buckets.Has(l, "first") || evicted > 0 {
+			t.Errorf("%s: the first bucket is there: %t; %d reported", a, f.buckets.Has(l, "first"), evicted)
+		}
+	}
+}
+
+// clientsOf returns how many of n clients have buckets.
+func clientsOf(f *fixture, l *store.Limit, who string, n int) (kept int) {
+	for i := range n {
+		if f.buckets.Has(l, fmt.Sprint(who, i)) {
+			kept++
+		}
+	}
+	return kept
+}

@@ -119,3 +119,30 @@ func TestAllocations(t *testing.T) {
 		}
 	}
 }
+
+// TestBucketsOfTheFutureAreReclaimed once they are over, if they are used when the clock is right
+// again: nothing evicts them.
+func TestBucketsOfTheFutureAreReclaimed(t *testing.T) {
+	for a := range store.Algorithms {
+		const clients, far = 100, 30 * 24 * time.Hour
+		f := newFixture(t, memory.DefaultMaxBuckets)
+		l := &store.Limit{Zone: "api", Algorithm: a, Window: time.Hour}
+		charge := func(who string, i int) {
+			client := fmt.Sprint(who, i)
+			f.store.Charge(t.Context(), []store.Request{{Limit: l, ClientKey: client, Events: 10, Cost: 1, ID: client}})
+		}
+		for _, ahead := range []time.Duration{far, 0} {
+			f.clock.Advance(ahead)
+			for i := range clients {
+				charge("future", i)
+			}
+			f.clock.Advance(-ahead)
+		}
+		f.clock.Advance(3 * l.Window)
+		for i := 0; clientsOf(f, l, "future", clients) > 0; i++ {
+			if charge("later", i); i > 10_000 {
+				t.Fatalf("%s: %d buckets are left", a, clientsOf(f, l, "future", clients))
+			}
+		}
+	}
+}

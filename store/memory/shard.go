@@ -47,7 +47,7 @@ func (s *shard) run(op algorithm.Operation, id identity.ID, r *store.Request, no
 	case b != nil:
 		b.note(op, r)
 		st = op.Run(b.content, &s.asked, now)
-		if revived = b.due <= now; revived {
+		if revived = b.due <= now; revived || b.isLate(r.Limit, now) {
 			s.postpone(b)
 			s.publish()
 		}
@@ -186,9 +186,16 @@ func (b *bucket) note(op algorithm.Operation, r *store.Request) {
 	}
 }
 
+// isLate reports whether the bucket is due later than it expires, and later than what is
+// counted now does: a clock that was ahead made it due.
+func (b *bucket) isLate(limit *store.Limit, now int64) bool {
+	return !algorithm.Believes(b.due, now, 2*limit.Window) && b.due > b.content.Expiry(limit)
+}
+
 const removed = -1
 
-// candidate is a live bucket that may be evicted, as of when it was sampled.
+// candidate is a bucket that may be evicted, as of when it was sampled. It is live, unless a
+// clock that was ahead made it due later than it expires.
 type candidate struct {
 	shard  *shard
 	bucket *bucket
@@ -200,11 +207,17 @@ type candidate struct {
 // far.
 func (c *candidate) offer(s *shard, b *bucket, now int64) {
 	limit := s.limits.Limit(b.limit)
+	s.asked = store.Request{Limit: limit}
+	b.content.Believe(&s.asked, now)
+	s.asked = store.Request{}
 	share, expiry := b.content.Share(limit, b.capacity, now), b.content.Expiry(limit)
 	if c.bucket == nil || share < c.share || share == c.share && expiry < c.expiry {
 		*c = candidate{shard: s, bucket: b, share: share, expiry: expiry}
 	}
 }
+
+// counts reports whether anything counts in the candidate.
+func (c *candidate) counts(now int64) bool { return c.expiry > now }
 
 // isFull reports whether the candidate, and so all that were offered, refuse requests or
 // count running ones.
