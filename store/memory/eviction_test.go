@@ -274,6 +274,37 @@ func TestFullBucketsSurviveOtherZones(t *testing.T) {
 	}
 }
 
+// TestFullForOneIsFull: a bucket that is full for some of its requests goes last although others,
+// which ask later, have room, until it has been empty.
+func TestFullForOneIsFull(t *testing.T) {
+	for a := range store.Algorithms {
+		f := newFixture(t, memory.SampleSize)
+		l := &store.Limit{Zone: "api", Algorithm: a, Window: time.Hour}
+		ask := func(client string, events, cost int64) []store.Request {
+			return []store.Request{{Limit: l, ClientKey: client, Events: events, Cost: cost, ID: fmt.Sprint(client, events, cost)}}
+		}
+		flood := func(round string) {
+			for i := range 100 {
+				f.store.Charge(t.Context(), []store.Request{{Limit: limit("flood", time.Hour), ClientKey: fmt.Sprint(round, i), Events: 100, Cost: 30}})
+			}
+		}
+		for _, op := range []operation{f.store.Check, f.store.Take} {
+			f.store.Take(t.Context(), ask("client", 10, 10))
+			op(t.Context(), ask("client", 1000, 1))
+			flood("full")
+			if !f.buckets.Has(l, "client") {
+				t.Errorf("%s: the bucket that was full is gone", a)
+			}
+			f.clock.Advance(200 * l.Window)
+			f.store.Take(t.Context(), ask("client", 1000, 11))
+		}
+		flood("empty since")
+		if has := f.buckets.Has(l, "client"); has != algorithm.Of(a).Lease {
+			t.Errorf("%s: the bucket that has been empty is there: %t", a, has)
+		}
+	}
+}
+
 // TestFullBucketsGoLast, however many there are.
 func TestFullBucketsGoLast(t *testing.T) {
 	const bound = 64

@@ -45,7 +45,7 @@ func (s *shard) run(op algorithm.Operation, id identity.ID, r *store.Request, no
 	b := s.find(id)
 	switch {
 	case b != nil:
-		b.note(op, r)
+		b.note(op, r, now)
 		st = op.Run(b.content, &s.asked, now)
 		if revived = b.due <= now; revived || b.isLate(r.Limit, now) {
 			s.postpone(b)
@@ -54,7 +54,7 @@ func (s *shard) run(op algorithm.Operation, id identity.ID, r *store.Request, no
 	case inserts:
 		// The caller's key may pin a larger string.
 		b = &bucket{key: strings.Clone(id.Key), limit: id.Limit, content: algorithm.New(r.Limit)}
-		b.note(op, r)
+		b.note(op, r, now)
 		st = op.Run(b.content, &s.asked, now)
 		b.due = b.content.Expiry(r.Limit)
 		s.insert(b)
@@ -175,14 +175,17 @@ type bucket struct {
 	// due is when to check the content for expiry. Later use postpones the expiry,
 	// not due.
 	due int64
-	// capacity is that of the last request that was not settling: requests of one limit
-	// may differ in it.
+	// capacity is the least of the requests that were not settling since the bucket was last
+	// empty: requests of one limit may differ in it, and one for which the bucket is full is
+	// not to be admitted because another has more.
 	capacity int64
 }
 
-func (b *bucket) note(op algorithm.Operation, r *store.Request) {
-	if op == algorithm.Check || op == algorithm.Take || b.capacity == 0 {
-		b.capacity = r.Capacity() + r.Reserved
+// note notes the capacity of a request before op runs.
+func (b *bucket) note(op algorithm.Operation, r *store.Request, now int64) {
+	capacity := r.Capacity() + r.Reserved
+	if b.capacity == 0 || (op == algorithm.Check || op == algorithm.Take) && (capacity < b.capacity || b.content.Expiry(r.Limit) <= now) {
+		b.capacity = capacity
 	}
 }
 
