@@ -134,7 +134,8 @@ func (l *Ledger) claimReturn(r *store.Request, st *store.State, asked int64) (c 
 	past := e.past()
 	need := max(r.Cost-st.Remaining, 1)
 	switch v := past.returning; {
-	case st.Penalty != 0 || st.RetryAfter == store.Never:
+	case st.InFlight, st.Penalty != 0, st.RetryAfter == store.Never:
+		// What is in flight here refuses the take, whatever comes back: its own refund does.
 		return nil, false
 	case v == nil || v.claimed+need > v.cost+v.arrived:
 		return nil, past.refunded >= asked || past.reset >= asked

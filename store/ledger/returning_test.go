@@ -202,3 +202,25 @@ func (s *resettingStore) Reset(_ context.Context, r store.Request) error {
 	delete(s.replica, keyOf(&r))
 	return nil
 }
+
+// TestOwnRefundIsNotAwaited: a take that only what was admitted alone refuses is asked once, and
+// does not wait for what it gives back itself.
+func TestOwnRefundIsNotAwaited(t *testing.T) {
+	for _, limit := range kinds {
+		simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
+			limit.Zone, limit.Window = "zone", 100*time.Hour
+			r := store.Request{Limit: &limit, ClientKey: "alice", Events: 1, Cost: 1, ID: "1"}
+			l.AdmitAlone(&r)
+			l.SettleUnknown([]store.Request{r}, []int64{1})
+			before, began := s.sent(), time.Now()
+			r.ID = "2"
+			st := l.Take(t.Context(), []store.Request{r})[0]
+			took := time.Since(began)
+			l.Flush(t.Context())
+			// The second write is the refund.
+			if n := s.sent() - before; st.Err != nil || st.Allowed || n != 2 || took > 2*time.Millisecond {
+				t.Errorf("%s, align %t: %d writes, answered after %v: %+v", limit.Algorithm, limit.Align, n, took, st)
+			}
+		})
+	}
+}
