@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"context"
 	"slices"
 	"time"
 
@@ -94,10 +95,15 @@ func (t *taking) retake(asked int64) {
 			retakes = maxRetakes
 		}
 		for _, c := range claims {
-			t.ledger.awaitReturn(c, until)
+			t.ledger.awaitReturn(t.ctx, c, until)
+		}
+		if t.ctx.Err() != nil {
+			return
 		}
 		asked = t.ledger.books.now()
-		t.take(refused, nil, nil)
+		if t.takeAgain(refused) {
+			return
+		}
 	}
 }
 
@@ -150,8 +156,9 @@ func (l *Ledger) claimReturn(r *store.Request, st *store.State, asked int64) (c 
 // hurrier is a store that can send at once what waits for others to join.
 type hurrier interface{ Hurry(clientKey string) }
 
-// awaitReturn waits until what c needs has arrived, for as long as there is time.
-func (l *Ledger) awaitReturn(c *claimant, until time.Time) {
+// awaitReturn waits until what c needs has arrived, for as long as there is time and the
+// client stays.
+func (l *Ledger) awaitReturn(ctx context.Context, c *claimant, until time.Time) {
 	if h, ok := l.store.(hurrier); ok {
 		h.Hurry(c.clientKey)
 	}
@@ -160,6 +167,8 @@ func (l *Ledger) awaitReturn(c *claimant, until time.Time) {
 	select {
 	case <-c.come:
 	case <-timer.C:
+		l.withdraw(c)
+	case <-ctx.Done():
 		l.withdraw(c)
 	}
 }

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -223,4 +224,61 @@ func TestOwnRefundIsNotAwaited(t *testing.T) {
 			}
 		})
 	}
+}
+
+// failingTakes is a simulation in which the takes from one on fail with an error.
+type failingTakes struct {
+	*simulation
+	takes, from int
+	err         error
+}
+
+func (s *failingTakes) Take(ctx context.Context, reqs []store.Request) []store.State {
+	if s.takes++; s.takes >= s.from {
+		return fail(reqs, s.err)
+	}
+	return s.simulation.Take(ctx, reqs)
+}
+
+// TestRefusalStandsIfItsRepetitionFails, unless that may have spent something.
+func TestRefusalStandsIfItsRepetitionFails(t *testing.T) {
+	for err, stands := range map[error]bool{errDown: true, errLost: false} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &failingTakes{newSimulation(1), 0, 3, err}
+			l := New(NewBooks(nil), s, Options{})
+			limit := store.Limit{Zone: "zone", Algorithm: store.Concurrency, Window: time.Hour}
+			r := store.Request{Limit: &limit, ClientKey: "alice", Events: 1, Cost: 1, ID: "a"}
+			l.Take(t.Context(), []store.Request{r})
+			l.RefundDetached([]store.Request{r})
+			r.ID = "b"
+			st := l.Take(t.Context(), []store.Request{r})[0]
+			if s.takes != 3 || st.Allowed || errors.Is(st.Err, err) == stands || stands && st.Limit != 1 {
+				t.Errorf("%v: after %d takes: %+v", err, s.takes, st)
+			}
+			l.Flush(t.Context())
+			l.Leave()
+		})
+	}
+}
+
+// TestClientThatLeavesWaitsForNothing that comes back.
+func TestClientThatLeavesWaitsForNothing(t *testing.T) {
+	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
+		late := New(l.books, &lateRefunds{s}, Options{})
+		defer late.Leave()
+		limit := store.Limit{Zone: "zone", Algorithm: store.Concurrency, Window: time.Hour}
+		r := store.Request{Limit: &limit, ClientKey: "alice", Events: 1, Cost: 1, ID: "a"}
+		l.Take(t.Context(), []store.Request{r})
+		late.RefundDetached([]store.Request{r})
+		ctx, leave := context.WithTimeout(t.Context(), 5*time.Millisecond)
+		defer leave()
+		before, began := s.sent(), time.Now()
+		r.ID = "b"
+		st := l.Take(ctx, []store.Request{r})[0]
+		if took := time.Since(began); took != 5*time.Millisecond || st.Err != nil || st.Allowed || s.sent() != before+1 {
+			t.Errorf("answered after %v and %d takes: %+v", took, s.sent()-before, st)
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+	})
 }

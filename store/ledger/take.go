@@ -134,12 +134,20 @@ func (t *taking) reclaim() {
 			t.states[i] = was[i]
 		}
 	}
-	t.take(again, nil, nil)
-	for _, i := range again {
+	t.takeAgain(again)
+}
+
+// takeAgain takes the costs of requests that the store has refused. Where that ends in an error
+// and nothing was spent, the refusal stands, and takeAgain reports it.
+func (t *taking) takeAgain(places []int) (failed bool) {
+	was := slices.Clone(t.states)
+	t.take(places, nil, nil)
+	for _, i := range places {
 		if errors.Is(t.states[i].Err, store.ErrNotExecuted) {
-			t.states[i] = was[i]
+			t.states[i], failed = was[i], true
 		}
 	}
+	return failed
 }
 
 // take takes the costs of some requests, and batches for those that fetch, in one
